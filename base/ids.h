@@ -1,0 +1,58 @@
+// Identifiers as types, so that a member cannot be passed where a peer is meant.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <tuple>
+
+namespace longhaul {
+
+template <class Kind>
+class Id {
+ public:
+  constexpr Id() = default;
+  explicit constexpr Id(uint64_t value) : value_(value) {}
+  constexpr uint64_t value() const { return value_; }
+  // 0 is "none" for every kind.
+  explicit constexpr operator bool() const { return value_ != 0; }
+  friend constexpr auto operator<=>(Id, Id) = default;
+
+ private:
+  uint64_t value_ = 0;
+};
+
+// One incarnation of a peerd: drawn at random when the daemon starts, never reused.
+using PeerId = Id<struct PeerIdKind>;
+// One trainer in one group: numbered by the coordinator, unique within its run.
+using MemberId = Id<struct MemberIdKind>;
+// An agreed membership of one group. Rises with each attempt to agree; numbers are never reused,
+// and may be skipped.
+using Epoch = Id<struct EpochKind>;
+// One op at one peer: rises with each op that this peer announces in a group, never reused.
+// Different peers name the same op by different ordinals.
+using OpOrdinal = Id<struct OpOrdinalKind>;
+
+// The members whose tensors are combined: group `group` of run `run`.
+struct GroupKey {
+  std::string run;
+  uint32_t group = 0;
+  friend auto operator<=>(const GroupKey&, const GroupKey&) = default;
+  friend bool operator==(const GroupKey&, const GroupKey&) = default;
+};
+
+// "p1f" and the like in logs; ids print as a letter and a number.
+inline std::string ToString(PeerId id) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (uint64_t v = id.value(); v != 0 || text.empty(); v >>= 4) text.insert(text.begin(), kDigits[v & 15]);
+  return "p" + text;
+}
+inline std::string ToString(MemberId id) { return "m" + std::to_string(id.value()); }
+inline std::string ToString(Epoch epoch) { return std::to_string(epoch.value()); }
+inline std::string ToString(OpOrdinal ordinal) { return "o" + std::to_string(ordinal.value()); }
+inline std::string ToString(const GroupKey& key) {
+  return key.run + "/" + std::to_string(key.group);
+}
+
+}  // namespace longhaul

@@ -1,0 +1,21 @@
+// Time as the cores see it: microseconds on a clock that only the driver reads.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+namespace longhaul {
+
+struct Tick {
+  int64_t us = 0;
+  friend constexpr auto operator<=>(Tick, Tick) = default;
+  friend constexpr Tick operator+(Tick t, int64_t us) { return Tick{t.us + us}; }
+  friend constexpr int64_t operator-(Tick a, Tick b) { return a.us - b.us; }
+};
+
+inline constexpr Tick kNever{INT64_MAX};
+
+constexpr int64_t Millis(int64_t ms) { return ms * 1000; }
+constexpr int64_t Seconds(int64_t s) { return s * 1000000; }
+
+}  // namespace longhaul

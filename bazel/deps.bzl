@@ -1,0 +1,48 @@
+"""All external repositories of the build; none of them is downloaded."""
+
+load("//bazel:bazel4_compat.bzl", "bazel4_compat")
+load("//third_party:pkg_config.bzl", "system_deps")
+
+# Target in @sysdeps -> pkg-config modules (with an optional version bound),
+# other targets there (":name") and flags for libraries without a .pc file.
+# pkg-config walks Abseil's graph for seconds, so nothing is asked for twice.
+SYSTEM_LIBS = {
+    "absl": [
+        "absl_flat_hash_map",
+        "absl_statusor",
+        "absl_str_format",
+        "absl_synchronization",
+        "absl_time",
+    ],
+    "absl_flags": [
+        "absl_flags_parse",
+        "absl_flags_usage",
+    ],
+    "absl_symbolize": [
+        "absl_failure_signal_handler",
+        "absl_symbolize",
+    ],
+    "crypto": ["libcrypto"],
+    "benchmark": ["benchmark"],
+    "gmock": ["gmock", "gtest"],
+    "grpcpp": ["grpc++ >= 1.51", ":protobuf"],
+    "grpcpp_reflection": ["-lgrpc++_reflection", ":grpcpp"],
+    "gtest_main": ["gtest_main", "gtest"],
+    "liburing": ["liburing >= 2.3"],
+    "prometheus": ["prometheus-cpp-pull"],
+    "protobuf": ["protobuf >= 3.21"],
+    "sqlite3": ["sqlite3"],
+}
+
+SYSTEM_TOOLS = ["protoc", "grpc_cpp_plugin"]
+
+def declare_system_deps(bazel4):
+    system_deps(
+        name = "sysdeps",
+        bazel4 = bazel4,
+        libs = SYSTEM_LIBS,
+        tools = SYSTEM_TOOLS,
+    )
+
+def longhaul_dependencies():
+    declare_system_deps(bazel4 = bazel4_compat())

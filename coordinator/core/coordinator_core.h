@@ -1,0 +1,119 @@
+// The coordinator's protocol core: who is a member of which group, in which epoch, and why.
+//
+// Pure: Step(event, now) -> actions, deterministic, no clock, thread, socket or protobuf. The driver
+// carries out actions in order; nothing that follows a Persist in the list (or in a later one) may
+// leave the process before that Persist is durable. A core made from the records that were
+// persisted goes on where its predecessor stopped.
+//
+// One group:
+//
+//   idle --(all votes in and somebody pending | a removal | a lost link)--> preparing(n)
+//   preparing(n) --(every peer READY)--> committed(n), idle
+//   preparing(n) --(removal, lost link, unreachable peer, deadline)--> preparing(n+1)
+//   preparing(n) --(nothing is left to change, not frozen)--> idle (AbortEpoch)
+//
+// A preparation that removes members or repairs links freezes the ops in flight; one that only
+// admits does not. Epoch numbers are never reused: a superseded one is skipped.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/tick.h"
+#include "coordinator/core/records.h"
+#include "proto/control/messages.h"
+
+namespace longhaul::coordinator {
+
+// One control stream. Chosen by the driver, never reused within a process.
+using SessionId = Id<struct SessionIdKind>;
+
+// ------------------------------------------------------------------------------ events
+
+struct SessionOpened {
+  SessionId session;
+};
+struct SessionClosed {
+  SessionId session;
+};
+struct FromPeer {
+  SessionId session;
+  control::PeerMessage message;
+};
+// Operator's wishes; answered by nothing but their effect.
+struct EvictMember {
+  GroupKey group;
+  MemberId member;
+  std::string reason;
+};
+struct DrainPeer {
+  PeerId peer;
+  std::string reason;
+};
+// Time has passed; the driver sends it no later than NextDeadline().
+struct TimePassed {};
+
+using Event = std::variant<SessionOpened, SessionClosed, FromPeer, EvictMember, DrainPeer, TimePassed>;
+
+// ------------------------------------------------------------------------------ actions
+
+struct ToPeer {
+  SessionId session;
+  control::CoordinatorMessage message;
+};
+// The peer broke the protocol or was replaced by a newer session.
+struct CloseSession {
+  SessionId session;
+  std::string reason;
+};
+// Mutations to make durable as one transaction, before anything after this action takes effect.
+struct Persist {
+  std::vector<Mutation> mutations;
+};
+// Something an operator wants to see: `lhctl events`, log line, metric.
+struct Notice {
+  EventRecord event;
+};
+
+using Action = std::variant<ToPeer, CloseSession, Persist, Notice>;
+
+// ------------------------------------------------------------------------------ the core
+
+struct CoreConfig {
+  std::string incarnation;    // names this start of the coordinator
+  uint32_t detect_ms = 1500;  // all deadlines derive from it
+  uint64_t seed = 0;          // of epoch tokens; the driver draws it from the system's randomness
+};
+
+class CoordinatorCore {
+ public:
+  // `records` is what the store holds; empty for a fresh start.
+  CoordinatorCore(CoreConfig config, Records records);
+  ~CoordinatorCore();
+  CoordinatorCore(CoordinatorCore&&) noexcept;
+  CoordinatorCore& operator=(CoordinatorCore&&) noexcept;
+
+  std::vector<Action> Step(const Event& event, Tick now);
+
+  // When TimePassed is due at the latest; kNever if nothing waits.
+  Tick NextDeadline() const;
+
+  // What an operator sees. Runs, groups and members in order of name and number.
+  Overview GetOverview() const;
+
+  // Aborts the process with a reason if an internal invariant is broken. Called by tests after each step.
+  void CheckInvariants() const;
+  // A digest of the whole state, equal for equal states.
+  uint64_t Digest() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace longhaul::coordinator

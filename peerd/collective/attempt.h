@@ -1,0 +1,108 @@
+// One attempt at one op at one peer: which segments go where, what is done with those that come.
+//
+// Algorithm apart from transport: an Attempt makes no system call and knows no socket. It asks its
+// Sink to send segments and is told of those that arrived; the same code runs over TCP, and in the
+// simulation over a model network. Owned and called by one thread.
+//
+// Words: a tensor is cut into one chunk per ring position; a chunk is cut into segments of at most
+// `segment_bytes`. A segment is named by (phase, byte offset in the tensor).
+//
+// Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+// 2009), without barriers between steps: a partial sum of a segment starts at its chunk's first
+// position, is added to and passed on at each following one (phase reduce), and the finished segment
+// goes round once more (phase gather).
+//
+// Undo: `sources` are intact until Commit(). Partial sums live in targets that are not sources, or in
+// a scratch buffer; originals that the gather phase overwrites in an in-place op are kept there.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/op_desc.h"
+
+namespace longhaul::peerd {
+
+struct Segment {
+  Phase phase = Phase::kReduce;
+  uint64_t offset = 0;  // bytes
+  uint32_t bytes = 0;
+};
+
+class AttemptSink {
+ public:
+  virtual ~AttemptSink() = default;
+  // Sends `segment` from `data` to ring position `to`. The bytes stay as they are until Sent(cookie).
+  virtual void SendSegment(int to, const Segment& segment, const uint8_t* data, uint64_t cookie) = 0;
+  // The result is complete and every segment has been Sent. At most once, never from within Start().
+  virtual void Complete() = 0;
+};
+
+// Memory for partial sums and kept originals. One pool a peerd.
+class ScratchPool {
+ public:
+  virtual ~ScratchPool() = default;
+  // At least `bytes`, 64-byte aligned, not cleared; ResourceExhausted beyond the pool's limit.
+  virtual absl::StatusOr<uint8_t*> Take(uint64_t bytes) = 0;
+  virtual void Give(uint8_t* data) = 0;
+};
+// Keeps freed buffers for reuse; `limit_bytes` bounds what is taken and kept together.
+std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t limit_bytes);
+
+struct AttemptSpec {
+  OpDesc desc;
+  int size = 1;          // ring positions (peers)
+  int position = 0;      // of this peer
+  uint32_t members = 1;  // trainers in all: the divisor of avg
+  // One of each per local member; targets[i] is sources[i] or does not overlap any of them.
+  std::vector<const uint8_t*> sources;
+  std::vector<uint8_t*> targets;
+  uint32_t segment_bytes = 512 << 10;
+};
+
+class Attempt {
+ public:
+  virtual ~Attempt() = default;
+
+  // Begins to send and compute. Call once.
+  virtual void Start() = 0;
+  // Segments may be sent to ring position `position` from now on. May come before Start().
+  virtual void Credit(int position) = 0;
+  // Where the payload of an arriving segment belongs. InvalidArgument: it does not fit this attempt
+  // (bounds, phase, size, or it was already placed): the sender broke the protocol.
+  virtual absl::StatusOr<uint8_t*> Place(int from, const Segment& segment) = 0;
+  // The payload of a placed segment is complete.
+  virtual void Received(int from, const Segment& segment) = 0;
+  // The bytes of SendSegment(..., cookie) are no longer referred to.
+  virtual void Sent(uint64_t cookie) = 0;
+
+  // Gives up: restores what was overwritten. No receive into a placed segment may be under way.
+  // Afterwards only Sent() may be called; the sink is not called any more.
+  virtual void Stop() = 0;
+  // The op is committed, after Complete(): puts the result into every target.
+  virtual void Commit() = 0;
+  // No segment handed to SendSegment() is still out: the object may be destroyed.
+  virtual bool Idle() const = 0;
+
+  virtual uint64_t bytes_sent() const = 0;
+  virtual uint64_t bytes_received() const = 0;
+};
+
+// ResourceExhausted: the scratch pool has no room. `sink` and `pool` outlive the attempt.
+absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec, AttemptSink* sink,
+                                                         ScratchPool* pool);
+
+// One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so all
+// get the same bits. payloads[i] is the (locally reduced) input of position i; that of `position` is
+// empty and taken from the sources. Complete() is not called: the result is ready; Commit() stores it.
+absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(const AttemptSpec& spec,
+                                                          const std::vector<std::string>& payloads);
+
+// The input that this peer contributes to an eager op: its sources, reduced in order.
+std::string EagerPayload(const AttemptSpec& spec);
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,320 @@
+// The peer's protocol core: local members, epochs, and the life of each op short of its bytes.
+//
+// Pure: Step(event, now) -> actions, deterministic, no clock, thread, socket or protobuf. The driver
+// carries out actions in order.
+//
+// One op at one peer (docs/life_of_an_op.md):
+//
+//   gathering --(all local members posted)--> announced: READY to every other participant
+//   announced --> attempt running (segments flow to a neighbour once its READY is here)
+//   running --(result complete, all sends returned, every READY here)--> done: DONE to all
+//   done --(every DONE here)--> settled: trainers get the outcome
+//   any but settled --(PrepareEpoch that freezes)--> frozen: attempt stopped, input intact, reported
+//   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
+//
+// An op of at most LH_EAGER_BYTES_MAX bytes carries its input in the READY and has no segments.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/outcome.h"
+#include "base/tick.h"
+#include "proto/control/messages.h"
+#include "proto/wire/op_desc.h"
+
+namespace longhaul::peerd {
+
+// One local member from join to end. Chosen by the driver, never reused; doubles as Join.request.
+using LocalId = Id<struct LocalIdKind>;
+
+struct World {
+  Epoch epoch;
+  MemberId member;
+  uint32_t rank = 0;
+  uint32_t size = 0;
+  uint32_t pending = 0;
+  friend bool operator==(const World&, const World&) = default;
+};
+
+struct OpInfo {
+  Epoch epoch;        // of the attempt that counted
+  uint32_t size = 0;  // members whose tensors are in the result
+  uint32_t retries = 0;
+  int64_t total_us = 0;
+  int64_t wait_us = 0;
+  friend bool operator==(const OpInfo&, const OpInfo&) = default;
+};
+
+// A post of a local member: the driver knows its buffers by this.
+struct PostRef {
+  LocalId local;
+  uint64_t call = 0;
+  friend auto operator<=>(const PostRef&, const PostRef&) = default;
+};
+
+// ------------------------------------------------------------------------------ events
+
+// The control stream stands (the core says Hello first on it) or is gone.
+struct CoordinatorUp {};
+struct CoordinatorDown {};
+struct FromCoordinator {
+  control::CoordinatorMessage message;
+};
+
+struct LocalJoin {
+  LocalId local;
+  GroupKey group;
+  std::string name;
+};
+// At most one LocalStep and one LocalLeave is open for a member; the driver sees to it.
+struct LocalStep {
+  LocalId local;
+};
+struct LocalLeave {
+  LocalId local;
+};
+// The trainer is gone. Its posted ops finish for the others, then the member leaves.
+struct LocalDied {
+  LocalId local;
+  std::string reason;
+};
+struct LocalPost {
+  PostRef post;
+  uint64_t tag = 0;
+  OpDesc desc;
+};
+
+// The control lane to the peer stands, and the data lanes that were asked for.
+struct LinkUp {
+  std::string run;
+  PeerId peer;
+};
+// It broke or fell silent after LinkUp; or it could not be built in time.
+struct LinkDown {
+  std::string run;
+  PeerId peer;
+  std::string reason;
+};
+struct PeerReady {
+  GroupKey group;
+  PeerId peer;
+  OpOrdinal ordinal;  // theirs
+  Epoch attempt;
+  Epoch boundary;
+  uint64_t tag = 0;
+  OpDesc desc;
+  bool local_mismatch = false;
+  std::string payload;  // eager input, else empty
+};
+struct PeerDone {
+  GroupKey group;
+  PeerId peer;
+  OpOrdinal ordinal;  // ours
+  Epoch attempt;
+  bool refused = false;
+};
+
+// The attempt's result is complete and all its sends have returned.
+struct AttemptComplete {
+  GroupKey group;
+  OpOrdinal ordinal;
+  Epoch attempt;
+};
+// Answer to StopAttempt: nothing more is written to the op's buffers, inputs are as posted.
+struct AttemptStopped {
+  GroupKey group;
+  OpOrdinal ordinal;
+  Epoch attempt;
+};
+
+// SIGTERM or an operator: leave at the next step boundary of each member, by `deadline` at the latest.
+struct DrainRequested {
+  Tick deadline;
+};
+struct TimePassed {};
+
+using Event =
+    std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalLeave,
+                 LocalDied, LocalPost, LinkUp, LinkDown, PeerReady, PeerDone, AttemptComplete,
+                 AttemptStopped, DrainRequested, TimePassed>;
+
+// ------------------------------------------------------------------------------ actions
+
+struct ToCoordinator {
+  control::PeerMessage message;
+};
+
+// Answers to local requests, exactly one each.
+struct JoinDone {
+  LocalId local;
+  Outcome outcome;
+  World world;
+};
+struct StepDone {
+  LocalId local;
+  Outcome outcome;
+  World world;
+};
+struct LeaveDone {
+  LocalId local;
+  Outcome outcome;
+};
+struct PostDone {
+  PostRef post;
+  Outcome outcome;
+  OpInfo info;
+};
+// Unasked: the member's world changed; the member was removed (its open requests were answered before).
+struct WorldChanged {
+  LocalId local;
+  World world;
+};
+struct MemberGone {
+  LocalId local;
+  Outcome outcome;
+};
+
+// Links that an epoch needs. Those that stand already count as up: LinkUp is sent for each all the
+// same. A link that cannot be built within the deadline ends in LinkDown.
+struct LinkWanted {
+  control::PeerInfo peer;
+  bool dial = false;  // we dial (the other one waits); false: we wait
+  bool data = false;  // data lanes too, not only the control lane
+};
+struct OpenLinks {
+  GroupKey group;
+  Epoch epoch;
+  std::string token;
+  std::vector<LinkWanted> links;
+  Tick deadline;
+};
+// The peers that the group needs from now on; what no group of the run needs is closed in order.
+// Tokens of epochs of the group below `epoch` are forgotten.
+struct KeepLinks {
+  GroupKey group;
+  Epoch epoch;
+  std::vector<PeerId> peers;
+};
+
+struct SendReady {
+  GroupKey group;
+  PeerId to;
+  OpOrdinal ordinal;
+  Epoch attempt;
+  Epoch boundary;
+  uint64_t tag = 0;
+  OpDesc desc;
+  bool local_mismatch = false;
+  bool eager = false;            // attach the input of `posts`
+  std::vector<PostRef> posts;
+};
+struct SendDone {
+  GroupKey group;
+  PeerId to;
+  OpOrdinal ordinal;  // theirs
+  Epoch attempt;
+  bool refused = false;
+};
+
+// Runs the op's bytes: ring positions are peers; `members` counts the trainers behind them.
+struct StartAttempt {
+  GroupKey group;
+  OpOrdinal ordinal;
+  Epoch attempt;
+  OpDesc desc;
+  std::vector<PeerId> ring;  // participants in ring order, this peer among them
+  uint32_t members = 0;
+  std::vector<PostRef> posts;
+  bool eager = false;                  // all inputs are here:
+  std::vector<std::string> payloads;   // eager: by ring position, own one empty
+};
+// `peer` waits for segments of the attempt under its own name of the op.
+struct CreditAttempt {
+  GroupKey group;
+  OpOrdinal ordinal;
+  Epoch attempt;
+  PeerId peer;
+  OpOrdinal theirs;
+};
+// Stop moving bytes, undo what was written, answer AttemptStopped.
+struct StopAttempt {
+  GroupKey group;
+  OpOrdinal ordinal;
+  Epoch attempt;
+};
+// The op is settled. commit: the result is in (or is to be put into) the targets; else the attempt was
+// stopped or never ran. The driver forgets the op; the PostDones follow.
+struct FinishAttempt {
+  GroupKey group;
+  OpOrdinal ordinal;
+  bool commit = false;
+};
+
+// Every local member is out and the drain is complete.
+struct Drained {};
+
+struct LogLine {
+  std::string text;  // fixed words, then key=value
+};
+
+using Action =
+    std::variant<ToCoordinator, JoinDone, StepDone, LeaveDone, PostDone, WorldChanged, MemberGone,
+                 OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt, CreditAttempt, StopAttempt,
+                 FinishAttempt, Drained, LogLine>;
+
+// ------------------------------------------------------------------------------ the core
+
+struct CoreConfig {
+  PeerId peer;
+  std::vector<std::string> endpoints;
+  uint32_t lanes = 0;
+  std::string version;
+  std::string host;
+  uint32_t detect_ms = 1500;  // until Welcome says otherwise
+};
+
+class PeerCore {
+ public:
+  explicit PeerCore(CoreConfig config);
+  ~PeerCore();
+  PeerCore(PeerCore&&) noexcept;
+  PeerCore& operator=(PeerCore&&) noexcept;
+
+  std::vector<Action> Step(const Event& event, Tick now);
+  Tick NextDeadline() const;
+
+  // Members of the group's epoch in rank order, for the local member; empty while it is pending.
+  struct MembersView {
+    Epoch epoch;
+    std::vector<MemberId> members;
+  };
+  MembersView GetMembers(LocalId local) const;
+
+  // Counts for metrics and the heartbeat.
+  struct Stats {
+    uint32_t members = 0;
+    uint32_t ops_open = 0;
+    uint64_t ops_committed = 0;
+    uint64_t ops_aborted = 0;
+    uint64_t ops_refused = 0;
+    uint64_t retries = 0;
+    uint64_t frames_stale = 0;    // of an older attempt
+    uint64_t frames_refused = 0;  // against the protocol
+  };
+  Stats GetStats() const;
+
+  // Aborts the process with a reason if an internal invariant is broken. Called by tests after each step.
+  void CheckInvariants() const;
+  uint64_t Digest() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,258 @@
+// What a peer and the coordinator say to each other, as plain values.
+//
+// Both cores speak in these; proto/control/convert.h turns them into the protobuf messages of
+// proto/longhaul/v1 and back, validating what comes in. No protobuf, clock or socket here.
+//
+// Peer to coordinator, all of it safe to repeat: after a reconnect the peer says Hello and then
+// again whatever has not been answered (Join, Vote, Leave, EpochReady).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/outcome.h"
+
+namespace longhaul::control {
+
+// ---------------------------------------------------------------- peer to coordinator
+
+// Where a group stands at a peer that (re)attaches.
+struct GroupState {
+  GroupKey group;
+  Epoch committed;                // last epoch committed here; 0: none yet
+  std::vector<MemberId> members;  // local members, pending or admitted
+  friend bool operator==(const GroupState&, const GroupState&) = default;
+};
+
+// First message on every stream.
+struct Hello {
+  PeerId peer;
+  std::vector<std::string> endpoints;  // host:port of the data port, best first
+  uint32_t protocol = 0;
+  uint32_t lanes = 0;  // data lanes a link; 0: automatic
+  std::string version;
+  std::string host;  // for people
+  std::vector<GroupState> groups;
+  friend bool operator==(const Hello&, const Hello&) = default;
+};
+
+// A local trainer asks to become a member. `request` names the asking within this peer for ever.
+struct Join {
+  uint64_t request = 0;
+  GroupKey group;
+  std::string name;  // for people
+  friend bool operator==(const Join&, const Join&) = default;
+};
+
+// A member, pending or admitted, is gone: by its own wish, or because its trainer died.
+struct Leave {
+  GroupKey group;
+  MemberId member;
+  bool died = false;
+  std::string reason;
+  friend bool operator==(const Leave&, const Leave&) = default;
+};
+
+// The member stands at a step boundary. `number` counts the boundaries of this member from 1.
+struct Vote {
+  GroupKey group;
+  MemberId member;
+  uint64_t number = 0;
+  friend bool operator==(const Vote&, const Vote&) = default;
+};
+
+struct OpMatch {
+  PeerId peer;
+  OpOrdinal ordinal;
+  friend bool operator==(const OpMatch&, const OpMatch&) = default;
+};
+
+// An op that this peer has announced and not settled. `matches` is complete when `done` is true:
+// it names the same op at each other peer that takes part.
+struct OpReport {
+  OpOrdinal ordinal;
+  Epoch boundary;
+  uint64_t tag = 0;
+  bool done = false;
+  bool abort_on_fault = false;
+  std::vector<OpMatch> matches;
+  friend bool operator==(const OpReport&, const OpReport&) = default;
+};
+
+// All links of the epoch stand. If the epoch freezes ops, they are frozen here: this peer sends no
+// further DONE and settles nothing until the next CommitEpoch, and `ops` is the state to judge by.
+struct EpochReady {
+  GroupKey group;
+  Epoch epoch;
+  std::vector<OpReport> ops;
+  friend bool operator==(const EpochReady&, const EpochReady&) = default;
+};
+
+struct Unreachable {
+  PeerId peer;
+  std::string reason;  // names the address tried
+  friend bool operator==(const Unreachable&, const Unreachable&) = default;
+};
+
+// Some links of the epoch could not be built.
+struct EpochFailed {
+  GroupKey group;
+  Epoch epoch;
+  std::vector<Unreachable> unreachable;
+  friend bool operator==(const EpochFailed&, const EpochFailed&) = default;
+};
+
+// The link to a peer of the group broke or fell silent. `epoch` is the newest epoch (prepared or
+// committed) that the reporter knows; an older one than the coordinator's is a stale report.
+struct LinkLost {
+  GroupKey group;
+  Epoch epoch;
+  PeerId peer;
+  std::string reason;
+  friend bool operator==(const LinkLost&, const LinkLost&) = default;
+};
+
+struct GroupLoad {
+  GroupKey group;
+  uint32_t ops_open = 0;
+  uint64_t ops_settled = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  friend bool operator==(const GroupLoad&, const GroupLoad&) = default;
+};
+
+// Sent every detect_ms / 3 whatever else is sent: its absence is silence.
+struct Heartbeat {
+  std::vector<GroupLoad> loads;
+  friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
+};
+
+// The daemon is being stopped or drained: no new members here.
+struct Draining {
+  friend bool operator==(const Draining&, const Draining&) = default;
+};
+
+using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
+                                 Heartbeat, Draining>;
+
+// ---------------------------------------------------------------- coordinator to peer
+
+// Answer to Hello.
+struct Welcome {
+  std::string coordinator;  // names this start of the coordinator
+  uint32_t detect_ms = 0;
+  friend bool operator==(const Welcome&, const Welcome&) = default;
+};
+
+// The join is known; the member waits for admission.
+struct JoinPending {
+  uint64_t request = 0;
+  GroupKey group;
+  MemberId member;
+  friend bool operator==(const JoinPending&, const JoinPending&) = default;
+};
+
+struct JoinRefused {
+  uint64_t request = 0;
+  GroupKey group;
+  Outcome outcome;
+  friend bool operator==(const JoinRefused&, const JoinRefused&) = default;
+};
+
+// Every member stands at the boundary and what was pending has been decided. `epoch` is the epoch
+// in force; its CommitEpoch, if it is new, came before.
+struct VoteResult {
+  GroupKey group;
+  MemberId member;
+  uint64_t number = 0;
+  Epoch epoch;
+  friend bool operator==(const VoteResult&, const VoteResult&) = default;
+};
+
+struct MemberInfo {
+  MemberId member;
+  PeerId peer;
+  Epoch joined;  // the epoch that admitted it
+  std::string name;
+  friend bool operator==(const MemberInfo&, const MemberInfo&) = default;
+};
+
+struct PeerInfo {
+  PeerId peer;
+  std::vector<std::string> endpoints;
+  uint32_t lanes = 0;
+  friend bool operator==(const PeerInfo&, const PeerInfo&) = default;
+};
+
+// Build what the epoch needs, answer EpochReady or EpochFailed. Replaces an earlier PrepareEpoch
+// of the group that was not committed.
+struct PrepareEpoch {
+  GroupKey group;
+  Epoch epoch;
+  Epoch base;      // the committed epoch that it follows; 0 for the first
+  Epoch boundary;  // newest epoch up to this one that admitted members
+  Epoch attempt;   // newest epoch up to this one that froze ops
+  bool freeze = false;                // epoch == attempt: ops in flight are frozen, judged, redone
+  std::vector<MemberInfo> members;    // in rank order
+  std::vector<PeerInfo> peers;        // in ring order
+  std::string token;                  // secret of this epoch: authenticates lanes
+  std::string cause;
+  friend bool operator==(const PrepareEpoch&, const PrepareEpoch&) = default;
+};
+
+enum class Fate : uint8_t { kCommit = 1, kRedo = 2, kAbort = 3 };
+
+struct OpFate {
+  OpOrdinal ordinal;
+  Fate fate = Fate::kRedo;
+  friend bool operator==(const OpFate&, const OpFate&) = default;
+};
+
+// The epoch is in force. `fates` covers exactly the ops of this peer's EpochReady (freezing epochs).
+struct CommitEpoch {
+  GroupKey group;
+  Epoch epoch;
+  std::vector<OpFate> fates;
+  friend bool operator==(const CommitEpoch&, const CommitEpoch&) = default;
+};
+
+// The prepared epoch will not come, and nothing replaces it. Never sent for one that freezes.
+struct AbortEpoch {
+  GroupKey group;
+  Epoch epoch;
+  std::string reason;
+  friend bool operator==(const AbortEpoch&, const AbortEpoch&) = default;
+};
+
+enum class Removal : uint8_t { kLeft = 1, kDied = 2, kEvicted = 3, kUnreachable = 4, kUnknown = 5 };
+
+// The member is no longer one. Also the answer to its Leave.
+struct Removed {
+  GroupKey group;
+  MemberId member;
+  Removal why = Removal::kLeft;
+  std::string reason;
+  friend bool operator==(const Removed&, const Removed&) = default;
+};
+
+// How many wait for admission, whenever that changes.
+struct PendingCount {
+  GroupKey group;
+  uint32_t count = 0;
+  friend bool operator==(const PendingCount&, const PendingCount&) = default;
+};
+
+// An operator asks this peer to drain, as SIGTERM would.
+struct Drain {
+  std::string reason;
+  friend bool operator==(const Drain&, const Drain&) = default;
+};
+
+using CoordinatorMessage =
+    std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch, CommitEpoch,
+                 AbortEpoch, Removed, PendingCount, Drain>;
+
+}  // namespace longhaul::control

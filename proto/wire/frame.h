@@ -1,0 +1,76 @@
+// Frames on lanes between peers: a fixed header of 64 bytes, little-endian, then `payload_bytes`.
+//
+//   0 magic u32 | 4 type u8 | 5 flags u8 | 6 zero u16 | 8 group u32 | 12 payload_bytes u32
+//  16 op u64 | 24 attempt u64 | 32 offset u64 | 40 phase u32 | 44 zero u32 | 48 stamp u64 | 56 zero u64
+//
+// The run is not in a frame: a lane belongs to one run from its handshake on.
+// Control lanes carry PING, PONG, READY, DONE, WANT_LANES; data lanes carry DATA.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "proto/wire/limits.h"
+#include "proto/wire/op_desc.h"
+
+namespace longhaul {
+
+inline constexpr uint32_t kFrameMagic = 0x3146484cu;  // "LHF1"
+inline constexpr size_t kFrameHeaderBytes = 64;
+
+enum class FrameType : uint8_t {
+  kPing = 1,       // stamp: the sender's clock, returned in the PONG
+  kPong = 2,
+  kReady = 3,      // op: the sender's ordinal. Payload: ReadyBody, then the eager bytes
+  kDone = 4,       // op: the receiver's ordinal. flags bit 0: refused
+  kData = 5,       // op: the receiver's ordinal. offset, phase, payload: the segment
+  kWantLanes = 6,  // the sender needs data lanes that the receiver has to dial
+};
+
+inline constexpr uint8_t kFlagRefused = 1;
+
+// Which half of an all-reduce a segment belongs to.
+enum class Phase : uint32_t { kReduce = 0, kGather = 1 };
+
+struct FrameHeader {
+  FrameType type = FrameType::kPing;
+  uint8_t flags = 0;
+  uint32_t group = 0;
+  uint32_t payload_bytes = 0;
+  OpOrdinal op;
+  Epoch attempt;
+  uint64_t offset = 0;  // bytes from the start of the tensor
+  Phase phase = Phase::kReduce;
+  uint64_t stamp = 0;
+  friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
+};
+
+enum class LaneKind : uint8_t { kControl = 0, kData = 1 };
+
+std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
+
+// Refuses (InvalidArgument, naming field and value) a wrong magic, a type that does not belong on a
+// lane of `kind`, a payload beyond the limit of its type, and non-zero reserved bytes.
+absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
+                                             LaneKind kind);
+
+// The fixed part of a READY's payload, 32 bytes:
+//   0 boundary u64 | 8 tag u64 | 16 kind u8 | 17 dtype u8 | 18 reduce u8 | 19 on_fault u8
+//  20 quantization u8 | 21 local_mismatch u8 | 22 zero u16 | 24 count u64
+struct ReadyBody {
+  Epoch boundary;
+  uint64_t tag = 0;
+  OpDesc desc;
+  bool local_mismatch = false;  // the sender's own local members disagree about desc
+  friend bool operator==(const ReadyBody&, const ReadyBody&) = default;
+};
+inline constexpr size_t kReadyBodyBytes = 32;
+
+std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);
+absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload);
+
+}  // namespace longhaul

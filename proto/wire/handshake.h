@@ -1,0 +1,84 @@
+// How a lane opens: three fixed-size messages, before which nothing is allocated for the caller.
+//
+//   dialer -> acceptor  HELLO    who I am, which run and epoch, which lane, a nonce
+//   acceptor -> dialer  ANSWER   a nonce, and a proof over both nonces and HELLO
+//   dialer -> acceptor  CONFIRM  a proof over the same, in the other direction
+//
+// A proof is HMAC-SHA-256 keyed with the epoch's token (PrepareEpoch.token), so both ends show that
+// they are members of that epoch; a stranger, a wrong run or an outdated epoch is refused. The
+// acceptor knows the token by (run digest, group, epoch). Messages are little-endian:
+//
+// HELLO, 128 bytes:
+//   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 zero u8 | 8 run_digest 32 bytes (SHA-256 of
+//   the run's name) | 40 group u32 | 44 lane u32 | 48 lanes u32 | 52 zero u32 | 56 epoch u64 |
+//   64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112 zero 16 bytes
+// ANSWER, 96 bytes:
+//   0 magic u32 | 4 version u16 | 6 result u8 | 7 zero u8 | 8 nonce 32 bytes | 40 proof 32 bytes |
+//   72 zero 24 bytes
+// CONFIRM, 40 bytes:
+//   0 magic u32 | 4 version u16 | 6 zero u16 | 8 proof 32 bytes
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "proto/wire/frame.h"
+
+namespace longhaul {
+
+inline constexpr uint32_t kHandshakeMagic = 0x3148484cu;  // "LHH1"
+inline constexpr uint16_t kLaneProtocolVersion = 1;
+inline constexpr size_t kLaneHelloBytes = 128;
+inline constexpr size_t kLaneAnswerBytes = 96;
+inline constexpr size_t kLaneConfirmBytes = 40;
+
+using Digest32 = std::array<uint8_t, 32>;
+
+struct LaneHello {
+  LaneKind kind = LaneKind::kControl;
+  Digest32 run_digest{};
+  uint32_t group = 0;
+  uint32_t lane = 0;   // index of a data lane; 0 for the control lane
+  uint32_t lanes = 0;  // data lanes that the dialer opens
+  Epoch epoch;
+  PeerId dialer;
+  PeerId acceptor;
+  Digest32 nonce{};
+  friend bool operator==(const LaneHello&, const LaneHello&) = default;
+};
+
+// Why a dialer is turned away; kAccepted otherwise. A refusal carries zeros for nonce and proof.
+enum class LaneResult : uint8_t {
+  kAccepted = 0,
+  kWrongVersion = 1,
+  kUnknownEpoch = 2,  // no token for this run, group and epoch here (yet): try again while preparing
+  kWrongPeer = 3,
+  kBusy = 4,
+};
+
+struct LaneAnswer {
+  LaneResult result = LaneResult::kAccepted;
+  Digest32 nonce{};
+  Digest32 proof{};
+  friend bool operator==(const LaneAnswer&, const LaneAnswer&) = default;
+};
+
+struct LaneConfirm {
+  Digest32 proof{};
+  friend bool operator==(const LaneConfirm&, const LaneConfirm&) = default;
+};
+
+std::array<uint8_t, kLaneHelloBytes> Encode(const LaneHello& hello);
+std::array<uint8_t, kLaneAnswerBytes> Encode(const LaneAnswer& answer);
+std::array<uint8_t, kLaneConfirmBytes> Encode(const LaneConfirm& confirm);
+
+// Each refuses (InvalidArgument, naming field and value) wrong magic, version or reserved bytes.
+absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloBytes> bytes);
+absl::StatusOr<LaneAnswer> ParseLaneAnswer(std::span<const uint8_t, kLaneAnswerBytes> bytes);
+absl::StatusOr<LaneConfirm> ParseLaneConfirm(std::span<const uint8_t, kLaneConfirmBytes> bytes);
+
+}  // namespace longhaul

@@ -1,0 +1,44 @@
+/* Every bound on what crosses a process border, in one place. C99, so that the client sees it too. */
+#ifndef LONGHAUL_PROTO_WIRE_LIMITS_H_
+#define LONGHAUL_PROTO_WIRE_LIMITS_H_
+
+/* Names: bytes of [A-Za-z0-9._-], at least one. */
+#define LH_RUN_NAME_BYTES_MAX 64
+#define LH_MEMBER_NAME_BYTES_MAX 64
+#define LH_ENDPOINT_BYTES_MAX 256
+#define LH_ENDPOINTS_MAX 8
+/* Texts of errors that cross the Unix socket or the control stream are cut to this. */
+#define LH_ERROR_TEXT_BYTES_MAX 448
+
+/* Members of one group, local members of one peer, groups that one peer takes part in. */
+#define LH_MEMBERS_MAX 1024
+#define LH_LOCAL_MEMBERS_MAX 64
+#define LH_CLIENTS_MAX 256
+
+/* Ops that one member may have in flight, each with its own tag. */
+#define LH_OPS_OPEN_MAX 1024
+/* READYs of one peer in one group that no local op has met yet. A correct peer stays below. */
+#define LH_READY_UNMATCHED_MAX 4096
+
+/* An all-reduce of at most this many bytes travels inside its READY frames. */
+#define LH_EAGER_BYTES_MAX 4096
+/* Payload of one DATA frame. */
+#define LH_SEGMENT_BYTES_MAX (4u << 20)
+/* Payload of one frame on a control lane. */
+#define LH_CONTROL_PAYLOAD_BYTES_MAX (64 + LH_EAGER_BYTES_MAX)
+/* Elements of one tensor. */
+#define LH_COUNT_MAX ((uint64_t)1 << 48)
+
+/* Data lanes of one link. */
+#define LH_LANES_MAX 256
+/* Connections on the data port whose handshake is not finished. */
+#define LH_HANDSHAKES_MAX 256
+
+/* Arena regions of one client, and the size of each. */
+#define LH_REGIONS_MAX 256
+#define LH_REGION_BYTES_MAX ((uint64_t)1 << 40)
+
+/* One message on the control stream. */
+#define LH_CONTROL_MESSAGE_BYTES_MAX (8u << 20)
+
+#endif /* LONGHAUL_PROTO_WIRE_LIMITS_H_ */

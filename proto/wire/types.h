@@ -1,0 +1,37 @@
+/* Numbers that have one meaning on every border: C API, Unix socket, data lanes. C99. */
+#ifndef LONGHAUL_PROTO_WIRE_TYPES_H_
+#define LONGHAUL_PROTO_WIRE_TYPES_H_
+
+enum lh_wire_dtype {
+  LH_WIRE_UINT8 = 0,
+  LH_WIRE_INT8 = 1,
+  LH_WIRE_UINT16 = 2,
+  LH_WIRE_INT16 = 3,
+  LH_WIRE_UINT32 = 4,
+  LH_WIRE_INT32 = 5,
+  LH_WIRE_UINT64 = 6,
+  LH_WIRE_INT64 = 7,
+  LH_WIRE_FLOAT16 = 8,
+  LH_WIRE_BFLOAT16 = 9,
+  LH_WIRE_FLOAT32 = 10,
+  LH_WIRE_FLOAT64 = 11,
+  LH_WIRE_DTYPE_COUNT = 12
+};
+
+enum lh_wire_reduce {
+  LH_WIRE_SUM = 0,
+  LH_WIRE_AVG = 1,
+  LH_WIRE_PROD = 2,
+  LH_WIRE_MIN = 3,
+  LH_WIRE_MAX = 4,
+  LH_WIRE_REDUCE_COUNT = 5
+};
+
+enum lh_wire_kind {
+  LH_WIRE_ALL_REDUCE = 1,
+  /* Reserved: reduce-scatter 2, all-gather 3, broadcast 4, send-recv 5, barrier 6. */
+};
+
+enum lh_wire_on_fault { LH_WIRE_RETRY = 0, LH_WIRE_ABORT = 1 };
+
+#endif /* LONGHAUL_PROTO_WIRE_TYPES_H_ */
