@@ -1,0 +1,248 @@
+#include "peerd/runner/op_runner.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace longhaul::peerd {
+
+// One attempt at one op, and where its segments go.
+class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_this<Op> {
+ public:
+  Op(OpRunner* runner, const StartAttempt& action)
+      : runner_(runner),
+        key_{action.group, action.ordinal},
+        attempt_number_(action.attempt),
+        desc_(action.desc),
+        ring_(action.ring),
+        posts_(action.posts),
+        theirs_(action.ring.size()) {
+    for (const PeerId peer : ring_) links_.push_back({action.group.run, peer});
+  }
+
+  int PositionOf(PeerId peer) const {
+    const auto it = std::find(ring_.begin(), ring_.end(), peer);
+    return it == ring_.end() ? -1 : static_cast<int>(it - ring_.begin());
+  }
+
+  void SendSegment(int to, const Segment& segment, const uint8_t* data, uint64_t cookie) override {
+    FrameHeader header;
+    header.type = FrameType::kData;
+    header.group = key_.group.group;
+    header.payload_bytes = segment.bytes;
+    header.op = theirs_[to];
+    header.attempt = attempt_number_;
+    header.offset = segment.offset;
+    header.phase = segment.phase;
+    const uint64_t out = runner_->NewSegmentCookie(shared_from_this(), cookie);
+    out_.insert(out);
+    runner_->transport_->SendSegment(links_[to], header, data, out);
+  }
+
+  void Complete() override {
+    runner_->events_.push_back(AttemptComplete{key_.group, key_.ordinal, attempt_number_});
+  }
+
+  OpRunner* const runner_;
+  const OpKey key_;
+  const Epoch attempt_number_;
+  const OpDesc desc_;
+  const std::vector<PeerId> ring_;
+  const std::vector<PostRef> posts_;
+  std::vector<OpOrdinal> theirs_;  // by ring position; 0: not known yet
+  std::vector<LinkKey> links_;
+  std::unique_ptr<Attempt> attempt_;
+  std::set<uint64_t> out_;  // cookies of segments in the transport
+  bool stopping_ = false;   // segments that arrive are thrown away
+  // The memory that segments in the transport refer to; posts may be gone before them.
+  std::vector<PostBuffers> buffers_;
+};
+
+OpRunner::OpRunner(Transport* transport, Options options)
+    : transport_(transport),
+      options_(options),
+      // Size classes round up: twice the bytes that posts may ask for.
+      pool_(MakeScratchPool(2 * options.scratch_limit)) {}
+
+OpRunner::~OpRunner() = default;
+
+absl::Status OpRunner::AddPost(const PostRef& post, PostBuffers buffers) {
+  const uint64_t reserved = buffers.bytes > LH_EAGER_BYTES_MAX ? buffers.bytes : 0;
+  if (reserved_ + reserved > options_.scratch_limit) {
+    return absl::UnavailableError(
+        absl::StrCat("ops in flight hold ", reserved_, " bytes and this one needs ", reserved,
+                     "; the limit is ", options_.scratch_limit,
+                     ": wait for some of them, or raise --scratch-limit of peerd"));
+  }
+  const bool added = posts_.emplace(post, Post{std::move(buffers), reserved, {}}).second;
+  LH_CHECK(added);
+  reserved_ += reserved;
+  return absl::OkStatus();
+}
+
+OpTraffic OpRunner::TakePost(const PostRef& post) {
+  const auto it = posts_.find(post);
+  if (it == posts_.end()) return {};
+  const OpTraffic traffic = it->second.traffic;
+  reserved_ -= it->second.reserved;
+  posts_.erase(it);
+  return traffic;
+}
+
+AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts) const {
+  AttemptSpec spec;
+  spec.desc = desc;
+  spec.segment_bytes = options_.segment_bytes;
+  for (const PostRef& post : posts) {
+    const PostBuffers& buffers = posts_.at(post).buffers;
+    spec.sources.push_back(buffers.source);
+    spec.targets.push_back(buffers.target);
+  }
+  return spec;
+}
+
+std::string OpRunner::Payload(const SendReady& ready) const {
+  return EagerPayload(MakeSpec(ready.desc, ready.posts));
+}
+
+void OpRunner::Start(const StartAttempt& action) {
+  auto op = std::make_shared<Op>(this, action);
+  AttemptSpec spec = MakeSpec(action.desc, action.posts);
+  spec.size = static_cast<int>(action.ring.size());
+  spec.members = action.members;
+  spec.position = op->PositionOf(options_.self);
+  LH_CHECK(spec.position >= 0);
+  for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
+  absl::StatusOr<std::unique_ptr<Attempt>> attempt =
+      action.eager ? MakeEagerAttempt(spec, action.payloads)
+                   : MakeRingAttempt(spec, op.get(), pool_.get());
+  // AddPost() bounds what may be asked for: the host itself is out of memory.
+  LH_CHECK(attempt.ok());
+  op->attempt_ = *std::move(attempt);
+  const bool added = ops_.emplace(op->key_, op).second;
+  LH_CHECK(added);
+  op->attempt_->Start();
+  if (op->attempt_->CompleteAtOnce()) op->Complete();
+}
+
+void OpRunner::Credit(const CreditAttempt& action) {
+  const auto it = ops_.find({action.group, action.ordinal});
+  if (it == ops_.end()) return;
+  Op& op = *it->second;
+  const int position = op.PositionOf(action.peer);
+  if (op.attempt_number_ != action.attempt || op.stopping_ || position < 0) return;
+  op.theirs_[position] = action.theirs;
+  op.attempt_->Credit(position);
+}
+
+void OpRunner::Stop(const StopAttempt& action) {
+  const auto it = ops_.find({action.group, action.ordinal});
+  LH_CHECK(it != ops_.end() && it->second->attempt_number_ == action.attempt);
+  const std::shared_ptr<Op> op = it->second;
+  op->stopping_ = true;
+  transport_->DropSegments({op->out_.begin(), op->out_.end()});
+  const uint64_t cookie = next_detach_++;
+  detaching_.emplace(cookie, op);
+  transport_->DetachReceives(action.group.run, action.group.group, action.ordinal, action.attempt,
+                             cookie);
+}
+
+void OpRunner::OnReceivesDetached(uint64_t cookie) {
+  const auto it = detaching_.find(cookie);
+  LH_CHECK(it != detaching_.end());
+  const std::shared_ptr<Op> op = std::move(it->second);
+  detaching_.erase(it);
+  op->attempt_->Stop();
+  Retire(op);
+  events_.push_back(AttemptStopped{op->key_.group, op->key_.ordinal, op->attempt_number_});
+}
+
+void OpRunner::Finish(const FinishAttempt& action) {
+  const auto it = ops_.find({action.group, action.ordinal});
+  if (it == ops_.end()) {
+    // Stopped before, or never started.
+    LH_CHECK(!action.commit);
+    return;
+  }
+  const std::shared_ptr<Op> op = it->second;
+  LH_CHECK(action.commit);
+  op->attempt_->Commit();
+  Retire(op);
+}
+
+void OpRunner::Retire(const std::shared_ptr<Op>& op) {
+  const OpTraffic moved{op->attempt_->bytes_sent(), op->attempt_->bytes_received()};
+  OpTraffic& group = traffic_[op->key_.group];
+  group.bytes_sent += moved.bytes_sent;
+  group.bytes_received += moved.bytes_received;
+  for (const PostRef& post : op->posts_) {
+    const auto it = posts_.find(post);
+    if (it == posts_.end()) continue;
+    it->second.traffic.bytes_sent += moved.bytes_sent;
+    it->second.traffic.bytes_received += moved.bytes_received;
+  }
+  ops_.erase(op->key_);
+  if (!op->attempt_->Idle()) zombies_.push_back(op);
+}
+
+OpRunner::Op* OpRunner::Find(const LinkKey& link, const FrameHeader& header) {
+  const auto it = ops_.find({{link.run, header.group}, header.op});
+  if (it == ops_.end() || it->second->attempt_number_ != header.attempt) return nullptr;
+  return it->second->stopping_ ? nullptr : it->second.get();
+}
+
+absl::StatusOr<uint8_t*> OpRunner::OnDataHeader(const LinkKey& link, const FrameHeader& header) {
+  Op* const op = Find(link, header);
+  if (op == nullptr) return nullptr;
+  const int from = op->PositionOf(link.peer);
+  if (from < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DATA for ", ToString(header.op), " from a peer that takes no part in it"));
+  }
+  return op->attempt_->Place(from, {header.phase, header.offset, header.payload_bytes});
+}
+
+absl::Status OpRunner::OnDataReceived(const LinkKey& link, const FrameHeader& header) {
+  Op* const op = Find(link, header);
+  // Stopped since the header came: the transport has let go of the memory.
+  if (op == nullptr) return absl::OkStatus();
+  op->attempt_->Received(op->PositionOf(link.peer),
+                         {header.phase, header.offset, header.payload_bytes});
+  return absl::OkStatus();
+}
+
+uint64_t OpRunner::NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie) {
+  if (free_cookies_.empty()) {
+    segments_out_.emplace_back();
+    free_cookies_.push_back(segments_out_.size());
+  }
+  const uint64_t out = free_cookies_.back();
+  free_cookies_.pop_back();
+  segments_out_[out - 1] = {std::move(op), cookie};
+  return out;
+}
+
+void OpRunner::OnSegmentSent(uint64_t cookie) {
+  LH_CHECK(cookie >= 1 && cookie <= segments_out_.size() && segments_out_[cookie - 1].op);
+  const SegmentOut out = std::exchange(segments_out_[cookie - 1], {});
+  free_cookies_.push_back(cookie);
+  out.op->out_.erase(cookie);
+  out.op->attempt_->Sent(out.cookie);
+  if (out.op->attempt_->Idle()) std::erase(zombies_, out.op);
+}
+
+OpTraffic OpRunner::GroupTraffic(const GroupKey& group) const {
+  OpTraffic sum;
+  if (const auto it = traffic_.find(group); it != traffic_.end()) sum = it->second;
+  for (const auto& [key, op] : ops_) {
+    if (key.group != group) continue;
+    sum.bytes_sent += op->attempt_->bytes_sent();
+    sum.bytes_received += op->attempt_->bytes_received();
+  }
+  return sum;
+}
+
+}  // namespace longhaul::peerd

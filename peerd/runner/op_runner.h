@@ -1,0 +1,122 @@
+// Runs the attempts that the peer core asks for: joins core, collective and transport.
+//
+// The core says start, credit, stop, finish; segments go out through the transport and come in from
+// it; what happened goes back as core events. Buffers of posts are held from AddPost() to TakePost(),
+// and longer while the kernel still refers to them.
+//
+// Threads: the reactor thread only. Nothing here calls the core: events are collected (TakeEvents).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "peerd/collective/attempt.h"
+#include "peerd/core/peer_core.h"
+#include "peerd/transport/transport.h"
+
+namespace longhaul::peerd {
+
+// Memory of one post. `source` and `target` are desc.bytes() long; the holders keep them mapped.
+struct PostBuffers {
+  const uint8_t* source = nullptr;
+  uint8_t* target = nullptr;
+  std::shared_ptr<const void> source_holder;
+  std::shared_ptr<const void> target_holder;
+  uint64_t bytes = 0;
+};
+
+struct OpTraffic {
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+};
+
+class OpRunner {
+ public:
+  struct Options {
+    PeerId self;
+    uint32_t segment_bytes = 512 << 10;
+    // Bytes of posts whose originals may have to be kept at one time.
+    uint64_t scratch_limit = uint64_t{4} << 30;
+  };
+
+  // `transport` outlives the runner's last use of it.
+  OpRunner(Transport* transport, Options options);
+  ~OpRunner();
+  OpRunner(const OpRunner&) = delete;
+  OpRunner& operator=(const OpRunner&) = delete;
+
+  // Unavailable: keeping the originals of one more in-place post would exceed the scratch limit.
+  absl::Status AddPost(const PostRef& post, PostBuffers buffers);
+  // Ends the post; what moved for it. Zeros for a post that is not known.
+  OpTraffic TakePost(const PostRef& post);
+
+  // The bytes of a SendReady that is eager.
+  std::string Payload(const SendReady& ready) const;
+
+  void Start(const StartAttempt& action);
+  void Credit(const CreditAttempt& action);
+  void Stop(const StopAttempt& action);
+  void Finish(const FinishAttempt& action);
+
+  // As TransportListener.
+  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header);
+  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header);
+  void OnSegmentSent(uint64_t cookie);
+  void OnReceivesDetached(uint64_t cookie);
+
+  // What the core has to be told, in order.
+  std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
+
+  // Bytes moved for a group by finished and running ops.
+  OpTraffic GroupTraffic(const GroupKey& group) const;
+  void ForgetGroup(const GroupKey& group) { traffic_.erase(group); }
+  // No attempt refers to memory any more.
+  bool Idle() const { return ops_.empty() && zombies_.empty(); }
+
+ private:
+  class Op;
+  struct OpKey {
+    GroupKey group;
+    OpOrdinal ordinal;
+    friend auto operator<=>(const OpKey&, const OpKey&) = default;
+    friend bool operator==(const OpKey&, const OpKey&) = default;
+  };
+  struct Post {
+    PostBuffers buffers;
+    uint64_t reserved = 0;
+    OpTraffic traffic;
+  };
+  // A segment in the transport: whose it is.
+  struct SegmentOut {
+    std::shared_ptr<Op> op;
+    uint64_t cookie = 0;
+  };
+
+  Op* Find(const LinkKey& link, const FrameHeader& header);
+  uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
+  AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts) const;
+  // Accounts the traffic of an attempt that ends; keeps it while the kernel refers to its memory.
+  void Retire(const std::shared_ptr<Op>& op);
+
+  Transport* const transport_;
+  const Options options_;
+  std::unique_ptr<ScratchPool> pool_;
+  uint64_t reserved_ = 0;
+  std::map<PostRef, Post> posts_;
+  std::map<OpKey, std::shared_ptr<Op>> ops_;
+  std::vector<std::shared_ptr<Op>> zombies_;  // ended, segments still out
+  std::map<uint64_t, std::shared_ptr<Op>> detaching_;
+  uint64_t next_detach_ = 1;
+  std::vector<SegmentOut> segments_out_;  // by cookie - 1
+  std::vector<uint64_t> free_cookies_;
+  std::map<GroupKey, OpTraffic> traffic_;
+  std::vector<Event> events_;
+};
+
+}  // namespace longhaul::peerd
