@@ -45,7 +45,8 @@ struct GroupKey {
 inline std::string ToString(PeerId id) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  for (uint64_t v = id.value(); v != 0 || text.empty(); v >>= 4) text.insert(text.begin(), kDigits[v & 15]);
+  for (uint64_t v = id.value(); v != 0 || text.empty(); v >>= 4)
+    text.insert(text.begin(), kDigits[v & 15]);
   return "p" + text;
 }
 inline std::string ToString(MemberId id) { return "m" + std::to_string(id.value()); }
