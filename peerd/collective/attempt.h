@@ -9,11 +9,12 @@
 //
 // Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 // 2009), without barriers between steps: a partial sum of a segment starts at its chunk's first
-// position, is added to and passed on at each following one (phase reduce), and the finished segment
-// goes round once more (phase gather).
+// position, is added to and passed on at each following one (phase reduce), and the finished
+// segment goes round once more (phase gather).
 //
-// Undo: `sources` are intact until Commit(). Partial sums live in targets that are not sources, or in
-// a scratch buffer; originals that the gather phase overwrites in an in-place op are kept there.
+// Undo: until Commit() the inputs can be had back. Out of place they are not touched. In place,
+// partial sums live in a scratch buffer; before a finished segment overwrites its input, the
+// original moves there, and Stop() puts it back.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,13 @@ struct Segment {
 class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
-  // Sends `segment` from `data` to ring position `to`. The bytes stay as they are until Sent(cookie).
-  virtual void SendSegment(int to, const Segment& segment, const uint8_t* data, uint64_t cookie) = 0;
-  // The result is complete and every segment has been Sent. At most once, never from within Start().
+  // Sends `segment` from `data` to ring position `to`. The memory stays valid until Sent(cookie),
+  // and unchanged until then or until the receiver has all of it, whichever is first. Sent() is not
+  // called from within.
+  virtual void SendSegment(int to, const Segment& segment, const uint8_t* data,
+                           uint64_t cookie) = 0;
+  // The result is complete and every segment has been Sent. At most once, and never for an attempt
+  // that is CompleteAtOnce(). The attempt may be stopped or committed from within, not destroyed.
   virtual void Complete() = 0;
 };
 
@@ -61,7 +66,11 @@ struct AttemptSpec {
   // One of each per local member; targets[i] is sources[i] or does not overlap any of them.
   std::vector<const uint8_t*> sources;
   std::vector<uint8_t*> targets;
+  // At most; smaller ops are cut finer (plan.h). The same at every peer, and at least 64.
   uint32_t segment_bytes = 512 << 10;
+  // Own input that is handed to the sink and not Sent, at most (but one segment always): segments
+  // that others wait for then find a short queue while they are hot in cache. Many lanes need more.
+  uint64_t window_bytes = 8 << 20;
 };
 
 class Attempt {
@@ -70,24 +79,32 @@ class Attempt {
 
   // Begins to send and compute. Call once.
   virtual void Start() = 0;
+  // Nothing has to be sent or received (one peer, an eager op, no elements): complete as soon as
+  // started, and the sink's Complete() is not called.
+  virtual bool CompleteAtOnce() const = 0;
   // Segments may be sent to ring position `position` from now on. May come before Start().
   virtual void Credit(int position) = 0;
-  // Where the payload of an arriving segment belongs. InvalidArgument: it does not fit this attempt
-  // (bounds, phase, size, or it was already placed): the sender broke the protocol.
+  // Where the payload of an arriving segment belongs, after Start(). InvalidArgument: it does not
+  // fit this attempt (sender, bounds, phase, size, order, or it was already placed): the sender
+  // broke the protocol.
   virtual absl::StatusOr<uint8_t*> Place(int from, const Segment& segment) = 0;
   // The payload of a placed segment is complete.
   virtual void Received(int from, const Segment& segment) = 0;
   // The bytes of SendSegment(..., cookie) are no longer referred to.
   virtual void Sent(uint64_t cookie) = 0;
 
-  // Gives up: restores what was overwritten. No receive into a placed segment may be under way.
-  // Afterwards only Sent() may be called; the sink is not called any more.
+  // Gives up, before or after Complete(). No receive into a placed segment may be under way.
+  // Afterwards only Sent() may be called; the sink is not called any more. The inputs are as posted
+  // once Idle(): a finished segment that is on its way to a peer which does not know of the stop
+  // yet is restored at its Sent(), or that peer could take the original for the result.
   virtual void Stop() = 0;
   // The op is committed, after Complete(): puts the result into every target.
   virtual void Commit() = 0;
-  // No segment handed to SendSegment() is still out: the object may be destroyed.
+  // No segment handed to SendSegment() is still out: the object may be destroyed, and after Stop()
+  // the inputs are restored.
   virtual bool Idle() const = 0;
 
+  // Payload handed to the sink; payload that was placed and came in whole.
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t bytes_received() const = 0;
 };
@@ -96,9 +113,10 @@ class Attempt {
 absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
 
-// One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so all
-// get the same bits. payloads[i] is the (locally reduced) input of position i; that of `position` is
-// empty and taken from the sources. Complete() is not called: the result is ready; Commit() stores it.
+// One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so
+// all get the same bits. payloads[i] is the (locally reduced) input of position i; that of
+// `position` is empty and taken from the sources. Commit() stores the result. InvalidArgument: a
+// payload is not as long as the op's tensor.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(const AttemptSpec& spec,
                                                           const std::vector<std::string>& payloads);
 
