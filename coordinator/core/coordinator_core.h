@@ -87,12 +87,14 @@ using Action = std::variant<ToPeer, CloseSession, Persist, Notice>;
 struct CoreConfig {
   std::string incarnation;    // names this start of the coordinator
   uint32_t detect_ms = 1500;  // all deadlines derive from it
-  uint64_t seed = 0;          // of epoch tokens; the driver draws it from the system's randomness
+  // 32 bytes of the system's randomness, fresh at each start: run secrets, and through them the tokens
+  // of epochs, derive from it. Nothing else in the core is random.
+  std::string entropy;
 };
 
 class CoordinatorCore {
  public:
-  // `records` is what the store holds; empty for a fresh start.
+  // `records` is what the store holds; empty for a fresh start. CHECKs that the entropy has 32 bytes.
   CoordinatorCore(CoreConfig config, Records records);
   ~CoordinatorCore();
   CoordinatorCore(CoordinatorCore&&) noexcept;
