@@ -1,0 +1,180 @@
+#include "base/daemon/daemon.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "absl/debugging/failure_signal_handler.h"
+#include "absl/debugging/symbolize.h"
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/check.h"
+#include "base/log.h"
+
+ABSL_FLAG(std::string, log_format, "text", "format of the log on stderr: text or json");
+ABSL_FLAG(std::string, log_level, "info",
+          "least level that is logged: debug, info, warning, error");
+ABSL_FLAG(std::string, ready_file, "",
+          "file to write the bound addresses to, as JSON, once the daemon serves");
+
+namespace longhaul {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+void SetUpLog(const ProgramInfo& info) {
+  const std::string format = absl::GetFlag(FLAGS_log_format);
+  if (format != "text" && format != "json") {
+    ExitUsage(info, absl::StrCat("flag --log-format=", format, ": write text or json"));
+  }
+  SetLogFormat(format == "json" ? LogFormat::kJson : LogFormat::kText);
+  const std::string level = absl::GetFlag(FLAGS_log_level);
+  if (level == "debug") {
+    SetLogLevel(LogLevel::kDebug);
+  } else if (level == "info") {
+    SetLogLevel(LogLevel::kInfo);
+  } else if (level == "warning") {
+    SetLogLevel(LogLevel::kWarning);
+  } else if (level == "error") {
+    SetLogLevel(LogLevel::kError);
+  } else {
+    ExitUsage(info,
+              absl::StrCat("flag --log-level=", level, ": write debug, info, warning or error"));
+  }
+}
+
+void SetUpSignals() {
+  const sigset_t signals = StopSignals();
+  LH_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0);
+  signal(SIGPIPE, SIG_IGN);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  // Sanitizers have handlers of their own.
+  absl::InstallFailureSignalHandler(absl::FailureSignalHandlerOptions());
+#endif
+}
+
+void RaiseFileLimit() {
+  struct rlimit limit {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  // If it is refused, the old limit still serves.
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+absl::Status SystemError(const std::string& what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", strerror(errno)));
+}
+
+std::string JsonString(const std::string& text) {
+  std::string json = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      json += '\\';
+      json += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(c));
+      json += escape;
+    } else {
+      json += c;
+    }
+  }
+  return json + '"';
+}
+
+extern "C" void ExitAtOnce(int) { _exit(1); }
+
+}  // namespace
+
+void InitDaemon(int argc, char** argv, const ProgramInfo& info) {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  absl::InitializeSymbolizer(argv[0]);
+  const std::vector<std::string> rest = ParseFlagsOrExit(argc, argv, info);
+  if (!rest.empty()) {
+    ExitUsage(info, absl::StrCat("unexpected argument '", rest[0], "'; see --help"));
+  }
+  SetUpLog(info);
+  SetUpSignals();
+  RaiseFileLimit();
+  if (const std::string path = absl::GetFlag(FLAGS_ready_file); !path.empty()) {
+    unlink(path.c_str());
+  }
+}
+
+int StopSignalFd() {
+  static const int fd = [] {
+    const sigset_t signals = StopSignals();
+    const int made = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    LH_CHECK(made >= 0) << "signalfd: " << strerror(errno);
+    return made;
+  }();
+  return fd;
+}
+
+int WaitForStopSignal() {
+  const sigset_t signals = StopSignals();
+  int number = 0;
+  int error = 0;
+  do {
+    error = sigwait(&signals, &number);
+  } while (error == EINTR);
+  LH_CHECK(error == 0) << "sigwait: " << strerror(error);
+  struct sigaction action {};
+  action.sa_handler = ExitAtOnce;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  return number;
+}
+
+absl::Status WriteReadyFile(const std::string& path,
+                            const std::vector<std::pair<std::string, std::string>>& addresses) {
+  std::string json = "{";
+  for (const auto& [name, address] : addresses) {
+    absl::StrAppend(&json, json.size() > 1 ? ", " : "", JsonString(name), ": ",
+                    JsonString(address));
+  }
+  json += "}\n";
+  const std::string temporary = absl::StrCat(path, ".", getpid(), ".tmp");
+  const int fd = open(temporary.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd < 0) return SystemError(absl::StrCat("cannot write ready file ", temporary));
+  const bool written = write(fd, json.data(), json.size()) == static_cast<ssize_t>(json.size());
+  const absl::Status write_error = SystemError(absl::StrCat("cannot write ready file ", temporary));
+  close(fd);
+  if (!written) {
+    unlink(temporary.c_str());
+    return write_error;
+  }
+  if (rename(temporary.c_str(), path.c_str()) != 0) {
+    const absl::Status error =
+        SystemError(absl::StrCat("cannot rename ready file ", temporary, " to ", path));
+    unlink(temporary.c_str());
+    return error;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AnnounceReady(const std::vector<std::pair<std::string, std::string>>& addresses) {
+  const std::string path = absl::GetFlag(FLAGS_ready_file);
+  if (path.empty()) return absl::OkStatus();
+  return WriteReadyFile(path, addresses);
+}
+
+int FatalExit(const absl::Status& status) {
+  Log(LogLevel::kError, std::string(status.message()));
+  return status.code() == absl::StatusCode::kInvalidArgument ? 2 : 1;
+}
+
+}  // namespace longhaul
