@@ -1,0 +1,168 @@
+#include "proto/wire/frame.h"
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/bytes.h"
+#include "base/status_macros.h"
+
+namespace longhaul {
+namespace {
+
+absl::Status Refuse(const char* field, uint64_t value, const char* wanted) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", not ", wanted));
+}
+
+bool BelongsOn(FrameType type, LaneKind kind) {
+  return (type == FrameType::kData) == (kind == LaneKind::kData);
+}
+
+absl::Status CheckPayload(FrameType type, uint32_t bytes) {
+  switch (type) {
+    case FrameType::kReady:
+      if (bytes < kReadyBodyBytes || bytes > kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
+        return Refuse("payload_bytes of READY", bytes, "32 to 4128");
+      }
+      return absl::OkStatus();
+    case FrameType::kData:
+      if (bytes == 0 || bytes > LH_SEGMENT_BYTES_MAX) {
+        return Refuse("payload_bytes of DATA", bytes, "1 to 4194304");
+      }
+      return absl::OkStatus();
+    case FrameType::kPing:
+    case FrameType::kPong:
+    case FrameType::kDone:
+    case FrameType::kWantLanes:
+      if (bytes != 0) return Refuse("payload_bytes", bytes, "0 as this type demands");
+      return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4128);
+static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX <= LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
+
+// What the types leave open, each by itself.
+absl::Status CheckFields(const FrameHeader& header) {
+  const FrameType type = header.type;
+  const uint8_t known = type == FrameType::kDone ? kFlagRefused : 0;
+  if ((header.flags & ~known) != 0) return Refuse("flags", header.flags, "known for this type");
+  const bool names_op =
+      type == FrameType::kReady || type == FrameType::kDone || type == FrameType::kData;
+  if (names_op && !header.op) return Refuse("op", 0, "an ordinal");
+  if (header.phase != Phase::kReduce && header.phase != Phase::kGather) {
+    return Refuse("phase", static_cast<uint64_t>(header.phase), "0 or 1");
+  }
+  if (header.offset >= LH_COUNT_MAX * 8) return Refuse("offset", header.offset, "below 2^51");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header) {
+  std::array<uint8_t, kFrameHeaderBytes> bytes;
+  ByteWriter writer(bytes);
+  writer.U32(kFrameMagic);
+  writer.U8(static_cast<uint8_t>(header.type));
+  writer.U8(header.flags);
+  writer.U16(0);
+  writer.U32(header.group);
+  writer.U32(header.payload_bytes);
+  writer.U64(header.op.value());
+  writer.U64(header.attempt.value());
+  writer.U64(header.offset);
+  writer.U32(static_cast<uint32_t>(header.phase));
+  writer.U32(0);
+  writer.U64(header.stamp);
+  writer.U64(0);
+  return bytes;
+}
+
+absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
+                                             LaneKind kind) {
+  ByteReader reader(bytes);
+  if (const uint32_t magic = reader.U32(); magic != kFrameMagic) {
+    return absl::InvalidArgumentError(absl::StrFormat("frame magic is 0x%08x, not LHF1", magic));
+  }
+  FrameHeader header;
+  const uint8_t type = reader.U8();
+  header.type = static_cast<FrameType>(type);
+  if (type < static_cast<uint8_t>(FrameType::kPing) ||
+      type > static_cast<uint8_t>(FrameType::kWantLanes) || !BelongsOn(header.type, kind)) {
+    return Refuse("frame type", type,
+                  kind == LaneKind::kData ? "one of a data lane" : "one of a control lane");
+  }
+  header.flags = reader.U8();
+  if (!reader.Zeros(2)) return absl::InvalidArgumentError("reserved bytes 6 to 7 are not zero");
+  header.group = reader.U32();
+  header.payload_bytes = reader.U32();
+  header.op = OpOrdinal(reader.U64());
+  header.attempt = Epoch(reader.U64());
+  header.offset = reader.U64();
+  header.phase = static_cast<Phase>(reader.U32());
+  if (!reader.Zeros(4)) return absl::InvalidArgumentError("reserved bytes 44 to 47 are not zero");
+  header.stamp = reader.U64();
+  if (!reader.Zeros(8)) return absl::InvalidArgumentError("reserved bytes 56 to 63 are not zero");
+  LH_RETURN_IF_ERROR(CheckPayload(header.type, header.payload_bytes));
+  LH_RETURN_IF_ERROR(CheckFields(header));
+  return header;
+}
+
+std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body) {
+  std::array<uint8_t, kReadyBodyBytes> bytes;
+  ByteWriter writer(bytes);
+  writer.U64(body.boundary.value());
+  writer.U64(body.tag);
+  writer.U8(static_cast<uint8_t>(body.desc.kind));
+  writer.U8(static_cast<uint8_t>(body.desc.dtype));
+  writer.U8(static_cast<uint8_t>(body.desc.reduce));
+  writer.U8(static_cast<uint8_t>(body.desc.on_fault));
+  writer.U8(body.desc.quantization);
+  writer.U8(body.local_mismatch ? 1 : 0);
+  writer.U16(0);
+  writer.U64(body.desc.count);
+  return bytes;
+}
+
+absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
+  ByteReader reader(payload);
+  ReadyBody body;
+  body.boundary = Epoch(reader.U64());
+  body.tag = reader.U64();
+  const uint8_t kind = reader.U8();
+  const uint8_t dtype = reader.U8();
+  const uint8_t reduce = reader.U8();
+  const uint8_t on_fault = reader.U8();
+  body.desc.quantization = reader.U8();
+  const uint8_t local_mismatch = reader.U8();
+  const bool zeros = reader.Zeros(2);
+  body.desc.count = reader.U64();
+  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "32 or more");
+  if (!body.boundary) return Refuse("boundary", 0, "an epoch");
+  if (kind != LH_WIRE_ALL_REDUCE) return Refuse("kind", kind, "1 (all-reduce)");
+  if (dtype >= LH_WIRE_DTYPE_COUNT) return Refuse("dtype", dtype, "below 12");
+  if (reduce >= LH_WIRE_REDUCE_COUNT) return Refuse("reduce", reduce, "below 5");
+  if (on_fault > LH_WIRE_ABORT) return Refuse("on_fault", on_fault, "0 or 1");
+  if (body.desc.quantization != 0) return Refuse("quantization", body.desc.quantization, "0");
+  if (local_mismatch > 1) return Refuse("local_mismatch", local_mismatch, "0 or 1");
+  if (!zeros) return absl::InvalidArgumentError("reserved bytes 22 to 23 of READY are not zero");
+  if (body.desc.count > LH_COUNT_MAX) {
+    return Refuse("count", body.desc.count, "at most 2^48");
+  }
+  body.desc.kind = static_cast<OpKind>(kind);
+  body.desc.dtype = static_cast<DType>(dtype);
+  body.desc.reduce = static_cast<ReduceOp>(reduce);
+  body.desc.on_fault = static_cast<OnFault>(on_fault);
+  body.local_mismatch = local_mismatch != 0;
+  const uint64_t eager = body.desc.bytes() <= LH_EAGER_BYTES_MAX ? body.desc.bytes() : 0;
+  // A sender whose own members disagree has no input to offer.
+  const bool nothing = body.local_mismatch && reader.remaining() == 0;
+  if (reader.remaining() != eager && !nothing) {
+    return absl::InvalidArgumentError(absl::StrCat("READY for ", ToString(body.desc), " carries ",
+                                                   reader.remaining(), " bytes of input, not ",
+                                                   eager));
+  }
+  return body;
+}
+
+}  // namespace longhaul

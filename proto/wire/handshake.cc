@@ -1,0 +1,154 @@
+#include "proto/wire/handshake.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/bytes.h"
+#include "base/status_macros.h"
+
+namespace longhaul {
+namespace {
+
+void WriteStart(ByteWriter* writer) {
+  writer->U32(kHandshakeMagic);
+  writer->U16(kLaneProtocolVersion);
+}
+
+absl::Status CheckStart(ByteReader* reader, const char* message) {
+  if (const uint32_t magic = reader->U32(); magic != kHandshakeMagic) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: magic is 0x%08x, not LHH1", message, magic));
+  }
+  if (const uint16_t version = reader->U16(); version != kLaneProtocolVersion) {
+    return absl::InvalidArgumentError(absl::StrCat(message, ": lane protocol version is ", version,
+                                                   ", not ", kLaneProtocolVersion,
+                                                   "; run the same release at both ends"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Refuse(const char* message, const char* field, uint64_t value, const char* wanted) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(message, ": ", field, " is ", value, ", not ", wanted));
+}
+
+absl::Status NotZero(const char* message) {
+  return absl::InvalidArgumentError(absl::StrCat(message, ": reserved bytes are not zero"));
+}
+
+Digest32 ReadDigest(ByteReader* reader) {
+  Digest32 digest{};
+  const auto bytes = reader->Bytes(digest.size());
+  std::copy(bytes.begin(), bytes.end(), digest.begin());
+  return digest;
+}
+
+}  // namespace
+
+std::array<uint8_t, kLaneHelloBytes> Encode(const LaneHello& hello) {
+  std::array<uint8_t, kLaneHelloBytes> bytes;
+  ByteWriter writer(bytes);
+  WriteStart(&writer);
+  writer.U8(static_cast<uint8_t>(hello.kind));
+  writer.U8(0);
+  writer.Bytes(hello.run_digest);
+  writer.U32(hello.group);
+  writer.U32(hello.lane);
+  writer.U32(hello.lanes);
+  writer.U32(0);
+  writer.U64(hello.epoch.value());
+  writer.U64(hello.dialer.value());
+  writer.U64(hello.acceptor.value());
+  writer.Bytes(hello.nonce);
+  writer.Zeros(16);
+  return bytes;
+}
+
+std::array<uint8_t, kLaneAnswerBytes> Encode(const LaneAnswer& answer) {
+  std::array<uint8_t, kLaneAnswerBytes> bytes;
+  ByteWriter writer(bytes);
+  WriteStart(&writer);
+  writer.U8(static_cast<uint8_t>(answer.result));
+  writer.U8(0);
+  writer.Bytes(answer.nonce);
+  writer.Bytes(answer.proof);
+  writer.Zeros(24);
+  return bytes;
+}
+
+std::array<uint8_t, kLaneConfirmBytes> Encode(const LaneConfirm& confirm) {
+  std::array<uint8_t, kLaneConfirmBytes> bytes;
+  ByteWriter writer(bytes);
+  WriteStart(&writer);
+  writer.U16(0);
+  writer.Bytes(confirm.proof);
+  return bytes;
+}
+
+absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloBytes> bytes) {
+  ByteReader reader(bytes);
+  LH_RETURN_IF_ERROR(CheckStart(&reader, "HELLO"));
+  LaneHello hello;
+  const uint8_t kind = reader.U8();
+  bool zeros = reader.Zeros(1);
+  hello.kind = static_cast<LaneKind>(kind);
+  hello.run_digest = ReadDigest(&reader);
+  hello.group = reader.U32();
+  hello.lane = reader.U32();
+  hello.lanes = reader.U32();
+  zeros &= reader.Zeros(4);
+  hello.epoch = Epoch(reader.U64());
+  hello.dialer = PeerId(reader.U64());
+  hello.acceptor = PeerId(reader.U64());
+  hello.nonce = ReadDigest(&reader);
+  zeros &= reader.Zeros(16);
+  if (kind > static_cast<uint8_t>(LaneKind::kData)) {
+    return Refuse("HELLO", "lane kind", kind, "0 or 1");
+  }
+  if (!zeros) return NotZero("HELLO");
+  if (hello.lanes > LH_LANES_MAX) return Refuse("HELLO", "lanes", hello.lanes, "at most 256");
+  if (hello.kind == LaneKind::kControl && hello.lane != 0) {
+    return Refuse("HELLO", "lane", hello.lane, "0 as for a control lane");
+  }
+  if (hello.kind == LaneKind::kData && hello.lane >= hello.lanes) {
+    return Refuse("HELLO", "lane", hello.lane, "below the number of lanes");
+  }
+  if (!hello.epoch) return Refuse("HELLO", "epoch", 0, "an epoch");
+  if (!hello.dialer) return Refuse("HELLO", "dialer", 0, "a peer");
+  if (!hello.acceptor) return Refuse("HELLO", "acceptor", 0, "a peer");
+  return hello;
+}
+
+absl::StatusOr<LaneAnswer> ParseLaneAnswer(std::span<const uint8_t, kLaneAnswerBytes> bytes) {
+  ByteReader reader(bytes);
+  LH_RETURN_IF_ERROR(CheckStart(&reader, "ANSWER"));
+  LaneAnswer answer;
+  const uint8_t result = reader.U8();
+  bool zeros = reader.Zeros(1);
+  answer.result = static_cast<LaneResult>(result);
+  answer.nonce = ReadDigest(&reader);
+  answer.proof = ReadDigest(&reader);
+  zeros &= reader.Zeros(24);
+  if (result > static_cast<uint8_t>(LaneResult::kBusy)) {
+    return Refuse("ANSWER", "result", result, "at most 4");
+  }
+  if (!zeros) return NotZero("ANSWER");
+  if (answer.result != LaneResult::kAccepted &&
+      (answer.nonce != Digest32{} || answer.proof != Digest32{})) {
+    return absl::InvalidArgumentError("ANSWER: a refusal carries a nonce or a proof");
+  }
+  return answer;
+}
+
+absl::StatusOr<LaneConfirm> ParseLaneConfirm(std::span<const uint8_t, kLaneConfirmBytes> bytes) {
+  ByteReader reader(bytes);
+  LH_RETURN_IF_ERROR(CheckStart(&reader, "CONFIRM"));
+  if (!reader.Zeros(2)) return NotZero("CONFIRM");
+  LaneConfirm confirm;
+  confirm.proof = ReadDigest(&reader);
+  return confirm;
+}
+
+}  // namespace longhaul

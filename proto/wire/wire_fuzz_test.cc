@@ -1,0 +1,64 @@
+// Garbage for every parser of the data port. The first byte chooses the parser.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "base/check.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/handshake.h"
+
+namespace longhaul {
+namespace {
+
+template <size_t kSize>
+bool Fixed(std::span<const uint8_t> bytes, std::array<uint8_t, kSize>* out) {
+  if (bytes.size() < kSize) return false;
+  std::copy_n(bytes.begin(), kSize, out->begin());
+  return true;
+}
+
+// What was accepted must come out as it went in.
+template <size_t kSize, class Parse>
+void Try(std::span<const uint8_t> bytes, Parse parse) {
+  std::array<uint8_t, kSize> fixed;
+  if (!Fixed(bytes, &fixed)) return;
+  if (const auto parsed = parse(fixed); parsed.ok()) LH_CHECK(Encode(*parsed) == fixed);
+}
+
+void One(std::span<const uint8_t> bytes) {
+  if (bytes.empty()) return;
+  const uint8_t which = bytes[0] % 6;
+  bytes = bytes.subspan(1);
+  switch (which) {
+    case 0:
+    case 1: {
+      const LaneKind kind = which == 0 ? LaneKind::kControl : LaneKind::kData;
+      Try<kFrameHeaderBytes>(bytes, [&](const auto& b) { return ParseFrameHeader(b, kind); });
+      break;
+    }
+    case 2:
+      if (const auto body = ParseReadyBody(bytes); body.ok()) {
+        const auto again = Encode(*body);
+        LH_CHECK(std::equal(again.begin(), again.end(), bytes.begin()));
+      }
+      break;
+    case 3:
+      Try<kLaneHelloBytes>(bytes, [](const auto& b) { return ParseLaneHello(b); });
+      break;
+    case 4:
+      Try<kLaneAnswerBytes>(bytes, [](const auto& b) { return ParseLaneAnswer(b); });
+      break;
+    case 5:
+      Try<kLaneConfirmBytes>(bytes, [](const auto& b) { return ParseLaneConfirm(b); });
+      break;
+  }
+}
+
+}  // namespace
+}  // namespace longhaul
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  longhaul::One({data, size});
+  return 0;
+}

@@ -1,0 +1,406 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/string_view.h"
+#include "base/prng.h"
+#include "gtest/gtest.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/handshake.h"
+#include "proto/wire/op_desc.h"
+
+namespace longhaul {
+namespace {
+
+template <class Bytes>
+std::string Hex(const Bytes& bytes) {
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+}
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+FrameHeader Data() {
+  FrameHeader header;
+  header.type = FrameType::kData;
+  header.group = 0x01020304;
+  header.payload_bytes = 4096;
+  header.op = OpOrdinal(0x1112131415161718);
+  header.attempt = Epoch(0x2122232425262728);
+  header.offset = 0x0004324334353637;
+  header.phase = Phase::kGather;
+  header.stamp = 0x4142434445464748;
+  return header;
+}
+
+FrameHeader Control(FrameType type) {
+  FrameHeader header;
+  header.type = type;
+  header.group = 7;
+  if (type == FrameType::kReady || type == FrameType::kDone) header.op = OpOrdinal(5);
+  if (type == FrameType::kReady) header.payload_bytes = kReadyBodyBytes;
+  return header;
+}
+
+// Sets one byte of the encoded header and says why that is refused; "" if it is not.
+std::string RefusalWith(FrameHeader header, LaneKind kind, size_t at, uint8_t value) {
+  auto bytes = Encode(header);
+  bytes[at] = value;
+  return Message(ParseFrameHeader(bytes, kind).status());
+}
+
+TEST(FrameTest, HeaderIsGolden) {
+  EXPECT_EQ(Hex(Encode(Data())),
+            "4c484631"  // magic
+            "05"
+            "00"
+            "0000"  // type, flags, zero
+            "04030201"
+            "00100000"          // group, payload_bytes
+            "1817161514131211"  // op
+            "2827262524232221"  // attempt
+            "3736353443320400"  // offset
+            "01000000"
+            "00000000"          // phase, zero
+            "4847464544434241"  // stamp
+            "0000000000000000");
+}
+
+TEST(FrameTest, HeaderRoundTrips) {
+  const auto parsed = ParseFrameHeader(Encode(Data()), LaneKind::kData);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, Data());
+  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kReady,
+                               FrameType::kDone, FrameType::kWantLanes}) {
+    const auto control = ParseFrameHeader(Encode(Control(type)), LaneKind::kControl);
+    ASSERT_TRUE(control.ok()) << control.status();
+    EXPECT_EQ(*control, Control(type));
+  }
+}
+
+TEST(FrameTest, RefusesWhatIsNotAFrame) {
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 0, 'X'), "frame magic is 0x31464858, not LHF1");
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 0), "frame type is 0, not one of a data lane");
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 7), "frame type is 7, not one of a data lane");
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 5, 1), "flags is 1, not known for this type");
+  EXPECT_EQ(RefusalWith(Control(FrameType::kDone), LaneKind::kControl, 5, 3),
+            "flags is 3, not known for this type");
+  EXPECT_EQ(RefusalWith(Control(FrameType::kDone), LaneKind::kControl, 5, 1), "");
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 40, 2), "phase is 2, not 0 or 1");
+}
+
+TEST(FrameTest, RefusesReservedBytesThatAreNotZero) {
+  for (const size_t at : {6, 7, 44, 45, 46, 47, 56, 57, 58, 59, 60, 61, 62, 63}) {
+    EXPECT_NE(RefusalWith(Data(), LaneKind::kData, at, 1), "") << at;
+  }
+}
+
+TEST(FrameTest, TypesStayOnTheirKindOfLane) {
+  EXPECT_FALSE(ParseFrameHeader(Encode(Data()), LaneKind::kControl).ok());
+  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kReady,
+                               FrameType::kDone, FrameType::kWantLanes}) {
+    EXPECT_FALSE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
+  }
+}
+
+TEST(FrameTest, OpsAreNamed) {
+  for (FrameHeader header : {Data(), Control(FrameType::kReady), Control(FrameType::kDone)}) {
+    const LaneKind kind = header.type == FrameType::kData ? LaneKind::kData : LaneKind::kControl;
+    EXPECT_TRUE(ParseFrameHeader(Encode(header), kind).ok());
+    header.op = OpOrdinal();
+    EXPECT_EQ(Message(ParseFrameHeader(Encode(header), kind).status()), "op is 0, not an ordinal");
+  }
+}
+
+bool AcceptsPayload(FrameHeader header, uint32_t bytes) {
+  header.payload_bytes = bytes;
+  const LaneKind kind = header.type == FrameType::kData ? LaneKind::kData : LaneKind::kControl;
+  return ParseFrameHeader(Encode(header), kind).ok();
+}
+
+TEST(FrameTest, PayloadIsBoundedByType) {
+  EXPECT_FALSE(AcceptsPayload(Data(), 0));
+  EXPECT_TRUE(AcceptsPayload(Data(), 1));
+  EXPECT_TRUE(AcceptsPayload(Data(), LH_SEGMENT_BYTES_MAX));
+  EXPECT_FALSE(AcceptsPayload(Data(), LH_SEGMENT_BYTES_MAX + 1));
+  EXPECT_FALSE(AcceptsPayload(Data(), UINT32_MAX));
+  const FrameHeader ready = Control(FrameType::kReady);
+  EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes - 1));
+  EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
+  EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes + LH_EAGER_BYTES_MAX));
+  EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
+  for (const FrameType type :
+       {FrameType::kPing, FrameType::kPong, FrameType::kDone, FrameType::kWantLanes}) {
+    EXPECT_TRUE(AcceptsPayload(Control(type), 0));
+    EXPECT_FALSE(AcceptsPayload(Control(type), 1));
+  }
+}
+
+TEST(FrameTest, OffsetIsBoundedByTheLargestTensor) {
+  FrameHeader header = Data();
+  header.offset = LH_COUNT_MAX * 8 - 1;
+  EXPECT_TRUE(ParseFrameHeader(Encode(header), LaneKind::kData).ok());
+  header.offset = LH_COUNT_MAX * 8;
+  EXPECT_FALSE(ParseFrameHeader(Encode(header), LaneKind::kData).ok());
+}
+
+ReadyBody Body() {
+  ReadyBody body;
+  body.boundary = Epoch(0x0102030405060708);
+  body.tag = 0x1112131415161718;
+  body.desc.dtype = DType::kFloat64;
+  body.desc.reduce = ReduceOp::kAvg;
+  body.desc.on_fault = OnFault::kAbort;
+  body.desc.count = 0x2122232425;
+  body.local_mismatch = true;
+  return body;
+}
+
+TEST(ReadyTest, BodyIsGolden) {
+  EXPECT_EQ(Hex(Encode(Body())),
+            "0807060504030201"  // boundary
+            "1817161514131211"  // tag
+            "01"
+            "0b"
+            "01"
+            "01"  // kind, dtype, reduce, on_fault
+            "00"
+            "01"
+            "0000"                // quantization, local_mismatch, zero
+            "2524232221000000");  // count
+}
+
+TEST(ReadyTest, BodyRoundTrips) {
+  const auto parsed = ParseReadyBody(Encode(Body()));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, Body());
+}
+
+absl::Status ParseWith(size_t at, uint8_t value) {
+  auto bytes = Encode(Body());
+  bytes[at] = value;
+  return ParseReadyBody(bytes).status();
+}
+
+TEST(ReadyTest, RefusesUnknownNumbers) {
+  EXPECT_EQ(Message(ParseWith(16, 2)), "kind is 2, not 1 (all-reduce)");
+  EXPECT_EQ(Message(ParseWith(17, 12)), "dtype is 12, not below 12");
+  EXPECT_TRUE(ParseWith(17, 11).ok());
+  EXPECT_EQ(Message(ParseWith(18, 5)), "reduce is 5, not below 5");
+  EXPECT_TRUE(ParseWith(18, 4).ok());
+  EXPECT_EQ(Message(ParseWith(19, 2)), "on_fault is 2, not 0 or 1");
+  EXPECT_EQ(Message(ParseWith(20, 1)), "quantization is 1, not 0");
+  EXPECT_EQ(Message(ParseWith(21, 2)), "local_mismatch is 2, not 0 or 1");
+  EXPECT_FALSE(ParseWith(22, 1).ok());
+  EXPECT_FALSE(ParseWith(23, 1).ok());
+  ReadyBody body = Body();
+  body.boundary = Epoch();
+  EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "boundary is 0, not an epoch");
+}
+
+TEST(ReadyTest, CountIsBounded) {
+  ReadyBody body = Body();
+  body.desc.count = LH_COUNT_MAX;
+  EXPECT_TRUE(ParseReadyBody(Encode(body)).ok());
+  body.desc.count = LH_COUNT_MAX + 1;
+  EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()),
+            "count is 281474976710657, not at most 2^48");
+}
+
+// READY of `count` bytes with `eager` bytes of input behind the body.
+bool AcceptsEager(uint64_t count, size_t eager, bool mismatch = false) {
+  ReadyBody body = Body();
+  body.desc.dtype = DType::kUint8;
+  body.desc.count = count;
+  body.local_mismatch = mismatch;
+  const auto fixed = Encode(body);
+  std::vector<uint8_t> payload(fixed.begin(), fixed.end());
+  payload.resize(payload.size() + eager);
+  return ParseReadyBody(payload).ok();
+}
+
+TEST(ReadyTest, InputTravelsInsideExactlyWhenItIsSmall) {
+  EXPECT_TRUE(AcceptsEager(0, 0));
+  EXPECT_TRUE(AcceptsEager(10, 10));
+  EXPECT_FALSE(AcceptsEager(10, 9));
+  EXPECT_FALSE(AcceptsEager(10, 11));
+  EXPECT_FALSE(AcceptsEager(10, 0));
+  EXPECT_TRUE(AcceptsEager(10, 0, true));
+  EXPECT_TRUE(AcceptsEager(LH_EAGER_BYTES_MAX, LH_EAGER_BYTES_MAX));
+  EXPECT_TRUE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, 0));
+  EXPECT_FALSE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, LH_EAGER_BYTES_MAX + 1));
+}
+
+TEST(ReadyTest, RefusesShortPayload) {
+  const auto bytes = Encode(Body());
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    EXPECT_FALSE(ParseReadyBody(std::span(bytes).first(n)).ok()) << n;
+  }
+}
+
+Digest32 Sequence(uint8_t first) {
+  Digest32 digest;
+  for (uint8_t& byte : digest) byte = first++;
+  return digest;
+}
+
+LaneHello Hello() {
+  LaneHello hello;
+  hello.kind = LaneKind::kData;
+  hello.run_digest = Sequence(0x20);
+  hello.group = 0x01020304;
+  hello.lane = 2;
+  hello.lanes = 4;
+  hello.epoch = Epoch(9);
+  hello.dialer = PeerId(0x1112131415161718);
+  hello.acceptor = PeerId(0x2122232425262728);
+  hello.nonce = Sequence(0x80);
+  return hello;
+}
+
+TEST(HandshakeTest, HelloIsGolden) {
+  EXPECT_EQ(Hex(Encode(Hello())),
+            "4c484831"
+            "0100"
+            "01"
+            "00"
+            "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
+            "04030201"
+            "02000000"
+            "04000000"
+            "00000000"
+            "0900000000000000"
+            "1817161514131211"
+            "2827262524232221"
+            "808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f"
+            "00000000000000000000000000000000");
+  EXPECT_EQ(*ParseLaneHello(Encode(Hello())), Hello());
+}
+
+TEST(HandshakeTest, AnswerIsGolden) {
+  LaneAnswer answer;
+  answer.nonce = Sequence(0x40);
+  answer.proof = Sequence(0x60);
+  EXPECT_EQ(Hex(Encode(answer)),
+            "4c484831"
+            "0100"
+            "00"
+            "00"
+            "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
+            "606162636465666768696a6b6c6d6e6f707172737475767778797a7b7c7d7e7f"
+            "000000000000000000000000000000000000000000000000");
+  EXPECT_EQ(*ParseLaneAnswer(Encode(answer)), answer);
+}
+
+TEST(HandshakeTest, ConfirmIsGolden) {
+  LaneConfirm confirm;
+  confirm.proof = Sequence(0xa0);
+  EXPECT_EQ(Hex(Encode(confirm)),
+            "4c484831"
+            "0100"
+            "0000"
+            "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
+  EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
+}
+
+std::string HelloRefusalWith(size_t at, uint8_t value) {
+  auto bytes = Encode(Hello());
+  bytes[at] = value;
+  return Message(ParseLaneHello(bytes).status());
+}
+
+TEST(HandshakeTest, HelloIsCheckedFieldByField) {
+  EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
+  EXPECT_EQ(HelloRefusalWith(4, 2),
+            "HELLO: lane protocol version is 2, not 1; run the same release at both ends");
+  EXPECT_EQ(HelloRefusalWith(6, 2), "HELLO: lane kind is 2, not 0 or 1");
+  EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
+  EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");
+  EXPECT_EQ(HelloRefusalWith(49, 1), "HELLO: lanes is 260, not at most 256");
+  EXPECT_EQ(HelloRefusalWith(56, 0), "HELLO: epoch is 0, not an epoch");
+  for (const size_t at : {7, 52, 55, 112, 127}) {
+    EXPECT_EQ(HelloRefusalWith(at, 1), "HELLO: reserved bytes are not zero") << at;
+  }
+  LaneHello nobody = Hello();
+  nobody.dialer = PeerId();
+  EXPECT_EQ(Message(ParseLaneHello(Encode(nobody)).status()), "HELLO: dialer is 0, not a peer");
+  nobody = Hello();
+  nobody.acceptor = PeerId();
+  EXPECT_EQ(Message(ParseLaneHello(Encode(nobody)).status()), "HELLO: acceptor is 0, not a peer");
+}
+
+TEST(HandshakeTest, LanesAreBounded) {
+  LaneHello hello = Hello();
+  hello.lanes = LH_LANES_MAX;
+  hello.lane = LH_LANES_MAX - 1;
+  EXPECT_TRUE(ParseLaneHello(Encode(hello)).ok());
+  hello.lanes = LH_LANES_MAX + 1;
+  EXPECT_FALSE(ParseLaneHello(Encode(hello)).ok());
+}
+
+TEST(HandshakeTest, RefusalCarriesNoSecrets) {
+  LaneAnswer answer;
+  answer.result = LaneResult::kBusy;
+  EXPECT_EQ(*ParseLaneAnswer(Encode(answer)), answer);
+  answer.proof = Sequence(1);
+  EXPECT_FALSE(ParseLaneAnswer(Encode(answer)).ok());
+  auto bytes = Encode(LaneAnswer());
+  bytes[6] = 5;
+  EXPECT_EQ(Message(ParseLaneAnswer(bytes).status()), "ANSWER: result is 5, not at most 4");
+  bytes = Encode(LaneAnswer());
+  bytes[95] = 1;
+  EXPECT_FALSE(ParseLaneAnswer(bytes).ok());
+  auto confirm = Encode(LaneConfirm());
+  confirm[7] = 1;
+  EXPECT_FALSE(ParseLaneConfirm(confirm).ok());
+}
+
+// Whatever is accepted says the same when it is written again: nothing was overlooked.
+TEST(WireTest, AcceptedBytesAreCanonical) {
+  Prng prng(1);
+  for (int i = 0; i < 20000; ++i) {
+    auto frame = Encode(prng.Chance(0.5) ? Data() : Control(FrameType::kDone));
+    frame[prng.Below(frame.size())] = static_cast<uint8_t>(prng.Next());
+    const LaneKind kind = frame[4] == 5 ? LaneKind::kData : LaneKind::kControl;
+    if (const auto parsed = ParseFrameHeader(frame, kind); parsed.ok()) {
+      EXPECT_EQ(Encode(*parsed), frame);
+    }
+    auto hello = Encode(Hello());
+    hello[prng.Below(hello.size())] = static_cast<uint8_t>(prng.Next());
+    if (const auto parsed = ParseLaneHello(hello); parsed.ok()) {
+      EXPECT_EQ(Encode(*parsed), hello);
+    }
+    auto body = Encode(Body());
+    body[prng.Below(body.size())] = static_cast<uint8_t>(prng.Next());
+    if (const auto parsed = ParseReadyBody(body); parsed.ok()) {
+      EXPECT_EQ(Encode(*parsed), body);
+    }
+  }
+}
+
+TEST(OpDescTest, TextNamesWhatDiffers) {
+  OpDesc desc;
+  desc.count = 1048576;
+  EXPECT_EQ(ToString(desc), "sum of float32 x 1048576");
+  desc.reduce = ReduceOp::kMax;
+  desc.dtype = DType::kBfloat16;
+  desc.on_fault = OnFault::kAbort;
+  EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 abort on fault");
+  EXPECT_EQ(desc.bytes(), 2097152u);
+}
+
+TEST(OpDescTest, EveryDtypeHasASizeAndAName) {
+  size_t total = 0;
+  for (int i = 0; i < LH_WIRE_DTYPE_COUNT; ++i) {
+    total += SizeOf(static_cast<DType>(i));
+    EXPECT_STRNE(Name(static_cast<DType>(i)), "unknown");
+  }
+  EXPECT_EQ(total, 2 * 1 + 4 * 2 + 3 * 4 + 3 * 8u);
+  for (int i = 0; i < LH_WIRE_REDUCE_COUNT; ++i) {
+    EXPECT_STRNE(Name(static_cast<ReduceOp>(i)), "unknown");
+  }
+}
+
+}  // namespace
+}  // namespace longhaul
