@@ -55,8 +55,9 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   std::vector<OpOrdinal> theirs_;  // by ring position; 0: not known yet
   std::vector<LinkKey> links_;
   std::unique_ptr<Attempt> attempt_;
-  std::set<uint64_t> out_;  // cookies of segments in the transport
-  bool stopping_ = false;   // segments that arrive are thrown away
+  std::set<uint64_t> out_;    // cookies of segments in the transport
+  bool answer_stop_ = false;  // AttemptStopped is due when the segments that are out have returned
+  bool stopping_ = false;     // segments that arrive are thrown away
   // The memory that segments in the transport refer to; posts may be gone before them.
   std::vector<PostBuffers> buffers_;
 };
@@ -72,10 +73,9 @@ OpRunner::~OpRunner() = default;
 absl::Status OpRunner::AddPost(const PostRef& post, PostBuffers buffers) {
   const uint64_t reserved = buffers.bytes > LH_EAGER_BYTES_MAX ? buffers.bytes : 0;
   if (reserved_ + reserved > options_.scratch_limit) {
-    return absl::UnavailableError(
-        absl::StrCat("ops in flight hold ", reserved_, " bytes and this one needs ", reserved,
-                     "; the limit is ", options_.scratch_limit,
-                     ": wait for some of them, or raise --scratch-limit of peerd"));
+    return absl::UnavailableError(absl::StrCat(
+        "ops in flight hold ", reserved_, " bytes and this one needs ", reserved, "; the limit is ",
+        options_.scratch_limit, ": wait for some of them, or raise --scratch-limit of peerd"));
   }
   const bool added = posts_.emplace(post, Post{std::move(buffers), reserved, {}}).second;
   LH_CHECK(added);
@@ -157,7 +157,12 @@ void OpRunner::OnReceivesDetached(uint64_t cookie) {
   detaching_.erase(it);
   op->attempt_->Stop();
   Retire(op);
-  events_.push_back(AttemptStopped{op->key_.group, op->key_.ordinal, op->attempt_number_});
+  // Inputs are as posted only when the segments that are out have come back.
+  if (op->attempt_->Idle()) {
+    events_.push_back(AttemptStopped{op->key_.group, op->key_.ordinal, op->attempt_number_});
+  } else {
+    op->answer_stop_ = true;
+  }
 }
 
 void OpRunner::Finish(const FinishAttempt& action) {
@@ -231,7 +236,12 @@ void OpRunner::OnSegmentSent(uint64_t cookie) {
   free_cookies_.push_back(cookie);
   out.op->out_.erase(cookie);
   out.op->attempt_->Sent(out.cookie);
-  if (out.op->attempt_->Idle()) std::erase(zombies_, out.op);
+  if (!out.op->attempt_->Idle()) return;
+  std::erase(zombies_, out.op);
+  if (std::exchange(out.op->answer_stop_, false)) {
+    events_.push_back(
+        AttemptStopped{out.op->key_.group, out.op->key_.ordinal, out.op->attempt_number_});
+  }
 }
 
 OpTraffic OpRunner::GroupTraffic(const GroupKey& group) const {

@@ -1,8 +1,8 @@
 // Runs the attempts that the peer core asks for: joins core, collective and transport.
 //
 // The core says start, credit, stop, finish; segments go out through the transport and come in from
-// it; what happened goes back as core events. Buffers of posts are held from AddPost() to TakePost(),
-// and longer while the kernel still refers to them.
+// it; what happened goes back as core events. Buffers of posts are held from AddPost() to
+// TakePost(), and longer while the kernel still refers to them.
 //
 // Threads: the reactor thread only. Nothing here calls the core: events are collected (TakeEvents).
 #pragma once

@@ -1,0 +1,60 @@
+#include "peerd/daemon/advertise.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/daemon/host_port.h"
+#include "base/status_macros.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// The local address that a packet to `target` would carry; "" if there is no way to it.
+std::string SourceAddressTowards(const HostPort& target) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(target.host.c_str(), std::to_string(target.port).c_str(), &hints, &found) != 0)
+    return "";
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
+    const int fd = socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;
+    // Connecting a datagram socket sends nothing; it only picks a route.
+    sockaddr_storage local{};
+    socklen_t length = sizeof local;
+    char host[NI_MAXHOST];
+    const bool ok = connect(fd, info->ai_addr, info->ai_addrlen) == 0 &&
+                    getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0 &&
+                    getnameinfo(reinterpret_cast<sockaddr*>(&local), length, host, sizeof host,
+                                nullptr, 0, NI_NUMERICHOST) == 0;
+    close(fd);
+    if (ok) return host;
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> AdvertisedEndpoint(const std::string& listen,
+                                               const std::vector<std::string>& coordinators) {
+  LH_ASSIGN_OR_RETURN(const HostPort bound, ParseHostPort(listen));
+  if (bound.host != "0.0.0.0" && bound.host != "::") return listen;
+  for (const std::string& coordinator : coordinators) {
+    LH_ASSIGN_OR_RETURN(const HostPort target, ParseHostPort(coordinator));
+    const std::string host = SourceAddressTowards(target);
+    if (host.empty()) continue;
+    return ToString(HostPort{host, bound.port});
+  }
+  return absl::FailedPreconditionError(
+      "no way to any coordinator, so it is not known which address others can reach; say so with "
+      "--advertise=HOST:PORT");
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,456 @@
+#include "peerd/daemon/daemon.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/ids.h"
+#include "base/log.h"
+#include "base/mailbox.h"
+#include "base/status_macros.h"
+#include "peerd/control/control_client.h"
+#include "peerd/core/peer_core.h"
+#include "peerd/daemon/advertise.h"
+#include "peerd/io/ring.h"
+#include "peerd/ipc/ipc_server.h"
+#include "peerd/metrics/peer_metrics.h"
+#include "peerd/runner/op_runner.h"
+#include "peerd/transport/transport.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// How long closing lanes, sockets and the control stream may take at the end.
+constexpr int64_t kCloseUs = Seconds(2);
+constexpr int64_t kMetricsUs = Millis(500);
+// Things that gRPC threads may have under way towards the reactor.
+constexpr size_t kInboxMax = 65536;
+
+PeerId RandomPeerId() {
+  uint64_t value = 0;
+  while (value == 0) {
+    LH_CHECK(getrandom(&value, sizeof value, 0) == sizeof value);
+    value >>= 1;  // stays positive wherever it is shown as a signed number
+  }
+  return PeerId(value);
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
+}
+
+class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
+ public:
+  explicit DaemonImpl(DaemonOptions options)
+      : options_(std::move(options)),
+        self_(RandomPeerId()),
+        inbox_(kInboxMax, [this] { ring_->Wake(); }) {}
+
+  ~DaemonImpl() override {
+    // Threads of others first: they post to what follows.
+    if (control_) control_->Stop();
+    http_.reset();
+  }
+
+  absl::Status Open();
+
+  std::string listen_address() const override { return transport_->listen_address(); }
+  std::string socket_path() const override { return options_.socket_path; }
+  std::string http_address() const override { return http_ ? http_->address() : ""; }
+  absl::Status Run() override;
+
+ private:
+  // A join that the trainer waits for, since when.
+  struct WaitingJoin {
+    Tick since;
+  };
+
+  // ---- events
+  void Post(Event event) { events_.push_back(std::move(event)); }
+  void TakeInbox();
+  // Steps the core until nothing is left to tell it.
+  void Drain();
+  void Carry(Action& action);
+  void FailHopelessJoins();
+  void WatchSignals();
+  void OnSignal();
+  void PublishMetrics();
+
+  // ---- TransportListener
+  void OnLinkUp(const LinkKey& link) override { Post(LinkUp{link.run, link.peer}); }
+  void OnLinkDown(const LinkKey& link, const std::string& reason) override {
+    Post(LinkDown{link.run, link.peer, reason});
+  }
+  absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
+                              std::span<const uint8_t> payload) override;
+  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override {
+    return runner_->OnDataHeader(link, header);
+  }
+  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
+    return runner_->OnDataReceived(link, header);
+  }
+  void OnSegmentSent(uint64_t cookie) override { runner_->OnSegmentSent(cookie); }
+  void OnReceivesDetached(uint64_t cookie) override { runner_->OnReceivesDetached(cookie); }
+
+  // ---- IpcHandler
+  void OnJoin(LocalId local, const GroupKey& group, const std::string& name) override;
+  void OnStep(LocalId local) override { Post(LocalStep{local}); }
+  void OnLeave(LocalId local) override { Post(LocalLeave{local}); }
+  void OnPost(const IpcPost& post) override;
+  IpcMembers OnMembers(LocalId local) override;
+  void OnGone(LocalId local, const std::string& reason) override;
+  void OnRegionAdded(const uint8_t* data, size_t bytes) override {
+    transport_->AddMemory(data, bytes);
+  }
+  void OnRegionRemoved(const uint8_t* data, size_t) override { transport_->RemoveMemory(data); }
+
+  DaemonOptions options_;
+  const PeerId self_;
+  std::unique_ptr<Ring> ring_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<OpRunner> runner_;
+  std::unique_ptr<IpcServer> ipc_;
+  std::unique_ptr<PeerCore> core_;
+  std::unique_ptr<PeerMetrics> metrics_;
+  std::unique_ptr<PeerHttp> http_;
+  std::unique_ptr<ControlClient> control_;
+
+  // What the control client's threads hand over.
+  struct ControlUp {};
+  struct ControlDown {
+    std::string reason;
+  };
+  using Inbound = std::variant<ControlUp, ControlDown, control::CoordinatorMessage>;
+  // Any thread. The coordinator's messages are few; a full mailbox means that the reactor hangs.
+  void FromControl(Inbound inbound) { LH_CHECK(inbox_.Post(std::move(inbound))); }
+  Mailbox<Inbound> inbox_;
+
+  std::deque<Event> events_;
+  std::map<LocalId, WaitingJoin> joins_;
+  std::set<LocalId> abandoned_joins_;  // answered by us; the core's answer is not passed on
+  std::set<GroupKey> groups_;          // for traffic in heartbeats
+  bool coordinator_up_ = false;
+  Tick coordinator_down_since_;
+  std::string coordinator_error_ = "not tried yet";
+  Tick metrics_due_;
+  int signals_ = 0;
+  bool drained_ = false;
+};
+
+absl::Status DaemonImpl::Open() {
+  LH_ASSIGN_OR_RETURN(ring_, MakeUringRing(4096));
+  Log(LogLevel::kInfo, absl::StrCat("io_uring ready ", ring_->features().description));
+
+  TransportOptions transport;
+  transport.self = self_;
+  transport.listen = options_.listen;
+  transport.lanes = options_.lanes;
+  transport.congestion = options_.congestion;
+  transport.zero_copy = options_.zero_copy == "on"    ? TransportOptions::ZeroCopy::kOn
+                        : options_.zero_copy == "off" ? TransportOptions::ZeroCopy::kOff
+                                                      : TransportOptions::ZeroCopy::kAuto;
+  LH_ASSIGN_OR_RETURN(transport_, MakeTransport(transport, ring_.get(), this));
+
+  OpRunner::Options runner;
+  runner.self = self_;
+  runner.segment_bytes = options_.segment_bytes;
+  runner.scratch_limit = options_.scratch_limit;
+  runner_ = std::make_unique<OpRunner>(transport_.get(), runner);
+
+  std::string endpoint = options_.advertise;
+  if (endpoint.empty()) {
+    LH_ASSIGN_OR_RETURN(endpoint,
+                        AdvertisedEndpoint(transport_->listen_address(), options_.coordinators));
+  }
+  CoreConfig core;
+  core.peer = self_;
+  core.endpoints = {endpoint};
+  core.lanes = options_.lanes;
+  core.version = options_.version;
+  core.host = HostName();
+  core_ = std::make_unique<PeerCore>(core);
+
+  metrics_ = std::make_unique<PeerMetrics>();
+  if (!options_.http.empty()) {
+    LH_ASSIGN_OR_RETURN(http_, metrics_->Serve(options_.http));
+  }
+
+  IpcServerOptions ipc;
+  ipc.path = options_.socket_path;
+  ipc.group = options_.socket_group;
+  ipc.arena_limit = options_.arena_limit;
+  LH_ASSIGN_OR_RETURN(ipc_, MakeIpcServer(ipc, ring_.get(), this));
+
+  ControlClientOptions control;
+  control.addresses = options_.coordinators;
+  ControlClientCallbacks callbacks;
+  callbacks.connected = [this] { FromControl(ControlUp{}); };
+  callbacks.disconnected = [this](std::string reason) {
+    FromControl(ControlDown{std::move(reason)});
+  };
+  callbacks.message = [this](control::CoordinatorMessage message) {
+    FromControl(std::move(message));
+  };
+  control_ = MakeControlClient(control, std::move(callbacks));
+  coordinator_down_since_ = ring_->Now();
+  Log(LogLevel::kInfo,
+      absl::StrCat("peerd serving peer=", ToString(self_), " listen=", listen_address(),
+                   " advertise=", endpoint, " socket=", options_.socket_path,
+                   " coordinator=", absl::StrJoin(options_.coordinators, ",")));
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------------------ the loop
+
+absl::Status DaemonImpl::Run() {
+  WatchSignals();
+  while (!drained_ && signals_ < 2) {
+    const Tick now = ring_->Now();
+    if (now >= core_->NextDeadline()) Post(TimePassed{});
+    TakeInbox();
+    FailHopelessJoins();
+    if (now >= metrics_due_) PublishMetrics();
+    Drain();
+    if (drained_) break;
+    Tick until = std::min(core_->NextDeadline(), metrics_due_);
+    LH_RETURN_IF_ERROR(ring_->RunOnce(until));
+  }
+  if (signals_ >= 2) return absl::CancelledError("stopped by a second signal");
+  Log(LogLevel::kInfo, "drained; closing");
+  ipc_->Close();
+  transport_->Close();
+  const Tick deadline = ring_->Now() + kCloseUs;
+  while (ring_->Now() < deadline && !(transport_->closed() && ipc_->closed())) {
+    LH_RETURN_IF_ERROR(ring_->RunOnce(std::min(deadline, ring_->Now() + Millis(50))));
+  }
+  control_->Stop();
+  return absl::OkStatus();
+}
+
+void DaemonImpl::TakeInbox() {
+  for (Inbound& inbound : inbox_.TakeAll()) {
+    if (std::holds_alternative<ControlUp>(inbound)) {
+      coordinator_up_ = true;
+      Post(CoordinatorUp{});
+    } else if (const auto* down = std::get_if<ControlDown>(&inbound)) {
+      if (coordinator_up_) {
+        coordinator_down_since_ = ring_->Now();
+        Post(CoordinatorDown{});
+      }
+      coordinator_up_ = false;
+      coordinator_error_ = down->reason;
+    } else {
+      auto& message = std::get<control::CoordinatorMessage>(inbound);
+      if (const auto* welcome = std::get_if<control::Welcome>(&message)) {
+        transport_->SetDetectMs(welcome->detect_ms);
+      }
+      Post(FromCoordinator{std::move(message)});
+    }
+  }
+}
+
+void DaemonImpl::Drain() {
+  while (true) {
+    for (Event& event : runner_->TakeEvents()) events_.push_back(std::move(event));
+    if (events_.empty()) return;
+    const Event event = std::move(events_.front());
+    events_.pop_front();
+    std::vector<Action> actions = core_->Step(event, ring_->Now());
+    for (Action& action : actions) Carry(action);
+  }
+}
+
+void DaemonImpl::Carry(Action& action) {
+  struct Visitor {
+    DaemonImpl* d;
+    void operator()(ToCoordinator& a) {
+      if (auto* beat = std::get_if<control::Heartbeat>(&a.message)) {
+        for (control::GroupLoad& load : beat->loads) {
+          const OpTraffic traffic = d->runner_->GroupTraffic(load.group);
+          load.bytes_sent = traffic.bytes_sent;
+          load.bytes_received = traffic.bytes_received;
+        }
+      }
+      d->control_->Send(std::move(a.message));
+    }
+    void operator()(JoinDone& a) {
+      d->joins_.erase(a.local);
+      if (d->abandoned_joins_.erase(a.local) == 0) d->ipc_->JoinDone(a.local, a.outcome, a.world);
+    }
+    void operator()(StepDone& a) { d->ipc_->StepDone(a.local, a.outcome, a.world); }
+    void operator()(LeaveDone& a) { d->ipc_->LeaveDone(a.local, a.outcome); }
+    void operator()(PostDone& a) {
+      const OpTraffic traffic = d->runner_->TakePost(a.post);
+      d->metrics_->ObserveOp(a.outcome.code, a.info);
+      d->ipc_->PostDone(a.post, a.outcome, a.info, traffic.bytes_sent, traffic.bytes_received);
+    }
+    void operator()(WorldChanged& a) { d->ipc_->WorldChanged(a.local, a.world); }
+    void operator()(MemberGone& a) { d->ipc_->MemberGone(a.local, a.outcome); }
+    void operator()(OpenLinks& a) {
+      std::vector<LinkRequest> links;
+      for (const LinkWanted& want : a.links) {
+        links.push_back({want.peer.peer, want.peer.endpoints, want.dial, want.data});
+      }
+      d->transport_->OpenLinks(a.group.run, a.group.group, a.epoch, a.token, links, a.deadline);
+    }
+    void operator()(KeepLinks& a) {
+      if (a.peers.empty()) d->runner_->ForgetGroup(a.group);
+      d->transport_->KeepLinks(a.group.run, a.group.group, a.epoch, a.peers);
+    }
+    void operator()(SendReady& a) {
+      FrameHeader header;
+      header.type = FrameType::kReady;
+      header.group = a.group.group;
+      header.op = a.ordinal;
+      header.attempt = a.attempt;
+      const auto body = Encode(ReadyBody{a.boundary, a.tag, a.desc, a.local_mismatch});
+      std::string payload(reinterpret_cast<const char*>(body.data()), body.size());
+      if (a.eager) payload += d->runner_->Payload(a);
+      header.payload_bytes = static_cast<uint32_t>(payload.size());
+      d->transport_->SendControl(
+          {a.group.run, a.to}, header,
+          {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()});
+    }
+    void operator()(SendDone& a) {
+      FrameHeader header;
+      header.type = FrameType::kDone;
+      header.flags = a.refused ? kFlagRefused : 0;
+      header.group = a.group.group;
+      header.op = a.ordinal;
+      header.attempt = a.attempt;
+      d->transport_->SendControl({a.group.run, a.to}, header, {});
+    }
+    void operator()(StartAttempt& a) { d->runner_->Start(a); }
+    void operator()(CreditAttempt& a) { d->runner_->Credit(a); }
+    void operator()(StopAttempt& a) { d->runner_->Stop(a); }
+    void operator()(FinishAttempt& a) { d->runner_->Finish(a); }
+    void operator()(BreakLink& a) { d->transport_->BreakLink({a.run, a.peer}, a.reason); }
+    void operator()(Drained&) { d->drained_ = true; }
+    void operator()(LogLine& a) { Log(LogLevel::kInfo, a.text); }
+  };
+  std::visit(Visitor{this}, action);
+}
+
+// ------------------------------------------------------------------------------ trainers
+
+void DaemonImpl::OnJoin(LocalId local, const GroupKey& group, const std::string& name) {
+  joins_[local] = {ring_->Now()};
+  Post(LocalJoin{local, group, name});
+}
+
+void DaemonImpl::OnPost(const IpcPost& post) {
+  PostBuffers buffers{post.source, post.target, post.source_region, post.target_region,
+                      post.desc.bytes()};
+  if (const absl::Status added = runner_->AddPost(post.post, std::move(buffers)); !added.ok()) {
+    ipc_->PostDone(post.post, {Code::kUnavailable, std::string(added.message())}, {}, 0, 0);
+    return;
+  }
+  Post(LocalPost{post.post, post.tag, post.desc});
+}
+
+IpcMembers DaemonImpl::OnMembers(LocalId local) {
+  PeerCore::MembersView view = core_->GetMembers(local);
+  return {view.epoch, std::move(view.members)};
+}
+
+void DaemonImpl::OnGone(LocalId local, const std::string& reason) {
+  joins_.erase(local);
+  Post(LocalDied{local, reason});
+}
+
+void DaemonImpl::FailHopelessJoins() {
+  if (coordinator_up_ || joins_.empty()) return;
+  const Tick now = ring_->Now();
+  const int64_t patience = Millis(options_.coordinator_timeout_ms);
+  if (now - coordinator_down_since_ < patience) return;
+  for (auto it = joins_.begin(); it != joins_.end();) {
+    const auto [local, join] = *it;
+    if (now - join.since < patience) {
+      ++it;
+      continue;
+    }
+    it = joins_.erase(it);
+    abandoned_joins_.insert(local);
+    ipc_->JoinDone(
+        local,
+        {Code::kUnavailable,
+         absl::StrCat("join refused: coordinator ", absl::StrJoin(options_.coordinators, ","),
+                      " not reachable (", coordinator_error_, "); check --coordinator of peerd")},
+        {});
+    Post(LocalDied{local, "coordinator not reachable"});
+  }
+}
+
+// ------------------------------------------------------------------------------ frames
+
+absl::Status DaemonImpl::OnControlFrame(const LinkKey& link, const FrameHeader& header,
+                                        std::span<const uint8_t> payload) {
+  const GroupKey group{link.run, header.group};
+  if (header.type == FrameType::kDone) {
+    Post(PeerDone{group, link.peer, header.op, header.attempt, (header.flags & kFlagRefused) != 0});
+    return absl::OkStatus();
+  }
+  LH_CHECK(header.type == FrameType::kReady);
+  LH_ASSIGN_OR_RETURN(const ReadyBody body, ParseReadyBody(payload));
+  const std::span<const uint8_t> eager = payload.subspan(kReadyBodyBytes);
+  Post(PeerReady{group, link.peer, header.op, header.attempt, body.boundary, body.tag, body.desc,
+                 body.local_mismatch,
+                 std::string(reinterpret_cast<const char*>(eager.data()), eager.size())});
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------------------ signals, metrics
+
+void DaemonImpl::WatchSignals() {
+  if (options_.signal_fd < 0) return;
+  ring_->PollIn(options_.signal_fd, [this](IoResult result) {
+    if (result.value < 0) return;
+    OnSignal();
+    WatchSignals();
+  });
+}
+
+void DaemonImpl::OnSignal() {
+  signalfd_siginfo info;
+  if (read(options_.signal_fd, &info, sizeof info) != sizeof info) return;
+  ++signals_;
+  if (signals_ > 1) return;
+  Log(LogLevel::kInfo,
+      absl::StrCat("draining signal=", info.ssi_signo, " timeout_ms=", options_.drain_timeout_ms));
+  Post(DrainRequested{ring_->Now() + Millis(options_.drain_timeout_ms)});
+}
+
+void DaemonImpl::PublishMetrics() {
+  metrics_due_ = ring_->Now() + kMetricsUs;
+  PeerSnapshot snapshot;
+  snapshot.core = core_->GetStats();
+  snapshot.transport = transport_->GetStats();
+  snapshot.ipc = ipc_->GetStats();
+  snapshot.coordinator_up = coordinator_up_;
+  metrics_->Publish(snapshot);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> MakeDaemon(DaemonOptions options) {
+  auto daemon = std::make_unique<DaemonImpl>(std::move(options));
+  LH_RETURN_IF_ERROR(daemon->Open());
+  return daemon;
+}
+
+}  // namespace longhaul::peerd

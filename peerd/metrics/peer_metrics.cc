@@ -1,0 +1,151 @@
+#include "peerd/metrics/peer_metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+namespace longhaul::peerd {
+namespace {
+
+using prometheus::BuildCounter;
+using prometheus::BuildGauge;
+using prometheus::BuildHistogram;
+using prometheus::Counter;
+using prometheus::Gauge;
+using prometheus::Histogram;
+
+Gauge& AddGauge(prometheus::Registry& registry, const char* name, const char* help) {
+  return BuildGauge().Name(name).Help(help).Register(registry).Add({});
+}
+
+// A counter that follows a total kept elsewhere.
+class Follower {
+ public:
+  Follower(prometheus::Registry& registry, const char* name, const char* help)
+      : counter_(BuildCounter().Name(name).Help(help).Register(registry).Add({})) {}
+  void Follow(uint64_t total) { counter_.Increment(static_cast<double>(total) - counter_.Value()); }
+
+ private:
+  Counter& counter_;
+};
+
+const char* OutcomeLabel(Code code) {
+  switch (code) {
+    case Code::kOk:
+      return "ok";
+    case Code::kAborted:
+      return "aborted";
+    case Code::kInvalidArgument:
+      return "refused";
+    default:
+      return "failed";
+  }
+}
+
+}  // namespace
+
+struct PeerMetrics::Impl {
+  explicit Impl(prometheus::Registry& r)
+      : members(AddGauge(r, "longhaul_peerd_members", "Local members, pending or admitted")),
+        ops_open(
+            AddGauge(r, "longhaul_peerd_ops_open", "Ops announced or waiting for local members")),
+        clients(AddGauge(r, "longhaul_peerd_clients", "Connections on the Unix socket")),
+        arena(AddGauge(r, "longhaul_peerd_arena_bytes", "Memory shared with trainers")),
+        links(AddGauge(r, "longhaul_peerd_links", "Links to other peers that are up")),
+        lanes(AddGauge(r, "longhaul_peerd_lanes", "Connections of these links")),
+        coordinator(AddGauge(r, "longhaul_peerd_coordinator_up",
+                             "1 while the stream to the coordinator stands")),
+        op_outcomes(BuildCounter()
+                        .Name("longhaul_peerd_ops_total")
+                        .Help("Ops of local members that ended, by outcome")
+                        .Register(r)),
+        op_seconds(BuildHistogram()
+                       .Name("longhaul_peerd_op_seconds")
+                       .Help("From post to outcome of ops that ended well")
+                       .Register(r)
+                       .Add({}, Histogram::BucketBoundaries{1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1,
+                                                            0.3, 1, 3, 10, 30, 100})),
+        retries(r, "longhaul_peerd_op_retries_total", "Attempts that had to be repeated"),
+        frames_stale(r, "longhaul_peerd_frames_stale_total", "Frames of attempts that were over"),
+        frames_refused(r, "longhaul_peerd_frames_refused_total",
+                       "Frames against the protocol; each closed its link"),
+        accepted(r, "longhaul_peerd_connections_accepted_total", "Connections on the data port"),
+        handshakes_refused(r, "longhaul_peerd_handshakes_refused_total",
+                           "Connections on the data port that did not prove themselves"),
+        requests_refused(r, "longhaul_peerd_requests_refused_total",
+                         "Connections on the Unix socket closed for malformed requests"),
+        links_lost(r, "longhaul_peerd_links_lost_total", "Links that broke or fell silent"),
+        sent(r, "longhaul_peerd_sent_bytes_total", "Tensor bytes sent to other peers"),
+        received(r, "longhaul_peerd_received_bytes_total",
+                 "Tensor bytes received from other peers"),
+        discarded(r, "longhaul_peerd_discarded_bytes_total",
+                  "Tensor bytes received for attempts that were over"),
+        copied(r, "longhaul_peerd_zero_copy_copied_total",
+               "Zero-copy sends that the kernel copied after all") {}
+
+  Gauge& members;
+  Gauge& ops_open;
+  Gauge& clients;
+  Gauge& arena;
+  Gauge& links;
+  Gauge& lanes;
+  Gauge& coordinator;
+  prometheus::Family<Counter>& op_outcomes;
+  Histogram& op_seconds;
+  Follower retries;
+  Follower frames_stale;
+  Follower frames_refused;
+  Follower accepted;
+  Follower handshakes_refused;
+  Follower requests_refused;
+  Follower links_lost;
+  Follower sent;
+  Follower received;
+  Follower discarded;
+  Follower copied;
+  std::shared_ptr<prometheus::Registry> registry;
+};
+
+PeerMetrics::PeerMetrics() {
+  auto registry = std::make_shared<prometheus::Registry>();
+  impl_ = std::make_unique<Impl>(*registry);
+  impl_->registry = std::move(registry);
+  // Shown as 0 from the start, so that rates exist when the first one happens.
+  for (const Code code : {Code::kOk, Code::kAborted, Code::kInvalidArgument, Code::kUnavailable}) {
+    impl_->op_outcomes.Add({{"outcome", OutcomeLabel(code)}});
+  }
+}
+
+PeerMetrics::~PeerMetrics() = default;
+
+std::shared_ptr<prometheus::Registry> PeerMetrics::registry() const { return impl_->registry; }
+
+void PeerMetrics::Publish(const PeerSnapshot& s) {
+  Impl& m = *impl_;
+  m.members.Set(s.core.members);
+  m.ops_open.Set(s.core.ops_open);
+  m.clients.Set(s.clients);
+  m.arena.Set(static_cast<double>(s.arena_bytes));
+  m.links.Set(s.transport.links_up);
+  m.lanes.Set(s.transport.lanes_up);
+  m.coordinator.Set(s.coordinator_up ? 1 : 0);
+  m.retries.Follow(s.core.retries);
+  m.frames_stale.Follow(s.core.frames_stale);
+  m.frames_refused.Follow(s.core.frames_refused + s.transport.frames_refused);
+  m.accepted.Follow(s.transport.connections_accepted);
+  m.handshakes_refused.Follow(s.transport.handshakes_refused);
+  m.requests_refused.Follow(s.requests_refused);
+  m.links_lost.Follow(s.transport.links_lost);
+  m.sent.Follow(s.transport.bytes_sent);
+  m.received.Follow(s.transport.bytes_received);
+  m.discarded.Follow(s.transport.bytes_discarded);
+  m.copied.Follow(s.transport.zero_copy_copied);
+}
+
+void PeerMetrics::ObserveOp(Code outcome, const OpInfo& info) {
+  impl_->op_outcomes.Add({{"outcome", OutcomeLabel(outcome)}}).Increment();
+  if (outcome == Code::kOk) impl_->op_seconds.Observe(static_cast<double>(info.total_us) * 1e-6);
+}
+
+}  // namespace longhaul::peerd

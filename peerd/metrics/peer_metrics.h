@@ -1,0 +1,43 @@
+// What peerd counts, for Prometheus. The only place of peerd that knows prometheus-cpp.
+//
+// Threads: Publish() and ObserveOp() from the reactor; scrapes from the HTTP server's threads.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/outcome.h"
+#include "peerd/core/peer_core.h"
+#include "peerd/transport/transport.h"
+
+namespace prometheus {
+class Registry;
+}
+
+namespace longhaul::peerd {
+
+struct PeerSnapshot {
+  PeerCore::Stats core;
+  TransportStats transport;
+  uint32_t clients = 0;
+  uint64_t requests_refused = 0;
+  uint64_t arena_bytes = 0;
+  bool coordinator_up = false;
+};
+
+class PeerMetrics {
+ public:
+  PeerMetrics();
+  ~PeerMetrics();
+
+  void Publish(const PeerSnapshot& snapshot);
+  void ObserveOp(Code outcome, const OpInfo& info);
+
+  std::shared_ptr<prometheus::Registry> registry() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace longhaul::peerd
