@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/http/http_server.h"
 #include "base/ids.h"
 #include "base/log.h"
 #include "base/mailbox.h"
@@ -90,6 +92,8 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void WatchSignals();
   void OnSignal();
   void PublishMetrics();
+  // On the HTTP server's thread.
+  HttpResponse Serve(const std::string& path) const;
 
   // ---- TransportListener
   void OnLinkUp(const LinkKey& link) override { Post(LinkUp{link.run, link.peer}); }
@@ -127,7 +131,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   std::unique_ptr<IpcServer> ipc_;
   std::unique_ptr<PeerCore> core_;
   std::unique_ptr<PeerMetrics> metrics_;
-  std::unique_ptr<PeerHttp> http_;
+  std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ControlClient> control_;
 
   // What the control client's threads hand over.
@@ -142,9 +146,9 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
 
   std::deque<Event> events_;
   std::map<LocalId, WaitingJoin> joins_;
-  std::set<LocalId> abandoned_joins_;  // answered by us; the core's answer is not passed on
-  std::set<GroupKey> groups_;          // for traffic in heartbeats
-  bool coordinator_up_ = false;
+  std::set<LocalId> abandoned_joins_;         // answered by us; the core's answer is not passed on
+  std::set<GroupKey> groups_;                 // for traffic in heartbeats
+  std::atomic<bool> coordinator_up_ = false;  // written by the reactor only
   Tick coordinator_down_since_;
   std::string coordinator_error_ = "not tried yet";
   Tick metrics_due_;
@@ -168,7 +172,6 @@ absl::Status DaemonImpl::Open() {
 
   OpRunner::Options runner;
   runner.self = self_;
-  runner.segment_bytes = options_.segment_bytes;
   runner.scratch_limit = options_.scratch_limit;
   runner_ = std::make_unique<OpRunner>(transport_.get(), runner);
 
@@ -187,7 +190,9 @@ absl::Status DaemonImpl::Open() {
 
   metrics_ = std::make_unique<PeerMetrics>();
   if (!options_.http.empty()) {
-    LH_ASSIGN_OR_RETURN(http_, metrics_->Serve(options_.http));
+    LH_ASSIGN_OR_RETURN(http_, HttpServer::Start(options_.http, [this](const std::string& path) {
+                          return Serve(path);
+                        }));
   }
 
   IpcServerOptions ipc;
@@ -440,9 +445,24 @@ void DaemonImpl::PublishMetrics() {
   PeerSnapshot snapshot;
   snapshot.core = core_->GetStats();
   snapshot.transport = transport_->GetStats();
-  snapshot.ipc = ipc_->GetStats();
+  const IpcStats ipc = ipc_->GetStats();
+  snapshot.clients = ipc.clients;
+  snapshot.requests_refused = ipc.requests_refused;
+  snapshot.arena_bytes = ipc.arena_bytes;
   snapshot.coordinator_up = coordinator_up_;
   metrics_->Publish(snapshot);
+}
+
+HttpResponse DaemonImpl::Serve(const std::string& path) const {
+  if (path == "/metrics") {
+    return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_->Text()};
+  }
+  if (path == "/healthz") return {200, "text/plain", "ok\n"};
+  if (path == "/readyz") {
+    if (coordinator_up_) return {200, "text/plain", "ok\n"};
+    return {503, "text/plain", "no stream to the coordinator\n"};
+  }
+  return {404, "text/plain", "there are /metrics, /healthz and /readyz\n"};
 }
 
 }  // namespace

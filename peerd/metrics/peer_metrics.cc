@@ -4,6 +4,7 @@
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
 
 namespace longhaul::peerd {
 namespace {
@@ -119,7 +120,9 @@ PeerMetrics::PeerMetrics() {
 
 PeerMetrics::~PeerMetrics() = default;
 
-std::shared_ptr<prometheus::Registry> PeerMetrics::registry() const { return impl_->registry; }
+std::string PeerMetrics::Text() const {
+  return prometheus::TextSerializer().Serialize(impl_->registry->Collect());
+}
 
 void PeerMetrics::Publish(const PeerSnapshot& s) {
   Impl& m = *impl_;

@@ -1,6 +1,6 @@
 // What peerd counts, for Prometheus. The only place of peerd that knows prometheus-cpp.
 //
-// Threads: Publish() and ObserveOp() from the reactor; scrapes from the HTTP server's threads.
+// Threads: Publish() and ObserveOp() from the reactor, Text() from the HTTP server's thread.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,6 @@
 #include "base/outcome.h"
 #include "peerd/core/peer_core.h"
 #include "peerd/transport/transport.h"
-
-namespace prometheus {
-class Registry;
-}
 
 namespace longhaul::peerd {
 
@@ -33,7 +29,8 @@ class PeerMetrics {
   void Publish(const PeerSnapshot& snapshot);
   void ObserveOp(Code outcome, const OpInfo& info);
 
-  std::shared_ptr<prometheus::Registry> registry() const;
+  // Everything, in Prometheus' text format.
+  std::string Text() const;
 
  private:
   struct Impl;

@@ -36,11 +36,13 @@ struct OpTraffic {
   uint64_t bytes_received = 0;
 };
 
+// Peers cut tensors alike, so this is no option: it belongs to the lane protocol's version.
+inline constexpr uint32_t kSegmentBytes = 512 << 10;
+
 class OpRunner {
  public:
   struct Options {
     PeerId self;
-    uint32_t segment_bytes = 512 << 10;
     // Bytes of posts whose originals may have to be kept at one time.
     uint64_t scratch_limit = uint64_t{4} << 30;
   };

@@ -1,0 +1,154 @@
+// longhaul-peerd: the daemon on each GPU host. See peerd/daemon/daemon.h.
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/daemon/daemon.h"
+#include "base/daemon/host_port.h"
+#include "base/daemon/version.h"
+#include "base/log.h"
+#include "peerd/daemon/daemon.h"
+#include "proto/wire/limits.h"
+
+ABSL_FLAG(std::string, coordinator, "127.0.0.1:29600",
+          "coordinator addresses, host:port[,host:port...]; tried in turn");
+ABSL_FLAG(std::string, socket, "",
+          "Unix socket for trainers; empty: /run/longhaul/peerd.sock, or "
+          "$XDG_RUNTIME_DIR/longhaul/peerd.sock where /run/longhaul cannot be used");
+ABSL_FLAG(std::string, socket_group, "",
+          "group whose members may connect to the socket, besides root and the daemon's own user");
+ABSL_FLAG(std::string, listen, "0.0.0.0:29700",
+          "address of the data port, host:port or [v6]:port; port 0: any free one");
+ABSL_FLAG(std::string, advertise, "",
+          "host:port under which other peers reach the data port; empty: derived from --listen and "
+          "the route to the coordinator");
+ABSL_FLAG(std::string, http, "127.0.0.1:29701",
+          "address of /metrics, /healthz and /readyz; empty: none");
+ABSL_FLAG(std::string, lanes, "auto", "TCP connections for tensor data per link: auto or 1 to 256");
+ABSL_FLAG(uint64_t, arena_limit, 0,
+          "bytes of memory that all trainers together may share with the daemon; 0: three quarters "
+          "of the host's memory");
+ABSL_FLAG(uint64_t, scratch_limit, 0,
+          "bytes of ops that may be in flight at one time; 0: a quarter of the host's memory");
+ABSL_FLAG(std::string, zero_copy, "auto",
+          "zero-copy sends: auto (not on loopback, where the kernel copies anyway), on, off");
+ABSL_FLAG(
+    std::string, congestion, "",
+    "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's default");
+ABSL_FLAG(uint32_t, drain_timeout_ms, 30000,
+          "after SIGTERM: how long members may take to reach their next step boundary");
+ABSL_FLAG(uint32_t, coordinator_timeout_ms, 10000,
+          "joins fail when no coordinator could be reached for this long");
+
+namespace longhaul::peerd {
+namespace {
+
+absl::StatusOr<uint32_t> ParseLanes(const std::string& text) {
+  if (text == "auto") return 0;
+  uint32_t lanes = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), lanes);
+  if (error != std::errc() || end != text.data() + text.size() || lanes < 1 ||
+      lanes > LH_LANES_MAX) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--lanes=", text, ": give auto or a number from 1 to ", LH_LANES_MAX));
+  }
+  return lanes;
+}
+
+// Where trainers look when they are told nothing.
+std::string DefaultSocketPath() {
+  const std::string system = "/run/longhaul";
+  if (access(system.c_str(), W_OK) == 0 || access("/run", W_OK) == 0) return system + "/peerd.sock";
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && *runtime != '\0') {
+    return absl::StrCat(runtime, "/longhaul/peerd.sock");
+  }
+  return system + "/peerd.sock";
+}
+
+uint64_t HostMemoryBytes() {
+  struct sysinfo info {};
+  if (sysinfo(&info) != 0) return uint64_t{8} << 30;
+  return uint64_t{info.totalram} * info.mem_unit;
+}
+
+absl::StatusOr<DaemonOptions> OptionsFromFlags() {
+  DaemonOptions options;
+  absl::StatusOr<std::vector<std::string>> coordinators =
+      ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  if (!coordinators.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--coordinator: ", std::string(coordinators.status().message())));
+  }
+  options.coordinators = *std::move(coordinators);
+  options.socket_path = absl::GetFlag(FLAGS_socket);
+  if (options.socket_path.empty()) options.socket_path = DefaultSocketPath();
+  options.socket_group = absl::GetFlag(FLAGS_socket_group);
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.advertise = absl::GetFlag(FLAGS_advertise);
+  options.http = absl::GetFlag(FLAGS_http);
+  for (const auto& [name, address] : {std::pair{"--listen", options.listen},
+                                      {"--advertise", options.advertise},
+                                      {"--http", options.http}}) {
+    if (address.empty() && std::string(name) != "--listen") continue;
+    if (const auto parsed = ParseHostPort(address); !parsed.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": ", std::string(parsed.status().message())));
+    }
+  }
+  absl::StatusOr<uint32_t> lanes = ParseLanes(absl::GetFlag(FLAGS_lanes));
+  if (!lanes.ok()) return lanes.status();
+  options.lanes = *lanes;
+  options.arena_limit = absl::GetFlag(FLAGS_arena_limit);
+  if (options.arena_limit == 0) options.arena_limit = HostMemoryBytes() / 4 * 3;
+  options.scratch_limit = absl::GetFlag(FLAGS_scratch_limit);
+  if (options.scratch_limit == 0) options.scratch_limit = HostMemoryBytes() / 4;
+  options.zero_copy = absl::GetFlag(FLAGS_zero_copy);
+  if (options.zero_copy != "auto" && options.zero_copy != "on" && options.zero_copy != "off") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--zero-copy=", options.zero_copy, ": give auto, on or off"));
+  }
+  options.congestion = absl::GetFlag(FLAGS_congestion);
+  options.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
+  options.coordinator_timeout_ms = absl::GetFlag(FLAGS_coordinator_timeout_ms);
+  options.version = kVersion;
+  return options;
+}
+
+int Main(int argc, char** argv) {
+  const ProgramInfo info{
+      "longhaul-peerd",
+      "Moves tensors between this host's trainers and other hosts, and answers for them.\n\n"
+      "  longhaul-peerd --coordinator=HOST:PORT[,HOST:PORT...] [flags]",
+      "LONGHAUL_PEERD_"};
+  InitDaemon(argc, argv, info);
+  absl::StatusOr<DaemonOptions> options = OptionsFromFlags();
+  if (!options.ok()) ExitUsage(info, std::string(options.status().message()));
+  options->signal_fd = StopSignalFd();
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = MakeDaemon(*std::move(options));
+  if (!daemon.ok()) return FatalExit(daemon.status());
+  const absl::Status ready = AnnounceReady({{"socket", (*daemon)->socket_path()},
+                                            {"listen", (*daemon)->listen_address()},
+                                            {"http", (*daemon)->http_address()}});
+  if (!ready.ok()) return FatalExit(ready);
+  if (const absl::Status status = (*daemon)->Run(); !status.ok()) {
+    // A second signal: whoever sent it does not want to wait for an orderly end.
+    if (absl::IsCancelled(status)) std::_Exit(1);
+    return FatalExit(status);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
+
+int main(int argc, char** argv) { return longhaul::peerd::Main(argc, argv); }
