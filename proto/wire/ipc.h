@@ -25,14 +25,14 @@ enum lh_ipc_type {
   LH_IPC_REGION = 2,     /* u.region, with the memfd attached */
   LH_IPC_UNREGION = 3,   /* u.region.region; refused while an op uses it */
   LH_IPC_JOIN = 4,       /* u.join; DONE when the member is admitted */
-  LH_IPC_LEAVE = 5,      /* member; DONE when it is out, after its ops in flight */
+  LH_IPC_LEAVE = 5,      /* member, or u.leave; DONE when it is out, after its ops in flight */
   LH_IPC_STEP = 6,       /* member; DONE when every member stands at its step boundary */
   LH_IPC_ALL_REDUCE = 7, /* member, u.op; DONE with the outcome */
   LH_IPC_MEMBERS = 8,    /* member, u.members; DONE with a page of the epoch's members */
   /* replies */
   LH_IPC_DONE = 64,
   LH_IPC_WORLD = 65, /* the world of `member` changed */
-  LH_IPC_GONE = 66   /* `member` was removed: status and text say why */
+  LH_IPC_GONE = 66   /* `member` was removed: status and text say why. Member 0: the connection ends */
 };
 
 struct lh_ipc_hello {
@@ -50,6 +50,12 @@ struct lh_ipc_join {
   uint32_t group;
   uint32_t zero;
   char run[LH_RUN_NAME_BYTES_MAX + 8]; /* NUL-terminated */
+};
+
+/* With `member` 0: the member that the JOIN with call `join` asked for, admitted or not. A trainer
+ * that does not know the member's handle yet withdraws its wish by this. */
+struct lh_ipc_leave {
+  uint64_t join;
 };
 
 struct lh_ipc_range {
@@ -83,6 +89,7 @@ struct lh_ipc_request {
     struct lh_ipc_hello hello;
     struct lh_ipc_region region;
     struct lh_ipc_join join;
+    struct lh_ipc_leave leave;
     struct lh_ipc_op op;
     struct lh_ipc_members members;
     uint8_t bytes[104];
