@@ -1,7 +1,7 @@
 // The peer's protocol core: local members, epochs, and the life of each op short of its bytes.
 //
-// Pure: Step(event, now) -> actions, deterministic, no clock, thread, socket or protobuf. The driver
-// carries out actions in order.
+// Pure: Step(event, now) -> actions, deterministic, no clock, thread, socket or protobuf. The
+// driver carries out actions in order.
 //
 // One op at one peer (docs/life_of_an_op.md):
 //
@@ -9,7 +9,7 @@
 //   announced --> attempt running (segments flow to a neighbour once its READY is here)
 //   running --(result complete, all sends returned, every READY here)--> done: DONE to all
 //   done --(every DONE here)--> settled: trainers get the outcome
-//   any but settled --(PrepareEpoch that freezes)--> frozen: attempt stopped, input intact, reported
+//   any of these --(PrepareEpoch that freezes)--> frozen: attempt stopped unless done, reported
 //   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
 //
 // An op of at most LH_EAGER_BYTES_MAX bytes carries its input in the READY and has no segments.
@@ -42,7 +42,7 @@ struct World {
 };
 
 struct OpInfo {
-  Epoch epoch;        // of the attempt that counted
+  Epoch epoch;        // whose members took part (those admitted by the op's boundary)
   uint32_t size = 0;  // members whose tensors are in the result
   uint32_t retries = 0;
   int64_t total_us = 0;
@@ -132,16 +132,16 @@ struct AttemptStopped {
   Epoch attempt;
 };
 
-// SIGTERM or an operator: leave at the next step boundary of each member, by `deadline` at the latest.
+// SIGTERM or an operator: leave at the next step boundary of each member, by `deadline` at the
+// latest.
 struct DrainRequested {
   Tick deadline;
 };
 struct TimePassed {};
 
-using Event =
-    std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalLeave,
-                 LocalDied, LocalPost, LinkUp, LinkDown, PeerReady, PeerDone, AttemptComplete,
-                 AttemptStopped, DrainRequested, TimePassed>;
+using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
+                           LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown, PeerReady, PeerDone,
+                           AttemptComplete, AttemptStopped, DrainRequested, TimePassed>;
 
 // ------------------------------------------------------------------------------ actions
 
@@ -169,7 +169,8 @@ struct PostDone {
   Outcome outcome;
   OpInfo info;
 };
-// Unasked: the member's world changed; the member was removed (its open requests were answered before).
+// Unasked. The member's world changed. The member is out, by its own wish or not: the last that is
+// said of a member whose JoinDone was OK, after every open request of it was answered.
 struct WorldChanged {
   LocalId local;
   World world;
@@ -210,7 +211,7 @@ struct SendReady {
   uint64_t tag = 0;
   OpDesc desc;
   bool local_mismatch = false;
-  bool eager = false;            // attach the input of `posts`
+  bool eager = false;  // attach the input of `posts`
   std::vector<PostRef> posts;
 };
 struct SendDone {
@@ -230,8 +231,8 @@ struct StartAttempt {
   std::vector<PeerId> ring;  // participants in ring order, this peer among them
   uint32_t members = 0;
   std::vector<PostRef> posts;
-  bool eager = false;                  // all inputs are here:
-  std::vector<std::string> payloads;   // eager: by ring position, own one empty
+  bool eager = false;                 // all inputs are here:
+  std::vector<std::string> payloads;  // eager: by ring position, own one empty
 };
 // `peer` waits for segments of the attempt under its own name of the op.
 struct CreditAttempt {
@@ -247,8 +248,8 @@ struct StopAttempt {
   OpOrdinal ordinal;
   Epoch attempt;
 };
-// The op is settled. commit: the result is in (or is to be put into) the targets; else the attempt was
-// stopped or never ran. The driver forgets the op; the PostDones follow.
+// The op is settled. commit: the result is in (or is to be put into) the targets; else the attempt
+// was stopped or never ran. The driver forgets the op; the PostDones follow.
 struct FinishAttempt {
   GroupKey group;
   OpOrdinal ordinal;
@@ -262,10 +263,20 @@ struct LogLine {
   std::string text;  // fixed words, then key=value
 };
 
-using Action =
-    std::variant<ToCoordinator, JoinDone, StepDone, LeaveDone, PostDone, WorldChanged, MemberGone,
-                 OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt, CreditAttempt, StopAttempt,
-                 FinishAttempt, Drained, LogLine>;
+// A frame of the peer was against the protocol: close the link. LinkDown follows as for any link
+// that breaks.
+struct BreakLink {
+  std::string run;
+  PeerId peer;
+  std::string reason;
+};
+
+using Action = std::variant<ToCoordinator, JoinDone, StepDone, LeaveDone, PostDone, WorldChanged,
+                            MemberGone, OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt,
+                            CreditAttempt, StopAttempt, FinishAttempt, Drained, LogLine, BreakLink>;
+
+// Whether an op of this description travels inside its READYs. The same at every member.
+bool IsEager(const OpDesc& desc);
 
 // ------------------------------------------------------------------------------ the core
 
@@ -275,7 +286,8 @@ struct CoreConfig {
   uint32_t lanes = 0;
   std::string version;
   std::string host;
-  uint32_t detect_ms = 1500;  // until Welcome says otherwise
+  uint32_t detect_ms = 1500;          // until Welcome says otherwise
+  uint32_t drain_timeout_ms = 30000;  // of a drain that the coordinator asks for
 };
 
 class PeerCore {
@@ -287,6 +299,9 @@ class PeerCore {
 
   std::vector<Action> Step(const Event& event, Tick now);
   Tick NextDeadline() const;
+
+  // Bytes that ops of the group moved so far: told to the coordinator with the next heartbeat.
+  void SetBytes(const GroupKey& group, uint64_t sent, uint64_t received);
 
   // Members of the group's epoch in rank order, for the local member; empty while it is pending.
   struct MembersView {
@@ -308,7 +323,8 @@ class PeerCore {
   };
   Stats GetStats() const;
 
-  // Aborts the process with a reason if an internal invariant is broken. Called by tests after each step.
+  // Aborts the process with a reason if an internal invariant is broken. Called by tests after each
+  // step.
   void CheckInvariants() const;
   uint64_t Digest() const;
 
