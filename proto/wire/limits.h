@@ -10,9 +10,11 @@
 /* Texts of errors that cross the Unix socket or the control stream are cut to this. */
 #define LH_ERROR_TEXT_BYTES_MAX 448
 
-/* Members of one group, local members of one peer, groups that one peer takes part in. */
+/* Members of one group, local members of one peer, groups that one peer takes part in, trainers
+ * connected to one peer. */
 #define LH_MEMBERS_MAX 1024
 #define LH_LOCAL_MEMBERS_MAX 64
+#define LH_GROUPS_MAX 256
 #define LH_CLIENTS_MAX 256
 
 /* Ops that one member may have in flight, each with its own tag. */
@@ -37,6 +39,11 @@
 /* Arena regions of one client, and the size of each. */
 #define LH_REGIONS_MAX 256
 #define LH_REGION_BYTES_MAX ((uint64_t)1 << 40)
+
+/* The secret of an epoch. */
+#define LH_TOKEN_BYTES_MAX 256
+/* The one knob of failure detection: an hour. */
+#define LH_DETECT_MS_MAX 3600000u
 
 /* One message on the control stream. */
 #define LH_CONTROL_MESSAGE_BYTES_MAX (8u << 20)
