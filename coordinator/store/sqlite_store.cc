@@ -1,0 +1,631 @@
+// The file is readable with the sqlite3 tool while the coordinator runs. Ids are written as in logs
+// ("p1f", "m3"), the order of members is `rank`, that of the ring `position`.
+//
+// Write-ahead log with synchronous=FULL: a transaction is on disk when COMMIT returns. Only what a
+// mutation changes of a group is written: most change one table of three.
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <map>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+#include "coordinator/store/store.h"
+#include "sqlite3.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+constexpr int kApplicationId = 0x4c48434f;  // "LHCO"
+constexpr int kSchemaVersion = 1;
+constexpr int kBusyTimeoutMs = 5000;
+
+constexpr char kSchema[] = R"(
+CREATE TABLE runs(
+  run TEXT NOT NULL PRIMARY KEY, next_member INTEGER NOT NULL, secret BLOB NOT NULL);
+CREATE TABLE groups(
+  run TEXT NOT NULL, grp INTEGER NOT NULL, committed INTEGER NOT NULL, highest INTEGER NOT NULL,
+  boundary INTEGER NOT NULL, attempt INTEGER NOT NULL, PRIMARY KEY(run, grp));
+CREATE TABLE members(
+  run TEXT NOT NULL, grp INTEGER NOT NULL, rank INTEGER NOT NULL, member TEXT NOT NULL,
+  peer TEXT NOT NULL, request INTEGER NOT NULL, name TEXT NOT NULL, joined INTEGER NOT NULL,
+  votes INTEGER NOT NULL, PRIMARY KEY(run, grp, rank));
+CREATE TABLE ring(
+  run TEXT NOT NULL, grp INTEGER NOT NULL, position INTEGER NOT NULL, peer TEXT NOT NULL,
+  endpoints TEXT NOT NULL, lanes INTEGER NOT NULL, host TEXT NOT NULL,
+  PRIMARY KEY(run, grp, position));
+CREATE TABLE fates(
+  run TEXT NOT NULL, grp INTEGER NOT NULL, place INTEGER NOT NULL, peer TEXT NOT NULL,
+  ops TEXT NOT NULL, PRIMARY KEY(run, grp, place));
+)";
+
+class Fd {
+ public:
+  explicit Fd(int fd = -1) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&&) = delete;
+  ~Fd() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// ------------------------------------------------------------------------------ text columns
+
+std::string Escape(const std::string& text) {
+  return absl::StrReplaceAll(text, {{"%", "%25"}, {",", "%2c"}});
+}
+std::string Unescape(const std::string& text) {
+  return absl::StrReplaceAll(text, {{"%25", "%"}, {"%2c", ","}});
+}
+
+// "a:1,b:2"; "" is the empty list, so an empty endpoint among others is written as "%00".
+std::string JoinEndpoints(const std::vector<std::string>& endpoints) {
+  return absl::StrJoin(endpoints, ",", [](std::string* out, const std::string& endpoint) {
+    absl::StrAppend(out, endpoint.empty() ? "%00" : Escape(endpoint));
+  });
+}
+std::vector<std::string> SplitEndpoints(const std::string& text) {
+  std::vector<std::string> endpoints;
+  if (text.empty()) return endpoints;
+  const std::vector<std::string> pieces = absl::StrSplit(text, ',');
+  for (const std::string& piece : pieces) {
+    endpoints.push_back(piece == "%00" ? "" : Unescape(piece));
+  }
+  return endpoints;
+}
+
+constexpr std::pair<control::Fate, const char*> kFateNames[] = {
+    {control::Fate::kCommit, "commit"},
+    {control::Fate::kRedo, "redo"},
+    {control::Fate::kAbort, "abort"},
+};
+
+// "o3=commit o4=redo"
+std::string JoinFates(const std::vector<control::OpFate>& fates) {
+  return absl::StrJoin(fates, " ", [](std::string* out, const control::OpFate& fate) {
+    for (const auto& [value, name] : kFateNames) {
+      if (value == fate.fate) absl::StrAppend(out, ToString(fate.ordinal), "=", name);
+    }
+  });
+}
+bool SplitFates(const std::string& text, std::vector<control::OpFate>* fates) {
+  if (text.empty()) return true;
+  const std::vector<std::string> pieces = absl::StrSplit(text, ' ');
+  for (const std::string& piece : pieces) {
+    const size_t equals = piece.find('=');
+    uint64_t ordinal = 0;
+    if (equals == std::string::npos || piece[0] != 'o' ||
+        !absl::SimpleAtoi(piece.substr(1, equals - 1), &ordinal)) {
+      return false;
+    }
+    const size_t before = fates->size();
+    for (const auto& [value, name] : kFateNames) {
+      if (piece.substr(equals + 1) == name) fates->push_back({OpOrdinal(ordinal), value});
+    }
+    if (fates->size() == before) return false;
+  }
+  return true;
+}
+
+// ------------------------------------------------------------------------------ SQLite
+
+// A prepared statement between Reset and the next Reset. Binds and reads columns in order.
+class Statement {
+ public:
+  explicit Statement(sqlite3_stmt* statement) : statement_(statement) {}
+  Statement(const Statement&) = delete;
+  Statement& operator=(const Statement&) = delete;
+  ~Statement() {
+    sqlite3_reset(statement_);
+    sqlite3_clear_bindings(statement_);
+  }
+
+  Statement& Text(const std::string& text) {
+    sqlite3_bind_text(statement_, ++bound_, text.data(), static_cast<int>(text.size()),
+                      SQLITE_TRANSIENT);
+    return *this;
+  }
+  Statement& Blob(const std::string& bytes) {
+    // A null pointer would bind NULL.
+    sqlite3_bind_blob(statement_, ++bound_, bytes.empty() ? "" : bytes.data(),
+                      static_cast<int>(bytes.size()), SQLITE_TRANSIENT);
+    return *this;
+  }
+  // Numbers of 64 bits keep their bits; SQLite shows the upper half as negative.
+  Statement& Int(uint64_t value) {
+    sqlite3_bind_int64(statement_, ++bound_, static_cast<sqlite3_int64>(value));
+    return *this;
+  }
+
+  int Step() {
+    column_ = 0;
+    return sqlite3_step(statement_);
+  }
+
+  std::string TakeText() {
+    const void* data = sqlite3_column_blob(statement_, column_);
+    const int size = sqlite3_column_bytes(statement_, column_++);
+    return data == nullptr ? "" : std::string(static_cast<const char*>(data), size);
+  }
+  uint64_t TakeInt() { return static_cast<uint64_t>(sqlite3_column_int64(statement_, column_++)); }
+  GroupKey TakeGroup() {
+    GroupKey group;
+    group.run = TakeText();
+    group.group = static_cast<uint32_t>(TakeInt());
+    return group;
+  }
+  // "p1f", "m3"; 0 and `*bad` if it is not written so.
+  PeerId TakePeer(bool* bad) { return PeerId(TakeId('p', 16, bad)); }
+  MemberId TakeMember(bool* bad) { return MemberId(TakeId('m', 10, bad)); }
+
+ private:
+  uint64_t TakeId(char letter, int base, bool* bad) {
+    const std::string text = TakeText();
+    errno = 0;
+    char* end = nullptr;
+    const uint64_t value = text.size() > 1 && isalnum(static_cast<unsigned char>(text[1]))
+                               ? strtoull(text.c_str() + 1, &end, base)
+                               : 0;
+    *bad |= text.empty() || text[0] != letter || errno != 0 || end == nullptr || *end != '\0';
+    return value;
+  }
+
+  sqlite3_stmt* const statement_;
+  int bound_ = 0;
+  int column_ = 0;
+};
+
+class SqliteStore final : public Store {
+ public:
+  SqliteStore(std::string path, Fd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+  ~SqliteStore() override {
+    for (const auto& [sql, statement] : statements_) sqlite3_finalize(statement);
+    sqlite3_close(db_);
+  }
+
+  absl::Status Open();
+  absl::StatusOr<Records> Load() override;
+  absl::Status Apply(const std::vector<Mutation>& mutations) override;
+  std::string Name() const override { return absl::StrCat("sqlite:", path_); }
+
+ private:
+  // What went wrong with the database, with SQLite's words for it.
+  absl::Status Error(const std::string& what) const;
+  absl::Status Corrupt(const std::string& what) const {
+    return absl::DataLossError(absl::StrCat("store ", path_, " is corrupt: ", what,
+                                            "; restore a copy, or move the file away: then all "
+                                            "members have to join again"));
+  }
+
+  absl::Status Execute(const char* sql);
+  absl::StatusOr<std::string> Pragma(const char* sql);
+  absl::StatusOr<sqlite3_stmt*> Prepare(const char* sql);
+  // Runs a statement that gives no rows.
+  absl::Status Run(Statement& statement);
+
+  absl::Status CheckFormat();
+  absl::Status Configure();
+
+  absl::Status LoadRuns(Records* records);
+  absl::Status LoadGroups(Records* records);
+  absl::Status LoadMembers(Records* records);
+  absl::Status LoadRing(Records* records);
+  absl::Status LoadFates(Records* records);
+  // `row` reads one row and returns what is wrong with it, "" if nothing.
+  template <class Row>
+  absl::Status ForEach(const char* sql, Row row);
+
+  absl::Status Write(const Mutation& mutation);
+  absl::Status Write(const PutRun& put);
+  absl::Status Write(const DeleteRun& gone);
+  absl::Status Write(const PutGroup& put);
+  absl::Status Write(const DeleteGroup& gone);
+  absl::Status DeleteOf(const char* sql, const GroupKey& group);
+  absl::Status WriteMembers(const GroupRecord& record);
+  absl::Status WriteRing(const GroupRecord& record);
+  absl::Status WriteFates(const GroupRecord& record);
+
+  const std::string path_;
+  const Fd lock_;
+  sqlite3* db_ = nullptr;
+  std::map<const char*, sqlite3_stmt*> statements_;  // by the address of its SQL literal
+  Records records_;                                  // what the file holds
+  absl::Status broken_;                              // the first failed Apply()
+};
+
+absl::Status SqliteStore::Error(const std::string& what) const {
+  const int code = sqlite3_errcode(db_) & 0xff;
+  const std::string seen = absl::StrCat("store ", path_, ": ", what, ": ", sqlite3_errmsg(db_));
+  if (code == SQLITE_CORRUPT) return Corrupt(sqlite3_errmsg(db_));
+  if (code == SQLITE_NOTADB) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(seen, "; --store must name a file that a coordinator made, or a new one"));
+  }
+  if (code == SQLITE_BUSY || code == SQLITE_LOCKED) {
+    return absl::UnavailableError(
+        absl::StrCat(seen, "; another program has a transaction open on the file, end it"));
+  }
+  if (code == SQLITE_FULL) return absl::UnavailableError(absl::StrCat(seen, "; make room"));
+  return absl::UnavailableError(seen);
+}
+
+absl::Status SqliteStore::Execute(const char* sql) {
+  if (sqlite3_exec(db_, sql, nullptr, nullptr, nullptr) == SQLITE_OK) return absl::OkStatus();
+  return Error(absl::StrCat("cannot execute '", std::string(sql).substr(0, 40), "'"));
+}
+
+absl::StatusOr<sqlite3_stmt*> SqliteStore::Prepare(const char* sql) {
+  sqlite3_stmt*& statement = statements_[sql];
+  if (statement == nullptr && sqlite3_prepare_v2(db_, sql, -1, &statement, nullptr) != SQLITE_OK) {
+    return Error("cannot prepare a statement");
+  }
+  return statement;
+}
+
+absl::Status SqliteStore::Run(Statement& statement) {
+  if (statement.Step() == SQLITE_DONE) return absl::OkStatus();
+  return Error("cannot write");
+}
+
+absl::StatusOr<std::string> SqliteStore::Pragma(const char* sql) {
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared, Prepare(sql));
+  Statement statement(prepared);
+  const int step = statement.Step();
+  if (step == SQLITE_ROW) return statement.TakeText();
+  if (step == SQLITE_DONE) return std::string();
+  return Error(sql);
+}
+
+// ------------------------------------------------------------------------------ opening
+
+absl::Status SqliteStore::Open() {
+  const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+  if (sqlite3_open_v2(path_.c_str(), &db_, flags, nullptr) != SQLITE_OK) {
+    return Error("cannot open");
+  }
+  sqlite3_extended_result_codes(db_, 1);
+  sqlite3_busy_timeout(db_, kBusyTimeoutMs);
+  LH_RETURN_IF_ERROR(CheckFormat());
+  LH_RETURN_IF_ERROR(Configure());
+  absl::StatusOr<Records> records = Load();
+  if (!records.ok()) return records.status();
+  records_ = *std::move(records);
+  return absl::OkStatus();
+}
+
+// Refuses before anything is written.
+absl::Status SqliteStore::CheckFormat() {
+  LH_ASSIGN_OR_RETURN(const std::string tables, Pragma("SELECT count(*) FROM sqlite_master"));
+  LH_ASSIGN_OR_RETURN(const std::string application, Pragma("PRAGMA application_id"));
+  LH_ASSIGN_OR_RETURN(const std::string version, Pragma("PRAGMA user_version"));
+  if (application != std::to_string(kApplicationId)) {
+    if (tables == "0" && application == "0") return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("store ", path_, " is the SQLite file of another program; choose another"));
+  }
+  int number = 0;
+  if (!absl::SimpleAtoi(version, &number) || number < 1) return Corrupt("it has no version");
+  if (number > kSchemaVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("store ", path_, " was written by a newer coordinator: its schema is ", number,
+                     ", this version knows up to ", kSchemaVersion, "; run the newer one"));
+  }
+  LH_ASSIGN_OR_RETURN(const std::string check, Pragma("PRAGMA quick_check(1)"));
+  if (check != "ok") return Corrupt(check);
+  return absl::OkStatus();
+}
+
+absl::Status SqliteStore::Configure() {
+  LH_ASSIGN_OR_RETURN(const std::string mode, Pragma("PRAGMA journal_mode=WAL"));
+  if (mode != "wal") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("store ", path_, ": its file system has no write-ahead log (mode is ", mode,
+                     "); choose a local disk"));
+  }
+  LH_RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
+  LH_ASSIGN_OR_RETURN(const std::string version, Pragma("PRAGMA user_version"));
+  if (version != "0") return absl::OkStatus();
+  return Execute(absl::StrCat("BEGIN IMMEDIATE;", kSchema, "PRAGMA application_id=", kApplicationId,
+                              ";PRAGMA user_version=", kSchemaVersion, ";COMMIT")
+                     .c_str());
+}
+
+// ------------------------------------------------------------------------------ reading
+
+template <class Row>
+absl::Status SqliteStore::ForEach(const char* sql, Row row) {
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared, Prepare(sql));
+  Statement statement(prepared);
+  int step = 0;
+  while ((step = statement.Step()) == SQLITE_ROW) {
+    if (const std::string wrong = row(statement); !wrong.empty()) return Corrupt(wrong);
+  }
+  return step == SQLITE_DONE ? absl::OkStatus() : Error("cannot read");
+}
+
+absl::Status SqliteStore::LoadRuns(Records* records) {
+  return ForEach("SELECT run, next_member, secret FROM runs", [&](Statement& row) -> std::string {
+    RunRecord record;
+    record.run = row.TakeText();
+    record.next_member = row.TakeInt();
+    record.secret = row.TakeText();
+    records->runs.emplace(record.run, record);
+    return "";
+  });
+}
+
+absl::Status SqliteStore::LoadGroups(Records* records) {
+  return ForEach("SELECT run, grp, committed, highest, boundary, attempt FROM groups",
+                 [&](Statement& row) -> std::string {
+                   GroupRecord record;
+                   record.group = row.TakeGroup();
+                   record.committed = Epoch(row.TakeInt());
+                   record.highest = Epoch(row.TakeInt());
+                   record.boundary = Epoch(row.TakeInt());
+                   record.attempt = Epoch(row.TakeInt());
+                   if (records->runs.count(record.group.run) == 0) {
+                     return absl::StrCat("group ", ToString(record.group), " is of no run");
+                   }
+                   records->groups.emplace(record.group, record);
+                   return "";
+                 });
+}
+
+absl::Status SqliteStore::LoadMembers(Records* records) {
+  return ForEach(
+      "SELECT run, grp, member, peer, request, name, joined, votes FROM members "
+      "ORDER BY run, grp, rank",
+      [&](Statement& row) -> std::string {
+        const GroupKey group = row.TakeGroup();
+        bool bad = false;
+        MemberRecord record;
+        record.member = row.TakeMember(&bad);
+        record.peer = row.TakePeer(&bad);
+        record.request = row.TakeInt();
+        record.name = row.TakeText();
+        record.joined = Epoch(row.TakeInt());
+        record.votes = row.TakeInt();
+        const auto it = records->groups.find(group);
+        if (bad || it == records->groups.end()) {
+          return absl::StrCat("bad row in table members of group ", ToString(group));
+        }
+        it->second.members.push_back(std::move(record));
+        return "";
+      });
+}
+
+absl::Status SqliteStore::LoadRing(Records* records) {
+  return ForEach(
+      "SELECT run, grp, peer, endpoints, lanes, host FROM ring "
+      "ORDER BY run, grp, position",
+      [&](Statement& row) -> std::string {
+        const GroupKey group = row.TakeGroup();
+        bool bad = false;
+        PeerRecord record;
+        record.peer = row.TakePeer(&bad);
+        record.endpoints = SplitEndpoints(row.TakeText());
+        record.lanes = static_cast<uint32_t>(row.TakeInt());
+        record.host = row.TakeText();
+        const auto it = records->groups.find(group);
+        if (bad || it == records->groups.end()) {
+          return absl::StrCat("bad row in table ring of group ", ToString(group));
+        }
+        it->second.peers.push_back(std::move(record));
+        return "";
+      });
+}
+
+absl::Status SqliteStore::LoadFates(Records* records) {
+  return ForEach("SELECT run, grp, peer, ops FROM fates ORDER BY run, grp, place",
+                 [&](Statement& row) -> std::string {
+                   const GroupKey group = row.TakeGroup();
+                   bool bad = false;
+                   FatesRecord record;
+                   record.peer = row.TakePeer(&bad);
+                   bad |= !SplitFates(row.TakeText(), &record.fates);
+                   const auto it = records->groups.find(group);
+                   if (bad || it == records->groups.end()) {
+                     return absl::StrCat("bad row in table fates of group ", ToString(group));
+                   }
+                   it->second.fates.push_back(std::move(record));
+                   return "";
+                 });
+}
+
+absl::StatusOr<Records> SqliteStore::Load() {
+  Records records;
+  LH_RETURN_IF_ERROR(LoadRuns(&records));
+  LH_RETURN_IF_ERROR(LoadGroups(&records));
+  LH_RETURN_IF_ERROR(LoadMembers(&records));
+  LH_RETURN_IF_ERROR(LoadRing(&records));
+  LH_RETURN_IF_ERROR(LoadFates(&records));
+  return records;
+}
+
+// ------------------------------------------------------------------------------ writing
+
+absl::Status SqliteStore::Apply(const std::vector<Mutation>& mutations) {
+  if (!broken_.ok()) return broken_;
+  broken_ = Execute("BEGIN IMMEDIATE");
+  for (size_t i = 0; broken_.ok() && i < mutations.size(); ++i) broken_ = Write(mutations[i]);
+  if (broken_.ok()) broken_ = Execute("COMMIT");
+  if (!broken_.ok()) sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
+  return broken_;
+}
+
+absl::Status SqliteStore::Write(const Mutation& mutation) {
+  LH_RETURN_IF_ERROR(std::visit([this](const auto& m) { return Write(m); }, mutation));
+  coordinator::Apply(mutation, &records_);
+  return absl::OkStatus();
+}
+
+absl::Status SqliteStore::Write(const PutRun& put) {
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
+                      Prepare("INSERT OR REPLACE INTO runs(run, next_member, secret) "
+                              "VALUES(?, ?, ?)"));
+  Statement statement(prepared);
+  return Run(statement.Text(put.record.run).Int(put.record.next_member).Blob(put.record.secret));
+}
+
+absl::Status SqliteStore::Write(const DeleteRun& gone) {
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared, Prepare("DELETE FROM runs WHERE run=?"));
+  Statement statement(prepared);
+  return Run(statement.Text(gone.run));
+}
+
+absl::Status SqliteStore::DeleteOf(const char* sql, const GroupKey& group) {
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared, Prepare(sql));
+  Statement statement(prepared);
+  return Run(statement.Text(group.run).Int(group.group));
+}
+
+constexpr char kDeleteMembers[] = "DELETE FROM members WHERE run=? AND grp=?";
+constexpr char kDeleteRing[] = "DELETE FROM ring WHERE run=? AND grp=?";
+constexpr char kDeleteFates[] = "DELETE FROM fates WHERE run=? AND grp=?";
+
+absl::Status SqliteStore::Write(const PutGroup& put) {
+  const GroupRecord& record = put.record;
+  const auto it = records_.groups.find(record.group);
+  const GroupRecord* old = it == records_.groups.end() ? nullptr : &it->second;
+  {
+    LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
+                        Prepare("INSERT OR REPLACE INTO groups(run, grp, committed, highest, "
+                                "boundary, attempt) VALUES(?, ?, ?, ?, ?, ?)"));
+    Statement statement(prepared);
+    LH_RETURN_IF_ERROR(Run(statement.Text(record.group.run)
+                               .Int(record.group.group)
+                               .Int(record.committed.value())
+                               .Int(record.highest.value())
+                               .Int(record.boundary.value())
+                               .Int(record.attempt.value())));
+  }
+  if (old == nullptr || old->members != record.members) LH_RETURN_IF_ERROR(WriteMembers(record));
+  if (old == nullptr || old->peers != record.peers) LH_RETURN_IF_ERROR(WriteRing(record));
+  if (old == nullptr || old->fates != record.fates) LH_RETURN_IF_ERROR(WriteFates(record));
+  return absl::OkStatus();
+}
+
+absl::Status SqliteStore::WriteMembers(const GroupRecord& record) {
+  LH_RETURN_IF_ERROR(DeleteOf(kDeleteMembers, record.group));
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
+                      Prepare("INSERT INTO members(run, grp, rank, member, peer, request, name, "
+                              "joined, votes) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+  for (size_t rank = 0; rank < record.members.size(); ++rank) {
+    const MemberRecord& member = record.members[rank];
+    Statement statement(prepared);
+    LH_RETURN_IF_ERROR(Run(statement.Text(record.group.run)
+                               .Int(record.group.group)
+                               .Int(rank)
+                               .Text(ToString(member.member))
+                               .Text(ToString(member.peer))
+                               .Int(member.request)
+                               .Text(member.name)
+                               .Int(member.joined.value())
+                               .Int(member.votes)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SqliteStore::WriteRing(const GroupRecord& record) {
+  LH_RETURN_IF_ERROR(DeleteOf(kDeleteRing, record.group));
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
+                      Prepare("INSERT INTO ring(run, grp, position, peer, endpoints, lanes, host) "
+                              "VALUES(?, ?, ?, ?, ?, ?, ?)"));
+  for (size_t position = 0; position < record.peers.size(); ++position) {
+    const PeerRecord& peer = record.peers[position];
+    Statement statement(prepared);
+    LH_RETURN_IF_ERROR(Run(statement.Text(record.group.run)
+                               .Int(record.group.group)
+                               .Int(position)
+                               .Text(ToString(peer.peer))
+                               .Text(JoinEndpoints(peer.endpoints))
+                               .Int(peer.lanes)
+                               .Text(peer.host)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SqliteStore::WriteFates(const GroupRecord& record) {
+  LH_RETURN_IF_ERROR(DeleteOf(kDeleteFates, record.group));
+  LH_ASSIGN_OR_RETURN(
+      sqlite3_stmt * prepared,
+      Prepare("INSERT INTO fates(run, grp, place, peer, ops) VALUES(?, ?, ?, ?, ?)"));
+  for (size_t place = 0; place < record.fates.size(); ++place) {
+    Statement statement(prepared);
+    LH_RETURN_IF_ERROR(Run(statement.Text(record.group.run)
+                               .Int(record.group.group)
+                               .Int(place)
+                               .Text(ToString(record.fates[place].peer))
+                               .Text(JoinFates(record.fates[place].fates))));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SqliteStore::Write(const DeleteGroup& gone) {
+  LH_RETURN_IF_ERROR(DeleteOf(kDeleteMembers, gone.group));
+  LH_RETURN_IF_ERROR(DeleteOf(kDeleteRing, gone.group));
+  LH_RETURN_IF_ERROR(DeleteOf(kDeleteFates, gone.group));
+  return DeleteOf("DELETE FROM groups WHERE run=? AND grp=?", gone.group);
+}
+
+// ------------------------------------------------------------------------------ the files
+
+absl::StatusOr<Fd> OpenFile(const std::string& path) {
+  // Epoch tokens derive from what is inside: for the owner only.
+  Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (fd.get() >= 0) return fd;
+  return absl::UnavailableError(absl::StrCat("cannot open store ", path, ": ", strerror(errno)));
+}
+
+// SQLite would let two coordinators take turns. The lock goes when its process does, whatever way.
+absl::StatusOr<Fd> LockFile(const std::string& path) {
+  const std::string lock_path = path + "-lock";
+  LH_ASSIGN_OR_RETURN(Fd lock, OpenFile(lock_path));
+  char owner[32] = {};
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {
+      return absl::UnavailableError(absl::StrCat("cannot lock ", lock_path, ": ", strerror(errno)));
+    }
+    const ssize_t got = pread(lock.get(), owner, sizeof owner - 1, 0);
+    return absl::FailedPreconditionError(absl::StrCat(
+        "store ", path, " is in use by another coordinator",
+        got > 0 ? absl::StrCat(" (process ", std::string(owner, got), ")") : std::string(),
+        "; stop it first, or choose another file"));
+  }
+  const std::string self = std::to_string(getpid());
+  // For the message above only, so failing is no harm.
+  if (ftruncate(lock.get(), 0) == 0) (void)!pwrite(lock.get(), self.data(), self.size(), 0);
+  return lock;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) {
+  LH_ASSIGN_OR_RETURN(Fd lock, LockFile(path));
+  {
+    LH_ASSIGN_OR_RETURN(const Fd file, OpenFile(path));
+    struct stat stat {};
+    if (fstat(file.get(), &stat) != 0 || !S_ISREG(stat.st_mode)) {
+      return absl::FailedPreconditionError(absl::StrCat("store ", path, " is not a regular file"));
+    }
+  }
+  auto store = std::make_unique<SqliteStore>(path, std::move(lock));
+  LH_RETURN_IF_ERROR(store->Open());
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,330 @@
+// One contract, both stores; and what only a file can get wrong.
+#include "coordinator/store/store.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sqlite3.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string NewPath() {
+  static int number = 0;
+  const std::string path =
+      absl::StrCat(::testing::TempDir(), "/store_", getpid(), "_", ++number, ".db");
+  for (const char* suffix : {"", "-wal", "-shm", "-lock"}) unlink((path + suffix).c_str());
+  return path;
+}
+
+RunRecord SomeRun(const std::string& name) { return {name, 7, std::string("\0\x01secret\xff", 9)}; }
+
+GroupRecord SomeGroup(const std::string& run, uint32_t number) {
+  GroupRecord group;
+  group.group = {run, number};
+  group.committed = Epoch(4);
+  group.highest = Epoch(6);
+  group.boundary = Epoch(3);
+  group.attempt = Epoch(4);
+  group.members = {
+      {MemberId(2), PeerId(UINT64_MAX), UINT64_MAX, "trainer-a", Epoch(1), 12},
+      {MemberId(1), PeerId(0x1f), 9, "", Epoch(3), 0},
+      {MemberId(5), PeerId(0x20), 1, "late", Epoch(), 0},
+  };
+  group.peers = {
+      {PeerId(0x1f), {"10.0.0.1:29700", "[::1]:29700", "odd,%2c%,name"}, 16, "host a, \"b\""},
+      {PeerId(UINT64_MAX), {}, 0, ""},
+      {PeerId(0x20), {"", ""}, 1, std::string("nul\0inside", 10)},
+  };
+  group.fates = {
+      {PeerId(0x1f),
+       {{OpOrdinal(3), control::Fate::kCommit}, {OpOrdinal(4), control::Fate::kRedo}}},
+      {PeerId(0x20), {{OpOrdinal(UINT64_MAX), control::Fate::kAbort}}},
+      {PeerId(0x21), {}},
+  };
+  return group;
+}
+
+// ------------------------------------------------------------------------------ the contract
+
+class StoreContract : public ::testing::TestWithParam<const char*> {
+ protected:
+  StoreContract() {
+    spec_ = GetParam();
+    if (spec_ == "sqlite") spec_ = "sqlite:" + NewPath();
+    Open();
+  }
+  void Open() {
+    store_.reset();
+    auto store = OpenStore(spec_);
+    ASSERT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+  }
+  // Applies to the store and to a model, and compares; a store with a memory is also reopened.
+  void ApplyAndCompare(const std::vector<Mutation>& mutations) {
+    ASSERT_TRUE(store_->Apply(mutations).ok());
+    for (const Mutation& mutation : mutations) coordinator::Apply(mutation, &model_);
+    Compare();
+    if (spec_ == "memory") return;
+    Open();
+    Compare();
+  }
+  void Compare() {
+    const auto records = store_->Load();
+    ASSERT_TRUE(records.ok()) << records.status();
+    EXPECT_TRUE(*records == model_);
+  }
+
+  std::string spec_;
+  std::unique_ptr<Store> store_;
+  Records model_;
+};
+
+TEST_P(StoreContract, BeginsEmpty) { Compare(); }
+
+TEST_P(StoreContract, KeepsEveryFieldOfEveryRecord) {
+  ApplyAndCompare({PutRun{SomeRun("a")}, PutGroup{SomeGroup("a", 0)}, PutGroup{SomeGroup("a", 7)}});
+  ApplyAndCompare({PutRun{SomeRun("b")}, PutGroup{SomeGroup("b", UINT32_MAX)}});
+}
+
+TEST_P(StoreContract, ReplacesAndDeletes) {
+  ApplyAndCompare({PutRun{SomeRun("a")}, PutGroup{SomeGroup("a", 0)}, PutGroup{SomeGroup("a", 1)}});
+  GroupRecord group = SomeGroup("a", 0);
+  group.members.pop_back();
+  group.members[0].votes = 13;
+  group.highest = Epoch(9);
+  ApplyAndCompare({PutGroup{group}});
+  group.peers.erase(group.peers.begin());
+  group.fates.clear();
+  ApplyAndCompare({PutGroup{group}});
+  RunRecord run = SomeRun("a");
+  run.next_member = 100;
+  ApplyAndCompare({PutRun{run}, DeleteGroup{{"a", 1}}});
+  ApplyAndCompare({DeleteGroup{{"a", 0}}, DeleteRun{"a"}});
+  ApplyAndCompare({DeleteGroup{{"nobody", 0}}, DeleteRun{"nobody"}});
+}
+
+TEST_P(StoreContract, LaterMutationsOfATransactionWin) {
+  GroupRecord second = SomeGroup("a", 0);
+  second.members.clear();
+  ApplyAndCompare({PutRun{SomeRun("a")}, PutGroup{SomeGroup("a", 0)}, PutGroup{second}});
+  ApplyAndCompare({PutGroup{SomeGroup("a", 0)}, DeleteGroup{{"a", 0}}, PutGroup{second}});
+}
+
+TEST_P(StoreContract, EmptyTransactionChangesNothing) { ApplyAndCompare({}); }
+
+TEST_P(StoreContract, RandomMutationsMatchTheModel) {
+  std::mt19937_64 random(20240817);
+  for (int i = 0; i < 60; ++i) {
+    std::vector<Mutation> mutations;
+    for (uint64_t n = random() % 4 + 1; n > 0; --n) {
+      const std::string run(1, static_cast<char>('a' + random() % 3));
+      const GroupKey key{run, static_cast<uint32_t>(random() % 2)};
+      if (random() % 8 == 0) {
+        mutations.push_back(DeleteGroup{key});
+        continue;
+      }
+      GroupRecord group = SomeGroup(key.run, key.group);
+      group.highest = Epoch(random() % 50);
+      group.members.resize(random() % 4);
+      for (MemberRecord& member : group.members) member.votes = random() % 2;
+      group.peers.resize(random() % 4);
+      group.fates.resize(random() % 4);
+      mutations.push_back(PutRun{SomeRun(run)});
+      mutations.push_back(PutGroup{group});
+    }
+    ApplyAndCompare(mutations);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Stores, StoreContract, ::testing::Values("memory", "sqlite"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// ------------------------------------------------------------------------------ --store
+
+std::string OpenError(const std::string& spec, absl::StatusCode code) {
+  const auto store = OpenStore(spec);
+  EXPECT_EQ(store.status().code(), code) << store.status();
+  return std::string(store.status().message());
+}
+
+TEST(OpenStore, RefusesWhatItDoesNotKnow) {
+  const auto bad = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(OpenError("etcd:http://h:2379", bad), HasSubstr("etcd is not in this version"));
+  EXPECT_THAT(OpenError("etcd", bad), HasSubstr("etcd is not in this version"));
+  EXPECT_THAT(OpenError("sqlite:", bad), HasSubstr("needs a path"));
+  EXPECT_THAT(OpenError("", bad), HasSubstr("no such store"));
+  EXPECT_THAT(OpenError("redis:x", bad), HasSubstr("no such store"));
+}
+
+// ------------------------------------------------------------------------------ the file
+
+class SqliteFile : public ::testing::Test {
+ protected:
+  std::string Error(absl::StatusCode code) { return OpenError("sqlite:" + path_, code); }
+  void Create() {
+    auto store = OpenSqliteStore(path_);
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_TRUE((*store)->Apply({PutRun{SomeRun("a")}, PutGroup{SomeGroup("a", 0)}}).ok());
+  }
+  void Execute(const std::string& sql) {
+    sqlite3* db = nullptr;
+    ASSERT_EQ(sqlite3_open(path_.c_str(), &db), SQLITE_OK);
+    char* error = nullptr;
+    EXPECT_EQ(sqlite3_exec(db, sql.c_str(), nullptr, nullptr, &error), SQLITE_OK) << error;
+    sqlite3_close(db);
+  }
+
+  const std::string path_ = NewPath();
+};
+
+TEST_F(SqliteFile, SecondCoordinatorIsRefusedUntilTheFirstIsGone) {
+  auto first = OpenSqliteStore(path_);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
+              HasSubstr(absl::StrCat("in use by another coordinator (process ", getpid(), ")")));
+  first->reset();
+  EXPECT_TRUE(OpenSqliteStore(path_).ok());
+}
+
+TEST_F(SqliteFile, FileOfANewerVersionIsRefused) {
+  Create();
+  Execute("PRAGMA user_version=2");
+  EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
+              HasSubstr("its schema is 2, this version knows up to 1"));
+}
+
+TEST_F(SqliteFile, FileOfAnotherProgramIsRefusedAndUntouched) {
+  Execute("CREATE TABLE precious(x)");
+  EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition), HasSubstr("another program"));
+  Execute("SELECT x FROM precious");
+}
+
+TEST_F(SqliteFile, GarbageIsRefused) {
+  std::ofstream(path_) << std::string(10000, 'x');
+  EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition), HasSubstr("not a database"));
+}
+
+TEST_F(SqliteFile, CorruptPagesAreRefused) {
+  Create();
+  Execute("PRAGMA wal_checkpoint(TRUNCATE)");
+  std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(4096);
+  file << std::string(20000, '\x5a');
+  file.close();
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("corrupt"));
+}
+
+TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
+  Create();
+  Execute("UPDATE members SET peer='x7' WHERE rank=0");
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table members"));
+  Execute("UPDATE members SET peer='p7'; UPDATE fates SET ops='o1=maybe' WHERE place=0");
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table fates"));
+  Execute("UPDATE fates SET ops=''; DELETE FROM runs");
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("of no run"));
+}
+
+TEST_F(SqliteFile, UnusablePathsAreRefusedWithTheReason) {
+  EXPECT_THAT(OpenError("sqlite:/nonexistent/dir/file", absl::StatusCode::kUnavailable),
+              HasSubstr("No such file or directory"));
+  EXPECT_THAT(OpenError("sqlite:" + ::testing::TempDir(), absl::StatusCode::kUnavailable),
+              HasSubstr("cannot open"));
+}
+
+TEST_F(SqliteFile, CanBeReadWhileTheCoordinatorWrites) {
+  auto store = OpenSqliteStore(path_);
+  ASSERT_TRUE(store.ok()) << store.status();
+  ASSERT_TRUE((*store)->Apply({PutRun{SomeRun("a")}, PutGroup{SomeGroup("a", 0)}}).ok());
+  sqlite3* reader = nullptr;
+  ASSERT_EQ(sqlite3_open_v2(path_.c_str(), &reader, SQLITE_OPEN_READONLY, nullptr), SQLITE_OK);
+  sqlite3_stmt* statement = nullptr;
+  ASSERT_EQ(sqlite3_prepare_v2(reader, "SELECT member FROM members ORDER BY rank", -1, &statement,
+                               nullptr),
+            SQLITE_OK);
+  ASSERT_EQ(sqlite3_step(statement), SQLITE_ROW);
+  EXPECT_STREQ(reinterpret_cast<const char*>(sqlite3_column_text(statement, 0)), "m2");
+  // The reader's transaction is still open.
+  EXPECT_TRUE((*store)->Apply({PutGroup{SomeGroup("a", 1)}}).ok());
+  sqlite3_finalize(statement);
+  sqlite3_close(reader);
+}
+
+TEST_F(SqliteFile, IsForItsOwnerOnly) {
+  Create();
+  struct stat file {};
+  ASSERT_EQ(stat(path_.c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 0777, 0600u);
+}
+
+// ------------------------------------------------------------------------------ kill -9
+
+// Transaction `number` of the writer: two groups and the run agree on it in any whole state.
+std::vector<Mutation> Numbered(uint64_t number) {
+  RunRecord run = SomeRun("a");
+  run.next_member = number;
+  std::vector<Mutation> mutations = {PutRun{run}};
+  for (uint32_t g = 0; g < 2; ++g) {
+    GroupRecord group = SomeGroup("a", g);
+    group.highest = Epoch(number);
+    group.members.resize(number % 4);
+    for (MemberRecord& member : group.members) member.votes = number;
+    mutations.push_back(PutGroup{group});
+  }
+  return mutations;
+}
+
+TEST_F(SqliteFile, KilledWriterLosesNothingThatWasReportedAndTearsNoTransaction) {
+  std::mt19937_64 random(7);
+  uint64_t number = 0;
+  for (int round = 0; round < 12; ++round) {
+    int pipe_fds[2];
+    ASSERT_EQ(pipe(pipe_fds), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      close(pipe_fds[0]);
+      auto store = OpenSqliteStore(path_);
+      if (!store.ok()) _exit(1);
+      for (uint64_t n = number + 1;; ++n) {
+        if (!(*store)->Apply(Numbered(n)).ok()) _exit(1);
+        if (write(pipe_fds[1], &n, sizeof n) != sizeof n) _exit(1);
+      }
+    }
+    close(pipe_fds[1]);
+    uint64_t reported = 0;
+    for (uint64_t left = random() % 40 + 1; left > 0; --left) {
+      ASSERT_EQ(read(pipe_fds[0], &reported, sizeof reported), ssize_t{sizeof reported});
+    }
+    kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    for (uint64_t n; read(pipe_fds[0], &n, sizeof n) == ssize_t{sizeof n};) reported = n;
+    close(pipe_fds[0]);
+
+    auto store = OpenSqliteStore(path_);
+    ASSERT_TRUE(store.ok()) << store.status();
+    const auto records = (*store)->Load();
+    ASSERT_TRUE(records.ok()) << records.status();
+    number = records->runs.at("a").next_member;
+    // The transaction in flight may be there or not.
+    EXPECT_TRUE(number == reported || number == reported + 1) << number << " " << reported;
+    Records expected;
+    for (const Mutation& mutation : Numbered(number)) coordinator::Apply(mutation, &expected);
+    EXPECT_TRUE(*records == expected);
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator
