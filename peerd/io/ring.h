@@ -4,9 +4,16 @@
 // memory, for tests: partial transfers, any completion order, late zero-copy notices). One contract
 // test runs on both.
 //
-// Threads: all calls from the owner thread, except Wake(). Callbacks run inside RunOnce() only, never
-// inside a call that starts something. Every started operation ends in exactly one callback with
-// `more == false`, cancelled or not; the memory it names belongs to the ring until then.
+// Threads: the thread of the first RunOnce() owns the ring; all later calls are its own, except
+// Wake(). Callbacks run inside RunOnce() only, never inside a call that starts something, and may
+// start and cancel operations but not call RunOnce(). Every started operation ends in exactly one
+// callback with `more == false`, cancelled or not; the memory it names belongs to the ring until
+// then. Only the destructor drops callbacks: it cancels what is left and waits until the kernel let
+// go of the memory.
+//
+// A socket with an operation in flight stays open inside the kernel: cancel, wait for the end, then
+// close. A cancelled or failing transfer may end with fewer bytes than asked for, also with
+// wait_all.
 #pragma once
 
 #include <sys/socket.h>
@@ -17,14 +24,17 @@
 #include <string>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/tick.h"
+#include "peerd/io/sockets.h"
 
 namespace longhaul::peerd {
 
 struct IoResult {
   int value = 0;      // bytes, a file descriptor, 0; or -errno (-ECANCELED after Cancel)
   bool more = false;  // another callback of this operation follows (zero-copy: the release notice)
+  bool copied = false;  // on that notice: the kernel copied the bytes after all
 };
 using IoCallback = absl::AnyInvocable<void(IoResult)>;
 // Names an operation that has not ended; 0 is none. Never reused.
@@ -43,15 +53,19 @@ class Ring {
   // One connection; `value` is the new socket (non-blocking, close-on-exec).
   virtual IoId Accept(int listen_fd, IoCallback done) = 0;
   virtual IoId Connect(int fd, const sockaddr* address, socklen_t length, IoCallback done) = 0;
-  // At least one byte unless the stream ended (0) or failed. `wait_all`: all of them, if the stream lasts.
+  // At least one byte unless the stream ended (0) or failed. `wait_all`: all of them, if the stream
+  // lasts.
   virtual IoId Recv(int fd, void* data, size_t bytes, bool wait_all, IoCallback done) = 0;
   // `message` and what it points to stay until the end. Passed descriptors are close-on-exec.
   virtual IoId RecvMsg(int fd, msghdr* message, IoCallback done) = 0;
   virtual IoId Send(int fd, const void* data, size_t bytes, bool wait_all, IoCallback done) = 0;
   virtual IoId SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback done) = 0;
-  // First callback: bytes sent, more == true (or the end, if nothing was sent); last: value 0, the
-  // memory is no longer referred to. `buffer` is a registered buffer or -1.
-  virtual IoId SendZeroCopy(int fd, const void* data, size_t bytes, int buffer, IoCallback done) = 0;
+  // First callback: bytes sent or -errno, more == true (or the end, if the kernel holds nothing);
+  // last: value 0, the memory is no longer referred to. `buffer` is a registered buffer or -1.
+  // -EINVAL or -EOPNOTSUPP: not on this socket; -ENOMEM or -ENOBUFS: not beyond the memlock limit;
+  // nothing was sent then, and Send() still works.
+  virtual IoId SendZeroCopy(int fd, const void* data, size_t bytes, int buffer,
+                            IoCallback done) = 0;
   // value 0 at `at` or later, -ECANCELED if cancelled before.
   virtual IoId Timeout(Tick at, IoCallback done) = 0;
   // Once readable: value > 0.
@@ -63,14 +77,16 @@ class Ring {
   virtual absl::StatusOr<int> RegisterBuffer(const void* data, size_t bytes) = 0;
   virtual void UnregisterBuffer(int buffer) = 0;
 
-  // Submits what was started, waits for something to end (not beyond `until`; kNever: for ever; a past
-  // tick: not at all) and runs the callbacks. Unavailable only if the ring itself broke.
+  // Submits what was started, waits for something to end (not beyond `until`; kNever: for ever; a
+  // past tick: not at all) and runs the callbacks. Unavailable only if the ring itself broke.
   virtual absl::Status RunOnce(Tick until) = 0;
   // Ends a wait in RunOnce() from another thread.
   virtual void Wake() = 0;
   // Monotonic clock of this ring.
   virtual Tick Now() const = 0;
   virtual const RingFeatures& features() const = 0;
+  // Where the sockets of this ring come from.
+  virtual Sockets& sockets() = 0;
 };
 
 // FailedPrecondition with a text for the operator where kernel, seccomp or limits refuse io_uring.

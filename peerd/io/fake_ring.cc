@@ -1,0 +1,577 @@
+#include "peerd/io/fake_ring.h"
+
+#include <netinet/in.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr uint8_t kJunk = 0xdb;
+
+bool IsWildcard(const SocketAddress& address) {
+  if (address.family() == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr == INADDR_ANY;
+  }
+  return IN6_IS_ADDR_UNSPECIFIED(
+      &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
+}
+
+void SetPort(SocketAddress* address, uint16_t port) {
+  if (address->family() == AF_INET) {
+    reinterpret_cast<sockaddr_in*>(&address->storage)->sin_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in6*>(&address->storage)->sin6_port = htons(port);
+  }
+}
+
+SocketAddress Loopback(uint16_t port) {
+  return *NumericAddress(HostPort{.host = "127.0.0.1", .port = port});
+}
+
+}  // namespace
+
+FakeRing::FakeRing(FakeRingOptions options) : options_(options), random_(options.seed) {
+  features_ = {.send_zero_copy = options_.send_zero_copy,
+               .registered_buffers = options_.registered_buffers,
+               .description = "in memory"};
+}
+
+FakeRing::~FakeRing() = default;
+
+// ------------------------------------------------------------------------------ faults
+
+void FakeRing::CutConnection(int connection, bool from_dialer, uint64_t after_bytes) {
+  Fault& fault = faults_[connection];
+  (from_dialer ? fault.cut_from_dialer : fault.cut_to_dialer) = after_bytes;
+  if (connection < connections()) {
+    Link& link = links_[connection];
+    Stream& stream = from_dialer ? *link.from_dialer : *link.to_dialer;
+    stream.cut_after = std::max(after_bytes, stream.written);
+    if (stream.written >= stream.cut_after) link.from_dialer->cut = link.to_dialer->cut = true;
+  }
+}
+
+void FakeRing::StallConnection(int connection, bool stalled) {
+  faults_[connection].stalled = stalled;
+  if (connection < connections()) {
+    links_[connection].from_dialer->stalled = links_[connection].to_dialer->stalled = stalled;
+  }
+}
+
+uint64_t FakeRing::BytesSent(int connection, bool by_dialer) const {
+  const Link& link = links_[connection];
+  return (by_dialer ? link.from_dialer : link.to_dialer)->written;
+}
+
+std::pair<int, int> FakeRing::Pair() {
+  const int a = NewSocket();
+  const int b = NewSocket();
+  sockets_[a].local = Loopback(next_port_++);
+  sockets_[b].local = Loopback(next_port_++);
+  Join(&sockets_[a], &sockets_[b]);
+  return {a, b};
+}
+
+// ------------------------------------------------------------------------------ sockets
+
+int FakeRing::NewSocket() {
+  const int fd = next_fd_++;
+  sockets_[fd];
+  return fd;
+}
+
+FakeRing::Socket* FakeRing::Find(int fd) {
+  const auto it = sockets_.find(fd);
+  return it == sockets_.end() ? nullptr : &it->second;
+}
+
+void FakeRing::Join(Socket* dialer, Socket* acceptor) {
+  Link link{std::make_shared<Stream>(), std::make_shared<Stream>()};
+  if (const auto it = faults_.find(connections()); it != faults_.end()) {
+    link.from_dialer->cut_after = it->second.cut_from_dialer;
+    link.to_dialer->cut_after = it->second.cut_to_dialer;
+    link.from_dialer->stalled = link.to_dialer->stalled = it->second.stalled;
+    if (link.from_dialer->cut_after == 0 || link.to_dialer->cut_after == 0) {
+      link.from_dialer->cut = link.to_dialer->cut = true;
+    }
+  }
+  dialer->out = acceptor->in = link.from_dialer;
+  dialer->in = acceptor->out = link.to_dialer;
+  dialer->remote = acceptor->local;
+  acceptor->remote = dialer->local;
+  links_.push_back(std::move(link));
+}
+
+FakeRing::Socket* FakeRing::FindListener(const SocketAddress& address) {
+  for (auto& [fd, socket] : sockets_) {
+    if (!socket.listening || socket.closing || socket.local.port() != address.port()) continue;
+    if (ToString(socket.local) == ToString(address)) return &socket;
+    if (IsWildcard(socket.local) && socket.local.family() == address.family()) return &socket;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<int> FakeRing::Listen(const SocketAddress& address) {
+  SocketAddress local = address;
+  if (local.port() == 0) SetPort(&local, next_port_++);
+  if (FindListener(local) != nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("listen on ", ToString(local), ": ", strerror(EADDRINUSE)));
+  }
+  const int fd = NewSocket();
+  sockets_[fd].local = local;
+  sockets_[fd].listening = true;
+  return fd;
+}
+
+absl::StatusOr<SocketAddress> FakeRing::LocalAddress(int fd) {
+  const Socket* socket = Find(fd);
+  if (socket == nullptr) return absl::UnavailableError("getsockname: Bad file descriptor");
+  return socket->local;
+}
+
+absl::StatusOr<SocketAddress> FakeRing::PeerAddress(int fd) {
+  const Socket* socket = Find(fd);
+  if (socket == nullptr || socket->in == nullptr) {
+    return absl::UnavailableError("getpeername: not connected");
+  }
+  return socket->remote;
+}
+
+absl::StatusOr<int> FakeRing::Open(int) { return NewSocket(); }
+
+absl::Status FakeRing::Tune(int, const StreamTuning& tuning) {
+  if (tuning.congestion == "none-such") {
+    return absl::InvalidArgumentError("congestion control none-such: No such file or directory");
+  }
+  return absl::OkStatus();
+}
+
+void FakeRing::ShutdownSend(int fd) {
+  Socket* socket = Find(fd);
+  LH_CHECK(socket != nullptr);
+  if (socket->out != nullptr) socket->out->ended = true;
+}
+
+void FakeRing::Close(int fd) {
+  Socket* socket = Find(fd);
+  LH_CHECK(socket != nullptr && !socket->closing) << "close of a socket that is not open";
+  socket->closing = true;
+  MaybeRelease(fd);
+}
+
+void FakeRing::Abort(int fd) {
+  Socket* socket = Find(fd);
+  LH_CHECK(socket != nullptr);
+  socket->abort = true;
+  Close(fd);
+}
+
+// As in the kernel: operations in flight keep a socket open.
+void FakeRing::MaybeRelease(int fd) {
+  Socket* socket = Find(fd);
+  if (socket == nullptr || !socket->closing || socket->holds > 0) return;
+  const std::deque<int> backlog = std::move(socket->backlog);
+  if (socket->in != nullptr) {
+    const bool reset = socket->abort || !socket->in->data.empty();
+    socket->in->reader_gone = true;
+    socket->in->data.clear();
+    socket->out->ended = true;
+    if (reset) {
+      socket->in->cut = socket->out->cut = true;
+      if (random_.Chance(0.5)) socket->out->data.clear();
+    }
+  }
+  sockets_.erase(fd);
+  for (const int other : backlog) Abort(other);
+}
+
+void FakeRing::Hold(const Op& op, int change) {
+  if (op.kind == Kind::kTimeout || op.kind == Kind::kNotice) return;
+  if (Socket* socket = Find(op.fd)) socket->holds += change;
+}
+
+// ------------------------------------------------------------------------------ starting
+
+IoId FakeRing::Start(Op op) {
+  const IoId id = next_id_++;
+  Hold(op, 1);
+  ops_.emplace(id, std::move(op));
+  return id;
+}
+
+IoId FakeRing::StartTransfer(Kind kind, int fd, std::vector<iovec> parts, bool wait_all,
+                             IoCallback done) {
+  Op op{.kind = kind, .fd = fd, .parts = std::move(parts), .wait_all = wait_all};
+  op.callback = std::move(done);
+  for (const iovec& part : op.parts) {
+    op.bytes += part.iov_len;
+    if (part.iov_len == 0) continue;
+    if (kind == Kind::kRecv) {
+      memset(part.iov_base, kJunk, part.iov_len);
+    } else {
+      op.snapshot.append(static_cast<const char*>(part.iov_base), part.iov_len);
+    }
+  }
+  return Start(std::move(op));
+}
+
+IoId FakeRing::Accept(int listen_fd, IoCallback done) {
+  return Start(Op{.kind = Kind::kAccept, .fd = listen_fd, .callback = std::move(done)});
+}
+
+IoId FakeRing::Connect(int fd, const sockaddr* address, socklen_t length, IoCallback done) {
+  Op op{.kind = Kind::kConnect, .fd = fd, .callback = std::move(done)};
+  LH_CHECK(length <= sizeof(op.address.storage));
+  memcpy(&op.address.storage, address, length);
+  op.address.length = length;
+  return Start(std::move(op));
+}
+
+IoId FakeRing::Recv(int fd, void* data, size_t bytes, bool wait_all, IoCallback done) {
+  return StartTransfer(Kind::kRecv, fd, {{data, bytes}}, wait_all, std::move(done));
+}
+
+IoId FakeRing::RecvMsg(int fd, msghdr* message, IoCallback done) {
+  const IoId id =
+      StartTransfer(Kind::kRecv, fd, {message->msg_iov, message->msg_iov + message->msg_iovlen},
+                    false, std::move(done));
+  ops_[id].message = message;
+  return id;
+}
+
+IoId FakeRing::Send(int fd, const void* data, size_t bytes, bool wait_all, IoCallback done) {
+  return StartTransfer(Kind::kSend, fd, {{const_cast<void*>(data), bytes}}, wait_all,
+                       std::move(done));
+}
+
+IoId FakeRing::SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback done) {
+  return StartTransfer(Kind::kSend, fd, {message->msg_iov, message->msg_iov + message->msg_iovlen},
+                       wait_all, std::move(done));
+}
+
+IoId FakeRing::SendZeroCopy(int fd, const void* data, size_t bytes, int, IoCallback done) {
+  return StartTransfer(Kind::kSendZeroCopy, fd, {{const_cast<void*>(data), bytes}}, true,
+                       std::move(done));
+}
+
+IoId FakeRing::Timeout(Tick at, IoCallback done) {
+  return Start({.kind = Kind::kTimeout, .at = at, .callback = std::move(done)});
+}
+
+IoId FakeRing::PollIn(int fd, IoCallback done) {
+  return Start({.kind = Kind::kPollIn, .fd = fd, .callback = std::move(done)});
+}
+
+void FakeRing::Cancel(IoId id) {
+  const auto it = ops_.find(id);
+  if (it != ops_.end()) it->second.cancelled = true;
+}
+
+absl::StatusOr<int> FakeRing::RegisterBuffer(const void*, size_t) {
+  if (!options_.registered_buffers) return absl::ResourceExhaustedError("the memlock limit");
+  return next_buffer_++;
+}
+
+void FakeRing::UnregisterBuffer(int) {}
+
+// ------------------------------------------------------------------------------ progress
+
+size_t FakeRing::Room(const Stream& stream) const {
+  const size_t limit = std::min<uint64_t>(options_.stream_bytes_max,
+                                          stream.data.size() + stream.cut_after - stream.written);
+  return limit > stream.data.size() ? limit - stream.data.size() : 0;
+}
+
+bool FakeRing::HasNews(const Stream& in) const {
+  return !in.stalled && (!in.data.empty() || in.ended || in.cut);
+}
+
+bool FakeRing::CanProgress(const Op& op) {
+  if (op.kind == Kind::kNotice) {
+    return op.out->read >= op.notice_at || op.out->cut || op.out->reader_gone;
+  }
+  if (op.cancelled) return true;
+  if (op.kind == Kind::kTimeout) return op.at <= now_;
+  const Socket* socket = Find(op.fd);
+  if (socket == nullptr) return true;  // ends with EBADF
+  switch (op.kind) {
+    case Kind::kAccept:
+      return !socket->backlog.empty();
+    case Kind::kConnect:
+      return true;
+    case Kind::kPollIn:
+      if (socket->listening) return !socket->backlog.empty();
+      return socket->in != nullptr && HasNews(*socket->in);
+    case Kind::kRecv:
+      return socket->in == nullptr || op.bytes == 0 || HasNews(*socket->in);
+    case Kind::kSend:
+    case Kind::kSendZeroCopy:
+      if (socket->out == nullptr) return true;
+      return socket->out->cut || socket->out->reader_gone || op.bytes == 0 ||
+             Room(*socket->out) > 0;
+    default:
+      return false;
+  }
+}
+
+size_t FakeRing::Amount(size_t bytes) {
+  if (!options_.partial || bytes <= 1 || random_.Chance(0.3)) return bytes;
+  return 1 + random_.Below(random_.Chance(0.5) ? std::min<size_t>(bytes, 100) : bytes);
+}
+
+uint8_t* FakeRing::At(const Op& op, size_t offset, size_t* contiguous) {
+  for (const iovec& part : op.parts) {
+    if (offset < part.iov_len) {
+      *contiguous = part.iov_len - offset;
+      return static_cast<uint8_t*>(part.iov_base) + offset;
+    }
+    offset -= part.iov_len;
+  }
+  LH_CHECK(false) << "beyond the end of a transfer";
+  return nullptr;
+}
+
+void FakeRing::CheckSend(const Op& op) {
+  size_t offset = 0;
+  for (const iovec& part : op.parts) {
+    LH_CHECK(part.iov_len == 0 ||
+             memcmp(op.snapshot.data() + offset, part.iov_base, part.iov_len) == 0)
+        << "memory was changed while a send owned it";
+    offset += part.iov_len;
+  }
+}
+
+void FakeRing::CheckRecv(const Op& op) {
+  for (size_t offset = op.done; offset < op.bytes;) {
+    size_t contiguous = 0;
+    const uint8_t* place = At(op, offset, &contiguous);
+    for (size_t i = 0; i < contiguous; ++i) {
+      LH_CHECK(place[i] == kJunk) << "memory was written while a receive owned it";
+    }
+    offset += contiguous;
+  }
+}
+
+// The operation is over; its callback comes in this RunOnce().
+void FakeRing::Finish(IoId id, int value) {
+  const auto it = ops_.find(id);
+  Op& op = it->second;
+  if (op.kind == Kind::kSend || op.kind == Kind::kSendZeroCopy || op.kind == Kind::kNotice) {
+    CheckSend(op);
+  }
+  if (op.kind == Kind::kRecv) CheckRecv(op);
+  const bool copied = op.kind == Kind::kNotice && options_.zero_copy_copies;
+  const int fd = op.fd;
+  Hold(op, -1);
+  completions_.push_back(
+      {id, {.value = value, .more = false, .copied = copied}, std::move(op.callback)});
+  ops_.erase(it);
+  MaybeRelease(fd);
+}
+
+void FakeRing::Report(IoId id, IoResult result) {
+  completions_.push_back({id, result, IoCallback()});
+}
+
+void FakeRing::ProgressAccept(IoId id, Op* op) {
+  Socket* listener = Find(op->fd);
+  const int fd = listener->backlog.front();
+  listener->backlog.pop_front();
+  Finish(id, fd);
+}
+
+void FakeRing::ProgressConnect(IoId id, Op* op) {
+  Socket* listener = FindListener(op->address);
+  if (listener == nullptr) return Finish(id, -ECONNREFUSED);
+  const int fd = NewSocket();
+  Socket* dialer = Find(op->fd);
+  Socket* acceptor = Find(fd);
+  dialer->local = op->address;
+  SetPort(&dialer->local, next_port_++);
+  acceptor->local = op->address;
+  Join(dialer, acceptor);
+  listener->backlog.push_back(fd);
+  Finish(id, 0);
+}
+
+void FakeRing::ProgressRecv(IoId id, Op* op) {
+  Stream* in = Find(op->fd)->in.get();
+  if (in == nullptr) return Finish(id, -ENOTCONN);
+  if (in->data.empty() && op->bytes > 0) {
+    if (op->done > 0) return Finish(id, static_cast<int>(op->done));
+    return Finish(id, in->cut ? -ECONNRESET : 0);
+  }
+  const size_t amount = Amount(std::min(in->data.size(), op->bytes - op->done));
+  for (size_t left = amount; left > 0;) {
+    size_t contiguous = 0;
+    uint8_t* place = At(*op, op->done, &contiguous);
+    const size_t n = std::min(left, contiguous);
+    std::copy_n(in->data.begin(), n, place);
+    in->data.erase(in->data.begin(), in->data.begin() + static_cast<std::ptrdiff_t>(n));
+    op->done += n;
+    left -= n;
+  }
+  in->read += amount;
+  if (!op->wait_all || op->done == op->bytes) {
+    if (op->message != nullptr) op->message->msg_flags = 0;
+    Finish(id, static_cast<int>(op->done));
+  }
+}
+
+void FakeRing::ProgressSend(IoId id, Op* op) {
+  Socket* socket = Find(op->fd);
+  Stream* out = socket->out.get();
+  if (out == nullptr) return Finish(id, -ENOTCONN);
+  if (op->kind == Kind::kSendZeroCopy && options_.zero_copy_error != 0 && op->done == 0) {
+    return Finish(id, -options_.zero_copy_error);
+  }
+  bool ended = false;
+  if (out->cut || out->reader_gone || out->ended) {
+    socket->in->cut = true;
+    if (op->done == 0) return Finish(id, out->cut ? -ECONNRESET : -EPIPE);
+    ended = true;
+  } else {
+    CheckSend(*op);
+    const size_t amount = Amount(std::min(Room(*out), op->bytes - op->done));
+    out->data.insert(out->data.end(), op->snapshot.begin() + static_cast<std::ptrdiff_t>(op->done),
+                     op->snapshot.begin() + static_cast<std::ptrdiff_t>(op->done + amount));
+    op->done += amount;
+    out->written += amount;
+    if (out->written >= out->cut_after) out->cut = socket->in->cut = true;
+    ended = !op->wait_all || op->done == op->bytes;
+  }
+  if (!ended) return;
+  if (op->kind == Kind::kSend) return Finish(id, static_cast<int>(op->done));
+  Report(id, {.value = static_cast<int>(op->done), .more = true});
+  Hold(*op, -1);
+  op->kind = Kind::kNotice;
+  op->out = socket->out;
+  op->notice_at = out->written;
+  MaybeRelease(op->fd);
+}
+
+// A request to cancel may come too late.
+void FakeRing::ProgressCancelled(IoId id, Op* op) {
+  op->cancelled = false;
+  const bool could = CanProgress(*op);
+  op->cancelled = true;
+  if (could && random_.Chance(0.5)) return Progress(id, op);
+  if (op->done == 0) return Finish(id, -ECANCELED);
+  if (op->kind != Kind::kSendZeroCopy) return Finish(id, static_cast<int>(op->done));
+  Report(id, {.value = static_cast<int>(op->done), .more = true});
+  op->out = Find(op->fd)->out;
+  op->notice_at = op->out->written;
+  Hold(*op, -1);
+  op->kind = Kind::kNotice;
+  MaybeRelease(op->fd);
+}
+
+void FakeRing::Progress(IoId id, Op* op) {
+  if (op->kind == Kind::kNotice || op->kind == Kind::kTimeout) return Finish(id, 0);
+  if (Find(op->fd) == nullptr) return Finish(id, -EBADF);
+  switch (op->kind) {
+    case Kind::kAccept:
+      return ProgressAccept(id, op);
+    case Kind::kConnect:
+      return ProgressConnect(id, op);
+    case Kind::kRecv:
+      return ProgressRecv(id, op);
+    case Kind::kSend:
+    case Kind::kSendZeroCopy:
+      return ProgressSend(id, op);
+    default:
+      return Finish(id, 1);  // poll
+  }
+}
+
+// Moves a random selection of what can move. False: nothing can.
+bool FakeRing::Step() {
+  std::vector<IoId> able;
+  for (const auto& [id, op] : ops_) {
+    if (CanProgress(op)) able.push_back(id);
+  }
+  for (size_t i = able.size(); i > 1; --i) std::swap(able[i - 1], able[random_.Below(i)]);
+  for (const IoId id : able) {
+    // Notices are late; everything else is often not done yet.
+    const auto it = ops_.find(id);
+    if (it == ops_.end() || !CanProgress(it->second)) continue;
+    if (!random_.Chance(it->second.kind == Kind::kNotice ? 0.2 : 0.7)) continue;
+    if (it->second.cancelled && it->second.kind != Kind::kNotice) {
+      ProgressCancelled(id, &it->second);
+    } else {
+      Progress(id, &it->second);
+    }
+  }
+  return !able.empty();
+}
+
+// Nothing can move: lets time pass to the next timer, at most to `until`. False: no reason to
+// return.
+bool FakeRing::JumpTo(Tick until) {
+  Tick next = until;
+  for (const auto& [id, op] : ops_) {
+    if (op.kind == Kind::kTimeout) next = std::min(next, op.at);
+  }
+  if (next == kNever) {
+    MutexLock lock(&mutex_);
+    while (!woken_) wake_condition_.Wait(&mutex_);
+    woken_ = false;
+    return true;
+  }
+  now_ = std::max(now_, next);
+  return now_ >= until;
+}
+
+absl::Status FakeRing::RunOnce(Tick until) {
+  LH_CHECK(!running_) << "RunOnce() from within a callback";
+  running_ = true;
+  now_ = now_ + static_cast<int64_t>(random_.Below(3));
+  while (completions_.empty()) {
+    {
+      MutexLock lock(&mutex_);
+      if (woken_) {
+        woken_ = false;
+        break;
+      }
+    }
+    if (Step()) {
+      if (completions_.empty() && until <= now_) break;
+      now_ = now_ + 1;
+      continue;
+    }
+    if (JumpTo(until)) break;
+  }
+  std::vector<Completion> completions;
+  completions.swap(completions_);
+  for (Completion& completion : completions) {
+    if (completion.callback) {
+      completion.callback(completion.result);
+      continue;
+    }
+    // More follows: borrow the callback, since it may start operations.
+    const auto it = ops_.find(completion.id);
+    if (it == ops_.end()) continue;
+    IoCallback callback = std::move(it->second.callback);
+    callback(completion.result);
+    if (const auto again = ops_.find(completion.id); again != ops_.end()) {
+      again->second.callback = std::move(callback);
+    }
+  }
+  running_ = false;
+  return absl::OkStatus();
+}
+
+void FakeRing::Wake() {
+  MutexLock lock(&mutex_);
+  woken_ = true;
+  wake_condition_.Signal();
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,521 @@
+// The contract of Ring, on both implementations; and what only one of them promises.
+#include "peerd/io/ring.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "peerd/io/fake_ring.h"
+#include "peerd/io/sockets.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What a started operation has come to.
+struct Seen {
+  int calls = 0;
+  int ends = 0;
+  IoResult last;
+  int first_value = 0;
+  bool ended() const { return ends > 0; }
+};
+
+IoCallback Into(Seen* seen) {
+  return [seen](IoResult result) {
+    if (seen->calls++ == 0) seen->first_value = result.value;
+    seen->last = result;
+    if (!result.more) ++seen->ends;
+  };
+}
+
+struct Param {
+  std::string name;
+  uint64_t seed;  // 0: io_uring
+};
+
+std::ostream& operator<<(std::ostream& out, const Param& param) { return out << param.name; }
+
+class RingTest : public ::testing::TestWithParam<Param> {
+ protected:
+  void SetUp() override {
+    if (GetParam().seed != 0) {
+      FakeRingOptions options;
+      options.seed = GetParam().seed;
+      ring_ = std::make_unique<FakeRing>(options);
+      return;
+    }
+    auto ring = MakeUringRing(64);
+    ASSERT_TRUE(ring.ok()) << ring.status();
+    ring_ = *std::move(ring);
+  }
+
+  template <class Condition>
+  bool Until(Condition condition, int64_t ms = 20000) {
+    const Tick deadline = ring_->Now() + Millis(ms);
+    while (!condition()) {
+      if (ring_->Now() >= deadline) return false;
+      EXPECT_TRUE(ring_->RunOnce(std::min(deadline, ring_->Now() + Millis(50))).ok());
+    }
+    return true;
+  }
+
+  Sockets& sockets() { return ring_->sockets(); }
+
+  SocketAddress Listen() {
+    auto fd = sockets().Listen(*NumericAddress({.host = "127.0.0.1", .port = 0}));
+    EXPECT_TRUE(fd.ok()) << fd.status();
+    listener_ = *fd;
+    return *sockets().LocalAddress(listener_);
+  }
+
+  // Two connected sockets, made by Accept and Connect.
+  std::pair<int, int> Connected() {
+    const SocketAddress address = Listen();
+    Seen accept, connect;
+    ring_->Accept(listener_, Into(&accept));
+    const int fd = *sockets().Open(AF_INET);
+    ring_->Connect(fd, address.get(), address.length, Into(&connect));
+    EXPECT_TRUE(Until([&] { return accept.ended() && connect.ended(); }));
+    EXPECT_EQ(connect.last.value, 0);
+    EXPECT_GE(accept.last.value, 0);
+    EXPECT_TRUE(sockets().Tune(fd, {.user_timeout_ms = 1000, .congestion = ""}).ok());
+    sockets().Close(listener_);
+    return {fd, accept.last.value};
+  }
+
+  std::string Pattern(size_t bytes) {
+    std::string text(bytes, '\0');
+    for (size_t i = 0; i < bytes; ++i) text[i] = static_cast<char>(i * 31 + i / 251);
+    return text;
+  }
+
+  std::unique_ptr<Ring> ring_;
+  int listener_ = -1;
+};
+
+INSTANTIATE_TEST_SUITE_P(Rings, RingTest,
+                         ::testing::Values(Param{"Uring", 0}, Param{"Fake1", 1}, Param{"Fake2", 2},
+                                           Param{"Fake3", 3}, Param{"Fake4", 4}, Param{"Fake5", 5}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(RingTest, MovesBytesInOrderAndEndsWithZero) {
+  const auto [a, b] = Connected();
+  const std::string sent = Pattern(3 << 20);
+  Seen send;
+  ring_->Send(a, sent.data(), sent.size(), true, Into(&send));
+  std::string got;
+  std::vector<char> buffer(100000);
+  bool ended = false;
+  std::function<void()> receive = [&] {
+    ring_->Recv(b, buffer.data(), buffer.size(), false, [&](IoResult result) {
+      ASSERT_GE(result.value, 0);
+      EXPECT_FALSE(result.more);
+      if (result.value == 0) {
+        ended = true;
+        return;
+      }
+      got.append(buffer.data(), result.value);
+      receive();
+    });
+  };
+  receive();
+  EXPECT_TRUE(Until([&] { return send.ended() && got.size() == sent.size(); }));
+  EXPECT_EQ(send.last.value, static_cast<int>(sent.size()));
+  EXPECT_EQ(got, sent);
+  sockets().ShutdownSend(a);
+  EXPECT_TRUE(Until([&] { return ended; }));
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, WaitAllReceivesEverything) {
+  const auto [a, b] = Connected();
+  const std::string sent = Pattern(200000);
+  std::string got(sent.size(), '\0');
+  Seen recv, first, second;
+  ring_->Recv(b, got.data(), got.size(), true, Into(&recv));
+  ring_->Send(a, sent.data(), 70000, true, Into(&first));
+  EXPECT_TRUE(Until([&] { return first.ended(); }));
+  EXPECT_FALSE(recv.ended());
+  ring_->Send(a, sent.data() + 70000, 130000, true, Into(&second));
+  EXPECT_TRUE(Until([&] { return recv.ended(); }));
+  EXPECT_EQ(recv.last.value, 200000);
+  EXPECT_EQ(got, sent);
+  EXPECT_TRUE(Until([&] { return second.ended(); }));
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, MessagesScatterAndGather) {
+  const auto [a, b] = Connected();
+  std::string head = "head", body = Pattern(5000);
+  iovec out[2] = {{head.data(), head.size()}, {body.data(), body.size()}};
+  msghdr message{};
+  message.msg_iov = out;
+  message.msg_iovlen = 2;
+  Seen send;
+  ring_->SendMsg(a, &message, true, Into(&send));
+  std::string got(head.size() + body.size(), '\0');
+  size_t have = 0;
+  while (have < got.size()) {
+    // The boundary between the two parts moves along with what is missing.
+    const size_t split = std::min<size_t>(3, got.size() - have);
+    iovec in[2] = {{got.data() + have, split},
+                   {got.data() + have + split, got.size() - have - split}};
+    msghdr into{};
+    into.msg_iov = in;
+    into.msg_iovlen = 2;
+    Seen recv;
+    ring_->RecvMsg(b, &into, Into(&recv));
+    ASSERT_TRUE(Until([&] { return recv.ended(); }));
+    ASSERT_GT(recv.last.value, 0);
+    have += recv.last.value;
+  }
+  EXPECT_TRUE(Until([&] { return send.ended(); }));
+  EXPECT_EQ(send.last.value, 5004);
+  EXPECT_EQ(got, head + body);
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, ZeroCopySendsReportBytesAndThenTheNotice) {
+  if (!ring_->features().send_zero_copy) GTEST_SKIP() << ring_->features().description;
+  const auto [a, b] = Connected();
+  std::string sent = Pattern(50000);
+  const auto buffer = ring_->RegisterBuffer(sent.data(), sent.size());
+  std::string got(sent.size(), '\0');
+  Seen recv, send;
+  ring_->Recv(b, got.data(), got.size(), true, Into(&recv));
+  ring_->SendZeroCopy(a, sent.data(), sent.size(), buffer.ok() ? *buffer : -1, Into(&send));
+  EXPECT_TRUE(Until([&] { return send.ended() && recv.ended(); }));
+  EXPECT_EQ(send.calls, 2);
+  EXPECT_EQ(send.first_value, 50000);
+  EXPECT_EQ(send.last.value, 0);
+  EXPECT_FALSE(send.last.more);
+  EXPECT_EQ(got, sent);
+  if (buffer.ok()) ring_->UnregisterBuffer(*buffer);
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, RefusedConnectionSaysSo) {
+  const SocketAddress address = Listen();
+  sockets().Close(listener_);
+  const int fd = *sockets().Open(AF_INET);
+  Seen connect;
+  ring_->Connect(fd, address.get(), address.length, Into(&connect));
+  EXPECT_TRUE(Until([&] { return connect.ended(); }));
+  EXPECT_EQ(connect.last.value, -ECONNREFUSED);
+  sockets().Close(fd);
+}
+
+TEST_P(RingTest, TimeoutsFireAtTheirTickOrLaterAndInOrder) {
+  const Tick start = ring_->Now();
+  std::vector<int> order;
+  std::vector<int64_t> late;
+  for (const int ms : {30, 10, 20}) {
+    ring_->Timeout(start + Millis(ms), [&, ms](IoResult result) {
+      EXPECT_EQ(result.value, 0);
+      order.push_back(ms);
+      late.push_back(ring_->Now() - start - Millis(ms));
+    });
+  }
+  EXPECT_TRUE(Until([&] { return order.size() == 3; }));
+  EXPECT_EQ(order, (std::vector<int>{10, 20, 30}));
+  for (const int64_t us : late) EXPECT_GE(us, 0);
+}
+
+TEST_P(RingTest, CancelledOperationsEndOnceAndUnknownIdsAreIgnored) {
+  const auto [a, b] = Connected();
+  const SocketAddress address = Listen();
+  (void)address;
+  char byte = 0;
+  Seen recv, timeout, accept, poll;
+  const IoId ids[] = {ring_->Recv(b, &byte, 1, false, Into(&recv)),
+                      ring_->Timeout(ring_->Now() + Seconds(3600), Into(&timeout)),
+                      ring_->Accept(listener_, Into(&accept)), ring_->PollIn(a, Into(&poll))};
+  for (const IoId id : ids) {
+    ring_->Cancel(id);
+    ring_->Cancel(id);
+  }
+  EXPECT_EQ(recv.calls + timeout.calls + accept.calls + poll.calls, 0) << "called from Cancel()";
+  const auto all = [&] {
+    return recv.ended() && timeout.ended() && accept.ended() && poll.ended();
+  };
+  EXPECT_TRUE(Until(all));
+  for (const IoId id : ids) ring_->Cancel(id);
+  ring_->Cancel(0);
+  ring_->Cancel(~IoId{0});
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+  for (const Seen* seen : {&recv, &timeout, &accept, &poll}) {
+    EXPECT_EQ(seen->calls, 1);
+    EXPECT_EQ(seen->last.value, -ECANCELED);
+  }
+  sockets().Close(listener_);
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, PollInTellsOfDataAndOfConnections) {
+  const auto [a, b] = Connected();
+  Seen poll, send;
+  ring_->PollIn(b, Into(&poll));
+  EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+  EXPECT_FALSE(poll.ended());
+  ring_->Send(a, "x", 1, true, Into(&send));
+  EXPECT_TRUE(Until([&] { return poll.ended() && send.ended(); }));
+  EXPECT_GT(poll.last.value, 0);
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, AbortReachesTheOtherSideAsReset) {
+  const auto [a, b] = Connected();
+  char byte = 0;
+  Seen recv;
+  ring_->Recv(b, &byte, 1, false, Into(&recv));
+  EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+  sockets().Abort(a);
+  EXPECT_TRUE(Until([&] { return recv.ended(); }));
+  EXPECT_EQ(recv.last.value, -ECONNRESET);
+  sockets().Close(b);
+}
+
+// The peer does not read: only the abortive close brings the notice back.
+TEST_P(RingTest, ZeroCopyNoticeComesAfterAnAbortiveClose) {
+  if (!ring_->features().send_zero_copy) GTEST_SKIP() << ring_->features().description;
+  const auto [a, b] = Connected();
+  const std::string sent = Pattern(7 << 20);
+  Seen send;
+  const IoId id = ring_->SendZeroCopy(a, sent.data(), sent.size(), -1, Into(&send));
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(ring_->RunOnce(ring_->Now() + 100).ok());
+  if (send.calls > 0 && send.first_value < 0) GTEST_SKIP() << strerror(-send.first_value);
+  EXPECT_EQ(send.calls, 0);
+  ring_->Cancel(id);
+  EXPECT_TRUE(Until([&] { return send.calls > 0; }));
+  sockets().Abort(a);
+  EXPECT_TRUE(Until([&] { return send.ended(); }));
+  EXPECT_EQ(send.ends, 1);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, CallbacksMayStartAndCancelOperations) {
+  int left = 1000;
+  std::function<void(IoResult)> again = [&](IoResult) {
+    if (--left <= 0) return;
+    const IoId victim = ring_->Timeout(kNever, [](IoResult r) { EXPECT_EQ(r.value, -ECANCELED); });
+    ring_->Cancel(victim);
+    ring_->Timeout(Tick{}, [&](IoResult r) { again(r); });
+  };
+  ring_->Timeout(Tick{}, [&](IoResult r) { again(r); });
+  EXPECT_TRUE(Until([&] { return left <= 0; }));
+}
+
+// Far more than the queue of 64 entries holds.
+TEST_P(RingTest, AnyNumberOfOperationsMayBeStartedAtOnce) {
+  const auto [a, b] = Connected();
+  constexpr int kOps = 2000;
+  int ended = 0;
+  std::vector<IoId> ids;
+  std::vector<char> bytes(kOps);
+  for (int i = 0; i < kOps; ++i) {
+    ids.push_back(ring_->PollIn(b, [&](IoResult) { ++ended; }));
+  }
+  for (int i = 0; i < kOps; i += 2) ring_->Cancel(ids[i]);
+  EXPECT_EQ(ended, 0);
+  EXPECT_TRUE(Until([&] { return ended == kOps / 2; }));
+  Seen send;
+  ring_->Send(a, "x", 1, true, Into(&send));
+  EXPECT_TRUE(Until([&] { return ended == kOps && send.ended(); }));
+  sockets().Close(a);
+  sockets().Close(b);
+}
+
+TEST_P(RingTest, WakeEndsAWaitFromAnotherThread) {
+  for (int i = 0; i < 10; ++i) {
+    std::thread other([&] { ring_->Wake(); });
+    EXPECT_TRUE(ring_->RunOnce(kNever).ok());
+    other.join();
+  }
+}
+
+TEST_P(RingTest, MayBeDestroyedWithOperationsInFlight) {
+  const auto [a, b] = Connected();
+  auto byte = std::make_unique<char>();
+  int calls = 0;
+  for (int i = 0; i < 100; ++i) ring_->PollIn(b, [&](IoResult) { ++calls; });
+  ring_->Recv(b, byte.get(), 1, false, [&](IoResult) { ++calls; });
+  ring_->Timeout(kNever, [&](IoResult) { ++calls; });
+  EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+  if (GetParam().seed == 0) {
+    sockets().Close(a);
+    sockets().Close(b);
+  }
+  const int before = calls;
+  ring_.reset();
+  EXPECT_EQ(calls, before);
+}
+
+// ------------------------------------------------------------------------------ FakeRing alone
+
+TEST(FakeRingTest, CutsConnectionsAtTheByteAskedFor) {
+  FakeRing ring({.seed = 7});
+  ring.CutConnection(0, true, 10);
+  const auto [a, b] = ring.Pair();
+  std::string sent(100, 'x');
+  char got[100];
+  Seen send, recv;
+  ring.Send(a, sent.data(), sent.size(), true, Into(&send));
+  ring.Recv(b, got, sizeof(got), true, Into(&recv));
+  while (!send.ended() || !recv.ended()) ASSERT_TRUE(ring.RunOnce(ring.Now() + 1000).ok());
+  EXPECT_EQ(send.last.value, 10);
+  EXPECT_EQ(recv.last.value, 10);
+  Seen again;
+  ring.Recv(b, got, sizeof(got), true, Into(&again));
+  while (!again.ended()) ASSERT_TRUE(ring.RunOnce(ring.Now() + 1000).ok());
+  EXPECT_EQ(again.last.value, -ECONNRESET);
+}
+
+void ChangeMemoryInFlight() {
+  FakeRing ring({.seed = 1, .stream_bytes_max = 8});
+  const auto [a, b] = ring.Pair();
+  std::string sent(100, 'x');
+  ring.SendZeroCopy(a, sent.data(), sent.size(), -1, [](IoResult) {});
+  sent[99] = 'y';
+  for (int i = 0; i < 100; ++i) (void)ring.RunOnce(ring.Now() + 1000);
+}
+
+TEST(FakeRingDeathTest, CatchesMemoryThatIsWrittenWhileOwned) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_DEATH(ChangeMemoryInFlight(), "memory was changed while a send owned it");
+}
+
+// ------------------------------------------------------------------------------ refusals
+
+// Runs `refuse` and then MakeUringRing() in a child; gives its error text.
+template <class Refuse>
+std::string TextWhenRefused(Refuse refuse) {
+  int fds[2];
+  EXPECT_EQ(pipe(fds), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    refuse();
+    const auto ring = MakeUringRing(8);
+    const std::string text = ring.ok() ? "not refused" : ring.status().ToString();
+    [[maybe_unused]] const ssize_t n = write(fds[1], text.data(), text.size());
+    _exit(0);
+  }
+  close(fds[1]);
+  std::string text;
+  char buffer[512];
+  for (ssize_t n; (n = read(fds[0], buffer, sizeof(buffer))) > 0;) text.append(buffer, n);
+  close(fds[0]);
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return text;
+}
+
+void AnswerSetupWith(int error) {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{.len = sizeof(code) / sizeof(code[0]), .filter = code};
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+TEST(UringRefusalTest, NamesTheSeccompProfileOnEperm) {
+  EXPECT_THAT(TextWhenRefused([] { AnswerSetupWith(EPERM); }),
+              HasSubstr("FAILED_PRECONDITION: io_uring setup refused (EPERM): seccomp or "
+                        "kernel.io_uring_disabled blocks it; use "
+                        "deploy/docker/seccomp-peerd.json"));
+}
+
+TEST(UringRefusalTest, NamesSeccompAndKernelOnEnosys) {
+  EXPECT_THAT(TextWhenRefused([] { AnswerSetupWith(ENOSYS); }),
+              HasSubstr("FAILED_PRECONDITION: io_uring setup refused (ENOSYS): seccomp hides it"));
+}
+
+TEST(UringRefusalTest, NamesTheLockedMemoryLimitOnEnomem) {
+  EXPECT_THAT(TextWhenRefused([] { AnswerSetupWith(ENOMEM); }),
+              HasSubstr("FAILED_PRECONDITION: io_uring setup refused (ENOMEM)"));
+}
+
+TEST(UringRefusalTest, NamesTheFileLimitOnEmfile) {
+  EXPECT_THAT(TextWhenRefused([] {
+                const rlimit none{3, 3};
+                setrlimit(RLIMIT_NOFILE, &none);
+              }),
+              HasSubstr("FAILED_PRECONDITION: io_uring setup refused (EMFILE)"));
+}
+
+TEST(UringBufferTest, MemoryBeyondTheLockLimitIsResourceExhausted) {
+  if (geteuid() == 0) {
+    // IPC_LOCK lifts the limit; without it, root is held to it as well.
+    rlimit limit;
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (limit.rlim_cur == RLIM_INFINITY) GTEST_SKIP() << "no limit here";
+  }
+  auto ring = MakeUringRing(8);
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  if (!(*ring)->features().registered_buffers) GTEST_SKIP();
+  std::vector<char> memory(1 << 20, 'x');
+  const auto small = (*ring)->RegisterBuffer(memory.data(), memory.size());
+  if (small.ok()) {
+    (*ring)->UnregisterBuffer(*small);
+    return;  // within the limit, or exempt from it
+  }
+  EXPECT_EQ(small.status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+// ------------------------------------------------------------------------------ addresses
+
+TEST(SocketAddressTest, HostAndPortAreParsedOrRefusedByName) {
+  EXPECT_EQ(ParseHostPort("10.0.0.3:29700")->host, "10.0.0.3");
+  EXPECT_EQ(ParseHostPort("10.0.0.3:29700")->port, 29700);
+  EXPECT_EQ(ParseHostPort("[2001:db8::1]:80")->host, "2001:db8::1");
+  EXPECT_EQ(ParseHostPort("trainer-3.example:1")->host, "trainer-3.example");
+  for (const char* bad : {"", "host", "host:", "host:65536", "host:-1", "::1:80", "host:80x"}) {
+    const auto result = ParseHostPort(bad);
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_THAT(result.status().ToString(),
+                ::testing::AnyOf(HasSubstr("host:port"), HasSubstr("brackets")));
+  }
+}
+
+TEST(SocketAddressTest, KnowsLoopbackAndPrintsBothFamilies) {
+  const auto v4 = NumericAddress({.host = "127.1.2.3", .port = 5});
+  const auto v6 = NumericAddress({.host = "::1", .port = 6});
+  const auto mapped = NumericAddress({.host = "::ffff:127.0.0.1", .port = 7});
+  const auto far = NumericAddress({.host = "10.0.0.1", .port = 8});
+  ASSERT_TRUE(v4 && v6 && mapped && far);
+  EXPECT_TRUE(v4->loopback() && v6->loopback() && mapped->loopback());
+  EXPECT_FALSE(far->loopback());
+  EXPECT_EQ(ToString(*v4), "127.1.2.3:5");
+  EXPECT_EQ(ToString(*v6), "[::1]:6");
+  EXPECT_FALSE(NumericAddress({.host = "localhost", .port = 1}).has_value());
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

@@ -1,0 +1,184 @@
+#include "peerd/io/sockets.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace longhaul::peerd {
+namespace {
+
+absl::StatusOr<std::vector<SocketAddress>> GetAddresses(const HostPort& host_port, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV | AI_PASSIVE;
+  addrinfo* list = nullptr;
+  const std::string port = absl::StrCat(host_port.port);
+  const int error = getaddrinfo(host_port.host.empty() ? nullptr : host_port.host.c_str(),
+                                port.c_str(), &hints, &list);
+  if (error != 0) {
+    return absl::UnavailableError(absl::StrCat(
+        "resolve ", host_port.host, ": ",
+        error == EAI_SYSTEM ? std::string(strerror(errno)) : std::string(gai_strerror(error))));
+  }
+  std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* a = list; a != nullptr; a = a->ai_next) {
+    if (a->ai_family != AF_INET && a->ai_family != AF_INET6) continue;
+    SocketAddress address;
+    memcpy(&address.storage, a->ai_addr, a->ai_addrlen);
+    address.length = a->ai_addrlen;
+    addresses.push_back(address);
+  }
+  if (addresses.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("resolve ", host_port.host, ": no IPv4 or IPv6 address"));
+  }
+  return addresses;
+}
+
+bool SetInt(int fd, int level, int option, int value) {
+  return setsockopt(fd, level, option, &value, sizeof(value)) == 0;
+}
+
+using AddressCall = int (*)(int, sockaddr*, socklen_t*);
+
+absl::StatusOr<SocketAddress> AddressOf(int fd, AddressCall call, const char* what) {
+  SocketAddress address;
+  address.length = sizeof(address.storage);
+  if (call(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.length) != 0) {
+    return absl::UnavailableError(absl::StrCat(what, ": ", strerror(errno)));
+  }
+  return address;
+}
+
+class SystemSocketsImpl final : public Sockets {
+ public:
+  absl::StatusOr<int> Listen(const SocketAddress& address) override {
+    // Blocking: kernels before 6.0 pass O_NONBLOCK of a listener on to io_uring's accept as EAGAIN.
+    const int fd = socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return ListenError(address, errno);
+    SetInt(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address.family() == AF_INET6) SetInt(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (bind(fd, address.get(), address.length) != 0 || listen(fd, SOMAXCONN) != 0) {
+      const int error = errno;
+      close(fd);
+      return ListenError(address, error);
+    }
+    return fd;
+  }
+
+  absl::StatusOr<SocketAddress> LocalAddress(int fd) override {
+    return AddressOf(fd, getsockname, "getsockname");
+  }
+  absl::StatusOr<SocketAddress> PeerAddress(int fd) override {
+    return AddressOf(fd, getpeername, "getpeername");
+  }
+
+  absl::StatusOr<int> Open(int family) override {
+    const int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return absl::UnavailableError(absl::StrCat("socket: ", strerror(errno)));
+    return fd;
+  }
+
+  absl::Status Tune(int fd, const StreamTuning& tuning) override {
+    SetInt(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    SetInt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(tuning.user_timeout_ms));
+    if (!tuning.congestion.empty() &&
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, tuning.congestion.data(),
+                   tuning.congestion.size()) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("congestion control ", tuning.congestion, ": ", strerror(errno),
+                       "; see sysctl net.ipv4.tcp_allowed_congestion_control"));
+    }
+    return absl::OkStatus();
+  }
+
+  void ShutdownSend(int fd) override { shutdown(fd, SHUT_WR); }
+  void Close(int fd) override { close(fd); }
+  void Abort(int fd) override {
+    const linger now{.l_onoff = 1, .l_linger = 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    close(fd);
+  }
+
+ private:
+  static absl::Status ListenError(const SocketAddress& address, int error) {
+    return absl::UnavailableError(
+        absl::StrCat("listen on ", ToString(address), ": ", strerror(error),
+                     error == EADDRINUSE ? "; another process has the port, choose another" : ""));
+  }
+};
+
+}  // namespace
+
+uint16_t SocketAddress::port() const {
+  if (family() == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  if (family() == AF_INET6) {
+    return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
+  }
+  return 0;
+}
+
+bool SocketAddress::loopback() const {
+  if (family() == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
+  }
+  if (family() != AF_INET6) return false;
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+}
+
+std::string ToString(const SocketAddress& address) {
+  char host[NI_MAXHOST];
+  if (getnameinfo(address.get(), address.length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST) !=
+      0) {
+    return "?";
+  }
+  return address.family() == AF_INET6 ? absl::StrCat("[", host, "]:", address.port())
+                                      : absl::StrCat(host, ":", address.port());
+}
+
+absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  uint32_t port = 0;
+  if (colon == std::string::npos || !absl::SimpleAtoi(text.substr(colon + 1), &port) ||
+      port > 65535) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address ", text, ": expected host:port or [v6]:port, port 0 to 65535"));
+  }
+  HostPort result{.host = text.substr(0, colon), .port = static_cast<uint16_t>(port)};
+  if (result.host.size() >= 2 && result.host.front() == '[' && result.host.back() == ']') {
+    result.host = result.host.substr(1, result.host.size() - 2);
+  } else if (result.host.find(':') != std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("address ", text, ": an IPv6 address goes into brackets, [v6]:port"));
+  }
+  return result;
+}
+
+std::optional<SocketAddress> NumericAddress(const HostPort& host_port) {
+  auto addresses = GetAddresses(host_port, AI_NUMERICHOST);
+  if (!addresses.ok()) return std::nullopt;
+  return addresses->front();
+}
+
+absl::StatusOr<std::vector<SocketAddress>> ResolveBlocking(const HostPort& host_port) {
+  return GetAddresses(host_port, 0);
+}
+
+Sockets& SystemSockets() {
+  static SystemSocketsImpl* const sockets = new SystemSocketsImpl;
+  return *sockets;
+}
+
+}  // namespace longhaul::peerd

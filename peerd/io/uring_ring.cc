@@ -1,0 +1,645 @@
+// Ring over io_uring: the only file that includes liburing.
+#include <errno.h>
+#include <liburing.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "peerd/io/ring.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// The usage report of zero-copy sends (Linux 6.2): younger than the oldest liburing we build with.
+// Names of our own, since the kernel's are enumerators or macros, depending on the version.
+constexpr uint16_t kZeroCopyReportUsage = 1u << 3;
+constexpr uint32_t kNoticeSaysCopied = 1u << 31;
+
+constexpr uint64_t kIgnored = 0;  // completions of cancel requests
+constexpr uint64_t kWakeTag = 1;  // the read of the event descriptor
+constexpr int kIndexBits = 24;    // of an IoId; the rest is a generation of at least 1
+constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
+constexpr uint64_t kBufferChunkBytes = uint64_t{1} << 30;  // the kernel refuses larger buffers
+constexpr unsigned kBufferSlots = 4096;
+constexpr int64_t kDestructorDrainUs = Seconds(1);
+
+Tick MonotonicNow() {
+  timespec ts;
+  clock_gettime(CLOCK_MONOTONIC, &ts);
+  return Tick{int64_t{ts.tv_sec} * 1000000 + ts.tv_nsec / 1000};
+}
+
+std::string KernelRelease() {
+  utsname name;
+  return uname(&name) == 0 ? std::string(name.release) : std::string("unknown");
+}
+
+absl::Status SetupRefused(int error) {
+  switch (error) {
+    case EPERM:
+    case EACCES:
+      return absl::FailedPreconditionError(
+          "io_uring setup refused (EPERM): seccomp or kernel.io_uring_disabled blocks it; use "
+          "deploy/docker/seccomp-peerd.json");
+    case ENOSYS:
+      return absl::FailedPreconditionError(
+          "io_uring setup refused (ENOSYS): seccomp hides it, or this kernel has no io_uring; use "
+          "deploy/docker/seccomp-peerd.json, or Linux 6.1 or later");
+    case ENOMEM:
+      return absl::FailedPreconditionError(
+          "io_uring setup refused (ENOMEM): the limit of locked memory is too low; raise it "
+          "(ulimit -l, LimitMEMLOCK=) or grant IPC_LOCK");
+    case EMFILE:
+    case ENFILE:
+      return absl::FailedPreconditionError(
+          "io_uring setup refused (EMFILE): too many open files; raise the limit (ulimit -n, "
+          "LimitNOFILE=)");
+    default:
+      return absl::FailedPreconditionError(
+          absl::StrCat("io_uring setup refused (", strerror(error), "): Linux ", KernelRelease(),
+                       " does not offer what is needed; use Linux 6.1 or later"));
+  }
+}
+
+struct SetupFlag {
+  unsigned flag;
+  const char* name;
+};
+constexpr SetupFlag kSetupFlags[] = {
+    {IORING_SETUP_SUBMIT_ALL, "submit_all"},
+    {IORING_SETUP_COOP_TASKRUN, "coop_taskrun"},
+    {IORING_SETUP_SINGLE_ISSUER, "single_issuer"},
+    {IORING_SETUP_DEFER_TASKRUN, "defer_taskrun"},
+};
+// What to try, best first: each line is what one more generation of kernels lacks.
+constexpr unsigned kSetupTries[] = {
+    IORING_SETUP_SUBMIT_ALL | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SINGLE_ISSUER |
+        IORING_SETUP_DEFER_TASKRUN,
+    IORING_SETUP_SUBMIT_ALL | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SINGLE_ISSUER,
+    IORING_SETUP_SUBMIT_ALL | IORING_SETUP_COOP_TASKRUN,
+    IORING_SETUP_SUBMIT_ALL,
+    0,
+};
+
+struct NeededOp {
+  int code;
+  const char* name;
+};
+constexpr NeededOp kNeededOps[] = {
+    {IORING_OP_ACCEPT, "accept"},   {IORING_OP_CONNECT, "connect"},
+    {IORING_OP_RECV, "recv"},       {IORING_OP_SEND, "send"},
+    {IORING_OP_RECVMSG, "recvmsg"}, {IORING_OP_SENDMSG, "sendmsg"},
+    {IORING_OP_POLL_ADD, "poll"},   {IORING_OP_ASYNC_CANCEL, "cancel"},
+    {IORING_OP_READ, "read"},
+};
+
+class UringRing final : public Ring {
+ public:
+  UringRing() = default;
+  ~UringRing() override;
+
+  absl::Status Init(unsigned entries);
+
+  IoId Accept(int listen_fd, IoCallback done) override;
+  IoId Connect(int fd, const sockaddr* address, socklen_t length, IoCallback done) override;
+  IoId Recv(int fd, void* data, size_t bytes, bool wait_all, IoCallback done) override;
+  IoId RecvMsg(int fd, msghdr* message, IoCallback done) override;
+  IoId Send(int fd, const void* data, size_t bytes, bool wait_all, IoCallback done) override;
+  IoId SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback done) override;
+  IoId SendZeroCopy(int fd, const void* data, size_t bytes, int buffer, IoCallback done) override;
+  IoId Timeout(Tick at, IoCallback done) override;
+  IoId PollIn(int fd, IoCallback done) override;
+  void Cancel(IoId id) override;
+  absl::StatusOr<int> RegisterBuffer(const void* data, size_t bytes) override;
+  void UnregisterBuffer(int buffer) override;
+  absl::Status RunOnce(Tick until) override;
+  void Wake() override;
+  Tick Now() const override { return MonotonicNow(); }
+  const RingFeatures& features() const override { return features_; }
+  Sockets& sockets() override { return SystemSockets(); }
+
+ private:
+  // kEnding: a cancelled timer whose callback is still to come.
+  enum class Kind : uint8_t { kFree, kKernel, kTimer, kEnding };
+  struct Op {
+    IoCallback done;
+    uint64_t generation = 1;
+    Kind kind = Kind::kFree;
+  };
+  struct Timer {
+    Tick at;
+    uint64_t order;  // timers of one tick fire in the order in which they were started
+    IoId id;
+    bool operator>(const Timer& other) const {
+      return std::pair(at, order) > std::pair(other.at, other.order);
+    }
+  };
+  struct Buffer {
+    const uint8_t* data = nullptr;
+    size_t bytes = 0;
+    std::vector<unsigned> slots;  // one of each kBufferChunkBytes; empty: the entry is free
+  };
+
+  absl::Status ProbeOps();
+  void ProbeZeroCopyReport();
+  void RegisterSparse();
+  void Describe(unsigned flags, const std::vector<const char*>& missing);
+
+  IoId NewOp(Kind kind, IoCallback done);
+  Op* Find(IoId id);
+  void End(IoId id, IoResult result);
+  IoId Start(io_uring_sqe& sqe, IoCallback done);
+  void Push(const io_uring_sqe& sqe);
+  bool TryPush(const io_uring_sqe& sqe);
+  void FlushOverflow();
+  void ArmWake();
+  bool Enable();
+  int Enter(Tick until);
+  void Reap();
+  void OnCompletion(uint64_t tag, int value, unsigned flags);
+  bool TimerLive(IoId id);
+  void RunTimers();
+  void CompactTimers();
+
+  io_uring ring_{};
+  bool made_ = false;
+  bool enabled_ = false;
+  bool closing_ = false;
+  bool report_usage_ = false;
+  RingFeatures features_;
+
+  std::deque<Op> ops_;  // a slab: an entry stays where it is
+  std::vector<uint32_t> free_;
+  size_t kernel_ops_ = 0;              // started, last completion not seen
+  std::deque<io_uring_sqe> overflow_;  // did not fit into the submission queue, in order
+  std::vector<Timer> timers_;          // heap; entries whose op has ended are skipped
+  size_t timers_live_ = 0;
+  uint64_t timer_order_ = 0;
+  std::vector<std::pair<IoId, int>> ready_;  // ended without the kernel
+
+  int wake_fd_ = -1;
+  uint64_t wake_value_ = 0;
+
+  std::vector<Buffer> buffers_;
+  std::vector<unsigned> free_slots_;
+};
+
+// ------------------------------------------------------------------------------ set-up
+
+absl::Status UringRing::Init(unsigned entries) {
+  // Disabled at first: the thread that enables the ring, not the one that made it, becomes its only
+  // issuer.
+  int error = EINVAL;
+  unsigned flags = 0;
+  for (const unsigned attempt : kSetupTries) {
+    io_uring_params params{};
+    params.flags = attempt | IORING_SETUP_R_DISABLED | IORING_SETUP_CQSIZE | IORING_SETUP_CLAMP;
+    params.cq_entries = entries * 4;
+    error = -io_uring_queue_init_params(entries, &ring_, &params);
+    flags = attempt;
+    if (error != EINVAL) break;
+  }
+  if (error != 0) return SetupRefused(error);
+  made_ = true;
+  if ((ring_.features & IORING_FEAT_NODROP) == 0) return SetupRefused(EOPNOTSUPP);
+  if (auto status = ProbeOps(); !status.ok()) return status;
+  std::vector<const char*> missing;
+  for (const SetupFlag& f : kSetupFlags) {
+    if ((flags & f.flag) == 0) missing.push_back(f.name);
+  }
+  RegisterSparse();
+  if (!features_.send_zero_copy) missing.push_back("send_zc");
+  if (!features_.registered_buffers) missing.push_back("registered buffers");
+  Describe(flags, missing);
+  // Blocking on purpose: io_uring answers EAGAIN for a read of a non-blocking descriptor.
+  wake_fd_ = eventfd(0, EFD_CLOEXEC);
+  if (wake_fd_ < 0) return SetupRefused(errno);
+  return absl::OkStatus();
+}
+
+absl::Status UringRing::ProbeOps() {
+  io_uring_probe* probe = io_uring_get_probe_ring(&ring_);
+  if (probe == nullptr) return SetupRefused(EOPNOTSUPP);
+  std::vector<std::string> missing;
+  for (const NeededOp& op : kNeededOps) {
+    if (!io_uring_opcode_supported(probe, op.code)) missing.push_back(op.name);
+  }
+  features_.send_zero_copy = io_uring_opcode_supported(probe, IORING_OP_SEND_ZC);
+  io_uring_free_probe(probe);
+  if (!missing.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("io_uring of Linux ", KernelRelease(),
+                                                      " lacks ", absl::StrJoin(missing, ", "),
+                                                      "; use Linux 6.1 or later"));
+  }
+  if (features_.send_zero_copy) ProbeZeroCopyReport();
+  return absl::OkStatus();
+}
+
+// Flags are checked before the descriptor: EBADF means that the flag is known. On a small ring of
+// its own, since ours is not enabled yet.
+void UringRing::ProbeZeroCopyReport() {
+  io_uring ring;
+  if (io_uring_queue_init(4, &ring, 0) != 0) return;
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring);
+  char byte = 0;
+  io_uring_prep_send_zc(sqe, -1, &byte, 1, 0, kZeroCopyReportUsage);
+  if (io_uring_submit(&ring) == 1) {
+    io_uring_cqe* cqe = nullptr;
+    if (io_uring_wait_cqe(&ring, &cqe) == 0) {
+      report_usage_ = cqe->res == -EBADF;
+      io_uring_cqe_seen(&ring, cqe);
+    }
+  }
+  io_uring_queue_exit(&ring);
+}
+
+void UringRing::RegisterSparse() {
+  if (!features_.send_zero_copy) return;  // nothing else uses them
+  if (io_uring_register_buffers_sparse(&ring_, kBufferSlots) != 0) return;
+  features_.registered_buffers = true;
+  for (unsigned i = kBufferSlots; i-- > 0;) free_slots_.push_back(i);
+}
+
+void UringRing::Describe(unsigned flags, const std::vector<const char*>& missing) {
+  std::vector<const char*> have;
+  for (const SetupFlag& f : kSetupFlags) {
+    if ((flags & f.flag) != 0) have.push_back(f.name);
+  }
+  if (features_.send_zero_copy) have.push_back("send_zc");
+  if (features_.registered_buffers) have.push_back("registered_buffers");
+  features_.description =
+      absl::StrCat("io_uring of Linux ", KernelRelease(), " with ", absl::StrJoin(have, ","),
+                   missing.empty() ? "" : " without ", absl::StrJoin(missing, ","));
+}
+
+UringRing::~UringRing() {
+  if (made_ && enabled_) {
+    closing_ = true;
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      if (ops_[i].kind == Kind::kKernel) Cancel(ops_[i].generation << kIndexBits | i);
+    }
+    const Tick deadline = MonotonicNow() + kDestructorDrainUs;
+    while (kernel_ops_ > 0 && MonotonicNow() < deadline) {
+      FlushOverflow();
+      const int rc = Enter(deadline);
+      if (rc < 0 && rc != -ETIME && rc != -EINTR && rc != -EBUSY && rc != -EAGAIN) break;
+      Reap();
+    }
+  }
+  if (made_) io_uring_queue_exit(&ring_);
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+// ------------------------------------------------------------------------------ operations
+
+IoId UringRing::NewOp(Kind kind, IoCallback done) {
+  if (free_.empty()) {
+    LH_CHECK(ops_.size() < kIndexMask);
+    free_.push_back(static_cast<uint32_t>(ops_.size()));
+    ops_.emplace_back();
+  }
+  const uint32_t index = free_.back();
+  free_.pop_back();
+  Op& op = ops_[index];
+  op.kind = kind;
+  op.done = std::move(done);
+  if (kind == Kind::kKernel) ++kernel_ops_;
+  return op.generation << kIndexBits | index;
+}
+
+UringRing::Op* UringRing::Find(IoId id) {
+  const uint64_t index = id & kIndexMask;
+  if (index >= ops_.size()) return nullptr;
+  Op& op = ops_[index];
+  return op.kind != Kind::kFree && op.generation == id >> kIndexBits ? &op : nullptr;
+}
+
+// The last callback of an operation. Its entry is free before the callback runs.
+void UringRing::End(IoId id, IoResult result) {
+  Op* op = Find(id);
+  LH_CHECK(op != nullptr);
+  IoCallback done = std::move(op->done);
+  op->done = nullptr;
+  if (op->kind == Kind::kKernel) --kernel_ops_;
+  op->kind = Kind::kFree;
+  ++op->generation;
+  free_.push_back(static_cast<uint32_t>(id & kIndexMask));
+  if (!closing_) done(result);
+}
+
+IoId UringRing::Start(io_uring_sqe& sqe, IoCallback done) {
+  const IoId id = NewOp(Kind::kKernel, std::move(done));
+  sqe.user_data = id;
+  Push(sqe);
+  return id;
+}
+
+void UringRing::Push(const io_uring_sqe& sqe) {
+  // What waits goes first: a cancel request must not overtake its operation.
+  if (!overflow_.empty() || !TryPush(sqe)) overflow_.push_back(sqe);
+}
+
+bool UringRing::TryPush(const io_uring_sqe& sqe) {
+  io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+  if (entry == nullptr && enabled_) {
+    io_uring_submit(&ring_);
+    entry = io_uring_get_sqe(&ring_);
+  }
+  if (entry == nullptr) return false;
+  *entry = sqe;
+  return true;
+}
+
+void UringRing::FlushOverflow() {
+  while (!overflow_.empty() && TryPush(overflow_.front())) overflow_.pop_front();
+}
+
+IoId UringRing::Accept(int listen_fd, IoCallback done) {
+  io_uring_sqe sqe{};
+  io_uring_prep_accept(&sqe, listen_fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  return Start(sqe, std::move(done));
+}
+
+IoId UringRing::Connect(int fd, const sockaddr* address, socklen_t length, IoCallback done) {
+  io_uring_sqe sqe{};
+  io_uring_prep_connect(&sqe, fd, address, length);
+  return Start(sqe, std::move(done));
+}
+
+IoId UringRing::Recv(int fd, void* data, size_t bytes, bool wait_all, IoCallback done) {
+  io_uring_sqe sqe{};
+  io_uring_prep_recv(&sqe, fd, data, std::min<size_t>(bytes, INT32_MAX),
+                     wait_all ? MSG_WAITALL : 0);
+  return Start(sqe, std::move(done));
+}
+
+IoId UringRing::RecvMsg(int fd, msghdr* message, IoCallback done) {
+  io_uring_sqe sqe{};
+  io_uring_prep_recvmsg(&sqe, fd, message, MSG_CMSG_CLOEXEC);
+  return Start(sqe, std::move(done));
+}
+
+IoId UringRing::Send(int fd, const void* data, size_t bytes, bool wait_all, IoCallback done) {
+  io_uring_sqe sqe{};
+  io_uring_prep_send(&sqe, fd, data, std::min<size_t>(bytes, INT32_MAX),
+                     MSG_NOSIGNAL | (wait_all ? MSG_WAITALL : 0));
+  return Start(sqe, std::move(done));
+}
+
+IoId UringRing::SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback done) {
+  io_uring_sqe sqe{};
+  io_uring_prep_sendmsg(&sqe, fd, message, MSG_NOSIGNAL | (wait_all ? MSG_WAITALL : 0));
+  return Start(sqe, std::move(done));
+}
+
+IoId UringRing::SendZeroCopy(int fd, const void* data, size_t bytes, int buffer, IoCallback done) {
+  io_uring_sqe sqe{};
+  io_uring_prep_send_zc(&sqe, fd, data, std::min<size_t>(bytes, INT32_MAX),
+                        MSG_NOSIGNAL | MSG_WAITALL, report_usage_ ? kZeroCopyReportUsage : 0);
+  if (buffer >= 0) {
+    LH_CHECK(static_cast<size_t>(buffer) < buffers_.size());
+    const Buffer& b = buffers_[buffer];
+    const uint64_t offset = static_cast<const uint8_t*>(data) - b.data;
+    LH_CHECK(!b.slots.empty() && offset <= b.bytes && bytes <= b.bytes - offset);
+    const uint64_t chunk = offset / kBufferChunkBytes;
+    // Across two chunks there is no one registered buffer: such a send pins its pages itself.
+    if (bytes > 0 && chunk == (offset + bytes - 1) / kBufferChunkBytes) {
+      sqe.ioprio |= IORING_RECVSEND_FIXED_BUF;
+      sqe.buf_index = static_cast<uint16_t>(b.slots[chunk]);
+    }
+  }
+  return Start(sqe, std::move(done));
+}
+
+IoId UringRing::PollIn(int fd, IoCallback done) {
+  io_uring_sqe sqe{};
+  io_uring_prep_poll_add(&sqe, fd, POLLIN);
+  return Start(sqe, std::move(done));
+}
+
+IoId UringRing::Timeout(Tick at, IoCallback done) {
+  const IoId id = NewOp(Kind::kTimer, std::move(done));
+  timers_.push_back({at, timer_order_++, id});
+  std::push_heap(timers_.begin(), timers_.end(), std::greater<>());
+  ++timers_live_;
+  return id;
+}
+
+void UringRing::Cancel(IoId id) {
+  Op* op = Find(id);
+  if (op == nullptr || op->kind == Kind::kEnding) return;
+  if (op->kind == Kind::kTimer) {
+    op->kind = Kind::kEnding;
+    --timers_live_;
+    ready_.emplace_back(id, -ECANCELED);
+    return;
+  }
+  io_uring_sqe sqe{};
+  io_uring_prep_cancel64(&sqe, id, 0);
+  sqe.user_data = kIgnored;
+  Push(sqe);
+}
+
+// ------------------------------------------------------------------------------ registered memory
+
+absl::StatusOr<int> UringRing::RegisterBuffer(const void* data, size_t bytes) {
+  if (!features_.registered_buffers) {
+    return absl::UnimplementedError("this kernel has no registered buffers for zero-copy sends");
+  }
+  const uint64_t chunks = (bytes + kBufferChunkBytes - 1) / kBufferChunkBytes;
+  if (chunks == 0 || chunks > free_slots_.size()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("register ", bytes, " bytes: the table of registered buffers is full"));
+  }
+  Buffer buffer{.data = static_cast<const uint8_t*>(data), .bytes = bytes, .slots = {}};
+  for (uint64_t i = 0; i < chunks; ++i) {
+    const uint64_t offset = i * kBufferChunkBytes;
+    iovec part{const_cast<uint8_t*>(buffer.data) + offset,
+               std::min<uint64_t>(kBufferChunkBytes, bytes - offset)};
+    __u64 tag = 0;
+    const unsigned slot = free_slots_.back();
+    const int rc = io_uring_register_buffers_update_tag(&ring_, slot, &part, &tag, 1);
+    if (rc != 1) {
+      buffers_.push_back(std::move(buffer));
+      UnregisterBuffer(static_cast<int>(buffers_.size()) - 1);
+      const int error = rc < 0 ? -rc : ENOMEM;
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "register ", bytes, " bytes for zero-copy sends: ", strerror(error),
+          error == ENOMEM ? "; raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) or "
+                            "grant IPC_LOCK"
+                          : ""));
+    }
+    free_slots_.pop_back();
+    buffer.slots.push_back(slot);
+  }
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (buffers_[i].slots.empty()) {
+      buffers_[i] = std::move(buffer);
+      return static_cast<int>(i);
+    }
+  }
+  buffers_.push_back(std::move(buffer));
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+// Sends in flight keep the pages: the kernel counts their references.
+void UringRing::UnregisterBuffer(int buffer) {
+  if (buffer < 0 || static_cast<size_t>(buffer) >= buffers_.size()) return;
+  for (const unsigned slot : buffers_[buffer].slots) {
+    iovec none{};
+    __u64 tag = 0;
+    io_uring_register_buffers_update_tag(&ring_, slot, &none, &tag, 1);
+    free_slots_.push_back(slot);
+  }
+  buffers_[buffer] = Buffer{};
+}
+
+// ------------------------------------------------------------------------------ running
+
+bool UringRing::Enable() {
+  if (enabled_) return true;
+  // liburing 2.3 declares io_uring_enable_rings(), but its library does not export it.
+  if (syscall(__NR_io_uring_register, ring_.ring_fd, IORING_REGISTER_ENABLE_RINGS, nullptr, 0) !=
+      0) {
+    return false;
+  }
+  enabled_ = true;
+  ArmWake();
+  return true;
+}
+
+void UringRing::ArmWake() {
+  io_uring_sqe sqe{};
+  io_uring_prep_read(&sqe, wake_fd_, &wake_value_, sizeof(wake_value_), 0);
+  sqe.user_data = kWakeTag;
+  Push(sqe);
+}
+
+void UringRing::Wake() {
+  const uint64_t one = 1;
+  // Fails only if 2^64 wake-ups are pending, which is a wake-up too.
+  [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof(one));
+}
+
+// One system call: submits and, if there is time, waits for a completion.
+int UringRing::Enter(Tick until) {
+  if (until == kNever) return io_uring_submit_and_wait(&ring_, 1);
+  const int64_t us = until - MonotonicNow();
+  if (us <= 0) return io_uring_submit_and_get_events(&ring_);
+  __kernel_timespec ts{};
+  ts.tv_sec = us / 1000000;
+  ts.tv_nsec = us % 1000000 * 1000;
+  io_uring_cqe* cqe = nullptr;
+  return io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &ts, nullptr);
+}
+
+absl::Status UringRing::RunOnce(Tick until) {
+  if (!Enable()) return absl::UnavailableError("io_uring: the ring could not be enabled");
+  FlushOverflow();
+  CompactTimers();
+  if (!timers_.empty()) until = std::min(until, timers_.front().at);
+  if (!ready_.empty() || !overflow_.empty()) until = Tick{};
+  const int rc = Enter(until);
+  if (rc < 0) {
+    switch (-rc) {
+      case ETIME:
+      case EINTR:
+      case EBUSY:   // completions wait: reap them, submit the rest next time
+      case EAGAIN:  // no memory for a request now
+        break;
+      default:
+        return absl::UnavailableError(absl::StrCat("io_uring enter: ", strerror(-rc)));
+    }
+  }
+  std::vector<std::pair<IoId, int>> ready;
+  ready.swap(ready_);
+  for (const auto& [id, value] : ready) End(id, {.value = value});
+  Reap();
+  RunTimers();
+  return absl::OkStatus();
+}
+
+void UringRing::Reap() {
+  // Only what is there now: callbacks may submit, and so add to the queue, for ever.
+  for (unsigned n = io_uring_cq_ready(&ring_); n > 0; --n) {
+    io_uring_cqe* cqe = nullptr;
+    if (io_uring_peek_cqe(&ring_, &cqe) != 0 || cqe == nullptr) return;
+    const uint64_t tag = cqe->user_data;
+    const int value = cqe->res;
+    const unsigned flags = cqe->flags;
+    io_uring_cqe_seen(&ring_, cqe);
+    OnCompletion(tag, value, flags);
+  }
+}
+
+void UringRing::OnCompletion(uint64_t tag, int value, unsigned flags) {
+  if (tag == kIgnored) return;
+  if (tag == kWakeTag) {
+    if (!closing_) ArmWake();
+    return;
+  }
+  if ((flags & IORING_CQE_F_NOTIF) != 0) {
+    const bool copied = report_usage_ && (static_cast<uint32_t>(value) & kNoticeSaysCopied) != 0;
+    End(tag, {.value = 0, .more = false, .copied = copied});
+    return;
+  }
+  if ((flags & IORING_CQE_F_MORE) == 0) {
+    End(tag, {.value = value});
+    return;
+  }
+  Op* op = Find(tag);
+  LH_CHECK(op != nullptr);
+  if (!closing_) op->done({.value = value, .more = true});
+}
+
+bool UringRing::TimerLive(IoId id) {
+  const Op* op = Find(id);
+  return op != nullptr && op->kind == Kind::kTimer;
+}
+
+void UringRing::RunTimers() {
+  const Tick now = MonotonicNow();
+  const uint64_t order_end = timer_order_;  // timers that callbacks start wait for the next round
+  while (!timers_.empty() && timers_.front().at <= now && timers_.front().order < order_end) {
+    const IoId id = timers_.front().id;
+    std::pop_heap(timers_.begin(), timers_.end(), std::greater<>());
+    timers_.pop_back();
+    if (!TimerLive(id)) continue;
+    --timers_live_;
+    End(id, {});
+  }
+}
+
+// Drops what was cancelled from the front, and everywhere once it is the larger part.
+void UringRing::CompactTimers() {
+  if (timers_.size() > 64 && timers_.size() > 2 * timers_live_) {
+    std::erase_if(timers_, [this](const Timer& t) { return !TimerLive(t.id); });
+    std::make_heap(timers_.begin(), timers_.end(), std::greater<>());
+  }
+  while (!timers_.empty() && !TimerLive(timers_.front().id)) {
+    std::pop_heap(timers_.begin(), timers_.end(), std::greater<>());
+    timers_.pop_back();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries) {
+  auto ring = std::make_unique<UringRing>();
+  if (auto status = ring->Init(entries); !status.ok()) return status;
+  return ring;
+}
+
+}  // namespace longhaul::peerd
