@@ -1,0 +1,401 @@
+#include "proto/control/convert.h"
+
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/prng.h"
+#include "gtest/gtest.h"
+#include "proto/longhaul/v1/coordinator.pb.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::control {
+namespace {
+
+// Makes messages that are valid and otherwise as different as they can be.
+class Generator {
+ public:
+  explicit Generator(uint64_t seed) : prng_(seed) {}
+
+  Hello MakeHello() {
+    Hello m{
+        .peer = Make<PeerId>(), .endpoints = Endpoints(), .protocol = Small(), .lanes = Lanes()};
+    m.version = Words();
+    m.host = Words();
+    for (uint32_t i = Count(3); i > 0; --i) {
+      GroupState state{.group = {Label(), i}, .committed = Epoch(prng_.Below(5))};
+      for (uint32_t j = Count(4); j > 0; --j) state.members.push_back(MemberId(100 * i + j));
+      m.groups.push_back(state);
+    }
+    return m;
+  }
+  Join MakeJoin() { return {.request = Any(), .group = Group(), .name = Label()}; }
+  Leave MakeLeave() { return {Group(), Make<MemberId>(), prng_.Chance(0.5), Words()}; }
+  Vote MakeVote() { return {Group(), Make<MemberId>(), Any()}; }
+  EpochReady MakeEpochReady() {
+    EpochReady m{.group = Group(), .epoch = Make<Epoch>()};
+    for (uint32_t i = Count(4); i > 0; --i) {
+      OpReport op{OpOrdinal(i), Make<Epoch>(), prng_.Next(), prng_.Chance(0.5), prng_.Chance(0.5)};
+      for (uint32_t j = Count(3); j > 0; --j) op.matches.push_back({PeerId(j), Make<OpOrdinal>()});
+      m.ops.push_back(op);
+    }
+    return m;
+  }
+  EpochFailed MakeEpochFailed() {
+    EpochFailed m{.group = Group(), .epoch = Make<Epoch>()};
+    for (uint32_t i = 1 + Count(3); i > 0; --i) m.unreachable.push_back({PeerId(i), Words()});
+    return m;
+  }
+  LinkLost MakeLinkLost() { return {Group(), Make<Epoch>(), Make<PeerId>(), Words()}; }
+  Heartbeat MakeHeartbeat() {
+    Heartbeat m;
+    for (uint32_t i = Count(3); i > 0; --i) {
+      m.loads.push_back({Group(), Small(), prng_.Next(), prng_.Next(), prng_.Next()});
+    }
+    return m;
+  }
+  Draining MakeDraining() { return {}; }
+
+  Welcome MakeWelcome() { return {Words(), 1 + Small()}; }
+  JoinPending MakeJoinPending() { return {Any(), Group(), Make<MemberId>()}; }
+  JoinRefused MakeJoinRefused() {
+    return {Any(), Group(), {static_cast<Code>(1 + prng_.Below(9)), Words()}};
+  }
+  VoteResult MakeVoteResult() { return {Group(), Make<MemberId>(), Any(), Make<Epoch>()}; }
+  PrepareEpoch MakePrepareEpoch() {
+    const uint64_t epoch = 2 + prng_.Below(1000);
+    PrepareEpoch m{.group = Group(), .epoch = Epoch(epoch)};
+    m.base = Epoch(prng_.Below(epoch));
+    m.boundary = Epoch(1 + prng_.Below(epoch));
+    m.attempt = Epoch(prng_.Chance(0.5) ? epoch : prng_.Below(epoch));
+    m.freeze = m.attempt == m.epoch;
+    for (uint32_t i = 1 + Count(4); i > 0; --i) {
+      m.peers.push_back({PeerId(i), Endpoints(), Lanes()});
+      for (uint32_t j = 1 + Count(2); j > 0; --j) {
+        m.members.push_back(
+            {MemberId(10 * i + j), PeerId(i), Epoch(1 + prng_.Below(epoch)), Label()});
+      }
+    }
+    m.token = std::string("\0\xff", 2) + Label();
+    m.cause = Words();
+    return m;
+  }
+  CommitEpoch MakeCommitEpoch() {
+    CommitEpoch m{.group = Group(), .epoch = Make<Epoch>()};
+    for (uint32_t i = Count(4); i > 0; --i) {
+      m.fates.push_back({OpOrdinal(i), static_cast<Fate>(1 + prng_.Below(3))});
+    }
+    return m;
+  }
+  AbortEpoch MakeAbortEpoch() { return {Group(), Make<Epoch>(), Words()}; }
+  Removed MakeRemoved() {
+    return {Group(), Make<MemberId>(), static_cast<Removal>(1 + prng_.Below(5)), Words()};
+  }
+  PendingCount MakePendingCount() { return {Group(), Count(LH_MEMBERS_MAX)}; }
+  Drain MakeDrain() { return {Words()}; }
+
+  std::vector<PeerMessage> PeerMessages() {
+    return {MakeHello(),       MakeJoin(),     MakeLeave(),     MakeVote(),    MakeEpochReady(),
+            MakeEpochFailed(), MakeLinkLost(), MakeHeartbeat(), MakeDraining()};
+  }
+  std::vector<CoordinatorMessage> CoordinatorMessages() {
+    return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
+            MakePrepareEpoch(), MakeCommitEpoch(), MakeAbortEpoch(),  MakeRemoved(),
+            MakePendingCount(), MakeDrain()};
+  }
+
+ private:
+  uint64_t Any() { return prng_.Chance(0.2) ? UINT64_MAX : 1 + prng_.Below(1000); }
+  template <class T>
+  T Make() {
+    return T(Any());
+  }
+  uint32_t Small() { return static_cast<uint32_t>(prng_.Below(100)); }
+  uint32_t Count(uint32_t max) { return static_cast<uint32_t>(prng_.Below(max + 1)); }
+  uint32_t Lanes() { return Count(LH_LANES_MAX); }
+  std::string Label() {
+    static constexpr char kAllowed[] = "abcXYZ019._-";
+    std::string label;
+    for (uint64_t n = 1 + prng_.Below(LH_RUN_NAME_BYTES_MAX); n > 0; --n) {
+      label += kAllowed[prng_.Below(sizeof(kAllowed) - 1)];
+    }
+    return label;
+  }
+  std::string Words() { return prng_.Chance(0.2) ? "" : "gr\xc3\xbc\xc3\x9f to " + Label(); }
+  GroupKey Group() { return {Label(), static_cast<uint32_t>(prng_.Next())}; }
+  std::vector<std::string> Endpoints() {
+    std::vector<std::string> endpoints;
+    for (uint64_t n = 1 + prng_.Below(LH_ENDPOINTS_MAX); n > 0; --n) {
+      endpoints.push_back(Label() + ":" + std::to_string(1 + prng_.Below(65535)));
+    }
+    return endpoints;
+  }
+
+  Prng prng_;
+};
+
+TEST(ConvertTest, EveryMessageComesBackAsItWent) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    Generator generator(seed);
+    for (const PeerMessage& message : generator.PeerMessages()) {
+      const auto again = ParsePeerMessage(Serialize(message));
+      ASSERT_TRUE(again.ok()) << "seed " << seed << ": " << again.status();
+      EXPECT_TRUE(*again == message) << Name(message) << " seed " << seed;
+    }
+    for (const CoordinatorMessage& message : generator.CoordinatorMessages()) {
+      const auto again = ParseCoordinatorMessage(Serialize(message));
+      ASSERT_TRUE(again.ok()) << "seed " << seed << ": " << again.status();
+      EXPECT_TRUE(*again == message) << Name(message) << " seed " << seed;
+    }
+  }
+}
+
+TEST(ConvertTest, GeneratorMakesEveryKind) {
+  Generator generator(1);
+  EXPECT_EQ(generator.PeerMessages().size(), std::variant_size_v<PeerMessage>);
+  EXPECT_EQ(generator.CoordinatorMessages().size(), std::variant_size_v<CoordinatorMessage>);
+}
+
+TEST(ConvertTest, GarbageIsRefusedOrCanonical) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    Generator generator(seed);
+    Prng prng(seed);
+    for (const PeerMessage& message : generator.PeerMessages()) {
+      std::string bytes = Serialize(message);
+      if (bytes.empty()) continue;
+      bytes[prng.Below(bytes.size())] = static_cast<char>(prng.Next());
+      const auto parsed = ParsePeerMessage(bytes);
+      if (parsed.ok()) {
+        EXPECT_TRUE(*ParsePeerMessage(Serialize(*parsed)) == *parsed);
+      }
+    }
+    for (const CoordinatorMessage& message : generator.CoordinatorMessages()) {
+      std::string bytes = Serialize(message);
+      bytes[prng.Below(bytes.size())] = static_cast<char>(prng.Next());
+      const auto parsed = ParseCoordinatorMessage(bytes);
+      if (parsed.ok()) {
+        EXPECT_TRUE(*ParseCoordinatorMessage(Serialize(*parsed)) == *parsed);
+      }
+    }
+  }
+}
+
+// Why a message, changed by `spoil`, is refused; "" if it is not.
+template <class Message>
+std::string Refusal(Message message, const std::function<void(Message*)>& spoil) {
+  spoil(&message);
+  if constexpr (std::is_constructible_v<PeerMessage, Message>) {
+    return std::string(ParsePeerMessage(Serialize(PeerMessage(message))).status().message());
+  } else {
+    return std::string(
+        ParseCoordinatorMessage(Serialize(CoordinatorMessage(message))).status().message());
+  }
+}
+#define REFUSAL(Kind, ...) Refusal<Kind>(Generator(7).Make##Kind(), [](Kind* m) { __VA_ARGS__; })
+
+TEST(RefusalTest, MessageOfNoKind) {
+  EXPECT_FALSE(ParsePeerMessage("").ok());
+  EXPECT_FALSE(ParseCoordinatorMessage("").ok());
+  EXPECT_FALSE(ParsePeerMessage("\xff").ok());
+  EXPECT_EQ(ParsePeerMessage(std::string(LH_CONTROL_MESSAGE_BYTES_MAX + 1, 'x')).status().message(),
+            "message is 8388609 bytes, not at most 8388608");
+}
+
+TEST(RefusalTest, GroupNames) {
+  EXPECT_EQ(REFUSAL(Vote, m->group.run = ""),
+            "Vote: run is \"\", not 1 to 64 bytes of [A-Za-z0-9._-]");
+  EXPECT_EQ(REFUSAL(Vote, m->group.run = "a/b"),
+            "Vote: run is \"a/b\", not 1 to 64 bytes of [A-Za-z0-9._-]");
+  EXPECT_EQ(REFUSAL(Vote, m->group.run = std::string(LH_RUN_NAME_BYTES_MAX, 'a')), "");
+  EXPECT_NE(REFUSAL(Vote, m->group.run = std::string(LH_RUN_NAME_BYTES_MAX + 1, 'a')), "");
+  v1::PeerMessage without;
+  without.mutable_vote()->set_member(1);
+  without.mutable_vote()->set_number(1);
+  EXPECT_FALSE(FromProto(without).ok());
+}
+
+TEST(RefusalTest, MemberNames) {
+  EXPECT_EQ(REFUSAL(Join, m->name = ""), "");
+  EXPECT_EQ(REFUSAL(Join, m->name = std::string(LH_MEMBER_NAME_BYTES_MAX, 'a')), "");
+  EXPECT_NE(REFUSAL(Join, m->name = std::string(LH_MEMBER_NAME_BYTES_MAX + 1, 'a')), "");
+  EXPECT_NE(REFUSAL(Join, m->name = "two words"), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].name = "\n"), "");
+}
+
+TEST(RefusalTest, IdsThatAreZero) {
+  EXPECT_EQ(REFUSAL(Hello, m->peer = PeerId()), "Hello: peer is 0, not an id");
+  EXPECT_EQ(REFUSAL(Join, m->request = 0), "Join: request is 0, not an id");
+  EXPECT_EQ(REFUSAL(Leave, m->member = MemberId()), "Leave: member is 0, not an id");
+  EXPECT_EQ(REFUSAL(Vote, m->member = MemberId()), "Vote: member is 0, not an id");
+  EXPECT_EQ(REFUSAL(Vote, m->number = 0), "Vote: number is 0, not an id");
+  EXPECT_EQ(REFUSAL(EpochReady, m->epoch = Epoch()), "EpochReady: epoch is 0, not an id");
+  EXPECT_EQ(REFUSAL(EpochFailed, m->epoch = Epoch()), "EpochFailed: epoch is 0, not an id");
+  EXPECT_EQ(REFUSAL(LinkLost, m->epoch = Epoch()), "LinkLost: epoch is 0, not an id");
+  EXPECT_EQ(REFUSAL(LinkLost, m->peer = PeerId()), "LinkLost: peer is 0, not an id");
+  EXPECT_EQ(REFUSAL(JoinPending, m->request = 0), "JoinPending: request is 0, not an id");
+  EXPECT_EQ(REFUSAL(JoinPending, m->member = MemberId()), "JoinPending: member is 0, not an id");
+  EXPECT_EQ(REFUSAL(JoinRefused, m->request = 0), "JoinRefused: request is 0, not an id");
+  EXPECT_EQ(REFUSAL(VoteResult, m->epoch = Epoch()), "VoteResult: epoch is 0, not an id");
+  EXPECT_EQ(REFUSAL(VoteResult, m->number = 0), "VoteResult: number is 0, not an id");
+  EXPECT_EQ(REFUSAL(CommitEpoch, m->epoch = Epoch()), "CommitEpoch: epoch is 0, not an id");
+  EXPECT_EQ(REFUSAL(AbortEpoch, m->epoch = Epoch()), "AbortEpoch: epoch is 0, not an id");
+  EXPECT_EQ(REFUSAL(Removed, m->member = MemberId()), "Removed: member is 0, not an id");
+}
+
+TEST(RefusalTest, Endpoints) {
+  EXPECT_NE(REFUSAL(Hello, m->endpoints.clear()), "");
+  EXPECT_EQ(REFUSAL(Hello, m->endpoints.assign(LH_ENDPOINTS_MAX, "h:1")), "");
+  EXPECT_EQ(REFUSAL(Hello, m->endpoints.assign(LH_ENDPOINTS_MAX + 1, "h:1")),
+            "Hello: endpoints is 9 long, not 1 to 8");
+  for (const char* good : {"h:1", "10.0.0.1:65535", "[::1]:29700"}) {
+    Hello hello = Generator(7).MakeHello();
+    hello.endpoints = {good};
+    EXPECT_TRUE(ParsePeerMessage(Serialize(PeerMessage(hello))).ok()) << good;
+  }
+  for (const char* bad :
+       {"", "h", ":1", "h:", "h:0", "h:65536", "h:123456", "h:1x", "a b:1", "\n:1"}) {
+    Hello hello = Generator(7).MakeHello();
+    hello.endpoints = {bad};
+    EXPECT_FALSE(ParsePeerMessage(Serialize(PeerMessage(hello))).ok()) << bad;
+  }
+  EXPECT_EQ(REFUSAL(Hello, m->endpoints = {std::string(LH_ENDPOINT_BYTES_MAX - 2, 'h') + ":1"}),
+            "");
+  EXPECT_NE(REFUSAL(Hello, m->endpoints = {std::string(LH_ENDPOINT_BYTES_MAX - 1, 'h') + ":1"}),
+            "");
+}
+
+TEST(RefusalTest, CountsOfHello) {
+  EXPECT_EQ(REFUSAL(Hello, m->lanes = LH_LANES_MAX), "");
+  EXPECT_EQ(REFUSAL(Hello, m->lanes = LH_LANES_MAX + 1), "Hello: lanes is 257, not at most 256");
+  const auto groups = [](uint32_t n) {
+    Hello hello = Generator(7).MakeHello();
+    hello.groups.clear();
+    for (uint32_t i = 0; i < n; ++i) hello.groups.push_back({{"run", i}, Epoch(), {}});
+    return ParsePeerMessage(Serialize(PeerMessage(hello))).ok();
+  };
+  EXPECT_TRUE(groups(LH_GROUPS_MAX));
+  EXPECT_FALSE(groups(LH_GROUPS_MAX + 1));
+  const auto members = [](uint32_t n) {
+    Hello hello = Generator(7).MakeHello();
+    hello.groups = {{{"run", 0}, Epoch(), {}}};
+    for (uint32_t i = 0; i < n; ++i) hello.groups[0].members.push_back(MemberId(i + 1));
+    return ParsePeerMessage(Serialize(PeerMessage(hello))).ok();
+  };
+  EXPECT_TRUE(members(LH_LOCAL_MEMBERS_MAX));
+  EXPECT_FALSE(members(LH_LOCAL_MEMBERS_MAX + 1));
+}
+
+TEST(RefusalTest, WhatComesTwice) {
+  EXPECT_EQ(REFUSAL(Hello, m->groups.assign(2, {{"run", 1}, Epoch(), {}})),
+            "Hello: group run/1 comes twice");
+  EXPECT_EQ(REFUSAL(Hello, m->groups = {{{"run", 1}, Epoch(), {MemberId(2), MemberId(2)}}}),
+            "Hello: member m2 comes twice");
+  EXPECT_EQ(REFUSAL(EpochReady, m->ops.assign(2, {OpOrdinal(3), Epoch(1)})),
+            "EpochReady: ordinal o3 comes twice");
+  EXPECT_EQ(REFUSAL(EpochReady, m->ops = {{OpOrdinal(3), Epoch(1)}};
+                    m->ops[0].matches.assign(2, {PeerId(4), OpOrdinal(1)})),
+            "EpochReady: peer of matches p4 comes twice");
+  EXPECT_EQ(REFUSAL(EpochFailed, m->unreachable.assign(2, {PeerId(4), ""})),
+            "EpochFailed: peer of unreachable p4 comes twice");
+  EXPECT_EQ(REFUSAL(CommitEpoch, m->fates.assign(2, {OpOrdinal(3), Fate::kRedo})),
+            "CommitEpoch: ordinal o3 comes twice");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members.push_back(m->members[0])), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.push_back(m->peers[0])), "");
+}
+
+TEST(RefusalTest, OpsThatAreNotNamed) {
+  EXPECT_NE(REFUSAL(EpochReady, m->ops = {{OpOrdinal(), Epoch(1)}}), "");
+  EXPECT_NE(REFUSAL(EpochReady, m->ops = {{OpOrdinal(1), Epoch()}}), "");
+  EXPECT_NE(REFUSAL(EpochReady, m->ops = {{OpOrdinal(1), Epoch(1)}};
+                    m->ops[0].matches = {{PeerId(), OpOrdinal(1)}}),
+            "");
+  EXPECT_NE(REFUSAL(EpochReady, m->ops = {{OpOrdinal(1), Epoch(1)}};
+                    m->ops[0].matches = {{PeerId(1), OpOrdinal()}}),
+            "");
+  EXPECT_NE(REFUSAL(EpochFailed, m->unreachable.clear()), "");
+}
+
+TEST(RefusalTest, NumbersThatAreNoEnum) {
+  EXPECT_EQ(REFUSAL(CommitEpoch, m->fates = {{OpOrdinal(1), static_cast<Fate>(0)}}),
+            "CommitEpoch: fate is 0, not 1 to 3");
+  EXPECT_EQ(REFUSAL(CommitEpoch, m->fates = {{OpOrdinal(1), static_cast<Fate>(4)}}),
+            "CommitEpoch: fate is 4, not 1 to 3");
+  EXPECT_EQ(REFUSAL(Removed, m->why = static_cast<Removal>(0)), "Removed: why is 0, not 1 to 5");
+  EXPECT_EQ(REFUSAL(Removed, m->why = static_cast<Removal>(6)), "Removed: why is 6, not 1 to 5");
+  EXPECT_EQ(REFUSAL(JoinRefused, m->outcome.code = Code::kOk),
+            "JoinRefused: code is 0, not one of an error");
+  EXPECT_EQ(REFUSAL(JoinRefused, m->outcome.code = static_cast<Code>(10)),
+            "JoinRefused: code is 10, not one of an error");
+}
+
+TEST(RefusalTest, EpochsOutOfOrder) {
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->base = m->epoch), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->boundary = Epoch(m->epoch.value() + 1)), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->boundary = Epoch()), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->attempt = Epoch(m->epoch.value() + 1)), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->freeze = !m->freeze), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].joined = Epoch()), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].joined = Epoch(m->epoch.value() + 1)), "");
+}
+
+TEST(RefusalTest, MembersAndPeersThatDoNotMeet) {
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].peer = PeerId(99)), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.push_back({PeerId(99), {"h:1"}, 0})), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members.clear()), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.clear()), "");
+}
+
+TEST(RefusalTest, MembersOfAnEpochAreBounded) {
+  const auto accepts = [](uint32_t n) {
+    PrepareEpoch m{.group = {"run", 0}, .epoch = Epoch(2), .base = Epoch(1), .boundary = Epoch(2)};
+    m.token = "t";
+    m.peers = {{PeerId(1), {"h:1"}, 0}};
+    for (uint32_t i = 0; i < n; ++i) {
+      m.members.push_back({MemberId(i + 1), PeerId(1), Epoch(1), ""});
+    }
+    return ParseCoordinatorMessage(Serialize(CoordinatorMessage(m))).ok();
+  };
+  EXPECT_TRUE(accepts(LH_MEMBERS_MAX));
+  EXPECT_FALSE(accepts(LH_MEMBERS_MAX + 1));
+}
+
+TEST(RefusalTest, TokensAndKnobs) {
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->token.clear()), "");
+  EXPECT_EQ(REFUSAL(PrepareEpoch, m->token.assign(LH_TOKEN_BYTES_MAX, '\0')), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->token.assign(LH_TOKEN_BYTES_MAX + 1, '\0')), "");
+  EXPECT_NE(REFUSAL(Welcome, m->detect_ms = 0), "");
+  EXPECT_EQ(REFUSAL(Welcome, m->detect_ms = LH_DETECT_MS_MAX), "");
+  EXPECT_NE(REFUSAL(Welcome, m->detect_ms = LH_DETECT_MS_MAX + 1), "");
+  EXPECT_EQ(REFUSAL(PendingCount, m->count = LH_MEMBERS_MAX), "");
+  EXPECT_NE(REFUSAL(PendingCount, m->count = LH_MEMBERS_MAX + 1), "");
+}
+
+TEST(CleanTextTest, CutsAtTheBorderOfACharacter) {
+  EXPECT_EQ(CleanText("abc", 3), "abc");
+  EXPECT_EQ(CleanText("abcd", 3), "abc");
+  EXPECT_EQ(CleanText("ab\xc3\xbc", 3), "ab");
+  EXPECT_EQ(CleanText("ab\xc3\xbc", 4), "ab\xc3\xbc");
+}
+
+TEST(CleanTextTest, ReplacesWhatIsNotUtf8) {
+  EXPECT_EQ(CleanText("a\xff", 9), "a?");
+  EXPECT_EQ(CleanText("\xc0\x80", 9), "??");            // overlong
+  EXPECT_EQ(CleanText("\xed\xa0\x80", 9), "???");       // a surrogate
+  EXPECT_EQ(CleanText("\xf4\x90\x80\x80", 9), "????");  // beyond Unicode
+  EXPECT_EQ(CleanText("\xe2\x82", 9), "??");            // cut short
+  EXPECT_EQ(CleanText("\xe2\x82\xac", 9), "\xe2\x82\xac");
+}
+
+TEST(CleanTextTest, TextsOfMessagesAreCutNotRefused) {
+  Leave leave = Generator(7).MakeLeave();
+  leave.reason = std::string(LH_ERROR_TEXT_BYTES_MAX + 1, 'x') + "\xff";
+  const auto parsed = ParsePeerMessage(Serialize(PeerMessage(leave)));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(std::get<Leave>(*parsed).reason, std::string(LH_ERROR_TEXT_BYTES_MAX, 'x'));
+}
+
+}  // namespace
+}  // namespace longhaul::control
