@@ -12,7 +12,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <utility>
 #include <variant>
 
@@ -77,11 +76,6 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   absl::Status Run() override;
 
  private:
-  // A join that the trainer waits for, since when.
-  struct WaitingJoin {
-    Tick since;
-  };
-
   // ---- events
   void Post(Event event) { events_.push_back(std::move(event)); }
   void TakeInbox();
@@ -145,9 +139,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   Mailbox<Inbound> inbox_;
 
   std::deque<Event> events_;
-  std::map<LocalId, WaitingJoin> joins_;
-  std::set<LocalId> abandoned_joins_;         // answered by us; the core's answer is not passed on
-  std::set<GroupKey> groups_;                 // for traffic in heartbeats
+  std::map<LocalId, Tick> joins_;             // trainers that wait for admission, since when
   std::atomic<bool> coordinator_up_ = false;  // written by the reactor only
   Tick coordinator_down_since_;
   std::string coordinator_error_ = "not tried yet";
@@ -186,6 +178,7 @@ absl::Status DaemonImpl::Open() {
   core.lanes = options_.lanes;
   core.version = options_.version;
   core.host = HostName();
+  core.drain_timeout_ms = options_.drain_timeout_ms;
   core_ = std::make_unique<PeerCore>(core);
 
   metrics_ = std::make_unique<PeerMetrics>();
@@ -283,19 +276,10 @@ void DaemonImpl::Drain() {
 void DaemonImpl::Carry(Action& action) {
   struct Visitor {
     DaemonImpl* d;
-    void operator()(ToCoordinator& a) {
-      if (auto* beat = std::get_if<control::Heartbeat>(&a.message)) {
-        for (control::GroupLoad& load : beat->loads) {
-          const OpTraffic traffic = d->runner_->GroupTraffic(load.group);
-          load.bytes_sent = traffic.bytes_sent;
-          load.bytes_received = traffic.bytes_received;
-        }
-      }
-      d->control_->Send(std::move(a.message));
-    }
+    void operator()(ToCoordinator& a) { d->control_->Send(std::move(a.message)); }
     void operator()(JoinDone& a) {
       d->joins_.erase(a.local);
-      if (d->abandoned_joins_.erase(a.local) == 0) d->ipc_->JoinDone(a.local, a.outcome, a.world);
+      d->ipc_->JoinDone(a.local, a.outcome, a.world);
     }
     void operator()(StepDone& a) { d->ipc_->StepDone(a.local, a.outcome, a.world); }
     void operator()(LeaveDone& a) { d->ipc_->LeaveDone(a.local, a.outcome); }
@@ -354,7 +338,7 @@ void DaemonImpl::Carry(Action& action) {
 // ------------------------------------------------------------------------------ trainers
 
 void DaemonImpl::OnJoin(LocalId local, const GroupKey& group, const std::string& name) {
-  joins_[local] = {ring_->Now()};
+  joins_[local] = ring_->Now();
   Post(LocalJoin{local, group, name});
 }
 
@@ -384,13 +368,12 @@ void DaemonImpl::FailHopelessJoins() {
   const int64_t patience = Millis(options_.coordinator_timeout_ms);
   if (now - coordinator_down_since_ < patience) return;
   for (auto it = joins_.begin(); it != joins_.end();) {
-    const auto [local, join] = *it;
-    if (now - join.since < patience) {
+    const auto [local, since] = *it;
+    if (now - since < patience) {
       ++it;
       continue;
     }
     it = joins_.erase(it);
-    abandoned_joins_.insert(local);
     ipc_->JoinDone(
         local,
         {Code::kUnavailable,
@@ -442,6 +425,9 @@ void DaemonImpl::OnSignal() {
 
 void DaemonImpl::PublishMetrics() {
   metrics_due_ = ring_->Now() + kMetricsUs;
+  for (const auto& [group, traffic] : runner_->Traffic()) {
+    core_->SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
+  }
   PeerSnapshot snapshot;
   snapshot.core = core_->GetStats();
   snapshot.transport = transport_->GetStats();

@@ -244,15 +244,4 @@ void OpRunner::OnSegmentSent(uint64_t cookie) {
   }
 }
 
-OpTraffic OpRunner::GroupTraffic(const GroupKey& group) const {
-  OpTraffic sum;
-  if (const auto it = traffic_.find(group); it != traffic_.end()) sum = it->second;
-  for (const auto& [key, op] : ops_) {
-    if (key.group != group) continue;
-    sum.bytes_sent += op->attempt_->bytes_sent();
-    sum.bytes_received += op->attempt_->bytes_received();
-  }
-  return sum;
-}
-
 }  // namespace longhaul::peerd

@@ -75,8 +75,8 @@ class OpRunner {
   // What the core has to be told, in order.
   std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
 
-  // Bytes moved for a group by finished and running ops.
-  OpTraffic GroupTraffic(const GroupKey& group) const;
+  // Bytes that attempts which have ended moved, by group.
+  const std::map<GroupKey, OpTraffic>& Traffic() const { return traffic_; }
   void ForgetGroup(const GroupKey& group) { traffic_.erase(group); }
   // No attempt refers to memory any more.
   bool Idle() const { return ops_.empty() && zombies_.empty(); }

@@ -1,0 +1,133 @@
+"""A trainer process for end-to-end tests: does what the test tells it, one JSON line at a time.
+
+Input lines are commands, output lines are their results, in order. The test owns time and faults; the worker owns
+tensors. See Worker for the commands.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from typing import Any
+
+import numpy as np
+
+import longhaul as lh
+
+
+def pattern(bit: int, tag: int, count: int) -> np.ndarray:
+    """Input of the member `bit` for op `tag`: float32, integers; every subset of members has its own sum."""
+    ramp = 1.0 + (np.arange(count, dtype=np.float32) % 7)
+    return (ramp * np.float32(1 << bit) + np.float32(tag)).astype(np.float32)
+
+
+def participants_of(result: np.ndarray, tag: int, members: int) -> list[int] | None:
+    """The one set of members whose exact sum `result` is; None: there is none."""
+    count = result.shape[0]
+    for mask in range(1, 1 << members):
+        bits = [b for b in range(members) if mask >> b & 1]
+        # Element 0 decides which set it can be; then all elements have to agree.
+        if float(result[0]) != float(sum(1 << b for b in bits) + tag * len(bits)):
+            continue
+        expected = np.zeros(count, dtype=np.float32)
+        for b in bits:
+            expected += pattern(b, tag, count)
+        if np.array_equal(expected, result):
+            return bits
+    return None
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.comm: lh.Comm | None = None
+        self.tensors: list[np.ndarray] = []
+        self.inputs: list[np.ndarray] = []
+        self.bit = 0
+
+    def join(self, socket: str, run: str, group: int = 0, timeout: float = 30) -> dict[str, Any]:
+        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout)
+        return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
+
+    def begin_step(self) -> dict[str, Any]:
+        assert self.comm is not None
+        self.comm.begin_step()
+        return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
+
+    def begin_step_until(self, size: int) -> dict[str, Any]:
+        """Step boundaries until the world has `size` members."""
+        assert self.comm is not None
+        while self.comm.world_size < size:
+            self.comm.begin_step()
+        return {"size": self.comm.world_size}
+
+    def prepare(self, bit: int, ops: int, count: int, arena: bool = True) -> dict[str, Any]:
+        self.bit = bit
+        self.inputs = [pattern(bit, tag, count) for tag in range(ops)]
+        self.tensors = []
+        for data in self.inputs:
+            tensor = lh.empty(count, dtype="float32") if arena else np.empty(count, dtype=np.float32)
+            tensor[:] = data
+            self.tensors.append(tensor)
+        return {}
+
+    def run_ops(self, members: int, timeout: float = 60) -> dict[str, Any]:
+        """All tensors at once, in place, one tag each. For each: the set of participants, or the error."""
+        assert self.comm is not None
+        works = [
+            self.comm.all_reduce(tensor, op="sum", tag=tag, async_op=True)
+            for tag, tensor in enumerate(self.tensors)
+        ]
+        ops = []
+        for tag, work in enumerate(works):
+            try:
+                info = work.wait(timeout=timeout)
+                ops.append(
+                    {
+                        "participants": participants_of(self.tensors[tag], tag, members),
+                        "world_size": info.world_size,
+                        "retries": info.retries,
+                        "epoch": info.epoch,
+                    }
+                )
+            except lh.Error as error:
+                intact = bool(np.array_equal(self.tensors[tag], self.inputs[tag]))
+                ops.append({"error": type(error).__name__, "text": str(error), "intact": intact})
+        return {"ops": ops}
+
+    def all_reduce(
+        self, count: int, dtype: str = "float32", op: str = "sum", value: float = 1, tag: int = 0, timeout: float = 30
+    ) -> dict[str, Any]:
+        assert self.comm is not None
+        tensor = lh.empty(count, dtype=dtype)
+        tensor[:] = value
+        info = self.comm.all_reduce(tensor, op=op, tag=tag, timeout=timeout)
+        return {
+            "first": float(tensor[0]) if count else None,
+            "same": bool((tensor == tensor[0]).all()) if count else True,
+            "world_size": info.world_size,
+        }
+
+    def leave(self) -> dict[str, Any]:
+        assert self.comm is not None
+        self.comm.leave()
+        self.comm = None
+        return {}
+
+
+def main() -> None:
+    worker = Worker()
+    for line in sys.stdin:
+        command = json.loads(line)
+        name = command.pop("do")
+        try:
+            result = getattr(worker, name)(**command)
+        except lh.Error as error:
+            result = {"error": type(error).__name__, "text": str(error)}
+        except Exception:  # the test shows it
+            result = {"error": "Python", "text": traceback.format_exc()}
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
