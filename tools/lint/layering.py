@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Checks that dependencies point one way, by what each source includes.
+
+The rules are the two tables below. Where a file has no layer of its own, only the second counts.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import List, NamedTuple, Tuple
+
+import sources
+
+# Headers of base that know of threads or the operating system.
+_BASE_VALUES = r"base/(bytes|check|ids|outcome|prng|status_macros|tick)\.h"
+_ABSL_VALUES = r"absl/(status|strings|types|base/attributes|base/optimization|base/macros|numeric|container/inlined_vector)"
+_IPC = r"proto/wire/(ipc|limits|types)\.h"
+
+
+class Layer(NamedTuple):
+    """Sources that match `path` may use `project` headers (and <system> ones) only if they match."""
+
+    path: str
+    project: str
+    why: str
+
+
+# The first that matches a file counts. A file may always include the headers of its own directory.
+LAYERS = [
+    Layer(r"proto/wire/(ipc|limits|types)\.h", _IPC, "the client library, in C, sees nothing else"),
+    Layer(
+        r"proto/wire/",
+        rf"proto/wire/|{_BASE_VALUES}|{_ABSL_VALUES}",
+        "wire codecs see base values only",
+    ),
+    Layer(
+        r"proto/control/messages\.h",
+        rf"proto/wire/limits\.h|{_BASE_VALUES}",
+        "messages are plain values",
+    ),
+    Layer(
+        r"proto/",
+        r"proto/|base/|absl/|google/protobuf/",
+        "what crosses a border knows neither side",
+    ),
+    Layer(r"base/", r"base/|absl/", "base is below everything"),
+    Layer(
+        r"(coordinator|peerd)/core/|coordinator/solver/",
+        rf"proto/control/messages\.h|proto/wire/|{_BASE_VALUES}|{_ABSL_VALUES}|coordinator/(core|solver)/|peerd/core/",
+        "cores see messages and base values only",
+    ),
+    Layer(
+        r"peerd/collective/|peerd/transport/(stripe|assembler)",
+        rf"peerd/collective/|proto/wire/|{_BASE_VALUES}|{_ABSL_VALUES}",
+        "plans, executors and kernels see wire codecs and base values only",
+    ),
+    Layer(
+        r"peerd/io/",
+        r"peerd/io/|base/|absl/|liburing\.h",
+        "the ring knows nothing of what it carries",
+    ),
+    Layer(
+        r"peerd/transport/",
+        r"peerd/(io|transport)/|proto/wire/|base/|absl/|openssl/",
+        "lanes know no ops",
+    ),
+    Layer(r"client/", rf"client/|longhaul/|{_IPC}", "the client library depends on nothing"),
+]
+
+
+class Confined(NamedTuple):
+    """Headers that match `header` may be included by sources that match `path` only."""
+
+    header: str
+    path: str
+    why: str
+
+
+CONFINED = [
+    Confined(
+        r"coordinator/",
+        r"(coordinator|tests|tools)/",
+        "only tests and tools see the coordinator's code",
+    ),
+    Confined(r"peerd/", r"(peerd|tests|bench|tools)/", "only tests and tools see peerd's code"),
+    Confined(
+        r"grpc(pp|\+\+)?/|google/protobuf/|.*\.pb\.h$",
+        r"coordinator/grpc/|peerd/control/|proto/|coordinator/store/etcd|tools/lhctl/|tests/|bench/",
+        "gRPC and protobuf stay at the border",
+    ),
+    Confined(r"liburing(/.*)?\.h$", r"peerd/io/", "one file knows io_uring"),
+    Confined(
+        r"prometheus/",
+        r"(coordinator|peerd)/(metrics|web)/|(coordinator|peerd)/main\.cc$|tests/",
+        "other code counts in plain structs",
+    ),
+    Confined(r"sqlite3\.h$", r"coordinator/store/", "only stores know SQLite"),
+    Confined(
+        r"(gtest|gmock)/",
+        r".*(_test\.cc$|_fuzz\.cc$|/testing\.(h|cc)$|/test_[^/]*$)|tests/",
+        "only tests know GoogleTest",
+    ),
+]
+
+# Of everything but tests, exactly this many files include it.
+LIBURING_FILES = 1
+
+# <...> headers of other projects that count like quoted ones.
+_FOREIGN = re.compile(
+    r"absl/|grpc|google/|prometheus/|liburing|sqlite3|openssl/|gtest/|gmock/|longhaul/"
+)
+
+
+def _layer_findings(path: str, include: sources.Include) -> List[sources.Finding]:
+    for layer in LAYERS:
+        match = re.match(layer.path, path)
+        if not match:
+            continue
+        own = include.name.startswith(path.rsplit("/", 1)[0] + "/") or "/" not in include.name
+        if own and include.quoted or re.match(layer.project, include.name):
+            return []
+        return [
+            sources.Finding(path, include.line, f"must not include {include.name}: {layer.why}")
+        ]
+    return []
+
+
+def check(root: Path) -> Tuple[int, List[sources.Finding]]:
+    files = 0
+    findings: List[sources.Finding] = []
+    with_liburing: List[sources.Finding] = []
+    for path in sources.sources(root):
+        files += 1
+        for include in sources.includes((root / path).read_text()):
+            if not include.quoted and not _FOREIGN.match(include.name):
+                continue  # the language's or the system's
+            for rule in CONFINED:
+                if re.match(rule.header, include.name) and not re.match(rule.path, path):
+                    findings.append(
+                        sources.Finding(
+                            path, include.line, f"must not include {include.name}: {rule.why}"
+                        )
+                    )
+                    break
+            else:
+                if not sources.is_test(path):
+                    findings += _layer_findings(path, include)
+            if re.match(r"liburing(/.*)?\.h$", include.name) and not sources.is_test(path):
+                with_liburing.append(
+                    sources.Finding(path, include.line, "includes liburing as another file does")
+                )
+    if len(with_liburing) > LIBURING_FILES:
+        findings += with_liburing
+    findings += [
+        sources.Finding(f.path, f.line, "liburing belongs into one .cc file")
+        for f in with_liburing
+        if not f.path.endswith(".cc")
+    ]
+    return files, findings
+
+
+if __name__ == "__main__":
+    sys.exit(
+        sources.main(
+            check,
+            "layering",
+            "Move the code to where it may see this, or pass a value or an interface down.",
+        )
+    )

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Shows that the checks of this directory catch what they are for, and leave the rest alone."""
+
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Dict, List
+
+import layering
+import purity
+
+
+def findings(check, files: Dict[str, str]) -> List[str]:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+        return [f"{finding.path}:{finding.line}" for finding in check(root)[1]]
+
+
+def one(check, path: str, text: str) -> int:
+    return len(findings(check, {path: text}))
+
+
+class Layering(unittest.TestCase):
+    def caught(self, path: str, header: str) -> None:
+        self.assertEqual(
+            findings(layering.check, {path: f"// {path}\n#include {header}\n"}),
+            [f"{path}:2"],
+            header,
+        )
+
+    def allowed(self, path: str, header: str) -> None:
+        self.assertEqual(findings(layering.check, {path: f"#include {header}\n"}), [], header)
+
+    def test_cores_see_messages_and_base_values_only(self):
+        for core in ("coordinator/core/a.cc", "peerd/core/a.cc", "coordinator/solver/a.h"):
+            self.allowed(core, "<map>")
+            self.allowed(core, '"base/ids.h"')
+            self.allowed(core, '"proto/control/messages.h"')
+            self.allowed(core, '"absl/status/statusor.h"')
+            self.caught(core, '"base/mutex.h"')
+            self.caught(core, '"proto/control/convert.h"')
+            self.caught(core, '"absl/synchronization/mutex.h"')
+        self.caught("coordinator/core/a.cc", '"coordinator/store/store.h"')
+        self.caught("peerd/core/a.h", '"peerd/transport/transport.h"')
+
+    def test_daemons_do_not_see_each_other(self):
+        self.caught("coordinator/loop/a.cc", '"peerd/core/peer_core.h"')
+        self.caught("peerd/daemon/a.cc", '"coordinator/core/records.h"')
+        self.caught("coordinator/core/a_test.cc", '"peerd/core/peer_core.h"')
+        self.caught("peerd/core/a.cc", '"coordinator/core/records.h"')
+        self.allowed("tests/sim/a.cc", '"peerd/core/peer_core.h"')
+        self.allowed("tests/sim/a.cc", '"coordinator/core/records.h"')
+
+    def test_client_sees_the_ipc_headers_only(self):
+        self.allowed("client/src/a.c", '"proto/wire/ipc.h"')
+        self.allowed("client/src/a.c", "<sys/socket.h>")
+        self.allowed("client/src/a.c", '"longhaul/longhaul.h"')
+        self.caught("client/src/a.c", '"proto/wire/frame.h"')
+        self.caught("client/src/a.c", '"base/check.h"')
+        self.caught("client/src/a.c", "<absl/status/status.h>")
+        self.caught("proto/wire/ipc.h", '"base/bytes.h"')
+
+    def test_grpc_and_protobuf_stay_at_the_border(self):
+        for header in (
+            "<grpcpp/grpcpp.h>",
+            '"proto/longhaul/v1/coordinator.pb.h"',
+            "<google/protobuf/message.h>",
+        ):
+            self.allowed("coordinator/grpc/a.cc", header)
+            self.allowed("peerd/control/a.cc", header)
+            self.allowed("tools/lhctl/a.cc", header)
+            self.caught("coordinator/main.cc", header)
+            self.caught("peerd/daemon/a.cc", header)
+            self.caught("base/a.cc", header)
+
+    def test_liburing_is_in_one_source_file(self):
+        text = "#include <liburing.h>\n"
+        self.assertEqual(findings(layering.check, {"peerd/io/a.cc": text}), [])
+        self.assertEqual(
+            findings(layering.check, {"peerd/io/a.cc": text, "peerd/io/a_test.cc": text}), []
+        )
+        self.assertEqual(findings(layering.check, {"peerd/io/a.h": text}), ["peerd/io/a.h:1"])
+        self.assertEqual(
+            len(findings(layering.check, {"peerd/io/a.cc": text, "peerd/io/b.cc": text})), 2
+        )
+        self.caught("peerd/daemon/a.cc", "<liburing.h>")
+
+    def test_prometheus_is_in_metrics(self):
+        self.allowed("peerd/metrics/a.cc", "<prometheus/registry.h>")
+        self.caught("peerd/daemon/a.cc", "<prometheus/registry.h>")
+        self.caught("coordinator/core/a.cc", "<prometheus/registry.h>")
+
+    def test_collectives_see_wire_codecs_only(self):
+        self.allowed("peerd/collective/a.cc", '"proto/wire/frame.h"')
+        self.caught("peerd/collective/a.cc", '"peerd/io/ring.h"')
+        self.caught("peerd/transport/stripe.cc", '"peerd/io/ring.h"')
+        self.allowed("peerd/transport/lane.cc", '"peerd/io/ring.h"')
+        self.caught("peerd/io/ring.h", '"proto/wire/frame.h"')
+
+    def test_base_is_below_everything(self):
+        self.allowed("base/a.cc", '"absl/status/status.h"')
+        self.caught("base/a.cc", '"proto/wire/frame.h"')
+        self.caught("base/a.cc", '"peerd/io/ring.h"')
+
+    def test_googletest_is_in_tests(self):
+        self.allowed("base/a_test.cc", '"gtest/gtest.h"')
+        self.caught("base/a.cc", '"gtest/gtest.h"')
+
+
+class Purity(unittest.TestCase):
+    CORES = ("coordinator/core/a.h", "coordinator/solver/a.cc", "peerd/core/a.cc")
+
+    def test_banned_includes_are_caught(self):
+        for path in self.CORES:
+            for header in (
+                "<chrono>",
+                "<thread>",
+                "<mutex>",
+                "<atomic>",
+                "<random>",
+                "<unordered_map>",
+                "<unordered_set>",
+                "<iostream>",
+                "<sys/socket.h>",
+                "<unistd.h>",
+                '"absl/time/clock.h"',
+                '"absl/random/random.h"',
+                '"absl/container/flat_hash_map.h"',
+                '"base/mutex.h"',
+                '"base/log.h"',
+            ):
+                self.assertEqual(
+                    findings(purity.check, {path: f"\n\n#include {header}\n"}),
+                    [f"{path}:3"],
+                    header,
+                )
+
+    def test_banned_words_are_caught(self):
+        for words in (
+            'getenv("X");',
+            "std::thread t;",
+            "std::unordered_map<int, int> m;",
+            "auto t = time(nullptr);",
+            "steady_clock::now();",
+            "absl::Now();",
+            "std::cout << 1;",
+            "std::mt19937 r;",
+            "rand();",
+            "absl::flat_hash_map<int, int> m;",
+            "::socket(1, 2, 3);",
+        ):
+            self.assertEqual(one(purity.check, "peerd/core/a.cc", words), 1, words)
+
+    def test_comments_and_texts_are_not_code(self):
+        text = '// std::thread, getenv("X")\n/* steady_clock\n rand() */\nconst char* k = "std::cout << rand()";\n'
+        self.assertEqual(one(purity.check, "peerd/core/a.cc", text), 0)
+
+    def test_ordered_values_pass(self):
+        text = "#include <map>\n#include <vector>\nint timeout(int runtime) { return runtime; }\nbool send_write_(int);\n"
+        for path in self.CORES:
+            self.assertEqual(one(purity.check, path, text), 0)
+
+    def test_other_code_and_tests_may(self):
+        for path in (
+            "peerd/daemon/a.cc",
+            "base/mailbox.h",
+            "peerd/core/a_test.cc",
+            "tests/sim/a.cc",
+        ):
+            self.assertEqual(one(purity.check, path, "#include <thread>\n"), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

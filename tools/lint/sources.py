@@ -1,0 +1,91 @@
+"""What the checks of this directory share: finding sources and reading their includes."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Callable, Iterator, List, NamedTuple, Tuple
+
+# Where our own C and C++ is. Other directories of a checkout (out, .venv, bazel-*) are not looked at.
+DIRECTORIES = ("base", "bench", "client", "coordinator", "peerd", "proto", "tests", "tools")
+SUFFIXES = (".c", ".cc", ".h", ".hpp", ".inc")
+
+# Same meaning as in the build: tests and what only tests use.
+_TEST = re.compile(
+    r"(^tests/|^bench/|_test\.cc$|_fuzz\.cc$|(^|/)testing\.(h|cc)$|(^|/)test_[^/]*$|(^|/)[^/]*_c99\.c$)"
+)
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
+_NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+
+
+class Include(NamedTuple):
+    line: int
+    name: str
+    quoted: bool  # "..." rather than <...>
+
+
+class Finding(NamedTuple):
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+def workspace() -> Path:
+    """The source tree; a Bazel test sees this file through links into it."""
+    return Path(os.path.realpath(__file__)).parents[2]
+
+
+def sources(root: Path) -> Iterator[str]:
+    """Paths of all C and C++ files, relative to root, sorted."""
+    for directory in DIRECTORIES:
+        for where, subdirectories, names in os.walk(root / directory):
+            subdirectories.sort()
+            for name in sorted(names):
+                if name.endswith(SUFFIXES):
+                    yield os.path.relpath(os.path.join(where, name), root)
+
+
+def is_test(path: str) -> bool:
+    return bool(_TEST.search(path))
+
+
+def line_of(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def includes(text: str) -> List[Include]:
+    return [
+        Include(
+            line_of(text, match.start(match.lastindex or 0)),
+            match[1] or match[2],
+            match[1] is not None,
+        )
+        for match in _INCLUDE.finditer(text)
+    ]
+
+
+def code_only(text: str) -> str:
+    """The text with comments and literals blanked out; line numbers stay the same."""
+    return _NOT_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def main(check: Callable[[Path], Tuple[int, List[Finding]]], title: str, advice: str) -> int:
+    files, findings = check(workspace())
+    for finding in findings:
+        print(finding)
+    if findings:
+        print(f"{title}: {len(findings)} findings. {advice}")
+        return 1
+    if not files:
+        print(f"{title}: no sources found below {workspace()}")
+        return 1
+    print(f"{title}: {files} files looked at, nothing found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit("run layering.py or purity.py")
