@@ -1,8 +1,8 @@
 // The coordinator's protocol core: who is a member of which group, in which epoch, and why.
 //
-// Pure: Step(event, now) -> actions, deterministic, no clock, thread, socket or protobuf. The driver
-// carries out actions in order; nothing that follows a Persist in the list (or in a later one) may
-// leave the process before that Persist is durable. A core made from the records that were
+// Pure: Step(event, now) -> actions, deterministic, no clock, thread, socket or protobuf. The
+// driver carries out actions in order; nothing that follows a Persist in the list (or in a later
+// one) may leave the process before that Persist is durable. A core made from the records that were
 // persisted goes on where its predecessor stopped.
 //
 // One group:
@@ -58,7 +58,8 @@ struct DrainPeer {
 // Time has passed; the driver sends it no later than NextDeadline().
 struct TimePassed {};
 
-using Event = std::variant<SessionOpened, SessionClosed, FromPeer, EvictMember, DrainPeer, TimePassed>;
+using Event =
+    std::variant<SessionOpened, SessionClosed, FromPeer, EvictMember, DrainPeer, TimePassed>;
 
 // ------------------------------------------------------------------------------ actions
 
@@ -87,14 +88,15 @@ using Action = std::variant<ToPeer, CloseSession, Persist, Notice>;
 struct CoreConfig {
   std::string incarnation;    // names this start of the coordinator
   uint32_t detect_ms = 1500;  // all deadlines derive from it
-  // 32 bytes of the system's randomness, fresh at each start: run secrets, and through them the tokens
-  // of epochs, derive from it. Nothing else in the core is random.
+  // 32 bytes of the system's randomness, fresh at each start: run secrets, and through them the
+  // tokens of epochs, derive from it. Nothing else in the core is random.
   std::string entropy;
 };
 
 class CoordinatorCore {
  public:
-  // `records` is what the store holds; empty for a fresh start. CHECKs that the entropy has 32 bytes.
+  // `records` is what the store holds; empty for a fresh start. CHECKs that the entropy has 32
+  // bytes.
   CoordinatorCore(CoreConfig config, Records records);
   ~CoordinatorCore();
   CoordinatorCore(CoordinatorCore&&) noexcept;
@@ -108,7 +110,8 @@ class CoordinatorCore {
   // What an operator sees. Runs, groups and members in order of name and number.
   Overview GetOverview() const;
 
-  // Aborts the process with a reason if an internal invariant is broken. Called by tests after each step.
+  // Aborts the process with a reason if an internal invariant is broken. Called by tests after each
+  // step.
   void CheckInvariants() const;
   // A digest of the whole state, equal for equal states.
   uint64_t Digest() const;

@@ -26,8 +26,8 @@ struct MemberRecord {
   PeerId peer;
   uint64_t request = 0;  // of its Join
   std::string name;
-  Epoch joined;          // 0: pending
-  uint64_t votes = 0;    // boundaries passed (VoteResult sent)
+  Epoch joined;        // 0: pending
+  uint64_t votes = 0;  // boundaries passed (VoteResult sent)
   friend bool operator==(const MemberRecord&, const MemberRecord&) = default;
 };
 
@@ -82,15 +82,15 @@ struct Records {
 // Applies one mutation as a store would.
 void Apply(const Mutation& mutation, Records* records);
 
-// One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict, refuse,
-// prepare, commit, abort, link_lost, attach, detach, restart.
+// One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
+// refuse, prepare, commit, abort, link_lost, attach, detach, restart.
 struct EventRecord {
   std::string kind;
-  GroupKey group;   // run empty: concerns no group
-  Epoch epoch;      // 0: none
-  MemberId member;  // 0: none
-  PeerId peer;      // 0: none
-  std::string text; // fixed words, then key=value
+  GroupKey group;    // run empty: concerns no group
+  Epoch epoch;       // 0: none
+  MemberId member;   // 0: none
+  PeerId peer;       // 0: none
+  std::string text;  // fixed words, then key=value
   friend bool operator==(const EventRecord&, const EventRecord&) = default;
 };
 
@@ -113,7 +113,8 @@ struct GroupView {
   GroupKey group;
   Epoch committed;
   Epoch preparing;  // 0: none
-  std::string waiting_for;  // why the preparation or the ballot is not finished; "" if nothing waits
+  std::string
+      waiting_for;  // why the preparation or the ballot is not finished; "" if nothing waits
   std::vector<MemberView> members;  // rank order, pending ones behind
   std::vector<PeerView> ring;
 };

@@ -1,0 +1,37 @@
+// One unanimous vote among a fixed set of members.
+//
+// Undecided until every remaining member has voted; a vote is a yes and cannot be taken back. A
+// member that leaves no longer counts, so Leave() may decide the ballot. Once decided, it never
+// becomes undecided. The vote of nobody is decided. Plain value: no threads, no clock.
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace longhaul::coordinator {
+
+class Ballot {
+ public:
+  Ballot() = default;
+  explicit Ballot(std::set<MemberId> electorate) : electorate_(std::move(electorate)) {}
+
+  // Both may be repeated; a vote of somebody outside the electorate counts nothing.
+  void Vote(MemberId member);
+  void Leave(MemberId member);
+
+  bool Decided() const { return voted_.size() == electorate_.size(); }
+  bool HasVoted(MemberId member) const { return voted_.contains(member); }
+  // Who has not voted yet, in order of number.
+  std::vector<MemberId> Missing() const;
+
+  const std::set<MemberId>& electorate() const { return electorate_; }
+  const std::set<MemberId>& voted() const { return voted_; }
+
+ private:
+  std::set<MemberId> electorate_;
+  std::set<MemberId> voted_;  // part of electorate_
+};
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,702 @@
+#include "coordinator/core/coordinator_core.h"
+
+#include <algorithm>
+#include <set>
+#include <type_traits>
+#include <utility>
+
+#include "base/check.h"
+#include "coordinator/core/digest.h"
+#include "coordinator/core/group.h"
+#include "coordinator/core/text.h"
+#include "coordinator/core/token.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+// A run that nobody has been in for so long is forgotten.
+constexpr int64_t kRunEmptyMax = Seconds(600);
+
+Tick TickAfter(Tick now, uint32_t ms, int64_t times) { return now + times * Millis(ms); }
+
+}  // namespace
+
+// Sessions and peers live here; each group is a machine of its own (group.h) that knows of peers
+// only what the directory tells. One event touches some groups; at the end of a step each of them
+// advances, and one Persist with all that became different goes before everything else.
+class CoordinatorCore::Impl : public PeerDirectory {
+ public:
+  Impl(CoreConfig config, Records records);
+
+  std::vector<Action> Step(const Event& event, Tick now);
+  Tick NextDeadline() const;
+  Overview GetOverview() const;
+  void CheckInvariants() const;
+  uint64_t Digest() const;
+
+  bool Attached(PeerId peer) const override;
+  bool Draining(PeerId peer) const override;
+
+ private:
+  struct Session {
+    PeerId peer;     // none before Hello
+    Tick silent_at;  // dead then, unless something is heard
+  };
+  // A peer with a stream, or with members.
+  struct Peer {
+    SessionId session;      // none: not attached
+    bool closed = false;    // its stream was seen to close, it is not only expected after a restart
+    Tick dead_at = kNever;  // not attached: dead then
+    PeerRecord record;
+    bool draining = false;
+    std::string drain_reason;  // set if an operator asked
+    std::map<GroupKey, control::GroupLoad> loads;
+  };
+
+  void Start();
+  void Handle(const SessionOpened& event);
+  void Handle(const SessionClosed& event);
+  void Handle(const FromPeer& event);
+  void Handle(const EvictMember& event);
+  void Handle(const DrainPeer& event);
+  void Handle(const TimePassed& event);
+
+  // Messages of a peer that has said Hello.
+  Violation Handle(PeerId peer, const control::Hello& message);
+  Violation Handle(PeerId peer, const control::Join& message);
+  Violation Handle(PeerId peer, const control::Leave& message);
+  Violation Handle(PeerId peer, const control::Vote& message);
+  Violation Handle(PeerId peer, const control::EpochReady& message);
+  Violation Handle(PeerId peer, const control::EpochFailed& message);
+  Violation Handle(PeerId peer, const control::LinkLost& message);
+  Violation Handle(PeerId peer, const control::Heartbeat& message);
+  Violation Handle(PeerId peer, const control::Draining& message);
+
+  void Attach(SessionId session, const control::Hello& hello);
+  void Drop(SessionId session, const std::string& reason);
+  void Detach(SessionId session, const std::string& reason);
+  void PeerDied(PeerId peer, const std::string& reason);
+  void BuryIfAccused(PeerId peer);
+  void ForgiveOwnStall();
+  void ForgetEmptyRuns();
+  std::string RefuseJoin(PeerId peer, const control::Join& join) const;
+  Group& EnsureGroup(const GroupKey& key);
+  Group* FindGroup(const GroupKey& key);
+  std::vector<GroupKey> GroupsOf(PeerId peer) const;
+  // Runs `call(group, output)` on the group and passes on what comes out.
+  template <class Call>
+  auto On(const GroupKey& key, Call call) {
+    touched_.insert(key);
+    GroupOutput output;
+    Group& group = groups_.at(key);
+    if constexpr (std::is_void_v<decltype(call(group, &output))>) {
+      call(group, &output);
+      Emit(std::move(output));
+    } else {
+      auto result = call(group, &output);
+      Emit(std::move(output));
+      return result;
+    }
+  }
+
+  void AdvanceTouched();
+  void Emit(GroupOutput output);
+  void Send(PeerId peer, control::CoordinatorMessage message);
+  void Note(std::string kind, PeerId peer, std::string text);
+  void EmitPersist();
+
+  CoreConfig config_;
+  bool started_ = false;
+  std::map<SessionId, Session> sessions_;
+  std::map<PeerId, Peer> peers_;
+  std::map<std::string, RunRecord> runs_;
+  std::map<GroupKey, Group> groups_;
+  std::map<std::string, Tick> empty_since_;  // runs without members
+  uint64_t runs_created_ = 0;
+
+  Records durable_;  // what was given to Persist
+  // Of the step that is running.
+  Tick now_;
+  std::set<GroupKey> touched_;
+  std::vector<Action> actions_;
+};
+
+CoordinatorCore::Impl::Impl(CoreConfig config, Records records)
+    : config_(std::move(config)), runs_(records.runs), durable_(std::move(records)) {
+  LH_CHECK(config_.detect_ms > 0);
+  LH_CHECK(config_.entropy.size() == kSecretBytes)
+      << "CoreConfig.entropy has " << config_.entropy.size() << " bytes";
+  for (const auto& [key, record] : durable_.groups) {
+    LH_CHECK(runs_.contains(key.run))
+        << "the store has group " << ToString(key) << " without its run";
+    groups_.emplace(key, Group(record, runs_.at(key.run).secret, config_.detect_ms, this));
+    for (const PeerRecord& peer : record.peers) peers_[peer.peer].record = peer;
+  }
+}
+
+std::vector<Action> CoordinatorCore::Impl::Step(const Event& event, Tick now) {
+  const Tick due = NextDeadline();
+  now_ = now;
+  if (!started_) {
+    Start();
+  } else if (std::holds_alternative<TimePassed>(event) && due != kNever &&
+             now - due > Millis(config_.detect_ms) / 2) {
+    ForgiveOwnStall();
+  }
+  std::visit([this](const auto& e) { Handle(e); }, event);
+  AdvanceTouched();
+  EmitPersist();
+  return std::exchange(actions_, {});
+}
+
+// The time of whatever waits since the start counts from the first step.
+void CoordinatorCore::Impl::Start() {
+  started_ = true;
+  for (auto& [id, peer] : peers_) peer.dead_at = TickAfter(now_, config_.detect_ms, 2);
+  for (const auto& [key, group] : groups_) touched_.insert(key);
+  for (const auto& [run, record] : runs_) empty_since_[run] = now_;
+  if (runs_.empty()) return;
+  Note("restart", PeerId{},
+       "coordinator restarted runs=" + std::to_string(runs_.size()) +
+           " groups=" + std::to_string(groups_.size()) + " peers=" + std::to_string(peers_.size()));
+  AdvanceTouched();
+}
+
+// ------------------------------------------------------------------------------ sessions
+
+void CoordinatorCore::Impl::Handle(const SessionOpened& event) {
+  const Session session{PeerId{}, TickAfter(now_, config_.detect_ms, 1)};
+  LH_CHECK(sessions_.emplace(event.session, session).second) << "a session was opened twice";
+}
+
+void CoordinatorCore::Impl::Handle(const SessionClosed& event) {
+  Detach(event.session, "its stream closed");
+}
+
+void CoordinatorCore::Impl::Handle(const FromPeer& event) {
+  const auto it = sessions_.find(event.session);
+  if (it == sessions_.end()) return;  // dropped, and its last messages were on their way
+  it->second.silent_at = TickAfter(now_, config_.detect_ms, 1);
+  if (!it->second.peer) {
+    const auto* hello = std::get_if<control::Hello>(&event.message);
+    if (hello == nullptr || !hello->peer) {
+      Drop(event.session, hello == nullptr ? "against the protocol: the first message is not Hello"
+                                           : "against the protocol: Hello names no peer");
+    } else {
+      Attach(event.session, *hello);
+    }
+    return;
+  }
+  const PeerId peer = it->second.peer;
+  const Violation violation = std::visit(
+      [this, peer](const auto& message) { return Handle(peer, message); }, event.message);
+  if (violation) Drop(event.session, "against the protocol: " + *violation);
+}
+
+void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hello) {
+  Peer& peer = peers_[hello.peer];
+  if (peer.session) {
+    const SessionId old = std::exchange(peer.session, SessionId{});
+    sessions_.erase(old);
+    actions_.push_back(CloseSession{old, "replaced by a newer stream of " + ToString(hello.peer)});
+  }
+  sessions_.at(session).peer = hello.peer;
+  peer.session = session;
+  peer.closed = false;
+  peer.dead_at = kNever;
+  peer.record = {hello.peer, hello.endpoints, hello.lanes, hello.host};
+  Note("attach", hello.peer,
+       "peer attached peer=" + ToString(hello.peer) + " host=" + Clean(hello.host) +
+           " endpoint=" + (hello.endpoints.empty() ? "" : Clean(hello.endpoints.front())) +
+           " version=" + Clean(hello.version));
+  Send(hello.peer, control::Welcome{config_.incarnation, config_.detect_ms});
+  if (!peer.drain_reason.empty()) Send(hello.peer, control::Drain{peer.drain_reason});
+
+  // What it says of each group; nothing of the others that it has members in.
+  std::map<GroupKey, control::GroupState> states;
+  for (const GroupKey& key : GroupsOf(hello.peer)) states[key].group = key;
+  for (const control::GroupState& said : hello.groups) {
+    control::GroupState& state = states[said.group];
+    state.group = said.group;
+    state.committed = std::max(state.committed, said.committed);
+    state.members.insert(state.members.end(), said.members.begin(), said.members.end());
+  }
+  for (const auto& [key, state] : states) {
+    const bool known = FindGroup(key) != nullptr;
+    if (known) {
+      On(key, [&](Group& group, GroupOutput* out) { group.Attach(peer.record, state, now_, out); });
+      continue;
+    }
+    for (MemberId member : state.members) {
+      Send(hello.peer, control::Removed{key, member, control::Removal::kUnknown,
+                                        "the coordinator does not know the group (any more)"});
+    }
+  }
+}
+
+// We end the session; whatever still arrives on it is ignored.
+void CoordinatorCore::Impl::Drop(SessionId session, const std::string& reason) {
+  actions_.push_back(CloseSession{session, reason});
+  Detach(session, reason);
+}
+
+void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason) {
+  const auto it = sessions_.find(session);
+  if (it == sessions_.end()) return;
+  const PeerId id = it->second.peer;
+  sessions_.erase(it);
+  if (!id) return;
+  Peer& peer = peers_.at(id);
+  peer.session = SessionId{};
+  peer.closed = true;
+  peer.dead_at = TickAfter(now_, config_.detect_ms, 1);
+  Note("detach", id, "peer detached peer=" + ToString(id) + " reason=" + reason);
+  const std::vector<GroupKey> groups = GroupsOf(id);
+  if (groups.empty()) {
+    peers_.erase(id);
+    return;
+  }
+  touched_.insert(groups.begin(), groups.end());
+  BuryIfAccused(id);
+}
+
+void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason) {
+  peers_.at(peer).dead_at = kNever;
+  for (const GroupKey& key : GroupsOf(peer)) {
+    On(key, [&](Group& group, GroupOutput* out) { group.PeerDied(peer, reason, out); });
+  }
+}
+
+// A stream that closed and a link that broke at about the same time: the peer is gone, not the
+// network between it and one of us.
+void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
+  const auto it = peers_.find(peer);
+  if (it == peers_.end() || !it->second.closed || it->second.dead_at == kNever) return;
+  for (const GroupKey& key : GroupsOf(peer)) {
+    if (!groups_.at(key).Accused(peer)) continue;
+    PeerDied(peer, "its stream closed and a peer of " + ToString(key) + " lost its link to it");
+    return;
+  }
+}
+
+// ------------------------------------------------------------------------------ messages
+
+Violation CoordinatorCore::Impl::Handle(PeerId, const control::Hello&) {
+  return "a second Hello on one stream";
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) {
+  if (Group* group = FindGroup(join.group)) {
+    const MemberId known = group->FindRequest(peer, join.request);
+    if (known) {
+      Send(peer, control::JoinPending{join.request, join.group, known});
+      return std::nullopt;
+    }
+  }
+  const std::string refusal = RefuseJoin(peer, join);
+  if (!refusal.empty()) {
+    Send(peer,
+         control::JoinRefused{join.request, join.group, {Code::kFailedPrecondition, refusal}});
+    Note("refuse", peer, "join refused peer=" + ToString(peer) + " reason=" + refusal);
+    return std::nullopt;
+  }
+  EnsureGroup(join.group);
+  const MemberId member(runs_.at(join.group.run).next_member++);
+  On(join.group, [&](Group& group, GroupOutput* out) {
+    group.Join(peers_.at(peer).record, join, member, out);
+  });
+  return std::nullopt;
+}
+
+// Why the peer can have no further member in the group; empty: it can.
+std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& join) const {
+  const std::string what =
+      "join of " + ToString(join.group) + " at " + ToString(peer) + " refused: ";
+  if (Draining(peer)) return what + "the peer is draining; join at another host";
+  const auto group = groups_.find(join.group);
+  size_t members = 0;
+  size_t local = 0;
+  if (group != groups_.end()) {
+    members = group->second.record().members.size();
+    local = group->second.CountMembers(peer);
+  }
+  if (members >= LH_MEMBERS_MAX) {
+    return what + "the group has " + std::to_string(members) +
+           " members, the most it can have (LH_MEMBERS_MAX)";
+  }
+  if (local >= LH_LOCAL_MEMBERS_MAX) {
+    return what + "the peer has " + std::to_string(local) +
+           " members of the group, the most it can have (LH_LOCAL_MEMBERS_MAX)";
+  }
+  const size_t groups = local > 0 ? 0 : GroupsOf(peer).size();
+  if (groups >= LH_CLIENTS_MAX) {
+    return what + "the peer takes part in " + std::to_string(groups) +
+           " groups, the most it can (LH_CLIENTS_MAX)";
+  }
+  return "";
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Leave& leave) {
+  if (FindGroup(leave.group) == nullptr) {
+    Send(peer, control::Removed{leave.group, leave.member, control::Removal::kLeft,
+                                "the coordinator does not know the group (any more)"});
+    return std::nullopt;
+  }
+  On(leave.group, [&](Group& group, GroupOutput* out) { group.Leave(peer, leave, out); });
+  return std::nullopt;
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Vote& vote) {
+  if (FindGroup(vote.group) == nullptr) {
+    Send(peer, control::Removed{vote.group, vote.member, control::Removal::kUnknown,
+                                "the coordinator does not know the group (any more)"});
+    return std::nullopt;
+  }
+  return On(vote.group,
+            [&](Group& group, GroupOutput* out) { return group.Vote(peer, vote, out); });
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::EpochReady& ready) {
+  if (FindGroup(ready.group) == nullptr) return std::nullopt;
+  return On(ready.group, [&](Group& group, GroupOutput*) { return group.Ready(peer, ready); });
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::EpochFailed& failed) {
+  if (FindGroup(failed.group) == nullptr) return std::nullopt;
+  const Violation violation =
+      On(failed.group, [&](Group& group, GroupOutput*) { return group.Failed(peer, failed); });
+  if (!violation) {
+    for (const control::Unreachable& other : failed.unreachable) BuryIfAccused(other.peer);
+  }
+  return violation;
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkLost& lost) {
+  if (FindGroup(lost.group) == nullptr) return std::nullopt;
+  const Violation violation = On(lost.group, [&](Group& group, GroupOutput* out) {
+    return group.LinkLost(peer, lost, now_, out);
+  });
+  if (!violation) BuryIfAccused(lost.peer);
+  return violation;
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Heartbeat& heartbeat) {
+  std::map<GroupKey, control::GroupLoad> loads;
+  for (const control::GroupLoad& load : heartbeat.loads) {
+    if (FindGroup(load.group) != nullptr) loads[load.group] = load;
+  }
+  peers_.at(peer).loads = std::move(loads);
+  return std::nullopt;
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Draining&) {
+  peers_.at(peer).draining = true;
+  return std::nullopt;
+}
+
+// ------------------------------------------------------------------------------ operator and time
+
+void CoordinatorCore::Impl::Handle(const EvictMember& event) {
+  if (FindGroup(event.group) == nullptr) return;
+  On(event.group, [&](Group& group, GroupOutput* out) {
+    group.Evict(event.member, "evicted by an operator: " + event.reason, out);
+  });
+}
+
+void CoordinatorCore::Impl::Handle(const DrainPeer& event) {
+  const auto it = peers_.find(event.peer);
+  if (it == peers_.end()) return;
+  it->second.draining = true;
+  it->second.drain_reason = Clean("drained by an operator: " + event.reason);
+  Send(event.peer, control::Drain{it->second.drain_reason});
+}
+
+void CoordinatorCore::Impl::Handle(const TimePassed&) {
+  std::vector<SessionId> silent;
+  for (const auto& [id, session] : sessions_) {
+    if (session.silent_at <= now_) silent.push_back(id);
+  }
+  const std::string quiet = "silent for " + std::to_string(config_.detect_ms) + " ms";
+  for (SessionId id : silent) {
+    const PeerId peer = sessions_.at(id).peer;
+    Drop(id, quiet);
+    if (peers_.contains(peer)) PeerDied(peer, quiet);
+  }
+  std::vector<PeerId> dead;
+  for (const auto& [id, peer] : peers_) {
+    if (peer.dead_at <= now_) dead.push_back(id);
+  }
+  for (PeerId id : dead) {
+    PeerDied(id, peers_.at(id).closed
+                     ? "no stream of its peer within " + std::to_string(config_.detect_ms) + " ms"
+                     : "its peer did not come back after the coordinator's restart");
+  }
+  for (auto& [key, group] : groups_) {
+    if (group.NextDeadline() > now_) continue;
+    On(key, [&](Group& g, GroupOutput* out) { g.OnTime(now_, out); });
+  }
+  ForgetEmptyRuns();
+}
+
+// The driver is late: this process did not run, and what the others said meanwhile is still to be
+// read. Their time starts again.
+void CoordinatorCore::Impl::ForgiveOwnStall() {
+  const int64_t late = now_ - NextDeadline();
+  const Tick fresh = TickAfter(now_, config_.detect_ms, 1);
+  for (auto& [id, session] : sessions_) session.silent_at = fresh;
+  for (auto& [id, peer] : peers_) {
+    if (peer.dead_at != kNever) peer.dead_at = std::max(peer.dead_at, fresh);
+  }
+  for (auto& [key, group] : groups_) group.Postpone(late + Millis(config_.detect_ms));
+}
+
+void CoordinatorCore::Impl::ForgetEmptyRuns() {
+  std::vector<std::string> forgotten;
+  for (const auto& [run, since] : empty_since_) {
+    if (since + kRunEmptyMax <= now_) forgotten.push_back(run);
+  }
+  for (const std::string& run : forgotten) {
+    empty_since_.erase(run);
+    runs_.erase(run);
+    std::erase_if(groups_, [&](const auto& group) { return group.first.run == run; });
+    std::erase_if(touched_, [&](const GroupKey& key) { return key.run == run; });
+  }
+}
+
+Tick CoordinatorCore::Impl::NextDeadline() const {
+  if (!started_) return runs_.empty() ? kNever : Tick{};
+  Tick next = kNever;
+  for (const auto& [id, session] : sessions_) next = std::min(next, session.silent_at);
+  for (const auto& [id, peer] : peers_) next = std::min(next, peer.dead_at);
+  for (const auto& [key, group] : groups_) next = std::min(next, group.NextDeadline());
+  for (const auto& [run, since] : empty_since_) next = std::min(next, since + kRunEmptyMax);
+  return next;
+}
+
+// ------------------------------------------------------------------------------ groups
+
+Group* CoordinatorCore::Impl::FindGroup(const GroupKey& key) {
+  const auto it = groups_.find(key);
+  return it == groups_.end() ? nullptr : &it->second;
+}
+
+Group& CoordinatorCore::Impl::EnsureGroup(const GroupKey& key) {
+  if (!runs_.contains(key.run)) {
+    RunRecord record;
+    record.run = key.run;
+    record.secret = RunSecret(config_.entropy, ++runs_created_, key.run);
+    runs_.emplace(key.run, record);
+  }
+  if (Group* group = FindGroup(key)) return *group;
+  GroupRecord record;
+  record.group = key;
+  Group group(record, runs_.at(key.run).secret, config_.detect_ms, this);
+  return groups_.emplace(key, std::move(group)).first->second;
+}
+
+std::vector<GroupKey> CoordinatorCore::Impl::GroupsOf(PeerId peer) const {
+  std::vector<GroupKey> keys;
+  for (const auto& [key, group] : groups_) {
+    if (group.HasPeer(peer)) keys.push_back(key);
+  }
+  return keys;
+}
+
+// To the end of what the event began, in the order of the groups' names.
+void CoordinatorCore::Impl::AdvanceTouched() {
+  const std::set<GroupKey> touched = touched_;
+  std::set<std::string> runs;
+  for (const GroupKey& key : touched) {
+    On(key, [this](Group& group, GroupOutput* out) { group.Advance(now_, out); });
+    runs.insert(key.run);
+  }
+  for (const std::string& run : runs) {
+    bool empty = true;
+    for (auto it = groups_.lower_bound({run, 0}); it != groups_.end() && it->first.run == run;
+         ++it) {
+      empty = empty && it->second.Empty();
+    }
+    if (!empty) {
+      empty_since_.erase(run);
+    } else {
+      empty_since_.emplace(run, now_);
+    }
+  }
+  // Peers that lost their last member and have no stream.
+  if (!touched.empty()) {
+    std::erase_if(peers_, [this](const auto& entry) {
+      return !entry.second.session && GroupsOf(entry.first).empty();
+    });
+  }
+}
+
+// ------------------------------------------------------------------------------ output
+
+void CoordinatorCore::Impl::Emit(GroupOutput output) {
+  for (auto& [peer, message] : output.messages) Send(peer, std::move(message));
+  for (EventRecord& event : output.notices) actions_.push_back(Notice{std::move(event)});
+}
+
+// A peer without a stream hears what it missed when it attaches.
+void CoordinatorCore::Impl::Send(PeerId peer, control::CoordinatorMessage message) {
+  const auto it = peers_.find(peer);
+  if (it == peers_.end() || !it->second.session) return;
+  actions_.push_back(ToPeer{it->second.session, std::move(message)});
+}
+
+void CoordinatorCore::Impl::Note(std::string kind, PeerId peer, std::string text) {
+  EventRecord event;
+  event.kind = std::move(kind);
+  event.peer = peer;
+  event.text = std::move(text);
+  actions_.push_back(Notice{std::move(event)});
+}
+
+// All changes of the step as one transaction, before all its messages.
+void CoordinatorCore::Impl::EmitPersist() {
+  std::set<std::string> runs;
+  for (const GroupKey& key : touched_) runs.insert(key.run);
+  std::vector<Mutation> mutations;
+  for (const std::string& run : runs) {
+    const auto record = runs_.find(run);
+    if (record == runs_.end()) continue;
+    const auto durable = durable_.runs.find(run);
+    if (durable == durable_.runs.end() || durable->second != record->second) {
+      mutations.push_back(PutRun{record->second});
+    }
+  }
+  for (const GroupKey& key : touched_) {
+    const GroupRecord& record = groups_.at(key).record();
+    const auto durable = durable_.groups.find(key);
+    if (durable == durable_.groups.end() || durable->second != record) {
+      mutations.push_back(PutGroup{record});
+    }
+  }
+  // Only time makes them vanish.
+  if (durable_.groups.size() > groups_.size()) {
+    for (const auto& [key, record] : durable_.groups) {
+      if (!groups_.contains(key)) mutations.push_back(DeleteGroup{key});
+    }
+  }
+  if (durable_.runs.size() > runs_.size()) {
+    for (const auto& [run, record] : durable_.runs) {
+      if (!runs_.contains(run)) mutations.push_back(DeleteRun{run});
+    }
+  }
+  touched_.clear();
+  if (mutations.empty()) return;
+  for (const Mutation& mutation : mutations) Apply(mutation, &durable_);
+  actions_.insert(actions_.begin(), Persist{std::move(mutations)});
+}
+
+bool CoordinatorCore::Impl::Attached(PeerId peer) const {
+  const auto it = peers_.find(peer);
+  return it != peers_.end() && it->second.session;
+}
+
+bool CoordinatorCore::Impl::Draining(PeerId peer) const {
+  const auto it = peers_.find(peer);
+  return it != peers_.end() && it->second.draining;
+}
+
+// ------------------------------------------------------------------------------ view and checks
+
+Overview CoordinatorCore::Impl::GetOverview() const {
+  Overview overview;
+  overview.incarnation = config_.incarnation;
+  for (const auto& [key, group] : groups_) {
+    GroupView view = group.View();
+    for (PeerId id : group.Ring()) {
+      const Peer& peer = peers_.at(id);
+      PeerView& shown = view.ring.emplace_back();
+      shown.peer = id;
+      shown.host = peer.record.host;
+      if (!peer.record.endpoints.empty()) shown.endpoint = peer.record.endpoints.front();
+      shown.attached = static_cast<bool>(peer.session);
+      shown.draining = peer.draining;
+      shown.load.group = key;
+      const auto load = peer.loads.find(key);
+      if (load != peer.loads.end()) shown.load = load->second;
+    }
+    overview.groups.push_back(std::move(view));
+  }
+  return overview;
+}
+
+void CoordinatorCore::Impl::CheckInvariants() const {
+  LH_CHECK(actions_.empty() && touched_.empty()) << "a step left something behind";
+  if (!started_) return;
+  for (const auto& [id, session] : sessions_) {
+    LH_CHECK(!session.peer || peers_.at(session.peer).session == id) << "session " << id.value();
+  }
+  for (const auto& [id, peer] : peers_) {
+    LH_CHECK(peer.record.peer == id) << ToString(id);
+    LH_CHECK(peer.session || !GroupsOf(id).empty()) << ToString(id) << " is kept for nothing";
+    if (!peer.session) continue;
+    LH_CHECK(sessions_.contains(peer.session)) << ToString(id);
+    LH_CHECK(sessions_.at(peer.session).peer == id) << ToString(id);
+    LH_CHECK(peer.dead_at == kNever && !peer.closed) << ToString(id);
+  }
+  Records now;
+  now.runs = runs_;
+  for (const auto& [key, group] : groups_) {
+    group.CheckInvariants();
+    LH_CHECK(group.record().group == key) << ToString(key);
+    LH_CHECK(group.record().members.size() <= LH_MEMBERS_MAX) << ToString(key);
+    LH_CHECK(runs_.contains(key.run)) << ToString(key);
+    for (const MemberRecord& member : group.record().members) {
+      LH_CHECK(member.member.value() < runs_.at(key.run).next_member) << ToString(key);
+      LH_CHECK(peers_.contains(member.peer)) << ToString(key) << " " << ToString(member.member);
+    }
+    now.groups.emplace(key, group.record());
+  }
+  LH_CHECK(now == durable_) << "a change was not given to Persist";
+}
+
+uint64_t CoordinatorCore::Impl::Digest() const {
+  Digester digest;
+  digest.Add(config_.incarnation).Add(uint64_t{config_.detect_ms}).Add(config_.entropy);
+  digest.Add(uint64_t{started_}).Add(runs_created_);
+  digest.Add(sessions_.size());
+  for (const auto& [id, session] : sessions_) {
+    digest.Add(id).Add(session.peer).Add(session.silent_at);
+  }
+  digest.Add(peers_.size());
+  for (const auto& [id, peer] : peers_) {
+    digest.Add(id).Add(peer.session).Add(uint64_t{peer.closed}).Add(peer.dead_at);
+    digest.Add(uint64_t{peer.draining}).Add(peer.drain_reason);
+    digest.Add(peer.record.lanes).Add(peer.record.host).Add(peer.record.endpoints.size());
+    for (const std::string& endpoint : peer.record.endpoints) digest.Add(endpoint);
+    digest.Add(peer.loads.size());
+    for (const auto& [key, load] : peer.loads) {
+      digest.Add(key.run).Add(key.group).Add(load.ops_open).Add(load.ops_settled);
+      digest.Add(load.bytes_sent).Add(load.bytes_received);
+    }
+  }
+  digest.Add(runs_.size());
+  for (const auto& [name, run] : runs_) digest.Add(name).Add(run.next_member).Add(run.secret);
+  digest.Add(groups_.size());
+  for (const auto& [key, group] : groups_) group.AddTo(&digest);
+  digest.Add(empty_since_.size());
+  for (const auto& [run, since] : empty_since_) digest.Add(run).Add(since);
+  return digest.value();
+}
+
+// ------------------------------------------------------------------------------ the shell
+
+CoordinatorCore::CoordinatorCore(CoreConfig config, Records records)
+    : impl_(std::make_unique<Impl>(std::move(config), std::move(records))) {}
+CoordinatorCore::~CoordinatorCore() = default;
+CoordinatorCore::CoordinatorCore(CoordinatorCore&&) noexcept = default;
+CoordinatorCore& CoordinatorCore::operator=(CoordinatorCore&&) noexcept = default;
+
+std::vector<Action> CoordinatorCore::Step(const Event& event, Tick now) {
+  return impl_->Step(event, now);
+}
+Tick CoordinatorCore::NextDeadline() const { return impl_->NextDeadline(); }
+Overview CoordinatorCore::GetOverview() const { return impl_->GetOverview(); }
+void CoordinatorCore::CheckInvariants() const { impl_->CheckInvariants(); }
+uint64_t CoordinatorCore::Digest() const { return impl_->Digest(); }
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,201 @@
+// One group: its members, its ballot, its preparation, its epochs.
+//
+//   idle --(all votes in and somebody pending | nobody admitted and somebody pending)--> preparing
+//   idle --(a removal | a lost link)--> preparing, with freeze
+//   preparing --(every peer ready)--> committed, idle
+//   preparing --(a change)--> preparing the next number, with everything so far in it
+//   preparing --(its newcomers are all gone, not frozen)--> idle (AbortEpoch)
+//   any --(the last member is removed)--> an empty epoch is committed at once, idle
+//
+// What happens to a group arrives through the methods of "input": they note it and answer what has
+// one answer. Advance() then looks at the whole group, decides what is next (Decide(), which
+// changes nothing and says why), and applies it, until there is nothing to do but wait.
+//
+// Messages are for peers, not sessions: what is for a peer that is not attached may be dropped,
+// since Attach() says again what the peer may have missed. They depend on record(): the owner makes
+// the record durable before it lets them out.
+//
+// Plain state machine: no clock, no thread; it asks its PeerDirectory only while one of its methods
+// runs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/tick.h"
+#include "coordinator/core/ballot.h"
+#include "coordinator/core/digest.h"
+#include "coordinator/core/records.h"
+#include "proto/control/messages.h"
+
+namespace longhaul::coordinator {
+
+// What a group asks about peers.
+class PeerDirectory {
+ public:
+  virtual ~PeerDirectory() = default;
+  virtual bool Attached(PeerId peer) const = 0;
+  virtual bool Draining(PeerId peer) const = 0;
+};
+
+struct GroupOutput {
+  std::vector<std::pair<PeerId, control::CoordinatorMessage>> messages;
+  std::vector<EventRecord> notices;
+};
+
+// Set if the message is against the protocol: what is wrong with it. Nothing was changed then.
+using Violation = std::optional<std::string>;
+
+class Group {
+ public:
+  // `directory` outlives the group.
+  Group(GroupRecord record, std::string run_secret, uint32_t detect_ms,
+        const PeerDirectory* directory);
+
+  // ---- input
+
+  // The peer (re)attached; `state` is what its Hello says of this group, empty if nothing.
+  void Attach(const PeerRecord& peer, const control::GroupState& state, Tick now, GroupOutput* out);
+  // The member that an earlier Join of this peer with this number made; none if there is none.
+  MemberId FindRequest(PeerId peer, uint64_t request) const;
+  // A new pending member. The owner has checked the bounds.
+  void Join(const PeerRecord& peer, const control::Join& join, MemberId member, GroupOutput* out);
+  void Leave(PeerId peer, const control::Leave& leave, GroupOutput* out);
+  Violation Vote(PeerId peer, const control::Vote& vote, GroupOutput* out);
+  Violation Ready(PeerId peer, const control::EpochReady& ready);
+  Violation Failed(PeerId peer, const control::EpochFailed& failed);
+  Violation LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, GroupOutput* out);
+  void Evict(MemberId member, const std::string& reason, GroupOutput* out);
+  // The peer is dead: all its members are.
+  void PeerDied(PeerId peer, const std::string& reason, GroupOutput* out);
+  // Handles what is due by now.
+  void OnTime(Tick now, GroupOutput* out);
+  // The coordinator itself was held up for so long: nobody else is to pay for it.
+  void Postpone(int64_t us);
+
+  // Decides and applies until there is nothing to do but wait.
+  void Advance(Tick now, GroupOutput* out);
+
+  // ---- view
+
+  const GroupRecord& record() const { return record_; }
+  bool Empty() const { return record_.members.empty() && !preparation_; }
+  bool HasPeer(PeerId peer) const;
+  size_t CountMembers(PeerId peer) const;
+  // True if another peer says that it cannot reach this one.
+  bool Accused(PeerId peer) const;
+  Tick NextDeadline() const;
+  // The group without its ring, which only the owner can describe.
+  GroupView View() const;
+  // Peers with admitted members, in ring order.
+  std::vector<PeerId> Ring() const;
+
+  void CheckInvariants() const;
+  void AddTo(Digester* digest) const;
+
+ private:
+  // Why an admitted member will not be in the next epoch.
+  struct Departure {
+    control::Removal why = control::Removal::kDied;
+    std::string reason;
+  };
+  // What one peer of a preparation has answered; the latest answer counts.
+  struct Answer {
+    Tick due = kNever;  // set when PrepareEpoch first went out to an attached peer
+    bool ready = false;
+    bool failed = false;
+    std::vector<control::OpReport> ops;
+    std::map<PeerId, std::string> unreachable;
+    bool answered() const { return ready || failed; }
+  };
+  struct Preparation {
+    Epoch epoch;
+    bool freeze = false;
+    std::set<MemberId> survivors;  // admitted before
+    std::set<MemberId> joiners;
+    std::map<PeerId, Answer> answers;  // exactly the peers of survivors and joiners
+    Tick begun;                        // of the first in an unbroken series of preparations
+    uint32_t rebuilds = 0;             // lost links in that series
+    std::string cause;
+    std::string changed;  // why it cannot be committed any more; empty: it can
+  };
+  enum class Act { kWait, kPrepare, kCommit, kCommitEmpty, kAbort, kAnswerVotes };
+  struct Decision {
+    Act act = Act::kWait;
+    std::set<MemberId> joiners;  // kPrepare
+    bool freeze = false;         // kPrepare
+    std::string why;             // kWait: what is waited for; empty: nothing
+  };
+  // From the reporter to the peer that it lost.
+  using LostLink = std::pair<PeerId, PeerId>;
+
+  Decision Decide() const;
+  Decision DecideInPreparation() const;
+  Decision DecideIdle() const;
+  std::string WaitingForAnswers() const;
+  std::string WaitingForVotes() const;
+
+  void Apply(const Decision& decision, Tick now, GroupOutput* out);
+  void Prepare(const Decision& decision, Tick now, GroupOutput* out);
+  void Commit(Tick now, GroupOutput* out);
+  void CommitEmpty(GroupOutput* out);
+  void Abort(const std::string& reason, GroupOutput* out);
+  void AnswerVotes(GroupOutput* out);
+
+  void TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners);
+  void SortPeers(const std::set<PeerId>& before);
+  void SendRemoved(const MemberRecord& member, control::Removal why, const std::string& reason,
+                   GroupOutput* out) const;
+  void SendPrepare(PeerId peer, Tick now, GroupOutput* out);
+  control::PrepareEpoch MakePrepare() const;
+  control::CommitEpoch MakeCommit(PeerId peer) const;
+  void SendPendingCount(GroupOutput* out);
+
+  void Remove(MemberId member, control::Removal why, const std::string& reason, GroupOutput* out);
+  void RemovePeer(PeerId peer, control::Removal why, const std::string& reason, GroupOutput* out);
+  void ResolveUnreachable(GroupOutput* out);
+  void Blame(std::map<LostLink, std::string> pairs, GroupOutput* out);
+  PeerId ChooseVictim(const std::map<LostLink, std::string>& pairs) const;
+  void LinkGraceOver(LostLink link, const std::string& reason, GroupOutput* out);
+  void MarkChanged(const std::string& why);
+  void Note(std::string kind, MemberId member, PeerId peer, std::string text,
+            GroupOutput* out) const;
+
+  MemberRecord* Find(MemberId member);
+  const MemberRecord* Find(MemberId member) const;
+  std::set<MemberId> Admitted() const;
+  std::set<MemberId> Survivors() const;
+  std::set<MemberId> Admissible() const;
+  std::set<PeerId> PeersOf(const std::set<MemberId>& members) const;
+  std::set<PeerId> AdmittedPeers() const;
+  uint32_t CountPending() const;
+  bool AnyAdmitted() const;
+  bool InForce(PeerId peer) const;
+
+  GroupRecord record_;
+  std::string run_secret_;
+  uint32_t detect_ms_;
+  const PeerDirectory* directory_;
+
+  Ballot ballot_;  // its electorate: the admitted members that stay
+  // Newcomers were tried since the votes came in: one try a ballot, so that a newcomer that cannot
+  // be reached and asks again and again does not hold the voters for ever.
+  bool admission_tried_ = false;
+  std::map<MemberId, Departure> departures_;  // admitted members on their way out
+  std::string repair_;                        // why the next epoch must freeze; empty: it need not
+  std::optional<Preparation> preparation_;
+  struct Grace {
+    Tick due;
+    std::string reason;
+  };
+  std::map<LostLink, Grace> lost_;
+  uint32_t pending_told_ = 0;
+};
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,42 @@
+// Texts for people.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/ids.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::coordinator {
+
+// One line without control characters, cut to what an error text may have. Reasons that peers give
+// pass through here before they stand in log lines or other peers' errors.
+inline std::string Clean(std::string text) {
+  if (text.size() > LH_ERROR_TEXT_BYTES_MAX) {
+    size_t end = LH_ERROR_TEXT_BYTES_MAX;
+    // Not in the middle of a UTF-8 sequence.
+    while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
+    text.resize(end);
+  }
+  for (char& c : text) {
+    if (static_cast<uint8_t>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  return text;
+}
+
+// "m1,m4,m9"; with `max`, at most that many and how many more there are.
+template <class Ids>
+std::string List(const Ids& ids, const char* separator = ",", size_t max = SIZE_MAX) {
+  std::string text;
+  size_t count = 0;
+  for (const auto& id : ids) {
+    if (count++ >= max) continue;
+    if (!text.empty()) text += separator;
+    text += ToString(id);
+  }
+  if (count > max) text += " and " + std::to_string(count - max) + " more";
+  return text;
+}
+
+}  // namespace longhaul::coordinator

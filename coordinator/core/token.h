@@ -1,0 +1,31 @@
+// Secrets of runs and epochs, derived so that knowing one tells nothing about another.
+//
+// The function behind both is SipHash-2-4 with 128 bits of output, a pseudo-random function keyed
+// with 128 bits. A 32-byte secret is two independent keys; each yields one half of the 32-byte
+// result. Guessing a result or a secret thus means searching 128 bits, and the members of one
+// epoch, who know its token, cannot compute the token of another. Pure: no library, no randomness
+// of its own.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/ids.h"
+
+namespace longhaul::coordinator {
+
+inline constexpr size_t kSecretBytes = 32;
+
+// SipHash-2-4-128 of `data`. Exposed for its test against the published vectors.
+std::array<uint8_t, 16> SipHash128(const std::array<uint8_t, 16>& key, std::string_view data);
+
+// The secret of the `number`th run that a coordinator with this entropy creates.
+std::string RunSecret(const std::string& entropy, uint64_t number, const std::string& run);
+
+// What authenticates the lanes of one epoch of one group.
+std::string EpochToken(const std::string& run_secret, uint32_t group, Epoch epoch);
+
+}  // namespace longhaul::coordinator
