@@ -95,7 +95,7 @@ OpTraffic OpRunner::TakePost(const PostRef& post) {
 AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts) const {
   AttemptSpec spec;
   spec.desc = desc;
-  spec.segment_bytes = kSegmentBytes;
+  spec.segment_bytes = options_.segment_bytes;
   for (const PostRef& post : posts) {
     const PostBuffers& buffers = posts_.at(post).buffers;
     spec.sources.push_back(buffers.source);

@@ -36,7 +36,7 @@ struct OpTraffic {
   uint64_t bytes_received = 0;
 };
 
-// Peers cut tensors alike, so this is no option: it belongs to the lane protocol's version.
+// Peers cut tensors alike: it belongs to the lane protocol's version.
 inline constexpr uint32_t kSegmentBytes = 512 << 10;
 
 class OpRunner {
@@ -45,6 +45,8 @@ class OpRunner {
     PeerId self;
     // Bytes of posts whose originals may have to be kept at one time.
     uint64_t scratch_limit = uint64_t{4} << 30;
+    // Simulations, whose tensors are small, cut them finer; at every peer alike.
+    uint32_t segment_bytes = kSegmentBytes;
   };
 
   // `transport` outlives the runner's last use of it.
