@@ -27,7 +27,7 @@ void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DT
 // towards zero. divisor >= 1.
 void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor);
 
-// One implementation of the above. Names the instruction set: "generic", "avx2", "avx512".
+// One implementation of the above. Names the instruction set: "generic", "avx2".
 struct Kernels {
   const char* name;
   void (*reduce)(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,

@@ -1,0 +1,111 @@
+#include "peerd/collective/instant_attempt.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "peerd/collective/kernels.h"
+#include "peerd/collective/local.h"
+
+namespace longhaul::peerd {
+namespace {
+
+class LocalAttempt final : public InstantAttempt {
+ public:
+  explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec) {}
+
+  // Block by block, so that every source of a block is read before any target is written.
+  void Commit() override {
+    const uint64_t bytes = spec_.desc.bytes();
+    if (bytes == 0) return;
+    if (spec_.members == 1) {
+      if (spec_.targets[0] != spec_.sources[0]) {
+        std::memcpy(spec_.targets[0], spec_.sources[0], bytes);
+      }
+      return;
+    }
+    alignas(64) uint8_t block[16 << 10];
+    for (uint64_t offset = 0; offset < bytes; offset += sizeof(block)) {
+      const uint64_t n = std::min<uint64_t>(sizeof(block), bytes - offset);
+      ReduceSources(spec_, offset, n, block);
+      DivideSums(spec_, n, block);
+      for (uint8_t* target : spec_.targets) std::memcpy(target + offset, block, n);
+    }
+  }
+
+ private:
+  const AttemptSpec spec_;
+};
+
+class EagerAttempt final : public InstantAttempt {
+ public:
+  EagerAttempt(const AttemptSpec& spec, std::string result)
+      : targets_(spec.targets),
+        result_(std::move(result)),
+        bytes_moved_(result_.size() * (spec.size - 1)) {}
+
+  void Commit() override {
+    // An empty string's data may not be copied to a null target.
+    if (result_.empty()) return;
+    for (uint8_t* target : targets_) std::memcpy(target, result_.data(), result_.size());
+  }
+  uint64_t bytes_sent() const override { return bytes_moved_; }
+  uint64_t bytes_received() const override { return bytes_moved_; }
+
+ private:
+  const std::vector<uint8_t*> targets_;
+  const std::string result_;
+  const uint64_t bytes_moved_;
+};
+
+uint8_t* Bytes(std::string& text) { return reinterpret_cast<uint8_t*>(text.data()); }
+const uint8_t* Bytes(const std::string& text) {
+  return reinterpret_cast<const uint8_t*>(text.data());
+}
+
+}  // namespace
+
+void InstantAttempt::Received(int /*from*/, const Segment& /*segment*/) {
+  LH_CHECK(false) << "no segment was placed";
+}
+
+void InstantAttempt::Sent(uint64_t cookie) {
+  LH_CHECK(false) << "no segment was sent as " << cookie;
+}
+
+std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec) {
+  return std::make_unique<LocalAttempt>(spec);
+}
+
+std::string EagerPayload(const AttemptSpec& spec) {
+  std::string payload(spec.desc.bytes(), '\0');
+  if (!payload.empty()) ReduceSources(spec, 0, payload.size(), Bytes(payload));
+  return payload;
+}
+
+absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(
+    const AttemptSpec& spec, const std::vector<std::string>& payloads) {
+  CheckSpec(spec);
+  LH_CHECK(payloads.size() == static_cast<size_t>(spec.size)) << payloads.size() << " payloads";
+  const uint64_t bytes = spec.desc.bytes();
+  for (int i = 0; i < spec.size; ++i) {
+    if (i == spec.position || payloads[i].size() == bytes) continue;
+    return absl::InvalidArgumentError(absl::StrCat("input of position ", i, " has ",
+                                                   payloads[i].size(), " bytes, ",
+                                                   ToString(spec.desc), " has ", bytes));
+  }
+  const std::string own = EagerPayload(spec);
+  const auto input = [&](int i) -> const std::string& {
+    return i == spec.position ? own : payloads[i];
+  };
+  std::string result = input(0);
+  for (int i = 1; i < spec.size; ++i) {
+    ReduceInto(Bytes(result), Bytes(input(i)), spec.desc.count, spec.desc.dtype, spec.desc.reduce);
+  }
+  DivideSums(spec, bytes, Bytes(result));
+  return std::make_unique<EagerAttempt>(spec, std::move(result));
+}
+
+}  // namespace longhaul::peerd

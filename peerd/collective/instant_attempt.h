@@ -1,0 +1,28 @@
+// Base of the attempts that exchange no segments: complete as soon as they are started.
+#pragma once
+
+#include "absl/status/status.h"
+#include "peerd/collective/attempt.h"
+
+namespace longhaul::peerd {
+
+class InstantAttempt : public Attempt {
+ public:
+  void Start() override {}
+  bool CompleteAtOnce() const override { return true; }
+  void Credit(int /*position*/) override {}
+  absl::StatusOr<uint8_t*> Place(int /*from*/, const Segment& /*segment*/) override {
+    return absl::InvalidArgumentError("segment refused: the op exchanges none");
+  }
+  void Received(int from, const Segment& segment) override;
+  void Sent(uint64_t cookie) override;
+  void Stop() override {}
+  bool Idle() const override { return true; }
+  uint64_t bytes_sent() const override { return 0; }
+  uint64_t bytes_received() const override { return 0; }
+};
+
+// One peer alone, or no elements: Commit() reduces its members' tensors.
+std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec);
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,87 @@
+#include "peerd/collective/kernels.h"
+
+#include <type_traits>
+
+#include "base/check.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+// Iterations do not depend on each other, whatever the compiler can see of the pointers.
+#if defined(__clang__)
+#define LH_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define LH_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+// A function of its own for each loop: the dispatching switch stays small.
+#define LH_LOOP __attribute__((noinline))
+
+namespace longhaul::peerd {
+namespace {
+
+namespace generic {
+#define LH_TARGET
+#define LH_F16C 0
+#include "peerd/collective/kernels_loops.inc"
+#undef LH_F16C
+#undef LH_TARGET
+}  // namespace generic
+
+#if defined(__x86_64__)
+namespace avx2 {
+#define LH_TARGET __attribute__((target("avx2,f16c")))
+#define LH_F16C 1
+#include "peerd/collective/kernels_loops.inc"
+#undef LH_F16C
+#undef LH_TARGET
+}  // namespace avx2
+
+bool HasAvx2AndF16c() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  // The first asks the operating system's support for the registers too.
+  return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (ecx & bit_F16C) != 0;
+}
+#endif
+
+std::vector<Kernels> Detect() {
+  std::vector<Kernels> kernels = {{"generic", generic::ReduceEntry, generic::DivideEntry}};
+#if defined(__x86_64__)
+  if (HasAvx2AndF16c()) kernels.push_back({"avx2", avx2::ReduceEntry, avx2::DivideEntry});
+#endif
+  return kernels;
+}
+
+const Kernels& InUse() {
+  static const Kernels kernels = SupportedKernels().back();
+  return kernels;
+}
+
+}  // namespace
+
+const std::vector<Kernels>& SupportedKernels() {
+  static const auto* const kernels = new std::vector<Kernels>(Detect());
+  return *kernels;
+}
+
+void ReduceInto(uint8_t* accumulator, const uint8_t* input, uint64_t count, DType dtype,
+                ReduceOp op) {
+  InUse().reduce(accumulator, accumulator, input, count, dtype, op);
+}
+
+void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,
+            ReduceOp op) {
+  InUse().reduce(out, a, b, count, dtype, op);
+}
+
+void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor) {
+  LH_CHECK(divisor >= 1);
+  InUse().divide(data, count, dtype, divisor);
+}
+
+}  // namespace longhaul::peerd

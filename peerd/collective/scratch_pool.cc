@@ -1,0 +1,129 @@
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "peerd/collective/attempt.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr uint64_t kSizeMin = 64 << 10;
+constexpr uint64_t kHugePage = 2 << 20;
+
+// Sizes are powers of two and three steps between two of them: at most a quarter is unused, and a
+// run whose tensors differ a little reuses the same buffers. 0: larger than anything that can be
+// had.
+uint64_t SizeClass(uint64_t bytes) {
+  if (bytes <= kSizeMin) return kSizeMin;
+  if (bytes > uint64_t{1} << 62) return 0;
+  const uint64_t step = std::bit_ceil(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+// Huge pages save most of the page faults; they need the alignment.
+uint8_t* Map(uint64_t size) {
+  const uint64_t slack = size >= kHugePage ? kHugePage : 0;
+  void* const mapped = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<uint8_t*>(mapped);
+  if (slack == 0) return begin;
+  const uint64_t over = reinterpret_cast<uintptr_t>(begin) % kHugePage;
+  const uint64_t skip = over == 0 ? 0 : kHugePage - over;
+  if (skip > 0) munmap(begin, skip);
+  if (slack > skip) munmap(begin + skip + size, slack - skip);
+  // Refused where the kernel has no huge pages: slower, and right all the same.
+  madvise(begin + skip, size, MADV_HUGEPAGE);
+  return begin + skip;
+}
+
+class MmapPool final : public ScratchPool {
+ public:
+  explicit MmapPool(uint64_t limit) : limit_(limit) {}
+  MmapPool(const MmapPool&) = delete;
+  MmapPool& operator=(const MmapPool&) = delete;
+  ~MmapPool() override {
+    LH_CHECK(taken_.empty()) << taken_.size() << " scratch buffers are in use";
+    while (!kept_.empty()) Release(std::prev(kept_.end()));
+  }
+
+  absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+    const uint64_t size = SizeClass(bytes);
+    if (size == 0 || size > limit_ - taken_bytes_) return Refusal(bytes);
+    // One of up to twice the size will do: better than to map another one beside it.
+    if (const auto it = kept_.lower_bound(size); it != kept_.end() && it->first / 2 <= size) {
+      return Reuse(it);
+    }
+    while (!kept_.empty() && size > limit_ - taken_bytes_ - kept_bytes_) {
+      Release(std::prev(kept_.end()));
+    }
+    uint8_t* data = Map(size);
+    if (data == nullptr && !kept_.empty()) {
+      while (!kept_.empty()) Release(std::prev(kept_.end()));
+      data = Map(size);
+    }
+    if (data == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat("mapping a scratch buffer of ", size,
+                                                       " bytes failed: ", std::strerror(errno)));
+    }
+    taken_.emplace(data, size);
+    taken_bytes_ += size;
+    return data;
+  }
+
+  void Give(uint8_t* data) override {
+    const auto it = taken_.find(data);
+    LH_CHECK(it != taken_.end());
+    const uint64_t size = it->second;
+    taken_.erase(it);
+    taken_bytes_ -= size;
+    kept_.emplace(size, data);
+    kept_bytes_ += size;
+  }
+
+ private:
+  using Kept = std::multimap<uint64_t, uint8_t*>;
+
+  uint8_t* Reuse(Kept::iterator it) {
+    const auto [size, data] = *it;
+    kept_.erase(it);
+    kept_bytes_ -= size;
+    taken_.emplace(data, size);
+    taken_bytes_ += size;
+    return data;
+  }
+
+  void Release(Kept::iterator it) {
+    munmap(it->second, it->first);
+    kept_bytes_ -= it->first;
+    kept_.erase(it);
+  }
+
+  absl::Status Refusal(uint64_t bytes) const {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "scratch memory for ", bytes, " bytes refused: ", taken_bytes_,
+        " bytes are in use and the limit is ", limit_, "; wait for ops in flight or raise it"));
+  }
+
+  const uint64_t limit_;
+  uint64_t taken_bytes_ = 0;
+  uint64_t kept_bytes_ = 0;
+  std::unordered_map<uint8_t*, uint64_t> taken_;  // never iterated
+  Kept kept_;                                     // by size
+};
+
+}  // namespace
+
+std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t limit_bytes) {
+  return std::make_unique<MmapPool>(limit_bytes);
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,285 @@
+#include "peerd/collective/testing.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "peerd/collective/kernels.h"
+
+namespace longhaul::peerd {
+
+// ------------------------------------------------------------------------------ network
+
+void ModelRing::Peer::SendSegment(int to, const Segment& segment, const uint8_t* data,
+                                  uint64_t cookie) {
+  LH_CHECK(!stopped) << "position " << position << " sends after Stop()";
+  LH_CHECK(to == (position + 1) % static_cast<int>(ring->peers_.size()));
+  LH_CHECK(ring->peers_[to]->started && !ring->peers_[to]->credit_due)
+      << "position " << position << " sends without a credit";
+  auto flight = std::make_unique<Flight>();
+  flight->from = position;
+  flight->to = to;
+  flight->segment = segment;
+  flight->data = data;
+  flight->cookie = cookie;
+  flight->as_handed.assign(reinterpret_cast<const char*>(data), segment.bytes);
+  ring->flights_.push_back(std::move(flight));
+}
+
+void ModelRing::Peer::Complete() {
+  LH_CHECK(!stopped) << "position " << position << " completes after Stop()";
+  LH_CHECK(!complete && !in_start) << "position " << position;
+  LH_CHECK(attempt->Idle());
+  complete = true;
+}
+
+ModelRing::ModelRing(const std::vector<AttemptSpec>& specs, ScratchPool* pool, uint64_t seed)
+    : prng_(seed) {
+  for (const AttemptSpec& spec : specs) {
+    auto peer = std::make_unique<Peer>();
+    peer->ring = this;
+    peer->position = spec.position;
+    auto attempt = MakeRingAttempt(spec, peer.get(), pool);
+    LH_CHECK_OK(attempt.status());
+    peer->attempt = *std::move(attempt);
+    peers_.push_back(std::move(peer));
+  }
+}
+
+ModelRing::~ModelRing() {
+  for (int i = 0; i < static_cast<int>(peers_.size()); ++i) {
+    if (!peers_[i]->attempt->Idle() && !peers_[i]->stopped) Stop(i);
+  }
+  for (const auto& flight : flights_) {
+    if (!flight->returned) peers_[flight->from]->attempt->Sent(flight->cookie);
+  }
+}
+
+bool ModelRing::Step() {
+  std::vector<Peer*> waiting;  // to start, or for its credit to arrive
+  for (const auto& peer : peers_) {
+    if ((!peer->started && !peer->stopped) || peer->credit_due) waiting.push_back(peer.get());
+  }
+  if (waiting.empty() && flights_.empty()) return false;
+  const uint64_t choice = prng_.Below(waiting.size() + flights_.size());
+  if (choice < waiting.size()) {
+    StepPeer(waiting[choice]);
+  } else {
+    StepFlight(choice - waiting.size());
+  }
+  return true;
+}
+
+void ModelRing::StepPeer(Peer* peer) {
+  const int size = static_cast<int>(peers_.size());
+  if (peer->credit_due) {
+    peer->credit_due = false;
+    Peer& sender = *peers_[(peer->position + size - 1) % size];
+    if (!sender.stopped) sender.attempt->Credit(peer->position);
+    return;
+  }
+  peer->started = true;
+  peer->credit_due = true;
+  peer->in_start = true;
+  peer->attempt->Start();
+  peer->in_start = false;
+  peer->complete = peer->attempt->CompleteAtOnce();
+}
+
+// A flight that is in the list can always go on.
+void ModelRing::StepFlight(uint64_t index) {
+  Flight* const flight = flights_[index].get();
+  void (ModelRing::*can[3])(Flight*);
+  int count = 0;
+  if (!flight->read) can[count++] = &ModelRing::ReadMemory;
+  if (!flight->placed) can[count++] = &ModelRing::PlaceHeader;
+  if (flight->read && flight->placed && !flight->delivered) can[count++] = &ModelRing::Deliver;
+  if (flight->read && !flight->returned) can[count++] = &ModelRing::Return;
+  (this->*can[prng_.Below(count)])(flight);
+  // New flights may have been added behind it.
+  if (flight->delivered && flight->returned) {
+    std::swap(flights_[index], flights_.back());
+    flights_.pop_back();
+  }
+}
+
+bool ModelRing::Run() {
+  while (Step()) {
+  }
+  for (const auto& peer : peers_) {
+    if (!peer->stopped && !peer->complete) return false;
+  }
+  return true;
+}
+
+void ModelRing::ReadMemory(Flight* flight) {
+  LH_CHECK(std::memcmp(flight->data, flight->as_handed.data(), flight->as_handed.size()) == 0)
+      << "memory changed under a segment: " << ToString();
+  flight->read = true;
+}
+
+void ModelRing::PlaceHeader(Flight* flight) {
+  Peer& peer = *peers_[flight->to];
+  flight->placed = true;
+  if (peer.stopped) {
+    flight->delivered = true;
+    return;
+  }
+  const auto place = peer.attempt->Place(flight->from, flight->segment);
+  LH_CHECK_OK(place.status());
+  flight->place = *place;
+}
+
+void ModelRing::Deliver(Flight* flight) {
+  flight->delivered = true;
+  std::memcpy(flight->place, flight->as_handed.data(), flight->as_handed.size());
+  peers_[flight->to]->attempt->Received(flight->from, flight->segment);
+}
+
+void ModelRing::Return(Flight* flight) {
+  flight->returned = true;
+  peers_[flight->from]->attempt->Sent(flight->cookie);
+}
+
+void ModelRing::Stop(int position) {
+  Peer& peer = *peers_[position];
+  LH_CHECK(!peer.stopped);
+  for (const auto& flight : flights_) {
+    if (flight->to != position || !flight->placed || flight->delivered) continue;
+    std::memset(flight->place, 0xa5, prng_.Below(flight->segment.bytes + 1));
+    flight->delivered = true;
+  }
+  std::erase_if(flights_, [](const auto& flight) { return flight->delivered && flight->returned; });
+  peer.stopped = true;
+  peer.attempt->Stop();
+}
+
+std::string ModelRing::ToString() const {
+  std::string text;
+  for (const auto& flight : flights_) {
+    absl::StrAppend(&text, flight->from, ">", flight->to,
+                    flight->segment.phase == Phase::kReduce ? " reduce " : " gather ",
+                    flight->segment.offset, "+", flight->segment.bytes, flight->read ? " read" : "",
+                    flight->placed ? " placed" : "", flight->delivered ? " delivered" : "",
+                    flight->returned ? " returned" : "", "; ");
+  }
+  return text;
+}
+
+// ------------------------------------------------------------------------------ data
+
+namespace {
+
+// The encoding of a small whole number.
+std::string Encode(DType dtype, int64_t value) {
+  std::string bytes(SizeOf(dtype), '\0');
+  const auto f = static_cast<float>(value);
+  const auto d = static_cast<double>(value);
+  uint32_t bits = 0;
+  std::memcpy(&bits, &f, sizeof(bits));
+  if (dtype == DType::kFloat32) {
+    std::memcpy(bytes.data(), &f, sizeof(f));
+  } else if (dtype == DType::kFloat64) {
+    std::memcpy(bytes.data(), &d, sizeof(d));
+  } else if (dtype == DType::kBfloat16) {
+    bits >>= 16;
+    std::memcpy(bytes.data(), &bits, 2);
+  } else if (dtype == DType::kFloat16) {
+    // Exact: whole numbers up to 2048, and powers of two up to 2^15.
+    if (bits != 0) bits = (bits >> 16 & 0x8000) | (((bits & 0x7fffffff) - (112u << 23)) >> 13);
+    std::memcpy(bytes.data(), &bits, 2);
+  } else {
+    std::memcpy(bytes.data(), &value, bytes.size());
+  }
+  return bytes;
+}
+
+}  // namespace
+
+ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
+  Prng prng(options.seed);
+  const OpDesc& desc = options.desc;
+  const auto new_memory = [&] {
+    memory_.emplace_back(bytes_ + 64 + options.misalign);
+    auto* const raw = memory_.back().data();
+    const auto skip = (64 - reinterpret_cast<uintptr_t>(raw) % 64) % 64;
+    return raw + skip + options.misalign;
+  };
+  std::vector<int64_t> sums(desc.count, desc.reduce == ReduceOp::kProd ? 1 : 0);
+  uint32_t members = 0;
+  for (int position = 0; position < options.size; ++position) {
+    AttemptSpec spec;
+    spec.desc = desc;
+    spec.size = options.size;
+    spec.position = position;
+    spec.segment_bytes = options.segment_bytes;
+    spec.window_bytes = options.window_bytes;
+    const int local = options.local_members.empty() ? 1 : options.local_members[position];
+    for (int i = 0; i < local; ++i) {
+      uint8_t* const source = new_memory();
+      for (uint64_t e = 0; e < desc.count; ++e) {
+        // A product stays below 2^14: every element has its factors of two at few members.
+        const bool two = (e + members) % 16 == 0 && members < 14 * 16;
+        const int64_t value = desc.reduce == ReduceOp::kProd ? (two ? 2 : 1) : prng.Below(5);
+        const std::string bytes = Encode(desc.dtype, value);
+        std::memcpy(source + e * bytes.size(), bytes.data(), bytes.size());
+        int64_t& sum = sums[e];
+        switch (desc.reduce) {
+          case ReduceOp::kSum:
+          case ReduceOp::kAvg:
+            sum += value;
+            break;
+          case ReduceOp::kProd:
+            sum *= value;
+            break;
+          case ReduceOp::kMin:
+            sum = members == 0 ? value : std::min(sum, value);
+            break;
+          case ReduceOp::kMax:
+            sum = members == 0 ? value : std::max(sum, value);
+            break;
+        }
+      }
+      inputs_.emplace_back(source, std::string(reinterpret_cast<const char*>(source), bytes_));
+      const bool in_place = position < static_cast<int>(options.in_place.size()) &&
+                            i < static_cast<int>(options.in_place[position].size()) &&
+                            options.in_place[position][i];
+      spec.sources.push_back(source);
+      spec.targets.push_back(in_place ? source : new_memory());
+      ++members;
+    }
+    specs.push_back(std::move(spec));
+  }
+  for (AttemptSpec& spec : specs) spec.members = members;
+  for (const int64_t sum : sums) expected_ += Encode(desc.dtype, sum);
+  if (desc.reduce == ReduceOp::kAvg && members > 1) {
+    Divide(reinterpret_cast<uint8_t*>(expected_.data()), desc.count, desc.dtype, members);
+  }
+}
+
+std::string ModelOp::InputsDiffer() const {
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const auto& [data, posted] = inputs_[i];
+    for (uint64_t b = 0; b < bytes_; ++b) {
+      if (data[b] == static_cast<uint8_t>(posted[b])) continue;
+      return absl::StrCat("input ", i, " differs at byte ", b);
+    }
+  }
+  return "";
+}
+
+std::string ModelOp::ResultsDiffer() const {
+  for (const AttemptSpec& spec : specs) {
+    for (size_t i = 0; i < spec.targets.size(); ++i) {
+      for (uint64_t b = 0; b < bytes_; ++b) {
+        if (spec.targets[i][b] == static_cast<uint8_t>(expected_[b])) continue;
+        return absl::StrCat("target ", i, " of position ", spec.position, " differs at byte ", b);
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace longhaul::peerd
