@@ -1,0 +1,76 @@
+#include "coordinator/loop/explain.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+GroupView TwoPeers() {
+  GroupView group;
+  group.group = {"demo", 0};
+  group.committed = Epoch(3);
+  group.members = {{MemberId(1), PeerId(0xa), "left", Epoch(1), false},
+                   {MemberId(2), PeerId(0xb), "", Epoch(1), false}};
+  group.ring = {{PeerId(0xa), "h1", "10.0.0.1:1", true, false, {}},
+                {PeerId(0xb), "h2", "10.0.0.2:1", true, false, {}}};
+  return group;
+}
+
+TEST(Explain, QuietGroup) {
+  const Explanation e = Explain(TwoPeers(), 1500);
+  EXPECT_EQ(e.verdict, "nothing waits; no op is in flight");
+  EXPECT_THAT(e.facts, IsEmpty());
+}
+
+TEST(Explain, GroupWithoutMembers) {
+  EXPECT_EQ(Explain(GroupView{}, 1500).verdict, "nobody has been admitted");
+}
+
+TEST(Explain, NamesWhoKeepsANewcomerWaiting) {
+  GroupView group = TwoPeers();
+  group.waiting_for = "waiting for 1 of 2 votes: m2";
+  group.members[0].voting = true;
+  group.members.push_back({MemberId(3), PeerId(0xc), "new", Epoch(), false});
+  const Explanation e = Explain(group, 1500);
+  EXPECT_EQ(e.verdict, "waiting for 1 of 2 votes: m2");
+  EXPECT_THAT(e.facts, ElementsAre(HasSubstr("wait for admission: m3(new);"),
+                                   HasSubstr("not at a step boundary: m2;"),
+                                   HasSubstr("wait at the step boundary: m1(left)")));
+}
+
+TEST(Explain, NamesThePeerWithoutAStreamAndTheDrainingOne) {
+  GroupView group = TwoPeers();
+  group.preparing = Epoch(4);
+  group.waiting_for = "waiting for pb";
+  group.ring[1].attached = false;
+  group.ring[0].draining = true;
+  const Explanation e = Explain(group, 1500);
+  EXPECT_EQ(e.verdict, "epoch 4 is being prepared: waiting for pb");
+  EXPECT_THAT(e.facts, ElementsAre(HasSubstr("peer pa (host h1, 10.0.0.1:1) is draining: its "
+                                             "members m1 leave"),
+                                   HasSubstr("peer pb (host h2, 10.0.0.2:1) has no control stream: "
+                                             "unless it returns within 1500 ms, its members m2")));
+}
+
+TEST(Explain, NamesThePeerThatHasNotPosted) {
+  GroupView group = TwoPeers();
+  group.ring[0].load.ops_open = 2;
+  const Explanation e = Explain(group, 1500);
+  EXPECT_THAT(e.verdict, HasSubstr("up to 2 ops are in flight"));
+  EXPECT_THAT(e.facts, ElementsAre("ops in flight by peer: pa=2 pb=0",
+                                   HasSubstr("has no op in flight while others have: peer pb")));
+}
+
+TEST(Explain, LongListsAreCut) {
+  GroupView group = TwoPeers();
+  for (uint64_t i = 10; i < 30; ++i) group.members.push_back({MemberId(i), PeerId(0xc)});
+  EXPECT_THAT(Explain(group, 1500).facts[0], HasSubstr("m17 and 12 more;"));
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator

@@ -1,0 +1,425 @@
+#include "coordinator/loop/loop.h"
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mailbox.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Tick SystemTick() {
+  return Tick{std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch())
+                  .count()};
+}
+
+int64_t WallTimeUs() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// Removals that show as a notice of the member, whatever the reason.
+bool IsRemoval(const std::string& kind) {
+  return kind == "leave" || kind == "death" || kind == "evict";
+}
+
+template <class Predicate>
+bool AnyMember(const Overview& overview, Predicate predicate) {
+  for (const GroupView& group : overview.groups) {
+    for (const MemberView& member : group.members) {
+      if (predicate(group.group, member)) return true;
+    }
+  }
+  return false;
+}
+
+absl::Status Stopping() {
+  return absl::UnavailableError("the coordinator is stopping; try again, or the next address");
+}
+
+}  // namespace
+
+class CoordinatorLoop::Impl {
+ public:
+  // With the loop on its own thread, or with an error.
+  using Request = std::function<void(Impl*, const absl::Status&)>;
+
+  Impl(Options options, std::unique_ptr<Store> store, Records records, CoordinatorMetrics* metrics)
+      : options_(std::move(options)),
+        store_name_(store->Name()),
+        metrics_(metrics),
+        mailbox_(3 * kSessionsMax + kRequestsMax, [this] { Wake(); }),
+        store_(std::move(store)),
+        core_(options_.core, std::move(records)),
+        thread_([this] { Run(); }) {}
+
+  ~Impl() {
+    mailbox_.Close();
+    {
+      MutexLock lock(&wake_mutex_);
+      stopping_ = true;
+      woken_ = true;
+    }
+    wake_.Signal();
+    thread_.join();
+  }
+
+  std::optional<SessionId> OpenSession(std::shared_ptr<SessionPort> port) {
+    if (sessions_.fetch_add(1) >= kSessionsMax) {
+      sessions_.fetch_sub(1);
+      return std::nullopt;
+    }
+    const SessionId session(next_session_.fetch_add(1));
+    if (!mailbox_.Post(Open{session, std::move(port)})) {
+      sessions_.fetch_sub(1);
+      return std::nullopt;
+    }
+    return session;
+  }
+  // Refused only when the loop has stopped: a session has a place for each of its three mails.
+  void PostMessage(SessionId session, control::PeerMessage message) {
+    (void)mailbox_.Post(Message{session, std::move(message)});
+  }
+  void CloseSession(SessionId session) { (void)mailbox_.Post(Closed{session}); }
+
+  void PostRequest(Request request) {
+    if (requests_.fetch_add(1) >= kRequestsMax) {
+      requests_.fetch_sub(1);
+      request(nullptr, absl::UnavailableError("too many requests are waiting; try again"));
+      return;
+    }
+    // Kept aside: a mailbox that refuses has let go of its mail.
+    auto shared = std::make_shared<Request>(std::move(request));
+    if (mailbox_.Post(shared)) return;
+    requests_.fetch_sub(1);
+    (*shared)(nullptr, Stopping());
+  }
+
+  // Only inside of a request.
+  Overview GetOverview() const { return core_.GetOverview(); }
+  absl::Status StepFor(const Event& event) {
+    Step(event);
+    return failed_ ? Stopping() : absl::OkStatus();
+  }
+
+  EventLog& events() { return events_; }
+  const CoreConfig& core_config() const { return options_.core; }
+  const std::string& store_name() const { return store_name_; }
+  size_t sessions() const { return sessions_; }
+
+ private:
+  struct Open {
+    SessionId session;
+    std::shared_ptr<SessionPort> port;
+  };
+  struct Message {
+    SessionId session;
+    control::PeerMessage message;
+  };
+  struct Closed {
+    SessionId session;
+  };
+  using Mail = std::variant<Open, Message, Closed, std::shared_ptr<Request>>;
+
+  void Wake() {
+    {
+      MutexLock lock(&wake_mutex_);
+      woken_ = true;
+    }
+    wake_.Signal();
+  }
+
+  void Run();
+  void Step(const Event& event);
+  // Waits for mail or the core's next deadline. False: stop.
+  bool Wait();
+  void Handle(Mail& mail);
+  void TakeOpen(Open& open);
+  void TakeMessage(Message& message);
+  void TakeClosed(const Closed& closed);
+  // The store failed: lets nothing further out, and nobody waiting.
+  void Fail(const absl::Status& status);
+  void RefuseRest(std::vector<Mail> mail);
+
+  void Carry(ToPeer& action);
+  void Carry(Persist& action);
+  void Carry(::longhaul::coordinator::CloseSession& action);
+  void Carry(Notice& action);
+  // Before the actions of one step are carried out.
+  void Measure(const std::vector<Action>& actions);
+  void MeasureCommit(const GroupKey& group, const std::vector<Action>& actions);
+
+  Tick Now() const { return options_.now ? options_.now() : SystemTick(); }
+
+  const Options options_;
+  const std::string store_name_;
+  CoordinatorMetrics* const metrics_;
+  std::atomic<size_t> sessions_{0};
+  std::atomic<size_t> requests_{0};
+  std::atomic<uint64_t> next_session_{1};
+  EventLog events_;
+  Mailbox<Mail> mailbox_;
+  Mutex wake_mutex_;
+  CondVar wake_;
+  bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(wake_mutex_) = false;
+
+  // Of the loop's thread.
+  std::unique_ptr<Store> store_;
+  CoordinatorCore core_;
+  std::map<SessionId, std::shared_ptr<SessionPort>> ports_;
+  std::map<GroupKey, Tick> preparing_since_;
+  bool failed_ = false;
+
+  std::thread thread_;  // last: it uses everything above
+};
+
+// ------------------------------------------------------------------------------ the thread
+
+void CoordinatorLoop::Impl::Run() {
+  // What waits since before a restart is timed from the first step.
+  Step(TimePassed{});
+  do {
+    if (failed_) return RefuseRest({});
+    std::vector<Mail> mail = mailbox_.TakeAll();
+    for (size_t i = 0; i < mail.size(); ++i) {
+      Handle(mail[i]);
+      if (failed_)
+        return RefuseRest(
+            {std::make_move_iterator(mail.begin() + i + 1), std::make_move_iterator(mail.end())});
+    }
+    if (Now() >= core_.NextDeadline()) Step(TimePassed{});
+  } while (failed_ || Wait());
+  RefuseRest({});
+}
+
+bool CoordinatorLoop::Impl::Wait() {
+  const Tick deadline = core_.NextDeadline();
+  MutexLock lock(&wake_mutex_);
+  while (!woken_) {
+    if (deadline == kNever) {
+      wake_.Wait(&wake_mutex_);
+      continue;
+    }
+    const int64_t left_us = deadline - Now();
+    if (left_us <= 0) break;
+    wake_.WaitFor(&wake_mutex_, std::chrono::microseconds(left_us));
+  }
+  woken_ = false;
+  return !stopping_;
+}
+
+void CoordinatorLoop::Impl::Handle(Mail& mail) {
+  if (auto* open = std::get_if<Open>(&mail)) return TakeOpen(*open);
+  if (auto* message = std::get_if<Message>(&mail)) return TakeMessage(*message);
+  if (auto* closed = std::get_if<Closed>(&mail)) return TakeClosed(*closed);
+  requests_.fetch_sub(1);
+  (*std::get<std::shared_ptr<Request>>(mail))(this, absl::OkStatus());
+}
+
+void CoordinatorLoop::Impl::TakeOpen(Open& open) {
+  ports_.emplace(open.session, std::move(open.port));
+  metrics_->OnStreamOpened();
+  Step(SessionOpened{open.session});
+}
+
+void CoordinatorLoop::Impl::TakeMessage(Message& message) {
+  if (std::holds_alternative<control::Vote>(message.message)) metrics_->OnVote();
+  const SessionId session = message.session;
+  Step(FromPeer{session, std::move(message.message)});
+  if (failed_) return;
+  if (const auto it = ports_.find(session); it != ports_.end()) it->second->Taken();
+}
+
+void CoordinatorLoop::Impl::TakeClosed(const Closed& closed) {
+  ports_.erase(closed.session);
+  sessions_.fetch_sub(1);
+  metrics_->OnStreamClosed();
+  Step(SessionClosed{closed.session});
+}
+
+void CoordinatorLoop::Impl::Fail(const absl::Status& status) {
+  failed_ = true;
+  mailbox_.Close();
+  if (options_.fatal) options_.fatal(status);
+}
+
+void CoordinatorLoop::Impl::RefuseRest(std::vector<Mail> mail) {
+  mailbox_.Close();
+  for (Mail& late : mailbox_.TakeAll()) mail.push_back(std::move(late));
+  for (Mail& waiting : mail) {
+    if (auto* request = std::get_if<std::shared_ptr<Request>>(&waiting)) {
+      (**request)(nullptr, Stopping());
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ actions
+
+void CoordinatorLoop::Impl::Step(const Event& event) {
+  const Clock::time_point begun = Clock::now();
+  std::vector<Action> actions = core_.Step(event, Now());
+  Measure(actions);
+  for (Action& action : actions) {
+    std::visit([this](auto& a) { Carry(a); }, action);
+    if (failed_) return;
+  }
+  metrics_->OnStep(Clock::now() - begun);
+}
+
+void CoordinatorLoop::Impl::Carry(ToPeer& action) {
+  if (const auto it = ports_.find(action.session); it != ports_.end()) {
+    it->second->Send(action.message);
+  }
+}
+
+void CoordinatorLoop::Impl::Carry(Persist& action) {
+  const Clock::time_point begun = Clock::now();
+  const absl::Status applied = store_->Apply(action.mutations);
+  metrics_->OnStoreWrite(Clock::now() - begun);
+  if (!applied.ok()) Fail(applied);
+}
+
+void CoordinatorLoop::Impl::Carry(::longhaul::coordinator::CloseSession& action) {
+  if (const auto it = ports_.find(action.session); it != ports_.end()) {
+    it->second->Close(action.reason);
+  }
+}
+
+void CoordinatorLoop::Impl::Carry(Notice& action) {
+  const EventRecord& event = action.event;
+  const std::string group = event.group.run.empty() ? "" : LogField("group", ToString(event.group));
+  Log(LogLevel::kInfo, event.text + group);
+  events_.Append(std::move(action.event), WallTimeUs());
+}
+
+void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
+  for (const Action& action : actions) {
+    const auto* notice = std::get_if<Notice>(&action);
+    if (notice == nullptr) continue;
+    const EventRecord& event = notice->event;
+    if (IsRemoval(event.kind)) metrics_->OnRemoval();
+    // A preparation that replaces another one goes on with the time of the first.
+    if (event.kind == "prepare") preparing_since_.emplace(event.group, Now());
+    if (event.kind == "commit") MeasureCommit(event.group, actions);
+    if (event.kind == "abort") {
+      preparing_since_.erase(event.group);
+      metrics_->OnPreparationAborted();
+    }
+  }
+}
+
+void CoordinatorLoop::Impl::MeasureCommit(const GroupKey& group,
+                                          const std::vector<Action>& actions) {
+  EpochCause cause = EpochCause::kRepair;
+  for (const Action& action : actions) {
+    const auto* notice = std::get_if<Notice>(&action);
+    if (notice == nullptr || notice->event.group != group) continue;
+    if (IsRemoval(notice->event.kind)) cause = EpochCause::kRemoval;
+    if (notice->event.kind == "admit" && cause == EpochCause::kRepair) cause = EpochCause::kAdmit;
+  }
+  metrics_->OnEpochCommitted(cause);
+  if (const auto it = preparing_since_.find(group); it != preparing_since_.end()) {
+    metrics_->OnPreparation(std::chrono::microseconds(Now() - it->second));
+    preparing_since_.erase(it);
+  }
+}
+
+// ------------------------------------------------------------------------------ the outside
+
+CoordinatorLoop::CoordinatorLoop(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CoordinatorLoop::~CoordinatorLoop() = default;
+
+absl::StatusOr<std::unique_ptr<CoordinatorLoop>> CoordinatorLoop::Start(
+    Options options, std::unique_ptr<Store> store, CoordinatorMetrics* metrics) {
+  LH_ASSIGN_OR_RETURN(Records records, store->Load());
+  return std::unique_ptr<CoordinatorLoop>(new CoordinatorLoop(
+      std::make_unique<Impl>(std::move(options), std::move(store), std::move(records), metrics)));
+}
+
+std::optional<SessionId> CoordinatorLoop::OpenSession(std::shared_ptr<SessionPort> port) {
+  return impl_->OpenSession(std::move(port));
+}
+void CoordinatorLoop::PostMessage(SessionId session, control::PeerMessage message) {
+  impl_->PostMessage(session, std::move(message));
+}
+void CoordinatorLoop::CloseSession(SessionId session) { impl_->CloseSession(session); }
+
+void CoordinatorLoop::Evict(EvictMember request, Done done) {
+  impl_->PostRequest([request = std::move(request), done = std::move(done)](
+                         Impl* loop, const absl::Status& status) {
+    if (loop == nullptr) return done(status);
+    const bool known =
+        AnyMember(loop->GetOverview(), [&](const GroupKey& group, const MemberView& member) {
+          return group == request.group && member.member == request.member;
+        });
+    if (known) return done(loop->StepFor(request));
+    done(absl::NotFoundError(absl::StrCat("no member ", ToString(request.member), " in ",
+                                          ToString(request.group),
+                                          "; `lhctl members` lists those there are")));
+  });
+}
+
+void CoordinatorLoop::Drain(DrainPeer request, Done done) {
+  impl_->PostRequest([request = std::move(request), done = std::move(done)](
+                         Impl* loop, const absl::Status& status) {
+    if (loop == nullptr) return done(status);
+    const bool known = AnyMember(
+        loop->GetOverview(),
+        [&](const GroupKey&, const MemberView& member) { return member.peer == request.peer; });
+    if (known) return done(loop->StepFor(request));
+    done(absl::NotFoundError(absl::StrCat("no peer ", ToString(request.peer),
+                                          " has members; `lhctl ring` lists those that do")));
+  });
+}
+
+void CoordinatorLoop::Query(std::function<void(const absl::StatusOr<Overview>&)> done) {
+  impl_->PostRequest([done = std::move(done)](Impl* loop, const absl::Status& status) {
+    done(loop == nullptr ? absl::StatusOr<Overview>(status) : loop->GetOverview());
+  });
+}
+
+absl::StatusOr<Overview> CoordinatorLoop::QueryAndWait(std::chrono::milliseconds timeout) {
+  struct Waiting {
+    Mutex mutex;
+    CondVar answered;
+    std::optional<absl::StatusOr<Overview>> overview ABSL_GUARDED_BY(mutex);
+  };
+  // Shared: the answer may come after this function has given up.
+  auto waiting = std::make_shared<Waiting>();
+  Query([waiting](const absl::StatusOr<Overview>& overview) {
+    MutexLock lock(&waiting->mutex);
+    waiting->overview = overview;
+    waiting->answered.Signal();
+  });
+  const Clock::time_point deadline = Clock::now() + timeout;
+  MutexLock lock(&waiting->mutex);
+  while (!waiting->overview) {
+    const auto left = deadline - Clock::now();
+    if (left <= Clock::duration::zero()) {
+      return absl::DeadlineExceededError("the coordinator's loop is held up");
+    }
+    waiting->answered.WaitFor(&waiting->mutex, left);
+  }
+  return *std::move(waiting->overview);
+}
+
+EventLog& CoordinatorLoop::events() { return impl_->events(); }
+const CoreConfig& CoordinatorLoop::core_config() const { return impl_->core_config(); }
+const std::string& CoordinatorLoop::store_name() const { return impl_->store_name(); }
+size_t CoordinatorLoop::sessions() const { return impl_->sessions(); }
+
+}  // namespace longhaul::coordinator

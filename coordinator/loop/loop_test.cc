@@ -1,0 +1,260 @@
+// The loop with the real core and a store that can be made to fail or to wait.
+#include "coordinator/loop/loop.h"
+
+#include <atomic>
+#include <deque>
+#include <future>
+
+#include "base/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::chrono::seconds kDeadline{30};
+
+// What the store has seen and what sessions have been sent, in the order in which it happened.
+class Journal {
+ public:
+  void Add(std::string line) {
+    MutexLock lock(&mutex_);
+    lines_.push_back(std::move(line));
+    changed_.SignalAll();
+  }
+  // Waits for a line that begins so; takes all up to it. "" if none comes in time.
+  std::string TakeUntil(const std::string& beginning) {
+    const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+    MutexLock lock(&mutex_);
+    while (true) {
+      while (!lines_.empty()) {
+        std::string line = std::move(lines_.front());
+        lines_.pop_front();
+        if (line.rfind(beginning, 0) == 0) return line;
+      }
+      const auto left = deadline - std::chrono::steady_clock::now();
+      if (left <= left.zero()) return "";
+      changed_.WaitFor(&mutex_, left);
+    }
+  }
+  std::vector<std::string> Lines() {
+    MutexLock lock(&mutex_);
+    return {lines_.begin(), lines_.end()};
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::string> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
+class FakeStore final : public Store {
+ public:
+  explicit FakeStore(Journal* journal) : journal_(journal) {}
+  absl::StatusOr<Records> Load() override { return records_; }
+  absl::Status Apply(const std::vector<Mutation>& mutations) override {
+    journal_->Add("persist");
+    if (fail_) return absl::UnavailableError("disk on fire");
+    for (const Mutation& mutation : mutations) coordinator::Apply(mutation, &records_);
+    return absl::OkStatus();
+  }
+  std::string Name() const override { return "fake"; }
+
+  std::atomic<bool> fail_{false};
+
+ private:
+  Journal* const journal_;
+  Records records_;
+};
+
+class FakePort final : public SessionPort {
+ public:
+  FakePort(Journal* journal, std::string name) : journal_(journal), name_(std::move(name)) {}
+  void Send(const control::CoordinatorMessage& message) override {
+    static constexpr const char* kNames[] = {"welcome", "pending", "refused", "voted",   "prepare",
+                                             "commit",  "abort",   "removed", "waiting", "drain"};
+    if (const auto* pending = std::get_if<control::JoinPending>(&message)) {
+      member_ = pending->member.value();
+    }
+    if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
+      epoch_ = prepare->epoch.value();
+    }
+    journal_->Add(name_ + " " + kNames[message.index()]);
+  }
+  void Close(const std::string& reason) override { journal_->Add(name_ + " closed " + reason); }
+  void Taken() override { journal_->Add(name_ + " taken"); }
+
+  std::atomic<uint64_t> member_{0};
+  std::atomic<uint64_t> epoch_{0};
+
+ private:
+  Journal* const journal_;
+  const std::string name_;
+};
+
+control::Hello HelloOf(uint64_t peer) {
+  control::Hello hello;
+  hello.peer = PeerId(peer);
+  hello.endpoints = {"10.0.0.1:29700"};
+  hello.protocol = 1;
+  hello.host = "h";
+  return hello;
+}
+
+class LoopTest : public ::testing::Test {
+ protected:
+  void Start(uint32_t detect_ms = 60000) {
+    CoordinatorLoop::Options options;
+    options.core.incarnation = "c1";
+    options.core.detect_ms = detect_ms;
+    options.core.entropy = std::string(32, 'e');
+    options.fatal = [this](const absl::Status& status) {
+      journal_.Add("fatal " + std::string(status.message()));
+    };
+    auto store = std::make_unique<FakeStore>(&journal_);
+    store_ = store.get();
+    auto loop = CoordinatorLoop::Start(std::move(options), std::move(store), &metrics_);
+    ASSERT_TRUE(loop.ok()) << loop.status();
+    loop_ = *std::move(loop);
+  }
+  // A peer with one admitted member.
+  SessionId Join(const std::shared_ptr<FakePort>& port, const std::string& name, uint64_t peer) {
+    const std::optional<SessionId> session = loop_->OpenSession(port);
+    EXPECT_TRUE(session.has_value());
+    loop_->PostMessage(*session, HelloOf(peer));
+    EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
+    loop_->PostMessage(*session, control::Join{1, {"run", 0}, "t"});
+    EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
+    loop_->PostMessage(*session, control::EpochReady{{"run", 0}, Epoch(port->epoch_), {}});
+    EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
+    return *session;
+  }
+
+  Journal journal_;
+  CoordinatorMetrics metrics_;
+  FakeStore* store_ = nullptr;
+  std::unique_ptr<CoordinatorLoop> loop_;
+};
+
+TEST_F(LoopTest, PersistsBeforeItAnswers) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  const auto session = loop_->OpenSession(port);
+  ASSERT_TRUE(session.has_value());
+  loop_->PostMessage(*session, HelloOf(1));
+  ASSERT_NE(journal_.TakeUntil("a taken"), "");
+  loop_->PostMessage(*session, control::Join{1, {"run", 0}, "t"});
+  ASSERT_EQ(journal_.TakeUntil("a pending"), "a pending");
+  loop_->PostMessage(*session, control::Join{2, {"run", 1}, "t"});
+  ASSERT_NE(journal_.TakeUntil("a taken"), "");
+  ASSERT_EQ(journal_.TakeUntil("persist"), "persist");
+  EXPECT_EQ(journal_.TakeUntil("a pending"), "a pending");
+}
+
+TEST_F(LoopTest, NothingLeavesAfterTheStoreFailed) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  const auto session = loop_->OpenSession(port);
+  loop_->PostMessage(*session, HelloOf(1));
+  ASSERT_NE(journal_.TakeUntil("a taken"), "");
+  store_->fail_ = true;
+  loop_->PostMessage(*session, control::Join{1, {"run", 0}, "t"});
+  EXPECT_EQ(journal_.TakeUntil("fatal"), "fatal disk on fire");
+  // The loop answers further requests with an error and takes no sessions.
+  EXPECT_EQ(loop_->QueryAndWait(kDeadline).status().code(), absl::StatusCode::kUnavailable);
+  loop_->PostMessage(*session, control::Join{2, {"run", 0}, "t"});
+  loop_->CloseSession(*session);
+  EXPECT_FALSE(loop_->OpenSession(port).has_value());
+  loop_.reset();
+  for (const std::string& line : journal_.Lines()) EXPECT_THAT(line, HasSubstr("nothing more"));
+}
+
+TEST_F(LoopTest, AdmitsAMemberAndShowsIt) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  Join(port, "a", 0x1f);
+  const auto overview = loop_->QueryAndWait(kDeadline);
+  ASSERT_TRUE(overview.ok()) << overview.status();
+  ASSERT_EQ(overview->groups.size(), 1u);
+  EXPECT_EQ(overview->groups[0].members[0].joined, overview->groups[0].committed);
+  EXPECT_EQ(overview->groups[0].ring[0].peer, PeerId(0x1f));
+  std::vector<std::string> kinds;
+  for (const StampedEvent& event : loop_->events().Read(0, 100)) kinds.push_back(event.event.kind);
+  EXPECT_THAT(kinds, ::testing::IsSupersetOf({"attach", "join", "prepare", "admit", "commit"}));
+  const std::string text = metrics_.Text();
+  EXPECT_THAT(text, HasSubstr("longhaul_coordinator_epochs_total{cause=\"admit\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("longhaul_coordinator_preparation_seconds_count 1\n"));
+  EXPECT_THAT(text, HasSubstr("longhaul_coordinator_streams 1\n"));
+}
+
+TEST_F(LoopTest, ClosesASessionThatBreaksTheProtocol) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  const auto session = loop_->OpenSession(port);
+  loop_->PostMessage(*session, control::Heartbeat{});
+  EXPECT_THAT(journal_.TakeUntil("a closed"), HasSubstr("first message is not Hello"));
+  loop_->CloseSession(*session);
+  EXPECT_TRUE(loop_->QueryAndWait(kDeadline).ok());
+  EXPECT_EQ(loop_->sessions(), 0u);
+}
+
+TEST_F(LoopTest, TimePassesWithoutMail) {
+  Start(/*detect_ms=*/1);
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  ASSERT_TRUE(loop_->OpenSession(port).has_value());
+  EXPECT_THAT(journal_.TakeUntil("a closed"), HasSubstr("silent for 1 ms"));
+}
+
+TEST_F(LoopTest, EvictsAndDrainsWhatThereIs) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  Join(port, "a", 1);
+  const auto wait = [](auto start) {
+    std::promise<absl::Status> promise;
+    start([&promise](const absl::Status& status) { promise.set_value(status); });
+    return promise.get_future().get();
+  };
+  const auto evict = [&](uint64_t member) {
+    return wait([&](CoordinatorLoop::Done done) {
+      loop_->Evict({{"run", 0}, MemberId(member), "why"}, std::move(done));
+    });
+  };
+  const auto drain = [&](uint64_t peer) {
+    return wait([&](CoordinatorLoop::Done done) {
+      loop_->Drain({PeerId(peer), "why"}, std::move(done));
+    });
+  };
+  EXPECT_EQ(evict(99).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(drain(99).code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(drain(1).ok());
+  EXPECT_EQ(journal_.TakeUntil("a drain"), "a drain");
+  EXPECT_TRUE(evict(port->member_).ok());
+  EXPECT_EQ(journal_.TakeUntil("a removed"), "a removed");
+  EXPECT_EQ(evict(port->member_).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(LoopTest, SessionsAreBoundedAndGivenBack) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  std::vector<SessionId> sessions;
+  for (size_t i = 0; i < kSessionsMax; ++i) sessions.push_back(*loop_->OpenSession(port));
+  EXPECT_FALSE(loop_->OpenSession(port).has_value());
+  for (const SessionId session : sessions) loop_->CloseSession(session);
+  ASSERT_TRUE(loop_->QueryAndWait(kDeadline).ok());
+  EXPECT_TRUE(loop_->OpenSession(port).has_value());
+}
+
+TEST_F(LoopTest, StopsWithRequestsWaiting) {
+  Start();
+  std::atomic<int> answered{0};
+  for (int i = 0; i < 100; ++i) {
+    loop_->Query([&answered](const absl::StatusOr<Overview>&) { ++answered; });
+  }
+  loop_.reset();
+  EXPECT_EQ(answered, 100);
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator

@@ -1,0 +1,49 @@
+// What the coordinator counts, for Prometheus. The only place of the coordinator that knows
+// prometheus-cpp.
+//
+// Any thread.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "coordinator/core/records.h"
+
+namespace longhaul::coordinator {
+
+enum class EpochCause { kAdmit, kRemoval, kRepair };
+
+class CoordinatorMetrics {
+ public:
+  CoordinatorMetrics();
+  ~CoordinatorMetrics();
+  CoordinatorMetrics(const CoordinatorMetrics&) = delete;
+  CoordinatorMetrics& operator=(const CoordinatorMetrics&) = delete;
+
+  void OnEpochCommitted(EpochCause cause);
+  // From the first PrepareEpoch of a change to its commit.
+  void OnPreparation(std::chrono::duration<double> took);
+  void OnPreparationAborted();
+  void OnVote();
+  void OnRemoval();
+  void OnStreamOpened();
+  void OnStreamClosed();
+  // A message that is no message, or a stream that may not be.
+  void OnRefused();
+  void OnStoreWrite(std::chrono::duration<double> took);
+  // One event of the core, with all its actions.
+  void OnStep(std::chrono::duration<double> took);
+
+  // Sets the gauges of what is: runs, groups, members, pending.
+  void SetOverview(const Overview& overview);
+
+  // Everything, in Prometheus' text format.
+  std::string Text() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace longhaul::coordinator
