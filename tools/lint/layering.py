@@ -7,13 +7,15 @@ The rules are the two tables below. Where a file has no layer of its own, only t
 import re
 import sys
 from pathlib import Path
-from typing import List, NamedTuple, Tuple
+from typing import NamedTuple
 
 import sources
 
 # Headers of base that know of threads or the operating system.
 _BASE_VALUES = r"base/(bytes|check|ids|outcome|prng|status_macros|tick)\.h"
-_ABSL_VALUES = r"absl/(status|strings|types|base/attributes|base/optimization|base/macros|numeric|container/inlined_vector)"
+_ABSL_VALUES = (
+    r"absl/(status|strings|types|base/attributes|base/optimization|base/macros|numeric|container/inlined_vector)"
+)
 _IPC = r"proto/wire/(ipc|limits|types)\.h"
 
 
@@ -106,29 +108,25 @@ CONFINED = [
 LIBURING_FILES = 1
 
 # <...> headers of other projects that count like quoted ones.
-_FOREIGN = re.compile(
-    r"absl/|grpc|google/|prometheus/|liburing|sqlite3|openssl/|gtest/|gmock/|longhaul/"
-)
+_FOREIGN = re.compile(r"absl/|grpc|google/|prometheus/|liburing|sqlite3|openssl/|gtest/|gmock/|longhaul/")
 
 
-def _layer_findings(path: str, include: sources.Include) -> List[sources.Finding]:
+def _layer_findings(path: str, include: sources.Include) -> list[sources.Finding]:
     for layer in LAYERS:
         match = re.match(layer.path, path)
         if not match:
             continue
         own = include.name.startswith(path.rsplit("/", 1)[0] + "/") or "/" not in include.name
-        if own and include.quoted or re.match(layer.project, include.name):
+        if (own and include.quoted) or re.match(layer.project, include.name):
             return []
-        return [
-            sources.Finding(path, include.line, f"must not include {include.name}: {layer.why}")
-        ]
+        return [sources.Finding(path, include.line, f"must not include {include.name}: {layer.why}")]
     return []
 
 
-def check(root: Path) -> Tuple[int, List[sources.Finding]]:
+def check(root: Path) -> tuple[int, list[sources.Finding]]:
     files = 0
-    findings: List[sources.Finding] = []
-    with_liburing: List[sources.Finding] = []
+    findings: list[sources.Finding] = []
+    with_liburing: list[sources.Finding] = []
     for path in sources.sources(root):
         files += 1
         for include in sources.includes((root / path).read_text()):
@@ -136,19 +134,13 @@ def check(root: Path) -> Tuple[int, List[sources.Finding]]:
                 continue  # the language's or the system's
             for rule in CONFINED:
                 if re.match(rule.header, include.name) and not re.match(rule.path, path):
-                    findings.append(
-                        sources.Finding(
-                            path, include.line, f"must not include {include.name}: {rule.why}"
-                        )
-                    )
+                    findings.append(sources.Finding(path, include.line, f"must not include {include.name}: {rule.why}"))
                     break
             else:
                 if not sources.is_test(path):
                     findings += _layer_findings(path, include)
             if re.match(r"liburing(/.*)?\.h$", include.name) and not sources.is_test(path):
-                with_liburing.append(
-                    sources.Finding(path, include.line, "includes liburing as another file does")
-                )
+                with_liburing.append(sources.Finding(path, include.line, "includes liburing as another file does"))
     if len(with_liburing) > LIBURING_FILES:
         findings += with_liburing
     findings += [

@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
 """Shows that the checks of this directory catch what they are for, and leave the rest alone."""
 
+from __future__ import annotations
+
 import tempfile
 import unittest
+from collections.abc import Callable
 from pathlib import Path
-from typing import Dict, List
 
 import layering
 import purity
+import sources
+
+Check = Callable[[Path], tuple[int, list[sources.Finding]]]
 
 
-def findings(check, files: Dict[str, str]) -> List[str]:
+def findings(check: Check, files: dict[str, str]) -> list[str]:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         for path, text in files.items():
@@ -19,7 +24,7 @@ def findings(check, files: Dict[str, str]) -> List[str]:
         return [f"{finding.path}:{finding.line}" for finding in check(root)[1]]
 
 
-def one(check, path: str, text: str) -> int:
+def one(check: Check, path: str, text: str) -> int:
     return len(findings(check, {path: text}))
 
 
@@ -79,13 +84,9 @@ class Layering(unittest.TestCase):
     def test_liburing_is_in_one_source_file(self):
         text = "#include <liburing.h>\n"
         self.assertEqual(findings(layering.check, {"peerd/io/a.cc": text}), [])
-        self.assertEqual(
-            findings(layering.check, {"peerd/io/a.cc": text, "peerd/io/a_test.cc": text}), []
-        )
+        self.assertEqual(findings(layering.check, {"peerd/io/a.cc": text, "peerd/io/a_test.cc": text}), [])
         self.assertEqual(findings(layering.check, {"peerd/io/a.h": text}), ["peerd/io/a.h:1"])
-        self.assertEqual(
-            len(findings(layering.check, {"peerd/io/a.cc": text, "peerd/io/b.cc": text})), 2
-        )
+        self.assertEqual(len(findings(layering.check, {"peerd/io/a.cc": text, "peerd/io/b.cc": text})), 2)
         self.caught("peerd/daemon/a.cc", "<liburing.h>")
 
     def test_prometheus_is_in_metrics(self):
@@ -159,7 +160,9 @@ class Purity(unittest.TestCase):
         self.assertEqual(one(purity.check, "peerd/core/a.cc", text), 0)
 
     def test_ordered_values_pass(self):
-        text = "#include <map>\n#include <vector>\nint timeout(int runtime) { return runtime; }\nbool send_write_(int);\n"
+        text = (
+            "#include <map>\n#include <vector>\nint timeout(int runtime) { return runtime; }\nbool send_write_(int);\n"
+        )
         for path in self.CORES:
             self.assertEqual(one(purity.check, path, text), 0)
 

@@ -8,7 +8,7 @@ Time, random bytes and results of slow work reach it as events.
 import re
 import sys
 from pathlib import Path
-from typing import List, NamedTuple, Tuple
+from typing import NamedTuple
 
 import sources
 
@@ -54,7 +54,7 @@ HASH_ORDER = Ban(
 
 class Pure(NamedTuple):
     path: str
-    bans: Tuple[Ban, ...]
+    bans: tuple[Ban, ...]
 
 
 # Cores decide the protocol: everything is banned. The others are pure functions of their inputs
@@ -75,9 +75,9 @@ PURE = [
 ]
 
 
-def check(root: Path) -> Tuple[int, List[sources.Finding]]:
+def check(root: Path) -> tuple[int, list[sources.Finding]]:
     files = 0
-    findings: List[sources.Finding] = []
+    findings: list[sources.Finding] = []
     for path in sources.sources(root):
         pure = next((pure for pure in PURE if re.match(pure.path, path)), None)
         if pure is None or sources.is_test(path):
@@ -91,23 +91,17 @@ def check(root: Path) -> Tuple[int, List[sources.Finding]]:
                 if re.match(ban.includes, include.name):
                     seen.add(include.line)
                     findings.append(
-                        sources.Finding(
-                            path, include.line, f"{include.name} brings {ban.what} into a pure part"
-                        )
+                        sources.Finding(path, include.line, f"{include.name} brings {ban.what} into a pure part")
                     )
             for match in re.finditer(ban.words, code):
                 line = sources.line_of(code, match.start())
                 if line not in seen:
                     seen.add(line)
                     findings.append(
-                        sources.Finding(
-                            path, line, f"{match[0].strip()} brings {ban.what} into a pure part"
-                        )
+                        sources.Finding(path, line, f"{match[0].strip()} brings {ban.what} into a pure part")
                     )
     return files, findings
 
 
 if __name__ == "__main__":
-    sys.exit(
-        sources.main(check, "purity", "Make it an action whose result comes back as an event.")
-    )
+    sys.exit(sources.main(check, "purity", "Make it an action whose result comes back as an event."))

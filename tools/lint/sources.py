@@ -3,17 +3,16 @@
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable, Iterator, List, NamedTuple, Tuple
+from typing import Callable, NamedTuple
 
 # Where our own C and C++ is. Other directories of a checkout (out, .venv, bazel-*) are not looked at.
 DIRECTORIES = ("base", "bench", "client", "coordinator", "peerd", "proto", "tests", "tools")
 SUFFIXES = (".c", ".cc", ".h", ".hpp", ".inc")
 
 # Same meaning as in the build: tests and what only tests use.
-_TEST = re.compile(
-    r"(^tests/|^bench/|_test\.cc$|_fuzz\.cc$|(^|/)testing\.(h|cc)$|(^|/)test_[^/]*$|(^|/)[^/]*_c99\.c$)"
-)
+_TEST = re.compile(r"(^tests/|^bench/|_test\.cc$|_fuzz\.cc$|(^|/)testing\.(h|cc)$|(^|/)test_[^/]*$|(^|/)[^/]*_c99\.c$)")
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
 _NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -57,7 +56,7 @@ def line_of(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
 
 
-def includes(text: str) -> List[Include]:
+def includes(text: str) -> list[Include]:
     return [
         Include(
             line_of(text, match.start(match.lastindex or 0)),
@@ -73,7 +72,7 @@ def code_only(text: str) -> str:
     return _NOT_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
-def main(check: Callable[[Path], Tuple[int, List[Finding]]], title: str, advice: str) -> int:
+def main(check: Callable[[Path], tuple[int, list[Finding]]], title: str, advice: str) -> int:
     files, findings = check(workspace())
     for finding in findings:
         print(finding)

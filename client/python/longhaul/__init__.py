@@ -1,0 +1,77 @@
+"""Longhaul: one training run out of machines that come and go.
+
+    import longhaul as lh
+
+    comm = lh.join(run="demo")                  # through the peerd on this host
+    gradient = lh.empty((1 << 20,), "float32")  # memory shared with peerd: travels without a copy
+    for ... in ...:
+        with comm.step():                       # newcomers come in here, at all members at once
+            gradient[:] = ...
+            info = comm.all_reduce(gradient, op="avg")
+    comm.leave()
+
+A member that dies does not stop the others: what was in flight is redone by the survivors, and
+`info.world_size` says whose tensors are in the result.
+
+numpy arrays and contiguous PyTorch CPU tensors are taken as they are; those from `longhaul.empty`
+and `longhaul.torch.empty` go to the network without a copy. Neither numpy nor torch is needed to
+import this package.
+
+Threads: every function and method may be called from any thread; two ops in flight on one
+communicator must differ in their tag. Every call that blocks releases the GIL and ends at Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ._arena import empty
+from ._comm import Comm, OpInfo, Step, Work, World, join
+from ._errors import (
+    Aborted,
+    DeadlineExceeded,
+    Error,
+    Evicted,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    StateMismatch,
+    TooFewMembers,
+    Unavailable,
+)
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from . import testing, torch
+
+__all__ = [
+    "Aborted",
+    "Comm",
+    "DeadlineExceeded",
+    "Error",
+    "Evicted",
+    "FailedPrecondition",
+    "Internal",
+    "InvalidArgument",
+    "OpInfo",
+    "StateMismatch",
+    "Step",
+    "TooFewMembers",
+    "Unavailable",
+    "Work",
+    "World",
+    "__version__",
+    "empty",
+    "join",
+    "testing",
+    "torch",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    # These cost something or need another package: imported at first use.
+    if name in ("testing", "torch"):
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

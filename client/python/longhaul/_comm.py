@@ -1,0 +1,460 @@
+"""Members and their ops."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from . import _native
+from ._arena import Client, PathLike, Shape, client_of, empty_numpy
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, Unavailable, check, error
+from ._tensor import elements_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_Self = TypeVar("_Self", bound="Comm")
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """The members of one group at one time."""
+
+    epoch: int  #: number of the agreed membership; rises with every change
+    rank: int  #: of this member, 0 to world_size - 1
+    world_size: int  #: members
+    pending: int  #: members that wait for the next step boundary
+    member_id: int  #: of this member, unique in the run
+
+
+@dataclasses.dataclass(frozen=True)
+class OpInfo:
+    """What one op did."""
+
+    world_size: int  #: members whose tensors are in the result
+    epoch: int  #: the epoch of the attempt that counted
+    retries: int  #: attempts beyond the first
+    staged: bool  #: a tensor was not in memory shared with peerd, and was copied
+    bytes_sent: int  #: payload over the network, from this host
+    bytes_received: int
+    seconds: float  #: from start to outcome, at peerd
+    seconds_wait: float  #: of these, until every member had started the op
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The world that a step runs in; members may only be removed while it lasts."""
+
+    epoch: int
+    rank: int
+    world_size: int
+    changed: bool  #: the epoch is another one than at the boundary before
+
+
+class Op:
+    """An op in the library, with the tensors it owns until its outcome."""
+
+    def __init__(self, comm: Comm, handle: ctypes.c_void_p, what: str, tensors: tuple[Any, ...]) -> None:
+        self.comm = comm
+        self.handle = handle
+        self.what = what
+        self.tensors: tuple[Any, ...] | None = tensors
+        self.outcome: OpInfo | Error | None = None
+        weakref.finalize(self, _native.library().lh_op_free, handle).atexit = False
+
+    def poll(self) -> bool:
+        """Whether there is an outcome."""
+        if self.outcome is None:
+            finished = ctypes.c_int()
+            check(_native.library().lh_op_test(self.handle, ctypes.byref(finished)), self.what)
+            if finished.value:
+                # Has its outcome: does not block.
+                self._settle(_native.library().lh_op_wait(self.handle, 0))
+        return self.outcome is not None
+
+    def wait(self, deadline: _native.Deadline) -> bool:
+        """Whether there is an outcome in time."""
+        if self.outcome is None:
+            status = _native.wait(self.handle, deadline)
+            if status == _native.DEADLINE_EXCEEDED:
+                return False
+            self._settle(status)
+        return True
+
+    def _settle(self, status: int) -> None:
+        if status != _native.OK:
+            self.outcome = error(status, self.what)
+        else:
+            info = _native.OpInfoStruct()
+            check(_native.library().lh_op_info(self.handle, ctypes.byref(info)), self.what)
+            self.outcome = OpInfo(
+                world_size=info.world_size,
+                epoch=info.epoch,
+                retries=info.retries,
+                staged=bool(info.staged),
+                bytes_sent=info.bytes_sent,
+                bytes_received=info.bytes_received,
+                seconds=info.seconds,
+                seconds_wait=info.seconds_wait,
+            )
+        self.tensors = None
+
+
+def _abandon(op: Op) -> None:
+    if op.outcome is None:
+        op.comm._client.abandoned.append(op)
+
+
+class Work:
+    """An op in flight. Its tensors belong to it until there is an outcome: neither read nor write them.
+
+    A Work may be dropped without waiting; the op goes on and keeps its tensors alive.
+    """
+
+    def __init__(self, op: Op) -> None:
+        self._op = op
+        weakref.finalize(self, _abandon, op).atexit = False
+
+    def wait(self, timeout: float | None = None) -> OpInfo:
+        """Waits for the outcome.
+
+        timeout: seconds; None waits for ever (Ctrl-C ends the wait, not the op).
+        Raises DeadlineExceeded if there is none yet: the op goes on, wait again. Raises Aborted,
+        InvalidArgument, Evicted, Unavailable if that is the outcome: the tensors are as before.
+        Once there is an outcome every further call gives it again.
+        """
+        if not self._op.wait(_native.Deadline(timeout)):
+            late = DeadlineExceeded(
+                f"{self._op.what}: no outcome after {timeout} s; it goes on and owns its tensors: wait() again"
+            )
+            late.work = self
+            raise late
+        return self.info
+
+    def done(self) -> bool:
+        """Whether there is an outcome, good or bad. Never blocks."""
+        return self._op.poll()
+
+    @property
+    def info(self) -> OpInfo:
+        """What the op did. Raises its error, or FailedPrecondition before there is an outcome."""
+        outcome = self._op.outcome
+        if outcome is None:
+            raise FailedPrecondition(f"{self._op.what}: has no outcome yet; call wait() first")
+        if isinstance(outcome, Error):
+            raise outcome
+        return outcome
+
+    def __repr__(self) -> str:
+        outcome = self._op.outcome
+        return f"<Work {self._op.what}: {'in flight' if outcome is None else outcome}>"
+
+
+def _code(table: dict[str, int], value: str, name: str) -> int:
+    try:
+        return table[value]
+    except (KeyError, TypeError):
+        raise InvalidArgument(f"{name} is {value!r}; give one of {', '.join(table)}") from None
+
+
+class Comm:
+    """One member of one group. Made by `join`; leaves at the end of a `with` block.
+
+    A Comm that is dropped without leave() leaves as well, without waiting.
+    """
+
+    def __init__(self, client: Client, handle: ctypes.c_void_p, run: str, group: int) -> None:
+        self._client = client
+        self._handle = handle
+        self._left = False
+        self._epoch_of_step = 0
+        self.run = run
+        self.group = group
+        weakref.finalize(self, _native.library().lh_comm_free, handle).atexit = False
+
+    # ------------------------------------------------------------------ the world
+
+    def world(self) -> World:
+        """The world as last heard from peerd, all of one moment. Raises Evicted with the reason."""
+        self._check_joined()
+        info = _native.WorldInfo()
+        check(_native.library().lh_world(self._handle, ctypes.byref(info)), "world")
+        return World(info.epoch, info.rank, info.size, info.pending, info.member_id)
+
+    @property
+    def world_size(self) -> int:
+        """Members of the current epoch."""
+        return self.world().world_size
+
+    @property
+    def rank(self) -> int:
+        """Of this member in the current epoch, 0 to world_size - 1. Changes with the epoch."""
+        return self.world().rank
+
+    @property
+    def epoch(self) -> int:
+        """Number of the agreed membership; rises with every change."""
+        return self.world().epoch
+
+    @property
+    def member_id(self) -> int:
+        """Of this member, unique in the run and never changing."""
+        return self.world().member_id
+
+    @property
+    def pending(self) -> int:
+        """Members that wait for the next step boundary, as last heard."""
+        return self.world().pending
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ids of the members of the current epoch in rank order."""
+        self._check_joined()
+        capacity = 64
+        while True:
+            ids = (ctypes.c_uint64 * capacity)()
+            count = ctypes.c_uint32()
+            check(_native.library().lh_members(self._handle, ids, capacity, ctypes.byref(count)), "members")
+            if count.value <= capacity:
+                return tuple(ids[: count.value])
+            capacity = count.value
+
+    # ------------------------------------------------------------------ step boundaries
+
+    def begin_step(self, timeout: float | None = None) -> Step:
+        """Step boundary: waits for every member, admits those that wait, returns in the common epoch.
+
+        Every member has to call it at the same point of its program.
+        timeout: seconds; None waits for ever. Raises DeadlineExceeded when somebody is late (this
+        member then still counts as standing at the boundary: call again), Evicted with the reason
+        when this member was removed or its host drains.
+        """
+        self._check_joined()
+        lib = _native.library()
+        handle = ctypes.c_void_p()
+        check(lib.lh_begin_step_start(self._handle, ctypes.byref(handle)), "begin_step")
+        self._finish(handle, "begin_step", timeout)
+        world = self.world()
+        changed = world.epoch != self._epoch_of_step
+        self._epoch_of_step = world.epoch
+        return Step(world.epoch, world.rank, world.world_size, changed)
+
+    def admit(self, timeout: float | None = None) -> Step:
+        """The admission of those that wait, alone; today the same as begin_step()."""
+        return self.begin_step(timeout)
+
+    @contextlib.contextmanager
+    def step(self, timeout: float | None = None) -> Iterator[Step]:
+        """`with comm.step() as step:` - begin_step(), then the block, in the world that `step` names."""
+        yield self.begin_step(timeout)
+
+    # ------------------------------------------------------------------ ops
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        tag: int = 0,
+        on_fault: str = "retry",
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> OpInfo: ...
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        tag: int = 0,
+        on_fault: str = "retry",
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work: ...
+
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        tag: int = 0,
+        on_fault: str = "retry",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> OpInfo | Work:
+        """Reduces the members' tensors; every member gets the same bits.
+
+        tensor: a numpy array or torch CPU tensor, contiguous, of any shape; (u)int8 to (u)int64,
+            float16, bfloat16, float32 or float64. Number of elements, dtype and op must be equal
+            at all members. Tensors from `longhaul.empty` travel without a copy.
+        op: "sum", "avg" (the sum divided by the world size, for integers rounded towards zero),
+            "prod", "min", "max".
+        out: where the result goes, of the same shape and dtype, not overlapping; None: in place.
+        tag: names the op among those in flight on this communicator, 0 to 2**64 - 1. Members match
+            by tag, so tags may be started in any order.
+        on_fault: when a member dies, "retry" redoes the op among the survivors, "abort" ends it
+            with Aborted. Both leave the tensor intact until the outcome.
+        async_op: return a Work at once instead of waiting.
+        timeout: seconds to wait; None for ever. Not with async_op.
+
+        Raises InvalidArgument (naming both offers, if the members' calls differ), Aborted, Evicted,
+        Unavailable (peerd is gone), DeadlineExceeded (with the op, which goes on, in `.work`).
+        """
+        self._check_joined()
+        if async_op and timeout is not None:
+            raise InvalidArgument("timeout with async_op=True has no meaning; give it to wait()")
+        deadline = _native.Deadline(timeout)
+        source = elements_of(tensor, "tensor", written=out is None)
+        target = source if out is None else elements_of(out, "out", written=True)
+        if (target.shape, target.dtype) != (source.shape, source.dtype):
+            raise InvalidArgument(
+                f"out is {target.dtype} {list(target.shape)}, tensor is {source.dtype} {list(source.shape)}: make them alike"
+            )
+        if not 0 <= tag < 1 << 64:
+            raise InvalidArgument(f"tag is {tag}; give a number from 0 to 2**64 - 1")
+        options = _native.AllReduceOptions()
+        options.source = source.address
+        options.target = target.address
+        options.count = source.count
+        options.dtype = _native.DTYPES[source.dtype]
+        options.op = _code(_native.REDUCE_OPS, op, "op")
+        options.tag = tag
+        options.on_fault = _code(_native.ON_FAULT, on_fault, "on_fault")
+        self._client.sweep()
+        what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
+        handle = ctypes.c_void_p()
+        check(_native.library().lh_all_reduce_start(self._handle, ctypes.byref(options), ctypes.byref(handle)), what)
+        work = Work(Op(self, handle, what, (source.owner, target.owner)))
+        if async_op:
+            return work
+        if not work._op.wait(deadline):
+            late = DeadlineExceeded(
+                f"{what}: no outcome after {timeout} s; it goes on and owns its tensors: wait for it with this error's .work"
+            )
+            late.work = work
+            raise late
+        return work.info
+
+    # ------------------------------------------------------------------ memory
+
+    def empty(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> npt.NDArray[Any]:
+        """A numpy array in memory shared with this communicator's peerd; see `longhaul.empty`."""
+        return empty_numpy(self._client, shape, dtype)
+
+    # ------------------------------------------------------------------ the end
+
+    def leave(self, timeout: float | None = None) -> None:
+        """Leaves the group when this member's ops in flight have ended; the others go on without it.
+
+        timeout: seconds; None waits for ever. Calling it again does nothing.
+        """
+        if self._left:
+            return
+        handle = ctypes.c_void_p()
+        check(_native.library().lh_leave_start(self._handle, ctypes.byref(handle)), "leave")
+        self._left = True
+        self._finish(handle, "leave", timeout)
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.leave()
+            return
+        # What went wrong in the block is the news; the others should not wait for this member.
+        with contextlib.suppress(Error):
+            self.leave(timeout=5)
+
+    def __repr__(self) -> str:
+        if self._left:
+            return f"<Comm run={self.run} group={self.group}: left>"
+        try:
+            return f"<Comm run={self.run} group={self.group}: {self.world()}>"
+        except Error as problem:
+            return f"<Comm run={self.run} group={self.group}: {problem}>"
+
+    def _check_joined(self) -> None:
+        if self._left:
+            raise FailedPrecondition("this communicator has left its group; join again")
+
+    def _finish(self, handle: ctypes.c_void_p, what: str, timeout: float | None) -> None:
+        """Waits for a membership op and frees it."""
+        try:
+            status = _native.wait(handle, _native.Deadline(timeout))
+            if status == _native.DEADLINE_EXCEEDED:
+                raise DeadlineExceeded(f"{what}: not done after {timeout} s; call it again to go on waiting")
+            check(status, what)
+        finally:
+            _native.library().lh_op_free(handle)
+
+
+def join(
+    run: str = "default",
+    group: int = 0,
+    peerd: PathLike | None = None,
+    timeout: float | None = 60,
+) -> Comm:
+    """Becomes a member of a group of a run, through the peerd on this host.
+
+    Returns at once where nobody is admitted yet; otherwise when the others reach their next step
+    boundary (`Comm.begin_step`).
+
+    run: 1 to 64 of [A-Za-z0-9._-], the same at all trainers of the run.
+    group: members of one group combine their tensors; with sharded models shard k is group k.
+    peerd: path of its socket; None: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
+        $XDG_RUNTIME_DIR/longhaul/peerd.sock.
+    timeout: seconds until admission, the wait for peerd included; None waits for ever.
+
+    Raises Unavailable (peerd or coordinator cannot be reached; the message names which and where),
+    DeadlineExceeded (not admitted in time), InvalidArgument.
+    """
+    deadline = _native.Deadline(timeout)
+    client, fresh = client_of(peerd, deadline)
+    try:
+        return _join(client, run, group, deadline)
+    except Unavailable:
+        if fresh:
+            raise
+    # The connection was an old one and its peerd may have been restarted since.
+    client, _ = client_of(peerd, deadline, fresh=True)
+    return _join(client, run, group, deadline)
+
+
+def _join(client: Client, run: str, group: int, deadline: _native.Deadline) -> Comm:
+    lib = _native.library()
+    what = f"joining run {run} group {group}"
+    if not 0 <= group < 1 << 32:
+        raise InvalidArgument(f"{what}: give a group from 0 to 2**32 - 1")
+    options = _native.JoinOptions()
+    options.run = run.encode()
+    options.group = group
+    options.timeout_ms = _native.FOREVER  # the wait below keeps the time
+    comm = ctypes.c_void_p()
+    op = ctypes.c_void_p()
+    check(lib.lh_join_start(client.handle, ctypes.byref(options), ctypes.byref(comm), ctypes.byref(op)), what)
+    try:
+        status = _native.wait(op, deadline)
+        if status == _native.DEADLINE_EXCEEDED:
+            raise DeadlineExceeded(
+                f"{what}: not admitted in time; the members admit newcomers where they call begin_step()"
+            )
+        check(status, what)
+    except BaseException:
+        lib.lh_op_free(op)
+        lib.lh_comm_free(comm)  # withdraws the wish
+        raise
+    lib.lh_op_free(op)
+    return Comm(client, comm, run, group)

@@ -1,0 +1,103 @@
+"""Errors by status. What each means for the caller is in its docstring; the message says what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import _native
+
+if TYPE_CHECKING:
+    from ._comm import Work
+
+
+class Error(Exception):
+    """What every error of this package is. `status` is the number of the C library."""
+
+    status = -1
+
+
+class InvalidArgument(Error, ValueError):
+    """The call is wrong, or the members' calls do not fit together. Nothing was changed."""
+
+    status = 1
+
+
+class FailedPrecondition(Error):
+    """Something has to be done first; the message names it."""
+
+    status = 2
+
+
+class Unavailable(Error):
+    """Peerd or the coordinator cannot be reached, or memory is used up; the same call may work later."""
+
+    status = 3
+
+
+class Aborted(Error):
+    """The op ended without a result and its source is unchanged. Look at the world, then call again."""
+
+    status = 4
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    """Not done in time.
+
+    `work`: the op, which goes on and still owns its tensors; wait for it again with `work.wait()`.
+    None where nothing goes on.
+    """
+
+    status = 5
+    work: Work | None = None
+
+
+class TooFewMembers(Error):
+    """The world is smaller than the call demands."""
+
+    status = 6
+
+
+class Evicted(Error):
+    """This member was removed from its group; the message says why. Join again."""
+
+    status = 7
+
+
+class StateMismatch(Error):
+    """The members' shared states cannot be brought together."""
+
+    status = 8
+
+
+class Internal(Error):
+    """A bug of Longhaul; please report the message."""
+
+    status = 9
+
+
+_BY_STATUS: dict[int, type[Error]] = {
+    kind.status: kind
+    for kind in (
+        InvalidArgument,
+        FailedPrecondition,
+        Unavailable,
+        Aborted,
+        DeadlineExceeded,
+        TooFewMembers,
+        Evicted,
+        StateMismatch,
+        Internal,
+    )
+}
+
+
+def error(status: int, what: str) -> Error:
+    """The error for a status that this thread's last call into the library returned."""
+    lib = _native.library()
+    text = lib.lh_last_error().decode(errors="replace") or lib.lh_strerror(status).decode()
+    return _BY_STATUS.get(status, Internal)(f"{what}: {text}")
+
+
+def check(status: int, what: str) -> None:
+    if status != 0:
+        raise error(status, what)

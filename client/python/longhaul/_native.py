@@ -1,0 +1,192 @@
+"""The C library by ctypes: a transcript of client/include/longhaul/longhaul.h, whose contracts hold."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+import time
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+from ._version import __version__
+
+OK = 0
+UNAVAILABLE = 3
+DEADLINE_EXCEEDED = 5
+
+FOREVER = -1
+
+# What the library calls them, and numpy and torch too.
+DTYPES = {
+    "uint8": 0,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 3,
+    "uint32": 4,
+    "int32": 5,
+    "uint64": 6,
+    "int64": 7,
+    "float16": 8,
+    "bfloat16": 9,
+    "float32": 10,
+    "float64": 11,
+}
+REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
+ON_FAULT = {"retry": 0, "abort": 1}
+
+# A thread in the library does not see Ctrl-C: Python's handlers run between calls, so no call may
+# block for longer than this.
+SLICE_S = 0.1
+
+
+class _Sized(ctypes.Structure):
+    """An option or info struct: begins with its own size, other fields zero."""
+
+    def __init__(self) -> None:
+        super().__init__(struct_size=ctypes.sizeof(self))
+
+
+class OpenOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("socket_path", c_char_p),
+        ("name", c_char_p),
+        ("timeout_ms", c_int64),
+    ]
+
+
+class JoinOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("run", c_char_p),
+        ("group", c_uint32),
+        ("timeout_ms", c_int64),
+    ]
+
+
+class WorldInfo(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("rank", c_uint32),
+        ("size", c_uint32),
+        ("pending", c_uint32),
+        ("epoch", c_uint64),
+        ("member_id", c_uint64),
+    ]
+
+
+class AllReduceOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("count", c_uint64),
+        ("dtype", c_int),
+        ("op", c_int),
+        ("tag", c_uint64),
+        ("on_fault", c_int),
+    ]
+
+
+class OpInfoStruct(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("world_size", c_uint32),
+        ("retries", c_uint32),
+        ("staged", c_uint32),
+        ("epoch", c_uint64),
+        ("bytes_sent", c_uint64),
+        ("bytes_received", c_uint64),
+        ("seconds", c_double),
+        ("seconds_wait", c_double),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "lh_version": (c_char_p, []),
+    "lh_strerror": (c_char_p, [c_int]),
+    "lh_last_error": (c_char_p, []),
+    "lh_open": (c_int, [POINTER(OpenOptions), POINTER(c_void_p)]),
+    "lh_close": (None, [c_void_p]),
+    "lh_alloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
+    "lh_free": (c_int, [c_void_p, c_void_p]),
+    "lh_join_start": (c_int, [c_void_p, POINTER(JoinOptions), POINTER(c_void_p), POINTER(c_void_p)]),
+    "lh_leave_start": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "lh_comm_free": (None, [c_void_p]),
+    "lh_world": (c_int, [c_void_p, POINTER(WorldInfo)]),
+    "lh_members": (c_int, [c_void_p, POINTER(c_uint64), c_uint32, POINTER(c_uint32)]),
+    "lh_begin_step_start": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "lh_all_reduce_start": (c_int, [c_void_p, POINTER(AllReduceOptions), POINTER(c_void_p)]),
+    "lh_op_wait": (c_int, [c_void_p, c_int64]),
+    "lh_op_test": (c_int, [c_void_p, POINTER(c_int)]),
+    "lh_op_info": (c_int, [c_void_p, POINTER(OpInfoStruct)]),
+    "lh_op_free": (None, [c_void_p]),
+}
+
+
+def _candidates() -> list[pathlib.Path]:
+    named = os.environ.get("LONGHAUL_LIBRARY")
+    if named:
+        return [pathlib.Path(named)]
+    package = pathlib.Path(__file__).resolve().parent
+    found = [package / "liblonghaul.so"]
+    if len(package.parents) > 2:  # a source tree: client/python/longhaul
+        found.append(package.parents[2] / "out" / "lib" / "liblonghaul.so")
+    return found
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, loaded at the first call. ImportError names where it was looked for."""
+    tried = []
+    for path in _candidates():
+        try:
+            lib = ctypes.CDLL(str(path))
+        except OSError as problem:
+            tried.append(f"{path}: {problem}" if path.exists() else f"{path}: no such file")
+            continue
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(lib, name)
+            function.restype = result
+            function.argtypes = arguments
+        version = lib.lh_version().decode()
+        if version.split(".")[:2] != __version__.split(".")[:2]:
+            raise ImportError(
+                f"{path} is Longhaul {version}, this package is {__version__}: build both from one tree with tools/build"
+            )
+        return lib
+    raise ImportError(
+        "liblonghaul.so could not be loaded; build it with tools/build, or set LONGHAUL_LIBRARY to its path ("
+        + "; ".join(tried)
+        + ")"
+    )
+
+
+class Deadline:
+    """A point in time, from a timeout in seconds; None: never."""
+
+    def __init__(self, timeout: float | None) -> None:
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is {timeout!r}: give seconds, 0 or more, or None to wait for ever")
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def left(self) -> float | None:
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def slice_ms(self) -> int:
+        """Milliseconds that the next call into the library may block."""
+        left = self.left()
+        return round(1000 * (SLICE_S if left is None else min(SLICE_S, left)) + 0.5)
+
+    def passed(self) -> bool:
+        return self.left() == 0.0
+
+
+def wait(op: c_void_p, deadline: Deadline) -> int:
+    """lh_op_wait() that Ctrl-C interrupts. DEADLINE_EXCEEDED: no outcome yet."""
+    lib = library()
+    while True:
+        status: int = lib.lh_op_wait(op, deadline.slice_ms())
+        if status != DEADLINE_EXCEEDED or deadline.passed():
+            return status

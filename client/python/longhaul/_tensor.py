@@ -1,0 +1,69 @@
+"""Where the elements of a caller's tensor are."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+from . import _native
+from ._errors import InvalidArgument
+
+
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """Contiguous elements in host memory. Valid while `owner` lives."""
+
+    address: int
+    count: int
+    dtype: str  # a key of DTYPES
+    shape: tuple[int, ...]
+    owner: Any
+
+
+def _elements_of_array(array: Any, name: str, written: bool) -> Elements:
+    dtype = array.dtype.name
+    if dtype not in _native.DTYPES or not array.dtype.isnative:
+        raise InvalidArgument(
+            f"{name} has dtype {array.dtype}, which cannot be reduced; convert it to one of {', '.join(_native.DTYPES)}"
+        )
+    if not array.flags.c_contiguous or not array.flags.aligned:
+        raise InvalidArgument(
+            f"{name} (shape {array.shape}, strides {array.strides}) is not contiguous; pass numpy.ascontiguousarray() of it"
+        )
+    if written and not array.flags.writeable:
+        raise InvalidArgument(f"{name} is read-only; pass a copy, or give out= for the result")
+    return Elements(array.ctypes.data, array.size, dtype, tuple(array.shape), array)
+
+
+def _elements_of_tensor(torch: Any, tensor: Any, name: str) -> Elements:
+    dtype = str(tensor.dtype).replace("torch.", "")
+    if dtype not in _native.DTYPES:
+        raise InvalidArgument(
+            f"{name} has dtype {tensor.dtype}, which cannot be reduced; convert it to one of {', '.join(_native.DTYPES)}"
+        )
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(
+            f"{name} is on {tensor.device}; copy it to a CPU tensor first, best from longhaul.torch.empty"
+        )
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(f"{name} has layout {tensor.layout}; pass {name}.to_dense()")
+    if not tensor.is_contiguous():
+        raise InvalidArgument(
+            f"{name} (shape {tuple(tensor.shape)}, strides {tensor.stride()}) is not contiguous; pass {name}.contiguous()"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidArgument(f"{name} is a lazy view; pass {name}.resolve_conj().resolve_neg()")
+    return Elements(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), tensor)
+
+
+def elements_of(value: Any, name: str, written: bool) -> Elements:
+    """Of a numpy array or torch CPU tensor. InvalidArgument or TypeError: what to do instead."""
+    # A value can be of a package only if that is imported: neither is imported here.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _elements_of_array(value, name, written)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _elements_of_tensor(torch, value, name)
+    raise TypeError(f"{name} is a {type(value).__name__}; pass a numpy array or a torch CPU tensor")

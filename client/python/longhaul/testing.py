@@ -1,0 +1,208 @@
+"""A coordinator and peerds on this machine, for tests and notebooks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from ._arena import PathLike
+
+# Starts a program that the kernel kills when we die, however we die. A program of its own because
+# code between fork and exec is not safe in a process with threads.
+_TETHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent process is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def find_binary(name: str, directory: PathLike | None = None) -> pathlib.Path:
+    """A program of Longhaul by name ("longhaul-peerd").
+
+    Looked for in `directory` if given, else in $LONGHAUL_BIN if set, else in out/bin of the source
+    tree that this package is in, then in PATH. FileNotFoundError says where it was looked for.
+    """
+    named = directory or os.environ.get("LONGHAUL_BIN")
+    if named:
+        places = [pathlib.Path(named)]
+    else:
+        package = pathlib.Path(__file__).resolve().parent
+        places = [package.parents[2] / "out" / "bin"] if len(package.parents) > 2 else []
+        places += [pathlib.Path(place) for place in os.environ.get("PATH", "").split(os.pathsep) if place]
+    for place in places:
+        if os.access(place / name, os.X_OK):
+            return place / name
+    raise FileNotFoundError(
+        f"no {name} in {places[0] if places else 'PATH'}{'' if named else ' or PATH'}: run tools/build, or set LONGHAUL_BIN"
+    )
+
+
+def start_tethered(command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
+    """subprocess.Popen of a child that gets SIGKILL when the calling thread ends (so the process)."""
+    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+        [sys.executable, "-S", "-E", "-c", _TETHER, str(os.getpid()), *command], **options
+    )
+
+
+@dataclasses.dataclass
+class Peer:
+    """One peerd of a LocalCluster."""
+
+    socket: str  #: for join(peerd=...)
+    listen: str  #: host:port of its data port
+    http: str  #: host:port of /metrics, /healthz, /readyz
+    process: subprocess.Popen[bytes]
+    log: pathlib.Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+class LocalCluster:
+    """A coordinator and `peers` peerds on loopback, on free ports, each with its own socket.
+
+        with LocalCluster(peers=3) as cluster:
+            comm = lh.join(run="test", peerd=cluster.socket(0))
+
+    Serves once the constructor returns. Everything is gone when the block ends, or when the thread
+    that made it ends, however that happens.
+
+    peers: how many peerds to start with. binaries: directory of the programs (see find_binary).
+    log_dir: where the logs go and stay; None: a temporary directory that goes with the cluster.
+    coordinator: address of one that runs already; None starts one. coordinator_flags, peerd_flags:
+    further flags. timeout: seconds that one program may take to serve.
+
+    Not thread-safe. Raises RuntimeError with the end of its log if a program does not come up.
+    """
+
+    def __init__(
+        self,
+        peers: int = 3,
+        *,
+        binaries: PathLike | None = None,
+        log_dir: PathLike | None = None,
+        coordinator: str | None = None,
+        coordinator_flags: Sequence[str] = (),
+        peerd_flags: Sequence[str] = (),
+        timeout: float = 30,
+    ) -> None:
+        self._binaries = binaries
+        self._timeout = timeout
+        self._peerd_flags = tuple(peerd_flags)
+        # Paths of Unix sockets must be short: not below a test's own temporary directory.
+        self._directory = pathlib.Path(tempfile.mkdtemp(prefix="longhaul-", dir="/tmp"))
+        self._logs = pathlib.Path(log_dir) if log_dir is not None else self._directory
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._coordinator: subprocess.Popen[bytes] | None = None
+        self.peers: list[Peer] = []  #: in order of their start; those that were killed too
+        self.http: str | None = None  #: of the coordinator, if it was started here
+        try:
+            if coordinator is None:
+                flags = ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--store=memory", *coordinator_flags]
+                self._coordinator, _, ready = self._start("longhaul-coordinator", "coordinator", flags)
+                coordinator = ready["listen"]
+                self.http = ready["http"]
+            self.coordinator = coordinator  #: its address, host:port
+            for _ in range(peers):
+                self.add_peer()
+        except BaseException:
+            self.stop()
+            raise
+
+    def socket(self, i: int) -> str:
+        """Path of the socket of peer i, for join(peerd=...)."""
+        return self.peers[i].socket
+
+    @property
+    def coordinator_pid(self) -> int:
+        if self._coordinator is None:
+            raise ValueError("the coordinator was not started by this cluster")
+        return self._coordinator.pid
+
+    def add_peer(self, flags: Sequence[str] = ()) -> int:
+        """Starts another peerd; gives its number."""
+        number = len(self.peers)
+        process, log, ready = self._start(
+            "longhaul-peerd",
+            f"peerd-{number}",
+            [
+                f"--coordinator={self.coordinator}",
+                f"--socket={self._directory}/{number}.sock",
+                "--listen=127.0.0.1:0",
+                "--http=127.0.0.1:0",
+                *self._peerd_flags,
+                *flags,
+            ],
+        )
+        self.peers.append(Peer(ready["socket"], ready["listen"], ready["http"], process, log))
+        return number
+
+    def kill_peer(self, i: int) -> None:
+        """SIGKILL to peer i, and waits until it is gone. Twice is once."""
+        self.peers[i].process.kill()
+        self.peers[i].process.wait()
+
+    def terminate_peer(self, i: int, timeout: float = 60) -> int:
+        """SIGTERM to peer i, which drains; gives its exit code."""
+        self.peers[i].process.send_signal(signal.SIGTERM)
+        return self.peers[i].process.wait(timeout)
+
+    def stop(self) -> None:
+        """Kills everything and removes the temporary directory. Twice is once."""
+        processes = [peer.process for peer in self.peers]
+        if self._coordinator is not None:
+            processes.append(self._coordinator)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(
+        self, binary: str, name: str, flags: Sequence[str]
+    ) -> tuple[subprocess.Popen[bytes], pathlib.Path, dict[str, str]]:
+        ready_file = self._directory / f"{name}.json"
+        log = self._logs / f"{name}.log"
+        command = [str(find_binary(binary, self._binaries)), *flags, f"--ready-file={ready_file}"]
+        # The caller's settings for programs and trainers are not meant for this cluster.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("LONGHAUL_")}
+        with open(log, "wb") as sink:
+            process = start_tethered(
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment, start_new_session=True
+            )
+        deadline = time.monotonic() + self._timeout
+        while True:
+            # The file appears in one step, whole.
+            with contextlib.suppress(FileNotFoundError):
+                ready: dict[str, str] = json.loads(ready_file.read_text())
+                return process, log, ready
+            code = process.poll()
+            if code is not None or time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                end = log.read_text(errors="replace")[-2000:]
+                what = f"did not serve in {self._timeout} s" if code is None else f"ended with {code}"
+                raise RuntimeError(f"{' '.join(command)} {what}. Its log ends:\n{end}")
+            time.sleep(0.005)

@@ -1,0 +1,37 @@
+"""Longhaul for PyTorch: tensors in memory shared with peerd.
+
+Importing this module imports torch; `import longhaul` alone does not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from . import _native
+from ._arena import PathLike, arena_of, shape_of
+from ._errors import InvalidArgument
+
+__all__ = ["empty"]
+
+
+def empty(*size: Any, dtype: torch.dtype | None = None, peerd: PathLike | None = None) -> torch.Tensor:
+    """A CPU tensor in memory shared with peerd: collectives on it copy nothing.
+
+    size: ints, or one sequence of ints, as for torch.empty. dtype: torch.uint8 to torch.int64,
+    float16, bfloat16, float32, float64; None: torch's default. The content is undefined. The
+    memory is given back when the tensor and all views of it are gone.
+
+    peerd: as for `longhaul.empty`, which has the same errors.
+    """
+    kind = dtype or torch.get_default_dtype()
+    if str(kind).replace("torch.", "") not in _native.DTYPES:
+        raise InvalidArgument(f"dtype {kind} cannot be reduced; give one of {', '.join(_native.DTYPES)}")
+    shape = shape_of(size[0] if len(size) == 1 else size)
+    count = math.prod(shape)
+    if count == 0:
+        return torch.empty(shape, dtype=kind)
+    memory = arena_of(peerd).alloc(count * torch.empty((), dtype=kind).element_size())
+    return torch.frombuffer(memory, dtype=kind).view(shape)
