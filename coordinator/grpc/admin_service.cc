@@ -1,0 +1,387 @@
+// What operators ask. Unary calls are answered on the loop's thread, with the loop's own data;
+// WatchEvents has one reactor per watcher, woken by the event log.
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/daemon/version.h"
+#include "base/mutex.h"
+#include "coordinator/grpc/services.h"
+#include "coordinator/loop/explain.h"
+#include "proto/control/convert.h"
+#include "proto/longhaul/v1/admin.grpc.pb.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+constexpr size_t kWatchersMax = 64;
+// Events that a watcher takes from the log at a time.
+constexpr size_t kBatch = 64;
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  // The numbers of both are those of google.rpc.Code.
+  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
+}
+
+grpc::Status BadRequest(const std::string& what) {
+  return {grpc::StatusCode::INVALID_ARGUMENT, what};
+}
+
+// "m3" and "p1f"; 0 if it is not written so.
+uint64_t ParseId(const std::string& text, char letter, bool hex) {
+  uint64_t value = 0;
+  if (text.size() < 2 || text.size() > 21 || text[0] != letter) return 0;
+  const std::string digits = text.substr(1);
+  if (digits.find_first_not_of("0123456789abcdef") != std::string::npos) return 0;
+  const bool read = hex ? absl::SimpleHexAtoi(digits, &value) : absl::SimpleAtoi(digits, &value);
+  return read ? value : 0;
+}
+
+// ------------------------------------------------------------------------------ to protobuf
+
+bool Selects(const v1::Selector& selector, const GroupKey& group) {
+  if (!selector.run().empty() && selector.run() != group.run) return false;
+  return !selector.has_group() || selector.group() == group.group;
+}
+
+// The groups that are selected. NotFound if something is named that is not there.
+absl::StatusOr<std::vector<const GroupView*>> Select(const v1::Selector& selector,
+                                                     const Overview& overview) {
+  std::vector<const GroupView*> groups;
+  for (const GroupView& group : overview.groups) {
+    if (Selects(selector, group.group)) groups.push_back(&group);
+  }
+  if (groups.empty() && (!selector.run().empty() || selector.has_group())) {
+    return absl::NotFoundError(
+        absl::StrCat(selector.has_group() ? absl::StrCat("no group ", selector.group(), " of run '")
+                                          : std::string("no run '"),
+                     selector.run(), "'; `lhctl runs` lists those there are"));
+  }
+  return groups;
+}
+
+void Fill(const MemberView& member, v1::MemberStatus* status) {
+  status->set_member(ToString(member.member));
+  status->set_peer(ToString(member.peer));
+  status->set_name(control::CleanText(member.name, LH_MEMBER_NAME_BYTES_MAX));
+  status->set_joined(member.joined.value());
+  status->set_voting(member.voting);
+}
+
+void Fill(const PeerView& peer, v1::PeerStatus* status) {
+  status->set_peer(ToString(peer.peer));
+  status->set_host(control::CleanText(peer.host, LH_ERROR_TEXT_BYTES_MAX));
+  status->set_endpoint(control::CleanText(peer.endpoint, LH_ENDPOINT_BYTES_MAX));
+  status->set_attached(peer.attached);
+  status->set_draining(peer.draining);
+  status->set_ops_open(peer.load.ops_open);
+  status->set_ops_settled(peer.load.ops_settled);
+  status->set_bytes_sent(peer.load.bytes_sent);
+  status->set_bytes_received(peer.load.bytes_received);
+}
+
+void Fill(const GroupView& group, v1::GroupStatus* status) {
+  status->set_run(group.group.run);
+  status->set_group(group.group.group);
+  status->set_epoch(group.committed.value());
+  status->set_preparing(group.preparing.value());
+  status->set_waiting_for(control::CleanText(group.waiting_for, SIZE_MAX));
+  for (const MemberView& member : group.members) Fill(member, status->add_members());
+  for (const PeerView& peer : group.ring) Fill(peer, status->add_ring());
+}
+
+void Fill(const StampedEvent& stamped, v1::Event* proto) {
+  const EventRecord& event = stamped.event;
+  proto->set_sequence(stamped.sequence);
+  proto->set_time_us(stamped.time_us);
+  proto->set_kind(event.kind);
+  proto->set_run(event.group.run);
+  proto->set_group(event.group.group);
+  proto->set_epoch(event.epoch.value());
+  if (event.member) proto->set_member(ToString(event.member));
+  if (event.peer) proto->set_peer(ToString(event.peer));
+  proto->set_text(control::CleanText(event.text, SIZE_MAX));
+}
+
+void Fill(const Overview& overview, v1::ListRunsResponse* response) {
+  std::map<std::string, v1::ListRunsResponse::Run*> runs;
+  for (const GroupView& group : overview.groups) {
+    v1::ListRunsResponse::Run*& run = runs[group.group.run];
+    if (run == nullptr) {
+      run = response->add_runs();
+      run->set_run(group.group.run);
+    }
+    run->set_groups(run->groups() + 1);
+    for (const MemberView& member : group.members) {
+      if (member.joined) {
+        run->set_members(run->members() + 1);
+      } else {
+        run->set_pending(run->pending() + 1);
+      }
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ watching
+
+class Watchers;
+
+// idle --(event)--> writing --(written)--> idle; any --(end of backlog | cancelled | Stop())-->
+// finished, when no write is in flight.
+class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
+ public:
+  Watcher(Watchers* watchers, EventLog* log, const v1::WatchEventsRequest& request)
+      : watchers_(watchers), log_(log), request_(request), end_(log->newest()) {
+    uint64_t after = request_.after_sequence();
+    if (request_.no_backlog()) {
+      after = end_;
+    } else if (request_.backlog() > 0 && request_.backlog() < end_) {
+      after = std::max<uint64_t>(after, end_ - request_.backlog());
+    }
+    after_ = after;
+  }
+
+  void Begin() {
+    subscription_ = log_->Subscribe([this] { Advance(); });
+    Advance();
+  }
+  // Ends the stream; unary errors come this way, too.
+  void Stop(const grpc::Status& status) {
+    MutexLock lock(&mutex_);
+    StopLocked(status);
+  }
+
+  void OnWriteDone(bool ok) override {
+    {
+      MutexLock lock(&mutex_);
+      writing_ = false;
+      if (!ok && !stopped_) {
+        stopped_ = true;
+        status_ = grpc::Status(grpc::StatusCode::CANCELLED, "the stream broke");
+      }
+      if (stopped_) return Finish(status_);
+    }
+    Advance();
+  }
+  void OnCancel() override { Stop({grpc::StatusCode::CANCELLED, "cancelled"}); }
+  void OnDone() override;
+
+ private:
+  void Advance() {
+    MutexLock lock(&mutex_);
+    if (writing_ || stopped_) return;
+    while (true) {
+      if (batch_.empty()) batch_ = log_->Read(after_, kBatch);
+      const bool over = !request_.follow() && (batch_.empty() || batch_[0].sequence > end_);
+      if (over) return StopLocked(grpc::Status::OK);
+      if (batch_.empty()) return;
+      const StampedEvent event = std::move(batch_.front());
+      batch_.erase(batch_.begin());
+      after_ = event.sequence;
+      if (!event.event.group.run.empty() && !Selects(request_.selector(), event.event.group)) {
+        continue;
+      }
+      outgoing_.Clear();
+      Fill(event, &outgoing_);
+      writing_ = true;
+      return StartWrite(&outgoing_);
+    }
+  }
+
+  void StopLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (stopped_) return;
+    stopped_ = true;
+    status_ = status;
+    if (!writing_) Finish(status_);
+  }
+
+  Watchers* const watchers_;
+  EventLog* const log_;
+  const v1::WatchEventsRequest request_;
+  const uint64_t end_;  // of the backlog
+  std::optional<EventLog::Subscription> subscription_;
+
+  Mutex mutex_;
+  uint64_t after_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<StampedEvent> batch_ ABSL_GUARDED_BY(mutex_);
+  v1::Event outgoing_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Those that watch.
+class Watchers {
+ public:
+  // What to tell a watcher that may not watch; OK if it may.
+  grpc::Status Add(Watcher* watcher) {
+    MutexLock lock(&mutex_);
+    if (draining_) return {grpc::StatusCode::UNAVAILABLE, "the coordinator is shutting down"};
+    if (watchers_.size() >= kWatchersMax) {
+      return {grpc::StatusCode::RESOURCE_EXHAUSTED,
+              absl::StrCat(kWatchersMax, " watchers are there already")};
+    }
+    watchers_.insert(watcher);
+    return grpc::Status::OK;
+  }
+  void Remove(Watcher* watcher) {
+    MutexLock lock(&mutex_);
+    watchers_.erase(watcher);
+  }
+  void StopAll() {
+    MutexLock lock(&mutex_);
+    draining_ = true;
+    for (Watcher* watcher : watchers_) {
+      watcher->Stop({grpc::StatusCode::UNAVAILABLE, "the coordinator is shutting down"});
+    }
+  }
+
+ private:
+  Mutex mutex_;
+  std::set<Watcher*> watchers_ ABSL_GUARDED_BY(mutex_);
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+void Watcher::OnDone() {
+  if (subscription_) log_->Unsubscribe(*subscription_);
+  watchers_->Remove(this);
+  delete this;
+}
+
+// ------------------------------------------------------------------------------ the service
+
+class AdminService final : public DrainableService, private v1::Admin::CallbackService {
+ public:
+  explicit AdminService(CoordinatorLoop* loop) : loop_(loop) {}
+
+  grpc::Service* service() override { return this; }
+  void EndStreams() override { watchers_.StopAll(); }
+
+ private:
+  using Context = grpc::CallbackServerContext;
+  using Unary = grpc::ServerUnaryReactor;
+
+  // `fill` turns the overview into the response, on the loop's thread.
+  Unary* Answer(Context* context, std::function<absl::Status(const Overview&)> fill) {
+    Unary* reactor = context->DefaultReactor();
+    loop_->Query([reactor, fill = std::move(fill)](const absl::StatusOr<Overview>& overview) {
+      reactor->Finish(ToGrpc(overview.ok() ? fill(*overview) : overview.status()));
+    });
+    return reactor;
+  }
+
+  // `fill` for each selected group.
+  Unary* ForEach(Context* context, const v1::Selector& selector,
+                 std::function<void(const GroupView&)> fill) {
+    return Answer(context, [&selector, fill = std::move(fill)](const Overview& overview) {
+      const auto groups = Select(selector, overview);
+      if (!groups.ok()) return groups.status();
+      for (const GroupView* group : *groups) fill(*group);
+      return absl::OkStatus();
+    });
+  }
+
+  Unary* ListRuns(Context* context, const v1::ListRunsRequest*,
+                  v1::ListRunsResponse* response) override {
+    return Answer(context, [response](const Overview& overview) {
+      Fill(overview, response);
+      return absl::OkStatus();
+    });
+  }
+
+  Unary* GetOverview(Context* context, const v1::GetOverviewRequest* request,
+                     v1::GetOverviewResponse* response) override {
+    response->set_incarnation(loop_->core_config().incarnation);
+    response->set_version(kVersion);
+    response->set_detect_ms(loop_->core_config().detect_ms);
+    response->set_store(control::CleanText(loop_->store_name(), SIZE_MAX));
+    response->set_streams(static_cast<uint32_t>(loop_->sessions()));
+    return ForEach(context, request->selector(),
+                   [response](const GroupView& group) { Fill(group, response->add_groups()); });
+  }
+
+  Unary* GetRing(Context* context, const v1::GetRingRequest* request,
+                 v1::GetRingResponse* response) override {
+    return ForEach(context, request->selector(), [response](const GroupView& group) {
+      v1::GetRingResponse::Ring* ring = response->add_rings();
+      ring->set_run(group.group.run);
+      ring->set_group(group.group.group);
+      ring->set_epoch(group.committed.value());
+      for (const PeerView& peer : group.ring) Fill(peer, ring->add_peers());
+    });
+  }
+
+  Unary* Explain(Context* context, const v1::ExplainRequest* request,
+                 v1::ExplainResponse* response) override {
+    const uint32_t detect_ms = loop_->core_config().detect_ms;
+    return ForEach(context, request->selector(), [response, detect_ms](const GroupView& group) {
+      const Explanation explanation = coordinator::Explain(group, detect_ms);
+      v1::ExplainResponse::Group* proto = response->add_groups();
+      proto->set_run(group.group.run);
+      proto->set_group(group.group.group);
+      proto->set_verdict(control::CleanText(explanation.verdict, SIZE_MAX));
+      for (const std::string& fact : explanation.facts) {
+        proto->add_facts(control::CleanText(fact, SIZE_MAX));
+      }
+    });
+  }
+
+  Unary* Drain(Context* context, const v1::DrainRequest* request, v1::DrainResponse*) override {
+    Unary* reactor = context->DefaultReactor();
+    const PeerId peer(ParseId(request->peer(), 'p', true));
+    if (!peer) {
+      reactor->Finish(BadRequest("peer: write it as in `lhctl ring`, for instance p1f"));
+      return reactor;
+    }
+    loop_->Drain({peer, control::CleanText(request->reason(), LH_ERROR_TEXT_BYTES_MAX)},
+                 [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
+    return reactor;
+  }
+
+  Unary* Evict(Context* context, const v1::EvictRequest* request, v1::EvictResponse*) override {
+    Unary* reactor = context->DefaultReactor();
+    const MemberId member(ParseId(request->member(), 'm', false));
+    if (!member) {
+      reactor->Finish(BadRequest("member: write it as in `lhctl members`, for instance m3"));
+      return reactor;
+    }
+    if (request->run().size() > LH_RUN_NAME_BYTES_MAX) {
+      reactor->Finish(BadRequest("run: no name is so long"));
+      return reactor;
+    }
+    loop_->Evict({{request->run(), request->group()},
+                  member,
+                  control::CleanText(request->reason(), LH_ERROR_TEXT_BYTES_MAX)},
+                 [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
+    return reactor;
+  }
+
+  grpc::ServerWriteReactor<v1::Event>* WatchEvents(Context*,
+                                                   const v1::WatchEventsRequest* request) override {
+    auto* watcher = new Watcher(&watchers_, &loop_->events(), *request);
+    if (const grpc::Status refused = watchers_.Add(watcher); !refused.ok()) {
+      watcher->Stop(refused);
+    } else {
+      watcher->Begin();
+    }
+    return watcher;
+  }
+
+  CoordinatorLoop* const loop_;
+  Watchers watchers_;
+};
+
+}  // namespace
+
+std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop) {
+  return std::make_unique<AdminService>(loop);
+}
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,294 @@
+// One reactor per control stream.
+//
+//   open --(malformed message | Close() | end of the client's side | cancelled | overflow)-->
+//   closing closing --(no write in flight)--> finished --(OnDone)--> gone, CloseSession() posted
+//
+// At most one read and one write are in flight. A read is started only when the loop has taken the
+// message before. Finish is called exactly once, on every path, and never while a write is in
+// flight; a write that a client does not accept is ended by cancelling the call.
+//
+// Messages are parsed here rather than by gRPC, which would turn bytes that are no message into
+// what looks like the end of the stream.
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "coordinator/grpc/services.h"
+#include "proto/control/convert.h"
+#include "proto/longhaul/v1/coordinator.grpc.pb.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+// What a stream may have queued for a peer that does not read.
+constexpr size_t kQueuedMessagesMax = 8192;
+constexpr size_t kQueuedBytesMax = 32 << 20;
+
+using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+grpc::ByteBuffer ToBuffer(const std::string& bytes) {
+  const grpc::Slice slice(bytes);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+absl::StatusOr<control::PeerMessage> Parse(const grpc::ByteBuffer& buffer) {
+  grpc::Slice slice;
+  if (!buffer.DumpToSingleSlice(&slice).ok()) {
+    return absl::InvalidArgumentError("message cannot be decompressed");
+  }
+  return control::ParsePeerMessage(
+      std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
+}
+
+grpc::Status ShuttingDown() {
+  return {grpc::StatusCode::UNAVAILABLE,
+          "the coordinator is shutting down; try again, or the next address"};
+}
+
+class AttachService;
+
+// The stream's state, shared by its reactor, the loop and the service.
+class Stream final : public SessionPort, public std::enable_shared_from_this<Stream> {
+ public:
+  Stream(AttachService* service, grpc::CallbackServerContext* context)
+      : service_(service), context_(context), client_(context->peer()) {}
+
+  // Makes the reactor, which deletes itself when the call is over. Before the stream is shared.
+  Reactor* MakeReactor();
+  // Opens the session and reads, unless the stream was ended meanwhile.
+  void Begin(CoordinatorLoop* loop, CoordinatorMetrics* metrics);
+
+  // ---- SessionPort
+  void Send(const control::CoordinatorMessage& message) override;
+  void Close(const std::string& reason) override;
+  void Taken() override;
+
+  void End(const grpc::Status& status) {
+    MutexLock lock(&mutex_);
+    EndLocked(status);
+  }
+
+ private:
+  class StreamReactor;
+
+  void OnReadDone(bool ok);
+  void OnWriteDone(bool ok);
+  void OnDone();
+
+  void StartReadLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartNextWriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Refused(const std::string& why);
+
+  AttachService* const service_;
+  grpc::CallbackServerContext* const context_;
+  const std::string client_;
+  CoordinatorLoop* loop_ = nullptr;
+  CoordinatorMetrics* metrics_ = nullptr;
+  std::optional<SessionId> session_;
+
+  Mutex mutex_;
+  Reactor* reactor_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null when the call is over
+  grpc::ByteBuffer incoming_;
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+class AttachService final
+    : public DrainableService,
+      private v1::Coordinator::WithRawCallbackMethod_Attach<v1::Coordinator::Service> {
+ public:
+  AttachService(CoordinatorLoop* loop, CoordinatorMetrics* metrics)
+      : loop_(loop), metrics_(metrics) {}
+
+  grpc::Service* service() override { return this; }
+
+  void EndStreams() override {
+    std::set<std::shared_ptr<Stream>> streams;
+    {
+      MutexLock lock(&mutex_);
+      draining_ = true;
+      streams = streams_;
+    }
+    for (const std::shared_ptr<Stream>& stream : streams) stream->End(ShuttingDown());
+  }
+
+  void Forget(const std::shared_ptr<Stream>& stream) {
+    MutexLock lock(&mutex_);
+    streams_.erase(stream);
+  }
+
+ private:
+  Reactor* Attach(grpc::CallbackServerContext* context) override {
+    auto stream = std::make_shared<Stream>(this, context);
+    Reactor* const reactor = stream->MakeReactor();
+    bool draining = false;
+    {
+      MutexLock lock(&mutex_);
+      streams_.insert(stream);
+      draining = draining_;
+    }
+    if (draining) stream->End(ShuttingDown());
+    stream->Begin(loop_, metrics_);
+    return reactor;
+  }
+
+  CoordinatorLoop* const loop_;
+  CoordinatorMetrics* const metrics_;
+  Mutex mutex_;
+  std::set<std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// gRPC's side of a stream; it only passes on.
+class Stream::StreamReactor final : public Reactor {
+ public:
+  explicit StreamReactor(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  void OnReadDone(bool ok) override { stream_->OnReadDone(ok); }
+  void OnWriteDone(bool ok) override { stream_->OnWriteDone(ok); }
+  void OnCancel() override { stream_->End(grpc::Status(grpc::StatusCode::CANCELLED, "cancelled")); }
+  void OnDone() override {
+    stream_->OnDone();
+    delete this;
+  }
+
+ private:
+  const std::shared_ptr<Stream> stream_;
+};
+
+Reactor* Stream::MakeReactor() {
+  MutexLock lock(&mutex_);
+  reactor_ = new StreamReactor(shared_from_this());
+  return reactor_;
+}
+
+void Stream::Begin(CoordinatorLoop* loop, CoordinatorMetrics* metrics) {
+  loop_ = loop;
+  metrics_ = metrics;
+  {
+    MutexLock lock(&mutex_);
+    if (closing_) return;
+  }
+  session_ = loop_->OpenSession(shared_from_this());
+  if (!session_) {
+    Refused("too many control streams, or the coordinator is stopping");
+    return End({grpc::StatusCode::RESOURCE_EXHAUSTED,
+                absl::StrCat("the coordinator takes no further control stream; it has at most ",
+                             kSessionsMax)});
+  }
+  MutexLock lock(&mutex_);
+  if (closing_) return;
+  // Tells the peer that it is connected.
+  reactor_->StartSendInitialMetadata();
+  StartReadLocked();
+}
+
+void Stream::Send(const control::CoordinatorMessage& message) {
+  std::string bytes = control::Serialize(message);
+  MutexLock lock(&mutex_);
+  if (closing_) return;
+  if (queue_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
+    Log(LogLevel::kWarning, absl::StrCat("control stream closed: its peer does not read",
+                                         LogField("client", client_), " queued=", queue_.size()));
+    EndLocked({grpc::StatusCode::RESOURCE_EXHAUSTED, "the peer does not read its control stream"});
+    // The write in flight would wait for ever.
+    context_->TryCancel();
+    return;
+  }
+  queued_bytes_ += bytes.size();
+  queue_.push_back(std::move(bytes));
+  StartNextWriteLocked();
+}
+
+void Stream::Close(const std::string& reason) {
+  const bool refused = absl::StartsWith(reason, "against the protocol");
+  if (refused) Refused(reason);
+  End({refused ? grpc::StatusCode::INVALID_ARGUMENT : grpc::StatusCode::ABORTED, reason});
+}
+
+void Stream::Taken() {
+  MutexLock lock(&mutex_);
+  StartReadLocked();
+}
+
+void Stream::OnReadDone(bool ok) {
+  if (!ok) return End(grpc::Status::OK);
+  absl::StatusOr<control::PeerMessage> message = Parse(incoming_);
+  incoming_.Clear();
+  if (!message.ok()) {
+    const std::string why(message.status().message());
+    Refused(why);
+    return End({grpc::StatusCode::INVALID_ARGUMENT, why});
+  }
+  loop_->PostMessage(*session_, *std::move(message));
+}
+
+void Stream::OnWriteDone(bool ok) {
+  MutexLock lock(&mutex_);
+  writing_ = false;
+  if (closing_) return FinishLocked();
+  if (!ok) return EndLocked({grpc::StatusCode::CANCELLED, "the stream broke"});
+  StartNextWriteLocked();
+}
+
+void Stream::OnDone() {
+  {
+    MutexLock lock(&mutex_);
+    reactor_ = nullptr;
+    closing_ = true;
+  }
+  if (session_) loop_->CloseSession(*session_);
+  service_->Forget(shared_from_this());
+}
+
+void Stream::StartReadLocked() {
+  if (!closing_) reactor_->StartRead(&incoming_);
+}
+
+void Stream::StartNextWriteLocked() {
+  if (writing_ || queue_.empty()) return;
+  writing_ = true;
+  queued_bytes_ -= queue_.front().size();
+  outgoing_ = ToBuffer(queue_.front());
+  queue_.pop_front();
+  reactor_->StartWrite(&outgoing_);
+}
+
+void Stream::EndLocked(const grpc::Status& status) {
+  if (closing_) return;
+  closing_ = true;
+  status_ = status;
+  queue_.clear();
+  if (!writing_) FinishLocked();
+}
+
+void Stream::FinishLocked() { reactor_->Finish(status_); }
+
+void Stream::Refused(const std::string& why) {
+  metrics_->OnRefused();
+  Log(LogLevel::kWarning,
+      absl::StrCat("control stream refused", LogField("client", client_), LogField("reason", why)));
+}
+
+}  // namespace
+
+std::unique_ptr<DrainableService> MakeAttachService(CoordinatorLoop* loop,
+                                                    CoordinatorMetrics* metrics) {
+  return std::make_unique<AttachService>(loop, metrics);
+}
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,163 @@
+#include "coordinator/grpc/grpc_server.h"
+
+#include <errno.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <netdb.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/daemon/host_port.h"
+#include "base/status_macros.h"
+#include "coordinator/grpc/services.h"
+#include "proto/control/grpc/support.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+// A connection must have finished its HTTP/2 handshake by then.
+constexpr int kHandshakeMs = 5000;
+constexpr int kStreamsPerConnectionMax = 256;
+constexpr size_t kMemoryBytesMax = size_t{1} << 30;
+
+// Why `address` cannot be listened on: gRPC only says that it could not.
+absl::Status WhyNotListening(const HostPort& address) {
+  const std::string what = absl::StrCat("cannot listen for gRPC on ", ToString(address), ": ");
+  struct addrinfo hints {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  struct addrinfo* found = nullptr;
+  const int error =
+      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (error != 0) return absl::UnavailableError(absl::StrCat(what, gai_strerror(error)));
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int one = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  const bool bound = bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, 1) == 0;
+  const int saved = errno;
+  freeaddrinfo(found);
+  if (fd >= 0) close(fd);
+  if (bound) return absl::UnavailableError(absl::StrCat(what, "refused for a moment; try again"));
+  return absl::UnavailableError(absl::StrCat(
+      what, strerror(saved),
+      saved == EADDRINUSE ? "; another process has the port, stop it or choose another --listen"
+                          : ""));
+}
+
+void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
+  builder->SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
+  builder->SetMaxSendMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
+  // A compressed message could become larger than any limit.
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  // Otherwise a second coordinator on the port would start, and take half of the peers.
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  const control::Keepalive keepalive = control::KeepaliveFor(detect_ms);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive.time_ms);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive.timeout_ms);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // The peers' own pings are welcome however often they come.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  grpc::ResourceQuota quota("longhaul-coordinator");
+  quota.Resize(kMemoryBytesMax);
+  builder->SetResourceQuota(quota);
+}
+
+// Process-wide, and before the first server.
+void EnablePlugins() {
+  static const bool enabled = [] {
+    control::RouteGrpcLog();
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    return true;
+  }();
+  (void)enabled;
+}
+
+}  // namespace
+
+class GrpcServer::Impl {
+ public:
+  Impl(CoordinatorLoop* loop, CoordinatorMetrics* metrics)
+      : attach_(MakeAttachService(loop, metrics)), admin_(MakeAdminService(loop)) {}
+
+  ~Impl() {
+    if (server_) Stop(std::chrono::seconds(1));
+  }
+
+  absl::Status Start(HostPort listen, uint32_t detect_ms) {
+    EnablePlugins();
+    grpc::ServerBuilder builder;
+    Configure(&builder, detect_ms);
+    int port = 0;
+    builder.AddListeningPort(ToString(listen), grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(attach_->service());
+    builder.RegisterService(admin_->service());
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port == 0) {
+      server_ = nullptr;
+      return WhyNotListening(listen);
+    }
+    listen.port = static_cast<uint16_t>(port);
+    address_ = ToString(listen);
+    SetServing(true);
+    return absl::OkStatus();
+  }
+
+  void Stop(std::chrono::milliseconds grace) {
+    SetServing(false);
+    attach_->EndStreams();
+    admin_->EndStreams();
+    server_->Shutdown(std::chrono::system_clock::now() + grace);
+    server_->Wait();
+    server_ = nullptr;
+  }
+
+  bool serving() const { return server_ != nullptr; }
+  const std::string& address() const { return address_; }
+
+ private:
+  void SetServing(bool serving) {
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    if (health == nullptr) return;
+    health->SetServingStatus(serving);
+    health->SetServingStatus("longhaul.v1.Coordinator", serving);
+    health->SetServingStatus("longhaul.v1.Admin", serving);
+  }
+
+  const std::unique_ptr<DrainableService> attach_;
+  const std::unique_ptr<DrainableService> admin_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GrpcServer::~GrpcServer() = default;
+const std::string& GrpcServer::address() const { return impl_->address(); }
+
+void GrpcServer::Stop(std::chrono::milliseconds grace) {
+  if (impl_->serving()) impl_->Stop(grace);
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& listen,
+                                                              CoordinatorLoop* loop,
+                                                              CoordinatorMetrics* metrics) {
+  LH_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(listen));
+  auto impl = std::make_unique<Impl>(loop, metrics);
+  LH_RETURN_IF_ERROR(impl->Start(std::move(address), loop->core_config().detect_ms));
+  return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
+}
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,20 @@
+// What both ends of the control stream set up alike. No gRPC type appears here.
+#pragma once
+
+#include <cstdint>
+
+namespace longhaul::control {
+
+// HTTP/2 pings. They find a dead connection where nothing is sent otherwise; a dead peer is found
+// by the heartbeats of the protocol.
+struct Keepalive {
+  int time_ms = 0;     // of silence before a ping
+  int timeout_ms = 0;  // without its answer: the connection is dead
+};
+
+Keepalive KeepaliveFor(uint32_t detect_ms);
+
+// Sends gRPC's own log lines through base/log.h, as warnings. Call it before the first use of gRPC.
+void RouteGrpcLog();
+
+}  // namespace longhaul::control
