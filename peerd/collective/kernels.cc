@@ -1,5 +1,7 @@
 #include "peerd/collective/kernels.h"
 
+#include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "base/check.h"
@@ -82,6 +84,27 @@ void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DT
 void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor) {
   LH_CHECK(divisor >= 1);
   InUse().divide(data, count, dtype, divisor);
+}
+
+void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes) {
+#if defined(__x86_64__)
+  // Stores that do not fetch the lines they fill; they need the alignment.
+  constexpr uint64_t kLine = 64;
+  const uint64_t head = std::min(-reinterpret_cast<uintptr_t>(out) % kLine, bytes);
+  std::memcpy(out, in, head);
+  uint64_t done = head;
+  for (; done + kLine <= bytes; done += kLine) {
+    for (uint64_t i = done; i < done + kLine; i += sizeof(__m128i)) {
+      const __m128i piece = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), piece);
+    }
+  }
+  std::memcpy(out + done, in + done, bytes - done);
+  // Orders them with what follows, as plain stores are.
+  _mm_sfence();
+#else
+  std::memcpy(out, in, bytes);
+#endif
 }
 
 }  // namespace longhaul::peerd

@@ -27,7 +27,10 @@ void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DT
 // towards zero. divisor >= 1.
 void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor);
 
-// One implementation of the above. Names the instruction set: "generic", "avx2".
+// Copies ranges that do not overlap, past the cache: for bytes that are not needed again soon.
+void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes);
+
+// One implementation of the arithmetic. Names the instruction set: "generic", "avx2".
 struct Kernels {
   const char* name;
   void (*reduce)(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,

@@ -393,6 +393,21 @@ TEST(KernelsOf16BitsTest, EveryFloat16AndBfloat16SurvivesADivisionByOne) {
   }
 }
 
+TEST(CopyAsideTest, AnyLengthAndAlignmentCopiesItsBytesOnly) {
+  std::vector<uint8_t> in(700);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint8_t>(i * 7 + 1);
+  for (size_t bytes = 0; bytes < 300; ++bytes) {
+    for (const size_t skip : {0, 1, 15, 16, 33, 63}) {
+      std::vector<uint8_t> out(500, 0);
+      std::vector<uint8_t> expected = out;
+      std::copy_n(in.begin() + static_cast<ptrdiff_t>(2 * skip + 3), bytes,
+                  expected.begin() + static_cast<ptrdiff_t>(skip));
+      CopyAside(out.data() + skip, in.data() + 2 * skip + 3, bytes);
+      ASSERT_EQ(out, expected) << bytes << " bytes at " << skip;
+    }
+  }
+}
+
 TEST(KernelsInUseTest, AreThoseOfTheBestInstructionSet) {
   float a[3] = {1, 2, 3};
   const float b[3] = {10, 20, 30};

@@ -269,7 +269,7 @@ class RingAttempt final : public Attempt {
     if (marks_[index] & kKept) return;
     marks_[index] |= kKept;
     const Plan::Piece piece = plan_.Segment(index);
-    std::memcpy(scratch_ + piece.offset, result_ + piece.offset, piece.bytes);
+    CopyAside(scratch_ + piece.offset, result_ + piece.offset, piece.bytes);
   }
 
   void Restore(uint64_t index) {
