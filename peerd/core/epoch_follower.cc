@@ -1,0 +1,290 @@
+#include "peerd/core/epoch_follower.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::peerd {
+namespace {
+
+std::string RingText(const std::vector<PeerId>& ring) {
+  std::string text;
+  for (const PeerId peer : ring) text += (text.empty() ? "" : ",") + ToString(peer);
+  return text;
+}
+
+}  // namespace
+
+EpochFollower::EpochFollower(GroupKey group, PeerId self) : group_(std::move(group)), self_(self) {}
+
+std::set<PeerId> EpochFollower::PreparedPeers() const {
+  std::set<PeerId> peers;
+  if (!preparation_) return peers;
+  for (const control::PeerInfo& peer : preparation_->message.peers) peers.insert(peer.peer);
+  return peers;
+}
+
+std::set<PeerId> EpochFollower::Peers() const {
+  std::set<PeerId> peers = PreparedPeers();
+  if (!history_.empty()) {
+    peers.insert(history_.current().ring.begin(), history_.current().ring.end());
+  }
+  peers.erase(self_);
+  return peers;
+}
+
+Epoch EpochFollower::Newest() const {
+  return preparation_ ? preparation_->message.epoch : history_.committed();
+}
+
+// ------------------------------------------------------------------------------ the coordinator
+
+std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) const {
+  if (message.epoch < Newest() || message.epoch == history_.committed()) {
+    return "it is older than epoch " + ToString(Newest());
+  }
+  if (std::string problem = ProblemOf(message, self_); !problem.empty()) return problem;
+  if (freezing() && !message.freeze) return "ops are frozen and it does not freeze";
+  if (history_.empty()) return "";
+
+  const EpochRecord& current = history_.current();
+  if (message.base != current.epoch) {
+    return "it follows epoch " + ToString(message.base) + ", committed here is " +
+           ToString(current.epoch);
+  }
+  if (message.boundary < current.boundary) return "its boundary goes back";
+  if (!message.freeze && message.attempt != current.attempt) return "its attempt changed";
+  std::set<MemberId> kept;
+  for (const control::MemberInfo& member : message.members) {
+    const int rank = current.RankOf(member.member);
+    const std::string name = "member " + ToString(member.member);
+    if (rank < 0) {
+      // Otherwise it would take part in ops that others have begun without it.
+      if (member.joined <= current.epoch) return name + " is new and joined before";
+      continue;
+    }
+    const control::MemberInfo& before = current.members[static_cast<size_t>(rank)];
+    if (before.joined != member.joined || before.peer != member.peer) return name + " changed";
+    kept.insert(member.member);
+  }
+  if (!message.freeze && kept.size() != current.members.size()) {
+    return "it removes members and does not freeze";
+  }
+  return "";
+}
+
+bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detect_ms, Tick now,
+                            std::vector<Action>* out) {
+  if (preparation_ && preparation_->message.epoch == message.epoch) {
+    // Repeated after a reconnect.
+    SendAnswer(out);
+    return false;
+  }
+  if (const std::string problem = ProblemWith(message); !problem.empty()) {
+    out->push_back(LogLine{"epoch not prepared group=" + ToString(group_) +
+                           " epoch=" + ToString(message.epoch) + " why=\"" + problem + "\""});
+    return false;
+  }
+  Preparation preparation;
+  preparation.begun = preparation_ ? preparation_->begun : now;
+  preparation.message = message;
+  const Tick deadline = now + Millis(detect_ms);
+  preparation.deadline = deadline + Millis(detect_ms) / 4;
+  std::vector<LinkWanted> links = LinksOf(message, self_);
+  for (const LinkWanted& link : links) preparation.links.emplace(link.peer.peer, WantedLink{});
+  preparation_ = std::move(preparation);
+  reported_.clear();
+  const std::vector<PeerId> ring = RecordOf(message).ring;
+  out->push_back(LogLine{"epoch preparing group=" + ToString(group_) + " epoch=" +
+                         ToString(message.epoch) + " freeze=" + (message.freeze ? "1" : "0") +
+                         " ring=" + RingText(ring) + " cause=\"" + message.cause + "\""});
+  if (!links.empty()) {
+    out->push_back(OpenLinks{group_, message.epoch, message.token, std::move(links), deadline});
+  }
+  if (!message.freeze) {
+    // Frames were lost with the old link, and ops in flight wait for them. The coordinator, which
+    // has passed on to this epoch before it heard of the loss, would take the old report for stale.
+    for (const auto& [peer, reason] : lost_) {
+      if (preparation_->links.contains(peer)) ReportLost(peer, reason, out);
+    }
+  }
+  return true;
+}
+
+bool EpochFollower::Commit(const control::CommitEpoch& message, Tick now,
+                           std::vector<Action>* out) {
+  if (message.epoch <= history_.committed()) return false;  // repeated
+  if (!preparation_ || preparation_->message.epoch != message.epoch ||
+      preparation_->answer != Answer::kReady) {
+    out->push_back(LogLine{"epoch not committed group=" + ToString(group_) + " epoch=" +
+                           ToString(message.epoch) + " why=\"this peer is not ready for it\""});
+    return false;
+  }
+  const Preparation preparation = *std::exchange(preparation_, std::nullopt);
+  const EpochRecord record = RecordOf(preparation.message);
+  history_.Add(record);
+  // Lost again after it was prepared: the other end may have sent frames of this epoch already.
+  lost_.clear();
+  for (const auto& [peer, reason] : reported_) {
+    if (record.HasPeer(peer)) lost_.emplace(peer, reason);
+  }
+  std::vector<PeerId> others;
+  for (const PeerId peer : record.ring) {
+    if (peer != self_) others.push_back(peer);
+  }
+  out->push_back(KeepLinks{group_, record.epoch, std::move(others)});
+  out->push_back(LogLine{
+      "epoch committed group=" + ToString(group_) + " epoch=" + ToString(record.epoch) +
+      " members=" + std::to_string(record.members.size()) + " ring=" + RingText(record.ring) +
+      " took_ms=" + std::to_string((now - preparation.begun) / 1000)});
+  return true;
+}
+
+bool EpochFollower::Abort(const control::AbortEpoch& message, std::vector<Action>* out) {
+  if (!preparation_ || preparation_->message.epoch != message.epoch || freezing()) {
+    out->push_back(LogLine{"epoch not aborted group=" + ToString(group_) +
+                           " epoch=" + ToString(message.epoch) + " why=\"" +
+                           (freezing() ? "it froze ops" : "it is not prepared here") + "\""});
+    return false;
+  }
+  preparation_.reset();
+  reported_.clear();
+  const std::set<PeerId> peers = Peers();
+  out->push_back(KeepLinks{group_, history_.committed(), {peers.begin(), peers.end()}});
+  out->push_back(LogLine{"epoch aborted group=" + ToString(group_) + " epoch=" +
+                         ToString(message.epoch) + " reason=\"" + message.reason + "\""});
+  for (const auto& [peer, reason] : lost_) ReportLost(peer, reason, out);
+  return true;
+}
+
+// ------------------------------------------------------------------------------ links
+
+void EpochFollower::ReportLost(PeerId peer, const std::string& reason, std::vector<Action>* out) {
+  if (!reported_.emplace(peer, reason).second) return;
+  out->push_back(LogLine{"link lost group=" + ToString(group_) + " epoch=" + ToString(Newest()) +
+                         " peer=" + ToString(peer) + " reason=\"" + reason + "\""});
+  out->push_back(ToCoordinator{control::LinkLost{group_, Newest(), peer, reason}});
+}
+
+void EpochFollower::LinkUp(PeerId peer) {
+  if (!preparation_) return;
+  const auto it = preparation_->links.find(peer);
+  if (it != preparation_->links.end()) it->second.state = Link::kUp;
+}
+
+void EpochFollower::LinkDown(PeerId peer, bool was_up, const std::string& reason,
+                             std::vector<Action>* out) {
+  if (!history_.empty() && peer != self_ && history_.current().HasPeer(peer)) {
+    lost_.emplace(peer, reason);
+    if (!preparation_) return ReportLost(peer, reason, out);
+  }
+  if (!preparation_) return;
+  const auto it = preparation_->links.find(peer);
+  if (it == preparation_->links.end()) return;
+  if (was_up) {
+    it->second.state = Link::kLost;
+    ReportLost(peer, reason, out);
+  } else if (it->second.state == Link::kWanted) {
+    it->second = {Link::kFailed, reason};
+  }
+}
+
+bool EpochFollower::WantsReady() const {
+  if (!preparation_ || preparation_->answer != Answer::kNone) return false;
+  for (const auto& [peer, link] : preparation_->links) {
+    if (link.state != Link::kUp) return false;
+    if (!preparation_->message.freeze && lost_.contains(peer)) return false;
+  }
+  return true;
+}
+
+void EpochFollower::Ready(std::vector<control::OpReport> ops, std::vector<Action>* out) {
+  LH_CHECK(WantsReady());
+  preparation_->ops = std::move(ops);
+  preparation_->answer = Answer::kReady;
+  SendAnswer(out);
+}
+
+void EpochFollower::FailIfDue(Tick now, std::vector<Action>* out) {
+  if (!preparation_ || preparation_->answer != Answer::kNone) return;
+  bool failed = false;
+  for (auto& [peer, link] : preparation_->links) {
+    if (link.state == Link::kWanted && now >= preparation_->deadline) {
+      link = {Link::kFailed, "no link to " + ToString(peer) + " by the deadline"};
+    }
+    if (link.state == Link::kWanted) return;
+    failed = failed || link.state == Link::kFailed;
+  }
+  if (!failed) return;
+  preparation_->answer = Answer::kFailed;
+  SendAnswer(out);
+}
+
+Tick EpochFollower::NextDeadline() const {
+  if (!preparation_ || preparation_->answer != Answer::kNone) return kNever;
+  const bool waiting =
+      std::any_of(preparation_->links.begin(), preparation_->links.end(),
+                  [](const auto& entry) { return entry.second.state == Link::kWanted; });
+  return waiting ? preparation_->deadline : kNever;
+}
+
+void EpochFollower::SendAnswer(std::vector<Action>* out) const {
+  const Epoch epoch = preparation_->message.epoch;
+  if (preparation_->answer == Answer::kReady) {
+    out->push_back(ToCoordinator{control::EpochReady{group_, epoch, preparation_->ops}});
+  } else if (preparation_->answer == Answer::kFailed) {
+    control::EpochFailed failed{group_, epoch, {}};
+    for (const auto& [peer, link] : preparation_->links) {
+      if (link.state == Link::kFailed) failed.unreachable.push_back({peer, link.reason});
+    }
+    out->push_back(ToCoordinator{std::move(failed)});
+  }
+}
+
+void EpochFollower::Resend(std::vector<Action>* out) const {
+  if (preparation_) SendAnswer(out);
+  for (const auto& [peer, reason] : reported_) {
+    out->push_back(ToCoordinator{control::LinkLost{group_, Newest(), peer, reason}});
+  }
+}
+
+void EpochFollower::Reset() {
+  history_.Clear();
+  lost_.clear();
+  if (!preparation_) reported_.clear();
+}
+
+// ------------------------------------------------------------------------------ for tests
+
+void EpochFollower::CheckInvariants() const {
+  const std::string name = ToString(group_);
+  if (preparation_) {
+    LH_CHECK(preparation_->message.epoch > history_.committed()) << name;
+    LH_CHECK(!preparation_->links.contains(self_)) << name;
+    LH_CHECK(preparation_->links.size() + 1 == preparation_->message.peers.size()) << name;
+  }
+  for (const auto& [peer, reason] : lost_) {
+    LH_CHECK(!history_.empty() && history_.current().HasPeer(peer)) << name;
+  }
+  // A lost link has been told, or a preparation that will rebuild it stands.
+  for (const auto& [peer, reason] : lost_) {
+    LH_CHECK(preparation_ || reported_.contains(peer)) << name << " " << ToString(peer);
+  }
+}
+
+void EpochFollower::AddTo(Digester* digest) const {
+  history_.AddTo(digest);
+  digest->Add(uint64_t{preparation_.has_value()});
+  if (preparation_) {
+    digest->Add(preparation_->message.epoch).Add(preparation_->deadline);
+    digest->Add(static_cast<uint64_t>(preparation_->answer)).Add(preparation_->message.token);
+    for (const auto& [peer, link] : preparation_->links) {
+      digest->Add(peer).Add(static_cast<uint64_t>(link.state)).Add(link.reason);
+    }
+  }
+  for (const auto& [peer, reason] : lost_) digest->Add(peer).Add(reason);
+  for (const auto& [peer, reason] : reported_) digest->Add(peer).Add(reason);
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,169 @@
+#include "peerd/core/epoch_record.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// Up to this many peers every link gets data lanes.
+constexpr size_t kFullMeshPeersMax = 8;
+
+int RankIn(const std::vector<control::MemberInfo>& members, MemberId member) {
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i].member == member) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+bool Contains(const std::vector<PeerId>& peers, PeerId peer) {
+  return std::find(peers.begin(), peers.end(), peer) != peers.end();
+}
+
+// When each peer came into the group: with the first of its members.
+std::map<PeerId, Epoch> ArrivalOf(const std::vector<control::MemberInfo>& members) {
+  std::map<PeerId, Epoch> arrival;
+  for (const control::MemberInfo& member : members) {
+    const auto [it, added] = arrival.emplace(member.peer, member.joined);
+    if (!added) it->second = std::min(it->second, member.joined);
+  }
+  return arrival;
+}
+
+// The neighbours of `self` in the epoch's ring, and in what is left of it for older boundaries.
+std::set<PeerId> NeighboursOf(const control::PrepareEpoch& prepare, PeerId self) {
+  const std::map<PeerId, Epoch> arrival = ArrivalOf(prepare.members);
+  std::set<Epoch> boundaries;
+  for (const auto& [peer, joined] : arrival) boundaries.insert(joined);
+  std::set<PeerId> neighbours;
+  for (const Epoch boundary : boundaries) {
+    std::vector<PeerId> ring;
+    for (const control::PeerInfo& peer : prepare.peers) {
+      if (arrival.at(peer.peer) <= boundary) ring.push_back(peer.peer);
+    }
+    const auto at = std::find(ring.begin(), ring.end(), self);
+    if (at == ring.end()) continue;
+    const size_t position = at - ring.begin();
+    neighbours.insert(ring[(position + 1) % ring.size()]);
+    neighbours.insert(ring[(position + ring.size() - 1) % ring.size()]);
+  }
+  return neighbours;
+}
+
+}  // namespace
+
+int EpochRecord::RankOf(MemberId member) const { return RankIn(members, member); }
+bool EpochRecord::HasPeer(PeerId peer) const { return Contains(ring, peer); }
+
+bool Participants::HasPeer(PeerId peer) const { return Contains(ring, peer); }
+int Participants::RankOf(MemberId member) const { return RankIn(members, member); }
+MemberId Participants::FirstMemberOf(PeerId peer) const {
+  for (const control::MemberInfo& member : members) {
+    if (member.peer == peer) return member.member;
+  }
+  return MemberId();
+}
+
+std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
+  std::set<PeerId> peers;
+  for (const control::PeerInfo& peer : prepare.peers) {
+    if (!peers.insert(peer.peer).second) return "peer " + ToString(peer.peer) + " stands twice";
+  }
+  if (!peers.contains(self)) return "this peer is not in the ring";
+  if (prepare.boundary > prepare.epoch || prepare.attempt > prepare.epoch) {
+    return "boundary or attempt is newer than the epoch";
+  }
+  if (prepare.freeze && prepare.attempt != prepare.epoch) return "it freezes an older attempt";
+  std::set<MemberId> members;
+  std::set<PeerId> used;
+  for (const control::MemberInfo& member : prepare.members) {
+    const std::string name = "member " + ToString(member.member);
+    if (!member.member || !members.insert(member.member).second) return name + " stands twice";
+    if (!peers.contains(member.peer)) return name + " is at no peer of the ring";
+    if (!member.joined || member.joined > prepare.boundary) {
+      return name + " joined after the boundary";
+    }
+    used.insert(member.peer);
+  }
+  if (used.size() != peers.size()) return "a peer of the ring has no member";
+  return "";
+}
+
+EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
+  EpochRecord record;
+  record.epoch = prepare.epoch;
+  record.boundary = prepare.boundary;
+  record.attempt = prepare.attempt;
+  record.members = prepare.members;
+  for (const control::PeerInfo& peer : prepare.peers) record.ring.push_back(peer.peer);
+  record.cause = prepare.cause;
+  return record;
+}
+
+std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId self) {
+  const std::map<PeerId, Epoch> arrival = ArrivalOf(prepare.members);
+  const bool mesh = prepare.peers.size() <= kFullMeshPeersMax;
+  const std::set<PeerId> neighbours = mesh ? std::set<PeerId>() : NeighboursOf(prepare, self);
+  std::vector<LinkWanted> links;
+  for (const control::PeerInfo& peer : prepare.peers) {
+    if (peer.peer == self) continue;
+    LinkWanted link;
+    link.peer = peer;
+    link.dial = std::pair(arrival.at(self), self) < std::pair(arrival.at(peer.peer), peer.peer);
+    link.data = mesh || neighbours.contains(peer.peer);
+    links.push_back(std::move(link));
+  }
+  return links;
+}
+
+void EpochHistory::Add(EpochRecord record) {
+  LH_CHECK(record.epoch > committed());
+  participants_.clear();
+  const Epoch attempt = record.attempt;
+  records_.emplace(record.epoch, std::move(record));
+  records_.erase(records_.begin(), records_.lower_bound(attempt));
+}
+
+void EpochHistory::Clear() {
+  records_.clear();
+  participants_.clear();
+}
+
+std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
+  LH_CHECK(!empty());
+  std::shared_ptr<const Participants>& cached = participants_[boundary];
+  if (cached) return cached;
+  auto it = records_.lower_bound(std::max(boundary, attempt()));
+  if (it == records_.end()) --it;
+  const EpochRecord& record = it->second;
+  auto participants = std::make_shared<Participants>();
+  participants->epoch = record.epoch;
+  std::set<PeerId> peers;
+  for (const control::MemberInfo& member : record.members) {
+    if (member.joined > boundary) continue;
+    participants->members.push_back(member);
+    peers.insert(member.peer);
+  }
+  for (const PeerId peer : record.ring) {
+    if (peers.contains(peer)) participants->ring.push_back(peer);
+  }
+  cached = std::move(participants);
+  return cached;
+}
+
+void EpochHistory::AddTo(Digester* digest) const {
+  digest->Add(uint64_t{records_.size()});
+  for (const auto& [epoch, record] : records_) {
+    digest->Add(epoch).Add(record.boundary).Add(record.attempt).Add(record.cause);
+    digest->Add(uint64_t{record.members.size()});
+    for (const control::MemberInfo& member : record.members) {
+      digest->Add(member.member).Add(member.peer).Add(member.joined);
+    }
+    for (const PeerId peer : record.ring) digest->Add(peer);
+  }
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,85 @@
+// What one epoch says: who is a member, in which ring, and who of them takes part in an op.
+//
+// Everything here is a pure function of the epoch, so that all peers come to the same answer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "peerd/core/digest.h"
+#include "peerd/core/peer_core.h"
+#include "proto/control/messages.h"
+
+namespace longhaul::peerd {
+
+struct EpochRecord {
+  Epoch epoch;
+  Epoch boundary;
+  Epoch attempt;
+  std::vector<control::MemberInfo> members;  // rank order
+  std::vector<PeerId> ring;
+  std::string cause;
+
+  // -1 if it is none of the members.
+  int RankOf(MemberId member) const;
+  bool HasPeer(PeerId peer) const;
+};
+
+// Those who take part in the ops of one boundary: admitted by then, and still there.
+struct Participants {
+  Epoch epoch;
+  std::vector<PeerId> ring;
+  std::vector<control::MemberInfo> members;  // rank order
+
+  bool HasPeer(PeerId peer) const;
+  int RankOf(MemberId member) const;
+  // The first member of the peer in rank order: names the peer to people. 0 if it has none.
+  MemberId FirstMemberOf(PeerId peer) const;
+};
+
+// What makes no sense in the message for peer `self`; "" if nothing.
+std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self);
+
+// Of a message without problem.
+EpochRecord RecordOf(const control::PrepareEpoch& prepare);
+
+// The links that `self` needs in the epoch, in ring order: one to every other peer. Both ends of a
+// link come to the same `data` and to opposite `dial`.
+std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId self);
+
+// The committed epochs that ops in flight may still refer to, the newest included.
+//
+// An op of boundary b in attempt a runs in the ring, and among the members, of the first committed
+// epoch that is neither older than b nor than a. Each participant committed that epoch before it
+// posted the op or announced it in that attempt. An epoch that only admits later on may order the
+// ring anew; it must not touch the op, which some peers announced before it and others announce
+// after it.
+class EpochHistory {
+ public:
+  bool empty() const { return records_.empty(); }
+  size_t size() const { return records_.size(); }
+  // The newest. Not while empty().
+  const EpochRecord& current() const { return records_.rbegin()->second; }
+  Epoch committed() const { return empty() ? Epoch() : current().epoch; }
+  Epoch attempt() const { return empty() ? Epoch() : current().attempt; }
+
+  // `record.epoch` is newer than committed(). Epochs before the attempt's are forgotten.
+  void Add(EpochRecord record);
+  void Clear();
+
+  // Those who take part in ops of `boundary` posted or announced now. Not while empty().
+  std::shared_ptr<const Participants> For(Epoch boundary) const;
+
+  void AddTo(Digester* digest) const;
+
+ private:
+  std::map<Epoch, EpochRecord> records_;
+  // A cache of For().
+  mutable std::map<Epoch, std::shared_ptr<const Participants>> participants_;
+};
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,409 @@
+#include "peerd/core/local_members.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+const char* Name(control::Removal why) {
+  switch (why) {
+    case control::Removal::kLeft:
+      return "left";
+    case control::Removal::kDied:
+      return "died";
+    case control::Removal::kEvicted:
+      return "evicted";
+    case control::Removal::kUnreachable:
+      return "unreachable";
+    case control::Removal::kUnknown:
+      return "unknown to the coordinator";
+  }
+  return "removed";
+}
+
+Outcome DrainOutcome(const std::string& reason) {
+  return {Code::kEvicted, "this peer is draining (" + reason + "): join at another peer"};
+}
+
+Action LeaveOf(const LocalMember& local) {
+  return ToCoordinator{
+      control::Leave{local.group, local.member, local.exit == Exit::kDied, local.exit_reason}};
+}
+
+Action VoteOf(const LocalMember& local) {
+  return ToCoordinator{control::Vote{local.group, local.member, local.boundaries}};
+}
+
+Action JoinOf(const LocalMember& local) {
+  return ToCoordinator{control::Join{local.id.value(), local.group, local.name}};
+}
+
+const Outcome kNoMember{Code::kEvicted,
+                        "this member was removed or has left: join again to come back"};
+
+}  // namespace
+
+// ------------------------------------------------------------------------------ trainers
+
+void LocalMembers::Join(const LocalJoin& join, std::vector<Action>* out) {
+  LH_CHECK(!members_.contains(join.local)) << "local " << join.local.value();
+  Outcome refusal;
+  if (draining_) {
+    refusal = {Code::kUnavailable,
+               "join refused: this peer is draining (" + *draining_ + "); join at another peer"};
+  } else if (members_.size() >= LH_LOCAL_MEMBERS_MAX) {
+    refusal = {Code::kUnavailable, "join refused: this peer has " +
+                                       std::to_string(members_.size()) +
+                                       " members, the most it takes; start another peerd"};
+  }
+  if (!refusal.ok()) {
+    out->push_back(JoinDone{join.local, refusal, {}});
+    return;
+  }
+  LocalMember local;
+  local.id = join.local;
+  local.group = join.group;
+  local.name = join.name;
+  out->push_back(JoinOf(local));
+  members_.emplace(join.local, std::move(local));
+}
+
+void LocalMembers::Step(LocalId id, std::vector<Action>* out) {
+  LocalMember* const local = FindMutable(id);
+  if (local == nullptr) {
+    out->push_back(StepDone{id, kNoMember, {}});
+    return;
+  }
+  Outcome refusal;
+  if (!local->admitted) {
+    refusal = {Code::kFailedPrecondition, "this member is not admitted yet: wait for its join"};
+  } else if (local->step_open) {
+    refusal = {Code::kFailedPrecondition, "this member stands at a step boundary already"};
+  } else if (local->exit == Exit::kLeaves || local->exit == Exit::kDied) {
+    refusal = {Code::kFailedPrecondition, "this member is leaving"};
+  }
+  if (!refusal.ok()) {
+    out->push_back(StepDone{id, refusal, {}});
+    return;
+  }
+  local->step_open = true;
+  if (local->removed) return;  // answered with the rest
+  if (draining_ && local->exit == Exit::kNone) {
+    local->exit = Exit::kDrains;
+    local->exit_reason = "peer is draining: " + *draining_;
+  }
+  if (local->exit != Exit::kNone) return;
+  ++local->boundaries;
+  out->push_back(VoteOf(*local));
+}
+
+void LocalMembers::Withdraw(LocalMember& local, const Outcome& outcome, std::vector<Action>* out) {
+  if (!local.join_open) return;
+  local.join_open = false;
+  out->push_back(JoinDone{local.id, outcome, {}});
+}
+
+void LocalMembers::Leave(LocalId id, std::vector<Action>* out) {
+  LocalMember* const local = FindMutable(id);
+  if (local == nullptr) {
+    out->push_back(LeaveDone{id, {}});
+    return;
+  }
+  if (local->exit == Exit::kNone) {
+    local->exit = Exit::kLeaves;
+    local->exit_reason = "left";
+  }
+  if (local->admitted) {
+    local->leave_open = true;
+    return;
+  }
+  Withdraw(*local, {Code::kAborted, "the join was withdrawn"}, out);
+  out->push_back(LeaveDone{id, {}});
+}
+
+void LocalMembers::Died(LocalId id, const std::string& reason, Tick leave_by,
+                        std::vector<Action>* out) {
+  LocalMember* const local = FindMutable(id);
+  if (local == nullptr || local->exit == Exit::kDied) return;
+  local->exit = Exit::kDied;
+  local->exit_reason = reason;
+  local->leave_by = leave_by;
+  Withdraw(*local, {Code::kAborted, "the trainer is gone: " + reason}, out);
+}
+
+Outcome LocalMembers::MayPost(LocalId id) const {
+  const LocalMember* const local = Find(id);
+  if (local == nullptr) return kNoMember;
+  if (!local->admitted) {
+    return {Code::kFailedPrecondition, "this member is not admitted yet: wait for its join"};
+  }
+  if (local->removed) return local->removed->ok() ? kNoMember : *local->removed;
+  if (local->exit == Exit::kDrains) return DrainOutcome(*draining_);
+  if (local->exit != Exit::kNone) return {Code::kFailedPrecondition, "this member is leaving"};
+  return {};
+}
+
+// ------------------------------------------------------------------------------ the coordinator
+
+void LocalMembers::Pending(const control::JoinPending& message, std::vector<Action>* out) {
+  LocalMember* const local = FindMutable(LocalId(message.request));
+  if (local == nullptr || local->group != message.group || local->admitted) return;
+  const LocalMember* const other = Find(message.group, message.member);
+  if (!message.member || (other != nullptr && other != local)) {
+    out->push_back(LogLine{"member not taken group=" + ToString(message.group) +
+                           " member=" + ToString(message.member) +
+                           " why=\"another local member has the number\""});
+    return;
+  }
+  local->member = message.member;
+}
+
+void LocalMembers::Refused(const control::JoinRefused& message, std::vector<Action>* out) {
+  LocalMember* const local = FindMutable(LocalId(message.request));
+  if (local == nullptr || local->group != message.group || local->admitted) return;
+  local->removed = message.outcome.ok()
+                       ? Outcome{Code::kInternal, "the coordinator refused without a reason"}
+                       : message.outcome;
+  Finish(local->id, out);
+}
+
+World LocalMembers::WorldOf(const LocalMember& local, const EpochRecord& record, uint32_t pending) {
+  return World{record.epoch, local.member, static_cast<uint32_t>(record.RankOf(local.member)),
+               static_cast<uint32_t>(record.members.size()), pending};
+}
+
+void LocalMembers::Committed(const GroupKey& group, const EpochRecord& record, uint32_t pending,
+                             std::vector<Action>* out) {
+  for (auto& [id, local] : members_) {
+    if (local.group != group || !local.member || record.RankOf(local.member) < 0) continue;
+    const World world = WorldOf(local, record, pending);
+    if (local.admitted) {
+      if (local.known_admitted) out->push_back(WorldChanged{id, world});
+      continue;
+    }
+    local.admitted = true;
+    local.boundary = record.boundary;
+    if (!local.join_open) continue;
+    local.join_open = false;
+    local.known_admitted = true;
+    out->push_back(JoinDone{id, {}, world});
+  }
+}
+
+void LocalMembers::PendingChanged(const GroupKey& group, const EpochRecord& record,
+                                  uint32_t pending, std::vector<Action>* out) const {
+  for (const auto& [id, local] : members_) {
+    if (local.group != group || !local.known_admitted || record.RankOf(local.member) < 0) continue;
+    out->push_back(WorldChanged{id, WorldOf(local, record, pending)});
+  }
+}
+
+void LocalMembers::Voted(const control::VoteResult& message, const EpochRecord* record,
+                         uint32_t pending, std::vector<Action>* out) {
+  const LocalMember* const found = Find(message.group, message.member);
+  if (found == nullptr) return;
+  LocalMember& local = members_.at(found->id);
+  // Repeated, or the member is on its way out: then its step is answered with the rest.
+  if (!local.step_open || local.boundaries != message.number || local.exit != Exit::kNone ||
+      local.removed) {
+    return;
+  }
+  if (record == nullptr || record->epoch < message.epoch || record->RankOf(local.member) < 0) {
+    out->push_back(LogLine{"vote not answered group=" + ToString(message.group) + " member=" +
+                           ToString(message.member) + " epoch=" + ToString(message.epoch) +
+                           " why=\"the epoch is not committed here\""});
+    return;
+  }
+  local.step_open = false;
+  local.boundary = record->boundary;
+  out->push_back(StepDone{local.id, {}, WorldOf(local, *record, pending)});
+}
+
+Outcome LocalMembers::OutcomeOf(const LocalMember& local, const control::Removed& message) const {
+  // However it came about, who wanted to be out is out; who was thrown out is told so.
+  const bool forced =
+      message.why == control::Removal::kEvicted || message.why == control::Removal::kUnreachable;
+  if (local.exit == Exit::kLeaves && !forced) return {};
+  if (local.exit == Exit::kDrains && !forced) return DrainOutcome(*draining_);
+  const bool unreachable = message.why == control::Removal::kUnreachable;
+  std::string text = "member " + ToString(local.member) + " is out of " + ToString(local.group) +
+                     " (" + Name(message.why) + ")";
+  if (!message.reason.empty()) text += ": " + message.reason;
+  text += "; join again to come back";
+  return {!local.admitted && unreachable ? Code::kUnavailable : Code::kEvicted, std::move(text)};
+}
+
+const LocalMember* LocalMembers::Removed(const control::Removed& message,
+                                         std::vector<Action>* out) {
+  const LocalMember* const found = Find(message.group, message.member);
+  if (found == nullptr || found->removed) return nullptr;
+  LocalMember& local = members_.at(found->id);
+  if (!local.admitted && local.join_open && message.why == control::Removal::kUnknown) {
+    // A coordinator that has forgotten us: the trainer still waits, so ask again.
+    local.member = MemberId();
+    out->push_back(JoinOf(local));
+    return nullptr;
+  }
+  local.removed = OutcomeOf(local, message);
+  return &local;
+}
+
+std::vector<const LocalMember*> LocalMembers::RemoveAll(const std::string& why) {
+  std::vector<const LocalMember*> removed;
+  for (auto& [id, local] : members_) {
+    if (local.removed) continue;
+    local.removed = Outcome{Code::kEvicted, why};
+    removed.push_back(&local);
+  }
+  return removed;
+}
+
+void LocalMembers::Resend(std::vector<Action>* out) {
+  for (const auto& [id, local] : members_) {
+    if (!local.admitted && local.join_open) out->push_back(JoinOf(local));
+  }
+  for (const auto& [id, local] : members_) {
+    if (local.step_open && local.exit == Exit::kNone && !local.removed) {
+      out->push_back(VoteOf(local));
+    }
+  }
+  for (const auto& [id, local] : members_) {
+    if (local.leave_told && !local.removed) out->push_back(LeaveOf(local));
+  }
+}
+
+void LocalMembers::ForgetUnheard() {
+  std::erase_if(members_, [](const auto& entry) {
+    const LocalMember& local = entry.second;
+    return !local.member && !local.join_open;
+  });
+}
+
+// ------------------------------------------------------------------------------ drain, sweep
+
+void LocalMembers::Drain(const std::string& reason, bool at_once, std::vector<Action>* out) {
+  if (!draining_) draining_ = reason;
+  for (auto& [id, local] : members_) {
+    if (local.exit != Exit::kNone) continue;
+    if (local.admitted && !local.step_open && !at_once) continue;
+    local.exit = Exit::kDrains;
+    local.exit_reason = "peer is draining: " + *draining_;
+    Withdraw(local,
+             {Code::kUnavailable,
+              "join refused: this peer is draining (" + *draining_ + "); join at another peer"},
+             out);
+  }
+}
+
+void LocalMembers::Sweep(const std::function<size_t(const LocalMember&)>& posts_of, Tick now,
+                         std::vector<Action>* out) {
+  std::vector<LocalId> finished;
+  for (auto& [id, local] : members_) {
+    if (local.removed) {
+      if (posts_of(local) == 0) finished.push_back(id);
+    } else if (local.exit != Exit::kNone && !local.leave_told && local.member) {
+      if (posts_of(local) != 0 && now < local.leave_by) continue;
+      local.leave_told = true;
+      out->push_back(LeaveOf(local));
+    }
+  }
+  for (const LocalId id : finished) Finish(id, out);
+}
+
+Tick LocalMembers::NextDeadline() const {
+  Tick due = kNever;
+  for (const auto& [id, local] : members_) {
+    if (local.member && !local.leave_told && !local.removed) due = std::min(due, local.leave_by);
+  }
+  return due;
+}
+
+void LocalMembers::Finish(LocalId id, std::vector<Action>* out) {
+  const LocalMember local = std::move(members_.at(id));
+  members_.erase(id);
+  const Outcome& outcome = *local.removed;
+  if (local.join_open) {
+    out->push_back(JoinDone{
+        id, outcome.ok() ? Outcome{Code::kAborted, "the join was withdrawn"} : outcome, {}});
+  }
+  if (local.step_open) {
+    out->push_back(StepDone{
+        id,
+        outcome.ok() ? Outcome{Code::kFailedPrecondition, "this member has left"} : outcome,
+        {}});
+  }
+  if (local.leave_open) out->push_back(LeaveDone{id, {}});
+  if (local.known_admitted) out->push_back(MemberGone{id, outcome});
+}
+
+// ------------------------------------------------------------------------------ look-ups
+
+LocalMember* LocalMembers::FindMutable(LocalId id) {
+  const auto it = members_.find(id);
+  return it == members_.end() ? nullptr : &it->second;
+}
+
+const LocalMember* LocalMembers::Find(LocalId id) const {
+  const auto it = members_.find(id);
+  return it == members_.end() ? nullptr : &it->second;
+}
+
+const LocalMember* LocalMembers::Find(const GroupKey& group, MemberId member) const {
+  if (!member) return nullptr;
+  for (const auto& [id, local] : members_) {
+    if (local.member == member && local.group == group && !local.removed) return &local;
+  }
+  return nullptr;
+}
+
+std::vector<MemberId> LocalMembers::MembersOf(const GroupKey& group) const {
+  std::vector<MemberId> members;
+  for (const auto& [id, local] : members_) {
+    if (local.group == group && local.member && !local.removed) members.push_back(local.member);
+  }
+  std::sort(members.begin(), members.end());
+  return members;
+}
+
+bool LocalMembers::HasAny(const GroupKey& group) const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [&](const auto& entry) { return entry.second.group == group; });
+}
+
+bool LocalMembers::HasAdmitted(const GroupKey& group) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& entry) {
+    return entry.second.group == group && entry.second.admitted;
+  });
+}
+
+void LocalMembers::CheckInvariants() const {
+  for (const auto& [id, local] : members_) {
+    const std::string name = "local " + std::to_string(id.value());
+    LH_CHECK(id == local.id) << name;
+    LH_CHECK(!local.admitted || (local.member && !local.join_open)) << name;
+    LH_CHECK(local.admitted || (!local.step_open && !local.leave_open)) << name;
+    LH_CHECK(!local.known_admitted || local.admitted) << name;
+    // Whoever waits for nothing more has gone, or is on its way.
+    LH_CHECK(local.admitted || local.join_open || local.exit != Exit::kNone) << name;
+    LH_CHECK(!local.member || local.removed || Find(local.group, local.member) == &local) << name;
+    LH_CHECK(local.exit != Exit::kDrains || draining_) << name;
+  }
+}
+
+void LocalMembers::AddTo(Digester* digest) const {
+  digest->Add(uint64_t{members_.size()}).Add(draining_.value_or(""));
+  for (const auto& [id, local] : members_) {
+    digest->Add(id).Add(local.group).Add(local.name).Add(local.member).Add(local.boundary);
+    digest->Add(uint64_t{local.admitted} | uint64_t{local.known_admitted} << 1 |
+                uint64_t{local.join_open} << 2 | uint64_t{local.step_open} << 3 |
+                uint64_t{local.leave_open} << 4 | uint64_t{local.leave_told} << 5);
+    digest->Add(local.boundaries).Add(static_cast<uint64_t>(local.exit)).Add(local.exit_reason);
+    digest->Add(local.leave_by).Add(local.removed ? local.removed->text : "-");
+  }
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,656 @@
+#include "peerd/core/op_table.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// A peer that has settled an op may have announced the next one of the same tag; that one cannot
+// settle without us. One more is allowed for.
+constexpr size_t kReadiesAheadMax = 2;
+
+std::string Subject(uint64_t tag) { return "all-reduce tag " + std::to_string(tag); }
+
+std::string PayloadProblem(const PeerReady& ready) {
+  const bool eager = IsEager(ready.desc) && !ready.local_mismatch;
+  const uint64_t expected = eager ? ready.desc.bytes() : 0;
+  if (ready.payload.size() == expected) return "";
+  return "READY " + ToString(ready.ordinal) + " carries " + std::to_string(ready.payload.size()) +
+         " bytes where " + std::to_string(expected) + " belong";
+}
+
+}  // namespace
+
+bool IsEager(const OpDesc& desc) {
+  return desc.count <= LH_EAGER_BYTES_MAX && desc.bytes() <= LH_EAGER_BYTES_MAX;
+}
+
+bool OpTable::Op::AllEvicted() const {
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [](const LocalInput& input) { return input.evicted.has_value(); });
+}
+
+OpTable::OpTable(GroupKey group, PeerId self, const EpochHistory* history, OpCounters* counters)
+    : group_(std::move(group)), self_(self), history_(history), counters_(counters) {}
+
+// ------------------------------------------------------------------------------ local members
+
+void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
+  std::set<uint64_t>& tags = tags_[post.post.local];
+  Outcome refusal;
+  if (post.desc.count > LH_COUNT_MAX) {
+    refusal = {Code::kInvalidArgument, Subject(post.tag) + " refused: " + ToString(post.desc) +
+                                           " is beyond the limit of " +
+                                           std::to_string(LH_COUNT_MAX) + " elements"};
+  } else if (tags.contains(post.tag)) {
+    refusal = {Code::kInvalidArgument,
+               Subject(post.tag) +
+                   " refused: this member has an op with this tag in flight; wait for it, or use "
+                   "another tag"};
+  } else if (tags.size() >= LH_OPS_OPEN_MAX) {
+    refusal = {Code::kInvalidArgument, Subject(post.tag) + " refused: this member has " +
+                                           std::to_string(tags.size()) +
+                                           " ops in flight, the limit; wait for some of them"};
+  }
+  if (!refusal.ok()) {
+    out->push_back(PostDone{post.post, refusal, {}});
+    if (tags.empty()) tags_.erase(post.post.local);
+    return;
+  }
+  tags.insert(post.tag);
+  const OpKey key{post.boundary, post.tag};
+  Op& op = ops_[key];
+  op.key = key;
+  LH_CHECK(!op.announced && op.run == Run::kNone) << "op posted twice " << Subject(post.tag);
+  op.inputs.push_back({post.post, post.member, post.desc, now, std::nullopt});
+  Advance(op, now, out);
+}
+
+void OpTable::Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out) {
+  for (Op* op : AllOps()) {
+    bool touched = false;
+    for (LocalInput& input : op->inputs) {
+      if (input.member != member || input.evicted) continue;
+      input.evicted = outcome;
+      touched = true;
+    }
+    if (!touched) continue;
+    if (op->announced && !op->done) op->halted = true;
+    Advance(*op, now, out);
+  }
+}
+
+size_t OpTable::PostsOf(LocalId local) const {
+  const auto it = tags_.find(local);
+  return it == tags_.end() ? 0 : it->second.size();
+}
+
+// ------------------------------------------------------------------------------ frames
+
+bool OpTable::Known(PeerId peer) const {
+  return expected_.contains(peer) || (!history_->empty() && history_->current().HasPeer(peer));
+}
+
+void OpTable::Refuse(PeerId peer, const std::string& reason, std::vector<Action>* out) {
+  ++counters_->frames_refused;
+  out->push_back(BreakLink{group_.run, peer, "group " + ToString(group_) + ": " + reason});
+}
+
+void OpTable::KeepEarly(EarlyFrame frame, PeerId peer, std::vector<Action>* out) {
+  std::vector<EarlyFrame>& frames = early_[peer];
+  if (frames.size() >= LH_READY_UNMATCHED_MAX) {
+    return Refuse(peer, "too many frames of an attempt that has not begun", out);
+  }
+  frames.push_back(std::move(frame));
+}
+
+void OpTable::KeepUnmatched(const PeerReady& ready, std::vector<Action>* out) {
+  Unmatched& unmatched = unmatched_[ready.peer];
+  if (unmatched.count >= LH_READY_UNMATCHED_MAX) {
+    return Refuse(ready.peer, "too many READYs that no op here has met", out);
+  }
+  std::deque<PeerReady>& queue = unmatched.by_key[{ready.boundary, ready.tag}];
+  if (queue.size() >= kReadiesAheadMax) {
+    return Refuse(ready.peer, "too many READYs of tag " + std::to_string(ready.tag), out);
+  }
+  queue.push_back(ready);
+  ++unmatched.count;
+}
+
+void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out) {
+  if (!Known(ready.peer) || ready.attempt < attempt_) {
+    ++counters_->frames_stale;
+    return;
+  }
+  if (const std::string problem = PayloadProblem(ready); !problem.empty()) {
+    return Refuse(ready.peer, problem, out);
+  }
+  if (ready.attempt > attempt_) return KeepEarly(ready, ready.peer, out);
+  // Whatever was announced in this attempt is announced again in the next.
+  if (frozen_) return;
+  const auto it = ops_.find({ready.boundary, ready.tag});
+  if (it == ops_.end() || !it->second.announced || it->second.readies.contains(ready.peer)) {
+    return KeepUnmatched(ready, out);
+  }
+  Op& op = it->second;
+  if (!op.participants->HasPeer(ready.peer)) {
+    return Refuse(ready.peer,
+                  "READY of tag " + std::to_string(ready.tag) + " posted before the peer joined",
+                  out);
+  }
+  TakeReady(op, ready);
+  if (op.AllReady()) NoteComplete(op, now);
+  if (op.Live()) Credit(op, ready, out);
+  Advance(op, now, out);
+}
+
+void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
+  if (!Known(done.peer) || done.attempt < attempt_) {
+    ++counters_->frames_stale;
+    return;
+  }
+  if (done.attempt > attempt_) return KeepEarly(done, done.peer, out);
+  if (frozen_) return;
+  const auto it = by_ordinal_.find(done.ordinal);
+  if (it == by_ordinal_.end()) {
+    if (done.ordinal && done.ordinal.value() < counters_->next_ordinal) {
+      ++counters_->frames_stale;
+      return;
+    }
+    return Refuse(done.peer, "DONE for " + ToString(done.ordinal) + ", which never was", out);
+  }
+  Op& op = *it->second;
+  // A peer is done with what every participant announced, itself included, and once only.
+  if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
+    return Refuse(done.peer, "DONE for " + ToString(done.ordinal) + " out of order", out);
+  }
+  op.dones.emplace(done.peer, done.refused);
+  Advance(op, now, out);
+}
+
+void OpTable::TakeReady(Op& op, PeerReady ready) {
+  if (ready.desc != op.desc || ready.local_mismatch) op.differs = true;
+  const PeerId peer = ready.peer;
+  op.readies.emplace(peer, std::move(ready));
+}
+
+void OpTable::NoteComplete(Op& op, Tick now) {
+  if (op.complete_once) return;
+  op.complete_once = true;
+  op.complete_at = now;
+}
+
+// ------------------------------------------------------------------------------ the driver
+
+void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Action>* out) {
+  const auto it = by_ordinal_.find(event.ordinal);
+  if (it == by_ordinal_.end()) return;
+  Op& op = *it->second;
+  if (op.run != Run::kRunning || op.run_attempt != event.attempt) return;
+  op.run = Run::kComplete;
+  Advance(op, now, out);
+}
+
+void OpTable::OnStopped(const AttemptStopped& event, Tick now, std::vector<Action>* out) {
+  const auto it = by_ordinal_.find(event.ordinal);
+  if (it == by_ordinal_.end()) return;
+  Op& op = *it->second;
+  if (op.run != Run::kStopping || op.run_attempt != event.attempt) return;
+  op.run = Run::kNone;
+  Advance(op, now, out);
+}
+
+// ------------------------------------------------------------------------------ the life of an op
+
+std::vector<OpTable::Op*> OpTable::AllOps() {
+  std::vector<Op*> all;
+  all.reserve(ops_.size());
+  for (const auto& [ordinal, op] : by_ordinal_) all.push_back(op);
+  for (auto& [key, op] : ops_) {
+    if (!op.ordinal) all.push_back(&op);
+  }
+  return all;
+}
+
+void OpTable::AdvanceAll(Tick now, std::vector<Action>* out) {
+  // Advance() ends no op but the one it is given.
+  for (Op* op : AllOps()) Advance(*op, now, out);
+}
+
+void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
+  if (op.run == Run::kStopping) return;
+  const bool over = op.abort.has_value() || op.AllEvicted();
+  const bool resting = frozen_ || op.halted;
+  if (op.Live() && (over || !op.announced || op.differs || (resting && !op.done))) {
+    return Stop(op, out);
+  }
+  if (over) return Drop(op, now, out);
+  if (op.run == Run::kNone && !op.done) DropEvicted(op, now, out);
+  if (resting) return;
+
+  if (!op.announced) {
+    if (!Gathered(op)) return;
+    Announce(op, now, out);
+  }
+  if (!op.differs) {
+    if (op.run == Run::kNone) {
+      if (IsEager(op.desc) && !op.AllReady()) return;
+      Start(op, out);
+    }
+    if (op.run != Run::kComplete) return;
+  }
+  if (!op.AllReady()) return;
+  if (!op.done) {
+    op.done = true;
+    SendDones(op, out);
+  }
+  if (!CheckVerdicts(op, out)) return;
+  if (op.AllDone()) Settle(op, now, out);
+}
+
+bool OpTable::Gathered(const Op& op) const {
+  const std::shared_ptr<const Participants> participants = history_->For(op.key.boundary);
+  return std::all_of(participants->members.begin(), participants->members.end(),
+                     [&](const control::MemberInfo& member) {
+                       if (member.peer != self_) return true;
+                       return std::any_of(
+                           op.inputs.begin(), op.inputs.end(),
+                           [&](const LocalInput& input) { return input.member == member.member; });
+                     });
+}
+
+void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
+  if (!op.ordinal) {
+    op.ordinal = OpOrdinal(counters_->next_ordinal++);
+    by_ordinal_.emplace(op.ordinal, &op);
+  }
+  op.announced = true;
+  op.participants = history_->For(op.key.boundary);
+  std::sort(op.inputs.begin(), op.inputs.end(), [&](const LocalInput& a, const LocalInput& b) {
+    return op.participants->RankOf(a.member) < op.participants->RankOf(b.member);
+  });
+  op.desc = op.inputs.front().desc;
+  op.local_mismatch = std::any_of(op.inputs.begin(), op.inputs.end(),
+                                  [&](const LocalInput& input) { return input.desc != op.desc; });
+  op.differs = op.local_mismatch;
+
+  SendReady ready;
+  ready.group = group_;
+  ready.ordinal = op.ordinal;
+  ready.attempt = attempt_;
+  ready.boundary = op.key.boundary;
+  ready.tag = op.key.tag;
+  ready.desc = op.desc;
+  ready.local_mismatch = op.local_mismatch;
+  // Posts that differ in size cannot be added up, and nobody will want them.
+  ready.eager = IsEager(op.desc) && !op.local_mismatch;
+  for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
+  for (const PeerId peer : op.participants->ring) {
+    if (peer == self_) continue;
+    if (!lost_.contains(peer)) {
+      ready.to = peer;
+      out->push_back(ready);
+    }
+    const auto from = unmatched_.find(peer);
+    if (from == unmatched_.end()) continue;
+    const auto waiting = from->second.by_key.find(op.key);
+    if (waiting == from->second.by_key.end()) continue;
+    TakeReady(op, std::move(waiting->second.front()));
+    waiting->second.pop_front();
+    if (waiting->second.empty()) from->second.by_key.erase(waiting);
+    if (--from->second.count == 0) unmatched_.erase(from);
+  }
+  if (op.AllReady()) NoteComplete(op, now);
+}
+
+void OpTable::Start(Op& op, std::vector<Action>* out) {
+  StartAttempt start;
+  start.group = group_;
+  start.ordinal = op.ordinal;
+  start.attempt = attempt_;
+  start.desc = op.desc;
+  start.ring = op.participants->ring;
+  start.members = static_cast<uint32_t>(op.participants->members.size());
+  for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
+  start.eager = IsEager(op.desc);
+  if (start.eager) {
+    for (const PeerId peer : start.ring) {
+      const auto it = op.readies.find(peer);
+      start.payloads.push_back(it == op.readies.end() ? "" : std::move(it->second.payload));
+      if (it != op.readies.end()) it->second.payload.clear();
+    }
+  }
+  out->push_back(std::move(start));
+  op.run = Run::kRunning;
+  op.run_attempt = attempt_;
+  for (const auto& [peer, ready] : op.readies) Credit(op, ready, out);
+}
+
+void OpTable::Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const {
+  if (op.differs || IsEager(op.desc)) return;
+  out->push_back(CreditAttempt{group_, op.ordinal, attempt_, ready.peer, ready.ordinal});
+}
+
+void OpTable::Stop(Op& op, std::vector<Action>* out) {
+  out->push_back(StopAttempt{group_, op.ordinal, op.run_attempt});
+  op.run = Run::kStopping;
+}
+
+void OpTable::SendDones(const Op& op, std::vector<Action>* out) const {
+  for (const PeerId peer : op.participants->ring) {
+    if (peer == self_ || lost_.contains(peer)) continue;
+    out->push_back(SendDone{group_, peer, op.readies.at(peer).ordinal, attempt_, op.differs});
+  }
+}
+
+bool OpTable::CheckVerdicts(Op& op, std::vector<Action>* out) {
+  bool good = true;
+  for (auto it = op.dones.begin(); it != op.dones.end();) {
+    if (it->second == op.differs) {
+      ++it;
+      continue;
+    }
+    good = false;
+    Refuse(it->first, "DONE for " + ToString(op.ordinal) + " with the wrong verdict", out);
+    it = op.dones.erase(it);
+  }
+  return good;
+}
+
+void OpTable::DropEvicted(Op& op, Tick now, std::vector<Action>* out) {
+  for (size_t i = 0; i < op.inputs.size();) {
+    if (!op.inputs[i].evicted) {
+      ++i;
+      continue;
+    }
+    Answer(op, op.inputs[i], *op.inputs[i].evicted, now, out);
+    op.inputs.erase(op.inputs.begin() + static_cast<ptrdiff_t>(i));
+  }
+}
+
+void OpTable::Settle(Op& op, Tick now, std::vector<Action>* out) {
+  ++settled_;
+  ++(op.differs ? counters_->refused : counters_->committed);
+  out->push_back(FinishAttempt{group_, op.ordinal, !op.differs});
+  for (const LocalInput& input : op.inputs) {
+    Outcome outcome;
+    if (op.differs) outcome = {Code::kInvalidArgument, RefusalOf(op, input)};
+    Answer(op, input, std::move(outcome), now, out);
+  }
+  Erase(op);
+}
+
+void OpTable::Drop(Op& op, Tick now, std::vector<Action>* out) {
+  if (op.abort) {
+    ++settled_;
+    ++counters_->aborted;
+  }
+  if (op.ordinal) out->push_back(FinishAttempt{group_, op.ordinal, false});
+  for (const LocalInput& input : op.inputs) {
+    Answer(op, input, input.evicted ? *input.evicted : Outcome{Code::kAborted, *op.abort}, now,
+           out);
+  }
+  Erase(op);
+}
+
+void OpTable::Erase(Op& op) {
+  if (op.ordinal) by_ordinal_.erase(op.ordinal);
+  const OpKey key = op.key;
+  ops_.erase(key);
+}
+
+void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
+                     std::vector<Action>* out) {
+  OpInfo info;
+  if (op.participants) {
+    info.epoch = op.participants->epoch;
+    info.size = static_cast<uint32_t>(op.participants->members.size());
+  }
+  info.retries = op.retries;
+  info.total_us = now - input.posted;
+  if (op.complete_once) info.wait_us = std::max<int64_t>(0, op.complete_at - input.posted);
+  const auto tags = tags_.find(input.post.local);
+  LH_CHECK(tags != tags_.end() && tags->second.erase(op.key.tag) == 1);
+  if (tags->second.empty()) tags_.erase(tags);
+  out->push_back(PostDone{input.post, std::move(outcome), info});
+}
+
+std::string OpTable::RefusalOf(const Op& op, const LocalInput& input) const {
+  const auto text = [&](MemberId member, const OpDesc& theirs) {
+    return Subject(op.key.tag) + " refused: member " + ToString(member) + " offered " +
+           ToString(theirs) + ", this member " + ToString(input.desc);
+  };
+  for (const LocalInput& other : op.inputs) {
+    if (other.desc != input.desc) return text(other.member, other.desc);
+  }
+  for (const PeerId peer : op.participants->ring) {
+    const auto it = op.readies.find(peer);
+    if (it == op.readies.end() || it->second.desc == input.desc) continue;
+    return text(op.participants->FirstMemberOf(peer), it->second.desc);
+  }
+  for (const auto& [peer, ready] : op.readies) {
+    if (!ready.local_mismatch) continue;
+    return Subject(op.key.tag) + " refused: member " +
+           ToString(op.participants->FirstMemberOf(peer)) + " and another one at peer " +
+           ToString(peer) + " offered what differs, this member " + ToString(input.desc);
+  }
+  LH_CHECK(false) << "refused without a difference " << Subject(op.key.tag);
+  return "";
+}
+
+// ------------------------------------------------------------------------------ epochs
+
+void OpTable::Freeze(Tick now, std::vector<Action>* out) {
+  frozen_ = true;
+  AdvanceAll(now, out);
+}
+
+bool OpTable::Stopping() const {
+  return std::any_of(by_ordinal_.begin(), by_ordinal_.end(),
+                     [](const auto& entry) { return entry.second->run == Run::kStopping; });
+}
+
+std::vector<control::OpReport> OpTable::Report() const {
+  std::vector<control::OpReport> reports;
+  for (const auto& [ordinal, op] : by_ordinal_) {
+    // An op whose members are all out has no survivor here to speak for.
+    if (!op->announced || op->AllEvicted()) continue;
+    control::OpReport report;
+    report.ordinal = ordinal;
+    report.boundary = op->key.boundary;
+    report.tag = op->key.tag;
+    report.done = op->done;
+    report.abort_on_fault = op->desc.on_fault == OnFault::kAbort;
+    for (const PeerId peer : op->participants->ring) {
+      const auto it = op->readies.find(peer);
+      if (it != op->readies.end()) report.matches.push_back({peer, it->second.ordinal});
+    }
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
+void OpTable::ForgetAttempt(Op& op) {
+  op.announced = false;
+  op.differs = false;
+  op.local_mismatch = false;
+  op.readies.clear();
+  op.dones.clear();
+  op.done = false;
+  op.halted = false;
+}
+
+void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
+                        std::vector<Action>* out) {
+  if (!op.announced || op.AllEvicted()) return;
+  const bool abort_on_fault = op.desc.on_fault == OnFault::kAbort;
+  control::Fate fate = abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
+  const auto it = fates.find(op.ordinal);
+  if (it == fates.end() || (it->second == control::Fate::kCommit && !op.done)) {
+    out->push_back(LogLine{"fate makes no sense group=" + ToString(group_) +
+                           " op=" + ToString(op.ordinal) + " done=" + (op.done ? "1" : "0") +
+                           (it == fates.end() ? " fate=none" : " fate=commit")});
+  } else {
+    fate = it->second;
+  }
+  if (fate == control::Fate::kCommit) return Settle(op, now, out);
+  if (fate == control::Fate::kAbort) {
+    op.abort = Subject(op.key.tag) + " aborted: " + history_->current().cause +
+               "; the source is unchanged: look at the world and start it again";
+  } else if (op.AllReady() && !op.differs) {
+    ++op.retries;
+    ++counters_->retries;
+  }
+  ForgetAttempt(op);
+}
+
+void OpTable::Commit(const std::vector<control::OpFate>& fates, std::set<PeerId> lost, Tick now,
+                     std::vector<Action>* out) {
+  const EpochRecord& record = history_->current();
+  lost_ = std::move(lost);
+  if (record.attempt == attempt_) {
+    Expect({});
+    return AdvanceAll(now, out);
+  }
+  attempt_ = record.attempt;
+  frozen_ = false;
+  unmatched_.clear();
+  std::map<OpOrdinal, control::Fate> by_ordinal;
+  for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
+  for (Op* op : AllOps()) ApplyFate(*op, by_ordinal, now, out);
+  for (auto& [key, op] : ops_) {
+    for (LocalInput& input : op.inputs) {
+      if (input.evicted || record.RankOf(input.member) >= 0) continue;
+      input.evicted = {Code::kEvicted, Subject(key.tag) + " ended: member " +
+                                           ToString(input.member) + " is not in epoch " +
+                                           ToString(record.epoch) + " (" + record.cause + ")"};
+    }
+  }
+  AdvanceAll(now, out);
+  Expect({});
+  for (auto& [peer, frames] : std::exchange(early_, {})) {
+    for (EarlyFrame& frame : frames) {
+      if (const auto* ready = std::get_if<PeerReady>(&frame)) {
+        OnReady(*ready, now, out);
+      } else {
+        OnDone(std::get<PeerDone>(frame), now, out);
+      }
+    }
+  }
+}
+
+void OpTable::Expect(std::set<PeerId> peers) {
+  expected_ = std::move(peers);
+  std::erase_if(unmatched_, [&](const auto& entry) { return !Known(entry.first); });
+  std::erase_if(early_, [&](const auto& entry) { return !Known(entry.first); });
+}
+
+void OpTable::Reset() {
+  LH_CHECK(ops_.empty());
+  unmatched_.clear();
+  lost_.clear();
+  attempt_ = Epoch();
+  frozen_ = false;
+  // What the peers of a preparation in progress sent early stays.
+  Expect(std::exchange(expected_, {}));
+}
+
+// ------------------------------------------------------------------------------ for tests
+
+void OpTable::CheckInvariants() const {
+  std::map<LocalId, std::set<uint64_t>> tags;
+  size_t ordinals = 0;
+  for (const auto& [key, op] : ops_) {
+    const std::string name = ToString(group_) + " tag " + std::to_string(key.tag);
+    LH_CHECK(key == op.key && !op.inputs.empty()) << name;
+    for (const LocalInput& input : op.inputs) {
+      LH_CHECK(tags[input.post.local].insert(key.tag).second) << name;
+    }
+    if (op.ordinal) {
+      ++ordinals;
+      const auto it = by_ordinal_.find(op.ordinal);
+      LH_CHECK(it != by_ordinal_.end() && it->second == &op) << name;
+      LH_CHECK(op.ordinal.value() < counters_->next_ordinal) << name;
+    }
+    LH_CHECK(!op.announced || op.ordinal) << name;
+    LH_CHECK(op.announced || (op.readies.empty() && op.dones.empty() && !op.done)) << name;
+    LH_CHECK(!op.abort || !op.announced) << name;
+    for (const auto& [peer, ready] : op.readies) {
+      LH_CHECK(peer != self_ && op.participants->HasPeer(peer)) << name;
+    }
+    for (const auto& [peer, refused] : op.dones) LH_CHECK(op.readies.contains(peer)) << name;
+    if (op.done) {
+      LH_CHECK(op.AllReady()) << name;
+      LH_CHECK(op.differs ? op.run == Run::kNone
+                          : op.run == Run::kComplete || op.run == Run::kStopping)
+          << name;
+      LH_CHECK(frozen_ || op.run == Run::kStopping || !op.AllDone()) << name << " not settled";
+    }
+    LH_CHECK(!op.Live() || op.announced) << name;
+    LH_CHECK(!op.Live() || op.run_attempt == attempt_) << name;
+    LH_CHECK(!frozen_ || op.done || !op.Live()) << name << " runs while frozen";
+    // What could be announced is announced.
+    LH_CHECK(op.announced || frozen_ || op.run == Run::kStopping || !Gathered(op)) << name;
+  }
+  LH_CHECK(ordinals == by_ordinal_.size() && tags == tags_) << ToString(group_);
+  for (const auto& [peer, unmatched] : unmatched_) {
+    size_t count = 0;
+    for (const auto& [key, queue] : unmatched.by_key) {
+      LH_CHECK(!queue.empty() && queue.size() <= kReadiesAheadMax) << ToString(group_);
+      count += queue.size();
+    }
+    LH_CHECK(count == unmatched.count && count <= LH_READY_UNMATCHED_MAX) << ToString(group_);
+  }
+  for (const auto& [peer, frames] : early_) {
+    LH_CHECK(!frames.empty() && frames.size() <= LH_READY_UNMATCHED_MAX) << ToString(group_);
+  }
+}
+
+namespace {
+
+void AddReady(const PeerReady& ready, Digester* digest) {
+  digest->Add(ready.peer).Add(ready.ordinal).Add(ready.attempt).Add(ready.boundary);
+  digest->Add(ready.tag).Add(ready.desc).Add(uint64_t{ready.local_mismatch}).Add(ready.payload);
+}
+
+}  // namespace
+
+void OpTable::AddTo(Digester* digest) const {
+  digest->Add(uint64_t{ops_.size()}).Add(attempt_).Add(uint64_t{frozen_}).Add(settled_);
+  for (const auto& [key, op] : ops_) {
+    digest->Add(key.boundary).Add(key.tag).Add(op.ordinal).Add(op.run_attempt);
+    digest->Add(static_cast<uint64_t>(op.run)).Add(uint64_t{op.retries}).Add(op.complete_at);
+    digest->Add(uint64_t{op.announced} | uint64_t{op.local_mismatch} << 1 |
+                uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
+                uint64_t{op.complete_once} << 5);
+    digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
+    for (const LocalInput& input : op.inputs) {
+      digest->Add(input.post.local).Add(input.post.call).Add(input.member).Add(input.desc);
+      digest->Add(input.posted).Add(input.evicted ? input.evicted->text : "");
+    }
+    for (const auto& [peer, ready] : op.readies) AddReady(ready, digest);
+    for (const auto& [peer, refused] : op.dones) digest->Add(peer).Add(uint64_t{refused});
+  }
+  for (const auto& [peer, unmatched] : unmatched_) {
+    for (const auto& [key, queue] : unmatched.by_key) {
+      for (const PeerReady& ready : queue) AddReady(ready, digest);
+    }
+  }
+  for (const auto& [peer, frames] : early_) {
+    for (const EarlyFrame& frame : frames) {
+      if (const auto* ready = std::get_if<PeerReady>(&frame)) {
+        AddReady(*ready, digest);
+      } else {
+        const auto& done = std::get<PeerDone>(frame);
+        digest->Add(done.peer).Add(done.ordinal).Add(done.attempt).Add(uint64_t{done.refused});
+      }
+    }
+  }
+  for (const PeerId peer : lost_) digest->Add(peer);
+  for (const PeerId peer : expected_) digest->Add(peer);
+}
+
+}  // namespace longhaul::peerd

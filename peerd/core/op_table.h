@@ -1,0 +1,212 @@
+// The ops of one group at one peer: posted, matched, done, settled, and what a fault does to them.
+//
+// An op's life (docs/life_of_an_op.md) is decided in one place: whatever happens is noted in the
+// op, and Advance() then looks at all of it and takes the next steps. Two things run beside each
+// other:
+//
+//   the op       gathering -> announced -> done -> settled (gone)
+//                    ^------------+-----------+  a freezing commit judged redo
+//   its attempt  none -> running -> complete -> none
+//                          +-----------+-> stopping -> none
+//
+// "attempt" is what the driver runs (StartAttempt ... FinishAttempt); while it is stopping nothing
+// is decided about the op. Frozen ops, and halted ones (a local member of the op was removed), rest
+// until the next freezing epoch is committed.
+//
+// Plain state machine: no clock, no thread. The history given at construction outlives the table.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/outcome.h"
+#include "base/tick.h"
+#include "peerd/core/digest.h"
+#include "peerd/core/epoch_record.h"
+#include "peerd/core/peer_core.h"
+#include "proto/control/messages.h"
+#include "proto/wire/op_desc.h"
+
+namespace longhaul::peerd {
+
+// What all groups of a peer share.
+struct OpCounters {
+  uint64_t next_ordinal = 1;
+  uint64_t committed = 0;
+  uint64_t aborted = 0;
+  uint64_t refused = 0;
+  uint64_t retries = 0;
+  uint64_t frames_stale = 0;
+  uint64_t frames_refused = 0;
+};
+
+struct NewPost {
+  PostRef post;
+  MemberId member;
+  Epoch boundary;  // of the member
+  uint64_t tag = 0;
+  OpDesc desc;
+};
+
+class OpTable {
+ public:
+  OpTable(GroupKey group, PeerId self, const EpochHistory* history, OpCounters* counters);
+  OpTable(const OpTable&) = delete;
+  OpTable& operator=(const OpTable&) = delete;
+
+  // ---- local members. An epoch that has the member is committed. A post that cannot be taken is
+  // answered at once.
+  void Post(const NewPost& post, Tick now, std::vector<Action>* out);
+  // The member is out: its posts are answered with `outcome` once their attempts are stopped. A
+  // post of an op that is done, and that other local members wait for too, shares the op's outcome.
+  void Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out);
+  // Posts that are not answered.
+  size_t PostsOf(LocalId local) const;
+
+  // ---- other peers
+  void OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out);
+  void OnDone(const PeerDone& done, Tick now, std::vector<Action>* out);
+  // No frame is sent to the peer until the next commit.
+  void Lose(PeerId peer) { lost_.insert(peer); }
+
+  // ---- the driver
+  void OnComplete(const AttemptComplete& event, Tick now, std::vector<Action>* out);
+  void OnStopped(const AttemptStopped& event, Tick now, std::vector<Action>* out);
+
+  // ---- epochs
+  void Freeze(Tick now, std::vector<Action>* out);
+  bool frozen() const { return frozen_; }
+  // An attempt that was told to stop has not answered.
+  bool Stopping() const;
+  // Announced and unsettled ops, by ordinal.
+  std::vector<control::OpReport> Report() const;
+  // The newest epoch of the history is in force. `fates` judge what was reported, if it freezes;
+  // `lost` are peers whose link is gone again already.
+  void Commit(const std::vector<control::OpFate>& fates, std::set<PeerId> lost, Tick now,
+              std::vector<Action>* out);
+  // Frames are taken from peers of the newest epoch, and from these, which the next one may bring.
+  // What others sent is forgotten.
+  void Expect(std::set<PeerId> peers);
+  // No local member is admitted any more, no op is open, and the history is empty: begin anew.
+  void Reset();
+
+  uint32_t open() const { return static_cast<uint32_t>(ops_.size()); }
+  uint64_t settled() const { return settled_; }
+
+  void CheckInvariants() const;
+  void AddTo(Digester* digest) const;
+
+ private:
+  // Unique among the ops in flight at one peer.
+  struct OpKey {
+    Epoch boundary;
+    uint64_t tag = 0;
+    friend auto operator<=>(const OpKey&, const OpKey&) = default;
+    friend bool operator==(const OpKey&, const OpKey&) = default;
+  };
+  struct LocalInput {
+    PostRef post;
+    MemberId member;
+    OpDesc desc;
+    Tick posted;
+    std::optional<Outcome> evicted;  // the member is out
+  };
+  enum class Run : uint8_t { kNone, kRunning, kComplete, kStopping };
+  struct Op {
+    OpKey key;
+    OpOrdinal ordinal;  // 0 until the first announcement
+    std::vector<LocalInput> inputs;
+
+    // Of the attempt in force, once announced in it.
+    bool announced = false;
+    std::shared_ptr<const Participants> participants;
+    OpDesc desc;
+    bool local_mismatch = false;
+    bool differs = false;  // some descriptor differs: the verdict is refused
+    std::map<PeerId, PeerReady> readies;
+    std::map<PeerId, bool> dones;  // and whether with verdict refused
+    bool done = false;
+
+    Run run = Run::kNone;
+    Epoch run_attempt;
+    bool halted = false;
+    std::optional<std::string> abort;  // judged: abort, and why
+
+    bool complete_once = false;  // every READY was in, in some attempt
+    Tick complete_at;
+    uint32_t retries = 0;
+
+    bool AllReady() const { return announced && readies.size() + 1 == participants->ring.size(); }
+    bool AllDone() const { return done && dones.size() + 1 == participants->ring.size(); }
+    bool AllEvicted() const;
+    bool Live() const { return run == Run::kRunning || run == Run::kComplete; }
+  };
+  struct Unmatched {
+    std::map<OpKey, std::deque<PeerReady>> by_key;
+    size_t count = 0;
+  };
+  using EarlyFrame = std::variant<PeerReady, PeerDone>;
+
+  // Takes the op as far as it goes now; it may be gone afterwards.
+  void Advance(Op& op, Tick now, std::vector<Action>* out);
+  void AdvanceAll(Tick now, std::vector<Action>* out);
+  // Announced ops by ordinal, then the others by key.
+  std::vector<Op*> AllOps();
+  // Every local participant has posted.
+  bool Gathered(const Op& op) const;
+  void Announce(Op& op, Tick now, std::vector<Action>* out);
+  void TakeReady(Op& op, PeerReady ready);
+  void NoteComplete(Op& op, Tick now);
+  void Start(Op& op, std::vector<Action>* out);
+  void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;
+  void Stop(Op& op, std::vector<Action>* out);
+  void SendDones(const Op& op, std::vector<Action>* out) const;
+  // DONEs whose verdict is not ours: the peer broke the protocol.
+  bool CheckVerdicts(Op& op, std::vector<Action>* out);
+  // Answers the posts of members that are out.
+  void DropEvicted(Op& op, Tick now, std::vector<Action>* out);
+  // The op ends the same way at every participant: its result, or the refusal.
+  void Settle(Op& op, Tick now, std::vector<Action>* out);
+  // The op ends here alone, or aborted: no attempt of it is left.
+  void Drop(Op& op, Tick now, std::vector<Action>* out);
+  void Erase(Op& op);
+  void Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
+              std::vector<Action>* out);
+  std::string RefusalOf(const Op& op, const LocalInput& input) const;
+  // The op is to be announced again.
+  void ForgetAttempt(Op& op);
+  void ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
+                 std::vector<Action>* out);
+
+  bool Known(PeerId peer) const;
+  void Refuse(PeerId peer, const std::string& reason, std::vector<Action>* out);
+  void KeepEarly(EarlyFrame frame, PeerId peer, std::vector<Action>* out);
+  void KeepUnmatched(const PeerReady& ready, std::vector<Action>* out);
+
+  const GroupKey group_;
+  const PeerId self_;
+  const EpochHistory* const history_;
+  OpCounters* const counters_;
+
+  std::map<OpKey, Op> ops_;
+  std::map<OpOrdinal, Op*> by_ordinal_;
+  std::map<LocalId, std::set<uint64_t>> tags_;       // in flight, by member
+  std::map<PeerId, Unmatched> unmatched_;            // READYs of this attempt that no op has met
+  std::map<PeerId, std::vector<EarlyFrame>> early_;  // of newer attempts, in order of arrival
+  std::set<PeerId> lost_;
+  std::set<PeerId> expected_;
+  Epoch attempt_;
+  bool frozen_ = false;
+  uint64_t settled_ = 0;
+};
+
+}  // namespace longhaul::peerd

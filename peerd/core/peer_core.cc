@@ -1,0 +1,520 @@
+#include "peerd/core/peer_core.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+#include "peerd/core/digest.h"
+#include "peerd/core/epoch_follower.h"
+#include "peerd/core/epoch_record.h"
+#include "peerd/core/local_members.h"
+#include "peerd/core/op_table.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// Of the control stream.
+constexpr uint32_t kProtocolVersion = 1;
+
+// How many detect_ms a dead trainer's ops are given to settle before its member leaves all the
+// same. Members that died while they waited for each other's posts would otherwise never leave.
+constexpr int64_t kDeathGrace = 2;
+
+struct Group {
+  Group(const GroupKey& key, PeerId self, OpCounters* counters)
+      : epochs(key, self), ops(key, self, &epochs.history(), counters) {}
+
+  const EpochRecord* current() const {
+    return epochs.history().empty() ? nullptr : &epochs.history().current();
+  }
+
+  EpochFollower epochs;
+  OpTable ops;
+  uint32_t pending = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+};
+
+}  // namespace
+
+class PeerCore::Impl {
+ public:
+  explicit Impl(CoreConfig config) : config_(std::move(config)) {}
+
+  std::vector<Action> Step(const Event& event, Tick now);
+  Tick NextDeadline() const;
+  void SetBytes(const GroupKey& group, uint64_t sent, uint64_t received);
+  MembersView GetMembers(LocalId local) const;
+  Stats GetStats() const;
+  void CheckInvariants() const;
+  uint64_t Digest() const;
+
+ private:
+  struct Drain {
+    Tick deadline;
+    bool due = false;     // the deadline has passed: everybody leaves
+    bool forced = false;  // nobody is there to let us go
+    bool told = false;    // Drained
+  };
+
+  // ---- events
+  void On(const CoordinatorUp&);
+  void On(const CoordinatorDown&);
+  void On(const FromCoordinator& event);
+  void On(const LocalJoin& event);
+  void On(const LocalStep& event) { members_.Step(event.local, &out_); }
+  void On(const LocalLeave& event) { members_.Leave(event.local, &out_); }
+  void On(const LocalDied& event);
+  void On(const LocalPost& event);
+  void On(const LinkUp& event);
+  void On(const LinkDown& event);
+  void On(const PeerReady& event);
+  void On(const PeerDone& event);
+  void On(const AttemptComplete& event);
+  void On(const AttemptStopped& event);
+  void On(const DrainRequested& event) { BeginDrain(event.deadline, "asked to stop"); }
+  void On(const TimePassed&) {}
+
+  // ---- messages of the coordinator
+  void Take(const control::Welcome& message);
+  void Take(const control::JoinPending& message) { members_.Pending(message, &out_); }
+  void Take(const control::JoinRefused& message) { members_.Refused(message, &out_); }
+  void Take(const control::VoteResult& message);
+  void Take(const control::PrepareEpoch& message);
+  void Take(const control::CommitEpoch& message);
+  void Take(const control::AbortEpoch& message);
+  void Take(const control::Removed& message);
+  void Take(const control::PendingCount& message);
+  void Take(const control::Drain& message);
+
+  void Send(control::PeerMessage message) { out_.push_back(ToCoordinator{std::move(message)}); }
+  void Ignore(const char* what, const GroupKey& group);
+  Group* FindGroup(const GroupKey& key);
+  void BeginDrain(Tick deadline, const std::string& reason);
+  void EvictFromOps(const LocalMember& local);
+
+  // ---- after each event: whatever has become possible or due
+  void Sweep();
+  void SweepDrain();
+  void SweepHeartbeat();
+  void SweepGroups();
+  Tick ForceDue() const;
+  // Links that no group needs have been closed in order, without LinkDown.
+  void ForgetLinks();
+  int64_t BeatUs() const { return Millis(detect_ms_) / 3; }
+
+  const CoreConfig config_;
+  uint32_t detect_ms_ = config_.detect_ms;
+  OpCounters counters_;
+  LocalMembers members_;
+  std::map<GroupKey, std::unique_ptr<Group>> groups_;
+  std::set<std::pair<std::string, PeerId>> links_up_;
+  bool coordinator_up_ = false;
+  Tick coordinator_down_since_;
+  Tick beat_due_ = kNever;
+  std::optional<Drain> drain_;
+
+  // Of the Step() that runs.
+  Tick now_;
+  std::vector<Action> out_;
+};
+
+std::vector<Action> PeerCore::Impl::Step(const Event& event, Tick now) {
+  now_ = now;
+  std::visit([this](const auto& e) { On(e); }, event);
+  Sweep();
+  if (!coordinator_up_) {
+    // It is said again, from the state, when the stream stands.
+    std::erase_if(out_, [](const Action& a) { return std::holds_alternative<ToCoordinator>(a); });
+  }
+  return std::exchange(out_, {});
+}
+
+void PeerCore::Impl::Ignore(const char* what, const GroupKey& group) {
+  out_.push_back(
+      LogLine{std::string(what) + " ignored group=" + ToString(group) + " why=\"no member here\""});
+}
+
+Group* PeerCore::Impl::FindGroup(const GroupKey& key) {
+  const auto it = groups_.find(key);
+  return it == groups_.end() ? nullptr : it->second.get();
+}
+
+// ------------------------------------------------------------------------------ control stream
+
+void PeerCore::Impl::On(const CoordinatorUp&) {
+  coordinator_up_ = true;
+  beat_due_ = now_ + BeatUs();
+  members_.ForgetUnheard();
+  control::Hello hello;
+  hello.peer = config_.peer;
+  hello.endpoints = config_.endpoints;
+  hello.protocol = kProtocolVersion;
+  hello.lanes = config_.lanes;
+  hello.version = config_.version;
+  hello.host = config_.host;
+  for (const auto& [key, group] : groups_) {
+    std::vector<MemberId> members = members_.MembersOf(key);
+    if (members.empty()) continue;
+    hello.groups.push_back({key, group->epochs.history().committed(), std::move(members)});
+  }
+  Send(std::move(hello));
+  if (drain_) Send(control::Draining{});
+  members_.Resend(&out_);
+  for (const auto& [key, group] : groups_) group->epochs.Resend(&out_);
+}
+
+void PeerCore::Impl::On(const CoordinatorDown&) {
+  coordinator_up_ = false;
+  coordinator_down_since_ = now_;
+  beat_due_ = kNever;
+}
+
+void PeerCore::Impl::On(const FromCoordinator& event) {
+  std::visit([this](const auto& message) { Take(message); }, event.message);
+}
+
+void PeerCore::Impl::Take(const control::Welcome& message) {
+  if (message.detect_ms == 0) return;
+  detect_ms_ = message.detect_ms;
+  if (coordinator_up_) beat_due_ = std::min(beat_due_, now_ + BeatUs());
+}
+
+void PeerCore::Impl::Take(const control::VoteResult& message) {
+  const Group* const group = FindGroup(message.group);
+  if (group == nullptr) return;
+  members_.Voted(message, group->current(), group->pending, &out_);
+}
+
+void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
+  Group* const group = FindGroup(message.group);
+  if (group == nullptr) return Ignore("PrepareEpoch", message.group);
+  if (!group->epochs.Prepare(message, detect_ms_, now_, &out_)) return;
+  group->ops.Expect(group->epochs.PreparedPeers());
+  if (message.freeze && !group->ops.frozen()) group->ops.Freeze(now_, &out_);
+}
+
+void PeerCore::Impl::Take(const control::CommitEpoch& message) {
+  Group* const group = FindGroup(message.group);
+  if (group == nullptr) return Ignore("CommitEpoch", message.group);
+  if (!group->epochs.Commit(message, now_, &out_)) return;
+  std::set<PeerId> lost;
+  for (const auto& [peer, reason] : group->epochs.lost()) lost.insert(peer);
+  group->ops.Commit(message.fates, std::move(lost), now_, &out_);
+  members_.Committed(message.group, *group->current(), group->pending, &out_);
+  ForgetLinks();
+}
+
+void PeerCore::Impl::Take(const control::AbortEpoch& message) {
+  Group* const group = FindGroup(message.group);
+  if (group == nullptr) return Ignore("AbortEpoch", message.group);
+  if (!group->epochs.Abort(message, &out_)) return;
+  group->ops.Expect({});
+  ForgetLinks();
+}
+
+void PeerCore::Impl::Take(const control::Removed& message) {
+  // Unknown: the answer to a Leave that was sent twice.
+  const LocalMember* const local = members_.Removed(message, &out_);
+  if (local != nullptr) EvictFromOps(*local);
+}
+
+void PeerCore::Impl::EvictFromOps(const LocalMember& local) {
+  Group* const group = FindGroup(local.group);
+  if (group == nullptr || !local.member) return;
+  Outcome outcome = *local.removed;
+  if (outcome.ok()) outcome = {Code::kEvicted, "the member left before the op was settled"};
+  group->ops.Evict(local.member, outcome, now_, &out_);
+}
+
+void PeerCore::Impl::Take(const control::PendingCount& message) {
+  Group* const group = FindGroup(message.group);
+  if (group == nullptr || group->pending == message.count) return;
+  group->pending = message.count;
+  if (group->current() == nullptr) return;
+  members_.PendingChanged(message.group, *group->current(), group->pending, &out_);
+}
+
+void PeerCore::Impl::Take(const control::Drain& message) {
+  BeginDrain(now_ + Millis(config_.drain_timeout_ms), message.reason);
+}
+
+// ------------------------------------------------------------------------------ trainers
+
+void PeerCore::Impl::On(const LocalJoin& event) {
+  members_.Join(event, &out_);
+  if (members_.Find(event.local) == nullptr || groups_.contains(event.group)) return;
+  groups_.emplace(event.group, std::make_unique<Group>(event.group, config_.peer, &counters_));
+}
+
+void PeerCore::Impl::On(const LocalDied& event) {
+  members_.Died(event.local, event.reason, now_ + kDeathGrace * Millis(detect_ms_), &out_);
+}
+
+void PeerCore::Impl::On(const LocalPost& event) {
+  Outcome refusal = members_.MayPost(event.post.local);
+  if (refusal.ok()) {
+    const LocalMember& local = *members_.Find(event.post.local);
+    Group& group = *groups_.at(local.group);
+    if (group.current() != nullptr && group.current()->RankOf(local.member) >= 0) {
+      group.ops.Post({event.post, local.member, local.boundary, event.tag, event.desc}, now_,
+                     &out_);
+      return;
+    }
+    refusal = {Code::kEvicted,
+               "member " + ToString(local.member) + " is not in the epoch in force"};
+  }
+  out_.push_back(PostDone{event.post, std::move(refusal), {}});
+}
+
+// ------------------------------------------------------------------------------ links, frames,
+// driver
+
+void PeerCore::Impl::On(const LinkUp& event) {
+  for (const auto& [key, group] : groups_) {
+    if (key.run != event.run || !group->epochs.Peers().contains(event.peer)) continue;
+    links_up_.emplace(event.run, event.peer);
+    group->epochs.LinkUp(event.peer);
+  }
+}
+
+void PeerCore::Impl::On(const LinkDown& event) {
+  const bool was_up = links_up_.erase({event.run, event.peer}) != 0;
+  for (const auto& [key, group] : groups_) {
+    if (key.run != event.run) continue;
+    group->epochs.LinkDown(event.peer, was_up, event.reason, &out_);
+    group->ops.Lose(event.peer);
+  }
+}
+
+void PeerCore::Impl::On(const PeerReady& event) {
+  if (Group* const group = FindGroup(event.group)) return group->ops.OnReady(event, now_, &out_);
+  ++counters_.frames_stale;
+}
+
+void PeerCore::Impl::On(const PeerDone& event) {
+  if (Group* const group = FindGroup(event.group)) return group->ops.OnDone(event, now_, &out_);
+  ++counters_.frames_stale;
+}
+
+void PeerCore::Impl::On(const AttemptComplete& event) {
+  if (Group* const group = FindGroup(event.group)) group->ops.OnComplete(event, now_, &out_);
+}
+
+void PeerCore::Impl::On(const AttemptStopped& event) {
+  if (Group* const group = FindGroup(event.group)) group->ops.OnStopped(event, now_, &out_);
+}
+
+// ------------------------------------------------------------------------------ sweep
+
+void PeerCore::Impl::BeginDrain(Tick deadline, const std::string& reason) {
+  if (drain_) {
+    drain_->deadline = std::min(drain_->deadline, deadline);
+    return;
+  }
+  drain_ = Drain{deadline};
+  out_.push_back(LogLine{"draining reason=\"" + reason + "\""});
+  Send(control::Draining{});
+  members_.Drain(reason, /*at_once=*/false, &out_);
+}
+
+Tick PeerCore::Impl::ForceDue() const {
+  return std::max(drain_->deadline, coordinator_down_since_ + 2 * Millis(detect_ms_));
+}
+
+void PeerCore::Impl::SweepDrain() {
+  if (!drain_) return;
+  if (!drain_->due && now_ >= drain_->deadline) {
+    drain_->due = true;
+    members_.Drain("", /*at_once=*/true, &out_);
+  }
+  if (!drain_->forced && !coordinator_up_ && !members_.empty() && now_ >= ForceDue()) {
+    drain_->forced = true;
+    out_.push_back(LogLine{"draining without the coordinator: it cannot be reached"});
+    for (const LocalMember* local :
+         members_.RemoveAll("this peer stops, and no coordinator could be reached to leave")) {
+      EvictFromOps(*local);
+    }
+  }
+}
+
+void PeerCore::Impl::SweepHeartbeat() {
+  if (now_ < beat_due_) return;
+  beat_due_ = now_ + BeatUs();
+  control::Heartbeat beat;
+  for (const auto& [key, group] : groups_) {
+    if (!members_.HasAdmitted(key)) continue;
+    beat.loads.push_back(
+        {key, group->ops.open(), group->ops.settled(), group->bytes_sent, group->bytes_received});
+  }
+  Send(std::move(beat));
+}
+
+void PeerCore::Impl::SweepGroups() {
+  bool closed = false;
+  for (auto it = groups_.begin(); it != groups_.end();) {
+    const GroupKey& key = it->first;
+    Group& group = *it->second;
+    EpochFollower& epochs = group.epochs;
+    if (!members_.HasAny(key)) {
+      // Whoever is not there has no open post.
+      LH_CHECK(group.ops.open() == 0) << ToString(key);
+      if (!epochs.history().empty() || epochs.preparing()) {
+        out_.push_back(KeepLinks{key, epochs.history().committed(), {}});
+        closed = true;
+      }
+      it = groups_.erase(it);
+      continue;
+    }
+    if (!epochs.history().empty() && !members_.HasAdmitted(key)) {
+      LH_CHECK(group.ops.open() == 0) << ToString(key);
+      const Epoch committed = epochs.history().committed();
+      epochs.Reset();
+      group.ops.Reset();
+      const std::set<PeerId> peers = epochs.Peers();
+      out_.push_back(KeepLinks{key, committed, {peers.begin(), peers.end()}});
+      closed = true;
+    }
+    epochs.FailIfDue(now_, &out_);
+    if (epochs.WantsReady()) {
+      if (!epochs.freezing()) {
+        epochs.Ready({}, &out_);
+      } else if (!group.ops.Stopping()) {
+        epochs.Ready(group.ops.Report(), &out_);
+      }
+    }
+    ++it;
+  }
+  if (closed) ForgetLinks();
+}
+
+void PeerCore::Impl::ForgetLinks() {
+  std::set<std::pair<std::string, PeerId>> needed;
+  for (const auto& [key, group] : groups_) {
+    for (const PeerId peer : group->epochs.Peers()) needed.emplace(key.run, peer);
+  }
+  std::erase_if(links_up_, [&](const auto& link) { return !needed.contains(link); });
+}
+
+void PeerCore::Impl::Sweep() {
+  SweepDrain();
+  const auto posts_of = [this](const LocalMember& local) {
+    const Group* const group = FindGroup(local.group);
+    return group == nullptr ? 0 : group->ops.PostsOf(local.id);
+  };
+  members_.Sweep(posts_of, now_, &out_);
+  if (!coordinator_up_) members_.ForgetUnheard();
+  SweepGroups();
+  SweepHeartbeat();
+  if (drain_ && !drain_->told && members_.empty()) {
+    drain_->told = true;
+    out_.push_back(Drained{});
+  }
+}
+
+Tick PeerCore::Impl::NextDeadline() const {
+  Tick due = std::min(beat_due_, members_.NextDeadline());
+  for (const auto& [key, group] : groups_) due = std::min(due, group->epochs.NextDeadline());
+  if (drain_ && !drain_->due) due = std::min(due, drain_->deadline);
+  if (drain_ && !drain_->forced && !coordinator_up_ && !members_.empty()) {
+    due = std::min(due, ForceDue());
+  }
+  return due;
+}
+
+// ------------------------------------------------------------------------------ views
+
+void PeerCore::Impl::SetBytes(const GroupKey& group, uint64_t sent, uint64_t received) {
+  if (Group* const found = FindGroup(group)) {
+    found->bytes_sent = sent;
+    found->bytes_received = received;
+  }
+}
+
+PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
+  MembersView view;
+  const LocalMember* const local = members_.Find(id);
+  if (local == nullptr || !local->admitted) return view;
+  const Group& group = *groups_.at(local->group);
+  if (group.current() == nullptr || group.current()->RankOf(local->member) < 0) return view;
+  view.epoch = group.current()->epoch;
+  for (const control::MemberInfo& member : group.current()->members) {
+    view.members.push_back(member.member);
+  }
+  return view;
+}
+
+PeerCore::Stats PeerCore::Impl::GetStats() const {
+  Stats stats;
+  for (const auto& [id, local] : members_.all()) stats.members += local.admitted ? 1 : 0;
+  for (const auto& [key, group] : groups_) stats.ops_open += group->ops.open();
+  stats.ops_committed = counters_.committed;
+  stats.ops_aborted = counters_.aborted;
+  stats.ops_refused = counters_.refused;
+  stats.retries = counters_.retries;
+  stats.frames_stale = counters_.frames_stale;
+  stats.frames_refused = counters_.frames_refused;
+  return stats;
+}
+
+void PeerCore::Impl::CheckInvariants() const {
+  members_.CheckInvariants();
+  for (const auto& [id, local] : members_.all()) {
+    const auto it = groups_.find(local.group);
+    LH_CHECK(it != groups_.end()) << ToString(local.group);
+    const size_t posts = it->second->ops.PostsOf(id);
+    LH_CHECK(!local.removed || posts != 0) << "finished member kept";
+    LH_CHECK(local.admitted || posts == 0) << "posts of a member that is not admitted";
+    LH_CHECK(!local.admitted || it->second->current() != nullptr) << "admitted without epoch";
+  }
+  for (const auto& [key, group] : groups_) {
+    LH_CHECK(members_.HasAny(key)) << ToString(key);
+    LH_CHECK(group->ops.frozen() == group->epochs.freezing() || !members_.HasAdmitted(key))
+        << ToString(key);
+    group->epochs.CheckInvariants();
+    group->ops.CheckInvariants();
+  }
+}
+
+uint64_t PeerCore::Impl::Digest() const {
+  Digester digest;
+  digest.Add(uint64_t{detect_ms_}).Add(counters_.next_ordinal).Add(uint64_t{coordinator_up_});
+  digest.Add(coordinator_down_since_).Add(beat_due_).Add(counters_.committed);
+  digest.Add(counters_.aborted).Add(counters_.refused).Add(counters_.retries);
+  digest.Add(counters_.frames_stale).Add(counters_.frames_refused);
+  if (drain_) {
+    digest.Add(drain_->deadline).Add(uint64_t{drain_->due}).Add(uint64_t{drain_->forced});
+  }
+  members_.AddTo(&digest);
+  for (const auto& [key, group] : groups_) {
+    digest.Add(key).Add(uint64_t{group->pending});
+    digest.Add(group->bytes_sent).Add(group->bytes_received);
+    group->epochs.AddTo(&digest);
+    group->ops.AddTo(&digest);
+  }
+  for (const auto& [run, peer] : links_up_) digest.Add(run).Add(peer);
+  return digest.value();
+}
+
+// ------------------------------------------------------------------------------ the shell
+
+PeerCore::PeerCore(CoreConfig config) : impl_(std::make_unique<Impl>(std::move(config))) {}
+PeerCore::~PeerCore() = default;
+PeerCore::PeerCore(PeerCore&&) noexcept = default;
+PeerCore& PeerCore::operator=(PeerCore&&) noexcept = default;
+
+std::vector<Action> PeerCore::Step(const Event& event, Tick now) { return impl_->Step(event, now); }
+Tick PeerCore::NextDeadline() const { return impl_->NextDeadline(); }
+void PeerCore::SetBytes(const GroupKey& group, uint64_t sent, uint64_t received) {
+  impl_->SetBytes(group, sent, received);
+}
+PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->GetMembers(local); }
+PeerCore::Stats PeerCore::GetStats() const { return impl_->GetStats(); }
+void PeerCore::CheckInvariants() const { impl_->CheckInvariants(); }
+uint64_t PeerCore::Digest() const { return impl_->Digest(); }
+
+}  // namespace longhaul::peerd
