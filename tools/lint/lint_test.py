@@ -39,7 +39,7 @@ class Layering(unittest.TestCase):
     def allowed(self, path: str, header: str) -> None:
         self.assertEqual(findings(layering.check, {path: f"#include {header}\n"}), [], header)
 
-    def test_cores_see_messages_and_base_values_only(self):
+    def test_cores_see_messages_and_base_values_only(self) -> None:
         for core in ("coordinator/core/a.cc", "peerd/core/a.cc", "coordinator/solver/a.h"):
             self.allowed(core, "<map>")
             self.allowed(core, '"base/ids.h"')
@@ -51,7 +51,7 @@ class Layering(unittest.TestCase):
         self.caught("coordinator/core/a.cc", '"coordinator/store/store.h"')
         self.caught("peerd/core/a.h", '"peerd/transport/transport.h"')
 
-    def test_daemons_do_not_see_each_other(self):
+    def test_daemons_do_not_see_each_other(self) -> None:
         self.caught("coordinator/loop/a.cc", '"peerd/core/peer_core.h"')
         self.caught("peerd/daemon/a.cc", '"coordinator/core/records.h"')
         self.caught("coordinator/core/a_test.cc", '"peerd/core/peer_core.h"')
@@ -59,7 +59,7 @@ class Layering(unittest.TestCase):
         self.allowed("tests/sim/a.cc", '"peerd/core/peer_core.h"')
         self.allowed("tests/sim/a.cc", '"coordinator/core/records.h"')
 
-    def test_client_sees_the_ipc_headers_only(self):
+    def test_client_sees_the_ipc_headers_only(self) -> None:
         self.allowed("client/src/a.c", '"proto/wire/ipc.h"')
         self.allowed("client/src/a.c", "<sys/socket.h>")
         self.allowed("client/src/a.c", '"longhaul/longhaul.h"')
@@ -68,7 +68,7 @@ class Layering(unittest.TestCase):
         self.caught("client/src/a.c", "<absl/status/status.h>")
         self.caught("proto/wire/ipc.h", '"base/bytes.h"')
 
-    def test_grpc_and_protobuf_stay_at_the_border(self):
+    def test_grpc_and_protobuf_stay_at_the_border(self) -> None:
         for header in (
             "<grpcpp/grpcpp.h>",
             '"proto/longhaul/v1/coordinator.pb.h"',
@@ -81,7 +81,7 @@ class Layering(unittest.TestCase):
             self.caught("peerd/daemon/a.cc", header)
             self.caught("base/a.cc", header)
 
-    def test_liburing_is_in_one_source_file(self):
+    def test_liburing_is_in_one_source_file(self) -> None:
         text = "#include <liburing.h>\n"
         self.assertEqual(findings(layering.check, {"peerd/io/a.cc": text}), [])
         self.assertEqual(findings(layering.check, {"peerd/io/a.cc": text, "peerd/io/a_test.cc": text}), [])
@@ -89,24 +89,24 @@ class Layering(unittest.TestCase):
         self.assertEqual(len(findings(layering.check, {"peerd/io/a.cc": text, "peerd/io/b.cc": text})), 2)
         self.caught("peerd/daemon/a.cc", "<liburing.h>")
 
-    def test_prometheus_is_in_metrics(self):
+    def test_prometheus_is_in_metrics(self) -> None:
         self.allowed("peerd/metrics/a.cc", "<prometheus/registry.h>")
         self.caught("peerd/daemon/a.cc", "<prometheus/registry.h>")
         self.caught("coordinator/core/a.cc", "<prometheus/registry.h>")
 
-    def test_collectives_see_wire_codecs_only(self):
+    def test_collectives_see_wire_codecs_only(self) -> None:
         self.allowed("peerd/collective/a.cc", '"proto/wire/frame.h"')
         self.caught("peerd/collective/a.cc", '"peerd/io/ring.h"')
         self.caught("peerd/transport/stripe.cc", '"peerd/io/ring.h"')
         self.allowed("peerd/transport/lane.cc", '"peerd/io/ring.h"')
         self.caught("peerd/io/ring.h", '"proto/wire/frame.h"')
 
-    def test_base_is_below_everything(self):
+    def test_base_is_below_everything(self) -> None:
         self.allowed("base/a.cc", '"absl/status/status.h"')
         self.caught("base/a.cc", '"proto/wire/frame.h"')
         self.caught("base/a.cc", '"peerd/io/ring.h"')
 
-    def test_googletest_is_in_tests(self):
+    def test_googletest_is_in_tests(self) -> None:
         self.allowed("base/a_test.cc", '"gtest/gtest.h"')
         self.caught("base/a.cc", '"gtest/gtest.h"')
 
@@ -114,7 +114,7 @@ class Layering(unittest.TestCase):
 class Purity(unittest.TestCase):
     CORES = ("coordinator/core/a.h", "coordinator/solver/a.cc", "peerd/core/a.cc")
 
-    def test_banned_includes_are_caught(self):
+    def test_banned_includes_are_caught(self) -> None:
         for path in self.CORES:
             for header in (
                 "<chrono>",
@@ -139,7 +139,7 @@ class Purity(unittest.TestCase):
                     header,
                 )
 
-    def test_banned_words_are_caught(self):
+    def test_banned_words_are_caught(self) -> None:
         for words in (
             'getenv("X");',
             "std::thread t;",
@@ -155,18 +155,18 @@ class Purity(unittest.TestCase):
         ):
             self.assertEqual(one(purity.check, "peerd/core/a.cc", words), 1, words)
 
-    def test_comments_and_texts_are_not_code(self):
+    def test_comments_and_texts_are_not_code(self) -> None:
         text = '// std::thread, getenv("X")\n/* steady_clock\n rand() */\nconst char* k = "std::cout << rand()";\n'
         self.assertEqual(one(purity.check, "peerd/core/a.cc", text), 0)
 
-    def test_ordered_values_pass(self):
+    def test_ordered_values_pass(self) -> None:
         text = (
             "#include <map>\n#include <vector>\nint timeout(int runtime) { return runtime; }\nbool send_write_(int);\n"
         )
         for path in self.CORES:
             self.assertEqual(one(purity.check, path, text), 0)
 
-    def test_other_code_and_tests_may(self):
+    def test_other_code_and_tests_may(self) -> None:
         for path in (
             "peerd/daemon/a.cc",
             "base/mailbox.h",

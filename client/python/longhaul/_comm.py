@@ -65,7 +65,7 @@ class Op:
         self.what = what
         self.tensors: tuple[Any, ...] | None = tensors
         self.outcome: OpInfo | Error | None = None
-        weakref.finalize(self, _native.library().lh_op_free, handle).atexit = False
+        weakref.finalize(self, _free_op, comm._client, handle).atexit = False
 
     def poll(self) -> bool:
         """Whether there is an outcome."""
@@ -103,6 +103,16 @@ class Op:
                 seconds_wait=info.seconds_wait,
             )
         self.tensors = None
+
+
+# These are given the client so that it is closed after all that belongs to it, whatever order the
+# garbage collector takes.
+def _free_op(client: Client, handle: ctypes.c_void_p) -> None:
+    _native.library().lh_op_free(handle)
+
+
+def _free_comm(client: Client, handle: ctypes.c_void_p) -> None:
+    _native.library().lh_comm_free(handle)
 
 
 def _abandon(op: Op) -> None:
@@ -175,7 +185,7 @@ class Comm:
         self._epoch_of_step = 0
         self.run = run
         self.group = group
-        weakref.finalize(self, _native.library().lh_comm_free, handle).atexit = False
+        weakref.finalize(self, _free_comm, client, handle).atexit = False
 
     # ------------------------------------------------------------------ the world
 

@@ -1,0 +1,245 @@
+"""What all_reduce computes, of what, and when its tensors are free again."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Members
+
+import longhaul as lh
+from longhaul.testing import LocalCluster
+
+NUMPY = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"]
+OPS = {
+    "sum": lambda rows: rows.sum(0),
+    "avg": lambda rows: rows.sum(0) / len(rows),
+    "prod": lambda rows: rows.prod(0),
+    "min": lambda rows: rows.min(0),
+    "max": lambda rows: rows.max(0),
+}
+
+
+def rows(members: int, count: int) -> np.ndarray:
+    """Small integers, so that every dtype and op is exact. Sums of a column divide by the members."""
+    base = np.arange(count) % 3 + 1
+    return np.stack([np.roll(base, member) if count % 3 == 0 else base for member in range(members)])
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_every_dtype_and_op_is_exact(three: Members, dtype: str, op: str) -> None:
+    data = rows(3, 999)
+
+    def reduce(comm: lh.Comm) -> np.ndarray:
+        tensor = comm.empty(999, dtype)
+        tensor[:] = data[comm.rank]
+        info = comm.all_reduce(tensor, op, timeout=30)
+        assert info.world_size == 3
+        assert not info.staged
+        return tensor
+
+    expected = OPS[op](data).astype(dtype)
+    for result in three.all(reduce):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("arena", [True, False])
+def test_torch_tensors_are_reduced(cluster: LocalCluster, pair: Members, dtype: torch.dtype, arena: bool) -> None:
+    def reduce(comm: lh.Comm) -> tuple[torch.Tensor, lh.OpInfo]:
+        if arena:
+            tensor = lh.torch.empty(40, 25, dtype=dtype, peerd=cluster.socket(comm.rank))
+        else:
+            tensor = torch.empty(40, 25, dtype=dtype)
+        tensor.fill_(comm.rank + 1)
+        return tensor, comm.all_reduce(tensor, "sum", timeout=30)
+
+    # Rank i has joined through peer i.
+    for tensor, info in pair.all(reduce):
+        assert tensor.shape == (40, 25)
+        assert bool((tensor == 3).all())
+        assert info.staged is not arena
+
+
+@pytest.mark.parametrize("arena", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 5, 1000, 1_000_003])
+def test_out_of_place_leaves_the_source(pair: Members, arena: bool, count: int) -> None:
+    def reduce(comm: lh.Comm) -> tuple[np.ndarray, np.ndarray]:
+        make = comm.empty if arena else np.empty
+        source, target = make(count, "float32"), make(count, "float32")
+        source[:] = comm.rank + 1
+        target[:] = -1
+        comm.all_reduce(source, "sum", out=target, timeout=60)
+        assert (source == comm.rank + 1).all()
+        return target
+
+    for target in pair.all(reduce):
+        assert (target == 3).all()
+
+
+def test_a_view_of_a_larger_array_is_reduced_alone(pair: Members) -> None:
+    def reduce(comm: lh.Comm) -> np.ndarray:
+        whole = comm.empty((4, 100))
+        whole[:] = 1
+        comm.all_reduce(whole[1:3], "sum", timeout=30)
+        return whole
+
+    for whole in pair.all(reduce):
+        assert whole.sum(1).tolist() == [100, 200, 200, 100]
+
+
+def test_tags_may_be_started_in_any_order(three: Members) -> None:
+    def reduce(comm: lh.Comm) -> list[float]:
+        tensors = [comm.empty(10_000) for _ in range(12)]
+        order = list(range(12))
+        order = order[comm.rank * 4 :] + order[: comm.rank * 4]
+        works = {}
+        for tag in order:
+            tensors[tag][:] = tag
+            works[tag] = comm.all_reduce(tensors[tag], tag=tag, async_op=True)
+        for work in works.values():
+            work.wait(timeout=60)
+        assert all(work.done() for work in works.values())
+        return [float(tensor[0]) for tensor in tensors]
+
+    assert three.all(reduce) == [[3.0 * tag for tag in range(12)]] * 3
+
+
+def test_info_says_what_happened(pair: Members) -> None:
+    def reduce(comm: lh.Comm) -> lh.OpInfo:
+        work = comm.all_reduce(comm.empty(1 << 20), async_op=True)
+        info = work.wait(60)
+        assert work.info == info
+        assert work.wait(0) == info  # as often as you like
+        return info
+
+    for info in pair.all(reduce):
+        assert info.world_size == 2
+        assert info.epoch == pair.comms[0].epoch
+        assert info.retries == 0
+        # A ring of two sends half of the tensor twice.
+        assert info.bytes_sent == info.bytes_received == 4 << 20
+        assert 0 <= info.seconds_wait <= info.seconds
+
+
+def test_a_wait_that_times_out_leaves_the_op_going(pair: Members) -> None:
+    first, second = pair.comms
+    tensor = np.ones(1000, np.float32)
+    with pytest.raises(lh.DeadlineExceeded) as late:
+        first.all_reduce(tensor, timeout=0.1)
+    work = late.value.work
+    assert work is not None
+    assert not work.done()
+    with pytest.raises(lh.FailedPrecondition):
+        _ = work.info
+    with pytest.raises(lh.DeadlineExceeded):
+        work.wait(timeout=0)
+    second.all_reduce(np.ones(1000, np.float32), timeout=30)
+    assert work.wait(timeout=30).world_size == 2
+    assert (tensor == 2).all()
+
+
+def test_an_op_that_nobody_waits_for_keeps_its_tensor(pair: Members) -> None:
+    first, second = pair.comms
+    for _ in range(5):
+        tensor = first.empty(100_000)
+        tensor[:] = 1
+        first.all_reduce(tensor, async_op=True)  # the Work is dropped
+        del tensor
+        gc.collect()
+        other = first.empty(100_000)  # must not get the memory of the op in flight
+        other[:] = 77
+        result = second.empty(100_000)
+        result[:] = 2
+        second.all_reduce(result, timeout=30)
+        assert (result == 3).all()
+        assert (other == 77).all()
+
+
+def test_members_that_differ_are_told_both_offers(pair: Members) -> None:
+    def reduce(comm: lh.Comm) -> str:
+        with pytest.raises(lh.InvalidArgument) as refused:
+            comm.all_reduce(np.ones(10 + comm.rank, np.float32), timeout=30)
+        return str(refused.value)
+
+    for text in pair.all(reduce):
+        assert "10" in text
+        assert "11" in text
+
+
+@pytest.mark.parametrize(
+    "tensor, named",
+    [
+        (np.ones((4, 4), np.float32).T, "contiguous"),
+        (np.ones(8, np.float32)[::2], "contiguous"),
+        (np.ones(3, np.complex64), "complex64"),
+        (np.ones(3, ">f4"), "dtype"),
+        (np.ones(3, bool), "bool"),
+        (np.frombuffer(b"12345678", np.float32), "read-only"),
+        (torch.ones(4, 4).t(), "contiguous"),
+        (torch.ones(3, dtype=torch.complex64), "complex64"),
+        (torch.ones(3, device="meta"), "meta"),
+        (torch.eye(3).to_sparse(), "to_dense"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_tensor_that_cannot_be_sent_is_refused_with_what_to_do(pair: Members, tensor: Any, named: str) -> None:
+    with pytest.raises(lh.InvalidArgument, match=named):
+        pair.comms[0].all_reduce(tensor)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, named",
+    [
+        ({"op": "mean"}, lh.InvalidArgument, "avg"),
+        ({"on_fault": "panic"}, lh.InvalidArgument, "retry"),
+        ({"tag": -1}, lh.InvalidArgument, "tag"),
+        ({"out": np.ones(4, np.float32)}, lh.InvalidArgument, "alike"),
+        ({"out": np.ones(3, np.float64)}, lh.InvalidArgument, "alike"),
+        ({"timeout": -1}, ValueError, "timeout"),
+        ({"timeout": 1, "async_op": True}, lh.InvalidArgument, "wait"),
+        ({"out": [1, 2, 3]}, TypeError, "numpy array"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_what_to_do(
+    pair: Members, arguments: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        pair.comms[0].all_reduce(np.ones(3, np.float32), **arguments)
+
+
+def test_survivors_redo_an_op_in_flight(cluster: LocalCluster) -> None:
+    with LocalCluster(peers=1, coordinator=cluster.coordinator) as victim:
+        members = Members([cluster.socket(0), cluster.socket(1), victim.socket(0)])
+        survivors = members.comms[:2]
+        members.comms = survivors
+        works = [comm.all_reduce(np.full(50_000, 1 + i, np.float32), async_op=True) for i, comm in enumerate(survivors)]
+        victim.kill_peer(0)
+        for work in works:
+            info = work.wait(timeout=60)
+            assert info.world_size == 2
+        assert [comm.world_size for comm in survivors] == [2, 2]
+        members.close()
+
+
+def test_on_fault_abort_gives_the_inputs_back(cluster: LocalCluster) -> None:
+    with LocalCluster(peers=1, coordinator=cluster.coordinator) as victim:
+        members = Members([cluster.socket(0), cluster.socket(1), victim.socket(0)])
+        survivors = members.comms[:2]
+        members.comms = survivors
+        tensors = [np.full(50_000, 1 + i, np.float32) for i in range(2)]
+        works = [
+            comm.all_reduce(tensor, on_fault="abort", async_op=True)
+            for comm, tensor in zip(survivors, tensors, strict=True)
+        ]
+        victim.kill_peer(0)
+        for work in works:
+            with pytest.raises(lh.Aborted):
+                work.wait(timeout=60)
+        for i, tensor in enumerate(tensors):
+            assert (tensor == 1 + i).all()
+        members.close()

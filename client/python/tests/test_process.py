@@ -1,0 +1,211 @@
+"""Longhaul in a process of its own: Ctrl-C, imports, packaging, the README, tethered clusters."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+
+import longhaul as lh
+from longhaul.testing import LocalCluster, find_binary
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def python(code: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", code],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def read_until(process: subprocess.Popen[str], text: str, seconds: float = 60) -> str:
+    assert process.stdout is not None
+    seen = ""
+    deadline = time.monotonic() + seconds
+    while text not in seen:
+        ready, _, _ = select.select([process.stdout], [], [], deadline - time.monotonic())
+        assert ready, f"no {text!r} in {seconds} s, only: {seen}"
+        part = os.read(process.stdout.fileno(), 4096).decode()
+        assert part, f"ended without {text!r}: {seen}"
+        seen += part
+    return seen
+
+
+WAITS = {
+    "join": "lh.join('busy', timeout=None)",
+    "begin_step": "comm.begin_step()",
+    "all_reduce": "comm.all_reduce(np.ones(10, np.float32))",
+    "work": "comm.all_reduce(np.ones(10, np.float32), async_op=True).wait()",
+    "peerd": "lh.join(peerd='/nonexistent/peerd.sock', timeout=None)",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ctrl_c_ends_every_wait(cluster: LocalCluster, wait: str, request: pytest.FixtureRequest) -> None:
+    run = f"interrupt-{wait}"
+    code = f"""
+import threading
+import numpy as np, longhaul as lh
+comm = lh.join({run!r}, timeout=None)
+# A second member that never does anything; another thread runs on while this one waits.
+def other():
+    second = lh.join({run!r}, peerd={cluster.socket(1)!r}, timeout=None)
+    with open(0) as never:
+        never.read()
+threading.Thread(target=other, daemon=True).start()
+while comm.world_size < 2:
+    comm.begin_step()
+held = lh.join('busy', group=1)
+print('member')
+def later():
+    import time
+    time.sleep(0.3)
+    print('waiting')
+threading.Thread(target=later, daemon=True).start()
+try:
+    {WAITS[wait]}
+except KeyboardInterrupt:
+    print('interrupted')
+"""
+    with lh.join("busy", peerd=cluster.socket(2)):  # makes a second join of "busy" wait
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", code],
+            env={**os.environ, "LONGHAUL_SOCKET": cluster.socket(0)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            read_until(process, "waiting")
+            process.send_signal(signal.SIGINT)
+            read_until(process, "interrupted", seconds=10)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_numpy_and_torch_are_not_needed_to_import(cluster: LocalCluster) -> None:
+    code = """
+import sys
+sys.modules['numpy'] = sys.modules['torch'] = None
+import longhaul as lh
+with lh.join('bare') as comm:
+    assert comm.world_size == 1
+    comm.begin_step()
+    for wrong in (lambda: lh.empty(3), lambda: lh.torch):
+        try:
+            wrong()
+        except ImportError as problem:
+            print(problem)
+    try:
+        comm.all_reduce([1.0])
+    except TypeError as problem:
+        print(problem)
+print('end')
+"""
+    process = python(code, LONGHAUL_SOCKET=cluster.socket(0))
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "install numpy" in output
+    assert "pass a numpy array or a torch CPU tensor" in output
+    assert output.endswith("end\n")
+
+
+def test_a_missing_library_is_named() -> None:
+    process = python("import longhaul as lh; lh.join()", LONGHAUL_LIBRARY="/nonexistent/liblonghaul.so")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(r"ImportError: .*LONGHAUL_LIBRARY.*/nonexistent/liblonghaul.so: no such file", output)
+
+
+def test_the_example_of_the_readme_runs(cluster: LocalCluster) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        process = python(block, LONGHAUL_SOCKET=cluster.socket(0))
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+
+
+def test_the_wheel_needs_no_index_and_works(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
+    # Builds from a copy: pip leaves nothing in the tree.
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-index",
+            "--no-deps",
+            "-w",
+            str(tmp_path),
+            str(ROOT / "client"),
+        ],
+        check=True,
+        timeout=120,
+    )
+    (wheel,) = tmp_path.glob("longhaul-*-py3-none-*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+        content.extractall(tmp_path / "installed")
+    assert "longhaul/liblonghaul.so" in names
+    assert "longhaul/py.typed" in names
+    assert not any("test_" in name for name in names)
+    code = "import longhaul as lh; c = lh.join('wheel'); print(lh._native.library()._name, c.world_size)"
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed"), "LONGHAUL_SOCKET": cluster.socket(0)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.stdout.split() == [str(tmp_path / "installed" / "longhaul" / "liblonghaul.so"), "1"], process
+
+
+def test_a_cluster_dies_with_its_process() -> None:
+    code = """
+import time
+from longhaul.testing import LocalCluster
+cluster = LocalCluster(peers=2)
+print(cluster.coordinator_pid, *(peer.pid for peer in cluster.peers), 'started')
+time.sleep(600)
+"""
+    process = python(code)
+    pids = [int(word) for word in read_until(process, "started").split()[:3]]
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(pathlib.Path(f"/proc/{pid}/cmdline").exists() and is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still there: {pids}"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_program_that_does_not_come_up_shows_its_log() -> None:
+    with pytest.raises(RuntimeError, match="no-such-flag"):
+        LocalCluster(peers=1, peerd_flags=["--no-such-flag"])
+
+
+def test_missing_programs_are_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}.*tools/build"):
+        find_binary("longhaul-peerd", tmp_path)
