@@ -1,0 +1,382 @@
+#include "peerd/control/control_client.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/client_callback.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "proto/control/convert.h"
+#include "proto/control/grpc/support.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr char kMethod[] = "/longhaul.v1.Coordinator/Attach";
+constexpr size_t kQueuedMessagesMax = 65536;
+constexpr size_t kQueuedBytesMax = 64 << 20;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t detect_ms) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
+  args.SetMaxSendMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
+  const control::Keepalive keepalive = control::KeepaliveFor(detect_ms);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive.time_ms);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive.timeout_ms);
+  args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Each try is a connection of its own: the pauses between them are ours, not gRPC's.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  // Tensors do not go through an HTTP proxy either.
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+}
+
+const char* CodeName(grpc::StatusCode code) {
+  switch (code) {
+    case grpc::StatusCode::OK:
+      return "OK";
+    case grpc::StatusCode::CANCELLED:
+      return "CANCELLED";
+    case grpc::StatusCode::INVALID_ARGUMENT:
+      return "INVALID_ARGUMENT";
+    case grpc::StatusCode::ABORTED:
+      return "ABORTED";
+    case grpc::StatusCode::UNAVAILABLE:
+      return "UNAVAILABLE";
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return "RESOURCE_EXHAUSTED";
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return "UNIMPLEMENTED";
+    default:
+      return "error";
+  }
+}
+
+absl::StatusOr<control::CoordinatorMessage> Parse(const grpc::ByteBuffer& buffer) {
+  grpc::Slice slice;
+  if (!buffer.DumpToSingleSlice(&slice).ok()) {
+    return absl::InvalidArgumentError("message cannot be decompressed");
+  }
+  return control::ParseCoordinatorMessage(
+      std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
+}
+
+// One try at one address, from connecting to its end. The reactor holds itself open (AddHold) while
+// writes may be started from outside of its reactions.
+//
+//   starting --(initial metadata)--> standing --(end, or given up)--> closing --(OnDone)--> done
+class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  Stream(std::string address, uint32_t detect_ms, const ControlClientCallbacks* callbacks)
+      : address_(std::move(address)),
+        callbacks_(callbacks),
+        channel_(MakeChannel(address_, detect_ms)),
+        stub_(channel_),
+        detect_ms_(detect_ms) {}
+
+  void Start() {
+    stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
+    AddHold();
+    StartCall();
+  }
+
+  bool Send(const control::PeerMessage& message) {
+    const bool hello = std::holds_alternative<control::Hello>(message);
+    std::string bytes = control::Serialize(message);
+    MutexLock lock(&mutex_);
+    if (!standing_ || closing_ || hello == said_hello_) return false;
+    if (queue_.size() >= kQueuedMessagesMax || queued_bytes_ + bytes.size() > kQueuedBytesMax) {
+      GiveUpLocked("the coordinator does not read the control stream");
+      return false;
+    }
+    said_hello_ = true;
+    queued_bytes_ += bytes.size();
+    queue_.push_back(std::move(bytes));
+    StartNextWriteLocked();
+    return true;
+  }
+
+  void GiveUp(const std::string& why) {
+    MutexLock lock(&mutex_);
+    GiveUpLocked(why);
+  }
+
+  // Waits until the stream stands or is done, or until the deadline.
+  void WaitUntilStanding(Clock::time_point deadline) {
+    MutexLock lock(&mutex_);
+    while (!standing_ && !done_ && Clock::now() < deadline) {
+      changed_.WaitFor(&mutex_, deadline - Clock::now());
+    }
+  }
+  bool standing() {
+    MutexLock lock(&mutex_);
+    return standing_;
+  }
+  void WaitUntilDone() {
+    MutexLock lock(&mutex_);
+    while (!done_) changed_.Wait(&mutex_);
+  }
+
+  // Once it is done.
+  bool worked() {
+    MutexLock lock(&mutex_);
+    return worked_;
+  }
+  uint32_t detect_ms() {
+    MutexLock lock(&mutex_);
+    return detect_ms_;
+  }
+  std::string Reason() {
+    MutexLock lock(&mutex_);
+    const std::string what =
+        standing_ ? absl::StrCat("control stream to coordinator ", address_, " ended: ")
+                  : absl::StrCat("cannot reach coordinator ", address_, ": ");
+    if (!given_up_.empty()) return what + given_up_;
+    return absl::StrCat(what, CodeName(status_.error_code()), " ", status_.error_message());
+  }
+
+ private:
+  void OnReadInitialMetadataDone(bool ok) override {
+    if (!ok) return Close();
+    {
+      MutexLock lock(&mutex_);
+      if (closing_) return;
+      standing_ = true;
+      changed_.SignalAll();
+    }
+    // The first read follows, so no message comes before this.
+    callbacks_->connected();
+    Read();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return Close();
+    absl::StatusOr<control::CoordinatorMessage> message = Parse(incoming_);
+    incoming_.Clear();
+    if (!message.ok()) {
+      return GiveUp(absl::StrCat("the coordinator sent a message against the protocol: ",
+                                 std::string(message.status().message())));
+    }
+    {
+      MutexLock lock(&mutex_);
+      worked_ = true;
+      const auto* welcome = std::get_if<control::Welcome>(&*message);
+      if (welcome != nullptr) detect_ms_ = welcome->detect_ms;
+    }
+    callbacks_->message(*std::move(message));
+    Read();
+  }
+
+  void OnWriteDone(bool ok) override {
+    MutexLock lock(&mutex_);
+    writing_ = false;
+    // A broken stream shows at the read, too; the end is taken from there.
+    if (ok && !closing_) StartNextWriteLocked();
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    MutexLock lock(&mutex_);
+    status_ = status;
+    done_ = true;
+    changed_.SignalAll();
+  }
+
+  void Read() {
+    MutexLock lock(&mutex_);
+    if (!closing_) StartRead(&incoming_);
+  }
+  void Close() {
+    MutexLock lock(&mutex_);
+    CloseLocked();
+  }
+  void CloseLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (closing_) return;
+    closing_ = true;
+    queue_.clear();
+    RemoveHold();
+  }
+  void GiveUpLocked(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (closing_) return;
+    given_up_ = why;
+    context_.TryCancel();
+    CloseLocked();
+  }
+  void StartNextWriteLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || queue_.empty()) return;
+    writing_ = true;
+    queued_bytes_ -= queue_.front().size();
+    const grpc::Slice slice(queue_.front());
+    outgoing_ = grpc::ByteBuffer(&slice, 1);
+    queue_.pop_front();
+    StartWrite(&outgoing_);
+  }
+
+  const std::string address_;
+  const ControlClientCallbacks* const callbacks_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer incoming_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t detect_ms_ ABSL_GUARDED_BY(mutex_);
+  std::string given_up_ ABSL_GUARDED_BY(mutex_);
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // stays true when it ends
+  bool said_hello_ ABSL_GUARDED_BY(mutex_) = false;
+  bool worked_ ABSL_GUARDED_BY(mutex_) = false;  // a message came
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class ControlClientImpl final : public ControlClient {
+ public:
+  ControlClientImpl(ControlClientOptions options, ControlClientCallbacks callbacks)
+      : options_(std::move(options)),
+        callbacks_(std::move(callbacks)),
+        detect_ms_(options_.detect_ms),
+        random_(std::random_device()()),
+        thread_([this] { Run(); }) {}
+
+  ~ControlClientImpl() override { Stop(); }
+
+  bool Send(const control::PeerMessage& message) override {
+    std::shared_ptr<Stream> stream;
+    {
+      MutexLock lock(&mutex_);
+      stream = stream_;
+    }
+    return stream != nullptr && stream->Send(message);
+  }
+
+  void Stop() override {
+    std::shared_ptr<Stream> stream;
+    {
+      MutexLock lock(&mutex_);
+      stopping_ = true;
+      stream = stream_;
+      stop_.SignalAll();
+    }
+    if (stream != nullptr) stream->GiveUp("the peer is stopping");
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void Run() {
+    size_t address = 0;
+    size_t failures = 0;  // in a row
+    std::string last_reason;
+    while (true) {
+      const std::string& target = options_.addresses[address % options_.addresses.size()];
+      const std::shared_ptr<Stream> stream = Begin(target);
+      if (stream == nullptr) return;
+      Attend(target, *stream, &last_reason);
+      if (stream->worked()) {
+        failures = 0;
+      } else {
+        ++failures;
+        ++address;
+      }
+      if (!End(*stream, &last_reason)) return;
+      if (!Pause(failures)) return;
+    }
+  }
+
+  // Null: stopping.
+  std::shared_ptr<Stream> Begin(const std::string& target) {
+    auto stream = std::make_shared<Stream>(target, detect_ms_, &callbacks_);
+    MutexLock lock(&mutex_);
+    if (stopping_) return nullptr;
+    stream_ = stream;
+    stream->Start();
+    return stream;
+  }
+
+  // From the start of a stream to its end.
+  void Attend(const std::string& target, Stream& stream, std::string* last_reason) {
+    const auto patience = std::chrono::milliseconds(std::max<uint32_t>(2 * detect_ms_, 1000));
+    stream.WaitUntilStanding(Clock::now() + patience);
+    if (stream.standing()) {
+      Log(LogLevel::kInfo, "control stream stands" + LogField("coordinator", target));
+      last_reason->clear();
+    } else {
+      stream.GiveUp(absl::StrCat("no answer in ", patience.count(), " ms"));
+    }
+    stream.WaitUntilDone();
+    detect_ms_ = stream.detect_ms();
+  }
+
+  // False: stopping.
+  bool End(Stream& stream, std::string* last_reason) {
+    {
+      MutexLock lock(&mutex_);
+      stream_ = nullptr;
+      if (stopping_) return false;
+    }
+    std::string reason = stream.Reason();
+    // A coordinator that stays away is told of once.
+    if (reason != *last_reason) Log(LogLevel::kWarning, reason + "; trying again");
+    *last_reason = reason;
+    callbacks_.disconnected(std::move(reason));
+    return true;
+  }
+
+  // False: stopping. A first round over all addresses has the shortest pause.
+  bool Pause(size_t failures) {
+    const size_t rounds = std::min<size_t>(failures / options_.addresses.size(), 16);
+    const uint64_t full_ms =
+        std::min<uint64_t>(uint64_t{options_.pause_ms_min} << rounds, options_.pause_ms_max);
+    std::uniform_int_distribution<uint64_t> jitter(full_ms * 500, full_ms * 1000);
+    const Clock::time_point until = Clock::now() + std::chrono::microseconds(jitter(random_));
+    MutexLock lock(&mutex_);
+    while (!stopping_ && Clock::now() < until) stop_.WaitFor(&mutex_, until - Clock::now());
+    return !stopping_;
+  }
+
+  const ControlClientOptions options_;
+  const ControlClientCallbacks callbacks_;
+  // Of the client's thread.
+  uint32_t detect_ms_;
+  std::mt19937_64 random_;
+
+  Mutex mutex_;
+  CondVar stop_;
+  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // last: it uses everything above
+};
+
+}  // namespace
+
+std::unique_ptr<ControlClient> MakeControlClient(ControlClientOptions options,
+                                                 ControlClientCallbacks callbacks) {
+  LH_CHECK(!options.addresses.empty());
+  LH_CHECK(options.pause_ms_min > 0 && options.detect_ms > 0);
+  static const bool routed = (control::RouteGrpcLog(), true);
+  (void)routed;
+  return std::make_unique<ControlClientImpl>(std::move(options), std::move(callbacks));
+}
+
+}  // namespace longhaul::peerd
