@@ -1,0 +1,54 @@
+// longhaul-coordinator: agrees with the peers on who takes part. See coordinator/server.h.
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "base/daemon/daemon.h"
+#include "base/log.h"
+#include "coordinator/server.h"
+
+ABSL_FLAG(std::string, listen, "0.0.0.0:29600",
+          "address for peers and lhctl (gRPC), host:port or [v6]:port; port 0: any free one");
+ABSL_FLAG(std::string, http, "0.0.0.0:29601",
+          "address of /metrics, /healthz and /readyz; empty: none");
+ABSL_FLAG(std::string, store, "memory",
+          "where to keep what must survive a restart: memory (nothing survives) or sqlite:PATH");
+ABSL_FLAG(uint32_t, detect_ms, 1500,
+          "milliseconds of silence after which a peer counts as dead; all other timeouts derive "
+          "from it");
+
+namespace longhaul::coordinator {
+namespace {
+
+int Main(int argc, char** argv) {
+  const ProgramInfo info{
+      "longhaul-coordinator",
+      "Agrees with the peers of training runs on who takes part, and settles what a failure left "
+      "open.\n\n"
+      "  longhaul-coordinator [--listen=HOST:PORT] [--store=sqlite:PATH] [flags]",
+      "LONGHAUL_COORDINATOR_"};
+  InitDaemon(argc, argv, info);
+  ServerOptions options;
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.http = absl::GetFlag(FLAGS_http);
+  options.store = absl::GetFlag(FLAGS_store);
+  options.detect_ms = absl::GetFlag(FLAGS_detect_ms);
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
+  if (absl::IsInvalidArgument(server.status())) {
+    ExitUsage(info, std::string(server.status().message()));
+  }
+  if (!server.ok()) return FatalExit(server.status());
+  const absl::Status ready =
+      AnnounceReady({{"grpc", (*server)->grpc_address()}, {"http", (*server)->http_address()}});
+  if (!ready.ok()) return FatalExit(ready);
+
+  const int signal = WaitForStopSignal();
+  Log(LogLevel::kInfo, "stopping" + LogField("signal", std::to_string(signal)));
+  (*server)->Stop();
+  server->reset();
+  Log(LogLevel::kInfo, "stopped");
+  return 0;
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator
+
+int main(int argc, char** argv) { return longhaul::coordinator::Main(argc, argv); }

@@ -1,0 +1,88 @@
+#include "coordinator/server.h"
+
+#include <stdlib.h>
+#include <sys/random.h>
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/daemon/host_port.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "coordinator/store/store.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+std::string RandomBytes(size_t size) {
+  std::string bytes(size, '\0');
+  LH_CHECK(getrandom(bytes.data(), size, 0) == static_cast<ssize_t>(size));
+  return bytes;
+}
+
+// Before anything is opened.
+absl::Status Check(const ServerOptions& options) {
+  if (const auto listen = ParseHostPort(options.listen); !listen.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--listen: ", std::string(listen.status().message())));
+  }
+  if (const auto http = ParseHostPort(options.http); !options.http.empty() && !http.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--http: ", std::string(http.status().message())));
+  }
+  if (options.detect_ms < kDetectMsMin || options.detect_ms > kDetectMsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--detect-ms=", options.detect_ms, ": give ",
+                                                   kDetectMsMin, " to ", kDetectMsMax));
+  }
+  return absl::OkStatus();
+}
+
+void ExitOnFatal(const absl::Status& status) {
+  Log(LogLevel::kError, absl::StrCat("the store failed, so the coordinator ends; started again, it "
+                                     "goes on from what the store holds: ",
+                                     std::string(status.message())));
+  _Exit(1);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options) {
+  LH_RETURN_IF_ERROR(Check(options));
+  std::unique_ptr<Server> server(new Server);
+  LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
+  CoordinatorLoop::Options loop;
+  loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
+  loop.core.detect_ms = options.detect_ms;
+  loop.core.entropy = RandomBytes(32);
+  loop.fatal = options.fatal ? options.fatal : ExitOnFatal;
+  LH_ASSIGN_OR_RETURN(server->loop_,
+                      CoordinatorLoop::Start(std::move(loop), std::move(store), &server->metrics_));
+  if (!options.http.empty()) {
+    LH_ASSIGN_OR_RETURN(server->web_,
+                        Web::Start(options.http, server->loop_.get(), &server->metrics_));
+  }
+  // Last: from here on peers may come.
+  LH_ASSIGN_OR_RETURN(server->grpc_,
+                      GrpcServer::Start(options.listen, server->loop_.get(), &server->metrics_));
+  Log(LogLevel::kInfo, "coordinator serving" + LogField("grpc", server->grpc_address()) +
+                           LogField("http", server->http_address()) +
+                           LogField("store", server->loop_->store_name()) +
+                           LogField("incarnation", server->incarnation()) +
+                           LogField("detect_ms", std::to_string(options.detect_ms)));
+  return server;
+}
+
+Server::~Server() {
+  if (grpc_) Stop();
+  // Its thread asks the loop.
+  web_.reset();
+}
+
+void Server::Stop(std::chrono::milliseconds grace) {
+  if (web_) web_->SetStopping();
+  grpc_->Stop(grace);
+}
+
+}  // namespace longhaul::coordinator
