@@ -1,0 +1,83 @@
+/* The client's memory that peerd sees too: regions (one memfd each), and blocks inside them.
+ *
+ * Knows neither socket nor lock: client.c registers regions with peerd and guards all of this with
+ * the client's mutex.
+ */
+#ifndef LONGHAUL_CLIENT_ARENA_H_
+#define LONGHAUL_CLIENT_ARENA_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LHI_REGION_BYTES_MIN ((size_t)64 << 20)
+#define LHI_REGION_ROUND ((size_t)2 << 20)
+#define LHI_ALIGN ((size_t)64)
+/* Blocks from this size on begin at a page: the kernel moves whole pages. */
+#define LHI_PAGE_ALIGN_FROM ((size_t)1 << 20)
+#define LHI_PAGE ((size_t)4096)
+/* Empty regions are kept for the next tensor up to this many bytes. */
+#define LHI_EMPTY_BYTES_MAX ((size_t)256 << 20)
+
+/* Blocks of a region lie in the order of their addresses and cover it; no two free ones touch. */
+struct lhi_block {
+  size_t offset;
+  size_t bytes;
+  bool used;
+  struct lhi_block *previous;
+  struct lhi_block *next;
+};
+
+struct lhi_region {
+  uint64_t id; /* as peerd knows it */
+  uint8_t *base;
+  size_t bytes;
+  size_t used;   /* bytes in used blocks */
+  uint32_t pins; /* operations in flight that name the region */
+  struct lhi_block *blocks;
+  struct lhi_region *next;
+};
+
+struct lhi_arena {
+  struct lhi_region *regions;
+  size_t bytes; /* of all regions */
+};
+
+/* A memfd of `bytes`, sealed in its size, and its mapping. Returns NULL or what failed, for errno.
+ */
+const char *lhi_region_map(size_t bytes, uint8_t **base_out, int *fd_out);
+
+/* Takes over the mapping; NULL: out of memory, and the mapping is still the caller's. */
+struct lhi_region *lhi_arena_add(struct lhi_arena *arena, uint64_t id, uint8_t *base, size_t bytes);
+/* Unmaps the region and forgets it, blocks and all. */
+void lhi_arena_remove(struct lhi_arena *arena, struct lhi_region *region);
+/* A region of the list that is empty and beyond what is kept; NULL: none. */
+struct lhi_region *lhi_arena_surplus(struct lhi_arena *arena);
+
+/* The size of region to add for a block of `bytes`: large regions in large arenas, since their
+ * number is limited; `least`: the smallest that holds the block. `bytes` is at most 2^40. */
+size_t lhi_region_bytes(const struct lhi_arena *arena, size_t bytes, bool least);
+
+/* First fit; NULL: no region has room. `bytes` is not 0. */
+void *lhi_arena_take(struct lhi_arena *arena, size_t bytes);
+/* False: `data` does not begin a used block. */
+bool lhi_arena_give(struct lhi_arena *arena, void *data);
+
+/* The region that contains the address, or NULL. */
+struct lhi_region *lhi_arena_region(const struct lhi_arena *arena, const void *data);
+/* The used block of the region that contains the range wholly, or NULL. */
+const struct lhi_block *lhi_region_block(const struct lhi_region *region, const void *data,
+                                         size_t bytes);
+
+/* Unmaps everything. */
+void lhi_arena_clear(struct lhi_arena *arena);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* LONGHAUL_CLIENT_ARENA_H_ */

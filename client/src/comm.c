@@ -1,0 +1,444 @@
+/* Communicators: a member's way into a group, through step boundaries, and out. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/src/internal.h"
+
+#define LHI_JOIN_FIRST_BYTES (offsetof(lh_join_options, timeout_ms) + sizeof(int64_t))
+#define LHI_WORLD_FIRST_BYTES (offsetof(lh_world_info, member_id) + sizeof(uint64_t))
+/* Epochs may change between two pages of members; not this often. */
+#define LHI_MEMBERS_TRIES 16
+
+void lhi_comm_free_memory(lh_comm *comm) {
+  free(comm->gone_text);
+  free(comm);
+}
+
+void lhi_comm_unuse_locked(lh_comm *comm) {
+  if (--comm->users > 0 || comm->held) return;
+  if (comm->previous != NULL) {
+    comm->previous->next = comm->next;
+  } else {
+    comm->client->comms = comm->next;
+  }
+  if (comm->next != NULL) comm->next->previous = comm->previous;
+  lhi_comm_free_memory(comm);
+}
+
+/* Whether the communicator stands at all, admitted or not. */
+static lh_status standing_locked(const lh_comm *comm, const char *call) {
+  if (comm->gone != LH_OK) {
+    return lhi_fail(comm->gone, "%s: %s", call,
+                    comm->gone_text != NULL && comm->gone_text[0] != '\0'
+                        ? comm->gone_text
+                        : "this member was removed; join again");
+  }
+  if (comm->client->dead) return lhi_dead_locked(comm->client);
+  if (comm->left) {
+    return lhi_fail(LH_FAILED_PRECONDITION, "%s: this member has left; lh_join() again", call);
+  }
+  return LH_OK;
+}
+
+lh_status lhi_member_check_locked(const lh_comm *comm, const char *call) {
+  const lh_status status = standing_locked(comm, call);
+  if (status != LH_OK) return status;
+  if (!comm->admitted) {
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "%s: this member is not admitted yet; wait for its join first", call);
+  }
+  if (comm->leaving) return lhi_fail(LH_FAILED_PRECONDITION, "%s: this member is leaving", call);
+  return LH_OK;
+}
+
+/* NULL and fork() checks of calls that take a communicator. */
+static lh_status check_comm(const lh_comm *comm, const char *call) {
+  if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", call);
+  return lhi_process_check(comm->client, call);
+}
+
+/* ------------------------------------------------------------------ join */
+
+static lh_status check_run(const char *call, const char *run) {
+  static const char kAllowed[] =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+  size_t length;
+  if (run == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: run is NULL", call);
+  length = strlen(run);
+  if (length > 0 && length <= LH_RUN_NAME_BYTES_MAX && strspn(run, kAllowed) == length)
+    return LH_OK;
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: run has to be 1 to %d of [A-Za-z0-9._-]", call,
+                  LH_RUN_NAME_BYTES_MAX);
+}
+
+static lh_status take_join_options(const char *call, const lh_join_options *options,
+                                   lh_join_options *given) {
+  lh_status status = LH_OK;
+  if (options != NULL) {
+    status =
+        lhi_take(call, "LH_JOIN_OPTIONS_INIT", options, LHI_JOIN_FIRST_BYTES, given, sizeof *given);
+  }
+  if (status == LH_OK) status = lhi_check_timeout(call, given->timeout_ms);
+  if (status == LH_OK) status = check_run(call, given->run);
+  return status;
+}
+
+static lh_status join_start(const char *call, lh_client *client, const lh_join_options *given,
+                            lh_comm **comm_out, lh_op **op_out) {
+  struct lh_ipc_request request;
+  lh_comm *comm;
+  lh_op *op;
+  lh_status status = lhi_client_check(client, call);
+  if (status != LH_OK) return status;
+  comm = calloc(1, sizeof *comm);
+  if (comm == NULL) return lhi_fail(LH_UNAVAILABLE, "%s: out of memory", call);
+  op = lhi_op_make(client, LHI_JOIN, comm);
+  if (op == NULL) {
+    free(comm);
+    return LH_UNAVAILABLE;
+  }
+  comm->client = client;
+  comm->held = true;
+  pthread_mutex_lock(&client->mutex);
+  comm->next = client->comms;
+  if (client->comms != NULL) client->comms->previous = comm;
+  client->comms = comm;
+  lhi_op_open_locked(op);
+  comm->join_call = op->call;
+  request = lhi_request(LH_IPC_JOIN, op);
+  pthread_mutex_unlock(&client->mutex);
+  request.u.join.group = given->group;
+  memcpy(request.u.join.run, given->run, strlen(given->run));
+  lhi_send(client, &request, -1);
+  *comm_out = comm;
+  *op_out = op;
+  return LH_OK;
+}
+
+lh_status lh_join_start(lh_client *client, const lh_join_options *options, lh_comm **comm_out,
+                        lh_op **op_out) {
+  lh_join_options given = LH_JOIN_OPTIONS_INIT;
+  lh_status status;
+  if (comm_out != NULL) *comm_out = NULL;
+  if (op_out != NULL) *op_out = NULL;
+  if (client == NULL || comm_out == NULL || op_out == NULL) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "lh_join_start: %s is NULL",
+                    client == NULL     ? "client"
+                    : comm_out == NULL ? "comm_out"
+                                       : "op_out");
+  }
+  status = take_join_options("lh_join_start", options, &given);
+  if (status != LH_OK) return status;
+  return join_start("lh_join_start", client, &given, comm_out, op_out);
+}
+
+lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **comm_out) {
+  lh_join_options given = LH_JOIN_OPTIONS_INIT;
+  lh_comm *comm;
+  lh_op *op;
+  lh_status status;
+  if (comm_out != NULL) *comm_out = NULL;
+  if (client == NULL || comm_out == NULL) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "lh_join: %s is NULL",
+                    client == NULL ? "client" : "comm_out");
+  }
+  status = take_join_options("lh_join", options, &given);
+  if (status == LH_OK) status = join_start("lh_join", client, &given, &comm, &op);
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  if (lhi_wait_locked(op, lhi_deadline_ns(given.timeout_ms))) {
+    status = lhi_outcome_locked(op);
+  } else {
+    status =
+        lhi_fail(LH_DEADLINE_EXCEEDED,
+                 "lh_join: not admitted to %s/%u within %lld ms, the wish is withdrawn; members "
+                 "are admitted when all others are at a step boundary",
+                 given.run, (unsigned)given.group, (long long)given.timeout_ms);
+  }
+  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  if (status == LH_OK) {
+    *comm_out = comm;
+  } else {
+    char text[LH_ERROR_TEXT_BYTES_MAX + 192];
+    snprintf(text, sizeof text, "%s", lh_last_error());
+    lh_comm_free(comm);
+    lhi_fail(status, "%s", text);
+  }
+  return status;
+}
+
+/* ------------------------------------------------------------------ leave */
+
+/* Begins to leave, or finds the leaving that a call began whose time ran out. Mutex held; *send:
+ * the request has to be sent. NULL: no memory. */
+static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *send) {
+  lh_op *op = comm->parked_leave;
+  *send = false;
+  comm->parked_leave = NULL;
+  if (op != NULL) return op;
+  op = lhi_op_new_locked(comm->client, LHI_LEAVE, comm);
+  if (op == NULL || op->state != LHI_OPEN) return op;
+  if (comm->gone != LH_OK) {
+    lhi_op_end_locked(op, LH_OK, NULL); /* out already */
+    return op;
+  }
+  *request = lhi_request(LH_IPC_LEAVE, op);
+  if (comm->admitted) {
+    request->member = comm->handle;
+  } else {
+    request->u.leave.join = comm->join_call;
+  }
+  comm->leaving = true;
+  *send = true;
+  return op;
+}
+
+static lh_status leave_start(const char *call, lh_comm *comm, lh_op **op_out) {
+  struct lh_ipc_request request;
+  lh_client *const client = comm->client;
+  bool send = false;
+  lh_op *op = NULL;
+  lh_status status = LH_OK;
+  pthread_mutex_lock(&client->mutex);
+  /* A member that was removed need not leave: that is no error of the program. */
+  if (comm->gone == LH_OK) status = standing_locked(comm, call);
+  if (status == LH_OK && comm->leaving && comm->parked_leave == NULL) {
+    status = lhi_fail(LH_FAILED_PRECONDITION, "%s: this member is leaving already", call);
+  }
+  if (status == LH_OK) {
+    op = leave_locked(comm, &request, &send);
+    if (op == NULL) status = LH_UNAVAILABLE;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &request, -1);
+  *op_out = op;
+  return status;
+}
+
+/* Waits for a leave or step; one that does not end in time is kept in *parked. */
+static lh_status finish(const char *call, lh_op *op, lh_op **parked, int64_t timeout_ms) {
+  lh_client *const client = op->client;
+  lh_status status;
+  pthread_mutex_lock(&client->mutex);
+  if (lhi_wait_locked(op, lhi_deadline_ns(timeout_ms))) {
+    status = lhi_outcome_locked(op);
+    lhi_op_release_locked(op);
+  } else {
+    *parked = op;
+    status = lhi_fail(LH_DEADLINE_EXCEEDED,
+                      "%s: not finished within %lld ms; it goes on, call again to wait for it",
+                      call, (long long)timeout_ms);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+lh_status lh_leave(lh_comm *comm, int64_t timeout_ms) {
+  lh_op *op;
+  lh_status status = check_comm(comm, "lh_leave");
+  if (status == LH_OK) status = lhi_check_timeout("lh_leave", timeout_ms);
+  if (status == LH_OK) status = leave_start("lh_leave", comm, &op);
+  if (status != LH_OK) return status;
+  return finish("lh_leave", op, &comm->parked_leave, timeout_ms);
+}
+
+lh_status lh_leave_start(lh_comm *comm, lh_op **op_out) {
+  lh_status status;
+  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_leave_start: op_out is NULL");
+  *op_out = NULL;
+  status = check_comm(comm, "lh_leave_start");
+  if (status != LH_OK) return status;
+  return leave_start("lh_leave_start", comm, op_out);
+}
+
+void lh_comm_free(lh_comm *comm) {
+  struct lh_ipc_request request;
+  lh_client *client;
+  bool send = false;
+  if (comm == NULL || comm->client->pid != getpid()) return;
+  client = comm->client;
+  pthread_mutex_lock(&client->mutex);
+  if (comm->parked_step != NULL) lhi_op_release_locked(comm->parked_step);
+  comm->parked_step = NULL;
+  if (!client->dead && comm->gone == LH_OK && !comm->left &&
+      (!comm->leaving || comm->parked_leave != NULL)) {
+    lh_op *const op = leave_locked(comm, &request, &send);
+    if (op != NULL) lhi_op_release_locked(op);
+  } else if (comm->parked_leave != NULL) {
+    lhi_op_release_locked(comm->parked_leave);
+  }
+  comm->parked_leave = NULL;
+  /* The request names the member by values: the communicator may go before it is sent. */
+  comm->held = false;
+  ++comm->users;
+  lhi_comm_unuse_locked(comm);
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &request, -1);
+}
+
+/* ------------------------------------------------------------------ world */
+
+lh_status lh_world(lh_comm *comm, lh_world_info *info) {
+  lh_world_info own = LH_WORLD_INFO_INIT;
+  lh_status status = check_comm(comm, "lh_world");
+  if (status != LH_OK) return status;
+  if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_world: info is NULL");
+  pthread_mutex_lock(&comm->client->mutex);
+  lhi_pump_locked(comm->client);
+  status = standing_locked(comm, "lh_world");
+  if (status == LH_OK && !comm->admitted) {
+    status = lhi_fail(LH_FAILED_PRECONDITION,
+                      "lh_world: this member is not admitted yet; wait for its join first");
+  }
+  own.rank = comm->world.rank;
+  own.size = comm->world.size;
+  own.pending = comm->world.pending;
+  own.epoch = comm->world.epoch;
+  own.member_id = comm->world.member_id;
+  pthread_mutex_unlock(&comm->client->mutex);
+  if (status != LH_OK) return status;
+  return lhi_give("lh_world", "LH_WORLD_INFO_INIT", &own, sizeof own, LHI_WORLD_FIRST_BYTES, info);
+}
+
+lh_status lh_pending(lh_comm *comm, uint32_t *count_out) {
+  lh_world_info info = LH_WORLD_INFO_INIT;
+  lh_status status;
+  if (count_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_pending: count_out is NULL");
+  status = lh_world(comm, &info);
+  if (status == LH_OK) *count_out = info.pending;
+  return status;
+}
+
+/* One page of the members, from rank `first`. */
+static lh_status members_page(lh_comm *comm, uint32_t first, struct lh_ipc_members_page *page) {
+  lh_client *const client = comm->client;
+  struct lh_ipc_request request;
+  lh_op *op = NULL;
+  lh_status status;
+  pthread_mutex_lock(&client->mutex);
+  status = lhi_member_check_locked(comm, "lh_members");
+  if (status == LH_OK) {
+    op = lhi_op_new_locked(client, LHI_MEMBERS, comm);
+    if (op == NULL) status = LH_UNAVAILABLE;
+  }
+  if (op != NULL) {
+    request = lhi_request(LH_IPC_MEMBERS, op);
+    request.member = comm->handle;
+    request.u.members.first = first;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (status != LH_OK) return status;
+  lhi_send(client, &request, -1);
+  pthread_mutex_lock(&client->mutex);
+  if (lhi_wait_locked(op, lhi_now_ns() + LHI_ANSWER_NS)) {
+    status = lhi_outcome_locked(op);
+    if (status == LH_OK) *page = op->reply.members;
+  } else {
+    status = lhi_fail(LH_UNAVAILABLE, "lh_members: peerd does not answer; look at its log");
+  }
+  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  if (status == LH_OK && (page->first != first || page->count > LH_IPC_MEMBERS_PAGE)) {
+    status =
+        lhi_fail(LH_INTERNAL, "lh_members: peerd sent a malformed page; install matching releases");
+  }
+  return status;
+}
+
+lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out) {
+  struct lh_ipc_members_page page = {0, 0, 0, {0}};
+  uint64_t epoch = 0;
+  uint32_t count = 0;
+  int tries = 0;
+  lh_status status = check_comm(comm, "lh_members");
+  if (status != LH_OK) return status;
+  if (count_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_members: count_out is NULL");
+  if (ids == NULL && capacity > 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_members: ids is NULL");
+  while (true) {
+    status = members_page(comm, count, &page);
+    if (status == LH_INTERNAL && count > 0 && ++tries < LHI_MEMBERS_TRIES) {
+      count = 0; /* the epoch has fewer members than there were */
+      continue;
+    }
+    if (status != LH_OK) return status;
+    if (count > 0 && page.epoch != epoch) {
+      if (++tries >= LHI_MEMBERS_TRIES) {
+        return lhi_fail(LH_UNAVAILABLE, "lh_members: the epoch keeps changing; call again");
+      }
+      count = 0;
+      continue;
+    }
+    epoch = page.epoch;
+    for (uint32_t i = 0; i < page.count; ++i, ++count) {
+      if (count < capacity) ids[count] = page.member_ids[i];
+    }
+    if (page.count < LH_IPC_MEMBERS_PAGE || count >= LH_MEMBERS_MAX) break;
+  }
+  *count_out = count;
+  return LH_OK;
+}
+
+/* ------------------------------------------------------------------ step boundary */
+
+static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
+  lh_client *const client = comm->client;
+  struct lh_ipc_request request;
+  bool send = false;
+  lh_op *op = NULL;
+  lh_status status = LH_OK;
+  pthread_mutex_lock(&client->mutex);
+  lhi_pump_locked(client);
+  if (comm->parked_step != NULL) {
+    op = comm->parked_step;
+    comm->parked_step = NULL;
+  } else {
+    status = lhi_member_check_locked(comm, call);
+    if (status == LH_OK && comm->stepping) {
+      status =
+          lhi_fail(LH_FAILED_PRECONDITION,
+                   "%s: this member waits at a step boundary already; wait for that first", call);
+    }
+    if (status == LH_OK) {
+      op = lhi_op_new_locked(client, LHI_STEP, comm);
+      if (op == NULL) status = LH_UNAVAILABLE;
+    }
+    if (op != NULL && op->state == LHI_OPEN) {
+      comm->stepping = true;
+      send = true;
+      request = lhi_request(LH_IPC_STEP, op);
+      request.member = comm->handle;
+    }
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &request, -1);
+  *op_out = op;
+  return status;
+}
+
+static lh_status step(const char *call, lh_comm *comm, int64_t timeout_ms) {
+  lh_op *op;
+  lh_status status = check_comm(comm, call);
+  if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
+  if (status == LH_OK) status = step_start(call, comm, &op);
+  if (status != LH_OK) return status;
+  return finish(call, op, &comm->parked_step, timeout_ms);
+}
+
+lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms) {
+  return step("lh_begin_step", comm, timeout_ms);
+}
+
+lh_status lh_admit(lh_comm *comm, int64_t timeout_ms) { return step("lh_admit", comm, timeout_ms); }
+
+lh_status lh_begin_step_start(lh_comm *comm, lh_op **op_out) {
+  lh_status status;
+  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_begin_step_start: op_out is NULL");
+  *op_out = NULL;
+  status = check_comm(comm, "lh_begin_step_start");
+  if (status != LH_OK) return status;
+  return step_start("lh_begin_step_start", comm, op_out);
+}

@@ -1,0 +1,145 @@
+#define _GNU_SOURCE
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/src/internal.h"
+
+#define LHI_TEXT_BYTES (LH_ERROR_TEXT_BYTES_MAX + 192)
+/* A struct from a far future would be this large; beyond it struct_size is garbage. */
+#define LHI_STRUCT_BYTES_MAX 4096
+
+#define LHI_STRING(x) #x
+#define LHI_VERSION_TEXT(a, b, c) LHI_STRING(a) "." LHI_STRING(b) "." LHI_STRING(c)
+
+static __thread char last_error[LHI_TEXT_BYTES];
+
+const char *lh_version(void) {
+  return LHI_VERSION_TEXT(LH_VERSION_MAJOR, LH_VERSION_MINOR, LH_VERSION_PATCH);
+}
+
+const char *lh_strerror(lh_status status) {
+  switch (status) {
+    case LH_OK:
+      return "LH_OK";
+    case LH_INVALID_ARGUMENT:
+      return "LH_INVALID_ARGUMENT";
+    case LH_FAILED_PRECONDITION:
+      return "LH_FAILED_PRECONDITION";
+    case LH_UNAVAILABLE:
+      return "LH_UNAVAILABLE";
+    case LH_ABORTED:
+      return "LH_ABORTED";
+    case LH_DEADLINE_EXCEEDED:
+      return "LH_DEADLINE_EXCEEDED";
+    case LH_TOO_FEW_MEMBERS:
+      return "LH_TOO_FEW_MEMBERS";
+    case LH_EVICTED:
+      return "LH_EVICTED";
+    case LH_STATE_MISMATCH:
+      return "LH_STATE_MISMATCH";
+    case LH_INTERNAL:
+      return "LH_INTERNAL";
+  }
+  return "unknown lh_status";
+}
+
+const char *lh_last_error(void) { return last_error; }
+
+size_t lh_dtype_size(lh_dtype dtype) {
+  switch (dtype) {
+    case LH_UINT8:
+    case LH_INT8:
+      return 1;
+    case LH_UINT16:
+    case LH_INT16:
+    case LH_FLOAT16:
+    case LH_BFLOAT16:
+      return 2;
+    case LH_UINT32:
+    case LH_INT32:
+    case LH_FLOAT32:
+      return 4;
+    case LH_UINT64:
+    case LH_INT64:
+    case LH_FLOAT64:
+      return 8;
+  }
+  return 0;
+}
+
+lh_status lhi_fail(lh_status status, const char *format, ...) {
+  char text[LHI_TEXT_BYTES]; /* an argument may be the old text */
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  memcpy(last_error, text, sizeof text);
+  return status;
+}
+
+static lh_status check_size(const char *call, const char *init, uint32_t size, size_t first_bytes) {
+  if (size >= first_bytes && size <= LHI_STRUCT_BYTES_MAX) return LH_OK;
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: struct_size is %u; begin the struct with %s", call,
+                  (unsigned)size, init);
+}
+
+lh_status lhi_take(const char *call, const char *init, const void *from, size_t first_bytes,
+                   void *to, size_t to_bytes) {
+  uint32_t size;
+  lh_status status;
+  memcpy(&size, from, sizeof size);
+  status = check_size(call, init, size, first_bytes);
+  if (status != LH_OK) return status;
+  for (size_t i = to_bytes; i < size; ++i) {
+    if (((const uint8_t *)from)[i] != 0) {
+      return lhi_fail(LH_INVALID_ARGUMENT,
+                      "%s: an option is set that this library (%s) does not know; update it", call,
+                      lh_version());
+    }
+  }
+  memcpy(to, from, size < to_bytes ? size : to_bytes);
+  return LH_OK;
+}
+
+lh_status lhi_give(const char *call, const char *init, const void *from, size_t from_bytes,
+                   size_t first_bytes, void *to) {
+  uint32_t size;
+  lh_status status;
+  memcpy(&size, to, sizeof size);
+  status = check_size(call, init, size, first_bytes);
+  if (status != LH_OK) return status;
+  memset((uint8_t *)to + sizeof size, 0, size - sizeof size);
+  memcpy((uint8_t *)to + sizeof size, (const uint8_t *)from + sizeof size,
+         (size < from_bytes ? size : from_bytes) - sizeof size);
+  return LH_OK;
+}
+
+lh_status lhi_check_timeout(const char *call, int64_t timeout_ms) {
+  if (timeout_ms >= LH_FOREVER) return LH_OK;
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: timeout_ms is %lld; LH_FOREVER, 0 or more are possible",
+                  call, (long long)timeout_ms);
+}
+
+int64_t lhi_now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+int64_t lhi_deadline_ns(int64_t timeout_ms) {
+  const int64_t now = lhi_now_ns();
+  if (timeout_ms < 0 || timeout_ms > (INT64_MAX - now) / 1000000 - 1) return LHI_NEVER;
+  return now + timeout_ms * 1000000;
+}
+
+char *lhi_copy_text(const char *text) {
+  const size_t length = strnlen(text, LHI_TEXT_BYTES);
+  char *const copy = malloc(length + 1);
+  if (copy == NULL) return NULL;
+  memcpy(copy, text, length);
+  copy[length] = '\0';
+  return copy;
+}

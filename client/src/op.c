@@ -1,0 +1,267 @@
+/* Operations: the all-reduce, and waiting for whatever is in flight. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/src/internal.h"
+
+#define LHI_ALL_REDUCE_FIRST_BYTES (offsetof(lh_all_reduce_options, on_fault) + sizeof(lh_on_fault))
+#define LHI_OP_INFO_FIRST_BYTES (offsetof(lh_op_info_t, seconds_wait) + sizeof(double))
+
+static const char kAllReduce[] = "lh_all_reduce_start";
+
+lh_status lhi_outcome_locked(const lh_op *op) {
+  if (op->status == LH_OK) return LH_OK;
+  return lhi_fail(op->status, "%s", op->text != NULL ? op->text : lh_strerror(op->status));
+}
+
+static lh_status check_all_reduce(const lh_all_reduce_options *o, size_t *bytes_out) {
+  const size_t element = lh_dtype_size(o->dtype);
+  const uintptr_t source = (uintptr_t)o->source;
+  const uintptr_t target = (uintptr_t)o->target;
+  const uintptr_t low = source < target ? source : target;
+  const uintptr_t high = source < target ? target : source;
+  if (o->source == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", kAllReduce);
+  if (o->target == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", kAllReduce);
+  if (element == 0)
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d", kAllReduce, (int)o->dtype);
+  if ((unsigned)o->op > LH_MAX)
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d", kAllReduce, (int)o->op);
+  if ((unsigned)o->on_fault > LH_ABORT) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d", kAllReduce, (int)o->on_fault);
+  }
+  if (o->count == 0) return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is 0", kAllReduce);
+  if (o->count > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; one tensor has at most 2^40 bytes",
+                    kAllReduce, (unsigned long long)o->count);
+  }
+  *bytes_out = (size_t)o->count * element;
+  if (UINTPTR_MAX - high < *bytes_out) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: source or target goes beyond the address space",
+                    kAllReduce);
+  }
+  if (low != high && high - low < *bytes_out) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: source and target overlap; they have to be equal or apart", kAllReduce);
+  }
+  return LH_OK;
+}
+
+/* Where a buffer of the caller is: *region_out stays NULL if it is not in the arena. */
+static lh_status locate_locked(lh_client *client, const char *what, const void *data, size_t bytes,
+                               size_t element, struct lhi_region **region_out) {
+  struct lhi_region *const region = lhi_arena_region(&client->arena, data);
+  *region_out = NULL;
+  if (region == NULL) return LH_OK;
+  if (lhi_region_block(region, data, bytes) == NULL) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "lh_all_reduce_start: %s does not lie within one buffer of lh_alloc()", what);
+  }
+  /* Other memory is staged, and a staged block is aligned. */
+  if ((uintptr_t)data % element != 0) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "lh_all_reduce_start: %s is not aligned to its elements",
+                    what);
+  }
+  *region_out = region;
+  return LH_OK;
+}
+
+/* Gives back what place() took, of an op that was never opened. */
+static void discard(lh_op *op) {
+  lh_client *const client = op->client;
+  pthread_mutex_lock(&client->mutex);
+  lhi_op_unpin_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  free(op);
+}
+
+static void pin_locked(lh_op *op, struct lhi_region *source, struct lhi_region *target) {
+  if (op->source_region == NULL && source != NULL) {
+    op->source_region = source;
+    ++source->pins;
+  }
+  if (op->target_region == NULL && target != NULL) {
+    op->target_region = target;
+    ++target->pins;
+  }
+}
+
+/* Fills the ranges of an op that is not open yet; what lies outside the arena is staged. On failure
+ * the caller discards the op. Regions of the caller's buffers are pinned first, so that none goes
+ * away while others are allocated. */
+static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
+  lh_client *const client = op->client;
+  const size_t element = lh_dtype_size(o->dtype);
+  struct lhi_region *source;
+  struct lhi_region *target;
+  lh_status status;
+  op->source = (uint8_t *)(uintptr_t)o->source;
+  op->target = o->target;
+  pthread_mutex_lock(&client->mutex);
+  status = locate_locked(client, "source", o->source, op->bytes, element, &source);
+  if (status == LH_OK)
+    status = locate_locked(client, "target", o->target, op->bytes, element, &target);
+  if (status == LH_OK) pin_locked(op, source, target);
+  pthread_mutex_unlock(&client->mutex);
+  if (status == LH_OK && op->source_region == NULL) {
+    op->staged = true;
+    status = lhi_alloc(client, kAllReduce, op->bytes, &op->staged_source);
+    if (status == LH_OK) memcpy(op->staged_source, o->source, op->bytes);
+    op->source = op->staged_source;
+  }
+  if (status == LH_OK && op->target_region == NULL) {
+    /* Apart from the source also when the caller's are one: peerd then has no original to keep. */
+    op->staged = true;
+    status = lhi_alloc(client, kAllReduce, op->bytes, &op->staged_target);
+    op->target = op->staged_target;
+    op->copy_to = o->target;
+  }
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  pin_locked(op, lhi_arena_region(&client->arena, op->source),
+             lhi_arena_region(&client->arena, op->target));
+  pthread_mutex_unlock(&client->mutex);
+  return LH_OK;
+}
+
+static struct lh_ipc_request all_reduce_request(const lh_op *op, const lh_all_reduce_options *o,
+                                                uint64_t member) {
+  struct lh_ipc_request request = lhi_request(LH_IPC_ALL_REDUCE, op);
+  request.member = member;
+  request.u.op.tag = o->tag;
+  request.u.op.count = o->count;
+  request.u.op.source.region = op->source_region->id;
+  request.u.op.source.offset = (uint64_t)(op->source - op->source_region->base);
+  request.u.op.target.region = op->target_region->id;
+  request.u.op.target.offset = (uint64_t)(op->target - op->target_region->base);
+  request.u.op.dtype = (uint8_t)o->dtype;
+  request.u.op.reduce = (uint8_t)o->op;
+  request.u.op.on_fault = (uint8_t)o->on_fault;
+  return request;
+}
+
+lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options, lh_op **op_out) {
+  lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
+  struct lh_ipc_request request;
+  lh_client *client;
+  lh_status status;
+  size_t bytes = 0;
+  lh_op *op;
+  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kAllReduce);
+  *op_out = NULL;
+  if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", kAllReduce);
+  if (options == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: options is NULL", kAllReduce);
+  client = comm->client;
+  status = lhi_process_check(client, kAllReduce);
+  if (status == LH_OK) {
+    status = lhi_take(kAllReduce, "LH_ALL_REDUCE_OPTIONS_INIT", options, LHI_ALL_REDUCE_FIRST_BYTES,
+                      &o, sizeof o);
+  }
+  if (status == LH_OK) status = check_all_reduce(&o, &bytes);
+  if (status != LH_OK) return status;
+
+  pthread_mutex_lock(&client->mutex);
+  /* Keeps what peerd has for us from piling up when a program starts more than it waits for. */
+  lhi_pump_locked(client);
+  status = lhi_member_check_locked(comm, kAllReduce);
+  pthread_mutex_unlock(&client->mutex);
+  if (status != LH_OK) return status;
+
+  op = lhi_op_make(client, LHI_ALL_REDUCE, comm);
+  if (op == NULL) return LH_UNAVAILABLE;
+  op->bytes = bytes;
+  status = place(op, &o);
+  if (status != LH_OK) {
+    discard(op);
+    return status;
+  }
+  pthread_mutex_lock(&client->mutex);
+  status = lhi_member_check_locked(comm, kAllReduce);
+  if (status == LH_OK) {
+    lhi_op_open_locked(op);
+    request = all_reduce_request(op, &o, comm->handle);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (status != LH_OK) {
+    discard(op);
+    return status;
+  }
+  lhi_send(client, &request, -1);
+  *op_out = op;
+  return LH_OK;
+}
+
+lh_status lh_op_wait(lh_op *op, int64_t timeout_ms) {
+  lh_client *client;
+  lh_status status;
+  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_wait: op is NULL");
+  client = op->client;
+  status = lhi_check_timeout("lh_op_wait", timeout_ms);
+  if (status == LH_OK) status = lhi_process_check(client, "lh_op_wait");
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  if (lhi_wait_locked(op, lhi_deadline_ns(timeout_ms))) {
+    status = lhi_outcome_locked(op);
+  } else {
+    status = lhi_fail(LH_DEADLINE_EXCEEDED,
+                      "lh_op_wait: no outcome within %lld ms; the operation goes on, wait again",
+                      (long long)timeout_ms);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+lh_status lh_op_test(lh_op *op, int *finished_out) {
+  lh_client *client;
+  lh_status status;
+  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_test: op is NULL");
+  if (finished_out == NULL)
+    return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_test: finished_out is NULL");
+  client = op->client;
+  status = lhi_process_check(client, "lh_op_test");
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  if (op->state == LHI_OPEN) lhi_pump_locked(client);
+  if (op->state == LHI_ARRIVED) (void)lhi_wait_locked(op, LHI_NEVER);
+  *finished_out = op->state == LHI_ENDED;
+  pthread_mutex_unlock(&client->mutex);
+  return LH_OK;
+}
+
+lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
+  lh_op_info_t own = LH_OP_INFO_INIT;
+  lh_status status;
+  bool ended;
+  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_info: op is NULL");
+  if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_info: info is NULL");
+  status = lhi_process_check(op->client, "lh_op_info");
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&op->client->mutex);
+  ended = op->state == LHI_ENDED;
+  own.staged = op->staged;
+  if (ended && op->status == LH_OK && op->kind == LHI_ALL_REDUCE) {
+    own.world_size = op->reply.info.size;
+    own.retries = op->reply.info.retries;
+    own.epoch = op->reply.info.epoch;
+    own.bytes_sent = op->reply.info.bytes_sent;
+    own.bytes_received = op->reply.info.bytes_received;
+    own.seconds = (double)op->reply.info.seconds_total_ns * 1e-9;
+    own.seconds_wait = (double)op->reply.info.seconds_wait_ns * 1e-9;
+  }
+  pthread_mutex_unlock(&op->client->mutex);
+  if (!ended) {
+    return lhi_fail(LH_FAILED_PRECONDITION, "lh_op_info: no outcome yet; lh_op_wait() first");
+  }
+  return lhi_give("lh_op_info", "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
+}
+
+void lh_op_free(lh_op *op) {
+  lh_client *client;
+  if (op == NULL || op->client->pid != getpid()) return;
+  client = op->client;
+  pthread_mutex_lock(&client->mutex);
+  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  lhi_trim(client);
+}

@@ -1,0 +1,183 @@
+#include "peerd/ipc/ipc_socket.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr size_t kGroupsMax = 65536;
+
+std::string System(int error) { return absl::StrCat("(", strerror(error), ")"); }
+
+absl::StatusOr<gid_t> GroupId(const std::string& group) {
+  if (group.empty()) return getegid();
+  uint32_t number = 0;
+  if (absl::SimpleAtoi(group, &number)) return number;
+  struct group entry;
+  struct group* found = nullptr;
+  std::vector<char> buffer(65536);
+  if (getgrnam_r(group.c_str(), &entry, buffer.data(), buffer.size(), &found) != 0 ||
+      found == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no group \"", group, "\" on this host; check --socket_group"));
+  }
+  return found->gr_gid;
+}
+
+// A lock of the directory while we look and bind: two daemons that start at once would each take
+// the other's fresh socket for a stale one. Without it (no permission to read the directory) we go
+// on.
+UniqueFd LockDirectory(const std::string& directory) {
+  UniqueFd fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() >= 0) {
+    while (flock(fd.get(), LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  return fd;
+}
+
+// Removes a socket file that nobody answers on; OK if there is none.
+absl::Status RemoveStale(const std::string& path, const sockaddr_un& address) {
+  struct stat status;
+  if (lstat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT) return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("socket ", path, " refused ", System(errno)));
+  }
+  if (!S_ISSOCK(status.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("socket ", path,
+                     " refused: the path is taken by a file that is no socket; "
+                     "choose another --socket"));
+  }
+  // Non-blocking: a daemon with a full backlog answers EAGAIN and is alive all the same.
+  UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (probe.get() < 0) {
+    return absl::UnavailableError(absl::StrCat("socket ", path, " refused ", System(errno)));
+  }
+  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ||
+      errno == EAGAIN) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("socket ", path,
+                     " refused: another process answers there; stop it or choose "
+                     "another --socket"));
+  }
+  if (errno != ECONNREFUSED) {
+    return absl::UnavailableError(absl::StrCat(
+        "socket ", path, " refused: cannot tell whether it is in use ", System(errno)));
+  }
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return absl::UnavailableError(
+        absl::StrCat("stale socket ", path, " cannot be removed ", System(errno)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+UniqueFd::~UniqueFd() {
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::StatusOr<PeerCredentials> CredentialsOf(int fd) {
+  ucred credentials;
+  socklen_t length = sizeof credentials;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
+    return absl::UnavailableError(absl::StrCat("SO_PEERCRED failed ", System(errno)));
+  }
+  PeerCredentials peer;
+  peer.pid = credentials.pid;
+  peer.uid = credentials.uid;
+  peer.groups = {credentials.gid};
+  std::vector<gid_t> more(64);
+  length = static_cast<socklen_t>(more.size() * sizeof(gid_t));
+  int result = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, more.data(), &length);
+  if (result != 0 && errno == ERANGE && length / sizeof(gid_t) <= kGroupsMax) {
+    more.resize(length / sizeof(gid_t));
+    result = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, more.data(), &length);
+  }
+  // Older kernels do not tell; the primary group counts all the same.
+  if (result == 0) {
+    more.resize(length / sizeof(gid_t));
+    peer.groups.insert(peer.groups.end(), more.begin(), more.end());
+  }
+  return peer;
+}
+
+bool Permitted(const PeerCredentials& peer, uid_t user, gid_t group) {
+  return peer.uid == 0 || peer.uid == user ||
+         std::find(peer.groups.begin(), peer.groups.end(), group) != peer.groups.end();
+}
+
+void ListeningSocket::Remove() {
+  if (path_.empty()) return;
+  struct stat status;
+  // Another daemon may have replaced the file since.
+  if (lstat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_) {
+    unlink(path_.c_str());
+  }
+  path_.clear();
+}
+
+absl::StatusOr<ListeningSocket> ListenOnPath(const std::string& path, mode_t mode,
+                                             const std::string& group) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.sun_path ||
+      path.find('\0') != std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("socket path \"", path, "\" refused: it has ", path.size(), " bytes, 1 to ",
+                     sizeof address.sun_path - 1, " are possible; choose another --socket"));
+  }
+  memcpy(address.sun_path, path.data(), path.size());
+  LH_ASSIGN_OR_RETURN(const gid_t gid, GroupId(group));
+
+  const size_t slash = path.rfind('/');
+  const std::string directory = slash == std::string::npos ? "."
+                                : slash == 0               ? "/"
+                                                           : path.substr(0, slash);
+  if (mkdir(directory.c_str(), 0755) != 0 && errno != EEXIST) {
+    return absl::UnavailableError(absl::StrCat("socket ", path, " refused: directory ", directory,
+                                               " is missing and cannot be made ", System(errno)));
+  }
+  const UniqueFd lock = LockDirectory(directory);
+  LH_RETURN_IF_ERROR(RemoveStale(path, address));
+
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  struct stat status;
+  // Nobody can connect before listen(): the file has its mode and group by then.
+  if (fd.get() < 0 ||
+      bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    return absl::UnavailableError(absl::StrCat("socket ", path, " refused ", System(errno),
+                                               "; check the directory and its permissions"));
+  }
+  const bool ready = (gid == getegid() || lchown(path.c_str(), static_cast<uid_t>(-1), gid) == 0) &&
+                     chmod(path.c_str(), mode) == 0 && lstat(path.c_str(), &status) == 0 &&
+                     listen(fd.get(), kBacklog) == 0;
+  if (!ready) {
+    const int error = errno;
+    unlink(path.c_str());
+    return absl::UnavailableError(absl::StrCat("socket ", path, " cannot be given to group ", gid,
+                                               " or listened on ", System(error)));
+  }
+  return ListeningSocket(std::move(fd), path, gid, status.st_dev, status.st_ino);
+}
+
+}  // namespace longhaul::peerd

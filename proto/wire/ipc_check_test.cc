@@ -1,0 +1,188 @@
+#include "proto/wire/ipc_check.h"
+
+#include <cstring>
+
+#include "gtest/gtest.h"
+
+namespace longhaul {
+namespace {
+
+lh_ipc_request Request(uint32_t type) {
+  lh_ipc_request request;
+  memset(&request, 0, sizeof request);
+  request.magic = LH_IPC_MAGIC;
+  request.type = type;
+  request.call = 1;
+  return request;
+}
+
+lh_ipc_request Hello() {
+  lh_ipc_request request = Request(LH_IPC_HELLO);
+  request.u.hello.version = LH_IPC_VERSION;
+  strcpy(request.u.hello.name, "trainer-1");
+  return request;
+}
+
+lh_ipc_request Join() {
+  lh_ipc_request request = Request(LH_IPC_JOIN);
+  strcpy(request.u.join.run, "run.1_a-b");
+  return request;
+}
+
+lh_ipc_op Op() {
+  lh_ipc_op op;
+  memset(&op, 0, sizeof op);
+  op.count = 16;
+  op.dtype = LH_WIRE_FLOAT32;
+  op.source = {1, 0};
+  op.target = {1, 64};
+  return op;
+}
+
+bool Fine(const lh_ipc_request& request, bool greeted = true, size_t descriptors = 0) {
+  return IpcProtocolError(request, greeted, descriptors).empty();
+}
+
+TEST(IpcProtocolErrorTest, PassesWhatAClientSends) {
+  EXPECT_TRUE(Fine(Hello(), /*greeted=*/false));
+  EXPECT_TRUE(Fine(Join()));
+  lh_ipc_request region = Request(LH_IPC_REGION);
+  region.u.region = {7, 4096};
+  EXPECT_TRUE(Fine(region, true, 1));
+  lh_ipc_request step = Request(LH_IPC_STEP);
+  step.member = 3;
+  EXPECT_TRUE(Fine(step));
+  lh_ipc_request leave = Request(LH_IPC_LEAVE);
+  leave.u.leave.join = 9;
+  EXPECT_TRUE(Fine(leave));
+  lh_ipc_request op = Request(LH_IPC_ALL_REDUCE);
+  op.member = 3;
+  op.u.op = Op();
+  EXPECT_TRUE(Fine(op));
+}
+
+TEST(IpcProtocolErrorTest, HelloComesFirstAndOnce) {
+  EXPECT_FALSE(Fine(Hello(), /*greeted=*/true));
+  EXPECT_FALSE(Fine(Join(), /*greeted=*/false));
+}
+
+TEST(IpcProtocolErrorTest, RefusesOtherVersionsWithBothNumbers) {
+  lh_ipc_request hello = Hello();
+  hello.u.hello.version = 7;
+  const std::string text = IpcProtocolError(hello, false, 0);
+  EXPECT_NE(text.find("version 7"), std::string::npos) << text;
+  EXPECT_NE(text.find("version 1"), std::string::npos) << text;
+}
+
+TEST(IpcProtocolErrorTest, RefusesWrongMagicTypeAndCall) {
+  lh_ipc_request request = Join();
+  request.magic ^= 1;
+  EXPECT_FALSE(Fine(request));
+  for (const uint32_t type : {0u, 9u, 64u, 65u, 0xffffffffu}) EXPECT_FALSE(Fine(Request(type)));
+  request = Join();
+  request.call = 0;
+  EXPECT_FALSE(Fine(request));
+}
+
+TEST(IpcProtocolErrorTest, DescriptorsComeWithRegionsOnlyAndOneEach) {
+  lh_ipc_request region = Request(LH_IPC_REGION);
+  region.u.region = {7, 4096};
+  EXPECT_FALSE(Fine(region, true, 0));
+  EXPECT_FALSE(Fine(region, true, 2));
+  EXPECT_FALSE(Fine(Join(), true, 1));
+}
+
+TEST(IpcProtocolErrorTest, RefusesNamesThatAreEmptyUnterminatedOrForeign) {
+  for (const char* name : {"", "a b", "a/b", "\x80"}) {
+    lh_ipc_request join = Join();
+    memset(join.u.join.run, 0, sizeof join.u.join.run);
+    strcpy(join.u.join.run, name);
+    EXPECT_FALSE(Fine(join)) << name;
+  }
+  lh_ipc_request join = Join();
+  memset(join.u.join.run, 'a', sizeof join.u.join.run);
+  EXPECT_FALSE(Fine(join));
+  memset(join.u.join.run + LH_RUN_NAME_BYTES_MAX, 0, 8);
+  EXPECT_TRUE(Fine(join));
+  join.u.join.run[LH_RUN_NAME_BYTES_MAX] = 'a';
+  EXPECT_FALSE(Fine(join));
+}
+
+TEST(IpcProtocolErrorTest, RefusesBytesThatHaveNoMeaning) {
+  lh_ipc_request join = Join();
+  join.u.bytes[103] = 1;
+  EXPECT_FALSE(Fine(join));
+  join = Join();
+  join.u.join.run[60] = 'x';
+  EXPECT_FALSE(Fine(join));
+  join = Join();
+  join.u.join.zero = 1;
+  EXPECT_FALSE(Fine(join));
+  join = Join();
+  join.member = 1;
+  EXPECT_FALSE(Fine(join));
+}
+
+TEST(IpcProtocolErrorTest, LeaveNamesEitherMemberOrJoin) {
+  lh_ipc_request leave = Request(LH_IPC_LEAVE);
+  EXPECT_FALSE(Fine(leave));
+  leave.member = 1;
+  EXPECT_TRUE(Fine(leave));
+  leave.u.leave.join = 1;
+  EXPECT_FALSE(Fine(leave));
+}
+
+TEST(ParseIpcOpTest, TakesAnOpWithinItsRegions) {
+  const auto desc = ParseIpcOp(Op(), 128, 128);
+  ASSERT_TRUE(desc.ok()) << desc.status();
+  EXPECT_EQ(desc->count, 16u);
+  EXPECT_EQ(desc->bytes(), 64u);
+}
+
+TEST(ParseIpcOpTest, RefusesRangesBeyondTheirRegion) {
+  EXPECT_FALSE(ParseIpcOp(Op(), 128, 127).ok());
+  lh_ipc_op op = Op();
+  op.target.offset = 68;
+  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  op.target.offset = UINT64_MAX - 63;
+  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  op = Op();
+  op.count = LH_COUNT_MAX;
+  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  op.count = UINT64_MAX / 4 + 2;
+  EXPECT_FALSE(ParseIpcOp(op, UINT64_MAX, UINT64_MAX).ok());
+}
+
+TEST(ParseIpcOpTest, RefusesUnknownNumbers) {
+  for (int field = 0; field < 4; ++field) {
+    lh_ipc_op op = Op();
+    (field == 0   ? op.dtype
+     : field == 1 ? op.reduce
+     : field == 2 ? op.on_fault
+                  : op.quantization) = 99;
+    EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << field;
+  }
+  lh_ipc_op op = Op();
+  op.count = 0;
+  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+}
+
+TEST(ParseIpcOpTest, RangesAreEqualOrApart) {
+  lh_ipc_op op = Op();
+  op.target = op.source;
+  EXPECT_TRUE(ParseIpcOp(op, 128, 128).ok());
+  op.target.offset = 60;
+  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  op.target.region = 2;
+  EXPECT_TRUE(ParseIpcOp(op, 128, 128).ok());
+}
+
+TEST(ParseIpcOpTest, RangesAreAlignedToTheirElements) {
+  lh_ipc_op op = Op();
+  op.source.offset = 2;
+  op.target.region = 2;
+  EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+}
+
+}  // namespace
+}  // namespace longhaul

@@ -1,0 +1,31 @@
+// Any bytes as a request: the checks neither crash nor let a range out of its region.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/check.h"
+#include "proto/wire/ipc_check.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace longhaul;
+  lh_ipc_request request;
+  if (size < sizeof request + 2) return 0;
+  memcpy(&request, data, sizeof request);
+  const bool greeted = (data[sizeof request] & 1) != 0;
+  const size_t descriptors = data[sizeof request] >> 6;
+  const uint64_t region_bytes = uint64_t{1} << (data[sizeof request + 1] % 41);
+  const std::string error = IpcProtocolError(request, greeted, descriptors);
+  if (!error.empty()) return 0;
+  if (request.type == LH_IPC_JOIN) {
+    LH_CHECK(strlen(request.u.join.run) <= LH_RUN_NAME_BYTES_MAX);
+  }
+  if (request.type == LH_IPC_ALL_REDUCE) {
+    const auto desc = ParseIpcOp(request.u.op, region_bytes, region_bytes);
+    if (desc.ok()) {
+      LH_CHECK(desc->bytes() > 0 && desc->bytes() <= region_bytes);
+      LH_CHECK(request.u.op.source.offset <= region_bytes - desc->bytes());
+      LH_CHECK(request.u.op.target.offset <= region_bytes - desc->bytes());
+    }
+  }
+  return 0;
+}
