@@ -1,12 +1,12 @@
 // Links to other peers: dialling, handshake, control lane, data lanes, frames.
 //
 // A link belongs to one run and one remote peer. It is up when its control lane stands and, where
-// asked for, its data lanes do; it is down as a whole when any of its lanes breaks or its control lane
-// is silent for detect_ms. Segments go to whichever data lane has room. Payload is received straight
-// into the place that the listener names.
+// asked for, its data lanes do; it is down as a whole when any of its lanes breaks or its control
+// lane is silent for detect_ms. Segments go to whichever data lane has room. Payload is received
+// straight into the place that the listener names.
 //
-// Threads: owner thread of the ring only. Listener calls come from within Ring::RunOnce(), never from
-// within a call of this class.
+// Threads: owner thread of the ring only. Listener calls come from within Ring::RunOnce(), never
+// from within a call of this class.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ class TransportListener {
   // READY, DONE: whole frames of the control lane, in order. InvalidArgument closes the link.
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) = 0;
-  // Where the payload of a DATA frame goes: header.payload_bytes bytes from the pointer on; nullptr:
-  // read and thrown away (a stale attempt). InvalidArgument closes the link.
+  // Where the payload of a DATA frame goes: header.payload_bytes bytes from the pointer on;
+  // nullptr: read and thrown away (a stale attempt). InvalidArgument closes the link.
   virtual absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) = 0;
   virtual absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) = 0;
   virtual void OnSegmentSent(uint64_t cookie) = 0;
@@ -56,8 +56,8 @@ struct TransportOptions {
   uint32_t lanes = 0;                    // data lanes that we open; 0: automatic
   uint32_t detect_ms = 1500;
   enum class ZeroCopy { kAuto, kOn, kOff } zero_copy = ZeroCopy::kAuto;  // auto: not on loopback
-  std::string congestion;                // "": system default
-  uint64_t seed = 0;                     // nonces in tests; 0: system randomness
+  std::string congestion;                                                // "": system default
+  uint64_t seed = 0;  // nonces in tests; 0: system randomness
 };
 
 // One link that an epoch needs.
@@ -73,12 +73,12 @@ struct TransportStats {
   uint64_t handshakes_refused = 0;  // garbage, wrong token, unknown epoch, too slow
   uint64_t frames_refused = 0;      // links closed for breaking the protocol
   uint64_t links_lost = 0;
-  uint64_t bytes_sent = 0;          // payload of DATA frames
+  uint64_t bytes_sent = 0;  // payload of DATA frames
   uint64_t bytes_received = 0;
-  uint64_t bytes_discarded = 0;     // DATA of stale attempts
+  uint64_t bytes_discarded = 0;  // DATA of stale attempts
   uint32_t links_up = 0;
   uint32_t lanes_up = 0;
-  uint64_t zero_copy_copied = 0;    // zero-copy sends that the kernel copied after all
+  uint64_t zero_copy_copied = 0;  // zero-copy sends that the kernel copied after all
 };
 
 struct LinkStats {
@@ -91,30 +91,34 @@ struct LinkStats {
 
 class Transport {
  public:
+  // If it is not closed(), the ring must not be run any more, only destroyed.
   virtual ~Transport() = default;
 
   // The bound address, port filled in.
   virtual std::string listen_address() const = 0;
 
   // The epoch's token authenticates lanes from now on, in both directions. Links that already stand
-  // are reported up again (OnLinkUp, later); missing ones are built. OnLinkDown when the deadline passes.
-  virtual void OpenLinks(const std::string& run, uint32_t group, Epoch epoch, const std::string& token,
-                         const std::vector<LinkRequest>& links, Tick deadline) = 0;
-  // Group `group` needs these peers from now on and tokens of epochs below `epoch` no more. Links that
-  // no group of the run needs are closed after what is queued on them was sent; no OnLinkDown for them.
+  // are reported up again (OnLinkUp, later); missing ones are built. OnLinkDown when the deadline
+  // passes.
+  virtual void OpenLinks(const std::string& run, uint32_t group, Epoch epoch,
+                         const std::string& token, const std::vector<LinkRequest>& links,
+                         Tick deadline) = 0;
+  // Group `group` needs these peers from now on and tokens of epochs below `epoch` no more. Links
+  // that no group of the run needs are closed after what is queued on them was sent; no OnLinkDown
+  // for them.
   virtual void KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
                          const std::vector<PeerId>& peers) = 0;
 
   // Queues a frame on the control lane; payload is copied. Dropped if the link is not up.
   virtual void SendControl(const LinkKey& link, const FrameHeader& header,
                            std::span<const uint8_t> payload) = 0;
-  // Queues a DATA frame; `data` stays until OnSegmentSent(cookie), which comes exactly once, link up
-  // or not.
+  // Queues a DATA frame; `data` stays until OnSegmentSent(cookie), which comes exactly once, link
+  // up or not.
   virtual void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                            uint64_t cookie) = 0;
   // DATA of (run, group, op, attempt) that is being received is diverted to nowhere.
-  // OnReceivesDetached(cookie) follows, never from within this call: from then on nothing is written
-  // to memory named for it.
+  // OnReceivesDetached(cookie) follows, never from within this call: from then on nothing is
+  // written to memory named for it.
   virtual void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
                               uint64_t cookie) = 0;
   // Drops those of the queued segments whose sending has not begun: OnSegmentSent follows for each.
@@ -128,12 +132,14 @@ class Transport {
   virtual TransportStats GetStats() const = 0;
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
 
-  // Stops listening and closes every lane in an orderly way. Run the ring until closed() or a deadline.
+  // Stops listening and closes every lane in an orderly way. Of the listener only OnSegmentSent()
+  // and OnReceivesDetached() are called after this. Run the ring until closed() or a deadline.
   virtual void Close() = 0;
   virtual bool closed() const = 0;
 };
 
-// Unavailable: the address cannot be bound (the text names it).
+// Unavailable: the address cannot be bound (the text names it). InvalidArgument: the address makes
+// no sense, or the kernel does not have the congestion control. `ring` and `listener` outlive it.
 absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(TransportOptions options, Ring* ring,
                                                          TransportListener* listener);
 

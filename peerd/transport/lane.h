@@ -1,0 +1,200 @@
+// One TCP connection of a link, from the end of its handshake to its close.
+//
+//   open --Finish()--> finishing: what is queued is sent, what comes is thrown away, then closed
+//   open, finishing --Abort(), or the connection breaks--> aborting: operations are cancelled, the
+//       socket is closed with a reset, zero-copy notices are waited for
+//   finishing, aborting --> ended: OnLaneEnded(); the lane may be destroyed
+//
+// A control lane carries small frames both ways: they are copied into one buffer while the other
+// one is being sent, so a burst of frames costs one system call.
+//
+// A data lane pulls segments from its owner whenever it has sent what it had: the faster lane
+// carries more. It receives the payload straight into the place that the owner names, together with
+// the next header in the same call, so that a stream of segments costs one call each.
+//
+// Every segment that was pulled comes back by OnLaneSegmentSent() exactly once, when the kernel
+// does not refer to its memory any more.
+//
+// Threads: the ring's. Calls of the owner come from within Ring::RunOnce() only.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/tick.h"
+#include "peerd/io/ring.h"
+#include "proto/wire/frame.h"
+
+namespace longhaul::peerd {
+
+class Lane;
+
+struct OutgoingSegment {
+  FrameHeader header;
+  const uint8_t* data = nullptr;
+  uint64_t cookie = 0;
+};
+
+class LaneOwner {
+ public:
+  virtual ~LaneOwner() = default;
+  // An error of these three breaks the lane.
+  virtual absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
+                                   std::span<const uint8_t> payload) = 0;
+  virtual absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) = 0;
+  virtual absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) = 0;
+  // Takes the next segment off the queue unless its payload is larger than `bytes_max`.
+  virtual bool NextSegment(uint32_t bytes_max, OutgoingSegment* segment) = 0;
+  // The registered buffer that holds these bytes, or -1.
+  virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
+  virtual void OnLaneSegmentSent(uint64_t cookie) = 0;
+  // The connection is of no use any more; the owner calls Abort(). `protocol`: by what it sent.
+  virtual void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) = 0;
+  // The last call. Do not destroy the lane from within it.
+  virtual void OnLaneEnded(Lane* lane) = 0;
+};
+
+struct LaneOptions {
+  LaneKind kind = LaneKind::kControl;
+  std::string name;  // for reasons: "control lane to 10.0.0.3:29700"
+  bool zero_copy = false;
+  bool zero_copy_always = false;  // even if the kernel says that it copies
+};
+
+struct LaneStats {
+  uint64_t bytes_sent = 0;  // payload of DATA
+  uint64_t bytes_received = 0;
+  uint64_t bytes_discarded = 0;
+  uint64_t zero_copy_copied = 0;
+};
+
+class Lane {
+ public:
+  // Takes over `fd`, connected and tuned. Neither `ring` nor `owner` may go first.
+  Lane(Ring* ring, int fd, LaneOptions options, LaneOwner* owner);
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  void StartReceiving();
+  // Control lanes. False: too much is queued, the other side does not read.
+  bool SendFrame(const FrameHeader& header, std::span<const uint8_t> payload);
+  // Data lanes: there may be a segment to pull.
+  void Pull();
+  // Data lanes: if the payload being received belongs to this attempt, the rest of it goes nowhere
+  // and `done` follows once its memory is free, not from within this call.
+  bool Detach(uint32_t group, OpOrdinal op, Epoch attempt, absl::AnyInvocable<void()> done);
+
+  void Finish();
+  void Abort();
+
+  void Tune(const StreamTuning& tuning);
+  bool open() const { return state_ == State::kOpen; }
+  bool ended() const { return state_ == State::kEnded; }
+  LaneKind kind() const { return options_.kind; }
+  const std::string& name() const { return options_.name; }
+  Tick last_heard() const { return last_heard_; }
+  // The owner was not running: silence until now says nothing about the other side.
+  void ForgiveSilence(int64_t us) { last_heard_ = last_heard_ + us; }
+  const LaneStats& stats() const { return stats_; }
+
+ private:
+  enum class State { kOpen, kFinishing, kAborting, kEnded };
+  static constexpr size_t kBatchMax = 16;
+  struct Packet {
+    std::array<uint8_t, kFrameHeaderBytes> header;
+    OutgoingSegment segment;
+  };
+  // A segment that was sent without copying, until its last notice.
+  struct ZeroCopySend {
+    uint64_t cookie = 0;
+    uint32_t notices = 0;
+    bool sent = false;
+    bool used = false;
+  };
+
+  void Receive();
+  void OnReceived(IoResult result);
+  void TakeControl(size_t bytes);
+  void TakeData(size_t bytes);
+  bool TakeHeader();
+  bool TakePayload();
+  void RunDetached();
+
+  void SendControl();
+  void FillBatch();
+  void SendBatch();
+  void OnSent(int value);
+  void AdvanceControl(size_t bytes);
+  void AdvanceBatch(size_t bytes);
+  void OnZeroCopy(size_t index, bool first, IoResult result);
+  bool FallBackToCopying(int value);
+  void ReleaseBatch();
+  void ReleaseZeroCopy(size_t index);
+  size_t BatchBytes() const;
+
+  void Broken(const std::string& reason, bool protocol);
+  void Settle();
+  void MaybeShutdown();
+  void End(bool abort);
+
+  Ring* const ring_;
+  const int fd_;
+  LaneOptions options_;
+  LaneOwner* const owner_;
+  State state_ = State::kOpen;
+  Tick last_heard_;
+  LaneStats stats_;
+
+  // Operations in flight; 0: none.
+  IoId recv_id_ = 0;
+  IoId send_id_ = 0;
+  IoId post_id_ = 0;      // brings Abort() without operations into a callback
+  uint32_t notices_ = 0;  // zero-copy notices to come
+  bool socket_open_ = true;
+  bool shutdown_ = false;  // finishing: our direction is ended
+  bool peer_ended_ = false;
+
+  // Receiving. Control: frames in rx_. Data: a header, then its payload to place_ or sink_.
+  std::vector<uint8_t> rx_;
+  size_t rx_have_ = 0;
+  std::array<uint8_t, kFrameHeaderBytes> next_header_;
+  size_t next_header_have_ = 0;
+  bool in_payload_ = false;
+  FrameHeader incoming_;
+  size_t payload_have_ = 0;
+  uint8_t* place_ = nullptr;        // of the payload; nullptr: thrown away
+  bool recv_writes_place_ = false;  // the receive in flight may still write there
+  std::vector<uint8_t> sink_;
+  iovec recv_parts_[2];
+  msghdr recv_message_{};
+  std::vector<absl::AnyInvocable<void()>> detached_;
+
+  // Sending, control lane.
+  std::vector<uint8_t> queued_;
+  std::vector<uint8_t> flying_;
+  size_t flying_sent_ = 0;
+
+  // Sending, data lane.
+  std::array<Packet, kBatchMax> batch_;
+  size_t batch_count_ = 0;
+  size_t batch_sent_ = 0;  // bytes, headers included
+  bool batch_zero_copy_ = false;
+  size_t batch_record_ = SIZE_MAX;  // in zero_copy_, of the only segment of the batch
+  std::array<iovec, 2 * kBatchMax> send_parts_;
+  msghdr send_message_{};
+  std::deque<ZeroCopySend> zero_copy_;
+  std::vector<size_t> zero_copy_free_;
+};
+
+}  // namespace longhaul::peerd

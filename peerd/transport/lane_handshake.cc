@@ -1,0 +1,216 @@
+#include "peerd/transport/lane_handshake.h"
+
+#include <string.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/bytes.h"
+#include "base/check.h"
+
+namespace longhaul::peerd {
+namespace {
+
+const char* Explain(LaneResult result) {
+  switch (result) {
+    case LaneResult::kAccepted:
+      return "accepted";
+    case LaneResult::kWrongVersion:
+      return "it speaks another version of the lane protocol; run the same release at both ends";
+    case LaneResult::kUnknownEpoch:
+      return "the epoch is not known there";
+    case LaneResult::kWrongPeer:
+      return "another peer answers there, or it does not expect us";
+    case LaneResult::kBusy:
+      return "it has a connection to us that it takes for alive";
+  }
+  return "unknown";
+}
+
+// The magic is right, the version is not: worth an answer.
+bool IsHelloOfAnotherVersion(const HelloBytes& bytes) {
+  ByteReader reader(bytes);
+  return reader.U32() == kHandshakeMagic && reader.U16() != kLaneProtocolVersion;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------ both sides
+
+LaneHandshake::LaneHandshake(Ring* ring, int fd, Tick deadline, Done done)
+    : ring_(ring), fd_(fd), deadline_(deadline), done_(std::move(done)) {}
+
+LaneHandshake::~LaneHandshake() = default;
+
+int LaneHandshake::TakeFd() { return std::exchange(fd_, -1); }
+
+void LaneHandshake::Fail(const std::string& reason) {
+  if (failed_ || ended_) return;
+  failed_ = true;
+  error_ = reason;
+  ring_->Cancel(operation_);
+}
+
+bool LaneHandshake::Running() {
+  operation_ = 0;
+  if (!failed_) return true;
+  End();
+  return false;
+}
+
+void LaneHandshake::Succeed() { End(); }
+
+void LaneHandshake::End() {
+  LH_CHECK(operation_ == 0 && !ended_);
+  ended_ = true;
+  if (!error_.empty() && fd_ >= 0) {
+    const int fd = TakeFd();
+    if (in_order_) {
+      ring_->sockets().Close(fd);
+    } else {
+      ring_->sockets().Abort(fd);
+    }
+  }
+  done_(this);
+}
+
+void LaneHandshake::Send(const void* data, size_t bytes, Step next) {
+  Move(true, static_cast<uint8_t*>(const_cast<void*>(data)), bytes, next);
+}
+
+void LaneHandshake::Receive(void* data, size_t bytes, Step next) {
+  Move(false, static_cast<uint8_t*>(data), bytes, next);
+}
+
+void LaneHandshake::Move(bool send, uint8_t* data, size_t bytes, Step next) {
+  auto moved = [this, send, data, bytes, next](IoResult result) {
+    if (!Running()) return;
+    const int value = result.value;
+    if (value == -EINTR || value == -EAGAIN) return Move(send, data, bytes, next);
+    if (value <= 0) {
+      failed_ = true;
+      error_ = value == 0 ? "closed by the other side" : strerror(-value);
+      return End();
+    }
+    const size_t n = static_cast<size_t>(value);
+    if (n < bytes) return Move(send, data + n, bytes - n, next);
+    (this->*next)();
+  };
+  operation_ = send ? ring_->Send(fd_, data, bytes, true, std::move(moved))
+                    : ring_->Recv(fd_, data, bytes, true, std::move(moved));
+}
+
+// ------------------------------------------------------------------------------ dialling
+
+LaneDial::LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done)
+    : LaneHandshake(ring, -1, deadline, std::move(done)), spec_(std::move(spec)) {
+  hello_ = spec_.hello;
+  token_ = spec_.token;
+  hello_bytes_ = Encode(hello_);
+  absl::Status status;
+  if (const auto fd = ring_->sockets().Open(spec_.address.family()); fd.ok()) {
+    fd_ = *fd;
+    status = ring_->sockets().Tune(fd_, spec_.tuning);
+  } else {
+    status = fd.status();
+  }
+  if (!status.ok()) {
+    Watch(ring_->Timeout(Tick{}, [this](IoResult) { (void)Running(); }));
+    Fail(std::string(status.message()));
+    return;
+  }
+  Watch(ring_->Connect(fd_, spec_.address.get(), spec_.address.length,
+                       [this](IoResult result) { OnConnected(result.value); }));
+}
+
+void LaneDial::OnConnected(int value) {
+  if (!Running()) return;
+  if (value < 0) {
+    Fail(absl::StrCat("connect to ", ToString(spec_.address), ": ", strerror(-value)));
+    return End();
+  }
+  connected_ = true;
+  Send(hello_bytes_.data(), hello_bytes_.size(), static_cast<Step>(&LaneDial::OnHelloSent));
+}
+
+void LaneDial::OnHelloSent() {
+  Receive(answer_bytes_.data(), answer_bytes_.size(), static_cast<Step>(&LaneDial::OnAnswer));
+}
+
+void LaneDial::OnAnswer() {
+  const auto answer = ParseLaneAnswer(answer_bytes_);
+  if (!answer.ok()) {
+    Fail(std::string(answer.status().message()));
+    return End();
+  }
+  if (answer->result != LaneResult::kAccepted) {
+    refused_ = answer->result;
+    CloseInOrder();
+    Fail(absl::StrCat("refused by ", ToString(spec_.address), ": ", Explain(refused_)));
+    return End();
+  }
+  if (!SameProof(answer->proof, AnswerProof(token_, hello_bytes_, answer->nonce))) {
+    Fail(absl::StrCat(ToString(spec_.address), " does not have the epoch's token"));
+    return End();
+  }
+  confirm_bytes_ = Encode(LaneConfirm{ConfirmProof(token_, hello_bytes_, answer->nonce)});
+  Send(confirm_bytes_.data(), confirm_bytes_.size(), static_cast<Step>(&LaneDial::OnConfirmSent));
+}
+
+void LaneDial::OnConfirmSent() { Succeed(); }
+
+// ------------------------------------------------------------------------------ being dialled
+
+LaneAccept::LaneAccept(Ring* ring, int fd, Digest32 nonce, Tick deadline, Judge judge, Done done)
+    : LaneHandshake(ring, fd, deadline, std::move(done)), nonce_(nonce), judge_(std::move(judge)) {
+  Receive(hello_bytes_.data(), hello_bytes_.size(), static_cast<Step>(&LaneAccept::OnHello));
+}
+
+void LaneAccept::OnHello() {
+  LaneVerdict verdict;
+  const auto hello = ParseLaneHello(hello_bytes_);
+  if (hello.ok()) {
+    hello_ = *hello;
+    verdict = judge_(hello_);
+  } else if (IsHelloOfAnotherVersion(hello_bytes_)) {
+    verdict.result = LaneResult::kWrongVersion;
+  } else {
+    Fail(std::string(hello.status().message()));
+    return End();
+  }
+  LaneAnswer answer{.result = verdict.result};
+  if (verdict.result != LaneResult::kAccepted) {
+    refusal_ = absl::StrCat("refused: ", Explain(verdict.result));
+    answer_bytes_ = Encode(answer);
+    Send(answer_bytes_.data(), answer_bytes_.size(), static_cast<Step>(&LaneAccept::OnRefusalSent));
+    return;
+  }
+  token_ = std::move(verdict.token);
+  answer.nonce = nonce_;
+  answer.proof = AnswerProof(token_, hello_bytes_, nonce_);
+  answer_bytes_ = Encode(answer);
+  Send(answer_bytes_.data(), answer_bytes_.size(), static_cast<Step>(&LaneAccept::OnAnswerSent));
+}
+
+void LaneAccept::OnRefusalSent() {
+  CloseInOrder();
+  Fail(refusal_);
+  End();
+}
+
+void LaneAccept::OnAnswerSent() {
+  Receive(confirm_bytes_.data(), confirm_bytes_.size(), static_cast<Step>(&LaneAccept::OnConfirm));
+}
+
+void LaneAccept::OnConfirm() {
+  const auto confirm = ParseLaneConfirm(confirm_bytes_);
+  if (!confirm.ok()) {
+    Fail(std::string(confirm.status().message()));
+  } else if (!SameProof(confirm->proof, ConfirmProof(token_, hello_bytes_, nonce_))) {
+    Fail("the caller does not have the epoch's token");
+  }
+  End();
+}
+
+}  // namespace longhaul::peerd

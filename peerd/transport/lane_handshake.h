@@ -1,0 +1,122 @@
+// The two sides of opening a lane (proto/wire/handshake.h), each as one connection's small life.
+//
+// Both end exactly once by a call of `done`, with a socket to take over or with a reason, when the
+// kernel refers to nothing of them any more. The accepting side keeps a few hundred bytes a caller
+// and asks its judge before it answers; whatever is not a HELLO is closed with a reset, unanswered.
+//
+// Threads: the ring's. `done` and the judge are called from within Ring::RunOnce().
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "base/tick.h"
+#include "peerd/io/ring.h"
+#include "peerd/transport/auth.h"
+#include "proto/wire/handshake.h"
+
+namespace longhaul::peerd {
+
+class LaneHandshake {
+ public:
+  using Done = absl::AnyInvocable<void(LaneHandshake*)>;
+  virtual ~LaneHandshake();
+
+  Tick deadline() const { return deadline_; }
+  bool ended() const { return ended_; }
+  // Ends soon, with this reason.
+  void Fail(const std::string& reason);
+
+  // After `done`:
+  bool ok() const { return error_.empty(); }
+  const std::string& error() const { return error_; }
+  const LaneHello& hello() const { return hello_; }
+  int TakeFd();
+
+ protected:
+  LaneHandshake(Ring* ring, int fd, Tick deadline, Done done);
+  using Step = void (LaneHandshake::*)();
+  // The next operation; `next` follows once all bytes have moved.
+  void Send(const void* data, size_t bytes, Step next);
+  void Receive(void* data, size_t bytes, Step next);
+  void Watch(IoId id) { operation_ = id; }
+  // At the start of every callback. False: it is over.
+  bool Running();
+  void Succeed();
+  void End();
+  // Once it is over: an orderly close rather than a reset.
+  void CloseInOrder() { in_order_ = true; }
+
+  Ring* const ring_;
+  int fd_;
+  LaneHello hello_;
+  std::string token_;
+  HelloBytes hello_bytes_{};
+  std::array<uint8_t, kLaneAnswerBytes> answer_bytes_{};
+  std::array<uint8_t, kLaneConfirmBytes> confirm_bytes_{};
+
+ private:
+  void Move(bool send, uint8_t* data, size_t bytes, Step next);
+
+  const Tick deadline_;
+  Done done_;
+  IoId operation_ = 0;
+  bool failed_ = false;
+  bool in_order_ = false;
+  bool ended_ = false;
+  std::string error_;
+};
+
+struct DialSpec {
+  SocketAddress address;
+  StreamTuning tuning;
+  LaneHello hello;
+  std::string token;
+};
+
+// Connects and introduces us.
+class LaneDial final : public LaneHandshake {
+ public:
+  LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done);
+  const SocketAddress& address() const { return spec_.address; }
+  // HELLO is out: the other side knows of us.
+  bool connected() const { return connected_; }
+  LaneResult refused() const { return refused_; }
+
+ private:
+  void OnConnected(int value);
+  void OnHelloSent();
+  void OnAnswer();
+  void OnConfirmSent();
+
+  const DialSpec spec_;
+  bool connected_ = false;
+  LaneResult refused_ = LaneResult::kAccepted;
+};
+
+// What to answer, and the token that proves it if accepted.
+struct LaneVerdict {
+  LaneResult result = LaneResult::kUnknownEpoch;
+  std::string token;
+};
+
+// Reads who calls, asks the judge, answers, and has the caller prove itself.
+class LaneAccept final : public LaneHandshake {
+ public:
+  using Judge = absl::AnyInvocable<LaneVerdict(const LaneHello&)>;
+  LaneAccept(Ring* ring, int fd, Digest32 nonce, Tick deadline, Judge judge, Done done);
+
+ private:
+  void OnHello();
+  void OnRefusalSent();
+  void OnAnswerSent();
+  void OnConfirm();
+
+  const Digest32 nonce_;
+  Judge judge_;
+  std::string refusal_;
+};
+
+}  // namespace longhaul::peerd

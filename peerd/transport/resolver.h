@@ -1,0 +1,47 @@
+// Host names to addresses without blocking the ring: getaddrinfo() runs on helper threads.
+//
+// At most kWorkersMax look-ups run at once, the others wait. A look-up that hangs in the system's
+// resolver holds up neither Close() nor the end of the process.
+//
+// Threads: the ring's. Answers come from within Ring::RunOnce().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "peerd/io/ring.h"
+
+namespace longhaul::peerd {
+
+class Resolver {
+ public:
+  using Addresses = absl::StatusOr<std::vector<SocketAddress>>;
+  using Done = absl::AnyInvocable<void(Addresses)>;
+  static constexpr int kWorkersMax = 4;
+
+  explicit Resolver(Ring* ring) : ring_(ring) {}
+  ~Resolver();
+
+  void Resolve(const HostPort& host_port, Done done);
+  // Answers that are missing never come. Run the ring until closed().
+  void Close();
+  bool closed() const { return poll_ == 0; }
+
+ private:
+  struct Shared;
+  static void Worker(std::shared_ptr<Shared> shared);
+  void Poll();
+  void OnReadable();
+
+  Ring* const ring_;
+  std::shared_ptr<Shared> shared_;
+  std::map<uint64_t, Done> waiting_;
+  uint64_t next_ = 1;
+  IoId poll_ = 0;
+};
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,1168 @@
+#include "peerd/transport/transport.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <unordered_set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "peerd/transport/auth.h"
+#include "peerd/transport/lane_handshake.h"
+#include "peerd/transport/link.h"
+#include "peerd/transport/resolver.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// Data lanes where the options leave it open: one stream hardly fills a fast path, and on a lossy
+// one it is a fraction of it.
+constexpr uint32_t kLanesLoopback = 2;
+constexpr uint32_t kLanesElsewhere = 4;
+constexpr int64_t kBackoffMinUs = Millis(5);
+constexpr int64_t kBackoffMaxUs = Millis(200);
+// A connection attempt gets at least this when there are other addresses to try.
+constexpr int64_t kAttemptMinUs = Millis(50);
+// After a failed accept (too many open files): others may close some meanwhile.
+constexpr int64_t kAcceptPauseUs = Millis(50);
+
+struct Request {
+  uint32_t group = 0;
+  Epoch epoch;
+  bool dial = false;
+  bool data = false;
+  std::vector<std::string> endpoints;
+  Tick started;
+  Tick deadline;
+};
+
+struct Backoff {
+  Tick next;
+  int64_t us = kBackoffMinUs;
+  void Failed(Tick now) {
+    next = now + us;
+    us = std::min(us * 2, kBackoffMaxUs);
+  }
+  void Reset(Tick now) { *this = Backoff{.next = now}; }
+};
+
+// What we know of one peer in one run, linked or not.
+struct Peering {
+  LinkKey key;
+  uint64_t serial = 0;  // tells it from an earlier one of the same key
+  std::set<uint32_t> groups;
+  std::vector<Request> requests;
+  std::unique_ptr<Link> link;  // alive, or none
+  bool announcing = false;     // OnLinkUp is queued
+
+  // The control lane, where we dial.
+  LaneDial* dial = nullptr;
+  std::deque<SocketAddress> candidates;
+  int resolving = 0;
+  Backoff backoff;
+  std::string last_error;
+
+  // The data lanes. `planned`: how many, if we dial them.
+  uint32_t planned = 0;
+  bool peer_wants_lanes = false;
+  bool want_lanes_sent = false;
+  Tick peer_wants_until;
+  std::vector<LaneDial*> data_dials;
+  Backoff data_backoff;
+  std::string data_error;
+
+  bool needed() const { return !groups.empty() || !requests.empty(); }
+  const Request* dialling() const {
+    const Request* newest = nullptr;
+    for (const Request& r : requests) {
+      if (r.dial && (newest == nullptr || r.started >= newest->started)) newest = &r;
+    }
+    return newest;
+  }
+  bool data_wanted() const {
+    return std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.data; });
+  }
+};
+
+struct Run {
+  std::string name;
+  Digest32 digest;
+  std::map<uint32_t, std::map<Epoch, std::string>> tokens;
+  std::map<PeerId, Peering> peers;
+};
+
+class TransportImpl final : public Transport, public LinkOwner {
+ public:
+  TransportImpl(TransportOptions options, Ring* ring, TransportListener* listener)
+      : options_(std::move(options)),
+        ring_(ring),
+        listener_(listener),
+        nonces_(options_.seed),
+        resolver_(ring) {}
+  ~TransportImpl() override;
+
+  absl::Status Start();
+
+  std::string listen_address() const override { return listen_address_; }
+  void OpenLinks(const std::string& run, uint32_t group, Epoch epoch, const std::string& token,
+                 const std::vector<LinkRequest>& links, Tick deadline) override;
+  void KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
+                 const std::vector<PeerId>& peers) override;
+  void SendControl(const LinkKey& link, const FrameHeader& header,
+                   std::span<const uint8_t> payload) override;
+  void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
+                   uint64_t cookie) override;
+  void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
+                      uint64_t cookie) override;
+  void DropSegments(const std::vector<uint64_t>& cookies) override;
+  void AddMemory(const uint8_t* data, size_t bytes) override;
+  void RemoveMemory(const uint8_t* data) override;
+  void SetDetectMs(uint32_t detect_ms) override;
+  TransportStats GetStats() const override;
+  std::vector<LinkStats> GetLinkStats() const override;
+  void Close() override;
+  bool closed() const override;
+
+ private:
+  struct Memory {
+    size_t bytes = 0;
+    int buffer = -1;
+  };
+
+  // LinkOwner
+  void OnLinkEstablished(Link* link) override;
+  void OnWantLanes(Link* link, uint32_t group, Epoch epoch) override;
+  absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
+                           std::span<const uint8_t> payload) override;
+  absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) override;
+  absl::Status OnLinkDataReceived(Link* link, const FrameHeader& header) override;
+  int FindBuffer(const uint8_t* data, size_t bytes) override;
+  void OnLinkSegmentSent(uint64_t cookie) override { listener_->OnSegmentSent(cookie); }
+  void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) override;
+  void OnLinkBroken(Link* link, const std::string& reason, bool protocol) override;
+  void OnLinkEnded(Link* link) override;
+
+  // Things to do from within the ring, in order.
+  void Later(absl::AnyInvocable<void()> event);
+  void RunEvents();
+  // Work() at this tick or before.
+  void Arm(Tick at);
+  void Work();
+  Tick WorkPeering(Peering* p, Tick now);
+  Tick WorkHandshakes(Tick now);
+  Tick WorkRetired(Tick now);
+
+  Peering* Find(const LinkKey& key);
+  Peering* FindSerial(const LinkKey& key, uint64_t serial);
+  Link* FindOpen(const LinkKey& key);
+  template <class F>
+  void ForEachLink(F f);
+  const std::string* FindToken(const Run& run, uint32_t group, Epoch epoch) const;
+  Run* FindRun(const Digest32& digest);
+  StreamTuning tuning() const;
+  uint32_t PlannedLanes(const SocketAddress& address) const;
+
+  void Evaluate(Peering* p);
+  void Announce(const LinkKey& key, uint64_t serial);
+  void Expire(Peering* p, const std::vector<Request>& expired);
+  std::string WhyNotUp(const Peering& p, const Request& request) const;
+  void ReportDown(const Peering& p, const std::string& reason);
+  void Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote, bool dialled);
+  void Retire(Peering* p);
+  void CancelDataDials(Peering* p, const char* why);
+
+  void DialControl(Peering* p, const Request& request, Tick now);
+  void StartRound(Peering* p, const Request& request);
+  void StartControlDial(Peering* p, const Request& request, Tick now);
+  void DialData(Peering* p, Tick now);
+  void OnControlDialled(const LinkKey& key, LaneHandshake* handshake);
+  void OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandshake* handshake);
+  template <class T>
+  T* Keep(std::unique_ptr<T> handshake);
+  std::unique_ptr<LaneHandshake> Release(LaneHandshake* handshake);
+
+  void AcceptNext();
+  void OnAccepted(int value);
+  LaneVerdict Judge(const LaneHello& hello);
+  LaneResult JudgeControl(const Peering& p, const LaneHello& hello) const;
+  void OnHandshakeAccepted(LaneHandshake* handshake);
+
+  void RegisterMemory();
+  bool UseZeroCopy(const SocketAddress& remote) const;
+
+  TransportOptions options_;
+  Ring* const ring_;
+  TransportListener* const listener_;
+  NonceSource nonces_;
+  Resolver resolver_;
+  std::string listen_address_;
+  int listen_fd_ = -1;
+  IoId accept_ = 0;
+  bool closing_ = false;
+
+  std::map<std::string, Run> runs_;
+  uint64_t next_serial_ = 1;
+  std::map<LaneHandshake*, std::unique_ptr<LaneHandshake>> handshakes_;
+  std::deque<LaneAccept*> accepting_;  // oldest first
+  struct Retired {
+    std::unique_ptr<Link> link;
+    Tick abort_at;
+  };
+  std::vector<Retired> retired_;
+
+  std::deque<absl::AnyInvocable<void()>> events_;
+  IoId events_timer_ = 0;
+  // Destroyed from the top of the ring's callback only, when nobody is inside them.
+  std::vector<std::unique_ptr<Link>> ended_links_;
+  std::vector<std::unique_ptr<LaneHandshake>> ended_handshakes_;
+
+  IoId work_timer_ = 0;
+  Tick work_at_ = kNever;
+  uint64_t work_serial_ = 0;
+  int timers_ = 0;  // started and not called back
+
+  std::map<const uint8_t*, Memory> memory_;
+  bool register_memory_ = false;  // a lane exists that sends without copying
+  bool warned_ = false;
+  bool warned_accept_ = false;
+
+  TransportStats stats_;
+  LaneStats gone_;  // of links that are no more
+};
+
+// ------------------------------------------------------------------------------ start and end
+
+absl::Status TransportImpl::Start() {
+  LH_ASSIGN_OR_RETURN(const HostPort host_port, ParseHostPort(options_.listen));
+  SocketAddress address;
+  if (const auto numeric = NumericAddress(host_port)) {
+    address = *numeric;
+  } else {
+    LH_ASSIGN_OR_RETURN(const auto addresses, ResolveBlocking(host_port));
+    address = addresses.front();
+  }
+  if (!options_.congestion.empty()) {
+    LH_ASSIGN_OR_RETURN(const int probe, ring_->sockets().Open(address.family()));
+    const absl::Status status = ring_->sockets().Tune(probe, tuning());
+    ring_->sockets().Close(probe);
+    LH_RETURN_IF_ERROR(status);
+  }
+  LH_ASSIGN_OR_RETURN(listen_fd_, ring_->sockets().Listen(address));
+  LH_ASSIGN_OR_RETURN(const SocketAddress bound, ring_->sockets().LocalAddress(listen_fd_));
+  listen_address_ = ToString(bound);
+  AcceptNext();
+  return absl::OkStatus();
+}
+
+TransportImpl::~TransportImpl() {
+  if (closed()) return;
+  // The kernel may still write into lanes: their memory stays until the process ends.
+  for (auto& [name, run] : runs_) {
+    for (auto& [id, peer] : run.peers) (void)peer.link.release();
+  }
+  for (Retired& retired : retired_) (void)retired.link.release();
+  for (auto& [raw, handshake] : handshakes_) (void)handshake.release();
+}
+
+void TransportImpl::Close() {
+  if (closing_) return;
+  closing_ = true;
+  if (accept_ != 0) {
+    ring_->Cancel(accept_);
+  } else {
+    ring_->sockets().Close(std::exchange(listen_fd_, -1));
+  }
+  resolver_.Close();
+  for (auto& [raw, handshake] : handshakes_) handshake->Fail("closing");
+  for (auto& [name, run] : runs_) {
+    for (auto& [id, peer] : run.peers) Retire(&peer);
+  }
+  runs_.clear();
+  Arm(ring_->Now());
+}
+
+bool TransportImpl::closed() const {
+  return closing_ && accept_ == 0 && handshakes_.empty() && retired_.empty() && events_.empty() &&
+         timers_ == 0 && resolver_.closed();
+}
+
+// ------------------------------------------------------------------------------ events and time
+
+void TransportImpl::Later(absl::AnyInvocable<void()> event) {
+  events_.push_back(std::move(event));
+  if (events_timer_ != 0) return;
+  ++timers_;
+  events_timer_ = ring_->Timeout(Tick{}, [this](IoResult) {
+    --timers_;
+    events_timer_ = 0;
+    RunEvents();
+  });
+}
+
+void TransportImpl::RunEvents() {
+  for (size_t n = events_.size(); n > 0; --n) {
+    auto event = std::move(events_.front());
+    events_.pop_front();
+    event();
+  }
+  for (const auto& link : ended_links_) {
+    const LaneStats stats = link->stats();
+    gone_.bytes_sent += stats.bytes_sent;
+    gone_.bytes_received += stats.bytes_received;
+    gone_.bytes_discarded += stats.bytes_discarded;
+    gone_.zero_copy_copied += stats.zero_copy_copied;
+  }
+  ended_links_.clear();
+  ended_handshakes_.clear();
+}
+
+void TransportImpl::Arm(Tick at) {
+  if (at == kNever || (work_timer_ != 0 && work_at_ <= at)) return;
+  if (work_timer_ != 0) ring_->Cancel(work_timer_);
+  work_at_ = at;
+  ++timers_;
+  work_timer_ = ring_->Timeout(at, [this, serial = ++work_serial_](IoResult) {
+    --timers_;
+    if (serial != work_serial_) return;  // replaced by an earlier one
+    work_timer_ = 0;
+    Work();
+  });
+}
+
+void TransportImpl::Work() {
+  const Tick now = ring_->Now();
+  // This process itself stood still (stopped, starved): that says nothing about the others.
+  const int64_t late = now - work_at_;
+  if (late > Millis(options_.detect_ms) / 2) {
+    ForEachLink([late](Link* link) {
+      if (link->alive()) link->ForgiveSilence(late);
+    });
+  }
+  Tick next = std::min(WorkHandshakes(now), WorkRetired(now));
+  for (auto& [name, run] : runs_) {
+    for (auto& [id, peer] : run.peers) next = std::min(next, WorkPeering(&peer, now));
+  }
+  if (next != kNever) Arm(std::max(next, now + 1));
+}
+
+Tick TransportImpl::WorkHandshakes(Tick now) {
+  Tick next = kNever;
+  for (auto& [raw, handshake] : handshakes_) {
+    if (handshake->deadline() <= now) {
+      handshake->Fail("no answer in time");
+    } else {
+      next = std::min(next, handshake->deadline());
+    }
+  }
+  return next;
+}
+
+Tick TransportImpl::WorkRetired(Tick now) {
+  Tick next = kNever;
+  for (Retired& retired : retired_) {
+    if (!retired.link->finishing()) continue;
+    if (retired.abort_at <= now) {
+      retired.link->Abort();
+    } else {
+      next = std::min(next, retired.abort_at);
+    }
+  }
+  return next;
+}
+
+Tick TransportImpl::WorkPeering(Peering* p, Tick now) {
+  std::vector<Request> expired;
+  for (const Request& r : p->requests) {
+    if (r.deadline <= now && !p->announcing) expired.push_back(r);
+  }
+  if (!expired.empty()) {
+    std::erase_if(p->requests, [now](const Request& r) { return r.deadline <= now; });
+    Expire(p, expired);
+  }
+  Tick next = kNever;
+  for (const Request& r : p->requests) next = std::min(next, r.deadline);
+  if (p->link != nullptr) next = std::min(next, p->link->Work(now, options_.detect_ms));
+  if (p->link != nullptr) {
+    DialData(p, now);
+    if (p->link != nullptr && p->peer_wants_lanes && !p->link->data_complete()) {
+      next = std::min(next, p->peer_wants_until);
+    }
+    if (p->data_backoff.next > now) next = std::min(next, p->data_backoff.next);
+  } else if (const Request* request = p->dialling(); request != nullptr && p->dial == nullptr) {
+    if (p->backoff.next <= now) {
+      DialControl(p, *request, now);
+    }
+    if (p->backoff.next > now) next = std::min(next, p->backoff.next);
+  }
+  return next;
+}
+
+// ------------------------------------------------------------------------------ finding
+
+Peering* TransportImpl::Find(const LinkKey& key) {
+  const auto run = runs_.find(key.run);
+  if (run == runs_.end()) return nullptr;
+  const auto peer = run->second.peers.find(key.peer);
+  return peer == run->second.peers.end() ? nullptr : &peer->second;
+}
+
+Peering* TransportImpl::FindSerial(const LinkKey& key, uint64_t serial) {
+  Peering* p = Find(key);
+  return p != nullptr && p->serial == serial ? p : nullptr;
+}
+
+Link* TransportImpl::FindOpen(const LinkKey& key) {
+  Peering* p = Find(key);
+  return p != nullptr && p->link != nullptr && p->link->open() ? p->link.get() : nullptr;
+}
+
+template <class F>
+void TransportImpl::ForEachLink(F f) {
+  for (auto& [name, run] : runs_) {
+    for (auto& [id, peer] : run.peers) {
+      if (peer.link != nullptr) f(peer.link.get());
+    }
+  }
+  for (Retired& retired : retired_) f(retired.link.get());
+}
+
+Run* TransportImpl::FindRun(const Digest32& digest) {
+  for (auto& [name, run] : runs_) {
+    if (run.digest == digest) return &run;
+  }
+  return nullptr;
+}
+
+const std::string* TransportImpl::FindToken(const Run& run, uint32_t group, Epoch epoch) const {
+  const auto tokens = run.tokens.find(group);
+  if (tokens == run.tokens.end()) return nullptr;
+  const auto token = tokens->second.find(epoch);
+  return token == tokens->second.end() ? nullptr : &token->second;
+}
+
+StreamTuning TransportImpl::tuning() const {
+  // Later than the silence that the control lane notices, so that the reason names the silence.
+  return {.user_timeout_ms = 2 * options_.detect_ms, .congestion = options_.congestion};
+}
+
+uint32_t TransportImpl::PlannedLanes(const SocketAddress& address) const {
+  if (options_.lanes != 0) return std::min<uint32_t>(options_.lanes, LH_LANES_MAX);
+  return address.loopback() ? kLanesLoopback : kLanesElsewhere;
+}
+
+// ------------------------------------------------------------------------------ links
+
+void TransportImpl::OpenLinks(const std::string& run_name, uint32_t group, Epoch epoch,
+                              const std::string& token, const std::vector<LinkRequest>& links,
+                              Tick deadline) {
+  if (closing_) return;
+  Run& run = runs_[run_name];
+  if (run.name.empty()) {
+    run.name = run_name;
+    run.digest = RunDigest(run_name);
+  }
+  run.tokens[group][epoch] = token;
+  const Tick now = ring_->Now();
+  for (const LinkRequest& link : links) {
+    if (link.peer == options_.self || !link.peer) continue;
+    Peering& p = run.peers[link.peer];
+    if (p.serial == 0) {
+      p.key = {run_name, link.peer};
+      p.serial = next_serial_++;
+    }
+    p.groups.insert(group);
+    std::erase_if(p.requests, [group](const Request& r) { return r.group == group; });
+    Request request{.group = group,
+                    .epoch = epoch,
+                    .dial = link.dial,
+                    .data = link.data,
+                    .endpoints = link.endpoints,
+                    .started = now,
+                    .deadline = deadline};
+    if (request.endpoints.size() > LH_ENDPOINTS_MAX) request.endpoints.resize(LH_ENDPOINTS_MAX);
+    p.requests.push_back(std::move(request));
+    p.last_error.clear();
+    p.data_error.clear();
+    p.candidates.clear();
+    p.want_lanes_sent = false;
+    p.backoff.Reset(now);
+    p.data_backoff.Reset(now);
+    Evaluate(&p);
+  }
+  Arm(now);
+}
+
+void TransportImpl::KeepLinks(const std::string& run_name, uint32_t group, Epoch epoch,
+                              const std::vector<PeerId>& peers) {
+  const auto found = runs_.find(run_name);
+  if (found == runs_.end()) return;
+  Run& run = found->second;
+  auto& tokens = run.tokens[group];
+  tokens.erase(tokens.begin(), tokens.lower_bound(epoch));
+  if (tokens.empty()) run.tokens.erase(group);
+  const std::set<PeerId> kept(peers.begin(), peers.end());
+  for (auto it = run.peers.begin(); it != run.peers.end();) {
+    Peering& p = it->second;
+    if (kept.count(p.key.peer) != 0) {
+      p.groups.insert(group);
+    } else {
+      p.groups.erase(group);
+      std::erase_if(p.requests, [group](const Request& r) { return r.group == group; });
+    }
+    if (p.needed()) {
+      ++it;
+      continue;
+    }
+    Retire(&p);
+    it = run.peers.erase(it);
+  }
+  if (run.peers.empty() && run.tokens.empty()) runs_.erase(found);
+}
+
+// The end of a peering: what is queued still goes out.
+void TransportImpl::Retire(Peering* p) {
+  if (p->dial != nullptr) std::exchange(p->dial, nullptr)->Fail("not needed any more");
+  CancelDataDials(p, "not needed any more");
+  if (p->link == nullptr) return;
+  Link* link = p->link.get();
+  const Tick abort_at = ring_->Now() + Millis(options_.detect_ms);
+  retired_.push_back({std::move(p->link), abort_at});
+  if (link->established()) {
+    link->Finish();
+  } else {
+    link->Abort();
+  }
+  Arm(abort_at);
+}
+
+// The control lane stands, or a data lane was added, or somebody asked: is there something to tell?
+void TransportImpl::Evaluate(Peering* p) {
+  if (p->link == nullptr || !p->link->alive() || !p->link->established()) return;
+  if (p->data_wanted() && !p->link->data_complete()) {
+    if (p->link->options().dialled) {
+      Arm(ring_->Now());
+    } else if (!p->want_lanes_sent) {
+      p->want_lanes_sent = true;
+      const auto wants = std::find_if(p->requests.begin(), p->requests.end(),
+                                      [](const Request& r) { return r.data; });
+      FrameHeader want{.type = FrameType::kWantLanes};
+      want.group = wants->group;
+      want.attempt = wants->epoch;
+      p->link->SendControl(want, {});
+    }
+    return;
+  }
+  if (p->requests.empty() || p->announcing) return;
+  p->announcing = true;
+  Later([this, key = p->key, serial = p->serial] { Announce(key, serial); });
+}
+
+void TransportImpl::Announce(const LinkKey& key, uint64_t serial) {
+  Peering* p = FindSerial(key, serial);
+  if (p == nullptr) return;
+  p->announcing = false;
+  if (p->link == nullptr || !p->link->alive() || !p->link->established()) return;
+  if (p->requests.empty() || (p->data_wanted() && !p->link->data_complete())) return;
+  p->requests.clear();
+  p->last_error.clear();
+  if (p->dial != nullptr) std::exchange(p->dial, nullptr)->Fail("the link stands");
+  Link* link = p->link.get();
+  const bool news = !link->open();
+  link->MarkOpen();
+  if (news) {
+    Log(LogLevel::kInfo, absl::StrCat("link up peer=", ToString(key.peer), " run=", key.run,
+                                      " address=", ToString(link->options().remote),
+                                      " dialled=", link->options().dialled ? "here" : "there",
+                                      " data_lanes=", link->data_lanes()));
+  }
+  listener_->OnLinkUp(key);
+  link->Deliver();
+}
+
+void TransportImpl::OnLinkEstablished(Link* link) {
+  if (Peering* p = Find(link->key()); p != nullptr && p->link.get() == link) {
+    p->backoff.Reset(ring_->Now());
+    Evaluate(p);
+  }
+}
+
+void TransportImpl::OnWantLanes(Link* link, uint32_t, Epoch) {
+  Peering* p = Find(link->key());
+  if (p == nullptr || p->link.get() != link) return;
+  p->peer_wants_lanes = true;
+  p->peer_wants_until = ring_->Now() + 2 * Millis(options_.detect_ms);
+  p->data_backoff.Reset(ring_->Now());
+  Arm(ring_->Now());
+}
+
+absl::Status TransportImpl::OnLinkFrame(Link* link, const FrameHeader& header,
+                                        std::span<const uint8_t> payload) {
+  return listener_->OnControlFrame(link->key(), header, payload);
+}
+
+absl::StatusOr<uint8_t*> TransportImpl::OnLinkData(Link* link, const FrameHeader& header) {
+  return listener_->OnDataHeader(link->key(), header);
+}
+
+absl::Status TransportImpl::OnLinkDataReceived(Link* link, const FrameHeader& header) {
+  return listener_->OnDataReceived(link->key(), header);
+}
+
+void TransportImpl::OnLinkSegmentsDropped(std::vector<uint64_t> cookies) {
+  Later([this, cookies = std::move(cookies)] {
+    for (const uint64_t cookie : cookies) listener_->OnSegmentSent(cookie);
+  });
+}
+
+void TransportImpl::OnLinkBroken(Link* link, const std::string& reason, bool protocol) {
+  if (protocol) ++stats_.frames_refused;
+  Peering* p = Find(link->key());
+  LH_CHECK(p != nullptr && p->link.get() == link) << "a link that nobody has broke";
+  retired_.push_back({std::move(p->link), kNever});
+  CancelDataDials(p, "the link broke");
+  p->peer_wants_lanes = false;
+  p->want_lanes_sent = false;
+  p->last_error = reason;
+  const Tick now = ring_->Now();
+  p->backoff.Failed(now);
+  Arm(p->backoff.next);
+  if (!link->was_open()) return;
+  ++stats_.links_lost;
+  Log(LogLevel::kInfo, absl::StrCat("link down peer=", ToString(p->key.peer), " run=", p->key.run) +
+                           LogField("reason", reason));
+  ReportDown(*p, reason);
+}
+
+void TransportImpl::OnLinkEnded(Link* link) {
+  const auto it = std::find_if(retired_.begin(), retired_.end(),
+                               [link](const Retired& r) { return r.link.get() == link; });
+  LH_CHECK(it != retired_.end());
+  ended_links_.push_back(std::move(it->link));
+  retired_.erase(it);
+  Later([] {});  // destroys it
+}
+
+void TransportImpl::ReportDown(const Peering& p, const std::string& reason) {
+  Later([this, key = p.key, serial = p.serial, reason] {
+    if (FindSerial(key, serial) != nullptr) listener_->OnLinkDown(key, reason);
+  });
+}
+
+void TransportImpl::Expire(Peering* p, const std::vector<Request>& expired) {
+  const std::string reason = WhyNotUp(*p, expired.back());
+  if (p->dialling() == nullptr && p->dial != nullptr) {
+    std::exchange(p->dial, nullptr)->Fail("no time left");
+  }
+  bool told = false;
+  if (p->link != nullptr) {
+    told = p->link->was_open();
+    p->link->Break(reason);
+  }
+  if (told) return;  // by OnLinkBroken()
+  Log(LogLevel::kInfo,
+      absl::StrCat("link not built peer=", ToString(p->key.peer), " run=", p->key.run) +
+          LogField("reason", reason));
+  ReportDown(*p, reason);
+}
+
+std::string TransportImpl::WhyNotUp(const Peering& p, const Request& request) const {
+  const int64_t ms = (request.deadline - request.started) / 1000;
+  if (p.link != nullptr && p.link->established()) {
+    const uint32_t want = p.link->options().dialled ? p.planned : p.link->data_lanes_announced();
+    return absl::StrCat(p.link->data_lanes(), " of ", want, " data lanes to ",
+                        ToString(p.link->options().remote), " stood after ", ms, " ms",
+                        p.data_error.empty() ? "" : ": ", p.data_error);
+  }
+  if (!p.last_error.empty()) return p.last_error;
+  if (p.dial != nullptr) {
+    return absl::StrCat(p.dial->connected() ? "handshake with " : "connect to ",
+                        ToString(p.dial->address()), ": no answer in ", ms, " ms");
+  }
+  if (!request.dial) {
+    return absl::StrCat("peer ", ToString(p.key.peer), " did not connect to ", listen_address_,
+                        " within ", ms, " ms");
+  }
+  return absl::StrCat("connect to ", request.endpoints.empty() ? "?" : request.endpoints.front(),
+                      ": no answer in ", ms, " ms");
+}
+
+// A control lane has passed its handshake: it becomes the peering's link.
+void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote,
+                          bool dialled) {
+  LinkOptions options{.key = p->key,
+                      .remote = remote,
+                      .dialled = dialled,
+                      .group = hello.group,
+                      .epoch = hello.epoch,
+                      .zero_copy = UseZeroCopy(remote),
+                      .zero_copy_always = options_.zero_copy == TransportOptions::ZeroCopy::kOn};
+  if (options.zero_copy && !register_memory_) {
+    register_memory_ = true;
+    RegisterMemory();
+  }
+  p->planned = PlannedLanes(remote);
+  p->peer_wants_lanes = false;
+  p->want_lanes_sent = false;
+  p->data_dials.assign(p->planned, nullptr);
+  p->data_backoff.Reset(ring_->Now());
+  p->candidates.clear();
+  p->link = std::make_unique<Link>(ring_, fd, std::move(options), this);
+  Evaluate(p);
+  Arm(ring_->Now());
+}
+
+// ------------------------------------------------------------------------------ dialling
+
+template <class T>
+T* TransportImpl::Keep(std::unique_ptr<T> handshake) {
+  T* raw = handshake.get();
+  Arm(raw->deadline());
+  handshakes_[raw] = std::move(handshake);
+  return raw;
+}
+
+std::unique_ptr<LaneHandshake> TransportImpl::Release(LaneHandshake* handshake) {
+  const auto it = handshakes_.find(handshake);
+  LH_CHECK(it != handshakes_.end());
+  std::unique_ptr<LaneHandshake> owned = std::move(it->second);
+  handshakes_.erase(it);
+  return owned;
+}
+
+void TransportImpl::DialControl(Peering* p, const Request& request, Tick now) {
+  if (p->candidates.empty() && p->resolving == 0) StartRound(p, request);
+  if (!p->candidates.empty()) {
+    StartControlDial(p, request, now);
+  } else if (p->resolving == 0) {
+    p->backoff.Failed(now);
+  }
+}
+
+// One more time through all endpoints.
+void TransportImpl::StartRound(Peering* p, const Request& request) {
+  for (const std::string& endpoint : request.endpoints) {
+    const auto host_port = ParseHostPort(endpoint);
+    if (!host_port.ok()) {
+      p->last_error = std::string(host_port.status().message());
+      continue;
+    }
+    if (const auto address = NumericAddress(*host_port)) {
+      p->candidates.push_back(*address);
+      continue;
+    }
+    ++p->resolving;
+    resolver_.Resolve(*host_port, [this, key = p->key,
+                                   serial = p->serial](Resolver::Addresses addresses) {
+      Peering* peering = FindSerial(key, serial);
+      if (peering == nullptr) return;
+      --peering->resolving;
+      if (addresses.ok()) {
+        peering->candidates.insert(peering->candidates.end(), addresses->begin(), addresses->end());
+      } else {
+        peering->last_error = std::string(addresses.status().message());
+        if (peering->candidates.empty()) peering->backoff.Failed(ring_->Now());
+      }
+      Arm(ring_->Now());
+    });
+  }
+  if (request.endpoints.empty()) p->last_error = "the peer has no endpoint to connect to";
+}
+
+void TransportImpl::StartControlDial(Peering* p, const Request& request, Tick now) {
+  const std::string* token = FindToken(runs_[p->key.run], request.group, request.epoch);
+  if (token == nullptr) {
+    p->backoff.Failed(now);
+    return;
+  }
+  const SocketAddress address = p->candidates.front();
+  p->candidates.pop_front();
+  Tick deadline = std::min(request.deadline, now + 2 * Millis(options_.detect_ms));
+  if (!p->candidates.empty()) {
+    // A black hole must not use up the time of the addresses behind it.
+    const int64_t share = (request.deadline - now) / static_cast<int64_t>(p->candidates.size() + 1);
+    deadline = std::min(deadline, now + std::max(share, kAttemptMinUs));
+  }
+  DialSpec spec{.address = address, .tuning = tuning(), .hello = {}, .token = *token};
+  spec.hello = {.kind = LaneKind::kControl,
+                .run_digest = runs_[p->key.run].digest,
+                .group = request.group,
+                .lane = 0,
+                .lanes = PlannedLanes(address),
+                .epoch = request.epoch,
+                .dialer = options_.self,
+                .acceptor = p->key.peer,
+                .nonce = nonces_.Next()};
+  p->dial = Keep(std::make_unique<LaneDial>(
+      ring_, std::move(spec), deadline,
+      [this, key = p->key](LaneHandshake* h) { OnControlDialled(key, h); }));
+}
+
+void TransportImpl::OnControlDialled(const LinkKey& key, LaneHandshake* handshake) {
+  ended_handshakes_.push_back(Release(handshake));
+  Later([] {});
+  LaneDial* dial = static_cast<LaneDial*>(handshake);
+  Peering* p = Find(key);
+  if (p == nullptr || p->dial != dial || closing_) {
+    if (dial->ok()) ring_->sockets().Close(dial->TakeFd());
+    return;
+  }
+  p->dial = nullptr;
+  if (dial->ok() && p->link == nullptr) {
+    Adopt(p, dial->TakeFd(), dial->hello(), dial->address(), true);
+    return;
+  }
+  const Tick now = ring_->Now();
+  if (dial->ok()) {
+    ring_->sockets().Close(dial->TakeFd());
+  } else {
+    p->last_error = dial->error();
+    if (p->last_error.find(ToString(dial->address())) == std::string::npos) {
+      p->last_error = absl::StrCat(dial->connected() ? "handshake with " : "connect to ",
+                                   ToString(dial->address()), ": ", dial->error());
+    }
+  }
+  if (p->candidates.empty()) p->backoff.Failed(now);
+  Arm(std::max(p->backoff.next, now));
+}
+
+void TransportImpl::CancelDataDials(Peering* p, const char* why) {
+  for (LaneDial*& dial : p->data_dials) {
+    if (dial != nullptr) std::exchange(dial, nullptr)->Fail(why);
+  }
+}
+
+// Starts what is missing of the data lanes, where that is up to us and somebody wants them.
+void TransportImpl::DialData(Peering* p, Tick now) {
+  Link* link = p->link.get();
+  if (!link->established() || !link->options().dialled || link->data_complete()) return;
+  const bool wanted = p->data_wanted();
+  if (!wanted && !p->peer_wants_lanes) return;
+  if (!wanted && p->peer_wants_until <= now) {
+    link->Break(absl::StrCat("data lanes that the peer wants could not be built: ",
+                             p->data_error.empty() ? "no answer in time" : p->data_error));
+    return;
+  }
+  if (p->data_backoff.next > now) return;
+  // The newest token of a group that both are in.
+  const Run& run = runs_[p->key.run];
+  uint32_t group = link->options().group;
+  if (!p->requests.empty()) {
+    group = p->requests.back().group;
+  } else if (run.tokens.count(group) == 0 && !run.tokens.empty()) {
+    group = run.tokens.begin()->first;
+  }
+  const auto tokens = run.tokens.find(group);
+  if (tokens == run.tokens.end() || tokens->second.empty()) return;
+  const auto& [epoch, token] = *tokens->second.rbegin();
+  const Tick until = wanted ? p->requests.back().deadline : p->peer_wants_until;
+  const Tick deadline = std::min(until, now + 2 * Millis(options_.detect_ms));
+  for (uint32_t lane = 0; lane < p->planned; ++lane) {
+    if (link->HasDataLane(lane) || p->data_dials[lane] != nullptr) continue;
+    DialSpec spec{
+        .address = link->options().remote, .tuning = tuning(), .hello = {}, .token = token};
+    spec.hello = {.kind = LaneKind::kData,
+                  .run_digest = run.digest,
+                  .group = group,
+                  .lane = lane,
+                  .lanes = p->planned,
+                  .epoch = epoch,
+                  .dialer = options_.self,
+                  .acceptor = p->key.peer,
+                  .nonce = nonces_.Next()};
+    p->data_dials[lane] = Keep(std::make_unique<LaneDial>(
+        ring_, std::move(spec), deadline,
+        [this, key = p->key, lane](LaneHandshake* h) { OnDataDialled(key, lane, h); }));
+  }
+}
+
+void TransportImpl::OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandshake* handshake) {
+  ended_handshakes_.push_back(Release(handshake));
+  Later([] {});
+  LaneDial* dial = static_cast<LaneDial*>(handshake);
+  Peering* p = Find(key);
+  if (p == nullptr || lane >= p->data_dials.size() || p->data_dials[lane] != dial || closing_) {
+    if (dial->ok()) ring_->sockets().Close(dial->TakeFd());
+    return;
+  }
+  p->data_dials[lane] = nullptr;
+  if (dial->ok()) {
+    // The dial is cancelled with its link, so the link is the one it was started for.
+    LH_CHECK(p->link != nullptr && p->link->FitsDataLane(lane, p->planned));
+    p->link->AddDataLane(dial->TakeFd(), lane, p->planned);
+    Evaluate(p);
+    return;
+  }
+  p->data_error = dial->error();
+  p->data_backoff.Failed(ring_->Now());
+  Arm(p->data_backoff.next);
+}
+
+// ------------------------------------------------------------------------------ being dialled
+
+void TransportImpl::AcceptNext() {
+  accept_ = ring_->Accept(listen_fd_, [this](IoResult result) {
+    accept_ = 0;
+    OnAccepted(result.value);
+  });
+}
+
+void TransportImpl::OnAccepted(int value) {
+  if (closing_) {
+    if (value >= 0) ring_->sockets().Close(value);
+    ring_->sockets().Close(std::exchange(listen_fd_, -1));
+    return;
+  }
+  if (value < 0) {
+    if (value == -EINTR || value == -EAGAIN || value == -ECONNABORTED) return AcceptNext();
+    if (!std::exchange(warned_accept_, true)) {
+      Log(LogLevel::kWarning,
+          absl::StrCat("accept failed, trying again address=", listen_address_) +
+              LogField("error", strerror(-value)));
+    }
+    accept_ = ring_->Timeout(ring_->Now() + kAcceptPauseUs, [this](IoResult) {
+      accept_ = 0;
+      if (closing_) {
+        ring_->sockets().Close(std::exchange(listen_fd_, -1));
+      } else {
+        AcceptNext();
+      }
+    });
+    return;
+  }
+  ++stats_.connections_accepted;
+  // Whoever has been slowest makes room: a member needs one round trip.
+  if (accepting_.size() >= LH_HANDSHAKES_MAX) accepting_.front()->Fail("too many connections");
+  if (handshakes_.size() >= 4 * LH_HANDSHAKES_MAX || !ring_->sockets().Tune(value, tuning()).ok()) {
+    ++stats_.handshakes_refused;
+    ring_->sockets().Abort(value);
+    return AcceptNext();
+  }
+  if (accepting_.size() >= LH_HANDSHAKES_MAX) accepting_.pop_front();
+  accepting_.push_back(Keep(std::make_unique<LaneAccept>(
+      ring_, value, nonces_.Next(), ring_->Now() + 2 * Millis(options_.detect_ms),
+      [this](const LaneHello& hello) { return Judge(hello); },
+      [this](LaneHandshake* h) { OnHandshakeAccepted(h); })));
+  AcceptNext();
+}
+
+// Whether to let the caller prove that it is who it says.
+LaneVerdict TransportImpl::Judge(const LaneHello& hello) {
+  Run* run = FindRun(hello.run_digest);
+  const std::string* token = run == nullptr ? nullptr : FindToken(*run, hello.group, hello.epoch);
+  if (token == nullptr) return {LaneResult::kUnknownEpoch, ""};
+  const auto peer = run->peers.find(hello.dialer);
+  if (hello.acceptor != options_.self || peer == run->peers.end() || !peer->second.needed()) {
+    return {LaneResult::kWrongPeer, ""};
+  }
+  const Peering& p = peer->second;
+  LaneResult result = LaneResult::kAccepted;
+  if (hello.kind == LaneKind::kControl) {
+    result = JudgeControl(p, hello);
+  } else if (p.link == nullptr || !p.link->FitsDataLane(hello.lane, hello.lanes)) {
+    result = LaneResult::kBusy;  // the control lane is not through yet, or an old lane still stands
+  } else if (p.link->options().dialled) {
+    result = LaneResult::kWrongPeer;  // data lanes are dialled by the side that dialled the first
+  }
+  return {result, result == LaneResult::kAccepted ? *token : std::string()};
+}
+
+// One control lane a pair. A second one takes the place of the first if that one is older or
+// silent. If both sides dial at once, the smaller id's connection stays.
+LaneResult TransportImpl::JudgeControl(const Peering& p, const LaneHello& hello) const {
+  const bool ours_first = options_.self < p.key.peer;
+  if (p.link != nullptr) {
+    if (!p.link->established()) return ours_first ? LaneResult::kBusy : LaneResult::kAccepted;
+    const LinkOptions& link = p.link->options();
+    const bool newer = hello.group == link.group && hello.epoch > link.epoch;
+    const bool silent = ring_->Now() - p.link->last_heard() > Millis(options_.detect_ms) * 2 / 3;
+    return newer || silent ? LaneResult::kAccepted : LaneResult::kBusy;
+  }
+  if (p.dial != nullptr && p.dial->connected() && ours_first) return LaneResult::kBusy;
+  return LaneResult::kAccepted;
+}
+
+void TransportImpl::OnHandshakeAccepted(LaneHandshake* handshake) {
+  ended_handshakes_.push_back(Release(handshake));
+  Later([] {});
+  std::erase(accepting_, handshake);
+  if (!handshake->ok() || closing_) {
+    if (!handshake->ok()) ++stats_.handshakes_refused;
+    if (handshake->ok()) ring_->sockets().Close(handshake->TakeFd());
+    return;
+  }
+  // Much may have happened since the HELLO.
+  const LaneHello& hello = handshake->hello();
+  const int fd = handshake->TakeFd();
+  const auto remote = ring_->sockets().PeerAddress(fd);
+  if (!remote.ok() || Judge(hello).result != LaneResult::kAccepted) {
+    ++stats_.handshakes_refused;
+    ring_->sockets().Abort(fd);
+    return;
+  }
+  Run* run = FindRun(hello.run_digest);
+  Peering* p = &run->peers[hello.dialer];
+  if (hello.kind == LaneKind::kData) {
+    p->link->AddDataLane(fd, hello.lane, hello.lanes);
+    Evaluate(p);
+    return;
+  }
+  if (p->link != nullptr) p->link->Break("replaced by a new connection of the peer");
+  if (p->dial != nullptr) std::exchange(p->dial, nullptr)->Fail("the peer has dialled us");
+  Adopt(p, fd, hello, *remote, false);
+}
+
+// ------------------------------------------------------------------------------ traffic
+
+void TransportImpl::SendControl(const LinkKey& key, const FrameHeader& header,
+                                std::span<const uint8_t> payload) {
+  if (Link* link = FindOpen(key)) link->SendControl(header, payload);
+}
+
+void TransportImpl::SendSegment(const LinkKey& key, const FrameHeader& header, const uint8_t* data,
+                                uint64_t cookie) {
+  if (Link* link = FindOpen(key)) {
+    link->SendSegment({.header = header, .data = data, .cookie = cookie});
+  } else {
+    OnLinkSegmentsDropped({cookie});
+  }
+}
+
+void TransportImpl::DropSegments(const std::vector<uint64_t>& cookies) {
+  const std::unordered_set<uint64_t> wanted(cookies.begin(), cookies.end());
+  ForEachLink([&](Link* link) { link->DropSegments(wanted); });
+}
+
+void TransportImpl::DetachReceives(const std::string& run, uint32_t group, OpOrdinal op,
+                                   Epoch attempt, uint64_t cookie) {
+  // One more than there are receives, so that it cannot reach zero before all are counted.
+  const auto left = std::make_shared<int>(1);
+  const std::function<void()> done = [this, left, cookie] {
+    if (--*left == 0) Later([this, cookie] { listener_->OnReceivesDetached(cookie); });
+  };
+  ForEachLink([&](Link* link) {
+    if (link->key().run == run) *left += link->Detach(group, op, attempt, done);
+  });
+  done();
+}
+
+// ------------------------------------------------------------------------------ zero-copy memory
+
+bool TransportImpl::UseZeroCopy(const SocketAddress& remote) const {
+  if (!ring_->features().send_zero_copy) return false;
+  switch (options_.zero_copy) {
+    case TransportOptions::ZeroCopy::kOn:
+      return true;
+    case TransportOptions::ZeroCopy::kOff:
+      return false;
+    case TransportOptions::ZeroCopy::kAuto:
+      return !remote.loopback();  // where the kernel copies after all, at a higher price
+  }
+  return false;
+}
+
+void TransportImpl::RegisterMemory() {
+  if (!ring_->features().registered_buffers) return;
+  for (auto& [data, memory] : memory_) {
+    if (memory.buffer >= 0) continue;
+    const auto buffer = ring_->RegisterBuffer(data, memory.bytes);
+    if (buffer.ok()) {
+      memory.buffer = *buffer;
+    } else if (!std::exchange(warned_, true)) {
+      Log(LogLevel::kWarning, "arena memory is not registered, zero-copy sends cost more" +
+                                  LogField("reason", std::string(buffer.status().message())));
+    }
+  }
+}
+
+void TransportImpl::AddMemory(const uint8_t* data, size_t bytes) {
+  memory_[data] = Memory{.bytes = bytes, .buffer = -1};
+  if (register_memory_) RegisterMemory();
+}
+
+void TransportImpl::RemoveMemory(const uint8_t* data) {
+  const auto it = memory_.find(data);
+  if (it == memory_.end()) return;
+  if (it->second.buffer >= 0) ring_->UnregisterBuffer(it->second.buffer);
+  memory_.erase(it);
+}
+
+int TransportImpl::FindBuffer(const uint8_t* data, size_t bytes) {
+  auto it = memory_.upper_bound(data);
+  if (it == memory_.begin()) return -1;
+  --it;
+  const size_t offset = static_cast<size_t>(data - it->first);
+  const Memory& memory = it->second;
+  return offset <= memory.bytes && bytes <= memory.bytes - offset ? memory.buffer : -1;
+}
+
+// ------------------------------------------------------------------------------ numbers
+
+void TransportImpl::SetDetectMs(uint32_t detect_ms) {
+  if (detect_ms == 0 || detect_ms == options_.detect_ms) return;
+  options_.detect_ms = detect_ms;
+  ForEachLink([this](Link* link) {
+    if (link->alive()) link->Tune(tuning());
+  });
+  Arm(ring_->Now());
+}
+
+TransportStats TransportImpl::GetStats() const {
+  TransportStats stats = stats_;
+  LaneStats sum = gone_;
+  const auto add = [&sum](const Link& link) {
+    const LaneStats s = link.stats();
+    sum.bytes_sent += s.bytes_sent;
+    sum.bytes_received += s.bytes_received;
+    sum.bytes_discarded += s.bytes_discarded;
+    sum.zero_copy_copied += s.zero_copy_copied;
+  };
+  for (const auto& [name, run] : runs_) {
+    for (const auto& [id, peer] : run.peers) {
+      if (peer.link == nullptr) continue;
+      add(*peer.link);
+      if (peer.link->open()) ++stats.links_up;
+      stats.lanes_up += peer.link->lanes();
+    }
+  }
+  for (const Retired& retired : retired_) add(*retired.link);
+  for (const auto& link : ended_links_) add(*link);
+  stats.bytes_sent = sum.bytes_sent;
+  stats.bytes_received = sum.bytes_received;
+  stats.bytes_discarded = sum.bytes_discarded;
+  stats.zero_copy_copied = sum.zero_copy_copied;
+  return stats;
+}
+
+std::vector<LinkStats> TransportImpl::GetLinkStats() const {
+  std::vector<LinkStats> result;
+  for (const auto& [name, run] : runs_) {
+    for (const auto& [id, peer] : run.peers) {
+      if (peer.link == nullptr || !peer.link->open()) continue;
+      const LaneStats s = peer.link->stats();
+      result.push_back({.link = peer.key,
+                        .lanes = peer.link->lanes(),
+                        .rtt_us = peer.link->rtt_us(),
+                        .bytes_sent = s.bytes_sent,
+                        .bytes_received = s.bytes_received});
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(TransportOptions options, Ring* ring,
+                                                         TransportListener* listener) {
+  auto transport = std::make_unique<TransportImpl>(std::move(options), ring, listener);
+  LH_RETURN_IF_ERROR(transport->Start());
+  return transport;
+}
+
+}  // namespace longhaul::peerd
