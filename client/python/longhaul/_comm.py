@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -245,10 +245,7 @@ class Comm:
         when this member was removed or its host drains.
         """
         self._check_joined()
-        lib = _native.library()
-        handle = ctypes.c_void_p()
-        check(lib.lh_begin_step_start(self._handle, ctypes.byref(handle)), "begin_step")
-        self._finish(handle, "begin_step", timeout)
+        self._in_slices(_native.library().lh_begin_step, "begin_step", timeout)
         world = self.world()
         changed = world.epoch != self._epoch_of_step
         self._epoch_of_step = world.epoch
@@ -370,10 +367,8 @@ class Comm:
         """
         if self._left:
             return
-        handle = ctypes.c_void_p()
-        check(_native.library().lh_leave_start(self._handle, ctypes.byref(handle)), "leave")
+        self._in_slices(_native.library().lh_leave, "leave", timeout)
         self._left = True
-        self._finish(handle, "leave", timeout)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -400,15 +395,17 @@ class Comm:
         if self._left:
             raise FailedPrecondition("this communicator has left its group; join again")
 
-    def _finish(self, handle: ctypes.c_void_p, what: str, timeout: float | None) -> None:
-        """Waits for a membership op and frees it."""
-        try:
-            status = _native.wait(handle, _native.Deadline(timeout))
-            if status == _native.DEADLINE_EXCEEDED:
-                raise DeadlineExceeded(f"{what}: not done after {timeout} s; call it again to go on waiting")
-            check(status, what)
-        finally:
-            _native.library().lh_op_free(handle)
+    def _in_slices(self, call: Callable[[ctypes.c_void_p, int], int], what: str, timeout: float | None) -> None:
+        """A call of the library that goes on where it was when its time ran out."""
+        deadline = _native.Deadline(timeout)
+        status = call(self._handle, deadline.slice_ms())
+        while status == _native.DEADLINE_EXCEEDED and not deadline.passed():
+            status = call(self._handle, deadline.slice_ms())
+        if status == _native.DEADLINE_EXCEEDED:
+            raise DeadlineExceeded(
+                f"{what}: not done after {timeout} s; it goes on, call {what}() again to wait for it"
+            )
+        check(status, what)
 
 
 def join(
