@@ -1,0 +1,132 @@
+#include "tools/lhctl/admin_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/control/grpc/support.h"
+#include "proto/longhaul/v1/admin.grpc.pb.h"
+
+namespace longhaul {
+namespace {
+
+constexpr std::chrono::seconds kDeadline{10};
+// Overviews of runs with thousands of members.
+constexpr int kResponseBytesMax = 64 << 20;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(kResponseBytesMax);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
+  args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
+  args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+}
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  // The numbers of both are those of google.rpc.Code.
+  return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
+}
+
+}  // namespace
+
+class AdminClient::Impl {
+ public:
+  explicit Impl(std::vector<std::string> addresses) : addresses_(std::move(addresses)) {}
+
+  // Runs `call` at each address until one answers.
+  absl::Status Try(const std::function<grpc::Status(v1::Admin::Stub*)>& call) {
+    std::string tried;
+    for (const std::string& address : addresses_) {
+      const auto stub = v1::Admin::NewStub(MakeChannel(address));
+      const grpc::Status status = call(stub.get());
+      const bool absent = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                          status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+      if (!absent) return FromGrpc(status);
+      absl::StrAppend(&tried, tried.empty() ? "" : "; ", address, ": ", status.error_message());
+    }
+    return absl::UnavailableError(absl::StrCat("no coordinator answers (", tried,
+                                               "); give its address with --coordinator=HOST:PORT"));
+  }
+
+  template <class Request, class Response>
+  absl::StatusOr<Response> Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
+                                                                        const Request&, Response*),
+                                const Request& request) {
+    Response response;
+    const absl::Status status = Try([&](v1::Admin::Stub* stub) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+      return (stub->*method)(&context, request, &response);
+    });
+    if (!status.ok()) return status;
+    return response;
+  }
+
+ private:
+  const std::vector<std::string> addresses_;
+};
+
+AdminClient::AdminClient(std::vector<std::string> addresses)
+    : impl_(std::make_unique<Impl>(std::move(addresses))) {
+  control::RouteGrpcLog();
+}
+AdminClient::~AdminClient() = default;
+
+absl::StatusOr<v1::ListRunsResponse> AdminClient::ListRuns() {
+  return impl_->Call(&v1::Admin::Stub::ListRuns, v1::ListRunsRequest());
+}
+
+absl::StatusOr<v1::GetOverviewResponse> AdminClient::GetOverview(const v1::Selector& selector) {
+  v1::GetOverviewRequest request;
+  *request.mutable_selector() = selector;
+  return impl_->Call(&v1::Admin::Stub::GetOverview, request);
+}
+
+absl::StatusOr<v1::GetRingResponse> AdminClient::GetRing(const v1::Selector& selector) {
+  v1::GetRingRequest request;
+  *request.mutable_selector() = selector;
+  return impl_->Call(&v1::Admin::Stub::GetRing, request);
+}
+
+absl::StatusOr<v1::ExplainResponse> AdminClient::Explain(const v1::Selector& selector) {
+  v1::ExplainRequest request;
+  *request.mutable_selector() = selector;
+  return impl_->Call(&v1::Admin::Stub::Explain, request);
+}
+
+absl::Status AdminClient::Drain(const v1::DrainRequest& request) {
+  return impl_->Call(&v1::Admin::Stub::Drain, request).status();
+}
+
+absl::Status AdminClient::Evict(const v1::EvictRequest& request) {
+  return impl_->Call(&v1::Admin::Stub::Evict, request).status();
+}
+
+absl::Status AdminClient::WatchEvents(const v1::WatchEventsRequest& request,
+                                      const std::function<void(const v1::Event&)>& each) {
+  // After a coordinator has answered, its end is the end: going on elsewhere would repeat events.
+  absl::Status ended;
+  const absl::Status tried = impl_->Try([&](v1::Admin::Stub* stub) {
+    grpc::ClientContext context;
+    const auto reader = stub->WatchEvents(&context, request);
+    v1::Event event;
+    bool answered = false;
+    while (reader->Read(&event)) {
+      answered = true;
+      each(event);
+    }
+    const grpc::Status status = reader->Finish();
+    if (!answered || status.ok()) return status;
+    ended = FromGrpc(status);
+    return grpc::Status::OK;
+  });
+  return tried.ok() ? ended : tried;
+}
+
+}  // namespace longhaul

@@ -1,0 +1,116 @@
+"""lhctl against a running coordinator without runs: commands, JSON, errors, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+LHCTL = os.path.abspath(sys.argv.pop(1))
+COORDINATOR = os.path.abspath(sys.argv.pop(1))
+DEADLINE_S = 60
+
+
+class Lhctl(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        ready_file = os.path.join(cls.directory.name, "ready.json")
+        cls.coordinator = subprocess.Popen(
+            [COORDINATOR, "--listen=127.0.0.1:0", "--http=", "--ready-file", ready_file, "--log-level=error"]
+        )
+        until = time.monotonic() + DEADLINE_S
+        while not os.path.exists(ready_file):
+            assert cls.coordinator.poll() is None and time.monotonic() < until, "the coordinator did not start"
+            time.sleep(0.01)
+        with open(ready_file) as file:
+            cls.address = json.load(file)["grpc"]
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.coordinator.terminate()
+        assert cls.coordinator.wait(timeout=DEADLINE_S) == 0
+        cls.directory.cleanup()
+
+    def lhctl(self, *args, address=None, env=None):
+        address = address or self.address
+        return subprocess.run(
+            [LHCTL, f"--coordinator={address}", *args],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            env={**os.environ, **(env or {})},
+        )
+
+    def test_commands_of_an_idle_coordinator(self):
+        for command, text in [
+            ("status", "no runs\n"),
+            ("runs", "no runs\n"),
+            ("members", "no members\n"),
+            ("ring", "no peers\n"),
+            ("why", "no runs\n"),
+            ("events", ""),
+        ]:
+            with self.subTest(command=command):
+                result = self.lhctl(command)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertTrue(result.stdout.endswith(text), result.stdout)
+        status = json.loads(self.lhctl("status", "--json").stdout)
+        self.assertEqual(status["detect_ms"], 1500)
+        self.assertEqual(status["store"], "memory")
+        self.assertEqual(status["groups"], [])
+
+    def test_address_comes_from_the_environment(self):
+        result = subprocess.run(
+            [LHCTL, "runs"], capture_output=True, text=True, env={**os.environ, "LONGHAUL_COORDINATOR": self.address}
+        )
+        self.assertEqual((result.returncode, result.stdout), (0, "no runs\n"))
+
+    def test_what_is_not_there_is_exit_code_1(self):
+        for args, text in [
+            (["status", "nowhere"], "no run 'nowhere'"),
+            (["ring", "nowhere/3"], "no group 3 of run 'nowhere'"),
+            (["drain", "p1f"], "no peer p1f"),
+            (["drain", "host1"], "write it as in `lhctl ring`"),
+            (["evict", "demo/0/m3"], "no member m3 in demo/0"),
+            (["evict", "demo/0/3"], "write it as in `lhctl members`"),
+        ]:
+            with self.subTest(args=args):
+                result = self.lhctl(*args)
+                self.assertEqual(result.returncode, 1, result.stdout)
+                self.assertIn(text, result.stderr)
+                self.assertEqual(result.stdout, "")
+
+    def test_bad_usage_is_exit_code_2(self):
+        for args, text in [
+            ([], "no command given"),
+            (["frobnicate"], "unknown command 'frobnicate'"),
+            (["drain"], "drain needs an argument"),
+            (["runs", "x"], "unexpected argument 'x'"),
+            (["evict", "m3"], "'m3' is not RUN/GROUP/MEMBER"),
+            (["status", "demo/x"], "'x' is not a group's number"),
+            (["status", "--jsno"], "unknown flag --jsno"),
+        ]:
+            with self.subTest(args=args):
+                result = self.lhctl(*args)
+                self.assertEqual(result.returncode, 2, result.stdout)
+                self.assertIn(text, result.stderr)
+
+    def test_absent_coordinator_is_named_and_the_next_one_is_tried(self):
+        absent = self.lhctl("status", address="127.0.0.1:1")
+        self.assertEqual(absent.returncode, 1)
+        self.assertIn("no coordinator answers (127.0.0.1:1:", absent.stderr)
+        second = self.lhctl("runs", address=f"127.0.0.1:1,{self.address}")
+        self.assertEqual((second.returncode, second.stdout), (0, "no runs\n"))
+
+    def test_help(self):
+        result = self.lhctl("--help")
+        self.assertEqual(result.returncode, 0)
+        for command in ("status", "runs", "members", "ring", "why", "events", "drain", "evict"):
+            self.assertIn(f"\n  {command} ", result.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

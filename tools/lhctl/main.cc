@@ -1,0 +1,186 @@
+// lhctl: the operator's command line.
+//
+// Exit codes: 0 done, 1 it failed (the coordinator is not there, or says no), 2 bad usage.
+#include <stdint.h>
+#include <stdio.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/daemon/flags.h"
+#include "base/daemon/host_port.h"
+#include "base/log.h"
+#include "tools/lhctl/admin_client.h"
+#include "tools/lhctl/render.h"
+
+ABSL_FLAG(std::string, coordinator, "127.0.0.1:29600",
+          "coordinator addresses, host:port[,host:port...]; tried in turn");
+ABSL_FLAG(bool, json, false, "print JSON instead of tables");
+ABSL_FLAG(bool, follow, false, "events: go on with new ones as they happen");
+ABSL_FLAG(uint32_t, backlog, 0, "events: only so many past ones; 0: all that are remembered");
+ABSL_FLAG(std::string, reason, "", "drain, evict: shown to those concerned and in the log");
+
+namespace longhaul {
+namespace {
+
+const ProgramInfo kInfo{
+    "lhctl",
+    "Asks and tells a longhaul-coordinator.\n"
+    "\n"
+    "  lhctl [--coordinator=HOST:PORT] COMMAND [ARGUMENT] [--json]\n"
+    "\n"
+    "Commands; SELECTION is RUN or RUN/GROUP, all if it is left out:\n"
+    "  status [SELECTION]         groups with epoch, members, ring, ops in flight, what waits\n"
+    "  runs                       runs with their number of members\n"
+    "  members [SELECTION]        members in rank order\n"
+    "  ring [SELECTION]           peers in ring order, with their traffic\n"
+    "  why [SELECTION]            why a group is waiting\n"
+    "  events [SELECTION]         what happened; --follow, --backlog=N\n"
+    "  drain PEER                 lets the peer's members leave at their next step boundary\n"
+    "  evict RUN/GROUP/MEMBER     removes a member at once\n"
+    "\n"
+    "Exit codes: 0 done, 1 it failed, 2 bad usage.",
+    "LONGHAUL_LHCTL_"};
+
+[[noreturn]] void Usage(const std::string& problem) {
+  ExitUsage(kInfo, absl::StrCat(problem, "; see lhctl --help"));
+}
+
+int Fail(const absl::Status& status) {
+  fprintf(stderr, "lhctl: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+void Print(const std::string& text) {
+  fwrite(text.data(), 1, text.size(), stdout);
+  fflush(stdout);
+}
+
+uint32_t ParseGroup(const std::string& text) {
+  uint32_t group = 0;
+  if (!absl::SimpleAtoi(text, &group)) Usage(absl::StrCat("'", text, "' is not a group's number"));
+  return group;
+}
+
+// "" (everything), RUN or RUN/GROUP.
+v1::Selector ParseSelector(const std::string& text) {
+  v1::Selector selector;
+  const size_t slash = text.find('/');
+  selector.set_run(text.substr(0, slash));
+  if (slash != std::string::npos) selector.set_group(ParseGroup(text.substr(slash + 1)));
+  if (!text.empty() && selector.run().empty()) Usage(absl::StrCat("no run in '", text, "'"));
+  return selector;
+}
+
+template <class Response>
+int Show(const absl::StatusOr<Response>& response, std::string (*render)(const Response&)) {
+  if (!response.ok()) return Fail(response.status());
+  Print(absl::GetFlag(FLAGS_json) ? RenderJson(*response, false) : render(*response));
+  return 0;
+}
+
+int Events(AdminClient& client, const std::string& selection) {
+  v1::WatchEventsRequest request;
+  *request.mutable_selector() = ParseSelector(selection);
+  request.set_follow(absl::GetFlag(FLAGS_follow));
+  request.set_backlog(absl::GetFlag(FLAGS_backlog));
+  const bool json = absl::GetFlag(FLAGS_json);
+  const absl::Status ended = client.WatchEvents(request, [json](const v1::Event& event) {
+    Print(json ? RenderJson(event, true) : RenderEvent(event));
+  });
+  return ended.ok() ? 0 : Fail(ended);
+}
+
+int Drain(AdminClient& client, const std::string& peer) {
+  v1::DrainRequest request;
+  request.set_peer(peer);
+  request.set_reason(absl::GetFlag(FLAGS_reason));
+  if (const absl::Status status = client.Drain(request); !status.ok()) return Fail(status);
+  if (!absl::GetFlag(FLAGS_json)) Print(absl::StrCat("peer ", peer, " was asked to drain\n"));
+  return 0;
+}
+
+int Evict(AdminClient& client, const std::string& name) {
+  const std::vector<std::string> parts = absl::StrSplit(name, '/');
+  if (parts.size() != 3) Usage(absl::StrCat("'", name, "' is not RUN/GROUP/MEMBER"));
+  v1::EvictRequest request;
+  request.set_run(parts[0]);
+  request.set_group(ParseGroup(parts[1]));
+  request.set_member(parts[2]);
+  request.set_reason(absl::GetFlag(FLAGS_reason));
+  if (const absl::Status status = client.Evict(request); !status.ok()) return Fail(status);
+  if (!absl::GetFlag(FLAGS_json)) Print(absl::StrCat("member ", name, " was evicted\n"));
+  return 0;
+}
+
+struct Command {
+  size_t arguments_min;
+  size_t arguments_max;
+  int (*run)(AdminClient& client, const std::string& argument);
+};
+
+const std::map<std::string, Command>& Commands() {
+  static const auto* commands = new std::map<std::string, Command>{
+      {"status",
+       {0, 1,
+        [](AdminClient& client, const std::string& selection) {
+          return Show(client.GetOverview(ParseSelector(selection)), RenderStatus);
+        }}},
+      {"runs",
+       {0, 0,
+        [](AdminClient& client, const std::string&) {
+          return Show(client.ListRuns(), RenderRuns);
+        }}},
+      {"members",
+       {0, 1,
+        [](AdminClient& client, const std::string& selection) {
+          return Show(client.GetOverview(ParseSelector(selection)), RenderMembers);
+        }}},
+      {"ring",
+       {0, 1,
+        [](AdminClient& client, const std::string& selection) {
+          return Show(client.GetRing(ParseSelector(selection)), RenderRing);
+        }}},
+      {"why",
+       {0, 1,
+        [](AdminClient& client, const std::string& selection) {
+          return Show(client.Explain(ParseSelector(selection)), RenderWhy);
+        }}},
+      {"events", {0, 1, Events}},
+      {"drain", {1, 1, Drain}},
+      {"evict", {1, 1, Evict}},
+  };
+  return *commands;
+}
+
+int Main(int argc, char** argv) {
+  const std::vector<std::string> arguments = ParseFlagsOrExit(argc, argv, kInfo);
+  // Of gRPC, what matters comes back as an error.
+  SetLogLevel(LogLevel::kError);
+  if (arguments.empty()) Usage("no command given");
+  const auto command = Commands().find(arguments[0]);
+  if (command == Commands().end()) Usage(absl::StrCat("unknown command '", arguments[0], "'"));
+  const size_t given = arguments.size() - 1;
+  if (given < command->second.arguments_min) {
+    Usage(absl::StrCat(arguments[0], " needs an argument"));
+  }
+  if (given > command->second.arguments_max) {
+    Usage(absl::StrCat("unexpected argument '", arguments.back(), "'"));
+  }
+  const auto addresses = ParseAddressList(absl::GetFlag(FLAGS_coordinator));
+  if (!addresses.ok()) {
+    Usage(absl::StrCat("--coordinator: ", std::string(addresses.status().message())));
+  }
+  AdminClient client(*addresses);
+  return command->second.run(client, given > 0 ? arguments[1] : "");
+}
+
+}  // namespace
+}  // namespace longhaul
+
+int main(int argc, char** argv) { return longhaul::Main(argc, argv); }
