@@ -149,6 +149,11 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
   }
 
   void Begin() {
+    {
+      MutexLock lock(&mutex_);
+      // Tells the watcher that from now on it misses nothing.
+      if (!stopped_) StartSendInitialMetadata();
+    }
     subscription_ = log_->Subscribe([this] { Advance(); });
     Advance();
   }

@@ -1,0 +1,445 @@
+// The services over real connections, with a client that may say anything.
+#include "coordinator/grpc/grpc_server.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <future>
+#include <thread>
+
+#include "coordinator/store/store.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/longhaul/v1/admin.grpc.pb.h"
+#include "proto/longhaul/v1/coordinator.grpc.pb.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+using AttachStream = grpc::ClientReaderWriter<v1::PeerMessage, v1::CoordinatorMessage>;
+
+v1::PeerMessage Hello(uint64_t peer) {
+  v1::PeerMessage message;
+  v1::Hello* hello = message.mutable_hello();
+  hello->set_peer(peer);
+  hello->add_endpoints("10.0.0.1:29700");
+  hello->set_protocol(1);
+  hello->set_host("host");
+  return message;
+}
+
+v1::PeerMessage Join(const std::string& run) {
+  v1::PeerMessage message;
+  v1::Join* join = message.mutable_join();
+  join->set_request(1);
+  join->mutable_group()->set_run(run);
+  return message;
+}
+
+// One call of Attach.
+struct Attached {
+  explicit Attached(v1::Coordinator::Stub* stub) : stream(stub->Attach(&context)) {}
+
+  bool Write(const v1::PeerMessage& message) { return stream->Write(message); }
+  // The next message of this kind; false if the stream ends before.
+  bool ReadUntil(v1::CoordinatorMessage::MessageCase kind, v1::CoordinatorMessage* message) {
+    while (stream->Read(message)) {
+      if (message->message_case() == kind) return true;
+    }
+    return false;
+  }
+  // Reads the rest away.
+  grpc::Status Finish() {
+    v1::CoordinatorMessage message;
+    while (stream->Read(&message)) {
+    }
+    return stream->Finish();
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<AttachStream> stream;
+};
+
+class GrpcServerTest : public ::testing::Test {
+ protected:
+  GrpcServerTest() {
+    CoordinatorLoop::Options options;
+    options.core.incarnation = "c1";
+    options.core.detect_ms = 30000;
+    options.core.entropy = std::string(32, 'e');
+    loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
+    auto server = GrpcServer::Start("127.0.0.1:0", loop_.get(), &metrics_);
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    grpc::ChannelArguments args;
+    args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    channel_ =
+        grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), args);
+    peers_ = v1::Coordinator::NewStub(channel_);
+    admin_ = v1::Admin::NewStub(channel_);
+  }
+
+  // A stream with one admitted member; its name in `member`.
+  std::unique_ptr<Attached> Member(uint64_t peer, const std::string& run, std::string* member) {
+    auto attached = std::make_unique<Attached>(peers_.get());
+    v1::CoordinatorMessage message;
+    EXPECT_TRUE(attached->Write(Hello(peer)));
+    EXPECT_TRUE(attached->Write(Join(run)));
+    EXPECT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kJoinPending, &message));
+    *member = "m" + std::to_string(message.join_pending().member());
+    EXPECT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kPrepareEpoch, &message));
+    v1::PeerMessage ready;
+    *ready.mutable_epoch_ready()->mutable_group() = message.prepare_epoch().group();
+    ready.mutable_epoch_ready()->set_epoch(message.prepare_epoch().epoch());
+    EXPECT_TRUE(attached->Write(ready));
+    EXPECT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kCommitEpoch, &message));
+    return attached;
+  }
+
+  // Sends raw bytes as the first message of an Attach call and gives how the call ended.
+  grpc::Status SendBytes(const std::string& bytes) {
+    struct Call : grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+      void OnReadDone(bool ok) override {
+        if (ok) StartRead(&incoming);
+      }
+      void OnDone(const grpc::Status& status) override { done.set_value(status); }
+      grpc::ClientContext context;
+      grpc::ByteBuffer outgoing, incoming;
+      std::promise<grpc::Status> done;
+    } call;
+    const grpc::Slice slice(bytes);
+    call.outgoing = grpc::ByteBuffer(&slice, 1);
+    grpc::GenericStub stub(channel_);
+    stub.PrepareBidiStreamingCall(&call.context, "/longhaul.v1.Coordinator/Attach", {}, &call);
+    call.StartWrite(&call.outgoing);
+    call.StartRead(&call.incoming);
+    call.StartCall();
+    return call.done.get_future().get();
+  }
+
+  std::vector<v1::Event> Events(const v1::WatchEventsRequest& request) {
+    grpc::ClientContext context;
+    const auto reader = admin_->WatchEvents(&context, request);
+    std::vector<v1::Event> events;
+    for (v1::Event event; reader->Read(&event);) events.push_back(event);
+    EXPECT_TRUE(reader->Finish().ok());
+    return events;
+  }
+
+  CoordinatorMetrics metrics_;
+  std::unique_ptr<CoordinatorLoop> loop_;
+  std::unique_ptr<GrpcServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Coordinator::Stub> peers_;
+  std::unique_ptr<v1::Admin::Stub> admin_;
+};
+
+// ------------------------------------------------------------------------------ Attach
+
+TEST_F(GrpcServerTest, AnswersHelloAndEndsWithTheClient) {
+  Attached attached(peers_.get());
+  ASSERT_TRUE(attached.Write(Hello(1)));
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(attached.stream->Read(&message));
+  EXPECT_EQ(message.welcome().coordinator(), "c1");
+  EXPECT_EQ(message.welcome().detect_ms(), 30000u);
+  attached.stream->WritesDone();
+  EXPECT_TRUE(attached.Finish().ok());
+}
+
+TEST_F(GrpcServerTest, MessagesAgainstTheProtocolEndTheStreamWithTheReason) {
+  const auto first = [this](const v1::PeerMessage& message) {
+    Attached attached(peers_.get());
+    attached.Write(message);
+    return attached.Finish();
+  };
+  grpc::Status status = first(Join("run"));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("first message is not Hello"));
+  status = first(v1::PeerMessage());
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  status = first(Hello(0));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 3\n"));
+}
+
+TEST_F(GrpcServerTest, BytesThatAreNoMessageAreRefusedAndCounted) {
+  for (const std::string& bytes :
+       {std::string("\xff\xff\xff\xff"), std::string("\x0a\x7f"), std::string(1000, '\x12')}) {
+    const grpc::Status status = SendBytes(bytes);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  }
+  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 3\n"));
+  Attached attached(peers_.get());
+  EXPECT_TRUE(attached.Write(Hello(1)));
+}
+
+TEST_F(GrpcServerTest, OversizedMessageIsRefusedBeforeItIsRead) {
+  const grpc::Status status = SendBytes(std::string(LH_CONTROL_MESSAGE_BYTES_MAX + 1, 'x'));
+  EXPECT_FALSE(status.ok());
+  Attached attached(peers_.get());
+  v1::CoordinatorMessage message;
+  EXPECT_TRUE(attached.Write(Hello(1)));
+  EXPECT_TRUE(attached.stream->Read(&message));
+}
+
+TEST_F(GrpcServerTest, CompressedMessagesAreRefused) {
+  Attached attached(peers_.get());
+  attached.stream.reset();
+  grpc::ClientContext context;
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  auto stream = peers_->Attach(&context);
+  v1::PeerMessage hello = Hello(1);
+  hello.mutable_hello()->set_host(std::string(4000, 'h'));
+  stream->Write(hello);
+  v1::CoordinatorMessage message;
+  EXPECT_FALSE(stream->Read(&message));
+  EXPECT_FALSE(stream->Finish().ok());
+}
+
+TEST_F(GrpcServerTest, NewerStreamOfAPeerReplacesTheOlder) {
+  Attached first(peers_.get());
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(first.Write(Hello(1)));
+  ASSERT_TRUE(first.stream->Read(&message));
+  Attached second(peers_.get());
+  ASSERT_TRUE(second.Write(Hello(1)));
+  ASSERT_TRUE(second.stream->Read(&message));
+  const grpc::Status status = first.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("replaced by a newer stream"));
+}
+
+TEST_F(GrpcServerTest, CancelledAndBrokenStreamsAreGivenBack) {
+  for (int i = 0; i < 200; ++i) {
+    Attached attached(peers_.get());
+    if (i % 3 != 0) attached.Write(Hello(static_cast<uint64_t>(i % 5) + 1));
+    if (i % 2 == 0) attached.context.TryCancel();
+    if (i % 2 == 1) attached.stream->WritesDone();
+    attached.Finish();
+  }
+  server_->Stop(std::chrono::seconds(10));
+  ASSERT_TRUE(loop_->QueryAndWait(std::chrono::seconds(30)).ok());
+  EXPECT_EQ(loop_->sessions(), 0u);
+}
+
+TEST_F(GrpcServerTest, StopEndsStreamsAndWatchersWithUnavailable) {
+  std::string member;
+  auto attached = Member(1, "run", &member);
+  grpc::ClientContext context;
+  v1::WatchEventsRequest request;
+  request.set_follow(true);
+  const auto watcher = admin_->WatchEvents(&context, request);
+  v1::Event event;
+  ASSERT_TRUE(watcher->Read(&event));
+  server_->Stop(std::chrono::seconds(30));
+  EXPECT_EQ(attached->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  while (watcher->Read(&event)) {
+  }
+  EXPECT_EQ(watcher->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(GrpcServerTest, StopDoesNotWaitForAClientThatDoesNotRead) {
+  Attached deaf(peers_.get());
+  ASSERT_TRUE(deaf.Write(Hello(1)));
+  // Each repeated Join is answered; the answers are never read.
+  std::thread writer([&deaf] {
+    v1::PeerMessage join = Join(std::string(LH_RUN_NAME_BYTES_MAX, 'r'));
+    for (int i = 0; i < 20000 && deaf.Write(join); ++i) {
+    }
+  });
+  writer.join();
+  server_->Stop(std::chrono::milliseconds(100));
+  EXPECT_FALSE(deaf.Finish().ok());
+}
+
+TEST_F(GrpcServerTest, SecondServerOnThePortIsRefusedWithTheReason) {
+  const auto second = GrpcServer::Start(server_->address(), loop_.get(), &metrics_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("another process has the port"));
+}
+
+// ------------------------------------------------------------------------------ Admin
+
+TEST_F(GrpcServerTest, ShowsRunsMembersAndRing) {
+  std::string member;
+  const auto a = Member(0x1f, "alpha", &member);
+  std::string other;
+  const auto b = Member(0x20, "beta", &other);
+  {
+    grpc::ClientContext context;
+    v1::ListRunsResponse runs;
+    ASSERT_TRUE(admin_->ListRuns(&context, {}, &runs).ok());
+    ASSERT_EQ(runs.runs_size(), 2);
+    EXPECT_EQ(runs.runs(0).run(), "alpha");
+    EXPECT_EQ(runs.runs(0).members(), 1u);
+  }
+  {
+    grpc::ClientContext context;
+    v1::GetOverviewRequest request;
+    request.mutable_selector()->set_run("beta");
+    v1::GetOverviewResponse overview;
+    ASSERT_TRUE(admin_->GetOverview(&context, request, &overview).ok());
+    EXPECT_EQ(overview.incarnation(), "c1");
+    EXPECT_EQ(overview.streams(), 2u);
+    ASSERT_EQ(overview.groups_size(), 1);
+    EXPECT_EQ(overview.groups(0).members(0).member(), other);
+    EXPECT_EQ(overview.groups(0).members(0).peer(), "p20");
+    EXPECT_TRUE(overview.groups(0).ring(0).attached());
+  }
+  {
+    grpc::ClientContext context;
+    v1::GetRingRequest request;
+    v1::GetRingResponse rings;
+    ASSERT_TRUE(admin_->GetRing(&context, request, &rings).ok());
+    ASSERT_EQ(rings.rings_size(), 2);
+    EXPECT_EQ(rings.rings(0).peers(0).endpoint(), "10.0.0.1:29700");
+  }
+  {
+    grpc::ClientContext context;
+    v1::ExplainResponse explanation;
+    ASSERT_TRUE(admin_->Explain(&context, {}, &explanation).ok());
+    EXPECT_EQ(explanation.groups(0).verdict(), "nothing waits; no op is in flight");
+  }
+  {
+    grpc::ClientContext context;
+    v1::GetOverviewRequest request;
+    request.mutable_selector()->set_run("gamma");
+    v1::GetOverviewResponse overview;
+    EXPECT_EQ(admin_->GetOverview(&context, request, &overview).error_code(),
+              grpc::StatusCode::NOT_FOUND);
+  }
+}
+
+TEST_F(GrpcServerTest, DrainsAndEvicts) {
+  std::string member;
+  const auto attached = Member(0x1f, "run", &member);
+  const auto drain = [this](const std::string& peer) {
+    grpc::ClientContext context;
+    v1::DrainRequest request;
+    request.set_peer(peer);
+    request.set_reason("maintenance");
+    v1::DrainResponse response;
+    return admin_->Drain(&context, request, &response).error_code();
+  };
+  const auto evict = [this](const std::string& id) {
+    grpc::ClientContext context;
+    v1::EvictRequest request;
+    request.set_run("run");
+    request.set_member(id);
+    v1::EvictResponse response;
+    return admin_->Evict(&context, request, &response).error_code();
+  };
+  for (const char* bad : {"", "p", "m1", "p0", "pxyz", "p11112222333344445", "1f"}) {
+    EXPECT_EQ(drain(bad), grpc::StatusCode::INVALID_ARGUMENT) << bad;
+  }
+  for (const char* bad : {"", "m", "m0", "p1", "m-1", "m1a", "m99999999999999999999"}) {
+    EXPECT_EQ(evict(bad), grpc::StatusCode::INVALID_ARGUMENT) << bad;
+  }
+  EXPECT_EQ(drain("p2f"), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(evict("m99"), grpc::StatusCode::NOT_FOUND);
+  v1::CoordinatorMessage message;
+  EXPECT_EQ(drain("p1f"), grpc::StatusCode::OK);
+  ASSERT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kDrain, &message));
+  EXPECT_THAT(message.drain().reason(), HasSubstr("maintenance"));
+  EXPECT_EQ(evict(member), grpc::StatusCode::OK);
+  ASSERT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kRemoved, &message));
+  EXPECT_EQ(message.removed().why(), v1::REMOVAL_EVICTED);
+}
+
+TEST_F(GrpcServerTest, EventsAreGivenFromTheBacklogAndAsTheyHappen) {
+  std::string member;
+  const auto a = Member(0x1f, "alpha", &member);
+  const auto b = Member(0x20, "beta", &member);
+  const std::vector<v1::Event> all = Events({});
+  std::vector<std::string> kinds;
+  for (const v1::Event& event : all) kinds.push_back(event.kind());
+  EXPECT_THAT(kinds, Contains("commit").Times(2));
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].sequence(), i + 1);
+
+  v1::WatchEventsRequest request;
+  request.set_backlog(2);
+  EXPECT_EQ(Events(request).size(), 2u);
+  request.set_after_sequence(all.size() - 1);
+  EXPECT_EQ(Events(request).size(), 1u);
+  request.Clear();
+  request.set_no_backlog(true);
+  EXPECT_EQ(Events(request).size(), 0u);
+  request.Clear();
+  request.mutable_selector()->set_run("alpha");
+  for (const v1::Event& event : Events(request)) EXPECT_NE(event.run(), "beta");
+
+  request.set_follow(true);
+  request.set_no_backlog(true);
+  grpc::ClientContext context;
+  const auto reader = admin_->WatchEvents(&context, request);
+  reader->WaitForInitialMetadata();
+  const auto c = Member(0x21, "gamma", &member);
+  v1::PeerMessage leave;
+  leave.mutable_leave()->mutable_group()->set_run("alpha");
+  leave.mutable_leave()->set_member(1);
+  ASSERT_TRUE(a->Write(leave));
+  v1::Event event;
+  do {
+    ASSERT_TRUE(reader->Read(&event));
+    EXPECT_NE(event.run(), "gamma");
+  } while (event.run() != "alpha");
+  context.TryCancel();
+  while (reader->Read(&event)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+// ------------------------------------------------------------------------------ standard services
+
+// A unary or server-streaming call with raw bytes; the first response.
+std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                    const std::string& request) {
+  struct Call : grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+    void OnReadDone(bool ok) override {
+      if (!ok) return;
+      grpc::Slice slice;
+      if (incoming.DumpToSingleSlice(&slice).ok()) {
+        response.assign(reinterpret_cast<const char*>(slice.begin()), slice.size());
+      }
+      StartRead(&incoming);
+    }
+    void OnDone(const grpc::Status& status) override { done.set_value(status); }
+    grpc::ClientContext context;
+    grpc::ByteBuffer outgoing, incoming;
+    std::string response;
+    std::promise<grpc::Status> done;
+  } call;
+  const grpc::Slice slice(request);
+  call.outgoing = grpc::ByteBuffer(&slice, 1);
+  grpc::GenericStub stub(channel);
+  stub.PrepareBidiStreamingCall(&call.context, method, {}, &call);
+  call.StartWriteLast(&call.outgoing, {});
+  call.StartRead(&call.incoming);
+  call.StartCall();
+  const grpc::Status status = call.done.get_future().get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return call.response;
+}
+
+TEST_F(GrpcServerTest, HealthSaysServing) {
+  // HealthCheckResponse{status: SERVING}
+  EXPECT_EQ(RawCall(channel_, "/grpc.health.v1.Health/Check", ""), "\x08\x01");
+  EXPECT_EQ(RawCall(channel_, "/grpc.health.v1.Health/Check", "\x0a\x17longhaul.v1.Coordinator"),
+            "\x08\x01");
+}
+
+TEST_F(GrpcServerTest, ReflectionListsTheServices) {
+  // ServerReflectionRequest{list_services: "*"}
+  const std::string response = RawCall(
+      channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "\x3a\x01*");
+  EXPECT_THAT(response, HasSubstr("longhaul.v1.Coordinator"));
+  EXPECT_THAT(response, HasSubstr("longhaul.v1.Admin"));
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator

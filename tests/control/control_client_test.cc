@@ -1,0 +1,236 @@
+// The peer's control client against the coordinator's server, over loopback.
+#include "peerd/control/control_client.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <deque>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/daemon/host_port.h"
+#include "base/mutex.h"
+#include "coordinator/server.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace longhaul {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr std::chrono::seconds kDeadline{60};
+
+// What the client's callbacks said, one line each.
+class Owner {
+ public:
+  peerd::ControlClientCallbacks Callbacks() {
+    peerd::ControlClientCallbacks callbacks;
+    callbacks.connected = [this] { Add("connected"); };
+    callbacks.disconnected = [this](const std::string& reason) { Add("disconnected " + reason); };
+    callbacks.message = [this](control::CoordinatorMessage message) {
+      if (const auto* welcome = std::get_if<control::Welcome>(&message)) {
+        Add(absl::StrCat("welcome ", welcome->coordinator));
+      } else if (const auto* pending = std::get_if<control::JoinPending>(&message)) {
+        Add(absl::StrCat("pending ", pending->request));
+      } else {
+        Add("message");
+      }
+    };
+    return callbacks;
+  }
+
+  // The next line; "" if none comes in time.
+  std::string Next() {
+    const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+    MutexLock lock(&mutex_);
+    while (lines_.empty()) {
+      const auto left = deadline - std::chrono::steady_clock::now();
+      if (left <= left.zero()) return "";
+      changed_.WaitFor(&mutex_, left);
+    }
+    std::string line = std::move(lines_.front());
+    lines_.pop_front();
+    return line;
+  }
+  std::string NextWith(const std::string& beginning) {
+    std::string line;
+    do {
+      line = Next();
+    } while (!line.empty() && line.rfind(beginning, 0) != 0);
+    return line;
+  }
+
+ private:
+  void Add(std::string line) {
+    MutexLock lock(&mutex_);
+    lines_.push_back(std::move(line));
+    changed_.SignalAll();
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::string> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
+control::Hello HelloOf(uint64_t peer) {
+  control::Hello hello;
+  hello.peer = PeerId(peer);
+  hello.endpoints = {"10.0.0.1:29700"};
+  hello.protocol = 1;
+  hello.host = "host";
+  return hello;
+}
+
+std::unique_ptr<coordinator::Server> StartServer(const std::string& listen = "127.0.0.1:0") {
+  coordinator::ServerOptions options;
+  options.listen = listen;
+  options.detect_ms = 30000;
+  auto server = coordinator::Server::Start(options);
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+class ControlClientTest : public ::testing::Test {
+ protected:
+  void Connect(std::vector<std::string> addresses) {
+    peerd::ControlClientOptions options;
+    options.addresses = std::move(addresses);
+    options.pause_ms_min = 1;
+    options.pause_ms_max = 20;
+    client_ = peerd::MakeControlClient(std::move(options), owner_.Callbacks());
+  }
+
+  Owner owner_;
+  std::unique_ptr<peerd::ControlClient> client_;
+};
+
+TEST_F(ControlClientTest, CarriesMessagesBothWays) {
+  const auto server = StartServer();
+  Connect({server->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  EXPECT_EQ(owner_.Next(), "welcome " + server->incarnation());
+  ASSERT_TRUE(client_->Send(control::Join{7, {"run", 0}, "t"}));
+  EXPECT_EQ(owner_.Next(), "pending 7");
+}
+
+TEST_F(ControlClientTest, DropsWhatComesBeforeHelloAndASecondHello) {
+  const auto server = StartServer();
+  Connect({server->grpc_address()});
+  EXPECT_FALSE(client_->Send(control::Draining{}));
+  ASSERT_EQ(owner_.Next(), "connected");
+  EXPECT_FALSE(client_->Send(control::Join{7, {"run", 0}, "t"}));
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  EXPECT_FALSE(client_->Send(HelloOf(1)));
+  EXPECT_TRUE(client_->Send(control::Join{8, {"run", 0}, "t"}));
+  EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
+  EXPECT_EQ(owner_.Next(), "pending 8");
+}
+
+TEST_F(ControlClientTest, ComesBackToACoordinatorThatRestartsOnItsPort) {
+  auto server = StartServer();
+  const std::string address = server->grpc_address();
+  Connect({address});
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_EQ(owner_.NextWith("connected"), "connected");
+    ASSERT_TRUE(client_->Send(HelloOf(1)));
+    EXPECT_EQ(owner_.Next(), "welcome " + server->incarnation());
+    server.reset();
+    EXPECT_THAT(owner_.Next(), AllOf(StartsWith("disconnected control stream to coordinator"),
+                                     HasSubstr("shutting down")));
+    server = StartServer(address);
+  }
+}
+
+TEST_F(ControlClientTest, TriesTheNextAddress) {
+  const auto server = StartServer();
+  Connect({"127.0.0.1:1", "nosuchhost.invalid:1", server->grpc_address()});
+  EXPECT_THAT(owner_.Next(), StartsWith("disconnected cannot reach coordinator 127.0.0.1:1: "));
+  EXPECT_THAT(owner_.Next(), StartsWith("disconnected cannot reach coordinator nosuchhost"));
+  EXPECT_EQ(owner_.Next(), "connected");
+}
+
+TEST_F(ControlClientTest, TellsWhyItsMessageWasRefused) {
+  const auto server = StartServer();
+  Connect({server->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  control::Hello hello = HelloOf(1);
+  hello.endpoints = {"not an endpoint"};
+  ASSERT_TRUE(client_->Send(hello));
+  EXPECT_THAT(owner_.Next(), AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("not an endpoint")));
+  // It comes back all the same.
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
+}
+
+TEST_F(ControlClientTest, StopsWhileConnectedWhileTryingAndTwice) {
+  const auto server = StartServer();
+  Connect({server->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  client_->Stop();
+  client_->Stop();
+  EXPECT_FALSE(client_->Send(HelloOf(1)));
+  Connect({"127.0.0.1:1"});
+  EXPECT_THAT(owner_.NextWith("disconnected"), HasSubstr("127.0.0.1:1"));
+  client_.reset();
+  for (int i = 0; i < 20; ++i) {
+    Connect({server->grpc_address()});
+    client_.reset();
+  }
+}
+
+// A listener that never answers: neither refuses nor speaks HTTP/2.
+TEST_F(ControlClientTest, GivesUpAnAddressThatDoesNotAnswer) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  struct sockaddr_in address {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(bind(listener, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(listener, 8), 0);
+  socklen_t size = sizeof address;
+  getsockname(listener, reinterpret_cast<struct sockaddr*>(&address), &size);
+  const auto server = StartServer();
+  peerd::ControlClientOptions options;
+  options.addresses = {absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), server->grpc_address()};
+  options.detect_ms = 100;
+  client_ = peerd::MakeControlClient(options, owner_.Callbacks());
+  EXPECT_THAT(owner_.Next(), StartsWith("disconnected cannot reach coordinator 127.0.0.1:"));
+  EXPECT_EQ(owner_.Next(), "connected");
+  close(listener);
+}
+
+TEST_F(ControlClientTest, GarbageOnTheGrpcPortHurtsNobody) {
+  const auto server = StartServer();
+  Connect({server->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
+  struct sockaddr_in address {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(ParseHostPort(server->grpc_address())->port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  for (const std::string& bytes : {std::string(100000, '\0'), std::string("GET / HTTP/1.1\r\n\r\n"),
+                                   preface + std::string(50000, '\xff'),
+                                   preface + std::string("\0\0\x04\x01", 4), std::string()}) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_EQ(connect(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
+    (void)!send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    shutdown(fd, SHUT_WR);
+    char buffer[4096];
+    while (recv(fd, buffer, sizeof buffer, 0) > 0) {
+    }
+    close(fd);
+  }
+  ASSERT_TRUE(client_->Send(control::Join{7, {"run", 0}, "t"}));
+  EXPECT_EQ(owner_.Next(), "pending 7");
+}
+
+}  // namespace
+}  // namespace longhaul
