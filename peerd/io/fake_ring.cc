@@ -36,6 +36,13 @@ SocketAddress Loopback(uint16_t port) {
 
 }  // namespace
 
+void FakeRing::Stream::Drop(size_t bytes) {
+  head += bytes;
+  if (head < data.size() / 2 && head < 4096) return;
+  data.erase(0, head);
+  head = 0;
+}
+
 FakeRing::FakeRing(FakeRingOptions options) : options_(options), random_(options.seed) {
   features_ = {.send_zero_copy = options_.send_zero_copy,
                .registered_buffers = options_.registered_buffers,
@@ -179,13 +186,13 @@ void FakeRing::MaybeRelease(int fd) {
   if (socket == nullptr || !socket->closing || socket->holds > 0) return;
   const std::deque<int> backlog = std::move(socket->backlog);
   if (socket->in != nullptr) {
-    const bool reset = socket->abort || !socket->in->data.empty();
+    const bool reset = socket->abort || socket->in->size() > 0;
     socket->in->reader_gone = true;
-    socket->in->data.clear();
+    socket->in->Drop(socket->in->size());
     socket->out->ended = true;
     if (reset) {
       socket->in->cut = socket->out->cut = true;
-      if (random_.Chance(0.5)) socket->out->data.clear();
+      if (random_.Chance(0.5)) socket->out->Drop(socket->out->size());
     }
   }
   sockets_.erase(fd);
@@ -285,12 +292,12 @@ void FakeRing::UnregisterBuffer(int) {}
 
 size_t FakeRing::Room(const Stream& stream) const {
   const size_t limit = std::min<uint64_t>(options_.stream_bytes_max,
-                                          stream.data.size() + stream.cut_after - stream.written);
-  return limit > stream.data.size() ? limit - stream.data.size() : 0;
+                                          stream.size() + stream.cut_after - stream.written);
+  return limit > stream.size() ? limit - stream.size() : 0;
 }
 
 bool FakeRing::HasNews(const Stream& in) const {
-  return !in.stalled && (!in.data.empty() || in.ended || in.cut);
+  return !in.stalled && (in.size() > 0 || in.ended || in.cut);
 }
 
 bool FakeRing::CanProgress(const Op& op) {
@@ -404,17 +411,17 @@ void FakeRing::ProgressConnect(IoId id, Op* op) {
 void FakeRing::ProgressRecv(IoId id, Op* op) {
   Stream* in = Find(op->fd)->in.get();
   if (in == nullptr) return Finish(id, -ENOTCONN);
-  if (in->data.empty() && op->bytes > 0) {
+  if (in->size() == 0 && op->bytes > 0) {
     if (op->done > 0) return Finish(id, static_cast<int>(op->done));
     return Finish(id, in->cut ? -ECONNRESET : 0);
   }
-  const size_t amount = Amount(std::min(in->data.size(), op->bytes - op->done));
+  const size_t amount = Amount(std::min(in->size(), op->bytes - op->done));
   for (size_t left = amount; left > 0;) {
     size_t contiguous = 0;
     uint8_t* place = At(*op, op->done, &contiguous);
     const size_t n = std::min(left, contiguous);
-    std::copy_n(in->data.begin(), n, place);
-    in->data.erase(in->data.begin(), in->data.begin() + static_cast<std::ptrdiff_t>(n));
+    memcpy(place, in->data.data() + in->head, n);
+    in->Drop(n);
     op->done += n;
     left -= n;
   }
@@ -440,8 +447,7 @@ void FakeRing::ProgressSend(IoId id, Op* op) {
   } else {
     CheckSend(*op);
     const size_t amount = Amount(std::min(Room(*out), op->bytes - op->done));
-    out->data.insert(out->data.end(), op->snapshot.begin() + static_cast<std::ptrdiff_t>(op->done),
-                     op->snapshot.begin() + static_cast<std::ptrdiff_t>(op->done + amount));
+    out->data.append(op->snapshot, op->done, amount);
     op->done += amount;
     out->written += amount;
     if (out->written >= out->cut_after) out->cut = socket->in->cut = true;

@@ -47,8 +47,9 @@ class FakeRing final : public Ring, private Sockets {
   // ---- faults and views for tests
 
   // Connections are numbered from 0 in the order in which they are made. May be called before that.
-  // Both ends fail with ECONNRESET once one end (the dialer's, or the other) has sent `after_bytes`
-  // and the other end has read them.
+  // Both ends fail with ECONNRESET once one end (the dialer's, or the other) has sent
+  // `after_bytes`: that end at once, the other one when it has read them, or before if the first
+  // one closes.
   void CutConnection(int connection, bool from_dialer, uint64_t after_bytes);
   // Nothing arrives in either direction any more, and nobody is told; false: it goes on.
   void StallConnection(int connection, bool stalled);
@@ -85,7 +86,8 @@ class FakeRing final : public Ring, private Sockets {
  private:
   // One direction of a connection.
   struct Stream {
-    std::deque<uint8_t> data;
+    std::string data;  // sent and not received: from `head` on
+    size_t head = 0;
     uint64_t written = 0;
     uint64_t read = 0;
     uint64_t cut_after = UINT64_MAX;
@@ -93,6 +95,9 @@ class FakeRing final : public Ring, private Sockets {
     bool reader_gone = false;  // the reader has closed
     bool cut = false;          // ECONNRESET: for the writer now, for the reader after `data`
     bool stalled = false;
+
+    size_t size() const { return data.size() - head; }
+    void Drop(size_t bytes);
   };
   using StreamRef = std::shared_ptr<Stream>;
   struct Socket {

@@ -122,6 +122,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
                       uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
+  void BreakLink(const LinkKey& link, const std::string& reason) override;
   void AddMemory(const uint8_t* data, size_t bytes) override;
   void RemoveMemory(const uint8_t* data) override;
   void SetDetectMs(uint32_t detect_ms) override;
@@ -1019,6 +1020,10 @@ void TransportImpl::OnHandshakeAccepted(LaneHandshake* handshake) {
 }
 
 // ------------------------------------------------------------------------------ traffic
+
+void TransportImpl::BreakLink(const LinkKey& key, const std::string& reason) {
+  if (Link* link = FindOpen(key)) link->Break(reason, true);
+}
 
 void TransportImpl::SendControl(const LinkKey& key, const FrameHeader& header,
                                 std::span<const uint8_t> payload) {

@@ -124,6 +124,10 @@ class Transport {
   // Drops those of the queued segments whose sending has not begun: OnSegmentSent follows for each.
   virtual void DropSegments(const std::vector<uint64_t>& cookies) = 0;
 
+  // The peer broke the protocol in what its frames mean: closes the link and counts it among
+  // frames_refused. OnLinkDown follows, not from within this call.
+  virtual void BreakLink(const LinkKey& link, const std::string& reason) = 0;
+
   // Registers arena memory for zero-copy sends from it, where possible.
   virtual void AddMemory(const uint8_t* data, size_t bytes) = 0;
   virtual void RemoveMemory(const uint8_t* data) = 0;
