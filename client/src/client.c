@@ -16,6 +16,7 @@
 #include "client/src/internal.h"
 
 #define LHI_DEFAULT_SOCKET "/run/longhaul/peerd.sock"
+#define LHI_GREET_NS ((int64_t)2 * 1000 * 1000 * 1000)
 #define LHI_CONNECT_RETRY_NS ((int64_t)20 * 1000 * 1000)
 #define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
 
@@ -806,6 +807,8 @@ static lh_status open_once(const struct paths *paths, const char *name, int64_t 
     return lhi_fail(LH_UNAVAILABLE, "lh_open: out of memory");
   }
   enlist(client);
+  /* One that is there may take a moment to answer, however short the wait for it to appear. */
+  if (deadline_ns < lhi_now_ns() + LHI_GREET_NS) deadline_ns = lhi_now_ns() + LHI_GREET_NS;
   status = greet(client, paths->path[i], name, deadline_ns);
   if (status == LH_OK) {
     *client_out = client;

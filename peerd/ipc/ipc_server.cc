@@ -388,7 +388,7 @@ void Server::OnRecv(const ClientPtr& client, IoResult result) {
                  ? "trainer closed its connection"
                  : absl::StrCat("connection to trainer failed (", strerror(-result.value), ")"));
     } else if ((c.message.msg_flags & MSG_CTRUNC) != 0) {
-      Cut(c, {Code::kInvalidArgument, "more descriptors than expected"});
+      Cut(c, {Code::kFailedPrecondition, "more descriptors than expected"});
     } else {
       c.have += static_cast<size_t>(result.value);
       if (c.have == sizeof c.request) {
@@ -514,7 +514,7 @@ void Server::OnRequest(const ClientPtr& client) {
   if (!wrong.empty()) return Cut(c, {Code::kFailedPrecondition, wrong});
   if (closing_) return;
   if (!c.calls.insert(request.call).second) {
-    return Cut(c, {Code::kInvalidArgument, absl::StrCat("call ", request.call, " is in use")});
+    return Cut(c, {Code::kFailedPrecondition, absl::StrCat("call ", request.call, " is in use")});
   }
   switch (request.type) {
     case LH_IPC_HELLO:

@@ -60,7 +60,13 @@ typedef enum lh_dtype {
 } lh_dtype;
 
 /* AVG of integers is the sum (wrapping, as SUM) divided by the world size, rounded towards zero. */
-typedef enum lh_reduce_op { LH_SUM = 0, LH_AVG = 1, LH_PROD = 2, LH_MIN = 3, LH_MAX = 4 } lh_reduce_op;
+typedef enum lh_reduce_op {
+  LH_SUM = 0,
+  LH_AVG = 1,
+  LH_PROD = 2,
+  LH_MIN = 3,
+  LH_MAX = 4
+} lh_reduce_op;
 
 /* What happens to an operation when a member dies: the survivors redo it, or it ends LH_ABORTED. */
 typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1 } lh_on_fault;
@@ -76,8 +82,8 @@ typedef struct lh_op lh_op;         /* something in flight */
 LH_API const char *lh_version(void);
 /* "LH_ABORTED"; never NULL. */
 LH_API const char *lh_strerror(lh_status status);
-/* Text for the last call of this thread that did not return LH_OK; "" if there was none. Valid until
- * the thread's next call. */
+/* Text for the last call of this thread that did not return LH_OK; "" if there was none. Valid
+ * until the thread's next call. */
 LH_API const char *lh_last_error(void);
 /* Bytes of one element; 0 for a number that is no lh_dtype. */
 LH_API size_t lh_dtype_size(lh_dtype dtype);
@@ -88,21 +94,25 @@ typedef struct lh_open_options {
   uint32_t struct_size;
   const char *socket_path; /* NULL: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
                               $XDG_RUNTIME_DIR/longhaul/peerd.sock */
-  const char *name;        /* for people; NULL: the process id */
+  const char *name;        /* for people: 1 to 64 of [A-Za-z0-9._-]; NULL: the process id */
   int64_t timeout_ms;      /* waits this long for peerd to appear */
 } lh_open_options;
-#define LH_OPEN_OPTIONS_INIT {sizeof(lh_open_options), NULL, NULL, 10000}
+#define LH_OPEN_OPTIONS_INIT \
+  { sizeof(lh_open_options), NULL, NULL, 10000 }
 
-/* Connects to peerd. LH_UNAVAILABLE: the text names the path and the reason. */
+/* Connects to peerd; NULL for `options` means the defaults. LH_UNAVAILABLE: the text names the path
+ * and the reason. A client belongs to the process that opened it: after fork() the child's calls
+ * return LH_FAILED_PRECONDITION, and the parent goes on undisturbed. */
 LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out);
 /* Ends the connection; members of this client that have not left count as dead. Operations, buffers
  * and communicators of the client are freed with it. Not while another thread uses any of them. */
 LH_API void lh_close(lh_client *client);
 
-/* Memory shared with peerd, 64-byte aligned, zero-filled at first use: tensors here travel without a
- * copy. LH_UNAVAILABLE: the arena limit of peerd or the memory of the host is used up. */
+/* Memory shared with peerd, 64-byte aligned, zero-filled at first use: tensors here travel without
+ * a copy. LH_UNAVAILABLE: the arena limit of peerd or the memory of the host is used up. */
 LH_API lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out);
-/* NULL is allowed. LH_INVALID_ARGUMENT: not from lh_alloc(). Not while an operation uses it. */
+/* NULL is allowed. LH_INVALID_ARGUMENT: not from lh_alloc(). LH_FAILED_PRECONDITION: an operation
+ * in flight uses it. Memory goes back to the host when large parts of the arena are free. */
 LH_API lh_status lh_free(lh_client *client, void *data);
 
 /* ------------------------------------------------------------------ membership */
@@ -113,41 +123,48 @@ typedef struct lh_join_options {
   uint32_t group;
   int64_t timeout_ms; /* LH_FOREVER or how long to wait for admission */
 } lh_join_options;
-#define LH_JOIN_OPTIONS_INIT {sizeof(lh_join_options), "default", 0, 60000}
+#define LH_JOIN_OPTIONS_INIT \
+  { sizeof(lh_join_options), "default", 0, 60000 }
 
-/* Becomes a member: at once if nobody is, otherwise at the next step boundary of the others.
- * LH_DEADLINE_EXCEEDED: not admitted in time; the wish is withdrawn. */
+/* Becomes a member: at once if nobody is, otherwise at the next step boundary of the others. NULL
+ * for `options` means the defaults. LH_DEADLINE_EXCEEDED: not admitted in time; the wish is
+ * withdrawn. */
 LH_API lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **comm_out);
-/* The same without waiting: comm_out is usable once lh_op_wait(op_out) returned LH_OK. */
-LH_API lh_status lh_join_start(lh_client *client, const lh_join_options *options, lh_comm **comm_out,
-                               lh_op **op_out);
+/* The same without waiting: comm_out is usable once lh_op_wait(op_out) returned LH_OK; otherwise
+ * lh_comm_free() it, which also withdraws a wish that is still open. timeout_ms has no meaning. */
+LH_API lh_status lh_join_start(lh_client *client, const lh_join_options *options,
+                               lh_comm **comm_out, lh_op **op_out);
 
-/* Leaves when the member's operations in flight have ended; the others go on without it. */
+/* Leaves when the member's operations in flight have ended; the others go on without it. LH_OK also
+ * for a member that was removed. LH_DEADLINE_EXCEEDED: it goes on; the next call waits for it. */
 LH_API lh_status lh_leave(lh_comm *comm, int64_t timeout_ms);
 LH_API lh_status lh_leave_start(lh_comm *comm, lh_op **op_out);
-/* Frees the communicator; a member that has not left leaves. NULL is allowed. Not with operations of
- * it in flight. */
+/* Frees the communicator; a member that has not left leaves. NULL is allowed. Not with operations
+ * of it in flight. */
 LH_API void lh_comm_free(lh_comm *comm);
 
 typedef struct lh_world_info {
   uint32_t struct_size;
-  uint32_t rank;      /* 0 to size - 1, by order in the epoch */
-  uint32_t size;      /* members */
-  uint32_t pending;   /* members waiting for admission */
+  uint32_t rank;    /* 0 to size - 1, by order in the epoch */
+  uint32_t size;    /* members */
+  uint32_t pending; /* members waiting for admission */
   uint64_t epoch;
   uint64_t member_id; /* of this member, unique in the run */
 } lh_world_info;
-#define LH_WORLD_INFO_INIT {sizeof(lh_world_info), 0, 0, 0, 0, 0}
+#define LH_WORLD_INFO_INIT \
+  { sizeof(lh_world_info), 0, 0, 0, 0, 0 }
 
 /* The world as last heard from peerd. LH_EVICTED: this member was removed; the text says why. */
 LH_API lh_status lh_world(lh_comm *comm, lh_world_info *info);
 /* Members waiting for admission, as last heard. */
 LH_API lh_status lh_pending(lh_comm *comm, uint32_t *count_out);
-/* Ids of the members in rank order. Writes at most `capacity` of them, and their number to *count_out. */
+/* Ids of the members in rank order. Writes at most `capacity` of them, and their number to
+ * *count_out. */
 LH_API lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out);
 
 /* Step boundary: waits until every member has called it, admits those that wait, and returns in the
- * epoch that all now share. Every member must call it at the same point of its program. */
+ * epoch that all now share. Every member must call it at the same point of its program.
+ * LH_DEADLINE_EXCEEDED: the others have not all come; the next call waits at the same boundary. */
 LH_API lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms);
 LH_API lh_status lh_begin_step_start(lh_comm *comm, lh_op **op_out);
 /* The admission alone; today the same as lh_begin_step(). */
@@ -159,25 +176,27 @@ typedef struct lh_all_reduce_options {
   uint32_t struct_size;
   const void *source; /* count elements; may be equal to target, must not overlap it otherwise */
   void *target;
-  uint64_t count; /* elements, equal at all members */
+  uint64_t count; /* elements, at least 1, equal at all members */
   lh_dtype dtype;
   lh_reduce_op op;
   uint64_t tag; /* names the operation among those in flight on this communicator */
   lh_on_fault on_fault;
 } lh_all_reduce_options;
 #define LH_ALL_REDUCE_OPTIONS_INIT \
-  {sizeof(lh_all_reduce_options), NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_RETRY}
+  { sizeof(lh_all_reduce_options), NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_RETRY }
 
 /* Starts an all-reduce and returns at once; lh_op_wait() gives the outcome.
- * Buffers: they belong to the operation until lh_op_wait() returns its outcome; from lh_alloc() they
- * travel without a copy, others are staged through the arena.
- * Outcome: LH_OK - every member of the epoch holds the same bytes in target. LH_ABORTED - source is
- * unchanged. LH_INVALID_ARGUMENT - the members' count, dtype or op differ, at all of them.
- * Returns: LH_OK and a new op in *op_out, or an error and *op_out is NULL. */
-LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options, lh_op **op_out);
+ * Buffers: they belong to the operation until lh_op_wait() returns its outcome; from lh_alloc()
+ * they travel without a copy, others are staged through the arena. Outcome: LH_OK - every member of
+ * the epoch holds the same bytes in target. LH_ABORTED - source is unchanged. LH_INVALID_ARGUMENT -
+ * the members' count, dtype or op differ, at all of them. LH_UNAVAILABLE - the connection to peerd
+ * was lost: the others may have the result all the same. Returns: LH_OK and a new op in *op_out, or
+ * an error and *op_out is NULL. */
+LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
+                                     lh_op **op_out);
 
-/* Waits for the outcome. LH_DEADLINE_EXCEEDED: none yet, the operation goes on and may be waited for
- * again. Once there is an outcome every further call returns it. */
+/* Waits for the outcome. LH_DEADLINE_EXCEEDED: none yet, the operation goes on and may be waited
+ * for again. Once there is an outcome every further call returns it. */
 LH_API lh_status lh_op_wait(lh_op *op, int64_t timeout_ms);
 /* Whether there is an outcome; never blocks. */
 LH_API lh_status lh_op_test(lh_op *op, int *finished_out);
@@ -193,12 +212,13 @@ typedef struct lh_op_info_t {
   double seconds;      /* from start to outcome, at peerd */
   double seconds_wait; /* of these, until every member had started the operation */
 } lh_op_info_t;
-#define LH_OP_INFO_INIT {sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0}
+#define LH_OP_INFO_INIT \
+  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0 }
 
 /* LH_FAILED_PRECONDITION before there is an outcome. */
 LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
 /* Frees the handle. An operation still in flight goes on, and its buffers still belong to it: wait
- * first unless the process ends. NULL is allowed. */
+ * first unless the process ends. A staged target is filled by the wait only. NULL is allowed. */
 LH_API void lh_op_free(lh_op *op);
 
 #ifdef __cplusplus

@@ -1,0 +1,259 @@
+// Longhaul for C++17: RAII over longhaul.h, header only.
+//
+//   longhaul::Client client;
+//   longhaul::Comm comm = client.Join("demo");
+//   longhaul::Buffer<float> x(client, 1 << 20);
+//   comm.BeginStep();
+//   comm.AllReduce(x, LH_AVG);
+//
+// Errors are exceptions of class longhaul::Error. Objects are movable; whatever came from a client
+// goes before it does. An Op that is destroyed before its outcome is waited for, since its buffers
+// belong to it until then.
+//
+// Under -fno-exceptions an error ends the process with its text.
+#ifndef LONGHAUL_LONGHAUL_HPP_
+#define LONGHAUL_LONGHAUL_HPP_
+
+#include <longhaul/longhaul.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace longhaul {
+
+class Error : public std::runtime_error {
+ public:
+  Error(lh_status status, const std::string& text)
+      : std::runtime_error(std::string(lh_strerror(status)) + ": " + text), status_(status) {}
+  lh_status status() const { return status_; }
+
+ private:
+  lh_status status_;
+};
+
+namespace internal {
+
+inline void Check(lh_status status) {
+  if (status == LH_OK) return;
+#if defined(__cpp_exceptions)
+  throw Error(status, lh_last_error());
+#else
+  std::fprintf(stderr, "longhaul: %s: %s\n", lh_strerror(status), lh_last_error());
+  std::abort();
+#endif
+}
+
+template <class T>
+struct DTypeOf;
+#define LONGHAUL_DTYPE(type, value)             \
+  template <>                                   \
+  struct DTypeOf<type> {                        \
+    static constexpr lh_dtype kValue = (value); \
+  }
+LONGHAUL_DTYPE(uint8_t, LH_UINT8);
+LONGHAUL_DTYPE(int8_t, LH_INT8);
+LONGHAUL_DTYPE(uint16_t, LH_UINT16);
+LONGHAUL_DTYPE(int16_t, LH_INT16);
+LONGHAUL_DTYPE(uint32_t, LH_UINT32);
+LONGHAUL_DTYPE(int32_t, LH_INT32);
+LONGHAUL_DTYPE(uint64_t, LH_UINT64);
+LONGHAUL_DTYPE(int64_t, LH_INT64);
+LONGHAUL_DTYPE(float, LH_FLOAT32);
+LONGHAUL_DTYPE(double, LH_FLOAT64);
+#undef LONGHAUL_DTYPE
+
+}  // namespace internal
+
+// Something in flight.
+class Op {
+ public:
+  explicit Op(lh_op* op) : op_(op) {}
+  Op(Op&& other) noexcept : op_(std::exchange(other.op_, nullptr)) {}
+  Op& operator=(Op&& other) noexcept {
+    std::swap(op_, other.op_);
+    return *this;
+  }
+  ~Op() {
+    if (op_ != nullptr) (void)lh_op_wait(op_, LH_FOREVER);
+    lh_op_free(op_);
+  }
+
+  // False: no outcome within the time. Throws if the outcome is an error.
+  bool Wait(int64_t timeout_ms = LH_FOREVER) {
+    const lh_status status = lh_op_wait(op_, timeout_ms);
+    if (status == LH_DEADLINE_EXCEEDED && !Finished()) return false;
+    internal::Check(status);
+    return true;
+  }
+  bool Finished() {
+    int finished = 0;
+    internal::Check(lh_op_test(op_, &finished));
+    return finished != 0;
+  }
+  lh_op_info_t Info() const {
+    lh_op_info_t info = LH_OP_INFO_INIT;
+    internal::Check(lh_op_info(op_, &info));
+    return info;
+  }
+  lh_op* get() const { return op_; }
+
+ private:
+  lh_op* op_;
+};
+
+class Client;
+
+// `size` elements in the arena: they travel without a copy.
+template <class T>
+class Buffer {
+ public:
+  inline Buffer(Client& client, size_t size);
+  Buffer(Buffer&& other) noexcept
+      : client_(other.client_),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(client_, other.client_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~Buffer() { (void)lh_free(client_, data_); }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  size_t size() const { return size_; }
+  T* begin() { return data_; }
+  T* end() { return data_ + size_; }
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + size_; }
+  T& operator[](size_t i) { return data_[i]; }
+  const T& operator[](size_t i) const { return data_[i]; }
+
+ private:
+  lh_client* client_;
+  T* data_ = nullptr;
+  size_t size_;
+};
+
+// One member of one group. Leaves when it is destroyed, without waiting.
+class Comm {
+ public:
+  explicit Comm(lh_comm* comm) : comm_(comm) {}
+  Comm(Comm&& other) noexcept : comm_(std::exchange(other.comm_, nullptr)) {}
+  Comm& operator=(Comm&& other) noexcept {
+    std::swap(comm_, other.comm_);
+    return *this;
+  }
+  ~Comm() { lh_comm_free(comm_); }
+
+  lh_world_info World() const {
+    lh_world_info info = LH_WORLD_INFO_INIT;
+    internal::Check(lh_world(comm_, &info));
+    return info;
+  }
+  std::vector<uint64_t> Members() const {
+    std::vector<uint64_t> members(16);
+    uint32_t count = 0;
+    while (true) {
+      internal::Check(
+          lh_members(comm_, members.data(), static_cast<uint32_t>(members.size()), &count));
+      const bool fits = count <= members.size();
+      members.resize(count);
+      if (fits) return members;
+    }
+  }
+  void BeginStep(int64_t timeout_ms = LH_FOREVER) {
+    internal::Check(lh_begin_step(comm_, timeout_ms));
+  }
+  void Leave(int64_t timeout_ms = LH_FOREVER) { internal::Check(lh_leave(comm_, timeout_ms)); }
+
+  template <class T>
+  Op AllReduceStart(const T* source, T* target, size_t count, lh_reduce_op op = LH_SUM,
+                    uint64_t tag = 0, lh_on_fault on_fault = LH_RETRY) {
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.source = source;
+    options.target = target;
+    options.count = count;
+    options.dtype = internal::DTypeOf<T>::kValue;
+    options.op = op;
+    options.tag = tag;
+    options.on_fault = on_fault;
+    return AllReduceStart(options);
+  }
+  Op AllReduceStart(const lh_all_reduce_options& options) {
+    lh_op* op_out = nullptr;
+    internal::Check(lh_all_reduce_start(comm_, &options, &op_out));
+    return Op(op_out);
+  }
+  // In place.
+  template <class T>
+  lh_op_info_t AllReduce(T* data, size_t count, lh_reduce_op op = LH_SUM) {
+    Op started = AllReduceStart(data, data, count, op);
+    started.Wait();
+    return started.Info();
+  }
+  template <class T>
+  lh_op_info_t AllReduce(Buffer<T>& buffer, lh_reduce_op op = LH_SUM) {
+    return AllReduce(buffer.data(), buffer.size(), op);
+  }
+  lh_comm* get() const { return comm_; }
+
+ private:
+  lh_comm* comm_;
+};
+
+// A connection to peerd, with its arena.
+class Client {
+ public:
+  // "" and nullopt: the defaults of lh_open_options.
+  explicit Client(const std::string& socket_path = "", const std::string& name = "",
+                  std::optional<int64_t> timeout_ms = std::nullopt) {
+    lh_open_options options = LH_OPEN_OPTIONS_INIT;
+    if (!socket_path.empty()) options.socket_path = socket_path.c_str();
+    if (!name.empty()) options.name = name.c_str();
+    if (timeout_ms) options.timeout_ms = *timeout_ms;
+    internal::Check(lh_open(&options, &client_));
+  }
+  Client(Client&& other) noexcept : client_(std::exchange(other.client_, nullptr)) {}
+  Client& operator=(Client&& other) noexcept {
+    std::swap(client_, other.client_);
+    return *this;
+  }
+  ~Client() { lh_close(client_); }
+
+  Comm Join(const std::string& run = "default", uint32_t group = 0, int64_t timeout_ms = 60000) {
+    lh_join_options options = LH_JOIN_OPTIONS_INIT;
+    options.run = run.c_str();
+    options.group = group;
+    options.timeout_ms = timeout_ms;
+    lh_comm* comm = nullptr;
+    internal::Check(lh_join(client_, &options, &comm));
+    return Comm(comm);
+  }
+  lh_client* get() const { return client_; }
+
+ private:
+  lh_client* client_ = nullptr;
+};
+
+template <class T>
+Buffer<T>::Buffer(Client& client, size_t size) : client_(client.get()), size_(size) {
+  void* data = nullptr;
+  const bool fits = size <= std::numeric_limits<size_t>::max() / sizeof(T);
+  internal::Check(
+      lh_alloc(client_, fits ? size * sizeof(T) : std::numeric_limits<size_t>::max(), &data));
+  data_ = static_cast<T*>(data);
+}
+
+}  // namespace longhaul
+
+#endif  // LONGHAUL_LONGHAUL_HPP_

@@ -1,0 +1,749 @@
+// The client library against the server, both as they are shipped.
+#include <longhaul/longhaul.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/cpp/longhaul.hpp"
+#include "gtest/gtest.h"
+#include "peerd/ipc/ipc_test_support.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr int64_t kPatienceMs = 60000;
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+bool Says(const std::string& part) {
+  return std::string(lh_last_error()).find(part) != std::string::npos;
+}
+
+class IpcClientTest : public testing::Test {
+ protected:
+  ~IpcClientTest() override {
+    lh_close(client_);  // frees communicators and ops
+  }
+
+  void Start(IpcServerOptions options = {}) { harness_ = std::make_unique<Harness>(options); }
+  void Open() {
+    lh_open_options options = LH_OPEN_OPTIONS_INIT;
+    options.socket_path = harness_->path().c_str();
+    options.name = "tester";
+    ASSERT_EQ(lh_open(&options, &client_), LH_OK) << lh_last_error();
+  }
+  lh_status Join() {
+    lh_join_options options = LH_JOIN_OPTIONS_INIT;
+    options.run = "run";
+    options.group = 3;
+    options.timeout_ms = kPatienceMs;
+    return lh_join(client_, &options, &comm_);
+  }
+  void StartJoined(IpcServerOptions options = {}) {
+    Start(options);
+    ASSERT_NO_FATAL_FAILURE(Open());
+    ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  }
+  float* Alloc(size_t count) {
+    void* data = nullptr;
+    EXPECT_EQ(lh_alloc(client_, count * sizeof(float), &data), LH_OK) << lh_last_error();
+    return static_cast<float*>(data);
+  }
+  lh_op* AllReduce(const float* source, float* target, uint64_t count, uint64_t tag = 0) {
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.source = source;
+    options.target = target;
+    options.count = count;
+    options.tag = tag;
+    lh_op* op = nullptr;
+    EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_OK) << lh_last_error();
+    return op;
+  }
+  void Hold(bool ScriptedHandler::*what, bool hold = true) {
+    harness_->Run([=](ScriptedHandler& handler, IpcServer&) { handler.*what = hold; });
+  }
+  bool UntilEvents(size_t count) {
+    return harness_->Until(
+        [count](ScriptedHandler& handler, IpcServer&) { return handler.events.size() == count; });
+  }
+  bool UntilPosts(size_t count) {
+    return harness_->Until(
+        [count](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == count; });
+  }
+
+  std::unique_ptr<Harness> harness_;
+  lh_client* client_ = nullptr;
+  lh_comm* comm_ = nullptr;
+};
+
+// ------------------------------------------------------------------------------ open
+
+TEST_F(IpcClientTest, OpenNamesThePathThatNobodyAnswersOn) {
+  lh_open_options options = LH_OPEN_OPTIONS_INIT;
+  options.socket_path = "/tmp/no-such-directory/peerd.sock";
+  options.timeout_ms = 0;
+  EXPECT_EQ(lh_open(&options, &client_), LH_UNAVAILABLE);
+  EXPECT_EQ(client_, nullptr);
+  EXPECT_TRUE(Says("/tmp/no-such-directory/peerd.sock")) << lh_last_error();
+  EXPECT_TRUE(Says("No such file")) << lh_last_error();
+}
+
+TEST_F(IpcClientTest, OpenWaitsForPeerdToAppear) {
+  Start();
+  const std::string path = harness_->path() + ".late";
+  std::thread late([&] { LH_CHECK(link(harness_->path().c_str(), path.c_str()) == 0); });
+  lh_open_options options = LH_OPEN_OPTIONS_INIT;
+  options.socket_path = path.c_str();
+  options.timeout_ms = kPatienceMs;
+  EXPECT_EQ(lh_open(&options, &client_), LH_OK) << lh_last_error();
+  late.join();
+  unlink(path.c_str());
+}
+
+TEST_F(IpcClientTest, OpenChecksItsArguments) {
+  lh_open_options options = LH_OPEN_OPTIONS_INIT;
+  options.timeout_ms = 0;
+  EXPECT_EQ(lh_open(&options, nullptr), LH_INVALID_ARGUMENT);
+  options.struct_size = 8;
+  EXPECT_EQ(lh_open(&options, &client_), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("LH_OPEN_OPTIONS_INIT")) << lh_last_error();
+  options.struct_size = sizeof options;
+  options.timeout_ms = -2;
+  EXPECT_EQ(lh_open(&options, &client_), LH_INVALID_ARGUMENT);
+  options.timeout_ms = 0;
+  const std::string path(200, 'a');
+  options.socket_path = path.c_str();
+  EXPECT_EQ(lh_open(&options, &client_), LH_INVALID_ARGUMENT);
+  options.socket_path = "";
+  EXPECT_EQ(lh_open(&options, &client_), LH_INVALID_ARGUMENT);
+  options.socket_path = "/tmp/x";
+  options.name = "not a name";
+  EXPECT_EQ(lh_open(&options, &client_), LH_INVALID_ARGUMENT);
+}
+
+TEST_F(IpcClientTest, OptionsOfALaterVersionPassWhileTheyAreZero) {
+  Start();
+  struct {
+    lh_open_options known = LH_OPEN_OPTIONS_INIT;
+    uint64_t later = 0;
+  } options;
+  options.known.struct_size = sizeof options;
+  options.known.socket_path = harness_->path().c_str();
+  options.later = 1;
+  EXPECT_EQ(lh_open(&options.known, &client_), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("does not know")) << lh_last_error();
+  options.later = 0;
+  EXPECT_EQ(lh_open(&options.known, &client_), LH_OK) << lh_last_error();
+}
+
+TEST_F(IpcClientTest, OpenPassesOnWhyPeerdRefuses) {
+  Start();
+  std::vector<lh_client*> clients(LH_CLIENTS_MAX);
+  lh_open_options options = LH_OPEN_OPTIONS_INIT;
+  options.socket_path = harness_->path().c_str();
+  for (lh_client*& client : clients) ASSERT_EQ(lh_open(&options, &client), LH_OK);
+  options.timeout_ms = 0;
+  EXPECT_EQ(lh_open(&options, &client_), LH_UNAVAILABLE);
+  EXPECT_TRUE(Says("256 clients")) << lh_last_error();
+  for (lh_client* client : clients) lh_close(client);
+}
+
+// ------------------------------------------------------------------------------ membership
+
+TEST_F(IpcClientTest, JoinsSeesTheWorldStepsAndLeaves) {
+  StartJoined();
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  ASSERT_EQ(lh_world(comm_, &world), LH_OK);
+  EXPECT_EQ(world.struct_size, sizeof world);
+  EXPECT_EQ(world.epoch, 1u);
+  EXPECT_EQ(world.size, 2u);
+  EXPECT_EQ(world.member_id, 101u);
+  harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
+    World changed = handler.WorldOf(LocalId(1));
+    changed.pending = 4;
+    server.WorldChanged(LocalId(1), changed);
+    handler.epoch = 5;
+  });
+  uint32_t pending = 0;
+  while (pending != 4) ASSERT_EQ(lh_pending(comm_, &pending), LH_OK);
+  ASSERT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
+  ASSERT_EQ(lh_world(comm_, &world), LH_OK);
+  EXPECT_EQ(world.epoch, 5u);
+  ASSERT_EQ(lh_admit(comm_, kPatienceMs), LH_OK);
+  ASSERT_EQ(lh_leave(comm_, kPatienceMs), LH_OK);
+  EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("has left")) << lh_last_error();
+  EXPECT_EQ(lh_leave(comm_, kPatienceMs), LH_FAILED_PRECONDITION);
+  EXPECT_EQ(harness_->Events(),
+            (std::vector<std::string>{"join 1 run/3 tester", "step 1", "step 1", "leave 1"}));
+}
+
+TEST_F(IpcClientTest, ListsMembersOverSeveralPages) {
+  StartJoined();
+  for (const size_t size : {size_t{1}, size_t{28}, size_t{29}, size_t{1024}}) {
+    harness_->Run([size](ScriptedHandler& handler, IpcServer&) {
+      handler.members.clear();
+      for (size_t i = 0; i < size; ++i) handler.members.push_back(MemberId(1000 + i));
+    });
+    std::vector<uint64_t> ids(2000, 7);
+    uint32_t count = 0;
+    ASSERT_EQ(lh_members(comm_, ids.data(), 2000, &count), LH_OK) << lh_last_error();
+    ASSERT_EQ(count, size);
+    for (size_t i = 0; i < size; ++i) EXPECT_EQ(ids[i], 1000 + i);
+    EXPECT_EQ(ids[size], 7u);
+    ids.assign(2000, 7);
+    ASSERT_EQ(lh_members(comm_, ids.data(), 1, &count), LH_OK);
+    EXPECT_EQ(count, size);
+    EXPECT_EQ(ids[1], 7u);
+  }
+}
+
+TEST_F(IpcClientTest, AJoinThatTakesTooLongIsWithdrawn) {
+  Start();
+  Hold(&ScriptedHandler::hold_joins);
+  Open();
+  lh_join_options options = LH_JOIN_OPTIONS_INIT;
+  options.timeout_ms = 1;
+  EXPECT_EQ(lh_join(client_, &options, &comm_), LH_DEADLINE_EXCEEDED);
+  EXPECT_EQ(comm_, nullptr);
+  EXPECT_TRUE(Says("withdrawn")) << lh_last_error();
+  EXPECT_TRUE(harness_->Until([](ScriptedHandler& handler, IpcServer& server) {
+    return handler.events.size() == 2 && handler.events[1] == "leave 1" &&
+           server.GetStats().members == 0;
+  }));
+  // The connection is as good as before.
+  Hold(&ScriptedHandler::hold_joins, false);
+  EXPECT_EQ(lh_join(client_, nullptr, &comm_), LH_OK) << lh_last_error();
+}
+
+TEST_F(IpcClientTest, AJoinThatIsRefusedGivesTheReason) {
+  Start();
+  Hold(&ScriptedHandler::hold_joins);
+  Open();
+  lh_op* op = nullptr;
+  ASSERT_EQ(lh_join_start(client_, nullptr, &comm_, &op), LH_OK);
+  EXPECT_EQ(lh_op_wait(op, 0), LH_DEADLINE_EXCEEDED);
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  EXPECT_EQ(lh_world(comm_, &world), LH_FAILED_PRECONDITION);
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_FAILED_PRECONDITION);
+  ASSERT_TRUE(UntilEvents(1));
+  harness_->Run([](ScriptedHandler&, IpcServer& server) {
+    server.JoinDone(LocalId(1), {Code::kUnavailable, "no coordinator"}, {});
+  });
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_UNAVAILABLE);
+  EXPECT_STREQ(lh_last_error(), "no coordinator");
+  EXPECT_EQ(lh_world(comm_, &world), LH_UNAVAILABLE);
+  lh_op_free(op);
+  lh_comm_free(comm_);
+  EXPECT_EQ(harness_->Stats().members, 0u);
+}
+
+TEST_F(IpcClientTest, AStepThatTookTooLongIsWaitedForByTheNextCall) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_steps);
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_DEADLINE_EXCEEDED);
+  EXPECT_EQ(lh_begin_step(comm_, 1), LH_DEADLINE_EXCEEDED);
+  ASSERT_TRUE(UntilEvents(2));
+  harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
+    handler.epoch = 9;
+    server.StepDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
+  });
+  EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
+  EXPECT_EQ(harness_->Events().size(), 2u) << "one step only";
+  lh_op* op = nullptr;
+  ASSERT_EQ(lh_begin_step_start(comm_, &op), LH_OK);
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_FAILED_PRECONDITION);
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientTest, ALeaveThatTookTooLongIsWaitedForByTheNextCall) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_leaves);
+  EXPECT_EQ(lh_leave(comm_, 0), LH_DEADLINE_EXCEEDED);
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_FAILED_PRECONDITION);
+  ASSERT_TRUE(UntilEvents(2));
+  harness_->Run([](ScriptedHandler&, IpcServer& server) { server.LeaveDone(LocalId(1), {}); });
+  EXPECT_EQ(lh_leave(comm_, kPatienceMs), LH_OK) << lh_last_error();
+}
+
+TEST_F(IpcClientTest, FreeingACommunicatorLeaves) {
+  StartJoined();
+  lh_comm_free(comm_);
+  EXPECT_TRUE(harness_->Until(
+      [](ScriptedHandler&, IpcServer& server) { return server.GetStats().members == 0; }));
+  EXPECT_EQ(harness_->Events().back(), "leave 1");
+}
+
+TEST_F(IpcClientTest, AMemberThatWasRemovedIsToldWhy) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(4);
+  lh_op* const op = AllReduce(data, data, 4);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler&, IpcServer& server) {
+    server.MemberGone(LocalId(1), {Code::kEvicted, "evicted by an operator"});
+  });
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_EVICTED);
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  EXPECT_EQ(lh_world(comm_, &world), LH_EVICTED);
+  EXPECT_TRUE(Says("evicted by an operator")) << lh_last_error();
+  EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_EVICTED);
+  EXPECT_EQ(lh_leave(comm_, kPatienceMs), LH_OK) << "it is out";
+  lh_op_free(op);
+}
+
+// ------------------------------------------------------------------------------ operations
+
+TEST_F(IpcClientTest, ArenaTensorsTravelWithoutACopy) {
+  StartJoined();
+  constexpr size_t kCount = 1 << 18;
+  float* const source = Alloc(kCount);
+  float* const target = Alloc(kCount);
+  std::iota(source, source + kCount, 0.0f);
+  lh_op* const op = AllReduce(source, target, kCount, 7);
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  for (size_t i = 0; i < kCount; i += 1001) EXPECT_EQ(target[i], 2.0f * static_cast<float>(i));
+  EXPECT_EQ(source[5], 5.0f);
+  lh_op_info_t info = LH_OP_INFO_INIT;
+  ASSERT_EQ(lh_op_info(op, &info), LH_OK);
+  EXPECT_EQ(info.staged, 0u);
+  EXPECT_EQ(info.world_size, 2u);
+  EXPECT_EQ(info.retries, 1u);
+  EXPECT_EQ(info.bytes_sent, kCount * 4);
+  EXPECT_DOUBLE_EQ(info.seconds, 0.003);
+  EXPECT_DOUBLE_EQ(info.seconds_wait, 0.001);
+  EXPECT_EQ(lh_op_wait(op, 0), LH_OK) << "the outcome stays";
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientTest, AnInPlaceOpInTheArenaIsOneRange) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(16);
+  lh_op* const op = AllReduce(data + 4, data + 4, 8);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.posts[0].source, handler.posts[0].target);
+    handler.FinishPost();
+  });
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientTest, OtherTensorsAreStaged) {
+  StartJoined();
+  std::vector<float> source(1000, 3.0f);
+  std::vector<float> target(1000, 1.0f);
+  lh_op* op = AllReduce(source.data(), target.data(), 1000);
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  EXPECT_EQ(target, std::vector<float>(1000, 6.0f));
+  EXPECT_EQ(source, std::vector<float>(1000, 3.0f));
+  lh_op_info_t info = LH_OP_INFO_INIT;
+  ASSERT_EQ(lh_op_info(op, &info), LH_OK);
+  EXPECT_EQ(info.staged, 1u);
+  lh_op_free(op);
+  op = AllReduce(source.data(), source.data(), 1000);
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  EXPECT_EQ(source, std::vector<float>(1000, 6.0f));
+  lh_op_free(op);
+  float* const arena = Alloc(1000);
+  op = AllReduce(source.data(), arena, 1000);
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  EXPECT_EQ(arena[999], 12.0f);
+  lh_op_free(op);
+  op = AllReduce(arena, target.data(), 1000);
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  EXPECT_EQ(target[999], 24.0f);
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientTest, AStagedOpInPlaceHasATargetOfItsOwn) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  std::vector<float> data(100, 3.0f);
+  lh_op* const op = AllReduce(data.data(), data.data(), 100);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_NE(handler.posts[0].source, handler.posts[0].target);
+    handler.posts[0].target[0] = 99;  // half a result
+    handler.FinishPost({Code::kAborted, "a member died"});
+  });
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_ABORTED);
+  EXPECT_STREQ(lh_last_error(), "a member died");
+  EXPECT_EQ(data, std::vector<float>(100, 3.0f)) << "untouched";
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientTest, TestNeverBlocks) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  std::vector<float> data(10, 1.0f);
+  lh_op* const op = AllReduce(data.data(), data.data(), 10);
+  int finished = 7;
+  ASSERT_EQ(lh_op_test(op, &finished), LH_OK);
+  EXPECT_EQ(finished, 0);
+  lh_op_info_t info = LH_OP_INFO_INIT;
+  EXPECT_EQ(lh_op_info(op, &info), LH_FAILED_PRECONDITION);
+  EXPECT_EQ(lh_op_wait(op, 1), LH_DEADLINE_EXCEEDED);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  while (finished == 0) ASSERT_EQ(lh_op_test(op, &finished), LH_OK);
+  EXPECT_EQ(data[9], 2.0f);
+  EXPECT_EQ(lh_op_wait(op, 0), LH_OK);
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientTest, ManyThreadsWaitAtOnceForOutcomesInAnyOrder) {
+  StartJoined();
+  constexpr int kThreads = 6;
+  constexpr int kRounds = 60;
+  std::atomic<int> wrong{0};
+  std::atomic<int> running{kThreads};
+  Hold(&ScriptedHandler::hold_posts);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<float> staged(256 + static_cast<size_t>(t));
+      for (int round = 0; round < kRounds; ++round) {
+        const auto value = static_cast<float>(t * 1000 + round);
+        std::fill(staged.begin(), staged.end(), value);
+        lh_op* const op =
+            AllReduce(staged.data(), staged.data(), staged.size(), static_cast<uint64_t>(t));
+        if (round % 3 == 0) (void)lh_op_wait(op, 0);
+        if (lh_op_wait(op, kPatienceMs) != LH_OK) ++wrong;
+        for (const float x : staged) wrong += x != 2 * value;
+        lh_op_free(op);
+        lh_world_info world = LH_WORLD_INFO_INIT;
+        if (lh_world(comm_, &world) != LH_OK) ++wrong;
+      }
+      --running;
+    });
+  }
+  size_t turn = 0;
+  while (running > 0) {
+    harness_->Run([&turn](ScriptedHandler& handler, IpcServer&) {
+      if (!handler.posts.empty()) handler.FinishPost({}, turn++ % handler.posts.size());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(IpcClientTest, TwoThreadsMayWaitForOneOp) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  std::vector<float> data(1 << 16, 1.0f);
+  lh_op* const op = AllReduce(data.data(), data.data(), data.size());
+  std::thread other([op, &data] {
+    EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+    EXPECT_EQ(data.back(), 2.0f);
+  });
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  EXPECT_EQ(data.back(), 2.0f);
+  other.join();
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientTest, OpsThatNobodyWaitsForDoNotPileUp) {
+  StartJoined();
+  float* const data = Alloc(4);
+  for (int i = 0; i < 10000; ++i) {
+    lh_op* const op = AllReduce(data, data, 4, static_cast<uint64_t>(i));
+    lh_op_free(op);
+  }
+  EXPECT_EQ(harness_->Stats().connections_cut, 0u);
+  EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
+}
+
+TEST_F(IpcClientTest, PeerdAnswersWhatTheClientCannotKnow) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(8);
+  lh_op* const first = AllReduce(data, data, 4, 5);
+  lh_op* const second = AllReduce(data + 4, data + 4, 4, 5);  // the same tag
+  EXPECT_EQ(lh_op_wait(second, kPatienceMs), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("tag 5")) << lh_last_error();
+  lh_op_free(second);
+  lh_op_free(first);
+}
+
+TEST_F(IpcClientTest, AllReduceChecksItsArguments) {
+  StartJoined();
+  float* const data = Alloc(64);
+  lh_op* op = nullptr;
+  const auto start = [&](auto spoil) {
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.source = data;
+    options.target = data;
+    options.count = 16;
+    spoil(&options);
+    op = reinterpret_cast<lh_op*>(8);
+    const lh_status status = lh_all_reduce_start(comm_, &options, &op);
+    if (status != LH_OK) {
+      EXPECT_EQ(op, nullptr);
+      EXPECT_STRNE(lh_last_error(), "");
+    }
+    return status;
+  };
+  using Options = lh_all_reduce_options;
+  EXPECT_EQ(start([](Options* o) { o->source = nullptr; }), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([](Options* o) { o->target = nullptr; }), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([](Options* o) { o->count = 0; }), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([](Options* o) { o->count = UINT64_MAX; }), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([](Options* o) { o->count = 65; }), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("lh_alloc")) << lh_last_error();
+  EXPECT_EQ(start([](Options* o) { o->dtype = static_cast<lh_dtype>(12); }), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([](Options* o) { o->op = static_cast<lh_reduce_op>(5); }), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([](Options* o) { o->on_fault = static_cast<lh_on_fault>(2); }),
+            LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([&](Options* o) { o->target = data + 15; }), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("overlap")) << lh_last_error();
+  EXPECT_EQ(start([&](Options* o) { o->target = reinterpret_cast<char*>(data) + 65; }),
+            LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([](Options* o) { o->struct_size = 4; }), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(start([&](Options* o) { o->target = data + 16; }), LH_OK);
+  EXPECT_EQ(lh_op_wait(op, -7), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  lh_op_free(op);
+  lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+  EXPECT_EQ(lh_all_reduce_start(nullptr, &options, &op), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_all_reduce_start(comm_, nullptr, &op), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_all_reduce_start(comm_, &options, nullptr), LH_INVALID_ARGUMENT);
+}
+
+TEST_F(IpcClientTest, NullIsRefusedEverywhere) {
+  StartJoined();
+  void* data = nullptr;
+  uint32_t count = 0;
+  int finished = 0;
+  lh_op* op = nullptr;
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  lh_op_info_t info = LH_OP_INFO_INIT;
+  EXPECT_EQ(lh_alloc(nullptr, 8, &data), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_alloc(client_, 8, nullptr), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_alloc(client_, 0, &data), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_alloc(client_, SIZE_MAX, &data), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_free(nullptr, &data), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_free(client_, &data), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_free(client_, nullptr), LH_OK);
+  EXPECT_EQ(lh_join(nullptr, nullptr, &comm_), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_join(client_, nullptr, nullptr), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_join_start(client_, nullptr, nullptr, &op), LH_INVALID_ARGUMENT);
+  lh_join_options join = LH_JOIN_OPTIONS_INIT;
+  for (const char* run : {static_cast<const char*>(nullptr), "", "a b"}) {
+    join.run = run;
+    EXPECT_EQ(lh_join(client_, &join, &comm_), LH_INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(lh_world(nullptr, &world), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_pending(nullptr, &count), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_members(nullptr, nullptr, 0, &count), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_begin_step(nullptr, 0), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_begin_step_start(nullptr, &op), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_leave(nullptr, 0), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_leave_start(nullptr, &op), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_op_wait(nullptr, 0), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_op_test(nullptr, &finished), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_op_info(nullptr, &info), LH_INVALID_ARGUMENT);
+  lh_op_free(nullptr);
+  lh_comm_free(nullptr);
+  lh_close(nullptr);
+  EXPECT_EQ(lh_dtype_size(LH_BFLOAT16), 2u);
+  EXPECT_EQ(lh_dtype_size(static_cast<lh_dtype>(99)), 0u);
+  EXPECT_STREQ(lh_strerror(LH_STATE_MISMATCH), "LH_STATE_MISMATCH");
+  EXPECT_STREQ(lh_version(), "0.1.0");
+}
+
+// ------------------------------------------------------------------------------ arena
+
+TEST_F(IpcClientTest, RegionsComeWithDemandAndGoWithIt) {
+  Start();
+  Open();
+  EXPECT_EQ(harness_->Stats().arena_bytes, 0u) << "nothing before it is needed";
+  std::vector<void*> blocks(8);
+  for (void*& block : blocks) ASSERT_EQ(lh_alloc(client_, 200 * kMiB, &block), LH_OK);
+  EXPECT_EQ(harness_->Stats().arena_bytes, 1600 * kMiB);
+  for (void* block : blocks) EXPECT_EQ(lh_free(client_, block), LH_OK);
+  EXPECT_TRUE(harness_->Until([](ScriptedHandler&, IpcServer& server) {
+    return server.GetStats().arena_bytes == 200 * kMiB;
+  }));
+  void* small = nullptr;
+  ASSERT_EQ(lh_alloc(client_, 100, &small), LH_OK);
+  EXPECT_EQ(harness_->Stats().arena_bytes, 200 * kMiB) << "what was kept is used";
+}
+
+TEST_F(IpcClientTest, ABufferInUseIsNotFreed) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(64);
+  lh_op* const op = AllReduce(data + 8, data + 8, 8);
+  EXPECT_EQ(lh_free(client_, data), LH_FAILED_PRECONDITION);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  EXPECT_EQ(lh_free(client_, data + 8), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_free(client_, data), LH_OK);
+  EXPECT_EQ(lh_free(client_, data), LH_INVALID_ARGUMENT) << "twice";
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientTest, TheArenaLimitOfPeerdIsNamed) {
+  IpcServerOptions options;
+  options.arena_limit = 8 * kMiB;
+  StartJoined(options);
+  void* data = nullptr;
+  // Less than a region has by default, but it fits.
+  ASSERT_EQ(lh_alloc(client_, 5 * kMiB, &data), LH_OK) << lh_last_error();
+  void* more = nullptr;
+  EXPECT_EQ(lh_alloc(client_, 5 * kMiB, &more), LH_UNAVAILABLE);
+  EXPECT_EQ(more, nullptr);
+  EXPECT_TRUE(Says("arena limit")) << lh_last_error();
+  std::vector<float> tensor(2 * kMiB);
+  lh_all_reduce_options op_options = LH_ALL_REDUCE_OPTIONS_INIT;
+  op_options.source = op_options.target = tensor.data();
+  op_options.count = tensor.size();
+  lh_op* op = nullptr;
+  EXPECT_EQ(lh_all_reduce_start(comm_, &op_options, &op), LH_UNAVAILABLE) << "cannot be staged";
+  EXPECT_EQ(lh_free(client_, data), LH_OK);
+  op_options.count = kMiB / 2;
+  ASSERT_EQ(lh_all_reduce_start(comm_, &op_options, &op), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  lh_op_free(op);
+}
+
+// ------------------------------------------------------------------------------ ends
+
+TEST_F(IpcClientTest, WhenPeerdDiesEveryOpEnds) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  std::vector<float> data(100, 1.0f);
+  lh_op* const first = AllReduce(data.data(), data.data(), 50, 1);
+  lh_op* const second = AllReduce(data.data() + 50, data.data() + 50, 50, 2);
+  ASSERT_TRUE(UntilPosts(2));
+  std::thread waiter([first] { EXPECT_EQ(lh_op_wait(first, LH_FOREVER), LH_UNAVAILABLE); });
+  harness_->Stop();
+  EXPECT_EQ(lh_op_wait(second, LH_FOREVER), LH_UNAVAILABLE);
+  EXPECT_TRUE(Says("peerd closed the connection")) << lh_last_error();
+  waiter.join();
+  EXPECT_EQ(data, std::vector<float>(100, 1.0f));
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  EXPECT_EQ(lh_world(comm_, &world), LH_UNAVAILABLE);
+  EXPECT_EQ(lh_begin_step(comm_, LH_FOREVER), LH_UNAVAILABLE);
+  EXPECT_EQ(lh_leave(comm_, LH_FOREVER), LH_UNAVAILABLE);
+  lh_comm* comm = nullptr;
+  EXPECT_EQ(lh_join(client_, nullptr, &comm), LH_UNAVAILABLE);
+  void* memory = nullptr;
+  EXPECT_EQ(lh_alloc(client_, 64, &memory), LH_UNAVAILABLE);
+  lh_op_free(first);
+  lh_op_free(second);
+  lh_comm_free(comm_);
+}
+
+TEST_F(IpcClientTest, AnOrderlyShutdownOfPeerdSaysSo) {
+  StartJoined();
+  harness_->Run([](ScriptedHandler&, IpcServer& server) { server.Close(); });
+  EXPECT_EQ(lh_begin_step(comm_, LH_FOREVER), LH_UNAVAILABLE);
+  EXPECT_TRUE(Says("peerd has shut down")) << lh_last_error();
+}
+
+TEST_F(IpcClientTest, ClosingWithoutLeavingIsADeath) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(4);
+  (void)AllReduce(data, data, 4);
+  ASSERT_TRUE(UntilPosts(1));
+  const int before = OpenDescriptors();
+  lh_close(client_);
+  client_ = nullptr;
+  EXPECT_TRUE(harness_->Until([](ScriptedHandler& handler, IpcServer& server) {
+    return handler.events.back() == "gone 1 trainer closed its connection" &&
+           server.GetStats().clients == 0;
+  }));
+  EXPECT_EQ(OpenDescriptors(), before - 2) << "one at each end";
+}
+
+// ThreadSanitizer does not support threads on both sides of a fork().
+#if !defined(__SANITIZE_THREAD__)
+TEST_F(IpcClientTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
+  StartJoined();
+  float* const data = Alloc(4);
+  int to_child[2];
+  ASSERT_EQ(pipe(to_child), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    close(to_child[1]);
+    lh_op* op = nullptr;
+    void* memory = nullptr;
+    lh_comm* comm = nullptr;
+    lh_world_info world = LH_WORLD_INFO_INIT;
+    const bool refused = lh_begin_step_start(comm_, &op) == LH_FAILED_PRECONDITION &&
+                         lh_alloc(client_, 8, &memory) == LH_FAILED_PRECONDITION &&
+                         lh_free(client_, data) == LH_FAILED_PRECONDITION &&
+                         lh_join(client_, nullptr, &comm) == LH_FAILED_PRECONDITION &&
+                         lh_world(comm_, &world) == LH_FAILED_PRECONDITION && Says("forked");
+    lh_comm_free(comm_);
+    lh_close(client_);
+    char byte;
+    (void)!read(to_child[0], &byte, 1);  // lives until the parent has closed
+    _exit(refused ? 0 : 1);
+  }
+  close(to_child[0]);
+  EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
+  lh_close(client_);
+  client_ = nullptr;
+  EXPECT_TRUE(harness_->Until([](ScriptedHandler&, IpcServer& server) {
+    return server.GetStats().clients == 0;
+  })) << "the child holds the connection open";
+  close(to_child[1]);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+#endif
+
+// ------------------------------------------------------------------------------ C++
+
+TEST_F(IpcClientTest, TheCppHeaderCleansUpAfterItself) {
+  Start();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.members = {MemberId(7)}; });
+  {
+    longhaul::Client client(harness_->path(), "cpp");
+    longhaul::Comm comm = client.Join("run", 1);
+    longhaul::Buffer<float> x(client, 1000);
+    std::fill(x.begin(), x.end(), 1.5f);
+    comm.BeginStep();
+    const lh_op_info_t info = comm.AllReduce(x, LH_SUM);
+    EXPECT_EQ(info.world_size, 2u);
+    EXPECT_EQ(x[999], 3.0f);
+    EXPECT_EQ(comm.World().size, 2u);
+    EXPECT_EQ(comm.Members(), std::vector<uint64_t>{7});
+    longhaul::Op op = comm.AllReduceStart(x.data(), x.data(), x.size(), LH_SUM, 9);
+    longhaul::Op moved = std::move(op);
+    EXPECT_TRUE(moved.Wait(kPatienceMs));
+    EXPECT_TRUE(moved.Finished());
+    try {
+      comm.AllReduce(x.data(), 0);
+      ADD_FAILURE() << "count 0 passed";
+    } catch (const longhaul::Error& error) {
+      EXPECT_EQ(error.status(), LH_INVALID_ARGUMENT);
+      EXPECT_NE(std::string(error.what()).find("count is 0"), std::string::npos);
+    }
+  }
+  EXPECT_TRUE(harness_->Until([](ScriptedHandler& handler, IpcServer& server) {
+    return server.GetStats().clients == 0 && server.GetStats().arena_bytes == 0 &&
+           handler.events.back() == "leave 1";
+  }));
+  EXPECT_THROW(longhaul::Client("/tmp/no-such-directory/x", "", 0), longhaul::Error);
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

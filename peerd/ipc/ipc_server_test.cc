@@ -1,0 +1,646 @@
+#include "peerd/ipc/ipc_server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "peerd/ipc/ipc_test_support.h"
+#include "proto/wire/ipc.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr size_t kRegionBytes = 1 << 20;
+
+int MakeMemfd(size_t bytes, int seals) {
+  const int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  LH_CHECK(ftruncate(fd, static_cast<off_t>(bytes)) == 0);
+  if (seals != 0) LH_CHECK(fcntl(fd, F_ADD_SEALS, seals) == 0);
+  return fd;
+}
+
+lh_ipc_request Request(uint32_t type, uint64_t call, uint64_t member = 0) {
+  lh_ipc_request request;
+  memset(&request, 0, sizeof request);
+  request.magic = LH_IPC_MAGIC;
+  request.type = type;
+  request.call = call;
+  request.member = member;
+  return request;
+}
+
+lh_ipc_request Hello(uint64_t call = 1) {
+  lh_ipc_request request = Request(LH_IPC_HELLO, call);
+  request.u.hello.version = LH_IPC_VERSION;
+  strcpy(request.u.hello.name, "raw");
+  return request;
+}
+
+lh_ipc_request Op(uint64_t call, uint64_t member, uint64_t tag) {
+  lh_ipc_request request = Request(LH_IPC_ALL_REDUCE, call, member);
+  request.u.op.tag = tag;
+  request.u.op.count = 4;
+  request.u.op.dtype = LH_WIRE_FLOAT32;
+  request.u.op.source = {1, 0};
+  request.u.op.target = {1, 64};
+  return request;
+}
+
+// A trainer that sends whatever the test likes.
+class RawClient {
+ public:
+  explicit RawClient(const std::string& path) {
+    fd_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    LH_CHECK(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    // A hanging test ends here rather than in the runner's timeout.
+    const timeval patience = {30, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  }
+  ~RawClient() { Close(); }
+  void Close() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+  bool SendBytes(const void* data, size_t bytes) {
+    return send(fd_, data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+  }
+  bool Send(const lh_ipc_request& request, std::initializer_list<int> descriptors = {}) {
+    iovec iov = {const_cast<lh_ipc_request*>(&request), sizeof request};
+    msghdr message{};
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) char control[CMSG_SPACE(16 * sizeof(int))] = {};
+    if (descriptors.size() > 0) {
+      message.msg_control = control;
+      message.msg_controllen = CMSG_SPACE(descriptors.size() * sizeof(int));
+      cmsghdr* const header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+      memcpy(CMSG_DATA(header), descriptors.begin(), descriptors.size() * sizeof(int));
+    }
+    return sendmsg(fd_, &message, MSG_NOSIGNAL) == sizeof request;
+  }
+  // False: the connection ended.
+  bool Read(lh_ipc_reply* reply) {
+    return recv(fd_, reply, sizeof *reply, MSG_WAITALL) == sizeof *reply;
+  }
+  // Status of the next reply; -1: the connection ended.
+  int Status() { return Read(&reply_) ? reply_.status : -1; }
+  int Ask(const lh_ipc_request& request, std::initializer_list<int> descriptors = {}) {
+    return Send(request, descriptors) ? Status() : -1;
+  }
+  const lh_ipc_reply& reply() const { return reply_; }
+  std::string text() const { return reply_.u.text; }
+
+  // HELLO; JOIN; and a region 1 of kRegionBytes.
+  uint64_t Attach() {
+    LH_CHECK(Ask(Hello()) == 0);
+    LH_CHECK(AddRegion(1, kRegionBytes) == 0);
+    return Join();
+  }
+  uint64_t Join(uint64_t call = 3) {
+    lh_ipc_request join = Request(LH_IPC_JOIN, call);
+    strcpy(join.u.join.run, "run");
+    LH_CHECK(Ask(join) == 0);
+    return reply_.member;
+  }
+  int AddRegion(uint64_t region, size_t bytes) {
+    const int fd = MakeMemfd(bytes, F_SEAL_SHRINK);
+    lh_ipc_request request = Request(LH_IPC_REGION, 1000000 + region);
+    request.u.region = {region, bytes};
+    const int status = Ask(request, {fd});
+    close(fd);
+    return status;
+  }
+
+ private:
+  int fd_;
+  lh_ipc_reply reply_;
+};
+
+TEST(IpcServerTest, AnswersHelloJoinStepMembersAndLeave) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    for (uint64_t i = 0; i < 30; ++i) handler.members.push_back(MemberId(500 + i));
+  });
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  EXPECT_NE(member, 0u);
+  EXPECT_EQ(client.reply().world.member_id, 100 + member);
+  EXPECT_EQ(client.reply().world.size, 2u);
+  EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 4, member)), 0);
+  EXPECT_EQ(client.reply().call, 4u);
+  EXPECT_EQ(client.reply().world.epoch, 1u);
+  lh_ipc_request members = Request(LH_IPC_MEMBERS, 5, member);
+  members.u.members.first = 28;
+  EXPECT_EQ(client.Ask(members), 0);
+  EXPECT_EQ(client.reply().u.members.count, 2u);
+  EXPECT_EQ(client.reply().u.members.member_ids[1], 529u);
+  members.u.members.first = UINT32_MAX;
+  EXPECT_EQ(client.Ask(members), 0);
+  EXPECT_EQ(client.reply().u.members.count, 0u);
+  EXPECT_EQ(client.Ask(Request(LH_IPC_LEAVE, 6, member)), 0);
+  EXPECT_EQ(harness.Events(), (std::vector<std::string>{"join 1 run/0 raw", "step 1", "leave 1"}));
+  EXPECT_EQ(harness.Stats().members, 0u);
+  EXPECT_EQ(harness.Stats().requests_refused, 0u);
+}
+
+TEST(IpcServerTest, CarriesAnOpInSharedMemory) {
+  Harness harness;
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  const int fd = MakeMemfd(kRegionBytes, F_SEAL_SHRINK);
+  auto* const data =
+      static_cast<float*>(mmap(nullptr, kRegionBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  for (int i = 0; i < 4; ++i) data[i] = static_cast<float>(i + 1);
+  lh_ipc_request region = Request(LH_IPC_REGION, 2);
+  region.u.region = {1, kRegionBytes};
+  ASSERT_EQ(client.Ask(region, {fd}), 0);
+  close(fd);
+  const uint64_t member = client.Join();
+  ASSERT_EQ(client.Ask(Op(4, member, 7)), 0);
+  EXPECT_EQ(data[16], 2.0f);
+  EXPECT_EQ(data[19], 8.0f);
+  EXPECT_EQ(client.reply().u.op.size, 2u);
+  EXPECT_EQ(client.reply().u.op.retries, 1u);
+  EXPECT_EQ(client.reply().u.op.bytes_sent, 16u);
+  EXPECT_EQ(client.reply().u.op.seconds_total_ns, 3000000u);
+  munmap(data, kRegionBytes);
+}
+
+TEST(IpcServerTest, TakesARequestInParts) {
+  Harness harness;
+  RawClient client(harness.path());
+  const lh_ipc_request hello = Hello();
+  for (size_t i = 0; i < sizeof hello; ++i) {
+    ASSERT_TRUE(client.SendBytes(reinterpret_cast<const char*>(&hello) + i, 1));
+  }
+  EXPECT_EQ(client.Status(), 0);
+}
+
+TEST(IpcServerTest, WhatIsAgainstTheProtocolEndsTheConnectionAndIsCounted) {
+  Harness harness;
+  const std::vector<std::function<void(lh_ipc_request*)>> before_hello = {
+      [](lh_ipc_request* r) { memset(r, 0xff, sizeof *r); },
+      [](lh_ipc_request* r) { memset(r, 0, sizeof *r); },
+      [](lh_ipc_request* r) { r->type = 9999; },
+      [](lh_ipc_request* r) { r->u.hello.version = 2; },
+      [](lh_ipc_request* r) { r->call = 0; },
+      [](lh_ipc_request* r) { r->u.hello.name[3] = '\n'; },
+      [](lh_ipc_request* r) { memset(r->u.hello.name, 'a', sizeof r->u.hello.name); },
+      [](lh_ipc_request* r) { r->type = LH_IPC_STEP; },
+  };
+  uint64_t refused = 0;
+  for (const auto& spoil : before_hello) {
+    RawClient client(harness.path());
+    lh_ipc_request request = Hello();
+    spoil(&request);
+    EXPECT_EQ(client.Ask(request), static_cast<int>(Code::kFailedPrecondition));
+    EXPECT_EQ(client.reply().type, uint32_t{LH_IPC_GONE});
+    EXPECT_EQ(client.reply().member, 0u);
+    EXPECT_NE(client.text(), "");
+    EXPECT_EQ(client.Status(), -1);
+    EXPECT_EQ(harness.Stats().connections_refused, ++refused);
+  }
+  const std::vector<std::function<void(lh_ipc_request*)>> after_hello = {
+      [](lh_ipc_request* r) { *r = Hello(9); },
+      [](lh_ipc_request* r) { r->magic = 7; },
+      [](lh_ipc_request* r) { r->u.bytes[50] = 1; },
+      [](lh_ipc_request* r) { r->member = 0; },
+      [](lh_ipc_request* r) { *r = Request(LH_IPC_REGION, 9), r->u.region.region = 5; },
+  };
+  uint64_t cut = 0;
+  for (const auto& spoil : after_hello) {
+    RawClient client(harness.path());
+    const uint64_t member = client.Attach();
+    lh_ipc_request request = Request(LH_IPC_STEP, 9, member);
+    spoil(&request);
+    EXPECT_EQ(client.Ask(request), static_cast<int>(Code::kFailedPrecondition));
+    EXPECT_EQ(client.Status(), -1);
+    EXPECT_EQ(harness.Stats().connections_cut, ++cut);
+  }
+  EXPECT_TRUE(harness.Until([](ScriptedHandler&, IpcServer& server) {
+    return server.GetStats().clients == 0 && server.GetStats().members == 0;
+  }));
+  RawClient client(harness.path());
+  EXPECT_EQ(client.Ask(Hello()), 0);
+}
+
+TEST(IpcServerTest, ARequestThatIsCutOffIsCounted) {
+  Harness harness;
+  {
+    RawClient client(harness.path());
+    const lh_ipc_request hello = Hello();
+    client.SendBytes(&hello, 100);
+  }
+  EXPECT_TRUE(harness.Until(
+      [](ScriptedHandler&, IpcServer& s) { return s.GetStats().connections_refused == 1; }));
+}
+
+TEST(IpcServerTest, ACallInUseEndsTheConnection) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_steps = true; });
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  client.Send(Request(LH_IPC_STEP, 9, member));
+  EXPECT_EQ(client.Ask(Request(LH_IPC_LEAVE, 9, member)),
+            static_cast<int>(Code::kFailedPrecondition));
+  EXPECT_EQ(client.Status(), -1);
+}
+
+TEST(IpcServerTest, RegionsAreSealedMemfdsOfTheirSize) {
+  Harness harness;
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  const int invalid = static_cast<int>(Code::kInvalidArgument);
+  const auto offer = [&client](int fd, uint64_t bytes) {
+    lh_ipc_request request = Request(LH_IPC_REGION, 2);
+    request.u.region = {1, bytes};
+    const int status = client.Ask(request, {fd});
+    close(fd);
+    return status;
+  };
+  EXPECT_EQ(offer(MakeMemfd(4096, 0), 4096), invalid);
+  EXPECT_NE(client.text().find("sealed"), std::string::npos) << client.text();
+  EXPECT_EQ(offer(MakeMemfd(4096, F_SEAL_GROW), 4096), invalid);
+  EXPECT_EQ(offer(MakeMemfd(4096, F_SEAL_SHRINK), 8192), invalid);
+  EXPECT_EQ(offer(MakeMemfd(4096, F_SEAL_SHRINK), 0), invalid);
+  EXPECT_EQ(offer(MakeMemfd(4096, F_SEAL_SHRINK), LH_REGION_BYTES_MAX + 1), invalid);
+  EXPECT_EQ(offer(MakeMemfd(4096, F_SEAL_SHRINK | F_SEAL_WRITE), 4096),
+            static_cast<int>(Code::kUnavailable));
+  EXPECT_EQ(offer(open("/proc/self/exe", O_RDONLY | O_CLOEXEC), 4096), invalid);
+  EXPECT_EQ(offer(socket(AF_UNIX, SOCK_STREAM, 0), 4096), invalid);
+  EXPECT_EQ(harness.Stats().arena_bytes, 0u);
+  EXPECT_EQ(offer(MakeMemfd(4096, F_SEAL_SHRINK), 4096), 0);
+  EXPECT_EQ(offer(MakeMemfd(4096, F_SEAL_SHRINK), 4096), invalid);  // number taken
+  EXPECT_EQ(harness.Stats().arena_bytes, 4096u);
+}
+
+TEST(IpcServerTest, TheArenaLimitCountsAllClients) {
+  IpcServerOptions options;
+  options.arena_limit = 3 * 4096;
+  Harness harness(options);
+  RawClient first(harness.path());
+  RawClient second(harness.path());
+  ASSERT_EQ(first.Ask(Hello()), 0);
+  ASSERT_EQ(second.Ask(Hello()), 0);
+  EXPECT_EQ(first.AddRegion(1, 8192), 0);
+  EXPECT_EQ(second.AddRegion(1, 8192), static_cast<int>(Code::kUnavailable));
+  EXPECT_NE(second.text().find("arena limit"), std::string::npos) << second.text();
+  EXPECT_EQ(second.AddRegion(1, 4096), 0);
+  first.Close();
+  EXPECT_TRUE(harness.Until(
+      [](ScriptedHandler&, IpcServer& s) { return s.GetStats().arena_bytes == 4096; }));
+  EXPECT_EQ(second.AddRegion(2, 8192), 0);
+}
+
+TEST(IpcServerTest, AClientHasABoundedNumberOfRegions) {
+  Harness harness;
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  for (uint64_t i = 1; i <= LH_REGIONS_MAX; ++i) ASSERT_EQ(client.AddRegion(i, 4096), 0);
+  EXPECT_EQ(client.AddRegion(LH_REGIONS_MAX + 1, 4096), static_cast<int>(Code::kUnavailable));
+}
+
+TEST(IpcServerTest, ARegionInUseStays) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  ASSERT_TRUE(client.Send(Op(10, member, 1)));
+  lh_ipc_request unregion = Request(LH_IPC_UNREGION, 11);
+  unregion.u.region.region = 1;
+  EXPECT_EQ(client.Ask(unregion), static_cast<int>(Code::kFailedPrecondition));
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  EXPECT_EQ(client.Status(), 0);
+  EXPECT_EQ(client.Ask(unregion), 0);
+  EXPECT_EQ(client.Ask(unregion), static_cast<int>(Code::kInvalidArgument));
+  EXPECT_TRUE(harness.Until([](ScriptedHandler& handler, IpcServer& server) {
+    return handler.bytes_removed == kRegionBytes && server.GetStats().arena_bytes == 0;
+  }));
+}
+
+TEST(IpcServerTest, MemoryOutlivesATrainerThatDiesWithAnOpInFlight) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
+  {
+    RawClient client(harness.path());
+    const uint64_t member = client.Attach();
+    client.Send(Op(10, member, 1));
+    ASSERT_TRUE(harness.Until(
+        [](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == 1; }));
+  }
+  ASSERT_TRUE(harness.Until([](ScriptedHandler& handler, IpcServer&) {
+    return handler.events.back() == "gone 1 trainer closed its connection";
+  }));
+  harness.Run([](ScriptedHandler& handler, IpcServer& server) {
+    EXPECT_EQ(server.GetStats().arena_bytes, kRegionBytes);
+    EXPECT_EQ(server.GetStats().posts_open, 0u);
+    EXPECT_EQ(handler.bytes_removed, 0u);
+    handler.FinishPost();  // writes into the memory, and is answered to nobody
+    EXPECT_EQ(handler.bytes_removed, 0u) << "not inside the call that releases";
+  });
+  EXPECT_TRUE(harness.Until([](ScriptedHandler& handler, IpcServer& server) {
+    return handler.bytes_removed == kRegionBytes && server.GetStats().arena_bytes == 0;
+  }));
+}
+
+TEST(IpcServerTest, OpsAreCheckedAgainstTheirRegions) {
+  Harness harness;
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  const int invalid = static_cast<int>(Code::kInvalidArgument);
+  lh_ipc_request op = Op(10, member, 1);
+  op.u.op.source.region = 2;
+  EXPECT_EQ(client.Ask(op), invalid);
+  op = Op(10, member, 1);
+  op.u.op.target.offset = kRegionBytes - 12;
+  EXPECT_EQ(client.Ask(op), invalid);
+  op.u.op.target.offset = UINT64_MAX - 3;
+  EXPECT_EQ(client.Ask(op), invalid);
+  op = Op(10, member, 1);
+  op.u.op.count = LH_COUNT_MAX;
+  EXPECT_EQ(client.Ask(op), invalid);
+  op = Op(10, member, 1);
+  op.u.op.dtype = 77;
+  EXPECT_EQ(client.Ask(op), invalid);
+  EXPECT_EQ(harness.Stats().requests_refused, 5u);
+  EXPECT_EQ(client.Ask(Op(10, member, 1)), 0);
+}
+
+TEST(IpcServerTest, ATagIsInFlightOnce) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  client.Send(Op(10, member, 1));
+  EXPECT_EQ(client.Ask(Op(11, member, 1)), static_cast<int>(Code::kInvalidArgument));
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  EXPECT_EQ(client.Status(), 0);
+  client.Send(Op(12, member, 1));
+  EXPECT_TRUE(harness.Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == 1; }));
+}
+
+TEST(IpcServerTest, OpsInFlightAreBounded) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  for (uint64_t i = 0; i < LH_OPS_OPEN_MAX; ++i) ASSERT_TRUE(client.Send(Op(10 + i, member, i)));
+  EXPECT_EQ(client.Ask(Op(5000, member, 5000)), static_cast<int>(Code::kUnavailable));
+  EXPECT_EQ(harness.Stats().posts_open, uint32_t{LH_OPS_OPEN_MAX});
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    while (!handler.posts.empty()) handler.FinishPost();
+  });
+  for (uint64_t i = 0; i < LH_OPS_OPEN_MAX; ++i) ASSERT_EQ(client.Status(), 0);
+  EXPECT_EQ(harness.Stats().posts_open, 0u);
+}
+
+TEST(IpcServerTest, AMemberIsAskedForInOrder) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.hold_joins = handler.hold_steps = handler.hold_leaves = true;
+  });
+  const int failed = static_cast<int>(Code::kFailedPrecondition);
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  ASSERT_EQ(client.AddRegion(1, kRegionBytes), 0);
+  lh_ipc_request join = Request(LH_IPC_JOIN, 3);
+  strcpy(join.u.join.run, "run");
+  client.Send(join);
+  EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 4, 77)), failed);  // no such member
+  EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 4, 1)), failed);   // not admitted
+  EXPECT_EQ(client.Ask(Op(4, 1, 1)), failed);
+  harness.Run([](ScriptedHandler& handler, IpcServer& server) {
+    server.JoinDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
+  });
+  EXPECT_EQ(client.Status(), 0);
+  client.Send(Request(LH_IPC_STEP, 5, 1));
+  EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 6, 1)), failed);  // at a boundary
+  client.Send(Request(LH_IPC_LEAVE, 7, 1));
+  EXPECT_EQ(client.Ask(Request(LH_IPC_LEAVE, 8, 1)), failed);  // leaving
+  EXPECT_EQ(client.Ask(Op(9, 1, 1)), failed);
+  harness.Run([](ScriptedHandler&, IpcServer& server) {
+    server.LeaveDone(LocalId(1), {});
+    server.StepDone(LocalId(1), {}, {});  // of a member that is no more
+  });
+  EXPECT_EQ(client.Status(), static_cast<int>(Code::kAborted));  // the step
+  EXPECT_EQ(client.Status(), 0);                                 // the leave
+  EXPECT_EQ(harness.Events(), (std::vector<std::string>{"join 1 run/0 raw", "step 1", "leave 1"}));
+}
+
+TEST(IpcServerTest, AJoinIsWithdrawnByItsCall) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_joins = true; });
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  lh_ipc_request join = Request(LH_IPC_JOIN, 3);
+  strcpy(join.u.join.run, "run");
+  client.Send(join);
+  lh_ipc_request leave = Request(LH_IPC_LEAVE, 4);
+  leave.u.leave.join = 3;
+  EXPECT_EQ(client.Ask(leave), static_cast<int>(Code::kAborted));  // the join
+  EXPECT_EQ(client.reply().call, 3u);
+  EXPECT_EQ(client.Status(), 0);
+  EXPECT_EQ(client.reply().call, 4u);
+  EXPECT_EQ(harness.Stats().members, 0u);
+}
+
+TEST(IpcServerTest, LocalMembersAreBounded) {
+  Harness harness;
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  for (uint64_t i = 0; i < LH_LOCAL_MEMBERS_MAX; ++i) client.Join(10 + i);
+  lh_ipc_request join = Request(LH_IPC_JOIN, 3);
+  strcpy(join.u.join.run, "run");
+  EXPECT_EQ(client.Ask(join), static_cast<int>(Code::kUnavailable));
+}
+
+TEST(IpcServerTest, AMemberThatIsGoneIsToldWithItsOpenRequests) {
+  Harness harness;
+  harness.Run(
+      [](ScriptedHandler& handler, IpcServer&) { handler.hold_steps = handler.hold_posts = true; });
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  client.Send(Op(9, member, 1));
+  client.Send(Request(LH_IPC_STEP, 10, member));
+  ASSERT_TRUE(harness.Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.events.size() == 2; }));
+  harness.Run([member](ScriptedHandler&, IpcServer& server) {
+    server.MemberGone(LocalId(member), {Code::kEvicted, "evicted by an operator"});
+  });
+  EXPECT_EQ(client.Status(), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(client.reply().type, uint32_t{LH_IPC_GONE});
+  EXPECT_EQ(client.reply().member, member);
+  EXPECT_EQ(client.text(), "evicted by an operator");
+  EXPECT_EQ(client.Status(), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(client.Status(), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(harness.Stats().posts_open, 0u);
+  EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 11, member)),
+            static_cast<int>(Code::kFailedPrecondition));
+}
+
+TEST(IpcServerTest, WorldsAreCoalescedForAClientThatDoesNotRead) {
+  Harness harness;
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  constexpr uint64_t kWorlds = 50000;
+  harness.Run([member](ScriptedHandler& handler, IpcServer& server) {
+    for (uint64_t i = 2; i <= kWorlds; ++i) {
+      handler.epoch = i;
+      server.WorldChanged(LocalId(member), handler.WorldOf(LocalId(member)));
+    }
+    handler.epoch = kWorlds + 1;
+  });
+  // A step's own world comes behind the older ones.
+  ASSERT_TRUE(client.Send(Request(LH_IPC_STEP, 20, member)));
+  int frames = 0;
+  uint64_t epoch = 0;
+  do {
+    ASSERT_EQ(client.Status(), 0);
+    ++frames;
+    EXPECT_GT(client.reply().world.epoch, epoch);
+    epoch = client.reply().world.epoch;
+  } while (client.reply().type == LH_IPC_WORLD);
+  EXPECT_EQ(epoch, kWorlds + 1);
+  EXPECT_LE(frames, 4);
+}
+
+TEST(IpcServerTest, AClientThatDoesNotReadIsCutAtTheBound) {
+  Harness harness;
+  RawClient client(harness.path());
+  const uint64_t member = client.Attach();
+  lh_ipc_request op = Op(10, member, 1);
+  op.u.op.count = 0;  // refused, and answered
+  int sent = 0;
+  while (sent < 100000 && client.Send(op)) ++sent;
+  EXPECT_GT(sent, 2 * LH_OPS_OPEN_MAX);
+  EXPECT_LT(sent, 100000);
+  EXPECT_TRUE(harness.Until([](ScriptedHandler& handler, IpcServer& server) {
+    return handler.events.back() == "gone 1 trainer does not read its replies" &&
+           server.GetStats().connections_cut == 1 && server.GetStats().clients == 0;
+  }));
+}
+
+TEST(IpcServerTest, ClientsBeyondTheLimitAreToldSo) {
+  Harness harness;
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < LH_CLIENTS_MAX; ++i) {
+    clients.push_back(std::make_unique<RawClient>(harness.path()));
+    ASSERT_EQ(clients.back()->Ask(Hello()), 0);
+  }
+  RawClient more(harness.path());
+  EXPECT_EQ(more.Status(), static_cast<int>(Code::kUnavailable));
+  EXPECT_EQ(more.reply().type, uint32_t{LH_IPC_GONE});
+  EXPECT_EQ(more.Status(), -1);
+  clients.pop_back();
+  EXPECT_TRUE(harness.Until([](ScriptedHandler&, IpcServer& server) {
+    return server.GetStats().clients == LH_CLIENTS_MAX - 1;
+  }));
+  RawClient again(harness.path());
+  EXPECT_EQ(again.Ask(Hello()), 0);
+}
+
+TEST(IpcServerTest, AConnectionThatSaysNothingIsClosed) {
+  IpcServerOptions options;
+  options.hello_timeout_ms = 1;
+  Harness harness(options);
+  RawClient client(harness.path());
+  EXPECT_EQ(client.Status(), static_cast<int>(Code::kDeadlineExceeded));
+  EXPECT_EQ(client.Status(), -1);
+}
+
+TEST(IpcServerTest, LosesNoDescriptors) {
+  Harness harness;
+  const int fd = MakeMemfd(4096, F_SEAL_SHRINK);
+  const int before = OpenDescriptors();
+  for (int round = 0; round < 10; ++round) {
+    RawClient client(harness.path());
+    client.Attach();
+    EXPECT_EQ(client.AddRegion(2, 4096), 0);
+    lh_ipc_request region = Request(LH_IPC_REGION, 50);
+    region.u.region = {3, 8192};
+    EXPECT_EQ(client.Ask(region, {fd}), static_cast<int>(Code::kInvalidArgument));
+    region.u.region = {3, 4096};
+    // Too many with a request, more than are even looked at, and some that nobody asked for.
+    const int ends = static_cast<int>(Code::kFailedPrecondition);
+    if (round % 3 == 0) {
+      EXPECT_EQ(client.Ask(region, {fd, fd}), ends);
+    } else if (round % 3 == 1) {
+      EXPECT_EQ(client.Ask(region, {fd, fd, fd, fd, fd, fd, fd, fd, fd, fd}), ends);
+    } else {
+      EXPECT_EQ(client.Ask(Request(LH_IPC_STEP, 9, 1), {fd, fd, fd}), ends);
+    }
+    EXPECT_EQ(client.Status(), -1);
+  }
+  {
+    // With the first part of a request that never ends.
+    RawClient client(harness.path());
+    const lh_ipc_request hello = Hello();
+    ASSERT_TRUE(client.SendBytes(&hello, 64));
+  }
+  ASSERT_TRUE(harness.Until(
+      [](ScriptedHandler&, IpcServer& server) { return server.GetStats().clients == 0; }));
+  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ(harness.Stats().arena_bytes, 0u);
+  close(fd);
+}
+
+TEST(IpcServerTest, CloseSendsWhatWasAnsweredAndTakesNobodyAnyMore) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_leaves = true; });
+  RawClient client(harness.path());
+  RawClient idle(harness.path());
+  const uint64_t member = client.Attach();
+  client.Send(Request(LH_IPC_LEAVE, 9, member));
+  ASSERT_TRUE(harness.Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.events.size() == 2; }));
+  harness.Run([member](ScriptedHandler&, IpcServer& server) {
+    server.LeaveDone(LocalId(member), {});
+    server.Close();
+    EXPECT_FALSE(server.closed());
+  });
+  EXPECT_EQ(client.Status(), 0);
+  EXPECT_EQ(client.reply().call, 9u);
+  EXPECT_EQ(client.Status(), static_cast<int>(Code::kUnavailable));
+  EXPECT_EQ(client.reply().type, uint32_t{LH_IPC_GONE});
+  EXPECT_EQ(client.Status(), -1);
+  EXPECT_EQ(idle.Status(), static_cast<int>(Code::kUnavailable));
+  EXPECT_NE(access(harness.path().c_str(), F_OK), 0);
+  EXPECT_TRUE(harness.Until([](ScriptedHandler&, IpcServer& server) { return server.closed(); }));
+}
+
+TEST(IpcServerTest, MayGoWithEverythingInFlight) {
+  const int before = OpenDescriptors();
+  {
+    Harness harness;
+    harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
+    RawClient client(harness.path());
+    const uint64_t member = client.Attach();
+    client.Send(Op(9, member, 1));
+    ASSERT_TRUE(harness.Until(
+        [](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == 1; }));
+    harness.Stop();
+    EXPECT_EQ(client.Status(), -1);
+  }
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

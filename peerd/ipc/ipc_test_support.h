@@ -1,0 +1,175 @@
+// An IPC server on a real ring in a thread of its own, with a handler that a test scripts.
+#pragma once
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mailbox.h"
+#include "peerd/io/ring.h"
+#include "peerd/ipc/ipc_server.h"
+
+namespace longhaul::peerd {
+
+inline int OpenDescriptors() {
+  int count = 0;
+  DIR* const directory = opendir("/proc/self/fd");
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+// Runs on the reactor thread. By default joins, steps and leaves succeed at once, and the result of
+// an op is twice its source (of float32): as if two members had posted the same.
+class ScriptedHandler : public IpcHandler {
+ public:
+  void OnJoin(LocalId local, const GroupKey& group, const std::string& name) override {
+    events.push_back("join " + std::to_string(local.value()) + " " + ToString(group) + " " + name);
+    if (!hold_joins) server->JoinDone(local, {}, WorldOf(local));
+  }
+  void OnStep(LocalId local) override {
+    events.push_back("step " + std::to_string(local.value()));
+    if (!hold_steps) server->StepDone(local, {}, WorldOf(local));
+  }
+  void OnLeave(LocalId local) override {
+    events.push_back("leave " + std::to_string(local.value()));
+    if (!hold_leaves) server->LeaveDone(local, {});
+  }
+  void OnPost(const IpcPost& post) override {
+    posts.push_back(post);
+    if (!hold_posts) FinishPost();
+  }
+  IpcMembers OnMembers(LocalId) override { return {Epoch(epoch), members}; }
+  void OnGone(LocalId local, const std::string& reason) override {
+    events.push_back("gone " + std::to_string(local.value()) + " " + reason);
+  }
+  void OnRegionAdded(const uint8_t*, size_t bytes) override { bytes_added += bytes; }
+  void OnRegionRemoved(const uint8_t*, size_t bytes) override { bytes_removed += bytes; }
+
+  World WorldOf(LocalId local) const {
+    return {Epoch(epoch), MemberId(100 + local.value()), 0, 2, 0};
+  }
+  // Answers the post at `index`, the newest by default.
+  void FinishPost(const Outcome& outcome = {}, size_t index = SIZE_MAX) {
+    if (index == SIZE_MAX) index = posts.size() - 1;
+    const IpcPost post = std::move(posts[index]);
+    posts.erase(posts.begin() + static_cast<std::ptrdiff_t>(index));
+    if (outcome.ok() && post.desc.dtype == DType::kFloat32) {
+      const auto* source = reinterpret_cast<const float*>(post.source);
+      auto* target = reinterpret_cast<float*>(post.target);
+      for (uint64_t i = 0; i < post.desc.count; ++i) target[i] = 2 * source[i];
+    }
+    OpInfo info{Epoch(epoch), 2, 1, 3000, 1000};
+    server->PostDone(post.post, outcome, info, post.desc.bytes(), post.desc.bytes());
+  }
+
+  IpcServer* server = nullptr;
+  uint64_t epoch = 1;
+  std::vector<MemberId> members;
+  bool hold_joins = false;
+  bool hold_steps = false;
+  bool hold_leaves = false;
+  bool hold_posts = false;
+  std::vector<IpcPost> posts;  // held
+  std::vector<std::string> events;
+  uint64_t bytes_added = 0;
+  uint64_t bytes_removed = 0;
+};
+
+class Harness {
+ public:
+  explicit Harness(IpcServerOptions options = {}) : options_(std::move(options)) {
+    SetLogSink([](std::string_view) {});
+    char directory[] = "/tmp/lh_ipc_XXXXXX";
+    LH_CHECK(mkdtemp(directory) != nullptr);
+    directory_ = directory;
+    options_.path = directory_ + "/peerd.sock";
+    std::promise<void> ready;
+    thread_ = std::thread([this, &ready] { Main(&ready); });
+    ready.get_future().wait();
+  }
+  ~Harness() {
+    Stop();
+    rmdir(directory_.c_str());
+  }
+
+  const std::string& path() const { return options_.path; }
+
+  // Runs `task` on the reactor thread and waits for it.
+  void Run(const std::function<void(ScriptedHandler&, IpcServer&)>& task) {
+    std::promise<void> done;
+    LH_CHECK(tasks_->Post([&] {
+      task(handler_, *server_);
+      done.set_value();
+    }));
+    done.get_future().wait();
+  }
+  IpcStats Stats() {
+    IpcStats stats;
+    Run([&](ScriptedHandler&, IpcServer& server) { stats = server.GetStats(); });
+    return stats;
+  }
+  std::vector<std::string> Events() {
+    std::vector<std::string> events;
+    Run([&](ScriptedHandler& handler, IpcServer&) { events = handler.events; });
+    return events;
+  }
+  // False: not within half a minute.
+  bool Until(const std::function<bool(ScriptedHandler&, IpcServer&)>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    bool met = false;
+    while (!met && std::chrono::steady_clock::now() < deadline) {
+      Run([&](ScriptedHandler& handler, IpcServer& server) { met = condition(handler, server); });
+      std::this_thread::yield();
+    }
+    return met;
+  }
+  // As if peerd were killed.
+  void Stop() {
+    if (!thread_.joinable()) return;
+    LH_CHECK(tasks_->Post([this] { stop_ = true; }));
+    thread_.join();
+  }
+
+ private:
+  void Main(std::promise<void>* ready) {
+    auto ring = MakeUringRing(256);
+    LH_CHECK(ring.ok()) << ring.status().ToString();
+    Ring* const r = ring->get();
+    tasks_ = std::make_unique<Mailbox<std::function<void()>>>(1024, [r] { r->Wake(); });
+    auto server = MakeIpcServer(options_, r, &handler_);
+    LH_CHECK(server.ok()) << server.status().ToString();
+    server_ = server->get();
+    handler_.server = server_;
+    ready->set_value();
+    while (!stop_) {
+      LH_CHECK_OK(r->RunOnce(kNever));
+      for (auto& task : tasks_->TakeAll()) task();
+    }
+    server->reset();
+    handler_.posts.clear();
+  }
+
+  IpcServerOptions options_;
+  std::string directory_;
+  ScriptedHandler handler_;
+  IpcServer* server_ = nullptr;
+  std::unique_ptr<Mailbox<std::function<void()>>> tasks_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace longhaul::peerd
