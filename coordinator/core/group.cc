@@ -87,7 +87,8 @@ void Group::Attach(const PeerRecord& peer, const control::GroupState& state, Tic
   if (store_is_behind && state.committed.value() < kEpochClaimMax) {
     record_.highest = std::max(record_.highest, state.committed);
   }
-  if (InForce(peer.peer) && state.committed < record_.committed) {
+  const bool knows_group = state.committed || !state.members.empty();
+  if (knows_group && InForce(peer.peer) && state.committed < record_.committed) {
     out->messages.emplace_back(peer.peer, MakeCommit(peer.peer));
   }
   const std::set<MemberId> named(state.members.begin(), state.members.end());
@@ -116,8 +117,8 @@ void Group::Attach(const PeerRecord& peer, const control::GroupState& state, Tic
     if (preparation_->changed.empty() && preparation_->answers.contains(peer.peer)) {
       SendPrepare(peer.peer, now, out);
     }
-  } else if (record_.highest > record_.committed && record_.attempt <= record_.committed &&
-             HasPeer(peer.peer)) {
+  } else if (!store_is_behind && record_.highest > record_.committed &&
+             record_.attempt <= record_.committed && HasPeer(peer.peer)) {
     out->messages.emplace_back(
         peer.peer, control::AbortEpoch{record_.group, record_.highest, "it was given up"});
   }
