@@ -1,0 +1,39 @@
+/* The public header is C99, and the library links from C. */
+#include <longhaul/longhaul.h>
+#include <stdio.h>
+#include <string.h>
+
+static int failures = 0;
+
+static void expect(int condition, const char *what) {
+  if (condition) return;
+  fprintf(stderr, "failed: %s\n", what);
+  ++failures;
+}
+
+int main(void) {
+  lh_open_options open_options = LH_OPEN_OPTIONS_INIT;
+  lh_join_options join_options = LH_JOIN_OPTIONS_INIT;
+  lh_all_reduce_options op_options = LH_ALL_REDUCE_OPTIONS_INIT;
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  lh_op_info_t info = LH_OP_INFO_INIT;
+  lh_client *client = (lh_client *)&failures;
+  float value = 1.0f;
+
+  expect(strcmp(lh_last_error(), "") == 0, "no error to begin with");
+  open_options.socket_path = "/nonexistent/peerd.sock";
+  open_options.timeout_ms = 0;
+  expect(lh_open(&open_options, &client) == LH_UNAVAILABLE, "open without peerd");
+  expect(client == NULL, "no client on failure");
+  expect(strstr(lh_last_error(), "/nonexistent/peerd.sock") != NULL, "the path is named");
+  expect(join_options.struct_size == sizeof join_options, "join options know their size");
+  expect(strcmp(join_options.run, "default") == 0, "default run");
+  op_options.source = &value;
+  op_options.target = &value;
+  expect(op_options.on_fault == LH_RETRY && op_options.dtype == LH_FLOAT32, "default op");
+  expect(world.struct_size == sizeof world && info.struct_size == sizeof info,
+         "infos know their size");
+  expect(lh_dtype_size(LH_FLOAT64) == 8, "dtype size");
+  expect(strcmp(lh_version(), "0.1.0") == 0, "version");
+  return failures == 0 ? 0 : 1;
+}
