@@ -1,0 +1,320 @@
+#include "tests/sim/checker.h"
+
+#include <algorithm>
+#include <set>
+#include <variant>
+
+#include "base/check.h"
+#include "tests/sim/story.h"
+
+namespace longhaul::sim {
+namespace {
+
+template <class Ids>
+std::string List(const Ids& ids) {
+  std::string text;
+  for (const auto& id : ids) {
+    text += text.empty() ? "" : ",";
+    if constexpr (std::is_integral_v<std::decay_t<decltype(id)>>) {
+      text += std::to_string(id);
+    } else {
+      text += ToString(id);
+    }
+  }
+  return "[" + text + "]";
+}
+
+std::string ToString(const Checker::Local& local) {
+  return longhaul::ToString(local.peer) + " local " + std::to_string(local.local.value());
+}
+
+}  // namespace
+
+void Checker::Fail(const std::string& text) {
+  LH_CHECK(false) << "simulation: " << text;
+  __builtin_unreachable();
+}
+
+// ------------------------------------------------------------------------------ members
+
+void Checker::OnLocalJoin(const Local& local, uint32_t, uint32_t slot) { slots_[local] = slot; }
+
+uint64_t Checker::FirstStep(uint32_t group, MemberId member) const {
+  const auto it = members_.find({group, member});
+  if (it == members_.end() || !it->second.first_step) {
+    Fail(longhaul::ToString(member) + " was told that it is admitted, and was not");
+  }
+  return *it->second.first_step;
+}
+
+void Checker::OnStep(uint32_t group, MemberId member, uint64_t step) {
+  members_[{group, member}].step = step;
+  last_step_[group] = std::max(last_step_[group], step);
+}
+
+void Checker::OnWorld(const Local& local, const GroupKey& group, const peerd::World& world) {
+  const auto it = epochs_.find({group.group, world.epoch});
+  if (it == epochs_.end() || !committed_.contains(it->first)) {
+    Fail(ToString(local) + " is in epoch " + longhaul::ToString(world.epoch) +
+         ", which was not committed");
+  }
+  const auto& members = it->second.members;
+  if (world.size != members.size()) {
+    Fail(ToString(local) + " sees " + std::to_string(world.size) + " members in epoch " +
+         longhaul::ToString(world.epoch) + " of " + std::to_string(members.size()));
+  }
+  if (world.rank >= world.size || members[world.rank].member != world.member) {
+    Fail(ToString(local) + " has the wrong rank " + std::to_string(world.rank) + " in epoch " +
+         longhaul::ToString(world.epoch));
+  }
+  Epoch& last = last_epoch_[local];
+  if (world.epoch < last) {
+    Fail(ToString(local) + " goes back from epoch " + longhaul::ToString(last) + " to " +
+         longhaul::ToString(world.epoch));
+  }
+  last = world.epoch;
+}
+
+void Checker::OnMembers(const Local& local, const GroupKey& group,
+                        const peerd::PeerCore::MembersView& view) {
+  if (!view.epoch) return;
+  const auto it = epochs_.find({group.group, view.epoch});
+  std::vector<MemberId> expected;
+  if (it != epochs_.end()) {
+    for (const control::MemberInfo& member : it->second.members) expected.push_back(member.member);
+  }
+  if (expected != view.members) {
+    Fail(ToString(local) + " has members " + List(view.members) + " in epoch " +
+         longhaul::ToString(view.epoch) + ", which has " + List(expected));
+  }
+}
+
+// ------------------------------------------------------------------------------ coordinator
+
+void Checker::OnSend(PeerId to, const control::CoordinatorMessage& message,
+                     const coordinator::Records& durable) {
+  if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
+    OnPrepare(to, *prepare, durable);
+  } else if (const auto* commit = std::get_if<control::CommitEpoch>(&message)) {
+    OnCommit(to, *commit, durable);
+  } else if (const auto* pending = std::get_if<control::JoinPending>(&message)) {
+    const auto run = durable.runs.find(pending->group.run);
+    if (run == durable.runs.end() || run->second.next_member <= pending->member.value()) {
+      Fail("JoinPending for " + longhaul::ToString(pending->member) + " is not durable");
+    }
+    const auto key = std::pair(pending->group.group, pending->member);
+    const Local local{to, peerd::LocalId(pending->request)};
+    Member& member = members_[key];
+    if (member.local && *member.local != local) {
+      Fail(longhaul::ToString(pending->member) + " is " + ToString(*member.local) + " and " +
+           ToString(local));
+    }
+    member.local = local;
+  } else if (const auto* result = std::get_if<control::VoteResult>(&message)) {
+    const auto group = durable.groups.find(result->group);
+    if (group == durable.groups.end()) return;
+    for (const coordinator::MemberRecord& member : group->second.members) {
+      if (member.member == result->member && member.votes < result->number) {
+        Fail("VoteResult for " + longhaul::ToString(member.member) + " is not durable");
+      }
+    }
+  }
+}
+
+void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
+                        const coordinator::Records& durable) {
+  const std::string name = "epoch " + longhaul::ToString(prepare.epoch);
+  const auto group = durable.groups.find(prepare.group);
+  if (group == durable.groups.end() || group->second.highest < prepare.epoch) {
+    Fail("PrepareEpoch of " + name + " is not durable");
+  }
+  const auto [it, fresh] = epochs_.emplace(std::pair(prepare.group.group, prepare.epoch), prepare);
+  if (fresh) {
+    ++counts_.epochs;
+    if (prepare.freeze) ++counts_.freezes;
+    return;
+  }
+  control::PrepareEpoch known = it->second;
+  // What is told again may differ in how to reach peers, and in the text.
+  known.cause = prepare.cause;
+  for (control::PeerInfo& peer : known.peers) {
+    for (const control::PeerInfo& now : prepare.peers) {
+      if (now.peer == peer.peer) peer = now;
+    }
+  }
+  if (known != prepare) {
+    Fail(name + " is used twice; first \"" + Describe(it->second) + "\", now to " +
+         longhaul::ToString(to) + " \"" + Describe(prepare) + "\"");
+  }
+}
+
+void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
+                       const coordinator::Records& durable) {
+  const std::string name = "epoch " + longhaul::ToString(commit.epoch);
+  const auto group = durable.groups.find(commit.group);
+  if (group == durable.groups.end() || group->second.committed < commit.epoch) {
+    Fail("CommitEpoch of " + name + " is not durable");
+  }
+  if (group->second.committed == commit.epoch) {
+    std::vector<control::OpFate> fates;
+    for (const coordinator::FatesRecord& record : group->second.fates) {
+      if (record.peer == to) fates = record.fates;
+    }
+    if (fates != commit.fates) Fail("fates of " + name + " are not durable");
+  }
+  const auto prepared = epochs_.find({commit.group.group, commit.epoch});
+  if (prepared == epochs_.end()) Fail(name + " is committed and was never prepared");
+  if (committed_.insert(prepared->first).second) Admit(prepared->second);
+}
+
+// All members that stay have voted: they stand at the end of one step, and newcomers begin with
+// the next.
+void Checker::Admit(const control::PrepareEpoch& prepare) {
+  const uint32_t group = prepare.group.group;
+  std::optional<uint64_t> step;
+  bool joins = false;
+  for (const control::MemberInfo& member : prepare.members) {
+    if (member.joined == prepare.epoch) joins = true;
+  }
+  if (!joins) return;
+  for (const control::MemberInfo& info : prepare.members) {
+    if (info.joined == prepare.epoch) continue;
+    const uint64_t own = members_[{group, info.member}].step;
+    if (step && *step != own) {
+      Fail("epoch " + longhaul::ToString(prepare.epoch) + " admits while " +
+           longhaul::ToString(info.member) + " stands in step " + std::to_string(own) +
+           " and another member in step " + std::to_string(*step));
+    }
+    step = own;
+  }
+  const uint64_t first = (step ? *step : last_step_[group]) + 1;
+  last_step_[group] = std::max(last_step_[group], first);
+  for (const control::MemberInfo& info : prepare.members) {
+    if (info.joined != prepare.epoch) continue;
+    Member& member = members_[{group, info.member}];
+    member.first_step = first;
+    member.step = first;
+  }
+}
+
+void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
+  const auto* commit = std::get_if<control::CommitEpoch>(&message);
+  if (commit == nullptr) return;
+  for (const control::OpFate& fate : commit->fates) {
+    const auto op = announced_.find({at, commit->group.group, fate.ordinal});
+    if (op == announced_.end()) {
+      Fail("fate of " + longhaul::ToString(fate.ordinal) + " of " + longhaul::ToString(at) +
+           ", which it never announced");
+    }
+    const OpName& name = op->second;
+    const auto [it, fresh] =
+        fates_.emplace(FateKey{commit->group.group, commit->epoch, name}, fate.fate);
+    if (it->second != fate.fate) {
+      Fail(ToString(name) + " has two fates in epoch " + longhaul::ToString(commit->epoch));
+    }
+    if (fresh && fate.fate == control::Fate::kCommit) ++counts_.committed_by_fate;
+    const Op& known = ops_[name];
+    if (fate.fate != control::Fate::kCommit && (known.result || known.refused)) {
+      Fail(ToString(name) + " is not committed at " + longhaul::ToString(at) + " in epoch " +
+           longhaul::ToString(commit->epoch) + ", but has ended at another member");
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ ops
+
+void Checker::OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal,
+                          const OpName& name) {
+  const auto [it, fresh] = announced_.emplace(std::tuple(peer, group.group, ordinal), name);
+  if (it->second != name) {
+    Fail(longhaul::ToString(ordinal) + " of " + longhaul::ToString(peer) + " is " +
+         ToString(it->second) + " and " + ToString(name));
+  }
+}
+
+void Checker::OnPosted(const OpName& name, uint32_t slot) { ops_[name].posted[slot] = true; }
+
+std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch) const {
+  const auto it = epochs_.find({name.group, epoch});
+  if (it == epochs_.end() || !committed_.contains(it->first)) {
+    Fail(ToString(name) + " ended in epoch " + longhaul::ToString(epoch) +
+         ", which was not committed");
+  }
+  std::vector<uint32_t> slots;
+  for (const control::MemberInfo& info : it->second.members) {
+    const Member& member = members_.at({name.group, info.member});
+    if (*member.first_step <= name.step) slots.push_back(slots_.at(*member.local));
+  }
+  return slots;
+}
+
+void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpInfo& info) {
+  Op& known = ops_[op.name];
+  const std::string name = ToString(op.name);
+  const bool intact = *op.source == InputOf(op.name, op.desc, op.slot);
+  if ((!outcome.ok() || !op.in_place) && !intact) {
+    Fail(name + " ended as " + Describe(outcome) + " and its input is not as posted, slot " +
+         std::to_string(op.slot));
+  }
+  switch (outcome.code) {
+    case Code::kOk:
+      ++counts_.ok;
+      counts_.retries += info.retries;
+      if (known.refused) Fail(name + " is refused at one member and succeeds at another");
+      CheckSucceeded(op, info);
+      break;
+    case Code::kAborted:
+      ++counts_.aborted;
+      if (op.desc.on_fault != OnFault::kAbort) Fail(name + " is aborted, and was to be redone");
+      if (known.result) Fail(name + " is aborted at one member and succeeded at another");
+      break;
+    case Code::kInvalidArgument:
+      ++counts_.refused;
+      if (!ShapeOf(seed_, op.name).mismatched) Fail(name + " is refused: " + outcome.text);
+      if (known.result) Fail(name + " is refused at one member and succeeded at another");
+      known.refused = true;
+      break;
+    case Code::kEvicted:
+    case Code::kUnavailable:
+      ++counts_.removed;
+      break;
+    default:
+      Fail(name + " ended as " + Describe(outcome));
+  }
+}
+
+void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
+  Op& known = ops_[op.name];
+  const std::string name = ToString(op.name);
+  const std::vector<uint32_t> slots = Participants(op.name, info.epoch);
+  if (std::find(slots.begin(), slots.end(), op.slot) == slots.end()) {
+    Fail(name + " succeeded at slot " + std::to_string(op.slot) +
+         ", which takes no part in epoch " + longhaul::ToString(info.epoch));
+  }
+  if (info.size != slots.size()) {
+    Fail(name + " says that " + std::to_string(info.size) + " members took part, not " +
+         List(slots));
+  }
+  for (const uint32_t slot : slots) {
+    if (!known.posted.contains(slot)) {
+      Fail(name + " succeeded without slot " + std::to_string(slot) + ", which did not post it");
+    }
+    if (DescOf(seed_, op.name, slot) != op.desc) {
+      Fail(name + " succeeded although slot " + std::to_string(slot) + " posted another one");
+    }
+  }
+  if (*op.target != ResultOf(op.name, op.desc, slots)) {
+    Fail(name + " (" + longhaul::ToString(op.desc) + ") at slot " + std::to_string(op.slot) +
+         " is not the reduction over slots " + List(slots) + " of epoch " +
+         longhaul::ToString(info.epoch));
+  }
+  if (!known.result) {
+    known.result = *op.target;
+    known.participants = slots;
+  } else if (*known.result != *op.target) {
+    Fail(name + " has one result over slots " + List(known.participants) + " and another over " +
+         List(slots));
+  }
+}
+
+}  // namespace longhaul::sim

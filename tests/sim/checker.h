@@ -1,0 +1,126 @@
+// What must hold in every run, checked as it goes.
+//
+// Safety: one outcome per op, equal bits that are exactly the reduction over one set of members;
+// inputs intact unless the op succeeded; the members of an epoch are the same wherever the epoch is
+// seen; epochs never go back and their numbers are not used twice; nothing leaves the coordinator
+// that its store does not hold; fates agree with each other and with outcomes; each request is
+// answered exactly once. Liveness: when the faults have stopped, every request is answered in time.
+//
+// A violation ends the process with a text; see Fail().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/tick.h"
+#include "coordinator/core/records.h"
+#include "peerd/core/peer_core.h"
+#include "proto/control/messages.h"
+#include "tests/sim/tensors.h"
+
+namespace longhaul::sim {
+
+class Checker {
+ public:
+  explicit Checker(uint64_t seed) : seed_(seed) {}
+
+  [[noreturn]] static void Fail(const std::string& text);
+
+  // ---- members
+
+  struct Local {
+    PeerId peer;
+    peerd::LocalId local;
+    friend auto operator<=>(const Local&, const Local&) = default;
+  };
+  void OnLocalJoin(const Local& local, uint32_t group, uint32_t slot);
+  // The step that the member begins with: known once its admission is on its way.
+  uint64_t FirstStep(uint32_t group, MemberId member) const;
+  // The member has passed a boundary and stands in `step`.
+  void OnStep(uint32_t group, MemberId member, uint64_t step);
+  // What a trainer is told of its world.
+  void OnWorld(const Local& local, const GroupKey& group, const peerd::World& world);
+  // What a peer knows of its epoch.
+  void OnMembers(const Local& local, const GroupKey& group,
+                 const peerd::PeerCore::MembersView& view);
+
+  // ---- coordinator
+
+  // A message leaves the coordinator for a peer; `durable` is what its store holds.
+  void OnSend(PeerId to, const control::CoordinatorMessage& message,
+              const coordinator::Records& durable);
+  // It arrives.
+  void OnArrival(PeerId at, const control::CoordinatorMessage& message);
+
+  // ---- ops
+
+  void OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name);
+  struct Ended {
+    OpName name;
+    OpDesc desc;
+    uint32_t slot = 0;
+    bool in_place = false;
+    const std::vector<uint8_t>* source = nullptr;
+    const std::vector<uint8_t>* target = nullptr;
+  };
+  void OnPosted(const OpName& name, uint32_t slot);
+  void OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpInfo& info);
+
+  // How many ops ended how, and how often they were redone.
+  struct Counts {
+    uint64_t ok = 0;
+    uint64_t aborted = 0;
+    uint64_t refused = 0;
+    uint64_t removed = 0;
+    uint64_t retries = 0;
+    uint64_t epochs = 0;
+    uint64_t freezes = 0;
+    uint64_t committed_by_fate = 0;
+  };
+  const Counts& counts() const { return counts_; }
+
+ private:
+  struct Member {
+    std::optional<Local> local;
+    std::optional<uint64_t> first_step;
+    uint64_t step = 0;
+  };
+  struct Op {
+    std::map<uint32_t, bool> posted;  // by slot
+    std::optional<std::vector<uint8_t>> result;
+    std::vector<uint32_t> participants;
+    bool refused = false;
+  };
+  struct FateKey {
+    uint32_t group;
+    Epoch epoch;
+    OpName name;
+    friend auto operator<=>(const FateKey&, const FateKey&) = default;
+  };
+
+  void OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
+                 const coordinator::Records& durable);
+  void OnCommit(PeerId to, const control::CommitEpoch& commit, const coordinator::Records& durable);
+  void Admit(const control::PrepareEpoch& prepare);
+  std::vector<uint32_t> Participants(const OpName& name, Epoch epoch) const;
+  void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
+
+  const uint64_t seed_;
+  std::map<Local, uint32_t> slots_;
+  std::map<std::pair<uint32_t, MemberId>, Member> members_;
+  std::map<std::pair<uint32_t, Epoch>, control::PrepareEpoch> epochs_;
+  std::set<std::pair<uint32_t, Epoch>> committed_;
+  std::map<uint32_t, uint64_t> last_step_;  // highest of the group
+  std::map<Local, Epoch> last_epoch_;
+  std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpName> announced_;
+  std::map<OpName, Op> ops_;
+  std::map<FateKey, control::Fate> fates_;
+  Counts counts_;
+};
+
+}  // namespace longhaul::sim

@@ -1,0 +1,855 @@
+#include "tests/sim/hosts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "proto/control/convert.h"
+
+namespace longhaul::sim {
+namespace {
+
+using coordinator::CloseSession;
+using coordinator::Persist;
+using coordinator::ToPeer;
+
+// When a stream that hears nothing is given up, in detect_ms.
+constexpr int64_t kStreamSilence = 2;
+
+Node MakeNode(int index, std::string name) {
+  Node node;
+  node.index = index;
+  node.name = std::move(name);
+  return node;
+}
+
+const char* NameOf(const coordinator::EventRecord& event) { return event.text.c_str(); }
+
+}  // namespace
+
+// ------------------------------------------------------------------------------ the coordinator
+
+CoordinatorHost::CoordinatorHost(const Context& context) : context_(context) {
+  node_.index = 0;
+  node_.name = "coordinator";
+  Start();
+}
+
+void CoordinatorHost::Start() {
+  ++starts_;
+  node_.alive = true;
+  coordinator::CoreConfig config;
+  config.incarnation = "c" + std::to_string(starts_);
+  config.detect_ms = context_.detect_ms;
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t word = context_.world->prng().Next();
+    config.entropy.append(reinterpret_cast<const char*>(&word), sizeof word);
+  }
+  coordinator::Records records = durable_;
+  if (context_.planted == Planted::kEpochReused) {
+    for (auto& [key, group] : records.groups) {
+      group.highest = group.committed;
+      group.attempt = std::min(group.attempt, group.committed);
+    }
+  }
+  core_.emplace(config, std::move(records));
+  context_.story->Tell(context_.world->now(), "coordinator  starts");
+  Step(coordinator::TimePassed{});
+}
+
+void CoordinatorHost::Crash(bool resets) {
+  if (!node_.alive) return;
+  context_.story->Tell(context_.world->now(), "coordinator  dies");
+  context_.world->Kill(&node_);
+  core_.reset();
+  armed_ = kNever;
+  // What was being written may have been written.
+  if (persisting_ && context_.world->prng().Chance(0.5)) {
+    for (const coordinator::Mutation& m : std::get<Persist>(out_.front().action).mutations) {
+      coordinator::Apply(m, &durable_);
+    }
+  }
+  persisting_ = false;
+  out_.clear();
+  for (const auto& [id, stream] : std::exchange(streams_, {})) {
+    stream->at_coordinator = false;
+    stream->cut = true;
+    if (resets && stream->peer->node()->alive) {
+      context_.world->On(
+          stream->peer->node(),
+          std::max(stream->to_peer, context_.world->Arrival(node_, *stream->peer->node())),
+          [stream = stream] { stream->peer->OnStreamEnd(stream); });
+    }
+  }
+}
+
+std::string CoordinatorHost::WaitingFor() const {
+  if (!core_) return "the coordinator is not there";
+  std::string text;
+  for (const coordinator::GroupView& group : core_->GetOverview().groups) {
+    text += ToString(group.group) + " epoch " + ToString(group.committed) + ": " +
+            (group.waiting_for.empty() ? "waits for nothing" : group.waiting_for) + "; ";
+  }
+  return text;
+}
+
+void CoordinatorHost::Step(const coordinator::Event& event) {
+  const Tick now = context_.world->now();
+  const auto run = [&](const coordinator::Event& e) {
+    for (coordinator::Action& action : core_->Step(e, now)) {
+      if (auto* notice = std::get_if<coordinator::Notice>(&action)) {
+        context_.story->Tell(now, "coordinator  notes ", NameOf(notice->event));
+      } else if (auto* persist = std::get_if<Persist>(&action)) {
+        out_.push_back({std::move(*persist)});
+      } else if (auto* to_peer = std::get_if<ToPeer>(&action)) {
+        if (context_.planted == Planted::kSentBeforeDurable) {
+          Carry(*to_peer);
+        } else {
+          out_.push_back({std::move(*to_peer)});
+        }
+      } else {
+        out_.push_back({std::get<CloseSession>(std::move(action))});
+      }
+    }
+    core_->CheckInvariants();
+  };
+  if (core_->NextDeadline() <= now) run(coordinator::TimePassed{});
+  run(event);
+  context_.story->Mix(core_->Digest());
+  Arm();
+  // Not from within: what a message sets off may reach back here.
+  context_.world->On(&node_, now, [this] { PumpOut(); });
+}
+
+void CoordinatorHost::Arm() {
+  const Tick due = core_->NextDeadline();
+  if (due == kNever || due >= armed_) return;
+  armed_ = due;
+  context_.world->On(&node_, std::max(due, context_.world->now()), [this, due] {
+    if (armed_ == due) armed_ = kNever;
+    if (core_->NextDeadline() <= context_.world->now()) {
+      Step(coordinator::TimePassed{});
+      if (core_->NextDeadline() <= context_.world->now()) {
+        Checker::Fail("the coordinator's deadline stays in the past");
+      }
+    } else {
+      Arm();
+    }
+  });
+}
+
+void CoordinatorHost::PumpOut() {
+  while (!out_.empty() && !persisting_) {
+    if (std::holds_alternative<Persist>(out_.front().action)) {
+      persisting_ = true;
+      const int64_t takes = context_.world->prng().Between(0, context_.persist_us);
+      context_.world->On(&node_, context_.world->now() + takes, [this] {
+        persisting_ = false;
+        for (const coordinator::Mutation& m : std::get<Persist>(out_.front().action).mutations) {
+          coordinator::Apply(m, &durable_);
+        }
+        out_.pop_front();
+        context_.trigger(Moment::kCommitDurable, PeerId());
+        if (node_.alive) PumpOut();
+      });
+      return;
+    }
+    const Out out = std::move(out_.front());
+    out_.pop_front();
+    if (const auto* to_peer = std::get_if<ToPeer>(&out.action)) {
+      Carry(*to_peer);
+      if (!node_.alive) return;  // a fault hit in that moment
+    } else {
+      const auto it = streams_.find(std::get<CloseSession>(out.action).session);
+      if (it == streams_.end()) continue;
+      context_.story->Tell(context_.world->now(), "coordinator  closes the stream of ",
+                           ToString(it->second->peer->id()), ": ",
+                           std::get<CloseSession>(out.action).reason);
+      Close(it->second);
+    }
+  }
+}
+
+// Its end is known here; the peer learns of it.
+void CoordinatorHost::Close(const StreamPtr& stream) {
+  stream->at_coordinator = false;
+  streams_.erase(stream->id);
+  if (!stream->peer->node()->alive) return;
+  context_.world->On(
+      stream->peer->node(),
+      std::max(stream->to_peer, context_.world->Arrival(node_, *stream->peer->node())),
+      [stream] { stream->peer->OnStreamEnd(stream); });
+}
+
+void CoordinatorHost::Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop) {
+  if (auto* commit = std::get_if<control::CommitEpoch>(message)) {
+    if (context_.planted == Planted::kCommitLost) *drop = context_.world->prng().Chance(0.1);
+    if (context_.planted == Planted::kFateFlipped && peer.value() % 2 == 0) {
+      for (control::OpFate& fate : commit->fates) {
+        fate.fate =
+            fate.fate == control::Fate::kRedo ? control::Fate::kAbort : control::Fate::kRedo;
+      }
+    }
+  }
+  if (auto* prepare = std::get_if<control::PrepareEpoch>(message)) {
+    if (context_.planted == Planted::kRingDiffers && peer.value() % 2 == 0) {
+      std::reverse(prepare->members.begin(), prepare->members.end());
+    }
+  }
+}
+
+void CoordinatorHost::Carry(const ToPeer& action) {
+  const auto it = streams_.find(action.session);
+  if (it == streams_.end()) return;
+  const StreamPtr stream = it->second;
+  context_.checker->OnSend(stream->peer->id(), action.message, durable_);
+  control::CoordinatorMessage message = action.message;
+  bool drop = false;
+  Mutilate(stream->peer->id(), &message, &drop);
+  const std::string bytes = control::Serialize(message);
+  const PeerId to = stream->peer->id();
+  if (!std::holds_alternative<control::Welcome>(message) &&
+      !std::holds_alternative<control::PendingCount>(message)) {
+    context_.story->TellLater(context_.world->now(), bytes, [&] {
+      return "coordinator -> " + ToString(to) + "  " + Describe(message);
+    });
+  }
+  if (std::holds_alternative<control::PrepareEpoch>(message)) {
+    context_.trigger(Moment::kPrepareSent, to);
+  }
+  if (std::holds_alternative<control::CommitEpoch>(message)) {
+    context_.trigger(Moment::kCommitSent, to);
+  }
+  if (drop || stream->cut || !stream->peer->node()->alive || !node_.alive) return;
+  stream->to_peer =
+      std::max(stream->to_peer, context_.world->Arrival(node_, *stream->peer->node()));
+  context_.world->On(stream->peer->node(), stream->to_peer, [stream, bytes] {
+    if (!stream->cut) stream->peer->OnStreamBytes(stream, bytes);
+  });
+}
+
+void CoordinatorHost::OnOpen(const StreamPtr& stream) {
+  if (stream->cut) return;
+  stream->at_coordinator = true;
+  streams_[stream->id] = stream;
+  Step(coordinator::SessionOpened{stream->id});
+  PeerHost* const peer = stream->peer;
+  if (!peer->node()->alive) return;
+  stream->to_peer = std::max(stream->to_peer, context_.world->Arrival(node_, *peer->node()));
+  context_.world->On(peer->node(), stream->to_peer, [stream] {
+    if (!stream->cut) stream->peer->OnStreamUp(stream);
+  });
+}
+
+void CoordinatorHost::OnBytes(const StreamPtr& stream, const std::string& bytes) {
+  if (!stream->at_coordinator || stream->cut) return;
+  const auto message = control::ParsePeerMessage(bytes);
+  if (!message.ok()) {
+    Checker::Fail("the coordinator refuses a message of " + ToString(stream->peer->id()) + ": " +
+                  std::string(message.status().message()));
+  }
+  if (std::holds_alternative<control::Join>(*message)) {
+    context_.trigger(Moment::kJoinArrived, stream->peer->id());
+    if (!node_.alive) return;
+  }
+  Step(coordinator::FromPeer{stream->id, *message});
+}
+
+void CoordinatorHost::OnEnd(const StreamPtr& stream) {
+  if (!std::exchange(stream->at_coordinator, false)) return;
+  streams_.erase(stream->id);
+  Step(coordinator::SessionClosed{stream->id});
+}
+
+void CoordinatorHost::Reset(const StreamPtr& stream) {
+  stream->cut = true;
+  World& world = *context_.world;
+  if (node_.alive) {
+    world.On(&node_, world.now() + world.prng().Between(0, Millis(20)),
+             [this, stream] { OnEnd(stream); });
+  }
+  if (stream->peer->node()->alive) {
+    world.On(stream->peer->node(), world.now() + world.prng().Between(0, Millis(20)),
+             [stream] { stream->peer->OnStreamEnd(stream); });
+  }
+}
+
+void CoordinatorHost::Evict(const GroupKey& group, MemberId member) {
+  if (!node_.alive) return;
+  context_.story->Tell(context_.world->now(), "operator  evicts ", ToString(member));
+  context_.world->On(&node_, context_.world->now(), [this, group, member] {
+    Step(coordinator::EvictMember{group, member, "the operator wants it out"});
+  });
+}
+
+void CoordinatorHost::Drain(PeerId peer) {
+  if (!node_.alive) return;
+  context_.story->Tell(context_.world->now(), "operator  drains ", ToString(peer));
+  context_.world->On(&node_, context_.world->now(), [this, peer] {
+    Step(coordinator::DrainPeer{peer, "the operator drains it"});
+  });
+}
+
+// ------------------------------------------------------------------------------ a peerd
+
+PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int index, PeerId id)
+    : context_(context),
+      coordinator_(coordinator),
+      node_(MakeNode(index, ToString(id))),
+      id_(id),
+      transport_(context.world, &node_, id, context.transport, context.switchboard, this) {
+  peerd::OpRunner::Options runner;
+  runner.self = id;
+  runner.segment_bytes = 512;
+  runner_ = std::make_unique<peerd::OpRunner>(&transport_, runner);
+  peerd::CoreConfig core;
+  core.peer = id;
+  core.endpoints = {"host" + std::to_string(index) + ":29700"};
+  core.lanes = static_cast<uint32_t>(context.transport.lanes);
+  core.version = "sim";
+  core.host = "host" + std::to_string(index);
+  core.detect_ms = context.detect_ms;
+  core_.emplace(core);
+  context_.story->Tell(context_.world->now(), node_.name, "  starts");
+  Connect();
+  Beat();
+}
+
+PeerHost::~PeerHost() { Dispose(); }
+
+void PeerHost::Dispose() {
+  if (!runner_) return;
+  if (node_.alive) context_.world->Kill(&node_);
+  transport_.Die(/*resets=*/false);
+  // Nothing refers to the process's memory any more: what is out comes back, and what that sets
+  // free to be sent comes back at once.
+  for (;;) {
+    const std::vector<uint64_t> cookies = transport_.TakeSegmentsOut();
+    if (cookies.empty()) break;
+    for (const uint64_t cookie : cookies) runner_->OnSegmentSent(cookie);
+  }
+  runner_.reset();
+  core_.reset();
+  events_.clear();
+}
+
+void PeerHost::Crash(bool resets) {
+  if (!node_.alive) return;
+  context_.story->Tell(context_.world->now(), node_.name, "  dies", resets ? "" : ", silently");
+  context_.world->Kill(&node_);
+  transport_.Die(resets);
+  if (const StreamPtr stream = std::exchange(stream_, nullptr)) {
+    stream->at_peer = false;
+    if (resets && coordinator_->node()->alive) {
+      context_.world->On(
+          coordinator_->node(),
+          std::max(stream->to_coordinator, context_.world->Arrival(node_, *coordinator_->node())),
+          [c = coordinator_, stream] { c->OnEnd(stream); });
+    }
+  }
+  Dispose();
+  for (auto& [id, local] : locals_) {
+    if (local.trainer != nullptr && !local.gone) local.trainer->OnPeerGone();
+  }
+}
+
+void PeerHost::Freeze() {
+  if (!node_.alive || node_.frozen) return;
+  context_.story->Tell(context_.world->now(), node_.name, "  freezes");
+  context_.world->Freeze(&node_);
+}
+
+void PeerHost::Thaw() {
+  if (!node_.alive || !node_.frozen) return;
+  context_.story->Tell(context_.world->now(), node_.name, "  thaws");
+  // A process that was held up does not blame the others for it.
+  transport_.ForgiveSilence();
+  if (stream_) stream_->heard = context_.world->now();
+  context_.world->Thaw(&node_);
+}
+
+void PeerHost::Drain() {
+  if (!node_.alive) return;
+  context_.story->Tell(context_.world->now(), node_.name, "  is told to stop");
+  context_.world->On(&node_, context_.world->now(), [this] {
+    Tell(peerd::DrainRequested{context_.world->now() + 4 * Millis(context_.detect_ms)});
+  });
+}
+
+// ---- the loop
+
+void PeerHost::Tell(peerd::Event event) {
+  events_.push_back(std::move(event));
+  if (pumping_ || std::exchange(pump_due_, true)) return;
+  context_.world->On(&node_, context_.world->now(), [this] { Pump(); });
+}
+
+void PeerHost::Pump() {
+  pump_due_ = false;
+  pumping_ = true;
+  const Tick now = context_.world->now();
+  if (now >= core_->NextDeadline()) events_.push_back(peerd::TimePassed{});
+  const uint64_t life = node_.life;
+  for (;;) {
+    for (peerd::Event& event : runner_->TakeEvents()) events_.push_back(std::move(event));
+    if (events_.empty()) break;
+    peerd::Event event = std::move(events_.front());
+    events_.pop_front();
+    if (const auto* stopped = std::get_if<peerd::AttemptStopped>(&event)) SpoilSources(*stopped);
+    if (std::holds_alternative<peerd::AttemptComplete>(event)) {
+      context_.trigger(Moment::kAttemptComplete, id_);
+      if (node_.life != life) break;
+    }
+    std::vector<peerd::Action> actions = core_->Step(event, now);
+    core_->CheckInvariants();
+    for (peerd::Action& action : actions) {
+      Carry(action);
+      if (node_.life != life) break;
+    }
+    if (node_.life != life) break;
+  }
+  pumping_ = false;
+  if (node_.life != life) {
+    Dispose();
+    return;
+  }
+  context_.story->Mix(core_->Digest());
+  if (core_->NextDeadline() <= now) Checker::Fail(node_.name + ": its deadline stays in the past");
+  Arm();
+}
+
+void PeerHost::Arm() {
+  const Tick due = core_->NextDeadline();
+  if (due == kNever || due >= armed_) return;
+  armed_ = due;
+  context_.world->On(&node_, std::max(due, context_.world->now()), [this, due] {
+    if (armed_ == due) armed_ = kNever;
+    Pump();
+  });
+}
+
+void PeerHost::Carry(peerd::Action& action) {
+  World& world = *context_.world;
+  Story& story = *context_.story;
+  struct Visitor {
+    PeerHost* h;
+    World& world;
+    Story& story;
+
+    void operator()(peerd::ToCoordinator& a) { h->SendToCoordinator(a.message); }
+    void operator()(peerd::JoinDone& a) {
+      if (!std::exchange(h->open_[a.local].join, false)) h->Twice("JoinDone", a.local);
+      if (a.outcome.ok()) h->CheckWorld(a.local, a.world);
+      h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnJoinDone(a.outcome, a.world); });
+    }
+    void operator()(peerd::StepDone& a) {
+      if (!std::exchange(h->open_[a.local].step, false)) h->Twice("StepDone", a.local);
+      if (a.outcome.ok()) h->CheckWorld(a.local, a.world);
+      h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnStepDone(a.outcome, a.world); });
+    }
+    void operator()(peerd::LeaveDone& a) {
+      if (!std::exchange(h->open_[a.local].leave, false)) h->Twice("LeaveDone", a.local);
+      h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnLeaveDone(a.outcome); });
+    }
+    void operator()(peerd::PostDone& a) {
+      if (h->open_posts_.erase(a.post) == 0) h->Twice("PostDone", a.post.local);
+      h->runner_->TakePost(a.post);
+      story.TellLater(world.now(), a.outcome.text, [&] {
+        return h->node_.name + "  " + ToString(h->names_.at(a.post)) +
+               " ends: " + Describe(a.outcome) +
+               (a.outcome.ok() ? " members=" + std::to_string(a.info.size) +
+                                     " retries=" + std::to_string(a.info.retries)
+                               : "");
+      });
+      const auto tell = [=](TrainerSide* t) { t->OnPostDone(a.post.call, a.outcome, a.info); };
+      h->ToTrainer(a.post.local, tell);
+      if (h->context_.planted == Planted::kAnswerTwice && world.prng().Chance(0.02)) {
+        h->ToTrainer(a.post.local, tell);
+      }
+    }
+    void operator()(peerd::WorldChanged& a) {
+      if (h->locals_.at(a.local).gone) h->Twice("WorldChanged", a.local);
+      h->CheckWorld(a.local, a.world);
+      h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnWorldChanged(a.world); });
+    }
+    void operator()(peerd::MemberGone& a) {
+      if (std::exchange(h->locals_.at(a.local).gone, true)) h->Twice("MemberGone", a.local);
+      h->CheckAnswered(a.local);
+      // What it asked for in the meantime is answered, but it does not listen any more.
+      h->ToTrainer(a.local, [this, a](TrainerSide* t) {
+        h->locals_.at(a.local).trainer = nullptr;
+        t->OnMemberGone(a.outcome);
+      });
+    }
+    void operator()(peerd::OpenLinks& a) {
+      std::vector<peerd::LinkRequest> links;
+      for (const peerd::LinkWanted& want : a.links) {
+        links.push_back({want.peer.peer, want.peer.endpoints, want.dial, want.data});
+      }
+      h->transport_.OpenLinks(a.group.run, a.group.group, a.epoch, a.token, links, a.deadline);
+    }
+    void operator()(peerd::KeepLinks& a) {
+      h->transport_.KeepLinks(a.group.run, a.group.group, a.epoch, a.peers);
+    }
+    void operator()(peerd::SendReady& a) {
+      for (const peerd::PostRef& post : a.posts) {
+        h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
+      }
+      FrameHeader header;
+      header.type = FrameType::kReady;
+      header.group = a.group.group;
+      header.op = a.ordinal;
+      header.attempt = a.attempt;
+      const auto body = Encode(ReadyBody{a.boundary, a.tag, a.desc, a.local_mismatch});
+      std::string payload(reinterpret_cast<const char*>(body.data()), body.size());
+      if (a.eager) payload += h->runner_->Payload(a);
+      header.payload_bytes = static_cast<uint32_t>(payload.size());
+      story.TellLater(world.now(), payload, [&] {
+        return h->node_.name + " -> " + ToString(a.to) + "  " + Describe(header) +
+               " tag=" + std::to_string(a.tag) + " boundary=" + ToString(a.boundary) + " desc=\"" +
+               ToString(a.desc) + "\"";
+      });
+      h->transport_.SendControl({a.group.run, a.to}, header,
+                                {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()});
+    }
+    void operator()(peerd::SendDone& a) {
+      FrameHeader header;
+      header.type = FrameType::kDone;
+      header.flags = a.refused ? kFlagRefused : 0;
+      header.group = a.group.group;
+      header.op = a.ordinal;
+      header.attempt = a.attempt;
+      story.TellLater(world.now(), "DONE", [&] {
+        return h->node_.name + " -> " + ToString(a.to) + "  " + Describe(header);
+      });
+      h->transport_.SendControl({a.group.run, a.to}, header, {});
+      h->context_.trigger(Moment::kDoneSent, h->id_);
+    }
+    void operator()(peerd::StartAttempt& a) {
+      story.Tell(world.now(), h->node_.name, "  starts ", ToString(a.ordinal),
+                 " attempt=", ToString(a.attempt), " peers=", a.ring.size(),
+                 a.eager ? " eager" : "");
+      for (const peerd::PostRef& post : a.posts) {
+        h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
+      }
+      Running& running = h->running_[{a.group, a.ordinal}];
+      running.attempt = a.attempt;
+      running.posts = a.posts;
+      h->runner_->Start(a);
+      h->context_.trigger(Moment::kAttemptStarted, h->id_);
+    }
+    void operator()(peerd::CreditAttempt& a) {
+      const auto it = h->running_.find({a.group, a.ordinal});
+      if (it != h->running_.end()) it->second.theirs[a.peer] = a.theirs;
+      h->runner_->Credit(a);
+    }
+    void operator()(peerd::StopAttempt& a) {
+      story.Tell(world.now(), h->node_.name, "  stops ", ToString(a.ordinal),
+                 " attempt=", ToString(a.attempt));
+      if (h->context_.planted == Planted::kDoneWhileFrozen) h->ForgeDone(a.group);
+      h->runner_->Stop(a);
+    }
+    void operator()(peerd::FinishAttempt& a) {
+      story.Tell(world.now(), h->node_.name, "  finishes ", ToString(a.ordinal),
+                 a.commit ? " commit" : " without result");
+      h->running_.erase({a.group, a.ordinal});
+      h->runner_->Finish(a);
+    }
+    void operator()(peerd::Drained&) {
+      story.Tell(world.now(), h->node_.name, "  is drained");
+      h->drained_ = true;
+    }
+    void operator()(peerd::LogLine& a) {
+      story.Tell(world.now(), h->node_.name, "  logs ", a.text);
+    }
+    void operator()(peerd::BreakLink& a) { h->transport_.BreakLink({a.run, a.peer}, a.reason); }
+  };
+  std::visit(Visitor{this, world, story}, action);
+}
+
+void PeerHost::Twice(const char* what, peerd::LocalId local) {
+  Checker::Fail(node_.name + ": " + what + " for local " + std::to_string(local.value()) +
+                ", which did not ask or was answered before");
+}
+
+void PeerHost::CheckAnswered(peerd::LocalId local) const {
+  const auto it = open_.find(local);
+  bool open = it != open_.end() && (it->second.join || it->second.step || it->second.leave);
+  for (const peerd::PostRef& post : open_posts_) open = open || post.local == local;
+  if (!open) return;
+  Checker::Fail(node_.name + ": a request of local " + std::to_string(local.value()) +
+                " is not answered, and the member is gone");
+}
+
+void PeerHost::CheckAllAnswered() const {
+  if (!node_.alive) return;
+  for (const auto& [local, state] : locals_) CheckAnswered(local);
+}
+
+void PeerHost::CheckWorld(peerd::LocalId local, const peerd::World& world) {
+  const GroupKey& group = locals_.at(local).group;
+  context_.checker->OnWorld({id_, local}, group, world);
+  context_.checker->OnMembers({id_, local}, group, core_->GetMembers(local));
+}
+
+// ---- trainers
+
+void PeerHost::FromTrainer(std::function<void()> what) {
+  World& world = *context_.world;
+  ipc_in_ = std::max(ipc_in_, world.now() + world.prng().Between(5, 100));
+  world.On(&node_, ipc_in_, std::move(what));
+}
+
+void PeerHost::ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)> what) {
+  const LocalState& state = locals_.at(local);
+  if (state.trainer == nullptr) return;
+  World& world = *context_.world;
+  ipc_out_ = std::max(ipc_out_, world.now() + world.prng().Between(5, 100));
+  world.At(ipc_out_, [this, local, what = std::move(what)] {
+    // A trainer that died in the meantime hears nothing.
+    if (TrainerSide* const trainer = locals_.at(local).trainer) what(trainer);
+  });
+}
+
+peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
+                              uint32_t slot) {
+  const peerd::LocalId local(next_local_++);
+  locals_[local] = {trainer, group, false};
+  context_.checker->OnLocalJoin({id_, local}, group.group, slot);
+  FromTrainer([this, local, group, name] {
+    open_[local].join = true;
+    Tell(peerd::LocalJoin{local, group, name});
+  });
+  return local;
+}
+
+void PeerHost::Step(peerd::LocalId local) {
+  FromTrainer([this, local] {
+    open_[local].step = true;
+    Tell(peerd::LocalStep{local});
+  });
+}
+
+void PeerHost::Leave(peerd::LocalId local) {
+  FromTrainer([this, local] {
+    open_[local].leave = true;
+    Tell(peerd::LocalLeave{local});
+  });
+}
+
+void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
+                    peerd::PostBuffers buffers, const OpName& name) {
+  const peerd::PostRef post{local, call};
+  names_[post] = name;
+  sources_[post] = buffers.source == buffers.target ? buffers.target : nullptr;
+  FromTrainer([this, post, tag, desc, buffers = std::move(buffers)] {
+    const absl::Status added = runner_->AddPost(post, buffers);
+    if (!added.ok()) Checker::Fail("post refused: " + std::string(added.message()));
+    open_posts_.insert(post);
+    Tell(peerd::LocalPost{post, tag, desc});
+  });
+}
+
+void PeerHost::TrainerDied(peerd::LocalId local) {
+  locals_.at(local).trainer = nullptr;
+  FromTrainer([this, local] { Tell(peerd::LocalDied{local, "its connection broke"}); });
+}
+
+// ---- the stream
+
+void PeerHost::Connect() {
+  World& world = *context_.world;
+  world.On(&node_, world.now() + world.prng().Between(Millis(1), Millis(40)), [this, &world] {
+    if (stream_ || drained_) return;
+    auto stream = std::make_shared<Stream>();
+    stream->id = coordinator::SessionId(world.NewNumber());
+    stream->peer = this;
+    stream->heard = world.now();
+    stream_ = stream;
+    Node* const node = coordinator_->node();
+    if (!node->alive) {
+      world.On(&node_, world.now() + Millis(20), [this, stream] { OnStreamEnd(stream); });
+      return;
+    }
+    stream->to_coordinator = world.Arrival(node_, *node);
+    world.On(node, stream->to_coordinator, [c = coordinator_, stream] { c->OnOpen(stream); });
+    // Not there in time.
+    world.On(&node_, world.now() + kStreamSilence * Millis(context_.detect_ms), [this, stream] {
+      if (!stream->connected) OnStreamEnd(stream);
+    });
+  });
+}
+
+void PeerHost::OnStreamUp(const StreamPtr& stream) {
+  if (stream_ != stream || !stream->at_peer) return;
+  stream->connected = true;
+  stream->heard = context_.world->now();
+  Tell(peerd::CoordinatorUp{});
+}
+
+void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) {
+  if (stream_ != stream || !stream->connected) return;
+  stream->heard = context_.world->now();
+  const auto message = control::ParseCoordinatorMessage(bytes);
+  if (!message.ok()) {
+    Checker::Fail(node_.name + " refuses a message of the coordinator: " +
+                  std::string(message.status().message()));
+  }
+  context_.checker->OnArrival(id_, *message);
+  const uint64_t life = node_.life;
+  if (std::holds_alternative<control::PrepareEpoch>(*message)) {
+    context_.trigger(Moment::kPrepareArrived, id_);
+  }
+  if (const auto* commit = std::get_if<control::CommitEpoch>(&*message)) {
+    context_.trigger(Moment::kCommitArrived, id_);
+    (void)commit;
+  }
+  if (const auto* prepare = std::get_if<control::PrepareEpoch>(&*message)) {
+    attempts_[prepare->group] = prepare->attempt;
+  }
+  if (node_.life == life) Tell(peerd::FromCoordinator{*message});
+}
+
+void PeerHost::OnStreamEnd(const StreamPtr& stream) {
+  if (stream_ != stream) return;
+  stream_.reset();
+  stream->at_peer = false;
+  if (stream->connected) Tell(peerd::CoordinatorDown{});
+  // The other end is told, as soon as news can pass.
+  Node* const node = coordinator_->node();
+  if (node->alive) {
+    context_.world->On(node,
+                       std::max(stream->to_coordinator, context_.world->Arrival(node_, *node)),
+                       [c = coordinator_, stream] { c->OnEnd(stream); });
+  }
+  Connect();
+}
+
+void PeerHost::SendToCoordinator(const control::PeerMessage& message) {
+  if (!stream_ || !stream_->connected) return;
+  const std::string bytes = control::Serialize(message);
+  if (!std::holds_alternative<control::Heartbeat>(message)) {
+    context_.story->TellLater(context_.world->now(), bytes,
+                              [&] { return node_.name + " -> coordinator  " + Describe(message); });
+  }
+  const uint64_t life = node_.life;
+  if (std::holds_alternative<control::EpochReady>(message)) {
+    context_.trigger(Moment::kReadySent, id_);
+  }
+  if (std::holds_alternative<control::Vote>(message)) context_.trigger(Moment::kVoteSent, id_);
+  Node* const node = coordinator_->node();
+  if (node_.life != life || !node->alive || !stream_ || stream_->cut) return;
+  stream_->to_coordinator =
+      std::max(stream_->to_coordinator, context_.world->Arrival(node_, *node));
+  context_.world->On(node, stream_->to_coordinator,
+                     [c = coordinator_, stream = stream_, bytes] { c->OnBytes(stream, bytes); });
+}
+
+void PeerHost::Beat() {
+  World& world = *context_.world;
+  world.On(&node_, world.now() + Millis(context_.detect_ms) / 3, [this, &world] {
+    transport_.Beat();
+    if (const StreamPtr stream = stream_; stream && stream->connected) {
+      if (world.now() - stream->heard > kStreamSilence * Millis(context_.detect_ms)) {
+        OnStreamEnd(stream);
+      } else if (Node* const node = coordinator_->node(); node->alive && !stream->cut) {
+        // Keepalive: an answer shows that the path and the process are there.
+        world.On(node, world.Arrival(node_, *node), [this, &world, node, stream] {
+          if (stream->cut || !stream->at_coordinator || !node_.alive) return;
+          world.On(&node_, world.Arrival(*node, node_),
+                   [stream, &world] { stream->heard = world.now(); });
+        });
+      }
+    }
+    Beat();
+  });
+}
+
+// ---- the transport's listener
+
+void PeerHost::OnLinkUp(const peerd::LinkKey& link) {
+  context_.story->Tell(context_.world->now(), node_.name, "  link up to ", ToString(link.peer));
+  Tell(peerd::LinkUp{link.run, link.peer});
+}
+
+void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason) {
+  context_.story->Tell(context_.world->now(), node_.name, "  link down to ", ToString(link.peer),
+                       ": ", reason);
+  Tell(peerd::LinkDown{link.run, link.peer, reason});
+}
+
+absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
+                                      std::span<const uint8_t> payload) {
+  const GroupKey group{link.run, header.group};
+  Epoch attempt = header.attempt;
+  if (context_.planted == Planted::kStaleFrames) attempt = std::max(attempt, attempts_[group]);
+  if (header.type == FrameType::kDone) {
+    Tell(peerd::PeerDone{group, link.peer, header.op, attempt, (header.flags & kFlagRefused) != 0});
+    return absl::OkStatus();
+  }
+  LH_CHECK(header.type == FrameType::kReady);
+  auto body = ParseReadyBody(payload);
+  if (!body.ok()) return body.status();
+  const std::span<const uint8_t> eager = payload.subspan(kReadyBodyBytes);
+  Tell(peerd::PeerReady{group, link.peer, header.op, attempt, body->boundary, body->tag, body->desc,
+                        body->local_mismatch,
+                        std::string(reinterpret_cast<const char*>(eager.data()), eager.size())});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint8_t*> PeerHost::OnDataHeader(const peerd::LinkKey& link,
+                                                const FrameHeader& header) {
+  return runner_->OnDataHeader(link, header);
+}
+
+absl::Status PeerHost::OnDataReceived(const peerd::LinkKey& link, const FrameHeader& header) {
+  const absl::Status status = runner_->OnDataReceived(link, header);
+  if (!pump_due_) {
+    pump_due_ = true;
+    context_.world->On(&node_, context_.world->now(), [this] { Pump(); });
+  }
+  return status;
+}
+
+void PeerHost::OnSegmentSent(uint64_t cookie) {
+  runner_->OnSegmentSent(cookie);
+  if (!std::exchange(pump_due_, true)) {
+    context_.world->On(&node_, context_.world->now(), [this] { Pump(); });
+  }
+}
+
+void PeerHost::OnReceivesDetached(uint64_t cookie) {
+  runner_->OnReceivesDetached(cookie);
+  if (!std::exchange(pump_due_, true)) {
+    context_.world->On(&node_, context_.world->now(), [this] { Pump(); });
+  }
+}
+
+// ---- planted bugs
+
+// Says DONE for every op of the group that is under way here, done or not.
+void PeerHost::ForgeDone(const GroupKey& group) {
+  for (const auto& [key, running] : running_) {
+    if (key.first != group) continue;
+    for (const auto& [peer, ordinal] : running.theirs) {
+      FrameHeader header;
+      header.type = FrameType::kDone;
+      header.group = group.group;
+      header.op = ordinal;
+      header.attempt = running.attempt;
+      transport_.SendControl({group.run, peer}, header, {});
+    }
+  }
+}
+
+// As if Stop() had left the beginning of a finished segment in place of the original.
+void PeerHost::SpoilSources(const peerd::AttemptStopped& stopped) {
+  if (context_.planted != Planted::kNoRestore) return;
+  const auto it = running_.find({stopped.group, stopped.ordinal});
+  if (it == running_.end()) return;
+  for (const peerd::PostRef& post : it->second.posts) {
+    if (uint8_t* const source = sources_.at(post)) source[0] ^= 1;
+  }
+}
+
+}  // namespace longhaul::sim

@@ -1,0 +1,238 @@
+// The processes of a simulated run: the coordinator and peerds, each a driver around its production
+// core, and the streams between them.
+//
+// CoordinatorHost does what the coordinator's loop does: steps the core, makes mutations durable
+// before anything that follows leaves, and starts again from the store after a crash. PeerHost does
+// what the daemon's reactor does: events to the core, actions to the production OpRunner and to the
+// model transport. Every control message crosses as protobuf bytes.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "coordinator/core/coordinator_core.h"
+#include "peerd/core/peer_core.h"
+#include "peerd/runner/op_runner.h"
+#include "tests/sim/checker.h"
+#include "tests/sim/model_transport.h"
+#include "tests/sim/planted.h"
+#include "tests/sim/story.h"
+#include "tests/sim/world.h"
+
+namespace longhaul::sim {
+
+// Moments at which a fault hits most; see Simulation::Trigger.
+enum class Moment {
+  kPrepareSent,
+  kPrepareArrived,
+  kReadySent,
+  kCommitDurable,
+  kCommitSent,
+  kCommitArrived,
+  kAttemptStarted,
+  kAttemptComplete,
+  kDoneSent,
+  kVoteSent,
+  kJoinArrived,
+  kCount,
+};
+
+// What hosts share.
+struct Context {
+  World* world = nullptr;
+  Story* story = nullptr;
+  Checker* checker = nullptr;
+  Switchboard* switchboard = nullptr;
+  Planted planted = Planted::kNone;
+  uint32_t detect_ms = 1500;
+  TransportModel transport;
+  int64_t persist_us = 0;  // the longest that making durable takes
+  std::function<void(Moment, PeerId)> trigger;
+};
+
+class PeerHost;
+class CoordinatorHost;
+
+// One control stream. Each end learns of the other one's end later.
+struct Stream {
+  coordinator::SessionId id;
+  PeerHost* peer = nullptr;
+  bool at_peer = true;  // open, or opening, as the peer sees it
+  bool connected = false;
+  bool at_coordinator = false;
+  bool cut = false;  // nothing passes any more but the news of its end
+  Tick to_coordinator;
+  Tick to_peer;
+  Tick heard;  // by the peer
+};
+using StreamPtr = std::shared_ptr<Stream>;
+
+class CoordinatorHost {
+ public:
+  explicit CoordinatorHost(const Context& context);
+
+  Node* node() { return &node_; }
+  const coordinator::Records& durable() const { return durable_; }
+  std::string WaitingFor() const;
+
+  // ---- streams
+  void OnOpen(const StreamPtr& stream);
+  void OnBytes(const StreamPtr& stream, const std::string& bytes);
+  void OnEnd(const StreamPtr& stream);
+  // A fault of the network.
+  void Reset(const StreamPtr& stream);
+
+  void Evict(const GroupKey& group, MemberId member);
+  void Drain(PeerId peer);
+  void Crash(bool resets);
+  void Start();
+
+ private:
+  struct Out {
+    std::variant<coordinator::Persist, coordinator::ToPeer, coordinator::CloseSession> action;
+  };
+  void Step(const coordinator::Event& event);
+  void Arm();
+  void PumpOut();
+  void Carry(const coordinator::ToPeer& action);
+  void Close(const StreamPtr& stream);
+  void Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop);
+
+  const Context context_;
+  Node node_;
+  std::optional<coordinator::CoordinatorCore> core_;
+  coordinator::Records durable_;
+  std::map<coordinator::SessionId, StreamPtr> streams_;
+  std::deque<Out> out_;
+  bool persisting_ = false;
+  Tick armed_ = kNever;
+  uint64_t starts_ = 0;
+};
+
+// What a trainer hears from its peerd.
+class TrainerSide {
+ public:
+  virtual ~TrainerSide() = default;
+  virtual void OnJoinDone(const Outcome& outcome, const peerd::World& world) = 0;
+  virtual void OnStepDone(const Outcome& outcome, const peerd::World& world) = 0;
+  virtual void OnLeaveDone(const Outcome& outcome) = 0;
+  virtual void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) = 0;
+  virtual void OnWorldChanged(const peerd::World& world) = 0;
+  virtual void OnMemberGone(const Outcome& outcome) = 0;
+  // The socket broke.
+  virtual void OnPeerGone() = 0;
+};
+
+class PeerHost final : private peerd::TransportListener {
+ public:
+  PeerHost(const Context& context, CoordinatorHost* coordinator, int index, PeerId id);
+  ~PeerHost() override;
+
+  Node* node() { return &node_; }
+  PeerId id() const { return id_; }
+  ModelTransport& transport() { return transport_; }
+  const StreamPtr& stream() const { return stream_; }
+  const peerd::PeerCore& core() const { return *core_; }
+  bool drained() const { return drained_; }
+
+  // ---- what its trainers ask for; each arrives after a little while, in order
+  peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
+                      uint32_t slot);
+  void Step(peerd::LocalId local);
+  void Leave(peerd::LocalId local);
+  void Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
+            peerd::PostBuffers buffers, const OpName& name);
+  void TrainerDied(peerd::LocalId local);
+
+  // ---- faults
+  void Drain();
+  void Crash(bool resets);
+  void Freeze();
+  void Thaw();
+
+  // ---- its end of the stream
+  void OnStreamUp(const StreamPtr& stream);
+  void OnStreamBytes(const StreamPtr& stream, const std::string& bytes);
+  void OnStreamEnd(const StreamPtr& stream);
+
+  // No request that has arrived is left without an answer.
+  void CheckAllAnswered() const;
+  // Ends without a trace, at the end of the run.
+  void Dispose();
+
+ private:
+  struct LocalState {
+    TrainerSide* trainer = nullptr;  // nullptr: died
+    GroupKey group;
+    bool gone = false;
+  };
+
+  void Tell(peerd::Event event);
+  void FromTrainer(std::function<void()> what);
+  void ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)> what);
+  void Pump();
+  void Arm();
+  void Carry(peerd::Action& action);
+  [[noreturn]] void Twice(const char* what, peerd::LocalId local);
+  void CheckAnswered(peerd::LocalId local) const;
+  void CheckWorld(peerd::LocalId local, const peerd::World& world);
+  void Beat();
+  void Connect();
+  void SendToCoordinator(const control::PeerMessage& message);
+  void ForgeDone(const GroupKey& group);
+  void SpoilSources(const peerd::AttemptStopped& stopped);
+
+  void OnLinkUp(const peerd::LinkKey& link) override;
+  void OnLinkDown(const peerd::LinkKey& link, const std::string& reason) override;
+  absl::Status OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
+                              std::span<const uint8_t> payload) override;
+  absl::StatusOr<uint8_t*> OnDataHeader(const peerd::LinkKey& link,
+                                        const FrameHeader& header) override;
+  absl::Status OnDataReceived(const peerd::LinkKey& link, const FrameHeader& header) override;
+  void OnSegmentSent(uint64_t cookie) override;
+  void OnReceivesDetached(uint64_t cookie) override;
+
+  const Context context_;
+  CoordinatorHost* const coordinator_;
+  Node node_;
+  const PeerId id_;
+  ModelTransport transport_;
+  std::unique_ptr<peerd::OpRunner> runner_;
+  std::optional<peerd::PeerCore> core_;
+  std::deque<peerd::Event> events_;
+  bool pumping_ = false;
+  bool pump_due_ = false;
+  Tick armed_ = kNever;
+  bool drained_ = false;
+
+  StreamPtr stream_;
+  uint64_t next_local_ = 1;
+  std::map<peerd::LocalId, LocalState> locals_;
+  Tick ipc_in_;  // keep the order of each direction of the Unix sockets
+  Tick ipc_out_;
+  std::map<peerd::PostRef, OpName> names_;
+  struct Answers {
+    bool join = false, step = false, leave = false;
+  };
+  std::map<peerd::LocalId, Answers> open_;  // requests that the core has not answered
+  std::set<peerd::PostRef> open_posts_;
+
+  // For planted bugs: ops under way and what the others call them.
+  struct Running {
+    Epoch attempt;
+    std::vector<peerd::PostRef> posts;
+    std::map<PeerId, OpOrdinal> theirs;
+  };
+  std::map<std::pair<GroupKey, OpOrdinal>, Running> running_;
+  std::map<peerd::PostRef, uint8_t*> sources_;
+  std::map<GroupKey, Epoch> attempts_;
+};
+
+}  // namespace longhaul::sim

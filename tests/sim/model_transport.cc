@@ -1,0 +1,492 @@
+#include "tests/sim/model_transport.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::sim {
+
+using peerd::LinkKey;
+using peerd::LinkRequest;
+
+ModelTransport::ModelTransport(World* world, Node* node, PeerId self, TransportModel model,
+                               Switchboard* switchboard, peerd::TransportListener* listener)
+    : world_(world),
+      node_(node),
+      self_(self),
+      model_(model),
+      switchboard_(switchboard),
+      listener_(listener) {}
+
+// ------------------------------------------------------------------------------ building links
+
+void ModelTransport::OpenLinks(const std::string& run, uint32_t group, Epoch epoch,
+                               const std::string& token, const std::vector<LinkRequest>& links,
+                               Tick deadline) {
+  tokens_[{run, group, epoch}] = token;
+  std::erase_if(requests_, [&](const Request& r) { return r.run == run && r.group == group; });
+  for (const LinkRequest& link : links) {
+    const uint64_t id = world_->NewNumber();
+    requests_.push_back({id, run, group, epoch, token, link.peer, link.dial, link.data, deadline});
+    const Tick soon = world_->now() + world_->prng().Between(0, 50);
+    if (link.dial) {
+      world_->On(node_, soon, [this, id] { Dial(id); });
+    } else {
+      world_->On(node_, soon, [this, key = LinkKey{run, link.peer}] { ReportSatisfied(key); });
+    }
+    world_->On(node_, std::max(deadline, world_->now()), [this, id] {
+      const Request* const request = FindRequest(id);
+      if (request == nullptr) return;
+      const LinkKey key{request->run, request->peer};
+      if (Satisfied(*request)) return ReportSatisfied(key);
+      std::erase_if(requests_, [&](const Request& r) { return r.id == id; });
+      const std::string reason = "no link to " + ToString(key.peer) + " by the deadline";
+      if (const ConnectionPtr c = Find(key)) return Down(c, reason);
+      listener_->OnLinkDown(key, reason);
+    });
+  }
+}
+
+ModelTransport::Request* ModelTransport::FindRequest(uint64_t id) {
+  for (Request& request : requests_) {
+    if (request.id == id) return &request;
+  }
+  return nullptr;
+}
+
+ModelTransport::ConnectionPtr ModelTransport::Find(const LinkKey& link) const {
+  const auto it = links_.find(link);
+  return it == links_.end() ? nullptr : it->second;
+}
+
+bool ModelTransport::Satisfied(const Request& request) const {
+  const ConnectionPtr c = Find({request.run, request.peer});
+  return c != nullptr && (!request.data || c->data[EndOf(c)]);
+}
+
+void ModelTransport::ReportSatisfied(const LinkKey& link) {
+  const size_t satisfied = std::erase_if(requests_, [&](const Request& r) {
+    return r.run == link.run && r.peer == link.peer && Satisfied(r);
+  });
+  if (satisfied > 0) listener_->OnLinkUp(link);
+}
+
+void ModelTransport::Dial(uint64_t id) {
+  const Request* const request = FindRequest(id);
+  if (request == nullptr) return;
+  const LinkKey key{request->run, request->peer};
+  if (Satisfied(*request)) return ReportSatisfied(key);
+  ModelTransport* const other = switchboard_->Find(request->peer);
+  LH_CHECK(other != nullptr);
+  if (const ConnectionPtr c = Find(key)) {
+    // Only data lanes are missing.
+    SendOnControl(c, [c, other] {
+      c->data[other->EndOf(c)] = true;
+      other->ReportSatisfied({c->run, c->end[1 - other->EndOf(c)]->self_});
+      other->SendOnControl(c, [c, other] {
+        const int end = 1 - other->EndOf(c);
+        c->data[end] = true;
+        c->end[end]->ReportSatisfied({c->run, other->self_});
+      });
+    });
+  } else if (other->node_->alive) {
+    world_->On(other->node_, world_->Arrival(*node_, *other->node_),
+               [this, other, copy = *request] { other->OnDial(this, copy); });
+  }
+  world_->On(node_, world_->now() + world_->prng().Between(Millis(60), Millis(200)),
+             [this, id] { Dial(id); });
+}
+
+void ModelTransport::OnDial(ModelTransport* from, const Request& request) {
+  const auto token = tokens_.find({request.run, request.group, request.epoch});
+  if (token == tokens_.end() || token->second != request.token) return;
+  if (!from->node_->alive) return;
+  world_->On(from->node_, world_->Arrival(*node_, *from->node_),
+             [from, id = request.id] { from->OnAnswer(id); });
+}
+
+void ModelTransport::OnAnswer(uint64_t id) {
+  const Request* const request = FindRequest(id);
+  if (request == nullptr || Find({request->run, request->peer}) != nullptr) return;
+  ModelTransport* const other = switchboard_->Find(request->peer);
+  auto c = std::make_shared<Connection>();
+  c->id = world_->NewNumber();
+  c->run = request->run;
+  c->end = {this, other};
+  c->open[0] = true;
+  c->data = {request->data, request->data};
+  c->heard = {world_->now(), world_->now()};
+  for (Way& way : c->way) way.lanes.resize(model_.lanes);
+  links_[{request->run, request->peer}] = c;
+  const Request copy = *request;
+  SendOnControl(c, [c, other, copy] { other->OnConfirm(c, copy); });
+  ReportSatisfied({copy.run, copy.peer});
+}
+
+void ModelTransport::OnConfirm(const ConnectionPtr& c, const Request& request) {
+  const LinkKey key{c->run, c->end[0]->self_};
+  c->confirmed = true;
+  if (!tokens_.contains({request.run, request.group, request.epoch})) {
+    TellEnd(c, "handshake refused");
+    return;
+  }
+  if (const ConnectionPtr old = Find(key)) Down(old, "replaced by a new connection");
+  c->open[1] = true;
+  c->heard[1] = world_->now();
+  links_[key] = c;
+  const size_t before = requests_.size();
+  ReportSatisfied(key);
+  // Dialled again for an epoch whose link was reported before.
+  if (requests_.size() == before) listener_->OnLinkUp(key);
+}
+
+// ------------------------------------------------------------------------------ closing links
+
+bool ModelTransport::Needed(const LinkKey& link) const {
+  for (const auto& [group, peers] : keep_) {
+    if (group.first == link.run && peers.contains(link.peer)) return true;
+  }
+  return std::any_of(requests_.begin(), requests_.end(),
+                     [&](const Request& r) { return r.run == link.run && r.peer == link.peer; });
+}
+
+void ModelTransport::KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
+                               const std::vector<PeerId>& peers) {
+  keep_[{run, group}] = {peers.begin(), peers.end()};
+  std::erase_if(tokens_, [&](const auto& entry) {
+    const auto& [r, g, e] = entry.first;
+    return r == run && g == group && e < epoch;
+  });
+  std::vector<ConnectionPtr> idle;
+  for (const auto& [key, c] : links_) {
+    if (key.run == run && !Needed(key)) idle.push_back(c);
+  }
+  for (const ConnectionPtr& c : idle) {
+    const int end = EndOf(c);
+    c->open[end] = false;
+    c->finishing[end] = true;
+    links_.erase({c->run, c->end[1 - end]->self_});
+    std::erase_if(receives_, [&](const Receive& r) { return r.connection == c; });
+    finishing_.push_back(c);
+    world_->On(node_, world_->now(), [this, c, end] { Pump(c, end); });
+  }
+}
+
+void ModelTransport::Down(const ConnectionPtr& c, const std::string& reason) {
+  const int end = EndOf(c);
+  if (!c->open[end]) return;
+  Release(c);
+  TellEnd(c, "connection reset by peer");
+  listener_->OnLinkDown({c->run, c->end[1 - end]->self_}, reason);
+}
+
+void ModelTransport::Release(const ConnectionPtr& c) {
+  const int end = EndOf(c);
+  c->open[end] = false;
+  c->finishing[end] = false;
+  const LinkKey key{c->run, c->end[1 - end]->self_};
+  if (const auto it = links_.find(key); it != links_.end() && it->second == c) links_.erase(it);
+  std::erase(finishing_, c);
+  std::erase_if(receives_, [&](const Receive& r) { return r.connection == c; });
+  c->way[end].queue.clear();
+  // Whatever is out comes back once the kernel has let go of it.
+  for (const auto& [cookie, segment] : segments_) {
+    if (segment->connection != c->id) continue;
+    world_->On(node_, world_->now() + world_->prng().Between(0, Millis(2)),
+               [this, segment = segment] { SegmentSent(segment); });
+  }
+}
+
+void ModelTransport::TellEnd(const ConnectionPtr& c, const std::string& reason) {
+  const int end = EndOf(c);
+  ModelTransport* const other = c->end[1 - end];
+  if (!other->node_->alive) return;
+  const Tick arrival = std::max(c->way[end].last_arrival, world_->Arrival(*node_, *other->node_));
+  world_->On(other->node_, arrival, [c, other, reason] {
+    if (c->open[other->EndOf(c)]) other->Down(c, reason);
+  });
+}
+
+void ModelTransport::BreakLink(const LinkKey& link, const std::string& reason) {
+  switchboard_->OnProtocolError(ToString(self_) + " breaks its link to " + ToString(link.peer) +
+                                ": " + reason);
+  world_->On(node_, world_->now(), [this, link, reason] {
+    if (const ConnectionPtr c = Find(link)) Down(c, reason);
+  });
+}
+
+void ModelTransport::Reset(PeerId peer) {
+  std::vector<ConnectionPtr> connections;
+  for (const auto& [key, c] : links_) {
+    if (key.peer == peer) connections.push_back(c);
+  }
+  for (const ConnectionPtr& c : connections) {
+    // Neither end is told by the other one.
+    for (const int end : {0, 1}) {
+      ModelTransport* const transport = c->end[end];
+      c->way[end].cut = true;
+      if (!transport->node_->alive) continue;
+      world_->On(transport->node_, world_->now() + world_->prng().Between(0, Millis(3)),
+                 [c, transport] { transport->Down(c, "connection reset"); });
+    }
+  }
+}
+
+void ModelTransport::Die(bool resets) {
+  std::vector<ConnectionPtr> connections = finishing_;
+  for (const auto& [key, c] : links_) connections.push_back(c);
+  for (const ConnectionPtr& c : connections) {
+    const int end = EndOf(c);
+    c->open[end] = false;
+    c->finishing[end] = false;
+    c->way[end].queue.clear();
+    if (resets) TellEnd(c, "connection reset by peer");
+  }
+  links_.clear();
+  finishing_.clear();
+  receives_.clear();
+}
+
+std::vector<uint64_t> ModelTransport::TakeSegmentsOut() {
+  std::vector<uint64_t> cookies;
+  for (const auto& [cookie, segment] : segments_) {
+    segment->sent = true;
+    cookies.push_back(cookie);
+  }
+  segments_.clear();
+  return cookies;
+}
+
+// ------------------------------------------------------------------------------ silence
+
+void ModelTransport::Beat() {
+  std::vector<ConnectionPtr> connections;
+  for (const auto& [key, c] : links_) connections.push_back(c);
+  for (const ConnectionPtr& c : connections) {
+    const int end = EndOf(c);
+    if (!c->open[end]) continue;
+    if (world_->now() - c->heard[end] > Millis(model_.detect_ms)) {
+      Down(c, "silent for " + std::to_string(model_.detect_ms) + " ms");
+    } else {
+      SendOnControl(c, [] {});
+    }
+  }
+}
+
+void ModelTransport::ForgiveSilence() {
+  for (const auto& [key, c] : links_) c->heard[EndOf(c)] = world_->now();
+}
+
+// ------------------------------------------------------------------------------ frames
+
+void ModelTransport::SendOnControl(const ConnectionPtr& c, std::function<void()> at_other_end) {
+  const int end = EndOf(c);
+  ModelTransport* const other = c->end[1 - end];
+  if (!other->node_->alive) return;
+  Way& way = c->way[end];
+  way.last_arrival = std::max(way.last_arrival, world_->Arrival(*node_, *other->node_));
+  frames_max_ = std::max(frames_max_, ++way.frames);
+  world_->On(other->node_, way.last_arrival, [c, end, run = std::move(at_other_end)] {
+    --c->way[end].frames;
+    if (c->way[end].cut) return;
+    // The accepting end opens with the first thing that arrives: the confirmation.
+    if (!c->open[1 - end] && c->confirmed) return;
+    c->heard[1 - end] = std::max(c->heard[1 - end], c->end[1 - end]->world_->now());
+    run();
+  });
+}
+
+void ModelTransport::SendControl(const LinkKey& link, const FrameHeader& header,
+                                 std::span<const uint8_t> payload) {
+  const ConnectionPtr c = Find(link);
+  if (c == nullptr) return;
+  ModelTransport* const other = c->end[1 - EndOf(c)];
+  // The bytes take the way through the production parser, as on a wire.
+  const auto bytes = Encode(header);
+  SendOnControl(c, [this, other, bytes, run = link.run,
+                    payload = std::vector<uint8_t>(payload.begin(), payload.end())] {
+    const auto parsed = ParseFrameHeader(bytes, LaneKind::kControl);
+    absl::Status status = parsed.status();
+    if (status.ok()) {
+      switchboard_->OnFrame(self_, other->self_, *parsed);
+      status = other->listener_->OnControlFrame({run, self_}, *parsed, payload);
+    }
+    if (!status.ok()) {
+      switchboard_->OnProtocolError(ToString(other->self_) + " refuses a frame of " +
+                                    ToString(self_) + ": " + std::string(status.message()));
+    }
+  });
+}
+
+// ------------------------------------------------------------------------------ segments
+
+void ModelTransport::SendSegment(const LinkKey& link, const FrameHeader& header,
+                                 const uint8_t* data, uint64_t cookie) {
+  auto segment = std::make_shared<Segment>();
+  segment->header = header;
+  segment->data = data;
+  segment->cookie = cookie;
+  const bool fresh = segments_.emplace(cookie, segment).second;
+  LH_CHECK(fresh) << "cookie " << cookie << " is in use";
+  const ConnectionPtr c = Find(link);
+  if (c == nullptr) {
+    world_->On(node_, world_->now(), [this, segment] { SegmentSent(segment); });
+    return;
+  }
+  segment->connection = c->id;
+  const int end = EndOf(c);
+  c->way[end].queue.push_back(segment);
+  world_->On(node_, world_->now(), [this, c, end] { Pump(c, end); });
+}
+
+void ModelTransport::Pump(const ConnectionPtr& c, int end) {
+  if (!c->open[end] && !c->finishing[end]) return;
+  Way& way = c->way[end];
+  while (!way.queue.empty()) {
+    std::vector<size_t> idle;
+    for (size_t lane = 0; lane < way.lanes.size(); ++lane) {
+      if (!way.lanes[lane].busy) idle.push_back(lane);
+    }
+    if (idle.empty()) return;
+    std::shared_ptr<Segment> segment = std::move(way.queue.front());
+    way.queue.erase(way.queue.begin());
+    Begin(c, end, idle[world_->prng().Below(idle.size())], std::move(segment));
+  }
+  if (!c->finishing[end]) return;
+  for (const Lane& lane : way.lanes) {
+    if (lane.busy) return;
+  }
+  c->finishing[end] = false;
+  std::erase(finishing_, c);
+  TellEnd(c, "closed by the peer");
+}
+
+void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
+                           std::shared_ptr<Segment> segment) {
+  Way& way = c->way[end];
+  Lane& lane = way.lanes[number];
+  ModelTransport* const other = c->end[1 - end];
+  lane.busy = true;
+  Prng& prng = world_->prng();
+  const Tick gone = world_->now() + prng.Between(1, model_.segment_us);
+  segment->copied = !prng.Chance(model_.zero_copy);
+  const bool early = model_.planted == Planted::kSentTooEarly && !segment->copied;
+  if (segment->copied) {
+    segment->copy.assign(segment->data, segment->data + segment->header.payload_bytes);
+  }
+  const Tick header = std::max({lane.last_arrival, world_->Arrival(*node_, *other->node_)});
+  const Tick rest = header + prng.Between(1, model_.segment_us);
+  lane.last_arrival = rest;
+  if (other->node_->alive) {
+    world_->On(other->node_, header, [c, other, segment] { other->ReceiveHeader(c, segment); });
+    world_->On(other->node_, rest, [c, other, segment] { other->ReceiveRest(c, segment); });
+  }
+  world_->On(node_, gone, [this, c, end, number] {
+    c->way[end].lanes[number].busy = false;
+    Pump(c, end);
+  });
+  const Tick returns =
+      segment->copied || early ? gone : std::max(gone, rest + prng.Between(1, Millis(1)));
+  world_->On(node_, returns, [this, segment] { SegmentSent(segment); });
+}
+
+void ModelTransport::SegmentSent(const std::shared_ptr<Segment>& segment) {
+  if (std::exchange(segment->sent, true)) return;
+  segments_.erase(segment->cookie);
+  listener_->OnSegmentSent(segment->cookie);
+}
+
+// Whether the bytes are still to be had where the segment says.
+bool ModelTransport::Readable(const ConnectionPtr& c, int from, const Segment& segment) const {
+  if (segment.copied || model_.planted == Planted::kSentTooEarly) {
+    return segment.copied || c->end[from]->node_->alive;
+  }
+  return !segment.sent && c->end[from]->node_->alive;
+}
+
+void ModelTransport::ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segment> segment) {
+  const int end = EndOf(c);
+  Way& way = c->way[1 - end];
+  if (way.cut || !c->open[end]) return;
+  if (!Readable(c, 1 - end, *segment)) {
+    way.cut = true;
+    return;
+  }
+  c->heard[end] = world_->now();
+  const PeerId from = c->end[1 - end]->self_;
+  const auto parsed = ParseFrameHeader(Encode(segment->header), LaneKind::kData);
+  LH_CHECK(parsed.ok()) << parsed.status().ToString();
+  switchboard_->OnFrame(from, self_, *parsed);
+  const auto place = listener_->OnDataHeader({c->run, from}, *parsed);
+  if (!place.ok()) {
+    switchboard_->OnProtocolError(ToString(self_) + " refuses a segment of " + ToString(from) +
+                                  ": " + std::string(place.status().message()));
+    Down(c, "a segment was refused");
+    return;
+  }
+  if (*place != nullptr) {
+    const uint8_t* const data = segment->copied ? segment->copy.data() : segment->data;
+    std::memcpy(*place, data, parsed->payload_bytes / 2);
+  }
+  receives_.push_back({c, std::move(segment), *place});
+}
+
+void ModelTransport::ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment) {
+  const auto it = std::find_if(receives_.begin(), receives_.end(),
+                               [&](const Receive& r) { return r.segment == segment; });
+  if (it == receives_.end()) return;
+  const int end = EndOf(c);
+  Way& way = c->way[1 - end];
+  if (way.cut || !Readable(c, 1 - end, *segment)) {
+    way.cut = true;
+    return;
+  }
+  uint8_t* const place = it->place;
+  receives_.erase(it);
+  c->heard[end] = world_->now();
+  if (place == nullptr) return;
+  const uint8_t* const data = segment->copied ? segment->copy.data() : segment->data;
+  const size_t half = segment->header.payload_bytes / 2;
+  std::memcpy(place + half, data + half, segment->header.payload_bytes - half);
+  const PeerId from = c->end[1 - end]->self_;
+  const absl::Status status = listener_->OnDataReceived({c->run, from}, segment->header);
+  if (!status.ok()) {
+    switchboard_->OnProtocolError(ToString(self_) + " refuses a payload of " + ToString(from) +
+                                  ": " + std::string(status.message()));
+  }
+}
+
+void ModelTransport::DetachReceives(const std::string& run, uint32_t group, OpOrdinal op,
+                                    Epoch attempt, uint64_t cookie) {
+  world_->On(node_, world_->now() + world_->prng().Between(0, 500), [=, this] {
+    for (Receive& receive : receives_) {
+      const FrameHeader& header = receive.segment->header;
+      if (receive.connection->run == run && header.group == group && header.op == op &&
+          header.attempt == attempt && model_.planted != Planted::kNoDetach) {
+        receive.place = nullptr;
+      }
+    }
+    listener_->OnReceivesDetached(cookie);
+  });
+}
+
+void ModelTransport::DropSegments(const std::vector<uint64_t>& cookies) {
+  for (const uint64_t cookie : cookies) {
+    const auto it = segments_.find(cookie);
+    if (it == segments_.end()) continue;
+    const std::shared_ptr<Segment> segment = it->second;
+    const auto drop = [&](const ConnectionPtr& c) {
+      return std::erase(c->way[EndOf(c)].queue, segment) > 0;
+    };
+    bool dropped = false;
+    for (const auto& [key, c] : links_) dropped = dropped || drop(c);
+    for (const ConnectionPtr& c : finishing_) dropped = dropped || drop(c);
+    if (!dropped) continue;
+    world_->On(node_, world_->now() + world_->prng().Between(0, 100),
+               [this, segment] { SegmentSent(segment); });
+  }
+}
+
+}  // namespace longhaul::sim

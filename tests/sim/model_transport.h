@@ -1,0 +1,182 @@
+// peerd/transport/transport.h over a model network.
+//
+// What the production transport promises, and no more: listeners are called from events only;
+// frames of the control lane keep their order; segments of one link overtake each other (several
+// data lanes); a payload may be cut off in the middle; a segment's memory may be read until it is
+// told to be Sent; silence and resets take a link down at either end by itself, at different times;
+// a link is built only while both ends hold the token of one epoch.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "peerd/transport/transport.h"
+#include "tests/sim/planted.h"
+#include "tests/sim/world.h"
+
+namespace longhaul::sim {
+
+class ModelTransport;
+
+// Data lanes and their habits, equal at all peers of a run.
+struct TransportModel {
+  uint32_t detect_ms = 1500;
+  int lanes = 2;
+  double zero_copy = 0.5;  // share of segments whose memory is read until they have arrived
+  int64_t segment_us = 200;
+  Planted planted = Planted::kNone;
+};
+
+// Finds the transports of other peers; outlives them.
+class Switchboard {
+ public:
+  virtual ~Switchboard() = default;
+  virtual ModelTransport* Find(PeerId peer) = 0;
+  // A peer refused what another one sent: both are ours, so one of them is wrong.
+  virtual void OnProtocolError(const std::string& text) = 0;
+  // A frame or a segment is about to be handed over.
+  virtual void OnFrame(PeerId from, PeerId to, const FrameHeader& header) = 0;
+};
+
+class ModelTransport final : public peerd::Transport {
+ public:
+  ModelTransport(World* world, Node* node, PeerId self, TransportModel model,
+                 Switchboard* switchboard, peerd::TransportListener* listener);
+
+  std::string listen_address() const override { return node_->name + ":29700"; }
+  void OpenLinks(const std::string& run, uint32_t group, Epoch epoch, const std::string& token,
+                 const std::vector<peerd::LinkRequest>& links, Tick deadline) override;
+  void KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
+                 const std::vector<PeerId>& peers) override;
+  void SendControl(const peerd::LinkKey& link, const FrameHeader& header,
+                   std::span<const uint8_t> payload) override;
+  void SendSegment(const peerd::LinkKey& link, const FrameHeader& header, const uint8_t* data,
+                   uint64_t cookie) override;
+  void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
+                      uint64_t cookie) override;
+  void DropSegments(const std::vector<uint64_t>& cookies) override;
+  void BreakLink(const peerd::LinkKey& link, const std::string& reason);
+  void AddMemory(const uint8_t*, size_t) override {}
+  void RemoveMemory(const uint8_t*) override {}
+  void SetDetectMs(uint32_t detect_ms) override { model_.detect_ms = detect_ms; }
+  peerd::TransportStats GetStats() const override { return {}; }
+  std::vector<peerd::LinkStats> GetLinkStats() const override { return {}; }
+  void Close() override {}
+  bool closed() const override { return true; }
+
+  // ---- what the simulation does to it
+
+  // Pings, and looks for silence. The owner calls it every detect_ms / 3.
+  void Beat();
+  // It was frozen: silence says nothing.
+  void ForgiveSilence();
+  // Breaks the link to `peer` as a reset in the network would.
+  void Reset(PeerId peer);
+  // The process is gone. With `resets` its kernel tells the others; else they find out by silence.
+  void Die(bool resets);
+  // Cookies of segments that have not been Sent: their memory may be referred to.
+  std::vector<uint64_t> TakeSegmentsOut();
+  // Most frames that were ever under way on one control lane.
+  size_t frames_max() const { return frames_max_; }
+
+ private:
+  struct Segment {
+    FrameHeader header;
+    const uint8_t* data = nullptr;
+    uint64_t cookie = 0;
+    uint64_t connection = 0;  // 0: none
+    std::vector<uint8_t> copy;
+    bool copied = false;
+    bool sent = false;  // the sender knows
+  };
+  struct Lane {
+    bool busy = false;
+    Tick last_arrival;
+  };
+  // From one end to the other.
+  struct Way {
+    Tick last_arrival;  // of the control lane
+    size_t frames = 0;  // under way on it
+    std::vector<Lane> lanes;
+    std::vector<std::shared_ptr<Segment>> queue;
+    bool cut = false;  // nothing more arrives but the end
+  };
+  struct Connection {
+    uint64_t id = 0;
+    std::string run;
+    std::array<ModelTransport*, 2> end{};
+    std::array<bool, 2> open{};
+    bool confirmed = false;           // the accepting end has seen the first frame
+    std::array<bool, 2> finishing{};  // no listener any more, but the queue is still sent
+    std::array<bool, 2> data{};       // data lanes stand, as this end knows
+    std::array<Tick, 2> heard{};
+    std::array<Way, 2> way;  // by sending end
+  };
+  using ConnectionPtr = std::shared_ptr<Connection>;
+  // A payload that is being received.
+  struct Receive {
+    ConnectionPtr connection;
+    std::shared_ptr<Segment> segment;
+    uint8_t* place = nullptr;
+  };
+  // A link that an epoch needs and that was not reported yet.
+  struct Request {
+    uint64_t id = 0;
+    std::string run;
+    uint32_t group = 0;
+    Epoch epoch;
+    std::string token;
+    PeerId peer;
+    bool dial = false;
+    bool data = false;
+    Tick deadline;
+  };
+  using TokenKey = std::tuple<std::string, uint32_t, Epoch>;
+  using GroupAt = std::pair<std::string, uint32_t>;
+
+  ConnectionPtr Find(const peerd::LinkKey& link) const;
+  int EndOf(const ConnectionPtr& c) const { return c->end[0] == this ? 0 : 1; }
+  Request* FindRequest(uint64_t id);
+  bool Satisfied(const Request& request) const;
+  void ReportSatisfied(const peerd::LinkKey& link);
+  void Dial(uint64_t request);
+  void OnDial(ModelTransport* from, const Request& request);
+  void OnAnswer(uint64_t request);
+  void OnConfirm(const ConnectionPtr& c, const Request& request);
+  // Something small that keeps its place among the frames of the control lane.
+  void SendOnControl(const ConnectionPtr& c, std::function<void()> at_other_end);
+  void Pump(const ConnectionPtr& c, int end);
+  void Begin(const ConnectionPtr& c, int end, size_t lane, std::shared_ptr<Segment> segment);
+  void SegmentSent(const std::shared_ptr<Segment>& segment);
+  bool Readable(const ConnectionPtr& c, int from, const Segment& segment) const;
+  void ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segment> segment);
+  void ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment);
+  void Down(const ConnectionPtr& c, const std::string& reason);
+  // Takes this end of the connection out of use.
+  void Release(const ConnectionPtr& c);
+  void TellEnd(const ConnectionPtr& c, const std::string& reason);
+  bool Needed(const peerd::LinkKey& link) const;
+
+  World* const world_;
+  Node* const node_;
+  const PeerId self_;
+  TransportModel model_;
+  Switchboard* const switchboard_;
+  peerd::TransportListener* const listener_;
+
+  std::map<TokenKey, std::string> tokens_;
+  std::vector<Request> requests_;
+  std::map<GroupAt, std::set<PeerId>> keep_;
+  std::map<peerd::LinkKey, ConnectionPtr> links_;
+  std::vector<ConnectionPtr> finishing_;
+  std::vector<Receive> receives_;
+  std::map<uint64_t, std::shared_ptr<Segment>> segments_;  // not Sent, by cookie
+  size_t frames_max_ = 0;
+};
+
+}  // namespace longhaul::sim

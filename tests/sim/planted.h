@@ -1,0 +1,45 @@
+// Bugs that the harness can plant, to show that its checkers find them.
+//
+// They are made by the harness, outside the production code: it changes, drops or forges what
+// passes through its hands, so that the run looks as if a core, the runner, the transport or the
+// driver had the bug.
+#pragma once
+
+#include <string_view>
+
+namespace longhaul::sim {
+
+enum class Planted {
+  kNone,
+  kDoneWhileFrozen,    // a peer that froze an op still says DONE for it
+  kStaleFrames,        // frames of an older attempt pass for new ones
+  kNoRestore,          // a stopped attempt does not put the originals back
+  kNoDetach,           // a stopped attempt's receives are not diverted
+  kSentTooEarly,       // memory is released while the network still reads it
+  kFateFlipped,        // one peer is told another fate than the others
+  kEpochReused,        // a restarted coordinator forgets the numbers it has used
+  kSentBeforeDurable,  // messages overtake the store
+  kCommitLost,         // a commit is dropped without its stream breaking
+  kRingDiffers,        // one peer gets the members in another order
+  kAnswerTwice,        // a trainer's request is answered twice
+};
+
+struct PlantedName {
+  Planted planted;
+  const char* name;
+};
+inline constexpr PlantedName kPlanted[] = {
+    {Planted::kDoneWhileFrozen, "done_while_frozen"},
+    {Planted::kStaleFrames, "stale_frames"},
+    {Planted::kNoRestore, "no_restore"},
+    {Planted::kNoDetach, "no_detach"},
+    {Planted::kSentTooEarly, "sent_too_early"},
+    {Planted::kFateFlipped, "fate_flipped"},
+    {Planted::kEpochReused, "epoch_reused"},
+    {Planted::kSentBeforeDurable, "sent_before_durable"},
+    {Planted::kCommitLost, "commit_lost"},
+    {Planted::kRingDiffers, "ring_differs"},
+    {Planted::kAnswerTwice, "answer_twice"},
+};
+
+}  // namespace longhaul::sim

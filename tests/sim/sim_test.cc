@@ -1,0 +1,177 @@
+// Runs seeds, each twice: the checkers must find nothing, and both runs must be the same.
+//
+//   bazel run -c opt //tests/sim:sim_test -- --seeds=20000 --first_seed=1
+//   bazel run //tests/sim:sim_test -- --first_seed=17 --seeds=1 --trace
+//
+// Seeds run in child processes, so that one that fails does not hide the others.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "tests/sim/simulation.h"
+
+namespace longhaul::sim {
+namespace {
+
+struct Options {
+  uint64_t first_seed = 1;
+  uint64_t seeds = 240;
+  bool trace = false;
+  Planted planted = Planted::kNone;
+  // A planted bug has to be found; otherwise nothing may be.
+  bool expect_find = false;
+};
+
+Options options;
+uint64_t running_seed = 0;
+
+const char* PlantedText() {
+  for (const PlantedName& name : kPlanted) {
+    if (name.planted == options.planted) return name.name;
+  }
+  return "";
+}
+
+void SayHowToRepeat() {
+  const bool planted = options.planted != Planted::kNone;
+  std::fprintf(stderr,
+               "seed %" PRIu64 " failed: bazel run //tests/sim:sim_test -- --first_seed=%" PRIu64
+               " --seeds=1 --trace%s%s\n",
+               running_seed, running_seed, planted ? " --plant=" : "", PlantedText());
+}
+
+// What the seeds did, summed up by the child and handed to the parent.
+struct Totals {
+  uint64_t seeds = 0, events = 0, ok = 0, aborted = 0, refused = 0, removed = 0, retries = 0,
+           epochs = 0, freezes = 0, fates = 0;
+  int64_t virtual_us = 0;
+};
+
+void RunTwice(uint64_t seed, Totals* totals) {
+  running_seed = seed;
+  const auto mode = options.trace ? Story::Mode::kPrint : Story::Mode::kQuiet;
+  const SeedResult first = RunSeed(seed, options.planted, mode);
+  const SeedResult second = RunSeed(seed, options.planted, Story::Mode::kQuiet);
+  LH_CHECK(first.digest == second.digest && first.events == second.events)
+      << "two runs of one seed differ: " << first.events << " and " << second.events << " events";
+  ++totals->seeds;
+  totals->events += first.events;
+  totals->ok += first.counts.ok;
+  totals->aborted += first.counts.aborted;
+  totals->refused += first.counts.refused;
+  totals->removed += first.counts.removed;
+  totals->retries += first.counts.retries;
+  totals->epochs += first.counts.epochs;
+  totals->freezes += first.counts.freezes;
+  totals->fates += first.counts.committed_by_fate;
+  totals->virtual_us += first.end.us;
+}
+
+// Seeds from `*next` on in a child, until one fails. Whether one did; *next is behind it then.
+bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
+  int pipe_fds[2];
+  LH_CHECK(pipe(pipe_fds) == 0);
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  LH_CHECK(child >= 0);
+  if (child == 0) {
+    close(pipe_fds[0]);
+    SetCheckHook(SayHowToRepeat);
+    for (uint64_t seed = *next; seed < end; ++seed) {
+      Totals one;
+      RunTwice(seed, &one);
+      LH_CHECK(write(pipe_fds[1], &one, sizeof one) == sizeof one);
+    }
+    std::fflush(nullptr);
+    _exit(0);
+  }
+  close(pipe_fds[1]);
+  Totals one;
+  while (read(pipe_fds[0], &one, sizeof one) == sizeof one) {
+    ++*next;
+    totals->seeds += one.seeds;
+    totals->events += one.events;
+    totals->ok += one.ok;
+    totals->aborted += one.aborted;
+    totals->refused += one.refused;
+    totals->removed += one.removed;
+    totals->retries += one.retries;
+    totals->epochs += one.epochs;
+    totals->freezes += one.freezes;
+    totals->fates += one.fates;
+    totals->virtual_us += one.virtual_us;
+  }
+  close(pipe_fds[0]);
+  int status = 0;
+  LH_CHECK(waitpid(child, &status, 0) == child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return false;
+  ++*next;
+  return true;
+}
+
+bool Parse(const char* argument) {
+  const auto value = [&](const char* flag) -> const char* {
+    const size_t length = std::strlen(flag);
+    return std::strncmp(argument, flag, length) == 0 ? argument + length : nullptr;
+  };
+  if (const char* text = value("--seeds=")) {
+    options.seeds = std::strtoull(text, nullptr, 10);
+    return true;
+  }
+  if (const char* text = value("--first_seed=")) {
+    options.first_seed = std::strtoull(text, nullptr, 10);
+    return true;
+  }
+  if (const char* text = value("--plant=")) {
+    for (const PlantedName& name : kPlanted) {
+      if (std::strcmp(name.name, text) == 0) options.planted = name.planted;
+    }
+    return options.planted != Planted::kNone;
+  }
+  if (std::strcmp(argument, "--trace") == 0) return options.trace = true;
+  if (std::strcmp(argument, "--expect_find") == 0) return options.expect_find = true;
+  return false;
+}
+
+int Main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (Parse(argv[i])) continue;
+    std::fprintf(stderr,
+                 "%s: unknown; there are --seeds=N --first_seed=N --trace --plant=NAME "
+                 "--expect_find\n",
+                 argv[i]);
+    return 2;
+  }
+  Totals totals;
+  uint64_t failed = 0;
+  const uint64_t end = options.first_seed + options.seeds;
+  for (uint64_t next = options.first_seed; next < end;) {
+    if (!RunChild(&next, end, &totals)) continue;
+    ++failed;
+    if (options.expect_find || failed == 20) break;
+  }
+  std::printf("seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
+              " ops_ok=%" PRIu64 " aborted=%" PRIu64 " refused=%" PRIu64 " removed=%" PRIu64
+              " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
+              " ops_committed_by_fate=%" PRIu64 "\n",
+              totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
+              totals.aborted, totals.refused, totals.removed, totals.retries, totals.epochs,
+              totals.freezes, totals.fates);
+  if (options.expect_find) {
+    if (failed == 0) std::fprintf(stderr, "planted bug %s was not found\n", PlantedText());
+    return failed == 0 ? 1 : 0;
+  }
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace longhaul::sim
+
+int main(int argc, char** argv) { return longhaul::sim::Main(argc, argv); }

@@ -1,0 +1,358 @@
+#include "tests/sim/simulation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::sim {
+
+// ------------------------------------------------------------------------------ machinery
+
+Simulation::Simulation(const SimulationOptions& options)
+    : options_(options),
+      world_(options.seed, options.latency),
+      story_(options.mode),
+      checker_(options.seed) {
+  context_.world = &world_;
+  context_.story = &story_;
+  context_.checker = &checker_;
+  context_.switchboard = this;
+  context_.planted = options.planted;
+  context_.detect_ms = options.detect_ms;
+  context_.transport = {options.detect_ms, options.lanes, options.zero_copy, options.segment_us,
+                        options.planted};
+  context_.persist_us = options.persist_us;
+  context_.trigger = [this](Moment moment, PeerId peer) { OnMoment(moment, peer); };
+  coordinator_ = std::make_unique<CoordinatorHost>(context_);
+}
+
+Simulation::~Simulation() {
+  for (const auto& peer : peers_) peer->Dispose();
+}
+
+PeerHost* Simulation::AddPeer() {
+  const int index = static_cast<int>(peers_.size()) + 1;
+  const PeerId id(static_cast<uint64_t>(index));
+  peers_.push_back(std::make_unique<PeerHost>(context_, coordinator_.get(), index, id));
+  by_id_[id] = peers_.back().get();
+  return peers_.back().get();
+}
+
+Trainer* Simulation::AddTrainer(PeerHost* peer, TrainerPlan plan, Tick start) {
+  const int index = static_cast<int>(trainers_.size()) + 1;
+  trainers_.push_back(
+      std::make_unique<Trainer>(context_, options_.seed, index, peer, plan, &slots_[plan.group]));
+  Trainer* const trainer = trainers_.back().get();
+  world_.At(std::max(start, now()), [trainer] { trainer->Start(); });
+  return trainer;
+}
+
+ModelTransport* Simulation::Find(PeerId peer) {
+  const auto it = by_id_.find(peer);
+  return it == by_id_.end() ? nullptr : &it->second->transport();
+}
+
+void Simulation::OnProtocolError(const std::string& text) { Checker::Fail(text); }
+
+void Simulation::OnFrame(PeerId from, PeerId to, const FrameHeader& header) {
+  if (header.type == FrameType::kData) {
+    story_.Mix(header.op.value() ^ header.offset ^ static_cast<uint64_t>(now().us));
+    return;
+  }
+  story_.TellLater(now(), header.type == FrameType::kDone ? "D" : "R", [&] {
+    return ToString(to) + " <- " + ToString(from) + "  " + sim::Describe(header);
+  });
+}
+
+void Simulation::StopCoordinator(int64_t down_us, bool resets) {
+  if (!coordinator_->node()->alive) return;
+  coordinator_->Crash(resets);
+  world_.At(now() + down_us, [this] { coordinator_->Start(); });
+}
+
+void Simulation::FreezeCoordinator(int64_t us) {
+  Node* const node = coordinator_->node();
+  if (!node->alive || node->frozen) return;
+  story_.Tell(now(), "coordinator  freezes");
+  world_.Freeze(node);
+  world_.At(now() + us, [this, node] {
+    if (!node->frozen) return;
+    story_.Tell(now(), "coordinator  thaws");
+    world_.Thaw(node);
+  });
+}
+
+void Simulation::FreezePeer(PeerHost* peer, int64_t us) {
+  peer->Freeze();
+  world_.At(now() + us, [peer] { peer->Thaw(); });
+}
+
+void Simulation::Block(int from, int to, int64_t us) {
+  story_.Tell(now(), "network  nothing gets from ", from, " to ", to, " for ", us / 1000, " ms");
+  world_.Block(from, to, now() + us);
+}
+
+void Simulation::Trigger(Moment moment, int nth, std::function<void(PeerHost*)> what) {
+  waiting_.push_back({moment, nth, std::move(what)});
+}
+
+void Simulation::OnMoment(Moment moment, PeerId peer) {
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    if (waiting_[i].moment != moment || --waiting_[i].left > 0) continue;
+    const auto what = std::move(waiting_[i].what);
+    waiting_.erase(waiting_.begin() + static_cast<ptrdiff_t>(i));
+    const auto it = by_id_.find(peer);
+    what(it == by_id_.end() ? nullptr : it->second);
+    return;
+  }
+}
+
+bool Simulation::RunUntil(Tick limit, const std::function<bool()>& done) {
+  Tick look = now();
+  while (world_.RunOne(limit)) {
+    if (now() < look) continue;
+    look = now() + Millis(1);
+    CheckAnswers();
+    if (done()) return true;
+  }
+  return done();
+}
+
+void Simulation::ExpectAnswers(Tick since, int64_t bound_us) {
+  answers_since_ = since;
+  answers_bound_us_ = bound_us;
+}
+
+void Simulation::CheckAnswers() {
+  if (now() < answers_since_) return;
+  for (const auto& trainer : trainers_) {
+    const auto waiting = trainer->waiting();
+    if (!waiting) continue;
+    const int64_t waited = now() - std::max(waiting->since, answers_since_);
+    if (waited <= answers_bound_us_) continue;
+    Checker::Fail(waiting->what + " has waited for " + std::to_string(waited / 1000) +
+                  " ms since the faults stopped; " + Describe());
+  }
+}
+
+bool Simulation::finished() const {
+  return std::all_of(trainers_.begin(), trainers_.end(),
+                     [](const auto& trainer) { return trainer->finished(); });
+}
+
+std::string Simulation::Describe() const { return coordinator_->WaitingFor(); }
+
+// ------------------------------------------------------------------------------ random runs
+
+namespace {
+
+// A run drawn from a seed.
+class RandomRun {
+ public:
+  RandomRun(uint64_t seed, Planted planted, Story::Mode mode)
+      : prng_(seed ^ 0x5eed), sim_(Draw(seed, planted, mode)) {}
+
+  SeedResult Run();
+
+ private:
+  static constexpr int64_t kJoinWindow = Millis(300);
+
+  SimulationOptions Draw(uint64_t seed, Planted planted, Story::Mode mode);
+  void AddPeersAndTrainers();
+  void AddTrainers(PeerHost* peer, Tick start);
+  TrainerPlan DrawPlan();
+  void PlanFaults();
+  std::function<void(PeerHost*)> DrawFault();
+  PeerHost* AnyPeer();
+  Trainer* AnyTrainer();
+  int64_t Detect(double low, double high) {
+    const double us = static_cast<double>(Millis(detect_ms_));
+    return prng_.Between(static_cast<int64_t>(us * low), static_cast<int64_t>(us * high));
+  }
+
+  Prng prng_;
+  uint32_t detect_ms_ = 0;
+  int64_t think_us_ = 0;
+  Tick quiet_;
+  uint32_t groups_ = 1;
+  int crashes_left_ = 0;
+  Planted planted_ = Planted::kNone;
+  Simulation sim_;
+};
+
+SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mode) {
+  planted_ = planted;
+  SimulationOptions options;
+  options.seed = seed;
+  options.planted = planted;
+  options.mode = mode;
+  detect_ms_ = options.detect_ms = prng_.Chance(0.5) ? 300 : (prng_.Chance(0.5) ? 900 : 1500);
+  if (prng_.Chance(0.3)) {
+    options.latency = {Millis(3), Millis(prng_.Between(4, 30))};  // far apart
+  } else {
+    options.latency = {20, prng_.Between(60, 600)};
+  }
+  options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);
+  options.lanes = static_cast<int>(prng_.Between(1, 4));
+  options.zero_copy = prng_.Chance(0.3) ? 0 : 0.5;
+  options.segment_us = prng_.Between(20, 800);
+  return options;
+}
+
+TrainerPlan RandomRun::DrawPlan() {
+  TrainerPlan plan;
+  plan.group = static_cast<uint32_t>(prng_.Below(groups_));
+  plan.steps = prng_.Chance(0.25) ? static_cast<uint64_t>(prng_.Between(1, 6)) : 1000;
+  plan.leave_after =
+      Tick{} + (prng_.Chance(0.7) ? quiet_.us + Detect(0.5, 1) : prng_.Between(0, quiet_.us));
+  plan.think_us = think_us_;
+  plan.ops_max = 3;
+  plan.rejoin = prng_.Chance(0.5);
+  return plan;
+}
+
+void RandomRun::AddTrainers(PeerHost* peer, Tick start) {
+  const int64_t several = prng_.Chance(0.25) ? prng_.Between(2, 3) : 1;
+  for (int64_t i = 0; i < several; ++i) {
+    sim_.AddTrainer(peer, DrawPlan(), start + prng_.Between(0, kJoinWindow));
+  }
+}
+
+void RandomRun::AddPeersAndTrainers() {
+  groups_ = prng_.Chance(0.2) ? 2 : 1;
+  const int64_t peers = prng_.Chance(0.1) ? 1 : prng_.Between(2, 5);
+  for (int64_t i = 0; i < peers; ++i) AddTrainers(sim_.AddPeer(), Tick{});
+  for (int64_t late = prng_.Between(0, 3); late > 0; --late) {
+    sim_.world().At(Tick{prng_.Between(0, quiet_.us)}, [this] {
+      PeerHost* const peer = prng_.Chance(0.6) ? sim_.AddPeer() : AnyPeer();
+      AddTrainers(peer, sim_.now());
+    });
+  }
+}
+
+PeerHost* RandomRun::AnyPeer() { return sim_.peers()[prng_.Below(sim_.peers().size())].get(); }
+
+Trainer* RandomRun::AnyTrainer() {
+  return sim_.trainers()[prng_.Below(sim_.trainers().size())].get();
+}
+
+// What a fault does when its time has come; `at` is the peer at which the moment came, if any.
+std::function<void(PeerHost*)> RandomRun::DrawFault() {
+  const auto victim = [this](PeerHost* at) {
+    return at != nullptr && prng_.Chance(0.6) ? at : AnyPeer();
+  };
+  switch (prng_.Below(12)) {
+    case 0:
+      return [=, this](PeerHost* at) {
+        if (crashes_left_-- > 0) victim(at)->Crash(prng_.Chance(0.7));
+      };
+    case 1:
+      return [this](PeerHost*) { AnyTrainer()->Die(); };
+    case 2:
+      return [=, this](PeerHost* at) { sim_.FreezePeer(victim(at), Detect(0.1, 3)); };
+    case 3:  // a link breaks
+      return [=, this](PeerHost* at) {
+        PeerHost* const a = victim(at);
+        PeerHost* const b = AnyPeer();
+        if (!a->node()->alive || a == b) return;
+        sim_.story().Tell(sim_.now(), "network  resets ", ToString(a->id()), " and ",
+                          ToString(b->id()));
+        a->transport().Reset(b->id());
+      };
+    case 4:  // one-way between two peers
+    case 5:
+      return [=, this](PeerHost* at) {
+        PeerHost* const a = victim(at);
+        PeerHost* const b = AnyPeer();
+        if (a != b) sim_.Block(a->node()->index, b->node()->index, Detect(0.05, 2.5));
+      };
+    case 6:  // one-way between a peer and the coordinator
+      return [=, this](PeerHost* at) {
+        const int index = victim(at)->node()->index;
+        const int64_t us = Detect(0.05, 3);
+        if (prng_.Chance(0.5)) {
+          sim_.Block(index, 0, us);
+        } else {
+          sim_.Block(0, index, us);
+        }
+      };
+    case 7:  // a stream breaks
+      return [=, this](PeerHost* at) {
+        PeerHost* const peer = victim(at);
+        if (!peer->node()->alive || !peer->stream()) return;
+        sim_.story().Tell(sim_.now(), "network  resets the stream of ", ToString(peer->id()));
+        sim_.coordinator().Reset(peer->stream());
+      };
+    case 8:
+      return [this](PeerHost*) {
+        const bool soon = prng_.Chance(0.6);
+        sim_.StopCoordinator(soon ? Detect(0.01, 0.5) : Detect(0.5, 4), prng_.Chance(0.7));
+      };
+    case 9:
+      return [this](PeerHost*) { sim_.FreezeCoordinator(Detect(0.1, 3)); };
+    case 10:
+      return [this](PeerHost*) {
+        Trainer* const trainer = AnyTrainer();
+        if (trainer->member()) {
+          sim_.coordinator().Evict({"demo", trainer->group()}, trainer->id());
+        }
+      };
+    default:
+      return [=, this](PeerHost* at) {
+        if (prng_.Chance(0.5)) {
+          victim(at)->Drain();
+        } else {
+          sim_.coordinator().Drain(victim(at)->id());
+        }
+      };
+  }
+}
+
+void RandomRun::PlanFaults() {
+  crashes_left_ = static_cast<int>(prng_.Between(0, 3));
+  for (int64_t faults = prng_.Chance(0.1) ? 0 : prng_.Between(1, 7); faults > 0; --faults) {
+    auto fault = DrawFault();
+    const auto when_due = [this, fault](PeerHost* at) {
+      if (sim_.now() < quiet_) fault(at);
+    };
+    if (prng_.Chance(0.5) && planted_ != Planted::kSentBeforeDurable) {
+      const auto moment = static_cast<Moment>(prng_.Below(static_cast<uint64_t>(Moment::kCount)));
+      const bool frequent = moment >= Moment::kAttemptStarted && moment <= Moment::kDoneSent;
+      // Some time after the start, or the first moments are the only ones.
+      const Tick from{prng_.Between(0, quiet_.us / 2)};
+      const int nth = static_cast<int>(prng_.Between(1, frequent ? 12 : 4));
+      sim_.world().At(from, [this, moment, nth, when_due] { sim_.Trigger(moment, nth, when_due); });
+    } else {
+      sim_.world().At(Tick{prng_.Between(0, quiet_.us)}, [when_due] { when_due(nullptr); });
+    }
+  }
+}
+
+SeedResult RandomRun::Run() {
+  quiet_ = Tick{Detect(2, 6)};
+  think_us_ = prng_.Between(Millis(2), Detect(0.05, 0.3));
+  AddPeersAndTrainers();
+  PlanFaults();
+  // What lasts ends by then: the longest takes three detect_ms, plus a coordinator's four.
+  const Tick calm = quiet_ + 4 * Millis(detect_ms_);
+  sim_.world().At(calm, [this] { sim_.world().Unblock(); });
+  const int64_t bound = 25 * Millis(detect_ms_) + Seconds(2);
+  sim_.ExpectAnswers(calm, bound);
+  if (!sim_.RunUntil(calm + 8 * bound,
+                     [this] { return sim_.now() >= quiet_ && sim_.finished(); })) {
+    Checker::Fail("the run does not end: " + sim_.Describe());
+  }
+  // What is on its way still arrives.
+  sim_.RunUntil(sim_.now() + 3 * Millis(detect_ms_), [] { return false; });
+  for (const auto& peer : sim_.peers()) peer->CheckAllAnswered();
+  return {sim_.story().digest(), sim_.world().events(), sim_.now(), sim_.checker().counts()};
+}
+
+}  // namespace
+
+SeedResult RunSeed(uint64_t seed, Planted planted, Story::Mode mode) {
+  return RandomRun(seed, planted, mode).Run();
+}
+
+}  // namespace longhaul::sim

@@ -1,0 +1,108 @@
+// A whole run in one thread: a coordinator, peerds, trainers, a network, and faults.
+//
+// Simulation is the machinery: whoever drives it adds peers and trainers and makes things happen at
+// chosen times. RunSeed() draws all of that from a seed, runs it to its end, and ends the process
+// if a checker finds something wrong.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/sim/checker.h"
+#include "tests/sim/hosts.h"
+#include "tests/sim/model_transport.h"
+#include "tests/sim/planted.h"
+#include "tests/sim/story.h"
+#include "tests/sim/trainer.h"
+#include "tests/sim/world.h"
+
+namespace longhaul::sim {
+
+struct SimulationOptions {
+  uint64_t seed = 1;
+  uint32_t detect_ms = 1500;
+  World::Latency latency;
+  int64_t persist_us = 0;
+  int lanes = 2;
+  double zero_copy = 0.5;
+  int64_t segment_us = 200;
+  Planted planted = Planted::kNone;
+  Story::Mode mode = Story::Mode::kQuiet;
+};
+
+class Simulation final : private Switchboard {
+ public:
+  explicit Simulation(const SimulationOptions& options);
+  ~Simulation() override;
+
+  Tick now() const { return world_.now(); }
+  World& world() { return world_; }
+  Story& story() { return story_; }
+  Checker& checker() { return checker_; }
+  CoordinatorHost& coordinator() { return *coordinator_; }
+
+  PeerHost* AddPeer();
+  Trainer* AddTrainer(PeerHost* peer, TrainerPlan plan, Tick start);
+  const std::vector<std::unique_ptr<PeerHost>>& peers() const { return peers_; }
+  const std::vector<std::unique_ptr<Trainer>>& trainers() const { return trainers_; }
+
+  // ---- faults; those that last end by themselves
+  void StopCoordinator(int64_t down_us, bool resets);
+  void FreezeCoordinator(int64_t us);
+  void FreezePeer(PeerHost* peer, int64_t us);
+  // Nothing gets from one to the other; index 0 is the coordinator.
+  void Block(int from, int to, int64_t us);
+  // Happens at the nth of these moments at any peer from now on, or at `at` if it is not 0.
+  void Trigger(Moment moment, int nth, std::function<void(PeerHost*)> what);
+
+  // Runs until `done` holds (looked at every millisecond) or until `limit`; false: the limit came.
+  bool RunUntil(Tick limit, const std::function<bool()>& done);
+  // From `since` on every request of a trainer has to be answered within `bound_us`.
+  void ExpectAnswers(Tick since, int64_t bound_us);
+  bool finished() const;
+  std::string Describe() const;
+
+ private:
+  struct Waiting {
+    Moment moment;
+    int left;
+    std::function<void(PeerHost*)> what;
+  };
+
+  ModelTransport* Find(PeerId peer) override;
+  void OnProtocolError(const std::string& text) override;
+  void OnFrame(PeerId from, PeerId to, const FrameHeader& header) override;
+  void OnMoment(Moment moment, PeerId peer);
+  void CheckAnswers();
+
+  const SimulationOptions options_;
+  World world_;
+  Story story_;
+  Checker checker_;
+  Context context_;
+  std::unique_ptr<CoordinatorHost> coordinator_;
+  std::vector<std::unique_ptr<PeerHost>> peers_;
+  std::map<PeerId, PeerHost*> by_id_;
+  std::vector<std::unique_ptr<Trainer>> trainers_;
+  std::map<uint32_t, uint32_t> slots_;  // taken, by group
+  std::vector<Waiting> waiting_;
+  Tick answers_since_ = kNever;
+  int64_t answers_bound_us_ = 0;
+};
+
+struct SeedResult {
+  uint64_t digest = 0;
+  uint64_t events = 0;
+  Tick end;
+  Checker::Counts counts;
+};
+
+// Runs one seed. Does not return if a checker fails.
+SeedResult RunSeed(uint64_t seed, Planted planted, Story::Mode mode);
+
+}  // namespace longhaul::sim

@@ -1,0 +1,173 @@
+#include "tests/sim/story.h"
+
+#include <cstdio>
+
+#include "proto/control/convert.h"
+
+namespace longhaul::sim {
+namespace {
+
+template <class List, class Text>
+std::string Join(const List& list, const Text& text) {
+  std::string out;
+  for (const auto& item : list) {
+    if (!out.empty()) out += ",";
+    out += text(item);
+  }
+  return out.empty() ? "-" : out;
+}
+
+std::string Number(uint64_t value) { return std::to_string(value); }
+
+const char* FateName(control::Fate fate) {
+  switch (fate) {
+    case control::Fate::kCommit:
+      return "commit";
+    case control::Fate::kRedo:
+      return "redo";
+    case control::Fate::kAbort:
+      return "abort";
+  }
+  return "?";
+}
+
+const char* RemovalName(control::Removal why) {
+  switch (why) {
+    case control::Removal::kLeft:
+      return "left";
+    case control::Removal::kDied:
+      return "died";
+    case control::Removal::kEvicted:
+      return "evicted";
+    case control::Removal::kUnreachable:
+      return "unreachable";
+    case control::Removal::kUnknown:
+      return "unknown";
+  }
+  return "?";
+}
+
+const char* CodeName(Code code) {
+  static constexpr const char* kNames[] = {"ok",
+                                           "invalid argument",
+                                           "failed precondition",
+                                           "unavailable",
+                                           "aborted",
+                                           "deadline exceeded",
+                                           "too few members",
+                                           "evicted",
+                                           "state mismatch",
+                                           "internal"};
+  const auto index = static_cast<size_t>(code);
+  return index < std::size(kNames) ? kNames[index] : "?";
+}
+
+struct Details {
+  std::string operator()(const control::Hello& m) const {
+    return " groups=" + Join(m.groups, [](const control::GroupState& g) {
+             return ToString(g.group) + "@" + ToString(g.committed) + "[" +
+                    Join(g.members, [](MemberId id) { return ToString(id); }) + "]";
+           });
+  }
+  std::string operator()(const control::Join& m) const { return Group(m.group); }
+  std::string operator()(const control::Leave& m) const {
+    return Group(m.group) + " member=" + ToString(m.member) + (m.died ? " died" : "");
+  }
+  std::string operator()(const control::Vote& m) const {
+    return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number);
+  }
+  std::string operator()(const control::EpochReady& m) const {
+    return Group(m.group) + " epoch=" + ToString(m.epoch) +
+           " ops=" + Join(m.ops, [](const control::OpReport& op) {
+             return ToString(op.ordinal) + (op.done ? "(done)" : "(not done)");
+           });
+  }
+  std::string operator()(const control::EpochFailed& m) const {
+    return Group(m.group) + " epoch=" + ToString(m.epoch) + " unreachable=" +
+           Join(m.unreachable, [](const control::Unreachable& u) { return ToString(u.peer); });
+  }
+  std::string operator()(const control::LinkLost& m) const {
+    return Group(m.group) + " epoch=" + ToString(m.epoch) + " peer=" + ToString(m.peer) +
+           " reason=\"" + m.reason + "\"";
+  }
+  std::string operator()(const control::Heartbeat&) const { return ""; }
+  std::string operator()(const control::Draining&) const { return ""; }
+  std::string operator()(const control::Welcome&) const { return ""; }
+  std::string operator()(const control::JoinPending& m) const {
+    return Group(m.group) + " member=" + ToString(m.member);
+  }
+  std::string operator()(const control::JoinRefused& m) const {
+    return Group(m.group) + " " + Describe(m.outcome);
+  }
+  std::string operator()(const control::VoteResult& m) const {
+    return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number) +
+           " epoch=" + ToString(m.epoch);
+  }
+  std::string operator()(const control::PrepareEpoch& m) const {
+    return Group(m.group) + " epoch=" + ToString(m.epoch) + " base=" + ToString(m.base) +
+           " boundary=" + ToString(m.boundary) + " attempt=" + ToString(m.attempt) +
+           (m.freeze ? " freeze" : "") + " members=" +
+           Join(m.members, [](const control::MemberInfo& i) { return ToString(i.member); }) +
+           " ring=" + Join(m.peers, [](const control::PeerInfo& i) { return ToString(i.peer); }) +
+           " cause=\"" + m.cause + "\"";
+  }
+  std::string operator()(const control::CommitEpoch& m) const {
+    return Group(m.group) + " epoch=" + ToString(m.epoch) +
+           " fates=" + Join(m.fates, [](const control::OpFate& f) {
+             return ToString(f.ordinal) + ":" + FateName(f.fate);
+           });
+  }
+  std::string operator()(const control::AbortEpoch& m) const {
+    return Group(m.group) + " epoch=" + ToString(m.epoch);
+  }
+  std::string operator()(const control::Removed& m) const {
+    return Group(m.group) + " member=" + ToString(m.member) + " why=" + RemovalName(m.why) +
+           " reason=\"" + m.reason + "\"";
+  }
+  std::string operator()(const control::PendingCount& m) const {
+    return Group(m.group) + " count=" + Number(m.count);
+  }
+  std::string operator()(const control::Drain&) const { return ""; }
+
+  static std::string Group(const GroupKey& group) { return " group=" + ToString(group); }
+};
+
+}  // namespace
+
+void Story::Write(Tick now, const std::string& text) {
+  char time[32];
+  std::snprintf(time, sizeof time, "%9.2f ms  ", static_cast<double>(now.us) / 1000);
+  lines_.push_back(time + text);
+  if (mode_ == Mode::kPrint) std::printf("%s\n", lines_.back().c_str());
+}
+
+std::string Describe(const control::PeerMessage& message) {
+  return control::Name(message) + std::visit(Details(), message);
+}
+std::string Describe(const control::CoordinatorMessage& message) {
+  return control::Name(message) + std::visit(Details(), message);
+}
+
+std::string Describe(const FrameHeader& header) {
+  switch (header.type) {
+    case FrameType::kReady:
+      return "READY ordinal=" + ToString(header.op) + " attempt=" + ToString(header.attempt);
+    case FrameType::kDone:
+      return "DONE to=" + ToString(header.op) + " attempt=" + ToString(header.attempt) +
+             ((header.flags & kFlagRefused) != 0 ? " refused" : "");
+    case FrameType::kData:
+      return std::string("DATA to=") + ToString(header.op) +
+             " attempt=" + ToString(header.attempt) +
+             (header.phase == Phase::kReduce ? " reduce" : " gather") +
+             " offset=" + Number(header.offset) + " bytes=" + Number(header.payload_bytes);
+    default:
+      return "frame";
+  }
+}
+
+std::string Describe(const Outcome& outcome) {
+  return std::string(CodeName(outcome.code)) +
+         (outcome.text.empty() ? "" : " \"" + outcome.text + "\"");
+}
+
+}  // namespace longhaul::sim

@@ -1,0 +1,172 @@
+#include "tests/sim/tensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/prng.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::sim {
+namespace {
+
+uint64_t Hash(uint64_t seed, const OpName& name) {
+  uint64_t state = seed;
+  for (const uint64_t part : {uint64_t{name.group}, name.step, name.tag, uint64_t{name.turn}}) {
+    state = SplitMix64(&state) ^ part;
+  }
+  return SplitMix64(&state);
+}
+
+bool Wide(DType dtype) { return SizeOf(dtype) >= 4; }
+
+// The value of one member at one element.
+int64_t Value(const OpDesc& desc, uint32_t slot, int64_t factor) {
+  if (desc.reduce == ReduceOp::kProd) return 1 + (slot + factor) % 2;
+  if (Wide(desc.dtype)) return (int64_t{1} << slot) * factor;
+  return 1 + (slot * 5 + factor) % 7;
+}
+
+int64_t Combine(ReduceOp op, int64_t a, int64_t b) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+      return a + b;
+    case ReduceOp::kProd:
+      return a * b;
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+  }
+  return 0;
+}
+
+// Of positive integers below 2048, which it holds exactly.
+uint16_t ToFloat16(int64_t value) {
+  LH_CHECK(value > 0 && value < 2048) << value;
+  const int exponent = std::bit_width(static_cast<uint64_t>(value)) - 1;
+  const int64_t mantissa = (value - (int64_t{1} << exponent)) << (10 - exponent);
+  return static_cast<uint16_t>((exponent + 15) << 10 | mantissa);
+}
+
+uint16_t ToBfloat16(int64_t value) {
+  const float wide = static_cast<float>(value);
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(wide) >> 16);
+}
+
+template <class T>
+void Put(T value, uint8_t* out) {
+  std::memcpy(out, &value, sizeof value);
+}
+
+// `sum` over `divisor` in the arithmetic of the dtype.
+void Store(DType dtype, int64_t sum, int64_t divisor, uint8_t* out) {
+  switch (dtype) {
+    case DType::kUint8:
+    case DType::kInt8:
+      return Put(static_cast<uint8_t>(sum / divisor), out);
+    case DType::kUint16:
+    case DType::kInt16:
+      return Put(static_cast<uint16_t>(sum / divisor), out);
+    case DType::kUint32:
+    case DType::kInt32:
+      return Put(static_cast<uint32_t>(sum / divisor), out);
+    case DType::kUint64:
+    case DType::kInt64:
+      return Put(static_cast<uint64_t>(sum / divisor), out);
+    case DType::kFloat16:
+      return Put(ToFloat16(sum / divisor), out);
+    case DType::kBfloat16:
+      return Put(ToBfloat16(sum / divisor), out);
+    case DType::kFloat32:
+      return Put(static_cast<float>(sum) / static_cast<float>(divisor), out);
+    case DType::kFloat64:
+      return Put(static_cast<double>(sum) / static_cast<double>(divisor), out);
+  }
+}
+
+// A factor that differs between elements and ops, so that nothing old or misplaced passes.
+int64_t FactorOf(uint64_t hash, uint64_t element) {
+  return 1 + static_cast<int64_t>(((hash >> (element % 53)) + element) % 7);
+}
+
+std::vector<uint8_t> Reduced(const OpName& name, const OpDesc& desc,
+                             const std::vector<uint32_t>& slots, int64_t divisor) {
+  std::vector<uint8_t> bytes(desc.bytes());
+  const size_t size = SizeOf(desc.dtype);
+  const uint64_t hash = Hash(0, name);
+  // Elements with one factor have one result.
+  std::vector<uint8_t> by_factor(8 * size);
+  for (int64_t factor = 1; factor <= 7; ++factor) {
+    int64_t value = Value(desc, slots.front(), factor);
+    for (size_t i = 1; i < slots.size(); ++i) {
+      value = Combine(desc.reduce, value, Value(desc, slots[i], factor));
+    }
+    Store(desc.dtype, value, divisor, &by_factor[factor * size]);
+  }
+  for (uint64_t i = 0; i < desc.count; ++i) {
+    std::memcpy(&bytes[i * size], &by_factor[FactorOf(hash, i) * size], size);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string ToString(const OpName& name) {
+  return "op " + std::to_string(name.group) + "/" + std::to_string(name.step) + "/" +
+         std::to_string(name.tag) + "/" + std::to_string(name.turn);
+}
+
+OpShape ShapeOf(uint64_t seed, const OpName& name) {
+  Prng prng(Hash(seed, name));
+  OpShape shape;
+  OpDesc& desc = shape.desc;
+  desc.dtype = static_cast<DType>(prng.Below(LH_WIRE_DTYPE_COUNT));
+  if (prng.Chance(0.5)) desc.dtype = prng.Chance(0.5) ? DType::kFloat32 : DType::kInt64;
+  desc.reduce = static_cast<ReduceOp>(prng.Below(LH_WIRE_REDUCE_COUNT));
+  if (prng.Chance(0.5)) desc.reduce = ReduceOp::kSum;
+  // What would not be exact.
+  if (desc.reduce == ReduceOp::kAvg && !Wide(desc.dtype)) desc.reduce = ReduceOp::kSum;
+  if (desc.reduce == ReduceOp::kProd && desc.dtype == DType::kFloat16) desc.reduce = ReduceOp::kMin;
+  desc.on_fault = prng.Chance(0.15) ? OnFault::kAbort : OnFault::kRetry;
+  const size_t size = SizeOf(desc.dtype);
+  if (prng.Chance(0.4)) {
+    desc.count = prng.Chance(0.05) ? 0 : prng.Below(200 / size) + 1;
+  } else {
+    desc.count = (LH_EAGER_BYTES_MAX + prng.Below(4000)) / size + 1;
+  }
+  shape.mismatched = prng.Chance(0.02);
+  return shape;
+}
+
+OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot) {
+  const OpShape shape = ShapeOf(seed, name);
+  OpDesc desc = shape.desc;
+  if (!shape.mismatched) return desc;
+  uint64_t state = Hash(seed, name) ^ slot;
+  switch (SplitMix64(&state) % 4) {
+    case 0:
+      desc.count += 1;
+      break;
+    case 1:
+      desc.reduce = desc.reduce == ReduceOp::kMax ? ReduceOp::kMin : ReduceOp::kMax;
+      break;
+    default:
+      break;
+  }
+  return desc;
+}
+
+std::vector<uint8_t> InputOf(const OpName& name, const OpDesc& desc, uint32_t slot) {
+  return Reduced(name, desc, {slot}, 1);
+}
+
+std::vector<uint8_t> ResultOf(const OpName& name, const OpDesc& desc,
+                              const std::vector<uint32_t>& slots) {
+  const bool average = desc.reduce == ReduceOp::kAvg;
+  return Reduced(name, desc, slots, average ? static_cast<int64_t>(slots.size()) : 1);
+}
+
+}  // namespace longhaul::sim

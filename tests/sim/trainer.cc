@@ -1,0 +1,296 @@
+#include "tests/sim/trainer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace longhaul::sim {
+
+// The bytes of a tensor between two fences. Once its op has ended it belongs to the trainer again:
+// it is filled with a pattern that nobody may change.
+class Trainer::Buffer {
+ public:
+  static constexpr size_t kFence = 64;
+  explicit Buffer(const std::vector<uint8_t>& content) : bytes_(content.size() + 2 * kFence, 0xfe) {
+    std::copy(content.begin(), content.end(), data());
+  }
+  uint8_t* data() { return bytes_.data() + kFence; }
+  size_t size() const { return bytes_.size() - 2 * kFence; }
+  std::vector<uint8_t> Content() { return {data(), data() + size()}; }
+  bool Fenced() const {
+    for (size_t i = 0; i < kFence; ++i) {
+      if (bytes_[i] != 0xfe || bytes_[bytes_.size() - 1 - i] != 0xfe) return false;
+    }
+    return true;
+  }
+  void Bury() { std::memset(data(), 0xdd, size()); }
+  bool Rests() {
+    return Fenced() && std::all_of(data(), data() + size(), [](uint8_t b) { return b == 0xdd; });
+  }
+
+ private:
+  std::vector<uint8_t> bytes_;
+};
+
+Trainer::Trainer(const Context& context, uint64_t seed, int index, PeerHost* peer, TrainerPlan plan,
+                 uint32_t* slots)
+    : context_(context),
+      seed_(seed),
+      name_("t" + std::to_string(index)),
+      peer_(peer),
+      plan_(plan),
+      slots_(slots),
+      prng_(seed * 1000 + static_cast<uint64_t>(index)) {}
+
+void Trainer::Say(const std::string& text) {
+  context_.story->Tell(context_.world->now(), name_, "  ", text);
+}
+
+void Trainer::After(int64_t low_us, int64_t high_us, std::function<void()> what) {
+  context_.world->At(context_.world->now() + prng_.Between(low_us, std::max(low_us, high_us)),
+                     [this, life = life_, what = std::move(what)] {
+                       if (life == life_ && state_ != State::kFinished) what();
+                     });
+}
+
+std::optional<Trainer::Waiting> Trainer::waiting() const {
+  std::optional<Waiting> oldest;
+  const auto consider = [&](std::optional<Tick> since, const std::string& what) {
+    if (since && (!oldest || *since < oldest->since)) oldest = Waiting{*since, name_ + " " + what};
+  };
+  consider(join_since_, "join");
+  consider(step_since_, "step after " + std::to_string(step_));
+  consider(leave_since_, "leave");
+  for (const auto& [call, posted] : posted_) consider(posted.since, ToString(posted.name));
+  return oldest;
+}
+
+// ------------------------------------------------------------------------------ life
+
+void Trainer::Start() {
+  if (!peer_->node()->alive) return Finish("finds no peerd");
+  Join();
+}
+
+void Trainer::Join() {
+  if (*slots_ >= kSlotsMax) return Finish("finds no free slot");
+  slot_ = (*slots_)++;
+  ++life_;
+  state_ = State::kJoining;
+  join_since_ = context_.world->now();
+  world_seen_ = {};
+  Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
+  local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_);
+}
+
+void Trainer::Die() {
+  if (state_ == State::kFinished || state_ == State::kIdle) return;
+  Say("dies");
+  // What it had posted stays mapped at the peer.
+  if (peer_->node()->alive) peer_->TrainerDied(local_);
+  Finish("is dead");
+}
+
+void Trainer::Finish(const std::string& how) {
+  Say(how);
+  ++life_;
+  state_ = State::kFinished;
+  join_since_ = step_since_ = leave_since_ = std::nullopt;
+  posted_.clear();
+  CheckGraves();
+}
+
+void Trainer::OnPeerGone() {
+  if (state_ == State::kFinished) return;
+  Finish("lost its peerd");
+}
+
+void Trainer::OnJoinDone(const Outcome& outcome, const peerd::World& world) {
+  if (state_ != State::kJoining) Checker::Fail(name_ + ": JoinDone was not asked for");
+  join_since_.reset();
+  if (!outcome.ok()) return Finish("join refused: " + Describe(outcome));
+  state_ = State::kInside;
+  world_seen_ = world;
+  step_ = context_.checker->FirstStep(plan_.group, world.member);
+  Say("is " + ToString(world.member) + ", rank " + std::to_string(world.rank) + " of " +
+      std::to_string(world.size) + " in epoch " + ToString(world.epoch) + ", step " +
+      std::to_string(step_));
+  context_.checker->OnStep(plan_.group, world.member, step_);
+  BeginStep();
+}
+
+void Trainer::OnWorldChanged(const peerd::World& world) {
+  if (state_ != State::kInside && state_ != State::kLeaving) {
+    Checker::Fail(name_ + ": WorldChanged outside a membership");
+  }
+  world_seen_ = world;
+}
+
+void Trainer::OnMemberGone(const Outcome& outcome) {
+  if (state_ != State::kInside && state_ != State::kLeaving) {
+    Checker::Fail(name_ + ": MemberGone outside a membership");
+  }
+  join_since_ = step_since_ = leave_since_ = std::nullopt;
+  posted_.clear();
+  Say("is no member any more: " + Describe(outcome));
+  const bool again = state_ == State::kInside && plan_.rejoin;
+  if (!again) return Finish("ends");
+  state_ = State::kIdle;
+  ++life_;
+  After(Millis(1), Millis(50), [this] {
+    if (peer_->node()->alive && !peer_->drained()) return Join();
+    Finish("has no peerd to join at");
+  });
+}
+
+void Trainer::OnLeaveDone(const Outcome& outcome) {
+  if (!leave_since_) Checker::Fail(name_ + ": LeaveDone was not asked for");
+  leave_since_.reset();
+  if (!outcome.ok() && outcome.code != Code::kEvicted && outcome.code != Code::kUnavailable) {
+    Checker::Fail(name_ + ": leave ended as " + Describe(outcome));
+  }
+}
+
+// ------------------------------------------------------------------------------ steps and ops
+
+std::vector<Trainer::Strand> Trainer::StrandsOf(uint64_t step) const {
+  Prng prng(seed_ * 7919 + plan_.group * 104729 + step);
+  std::vector<Strand> strands;
+  for (uint64_t tag = 1 + prng.Below(static_cast<uint64_t>(plan_.ops_max)); tag > 0; --tag) {
+    strands.push_back({step, tag, prng.Chance(0.2) ? 2u : 1u, 0, false});
+  }
+  if (step % 2 == 0 && prng.Chance(0.5)) strands.push_back({step, 100, 1, 0, true});
+  return strands;
+}
+
+void Trainer::BeginStep() {
+  for (const Strand& strand : StrandsOf(step_)) strands_.push_back(strand);
+  for (size_t i = strands_.size(); i-- > 1;) {
+    // Those that are under way from the step before stay where they are.
+    const size_t j = prng_.Below(i + 1);
+    if (strands_[i].step == step_ && strands_[j].step == step_) std::swap(strands_[i], strands_[j]);
+  }
+  const int64_t pause = prng_.Chance(0.3) ? plan_.think_us : plan_.think_us / 10;
+  for (size_t i = 0; i < strands_.size(); ++i) {
+    if (strands_[i].step == step_) After(0, pause, [this, i] { PostNext(i); });
+  }
+  After(0, pause, [this] { MaybeEndStep(); });
+}
+
+void Trainer::PostNext(size_t index) {
+  if (state_ != State::kInside) return;
+  const Strand& strand = strands_[index];
+  const OpName name{plan_.group, strand.step, strand.tag, strand.turn};
+  Posted posted{name, DescOf(seed_, name, slot_), context_.world->now(), nullptr, nullptr};
+  posted.source = std::make_shared<Buffer>(InputOf(name, posted.desc, slot_));
+  posted.target = prng_.Chance(0.6)
+                      ? posted.source
+                      : std::make_shared<Buffer>(std::vector<uint8_t>(posted.desc.bytes(), 0x77));
+  context_.checker->OnPosted(name, slot_);
+  const uint64_t call = next_call_++;
+  peer_->Post(local_, call, strand.tag, posted.desc,
+              {posted.source->data(), posted.target->data(), posted.source, posted.target,
+               posted.desc.bytes()},
+              name);
+  posted_.emplace(call, std::move(posted));
+}
+
+void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) {
+  const auto it = posted_.find(call);
+  if (it == posted_.end()) Checker::Fail(name_ + ": PostDone was not asked for, or came twice");
+  const Posted posted = std::move(it->second);
+  posted_.erase(it);
+  const std::vector<uint8_t> source = posted.source->Content();
+  const std::vector<uint8_t> target = posted.target->Content();
+  if (!posted.source->Fenced() || !posted.target->Fenced()) {
+    Checker::Fail(ToString(posted.name) + " was written beyond its buffer");
+  }
+  context_.checker->OnEnded(
+      {posted.name, posted.desc, slot_, posted.source == posted.target, &source, &target}, outcome,
+      info);
+  if (outcome.ok()) ++ops_ok_;
+  // The memory is the trainer's again.
+  for (const auto& buffer : {posted.source, posted.target}) {
+    buffer->Bury();
+    graves_.push_back(buffer);
+  }
+  if (graves_.size() > 40) CheckGraves();
+  if (outcome.code == Code::kAborted && state_ == State::kInside) {
+    After(0, Millis(2), [this, name = posted.name] {
+      for (size_t i = 0; i < strands_.size(); ++i) {
+        if (strands_[i].step == name.step && strands_[i].tag == name.tag) PostNext(i);
+      }
+    });
+    return;
+  }
+  StrandDone(posted.name);
+}
+
+void Trainer::CheckGraves() {
+  for (const auto& buffer : std::exchange(graves_, {})) {
+    if (!buffer->Rests()) Checker::Fail(name_ + ": memory was written after its op had ended");
+  }
+}
+
+void Trainer::StrandDone(const OpName& name) {
+  for (size_t i = 0; i < strands_.size(); ++i) {
+    Strand& strand = strands_[i];
+    if (strand.step != name.step || strand.tag != name.tag) continue;
+    if (++strand.turn < strand.turns) {
+      After(0, plan_.think_us / 20, [this, i] { PostNext(i); });
+    } else {
+      MaybeEndStep();
+    }
+    return;
+  }
+}
+
+void Trainer::MaybeEndStep() {
+  if (state_ != State::kInside || step_since_) return;
+  for (const Strand& strand : strands_) {
+    if (strand.turn < strand.turns && !(strand.late && strand.step == step_)) return;
+  }
+  // Late ones may still have to be posted.
+  for (const Strand& strand : strands_) {
+    if (!strand.late || strand.turn == strand.turns) continue;
+    const bool posted = std::any_of(posted_.begin(), posted_.end(), [&](const auto& entry) {
+      return entry.second.name.step == strand.step && entry.second.name.tag == strand.tag;
+    });
+    if (!posted) return After(Millis(1), Millis(3), [this] { MaybeEndStep(); });
+  }
+  std::erase_if(strands_, [](const Strand& s) { return s.turn == s.turns; });
+  EndStep();
+}
+
+void Trainer::EndStep() {
+  ++steps_done_;
+  step_since_ = context_.world->now();  // nothing else ends the step now
+  if (steps_done_ < plan_.steps && context_.world->now() < plan_.leave_after) {
+    peer_->Step(local_);
+    return;
+  }
+  step_since_.reset();
+  state_ = State::kLeaving;
+  leave_since_ = context_.world->now();
+  Say("leaves");
+  peer_->Leave(local_);
+}
+
+void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
+  if (!step_since_) Checker::Fail(name_ + ": StepDone was not asked for");
+  step_since_.reset();
+  if (!outcome.ok()) {
+    if (outcome.code != Code::kEvicted && outcome.code != Code::kUnavailable) {
+      Checker::Fail(name_ + ": step ended as " + Describe(outcome));
+    }
+    return;  // MemberGone follows
+  }
+  world_seen_ = world;
+  ++step_;
+  context_.checker->OnStep(plan_.group, world.member, step_);
+  Say("begins step " + std::to_string(step_) + " in epoch " + ToString(world.epoch) + " of " +
+      std::to_string(world.size));
+  BeginStep();
+}
+
+}  // namespace longhaul::sim

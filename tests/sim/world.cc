@@ -1,0 +1,70 @@
+#include "tests/sim/world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::sim {
+
+void World::At(Tick when, std::function<void()> event) {
+  LH_CHECK(when >= now_);
+  queue_.push_back({when, next_number_++, std::move(event)});
+  std::push_heap(queue_.begin(), queue_.end(), std::greater<>());
+}
+
+void World::On(Node* node, Tick when, std::function<void()> event) {
+  At(when, [node, life = node->life, event = std::move(event)] {
+    if (node->life != life) return;
+    if (node->frozen) {
+      node->backlog.push_back(event);
+    } else {
+      event();
+    }
+  });
+}
+
+bool World::RunOne(Tick limit) {
+  if (queue_.empty() || queue_.front().when > limit) return false;
+  std::pop_heap(queue_.begin(), queue_.end(), std::greater<>());
+  const Event event = std::move(queue_.back());
+  queue_.pop_back();
+  now_ = event.when;
+  ++events_;
+  event.run();
+  return true;
+}
+
+void World::Kill(Node* node) {
+  node->alive = false;
+  node->frozen = false;
+  ++node->life;
+  node->backlog.clear();
+}
+
+void World::Freeze(Node* node) { node->frozen = true; }
+
+void World::Thaw(Node* node) {
+  if (!node->frozen) return;
+  node->frozen = false;
+  for (std::function<void()>& event : std::exchange(node->backlog, {})) {
+    On(node, now_, std::move(event));
+  }
+}
+
+Tick World::Arrival(const Node& from, const Node& to) {
+  Tick arrival = now_ + prng_.Between(latency_.low_us, latency_.high_us);
+  for (const Blocked& blocked : blocked_) {
+    if (blocked.from != from.index || blocked.to != to.index || blocked.until <= now_) continue;
+    // What was lost is sent again after a while.
+    arrival = std::max(arrival, blocked.until + prng_.Between(0, latency_.high_us));
+  }
+  return arrival;
+}
+
+void World::Block(int from, int to, Tick until) {
+  std::erase_if(blocked_, [&](const Blocked& blocked) { return blocked.until <= now_; });
+  blocked_.push_back({from, to, until});
+}
+
+}  // namespace longhaul::sim
