@@ -67,6 +67,7 @@ struct Peering {
   std::deque<SocketAddress> candidates;
   int resolving = 0;
   Backoff backoff;
+  size_t attempts = 0;
   std::string last_error;
 
   // The data lanes. `planned`: how many, if we dial them.
@@ -79,12 +80,14 @@ struct Peering {
   std::string data_error;
 
   bool needed() const { return !groups.empty() || !requests.empty(); }
+  // The request to dial for next, one after the other: the other side may know of one epoch and not
+  // yet of another.
   const Request* dialling() const {
-    const Request* newest = nullptr;
+    std::vector<const Request*> dials;
     for (const Request& r : requests) {
-      if (r.dial && (newest == nullptr || r.started >= newest->started)) newest = &r;
+      if (r.dial) dials.push_back(&r);
     }
-    return newest;
+    return dials.empty() ? nullptr : dials[dials.size() - 1 - attempts % dials.size()];
   }
   bool data_wanted() const {
     return std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.data; });
@@ -674,7 +677,7 @@ void TransportImpl::Expire(Peering* p, const std::vector<Request>& expired) {
 }
 
 std::string TransportImpl::WhyNotUp(const Peering& p, const Request& request) const {
-  const int64_t ms = (request.deadline - request.started) / 1000;
+  const int64_t ms = (request.deadline - request.started + 500) / 1000;
   if (p.link != nullptr && p.link->established()) {
     const uint32_t want = p.link->options().dialled ? p.planned : p.link->data_lanes_announced();
     return absl::StrCat(p.link->data_lanes(), " of ", want, " data lanes to ",
@@ -829,7 +832,10 @@ void TransportImpl::OnControlDialled(const LinkKey& key, LaneHandshake* handshak
                                    ToString(dial->address()), ": ", dial->error());
     }
   }
-  if (p->candidates.empty()) p->backoff.Failed(now);
+  if (p->candidates.empty()) {
+    ++p->attempts;
+    p->backoff.Failed(now);
+  }
   Arm(std::max(p->backoff.next, now));
 }
 
@@ -851,11 +857,12 @@ void TransportImpl::DialData(Peering* p, Tick now) {
     return;
   }
   if (p->data_backoff.next > now) return;
-  // The newest token of a group that both are in.
+  // The newest token of a group that both are in; if it is not known there yet, that of another
+  // one.
   const Run& run = runs_[p->key.run];
   uint32_t group = link->options().group;
   if (!p->requests.empty()) {
-    group = p->requests.back().group;
+    group = p->requests[p->requests.size() - 1 - p->attempts % p->requests.size()].group;
   } else if (run.tokens.count(group) == 0 && !run.tokens.empty()) {
     group = run.tokens.begin()->first;
   }
@@ -901,6 +908,7 @@ void TransportImpl::OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandsha
     return;
   }
   p->data_error = dial->error();
+  if (dial->refused() == LaneResult::kUnknownEpoch) ++p->attempts;
   p->data_backoff.Failed(ring_->Now());
   Arm(p->data_backoff.next);
 }
