@@ -1,0 +1,469 @@
+// A coordinator core with a store and peers, in one thread, for tests.
+//
+// Peers come in two kinds. Scripted ones send what the test says; what they receive is kept as
+// text. Those that were made `lively` follow the protocol by themselves: they prepare, get ready,
+// commit, and say again after a reconnect what was not answered; they CHECK what a peer may rely
+// on. The harness is the driver: it obeys Persist before everything else, lets time pass deadline
+// by deadline with everybody's heartbeats, checks the core's invariants after each step, and can
+// lose the coordinator at any Persist.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "coordinator/core/coordinator_core.h"
+#include "coordinator/core/text.h"
+
+namespace longhaul::coordinator {
+
+inline std::string Describe(const control::CoordinatorMessage& message);
+
+struct LivelyPeer {
+  struct LocalMember {
+    GroupKey group;
+    bool admitted = false;
+    uint64_t votes = 0;  // answered
+    bool voting = false;
+    bool leaving = false;
+  };
+  struct GroupAtPeer {
+    Epoch committed;
+    std::optional<control::PrepareEpoch> prepared;
+    bool frozen = false;
+    std::vector<control::OpReport> ops;
+    std::map<OpOrdinal, control::Fate> fates;
+  };
+  std::map<uint64_t, GroupKey> joins;  // not answered
+  std::map<MemberId, LocalMember> members;
+  std::map<GroupKey, GroupAtPeer> groups;
+  std::set<PeerId> cannot_reach;
+  bool mute = false;  // answers no preparation
+};
+
+class Harness {
+ public:
+  explicit Harness(uint32_t detect_ms = 1000) : detect_ms_(detect_ms) { Boot(); }
+
+  static GroupKey G(uint32_t group = 0) { return {"run", group}; }
+  static PeerId P(uint64_t n) { return PeerId(n); }
+  static MemberId M(uint64_t n) { return MemberId(n); }
+
+  // ---- peers
+
+  // Opens a stream and says Hello.
+  void Attach(PeerId peer, std::vector<control::GroupState> groups = {}) {
+    const SessionId session(++last_session_);
+    Step(SessionOpened{session});
+    sessions_[peer] = session;
+    owners_[session] = peer;
+    control::Hello hello;
+    hello.peer = peer;
+    hello.endpoints = {"10.0.0." + std::to_string(peer.value()) + ":29700"};
+    hello.protocol = 1;
+    hello.lanes = 2;
+    hello.version = "1";
+    hello.host = "host" + std::to_string(peer.value());
+    hello.groups = std::move(groups);
+    Say(peer, hello);
+  }
+  void Say(PeerId peer, control::PeerMessage message) {
+    const auto it = sessions_.find(peer);
+    LH_CHECK(it != sessions_.end()) << ToString(peer) << " has no stream";
+    Step(FromPeer{it->second, std::move(message)});
+    Run();
+  }
+  void Close(PeerId peer) {
+    const auto it = sessions_.find(peer);
+    if (it == sessions_.end()) return;
+    const SessionId session = it->second;
+    owners_.erase(session);
+    sessions_.erase(it);
+    Step(SessionClosed{session});
+    Run();
+  }
+  bool HasStream(PeerId peer) const { return sessions_.contains(peer); }
+  // The peer hangs: no heartbeats from now on.
+  void Hang(PeerId peer) { hanging_.insert(peer); }
+
+  LivelyPeer& AddLively(PeerId peer) {
+    LivelyPeer& lively = lively_[peer];
+    Reattach(peer);
+    return lively;
+  }
+  LivelyPeer& Lively(PeerId peer) { return lively_.at(peer); }
+  // The host is gone for good.
+  void Kill(PeerId peer) {
+    lively_.erase(peer);
+    Close(peer);
+  }
+  void Reattach(PeerId peer) {
+    const LivelyPeer lively = lively_.at(peer);
+    std::map<GroupKey, control::GroupState> states;
+    for (const auto& [member, local] : lively.members) {
+      control::GroupState& state = states[local.group];
+      state.group = local.group;
+      const auto group = lively.groups.find(local.group);
+      if (group != lively.groups.end()) state.committed = group->second.committed;
+      state.members.push_back(member);
+    }
+    std::vector<control::GroupState> said;
+    for (auto& [key, state] : states) said.push_back(state);
+    Attach(peer, said);
+    for (const auto& [request, key] : lively.joins) Tell(peer, control::Join{request, key, "t"});
+    for (const auto& [member, local] : lively.members) {
+      if (local.leaving) Tell(peer, control::Leave{local.group, member, false, "bye"});
+      if (local.voting) Tell(peer, control::Vote{local.group, member, local.votes + 1});
+    }
+  }
+  void LivelyJoin(PeerId peer, uint64_t request, GroupKey group = G()) {
+    lively_.at(peer).joins[request] = group;
+    Tell(peer, control::Join{request, group, "t"});
+  }
+  void LivelyVote(PeerId peer, MemberId member) {
+    LivelyPeer& lively = lively_.at(peer);
+    const auto it = lively.members.find(member);
+    if (it == lively.members.end() || it->second.voting) return;
+    it->second.voting = true;
+    Tell(peer, control::Vote{it->second.group, member, it->second.votes + 1});
+  }
+  void LivelyLeave(PeerId peer, MemberId member) {
+    LivelyPeer& lively = lively_.at(peer);
+    const auto it = lively.members.find(member);
+    if (it == lively.members.end() || it->second.leaving) return;
+    it->second.leaving = true;
+    Tell(peer, control::Leave{it->second.group, member, false, "bye"});
+  }
+
+  // ---- time, coordinator
+
+  void Wait(int64_t ms) {
+    const Tick end = now_ + Millis(ms);
+    while (now_ < end) {
+      if (crashed_) {
+        now_ = end;
+        return;
+      }
+      Tick next = std::min(end, next_heartbeat_);
+      next = std::min(next, std::max(now_, core_->NextDeadline()));
+      now_ = next;
+      if (now_ >= next_heartbeat_) {
+        next_heartbeat_ = now_ + Millis(detect_ms_) / 3;
+        std::vector<PeerId> peers;
+        for (const auto& [peer, session] : sessions_) peers.push_back(peer);
+        for (PeerId peer : peers) {
+          if (!hanging_.contains(peer) && HasStream(peer)) Tell(peer, control::Heartbeat{});
+        }
+      }
+      if (core_->NextDeadline() <= now_) Step(TimePassed{});
+      Run();
+    }
+  }
+  // The driver did not run for so long.
+  void Stall(int64_t ms) { now_ = now_ + Millis(ms); }
+  void Pass() {
+    Step(TimePassed{});
+    Run();
+  }
+  void Evict(MemberId member) {
+    Step(EvictMember{G(), member, "test"});
+    Run();
+  }
+  void Drain(PeerId peer) {
+    Step(DrainPeer{peer, "test"});
+    Run();
+  }
+
+  // A new process with what the store holds; all streams are gone.
+  void Boot() {
+    sessions_.clear();
+    owners_.clear();
+    inbox_.clear();
+    crashed_ = false;
+    CoreConfig config;
+    config.incarnation = "c" + std::to_string(++boots_);
+    config.detect_ms = detect_ms_;
+    config.entropy = std::string(31, 'e') + static_cast<char>(boots_);
+    core_ = std::make_unique<CoordinatorCore>(config, store_);
+  }
+  // Dies at the `number`th Persist from now (from 1): with `kept`, when the store has it and
+  // nothing was sent; otherwise before.
+  void CrashAt(int number, bool kept) {
+    crash_at_ = number;
+    crash_kept_ = kept;
+  }
+  bool crashed() const { return crashed_; }
+  int persists() const { return persists_; }
+
+  // ---- view
+
+  CoordinatorCore& core() { return *core_; }
+  const Records& store() const { return store_; }
+  const GroupRecord& Stored(GroupKey key = G()) const { return store_.groups.at(key); }
+  GroupView View(GroupKey key = G()) const {
+    for (const GroupView& view : core_->GetOverview().groups) {
+      if (view.group == key) return view;
+    }
+    return {};
+  }
+  // What the peer received since the last call, Welcome and PendingCount left out.
+  std::vector<std::string> Take(PeerId peer) { return std::exchange(received_[peer], {}); }
+  void ForgetReceived() { received_.clear(); }
+  // The last PrepareEpoch that the peer received.
+  const control::PrepareEpoch& Prepared(PeerId peer) const { return prepared_.at(peer); }
+  uint32_t pending_count(PeerId peer) const { return pending_.at(peer); }
+  const std::vector<std::string>& closings() const { return closings_; }
+  std::vector<std::string> Notices(const std::string& kind) const {
+    std::vector<std::string> texts;
+    for (const EventRecord& notice : notices_) {
+      if (notice.kind == kind) texts.push_back(notice.text);
+    }
+    return texts;
+  }
+  uint64_t trace() const { return trace_; }
+  Tick now() const { return now_; }
+
+  // Lets lively peers answer until nothing moves.
+  void Run() {
+    while (!inbox_.empty() && !crashed_) {
+      auto [peer, session, message] = inbox_.front();
+      inbox_.pop_front();
+      const auto it = sessions_.find(peer);
+      if (it == sessions_.end() || it->second != session || !lively_.contains(peer)) continue;
+      React(peer, message);
+    }
+  }
+  void Step(const Event& event) {
+    if (crashed_) return;
+    const std::vector<Action> actions = core_->Step(event, now_);
+    core_->CheckInvariants();
+    trace_ = (trace_ ^ core_->Digest()) * 0x100000001b3u;
+    for (size_t i = 0; i < actions.size(); ++i) {
+      if (const auto* persist = std::get_if<Persist>(&actions[i])) {
+        LH_CHECK(i == 0) << "something was sent before Persist";
+        LH_CHECK(!persist->mutations.empty());
+        ++persists_;
+        const bool crash = crash_at_ > 0 && --crash_at_ == 0;
+        if (!crash || crash_kept_) {
+          for (const Mutation& mutation : persist->mutations) Apply(mutation, &store_);
+        }
+        if (crash) {
+          crashed_ = true;
+          return;
+        }
+      } else if (const auto* send = std::get_if<ToPeer>(&actions[i])) {
+        Receive(*send);
+      } else if (const auto* close = std::get_if<CloseSession>(&actions[i])) {
+        closings_.push_back(close->reason);
+        const auto owner = owners_.find(close->session);
+        if (owner == owners_.end()) continue;
+        if (sessions_[owner->second] == close->session) sessions_.erase(owner->second);
+        owners_.erase(close->session);
+      } else {
+        notices_.push_back(std::get<Notice>(actions[i]).event);
+      }
+    }
+  }
+
+ private:
+  struct Letter {
+    PeerId peer;
+    SessionId session;
+    control::CoordinatorMessage message;
+  };
+
+  // Say() without running the others: for peers that answer.
+  void Tell(PeerId peer, control::PeerMessage message) {
+    const auto it = sessions_.find(peer);
+    if (it == sessions_.end() || crashed_) return;
+    Step(FromPeer{it->second, std::move(message)});
+  }
+
+  void Receive(const ToPeer& send) {
+    const auto owner = owners_.find(send.session);
+    LH_CHECK(owner != owners_.end()) << "sent to a closed session " << Describe(send.message);
+    const PeerId peer = owner->second;
+    if (const auto* prepare = std::get_if<control::PrepareEpoch>(&send.message)) {
+      const GroupRecord& record = store_.groups.at(prepare->group);
+      LH_CHECK(record.highest >= prepare->epoch) << "prepared before it was durable";
+      prepared_[peer] = *prepare;
+    }
+    if (const auto* commit = std::get_if<control::CommitEpoch>(&send.message)) {
+      const GroupRecord& record = store_.groups.at(commit->group);
+      LH_CHECK(record.committed >= commit->epoch) << "committed before it was durable";
+    }
+    if (const auto* count = std::get_if<control::PendingCount>(&send.message)) {
+      pending_[peer] = count->count;
+    } else if (!std::holds_alternative<control::Welcome>(send.message)) {
+      received_[peer].push_back(Describe(send.message));
+    }
+    inbox_.push_back({peer, send.session, send.message});
+  }
+
+  void React(PeerId peer, const control::CoordinatorMessage& message) {
+    std::visit([&](const auto& m) { On(peer, lively_.at(peer), m); }, message);
+  }
+  void On(PeerId, LivelyPeer&, const control::Welcome&) {}
+  void On(PeerId, LivelyPeer&, const control::PendingCount&) {}
+  void On(PeerId, LivelyPeer& self, const control::JoinPending& m) {
+    if (self.joins.erase(m.request) > 0) self.members[m.member].group = m.group;
+  }
+  void On(PeerId, LivelyPeer& self, const control::JoinRefused& m) { self.joins.erase(m.request); }
+  void On(PeerId peer, LivelyPeer& self, const control::VoteResult& m) {
+    const auto it = self.members.find(m.member);
+    if (it == self.members.end() || m.number <= it->second.votes) return;
+    LH_CHECK(it->second.voting && m.number == it->second.votes + 1)
+        << ToString(peer) << " " << Describe(m);
+    LH_CHECK(m.epoch == self.groups[m.group].committed) << "result before its commit";
+    it->second.voting = false;
+    it->second.votes = m.number;
+  }
+  void On(PeerId peer, LivelyPeer& self, const control::PrepareEpoch& m) {
+    LivelyPeer::GroupAtPeer& group = self.groups[m.group];
+    LH_CHECK(m.epoch > group.committed) << ToString(peer) << " " << Describe(m);
+    LH_CHECK(!group.frozen || m.freeze) << ToString(peer) << " was frozen";
+    for (const control::MemberInfo& member : m.members) {
+      // A peer that only has newcomers may have been in the group long ago.
+      if (member.peer != peer || member.joined == m.epoch) continue;
+      LH_CHECK(m.base == group.committed) << ToString(peer) << " missed a commit";
+    }
+    group.prepared = m;
+    group.frozen = m.freeze;
+    if (self.mute) return;
+    std::vector<control::Unreachable> unreachable;
+    for (const control::PeerInfo& other : m.peers) {
+      if (self.cannot_reach.contains(other.peer)) {
+        unreachable.push_back({other.peer, "no route to " + other.endpoints.front()});
+      }
+    }
+    if (!unreachable.empty()) {
+      Tell(peer, control::EpochFailed{m.group, m.epoch, unreachable});
+      return;
+    }
+    Tell(peer, control::EpochReady{m.group, m.epoch,
+                                   m.freeze ? group.ops : std::vector<control::OpReport>{}});
+  }
+  void On(PeerId peer, LivelyPeer& self, const control::CommitEpoch& m) {
+    LivelyPeer::GroupAtPeer& group = self.groups[m.group];
+    if (m.epoch == group.committed) return;
+    LH_CHECK(group.prepared && group.prepared->epoch == m.epoch)
+        << ToString(peer) << " did not prepare " << Describe(m);
+    LH_CHECK(m.fates.size() == (group.frozen ? group.ops.size() : 0)) << Describe(m);
+    for (const control::OpFate& fate : m.fates) group.fates[fate.ordinal] = fate.fate;
+    if (group.frozen) group.ops.clear();
+    group.frozen = false;
+    group.committed = m.epoch;
+    for (const control::MemberInfo& member : group.prepared->members) {
+      if (member.peer == peer) self.members.at(member.member).admitted = true;
+    }
+    group.prepared.reset();
+  }
+  void On(PeerId, LivelyPeer& self, const control::AbortEpoch& m) {
+    LivelyPeer::GroupAtPeer& group = self.groups[m.group];
+    if (!group.prepared || group.prepared->epoch != m.epoch) return;
+    LH_CHECK(!group.frozen) << "a freeze was given up";
+    group.prepared.reset();
+  }
+  void On(PeerId, LivelyPeer& self, const control::Removed& m) {
+    const auto it = self.members.find(m.member);
+    if (it == self.members.end()) return;
+    const bool admitted = it->second.admitted;
+    self.members.erase(it);
+    if (!admitted) return;
+    for (const auto& [id, member] : self.members) {
+      if (member.group == m.group && member.admitted) return;
+    }
+    // No member of the epoch is left here: its ops and its freeze end.
+    self.groups.erase(m.group);
+  }
+  void On(PeerId, LivelyPeer&, const control::Drain&) {}
+
+  const uint32_t detect_ms_;
+  int boots_ = 0;
+  Tick now_{Seconds(100)};
+  Tick next_heartbeat_{0};
+  std::unique_ptr<CoordinatorCore> core_;
+  Records store_;
+  uint64_t last_session_ = 0;
+  std::map<PeerId, SessionId> sessions_;
+  std::map<SessionId, PeerId> owners_;
+  std::set<PeerId> hanging_;
+  std::map<PeerId, LivelyPeer> lively_;
+  std::deque<Letter> inbox_;
+  std::map<PeerId, std::vector<std::string>> received_;
+  std::map<PeerId, control::PrepareEpoch> prepared_;
+  std::map<PeerId, uint32_t> pending_;
+  std::vector<std::string> closings_;
+  std::vector<EventRecord> notices_;
+  uint64_t trace_ = 0;
+  int persists_ = 0;
+  int crash_at_ = 0;
+  bool crash_kept_ = false;
+  bool crashed_ = false;
+};
+
+// ---- messages as text
+
+struct Describer {
+  static std::string FateText(control::Fate fate) {
+    return fate == control::Fate::kCommit ? "commit"
+           : fate == control::Fate::kRedo ? "redo"
+                                          : "abort";
+  }
+  std::string operator()(const control::Welcome&) const { return "Welcome"; }
+  std::string operator()(const control::JoinPending& m) const {
+    return "JoinPending " + std::to_string(m.request) + " " + ToString(m.member);
+  }
+  std::string operator()(const control::JoinRefused& m) const {
+    return "JoinRefused " + std::to_string(m.request) + " " + m.outcome.text;
+  }
+  std::string operator()(const control::VoteResult& m) const {
+    return "VoteResult " + ToString(m.member) + " number=" + std::to_string(m.number) +
+           " epoch=" + ToString(m.epoch);
+  }
+  std::string operator()(const control::PrepareEpoch& m) const {
+    std::string members;
+    for (const control::MemberInfo& member : m.members) {
+      if (!members.empty()) members += ",";
+      members += ToString(member.member) + "@" + ToString(member.joined);
+    }
+    std::string ring;
+    for (const control::PeerInfo& peer : m.peers) {
+      ring += (ring.empty() ? "" : ",") + ToString(peer.peer);
+    }
+    return "Prepare " + ToString(m.epoch) + " base=" + ToString(m.base) +
+           " boundary=" + ToString(m.boundary) + " attempt=" + ToString(m.attempt) +
+           (m.freeze ? " freeze" : "") + " members=" + members + " ring=" + ring;
+  }
+  std::string operator()(const control::CommitEpoch& m) const {
+    std::string text = "Commit " + ToString(m.epoch);
+    for (const control::OpFate& fate : m.fates) {
+      text += " " + ToString(fate.ordinal) + "=" + FateText(fate.fate);
+    }
+    return text;
+  }
+  std::string operator()(const control::AbortEpoch& m) const {
+    return "Abort " + ToString(m.epoch);
+  }
+  std::string operator()(const control::Removed& m) const {
+    static const char* const kWhy[] = {"", "left", "died", "evicted", "unreachable", "unknown"};
+    return "Removed " + ToString(m.member) + " " + kWhy[static_cast<int>(m.why)];
+  }
+  std::string operator()(const control::PendingCount& m) const {
+    return "Pending " + std::to_string(m.count);
+  }
+  std::string operator()(const control::Drain&) const { return "Drain"; }
+};
+
+inline std::string Describe(const control::CoordinatorMessage& message) {
+  return std::visit(Describer{}, message);
+}
+
+}  // namespace longhaul::coordinator

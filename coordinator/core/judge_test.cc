@@ -1,0 +1,131 @@
+#include "coordinator/core/judge.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using control::Fate;
+using control::OpReport;
+
+const PeerId kA(1), kB(2), kC(3);
+
+OpReport Op(uint64_t ordinal, bool done, std::vector<control::OpMatch> matches) {
+  OpReport op;
+  op.ordinal = OpOrdinal(ordinal);
+  op.done = done;
+  op.matches = std::move(matches);
+  return op;
+}
+control::OpMatch At(PeerId peer, uint64_t ordinal) { return {peer, OpOrdinal(ordinal)}; }
+
+Fate FateOf(const Fates& fates, PeerId peer, uint64_t ordinal) {
+  for (const control::OpFate& fate : fates.at(peer)) {
+    if (fate.ordinal == OpOrdinal(ordinal)) return fate.fate;
+  }
+  ADD_FAILURE() << "no fate of o" << ordinal;
+  return Fate::kRedo;
+}
+
+TEST(Judge, NothingReportedNothingJudged) { EXPECT_TRUE(Judge({{kA, {}}, {kB, {}}}).empty()); }
+
+TEST(Judge, DoneAtAllCommits) {
+  const Fates fates = Judge({{kA, {Op(1, true, {At(kB, 5)})}}, {kB, {Op(5, true, {At(kA, 1)})}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
+}
+
+TEST(Judge, NotDoneSomewhereIsRedoneByAll) {
+  const Fates fates = Judge({{kA, {Op(1, true, {At(kB, 5), At(kC, 9)})}},
+                             {kB, {Op(5, false, {At(kA, 1)})}},
+                             {kC, {Op(9, true, {At(kA, 1), At(kB, 5)})}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
+  EXPECT_EQ(FateOf(fates, kC, 9), Fate::kRedo);
+}
+
+TEST(Judge, SettledAtOneCommitsAtTheOther) {
+  const Fates fates = Judge({{kA, {Op(1, true, {At(kB, 5)})}}, {kB, {Op(6, false, {})}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
+  EXPECT_EQ(FateOf(fates, kB, 6), Fate::kRedo);
+}
+
+TEST(Judge, WhoDoesNotSurviveCountsForNothing) {
+  const Fates fates = Judge(
+      {{kA, {Op(1, true, {At(kB, 5), At(kC, 9)})}}, {kB, {Op(5, true, {At(kA, 1), At(kC, 9)})}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kCommit);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
+}
+
+TEST(Judge, NotDoneWithoutMatchesIsRedone) {
+  const Fates fates = Judge({{kA, {Op(1, false, {})}}, {kB, {}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
+}
+
+TEST(Judge, AbortTakesThePlaceOfRedoOnly) {
+  OpReport not_done = Op(1, false, {At(kB, 5)});
+  OpReport done_elsewhere_not = Op(5, true, {At(kA, 1)});
+  OpReport all_done = Op(6, true, {At(kA, 2)});
+  for (OpReport* op : {&not_done, &done_elsewhere_not, &all_done}) op->abort_on_fault = true;
+  const Fates fates =
+      Judge({{kA, {not_done, Op(2, true, {At(kB, 6)})}}, {kB, {done_elsewhere_not, all_done}}});
+  EXPECT_EQ(FateOf(fates, kA, 1), Fate::kAbort);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kAbort);
+  EXPECT_EQ(FateOf(fates, kB, 6), Fate::kCommit);
+}
+
+TEST(Judge, OneFatePerReportedOpInItsOrder) {
+  const Fates fates = Judge({{kA, {Op(4, false, {}), Op(2, true, {}), Op(3, false, {})}}});
+  ASSERT_EQ(fates.at(kA).size(), 3u);
+  EXPECT_EQ(fates.at(kA)[0].ordinal, OpOrdinal(4));
+  EXPECT_EQ(fates.at(kA)[1].ordinal, OpOrdinal(2));
+  EXPECT_EQ(fates.at(kA)[2].ordinal, OpOrdinal(3));
+}
+
+// Every combination of what three survivors can truthfully report of one op (not yet announced,
+// announced, done, settled) gives the same judgement at all of them.
+TEST(Judge, AgreesAtAllSurvivorsForEveryPossibleState) {
+  enum State { kUnposted, kAnnounced, kDone, kSettled };
+  const PeerId peers[] = {kA, kB, kC};
+  int judged = 0;
+  for (int code = 0; code < 64; ++code) {
+    const int states[] = {code & 3, (code >> 2) & 3, (code >> 4) & 3};
+    bool some_done = false, some_settled = false, some_unposted = false, some_not_done = false;
+    for (int s : states) {
+      some_done = some_done || s >= kDone;
+      some_settled = some_settled || s == kSettled;
+      some_unposted = some_unposted || s == kUnposted;
+      some_not_done = some_not_done || s < kDone;
+    }
+    // Done takes everybody's READY; settled takes everybody's DONE.
+    if ((some_done && some_unposted) || (some_settled && some_not_done)) continue;
+    Reports reports;
+    for (int i = 0; i < 3; ++i) {
+      reports[peers[i]];
+      if (states[i] == kUnposted || states[i] == kSettled) continue;
+      std::vector<control::OpMatch> matches;
+      for (int j = 0; j < 3; ++j) {
+        if (j != i && states[j] != kUnposted) matches.push_back(At(peers[j], 10 + j));
+      }
+      reports[peers[i]].push_back(Op(10 + i, states[i] == kDone, matches));
+    }
+    std::set<Fate> fates;
+    for (const auto& [peer, list] : Judge(reports)) {
+      for (const control::OpFate& fate : list) fates.insert(fate.fate);
+    }
+    EXPECT_LE(fates.size(), 1u) << "states " << code;
+    if (some_settled && !fates.empty()) {
+      EXPECT_EQ(*fates.begin(), Fate::kCommit) << code;
+    }
+    if (some_not_done && !fates.empty()) {
+      EXPECT_EQ(*fates.begin(), Fate::kRedo) << code;
+    }
+    ++judged;
+  }
+  EXPECT_GT(judged, 15);
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator

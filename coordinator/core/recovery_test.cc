@@ -1,0 +1,424 @@
+// Stories that the coordinator dies in, at every point where it could.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/prng.h"
+#include "coordinator/core/core_harness.h"
+#include "gtest/gtest.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+PeerId P(uint64_t n) { return PeerId(n); }
+GroupKey G() { return Harness::G(); }
+
+// A host is gone for a coordinator that restarts, too.
+struct Story {
+  Harness h;
+  std::set<PeerId> alive;
+
+  void Add(uint64_t n) {
+    h.AddLively(P(n));
+    alive.insert(P(n));
+  }
+  void Kill(uint64_t n) {
+    h.Kill(P(n));
+    alive.erase(P(n));
+  }
+  // All members of all living peers vote, wherever they stand.
+  void VoteAll() {
+    for (PeerId peer : alive) {
+      std::vector<MemberId> members;
+      for (const auto& [id, member] : h.Lively(peer).members) {
+        // Votes are for admitted members only.
+        for (const MemberView& view : h.View(member.group).members) {
+          if (view.member == id && view.joined) members.push_back(id);
+        }
+      }
+      for (MemberId member : members) h.LivelyVote(peer, member);
+    }
+  }
+  void Leave(uint64_t n) {
+    const auto& members = h.Lively(P(n)).members;
+    if (!members.empty()) h.LivelyLeave(P(n), members.begin()->first);
+  }
+  void RecoverIfCrashed() {
+    if (!h.crashed()) return;
+    h.Boot();
+    for (PeerId peer : alive) {
+      h.Reattach(peer);
+      if (h.crashed()) return RecoverIfCrashed();
+    }
+  }
+  void Settle() {
+    h.Run();
+    h.Wait(3000);
+    RecoverIfCrashed();
+    h.Run();
+    h.Wait(6000);
+  }
+};
+
+using Scene = std::function<void(Story&)>;
+
+control::OpReport Op(uint64_t ordinal, bool done) {
+  control::OpReport op;
+  op.ordinal = OpOrdinal(ordinal);
+  op.done = done;
+  return op;
+}
+
+const std::vector<Scene>& Scenes() {
+  static const std::vector<Scene> scenes = {
+      [](Story& s) {
+        s.Add(1);
+        s.h.LivelyJoin(P(1), 1);
+      },
+      [](Story& s) {
+        s.Add(2);
+        s.Add(3);
+        s.h.LivelyJoin(P(2), 1);
+        s.h.LivelyJoin(P(3), 1);
+        s.VoteAll();
+      },
+      [](Story& s) { s.VoteAll(); },
+      [](Story& s) {
+        for (uint64_t n : {1, 2}) s.h.Lively(P(n)).groups[G()].ops = {Op(n, true)};
+        s.Kill(3);
+      },
+      [](Story& s) { s.VoteAll(); },
+      [](Story& s) {
+        s.Add(4);
+        s.h.LivelyJoin(P(4), 1);
+        s.h.LivelyJoin(P(1), 2);
+        s.VoteAll();
+      },
+      [](Story& s) { s.Leave(2); },
+      [](Story& s) { s.VoteAll(); },
+      [](Story& s) {
+        if (!s.h.HasStream(P(1))) return;
+        s.h.Say(P(1), control::LinkLost{G(), s.h.View().committed, P(4), "reset"});
+      },
+      [](Story& s) { s.VoteAll(); },
+      [](Story& s) {
+        s.Leave(1);
+        s.Leave(4);
+      },
+  };
+  return scenes;
+}
+
+// What must be true whenever things have come to rest.
+void CheckAtRest(Story& s, const std::string& where) {
+  const GroupView view = s.h.View();
+  EXPECT_EQ(view.preparing, Epoch()) << where << ": " << view.waiting_for;
+  std::map<MemberId, PeerId> at_coordinator;
+  for (const MemberView& member : view.members) {
+    if (member.joined) at_coordinator[member.member] = member.peer;
+  }
+  std::map<MemberId, PeerId> at_peers;
+  for (PeerId peer : s.alive) {
+    const LivelyPeer& lively = s.h.Lively(peer);
+    EXPECT_TRUE(s.h.HasStream(peer)) << where << " " << ToString(peer);
+    EXPECT_TRUE(lively.joins.empty()) << where << " " << ToString(peer) << ": join not answered";
+    for (const auto& [id, member] : lively.members) {
+      at_peers[id] = peer;
+      EXPECT_FALSE(member.leaving) << where << " " << ToString(id) << ": leave not answered";
+      EXPECT_FALSE(member.voting) << where << " " << ToString(id) << ": vote not answered";
+      EXPECT_EQ(lively.groups.at(G()).committed, view.committed) << where << " " << ToString(peer);
+      EXPECT_FALSE(lively.groups.at(G()).frozen) << where << " " << ToString(peer);
+    }
+  }
+  EXPECT_EQ(at_coordinator, at_peers) << where;
+}
+
+// Votes until nobody waits: a newcomer may have missed the boundary because of the crash.
+void Finish(Story& s) {
+  for (int round = 0; round < 3; ++round) {
+    s.VoteAll();
+    s.Settle();
+  }
+}
+
+int CountPersists() {
+  Story s;
+  for (const Scene& scene : Scenes()) {
+    scene(s);
+    s.Settle();
+  }
+  Finish(s);
+  CheckAtRest(s, "without a crash");
+  return s.h.persists();
+}
+
+TEST(Recovery, EveryPersistOfAStoryMayBeTheLast) {
+  const int persists = CountPersists();
+  ASSERT_GT(persists, 15);
+  for (bool kept : {false, true}) {
+    for (int at = 1; at <= persists; ++at) {
+      const std::string where =
+          "crash " + std::string(kept ? "after" : "before") + " persist " + std::to_string(at);
+      Story s;
+      s.h.CrashAt(at, kept);
+      for (const Scene& scene : Scenes()) {
+        scene(s);
+        s.Settle();
+      }
+      Finish(s);
+      CheckAtRest(s, where);
+      // m1 and the member of p4 left at the end; whoever joined at p1 later is still there.
+      EXPECT_LE(s.h.View().members.size(), 2u) << where;
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttach) {
+  Story s;
+  for (uint64_t n : {1, 2}) {
+    s.Add(n);
+    s.h.LivelyJoin(P(n), 1);
+    s.VoteAll();
+    s.Settle();
+  }
+  s.h.Boot();
+  s.h.Pass();
+  EXPECT_EQ(s.h.Notices("restart").size(), 1u);
+  s.h.Wait(1999);
+  EXPECT_EQ(s.h.View().members.size(), 2u);
+  s.h.Reattach(P(1));
+  // A lost link is no proof of death before the other one could come back.
+  s.h.Say(P(1), control::LinkLost{G(), Epoch(2), P(2), "reset"});
+  EXPECT_EQ(s.h.View().members.size(), 2u);
+  s.h.Wait(1);
+  s.h.Run();
+  EXPECT_EQ(s.h.View().members.size(), 1u);
+  EXPECT_EQ(s.h.Lively(P(1)).groups[G()].committed, Epoch(3));
+}
+
+TEST(Recovery, AFreezeThatWasOpenIsFollowedByTheNextFreeze) {
+  Story s;
+  for (uint64_t n : {1, 2}) {
+    s.Add(n);
+    s.h.LivelyJoin(P(n), 1);
+    s.VoteAll();
+    s.Settle();
+  }
+  s.h.Lively(P(2)).mute = true;
+  s.h.Say(P(1), control::LinkLost{G(), Epoch(2), P(2), "reset"});
+  s.h.Wait(100);
+  ASSERT_EQ(s.h.View().preparing, Epoch(3));
+  s.h.Boot();
+  s.h.ForgetReceived();
+  s.h.Lively(P(2)).mute = false;
+  s.h.Reattach(P(1));
+  s.h.Reattach(P(2));
+  s.h.Run();
+  EXPECT_EQ(s.h.Take(P(2)),
+            (std::vector<std::string>{
+                "Prepare 4 base=2 boundary=2 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
+                "Commit 4"}));
+}
+
+TEST(Recovery, AnAdmissionThatWasOpenBeginsAgainWithTheVotes) {
+  Story s;
+  s.Add(1);
+  s.h.LivelyJoin(P(1), 1);
+  s.Settle();
+  s.Add(2);
+  s.h.Lively(P(2)).mute = true;
+  s.h.LivelyJoin(P(2), 1);
+  s.VoteAll();
+  s.h.Run();
+  ASSERT_EQ(s.h.View().preparing, Epoch(2));
+  s.h.Boot();
+  s.h.ForgetReceived();
+  s.h.Lively(P(2)).mute = false;
+  s.h.Reattach(P(2));
+  s.h.Reattach(P(1));
+  s.h.Run();
+  EXPECT_EQ(s.h.Take(P(1)),
+            (std::vector<std::string>{
+                "Abort 2", "Prepare 3 base=1 boundary=3 attempt=0 members=m1@1,m2@3 ring=p1,p2",
+                "Commit 3", "VoteResult m1 number=1 epoch=3"}));
+}
+
+TEST(Recovery, WithAStoreThatLostEverythingMembersAreRemoved) {
+  Harness old;
+  Harness fresh;
+  fresh.Attach(P(1), {{G(), Epoch(12), {MemberId(1)}}});
+  EXPECT_EQ(fresh.Take(P(1)), std::vector<std::string>{"Removed m1 unknown"});
+}
+
+// The store came back from a backup: epoch 9 of the peer is unknown here. Its members go, and the
+// numbers it has seen are not given out again.
+TEST(Recovery, WithAStoreThatWentBackInTimeMembersAreRemovedAndNumbersGoOn) {
+  Harness h;
+  h.AddLively(P(1));
+  h.LivelyJoin(P(1), 1);
+  h.Run();
+  h.Close(P(1));
+  h.ForgetReceived();
+  h.Attach(P(1), {{G(), Epoch(9), {MemberId(1)}}});
+  EXPECT_EQ(h.Take(P(1)), std::vector<std::string>{"Removed m1 unknown"});
+  EXPECT_EQ(h.Stored().committed, Epoch(10));
+  EXPECT_TRUE(h.Stored().members.empty());
+}
+
+TEST(Recovery, VotesThatTheStoreLostAreTakenAsTheyCome) {
+  Harness h;
+  h.AddLively(P(1));
+  h.LivelyJoin(P(1), 1);
+  h.Run();
+  h.ForgetReceived();
+  h.Lively(P(1)).members.at(MemberId(1)).votes = 6;
+  h.LivelyVote(P(1), MemberId(1));
+  h.Run();
+  EXPECT_EQ(h.Take(P(1)), std::vector<std::string>{"VoteResult m1 number=7 epoch=1"});
+}
+
+// ------------------------------------------------------------------------------ random histories
+
+// One random thing that may happen to lively peers and to the coordinator.
+void Happen(Story& s, Prng& random, uint64_t* requests) {
+  std::vector<PeerId> alive(s.alive.begin(), s.alive.end());
+  const PeerId peer = alive.empty() ? P(0) : alive[random.Below(alive.size())];
+  switch (random.Below(12)) {
+    case 0:
+      if (alive.size() < 6) s.Add(100 + *requests);
+      ++*requests;
+      return;
+    case 1:
+    case 2:
+      if (peer) s.h.LivelyJoin(peer, ++*requests);
+      return;
+    case 3:
+      if (peer) s.Leave(peer.value());
+      return;
+    case 4:
+      if (peer && random.Below(3) == 0) s.Kill(peer.value());
+      return;
+    case 5:
+      if (peer) s.h.Close(peer);
+      return;
+    case 6:
+      if (peer) s.h.Reattach(peer);
+      return;
+    case 7:
+      if (peer && s.h.HasStream(peer)) {
+        const GroupView view = s.h.View();
+        s.h.Say(peer, control::LinkLost{G(), std::max(view.committed, view.preparing),
+                                        alive[random.Below(alive.size())], "reset"});
+      }
+      return;
+    case 8:
+      if (peer) s.h.Lively(peer).mute = random.Below(2) == 0;
+      return;
+    case 9:
+      if (peer) {
+        s.h.Lively(peer).cannot_reach.clear();
+        if (random.Below(2) == 0) {
+          s.h.Lively(peer).cannot_reach = {alive[random.Below(alive.size())]};
+        }
+        s.h.Lively(peer).cannot_reach.erase(peer);
+      }
+      return;
+    case 10:
+      s.h.CrashAt(1 + static_cast<int>(random.Below(3)), random.Below(2) == 0);
+      return;
+    default:
+      s.VoteAll();
+  }
+}
+
+uint64_t RandomHistory(uint64_t seed) {
+  Prng random(seed);
+  Story s;
+  uint64_t requests = 0;
+  for (int i = 0; i < 60; ++i) {
+    Happen(s, random, &requests);
+    if (random.Below(2) == 0) s.h.Run();
+    if (random.Below(3) == 0) s.h.Wait(static_cast<int64_t>(random.Below(1500)));
+    if (s.h.crashed()) s.RecoverIfCrashed();
+  }
+  // The faults stop.
+  s.h.CrashAt(0, false);
+  s.RecoverIfCrashed();
+  for (PeerId peer : s.alive) {
+    s.h.Lively(peer).mute = false;
+    s.h.Lively(peer).cannot_reach.clear();
+    s.h.Reattach(peer);
+  }
+  s.Settle();
+  Finish(s);
+  CheckAtRest(s, "seed " + std::to_string(seed));
+  return s.h.trace();
+}
+
+TEST(Recovery, RandomHistoriesComeToRestAndRepeat) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const uint64_t trace = RandomHistory(seed);
+    if (testing::Test::HasFailure()) return;
+    if (seed % 10 == 0) {
+      EXPECT_EQ(trace, RandomHistory(seed)) << "seed " << seed;
+    }
+  }
+}
+
+// Messages that no correct peer sends: nothing breaks, whatever they claim.
+control::PeerMessage Nonsense(Prng& random) {
+  const GroupKey group{random.Below(4) == 0 ? "other" : "run",
+                       static_cast<uint32_t>(random.Below(2))};
+  const Epoch epoch(random.Below(8) == 0 ? UINT64_MAX : random.Below(6));
+  const MemberId member(random.Below(6));
+  const PeerId peer(random.Below(5));
+  control::OpReport op = Op(random.Below(4), random.Below(2) == 0);
+  op.matches = {{peer, OpOrdinal(random.Below(4))}};
+  switch (random.Below(9)) {
+    case 0:
+      return control::Join{random.Below(4), group, "x"};
+    case 1:
+      return control::Leave{group, member, random.Below(2) == 0, "x"};
+    case 2:
+      return control::Vote{group, member, random.Below(5) == 0 ? UINT64_MAX : random.Below(4)};
+    case 3:
+    case 4:
+      return control::EpochReady{group, epoch, {op, op}};
+    case 5:
+      return control::EpochFailed{group, epoch, {{peer, "x"}, {peer, "y"}}};
+    case 6:
+      return control::LinkLost{group, epoch, peer, "x"};
+    case 7:
+      return control::Draining{};
+    default:
+      return control::Heartbeat{{control::GroupLoad{group, 1, 1, 1, 1}}};
+  }
+}
+
+TEST(Recovery, NonsenseIsRefusedOrIgnored) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Prng random(seed);
+    Harness h;
+    for (int i = 0; i < 300; ++i) {
+      const PeerId peer = P(1 + random.Below(4));
+      if (!h.HasStream(peer) || random.Below(20) == 0) {
+        h.Attach(peer, {{G(),
+                         Epoch(random.Below(3) == 0 ? random.Next() : 0),
+                         {MemberId(random.Below(5)), MemberId(random.Below(5))}},
+                        {G(), Epoch(random.Below(4)), {MemberId(random.Below(5))}}});
+      } else if (random.Below(10) == 0) {
+        h.Evict(MemberId(random.Below(5)));
+      } else {
+        h.Say(peer, Nonsense(random));
+      }
+      if (random.Below(10) == 0) h.Wait(static_cast<int64_t>(random.Below(2500)));
+      if (random.Below(60) == 0) h.Boot();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator
