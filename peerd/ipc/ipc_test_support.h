@@ -6,11 +6,9 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -141,6 +139,7 @@ class Harness {
   void Stop() {
     if (!thread_.joinable()) return;
     LH_CHECK(tasks_->Post([this] { stop_ = true; }));
+    posted_last_.set_value();
     thread_.join();
   }
 
@@ -159,6 +158,8 @@ class Harness {
       LH_CHECK_OK(r->RunOnce(kNever));
       for (auto& task : tasks_->TakeAll()) task();
     }
+    // The poster may still be about to wake the ring.
+    posted_last_.get_future().wait();
     server->reset();
     handler_.posts.clear();
   }
@@ -169,6 +170,7 @@ class Harness {
   IpcServer* server_ = nullptr;
   std::unique_ptr<Mailbox<std::function<void()>>> tasks_;
   bool stop_ = false;
+  std::promise<void> posted_last_;
   std::thread thread_;
 };
 
