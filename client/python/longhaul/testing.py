@@ -114,7 +114,7 @@ class LocalCluster:
             if coordinator is None:
                 flags = ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--store=memory", *coordinator_flags]
                 self._coordinator, _, ready = self._start("longhaul-coordinator", "coordinator", flags)
-                coordinator = ready["listen"]
+                coordinator = ready["grpc"]
                 self.http = ready["http"]
             self.coordinator = coordinator  #: its address, host:port
             for _ in range(peers):
