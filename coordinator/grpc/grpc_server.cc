@@ -78,7 +78,7 @@ void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
 // Process-wide, and before the first server.
 void EnablePlugins() {
   static const bool enabled = [] {
-    control::RouteGrpcLog();
+    control::InitGrpc();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     return true;

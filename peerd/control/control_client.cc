@@ -374,8 +374,7 @@ std::unique_ptr<ControlClient> MakeControlClient(ControlClientOptions options,
                                                  ControlClientCallbacks callbacks) {
   LH_CHECK(!options.addresses.empty());
   LH_CHECK(options.pause_ms_min > 0 && options.detect_ms > 0);
-  static const bool routed = (control::RouteGrpcLog(), true);
-  (void)routed;
+  control::InitGrpc();
   return std::make_unique<ControlClientImpl>(std::move(options), std::move(callbacks));
 }
 

@@ -74,7 +74,7 @@ class AdminClient::Impl {
 
 AdminClient::AdminClient(std::vector<std::string> addresses)
     : impl_(std::make_unique<Impl>(std::move(addresses))) {
-  control::RouteGrpcLog();
+  control::InitGrpc();
 }
 AdminClient::~AdminClient() = default;
 

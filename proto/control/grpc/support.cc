@@ -1,5 +1,6 @@
 #include "proto/control/grpc/support.h"
 
+#include <grpc/grpc.h>
 #include <grpc/support/log.h>
 
 #include <algorithm>
@@ -26,6 +27,13 @@ Keepalive KeepaliveFor(uint32_t detect_ms) {
   return {half, half};
 }
 
-void RouteGrpcLog() { gpr_set_log_function(ToLog); }
+void InitGrpc() {
+  static const bool done = [] {
+    gpr_set_log_function(ToLog);
+    grpc_init();
+    return true;
+  }();
+  (void)done;
+}
 
 }  // namespace longhaul::control

@@ -14,7 +14,9 @@ struct Keepalive {
 
 Keepalive KeepaliveFor(uint32_t detect_ms);
 
-// Sends gRPC's own log lines through base/log.h, as warnings. Call it before the first use of gRPC.
-void RouteGrpcLog();
+// Before the first use of gRPC; safe to repeat, from any thread. Sends gRPC's own log lines through
+// base/log.h, as warnings, and keeps the library alive until the process ends: its shutdown, at the
+// end of the last server or channel, sometimes waits for ten seconds.
+void InitGrpc();
 
 }  // namespace longhaul::control
