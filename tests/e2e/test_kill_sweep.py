@@ -106,11 +106,11 @@ def test_worlds_of_one_to_four_give_exact_sums() -> None:
                     other.start("begin_step_until", size=size)
                 for trainer in trainers:
                     assert "error" not in trainer.finish()
-                for count in (0, 1, 3, 1024, 1025, 100_003):
+                for count in (1, 3, 1024, 1025, 100_003):
                     for result in all_do(trainers, "all_reduce", count=count, value=2.0):
                         assert result["world_size"] == size
                         assert result["same"]
-                        assert count == 0 or result["first"] == 2.0 * size
+                        assert result["first"] == 2.0 * size
     finally:
         for trainer in trainers:
             trainer.close()
