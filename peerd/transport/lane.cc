@@ -42,7 +42,7 @@ void Lane::Tune(const StreamTuning& tuning) {
 // ------------------------------------------------------------------------------ receiving
 
 void Lane::StartReceiving() {
-  if (state_ == State::kOpen && recv_id_ == 0) Receive();
+  if (state_ == State::kOpen && recv_id_ == 0 && !peer_ended_) Receive();
 }
 
 void Lane::Receive() {
@@ -105,7 +105,7 @@ void Lane::OnReceived(IoResult result) {
   }
   if (value == 0) {
     RunDetached();
-    Broken("closed by the other side", false);
+    OnPeerEnded();
   } else if (value > 0) {
     if (options_.kind == LaneKind::kControl) {
       TakeControl(value);
@@ -118,10 +118,19 @@ void Lane::OnReceived(IoResult result) {
     if (value != -ECANCELED && !IsTransient(value)) Broken(strerror(-value), false);
   }
   if (recv_id_ != 0) return;
-  if (state_ == State::kOpen || state_ == State::kFinishing) {
+  if (!peer_ended_ && (state_ == State::kOpen || state_ == State::kFinishing)) {
     Receive();
   } else {
     Settle();
+  }
+}
+
+void Lane::OnPeerEnded() {
+  peer_ended_ = true;
+  if (rx_have_ != 0 || next_header_have_ != 0 || in_payload_) {
+    Broken("closed by the other side in the middle of a frame", false);
+  } else {
+    owner_->OnLanePeerEnded(this);
   }
 }
 
@@ -437,11 +446,22 @@ void Lane::Finish() {
   place_ = nullptr;
   if (recv_id_ != 0) {
     ring_->Cancel(recv_id_);  // it may write where nobody expects it any more
-  } else {
+  } else if (!peer_ended_) {
     Receive();
+  } else {
+    Post();
   }
   Pull();
   MaybeShutdown();
+}
+
+// One more callback: Settle() is never within the owner's call.
+void Lane::Post() {
+  if (post_id_ != 0) return;
+  post_id_ = ring_->Timeout(Tick{}, [this](IoResult) {
+    post_id_ = 0;
+    Settle();
+  });
 }
 
 void Lane::MaybeShutdown() {
@@ -456,11 +476,7 @@ void Lane::Abort() {
   queued_.clear();
   if (recv_id_ != 0) ring_->Cancel(recv_id_);
   if (send_id_ != 0) ring_->Cancel(send_id_);
-  // Always one more callback: Settle() is never the caller's.
-  post_id_ = ring_->Timeout(Tick{}, [this](IoResult) {
-    post_id_ = 0;
-    Settle();
-  });
+  Post();
 }
 
 // Ends what has nothing in flight any more. Called at the end of every callback.

@@ -58,6 +58,9 @@ class LaneOwner {
   // The registered buffer that holds these bytes, or -1.
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
   virtual void OnLaneSegmentSent(uint64_t cookie) = 0;
+  // The other side ended its direction between two frames: nothing comes any more, what is sent may
+  // still arrive there.
+  virtual void OnLanePeerEnded(Lane* lane) = 0;
   // The connection is of no use any more; the owner calls Abort(). `protocol`: by what it sent.
   virtual void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) = 0;
   // The last call. Do not destroy the lane from within it.
@@ -101,6 +104,7 @@ class Lane {
   void Tune(const StreamTuning& tuning);
   bool open() const { return state_ == State::kOpen; }
   bool ended() const { return state_ == State::kEnded; }
+  bool peer_ended() const { return peer_ended_; }
   LaneKind kind() const { return options_.kind; }
   const std::string& name() const { return options_.name; }
   Tick last_heard() const { return last_heard_; }
@@ -125,6 +129,7 @@ class Lane {
 
   void Receive();
   void OnReceived(IoResult result);
+  void OnPeerEnded();
   void TakeControl(size_t bytes);
   void TakeData(size_t bytes);
   bool TakeHeader();
@@ -146,6 +151,7 @@ class Lane {
   void Broken(const std::string& reason, bool protocol);
   void Settle();
   void MaybeShutdown();
+  void Post();
   void End(bool abort);
 
   Ring* const ring_;
@@ -159,7 +165,7 @@ class Lane {
   // Operations in flight; 0: none.
   IoId recv_id_ = 0;
   IoId send_id_ = 0;
-  IoId post_id_ = 0;      // brings Abort() without operations into a callback
+  IoId post_id_ = 0;      // brings an end without operations into a callback
   uint32_t notices_ = 0;  // zero-copy notices to come
   bool socket_open_ = true;
   bool shutdown_ = false;  // finishing: our direction is ended

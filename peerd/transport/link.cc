@@ -177,12 +177,16 @@ absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
 
 Tick Link::Work(Tick now, uint32_t detect_ms) {
   if (!alive()) return kNever;
+  const int64_t interval = Millis(detect_ms) / kPingsPerDetect;
+  if (!closing_lane_.empty() && now - closing_since_ >= interval) {
+    Break(absl::StrCat(closing_lane_, ": closed by the other side"));
+    return kNever;
+  }
   const int64_t silent = now - control_->last_heard();
   if (silent >= Millis(detect_ms)) {
     Break(absl::StrCat("silent for ", detect_ms, " ms"));
     return kNever;
   }
-  const int64_t interval = Millis(detect_ms) / kPingsPerDetect;
   if (last_ping_ == Tick{} || now - last_ping_ >= interval) {
     last_ping_ = now;
     FrameHeader ping{.type = FrameType::kPing};
@@ -190,7 +194,9 @@ Tick Link::Work(Tick now, uint32_t detect_ms) {
     SendControl(ping, {});
     if (!alive()) return kNever;
   }
-  return std::min(last_ping_ + interval, control_->last_heard() + Millis(detect_ms));
+  Tick next = std::min(last_ping_ + interval, control_->last_heard() + Millis(detect_ms));
+  if (!closing_lane_.empty()) next = std::min(next, closing_since_ + interval);
+  return next;
 }
 
 void Link::Tune(const StreamTuning& tuning) {
@@ -210,6 +216,21 @@ LaneStats Link::stats() const {
     sum.zero_copy_copied += lane->stats().zero_copy_copied;
   }
   return sum;
+}
+
+// A peer that closes in order ends one lane after the other. All of them ended, or a while later:
+// the link is down.
+void Link::OnLanePeerEnded(Lane* lane) {
+  if (closing_lane_.empty()) {
+    closing_lane_ = lane->name();
+    closing_since_ = ring_->Now();
+    owner_->OnLinkClosing(this);
+  }
+  if (!control_->peer_ended()) return;
+  for (const auto& other : data_) {
+    if (other != nullptr && !other->peer_ended()) return;
+  }
+  Break(absl::StrCat(closing_lane_, ": closed by the other side"));
 }
 
 void Link::OnLaneBroken(Lane*, const std::string& reason, bool protocol) {

@@ -43,6 +43,8 @@ class LinkOwner {
   virtual void OnLinkSegmentSent(uint64_t cookie) = 0;
   // Segments that never got onto a lane; report them later, not from within this call.
   virtual void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) = 0;
+  // The other side is closing: Work() is due soon.
+  virtual void OnLinkClosing(Link* link) = 0;
   // The link is broken, its lanes are being aborted.
   virtual void OnLinkBroken(Link* link, const std::string& reason, bool protocol) = 0;
   // The last call. Do not destroy the link from within it.
@@ -121,6 +123,7 @@ class Link final : public LaneOwner {
   bool NextSegment(uint32_t bytes_max, OutgoingSegment* segment) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
   void OnLaneSegmentSent(uint64_t cookie) override;
+  void OnLanePeerEnded(Lane* lane) override;
   void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) override;
   void OnLaneEnded(Lane* lane) override;
 
@@ -146,6 +149,10 @@ class Link final : public LaneOwner {
   // Frames that came before Deliver().
   std::vector<std::pair<FrameHeader, std::vector<uint8_t>>> held_;
   size_t held_bytes_ = 0;
+
+  // The first lane that the other side ended: the others may still bring what it had queued.
+  std::string closing_lane_;
+  Tick closing_since_;
 
   Tick last_ping_;
   int64_t rtt_us_ = 0;

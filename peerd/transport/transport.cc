@@ -30,6 +30,9 @@ constexpr int64_t kBackoffMinUs = Millis(5);
 constexpr int64_t kBackoffMaxUs = Millis(200);
 // A connection attempt gets at least this when there are other addresses to try.
 constexpr int64_t kAttemptMinUs = Millis(50);
+// Data lanes of one link whose handshakes run at once: all peers together stay below the acceptor's
+// bound on unfinished handshakes.
+constexpr int kDataDialsMax = 32;
 // After a failed accept (too many open files): others may close some meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
 
@@ -150,6 +153,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   int FindBuffer(const uint8_t* data, size_t bytes) override;
   void OnLinkSegmentSent(uint64_t cookie) override { listener_->OnSegmentSent(cookie); }
   void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) override;
+  void OnLinkClosing(Link*) override { Arm(ring_->Now()); }
   void OnLinkBroken(Link* link, const std::string& reason, bool protocol) override;
   void OnLinkEnded(Link* link) override;
 
@@ -215,6 +219,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   uint64_t next_serial_ = 1;
   std::map<LaneHandshake*, std::unique_ptr<LaneHandshake>> handshakes_;
   std::deque<LaneAccept*> accepting_;  // oldest first
+  int accepts_ = 0;                    // those and the ones that are ending
   struct Retired {
     std::unique_ptr<Link> link;
     Tick abort_at;
@@ -289,7 +294,7 @@ void TransportImpl::Close() {
     for (auto& [id, peer] : run.peers) Retire(&peer);
   }
   runs_.clear();
-  Arm(ring_->Now());
+  Later([] {});
 }
 
 bool TransportImpl::closed() const {
@@ -325,6 +330,10 @@ void TransportImpl::RunEvents() {
   }
   ended_links_.clear();
   ended_handshakes_.clear();
+  // Nothing is left to watch over: closed() need not wait for the timer.
+  if (closing_ && retired_.empty() && handshakes_.empty() && work_timer_ != 0) {
+    ring_->Cancel(work_timer_);
+  }
 }
 
 void TransportImpl::Arm(Tick at) {
@@ -871,8 +880,11 @@ void TransportImpl::DialData(Peering* p, Tick now) {
   const auto& [epoch, token] = *tokens->second.rbegin();
   const Tick until = wanted ? p->requests.back().deadline : p->peer_wants_until;
   const Tick deadline = std::min(until, now + 2 * Millis(options_.detect_ms));
-  for (uint32_t lane = 0; lane < p->planned; ++lane) {
+  int running = static_cast<int>(
+      std::count_if(p->data_dials.begin(), p->data_dials.end(), [](LaneDial* d) { return d; }));
+  for (uint32_t lane = 0; lane < p->planned && running < kDataDialsMax; ++lane) {
     if (link->HasDataLane(lane) || p->data_dials[lane] != nullptr) continue;
+    ++running;
     DialSpec spec{
         .address = link->options().remote, .tuning = tuning(), .hello = {}, .token = token};
     spec.hello = {.kind = LaneKind::kData,
@@ -904,6 +916,7 @@ void TransportImpl::OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandsha
     // The dial is cancelled with its link, so the link is the one it was started for.
     LH_CHECK(p->link != nullptr && p->link->FitsDataLane(lane, p->planned));
     p->link->AddDataLane(dial->TakeFd(), lane, p->planned);
+    if (p->planned > static_cast<uint32_t>(kDataDialsMax)) Arm(ring_->Now());
     Evaluate(p);
     return;
   }
@@ -954,6 +967,7 @@ void TransportImpl::OnAccepted(int value) {
     return AcceptNext();
   }
   if (accepting_.size() >= LH_HANDSHAKES_MAX) accepting_.pop_front();
+  ++accepts_;
   accepting_.push_back(Keep(std::make_unique<LaneAccept>(
       ring_, value, nonces_.Next(), ring_->Now() + 2 * Millis(options_.detect_ms),
       [this](const LaneHello& hello) { return Judge(hello); },
@@ -1001,6 +1015,7 @@ void TransportImpl::OnHandshakeAccepted(LaneHandshake* handshake) {
   ended_handshakes_.push_back(Release(handshake));
   Later([] {});
   std::erase(accepting_, handshake);
+  --accepts_;
   if (!handshake->ok() || closing_) {
     if (!handshake->ok()) ++stats_.handshakes_refused;
     if (handshake->ok()) ring_->sockets().Close(handshake->TakeFd());

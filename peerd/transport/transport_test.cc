@@ -1,0 +1,872 @@
+// Whole transports against each other: on the in-memory network from seeds, and over loopback TCP
+// on io_uring, with one ring for all or one each.
+#include "peerd/transport/transport.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/log.h"
+#include "base/prng.h"
+#include "peerd/io/fake_ring.h"
+#include "peerd/transport/auth.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kRun[] = "demo";
+constexpr char kToken[] = "0123456789abcdef0123456789abcdef";
+
+struct Frame {
+  PeerId from;
+  FrameHeader header;
+  std::string payload;
+};
+
+// One peer: a transport and what its listener has heard.
+class Peer : public TransportListener {
+ public:
+  void OnLinkUp(const LinkKey& link) override {
+    EXPECT_TRUE(inside) << "called from within a call";
+    up.insert(link.peer);
+    ++ups[link.peer];
+  }
+  void OnLinkDown(const LinkKey& link, const std::string& reason) override {
+    EXPECT_TRUE(inside);
+    up.erase(link.peer);
+    downs[link.peer].push_back(reason);
+  }
+  absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
+                              std::span<const uint8_t> payload) override {
+    EXPECT_TRUE(inside);
+    EXPECT_TRUE(up.count(link.peer)) << "a frame of a link that is not up";
+    frames.push_back({link.peer, header, std::string(payload.begin(), payload.end())});
+    return absl::OkStatus();
+  }
+  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override {
+    EXPECT_TRUE(inside);
+    EXPECT_TRUE(up.count(link.peer)) << "data of a link that is not up";
+    ++headers;
+    if (discard) return nullptr;
+    if (scatter) {
+      auto& place = places[{link.peer, header.stamp}];
+      place.resize(header.payload_bytes);
+      return place.data();
+    }
+    if (header.offset + header.payload_bytes > memory.size()) {
+      return absl::InvalidArgumentError("beyond the end");
+    }
+    return memory.data() + header.offset;
+  }
+  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
+    EXPECT_TRUE(inside);
+    if (scatter) {
+      const auto& place = places[{link.peer, header.stamp}];
+      EXPECT_TRUE(std::equal(place.begin(), place.end(), memory.begin() + header.offset));
+    }
+    received += header.payload_bytes;
+    ++segments;
+    return absl::OkStatus();
+  }
+  void OnSegmentSent(uint64_t cookie) override {
+    EXPECT_TRUE(inside);
+    ++sent[cookie];
+  }
+  void OnReceivesDetached(uint64_t cookie) override {
+    EXPECT_TRUE(inside);
+    ++detached[cookie];
+  }
+
+  // Segment `cookie` of `memory` to a peer.
+  void Send(PeerId to, uint64_t offset, uint32_t bytes, uint64_t cookie, uint64_t op = 1) {
+    FrameHeader header;
+    header.type = FrameType::kData;
+    header.payload_bytes = bytes;
+    header.op = OpOrdinal(op);
+    header.attempt = Epoch(1);
+    header.offset = offset;
+    header.stamp = cookie;
+    ++started[cookie];
+    transport->SendSegment({kRun, to}, header, memory.data() + offset, cookie);
+  }
+  void SendReady(PeerId to, uint64_t op, size_t bytes) {
+    FrameHeader header;
+    header.type = FrameType::kReady;
+    header.op = OpOrdinal(op);
+    header.attempt = Epoch(1);
+    header.payload_bytes = static_cast<uint32_t>(bytes);
+    transport->SendControl({kRun, to}, header, std::vector<uint8_t>(bytes, uint8_t(op)));
+  }
+
+  PeerId id;
+  Ring* ring = nullptr;
+  std::unique_ptr<Transport> transport;
+  bool inside = false;  // RunOnce()
+  bool discard = false;
+  bool scatter = false;  // each segment into memory of its own, compared with `memory` at the end
+  std::map<std::pair<PeerId, uint64_t>, std::vector<uint8_t>> places;
+  std::set<PeerId> up;
+  std::map<PeerId, int> ups;
+  std::map<PeerId, std::vector<std::string>> downs;
+  std::vector<Frame> frames;
+  std::vector<uint8_t> memory;
+  int headers = 0;
+  int segments = 0;
+  uint64_t received = 0;
+  std::map<uint64_t, int> started;
+  std::map<uint64_t, int> sent;
+  std::map<uint64_t, int> detached;
+};
+
+enum class Rings { kFake, kOne, kEach };
+
+class World {
+ public:
+  World(Rings rings, uint64_t seed, int count, TransportOptions options = {},
+        FakeRingOptions fake_options = {})
+      : kind(rings) {
+    SetLogLevel(LogLevel::kWarning);
+    if (rings == Rings::kFake) {
+      fake_options.seed = seed;
+      auto ring = std::make_unique<FakeRing>(fake_options);
+      fake = ring.get();
+      owned_.push_back(std::move(ring));
+    }
+    if (options.listen == TransportOptions{}.listen) options.listen = "127.0.0.1:0";
+    options.seed = seed;
+    for (int i = 0; i < count; ++i) {
+      if (rings == Rings::kEach || (rings == Rings::kOne && i == 0)) {
+        auto ring = MakeUringRing(64);
+        EXPECT_TRUE(ring.ok()) << ring.status();
+        owned_.push_back(*std::move(ring));
+      }
+      auto peer = std::make_unique<Peer>();
+      peer->id = PeerId(i + 1);
+      peer->ring = owned_.back().get();
+      options.self = peer->id;
+      ++options.seed;
+      auto transport = MakeTransport(options, peer->ring, peer.get());
+      EXPECT_TRUE(transport.ok()) << transport.status();
+      peer->transport = *std::move(transport);
+      peers.push_back(std::move(peer));
+    }
+  }
+
+  ~World() {
+    Close();
+    peers.clear();
+  }
+
+  // Everything ends, every segment has come back exactly once, nothing is left in the ring.
+  void Close() {
+    if (closed_) return;
+    closed_ = true;
+    for (auto& peer : peers) peer->transport->Close();
+    EXPECT_TRUE(Until([&] {
+      return std::all_of(peers.begin(), peers.end(),
+                         [](const auto& p) { return p->transport->closed(); });
+    })) << "a transport does not close";
+    for (auto& peer : peers) {
+      EXPECT_EQ(peer->sent, peer->started) << "segments of " << ToString(peer->id);
+    }
+    if (fake != nullptr) {
+      EXPECT_EQ(fake->operations(), 0u);
+      EXPECT_EQ(fake->open_sockets(), 0u);
+    }
+  }
+
+  Peer& at(int i) { return *peers[i]; }
+  Tick Now() { return peers[0]->ring->Now(); }
+
+  void Step() {
+    for (auto& peer : peers) peer->inside = true;
+    for (auto& ring : owned_) EXPECT_TRUE(ring->RunOnce(ring->Now() + Millis(1)).ok());
+    for (auto& peer : peers) peer->inside = false;
+  }
+
+  template <class Condition>
+  bool Until(Condition condition, int64_t ms = 30000) {
+    const Tick deadline = Now() + Millis(ms);
+    while (!condition()) {
+      if (Now() >= deadline) return false;
+      Step();
+    }
+    return true;
+  }
+
+  LinkRequest Request(int to, bool dial, bool data) {
+    return {.peer = at(to).id,
+            .endpoints = {at(to).transport->listen_address()},
+            .dial = dial,
+            .data = data};
+  }
+
+  // `from` dials `to`; both ask for the link.
+  void Open(int from, int to, uint64_t epoch = 1, bool data = true, int64_t ms = 5000) {
+    at(from).transport->OpenLinks(kRun, 0, Epoch(epoch), kToken, {Request(to, true, data)},
+                                  Now() + Millis(ms));
+    at(to).transport->OpenLinks(kRun, 0, Epoch(epoch), kToken, {Request(from, false, data)},
+                                Now() + Millis(ms));
+  }
+  bool Linked(int a, int b) { return at(a).up.count(at(b).id) && at(b).up.count(at(a).id); }
+
+  Rings kind;
+  FakeRing* fake = nullptr;
+  std::vector<std::unique_ptr<Ring>> owned_;
+  std::vector<std::unique_ptr<Peer>> peers;
+
+ private:
+  bool closed_ = false;
+};
+
+struct Param {
+  std::string name;
+  Rings rings;
+  uint64_t seed;
+};
+std::ostream& operator<<(std::ostream& out, const Param& param) { return out << param.name; }
+
+class TransportTest : public ::testing::TestWithParam<Param> {
+ protected:
+  std::unique_ptr<World> Make(int count, TransportOptions options = {}) {
+    FakeRingOptions fake;
+    fake.stream_bytes_max = GetParam().seed % 2 == 0 ? 64 << 10 : 1 << 20;
+    return std::make_unique<World>(GetParam().rings, GetParam().seed, count, options, fake);
+  }
+};
+
+std::vector<Param> Params() {
+  std::vector<Param> params = {{"OneUring", Rings::kOne, 1}, {"UringEach", Rings::kEach, 1}};
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    params.push_back({"Fake" + std::to_string(seed), Rings::kFake, seed});
+  }
+  return params;
+}
+INSTANTIATE_TEST_SUITE_P(Rings, TransportTest, ::testing::ValuesIn(Params()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(TransportTest, LinkComesUpWithItsLanesAndCarriesFramesAndSegmentsBothWays) {
+  auto world = Make(2);
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  EXPECT_EQ(world->at(0).ups[PeerId(2)], 1);
+  EXPECT_EQ(world->at(1).ups[PeerId(1)], 1);
+  constexpr uint32_t kBytes = 300000;
+  constexpr int kCount = 16;
+  for (int i = 0; i < 2; ++i) {
+    auto& memory = world->at(i).memory;
+    memory.resize(kBytes * kCount * 2);
+    for (size_t b = 0; b < memory.size(); ++b)
+      memory[b] = static_cast<uint8_t>(b * (3 + i) + b / 253);
+  }
+  // Each sends the half that the other does not: both end with the same halves of both.
+  const auto first = world->at(0).memory;
+  const auto second = world->at(1).memory;
+  for (int i = 0; i < kCount; ++i) {
+    world->at(0).Send(PeerId(2), i * kBytes, kBytes, 1000 + i);
+    world->at(1).Send(PeerId(1), (kCount + i) * kBytes, kBytes, 1000 + i);
+    world->at(0).SendReady(PeerId(2), i + 1, 32 + i * 200);
+  }
+  ASSERT_TRUE(world->Until([&] {
+    return world->at(0).segments == kCount && world->at(1).segments == kCount &&
+           world->at(1).frames.size() == kCount && world->at(0).sent.size() == kCount &&
+           world->at(1).sent.size() == kCount;
+  }));
+  EXPECT_TRUE(
+      std::equal(first.begin(), first.begin() + kCount * kBytes, world->at(1).memory.begin()));
+  EXPECT_TRUE(std::equal(second.begin() + kCount * kBytes, second.end(),
+                         world->at(0).memory.begin() + kCount * kBytes));
+  for (int i = 0; i < kCount; ++i) {
+    EXPECT_EQ(world->at(1).frames[i].header.op.value(), i + 1u);
+    EXPECT_EQ(world->at(1).frames[i].payload, std::string(32 + i * 200, static_cast<char>(i + 1)));
+  }
+  const TransportStats stats = world->at(0).transport->GetStats();
+  EXPECT_EQ(stats.links_up, 1u);
+  EXPECT_EQ(stats.lanes_up, 3u) << "a control lane and two data lanes on loopback";
+  EXPECT_EQ(stats.bytes_sent, kBytes * kCount);
+  EXPECT_EQ(stats.bytes_received, kBytes * kCount);
+  EXPECT_EQ(stats.handshakes_refused + stats.frames_refused + stats.links_lost, 0u);
+  const auto links = world->at(0).transport->GetLinkStats();
+  ASSERT_EQ(links.size(), 1u);
+  EXPECT_EQ(links[0].link, (LinkKey{kRun, PeerId(2)}));
+  EXPECT_GT(links[0].rtt_us, 0);
+}
+
+TEST_P(TransportTest, ThreePeersLinkPairwiseAndStandingLinksAreReportedAgain) {
+  TransportOptions options;
+  options.lanes = 3;
+  auto world = Make(3, options);
+  world->Open(0, 1);
+  world->Open(0, 2, 1, false);
+  world->Open(2, 1);
+  ASSERT_TRUE(world->Until(
+      [&] { return world->Linked(0, 1) && world->Linked(0, 2) && world->Linked(1, 2); }));
+  EXPECT_EQ(world->at(0).transport->GetStats().lanes_up, 5u);
+  // The next epoch needs data lanes where there was a control lane only.
+  world->at(1).up.clear();
+  world->Open(0, 1, 2);
+  world->Open(0, 2, 2, true);
+  ASSERT_TRUE(world->Until([&] {
+    return world->at(0).ups[PeerId(2)] == 2 && world->at(1).ups[PeerId(1)] == 2 &&
+           world->at(0).ups[PeerId(3)] == 2 && world->at(2).ups[PeerId(1)] == 2;
+  }));
+  EXPECT_EQ(world->at(0).transport->GetStats().lanes_up, 8u);
+  EXPECT_TRUE(world->at(0).downs.empty());
+}
+
+TEST_P(TransportTest, AcceptorThatLearnsOfTheEpochLaterIsTriedAgain) {
+  auto world = Make(2);
+  world->at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(1, true, true)},
+                                    world->Now() + Seconds(10));
+  ASSERT_TRUE(
+      world->Until([&] { return world->at(1).transport->GetStats().handshakes_refused >= 2; }));
+  world->at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(0, false, true)},
+                                    world->Now() + Seconds(10));
+  EXPECT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+}
+
+TEST_P(TransportTest, UnreachablePeerIsReportedWithAddressAndErrno) {
+  auto world = Make(1);
+  const std::string address = "127.0.0.1:1";
+  world->at(0).transport->OpenLinks(
+      kRun, 0, Epoch(1), kToken,
+      {{.peer = PeerId(9), .endpoints = {address}, .dial = true, .data = true}},
+      world->Now() + Millis(60));
+  ASSERT_TRUE(world->Until([&] { return !world->at(0).downs.empty(); }));
+  EXPECT_EQ(world->at(0).downs[PeerId(9)],
+            (std::vector<std::string>{"connect to " + address + ": Connection refused"}));
+}
+
+TEST_P(TransportTest, PeerThatNeverDialsIsReportedAtTheDeadline) {
+  auto world = Make(1);
+  world->at(0).transport->OpenLinks(
+      kRun, 0, Epoch(1), kToken,
+      {{.peer = PeerId(9), .endpoints = {}, .dial = false, .data = false}},
+      world->Now() + Millis(60));
+  ASSERT_TRUE(world->Until([&] { return !world->at(0).downs.empty(); }));
+  ASSERT_EQ(world->at(0).downs[PeerId(9)].size(), 1u);
+  EXPECT_THAT(world->at(0).downs[PeerId(9)][0],
+              HasSubstr("peer p9 did not connect to " + world->at(0).transport->listen_address() +
+                        " within "));
+}
+
+TEST_P(TransportTest, WrongTokenWrongRunAndWrongPeerAreRefused) {
+  auto world = Make(2);
+  const Tick deadline = world->Now() + Millis(100);
+  Transport& dialer = *world->at(0).transport;
+  world->at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(0, false, false)},
+                                    deadline);
+  dialer.OpenLinks(kRun, 0, Epoch(1), "another token", {world->Request(1, true, false)}, deadline);
+  dialer.OpenLinks("another run", 0, Epoch(1), kToken, {world->Request(1, true, false)}, deadline);
+  LinkRequest stranger = world->Request(1, true, false);
+  stranger.peer = PeerId(77);
+  dialer.OpenLinks(kRun, 0, Epoch(1), "another token", {stranger}, deadline);
+  std::map<PeerId, std::vector<std::string>>& downs = world->at(0).downs;
+  ASSERT_TRUE(
+      world->Until([&] { return downs[PeerId(2)].size() == 2 && !downs[PeerId(77)].empty(); }));
+  EXPECT_TRUE(world->at(0).up.empty());
+  EXPECT_TRUE(world->at(1).up.empty());
+  const std::string all = downs[PeerId(2)][0] + downs[PeerId(2)][1];
+  EXPECT_THAT(all, HasSubstr("does not have the epoch's token"));
+  EXPECT_THAT(all, HasSubstr("the epoch is not known there"));
+  EXPECT_THAT(downs[PeerId(77)][0], HasSubstr("another peer answers there"));
+  EXPECT_GE(world->at(1).transport->GetStats().handshakes_refused, 3u);
+}
+
+TEST_P(TransportTest, LostLaneTakesTheLinkDownAndTheNextEpochRebuildsIt) {
+  auto world = Make(2);
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  world->at(0).memory.resize(8 << 20);
+  world->at(1).memory.resize(100);  // the first segment is against the protocol
+  for (int i = 0; i < 8; ++i) world->at(0).Send(PeerId(2), 1 << 20, 1 << 20, i);
+  ASSERT_TRUE(world->Until([&] { return world->at(0).up.empty() && world->at(1).up.empty(); }));
+  EXPECT_THAT(world->at(1).downs[PeerId(1)][0], HasSubstr("beyond the end"));
+  EXPECT_EQ(world->at(1).transport->GetStats().frames_refused, 1u);
+  EXPECT_EQ(world->at(0).transport->GetStats().links_lost, 1u);
+  world->at(0).Send(PeerId(2), 0, 100, 100);  // comes back although there is no link
+  world->at(0).SendReady(PeerId(2), 1, 32);   // dropped
+  world->Open(0, 1, 2);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  world->at(0).Send(PeerId(2), 0, 100, 101);
+  ASSERT_TRUE(world->Until([&] { return world->at(1).segments == 1; }));
+  ASSERT_TRUE(world->Until([&] { return world->at(0).sent == world->at(0).started; }));
+  EXPECT_TRUE(world->at(1).frames.empty());
+}
+
+TEST_P(TransportTest, SideThatDoesNotDialGetsTheDataLanesThatItWants) {
+  auto world = Make(2);
+  const Tick deadline = world->Now() + Seconds(10);
+  world->at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(1, true, false)},
+                                    deadline);
+  world->at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(0, false, true)},
+                                    deadline);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  EXPECT_EQ(world->at(1).transport->GetStats().lanes_up, 3u);
+  world->at(0).memory.resize(1 << 20);
+  world->at(1).memory.resize(1 << 20, 'x');
+  world->at(1).Send(PeerId(1), 0, 1 << 20, 1);
+  EXPECT_TRUE(world->Until([&] { return world->at(0).segments == 1; }));
+  EXPECT_EQ(world->at(0).memory, world->at(1).memory);
+}
+
+TEST_P(TransportTest, BothSidesMayDialAtOnce) {
+  auto world = Make(2);
+  const Tick deadline = world->Now() + Seconds(10);
+  world->at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(1, true, true)},
+                                    deadline);
+  world->at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(0, true, true)},
+                                    deadline);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  for (int i = 0; i < 200; ++i) world->Step();
+  EXPECT_TRUE(world->Linked(0, 1));
+  EXPECT_EQ(world->at(0).transport->GetStats().links_up, 1u);
+  EXPECT_EQ(world->at(0).transport->GetStats().lanes_up, 3u);
+  EXPECT_EQ(world->at(1).transport->GetStats().lanes_up, 3u);
+}
+
+TEST_P(TransportTest, LinksThatNoGroupNeedsAreClosedWithoutAReport) {
+  auto world = Make(2);
+  world->Open(0, 1);
+  world->at(0).transport->OpenLinks(kRun, 7, Epoch(1), kToken, {world->Request(1, true, true)},
+                                    world->Now() + Seconds(5));
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  world->at(0).transport->KeepLinks(kRun, 0, Epoch(2), {});
+  for (int i = 0; i < 50; ++i) world->Step();
+  EXPECT_TRUE(world->Linked(0, 1)) << "another group needs it";
+  world->at(0).SendReady(PeerId(2), 5, 4000);
+  world->at(0).transport->KeepLinks(kRun, 7, Epoch(2), {PeerId(3)});
+  ASSERT_TRUE(world->Until([&] { return !world->at(1).downs.empty(); }));
+  EXPECT_THAT(world->at(1).downs[PeerId(1)][0], HasSubstr("closed by the other side"));
+  ASSERT_EQ(world->at(1).frames.size(), 1u) << "what was queued is sent";
+  EXPECT_TRUE(world->at(0).downs.empty());
+  EXPECT_EQ(world->at(0).transport->GetStats().links_up, 0u);
+}
+
+TEST_P(TransportTest, DetachIsAnsweredAndTheRestOfThePayloadGoesNowhere) {
+  auto world = Make(2);
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  world->at(0).memory.assign(4 << 20, 'x');
+  world->at(1).memory.assign(4 << 20, 'o');
+  world->at(1).transport->DetachReceives(kRun, 0, OpOrdinal(1), Epoch(1), 5);
+  EXPECT_TRUE(world->at(1).detached.empty()) << "answered from within the call";
+  ASSERT_TRUE(world->Until([&] { return world->at(1).detached[5] == 1; }));
+  world->at(0).Send(PeerId(2), 0, 2 << 20, 1);
+  world->at(0).Send(PeerId(2), 2 << 20, 2 << 20, 2);
+  ASSERT_TRUE(world->Until([&] { return world->at(1).headers > 0; }));
+  world->at(1).discard = true;
+  world->at(1).transport->DetachReceives(kRun, 0, OpOrdinal(1), Epoch(1), 6);
+  ASSERT_TRUE(world->Until([&] { return world->at(1).detached[6] == 1; }));
+  const auto frozen = world->at(1).memory;
+  ASSERT_TRUE(world->Until([&] { return world->at(0).sent.size() == 2; }));
+  for (int i = 0; i < 50; ++i) world->Step();
+  EXPECT_EQ(world->at(1).memory, frozen);
+  EXPECT_TRUE(world->Linked(0, 1));
+  EXPECT_EQ(world->at(1).detached, (std::map<uint64_t, int>{{5, 1}, {6, 1}}));
+}
+
+TEST_P(TransportTest, DroppedSegmentsComeBackAtOnceUnlessTheyHaveBegun) {
+  auto world = Make(2);
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  world->at(0).memory.resize(20 << 20);
+  world->at(1).memory.resize(20 << 20);
+  std::vector<uint64_t> cookies;
+  for (uint64_t i = 0; i < 20; ++i) {
+    world->at(0).Send(PeerId(2), i << 20, 1 << 20, i);
+    cookies.push_back(i);
+  }
+  world->at(0).transport->DropSegments(cookies);
+  EXPECT_TRUE(world->at(0).sent.empty()) << "returned from within the call";
+  ASSERT_TRUE(world->Until([&] { return world->at(0).sent == world->at(0).started; }));
+  for (int i = 0; i < 100; ++i) world->Step();
+  EXPECT_LE(world->at(1).headers, 2);
+}
+
+TEST_P(TransportTest, EveryNumberOfLanesUpToTheLimitIsBuilt) {
+  TransportOptions options;
+  options.lanes = LH_LANES_MAX;
+  auto world = Make(2, options);
+  world->Open(0, 1, 1, true, 20000);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  EXPECT_EQ(world->at(1).transport->GetStats().lanes_up, LH_LANES_MAX + 1u);
+}
+
+// ------------------------------------------------------------------------------ hostile bytes
+
+// A raw connection to a listener: sends bytes, and sees whether it is closed.
+struct Raw {
+  Raw(World* world, const std::string& to) : world(world), ring(world->at(0).ring) {
+    const SocketAddress address = *NumericAddress(*ParseHostPort(to));
+    fd = *ring->sockets().Open(address.family());
+    bool connected = false;
+    ring->Connect(fd, address.get(), address.length, [&](IoResult) { connected = true; });
+    EXPECT_TRUE(world->Until([&] { return connected; }));
+  }
+  void Send(std::string bytes) {
+    if (bytes.empty()) return;
+    data = std::move(bytes);
+    bool done = false;
+    ring->Send(fd, data.data(), data.size(), true, [&](IoResult) { done = true; });
+    EXPECT_TRUE(world->Until([&] { return done; }));
+  }
+  void Watch() {
+    id = ring->Recv(fd, buffer, sizeof(buffer), false, [this](IoResult result) {
+      id = 0;
+      if (result.value > 0) {
+        got.append(buffer, result.value);
+        Watch();
+      } else if (result.value != -ECANCELED) {
+        closed = true;
+      } else {
+        cancelled = true;
+      }
+    });
+  }
+  void Close() {
+    if (id != 0) {
+      ring->Cancel(id);
+      EXPECT_TRUE(world->Until([&] { return id == 0; }));
+    }
+    ring->sockets().Close(fd);
+  }
+  World* world;
+  Ring* ring;
+  int fd = -1;
+  IoId id = 0;
+  std::string data;
+  char buffer[4096];
+  std::string got;
+  bool closed = false;
+  bool cancelled = false;
+};
+
+std::string HelloText(PeerId dialer, PeerId acceptor) {
+  LaneHello hello;
+  hello.run_digest = RunDigest(kRun);
+  hello.epoch = Epoch(1);
+  hello.dialer = dialer;
+  hello.acceptor = acceptor;
+  hello.nonce.fill(7);
+  const auto bytes = Encode(hello);
+  return std::string(bytes.begin(), bytes.end());
+}
+
+TEST_P(TransportTest, GarbageIsRefusedAtEveryStageOfTheHandshake) {
+  TransportOptions options;
+  options.detect_ms = 50;
+  auto world = Make(2, options);
+  Transport& victim = *world->at(1).transport;
+  const std::string address = victim.listen_address();
+  const std::string good = HelloText(PeerId(1), PeerId(2));
+  victim.OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(0, false, true)},
+                   world->Now() + Seconds(20));
+  std::string other_version = good;
+  other_version[4] = 9;
+  std::string wrong_kind = good;
+  wrong_kind[6] = 77;
+  const std::vector<std::string> stages = {
+      "",                         // connects and says nothing
+      "GET / HTTP/1.1\r\n\r\n",   // another protocol, short
+      std::string(128, '\xff'),   // a HELLO of garbage
+      std::string(1 << 20, 'A'),  // much too long
+      good.substr(0, 1),
+      good.substr(0, 127),
+      wrong_kind,
+      other_version,
+      good,                         // and no CONFIRM
+      good + std::string(40, 'x'),  // and a CONFIRM of garbage
+      good + std::string(1 << 20, '\0'),
+  };
+  uint64_t refused = 0;
+  for (const std::string& bytes : stages) {
+    Raw raw(world.get(), address);
+    raw.Watch();
+    raw.Send(bytes);
+    ++refused;
+    EXPECT_TRUE(world->Until([&] { return raw.closed; })) << bytes.size();
+    EXPECT_TRUE(world->Until([&] { return victim.GetStats().handshakes_refused == refused; }));
+    raw.Close();
+    // Cut off by the caller at the same point.
+    Raw cut(world.get(), address);
+    cut.Send(bytes);
+    cut.Close();
+    ++refused;
+    EXPECT_TRUE(world->Until([&] { return victim.GetStats().handshakes_refused == refused; }));
+  }
+  EXPECT_EQ(victim.GetStats().connections_accepted, refused);
+  EXPECT_TRUE(world->at(1).up.empty());
+  // A member still gets in.
+  world->at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(1, true, true)},
+                                    world->Now() + Seconds(5));
+  EXPECT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+}
+
+TEST_P(TransportTest, ManySilentConnectionsDoNotKeepMembersOut) {
+  TransportOptions options;
+  options.detect_ms = 10000;
+  auto world = Make(2, options);
+  std::vector<std::unique_ptr<Raw>> raws;
+  const std::string address = world->at(1).transport->listen_address();
+  for (int i = 0; i < LH_HANDSHAKES_MAX + 40; ++i) {
+    raws.push_back(std::make_unique<Raw>(world.get(), address));
+  }
+  ASSERT_TRUE(world->Until([&] {
+    return world->at(1).transport->GetStats().handshakes_refused >= 40;
+  })) << "the oldest make room";
+  if (world->fake != nullptr) {
+    EXPECT_LT(world->fake->operations(), LH_HANDSHAKES_MAX + 50u);
+  }
+  world->Open(0, 1, 1, true, 15000);
+  EXPECT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  for (auto& raw : raws) raw->Close();
+}
+
+// ------------------------------------------------------------------------------ faults, in memory
+
+class FakeSeeds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Seeds, FakeSeeds, ::testing::Range(1, 21));
+
+TEST_P(FakeSeeds, SilenceTakesTheLinkDownAtBothEnds) {
+  World world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  ASSERT_TRUE(!world.Until([&] { return !world.Linked(0, 1); }, 10000)) << "an idle link stays";
+  world.fake->StallConnection(0, true);
+  const Tick start = world.Now();
+  ASSERT_TRUE(world.Until([&] { return world.at(0).up.empty() && world.at(1).up.empty(); }));
+  EXPECT_GE(world.Now() - start, Millis(1000));
+  EXPECT_LE(world.Now() - start, Millis(1700));
+  // One of the two notices first, and the other may see its reset.
+  const std::string all = world.at(0).downs[PeerId(2)][0] + world.at(1).downs[PeerId(1)][0];
+  EXPECT_THAT(all, HasSubstr("silent for 1500 ms"));
+}
+
+TEST_P(FakeSeeds, StoppedProcessDoesNotTakeItsPeersForSilent) {
+  World world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  for (int i = 0; i < 10; ++i) {
+    world.fake->AdvanceTime(Seconds(60));
+    for (int k = 0; k < 100; ++k) world.Step();
+  }
+  EXPECT_TRUE(world.Linked(0, 1));
+}
+
+TEST_P(FakeSeeds, HandshakeCutAtAnyByteIsTriedAgain) {
+  for (uint64_t byte = 0; byte <= 240; byte += 1 + GetParam() % 7) {
+    World world(Rings::kFake, GetParam() * 1000 + byte, 2);
+    Prng random(byte);
+    for (int connection = 0; connection < 4; ++connection) {
+      world.fake->CutConnection(connection, random.Chance(0.5), byte);
+    }
+    // PINGs cut links that stand already: then the next epoch builds them again.
+    uint64_t epoch = 0;
+    ASSERT_TRUE(world.Until([&] {
+      if (world.fake->connections() >= 4 + 3 && world.Linked(0, 1)) return true;
+      if (epoch == 0 ||
+          (!world.Linked(0, 1) &&
+           world.at(0).downs[PeerId(2)].size() + world.at(1).downs[PeerId(1)].size() >= epoch)) {
+        ++epoch;
+        world.Open(0, 1, epoch, true, 5000);
+      }
+      return epoch > 20 || (world.Linked(0, 1) && world.fake->connections() >= 3 &&
+                            world.at(0).downs.empty() && world.at(1).downs.empty());
+    })) << "byte "
+        << byte;
+    EXPECT_LE(epoch, 20u);
+    world.Close();
+  }
+}
+
+// Random traffic among three peers while connections are cut at random; whenever somebody reports a
+// link down, both ends open it again under the next epoch. No segment is lost from the books, what
+// arrives is what was sent, and when the faults stop all links stand.
+TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
+  const uint64_t seed = GetParam();
+  Prng random(seed * 77);
+  TransportOptions options;
+  options.lanes = 1 + random.Below(4);
+  options.zero_copy =
+      random.Chance(0.5) ? TransportOptions::ZeroCopy::kOn : TransportOptions::ZeroCopy::kAuto;
+  World world(Rings::kFake, seed, 3, options, {.stream_bytes_max = 200000});
+  for (int i = 0; i < 3; ++i) {
+    world.at(i).scatter = true;
+    world.at(i).memory.resize(1 << 20);
+    for (size_t b = 0; b < world.at(i).memory.size(); ++b) {
+      world.at(i).memory[b] = static_cast<uint8_t>(b * 13 + b / 241);  // the same at all
+    }
+  }
+  const auto memory = world.at(0).memory;
+  uint64_t epoch = 1;
+  const auto open_all = [&] {
+    world.Open(0, 1, epoch);
+    world.Open(0, 2, epoch);
+    world.Open(1, 2, epoch);
+    for (int i = 0; i < 3; ++i) {
+      std::vector<PeerId> others;
+      for (int k = 0; k < 3; ++k) {
+        if (k != i) others.push_back(world.at(k).id);
+      }
+      world.at(i).transport->KeepLinks(kRun, 0, Epoch(epoch), others);
+    }
+    ++epoch;
+  };
+  open_all();
+  uint64_t cookie = 1;
+  size_t downs_seen = 0;
+  for (int round = 0; round < 300; ++round) {
+    for (int k = random.Below(20); k > 0; --k) world.Step();
+    const int from = random.Below(3);
+    const int to = (from + 1 + random.Below(2)) % 3;
+    switch (random.Below(8)) {
+      case 0:
+        if (round < 250) {
+          world.fake->CutConnection(random.Below(world.fake->connections() + 1), random.Chance(0.5),
+                                    random.Below(100000));
+        }
+        break;
+      case 1:
+        world.at(from).transport->DetachReceives(kRun, 0, OpOrdinal(1 + random.Below(3)), Epoch(1),
+                                                 cookie++);
+        break;
+      case 2:
+        world.at(from).transport->DropSegments({cookie - 1, cookie - 2, cookie - 3});
+        break;
+      case 3:
+        world.at(from).SendReady(world.at(to).id, 1 + round, 32 + random.Below(4000));
+        break;
+      default: {
+        const uint32_t bytes = 1 + random.Below(random.Chance(0.5) ? 200000 : 2000);
+        world.at(from).Send(world.at(to).id, random.Below(memory.size() - bytes), bytes, cookie++,
+                            1 + random.Below(3));
+      }
+    }
+    size_t downs = 0;
+    for (int i = 0; i < 3; ++i) {
+      for (const auto& [peer, reasons] : world.at(i).downs) downs += reasons.size();
+    }
+    if (downs != downs_seen) {
+      downs_seen = downs;
+      open_all();
+    }
+  }
+  for (int tries = 0; tries < 20; ++tries) {
+    open_all();
+    if (world.Until([&] { return world.Linked(0, 1) && world.Linked(0, 2) && world.Linked(1, 2); },
+                    8000)) {
+      break;
+    }
+  }
+  EXPECT_TRUE(world.Linked(0, 1) && world.Linked(0, 2) && world.Linked(1, 2));
+  ASSERT_TRUE(world.Until([&] {
+    return std::all_of(world.peers.begin(), world.peers.end(),
+                       [](const auto& p) { return p->sent == p->started; });
+  }));
+  for (int i = 0; i < 3; ++i) {
+    for (const auto& [id, times] : world.at(i).detached) EXPECT_EQ(times, 1);
+    EXPECT_EQ(world.at(i).transport->GetStats().frames_refused, 0u);
+  }
+}
+
+// ------------------------------------------------------------------------------ TCP alone
+
+TEST(TransportUringTest, NamesAndIpv6AreDialled) {
+  for (const char* listen : {"127.0.0.1:0", "[::1]:0"}) {
+    TransportOptions options;
+    options.listen = listen;
+    if (!NumericAddress(*ParseHostPort(listen)).has_value()) continue;
+    const auto probe = SystemSockets().Listen(*NumericAddress(*ParseHostPort(listen)));
+    if (!probe.ok()) continue;  // a machine without IPv6
+    SystemSockets().Close(*probe);
+    World world(Rings::kOne, 1, 2, options);
+    const std::string address = world.at(1).transport->listen_address();
+    LinkRequest request = world.Request(1, true, true);
+    if (options.listen[0] != '[') {
+      request.endpoints = {"localhost" + address.substr(address.rfind(':'))};
+    }
+    world.at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request},
+                                     world.Now() + Seconds(20));
+    world.at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world.Request(0, false, true)},
+                                     world.Now() + Seconds(20));
+    EXPECT_TRUE(world.Until([&] { return world.Linked(0, 1); })) << listen;
+  }
+}
+
+TEST(TransportUringTest, NextEndpointIsTriedWhenOneDoesNotAnswer) {
+  World world(Rings::kOne, 1, 2);
+  LinkRequest request = world.Request(1, true, true);
+  request.endpoints = {"nonsense", "127.0.0.1:1", "no-such-host.invalid:1", request.endpoints[0]};
+  world.at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request}, world.Now() + Seconds(20));
+  world.at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world.Request(0, false, true)},
+                                   world.Now() + Seconds(20));
+  EXPECT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+}
+
+TEST(TransportUringTest, ZeroCopySegmentsOfRegisteredMemoryArriveAndCopiesAreCounted) {
+  TransportOptions options;
+  options.zero_copy = TransportOptions::ZeroCopy::kOn;
+  World world(Rings::kEach, 1, 2, options);
+  if (!world.at(0).ring->features().send_zero_copy) GTEST_SKIP();
+  world.at(0).memory.resize(2 << 20);
+  for (size_t i = 0; i < world.at(0).memory.size(); ++i) world.at(0).memory[i] = uint8_t(i / 3);
+  world.at(1).memory.resize(2 << 20);
+  world.at(0).transport->AddMemory(world.at(0).memory.data(), world.at(0).memory.size());
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  for (int i = 0; i < 8; ++i) world.at(0).Send(PeerId(2), i << 18, 1 << 18, i);
+  ASSERT_TRUE(world.Until(
+      [&] { return world.at(1).segments == 8 && world.at(0).sent == world.at(0).started; }));
+  EXPECT_EQ(world.at(0).memory, world.at(1).memory);
+  world.at(0).transport->RemoveMemory(world.at(0).memory.data());
+}
+
+TEST(TransportUringTest, AddressesThatCannotBeBoundAreNamed) {
+  World world(Rings::kOne, 1, 1);
+  Peer peer;
+  const auto make = [&](TransportOptions options) {
+    options.self = PeerId(5);
+    return MakeTransport(options, world.at(0).ring, &peer).status();
+  };
+  TransportOptions options;
+  options.listen = world.at(0).transport->listen_address();
+  EXPECT_EQ(make(options).code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(make(options).ToString(), HasSubstr(options.listen + ": Address already in use"));
+  options.listen = "nonsense";
+  EXPECT_EQ(make(options).code(), absl::StatusCode::kInvalidArgument);
+  options.listen = "127.0.0.1:0";
+  options.congestion = "none-such";
+  EXPECT_EQ(make(options).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(make(options).ToString(), HasSubstr("congestion control none-such"));
+}
+
+// Printed, not asserted: a sanity figure of this machine in this moment.
+TEST(TransportUringTest, ThroughputForTheRecord) {
+  World world(Rings::kEach, 1, 2);
+  world.at(0).memory.resize(32 << 20);
+  world.at(1).memory.resize(32 << 20);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  const Tick start = world.Now();
+  for (uint64_t i = 0; i < 256; ++i) world.at(0).Send(PeerId(2), (i % 64) << 19, 1 << 19, i);
+  ASSERT_TRUE(world.Until([&] { return world.at(1).segments == 256; }));
+  std::printf("one thread, two rings: %.0f MB/s\n",
+              256.0 * (1 << 19) / static_cast<double>(world.Now() - start));
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
