@@ -55,7 +55,9 @@ struct DrainPeer {
   PeerId peer;
   std::string reason;
 };
-// Time has passed; the driver sends it no later than NextDeadline().
+// Time has passed; the driver sends it no later than NextDeadline(). Deadlines are judged by this
+// event only, so what was received before should be stepped first. One that comes more than
+// detect_ms / 2 late shows that this process itself was held up: everybody's time starts again.
 struct TimePassed {};
 
 using Event =

@@ -1004,11 +1004,13 @@ TEST_F(CoordinatorCoreTest, LocalMembersOfAPeerAreBounded) {
 }
 
 TEST_F(CoordinatorCoreTest, MembersOfAGroupAreBounded) {
+  h.SetUnchecked(true);
   for (uint64_t p = 1; p <= LH_MEMBERS_MAX / LH_LOCAL_MEMBERS_MAX; ++p) {
     h.Attach(P(p));
     for (uint64_t i = 1; i <= LH_LOCAL_MEMBERS_MAX; ++i) h.Say(P(p), control::Join{i, G(), "t"});
   }
   EXPECT_EQ(h.View().members.size(), size_t{LH_MEMBERS_MAX});
+  h.SetUnchecked(false);
   h.Attach(P(900));
   h.Say(P(900), control::Join{1, G(), "t"});
   EXPECT_NE(h.Take(P(900)).back().find("LH_MEMBERS_MAX"), std::string::npos);
@@ -1016,7 +1018,10 @@ TEST_F(CoordinatorCoreTest, MembersOfAGroupAreBounded) {
 
 TEST_F(CoordinatorCoreTest, GroupsOfAPeerAreBounded) {
   h.Attach(P(1));
+  h.SetUnchecked(true);
   for (uint32_t g = 0; g <= LH_CLIENTS_MAX; ++g) h.Say(P(1), control::Join{g + 1, G(g), "t"});
+  h.SetUnchecked(false);
+  h.Pass();
   EXPECT_NE(h.Take(P(1)).back().find("LH_CLIENTS_MAX"), std::string::npos);
   EXPECT_EQ(h.core().GetOverview().groups.size(), size_t{LH_CLIENTS_MAX});
 }

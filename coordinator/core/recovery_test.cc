@@ -358,7 +358,7 @@ uint64_t RandomHistory(uint64_t seed) {
 }
 
 TEST(Recovery, RandomHistoriesComeToRestAndRepeat) {
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
     const uint64_t trace = RandomHistory(seed);
     if (testing::Test::HasFailure()) return;
     if (seed % 10 == 0) {
@@ -398,7 +398,7 @@ control::PeerMessage Nonsense(Prng& random) {
 }
 
 TEST(Recovery, NonsenseIsRefusedOrIgnored) {
-  for (uint64_t seed = 1; seed <= 40; ++seed) {
+  for (uint64_t seed = 1; seed <= 25; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Prng random(seed);
     Harness h;
