@@ -183,6 +183,8 @@ class Comm:
         self._handle = handle
         self._left = False
         self._epoch_of_step = 0
+        # Stands at the boundary that admitted it, and has done nothing since.
+        self._at_boundary = True
         self.run = run
         self.group = group
         weakref.finalize(self, _free_comm, client, handle).atexit = False
@@ -239,20 +241,26 @@ class Comm:
     def begin_step(self, timeout: float | None = None) -> Step:
         """Step boundary: waits for every member, admits those that wait, returns in the common epoch.
 
-        Every member has to call it at the same point of its program.
+        Every member has to call it at the same point of its program. A new member has come in at
+        such a point of the others: unless it has started an op since join(), its first call is
+        the boundary that admitted it and returns at once. So the same loop fits all of them, with
+        the boundary at its top or at its end.
         timeout: seconds; None waits for ever. Raises DeadlineExceeded when somebody is late (this
         member then still counts as standing at the boundary: call again), Evicted with the reason
         when this member was removed or its host drains.
         """
         self._check_joined()
-        self._in_slices(_native.library().lh_begin_step, "begin_step", timeout)
+        deadline = _native.Deadline(timeout)
+        if not self._at_boundary:
+            self._in_slices(_native.library().lh_begin_step, "begin_step", deadline)
+        self._at_boundary = False
         world = self.world()
         changed = world.epoch != self._epoch_of_step
         self._epoch_of_step = world.epoch
         return Step(world.epoch, world.rank, world.world_size, changed)
 
     def admit(self, timeout: float | None = None) -> Step:
-        """The admission of those that wait, alone; today the same as begin_step()."""
+        """The admission of those that wait, by itself; today the same as begin_step()."""
         return self.begin_step(timeout)
 
     @contextlib.contextmanager
@@ -302,8 +310,8 @@ class Comm:
         """Reduces the members' tensors; every member gets the same bits.
 
         tensor: a numpy array or torch CPU tensor, contiguous, of any shape; (u)int8 to (u)int64,
-            float16, bfloat16, float32 or float64. Number of elements, dtype and op must be equal
-            at all members. Tensors from `longhaul.empty` travel without a copy.
+            float16, bfloat16, float32 or float64. Number of elements (1 or more), dtype and op must
+            be equal at all members. Tensors from `longhaul.empty` travel without a copy.
         op: "sum", "avg" (the sum divided by the world size, for integers rounded towards zero),
             "prod", "min", "max".
         out: where the result goes, of the same shape and dtype, not overlapping; None: in place.
@@ -327,6 +335,8 @@ class Comm:
             raise InvalidArgument(
                 f"out is {target.dtype} {list(target.shape)}, tensor is {source.dtype} {list(source.shape)}: make them alike"
             )
+        if source.count == 0:
+            raise InvalidArgument(f"tensor has no elements (shape {list(source.shape)}); there is nothing to reduce")
         if not 0 <= tag < 1 << 64:
             raise InvalidArgument(f"tag is {tag}; give a number from 0 to 2**64 - 1")
         options = _native.AllReduceOptions()
@@ -341,6 +351,7 @@ class Comm:
         what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
         handle = ctypes.c_void_p()
         check(_native.library().lh_all_reduce_start(self._handle, ctypes.byref(options), ctypes.byref(handle)), what)
+        self._at_boundary = False
         work = Work(Op(self, handle, what, (source.owner, target.owner)))
         if async_op:
             return work
@@ -367,7 +378,7 @@ class Comm:
         """
         if self._left:
             return
-        self._in_slices(_native.library().lh_leave, "leave", timeout)
+        self._in_slices(_native.library().lh_leave, "leave", _native.Deadline(timeout))
         self._left = True
 
     def __enter__(self: _Self) -> _Self:
@@ -395,16 +406,13 @@ class Comm:
         if self._left:
             raise FailedPrecondition("this communicator has left its group; join again")
 
-    def _in_slices(self, call: Callable[[ctypes.c_void_p, int], int], what: str, timeout: float | None) -> None:
+    def _in_slices(self, call: Callable[[ctypes.c_void_p, int], int], what: str, deadline: _native.Deadline) -> None:
         """A call of the library that goes on where it was when its time ran out."""
-        deadline = _native.Deadline(timeout)
         status = call(self._handle, deadline.slice_ms())
         while status == _native.DEADLINE_EXCEEDED and not deadline.passed():
             status = call(self._handle, deadline.slice_ms())
         if status == _native.DEADLINE_EXCEEDED:
-            raise DeadlineExceeded(
-                f"{what}: not done after {timeout} s; it goes on, call {what}() again to wait for it"
-            )
+            raise DeadlineExceeded(f"{what}: not done in time; it goes on, call {what}() again to wait for it")
         check(status, what)
 
 

@@ -37,6 +37,8 @@ class Members:
 
         self.all(admit)
         self.comms.append(joining.result(timeout))
+        # Where the others are now: behind the boundary that admitted it.
+        self.comms[-1].begin_step(timeout)
 
     def all(self, call: Callable[[lh.Comm], T], timeout: float = 60) -> list[T]:
         """call(comm) at all members at once; what they return, or the first error."""

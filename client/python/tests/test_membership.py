@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 from conftest import Members
 
@@ -53,6 +56,32 @@ def test_step_is_a_boundary_and_names_its_world(pair: Members) -> None:
     assert sorted(step.rank for step in pair.all(one)) == [0, 1]
 
 
+@pytest.mark.parametrize("boundary", ["top", "end"])
+def test_one_loop_fits_all_members_whenever_they_come(cluster: LocalCluster, boundary: str) -> None:
+    """Members that start at different times and run the same loop, until all three have met."""
+    with ThreadPoolExecutor() as pool:
+
+        def trainer(i: int) -> int:
+            rounds = 0
+            with lh.join(f"loop-{boundary}", peerd=cluster.socket(i), timeout=60) as comm:
+                while True:
+                    if boundary == "top":
+                        comm.begin_step(60)
+                    total = np.full(100, 1 << i, np.float32)
+                    info = comm.all_reduce(total, timeout=60)
+                    rounds += 1
+                    if info.world_size == 3:
+                        assert (total == 7).all()
+                        return rounds
+                    if boundary == "end":
+                        comm.begin_step(60)
+
+        first = pool.submit(trainer, 0)
+        others = [pool.submit(trainer, i) for i in (1, 2)]
+        assert first.result(90) >= 1
+        assert all(other.result(90) >= 1 for other in others)
+
+
 def test_a_late_member_makes_the_boundary_late(pair: Members) -> None:
     first, _ = pair.comms
     with pytest.raises(lh.DeadlineExceeded, match="begin_step"):
@@ -68,12 +97,11 @@ def test_the_others_go_on_without_one_that_leaves(three: Members) -> None:
     with pytest.raises(lh.FailedPrecondition, match="join again"):
         gone.begin_step()
 
-    def until_two(comm: lh.Comm) -> int:
-        while comm.world_size > 2:
-            comm.begin_step(30)
-        return comm.world_size
+    def reduce(comm: lh.Comm) -> int:
+        comm.begin_step(30)
+        return comm.all_reduce(np.ones(10, np.float32), timeout=30).world_size
 
-    assert three.all(until_two) == [2, 2]
+    assert three.all(reduce) == [2, 2]
 
 
 def test_groups_of_one_run_are_apart(cluster: LocalCluster) -> None:
