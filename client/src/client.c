@@ -193,6 +193,7 @@ static void tell_comm_locked(lh_op *op, const struct lh_ipc_reply *reply) {
       if (ok) {
         comm->handle = reply->member;
         comm->admitted = true;
+        comm->at_join = true;
         comm->world = reply->world;
       } else if (comm->gone == LH_OK) {
         comm->gone = op->status;
@@ -201,7 +202,7 @@ static void tell_comm_locked(lh_op *op, const struct lh_ipc_reply *reply) {
       break;
     case LHI_STEP:
       comm->stepping = false;
-      if (ok) comm->world = reply->world;
+      if (ok && reply != NULL) comm->world = reply->world;
       break;
     case LHI_LEAVE:
       /* A member that was removed meanwhile is out all the same. */

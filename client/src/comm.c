@@ -406,13 +406,17 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
       op = lhi_op_new_locked(client, LHI_STEP, comm);
       if (op == NULL) status = LH_UNAVAILABLE;
     }
-    if (op != NULL && op->state == LHI_OPEN) {
+    if (op != NULL && op->state == LHI_OPEN && comm->at_join) {
+      /* The others stand at this boundary too: it is the one that admitted this member. */
+      lhi_op_end_locked(op, LH_OK, NULL);
+    } else if (op != NULL && op->state == LHI_OPEN) {
       comm->stepping = true;
       send = true;
       request = lhi_request(LH_IPC_STEP, op);
       request.member = comm->handle;
     }
   }
+  if (op != NULL) comm->at_join = false;
   pthread_mutex_unlock(&client->mutex);
   if (send) lhi_send(client, &request, -1);
   *op_out = op;

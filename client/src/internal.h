@@ -82,6 +82,7 @@ struct lh_comm {
   bool leaving; /* a LEAVE was sent */
   bool left;
   bool stepping;  /* a STEP is open */
+  bool at_join;   /* stands at the boundary that admitted it, and has done nothing since */
   lh_status gone; /* not LH_OK: removed, or never admitted */
   char *gone_text;
   struct lh_ipc_world world;

@@ -179,6 +179,7 @@ lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *option
   pthread_mutex_lock(&client->mutex);
   status = lhi_member_check_locked(comm, kAllReduce);
   if (status == LH_OK) {
+    comm->at_join = false;
     lhi_op_open_locked(op);
     request = all_reduce_request(op, &o, comm->handle);
   }

@@ -163,7 +163,10 @@ LH_API lh_status lh_pending(lh_comm *comm, uint32_t *count_out);
 LH_API lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out);
 
 /* Step boundary: waits until every member has called it, admits those that wait, and returns in the
- * epoch that all now share. Every member must call it at the same point of its program.
+ * epoch that all now share. Every member must call it at the same point of its program. A new
+ * member has come in at such a point of the others: unless it has started an operation since its
+ * join, its first call is the boundary that admitted it and returns at once. So the same loop, with
+ * the boundary at its top or at its end, fits all of them.
  * LH_DEADLINE_EXCEEDED: the others have not all come; the next call waits at the same boundary. */
 LH_API lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms);
 LH_API lh_status lh_begin_step_start(lh_comm *comm, lh_op **op_out);

@@ -183,8 +183,6 @@ class Comm:
         self._handle = handle
         self._left = False
         self._epoch_of_step = 0
-        # Stands at the boundary that admitted it, and has done nothing since.
-        self._at_boundary = True
         self.run = run
         self.group = group
         weakref.finalize(self, _free_comm, client, handle).atexit = False
@@ -251,9 +249,7 @@ class Comm:
         """
         self._check_joined()
         deadline = _native.Deadline(timeout)
-        if not self._at_boundary:
-            self._in_slices(_native.library().lh_begin_step, "begin_step", deadline)
-        self._at_boundary = False
+        self._in_slices(_native.library().lh_begin_step, "begin_step", deadline)
         world = self.world()
         changed = world.epoch != self._epoch_of_step
         self._epoch_of_step = world.epoch
@@ -351,7 +347,6 @@ class Comm:
         what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
         handle = ctypes.c_void_p()
         check(_native.library().lh_all_reduce_start(self._handle, ctypes.byref(options), ctypes.byref(handle)), what)
-        self._at_boundary = False
         work = Work(Op(self, handle, what, (source.owner, target.owner)))
         if async_op:
             return work
