@@ -165,6 +165,17 @@ void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
   const auto prepared = epochs_.find({commit.group.group, commit.epoch});
   if (prepared == epochs_.end()) Fail(name + " is committed and was never prepared");
   if (committed_.insert(prepared->first).second) Admit(prepared->second);
+  // When it is said again, those that have heard it may have gone on.
+  if (!told_.insert({to, commit.group.group, commit.epoch}).second) return;
+  for (const control::OpFate& fate : commit.fates) {
+    const auto op = announced_.find({to, commit.group.group, fate.ordinal});
+    if (op == announced_.end() || fate.fate == control::Fate::kCommit) continue;
+    const Op& known = ops_[op->second];
+    if (known.result || known.refused) {
+      Fail(ToString(op->second) + " is not committed at " + longhaul::ToString(to) + " in epoch " +
+           longhaul::ToString(commit.epoch) + ", but has ended at another member");
+    }
+  }
 }
 
 // All members that stay have voted: they stand at the end of one step, and newcomers begin with
@@ -213,11 +224,6 @@ void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
       Fail(ToString(name) + " has two fates in epoch " + longhaul::ToString(commit->epoch));
     }
     if (fresh && fate.fate == control::Fate::kCommit) ++counts_.committed_by_fate;
-    const Op& known = ops_[name];
-    if (fate.fate != control::Fate::kCommit && (known.result || known.refused)) {
-      Fail(ToString(name) + " is not committed at " + longhaul::ToString(at) + " in epoch " +
-           longhaul::ToString(commit->epoch) + ", but has ended at another member");
-    }
   }
 }
 

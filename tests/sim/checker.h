@@ -60,6 +60,10 @@ class Checker {
   // ---- ops
 
   void OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name);
+  // The same, unless the ordinal is known.
+  void OnReported(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name) {
+    announced_.emplace(std::tuple(peer, group.group, ordinal), name);
+  }
   struct Ended {
     OpName name;
     OpDesc desc;
@@ -115,7 +119,8 @@ class Checker {
   std::map<std::pair<uint32_t, MemberId>, Member> members_;
   std::map<std::pair<uint32_t, Epoch>, control::PrepareEpoch> epochs_;
   std::set<std::pair<uint32_t, Epoch>> committed_;
-  std::map<uint32_t, uint64_t> last_step_;  // highest of the group
+  std::set<std::tuple<PeerId, uint32_t, Epoch>> told_;  // commits, to whom
+  std::map<uint32_t, uint64_t> last_step_;              // highest of the group
   std::map<Local, Epoch> last_epoch_;
   std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpName> announced_;
   std::map<OpName, Op> ops_;

@@ -476,7 +476,7 @@ void PeerHost::Carry(peerd::Action& action) {
       if (std::exchange(h->locals_.at(a.local).gone, true)) h->Twice("MemberGone", a.local);
       h->CheckAnswered(a.local);
       // What it asked for in the meantime is answered, but it does not listen any more.
-      h->ToTrainer(a.local, [this, a](TrainerSide* t) {
+      h->ToTrainer(a.local, [h = h, a](TrainerSide* t) {
         h->locals_.at(a.local).trainer = nullptr;
         t->OnMemberGone(a.outcome);
       });
@@ -733,7 +733,15 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& message) {
                               [&] { return node_.name + " -> coordinator  " + Describe(message); });
   }
   const uint64_t life = node_.life;
-  if (std::holds_alternative<control::EpochReady>(message)) {
+  if (const auto* ready = std::get_if<control::EpochReady>(&message)) {
+    // An op whose other peers were all lost was announced to nobody.
+    for (const control::OpReport& op : ready->ops) {
+      for (const peerd::PostRef& post : open_posts_) {
+        const OpName& name = names_.at(post);
+        if (locals_.at(post.local).group != ready->group || name.tag != op.tag) continue;
+        context_.checker->OnReported(id_, ready->group, op.ordinal, name);
+      }
+    }
     context_.trigger(Moment::kReadySent, id_);
   }
   if (std::holds_alternative<control::Vote>(message)) context_.trigger(Moment::kVoteSent, id_);

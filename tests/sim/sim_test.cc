@@ -30,7 +30,6 @@ struct Options {
 };
 
 Options options;
-uint64_t running_seed = 0;
 
 const char* PlantedText() {
   for (const PlantedName& name : kPlanted) {
@@ -39,12 +38,12 @@ const char* PlantedText() {
   return "";
 }
 
-void SayHowToRepeat() {
+void SayHowToRepeat(uint64_t seed) {
   const bool planted = options.planted != Planted::kNone;
   std::fprintf(stderr,
                "seed %" PRIu64 " failed: bazel run //tests/sim:sim_test -- --first_seed=%" PRIu64
                " --seeds=1 --trace%s%s\n",
-               running_seed, running_seed, planted ? " --plant=" : "", PlantedText());
+               seed, seed, planted ? " --plant=" : "", PlantedText());
 }
 
 // What the seeds did, summed up by the child and handed to the parent.
@@ -55,7 +54,6 @@ struct Totals {
 };
 
 void RunTwice(uint64_t seed, Totals* totals) {
-  running_seed = seed;
   const auto mode = options.trace ? Story::Mode::kPrint : Story::Mode::kQuiet;
   const SeedResult first = RunSeed(seed, options.planted, mode);
   const SeedResult second = RunSeed(seed, options.planted, Story::Mode::kQuiet);
@@ -83,7 +81,7 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
   LH_CHECK(child >= 0);
   if (child == 0) {
     close(pipe_fds[0]);
-    SetCheckHook(SayHowToRepeat);
+    SetCheckHook([] { std::fflush(stdout); });
     for (uint64_t seed = *next; seed < end; ++seed) {
       Totals one;
       RunTwice(seed, &one);
@@ -112,7 +110,7 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
   int status = 0;
   LH_CHECK(waitpid(child, &status, 0) == child);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return false;
-  ++*next;
+  SayHowToRepeat((*next)++);
   return true;
 }
 

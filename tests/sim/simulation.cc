@@ -196,7 +196,9 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);
   options.lanes = static_cast<int>(prng_.Between(1, 4));
   options.zero_copy = prng_.Chance(0.3) ? 0 : 0.5;
-  options.segment_us = prng_.Between(20, 800);
+  // Slow lanes keep ops in flight for long, and faults hit them there.
+  options.segment_us =
+      prng_.Chance(0.4) ? prng_.Between(Millis(2), Millis(20)) : prng_.Between(20, 800);
   return options;
 }
 

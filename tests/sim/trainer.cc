@@ -79,6 +79,7 @@ void Trainer::Join() {
   state_ = State::kJoining;
   join_since_ = context_.world->now();
   world_seen_ = {};
+  strands_.clear();
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
   local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_);
 }
