@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/daemon/host_port.h"
+#include "base/ids.h"
 #include "base/mutex.h"
 #include "coordinator/server.h"
 #include "gmock/gmock.h"
@@ -37,6 +38,10 @@ class Owner {
         Add(absl::StrCat("welcome ", welcome->coordinator));
       } else if (const auto* pending = std::get_if<control::JoinPending>(&message)) {
         Add(absl::StrCat("pending ", pending->request));
+      } else if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
+        Add("prepare " + ToString(prepare->epoch));
+      } else if (const auto* commit = std::get_if<control::CommitEpoch>(&message)) {
+        Add("commit " + ToString(commit->epoch));
       } else {
         Add("message");
       }
@@ -86,9 +91,11 @@ control::Hello HelloOf(uint64_t peer) {
   return hello;
 }
 
-std::unique_ptr<coordinator::Server> StartServer(const std::string& listen = "127.0.0.1:0") {
+std::unique_ptr<coordinator::Server> StartServer(const std::string& listen = "127.0.0.1:0",
+                                                 const std::string& store = "memory") {
   coordinator::ServerOptions options;
   options.listen = listen;
+  options.store = store;
   options.detect_ms = 30000;
   auto server = coordinator::Server::Start(options);
   EXPECT_TRUE(server.ok()) << server.status();
@@ -145,6 +152,34 @@ TEST_F(ControlClientTest, ComesBackToACoordinatorThatRestartsOnItsPort) {
                                      HasSubstr("shutting down")));
     server = StartServer(address);
   }
+}
+
+TEST_F(ControlClientTest, MemberOutlivesTheCoordinatorThroughItsStore) {
+  const std::string store =
+      absl::StrCat("sqlite:", ::testing::TempDir(), "/control_client_", getpid(), ".db");
+  auto server = StartServer("127.0.0.1:0", store);
+  const std::string address = server->grpc_address();
+  Connect({address});
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  ASSERT_TRUE(client_->Send(control::Join{1, {"run", 0}, "t"}));
+  ASSERT_EQ(owner_.NextWith("prepare"), "prepare 1");
+  ASSERT_TRUE(client_->Send(control::EpochReady{{"run", 0}, Epoch(1), {}}));
+  ASSERT_EQ(owner_.NextWith("commit"), "commit 1");
+  server.reset();
+  server = StartServer(address, store);
+  ASSERT_EQ(owner_.NextWith("connected"), "connected");
+  control::Hello hello = HelloOf(1);
+  hello.groups = {{{"run", 0}, Epoch(1), {MemberId(1)}}};
+  ASSERT_TRUE(client_->Send(hello));
+  EXPECT_EQ(owner_.Next(), "welcome " + server->incarnation());
+  const auto overview = server->loop()->QueryAndWait(kDeadline);
+  ASSERT_TRUE(overview.ok()) << overview.status();
+  ASSERT_EQ(overview->groups.size(), 1u);
+  EXPECT_EQ(overview->groups[0].committed, Epoch(1));
+  ASSERT_EQ(overview->groups[0].members.size(), 1u);
+  EXPECT_EQ(overview->groups[0].members[0].joined, Epoch(1));
+  EXPECT_TRUE(overview->groups[0].ring[0].attached);
 }
 
 TEST_F(ControlClientTest, TriesTheNextAddress) {
