@@ -50,6 +50,8 @@ class IpcClientTest : public testing::Test {
     Start(options);
     ASSERT_NO_FATAL_FAILURE(Open());
     ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+    // The boundary that admitted it: from here on steps are asked of peerd.
+    ASSERT_EQ(lh_begin_step(comm_, 0), LH_OK) << lh_last_error();
   }
   float* Alloc(size_t count) {
     void* data = nullptr;
@@ -183,6 +185,32 @@ TEST_F(IpcClientTest, JoinsSeesTheWorldStepsAndLeaves) {
   EXPECT_EQ(lh_leave(comm_, kPatienceMs), LH_FAILED_PRECONDITION);
   EXPECT_EQ(harness_->Events(),
             (std::vector<std::string>{"join 1 run/3 tester", "step 1", "step 1", "leave 1"}));
+}
+
+TEST_F(IpcClientTest, TheFirstStepAfterAJoinIsTheBoundaryThatAdmittedIt) {
+  Start();
+  Hold(&ScriptedHandler::hold_steps);
+  Open();
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_OK) << lh_last_error();
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  ASSERT_EQ(lh_world(comm_, &world), LH_OK);
+  EXPECT_EQ(world.epoch, 1u) << "as the join left it";
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_DEADLINE_EXCEEDED) << "the second waits for the others";
+  EXPECT_TRUE(UntilEvents(2));
+}
+
+TEST_F(IpcClientTest, AfterAnOpTheFirstStepIsABoundaryOfItsOwn) {
+  Start();
+  Hold(&ScriptedHandler::hold_steps);
+  Open();
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  float* const data = Alloc(4);
+  lh_op* const op = AllReduce(data, data, 4);
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK);
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_DEADLINE_EXCEEDED);
+  EXPECT_TRUE(UntilEvents(2));
+  lh_op_free(op);
 }
 
 TEST_F(IpcClientTest, ListsMembersOverSeveralPages) {
