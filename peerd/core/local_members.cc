@@ -380,6 +380,13 @@ bool LocalMembers::HasAdmitted(const GroupKey& group) const {
   });
 }
 
+bool LocalMembers::AllAdmittedRemoved(const GroupKey& group) const {
+  return std::none_of(members_.begin(), members_.end(), [&](const auto& entry) {
+    const LocalMember& local = entry.second;
+    return local.group == group && local.admitted && !local.removed;
+  });
+}
+
 void LocalMembers::CheckInvariants() const {
   for (const auto& [id, local] : members_) {
     const std::string name = "local " + std::to_string(id.value());

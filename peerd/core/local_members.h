@@ -99,6 +99,8 @@ class LocalMembers {
   std::vector<MemberId> MembersOf(const GroupKey& group) const;
   bool HasAny(const GroupKey& group) const;
   bool HasAdmitted(const GroupKey& group) const;
+  // Every admitted member of the group is removed, and only waits for its posts.
+  bool AllAdmittedRemoved(const GroupKey& group) const;
   // The member is in the epoch.
   static World WorldOf(const LocalMember& local, const EpochRecord& record, uint32_t pending);
 

@@ -34,6 +34,8 @@ struct Group {
 
   EpochFollower epochs;
   OpTable ops;
+  // Came while the members of the epoch in force were all out, but their attempts not stopped yet.
+  std::optional<control::PrepareEpoch> deferred;
   uint32_t pending = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
@@ -193,6 +195,10 @@ void PeerCore::Impl::Take(const control::VoteResult& message) {
 void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("PrepareEpoch", message.group);
+  if (group->current() != nullptr && members_.AllAdmittedRemoved(message.group)) {
+    group->deferred = message;
+    return;
+  }
   if (!group->epochs.Prepare(message, detect_ms_, now_, &out_)) return;
   group->ops.Expect(group->epochs.PreparedPeers());
   if (message.freeze && !group->ops.frozen()) group->ops.Freeze(now_, &out_);
@@ -212,6 +218,10 @@ void PeerCore::Impl::Take(const control::CommitEpoch& message) {
 void PeerCore::Impl::Take(const control::AbortEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("AbortEpoch", message.group);
+  if (group->deferred && group->deferred->epoch == message.epoch) {
+    group->deferred.reset();
+    return;
+  }
   if (!group->epochs.Abort(message, &out_)) return;
   group->ops.Expect({});
   ForgetLinks();
@@ -378,6 +388,7 @@ void PeerCore::Impl::SweepGroups() {
       const std::set<PeerId> peers = epochs.Peers();
       out_.push_back(KeepLinks{key, committed, {peers.begin(), peers.end()}});
       closed = true;
+      if (group.deferred) Take(*std::exchange(group.deferred, std::nullopt));
     }
     epochs.FailIfDue(now_, &out_);
     if (epochs.WantsReady()) {
@@ -473,6 +484,7 @@ void PeerCore::Impl::CheckInvariants() const {
   }
   for (const auto& [key, group] : groups_) {
     LH_CHECK(members_.HasAny(key)) << ToString(key);
+    LH_CHECK(!group->deferred || members_.AllAdmittedRemoved(key)) << ToString(key);
     LH_CHECK(group->ops.frozen() == group->epochs.freezing() || !members_.HasAdmitted(key))
         << ToString(key);
     group->epochs.CheckInvariants();
@@ -493,6 +505,7 @@ uint64_t PeerCore::Impl::Digest() const {
   for (const auto& [key, group] : groups_) {
     digest.Add(key).Add(uint64_t{group->pending});
     digest.Add(group->bytes_sent).Add(group->bytes_received);
+    digest.Add(group->deferred ? group->deferred->epoch : Epoch());
     group->epochs.AddTo(&digest);
     group->ops.AddTo(&digest);
   }

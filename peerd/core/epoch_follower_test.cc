@@ -1,0 +1,243 @@
+#include "peerd/core/epoch_follower.h"
+
+#include <gtest/gtest.h>
+
+#include "peerd/core/testing.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr PeerId kSelf(1);
+constexpr PeerId kTwo(2);
+constexpr PeerId kThree(3);
+
+class EpochFollowerTest : public testing::Test {
+ protected:
+  bool Prepare(const control::PrepareEpoch& message, int64_t ms = 0) {
+    out_.clear();
+    const bool started = epochs_.Prepare(message, 1000, Tick{Millis(ms)}, &out_);
+    epochs_.CheckInvariants();
+    return started;
+  }
+  bool Commit(uint64_t epoch) {
+    out_.clear();
+    const bool done = epochs_.Commit({kGroup, Epoch(epoch), {}}, Tick{5000}, &out_);
+    epochs_.CheckInvariants();
+    return done;
+  }
+  void Down(PeerId peer, bool was_up, const std::string& reason = "reset") {
+    out_.clear();
+    epochs_.LinkDown(peer, was_up, reason, &out_);
+    epochs_.CheckInvariants();
+  }
+  // Two peers in epoch 1.
+  void Begin() {
+    ASSERT_TRUE(Prepare(First()));
+    epochs_.LinkUp(kTwo);
+    epochs_.Ready({}, &out_);
+    ASSERT_TRUE(Commit(1));
+  }
+  static control::PrepareEpoch First() { return MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}}); }
+  static control::PrepareEpoch Admit(uint64_t epoch) {
+    return MakePrepare(epoch, 1, epoch, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, epoch}});
+  }
+  static control::PrepareEpoch Repair(uint64_t epoch) {
+    return MakePrepare(epoch, 1, 1, epoch, {{1, 1, 1}, {2, 2, 1}});
+  }
+
+  EpochFollower epochs_{kGroup, kSelf};
+  Actions out_;
+};
+
+TEST_F(EpochFollowerTest, AsksForLinksAndIsReadyWhenAllAreUp) {
+  ASSERT_TRUE(Prepare(First(), 7));
+  const auto open = Get<OpenLinks>(out_);
+  ASSERT_EQ(open.size(), 1u);
+  EXPECT_EQ(open[0].token, "token1");
+  EXPECT_EQ(open[0].deadline, Tick{Millis(1007)});
+  EXPECT_FALSE(epochs_.WantsReady());
+  epochs_.LinkUp(kThree);
+  EXPECT_FALSE(epochs_.WantsReady());
+  epochs_.LinkUp(kTwo);
+  ASSERT_TRUE(epochs_.WantsReady());
+  out_.clear();
+  epochs_.Ready({}, &out_);
+  EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+  ASSERT_TRUE(Commit(1));
+  EXPECT_EQ(Get<KeepLinks>(out_)[0].peers, std::vector<PeerId>{kTwo});
+  EXPECT_FALSE(epochs_.preparing());
+}
+
+TEST_F(EpochFollowerTest, AWorldOfOneNeedsNoLinks) {
+  ASSERT_TRUE(Prepare(MakePrepare(1, 0, 1, 0, {{1, 1, 1}})));
+  EXPECT_TRUE(Get<OpenLinks>(out_).empty());
+  EXPECT_TRUE(epochs_.WantsReady());
+}
+
+TEST_F(EpochFollowerTest, ARepeatedPrepareIsAnsweredAgain) {
+  ASSERT_TRUE(Prepare(First()));
+  EXPECT_FALSE(Prepare(First()));
+  EXPECT_TRUE(out_.empty());
+  epochs_.LinkUp(kTwo);
+  epochs_.Ready({}, &out_);
+  EXPECT_FALSE(Prepare(First()));
+  EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+  out_.clear();
+  epochs_.Resend(&out_);
+  EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+}
+
+TEST_F(EpochFollowerTest, TellsAllThatFailedOnceEveryLinkIsDecided) {
+  ASSERT_TRUE(Prepare(Admit(1)));
+  Down(kTwo, false, "refused by h:1");
+  epochs_.FailIfDue(Tick{}, &out_);
+  EXPECT_TRUE(out_.empty());
+  Down(kThree, false, "refused by h:2");
+  epochs_.FailIfDue(Tick{}, &out_);
+  const auto failed = Sent<control::EpochFailed>(out_);
+  ASSERT_EQ(failed.size(), 1u);
+  ASSERT_EQ(failed[0].unreachable.size(), 2u);
+  EXPECT_EQ(failed[0].unreachable[0].reason, "refused by h:1");
+  EXPECT_EQ(epochs_.NextDeadline(), kNever);
+  out_.clear();
+  epochs_.Resend(&out_);
+  EXPECT_EQ(Sent<control::EpochFailed>(out_).size(), 1u);
+  EXPECT_FALSE(Commit(1));
+}
+
+TEST_F(EpochFollowerTest, ALinkOfWhichNothingIsHeardFailsAtTheDeadline) {
+  ASSERT_TRUE(Prepare(Admit(1)));
+  epochs_.LinkUp(kTwo);
+  const Tick due = epochs_.NextDeadline();
+  EXPECT_GT(due, Tick{Millis(1000)});
+  out_.clear();
+  epochs_.FailIfDue(due, &out_);
+  const auto failed = Sent<control::EpochFailed>(out_);
+  ASSERT_EQ(failed.size(), 1u);
+  EXPECT_EQ(failed[0].unreachable[0].peer, kThree);
+}
+
+TEST_F(EpochFollowerTest, ALinkThatStoodAndBreaksIsLostNotFailed) {
+  Begin();
+  ASSERT_TRUE(Prepare(Repair(2)));
+  epochs_.LinkUp(kTwo);
+  epochs_.Ready({}, &out_);
+  Down(kTwo, true);
+  const auto lost = Sent<control::LinkLost>(out_);
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].epoch, Epoch(2));
+  Down(kTwo, false);
+  EXPECT_TRUE(out_.empty());
+  epochs_.FailIfDue(Tick{Millis(9999)}, &out_);
+  EXPECT_TRUE(out_.empty());
+  // The coordinator may have committed before it heard of that.
+  ASSERT_TRUE(Commit(2));
+  EXPECT_TRUE(epochs_.lost().contains(kTwo));
+  out_.clear();
+  epochs_.Resend(&out_);
+  EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
+}
+
+TEST_F(EpochFollowerTest, ALostLinkIsToldOncePerEpoch) {
+  Begin();
+  Down(kTwo, true);
+  EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
+  Down(kTwo, true);
+  EXPECT_TRUE(out_.empty());
+  Down(kThree, true);
+  EXPECT_TRUE(out_.empty());
+  ASSERT_TRUE(Prepare(Repair(2)));
+  EXPECT_TRUE(Sent<control::LinkLost>(out_).empty());
+  epochs_.LinkUp(kTwo);
+  epochs_.Ready({}, &out_);
+  ASSERT_TRUE(Commit(2));
+  EXPECT_TRUE(epochs_.lost().empty());
+}
+
+TEST_F(EpochFollowerTest, AnEpochThatOnlyAdmitsIsNotReadyOverALostLink) {
+  Begin();
+  Down(kTwo, true);
+  ASSERT_TRUE(Prepare(Admit(2)));
+  const auto lost = Sent<control::LinkLost>(out_);
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].epoch, Epoch(2));
+  epochs_.LinkUp(kTwo);
+  epochs_.LinkUp(kThree);
+  EXPECT_FALSE(epochs_.WantsReady());
+  // It is aborted: then the loss belongs to the old epoch again.
+  out_.clear();
+  EXPECT_TRUE(epochs_.Abort({kGroup, Epoch(2), "gone"}, &out_));
+  EXPECT_EQ(Sent<control::LinkLost>(out_)[0].epoch, Epoch(1));
+  EXPECT_EQ(Get<KeepLinks>(out_)[0].peers, std::vector<PeerId>{kTwo});
+}
+
+TEST_F(EpochFollowerTest, ALossOfAPeerThatTheNextEpochLeavesOutIsNotTold) {
+  Begin();
+  ASSERT_TRUE(Prepare(MakePrepare(2, 1, 1, 2, {{1, 1, 1}})));
+  Down(kTwo, true);
+  EXPECT_TRUE(out_.empty());
+  EXPECT_TRUE(epochs_.lost().contains(kTwo));
+}
+
+TEST_F(EpochFollowerTest, IgnoresWhatMakesNoSense) {
+  EXPECT_FALSE(Commit(1));
+  EXPECT_EQ(Get<LogLine>(out_).size(), 1u);
+  Begin();
+  EXPECT_FALSE(Commit(1));  // repeated: silently
+  EXPECT_TRUE(out_.empty());
+  const auto refused = [&](const control::PrepareEpoch& message) {
+    return !Prepare(message) && Get<LogLine>(out_).size() == 1 && !epochs_.preparing();
+  };
+  EXPECT_TRUE(refused(First()));
+  EXPECT_TRUE(refused(MakePrepare(2, 1, 2, 0, {{2, 2, 1}})));
+  EXPECT_TRUE(refused(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}})));  // base
+  EXPECT_TRUE(refused(MakePrepare(3, 1, 1, 0, {{1, 1, 1}})));             // drops, no freeze
+  auto back = Admit(3);
+  back.members.pop_back();
+  back.peers.pop_back();
+  back.boundary = Epoch(1);
+  back.attempt = Epoch(2);
+  EXPECT_TRUE(refused(back));  // attempt without freeze
+  EXPECT_TRUE(refused(MakePrepare(3, 1, 3, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})));
+  EXPECT_TRUE(refused(MakePrepare(3, 1, 3, 0, {{1, 1, 1}, {2, 2, 3}})));
+  out_.clear();
+  EXPECT_FALSE(epochs_.Abort({kGroup, Epoch(3), ""}, &out_));
+  ASSERT_TRUE(Prepare(Repair(4)));
+  out_.clear();
+  EXPECT_FALSE(epochs_.Abort({kGroup, Epoch(4), ""}, &out_));
+  EXPECT_FALSE(Prepare(Admit(5)));  // frozen: no way back but a freezing commit
+  EXPECT_TRUE(epochs_.freezing());
+}
+
+TEST_F(EpochFollowerTest, ABoundaryDoesNotGoBack) {
+  ASSERT_TRUE(Prepare(Admit(2)));
+  epochs_.LinkUp(kTwo);
+  epochs_.LinkUp(kThree);
+  epochs_.Ready({}, &out_);
+  ASSERT_TRUE(Commit(2));
+  EXPECT_FALSE(Prepare(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}})));
+}
+
+TEST_F(EpochFollowerTest, ANewerPreparationReplacesAnOlderOne) {
+  ASSERT_TRUE(Prepare(Admit(2)));
+  epochs_.LinkUp(kTwo);
+  ASSERT_TRUE(Prepare(Admit(3)));
+  EXPECT_FALSE(epochs_.WantsReady());
+  EXPECT_FALSE(Prepare(Admit(2)));
+  epochs_.LinkUp(kTwo);
+  epochs_.LinkUp(kThree);
+  EXPECT_TRUE(epochs_.WantsReady());
+  EXPECT_FALSE(Commit(2));
+}
+
+TEST_F(EpochFollowerTest, ResetKeepsThePreparation) {
+  Begin();
+  ASSERT_TRUE(Prepare(Repair(2)));
+  epochs_.Reset();
+  EXPECT_TRUE(epochs_.history().empty());
+  EXPECT_TRUE(epochs_.preparing());
+  EXPECT_EQ(epochs_.Peers(), std::set<PeerId>{kTwo});
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

@@ -1,0 +1,110 @@
+#include "peerd/core/epoch_record.h"
+
+#include <gtest/gtest.h>
+
+#include "peerd/core/testing.h"
+
+namespace longhaul::peerd {
+namespace {
+
+std::vector<PeerId> Peers(const std::vector<uint64_t>& values) {
+  std::vector<PeerId> peers;
+  for (const uint64_t value : values) peers.push_back(PeerId(value));
+  return peers;
+}
+
+control::PrepareEpoch Good() { return MakePrepare(5, 4, 5, 3, {{1, 1, 1}, {2, 2, 5}}); }
+
+TEST(ProblemOf, SaysWhatMakesNoSense) {
+  EXPECT_EQ(ProblemOf(Good(), PeerId(1)), "");
+  EXPECT_EQ(ProblemOf(Good(), PeerId(9)), "this peer is not in the ring");
+  auto twice = Good();
+  twice.peers.push_back(twice.peers[0]);
+  EXPECT_EQ(ProblemOf(twice, PeerId(1)), "peer p1 stands twice");
+  auto boundary = Good();
+  boundary.boundary = Epoch(6);
+  EXPECT_NE(ProblemOf(boundary, PeerId(1)), "");
+  auto attempt = Good();
+  attempt.freeze = true;
+  EXPECT_EQ(ProblemOf(attempt, PeerId(1)), "it freezes an older attempt");
+  auto member = Good();
+  member.members.push_back(member.members[0]);
+  EXPECT_EQ(ProblemOf(member, PeerId(1)), "member m1 stands twice");
+  auto stray = Good();
+  stray.members[1].peer = PeerId(7);
+  EXPECT_EQ(ProblemOf(stray, PeerId(1)), "member m2 is at no peer of the ring");
+  auto late = Good();
+  late.boundary = Epoch(4);
+  EXPECT_EQ(ProblemOf(late, PeerId(1)), "member m2 joined after the boundary");
+  auto idle = Good();
+  idle.peers.push_back({PeerId(7), {}, 0});
+  EXPECT_EQ(ProblemOf(idle, PeerId(1)), "a peer of the ring has no member");
+}
+
+TEST(LinksOf, TheElderDialsThenTheSmallerId) {
+  const auto prepare = MakePrepare(5, 4, 5, 3, {{1, 9, 1}, {2, 2, 5}, {3, 3, 5}});
+  const auto links = LinksOf(prepare, PeerId(2));
+  ASSERT_EQ(links.size(), 2u);
+  EXPECT_FALSE(links[0].dial);  // p9 came first
+  EXPECT_TRUE(links[1].dial);   // of p2 and p3, which came together
+  for (const auto& link : links) EXPECT_TRUE(link.data);
+  for (const auto& link : LinksOf(prepare, PeerId(9))) EXPECT_TRUE(link.dial);
+}
+
+TEST(LinksOf, ManyPeersGetDataLanesToRingNeighboursOnlyAndBothEndsAgree) {
+  std::vector<At> members;
+  // Every second one came later: of an older boundary, those before and after it are neighbours.
+  for (uint64_t i = 1; i <= 12; ++i) members.push_back({i, i, i % 2 == 0 ? 5u : 1u});
+  const auto prepare = MakePrepare(5, 4, 5, 3, members);
+  for (uint64_t a = 1; a <= 12; ++a) {
+    for (const LinkWanted& link : LinksOf(prepare, PeerId(a))) {
+      const uint64_t b = link.peer.peer.value();
+      const uint64_t distance = std::min((a + 12 - b) % 12, (b + 12 - a) % 12);
+      EXPECT_EQ(link.data, distance == 1 || (distance == 2 && a % 2 == 1)) << a << " " << b;
+      for (const LinkWanted& back : LinksOf(prepare, PeerId(b))) {
+        if (back.peer.peer != PeerId(a)) continue;
+        EXPECT_EQ(back.data, link.data);
+        EXPECT_NE(back.dial, link.dial);
+      }
+    }
+  }
+}
+
+TEST(EpochHistory, NewcomersTakeNoPartInOpsOfAnOlderBoundary) {
+  EpochHistory history;
+  history.Add(RecordOf(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}})));
+  history.Add(RecordOf(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {3, 3, 2}, {2, 2, 1}})));
+  EXPECT_EQ(history.committed(), Epoch(2));
+  EXPECT_EQ(history.For(Epoch(1))->ring, Peers({1, 2}));
+  EXPECT_EQ(history.For(Epoch(1))->epoch, Epoch(1));
+  EXPECT_EQ(history.For(Epoch(2))->ring, Peers({1, 3, 2}));
+  EXPECT_EQ(history.For(Epoch(2))->FirstMemberOf(PeerId(3)), MemberId(3));
+  EXPECT_EQ(history.For(Epoch(2))->FirstMemberOf(PeerId(4)), MemberId());
+}
+
+TEST(EpochHistory, AnOpKeepsItsRingWhenAnEpochThatOnlyAdmitsOrdersItAnew) {
+  EpochHistory history;
+  history.Add(RecordOf(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})));
+  history.Add(RecordOf(MakePrepare(2, 1, 2, 0, {{3, 3, 1}, {1, 1, 1}, {2, 2, 1}, {4, 4, 2}})));
+  EXPECT_EQ(history.For(Epoch(1))->ring, Peers({1, 2, 3}));
+}
+
+TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {
+  EpochHistory history;
+  history.Add(RecordOf(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}})));
+  history.Add(RecordOf(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 2}})));
+  history.Add(RecordOf(MakePrepare(4, 2, 2, 4, {{3, 3, 2}, {1, 1, 1}})));
+  EXPECT_EQ(history.size(), 1u);
+  EXPECT_EQ(history.For(Epoch(1))->ring, Peers({1}));
+  EXPECT_EQ(history.For(Epoch(2))->ring, Peers({3, 1}));
+  EXPECT_EQ(history.For(Epoch(2))->epoch, Epoch(4));
+  // A number that was skipped stands for the first one after it.
+  history.Add(RecordOf(MakePrepare(7, 4, 6, 4, {{3, 3, 2}, {1, 1, 1}, {5, 5, 6}})));
+  EXPECT_EQ(history.For(Epoch(6))->epoch, Epoch(7));
+  EXPECT_EQ(history.For(Epoch(9))->epoch, Epoch(7));
+  history.Clear();
+  EXPECT_EQ(history.committed(), Epoch());
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

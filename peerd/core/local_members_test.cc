@@ -1,0 +1,284 @@
+#include "peerd/core/local_members.h"
+
+#include <gtest/gtest.h>
+
+#include "peerd/core/testing.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using control::Removal;
+
+class LocalMembersTest : public testing::Test {
+ protected:
+  template <class F>
+  Actions& Do(F what) {
+    out_.clear();
+    what();
+    members_.CheckInvariants();
+    return out_;
+  }
+  Actions& Join(uint64_t id) {
+    return Do([&] { members_.Join({LocalId(id), kGroup, "name"}, &out_); });
+  }
+  Actions& Pending(uint64_t id, uint64_t member) {
+    return Do([&] { members_.Pending({id, kGroup, MemberId(member)}, &out_); });
+  }
+  Actions& Commit() {
+    return Do([&] { members_.Committed(kGroup, record_, 2, &out_); });
+  }
+  Actions& Step(uint64_t id) {
+    return Do([&] { members_.Step(LocalId(id), &out_); });
+  }
+  Actions& Leave(uint64_t id) {
+    return Do([&] { members_.Leave(LocalId(id), &out_); });
+  }
+  Actions& Voted(uint64_t member, uint64_t number, uint64_t epoch = 3) {
+    return Do([&] {
+      members_.Voted({kGroup, MemberId(member), number, Epoch(epoch)}, &record_, 0, &out_);
+    });
+  }
+  Actions& Removed(uint64_t member, Removal why, const std::string& reason = "") {
+    return Do([&] { members_.Removed({kGroup, MemberId(member), why, reason}, &out_); });
+  }
+  Actions& Sweep(size_t posts = 0, Tick now = {}) {
+    return Do([&] { members_.Sweep([=](const LocalMember&) { return posts; }, now, &out_); });
+  }
+  Actions& Drain(bool at_once = false) {
+    return Do([&] { members_.Drain("operator", at_once, &out_); });
+  }
+  void Admit(uint64_t id) {
+    Join(id);
+    Pending(id, id);
+    Commit();
+  }
+
+  LocalMembers members_;
+  EpochRecord record_ = RecordOf(MakePrepare(3, 0, 2, 0, {{1, 1, 1}, {9, 9, 1}, {2, 1, 2}}));
+  Actions out_;
+};
+
+TEST_F(LocalMembersTest, AJoinIsAnsweredWhenItsEpochIsCommitted) {
+  EXPECT_EQ(Sent<control::Join>(Join(2)).at(0).request, 2u);
+  EXPECT_TRUE(Commit().empty());
+  EXPECT_TRUE(Pending(2, 2).empty());
+  const auto done = Get<JoinDone>(Commit());
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_TRUE(done[0].outcome.ok());
+  EXPECT_EQ(done[0].world, (World{Epoch(3), MemberId(2), 2, 3, 2}));
+  EXPECT_EQ(members_.Find(LocalId(2))->boundary, Epoch(2));
+  EXPECT_EQ(Get<WorldChanged>(Commit()).size(), 1u);
+}
+
+TEST_F(LocalMembersTest, ARefusedJoinEnds) {
+  Join(2);
+  Do([&] { members_.Refused({2, kGroup, {Code::kUnavailable, "full"}}, &out_); });
+  EXPECT_EQ(Get<JoinDone>(out_).at(0).outcome.text, "full");
+  EXPECT_TRUE(Get<MemberGone>(out_).empty());
+  EXPECT_TRUE(members_.empty());
+  Join(3);
+  Do([&] { members_.Refused({3, kGroup, {}}, &out_); });
+  EXPECT_EQ(Get<JoinDone>(out_).at(0).outcome.code, Code::kInternal);
+}
+
+TEST_F(LocalMembersTest, OneMoreThanTheMostIsRefused) {
+  for (uint64_t id = 1; id <= LH_LOCAL_MEMBERS_MAX; ++id) Join(id);
+  EXPECT_EQ(Get<JoinDone>(Join(1000)).at(0).outcome.code, Code::kUnavailable);
+}
+
+TEST_F(LocalMembersTest, ANumberThatAnotherOneHasIsNotTaken) {
+  Join(1);
+  Join(2);
+  Pending(1, 1);
+  EXPECT_EQ(Get<LogLine>(Pending(2, 1)).size(), 1u);
+  EXPECT_EQ(Get<LogLine>(Pending(2, 0)).size(), 1u);
+  EXPECT_FALSE(members_.Find(LocalId(2))->member);
+  EXPECT_TRUE(Pending(77, 5).empty());
+}
+
+TEST_F(LocalMembersTest, AWithdrawnJoinIsAnsweredAtOnceAndLeavesWhenItsNumberIsKnown) {
+  Join(2);
+  Leave(2);
+  EXPECT_EQ(Get<JoinDone>(out_).at(0).outcome.code, Code::kAborted);
+  EXPECT_TRUE(Get<LeaveDone>(out_).at(0).outcome.ok());
+  EXPECT_TRUE(Sweep().empty());
+  Pending(2, 2);
+  EXPECT_EQ(Sent<control::Leave>(Sweep()).at(0).member, MemberId(2));
+  EXPECT_TRUE(Sweep().empty());
+  // It may be admitted in the meantime; nobody hears of it.
+  EXPECT_TRUE(Commit().empty());
+  EXPECT_TRUE(Commit().empty());
+  Removed(2, Removal::kLeft);
+  EXPECT_TRUE(Sweep().empty());
+  EXPECT_TRUE(members_.empty());
+}
+
+TEST_F(LocalMembersTest, AWithdrawnJoinOfWhichTheCoordinatorHearsNoMoreIsForgotten) {
+  Join(2);
+  Do([&] { members_.Died(LocalId(2), "killed", Tick{5}, &out_); });
+  EXPECT_EQ(Get<JoinDone>(out_).size(), 1u);
+  Do([&] { members_.ForgetUnheard(); });
+  EXPECT_TRUE(members_.empty());
+}
+
+TEST_F(LocalMembersTest, AStepIsOneVoteAndOneAnswer) {
+  Admit(2);
+  EXPECT_EQ(Sent<control::Vote>(Step(2)).at(0).number, 1u);
+  EXPECT_EQ(Get<StepDone>(Step(2)).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_TRUE(Voted(2, 2).empty());
+  EXPECT_TRUE(Voted(8, 1).empty());
+  EXPECT_EQ(Get<LogLine>(Voted(2, 1, 4)).size(), 1u);
+  record_.boundary = Epoch(3);
+  EXPECT_EQ(Get<StepDone>(Voted(2, 1)).at(0).world.rank, 2u);
+  EXPECT_EQ(members_.Find(LocalId(2))->boundary, Epoch(3));
+  EXPECT_TRUE(Voted(2, 1).empty());
+  EXPECT_EQ(Sent<control::Vote>(Step(2)).at(0).number, 2u);
+}
+
+TEST_F(LocalMembersTest, RequestsOutOfPlaceSayWhy) {
+  EXPECT_EQ(Get<StepDone>(Step(5)).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(Get<LeaveDone>(Leave(5)).at(0).outcome.ok());
+  EXPECT_EQ(members_.MayPost(LocalId(5)).code, Code::kEvicted);
+  Join(2);
+  EXPECT_EQ(Get<StepDone>(Step(2)).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(members_.MayPost(LocalId(2)).code, Code::kFailedPrecondition);
+  Pending(2, 2);
+  Commit();
+  EXPECT_TRUE(members_.MayPost(LocalId(2)).ok());
+  Leave(2);
+  EXPECT_EQ(Get<StepDone>(Step(2)).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(members_.MayPost(LocalId(2)).code, Code::kFailedPrecondition);
+  Removed(2, Removal::kLeft);
+  EXPECT_EQ(members_.MayPost(LocalId(2)).code, Code::kEvicted);
+}
+
+TEST_F(LocalMembersTest, ALeaveWaitsForOpenPosts) {
+  Admit(2);
+  EXPECT_TRUE(Leave(2).empty());
+  EXPECT_TRUE(Sweep(1).empty());
+  EXPECT_FALSE(Sent<control::Leave>(Sweep(0)).at(0).died);
+  Removed(2, Removal::kLeft);
+  EXPECT_TRUE(Removed(2, Removal::kLeft).empty());
+  EXPECT_TRUE(Sweep(1).empty());
+  Sweep(0);
+  EXPECT_TRUE(Get<LeaveDone>(out_).at(0).outcome.ok());
+  EXPECT_TRUE(Get<MemberGone>(out_).at(0).outcome.ok());
+}
+
+TEST_F(LocalMembersTest, ADeadTrainersPostsGetTimeButNotForEver) {
+  Admit(2);
+  Step(2);
+  Do([&] { members_.Died(LocalId(2), "killed", Tick{500}, &out_); });
+  EXPECT_EQ(members_.NextDeadline(), Tick{500});
+  EXPECT_TRUE(Sweep(1, Tick{499}).empty());
+  const auto leave = Sent<control::Leave>(Sweep(1, Tick{500}));
+  EXPECT_TRUE(leave.at(0).died);
+  EXPECT_EQ(leave[0].reason, "killed");
+  EXPECT_EQ(members_.NextDeadline(), kNever);
+  EXPECT_TRUE(Voted(2, 1).empty());
+  Removed(2, Removal::kDied, "killed");
+  Sweep();
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
+}
+
+TEST_F(LocalMembersTest, AnEvictedMemberIsToldWhy) {
+  Admit(2);
+  Step(2);
+  Removed(2, Removal::kEvicted, "too slow");
+  Step(2);
+  Sweep();
+  ASSERT_EQ(Get<StepDone>(out_).size(), 1u);
+  EXPECT_EQ(Get<MemberGone>(out_).at(0).outcome,
+            (Outcome{Code::kEvicted,
+                     "member m2 is out of run/0 (evicted): too slow; join again to come back"}));
+}
+
+TEST_F(LocalMembersTest, OneThatLeavesWithAStepOpenGetsBothAnswers) {
+  Admit(2);
+  Step(2);
+  Leave(2);
+  Removed(2, Removal::kLeft);
+  Sweep();
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(Get<LeaveDone>(out_).size(), 1u);
+}
+
+TEST_F(LocalMembersTest, APendingMemberThatIsRemovedHasItsJoinRefused) {
+  Join(2);
+  Pending(2, 2);
+  Removed(2, Removal::kUnreachable, "h:1 timed out");
+  Sweep();
+  EXPECT_EQ(Get<JoinDone>(out_).at(0).outcome.code, Code::kUnavailable);
+  EXPECT_TRUE(Get<MemberGone>(out_).empty());
+}
+
+TEST_F(LocalMembersTest, APendingMemberThatTheCoordinatorForgotAsksAgain) {
+  Join(2);
+  Pending(2, 2);
+  EXPECT_EQ(Sent<control::Join>(Removed(2, Removal::kUnknown)).size(), 1u);
+  Pending(2, 1);
+  EXPECT_EQ(members_.MembersOf(kGroup), std::vector<MemberId>{MemberId(1)});
+}
+
+TEST_F(LocalMembersTest, ResendSaysWhatIsOpen) {
+  Join(1);
+  Admit(2);
+  Step(2);
+  Do([&] { members_.Resend(&out_); });
+  EXPECT_EQ(Sent<control::Join>(out_).size(), 1u);
+  EXPECT_EQ(Sent<control::Vote>(out_).at(0).number, 1u);
+  Leave(2);
+  Sweep();
+  Do([&] { members_.Resend(&out_); });
+  EXPECT_TRUE(Sent<control::Vote>(out_).empty());
+  EXPECT_EQ(Sent<control::Leave>(out_).size(), 1u);
+}
+
+TEST_F(LocalMembersTest, ADrainRefusesJoinsAndLetsMembersReachTheirBoundary) {
+  Admit(2);
+  Join(1);
+  Drain();
+  EXPECT_EQ(Get<JoinDone>(out_).at(0).outcome.code, Code::kUnavailable);
+  EXPECT_EQ(Get<JoinDone>(Join(7)).at(0).outcome.code, Code::kUnavailable);
+  EXPECT_TRUE(Sweep().empty());
+  EXPECT_TRUE(members_.MayPost(LocalId(2)).ok());
+  EXPECT_TRUE(Step(2).empty());
+  EXPECT_EQ(Sent<control::Leave>(Sweep()).at(0).reason, "peer is draining: operator");
+  EXPECT_EQ(members_.MayPost(LocalId(2)).code, Code::kEvicted);
+  Removed(2, Removal::kLeft);
+  Sweep();
+  const Outcome outcome = Get<StepDone>(out_).at(0).outcome;
+  EXPECT_EQ(outcome.code, Code::kEvicted);
+  EXPECT_EQ(outcome.text, "this peer is draining (operator): join at another peer");
+}
+
+TEST_F(LocalMembersTest, AtTheDrainDeadlineEverybodyLeaves) {
+  Admit(2);
+  Drain();
+  Drain(true);
+  EXPECT_EQ(Sent<control::Leave>(Sweep()).size(), 1u);
+}
+
+TEST_F(LocalMembersTest, AMemberThatStandsAtItsBoundaryDrainsNow) {
+  Admit(2);
+  Step(2);
+  Drain();
+  EXPECT_EQ(Sent<control::Leave>(Sweep()).size(), 1u);
+  EXPECT_TRUE(Voted(2, 1).empty());
+}
+
+TEST_F(LocalMembersTest, RemoveAllTakesEverybodyOnce) {
+  Admit(2);
+  Join(1);
+  Do([&] { EXPECT_EQ(members_.RemoveAll("stop").size(), 2u); });
+  EXPECT_TRUE(members_.RemoveAll("stop").empty());
+  Sweep();
+  EXPECT_EQ(Get<MemberGone>(out_).at(0).outcome.text, "stop");
+  EXPECT_EQ(Get<JoinDone>(out_).size(), 1u);
+  EXPECT_TRUE(members_.empty());
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

@@ -1,0 +1,744 @@
+#include "peerd/core/op_table.h"
+
+#include <gtest/gtest.h>
+
+#include "peerd/core/testing.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using control::Fate;
+using control::OpFate;
+
+// Peer 1 under test; members 1 (peer 1), 2 (peer 2), 3 (peer 3) unless a test says otherwise.
+class OpTableTest : public testing::Test {
+ protected:
+  void Enter(const control::PrepareEpoch& prepare, const std::vector<OpFate>& fates = {},
+             std::set<PeerId> lost = {}) {
+    out_.clear();
+    history_.Add(RecordOf(prepare));
+    ops_.Commit(fates, std::move(lost), now_, &out_);
+    ops_.CheckInvariants();
+  }
+  void EnterThree() { Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})); }
+  // Peer 3 is gone.
+  void LoseThree(const std::vector<OpFate>& fates) {
+    Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}), fates);
+  }
+  Actions& Post(uint64_t tag, const OpDesc& desc, uint64_t member = 1, uint64_t boundary = 1) {
+    out_.clear();
+    ops_.Post({{LocalId(member), tag}, MemberId(member), Epoch(boundary), tag, desc}, now_, &out_);
+    ops_.CheckInvariants();
+    return out_;
+  }
+  // Their ordinal is 100 * peer + tag.
+  static PeerReady ReadyOf(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
+    return {kGroup,         PeerId(peer), OpOrdinal(100 * peer + tag),
+            Epoch(attempt), Epoch(1),     tag,
+            desc,           false,        PayloadOf(desc)};
+  }
+  Actions& Ready(const PeerReady& ready) {
+    out_.clear();
+    ops_.OnReady(ready, now_, &out_);
+    ops_.CheckInvariants();
+    return out_;
+  }
+  Actions& Ready(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
+    return Ready(ReadyOf(peer, tag, desc, attempt));
+  }
+  Actions& Done(uint64_t peer, uint64_t ordinal, uint64_t attempt = 0, bool refused = false) {
+    out_.clear();
+    ops_.OnDone({kGroup, PeerId(peer), OpOrdinal(ordinal), Epoch(attempt), refused}, now_, &out_);
+    ops_.CheckInvariants();
+    return out_;
+  }
+  Actions& Complete(uint64_t ordinal, uint64_t attempt = 0) {
+    out_.clear();
+    ops_.OnComplete({kGroup, OpOrdinal(ordinal), Epoch(attempt)}, now_, &out_);
+    ops_.CheckInvariants();
+    return out_;
+  }
+  Actions& Stopped(uint64_t ordinal, uint64_t attempt = 0) {
+    out_.clear();
+    ops_.OnStopped({kGroup, OpOrdinal(ordinal), Epoch(attempt)}, now_, &out_);
+    ops_.CheckInvariants();
+    return out_;
+  }
+  Actions& Freeze() {
+    out_.clear();
+    ops_.Freeze(now_, &out_);
+    ops_.CheckInvariants();
+    return out_;
+  }
+  Actions& Evict(uint64_t member) {
+    out_.clear();
+    ops_.Evict(MemberId(member), {Code::kEvicted, "out"}, now_, &out_);
+    ops_.CheckInvariants();
+    return out_;
+  }
+  void RunToDone(uint64_t tag) {
+    Post(tag, Large());
+    Ready(2, tag, Large());
+    Ready(3, tag, Large());
+    ASSERT_EQ(Get<SendDone>(Complete(1)).size(), 2u);
+  }
+
+  EpochHistory history_;
+  OpCounters counters_;
+  OpTable ops_{kGroup, PeerId(1), &history_, &counters_};
+  Tick now_{1000};
+  Actions out_;
+};
+
+TEST(IsEager, IsDecidedByBytes) {
+  EXPECT_TRUE(IsEager(Desc(0)));
+  EXPECT_TRUE(IsEager(Desc(LH_EAGER_BYTES_MAX / 4)));
+  EXPECT_FALSE(IsEager(Desc(LH_EAGER_BYTES_MAX / 4 + 1)));
+  EXPECT_TRUE(IsEager(Desc(LH_EAGER_BYTES_MAX, DType::kUint8)));
+  // Bytes that do not fit 64 bits.
+  EXPECT_FALSE(IsEager(Desc(uint64_t{1} << 62)));
+}
+
+TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
+  EnterThree();
+  Post(7, Large());
+  const auto readies = Get<SendReady>(out_);
+  ASSERT_EQ(readies.size(), 2u);
+  EXPECT_EQ(readies[0].to, PeerId(2));
+  EXPECT_EQ(readies[1].to, PeerId(3));
+  EXPECT_EQ(readies[0].ordinal, OpOrdinal(1));
+  EXPECT_FALSE(readies[0].eager);
+  const auto start = Get<StartAttempt>(out_);
+  ASSERT_EQ(start.size(), 1u);
+  EXPECT_EQ(start[0].ring.size(), 3u);
+  EXPECT_EQ(start[0].members, 3u);
+  EXPECT_TRUE(Get<CreditAttempt>(out_).empty());
+
+  now_ = Tick{3000};
+  const auto credit = Get<CreditAttempt>(Ready(2, 7, Large()));
+  ASSERT_EQ(credit.size(), 1u);
+  EXPECT_EQ(credit[0].theirs, OpOrdinal(207));
+  // Complete here, but a READY is missing: not done.
+  EXPECT_TRUE(Complete(1).empty());
+  now_ = Tick{4000};
+  const auto dones = Get<SendDone>(Ready(3, 7, Large()));
+  ASSERT_EQ(dones.size(), 2u);
+  EXPECT_EQ(dones[0].to, PeerId(2));
+  EXPECT_EQ(dones[0].ordinal, OpOrdinal(207));
+  EXPECT_TRUE(Done(2, 1).empty());
+  now_ = Tick{9000};
+  Done(3, 1);
+  EXPECT_TRUE(Get<FinishAttempt>(out_).at(0).commit);
+  const PostDone post = Get<PostDone>(out_).at(0);
+  EXPECT_TRUE(post.outcome.ok());
+  EXPECT_EQ(post.info, (OpInfo{Epoch(1), 3, 0, 8000, 3000}));
+  EXPECT_EQ(ops_.open(), 0u);
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
+  EXPECT_EQ(counters_.committed, 1u);
+}
+
+TEST_F(OpTableTest, CreditsFollowTheStartWhenReadiesWereThereBefore) {
+  EnterThree();
+  EXPECT_TRUE(Ready(3, 7, Large()).empty());
+  EXPECT_TRUE(Ready(2, 7, Large()).empty());
+  Post(7, Large());
+  ASSERT_EQ(out_.size(), 5u);
+  EXPECT_TRUE(std::holds_alternative<StartAttempt>(out_[2]));
+  EXPECT_EQ(Get<CreditAttempt>(out_).size(), 2u);
+}
+
+TEST_F(OpTableTest, AnEagerOpStartsWithAllInputsInRingOrder) {
+  EnterThree();
+  Post(7, Small());
+  EXPECT_TRUE(Get<SendReady>(out_)[0].eager);
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  auto third = ReadyOf(3, 7, Small());
+  third.payload = std::string(16, 'c');
+  EXPECT_TRUE(Ready(third).empty());
+  Ready(2, 7, Small());
+  const auto start = Get<StartAttempt>(out_);
+  ASSERT_EQ(start.size(), 1u);
+  EXPECT_TRUE(start[0].eager);
+  EXPECT_EQ(start[0].payloads, (std::vector<std::string>{"", std::string(16, 'x'), third.payload}));
+  EXPECT_TRUE(Get<CreditAttempt>(out_).empty());
+  EXPECT_EQ(Get<SendDone>(Complete(1)).size(), 2u);
+  Done(2, 1);
+  EXPECT_EQ(Get<PostDone>(Done(3, 1)).size(), 1u);
+}
+
+TEST_F(OpTableTest, AnEmptyOpIsEager) {
+  EnterThree();
+  Post(7, Desc(0));
+  Ready(2, 7, Desc(0));
+  EXPECT_TRUE(Get<StartAttempt>(Ready(3, 7, Desc(0))).at(0).eager);
+}
+
+TEST_F(OpTableTest, AWorldOfOneSettlesWhenItsAttemptIsComplete) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}}));
+  for (const OpDesc& desc : {Large(), Small()}) {
+    Post(7, desc);
+    EXPECT_TRUE(Get<SendReady>(out_).empty());
+    const auto start = Get<StartAttempt>(out_);
+    ASSERT_EQ(start.size(), 1u);
+    EXPECT_EQ(start[0].payloads.size(), start[0].eager ? 1u : 0u);
+    Complete(start[0].ordinal.value());
+    EXPECT_TRUE(Get<PostDone>(out_).at(0).outcome.ok());
+    EXPECT_EQ(Get<PostDone>(out_).at(0).info.size, 1u);
+  }
+}
+
+TEST_F(OpTableTest, TagsInAnyOrderDoNotWaitForEachOther) {
+  EnterThree();
+  Ready(2, 9, Large());
+  Ready(2, 8, Large());
+  Post(8, Large());
+  Post(9, Large());
+  EXPECT_EQ(Get<CreditAttempt>(out_).at(0).theirs, OpOrdinal(209));
+  Ready(3, 9, Large());
+  EXPECT_EQ(Get<SendDone>(Complete(2)).size(), 2u);
+  Done(2, 2);
+  EXPECT_EQ(Get<PostDone>(Done(3, 2)).at(0).post.call, 9u);
+  EXPECT_EQ(ops_.open(), 1u);
+}
+
+TEST_F(OpTableTest, APeerMayBeOneOpAhead) {
+  EnterThree();
+  RunToDone(7);
+  // Peer 2 has settled and posts the tag again.
+  Done(2, 1);
+  auto next = ReadyOf(2, 7, Large());
+  next.ordinal = OpOrdinal(250);
+  EXPECT_TRUE(Ready(next).empty());
+  EXPECT_EQ(Get<PostDone>(Done(3, 1)).size(), 1u);
+  EXPECT_EQ(Get<CreditAttempt>(Post(7, Large())).at(0).theirs, OpOrdinal(250));
+}
+
+TEST_F(OpTableTest, TooManyReadiesOfATagBreakTheLink) {
+  EnterThree();
+  Ready(2, 7, Large());
+  EXPECT_TRUE(Ready(2, 7, Large()).empty());
+  EXPECT_EQ(Get<BreakLink>(Ready(2, 7, Large())).at(0).peer, PeerId(2));
+  EXPECT_EQ(counters_.frames_refused, 1u);
+}
+
+TEST_F(OpTableTest, UnmatchedAndEarlyFramesAreBounded) {
+  EnterThree();
+  for (uint64_t tag = 0; tag < LH_READY_UNMATCHED_MAX; ++tag) {
+    ops_.OnReady(ReadyOf(2, tag, Large()), now_, &out_);
+    ops_.OnReady(ReadyOf(3, tag, Large(), 2), now_, &out_);
+  }
+  ops_.CheckInvariants();
+  EXPECT_TRUE(Get<BreakLink>(out_).empty());
+  EXPECT_EQ(Get<BreakLink>(Ready(2, 99999, Large())).size(), 1u);
+  EXPECT_EQ(Get<BreakLink>(Ready(3, 99999, Large(), 2)).size(), 1u);
+  EXPECT_EQ(Get<BreakLink>(Done(3, 1, 2)).size(), 1u);
+  // The bound is per peer.
+  EXPECT_TRUE(Ready(3, 0, Large()).empty());
+}
+
+TEST_F(OpTableTest, PostsBeyondTheRulesAreRefused) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}}));
+  Post(7, Large());
+  const auto twice = Get<PostDone>(Post(7, Large()));
+  EXPECT_EQ(twice.at(0).outcome.code, Code::kInvalidArgument);
+  EXPECT_NE(twice[0].outcome.text.find("in flight"), std::string::npos);
+  EXPECT_EQ(Get<PostDone>(Post(8, Desc(LH_COUNT_MAX + 1))).at(0).outcome.code,
+            Code::kInvalidArgument);
+  for (uint64_t tag = 100; ops_.open() < LH_OPS_OPEN_MAX; ++tag) {
+    ops_.Post({{LocalId(1), tag}, MemberId(1), Epoch(1), tag, Large()}, now_, &out_);
+  }
+  EXPECT_EQ(Get<PostDone>(Post(9, Large())).at(0).outcome.code, Code::kInvalidArgument);
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), size_t{LH_OPS_OPEN_MAX});
+}
+
+TEST_F(OpTableTest, AFirstPostThatIsRefusedLeavesNoTrace) {
+  EnterThree();
+  Post(8, Desc(LH_COUNT_MAX + 1));
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
+}
+
+// ------------------------------------------------------------------------------ several local
+// members
+
+TEST_F(OpTableTest, AnOpBeginsWhenAllLocalMembersHavePosted) {
+  Enter(MakePrepare(1, 0, 1, 0, {{4, 1, 1}, {1, 1, 1}, {2, 2, 1}}));
+  EXPECT_TRUE(Post(7, Large(), 1).empty());
+  const auto ready = Get<SendReady>(Post(7, Large(), 4));
+  ASSERT_EQ(ready.size(), 1u);
+  // In rank order.
+  EXPECT_EQ(ready[0].posts[0].local, LocalId(4));
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).members, 3u);
+}
+
+TEST_F(OpTableTest, LocalMembersThatDifferRefuseTheOpAndSendNoBytes) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}));
+  Post(7, Small(), 1);
+  Post(7, Desc(2), 4);
+  const auto ready = Get<SendReady>(out_);
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_TRUE(ready[0].local_mismatch);
+  EXPECT_FALSE(ready[0].eager);
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  EXPECT_TRUE(Get<SendDone>(Ready(2, 7, Small())).at(0).refused);
+  Done(2, 1, 0, true);
+  const auto posts = Get<PostDone>(out_);
+  ASSERT_EQ(posts.size(), 2u);
+  EXPECT_EQ(posts[0].outcome.text,
+            "all-reduce tag 7 refused: member m4 offered sum of float32 x 2, this member sum of "
+            "float32 x 4");
+  EXPECT_EQ(posts[1].outcome.text,
+            "all-reduce tag 7 refused: member m1 offered sum of float32 x 4, this member sum of "
+            "float32 x 2");
+  EXPECT_FALSE(Get<FinishAttempt>(out_).at(0).commit);
+}
+
+TEST_F(OpTableTest, APeerWhoseMembersDifferAmongThemselvesRefusesTheOpForAll) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 2, 1}}));
+  Post(7, Small());
+  auto ready = ReadyOf(2, 7, Small());
+  ready.local_mismatch = true;
+  ready.payload.clear();
+  EXPECT_TRUE(Get<SendDone>(Ready(ready)).at(0).refused);
+  Done(2, 1, 0, true);
+  const Outcome outcome = Get<PostDone>(out_).at(0).outcome;
+  EXPECT_EQ(outcome.code, Code::kInvalidArgument);
+  EXPECT_NE(outcome.text.find("member m2 and another one"), std::string::npos);
+}
+
+// ------------------------------------------------------------------------------ mismatch
+
+TEST_F(OpTableTest, AMismatchStopsTheAttemptAndIsSettledByAll) {
+  EnterThree();
+  Post(7, Large());
+  Ready(2, 7, Desc(1 << 20, DType::kBfloat16));
+  EXPECT_EQ(Get<StopAttempt>(out_).size(), 1u);
+  EXPECT_TRUE(Get<CreditAttempt>(out_).empty());
+  EXPECT_TRUE(Ready(3, 7, Large()).empty());
+  EXPECT_TRUE(Done(2, 1, 0, true).empty());
+  const auto dones = Get<SendDone>(Stopped(1));
+  ASSERT_EQ(dones.size(), 2u);
+  EXPECT_TRUE(dones[0].refused);
+  Done(3, 1, 0, true);
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome,
+            (Outcome{Code::kInvalidArgument,
+                     "all-reduce tag 7 refused: member m2 offered sum of bfloat16 x 1048576, this "
+                     "member sum of float32 x 1048576"}));
+  EXPECT_EQ(counters_.refused, 1u);
+}
+
+TEST_F(OpTableTest, ARefusedOpWaitsForEveryReady) {
+  EnterThree();
+  Post(7, Small());
+  EXPECT_TRUE(Ready(2, 7, Large()).empty());
+  EXPECT_EQ(Get<SendDone>(Ready(3, 7, Small())).size(), 2u);
+}
+
+TEST_F(OpTableTest, ADoneWithTheWrongVerdictBreaksTheLink) {
+  EnterThree();
+  RunToDone(7);
+  EXPECT_EQ(Get<BreakLink>(Done(2, 1, 0, true)).size(), 1u);
+  Done(3, 1);
+  EXPECT_EQ(ops_.open(), 1u);
+}
+
+// ------------------------------------------------------------------------------ frames
+
+TEST_F(OpTableTest, FramesOfOlderAttemptsAndOfStrangersAreStale) {
+  EnterThree();
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}));
+  EXPECT_TRUE(Ready(2, 7, Large(), 0).empty());
+  EXPECT_TRUE(Done(2, 1, 1).empty());
+  EXPECT_TRUE(Ready(9, 7, Large(), 2).empty());
+  EXPECT_TRUE(Done(9, 7, 2).empty());
+  EXPECT_EQ(counters_.frames_stale, 4u);
+}
+
+TEST_F(OpTableTest, DonesForWhatNeverWasBreakTheLink) {
+  EnterThree();
+  EXPECT_EQ(Get<BreakLink>(Done(2, 1)).size(), 1u);
+  EXPECT_EQ(Get<BreakLink>(Done(2, 0)).size(), 1u);
+  Post(7, Large());
+  EXPECT_EQ(Get<BreakLink>(Done(2, 1)).size(), 1u);  // before its READY
+  Ready(2, 7, Large());
+  EXPECT_TRUE(Done(2, 1).empty());
+  EXPECT_EQ(Get<BreakLink>(Done(2, 1)).size(), 1u);  // twice
+  EXPECT_EQ(counters_.frames_refused, 4u);
+  EXPECT_EQ(counters_.frames_stale, 0u);
+}
+
+TEST_F(OpTableTest, ADoneForASettledOpIsStale) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}}));
+  Post(7, Large());
+  Ready(2, 7, Large());
+  Complete(1);
+  Done(2, 1);
+  EXPECT_TRUE(Done(2, 1).empty());
+  EXPECT_EQ(counters_.frames_stale, 1u);
+}
+
+TEST_F(OpTableTest, AReadyOfTheWrongSizeBreaksTheLink) {
+  EnterThree();
+  auto small = ReadyOf(2, 7, Small());
+  small.payload.pop_back();
+  EXPECT_EQ(Get<BreakLink>(Ready(small)).size(), 1u);
+  auto large = ReadyOf(2, 7, Large());
+  large.payload = "x";
+  EXPECT_EQ(Get<BreakLink>(Ready(large)).size(), 1u);
+}
+
+TEST_F(OpTableTest, AReadyForAnOpFromBeforeThePeerJoinedBreaksTheLink) {
+  EnterThree();
+  Enter(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 2}}));
+  Post(7, Large());
+  EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
+  EXPECT_EQ(Get<BreakLink>(Ready(4, 7, Large())).size(), 1u);
+}
+
+TEST_F(OpTableTest, ReadiesOfANewerBoundaryWait) {
+  EnterThree();
+  ops_.Expect({PeerId(4)});
+  auto ready = ReadyOf(4, 7, Large());
+  ready.boundary = Epoch(2);
+  EXPECT_TRUE(Ready(ready).empty());
+  Enter(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 2}}));
+  Post(7, Large(), 1, 2);
+  EXPECT_EQ(Get<CreditAttempt>(out_).at(0).peer, PeerId(4));
+}
+
+TEST_F(OpTableTest, WhatAPeerSentThatIsNotExpectedAnyMoreIsForgotten) {
+  EnterThree();
+  ops_.Expect({PeerId(4)});
+  auto ready = ReadyOf(4, 7, Large());
+  ready.boundary = Epoch(2);
+  Ready(ready);
+  Ready(4, 8, Large(), 2);
+  ops_.Expect({});
+  Enter(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 2}}));
+  EXPECT_TRUE(Get<CreditAttempt>(Post(7, Large(), 1, 2)).empty());
+}
+
+TEST_F(OpTableTest, NothingIsSentToALostPeerUntilTheNextCommit) {
+  EnterThree();
+  RunToDone(5);
+  ops_.Lose(PeerId(3));
+  Post(7, Large());
+  EXPECT_EQ(Get<SendReady>(out_).size(), 1u);
+  Ready(2, 7, Large());
+  Ready(3, 7, Large());
+  EXPECT_EQ(Get<SendDone>(Complete(2)).size(), 1u);
+  Freeze();
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}),
+        {{OpOrdinal(1), Fate::kCommit}, {OpOrdinal(2), Fate::kCommit}});
+  EXPECT_EQ(Get<PostDone>(out_).size(), 2u);
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 2u);
+}
+
+// ------------------------------------------------------------------------------ faults
+
+TEST_F(OpTableTest, FreezingStopsWhatIsNotDoneAndReportsWhatWasAnnounced) {
+  EnterThree();
+  RunToDone(5);      // o1, done
+  Post(6, Large());  // o2, running
+  Post(7, Small());  // o3, waits for inputs
+  Ready(2, 7, Small());
+  Post(8, Large());  // o4, complete, a READY is missing
+  Ready(2, 8, Large());
+  Complete(4);
+  const auto stops = Get<StopAttempt>(Freeze());
+  ASSERT_EQ(stops.size(), 2u);
+  EXPECT_EQ(stops[0].ordinal, OpOrdinal(2));
+  EXPECT_EQ(stops[1].ordinal, OpOrdinal(4));
+  EXPECT_TRUE(ops_.Stopping());
+  // Nothing settles, nothing is announced while frozen.
+  EXPECT_TRUE(Done(2, 1).empty());
+  EXPECT_TRUE(Done(3, 1).empty());
+  EXPECT_TRUE(Ready(3, 7, Small()).empty());
+  EXPECT_TRUE(Complete(2).empty());
+  EXPECT_TRUE(Post(9, Large()).empty());
+  EXPECT_TRUE(Stopped(2).empty());
+  EXPECT_TRUE(Stopped(4).empty());
+  EXPECT_FALSE(ops_.Stopping());
+
+  const auto reports = ops_.Report();
+  ASSERT_EQ(reports.size(), 4u);
+  EXPECT_EQ(reports[0],
+            (control::OpReport{OpOrdinal(1),
+                               Epoch(1),
+                               5,
+                               true,
+                               false,
+                               {{PeerId(2), OpOrdinal(205)}, {PeerId(3), OpOrdinal(305)}}}));
+  EXPECT_FALSE(reports[1].done);
+  EXPECT_EQ(reports[2].matches.size(), 1u);
+  EXPECT_FALSE(reports[3].done);
+
+  LoseThree({{OpOrdinal(1), Fate::kCommit},
+             {OpOrdinal(2), Fate::kRedo},
+             {OpOrdinal(3), Fate::kRedo},
+             {OpOrdinal(4), Fate::kRedo}});
+  const auto settled = Get<PostDone>(out_);
+  ASSERT_EQ(settled.size(), 1u);
+  EXPECT_TRUE(settled[0].outcome.ok());
+  EXPECT_EQ(settled[0].info.size, 3u);  // the dead one took part
+  EXPECT_TRUE(Get<FinishAttempt>(out_).at(0).commit);
+  const auto readies = Get<SendReady>(out_);
+  ASSERT_EQ(readies.size(), 4u);
+  for (const SendReady& ready : readies) {
+    EXPECT_EQ(ready.to, PeerId(2));
+    EXPECT_EQ(ready.attempt, Epoch(2));
+  }
+  EXPECT_EQ(readies[3].ordinal, OpOrdinal(5));
+  EXPECT_EQ(counters_.retries, 0u);  // no attempt had begun
+}
+
+TEST_F(OpTableTest, ADoneOpJudgedRedoIsStoppedAndRunsAgain) {
+  EnterThree();
+  RunToDone(7);
+  EXPECT_TRUE(Get<StopAttempt>(Freeze()).empty());
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  ASSERT_EQ(Get<StopAttempt>(out_).size(), 1u);
+  EXPECT_EQ(Get<StopAttempt>(out_)[0].attempt, Epoch());
+  EXPECT_TRUE(Get<SendReady>(out_).empty());
+  EXPECT_TRUE(ops_.Report().empty());
+  Stopped(1);
+  EXPECT_EQ(Get<SendReady>(out_).at(0).ordinal, OpOrdinal(1));
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).members, 2u);
+  Ready(2, 7, Large(), 2);
+  Complete(1, 2);
+  Done(2, 1, 2);
+  const PostDone post = Get<PostDone>(out_).at(0);
+  EXPECT_TRUE(post.outcome.ok());
+  EXPECT_EQ(post.info.retries, 1u);
+  EXPECT_EQ(post.info.size, 2u);
+  EXPECT_EQ(post.info.epoch, Epoch(2));
+}
+
+TEST_F(OpTableTest, AnswersOfAnOlderAttemptDoNotCount) {
+  EnterThree();
+  RunToDone(7);
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_TRUE(Stopped(1, 9).empty());
+  Stopped(1);
+  EXPECT_TRUE(Complete(1, 0).empty());
+  EXPECT_TRUE(Stopped(1, 2).empty());
+  EXPECT_TRUE(Stopped(77).empty());
+  EXPECT_TRUE(Complete(77).empty());
+  EXPECT_EQ(Get<BreakLink>(Done(2, 1, 2)).size(), 1u);
+}
+
+TEST_F(OpTableTest, FramesOfTheNextAttemptWaitForTheCommit) {
+  EnterThree();
+  Post(7, Large());
+  Freeze();
+  Stopped(1);
+  EXPECT_TRUE(Ready(2, 7, Large(), 2).empty());
+  EXPECT_TRUE(Ready(2, 8, Large(), 5).empty());
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<CreditAttempt>(out_).at(0).theirs, OpOrdinal(207));
+  // That of a still newer one waits on.
+  Freeze();
+  Stopped(1, 2);
+  Enter(MakePrepare(5, 2, 1, 5, {{1, 1, 1}, {2, 2, 1}}), {{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<CreditAttempt>(Post(8, Large())).size(), 1u);
+}
+
+TEST_F(OpTableTest, AnEarlyDoneIsReplayedToo) {
+  EnterThree();
+  Ready(2, 7, Large(), 2);
+  Done(2, 1, 2);
+  LoseThree({});
+  // Its op does not exist: against the protocol, which shows only now.
+  EXPECT_EQ(Get<BreakLink>(out_).size(), 1u);
+}
+
+TEST_F(OpTableTest, AFrozenCommitDropsTheMatchesOfTheOldAttempt) {
+  EnterThree();
+  Ready(2, 7, Large());
+  Freeze();
+  LoseThree({});
+  Post(7, Large());
+  EXPECT_TRUE(Get<CreditAttempt>(out_).empty());
+}
+
+TEST_F(OpTableTest, AnAbortedOpNamesTheCause) {
+  EnterThree();
+  const OpDesc desc = Desc(1 << 20, DType::kFloat32, OnFault::kAbort);
+  Post(7, desc);
+  Ready(2, 7, desc);
+  Ready(3, 7, desc);
+  Complete(1);
+  Post(8, desc);
+  Freeze();
+  Stopped(2);
+  EXPECT_TRUE(ops_.Report()[0].abort_on_fault);
+  LoseThree({{OpOrdinal(1), Fate::kAbort}, {OpOrdinal(2), Fate::kAbort}});
+  // The done one has an attempt to undo first.
+  ASSERT_EQ(Get<StopAttempt>(out_).size(), 1u);
+  ASSERT_EQ(Get<PostDone>(out_).size(), 1u);
+  EXPECT_FALSE(Get<FinishAttempt>(out_).at(0).commit);
+  Stopped(1);
+  const Outcome outcome = Get<PostDone>(out_).at(0).outcome;
+  EXPECT_EQ(outcome.code, Code::kAborted);
+  EXPECT_NE(outcome.text.find("all-reduce tag 7 aborted: test;"), std::string::npos);
+  EXPECT_EQ(counters_.aborted, 2u);
+  EXPECT_EQ(counters_.retries, 0u);
+  EXPECT_EQ(ops_.open(), 0u);
+}
+
+TEST_F(OpTableTest, ARefusedOpIsSettledAsRefusedByArbitration) {
+  EnterThree();
+  Post(7, Small());
+  Ready(2, 7, Large());
+  Ready(3, 7, Small());
+  Freeze();
+  EXPECT_TRUE(ops_.Report()[0].done);
+  LoseThree({{OpOrdinal(1), Fate::kCommit}});
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kInvalidArgument);
+}
+
+TEST_F(OpTableTest, AFateThatMakesNoSenseIsLoggedAndTheOpRunsAgain) {
+  EnterThree();
+  Post(7, Large());
+  Post(8, Large());
+  Freeze();
+  Stopped(1);
+  Stopped(2);
+  LoseThree({{OpOrdinal(1), Fate::kCommit}});
+  EXPECT_EQ(Get<LogLine>(out_).size(), 2u);
+  EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
+}
+
+// ------------------------------------------------------------------------------ members that go
+
+class LocalPairTest : public OpTableTest {
+ protected:
+  // Members 1 and 4 here, 2 at peer 2.
+  LocalPairTest() { Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}})); }
+  void WithoutFour(const std::vector<OpFate>& fates) {
+    Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}), fates);
+  }
+};
+
+TEST_F(LocalPairTest, OneThatNeverPostedIsNotWaitedForAfterTheCommit) {
+  Post(7, Large(), 1);
+  EXPECT_TRUE(Evict(4).empty());
+  Freeze();
+  EXPECT_TRUE(ops_.Report().empty());
+  WithoutFour({});
+  EXPECT_EQ(Get<SendReady>(out_).at(0).posts.size(), 1u);
+}
+
+TEST_F(LocalPairTest, OneThatPostedBeforeTheOpBeganIsAnsweredAtOnce) {
+  Post(7, Large(), 4);
+  EXPECT_EQ(Get<PostDone>(Evict(4)).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(Get<FinishAttempt>(out_).empty());
+  EXPECT_EQ(ops_.open(), 0u);
+}
+
+TEST_F(LocalPairTest, ARunningOpIsStoppedAndGoesOnWithTheOthersAfterTheCommit) {
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  EXPECT_EQ(Get<StopAttempt>(Evict(4)).size(), 1u);
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  EXPECT_EQ(Get<PostDone>(Stopped(1)).at(0).post.local, LocalId(4));
+  // It rests, even if the others go on.
+  EXPECT_TRUE(Ready(2, 7, Large()).empty());
+  Freeze();
+  EXPECT_FALSE(ops_.Report()[0].done);
+  WithoutFour({{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<SendReady>(out_).at(0).posts, (std::vector<PostRef>{{LocalId(1), 7}}));
+}
+
+TEST_F(LocalPairTest, ADoneOpSharesItsOutcomeWithTheOneThatWentMeanwhile) {
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  Ready(2, 7, Large());
+  Complete(1);
+  EXPECT_TRUE(Evict(4).empty());
+  EXPECT_EQ(ops_.PostsOf(LocalId(4)), 1u);
+  Freeze();
+  WithoutFour({{OpOrdinal(1), Fate::kCommit}});
+  const auto posts = Get<PostDone>(out_);
+  ASSERT_EQ(posts.size(), 2u);
+  EXPECT_TRUE(posts[0].outcome.ok());
+  EXPECT_TRUE(posts[1].outcome.ok());
+}
+
+TEST_F(LocalPairTest, ADoneOpJudgedRedoGoesOnWithoutTheOneThatWent) {
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  Ready(2, 7, Large());
+  Complete(1);
+  Freeze();
+  EXPECT_TRUE(Evict(4).empty());
+  WithoutFour({{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<StopAttempt>(out_).size(), 1u);
+  Stopped(1);
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).posts.size(), 1u);
+}
+
+TEST_F(LocalPairTest, OneThatIsNotInTheNewEpochIsOutOfItsOps) {
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  Freeze();
+  Stopped(1);
+  WithoutFour({{OpOrdinal(1), Fate::kRedo}});
+  const auto posts = Get<PostDone>(out_);
+  ASSERT_EQ(posts.size(), 1u);
+  EXPECT_EQ(posts[0].outcome.code, Code::kEvicted);
+  EXPECT_NE(posts[0].outcome.text.find("not in epoch 2"), std::string::npos);
+}
+
+TEST_F(LocalPairTest, AnOpWhoseMembersAllGoIsUndone) {
+  Post(7, Large(), 1);
+  Post(7, Large(), 4);
+  Ready(2, 7, Large());
+  Complete(1);
+  EXPECT_TRUE(Evict(4).empty());
+  EXPECT_EQ(Get<StopAttempt>(Evict(1)).size(), 1u);
+  EXPECT_TRUE(ops_.Report().empty());
+  Stopped(1);
+  EXPECT_EQ(Get<PostDone>(out_).size(), 2u);
+  EXPECT_FALSE(Get<FinishAttempt>(out_).at(0).commit);
+  EXPECT_EQ(ops_.open(), 0u);
+  history_.Clear();
+  ops_.Reset();
+  ops_.CheckInvariants();
+}
+
+TEST_F(OpTableTest, DigestsTellStatesApart) {
+  const auto digest = [&] {
+    Digester digester;
+    ops_.AddTo(&digester);
+    history_.AddTo(&digester);
+    return digester.value();
+  };
+  std::set<uint64_t> seen{digest()};
+  const auto fresh = [&] { return seen.insert(digest()).second; };
+  EnterThree();
+  EXPECT_TRUE(fresh());
+  Post(7, Large());
+  EXPECT_TRUE(fresh());
+  Ready(2, 7, Large());
+  EXPECT_TRUE(fresh());
+  Ready(2, 8, Large());
+  EXPECT_TRUE(fresh());
+  Ready(2, 8, Large(), 3);
+  EXPECT_TRUE(fresh());
+  Done(2, 1, 3);
+  EXPECT_TRUE(fresh());
+  Done(2, 1);
+  EXPECT_TRUE(fresh());
+  ops_.Lose(PeerId(2));
+  EXPECT_TRUE(fresh());
+  ops_.Expect({PeerId(5)});
+  EXPECT_TRUE(fresh());
+  Freeze();
+  EXPECT_TRUE(fresh());
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

@@ -1,0 +1,462 @@
+#include "peerd/core/peer_core.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "peerd/core/testing.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using control::Fate;
+using control::Removal;
+
+// Peer 1, and whatever the test says in the name of the others.
+class PeerCoreTest : public testing::Test {
+ protected:
+  static CoreConfig Config() {
+    CoreConfig config;
+    config.peer = PeerId(1);
+    config.endpoints = {"h:1"};
+    config.detect_ms = 1500;
+    return config;
+  }
+  // Everything that follows is from this step.
+  Actions& Give(const Event& event) {
+    out_ = core_.Step(event, now_);
+    core_.CheckInvariants();
+    return out_;
+  }
+  Actions& Say(control::CoordinatorMessage message) {
+    return Give(FromCoordinator{std::move(message)});
+  }
+  Actions& Join(uint64_t local) {
+    Give(LocalJoin{LocalId(local), kGroup, "t"});
+    return Say(control::JoinPending{local, kGroup, MemberId(local)});
+  }
+  Actions& Commit(uint64_t epoch, std::vector<control::OpFate> fates = {}) {
+    return Say(control::CommitEpoch{kGroup, Epoch(epoch), std::move(fates)});
+  }
+  Actions& Up(uint64_t peer) { return Give(LinkUp{"run", PeerId(peer)}); }
+  Actions& Down(uint64_t peer) { return Give(LinkDown{"run", PeerId(peer), "reset"}); }
+  Actions& Removed(uint64_t member, Removal why) {
+    return Say(control::Removed{kGroup, MemberId(member), why, "reason"});
+  }
+  Actions& Post(uint64_t local, uint64_t tag, const OpDesc& desc) {
+    return Give(LocalPost{{LocalId(local), tag}, tag, desc});
+  }
+  Actions& Ready(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
+    return Give(PeerReady{kGroup, PeerId(peer), OpOrdinal(100 * peer + tag), Epoch(attempt),
+                          Epoch(1), tag, desc, false, PayloadOf(desc)});
+  }
+  // Member 1 here and member 2 at peer 2, epoch 1.
+  void EnterTwo() {
+    Give(CoordinatorUp{});
+    Join(1);
+    Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}}));
+    Up(2);
+    ASSERT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+    Commit(1);
+    ASSERT_TRUE(Get<JoinDone>(out_).at(0).outcome.ok());
+  }
+  // An op of member 1, done: o1.
+  void RunToDone() {
+    Post(1, 7, Large());
+    Ready(2, 7, Large());
+    Give(AttemptComplete{kGroup, OpOrdinal(1), Epoch()});
+    ASSERT_EQ(Get<SendDone>(out_).size(), 1u);
+  }
+
+  PeerCore core_{Config()};
+  Tick now_{Seconds(100)};
+  Actions out_;
+};
+
+TEST_F(PeerCoreTest, HelloIsTheFirstWord) {
+  const auto hello = Sent<control::Hello>(Give(CoordinatorUp{}));
+  ASSERT_EQ(hello.size(), 1u);
+  EXPECT_EQ(hello[0].peer, PeerId(1));
+  EXPECT_GT(hello[0].protocol, 0u);
+  EXPECT_TRUE(hello[0].groups.empty());
+}
+
+TEST_F(PeerCoreTest, AJoinerIsToldItsWorldWhenItsEpochIsCommitted) {
+  EnterTwo();
+  EXPECT_EQ(Get<JoinDone>(out_).at(0).world, (World{Epoch(1), MemberId(1), 0, 2, 0}));
+  EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, std::vector<PeerId>{PeerId(2)});
+  EXPECT_EQ(core_.GetMembers(LocalId(1)).members,
+            (std::vector<MemberId>{MemberId(1), MemberId(2)}));
+  EXPECT_TRUE(core_.GetMembers(LocalId(9)).members.empty());
+  EXPECT_EQ(core_.GetStats().members, 1u);
+}
+
+TEST_F(PeerCoreTest, NothingIsSaidWhileTheStreamIsDownAndAllOfItAfterwards) {
+  EXPECT_TRUE(Get<ToCoordinator>(Give(LocalJoin{LocalId(1), kGroup, "t"})).empty());
+  EXPECT_EQ(Sent<control::Join>(Give(CoordinatorUp{})).size(), 1u);
+  Say(control::JoinPending{1, kGroup, MemberId(1)});
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}}));
+  Give(CoordinatorDown{});
+  EXPECT_TRUE(Get<ToCoordinator>(Up(2)).empty());
+  Give(CoordinatorUp{});
+  ASSERT_GE(out_.size(), 3u);
+  EXPECT_EQ(Sent<control::Hello>(out_).at(0).groups.at(0),
+            (control::GroupState{kGroup, Epoch(), {MemberId(1)}}));
+  EXPECT_EQ(Sent<control::Join>(out_).size(), 1u);
+  EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+  Commit(1);
+  Give(CoordinatorDown{});
+  Give(LocalStep{LocalId(1)});
+  Down(2);
+  Give(CoordinatorUp{});
+  EXPECT_EQ(Sent<control::Hello>(out_).at(0).groups.at(0).committed, Epoch(1));
+  EXPECT_EQ(Sent<control::Vote>(out_).size(), 1u);
+  EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
+  EXPECT_TRUE(Sent<control::Join>(out_).empty());
+  Give(CoordinatorDown{});
+  Give(LocalLeave{LocalId(1)});
+  EXPECT_EQ(Sent<control::Leave>(Give(CoordinatorUp{})).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, OpsGoOnWithoutTheCoordinator) {
+  EnterTwo();
+  Give(CoordinatorDown{});
+  RunToDone();
+  EXPECT_EQ(Get<PostDone>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false})).size(),
+            1u);
+  EXPECT_EQ(core_.GetStats().ops_committed, 1u);
+}
+
+TEST_F(PeerCoreTest, AStepEndsWithTheVoteResult) {
+  EnterTwo();
+  EXPECT_EQ(Sent<control::Vote>(Give(LocalStep{LocalId(1)})).at(0).number, 1u);
+  EXPECT_EQ(Get<StepDone>(Say(control::VoteResult{kGroup, MemberId(1), 1, Epoch(1)})).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, HeartbeatsCarryTheLoadAndFollowTheCoordinatorsKnob) {
+  EnterTwo();
+  Say(control::Welcome{"c", 300});
+  Say(control::Welcome{"c", 0});
+  core_.SetBytes(kGroup, 10, 20);
+  core_.SetBytes({"other", 1}, 1, 1);
+  Post(1, 7, Large());
+  now_ = now_ + Millis(99);
+  EXPECT_TRUE(Sent<control::Heartbeat>(Give(TimePassed{})).empty());
+  EXPECT_EQ(core_.NextDeadline(), now_ + Millis(1));
+  now_ = core_.NextDeadline();
+  const auto beat = Sent<control::Heartbeat>(Give(TimePassed{}));
+  ASSERT_EQ(beat.size(), 1u);
+  EXPECT_EQ(beat[0].loads.at(0), (control::GroupLoad{kGroup, 1, 0, 10, 20}));
+  EXPECT_EQ(core_.NextDeadline(), now_ + Millis(100));
+  Give(CoordinatorDown{});
+  EXPECT_EQ(core_.NextDeadline(), kNever);
+}
+
+TEST_F(PeerCoreTest, PendingCountsReachTheMembers) {
+  EnterTwo();
+  EXPECT_EQ(Get<WorldChanged>(Say(control::PendingCount{kGroup, 3})).at(0).world.pending, 3u);
+  EXPECT_TRUE(Say(control::PendingCount{kGroup, 3}).empty());
+  EXPECT_TRUE(Say(control::PendingCount{{"x", 0}, 3}).empty());
+}
+
+TEST_F(PeerCoreTest, PostsOutOfPlaceAreRefused) {
+  Give(CoordinatorUp{});
+  Join(1);
+  EXPECT_EQ(Get<PostDone>(Post(1, 7, Large())).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(Get<PostDone>(Post(2, 7, Large())).at(0).outcome.code, Code::kEvicted);
+}
+
+TEST_F(PeerCoreTest, WhatIsForGroupsThatAreNotHereIsIgnored) {
+  Give(CoordinatorUp{});
+  EXPECT_EQ(Get<LogLine>(Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}}))).size(), 1u);
+  EXPECT_EQ(Get<LogLine>(Commit(1)).size(), 1u);
+  EXPECT_EQ(Get<LogLine>(Say(control::AbortEpoch{kGroup, Epoch(1), ""})).size(), 1u);
+  EXPECT_TRUE(Say(control::VoteResult{kGroup, MemberId(1), 1, Epoch(1)}).empty());
+  EXPECT_TRUE(Removed(1, Removal::kLeft).empty());
+  EXPECT_TRUE(Ready(2, 7, Large()).empty());
+  EXPECT_TRUE(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false}).empty());
+  EXPECT_TRUE(Give(AttemptComplete{kGroup, OpOrdinal(1), Epoch()}).empty());
+  EXPECT_TRUE(Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()}).empty());
+  EXPECT_TRUE(Up(2).empty());
+  EXPECT_TRUE(Down(2).empty());
+  EXPECT_EQ(core_.GetStats().frames_stale, 2u);
+}
+
+TEST_F(PeerCoreTest, AFreezingEpochIsReadyWhenLinksAndStoppedAttemptsHaveAnswered) {
+  EnterTwo();
+  Post(1, 7, Large());
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}));
+  EXPECT_EQ(Get<StopAttempt>(out_).size(), 1u);
+  EXPECT_TRUE(Sent<control::EpochReady>(Up(2)).empty());
+  const auto ready = Sent<control::EpochReady>(Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()}));
+  ASSERT_EQ(ready.size(), 1u);
+  ASSERT_EQ(ready[0].ops.size(), 1u);
+  EXPECT_FALSE(ready[0].ops[0].done);
+  // Superseded: reported again.
+  Say(MakePrepare(3, 1, 1, 3, {{1, 1, 1}, {2, 2, 1}}));
+  EXPECT_EQ(Sent<control::EpochReady>(Up(2)).size(), 1u);
+  Commit(3, {{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<SendReady>(out_).at(0).attempt, Epoch(3));
+  EXPECT_EQ(Get<WorldChanged>(out_).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, ADoneOpIsCommittedByArbitration) {
+  EnterTwo();
+  RunToDone();
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}}));
+  EXPECT_TRUE(Sent<control::EpochReady>(out_).at(0).ops.at(0).done);
+  EXPECT_TRUE(Get<PostDone>(Commit(2, {{OpOrdinal(1), Fate::kCommit}})).at(0).outcome.ok());
+}
+
+TEST_F(PeerCoreTest, ALostLinkSilencesTheGroupTowardsThatPeer) {
+  EnterTwo();
+  EXPECT_EQ(Sent<control::LinkLost>(Down(2)).at(0).epoch, Epoch(1));
+  EXPECT_TRUE(Sent<control::LinkLost>(Down(2)).empty());
+  EXPECT_TRUE(Get<SendReady>(Post(1, 7, Large())).empty());
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}));
+  Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()});
+  Up(2);
+  EXPECT_EQ(Get<SendReady>(Commit(2, {{OpOrdinal(1), Fate::kRedo}})).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, ALostLinkIsToldForEachGroupOfTheRun) {
+  EnterTwo();
+  const GroupKey second{"run", 5};
+  Give(LocalJoin{LocalId(8), second, "t"});
+  Say(control::JoinPending{8, second, MemberId(8)});
+  auto prepare = MakePrepare(1, 0, 1, 0, {{8, 1, 1}, {9, 2, 1}});
+  prepare.group = second;
+  Say(prepare);
+  Up(2);
+  Say(control::CommitEpoch{second, Epoch(1), {}});
+  EXPECT_EQ(Sent<control::LinkLost>(Down(2)).size(), 2u);
+  EXPECT_TRUE(Give(LinkDown{"other", PeerId(2), "x"}).empty());
+}
+
+TEST_F(PeerCoreTest, ALinkThatWasNeverUpFailsTheEpochAfterItsDeadline) {
+  Give(CoordinatorUp{});
+  Join(1);
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}));
+  Up(2);
+  EXPECT_EQ(Sent<control::EpochFailed>(Down(3)).at(0).unreachable.at(0).peer, PeerId(3));
+  Say(MakePrepare(2, 0, 2, 0, {{1, 1, 2}, {3, 3, 2}}));
+  now_ = now_ + Millis(1500);
+  EXPECT_TRUE(Sent<control::EpochFailed>(Give(TimePassed{})).empty());
+  now_ = now_ + Millis(400);
+  EXPECT_EQ(Sent<control::EpochFailed>(Give(TimePassed{})).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, AnAbortedAdmissionChangesNothing) {
+  EnterTwo();
+  RunToDone();
+  Say(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 2}}));
+  Say(control::AbortEpoch{kGroup, Epoch(2), "newcomer gone"});
+  EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, std::vector<PeerId>{PeerId(2)});
+  EXPECT_EQ(Get<PostDone>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false})).size(),
+            1u);
+}
+
+TEST_F(PeerCoreTest, OpsAreNotTouchedByAnAdmission) {
+  EnterTwo();
+  RunToDone();
+  Say(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 2}}));
+  EXPECT_TRUE(Get<StopAttempt>(out_).empty());
+  Up(2);
+  EXPECT_TRUE(Sent<control::EpochReady>(Up(3)).at(0).ops.empty());
+  Commit(2);
+  // A post of the old boundary stays among the old members.
+  EXPECT_EQ(Get<SendReady>(Post(1, 8, Large())).size(), 1u);
+  EXPECT_EQ(Get<PostDone>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false})).size(),
+            1u);
+}
+
+TEST_F(PeerCoreTest, ALeaverGoesWhenItsOpsAreSettled) {
+  EnterTwo();
+  RunToDone();
+  EXPECT_TRUE(Sent<control::Leave>(Give(LocalLeave{LocalId(1)})).empty());
+  Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false});
+  EXPECT_EQ(Sent<control::Leave>(out_).size(), 1u);
+  Removed(1, Removal::kLeft);
+  EXPECT_TRUE(Get<LeaveDone>(out_).at(0).outcome.ok());
+  EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
+  // Nobody is left in the group.
+  EXPECT_TRUE(Get<KeepLinks>(out_).at(0).peers.empty());
+  EXPECT_TRUE(Removed(1, Removal::kLeft).empty());
+}
+
+TEST_F(PeerCoreTest, ADeadTrainersOpsFinishForTheOthers) {
+  EnterTwo();
+  Post(1, 7, Large());
+  EXPECT_TRUE(Sent<control::Leave>(Give(LocalDied{LocalId(1), "killed"})).empty());
+  Ready(2, 7, Large());
+  EXPECT_EQ(Get<SendDone>(Give(AttemptComplete{kGroup, OpOrdinal(1), Epoch()})).size(), 1u);
+  Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false});
+  EXPECT_TRUE(Sent<control::Leave>(out_).at(0).died);
+}
+
+TEST_F(PeerCoreTest, ADeadTrainerDoesNotWaitForEverForOthersToPost) {
+  EnterTwo();
+  Post(1, 7, Large());
+  Give(LocalDied{LocalId(1), "killed"});
+  now_ = now_ + Millis(3000);
+  EXPECT_EQ(Sent<control::Leave>(Give(TimePassed{})).size(), 1u);
+  Removed(1, Removal::kDied);
+  EXPECT_EQ(Get<StopAttempt>(out_).size(), 1u);
+  EXPECT_TRUE(Get<MemberGone>(out_).empty());
+  Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()});
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
+  EXPECT_EQ(Get<KeepLinks>(out_).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, AnEvictedMemberIsAnsweredBeforeItIsGone) {
+  EnterTwo();
+  Post(1, 7, Small());
+  Give(LocalStep{LocalId(1)});
+  Removed(1, Removal::kEvicted);
+  size_t gone = 0;
+  for (size_t i = 0; i < out_.size(); ++i) {
+    if (std::holds_alternative<MemberGone>(out_[i])) gone = i;
+  }
+  ASSERT_GT(gone, 0u);
+  EXPECT_EQ(Get<PostDone>(out_).size(), 1u);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(std::holds_alternative<StepDone>(out_[gone - 1]));
+}
+
+TEST_F(PeerCoreTest, APostOfOneThatTheEpochLeftOutIsRefused) {
+  Give(CoordinatorUp{});
+  Join(1);
+  Join(3);
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {3, 1, 1}}));
+  Commit(1);
+  EXPECT_EQ(Get<JoinDone>(out_).size(), 2u);
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}}));
+  Commit(2);
+  EXPECT_EQ(Get<PostDone>(Post(3, 7, Small())).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(core_.GetMembers(LocalId(3)).members.empty());
+  EXPECT_EQ(Get<MemberGone>(Removed(3, Removal::kEvicted)).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, AGroupWhoseMembersAllWentBeginsAnewForThoseThatWait) {
+  EnterTwo();
+  Join(5);
+  Post(1, 7, Large());
+  Removed(1, Removal::kEvicted);
+  // The coordinator may be faster than the attempt stops.
+  Say(MakePrepare(3, 0, 3, 0, {{5, 1, 3}}));
+  EXPECT_TRUE(Sent<control::EpochReady>(out_).empty());
+  Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()});
+  EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+  EXPECT_EQ(Get<JoinDone>(Commit(3)).at(0).local, LocalId(5));
+  EXPECT_EQ(Get<StartAttempt>(Post(5, 7, Small())).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, APreparationThatWaitedForThatMayBeAborted) {
+  EnterTwo();
+  Join(5);
+  Post(1, 7, Large());
+  Removed(1, Removal::kEvicted);
+  Say(MakePrepare(3, 0, 3, 0, {{5, 1, 3}}));
+  Say(control::AbortEpoch{kGroup, Epoch(3), ""});
+  EXPECT_TRUE(
+      Sent<control::EpochReady>(Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()})).empty());
+}
+
+TEST_F(PeerCoreTest, AFrameAgainstTheProtocolBreaksTheLink) {
+  EnterTwo();
+  EXPECT_EQ(
+      Get<BreakLink>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(5), Epoch(), false})).at(0).run,
+      "run");
+  EXPECT_EQ(core_.GetStats().frames_refused, 1u);
+}
+
+// ------------------------------------------------------------------------------ drain
+
+TEST_F(PeerCoreTest, ADrainWithNobodyHereIsDoneAtOnce) {
+  Give(CoordinatorUp{});
+  Give(DrainRequested{now_ + Seconds(30)});
+  EXPECT_EQ(Sent<control::Draining>(out_).size(), 1u);
+  EXPECT_EQ(Get<Drained>(out_).size(), 1u);
+  EXPECT_TRUE(Get<Drained>(Give(DrainRequested{now_})).empty());
+}
+
+TEST_F(PeerCoreTest, ADrainWaitsForTheStepBoundary) {
+  EnterTwo();
+  Give(DrainRequested{now_ + Seconds(30)});
+  EXPECT_TRUE(Sent<control::Leave>(out_).empty());
+  EXPECT_EQ(Sent<control::Leave>(Give(LocalStep{LocalId(1)})).size(), 1u);
+  Removed(1, Removal::kLeft);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(Get<Drained>(out_).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, AnOperatorsDrainHasADeadlineToo) {
+  EnterTwo();
+  Say(control::Drain{"kernel update"});
+  EXPECT_EQ(Sent<control::Draining>(out_).size(), 1u);
+  EXPECT_EQ(Get<JoinDone>(Give(LocalJoin{LocalId(4), kGroup, "t"})).at(0).outcome.text,
+            "join refused: this peer is draining (kernel update); join at another peer");
+  now_ = now_ + Seconds(30);
+  EXPECT_EQ(Sent<control::Leave>(Give(TimePassed{})).at(0).reason,
+            "peer is draining: kernel update");
+}
+
+TEST_F(PeerCoreTest, ADrainIsToldAgainAfterAReconnect) {
+  EnterTwo();
+  Give(DrainRequested{now_ + Seconds(30)});
+  Give(CoordinatorDown{});
+  EXPECT_EQ(Sent<control::Draining>(Give(CoordinatorUp{})).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, ADrainEndsEvenIfTheCoordinatorDoesNotComeBack) {
+  EnterTwo();
+  Post(1, 7, Large());
+  Give(DrainRequested{now_ + Seconds(2)});
+  Give(CoordinatorDown{});
+  now_ = core_.NextDeadline();
+  EXPECT_TRUE(Get<StopAttempt>(Give(TimePassed{})).empty());
+  now_ = core_.NextDeadline();
+  EXPECT_EQ(Get<StopAttempt>(Give(TimePassed{})).size(), 1u);
+  Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()});
+  EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
+  EXPECT_EQ(Get<Drained>(out_).size(), 1u);
+  EXPECT_EQ(core_.NextDeadline(), kNever);
+}
+
+TEST_F(PeerCoreTest, EqualHistoriesGiveEqualDigests) {
+  const auto run = [](int steps) {
+    PeerCore core(Config());
+    const std::vector<Event> events = {
+        CoordinatorUp{},
+        LocalJoin{LocalId(1), kGroup, "t"},
+        FromCoordinator{control::JoinPending{1, kGroup, MemberId(1)}},
+        FromCoordinator{MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}})},
+        LinkUp{"run", PeerId(2)},
+        FromCoordinator{control::CommitEpoch{kGroup, Epoch(1), {}}},
+        LocalPost{{LocalId(1), 1}, 7, Large()},
+        LocalStep{LocalId(1)},
+        DrainRequested{Tick{Seconds(5)}},
+        CoordinatorDown{},
+    };
+    for (int i = 0; i < steps; ++i) core.Step(events[static_cast<size_t>(i)], Tick{i});
+    return core.Digest();
+  };
+  std::set<uint64_t> digests;
+  for (int steps = 0; steps <= 10; ++steps) {
+    EXPECT_EQ(run(steps), run(steps));
+    EXPECT_TRUE(digests.insert(run(steps)).second) << steps;
+  }
+}
+
+TEST_F(PeerCoreTest, ACoreCanBeMoved) {
+  EnterTwo();
+  PeerCore other = std::move(core_);
+  EXPECT_EQ(other.GetStats().members, 1u);
+  core_ = std::move(other);
+  EXPECT_EQ(core_.GetStats().members, 1u);
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
