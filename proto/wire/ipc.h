@@ -1,4 +1,5 @@
-/* What a trainer and its peerd say over the Unix socket (SOCK_STREAM, same host, native byte order).
+/* What a trainer and its peerd say over the Unix socket (SOCK_STREAM, same host, native byte
+ * order).
  *
  * Every request is one struct lh_ipc_request, every reply one struct lh_ipc_reply: fixed sizes, no
  * lengths to trust. A request carries a `call` that the trainer chose (not 0, not in use); exactly
@@ -32,7 +33,8 @@ enum lh_ipc_type {
   /* replies */
   LH_IPC_DONE = 64,
   LH_IPC_WORLD = 65, /* the world of `member` changed */
-  LH_IPC_GONE = 66   /* `member` was removed: status and text say why. Member 0: the connection ends */
+  LH_IPC_GONE =
+      66 /* `member` was removed: status and text say why. Member 0: the connection ends */
 };
 
 struct lh_ipc_hello {
@@ -106,13 +108,13 @@ struct lh_ipc_world {
 };
 
 struct lh_ipc_op_info {
-  uint64_t epoch;     /* the epoch of the attempt that counted */
+  uint64_t epoch; /* the epoch of the attempt that counted */
   uint64_t bytes_sent;
   uint64_t bytes_received;
   uint64_t seconds_total_ns;
   uint64_t seconds_wait_ns; /* until every member had posted */
-  uint32_t size;      /* members whose tensors are in the result */
-  uint32_t retries;   /* attempts beyond the first */
+  uint32_t size;            /* members whose tensors are in the result */
+  uint32_t retries;         /* attempts beyond the first */
 };
 
 #define LH_IPC_MEMBERS_PAGE 28
