@@ -198,7 +198,8 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
     }
     step = own;
   }
-  const uint64_t first = (step ? *step : last_step_[group]) + 1;
+  // With nobody there to go on from, numbers are used that no member of old can have reached.
+  const uint64_t first = step ? *step + 1 : last_step_[group] + 100;
   last_step_[group] = std::max(last_step_[group], first);
   for (const control::MemberInfo& info : prepare.members) {
     if (info.joined != prepare.epoch) continue;

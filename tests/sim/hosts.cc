@@ -349,7 +349,7 @@ void PeerHost::Crash(bool resets) {
   }
   Dispose();
   for (auto& [id, local] : locals_) {
-    if (local.trainer != nullptr && !local.gone) local.trainer->OnPeerGone();
+    if (TrainerSide* const trainer = std::exchange(local.trainer, nullptr)) trainer->OnPeerGone();
   }
 }
 
@@ -396,7 +396,8 @@ void PeerHost::Pump() {
     peerd::Event event = std::move(events_.front());
     events_.pop_front();
     if (const auto* stopped = std::get_if<peerd::AttemptStopped>(&event)) SpoilSources(*stopped);
-    if (std::holds_alternative<peerd::AttemptComplete>(event)) {
+    if (const auto* complete = std::get_if<peerd::AttemptComplete>(&event)) {
+      running_[{complete->group, complete->ordinal}].complete = true;
       context_.trigger(Moment::kAttemptComplete, id_);
       if (node_.life != life) break;
     }
@@ -534,6 +535,7 @@ void PeerHost::Carry(peerd::Action& action) {
       }
       Running& running = h->running_[{a.group, a.ordinal}];
       running.attempt = a.attempt;
+      running.complete = false;
       running.posts = a.posts;
       h->runner_->Start(a);
       h->context_.trigger(Moment::kAttemptStarted, h->id_);
@@ -835,10 +837,10 @@ void PeerHost::OnReceivesDetached(uint64_t cookie) {
 
 // ---- planted bugs
 
-// Says DONE for every op of the group that is under way here, done or not.
+// Says DONE for every op of the group that is under way here and not complete.
 void PeerHost::ForgeDone(const GroupKey& group) {
   for (const auto& [key, running] : running_) {
-    if (key.first != group) continue;
+    if (key.first != group || running.complete) continue;
     for (const auto& [peer, ordinal] : running.theirs) {
       FrameHeader header;
       header.type = FrameType::kDone;

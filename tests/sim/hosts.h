@@ -227,6 +227,7 @@ class PeerHost final : private peerd::TransportListener {
   // For planted bugs: ops under way and what the others call them.
   struct Running {
     Epoch attempt;
+    bool complete = false;
     std::vector<peerd::PostRef> posts;
     std::map<PeerId, OpOrdinal> theirs;
   };

@@ -313,13 +313,14 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
 
 void RandomRun::PlanFaults() {
   crashes_left_ = static_cast<int>(prng_.Between(0, 3));
-  for (int64_t faults = prng_.Chance(0.1) ? 0 : prng_.Between(1, 7); faults > 0; --faults) {
+  for (int64_t faults = prng_.Chance(0.05) ? 0 : prng_.Between(2, 9); faults > 0; --faults) {
     auto fault = DrawFault();
     const auto when_due = [this, fault](PeerHost* at) {
       if (sim_.now() < quiet_) fault(at);
     };
-    if (prng_.Chance(0.5) && planted_ != Planted::kSentBeforeDurable) {
-      const auto moment = static_cast<Moment>(prng_.Below(static_cast<uint64_t>(Moment::kCount)));
+    if (prng_.Chance(0.7) && planted_ != Planted::kSentBeforeDurable) {
+      auto moment = static_cast<Moment>(prng_.Below(static_cast<uint64_t>(Moment::kCount)));
+      if (prng_.Chance(0.3)) moment = Moment::kDoneSent;
       const bool frequent = moment >= Moment::kAttemptStarted && moment <= Moment::kDoneSent;
       // Some time after the start, or the first moments are the only ones.
       const Tick from{prng_.Between(0, quiet_.us / 2)};
@@ -333,7 +334,7 @@ void RandomRun::PlanFaults() {
 
 SeedResult RandomRun::Run() {
   quiet_ = Tick{Detect(2, 6)};
-  think_us_ = prng_.Between(Millis(2), Detect(0.05, 0.3));
+  think_us_ = prng_.Between(Millis(5), Detect(0.1, 0.4));
   AddPeersAndTrainers();
   PlanFaults();
   // What lasts ends by then: the longest takes three detect_ms, plus a coordinator's four.
