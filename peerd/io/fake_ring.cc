@@ -345,13 +345,14 @@ uint8_t* FakeRing::At(const Op& op, size_t offset, size_t* contiguous) {
   return nullptr;
 }
 
-void FakeRing::CheckSend(const Op& op) {
-  size_t offset = 0;
-  for (const iovec& part : op.parts) {
-    LH_CHECK(part.iov_len == 0 ||
-             memcmp(op.snapshot.data() + offset, part.iov_base, part.iov_len) == 0)
+void FakeRing::CheckSend(const Op& op, size_t from, size_t bytes) {
+  for (size_t end = from + bytes; from < end;) {
+    size_t contiguous = 0;
+    const uint8_t* place = At(op, from, &contiguous);
+    const size_t n = std::min(contiguous, end - from);
+    LH_CHECK(memcmp(op.snapshot.data() + from, place, n) == 0)
         << "memory was changed while a send owned it";
-    offset += part.iov_len;
+    from += n;
   }
 }
 
@@ -371,7 +372,7 @@ void FakeRing::Finish(IoId id, int value) {
   const auto it = ops_.find(id);
   Op& op = it->second;
   if (op.kind == Kind::kSend || op.kind == Kind::kSendZeroCopy || op.kind == Kind::kNotice) {
-    CheckSend(op);
+    CheckSend(op, 0, op.bytes);
   }
   if (op.kind == Kind::kRecv) CheckRecv(op);
   const bool copied = op.kind == Kind::kNotice && options_.zero_copy_copies;
@@ -446,6 +447,7 @@ void FakeRing::ProgressSend(IoId id, Op* op) {
     ended = true;
   } else {
     const size_t amount = Amount(std::min(Room(*out), op->bytes - op->done));
+    CheckSend(*op, op->done, amount);
     out->data.append(op->snapshot, op->done, amount);
     op->done += amount;
     out->written += amount;

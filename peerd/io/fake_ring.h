@@ -169,7 +169,7 @@ class FakeRing final : public Ring, private Sockets {
   void Report(IoId id, IoResult result);
   size_t Amount(size_t bytes);
   uint8_t* At(const Op& op, size_t offset, size_t* contiguous);
-  void CheckSend(const Op& op);
+  void CheckSend(const Op& op, size_t from, size_t bytes);
   void CheckRecv(const Op& op);
   bool Step();
   bool JumpTo(Tick until);

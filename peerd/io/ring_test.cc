@@ -395,7 +395,7 @@ TEST(FakeRingTest, CutsConnectionsAtTheByteAskedFor) {
 }
 
 void ChangeMemoryInFlight() {
-  FakeRing ring({.seed = 1, .stream_bytes_max = 8});
+  FakeRing ring({.seed = 1});
   const auto [a, b] = ring.Pair();
   std::string sent(100, 'x');
   ring.SendZeroCopy(a, sent.data(), sent.size(), -1, [](IoResult) {});
@@ -463,10 +463,7 @@ TEST(UringRefusalTest, NamesTheLockedMemoryLimitOnEnomem) {
 }
 
 TEST(UringRefusalTest, NamesTheFileLimitOnEmfile) {
-  EXPECT_THAT(TextWhenRefused([] {
-                const rlimit none{3, 3};
-                setrlimit(RLIMIT_NOFILE, &none);
-              }),
+  EXPECT_THAT(TextWhenRefused([] { AnswerSetupWith(EMFILE); }),
               HasSubstr("FAILED_PRECONDITION: io_uring setup refused (EMFILE)"));
 }
 
