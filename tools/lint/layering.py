@@ -42,7 +42,7 @@ LAYERS = [
     ),
     Layer(
         r"proto/",
-        r"proto/|base/|absl/|google/protobuf/",
+        r"proto/|base/|absl/|google/protobuf/|grpc",
         "what crosses a border knows neither side",
     ),
     Layer(r"base/", r"base/|absl/", "base is below everything"),

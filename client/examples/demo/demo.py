@@ -220,7 +220,7 @@ class Demo:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=24, help="outer steps (at least 8; default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="outer steps (at least 8; default %(default)s)")
     parser.add_argument("--local-steps", type=int, default=20, help="AdamW steps of a round (default %(default)s)")
     args = parser.parse_args()
     if args.rounds < 8:

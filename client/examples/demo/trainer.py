@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="demo")
     parser.add_argument("--seed", type=int, default=0, help="which passages of the text it learns from")
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--local-steps", type=int, default=20)
     parser.add_argument("--start-with", type=int, default=3, help="members that the first round waits for")
     parser.add_argument("--newcomer", action="store_true", help="gets the parameters from the others")
