@@ -135,8 +135,8 @@ struct Draining {
   friend bool operator==(const Draining&, const Draining&) = default;
 };
 
-using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
-                                 Heartbeat, Draining>;
+using PeerMessage =
+    std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost, Heartbeat, Draining>;
 
 // ---------------------------------------------------------------- coordinator to peer
 
@@ -192,13 +192,13 @@ struct PeerInfo {
 struct PrepareEpoch {
   GroupKey group;
   Epoch epoch;
-  Epoch base;      // the committed epoch that it follows; 0 for the first
-  Epoch boundary;  // newest epoch up to this one that admitted members
-  Epoch attempt;   // newest epoch up to this one that froze ops
-  bool freeze = false;                // epoch == attempt: ops in flight are frozen, judged, redone
-  std::vector<MemberInfo> members;    // in rank order
-  std::vector<PeerInfo> peers;        // in ring order
-  std::string token;                  // secret of this epoch: authenticates lanes
+  Epoch base;                       // the committed epoch that it follows; 0 for the first
+  Epoch boundary;                   // newest epoch up to this one that admitted members
+  Epoch attempt;                    // newest epoch up to this one that froze ops
+  bool freeze = false;              // epoch == attempt: ops in flight are frozen, judged, redone
+  std::vector<MemberInfo> members;  // in rank order
+  std::vector<PeerInfo> peers;      // in ring order
+  std::string token;                // secret of this epoch: authenticates lanes
   std::string cause;
   friend bool operator==(const PrepareEpoch&, const PrepareEpoch&) = default;
 };
@@ -211,7 +211,8 @@ struct OpFate {
   friend bool operator==(const OpFate&, const OpFate&) = default;
 };
 
-// The epoch is in force. `fates` covers exactly the ops of this peer's EpochReady (freezing epochs).
+// The epoch is in force. `fates` covers exactly the ops of this peer's EpochReady (freezing
+// epochs).
 struct CommitEpoch {
   GroupKey group;
   Epoch epoch;
@@ -251,8 +252,7 @@ struct Drain {
   friend bool operator==(const Drain&, const Drain&) = default;
 };
 
-using CoordinatorMessage =
-    std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch, CommitEpoch,
-                 AbortEpoch, Removed, PendingCount, Drain>;
+using CoordinatorMessage = std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch,
+                                        CommitEpoch, AbortEpoch, Removed, PendingCount, Drain>;
 
 }  // namespace longhaul::control

@@ -1,7 +1,8 @@
 // Frames on lanes between peers: a fixed header of 64 bytes, little-endian, then `payload_bytes`.
 //
 //   0 magic u32 | 4 type u8 | 5 flags u8 | 6 zero u16 | 8 group u32 | 12 payload_bytes u32
-//  16 op u64 | 24 attempt u64 | 32 offset u64 | 40 phase u32 | 44 zero u32 | 48 stamp u64 | 56 zero u64
+//  16 op u64 | 24 attempt u64 | 32 offset u64 | 40 phase u32 | 44 zero u32 | 48 stamp u64 | 56 zero
+//  u64
 //
 // The run is not in a frame: a lane belongs to one run from its handshake on.
 // Control lanes carry PING, PONG, READY, DONE, WANT_LANES; data lanes carry DATA.
@@ -23,7 +24,7 @@ inline constexpr uint32_t kFrameMagic = 0x3146484cu;  // "LHF1"
 inline constexpr size_t kFrameHeaderBytes = 64;
 
 enum class FrameType : uint8_t {
-  kPing = 1,       // stamp: the sender's clock, returned in the PONG
+  kPing = 1,  // stamp: the sender's clock, returned in the PONG
   kPong = 2,
   kReady = 3,      // op: the sender's ordinal. Payload: ReadyBody, then the eager bytes
   kDone = 4,       // op: the receiver's ordinal. flags bit 0: refused

@@ -9,8 +9,8 @@
 // acceptor knows the token by (run digest, group, epoch). Messages are little-endian:
 //
 // HELLO, 128 bytes:
-//   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 zero u8 | 8 run_digest 32 bytes (SHA-256 of
-//   the run's name) | 40 group u32 | 44 lane u32 | 48 lanes u32 | 52 zero u32 | 56 epoch u64 |
+//   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 zero u8 | 8 run_digest 32 bytes (SHA-256
+//   of the run's name) | 40 group u32 | 44 lane u32 | 48 lanes u32 | 52 zero u32 | 56 epoch u64 |
 //   64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112 zero 16 bytes
 // ANSWER, 96 bytes:
 //   0 magic u32 | 4 version u16 | 6 result u8 | 7 zero u8 | 8 nonce 32 bytes | 40 proof 32 bytes |
@@ -55,7 +55,8 @@ struct LaneHello {
 enum class LaneResult : uint8_t {
   kAccepted = 0,
   kWrongVersion = 1,
-  kUnknownEpoch = 2,  // no token for this run, group and epoch here (yet): try again while preparing
+  kUnknownEpoch =
+      2,  // no token for this run, group and epoch here (yet): try again while preparing
   kWrongPeer = 3,
   kBusy = 4,
 };

@@ -1,4 +1,5 @@
-/* Every bound on what crosses a process border, in one place. C99, so that the client sees it too. */
+/* Every bound on what crosses a process border, in one place. C99, so that the client sees it too.
+ */
 #ifndef LONGHAUL_PROTO_WIRE_LIMITS_H_
 #define LONGHAUL_PROTO_WIRE_LIMITS_H_
 

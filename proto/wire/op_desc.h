@@ -35,9 +35,9 @@ enum class ReduceOp : uint8_t {
 enum class OpKind : uint8_t { kAllReduce = LH_WIRE_ALL_REDUCE };
 enum class OnFault : uint8_t { kRetry = LH_WIRE_RETRY, kAbort = LH_WIRE_ABORT };
 
-size_t SizeOf(DType dtype);            // bytes of one element
-const char* Name(DType dtype);         // "float32"
-const char* Name(ReduceOp op);         // "sum"
+size_t SizeOf(DType dtype);     // bytes of one element
+const char* Name(DType dtype);  // "float32"
+const char* Name(ReduceOp op);  // "sum"
 
 struct OpDesc {
   OpKind kind = OpKind::kAllReduce;

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -35,7 +35,7 @@ def metric(address: str, name: str) -> float:
     return sum(values)
 
 
-def wait_until(condition, what: str, seconds: float = 20) -> None:  # type: ignore[no-untyped-def]
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"did not happen in {seconds} s: {what}"
@@ -65,7 +65,7 @@ def test_members_that_disagree_all_get_invalid_argument_naming_both(
 ) -> None:
     run = "odd-" + request.node.callspec.id
     with ExitStack() as stack:
-        trainers = []
+        trainers: list[Trainer] = []
         for i in range(3):
             trainer = Trainer()
             stack.callback(trainer.close)
@@ -171,7 +171,7 @@ def test_connections_that_say_nothing_do_not_keep_others_out(cluster: LocalClust
             sock = stack.enter_context(socket.socket())
             sock.settimeout(10)
             sock.connect(host_port(peer.listen))
-        trainers = []
+        trainers: list[Trainer] = []
         for i in (0, 1):
             trainer = Trainer()
             stack.callback(trainer.close)
@@ -202,7 +202,9 @@ def test_an_unreachable_coordinator_fails_the_join_and_is_named(tmp_path: pathli
 
 
 @pytest.mark.parametrize("which", ["coordinator-grpc", "coordinator-http", "peerd-data", "peerd-http", "peerd-socket"])
-def test_an_address_in_use_is_named_and_ends_with_one(cluster: LocalCluster, which: str, tmp_path: pathlib.Path) -> None:
+def test_an_address_in_use_is_named_and_ends_with_one(
+    cluster: LocalCluster, which: str, tmp_path: pathlib.Path
+) -> None:
     peer = cluster.peers[0]
     free = "127.0.0.1:0"
     coordinator = [str(find_binary("longhaul-coordinator"))]

@@ -75,10 +75,9 @@ class Worker:
         """All tensors at once, in place, one tag each. For each: the set of participants, or the error."""
         assert self.comm is not None
         works = [
-            self.comm.all_reduce(tensor, op="sum", tag=tag, async_op=True)
-            for tag, tensor in enumerate(self.tensors)
+            self.comm.all_reduce(tensor, op="sum", tag=tag, async_op=True) for tag, tensor in enumerate(self.tensors)
         ]
-        ops = []
+        ops: list[dict[str, Any]] = []
         for tag, work in enumerate(works):
             try:
                 info = work.wait(timeout=timeout)
