@@ -150,7 +150,7 @@ def clang_tidy(everything: bool) -> Callable[[str, pathlib.Path], Result]:
 
 
 # Tests are built as the programs are, so that both are compiled once.
-OPT = "--compilation_mode=opt"
+OPT = ("--compilation_mode=opt", "--config=strict")
 
 STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "build": one(["tools/build"]),
@@ -158,8 +158,8 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "ruff": one([PYTHON, "-m", "ruff", "check", *PYTHON_SOURCES]),
     "ruff-format": one([PYTHON, "-m", "ruff", "format", "--check", *PYTHON_SOURCES]),
     "mypy": mypy,
-    "unit": bazel_test(OPT, "--test_size_filters=small,medium"),
-    "bazel": bazel_test(OPT),
+    "unit": bazel_test(*OPT, "--test_size_filters=small,medium"),
+    "bazel": bazel_test(*OPT),
     "python": pytest("client/python/tests"),
     "e2e": pytest("tests/e2e"),
     "tidy": clang_tidy(everything=False),
@@ -176,6 +176,13 @@ SETS = {
     "lint": [*LINT, "tidy"],
 }
 NEED_PROGRAMS = {"python", "e2e"}
+
+
+def prune_cache() -> None:
+    """Bazel's disk cache never shrinks by itself."""
+    cache = pathlib.Path.home() / ".cache" / "longhaul-bazel"
+    if cache.is_dir():
+        subprocess.run(["find", str(cache), "-type", "f", "-atime", "+14", "-delete"], check=False)
 
 
 def main() -> int:
@@ -211,6 +218,7 @@ def main() -> int:
             if name == "build":
                 print("without programs there is nothing to test", flush=True)
                 break
+    prune_cache()
     print(f"took {time.monotonic() - begin:.0f} s")
     print(f"{total.passed} passed, {total.failed} failed")
     return int(total.failed > 0)
