@@ -338,7 +338,7 @@ class Harness {
       LH_CHECK(m.base == group.committed) << ToString(peer) << " missed a commit";
     }
     group.prepared = m;
-    group.frozen = m.freeze;
+    group.frozen = m.freeze && group.committed;  // a newcomer has nothing to freeze
     if (self.mute) return;
     std::vector<control::Unreachable> unreachable;
     for (const control::PeerInfo& other : m.peers) {
