@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -26,13 +25,6 @@ SEED = int(os.environ.get("LONGHAUL_SEED", "1"))
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(peers=3) as started:
         yield started
-
-
-def metric(address: str, name: str) -> float:
-    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
-    values = [float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)]
-    assert values, f"no metric {name}"
-    return sum(values)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
@@ -131,8 +123,8 @@ def host_port(address: str) -> tuple[str, int]:
 def test_garbage_on_every_socket_is_refused_and_counted(cluster: LocalCluster) -> None:
     rng = random.Random(SEED)
     peer = cluster.peers[0]
-    handshakes = metric(peer.http, "longhaul_peerd_handshakes_refused_total")
-    requests = metric(peer.http, "longhaul_peerd_requests_refused_total")
+    handshakes = peer.metric("longhaul_peerd_handshakes_refused_total")
+    requests = peer.metric("longhaul_peerd_requests_refused_total")
     for _ in range(3):
         for data in garbage(rng):
             throw(socket.AF_INET, host_port(peer.listen), data)
@@ -146,11 +138,11 @@ def test_garbage_on_every_socket_is_refused_and_counted(cluster: LocalCluster) -
             throw(socket.AF_UNIX, peer.socket, data)
             throw(socket.AF_INET, host_port(cluster.coordinator), data)
     wait_until(
-        lambda: metric(peer.http, "longhaul_peerd_handshakes_refused_total") > handshakes + 100,
+        lambda: peer.metric("longhaul_peerd_handshakes_refused_total") > handshakes + 100,
         "refused handshakes are counted",
     )
     wait_until(
-        lambda: metric(peer.http, "longhaul_peerd_requests_refused_total") > requests + 100,
+        lambda: peer.metric("longhaul_peerd_requests_refused_total") > requests + 100,
         "refused requests are counted",
     )
     after = resident_mib(peer.pid), resident_mib(cluster.coordinator_pid)

@@ -7,12 +7,14 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -70,6 +72,15 @@ class Peer:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def metric(self, name: str) -> float:
+        """A metric of the daemon as it is now, summed over its labels. KeyError: there is none of this name."""
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10) as page:
+            text = page.read().decode()
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        if not values:
+            raise KeyError(name)
+        return sum(float(value) for value in values)
 
 
 class LocalCluster:

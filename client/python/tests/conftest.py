@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -14,6 +15,13 @@ from longhaul.testing import LocalCluster
 
 T = TypeVar("T")
 _runs = itertools.count()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen in {seconds} s"
+        time.sleep(0.02)
 
 
 class Members:

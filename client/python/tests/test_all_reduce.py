@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Members
+from conftest import Members, wait_until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
@@ -237,6 +237,9 @@ def test_on_fault_abort_gives_the_inputs_back(cluster: LocalCluster) -> None:
             comm.all_reduce(tensor, on_fault="abort", async_op=True)
             for comm, tensor in zip(survivors, tensors, strict=True)
         ]
+        # An op that is announced after the death belongs to the epoch without the victim.
+        for peer in cluster.peers[:2]:
+            wait_until(lambda peer=peer: peer.metric("longhaul_peerd_ops_open") > 0)  # type: ignore[misc]
         victim.kill_peer(0)
         for work in works:
             with pytest.raises(lh.Aborted):

@@ -56,7 +56,8 @@ WAITS = {
 def test_ctrl_c_ends_every_wait(cluster: LocalCluster, wait: str, request: pytest.FixtureRequest) -> None:
     run = f"interrupt-{wait}"
     code = f"""
-import threading
+import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # not where it was ignored by who started the tests
 import numpy as np, longhaul as lh
 comm = lh.join({run!r}, timeout=None)
 # A second member that never does anything; another thread runs on while this one waits.
