@@ -216,8 +216,8 @@ def test_a_wrong_argument_is_refused_with_what_to_do(
 def test_survivors_redo_an_op_in_flight(cluster: LocalCluster) -> None:
     with LocalCluster(peers=1, coordinator=cluster.coordinator) as victim:
         members = Members([cluster.socket(0), cluster.socket(1), victim.socket(0)])
-        survivors = members.comms[:2]
-        members.comms = survivors
+        doomed = members.comms.pop()  # kept: a communicator that nobody has any more leaves
+        survivors = members.comms
         works = [comm.all_reduce(np.full(50_000, 1 + i, np.float32), async_op=True) for i, comm in enumerate(survivors)]
         victim.kill_peer(0)
         for work in works:
@@ -230,8 +230,8 @@ def test_survivors_redo_an_op_in_flight(cluster: LocalCluster) -> None:
 def test_on_fault_abort_gives_the_inputs_back(cluster: LocalCluster) -> None:
     with LocalCluster(peers=1, coordinator=cluster.coordinator) as victim:
         members = Members([cluster.socket(0), cluster.socket(1), victim.socket(0)])
-        survivors = members.comms[:2]
-        members.comms = survivors
+        doomed = members.comms.pop()  # kept: a communicator that nobody has any more leaves
+        survivors = members.comms
         tensors = [np.full(50_000, 1 + i, np.float32) for i in range(2)]
         works = [
             comm.all_reduce(tensor, on_fault="abort", async_op=True)
@@ -244,6 +244,8 @@ def test_on_fault_abort_gives_the_inputs_back(cluster: LocalCluster) -> None:
         for work in works:
             with pytest.raises(lh.Aborted):
                 work.wait(timeout=60)
+        with pytest.raises(lh.Unavailable):
+            doomed.begin_step(timeout=60)
         for i, tensor in enumerate(tensors):
             assert (tensor == 1 + i).all()
         members.close()
