@@ -224,6 +224,8 @@ def test_survivors_redo_an_op_in_flight(cluster: LocalCluster) -> None:
             info = work.wait(timeout=60)
             assert info.world_size == 2
         assert [comm.world_size for comm in survivors] == [2, 2]
+        with pytest.raises(lh.Unavailable):
+            doomed.begin_step(timeout=60)
         members.close()
 
 
