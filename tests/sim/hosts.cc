@@ -42,7 +42,7 @@ void CoordinatorHost::Start() {
   config.incarnation = "c" + std::to_string(starts_);
   config.detect_ms = context_.detect_ms;
   for (int i = 0; i < 4; ++i) {
-    const uint64_t word = context_.world->prng().Next();
+    const uint64_t word = context_.world->Random();
     config.entropy.append(reinterpret_cast<const char*>(&word), sizeof word);
   }
   coordinator::Records records = durable_;
@@ -64,7 +64,7 @@ void CoordinatorHost::Crash(bool resets) {
   core_.reset();
   armed_ = kNever;
   // What was being written may have been written.
-  if (persisting_ && context_.world->prng().Chance(0.5)) {
+  if (persisting_ && context_.world->Chance(0.5)) {
     for (const coordinator::Mutation& m : std::get<Persist>(out_.front().action).mutations) {
       coordinator::Apply(m, &durable_);
     }
@@ -73,7 +73,8 @@ void CoordinatorHost::Crash(bool resets) {
   out_.clear();
   for (const auto& [id, stream] : std::exchange(streams_, {})) {
     stream->at_coordinator = false;
-    stream->cut = true;
+    // What is on its way may be lost with the connection, or come before its end.
+    stream->cut = context_.world->Chance(0.5);
     if (resets && stream->peer->node()->alive) {
       context_.world->On(
           stream->peer->node(),
@@ -115,7 +116,7 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
   };
   if (core_->NextDeadline() <= now) run(coordinator::TimePassed{});
   run(event);
-  context_.story->Mix(core_->Digest());
+  if (++steps_ % 8 == 0) context_.story->Mix(core_->Digest());
   Arm();
   // Not from within: what a message sets off may reach back here.
   context_.world->On(&node_, now, [this] { PumpOut(); });
@@ -142,7 +143,7 @@ void CoordinatorHost::PumpOut() {
   while (!out_.empty() && !persisting_) {
     if (std::holds_alternative<Persist>(out_.front().action)) {
       persisting_ = true;
-      const int64_t takes = context_.world->prng().Between(0, context_.persist_us);
+      const int64_t takes = context_.world->Between(0, context_.persist_us);
       context_.world->On(&node_, context_.world->now() + takes, [this] {
         persisting_ = false;
         for (const coordinator::Mutation& m : std::get<Persist>(out_.front().action).mutations) {
@@ -183,7 +184,7 @@ void CoordinatorHost::Close(const StreamPtr& stream) {
 
 void CoordinatorHost::Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop) {
   if (auto* commit = std::get_if<control::CommitEpoch>(message)) {
-    if (context_.planted == Planted::kCommitLost) *drop = context_.world->prng().Chance(0.1);
+    if (context_.planted == Planted::kCommitLost) *drop = context_.world->Chance(0.1);
     if (context_.planted == Planted::kFateFlipped && peer.value() % 2 == 0) {
       for (control::OpFate& fate : commit->fates) {
         fate.fate =
@@ -265,11 +266,10 @@ void CoordinatorHost::Reset(const StreamPtr& stream) {
   stream->cut = true;
   World& world = *context_.world;
   if (node_.alive) {
-    world.On(&node_, world.now() + world.prng().Between(0, Millis(20)),
-             [this, stream] { OnEnd(stream); });
+    world.On(&node_, world.now() + world.Between(0, Millis(20)), [this, stream] { OnEnd(stream); });
   }
   if (stream->peer->node()->alive) {
-    world.On(stream->peer->node(), world.now() + world.prng().Between(0, Millis(20)),
+    world.On(stream->peer->node(), world.now() + world.Between(0, Millis(20)),
              [stream] { stream->peer->OnStreamEnd(stream); });
   }
 }
@@ -414,7 +414,7 @@ void PeerHost::Pump() {
     Dispose();
     return;
   }
-  context_.story->Mix(core_->Digest());
+  if (++pumps_ % 16 == 0) context_.story->Mix(core_->Digest());
   if (core_->NextDeadline() <= now) Checker::Fail(node_.name + ": its deadline stays in the past");
   Arm();
 }
@@ -464,7 +464,7 @@ void PeerHost::Carry(peerd::Action& action) {
       });
       const auto tell = [=](TrainerSide* t) { t->OnPostDone(a.post.call, a.outcome, a.info); };
       h->ToTrainer(a.post.local, tell);
-      if (h->context_.planted == Planted::kAnswerTwice && world.prng().Chance(0.02)) {
+      if (h->context_.planted == Planted::kAnswerTwice && world.Chance(0.02)) {
         h->ToTrainer(a.post.local, tell);
       }
     }
@@ -598,7 +598,7 @@ void PeerHost::CheckWorld(peerd::LocalId local, const peerd::World& world) {
 
 void PeerHost::FromTrainer(std::function<void()> what) {
   World& world = *context_.world;
-  ipc_in_ = std::max(ipc_in_, world.now() + world.prng().Between(5, 100));
+  ipc_in_ = std::max(ipc_in_, world.now() + world.Between(5, 100));
   world.On(&node_, ipc_in_, std::move(what));
 }
 
@@ -606,7 +606,7 @@ void PeerHost::ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)>
   const LocalState& state = locals_.at(local);
   if (state.trainer == nullptr) return;
   World& world = *context_.world;
-  ipc_out_ = std::max(ipc_out_, world.now() + world.prng().Between(5, 100));
+  ipc_out_ = std::max(ipc_out_, world.now() + world.Between(5, 100));
   world.At(ipc_out_, [this, local, what = std::move(what)] {
     // A trainer that died in the meantime hears nothing.
     if (TrainerSide* const trainer = locals_.at(local).trainer) what(trainer);
@@ -661,7 +661,7 @@ void PeerHost::TrainerDied(peerd::LocalId local) {
 
 void PeerHost::Connect() {
   World& world = *context_.world;
-  world.On(&node_, world.now() + world.prng().Between(Millis(1), Millis(40)), [this, &world] {
+  world.On(&node_, world.now() + world.Between(Millis(1), Millis(40)), [this, &world] {
     if (stream_ || drained_) return;
     auto stream = std::make_shared<Stream>();
     stream->id = coordinator::SessionId(world.NewNumber());

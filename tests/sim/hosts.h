@@ -114,6 +114,7 @@ class CoordinatorHost {
   bool persisting_ = false;
   Tick armed_ = kNever;
   uint64_t starts_ = 0;
+  uint64_t steps_ = 0;
 };
 
 // What a trainer hears from its peerd.
@@ -209,6 +210,7 @@ class PeerHost final : private peerd::TransportListener {
   std::deque<peerd::Event> events_;
   bool pumping_ = false;
   bool pump_due_ = false;
+  uint64_t pumps_ = 0;
   Tick armed_ = kNever;
   bool drained_ = false;
 

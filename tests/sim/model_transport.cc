@@ -30,7 +30,7 @@ void ModelTransport::OpenLinks(const std::string& run, uint32_t group, Epoch epo
   for (const LinkRequest& link : links) {
     const uint64_t id = world_->NewNumber();
     requests_.push_back({id, run, group, epoch, token, link.peer, link.dial, link.data, deadline});
-    const Tick soon = world_->now() + world_->prng().Between(0, 50);
+    const Tick soon = world_->now() + world_->Between(0, 50);
     if (link.dial) {
       world_->On(node_, soon, [this, id] { Dial(id); });
     } else {
@@ -95,7 +95,7 @@ void ModelTransport::Dial(uint64_t id) {
     world_->On(other->node_, world_->Arrival(*node_, *other->node_),
                [this, other, copy = *request] { other->OnDial(this, copy); });
   }
-  world_->On(node_, world_->now() + world_->prng().Between(Millis(60), Millis(200)),
+  world_->On(node_, world_->now() + world_->Between(Millis(60), Millis(200)),
              [this, id] { Dial(id); });
 }
 
@@ -194,7 +194,7 @@ void ModelTransport::Release(const ConnectionPtr& c) {
   // Whatever is out comes back once the kernel has let go of it.
   for (const auto& [cookie, segment] : segments_) {
     if (segment->connection != c->id) continue;
-    world_->On(node_, world_->now() + world_->prng().Between(0, Millis(2)),
+    world_->On(node_, world_->now() + world_->Between(0, Millis(2)),
                [this, segment = segment] { SegmentSent(segment); });
   }
 }
@@ -228,7 +228,7 @@ void ModelTransport::Reset(PeerId peer) {
       ModelTransport* const transport = c->end[end];
       c->way[end].cut = true;
       if (!transport->node_->alive) continue;
-      world_->On(transport->node_, world_->now() + world_->prng().Between(0, Millis(3)),
+      world_->On(transport->node_, world_->now() + world_->Between(0, Millis(3)),
                  [c, transport] { transport->Down(c, "connection reset"); });
     }
   }
@@ -352,7 +352,7 @@ void ModelTransport::Pump(const ConnectionPtr& c, int end) {
     if (idle.empty()) return;
     std::shared_ptr<Segment> segment = std::move(way.queue.front());
     way.queue.erase(way.queue.begin());
-    Begin(c, end, idle[world_->prng().Below(idle.size())], std::move(segment));
+    Begin(c, end, idle[world_->Below(idle.size())], std::move(segment));
   }
   if (!c->finishing[end]) return;
   for (const Lane& lane : way.lanes) {
@@ -369,15 +369,14 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
   Lane& lane = way.lanes[number];
   ModelTransport* const other = c->end[1 - end];
   lane.busy = true;
-  Prng& prng = world_->prng();
-  const Tick gone = world_->now() + prng.Between(1, model_.segment_us);
-  segment->copied = !prng.Chance(model_.zero_copy);
+  const Tick gone = world_->now() + world_->Between(1, model_.segment_us);
+  segment->copied = !world_->Chance(model_.zero_copy);
   const bool early = model_.planted == Planted::kSentTooEarly && !segment->copied;
   if (segment->copied) {
     segment->copy.assign(segment->data, segment->data + segment->header.payload_bytes);
   }
   const Tick header = std::max({lane.last_arrival, world_->Arrival(*node_, *other->node_)});
-  const Tick rest = header + prng.Between(1, model_.segment_us);
+  const Tick rest = header + world_->Between(1, model_.segment_us);
   lane.last_arrival = rest;
   if (other->node_->alive) {
     world_->On(other->node_, header, [c, other, segment] { other->ReceiveHeader(c, segment); });
@@ -388,7 +387,7 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
     Pump(c, end);
   });
   const Tick returns =
-      segment->copied || early ? gone : std::max(gone, rest + prng.Between(1, Millis(1)));
+      segment->copied || early ? gone : std::max(gone, rest + world_->Between(1, Millis(1)));
   world_->On(node_, returns, [this, segment] { SegmentSent(segment); });
 }
 
@@ -460,7 +459,7 @@ void ModelTransport::ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<S
 
 void ModelTransport::DetachReceives(const std::string& run, uint32_t group, OpOrdinal op,
                                     Epoch attempt, uint64_t cookie) {
-  world_->On(node_, world_->now() + world_->prng().Between(0, 500), [=, this] {
+  world_->On(node_, world_->now() + world_->Between(0, 500), [=, this] {
     for (Receive& receive : receives_) {
       const FrameHeader& header = receive.segment->header;
       if (receive.connection->run == run && header.group == group && header.op == op &&
@@ -484,7 +483,7 @@ void ModelTransport::DropSegments(const std::vector<uint64_t>& cookies) {
     for (const auto& [key, c] : links_) dropped = dropped || drop(c);
     for (const ConnectionPtr& c : finishing_) dropped = dropped || drop(c);
     if (!dropped) continue;
-    world_->On(node_, world_->now() + world_->prng().Between(0, 100),
+    world_->On(node_, world_->now() + world_->Between(0, 100),
                [this, segment] { SegmentSent(segment); });
   }
 }

@@ -25,7 +25,7 @@ namespace {
 
 struct Options {
   uint64_t first_seed = 1;
-  uint64_t seeds = 240;
+  uint64_t seeds = 200;
   bool trace = false;
   Planted planted = Planted::kNone;
   bool all_plants = false;

@@ -11,7 +11,7 @@ namespace longhaul::sim {
 
 Simulation::Simulation(const SimulationOptions& options)
     : options_(options),
-      world_(options.seed, options.latency),
+      world_(options.seed, options.latency, options.scripted),
       story_(options.mode),
       checker_(options.seed) {
   context_.world = &world_;
@@ -111,11 +111,12 @@ void Simulation::OnMoment(Moment moment, PeerId peer) {
 bool Simulation::RunUntil(Tick limit, const std::function<bool()>& done) {
   Tick look = now();
   while (world_.RunOne(limit)) {
-    if (now() < look) continue;
+    if (now() < look && !options_.scripted) continue;
     look = now() + Millis(1);
     CheckAnswers();
     if (done()) return true;
   }
+  world_.Skip(limit);
   return done();
 }
 
@@ -334,7 +335,7 @@ void RandomRun::PlanFaults() {
 
 SeedResult RandomRun::Run() {
   quiet_ = Tick{Detect(2, 6)};
-  think_us_ = prng_.Between(Millis(5), Detect(0.1, 0.4));
+  think_us_ = prng_.Between(Millis(10), Detect(0.15, 0.5));
   AddPeersAndTrainers();
   PlanFaults();
   // What lasts ends by then: the longest takes three detect_ms, plus a coordinator's four.

@@ -33,6 +33,7 @@ struct SimulationOptions {
   int64_t segment_us = 200;
   Planted planted = Planted::kNone;
   Story::Mode mode = Story::Mode::kQuiet;
+  bool scripted = false;  // nothing is left to chance
 };
 
 class Simulation final : private Switchboard {
@@ -44,6 +45,7 @@ class Simulation final : private Switchboard {
   World& world() { return world_; }
   Story& story() { return story_; }
   Checker& checker() { return checker_; }
+  const Context& context() const { return context_; }
   CoordinatorHost& coordinator() { return *coordinator_; }
 
   PeerHost* AddPeer();
@@ -60,7 +62,8 @@ class Simulation final : private Switchboard {
   // Happens at the nth of these moments at any peer from now on, or at `at` if it is not 0.
   void Trigger(Moment moment, int nth, std::function<void(PeerHost*)> what);
 
-  // Runs until `done` holds (looked at every millisecond) or until `limit`; false: the limit came.
+  // Runs until `done` holds or until `limit`; false: the limit came. Looks after each event in a
+  // scripted run, else every millisecond.
   bool RunUntil(Tick limit, const std::function<bool()>& done);
   // From `since` on every request of a trainer has to be answered within `bound_us`.
   void ExpectAnswers(Tick since, int64_t bound_us);

@@ -87,7 +87,9 @@ void Store(DType dtype, int64_t sum, int64_t divisor, uint8_t* out) {
   }
 }
 
-// A factor that differs between elements and ops, so that nothing old or misplaced passes.
+// A factor that differs between elements and ops, so that nothing old or misplaced passes. It comes
+// again after kPeriod elements, which is no multiple of a segment's.
+constexpr uint64_t kPeriod = 53 * 7;
 int64_t FactorOf(uint64_t hash, uint64_t element) {
   return 1 + static_cast<int64_t>(((hash >> (element % 53)) + element) % 7);
 }
@@ -106,8 +108,11 @@ std::vector<uint8_t> Reduced(const OpName& name, const OpDesc& desc,
     }
     Store(desc.dtype, value, divisor, &by_factor[factor * size]);
   }
-  for (uint64_t i = 0; i < desc.count; ++i) {
+  for (uint64_t i = 0; i < std::min(desc.count, kPeriod); ++i) {
     std::memcpy(&bytes[i * size], &by_factor[FactorOf(hash, i) * size], size);
+  }
+  for (size_t done = kPeriod * size; done < bytes.size(); done += kPeriod * size) {
+    std::memcpy(&bytes[done], bytes.data(), std::min(kPeriod * size, bytes.size() - done));
   }
   return bytes;
 }

@@ -35,6 +35,11 @@ bool World::RunOne(Tick limit) {
   return true;
 }
 
+void World::Skip(Tick until) {
+  LH_CHECK(queue_.empty() || queue_.front().when >= until);
+  now_ = std::max(now_, until);
+}
+
 void World::Kill(Node* node) {
   node->alive = false;
   node->frozen = false;
@@ -53,11 +58,11 @@ void World::Thaw(Node* node) {
 }
 
 Tick World::Arrival(const Node& from, const Node& to) {
-  Tick arrival = now_ + prng_.Between(latency_.low_us, latency_.high_us);
+  Tick arrival = now_ + Between(latency_.low_us, latency_.high_us);
   for (const Blocked& blocked : blocked_) {
     if (blocked.from != from.index || blocked.to != to.index || blocked.until <= now_) continue;
     // What was lost is sent again after a while.
-    arrival = std::max(arrival, blocked.until + prng_.Between(0, latency_.high_us));
+    arrival = std::max(arrival, blocked.until + Between(0, latency_.high_us));
   }
   return arrival;
 }

@@ -33,16 +33,25 @@ class World {
     int64_t high_us = 500;
   };
 
-  World(uint64_t seed, Latency latency) : prng_(seed), latency_(latency) {}
+  // `scripted`: nothing is left to chance; see Between() and Chance().
+  World(uint64_t seed, Latency latency, bool scripted = false)
+      : prng_(seed), latency_(latency), scripted_(scripted) {}
 
   Tick now() const { return now_; }
-  Prng& prng() { return prng_; }
+  // Drawn from the seed; in a scripted world always the smallest, and nothing that may not happen
+  // does, so that a story does not change with the number of draws.
+  int64_t Between(int64_t low, int64_t high) { return scripted_ ? low : prng_.Between(low, high); }
+  uint64_t Below(uint64_t n) { return scripted_ ? 0 : prng_.Below(n); }
+  bool Chance(double p) { return scripted_ ? p >= 1 : prng_.Chance(p); }
+  uint64_t Random() { return prng_.Next(); }
 
   void At(Tick when, std::function<void()> event);
   // In a process: never if it dies before, later if it is frozen then.
   void On(Node* node, Tick when, std::function<void()> event);
   // Runs the next event; false: there is none before `limit`.
   bool RunOne(Tick limit);
+  // Nothing happens until then.
+  void Skip(Tick until);
   uint64_t events() const { return events_; }
   // A number that nothing else in this world has.
   uint64_t NewNumber() { return ++last_number_; }
@@ -71,6 +80,7 @@ class World {
   Tick now_;
   Prng prng_;
   const Latency latency_;
+  const bool scripted_;
   uint64_t next_number_ = 0;
   uint64_t events_ = 0;
   uint64_t last_number_ = 0;
