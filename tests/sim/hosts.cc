@@ -395,6 +395,7 @@ void PeerHost::Pump() {
     if (events_.empty()) break;
     peerd::Event event = std::move(events_.front());
     events_.pop_front();
+    NoteRequest(event);
     if (const auto* stopped = std::get_if<peerd::AttemptStopped>(&event)) SpoilSources(*stopped);
     if (const auto* complete = std::get_if<peerd::AttemptComplete>(&event)) {
       running_[{complete->group, complete->ordinal}].complete = true;
@@ -417,6 +418,14 @@ void PeerHost::Pump() {
   if (++pumps_ % 16 == 0) context_.story->Mix(core_->Digest());
   if (core_->NextDeadline() <= now) Checker::Fail(node_.name + ": its deadline stays in the past");
   Arm();
+}
+
+// From now on the core owes an answer.
+void PeerHost::NoteRequest(const peerd::Event& event) {
+  if (const auto* join = std::get_if<peerd::LocalJoin>(&event)) open_[join->local].join = true;
+  if (const auto* step = std::get_if<peerd::LocalStep>(&event)) open_[step->local].step = true;
+  if (const auto* leave = std::get_if<peerd::LocalLeave>(&event)) open_[leave->local].leave = true;
+  if (const auto* post = std::get_if<peerd::LocalPost>(&event)) open_posts_.insert(post->post);
 }
 
 void PeerHost::Arm() {
@@ -619,7 +628,6 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
   locals_[local] = {trainer, group, false};
   context_.checker->OnLocalJoin({id_, local}, group.group, slot);
   FromTrainer([this, local, group, name] {
-    open_[local].join = true;
     Tell(peerd::LocalJoin{local, group, name});
   });
   return local;
@@ -627,14 +635,12 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
 
 void PeerHost::Step(peerd::LocalId local) {
   FromTrainer([this, local] {
-    open_[local].step = true;
     Tell(peerd::LocalStep{local});
   });
 }
 
 void PeerHost::Leave(peerd::LocalId local) {
   FromTrainer([this, local] {
-    open_[local].leave = true;
     Tell(peerd::LocalLeave{local});
   });
 }
@@ -647,7 +653,6 @@ void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpD
   FromTrainer([this, post, tag, desc, buffers = std::move(buffers)] {
     const absl::Status added = runner_->AddPost(post, buffers);
     if (!added.ok()) Checker::Fail("post refused: " + std::string(added.message()));
-    open_posts_.insert(post);
     Tell(peerd::LocalPost{post, tag, desc});
   });
 }

@@ -179,6 +179,7 @@ class PeerHost final : private peerd::TransportListener {
   void FromTrainer(std::function<void()> what);
   void ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)> what);
   void Pump();
+  void NoteRequest(const peerd::Event& event);
   void Arm();
   void Carry(peerd::Action& action);
   [[noreturn]] void Twice(const char* what, peerd::LocalId local);

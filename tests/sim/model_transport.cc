@@ -28,6 +28,7 @@ void ModelTransport::OpenLinks(const std::string& run, uint32_t group, Epoch epo
   tokens_[{run, group, epoch}] = token;
   std::erase_if(requests_, [&](const Request& r) { return r.run == run && r.group == group; });
   for (const LinkRequest& link : links) {
+    keep_[{run, group}].insert(link.peer);
     const uint64_t id = world_->NewNumber();
     requests_.push_back({id, run, group, epoch, token, link.peer, link.dial, link.data, deadline});
     const Tick soon = world_->now() + world_->Between(0, 50);
@@ -155,6 +156,9 @@ bool ModelTransport::Needed(const LinkKey& link) const {
 void ModelTransport::KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
                                const std::vector<PeerId>& peers) {
   keep_[{run, group}] = {peers.begin(), peers.end()};
+  std::erase_if(requests_, [&](const Request& r) {
+    return r.run == run && r.group == group && !keep_[{run, group}].contains(r.peer);
+  });
   std::erase_if(tokens_, [&](const auto& entry) {
     const auto& [r, g, e] = entry.first;
     return r == run && g == group && e < epoch;

@@ -60,7 +60,7 @@ class ModelTransport final : public peerd::Transport {
   void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
                       uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
-  void BreakLink(const peerd::LinkKey& link, const std::string& reason);
+  void BreakLink(const peerd::LinkKey& link, const std::string& reason) override;
   void AddMemory(const uint8_t*, size_t) override {}
   void RemoveMemory(const uint8_t*) override {}
   void SetDetectMs(uint32_t detect_ms) override { model_.detect_ms = detect_ms; }
