@@ -42,9 +42,11 @@ struct Plan {
   int tags = 3;
   int crashes = 0;
   int trainer_deaths = 0;
+  int evictions = 0;
   int link_breaks = 0;
   int stream_breaks = 0;
   double abort_share = 0;  // of ops
+  bool straddle = false;   // one op a round may be in flight over the step boundary
 };
 
 class Loop {
@@ -68,7 +70,9 @@ class Loop {
     }
     for (int steps = 0; !testing::Test::HasFailure(); ++steps) {
       ASSERT_LT(steps, 400000) << "no end in sight, " << Describe();
-      if (steps > 40 && random_.Chance(0.01)) Fault();
+      // Admissions are short, and what happens meanwhile is worth more than its share.
+      const bool admitting = preparation_ && !preparation_->freeze && highest_ > 1;
+      if (steps > 40 && random_.Chance(admitting ? 0.1 : 0.01)) Fault();
       if (TakeStep()) continue;
       if (AllFinished()) break;
       ASSERT_LT(++idle_, 2000) << "stuck, " << Describe();
@@ -143,7 +147,8 @@ class Loop {
     uint64_t state = round * 1000 + tag + plan_.seed * 77;
     const uint64_t roll = SplitMix64(&state);
     OpDesc desc = roll % 2 == 0 ? Small() : Large();
-    if (static_cast<double>(roll >> 11) * 0x1p-53 < plan_.abort_share) {
+    // One that ends aborted is posted again, which is too late after the boundary.
+    if (tag < kStraddling && static_cast<double>(roll >> 11) * 0x1p-53 < plan_.abort_share) {
       desc.on_fault = OnFault::kAbort;
     }
     return desc;
@@ -152,14 +157,24 @@ class Loop {
   void BeginRound(Trainer& trainer) {
     trainer.to_post.clear();
     for (int tag = 0; tag < plan_.tags; ++tag) trainer.to_post.push_back(tag);
+    if (plan_.straddle) trainer.to_post.push_back(kStraddling + trainer.round);
     for (size_t i = trainer.to_post.size(); i > 1; --i) {
       std::swap(trainer.to_post[i - 1], trainer.to_post[random_.Below(i)]);
     }
   }
 
+  static constexpr uint64_t kStraddling = 1000;
+
   bool CanAct(const Trainer& trainer) const {
-    return trainer.admitted && !trainer.gone && !trainer.dead && !trainer.stepping &&
-           !trainer.leaving && (!trainer.to_post.empty() || trainer.open.empty());
+    if (!trainer.admitted || trainer.gone || trainer.dead || trainer.stepping || trainer.leaving) {
+      return false;
+    }
+    if (!trainer.to_post.empty()) return true;
+    // An op that straddles a boundary ends before the next one.
+    for (const auto& [call, tag] : trainer.open) {
+      if (tag != kStraddling + trainer.round) return false;
+    }
+    return true;
   }
 
   void Act(Host& host, Trainer& trainer) {
@@ -596,7 +611,7 @@ class Loop {
   void Fault() {
     std::vector<int*> left;
     for (int* kind : {&left_.crashes, &left_.trainer_deaths, &left_.link_breaks,
-                      &left_.stream_breaks, &left_.late_peers}) {
+                      &left_.stream_breaks, &left_.late_peers, &left_.evictions}) {
       if (*kind > 0) left.push_back(kind);
     }
     std::vector<Host*> alive;
@@ -619,6 +634,12 @@ class Loop {
       }
     } else if (kind == &left_.link_breaks) {
       if (other.id != host.id) Break(host.id, other.id);
+    } else if (kind == &left_.evictions) {
+      std::vector<MemberId> members;
+      for (const auto& [id, member] : members_) members.push_back(id);
+      if (members.size() < 2) return;
+      Remove(members[random_.Below(members.size())], control::Removal::kEvicted);
+      Advance();
     } else if (kind == &left_.stream_breaks) {
       if (host.attached) CutStream(host);
     } else {
@@ -797,14 +818,17 @@ class Loop {
   std::string last_log_;
 };
 
-// One failing seed is repeated with --gtest_filter and LONGHAUL_SEED.
+// One failing seed is repeated with --gtest_filter and LONGHAUL_SEED; LONGHAUL_SEED_FACTOR tries
+// more.
 class CoreLoop : public testing::Test {
  protected:
   template <class F>
   void Sweep(int seeds, F plan_of) {
     const char* const only = std::getenv("LONGHAUL_SEED");
     const uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
-    const uint64_t last = only != nullptr ? first : static_cast<uint64_t>(seeds);
+    const char* const factor = std::getenv("LONGHAUL_SEED_FACTOR");
+    const uint64_t times = factor != nullptr ? std::strtoull(factor, nullptr, 10) : 1;
+    const uint64_t last = only != nullptr ? first : static_cast<uint64_t>(seeds) * times;
     for (uint64_t seed = first; seed <= last && !HasFailure(); ++seed) {
       SCOPED_TRACE("seed " + std::to_string(seed));
       Plan plan;
@@ -845,6 +869,26 @@ TEST_F(CoreLoop, NewcomersComeInAtABoundary) {
     plan->peers = 2;
     plan->late_peers = 2;
     plan->rounds = 8;
+    plan->straddle = true;
+  });
+}
+
+TEST_F(CoreLoop, LinksThatBreakDuringAnAdmissionAreNotForgotten) {
+  Sweep(100, [](Plan* plan) {
+    plan->peers = 3;
+    plan->late_peers = 3;
+    plan->link_breaks = 8;
+    plan->rounds = 8;
+  });
+}
+
+TEST_F(CoreLoop, EvictedMembersTakeNobodyWithThem) {
+  Sweep(100, [](Plan* plan) {
+    plan->peers = 2 + static_cast<int>(plan->seed % 2);
+    plan->members_per_peer = 2;
+    plan->evictions = 2;
+    plan->rounds = 6;
+    plan->straddle = true;
   });
 }
 
@@ -893,6 +937,8 @@ TEST_F(CoreLoop, EverythingAtOnce) {
     plan->link_breaks = 4;
     plan->stream_breaks = 4;
     plan->abort_share = 0.2;
+    plan->evictions = static_cast<int>(plan->seed % 2);
+    plan->straddle = plan->seed % 5 < 2;
   });
 }
 

@@ -45,8 +45,8 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
     return "it is older than epoch " + ToString(Newest());
   }
   if (std::string problem = ProblemOf(message, self_); !problem.empty()) return problem;
-  if (freezing() && !message.freeze) return "ops are frozen and it does not freeze";
   if (history_.empty()) return "";
+  if (freezing() && !message.freeze) return "ops are frozen and it does not freeze";
 
   const EpochRecord& current = history_.current();
   if (message.base != current.epoch) {

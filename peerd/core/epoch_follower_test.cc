@@ -230,6 +230,13 @@ TEST_F(EpochFollowerTest, ANewerPreparationReplacesAnOlderOne) {
   EXPECT_FALSE(Commit(2));
 }
 
+TEST_F(EpochFollowerTest, ANewcomerFollowsOutOfAFreezeThatCameToNothing) {
+  // The last of the others went, and with them the reason to freeze.
+  ASSERT_TRUE(Prepare(MakePrepare(2, 1, 2, 2, {{1, 1, 2}, {2, 2, 1}})));
+  ASSERT_TRUE(Prepare(MakePrepare(4, 3, 4, 2, {{1, 1, 4}})));
+  EXPECT_TRUE(epochs_.WantsReady());
+}
+
 TEST_F(EpochFollowerTest, ResetKeepsThePreparation) {
   Begin();
   ASSERT_TRUE(Prepare(Repair(2)));

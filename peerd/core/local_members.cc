@@ -151,7 +151,15 @@ Outcome LocalMembers::MayPost(LocalId id) const {
 
 void LocalMembers::Pending(const control::JoinPending& message, std::vector<Action>* out) {
   LocalMember* const local = FindMutable(LocalId(message.request));
-  if (local == nullptr || local->group != message.group || local->admitted) return;
+  if (local == nullptr || local->removed) {
+    // Made by a Join that was said again while the first one's answer was on its way, or by one
+    // that nobody stands behind any more. Left alone, it would be admitted, and waited for for
+    // ever.
+    out->push_back(ToCoordinator{
+        control::Leave{message.group, message.member, false, "nobody waits for this join"}});
+    return;
+  }
+  if (local->group != message.group || local->admitted) return;
   const LocalMember* const other = Find(message.group, message.member);
   if (!message.member || (other != nullptr && other != local)) {
     out->push_back(LogLine{"member not taken group=" + ToString(message.group) +

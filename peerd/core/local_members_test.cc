@@ -94,7 +94,15 @@ TEST_F(LocalMembersTest, ANumberThatAnotherOneHasIsNotTaken) {
   EXPECT_EQ(Get<LogLine>(Pending(2, 1)).size(), 1u);
   EXPECT_EQ(Get<LogLine>(Pending(2, 0)).size(), 1u);
   EXPECT_FALSE(members_.Find(LocalId(2))->member);
-  EXPECT_TRUE(Pending(77, 5).empty());
+}
+
+TEST_F(LocalMembersTest, AMemberMadeForAJoinThatHasEndedIsSentAwayAgain) {
+  Join(2);
+  Pending(2, 2);
+  Removed(2, Removal::kEvicted);
+  EXPECT_EQ(Sent<control::Leave>(Pending(2, 5)).at(0).member, MemberId(5));
+  Sweep();
+  EXPECT_EQ(Sent<control::Leave>(Pending(2, 6)).at(0).member, MemberId(6));
 }
 
 TEST_F(LocalMembersTest, AWithdrawnJoinIsAnsweredAtOnceAndLeavesWhenItsNumberIsKnown) {

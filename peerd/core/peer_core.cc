@@ -201,7 +201,10 @@ void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
   }
   if (!group->epochs.Prepare(message, detect_ms_, now_, &out_)) return;
   group->ops.Expect(group->epochs.PreparedPeers());
-  if (message.freeze && !group->ops.frozen()) group->ops.Freeze(now_, &out_);
+  // A group without an epoch has no ops, and may get one that does not freeze after all.
+  if (message.freeze && group->current() != nullptr && !group->ops.frozen()) {
+    group->ops.Freeze(now_, &out_);
+  }
 }
 
 void PeerCore::Impl::Take(const control::CommitEpoch& message) {
