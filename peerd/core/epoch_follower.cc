@@ -208,16 +208,17 @@ void EpochFollower::Ready(std::vector<control::OpReport> ops, std::vector<Action
 
 void EpochFollower::FailIfDue(Tick now, std::vector<Action>* out) {
   if (!preparation_ || preparation_->answer != Answer::kNone) return;
-  bool failed = false;
+  std::vector<control::Unreachable> unreachable;
   for (auto& [peer, link] : preparation_->links) {
     if (link.state == Link::kWanted && now >= preparation_->deadline) {
       link = {Link::kFailed, "no link to " + ToString(peer) + " by the deadline"};
     }
     if (link.state == Link::kWanted) return;
-    failed = failed || link.state == Link::kFailed;
+    if (link.state == Link::kFailed) unreachable.push_back({peer, link.reason});
   }
-  if (!failed) return;
+  if (unreachable.empty()) return;
   preparation_->answer = Answer::kFailed;
+  preparation_->unreachable = std::move(unreachable);
   SendAnswer(out);
 }
 
@@ -234,11 +235,7 @@ void EpochFollower::SendAnswer(std::vector<Action>* out) const {
   if (preparation_->answer == Answer::kReady) {
     out->push_back(ToCoordinator{control::EpochReady{group_, epoch, preparation_->ops}});
   } else if (preparation_->answer == Answer::kFailed) {
-    control::EpochFailed failed{group_, epoch, {}};
-    for (const auto& [peer, link] : preparation_->links) {
-      if (link.state == Link::kFailed) failed.unreachable.push_back({peer, link.reason});
-    }
-    out->push_back(ToCoordinator{std::move(failed)});
+    out->push_back(ToCoordinator{control::EpochFailed{group_, epoch, preparation_->unreachable}});
   }
 }
 

@@ -87,7 +87,8 @@ class EpochFollower {
     Tick begun;
     Tick deadline;  // the driver has given up on a link by then
     Answer answer = Answer::kNone;
-    std::vector<control::OpReport> ops;  // of EpochReady
+    std::vector<control::OpReport> ops;             // of EpochReady
+    std::vector<control::Unreachable> unreachable;  // of EpochFailed, whatever links did since
   };
 
   // Why the message cannot be followed; "" if it can.

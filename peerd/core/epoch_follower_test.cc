@@ -117,6 +117,19 @@ TEST_F(EpochFollowerTest, ALinkOfWhichNothingIsHeardFailsAtTheDeadline) {
   EXPECT_EQ(failed[0].unreachable[0].peer, kThree);
 }
 
+TEST_F(EpochFollowerTest, AFailureIsToldAgainAsItWasThoughTheLinkCameUpSince) {
+  ASSERT_TRUE(Prepare(First()));
+  out_.clear();
+  epochs_.FailIfDue(Tick{Seconds(9)}, &out_);
+  const auto told = Sent<control::EpochFailed>(out_);
+  ASSERT_EQ(told.size(), 1u);
+  epochs_.LinkUp(kTwo);
+  out_.clear();
+  epochs_.Resend(&out_);
+  EXPECT_EQ(Sent<control::EpochFailed>(out_), told);
+  EXPECT_FALSE(epochs_.WantsReady());
+}
+
 TEST_F(EpochFollowerTest, ALinkThatStoodAndBreaksIsLostNotFailed) {
   Begin();
   ASSERT_TRUE(Prepare(Repair(2)));
