@@ -627,22 +627,16 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
   const peerd::LocalId local(next_local_++);
   locals_[local] = {trainer, group, false};
   context_.checker->OnLocalJoin({id_, local}, group.group, slot);
-  FromTrainer([this, local, group, name] {
-    Tell(peerd::LocalJoin{local, group, name});
-  });
+  FromTrainer([this, local, group, name] { Tell(peerd::LocalJoin{local, group, name}); });
   return local;
 }
 
 void PeerHost::Step(peerd::LocalId local) {
-  FromTrainer([this, local] {
-    Tell(peerd::LocalStep{local});
-  });
+  FromTrainer([this, local] { Tell(peerd::LocalStep{local}); });
 }
 
 void PeerHost::Leave(peerd::LocalId local) {
-  FromTrainer([this, local] {
-    Tell(peerd::LocalLeave{local});
-  });
+  FromTrainer([this, local] { Tell(peerd::LocalLeave{local}); });
 }
 
 void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,

@@ -26,8 +26,10 @@ void ModelTransport::OpenLinks(const std::string& run, uint32_t group, Epoch epo
                                const std::string& token, const std::vector<LinkRequest>& links,
                                Tick deadline) {
   tokens_[{run, group, epoch}] = token;
-  std::erase_if(requests_, [&](const Request& r) { return r.run == run && r.group == group; });
   for (const LinkRequest& link : links) {
+    std::erase_if(requests_, [&](const Request& r) {
+      return r.run == run && r.group == group && r.peer == link.peer;
+    });
     keep_[{run, group}].insert(link.peer);
     const uint64_t id = world_->NewNumber();
     requests_.push_back({id, run, group, epoch, token, link.peer, link.dial, link.data, deadline});
@@ -104,6 +106,12 @@ void ModelTransport::OnDial(ModelTransport* from, const Request& request) {
   const auto token = tokens_.find({request.run, request.group, request.epoch});
   if (token == tokens_.end() || token->second != request.token) return;
   if (!from->node_->alive) return;
+  // A link that stands here gives way to one of a newer epoch of its group, or if it may be dead.
+  if (const ConnectionPtr c = Find({request.run, from->self_})) {
+    const bool newer = request.group == c->group && request.epoch > c->epoch;
+    const int64_t silent = world_->now() - c->heard[EndOf(c)];
+    if (!newer && silent <= Millis(model_.detect_ms) * 2 / 3) return;
+  }
   world_->On(from->node_, world_->Arrival(*node_, *from->node_),
              [from, id = request.id] { from->OnAnswer(id); });
 }
@@ -115,6 +123,8 @@ void ModelTransport::OnAnswer(uint64_t id) {
   auto c = std::make_shared<Connection>();
   c->id = world_->NewNumber();
   c->run = request->run;
+  c->group = request->group;
+  c->epoch = request->epoch;
   c->end = {this, other};
   c->open[0] = true;
   c->data = {request->data, request->data};

@@ -109,6 +109,8 @@ class ModelTransport final : public peerd::Transport {
   struct Connection {
     uint64_t id = 0;
     std::string run;
+    uint32_t group = 0;  // whose epoch it was opened for
+    Epoch epoch;
     std::array<ModelTransport*, 2> end{};
     std::array<bool, 2> open{};
     bool confirmed = false;           // the accepting end has seen the first frame

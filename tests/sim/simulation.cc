@@ -245,7 +245,7 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
   const auto victim = [this](PeerHost* at) {
     return at != nullptr && prng_.Chance(0.6) ? at : AnyPeer();
   };
-  switch (prng_.Below(12)) {
+  switch (prng_.Below(13)) {
     case 0:
       return [=, this](PeerHost* at) {
         if (crashes_left_-- > 0) victim(at)->Crash(prng_.Chance(0.7));
@@ -301,6 +301,16 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
           sim_.coordinator().Evict({"demo", trainer->group()}, trainer->id());
         }
       };
+    case 11:  // a host is cut off
+      return [=, this](PeerHost* at) {
+        const int index = victim(at)->node()->index;
+        const int64_t us = Detect(0.1, 2.5);
+        for (int other = 0; other <= static_cast<int>(sim_.peers().size()); ++other) {
+          if (other == index) continue;
+          sim_.Block(index, other, us);
+          sim_.Block(other, index, us);
+        }
+      };
     default:
       return [=, this](PeerHost* at) {
         if (prng_.Chance(0.5)) {
@@ -349,7 +359,11 @@ SeedResult RandomRun::Run() {
   }
   // What is on its way still arrives.
   sim_.RunUntil(sim_.now() + 3 * Millis(detect_ms_), [] { return false; });
-  for (const auto& peer : sim_.peers()) peer->CheckAllAnswered();
+  for (const auto& peer : sim_.peers()) {
+    peer->CheckAllAnswered();
+    // What is under way is bounded by what is open, not by how long the run lasts.
+    if (peer->transport().frames_max() > 1000) Checker::Fail("a control lane runs over");
+  }
   return {sim_.story().digest(), sim_.world().events(), sim_.now(), sim_.checker().counts()};
 }
 
