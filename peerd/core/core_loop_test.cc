@@ -874,7 +874,7 @@ TEST_F(CoreLoop, NewcomersComeInAtABoundary) {
 }
 
 TEST_F(CoreLoop, LinksThatBreakDuringAnAdmissionAreNotForgotten) {
-  Sweep(100, [](Plan* plan) {
+  Sweep(50, [](Plan* plan) {
     plan->peers = 3;
     plan->late_peers = 3;
     plan->link_breaks = 8;
@@ -883,7 +883,7 @@ TEST_F(CoreLoop, LinksThatBreakDuringAnAdmissionAreNotForgotten) {
 }
 
 TEST_F(CoreLoop, EvictedMembersTakeNobodyWithThem) {
-  Sweep(100, [](Plan* plan) {
+  Sweep(50, [](Plan* plan) {
     plan->peers = 2 + static_cast<int>(plan->seed % 2);
     plan->members_per_peer = 2;
     plan->evictions = 2;
@@ -893,7 +893,7 @@ TEST_F(CoreLoop, EvictedMembersTakeNobodyWithThem) {
 }
 
 TEST_F(CoreLoop, CrashedPeersLeaveOneOutcomeAmongTheOthers) {
-  Sweep(150, [](Plan* plan) {
+  Sweep(80, [](Plan* plan) {
     plan->peers = 2 + static_cast<int>(plan->seed % 4);
     plan->crashes = 1 + static_cast<int>(plan->seed % 3);
     plan->tags = 6;
@@ -902,7 +902,7 @@ TEST_F(CoreLoop, CrashedPeersLeaveOneOutcomeAmongTheOthers) {
 }
 
 TEST_F(CoreLoop, BrokenLinksAreRepaired) {
-  Sweep(100, [](Plan* plan) {
+  Sweep(50, [](Plan* plan) {
     plan->peers = 2 + static_cast<int>(plan->seed % 3);
     plan->link_breaks = 6;
   });
@@ -910,7 +910,7 @@ TEST_F(CoreLoop, BrokenLinksAreRepaired) {
 }
 
 TEST_F(CoreLoop, BrokenStreamsOfTheCoordinatorAreMadeUpFor) {
-  Sweep(100, [](Plan* plan) {
+  Sweep(50, [](Plan* plan) {
     plan->stream_breaks = 6;
     plan->crashes = 1;
     plan->late_peers = 1;
@@ -918,7 +918,7 @@ TEST_F(CoreLoop, BrokenStreamsOfTheCoordinatorAreMadeUpFor) {
 }
 
 TEST_F(CoreLoop, OpsThatAbortOnAFaultEndTheSameAtAll) {
-  Sweep(60, [](Plan* plan) {
+  Sweep(40, [](Plan* plan) {
     plan->peers = 3;
     plan->link_breaks = 3;
     plan->abort_share = 0.5;
@@ -927,7 +927,7 @@ TEST_F(CoreLoop, OpsThatAbortOnAFaultEndTheSameAtAll) {
 }
 
 TEST_F(CoreLoop, EverythingAtOnce) {
-  Sweep(200, [](Plan* plan) {
+  Sweep(120, [](Plan* plan) {
     plan->peers = 3;
     plan->members_per_peer = 1 + static_cast<int>(plan->seed % 2);
     plan->late_peers = 2;
