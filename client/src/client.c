@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 
 #define LHI_DEFAULT_SOCKET "/run/longhaul/peerd.sock"
 #define LHI_GREET_NS ((int64_t)2 * 1000 * 1000 * 1000)
+#define LHI_SPIN_NS ((int64_t)300 * 1000)
 #define LHI_CONNECT_RETRY_NS ((int64_t)20 * 1000 * 1000)
 #define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
 
@@ -359,6 +361,15 @@ void lhi_pump_locked(lh_client *client) {
   }
 }
 
+/* Looks again and again for a moment: an answer that is nearly there costs no sleep, which takes
+ * longer than a small operation does. Others that want the processor get it in between. */
+static ssize_t read_briefly(lh_client *client) {
+  const int64_t until = lhi_now_ns() + LHI_SPIN_NS;
+  ssize_t got;
+  while ((got = read_inbox(client)) == -EAGAIN && lhi_now_ns() < until) sched_yield();
+  return got;
+}
+
 /* One round of reading as the reader. */
 static void read_round_locked(lh_client *client, int64_t deadline_ns) {
   struct pollfd poll_fd = {client->fd, POLLIN, 0};
@@ -373,7 +384,8 @@ static void read_round_locked(lh_client *client, int64_t deadline_ns) {
   }
   client->reading = true;
   pthread_mutex_unlock(&client->mutex);
-  if (poll(&poll_fd, 1, timeout) > 0) got = read_inbox(client);
+  if (timeout != 0) got = read_briefly(client);
+  if (got == -EAGAIN && poll(&poll_fd, 1, timeout) > 0) got = read_inbox(client);
   pthread_mutex_lock(&client->mutex);
   client->reading = false;
   dispatch_locked(client, got);

@@ -104,6 +104,14 @@ class Op:
             )
         self.tensors = None
 
+    def info(self) -> OpInfo:
+        """What the op did. Raises its error, or FailedPrecondition before there is an outcome."""
+        if self.outcome is None:
+            raise FailedPrecondition(f"{self.what}: has no outcome yet; call wait() first")
+        if isinstance(self.outcome, Error):
+            raise self.outcome
+        return self.outcome
+
 
 # These are given the client so that it is closed after all that belongs to it, whatever order the
 # garbage collector takes.
@@ -153,12 +161,7 @@ class Work:
     @property
     def info(self) -> OpInfo:
         """What the op did. Raises its error, or FailedPrecondition before there is an outcome."""
-        outcome = self._op.outcome
-        if outcome is None:
-            raise FailedPrecondition(f"{self._op.what}: has no outcome yet; call wait() first")
-        if isinstance(outcome, Error):
-            raise outcome
-        return outcome
+        return self._op.info()
 
     def __repr__(self) -> str:
         outcome = self._op.outcome
@@ -347,16 +350,21 @@ class Comm:
         what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
         handle = ctypes.c_void_p()
         check(_native.library().lh_all_reduce_start(self._handle, ctypes.byref(options), ctypes.byref(handle)), what)
-        work = Work(Op(self, handle, what, (source.owner, target.owner)))
+        started = Op(self, handle, what, (source.owner, target.owner))
         if async_op:
-            return work
-        if not work._op.wait(deadline):
-            late = DeadlineExceeded(
-                f"{what}: no outcome after {timeout} s; it goes on and owns its tensors: wait for it with this error's .work"
-            )
-            late.work = work
-            raise late
-        return work.info
+            return Work(started)
+        try:
+            in_time = started.wait(deadline)
+        except BaseException:
+            _abandon(started)  # interrupted: it goes on, and keeps its tensors
+            raise
+        if in_time:
+            return started.info()
+        late = DeadlineExceeded(
+            f"{what}: no outcome after {timeout} s; it goes on and owns its tensors: wait for it with this error's .work"
+        )
+        late.work = Work(started)
+        raise late
 
     # ------------------------------------------------------------------ memory
 

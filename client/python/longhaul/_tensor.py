@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from typing import Any
 
@@ -21,19 +22,29 @@ class Elements:
     owner: Any
 
 
+@functools.lru_cache(maxsize=64)
+def _name_of_dtype(dtype: Any) -> str | None:
+    """numpy makes up the name of a dtype anew each time. None: not one that can be reduced."""
+    name: str = dtype.name
+    return name if name in _native.DTYPES and dtype.isnative else None
+
+
 def _elements_of_array(array: Any, name: str, written: bool) -> Elements:
-    dtype = array.dtype.name
-    if dtype not in _native.DTYPES or not array.dtype.isnative:
+    dtype = _name_of_dtype(array.dtype)
+    if dtype is None:
         raise InvalidArgument(
             f"{name} has dtype {array.dtype}, which cannot be reduced; convert it to one of {', '.join(_native.DTYPES)}"
         )
-    if not array.flags.c_contiguous or not array.flags.aligned:
+    flags = array.flags
+    if not flags.c_contiguous or not flags.aligned:
         raise InvalidArgument(
             f"{name} (shape {array.shape}, strides {array.strides}) is not contiguous; pass numpy.ascontiguousarray() of it"
         )
-    if written and not array.flags.writeable:
+    if written and not flags.writeable:
         raise InvalidArgument(f"{name} is read-only; pass a copy, or give out= for the result")
-    return Elements(array.ctypes.data, array.size, dtype, tuple(array.shape), array)
+    # array.ctypes.data, at a fifth of its price.
+    address: int = array.__array_interface__["data"][0]
+    return Elements(address, array.size, dtype, array.shape, array)
 
 
 def _elements_of_tensor(torch: Any, tensor: Any, name: str) -> Elements:
