@@ -151,14 +151,14 @@ absl::Status WriteReadyFile(const std::string& path,
   const int fd = open(temporary.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
   if (fd < 0) return SystemError(absl::StrCat("cannot write ready file ", temporary));
   const bool written = write(fd, json.data(), json.size()) == static_cast<ssize_t>(json.size());
-  const absl::Status write_error = SystemError(absl::StrCat("cannot write ready file ", temporary));
+  absl::Status write_error = SystemError(absl::StrCat("cannot write ready file ", temporary));
   close(fd);
   if (!written) {
     unlink(temporary.c_str());
     return write_error;
   }
   if (rename(temporary.c_str(), path.c_str()) != 0) {
-    const absl::Status error =
+    absl::Status error =
         SystemError(absl::StrCat("cannot rename ready file ", temporary, " to ", path));
     unlink(temporary.c_str());
     return error;

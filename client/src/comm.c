@@ -137,8 +137,8 @@ lh_status lh_join_start(lh_client *client, const lh_join_options *options, lh_co
 
 lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **comm_out) {
   lh_join_options given = LH_JOIN_OPTIONS_INIT;
-  lh_comm *comm;
-  lh_op *op;
+  lh_comm *comm = NULL;
+  lh_op *op = NULL;
   lh_status status;
   if (comm_out != NULL) *comm_out = NULL;
   if (client == NULL || comm_out == NULL) {

@@ -225,7 +225,9 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
   for (const auto& [key, state] : states) {
     const bool known = FindGroup(key) != nullptr;
     if (known) {
-      On(key, [&](Group& group, GroupOutput* out) { group.Attach(peer.record, state, now_, out); });
+      On(key, [&, &said = state](Group& group, GroupOutput* out) {
+        group.Attach(peer.record, said, now_, out);
+      });
       continue;
     }
     for (MemberId member : state.members) {
@@ -364,7 +366,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::EpochReady& 
 
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::EpochFailed& failed) {
   if (FindGroup(failed.group) == nullptr) return std::nullopt;
-  const Violation violation =
+  Violation violation =
       On(failed.group, [&](Group& group, GroupOutput*) { return group.Failed(peer, failed); });
   if (!violation) {
     for (const control::Unreachable& other : failed.unreachable) BuryIfAccused(other.peer);
@@ -374,7 +376,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::EpochFailed&
 
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkLost& lost) {
   if (FindGroup(lost.group) == nullptr) return std::nullopt;
-  const Violation violation = On(lost.group, [&](Group& group, GroupOutput* out) {
+  Violation violation = On(lost.group, [&](Group& group, GroupOutput* out) {
     return group.LinkLost(peer, lost, now_, out);
   });
   if (!violation) BuryIfAccused(lost.peer);

@@ -233,7 +233,7 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
   if (!counts(peer) || !counts(lost.peer)) return std::nullopt;
   const std::string reason = Clean(lost.reason);
   const bool fresh =
-      lost_.try_emplace({peer, lost.peer}, now + Millis(detect_ms_) / 10, reason).second;
+      lost_.try_emplace({peer, lost.peer}, Grace{now + Millis(detect_ms_) / 10, reason}).second;
   if (fresh) {
     Note("link_lost", MemberId{}, peer,
          "link lost from=" + ToString(peer) + " to=" + ToString(lost.peer) + " reason=" + reason,

@@ -276,7 +276,7 @@ void DaemonImpl::Drain() {
 void DaemonImpl::Carry(Action& action) {
   struct Visitor {
     DaemonImpl* d;
-    void operator()(ToCoordinator& a) { d->control_->Send(std::move(a.message)); }
+    void operator()(ToCoordinator& a) { d->control_->Send(a.message); }
     void operator()(JoinDone& a) {
       d->joins_.erase(a.local);
       d->ipc_->JoinDone(a.local, a.outcome, a.world);

@@ -30,7 +30,7 @@ namespace {
 // Descriptors that one read may bring; one is right, more are seen and closed.
 constexpr size_t kDescriptorsMax = 8;
 // Replies that may wait for a client that does not read, beyond those of its members' ops.
-constexpr size_t kRepliesWaitingMax = 2 * LH_OPS_OPEN_MAX;
+constexpr size_t kRepliesWaitingMax = size_t{2} * LH_OPS_OPEN_MAX;
 constexpr int64_t kAcceptRetryUs = Millis(100);
 constexpr int64_t kRefusalLogUs = Seconds(1);
 
