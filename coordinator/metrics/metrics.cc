@@ -28,8 +28,8 @@ Gauge& MakeGauge(Registry& registry, const char* name, const char* help) {
   return BuildGauge().Name(name).Help(help).Register(registry).Add({});
 }
 Histogram& MakeHistogram(Registry& registry, const char* name, const char* help,
-                         Histogram::BucketBoundaries bounds) {
-  return BuildHistogram().Name(name).Help(help).Register(registry).Add({}, std::move(bounds));
+                         const Histogram::BucketBoundaries& bounds) {
+  return BuildHistogram().Name(name).Help(help).Register(registry).Add({}, bounds);
 }
 
 }  // namespace

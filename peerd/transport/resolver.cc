@@ -29,7 +29,7 @@ struct Resolver::Shared {
 
 Resolver::~Resolver() = default;
 
-void Resolver::Worker(std::shared_ptr<Shared> shared) {
+void Resolver::Worker(const std::shared_ptr<Shared>& shared) {
   while (true) {
     std::pair<uint64_t, HostPort> request;
     {

@@ -33,7 +33,7 @@ class Resolver {
 
  private:
   struct Shared;
-  static void Worker(std::shared_ptr<Shared> shared);
+  static void Worker(const std::shared_ptr<Shared>& shared);
   void Poll();
   void OnReadable();
 

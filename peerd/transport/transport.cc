@@ -961,7 +961,8 @@ void TransportImpl::OnAccepted(int value) {
   ++stats_.connections_accepted;
   // Whoever has been slowest makes room: a member needs one round trip.
   if (accepting_.size() >= LH_HANDSHAKES_MAX) accepting_.front()->Fail("too many connections");
-  if (handshakes_.size() >= 4 * LH_HANDSHAKES_MAX || !ring_->sockets().Tune(value, tuning()).ok()) {
+  if (handshakes_.size() >= size_t{4} * LH_HANDSHAKES_MAX ||
+      !ring_->sockets().Tune(value, tuning()).ok()) {
     ++stats_.handshakes_refused;
     ring_->sockets().Abort(value);
     return AcceptNext();

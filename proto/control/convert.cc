@@ -53,7 +53,7 @@ absl::Status CheckName(const char* field, const std::string& name, size_t min, s
 }
 
 absl::Status CheckEndpoint(const std::string& endpoint) {
-  const absl::Status refusal =
+  absl::Status refusal =
       Refuse("endpoint", absl::StrCat("\"", endpoint, "\""), "host:port of at most 256 bytes");
   if (endpoint.size() > LH_ENDPOINT_BYTES_MAX) return refusal;
   for (const char c : endpoint) {
