@@ -28,6 +28,8 @@ Tick TickAfter(Tick now, uint32_t ms, int64_t times) { return now + times * Mill
 class CoordinatorCore::Impl : public PeerDirectory {
  public:
   Impl(CoreConfig config, Records records);
+  Impl(const Impl& other);
+  Impl& operator=(const Impl&) = delete;
 
   std::vector<Action> Step(const Event& event, Tick now);
   Tick NextDeadline() const;
@@ -133,6 +135,20 @@ CoordinatorCore::Impl::Impl(CoreConfig config, Records records)
     groups_.emplace(key, Group(record, runs_.at(key.run).secret, config_.detect_ms, this));
     for (const PeerRecord& peer : record.peers) peers_[peer.peer].record = peer;
   }
+}
+
+CoordinatorCore::Impl::Impl(const Impl& other)
+    : config_(other.config_),
+      started_(other.started_),
+      sessions_(other.sessions_),
+      peers_(other.peers_),
+      runs_(other.runs_),
+      groups_(other.groups_),
+      empty_since_(other.empty_since_),
+      runs_created_(other.runs_created_),
+      durable_(other.durable_) {
+  LH_CHECK(other.actions_.empty() && other.touched_.empty());
+  for (auto& [key, group] : groups_) group.SetDirectory(this);
 }
 
 std::vector<Action> CoordinatorCore::Impl::Step(const Event& event, Tick now) {
@@ -689,6 +705,7 @@ uint64_t CoordinatorCore::Impl::Digest() const {
 
 CoordinatorCore::CoordinatorCore(CoreConfig config, Records records)
     : impl_(std::make_unique<Impl>(std::move(config), std::move(records))) {}
+CoordinatorCore::CoordinatorCore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CoordinatorCore::~CoordinatorCore() = default;
 CoordinatorCore::CoordinatorCore(CoordinatorCore&&) noexcept = default;
 CoordinatorCore& CoordinatorCore::operator=(CoordinatorCore&&) noexcept = default;
@@ -700,5 +717,8 @@ Tick CoordinatorCore::NextDeadline() const { return impl_->NextDeadline(); }
 Overview CoordinatorCore::GetOverview() const { return impl_->GetOverview(); }
 void CoordinatorCore::CheckInvariants() const { impl_->CheckInvariants(); }
 uint64_t CoordinatorCore::Digest() const { return impl_->Digest(); }
+CoordinatorCore CoordinatorCore::Clone() const {
+  return CoordinatorCore(std::make_unique<Impl>(*impl_));
+}
 
 }  // namespace longhaul::coordinator

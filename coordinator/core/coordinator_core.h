@@ -117,9 +117,12 @@ class CoordinatorCore {
   void CheckInvariants() const;
   // A digest of the whole state, equal for equal states.
   uint64_t Digest() const;
+  // A core in the same state, from which another future can be tried.
+  CoordinatorCore Clone() const;
 
  private:
   class Impl;
+  explicit CoordinatorCore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -57,6 +57,8 @@ class Group {
   // `directory` outlives the group.
   Group(GroupRecord record, std::string run_secret, uint32_t detect_ms,
         const PeerDirectory* directory);
+  // Of a copy: the directory that it belongs to.
+  void SetDirectory(const PeerDirectory* directory) { directory_ = directory; }
 
   // ---- input
 

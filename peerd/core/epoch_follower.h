@@ -31,7 +31,7 @@ namespace longhaul::peerd {
 class EpochFollower {
  public:
   EpochFollower(GroupKey group, PeerId self);
-  EpochFollower(const EpochFollower&) = delete;
+  EpochFollower(const EpochFollower&) = default;
   EpochFollower& operator=(const EpochFollower&) = delete;
 
   const EpochHistory& history() const { return history_; }

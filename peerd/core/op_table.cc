@@ -36,6 +36,25 @@ bool OpTable::Op::AllEvicted() const {
 OpTable::OpTable(GroupKey group, PeerId self, const EpochHistory* history, OpCounters* counters)
     : group_(std::move(group)), self_(self), history_(history), counters_(counters) {}
 
+OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* counters)
+    : group_(other.group_),
+      self_(other.self_),
+      history_(history),
+      counters_(counters),
+      ops_(other.ops_),
+      tags_(other.tags_),
+      unmatched_(other.unmatched_),
+      early_(other.early_),
+      lost_(other.lost_),
+      expected_(other.expected_),
+      attempt_(other.attempt_),
+      frozen_(other.frozen_),
+      settled_(other.settled_) {
+  for (auto& [key, op] : ops_) {
+    if (op.ordinal) by_ordinal_.emplace(op.ordinal, &op);
+  }
+}
+
 // ------------------------------------------------------------------------------ local members
 
 void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {

@@ -60,6 +60,8 @@ struct NewPost {
 class OpTable {
  public:
   OpTable(GroupKey group, PeerId self, const EpochHistory* history, OpCounters* counters);
+  // The same, beside copies of what it refers to.
+  OpTable(const OpTable& other, const EpochHistory* history, OpCounters* counters);
   OpTable(const OpTable&) = delete;
   OpTable& operator=(const OpTable&) = delete;
 

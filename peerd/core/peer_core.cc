@@ -27,6 +27,13 @@ constexpr int64_t kDeathGrace = 2;
 struct Group {
   Group(const GroupKey& key, PeerId self, OpCounters* counters)
       : epochs(key, self), ops(key, self, &epochs.history(), counters) {}
+  Group(const Group& other, OpCounters* counters)
+      : epochs(other.epochs),
+        ops(other.ops, &epochs.history(), counters),
+        deferred(other.deferred),
+        pending(other.pending),
+        bytes_sent(other.bytes_sent),
+        bytes_received(other.bytes_received) {}
 
   const EpochRecord* current() const {
     return epochs.history().empty() ? nullptr : &epochs.history().current();
@@ -46,6 +53,7 @@ struct Group {
 class PeerCore::Impl {
  public:
   explicit Impl(CoreConfig config) : config_(std::move(config)) {}
+  std::unique_ptr<Impl> Clone() const;
 
   std::vector<Action> Step(const Event& event, Tick now);
   Tick NextDeadline() const;
@@ -495,6 +503,23 @@ void PeerCore::Impl::CheckInvariants() const {
   }
 }
 
+std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
+  LH_CHECK(out_.empty());
+  auto clone = std::make_unique<Impl>(config_);
+  clone->detect_ms_ = detect_ms_;
+  clone->counters_ = counters_;
+  clone->members_ = members_;
+  for (const auto& [key, group] : groups_) {
+    clone->groups_.emplace(key, std::make_unique<Group>(*group, &clone->counters_));
+  }
+  clone->links_up_ = links_up_;
+  clone->coordinator_up_ = coordinator_up_;
+  clone->coordinator_down_since_ = coordinator_down_since_;
+  clone->beat_due_ = beat_due_;
+  clone->drain_ = drain_;
+  return clone;
+}
+
 uint64_t PeerCore::Impl::Digest() const {
   Digester digest;
   digest.Add(uint64_t{detect_ms_}).Add(counters_.next_ordinal).Add(uint64_t{coordinator_up_});
@@ -518,6 +543,7 @@ uint64_t PeerCore::Impl::Digest() const {
 
 // ------------------------------------------------------------------------------ the shell
 
+PeerCore::PeerCore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PeerCore::PeerCore(CoreConfig config) : impl_(std::make_unique<Impl>(std::move(config))) {}
 PeerCore::~PeerCore() = default;
 PeerCore::PeerCore(PeerCore&&) noexcept = default;
@@ -532,5 +558,6 @@ PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->
 PeerCore::Stats PeerCore::GetStats() const { return impl_->GetStats(); }
 void PeerCore::CheckInvariants() const { impl_->CheckInvariants(); }
 uint64_t PeerCore::Digest() const { return impl_->Digest(); }
+PeerCore PeerCore::Clone() const { return PeerCore(impl_->Clone()); }
 
 }  // namespace longhaul::peerd

@@ -327,9 +327,12 @@ class PeerCore {
   // step.
   void CheckInvariants() const;
   uint64_t Digest() const;
+  // A core in the same state, from which another future can be tried.
+  PeerCore Clone() const;
 
  private:
   class Impl;
+  explicit PeerCore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 
