@@ -67,7 +67,7 @@ class Harness {
     control::Hello hello;
     hello.peer = peer;
     hello.endpoints = {"10.0.0." + std::to_string(peer.value()) + ":29700"};
-    hello.protocol = 1;
+    hello.protocol = control::kProtocolVersion;
     hello.lanes = 2;
     hello.version = "1";
     hello.host = "host" + std::to_string(peer.value());

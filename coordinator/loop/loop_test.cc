@@ -98,7 +98,7 @@ control::Hello HelloOf(uint64_t peer) {
   control::Hello hello;
   hello.peer = PeerId(peer);
   hello.endpoints = {"10.0.0.1:29700"};
-  hello.protocol = 1;
+  hello.protocol = control::kProtocolVersion;
   hello.host = "h";
   return hello;
 }

@@ -17,9 +17,6 @@
 namespace longhaul::peerd {
 namespace {
 
-// Of the control stream.
-constexpr uint32_t kProtocolVersion = 1;
-
 // How many detect_ms a dead trainer's ops are given to settle before its member leaves all the
 // same. Members that died while they waited for each other's posts would otherwise never leave.
 constexpr int64_t kDeathGrace = 2;
@@ -163,7 +160,7 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
   control::Hello hello;
   hello.peer = config_.peer;
   hello.endpoints = config_.endpoints;
-  hello.protocol = kProtocolVersion;
+  hello.protocol = control::kProtocolVersion;
   hello.lanes = config_.lanes;
   hello.version = config_.version;
   hello.host = config_.host;

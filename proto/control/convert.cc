@@ -1,5 +1,6 @@
 #include "proto/control/convert.h"
 
+#include <algorithm>
 #include <set>
 #include <type_traits>
 
@@ -178,6 +179,9 @@ void Put(const Join& in, v1::Join* out) {
   out->set_request(in.request);
   Put(in.group, out->mutable_group());
   out->set_name(in.name);
+  out->set_cohort(in.cohort);
+  out->set_cohort_size(in.cohort_size);
+  out->set_step_deadline_ms(in.step_deadline_ms);
 }
 
 absl::Status Get(const v1::Join& in, Join* out) {
@@ -185,6 +189,17 @@ absl::Status Get(const v1::Join& in, Join* out) {
   LH_RETURN_IF_ERROR(Get(in.group(), &out->group));
   LH_RETURN_IF_ERROR(CheckName("name", in.name(), 0, LH_MEMBER_NAME_BYTES_MAX));
   out->name = in.name();
+  LH_RETURN_IF_ERROR(CheckName("cohort", in.cohort(), 0, LH_COHORT_NAME_BYTES_MAX));
+  out->cohort = in.cohort();
+  if (in.cohort_size() > LH_COHORT_MEMBERS_MAX || in.cohort().empty() != (in.cohort_size() == 0)) {
+    return Refuse("cohort_size", absl::StrCat(in.cohort_size()),
+                  in.cohort().empty() ? "0, as there is no cohort" : "1 to 256");
+  }
+  out->cohort_size = in.cohort_size();
+  if (in.step_deadline_ms() > LH_STEP_DEADLINE_MS_MAX) {
+    return Refuse("step_deadline_ms", absl::StrCat(in.step_deadline_ms()), "at most 86400000");
+  }
+  out->step_deadline_ms = in.step_deadline_ms();
   return absl::OkStatus();
 }
 
@@ -291,6 +306,7 @@ void Put(const LinkLost& in, v1::LinkLost* out) {
   out->set_epoch(in.epoch.value());
   out->set_peer(in.peer.value());
   out->set_reason(Text(in.reason));
+  out->set_silent_ms(in.silent_ms);
 }
 
 absl::Status Get(const v1::LinkLost& in, LinkLost* out) {
@@ -298,6 +314,8 @@ absl::Status Get(const v1::LinkLost& in, LinkLost* out) {
   LH_RETURN_IF_ERROR(Get("epoch", in.epoch(), &out->epoch));
   LH_RETURN_IF_ERROR(Get("peer", in.peer(), &out->peer));
   out->reason = Text(in.reason());
+  // It is for people and histograms: what cannot be is cut, not refused.
+  out->silent_ms = std::min(in.silent_ms(), LH_DETECT_MS_MAX);
   return absl::OkStatus();
 }
 
@@ -408,6 +426,11 @@ void Put(const PrepareEpoch& in, v1::PrepareEpoch* out) {
     for (const std::string& endpoint : peer.endpoints) p->add_endpoints(endpoint);
     p->set_lanes(peer.lanes);
   }
+  for (const BlockedPair& pair : in.blocked) {
+    v1::BlockedPair* const b = out->add_blocked();
+    b->set_a(pair.a.value());
+    b->set_b(pair.b.value());
+  }
   out->set_token(in.token);
   out->set_cause(Text(in.cause));
 }
@@ -452,6 +475,18 @@ absl::Status GetMembers(const v1::PrepareEpoch& in, PrepareEpoch* out,
   return absl::OkStatus();
 }
 
+absl::Status GetBlocked(const v1::PrepareEpoch& in, PrepareEpoch* out) {
+  LH_RETURN_IF_ERROR(CheckCount("blocked", in.blocked_size(), 0, LH_BLOCKED_PAIRS_MAX));
+  if (in.blocked_size() == 0) return absl::OkStatus();
+  for (const v1::BlockedPair& pair : in.blocked()) {
+    out->blocked.push_back({PeerId(pair.a()), PeerId(pair.b())});
+  }
+  std::vector<PeerId> ring;
+  for (const PeerInfo& peer : out->peers) ring.push_back(peer.peer);
+  const std::string fault = RingFault(ring, out->blocked);
+  return fault.empty() ? absl::OkStatus() : absl::InvalidArgumentError(fault);
+}
+
 absl::Status Get(const v1::PrepareEpoch& in, PrepareEpoch* out) {
   LH_RETURN_IF_ERROR(Get(in.group(), &out->group));
   LH_RETURN_IF_ERROR(Get("epoch", in.epoch(), &out->epoch));
@@ -469,6 +504,7 @@ absl::Status Get(const v1::PrepareEpoch& in, PrepareEpoch* out) {
   Unique<PeerId> peers("peer");
   LH_RETURN_IF_ERROR(GetPeers(in, out, &peers));
   LH_RETURN_IF_ERROR(GetMembers(in, out, peers));
+  LH_RETURN_IF_ERROR(GetBlocked(in, out));
   if (in.token().empty() || in.token().size() > LH_TOKEN_BYTES_MAX) {
     return Refuse("token", absl::StrCat(in.token().size(), " bytes"), "1 to 256");
   }

@@ -32,7 +32,15 @@ class Generator {
     }
     return m;
   }
-  Join MakeJoin() { return {.request = Any(), .group = Group(), .name = Label()}; }
+  Join MakeJoin() {
+    Join m{.request = Any(), .group = Group(), .name = Label()};
+    if (prng_.Chance(0.5)) {
+      m.cohort = Label();
+      m.cohort_size = 1 + Count(LH_COHORT_MEMBERS_MAX - 1);
+    }
+    m.step_deadline_ms = Count(LH_STEP_DEADLINE_MS_MAX);
+    return m;
+  }
   Leave MakeLeave() { return {Group(), Make<MemberId>(), prng_.Chance(0.5), Words()}; }
   Vote MakeVote() { return {Group(), Make<MemberId>(), Any()}; }
   EpochReady MakeEpochReady() {
@@ -49,7 +57,9 @@ class Generator {
     for (uint32_t i = 1 + Count(3); i > 0; --i) m.unreachable.push_back({PeerId(i), Words()});
     return m;
   }
-  LinkLost MakeLinkLost() { return {Group(), Make<Epoch>(), Make<PeerId>(), Words()}; }
+  LinkLost MakeLinkLost() {
+    return {Group(), Make<Epoch>(), Make<PeerId>(), Words(), Count(LH_DETECT_MS_MAX)};
+  }
   Heartbeat MakeHeartbeat() {
     Heartbeat m;
     for (uint32_t i = Count(3); i > 0; --i) {
@@ -79,6 +89,9 @@ class Generator {
             {MemberId(10 * i + j), PeerId(i), Epoch(1 + prng_.Below(epoch)), Label()});
       }
     }
+    // Peers stand in falling order: 5 4 3 2 1.
+    if (m.peers.size() >= 4 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(1), PeerId(3)});
+    if (m.peers.size() >= 5 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(2), PeerId(5)});
     m.token = std::string("\0\xff", 2) + Label();
     m.cause = Words();
     return m;
@@ -346,6 +359,69 @@ TEST(RefusalTest, MembersAndPeersThatDoNotMeet) {
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.push_back({PeerId(99), {"h:1"}, 0})), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members.clear()), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.clear()), "");
+}
+
+TEST(RefusalTest, Cohorts) {
+  EXPECT_EQ(REFUSAL(Join, m->cohort = "host1"; m->cohort_size = 1), "");
+  EXPECT_EQ(REFUSAL(Join, m->cohort = "host1"; m->cohort_size = LH_COHORT_MEMBERS_MAX), "");
+  EXPECT_EQ(REFUSAL(Join, m->cohort = ""; m->cohort_size = 0), "");
+  EXPECT_EQ(REFUSAL(Join, m->cohort = "host1"; m->cohort_size = LH_COHORT_MEMBERS_MAX + 1),
+            "Join: cohort_size is 257, not 1 to 256");
+  EXPECT_EQ(REFUSAL(Join, m->cohort = "host1"; m->cohort_size = 0),
+            "Join: cohort_size is 0, not 1 to 256");
+  EXPECT_EQ(REFUSAL(Join, m->cohort = ""; m->cohort_size = 2),
+            "Join: cohort_size is 2, not 0, as there is no cohort");
+  EXPECT_EQ(REFUSAL(Join, m->cohort = "a b"; m->cohort_size = 2),
+            "Join: cohort is \"a b\", not 0 to 64 bytes of [A-Za-z0-9._-]");
+  EXPECT_NE(REFUSAL(Join, m->cohort.assign(LH_COHORT_NAME_BYTES_MAX + 1, 'a'); m->cohort_size = 2),
+            "");
+}
+
+TEST(RefusalTest, StepDeadlines) {
+  EXPECT_EQ(REFUSAL(Join, m->step_deadline_ms = LH_STEP_DEADLINE_MS_MAX), "");
+  EXPECT_EQ(REFUSAL(Join, m->step_deadline_ms = LH_STEP_DEADLINE_MS_MAX + 1),
+            "Join: step_deadline_ms is 86400001, not at most 86400000");
+}
+
+TEST(RefusalTest, BlockedPairs) {
+  const auto refusal = [](uint64_t peers, BlockedPairs blocked) {
+    PrepareEpoch m{.group = {"run", 0}, .epoch = Epoch(2), .base = Epoch(1), .boundary = Epoch(2)};
+    m.token = "t";
+    for (uint64_t i = 1; i <= peers; ++i) {
+      m.peers.push_back({PeerId(i), {"h:1"}, 0});
+      m.members.push_back({MemberId(i), PeerId(i), Epoch(1), ""});
+    }
+    m.blocked = std::move(blocked);
+    return std::string(
+        ParseCoordinatorMessage(Serialize(CoordinatorMessage(m))).status().message());
+  };
+  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(3)}}), "");
+  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(2)}}),
+            "PrepareEpoch: blocked pair p1-p2 are neighbours");
+  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(1)}}),
+            "PrepareEpoch: blocked pair p1-p1 is no pair of peers of the epoch, the smaller first");
+  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(9)}}),
+            "PrepareEpoch: blocked pair p1-p9 is no pair of peers of the epoch, the smaller first");
+  EXPECT_EQ(refusal(4, BlockedPairs(2, {PeerId(1), PeerId(3)})),
+            "PrepareEpoch: blocked pair p1-p3 is out of order");
+  // A comb: 1 with every odd peer, as many pairs as are allowed and one more.
+  BlockedPairs many;
+  for (uint64_t a = 1; many.size() < LH_BLOCKED_PAIRS_MAX; ++a) {
+    for (uint64_t b = a + 2; b < a + 6 && many.size() < LH_BLOCKED_PAIRS_MAX; ++b) {
+      many.push_back({PeerId(a), PeerId(b)});
+    }
+  }
+  EXPECT_EQ(refusal(600, many), "");
+  many.push_back({PeerId(500), PeerId(502)});
+  EXPECT_EQ(refusal(600, many), "PrepareEpoch: blocked is 1025 long, not 0 to 1024");
+}
+
+TEST(RefusalTest, SilenceIsCutNotRefused) {
+  LinkLost lost = Generator(7).MakeLinkLost();
+  lost.silent_ms = UINT32_MAX;
+  const auto parsed = ParsePeerMessage(Serialize(PeerMessage(lost)));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(std::get<LinkLost>(*parsed).silent_ms, LH_DETECT_MS_MAX);
 }
 
 TEST(RefusalTest, MembersOfAnEpochAreBounded) {

@@ -14,8 +14,13 @@
 
 #include "base/ids.h"
 #include "base/outcome.h"
+#include "proto/control/blocked.h"
 
 namespace longhaul::control {
+
+// What both ends must have in common. Rises whenever one release's messages would be misunderstood
+// by another; Hello says it, and the coordinator refuses a stream of another version.
+inline constexpr uint32_t kProtocolVersion = 2;
 
 // ---------------------------------------------------------------- peer to coordinator
 
@@ -44,6 +49,13 @@ struct Join {
   uint64_t request = 0;
   GroupKey group;
   std::string name;  // for people
+  // Members of one run at this peer that are admitted together and removed together; "" and 0:
+  // none. Every one of them says the same size.
+  std::string cohort;
+  uint32_t cohort_size = 0;
+  // Once the first vote of a ballot is in, the member has so long to vote before it is evicted; 0:
+  // for ever.
+  uint32_t step_deadline_ms = 0;
   friend bool operator==(const Join&, const Join&) = default;
 };
 
@@ -107,11 +119,14 @@ struct EpochFailed {
 
 // The link to a peer of the group broke or fell silent. `epoch` is the newest epoch (prepared or
 // committed) that the reporter knows; an older one than the coordinator's is a stale report.
+// `silent_ms` is how long nothing had been heard before the report; 0: the loss showed at once (a
+// reset, a refused connection).
 struct LinkLost {
   GroupKey group;
   Epoch epoch;
   PeerId peer;
   std::string reason;
+  uint32_t silent_ms = 0;
   friend bool operator==(const LinkLost&, const LinkLost&) = default;
 };
 
@@ -198,7 +213,10 @@ struct PrepareEpoch {
   bool freeze = false;              // epoch == attempt: ops in flight are frozen, judged, redone
   std::vector<MemberInfo> members;  // in rank order
   std::vector<PeerInfo> peers;      // in ring order
-  std::string token;                // secret of this epoch: authenticates lanes
+  // Pairs that get no link: RingFault() finds nothing. What the two have to say to each other goes
+  // by RelayBetween(); an op with fewer participants runs over RingAvoiding().
+  BlockedPairs blocked;
+  std::string token;  // secret of this epoch: authenticates lanes
   std::string cause;
   friend bool operator==(const PrepareEpoch&, const PrepareEpoch&) = default;
 };

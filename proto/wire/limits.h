@@ -6,6 +6,7 @@
 /* Names: bytes of [A-Za-z0-9._-], at least one. */
 #define LH_RUN_NAME_BYTES_MAX 64
 #define LH_MEMBER_NAME_BYTES_MAX 64
+#define LH_COHORT_NAME_BYTES_MAX 64
 #define LH_ENDPOINT_BYTES_MAX 256
 #define LH_ENDPOINTS_MAX 8
 /* Texts of errors that cross the Unix socket or the control stream are cut to this. */
@@ -17,6 +18,10 @@
 #define LH_LOCAL_MEMBERS_MAX 64
 #define LH_GROUPS_MAX 256
 #define LH_CLIENTS_MAX 256
+/* Members of one cohort: each is at one peer, one or more in each of its groups. */
+#define LH_COHORT_MEMBERS_MAX 256
+/* Pairs of peers of one group that are routed around. */
+#define LH_BLOCKED_PAIRS_MAX 1024
 
 /* Ops that one member may have in flight, each with its own tag. */
 #define LH_OPS_OPEN_MAX 1024
@@ -45,6 +50,8 @@
 #define LH_TOKEN_BYTES_MAX 256
 /* The one knob of failure detection: an hour. */
 #define LH_DETECT_MS_MAX 3600000u
+/* How long the others wait for a member's vote: a day. */
+#define LH_STEP_DEADLINE_MS_MAX 86400000u
 
 /* One message on the control stream. */
 #define LH_CONTROL_MESSAGE_BYTES_MAX (8u << 20)

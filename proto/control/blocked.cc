@@ -1,0 +1,153 @@
+#include "proto/control/blocked.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/check.h"
+
+namespace longhaul::control {
+namespace {
+
+// Up to here every order is tried: 7! are few.
+constexpr size_t kExactMax = 8;
+
+// Puts the peers that are not yet in `ring` behind it, in their order where that is possible.
+bool Complete(const std::vector<PeerId>& order, const BlockedPairs& blocked,
+              std::vector<bool>* used, std::vector<PeerId>* ring) {
+  if (ring->size() == order.size()) return !IsBlocked(blocked, ring->back(), ring->front());
+  for (size_t i = 0; i < order.size(); ++i) {
+    if ((*used)[i] || IsBlocked(blocked, ring->back(), order[i])) continue;
+    (*used)[i] = true;
+    ring->push_back(order[i]);
+    if (Complete(order, blocked, used, ring)) return true;
+    ring->pop_back();
+    (*used)[i] = false;
+  }
+  return false;
+}
+
+// A ring that is repaired in steps, each of which leaves fewer blocked neighbours.
+class Repair {
+ public:
+  Repair(std::vector<PeerId> ring, const BlockedPairs& blocked)
+      : ring_(std::move(ring)), blocked_(blocked) {}
+
+  bool Run() {
+    for (size_t at = FirstConflict(); at < ring_.size(); at = FirstConflict()) {
+      if (!MoveElsewhere((at + 1) % ring_.size()) && !MoveElsewhere(at) && !Reverse(at)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  std::vector<PeerId> Take() { return std::move(ring_); }
+
+ private:
+  bool Clash(PeerId x, PeerId y) const { return IsBlocked(blocked_, x, y); }
+  PeerId At(size_t i) const { return ring_[i % ring_.size()]; }
+
+  // The first position whose peer is blocked with the next one; size: there is none.
+  size_t FirstConflict() const {
+    size_t at = 0;
+    while (at < ring_.size() && !Clash(At(at), At(at + 1))) ++at;
+    return at;
+  }
+  // Takes one peer out where nothing new clashes and puts it where nothing clashes with it. The
+  // first peer stays the first.
+  bool MoveElsewhere(size_t at) {
+    const size_t n = ring_.size();
+    if (at == 0 || Clash(At(at + n - 1), At(at + 1))) return false;
+    const PeerId moved = ring_[at];
+    std::vector<PeerId> rest = ring_;
+    rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(at));
+    for (size_t step = 0; step < rest.size(); ++step) {
+      const size_t left = (at + step) % rest.size();
+      if (Clash(rest[left], moved) || Clash(moved, rest[(left + 1) % rest.size()])) continue;
+      rest.insert(rest.begin() + static_cast<std::ptrdiff_t>(left + 1), moved);
+      ring_ = std::move(rest);
+      return true;
+    }
+    return false;
+  }
+  // Turns a stretch around, so that two edges are replaced by two that are not blocked.
+  bool Reverse(size_t at) {
+    const size_t n = ring_.size();
+    for (size_t other = 0; other < n; ++other) {
+      const size_t low = std::min(at, other);
+      const size_t high = std::max(at, other);
+      if (high < low + 2 || (low == 0 && high == n - 1)) continue;
+      if (Clash(At(low), At(high)) || Clash(At(low + 1), At(high + 1))) continue;
+      std::reverse(ring_.begin() + static_cast<std::ptrdiff_t>(low + 1),
+                   ring_.begin() + static_cast<std::ptrdiff_t>(high + 1));
+      return true;
+    }
+    return false;
+  }
+
+  std::vector<PeerId> ring_;
+  const BlockedPairs& blocked_;
+};
+
+}  // namespace
+
+BlockedPair MakeBlockedPair(PeerId x, PeerId y) {
+  LH_CHECK(x != y) << "a pair of " << ToString(x) << " alone";
+  return x < y ? BlockedPair{x, y} : BlockedPair{y, x};
+}
+
+bool IsBlocked(const BlockedPairs& blocked, PeerId x, PeerId y) {
+  if (blocked.empty() || x == y) return false;
+  return std::binary_search(blocked.begin(), blocked.end(), MakeBlockedPair(x, y));
+}
+
+PeerId RelayBetween(const std::vector<PeerId>& ring, const BlockedPairs& blocked, PeerId from,
+                    PeerId to) {
+  if (!IsBlocked(blocked, from, to)) return to;
+  for (PeerId peer : ring) {
+    if (peer == from || peer == to) continue;
+    if (!IsBlocked(blocked, peer, from) && !IsBlocked(blocked, peer, to)) return peer;
+  }
+  return PeerId{};
+}
+
+std::optional<std::vector<PeerId>> RingAvoiding(const std::vector<PeerId>& order,
+                                                const BlockedPairs& blocked) {
+  if (blocked.empty() || order.size() < 2) return order;
+  if (order.size() > kExactMax) {
+    Repair repair(order, blocked);
+    if (!repair.Run()) return std::nullopt;
+    return repair.Take();
+  }
+  std::vector<bool> used(order.size(), false);
+  used[0] = true;
+  std::vector<PeerId> ring{order[0]};
+  if (!Complete(order, blocked, &used, &ring)) return std::nullopt;
+  return ring;
+}
+
+std::string RingFault(const std::vector<PeerId>& ring, const BlockedPairs& blocked) {
+  const std::set<PeerId> peers(ring.begin(), ring.end());
+  for (size_t i = 0; i < blocked.size(); ++i) {
+    const auto& [a, b] = blocked[i];
+    const std::string pair = ToString(a) + "-" + ToString(b);
+    if (!(a < b) || !peers.contains(a) || !peers.contains(b)) {
+      return "blocked pair " + pair + " is no pair of peers of the epoch, the smaller first";
+    }
+    if (i > 0 && !(blocked[i - 1] < blocked[i])) return "blocked pair " + pair + " is out of order";
+  }
+  for (size_t i = 0; i < ring.size(); ++i) {
+    const PeerId next = ring[(i + 1) % ring.size()];
+    if (IsBlocked(blocked, ring[i], next)) {
+      const auto [a, b] = MakeBlockedPair(ring[i], next);
+      return "blocked pair " + ToString(a) + "-" + ToString(b) + " are neighbours";
+    }
+  }
+  for (const auto& [a, b] : blocked) {
+    if (!RelayBetween(ring, blocked, a, b)) {
+      return "blocked pair " + ToString(a) + "-" + ToString(b) + " has no relay";
+    }
+  }
+  return "";
+}
+
+}  // namespace longhaul::control
