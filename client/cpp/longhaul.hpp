@@ -178,7 +178,7 @@ class Comm {
 
   template <class T>
   Op AllReduceStart(const T* source, T* target, size_t count, lh_reduce_op op = LH_SUM,
-                    uint64_t tag = 0, lh_on_fault on_fault = LH_RETRY) {
+                    uint64_t tag = 0, lh_on_fault on_fault = LH_AS_JOINED, uint32_t min_world = 0) {
     lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
     options.source = source;
     options.target = target;
@@ -187,6 +187,7 @@ class Comm {
     options.op = op;
     options.tag = tag;
     options.on_fault = on_fault;
+    options.min_world = min_world;
     return AllReduceStart(options);
   }
   Op AllReduceStart(const lh_all_reduce_options& options) {
@@ -235,6 +236,9 @@ class Client {
     options.run = run.c_str();
     options.group = group;
     options.timeout_ms = timeout_ms;
+    return Join(options);
+  }
+  Comm Join(const lh_join_options& options) {
     lh_comm* comm = nullptr;
     internal::Check(lh_join(client_, &options, &comm));
     return Comm(comm);

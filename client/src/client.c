@@ -22,7 +22,7 @@
 #define LHI_CONNECT_RETRY_NS ((int64_t)20 * 1000 * 1000)
 #define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
 
-typedef char lhi_request_is_128_bytes[sizeof(struct lh_ipc_request) == 128 ? 1 : -1];
+typedef char lhi_request_is_192_bytes[sizeof(struct lh_ipc_request) == 192 ? 1 : -1];
 typedef char lhi_reply_is_520_bytes[sizeof(struct lh_ipc_reply) == 520 ? 1 : -1];
 
 /* ------------------------------------------------------------------ clients and fork() */

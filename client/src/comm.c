@@ -62,16 +62,31 @@ static lh_status check_comm(const lh_comm *comm, const char *call) {
 
 /* ------------------------------------------------------------------ join */
 
-static lh_status check_run(const char *call, const char *run) {
+static lh_status check_name(const char *call, const char *what, const char *name) {
   static const char kAllowed[] =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
   size_t length;
-  if (run == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: run is NULL", call);
-  length = strlen(run);
-  if (length > 0 && length <= LH_RUN_NAME_BYTES_MAX && strspn(run, kAllowed) == length)
+  if (name == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s is NULL", call, what);
+  length = strlen(name);
+  if (length > 0 && length <= LH_RUN_NAME_BYTES_MAX && strspn(name, kAllowed) == length)
     return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: run has to be 1 to %d of [A-Za-z0-9._-]", call,
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s has to be 1 to %d of [A-Za-z0-9._-]", call, what,
                   LH_RUN_NAME_BYTES_MAX);
+}
+
+static lh_status check_cohort(const char *call, const lh_join_options *given) {
+  lh_status status;
+  if (given->cohort == NULL || given->cohort[0] == '\0') {
+    if (given->cohort_size == 0) return LH_OK;
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: cohort_size is %u and cohort has no name", call,
+                    (unsigned)given->cohort_size);
+  }
+  status = check_name(call, "cohort", given->cohort);
+  if (status != LH_OK) return status;
+  if (given->cohort_size > 0 && given->cohort_size <= LH_LOCAL_MEMBERS_MAX) return LH_OK;
+  return lhi_fail(LH_INVALID_ARGUMENT,
+                  "%s: cohort_size is %u; say how many members join as cohort %s, at most %d", call,
+                  (unsigned)given->cohort_size, given->cohort, LH_LOCAL_MEMBERS_MAX);
 }
 
 static lh_status take_join_options(const char *call, const lh_join_options *options,
@@ -82,7 +97,16 @@ static lh_status take_join_options(const char *call, const lh_join_options *opti
         lhi_take(call, "LH_JOIN_OPTIONS_INIT", options, LHI_JOIN_FIRST_BYTES, given, sizeof *given);
   }
   if (status == LH_OK) status = lhi_check_timeout(call, given->timeout_ms);
-  if (status == LH_OK) status = check_run(call, given->run);
+  if (status == LH_OK) status = check_name(call, "run", given->run);
+  if (status == LH_OK) status = check_cohort(call, given);
+  if (status == LH_OK && given->step_deadline_ms > LH_STEP_DEADLINE_MS_MAX) {
+    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: step_deadline_ms is %u; at most %u are possible",
+                      call, (unsigned)given->step_deadline_ms, LH_STEP_DEADLINE_MS_MAX);
+  }
+  if (status == LH_OK && (unsigned)given->on_fault > LH_ABORT) {
+    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; LH_RETRY or LH_ABORT", call,
+                      (int)given->on_fault);
+  }
   return status;
 }
 
@@ -102,6 +126,7 @@ static lh_status join_start(const char *call, lh_client *client, const lh_join_o
   }
   comm->client = client;
   comm->held = true;
+  comm->on_fault = given->on_fault;
   pthread_mutex_lock(&client->mutex);
   comm->next = client->comms;
   if (client->comms != NULL) client->comms->previous = comm;
@@ -112,6 +137,9 @@ static lh_status join_start(const char *call, lh_client *client, const lh_join_o
   pthread_mutex_unlock(&client->mutex);
   request.u.join.group = given->group;
   memcpy(request.u.join.run, given->run, strlen(given->run));
+  request.u.join.step_deadline_ms = given->step_deadline_ms;
+  request.u.join.cohort_size = given->cohort_size;
+  if (given->cohort != NULL) memcpy(request.u.join.cohort, given->cohort, strlen(given->cohort));
   lhi_send(client, &request, -1);
   *comm_out = comm;
   *op_out = op;

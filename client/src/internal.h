@@ -77,7 +77,8 @@ struct lh_comm {
   bool held;      /* the caller has the handle */
   uint32_t users; /* ops that refer to it */
   uint64_t join_call;
-  uint64_t handle; /* at peerd; 0 before admission */
+  uint64_t handle;      /* at peerd; 0 before admission */
+  lh_on_fault on_fault; /* of ops that do not say */
   bool admitted;
   bool leaving; /* a LEAVE was sent */
   bool left;

@@ -28,8 +28,12 @@ static lh_status check_all_reduce(const lh_all_reduce_options *o, size_t *bytes_
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d", kAllReduce, (int)o->dtype);
   if ((unsigned)o->op > LH_MAX)
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d", kAllReduce, (int)o->op);
-  if ((unsigned)o->on_fault > LH_ABORT) {
+  if ((unsigned)o->on_fault > LH_AS_JOINED) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d", kAllReduce, (int)o->on_fault);
+  }
+  if (o->min_world > LH_MEMBERS_MAX) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
+                    kAllReduce, (unsigned)o->min_world, LH_MEMBERS_MAX);
   }
   if (o->count == 0) return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is 0", kAllReduce);
   if (o->count > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) {
@@ -125,10 +129,9 @@ static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
   return LH_OK;
 }
 
-static struct lh_ipc_request all_reduce_request(const lh_op *op, const lh_all_reduce_options *o,
-                                                uint64_t member) {
+static struct lh_ipc_request all_reduce_request(const lh_op *op, const lh_all_reduce_options *o) {
   struct lh_ipc_request request = lhi_request(LH_IPC_ALL_REDUCE, op);
-  request.member = member;
+  request.member = op->comm->handle;
   request.u.op.tag = o->tag;
   request.u.op.count = o->count;
   request.u.op.source.region = op->source_region->id;
@@ -137,7 +140,8 @@ static struct lh_ipc_request all_reduce_request(const lh_op *op, const lh_all_re
   request.u.op.target.offset = (uint64_t)(op->target - op->target_region->base);
   request.u.op.dtype = (uint8_t)o->dtype;
   request.u.op.reduce = (uint8_t)o->op;
-  request.u.op.on_fault = (uint8_t)o->on_fault;
+  request.u.op.on_fault = (uint8_t)(o->on_fault == LH_AS_JOINED ? op->comm->on_fault : o->on_fault);
+  request.u.op.min_world = o->min_world;
   return request;
 }
 
@@ -181,7 +185,7 @@ lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *option
   if (status == LH_OK) {
     comm->at_join = false;
     lhi_op_open_locked(op);
-    request = all_reduce_request(op, &o, comm->handle);
+    request = all_reduce_request(op, &o);
   }
   pthread_mutex_unlock(&client->mutex);
   if (status != LH_OK) {

@@ -30,7 +30,7 @@ int main(void) {
   expect(strcmp(join_options.run, "default") == 0, "default run");
   op_options.source = &value;
   op_options.target = &value;
-  expect(op_options.on_fault == LH_RETRY && op_options.dtype == LH_FLOAT32, "default op");
+  expect(op_options.on_fault == LH_AS_JOINED && op_options.dtype == LH_FLOAT32, "default op");
   expect(world.struct_size == sizeof world && info.struct_size == sizeof info,
          "infos know their size");
   expect(lh_dtype_size(LH_FLOAT64) == 8, "dtype size");

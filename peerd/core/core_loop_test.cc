@@ -45,8 +45,9 @@ struct Plan {
   int evictions = 0;
   int link_breaks = 0;
   int stream_breaks = 0;
-  double abort_share = 0;  // of ops
-  bool straddle = false;   // one op a round may be in flight over the step boundary
+  double abort_share = 0;         // of ops
+  bool straddle = false;          // one op a round may be in flight over the step boundary
+  control::BlockedPairs blocked;  // peers that never get a link
 };
 
 class Loop {
@@ -88,6 +89,7 @@ class Loop {
   uint64_t retries() const { return retries_; }
   uint64_t settled() const { return results_.size(); }
   uint64_t aborted() const { return aborted_; }
+  uint64_t relayed() const { return relayed_; }
 
  private:
   struct Trainer {
@@ -100,6 +102,10 @@ class Loop {
     std::vector<uint64_t> to_post;      // tags of this round
     bool stepping = false;
     bool leaving = false;
+  };
+  struct Mail {
+    Event event;
+    PeerId forward;  // to be passed on to this peer; 0: it has arrived
   };
   struct RunState {
     Epoch attempt;
@@ -115,7 +121,7 @@ class Loop {
     bool alive = true;
     bool attached = false;
     std::deque<control::CoordinatorMessage> inbox;
-    std::map<PeerId, std::deque<Event>> link;  // from each peer: up, frames, down, in order
+    std::map<PeerId, std::deque<Mail>> link;  // from each peer: up, frames, down, in order
     std::deque<Event> stopped;
     std::map<LocalId, Trainer> trainers;
     std::map<OpOrdinal, RunState> runs;
@@ -278,7 +284,7 @@ class Loop {
     for (const LinkWanted& want : a.links) {
       Link& link = LinkOf(host.id, want.peer.peer);
       if (link.stands) {
-        host.link[want.peer.peer].push_back(LinkUp{a.group.run, want.peer.peer});
+        host.link[want.peer.peer].push_back({LinkUp{a.group.run, want.peer.peer}, {}});
       } else {
         link.wants.insert(host.id);
       }
@@ -295,14 +301,26 @@ class Loop {
       link.open.erase(host.id);
       // Closed in order: what was sent arrives before the other side sees the end.
       if (link.stands) {
-        hosts_.at(other)->link[host.id].push_back(LinkDown{a.group.run, host.id, "closed"});
+        hosts_.at(other)->link[host.id].push_back({LinkDown{a.group.run, host.id, "closed"}, {}});
       }
       link.stands = false;
     }
   }
-  void SendFrame(Host& host, PeerId to, Event event) {
-    if (LinkOf(host.id, to).stands) hosts_.at(to)->link[host.id].push_back(std::move(event));
+  void SendFrame(Host& host, PeerId to, PeerId via, Event event) {
+    ASSERT_EQ(via != to, Blocked(host.id, to));
+    if (!LinkOf(host.id, via).stands) return;
+    hosts_.at(via)->link[host.id].push_back({std::move(event), via == to ? PeerId() : to});
   }
+  // As the relay's driver.
+  void PassOn(Host& relay, PeerId from, Mail mail) {
+    if (!relay.core->HasPeer(kGroup, from) || !relay.core->HasPeer(kGroup, mail.forward)) return;
+    if (!LinkOf(relay.id, mail.forward).stands) return;
+    ++relayed_;
+    if (auto* const ready = std::get_if<PeerReady>(&mail.event)) ready->via = relay.id;
+    if (auto* const done = std::get_if<PeerDone>(&mail.event)) done->via = relay.id;
+    hosts_.at(mail.forward)->link[relay.id].push_back({std::move(mail.event), {}});
+  }
+  bool Blocked(PeerId a, PeerId b) const { return control::IsBlocked(plan_.blocked, a, b); }
   // An eager payload says whose input it is, under which name.
   static std::string PayloadOf(OpOrdinal ordinal) {
     std::string payload = std::to_string(ordinal.value());
@@ -310,13 +328,13 @@ class Loop {
   }
   void Carry(Host& host, const SendReady& a) {
     for (const PostRef& post : a.posts) host.meaning[a.ordinal].insert(posts_.at(post));
-    SendFrame(host, a.to,
+    SendFrame(host, a.to, a.via,
               PeerReady{a.group, host.id, a.ordinal, a.attempt, a.boundary, a.tag, a.desc,
                         a.local_mismatch, a.eager ? PayloadOf(a.ordinal) : ""});
     inputs_[{host.id, a.ordinal, a.attempt}] = a.posts.size();
   }
   void Carry(Host& host, const SendDone& a) {
-    SendFrame(host, a.to, PeerDone{a.group, host.id, a.ordinal, a.attempt, a.refused});
+    SendFrame(host, a.to, a.via, PeerDone{a.group, host.id, a.ordinal, a.attempt, a.refused});
   }
   void Carry(Host& host, const StartAttempt& a) {
     for (const PostRef& post : a.posts) host.meaning[a.ordinal].insert(posts_.at(post));
@@ -357,6 +375,7 @@ class Loop {
     host.finishing = it->second;
     host.runs.erase(it);
   }
+  void Carry(Host&, const FaultOver& a) { ASSERT_GE(a.agree_us, 0); }
   void Carry(Host&, const Drained&) { FAIL(); }
   void Carry(Host&, const LogLine& a) { last_log_ = a.text; }
   void Carry(Host&, const BreakLink& a) { FAIL() << "protocol broken: " << a.reason; }
@@ -374,7 +393,7 @@ class Loop {
       if (!other.alive || theirs == other.runs.end() || theirs->second.attempt != run.attempt) {
         return false;
       }
-      if (!LinkOf(peer, host.id).stands) return false;
+      if (!Blocked(peer, host.id) && !LinkOf(peer, host.id).stands) return false;
     }
     return true;
   }
@@ -477,6 +496,32 @@ class Loop {
     }
   }
 
+  // False: there was no way around a blocked pair, and the newer peer of one was removed for it.
+  bool Routable(bool admit) {
+    std::vector<PeerId> order;
+    for (const auto& [id, member] : members_) {
+      if (!member.joined && !admit) continue;
+      if (std::find(order.begin(), order.end(), member.peer) == order.end()) {
+        order.push_back(member.peer);
+      }
+    }
+    control::BlockedPairs blocked;
+    for (const auto& [a, b] : plan_.blocked) {
+      if (std::count(order.begin(), order.end(), a) != 0 &&
+          std::count(order.begin(), order.end(), b) != 0) {
+        blocked.push_back({a, b});
+      }
+    }
+    const auto ring = control::RingAvoiding(order, blocked);
+    if (ring && control::RingFault(*ring, blocked).empty()) return true;
+    std::vector<MemberId> victims;
+    for (const auto& [id, member] : members_) {
+      if (member.peer == blocked.back().b) victims.push_back(id);
+    }
+    for (const MemberId id : victims) Remove(id, control::Removal::kUnreachable);
+    return false;
+  }
+
   void Prepare(bool admit, bool freeze) {
     control::PrepareEpoch message;
     message.group = kGroup;
@@ -487,6 +532,8 @@ class Loop {
     message.boundary = committed_.boundary;
     message.cause = "change";
     std::set<PeerId> peers;
+    while (!Routable(admit)) {
+    }
     for (const auto& [id, member] : members_) {
       if (!member.joined && !admit) continue;
       if (!member.joined) message.boundary = message.epoch;
@@ -498,6 +545,13 @@ class Loop {
     for (size_t i = message.peers.size(); i > 1; --i) {
       std::swap(message.peers[i - 1], message.peers[random_.Below(i)]);
     }
+    for (const auto& [a, b] : plan_.blocked) {
+      if (peers.contains(a) && peers.contains(b)) message.blocked.push_back({a, b});
+    }
+    std::vector<PeerId> order;
+    for (const auto& info : message.peers) order.push_back(info.peer);
+    const auto ring = control::RingAvoiding(order, message.blocked);
+    for (size_t i = 0; i < message.peers.size(); ++i) message.peers[i].peer = (*ring)[i];
     repair_ = false;
     answers_.clear();
     preparation_.reset();
@@ -594,10 +648,10 @@ class Loop {
     if (!link.stands) return;
     link.stands = false;
     for (const auto& [x, y] : {std::pair(a, b), std::pair(b, a)}) {
-      std::deque<Event>& events = hosts_.at(x)->link[y];
+      std::deque<Mail>& events = hosts_.at(x)->link[y];
       // What was on the way is lost; the end shows when it shows.
-      std::erase_if(events, [](const Event& e) { return !std::holds_alternative<LinkUp>(e); });
-      events.push_back(LinkDown{"run", y, "reset"});
+      std::erase_if(events, [](const Mail& m) { return !std::holds_alternative<LinkUp>(m.event); });
+      events.push_back({LinkDown{"run", y, "reset"}, {}});
     }
   }
 
@@ -690,7 +744,9 @@ class Loop {
     for (auto& [peer, events] : host->link) {
       if (events.empty()) continue;
       choices->push_back([this, host, from = peer] {
-        const Event event = Pop(&host->link[from]);
+        Mail mail = Pop(&host->link[from]);
+        if (mail.forward) return PassOn(*host, from, std::move(mail));
+        const Event& event = mail.event;
         if (std::holds_alternative<LinkDown>(event)) LinkOf(host->id, from).open.erase(host->id);
         Give(*host, event);
       });
@@ -725,8 +781,8 @@ class Loop {
         link->wants.clear();
         link->stands = true;
         link->open = {x->id, y->id};
-        x->link[y->id].push_back(LinkUp{"run", y->id});
-        y->link[x->id].push_back(LinkUp{"run", x->id});
+        x->link[y->id].push_back({LinkUp{"run", y->id}, {}});
+        y->link[x->id].push_back({LinkUp{"run", x->id}, {}});
       });
     }
   }
@@ -813,6 +869,7 @@ class Loop {
   uint64_t next_call_ = 0;
   int idle_ = 0;
   uint64_t aborted_ = 0;
+  uint64_t relayed_ = 0;
   uint64_t retries_ = 0;
   uint64_t digest_ = 0;
   std::string last_log_;
@@ -839,6 +896,7 @@ class CoreLoop : public testing::Test {
       settled_ += loop.settled();
       retries_ += loop.retries();
       aborted_ += loop.aborted();
+      relayed_ += loop.relayed();
       if (seed % 16 != 1) continue;
       Loop again(plan);
       again.Run();
@@ -848,6 +906,7 @@ class CoreLoop : public testing::Test {
   uint64_t settled_ = 0;
   uint64_t retries_ = 0;
   uint64_t aborted_ = 0;
+  uint64_t relayed_ = 0;
 };
 
 TEST_F(CoreLoop, WithoutFaultsEveryOpHasOneResult) {
@@ -924,6 +983,33 @@ TEST_F(CoreLoop, OpsThatAbortOnAFaultEndTheSameAtAll) {
     plan->abort_share = 0.5;
   });
   EXPECT_GT(aborted_, 0u);
+}
+
+TEST_F(CoreLoop, BlockedPairsSpeakThroughOthers) {
+  Sweep(60, [](Plan* plan) {
+    plan->peers = 4 + static_cast<int>(plan->seed % 3);
+    plan->blocked = {{PeerId(1), PeerId(3)}};
+    if (plan->peers > 4) plan->blocked.push_back({PeerId(2), PeerId(5)});
+    plan->tags = 6;
+    plan->link_breaks = static_cast<int>(plan->seed % 5);
+    plan->crashes = static_cast<int>(plan->seed % 2);
+  });
+  EXPECT_GT(relayed_, 0u);
+  EXPECT_GT(retries_, 0u);
+}
+
+TEST_F(CoreLoop, NewcomersMayBeBlockedWithOthersAndRelayForThem) {
+  Sweep(60, [](Plan* plan) {
+    plan->peers = 4;
+    plan->late_peers = 2;
+    plan->rounds = 8;
+    plan->blocked = {{PeerId(1), PeerId(3)}, {PeerId(2), PeerId(6)}};
+    plan->link_breaks = 4;
+    plan->stream_breaks = 2;
+    plan->evictions = static_cast<int>(plan->seed % 2);
+    plan->straddle = plan->seed % 2 == 0;
+  });
+  EXPECT_GT(relayed_, 0u);
 }
 
 TEST_F(CoreLoop, EverythingAtOnce) {

@@ -34,6 +34,7 @@ class Digester {
         .Add(static_cast<uint64_t>(desc.reduce))
         .Add(static_cast<uint64_t>(desc.on_fault))
         .Add(uint64_t{desc.quantization})
+        .Add(uint64_t{desc.min_world})
         .Add(desc.count);
   }
   uint64_t value() const { return state_; }

@@ -25,13 +25,28 @@ std::set<PeerId> EpochFollower::PreparedPeers() const {
   return peers;
 }
 
-std::set<PeerId> EpochFollower::Peers() const {
-  std::set<PeerId> peers = PreparedPeers();
-  if (!history_.empty()) {
-    peers.insert(history_.current().ring.begin(), history_.current().ring.end());
+bool EpochFollower::Linked(PeerId peer) const {
+  return !history_.empty() && peer != self_ && history_.current().HasPeer(peer) &&
+         !history_.current().Blocked(self_, peer);
+}
+
+std::set<PeerId> EpochFollower::LinkedPeers() const {
+  std::set<PeerId> peers;
+  if (preparation_) {
+    for (const auto& [peer, link] : preparation_->links) peers.insert(peer);
   }
-  peers.erase(self_);
+  if (!history_.empty()) {
+    for (const PeerId peer : history_.current().ring) {
+      if (Linked(peer)) peers.insert(peer);
+    }
+  }
   return peers;
+}
+
+bool EpochFollower::HasPeer(PeerId peer) const {
+  if (peer == self_) return false;
+  if (!history_.empty() && history_.current().HasPeer(peer)) return true;
+  return PreparedPeers().contains(peer);
 }
 
 Epoch EpochFollower::Newest() const {
@@ -68,8 +83,18 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
     if (before.joined != member.joined || before.peer != member.peer) return name + " changed";
     kept.insert(member.member);
   }
-  if (!message.freeze && kept.size() != current.members.size()) {
-    return "it removes members and does not freeze";
+  if (message.freeze) return "";
+  if (kept.size() != current.members.size()) return "it removes members and does not freeze";
+  // Frames of ops in flight would overtake each other on a new way.
+  const EpochRecord record = RecordOf(message);
+  for (size_t i = 0; i < current.ring.size(); ++i) {
+    for (size_t k = 0; k < i; ++k) {
+      const PeerId a = current.ring[i];
+      const PeerId b = current.ring[k];
+      if (record.Blocked(a, b) == current.Blocked(a, b)) continue;
+      return "it changes whether " + ToString(a) + " and " + ToString(b) +
+             " are blocked and does not freeze";
+    }
   }
   return "";
 }
@@ -105,8 +130,8 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
   if (!message.freeze) {
     // Frames were lost with the old link, and ops in flight wait for them. The coordinator, which
     // has passed on to this epoch before it heard of the loss, would take the old report for stale.
-    for (const auto& [peer, reason] : lost_) {
-      if (preparation_->links.contains(peer)) ReportLost(peer, reason, out);
+    for (const auto& [peer, why] : lost_) {
+      if (preparation_->links.contains(peer)) ReportLost(peer, why, out);
     }
   }
   return true;
@@ -126,12 +151,12 @@ bool EpochFollower::Commit(const control::CommitEpoch& message, Tick now,
   history_.Add(record);
   // Lost again after it was prepared: the other end may have sent frames of this epoch already.
   lost_.clear();
-  for (const auto& [peer, reason] : reported_) {
-    if (record.HasPeer(peer)) lost_.emplace(peer, reason);
-  }
   std::vector<PeerId> others;
   for (const PeerId peer : record.ring) {
-    if (peer != self_) others.push_back(peer);
+    if (Linked(peer)) others.push_back(peer);
+  }
+  for (const auto& [peer, why] : reported_) {
+    if (Linked(peer)) lost_.emplace(peer, why);
   }
   out->push_back(KeepLinks{group_, record.epoch, std::move(others)});
   out->push_back(LogLine{
@@ -150,21 +175,23 @@ bool EpochFollower::Abort(const control::AbortEpoch& message, std::vector<Action
   }
   preparation_.reset();
   reported_.clear();
-  const std::set<PeerId> peers = Peers();
+  const std::set<PeerId> peers = LinkedPeers();
   out->push_back(KeepLinks{group_, history_.committed(), {peers.begin(), peers.end()}});
   out->push_back(LogLine{"epoch aborted group=" + ToString(group_) + " epoch=" +
                          ToString(message.epoch) + " reason=\"" + message.reason + "\""});
-  for (const auto& [peer, reason] : lost_) ReportLost(peer, reason, out);
+  for (const auto& [peer, why] : lost_) ReportLost(peer, why, out);
   return true;
 }
 
 // ------------------------------------------------------------------------------ links
 
-void EpochFollower::ReportLost(PeerId peer, const std::string& reason, std::vector<Action>* out) {
-  if (!reported_.emplace(peer, reason).second) return;
+void EpochFollower::ReportLost(PeerId peer, const LostLink& why, std::vector<Action>* out) {
+  if (!reported_.emplace(peer, why).second) return;
   out->push_back(LogLine{"link lost group=" + ToString(group_) + " epoch=" + ToString(Newest()) +
-                         " peer=" + ToString(peer) + " reason=\"" + reason + "\""});
-  out->push_back(ToCoordinator{control::LinkLost{group_, Newest(), peer, reason}});
+                         " peer=" + ToString(peer) + " silent_ms=" + std::to_string(why.silent_ms) +
+                         " reason=\"" + why.reason + "\""});
+  out->push_back(
+      ToCoordinator{control::LinkLost{group_, Newest(), peer, why.reason, why.silent_ms}});
 }
 
 void EpochFollower::LinkUp(PeerId peer) {
@@ -173,20 +200,20 @@ void EpochFollower::LinkUp(PeerId peer) {
   if (it != preparation_->links.end()) it->second.state = Link::kUp;
 }
 
-void EpochFollower::LinkDown(PeerId peer, bool was_up, const std::string& reason,
+void EpochFollower::LinkDown(PeerId peer, bool was_up, const LostLink& why,
                              std::vector<Action>* out) {
-  if (!history_.empty() && peer != self_ && history_.current().HasPeer(peer)) {
-    lost_.emplace(peer, reason);
-    if (!preparation_) return ReportLost(peer, reason, out);
+  if (Linked(peer)) {
+    lost_.emplace(peer, why);
+    if (!preparation_) return ReportLost(peer, why, out);
   }
   if (!preparation_) return;
   const auto it = preparation_->links.find(peer);
   if (it == preparation_->links.end()) return;
   if (was_up) {
     it->second.state = Link::kLost;
-    ReportLost(peer, reason, out);
+    ReportLost(peer, why, out);
   } else if (it->second.state == Link::kWanted) {
-    it->second = {Link::kFailed, reason};
+    it->second = {Link::kFailed, why.reason};
   }
 }
 
@@ -241,8 +268,9 @@ void EpochFollower::SendAnswer(std::vector<Action>* out) const {
 
 void EpochFollower::Resend(std::vector<Action>* out) const {
   if (preparation_) SendAnswer(out);
-  for (const auto& [peer, reason] : reported_) {
-    out->push_back(ToCoordinator{control::LinkLost{group_, Newest(), peer, reason}});
+  for (const auto& [peer, why] : reported_) {
+    out->push_back(
+        ToCoordinator{control::LinkLost{group_, Newest(), peer, why.reason, why.silent_ms}});
   }
 }
 
@@ -259,7 +287,7 @@ void EpochFollower::CheckInvariants() const {
   if (preparation_) {
     LH_CHECK(preparation_->message.epoch > history_.committed()) << name;
     LH_CHECK(!preparation_->links.contains(self_)) << name;
-    LH_CHECK(preparation_->links.size() + 1 == preparation_->message.peers.size()) << name;
+    LH_CHECK(preparation_->links.size() == LinksOf(preparation_->message, self_).size()) << name;
   }
   for (const auto& [peer, reason] : lost_) {
     LH_CHECK(!history_.empty() && history_.current().HasPeer(peer)) << name;
@@ -280,8 +308,8 @@ void EpochFollower::AddTo(Digester* digest) const {
       digest->Add(peer).Add(static_cast<uint64_t>(link.state)).Add(link.reason);
     }
   }
-  for (const auto& [peer, reason] : lost_) digest->Add(peer).Add(reason);
-  for (const auto& [peer, reason] : reported_) digest->Add(peer).Add(reason);
+  for (const auto& [peer, why] : lost_) digest->Add(peer).Add(why.reason);
+  for (const auto& [peer, why] : reported_) digest->Add(peer).Add(why.reason);
 }
 
 }  // namespace longhaul::peerd

@@ -40,8 +40,10 @@ class EpochFollower {
   bool freezing() const { return preparation_ && preparation_->message.freeze; }
   // Of the preparation; empty if there is none.
   std::set<PeerId> PreparedPeers() const;
-  // Peers of the committed and of the prepared epoch, without this one.
-  std::set<PeerId> Peers() const;
+  // Peers that the committed or the prepared epoch gives this one a link to.
+  std::set<PeerId> LinkedPeers() const;
+  // The peer is one of the committed or of the prepared epoch.
+  bool HasPeer(PeerId peer) const;
 
   // True if it starts a preparation: links were asked for. Answers again if it is known and
   // answered.
@@ -53,10 +55,15 @@ class EpochFollower {
   bool Abort(const control::AbortEpoch& message, std::vector<Action>* out);
 
   void LinkUp(PeerId peer);
-  // `was_up`: LinkUp had been told since the last LinkDown.
-  void LinkDown(PeerId peer, bool was_up, const std::string& reason, std::vector<Action>* out);
+  struct LostLink {
+    std::string reason;
+    uint32_t silent_ms = 0;
+  };
+  // `was_up`: LinkUp had been told since the last LinkDown. Of a peer that the epoch gives no link
+  // to, it means nothing.
+  void LinkDown(PeerId peer, bool was_up, const LostLink& why, std::vector<Action>* out);
   // Peers whose link broke since the last commit, or after it was prepared.
-  const std::map<PeerId, std::string>& lost() const { return lost_; }
+  const std::map<PeerId, LostLink>& lost() const { return lost_; }
 
   // Nothing but the state of the ops (if it freezes) is missing for EpochReady.
   bool WantsReady() const;
@@ -94,15 +101,17 @@ class EpochFollower {
   // Why the message cannot be followed; "" if it can.
   std::string ProblemWith(const control::PrepareEpoch& message) const;
   Epoch Newest() const;
-  void ReportLost(PeerId peer, const std::string& reason, std::vector<Action>* out);
+  // Has a link in the committed epoch.
+  bool Linked(PeerId peer) const;
+  void ReportLost(PeerId peer, const LostLink& why, std::vector<Action>* out);
   void SendAnswer(std::vector<Action>* out) const;
 
   const GroupKey group_;
   const PeerId self_;
   EpochHistory history_;
   std::optional<Preparation> preparation_;
-  std::map<PeerId, std::string> lost_;
-  std::map<PeerId, std::string> reported_;  // LinkLost was sent with the newest epoch
+  std::map<PeerId, LostLink> lost_;
+  std::map<PeerId, LostLink> reported_;  // LinkLost was sent with the newest epoch
 };
 
 }  // namespace longhaul::peerd

@@ -27,7 +27,7 @@ class EpochFollowerTest : public testing::Test {
   }
   void Down(PeerId peer, bool was_up, const std::string& reason = "reset") {
     out_.clear();
-    epochs_.LinkDown(peer, was_up, reason, &out_);
+    epochs_.LinkDown(peer, was_up, {reason, 700}, &out_);
     epochs_.CheckInvariants();
   }
   // Two peers in epoch 1.
@@ -139,6 +139,7 @@ TEST_F(EpochFollowerTest, ALinkThatStoodAndBreaksIsLostNotFailed) {
   const auto lost = Sent<control::LinkLost>(out_);
   ASSERT_EQ(lost.size(), 1u);
   EXPECT_EQ(lost[0].epoch, Epoch(2));
+  EXPECT_EQ(lost[0].silent_ms, 700u);
   Down(kTwo, false);
   EXPECT_TRUE(out_.empty());
   epochs_.FailIfDue(Tick{Millis(9999)}, &out_);
@@ -182,6 +183,64 @@ TEST_F(EpochFollowerTest, AnEpochThatOnlyAdmitsIsNotReadyOverALostLink) {
   EXPECT_TRUE(epochs_.Abort({kGroup, Epoch(2), "gone"}, &out_));
   EXPECT_EQ(Sent<control::LinkLost>(out_)[0].epoch, Epoch(1));
   EXPECT_EQ(Get<KeepLinks>(out_)[0].peers, std::vector<PeerId>{kTwo});
+}
+
+// Ring 1, 2, 3, 4, and no link between 1 and 3.
+control::PrepareEpoch Square(uint64_t epoch, uint64_t base, uint64_t attempt) {
+  auto prepare = MakePrepare(epoch, base, 1, attempt, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
+  prepare.blocked = {{kSelf, kThree}};
+  return prepare;
+}
+
+TEST_F(EpochFollowerTest, ABlockedPairGetsNoLinkAndWaitsForNone) {
+  ASSERT_TRUE(Prepare(Square(1, 0, 0)));
+  std::vector<PeerId> wanted;
+  const OpenLinks open = Get<OpenLinks>(out_).at(0);
+  for (const LinkWanted& link : open.links) wanted.push_back(link.peer.peer);
+  EXPECT_EQ(wanted, (std::vector<PeerId>{kTwo, PeerId(4)}));
+  Down(kThree, false);
+  EXPECT_TRUE(out_.empty());
+  epochs_.LinkUp(kTwo);
+  epochs_.LinkUp(PeerId(4));
+  ASSERT_TRUE(epochs_.WantsReady());
+  epochs_.Ready({}, &out_);
+  ASSERT_TRUE(Commit(1));
+  EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, (std::vector<PeerId>{kTwo, PeerId(4)}));
+  EXPECT_TRUE(epochs_.HasPeer(kThree));
+  EXPECT_FALSE(epochs_.HasPeer(kSelf));
+  EXPECT_FALSE(epochs_.HasPeer(PeerId(9)));
+  // A link of another group, or a try of the other end.
+  Down(kThree, true);
+  EXPECT_TRUE(out_.empty());
+  EXPECT_TRUE(epochs_.lost().empty());
+  // Of a relay it means what it always does.
+  Down(kTwo, true);
+  EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
+}
+
+TEST_F(EpochFollowerTest, APairBecomesBlockedOrGetsItsLinkBackByAFreezeOnly) {
+  ASSERT_TRUE(Prepare(Square(1, 0, 0)));
+  epochs_.LinkUp(kTwo);
+  epochs_.LinkUp(PeerId(4));
+  epochs_.Ready({}, &out_);
+  ASSERT_TRUE(Commit(1));
+  auto admit = Square(2, 1, 0);
+  admit.boundary = Epoch(2);
+  admit.members.push_back({MemberId(5), PeerId(5), Epoch(2), "n"});
+  admit.peers.push_back({PeerId(5), {"h:1"}, 0});
+  auto freed = admit;
+  freed.blocked.clear();
+  EXPECT_FALSE(Prepare(freed));
+  auto more = admit;
+  more.blocked = {{kSelf, kThree}, {kTwo, PeerId(4)}};
+  EXPECT_FALSE(Prepare(more));
+  // Of the newcomer nobody's frames are under way.
+  admit.blocked = {{kSelf, kThree}, {kTwo, PeerId(5)}};
+  EXPECT_TRUE(Prepare(admit));
+  freed = Square(3, 1, 3);
+  freed.blocked.clear();
+  EXPECT_TRUE(Prepare(freed));
+  EXPECT_EQ(Get<OpenLinks>(out_).at(0).links.size(), 3u);
 }
 
 TEST_F(EpochFollowerTest, ALossOfAPeerThatTheNextEpochLeavesOutIsNotTold) {
@@ -256,7 +315,7 @@ TEST_F(EpochFollowerTest, ResetKeepsThePreparation) {
   epochs_.Reset();
   EXPECT_TRUE(epochs_.history().empty());
   EXPECT_TRUE(epochs_.preparing());
-  EXPECT_EQ(epochs_.Peers(), std::set<PeerId>{kTwo});
+  EXPECT_EQ(epochs_.LinkedPeers(), std::set<PeerId>{kTwo});
 }
 
 }  // namespace

@@ -33,17 +33,25 @@ std::map<PeerId, Epoch> ArrivalOf(const std::vector<control::MemberInfo>& member
   return arrival;
 }
 
+// The peers that take part in ops of `boundary`, in the order of the epoch.
+std::vector<PeerId> OrderAt(Epoch boundary, const EpochRecord& record,
+                            const std::map<PeerId, Epoch>& arrival) {
+  std::vector<PeerId> order;
+  for (const PeerId peer : record.ring) {
+    if (arrival.at(peer) <= boundary) order.push_back(peer);
+  }
+  return order;
+}
+
 // The neighbours of `self` in the epoch's ring, and in what is left of it for older boundaries.
-std::set<PeerId> NeighboursOf(const control::PrepareEpoch& prepare, PeerId self) {
-  const std::map<PeerId, Epoch> arrival = ArrivalOf(prepare.members);
+std::set<PeerId> NeighboursOf(const EpochRecord& record, PeerId self) {
+  const std::map<PeerId, Epoch> arrival = ArrivalOf(record.members);
   std::set<Epoch> boundaries;
   for (const auto& [peer, joined] : arrival) boundaries.insert(joined);
   std::set<PeerId> neighbours;
   for (const Epoch boundary : boundaries) {
-    std::vector<PeerId> ring;
-    for (const control::PeerInfo& peer : prepare.peers) {
-      if (arrival.at(peer.peer) <= boundary) ring.push_back(peer.peer);
-    }
+    const std::vector<PeerId> order = OrderAt(boundary, record, arrival);
+    const std::vector<PeerId> ring = control::RingAvoiding(order, record.blocked).value_or(order);
     const auto at = std::find(ring.begin(), ring.end(), self);
     if (at == ring.end()) continue;
     const size_t position = at - ring.begin();
@@ -89,7 +97,7 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
     used.insert(member.peer);
   }
   if (used.size() != peers.size()) return "a peer of the ring has no member";
-  return "";
+  return control::RingFault(RecordOf(prepare).ring, prepare.blocked);
 }
 
 EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
@@ -99,17 +107,19 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   record.attempt = prepare.attempt;
   record.members = prepare.members;
   for (const control::PeerInfo& peer : prepare.peers) record.ring.push_back(peer.peer);
+  record.blocked = prepare.blocked;
   record.cause = prepare.cause;
   return record;
 }
 
 std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId self) {
+  const EpochRecord record = RecordOf(prepare);
   const std::map<PeerId, Epoch> arrival = ArrivalOf(prepare.members);
   const bool mesh = prepare.peers.size() <= kFullMeshPeersMax;
-  const std::set<PeerId> neighbours = mesh ? std::set<PeerId>() : NeighboursOf(prepare, self);
+  const std::set<PeerId> neighbours = mesh ? std::set<PeerId>() : NeighboursOf(record, self);
   std::vector<LinkWanted> links;
   for (const control::PeerInfo& peer : prepare.peers) {
-    if (peer.peer == self) continue;
+    if (peer.peer == self || record.Blocked(self, peer.peer)) continue;
     LinkWanted link;
     link.peer = peer;
     link.dial = std::pair(arrival.at(self), self) < std::pair(arrival.at(peer.peer), peer.peer);
@@ -141,15 +151,16 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   const EpochRecord& record = it->second;
   auto participants = std::make_shared<Participants>();
   participants->epoch = record.epoch;
-  std::set<PeerId> peers;
   for (const control::MemberInfo& member : record.members) {
-    if (member.joined > boundary) continue;
-    participants->members.push_back(member);
-    peers.insert(member.peer);
+    if (member.joined <= boundary) participants->members.push_back(member);
   }
-  for (const PeerId peer : record.ring) {
-    if (peers.contains(peer)) participants->ring.push_back(peer);
-  }
+  // Without the peers that came later a blocked pair may have become neighbours.
+  std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
+  std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, record.blocked);
+  participants->gap = !ring.has_value();
+  participants->ring = ring ? *std::move(ring) : std::move(order);
+  participants->epoch_ring = record.ring;
+  participants->blocked = record.blocked;
   cached = std::move(participants);
   return cached;
 }
@@ -163,6 +174,7 @@ void EpochHistory::AddTo(Digester* digest) const {
       digest->Add(member.member).Add(member.peer).Add(member.joined);
     }
     for (const PeerId peer : record.ring) digest->Add(peer);
+    for (const auto& [a, b] : record.blocked) digest->Add(a).Add(b);
   }
 }
 

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/ids.h"
 #include "peerd/core/digest.h"
 #include "peerd/core/peer_core.h"
+#include "proto/control/blocked.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::peerd {
@@ -22,11 +24,14 @@ struct EpochRecord {
   Epoch attempt;
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<PeerId> ring;
+  control::BlockedPairs blocked;
   std::string cause;
 
   // -1 if it is none of the members.
   int RankOf(MemberId member) const;
   bool HasPeer(PeerId peer) const;
+  // The two have no link.
+  bool Blocked(PeerId a, PeerId b) const { return control::IsBlocked(blocked, a, b); }
 };
 
 // Those who take part in the ops of one boundary: admitted by then, and still there.
@@ -34,9 +39,18 @@ struct Participants {
   Epoch epoch;
   std::vector<PeerId> ring;
   std::vector<control::MemberInfo> members;  // rank order
+  // No order of the ring avoids its blocked pairs: ops that need one cannot run.
+  bool gap = false;
+  // Of the epoch, those who take no part included.
+  std::vector<PeerId> epoch_ring;
+  control::BlockedPairs blocked;
 
   bool HasPeer(PeerId peer) const;
   int RankOf(MemberId member) const;
+  // Who takes a frame of `from` to `to`: `to` itself, or a relay.
+  PeerId CarrierOf(PeerId from, PeerId to) const {
+    return control::RelayBetween(epoch_ring, blocked, from, to);
+  }
   // The first member of the peer in rank order: names the peer to people. 0 if it has none.
   MemberId FirstMemberOf(PeerId peer) const;
 };
@@ -47,8 +61,8 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self);
 // Of a message without problem.
 EpochRecord RecordOf(const control::PrepareEpoch& prepare);
 
-// The links that `self` needs in the epoch, in ring order: one to every other peer. Both ends of a
-// link come to the same `data` and to opposite `dial`.
+// The links that `self` needs in the epoch, in ring order: one to every other peer that it is not
+// blocked with. Both ends of a link come to the same `data` and to opposite `dial`.
 std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId self);
 
 // The committed epochs that ops in flight may still refer to, the newest included.

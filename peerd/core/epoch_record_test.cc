@@ -41,6 +41,14 @@ TEST(ProblemOf, SaysWhatMakesNoSense) {
   EXPECT_EQ(ProblemOf(idle, PeerId(1)), "a peer of the ring has no member");
 }
 
+TEST(ProblemOf, NamesABlockedPairThatCannotBeRoutedAround) {
+  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  EXPECT_EQ(ProblemOf(prepare, PeerId(1)), "");
+  prepare.blocked = {{PeerId(1), PeerId(2)}};
+  EXPECT_NE(ProblemOf(prepare, PeerId(1)), "");
+}
+
 TEST(LinksOf, TheElderDialsThenTheSmallerId) {
   const auto prepare = MakePrepare(5, 4, 5, 3, {{1, 9, 1}, {2, 2, 5}, {3, 3, 5}});
   const auto links = LinksOf(prepare, PeerId(2));
@@ -87,6 +95,35 @@ TEST(EpochHistory, AnOpKeepsItsRingWhenAnEpochThatOnlyAdmitsOrdersItAnew) {
   history.Add(RecordOf(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})));
   history.Add(RecordOf(MakePrepare(2, 1, 2, 0, {{3, 3, 1}, {1, 1, 1}, {2, 2, 1}, {4, 4, 2}})));
   EXPECT_EQ(history.For(Epoch(1))->ring, Peers({1, 2, 3}));
+}
+
+TEST(EpochHistory, WithoutNewcomersTheRingAvoidsBlockedPairsInItsOwnOrder) {
+  EpochHistory history;
+  // Without peer 5 the neighbours of peer 1 would be 3 and 4.
+  auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {5, 5, 2}, {3, 3, 1}, {2, 2, 1}, {4, 4, 1}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  ASSERT_EQ(ProblemOf(prepare, PeerId(1)), "");
+  history.Add(RecordOf(prepare));
+  EXPECT_EQ(history.For(Epoch(2))->ring, Peers({1, 5, 3, 2, 4}));
+  const auto old = history.For(Epoch(1));
+  EXPECT_FALSE(old->gap);
+  ASSERT_EQ(old->ring.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_FALSE(control::IsBlocked(prepare.blocked, old->ring[i], old->ring[(i + 1) % 4])) << i;
+  }
+  // Relays may take no part themselves.
+  EXPECT_EQ(old->CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
+  EXPECT_EQ(old->CarrierOf(PeerId(3), PeerId(1)), PeerId(5));
+  EXPECT_EQ(old->CarrierOf(PeerId(1), PeerId(2)), PeerId(2));
+}
+
+TEST(EpochHistory, ThreeOfWhichTwoAreBlockedHaveNoRing) {
+  EpochHistory history;
+  auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {5, 5, 2}, {3, 3, 1}, {2, 2, 1}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  history.Add(RecordOf(prepare));
+  EXPECT_FALSE(history.For(Epoch(2))->gap);
+  EXPECT_TRUE(history.For(Epoch(1))->gap);
 }
 
 TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {

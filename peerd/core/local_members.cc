@@ -39,7 +39,8 @@ Action VoteOf(const LocalMember& local) {
 }
 
 Action JoinOf(const LocalMember& local) {
-  return ToCoordinator{control::Join{local.id.value(), local.group, local.name}};
+  return ToCoordinator{control::Join{local.id.value(), local.group, local.name, local.cohort,
+                                     local.cohort_size, local.step_deadline_ms}};
 }
 
 const Outcome kNoMember{Code::kEvicted,
@@ -68,6 +69,9 @@ void LocalMembers::Join(const LocalJoin& join, std::vector<Action>* out) {
   local.id = join.local;
   local.group = join.group;
   local.name = join.name;
+  local.cohort = join.cohort;
+  local.cohort_size = join.cohort_size;
+  local.step_deadline_ms = join.step_deadline_ms;
   out->push_back(JoinOf(local));
   members_.emplace(join.local, std::move(local));
 }
@@ -416,6 +420,8 @@ void LocalMembers::AddTo(Digester* digest) const {
     digest->Add(uint64_t{local.admitted} | uint64_t{local.known_admitted} << 1 |
                 uint64_t{local.join_open} << 2 | uint64_t{local.step_open} << 3 |
                 uint64_t{local.leave_open} << 4 | uint64_t{local.leave_told} << 5);
+    digest->Add(local.cohort).Add(uint64_t{local.cohort_size});
+    digest->Add(uint64_t{local.step_deadline_ms});
     digest->Add(local.boundaries).Add(static_cast<uint64_t>(local.exit)).Add(local.exit_reason);
     digest->Add(local.leave_by).Add(local.removed ? local.removed->text : "-");
   }

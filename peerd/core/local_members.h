@@ -33,6 +33,9 @@ struct LocalMember {
   LocalId id;
   GroupKey group;
   std::string name;
+  std::string cohort;
+  uint32_t cohort_size = 0;
+  uint32_t step_deadline_ms = 0;
   MemberId member;  // 0 while asking
   bool admitted = false;
   bool known_admitted = false;  // JoinDone was OK

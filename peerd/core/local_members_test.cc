@@ -71,6 +71,15 @@ TEST_F(LocalMembersTest, AJoinIsAnsweredWhenItsEpochIsCommitted) {
   EXPECT_EQ(Get<WorldChanged>(Commit()).size(), 1u);
 }
 
+TEST_F(LocalMembersTest, AJoinSaysItsCohortAndDeadlineEachTime) {
+  LocalJoin join{LocalId(2), kGroup, "t", "host-7", 3, 5000};
+  Do([&] { members_.Join(join, &out_); });
+  const control::Join expected{2, kGroup, "t", "host-7", 3, 5000};
+  EXPECT_EQ(Sent<control::Join>(out_).at(0), expected);
+  Do([&] { members_.Resend(&out_); });
+  EXPECT_EQ(Sent<control::Join>(out_).at(0), expected);
+}
+
 TEST_F(LocalMembersTest, ARefusedJoinEnds) {
   Join(2);
   Do([&] { members_.Refused({2, kGroup, {Code::kUnavailable, "full"}}, &out_); });

@@ -14,6 +14,12 @@ constexpr size_t kReadiesAheadMax = 2;
 
 std::string Subject(uint64_t tag) { return "all-reduce tag " + std::to_string(tag); }
 
+// The link that a frame came on.
+template <class Frame>
+PeerId CarrierOf(const Frame& frame) {
+  return frame.via ? frame.via : frame.peer;
+}
+
 std::string PayloadProblem(const PeerReady& ready) {
   const bool eager = IsEager(ready.desc) && !ready.local_mismatch;
   const uint64_t expected = eager ? ready.desc.bytes() : 0;
@@ -113,27 +119,28 @@ bool OpTable::Known(PeerId peer) const {
   return expected_.contains(peer) || (!history_->empty() && history_->current().HasPeer(peer));
 }
 
-void OpTable::Refuse(PeerId peer, const std::string& reason, std::vector<Action>* out) {
+void OpTable::Refuse(PeerId carrier, const std::string& reason, std::vector<Action>* out) {
   ++counters_->frames_refused;
-  out->push_back(BreakLink{group_.run, peer, "group " + ToString(group_) + ": " + reason});
+  out->push_back(BreakLink{group_.run, carrier, "group " + ToString(group_) + ": " + reason});
 }
 
-void OpTable::KeepEarly(EarlyFrame frame, PeerId peer, std::vector<Action>* out) {
-  std::vector<EarlyFrame>& frames = early_[peer];
+template <class Frame>
+void OpTable::KeepEarly(const Frame& frame, std::vector<Action>* out) {
+  std::vector<EarlyFrame>& frames = early_[frame.peer];
   if (frames.size() >= LH_READY_UNMATCHED_MAX) {
-    return Refuse(peer, "too many frames of an attempt that has not begun", out);
+    return Refuse(CarrierOf(frame), "too many frames of an attempt that has not begun", out);
   }
-  frames.push_back(std::move(frame));
+  frames.push_back(frame);
 }
 
 void OpTable::KeepUnmatched(const PeerReady& ready, std::vector<Action>* out) {
   Unmatched& unmatched = unmatched_[ready.peer];
   if (unmatched.count >= LH_READY_UNMATCHED_MAX) {
-    return Refuse(ready.peer, "too many READYs that no op here has met", out);
+    return Refuse(CarrierOf(ready), "too many READYs that no op here has met", out);
   }
   std::deque<PeerReady>& queue = unmatched.by_key[{ready.boundary, ready.tag}];
   if (queue.size() >= kReadiesAheadMax) {
-    return Refuse(ready.peer, "too many READYs of tag " + std::to_string(ready.tag), out);
+    return Refuse(CarrierOf(ready), "too many READYs of tag " + std::to_string(ready.tag), out);
   }
   queue.push_back(ready);
   ++unmatched.count;
@@ -145,22 +152,22 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
     return;
   }
   if (const std::string problem = PayloadProblem(ready); !problem.empty()) {
-    return Refuse(ready.peer, problem, out);
+    return Refuse(CarrierOf(ready), problem, out);
   }
-  if (ready.attempt > attempt_) return KeepEarly(ready, ready.peer, out);
+  if (ready.attempt > attempt_) return KeepEarly(ready, out);
   // Whatever was announced in this attempt is announced again in the next.
-  if (frozen_) return;
+  if (frozen_ || Torn(ready)) return;
   const auto it = ops_.find({ready.boundary, ready.tag});
   if (it == ops_.end() || !it->second.announced || it->second.readies.contains(ready.peer)) {
     return KeepUnmatched(ready, out);
   }
   Op& op = it->second;
   if (!op.participants->HasPeer(ready.peer)) {
-    return Refuse(ready.peer,
+    return Refuse(CarrierOf(ready),
                   "READY of tag " + std::to_string(ready.tag) + " posted before the peer joined",
                   out);
   }
-  TakeReady(op, ready);
+  TakeReady(op, ready, out);
   if (op.AllReady()) NoteComplete(op, now);
   if (op.Live()) Credit(op, ready, out);
   Advance(op, now, out);
@@ -171,26 +178,31 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     ++counters_->frames_stale;
     return;
   }
-  if (done.attempt > attempt_) return KeepEarly(done, done.peer, out);
-  if (frozen_) return;
+  if (done.attempt > attempt_) return KeepEarly(done, out);
+  if (frozen_ || Torn(done)) return;
   const auto it = by_ordinal_.find(done.ordinal);
   if (it == by_ordinal_.end()) {
     if (done.ordinal && done.ordinal.value() < counters_->next_ordinal) {
       ++counters_->frames_stale;
       return;
     }
-    return Refuse(done.peer, "DONE for " + ToString(done.ordinal) + ", which never was", out);
+    return Refuse(CarrierOf(done), "DONE for " + ToString(done.ordinal) + ", which never was", out);
   }
   Op& op = *it->second;
   // A peer is done with what every participant announced, itself included, and once only.
   if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
-    return Refuse(done.peer, "DONE for " + ToString(done.ordinal) + " out of order", out);
+    return Refuse(CarrierOf(done), "DONE for " + ToString(done.ordinal) + " out of order", out);
   }
   op.dones.emplace(done.peer, done.refused);
   Advance(op, now, out);
 }
 
-void OpTable::TakeReady(Op& op, PeerReady ready) {
+void OpTable::TakeReady(Op& op, PeerReady ready, std::vector<Action>* out) {
+  if (op.participants->CarrierOf(self_, ready.peer) != CarrierOf(ready)) {
+    return Refuse(CarrierOf(ready),
+                  "READY of " + ToString(ready.peer) + " did not come by the way of the epoch",
+                  out);
+  }
   if (ready.desc != op.desc || ready.local_mismatch) op.differs = true;
   const PeerId peer = ready.peer;
   op.readies.emplace(peer, std::move(ready));
@@ -243,7 +255,7 @@ void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
   if (op.run == Run::kStopping) return;
   const bool over = op.abort.has_value() || op.AllEvicted();
   const bool resting = frozen_ || op.halted;
-  if (op.Live() && (over || !op.announced || op.differs || (resting && !op.done))) {
+  if (op.Live() && (over || !op.announced || op.Refused() || (resting && !op.done))) {
     return Stop(op, out);
   }
   if (over) return Drop(op, now, out);
@@ -254,7 +266,7 @@ void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
     if (!Gathered(op)) return;
     Announce(op, now, out);
   }
-  if (!op.differs) {
+  if (!op.Refused()) {
     if (op.run == Run::kNone) {
       if (IsEager(op.desc) && !op.AllReady()) return;
       Start(op, out);
@@ -295,6 +307,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   op.local_mismatch = std::any_of(op.inputs.begin(), op.inputs.end(),
                                   [&](const LocalInput& input) { return input.desc != op.desc; });
   op.differs = op.local_mismatch;
+  op.unfit = UnfitnessOf(op);
 
   SendReady ready;
   ready.group = group_;
@@ -309,20 +322,37 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
-    if (!lost_.contains(peer)) {
-      ready.to = peer;
-      out->push_back(ready);
-    }
+    ready.to = peer;
+    ready.via = op.participants->CarrierOf(self_, peer);
+    if (!lost_.contains(ready.via)) out->push_back(ready);
     const auto from = unmatched_.find(peer);
     if (from == unmatched_.end()) continue;
     const auto waiting = from->second.by_key.find(op.key);
     if (waiting == from->second.by_key.end()) continue;
-    TakeReady(op, std::move(waiting->second.front()));
+    TakeReady(op, std::move(waiting->second.front()), out);
     waiting->second.pop_front();
     if (waiting->second.empty()) from->second.by_key.erase(waiting);
     if (--from->second.count == 0) unmatched_.erase(from);
   }
   if (op.AllReady()) NoteComplete(op, now);
+}
+
+std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
+  const Participants& participants = *op.participants;
+  if (participants.members.size() < op.desc.min_world) {
+    return Outcome{Code::kTooFewMembers,
+                   Subject(op.key.tag) + " ended: " + std::to_string(participants.members.size()) +
+                       " members take part, min_world asks for " +
+                       std::to_string(op.desc.min_world) + "; the input is intact"};
+  }
+  if (participants.gap && !IsEager(op.desc)) {
+    return Outcome{Code::kAborted,
+                   Subject(op.key.tag) +
+                       " aborted: some of the peers that take part cannot reach each other, and no "
+                       "ring of them avoids it; the source is unchanged: start it again after the "
+                       "next step boundary"};
+  }
+  return std::nullopt;
 }
 
 void OpTable::Start(Op& op, std::vector<Action>* out) {
@@ -349,7 +379,7 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
 }
 
 void OpTable::Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const {
-  if (op.differs || IsEager(op.desc)) return;
+  if (op.Refused() || IsEager(op.desc)) return;
   out->push_back(CreditAttempt{group_, op.ordinal, attempt_, ready.peer, ready.ordinal});
 }
 
@@ -360,20 +390,24 @@ void OpTable::Stop(Op& op, std::vector<Action>* out) {
 
 void OpTable::SendDones(const Op& op, std::vector<Action>* out) const {
   for (const PeerId peer : op.participants->ring) {
-    if (peer == self_ || lost_.contains(peer)) continue;
-    out->push_back(SendDone{group_, peer, op.readies.at(peer).ordinal, attempt_, op.differs});
+    if (peer == self_) continue;
+    const PeerId via = op.participants->CarrierOf(self_, peer);
+    if (lost_.contains(via)) continue;
+    out->push_back(
+        SendDone{group_, peer, via, op.readies.at(peer).ordinal, attempt_, op.Refused()});
   }
 }
 
 bool OpTable::CheckVerdicts(Op& op, std::vector<Action>* out) {
   bool good = true;
   for (auto it = op.dones.begin(); it != op.dones.end();) {
-    if (it->second == op.differs) {
+    if (it->second == op.Refused()) {
       ++it;
       continue;
     }
     good = false;
-    Refuse(it->first, "DONE for " + ToString(op.ordinal) + " with the wrong verdict", out);
+    Refuse(op.participants->CarrierOf(self_, it->first),
+           "DONE for " + ToString(op.ordinal) + " with the wrong verdict", out);
     it = op.dones.erase(it);
   }
   return good;
@@ -392,10 +426,11 @@ void OpTable::DropEvicted(Op& op, Tick now, std::vector<Action>* out) {
 
 void OpTable::Settle(Op& op, Tick now, std::vector<Action>* out) {
   ++settled_;
-  ++(op.differs ? counters_->refused : counters_->committed);
-  out->push_back(FinishAttempt{group_, op.ordinal, !op.differs});
+  ++(op.Refused() ? counters_->refused : counters_->committed);
+  out->push_back(FinishAttempt{group_, op.ordinal, !op.Refused()});
   for (const LocalInput& input : op.inputs) {
     Outcome outcome;
+    if (op.unfit) outcome = *op.unfit;
     if (op.differs) outcome = {Code::kInvalidArgument, RefusalOf(op, input)};
     Answer(op, input, std::move(outcome), now, out);
   }
@@ -416,6 +451,7 @@ void OpTable::Drop(Op& op, Tick now, std::vector<Action>* out) {
 }
 
 void OpTable::Erase(Op& op) {
+  resumed_ = resumed_ || op.redone;
   if (op.ordinal) by_ordinal_.erase(op.ordinal);
   const OpKey key = op.key;
   ops_.erase(key);
@@ -495,6 +531,7 @@ std::vector<control::OpReport> OpTable::Report() const {
 void OpTable::ForgetAttempt(Op& op) {
   op.announced = false;
   op.differs = false;
+  op.unfit.reset();
   op.local_mismatch = false;
   op.readies.clear();
   op.dones.clear();
@@ -503,7 +540,8 @@ void OpTable::ForgetAttempt(Op& op) {
 }
 
 void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
-                        std::vector<Action>* out) {
+                        FateCounts* counts, std::vector<Action>* out) {
+  op.redone = false;
   if (!op.announced || op.AllEvicted()) return;
   const bool abort_on_fault = op.desc.on_fault == OnFault::kAbort;
   control::Fate fate = abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
@@ -515,31 +553,38 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
   } else {
     fate = it->second;
   }
+  ++(fate == control::Fate::kCommit  ? counts->committed
+     : fate == control::Fate::kAbort ? counts->aborted
+                                     : counts->redone);
   if (fate == control::Fate::kCommit) return Settle(op, now, out);
+  op.redone = fate == control::Fate::kRedo;
   if (fate == control::Fate::kAbort) {
     op.abort = Subject(op.key.tag) + " aborted: " + history_->current().cause +
                "; the source is unchanged: look at the world and start it again";
-  } else if (op.AllReady() && !op.differs) {
+  } else if (op.AllReady() && !op.Refused()) {
     ++op.retries;
     ++counters_->retries;
   }
   ForgetAttempt(op);
 }
 
-void OpTable::Commit(const std::vector<control::OpFate>& fates, std::set<PeerId> lost, Tick now,
-                     std::vector<Action>* out) {
+FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates, std::set<PeerId> lost,
+                           Tick now, std::vector<Action>* out) {
+  FateCounts counts;
   const EpochRecord& record = history_->current();
   lost_ = std::move(lost);
   if (record.attempt == attempt_) {
     Expect({});
-    return AdvanceAll(now, out);
+    AdvanceAll(now, out);
+    return counts;
   }
   attempt_ = record.attempt;
   frozen_ = false;
   unmatched_.clear();
   std::map<OpOrdinal, control::Fate> by_ordinal;
   for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
-  for (Op* op : AllOps()) ApplyFate(*op, by_ordinal, now, out);
+  for (Op* op : AllOps()) ApplyFate(*op, by_ordinal, now, &counts, out);
+  resumed_ = false;
   for (auto& [key, op] : ops_) {
     for (LocalInput& input : op.inputs) {
       if (input.evicted || record.RankOf(input.member) >= 0) continue;
@@ -559,6 +604,7 @@ void OpTable::Commit(const std::vector<control::OpFate>& fates, std::set<PeerId>
       }
     }
   }
+  return counts;
 }
 
 void OpTable::Expect(std::set<PeerId> peers) {
@@ -603,8 +649,8 @@ void OpTable::CheckInvariants() const {
     for (const auto& [peer, refused] : op.dones) LH_CHECK(op.readies.contains(peer)) << name;
     if (op.done) {
       LH_CHECK(op.AllReady()) << name;
-      LH_CHECK(op.differs ? op.run == Run::kNone
-                          : op.run == Run::kComplete || op.run == Run::kStopping)
+      LH_CHECK(op.Refused() ? op.run == Run::kNone
+                            : op.run == Run::kComplete || op.run == Run::kStopping)
           << name;
       LH_CHECK(frozen_ || op.run == Run::kStopping || !op.AllDone()) << name << " not settled";
     }
@@ -633,6 +679,7 @@ namespace {
 void AddReady(const PeerReady& ready, Digester* digest) {
   digest->Add(ready.peer).Add(ready.ordinal).Add(ready.attempt).Add(ready.boundary);
   digest->Add(ready.tag).Add(ready.desc).Add(uint64_t{ready.local_mismatch}).Add(ready.payload);
+  digest->Add(ready.via);
 }
 
 }  // namespace
@@ -644,7 +691,8 @@ void OpTable::AddTo(Digester* digest) const {
     digest->Add(static_cast<uint64_t>(op.run)).Add(uint64_t{op.retries}).Add(op.complete_at);
     digest->Add(uint64_t{op.announced} | uint64_t{op.local_mismatch} << 1 |
                 uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
-                uint64_t{op.complete_once} << 5);
+                uint64_t{op.complete_once} << 5 | uint64_t{op.redone} << 6);
+    digest->Add(op.unfit ? op.unfit->text : "");
     digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
     for (const LocalInput& input : op.inputs) {
       digest->Add(input.post.local).Add(input.post.call).Add(input.member).Add(input.desc);

@@ -38,6 +38,13 @@
 
 namespace longhaul::peerd {
 
+// What a freezing commit did to the ops that it froze.
+struct FateCounts {
+  uint32_t committed = 0;
+  uint32_t redone = 0;
+  uint32_t aborted = 0;
+};
+
 // What all groups of a peer share.
 struct OpCounters {
   uint64_t next_ordinal = 1;
@@ -93,8 +100,10 @@ class OpTable {
   std::vector<control::OpReport> Report() const;
   // The newest epoch of the history is in force. `fates` judge what was reported, if it freezes;
   // `lost` are peers whose link is gone again already.
-  void Commit(const std::vector<control::OpFate>& fates, std::set<PeerId> lost, Tick now,
-              std::vector<Action>* out);
+  FateCounts Commit(const std::vector<control::OpFate>& fates, std::set<PeerId> lost, Tick now,
+                    std::vector<Action>* out);
+  // An op that the newest freezing commit had judged redo has ended.
+  bool resumed() const { return resumed_; }
   // Frames are taken from peers of the newest epoch, and from these, which the next one may bring.
   // What others sent is forgotten.
   void Expect(std::set<PeerId> peers);
@@ -133,7 +142,9 @@ class OpTable {
     std::shared_ptr<const Participants> participants;
     OpDesc desc;
     bool local_mismatch = false;
-    bool differs = false;  // some descriptor differs: the verdict is refused
+    bool differs = false;  // some descriptor differs
+    // With this ring, or so few members, it cannot run: how it ends. The same at all participants.
+    std::optional<Outcome> unfit;
     std::map<PeerId, PeerReady> readies;
     std::map<PeerId, bool> dones;  // and whether with verdict refused
     bool done = false;
@@ -146,7 +157,10 @@ class OpTable {
     bool complete_once = false;  // every READY was in, in some attempt
     Tick complete_at;
     uint32_t retries = 0;
+    bool redone = false;  // judged redo by the newest freezing commit
 
+    // The verdict: it ends without a result, once all participants know.
+    bool Refused() const { return differs || unfit.has_value(); }
     bool AllReady() const { return announced && readies.size() + 1 == participants->ring.size(); }
     bool AllDone() const { return done && dones.size() + 1 == participants->ring.size(); }
     bool AllEvicted() const;
@@ -166,7 +180,9 @@ class OpTable {
   // Every local participant has posted.
   bool Gathered(const Op& op) const;
   void Announce(Op& op, Tick now, std::vector<Action>* out);
-  void TakeReady(Op& op, PeerReady ready);
+  void TakeReady(Op& op, PeerReady ready, std::vector<Action>* out);
+  // How the announced op has to end whatever the others offer; nothing if it can run.
+  std::optional<Outcome> UnfitnessOf(const Op& op) const;
   void NoteComplete(Op& op, Tick now);
   void Start(Op& op, std::vector<Action>* out);
   void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;
@@ -187,11 +203,18 @@ class OpTable {
   // The op is to be announced again.
   void ForgetAttempt(Op& op);
   void ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
-                 std::vector<Action>* out);
+                 FateCounts* counts, std::vector<Action>* out);
 
   bool Known(PeerId peer) const;
-  void Refuse(PeerId peer, const std::string& reason, std::vector<Action>* out);
-  void KeepEarly(EarlyFrame frame, PeerId peer, std::vector<Action>* out);
+  // A frame that came on the link to `carrier` is against the protocol.
+  void Refuse(PeerId carrier, const std::string& reason, std::vector<Action>* out);
+  template <class Frame>
+  void KeepEarly(const Frame& frame, std::vector<Action>* out);
+  // What was relayed before it may be lost with the relay's link: the next attempt begins anew.
+  template <class Frame>
+  bool Torn(const Frame& frame) const {
+    return frame.via && lost_.contains(frame.via);
+  }
   void KeepUnmatched(const PeerReady& ready, std::vector<Action>* out);
 
   const GroupKey group_;
@@ -209,6 +232,7 @@ class OpTable {
   Epoch attempt_;
   bool frozen_ = false;
   uint64_t settled_ = 0;
+  bool resumed_ = false;
 };
 
 }  // namespace longhaul::peerd

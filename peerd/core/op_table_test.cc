@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "peerd/core/testing.h"
 #include "proto/wire/limits.h"
 
@@ -707,6 +709,214 @@ TEST_F(LocalPairTest, AnOpWhoseMembersAllGoIsUndone) {
   history_.Clear();
   ops_.Reset();
   ops_.CheckInvariants();
+}
+
+// ---- blocked pairs: ring 1, 2, 3, 4; peers 1 and 3 have no link
+
+class BlockedPairTest : public OpTableTest {
+ protected:
+  static control::PrepareEpoch Square(uint64_t epoch, uint64_t attempt) {
+    auto prepare =
+        MakePrepare(epoch, epoch - 1, 1, attempt, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
+    prepare.blocked = {{PeerId(1), PeerId(3)}};
+    return prepare;
+  }
+  static PeerReady RelayedReady(uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
+    PeerReady ready = ReadyOf(3, tag, desc, attempt);
+    ready.via = PeerId(2);
+    return ready;
+  }
+  Actions& RelayedDone(uint64_t ordinal, uint64_t attempt = 0, bool refused = false) {
+    out_.clear();
+    ops_.OnDone({kGroup, PeerId(3), OpOrdinal(ordinal), Epoch(attempt), refused, PeerId(2)}, now_,
+                &out_);
+    ops_.CheckInvariants();
+    return out_;
+  }
+};
+
+TEST_F(BlockedPairTest, SpeaksThroughTheRelayAndKeepsTheRing) {
+  Enter(Square(1, 0));
+  Post(7, Large());
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).ring,
+            (std::vector<PeerId>{PeerId(1), PeerId(2), PeerId(3), PeerId(4)}));
+  std::map<PeerId, PeerId> via;
+  for (const SendReady& ready : Get<SendReady>(out_)) via[ready.to] = ready.via;
+  const std::map<PeerId, PeerId> expected{
+      {PeerId(2), PeerId(2)}, {PeerId(3), PeerId(2)}, {PeerId(4), PeerId(4)}};
+  EXPECT_EQ(via, expected);
+  Ready(2, 7, Large());
+  Ready(4, 7, Large());
+  EXPECT_EQ(Get<CreditAttempt>(Ready(RelayedReady(7, Large()))).at(0).peer, PeerId(3));
+  via.clear();
+  for (const SendDone& done : Get<SendDone>(Complete(1))) via[done.to] = done.via;
+  EXPECT_EQ(via, expected);
+  Done(2, 1);
+  Done(4, 1);
+  EXPECT_TRUE(Get<PostDone>(RelayedDone(1)).at(0).outcome.ok());
+  EXPECT_EQ(counters_.frames_refused, 0u);
+}
+
+TEST_F(BlockedPairTest, SaysNothingOverALostRelayAndTakesNothingOfWhatMayHaveHoles) {
+  Enter(Square(1, 0));
+  ops_.Lose(PeerId(2));
+  const auto readies = Get<SendReady>(Post(7, Large()));
+  ASSERT_EQ(readies.size(), 1u);
+  EXPECT_EQ(readies[0].to, PeerId(4));
+  // The READY before it went down with the relay's link, which stands again.
+  EXPECT_TRUE(RelayedDone(1).empty());
+  EXPECT_TRUE(Ready(RelayedReady(7, Large())).empty());
+  EXPECT_EQ(ops_.Report().at(0).matches.size(), 0u);
+  // What belongs to the attempt after the next commit waits for it.
+  Freeze();
+  Stopped(1);
+  Ready(RelayedReady(7, Large(), 2));
+  Enter(Square(2, 2), {{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<SendReady>(out_).size(), 3u);
+  EXPECT_EQ(Get<CreditAttempt>(out_).at(0).peer, PeerId(3));
+  EXPECT_EQ(counters_.frames_refused, 0u);
+}
+
+TEST_F(BlockedPairTest, ALossOfThePeerItHasNoLinkToMeansNothing) {
+  Enter(Square(1, 0));
+  ops_.Lose(PeerId(3));
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 3u);
+}
+
+TEST_F(BlockedPairTest, AReadyByAnotherWayBreaksTheLinkItCameOn) {
+  Enter(Square(1, 0));
+  Post(7, Large());
+  EXPECT_EQ(Get<BreakLink>(Ready(3, 7, Large())).at(0).peer, PeerId(3));
+  PeerReady ready = RelayedReady(7, Large());
+  ready.via = PeerId(4);
+  EXPECT_EQ(Get<BreakLink>(Ready(ready)).at(0).peer, PeerId(4));
+  ready = ReadyOf(2, 7, Large());
+  ready.via = PeerId(4);
+  EXPECT_EQ(Get<BreakLink>(Ready(ready)).at(0).peer, PeerId(4));
+  EXPECT_EQ(counters_.frames_refused, 3u);
+  // Also if it was here before the op.
+  Ready(3, 8, Large());
+  EXPECT_EQ(Get<BreakLink>(Post(8, Large())).at(0).peer, PeerId(3));
+}
+
+TEST_F(BlockedPairTest, AnOpWithoutARingEndsAbortedAtAllAndASmallOneGoesOn) {
+  // Peer 4 came later: the op of boundary 1 is among 1, 2, 3.
+  auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 2}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  Enter(prepare);
+  Post(7, Large());
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  Ready(2, 7, Large(), 3);
+  PeerReady ready = RelayedReady(7, Large(), 3);
+  const auto dones = Get<SendDone>(Ready(ready));
+  ASSERT_EQ(dones.size(), 2u);
+  EXPECT_TRUE(dones[0].refused);
+  Done(2, 1, 3, true);
+  RelayedDone(1, 3, true);
+  const PostDone done = Get<PostDone>(out_).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("no ring"), std::string::npos) << done.outcome.text;
+  EXPECT_FALSE(Get<FinishAttempt>(out_).at(0).commit);
+
+  Post(8, Small());
+  Ready(2, 8, Small(), 3);
+  Ready(RelayedReady(8, Small(), 3));
+  EXPECT_TRUE(Get<StartAttempt>(out_).at(0).eager);
+}
+
+// ---- min_world
+
+OpDesc AtLeast(uint16_t min_world, OpDesc desc = Large()) {
+  desc.min_world = min_world;
+  return desc;
+}
+
+TEST_F(OpTableTest, AnOpOfTooFewEndsAtAllOnceEverybodyKnows) {
+  EnterThree();
+  for (const OpDesc& desc : {AtLeast(4), AtLeast(4, Small())}) {
+    const uint64_t tag = desc.count;
+    const auto ordinal = Get<SendReady>(Post(tag, desc)).at(0).ordinal;
+    EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+    EXPECT_TRUE(Ready(2, tag, desc).empty());
+    const auto dones = Get<SendDone>(Ready(3, tag, desc));
+    ASSERT_EQ(dones.size(), 2u);
+    EXPECT_TRUE(dones[0].refused);
+    Done(2, ordinal.value(), 0, true);
+    Done(3, ordinal.value(), 0, true);
+    const PostDone done = Get<PostDone>(out_).at(0);
+    EXPECT_EQ(done.outcome.code, Code::kTooFewMembers);
+    EXPECT_EQ(done.outcome.text,
+              "all-reduce tag " + std::to_string(tag) +
+                  " ended: 3 members take part, min_world asks for 4; the input is intact");
+    EXPECT_FALSE(Get<FinishAttempt>(out_).at(0).commit);
+  }
+}
+
+TEST_F(OpTableTest, EnoughMembersAreEnough) {
+  EnterThree();
+  EXPECT_EQ(Get<StartAttempt>(Post(7, AtLeast(3))).size(), 1u);
+}
+
+TEST_F(OpTableTest, AnOpIsOfTooFewAfterADeath) {
+  EnterThree();
+  Post(7, AtLeast(3));
+  Ready(2, 7, AtLeast(3));
+  Freeze();
+  Stopped(1);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<SendReady>(out_).size(), 1u);
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  EXPECT_TRUE(Get<SendDone>(Ready(2, 7, AtLeast(3), 2)).at(0).refused);
+  EXPECT_EQ(Get<PostDone>(Done(2, 1, 2, true)).at(0).outcome.code, Code::kTooFewMembers);
+  EXPECT_EQ(counters_.refused, 1u);
+}
+
+TEST_F(OpTableTest, AloneIsTooFewOrEnoughAsTheCallerChose) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}}));
+  EXPECT_EQ(Get<PostDone>(Post(7, AtLeast(2))).at(0).outcome.code, Code::kTooFewMembers);
+  Post(8, Large());
+  EXPECT_TRUE(Get<PostDone>(Complete(2)).at(0).outcome.ok());
+}
+
+TEST_F(OpTableTest, MembersThatAskForDifferentWorldsAreToldSo) {
+  EnterThree();
+  Post(7, AtLeast(4));
+  Ready(2, 7, AtLeast(2));
+  Ready(3, 7, AtLeast(4));
+  Done(2, 1, 0, true);
+  const Outcome outcome = Get<PostDone>(Done(3, 1, 0, true)).at(0).outcome;
+  EXPECT_EQ(outcome.code, Code::kInvalidArgument);
+  EXPECT_NE(outcome.text.find("min_world 2"), std::string::npos) << outcome.text;
+  EXPECT_NE(outcome.text.find("min_world 4"), std::string::npos) << outcome.text;
+}
+
+TEST_F(OpTableTest, AnOpOfTooFewIsSettledByArbitrationToo) {
+  EnterThree();
+  Post(7, AtLeast(4));
+  Ready(2, 7, AtLeast(4));
+  Ready(3, 7, AtLeast(4));
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kCommit}});
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kTooFewMembers);
+}
+
+TEST_F(OpTableTest, CountsTheFatesAndNotesWhenTheFirstRedoneOpEnds) {
+  EnterThree();
+  Post(7, Large());
+  Post(8, Desc(1 << 20, DType::kFloat32, OnFault::kAbort));
+  Freeze();
+  Stopped(1);
+  Stopped(2);
+  out_.clear();
+  history_.Add(RecordOf(MakePrepare(2, 1, 1, 2, {{1, 1, 1}})));
+  const FateCounts counts =
+      ops_.Commit({{OpOrdinal(1), Fate::kRedo}, {OpOrdinal(2), Fate::kAbort}}, {}, now_, &out_);
+  EXPECT_EQ(counts.redone, 1u);
+  EXPECT_EQ(counts.aborted, 1u);
+  EXPECT_EQ(counts.committed, 0u);
+  EXPECT_FALSE(ops_.resumed());
+  Complete(1, 2);
+  EXPECT_TRUE(ops_.resumed());
 }
 
 TEST_F(OpTableTest, DigestsTellStatesApart) {

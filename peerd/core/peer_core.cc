@@ -21,6 +21,16 @@ namespace {
 // same. Members that died while they waited for each other's posts would otherwise never leave.
 constexpr int64_t kDeathGrace = 2;
 
+// What a freezing epoch is told as: one log line, two observations.
+struct Fault {
+  Tick begun;
+  uint32_t frozen = 0;  // ops announced and not settled
+  Tick committed;       // 0: not yet
+  Epoch epoch;
+  std::string cause;
+  FateCounts fates;
+};
+
 struct Group {
   Group(const GroupKey& key, PeerId self, OpCounters* counters)
       : epochs(key, self), ops(key, self, &epochs.history(), counters) {}
@@ -40,6 +50,8 @@ struct Group {
   OpTable ops;
   // Came while the members of the epoch in force were all out, but their attempts not stopped yet.
   std::optional<control::PrepareEpoch> deferred;
+  // From the first freeze until the first op that had to be redone has ended.
+  std::optional<Fault> fault;
   uint32_t pending = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
@@ -56,6 +68,7 @@ class PeerCore::Impl {
   Tick NextDeadline() const;
   void SetBytes(const GroupKey& group, uint64_t sent, uint64_t received);
   MembersView GetMembers(LocalId local) const;
+  bool HasPeer(const GroupKey& group, PeerId peer) const;
   Stats GetStats() const;
   void CheckInvariants() const;
   uint64_t Digest() const;
@@ -103,6 +116,7 @@ class PeerCore::Impl {
   Group* FindGroup(const GroupKey& key);
   void BeginDrain(Tick deadline, const std::string& reason);
   void EvictFromOps(const LocalMember& local);
+  void CloseFault(const GroupKey& key, Group& group, bool resumed);
 
   // ---- after each event: whatever has become possible or due
   void Sweep();
@@ -208,6 +222,8 @@ void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
   group->ops.Expect(group->epochs.PreparedPeers());
   // A group without an epoch has no ops, and may get one that does not freeze after all.
   if (message.freeze && group->current() != nullptr && !group->ops.frozen()) {
+    CloseFault(message.group, *group, /*resumed=*/false);
+    group->fault = Fault{now_, static_cast<uint32_t>(group->ops.Report().size()), {}, {}, "", {}};
     group->ops.Freeze(now_, &out_);
   }
 }
@@ -217,10 +233,34 @@ void PeerCore::Impl::Take(const control::CommitEpoch& message) {
   if (group == nullptr) return Ignore("CommitEpoch", message.group);
   if (!group->epochs.Commit(message, now_, &out_)) return;
   std::set<PeerId> lost;
-  for (const auto& [peer, reason] : group->epochs.lost()) lost.insert(peer);
-  group->ops.Commit(message.fates, std::move(lost), now_, &out_);
+  for (const auto& [peer, why] : group->epochs.lost()) lost.insert(peer);
+  const FateCounts fates = group->ops.Commit(message.fates, std::move(lost), now_, &out_);
+  if (group->fault && group->fault->committed == Tick()) {
+    group->fault->committed = now_;
+    group->fault->epoch = message.epoch;
+    group->fault->cause = group->current()->cause;
+    group->fault->fates = fates;
+    if (fates.redone == 0) CloseFault(message.group, *group, /*resumed=*/false);
+  }
   members_.Committed(message.group, *group->current(), group->pending, &out_);
   ForgetLinks();
+}
+
+void PeerCore::Impl::CloseFault(const GroupKey& key, Group& group, bool resumed) {
+  if (!group.fault) return;
+  const Fault fault = *std::exchange(group.fault, std::nullopt);
+  if (fault.committed == Tick()) return;  // this peer's members were removed by it
+  FaultOver over{key, fault.committed - fault.begun, -1};
+  if (resumed) over.resume_us = now_ - fault.committed;
+  out_.push_back(LogLine{"fault over group=" + ToString(key) + " epoch=" + ToString(fault.epoch) +
+                         " ops_frozen=" + std::to_string(fault.frozen) +
+                         " committed=" + std::to_string(fault.fates.committed) +
+                         " redone=" + std::to_string(fault.fates.redone) +
+                         " aborted=" + std::to_string(fault.fates.aborted) +
+                         " agree_ms=" + std::to_string(over.agree_us / 1000) +
+                         " resume_ms=" + (resumed ? std::to_string(over.resume_us / 1000) : "-") +
+                         " cause=\"" + fault.cause + "\""});
+  out_.push_back(over);
 }
 
 void PeerCore::Impl::Take(const control::AbortEpoch& message) {
@@ -294,7 +334,7 @@ void PeerCore::Impl::On(const LocalPost& event) {
 
 void PeerCore::Impl::On(const LinkUp& event) {
   for (const auto& [key, group] : groups_) {
-    if (key.run != event.run || !group->epochs.Peers().contains(event.peer)) continue;
+    if (key.run != event.run || !group->epochs.LinkedPeers().contains(event.peer)) continue;
     links_up_.emplace(event.run, event.peer);
     group->epochs.LinkUp(event.peer);
   }
@@ -304,7 +344,7 @@ void PeerCore::Impl::On(const LinkDown& event) {
   const bool was_up = links_up_.erase({event.run, event.peer}) != 0;
   for (const auto& [key, group] : groups_) {
     if (key.run != event.run) continue;
-    group->epochs.LinkDown(event.peer, was_up, event.reason, &out_);
+    group->epochs.LinkDown(event.peer, was_up, {event.reason, event.silent_ms}, &out_);
     group->ops.Lose(event.peer);
   }
 }
@@ -393,10 +433,14 @@ void PeerCore::Impl::SweepGroups() {
       const Epoch committed = epochs.history().committed();
       epochs.Reset();
       group.ops.Reset();
-      const std::set<PeerId> peers = epochs.Peers();
+      group.fault.reset();
+      const std::set<PeerId> peers = epochs.LinkedPeers();
       out_.push_back(KeepLinks{key, committed, {peers.begin(), peers.end()}});
       closed = true;
       if (group.deferred) Take(*std::exchange(group.deferred, std::nullopt));
+    }
+    if (group.fault && group.fault->committed != Tick() && group.ops.resumed()) {
+      CloseFault(key, group, /*resumed=*/true);
     }
     epochs.FailIfDue(now_, &out_);
     if (epochs.WantsReady()) {
@@ -414,7 +458,7 @@ void PeerCore::Impl::SweepGroups() {
 void PeerCore::Impl::ForgetLinks() {
   std::set<std::pair<std::string, PeerId>> needed;
   for (const auto& [key, group] : groups_) {
-    for (const PeerId peer : group->epochs.Peers()) needed.emplace(key.run, peer);
+    for (const PeerId peer : group->epochs.LinkedPeers()) needed.emplace(key.run, peer);
   }
   std::erase_if(links_up_, [&](const auto& link) { return !needed.contains(link); });
 }
@@ -465,6 +509,11 @@ PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
     view.members.push_back(member.member);
   }
   return view;
+}
+
+bool PeerCore::Impl::HasPeer(const GroupKey& group, PeerId peer) const {
+  const auto it = groups_.find(group);
+  return it != groups_.end() && it->second->epochs.HasPeer(peer);
 }
 
 PeerCore::Stats PeerCore::Impl::GetStats() const {
@@ -552,6 +601,9 @@ void PeerCore::SetBytes(const GroupKey& group, uint64_t sent, uint64_t received)
   impl_->SetBytes(group, sent, received);
 }
 PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->GetMembers(local); }
+bool PeerCore::HasPeer(const GroupKey& group, PeerId peer) const {
+  return impl_->HasPeer(group, peer);
+}
 PeerCore::Stats PeerCore::GetStats() const { return impl_->GetStats(); }
 void PeerCore::CheckInvariants() const { impl_->CheckInvariants(); }
 uint64_t PeerCore::Digest() const { return impl_->Digest(); }

@@ -70,6 +70,10 @@ struct LocalJoin {
   LocalId local;
   GroupKey group;
   std::string name;
+  // As in control::Join.
+  std::string cohort;
+  uint32_t cohort_size = 0;
+  uint32_t step_deadline_ms = 0;
 };
 // At most one LocalStep and one LocalLeave is open for a member; the driver sees to it.
 struct LocalStep {
@@ -99,6 +103,7 @@ struct LinkDown {
   std::string run;
   PeerId peer;
   std::string reason;
+  uint32_t silent_ms = 0;  // nothing was heard of the peer for this long; 0: it broke
 };
 struct PeerReady {
   GroupKey group;
@@ -110,6 +115,7 @@ struct PeerReady {
   OpDesc desc;
   bool local_mismatch = false;
   std::string payload;  // eager input, else empty
+  PeerId via;           // who relayed it; 0: it came straight from the peer
 };
 struct PeerDone {
   GroupKey group;
@@ -117,6 +123,7 @@ struct PeerDone {
   OpOrdinal ordinal;  // ours
   Epoch attempt;
   bool refused = false;
+  PeerId via;  // as in PeerReady
 };
 
 // The attempt's result is complete and all its sends have returned.
@@ -202,9 +209,12 @@ struct KeepLinks {
   std::vector<PeerId> peers;
 };
 
+// READY and DONE go to `via`, which hands them on to `to`: `to` itself, unless the epoch says that
+// the two peers have no link.
 struct SendReady {
   GroupKey group;
   PeerId to;
+  PeerId via;
   OpOrdinal ordinal;
   Epoch attempt;
   Epoch boundary;
@@ -217,6 +227,7 @@ struct SendReady {
 struct SendDone {
   GroupKey group;
   PeerId to;
+  PeerId via;
   OpOrdinal ordinal;  // theirs
   Epoch attempt;
   bool refused = false;
@@ -256,6 +267,15 @@ struct FinishAttempt {
   bool commit = false;
 };
 
+// A freezing epoch has done its work here: from PrepareEpoch to CommitEpoch, and from there until
+// the first of the ops that had to be redone ended. -1: none had to be, or the next fault came
+// first.
+struct FaultOver {
+  GroupKey group;
+  int64_t agree_us = 0;
+  int64_t resume_us = -1;
+};
+
 // Every local member is out and the drain is complete.
 struct Drained {};
 
@@ -271,9 +291,10 @@ struct BreakLink {
   std::string reason;
 };
 
-using Action = std::variant<ToCoordinator, JoinDone, StepDone, LeaveDone, PostDone, WorldChanged,
-                            MemberGone, OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt,
-                            CreditAttempt, StopAttempt, FinishAttempt, Drained, LogLine, BreakLink>;
+using Action =
+    std::variant<ToCoordinator, JoinDone, StepDone, LeaveDone, PostDone, WorldChanged, MemberGone,
+                 OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt, CreditAttempt,
+                 StopAttempt, FinishAttempt, FaultOver, Drained, LogLine, BreakLink>;
 
 // Whether an op of this description travels inside its READYs. The same at every member.
 bool IsEager(const OpDesc& desc);
@@ -309,6 +330,9 @@ class PeerCore {
     std::vector<MemberId> members;
   };
   MembersView GetMembers(LocalId local) const;
+
+  // Whether the other peer is one of the group's epoch in force, or of the one that is prepared.
+  bool HasPeer(const GroupKey& group, PeerId peer) const;
 
   // Counts for metrics and the heartbeat.
   struct Stats {

@@ -234,6 +234,112 @@ TEST_F(PeerCoreTest, ALostLinkIsToldForEachGroupOfTheRun) {
   EXPECT_TRUE(Give(LinkDown{"other", PeerId(2), "x"}).empty());
 }
 
+TEST_F(PeerCoreTest, ALostLinkIsToldWithItsSilence) {
+  EnterTwo();
+  const auto lost = Sent<control::LinkLost>(Give(LinkDown{"run", PeerId(2), "silent", 1500}));
+  EXPECT_EQ(lost.at(0).silent_ms, 1500u);
+  Give(CoordinatorDown{});
+  EXPECT_EQ(Sent<control::LinkLost>(Give(CoordinatorUp{})).at(0).silent_ms, 1500u);
+}
+
+TEST_F(PeerCoreTest, AFaultIsToldWhenTheFirstRedoneOpHasEnded) {
+  EnterTwo();
+  Post(1, 7, Large());
+  Post(1, 8, Desc(1 << 20, DType::kFloat32, OnFault::kAbort));
+  Post(1, 9, Large());
+  const auto prepare = MakePrepare(2, 1, 1, 2, {{1, 1, 1}});
+  Say(prepare);
+  now_ = now_ + Millis(30);
+  for (const uint64_t ordinal : {1, 2, 3}) {
+    Give(AttemptStopped{kGroup, OpOrdinal(ordinal), Epoch()});
+  }
+  now_ = now_ + Millis(10);
+  EXPECT_TRUE(Get<FaultOver>(Commit(2, {{OpOrdinal(1), Fate::kRedo},
+                                        {OpOrdinal(2), Fate::kAbort},
+                                        {OpOrdinal(3), Fate::kRedo}}))
+                  .empty());
+  now_ = now_ + Millis(250);
+  const auto over = Get<FaultOver>(Give(AttemptComplete{kGroup, OpOrdinal(1), Epoch(2)}));
+  ASSERT_EQ(over.size(), 1u);
+  EXPECT_EQ(over[0].agree_us, Millis(40));
+  EXPECT_EQ(over[0].resume_us, Millis(250));
+  EXPECT_EQ(Get<LogLine>(out_).at(0).text,
+            "fault over group=run/0 epoch=2 ops_frozen=3 committed=0 redone=2 aborted=1 "
+            "agree_ms=40 resume_ms=250 cause=\"test\"");
+  EXPECT_TRUE(Get<FaultOver>(Give(AttemptComplete{kGroup, OpOrdinal(3), Epoch(2)})).empty());
+}
+
+TEST_F(PeerCoreTest, AFaultThatLeavesNothingToRedoIsToldAtItsCommit) {
+  EnterTwo();
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}}));
+  now_ = now_ + Millis(5);
+  const auto over = Get<FaultOver>(Commit(2));
+  ASSERT_EQ(over.size(), 1u);
+  EXPECT_EQ(over[0].agree_us, Millis(5));
+  EXPECT_EQ(over[0].resume_us, -1);
+}
+
+TEST_F(PeerCoreTest, AFaultBeforeTheLastOneIsOverIsTheNext) {
+  EnterTwo();
+  Post(1, 7, Large());
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}));
+  Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch()});
+  Up(2);
+  Commit(2, {{OpOrdinal(1), Fate::kRedo}});
+  now_ = now_ + Millis(100);
+  EXPECT_EQ(Get<FaultOver>(Say(MakePrepare(3, 2, 1, 3, {{1, 1, 1}}))).at(0).resume_us, -1);
+  Give(AttemptStopped{kGroup, OpOrdinal(1), Epoch(2)});
+  Commit(3, {{OpOrdinal(1), Fate::kRedo}});
+  now_ = now_ + Millis(7);
+  const auto over = Get<FaultOver>(Give(AttemptComplete{kGroup, OpOrdinal(1), Epoch(3)}));
+  EXPECT_EQ(over.at(0).agree_us, 0);
+  EXPECT_EQ(over.at(0).resume_us, Millis(7));
+}
+
+TEST_F(PeerCoreTest, ADeathInOneGroupLeavesTheOpsOfAnotherAlone) {
+  // Peer 3 is in the second group only.
+  EnterTwo();
+  const GroupKey second{"run", 1};
+  Give(LocalJoin{LocalId(8), second, "t"});
+  Say(control::JoinPending{8, second, MemberId(8)});
+  auto prepare = MakePrepare(1, 0, 1, 0, {{8, 1, 1}, {9, 2, 1}, {10, 3, 1}});
+  prepare.group = second;
+  Say(prepare);
+  Up(2);
+  Up(3);
+  Say(control::CommitEpoch{second, Epoch(1), {}});
+  Post(1, 7, Large());
+  Give(LocalPost{{LocalId(8), 7}, 7, Large()});
+
+  const auto lost = Sent<control::LinkLost>(Down(3));
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_EQ(lost[0].group, second);
+  auto repair = MakePrepare(2, 1, 1, 2, {{8, 1, 1}, {9, 2, 1}});
+  repair.group = second;
+  const auto stops = Get<StopAttempt>(Say(repair));
+  ASSERT_EQ(stops.size(), 1u);
+  EXPECT_EQ(stops[0].group, second);
+  // While the one repairs, the other goes on.
+  EXPECT_EQ(Get<CreditAttempt>(Ready(2, 7, Large())).size(), 1u);
+  EXPECT_EQ(Get<SendDone>(Give(AttemptComplete{kGroup, OpOrdinal(1), Epoch()})).size(), 1u);
+  const auto done =
+      Get<PostDone>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false})).at(0);
+  EXPECT_TRUE(done.outcome.ok());
+  EXPECT_EQ(done.info.retries, 0u);
+  EXPECT_EQ(Get<SendReady>(Post(1, 8, Large())).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, KnowsThePeersOfTheEpochInForceAndOfTheOneThatIsPrepared) {
+  EXPECT_FALSE(core_.HasPeer(kGroup, PeerId(2)));
+  EnterTwo();
+  EXPECT_TRUE(core_.HasPeer(kGroup, PeerId(2)));
+  EXPECT_FALSE(core_.HasPeer(kGroup, PeerId(1)));
+  EXPECT_FALSE(core_.HasPeer(kGroup, PeerId(3)));
+  EXPECT_FALSE(core_.HasPeer({"run", 1}, PeerId(2)));
+  Say(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 2}}));
+  EXPECT_TRUE(core_.HasPeer(kGroup, PeerId(3)));
+}
+
 TEST_F(PeerCoreTest, ALinkThatWasNeverUpFailsTheEpochAfterItsDeadline) {
   Give(CoordinatorUp{});
   Join(1);

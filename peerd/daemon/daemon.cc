@@ -29,6 +29,7 @@
 #include "peerd/io/ring.h"
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/metrics/peer_metrics.h"
+#include "peerd/runner/control_frames.h"
 #include "peerd/runner/op_runner.h"
 #include "peerd/transport/transport.h"
 
@@ -82,6 +83,9 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   // Steps the core until nothing is left to tell it.
   void Drain();
   void Carry(Action& action);
+  void Send(const ControlFrame& frame) {
+    transport_->SendControl(frame.link, frame.header, frame.bytes());
+  }
   void FailHopelessJoins();
   void WatchSignals();
   void OnSignal();
@@ -106,7 +110,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void OnReceivesDetached(uint64_t cookie) override { runner_->OnReceivesDetached(cookie); }
 
   // ---- IpcHandler
-  void OnJoin(LocalId local, const GroupKey& group, const std::string& name) override;
+  void OnJoin(const LocalJoin& join) override;
   void OnStep(LocalId local) override { Post(LocalStep{local}); }
   void OnLeave(LocalId local) override { Post(LocalLeave{local}); }
   void OnPost(const IpcPost& post) override;
@@ -144,6 +148,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   Tick coordinator_down_since_;
   std::string coordinator_error_ = "not tried yet";
   Tick metrics_due_;
+  RelayCounts relays_;
   int signals_ = 0;
   bool drained_ = false;
 };
@@ -302,33 +307,15 @@ void DaemonImpl::Carry(Action& action) {
       d->transport_->KeepLinks(a.group.run, a.group.group, a.epoch, a.peers);
     }
     void operator()(SendReady& a) {
-      FrameHeader header;
-      header.type = FrameType::kReady;
-      header.group = a.group.group;
-      header.op = a.ordinal;
-      header.attempt = a.attempt;
-      const auto body = Encode(ReadyBody{a.boundary, a.tag, a.desc, a.local_mismatch});
-      std::string payload(reinterpret_cast<const char*>(body.data()), body.size());
-      if (a.eager) payload += d->runner_->Payload(a);
-      header.payload_bytes = static_cast<uint32_t>(payload.size());
-      d->transport_->SendControl(
-          {a.group.run, a.to}, header,
-          {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()});
+      d->Send(FrameOf(a, d->self_, a.eager ? d->runner_->Payload(a) : ""));
     }
-    void operator()(SendDone& a) {
-      FrameHeader header;
-      header.type = FrameType::kDone;
-      header.flags = a.refused ? kFlagRefused : 0;
-      header.group = a.group.group;
-      header.op = a.ordinal;
-      header.attempt = a.attempt;
-      d->transport_->SendControl({a.group.run, a.to}, header, {});
-    }
+    void operator()(SendDone& a) { d->Send(FrameOf(a, d->self_)); }
     void operator()(StartAttempt& a) { d->runner_->Start(a); }
     void operator()(CreditAttempt& a) { d->runner_->Credit(a); }
     void operator()(StopAttempt& a) { d->runner_->Stop(a); }
     void operator()(FinishAttempt& a) { d->runner_->Finish(a); }
     void operator()(BreakLink& a) { d->transport_->BreakLink({a.run, a.peer}, a.reason); }
+    void operator()(FaultOver& a) { d->metrics_->ObserveFault(a); }
     void operator()(Drained&) { d->drained_ = true; }
     void operator()(LogLine& a) { Log(LogLevel::kInfo, a.text); }
   };
@@ -337,9 +324,9 @@ void DaemonImpl::Carry(Action& action) {
 
 // ------------------------------------------------------------------------------ trainers
 
-void DaemonImpl::OnJoin(LocalId local, const GroupKey& group, const std::string& name) {
-  joins_[local] = ring_->Now();
-  Post(LocalJoin{local, group, name});
+void DaemonImpl::OnJoin(const LocalJoin& join) {
+  joins_[join.local] = ring_->Now();
+  Post(join);
 }
 
 void DaemonImpl::OnPost(const IpcPost& post) {
@@ -388,17 +375,20 @@ void DaemonImpl::FailHopelessJoins() {
 
 absl::Status DaemonImpl::OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                         std::span<const uint8_t> payload) {
-  const GroupKey group{link.run, header.group};
-  if (header.type == FrameType::kDone) {
-    Post(PeerDone{group, link.peer, header.op, header.attempt, (header.flags & kFlagRefused) != 0});
-    return absl::OkStatus();
+  const auto is_peer = [this](const GroupKey& group, PeerId peer) {
+    return core_->HasPeer(group, peer);
+  };
+  LH_ASSIGN_OR_RETURN(TakenFrame taken, TakeFrame(link, header, payload, self_, is_peer));
+  if (auto* const ready = std::get_if<PeerReady>(&taken)) {
+    Post(std::move(*ready));
+  } else if (const auto* const done = std::get_if<PeerDone>(&taken)) {
+    Post(*done);
+  } else if (const auto* const forward = std::get_if<ControlFrame>(&taken)) {
+    ++relays_.passed_on;
+    Send(*forward);
+  } else {
+    ++relays_.stale;
   }
-  LH_CHECK(header.type == FrameType::kReady);
-  LH_ASSIGN_OR_RETURN(const ReadyBody body, ParseReadyBody(payload));
-  const std::span<const uint8_t> eager = payload.subspan(kReadyBodyBytes);
-  Post(PeerReady{group, link.peer, header.op, header.attempt, body.boundary, body.tag, body.desc,
-                 body.local_mismatch,
-                 std::string(reinterpret_cast<const char*>(eager.data()), eager.size())});
   return absl::OkStatus();
 }
 
@@ -432,6 +422,7 @@ void DaemonImpl::PublishMetrics() {
   snapshot.core = core_->GetStats();
   snapshot.transport = transport_->GetStats();
   const IpcStats ipc = ipc_->GetStats();
+  snapshot.relays = relays_;
   snapshot.clients = ipc.clients;
   snapshot.requests_refused = ipc.requests_refused;
   snapshot.arena_bytes = ipc.arena_bytes;

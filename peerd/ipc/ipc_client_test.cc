@@ -233,6 +233,86 @@ TEST_F(IpcClientTest, ListsMembersOverSeveralPages) {
   }
 }
 
+TEST_F(IpcClientTest, AJoinNamesItsCohortAndDeadline) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  lh_join_options options = LH_JOIN_OPTIONS_INIT;
+  options.run = "run";
+  options.cohort = "host-7";
+  options.cohort_size = 2;
+  options.step_deadline_ms = 5000;
+  ASSERT_EQ(lh_join(client_, &options, &comm_), LH_OK) << lh_last_error();
+  EXPECT_EQ(
+      harness_->Events(),
+      (std::vector<std::string>{"join 1 run/0 tester cohort host-7 of 2 step_deadline_ms 5000"}));
+}
+
+TEST_F(IpcClientTest, JoinChecksItsOptions) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const auto refused = [&](const std::string& part, auto set) {
+    lh_join_options options = LH_JOIN_OPTIONS_INIT;
+    set(&options);
+    lh_comm* comm = nullptr;
+    EXPECT_EQ(lh_join(client_, &options, &comm), LH_INVALID_ARGUMENT);
+    EXPECT_TRUE(Says(part)) << lh_last_error();
+  };
+  refused("cohort", [](lh_join_options* o) { o->cohort_size = 2; });
+  refused("cohort_size", [](lh_join_options* o) { o->cohort = "host"; });
+  refused("cohort_size", [](lh_join_options* o) {
+    o->cohort = "host";
+    o->cohort_size = LH_LOCAL_MEMBERS_MAX + 1;
+  });
+  refused("cohort", [](lh_join_options* o) {
+    o->cohort = "not a name";
+    o->cohort_size = 2;
+  });
+  refused("step_deadline_ms",
+          [](lh_join_options* o) { o->step_deadline_ms = LH_STEP_DEADLINE_MS_MAX + 1; });
+  refused("on_fault", [](lh_join_options* o) { o->on_fault = LH_AS_JOINED; });
+  EXPECT_TRUE(harness_->Events().empty());
+}
+
+TEST_F(IpcClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  lh_join_options join = LH_JOIN_OPTIONS_INIT;
+  join.on_fault = LH_ABORT;
+  ASSERT_EQ(lh_join(client_, &join, &comm_), LH_OK) << lh_last_error();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(4);
+  std::vector<lh_op*> ops;
+  for (const lh_on_fault on_fault : {LH_AS_JOINED, LH_RETRY, LH_ABORT}) {
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    EXPECT_EQ(options.on_fault, LH_AS_JOINED);
+    options.source = options.target = data;
+    options.count = 4;
+    options.tag = static_cast<uint64_t>(on_fault);
+    options.on_fault = on_fault;
+    options.min_world = on_fault;
+    ops.push_back(nullptr);
+    ASSERT_EQ(lh_all_reduce_start(comm_, &options, &ops.back()), LH_OK) << lh_last_error();
+  }
+  ASSERT_TRUE(UntilPosts(3));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.posts[0].desc.on_fault, OnFault::kAbort);
+    EXPECT_EQ(handler.posts[0].desc.min_world, 2);
+    EXPECT_EQ(handler.posts[1].desc.on_fault, OnFault::kRetry);
+    EXPECT_EQ(handler.posts[1].desc.min_world, 0);
+    EXPECT_EQ(handler.posts[2].desc.on_fault, OnFault::kAbort);
+    EXPECT_EQ(handler.posts[2].desc.min_world, 0);
+    handler.FinishPost({Code::kTooFewMembers, "2 members take part"}, 0);
+    handler.FinishPost();
+    handler.FinishPost();
+  });
+  EXPECT_EQ(lh_op_wait(ops[0], kPatienceMs), LH_TOO_FEW_MEMBERS);
+  EXPECT_TRUE(Says("2 members take part")) << lh_last_error();
+  for (lh_op* op : ops) {
+    (void)lh_op_wait(op, kPatienceMs);
+    lh_op_free(op);
+  }
+}
+
 TEST_F(IpcClientTest, AJoinThatTakesTooLongIsWithdrawn) {
   Start();
   Hold(&ScriptedHandler::hold_joins);
@@ -531,7 +611,7 @@ TEST_F(IpcClientTest, AllReduceChecksItsArguments) {
   EXPECT_TRUE(Says("lh_alloc")) << lh_last_error();
   EXPECT_EQ(start([](Options* o) { o->dtype = static_cast<lh_dtype>(12); }), LH_INVALID_ARGUMENT);
   EXPECT_EQ(start([](Options* o) { o->op = static_cast<lh_reduce_op>(5); }), LH_INVALID_ARGUMENT);
-  EXPECT_EQ(start([](Options* o) { o->on_fault = static_cast<lh_on_fault>(2); }),
+  EXPECT_EQ(start([](Options* o) { o->on_fault = static_cast<lh_on_fault>(3); }),
             LH_INVALID_ARGUMENT);
   EXPECT_EQ(start([&](Options* o) { o->target = data + 15; }), LH_INVALID_ARGUMENT);
   EXPECT_TRUE(Says("overlap")) << lh_last_error();

@@ -636,8 +636,13 @@ void Server::Join(Client& client) {
   member.client = &client;
   member.join_call = client.request.call;
   client.locals.insert(local);
-  const GroupKey group{client.request.u.join.run, client.request.u.join.group};
-  handler_->OnJoin(local, group, client.name);
+  const lh_ipc_join& wish = client.request.u.join;
+  handler_->OnJoin({local,
+                    {wish.run, wish.group},
+                    client.name,
+                    wish.cohort,
+                    wish.cohort_size,
+                    wish.step_deadline_ms});
 }
 
 void Server::Leave(Client& client) {

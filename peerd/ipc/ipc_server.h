@@ -64,7 +64,7 @@ class IpcHandler {
  public:
   virtual ~IpcHandler() = default;
 
-  virtual void OnJoin(LocalId local, const GroupKey& group, const std::string& name) = 0;
+  virtual void OnJoin(const LocalJoin& join) = 0;
   // At most one step and one leave of a member at a time, neither after a leave.
   virtual void OnStep(LocalId local) = 0;
   // The member may still be waiting for admission: then this withdraws the join.

@@ -199,7 +199,7 @@ TEST(IpcServerTest, WhatIsAgainstTheProtocolEndsTheConnectionAndIsCounted) {
       [](lh_ipc_request* r) { memset(r, 0xff, sizeof *r); },
       [](lh_ipc_request* r) { memset(r, 0, sizeof *r); },
       [](lh_ipc_request* r) { r->type = 9999; },
-      [](lh_ipc_request* r) { r->u.hello.version = 2; },
+      [](lh_ipc_request* r) { r->u.hello.version = LH_IPC_VERSION + 1; },
       [](lh_ipc_request* r) { r->call = 0; },
       [](lh_ipc_request* r) { r->u.hello.name[3] = '\n'; },
       [](lh_ipc_request* r) { memset(r->u.hello.name, 'a', sizeof r->u.hello.name); },

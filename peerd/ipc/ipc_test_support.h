@@ -34,9 +34,16 @@ inline int OpenDescriptors() {
 // an op is twice its source (of float32): as if two members had posted the same.
 class ScriptedHandler : public IpcHandler {
  public:
-  void OnJoin(LocalId local, const GroupKey& group, const std::string& name) override {
-    events.push_back("join " + std::to_string(local.value()) + " " + ToString(group) + " " + name);
-    if (!hold_joins) server->JoinDone(local, {}, WorldOf(local));
+  void OnJoin(const LocalJoin& join) override {
+    events.push_back("join " + std::to_string(join.local.value()) + " " + ToString(join.group) +
+                     " " + join.name);
+    if (!join.cohort.empty()) {
+      events.back() += " cohort " + join.cohort + " of " + std::to_string(join.cohort_size);
+    }
+    if (join.step_deadline_ms != 0) {
+      events.back() += " step_deadline_ms " + std::to_string(join.step_deadline_ms);
+    }
+    if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local));
   }
   void OnStep(LocalId local) override {
     events.push_back("step " + std::to_string(local.value()));

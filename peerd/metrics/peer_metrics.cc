@@ -31,6 +31,12 @@ class Follower {
   Counter& counter_;
 };
 
+// From a local reset to a coordinator that had to come back first.
+Histogram& AddFaultPhase(prometheus::Family<Histogram>& family, const char* phase) {
+  return family.Add({{"phase", phase}}, Histogram::BucketBoundaries{0.005, 0.01, 0.02, 0.05, 0.1,
+                                                                    0.2, 0.5, 1, 2, 5, 10, 30});
+}
+
 const char* OutcomeLabel(Code code) {
   switch (code) {
     case Code::kOk:
@@ -38,6 +44,7 @@ const char* OutcomeLabel(Code code) {
     case Code::kAborted:
       return "aborted";
     case Code::kInvalidArgument:
+    case Code::kTooFewMembers:
       return "refused";
     default:
       return "failed";
@@ -67,6 +74,17 @@ struct PeerMetrics::Impl {
                        .Register(r)
                        .Add({}, Histogram::BucketBoundaries{1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1,
                                                             0.3, 1, 3, 10, 30, 100})),
+        fault_seconds(
+            BuildHistogram()
+                .Name("longhaul_peer_fault_seconds")
+                .Help("Of each fault: from the freeze of the ops to the agreement on them "
+                      "(agree), from there to the end of the first op that was redone "
+                      "(resume)")
+                .Register(r)),
+        fault_agree(AddFaultPhase(fault_seconds, "agree")),
+        fault_resume(AddFaultPhase(fault_seconds, "resume")),
+        relayed(r, "longhaul_peerd_frames_relayed_total",
+                "Frames passed on between two peers that cannot reach each other"),
         retries(r, "longhaul_peerd_op_retries_total", "Attempts that had to be repeated"),
         frames_stale(r, "longhaul_peerd_frames_stale_total", "Frames of attempts that were over"),
         frames_refused(r, "longhaul_peerd_frames_refused_total",
@@ -94,6 +112,10 @@ struct PeerMetrics::Impl {
   Gauge& coordinator;
   prometheus::Family<Counter>& op_outcomes;
   Histogram& op_seconds;
+  prometheus::Family<Histogram>& fault_seconds;
+  Histogram& fault_agree;
+  Histogram& fault_resume;
+  Follower relayed;
   Follower retries;
   Follower frames_stale;
   Follower frames_refused;
@@ -134,7 +156,8 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.lanes.Set(s.transport.lanes_up);
   m.coordinator.Set(s.coordinator_up ? 1 : 0);
   m.retries.Follow(s.core.retries);
-  m.frames_stale.Follow(s.core.frames_stale);
+  m.relayed.Follow(s.relays.passed_on);
+  m.frames_stale.Follow(s.core.frames_stale + s.relays.stale);
   m.frames_refused.Follow(s.core.frames_refused + s.transport.frames_refused);
   m.accepted.Follow(s.transport.connections_accepted);
   m.handshakes_refused.Follow(s.transport.handshakes_refused);
@@ -149,6 +172,12 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
 void PeerMetrics::ObserveOp(Code outcome, const OpInfo& info) {
   impl_->op_outcomes.Add({{"outcome", OutcomeLabel(outcome)}}).Increment();
   if (outcome == Code::kOk) impl_->op_seconds.Observe(static_cast<double>(info.total_us) * 1e-6);
+}
+
+void PeerMetrics::ObserveFault(const FaultOver& fault) {
+  impl_->fault_agree.Observe(static_cast<double>(fault.agree_us) * 1e-6);
+  if (fault.resume_us < 0) return;
+  impl_->fault_resume.Observe(static_cast<double>(fault.resume_us) * 1e-6);
 }
 
 }  // namespace longhaul::peerd

@@ -1,6 +1,6 @@
 // What peerd counts, for Prometheus. The only place of peerd that knows prometheus-cpp.
 //
-// Threads: Publish() and ObserveOp() from the reactor, Text() from the HTTP server's thread.
+// Threads: Publish() and Observe...() from the reactor, Text() from the HTTP server's thread.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,15 @@
 
 namespace longhaul::peerd {
 
+// Frames between two other peers.
+struct RelayCounts {
+  uint64_t passed_on = 0;
+  uint64_t stale = 0;  // of peers that are none any more
+};
+
 struct PeerSnapshot {
   PeerCore::Stats core;
+  RelayCounts relays;
   TransportStats transport;
   uint32_t clients = 0;
   uint64_t requests_refused = 0;
@@ -28,6 +35,7 @@ class PeerMetrics {
 
   void Publish(const PeerSnapshot& snapshot);
   void ObserveOp(Code outcome, const OpInfo& info);
+  void ObserveFault(const FaultOver& fault);
 
   // Everything, in Prometheus' text format.
   std::string Text() const;

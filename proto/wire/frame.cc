@@ -1,5 +1,7 @@
 #include "proto/wire/frame.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -29,6 +31,12 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
         return Refuse("payload_bytes of DATA", bytes, "1 to 4194304");
       }
       return absl::OkStatus();
+    case FrameType::kRelay:
+      if (bytes < kRelayBodyBytes ||
+          bytes > kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
+        return Refuse("payload_bytes of RELAY", bytes, "80 to 4208");
+      }
+      return absl::OkStatus();
     case FrameType::kPing:
     case FrameType::kPong:
     case FrameType::kDone:
@@ -39,7 +47,10 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   return absl::OkStatus();
 }
 static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4128);
-static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX <= LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(kRelayBodyBytes == 80);
+static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4208);
+static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX <=
+              LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 
 // What the types leave open, each by itself.
@@ -88,7 +99,7 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
   const uint8_t type = reader.U8();
   header.type = static_cast<FrameType>(type);
   if (type < static_cast<uint8_t>(FrameType::kPing) ||
-      type > static_cast<uint8_t>(FrameType::kWantLanes) || !BelongsOn(header.type, kind)) {
+      type > static_cast<uint8_t>(FrameType::kRelay) || !BelongsOn(header.type, kind)) {
     return Refuse("frame type", type,
                   kind == LaneKind::kData ? "one of a data lane" : "one of a control lane");
   }
@@ -119,7 +130,7 @@ std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body) {
   writer.U8(static_cast<uint8_t>(body.desc.on_fault));
   writer.U8(body.desc.quantization);
   writer.U8(body.local_mismatch ? 1 : 0);
-  writer.U16(0);
+  writer.U16(body.desc.min_world);
   writer.U64(body.desc.count);
   return bytes;
 }
@@ -135,7 +146,7 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   const uint8_t on_fault = reader.U8();
   body.desc.quantization = reader.U8();
   const uint8_t local_mismatch = reader.U8();
-  const bool zeros = reader.Zeros(2);
+  body.desc.min_world = reader.U16();
   body.desc.count = reader.U64();
   if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "32 or more");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
@@ -145,7 +156,9 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   if (on_fault > LH_WIRE_ABORT) return Refuse("on_fault", on_fault, "0 or 1");
   if (body.desc.quantization != 0) return Refuse("quantization", body.desc.quantization, "0");
   if (local_mismatch > 1) return Refuse("local_mismatch", local_mismatch, "0 or 1");
-  if (!zeros) return absl::InvalidArgumentError("reserved bytes 22 to 23 of READY are not zero");
+  if (body.desc.min_world == 1 || body.desc.min_world > LH_MEMBERS_MAX) {
+    return Refuse("min_world", body.desc.min_world, "0 or 2 to 1024");
+  }
   if (body.desc.count > LH_COUNT_MAX) {
     return Refuse("count", body.desc.count, "at most 2^48");
   }
@@ -161,6 +174,43 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
     return absl::InvalidArgumentError(absl::StrCat("READY for ", ToString(body.desc), " carries ",
                                                    reader.remaining(), " bytes of input, not ",
                                                    eager));
+  }
+  return body;
+}
+
+std::array<uint8_t, kRelayBodyBytes> Encode(const RelayBody& body) {
+  std::array<uint8_t, kRelayBodyBytes> bytes;
+  ByteWriter writer(bytes);
+  writer.U64(body.destination.value());
+  writer.U64(body.origin.value());
+  const auto inner = Encode(body.inner);
+  std::copy(inner.begin(), inner.end(), bytes.begin() + 16);
+  return bytes;
+}
+
+absl::StatusOr<RelayBody> ParseRelayBody(std::span<const uint8_t> payload) {
+  if (payload.size() < kRelayBodyBytes) {
+    return Refuse("bytes of RELAY's payload", payload.size(), "80 or more");
+  }
+  ByteReader reader(payload);
+  RelayBody body;
+  body.destination = PeerId(reader.U64());
+  body.origin = PeerId(reader.U64());
+  if (!body.destination || !body.origin || body.destination == body.origin) {
+    return absl::InvalidArgumentError(absl::StrCat("RELAY from ", ToString(body.origin), " to ",
+                                                   ToString(body.destination),
+                                                   ", not between two peers"));
+  }
+  LH_ASSIGN_OR_RETURN(body.inner, ParseFrameHeader(payload.subspan(16).first<kFrameHeaderBytes>(),
+                                                   LaneKind::kControl));
+  if (body.inner.type != FrameType::kReady && body.inner.type != FrameType::kDone) {
+    return Refuse("frame type inside RELAY", static_cast<uint64_t>(body.inner.type),
+                  "3 (READY) or 4 (DONE)");
+  }
+  if (payload.size() - kRelayBodyBytes != body.inner.payload_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RELAY carries ", payload.size() - kRelayBodyBytes,
+                     " bytes of payload, its inner header says ", body.inner.payload_bytes));
   }
   return body;
 }

@@ -5,7 +5,7 @@
 //  u64
 //
 // The run is not in a frame: a lane belongs to one run from its handshake on.
-// Control lanes carry PING, PONG, READY, DONE, WANT_LANES; data lanes carry DATA.
+// Control lanes carry PING, PONG, READY, DONE, WANT_LANES, RELAY; data lanes carry DATA.
 #pragma once
 
 #include <array>
@@ -30,6 +30,7 @@ enum class FrameType : uint8_t {
   kDone = 4,       // op: the receiver's ordinal. flags bit 0: refused
   kData = 5,       // op: the receiver's ordinal. offset, phase, payload: the segment
   kWantLanes = 6,  // the sender needs data lanes that the receiver has to dial
+  kRelay = 7,      // payload: RelayBody, then the payload of the frame inside
 };
 
 inline constexpr uint8_t kFlagRefused = 1;
@@ -61,7 +62,7 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
 
 // The fixed part of a READY's payload, 32 bytes:
 //   0 boundary u64 | 8 tag u64 | 16 kind u8 | 17 dtype u8 | 18 reduce u8 | 19 on_fault u8
-//  20 quantization u8 | 21 local_mismatch u8 | 22 zero u16 | 24 count u64
+//  20 quantization u8 | 21 local_mismatch u8 | 22 min_world u16 | 24 count u64
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
@@ -73,5 +74,20 @@ inline constexpr size_t kReadyBodyBytes = 32;
 
 std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);
 absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload);
+
+// A READY or DONE between two peers that have no link, in the hands of a third one. The fixed part
+// of a RELAY's payload, 80 bytes:
+//   0 destination u64 | 8 origin u64 | 16 header of the frame inside
+struct RelayBody {
+  PeerId destination;
+  PeerId origin;
+  FrameHeader inner;
+  friend bool operator==(const RelayBody&, const RelayBody&) = default;
+};
+inline constexpr size_t kRelayBodyBytes = 16 + kFrameHeaderBytes;
+
+std::array<uint8_t, kRelayBodyBytes> Encode(const RelayBody& body);
+// Refuses whatever is not one whole READY or DONE between two different peers.
+absl::StatusOr<RelayBody> ParseRelayBody(std::span<const uint8_t> payload);
 
 }  // namespace longhaul

@@ -18,7 +18,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 1
+#define LH_IPC_VERSION 2
 
 enum lh_ipc_type {
   /* requests */
@@ -50,8 +50,11 @@ struct lh_ipc_region {
 
 struct lh_ipc_join {
   uint32_t group;
+  uint32_t step_deadline_ms; /* at most LH_STEP_DEADLINE_MS_MAX; 0: none */
+  uint32_t cohort_size;      /* members of the cohort; 0 without one */
   uint32_t zero;
-  char run[LH_RUN_NAME_BYTES_MAX + 8]; /* NUL-terminated */
+  char run[LH_RUN_NAME_BYTES_MAX + 8];       /* NUL-terminated */
+  char cohort[LH_COHORT_NAME_BYTES_MAX + 8]; /* NUL-terminated; "": none */
 };
 
 /* With `member` 0: the member that the JOIN with call `join` asked for, admitted or not. A trainer
@@ -74,7 +77,7 @@ struct lh_ipc_op {
   uint8_t reduce;   /* lh_wire_reduce */
   uint8_t on_fault; /* lh_wire_on_fault */
   uint8_t quantization;
-  uint32_t zero;
+  uint32_t min_world; /* 0 or 1: any number of members will do */
 };
 
 struct lh_ipc_members {
@@ -94,7 +97,7 @@ struct lh_ipc_request {
     struct lh_ipc_leave leave;
     struct lh_ipc_op op;
     struct lh_ipc_members members;
-    uint8_t bytes[104];
+    uint8_t bytes[168];
   } u;
 };
 
@@ -141,7 +144,7 @@ struct lh_ipc_reply {
 };
 
 #if defined(__cplusplus)
-static_assert(sizeof(struct lh_ipc_request) == 128, "wire size");
+static_assert(sizeof(struct lh_ipc_request) == 192, "wire size");
 static_assert(sizeof(struct lh_ipc_reply) == 520, "wire size");
 #endif
 

@@ -43,7 +43,7 @@ inline bool IpcAllZero(const void* data, size_t bytes) {
   return any == 0;
 }
 
-// Whether `field` holds a name of at most `bytes_max` of [A-Za-z0-9._-], and zeros behind it.
+// Whether `field` holds at most `bytes_max` of [A-Za-z0-9._-], at least one, and zeros behind it.
 template <size_t N>
 bool IsIpcName(const char (&field)[N], size_t bytes_max) {
   const size_t length = strnlen(field, N);
@@ -55,6 +55,17 @@ bool IsIpcName(const char (&field)[N], size_t bytes_max) {
     if (!good) return false;
   }
   return IpcAllZero(field + length, N - length);
+}
+
+inline std::string IpcCohortError(const lh_ipc_join& join) {
+  if (IpcAllZero(join.cohort, sizeof join.cohort)) {
+    return join.cohort_size == 0 ? "" : "a size of a cohort without name";
+  }
+  if (!IsIpcName(join.cohort, LH_COHORT_NAME_BYTES_MAX)) return "malformed cohort name";
+  if (join.cohort_size == 0 || join.cohort_size > LH_LOCAL_MEMBERS_MAX) {
+    return "cohort of " + std::to_string(join.cohort_size) + " members";
+  }
+  return "";
 }
 
 // What is wrong with the request as such, "" if nothing is: a trainer that keeps to the protocol
@@ -98,14 +109,13 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       if (request.member != 0) return "member in a request that has none";
       if (request.u.join.zero != 0) return "reserved bytes are not zero";
       if (!IsIpcName(request.u.join.run, LH_RUN_NAME_BYTES_MAX)) return "malformed run name";
-      break;
+      if (request.u.join.step_deadline_ms > LH_STEP_DEADLINE_MS_MAX)
+        return "step deadline too long";
+      return IpcCohortError(request.u.join);
     case LH_IPC_LEAVE:
       if ((request.member == 0) == (request.u.leave.join == 0)) {
         return "LEAVE names a member or a JOIN, not both";
       }
-      break;
-    case LH_IPC_ALL_REDUCE:
-      if (request.u.op.zero != 0) return "reserved bytes are not zero";
       break;
     case LH_IPC_MEMBERS:
       if (request.u.members.zero != 0) return "reserved bytes are not zero";
@@ -129,11 +139,17 @@ inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_re
   if (op.quantization != 0) return refuse("quantization " + std::to_string(op.quantization));
   if (op.count == 0) return refuse("count is 0");
   if (op.count > LH_COUNT_MAX) return refuse("count " + std::to_string(op.count));
+  if (op.min_world > LH_MEMBERS_MAX) {
+    return refuse("min_world " + std::to_string(op.min_world) + ", and a group has at most " +
+                  std::to_string(LH_MEMBERS_MAX) + " members");
+  }
   OpDesc desc;
   desc.dtype = static_cast<DType>(op.dtype);
   desc.reduce = static_cast<ReduceOp>(op.reduce);
   desc.on_fault = static_cast<OnFault>(op.on_fault);
   desc.count = op.count;
+  // One is there in any case: members that say 0 and 1 mean the same.
+  if (op.min_world > 1) desc.min_world = static_cast<uint16_t>(op.min_world);
   const uint64_t bytes = desc.bytes();
   const auto inside = [bytes](const lh_ipc_range& range, uint64_t region_bytes) {
     return range.offset <= region_bytes && bytes <= region_bytes - range.offset;

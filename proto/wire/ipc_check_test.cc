@@ -71,7 +71,7 @@ TEST(IpcProtocolErrorTest, RefusesOtherVersionsWithBothNumbers) {
   hello.u.hello.version = 7;
   const std::string text = IpcProtocolError(hello, false, 0);
   EXPECT_NE(text.find("version 7"), std::string::npos) << text;
-  EXPECT_NE(text.find("version 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("version 2"), std::string::npos) << text;
 }
 
 TEST(IpcProtocolErrorTest, RefusesWrongMagicTypeAndCall) {
@@ -110,7 +110,7 @@ TEST(IpcProtocolErrorTest, RefusesNamesThatAreEmptyUnterminatedOrForeign) {
 
 TEST(IpcProtocolErrorTest, RefusesBytesThatHaveNoMeaning) {
   lh_ipc_request join = Join();
-  join.u.bytes[103] = 1;
+  join.u.bytes[167] = 1;
   EXPECT_FALSE(Fine(join));
   join = Join();
   join.u.join.run[60] = 'x';
@@ -120,6 +120,24 @@ TEST(IpcProtocolErrorTest, RefusesBytesThatHaveNoMeaning) {
   EXPECT_FALSE(Fine(join));
   join = Join();
   join.member = 1;
+  EXPECT_FALSE(Fine(join));
+}
+
+TEST(IpcProtocolErrorTest, ACohortHasANameAndASize) {
+  lh_ipc_request join = Join();
+  strcpy(join.u.join.cohort, "host-7");
+  EXPECT_FALSE(Fine(join));
+  join.u.join.cohort_size = LH_LOCAL_MEMBERS_MAX;
+  EXPECT_TRUE(Fine(join));
+  join.u.join.cohort_size = LH_LOCAL_MEMBERS_MAX + 1;
+  EXPECT_FALSE(Fine(join));
+  join.u.join.cohort_size = 2;
+  join.u.join.cohort[1] = '/';
+  EXPECT_FALSE(Fine(join));
+  join = Join();
+  join.u.join.cohort_size = 2;
+  EXPECT_FALSE(Fine(join));
+  join.u.join.cohort[20] = 'x';
   EXPECT_FALSE(Fine(join));
 }
 
@@ -165,6 +183,20 @@ TEST(ParseIpcOpTest, RefusesUnknownNumbers) {
   lh_ipc_op op = Op();
   op.count = 0;
   EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+}
+
+TEST(ParseIpcOpTest, MinWorldIsBoundedAndOneMeansNone) {
+  lh_ipc_op op = Op();
+  const auto parsed = [&](uint32_t min_world) {
+    op.min_world = min_world;
+    return ParseIpcOp(op, 128, 128);
+  };
+  EXPECT_EQ(parsed(0)->min_world, 0);
+  EXPECT_EQ(parsed(1)->min_world, 0);
+  EXPECT_EQ(parsed(2)->min_world, 2);
+  EXPECT_EQ(parsed(LH_MEMBERS_MAX)->min_world, LH_MEMBERS_MAX);
+  EXPECT_FALSE(parsed(LH_MEMBERS_MAX + 1).ok());
+  EXPECT_FALSE(parsed(UINT32_MAX).ok());
 }
 
 TEST(ParseIpcOpTest, RangesAreEqualOrApart) {

@@ -12,7 +12,7 @@ namespace {
 
 // A client and a daemon of different builds meet on one socket: these numbers never change.
 TEST(IpcTest, RequestLayoutIsGolden) {
-  EXPECT_EQ(sizeof(lh_ipc_request), 128u);
+  EXPECT_EQ(sizeof(lh_ipc_request), 192u);
   EXPECT_EQ(offsetof(lh_ipc_request, magic), 0u);
   EXPECT_EQ(offsetof(lh_ipc_request, type), 4u);
   EXPECT_EQ(offsetof(lh_ipc_request, call), 8u);
@@ -27,9 +27,13 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_hello, name), 8u);
   EXPECT_EQ(sizeof(lh_ipc_region), 16u);
   EXPECT_EQ(offsetof(lh_ipc_region, bytes), 8u);
-  EXPECT_EQ(sizeof(lh_ipc_join), 80u);
+  EXPECT_EQ(sizeof(lh_ipc_join), 160u);
   EXPECT_EQ(offsetof(lh_ipc_join, group), 0u);
-  EXPECT_EQ(offsetof(lh_ipc_join, run), 8u);
+  EXPECT_EQ(offsetof(lh_ipc_join, step_deadline_ms), 4u);
+  EXPECT_EQ(offsetof(lh_ipc_join, cohort_size), 8u);
+  EXPECT_EQ(offsetof(lh_ipc_join, zero), 12u);
+  EXPECT_EQ(offsetof(lh_ipc_join, run), 16u);
+  EXPECT_EQ(offsetof(lh_ipc_join, cohort), 88u);
   EXPECT_EQ(sizeof(lh_ipc_range), 16u);
   EXPECT_EQ(offsetof(lh_ipc_range, offset), 8u);
   EXPECT_EQ(sizeof(lh_ipc_members), 8u);
@@ -42,7 +46,7 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_op, reduce), 49u);
   EXPECT_EQ(offsetof(lh_ipc_op, on_fault), 50u);
   EXPECT_EQ(offsetof(lh_ipc_op, quantization), 51u);
-  EXPECT_EQ(offsetof(lh_ipc_op, zero), 52u);
+  EXPECT_EQ(offsetof(lh_ipc_op, min_world), 52u);
 }
 
 TEST(IpcTest, ReplyLayoutIsGolden) {

@@ -78,6 +78,7 @@ std::string ToString(const OpDesc& desc) {
                      std::to_string(desc.count);
   if (desc.quantization != 0) text += " quantization " + std::to_string(desc.quantization);
   if (desc.on_fault == OnFault::kAbort) text += " abort on fault";
+  if (desc.min_world != 0) text += " min_world " + std::to_string(desc.min_world);
   return text;
 }
 

@@ -45,7 +45,9 @@ struct OpDesc {
   ReduceOp reduce = ReduceOp::kSum;
   OnFault on_fault = OnFault::kRetry;
   uint8_t quantization = 0;  // 0 none; others reserved
-  uint64_t count = 0;        // elements
+  // Fewer members than this: the op ends with kTooFewMembers. 0: any number; never 1.
+  uint16_t min_world = 0;
+  uint64_t count = 0;  // elements
 
   uint64_t bytes() const { return count * SizeOf(dtype); }
   friend bool operator==(const OpDesc&, const OpDesc&) = default;

@@ -28,7 +28,7 @@ void Try(std::span<const uint8_t> bytes, Parse parse) {
 
 void One(std::span<const uint8_t> bytes) {
   if (bytes.empty()) return;
-  const uint8_t which = bytes[0] % 6;
+  const uint8_t which = bytes[0] % 7;
   bytes = bytes.subspan(1);
   switch (which) {
     case 0:
@@ -51,6 +51,12 @@ void One(std::span<const uint8_t> bytes) {
       break;
     case 5:
       Try<kLaneConfirmBytes>(bytes, [](const auto& b) { return ParseLaneConfirm(b); });
+      break;
+    case 6:
+      if (const auto body = ParseRelayBody(bytes); body.ok()) {
+        const auto again = Encode(*body);
+        LH_CHECK(std::equal(again.begin(), again.end(), bytes.begin()));
+      }
       break;
   }
 }

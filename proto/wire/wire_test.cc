@@ -40,6 +40,7 @@ FrameHeader Control(FrameType type) {
   header.group = 7;
   if (type == FrameType::kReady || type == FrameType::kDone) header.op = OpOrdinal(5);
   if (type == FrameType::kReady) header.payload_bytes = kReadyBodyBytes;
+  if (type == FrameType::kRelay) header.payload_bytes = kRelayBodyBytes;
   return header;
 }
 
@@ -72,7 +73,7 @@ TEST(FrameTest, HeaderRoundTrips) {
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, Data());
   for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kReady,
-                               FrameType::kDone, FrameType::kWantLanes}) {
+                               FrameType::kDone, FrameType::kWantLanes, FrameType::kRelay}) {
     const auto control = ParseFrameHeader(Encode(Control(type)), LaneKind::kControl);
     ASSERT_TRUE(control.ok()) << control.status();
     EXPECT_EQ(*control, Control(type));
@@ -82,7 +83,7 @@ TEST(FrameTest, HeaderRoundTrips) {
 TEST(FrameTest, RefusesWhatIsNotAFrame) {
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 0, 'X'), "frame magic is 0x31464858, not LHF1");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 0), "frame type is 0, not one of a data lane");
-  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 7), "frame type is 7, not one of a data lane");
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 8), "frame type is 8, not one of a data lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 5, 1), "flags is 1, not known for this type");
   EXPECT_EQ(RefusalWith(Control(FrameType::kDone), LaneKind::kControl, 5, 3),
             "flags is 3, not known for this type");
@@ -99,7 +100,7 @@ TEST(FrameTest, RefusesReservedBytesThatAreNotZero) {
 TEST(FrameTest, TypesStayOnTheirKindOfLane) {
   EXPECT_FALSE(ParseFrameHeader(Encode(Data()), LaneKind::kControl).ok());
   for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kReady,
-                               FrameType::kDone, FrameType::kWantLanes}) {
+                               FrameType::kDone, FrameType::kWantLanes, FrameType::kRelay}) {
     EXPECT_FALSE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
   }
 }
@@ -130,6 +131,11 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes + LH_EAGER_BYTES_MAX));
   EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
+  const FrameHeader relay = Control(FrameType::kRelay);
+  EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes - 1));
+  EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes));
+  EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX));
+  EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
   for (const FrameType type :
        {FrameType::kPing, FrameType::kPong, FrameType::kDone, FrameType::kWantLanes}) {
     EXPECT_TRUE(AcceptsPayload(Control(type), 0));
@@ -152,6 +158,7 @@ ReadyBody Body() {
   body.desc.dtype = DType::kFloat64;
   body.desc.reduce = ReduceOp::kAvg;
   body.desc.on_fault = OnFault::kAbort;
+  body.desc.min_world = 0x0203;
   body.desc.count = 0x2122232425;
   body.local_mismatch = true;
   return body;
@@ -167,7 +174,7 @@ TEST(ReadyTest, BodyIsGolden) {
             "01"  // kind, dtype, reduce, on_fault
             "00"
             "01"
-            "0000"                // quantization, local_mismatch, zero
+            "0302"                // quantization, local_mismatch, min_world
             "2524232221000000");  // count
 }
 
@@ -192,9 +199,15 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_EQ(Message(ParseWith(19, 2)), "on_fault is 2, not 0 or 1");
   EXPECT_EQ(Message(ParseWith(20, 1)), "quantization is 1, not 0");
   EXPECT_EQ(Message(ParseWith(21, 2)), "local_mismatch is 2, not 0 or 1");
-  EXPECT_FALSE(ParseWith(22, 1).ok());
-  EXPECT_FALSE(ParseWith(23, 1).ok());
   ReadyBody body = Body();
+  body.desc.min_world = 1;
+  EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "min_world is 1, not 0 or 2 to 1024");
+  body.desc.min_world = LH_MEMBERS_MAX;
+  EXPECT_TRUE(ParseReadyBody(Encode(body)).ok());
+  body.desc.min_world = LH_MEMBERS_MAX + 1;
+  EXPECT_FALSE(ParseReadyBody(Encode(body)).ok());
+  body.desc.min_world = 0;
+  EXPECT_TRUE(ParseReadyBody(Encode(body)).ok());
   body.boundary = Epoch();
   EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "boundary is 0, not an epoch");
 }
@@ -236,6 +249,68 @@ TEST(ReadyTest, RefusesShortPayload) {
   const auto bytes = Encode(Body());
   for (size_t n = 0; n < bytes.size(); ++n) {
     EXPECT_FALSE(ParseReadyBody(std::span(bytes).first(n)).ok()) << n;
+  }
+}
+
+RelayBody Relayed() {
+  RelayBody body;
+  body.destination = PeerId(0x3132333435363738);
+  body.origin = PeerId(0x5152535455565758);
+  body.inner = Control(FrameType::kDone);
+  body.inner.attempt = Epoch(9);
+  return body;
+}
+
+TEST(RelayTest, BodyIsGolden) {
+  EXPECT_EQ(Hex(Encode(Relayed())),
+            "3837363534333231"  // destination
+            "5857565554535251"  // origin
+                + Hex(Encode(Relayed().inner)));
+}
+
+TEST(RelayTest, BodyRoundTrips) {
+  const auto parsed = ParseRelayBody(Encode(Relayed()));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, Relayed());
+}
+
+std::string RelayRefusal(const RelayBody& body, size_t payload = 0) {
+  const auto fixed = Encode(body);
+  std::vector<uint8_t> bytes(fixed.begin(), fixed.end());
+  bytes.resize(bytes.size() + payload);
+  return Message(ParseRelayBody(bytes).status());
+}
+
+TEST(RelayTest, CarriesOneWholeReadyOrDone) {
+  RelayBody body = Relayed();
+  EXPECT_EQ(RelayRefusal(body, 1), "RELAY carries 1 bytes of payload, its inner header says 0");
+  body.inner = Control(FrameType::kReady);
+  EXPECT_EQ(RelayRefusal(body, kReadyBodyBytes), "");
+  EXPECT_NE(RelayRefusal(body, kReadyBodyBytes - 1), "");
+  body.inner = Control(FrameType::kRelay);
+  EXPECT_EQ(RelayRefusal(body, kRelayBodyBytes),
+            "frame type inside RELAY is 7, not 3 (READY) or 4 (DONE)");
+  body.inner = Control(FrameType::kWantLanes);
+  EXPECT_EQ(RelayRefusal(body), "frame type inside RELAY is 6, not 3 (READY) or 4 (DONE)");
+  body.inner = Data();
+  EXPECT_NE(RelayRefusal(body, 4096), "");
+}
+
+TEST(RelayTest, GoesFromOnePeerToAnother) {
+  RelayBody body = Relayed();
+  body.origin = body.destination;
+  EXPECT_NE(RelayRefusal(body), "");
+  body.origin = PeerId();
+  EXPECT_NE(RelayRefusal(body), "");
+  body = Relayed();
+  body.destination = PeerId();
+  EXPECT_NE(RelayRefusal(body), "");
+}
+
+TEST(RelayTest, RefusesShortPayload) {
+  const auto bytes = Encode(Relayed());
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    EXPECT_FALSE(ParseRelayBody(std::span(bytes).first(n)).ok()) << n;
   }
 }
 

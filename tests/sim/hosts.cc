@@ -23,6 +23,8 @@ Node MakeNode(int index, std::string name) {
   return node;
 }
 
+std::string Way(PeerId to, PeerId via) { return via == to ? "" : " via=" + ToString(via); }
+
 const char* NameOf(const coordinator::EventRecord& event) { return event.text.c_str(); }
 
 }  // namespace
@@ -505,34 +507,22 @@ void PeerHost::Carry(peerd::Action& action) {
       for (const peerd::PostRef& post : a.posts) {
         h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
       }
-      FrameHeader header;
-      header.type = FrameType::kReady;
-      header.group = a.group.group;
-      header.op = a.ordinal;
-      header.attempt = a.attempt;
-      const auto body = Encode(ReadyBody{a.boundary, a.tag, a.desc, a.local_mismatch});
-      std::string payload(reinterpret_cast<const char*>(body.data()), body.size());
-      if (a.eager) payload += h->runner_->Payload(a);
-      header.payload_bytes = static_cast<uint32_t>(payload.size());
-      story.TellLater(world.now(), payload, [&] {
-        return h->node_.name + " -> " + ToString(a.to) + "  " + Describe(header) +
+      const peerd::ControlFrame frame =
+          peerd::FrameOf(a, h->id_, a.eager ? h->runner_->Payload(a) : "");
+      story.TellLater(world.now(), frame.payload, [&] {
+        return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
+               " attempt=" + ToString(a.attempt) + Way(a.to, a.via) +
                " tag=" + std::to_string(a.tag) + " boundary=" + ToString(a.boundary) + " desc=\"" +
                ToString(a.desc) + "\"";
       });
-      h->transport_.SendControl({a.group.run, a.to}, header,
-                                {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()});
+      h->Send(frame);
     }
     void operator()(peerd::SendDone& a) {
-      FrameHeader header;
-      header.type = FrameType::kDone;
-      header.flags = a.refused ? kFlagRefused : 0;
-      header.group = a.group.group;
-      header.op = a.ordinal;
-      header.attempt = a.attempt;
       story.TellLater(world.now(), "DONE", [&] {
-        return h->node_.name + " -> " + ToString(a.to) + "  " + Describe(header);
+        return h->node_.name + " -> " + ToString(a.to) + "  DONE to=" + ToString(a.ordinal) +
+               " attempt=" + ToString(a.attempt) + (a.refused ? " refused" : "") + Way(a.to, a.via);
       });
-      h->transport_.SendControl({a.group.run, a.to}, header, {});
+      h->Send(peerd::FrameOf(a, h->id_));
       h->context_.trigger(Moment::kDoneSent, h->id_);
     }
     void operator()(peerd::StartAttempt& a) {
@@ -566,6 +556,7 @@ void PeerHost::Carry(peerd::Action& action) {
       h->running_.erase({a.group, a.ordinal});
       h->runner_->Finish(a);
     }
+    void operator()(peerd::FaultOver&) {}
     void operator()(peerd::Drained&) {
       story.Tell(world.now(), h->node_.name, "  is drained");
       h->drained_ = true;
@@ -789,20 +780,24 @@ void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason)
 
 absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) {
-  const GroupKey group{link.run, header.group};
-  Epoch attempt = header.attempt;
-  if (context_.planted == Planted::kStaleFrames) attempt = std::max(attempt, attempts_[group]);
-  if (header.type == FrameType::kDone) {
-    Tell(peerd::PeerDone{group, link.peer, header.op, attempt, (header.flags & kFlagRefused) != 0});
-    return absl::OkStatus();
+  const auto is_peer = [this](const GroupKey& group, PeerId peer) {
+    return core_->HasPeer(group, peer);
+  };
+  absl::StatusOr<peerd::TakenFrame> taken = peerd::TakeFrame(link, header, payload, id_, is_peer);
+  if (!taken.ok()) return taken.status();
+  const auto refresh = [this](auto& event) {
+    if (context_.planted != Planted::kStaleFrames) return;
+    event.attempt = std::max(event.attempt, attempts_[event.group]);
+  };
+  if (auto* const ready = std::get_if<peerd::PeerReady>(&*taken)) {
+    refresh(*ready);
+    Tell(std::move(*ready));
+  } else if (auto* const done = std::get_if<peerd::PeerDone>(&*taken)) {
+    refresh(*done);
+    Tell(*done);
+  } else if (const auto* const forward = std::get_if<peerd::ControlFrame>(&*taken)) {
+    Send(*forward);
   }
-  LH_CHECK(header.type == FrameType::kReady);
-  auto body = ParseReadyBody(payload);
-  if (!body.ok()) return body.status();
-  const std::span<const uint8_t> eager = payload.subspan(kReadyBodyBytes);
-  Tell(peerd::PeerReady{group, link.peer, header.op, attempt, body->boundary, body->tag, body->desc,
-                        body->local_mismatch,
-                        std::string(reinterpret_cast<const char*>(eager.data()), eager.size())});
   return absl::OkStatus();
 }
 

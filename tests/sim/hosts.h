@@ -19,6 +19,7 @@
 
 #include "coordinator/core/coordinator_core.h"
 #include "peerd/core/peer_core.h"
+#include "peerd/runner/control_frames.h"
 #include "peerd/runner/op_runner.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/model_transport.h"
@@ -182,6 +183,9 @@ class PeerHost final : private peerd::TransportListener {
   void NoteRequest(const peerd::Event& event);
   void Arm();
   void Carry(peerd::Action& action);
+  void Send(const peerd::ControlFrame& frame) {
+    transport_.SendControl(frame.link, frame.header, frame.bytes());
+  }
   [[noreturn]] void Twice(const char* what, peerd::LocalId local);
   void CheckAnswered(peerd::LocalId local) const;
   void CheckWorld(peerd::LocalId local, const peerd::World& world);

@@ -68,8 +68,9 @@ typedef enum lh_reduce_op {
   LH_MAX = 4
 } lh_reduce_op;
 
-/* What happens to an operation when a member dies: the survivors redo it, or it ends LH_ABORTED. */
-typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1 } lh_on_fault;
+/* What happens to an operation when a member dies: the survivors redo it, or it ends LH_ABORTED.
+ * LH_AS_JOINED: what lh_join_options.on_fault said. Equal at all members of an operation. */
+typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_fault;
 
 typedef struct lh_client lh_client; /* a connection to peerd, with its arena */
 typedef struct lh_comm lh_comm;     /* one member of one group */
@@ -122,9 +123,20 @@ typedef struct lh_join_options {
   const char *run; /* 1 to 64 of [A-Za-z0-9._-] */
   uint32_t group;
   int64_t timeout_ms; /* LH_FOREVER or how long to wait for admission */
+  /* Members at one peerd that belong together, usually one in each of several groups: the shards of
+   * one host. All `cohort_size` of them (at most 64) give the same name (as `run`) and size; none
+   * is admitted before all have asked, and when one leaves, dies or is removed, all are. NULL or ""
+   * with size 0: stands alone. */
+  const char *cohort;
+  uint32_t cohort_size;
+  /* This member is removed if it has not come to a step boundary so long after the first member
+   * did (at most a day); 0: the others wait for it for ever. A member that was stopped for a while
+   * learns of it at its next call: LH_EVICTED. */
+  uint32_t step_deadline_ms;
+  lh_on_fault on_fault; /* of operations that say LH_AS_JOINED; LH_RETRY or LH_ABORT */
 } lh_join_options;
 #define LH_JOIN_OPTIONS_INIT \
-  { sizeof(lh_join_options), "default", 0, 60000 }
+  { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY }
 
 /* Becomes a member: at once if nobody is, otherwise at the next step boundary of the others. NULL
  * for `options` means the defaults. LH_DEADLINE_EXCEEDED: not admitted in time; the wish is
@@ -184,17 +196,21 @@ typedef struct lh_all_reduce_options {
   lh_reduce_op op;
   uint64_t tag; /* names the operation among those in flight on this communicator */
   lh_on_fault on_fault;
+  /* With fewer members than this (deaths shrink the world) there is no result: LH_TOO_FEW_MEMBERS.
+   * 0 or 1: the last member completes alone. At most 1024; equal at all members. */
+  uint32_t min_world;
 } lh_all_reduce_options;
 #define LH_ALL_REDUCE_OPTIONS_INIT \
-  { sizeof(lh_all_reduce_options), NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_RETRY }
+  { sizeof(lh_all_reduce_options), NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_AS_JOINED, 0 }
 
 /* Starts an all-reduce and returns at once; lh_op_wait() gives the outcome.
  * Buffers: they belong to the operation until lh_op_wait() returns its outcome; from lh_alloc()
  * they travel without a copy, others are staged through the arena. Outcome: LH_OK - every member of
- * the epoch holds the same bytes in target. LH_ABORTED - source is unchanged. LH_INVALID_ARGUMENT -
- * the members' count, dtype or op differ, at all of them. LH_UNAVAILABLE - the connection to peerd
- * was lost: the others may have the result all the same. Returns: LH_OK and a new op in *op_out, or
- * an error and *op_out is NULL. */
+ * the epoch holds the same bytes in target. LH_ABORTED - source is unchanged. LH_TOO_FEW_MEMBERS -
+ * fewer than min_world, at all of them, and source is unchanged. LH_INVALID_ARGUMENT - the members'
+ * count, dtype, op, on_fault or min_world differ, at all of them. LH_UNAVAILABLE - the connection
+ * to peerd was lost: the others may have the result all the same. Returns: LH_OK and a new op in
+ * *op_out, or an error and *op_out is NULL. */
 LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
                                      lh_op **op_out);
 

@@ -277,7 +277,8 @@ class Comm:
         *,
         out: Any = None,
         tag: int = 0,
-        on_fault: str = "retry",
+        on_fault: str | None = None,
+        min_world: int = 0,
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> OpInfo: ...
@@ -290,7 +291,8 @@ class Comm:
         *,
         out: Any = None,
         tag: int = 0,
-        on_fault: str = "retry",
+        on_fault: str | None = None,
+        min_world: int = 0,
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work: ...
@@ -302,7 +304,8 @@ class Comm:
         *,
         out: Any = None,
         tag: int = 0,
-        on_fault: str = "retry",
+        on_fault: str | None = None,
+        min_world: int = 0,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> OpInfo | Work:
@@ -317,12 +320,14 @@ class Comm:
         tag: names the op among those in flight on this communicator, 0 to 2**64 - 1. Members match
             by tag, so tags may be started in any order.
         on_fault: when a member dies, "retry" redoes the op among the survivors, "abort" ends it
-            with Aborted. Both leave the tensor intact until the outcome.
+            with Aborted. Both leave the tensor intact until the outcome. None: as given to join().
+        min_world: with fewer members than this in the op it ends with TooFewMembers at all of them,
+            tensors intact; 0 or 1: the last member completes alone. Equal at all members.
         async_op: return a Work at once instead of waiting.
         timeout: seconds to wait; None for ever. Not with async_op.
 
-        Raises InvalidArgument (naming both offers, if the members' calls differ), Aborted, Evicted,
-        Unavailable (peerd is gone), DeadlineExceeded (with the op, which goes on, in `.work`).
+        Raises InvalidArgument (naming both offers, if the members' calls differ), Aborted,
+        TooFewMembers, Evicted, Unavailable (peerd is gone), DeadlineExceeded (with the op, which goes on, in `.work`).
         """
         self._check_joined()
         if async_op and timeout is not None:
@@ -345,7 +350,10 @@ class Comm:
         options.dtype = _native.DTYPES[source.dtype]
         options.op = _code(_native.REDUCE_OPS, op, "op")
         options.tag = tag
-        options.on_fault = _code(_native.ON_FAULT, on_fault, "on_fault")
+        options.on_fault = _native.AS_JOINED if on_fault is None else _code(_native.ON_FAULT, on_fault, "on_fault")
+        if not 0 <= min_world < 1 << 32:
+            raise InvalidArgument(f"min_world is {min_world}; give a number of members, or 0")
+        options.min_world = min_world
         self._client.sweep()
         what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
         handle = ctypes.c_void_p()
@@ -424,6 +432,10 @@ def join(
     group: int = 0,
     peerd: PathLike | None = None,
     timeout: float | None = 60,
+    *,
+    cohort: tuple[str, int] | None = None,
+    step_deadline: float | None = None,
+    on_fault: str = "retry",
 ) -> Comm:
     """Becomes a member of a group of a run, through the peerd on this host.
 
@@ -435,31 +447,62 @@ def join(
     peerd: path of its socket; None: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
         $XDG_RUNTIME_DIR/longhaul/peerd.sock.
     timeout: seconds until admission, the wait for peerd included; None waits for ever.
+    cohort: (name, size) of the members on this host that belong together, usually one in each of
+        several groups, each in a process or thread of its own: the shards of one host. All of them
+        give the same name and size; none is admitted before all have asked, and when one leaves,
+        dies or is removed, all are. None: stands alone.
+    step_deadline: seconds that this member may come to a step boundary after the first one of the
+        others did, before it is removed (its next call raises Evicted); None: they wait for ever.
+    on_fault: of all_reduce() calls that do not say: "retry" or "abort".
 
     Raises Unavailable (peerd or coordinator cannot be reached; the message names which and where),
     DeadlineExceeded (not admitted in time), InvalidArgument.
     """
+    options = _join_options(run, group, cohort, step_deadline, on_fault)
     deadline = _native.Deadline(timeout)
     client, fresh = client_of(peerd, deadline)
     try:
-        return _join(client, run, group, deadline)
+        return _join(client, options, run, group, deadline)
     except Unavailable:
         if fresh:
             raise
     # The connection was an old one and its peerd may have been restarted since.
     client, _ = client_of(peerd, deadline, fresh=True)
-    return _join(client, run, group, deadline)
+    return _join(client, options, run, group, deadline)
 
 
-def _join(client: Client, run: str, group: int, deadline: _native.Deadline) -> Comm:
-    lib = _native.library()
+def _join_options(
+    run: str, group: int, cohort: tuple[str, int] | None, step_deadline: float | None, on_fault: str
+) -> _native.JoinOptions:
     what = f"joining run {run} group {group}"
     if not 0 <= group < 1 << 32:
         raise InvalidArgument(f"{what}: give a group from 0 to 2**32 - 1")
     options = _native.JoinOptions()
     options.run = run.encode()
     options.group = group
-    options.timeout_ms = _native.FOREVER  # the wait below keeps the time
+    options.timeout_ms = _native.FOREVER  # join() keeps the time
+    if cohort is not None:
+        try:
+            name, size = cohort
+            options.cohort = name.encode()
+            options.cohort_size = size if 0 < size < 1 << 32 else 0
+        except (AttributeError, TypeError, ValueError):
+            raise InvalidArgument(f"{what}: cohort is {cohort!r}; give (name, size)") from None
+        if not name:
+            raise InvalidArgument(f"{what}: cohort is {cohort!r}; give it a name")
+    if step_deadline is not None:
+        if not 0.001 <= step_deadline <= 86400:
+            raise InvalidArgument(f"{what}: step_deadline is {step_deadline!r}; give seconds up to a day, or None")
+        options.step_deadline_ms = round(1000 * step_deadline)
+    options.on_fault = _code(_native.ON_FAULT, on_fault, "on_fault")
+    return options
+
+
+def _join(
+    client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline
+) -> Comm:
+    lib = _native.library()
+    what = f"joining run {run} group {group}"
     comm = ctypes.c_void_p()
     op = ctypes.c_void_p()
     check(lib.lh_join_start(client.handle, ctypes.byref(options), ctypes.byref(comm), ctypes.byref(op)), what)

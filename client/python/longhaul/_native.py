@@ -34,6 +34,7 @@ DTYPES = {
 }
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
 ON_FAULT = {"retry": 0, "abort": 1}
+AS_JOINED = 2
 
 # A thread in the library does not see Ctrl-C: Python's handlers run between calls, so no call may
 # block for longer than this.
@@ -62,6 +63,10 @@ class JoinOptions(_Sized):
         ("run", c_char_p),
         ("group", c_uint32),
         ("timeout_ms", c_int64),
+        ("cohort", c_char_p),
+        ("cohort_size", c_uint32),
+        ("step_deadline_ms", c_uint32),
+        ("on_fault", c_int),
     ]
 
 
@@ -86,6 +91,7 @@ class AllReduceOptions(_Sized):
         ("op", c_int),
         ("tag", c_uint64),
         ("on_fault", c_int),
+        ("min_world", c_uint32),
     ]
 
 

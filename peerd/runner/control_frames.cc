@@ -1,0 +1,104 @@
+#include "peerd/runner/control_frames.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace longhaul::peerd {
+namespace {
+
+template <class Bytes>
+std::string TextOf(const Bytes& bytes) {
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+// The frame on its way to `to`, through `via` if that is another peer.
+ControlFrame Address(const GroupKey& group, PeerId self, PeerId to, PeerId via, FrameHeader header,
+                     std::string payload) {
+  header.group = group.group;
+  header.payload_bytes = static_cast<uint32_t>(payload.size());
+  if (via == to) return {{group.run, to}, header, std::move(payload)};
+  FrameHeader relay;
+  relay.type = FrameType::kRelay;
+  relay.group = group.group;
+  std::string wrapped = TextOf(Encode(RelayBody{to, self, header})) + payload;
+  relay.payload_bytes = static_cast<uint32_t>(wrapped.size());
+  return {{group.run, via}, relay, std::move(wrapped)};
+}
+
+// READY or DONE of `origin`; `via`: who passed it on, 0 if it came straight.
+absl::StatusOr<TakenFrame> Open(const GroupKey& group, PeerId origin, PeerId via,
+                                const FrameHeader& header, std::span<const uint8_t> payload) {
+  if (header.type == FrameType::kDone) {
+    const bool refused = (header.flags & kFlagRefused) != 0;
+    return PeerDone{group, origin, header.op, header.attempt, refused, via};
+  }
+  LH_CHECK(header.type == FrameType::kReady);
+  LH_ASSIGN_OR_RETURN(const ReadyBody body, ParseReadyBody(payload));
+  return PeerReady{group,
+                   origin,
+                   header.op,
+                   header.attempt,
+                   body.boundary,
+                   body.tag,
+                   body.desc,
+                   body.local_mismatch,
+                   TextOf(payload.subspan(kReadyBodyBytes)),
+                   via};
+}
+
+}  // namespace
+
+ControlFrame FrameOf(const SendReady& action, PeerId self, const std::string& input) {
+  FrameHeader header;
+  header.type = FrameType::kReady;
+  header.op = action.ordinal;
+  header.attempt = action.attempt;
+  const auto body =
+      Encode(ReadyBody{action.boundary, action.tag, action.desc, action.local_mismatch});
+  return Address(action.group, self, action.to, action.via, header, TextOf(body) + input);
+}
+
+ControlFrame FrameOf(const SendDone& action, PeerId self) {
+  FrameHeader header;
+  header.type = FrameType::kDone;
+  header.flags = action.refused ? kFlagRefused : 0;
+  header.op = action.ordinal;
+  header.attempt = action.attempt;
+  return Address(action.group, self, action.to, action.via, header, "");
+}
+
+absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& header,
+                                     std::span<const uint8_t> payload, PeerId self,
+                                     const std::function<bool(const GroupKey&, PeerId)>& is_peer) {
+  const GroupKey group{from.run, header.group};
+  if (header.type != FrameType::kRelay) return Open(group, from.peer, PeerId(), header, payload);
+
+  LH_ASSIGN_OR_RETURN(const RelayBody body, ParseRelayBody(payload));
+  if (body.inner.group != header.group) {
+    return absl::InvalidArgumentError(absl::StrCat("RELAY of group ", header.group,
+                                                   " carries a frame of group ", body.inner.group));
+  }
+  const bool arrived = body.destination == self;
+  // One relay on the way: the origin gives it to the relay, the relay to the destination.
+  if (body.origin == self || (body.origin == from.peer) == arrived) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RELAY from ", ToString(body.origin), " to ", ToString(body.destination),
+                     " does not belong on a link to ", ToString(from.peer)));
+  }
+  if (!is_peer(group, from.peer) || !is_peer(group, arrived ? body.origin : body.destination)) {
+    return StaleFrame{};
+  }
+  if (arrived) {
+    return Open(group, body.origin, from.peer, body.inner, payload.subspan(kRelayBodyBytes));
+  }
+  // Not passed on unread: whoever breaks the rules is cut off here, not the relay at the other end.
+  LH_RETURN_IF_ERROR(
+      Open(group, body.origin, PeerId(), body.inner, payload.subspan(kRelayBodyBytes)).status());
+  return ControlFrame{{from.run, body.destination}, header, TextOf(payload)};
+}
+
+}  // namespace longhaul::peerd
