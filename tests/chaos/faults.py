@@ -1,0 +1,323 @@
+"""What can be done to a world, each with its undo, and who may be removed because of it."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from world import DATA_PORT, PATIENCE_S, Host, World, host_drop, pair_drop, reset_some, run
+
+if TYPE_CHECKING:
+    from chaos import Fleet
+
+# A silence shorter than this share of detect_ms must not be taken for a death.
+SHORT = 0.6
+
+
+@dataclasses.dataclass
+class Record:
+    """One fault that was made. Times are of the monotonic clock."""
+
+    kind: str
+    what: str
+    begin: float
+    hosts: list[str]  #: that it was done to
+    fatal: bool  #: members of these hosts may be removed for it
+    blocks_pair: bool = False  #: in a world of two or three one of the pair may be removed
+    silent: bool = False  #: the group has to wait for these hosts, until they are removed or the fault ends
+    end: float | None = None
+
+
+class Fault(abc.ABC):
+    """Made for hosts that nothing else is done to at the time."""
+
+    kind = ""
+    hosts_needed = 1
+
+    def __init__(self, fleet: Fleet, hosts: list[Host], rng: random.Random) -> None:
+        self.fleet = fleet
+        self.world: World = fleet.world
+        self.hosts = hosts
+        self.host = hosts[0] if hosts else None
+        self.rng = rng
+        self.detect_s = self.world.detect_ms / 1000
+        #: for how long it lasts, in seconds
+        self.lasts = 0.0
+
+    @abc.abstractmethod
+    def make(self) -> Record: ...
+
+    def undo(self) -> None:
+        """After `lasts`."""
+
+    def record(self, what: str, **fields: bool) -> Record:
+        return Record(
+            kind=self.kind,
+            what=what,
+            begin=time.monotonic(),
+            hosts=[host.name for host in self.hosts],
+            fatal=fields.get("fatal", False),
+            blocks_pair=fields.get("blocks_pair", False),
+            silent=fields.get("silent", False),
+        )
+
+    def some_silence(self) -> tuple[float, bool]:
+        """A duration clearly shorter or clearly longer than detect_ms; whether it may count as a death."""
+        if self.rng.random() < 0.5:
+            return self.detect_s * self.rng.uniform(0.1, SHORT), False
+        return self.detect_s * self.rng.uniform(1.2, 3), True
+
+
+class KillPeerd(Fault):
+    kind = "kill peerd"
+
+    def make(self) -> Record:
+        assert self.host is not None and self.host.peerd is not None
+        self.lasts = self.rng.uniform(0.2, 3)
+        record = self.record(f"SIGKILL peerd of {self.host.name}, again after {self.lasts:.1f} s", fatal=True)
+        self.host.peerd.kill()
+        return record
+
+    def undo(self) -> None:
+        assert self.host is not None
+        self.host.start_peerd()
+
+
+class KillTrainer(Fault):
+    kind = "kill trainer"
+
+    def make(self) -> Record:
+        assert self.host is not None
+        self.lasts = self.rng.uniform(0.2, 2)
+        record = self.record(f"SIGKILL the trainers of {self.host.name}, again after {self.lasts:.1f} s", fatal=True)
+        self.host.kill_trainers()
+        return record
+
+    def undo(self) -> None:
+        assert self.host is not None
+        self.fleet.start_trainers(self.host)
+
+
+class KillHost(Fault):
+    kind = "kill host"
+
+    def make(self) -> Record:
+        assert self.host is not None and self.host.peerd is not None
+        self.lasts = self.rng.uniform(0.2, 3)
+        record = self.record(
+            f"SIGKILL peerd and trainers of {self.host.name}, again after {self.lasts:.1f} s", fatal=True
+        )
+        self.host.peerd.signal(signal.SIGKILL)
+        self.host.kill_trainers()
+        self.host.peerd.wait()
+        return record
+
+    def undo(self) -> None:
+        assert self.host is not None
+        self.host.start_peerd()
+        self.fleet.start_trainers(self.host)
+
+
+class StopPeerd(Fault):
+    kind = "stop peerd"
+
+    def make(self) -> Record:
+        assert self.host is not None and self.host.peerd is not None
+        self.lasts, fatal = self.some_silence()
+        record = self.record(f"SIGSTOP peerd of {self.host.name} for {self.lasts:.2f} s", fatal=fatal, silent=True)
+        self.host.peerd.signal(signal.SIGSTOP)
+        return record
+
+    def undo(self) -> None:
+        assert self.host is not None and self.host.peerd is not None
+        self.host.peerd.signal(signal.SIGCONT)
+
+
+class StopTrainer(Fault):
+    kind = "stop trainer"
+
+    def make(self) -> Record:
+        assert self.host is not None
+        self.lasts, _ = self.some_silence()
+        record = self.record(f"SIGSTOP the trainers of {self.host.name} for {self.lasts:.2f} s", silent=True)
+        for trainer in self.host.trainers.values():
+            trainer.signal(signal.SIGSTOP)
+        return record
+
+    def undo(self) -> None:
+        assert self.host is not None
+        for trainer in self.host.trainers.values():
+            trainer.signal(signal.SIGCONT)
+
+
+class DropHost(Fault):
+    kind = "drop host"
+    direction = "both"
+
+    def make(self) -> Record:
+        assert self.host is not None
+        self.lasts, fatal = self.some_silence()
+        self.rules = host_drop(self.host, self.direction)
+        record = self.record(
+            f"drop packets of {self.host.name} ({self.direction}) for {self.lasts:.2f} s", fatal=fatal, silent=True
+        )
+        self.world.drop(*self.rules)
+        return record
+
+    def undo(self) -> None:
+        self.world.undrop(*self.rules)
+
+
+class DropHostOut(DropHost):
+    kind = "drop host out"
+    direction = "out"
+
+
+class DropHostIn(DropHost):
+    kind = "drop host in"
+    direction = "in"
+
+
+class DropPair(Fault):
+    kind = "drop pair"
+    hosts_needed = 2
+    one_way = False
+
+    def make(self) -> Record:
+        self.lasts = self.rng.uniform(0.2, 3) * self.detect_s
+        self.rules = pair_drop(self.hosts[0], self.hosts[1], self.one_way)
+        arrow = "->" if self.one_way else "<->"
+        record = self.record(
+            f"drop packets {self.hosts[0].name} {arrow} {self.hosts[1].name} for {self.lasts:.2f} s",
+            blocks_pair=self.lasts > SHORT * self.detect_s,
+            silent=True,
+        )
+        self.world.drop(*self.rules)
+        return record
+
+    def undo(self) -> None:
+        self.world.undrop(*self.rules)
+
+
+class DropPairOneWay(DropPair):
+    kind = "drop pair one way"
+    one_way = True
+
+
+class ResetLanes(Fault):
+    kind = "reset lanes"
+
+    def make(self) -> Record:
+        assert self.host is not None
+        share = self.rng.choice([0.05, 0.3, 1.0])
+        record = self.record("")
+        count = reset_some(self.host, self.rng, share)
+        record.what = f"reset {count} lanes of {self.host.name} ({share:.0%})"
+        return record
+
+
+class ResetControl(Fault):
+    kind = "reset stream"
+
+    def make(self) -> Record:
+        assert self.host is not None
+        record = self.record(f"reset the coordinator stream of {self.host.name}")
+        where = ["dst", self.world.coordinator_address]
+        run(["ip", "netns", "exec", self.host.namespace, "ss", "-KHtn", *where])
+        return record
+
+
+class KillCoordinator(Fault):
+    kind = "kill coordinator"
+    hosts_needed = 0
+
+    def make(self) -> Record:
+        self.lasts = self.rng.uniform(0.1, 3)
+        record = self.record(f"SIGKILL the coordinator, again after {self.lasts:.1f} s")
+        self.world.kill_coordinator()
+        return record
+
+    def undo(self) -> None:
+        self.world.start_coordinator()
+
+
+class Spawn(Fault):
+    """A host that was never there comes, and goes by SIGTERM later."""
+
+    kind = "spawn"
+    hosts_needed = 0
+
+    def make(self) -> Record:
+        self.lasts = self.rng.uniform(3, 8)
+        host = self.world.add_host()
+        self.host = host
+        self.hosts = [host]
+        record = self.record(f"a fresh host {host.name} for {self.lasts:.1f} s", fatal=True)
+        host.start_peerd()
+        self.fleet.start_trainers(host)
+        return record
+
+    def undo(self) -> None:
+        assert self.host is not None
+        self.fleet.end_host(self.host)
+
+
+class Drain(Fault):
+    kind = "drain"
+
+    def make(self) -> Record:
+        assert self.host is not None and self.host.peerd is not None
+        self.lasts = self.rng.uniform(2, 4)
+        self.by_signal = self.rng.random() < 0.5
+        record = self.record(
+            f"drain {self.host.name} by {'SIGTERM' if self.by_signal else 'lhctl'}, again after {self.lasts:.1f} s",
+            fatal=True,
+        )
+        if self.by_signal:
+            self.host.peerd.signal(signal.SIGTERM)
+        else:
+            try:
+                self.world.lhctl("drain", self.host.peer_id(), "--reason=chaos")
+            except (LookupError, RuntimeError) as problem:
+                # The coordinator is away, or the host is not a member yet.
+                record.what += f" (refused: {str(problem)[-200:]})"
+                self.by_signal = True
+                self.host.peerd.signal(signal.SIGTERM)
+        return record
+
+    def undo(self) -> None:
+        assert self.host is not None and self.host.peerd is not None
+        if not self.by_signal:
+            self.host.peerd.signal(signal.SIGTERM)
+        code = self.host.peerd.wait(PATIENCE_S)
+        if code != 0:
+            raise RuntimeError(f"peerd of {self.host.name} was drained and ended with {code} instead of 0")
+        self.host.start_peerd()
+
+
+KINDS: dict[str, type[Fault]] = {
+    kind.kind: kind
+    for kind in (
+        KillPeerd,
+        KillTrainer,
+        KillHost,
+        StopPeerd,
+        StopTrainer,
+        DropHost,
+        DropHostOut,
+        DropHostIn,
+        DropPair,
+        DropPairOneWay,
+        ResetLanes,
+        ResetControl,
+        KillCoordinator,
+        Spawn,
+        Drain,
+    )
+}
+
+__all__ = ["DATA_PORT", "KINDS", "SHORT", "Fault", "Record"]

@@ -1,0 +1,264 @@
+"""The workload: a trainer that checks every result against an oracle, and rejoins when it is removed.
+
+Each step: a boundary, one small op that brings newcomers to the step and state of the others, then several all-reduces
+at once (sizes, tags, in place or not, retry or abort: the same choice at all members, from the seed and the step).
+
+The oracle: element i of the input of a member is bit * odd(i, step, tag) modulo 2**64, where bit is 4**(member id mod 31)
+and odd() is an odd number, thus invertible. So each element of a sum tells exactly whose inputs are in it and how often;
+all elements have to say the same, and it has to be what OpInfo says. A mixture, a stale value, a value of another op, or one
+that was added twice cannot pass.
+
+Writes a JSON line a step to --log; see verdict.py for who reads it. Exit codes: 0 told to stop (SIGTERM), 3 something
+waited longer than --patience, 4 a wrong value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import longhaul as lh
+
+WORD = (1 << 64) - 1
+SYNC_TAG = 1 << 40
+# Bits of this many members fit; ids are given in rising order, so members of one time are close to one another.
+SLOTS = 31
+
+
+class Stop(Exception):
+    pass
+
+
+class Wrong(Exception):
+    pass
+
+
+class Trainer:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.stop = False
+        self.interruptible = False
+        self.local = random.Random(f"{args.seed}/{os.getpid()}")
+        self.log_file = os.open(args.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.ramp = np.arange(1 << args.max_log2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        self.works: list[lh.Work] = []
+        signal.signal(signal.SIGTERM, self._on_term)
+
+    def _on_term(self, number: int, frame: object) -> None:
+        self.stop = True
+        if self.interruptible:
+            raise Stop
+
+    def log(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"k": kind, "t": round(time.monotonic(), 4), **fields}, separators=(",", ":"))
+        os.write(self.log_file, line.encode() + b"\n")
+
+    # ------------------------------------------------------------------ the oracle
+
+    def odd(self, count: int, step: int, tag: int) -> np.ndarray:
+        salt = int.from_bytes(hashlib.blake2b(f"{step}/{tag}".encode(), digest_size=8).digest(), "little")
+        return (self.ramp[:count] + np.uint64(salt)) | np.uint64(1)
+
+    def whose(self, result: np.ndarray, odd: np.ndarray, what: str) -> int:
+        """The sum of the bits of those whose inputs are in it. Wrong: there is no such set."""
+        total = int(result[0]) * pow(int(odd[0]), -1, 1 << 64) & WORD
+        expected = odd * np.uint64(total)
+        if not np.array_equal(result, expected):
+            bad = np.flatnonzero(result != expected)
+            sums = [int(result[i]) * pow(int(odd[i]), -1, 1 << 64) & WORD for i in (0, int(bad[0]), int(bad[-1]))]
+            raise Wrong(
+                f"{what}: {bad.size} of {result.size} elements differ from element 0's participants, first {bad[0]}, "
+                f"last {bad[-1]}; participants by these elements: {[f'{s:x}' for s in sums]}"
+            )
+        return total
+
+    def check_set(self, total: int, mine: int, members: tuple[int, ...], info: lh.OpInfo, what: str) -> None:
+        counts = [total >> 2 * slot & 3 for slot in range(SLOTS)]
+        there = [0] * SLOTS
+        for member in members:
+            there[member % SLOTS] += 1
+        if sum(counts) != info.world_size or total >> 2 * SLOTS:
+            raise Wrong(f"{what}: inputs of {sum(counts)} members are in it ({total:x}), OpInfo says {info.world_size}")
+        if counts[mine % SLOTS] == 0:
+            raise Wrong(f"{what}: the own input is not in it ({total:x})")
+        if any(count > limit for count, limit in zip(counts, there)):
+            raise Wrong(f"{what}: inputs in it ({total:x}) of others than the members at the boundary {members}")
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        while not self.stop:
+            self.works = []
+            try:
+                self.interruptible = True
+                try:
+                    comm = lh.join(
+                        run=self.args.run, group=self.args.group, peerd=self.args.socket, timeout=self.args.patience
+                    )
+                finally:
+                    self.interruptible = False
+                self.member(comm)
+            except lh.DeadlineExceeded as problem:
+                self.log("hang", text=str(problem), wait="join")
+                sys.exit(3)
+            except lh.Evicted as problem:
+                self.log("removed", text=str(problem))
+            except lh.Error as problem:
+                self.log("error", error=type(problem).__name__, text=str(problem))
+                if isinstance(problem, (lh.InvalidArgument, lh.Internal)):
+                    sys.exit(4)
+                time.sleep(0.1)
+
+    def member(self, comm: lh.Comm) -> None:
+        me = comm.member_id
+        self.log("joined", m=me, e=comm.epoch, ws=comm.world_size)
+        gen = step = state = 0
+        while True:
+            if self.stop:
+                comm.leave(timeout=self.args.patience)
+                self.log("left", m=me)
+                return
+            begun = time.monotonic()
+            comm.begin_step(timeout=self.args.patience)
+            at = time.monotonic()
+            members = comm.members
+            gen, step, state, founded = self.sync(comm, me, gen, step, state, members)
+            line: dict[str, Any] = {"m": me, "g": gen, "s": step, "f": founded, "b": round(at - begun, 4)}
+            ops: list[list[Any]] = []
+            try:
+                state = self.step(comm, me, gen, step, state, members, ops)
+                step += 1
+            except BaseException:
+                self.log("part", **line, ops=ops)
+                raise
+            self.log("step", **line, ops=ops, state=f"{state:x}", ws=len(members))
+            time.sleep(self.args.think)
+
+    def sync(
+        self, comm: lh.Comm, me: int, gen: int, step: int, state: int, members: tuple[int, ...]
+    ) -> tuple[int, int, int, bool]:
+        """Brings newcomers to where the others are; those have to agree."""
+        vector = comm.empty(7, "uint64")
+        vector[:] = 0
+        vector[6] = me
+        if gen:
+            vector[:6] = [gen, step, state, WORD - gen, WORD - step, WORD - state]
+        info = comm.all_reduce(vector, op="max", tag=SYNC_TAG, timeout=self.args.patience)
+        got = [int(value) for value in vector]
+        if got[0] == 0:
+            # Nobody was here before: the newest of us names what begins.
+            return got[6], 0, 0, True
+        if any(got[i] != WORD - got[i + 3] for i in range(3)):
+            raise Wrong(f"members come to a boundary with different generation, step or state: {got}, {info}")
+        return got[0], got[1], got[2], False
+
+    def step(
+        self, comm: lh.Comm, me: int, gen: int, step: int, state: int, members: tuple[int, ...], ops: list[list[Any]]
+    ) -> int:
+        plan = random.Random(f"{self.args.seed}/{self.args.group}/{gen}/{step}")
+        bit = np.uint64(1 << 2 * (me % SLOTS))
+        wanted = []
+        for tag in range(plan.randint(2, self.args.ops)):
+            count = round(2 ** plan.uniform(7, self.args.max_log2))
+            wanted.append((tag, count, plan.random() < 0.5, plan.random() < 0.25, plan.random() < 0.15))
+        self.local.shuffle(wanted)
+        open_ops = []
+        for tag, count, in_place, abort, staged in wanted:
+            odd = self.odd(count, step, tag)
+            source = np.empty(count, np.uint64) if staged else comm.empty(count, "uint64")
+            np.multiply(odd, bit, out=source)
+            target = source
+            if not in_place:
+                target = np.empty(count, np.uint64) if staged else comm.empty(count, "uint64")
+                target[:] = 0
+            open_ops.append([tag, source, target, odd, abort, None])
+        for op in open_ops:
+            op[5] = self.post(comm, op)
+        results = {}
+        # Whatever is interrupted by an eviction: what the other ops say is still told.
+        problem: lh.Error | None = None
+        for op in open_ops:
+            tag, source, target, odd, abort, _ = op
+            what = f"member {me} generation {gen} step {step} tag {tag} ({source.size} elements)"
+            aborted = 0
+            while True:
+                try:
+                    info = op[5].wait(timeout=self.args.patience)
+                    break
+                except lh.Aborted as refused:
+                    if not abort:
+                        raise Wrong(f"{what}: aborted, and was to be retried: {refused}") from refused
+                    if not np.array_equal(source, odd * bit):
+                        raise Wrong(f"{what}: aborted, and the input is not intact") from refused
+                    aborted += 1
+                    op[5] = self.post(comm, op)
+                except lh.DeadlineExceeded as late:
+                    self.log("hang", text=f"{what}: {late}", wait="op")
+                    sys.exit(3)
+                except lh.Error as ended:
+                    if isinstance(ended, (lh.InvalidArgument, lh.Internal)):
+                        raise
+                    # A peerd that was killed cannot put back what it had overwritten in place.
+                    if isinstance(ended, lh.Evicted) and not np.array_equal(source, odd * bit):
+                        raise Wrong(f"{what}: ended as {ended}, and the input is not intact") from ended
+                    problem = problem or ended
+                    info = None
+                    break
+            if info is None:
+                continue
+            total = self.whose(target, odd, what)
+            self.check_set(total, me, members, info, what)
+            if target is not source and not np.array_equal(source, odd * bit):
+                raise Wrong(f"{what}: the source of an op out of place was changed")
+            if abort and info.retries:
+                raise Wrong(f"{what}: retried {info.retries} times, and was to be aborted")
+            ops.append([tag, f"{total:x}", info.retries, aborted, info.epoch, round(time.monotonic(), 4)])
+            results[tag] = (source.size, total)
+        if problem is not None:
+            raise problem
+        digest = hashlib.blake2b(f"{state}/{gen}/{step}/{sorted(results.items())}".encode(), digest_size=8)
+        return int.from_bytes(digest.digest(), "little")
+
+    def post(self, comm: lh.Comm, op: list[Any]) -> lh.Work:
+        tag, source, target, _, abort, _ = op
+        return comm.all_reduce(
+            source,
+            out=None if target is source else target,
+            tag=tag,
+            on_fault="abort" if abort else "retry",
+            async_op=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--run", default="chaos")
+    parser.add_argument("--group", type=int, default=0)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--patience", type=float, default=60)
+    parser.add_argument("--think", type=float, default=0.05, help="seconds of pretended computation a step")
+    parser.add_argument("--ops", type=int, default=5, help="most ops a step")
+    parser.add_argument("--max-log2", type=int, default=20, help="largest op: 2**this elements of 8 bytes")
+    trainer = Trainer(parser.parse_args())
+    try:
+        trainer.run()
+    except Stop:
+        pass
+    except Wrong as problem:
+        trainer.log("wrong", text=str(problem))
+        sys.exit(4)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""Hosts in network namespaces: one namespace a host, one for the coordinator, all on one bridge.
+
+Every fault of the network is made at the bridge or at a host's own sockets, so that it looks to the programs as it
+does in the field: a dropped packet vanishes without an error, a reset connection tells both ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from longhaul.testing import find_binary, start_tethered
+
+PREFIX = "lhc"
+COORDINATOR_PORT = 29600
+DATA_PORT = 29700
+HTTP_PORT = 29701
+# How long a program may take to serve or to end, on a busy machine.
+PATIENCE_S = 60.0
+
+
+def why_not() -> str:
+    """Why namespaces cannot be used here; empty: they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "nft", "ss"):
+        if shutil.which(program) is None:
+            return f"the program {program} is missing (packages iproute2, nftables)"
+    name = f"{PREFIX}-{os.getpid()}-probe"
+    probe = [
+        ["ip", "netns", "add", name],
+        ["ip", "-n", name, "link", "add", "br0", "type", "bridge"],
+        ["ip", "-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1"],
+        ["ip", "netns", "exec", name, "nft", "add", "table", "bridge", "probe"],
+    ]
+    try:
+        for command in probe:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+            if done.returncode != 0:
+                return f"`{' '.join(command)}` is refused here: {done.stderr.strip()}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+    return ""
+
+
+def run(command: Sequence[str], timeout: float = PATIENCE_S, **options: object) -> str:
+    """Output of a command. RuntimeError with its errors if it fails."""
+    done = subprocess.run(  # type: ignore[call-overload]
+        list(command), capture_output=True, text=True, timeout=timeout, **options
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+    output: str = done.stdout
+    return output
+
+
+def remove_leftovers() -> None:
+    """Namespaces of runs that were killed."""
+    for name in sorted(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else []:
+        parts = name.split("-")
+        if parts[0] == PREFIX and len(parts) == 3 and parts[1].isdigit() and not os.path.exists(f"/proc/{parts[1]}"):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+
+
+class Process:
+    """A daemon or trainer in a namespace."""
+
+    def __init__(self, namespace: str, command: Sequence[str], log: pathlib.Path, environment: dict[str, str]) -> None:
+        self.command = list(command)
+        with open(log, "ab") as sink:
+            self.popen = start_tethered(
+                [shutil.which("ip") or "ip", "netns", "exec", namespace, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.alive:
+            self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.popen.wait(PATIENCE_S)
+
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        return self.popen.wait(timeout)
+
+
+class Host:
+    """A namespace with an address, a peerd and whatever trainers are started there."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.name = f"h{number}"
+        self.namespace = f"{PREFIX}-{os.getpid()}-{self.name}"
+        self.address = f"10.77.0.{10 + number}"
+        self.socket = str(world.directory / f"{self.name}.sock")
+        self.peerd: Process | None = None
+        self.trainers: dict[str, Process] = {}
+        world.add_namespace(self.namespace, self.port, self.address)
+
+    @property
+    def port(self) -> str:
+        """Its interface on the bridge."""
+        return f"p{self.number}"
+
+    @property
+    def peerd_log(self) -> pathlib.Path:
+        return self.world.logs / f"{self.name}.peerd.log"
+
+    def start_peerd(self, flags: Sequence[str] = ()) -> None:
+        ready = self.world.directory / f"{self.name}.json"
+        ready.unlink(missing_ok=True)
+        self.peerd = self.world.start(
+            self.namespace,
+            [
+                str(find_binary("longhaul-peerd")),
+                f"--coordinator={self.world.coordinator_address}",
+                f"--socket={self.socket}",
+                f"--listen={self.address}:{DATA_PORT}",
+                f"--http={self.address}:{HTTP_PORT}",
+                f"--ready-file={ready}",
+                *self.world.peerd_flags,
+                *flags,
+            ],
+            self.peerd_log,
+        )
+        self.world.wait_ready(self.peerd, ready, self.peerd_log)
+
+    def start_trainer(self, name: str, command: Sequence[str]) -> Process:
+        """`command` after the Python interpreter."""
+        log = self.world.logs / f"{self.name}.{name}.stderr"
+        self.trainers[name] = self.world.start(self.namespace, [sys.executable, "-u", *command], log)
+        return self.trainers[name]
+
+    def kill_trainers(self) -> None:
+        for trainer in self.trainers.values():
+            trainer.kill()
+        self.trainers.clear()
+
+    def peer_id(self) -> str:
+        """The newest that its peerd logged or that the coordinator knows under its address."""
+        status = self.world.status()
+        for group in status.get("groups", []):
+            for peer in group["ring"]:
+                if peer["endpoint"] == f"{self.address}:{DATA_PORT}":
+                    return str(peer["peer"])
+        raise LookupError(f"no peer at {self.address} in the coordinator's status")
+
+    def metric(self, name: str) -> float:
+        code = f"import urllib.request as u; print(u.urlopen('http://{self.address}:{HTTP_PORT}/metrics', timeout=10).read().decode())"
+        text = run(["ip", "netns", "exec", self.namespace, sys.executable, "-S", "-c", code])
+        return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M))
+
+    def connections(self) -> list[tuple[str, str]]:
+        """(local, remote) of the established lanes of its peerd, at either end's data port."""
+        listed = run(["ip", "netns", "exec", self.namespace, "ss", "-Htn", "state", "established"])
+        found = []
+        for line in listed.splitlines():
+            fields = line.split()
+            if len(fields) >= 4 and any(end.endswith(f":{DATA_PORT}") for end in fields[2:4]):
+                found.append((fields[2], fields[3]))
+        return found
+
+    def reset(self, connections: Sequence[tuple[str, str]]) -> int:
+        """Destroys these connections; both ends get a reset. How many there were still."""
+        count = 0
+        for local, remote in connections:
+            output = run(["ip", "netns", "exec", self.namespace, "ss", "-KHtn", "src", local, "dst", remote])
+            count += bool(output.strip())
+        return count
+
+
+class World:
+    """The bridge, the coordinator and the hosts. A context manager: everything is gone at its end.
+
+    logs: where logs go and stay. detect_ms: the coordinator's.
+    """
+
+    def __init__(self, logs: pathlib.Path, detect_ms: int = 1500, peerd_flags: Sequence[str] = ()) -> None:
+        self.logs = logs
+        self.detect_ms = detect_ms
+        self.peerd_flags = tuple(peerd_flags)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="lhc-", dir="/tmp"))
+        self.hosts: list[Host] = []
+        self.coordinator: Process | None = None
+        self.coordinator_address = f"10.77.0.1:{COORDINATOR_PORT}"
+        self._namespaces: list[str] = []
+        self._processes: list[Process] = []
+        self._events: Process | None = None
+        self._rules: list[str] = []
+        self.switch = f"{PREFIX}-{os.getpid()}-sw"
+        self.coordinator_namespace = f"{PREFIX}-{os.getpid()}-co"
+        try:
+            remove_leftovers()
+            run(["ip", "netns", "add", self.switch])
+            self._namespaces.append(self.switch)
+            run(["ip", "-n", self.switch, "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0"])
+            run(["ip", "-n", self.switch, "link", "set", "br0", "up"])
+            self.add_namespace(self.coordinator_namespace, "pco", "10.77.0.1")
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------ the network
+
+    def add_namespace(self, name: str, port: str, address: str) -> None:
+        run(["ip", "netns", "add", name])
+        self._namespaces.append(name)
+        run(["ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name])
+        run(["ip", "-n", self.switch, "link", "set", port, "master", "br0", "up"])
+        run(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0"])
+        run(["ip", "-n", name, "link", "set", "lo", "up"])
+        run(["ip", "-n", name, "link", "set", "eth0", "up"])
+
+    def drop(self, *rules: str) -> None:
+        """Silently drops what matches a rule, for instance 'iifname "p1" oifname "p2"'."""
+        self._rules += rules
+        self._apply()
+
+    def undrop(self, *rules: str) -> None:
+        for rule in rules:
+            self._rules.remove(rule)
+        self._apply()
+
+    def _apply(self) -> None:
+        lines = "\n".join(f"    {rule} drop" for rule in self._rules)
+        script = (
+            "table bridge chaos\ndelete table bridge chaos\ntable bridge chaos {\n  chain forward {\n"
+            f"    type filter hook forward priority 0; policy accept;\n{lines}\n  }}\n}}\n"
+        )
+        run(["ip", "netns", "exec", self.switch, "nft", "-f", "-"], input=script)
+
+    # ------------------------------------------------------------------ processes
+
+    def start(self, namespace: str, command: Sequence[str], log: pathlib.Path) -> Process:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("LONGHAUL_")}
+        for kept in ("LONGHAUL_LIBRARY",):
+            if kept in os.environ:
+                environment[kept] = os.environ[kept]
+        process = Process(namespace, command, log, environment)
+        self._processes = [known for known in self._processes if known.alive]
+        self._processes.append(process)
+        return process
+
+    def wait_ready(self, process: Process, ready: pathlib.Path, log: pathlib.Path) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not ready.exists():
+            if not process.alive or time.monotonic() > deadline:
+                what = "did not serve in time" if process.alive else f"ended with {process.popen.returncode}"
+                process.kill()
+                end = log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{' '.join(process.command)} {what}. Its log ends:\n{end}")
+            time.sleep(0.01)
+
+    def start_coordinator(self) -> None:
+        ready = self.directory / "coordinator.json"
+        ready.unlink(missing_ok=True)
+        log = self.logs / "coordinator.log"
+        self.coordinator = self.start(
+            self.coordinator_namespace,
+            [
+                str(find_binary("longhaul-coordinator")),
+                f"--listen={self.coordinator_address}",
+                "--http=10.77.0.1:29601",
+                f"--store=sqlite:{self.directory}/coordinator.db",
+                f"--detect-ms={self.detect_ms}",
+                f"--ready-file={ready}",
+            ],
+            log,
+        )
+        self.wait_ready(self.coordinator, ready, log)
+        # What one coordinator remembers goes with it: its events are written down as they happen.
+        self._events = self.start(
+            self.coordinator_namespace,
+            [str(find_binary("lhctl")), f"--coordinator={self.coordinator_address}", "events", "--follow", "--json"],
+            self.logs / "events.jsonl",
+        )
+
+    def kill_coordinator(self) -> None:
+        if self.coordinator is not None:
+            self.coordinator.kill()
+        if self._events is not None:
+            self._events.kill()
+
+    def add_host(self) -> Host:
+        host = Host(self, len(self.hosts))
+        self.hosts.append(host)
+        return host
+
+    def lhctl(self, *arguments: str, timeout: float = 20) -> str:
+        return run(
+            [
+                "ip",
+                "netns",
+                "exec",
+                self.coordinator_namespace,
+                str(find_binary("lhctl")),
+                f"--coordinator={self.coordinator_address}",
+                *arguments,
+            ],
+            timeout,
+        )
+
+    def status(self) -> dict[str, object]:  # type: ignore[type-arg, unused-ignore]
+        parsed: dict[str, object] = json.loads(self.lhctl("status", "--json"))
+        return parsed
+
+    def events(self) -> list[dict[str, str]]:
+        """All that were written down, of all coordinators of this world, in order."""
+        found = []
+        path = self.logs / "events.jsonl"
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+            # The last line may be half written, and a killed coordinator leaves lhctl's complaint.
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    def dump(self, what: str) -> pathlib.Path:
+        """Writes down all that helps to understand a hang: status, why, events, stacks. The file."""
+        path = self.logs / "dump.txt"
+        with open(path, "a") as sink:
+            print(f"==== {what} at {time.monotonic():.3f} (monotonic)", file=sink)
+            for arguments in (["status"], ["why"], ["events", "--backlog=200"]):
+                print(f"---- lhctl {' '.join(arguments)}", file=sink)
+                try:
+                    print(self.lhctl(*arguments), file=sink)
+                except (RuntimeError, subprocess.TimeoutExpired) as problem:
+                    print(problem, file=sink)
+            print(f"---- dropped at the bridge: {self._rules}", file=sink)
+            for process in self._processes:
+                if not process.alive:
+                    continue
+                print(f"---- {process.pid}: {' '.join(process.command)[:200]}", file=sink)
+                for task in sorted(pathlib.Path(f"/proc/{process.pid}/task").glob("*")):
+                    with contextlib.suppress(OSError):
+                        state = re.findall(r"State:\s+(\S.*)", (task / "status").read_text())
+                        print(f"thread {task.name} {state}\n{(task / 'stack').read_text()}", file=sink)
+            for host in self.hosts:
+                print(f"---- sockets of {host.name}", file=sink)
+                with contextlib.suppress(RuntimeError):
+                    print(run(["ip", "netns", "exec", host.namespace, "ss", "-Htnpo"]), file=sink)
+        return path
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.signal(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+        for name in self._namespaces:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+        self._namespaces.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def host_drop(host: Host, direction: str = "both") -> list[str]:
+    """Rules that cut a host off: "both", or only what it sends ("out") or receives ("in")."""
+    rules = {"out": f'iifname "{host.port}"', "in": f'oifname "{host.port}"'}
+    return list(rules.values()) if direction == "both" else [rules[direction]]
+
+
+def pair_drop(a: Host, b: Host, one_way: bool = False) -> list[str]:
+    rules = [f'iifname "{a.port}" oifname "{b.port}"', f'iifname "{b.port}" oifname "{a.port}"']
+    return rules[:1] if one_way else rules
+
+
+def reset_some(host: Host, rng: random.Random, share: float) -> int:
+    """Resets a random share of the lanes of a host, at least one if there is any."""
+    lanes = host.connections()
+    return host.reset(rng.sample(lanes, min(len(lanes), max(1, round(share * len(lanes))))))
