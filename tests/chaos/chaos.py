@@ -226,8 +226,8 @@ def chaos(args: argparse.Namespace, logs: pathlib.Path) -> bool:
         problems.append(f"goodput {figures.net:.1%} is below {args.least_goodput:.0%}")
     if not any(line.fields["k"] == "step" for line in result.lines):
         problems.append("no step was made: nothing was tested")
-    for problem in problems:
-        print(f"PROBLEM {problem}")
+    for text in problems:
+        print(f"PROBLEM {text}")
     print(f"{'FAILED' if problems else 'held'}: seed {args.seed}, logs in {logs}")
     return not problems
 
@@ -262,6 +262,10 @@ def main() -> int:
     if reason:
         print(f"skipped: {reason}")
         return SKIPPED
+    if args.logs and args.logs.exists():
+        for old in args.logs.glob("*.*"):
+            if old.suffix in (".log", ".jsonl", ".stderr", ".txt"):
+                old.unlink()
     logs = args.logs or pathlib.Path(tempfile.mkdtemp(prefix="longhaul-chaos-", dir="/tmp"))
     print(f"seed {args.seed}, {args.hosts} hosts, {args.minutes:g} minutes, logs in {logs}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -51,7 +51,7 @@ class Fault(abc.ABC):
     @abc.abstractmethod
     def make(self) -> Record: ...
 
-    def undo(self) -> None:
+    def undo(self) -> None:  # noqa: B027 - what is over at once has nothing to undo
         """After `lasts`."""
 
     def record(self, what: str, **fields: bool) -> Record:

@@ -171,7 +171,7 @@ class Trainer:
             count = round(2 ** plan.uniform(7, self.args.max_log2))
             wanted.append((tag, count, plan.random() < 0.5, plan.random() < 0.25, plan.random() < 0.15))
         self.local.shuffle(wanted)
-        open_ops = []
+        open_ops: list[list[Any]] = []
         for tag, count, in_place, abort, staged in wanted:
             odd = self.odd(count, step, tag)
             source = np.empty(count, np.uint64) if staged else comm.empty(count, "uint64")

@@ -65,7 +65,9 @@ def judge(logs: pathlib.Path, faults: list[Record], detect_s: float) -> Verdict:
             problems.append(f"error at {line.host} group {line.group}: {fields['error']}: {fields['text']}")
     for (group, gen, step, tag), seen in results.items():
         if len(seen) > 1:
-            problems.append(f"group {group} generation {gen} step {step} tag {tag}: members have different sums: {seen}")
+            problems.append(
+                f"group {group} generation {gen} step {step} tag {tag}: members have different sums: {seen}"
+            )
     for (group, gen, step), seen in states.items():
         if len(seen) > 1:
             problems.append(f"group {group} generation {gen} step {step}: members have different states: {seen}")
@@ -93,7 +95,9 @@ def false_removals(lines: list[Line], faults: list[Record], detect_s: float) -> 
                 small = sizes.get((line.host, line.group), 0) <= 3
                 excused = excused or fault.fatal or (fault.blocks_pair and small)
         if not excused:
-            done = [fault.what for fault in faults if fault.begin <= fields["t"] + 1 and fields["t"] - 15 <= fault.begin]
+            done = [
+                fault.what for fault in faults if fault.begin <= fields["t"] + 1 and fields["t"] - 15 <= fault.begin
+            ]
             problems.append(
                 f"false eviction at {line.host} group {line.group} t={fields['t']:.2f} "
                 f"world {sizes.get((line.host, line.group))}: {fields['text']}; faults of the last 15 s: {done}"
@@ -229,7 +233,9 @@ def table(verdict: Verdict, faults: list[Record], events: list[dict[str, str]], 
         worst = f"{max(of_kind):.2f} s" if of_kind else "-"
         rows.append(f"{kind:<20} {count:>6}   {median:>36} {worst:>8}")
     ops = [op for line in lines if line.fields["k"] in ("step", "part") for op in line.fields["ops"]]
-    removed = collections.Counter(line.fields["k"] for line in lines if line.fields["k"] in ("removed", "error", "left"))
+    removed = collections.Counter(
+        line.fields["k"] for line in lines if line.fields["k"] in ("removed", "error", "left")
+    )
     rows += [
         "",
         f"ops checked            {len(ops)}",

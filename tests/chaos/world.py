@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from longhaul.testing import find_binary, start_tethered
 
@@ -220,7 +221,22 @@ class World:
             remove_leftovers()
             run(["ip", "netns", "add", self.switch])
             self._namespaces.append(self.switch)
-            run(["ip", "-n", self.switch, "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0"])
+            run(
+                [
+                    "ip",
+                    "-n",
+                    self.switch,
+                    "link",
+                    "add",
+                    "br0",
+                    "type",
+                    "bridge",
+                    "stp_state",
+                    "0",
+                    "forward_delay",
+                    "0",
+                ]
+            )
             run(["ip", "-n", self.switch, "link", "set", "br0", "up"])
             self.add_namespace(self.coordinator_namespace, "pco", "10.77.0.1")
         except BaseException:
@@ -327,8 +343,8 @@ class World:
             timeout,
         )
 
-    def status(self) -> dict[str, object]:  # type: ignore[type-arg, unused-ignore]
-        parsed: dict[str, object] = json.loads(self.lhctl("status", "--json"))
+    def status(self) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(self.lhctl("status", "--json"))
         return parsed
 
     def events(self) -> list[dict[str, str]]:

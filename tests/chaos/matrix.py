@@ -1,0 +1,400 @@
+"""Every kind of death in every phase: no hang, no wrong value, no healthy member removed.
+
+  tests/chaos/matrix                     a sample: every phase and every fault, a world of three
+  tests/chaos/matrix --full              all phases x faults x worlds of 2, 3, 4 and 8
+  tests/chaos/matrix --phases=commit --faults=kill --worlds=4 --rounds=20
+
+One member (the victim) is struck in a phase of what its group does. The others' calls have to end well and soon; each result has
+to be the exact sum over one set of members, the same at all, that none of the healthy is missing from; afterwards the healthy
+make up the world. A reset of lanes harms nobody: there the victim counts as healthy. The victim's own calls have to end too.
+
+Phases are hit by timing: at an offset into an op of known length, or at random within the first milliseconds of a join or leave.
+What was really hit is read from the coordinator's events and from the ops' own counters, and shown in the column "hit".
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import time
+from typing import Any
+
+from trainers import Trainer
+from world import PATIENCE_S, World, host_drop, run, why_not
+
+PHASES = ("idle", "pending", "preparing", "start", "reduce-scatter", "all-gather", "commit", "leave")
+FAULTS = ("kill", "stop", "partition", "reset")
+SKIPPED = 77
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    phase: str
+    fault: str
+    world: int
+
+    def __str__(self) -> str:
+        return f"{self.phase} x {self.fault} x {self.world}"
+
+
+def sample() -> list[Case]:
+    """Each phase with two faults, each fault in four phases."""
+    return [Case(phase, FAULTS[(i + j) % 4], 3) for i, phase in enumerate(PHASES) for j in (0, 2 if i < 4 else 1)]
+
+
+def full(worlds: list[int]) -> list[Case]:
+    return [Case(phase, fault, world) for world in worlds for phase in PHASES for fault in FAULTS]
+
+
+class Bad(Exception):
+    pass
+
+
+class Bench:
+    """Hosts and trainers that serve one case after the other, each in a run of its own."""
+
+    def __init__(self, world: World, size: int, args: argparse.Namespace, rng: random.Random) -> None:
+        self.world = world
+        self.args = args
+        self.rng = rng
+        self.count = args.mib * (1 << 20) // 4
+        self.trainers: list[Trainer] = []
+        self.cases = 0
+        #: of an op without faults: from the last member's start to the outcome, and from our order to that start
+        self.op_seconds = 0.0
+        self.lead_seconds = 0.0
+        # One more than the world: the one that joins.
+        for _ in range(size + 1):
+            world.add_host().start_peerd()
+            self.trainers.append(Trainer())
+
+    def close(self) -> None:
+        for trainer in self.trainers:
+            trainer.kill()
+
+    # ------------------------------------------------------------------ a case
+
+    def assemble(self, size: int, run_name: str) -> None:
+        for i in range(size):
+            self.trainers[i].start("assemble", socket=self.world.hosts[i].socket, run=run_name, size=size)
+        for i in range(size):
+            self.good(i, self.trainers[i].finish(self.args.patience), "assemble")
+
+    def good(self, i: int, answer: dict[str, Any], what: str) -> dict[str, Any]:
+        if "error" in answer:
+            raise Bad(f"{what} at {i}: {answer['error']}: {answer['text']}")
+        return answer
+
+    def prepare(self, members: list[int]) -> None:
+        for i in members:
+            self.trainers[i].start("prepare", bit=i, ops=1, count=self.count)
+        for i in members:
+            self.good(i, self.trainers[i].finish(self.args.patience), "prepare")
+
+    def post(self, members: list[int]) -> None:
+        for i in members:
+            self.trainers[i].start("run_ops", members=len(self.trainers), timeout=self.args.patience)
+
+    def collect(self, members: list[int], healthy: list[int], what: str) -> dict[int, dict[str, Any]]:
+        """The op's outcome at each of `members`, all of whom are healthy."""
+        answers = {i: self.good(i, self.trainers[i].finish(self.args.patience + 10), what)["ops"][0] for i in members}
+        for i, op in answers.items():
+            if "error" in op:
+                raise Bad(f"{what} at {i}: {op['error']}: {op['text']}")
+            if op["participants"] is None:
+                raise Bad(f"{what} at {i}: the sum of no set of members")
+            if len(op["participants"]) != op["world_size"]:
+                raise Bad(f"{what} at {i}: {op['participants']} took part, OpInfo says {op['world_size']}")
+            if not set(op["participants"]) >= set(healthy):
+                raise Bad(f"{what} at {i}: a healthy member is missing: {op['participants']}, healthy {healthy}")
+        if len({tuple(op["participants"]) for op in answers.values()}) > 1:
+            raise Bad(f"{what}: members have different sums: {answers}")
+        return answers
+
+    def calibrate(self, size: int) -> None:
+        self.assemble(size, f"calibrate-{size}")
+        everybody = list(range(size))
+        seconds = []
+        leads = []
+        for _ in range(4):
+            self.prepare(everybody)
+            posted = time.monotonic()
+            self.post(everybody)
+            ops = self.collect(everybody, everybody, "calibration").values()
+            seconds.append(min(op["seconds"] - op["wait"] for op in ops))
+            leads.append(max(op["at"] for op in ops) - posted - seconds[-1])
+        self.op_seconds = sorted(seconds[1:])[1]
+        self.lead_seconds = sorted(leads[1:])[1]
+        print(f"world of {size}: the op takes {self.op_seconds:.3f} s, from {self.lead_seconds:.3f} s after the order")
+        self.forget(everybody)
+
+    def forget(self, members: list[int]) -> None:
+        for i in members:
+            self.trainers[i].start("forget")
+        for i in members:
+            self.trainers[i].finish(self.args.patience)
+
+    def strike(self, case: Case, victim: int) -> None:
+        host = self.world.hosts[victim]
+        assert host.peerd is not None
+        if case.fault == "kill":
+            host.peerd.signal(signal.SIGKILL)
+        elif case.fault == "stop":
+            host.peerd.signal(signal.SIGSTOP)
+        elif case.fault == "partition":
+            self.world.drop(*host_drop(host))
+        elif case.phase in ("pending", "idle") and self.rng.random() < 0.5:
+            run(["ip", "netns", "exec", host.namespace, "ss", "-KHtn", "dst", self.world.coordinator_address])
+        else:
+            lanes = host.connections()
+            share = self.rng.choice([0.01, 0.5, 1])
+            host.reset(self.rng.sample(lanes, min(len(lanes), max(1, round(share * len(lanes))))))
+
+    def mend(self, case: Case, victim: int) -> None:
+        host = self.world.hosts[victim]
+        assert host.peerd is not None
+        if case.fault == "kill":
+            host.peerd.wait(PATIENCE_S)
+            host.start_peerd()
+        elif case.fault == "stop":
+            host.peerd.signal(signal.SIGCONT)
+        elif case.fault == "partition":
+            self.world.undrop(*host_drop(host))
+
+    def run(self, case: Case) -> str:
+        """What was hit. Bad: something did not hold."""
+        self.cases += 1
+        size = case.world
+        name = f"case-{self.cases}"
+        self.assemble(size, name)
+        members = list(range(size))
+        newcomer = size
+        joins = case.phase in ("pending", "preparing")
+        # Of a join either side may be struck.
+        victim = self.rng.choice([newcomer, self.rng.randrange(size)]) if joins else self.rng.randrange(size)
+        everybody = [*members, newcomer] if joins else members
+        healthy = [i for i in everybody if i != victim or case.fault == "reset"]
+        busy_victim = False  # its last call has not ended
+        self.prepare(members)
+        try:
+            struck = time.time()
+            if case.phase == "idle":
+                self.strike(case, victim)
+                if self.rng.random() < 0.5:
+                    time.sleep(self.args.detect_ms / 1000 + 0.5)
+            elif case.phase in ("pending", "preparing"):
+                host = self.world.hosts[newcomer]
+                self.trainers[newcomer].start("assemble", socket=host.socket, run=name, size=size + 1)
+                self.wait_pending(name, 1)
+                if case.phase == "pending":
+                    struck = time.time()
+                    self.strike(case, victim)
+                # As all do who meet at boundaries until the newcomer is in, or cannot come.
+                target = size + 1 if case.fault == "reset" else 0
+                for i in members:
+                    if target:
+                        self.trainers[i].start("begin_step_until", size=target)
+                    else:
+                        self.trainers[i].start("begin_step")
+                if case.phase == "preparing":
+                    time.sleep(self.rng.uniform(0, 0.02))
+                    struck = time.time()
+                    self.strike(case, victim)
+                for i in members:
+                    if i in healthy:
+                        self.good(i, self.trainers[i].finish(self.args.patience), "begin_step")
+                if newcomer in healthy:
+                    # When a member died the newcomer may have to wait for the next boundary.
+                    others = [i for i in members if i in healthy]
+                    self.admit(newcomer, others, name)
+                busy_victim = victim not in healthy
+            elif case.phase == "leave":
+                self.trainers[victim].start("leave", timeout=self.args.patience)
+                time.sleep(self.rng.uniform(0, 0.01))
+                struck = time.time()
+                self.strike(case, victim)
+                healthy = [i for i in members if i != victim]
+                busy_victim = True
+            else:
+                posting = [i for i in members if i != victim] if case.phase == "start" else members
+                self.post(posting)
+                share = {"start": 1.5, "reduce-scatter": 0.25, "all-gather": 0.75}.get(
+                    case.phase, self.rng.uniform(0.9, 1.1)
+                )
+                time.sleep(max(0.0, self.lead_seconds + self.op_seconds * share + self.rng.uniform(-0.005, 0.005)))
+                struck = time.time()
+                self.strike(case, victim)
+                if case.phase == "start" and victim in healthy:
+                    self.post([victim])
+                busy_victim = victim not in healthy and case.phase != "start"
+            survivors = list(healthy)
+            if newcomer in survivors:
+                self.prepare([newcomer])
+            if case.phase in ("idle", "pending", "preparing", "leave"):
+                self.post(survivors)
+            answers = self.collect(survivors, healthy, "the op")
+            # Everybody who is healthy is there afterwards, and nobody else.
+            self.prepare(survivors)
+            self.post(survivors)
+            after = self.collect(survivors, healthy, "the op afterwards")
+            self.mend(case, victim)
+            if busy_victim:
+                answer = self.trainers[victim].finish(self.args.patience + 10)
+                self.check_victim(case, answer, answers)
+            hit = self.what_was_hit(case, name, struck, answers, victim)
+            if case.fault != "reset" or case.phase == "leave":
+                for op in after.values():
+                    if set(op["participants"]) - set(healthy) and case.fault == "kill":
+                        raise Bad(f"a dead member takes part: {op}")
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.world.dump(f"case {case}, run {name}, victim {victim}")
+                self.mend(case, victim)
+            raise
+        self.forget(everybody)
+        return hit
+
+    def check_victim(self, case: Case, answer: dict[str, Any], answers: dict[int, dict[str, Any]]) -> None:
+        """Its own calls ended; if well, then with what the others have."""
+        for op in answer.get("ops", []):
+            if "error" in op:
+                if op["error"] == "Aborted" or (case.fault != "kill" and not op["intact"]):
+                    raise Bad(f"the victim's op: {op}")
+            elif op["participants"] != next(iter(answers.values()))["participants"]:
+                raise Bad(f"the victim has another sum: {op}, the others {answers}")
+
+    def admit(self, newcomer: int, others: list[int], name: str) -> None:
+        """Boundaries of the others until the newcomer, who waits, is in."""
+        deadline = time.monotonic() + self.args.patience
+        while time.monotonic() < deadline:
+            members = self.members(name)
+            if f"h{newcomer}" in members.values():
+                self.good(newcomer, self.trainers[newcomer].finish(self.args.patience), "join")
+                return
+            for i in others:
+                if i != newcomer:
+                    self.trainers[i].start("begin_step")
+            for i in others:
+                if i != newcomer:
+                    self.good(i, self.trainers[i].finish(self.args.patience), "begin_step")
+        raise Bad("the healthy newcomer did not get in")
+
+    def members(self, name: str) -> dict[str, str]:
+        """Member to host of a run, the admitted ones."""
+        found = {}
+        for group in self.world.status()["groups"]:
+            if group["run"] == name:
+                hosts = {peer["peer"]: peer["endpoint"].split(":")[0] for peer in group["ring"]}
+                for member in group["members"]:
+                    if member["joined"] != "0" and member["peer"] in hosts:
+                        number = int(hosts[member["peer"]].split(".")[-1]) - 10
+                        found[member["member"]] = f"h{number}"
+        return found
+
+    def wait_pending(self, name: str, count: int) -> None:
+        deadline = time.monotonic() + self.args.patience
+        while time.monotonic() < deadline:
+            for group in self.world.status()["groups"]:
+                if group["run"] == name and sum(member["joined"] == "0" for member in group["members"]) >= count:
+                    return
+            time.sleep(0.01)
+        raise Bad("the newcomer was never pending")
+
+    def what_was_hit(
+        self, case: Case, name: str, struck: float, answers: dict[int, dict[str, Any]], victim: int
+    ) -> str:
+        ops = list(answers.values())
+        found = []
+        if case.phase in ("reduce-scatter", "all-gather", "commit", "start"):
+            if victim not in ops[0]["participants"]:
+                found.append("op redone without it" if max(op["retries"] for op in ops) else "op begun without it")
+            elif max(op["retries"] for op in ops):
+                found.append("op redone with it")
+            else:
+                found.append("op not disturbed")
+        preparing = False
+        later = []
+        for event in self.world.events():
+            if event.get("run") != name:
+                continue
+            before = int(event["time_us"]) / 1e6 <= struck
+            if before and event["kind"] in ("prepare", "commit", "abort"):
+                preparing = event["kind"] == "prepare"
+            elif not before and event["kind"] in ("prepare", "commit", "abort", "death", "evict", "leave", "link_lost"):
+                later.append(event["kind"])
+        if preparing:
+            found.append("in a preparation")
+        counts = collections.Counter(later)
+        found.append("then " + (" ".join(f"{kind}:{n}" for kind, n in counts.items()) or "nothing"))
+        return ", ".join(found)
+
+
+def play(cases: list[Case], args: argparse.Namespace, logs: pathlib.Path) -> int:
+    """How many failed."""
+    rng = random.Random(args.seed)
+    failed = 0
+    for size in sorted({case.world for case in cases}):
+        todo = [case for case in cases if case.world == size for _ in range(args.rounds)]
+        while todo:
+            # After a failure what hangs is not to harm the next case: everything is started anew.
+            with World(logs / f"world-{size}", args.detect_ms) as world, contextlib.ExitStack() as stack:
+                world.start_coordinator()
+                bench = Bench(world, size, args, rng)
+                stack.callback(bench.close)
+                bench.calibrate(size)
+                while todo:
+                    case = todo.pop(0)
+                    began = time.monotonic()
+                    try:
+                        hit = bench.run(case)
+                    except (Bad, AssertionError, RuntimeError) as problem:
+                        failed += 1
+                        print(f"FAILED {case!s:<32} {problem}", flush=True)
+                        print(f"       dump in {world.logs}/dump.txt", flush=True)
+                        break
+                    print(f"held   {case!s:<32} {time.monotonic() - began:5.1f} s  {hit}", flush=True)
+    return failed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--phases", help=f"of {', '.join(PHASES)}; comma-separated")
+    parser.add_argument("--faults", help=f"of {', '.join(FAULTS)}; comma-separated")
+    parser.add_argument("--worlds", default="2,3,4,8", help="sizes, with --full or --phases or --faults")
+    parser.add_argument("--rounds", type=int, default=1, help="times that each case is played")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("LONGHAUL_SEED", "1")))
+    parser.add_argument("--mib", type=int, default=32, help="size of the op in MiB")
+    parser.add_argument("--detect-ms", type=int, default=1000)
+    parser.add_argument("--patience", type=float, default=40, help="a wait of so many seconds is a hang")
+    parser.add_argument("--logs", type=pathlib.Path, help="where logs go (default: a new directory in /tmp)")
+    args = parser.parse_args(arguments)
+    cases = sample()
+    if args.full or args.phases or args.faults:
+        phases = args.phases.split(",") if args.phases else PHASES
+        faults = args.faults.split(",") if args.faults else FAULTS
+        cases = full([int(size) for size in args.worlds.split(",")])
+        cases = [case for case in cases if case.phase in phases and case.fault in faults]
+    if not cases:
+        parser.error("no such case")
+    reason = why_not()
+    if reason:
+        print(f"skipped: {reason}")
+        return SKIPPED
+    logs = args.logs or pathlib.Path(tempfile.mkdtemp(prefix="longhaul-matrix-", dir="/tmp"))
+    print(f"seed {args.seed}, {len(cases) * args.rounds} cases, logs in {logs}", flush=True)
+    failed = play(cases, args, logs)
+    print(f"{len(cases) * args.rounds} cases, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
