@@ -48,6 +48,10 @@ class Trainer:
         result: dict[str, Any] = json.loads(line)
         return result
 
+    def idle(self) -> bool:
+        """Whether no answer has come yet."""
+        return self._lines.empty()
+
     def do(self, name: str, timeout: float = 90, **arguments: Any) -> dict[str, Any]:
         self.start(name, **arguments)
         result = self.finish(timeout)

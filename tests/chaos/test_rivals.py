@@ -1,0 +1,163 @@
+"""Faults that end or corrupt runs of other systems, where network namespaces are needed."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from trainers import Trainer
+from world import DATA_PORT, World, pair_drop, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
+
+COUNT = 500_000
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def hosts_of(stack: ExitStack, tmp_path: pathlib.Path, count: int, detect_ms: int = 1500) -> World:
+    world = stack.enter_context(World(tmp_path, detect_ms))
+    world.start_coordinator()
+    for _ in range(count):
+        world.add_host().start_peerd()
+    return world
+
+
+def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
+    trainers = []
+    for _ in range(count):
+        trainers.append(Trainer())
+        stack.callback(trainers[-1].kill)
+    return trainers
+
+
+def assemble(world: World, trainers: list[Trainer], run: str = "rivals", group: int = 0) -> None:
+    for i, trainer in enumerate(trainers):
+        trainer.start("assemble", socket=world.hosts[i].socket, run=run, group=group, size=len(trainers))
+    for trainer in trainers:
+        answer = trainer.finish()
+        assert "error" not in answer, answer
+
+
+def one_round(trainers: list[Trainer], ops: int = 4, count: int = COUNT) -> list[dict]:
+    """Ops of all of them; every result is the exact sum over all."""
+    for bit, trainer in enumerate(trainers):
+        trainer.start("prepare", bit=bit, ops=ops, count=count)
+    for trainer in trainers:
+        assert "error" not in trainer.finish()
+    for trainer in trainers:
+        trainer.start("run_ops", members=len(trainers))
+    answers = [trainer.finish() for trainer in trainers]
+    for answer in answers:
+        for op in answer["ops"]:
+            assert "error" not in op, op
+            assert op["participants"] == list(range(len(trainers))), op
+    return answers
+
+
+def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_nobody(
+    stack: ExitStack, tmp_path: pathlib.Path
+) -> None:
+    """PCCL: both healthy peers are kicked."""
+    world = hosts_of(stack, tmp_path, 3)
+    trainers = trainers_of(stack, 3)
+    assemble(world, trainers[:2])
+    # Nobody can open a connection to the newcomer's data port; everything else reaches it.
+    world.drop(f'oifname "{world.hosts[2].port}" tcp dport {DATA_PORT}')
+    trainers[2].start("join", socket=world.hosts[2].socket, run="rivals", timeout=60)
+    refused: dict | None = None
+    deadline = time.monotonic() + 60
+    while refused is None and time.monotonic() < deadline:
+        for trainer in trainers[:2]:
+            trainer.start("begin_step")
+        for trainer in trainers[:2]:
+            answer = trainer.finish()
+            assert answer.get("size") == 2, answer
+        for answer in one_round(trainers[:2]):
+            assert all(op["retries"] == 0 for op in answer["ops"])
+        if not trainers[2].idle():
+            refused = trainers[2].finish()
+    assert refused is not None, "the newcomer was never refused"
+    assert refused.get("error") is not None, refused
+    assert f"{world.hosts[2].address}:{DATA_PORT}" in refused["text"], refused
+    removed = [event for event in world.events() if event["kind"] in ("death", "evict") and event["run"] == "rivals"]
+    assert len(removed) <= 1, removed  # the newcomer itself, at most
+
+
+def test_of_four_nobody_is_lost_when_a_pair_cannot_talk(stack: ExitStack, tmp_path: pathlib.Path) -> None:
+    """PCCL: four peers with one blocked pair lose a healthy member."""
+    world = hosts_of(stack, tmp_path, 4)
+    trainers = trainers_of(stack, 4)
+    assemble(world, trainers)
+    one_round(trainers)
+    for first, second in ((0, 1), (0, 2), (1, 3)):
+        rules = pair_drop(world.hosts[first], world.hosts[second])
+        world.drop(*rules)
+        for _ in range(3):
+            one_round(trainers)
+            for trainer in trainers:
+                trainer.start("begin_step", timeout=60)
+            for trainer in trainers:
+                answer = trainer.finish()
+                assert answer.get("size") == 4, answer
+        world.undrop(*rules)
+    one_round(trainers)
+
+
+def test_a_pair_that_cannot_talk_from_the_start_meets_in_one_world_of_four(
+    stack: ExitStack, tmp_path: pathlib.Path
+) -> None:
+    world = hosts_of(stack, tmp_path, 4)
+    world.drop(*pair_drop(world.hosts[0], world.hosts[3]))
+    trainers = trainers_of(stack, 4)
+    assemble(world, trainers)
+    one_round(trainers)
+
+
+@pytest.mark.parametrize("one_way", [False, True], ids=["both-ways", "one-way"])
+def test_a_silence_shorter_than_detect_ms_is_no_fault(stack: ExitStack, tmp_path: pathlib.Path, one_way: bool) -> None:
+    world = hosts_of(stack, tmp_path, 3, detect_ms=2000)
+    trainers = trainers_of(stack, 3)
+    assemble(world, trainers)
+    one_round(trainers)
+    rules = pair_drop(world.hosts[0], world.hosts[1], one_way)
+    for bit, trainer in enumerate(trainers):
+        trainer.start("prepare", bit=bit, ops=8, count=COUNT)
+    for trainer in trainers:
+        trainer.finish()
+    for trainer in trainers:
+        trainer.start("run_ops", members=3)
+    world.drop(*rules)
+    time.sleep(0.8)
+    world.undrop(*rules)
+    for trainer in trainers:
+        for op in trainer.finish()["ops"]:
+            assert op.get("participants") == [0, 1, 2], op
+    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
+
+
+def test_lanes_that_are_reset_cost_no_member(stack: ExitStack, tmp_path: pathlib.Path) -> None:
+    world = hosts_of(stack, tmp_path, 3)
+    trainers = trainers_of(stack, 3)
+    assemble(world, trainers)
+    for share in (1, 2, 1000):
+        for bit, trainer in enumerate(trainers):
+            trainer.start("prepare", bit=bit, ops=8, count=COUNT)
+        for trainer in trainers:
+            trainer.finish()
+        for trainer in trainers:
+            trainer.start("run_ops", members=3)
+        time.sleep(0.02)
+        victim = world.hosts[0]
+        victim.reset(victim.connections()[:share])
+        for trainer in trainers:
+            for op in trainer.finish()["ops"]:
+                assert op.get("participants") == [0, 1, 2], op
+    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
