@@ -192,7 +192,9 @@ class Bench:
                     time.sleep(self.args.detect_ms / 1000 + 0.5)
             elif case.phase in ("pending", "preparing"):
                 host = self.world.hosts[newcomer]
-                self.trainers[newcomer].start("join", socket=host.socket, run=name, timeout=10 if victim == newcomer else self.args.patience)
+                self.trainers[newcomer].start(
+                    "join", socket=host.socket, run=name, timeout=10 if victim == newcomer else self.args.patience
+                )
                 self.wait_pending(name, 1)
                 if case.phase == "pending":
                     struck = time.time()

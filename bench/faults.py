@@ -1,0 +1,532 @@
+#!/usr/bin/env python3
+"""What faults cost: time to go on after a death, a coordinator that keeps dying, memory over many ops and members.
+
+    tools/build && .venv/bin/python bench/faults.py
+    .venv/bin/python bench/faults.py kill --kills=100 --json=result.json
+    .venv/bin/python bench/faults.py coordinator --minutes=2
+    .venv/bin/python bench/faults.py memory --ops=100000 --cycles=1000
+
+kill: SIGKILL of one of four peers, at a random time of a 64 MiB all-reduce. A row is of the survivors: from the death to
+their op's completion (each survivor of each kill is one sample), less the median time of an op without a fault, begun when the
+death came (an op cannot end sooner than its whole length after the death, because it begins anew). A second row does not
+subtract that. Kills that came after the op was over are done again.
+silence: the same with SIGSTOP, which shows in nothing but silence. Target: below detect_ms + 500 ms.
+coordinator: SIGKILL and restart (SQLite store) every 5 s under load, while a member joins and leaves again and again.
+memory: resident memory of coordinator, peerds and trainers over ops with a tag of their own each, and over members that come
+and go. `growth` is of the last tenth over the first after the warm-up.
+
+Exit code 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import random
+import re
+import selectors
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+# A process that says nothing for so long has failed.
+PATIENCE_S = 120
+MIB = 1 << 20
+
+
+class Failure(Exception):
+    pass
+
+
+# ---------------------------------------------------------------------------- workers
+
+
+def answer(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def resident(pid: int) -> int:
+    """Of its own: memory shared with others (the arena) is counted where it grows, below."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
+
+
+class Worker:
+    """A trainer that carries out orders, one JSON line each."""
+
+    def __init__(self) -> None:
+        import numpy
+
+        import longhaul
+
+        self.lh = longhaul
+        self.np = numpy
+        self.comm: Any = None
+        self.source: Any = None
+
+    def join(self, socket: str, run: str, size: int) -> None:
+        """And meets the others at boundaries until all are there."""
+        self.comm = self.lh.join(run=run, peerd=socket, timeout=PATIENCE_S)
+        while self.comm.world_size < size:
+            self.comm.begin_step(timeout=PATIENCE_S)
+            time.sleep(0.01)
+        self.comm.all_reduce(self.np.zeros(1, "float32"), tag=1 << 40, timeout=PATIENCE_S)
+
+    def op(self, socket: str, count: int, value: float) -> dict[str, Any]:
+        if self.source is None or self.source.size != count:
+            self.source = self.lh.empty(count, "float32", peerd=socket)
+        self.source.fill(value)
+        begin = time.monotonic()
+        info = self.comm.all_reduce(self.source, timeout=PATIENCE_S)
+        end = time.monotonic()
+        low, high = float(self.source.min()), float(self.source.max())
+        if low != high:
+            raise Failure(f"the sum is {low} to {high}")
+        return {"begin": begin, "end": end, "sum": low, "world": info.world_size, "retries": info.retries}
+
+    def ops(self, first: int, count: int, elements: int, window: int) -> dict[str, Any]:
+        """Many small ones, each under a tag of its own, so many in flight at once."""
+        wrong = retries = 0
+        flying: list[Any] = []
+
+        def collect() -> None:
+            nonlocal wrong, retries
+            tensor, work = flying.pop(0)
+            info = work.wait(timeout=PATIENCE_S)
+            retries += info.retries
+            wrong += bool((tensor != info.world_size).any())
+
+        for tag in range(first, first + count):
+            tensor = self.comm.empty(elements, "float32")
+            tensor.fill(1)
+            flying.append((tensor, self.comm.all_reduce(tensor, tag=tag, async_op=True)))
+            if len(flying) >= window:
+                collect()
+        while flying:
+            collect()
+        return {"wrong": wrong, "retries": retries}
+
+    def steps(self, seconds: float, count: int) -> dict[str, Any]:
+        """Boundaries and ops for a time; the members agree on the end by an op."""
+        steps = retries = wrong = 0
+        slowest = 0.0
+        joined = 0
+        size = self.comm.world_size
+        until = time.monotonic() + seconds
+        more = self.np.ones(1, "float32")
+        source = self.comm.empty(count, "float32")
+        while True:
+            step = self.comm.begin_step(timeout=PATIENCE_S)
+            joined += max(0, step.world_size - size)
+            size = step.world_size
+            begin = time.monotonic()
+            source.fill(1)
+            info = self.comm.all_reduce(source, tag=1, timeout=PATIENCE_S)
+            retries += info.retries
+            wrong += bool((source != info.world_size).any())
+            slowest = max(slowest, time.monotonic() - begin)
+            more[0] = 1 if time.monotonic() < until else 0
+            info = self.comm.all_reduce(more, op="min", tag=2, timeout=PATIENCE_S)
+            retries += info.retries
+            steps += 1
+            if more[0] == 0:
+                return {"steps": steps, "retries": retries, "wrong": wrong, "slowest": slowest, "joined": joined}
+            time.sleep(0.02)
+
+    def visit(self, socket: str, run: str, count: int) -> dict[str, Any]:
+        """Joins others who do `steps`, takes part in one step, leaves."""
+        begin = time.monotonic()
+        self.comm = self.lh.join(run=run, peerd=socket, timeout=PATIENCE_S)
+        took = time.monotonic() - begin
+        self.comm.begin_step(timeout=PATIENCE_S)
+        source = self.comm.empty(count, "float32")
+        source.fill(1)
+        info = self.comm.all_reduce(source, tag=1, timeout=PATIENCE_S)
+        more = self.np.ones(1, "float32")
+        self.comm.all_reduce(more, op="min", tag=2, timeout=PATIENCE_S)
+        self.comm.leave(timeout=PATIENCE_S)
+        self.comm = None
+        return {"seconds": took, "right": bool((source == info.world_size).all()), "over": bool(more[0] == 0)}
+
+    def cycles(self, socket: str, run: str, count: int) -> None:
+        """Comes and goes where nobody else is."""
+        for _ in range(count):
+            comm = self.lh.join(run=run, peerd=socket, timeout=PATIENCE_S)
+            comm.all_reduce(self.np.ones(16, "float32"), timeout=PATIENCE_S)
+            comm.leave(timeout=PATIENCE_S)
+
+    def leave(self) -> None:
+        if self.comm is not None:
+            self.comm.leave(timeout=PATIENCE_S)
+            self.comm = None
+
+
+def work() -> None:
+    worker = Worker()
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            answer(getattr(worker, order.pop("do"))(**order))
+        except (worker.lh.Error, Failure) as problem:
+            answer({"error": f"{type(problem).__name__}: {problem}"})
+
+
+# ---------------------------------------------------------------------------- the team
+
+
+class Trainer:
+    def __init__(self) -> None:
+        command = [sys.executable, str(pathlib.Path(__file__).resolve()), "--worker"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def start(self, do: str, **order: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **order}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def finish(self, patience: float = PATIENCE_S + 10) -> Any:
+        """Failure: an error, or nothing in time."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + patience
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0, deadline - time.monotonic())):
+                    raise Failure(f"trainer {self.process.pid} gave no answer in {patience} s: a hang")
+                piece = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not piece:
+                    raise Failure(f"trainer {self.process.pid} ended with {self.process.wait()}")
+                line += piece
+        value = json.loads(line)
+        if isinstance(value, dict) and "error" in value:
+            raise Failure(value["error"])
+        return value
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def team(count: int) -> Iterator[list[Trainer]]:
+    trainers = [Trainer() for _ in range(count)]
+    try:
+        yield trainers
+    finally:
+        for trainer in trainers:
+            trainer.kill()
+
+
+def finish_all(trainers: list[Trainer]) -> list[Any]:
+    return [trainer.finish() for trainer in trainers]
+
+
+def quantile(values: list[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+# ---------------------------------------------------------------------------- deaths
+
+
+def deaths(args: argparse.Namespace, silence: bool) -> dict[str, Any]:
+    """One of `peers` dies in the middle of an op, again and again; each time a fresh one takes its place."""
+    import longhaul as lh
+
+    rng = random.Random(args.seed)
+    count = args.mib * MIB // 4
+    wanted = args.silences if silence else args.kills
+    calm: list[float] = []
+    after_death: list[float] = []
+    missed = 0
+    with lh.testing.LocalCluster(peers=args.peers - 1, log_dir=args.log_dir) as cluster, team(args.peers - 1) as stay:
+        done = 0
+        while done < wanted:
+            run = f"death-{done}-{missed}"
+            number = cluster.add_peer()
+            victim = Trainer()
+            try:
+                everybody = [*stay, victim]
+                sockets = [cluster.socket(i) for i in range(args.peers - 1)] + [cluster.socket(number)]
+                for trainer, path in zip(everybody, sockets):
+                    trainer.start("join", socket=path, run=run, size=args.peers)
+                finish_all(everybody)
+                # Without a fault: the first warms the tensors up.
+                for turn in range(3):
+                    for trainer, path in zip(everybody, sockets):
+                        trainer.start("op", socket=path, count=count, value=1)
+                    ops = finish_all(everybody)
+                    if any(op["sum"] != args.peers for op in ops):
+                        raise Failure(f"wrong sums without a fault: {ops}")
+                    if turn:
+                        last = max(op["begin"] for op in ops)
+                        calm += [op["end"] - last for op in ops]
+                for trainer, path in zip(everybody, sockets):
+                    trainer.start("op", socket=path, count=count, value=1)
+                # Filling the tensors takes a while as well; a kill before or after the op does not count.
+                time.sleep(args.fill_s + rng.uniform(0.1, 0.9) * statistics.median(calm))
+                died = time.monotonic()
+                os.kill(cluster.peers[number].pid, signal.SIGSTOP if silence else signal.SIGKILL)
+                ops = finish_all(stay)
+                for op in ops:
+                    if op["sum"] != op["world"]:
+                        raise Failure(f"the sum is {op['sum']} in a world of {op['world']}")
+                if len({op["world"] for op in ops}) > 1:
+                    raise Failure(f"the survivors disagree on the world: {ops}")
+                hit = max(op["begin"] for op in ops) < died < min(op["end"] for op in ops)
+                if hit and ops[0]["world"] == args.peers - 1:
+                    after_death += [op["end"] - died for op in ops]
+                    done += 1
+                else:
+                    missed += 1
+                    if missed > 3 * wanted + 20:
+                        raise Failure(f"{missed} kills missed the op, {done} hit it")
+                for trainer in stay:
+                    trainer.start("leave")
+                finish_all(stay)
+            finally:
+                victim.kill()
+                cluster.kill_peer(number)
+    fault_free = statistics.median(calm)
+    costs = [1e3 * (seconds - fault_free) for seconds in after_death]
+    limit = (1500 + 500, 1500 + 500) if silence else (250, 500)
+    return {
+        "what": "silence (SIGSTOP)" if silence else "death (SIGKILL)",
+        "faults": done,
+        "missed": missed,
+        "samples": len(costs),
+        "op_ms": 1e3 * fault_free,
+        "median_ms": statistics.median(costs),
+        "p99_ms": quantile(costs, 0.99),
+        "max_ms": max(costs),
+        "whole_median_ms": 1e3 * statistics.median(after_death),
+        "whole_p99_ms": 1e3 * quantile(after_death, 0.99),
+        "target_median_ms": limit[0],
+        "target_p99_ms": limit[1],
+        "met": statistics.median(costs) < limit[0] and quantile(costs, 0.99) < limit[1],
+    }
+
+
+# ---------------------------------------------------------------------------- the coordinator
+
+
+class Coordinator:
+    """A coordinator with a SQLite store on a port of its own, killed and started again."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        from longhaul.testing import find_binary
+
+        self.directory = directory
+        # A port that was free a moment ago: it has to be the same after each restart.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = "127.0.0.1:%d" % probe.getsockname()[1]
+        self.command = [
+            str(find_binary("longhaul-coordinator")),
+            f"--listen={self.address}",
+            "--http=127.0.0.1:0",
+            f"--store=sqlite:{directory}/coordinator.db",
+            f"--ready-file={directory}/ready.json",
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        from longhaul.testing import start_tethered
+
+        ready = self.directory / "ready.json"
+        ready.unlink(missing_ok=True)
+        with open(self.directory / "coordinator.log", "ab") as log:
+            self.process = start_tethered(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + PATIENCE_S
+        while not ready.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise Failure(f"the coordinator did not start: {self.directory}/coordinator.log")
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def restarts(args: argparse.Namespace) -> dict[str, Any]:
+    import longhaul as lh
+
+    visits: list[dict[str, Any]] = []
+    count = 64 << 10
+    kills = 0
+    with tempfile.TemporaryDirectory(prefix="longhaul-faults-") as name, team(4) as trainers:
+        coordinator = Coordinator(pathlib.Path(name))
+        try:
+            with lh.testing.LocalCluster(peers=4, coordinator=coordinator.address, log_dir=args.log_dir) as cluster:
+                for i in range(3):
+                    trainers[i].start("join", socket=cluster.socket(i), run="restarts", size=3)
+                finish_all(trainers[:3])
+                seconds = 60 * args.minutes
+                for trainer in trainers[:3]:
+                    trainer.start("steps", seconds=seconds, count=count)
+                begin = time.monotonic()
+                next_kill = begin + 5
+                visiting = False
+                while time.monotonic() < begin + seconds - 5:
+                    if not visiting:
+                        trainers[3].start("visit", socket=cluster.socket(3), run="restarts", count=count)
+                        visiting = True
+                    assert trainers[3].process.stdout is not None
+                    with selectors.DefaultSelector() as selector:
+                        selector.register(trainers[3].process.stdout, selectors.EVENT_READ)
+                        if selector.select(max(0, min(next_kill, begin + seconds) - time.monotonic())):
+                            visits.append(trainers[3].finish())
+                            visiting = False
+                    if time.monotonic() >= next_kill:
+                        coordinator.kill()
+                        kills += 1
+                        coordinator.start()
+                        next_kill = time.monotonic() + 5
+                if visiting:
+                    visits.append(trainers[3].finish())
+                results = finish_all(trainers[:3])
+        finally:
+            coordinator.kill()
+    redone = sum(result["retries"] for result in results)
+    wrong = sum(result["wrong"] for result in results) + sum(not visit["right"] for visit in visits)
+    return {
+        "what": "coordinator killed and started again",
+        "kills": kills,
+        "steps": results[0]["steps"],
+        "ops_redone": redone,
+        "ops_failed": 0,  # one that failed would have ended this
+        "ops_wrong": wrong,
+        "slowest_op_s": max(result["slowest"] for result in results),
+        "joins": len(visits),
+        "join_median_s": statistics.median(visit["seconds"] for visit in visits),
+        "join_max_s": max(visit["seconds"] for visit in visits),
+        "met": redone == 0 and wrong == 0 and len(visits) > 0,
+    }
+
+
+# ---------------------------------------------------------------------------- memory
+
+
+def growth(samples: list[int]) -> float:
+    """Of the last tenth over the first tenth behind the warm-up, which is the first fifth."""
+    behind = samples[len(samples) // 5 :]
+    tenth = max(1, len(behind) // 10)
+    return statistics.median(behind[-tenth:]) / statistics.median(behind[:tenth]) - 1
+
+
+def memory(args: argparse.Namespace) -> dict[str, Any]:
+    import longhaul as lh
+
+    ops: dict[str, list[int]] = {"coordinator": [], "peerd": [], "trainer": []}
+    cycles: dict[str, list[int]] = {"coordinator": [], "peerd": [], "trainer": []}
+    rounds = 50
+    with lh.testing.LocalCluster(peers=2, log_dir=args.log_dir) as cluster, team(2) as trainers:
+
+        def sample(into: dict[str, list[int]]) -> None:
+            into["coordinator"].append(resident(cluster.coordinator_pid))
+            into["peerd"].append(sum(resident(peer.pid) for peer in cluster.peers))
+            into["trainer"].append(sum(resident(trainer.process.pid) for trainer in trainers))
+
+        for i, trainer in enumerate(trainers):
+            trainer.start("join", socket=cluster.socket(i), run="memory", size=2)
+        finish_all(trainers)
+        each = max(1, args.ops // rounds)
+        for turn in range(rounds):
+            for trainer in trainers:
+                trainer.start("ops", first=1 + turn * each, count=each, elements=256, window=16)
+            for result in finish_all(trainers):
+                if result["wrong"]:
+                    raise Failure(f"{result['wrong']} wrong results")
+            sample(ops)
+        for trainer in trainers:
+            trainer.start("leave")
+        finish_all(trainers)
+        each = max(1, args.cycles // rounds)
+        for turn in range(rounds):
+            # A run for each trainer: a fresh run a turn, as an operator's coordinator would see them.
+            for i, trainer in enumerate(trainers):
+                trainer.start("cycles", socket=cluster.socket(i), run=f"cycle-{i}", count=each)
+            finish_all(trainers)
+            sample(cycles)
+    found = {
+        f"{part}_{phase}": growth(samples)
+        for phase, table in (("ops", ops), ("cycles", cycles))
+        for part, samples in table.items()
+    }
+    return {
+        "what": "memory",
+        "ops": args.ops,
+        "cycles": 2 * args.cycles,
+        **{f"growth_{name}": value for name, value in found.items()},
+        **{f"mib_{part}": samples[-1] / MIB for part, samples in cycles.items()},
+        "met": all(value < 0.10 for value in found.values()),
+    }
+
+
+# ---------------------------------------------------------------------------- the bench
+
+PARTS = ("kill", "silence", "coordinator", "memory")
+
+
+def text_of(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)} (default all)")
+    parser.add_argument("--peers", type=int, default=4, help="kill, silence: peers, of which one dies (default 4)")
+    parser.add_argument("--mib", type=int, default=64, help="kill, silence: size of the op in MiB (default 64)")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--silences", type=int, default=20)
+    parser.add_argument("--fill-s", type=float, default=0.03, help="from our order to the op's start, about")
+    parser.add_argument("--minutes", type=float, default=2, help="coordinator: how long (default 2)")
+    parser.add_argument("--ops", type=int, default=100_000, help="memory: ops (default 100000)")
+    parser.add_argument("--cycles", type=int, default=500, help="memory: joins and leaves of each of two (default 500)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file too")
+    parser.add_argument("--log-dir", help="keep the daemons' logs here")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work()
+        return 0
+    unknown = [part for part in args.part if part not in PARTS]
+    if unknown:
+        parser.error(f"no part {unknown[0]}; there are: {', '.join(PARTS)}")
+    print(f"{platform.node()}: {os.cpu_count()} CPUs, Linux {platform.release()}, load {os.getloadavg()[0]:.1f}")
+    results = []
+    for part in args.part or PARTS:
+        measure = {
+            "kill": lambda: deaths(args, silence=False),
+            "silence": lambda: deaths(args, silence=True),
+            "coordinator": lambda: restarts(args),
+            "memory": lambda: memory(args),
+        }[part]
+        try:
+            result = measure()
+        except Failure as failure:
+            result = {"what": part, "failure": str(failure), "met": False}
+        results.append({"part": part, **result})
+        print(f"\n{part}: {'met' if result['met'] else 'MISSED'}")
+        for name, value in result.items():
+            print(f"  {name:<20} {text_of(value)}", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"host": platform.node(), "results": results}, indent=1) + "\n")
+    return 0 if all(result["met"] for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
