@@ -454,7 +454,7 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
             trainer.start("leave")
         finish_all(trainers)
         each = max(1, args.cycles // rounds)
-        for turn in range(rounds):
+        for _ in range(rounds):
             # A run for each trainer: a fresh run a turn, as an operator's coordinator would see them.
             for i, trainer in enumerate(trainers):
                 trainer.start("cycles", socket=cluster.socket(i), run=f"cycle-{i}", count=each)
