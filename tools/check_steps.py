@@ -171,7 +171,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "unit": bazel_test(*OPT, "--test_size_filters=small,medium"),
     "bazel": bazel_test(*OPT),
     "python": pytest("client/python/tests"),
-    "e2e": pytest("tests/e2e"),
+    "e2e": pytest("tests/e2e", "tests/chaos"),
     "chaos": chaos,
     "tidy": clang_tidy(everything=False),
     "tidy-all": clang_tidy(everything=True),
