@@ -172,14 +172,14 @@ def goodput(
 
     reference = member_steps(lines, *calm) / max(1e-9, seconds(calm))
     # Until a silent host is removed or speaks again the others have to wait for it: detect_ms at most,
-    # but a stopped trainer is waited for as long as it takes.
+    # but a stopped trainer, and at boundaries the coordinator, are waited for as long as it takes.
     silences = union(
         [
             (
                 fault.begin,
                 min(
                     fault.end if fault.end is not None else chaos[1],
-                    float("inf") if fault.kind == "stop trainer" else fault.begin + detect_s,
+                    float("inf") if fault.kind in ("stop trainer", "kill coordinator") else fault.begin + detect_s,
                 ),
             )
             for fault in faults
