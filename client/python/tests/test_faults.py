@@ -1,0 +1,231 @@
+"""Trainers and peers that stop, die, or come late; worlds that shrink; groups that have nothing to do with each other."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from conftest import Members, wait_until
+from test_process import read_until
+
+import longhaul as lh
+from longhaul.testing import LocalCluster
+
+LARGE = 1 << 20
+
+
+class Trainer:
+    """A member in a process of its own: joins, says "in", then does `what` with `comm`."""
+
+    def __init__(self, socket: str, run: str, what: str, options: str = "") -> None:
+        code = f"""
+import sys
+import numpy as np, longhaul as lh
+comm = lh.join({run!r}, {options})
+print("in")
+{what}
+print("end")
+sys.stdin.read()
+"""
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", code],
+            env={**os.environ, "LONGHAUL_SOCKET": socket},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def until(self, text: str) -> str:
+        return read_until(self.process, text)
+
+    def send(self, what: signal.Signals) -> None:
+        self.process.send_signal(what)
+        if what == signal.SIGSTOP:
+            stat = pathlib.Path(f"/proc/{self.process.pid}/stat")
+            wait_until(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "T")
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def admit(comm: lh.Comm, size: int) -> None:
+    while comm.world_size < size:
+        comm.begin_step(60)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[LocalCluster]:
+    """Two peers that judge silence fast."""
+    with LocalCluster(peers=2, coordinator_flags=["--detect_ms=300"]) as started:
+        yield started
+
+
+def test_a_stopped_trainer_is_late_not_dead(quick: LocalCluster) -> None:
+    what = "comm.begin_step(); comm.begin_step(); comm.all_reduce(np.ones(9, np.float32))"
+    with lh.join("stopped", peerd=quick.socket(0)) as comm, Trainer(quick.socket(1), "stopped", what) as other:
+        admit(comm, 2)
+        other.until("in")
+        # It may have voted before it stopped: then the next boundary is the late one.
+        other.send(signal.SIGSTOP)
+        world = comm.world()
+        with pytest.raises(lh.DeadlineExceeded):
+            for _ in range(2):
+                comm.begin_step(2)  # many times detect_ms
+        assert comm.world() == world
+        other.send(signal.SIGCONT)
+        total = np.ones(9, np.float32)
+        while True:
+            try:
+                info = comm.all_reduce(total, timeout=0.2)
+                break
+            except lh.DeadlineExceeded as late:
+                assert late.work is not None
+                # Whatever boundaries are left until the other one posts.
+                comm.begin_step(60)
+                info = late.work.wait(60)
+                break
+        assert info.world_size == 2
+        assert (total == 2).all()
+        other.until("end")
+
+
+def test_ops_of_a_killed_trainer_finish_for_the_others_and_then_it_leaves(cluster: LocalCluster) -> None:
+    what = f"""
+large = lh.empty({LARGE}, "float32")
+large[:] = 3
+works = [comm.all_reduce(large, tag=1, async_op=True), comm.all_reduce(np.full(9, 5, np.float32), tag=2, async_op=True)]
+"""
+    with lh.join("posted", peerd=cluster.socket(0)) as comm:
+        with Trainer(cluster.socket(1), "posted", what) as other:
+            admit(comm, 2)
+            other.until("end")
+            other.send(signal.SIGKILL)
+            other.process.wait()
+            large = comm.empty(LARGE)
+            large[:] = 1
+            small = np.ones(9, np.float32)
+            works = [comm.all_reduce(large, tag=1, async_op=True), comm.all_reduce(small, tag=2, async_op=True)]
+            infos = [work.wait(60) for work in works]
+        assert [info.world_size for info in infos] == [2, 2]
+        assert (large == 4).all()
+        assert (small == 6).all()
+        wait_until(lambda: comm.world_size == 1)
+        assert comm.all_reduce(small, timeout=60).world_size == 1
+
+
+def test_a_trainer_whose_peerd_is_killed_hears_of_it_at_once() -> None:
+    # Not by detect_ms, which is longer than the wait.
+    with LocalCluster(peers=2, coordinator_flags=["--detect_ms=60000"]) as cluster:
+        members = Members([cluster.socket(0), cluster.socket(1)])
+        first, second = members.comms
+        work = second.all_reduce(np.ones(LARGE, np.float32), async_op=True)
+        with ThreadPoolExecutor(1) as pool:
+            stepping = pool.submit(second.begin_step, 30)
+            cluster.kill_peer(1)
+            with pytest.raises(lh.Unavailable):
+                stepping.result(30)
+        with pytest.raises(lh.Unavailable):
+            work.wait(30)
+        with pytest.raises(lh.Unavailable):
+            second.all_reduce(np.ones(3, np.float32))
+        members.comms = [first]
+        members.close()
+
+
+def test_too_few_members_are_told_so_and_keep_their_tensors(pair: Members) -> None:
+    def reduce(comm: lh.Comm) -> None:
+        for count in (9, LARGE):
+            tensor = np.full(count, comm.rank + 1, np.float32)
+            with pytest.raises(lh.TooFewMembers, match="2 members take part, min_world asks for 3") as caught:
+                comm.all_reduce(tensor, min_world=3, timeout=60)
+            assert "intact" in str(caught.value)
+            assert (tensor == comm.rank + 1).all()
+            assert comm.all_reduce(tensor, min_world=2, timeout=60).world_size == 2
+
+    pair.all(reduce)
+
+
+def test_members_that_ask_for_different_worlds_are_told_both(pair: Members) -> None:
+    def reduce(comm: lh.Comm) -> str:
+        with pytest.raises(lh.InvalidArgument, match="min_world 5") as caught:
+            comm.all_reduce(np.ones(9, np.float32), min_world=5 - 5 * comm.rank, timeout=60)
+        return str(caught.value)
+
+    pair.all(reduce)
+
+
+def test_the_last_member_completes_alone_unless_min_world_forbids() -> None:
+    with LocalCluster(peers=2) as cluster:
+        members = Members([cluster.socket(0), cluster.socket(1)])
+        first = members.comms[0]
+        alone = first.all_reduce(np.ones(LARGE, np.float32), tag=1, async_op=True)
+        never = first.all_reduce(np.ones(LARGE, np.float32), tag=2, min_world=2, async_op=True)
+        cluster.kill_peer(1)
+        assert alone.wait(60).world_size == 1
+        with pytest.raises(lh.TooFewMembers, match="1 members take part, min_world asks for 2"):
+            never.wait(60)
+        # Told to the operator: the log line and the histogram of the fault.
+        wait_until(lambda: cluster.peers[0].metric("longhaul_peer_fault_seconds_count") >= 2)
+        assert re.search(r"fault over .* ops_frozen=2 .* redone=2 .* agree_ms=\d+ resume_ms=\d+", cluster.peers[0].log.read_text())
+        members.comms = [first]
+        members.close()
+
+
+def test_the_fault_policy_of_the_join_holds_for_its_ops() -> None:
+    with LocalCluster(peers=2) as cluster, ThreadPoolExecutor(1) as pool:
+        comm = lh.join("policy", peerd=cluster.socket(0), on_fault="abort")
+        joining = pool.submit(lh.join, "policy", peerd=cluster.socket(1), on_fault="abort")
+        admit(comm, 2)
+        joining.result(60)
+        tensor = np.ones(LARGE, np.float32)
+        work = comm.all_reduce(tensor, async_op=True)
+        again = comm.all_reduce(tensor.copy(), tag=1, on_fault="retry", async_op=True)
+        cluster.kill_peer(1)
+        with pytest.raises(lh.Aborted, match="source is unchanged"):
+            work.wait(60)
+        assert (tensor == 1).all()
+        assert again.wait(60).world_size == 1
+        comm.leave(60)
+
+
+def test_a_death_in_one_group_is_nothing_to_another() -> None:
+    with LocalCluster(peers=3) as cluster, ThreadPoolExecutor(4) as pool:
+        run = "apart"
+
+        def enter(group: int, peers: list[int]) -> list[lh.Comm]:
+            comms = [lh.join(run, group, cluster.socket(peers[0]))]
+            for peer in peers[1:]:
+                joining = pool.submit(lh.join, run, group, cluster.socket(peer))
+                size = len(comms) + 1
+                for done in [pool.submit(admit, comm, size) for comm in comms]:
+                    done.result(60)
+                comms.append(joining.result(60))
+                comms[-1].begin_step(60)
+            return comms
+
+        calm, struck = enter(0, [0, 1]), enter(1, [0, 1, 2])
+        epoch = calm[0].epoch
+        # In flight in both groups when peer 2 dies.
+        open_calm = calm[0].all_reduce(np.ones(LARGE, np.float32), async_op=True)
+        open_struck = [comm.all_reduce(np.ones(LARGE, np.float32), async_op=True) for comm in struck[:2]]
+        cluster.kill_peer(2)
+        infos = [open_calm, calm[1].all_reduce(np.ones(LARGE, np.float32), async_op=True)]
+        assert [work.wait(60).retries for work in infos] == [0, 0]
+        assert [work.wait(60).world_size for work in open_struck] == [2, 2]
+        for _ in range(5):
+            works = [comm.all_reduce(np.ones(99, np.float32), async_op=True) for comm in calm]
+            assert [(work.wait(60).retries, work.wait(60).epoch) for work in works] == [(0, epoch)] * 2
+        assert calm[0].epoch == epoch
