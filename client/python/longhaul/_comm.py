@@ -498,9 +498,7 @@ def _join_options(
     return options
 
 
-def _join(
-    client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline
-) -> Comm:
+def _join(client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline) -> Comm:
     lib = _native.library()
     what = f"joining run {run} group {group}"
     comm = ctypes.c_void_p()
