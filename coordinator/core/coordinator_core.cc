@@ -18,6 +18,10 @@ namespace {
 // A run that nobody has been in for so long is forgotten.
 constexpr int64_t kRunEmptyMax = Seconds(600);
 
+// How many detect_ms a peer may be unheard while no other peer misses it: a connection to us that
+// stalls or breaks is not a peer that died.
+constexpr int64_t kLease = 4;
+
 Tick TickAfter(Tick now, uint32_t ms, int64_t times) { return now + times * Millis(ms); }
 
 }  // namespace
@@ -42,8 +46,10 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
  private:
   struct Session {
-    PeerId peer;     // none before Hello
-    Tick silent_at;  // dead then, unless something is heard
+    PeerId peer;  // none before Hello
+    Tick
+        quiet_at;  // dead then if another peer misses it, unless something is heard; kNever: passed
+    Tick silent_at;  // dead then in any case
   };
   // A peer with a stream, or with members.
   struct Peer {
@@ -79,7 +85,9 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void Drop(SessionId session, const std::string& reason);
   void Detach(SessionId session, const std::string& reason);
   void PeerDied(PeerId peer, const std::string& reason);
+  bool Quiet(PeerId peer) const;
   void BuryIfAccused(PeerId peer);
+  void Heard(Session* session) const;
   void ForgiveOwnStall();
   void ForgetEmptyRuns();
   std::string RefuseJoin(PeerId peer, const control::Join& join) const;
@@ -169,7 +177,7 @@ std::vector<Action> CoordinatorCore::Impl::Step(const Event& event, Tick now) {
 // The time of whatever waits since the start counts from the first step.
 void CoordinatorCore::Impl::Start() {
   started_ = true;
-  for (auto& [id, peer] : peers_) peer.dead_at = TickAfter(now_, config_.detect_ms, 2);
+  for (auto& [id, peer] : peers_) peer.dead_at = TickAfter(now_, config_.detect_ms, kLease);
   for (const auto& [key, group] : groups_) touched_.insert(key);
   for (const auto& [run, record] : runs_) empty_since_[run] = now_;
   if (runs_.empty()) return;
@@ -182,7 +190,8 @@ void CoordinatorCore::Impl::Start() {
 // ------------------------------------------------------------------------------ sessions
 
 void CoordinatorCore::Impl::Handle(const SessionOpened& event) {
-  const Session session{PeerId{}, TickAfter(now_, config_.detect_ms, 1)};
+  Session session;
+  Heard(&session);
   LH_CHECK(sessions_.emplace(event.session, session).second) << "a session was opened twice";
 }
 
@@ -193,7 +202,7 @@ void CoordinatorCore::Impl::Handle(const SessionClosed& event) {
 void CoordinatorCore::Impl::Handle(const FromPeer& event) {
   const auto it = sessions_.find(event.session);
   if (it == sessions_.end()) return;  // dropped, and its last messages were on their way
-  it->second.silent_at = TickAfter(now_, config_.detect_ms, 1);
+  Heard(&it->second);
   if (!it->second.peer) {
     const auto* hello = std::get_if<control::Hello>(&event.message);
     if (hello == nullptr || !hello->peer) {
@@ -268,7 +277,7 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   Peer& peer = peers_.at(id);
   peer.session = SessionId{};
   peer.closed = true;
-  peer.dead_at = TickAfter(now_, config_.detect_ms, 1);
+  peer.dead_at = TickAfter(now_, config_.detect_ms, kLease);
   Note("detach", id, "peer detached peer=" + ToString(id) + " reason=" + reason);
   const std::vector<GroupKey> groups = GroupsOf(id);
   if (groups.empty()) {
@@ -286,14 +295,30 @@ void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason) {
   }
 }
 
-// A stream that closed and a link that broke at about the same time: the peer is gone, not the
-// network between it and one of us.
+void CoordinatorCore::Impl::Heard(Session* session) const {
+  session->quiet_at = TickAfter(now_, config_.detect_ms, 1);
+  session->silent_at = TickAfter(now_, config_.detect_ms, kLease);
+}
+
+// It is not heard here (any more).
+bool CoordinatorCore::Impl::Quiet(PeerId id) const {
+  const auto it = peers_.find(id);
+  if (it == peers_.end()) return false;
+  const Peer& peer = it->second;
+  if (!peer.session) return peer.closed && peer.dead_at != kNever;
+  const Tick quiet_at = sessions_.at(peer.session).quiet_at;
+  return quiet_at == kNever || quiet_at <= now_;
+}
+
+// Unheard here and missed by another peer: it is gone, not the network between it and one of us.
 void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
-  const auto it = peers_.find(peer);
-  if (it == peers_.end() || !it->second.closed || it->second.dead_at == kNever) return;
+  if (!Quiet(peer)) return;
   for (const GroupKey& key : GroupsOf(peer)) {
     if (!groups_.at(key).Accused(peer)) continue;
-    PeerDied(peer, "its stream closed and a peer of " + ToString(key) + " lost its link to it");
+    const std::string here = peers_.at(peer).session
+                                 ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"
+                                 : "its stream closed";
+    PeerDied(peer, here + " and a peer of " + ToString(key) + " lost its link to it");
     return;
   }
 }
@@ -432,10 +457,15 @@ void CoordinatorCore::Impl::Handle(const DrainPeer& event) {
 
 void CoordinatorCore::Impl::Handle(const TimePassed&) {
   std::vector<SessionId> silent;
-  for (const auto& [id, session] : sessions_) {
+  std::vector<PeerId> quiet_peers;
+  for (auto& [id, session] : sessions_) {
     if (session.silent_at <= now_) silent.push_back(id);
+    if (session.quiet_at > now_) continue;
+    session.quiet_at = kNever;
+    if (session.peer) quiet_peers.push_back(session.peer);
   }
-  const std::string quiet = "silent for " + std::to_string(config_.detect_ms) + " ms";
+  for (const PeerId peer : quiet_peers) BuryIfAccused(peer);
+  const std::string quiet = "silent for " + std::to_string(kLease * config_.detect_ms) + " ms";
   for (SessionId id : silent) {
     const PeerId peer = sessions_.at(id).peer;
     Drop(id, quiet);
@@ -447,7 +477,8 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
   }
   for (PeerId id : dead) {
     PeerDied(id, peers_.at(id).closed
-                     ? "no stream of its peer within " + std::to_string(config_.detect_ms) + " ms"
+                     ? "no stream of its peer within " +
+                           std::to_string(kLease * config_.detect_ms) + " ms"
                      : "its peer did not come back after the coordinator's restart");
   }
   for (auto& [key, group] : groups_) {
@@ -461,8 +492,8 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
 // read. Their time starts again.
 void CoordinatorCore::Impl::ForgiveOwnStall() {
   const int64_t late = now_ - NextDeadline();
-  const Tick fresh = TickAfter(now_, config_.detect_ms, 1);
-  for (auto& [id, session] : sessions_) session.silent_at = fresh;
+  const Tick fresh = TickAfter(now_, config_.detect_ms, kLease);
+  for (auto& [id, session] : sessions_) Heard(&session);
   for (auto& [id, peer] : peers_) {
     if (peer.dead_at != kNever) peer.dead_at = std::max(peer.dead_at, fresh);
   }
@@ -485,7 +516,9 @@ void CoordinatorCore::Impl::ForgetEmptyRuns() {
 Tick CoordinatorCore::Impl::NextDeadline() const {
   if (!started_) return runs_.empty() ? kNever : Tick{};
   Tick next = kNever;
-  for (const auto& [id, session] : sessions_) next = std::min(next, session.silent_at);
+  for (const auto& [id, session] : sessions_) {
+    next = std::min({next, session.quiet_at, session.silent_at});
+  }
   for (const auto& [id, peer] : peers_) next = std::min(next, peer.dead_at);
   for (const auto& [key, group] : groups_) next = std::min(next, group.NextDeadline());
   for (const auto& [run, since] : empty_since_) next = std::min(next, since + kRunEmptyMax);
@@ -678,7 +711,7 @@ uint64_t CoordinatorCore::Impl::Digest() const {
   digest.Add(uint64_t{started_}).Add(runs_created_);
   digest.Add(sessions_.size());
   for (const auto& [id, session] : sessions_) {
-    digest.Add(id).Add(session.peer).Add(session.silent_at);
+    digest.Add(id).Add(session.peer).Add(session.quiet_at).Add(session.silent_at);
   }
   digest.Add(peers_.size());
   for (const auto& [id, peer] : peers_) {

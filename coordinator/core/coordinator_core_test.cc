@@ -177,7 +177,7 @@ TEST_F(CoordinatorCoreTest, GroupsOfARunAreIndependent) {
   EXPECT_EQ(h.View(G(2)).members[0].member, M(2));
   h.ForgetReceived();
   h.Kill(P(1));
-  h.Wait(3000);
+  h.Wait(5000);
   EXPECT_EQ(h.Take(P(2)), Texts{});
   EXPECT_EQ(h.View(G(1)).members.size(), 0u);
   EXPECT_EQ(h.View(G(2)).members.size(), 1u);
@@ -318,10 +318,10 @@ TEST_F(CoordinatorCoreTest, APendingMemberIsEvictedAtOnce) {
 
 // ------------------------------------------------------------------------------ death
 
-TEST_F(CoordinatorCoreTest, APeerIsDeadWhenItsStreamIsClosedForDetectMs) {
+TEST_F(CoordinatorCoreTest, APeerIsDeadWhenItHasNoStreamForFourDetectMs) {
   Found(3);
   h.Kill(P(3));
-  h.Wait(999);
+  h.Wait(3999);
   EXPECT_EQ(h.Take(P(1)), Texts{});
   h.Wait(1);
   EXPECT_EQ(h.Take(P(1)),
@@ -344,9 +344,31 @@ TEST_F(CoordinatorCoreTest, ASilentPeerIsDeadAndItsStreamClosed) {
   Found(2);
   h.Hang(P(2));
   h.Lively(P(2)).mute = true;
-  h.Wait(2000);
+  h.Wait(3500);
+  EXPECT_EQ(Admitted(), 2u);
+  h.Wait(1500);
   EXPECT_EQ(Admitted(), 1u);
-  EXPECT_EQ(h.closings(), Texts{"silent for 1000 ms"});
+  EXPECT_EQ(h.closings(), Texts{"silent for 4000 ms"});
+}
+
+TEST_F(CoordinatorCoreTest, ASilentPeerThatAnotherOneMissesIsDeadAfterDetectMs) {
+  Found(3);
+  h.Hang(P(3));
+  h.Lively(P(3)).mute = true;
+  h.Lively(P(1)).mute = true;
+  h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "silent"});
+  h.Wait(600);
+  EXPECT_EQ(h.Notices("death").size(), 0u);
+  h.Wait(500);
+  EXPECT_EQ(h.Notices("death").size(), 1u);
+  EXPECT_EQ(h.closings(), Texts{});
+}
+
+TEST_F(CoordinatorCoreTest, APeerThatIsMissedButHeardStays) {
+  Found(3);
+  h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "silent"});
+  h.Wait(6000);
+  EXPECT_EQ(Admitted(), 3u);
 }
 
 TEST_F(CoordinatorCoreTest, LinkLostAndClosedStreamTogetherAreDeathAtOnce) {
@@ -383,7 +405,7 @@ TEST_F(CoordinatorCoreTest, DeathWhileVotingDecidesTheBallot) {
   h.Run();
   h.ForgetReceived();
   h.Kill(P(3));
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(h.Take(P(1)),
             (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
                    "Commit 4",
@@ -402,12 +424,12 @@ TEST_F(CoordinatorCoreTest, DeathDuringAnAdmissionStartsTheNextNumberWithEveryth
   h.ForgetReceived();
   h.Kill(P(2));
   h.Lively(P(3)).mute = false;
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(h.Take(P(1)),
             (Texts{"Prepare 4 base=2 boundary=4 attempt=4 freeze members=m1@1,m3@4 ring=p1,p3",
                    "Commit 4", "VoteResult m1 number=2 epoch=4"}));
   EXPECT_EQ(h.Notices("commit").back(),
-            "epoch committed epoch=4 members=2 joined=m3 left=m2 ring=p1,p3 took_ms=1000");
+            "epoch committed epoch=4 members=2 joined=m3 left=m2 ring=p1,p3 took_ms=4000");
 }
 
 TEST_F(CoordinatorCoreTest, DeathDuringARemovalFreezesAgain) {
@@ -416,7 +438,7 @@ TEST_F(CoordinatorCoreTest, DeathDuringARemovalFreezesAgain) {
   h.LivelyLeave(P(3), M(3));
   h.Run();
   h.Kill(P(2));
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(
       h.Take(P(1)),
       (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
@@ -431,7 +453,7 @@ TEST_F(CoordinatorCoreTest, ANewcomersDeathDuringItsAdmissionGivesTheEpochUp) {
   h.LivelyVote(P(1), M(1));
   h.Run();
   h.Kill(P(2));
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(h.Take(P(1)),
             (Texts{"Prepare 2 base=1 boundary=2 attempt=0 members=m1@1,m2@2 ring=p1,p2", "Abort 2",
                    "VoteResult m1 number=1 epoch=1"}));
@@ -446,7 +468,7 @@ TEST_F(CoordinatorCoreTest, AllVotersDeadDuringAnAdmissionLeavesTheNewcomers) {
   h.Run();
   h.Kill(P(1));
   h.Lively(P(2)).mute = false;
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(h.Take(P(2)).back(), "Commit 3");
   EXPECT_EQ(Admitted(), 1u);
   EXPECT_EQ(h.Stored().boundary, Epoch(3));
@@ -457,7 +479,7 @@ TEST_F(CoordinatorCoreTest, TheDeathOfASharedPeerTouchesAllItsGroups) {
   h.LivelyJoin(P(2), 2, G(1));
   h.Run();
   h.Kill(P(2));
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(Admitted(), 1u);
   EXPECT_EQ(h.View(G(1)).members.size(), 0u);
   EXPECT_EQ(h.View(G(1)).committed, Epoch(2));
@@ -478,11 +500,11 @@ TEST_F(CoordinatorCoreTest, AStallDoesNotEndAPreparationEither) {
   h.Say(P(1), Lost(P(2)));
   h.Wait(200);
   ASSERT_EQ(h.View().preparing, Epoch(3));
-  h.Close(P(2));
+  h.Close(P(1));
   h.Stall(60000);
   h.Pass();
   EXPECT_EQ(h.View().preparing, Epoch(3));
-  h.Reattach(P(2));
+  h.Reattach(P(1));
   h.Say(P(1), Ready(3));
   EXPECT_EQ(Committed(), Epoch(3));
 }
@@ -509,7 +531,7 @@ TEST_F(CoordinatorCoreTest, AReportFromBeforeTheLastFreezeIsStale) {
   h.Wait(100);
   ASSERT_EQ(Committed(), Epoch(3));
   h.Say(P(2), control::LinkLost{G(), Epoch(2), P(1), "late"});
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(Committed(), Epoch(3));
 }
 
@@ -518,7 +540,7 @@ TEST_F(CoordinatorCoreTest, AReportFromBeforeAnAdmissionStillCounts) {
   Found(2);
   ASSERT_EQ(h.Stored().attempt, Epoch(0));
   h.Say(P(1), control::LinkLost{G(), Epoch(1), P(2), "late"});
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(Committed(), Epoch(3));
   EXPECT_EQ(h.Stored().attempt, Epoch(3));
 }
@@ -576,7 +598,7 @@ TEST_F(CoordinatorCoreTest, ReportsOfPeersOutsideTheGroupCountNothing) {
   h.Say(P(1), control::LinkLost{G(), Epoch(2), P(9), "x"});
   h.Say(P(1), control::LinkLost{G(), Epoch(2), P(1), "x"});
   h.Say(P(1), control::LinkLost{G(5), Epoch(2), P(2), "x"});
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(Committed(), Epoch(2));
 }
 
@@ -679,7 +701,9 @@ TEST_F(CoordinatorCoreTest, AFailureThatNamesADetachedPeerIsItsDeath) {
   h.Lively(P(1)).mute = true;
   h.Say(P(1), Lost(P(2)));
   h.Wait(100);
+  h.Say(P(1), Ready(3));
   h.Close(P(2));
+  EXPECT_EQ(Ring(), "p1,p2");
   h.Lively(P(1)).mute = false;
   h.Say(P(1), control::EpochFailed{G(), Epoch(3), {{P(2), "refused"}}});
   EXPECT_EQ(Ring(), "p1");
@@ -689,7 +713,7 @@ TEST_F(CoordinatorCoreTest, WhoAnswersNothingByTheDeadlineIsRemovedAsSilent) {
   Found(3);
   h.Lively(P(2)).mute = true;
   h.Say(P(1), Lost(P(3)));
-  h.Wait(100 + 1999);
+  h.Wait(100 + 5999);
   EXPECT_EQ(Admitted(), 3u);
   h.Wait(1);
   EXPECT_EQ(Ring(), "p1,p3");
@@ -741,8 +765,8 @@ TEST_F(CoordinatorCoreTest, TheFirstMessageIsHello) {
 TEST_F(CoordinatorCoreTest, AStreamWithoutHelloIsClosedAsSilent) {
   h.Step(SessionOpened{SessionId(500)});
   EXPECT_EQ(h.core().NextDeadline(), h.now() + Millis(1000));
-  h.Wait(1000);
-  EXPECT_EQ(h.closings(), Texts{"silent for 1000 ms"});
+  h.Wait(4000);
+  EXPECT_EQ(h.closings(), Texts{"silent for 4000 ms"});
   EXPECT_EQ(h.core().NextDeadline(), kNever);
 }
 
@@ -858,7 +882,7 @@ TEST_F(CoordinatorCoreTest, TheTimeToAnswerRunsOnce) {
   h.Say(P(1), Lost(P(2)));
   h.Wait(100);
   for (int i = 0; i < 4; ++i) {
-    h.Wait(499);
+    h.Wait(1499);
     h.Reattach(P(2));
     h.Run();
   }
@@ -908,7 +932,7 @@ class FatesTest : public CoordinatorCoreTest {
 
 TEST_F(FatesTest, AreJudgedFromTheReportsAndSentWithTheCommit) {
   Fail();
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(h.Take(P(1)).back(), "Commit 4 o11=commit o12=redo o13=commit o14=abort");
   EXPECT_EQ(h.Take(P(2)).back(), "Commit 4 o21=commit o22=redo");
 }
@@ -916,7 +940,7 @@ TEST_F(FatesTest, AreJudgedFromTheReportsAndSentWithTheCommit) {
 TEST_F(FatesTest, AreSentAgainToAPeerThatMissedTheCommit) {
   Fail();
   h.Lively(P(1)).mute = true;
-  h.Wait(1000);
+  h.Wait(4000);
   ASSERT_EQ(h.View().waiting_for, "epoch 4 waiting for 1 of 2 peers: p1");
   h.Close(P(2));  // was ready
   h.Say(P(1), control::EpochReady{G(), Epoch(4), h.Lively(P(1)).groups[G()].ops});
@@ -933,7 +957,7 @@ TEST_F(FatesTest, AreSentAgainToAPeerThatMissedTheCommit) {
 TEST_F(FatesTest, AreSentAgainAfterARestart) {
   Fail();
   h.Lively(P(1)).mute = true;
-  h.Wait(1000);
+  h.Wait(4000);
   h.CrashAt(1, true);
   h.Say(P(1), control::EpochReady{G(), Epoch(4), h.Lively(P(1)).groups[G()].ops});
   ASSERT_TRUE(h.crashed());
@@ -948,7 +972,7 @@ TEST_F(FatesTest, AreSentAgainAfterARestart) {
 
 TEST_F(FatesTest, AreForgottenWithTheNextCommit) {
   Fail();
-  h.Wait(1000);
+  h.Wait(4000);
   EXPECT_EQ(h.Stored().fates.size(), 2u);
   h.Say(P(1), Lost(P(2)));
   h.Wait(100);

@@ -16,6 +16,8 @@ using control::Removal;
 // Lost links in one series of preparations before they count as links that cannot be built: what
 // flaps must not hold the others for ever.
 constexpr uint32_t kRebuildsMax = 3;
+// How many detect_ms a peer has to answer a preparation; it gives its links four.
+constexpr int64_t kAnswerDetects = 6;
 // No correct peer comes near; keeps what a peer claims from using the numbers up.
 constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
 constexpr size_t kNamesShownMax = 8;
@@ -193,6 +195,7 @@ Violation Group::Ready(PeerId peer, const control::EpochReady& ready) {
   answer.ready = true;
   answer.failed = false;
   answer.unreachable.clear();
+  std::erase_if(missed_, [peer](const LostLink& link) { return link.first == peer; });
   if (preparation_->freeze) answer.ops = ready.ops;
   return std::nullopt;
 }
@@ -232,6 +235,7 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
   };
   if (!counts(peer) || !counts(lost.peer)) return std::nullopt;
   const std::string reason = Clean(lost.reason);
+  missed_.emplace(peer, lost.peer);
   const bool fresh =
       lost_.try_emplace({peer, lost.peer}, Grace{now + Millis(detect_ms_) / 10, reason}).second;
   if (fresh) {
@@ -267,8 +271,8 @@ void Group::OnTime(Tick now, GroupOutput* out) {
   for (PeerId peer : silent) {
     RemovePeer(peer, Removal::kUnreachable,
                "silent: " + ToString(peer) + " did not answer the preparation of epoch " +
-                   ToString(preparation_->epoch) + " within " + std::to_string(2 * detect_ms_) +
-                   " ms",
+                   ToString(preparation_->epoch) + " within " +
+                   std::to_string(kAnswerDetects * detect_ms_) + " ms",
                out);
   }
 }
@@ -544,6 +548,9 @@ void Group::TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners) {
     if (joiners.contains(member.member)) member.joined = epoch;
   }
   SortPeers(ring_before);
+  std::erase_if(missed_, [this](const LostLink& link) {
+    return !HasPeer(link.first) || !HasPeer(link.second);
+  });
   std::map<PeerId, size_t> position;
   for (const PeerRecord& peer : record_.peers) position.emplace(peer.peer, position.size());
   const auto rank = [&position](const MemberRecord& m) {
@@ -580,7 +587,7 @@ void Group::SendPrepare(PeerId peer, Tick now, GroupOutput* out) {
   if (!directory_->Attached(peer)) return;
   Answer& answer = preparation_->answers.at(peer);
   // The time to answer runs once, however often the peer comes back.
-  if (answer.due == kNever) answer.due = now + 2 * Millis(detect_ms_);
+  if (answer.due == kNever) answer.due = now + kAnswerDetects * Millis(detect_ms_);
   out->messages.emplace_back(peer, MakePrepare());
 }
 
@@ -784,7 +791,7 @@ size_t Group::CountMembers(PeerId peer) const {
 }
 
 bool Group::Accused(PeerId peer) const {
-  for (const auto& [link, grace] : lost_) {
+  for (const LostLink& link : missed_) {
     if (link.second == peer) return true;
   }
   if (!preparation_) return false;
@@ -981,6 +988,8 @@ void Group::AddTo(Digester* digest) const {
   for (const auto& [link, grace] : lost_) {
     digest->Add(link.first).Add(link.second).Add(grace.due).Add(grace.reason);
   }
+  digest->Add(missed_.size());
+  for (const auto& [from, to] : missed_) digest->Add(from).Add(to);
   digest->Add(uint64_t{preparation_.has_value()});
   if (!preparation_) return;
   const Preparation& p = *preparation_;

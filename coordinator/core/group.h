@@ -90,7 +90,8 @@ class Group {
   bool Empty() const { return record_.members.empty() && !preparation_; }
   bool HasPeer(PeerId peer) const;
   size_t CountMembers(PeerId peer) const;
-  // True if another peer says that it cannot reach this one.
+  // True if another peer says that it cannot reach this one, or lost its link to it and has not
+  // reported all links up since.
   bool Accused(PeerId peer) const;
   Tick NextDeadline() const;
   // The group without its ring, which only the owner can describe.
@@ -197,6 +198,7 @@ class Group {
     std::string reason;
   };
   std::map<LostLink, Grace> lost_;
+  std::set<LostLink> missed_;  // lost, and not reported up since
   uint32_t pending_told_ = 0;
 };
 

@@ -316,7 +316,7 @@ class ControlClientImpl final : public ControlClient {
 
   // From the start of a stream to its end.
   void Attend(const std::string& target, Stream& stream, std::string* last_reason) {
-    const auto patience = std::chrono::milliseconds(std::max<uint32_t>(2 * detect_ms_, 1000));
+    const auto patience = std::chrono::milliseconds(std::max<uint32_t>(4 * detect_ms_, 1000));
     stream.WaitUntilStanding(Clock::now() + patience);
     if (stream.standing()) {
       Log(LogLevel::kInfo, "control stream stands" + LogField("coordinator", target));

@@ -8,6 +8,9 @@
 namespace longhaul::peerd {
 namespace {
 
+// How many detect_ms the links of an epoch are given.
+constexpr int64_t kBuildDetects = 4;
+
 std::string RingText(const std::vector<PeerId>& ring) {
   std::string text;
   for (const PeerId peer : ring) text += (text.empty() ? "" : ",") + ToString(peer);
@@ -114,7 +117,9 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
   Preparation preparation;
   preparation.begun = preparation_ ? preparation_->begun : now;
   preparation.message = message;
-  const Tick deadline = now + Millis(detect_ms);
+  // Connecting and shaking hands takes some round trips, and on a lossy path some repeats. A peer
+  // that dies meanwhile is found otherwise.
+  const Tick deadline = now + kBuildDetects * Millis(detect_ms);
   preparation.deadline = deadline + Millis(detect_ms) / 4;
   std::vector<LinkWanted> links = LinksOf(message, self_);
   for (const LinkWanted& link : links) preparation.links.emplace(link.peer.peer, WantedLink{});

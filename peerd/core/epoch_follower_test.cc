@@ -54,7 +54,7 @@ TEST_F(EpochFollowerTest, AsksForLinksAndIsReadyWhenAllAreUp) {
   const auto open = Get<OpenLinks>(out_);
   ASSERT_EQ(open.size(), 1u);
   EXPECT_EQ(open[0].token, "token1");
-  EXPECT_EQ(open[0].deadline, Tick{Millis(1007)});
+  EXPECT_EQ(open[0].deadline, Tick{Millis(4007)});
   EXPECT_FALSE(epochs_.WantsReady());
   epochs_.LinkUp(kThree);
   EXPECT_FALSE(epochs_.WantsReady());

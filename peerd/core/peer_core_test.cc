@@ -347,7 +347,7 @@ TEST_F(PeerCoreTest, ALinkThatWasNeverUpFailsTheEpochAfterItsDeadline) {
   Up(2);
   EXPECT_EQ(Sent<control::EpochFailed>(Down(3)).at(0).unreachable.at(0).peer, PeerId(3));
   Say(MakePrepare(2, 0, 2, 0, {{1, 1, 2}, {3, 3, 2}}));
-  now_ = now_ + Millis(1500);
+  now_ = now_ + Millis(6000);
   EXPECT_TRUE(Sent<control::EpochFailed>(Give(TimePassed{})).empty());
   now_ = now_ + Millis(400);
   EXPECT_EQ(Sent<control::EpochFailed>(Give(TimePassed{})).size(), 1u);

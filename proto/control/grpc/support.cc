@@ -24,7 +24,7 @@ void ToLog(gpr_log_func_args* args) {
 
 Keepalive KeepaliveFor(uint32_t detect_ms) {
   const int half = static_cast<int>(std::clamp<uint32_t>(detect_ms / 2, 100, 60000));
-  return {half, half};
+  return {half, 7 * half};
 }
 
 void InitGrpc() {

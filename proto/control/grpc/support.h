@@ -6,7 +6,7 @@
 namespace longhaul::control {
 
 // HTTP/2 pings. They find a dead connection where nothing is sent otherwise; a dead peer is found
-// by the heartbeats of the protocol.
+// by the heartbeats of the protocol. Together four detect_ms: a stall on a lossy path is no death.
 struct Keepalive {
   int time_ms = 0;     // of silence before a ping
   int timeout_ms = 0;  // without its answer: the connection is dead
