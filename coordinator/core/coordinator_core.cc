@@ -21,6 +21,9 @@ constexpr int64_t kRunEmptyMax = Seconds(600);
 // How many detect_ms a peer may be unheard while no other peer misses it: a connection to us that
 // stalls or breaks is not a peer that died.
 constexpr int64_t kLease = 4;
+// The same where less is at stake, or the peer had to come back by itself: a newcomer without a
+// stream; a peer that others miss, after a restart of the coordinator.
+constexpr int64_t kShortLease = 2;
 
 Tick TickAfter(Tick now, uint32_t ms, int64_t times) { return now + times * Millis(ms); }
 
@@ -56,6 +59,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
     SessionId session;      // none: not attached
     bool closed = false;    // its stream was seen to close, it is not only expected after a restart
     Tick dead_at = kNever;  // not attached: dead then
+    Tick quiet_at;          // not attached: dead then if another peer misses it; kNever: passed
     PeerRecord record;
     bool draining = false;
     std::string drain_reason;  // set if an operator asked
@@ -86,6 +90,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void Detach(SessionId session, const std::string& reason);
   void PeerDied(PeerId peer, const std::string& reason);
   bool Quiet(PeerId peer) const;
+  bool HasAdmitted(PeerId peer) const;
   void BuryIfAccused(PeerId peer);
   void Heard(Session* session) const;
   void ForgiveOwnStall();
@@ -177,7 +182,10 @@ std::vector<Action> CoordinatorCore::Impl::Step(const Event& event, Tick now) {
 // The time of whatever waits since the start counts from the first step.
 void CoordinatorCore::Impl::Start() {
   started_ = true;
-  for (auto& [id, peer] : peers_) peer.dead_at = TickAfter(now_, config_.detect_ms, kLease);
+  for (auto& [id, peer] : peers_) {
+    peer.dead_at = TickAfter(now_, config_.detect_ms, kLease);
+    peer.quiet_at = TickAfter(now_, config_.detect_ms, kShortLease);
+  }
   for (const auto& [key, group] : groups_) touched_.insert(key);
   for (const auto& [run, record] : runs_) empty_since_[run] = now_;
   if (runs_.empty()) return;
@@ -277,7 +285,8 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   Peer& peer = peers_.at(id);
   peer.session = SessionId{};
   peer.closed = true;
-  peer.dead_at = TickAfter(now_, config_.detect_ms, kLease);
+  peer.dead_at = TickAfter(now_, config_.detect_ms, HasAdmitted(id) ? kLease : kShortLease);
+  peer.quiet_at = kNever;
   Note("detach", id, "peer detached peer=" + ToString(id) + " reason=" + reason);
   const std::vector<GroupKey> groups = GroupsOf(id);
   if (groups.empty()) {
@@ -300,12 +309,23 @@ void CoordinatorCore::Impl::Heard(Session* session) const {
   session->silent_at = TickAfter(now_, config_.detect_ms, kLease);
 }
 
+bool CoordinatorCore::Impl::HasAdmitted(PeerId peer) const {
+  for (const auto& [key, group] : groups_) {
+    for (const MemberRecord& member : group.record().members) {
+      if (member.peer == peer && member.joined) return true;
+    }
+  }
+  return false;
+}
+
 // It is not heard here (any more).
 bool CoordinatorCore::Impl::Quiet(PeerId id) const {
   const auto it = peers_.find(id);
   if (it == peers_.end()) return false;
   const Peer& peer = it->second;
-  if (!peer.session) return peer.closed && peer.dead_at != kNever;
+  if (!peer.session) {
+    return peer.dead_at != kNever && (peer.quiet_at == kNever || peer.quiet_at <= now_);
+  }
   const Tick quiet_at = sessions_.at(peer.session).quiet_at;
   return quiet_at == kNever || quiet_at <= now_;
 }
@@ -315,9 +335,11 @@ void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
   if (!Quiet(peer)) return;
   for (const GroupKey& key : GroupsOf(peer)) {
     if (!groups_.at(key).Accused(peer)) continue;
-    const std::string here = peers_.at(peer).session
+    const Peer& dead = peers_.at(peer);
+    const std::string here = dead.session
                                  ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"
-                                 : "its stream closed";
+                             : dead.closed ? "its stream closed"
+                                           : "it did not come back after the coordinator's restart";
     PeerDied(peer, here + " and a peer of " + ToString(key) + " lost its link to it");
     return;
   }
@@ -464,6 +486,11 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
     session.quiet_at = kNever;
     if (session.peer) quiet_peers.push_back(session.peer);
   }
+  for (auto& [id, peer] : peers_) {
+    if (peer.session || peer.quiet_at > now_) continue;
+    peer.quiet_at = kNever;
+    quiet_peers.push_back(id);
+  }
   for (const PeerId peer : quiet_peers) BuryIfAccused(peer);
   const std::string quiet = "silent for " + std::to_string(kLease * config_.detect_ms) + " ms";
   for (SessionId id : silent) {
@@ -477,8 +504,7 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
   }
   for (PeerId id : dead) {
     PeerDied(id, peers_.at(id).closed
-                     ? "no stream of its peer within " +
-                           std::to_string(kLease * config_.detect_ms) + " ms"
+                     ? "no stream of its peer in time"
                      : "its peer did not come back after the coordinator's restart");
   }
   for (auto& [key, group] : groups_) {
@@ -496,6 +522,8 @@ void CoordinatorCore::Impl::ForgiveOwnStall() {
   for (auto& [id, session] : sessions_) Heard(&session);
   for (auto& [id, peer] : peers_) {
     if (peer.dead_at != kNever) peer.dead_at = std::max(peer.dead_at, fresh);
+    if (peer.session || peer.quiet_at == kNever) continue;
+    peer.quiet_at = TickAfter(now_, config_.detect_ms, kShortLease);
   }
   for (auto& [key, group] : groups_) group.Postpone(late + Millis(config_.detect_ms));
 }
@@ -519,7 +547,9 @@ Tick CoordinatorCore::Impl::NextDeadline() const {
   for (const auto& [id, session] : sessions_) {
     next = std::min({next, session.quiet_at, session.silent_at});
   }
-  for (const auto& [id, peer] : peers_) next = std::min(next, peer.dead_at);
+  for (const auto& [id, peer] : peers_) {
+    if (!peer.session) next = std::min({next, peer.dead_at, peer.quiet_at});
+  }
   for (const auto& [key, group] : groups_) next = std::min(next, group.NextDeadline());
   for (const auto& [run, since] : empty_since_) next = std::min(next, since + kRunEmptyMax);
   return next;
@@ -716,6 +746,7 @@ uint64_t CoordinatorCore::Impl::Digest() const {
   digest.Add(peers_.size());
   for (const auto& [id, peer] : peers_) {
     digest.Add(id).Add(peer.session).Add(uint64_t{peer.closed}).Add(peer.dead_at);
+    digest.Add(peer.quiet_at);
     digest.Add(uint64_t{peer.draining}).Add(peer.drain_reason);
     digest.Add(peer.record.lanes).Add(peer.record.host).Add(peer.record.endpoints.size());
     for (const std::string& endpoint : peer.record.endpoints) digest.Add(endpoint);

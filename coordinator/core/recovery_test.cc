@@ -175,7 +175,7 @@ TEST(Recovery, EveryPersistOfAStoryMayBeTheLast) {
   }
 }
 
-TEST(Recovery, KnownMembersHaveTheTimeOfALeaseToAttach) {
+TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfMissed) {
   Story s;
   for (uint64_t n : {1, 2}) {
     s.Add(n);
@@ -186,7 +186,7 @@ TEST(Recovery, KnownMembersHaveTheTimeOfALeaseToAttach) {
   s.h.Boot();
   s.h.Pass();
   EXPECT_EQ(s.h.Notices("restart").size(), 1u);
-  s.h.Wait(3999);
+  s.h.Wait(1999);
   EXPECT_EQ(s.h.View().members.size(), 2u);
   s.h.Reattach(P(1));
   // A lost link is no proof of death before the other one could come back.
