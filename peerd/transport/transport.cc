@@ -35,6 +35,8 @@ constexpr int64_t kAttemptMinUs = Millis(50);
 constexpr int kDataDialsMax = 32;
 // After a failed accept (too many open files): others may close some meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
+// Arena memory that is pinned at once: some milliseconds.
+constexpr size_t kPinBytes = size_t{16} << 20;
 
 struct Request {
   uint32_t group = 0;
@@ -140,7 +142,8 @@ class TransportImpl final : public Transport, public LinkOwner {
  private:
   struct Memory {
     size_t bytes = 0;
-    int buffer = -1;
+    std::vector<int> buffers;  // of each kPinBytes from the start on, as far as it is pinned
+    bool pinned = false;       // as far as it ever will be
   };
 
   // LinkOwner
@@ -203,6 +206,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void OnHandshakeAccepted(LaneHandshake* handshake);
 
   void RegisterMemory();
+  bool PinNext();
   bool UseZeroCopy(const SocketAddress& remote) const;
 
   TransportOptions options_;
@@ -239,6 +243,7 @@ class TransportImpl final : public Transport, public LinkOwner {
 
   std::map<const uint8_t*, Memory> memory_;
   bool register_memory_ = false;  // a lane exists that sends without copying
+  bool pinning_ = false;          // the next piece has its turn
   bool warned_ = false;
   bool warned_accept_ = false;
 
@@ -1096,39 +1101,60 @@ bool TransportImpl::UseZeroCopy(const SocketAddress& remote) const {
   return false;
 }
 
+// Pins what is not pinned yet, a piece in each turn of the ring: the kernel has to find, and mostly
+// first to clear, each page, and nobody may take this peer for dead meanwhile.
 void TransportImpl::RegisterMemory() {
-  if (!ring_->features().registered_buffers) return;
+  if (!ring_->features().registered_buffers || std::exchange(pinning_, true)) return;
+  Later([this] {
+    pinning_ = false;
+    if (!closing_ && PinNext()) RegisterMemory();
+  });
+}
+
+// One piece. False: all is done.
+bool TransportImpl::PinNext() {
   for (auto& [data, memory] : memory_) {
-    if (memory.buffer >= 0) continue;
-    const auto buffer = ring_->RegisterBuffer(data, memory.bytes);
+    const size_t offset = memory.buffers.size() * kPinBytes;
+    if (memory.pinned || offset >= memory.bytes) continue;
+    const size_t bytes = std::min(kPinBytes, memory.bytes - offset);
+    const auto buffer = ring_->RegisterBuffer(data + offset, bytes);
+    memory.pinned = !buffer.ok() || offset + bytes == memory.bytes;
     if (buffer.ok()) {
-      memory.buffer = *buffer;
+      memory.buffers.push_back(*buffer);
     } else if (!std::exchange(warned_, true)) {
       Log(LogLevel::kWarning, "arena memory is not registered, zero-copy sends cost more" +
                                   LogField("reason", std::string(buffer.status().message())));
     }
+    return true;
   }
+  return false;
 }
 
 void TransportImpl::AddMemory(const uint8_t* data, size_t bytes) {
-  memory_[data] = Memory{.bytes = bytes, .buffer = -1};
+  memory_[data] = Memory{.bytes = bytes, .buffers = {}, .pinned = false};
   if (register_memory_) RegisterMemory();
 }
 
 void TransportImpl::RemoveMemory(const uint8_t* data) {
   const auto it = memory_.find(data);
   if (it == memory_.end()) return;
-  if (it->second.buffer >= 0) ring_->UnregisterBuffer(it->second.buffer);
+  for (const int buffer : it->second.buffers) ring_->UnregisterBuffer(buffer);
   memory_.erase(it);
 }
 
 int TransportImpl::FindBuffer(const uint8_t* data, size_t bytes) {
   auto it = memory_.upper_bound(data);
-  if (it == memory_.begin()) return -1;
+  if (it == memory_.begin() || bytes == 0) return -1;
   --it;
   const size_t offset = static_cast<size_t>(data - it->first);
   const Memory& memory = it->second;
-  return offset <= memory.bytes && bytes <= memory.bytes - offset ? memory.buffer : -1;
+  const size_t piece = offset / kPinBytes;
+  // Across two pieces there is no one buffer: such a send pins its pages itself.
+  if (piece >= memory.buffers.size() || bytes > memory.bytes - offset ||
+      (offset + bytes - 1) / kPinBytes != piece) {
+    return -1;
+  }
+  return memory.buffers[piece];
 }
 
 // ------------------------------------------------------------------------------ numbers
