@@ -131,3 +131,19 @@ def test_lanes_that_are_reset_cost_no_member(stack: ExitStack, tmp_path: pathlib
             for op in trainer.finish()["ops"]:
                 assert op.get("participants") == [0, 1, 2], op
     assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
+
+
+def test_a_trainer_that_asks_for_much_memory_does_not_silence_its_peer(
+    stack: ExitStack, tmp_path: pathlib.Path
+) -> None:
+    """Between hosts memory is pinned for zero-copy sends, which takes seconds for some GiB."""
+    world = hosts_of(stack, tmp_path, 3, detect_ms=1000)
+    trainers = trainers_of(stack, 3)
+    assemble(world, trainers)
+    one_round(trainers)
+    trainers[2].start("allocate", socket=world.hosts[2].socket, mib=3072)
+    answer = trainers[2].finish()
+    assert "error" not in answer, answer
+    one_round(trainers)
+    one_round(trainers)
+    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()

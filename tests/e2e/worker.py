@@ -135,6 +135,11 @@ class Worker:
             "world_size": info.world_size,
         }
 
+    def allocate(self, socket: str, mib: int) -> dict[str, Any]:
+        """Memory shared with peerd, kept."""
+        self.kept = lh.empty(mib << 20, dtype="uint8", peerd=socket)
+        return {"bytes": self.kept.size}
+
     def member(self) -> dict[str, Any]:
         assert self.comm is not None
         return {"member": self.comm.member_id}
