@@ -38,8 +38,9 @@ class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
   // Sends `segment` from `data` to ring position `to`. The memory stays valid until Sent(cookie),
-  // and unchanged until then or until the receiver has all of it, whichever is first. Sent() is not
-  // called from within.
+  // and after that as long as the attempt. Its bytes stay as they are until the receiver has all of
+  // them, be it before or after Sent(): a segment that was lost on its way is read again. Sent() is
+  // not called from within.
   virtual void SendSegment(int to, const Segment& segment, const uint8_t* data,
                            uint64_t cookie) = 0;
   // The result is complete and every segment has been Sent. At most once, and never for an attempt
@@ -88,6 +89,9 @@ class Attempt {
   // fit this attempt (sender, bounds, phase, size, order, or it was already placed): the sender
   // broke the protocol.
   virtual absl::StatusOr<uint8_t*> Place(int from, const Segment& segment) = 0;
+  // The payload of the segment that was placed will not come; it is placed again when it is sent
+  // again. Nothing is written to its place meanwhile.
+  virtual void Abandoned(int from, const Segment& segment) = 0;
   // The payload of a placed segment is complete.
   virtual void Received(int from, const Segment& segment) = 0;
   // The bytes of SendSegment(..., cookie) are no longer referred to.
@@ -100,8 +104,8 @@ class Attempt {
   virtual void Stop() = 0;
   // The op is committed, after Complete(): puts the result into every target.
   virtual void Commit() = 0;
-  // No segment handed to SendSegment() is still out: the object may be destroyed, and after Stop()
-  // the inputs are restored.
+  // No segment handed to SendSegment() is still out, repeats aside: the object may be destroyed,
+  // and after Stop() the inputs are restored.
   virtual bool Idle() const = 0;
 
   // Payload handed to the sink; payload that was placed and came in whole.

@@ -67,6 +67,10 @@ const uint8_t* Bytes(const std::string& text) {
 
 }  // namespace
 
+void InstantAttempt::Abandoned(int /*from*/, const Segment& /*segment*/) {
+  LH_CHECK(false) << "no segment was placed";
+}
+
 void InstantAttempt::Received(int /*from*/, const Segment& /*segment*/) {
   LH_CHECK(false) << "no segment was placed";
 }

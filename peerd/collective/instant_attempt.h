@@ -14,6 +14,7 @@ class InstantAttempt : public Attempt {
   absl::StatusOr<uint8_t*> Place(int /*from*/, const Segment& /*segment*/) override {
     return absl::InvalidArgumentError("segment refused: the op exchanges none");
   }
+  void Abandoned(int from, const Segment& segment) override;
   void Received(int from, const Segment& segment) override;
   void Sent(uint64_t cookie) override;
   void Stop() override {}

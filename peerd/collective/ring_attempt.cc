@@ -48,10 +48,12 @@ enum Mark : uint16_t {
 // In place, the original of a segment is kept in its place in scratch, whose partial sum has gone
 // by then, before the finished segment is received over it.
 //
-// Late references. When a finished segment arrives, our own partial sum of it has been received by
-// the next position: without it nobody could have finished. Its memory may be written to, even if
-// Sent() is still to come: what the kernel refers to then are at most packets that were delivered,
-// and a repetition of them is dropped by the receiver's TCP without a look at its bytes.
+// Late references. Sent() does not say that a segment has arrived: a partial sum may have to be
+// sent again from the same place. When a finished segment arrives, though, our own partial sum of
+// it has been received by the next position: without it nobody could have finished. Only then its
+// memory is written to, even if Sent() is still to come: what the kernel refers to then are at most
+// packets that were delivered, and a repetition of them is dropped by the receiver's TCP without a
+// look at its bytes.
 class RingAttempt final : public Attempt {
  public:
   RingAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool, uint8_t* scratch,
@@ -128,6 +130,17 @@ class RingAttempt final : public Attempt {
     return result_ + segment.offset;
   }
 
+  void Abandoned(int from, const Segment& segment) override {
+    const auto found = plan_.Find({segment.offset, segment.bytes});
+    LH_CHECK(!stopped_ && from == previous_ && found.has_value());
+    const bool reduce = segment.phase == Phase::kReduce;
+    const uint16_t placed = reduce ? kReducePlaced : kGatherPlaced;
+    LH_CHECK((marks_[*found] & placed) &&
+             !(marks_[*found] & (reduce ? kReduceReceived : kGatherReceived)))
+        << "segment " << *found << " marks " << marks_[*found];
+    marks_[*found] &= static_cast<uint16_t>(~placed);
+  }
+
   void Received(int from, const Segment& segment) override {
     const auto found = plan_.Find({segment.offset, segment.bytes});
     LH_CHECK(!stopped_ && from == previous_ && found.has_value());
@@ -158,9 +171,10 @@ class RingAttempt final : public Attempt {
       return;
     }
     if (phase == Phase::kReduce) {
-      // Now, while both are in cache: the source was read just before, to be sent or added.
-      if (in_place_) Keep(index);
       if (Hop(plan_.ChunkOf(index)) == 0) {
+        // Now, while it is in cache: it was read just before, to be sent. (Partial sums of others
+        // are in the way until the next position has them for certain.)
+        if (in_place_) Keep(index);
         fresh_out_bytes_ -= plan_.Segment(index).bytes;
         HandFresh();
       }

@@ -91,12 +91,13 @@ void ModelRing::StepPeer(Peer* peer) {
 // A flight that is in the list can always go on.
 void ModelRing::StepFlight(uint64_t index) {
   Flight* const flight = flights_[index].get();
-  void (ModelRing::*can[3])(Flight*);
+  void (ModelRing::*can[4])(Flight*);
   int count = 0;
   if (!flight->read) can[count++] = &ModelRing::ReadMemory;
   if (!flight->placed) can[count++] = &ModelRing::PlaceHeader;
   if (flight->read && flight->placed && !flight->delivered) can[count++] = &ModelRing::Deliver;
   if (flight->read && !flight->returned) can[count++] = &ModelRing::Return;
+  if (flight->placed && !flight->delivered && prng_.Chance(0.2)) can[count++] = &ModelRing::Lose;
   (this->*can[prng_.Below(count)])(flight);
   // New flights may have been added behind it.
   if (flight->delivered && flight->returned) {
@@ -115,9 +116,13 @@ bool ModelRing::Run() {
 }
 
 void ModelRing::ReadMemory(Flight* flight) {
+  flight->read = true;
+  if (flight->returned && peers_[flight->from]->stopped) {
+    flight->delivered = true;  // was lost, and nobody sends it again
+    return;
+  }
   LH_CHECK(std::memcmp(flight->data, flight->as_handed.data(), flight->as_handed.size()) == 0)
       << "memory changed under a segment: " << ToString();
-  flight->read = true;
 }
 
 void ModelRing::PlaceHeader(Flight* flight) {
@@ -136,6 +141,13 @@ void ModelRing::Deliver(Flight* flight) {
   flight->delivered = true;
   std::memcpy(flight->place, flight->as_handed.data(), flight->as_handed.size());
   peers_[flight->to]->attempt->Received(flight->from, flight->segment);
+}
+
+// It has to be read again, and placed again.
+void ModelRing::Lose(Flight* flight) {
+  std::memset(flight->place, 0x5a, prng_.Below(flight->segment.bytes + 1));
+  flight->read = flight->placed = false;
+  peers_[flight->to]->attempt->Abandoned(flight->from, flight->segment);
 }
 
 void ModelRing::Return(Flight* flight) {

@@ -2,9 +2,9 @@
 //
 // Whatever can happen next, happens in an order drawn from a seed: peers start, credits arrive, a
 // segment's header arrives, its memory is read (as late as the contract of AttemptSink allows), its
-// payload arrives, Sent() comes back early or late; segments overtake each other. Breaches of
-// contract abort the process: memory that changed while a segment referred to it, calls after
-// Stop().
+// payload arrives, Sent() comes back early or late; segments overtake each other, and some are lost
+// half received and read and sent again, be it after their Sent(). Breaches of contract abort the
+// process: memory that changed while a segment referred to it, calls after Stop().
 //
 // Plain objects: one thread, no clock. For tests and the simulation.
 #pragma once
@@ -74,6 +74,7 @@ class ModelRing {
   void ReadMemory(Flight* flight);
   void PlaceHeader(Flight* flight);
   void Deliver(Flight* flight);
+  void Lose(Flight* flight);
   void Return(Flight* flight);
 
   Prng prng_;

@@ -106,7 +106,11 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
     return runner_->OnDataReceived(link, header);
   }
+  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
+    runner_->OnDataAbandoned(link, header);
+  }
   void OnSegmentSent(uint64_t cookie) override { runner_->OnSegmentSent(cookie); }
+  uint64_t OnSegmentRepeat(uint64_t owner) override { return runner_->OnSegmentRepeat(owner); }
   void OnReceivesDetached(uint64_t cookie) override { runner_->OnReceivesDetached(cookie); }
 
   // ---- IpcHandler

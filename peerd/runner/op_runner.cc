@@ -8,6 +8,12 @@
 #include "base/check.h"
 
 namespace longhaul::peerd {
+namespace {
+
+// In place of the attempt's cookie: the attempt was told that the segment was sent before.
+constexpr uint64_t kRepeat = UINT64_MAX;
+
+}  // namespace
 
 // One attempt at one op, and where its segments go.
 class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_this<Op> {
@@ -15,6 +21,7 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   Op(OpRunner* runner, const StartAttempt& action)
       : runner_(runner),
         key_{action.group, action.ordinal},
+        owner_(runner->next_owner_++),
         attempt_number_(action.attempt),
         desc_(action.desc),
         ring_(action.ring),
@@ -39,7 +46,17 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
     header.phase = segment.phase;
     const uint64_t out = runner_->NewSegmentCookie(shared_from_this(), cookie);
     out_.insert(out);
-    runner_->transport_->SendSegment(links_[to], header, data, out);
+    sent_any_ = true;
+    runner_->transport_->SendSegment(links_[to], header, data, out, owner_);
+  }
+
+  // Nothing in the transport refers to the attempt's memory.
+  bool Idle() const { return out_.empty() && attempt_->Idle(); }
+
+  // From now on nothing is sent again.
+  void Forget() {
+    runner_->owners_.erase(owner_);
+    if (sent_any_) runner_->transport_->ForgetSegments(owner_);
   }
 
   void Complete() override {
@@ -48,6 +65,7 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
 
   OpRunner* const runner_;
   const OpKey key_;
+  const uint64_t owner_;
   const Epoch attempt_number_;
   const OpDesc desc_;
   const std::vector<PeerId> ring_;
@@ -55,7 +73,10 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   std::vector<OpOrdinal> theirs_;  // by ring position; 0: not known yet
   std::vector<LinkKey> links_;
   std::unique_ptr<Attempt> attempt_;
-  std::set<uint64_t> out_;    // cookies of segments in the transport
+  std::set<uint64_t> out_;  // cookies of segments in the transport
+  size_t repeats_ = 0;      // those of them that are sent again
+  bool sent_any_ = false;
+  bool detached_ = false;     // stopping, and nothing is received any more
   bool answer_stop_ = false;  // AttemptStopped is due when the segments that are out have returned
   bool stopping_ = false;     // segments that arrive are thrown away
   // The memory that segments in the transport refer to; posts may be gone before them.
@@ -124,6 +145,7 @@ void OpRunner::Start(const StartAttempt& action) {
   op->attempt_ = *std::move(attempt);
   const bool added = ops_.emplace(op->key_, op).second;
   LH_CHECK(added);
+  owners_.emplace(op->owner_, op.get());
   op->attempt_->Start();
   if (op->attempt_->CompleteAtOnce()) op->Complete();
 }
@@ -143,6 +165,7 @@ void OpRunner::Stop(const StopAttempt& action) {
   LH_CHECK(it != ops_.end() && it->second->attempt_number_ == action.attempt);
   const std::shared_ptr<Op> op = it->second;
   op->stopping_ = true;
+  op->Forget();
   transport_->DropSegments({op->out_.begin(), op->out_.end()});
   const uint64_t cookie = next_detach_++;
   detaching_.emplace(cookie, op);
@@ -155,10 +178,17 @@ void OpRunner::OnReceivesDetached(uint64_t cookie) {
   LH_CHECK(it != detaching_.end());
   const std::shared_ptr<Op> op = std::move(it->second);
   detaching_.erase(it);
+  op->detached_ = true;
+  MaybeStop(op);
+}
+
+void OpRunner::MaybeStop(const std::shared_ptr<Op>& op) {
+  // The attempt takes what was Sent() for delivered, and would restore the input under it.
+  if (!op->detached_ || op->repeats_ > 0) return;
   op->attempt_->Stop();
   Retire(op);
   // Inputs are as posted only when the segments that are out have come back.
-  if (op->attempt_->Idle()) {
+  if (op->Idle()) {
     events_.push_back(AttemptStopped{op->key_.group, op->key_.ordinal, op->attempt_number_});
   } else {
     op->answer_stop_ = true;
@@ -174,6 +204,7 @@ void OpRunner::Finish(const FinishAttempt& action) {
   }
   const std::shared_ptr<Op> op = it->second;
   LH_CHECK(action.commit);
+  op->Forget();
   op->attempt_->Commit();
   Retire(op);
 }
@@ -190,7 +221,7 @@ void OpRunner::Retire(const std::shared_ptr<Op>& op) {
     it->second.traffic.bytes_received += moved.bytes_received;
   }
   ops_.erase(op->key_);
-  if (!op->attempt_->Idle()) zombies_.push_back(op);
+  if (!op->Idle()) zombies_.push_back(op);
 }
 
 OpRunner::Op* OpRunner::Find(const LinkKey& link, const FrameHeader& header) {
@@ -208,6 +239,13 @@ absl::StatusOr<uint8_t*> OpRunner::OnDataHeader(const LinkKey& link, const Frame
         absl::StrCat("DATA for ", ToString(header.op), " from a peer that takes no part in it"));
   }
   return op->attempt_->Place(from, {header.phase, header.offset, header.payload_bytes});
+}
+
+void OpRunner::OnDataAbandoned(const LinkKey& link, const FrameHeader& header) {
+  Op* const op = Find(link, header);
+  if (op == nullptr) return;
+  op->attempt_->Abandoned(op->PositionOf(link.peer),
+                          {header.phase, header.offset, header.payload_bytes});
 }
 
 absl::Status OpRunner::OnDataReceived(const LinkKey& link, const FrameHeader& header) {
@@ -235,13 +273,28 @@ void OpRunner::OnSegmentSent(uint64_t cookie) {
   const SegmentOut out = std::exchange(segments_out_[cookie - 1], {});
   free_cookies_.push_back(cookie);
   out.op->out_.erase(cookie);
-  out.op->attempt_->Sent(out.cookie);
-  if (!out.op->attempt_->Idle()) return;
+  if (out.cookie == kRepeat) {
+    --out.op->repeats_;
+    MaybeStop(out.op);
+  } else {
+    out.op->attempt_->Sent(out.cookie);
+  }
+  if (!out.op->Idle()) return;
   std::erase(zombies_, out.op);
   if (std::exchange(out.op->answer_stop_, false)) {
     events_.push_back(
         AttemptStopped{out.op->key_.group, out.op->key_.ordinal, out.op->attempt_number_});
   }
+}
+
+uint64_t OpRunner::OnSegmentRepeat(uint64_t owner) {
+  const auto it = owners_.find(owner);
+  if (it == owners_.end()) return 0;
+  Op* const op = it->second;
+  const uint64_t out = NewSegmentCookie(op->shared_from_this(), kRepeat);
+  op->out_.insert(out);
+  ++op->repeats_;
+  return out;
 }
 
 }  // namespace longhaul::peerd

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,9 @@ class OpRunner {
   // As TransportListener.
   absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header);
   absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header);
+  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header);
   void OnSegmentSent(uint64_t cookie);
+  uint64_t OnSegmentRepeat(uint64_t owner);
   void OnReceivesDetached(uint64_t cookie);
 
   // What the core has to be told, in order.
@@ -105,6 +108,8 @@ class OpRunner {
   Op* Find(const LinkKey& link, const FrameHeader& header);
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
   AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts) const;
+  // Stops an attempt whose receives are detached, once no segment of it is being sent again.
+  void MaybeStop(const std::shared_ptr<Op>& op);
   // Accounts the traffic of an attempt that ends; keeps it while the kernel refers to its memory.
   void Retire(const std::shared_ptr<Op>& op);
 
@@ -114,6 +119,8 @@ class OpRunner {
   uint64_t reserved_ = 0;
   std::map<PostRef, Post> posts_;
   std::map<OpKey, std::shared_ptr<Op>> ops_;
+  std::unordered_map<uint64_t, Op*> owners_;  // of ops_, what they are called by the transport
+  uint64_t next_owner_ = 1;
   std::vector<std::shared_ptr<Op>> zombies_;  // ended, segments still out
   std::map<uint64_t, std::shared_ptr<Op>> detaching_;
   uint64_t next_detach_ = 1;

@@ -129,6 +129,8 @@ void Lane::OnPeerEnded() {
   peer_ended_ = true;
   if (rx_have_ != 0 || next_header_have_ != 0 || in_payload_) {
     Broken("closed by the other side in the middle of a frame", false);
+  } else if (!closing_) {
+    Broken("closed by the other side", false);
   } else {
     owner_->OnLanePeerEnded(this);
   }
@@ -144,6 +146,14 @@ void Lane::TakeControl(size_t bytes) {
     if (!header.ok()) return Broken(std::string(header.status().message()), true);
     const size_t whole = kFrameHeaderBytes + header->payload_bytes;
     if (rx_have_ - used < whole) break;
+    if (closing_) return Broken("a frame after CLOSE", true);
+    if (header->type == FrameType::kClose) {
+      closing_ = true;
+      owner_->OnLaneClosing(this, header->flags & kFlagGivenUp);
+      if (state_ != State::kOpen) return;
+      used += whole;
+      continue;
+    }
     const absl::Status status = owner_->OnLaneFrame(
         this, *header,
         std::span<const uint8_t>(rx_.data() + used + kFrameHeaderBytes, header->payload_bytes));
@@ -175,6 +185,7 @@ bool Lane::TakePayload() {
   const bool kept = place_ != nullptr;
   in_payload_ = false;
   place_ = nullptr;
+  ++received_;
   if (!kept) {
     stats_.bytes_discarded += incoming_.payload_bytes;
     return true;
@@ -193,6 +204,16 @@ bool Lane::TakeHeader() {
   if (!header.ok()) {
     Broken(std::string(header.status().message()), true);
     return false;
+  }
+  if (closing_) {
+    Broken("a frame after CLOSE", true);
+    return false;
+  }
+  if (header->type == FrameType::kPing) return true;
+  if (header->type == FrameType::kClose) {
+    closing_ = true;
+    owner_->OnLaneClosing(this, header->flags & kFlagGivenUp);
+    return true;
   }
   const absl::StatusOr<uint8_t*> place = owner_->OnLaneData(this, *header);
   if (state_ != State::kOpen) return false;
@@ -237,6 +258,15 @@ bool Lane::SendFrame(const FrameHeader& header, std::span<const uint8_t> payload
   return true;
 }
 
+bool Lane::SendFrames(std::span<const uint8_t> bytes) {
+  if (state_ != State::kOpen) return true;
+  const size_t waiting = queued_.size() + flying_.size() - flying_sent_;
+  if (waiting + bytes.size() > kControlQueueBytesMax) return false;
+  queued_.insert(queued_.end(), bytes.begin(), bytes.end());
+  SendControl();
+  return true;
+}
+
 void Lane::SendControl() {
   if (send_id_ != 0) return;
   if (flying_sent_ == flying_.size()) {
@@ -256,7 +286,30 @@ void Lane::Pull() {
   if (options_.kind != LaneKind::kData || send_id_ != 0 || batch_count_ != 0) return;
   if (state_ != State::kOpen && state_ != State::kFinishing) return;
   FillBatch();
-  if (batch_count_ != 0) SendBatch();
+  if (batch_count_ != 0) {
+    SendBatch();
+  } else if (state_ == State::kFinishing && !std::exchange(close_queued_, true)) {
+    SendBare(FrameType::kClose, close_flags_);
+  }
+}
+
+void Lane::Ping() {
+  if (options_.kind != LaneKind::kData || state_ != State::kOpen) return;
+  // Bytes that are on their way, or stuck, say as much.
+  if (send_id_ == 0 && batch_count_ == 0) SendBare(FrameType::kPing, 0);
+}
+
+void Lane::SendBare(FrameType type, uint8_t flags) {
+  FrameHeader header;
+  header.type = type;
+  header.flags = flags;
+  batch_[0] = {.header = Encode(header), .segment = {.header = header}};
+  batch_count_ = 1;
+  batch_sent_ = 0;
+  batch_zero_copy_ = false;
+  batch_record_ = SIZE_MAX;
+  batch_bare_ = true;
+  SendBatch();
 }
 
 void Lane::FillBatch() {
@@ -266,7 +319,7 @@ void Lane::FillBatch() {
   uint32_t room = UINT32_MAX;
   while (batch_count_ < kBatchMax) {
     Packet& packet = batch_[batch_count_];
-    if (!owner_->NextSegment(room, &packet.segment)) return;
+    if (!owner_->NextSegment(this, room, &packet.segment)) return;
     const uint32_t bytes = packet.segment.header.payload_bytes;
     packet.header = Encode(packet.segment.header);
     ++batch_count_;
@@ -415,6 +468,10 @@ void Lane::ReleaseBatch() {
     ReleaseZeroCopy(index);
     return;
   }
+  if (std::exchange(batch_bare_, false)) {
+    batch_count_ = 0;
+    return;
+  }
   std::array<uint64_t, kBatchMax> cookies;
   const size_t count = std::exchange(batch_count_, 0);
   for (size_t i = 0; i < count; ++i) cookies[i] = batch_[i].segment.cookie;
@@ -440,10 +497,18 @@ void Lane::Broken(const std::string& reason, bool protocol) {
   }
 }
 
-void Lane::Finish() {
+void Lane::Finish(uint8_t flags) {
   if (state_ != State::kOpen) return;
   state_ = State::kFinishing;
   place_ = nullptr;
+  close_flags_ = flags;
+  if (options_.kind == LaneKind::kControl) {
+    FrameHeader close{.type = FrameType::kClose, .flags = flags};
+    const auto bytes = Encode(close);
+    queued_.insert(queued_.end(), bytes.begin(), bytes.end());
+    close_queued_ = true;
+    SendControl();
+  }
   if (recv_id_ != 0) {
     ring_->Cancel(recv_id_);  // it may write where nobody expects it any more
   } else if (!peer_ended_) {
@@ -465,7 +530,7 @@ void Lane::Post() {
 }
 
 void Lane::MaybeShutdown() {
-  if (shutdown_ || send_id_ != 0 || batch_count_ != 0 || !queued_.empty()) return;
+  if (shutdown_ || !close_queued_ || send_id_ != 0 || batch_count_ != 0 || !queued_.empty()) return;
   shutdown_ = true;
   ring_->sockets().ShutdownSend(fd_);
 }
@@ -492,6 +557,10 @@ void Lane::Settle() {
     socket_open_ = false;
     ring_->sockets().Abort(fd_);
     ReleaseBatch();
+    if (in_payload_ && place_ != nullptr) {
+      place_ = nullptr;
+      owner_->OnLaneDataAbandoned(this, incoming_);
+    }
   }
   if (notices_ == 0) End(true);
 }

@@ -1,6 +1,7 @@
 // One TCP connection of a link, from the end of its handshake to its close.
 //
-//   open --Finish()--> finishing: what is queued is sent, what comes is thrown away, then closed
+//   open --Finish()--> finishing: what is queued is sent, a CLOSE behind it, what comes is thrown
+//       away, then closed
 //   open, finishing --Abort(), or the connection breaks--> aborting: operations are cancelled, the
 //       socket is closed with a reset, zero-copy notices are waited for
 //   finishing, aborting --> ended: OnLaneEnded(); the lane may be destroyed
@@ -8,12 +9,16 @@
 // A control lane carries small frames both ways: they are copied into one buffer while the other
 // one is being sent, so a burst of frames costs one system call.
 //
+// The end of the stream without a CLOSE before it breaks the lane: it says nothing about the peer.
+//
 // A data lane pulls segments from its owner whenever it has sent what it had: the faster lane
 // carries more. It receives the payload straight into the place that the owner names, together with
 // the next header in the same call, so that a stream of segments costs one call each.
 //
 // Every segment that was pulled comes back by OnLaneSegmentSent() exactly once, when the kernel
-// does not refer to its memory any more.
+// does not refer to its memory any more. Whether it has arrived is for the owner to find out,
+// should the lane break: the n-th segment that was pulled is the n-th that the other end counts as
+// received.
 //
 // Threads: the ring's. Calls of the owner come from within Ring::RunOnce() only.
 #pragma once
@@ -43,6 +48,7 @@ struct OutgoingSegment {
   FrameHeader header;
   const uint8_t* data = nullptr;
   uint64_t cookie = 0;
+  uint64_t owner = 0;  // see Transport::SendSegment
 };
 
 class LaneOwner {
@@ -53,13 +59,17 @@ class LaneOwner {
                                    std::span<const uint8_t> payload) = 0;
   virtual absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) = 0;
   virtual absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) = 0;
+  // The payload whose place was named last will not be completed: nothing writes there any more.
+  // Follows the end of a lane that was aborted, unless that receive was detached.
+  virtual void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) = 0;
   // Takes the next segment off the queue unless its payload is larger than `bytes_max`.
-  virtual bool NextSegment(uint32_t bytes_max, OutgoingSegment* segment) = 0;
+  virtual bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) = 0;
   // The registered buffer that holds these bytes, or -1.
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
   virtual void OnLaneSegmentSent(uint64_t cookie) = 0;
-  // The other side ended its direction between two frames: nothing comes any more, what is sent may
-  // still arrive there.
+  // The other side sent CLOSE: nothing follows but the end. The owner may abort or finish the lane.
+  virtual void OnLaneClosing(Lane* lane, bool given_up) = 0;
+  // The end after a CLOSE: what is sent may still arrive there.
   virtual void OnLanePeerEnded(Lane* lane) = 0;
   // The connection is of no use any more; the owner calls Abort(). `protocol`: by what it sent.
   virtual void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) = 0;
@@ -69,7 +79,8 @@ class LaneOwner {
 
 struct LaneOptions {
   LaneKind kind = LaneKind::kControl;
-  std::string name;  // for reasons: "control lane to 10.0.0.3:29700"
+  uint32_t index = 0;  // of a data lane, for the owner
+  std::string name;    // for reasons: "control lane to 10.0.0.3:29700"
   bool zero_copy = false;
   bool zero_copy_always = false;  // even if the kernel says that it copies
 };
@@ -92,13 +103,18 @@ class Lane {
   void StartReceiving();
   // Control lanes. False: too much is queued, the other side does not read.
   bool SendFrame(const FrameHeader& header, std::span<const uint8_t> payload);
+  // The same of whole frames that are encoded already.
+  bool SendFrames(std::span<const uint8_t> bytes);
   // Data lanes: there may be a segment to pull.
   void Pull();
+  // Data lanes: lets the other side hear something, unless segments are under way.
+  void Ping();
   // Data lanes: if the payload being received belongs to this attempt, the rest of it goes nowhere
   // and `done` follows once its memory is free, not from within this call.
   bool Detach(uint32_t group, OpOrdinal op, Epoch attempt, absl::AnyInvocable<void()> done);
 
-  void Finish();
+  // `flags` of the CLOSE.
+  void Finish(uint8_t flags = 0);
   void Abort();
 
   void Tune(const StreamTuning& tuning);
@@ -106,8 +122,11 @@ class Lane {
   bool ended() const { return state_ == State::kEnded; }
   bool peer_ended() const { return peer_ended_; }
   LaneKind kind() const { return options_.kind; }
+  uint32_t index() const { return options_.index; }
   const std::string& name() const { return options_.name; }
   Tick last_heard() const { return last_heard_; }
+  // DATA frames that came in whole: all of them before the first that did not.
+  uint64_t received() const { return received_; }
   // The owner was not running: silence until now says nothing about the other side.
   void ForgiveSilence(int64_t us) { last_heard_ = last_heard_ + us; }
   const LaneStats& stats() const { return stats_; }
@@ -138,6 +157,7 @@ class Lane {
 
   void SendControl();
   void FillBatch();
+  void SendBare(FrameType type, uint8_t flags);
   void SendBatch();
   void OnSent(int value);
   void AdvanceControl(size_t bytes);
@@ -169,7 +189,10 @@ class Lane {
   uint32_t notices_ = 0;  // zero-copy notices to come
   bool socket_open_ = true;
   bool shutdown_ = false;  // finishing: our direction is ended
+  bool closing_ = false;   // the other side sent CLOSE
   bool peer_ended_ = false;
+  uint8_t close_flags_ = 0;
+  bool close_queued_ = false;
 
   // Receiving. Control: frames in rx_. Data: a header, then its payload to place_ or sink_.
   std::vector<uint8_t> rx_;
@@ -179,6 +202,7 @@ class Lane {
   bool in_payload_ = false;
   FrameHeader incoming_;
   size_t payload_have_ = 0;
+  uint64_t received_ = 0;
   uint8_t* place_ = nullptr;        // of the payload; nullptr: thrown away
   bool recv_writes_place_ = false;  // the receive in flight may still write there
   std::vector<uint8_t> sink_;
@@ -196,6 +220,7 @@ class Lane {
   size_t batch_count_ = 0;
   size_t batch_sent_ = 0;  // bytes, headers included
   bool batch_zero_copy_ = false;
+  bool batch_bare_ = false;         // a frame of our own, no segment
   size_t batch_record_ = SIZE_MAX;  // in zero_copy_, of the only segment of the batch
   std::array<iovec, 2 * kBatchMax> send_parts_;
   msghdr send_message_{};

@@ -24,6 +24,8 @@ const char* Explain(LaneResult result) {
       return "another peer answers there, or it does not expect us";
     case LaneResult::kBusy:
       return "it has a connection to us that it takes for alive";
+    case LaneResult::kUnknownLink:
+      return "it has given the link up";
   }
   return "unknown";
 }
@@ -101,17 +103,12 @@ void LaneHandshake::Move(bool send, uint8_t* data, size_t bytes, Step next) {
                     : ring_->Recv(fd_, data, bytes, true, std::move(moved));
 }
 
-// ------------------------------------------------------------------------------ dialling
-
-LaneDial::LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done)
-    : LaneHandshake(ring, -1, deadline, std::move(done)), spec_(std::move(spec)) {
-  hello_ = spec_.hello;
-  token_ = spec_.token;
-  hello_bytes_ = Encode(hello_);
+void LaneHandshake::Connect(const SocketAddress& address, const StreamTuning& tuning,
+                            absl::AnyInvocable<void(int)> connected) {
   absl::Status status;
-  if (const auto fd = ring_->sockets().Open(spec_.address.family()); fd.ok()) {
+  if (const auto fd = ring_->sockets().Open(address.family()); fd.ok()) {
     fd_ = *fd;
-    status = ring_->sockets().Tune(fd_, spec_.tuning);
+    status = ring_->sockets().Tune(fd_, tuning);
   } else {
     status = fd.status();
   }
@@ -120,13 +117,25 @@ LaneDial::LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done)
     Fail(std::string(status.message()));
     return;
   }
-  Watch(ring_->Connect(fd_, spec_.address.get(), spec_.address.length,
-                       [this](IoResult result) { OnConnected(result.value); }));
+  Watch(ring_->Connect(
+      fd_, address.get(), address.length,
+      [connected = std::move(connected)](IoResult result) mutable { connected(result.value); }));
+}
+
+// ------------------------------------------------------------------------------ dialling
+
+LaneDial::LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done)
+    : LaneHandshake(ring, -1, deadline, std::move(done)), spec_(std::move(spec)) {
+  hello_ = spec_.hello;
+  token_ = spec_.token;
+  hello_bytes_ = Encode(hello_);
+  Connect(spec_.address, spec_.tuning, [this](int value) { OnConnected(value); });
 }
 
 void LaneDial::OnConnected(int value) {
   if (!Running()) return;
   if (value < 0) {
+    connect_error_ = -value;
     Fail(absl::StrCat("connect to ", ToString(spec_.address), ": ", strerror(-value)));
     return End();
   }
@@ -159,6 +168,21 @@ void LaneDial::OnAnswer() {
 }
 
 void LaneDial::OnConfirmSent() { Succeed(); }
+
+// ------------------------------------------------------------------------------ probing
+
+LaneProbe::LaneProbe(Ring* ring, const SocketAddress& address, const StreamTuning& tuning,
+                     Tick deadline, Done done)
+    : LaneHandshake(ring, -1, deadline, std::move(done)), address_(address) {
+  Connect(address_, tuning, [this](int value) {
+    if (!Running()) return;
+    if (value < 0) {
+      connect_error_ = -value;
+      Fail(absl::StrCat("connect to ", ToString(address_), ": ", strerror(-value)));
+    }
+    End();
+  });
+}
 
 // ------------------------------------------------------------------------------ being dialled
 

@@ -42,6 +42,9 @@ class LaneHandshake {
   void Send(const void* data, size_t bytes, Step next);
   void Receive(void* data, size_t bytes, Step next);
   void Watch(IoId id) { operation_ = id; }
+  // The first operation of the side that calls; `connected` gets 0 or -errno.
+  void Connect(const SocketAddress& address, const StreamTuning& tuning,
+               absl::AnyInvocable<void(int)> connected);
   // At the start of every callback. False: it is over.
   bool Running();
   void Succeed();
@@ -84,6 +87,8 @@ class LaneDial final : public LaneHandshake {
   // HELLO is out: the other side knows of us.
   bool connected() const { return connected_; }
   LaneResult refused() const { return refused_; }
+  // errno of connect(); 0: it connected, or did not get so far.
+  int connect_error() const { return connect_error_; }
 
  private:
   void OnConnected(int value);
@@ -93,7 +98,21 @@ class LaneDial final : public LaneHandshake {
 
   const DialSpec spec_;
   bool connected_ = false;
+  int connect_error_ = 0;
   LaneResult refused_ = LaneResult::kAccepted;
+};
+
+// Connects and says nothing: whether anybody listens there.
+class LaneProbe final : public LaneHandshake {
+ public:
+  LaneProbe(Ring* ring, const SocketAddress& address, const StreamTuning& tuning, Tick deadline,
+            Done done);
+  const SocketAddress& address() const { return address_; }
+  int connect_error() const { return connect_error_; }
+
+ private:
+  const SocketAddress address_;
+  int connect_error_ = 0;
 };
 
 // What to answer, and the token that proves it if accepted.

@@ -39,7 +39,11 @@ class End : public LaneOwner {
     received.push_back(header);
     return absl::OkStatus();
   }
-  bool NextSegment(uint32_t bytes_max, OutgoingSegment* segment) override {
+  void OnLaneDataAbandoned(Lane*, const FrameHeader& header) override {
+    EXPECT_EQ(headers.back(), header);
+    ++abandoned;
+  }
+  bool NextSegment(Lane*, uint32_t bytes_max, OutgoingSegment* segment) override {
     if (queue.empty() || queue.front().header.payload_bytes > bytes_max) return false;
     *segment = queue.front();
     queue.erase(queue.begin());
@@ -47,7 +51,15 @@ class End : public LaneOwner {
   }
   int FindBuffer(const uint8_t*, size_t) override { return -1; }
   void OnLaneSegmentSent(uint64_t cookie) override { ++sent[cookie]; }
-  void OnLanePeerEnded(Lane* lane) override { OnLaneBroken(lane, "closed", false); }
+  void OnLaneClosing(Lane*, bool up) override {
+    EXPECT_FALSE(closing) << "closing twice";
+    closing = true;
+    given_up = up;
+  }
+  void OnLanePeerEnded(Lane* lane) override {
+    EXPECT_TRUE(closing);
+    OnLaneBroken(lane, "closed", false);
+  }
   void OnLaneBroken(Lane* lane, const std::string& why, bool protocol) override {
     EXPECT_TRUE(reason.empty()) << "broken twice";
     reason = why;
@@ -66,6 +78,9 @@ class End : public LaneOwner {
   bool by_protocol = false;
   bool refuse = false;
   OpOrdinal discard_op;
+  bool closing = false;
+  bool given_up = false;
+  int abandoned = 0;
   int ended = 0;
 };
 
@@ -119,6 +134,9 @@ class Pair {
     EXPECT_TRUE(Until([&] { return left_lane->ended() && right_lane->ended(); }));
     EXPECT_EQ(left.ended, 1);
     EXPECT_EQ(right.ended, 1);
+    // Every header has its end: all of the payload, nowhere to go, or given back.
+    EXPECT_LE(right.received.size() + right.abandoned, right.headers.size());
+    EXPECT_GE(right_lane->received(), right.received.size());
     EXPECT_EQ(left.sent.size(), count - left.queue.size());
     for (const auto& [cookie, times] : left.sent) EXPECT_EQ(times, 1) << cookie;
     EXPECT_EQ(ring.operations(), 0u);
@@ -290,6 +308,8 @@ TEST(LaneTest, ResetAtEveryByteLosesOnlyWhatIsNotComplete) {
     }
     EXPECT_FALSE(pair.right.by_protocol);
     pair.CheckEnd();
+    EXPECT_EQ(pair.right_lane->received(), pair.right.received.size());
+    EXPECT_EQ(pair.right.headers.size(), pair.right.received.size() + pair.right.abandoned);
   }
   EXPECT_GT(exact, total / 3);
 }

@@ -12,50 +12,116 @@ namespace {
 constexpr size_t kHeldBytesMax = 1 << 20;
 // PINGs in one detect_ms: two may be lost to a slow moment without anyone noticing.
 constexpr int64_t kPingsPerDetect = 3;
+// Numbered frames that are not acknowledged. They fit into a control lane's queue at once.
+constexpr size_t kKeptBytesMax = 7 << 20;
+// A correct peer acknowledges at least this often, and so stays far below that.
+constexpr uint32_t kAckFrames = 64;
+constexpr size_t kAckBytes = 64 << 10;
+
+void Add(LaneStats* sum, const LaneStats& stats) {
+  sum->bytes_sent += stats.bytes_sent;
+  sum->bytes_received += stats.bytes_received;
+  sum->bytes_discarded += stats.bytes_discarded;
+  sum->zero_copy_copied += stats.zero_copy_copied;
+}
 
 }  // namespace
 
 Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
-    : ring_(ring), options_(std::move(options)), owner_(owner) {
-  control_ = std::make_unique<Lane>(
-      ring, fd,
-      LaneOptions{.kind = LaneKind::kControl,
-                  .name = absl::StrCat("control lane to ", ToString(options_.remote))},
-      this);
+    : ring_(ring),
+      options_(std::move(options)),
+      owner_(owner),
+      heard_(ring->Now()),
+      last_serial_(LH_LANES_MAX) {
+  control_ = MakeControl(fd);
   // The side that was dialled has seen the proof; the dialler waits for an answer to its first
   // PING.
   established_ = !options_.dialled;
   control_->StartReceiving();
-  Work(ring->Now(), UINT32_MAX);
+  SendPings(ring->Now());
 }
 
 Link::~Link() = default;
 
-bool Link::HasDataLane(uint32_t index) const {
-  return index < data_.size() && data_[index] != nullptr;
+std::unique_ptr<Lane> Link::MakeControl(int fd) {
+  return std::make_unique<Lane>(
+      ring_, fd,
+      LaneOptions{.kind = LaneKind::kControl,
+                  .name = absl::StrCat("control lane to ", ToString(options_.remote))},
+      this);
 }
 
-bool Link::FitsDataLane(uint32_t index, uint32_t count) const {
-  if (!alive() || !established_ || count == 0 || count > LH_LANES_MAX || index >= count) {
+template <class F>
+void Link::ForEachLane(F f) const {
+  if (control_ != nullptr) f(control_.get());
+  for (const auto& lane : old_controls_) f(lane.get());
+  for (const DataLane& data : data_) {
+    if (data.lane != nullptr) f(data.lane.get());
+  }
+  for (const DataLane& data : lost_) {
+    if (data.lane != nullptr) f(data.lane.get());
+  }
+}
+
+uint32_t Link::lanes() const {
+  return (alive() && established_ && control_ != nullptr ? 1 : 0) + data_lanes_;
+}
+
+// ------------------------------------------------------------------------------ lanes come
+
+bool Link::FitsControl(uint64_t serial) const {
+  return alive() && established_ && !closing() && serial > control_serial_;
+}
+
+void Link::ResumeControl(int fd, uint64_t serial) {
+  LH_CHECK(FitsControl(serial));
+  if (control_ != nullptr) LoseLane(control_.get(), "replaced by a new connection of the peer");
+  control_serial_ = serial;
+  control_ = MakeControl(fd);
+  resumed_ = false;
+  control_->StartReceiving();
+  FrameHeader resume{.type = FrameType::kResume};
+  resume.acked = received_;
+  unacked_frames_ = 0;
+  unacked_bytes_ = 0;
+  SendOnLane(resume);
+}
+
+bool Link::HasDataLane(uint32_t index) const {
+  return index < data_.size() && data_[index].lane != nullptr;
+}
+
+bool Link::FitsDataLane(uint32_t index, uint32_t count, uint64_t serial) const {
+  if (!alive() || !established_ || closing() || count == 0 || count > LH_LANES_MAX ||
+      index >= count || serial <= last_serial_[index]) {
     return false;
   }
-  return data_.empty() || (data_.size() == count && data_[index] == nullptr);
+  return data_.empty() || data_.size() == count;
 }
 
-void Link::AddDataLane(int fd, uint32_t index, uint32_t count) {
-  LH_CHECK(FitsDataLane(index, count));
+void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) {
+  LH_CHECK(FitsDataLane(index, count, serial));
   data_.resize(count);
-  data_[index] = std::make_unique<Lane>(
+  DataLane& data = data_[index];
+  // The other end has noticed before us that it is lost.
+  if (data.lane != nullptr) LoseLane(data.lane.get(), "replaced by a new connection of the peer");
+  data.index = index;
+  data.serial = serial;
+  data.lane = std::make_unique<Lane>(
       ring_, fd,
       LaneOptions{.kind = LaneKind::kData,
+                  .index = index,
                   .name = absl::StrCat("data lane ", index, " to ", ToString(options_.remote)),
                   .zero_copy = options_.zero_copy,
                   .zero_copy_always = options_.zero_copy_always},
       this);
+  last_serial_[index] = serial;
   ++data_lanes_;
+  if (data_were_complete_) owner_->OnLinkLaneBack(this, data.lane->name());
+  data_were_complete_ |= data_complete();
   if (!delivering_) return;
-  data_[index]->StartReceiving();
-  data_[index]->Pull();
+  data.lane->StartReceiving();
+  data.lane->Pull();
 }
 
 void Link::Deliver() {
@@ -68,7 +134,7 @@ void Link::Deliver() {
   held_.clear();
   held_bytes_ = 0;
   for (size_t i = 0; i < data_.size() && alive(); ++i) {
-    if (data_[i] != nullptr) data_[i]->StartReceiving();
+    if (data_[i].lane != nullptr) data_[i].lane->StartReceiving();
   }
 }
 
@@ -76,8 +142,36 @@ void Link::Deliver() {
 
 void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> payload) {
   if (!alive()) return;
-  if (!control_->SendFrame(header, payload)) {
-    Break(absl::StrCat(control_->name(), ": the other side does not read"));
+  if (IsNumbered(header.type)) {
+    SendNumbered(header, payload);
+  } else {
+    SendOnLane(header);
+  }
+}
+
+void Link::SendOnLane(const FrameHeader& header) {
+  if (control_ == nullptr || control_->SendFrame(header, {})) return;
+  BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
+}
+
+void Link::SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload) {
+  const size_t bytes = kFrameHeaderBytes + payload.size();
+  if (kept_.size() - kept_head_ + bytes > kKeptBytesMax) {
+    BreakAs(absl::StrCat("control lane to ", ToString(options_.remote),
+                         ": the other side does not acknowledge what it is sent"),
+            false, false);
+    return;
+  }
+  const auto encoded = Encode(header);
+  const size_t start = kept_.size();
+  kept_.insert(kept_.end(), encoded.begin(), encoded.end());
+  kept_.insert(kept_.end(), payload.begin(), payload.end());
+  kept_sizes_.push_back(static_cast<uint32_t>(bytes));
+  ++sent_;
+  if (control_ == nullptr || !resumed_) return;
+  put_on_lane_ = sent_;
+  if (!control_->SendFrames(std::span<const uint8_t>(kept_).subspan(start))) {
+    BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
   }
 }
 
@@ -87,17 +181,24 @@ void Link::SendSegment(const OutgoingSegment& segment) {
     return;
   }
   queue_.push_back(segment);
-  // Idle lanes in turn; a busy one pulls when it is done.
+  PullAll();
+}
+
+// Idle lanes in turn; a busy one pulls when it is done.
+void Link::PullAll() {
   for (size_t i = 0; i < data_.size() && !queue_.empty(); ++i) {
     next_lane_ = (next_lane_ + 1) % data_.size();
-    if (data_[next_lane_] != nullptr) data_[next_lane_]->Pull();
+    if (data_[next_lane_].lane != nullptr) data_[next_lane_].lane->Pull();
   }
 }
 
-bool Link::NextSegment(uint32_t bytes_max, OutgoingSegment* segment) {
+bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
   if (queue_.empty() || queue_.front().header.payload_bytes > bytes_max) return false;
   *segment = queue_.front();
   queue_.pop_front();
+  DataLane& data = data_[lane->index()];
+  LH_CHECK(data.lane.get() == lane);
+  data.records.push_back({data.sent++, *segment});
   return true;
 }
 
@@ -111,11 +212,22 @@ void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
   if (!dropped.empty()) owner_->OnLinkSegmentsDropped(std::move(dropped));
 }
 
+void Link::ForgetSegments(uint64_t owner) {
+  const auto forget = [owner](DataLane* data) {
+    std::erase_if(data->records,
+                  [owner](const Record& record) { return record.segment.owner == owner; });
+  };
+  for (DataLane& data : data_) forget(&data);
+  for (DataLane& data : lost_) forget(&data);
+}
+
 int Link::Detach(uint32_t group, OpOrdinal op, Epoch attempt, const std::function<void()>& done) {
   int receiving = 0;
-  for (const auto& lane : data_) {
-    if (lane != nullptr && lane->Detach(group, op, attempt, [done] { done(); })) ++receiving;
-  }
+  ForEachLane([&](Lane* lane) {
+    if (lane->kind() == LaneKind::kData && lane->Detach(group, op, attempt, [done] { done(); })) {
+      ++receiving;
+    }
+  });
   return receiving;
 }
 
@@ -126,16 +238,32 @@ void Link::OnLaneSegmentSent(uint64_t cookie) { owner_->OnLinkSegmentSent(cookie
 // ------------------------------------------------------------------------------ receiving
 
 absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const uint8_t> payload) {
+  if (!IsNumbered(header.type)) return TakeFrame(header, payload);
+  if (!resumed_) return absl::InvalidArgumentError("a frame before RESUME");
+  ++received_;
+  const absl::Status status = TakeFrame(header, payload);
+  if (status.ok() && alive()) AcknowledgeSoon(kFrameHeaderBytes + payload.size());
+  return status;
+}
+
+absl::Status Link::TakeFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
   switch (header.type) {
     case FrameType::kPing: {
       FrameHeader pong{.type = FrameType::kPong};
       pong.stamp = header.stamp;
-      SendControl(pong, {});
-      return absl::OkStatus();
+      pong.acked = received_;
+      SendOnLane(pong);
+      return alive() ? OnAcked(header.acked) : absl::OkStatus();
     }
     case FrameType::kPong:
       OnPong(header);
-      return absl::OkStatus();
+      return alive() ? OnAcked(header.acked) : absl::OkStatus();
+    case FrameType::kAck:
+      return OnAcked(header.acked);
+    case FrameType::kResume:
+      return OnResume(header.acked);
+    case FrameType::kLaneLost:
+      return OnLaneLost(header);
     case FrameType::kWantLanes:
       if (!options_.dialled) {
         return absl::InvalidArgumentError("WANT_LANES from the side that dials");
@@ -145,6 +273,52 @@ absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const
     default:
       return delivering_ ? owner_->OnLinkFrame(this, header, payload) : Hold(header, payload);
   }
+}
+
+void Link::AcknowledgeSoon(size_t bytes) {
+  ++unacked_frames_;
+  unacked_bytes_ += bytes;
+  if (unacked_frames_ < kAckFrames && unacked_bytes_ < kAckBytes) return;
+  unacked_frames_ = 0;
+  unacked_bytes_ = 0;
+  FrameHeader ack{.type = FrameType::kAck};
+  ack.acked = received_;
+  SendOnLane(ack);
+}
+
+absl::Status Link::OnAcked(uint64_t acked) {
+  if (acked > sent_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("acknowledges ", acked, " frames where ", sent_, " were sent"));
+  }
+  if (acked <= acked_) return absl::OkStatus();
+  for (; acked_ < acked; ++acked_) {
+    kept_head_ += kept_sizes_.front();
+    kept_sizes_.pop_front();
+  }
+  if (kept_head_ * 2 >= kept_.size()) {
+    kept_.erase(kept_.begin(), kept_.begin() + static_cast<ptrdiff_t>(kept_head_));
+    kept_head_ = 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Link::OnResume(uint64_t acked) {
+  if (resumed_) return absl::InvalidArgumentError("RESUME on a lane that was not lost");
+  if (acked < acked_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RESUME after ", acked, " frames where ", acked_, " were acknowledged"));
+  }
+  const absl::Status status = OnAcked(acked);
+  if (!status.ok()) return status;
+  resumed_ = true;
+  owner_->OnLinkFramesRepeated(put_on_lane_ > acked_ ? put_on_lane_ - acked_ : 0);
+  owner_->OnLinkLaneBack(this, control_->name());
+  put_on_lane_ = sent_;
+  if (!control_->SendFrames(std::span<const uint8_t>(kept_).subspan(kept_head_))) {
+    BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
+  }
+  return absl::OkStatus();
 }
 
 void Link::OnPong(const FrameHeader& header) {
@@ -173,101 +347,286 @@ absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
   return owner_->OnLinkDataReceived(this, header);
 }
 
+void Link::OnLaneDataAbandoned(Lane*, const FrameHeader& header) {
+  if (alive()) owner_->OnLinkDataAbandoned(this, header);
+}
+
+// ------------------------------------------------------------------------------ lanes go
+
+void Link::OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) {
+  if (protocol) {
+    Break(reason, true);
+  } else {
+    LoseLane(lane, reason);
+  }
+}
+
+// One of those in use. Its connection is of no use any more.
+void Link::LoseLane(Lane* lane, const std::string& reason) {
+  if (!alive()) return lane->Abort();
+  const bool control = lane == control_.get();
+  // The dialler does not know yet whether there is a link.
+  if (control && !established_) return BreakAs(reason, false, false);
+  heard_ = std::max(heard_, lane->last_heard());
+  lane->Abort();
+  if (control) {
+    LoseControl();
+  } else {
+    LoseData(lane->index());
+  }
+  if (closing()) {
+    MaybeClosed();
+  } else {
+    owner_->OnLinkLaneLost(this, control ? LaneKind::kControl : LaneKind::kData, reason);
+  }
+}
+
+void Link::LoseControl() {
+  old_controls_.push_back(std::move(control_));
+  control_lost_ = ring_->Now();
+}
+
+void Link::LoseData(uint32_t index) {
+  lost_.push_back(std::exchange(data_[index], DataLane{}));
+  --data_lanes_;
+  data_lost_ = ring_->Now();
+}
+
+void Link::OnLaneEnded(Lane* lane) {
+  const auto control = std::find_if(old_controls_.begin(), old_controls_.end(),
+                                    [lane](const auto& old) { return old.get() == lane; });
+  if (control != old_controls_.end()) {
+    Add(&gone_, lane->stats());
+    owner_->OnLinkLaneEnded(std::move(*control));
+    old_controls_.erase(control);
+  }
+  const auto data = std::find_if(lost_.begin(), lost_.end(),
+                                 [lane](const DataLane& lost) { return lost.lane.get() == lane; });
+  if (data != lost_.end()) {
+    Add(&gone_, lane->stats());
+    owner_->OnLinkLaneEnded(std::move(data->lane));
+    const uint32_t index = data->index;
+    const uint64_t serial = data->serial;
+    data->told = true;
+    if (data->answered) lost_.erase(data);
+    // Only now: nothing is written to a place that a repeated segment may be received into.
+    SendLaneLost(index, serial, lane->received());
+  }
+  CheckEnded();
+}
+
+void Link::SendLaneLost(uint32_t index, uint64_t serial, uint64_t received) {
+  if (!alive() || closing()) return;
+  FrameHeader lost{.type = FrameType::kLaneLost};
+  lost.group = index;
+  lost.stamp = serial;
+  lost.offset = received;
+  SendNumbered(lost, {});
+}
+
+absl::Status Link::OnLaneLost(const FrameHeader& header) {
+  const uint32_t index = header.group;
+  const uint64_t serial = header.stamp;
+  if (HasDataLane(index) && data_[index].serial == serial) {
+    LoseLane(data_[index].lane.get(),
+             absl::StrCat(data_[index].lane->name(), ": lost at the other end"));
+    if (!alive()) return absl::OkStatus();
+  }
+  const auto lost = std::find_if(lost_.begin(), lost_.end(), [&](const DataLane& data) {
+    return data.index == index && data.serial == serial;
+  });
+  if (lost == lost_.end()) {
+    // Its handshake went wrong at this end only. It must not come into use now.
+    last_serial_[index] = std::max(last_serial_[index], serial);
+    SendLaneLost(index, serial, 0);
+    return absl::OkStatus();
+  }
+  if (lost->answered) return absl::InvalidArgumentError("LANE_LOST again");
+  if (header.offset > lost->sent) {
+    return absl::InvalidArgumentError(absl::StrCat("LANE_LOST after ", header.offset,
+                                                   " segments where ", lost->sent, " were sent"));
+  }
+  lost->answered = true;
+  Repeat(&*lost, header.offset);
+  if (lost->told) lost_.erase(lost);
+  PullAll();
+  return absl::OkStatus();
+}
+
+// Others wait for these: they go first.
+void Link::Repeat(DataLane* lost, uint64_t received) {
+  std::vector<OutgoingSegment> again;
+  for (const Record& record : lost->records) {
+    if (record.number < received) continue;
+    OutgoingSegment segment = record.segment;
+    segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
+    if (segment.cookie != 0) again.push_back(segment);
+  }
+  lost->records.clear();
+  queue_.insert(queue_.begin(), again.begin(), again.end());
+}
+
 // ------------------------------------------------------------------------------ life
 
-Tick Link::Work(Tick now, uint32_t detect_ms) {
+Tick Link::last_heard() const {
+  Tick heard = heard_;
+  ForEachLane([&heard](const Lane* lane) { heard = std::max(heard, lane->last_heard()); });
+  return heard;
+}
+
+void Link::ForgiveSilence(int64_t us) {
+  heard_ = heard_ + us;
+  ForEachLane([us](Lane* lane) { lane->ForgiveSilence(us); });
+}
+
+Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   if (!alive()) return kNever;
-  const int64_t interval = Millis(detect_ms) / kPingsPerDetect;
-  if (!closing_lane_.empty() && now - closing_since_ >= interval) {
-    Break(absl::StrCat(closing_lane_, ": closed by the other side"));
-    return kNever;
-  }
-  const int64_t silent = now - control_->last_heard();
-  if (silent >= Millis(detect_ms)) {
-    Break(absl::StrCat("silent for ", detect_ms, " ms"));
-    return kNever;
-  }
-  if (last_ping_ == Tick{} || now - last_ping_ >= interval) {
-    last_ping_ = now;
-    FrameHeader ping{.type = FrameType::kPing};
-    ping.stamp = static_cast<uint64_t>(now.us);
-    SendControl(ping, {});
-    if (!alive()) return kNever;
-  }
-  Tick next = std::min(last_ping_ + interval, control_->last_heard() + Millis(detect_ms));
-  if (!closing_lane_.empty()) next = std::min(next, closing_since_ + interval);
+  const int64_t detect = Millis(detect_ms);
+  const int64_t interval = detect / kPingsPerDetect;
+  if (BreakIfDead(now, detect_ms, repair_error)) return kNever;
+  LoseStalled(now, detect_ms);
+  if (!alive()) return kNever;
+  if (now - last_ping_ >= interval) SendPings(now);
+  if (!alive()) return kNever;
+  Tick next = std::min(last_ping_ + interval, last_heard() + detect);
+  if (closing()) next = std::min(next, closing_since_ + interval);
+  if (control_ == nullptr) next = std::min(next, control_lost_ + 2 * detect);
+  if (data_were_complete_ && data_lanes_ == 0) next = std::min(next, data_lost_ + 2 * detect);
   return next;
 }
 
-void Link::Tune(const StreamTuning& tuning) {
-  control_->Tune(tuning);
-  for (const auto& lane : data_) {
-    if (lane != nullptr) lane->Tune(tuning);
+bool Link::BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_error) {
+  const int64_t detect = Millis(detect_ms);
+  const std::string remote = ToString(options_.remote);
+  const std::string error = repair_error.empty() ? "" : ": " + repair_error;
+  if (closing() && now - closing_since_ >= detect / kPingsPerDetect) {
+    BreakAs(absl::StrCat(closing_lane_, ": closed by the other side"), false, false);
+  } else if (now - last_heard() >= detect) {
+    BreakAs(absl::StrCat("silent for ", detect_ms, " ms"), false, false);
+  } else if (control_ == nullptr && now - control_lost_ >= 2 * detect) {
+    BreakAs(absl::StrCat("control lane to ", remote, " was lost and not replaced in ",
+                         2 * uint64_t{detect_ms}, " ms", error),
+            false, true);
+  } else if (data_were_complete_ && data_lanes_ == 0 && now - data_lost_ >= 2 * detect) {
+    BreakAs(
+        absl::StrCat("all ", data_.size(), " data lanes to ", remote,
+                     " were lost and none was replaced in ", 2 * uint64_t{detect_ms}, " ms", error),
+        false, true);
+  }
+  return !alive();
+}
+
+// Lanes on which nothing comes while something comes on others. The PINGs of the other side say
+// that it would.
+void Link::LoseStalled(Tick now, uint32_t detect_ms) {
+  const int64_t detect = Millis(detect_ms);
+  if (closing() || now - last_heard() > detect / 2) return;
+  std::vector<Lane*> stalled;
+  const auto check = [&](Lane* lane) {
+    if (now - lane->last_heard() >= detect) stalled.push_back(lane);
+  };
+  if (control_ != nullptr) check(control_.get());
+  for (const DataLane& data : data_) {
+    if (delivering_ && data.lane != nullptr) check(data.lane.get());
+  }
+  for (Lane* lane : stalled) {
+    LoseLane(lane, absl::StrCat(lane->name(), ": silent for ", detect_ms,
+                                " ms while other lanes are heard"));
+    if (!alive()) return;
   }
 }
 
-LaneStats Link::stats() const {
-  LaneStats sum = control_->stats();
-  for (const auto& lane : data_) {
-    if (lane == nullptr) continue;
-    sum.bytes_sent += lane->stats().bytes_sent;
-    sum.bytes_received += lane->stats().bytes_received;
-    sum.bytes_discarded += lane->stats().bytes_discarded;
-    sum.zero_copy_copied += lane->stats().zero_copy_copied;
+void Link::SendPings(Tick now) {
+  last_ping_ = now;
+  FrameHeader ping{.type = FrameType::kPing};
+  ping.stamp = static_cast<uint64_t>(now.us);
+  ping.acked = received_;
+  SendOnLane(ping);
+  for (size_t i = 0; i < data_.size() && alive(); ++i) {
+    if (data_[i].lane != nullptr) data_[i].lane->Ping();
   }
+}
+
+void Link::Tune(const StreamTuning& tuning) {
+  ForEachLane([&tuning](Lane* lane) { lane->Tune(tuning); });
+}
+
+LaneStats Link::stats() const {
+  LaneStats sum = gone_;
+  ForEachLane([&sum](const Lane* lane) { Add(&sum, lane->stats()); });
   return sum;
+}
+
+void Link::OnLaneClosing(Lane* lane, bool given_up) {
+  if (!alive()) return;
+  if (given_up) {
+    BreakAs(absl::StrCat(lane->name(), ": the other side has given the link up"), false, false);
+  } else {
+    MarkClosing(lane->name());
+  }
+}
+
+void Link::MarkClosing(const std::string& lane) {
+  if (closing()) return;
+  closing_lane_ = lane;
+  closing_since_ = ring_->Now();
+  owner_->OnLinkClosing(this);
 }
 
 // A peer that closes in order ends one lane after the other. All of them ended, or a while later:
 // the link is down.
-void Link::OnLanePeerEnded(Lane* lane) {
-  if (closing_lane_.empty()) {
-    closing_lane_ = lane->name();
-    closing_since_ = ring_->Now();
-    owner_->OnLinkClosing(this);
+void Link::OnLanePeerEnded(Lane*) { MaybeClosed(); }
+
+void Link::MaybeClosed() {
+  if (!alive() || !closing()) return;
+  if (control_ != nullptr && !control_->peer_ended()) return;
+  for (const DataLane& data : data_) {
+    if (data.lane != nullptr && !data.lane->peer_ended()) return;
   }
-  if (!control_->peer_ended()) return;
-  for (const auto& other : data_) {
-    if (other != nullptr && !other->peer_ended()) return;
-  }
-  Break(absl::StrCat(closing_lane_, ": closed by the other side"));
+  BreakAs(absl::StrCat(closing_lane_, ": closed by the other side"), false, false);
 }
 
-void Link::OnLaneBroken(Lane*, const std::string& reason, bool protocol) {
-  Break(reason, protocol);
+void Link::OnUnknownThere(const std::string& lane) {
+  if (!alive()) return;
+  if (control_ != nullptr) {
+    MarkClosing(lane);
+  } else {
+    BreakAs(absl::StrCat(lane, ": the other side has given the link up"), false, false);
+  }
 }
 
-void Link::Break(const std::string& reason, bool protocol) {
+void Link::Break(const std::string& reason, bool protocol) { BreakAs(reason, protocol, true); }
+
+void Link::BreakAs(const std::string& reason, bool protocol, bool tell) {
   if (!alive()) return;
   state_ = State::kBroken;
-  AbortLanes();
+  if (tell && control_ != nullptr) control_->Finish(kFlagGivenUp);
+  ForEachLane([&](Lane* lane) {
+    if (!tell || lane != control_.get()) lane->Abort();
+  });
   DropQueue();
   owner_->OnLinkBroken(this, reason, protocol);
+  CheckEnded();
 }
 
 void Link::Finish() {
   if (!alive()) return;
   state_ = State::kFinishing;
-  for (const auto& lane : data_) {
-    if (lane != nullptr) lane->Finish();
+  for (const DataLane& data : data_) {
+    if (data.lane != nullptr) data.lane->Finish();
   }
-  control_->Finish();
+  if (control_ != nullptr) control_->Finish();
   // Without data lanes nothing carries what may be queued.
   if (data_lanes_ == 0) DropQueue();
+  CheckEnded();
 }
 
 void Link::Abort() {
-  if (state_ != State::kAlive && state_ != State::kFinishing) return;
+  if (state_ == State::kEnded) return;
   state_ = State::kBroken;
-  AbortLanes();
+  ForEachLane([](Lane* lane) { lane->Abort(); });
   DropQueue();
-}
-
-void Link::AbortLanes() {
-  control_->Abort();
-  for (const auto& lane : data_) {
-    if (lane != nullptr) lane->Abort();
-  }
+  CheckEnded();
 }
 
 void Link::DropQueue() {
@@ -278,11 +637,11 @@ void Link::DropQueue() {
   owner_->OnLinkSegmentsDropped(std::move(cookies));
 }
 
-void Link::OnLaneEnded(Lane*) {
-  if (state_ == State::kEnded || !control_->ended()) return;
-  for (const auto& lane : data_) {
-    if (lane != nullptr && !lane->ended()) return;
-  }
+void Link::CheckEnded() {
+  if (state_ == State::kAlive || state_ == State::kEnded) return;
+  bool ended = true;
+  ForEachLane([&ended](const Lane* lane) { ended = ended && lane->ended(); });
+  if (!ended) return;
   DropQueue();
   state_ = State::kEnded;
   owner_->OnLinkEnded(this);

@@ -2,14 +2,30 @@
 //
 //   forming --(established by PING and PONG, or by CONFIRM at the side that was dialled)-->
 //   standing standing --Open(): told to the listener--> frames are handed over, segments flow any
-//   --Break()--> broken: every lane is aborted; nothing is handed over any more any --Finish()-->
+//   --Break()--> broken: every lane ends; nothing is handed over any more any --Finish()-->
 //   finishing: what is queued is sent, then the lanes are closed broken, finishing --(last lane
 //   ended)--> OnLinkEnded(); the link may be destroyed
 //
 // One queue of segments feeds all data lanes: each pulls the next one when it has room.
 //
-// Threads: the ring's. Calls of the owner come from within Ring::RunOnce(), except OnLinkBroken(),
-// which may also come from within SendControl() and Tick().
+// A standing link outlives its lanes. Whoever dialled it dials what is missing, with serials that
+// grow, so that the two ends always agree which connection they speak of:
+//
+//   data lane      Each end keeps a record of every segment that it put on the lane until the
+//                  segment's owner is forgotten. An end that has lost a lane says LANE_LOST and how
+//                  many segments came in whole, once its receive has ended; the other one loses
+//                  the lane too, says the same, and puts the segments that did not arrive back to
+//                  the front of the queue. A place that was half filled is given back first.
+//   control lane   Frames that matter are numbered and kept until the other end has acknowledged
+//                  them. On the lane that takes the place of a lost one each end says RESUME and
+//                  how many it has, and the other one sends the rest.
+//
+// The link breaks when nothing was heard on any lane for detect_ms, when what is lost cannot be
+// dialled for twice as long, when the other side says that it closes or has given the link up, or
+// breaks the protocol.
+//
+// Threads: the ring's. Calls of the owner come from within Ring::RunOnce(), except OnLinkBroken()
+// and OnLinkEnded(), which may also come from within calls.
 #pragma once
 
 #include <cstdint>
@@ -39,13 +55,24 @@ class LinkOwner {
                                    std::span<const uint8_t> payload) = 0;
   virtual absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) = 0;
   virtual absl::Status OnLinkDataReceived(Link* link, const FrameHeader& header) = 0;
+  virtual void OnLinkDataAbandoned(Link* link, const FrameHeader& header) = 0;
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
   virtual void OnLinkSegmentSent(uint64_t cookie) = 0;
+  // A segment goes out once more: a cookie for that, or 0 if its owner has no use for it.
+  virtual uint64_t OnLinkSegmentRepeat(uint64_t owner) = 0;
+  // Control frames that were sent once more.
+  virtual void OnLinkFramesRepeated(uint64_t frames) = 0;
   // Segments that never got onto a lane; report them later, not from within this call.
   virtual void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) = 0;
   // The other side is closing: Work() is due soon.
   virtual void OnLinkClosing(Link* link) = 0;
-  // The link is broken, its lanes are being aborted.
+  // A lane is lost, the link is not: Work() is due, and if we dialled the link, a new lane is to be
+  // dialled.
+  virtual void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) = 0;
+  virtual void OnLinkLaneBack(Link* link, const std::string& name) = 0;
+  // Destroy it later, not from within this call.
+  virtual void OnLinkLaneEnded(std::unique_ptr<Lane> lane) = 0;
+  // The link is broken, its lanes are ending.
   virtual void OnLinkBroken(Link* link, const std::string& reason, bool protocol) = 0;
   // The last call. Do not destroy the link from within it.
   virtual void OnLinkEnded(Link* link) = 0;
@@ -53,6 +80,7 @@ class LinkOwner {
 
 struct LinkOptions {
   LinkKey key;
+  uint64_t id = 0;  // NewLinkId() of the HELLO that made it
   SocketAddress remote;
   bool dialled = false;  // by us
   // What the control lane was authenticated with.
@@ -75,16 +103,29 @@ class Link final : public LaneOwner {
   bool finishing() const { return state_ == State::kFinishing; }
   bool established() const { return established_; }
   bool open() const { return open_ && alive(); }
+  // Lanes that end are not missed.
+  bool closing() const { return !closing_lane_.empty(); }
+
+  // The side that dials draws the serials of new lanes.
+  uint64_t NewSerial() { return next_serial_++; }
+
+  bool has_control() const { return control_ != nullptr; }
+  // Whether a control lane of this serial would be newer than any before.
+  bool FitsControl(uint64_t serial) const;
+  void ResumeControl(int fd, uint64_t serial);
 
   // A data lane `index` of `count`. False: it does not fit the lanes that are there.
-  bool FitsDataLane(uint32_t index, uint32_t count) const;
-  void AddDataLane(int fd, uint32_t index, uint32_t count);
+  bool FitsDataLane(uint32_t index, uint32_t count, uint64_t serial) const;
+  void AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial);
   bool HasDataLane(uint32_t index) const;
   uint32_t data_lanes() const { return data_lanes_; }
   // All of those that the dialler announced, and at least one.
   bool data_complete() const { return !data_.empty() && data_lanes_ == data_.size(); }
+  // They were complete before, and the link has some of them.
+  bool data_usable() const { return data_were_complete_ && data_lanes_ > 0; }
+  bool data_were_complete() const { return data_were_complete_; }
   uint32_t data_lanes_announced() const { return static_cast<uint32_t>(data_.size()); }
-  uint32_t lanes() const { return (alive() && established_ ? 1 : 0) + data_lanes_; }
+  uint32_t lanes() const;
 
   // The listener is being told of the link: frames and segments may be sent.
   void MarkOpen() { open_ = true; }
@@ -96,41 +137,85 @@ class Link final : public LaneOwner {
   void SendControl(const FrameHeader& header, std::span<const uint8_t> payload);
   void SendSegment(const OutgoingSegment& segment);
   void DropSegments(const std::unordered_set<uint64_t>& cookies);
+  void ForgetSegments(uint64_t owner);
   // Calls of `done` that follow, one per lane that is receiving for this attempt.
   int Detach(uint32_t group, OpOrdinal op, Epoch attempt, const std::function<void()>& done);
 
+  // Told to the other side, if that can be.
   void Break(const std::string& reason, bool protocol = false);
+  // The other side does not know the link any more: breaks it, once what it may have sent before
+  // had time to arrive.
+  void OnUnknownThere(const std::string& lane);
   void Finish();
-  // Ends a Finish() that takes too long.
+  // Ends a Finish() or Break() that takes too long.
   void Abort();
 
-  // Sends a PING when one is due and breaks the link when the other side has been silent; when to
-  // call again.
-  Tick Work(Tick now, uint32_t detect_ms);
-  Tick last_heard() const { return control_->last_heard(); }
-  void ForgiveSilence(int64_t us) { control_->ForgiveSilence(us); }
+  // Sends PINGs when they are due, loses lanes that are stalled, breaks the link when it is silent
+  // or could not be repaired (`repair_error`: why); when to call again.
+  Tick Work(Tick now, uint32_t detect_ms, const std::string& repair_error);
+  Tick last_heard() const;
+  void ForgiveSilence(int64_t us);
   void Tune(const StreamTuning& tuning);
   int64_t rtt_us() const { return rtt_us_; }
   LaneStats stats() const;
 
  private:
   enum class State { kAlive, kFinishing, kBroken, kEnded };
+  // A segment that was put on a lane.
+  struct Record {
+    uint64_t number = 0;  // on that lane, from 0
+    OutgoingSegment segment;
+  };
+  struct DataLane {
+    std::unique_ptr<Lane> lane;
+    uint32_t index = 0;
+    uint64_t serial = 0;
+    uint64_t sent = 0;  // segments that it pulled
+    std::deque<Record> records;
+    // Of a lost one:
+    bool told = false;      // LANE_LOST is sent
+    bool answered = false;  // and received
+  };
 
   absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
                            std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) override;
   absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) override;
-  bool NextSegment(uint32_t bytes_max, OutgoingSegment* segment) override;
+  void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) override;
+  bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
   void OnLaneSegmentSent(uint64_t cookie) override;
+  void OnLaneClosing(Lane* lane, bool given_up) override;
   void OnLanePeerEnded(Lane* lane) override;
   void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) override;
   void OnLaneEnded(Lane* lane) override;
 
+  std::unique_ptr<Lane> MakeControl(int fd);
+  absl::Status TakeFrame(const FrameHeader& header, std::span<const uint8_t> payload);
+  absl::Status OnResume(uint64_t acked);
+  absl::Status OnAcked(uint64_t acked);
+  absl::Status OnLaneLost(const FrameHeader& header);
   void OnPong(const FrameHeader& header);
   absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload);
+  void SendOnLane(const FrameHeader& header);
+  void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload);
+  void AcknowledgeSoon(size_t bytes);
+  void SendLaneLost(uint32_t index, uint64_t serial, uint64_t received);
+  void Repeat(DataLane* lost, uint64_t received);
+  void PullAll();
+  void LoseLane(Lane* lane, const std::string& reason);
+  void LoseControl();
+  void LoseData(uint32_t index);
+  void MarkClosing(const std::string& lane);
+  void MaybeClosed();
+  void BreakAs(const std::string& reason, bool protocol, bool tell);
+  bool BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_error);
+  void LoseStalled(Tick now, uint32_t detect_ms);
+  void SendPings(Tick now);
   void DropQueue();
-  void AbortLanes();
+  void CheckEnded();
+  template <class F>
+  void ForEachLane(F f) const;
 
   Ring* const ring_;
   const LinkOptions options_;
@@ -139,10 +224,34 @@ class Link final : public LaneOwner {
   bool established_ = false;
   bool open_ = false;
   bool delivering_ = false;
+  uint64_t next_serial_ = 1;
+  LaneStats gone_;  // of lanes that are no more
+  Tick heard_;      // on those
 
+  // The control lane, or nullptr while it is lost.
   std::unique_ptr<Lane> control_;
-  std::vector<std::unique_ptr<Lane>> data_;  // by lane index
+  uint64_t control_serial_ = 0;
+  bool resumed_ = true;  // the other side has said what it has
+  Tick control_lost_;
+  std::vector<std::unique_ptr<Lane>> old_controls_;  // that have not ended
+
+  // Numbered frames: sent ones that are not acknowledged are in kept_, from kept_head_ on.
+  uint64_t sent_ = 0;
+  uint64_t put_on_lane_ = 0;  // of those, at least once
+  uint64_t acked_ = 0;
+  std::vector<uint8_t> kept_;
+  size_t kept_head_ = 0;
+  std::deque<uint32_t> kept_sizes_;
+  uint64_t received_ = 0;
+  uint32_t unacked_frames_ = 0;  // received since we acknowledged last
+  size_t unacked_bytes_ = 0;
+
+  std::vector<DataLane> data_;         // by lane index; without a lane: missing
+  std::vector<uint64_t> last_serial_;  // by lane index: the newest that was in use or lost
+  std::vector<DataLane> lost_;
   uint32_t data_lanes_ = 0;
+  bool data_were_complete_ = false;
+  Tick data_lost_;  // the last one
   std::deque<OutgoingSegment> queue_;
   size_t next_lane_ = 0;  // that is offered the next segment first
 
@@ -150,7 +259,7 @@ class Link final : public LaneOwner {
   std::vector<std::pair<FrameHeader, std::vector<uint8_t>>> held_;
   size_t held_bytes_ = 0;
 
-  // The first lane that the other side ended: the others may still bring what it had queued.
+  // The first lane that the other side closes: the others may still bring what it had queued.
   std::string closing_lane_;
   Tick closing_since_;
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -33,6 +34,10 @@ constexpr int64_t kAttemptMinUs = Millis(50);
 // Data lanes of one link whose handshakes run at once: all peers together stay below the acceptor's
 // bound on unfinished handshakes.
 constexpr int kDataDialsMax = 32;
+// Lanes of one peer that are lost at longer intervals than this are dialled again at once.
+constexpr int64_t kLossApartUs = Seconds(1);
+// Lost lanes of one peer that are logged in that time; the others are counted.
+constexpr int kLossesLogged = 4;
 // After a failed accept (too many open files): others may close some meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
 // Arena memory that is pinned at once: some milliseconds.
@@ -84,6 +89,21 @@ struct Peering {
   Backoff data_backoff;
   std::string data_error;
 
+  // Repair of a link that stands.
+  LaneDial* redial = nullptr;  // of the control lane
+  Backoff redial_backoff;
+  std::string redial_error;
+  size_t token_attempts = 0;
+  // While the control lane is lost and the other side dials: is anybody there?
+  std::vector<std::string> endpoints;  // of the peer, as told last
+  int probes = 0;                      // under way, names being resolved included
+  int probes_refused = 0;              // in this round
+  int probes_other = 0;
+  std::string probe_refused;  // by that address
+  Backoff probe_backoff;
+  Tick losses_since;
+  int losses = 0;  // since then
+
   bool needed() const { return !groups.empty() || !requests.empty(); }
   // The request to dial for next, one after the other: the other side may know of one epoch and not
   // yet of another.
@@ -126,7 +146,8 @@ class TransportImpl final : public Transport, public LinkOwner {
   void SendControl(const LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override;
   void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
-                   uint64_t cookie) override;
+                   uint64_t cookie, uint64_t owner) override;
+  void ForgetSegments(uint64_t owner) override;
   void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
                       uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
@@ -153,6 +174,12 @@ class TransportImpl final : public Transport, public LinkOwner {
                            std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) override;
   absl::Status OnLinkDataReceived(Link* link, const FrameHeader& header) override;
+  void OnLinkDataAbandoned(Link* link, const FrameHeader& header) override;
+  uint64_t OnLinkSegmentRepeat(uint64_t owner) override;
+  void OnLinkFramesRepeated(uint64_t frames) override { stats_.frames_repeated += frames; }
+  void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) override;
+  void OnLinkLaneBack(Link* link, const std::string& name) override;
+  void OnLinkLaneEnded(std::unique_ptr<Lane> lane) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
   void OnLinkSegmentSent(uint64_t cookie) override { listener_->OnSegmentSent(cookie); }
   void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) override;
@@ -187,12 +214,24 @@ class TransportImpl final : public Transport, public LinkOwner {
   void ReportDown(const Peering& p, const std::string& reason);
   void Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote, bool dialled);
   void Retire(Peering* p);
-  void CancelDataDials(Peering* p, const char* why);
+  void CancelDials(Peering* p, const char* why);
 
   void DialControl(Peering* p, const Request& request, Tick now);
   void StartRound(Peering* p, const Request& request);
   void StartControlDial(Peering* p, const Request& request, Tick now);
   void DialData(Peering* p, Tick now);
+  Tick RepairControl(Peering* p, Tick now);
+  void Redial(Peering* p, Tick now);
+  void OnRedialled(const LinkKey& key, LaneHandshake* handshake);
+  void Probe(Peering* p, Tick now);
+  void ProbeAddress(Peering* p, const SocketAddress& address);
+  void OnProbed(const LinkKey& key, uint64_t serial, LaneHandshake* handshake);
+  void OnProbeOver(Peering* p);
+  bool FindAnyToken(const Peering& p, uint32_t* group, Epoch* epoch, std::string* token) const;
+  void TryNextToken(Peering* p, const LaneDial& dial) const;
+  bool MissingLanesWanted(const Peering& p) const;
+  // A lane broke, and now nobody listens where the peer did.
+  void BreakRefused(Peering* p, const std::string& address);
   void OnControlDialled(const LinkKey& key, LaneHandshake* handshake);
   void OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandshake* handshake);
   template <class T>
@@ -235,6 +274,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   // Destroyed from the top of the ring's callback only, when nobody is inside them.
   std::vector<std::unique_ptr<Link>> ended_links_;
   std::vector<std::unique_ptr<LaneHandshake>> ended_handshakes_;
+  std::vector<std::unique_ptr<Lane>> ended_lanes_;
 
   IoId work_timer_ = 0;
   Tick work_at_ = kNever;
@@ -294,6 +334,9 @@ void TransportImpl::Close() {
     ring_->sockets().Close(std::exchange(listen_fd_, -1));
   }
   resolver_.Close();
+  for (Retired& retired : retired_) {
+    if (!retired.link->finishing()) retired.link->Abort();
+  }
   for (auto& [raw, handshake] : handshakes_) handshake->Fail("closing");
   for (auto& [name, run] : runs_) {
     for (auto& [id, peer] : run.peers) Retire(&peer);
@@ -335,6 +378,7 @@ void TransportImpl::RunEvents() {
   }
   ended_links_.clear();
   ended_handshakes_.clear();
+  ended_lanes_.clear();
   // Nothing is left to watch over: closed() need not wait for the timer.
   if (closing_ && retired_.empty() && handshakes_.empty() && work_timer_ != 0) {
     ring_->Cancel(work_timer_);
@@ -384,14 +428,16 @@ Tick TransportImpl::WorkHandshakes(Tick now) {
 
 Tick TransportImpl::WorkRetired(Tick now) {
   Tick next = kNever;
+  std::vector<Link*> late;
   for (Retired& retired : retired_) {
-    if (!retired.link->finishing()) continue;
-    if (retired.abort_at <= now) {
-      retired.link->Abort();
-    } else {
+    if (retired.abort_at > now) {
       next = std::min(next, retired.abort_at);
+    } else {
+      late.push_back(retired.link.get());
+      retired.abort_at = kNever;
     }
   }
+  for (Link* link : late) link->Abort();
   return next;
 }
 
@@ -406,7 +452,11 @@ Tick TransportImpl::WorkPeering(Peering* p, Tick now) {
   }
   Tick next = kNever;
   for (const Request& r : p->requests) next = std::min(next, r.deadline);
-  if (p->link != nullptr) next = std::min(next, p->link->Work(now, options_.detect_ms));
+  if (p->link != nullptr) {
+    const std::string& error = p->link->has_control() ? p->data_error : p->redial_error;
+    next = std::min(next, p->link->Work(now, options_.detect_ms, error));
+  }
+  if (p->link != nullptr) next = std::min(next, RepairControl(p, now));
   if (p->link != nullptr) {
     DialData(p, now);
     if (p->link != nullptr && p->peer_wants_lanes && !p->link->data_complete()) {
@@ -496,6 +546,8 @@ void TransportImpl::OpenLinks(const std::string& run_name, uint32_t group, Epoch
       p.serial = next_serial_++;
     }
     p.groups.insert(group);
+    if (!link.endpoints.empty()) p.endpoints = link.endpoints;
+    if (p.endpoints.size() > LH_ENDPOINTS_MAX) p.endpoints.resize(LH_ENDPOINTS_MAX);
     std::erase_if(p.requests, [group](const Request& r) { return r.group == group; });
     Request request{.group = group,
                     .epoch = epoch,
@@ -547,7 +599,7 @@ void TransportImpl::KeepLinks(const std::string& run_name, uint32_t group, Epoch
 // The end of a peering: what is queued still goes out.
 void TransportImpl::Retire(Peering* p) {
   if (p->dial != nullptr) std::exchange(p->dial, nullptr)->Fail("not needed any more");
-  CancelDataDials(p, "not needed any more");
+  CancelDials(p, "not needed any more");
   if (p->link == nullptr) return;
   Link* link = p->link.get();
   const Tick abort_at = ring_->Now() + Millis(options_.detect_ms);
@@ -563,7 +615,7 @@ void TransportImpl::Retire(Peering* p) {
 // The control lane stands, or a data lane was added, or somebody asked: is there something to tell?
 void TransportImpl::Evaluate(Peering* p) {
   if (p->link == nullptr || !p->link->alive() || !p->link->established()) return;
-  if (p->data_wanted() && !p->link->data_complete()) {
+  if (MissingLanesWanted(*p)) {
     if (p->link->options().dialled) {
       Arm(ring_->Now());
     } else if (!p->want_lanes_sent) {
@@ -587,7 +639,7 @@ void TransportImpl::Announce(const LinkKey& key, uint64_t serial) {
   if (p == nullptr) return;
   p->announcing = false;
   if (p->link == nullptr || !p->link->alive() || !p->link->established()) return;
-  if (p->requests.empty() || (p->data_wanted() && !p->link->data_complete())) return;
+  if (p->requests.empty() || MissingLanesWanted(*p)) return;
   p->requests.clear();
   p->last_error.clear();
   if (p->dial != nullptr) std::exchange(p->dial, nullptr)->Fail("the link stands");
@@ -633,6 +685,57 @@ absl::Status TransportImpl::OnLinkDataReceived(Link* link, const FrameHeader& he
   return listener_->OnDataReceived(link->key(), header);
 }
 
+void TransportImpl::OnLinkDataAbandoned(Link* link, const FrameHeader& header) {
+  listener_->OnDataAbandoned(link->key(), header);
+}
+
+uint64_t TransportImpl::OnLinkSegmentRepeat(uint64_t owner) {
+  const uint64_t cookie = listener_->OnSegmentRepeat(owner);
+  if (cookie != 0) ++stats_.segments_repeated;
+  return cookie;
+}
+
+void TransportImpl::OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) {
+  Peering* p = Find(link->key());
+  LH_CHECK(p != nullptr && p->link.get() == link);
+  ++stats_.lanes_lost;
+  const Tick now = ring_->Now();
+  // Lanes that break again and again are not dialled in a busy loop.
+  const bool apart = p->losses == 0 || now - p->losses_since > kLossApartUs;
+  if (apart) {
+    p->losses_since = now;
+    p->losses = 0;
+    p->redial_backoff.Reset(now);
+    p->probe_backoff.Reset(now);
+    p->data_backoff.Reset(now);
+  } else if (p->losses > 2 * static_cast<int>(1 + link->data_lanes_announced())) {
+    (kind == LaneKind::kControl ? p->redial_backoff : p->data_backoff).Failed(now);
+  }
+  if (++p->losses <= kLossesLogged) {
+    Log(LogLevel::kWarning, absl::StrCat("lane lost peer=", ToString(p->key.peer),
+                                         " run=", p->key.run, " data_lanes=", link->data_lanes(),
+                                         p->losses == kLossesLogged ? " more=not_logged" : "") +
+                                LogField("reason", reason));
+  }
+  Arm(now);
+}
+
+void TransportImpl::OnLinkLaneBack(Link* link, const std::string& name) {
+  Peering* p = Find(link->key());
+  LH_CHECK(p != nullptr && p->link.get() == link);
+  ++stats_.lanes_redialled;
+  p->redial_error.clear();
+  if (p->losses > kLossesLogged) return;
+  Log(LogLevel::kInfo, absl::StrCat("lane back peer=", ToString(p->key.peer), " run=", p->key.run,
+                                    " data_lanes=", link->data_lanes()) +
+                           LogField("lane", name));
+}
+
+void TransportImpl::OnLinkLaneEnded(std::unique_ptr<Lane> lane) {
+  ended_lanes_.push_back(std::move(lane));
+  Later([] {});  // destroys it
+}
+
 void TransportImpl::OnLinkSegmentsDropped(std::vector<uint64_t> cookies) {
   Later([this, cookies = std::move(cookies)] {
     for (const uint64_t cookie : cookies) listener_->OnSegmentSent(cookie);
@@ -643,8 +746,10 @@ void TransportImpl::OnLinkBroken(Link* link, const std::string& reason, bool pro
   if (protocol) ++stats_.frames_refused;
   Peering* p = Find(link->key());
   LH_CHECK(p != nullptr && p->link.get() == link) << "a link that nobody has broke";
-  retired_.push_back({std::move(p->link), kNever});
-  CancelDataDials(p, "the link broke");
+  const Tick abort_at = ring_->Now() + Millis(options_.detect_ms);
+  retired_.push_back({std::move(p->link), abort_at});
+  Arm(abort_at);
+  CancelDials(p, "the link broke");
   p->peer_wants_lanes = false;
   p->want_lanes_sent = false;
   p->last_error = reason;
@@ -715,6 +820,7 @@ std::string TransportImpl::WhyNotUp(const Peering& p, const Request& request) co
 void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote,
                           bool dialled) {
   LinkOptions options{.key = p->key,
+                      .id = NewLinkId(hello),
                       .remote = remote,
                       .dialled = dialled,
                       .group = hello.group,
@@ -731,6 +837,9 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
   p->data_dials.assign(p->planned, nullptr);
   p->data_backoff.Reset(ring_->Now());
   p->candidates.clear();
+  p->redial_backoff.Reset(ring_->Now());
+  p->probe_backoff.Reset(ring_->Now());
+  p->losses = 0;
   p->link = std::make_unique<Link>(ring_, fd, std::move(options), this);
   Evaluate(p);
   Arm(ring_->Now());
@@ -853,7 +962,8 @@ void TransportImpl::OnControlDialled(const LinkKey& key, LaneHandshake* handshak
   Arm(std::max(p->backoff.next, now));
 }
 
-void TransportImpl::CancelDataDials(Peering* p, const char* why) {
+void TransportImpl::CancelDials(Peering* p, const char* why) {
+  if (p->redial != nullptr) std::exchange(p->redial, nullptr)->Fail(why);
   for (LaneDial*& dial : p->data_dials) {
     if (dial != nullptr) std::exchange(dial, nullptr)->Fail(why);
   }
@@ -863,9 +973,11 @@ void TransportImpl::CancelDataDials(Peering* p, const char* why) {
 void TransportImpl::DialData(Peering* p, Tick now) {
   Link* link = p->link.get();
   if (!link->established() || !link->options().dialled || link->data_complete()) return;
+  if (link->closing()) return;
+  const bool lost = link->data_were_complete();
   const bool wanted = p->data_wanted();
-  if (!wanted && !p->peer_wants_lanes) return;
-  if (!wanted && p->peer_wants_until <= now) {
+  if (!wanted && !p->peer_wants_lanes && !lost) return;
+  if (!wanted && !lost && p->peer_wants_until <= now) {
     link->Break(absl::StrCat("data lanes that the peer wants could not be built: ",
                              p->data_error.empty() ? "no answer in time" : p->data_error));
     return;
@@ -874,17 +986,14 @@ void TransportImpl::DialData(Peering* p, Tick now) {
   // The newest token of a group that both are in; if it is not known there yet, that of another
   // one.
   const Run& run = runs_[p->key.run];
-  uint32_t group = link->options().group;
-  if (!p->requests.empty()) {
-    group = p->requests[p->requests.size() - 1 - p->attempts % p->requests.size()].group;
-  } else if (run.tokens.count(group) == 0 && !run.tokens.empty()) {
-    group = run.tokens.begin()->first;
+  uint32_t group = 0;
+  Epoch epoch;
+  std::string token;
+  if (!FindAnyToken(*p, &group, &epoch, &token)) return;
+  Tick deadline = now + 2 * Millis(options_.detect_ms);
+  if (!lost) {
+    deadline = std::min(deadline, wanted ? p->requests.back().deadline : p->peer_wants_until);
   }
-  const auto tokens = run.tokens.find(group);
-  if (tokens == run.tokens.end() || tokens->second.empty()) return;
-  const auto& [epoch, token] = *tokens->second.rbegin();
-  const Tick until = wanted ? p->requests.back().deadline : p->peer_wants_until;
-  const Tick deadline = std::min(until, now + 2 * Millis(options_.detect_ms));
   int running = static_cast<int>(
       std::count_if(p->data_dials.begin(), p->data_dials.end(), [](LaneDial* d) { return d; }));
   for (uint32_t lane = 0; lane < p->planned && running < kDataDialsMax; ++lane) {
@@ -900,7 +1009,9 @@ void TransportImpl::DialData(Peering* p, Tick now) {
                   .epoch = epoch,
                   .dialer = options_.self,
                   .acceptor = p->key.peer,
-                  .nonce = nonces_.Next()};
+                  .nonce = nonces_.Next(),
+                  .link = link->options().id,
+                  .serial = link->NewSerial()};
     p->data_dials[lane] = Keep(std::make_unique<LaneDial>(
         ring_, std::move(spec), deadline,
         [this, key = p->key, lane](LaneHandshake* h) { OnDataDialled(key, lane, h); }));
@@ -919,16 +1030,202 @@ void TransportImpl::OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandsha
   p->data_dials[lane] = nullptr;
   if (dial->ok()) {
     // The dial is cancelled with its link, so the link is the one it was started for.
-    LH_CHECK(p->link != nullptr && p->link->FitsDataLane(lane, p->planned));
-    p->link->AddDataLane(dial->TakeFd(), lane, p->planned);
+    LH_CHECK(p->link != nullptr);
+    const int fd = dial->TakeFd();
+    if (!p->link->FitsDataLane(lane, p->planned, dial->hello().serial)) {
+      // Lost at the other end before it was in use here, or the link is closing.
+      ring_->sockets().Abort(fd);
+      Arm(ring_->Now());
+      return;
+    }
+    p->link->AddDataLane(fd, lane, p->planned, dial->hello().serial);
     if (p->planned > static_cast<uint32_t>(kDataDialsMax)) Arm(ring_->Now());
     Evaluate(p);
     return;
   }
   p->data_error = dial->error();
-  if (dial->refused() == LaneResult::kUnknownEpoch) ++p->attempts;
+  TryNextToken(p, *dial);
+  if (dial->refused() == LaneResult::kUnknownLink) {
+    return p->link->OnUnknownThere(
+        absl::StrCat("data lane ", lane, " to ", ToString(dial->address())));
+  }
+  if (dial->connect_error() == ECONNREFUSED && p->link->data_were_complete()) {
+    return BreakRefused(p, ToString(dial->address()));
+  }
   p->data_backoff.Failed(ring_->Now());
   Arm(p->data_backoff.next);
+}
+
+// ------------------------------------------------------------------------------ repair
+
+bool TransportImpl::MissingLanesWanted(const Peering& p) const {
+  return p.data_wanted() && !p.link->data_complete() && !p.link->data_usable();
+}
+
+// One token after the other, as attempts go by: the other side may have forgotten one already and
+// not know the other yet. First those of requests, then those of the link's own group.
+bool TransportImpl::FindAnyToken(const Peering& p, uint32_t* group, Epoch* epoch,
+                                 std::string* token) const {
+  const Run& run = runs_.at(p.key.run);
+  std::vector<std::pair<uint32_t, Epoch>> names;
+  const auto add = [&](uint32_t g) {
+    const auto tokens = run.tokens.find(g);
+    if (tokens == run.tokens.end()) return;
+    for (auto it = tokens->second.rbegin(); it != tokens->second.rend(); ++it) {
+      const std::pair<uint32_t, Epoch> name(g, it->first);
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  };
+  for (auto it = p.requests.rbegin(); it != p.requests.rend(); ++it) add(it->group);
+  add(p.link->options().group);
+  for (const uint32_t g : p.groups) add(g);
+  if (names.empty()) return false;
+  std::tie(*group, *epoch) = names[p.token_attempts % names.size()];
+  *token = *FindToken(run, *group, *epoch);
+  return true;
+}
+
+// After a dial that failed, if that was for its token. Several may fail with the same one.
+void TransportImpl::TryNextToken(Peering* p, const LaneDial& dial) const {
+  uint32_t group = 0;
+  Epoch epoch;
+  std::string token;
+  if (dial.refused() == LaneResult::kUnknownEpoch && FindAnyToken(*p, &group, &epoch, &token) &&
+      group == dial.hello().group && epoch == dial.hello().epoch) {
+    ++p->token_attempts;
+  }
+}
+
+void TransportImpl::BreakRefused(Peering* p, const std::string& address) {
+  p->link->Break(absl::StrCat("connection refused by ", address, " after a lane broke"));
+}
+
+// Where the control lane is lost: dials a new one, or finds out whether somebody is there to do so.
+// When to call again.
+Tick TransportImpl::RepairControl(Peering* p, Tick now) {
+  const Link& link = *p->link;
+  if (!link.alive() || !link.established() || link.has_control() || link.closing()) return kNever;
+  if (link.options().dialled) {
+    if (p->redial == nullptr && p->redial_backoff.next <= now) Redial(p, now);
+    return p->redial == nullptr ? p->redial_backoff.next : kNever;
+  }
+  if (p->probes == 0 && p->probe_backoff.next <= now) Probe(p, now);
+  return p->probes == 0 && p->link != nullptr ? p->probe_backoff.next : kNever;
+}
+
+void TransportImpl::Redial(Peering* p, Tick now) {
+  DialSpec spec{.address = p->link->options().remote, .tuning = tuning(), .hello = {}, .token = {}};
+  uint32_t group = 0;
+  Epoch epoch;
+  if (!FindAnyToken(*p, &group, &epoch, &spec.token)) {
+    p->redial_backoff.Failed(now);
+    return;
+  }
+  spec.hello = {.kind = LaneKind::kControl,
+                .run_digest = runs_[p->key.run].digest,
+                .group = group,
+                .lane = 0,
+                .lanes = p->planned,
+                .epoch = epoch,
+                .dialer = options_.self,
+                .acceptor = p->key.peer,
+                .nonce = nonces_.Next(),
+                .link = p->link->options().id,
+                .serial = p->link->NewSerial()};
+  p->redial = Keep(
+      std::make_unique<LaneDial>(ring_, std::move(spec), now + Millis(options_.detect_ms),
+                                 [this, key = p->key](LaneHandshake* h) { OnRedialled(key, h); }));
+}
+
+void TransportImpl::OnRedialled(const LinkKey& key, LaneHandshake* handshake) {
+  ended_handshakes_.push_back(Release(handshake));
+  Later([] {});
+  LaneDial* dial = static_cast<LaneDial*>(handshake);
+  Peering* p = Find(key);
+  if (p == nullptr || p->redial != dial || closing_) {
+    if (dial->ok()) ring_->sockets().Close(dial->TakeFd());
+    return;
+  }
+  // The dial is cancelled with its link, so the link is the one it was started for.
+  p->redial = nullptr;
+  if (dial->ok()) {
+    const int fd = dial->TakeFd();
+    if (p->link->FitsControl(dial->hello().serial)) {
+      p->link->ResumeControl(fd, dial->hello().serial);
+    } else {
+      ring_->sockets().Abort(fd);
+    }
+    Arm(ring_->Now());
+    return;
+  }
+  p->redial_error = dial->error();
+  if (dial->refused() == LaneResult::kUnknownLink) {
+    return p->link->OnUnknownThere(absl::StrCat("control lane to ", ToString(dial->address())));
+  }
+  if (dial->connect_error() == ECONNREFUSED) return BreakRefused(p, ToString(dial->address()));
+  TryNextToken(p, *dial);
+  p->redial_backoff.Failed(ring_->Now());
+  Arm(p->redial_backoff.next);
+}
+
+// All addresses of the peer at once. If each refuses, its process is gone.
+void TransportImpl::Probe(Peering* p, Tick now) {
+  p->probes_refused = 0;
+  p->probes_other = 0;
+  p->probe_backoff.Failed(now);
+  for (const std::string& endpoint : p->endpoints) {
+    const auto host_port = ParseHostPort(endpoint);
+    if (!host_port.ok()) continue;
+    if (const auto address = NumericAddress(*host_port)) {
+      ProbeAddress(p, *address);
+      continue;
+    }
+    ++p->probes;
+    resolver_.Resolve(*host_port,
+                      [this, key = p->key, serial = p->serial](Resolver::Addresses addresses) {
+                        Peering* peering = FindSerial(key, serial);
+                        if (peering == nullptr) return;
+                        if (addresses.ok()) {
+                          for (const SocketAddress& address : *addresses)
+                            ProbeAddress(peering, address);
+                        } else {
+                          ++peering->probes_other;
+                        }
+                        --peering->probes;
+                        OnProbeOver(peering);
+                      });
+  }
+}
+
+void TransportImpl::ProbeAddress(Peering* p, const SocketAddress& address) {
+  ++p->probes;
+  Keep(std::make_unique<LaneProbe>(
+      ring_, address, tuning(), ring_->Now() + Millis(options_.detect_ms),
+      [this, key = p->key, serial = p->serial](LaneHandshake* h) { OnProbed(key, serial, h); }));
+}
+
+void TransportImpl::OnProbed(const LinkKey& key, uint64_t serial, LaneHandshake* handshake) {
+  ended_handshakes_.push_back(Release(handshake));
+  Later([] {});
+  LaneProbe* probe = static_cast<LaneProbe*>(handshake);
+  if (probe->ok()) ring_->sockets().Close(probe->TakeFd());
+  Peering* p = FindSerial(key, serial);
+  if (p == nullptr || closing_) return;
+  if (probe->connect_error() == ECONNREFUSED) {
+    ++p->probes_refused;
+    p->probe_refused = ToString(probe->address());
+  } else {
+    ++p->probes_other;
+  }
+  --p->probes;
+  OnProbeOver(p);
+}
+
+void TransportImpl::OnProbeOver(Peering* p) {
+  if (p->probes > 0) return;
+  Arm(p->probe_backoff.next);
+  if (p->link == nullptr || !p->link->alive() || p->link->has_control()) return;
+  if (p->probes_refused > 0 && p->probes_other == 0) BreakRefused(p, p->probe_refused);
 }
 
 // ------------------------------------------------------------------------------ being dialled
@@ -984,6 +1281,13 @@ void TransportImpl::OnAccepted(int value) {
 // Whether to let the caller prove that it is who it says.
 LaneVerdict TransportImpl::Judge(const LaneHello& hello) {
   Run* run = FindRun(hello.run_digest);
+  if (hello.link != 0 && hello.acceptor == options_.self) {
+    // Whoever has lost the link does not have the epoch any more, as a rule.
+    const Peering* p = run == nullptr ? nullptr : Find({run->name, hello.dialer});
+    if (p == nullptr || p->link == nullptr || p->link->options().id != hello.link) {
+      return {LaneResult::kUnknownLink, ""};
+    }
+  }
   const std::string* token = run == nullptr ? nullptr : FindToken(*run, hello.group, hello.epoch);
   if (token == nullptr) return {LaneResult::kUnknownEpoch, ""};
   const auto peer = run->peers.find(hello.dialer);
@@ -994,8 +1298,8 @@ LaneVerdict TransportImpl::Judge(const LaneHello& hello) {
   LaneResult result = LaneResult::kAccepted;
   if (hello.kind == LaneKind::kControl) {
     result = JudgeControl(p, hello);
-  } else if (p.link == nullptr || !p.link->FitsDataLane(hello.lane, hello.lanes)) {
-    result = LaneResult::kBusy;  // the control lane is not through yet, or an old lane still stands
+  } else if (!p.link->FitsDataLane(hello.lane, hello.lanes, hello.serial)) {
+    result = LaneResult::kBusy;  // a newer one stands, or the number of lanes is not that of before
   } else if (p.link->options().dialled) {
     result = LaneResult::kWrongPeer;  // data lanes are dialled by the side that dialled the first
   }
@@ -1006,7 +1310,14 @@ LaneVerdict TransportImpl::Judge(const LaneHello& hello) {
 // silent. If both sides dial at once, the smaller id's connection stays.
 LaneResult TransportImpl::JudgeControl(const Peering& p, const LaneHello& hello) const {
   const bool ours_first = options_.self < p.key.peer;
+  if (hello.link != 0) {
+    // Dialled again by the side that dialled the first.
+    if (p.link->options().dialled) return LaneResult::kWrongPeer;
+    return p.link->FitsControl(hello.serial) ? LaneResult::kAccepted : LaneResult::kBusy;
+  }
   if (p.link != nullptr) {
+    // The peer would not begin anew if it had not given up what is lost.
+    if (!p.link->has_control()) return LaneResult::kAccepted;
     if (!p.link->established()) return ours_first ? LaneResult::kBusy : LaneResult::kAccepted;
     const LinkOptions& link = p.link->options();
     const bool newer = hello.group == link.group && hello.epoch > link.epoch;
@@ -1039,8 +1350,13 @@ void TransportImpl::OnHandshakeAccepted(LaneHandshake* handshake) {
   Run* run = FindRun(hello.run_digest);
   Peering* p = &run->peers[hello.dialer];
   if (hello.kind == LaneKind::kData) {
-    p->link->AddDataLane(fd, hello.lane, hello.lanes);
+    p->link->AddDataLane(fd, hello.lane, hello.lanes, hello.serial);
     Evaluate(p);
+    return;
+  }
+  if (hello.link != 0) {
+    p->link->ResumeControl(fd, hello.serial);
+    Arm(ring_->Now());
     return;
   }
   if (p->link != nullptr) p->link->Break("replaced by a new connection of the peer");
@@ -1060,9 +1376,9 @@ void TransportImpl::SendControl(const LinkKey& key, const FrameHeader& header,
 }
 
 void TransportImpl::SendSegment(const LinkKey& key, const FrameHeader& header, const uint8_t* data,
-                                uint64_t cookie) {
+                                uint64_t cookie, uint64_t owner) {
   if (Link* link = FindOpen(key)) {
-    link->SendSegment({.header = header, .data = data, .cookie = cookie});
+    link->SendSegment({.header = header, .data = data, .cookie = cookie, .owner = owner});
   } else {
     OnLinkSegmentsDropped({cookie});
   }
@@ -1071,6 +1387,10 @@ void TransportImpl::SendSegment(const LinkKey& key, const FrameHeader& header, c
 void TransportImpl::DropSegments(const std::vector<uint64_t>& cookies) {
   const std::unordered_set<uint64_t> wanted(cookies.begin(), cookies.end());
   ForEachLink([&](Link* link) { link->DropSegments(wanted); });
+}
+
+void TransportImpl::ForgetSegments(uint64_t owner) {
+  ForEachLink([&](Link* link) { link->ForgetSegments(owner); });
 }
 
 void TransportImpl::DetachReceives(const std::string& run, uint32_t group, OpOrdinal op,

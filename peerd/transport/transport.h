@@ -1,9 +1,16 @@
 // Links to other peers: dialling, handshake, control lane, data lanes, frames.
 //
 // A link belongs to one run and one remote peer. It is up when its control lane stands and, where
-// asked for, its data lanes do; it is down as a whole when any of its lanes breaks or its control
-// lane is silent for detect_ms. Segments go to whichever data lane has room. Payload is received
+// asked for, its data lanes do. Segments go to whichever data lane has room. Payload is received
 // straight into the place that the listener names.
+//
+// A link that is up survives the loss (reset, end, stall) of any of its lanes, the control lane and
+// all at once included: they are dialled again, what was on its way is sent again, and the listener
+// still gets every frame and every segment exactly once. It goes down when
+//   - nothing was heard on any lane for detect_ms,
+//   - the peer's process is gone: its data port refuses connections after a lane broke,
+//   - what was lost could not be dialled again for twice detect_ms,
+//   - the peer closes the link, has given it up, or breaks the protocol.
 //
 // Threads: owner thread of the ring only. Listener calls come from within Ring::RunOnce(), never
 // from within a call of this class.
@@ -45,7 +52,13 @@ class TransportListener {
   // nullptr: read and thrown away (a stale attempt). InvalidArgument closes the link.
   virtual absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) = 0;
   virtual absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) = 0;
+  // The payload will not come: its lane was lost. Nothing writes to its place any more; the segment
+  // is sent again, and asks for a place again.
+  virtual void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) = 0;
   virtual void OnSegmentSent(uint64_t cookie) = 0;
+  // A segment of this owner was on a lane that was lost, and has not arrived. A cookie with which
+  // it is sent again, from the same memory, until OnSegmentSent() of that; 0: not any more.
+  virtual uint64_t OnSegmentRepeat(uint64_t owner) = 0;
   // Answer to DetachReceives().
   virtual void OnReceivesDetached(uint64_t cookie) = 0;
 };
@@ -73,7 +86,11 @@ struct TransportStats {
   uint64_t handshakes_refused = 0;  // garbage, wrong token, unknown epoch, too slow
   uint64_t frames_refused = 0;      // links closed for breaking the protocol
   uint64_t links_lost = 0;
-  uint64_t bytes_sent = 0;  // payload of DATA frames
+  uint64_t lanes_lost = 0;         // of links that stood
+  uint64_t lanes_redialled = 0;    // those that were replaced
+  uint64_t segments_repeated = 0;  // that were on a lost lane and had not arrived
+  uint64_t frames_repeated = 0;    // the same of control frames
+  uint64_t bytes_sent = 0;         // payload of DATA frames
   uint64_t bytes_received = 0;
   uint64_t bytes_discarded = 0;  // DATA of stale attempts
   uint32_t links_up = 0;
@@ -113,9 +130,14 @@ class Transport {
   virtual void SendControl(const LinkKey& link, const FrameHeader& header,
                            std::span<const uint8_t> payload) = 0;
   // Queues a DATA frame; `data` stays until OnSegmentSent(cookie), which comes exactly once, link
-  // up or not.
+  // up or not. Should the segment be lost with its lane, it is read again: so the memory stays, and
+  // its bytes as they are, until the receiver has the segment or ForgetSegments(owner), or
+  // OnSegmentRepeat(owner) says no.
   virtual void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
-                           uint64_t cookie) = 0;
+                           uint64_t cookie, uint64_t owner) = 0;
+  // The owner has no use for what it sent: nothing of it is repeated any more. Owners are numbers
+  // of the caller's choice.
+  virtual void ForgetSegments(uint64_t owner) = 0;
   // DATA of (run, group, op, attempt) that is being received is diverted to nowhere.
   // OnReceivesDetached(cookie) follows, never from within this call: from then on nothing is
   // written to memory named for it.

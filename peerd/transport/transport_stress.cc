@@ -64,6 +64,8 @@ class Side : public TransportListener {
     received_ += header.payload_bytes;
     return absl::OkStatus();
   }
+  void OnDataAbandoned(const LinkKey&, const FrameHeader&) override {}
+  uint64_t OnSegmentRepeat(uint64_t) override { return 0; }
   void OnSegmentSent(uint64_t) override {
     --queued_;
     Fill();
@@ -81,7 +83,7 @@ class Side : public TransportListener {
       header.attempt = Epoch(1);
       header.offset = offset_;
       ++queued_;
-      transport_->SendSegment(kToReceiver, header, memory_.data() + offset_, 1);
+      transport_->SendSegment(kToReceiver, header, memory_.data() + offset_, 1, 1);
       offset_ += bytes;
     }
   }

@@ -81,9 +81,22 @@ class Peer : public TransportListener {
     ++segments;
     return absl::OkStatus();
   }
+  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
+    EXPECT_TRUE(inside);
+    EXPECT_TRUE(up.count(link.peer));
+    EXPECT_GT(header.payload_bytes, 0u);
+    ++abandoned;
+  }
   void OnSegmentSent(uint64_t cookie) override {
     EXPECT_TRUE(inside);
     ++sent[cookie];
+  }
+  // Cookies from kRepeats on are those of repeats.
+  uint64_t OnSegmentRepeat(uint64_t owner) override {
+    EXPECT_TRUE(inside);
+    if (forgotten.count(owner)) return 0;
+    ++started[++last_repeat];
+    return last_repeat;
   }
   void OnReceivesDetached(uint64_t cookie) override {
     EXPECT_TRUE(inside);
@@ -100,7 +113,7 @@ class Peer : public TransportListener {
     header.offset = offset;
     header.stamp = cookie;
     ++started[cookie];
-    transport->SendSegment({kRun, to}, header, memory.data() + offset, cookie);
+    transport->SendSegment({kRun, to}, header, memory.data() + offset, cookie, op);
   }
   void SendReady(PeerId to, uint64_t op, size_t bytes) {
     FrameHeader header;
@@ -126,6 +139,10 @@ class Peer : public TransportListener {
   int headers = 0;
   int segments = 0;
   uint64_t received = 0;
+  int abandoned = 0;
+  static constexpr uint64_t kRepeats = uint64_t{1} << 40;
+  uint64_t last_repeat = kRepeats;
+  std::set<uint64_t> forgotten;
   std::map<uint64_t, int> started;
   std::map<uint64_t, int> sent;
   std::map<uint64_t, int> detached;
@@ -646,7 +663,7 @@ TEST_P(FakeSeeds, SilenceTakesTheLinkDownAtBothEnds) {
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   ASSERT_TRUE(!world.Until([&] { return !world.Linked(0, 1); }, 10000)) << "an idle link stays";
-  world.fake->StallConnection(0, true);
+  for (int i = 0; i < world.fake->connections(); ++i) world.fake->StallConnection(i, true);
   const Tick start = world.Now();
   ASSERT_TRUE(world.Until([&] { return world.at(0).up.empty() && world.at(1).up.empty(); }));
   EXPECT_GE(world.Now() - start, Millis(1000));

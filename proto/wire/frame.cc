@@ -15,8 +15,19 @@ absl::Status Refuse(const char* field, uint64_t value, const char* wanted) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", not ", wanted));
 }
 
+bool IsKnown(uint8_t type) {
+  return type >= static_cast<uint8_t>(FrameType::kPing) &&
+         type <= static_cast<uint8_t>(FrameType::kClose);
+}
+
 bool BelongsOn(FrameType type, LaneKind kind) {
+  if (type == FrameType::kPing || type == FrameType::kClose) return true;
   return (type == FrameType::kData) == (kind == LaneKind::kData);
+}
+
+bool CarriesAck(FrameType type) {
+  return type == FrameType::kPing || type == FrameType::kPong || type == FrameType::kAck ||
+         type == FrameType::kResume;
 }
 
 absl::Status CheckPayload(FrameType type, uint32_t bytes) {
@@ -41,6 +52,10 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
     case FrameType::kPong:
     case FrameType::kDone:
     case FrameType::kWantLanes:
+    case FrameType::kAck:
+    case FrameType::kLaneLost:
+    case FrameType::kResume:
+    case FrameType::kClose:
       if (bytes != 0) return Refuse("payload_bytes", bytes, "0 as this type demands");
       return absl::OkStatus();
   }
@@ -56,7 +71,9 @@ static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 // What the types leave open, each by itself.
 absl::Status CheckFields(const FrameHeader& header) {
   const FrameType type = header.type;
-  const uint8_t known = type == FrameType::kDone ? kFlagRefused : 0;
+  uint8_t known = 0;
+  if (type == FrameType::kDone) known = kFlagRefused;
+  if (type == FrameType::kClose) known = kFlagGivenUp;
   if ((header.flags & ~known) != 0) return Refuse("flags", header.flags, "known for this type");
   const bool names_op =
       type == FrameType::kReady || type == FrameType::kDone || type == FrameType::kData;
@@ -65,6 +82,12 @@ absl::Status CheckFields(const FrameHeader& header) {
     return Refuse("phase", static_cast<uint64_t>(header.phase), "0 or 1");
   }
   if (header.offset >= LH_COUNT_MAX * 8) return Refuse("offset", header.offset, "below 2^51");
+  if (header.acked != 0 && !CarriesAck(type)) {
+    return Refuse("acked", header.acked, "0 as this type demands");
+  }
+  if (type == FrameType::kLaneLost && header.group >= LH_LANES_MAX) {
+    return Refuse("lane of LANE_LOST", header.group, "below 256");
+  }
   return absl::OkStatus();
 }
 
@@ -85,7 +108,7 @@ std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header) {
   writer.U32(static_cast<uint32_t>(header.phase));
   writer.U32(0);
   writer.U64(header.stamp);
-  writer.U64(0);
+  writer.U64(header.acked);
   return bytes;
 }
 
@@ -98,8 +121,7 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
   FrameHeader header;
   const uint8_t type = reader.U8();
   header.type = static_cast<FrameType>(type);
-  if (type < static_cast<uint8_t>(FrameType::kPing) ||
-      type > static_cast<uint8_t>(FrameType::kRelay) || !BelongsOn(header.type, kind)) {
+  if (!IsKnown(type) || !BelongsOn(header.type, kind)) {
     return Refuse("frame type", type,
                   kind == LaneKind::kData ? "one of a data lane" : "one of a control lane");
   }
@@ -113,7 +135,7 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
   header.phase = static_cast<Phase>(reader.U32());
   if (!reader.Zeros(4)) return absl::InvalidArgumentError("reserved bytes 44 to 47 are not zero");
   header.stamp = reader.U64();
-  if (!reader.Zeros(8)) return absl::InvalidArgumentError("reserved bytes 56 to 63 are not zero");
+  header.acked = reader.U64();
   LH_RETURN_IF_ERROR(CheckPayload(header.type, header.payload_bytes));
   LH_RETURN_IF_ERROR(CheckFields(header));
   return header;

@@ -1,11 +1,16 @@
 // Frames on lanes between peers: a fixed header of 64 bytes, little-endian, then `payload_bytes`.
 //
 //   0 magic u32 | 4 type u8 | 5 flags u8 | 6 zero u16 | 8 group u32 | 12 payload_bytes u32
-//  16 op u64 | 24 attempt u64 | 32 offset u64 | 40 phase u32 | 44 zero u32 | 48 stamp u64 | 56 zero
-//  u64
+//  16 op u64 | 24 attempt u64 | 32 offset u64 | 40 phase u32 | 44 zero u32 | 48 stamp u64 |
+//  56 acked u64
 //
 // The run is not in a frame: a lane belongs to one run from its handshake on.
-// Control lanes carry PING, PONG, READY, DONE, WANT_LANES, RELAY; data lanes carry DATA.
+// Control lanes carry everything but DATA; data lanes carry DATA, PING (unanswered) and CLOSE.
+//
+// READY, DONE, RELAY, WANT_LANES and LANE_LOST are numbered: the n-th that an end of the link sends
+// is its number n, on whichever control lane it goes. Each end says in `acked` how many it has
+// received, and after the loss of a control lane sends those again that the other end has not.
+// PING, PONG, ACK, RESUME and CLOSE belong to the connection on which they go.
 #pragma once
 
 #include <array>
@@ -31,9 +36,18 @@ enum class FrameType : uint8_t {
   kData = 5,       // op: the receiver's ordinal. offset, phase, payload: the segment
   kWantLanes = 6,  // the sender needs data lanes that the receiver has to dial
   kRelay = 7,      // payload: RelayBody, then the payload of the frame inside
+  kAck = 8,        // acked, between PINGs
+  // A data lane is gone at the sender's end. group: its index; stamp: its serial; offset: how many
+  // DATA frames the sender received whole on it. The receiver sends the others again.
+  kLaneLost = 9,
+  kResume = 10,  // first on a control lane that replaces a lost one, both ways
+  // Last on a connection, whose end follows. flags bit 0: the link is given up, frames and segments
+  // may be missing; else the sender has sent all it had and needs the link no more.
+  kClose = 11,
 };
 
-inline constexpr uint8_t kFlagRefused = 1;
+inline constexpr uint8_t kFlagRefused = 1;  // DONE
+inline constexpr uint8_t kFlagGivenUp = 1;  // CLOSE
 
 // Which half of an all-reduce a segment belongs to.
 enum class Phase : uint32_t { kReduce = 0, kGather = 1 };
@@ -48,10 +62,31 @@ struct FrameHeader {
   uint64_t offset = 0;  // bytes from the start of the tensor
   Phase phase = Phase::kReduce;
   uint64_t stamp = 0;
+  uint64_t acked = 0;  // PING, PONG, ACK, RESUME: numbered frames received
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
 
 enum class LaneKind : uint8_t { kControl = 0, kData = 1 };
+
+// Arrives exactly once and in order, over as many control lanes as it takes.
+constexpr bool IsNumbered(FrameType type) {
+  switch (type) {
+    case FrameType::kReady:
+    case FrameType::kDone:
+    case FrameType::kRelay:
+    case FrameType::kWantLanes:
+    case FrameType::kLaneLost:
+      return true;
+    case FrameType::kPing:
+    case FrameType::kPong:
+    case FrameType::kData:
+    case FrameType::kAck:
+    case FrameType::kResume:
+    case FrameType::kClose:
+      return false;
+  }
+  return false;
+}
 
 std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 

@@ -62,8 +62,14 @@ std::array<uint8_t, kLaneHelloBytes> Encode(const LaneHello& hello) {
   writer.U64(hello.dialer.value());
   writer.U64(hello.acceptor.value());
   writer.Bytes(hello.nonce);
-  writer.Zeros(16);
+  writer.U64(hello.link);
+  writer.U64(hello.serial);
   return bytes;
+}
+
+uint64_t NewLinkId(const LaneHello& hello) {
+  ByteReader reader(std::span<const uint8_t>(hello.nonce).first(8));
+  return reader.U64() | 1;
 }
 
 std::array<uint8_t, kLaneAnswerBytes> Encode(const LaneAnswer& answer) {
@@ -103,7 +109,8 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   hello.dialer = PeerId(reader.U64());
   hello.acceptor = PeerId(reader.U64());
   hello.nonce = ReadDigest(&reader);
-  zeros &= reader.Zeros(16);
+  hello.link = reader.U64();
+  hello.serial = reader.U64();
   if (kind > static_cast<uint8_t>(LaneKind::kData)) {
     return Refuse("HELLO", "lane kind", kind, "0 or 1");
   }
@@ -118,6 +125,13 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   if (!hello.epoch) return Refuse("HELLO", "epoch", 0, "an epoch");
   if (!hello.dialer) return Refuse("HELLO", "dialer", 0, "a peer");
   if (!hello.acceptor) return Refuse("HELLO", "acceptor", 0, "a peer");
+  if (hello.kind == LaneKind::kData && hello.link == 0) {
+    return Refuse("HELLO", "link", 0, "a link as for a data lane");
+  }
+  if ((hello.link == 0) != (hello.serial == 0)) {
+    return Refuse("HELLO", "serial", hello.serial,
+                  hello.link == 0 ? "0 as for a new link" : "that of a lane");
+  }
   return hello;
 }
 
@@ -131,8 +145,8 @@ absl::StatusOr<LaneAnswer> ParseLaneAnswer(std::span<const uint8_t, kLaneAnswerB
   answer.nonce = ReadDigest(&reader);
   answer.proof = ReadDigest(&reader);
   zeros &= reader.Zeros(24);
-  if (result > static_cast<uint8_t>(LaneResult::kBusy)) {
-    return Refuse("ANSWER", "result", result, "at most 4");
+  if (result > static_cast<uint8_t>(LaneResult::kUnknownLink)) {
+    return Refuse("ANSWER", "result", result, "at most 5");
   }
   if (!zeros) return NotZero("ANSWER");
   if (answer.result != LaneResult::kAccepted &&

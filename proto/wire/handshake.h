@@ -11,7 +11,7 @@
 // HELLO, 128 bytes:
 //   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 zero u8 | 8 run_digest 32 bytes (SHA-256
 //   of the run's name) | 40 group u32 | 44 lane u32 | 48 lanes u32 | 52 zero u32 | 56 epoch u64 |
-//   64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112 zero 16 bytes
+//   64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112 link u64 | 120 serial u64
 // ANSWER, 96 bytes:
 //   0 magic u32 | 4 version u16 | 6 result u8 | 7 zero u8 | 8 nonce 32 bytes | 40 proof 32 bytes |
 //   72 zero 24 bytes
@@ -31,7 +31,7 @@
 namespace longhaul {
 
 inline constexpr uint32_t kHandshakeMagic = 0x3148484cu;  // "LHH1"
-inline constexpr uint16_t kLaneProtocolVersion = 1;
+inline constexpr uint16_t kLaneProtocolVersion = 2;
 inline constexpr size_t kLaneHelloBytes = 128;
 inline constexpr size_t kLaneAnswerBytes = 96;
 inline constexpr size_t kLaneConfirmBytes = 40;
@@ -48,8 +48,16 @@ struct LaneHello {
   PeerId dialer;
   PeerId acceptor;
   Digest32 nonce{};
+  // The link that the lane belongs to, as its first control lane's HELLO named it (NewLinkId);
+  // zero: this is that HELLO. `serial` tells the lane from earlier ones of the same link, all of
+  // which have lower ones; zero on the first control lane.
+  uint64_t link = 0;
+  uint64_t serial = 0;
   friend bool operator==(const LaneHello&, const LaneHello&) = default;
 };
+
+// The id of the link that this HELLO makes: both ends know it, and nobody who has not seen it.
+uint64_t NewLinkId(const LaneHello& hello);
 
 // Why a dialer is turned away; kAccepted otherwise. A refusal carries zeros for nonce and proof.
 enum class LaneResult : uint8_t {
@@ -59,6 +67,7 @@ enum class LaneResult : uint8_t {
       2,  // no token for this run, group and epoch here (yet): try again while preparing
   kWrongPeer = 3,
   kBusy = 4,
+  kUnknownLink = 5,  // the acceptor has given the link up
 };
 
 struct LaneAnswer {

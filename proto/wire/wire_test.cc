@@ -72,8 +72,10 @@ TEST(FrameTest, HeaderRoundTrips) {
   const auto parsed = ParseFrameHeader(Encode(Data()), LaneKind::kData);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, Data());
-  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kReady,
-                               FrameType::kDone, FrameType::kWantLanes, FrameType::kRelay}) {
+  for (const FrameType type :
+       {FrameType::kPing, FrameType::kPong, FrameType::kReady, FrameType::kDone,
+        FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost, FrameType::kResume,
+        FrameType::kClose, FrameType::kRelay}) {
     const auto control = ParseFrameHeader(Encode(Control(type)), LaneKind::kControl);
     ASSERT_TRUE(control.ok()) << control.status();
     EXPECT_EQ(*control, Control(type));
@@ -83,7 +85,8 @@ TEST(FrameTest, HeaderRoundTrips) {
 TEST(FrameTest, RefusesWhatIsNotAFrame) {
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 0, 'X'), "frame magic is 0x31464858, not LHF1");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 0), "frame type is 0, not one of a data lane");
-  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 8), "frame type is 8, not one of a data lane");
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 12),
+            "frame type is 12, not one of a data lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 5, 1), "flags is 1, not known for this type");
   EXPECT_EQ(RefusalWith(Control(FrameType::kDone), LaneKind::kControl, 5, 3),
             "flags is 3, not known for this type");
@@ -92,16 +95,80 @@ TEST(FrameTest, RefusesWhatIsNotAFrame) {
 }
 
 TEST(FrameTest, RefusesReservedBytesThatAreNotZero) {
-  for (const size_t at : {6, 7, 44, 45, 46, 47, 56, 57, 58, 59, 60, 61, 62, 63}) {
+  for (const size_t at : {6, 7, 44, 45, 46, 47}) {
     EXPECT_NE(RefusalWith(Data(), LaneKind::kData, at, 1), "") << at;
   }
 }
 
 TEST(FrameTest, TypesStayOnTheirKindOfLane) {
   EXPECT_FALSE(ParseFrameHeader(Encode(Data()), LaneKind::kControl).ok());
-  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kReady,
-                               FrameType::kDone, FrameType::kWantLanes, FrameType::kRelay}) {
+  for (const FrameType type :
+       {FrameType::kPong, FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
+        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kRelay}) {
     EXPECT_FALSE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
+  }
+  for (const FrameType type : {FrameType::kPing, FrameType::kClose}) {
+    EXPECT_TRUE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
+  }
+}
+
+TEST(FrameTest, AckIsGoldenAndOnlyWhereItBelongs) {
+  FrameHeader ack = Control(FrameType::kAck);
+  ack.group = 0;
+  ack.acked = 0x5152535455565758;
+  EXPECT_EQ(Hex(Encode(ack)),
+            "4c484631"
+            "08"
+            "00"
+            "0000" +
+                std::string(96, '0') + "5857565554535251");
+  for (const FrameType type :
+       {FrameType::kPing, FrameType::kPong, FrameType::kAck, FrameType::kResume}) {
+    FrameHeader header = Control(type);
+    header.acked = 9;
+    EXPECT_EQ(ParseFrameHeader(Encode(header), LaneKind::kControl)->acked, 9u);
+  }
+  for (const FrameType type : {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
+                               FrameType::kRelay, FrameType::kLaneLost, FrameType::kClose}) {
+    EXPECT_EQ(RefusalWith(Control(type), LaneKind::kControl, 56, 9),
+              "acked is 9, not 0 as this type demands");
+  }
+  EXPECT_NE(RefusalWith(Data(), LaneKind::kData, 63, 1), "");
+}
+
+TEST(FrameTest, LaneLostIsGoldenAndNamesALane) {
+  FrameHeader lost;
+  lost.type = FrameType::kLaneLost;
+  lost.group = 0xfe;
+  lost.stamp = 0x0102030405060708;
+  lost.offset = 0x0001121314151617;
+  EXPECT_EQ(Hex(Encode(lost)),
+            "4c484631"
+            "09"
+            "00"
+            "0000"
+            "fe000000"
+            "00000000"
+            "0000000000000000"
+            "0000000000000000"
+            "1716151413120100"
+            "0000000000000000"
+            "0807060504030201"
+            "0000000000000000");
+  EXPECT_EQ(*ParseFrameHeader(Encode(lost), LaneKind::kControl), lost);
+  lost.group = LH_LANES_MAX;
+  EXPECT_EQ(Message(ParseFrameHeader(Encode(lost), LaneKind::kControl).status()),
+            "lane of LANE_LOST is 256, not below 256");
+}
+
+TEST(FrameTest, NumberedAreThoseThatMustNotBeLost) {
+  for (const FrameType type : {FrameType::kReady, FrameType::kDone, FrameType::kRelay,
+                               FrameType::kWantLanes, FrameType::kLaneLost}) {
+    EXPECT_TRUE(IsNumbered(type));
+  }
+  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kData,
+                               FrameType::kAck, FrameType::kResume, FrameType::kClose}) {
+    EXPECT_FALSE(IsNumbered(type));
   }
 }
 
@@ -137,7 +204,8 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX));
   EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
   for (const FrameType type :
-       {FrameType::kPing, FrameType::kPong, FrameType::kDone, FrameType::kWantLanes}) {
+       {FrameType::kPing, FrameType::kPong, FrameType::kDone, FrameType::kWantLanes,
+        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kClose}) {
     EXPECT_TRUE(AcceptsPayload(Control(type), 0));
     EXPECT_FALSE(AcceptsPayload(Control(type), 1));
   }
@@ -331,13 +399,15 @@ LaneHello Hello() {
   hello.dialer = PeerId(0x1112131415161718);
   hello.acceptor = PeerId(0x2122232425262728);
   hello.nonce = Sequence(0x80);
+  hello.link = 0x3132333435363738;
+  hello.serial = 0x4142434445464748;
   return hello;
 }
 
 TEST(HandshakeTest, HelloIsGolden) {
   EXPECT_EQ(Hex(Encode(Hello())),
             "4c484831"
-            "0100"
+            "0200"
             "01"
             "00"
             "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
@@ -349,7 +419,8 @@ TEST(HandshakeTest, HelloIsGolden) {
             "1817161514131211"
             "2827262524232221"
             "808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f"
-            "00000000000000000000000000000000");
+            "3837363534333231"
+            "4847464544434241");
   EXPECT_EQ(*ParseLaneHello(Encode(Hello())), Hello());
 }
 
@@ -359,7 +430,7 @@ TEST(HandshakeTest, AnswerIsGolden) {
   answer.proof = Sequence(0x60);
   EXPECT_EQ(Hex(Encode(answer)),
             "4c484831"
-            "0100"
+            "0200"
             "00"
             "00"
             "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
@@ -373,7 +444,7 @@ TEST(HandshakeTest, ConfirmIsGolden) {
   confirm.proof = Sequence(0xa0);
   EXPECT_EQ(Hex(Encode(confirm)),
             "4c484831"
-            "0100"
+            "0200"
             "0000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
   EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
@@ -387,14 +458,14 @@ std::string HelloRefusalWith(size_t at, uint8_t value) {
 
 TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
-  EXPECT_EQ(HelloRefusalWith(4, 2),
-            "HELLO: lane protocol version is 2, not 1; run the same release at both ends");
+  EXPECT_EQ(HelloRefusalWith(4, 3),
+            "HELLO: lane protocol version is 3, not 2; run the same release at both ends");
   EXPECT_EQ(HelloRefusalWith(6, 2), "HELLO: lane kind is 2, not 0 or 1");
   EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
   EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");
   EXPECT_EQ(HelloRefusalWith(49, 1), "HELLO: lanes is 260, not at most 256");
   EXPECT_EQ(HelloRefusalWith(56, 0), "HELLO: epoch is 0, not an epoch");
-  for (const size_t at : {7, 52, 55, 112, 127}) {
+  for (const size_t at : {7, 52, 55}) {
     EXPECT_EQ(HelloRefusalWith(at, 1), "HELLO: reserved bytes are not zero") << at;
   }
   LaneHello nobody = Hello();
@@ -403,6 +474,22 @@ TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   nobody = Hello();
   nobody.acceptor = PeerId();
   EXPECT_EQ(Message(ParseLaneHello(Encode(nobody)).status()), "HELLO: acceptor is 0, not a peer");
+}
+
+TEST(HandshakeTest, LinkAndSerialGoTogether) {
+  LaneHello hello = Hello();
+  hello.link = 0;
+  EXPECT_EQ(Message(ParseLaneHello(Encode(hello)).status()),
+            "HELLO: link is 0, not a link as for a data lane");
+  hello.kind = LaneKind::kControl;
+  hello.lane = 0;
+  EXPECT_FALSE(ParseLaneHello(Encode(hello)).ok());
+  hello.serial = 0;
+  EXPECT_TRUE(ParseLaneHello(Encode(hello)).ok()) << "a new link";
+  hello.link = 5;
+  EXPECT_EQ(Message(ParseLaneHello(Encode(hello)).status()),
+            "HELLO: serial is 0, not that of a lane");
+  EXPECT_EQ(NewLinkId(hello), 0x8786858483828181u) << "odd, and so never zero";
 }
 
 TEST(HandshakeTest, LanesAreBounded) {
@@ -421,8 +508,8 @@ TEST(HandshakeTest, RefusalCarriesNoSecrets) {
   answer.proof = Sequence(1);
   EXPECT_FALSE(ParseLaneAnswer(Encode(answer)).ok());
   auto bytes = Encode(LaneAnswer());
-  bytes[6] = 5;
-  EXPECT_EQ(Message(ParseLaneAnswer(bytes).status()), "ANSWER: result is 5, not at most 4");
+  bytes[6] = 6;
+  EXPECT_EQ(Message(ParseLaneAnswer(bytes).status()), "ANSWER: result is 6, not at most 5");
   bytes = Encode(LaneAnswer());
   bytes[95] = 1;
   EXPECT_FALSE(ParseLaneAnswer(bytes).ok());

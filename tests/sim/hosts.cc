@@ -815,6 +815,12 @@ absl::Status PeerHost::OnDataReceived(const peerd::LinkKey& link, const FrameHea
   return status;
 }
 
+void PeerHost::OnDataAbandoned(const peerd::LinkKey& link, const FrameHeader& header) {
+  runner_->OnDataAbandoned(link, header);
+}
+
+uint64_t PeerHost::OnSegmentRepeat(uint64_t owner) { return runner_->OnSegmentRepeat(owner); }
+
 void PeerHost::OnSegmentSent(uint64_t cookie) {
   runner_->OnSegmentSent(cookie);
   if (!std::exchange(pump_due_, true)) {

@@ -202,7 +202,9 @@ class PeerHost final : private peerd::TransportListener {
   absl::StatusOr<uint8_t*> OnDataHeader(const peerd::LinkKey& link,
                                         const FrameHeader& header) override;
   absl::Status OnDataReceived(const peerd::LinkKey& link, const FrameHeader& header) override;
+  void OnDataAbandoned(const peerd::LinkKey& link, const FrameHeader& header) override;
   void OnSegmentSent(uint64_t cookie) override;
+  uint64_t OnSegmentRepeat(uint64_t owner) override;
   void OnReceivesDetached(uint64_t cookie) override;
 
   const Context context_;

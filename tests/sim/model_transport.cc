@@ -337,11 +337,12 @@ void ModelTransport::SendControl(const LinkKey& link, const FrameHeader& header,
 // ------------------------------------------------------------------------------ segments
 
 void ModelTransport::SendSegment(const LinkKey& link, const FrameHeader& header,
-                                 const uint8_t* data, uint64_t cookie) {
+                                 const uint8_t* data, uint64_t cookie, uint64_t owner) {
   auto segment = std::make_shared<Segment>();
   segment->header = header;
   segment->data = data;
   segment->cookie = cookie;
+  segment->owner = owner;
   const bool fresh = segments_.emplace(cookie, segment).second;
   LH_CHECK(fresh) << "cookie " << cookie << " is in use";
   const ConnectionPtr c = Find(link);
@@ -484,6 +485,8 @@ void ModelTransport::DetachReceives(const std::string& run, uint32_t group, OpOr
     listener_->OnReceivesDetached(cookie);
   });
 }
+
+void ModelTransport::ForgetSegments(uint64_t) {}
 
 void ModelTransport::DropSegments(const std::vector<uint64_t>& cookies) {
   for (const uint64_t cookie : cookies) {

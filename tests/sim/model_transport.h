@@ -56,7 +56,8 @@ class ModelTransport final : public peerd::Transport {
   void SendControl(const peerd::LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override;
   void SendSegment(const peerd::LinkKey& link, const FrameHeader& header, const uint8_t* data,
-                   uint64_t cookie) override;
+                   uint64_t cookie, uint64_t owner) override;
+  void ForgetSegments(uint64_t owner) override;
   void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
                       uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
@@ -89,6 +90,7 @@ class ModelTransport final : public peerd::Transport {
     FrameHeader header;
     const uint8_t* data = nullptr;
     uint64_t cookie = 0;
+    uint64_t owner = 0;
     uint64_t connection = 0;  // 0: none
     std::vector<uint8_t> copy;
     bool copied = false;
