@@ -71,6 +71,14 @@ void FakeRing::StallConnection(int connection, bool stalled) {
   }
 }
 
+void FakeRing::Refuse(const std::string& address, bool refused) {
+  if (refused) {
+    refusing_.insert(address);
+  } else {
+    refusing_.erase(address);
+  }
+}
+
 uint64_t FakeRing::BytesSent(int connection, bool by_dialer) const {
   const Link& link = links_[connection];
   return (by_dialer ? link.from_dialer : link.to_dialer)->written;
@@ -397,7 +405,9 @@ void FakeRing::ProgressAccept(IoId id, Op* op) {
 
 void FakeRing::ProgressConnect(IoId id, Op* op) {
   Socket* listener = FindListener(op->address);
-  if (listener == nullptr) return Finish(id, -ECONNREFUSED);
+  if (listener == nullptr || refusing_.contains(ToString(op->address))) {
+    return Finish(id, -ECONNREFUSED);
+  }
   const int fd = NewSocket();
   Socket* dialer = Find(op->fd);
   Socket* acceptor = Find(fd);

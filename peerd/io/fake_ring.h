@@ -19,6 +19,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,8 @@ class FakeRing final : public Ring, private Sockets {
   void CutConnection(int connection, bool from_dialer, uint64_t after_bytes);
   // Nothing arrives in either direction any more, and nobody is told; false: it goes on.
   void StallConnection(int connection, bool stalled);
+  // Connections to this address are refused, as if its process were gone.
+  void Refuse(const std::string& address, bool refused);
   int connections() const { return static_cast<int>(links_.size()); }
   // Bytes that one end of a connection has sent.
   uint64_t BytesSent(int connection, bool by_dialer) const;
@@ -187,6 +190,7 @@ class FakeRing final : public Ring, private Sockets {
   std::map<int, Socket> sockets_;
   std::vector<Link> links_;
   std::map<int, Fault> faults_;
+  std::set<std::string> refusing_;
   struct Completion {
     IoId id;
     IoResult result;

@@ -95,6 +95,12 @@ struct PeerMetrics::Impl {
         requests_refused(r, "longhaul_peerd_requests_refused_total",
                          "Connections on the Unix socket closed for malformed requests"),
         links_lost(r, "longhaul_peerd_links_lost_total", "Links that broke or fell silent"),
+        lanes_lost(r, "longhaul_peerd_lanes_lost_total", "Lanes of standing links that broke"),
+        lanes_redialled(r, "longhaul_peerd_lanes_redialled_total", "Lost lanes that were replaced"),
+        segments_repeated(r, "longhaul_peerd_segments_repeated_total",
+                          "Segments sent again because their lane was lost"),
+        frames_repeated(r, "longhaul_peerd_frames_repeated_total",
+                        "Control frames sent again because their lane was lost"),
         sent(r, "longhaul_peerd_sent_bytes_total", "Tensor bytes sent to other peers"),
         received(r, "longhaul_peerd_received_bytes_total",
                  "Tensor bytes received from other peers"),
@@ -123,6 +129,10 @@ struct PeerMetrics::Impl {
   Follower handshakes_refused;
   Follower requests_refused;
   Follower links_lost;
+  Follower lanes_lost;
+  Follower lanes_redialled;
+  Follower segments_repeated;
+  Follower frames_repeated;
   Follower sent;
   Follower received;
   Follower discarded;
@@ -163,6 +173,10 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.handshakes_refused.Follow(s.transport.handshakes_refused);
   m.requests_refused.Follow(s.requests_refused);
   m.links_lost.Follow(s.transport.links_lost);
+  m.lanes_lost.Follow(s.transport.lanes_lost);
+  m.lanes_redialled.Follow(s.transport.lanes_redialled);
+  m.segments_repeated.Follow(s.transport.segments_repeated);
+  m.frames_repeated.Follow(s.transport.frames_repeated);
   m.sent.Follow(s.transport.bytes_sent);
   m.received.Follow(s.transport.bytes_received);
   m.discarded.Follow(s.transport.bytes_discarded);

@@ -1,0 +1,474 @@
+// Links that lose lanes: cut at every byte, stalled, all at once, with the peer alive, gone or done
+// with the link; on the in-memory network from seeds, and over loopback TCP.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/prng.h"
+#include "peerd/io/fake_ring.h"
+#include "peerd/transport/transport_world.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Traffic between two peers, numbered: every segment and every frame has to arrive exactly once,
+// with the right bytes, the frames in order.
+class Traffic {
+ public:
+  explicit Traffic(World* world) : world_(world) {
+    for (auto& peer : world->peers) {
+      peer->scatter = true;
+      peer->memory.resize(1 << 20);
+      for (size_t b = 0; b < peer->memory.size(); ++b) {
+        peer->memory[b] = static_cast<uint8_t>(b * 13 + b / 241);  // the same at all
+      }
+    }
+  }
+
+  void Segment(int from, int to, uint64_t offset, uint32_t bytes, uint64_t op = 1) {
+    const uint64_t cookie = next_++;
+    world_->at(from).Send(world_->at(to).id, offset, bytes, cookie, op);
+    segments_.push_back({world_->at(from).id, to, cookie});
+  }
+  void Frame(int from, int to, size_t bytes) {
+    world_->at(from).SendReady(world_->at(to).id, ++frames_[{from, to}], bytes);
+  }
+
+  bool AllIsThere() const {
+    for (const Sent& sent : segments_) {
+      if (world_->at(sent.to).arrived.count({sent.from, sent.cookie}) == 0) return false;
+    }
+    for (auto& peer : world_->peers) {
+      if (peer->sent != peer->started) return false;
+    }
+    for (const auto& [way, count] : frames_) {
+      if (Frames(way.first, way.second).size() < count) return false;
+    }
+    return true;
+  }
+
+  void ExpectOnce() const {
+    size_t arrived = 0;
+    for (auto& peer : world_->peers) arrived += peer->arrived.size();
+    EXPECT_EQ(arrived, segments_.size());
+    for (const Sent& sent : segments_) {
+      EXPECT_EQ(world_->at(sent.to).arrived[std::pair(sent.from, sent.cookie)], 1);
+    }
+    for (const auto& [way, count] : frames_) {
+      const auto frames = Frames(way.first, way.second);
+      ASSERT_EQ(frames.size(), count);
+      for (size_t i = 0; i < count; ++i) EXPECT_EQ(frames[i], i + 1);
+    }
+  }
+
+ private:
+  struct Sent {
+    PeerId from;
+    int to;
+    uint64_t cookie;
+  };
+  std::vector<uint64_t> Frames(int from, int to) const {
+    std::vector<uint64_t> ordinals;
+    for (const auto& frame : world_->at(to).frames) {
+      if (frame.from != world_->at(from).id) continue;
+      ordinals.push_back(frame.header.op.value());
+      EXPECT_EQ(frame.payload, std::string(frame.payload.size(), char(frame.header.op.value())));
+    }
+    return ordinals;
+  }
+
+  World* const world_;
+  uint64_t next_ = 1;
+  std::vector<Sent> segments_;
+  std::map<std::pair<int, int>, size_t> frames_;
+};
+
+void ExpectNoLinkWasLost(World* world) {
+  for (auto& peer : world->peers) {
+    for (const auto& [other, reasons] : peer->downs) {
+      for (const std::string& reason : reasons)
+        ADD_FAILURE() << ToString(peer->id) << ": " << reason;
+    }
+    EXPECT_EQ(peer->transport->GetStats().links_lost, 0u);
+    EXPECT_EQ(peer->transport->GetStats().frames_refused, 0u);
+    for (const auto& [other, times] : peer->ups) EXPECT_EQ(times, 1);
+  }
+}
+
+// ------------------------------------------------------------------------------ every byte
+
+class RepairSeeds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Seeds, RepairSeeds, ::testing::Range(1, 21));
+
+// Connection 0 is the control lane, 1 and 2 the data lanes.
+TEST_P(RepairSeeds, CutAtEveryByteOfEveryLaneLosesNothingAndRepeatsNothing) {
+  constexpr uint64_t kHandshakeBytes = 128 + 40;
+  uint64_t lost = 0;
+  for (int connection = 0; connection < 3; ++connection) {
+    for (uint64_t byte = GetParam(); byte < 700; byte += 20) {
+      const bool from_dialer = (byte / 20 + GetParam()) % 2 == 0;
+      const uint64_t cut = byte + (from_dialer ? kHandshakeBytes : 96);
+      TransportOptions options;
+      if (byte % 3 == 0) options.zero_copy = TransportOptions::ZeroCopy::kOn;
+      World world(Rings::kFake, GetParam() * 10000 + byte * 3 + connection, 2, options);
+      world.fake->CutConnection(connection, from_dialer, cut);
+      Traffic traffic(&world);
+      world.Open(0, 1);
+      ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+      for (int i = 0; i < 6; ++i) {
+        traffic.Segment(0, 1, 100 * i, 50 + i);
+        traffic.Segment(1, 0, 3000 * i, i == 3 ? 40000 : 10 + i);
+        traffic.Frame(0, 1, 32 + i);
+        traffic.Frame(1, 0, 32 + 5 * i);
+      }
+      ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }))
+          << "connection " << connection << " cut after " << cut;
+      traffic.ExpectOnce();
+      ExpectNoLinkWasLost(&world);
+      lost += world.at(0).transport->GetStats().lanes_lost;
+    }
+  }
+  EXPECT_GT(lost, 30u) << "most of the cuts hit a lane in use";
+}
+
+// ------------------------------------------------------------------------------ which lanes
+
+TEST_P(RepairSeeds, AnyNumberOfLanesMayBreakAtOnceWithThePeerAlive) {
+  for (int mask = 1; mask < 16; ++mask) {
+    TransportOptions options;
+    options.lanes = 3;
+    World world(Rings::kFake, GetParam() * 100 + mask, 2, options);
+    Prng random(GetParam() * 31 + mask);
+    Traffic traffic(&world);
+    world.Open(0, 1);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    for (int i = 0; i < 10; ++i) {
+      traffic.Segment(0, 1, 1000 * i, 30000);
+      traffic.Segment(1, 0, 7000 * i, 30000);
+      traffic.Frame(0, 1, 500);
+      traffic.Frame(1, 0, 500);
+    }
+    for (uint64_t i = random.Below(30); i > 0; --i) world.Step();
+    for (int connection = 0; connection < 4; ++connection) {
+      if (mask >> connection & 1) world.fake->CutConnection(connection, random.Chance(0.5), 0);
+    }
+    for (int i = 0; i < 5; ++i) traffic.Frame(1, 0, 100);
+    ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); })) << "mask " << mask;
+    ASSERT_TRUE(world.Until([&] {
+      return world.at(0).transport->GetStats().lanes_up == 4 &&
+             world.at(1).transport->GetStats().lanes_up == 4;
+    })) << "they come back";
+    traffic.ExpectOnce();
+    ExpectNoLinkWasLost(&world);
+    const TransportStats stats = world.at(0).transport->GetStats();
+    EXPECT_EQ(stats.lanes_lost, static_cast<uint64_t>(__builtin_popcount(mask)));
+    EXPECT_EQ(stats.lanes_redialled, stats.lanes_lost);
+    if (mask == 1) {
+      EXPECT_EQ(stats.segments_repeated, 0u);
+    }
+  }
+}
+
+TEST_P(RepairSeeds, StalledLaneIsReplacedWhileOthersAreHeard) {
+  for (int stalled = 0; stalled < 3; ++stalled) {
+    World world(Rings::kFake, GetParam() * 10 + stalled, 2);
+    Traffic traffic(&world);
+    world.Open(0, 1);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    world.fake->StallConnection(stalled, true);
+    for (int i = 0; i < 10; ++i) {
+      traffic.Segment(0, 1, 1000 * i, 30000);
+      traffic.Segment(1, 0, 7000 * i, 30000);
+      traffic.Frame(i % 2, 1 - i % 2, 500);
+    }
+    const Tick start = world.Now();
+    ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+    EXPECT_LE(world.Now() - start, Millis(2200)) << "detect_ms and a PING";
+    traffic.ExpectOnce();
+    ExpectNoLinkWasLost(&world);
+    EXPECT_GE(world.at(0).transport->GetStats().lanes_lost, 1u);
+  }
+}
+
+TEST_P(RepairSeeds, IdleStalledLanesAreNoticedAndSilenceStillEndsTheLink) {
+  World world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  world.fake->StallConnection(1 + GetParam() % 2, true);
+  ASSERT_TRUE(world.Until([&] { return world.at(0).transport->GetStats().lanes_redialled == 1; }));
+  ASSERT_TRUE(!world.Until([&] { return !world.Linked(0, 1); }, 5000));
+  for (int i = 0; i < world.fake->connections(); ++i) world.fake->StallConnection(i, true);
+  const Tick start = world.Now();
+  ASSERT_TRUE(world.Until([&] { return world.at(0).up.empty() && world.at(1).up.empty(); }));
+  EXPECT_LE(world.Now() - start, Millis(1700));
+  EXPECT_THAT(world.at(0).downs[PeerId(2)][0] + world.at(1).downs[PeerId(1)][0],
+              HasSubstr("silent for 1500 ms"));
+}
+
+TEST_P(RepairSeeds, ForgottenSegmentsAreNotSentAgain) {
+  World world(Rings::kFake, GetParam(), 2);
+  Traffic traffic(&world);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  for (int i = 0; i < 20; ++i) traffic.Segment(0, 1, 1000 * i, 200000, 1 + i % 2);
+  for (int i = 0; i < GetParam(); ++i) world.Step();
+  // Dropped or not, and one owner asks for it, the other one says no when it is asked.
+  world.at(0).transport->DropSegments({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  world.at(0).transport->ForgetSegments(1);
+  world.at(0).forgotten = {2};
+  world.fake->CutConnection(1, true, 0);
+  world.fake->CutConnection(2, false, 0);
+  ASSERT_TRUE(world.Until([&] {
+    return world.at(0).sent == world.at(0).started &&
+           world.at(0).transport->GetStats().lanes_redialled == 2;
+  }));
+  EXPECT_EQ(world.at(0).transport->GetStats().segments_repeated, 0u);
+  for (const auto& [segment, times] : world.at(1).arrived) EXPECT_EQ(times, 1);
+  ExpectNoLinkWasLost(&world);
+}
+
+// Detached while its lane breaks: answered, and the memory is left alone from then on.
+TEST_P(RepairSeeds, DetachOfALaneThatBreaksIsAnswered) {
+  for (int steps = 0; steps < 30; steps += 3) {
+    World world(Rings::kFake, GetParam() * 100 + steps, 2);
+    world.Open(0, 1);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    world.at(0).memory.assign(2 << 20, 'x');
+    world.at(1).memory.assign(2 << 20, 'o');
+    world.at(0).Send(PeerId(2), 0, 1 << 20, 1);
+    world.at(0).Send(PeerId(2), 1 << 20, 1 << 20, 2);
+    ASSERT_TRUE(world.Until([&] { return world.at(1).headers > 0; }));
+    world.fake->CutConnection(1, true, 0);
+    world.fake->CutConnection(2, true, 0);
+    for (int i = 0; i < steps; ++i) world.Step();
+    world.at(1).discard = true;
+    world.at(1).transport->DetachReceives(kRun, 0, OpOrdinal(1), Epoch(1), 7);
+    ASSERT_TRUE(world.Until([&] { return world.at(1).detached[7] == 1; }));
+    const auto frozen = world.at(1).memory;
+    ASSERT_TRUE(world.Until([&] {
+      return world.at(0).sent == world.at(0).started &&
+             world.at(0).transport->GetStats().lanes_redialled == 2;
+    }));
+    for (int i = 0; i < 50; ++i) world.Step();
+    EXPECT_EQ(world.at(1).memory, frozen);
+    ExpectNoLinkWasLost(&world);
+  }
+}
+
+// ------------------------------------------------------------------------------ which end
+
+TEST_P(RepairSeeds, PeerThatIsGoneIsReportedAtOnceByBothKindsOfEnds) {
+  for (const int gone : {0, 1}) {
+    World world(Rings::kFake, GetParam() * 2 + gone, 2);
+    world.Open(0, 1);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    const std::string address = world.at(gone).transport->listen_address();
+    world.fake->Refuse(address, true);
+    for (int i = 0; i < 3; ++i) world.fake->CutConnection(i, true, 0);
+    const Tick start = world.Now();
+    auto& survivor = world.at(1 - gone);
+    ASSERT_TRUE(world.Until([&] { return survivor.up.empty(); }));
+    EXPECT_LE(world.Now() - start, Millis(20));
+    EXPECT_EQ(survivor.downs.begin()->second[0],
+              "connection refused by " + address + " after a lane broke");
+  }
+}
+
+TEST_P(RepairSeeds, PeerThatHasGivenTheLinkUpSaysSoToWhoeverDialsAgain) {
+  World world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  for (int i = 0; i < 3; ++i) world.fake->StallConnection(i, true);
+  world.at(1).transport->KeepLinks(kRun, 0, Epoch(2), {});
+  for (int i = 0; i < 20; ++i) world.Step();
+  for (int i = 0; i < 3; ++i) world.fake->StallConnection(i, false);
+  for (int i = 0; i < 3; ++i) world.fake->CutConnection(i, true, 0);
+  const Tick start = world.Now();
+  ASSERT_TRUE(world.Until([&] { return world.at(0).up.empty(); }));
+  EXPECT_LE(world.Now() - start, Millis(600));
+  EXPECT_THAT(world.at(0).downs[PeerId(2)][0],
+              ::testing::AnyOf(HasSubstr("the other side has given the link up"),
+                               HasSubstr("closed by the other side")));
+  EXPECT_TRUE(world.at(1).downs.empty());
+}
+
+TEST_P(RepairSeeds, OneEndThatBreaksTheLinkTellsTheOther) {
+  World world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  const int breaker = GetParam() % 2;
+  world.at(breaker).transport->BreakLink({kRun, world.at(1 - breaker).id}, "for a reason");
+  const Tick start = world.Now();
+  ASSERT_TRUE(world.Until([&] { return world.at(0).up.empty() && world.at(1).up.empty(); }));
+  EXPECT_LE(world.Now() - start, Millis(600));
+  EXPECT_EQ(world.at(breaker).downs.begin()->second[0], "for a reason");
+  // Built afresh for the next epoch.
+  world.Open(0, 1, 2);
+  EXPECT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+}
+
+TEST_P(RepairSeeds, LinkIsGivenUpWhenItsDataLanesCannotBeDialledAgain) {
+  World world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  // New connections come to nothing.
+  for (int i = 3; i < 200; ++i) world.fake->StallConnection(i, true);
+  world.fake->CutConnection(1, true, 0);
+  world.fake->CutConnection(2, true, 0);
+  const Tick start = world.Now();
+  ASSERT_TRUE(world.Until([&] { return world.at(0).up.empty() && world.at(1).up.empty(); }));
+  EXPECT_GE(world.Now() - start, Millis(3000));
+  EXPECT_LE(world.Now() - start, Millis(3300));
+  EXPECT_THAT(world.at(0).downs[PeerId(2)][0] + world.at(1).downs[PeerId(1)][0],
+              HasSubstr("were lost and none was replaced in 3000 ms"));
+}
+
+TEST_P(RepairSeeds, NewEpochDoesNotWaitForALaneThatIsMissing) {
+  World world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  for (int i = 3; i < 200; ++i) world.fake->StallConnection(i, true);
+  world.fake->CutConnection(1, true, 0);
+  ASSERT_TRUE(world.Until([&] { return world.at(0).transport->GetStats().lanes_lost == 1; }));
+  world.Open(0, 1, 2);
+  ASSERT_TRUE(world.Until(
+      [&] { return world.at(0).ups[PeerId(2)] == 2 && world.at(1).ups[PeerId(1)] == 2; }, 1000));
+  EXPECT_TRUE(world.at(0).downs.empty());
+}
+
+TEST_P(RepairSeeds, LanesAreDialledWithTheTokenThatBothHave) {
+  World world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  // One end is an epoch ahead, the other one does not know it yet.
+  const int ahead = GetParam() % 2;
+  world.at(ahead).transport->OpenLinks(kRun, 0, Epoch(2), "the next token",
+                                       {world.Request(1 - ahead, ahead == 0, true)},
+                                       world.Now() + Seconds(5));
+  for (int i = 0; i < 3; ++i) world.fake->CutConnection(i, true, 0);
+  ASSERT_TRUE(world.Until([&] { return world.at(0).transport->GetStats().lanes_redialled == 3; }));
+  ASSERT_TRUE(world.Linked(0, 1));
+}
+
+// ------------------------------------------------------------------------------ at random
+
+// Three peers, connections cut or stalled for a while at random, also those that replace others.
+TEST_P(RepairSeeds, EverythingArrivesOnceWhateverIsCut) {
+  const uint64_t seed = GetParam();
+  Prng random(seed * 77);
+  TransportOptions options;
+  options.lanes = 1 + random.Below(4);
+  if (random.Chance(0.5)) options.zero_copy = TransportOptions::ZeroCopy::kOn;
+  World world(Rings::kFake, seed, 3, options, {.stream_bytes_max = 20000 + random.Below(200000)});
+  Traffic traffic(&world);
+  world.Open(0, 1);
+  world.Open(0, 2);
+  world.Open(2, 1);
+  const auto linked = [&] {
+    return world.Linked(0, 1) && world.Linked(0, 2) && world.Linked(1, 2);
+  };
+  ASSERT_TRUE(world.Until(linked));
+  int stalled = -1;
+  for (int round = 0; round < 400; ++round) {
+    for (uint64_t k = random.Below(20); k > 0; --k) world.Step();
+    const int from = static_cast<int>(random.Below(3));
+    const int to = (from + 1 + static_cast<int>(random.Below(2))) % 3;
+    const int connection = static_cast<int>(random.Below(world.fake->connections() + 1));
+    switch (random.Below(10)) {
+      case 0:
+        world.fake->CutConnection(connection, random.Chance(0.5), random.Below(300000));
+        break;
+      case 1:
+        if (stalled >= 0) world.fake->StallConnection(stalled, false);
+        stalled = stalled >= 0 ? -1 : connection;
+        if (stalled >= 0) world.fake->StallConnection(stalled, true);
+        break;
+      case 2:
+      case 3:
+        traffic.Frame(from, to, 32 + random.Below(4000));
+        break;
+      default: {
+        const auto bytes =
+            static_cast<uint32_t>(1 + random.Below(random.Chance(0.5) ? 200000 : 2000));
+        traffic.Segment(from, to, random.Below((1 << 20) - bytes), bytes);
+      }
+    }
+  }
+  if (stalled >= 0) world.fake->StallConnection(stalled, false);
+  ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+  traffic.ExpectOnce();
+  ExpectNoLinkWasLost(&world);
+}
+
+// ------------------------------------------------------------------------------ TCP
+
+// Sockets of this process that are connected, at either end, to one of these ports.
+std::vector<int> ConnectedTo(const std::vector<uint16_t>& ports) {
+  std::vector<int> found;
+  rlimit limit;
+  getrlimit(RLIMIT_NOFILE, &limit);
+  for (int fd = 3; fd < static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 4096)); ++fd) {
+    sockaddr_in local{}, remote{};
+    socklen_t length = sizeof(local);
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0) continue;
+    length = sizeof(remote);
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &length) != 0) continue;
+    if (local.sin_family != AF_INET) continue;
+    for (const uint16_t port : ports) {
+      if (ntohs(local.sin_port) == port || ntohs(remote.sin_port) == port) found.push_back(fd);
+    }
+  }
+  return found;
+}
+
+TEST(RepairUringTest, EverythingArrivesOnceOverTcpWhoseConnectionsAreShutDown) {
+  for (const bool zero_copy : {false, true}) {
+    TransportOptions options;
+    options.lanes = 3;
+    if (zero_copy) options.zero_copy = TransportOptions::ZeroCopy::kOn;
+    World world(Rings::kEach, 1, 2, options);
+    Prng random(5);
+    Traffic traffic(&world);
+    world.Open(0, 1);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    std::vector<uint16_t> ports;
+    for (int i = 0; i < 2; ++i) {
+      const auto address = ParseHostPort(world.at(i).transport->listen_address());
+      ports.push_back(address->port);
+    }
+    for (int round = 0; round < 200; ++round) {
+      for (int i = 0; i < 4; ++i) {
+        traffic.Segment(i % 2, 1 - i % 2, random.Below(1 << 19), 1 + random.Below(1 << 19));
+        traffic.Frame(i % 2, 1 - i % 2, 100);
+      }
+      for (uint64_t i = random.Below(6); i > 0; --i) world.Step();
+      if (round % 4 != 0) continue;
+      const auto sockets = ConnectedTo(ports);
+      if (sockets.empty()) continue;
+      // One direction, the other one, or both; now and then everything at once.
+      const int how = static_cast<int>(random.Below(3));
+      const int kinds[] = {SHUT_RDWR, SHUT_WR, SHUT_RD};
+      const bool all = random.Chance(0.1);
+      for (const int fd : sockets) {
+        if (all || fd == sockets[random.Below(sockets.size())]) shutdown(fd, all ? 2 : kinds[how]);
+      }
+    }
+    ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }));
+    traffic.ExpectOnce();
+    ExpectNoLinkWasLost(&world);
+    EXPECT_GE(world.at(0).transport->GetStats().lanes_lost, 10u);
+    ASSERT_TRUE(world.Until([&] { return world.at(0).transport->GetStats().lanes_up == 4; }));
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

@@ -1,0 +1,245 @@
+// Whole transports against each other, for tests: peers with a listener that remembers what it
+// heard, on the in-memory network or over loopback TCP.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "peerd/io/fake_ring.h"
+#include "peerd/transport/transport.h"
+
+namespace longhaul::peerd {
+
+inline constexpr char kRun[] = "demo";
+inline constexpr char kToken[] = "0123456789abcdef0123456789abcdef";
+
+struct Frame {
+  PeerId from;
+  FrameHeader header;
+  std::string payload;
+};
+
+// One peer: a transport and what its listener has heard.
+class Peer : public TransportListener {
+ public:
+  void OnLinkUp(const LinkKey& link) override {
+    EXPECT_TRUE(inside) << "called from within a call";
+    up.insert(link.peer);
+    ++ups[link.peer];
+  }
+  void OnLinkDown(const LinkKey& link, const std::string& reason) override {
+    EXPECT_TRUE(inside);
+    up.erase(link.peer);
+    downs[link.peer].push_back(reason);
+  }
+  absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
+                              std::span<const uint8_t> payload) override {
+    EXPECT_TRUE(inside);
+    EXPECT_TRUE(up.count(link.peer)) << "a frame of a link that is not up";
+    frames.push_back({link.peer, header, std::string(payload.begin(), payload.end())});
+    return absl::OkStatus();
+  }
+  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override {
+    EXPECT_TRUE(inside);
+    EXPECT_TRUE(up.count(link.peer)) << "data of a link that is not up";
+    ++headers;
+    if (discard) return nullptr;
+    if (scatter) {
+      auto& place = places[{link.peer, header.stamp}];
+      place.resize(header.payload_bytes);
+      return place.data();
+    }
+    if (header.offset + header.payload_bytes > memory.size()) {
+      return absl::InvalidArgumentError("beyond the end");
+    }
+    return memory.data() + header.offset;
+  }
+  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
+    EXPECT_TRUE(inside);
+    if (scatter) {
+      const auto& place = places[{link.peer, header.stamp}];
+      EXPECT_TRUE(std::equal(place.begin(), place.end(), memory.begin() + header.offset));
+    }
+    received += header.payload_bytes;
+    ++segments;
+    ++arrived[{link.peer, header.stamp}];
+    return absl::OkStatus();
+  }
+  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
+    EXPECT_TRUE(inside);
+    EXPECT_TRUE(up.count(link.peer));
+    EXPECT_GT(header.payload_bytes, 0u);
+    ++abandoned;
+  }
+  void OnSegmentSent(uint64_t cookie) override {
+    EXPECT_TRUE(inside);
+    ++sent[cookie];
+  }
+  // Cookies from kRepeats on are those of repeats.
+  uint64_t OnSegmentRepeat(uint64_t owner) override {
+    EXPECT_TRUE(inside);
+    if (forgotten.count(owner)) return 0;
+    ++started[++last_repeat];
+    return last_repeat;
+  }
+  void OnReceivesDetached(uint64_t cookie) override {
+    EXPECT_TRUE(inside);
+    ++detached[cookie];
+  }
+
+  // Segment `cookie` of `memory` to a peer.
+  void Send(PeerId to, uint64_t offset, uint32_t bytes, uint64_t cookie, uint64_t op = 1) {
+    FrameHeader header;
+    header.type = FrameType::kData;
+    header.payload_bytes = bytes;
+    header.op = OpOrdinal(op);
+    header.attempt = Epoch(1);
+    header.offset = offset;
+    header.stamp = cookie;
+    ++started[cookie];
+    transport->SendSegment({kRun, to}, header, memory.data() + offset, cookie, op);
+  }
+  void SendReady(PeerId to, uint64_t op, size_t bytes) {
+    FrameHeader header;
+    header.type = FrameType::kReady;
+    header.op = OpOrdinal(op);
+    header.attempt = Epoch(1);
+    header.payload_bytes = static_cast<uint32_t>(bytes);
+    transport->SendControl({kRun, to}, header, std::vector<uint8_t>(bytes, uint8_t(op)));
+  }
+
+  PeerId id;
+  Ring* ring = nullptr;
+  std::unique_ptr<Transport> transport;
+  bool inside = false;  // RunOnce()
+  bool discard = false;
+  bool scatter = false;  // each segment into memory of its own, compared with `memory` at the end
+  std::map<std::pair<PeerId, uint64_t>, std::vector<uint8_t>> places;
+  std::set<PeerId> up;
+  std::map<PeerId, int> ups;
+  std::map<PeerId, std::vector<std::string>> downs;
+  std::vector<Frame> frames;
+  std::vector<uint8_t> memory;
+  std::map<std::pair<PeerId, uint64_t>, int> arrived;  // by sender and cookie
+  int headers = 0;
+  int segments = 0;
+  uint64_t received = 0;
+  int abandoned = 0;
+  static constexpr uint64_t kRepeats = uint64_t{1} << 40;
+  uint64_t last_repeat = kRepeats;
+  std::set<uint64_t> forgotten;
+  std::map<uint64_t, int> started;
+  std::map<uint64_t, int> sent;
+  std::map<uint64_t, int> detached;
+};
+
+enum class Rings { kFake, kOne, kEach };
+
+class World {
+ public:
+  World(Rings rings, uint64_t seed, int count, TransportOptions options = {},
+        FakeRingOptions fake_options = {})
+      : kind(rings) {
+    SetLogLevel(LogLevel::kWarning);
+    if (rings == Rings::kFake) {
+      fake_options.seed = seed;
+      auto ring = std::make_unique<FakeRing>(fake_options);
+      fake = ring.get();
+      owned_.push_back(std::move(ring));
+    }
+    if (options.listen == TransportOptions{}.listen) options.listen = "127.0.0.1:0";
+    options.seed = seed;
+    for (int i = 0; i < count; ++i) {
+      if (rings == Rings::kEach || (rings == Rings::kOne && i == 0)) {
+        auto ring = MakeUringRing(64);
+        EXPECT_TRUE(ring.ok()) << ring.status();
+        owned_.push_back(*std::move(ring));
+      }
+      auto peer = std::make_unique<Peer>();
+      peer->id = PeerId(i + 1);
+      peer->ring = owned_.back().get();
+      options.self = peer->id;
+      ++options.seed;
+      auto transport = MakeTransport(options, peer->ring, peer.get());
+      EXPECT_TRUE(transport.ok()) << transport.status();
+      peer->transport = *std::move(transport);
+      peers.push_back(std::move(peer));
+    }
+  }
+
+  ~World() {
+    Close();
+    peers.clear();
+  }
+
+  // Everything ends, every segment has come back exactly once, nothing is left in the ring.
+  void Close() {
+    if (closed_) return;
+    closed_ = true;
+    for (auto& peer : peers) peer->transport->Close();
+    EXPECT_TRUE(Until([&] {
+      return std::all_of(peers.begin(), peers.end(),
+                         [](const auto& p) { return p->transport->closed(); });
+    })) << "a transport does not close";
+    for (auto& peer : peers) {
+      EXPECT_EQ(peer->sent, peer->started) << "segments of " << ToString(peer->id);
+    }
+    if (fake != nullptr) {
+      EXPECT_EQ(fake->operations(), 0u);
+      EXPECT_EQ(fake->open_sockets(), 0u);
+    }
+  }
+
+  Peer& at(int i) { return *peers[i]; }
+  Tick Now() { return peers[0]->ring->Now(); }
+
+  void Step() {
+    for (auto& peer : peers) peer->inside = true;
+    for (auto& ring : owned_) EXPECT_TRUE(ring->RunOnce(ring->Now() + Millis(1)).ok());
+    for (auto& peer : peers) peer->inside = false;
+  }
+
+  template <class Condition>
+  bool Until(Condition condition, int64_t ms = 30000) {
+    const Tick deadline = Now() + Millis(ms);
+    while (!condition()) {
+      if (Now() >= deadline) return false;
+      Step();
+    }
+    return true;
+  }
+
+  LinkRequest Request(int to, bool dial, bool data) {
+    return {.peer = at(to).id,
+            .endpoints = {at(to).transport->listen_address()},
+            .dial = dial,
+            .data = data};
+  }
+
+  // `from` dials `to`; both ask for the link.
+  void Open(int from, int to, uint64_t epoch = 1, bool data = true, int64_t ms = 5000) {
+    at(from).transport->OpenLinks(kRun, 0, Epoch(epoch), kToken, {Request(to, true, data)},
+                                  Now() + Millis(ms));
+    at(to).transport->OpenLinks(kRun, 0, Epoch(epoch), kToken, {Request(from, false, data)},
+                                Now() + Millis(ms));
+  }
+  bool Linked(int a, int b) { return at(a).up.count(at(b).id) && at(b).up.count(at(a).id); }
+
+  Rings kind;
+  FakeRing* fake = nullptr;
+  std::vector<std::unique_ptr<Ring>> owned_;
+  std::vector<std::unique_ptr<Peer>> peers;
+
+ private:
+  bool closed_ = false;
+};
+
+}  // namespace longhaul::peerd
