@@ -384,6 +384,9 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
   Lane& lane = way.lanes[number];
   ModelTransport* const other = c->end[1 - end];
   lane.busy = true;
+  segment->lane = number;
+  std::erase_if(way.flying, [](const auto& other) { return other->arrived || other->lost; });
+  way.flying.push_back(segment);
   const Tick gone = world_->now() + world_->Between(1, model_.segment_us);
   segment->copied = !world_->Chance(model_.zero_copy);
   const bool early = model_.planted == Planted::kSentTooEarly && !segment->copied;
@@ -406,6 +409,62 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
   world_->On(node_, returns, [this, segment] { SegmentSent(segment); });
 }
 
+void ModelTransport::LoseLanes(PeerId peer) {
+  for (const auto& [key, c] : links_) {
+    if (key.peer != peer || !c->open[0] || !c->open[1]) continue;
+    const size_t number = world_->Below(c->way[0].lanes.size());
+    for (const int end : {0, 1}) {
+      c->way[end].last_arrival =
+          std::max(c->way[end].last_arrival, world_->now()) + world_->Between(0, Millis(5));
+      LoseLane(c, end, number);
+    }
+  }
+}
+
+void ModelTransport::LoseLane(const ConnectionPtr& c, int from, size_t number) {
+  Way& way = c->way[from];
+  way.lanes[number].last_arrival = world_->now() + world_->Between(0, Millis(5));
+  ModelTransport* const sender = c->end[from];
+  ModelTransport* const receiver = c->end[1 - from];
+  for (const std::shared_ptr<Segment>& segment : way.flying) {
+    if (segment->lane != number || segment->arrived || segment->lost) continue;
+    segment->lost = true;
+    // The sender hears of it only when nothing is written to the place any more.
+    const Tick given_back = world_->now() + world_->Between(0, Millis(1));
+    world_->On(receiver->node_, given_back, [c, receiver, segment, sender, this] {
+      receiver->Abandon(c, segment);
+      world_->On(sender->node_, world_->Arrival(*receiver->node_, *sender->node_),
+                 [c, sender, segment] { sender->Repeat(c, *segment); });
+    });
+  }
+}
+
+void ModelTransport::Abandon(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment) {
+  const auto it = std::find_if(receives_.begin(), receives_.end(),
+                               [&](const Receive& r) { return r.segment == segment; });
+  if (it == receives_.end()) return;
+  const bool placed = it->place != nullptr;
+  receives_.erase(it);
+  if (placed) listener_->OnDataAbandoned({c->run, c->end[1 - EndOf(c)]->self_}, segment->header);
+}
+
+void ModelTransport::Repeat(const ConnectionPtr& c, const Segment& lost) {
+  const int end = EndOf(c);
+  if (!c->open[end]) return;
+  const uint64_t cookie = listener_->OnSegmentRepeat(lost.owner);
+  if (cookie == 0) return;
+  auto segment = std::make_shared<Segment>();
+  segment->header = lost.header;
+  segment->data = lost.data;
+  segment->cookie = cookie;
+  segment->owner = lost.owner;
+  segment->connection = c->id;
+  const bool fresh = segments_.emplace(cookie, segment).second;
+  LH_CHECK(fresh) << "cookie " << cookie << " is in use";
+  c->way[end].queue.insert(c->way[end].queue.begin(), std::move(segment));
+  Pump(c, end);
+}
+
 void ModelTransport::SegmentSent(const std::shared_ptr<Segment>& segment) {
   if (std::exchange(segment->sent, true)) return;
   segments_.erase(segment->cookie);
@@ -423,7 +482,7 @@ bool ModelTransport::Readable(const ConnectionPtr& c, int from, const Segment& s
 void ModelTransport::ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segment> segment) {
   const int end = EndOf(c);
   Way& way = c->way[1 - end];
-  if (way.cut || !c->open[end]) return;
+  if (way.cut || !c->open[end] || segment->lost) return;
   if (!Readable(c, 1 - end, *segment)) {
     way.cut = true;
     return;
@@ -448,6 +507,8 @@ void ModelTransport::ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segme
 }
 
 void ModelTransport::ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment) {
+  if (segment->lost) return;
+  segment->arrived = true;
   const auto it = std::find_if(receives_.begin(), receives_.end(),
                                [&](const Receive& r) { return r.segment == segment; });
   if (it == receives_.end()) return;
@@ -486,6 +547,7 @@ void ModelTransport::DetachReceives(const std::string& run, uint32_t group, OpOr
   });
 }
 
+// The listener says no when it is asked for a repeat; what is queued is dropped by its cookie.
 void ModelTransport::ForgetSegments(uint64_t) {}
 
 void ModelTransport::DropSegments(const std::vector<uint64_t>& cookies) {

@@ -3,7 +3,9 @@
 // What the production transport promises, and no more: listeners are called from events only;
 // frames of the control lane keep their order; segments of one link overtake each other (several
 // data lanes); a payload may be cut off in the middle; a segment's memory may be read until it is
-// told to be Sent; silence and resets take a link down at either end by itself, at different times;
+// told to be Sent; lanes are lost and replaced below the link, which shows as a delay, half
+// received segments that are given back, and segments that are read and sent again, be it after
+// they were Sent; silence and resets take a link down at either end by itself, at different times;
 // a link is built only while both ends hold the token of one epoch.
 #pragma once
 
@@ -76,6 +78,8 @@ class ModelTransport final : public peerd::Transport {
   void Beat();
   // It was frozen: silence says nothing.
   void ForgiveSilence();
+  // One data lane and the control lane of each link to `peer` are lost and replaced.
+  void LoseLanes(PeerId peer);
   // Breaks the link to `peer` as a reset in the network would.
   void Reset(PeerId peer);
   // The process is gone. With `resets` its kernel tells the others; else they find out by silence.
@@ -92,6 +96,9 @@ class ModelTransport final : public peerd::Transport {
     uint64_t cookie = 0;
     uint64_t owner = 0;
     uint64_t connection = 0;  // 0: none
+    size_t lane = 0;
+    bool arrived = false;
+    bool lost = false;  // with its lane
     std::vector<uint8_t> copy;
     bool copied = false;
     bool sent = false;  // the sender knows
@@ -106,7 +113,8 @@ class ModelTransport final : public peerd::Transport {
     size_t frames = 0;  // under way on it
     std::vector<Lane> lanes;
     std::vector<std::shared_ptr<Segment>> queue;
-    bool cut = false;  // nothing more arrives but the end
+    std::vector<std::shared_ptr<Segment>> flying;  // handed to a lane; may have arrived
+    bool cut = false;                              // nothing more arrives but the end
   };
   struct Connection {
     uint64_t id = 0;
@@ -156,6 +164,9 @@ class ModelTransport final : public peerd::Transport {
   void SendOnControl(const ConnectionPtr& c, std::function<void()> at_other_end);
   void Pump(const ConnectionPtr& c, int end);
   void Begin(const ConnectionPtr& c, int end, size_t lane, std::shared_ptr<Segment> segment);
+  void LoseLane(const ConnectionPtr& c, int from, size_t number);
+  void Abandon(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment);
+  void Repeat(const ConnectionPtr& c, const Segment& lost);
   void SegmentSent(const std::shared_ptr<Segment>& segment);
   bool Readable(const ConnectionPtr& c, int from, const Segment& segment) const;
   void ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segment> segment);
