@@ -11,7 +11,8 @@ their op's completion (each survivor of each kill is one sample), less the media
 death came (an op cannot end sooner than its whole length after the death, because it begins anew). A second row does not
 subtract that. Kills that came after the op was over are done again.
 silence: the same with SIGSTOP, which shows in nothing but silence. Target: below detect_ms + 500 ms.
-coordinator: SIGKILL and restart (SQLite store) every 5 s under load, while a member joins and leaves again and again.
+coordinator: SIGKILL and restart (SQLite store) every 5 s under load, while a member joins and leaves again and again. An op that
+fails ends the measurement.
 memory: resident memory of coordinator, peerds and trainers over ops with a tag of their own each, and over members that come
 and go. `growth` is of the last tenth over the first after the warm-up.
 
@@ -56,7 +57,7 @@ def answer(value: Any) -> None:
 
 
 def resident(pid: int) -> int:
-    """Of its own: memory shared with others (the arena) is counted where it grows, below."""
+    """In bytes, the arena included."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
 
@@ -406,7 +407,6 @@ def restarts(args: argparse.Namespace) -> dict[str, Any]:
         "kills": kills,
         "steps": results[0]["steps"],
         "ops_redone": redone,
-        "ops_failed": 0,  # one that failed would have ended this
         "ops_wrong": wrong,
         "slowest_op_s": max(result["slowest"] for result in results),
         "joins": len(visits),
@@ -455,7 +455,7 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
         finish_all(trainers)
         each = max(1, args.cycles // rounds)
         for _ in range(rounds):
-            # A run for each trainer: a fresh run a turn, as an operator's coordinator would see them.
+            # A run for each: nobody waits for the other one's boundary.
             for i, trainer in enumerate(trainers):
                 trainer.start("cycles", socket=cluster.socket(i), run=f"cycle-{i}", count=each)
             finish_all(trainers)
