@@ -273,7 +273,10 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
     case Code::kAborted:
       ++counts_.aborted;
       if (op.desc.on_fault != OnFault::kAbort) Fail(name + " is aborted, and was to be redone");
-      if (known.result) Fail(name + " is aborted at one member and succeeded at another");
+      known.aborted.insert(info.epoch);
+      if (known.result && known.result_epoch == info.epoch) {
+        Fail(name + " is aborted at one member and succeeded at another");
+      }
       break;
     case Code::kInvalidArgument:
       ++counts_.refused;
@@ -310,6 +313,9 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
       Fail(name + " succeeded although slot " + std::to_string(slot) + " posted another one");
     }
   }
+  if (known.aborted.contains(info.epoch)) {
+    Fail(name + " succeeded at one member and was aborted at another");
+  }
   if (*op.target != ResultOf(op.name, op.desc, slots)) {
     Fail(name + " (" + longhaul::ToString(op.desc) + ") at slot " + std::to_string(op.slot) +
          " is not the reduction over slots " + List(slots) + " of epoch " +
@@ -318,6 +324,7 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   if (!known.result) {
     known.result = *op.target;
     known.participants = slots;
+    known.result_epoch = info.epoch;
   } else if (*known.result != *op.target) {
     Fail(name + " has one result over slots " + List(known.participants) + " and another over " +
          List(slots));

@@ -97,6 +97,10 @@ class Checker {
   struct Op {
     std::map<uint32_t, bool> posted;  // by slot
     std::optional<std::vector<uint8_t>> result;
+    // Participants' epochs: an op that was aborted is posted again under the same name, and meets
+    // those who had not announced it before. Each such op has one.
+    Epoch result_epoch;
+    std::set<Epoch> aborted;
     std::vector<uint32_t> participants;
     bool refused = false;
   };

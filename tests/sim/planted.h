@@ -27,13 +27,14 @@ enum class Planted {
 struct PlantedName {
   Planted planted;
   const char* name;
+  bool explored = true;  // shows in small runs without bytes too (explore.h)
 };
 inline constexpr PlantedName kPlanted[] = {
     {Planted::kDoneWhileFrozen, "done_while_frozen"},
     {Planted::kStaleFrames, "stale_frames"},
     {Planted::kNoRestore, "no_restore"},
     {Planted::kNoDetach, "no_detach"},
-    {Planted::kSentTooEarly, "sent_too_early"},
+    {Planted::kSentTooEarly, "sent_too_early", false},
     {Planted::kFateFlipped, "fate_flipped"},
     {Planted::kEpochReused, "epoch_reused"},
     {Planted::kSentBeforeDurable, "sent_before_durable"},

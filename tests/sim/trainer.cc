@@ -216,7 +216,12 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
     graves_.push_back(buffer);
   }
   if (graves_.size() > 40) CheckGraves();
-  if (outcome.code == Code::kAborted && state_ == State::kInside) {
+  const bool late = std::any_of(strands_.begin(), strands_.end(), [&](const Strand& s) {
+    return s.late && s.step == posted.name.step && s.tag == posted.name.tag;
+  });
+  // One that is awaited a step later is given up: started again it would meet some of the others
+  // before the boundary, and some behind it.
+  if (outcome.code == Code::kAborted && state_ == State::kInside && !late) {
     After(0, Millis(2), [this, name = posted.name] {
       for (size_t i = 0; i < strands_.size(); ++i) {
         if (strands_[i].step == name.step && strands_[i].tag == name.tag) PostNext(i);

@@ -1,0 +1,190 @@
+#include "tests/sim/explore.h"
+
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "base/check.h"
+#include "peerd/core/digest.h"
+
+namespace longhaul::sim {
+namespace {
+
+// A path has at most so many moves; one that is longer goes round in circles.
+constexpr size_t kDepthMax = 3000;
+
+class Search {
+ public:
+  Search(const ExploreScenario& scenario, const ExploreOptions& options)
+      : scenario_(scenario), options_(options) {}
+
+  ExploreResult Run();
+
+ private:
+  struct Frame {
+    ExploreState state;
+    int faults_left = 0;
+    std::vector<Move> moves;
+    size_t next = 0;
+  };
+
+  // Enters the state unless it is known.
+  void Enter(ExploreState state, int faults_left);
+  void Try(const Frame& frame, const Move& move);
+  bool Chosen(uint64_t digest, const Move& move) const;
+  static void TellPath();
+
+  static Search* running_;
+
+  const ExploreScenario& scenario_;
+  const ExploreOptions options_;
+  absl::flat_hash_set<uint64_t> seen_;
+  std::vector<std::unique_ptr<Frame>> stack_;
+  std::vector<Move> path_;
+  ExploreResult result_;
+};
+
+Search* Search::running_ = nullptr;
+
+// Tells the run again, to the move that failed.
+void Search::TellPath() {
+  Search* const search = std::exchange(running_, nullptr);
+  if (search == nullptr) return;
+  std::printf("%s: the run that failed:\n", search->scenario_.name.c_str());
+  ExploreState state(&search->scenario_, search->options_.planted);
+  state.Setup();
+  state.SetTrace(true);
+  for (const Move& move : search->path_) {
+    std::printf("%s\n", state.Text(move).c_str());
+    std::fflush(stdout);
+    state.Apply(move);  // the last one fails again
+  }
+}
+
+bool Search::Chosen(uint64_t digest, const Move& move) const {
+  if (options_.sample <= 1) return true;
+  const uint64_t draw = peerd::Digester()
+                            .Add(digest)
+                            .Add(options_.seed)
+                            .Add(uint64_t{static_cast<uint8_t>(move.kind)})
+                            .Add(uint64_t{move.a} << 8 | move.b)
+                            .value();
+  return (draw >> 7) % options_.sample == 0;
+}
+
+void Search::Enter(ExploreState state, int faults_left) {
+  const uint64_t digest =
+      peerd::Digester().Add(state.Digest()).Add(static_cast<uint64_t>(faults_left)).value();
+  if (!seen_.insert(digest).second) return;
+  if (++result_.states >= options_.states_max) result_.complete = false;
+  LH_CHECK(stack_.size() < kDepthMax) << "a run does not come to its end";
+  auto frame = std::make_unique<Frame>(Frame{std::move(state), faults_left, {}, 0});
+  frame->moves = frame->state.Moves(/*faults=*/faults_left > 0);
+  if (frame->moves.empty()) ++result_.terminal;
+  if (faults_left == 1) {
+    std::erase_if(frame->moves,
+                  [&](const Move& move) { return move.fault() && !Chosen(digest, move); });
+  }
+  stack_.push_back(std::move(frame));
+  result_.depth_max = std::max<uint64_t>(result_.depth_max, stack_.size());
+}
+
+void Search::Try(const Frame& frame, const Move& move) {
+  Move tried = move;
+  for (;;) {
+    ExploreState state = frame.state;
+    path_.resize(stack_.size() - 1);
+    path_.push_back(tried);
+    ++result_.moves;
+    const bool made = state.Apply(tried);
+    if (!made) return;  // it does not do so many things
+    if (tried.fault()) {
+      ++(tried.crash_after == 0 ? result_.faults[static_cast<size_t>(tried.kind)]
+                                : result_.faults_within);
+    }
+    Enter(std::move(state), frame.faults_left - (tried.fault() ? 1 : 0));
+    if (tried.crash_after == 0) return;
+    ++tried.crash_after;
+  }
+}
+
+ExploreResult Search::Run() {
+  running_ = this;
+  SetCheckHook(&Search::TellPath);
+  ExploreState start(&scenario_, options_.planted);
+  start.Setup();
+  Enter(std::move(start), options_.faults);
+  while (!stack_.empty()) {
+    Frame& frame = *stack_.back();
+    if (frame.next == frame.moves.size() || !result_.complete) {
+      stack_.pop_back();
+      continue;
+    }
+    const size_t depth = stack_.size();
+    const Move move = frame.moves[frame.next];
+    ++frame.next;
+    Try(frame, move);
+    LH_CHECK(stack_.size() >= depth);
+  }
+  running_ = nullptr;
+  return result_;
+}
+
+Act Post(uint64_t tag) { return {Act::Kind::kPost, tag}; }
+Act PostRing(uint64_t tag) { return {Act::Kind::kPost, tag, true}; }
+Act PostOrAbort(uint64_t tag) { return {Act::Kind::kPost, tag, false, true}; }
+Act Step() { return {Act::Kind::kStep}; }
+Act Leave() { return {Act::Kind::kLeave}; }
+
+// A member when the search begins.
+ScriptedMember Inside(int peer, std::vector<Act> acts) {
+  acts.insert(acts.begin(), {Act::Kind::kJoin});
+  return {peer, std::move(acts), 1};
+}
+ScriptedMember Outside(int peer, std::vector<Act> acts) {
+  acts.insert(acts.begin(), {Act::Kind::kJoin});
+  return {peer, std::move(acts), 0};
+}
+
+ExploreScenario Make(std::string name, int peers, std::vector<ScriptedMember> members,
+                     int evicted = -1) {
+  // The first one comes in by itself, and the others at its first boundary.
+  if (members.size() > 1 && members[1].setup > 0) {
+    ScriptedMember& first = members.front();
+    first.acts.insert(first.acts.begin() + 1, Step());
+    first.setup = 2;
+  }
+  return {std::move(name), peers, std::move(members), evicted};
+}
+
+}  // namespace
+
+const std::vector<ExploreScenario>& ExploreScenarios() {
+  static const std::vector<ExploreScenario> scenarios = {
+      Make("one_op", 2, {Inside(0, {Post(1)}), Inside(1, {Post(1)})}),
+      Make("one_ring_op", 2, {Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}),
+      Make("abort_on_fault", 2, {Inside(0, {PostOrAbort(1)}), Inside(1, {PostOrAbort(1)})}),
+      Make("two_tags", 2, {Inside(0, {Post(1), Post(2)}), Inside(1, {Post(2), Post(1)})}),
+      Make("two_members_of_one_peer", 2,
+           {Inside(0, {Post(1)}), Inside(0, {Post(1)}), Inside(1, {Post(1)})}),
+      Make("three_peers", 3, {Inside(0, {Post(1)}), Inside(1, {Post(1)}), Inside(2, {Post(1)})}),
+      Make("join", 2,
+           {Inside(0, {Post(1), Step(), Post(2), Leave()}), Outside(1, {Post(2), Leave()})}),
+      Make("join_during_an_op", 3,
+           {Inside(0, {Post(1), Step(), Post(2), Leave()}),
+            Inside(1, {Post(1), Step(), Post(2), Leave()}), Outside(2, {Post(2), Leave()})}),
+      Make("leave", 2, {Inside(0, {Post(1), Leave()}), Inside(1, {Post(1), Step(), Post(2)})}),
+      Make("evict", 2, {Inside(0, {Post(1), Step()}), Inside(1, {Post(1), Step()})}, 1),
+      // Freezes an op whose links all stand.
+      Make("evict_one_of_two", 2,
+           {Inside(0, {PostRing(1)}), Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}, 1),
+  };
+  return scenarios;
+}
+
+ExploreResult Explore(const ExploreScenario& scenario, const ExploreOptions& options) {
+  return Search(scenario, options).Run();
+}
+
+}  // namespace longhaul::sim

@@ -1,0 +1,1298 @@
+#include "tests/sim/explore_state.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "peerd/core/digest.h"
+#include "proto/control/convert.h"
+#include "proto/wire/limits.h"
+#include "tests/sim/checker.h"
+#include "tests/sim/story.h"
+
+namespace longhaul::sim {
+namespace {
+
+using Kind = Move::Kind;
+
+constexpr uint32_t kDetectMs = 300;
+// Whoever waits for longer after the last fault waits for ever.
+constexpr int64_t kPatience = 30 * Millis(kDetectMs);
+constexpr uint64_t kRingCount = LH_EAGER_BYTES_MAX;  // elements of eight bytes
+
+const GroupKey& TheGroup() {
+  static const GroupKey group{"run", 0};
+  return group;
+}
+
+PeerId IdOf(int peer) { return PeerId(static_cast<uint64_t>(peer) + 1); }
+int IndexOf(PeerId peer) { return static_cast<int>(peer.value()) - 1; }
+std::string NameOf(int peer) { return ToString(IdOf(peer)); }
+peerd::LocalId LocalOf(int member) { return peerd::LocalId(static_cast<uint64_t>(member) + 1); }
+// A sum of these shows who is in it, and how often.
+uint64_t InputOf(int member) { return uint64_t{1} << (8 * member); }
+
+OpDesc DescOf(const Act& act) {
+  OpDesc desc;
+  desc.dtype = DType::kInt64;
+  desc.count = act.ring ? kRingCount : 1;
+  desc.on_fault = act.abort_on_fault ? OnFault::kAbort : OnFault::kRetry;
+  return desc;
+}
+
+std::string Bytes(uint64_t value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+}
+uint64_t Value(const std::string& bytes) {
+  uint64_t value = 0;
+  if (bytes.size() == sizeof value) std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
+
+uint64_t HashOf(const std::string& bytes, uint64_t salt) {
+  return peerd::Digester().Add(salt).Add(bytes).value();
+}
+
+// Kinds of events that wait in queues.
+struct EventHash {
+  uint64_t operator()(const peerd::LinkUp& e) const { return Of(1, e.peer); }
+  uint64_t operator()(const peerd::LinkDown& e) const { return Of(2, e.peer); }
+  uint64_t operator()(const peerd::PeerReady& e) const {
+    return peerd::Digester()
+        .Add(uint64_t{3})
+        .Add(e.peer)
+        .Add(e.ordinal)
+        .Add(e.attempt)
+        .Add(e.boundary)
+        .Add(e.tag)
+        .Add(e.desc)
+        .Add(e.payload)
+        .value();
+  }
+  uint64_t operator()(const peerd::PeerDone& e) const {
+    return peerd::Digester().Add(Of(4, e.peer)).Add(e.ordinal).Add(e.attempt).value();
+  }
+  uint64_t operator()(const peerd::AttemptComplete& e) const {
+    return peerd::Digester().Add(uint64_t{5}).Add(e.ordinal).Add(e.attempt).value();
+  }
+  uint64_t operator()(const peerd::AttemptStopped& e) const {
+    return peerd::Digester().Add(uint64_t{6}).Add(e.ordinal).Add(e.attempt).value();
+  }
+  template <class Other>
+  uint64_t operator()(const Other&) const {
+    Checker::Fail("an event in a queue that never waits in one");
+  }
+  static uint64_t Of(uint64_t kind, PeerId peer) {
+    return peerd::Digester().Add(kind).Add(peer).value();
+  }
+};
+
+struct EventText {
+  std::string operator()(const peerd::LinkUp& e) const { return "link up to " + ToString(e.peer); }
+  std::string operator()(const peerd::LinkDown& e) const {
+    return "link down to " + ToString(e.peer);
+  }
+  std::string operator()(const peerd::PeerReady& e) const {
+    return "READY of " + ToString(e.peer) + " ordinal=" + ToString(e.ordinal) +
+           " attempt=" + ToString(e.attempt) + " boundary=" + ToString(e.boundary) +
+           " tag=" + std::to_string(e.tag);
+  }
+  std::string operator()(const peerd::PeerDone& e) const {
+    return "DONE of " + ToString(e.peer) + " for " + ToString(e.ordinal) +
+           " attempt=" + ToString(e.attempt);
+  }
+  std::string operator()(const peerd::AttemptComplete& e) const {
+    return "attempt complete " + ToString(e.ordinal) + " attempt=" + ToString(e.attempt);
+  }
+  std::string operator()(const peerd::AttemptStopped& e) const {
+    return "attempt stopped " + ToString(e.ordinal) + " attempt=" + ToString(e.attempt);
+  }
+  template <class Other>
+  std::string operator()(const Other&) const {
+    return "event";
+  }
+};
+
+template <class Queue>
+Queue Drained(Queue* queue) {
+  return std::exchange(*queue, Queue());
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------ packets
+
+template <class T>
+ExploreState::Packet ExploreState::Pack(T what, uint64_t hash, uint64_t session) {
+  auto body = std::make_shared<Body>();
+  body->what = std::move(what);
+  body->session = session;
+  body->hash = peerd::Digester().Add(hash).Add(session).value();
+  return body;
+}
+
+ExploreState::Packet ExploreState::PackEnd(uint64_t session) { return Pack(End{}, 77, session); }
+
+ExploreState::Packet ExploreState::PackEvent(peerd::Event event) {
+  const uint64_t hash = std::visit(EventHash(), event);
+  return Pack(std::move(event), hash);
+}
+
+ExploreState::Peer& ExploreState::Write(int i) {
+  if (peers_[i].use_count() != 1) peers_[i] = std::make_shared<Peer>(*peers_[i]);
+  return const_cast<Peer&>(*peers_[i]);
+}
+
+// ------------------------------------------------------------------------------ setting up
+
+ExploreState::ExploreState(const ExploreScenario* scenario, Planted planted)
+    : scenario_(scenario), planted_(planted), durable_(std::make_shared<coordinator::Records>()) {
+  LH_CHECK(scenario->peers <= kPeersMax && scenario->members.size() <= 8);
+  members_.resize(scenario->members.size());
+  Restart();
+  for (int i = 0; i < peers(); ++i) {
+    peerd::CoreConfig config;
+    config.peer = IdOf(i);
+    config.endpoints = {"host" + std::to_string(i) + ":29700"};
+    config.lanes = 1;
+    config.version = "explore";
+    config.host = "host" + std::to_string(i);
+    config.detect_ms = kDetectMs;
+    auto peer = std::make_shared<Peer>();
+    peer->core = std::make_shared<peerd::PeerCore>(config);
+    peers_[i] = std::move(peer);
+  }
+}
+
+void ExploreState::Setup() {
+  const auto begun = [this](size_t m) { return members_[m].next >= scenario_->members[m].setup; };
+  for (int steps = 0;; ++steps) {
+    if (steps > 10000) Checker::Fail("the setup does not end");
+    // Boundaries come last: whoever joins is pending by then.
+    std::optional<Move> next;
+    for (const Move& move : Moves(/*faults=*/false)) {
+      if (move.kind == Kind::kOperator || move.kind == Kind::kTime) continue;
+      if (move.kind == Kind::kAct && begun(move.a)) continue;
+      const bool last =
+          move.kind == Kind::kAct &&
+          scenario_->members[move.a].acts[members_[move.a].next].kind == Act::Kind::kStep;
+      if (!last || !next) next = move;
+      if (!last) break;
+    }
+    if (!next) break;
+    Apply(*next);
+  }
+  for (size_t m = 0; m < members_.size(); ++m) {
+    const Member& member = members_[m];
+    if (!begun(m) || member.join_open || member.step_open || !member.posts.empty()) {
+      Checker::Fail("the setup of " + scenario_->name + " does not come to its end");
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ what can happen
+
+bool ExploreState::EndPending(int to, int from) const {
+  for (const Packet& packet : ControlTo(to, from)) {
+    if (std::holds_alternative<End>(packet->what)) return true;
+  }
+  return false;
+}
+
+bool ExploreState::CanAct(int m) const {
+  const Member& member = members_[m];
+  const auto& script = scenario_->members[m];
+  if (member.dead || member.gone) return false;
+  if (!member.again.empty()) return true;
+  if (member.next >= script.acts.size()) return false;
+  if (member.join_open || member.step_open || member.leave_open) return false;
+  return script.acts[member.next].kind == Act::Kind::kPost || member.posts.empty();
+}
+
+// Every call is answered and every script at its end.
+bool ExploreState::Settled() const {
+  for (size_t m = 0; m < members_.size(); ++m) {
+    const Member& member = members_[m];
+    if (member.dead || member.gone) continue;
+    if (member.next < scenario_->members[m].acts.size() || !member.again.empty()) return false;
+    if (member.join_open || member.step_open || member.leave_open || !member.posts.empty()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<Move> ExploreState::Moves(bool faults) const {
+  std::vector<Move> moves;
+  const auto add = [&](Kind kind, int a, int b = 0) {
+    moves.push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b), 0});
+  };
+  for (int i = 0; i < peers(); ++i) {
+    const StreamState& stream = streams_[i];
+    if (coordinator_ && !stream.to_coordinator.empty()) add(Kind::kToCoordinator, i);
+    if (coordinator_ && !stream.late_end.empty()) add(Kind::kLateEnd, i);
+    if (!peers_[i]->core) continue;
+    if (!stream.to_peer.empty()) add(Kind::kToPeer, i);
+    if (!peers_[i]->local.empty()) add(Kind::kLocal, i);
+    for (int j = 0; j < peers(); ++j) {
+      if (j == i) continue;
+      if (!ControlTo(i, j).empty()) add(Kind::kControl, i, j);
+      if (!DataTo(i, j).empty()) add(Kind::kData, i, j);
+    }
+    if (coordinator_ && !stream.peer_up && stream.to_peer.empty()) {
+      add(Kind::kReconnect, i);
+      if (!stream.to_coordinator.empty()) add(Kind::kReconnectFirst, i);
+    }
+  }
+  for (size_t m = 0; m < members_.size(); ++m) {
+    if (CanAct(static_cast<int>(m))) add(Kind::kAct, static_cast<int>(m));
+  }
+  if (scenario_->evicted >= 0 && !evict_done_ && coordinator_) add(Kind::kOperator, 0);
+  if (!coordinator_) add(Kind::kRestart, 0);
+  const bool busy = !moves.empty();
+  if (!busy && Settled()) return moves;
+  if (!busy) add(Kind::kTime, 0);
+  if (faults) AddFaults(busy, &moves);
+  return moves;
+}
+
+void ExploreState::AddFaults(bool busy, std::vector<Move>* moves) const {
+  const auto add = [&](Kind kind, int a, int b = 0) {
+    moves->push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b), 0});
+  };
+  // Receivers that die over what they receive. One thing that they do is told apart from none.
+  for (size_t i = moves->size(); i-- > 0;) {
+    Move move = (*moves)[i];
+    if (move.kind > Kind::kLocal || move.kind == Kind::kData) continue;
+    move.crash_after = 1;
+    moves->push_back(move);
+  }
+  int alive = 0;
+  for (int i = 0; i < peers(); ++i) alive += peers_[i]->core ? 1 : 0;
+  for (int i = 0; i < peers(); ++i) {
+    if (!peers_[i]->core) continue;
+    add(Kind::kCrashPeer, i);
+    add(Kind::kCrashPeerLost, i);
+    add(Kind::kCrashPeerSilent, i);
+    if (streams_[i].live) {
+      add(Kind::kBreakStream, i);
+      add(Kind::kBreakStreamLost, i);
+    }
+    for (int j = i + 1; j < peers(); ++j) {
+      if (!PairOf(i, j).connected) continue;
+      add(Kind::kBreakLink, i, j);
+      add(Kind::kBreakLinkLost, i, j);
+    }
+  }
+  for (size_t m = 0; m < members_.size(); ++m) {
+    const Member& member = members_[m];
+    if (member.next > 0 && !member.dead && !member.gone) {
+      add(Kind::kKillTrainer, static_cast<int>(m));
+    }
+  }
+  if (coordinator_) {
+    add(Kind::kCrashCoordinator, 0);
+    add(Kind::kCrashCoordinatorLost, 0);
+  }
+  if (busy && NextDeadline() != kNever) add(Kind::kEarly, 0);
+}
+
+Tick ExploreState::NextDeadline() const {
+  Tick due = coordinator_ ? coordinator_->NextDeadline() : kNever;
+  for (int i = 0; i < peers(); ++i) {
+    if (!peers_[i]->core) continue;
+    due = std::min(due, peers_[i]->core->NextDeadline());
+    for (const auto& [peer, request] : peers_[i]->requests) due = std::min(due, request.deadline);
+    for (const auto& [peer, when] : peers_[i]->silent) due = std::min(due, when);
+  }
+  return due;
+}
+
+// ------------------------------------------------------------------------------ making a move
+
+bool ExploreState::Apply(const Move& move) {
+  crash_after_ = move.crash_after;
+  crashed_ = false;
+  if (move.fault()) last_fault_ = now_;
+  const int a = move.a;
+  const int b = move.b;
+  switch (move.kind) {
+    case Kind::kToPeer:
+      DeliverToPeer(a);
+      break;
+    case Kind::kToCoordinator:
+      DeliverToCoordinator(a);
+      break;
+    case Kind::kLateEnd: {
+      Queue& queue = streams_[a].late_end;
+      const Packet packet = queue.front();
+      queue.erase(queue.begin());
+      StepCoordinator(coordinator::SessionClosed{coordinator::SessionId(packet->session)});
+      break;
+    }
+    case Kind::kControl:
+      DeliverControl(a, b);
+      break;
+    case Kind::kData:
+      DeliverData(a, b);
+      break;
+    case Kind::kLocal: {
+      Queue& queue = Write(a).local;
+      const Packet packet = queue.front();
+      queue.erase(queue.begin());
+      StepPeer(a, std::get<peerd::Event>(packet->what));
+      break;
+    }
+    case Kind::kAct:
+      DoAct(a);
+      break;
+    case Kind::kOperator: {
+      evict_done_ = true;
+      const MemberId member(members_[scenario_->evicted].member);
+      StepCoordinator(coordinator::EvictMember{TheGroup(), member, "the operator wants it out"});
+      break;
+    }
+    case Kind::kRestart:
+      Restart();
+      break;
+    case Kind::kReconnect:
+    case Kind::kReconnectFirst:
+      Reconnect(a, move.kind == Kind::kReconnectFirst);
+      break;
+    case Kind::kTime:
+      if (now_ - last_fault_ > kPatience) {
+        std::string text = "somebody waits for ever;";
+        if (coordinator_) {
+          for (const auto& group : coordinator_->GetOverview().groups) {
+            text += " the coordinator says \"" + group.waiting_for + "\"";
+          }
+        }
+        Checker::Fail(text);
+      }
+      PassTime();
+      break;
+    case Kind::kEarly:
+      PassTime();
+      break;
+    case Kind::kCrashPeer:
+    case Kind::kCrashPeerLost:
+    case Kind::kCrashPeerSilent:
+      CrashPeer(a, move.kind);
+      break;
+    case Kind::kKillTrainer:
+      KillTrainer(a);
+      break;
+    case Kind::kBreakLink:
+    case Kind::kBreakLinkLost:
+      BreakLink(a, b, move.kind == Kind::kBreakLinkLost);
+      break;
+    case Kind::kBreakStream:
+    case Kind::kBreakStreamLost:
+      BreakStream(a, move.kind == Kind::kBreakStreamLost);
+      break;
+    case Kind::kCrashCoordinator:
+    case Kind::kCrashCoordinatorLost:
+      CrashCoordinator(move.kind == Kind::kCrashCoordinatorLost);
+      break;
+    case Kind::kCount:
+      Checker::Fail("no such move");
+  }
+  Connect();
+  return crash_after_ == 0 || crashed_;
+}
+
+void ExploreState::DeliverToPeer(int i) {
+  StreamState& stream = streams_[i];
+  const Packet packet = stream.to_peer.front();
+  stream.to_peer.erase(stream.to_peer.begin());
+  if (std::holds_alternative<End>(packet->what)) {
+    stream.peer_up = false;
+    StepPeer(i, peerd::CoordinatorDown{});
+    return;
+  }
+  const auto& message = std::get<control::CoordinatorMessage>(packet->what);
+  if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
+    Write(i).attempt_seen = std::max(peers_[i]->attempt_seen, prepare->attempt.value());
+  }
+  StepPeer(i, peerd::FromCoordinator{message});
+}
+
+void ExploreState::DeliverToCoordinator(int i) {
+  StreamState& stream = streams_[i];
+  const Packet packet = stream.to_coordinator.front();
+  stream.to_coordinator.erase(stream.to_coordinator.begin());
+  const coordinator::SessionId session(packet->session);
+  if (std::holds_alternative<Opened>(packet->what)) {
+    stream.opened = true;
+    StepCoordinator(coordinator::SessionOpened{session});
+  } else if (std::holds_alternative<End>(packet->what)) {
+    StepCoordinator(coordinator::SessionClosed{session});
+  } else {
+    StepCoordinator(coordinator::FromPeer{session, std::get<control::PeerMessage>(packet->what)});
+  }
+}
+
+void ExploreState::DeliverControl(int to, int from) {
+  Queue& queue = ControlTo(to, from);
+  const Packet packet = queue.front();
+  queue.erase(queue.begin());
+  if (std::holds_alternative<End>(packet->what)) {
+    DataTo(to, from).clear();
+    StepPeer(to, peerd::LinkDown{TheGroup().run, IdOf(from), "connection reset by peer"});
+    return;
+  }
+  peerd::Event event = std::get<peerd::Event>(packet->what);
+  if (planted_ == Planted::kStaleFrames) {
+    const Epoch seen(peers_[to]->attempt_seen);
+    if (auto* ready = std::get_if<peerd::PeerReady>(&event)) {
+      ready->attempt = std::max(ready->attempt, seen);
+    } else if (auto* done = std::get_if<peerd::PeerDone>(&event)) {
+      done->attempt = std::max(done->attempt, seen);
+    }
+  }
+  StepPeer(to, event);
+}
+
+void ExploreState::PassTime() {
+  const Tick due = NextDeadline();
+  if (due == kNever) {
+    if (Settled()) return;
+    Checker::Fail("somebody waits, and nobody has a deadline");
+  }
+  now_ = std::max(now_, due);
+  for (int i = 0; i < peers(); ++i) {
+    if (!peers_[i]->core) continue;
+    std::vector<peerd::Event> events;
+    const auto down = [&](int other, const char* reason) {
+      events.push_back(peerd::LinkDown{TheGroup().run, IdOf(other), reason});
+    };
+    Peer& peer = Write(i);
+    for (auto it = peer.silent.begin(); it != peer.silent.end();) {
+      if (it->second > now_) {
+        ++it;
+        continue;
+      }
+      down(it->first, "silent");
+      it = peer.silent.erase(it);
+    }
+    for (auto it = peer.requests.begin(); it != peer.requests.end();) {
+      if (it->second.deadline > now_) {
+        ++it;
+        continue;
+      }
+      down(it->first, "no link by the deadline");
+      it = peer.requests.erase(it);
+    }
+    for (const peerd::Event& event : events) StepPeer(i, event);
+    if (peers_[i]->core->NextDeadline() <= now_) StepPeer(i, peerd::TimePassed{});
+    if (peers_[i]->core->NextDeadline() <= now_) {
+      Checker::Fail(NameOf(i) + ": its deadline stays in the past");
+    }
+  }
+  if (!coordinator_ || coordinator_->NextDeadline() > now_) return;
+  StepCoordinator(coordinator::TimePassed{});
+  if (coordinator_ && coordinator_->NextDeadline() <= now_) {
+    Checker::Fail("the coordinator's deadline stays in the past");
+  }
+}
+
+void ExploreState::DoAct(int m) {
+  Member& member = members_[m];
+  const ScriptedMember& script = scenario_->members[m];
+  size_t index = member.next;
+  if (member.again.empty()) {
+    ++member.next;
+  } else {
+    index = member.again.front();
+    member.again.erase(member.again.begin());
+  }
+  const Act& act = script.acts[index];
+  const peerd::LocalId local = LocalOf(m);
+  switch (act.kind) {
+    case Act::Kind::kJoin:
+      member.join_open = true;
+      return StepPeer(script.peer,
+                      peerd::LocalJoin{local, TheGroup(), "t" + std::to_string(m + 1)});
+    case Act::Kind::kStep:
+      member.step_open = true;
+      return StepPeer(script.peer, peerd::LocalStep{local});
+    case Act::Kind::kLeave:
+      member.leave_open = true;
+      return StepPeer(script.peer, peerd::LocalLeave{local});
+    case Act::Kind::kPost: {
+      const uint64_t call = ++member.calls;
+      Post post;
+      post.tag = act.tag;
+      post.boundary = member.boundary;
+      post.input = post.buffer = InputOf(m);
+      post.abort_on_fault = act.abort_on_fault;
+      post.act = index;
+      member.posts.emplace(call, post);
+      ops_[{post.boundary, post.tag}].posted |= InputOf(m);
+      return StepPeer(script.peer, peerd::LocalPost{{local, call}, act.tag, DescOf(act)});
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ the coordinator
+
+void ExploreState::Restart() {
+  coordinator::CoreConfig config;
+  config.incarnation = "c" + std::to_string(++starts_);
+  config.detect_ms = kDetectMs;
+  config.entropy.assign(32, static_cast<char>(starts_));
+  coordinator::Records records = *durable_;
+  if (planted_ == Planted::kEpochReused) {
+    for (auto& [key, group] : records.groups) {
+      group.highest = group.committed;
+      group.attempt = std::min(group.attempt, group.committed);
+    }
+  }
+  coordinator_ = std::make_shared<coordinator::CoordinatorCore>(config, std::move(records));
+  StepCoordinator(coordinator::TimePassed{});
+}
+
+void ExploreState::StepCoordinator(const coordinator::Event& event) {
+  auto core = std::make_shared<coordinator::CoordinatorCore>(coordinator_->Clone());
+  if (core->Digest() != coordinator_digest_ && coordinator_digest_ != 0) {
+    Checker::Fail("CoordinatorCore::Clone() makes another core");
+  }
+  std::vector<coordinator::Action> actions = core->Step(event, now_);
+  core->CheckInvariants();
+  coordinator_digest_ = core->Digest();
+  coordinator_ = std::move(core);
+  const bool sends_first = planted_ == Planted::kSentBeforeDurable;
+  std::stable_sort(actions.begin(), actions.end(), [&](const auto& x, const auto& y) {
+    const auto persists = [](const coordinator::Action& action) {
+      return std::holds_alternative<coordinator::Persist>(action);
+    };
+    return sends_first && !persists(x) && persists(y);
+  });
+  uint32_t done = 0;
+  for (coordinator::Action& action : actions) {
+    if (const auto* notice = std::get_if<coordinator::Notice>(&action)) {
+      Say("coordinator notes " + notice->event.text);
+      continue;
+    }
+    // One that it did not get to is left.
+    if (crash_after_ != 0 && done == crash_after_) {
+      crashed_ = true;
+      CrashCoordinator(/*lost=*/false);
+      return;
+    }
+    ++done;
+    if (const auto* persist = std::get_if<coordinator::Persist>(&action)) {
+      auto records = std::make_shared<coordinator::Records>(*durable_);
+      for (const coordinator::Mutation& m : persist->mutations) {
+        coordinator::Apply(m, records.get());
+      }
+      durable_ = std::move(records);
+    } else if (const auto* to_peer = std::get_if<coordinator::ToPeer>(&action)) {
+      SendToPeer(*to_peer);
+    } else {
+      CloseSession(std::get<coordinator::CloseSession>(action).session.value());
+    }
+  }
+}
+
+void ExploreState::CloseSession(uint64_t session) {
+  for (StreamState& stream : streams_) {
+    if (stream.session != session || !stream.live) continue;
+    stream.live = false;
+    stream.to_peer.push_back(PackEnd());
+  }
+}
+
+void ExploreState::SendToPeer(const coordinator::ToPeer& action) {
+  int i = 0;
+  while (i < peers() && coordinator::SessionId(streams_[i].session) != action.session) ++i;
+  control::CoordinatorMessage message = action.message;
+  const auto record = durable_->groups.find(TheGroup());
+  if (auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
+    if (record == durable_->groups.end() || record->second.highest < prepare->epoch) {
+      Checker::Fail("PrepareEpoch of epoch " + ToString(prepare->epoch) + " is not durable");
+    }
+    CheckPrepare(*prepare);
+    if (planted_ == Planted::kRingDiffers && i == 1) {
+      std::reverse(prepare->members.begin(), prepare->members.end());
+    }
+  } else if (auto* commit = std::get_if<control::CommitEpoch>(&message)) {
+    if (record == durable_->groups.end() || record->second.committed < commit->epoch) {
+      Checker::Fail("CommitEpoch of epoch " + ToString(commit->epoch) + " is not durable");
+    }
+    committed_.insert(commit->epoch.value());
+    if (planted_ == Planted::kCommitLost && i == 0 && !commit->fates.empty()) return;
+    if (planted_ == Planted::kFateFlipped && i == 1) {
+      for (control::OpFate& fate : commit->fates) {
+        fate.fate =
+            fate.fate == control::Fate::kRedo ? control::Fate::kAbort : control::Fate::kRedo;
+      }
+    }
+  }
+  if (i == peers() || !streams_[i].live) return;
+  const std::string bytes = control::Serialize(message);
+  auto parsed = control::ParseCoordinatorMessage(bytes);
+  if (!parsed.ok()) {
+    Checker::Fail("a message of the coordinator is refused: " +
+                  std::string(parsed.status().message()));
+  }
+  Say("coordinator -> " + NameOf(i) + "  " + (trace_ ? Describe(message) : ""));
+  streams_[i].to_peer.push_back(Pack(*std::move(parsed), HashOf(bytes, 1)));
+}
+
+void ExploreState::SendToCoordinator(int i, const control::PeerMessage& message) {
+  StreamState& stream = streams_[i];
+  if (!stream.peer_up || !stream.live) return;
+  const std::string bytes = control::Serialize(message);
+  auto parsed = control::ParsePeerMessage(bytes);
+  if (!parsed.ok()) {
+    Checker::Fail("a message of " + NameOf(i) +
+                  " is refused: " + std::string(parsed.status().message()));
+  }
+  if (std::holds_alternative<control::Heartbeat>(message)) {
+    // Sent when time passes, and there at once unless something is before it: its arrival is worth
+    // no state of its own.
+    if (stream.to_coordinator.empty() && coordinator_) {
+      StepCoordinator(
+          coordinator::FromPeer{coordinator::SessionId(stream.session), *std::move(parsed)});
+      return;
+    }
+  }
+  Say(NameOf(i) + " -> coordinator  " + (trace_ ? Describe(message) : ""));
+  stream.to_coordinator.push_back(Pack(*std::move(parsed), HashOf(bytes, 2), stream.session));
+}
+
+// ------------------------------------------------------------------------------ a peer
+
+void ExploreState::StepPeer(int i, const peerd::Event& event) {
+  Peer& peer = Write(i);
+  auto core = std::make_shared<peerd::PeerCore>(peer.core->Clone());
+  if (core->Digest() != peer.digest && peer.digest != 0) {
+    Checker::Fail("PeerCore::Clone() makes another core");
+  }
+  std::vector<peerd::Action> actions = core->Step(event, now_);
+  core->CheckInvariants();
+  peer.digest = core->Digest();
+  peer.core = std::move(core);
+  uint32_t done = 0;
+  for (peerd::Action& action : actions) {
+    bool visible = false;
+    if (crash_after_ != 0 && done == crash_after_) {
+      crashed_ = true;
+      CrashPeer(i, Kind::kCrashPeer);
+      return;
+    }
+    Carry(i, action, &visible);
+    if (planted_ == Planted::kAnswerTwice && std::holds_alternative<peerd::PostDone>(action)) {
+      Carry(i, action, &visible);
+    }
+    done += visible ? 1 : 0;
+  }
+}
+
+void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
+  struct Visitor {
+    ExploreState* s;
+    int i;
+    bool* visible;
+    void operator()(peerd::ToCoordinator& a) {
+      *visible = true;
+      s->SendToCoordinator(i, a.message);
+    }
+    void operator()(peerd::JoinDone& a) {
+      const int m = s->MemberOf(a.local);
+      Member& member = s->members_[m];
+      s->Answered(&member.join_open, "join", m);
+      if (!a.outcome.ok()) {
+        member.gone = true;
+        return;
+      }
+      member.joined = true;
+      s->EnterWorld(m, a.world);
+    }
+    void operator()(peerd::StepDone& a) {
+      const int m = s->MemberOf(a.local);
+      s->Answered(&s->members_[m].step_open, "step", m);
+      if (a.outcome.ok()) s->EnterWorld(m, a.world);
+    }
+    void operator()(peerd::LeaveDone& a) {
+      const int m = s->MemberOf(a.local);
+      s->Answered(&s->members_[m].leave_open, "leave", m);
+    }
+    void operator()(peerd::PostDone& a) {
+      *visible = true;
+      s->OnPostDone(a);
+    }
+    void operator()(peerd::WorldChanged& a) {
+      const int m = s->MemberOf(a.local);
+      if (!s->members_[m].joined) Checker::Fail("WorldChanged outside a membership");
+      s->CheckMembers(m);
+    }
+    void operator()(peerd::MemberGone& a) {
+      const int m = s->MemberOf(a.local);
+      Member& member = s->members_[m];
+      s->Say("t" + std::to_string(m + 1) + " is out: " + a.outcome.text);
+      if (!member.joined || member.gone) Checker::Fail("MemberGone outside a membership");
+      if (member.join_open || member.step_open || member.leave_open || !member.posts.empty()) {
+        Checker::Fail("t" + std::to_string(m + 1) + " is out, and has calls that are not answered");
+      }
+      member.gone = true;
+    }
+    void operator()(peerd::OpenLinks& a) { s->OpenLinks(i, a); }
+    void operator()(peerd::KeepLinks& a) { s->KeepLinks(i, a); }
+    void operator()(peerd::SendReady& a) {
+      *visible = true;
+      const uint64_t input = s->InputsOf(a.posts);
+      s->SendFrame(i, a.to,
+                   peerd::PeerReady{a.group, IdOf(i), a.ordinal, a.attempt, a.boundary, a.tag,
+                                    a.desc, a.local_mismatch, a.eager ? Bytes(input) : ""});
+    }
+    void operator()(peerd::SendDone& a) {
+      *visible = true;
+      s->SendFrame(i, a.to, peerd::PeerDone{a.group, IdOf(i), a.ordinal, a.attempt, a.refused});
+    }
+    void operator()(peerd::StartAttempt& a) { s->Start(i, a); }
+    void operator()(peerd::CreditAttempt& a) { s->Credit(i, a); }
+    void operator()(peerd::StopAttempt& a) { s->Stop(i, a); }
+    void operator()(peerd::FinishAttempt& a) { s->Finish(i, a); }
+    void operator()(peerd::Drained&) {}
+    void operator()(peerd::LogLine& a) { s->Say(NameOf(i) + " logs " + a.text); }
+    void operator()(peerd::BreakLink& a) {
+      Checker::Fail(NameOf(i) + " breaks its link to " + ToString(a.peer) + ": " + a.reason);
+    }
+  };
+  std::visit(Visitor{this, i, visible}, action);
+}
+
+int ExploreState::MemberOf(peerd::LocalId local) const {
+  return static_cast<int>(local.value()) - 1;
+}
+
+void ExploreState::Answered(bool* open, const char* what, int m) {
+  Say("t" + std::to_string(m + 1) + " has its answer: " + what);
+  if (!*open && !members_[m].dead) {
+    Checker::Fail("t" + std::to_string(m + 1) + ": " + what + " is answered and was not asked");
+  }
+  *open = false;
+}
+
+void ExploreState::EnterWorld(int m, const peerd::World& world) {
+  Member& member = members_[m];
+  const auto epoch = epochs_.find(world.epoch.value());
+  if (epoch == epochs_.end() || !committed_.contains(world.epoch.value())) {
+    Checker::Fail("t" + std::to_string(m + 1) + " is in epoch " + ToString(world.epoch) +
+                  ", which was not committed");
+  }
+  member.boundary = epoch->second->boundary.value();
+  member.member = world.member.value();
+  CheckMembers(m);
+}
+
+void ExploreState::CheckMembers(int m) {
+  const auto view = peers_[scenario_->members[m].peer]->core->GetMembers(LocalOf(m));
+  if (!view.epoch) return;
+  std::vector<MemberId> expected;
+  for (const auto& info : epochs_.at(view.epoch.value())->members) expected.push_back(info.member);
+  if (expected != view.members) {
+    Checker::Fail("t" + std::to_string(m + 1) + " sees other members in epoch " +
+                  ToString(view.epoch) + " than were prepared");
+  }
+}
+
+void ExploreState::CheckPrepare(const control::PrepareEpoch& prepare) {
+  const auto [it, fresh] = epochs_.try_emplace(prepare.epoch.value());
+  if (fresh) {
+    it->second = std::make_shared<control::PrepareEpoch>(prepare);
+    return;
+  }
+  control::PrepareEpoch known = *it->second;
+  known.cause = prepare.cause;
+  if (known != prepare) {
+    Checker::Fail("epoch " + ToString(prepare.epoch) + " is used twice");
+  }
+}
+
+// ------------------------------------------------------------------------------ ops
+
+ExploreState::Post& ExploreState::PostOf(const peerd::PostRef& post) {
+  return members_[MemberOf(post.local)].posts.at(post.call);
+}
+
+uint64_t ExploreState::InputsOf(const std::vector<peerd::PostRef>& posts) {
+  uint64_t sum = 0;
+  for (const peerd::PostRef& post : posts) {
+    const Post& known = PostOf(post);
+    if (known.buffer != known.input) {
+      Checker::Fail("an input is sent that is not as it was posted");
+    }
+    sum += known.buffer;
+  }
+  return sum;
+}
+
+void ExploreState::Start(int i, const peerd::StartAttempt& start) {
+  Attempt& attempt = Write(i).attempts[start.ordinal];
+  attempt = Attempt();
+  attempt.attempt = start.attempt;
+  attempt.posts = start.posts;
+  attempt.own = attempt.sum = InputsOf(start.posts);
+  for (const PeerId peer : start.ring) {
+    if (peer != IdOf(i)) attempt.missing.insert(IndexOf(peer));
+  }
+  if (start.eager) {
+    for (const std::string& payload : start.payloads) attempt.sum += Value(payload);
+    attempt.missing.clear();
+  }
+  Contribute(i, start.ordinal);
+}
+
+// The buffers are written with the first part that arrives, as in a ring.
+void ExploreState::Contribute(int i, OpOrdinal ordinal) {
+  Attempt& attempt = Write(i).attempts.at(ordinal);
+  for (const peerd::PostRef& post : attempt.posts) PostOf(post).buffer = attempt.sum;
+  if (!attempt.missing.empty() || attempt.complete) return;
+  attempt.complete = true;
+  Write(i).local.push_back(PackEvent(peerd::AttemptComplete{TheGroup(), ordinal, attempt.attempt}));
+}
+
+void ExploreState::Credit(int i, const peerd::CreditAttempt& credit) {
+  Attempt& attempt = Write(i).attempts.at(credit.ordinal);
+  const int to = IndexOf(credit.peer);
+  attempt.theirs[to] = credit.theirs;
+  if (!PairOf(i, to).connected || EndPending(i, to)) return;
+  const uint64_t hash = peerd::Digester()
+                            .Add(uint64_t{9})
+                            .Add(credit.theirs)
+                            .Add(credit.attempt)
+                            .Add(attempt.own)
+                            .value();
+  DataTo(to, i).push_back(Pack(Data{credit.theirs, credit.attempt, attempt.own}, hash));
+}
+
+void ExploreState::DeliverData(int to, int from) {
+  Queue& queue = DataTo(to, from);
+  const Packet packet = queue.front();
+  queue.erase(queue.begin());
+  const Data& data = std::get<Data>(packet->what);
+  const auto found = peers_[to]->attempts.find(data.ordinal);
+  if (found == peers_[to]->attempts.end()) return;
+  const bool stale = found->second.stopped || found->second.attempt != data.attempt;
+  if (stale && planted_ != Planted::kNoDetach) return;
+  Attempt& attempt = Write(to).attempts.at(data.ordinal);
+  attempt.missing.erase(from);
+  attempt.sum += data.value;
+  Contribute(to, data.ordinal);
+}
+
+void ExploreState::Stop(int i, const peerd::StopAttempt& stop) {
+  Attempt& attempt = Write(i).attempts.at(stop.ordinal);
+  if (attempt.attempt != stop.attempt || attempt.stopped) {
+    Checker::Fail("an attempt is stopped that does not run");
+  }
+  if (planted_ == Planted::kDoneWhileFrozen) {
+    for (const auto& [peer, theirs] : attempt.theirs) {
+      SendFrame(i, IdOf(peer), peerd::PeerDone{TheGroup(), IdOf(i), theirs, stop.attempt, false});
+    }
+  }
+  attempt.stopped = true;
+  if (planted_ != Planted::kNoRestore) {
+    for (const peerd::PostRef& post : attempt.posts) PostOf(post).buffer = PostOf(post).input;
+  }
+  Write(i).local.push_back(
+      PackEvent(peerd::AttemptStopped{TheGroup(), stop.ordinal, stop.attempt}));
+}
+
+void ExploreState::Finish(int i, const peerd::FinishAttempt& finish) {
+  Peer& peer = Write(i);
+  const auto it = peer.attempts.find(finish.ordinal);
+  if (finish.commit && (it == peer.attempts.end() || it->second.stopped || !it->second.complete)) {
+    Checker::Fail("an op is committed whose result is not complete");
+  }
+  if (!finish.commit && it != peer.attempts.end() && !it->second.stopped) {
+    Checker::Fail("an op ends whose attempt was not stopped");
+  }
+  if (it != peer.attempts.end()) peer.attempts.erase(it);
+}
+
+void ExploreState::OnPostDone(const peerd::PostDone& done) {
+  const int m = MemberOf(done.post.local);
+  Member& member = members_[m];
+  const std::string name = "t" + std::to_string(m + 1) + "'s op";
+  const auto it = member.posts.find(done.post.call);
+  if (it == member.posts.end()) Checker::Fail(name + " is answered twice");
+  const Post post = it->second;
+  member.posts.erase(it);
+  OpSeen& seen = ops_[{post.boundary, post.tag}];
+  Say(name + " tag " + std::to_string(post.tag) + " ends: " + Describe(done.outcome));
+  if (!done.outcome.ok()) {
+    if (post.buffer != post.input) Checker::Fail(name + " failed and its input is not as posted");
+    if (done.outcome.code == Code::kEvicted || done.outcome.code == Code::kUnavailable) return;
+    if (done.outcome.code != Code::kAborted || !post.abort_on_fault) {
+      Checker::Fail(name + " ended as " + Describe(done.outcome));
+    }
+    seen.aborted.insert(done.info.epoch.value());
+    if (!member.dead) member.again.push_back(post.act);
+  } else {
+    ++ops_ok_;
+    const auto epoch = epochs_.find(done.info.epoch.value());
+    if (epoch == epochs_.end()) Checker::Fail(name + " ended in an unknown epoch");
+    uint64_t expected = 0;
+    uint32_t size = 0;
+    for (const auto& info : epoch->second->members) {
+      if (info.joined.value() > post.boundary) continue;
+      for (size_t other = 0; other < members_.size(); ++other) {
+        // Known by its name: a trainer that is not told of its number yet takes part all the same.
+        if (info.name == "t" + std::to_string(other + 1)) {
+          expected += InputOf(static_cast<int>(other));
+        }
+      }
+      ++size;
+    }
+    if (post.buffer != expected || done.info.size != size) {
+      Checker::Fail(name + " is not the sum over its participants");
+    }
+    if ((seen.posted & expected) != expected) {
+      Checker::Fail(name + " succeeded without somebody who did not post it");
+    }
+    if (seen.result && *seen.result != post.buffer) Checker::Fail(name + " has two results");
+    seen.result = post.buffer;
+    seen.result_epoch = done.info.epoch.value();
+  }
+  if (seen.result && seen.aborted.contains(seen.result_epoch)) {
+    Checker::Fail(name + " is aborted at one member and succeeded at another");
+  }
+}
+
+// ------------------------------------------------------------------------------ links
+
+void ExploreState::SendFrame(int from, PeerId to, peerd::Event event) {
+  const int other = IndexOf(to);
+  Say(NameOf(from) + " -> " + ToString(to) + "  " + std::visit(EventText(), event));
+  if (!PairOf(from, other).connected || EndPending(from, other)) return;
+  ControlTo(other, from).push_back(PackEvent(std::move(event)));
+}
+
+void ExploreState::OpenLinks(int i, const peerd::OpenLinks& open) {
+  Peer& peer = Write(i);
+  peer.tokens.insert(open.epoch.value());
+  for (const peerd::LinkWanted& wanted : open.links) {
+    const int other = IndexOf(wanted.peer.peer);
+    peer.requests.erase(other);
+    // As this end sees it: it may have ended, and we not know yet.
+    const bool silent = peer.silent.contains(other);
+    if (PairOf(i, other).connected || EndPending(i, other) || silent) {
+      Queue& queue = ControlTo(i, other);
+      queue.insert(queue.begin(), PackEvent(peerd::LinkUp{TheGroup().run, IdOf(other)}));
+    } else {
+      peer.requests[other] = {open.epoch, open.deadline};
+    }
+  }
+}
+
+void ExploreState::KeepLinks(int i, const peerd::KeepLinks& keep) {
+  Peer& peer = Write(i);
+  std::set<int> kept;
+  for (const PeerId id : keep.peers) kept.insert(IndexOf(id));
+  std::erase_if(peer.tokens, [&](uint64_t epoch) { return epoch < keep.epoch.value(); });
+  std::erase_if(peer.requests, [&](const auto& entry) { return !kept.contains(entry.first); });
+  std::erase_if(peer.silent, [&](const auto& entry) { return !kept.contains(entry.first); });
+  for (int other = 0; other < peers(); ++other) {
+    if (other == i || kept.contains(other)) continue;
+    Pair& pair = PairOf(i, other);
+    ControlTo(i, other).clear();
+    DataTo(i, other).clear();
+    if (!std::exchange(pair.connected, false)) continue;
+    // What was sent still arrives.
+    ControlTo(other, i).push_back(PackEnd());
+  }
+}
+
+// Links are built as soon as one end asks for them and the other one knows the token.
+void ExploreState::Connect() {
+  for (int a = 0; a < peers(); ++a) {
+    for (int b = a + 1; b < peers(); ++b) {
+      Pair& pair = PairOf(a, b);
+      if (pair.connected || !peers_[a]->core || !peers_[b]->core) continue;
+      const auto wants = [this](int from, int to) {
+        const auto request = peers_[from]->requests.find(to);
+        return request != peers_[from]->requests.end() &&
+               peers_[to]->tokens.contains(request->second.epoch.value());
+      };
+      if (!wants(a, b) && !wants(b, a)) continue;
+      pair.connected = true;
+      for (const auto& [end, other] : {std::pair(a, b), std::pair(b, a)}) {
+        Write(end).requests.erase(other);
+        ControlTo(end, other).push_back(PackEvent(peerd::LinkUp{TheGroup().run, IdOf(other)}));
+      }
+      Say("link " + NameOf(a) + " " + NameOf(b) + " stands");
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ faults
+
+namespace {
+
+// What was sent is lost; what this end is told by its own transport is not.
+template <class Queue>
+void LoseFrames(Queue* queue) {
+  std::erase_if(*queue, [](const auto& packet) {
+    const auto* event = std::get_if<peerd::Event>(&packet->what);
+    return event != nullptr && !std::holds_alternative<peerd::LinkUp>(*event);
+  });
+}
+
+}  // namespace
+
+void ExploreState::BreakLink(int a, int b, bool lost) {
+  PairOf(a, b).connected = false;
+  for (const auto& [end, other] : {std::pair(a, b), std::pair(b, a)}) {
+    if (lost) {
+      LoseFrames(&ControlTo(end, other));
+      DataTo(end, other).clear();
+    }
+    ControlTo(end, other).push_back(PackEnd());
+  }
+}
+
+void ExploreState::EndOfStream(int i, bool lost) {
+  StreamState& stream = streams_[i];
+  if (!std::exchange(stream.live, false)) return;
+  if (lost) stream.to_coordinator.clear();
+  if (!lost || stream.opened) stream.to_coordinator.push_back(PackEnd(stream.session));
+}
+
+void ExploreState::BreakStream(int i, bool lost) {
+  EndOfStream(i, lost);
+  StreamState& stream = streams_[i];
+  if (lost) stream.to_peer.clear();
+  stream.to_peer.push_back(PackEnd());
+}
+
+void ExploreState::CrashPeer(int i, Kind how) {
+  Say(NameOf(i) + " dies");
+  StreamState& stream = streams_[i];
+  if (how == Kind::kCrashPeerSilent) {
+    stream.live = false;
+  } else {
+    EndOfStream(i, how == Kind::kCrashPeerLost);
+  }
+  stream.peer_up = false;
+  stream.to_peer.clear();
+  for (int other = 0; other < peers(); ++other) {
+    if (other == i) continue;
+    ControlTo(i, other).clear();
+    DataTo(i, other).clear();
+    if (!std::exchange(PairOf(i, other).connected, false)) continue;
+    if (how == Kind::kCrashPeerLost) {
+      LoseFrames(&ControlTo(other, i));
+      DataTo(other, i).clear();
+    }
+    if (how == Kind::kCrashPeerSilent) {
+      Write(other).silent[i] = now_ + Millis(kDetectMs);
+    } else {
+      ControlTo(other, i).push_back(PackEnd());
+    }
+  }
+  peers_[i] = std::make_shared<Peer>();
+  for (size_t m = 0; m < members_.size(); ++m) {
+    if (scenario_->members[m].peer != i) continue;
+    members_[m].dead = true;
+    members_[m].posts.clear();
+  }
+}
+
+// Its queues are left: what it posted is still mapped at its peer.
+void ExploreState::KillTrainer(int m) {
+  members_[m].dead = true;
+  StepPeer(scenario_->members[m].peer, peerd::LocalDied{LocalOf(m), "its connection broke"});
+}
+
+void ExploreState::CrashCoordinator(bool lost) {
+  Say("coordinator dies");
+  coordinator_.reset();
+  coordinator_digest_ = 0;
+  for (StreamState& stream : streams_) {
+    stream.live = false;
+    stream.opened = false;
+    stream.to_coordinator.clear();
+    stream.late_end.clear();
+    if (!stream.peer_up) continue;
+    const bool ended =
+        !stream.to_peer.empty() && std::holds_alternative<End>(stream.to_peer.back()->what);
+    if (lost) stream.to_peer.clear();
+    if (lost || !ended) stream.to_peer.push_back(PackEnd());
+  }
+}
+
+void ExploreState::Reconnect(int i, bool first) {
+  StreamState& stream = streams_[i];
+  if (first) {
+    // Of the old stream nothing but its end will be heard, and that late.
+    for (const Packet& packet : Drained(&stream.to_coordinator)) {
+      if (std::holds_alternative<End>(packet->what)) stream.late_end.push_back(packet);
+    }
+  }
+  stream.session = ++sessions_;
+  stream.live = stream.peer_up = true;
+  stream.opened = false;
+  stream.to_coordinator.push_back(Pack(Opened{}, 78, stream.session));
+  StepPeer(i, peerd::CoordinatorUp{});
+}
+
+// ------------------------------------------------------------------------------ views
+
+uint64_t ExploreState::Digest() const {
+  peerd::Digester digest;
+  const auto add_queue = [&](const Queue& queue) {
+    digest.Add(uint64_t{queue.size()});
+    for (const Packet& packet : queue) digest.Add(packet->hash);
+  };
+  digest.Add(now_).Add(last_fault_).Add(coordinator_digest_).Add(starts_).Add(sessions_);
+  digest.Add(uint64_t{evict_done_});
+  for (int i = 0; i < peers(); ++i) {
+    const Peer& peer = *peers_[i];
+    digest.Add(uint64_t{peer.core != nullptr}).Add(peer.digest);
+    add_queue(peer.local);
+    for (const auto& [ordinal, attempt] : peer.attempts) {
+      digest.Add(ordinal).Add(attempt.attempt).Add(attempt.sum);
+      digest.Add(uint64_t{attempt.stopped} << 1 | uint64_t{attempt.complete});
+      for (const int missing : attempt.missing) digest.Add(uint64_t(missing));
+    }
+    for (const uint64_t token : peer.tokens) digest.Add(token);
+    for (const auto& [other, request] : peer.requests) {
+      digest.Add(uint64_t(other)).Add(request.epoch).Add(request.deadline);
+    }
+    for (const auto& [other, when] : peer.silent) digest.Add(uint64_t(other)).Add(when);
+    const StreamState& stream = streams_[i];
+    digest.Add(stream.session);
+    digest.Add(uint64_t{stream.live} | uint64_t{stream.peer_up} << 1 |
+               uint64_t{stream.opened} << 2);
+    add_queue(stream.to_coordinator);
+    add_queue(stream.to_peer);
+    add_queue(stream.late_end);
+    for (int j = i + 1; j < peers(); ++j) {
+      const Pair& pair = PairOf(i, j);
+      digest.Add(uint64_t{pair.connected});
+      for (const int end : {0, 1}) {
+        add_queue(pair.control[end]);
+        add_queue(pair.data[end]);
+      }
+    }
+  }
+  // The records that are durable are part of the coordinator's digest, unless it is down.
+  if (!coordinator_) {
+    for (const auto& [key, group] : durable_->groups) {
+      digest.Add(group.committed).Add(group.highest).Add(group.boundary).Add(group.attempt);
+      for (const auto& member : group.members) {
+        digest.Add(member.member).Add(member.joined).Add(member.votes);
+      }
+      for (const auto& fates : group.fates) {
+        digest.Add(fates.peer);
+        for (const auto& fate : fates.fates) {
+          digest.Add(fate.ordinal).Add(static_cast<uint64_t>(fate.fate));
+        }
+      }
+    }
+  }
+  for (const Member& member : members_) {
+    digest.Add(uint64_t{member.next}).Add(member.boundary).Add(member.calls);
+    digest.Add(uint64_t{member.dead} | uint64_t{member.gone} << 1 |
+               uint64_t{member.join_open} << 2 | uint64_t{member.step_open} << 3 |
+               uint64_t{member.leave_open} << 4 | uint64_t{member.joined} << 5);
+    for (const size_t act : member.again) digest.Add(uint64_t{act});
+    for (const auto& [call, post] : member.posts) digest.Add(call).Add(post.buffer);
+  }
+  for (const auto& [name, op] : ops_) {
+    digest.Add(name.first).Add(name.second).Add(op.result.value_or(0));
+    digest.Add(op.result_epoch).Add(op.posted);
+    for (const uint64_t epoch : op.aborted) digest.Add(epoch);
+  }
+  for (const auto& [epoch, prepare] : epochs_) {
+    digest.Add(epoch).Add(uint64_t{committed_.contains(epoch)}).Add(prepare->boundary);
+    for (const auto& member : prepare->members) digest.Add(member.member).Add(member.joined);
+  }
+  return digest.value();
+}
+
+std::string ExploreState::Text(const Move& move) const {
+  const auto head = [](const Queue& queue) -> std::string {
+    if (queue.empty()) return "nothing";
+    const auto& what = queue.front()->what;
+    if (std::holds_alternative<End>(what)) return "the end";
+    if (std::holds_alternative<Opened>(what)) return "the beginning";
+    if (std::holds_alternative<Data>(what)) return "data";
+    if (const auto* m = std::get_if<control::PeerMessage>(&what)) return Describe(*m);
+    if (const auto* m = std::get_if<control::CoordinatorMessage>(&what)) return Describe(*m);
+    return std::visit(EventText(), std::get<peerd::Event>(what));
+  };
+  const std::string a = NameOf(move.a);
+  const std::string b = NameOf(move.b);
+  const std::string dies =
+      move.crash_after == 0 ? "" : ", and dies after action " + std::to_string(move.crash_after);
+  static constexpr const char* kActs[] = {"joins", "posts", "steps", "leaves"};
+  switch (move.kind) {
+    case Kind::kToPeer:
+      return a + " hears " + head(streams_[move.a].to_peer) + dies;
+    case Kind::kToCoordinator:
+      return "the coordinator hears of " + a + ": " + head(streams_[move.a].to_coordinator) + dies;
+    case Kind::kLateEnd:
+      return "the coordinator hears late that an old stream of " + a + " has ended" + dies;
+    case Kind::kControl:
+      return a + " gets " + head(ControlTo(move.a, move.b)) + dies;
+    case Kind::kData:
+      return a + " gets data of " + b;
+    case Kind::kLocal:
+      return a + " is told: " + head(peers_[move.a]->local) + dies;
+    case Kind::kAct: {
+      const Member& member = members_[move.a];
+      if (!member.again.empty()) return "t" + std::to_string(move.a + 1) + " posts again";
+      const Act& act = scenario_->members[move.a].acts[member.next];
+      return "t" + std::to_string(move.a + 1) + " " + kActs[static_cast<int>(act.kind)];
+    }
+    case Kind::kOperator:
+      return "the operator evicts t" + std::to_string(scenario_->evicted + 1);
+    case Kind::kRestart:
+      return "the coordinator restarts";
+    case Kind::kReconnect:
+      return a + " attaches";
+    case Kind::kReconnectFirst:
+      return a + " attaches, and its old stream's end is noticed later";
+    case Kind::kTime:
+      return "time passes to " + std::to_string(NextDeadline().us / 1000) + " ms";
+    case Kind::kCrashPeer:
+      return a + " dies";
+    case Kind::kCrashPeerLost:
+      return a + " dies, and what it had sent is lost";
+    case Kind::kCrashPeerSilent:
+      return a + " dies silently";
+    case Kind::kKillTrainer:
+      return "t" + std::to_string(move.a + 1) + " dies";
+    case Kind::kBreakLink:
+      return "the link of " + a + " and " + b + " breaks";
+    case Kind::kBreakLinkLost:
+      return "the link of " + a + " and " + b + " breaks, with what was on it";
+    case Kind::kBreakStream:
+      return "the stream of " + a + " breaks";
+    case Kind::kBreakStreamLost:
+      return "the stream of " + a + " breaks, with what was on it";
+    case Kind::kCrashCoordinator:
+      return "the coordinator dies";
+    case Kind::kCrashCoordinatorLost:
+      return "the coordinator dies, and what it had sent is lost";
+    case Kind::kEarly:
+      return "messages are slower than time, which passes to " +
+             std::to_string(NextDeadline().us / 1000) + " ms";
+    case Kind::kCount:
+      break;
+  }
+  return "?";
+}
+
+void ExploreState::Say(const std::string& text) const {
+  if (trace_) std::printf("      %s\n", text.c_str());
+}
+
+}  // namespace longhaul::sim

@@ -1,0 +1,279 @@
+// A small run as a value: the production cores and whatever is under way between them.
+//
+// For exhaustive search (explore.h). Everything around the cores is reduced to what a core can
+// notice: control messages (as the production conversion gives them back) and frames in one queue a
+// direction, links and streams that stand or do not, attempts whose result is a sum, trainers that
+// follow a script. Moves() lists all that can happen next and Apply() does one of it; nothing else
+// decides, so a path of moves is a run. Time stands still while something else can happen, except
+// where a fault says otherwise.
+//
+// What must hold is checked in each move, with Checker::Fail(): one outcome an op, results that are
+// the sum over the recorded participants, inputs intact unless the op succeeded, members and ring
+// of an epoch equal wherever it is seen, numbers not used twice, answers given once, commits
+// durable before they are told, the invariants of the cores, and an end to waiting.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "coordinator/core/coordinator_core.h"
+#include "peerd/core/peer_core.h"
+#include "proto/control/messages.h"
+#include "tests/sim/planted.h"
+
+namespace longhaul::sim {
+
+// What a trainer does, one after the other. Posts are not waited for by posts, but by the rest.
+struct Act {
+  enum class Kind : uint8_t { kJoin, kPost, kStep, kLeave };
+  Kind kind = Kind::kJoin;
+  uint64_t tag = 0;
+  bool ring = false;  // too large for a READY: moved by segments
+  bool abort_on_fault = false;
+};
+
+struct ScriptedMember {
+  int peer = 0;
+  std::vector<Act> acts;
+  size_t setup = 0;  // acts before the search begins
+};
+
+struct ExploreScenario {
+  std::string name;
+  int peers = 0;
+  std::vector<ScriptedMember> members;
+  int evicted = -1;  // the member that an operator evicts at some time
+};
+
+struct Move {
+  enum class Kind : uint8_t {
+    // the head of a queue arrives, at peer `a` or from it
+    kToPeer,
+    kToCoordinator,
+    kLateEnd,
+    kControl,  // b -> a
+    kData,     // b -> a
+    kLocal,
+    // somebody does the next thing
+    kAct,  // member a
+    kOperator,
+    kRestart,
+    kReconnect,       // peer a
+    kReconnectFirst,  // and the end of the old stream is noticed later than the new one
+    kTime,            // nothing else happens until the next deadline
+    // faults
+    kCrashPeer,
+    kCrashPeerLost,  // with what it had sent
+    kCrashPeerSilent,
+    kKillTrainer,
+    kBreakLink,
+    kBreakLinkLost,
+    kBreakStream,
+    kBreakStreamLost,
+    kCrashCoordinator,
+    kCrashCoordinatorLost,
+    kEarly,  // time passes although something else could happen
+    kCount,
+  };
+  Kind kind = Kind::kTime;
+  uint8_t a = 0;
+  uint8_t b = 0;
+  // Not 0: who receives dies after so many of the things that it does about it.
+  uint8_t crash_after = 0;
+
+  bool fault() const { return kind >= Kind::kCrashPeer || crash_after != 0; }
+};
+
+class ExploreState {
+ public:
+  static constexpr int kPeersMax = 3;
+
+  ExploreState(const ExploreScenario* scenario, Planted planted);
+
+  // Runs to where the search begins.
+  void Setup();
+  // Empty: everything has been answered, and nothing is under way.
+  std::vector<Move> Moves(bool faults) const;
+  // False if `crash_after` is more than there is to do; the state is of no use then.
+  bool Apply(const Move& move);
+  uint64_t Digest() const;
+
+  std::string Text(const Move& move) const;
+  // Told of each action, for stories.
+  void SetTrace(bool trace) { trace_ = trace; }
+  uint64_t ops_ok() const { return ops_ok_; }
+
+ private:
+  struct End {};
+  struct Opened {};
+  struct Data {
+    OpOrdinal ordinal;
+    Epoch attempt;
+    uint64_t value = 0;
+  };
+  struct Body {
+    std::variant<End, Opened, Data, control::PeerMessage, control::CoordinatorMessage, peerd::Event>
+        what;
+    uint64_t session = 0;  // to the coordinator
+    uint64_t hash = 0;
+  };
+  using Packet = std::shared_ptr<const Body>;
+  using Queue = std::vector<Packet>;
+
+  struct Post {
+    uint64_t tag = 0;
+    uint64_t boundary = 0;
+    uint64_t input = 0;
+    uint64_t buffer = 0;  // in place: input, then result
+    bool abort_on_fault = false;
+    size_t act = 0;
+  };
+  struct Member {
+    size_t next = 0;            // act
+    std::vector<size_t> again;  // posts that were aborted, before that
+    bool dead = false, gone = false, joined = false;
+    bool join_open = false, step_open = false, leave_open = false;
+    uint64_t calls = 0;
+    uint64_t boundary = 0;
+    uint64_t member = 0;
+    std::map<uint64_t, Post> posts;  // by call
+  };
+  struct Attempt {
+    Epoch attempt;
+    std::vector<peerd::PostRef> posts;
+    uint64_t own = 0;
+    std::set<int> missing;  // whose part is not here
+    uint64_t sum = 0;
+    bool stopped = false, complete = false;
+    std::map<int, OpOrdinal> theirs;
+  };
+  struct LinkRequest {
+    Epoch epoch;
+    Tick deadline;
+  };
+  struct Peer {
+    std::shared_ptr<const peerd::PeerCore> core;  // none: dead
+    uint64_t digest = 0;
+    uint64_t attempt_seen = 0;
+    Queue local;
+    std::map<OpOrdinal, Attempt> attempts;
+    std::set<uint64_t> tokens;  // epochs
+    std::map<int, LinkRequest> requests;
+    std::map<int, Tick> silent;  // links whose other end is gone without a word: noticed then
+  };
+  struct StreamState {
+    uint64_t session = 0;
+    bool live = false;
+    bool peer_up = false;
+    bool opened = false;  // the coordinator has seen it
+    Queue to_coordinator, to_peer, late_end;
+  };
+  struct Pair {
+    bool connected = false;
+    Queue control[2], data[2];  // to the smaller, to the larger
+  };
+  // What has been said, for good.
+  struct OpSeen {
+    std::optional<uint64_t> result;
+    uint64_t result_epoch = 0;
+    std::set<uint64_t> aborted;  // epochs: started again it is another op
+    uint64_t posted = 0;
+  };
+
+  template <class T>
+  static Packet Pack(T what, uint64_t hash, uint64_t session = 0);
+  static Packet PackEnd(uint64_t session = 0);
+  static Packet PackEvent(peerd::Event event);
+
+  int peers() const { return scenario_->peers; }
+  Pair& PairOf(int a, int b) { return pairs_[a < b ? a + b - 1 : b + a - 1]; }
+  const Pair& PairOf(int a, int b) const { return const_cast<ExploreState*>(this)->PairOf(a, b); }
+  Queue& ControlTo(int to, int from) { return PairOf(to, from).control[to > from]; }
+  Queue& DataTo(int to, int from) { return PairOf(to, from).data[to > from]; }
+  const Queue& ControlTo(int to, int from) const { return PairOf(to, from).control[to > from]; }
+  const Queue& DataTo(int to, int from) const { return PairOf(to, from).data[to > from]; }
+  bool EndPending(int to, int from) const;
+
+  bool Settled() const;
+  bool CanAct(int member) const;
+  Tick NextDeadline() const;
+  void AddFaults(bool busy, std::vector<Move>* moves) const;
+
+  void StepPeer(int i, const peerd::Event& event);
+  void Carry(int i, peerd::Action& action, bool* visible);
+  void StepCoordinator(const coordinator::Event& event);
+  void SendToCoordinator(int i, const control::PeerMessage& message);
+  void SendToPeer(const coordinator::ToPeer& action);
+  void CloseSession(uint64_t session);
+
+  void DeliverToPeer(int i);
+  void DeliverToCoordinator(int i);
+  void DeliverControl(int to, int from);
+  void DeliverData(int to, int from);
+  void DoAct(int member);
+  void Reconnect(int i, bool first);
+  void PassTime();
+
+  void CrashPeer(int i, Move::Kind how);
+  void CrashCoordinator(bool lost);
+  void Restart();
+  void BreakLink(int a, int b, bool lost);
+  void BreakStream(int i, bool lost);
+  void EndOfStream(int i, bool lost);
+  void KillTrainer(int member);
+
+  void OpenLinks(int i, const peerd::OpenLinks& open);
+  void KeepLinks(int i, const peerd::KeepLinks& keep);
+  void Connect();
+  void SendFrame(int from, PeerId to, peerd::Event event);
+  void Start(int i, const peerd::StartAttempt& start);
+  void Credit(int i, const peerd::CreditAttempt& credit);
+  void Stop(int i, const peerd::StopAttempt& stop);
+  void Finish(int i, const peerd::FinishAttempt& finish);
+  void Contribute(int i, OpOrdinal ordinal);
+
+  int MemberOf(peerd::LocalId local) const;
+  Post& PostOf(const peerd::PostRef& post);
+  uint64_t InputsOf(const std::vector<peerd::PostRef>& posts);
+  void Answered(bool* open, const char* what, int member);
+  void EnterWorld(int member, const peerd::World& world);
+  void CheckMembers(int member);
+  void OnPostDone(const peerd::PostDone& done);
+  void CheckPrepare(const control::PrepareEpoch& prepare);
+  void Say(const std::string& text) const;
+
+  const ExploreScenario* scenario_;
+  Planted planted_;
+  bool trace_ = false;
+
+  Tick now_;
+  Tick last_fault_;
+  std::shared_ptr<const coordinator::CoordinatorCore> coordinator_;  // none: down
+  uint64_t coordinator_digest_ = 0;
+  std::shared_ptr<const coordinator::Records> durable_;
+  uint64_t starts_ = 0;
+  uint64_t sessions_ = 0;
+  bool evict_done_ = false;
+  std::array<std::shared_ptr<const Peer>, kPeersMax> peers_;
+  std::array<StreamState, kPeersMax> streams_;
+  std::array<Pair, kPeersMax> pairs_;
+  std::vector<Member> members_;
+  std::map<uint64_t, std::shared_ptr<const control::PrepareEpoch>> epochs_;
+  std::set<uint64_t> committed_;
+  std::map<std::pair<uint64_t, uint64_t>, OpSeen> ops_;  // by boundary and tag
+  uint64_t ops_ok_ = 0;
+
+  // Of the move that is being made.
+  Peer& Write(int i);  // a copy, unless it is ours alone
+  uint32_t crash_after_ = 0;
+  bool crashed_ = false;
+};
+
+}  // namespace longhaul::sim

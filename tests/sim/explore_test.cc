@@ -1,0 +1,179 @@
+// Searches small runs exhaustively (explore.h); each scenario in a process of its own.
+//
+//   bazel run -c opt //tests/sim:explore_test
+//   bazel run -c opt //tests/sim:explore_test -- --scenario=join --faults=2
+//   bazel run -c opt //tests/sim:explore_test -- --faults=2 --states=5000000 --sample=50 --seed=3
+//
+// Without flags: one fault anywhere, all of it where that is small, and a sample of two faults.
+// --plant=NAME plants a bug; --all_plants plants one after the other and fails unless each is
+// found.
+#include "tests/sim/explore.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+
+namespace longhaul::sim {
+namespace {
+
+struct Options {
+  std::string scenario;
+  std::optional<int> faults;
+  uint64_t states = UINT64_MAX;
+  uint64_t sample = 1;
+  uint64_t seed = 1;
+  std::optional<Planted> planted;
+  bool all_plants = false;
+};
+
+Options options;
+
+// What the search does without flags, and how many states it finds at least: one that explores
+// nothing must not pass.
+struct Default {
+  const char* scenario;
+  int faults;
+  uint64_t sample;
+  uint64_t states_min;
+};
+constexpr Default kDefaults[] = {
+    {"one_op", 2, 1, 250000},        {"one_ring_op", 2, 8, 50000},
+    {"abort_on_fault", 2, 8, 30000}, {"two_members_of_one_peer", 2, 30, 30000},
+    {"leave", 2, 60, 30000},         {"evict_one_of_two", 1, 1, 1000},
+    {"two_tags", 1, 1, 30000},
+    {"join", 1, 1, 120000},          {"evict", 1, 1, 120000},
+    {"three_peers", 1, 8, 60000},    {"join_during_an_op", 1, 5000, 130000},
+};
+
+constexpr uint64_t kPlantedStatesMax = 40000;
+
+const ExploreScenario& Find(const std::string& name) {
+  for (const ExploreScenario& scenario : ExploreScenarios()) {
+    if (scenario.name == name) return scenario;
+  }
+  LH_CHECK(false) << "there is no scenario " << name;
+  __builtin_unreachable();
+}
+
+void Print(const std::string& name, const ExploreOptions& explore, const ExploreResult& result) {
+  uint64_t faults = result.faults_within;
+  for (const uint64_t count : result.faults) faults += count;
+  std::printf("%s: faults<=%d sample=%" PRIu64 " states=%" PRIu64 " moves=%" PRIu64
+              " terminal=%" PRIu64 " depth=%" PRIu64 " faults_tried=%" PRIu64 " within=%" PRIu64
+              " cpu_ms=%ld%s\n",
+              name.c_str(), explore.faults, explore.sample, result.states, result.moves,
+              result.terminal, result.depth_max, faults, result.faults_within,
+              static_cast<long>(std::clock() / (CLOCKS_PER_SEC / 1000)),
+              result.complete ? "" : " (not complete)");
+  std::fflush(stdout);
+}
+
+// Whether it failed.
+bool RunChild(const std::string& name, const ExploreOptions& explore, uint64_t states_min) {
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  LH_CHECK(child >= 0);
+  if (child == 0) {
+    if (options.all_plants) std::freopen("/dev/null", "w", stdout);
+    const ExploreResult result = Explore(Find(name), explore);
+    Print(name, explore, result);
+    LH_CHECK(result.terminal > 0) << "no run of " << name << " came to its end";
+    LH_CHECK(result.states >= states_min || explore.states_max != UINT64_MAX)
+        << name << " has " << result.states << " states, which is too few";
+    std::fflush(nullptr);
+    _exit(0);
+  }
+  int status = 0;
+  LH_CHECK(waitpid(child, &status, 0) == child);
+  return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+bool RunAll(Planted planted) {
+  bool failed = false;
+  for (const Default& run : kDefaults) {
+    if (!options.scenario.empty() && options.scenario != run.scenario) continue;
+    ExploreOptions explore;
+    explore.faults = options.faults.value_or(run.faults);
+    explore.sample = options.faults ? options.sample : run.sample;
+    explore.states_max = options.states;
+    explore.seed = options.seed;
+    explore.planted = planted;
+    if (planted != Planted::kNone) {
+      // One fault shows each of them, in the smallest runs.
+      explore.faults = options.faults.value_or(1);
+      explore.states_max = std::min(explore.states_max, kPlantedStatesMax);
+    }
+    failed = RunChild(run.scenario, explore, options.faults ? 0 : run.states_min) || failed;
+    if (failed && planted != Planted::kNone) return true;
+  }
+  return failed;
+}
+
+bool Parse(const char* argument) {
+  const auto value = [&](const char* flag) -> const char* {
+    const size_t length = std::strlen(flag);
+    return std::strncmp(argument, flag, length) == 0 ? argument + length : nullptr;
+  };
+  const auto number = [](const char* text) { return std::strtoull(text, nullptr, 10); };
+  if (const char* text = value("--scenario=")) {
+    Find(options.scenario = text);
+  } else if (const char* faults = value("--faults=")) {
+    options.faults = static_cast<int>(number(faults));
+  } else if (const char* states = value("--states=")) {
+    options.states = number(states);
+  } else if (const char* sample = value("--sample=")) {
+    options.sample = number(sample);
+  } else if (const char* seed = value("--seed=")) {
+    options.seed = number(seed);
+  } else if (const char* plant = value("--plant=")) {
+    for (const PlantedName& name : kPlanted) {
+      if (std::strcmp(name.name, plant) == 0) options.planted = name.planted;
+    }
+    return options.planted.has_value();
+  } else if (std::strcmp(argument, "--all_plants") == 0) {
+    options.all_plants = true;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool FindAllPlants() {
+  bool all_found = true;
+  for (const PlantedName& name : kPlanted) {
+    if (!name.explored) continue;
+    const bool found = RunAll(name.planted);
+    std::printf("%s: %s\n", name.name, found ? "found" : "NOT FOUND");
+    all_found = all_found && found;
+  }
+  return all_found;
+}
+
+int Main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (Parse(argv[i])) continue;
+    std::fprintf(stderr,
+                 "%s: unknown; there are --scenario=NAME --faults=N --states=N --sample=N --seed=N "
+                 "--plant=NAME --all_plants\n",
+                 argv[i]);
+    return 2;
+  }
+  if (options.all_plants) return FindAllPlants() ? 0 : 1;
+  return RunAll(options.planted.value_or(Planted::kNone)) ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace longhaul::sim
+
+int main(int argc, char** argv) { return longhaul::sim::Main(argc, argv); }
