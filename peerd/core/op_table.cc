@@ -55,7 +55,8 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
       expected_(other.expected_),
       attempt_(other.attempt_),
       frozen_(other.frozen_),
-      settled_(other.settled_) {
+      settled_(other.settled_),
+      resumed_(other.resumed_) {
   for (auto& [key, op] : ops_) {
     if (op.ordinal) by_ordinal_.emplace(op.ordinal, &op);
   }

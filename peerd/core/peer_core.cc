@@ -38,6 +38,7 @@ struct Group {
       : epochs(other.epochs),
         ops(other.ops, &epochs.history(), counters),
         deferred(other.deferred),
+        fault(other.fault),
         pending(other.pending),
         bytes_sent(other.bytes_sent),
         bytes_received(other.bytes_received) {}

@@ -131,7 +131,10 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
   const auto [it, fresh] = epochs_.emplace(std::pair(prepare.group.group, prepare.epoch), prepare);
   if (fresh) {
     ++counts_.epochs;
-    if (prepare.freeze) ++counts_.freezes;
+    if (prepare.freeze) {
+      ++counts_.freezes;
+      CheckFreeze(prepare);
+    }
     return;
   }
   control::PrepareEpoch known = it->second;
@@ -146,6 +149,26 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
     Fail(name + " is used twice; first \"" + Describe(it->second) + "\", now to " +
          longhaul::ToString(to) + " \"" + Describe(prepare) + "\"");
   }
+}
+
+// Ops are stopped only for a reason in their own group: it loses a member, or something was done to
+// one of its peers.
+void Checker::CheckFreeze(const control::PrepareEpoch& prepare) const {
+  if (all_disturbed_) return;
+  const auto base = epochs_.find({prepare.group.group, prepare.base});
+  if (base == epochs_.end()) return;
+  for (const control::MemberInfo& member : base->second.members) {
+    if (disturbed_.contains(member.peer)) return;
+    const bool stays =
+        std::any_of(prepare.members.begin(), prepare.members.end(),
+                    [&](const control::MemberInfo& m) { return m.member == member.member; });
+    if (!stays) return;
+  }
+  for (const control::MemberInfo& member : prepare.members) {
+    if (disturbed_.contains(member.peer)) return;
+  }
+  Fail("epoch " + longhaul::ToString(prepare.epoch) + " freezes group " +
+       std::to_string(prepare.group.group) + " for nothing: " + prepare.cause);
 }
 
 void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
@@ -267,6 +290,9 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
     case Code::kOk:
       ++counts_.ok;
       counts_.retries += info.retries;
+      if (info.retries > 0 && disturbed_.empty() && !all_disturbed_ && !member_lost_) {
+        Fail(name + " was redone although nothing happened but joins, leaves and drains");
+      }
       if (known.refused) Fail(name + " is refused at one member and succeeds at another");
       CheckSucceeded(op, info);
       break;
@@ -276,6 +302,14 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       known.aborted.insert(info.epoch);
       if (known.result && known.result_epoch == info.epoch) {
         Fail(name + " is aborted at one member and succeeded at another");
+      }
+      break;
+    case Code::kTooFewMembers:
+      ++counts_.too_few;
+      if (info.size >= op.desc.min_world) Fail(name + " found enough members: " + outcome.text);
+      known.aborted.insert(info.epoch);
+      if (known.result && known.result_epoch == info.epoch) {
+        Fail(name + " found too few members and succeeded at another member");
       }
       break;
     case Code::kInvalidArgument:
@@ -304,6 +338,9 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   if (info.size != slots.size()) {
     Fail(name + " says that " + std::to_string(info.size) + " members took part, not " +
          List(slots));
+  }
+  if (slots.size() < op.desc.min_world) {
+    Fail(name + " succeeded with " + List(slots) + ", fewer than it asked for");
   }
   for (const uint32_t slot : slots) {
     if (!known.posted.contains(slot)) {

@@ -73,6 +73,15 @@ class Checker {
     const std::vector<uint8_t>* target = nullptr;
   };
   void OnPosted(const OpName& name, uint32_t slot);
+
+  // ---- faults
+
+  // The harness did something to the peer, its links or its stream.
+  void OnDisturbed(PeerId peer) { disturbed_.insert(peer); }
+  // To the coordinator, or to what everybody depends on.
+  void OnAllDisturbed() { all_disturbed_ = true; }
+  // A member was evicted or its trainer died: its ops may have to be redone.
+  void OnMemberLost() { member_lost_ = true; }
   void OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpInfo& info);
 
   // How many ops ended how, and how often they were redone.
@@ -80,6 +89,7 @@ class Checker {
     uint64_t ok = 0;
     uint64_t aborted = 0;
     uint64_t refused = 0;
+    uint64_t too_few = 0;
     uint64_t removed = 0;
     uint64_t retries = 0;
     uint64_t epochs = 0;
@@ -115,6 +125,7 @@ class Checker {
                  const coordinator::Records& durable);
   void OnCommit(PeerId to, const control::CommitEpoch& commit, const coordinator::Records& durable);
   void Admit(const control::PrepareEpoch& prepare);
+  void CheckFreeze(const control::PrepareEpoch& prepare) const;
   std::vector<uint32_t> Participants(const OpName& name, Epoch epoch) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
 
@@ -129,6 +140,9 @@ class Checker {
   std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpName> announced_;
   std::map<OpName, Op> ops_;
   std::map<FateKey, control::Fate> fates_;
+  std::set<PeerId> disturbed_;
+  bool all_disturbed_ = false;
+  bool member_lost_ = false;
   Counts counts_;
 };
 

@@ -757,6 +757,7 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
     void operator()(peerd::CreditAttempt& a) { s->Credit(i, a); }
     void operator()(peerd::StopAttempt& a) { s->Stop(i, a); }
     void operator()(peerd::FinishAttempt& a) { s->Finish(i, a); }
+    void operator()(peerd::FaultOver&) {}
     void operator()(peerd::Drained&) {}
     void operator()(peerd::LogLine& a) { s->Say(NameOf(i) + " logs " + a.text); }
     void operator()(peerd::BreakLink& a) {

@@ -48,12 +48,17 @@ struct Default {
   uint64_t states_min;
 };
 constexpr Default kDefaults[] = {
-    {"one_op", 2, 1, 250000},        {"one_ring_op", 2, 8, 50000},
-    {"abort_on_fault", 2, 8, 30000}, {"two_members_of_one_peer", 2, 30, 30000},
-    {"leave", 2, 60, 30000},         {"evict_one_of_two", 1, 1, 1000},
+    {"one_op", 2, 1, 250000},
+    {"one_ring_op", 2, 8, 50000},
+    {"abort_on_fault", 2, 8, 30000},
+    {"two_members_of_one_peer", 2, 30, 30000},
+    {"leave", 2, 60, 30000},
+    {"evict_one_of_two", 1, 1, 1000},
     {"two_tags", 1, 1, 30000},
-    {"join", 1, 1, 120000},          {"evict", 1, 1, 120000},
-    {"three_peers", 1, 8, 60000},    {"join_during_an_op", 1, 5000, 130000},
+    {"join", 1, 1, 120000},
+    {"evict", 1, 1, 120000},
+    {"three_peers", 1, 8, 60000},
+    {"join_during_an_op", 1, 5000, 130000},
 };
 
 constexpr uint64_t kPlantedStatesMax = 40000;
@@ -85,7 +90,10 @@ bool RunChild(const std::string& name, const ExploreOptions& explore, uint64_t s
   const pid_t child = fork();
   LH_CHECK(child >= 0);
   if (child == 0) {
-    if (options.all_plants) std::freopen("/dev/null", "w", stdout);
+    if (options.all_plants) {
+      // The stories of what was planted are of no interest.
+      LH_CHECK(std::freopen("/dev/null", "w", stdout) != nullptr);
+    }
     const ExploreResult result = Explore(Find(name), explore);
     Print(name, explore, result);
     LH_CHECK(result.terminal > 0) << "no run of " << name << " came to its end";

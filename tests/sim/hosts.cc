@@ -61,6 +61,7 @@ void CoordinatorHost::Start() {
 
 void CoordinatorHost::Crash(bool resets) {
   if (!node_.alive) return;
+  context_.checker->OnAllDisturbed();
   context_.story->Tell(context_.world->now(), "coordinator  dies");
   context_.world->Kill(&node_);
   core_.reset();
@@ -266,6 +267,7 @@ void CoordinatorHost::OnEnd(const StreamPtr& stream) {
 
 void CoordinatorHost::Reset(const StreamPtr& stream) {
   stream->cut = true;
+  context_.checker->OnDisturbed(stream->peer->id());
   World& world = *context_.world;
   if (node_.alive) {
     world.On(&node_, world.now() + world.Between(0, Millis(20)), [this, stream] { OnEnd(stream); });
@@ -279,6 +281,7 @@ void CoordinatorHost::Reset(const StreamPtr& stream) {
 void CoordinatorHost::Evict(const GroupKey& group, MemberId member) {
   if (!node_.alive) return;
   context_.story->Tell(context_.world->now(), "operator  evicts ", ToString(member));
+  context_.checker->OnMemberLost();
   context_.world->On(&node_, context_.world->now(), [this, group, member] {
     Step(coordinator::EvictMember{group, member, "the operator wants it out"});
   });
@@ -337,6 +340,7 @@ void PeerHost::Dispose() {
 
 void PeerHost::Crash(bool resets) {
   if (!node_.alive) return;
+  context_.checker->OnDisturbed(id_);
   context_.story->Tell(context_.world->now(), node_.name, "  dies", resets ? "" : ", silently");
   context_.world->Kill(&node_);
   transport_.Die(resets);
@@ -357,6 +361,7 @@ void PeerHost::Crash(bool resets) {
 
 void PeerHost::Freeze() {
   if (!node_.alive || node_.frozen) return;
+  context_.checker->OnDisturbed(id_);
   context_.story->Tell(context_.world->now(), node_.name, "  freezes");
   context_.world->Freeze(&node_);
 }
@@ -632,10 +637,12 @@ void PeerHost::Leave(peerd::LocalId local) {
 
 void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
                     peerd::PostBuffers buffers, const OpName& name) {
+  OpDesc wanted = desc;
+  if (context_.planted == Planted::kMinWorldIgnored) wanted.min_world = 0;
   const peerd::PostRef post{local, call};
   names_[post] = name;
   sources_[post] = buffers.source == buffers.target ? buffers.target : nullptr;
-  FromTrainer([this, post, tag, desc, buffers = std::move(buffers)] {
+  FromTrainer([this, post, tag, desc = wanted, buffers = std::move(buffers)] {
     const absl::Status added = runner_->AddPost(post, buffers);
     if (!added.ok()) Checker::Fail("post refused: " + std::string(added.message()));
     Tell(peerd::LocalPost{post, tag, desc});
@@ -643,6 +650,7 @@ void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpD
 }
 
 void PeerHost::TrainerDied(peerd::LocalId local) {
+  context_.checker->OnMemberLost();
   locals_.at(local).trainer = nullptr;
   FromTrainer([this, local] { Tell(peerd::LocalDied{local, "its connection broke"}); });
 }
@@ -698,6 +706,7 @@ void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) 
   }
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&*message)) {
     attempts_[prepare->group] = prepare->attempt;
+    prepared_[prepare->group] = *prepare;
   }
   if (node_.life == life) Tell(peerd::FromCoordinator{*message});
 }
@@ -749,6 +758,7 @@ void PeerHost::Beat() {
   World& world = *context_.world;
   world.On(&node_, world.now() + Millis(context_.detect_ms) / 3, [this, &world] {
     transport_.Beat();
+    if (context_.planted == Planted::kFreezeForNothing) ForgeLinkLost();
     if (const StreamPtr stream = stream_; stream && stream->connected) {
       if (world.now() - stream->heard > kStreamSilence * Millis(context_.detect_ms)) {
         OnStreamEnd(stream);
@@ -848,6 +858,16 @@ void PeerHost::ForgeDone(const GroupKey& group) {
       header.op = ordinal;
       header.attempt = running.attempt;
       transport_.SendControl({group.run, peer}, header, {});
+    }
+  }
+}
+
+// Says of a link that stands that it is lost.
+void PeerHost::ForgeLinkLost() {
+  for (const auto& [group, prepare] : prepared_) {
+    for (const control::PeerInfo& other : prepare.peers) {
+      if (other.peer == id_ || !context_.world->Chance(0.05)) continue;
+      SendToCoordinator(control::LinkLost{group, prepare.epoch, other.peer, "forged", 0});
     }
   }
 }

@@ -193,6 +193,7 @@ class PeerHost final : private peerd::TransportListener {
   void Connect();
   void SendToCoordinator(const control::PeerMessage& message);
   void ForgeDone(const GroupKey& group);
+  void ForgeLinkLost();
   void SpoilSources(const peerd::AttemptStopped& stopped);
 
   void OnLinkUp(const peerd::LinkKey& link) override;
@@ -243,6 +244,7 @@ class PeerHost final : private peerd::TransportListener {
   std::map<std::pair<GroupKey, OpOrdinal>, Running> running_;
   std::map<peerd::PostRef, uint8_t*> sources_;
   std::map<GroupKey, Epoch> attempts_;
+  std::map<GroupKey, control::PrepareEpoch> prepared_;
 };
 
 }  // namespace longhaul::sim

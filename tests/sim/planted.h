@@ -21,6 +21,8 @@ enum class Planted {
   kSentBeforeDurable,  // messages overtake the store
   kCommitLost,         // a commit is dropped without its stream breaking
   kRingDiffers,        // one peer gets the members in another order
+  kMinWorldIgnored,    // an op goes on with fewer members than it asked for
+  kFreezeForNothing,   // a lost stream freezes a group that has nothing to do with it
   kAnswerTwice,        // a trainer's request is answered twice
 };
 
@@ -40,6 +42,8 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kSentBeforeDurable, "sent_before_durable"},
     {Planted::kCommitLost, "commit_lost"},
     {Planted::kRingDiffers, "ring_differs"},
+    {Planted::kMinWorldIgnored, "min_world_ignored", false},
+    {Planted::kFreezeForNothing, "freeze_for_nothing", false},
     {Planted::kAnswerTwice, "answer_twice"},
 };
 

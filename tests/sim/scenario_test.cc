@@ -416,7 +416,7 @@ TEST_F(ScenarioTest, LinkLostBetweenTwoThatLive) {
   for (int i = 1; i <= 3; ++i) T(i).AllReduce(1, kLarge);
   sim_.Trigger(Moment::kAttemptStarted, 2, [&](PeerHost*) {
     Tell("the network resets p1 and p2");
-    P(1).transport().Reset(P(2).id());
+    sim_.ResetLink(&P(1), P(2).id());
   });
   UntilSettled();
   Check("link_lost_between_two_that_live");

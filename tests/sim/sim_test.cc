@@ -50,8 +50,8 @@ void SayHowToRepeat(uint64_t seed) {
 
 // What the seeds did, summed up by the child and handed to the parent.
 struct Totals {
-  uint64_t seeds = 0, events = 0, ok = 0, aborted = 0, refused = 0, removed = 0, retries = 0,
-           epochs = 0, freezes = 0, fates = 0;
+  uint64_t seeds = 0, events = 0, ok = 0, aborted = 0, refused = 0, too_few = 0, removed = 0,
+           retries = 0, epochs = 0, freezes = 0, fates = 0;
   int64_t virtual_us = 0;
 };
 
@@ -66,6 +66,7 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->ok += first.counts.ok;
   totals->aborted += first.counts.aborted;
   totals->refused += first.counts.refused;
+  totals->too_few += first.counts.too_few;
   totals->removed += first.counts.removed;
   totals->retries += first.counts.retries;
   totals->epochs += first.counts.epochs;
@@ -101,6 +102,7 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->ok += one.ok;
     totals->aborted += one.aborted;
     totals->refused += one.refused;
+    totals->too_few += one.too_few;
     totals->removed += one.removed;
     totals->retries += one.retries;
     totals->epochs += one.epochs;
@@ -177,12 +179,12 @@ int Main(int argc, char** argv) {
   Totals totals;
   const uint64_t failed = RunSeeds(20, &totals);
   std::printf("seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
-              " ops_ok=%" PRIu64 " aborted=%" PRIu64 " refused=%" PRIu64 " removed=%" PRIu64
-              " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
+              " ops_ok=%" PRIu64 " aborted=%" PRIu64 " refused=%" PRIu64 " too_few=%" PRIu64
+              " removed=%" PRIu64 " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
               " ops_committed_by_fate=%" PRIu64 "\n",
               totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
-              totals.aborted, totals.refused, totals.removed, totals.retries, totals.epochs,
-              totals.freezes, totals.fates);
+              totals.aborted, totals.refused, totals.too_few, totals.removed, totals.retries,
+              totals.epochs, totals.freezes, totals.fates);
   return failed == 0 ? 0 : 1;
 }
 

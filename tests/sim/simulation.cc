@@ -75,6 +75,7 @@ void Simulation::FreezeCoordinator(int64_t us) {
   Node* const node = coordinator_->node();
   if (!node->alive || node->frozen) return;
   story_.Tell(now(), "coordinator  freezes");
+  checker_.OnAllDisturbed();
   world_.Freeze(node);
   world_.At(now() + us, [this, node] {
     if (!node->frozen) return;
@@ -88,8 +89,17 @@ void Simulation::FreezePeer(PeerHost* peer, int64_t us) {
   world_.At(now() + us, [peer] { peer->Thaw(); });
 }
 
+void Simulation::ResetLink(PeerHost* a, PeerId b) {
+  checker_.OnDisturbed(a->id());
+  checker_.OnDisturbed(b);
+  a->transport().Reset(b);
+}
+
 void Simulation::Block(int from, int to, int64_t us) {
   story_.Tell(now(), "network  nothing gets from ", from, " to ", to, " for ", us / 1000, " ms");
+  for (const int index : {from, to}) {
+    if (index > 0) checker_.OnDisturbed(peers_[static_cast<size_t>(index) - 1]->id());
+  }
   world_.Block(from, to, now() + us);
 }
 
@@ -148,6 +158,30 @@ std::string Simulation::Describe() const { return coordinator_->WaitingFor(); }
 
 namespace {
 
+// A run has some of these kinds only, so that each comes to be the only one, and each pair of them
+// to meet.
+enum class FaultKind {
+  kCrash,
+  kSeveralCrash,
+  kCrashAndAgain,  // and another one while the others repair
+  kNewcomerCrash,
+  kTrainerDies,
+  kTrainerPauses,
+  kFreeze,
+  kReset,
+  kBlock,
+  kBlockPair,  // both ways, and for long
+  kBlockCoordinator,
+  kStream,
+  kCoordinatorCrash,
+  kCoordinatorFreeze,
+  kEvict,
+  kEvictAndCrash,  // and the coordinator dies before it is through with it
+  kCutOff,
+  kDrain,
+  kCount,
+};
+
 // A run drawn from a seed.
 class RandomRun {
  public:
@@ -164,7 +198,9 @@ class RandomRun {
   void AddTrainers(PeerHost* peer, Tick start);
   TrainerPlan DrawPlan();
   void PlanFaults();
+  void DrawKinds();
   std::function<void(PeerHost*)> DrawFault();
+  void StopCoordinator();
   PeerHost* AnyPeer();
   Trainer* AnyTrainer();
   int64_t Detect(double low, double high) {
@@ -177,6 +213,7 @@ class RandomRun {
   int64_t think_us_ = 0;
   Tick quiet_;
   uint32_t groups_ = 1;
+  std::vector<FaultKind> kinds_;
   int crashes_left_ = 0;
   Planted planted_ = Planted::kNone;
   Simulation sim_;
@@ -245,32 +282,72 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
   const auto victim = [this](PeerHost* at) {
     return at != nullptr && prng_.Chance(0.6) ? at : AnyPeer();
   };
-  switch (prng_.Below(13)) {
-    case 0:
+  const auto crash = [this](PeerHost* peer) {
+    if (!peer->node()->alive || crashes_left_ <= 0) return;
+    --crashes_left_;
+    peer->Crash(prng_.Chance(0.7));
+  };
+  const auto evict = [this] {
+    Trainer* const trainer = AnyTrainer();
+    if (!trainer->member()) return;
+    sim_.coordinator().Evict({"demo", trainer->group()}, trainer->id());
+  };
+  switch (kinds_[prng_.Below(kinds_.size())]) {
+    case FaultKind::kCrash:
+      return [=](PeerHost* at) { crash(victim(at)); };
+    case FaultKind::kSeveralCrash:
       return [=, this](PeerHost* at) {
-        if (crashes_left_-- > 0) victim(at)->Crash(prng_.Chance(0.7));
+        crash(victim(at));
+        for (int64_t more = prng_.Between(1, 2); more > 0; --more) crash(AnyPeer());
       };
-    case 1:
+    case FaultKind::kCrashAndAgain:
+      return [=, this](PeerHost* at) {
+        static constexpr Moment kRepair[] = {Moment::kPrepareSent,   Moment::kPrepareArrived,
+                                             Moment::kReadySent,     Moment::kCommitDurable,
+                                             Moment::kCommitArrived, Moment::kAttemptStarted};
+        crash(victim(at));
+        sim_.Trigger(kRepair[prng_.Below(std::size(kRepair))],
+                     static_cast<int>(prng_.Between(1, 3)), [=, this](PeerHost* then) {
+                       if (sim_.now() < quiet_) crash(victim(then));
+                     });
+      };
+    case FaultKind::kNewcomerCrash:
+      return [=, this](PeerHost*) {
+        for (const auto& trainer : sim_.trainers()) {
+          if (trainer->joining()) return crash(trainer->peer());
+        }
+      };
+    case FaultKind::kTrainerDies:
       return [this](PeerHost*) { AnyTrainer()->Die(); };
-    case 2:
+    case FaultKind::kTrainerPauses:
+      return [this](PeerHost*) { AnyTrainer()->Pause(Detect(0.5, 3)); };
+    case FaultKind::kFreeze:
       return [=, this](PeerHost* at) { sim_.FreezePeer(victim(at), Detect(0.1, 3)); };
-    case 3:  // a link breaks
+    case FaultKind::kReset:
       return [=, this](PeerHost* at) {
         PeerHost* const a = victim(at);
         PeerHost* const b = AnyPeer();
         if (!a->node()->alive || a == b) return;
         sim_.story().Tell(sim_.now(), "network  resets ", ToString(a->id()), " and ",
                           ToString(b->id()));
-        a->transport().Reset(b->id());
+        sim_.ResetLink(a, b->id());
       };
-    case 4:  // one-way between two peers
-    case 5:
+    case FaultKind::kBlock:  // one-way between two peers
       return [=, this](PeerHost* at) {
         PeerHost* const a = victim(at);
         PeerHost* const b = AnyPeer();
         if (a != b) sim_.Block(a->node()->index, b->node()->index, Detect(0.05, 2.5));
       };
-    case 6:  // one-way between a peer and the coordinator
+    case FaultKind::kBlockPair:
+      return [=, this](PeerHost* at) {
+        PeerHost* const a = victim(at);
+        PeerHost* const b = AnyPeer();
+        if (a == b) return;
+        const int64_t us = Detect(1, 8);
+        sim_.Block(a->node()->index, b->node()->index, us);
+        sim_.Block(b->node()->index, a->node()->index, us);
+      };
+    case FaultKind::kBlockCoordinator:  // one-way
       return [=, this](PeerHost* at) {
         const int index = victim(at)->node()->index;
         const int64_t us = Detect(0.05, 3);
@@ -280,28 +357,30 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
           sim_.Block(0, index, us);
         }
       };
-    case 7:  // a stream breaks
+    case FaultKind::kStream:
       return [=, this](PeerHost* at) {
         PeerHost* const peer = victim(at);
         if (!peer->node()->alive || !peer->stream()) return;
         sim_.story().Tell(sim_.now(), "network  resets the stream of ", ToString(peer->id()));
         sim_.coordinator().Reset(peer->stream());
       };
-    case 8:
-      return [this](PeerHost*) {
-        const bool soon = prng_.Chance(0.6);
-        sim_.StopCoordinator(soon ? Detect(0.01, 0.5) : Detect(0.5, 4), prng_.Chance(0.7));
-      };
-    case 9:
+    case FaultKind::kCoordinatorCrash:
+      return [this](PeerHost*) { StopCoordinator(); };
+    case FaultKind::kCoordinatorFreeze:
       return [this](PeerHost*) { sim_.FreezeCoordinator(Detect(0.1, 3)); };
-    case 10:
-      return [this](PeerHost*) {
-        Trainer* const trainer = AnyTrainer();
-        if (trainer->member()) {
-          sim_.coordinator().Evict({"demo", trainer->group()}, trainer->id());
-        }
+    case FaultKind::kEvict:
+      return [=](PeerHost*) { evict(); };
+    case FaultKind::kEvictAndCrash:
+      return [=, this](PeerHost*) {
+        static constexpr Moment kBefore[] = {Moment::kCommitDurable, Moment::kPrepareSent,
+                                             Moment::kReadySent};
+        evict();
+        sim_.Trigger(kBefore[prng_.Below(std::size(kBefore))],
+                     static_cast<int>(prng_.Between(1, 2)), [this](PeerHost*) {
+                       if (sim_.now() < quiet_) StopCoordinator();
+                     });
       };
-    case 11:  // a host is cut off
+    case FaultKind::kCutOff:  // a host
       return [=, this](PeerHost* at) {
         const int index = victim(at)->node()->index;
         const int64_t us = Detect(0.1, 2.5);
@@ -311,19 +390,35 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
           sim_.Block(other, index, us);
         }
       };
-    default:
-      return [=, this](PeerHost* at) {
-        if (prng_.Chance(0.5)) {
-          victim(at)->Drain();
-        } else {
-          sim_.coordinator().Drain(victim(at)->id());
-        }
-      };
+    case FaultKind::kDrain:
+    case FaultKind::kCount:
+      break;
   }
+  return [=, this](PeerHost* at) {
+    if (prng_.Chance(0.5)) {
+      victim(at)->Drain();
+    } else {
+      sim_.coordinator().Drain(victim(at)->id());
+    }
+  };
+}
+
+void RandomRun::StopCoordinator() {
+  const bool soon = prng_.Chance(0.6);
+  sim_.StopCoordinator(soon ? Detect(0.01, 0.5) : Detect(0.5, 4), prng_.Chance(0.7));
+}
+
+void RandomRun::DrawKinds() {
+  const double share = prng_.Chance(0.3) ? 1 : 0.25;
+  for (int kind = 0; kind < static_cast<int>(FaultKind::kCount); ++kind) {
+    if (prng_.Chance(share)) kinds_.push_back(static_cast<FaultKind>(kind));
+  }
+  if (kinds_.empty()) kinds_.push_back(FaultKind::kDrain);
 }
 
 void RandomRun::PlanFaults() {
-  crashes_left_ = static_cast<int>(prng_.Between(0, 3));
+  DrawKinds();
+  crashes_left_ = static_cast<int>(prng_.Between(0, 4));
   for (int64_t faults = prng_.Chance(0.05) ? 0 : prng_.Between(2, 9); faults > 0; --faults) {
     auto fault = DrawFault();
     const auto when_due = [this, fault](PeerHost* at) {

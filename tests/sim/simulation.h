@@ -57,6 +57,8 @@ class Simulation final : private Switchboard {
   void StopCoordinator(int64_t down_us, bool resets);
   void FreezeCoordinator(int64_t us);
   void FreezePeer(PeerHost* peer, int64_t us);
+  // Breaks the link between two peers.
+  void ResetLink(PeerHost* a, PeerId b);
   // Nothing gets from one to the other; index 0 is the coordinator.
   void Block(int from, int to, int64_t us);
   // Happens at the nth of these moments at any peer from now on, or at `at` if it is not 0.

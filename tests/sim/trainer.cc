@@ -49,8 +49,16 @@ void Trainer::Say(const std::string& text) {
 void Trainer::After(int64_t low_us, int64_t high_us, std::function<void()> what) {
   context_.world->At(context_.world->now() + prng_.Between(low_us, std::max(low_us, high_us)),
                      [this, life = life_, what = std::move(what)] {
-                       if (life == life_ && state_ != State::kFinished) what();
+                       if (life != life_ || state_ == State::kFinished) return;
+                       const int64_t rest = paused_until_ - context_.world->now();
+                       if (rest > 0) return After(rest, rest, what);
+                       what();
                      });
+}
+
+void Trainer::Pause(int64_t us) {
+  Say("pauses for " + std::to_string(us / 1000) + " ms");
+  paused_until_ = std::max(paused_until_, context_.world->now() + us);
 }
 
 std::optional<Trainer::Waiting> Trainer::waiting() const {

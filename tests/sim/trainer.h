@@ -36,8 +36,11 @@ class Trainer final : public TrainerSide {
 
   void Start();
   void Die();
+  // It does nothing of its own accord for so long.
+  void Pause(int64_t us);
 
   bool finished() const { return state_ == State::kFinished; }
+  bool joining() const { return state_ == State::kJoining; }
   bool member() const { return state_ == State::kInside; }
   MemberId id() const { return world_seen_.member; }
   PeerHost* peer() const { return peer_; }
@@ -106,6 +109,7 @@ class Trainer final : public TrainerSide {
   uint64_t step_ = 0;
   uint64_t steps_done_ = 0;
   std::optional<Tick> join_since_, step_since_, leave_since_;
+  Tick paused_until_;
   uint64_t next_call_ = 1;
   uint64_t ops_ok_ = 0;
   std::vector<Strand> strands_;
