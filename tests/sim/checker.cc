@@ -155,17 +155,30 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
 // one of its peers.
 void Checker::CheckFreeze(const control::PrepareEpoch& prepare) const {
   if (all_disturbed_) return;
+  const auto stands = [&](const control::MemberInfo& member) {
+    return std::any_of(prepare.members.begin(), prepare.members.end(),
+                       [&](const control::MemberInfo& m) { return m.member == member.member; });
+  };
   const auto base = epochs_.find({prepare.group.group, prepare.base});
   if (base == epochs_.end()) return;
   for (const control::MemberInfo& member : base->second.members) {
     if (disturbed_.contains(member.peer)) return;
-    const bool stays =
-        std::any_of(prepare.members.begin(), prepare.members.end(),
-                    [&](const control::MemberInfo& m) { return m.member == member.member; });
-    if (!stays) return;
+    if (!stands(member)) return;
   }
   for (const control::MemberInfo& member : prepare.members) {
     if (disturbed_.contains(member.peer)) return;
+  }
+  // A peer whose last member left, and that is back at once with another one, takes its old links
+  // for standing while the others close them, and reports them as lost.
+  const auto there = [&](const control::MemberInfo& member) {
+    return std::any_of(prepare.members.begin(), prepare.members.end(),
+                       [&](const control::MemberInfo& m) { return m.peer == member.peer; });
+  };
+  for (const auto& [key, epoch] : epochs_) {
+    if (key.first != prepare.group.group) continue;
+    for (const control::MemberInfo& member : epoch.members) {
+      if (there(member) && !stands(member)) return;
+    }
   }
   Fail("epoch " + longhaul::ToString(prepare.epoch) + " freezes group " +
        std::to_string(prepare.group.group) + " for nothing: " + prepare.cause);

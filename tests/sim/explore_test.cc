@@ -49,11 +49,11 @@ struct Default {
 };
 constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},
-    {"one_ring_op", 2, 8, 50000},
+    {"one_ring_op", 2, 30, 50000},
     {"abort_on_fault", 2, 8, 30000},
-    {"two_members_of_one_peer", 2, 30, 30000},
-    {"leave", 2, 60, 30000},
-    {"evict_one_of_two", 1, 1, 1000},
+    {"two_members_of_one_peer", 2, 100, 50000},
+    {"leave", 2, 800, 50000},
+    {"evict_one_of_two", 1, 40, 5000},
     {"two_tags", 1, 1, 30000},
     {"join", 1, 1, 120000},
     {"evict", 1, 1, 120000},
@@ -61,7 +61,7 @@ constexpr Default kDefaults[] = {
     {"join_during_an_op", 1, 5000, 130000},
 };
 
-constexpr uint64_t kPlantedStatesMax = 40000;
+constexpr uint64_t kPlantedStatesMax = 300000;
 
 const ExploreScenario& Find(const std::string& name) {
   for (const ExploreScenario& scenario : ExploreScenarios()) {
