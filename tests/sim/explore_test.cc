@@ -50,15 +50,15 @@ struct Default {
 constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},
     {"one_ring_op", 2, 30, 50000},
-    {"abort_on_fault", 2, 8, 30000},
-    {"two_members_of_one_peer", 2, 100, 50000},
-    {"leave", 2, 800, 50000},
-    {"evict_one_of_two", 1, 40, 5000},
+    {"abort_on_fault", 2, 20, 30000},
+    {"two_members_of_one_peer", 2, 300, 20000},
+    {"leave", 2, 3000, 50000},
+    {"evict_one_of_two", 1, 1000, 20000},
     {"two_tags", 1, 1, 30000},
     {"join", 1, 1, 120000},
     {"evict", 1, 1, 120000},
-    {"three_peers", 1, 8, 60000},
-    {"join_during_an_op", 1, 5000, 130000},
+    {"three_peers", 1, 30, 20000},
+    {"join_during_an_op", 1, 60000, 130000},
 };
 
 constexpr uint64_t kPlantedStatesMax = 300000;
