@@ -57,8 +57,8 @@ constexpr Default kDefaults[] = {
     {"two_tags", 1, 1, 30000},
     {"join", 1, 1, 120000},
     {"evict", 1, 1, 120000},
-    {"three_peers", 1, 30, 20000},
-    {"join_during_an_op", 1, 60000, 130000},
+    {"three_peers", 1, 100, 5000},
+    {"join_during_an_op", 1, 400000, 130000},
 };
 
 constexpr uint64_t kPlantedStatesMax = 300000;
