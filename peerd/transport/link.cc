@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kHeldBytesMax = 1 << 20;
 // PINGs in one detect_ms: two may be lost to a slow moment without anyone noticing.
 constexpr int64_t kPingsPerDetect = 3;
+// A round trip that is not worth more patience; a busy process takes as long.
+constexpr int64_t kUsualRttUs = Millis(100);
 // Numbered frames that are not acknowledged. They fit into a control lane's queue at once.
 constexpr size_t kKeptBytesMax = 7 << 20;
 // A correct peer acknowledges at least this often, and so stays far below that.
@@ -323,7 +325,10 @@ absl::Status Link::OnResume(uint64_t acked) {
 
 void Link::OnPong(const FrameHeader& header) {
   const int64_t us = ring_->Now().us - static_cast<int64_t>(header.stamp);
-  if (us >= 0 && us <= Seconds(60)) rtt_us_ = std::max<int64_t>(us, 1);
+  if (us >= 0 && us <= Seconds(60)) {
+    rtt_us_ = std::max<int64_t>(us, 1);
+    rtt_high_us_ = std::max(rtt_us_, rtt_high_us_ * 7 / 8);
+  }
   if (established_) return;
   established_ = true;
   owner_->OnLinkEstablished(this);
@@ -479,6 +484,13 @@ void Link::ForgiveSilence(int64_t us) {
   ForEachLane([us](Lane* lane) { lane->ForgiveSilence(us); });
 }
 
+// How long silence is no loss: detect_ms, and on a path that is long or delays what it has to
+// repeat some of its round trips more (as TCP's own timeout, RFC 6298), up to four detect_ms.
+int64_t Link::Patience(uint32_t detect_ms) const {
+  const int64_t detect = Millis(detect_ms);
+  return std::min(4 * detect, detect + 4 * std::max<int64_t>(0, rtt_high_us_ - kUsualRttUs));
+}
+
 Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   if (!alive()) return kNever;
   const int64_t detect = Millis(detect_ms);
@@ -488,7 +500,7 @@ Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   if (!alive()) return kNever;
   if (now - last_ping_ >= interval) SendPings(now);
   if (!alive()) return kNever;
-  Tick next = std::min(last_ping_ + interval, last_heard() + detect);
+  Tick next = std::min(last_ping_ + interval, last_heard() + Patience(detect_ms));
   if (closing()) next = std::min(next, closing_since_ + interval);
   if (control_ == nullptr) next = std::min(next, control_lost_ + 2 * detect);
   if (data_were_complete_ && data_lanes_ == 0) next = std::min(next, data_lost_ + 2 * detect);
@@ -501,8 +513,8 @@ bool Link::BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_e
   const std::string error = repair_error.empty() ? "" : ": " + repair_error;
   if (closing() && now - closing_since_ >= detect / kPingsPerDetect) {
     BreakAs(absl::StrCat(closing_lane_, ": closed by the other side"), false, false);
-  } else if (now - last_heard() >= detect) {
-    BreakAs(absl::StrCat("silent for ", detect_ms, " ms"), false, false);
+  } else if (const int64_t patience = Patience(detect_ms); now - last_heard() >= patience) {
+    BreakAs(absl::StrCat("silent for ", patience / 1000, " ms"), false, false);
   } else if (control_ == nullptr && now - control_lost_ >= 2 * detect) {
     BreakAs(absl::StrCat("control lane to ", remote, " was lost and not replaced in ",
                          2 * uint64_t{detect_ms}, " ms", error),
@@ -521,16 +533,17 @@ bool Link::BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_e
 void Link::LoseStalled(Tick now, uint32_t detect_ms) {
   const int64_t detect = Millis(detect_ms);
   if (closing() || now - last_heard() > detect / 2) return;
+  const int64_t patience = Patience(detect_ms);
   std::vector<Lane*> stalled;
   const auto check = [&](Lane* lane) {
-    if (now - lane->last_heard() >= detect) stalled.push_back(lane);
+    if (now - lane->last_heard() >= patience) stalled.push_back(lane);
   };
   if (control_ != nullptr) check(control_.get());
   for (const DataLane& data : data_) {
     if (delivering_ && data.lane != nullptr) check(data.lane.get());
   }
   for (Lane* lane : stalled) {
-    LoseLane(lane, absl::StrCat(lane->name(), ": silent for ", detect_ms,
+    LoseLane(lane, absl::StrCat(lane->name(), ": silent for ", patience / 1000,
                                 " ms while other lanes are heard"));
     if (!alive()) return;
   }

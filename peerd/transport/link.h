@@ -124,6 +124,8 @@ class Link final : public LaneOwner {
   // They were complete before, and the link has some of them.
   bool data_usable() const { return data_were_complete_ && data_lanes_ > 0; }
   bool data_were_complete() const { return data_were_complete_; }
+  // The lanes that stand will do; those that are missing count as lost, and are repaired as such.
+  void StartWithFewer() { data_were_complete_ |= data_lanes_ > 0; }
   uint32_t data_lanes_announced() const { return static_cast<uint32_t>(data_.size()); }
   uint32_t lanes() const;
 
@@ -212,6 +214,7 @@ class Link final : public LaneOwner {
   bool BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_error);
   void LoseStalled(Tick now, uint32_t detect_ms);
   void SendPings(Tick now);
+  int64_t Patience(uint32_t detect_ms) const;
   void DropQueue();
   void CheckEnded();
   template <class F>
@@ -265,6 +268,7 @@ class Link final : public LaneOwner {
 
   Tick last_ping_;
   int64_t rtt_us_ = 0;
+  int64_t rtt_high_us_ = 0;  // of the last ones the highest, which fades
 };
 
 }  // namespace longhaul::peerd

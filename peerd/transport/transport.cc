@@ -194,6 +194,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void Arm(Tick at);
   void Work();
   Tick WorkPeering(Peering* p, Tick now);
+  Tick StartWithFewer(Peering* p, Tick now);
   Tick WorkHandshakes(Tick now);
   Tick WorkRetired(Tick now);
 
@@ -457,6 +458,7 @@ Tick TransportImpl::WorkPeering(Peering* p, Tick now) {
     next = std::min(next, p->link->Work(now, options_.detect_ms, error));
   }
   if (p->link != nullptr) next = std::min(next, RepairControl(p, now));
+  if (p->link != nullptr) next = std::min(next, StartWithFewer(p, now));
   if (p->link != nullptr) {
     DialData(p, now);
     if (p->link != nullptr && p->peer_wants_lanes && !p->link->data_complete()) {
@@ -470,6 +472,20 @@ Tick TransportImpl::WorkPeering(Peering* p, Tick now) {
     if (p->backoff.next > now) next = std::min(next, p->backoff.next);
   }
   return next;
+}
+
+// Some data lanes are there and others are long in coming: the epoch does not wait for those. When
+// to look again.
+Tick TransportImpl::StartWithFewer(Peering* p, Tick now) {
+  if (!p->link->established() || !MissingLanesWanted(*p)) return kNever;
+  const auto wants =
+      std::find_if(p->requests.begin(), p->requests.end(), [](const Request& r) { return r.data; });
+  const Tick at = wants->started + Millis(options_.detect_ms);
+  if (now < at) return at;
+  if (p->link->data_lanes() == 0) return kNever;  // Evaluate() sees to it when one comes
+  p->link->StartWithFewer();
+  Evaluate(p);
+  return kNever;
 }
 
 // ------------------------------------------------------------------------------ finding
@@ -517,7 +533,7 @@ const std::string* TransportImpl::FindToken(const Run& run, uint32_t group, Epoc
 
 StreamTuning TransportImpl::tuning() const {
   // Later than the silence that the control lane notices, so that the reason names the silence.
-  return {.user_timeout_ms = 2 * options_.detect_ms, .congestion = options_.congestion};
+  return {.user_timeout_ms = 4 * options_.detect_ms, .congestion = options_.congestion};
 }
 
 uint32_t TransportImpl::PlannedLanes(const SocketAddress& address) const {
@@ -616,9 +632,8 @@ void TransportImpl::Retire(Peering* p) {
 void TransportImpl::Evaluate(Peering* p) {
   if (p->link == nullptr || !p->link->alive() || !p->link->established()) return;
   if (MissingLanesWanted(*p)) {
-    if (p->link->options().dialled) {
-      Arm(ring_->Now());
-    } else if (!p->want_lanes_sent) {
+    Arm(ring_->Now());  // dials what is up to us
+    if (!p->link->options().dialled && !p->want_lanes_sent) {
       p->want_lanes_sent = true;
       const auto wants = std::find_if(p->requests.begin(), p->requests.end(),
                                       [](const Request& r) { return r.data; });
