@@ -135,7 +135,7 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   // What would not be exact.
   if (desc.reduce == ReduceOp::kAvg && !Wide(desc.dtype)) desc.reduce = ReduceOp::kSum;
   if (desc.reduce == ReduceOp::kProd && desc.dtype == DType::kFloat16) desc.reduce = ReduceOp::kMin;
-  desc.on_fault = prng.Chance(0.15) ? OnFault::kAbort : OnFault::kRetry;
+  desc.on_fault = prng.Chance(0.15) && name.tag != kLateTag ? OnFault::kAbort : OnFault::kRetry;
   const size_t size = SizeOf(desc.dtype);
   if (prng.Chance(0.4)) {
     desc.count = prng.Chance(0.05) ? 0 : prng.Below(200 / size) + 1;

@@ -29,6 +29,10 @@ struct OpShape {
   bool mismatched = false;  // members differ about it
 };
 
+// The tag of ops that are awaited one step later. They are never aborted by a fault: started again,
+// one would meet some of the others before the boundary, and some behind it.
+inline constexpr uint64_t kLateTag = 100;
+
 // Members of one group in one run, at most: each has a slot of its own.
 inline constexpr uint32_t kSlotsMax = 20;
 

@@ -168,7 +168,7 @@ std::vector<Trainer::Strand> Trainer::StrandsOf(uint64_t step) const {
   for (uint64_t tag = 1 + prng.Below(static_cast<uint64_t>(plan_.ops_max)); tag > 0; --tag) {
     strands.push_back({step, tag, prng.Chance(0.2) ? 2u : 1u, 0, false});
   }
-  if (step % 2 == 0 && prng.Chance(0.5)) strands.push_back({step, 100, 1, 0, true});
+  if (step % 2 == 0 && prng.Chance(0.5)) strands.push_back({step, kLateTag, 1, 0, true});
   return strands;
 }
 
@@ -224,12 +224,7 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
     graves_.push_back(buffer);
   }
   if (graves_.size() > 40) CheckGraves();
-  const bool late = std::any_of(strands_.begin(), strands_.end(), [&](const Strand& s) {
-    return s.late && s.step == posted.name.step && s.tag == posted.name.tag;
-  });
-  // One that is awaited a step later is given up: started again it would meet some of the others
-  // before the boundary, and some behind it.
-  if (outcome.code == Code::kAborted && state_ == State::kInside && !late) {
+  if (outcome.code == Code::kAborted && state_ == State::kInside) {
     After(0, Millis(2), [this, name = posted.name] {
       for (size_t i = 0; i < strands_.size(); ++i) {
         if (strands_[i].step == name.step && strands_[i].tag == name.tag) PostNext(i);
