@@ -46,6 +46,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
   bool Attached(PeerId peer) const override;
   bool Draining(PeerId peer) const override;
+  Tick Now() const override { return now_; }
 
  private:
   struct Session {
@@ -88,7 +89,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void Attach(SessionId session, const control::Hello& hello);
   void Drop(SessionId session, const std::string& reason);
   void Detach(SessionId session, const std::string& reason);
-  void PeerDied(PeerId peer, const std::string& reason);
+  void PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms);
   bool Quiet(PeerId peer) const;
   bool HasAdmitted(PeerId peer) const;
   void BuryIfAccused(PeerId peer);
@@ -107,16 +108,31 @@ class CoordinatorCore::Impl : public PeerDirectory {
     Group& group = groups_.at(key);
     if constexpr (std::is_void_v<decltype(call(group, &output))>) {
       call(group, &output);
-      Emit(std::move(output));
+      Emit(key, std::move(output));
     } else {
       auto result = call(group, &output);
-      Emit(std::move(output));
+      Emit(key, std::move(output));
       return result;
     }
   }
 
+  // Members of one run at one peer that come and go together.
+  struct Cohort {
+    std::string run;
+    PeerId peer;
+    std::string name;
+    friend auto operator<=>(const Cohort&, const Cohort&) = default;
+  };
+  // Runs `call(key, group)` on each group that its members are in.
+  template <class Call>
+  void ForGroupsOf(const Cohort& cohort, Call call);
+  size_t CountCohort(const Cohort& cohort, uint32_t* size) const;
+  void SetNumber(const Cohort& cohort);
+  void RetireFellows();
+  void MindMissedBallots();
+
   void AdvanceTouched();
-  void Emit(GroupOutput output);
+  void Emit(const GroupKey& key, GroupOutput output);
   void Send(PeerId peer, control::CoordinatorMessage message);
   void Note(std::string kind, PeerId peer, std::string text);
   void EmitPersist();
@@ -134,6 +150,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   // Of the step that is running.
   Tick now_;
   std::set<GroupKey> touched_;
+  std::vector<std::pair<Cohort, std::string>> bereft_;  // cohorts that lost a member, and how
   std::vector<Action> actions_;
 };
 
@@ -216,6 +233,11 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
     if (hello == nullptr || !hello->peer) {
       Drop(event.session, hello == nullptr ? "against the protocol: the first message is not Hello"
                                            : "against the protocol: Hello names no peer");
+    } else if (hello->protocol != control::kProtocolVersion) {
+      Drop(event.session,
+           "against the protocol: " + ToString(hello->peer) + " (release " + Clean(hello->version) +
+               ") speaks protocol " + std::to_string(hello->protocol) + ", this coordinator " +
+               std::to_string(control::kProtocolVersion) + ": run the same release at both ends");
     } else {
       Attach(event.session, *hello);
     }
@@ -229,6 +251,7 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
 
 void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hello) {
   Peer& peer = peers_[hello.peer];
+  const bool anew = peer.closed || peer.session;
   if (peer.session) {
     const SessionId old = std::exchange(peer.session, SessionId{});
     sessions_.erase(old);
@@ -259,7 +282,7 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
     const bool known = FindGroup(key) != nullptr;
     if (known) {
       On(key, [&, &said = state](Group& group, GroupOutput* out) {
-        group.Attach(peer.record, said, now_, out);
+        group.Attach(peer.record, said, anew, now_, out);
       });
       continue;
     }
@@ -297,10 +320,10 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   BuryIfAccused(id);
 }
 
-void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason) {
+void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms) {
   peers_.at(peer).dead_at = kNever;
   for (const GroupKey& key : GroupsOf(peer)) {
-    On(key, [&](Group& group, GroupOutput* out) { group.PeerDied(peer, reason, out); });
+    On(key, [&](Group& group, GroupOutput* out) { group.PeerDied(peer, reason, silent_ms, out); });
   }
 }
 
@@ -340,7 +363,8 @@ void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
                                  ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"
                              : dead.closed ? "its stream closed"
                                            : "it did not come back after the coordinator's restart";
-    PeerDied(peer, here + " and a peer of " + ToString(key) + " lost its link to it");
+    PeerDied(peer, here + " and a peer of " + ToString(key) + " lost its link to it",
+             dead.session ? config_.detect_ms : 0);
     return;
   }
 }
@@ -371,6 +395,11 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   On(join.group, [&](Group& group, GroupOutput* out) {
     group.Join(peers_.at(peer).record, join, member, out);
   });
+  if (!join.cohort.empty()) {
+    const Cohort cohort{join.group.run, peer, join.cohort};
+    uint32_t size = 0;
+    if (CountCohort(cohort, &size) == size) SetNumber(cohort);
+  }
   return std::nullopt;
 }
 
@@ -395,9 +424,21 @@ std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& 
            " members of the group, the most it can have (LH_LOCAL_MEMBERS_MAX)";
   }
   const size_t groups = local > 0 ? 0 : GroupsOf(peer).size();
-  if (groups >= LH_CLIENTS_MAX) {
+  if (groups >= LH_GROUPS_MAX) {
     return what + "the peer takes part in " + std::to_string(groups) +
-           " groups, the most it can (LH_CLIENTS_MAX)";
+           " groups, the most it can (LH_GROUPS_MAX)";
+  }
+  if (join.cohort.empty()) return "";
+  uint32_t size = 0;
+  const size_t fellows = CountCohort({join.group.run, peer, join.cohort}, &size);
+  if (fellows > 0 && size != join.cohort_size) {
+    return what + "cohort " + join.cohort + " has " + std::to_string(join.cohort_size) +
+           " members by this join and " + std::to_string(size) +
+           " by the others': give all the same cohort_size";
+  }
+  if (fellows >= join.cohort_size) {
+    return what + "cohort " + join.cohort + " has its " + std::to_string(fellows) +
+           " members already: give another cohort, or a larger cohort_size at all of them";
   }
   return "";
 }
@@ -496,16 +537,18 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
   for (SessionId id : silent) {
     const PeerId peer = sessions_.at(id).peer;
     Drop(id, quiet);
-    if (peers_.contains(peer)) PeerDied(peer, quiet);
+    if (peers_.contains(peer))
+      PeerDied(peer, quiet, static_cast<uint32_t>(kLease) * config_.detect_ms);
   }
   std::vector<PeerId> dead;
   for (const auto& [id, peer] : peers_) {
     if (peer.dead_at <= now_) dead.push_back(id);
   }
   for (PeerId id : dead) {
-    PeerDied(id, peers_.at(id).closed
-                     ? "no stream of its peer in time"
-                     : "its peer did not come back after the coordinator's restart");
+    PeerDied(id,
+             peers_.at(id).closed ? "no stream of its peer in time"
+                                  : "its peer did not come back after the coordinator's restart",
+             static_cast<uint32_t>(kLease) * config_.detect_ms);
   }
   for (auto& [key, group] : groups_) {
     if (group.NextDeadline() > now_) continue;
@@ -584,14 +627,99 @@ std::vector<GroupKey> CoordinatorCore::Impl::GroupsOf(PeerId peer) const {
   return keys;
 }
 
+// ------------------------------------------------------------------------------ cohorts
+
+template <class Call>
+void CoordinatorCore::Impl::ForGroupsOf(const Cohort& cohort, Call call) {
+  for (auto it = groups_.lower_bound({cohort.run, 0});
+       it != groups_.end() && it->first.run == cohort.run; ++it) {
+    if (!it->second.Cohort(cohort.peer, cohort.name).empty()) call(it->first, it->second);
+  }
+}
+
+// How many there are; `*size` is how many there have to be.
+size_t CoordinatorCore::Impl::CountCohort(const Cohort& cohort, uint32_t* size) const {
+  size_t count = 0;
+  for (auto it = groups_.lower_bound({cohort.run, 0});
+       it != groups_.end() && it->first.run == cohort.run; ++it) {
+    for (const MemberRecord* member : it->second.Cohort(cohort.peer, cohort.name)) {
+      *size = member->cohort_size;
+      ++count;
+    }
+  }
+  return count;
+}
+
+// Complete: from the next ballot on that no group of it has begun.
+void CoordinatorCore::Impl::SetNumber(const Cohort& cohort) {
+  uint64_t newest = 0;
+  ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
+    newest = std::max(newest, group.NewestBallot());
+  });
+  ForGroupsOf(cohort, [&](const GroupKey& key, Group& group) {
+    group.AdmitCohortAfter(cohort.peer, cohort.name, newest);
+    touched_.insert(key);
+  });
+}
+
+void CoordinatorCore::Impl::RetireFellows() {
+  while (!bereft_.empty()) {
+    const std::pair<Cohort, std::string> loss = bereft_.front();
+    bereft_.erase(bereft_.begin());
+    std::vector<GroupKey> keys;
+    ForGroupsOf(loss.first, [&](const GroupKey& key, const Group&) { keys.push_back(key); });
+    for (const GroupKey& key : keys) {
+      On(key, [&](Group& group, GroupOutput* out) {
+        group.RemoveCohort(loss.first.peer, loss.first.name, loss.second, out);
+      });
+    }
+  }
+}
+
+// A ballot that was to admit a member of a cohort went by without it (its peer was away, or had
+// begun to drain): all of it wait for a later one. If one was admitted by then, they cannot come in
+// together any more.
+void CoordinatorCore::Impl::MindMissedBallots() {
+  std::set<Cohort> missed;
+  for (const GroupKey& key : touched_) {
+    const auto group = groups_.find(key);
+    if (group == groups_.end()) continue;
+    for (const MemberRecord& member : group->second.record().members) {
+      if (group->second.Missed(member)) missed.insert({key.run, member.peer, member.cohort});
+    }
+  }
+  for (const Cohort& cohort : missed) {
+    bool split = false;
+    ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
+      for (const MemberRecord* member : group.Cohort(cohort.peer, cohort.name)) {
+        split = split || group.AdmittedOrPrepared(*member);
+      }
+    });
+    if (!split) {
+      SetNumber(cohort);
+    } else {
+      bereft_.emplace_back(cohort, "cohort " + cohort.name +
+                                       " could not be admitted in all its groups at one boundary: "
+                                       "join again");
+    }
+  }
+}
+
 // To the end of what the event began, in the order of the groups' names.
 void CoordinatorCore::Impl::AdvanceTouched() {
-  const std::set<GroupKey> touched = touched_;
   std::set<std::string> runs;
-  for (const GroupKey& key : touched) {
-    On(key, [this](Group& group, GroupOutput* out) { group.Advance(now_, out); });
-    runs.insert(key.run);
+  for (int round = 0;; ++round) {
+    LH_CHECK(round < 64) << "cohorts do not come to rest";
+    RetireFellows();
+    const std::set<GroupKey> advanced = touched_;
+    for (const GroupKey& key : advanced) {
+      On(key, [this](Group& group, GroupOutput* out) { group.Advance(now_, out); });
+      runs.insert(key.run);
+    }
+    MindMissedBallots();
+    if (bereft_.empty() && touched_ == advanced) break;
   }
+  const std::set<GroupKey> touched = touched_;
   for (const std::string& run : runs) {
     bool empty = true;
     for (auto it = groups_.lower_bound({run, 0}); it != groups_.end() && it->first.run == run;
@@ -614,7 +742,13 @@ void CoordinatorCore::Impl::AdvanceTouched() {
 
 // ------------------------------------------------------------------------------ output
 
-void CoordinatorCore::Impl::Emit(GroupOutput output) {
+void CoordinatorCore::Impl::Emit(const GroupKey& key, GroupOutput output) {
+  for (const Removed& removed : output.removed) {
+    const MemberRecord& member = removed.member;
+    bereft_.emplace_back(Cohort{key.run, member.peer, member.cohort},
+                         "its cohort " + member.cohort + " lost " + ToString(member.member) +
+                             " of " + ToString(key) + ": " + removed.reason);
+  }
   for (auto& [peer, message] : output.messages) Send(peer, std::move(message));
   for (EventRecord& event : output.notices) actions_.push_back(Notice{std::move(event)});
 }
@@ -733,11 +867,29 @@ void CoordinatorCore::Impl::CheckInvariants() const {
     now.groups.emplace(key, group.record());
   }
   LH_CHECK(now == durable_) << "a change was not given to Persist";
+  // A cohort is complete before any of it is admitted, and all of it go in one step.
+  std::map<Cohort, std::pair<size_t, uint32_t>> cohorts;
+  std::set<Cohort> admitted;
+  for (const auto& [key, record] : now.groups) {
+    for (const MemberRecord& member : record.members) {
+      if (member.cohort.empty() || member.departs) continue;
+      const Cohort cohort{key.run, member.peer, member.cohort};
+      auto& [count, size] = cohorts[cohort];
+      LH_CHECK(count == 0 || size == member.cohort_size) << "cohort " << member.cohort;
+      ++count;
+      size = member.cohort_size;
+      if (member.joined) admitted.insert(cohort);
+    }
+  }
+  for (const Cohort& cohort : admitted) {
+    const auto& [count, size] = cohorts.at(cohort);
+    LH_CHECK(count == size) << "cohort " << cohort.name << " has " << count << " of " << size;
+  }
 }
 
 uint64_t CoordinatorCore::Impl::Digest() const {
   Digester digest;
-  digest.Add(config_.incarnation).Add(uint64_t{config_.detect_ms}).Add(config_.entropy);
+  digest.Add(config_.incarnation).Add(uint64_t{config_.detect_ms});
   digest.Add(uint64_t{started_}).Add(runs_created_);
   digest.Add(sessions_.size());
   for (const auto& [id, session] : sessions_) {
@@ -757,7 +909,7 @@ uint64_t CoordinatorCore::Impl::Digest() const {
     }
   }
   digest.Add(runs_.size());
-  for (const auto& [name, run] : runs_) digest.Add(name).Add(run.next_member).Add(run.secret);
+  for (const auto& [name, run] : runs_) digest.Add(name).Add(run.next_member);
   digest.Add(groups_.size());
   for (const auto& [key, group] : groups_) group.AddTo(&digest);
   digest.Add(empty_since_.size());

@@ -45,7 +45,8 @@ struct FromPeer {
   SessionId session;
   control::PeerMessage message;
 };
-// Operator's wishes; answered by nothing but their effect.
+// Operator's wishes; answered by nothing but their effect. An eviction is durable with the Persist
+// of its step.
 struct EvictMember {
   GroupKey group;
   MemberId member;
@@ -115,7 +116,7 @@ class CoordinatorCore {
   // Aborts the process with a reason if an internal invariant is broken. Called by tests after each
   // step.
   void CheckInvariants() const;
-  // A digest of the whole state, equal for equal states.
+  // A digest of the whole state but its secrets, equal for equal states.
   uint64_t Digest() const;
   // A core in the same state, from which another future can be tried.
   CoordinatorCore Clone() const;

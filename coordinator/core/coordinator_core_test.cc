@@ -211,7 +211,8 @@ TEST_F(CoordinatorCoreTest, ALeaverIsOutWithTheNextEpochAndHearsOfItThen) {
             (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
                    "Commit 4"}));
   EXPECT_EQ(h.Notices("commit").back(),
-            "epoch committed epoch=4 members=2 joined= left=m3 ring=p1,p2 took_ms=0");
+            "epoch committed epoch=4 members=2 joined= left=m3 ring=p1,p2 took_ms=0 "
+            "cause=leave detector=p3 detect_ms=0 agree_ms=0");
 }
 
 TEST_F(CoordinatorCoreTest, LeaverDecidesTheBallot) {
@@ -429,7 +430,8 @@ TEST_F(CoordinatorCoreTest, DeathDuringAnAdmissionStartsTheNextNumberWithEveryth
             (Texts{"Prepare 4 base=2 boundary=4 attempt=4 freeze members=m1@1,m3@4 ring=p1,p3",
                    "Commit 4", "VoteResult m1 number=2 epoch=4"}));
   EXPECT_EQ(h.Notices("commit").back(),
-            "epoch committed epoch=4 members=2 joined=m3 left=m2 ring=p1,p3 took_ms=4000");
+            "epoch committed epoch=4 members=2 joined=m3 left=m2 ring=p1,p3 took_ms=4000 "
+            "cause=silence detector=coordinator detect_ms=4000 agree_ms=0");
 }
 
 TEST_F(CoordinatorCoreTest, DeathDuringARemovalFreezesAgain) {
@@ -1043,11 +1045,11 @@ TEST_F(CoordinatorCoreTest, MembersOfAGroupAreBounded) {
 TEST_F(CoordinatorCoreTest, GroupsOfAPeerAreBounded) {
   h.Attach(P(1));
   h.SetUnchecked(true);
-  for (uint32_t g = 0; g <= LH_CLIENTS_MAX; ++g) h.Say(P(1), control::Join{g + 1, G(g), "t"});
+  for (uint32_t g = 0; g <= LH_GROUPS_MAX; ++g) h.Say(P(1), control::Join{g + 1, G(g), "t"});
   h.SetUnchecked(false);
   h.Pass();
-  EXPECT_NE(h.Take(P(1)).back().find("LH_CLIENTS_MAX"), std::string::npos);
-  EXPECT_EQ(h.core().GetOverview().groups.size(), size_t{LH_CLIENTS_MAX});
+  EXPECT_NE(h.Take(P(1)).back().find("LH_GROUPS_MAX"), std::string::npos);
+  EXPECT_EQ(h.core().GetOverview().groups.size(), size_t{LH_GROUPS_MAX});
 }
 
 TEST_F(CoordinatorCoreTest, ARunEmptyForTenMinutesIsForgotten) {

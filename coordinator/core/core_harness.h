@@ -41,7 +41,7 @@ struct LivelyPeer {
     std::vector<control::OpReport> ops;
     std::map<OpOrdinal, control::Fate> fates;
   };
-  std::map<uint64_t, GroupKey> joins;  // not answered
+  std::map<uint64_t, control::Join> joins;  // not answered
   std::map<MemberId, LocalMember> members;
   std::map<GroupKey, GroupAtPeer> groups;
   std::set<PeerId> cannot_reach;
@@ -117,15 +117,18 @@ class Harness {
     std::vector<control::GroupState> said;
     for (auto& [key, state] : states) said.push_back(state);
     Attach(peer, said);
-    for (const auto& [request, key] : lively.joins) Tell(peer, control::Join{request, key, "t"});
+    for (const auto& [request, join] : lively.joins) Tell(peer, join);
     for (const auto& [member, local] : lively.members) {
       if (local.leaving) Tell(peer, control::Leave{local.group, member, false, "bye"});
       if (local.voting) Tell(peer, control::Vote{local.group, member, local.votes + 1});
     }
   }
   void LivelyJoin(PeerId peer, uint64_t request, GroupKey group = G()) {
-    lively_.at(peer).joins[request] = group;
-    Tell(peer, control::Join{request, group, "t"});
+    LivelyJoin(peer, control::Join{request, group, "t"});
+  }
+  void LivelyJoin(PeerId peer, const control::Join& join) {
+    lively_.at(peer).joins[join.request] = join;
+    Tell(peer, join);
   }
   void LivelyVote(PeerId peer, MemberId member) {
     LivelyPeer& lively = lively_.at(peer);
@@ -342,6 +345,7 @@ class Harness {
     if (self.mute) return;
     std::vector<control::Unreachable> unreachable;
     for (const control::PeerInfo& other : m.peers) {
+      if (control::IsBlocked(m.blocked, peer, other.peer)) continue;
       if (self.cannot_reach.contains(other.peer)) {
         unreachable.push_back({other.peer, "no route to " + other.endpoints.front()});
       }
@@ -388,7 +392,7 @@ class Harness {
   }
   void On(PeerId, LivelyPeer&, const control::Drain&) {}
 
-  const uint32_t detect_ms_;
+  uint32_t detect_ms_;
   int boots_ = 0;
   Tick now_{Seconds(100)};
   Tick next_heartbeat_{0};
@@ -442,9 +446,13 @@ struct Describer {
     for (const control::PeerInfo& peer : m.peers) {
       ring += (ring.empty() ? "" : ",") + ToString(peer.peer);
     }
+    std::string blocked;
+    for (const auto& [a, b] : m.blocked) {
+      blocked += (blocked.empty() ? " blocked=" : ",") + ToString(a) + "-" + ToString(b);
+    }
     return "Prepare " + ToString(m.epoch) + " base=" + ToString(m.base) +
            " boundary=" + ToString(m.boundary) + " attempt=" + ToString(m.attempt) +
-           (m.freeze ? " freeze" : "") + " members=" + members + " ring=" + ring;
+           (m.freeze ? " freeze" : "") + " members=" + members + " ring=" + ring + blocked;
   }
   std::string operator()(const control::CommitEpoch& m) const {
     std::string text = "Commit " + ToString(m.epoch);

@@ -7,6 +7,7 @@
 #include "coordinator/core/judge.h"
 #include "coordinator/core/text.h"
 #include "coordinator/core/token.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -18,6 +19,13 @@ using control::Removal;
 constexpr uint32_t kRebuildsMax = 3;
 // How many detect_ms a peer has to answer a preparation; it gives its links four.
 constexpr int64_t kAnswerDetects = 6;
+// Losses of one pair, each within this time of the one before, after which the pair is routed
+// around rather than repaired again.
+constexpr uint32_t kStrikesMax = 3;
+constexpr int64_t kStrikesForgotten = Seconds(60);
+// A blocked pair is tried again with the first preparation that comes so much later.
+constexpr int64_t kBlockedRetry = Seconds(600);
+constexpr Tick kLongAgo{INT64_MIN / 2};
 // No correct peer comes near; keeps what a peer claims from using the numbers up.
 constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
 constexpr size_t kNamesShownMax = 8;
@@ -68,6 +76,10 @@ Group::Group(GroupRecord record, std::string run_secret, uint32_t detect_ms,
       detect_ms_(detect_ms),
       directory_(directory) {
   ballot_ = Ballot(Survivors());
+  for (const BlockedRecord& blocked : record_.blocked) {
+    // Time counts from the first step, see Advance().
+    blocked_since_[blocked.pair] = kNever;
+  }
   // The predecessor froze ops and did not commit: peers wait for the next commit.
   if (record_.attempt > record_.committed && AnyAdmitted()) {
     repair_ = "the coordinator restarted in epoch " + ToString(record_.attempt) +
@@ -77,8 +89,12 @@ Group::Group(GroupRecord record, std::string run_secret, uint32_t detect_ms,
 
 // ------------------------------------------------------------------------------ input
 
-void Group::Attach(const PeerRecord& peer, const control::GroupState& state, Tick now,
+void Group::Attach(const PeerRecord& peer, const control::GroupState& state, bool anew, Tick now,
                    GroupOutput* out) {
+  // What blocked it may have gone with its old stream.
+  for (auto& [pair, since] : blocked_since_) {
+    if (anew && (pair.a == peer.peer || pair.b == peer.peer)) since = kLongAgo;
+  }
   for (PeerRecord& known : record_.peers) {
     if (known.peer == peer.peer) known = peer;
   }
@@ -109,9 +125,10 @@ void Group::Attach(const PeerRecord& peer, const control::GroupState& state, Tic
       Remove(member, Removal::kUnknown,
              "the coordinator's store is older than epoch " + ToString(state.committed) +
                  " of this peer: join again",
-             out);
+             FaultNow("restart", "coordinator"), out);
     } else if (!named.contains(member)) {
-      Remove(member, Removal::kDied, "its peer came back without it", out);
+      Remove(member, Removal::kDied, "its peer came back without it",
+             FaultNow("trainer_died", ToString(peer.peer)), out);
     }
   }
   if (preparation_) {
@@ -144,11 +161,15 @@ void Group::Join(const PeerRecord& peer, const control::Join& join, MemberId mem
   record.peer = peer.peer;
   record.request = join.request;
   record.name = join.name;
+  record.cohort = join.cohort;
+  record.cohort_size = join.cohort_size;
+  if (!join.cohort.empty()) record.after = kCohortIncomplete;
+  record.step_deadline_ms = join.step_deadline_ms;
   record_.members.push_back(record);
   out->messages.emplace_back(peer.peer, control::JoinPending{join.request, record_.group, member});
   Note("join", member, peer.peer,
-       "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) +
-           " name=" + Clean(join.name),
+       "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) + " name=" +
+           Clean(join.name) + (join.cohort.empty() ? "" : " cohort=" + Clean(join.cohort)),
        out);
 }
 
@@ -159,7 +180,8 @@ void Group::Leave(PeerId peer, const control::Leave& leave, GroupOutput* out) {
                                                       "it is no member (any more)"});
     return;
   }
-  Remove(leave.member, leave.died ? Removal::kDied : Removal::kLeft, Clean(leave.reason), out);
+  Remove(leave.member, leave.died ? Removal::kDied : Removal::kLeft, Clean(leave.reason),
+         FaultNow(leave.died ? "trainer_died" : "leave", ToString(peer)), out);
 }
 
 Violation Group::Vote(PeerId peer, const control::Vote& vote, GroupOutput* out) {
@@ -172,7 +194,7 @@ Violation Group::Vote(PeerId peer, const control::Vote& vote, GroupOutput* out) 
   }
   if (vote.number == 0) return "vote of " + ToString(vote.member) + " has no number";
   if (!Admits(*member)) return "vote of " + ToString(vote.member) + ", which is not admitted";
-  if (departures_.contains(vote.member)) return std::nullopt;
+  if (member->departs) return std::nullopt;
   if (vote.number <= member->votes) {
     out->messages.emplace_back(
         peer, control::VoteResult{record_.group, vote.member, vote.number, record_.committed});
@@ -181,6 +203,7 @@ Violation Group::Vote(PeerId peer, const control::Vote& vote, GroupOutput* out) 
   // Normally no change. A store that lost its last moments does not know of the votes before.
   member->votes = vote.number - 1;
   ballot_.Vote(vote.member);
+  if (first_vote_ == kNever) first_vote_ = directory_->Now();
   return std::nullopt;
 }
 
@@ -234,34 +257,67 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
     return preparation_ ? preparation_->answers.contains(id) : PeersOf(Survivors()).contains(id);
   };
   if (!counts(peer) || !counts(lost.peer)) return std::nullopt;
+  if (RoutedAround(peer, lost.peer)) return std::nullopt;
   const std::string reason = Clean(lost.reason);
   missed_.emplace(peer, lost.peer);
+  const Fault fault =
+      FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer), lost.silent_ms);
   const bool fresh =
-      lost_.try_emplace({peer, lost.peer}, Grace{now + Millis(detect_ms_) / 10, reason}).second;
+      lost_.try_emplace({peer, lost.peer}, Grace{now + Millis(detect_ms_) / 10, reason, fault})
+          .second;
   if (fresh) {
     Note("link_lost", MemberId{}, peer,
-         "link lost from=" + ToString(peer) + " to=" + ToString(lost.peer) + " reason=" + reason,
+         "link lost from=" + ToString(peer) + " to=" + ToString(lost.peer) +
+             " silent_ms=" + std::to_string(lost.silent_ms) + " reason=" + reason,
          out);
   }
   return std::nullopt;
 }
 
 void Group::Evict(MemberId member, const std::string& reason, GroupOutput* out) {
-  if (Find(member) != nullptr) Remove(member, Removal::kEvicted, Clean(reason), out);
+  if (Find(member) == nullptr) return;
+  Remove(member, Removal::kEvicted, Clean(reason), FaultNow("evict", "operator"), out);
 }
 
-void Group::PeerDied(PeerId peer, const std::string& reason, GroupOutput* out) {
-  RemovePeer(peer, Removal::kDied, reason, out);
+void Group::PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms, GroupOutput* out) {
+  Fault fault = FaultNow(silent_ms == 0 ? "peer_died" : "silence", "coordinator", silent_ms);
+  // Whoever lost its link to it said so first.
+  for (const auto& [link, grace] : lost_) {
+    if (link.second == peer && grace.fault.since <= fault.since) fault = grace.fault;
+  }
+  RemovePeer(peer, Removal::kDied, reason, fault, out);
+}
+
+void Group::RemoveCohort(PeerId peer, const std::string& cohort, const std::string& reason,
+                         GroupOutput* out) {
+  std::vector<MemberId> members;
+  for (const MemberRecord* member : Cohort(peer, cohort)) members.push_back(member->member);
+  for (MemberId member : members) {
+    Remove(member, Removal::kEvicted, Clean(reason), FaultNow("cohort", ToString(peer)), out);
+  }
+}
+
+void Group::AdmitCohortAfter(PeerId peer, const std::string& cohort, uint64_t ballot) {
+  for (MemberRecord& member : record_.members) {
+    if (member.peer == peer && member.cohort == cohort && !Admits(member)) member.after = ballot;
+  }
 }
 
 void Group::OnTime(Tick now, GroupOutput* out) {
-  std::map<LostLink, std::string> over;
+  std::vector<LostLink> over;
   for (const auto& [link, grace] : lost_) {
-    if (grace.due <= now) over.emplace(link, grace.reason);
+    if (grace.due <= now) over.push_back(link);
   }
-  for (const auto& [link, reason] : over) {
-    lost_.erase(link);
-    LinkGraceOver(link, reason, out);
+  for (const LostLink& link : over) LinkGraceOver(link, out);
+  std::vector<MemberRecord> late;
+  for (const MemberRecord& member : record_.members) {
+    if (VoteDue(member) <= now) late.push_back(member);
+  }
+  for (const MemberRecord& member : late) {
+    Remove(member.member, Removal::kEvicted,
+           "missed the step boundary: no vote within " + std::to_string(member.step_deadline_ms) +
+               " ms of the first",
+           FaultNow("step_deadline", "coordinator", member.step_deadline_ms), out);
   }
   if (!preparation_) return;
   std::vector<PeerId> silent;
@@ -269,16 +325,19 @@ void Group::OnTime(Tick now, GroupOutput* out) {
     if (!answer.answered() && answer.due <= now) silent.push_back(peer);
   }
   for (PeerId peer : silent) {
-    RemovePeer(peer, Removal::kUnreachable,
-               "silent: " + ToString(peer) + " did not answer the preparation of epoch " +
-                   ToString(preparation_->epoch) + " within " +
-                   std::to_string(kAnswerDetects * detect_ms_) + " ms",
-               out);
+    RemovePeer(
+        peer, Removal::kUnreachable,
+        "silent: " + ToString(peer) + " did not answer the preparation of epoch " +
+            ToString(preparation_->epoch) + " within " +
+            std::to_string(kAnswerDetects * detect_ms_) + " ms",
+        FaultNow("silence", "coordinator", static_cast<uint32_t>(kAnswerDetects) * detect_ms_),
+        out);
   }
 }
 
 void Group::Postpone(int64_t us) {
   for (auto& [link, grace] : lost_) grace.due = grace.due + us;
+  if (first_vote_ != kNever) first_vote_ = first_vote_ + us;
   if (!preparation_) return;
   for (auto& [peer, answer] : preparation_->answers) {
     if (answer.due != kNever) answer.due = answer.due + us;
@@ -286,6 +345,9 @@ void Group::Postpone(int64_t us) {
 }
 
 void Group::Advance(Tick now, GroupOutput* out) {
+  for (auto& [pair, since] : blocked_since_) {
+    if (since == kNever) since = now;
+  }
   for (int round = 0;; ++round) {
     LH_CHECK(round < 16) << "group " << ToString(record_.group) << " does not come to rest";
     ResolveUnreachable(out);
@@ -313,7 +375,7 @@ Group::Decision Group::DecideInPreparation() const {
   decision.joiners = preparation_->joiners;
   // With nobody to vote, whoever came in between comes along.
   if (!admitted) decision.joiners.merge(Admissible());
-  decision.freeze = admitted && (preparation_->freeze || !departures_.empty() || !repair_.empty());
+  decision.freeze = admitted && (preparation_->freeze || AnyDeparture() || !repair_.empty());
   if (ballot_.electorate().empty() && decision.joiners.empty()) {
     decision.act = admitted ? Act::kCommitEmpty : Act::kAbort;
   } else if (decision.freeze || !decision.joiners.empty()) {
@@ -331,7 +393,7 @@ Group::Decision Group::DecideIdle() const {
     decision.act = Act::kCommitEmpty;
     return decision;
   }
-  if (admitted && (!departures_.empty() || !repair_.empty())) {
+  if (admitted && (AnyDeparture() || !repair_.empty())) {
     decision.act = Act::kPrepare;
     decision.freeze = true;
     return decision;
@@ -346,7 +408,9 @@ Group::Decision Group::DecideIdle() const {
   } else if (admitted) {
     decision.act = Act::kAnswerVotes;
   } else if (CountPending() > 0) {
-    decision.why = "waiting for a peer of the pending members that is attached and not draining";
+    decision.why =
+        "waiting for a pending member whose peer is attached and not draining, and whose cohort, "
+        "if it has one, is complete";
   }
   return decision;
 }
@@ -406,7 +470,7 @@ void Group::Apply(const Decision& decision, Tick now, GroupOutput* out) {
 
 void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   std::vector<MemberId> left;
-  for (const auto& [member, departure] : departures_) left.push_back(member);
+  for (const auto& [member, departure] : Departures()) left.push_back(member);
   Preparation next;
   next.epoch = Epoch(record_.highest.value() + 1);
   next.freeze = decision.freeze;
@@ -426,8 +490,17 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   next.cause = Clean(std::move(next.cause));
   for (PeerId peer : PeersOf(next.survivors)) next.answers[peer];
   for (PeerId peer : PeersOf(next.joiners)) next.answers[peer];
+  ChooseRing(now, &next);
 
   record_.highest = next.epoch;
+  if (!AnyAdmitted()) {
+    // The first admission is a ballot that nobody had to vote in.
+    if (!preparation_) ++record_.ballots;
+    for (MemberId joiner : next.joiners) {
+      record_.ballots = std::max(record_.ballots, Find(joiner)->after + 1);
+    }
+  }
+  if (next.freeze && !fault_) fault_ = Fault{"restart", "coordinator", 0, now};
   if (!next.survivors.empty() && !next.joiners.empty()) admission_tried_ = true;
   if (next.freeze) {
     record_.attempt = next.epoch;
@@ -448,18 +521,37 @@ void Group::Commit(Tick now, GroupOutput* out) {
   Reports reports;
   for (const auto& [peer, answer] : done.answers) reports[peer] = answer.ops;
   std::vector<std::pair<MemberRecord, Departure>> removed;
-  for (const auto& [member, departure] : departures_)
+  for (const auto& [member, departure] : Departures())
     removed.emplace_back(*Find(member), departure);
   const std::set<MemberId> voted = done.joiners.empty() ? std::set<MemberId>{} : ballot_.voted();
+  const bool first = !AnyAdmitted();
 
-  TakeEpoch(done.epoch, done.joiners);
+  std::erase_if(record_.blocked, [&done](const BlockedRecord& b) {
+    return done.answers.contains(b.pair.a) && done.answers.contains(b.pair.b) &&
+           !control::IsBlocked(done.blocked, b.pair.a, b.pair.b);
+  });
+  TakeEpoch(done.epoch, done.joiners, done.ring);
+  std::string fault_text;
+  std::optional<FaultRecord> fault;
   if (done.freeze) {
+    // Nobody could vote meanwhile.
+    if (first_vote_ != kNever) first_vote_ = first_vote_ + (now - done.begun);
+    fault = FaultRecord{fault_->cause, fault_->detector, fault_->detect_ms,
+                        static_cast<uint32_t>((now - fault_->since) / Millis(1))};
+    fault_text = " cause=" + fault->cause + " detector=" + fault->detector +
+                 " detect_ms=" + std::to_string(fault->detect_ms) +
+                 " agree_ms=" + std::to_string(fault->agree_ms);
+    fault_epoch_ = record_.committed;
+    last_fault_ = *fault;
+    fault_.reset();
     for (auto& [peer, fates] : Judge(reports)) record_.fates.push_back({peer, std::move(fates)});
   }
   for (MemberId member : voted) ++Find(member)->votes;
-  if (!done.joiners.empty()) {
+  if (first) {
     ballot_ = Ballot(Survivors());
     admission_tried_ = false;
+  } else if (!done.joiners.empty()) {
+    CompleteBallot();
   }
 
   for (const auto& [peer, answer] : done.answers)
@@ -485,20 +577,23 @@ void Group::Commit(Tick now, GroupOutput* out) {
        "epoch committed epoch=" + ToString(record_.committed) +
            " members=" + std::to_string(Admitted().size()) + " joined=" + List(done.joiners) +
            " left=" + List(left) + " ring=" + List(Ring()) +
-           " took_ms=" + std::to_string((now - done.begun) / Millis(1)),
+           " took_ms=" + std::to_string((now - done.begun) / Millis(1)) + fault_text,
        out);
+  out->notices.back().fault = std::move(fault);
 }
 
 void Group::CommitEmpty(GroupOutput* out) {
   preparation_.reset();
   std::vector<std::pair<MemberRecord, Departure>> removed;
-  for (const auto& [member, departure] : departures_)
+  for (const auto& [member, departure] : Departures())
     removed.emplace_back(*Find(member), departure);
   record_.highest = Epoch(record_.highest.value() + 1);
-  TakeEpoch(record_.highest, {});
+  TakeEpoch(record_.highest, {}, {});
   ballot_ = Ballot();
+  first_vote_ = kNever;
   admission_tried_ = false;
   repair_.clear();
+  fault_.reset();
   lost_.clear();
   std::vector<MemberId> left;
   for (const auto& [member, departure] : removed) {
@@ -531,23 +626,27 @@ void Group::AnswerVotes(GroupOutput* out) {
     out->messages.emplace_back(
         voter->peer, control::VoteResult{record_.group, member, voter->votes, record_.committed});
   }
+  CompleteBallot();
+}
+
+void Group::CompleteBallot() {
+  ++record_.ballots;
   ballot_ = Ballot(Survivors());
+  first_vote_ = kNever;
   admission_tried_ = false;
 }
 
 // The record of a committed epoch: who departs is out, `joiners` are in, the rest waits behind.
-void Group::TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners) {
-  const std::set<PeerId> ring_before = AdmittedPeers();
+void Group::TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners,
+                      const std::vector<PeerId>& ring) {
   record_.committed = epoch;
   if (!joiners.empty()) record_.boundary = epoch;
   record_.fates.clear();
-  std::erase_if(record_.members,
-                [this](const MemberRecord& m) { return departures_.contains(m.member); });
-  departures_.clear();
+  std::erase_if(record_.members, [](const MemberRecord& m) { return m.departs.has_value(); });
   for (MemberRecord& member : record_.members) {
     if (joiners.contains(member.member)) member.joined = epoch;
   }
-  SortPeers(ring_before);
+  SortPeers(ring);
   std::erase_if(missed_, [this](const LostLink& link) {
     return !HasPeer(link.first) || !HasPeer(link.second);
   });
@@ -561,15 +660,16 @@ void Group::TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners) {
             [&rank](const MemberRecord& a, const MemberRecord& b) { return rank(a) < rank(b); });
 }
 
-// Ring order is the order of first admission, then of ids; peers with nothing but pending members
-// stand behind, peers with no members do not stand at all.
-void Group::SortPeers(const std::set<PeerId>& ring_before) {
+// Peers with nothing but pending members stand behind the ring, peers with no members do not stand
+// at all.
+void Group::SortPeers(const std::vector<PeerId>& ring) {
   std::erase_if(record_.peers, [this](const PeerRecord& p) { return CountMembers(p.peer) == 0; });
-  const std::set<PeerId> ring = AdmittedPeers();
+  ForgetBlockedOfStrangers();
+  std::map<PeerId, size_t> position;
+  for (PeerId peer : ring) position.emplace(peer, position.size());
   const auto rank = [&](const PeerRecord& p) {
-    if (!ring.contains(p.peer)) return std::pair(2, PeerId{});
-    if (!ring_before.contains(p.peer)) return std::pair(1, p.peer);
-    return std::pair(0, PeerId{});
+    const auto it = position.find(p.peer);
+    return it == position.end() ? position.size() : it->second;
   };
   std::stable_sort(record_.peers.begin(), record_.peers.end(),
                    [&rank](const PeerRecord& a, const PeerRecord& b) { return rank(a) < rank(b); });
@@ -603,17 +703,10 @@ control::PrepareEpoch Group::MakePrepare() const {
   message.token = EpochToken(run_secret_, record_.group.group, p.epoch);
   message.cause = p.cause;
 
-  // The order that TakeEpoch() will give the record.
-  const std::set<PeerId> ring_before = AdmittedPeers();
-  std::vector<const PeerRecord*> fresh;
-  std::vector<const PeerRecord*> ring;
-  for (const PeerRecord& peer : record_.peers) {
-    if (!p.answers.contains(peer.peer)) continue;
-    (ring_before.contains(peer.peer) ? ring : fresh).push_back(&peer);
-  }
-  std::sort(fresh.begin(), fresh.end(),
-            [](const PeerRecord* a, const PeerRecord* b) { return a->peer < b->peer; });
-  ring.insert(ring.end(), fresh.begin(), fresh.end());
+  message.blocked = p.blocked;
+
+  std::map<PeerId, const PeerRecord*> records;
+  for (const PeerRecord& peer : record_.peers) records[peer.peer] = &peer;
   std::map<PeerId, std::vector<control::MemberInfo>> members;
   for (const MemberRecord& m : record_.members) {
     if (p.joiners.contains(m.member)) {
@@ -622,7 +715,8 @@ control::PrepareEpoch Group::MakePrepare() const {
       members[m.peer].push_back({m.member, m.peer, m.joined, m.name});
     }
   }
-  for (const PeerRecord* peer : ring) {
+  for (PeerId id : p.ring) {
+    const PeerRecord* peer = records.at(id);
     message.peers.push_back({peer->peer, peer->endpoints, peer->lanes});
     std::vector<control::MemberInfo>& local = members[peer->peer];
     std::sort(local.begin(), local.end(),
@@ -649,17 +743,22 @@ void Group::SendPendingCount(GroupOutput* out) {
 
 // ------------------------------------------------------------------------------ removing
 
-void Group::Remove(MemberId id, Removal why, const std::string& reason, GroupOutput* out) {
+void Group::Remove(MemberId id, Removal why, const std::string& reason, const Fault& fault,
+                   GroupOutput* out) {
   const MemberRecord member = *Find(id);
-  if (departures_.contains(id)) return;
+  if (member.departs) return;
   const bool pending = !Admits(member);
+  if (!member.cohort.empty()) out->removed.push_back({member, reason});
   if (!pending) {
-    departures_[id] = {why, reason};
+    Find(id)->departs = Departure{why, reason};
+    NoteFault(fault);
     ballot_.Leave(id);
+    if (ballot_.voted().empty()) first_vote_ = kNever;
   } else {
     std::erase_if(record_.members, [id](const MemberRecord& m) { return m.member == id; });
     if (CountMembers(member.peer) == 0) {
       std::erase_if(record_.peers, [&](const PeerRecord& p) { return p.peer == member.peer; });
+      ForgetBlockedOfStrangers();
     }
     SendRemoved(member, why, reason, out);
   }
@@ -672,16 +771,17 @@ void Group::Remove(MemberId id, Removal why, const std::string& reason, GroupOut
        out);
 }
 
-void Group::RemovePeer(PeerId peer, Removal why, const std::string& reason, GroupOutput* out) {
+void Group::RemovePeer(PeerId peer, Removal why, const std::string& reason, const Fault& fault,
+                       GroupOutput* out) {
   std::vector<MemberId> members;
   for (const MemberRecord& member : record_.members) {
     if (member.peer == peer) members.push_back(member.member);
   }
-  for (MemberId member : members) Remove(member, why, reason, out);
+  for (MemberId member : members) Remove(member, why, reason, fault, out);
 }
 
-// All have answered, and some cannot reach others: decides who goes. It waits for all answers since
-// the first ones do not show which end of a pair is the one that nobody reaches.
+// All have answered, and some cannot reach others: decides what to do about it. It waits for all
+// answers since the first ones do not show which end of a pair is the one that nobody reaches.
 void Group::ResolveUnreachable(GroupOutput* out) {
   if (!preparation_ || !preparation_->changed.empty()) return;
   std::map<LostLink, std::string> pairs;
@@ -692,34 +792,131 @@ void Group::ResolveUnreachable(GroupOutput* out) {
                     ToString(peer) + " cannot reach " + ToString(other) + ": " + reason);
     }
   }
-  Blame(std::move(pairs), out);
+  Settle(std::move(pairs), out);
 }
 
-// Removes peers until no pair is left.
-void Group::Blame(std::map<LostLink, std::string> pairs, GroupOutput* out) {
+// Removes peers until the pairs that are left, if any, can be routed around.
+void Group::Settle(std::map<LostLink, std::string> pairs, GroupOutput* out) {
   while (!pairs.empty()) {
+    if (CanRouteAround(pairs)) return Block(pairs, out);
     const PeerId victim = ChooseVictim(pairs);
     std::string reason;
+    std::string reporter;
     std::erase_if(pairs, [&](const auto& pair) {
       if (pair.first.first != victim && pair.first.second != victim) return false;
-      if (reason.empty()) reason = pair.second;
+      if (reason.empty()) {
+        reason = pair.second;
+        reporter = ToString(pair.first.first);
+      }
       return true;
     });
-    RemovePeer(victim, Removal::kUnreachable, Clean(reason), out);
+    RemovePeer(victim, Removal::kUnreachable, Clean(reason), FaultNow("unreachable", reporter),
+               out);
   }
 }
 
-// Newcomers before peers of the epoch in force; then the one in most pairs; then the one that
-// joined last. Who reports is not the worse for it: a pair counts once, whoever reported it.
+// True if the group can go on with all who take part although these pairs, and those known already,
+// have no link. A newcomer is not worth it that half of the others or more cannot reach.
+bool Group::CanRouteAround(const std::map<LostLink, std::string>& pairs) const {
+  const std::vector<PeerId> peers = Participants();
+  const control::BlockedPairs known = BlockedAmong(peers);
+  std::set<control::BlockedPair> all(known.begin(), known.end());
+  for (const auto& [pair, reason] : pairs) {
+    all.insert(control::MakeBlockedPair(pair.first, pair.second));
+  }
+  if (all.size() > LH_BLOCKED_PAIRS_MAX) return false;
+  std::map<PeerId, size_t> count;
+  for (const control::BlockedPair& pair : all) {
+    ++count[pair.a];
+    ++count[pair.b];
+  }
+  const std::set<PeerId> established = PeersOf(Survivors());
+  for (const auto& [peer, pairs_of_peer] : count) {
+    if (!established.contains(peer) && 2 * pairs_of_peer >= peers.size() - 1) return false;
+  }
+  const control::BlockedPairs blocked(all.begin(), all.end());
+  const auto ring = control::RingAvoiding(peers, blocked);
+  return ring && control::RingFault(*ring, blocked).empty();
+}
+
+void Group::Block(const std::map<LostLink, std::string>& pairs, GroupOutput* out) {
+  const std::set<PeerId> in_force = PeersOf(Survivors());
+  for (const auto& [link, reason] : pairs) {
+    const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
+    const bool known = std::any_of(record_.blocked.begin(), record_.blocked.end(),
+                                   [&](const BlockedRecord& b) { return b.pair == pair; });
+    blocked_since_[pair] = directory_->Now();
+    const std::string text =
+        ToString(pair.a) + " and " + ToString(pair.b) + " have no link: " + Clean(reason);
+    MarkChanged(text);
+    if (known) continue;
+    record_.blocked.push_back({pair, Clean(reason)});
+    std::sort(record_.blocked.begin(), record_.blocked.end(),
+              [](const BlockedRecord& x, const BlockedRecord& y) { return x.pair < y.pair; });
+    // Ops in flight may use the link, if it once stood.
+    if (in_force.contains(pair.a) && in_force.contains(pair.b)) {
+      repair_ = Clean(text);
+      NoteFault(FaultNow("unreachable", ToString(link.first)));
+    }
+    Note("block", MemberId{}, link.first,
+         "pair routed around a=" + ToString(pair.a) + " b=" + ToString(pair.b) +
+             " reason=" + Clean(reason),
+         out);
+  }
+}
+
+// Who has left the group is tried again if it comes back.
+void Group::ForgetBlockedOfStrangers() {
+  std::erase_if(record_.blocked, [this](const BlockedRecord& b) {
+    return !HasPeer(b.pair.a) || !HasPeer(b.pair.b);
+  });
+  const auto known = [this](const control::BlockedPair& pair) {
+    return std::any_of(record_.blocked.begin(), record_.blocked.end(),
+                       [&](const BlockedRecord& b) { return b.pair == pair; });
+  };
+  std::erase_if(blocked_since_, [&](const auto& entry) { return !known(entry.first); });
+  std::erase_if(strikes_, [this](const auto& entry) {
+    return !HasPeer(entry.first.a) || !HasPeer(entry.first.b);
+  });
+}
+
+// The order of the peers and the pairs that get no link. Pairs that have waited for long are tried
+// again; so are all if nobody can route around them any more, as with three peers left.
+void Group::ChooseRing(Tick now, Preparation* preparation) const {
+  std::set<PeerId> peers;
+  for (const auto& [peer, answer] : preparation->answers) peers.insert(peer);
+  const std::vector<PeerId> order = OrderOf(peers);
+  control::BlockedPairs blocked = BlockedAmong(order);
+  std::erase_if(blocked, [&](const control::BlockedPair& pair) {
+    return now - blocked_since_.at(pair) >= kBlockedRetry;
+  });
+  auto ring = control::RingAvoiding(order, blocked);
+  if (!ring || !control::RingFault(*ring, blocked).empty()) {
+    blocked.clear();
+    ring = order;
+  }
+  preparation->ring = *std::move(ring);
+  preparation->blocked = std::move(blocked);
+}
+
+// Newcomers before peers of the epoch in force; then the one in most pairs, which is reached by
+// fewest; then the one that joined last. Who reports is not the worse for it: a pair counts once,
+// whoever reported it, and age has nothing to do with reporting.
 PeerId Group::ChooseVictim(const std::map<LostLink, std::string>& pairs) const {
   std::set<LostLink> undirected;
-  for (const auto& [pair, reason] : pairs) undirected.insert(std::minmax(pair.first, pair.second));
+  std::set<PeerId> candidates;
+  for (const auto& [pair, reason] : pairs) {
+    undirected.insert(std::minmax(pair.first, pair.second));
+    candidates.insert({pair.first, pair.second});
+  }
+  // Those that are routed around already count as well.
+  for (const auto& [a, b] : BlockedAmong(Participants())) undirected.insert({a, b});
   std::map<PeerId, size_t> count;
   for (const auto& [a, b] : undirected) {
     ++count[a];
     ++count[b];
   }
-  const std::set<PeerId> established = PeersOf(preparation_->survivors);
+  const std::set<PeerId> established = PeersOf(Survivors());
   std::map<PeerId, std::pair<Epoch, MemberId>> age;  // smallest: here for the longest time
   for (const MemberRecord& m : record_.members) {
     const std::pair<Epoch, MemberId> own(Admits(m) ? m.joined : Epoch(UINT64_MAX), m.member);
@@ -729,18 +926,35 @@ PeerId Group::ChooseVictim(const std::map<LostLink, std::string>& pairs) const {
   const auto weight = [&](PeerId peer) {
     return std::tuple(!established.contains(peer), count.at(peer), age[peer]);
   };
-  PeerId victim = count.begin()->first;
-  for (const auto& [peer, pairs_of_peer] : count) {
+  PeerId victim = *candidates.begin();
+  for (PeerId peer : candidates) {
     if (weight(peer) > weight(victim)) victim = peer;
   }
   return victim;
 }
 
 // A death would have shown by now: the link is lost between two that live.
-void Group::LinkGraceOver(LostLink link, const std::string& reason, GroupOutput* out) {
-  const std::string text = LinkText(link.first, link.second, reason);
+void Group::LinkGraceOver(LostLink link, GroupOutput* out) {
+  const auto lost = lost_.extract(link);
+  if (lost.empty()) return;
+  const Grace& grace = lost.mapped();
+  if (RoutedAround(link.first, link.second)) return;
+  const std::string text = LinkText(link.first, link.second, grace.reason);
   const std::set<PeerId> in_force = PeersOf(Survivors());
   const bool freeze = in_force.contains(link.first) && in_force.contains(link.second);
+  const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
+  Strikes& strikes = strikes_[pair];
+  const Tick now = directory_->Now();
+  strikes.count = now - strikes.last > kStrikesForgotten ? 1 : strikes.count + 1;
+  strikes.last = now;
+  if (freeze) {
+    // Both ends report one loss: the other's report is the same strike.
+    lost_.erase({link.second, link.first});
+    NoteFault(grace.fault);
+    repair_ = text;
+    const std::map<LostLink, std::string> pairs{{link, text + " (again and again)"}};
+    if (strikes.count > kStrikesMax && CanRouteAround(pairs)) return Block(pairs, out);
+  }
   if (!preparation_) {
     if (freeze) repair_ = text;
     return;
@@ -748,7 +962,7 @@ void Group::LinkGraceOver(LostLink link, const std::string& reason, GroupOutput*
   Preparation& p = *preparation_;
   if (!p.answers.contains(link.first) || !p.answers.contains(link.second)) return;
   if (p.changed.empty() && ++p.rebuilds > kRebuildsMax) {
-    Blame({{link, text + " (again and again)"}}, out);
+    Settle({{link, text + " (again and again)"}}, out);
     return;
   }
   if (freeze) repair_ = text;
@@ -756,7 +970,16 @@ void Group::LinkGraceOver(LostLink link, const std::string& reason, GroupOutput*
 }
 
 void Group::MarkChanged(const std::string& why) {
-  if (preparation_->changed.empty()) preparation_->changed = why;
+  if (preparation_ && preparation_->changed.empty()) preparation_->changed = why;
+}
+
+Group::Fault Group::FaultNow(std::string cause, std::string detector, uint32_t detect_ms) const {
+  return {std::move(cause), std::move(detector), detect_ms, directory_->Now()};
+}
+
+// What follows from the first, or comes while it is repaired, is not a fault of its own.
+void Group::NoteFault(const Fault& fault) {
+  if (!fault_) fault_ = fault;
 }
 
 void Group::Note(std::string kind, MemberId member, PeerId peer, std::string text,
@@ -804,6 +1027,7 @@ bool Group::Accused(PeerId peer) const {
 Tick Group::NextDeadline() const {
   Tick next = kNever;
   for (const auto& [link, grace] : lost_) next = std::min(next, grace.due);
+  for (const MemberRecord& member : record_.members) next = std::min(next, VoteDue(member));
   if (!preparation_) return next;
   for (const auto& [peer, answer] : preparation_->answers) {
     if (!answer.answered()) next = std::min(next, answer.due);
@@ -820,14 +1044,94 @@ std::set<MemberId> Group::Admitted() const {
 }
 
 std::set<MemberId> Group::Survivors() const {
-  std::set<MemberId> members = Admitted();
-  for (const auto& [member, departure] : departures_) members.erase(member);
+  std::set<MemberId> members;
+  for (const MemberRecord& m : record_.members) {
+    if (Admits(m) && !m.departs) members.insert(m.member);
+  }
   return members;
 }
 
+std::map<MemberId, Departure> Group::Departures() const {
+  std::map<MemberId, Departure> departures;
+  for (const MemberRecord& m : record_.members) {
+    if (m.departs) departures.emplace(m.member, *m.departs);
+  }
+  return departures;
+}
+
+bool Group::AnyDeparture() const {
+  return std::any_of(record_.members.begin(), record_.members.end(),
+                     [](const MemberRecord& m) { return m.departs.has_value(); });
+}
+
+std::vector<PeerId> Group::Participants() const {
+  std::set<PeerId> peers = PeersOf(Survivors());
+  if (preparation_) peers.merge(PeersOf(preparation_->joiners));
+  return OrderOf(peers);
+}
+
+// The order of first admission, then of ids.
+std::vector<PeerId> Group::OrderOf(const std::set<PeerId>& peers) const {
+  const std::set<PeerId> admitted = AdmittedPeers();
+  std::vector<PeerId> order;
+  for (const PeerRecord& peer : record_.peers) {
+    if (peers.contains(peer.peer) && admitted.contains(peer.peer)) order.push_back(peer.peer);
+  }
+  for (PeerId peer : peers) {
+    if (!admitted.contains(peer)) order.push_back(peer);
+  }
+  return order;
+}
+
+control::BlockedPairs Group::BlockedAmong(const std::vector<PeerId>& peers) const {
+  const std::set<PeerId> there(peers.begin(), peers.end());
+  control::BlockedPairs blocked;
+  for (const BlockedRecord& b : record_.blocked) {
+    if (there.contains(b.pair.a) && there.contains(b.pair.b)) blocked.push_back(b.pair);
+  }
+  return blocked;
+}
+
+std::vector<const MemberRecord*> Group::Cohort(PeerId peer, const std::string& cohort) const {
+  std::vector<const MemberRecord*> members;
+  for (const MemberRecord& m : record_.members) {
+    if (m.peer == peer && m.cohort == cohort && !m.departs) members.push_back(&m);
+  }
+  return members;
+}
+
+// They were told that they get no link.
+bool Group::RoutedAround(PeerId x, PeerId y) const {
+  if (record_.blocked.empty()) return false;
+  return control::IsBlocked(preparation_ ? preparation_->blocked : BlockedAmong(Ring()), x, y);
+}
+
+uint64_t Group::NewestBallot() const { return record_.ballots + (ballot_.voted().empty() ? 0 : 1); }
+
+bool Group::Missed(const MemberRecord& member) const {
+  return !Admits(member) && member.after != kCohortIncomplete && !member.cohort.empty() &&
+         AnyAdmitted() && record_.ballots > member.after;
+}
+
+bool Group::AdmittedOrPrepared(const MemberRecord& member) const {
+  return Admits(member) || (preparation_ && preparation_->joiners.contains(member.member));
+}
+
+// While ops are frozen nobody can come to the boundary who waits for one of them.
+Tick Group::VoteDue(const MemberRecord& member) const {
+  if (first_vote_ == kNever || member.step_deadline_ms == 0 || !Admits(member)) return kNever;
+  if (member.departs || ballot_.HasVoted(member.member)) return kNever;
+  if (preparation_ && preparation_->freeze) return kNever;
+  return first_vote_ + Millis(member.step_deadline_ms);
+}
+
 std::set<MemberId> Group::Admissible() const {
+  // The ballot that is open, or, in a first epoch that is being prepared, the one it stands for.
+  const uint64_t ballot =
+      AnyAdmitted() ? record_.ballots + 1 : (preparation_ ? record_.ballots : kCohortIncomplete);
   std::set<MemberId> members;
   for (const MemberRecord& m : record_.members) {
+    if (m.after >= ballot) continue;
     if (!Admits(m) && directory_->Attached(m.peer) && !directory_->Draining(m.peer)) {
       members.insert(m.member);
     }
@@ -874,8 +1178,12 @@ GroupView Group::View() const {
   if (preparation_) view.preparing = preparation_->epoch;
   view.waiting_for = Decide().why;
   for (const MemberRecord& m : record_.members) {
-    view.members.push_back({m.member, m.peer, m.name, m.joined, ballot_.HasVoted(m.member)});
+    view.members.push_back(
+        {m.member, m.peer, m.name, m.joined, ballot_.HasVoted(m.member), m.cohort});
   }
+  view.blocked = record_.blocked;
+  view.fault_epoch = fault_epoch_;
+  view.fault = last_fault_;
   return view;
 }
 
@@ -896,6 +1204,8 @@ void Group::CheckInvariants() const {
     LH_CHECK(m.joined <= record_.committed) << name << " " << ToString(m.member);
     LH_CHECK(!(pending_behind && Admits(m)))
         << name << " admitted " << ToString(m.member) << " behind a pending member";
+    LH_CHECK(!m.departs || Admits(m)) << name << " " << ToString(m.member) << " departs";
+    LH_CHECK(m.cohort.empty() == (m.cohort_size == 0)) << name << " " << ToString(m.member);
     pending_behind = pending_behind || !Admits(m);
     peers_of_members.insert(m.peer);
   }
@@ -904,14 +1214,21 @@ void Group::CheckInvariants() const {
   LH_CHECK(peers == peers_of_members)
       << name << " peers " << List(peers) << " but members at " << List(peers_of_members);
 
-  for (const auto& [member, departure] : departures_) {
-    LH_CHECK(Admitted().contains(member)) << name << " " << ToString(member) << " departs";
+  for (size_t i = 0; i < record_.blocked.size(); ++i) {
+    const control::BlockedPair& pair = record_.blocked[i].pair;
+    LH_CHECK(i == 0 || record_.blocked[i - 1].pair < pair) << name;
+    LH_CHECK(peers.contains(pair.a) && peers.contains(pair.b)) << name << " blocks a stranger";
+    LH_CHECK(blocked_since_.contains(pair)) << name;
   }
+  LH_CHECK(blocked_since_.size() == record_.blocked.size()) << name;
   LH_CHECK(ballot_.electorate() == Survivors())
       << name << " electorate " << List(ballot_.electorate());
   LH_CHECK(Decide().act == Act::kWait) << name << " has something to do and does not do it";
   if (!preparation_) {
-    LH_CHECK(departures_.empty() && repair_.empty()) << name << " forgot a change";
+    LH_CHECK(!AnyDeparture() && repair_.empty()) << name << " forgot a change";
+    LH_CHECK(!fault_) << name << " forgot " << fault_->cause;
+    const std::string ring_fault = control::RingFault(Ring(), BlockedAmong(Ring()));
+    LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
     LH_CHECK(record_.attempt <= record_.committed) << name << " left ops frozen";
     return;
   }
@@ -919,7 +1236,11 @@ void Group::CheckInvariants() const {
   LH_CHECK(p.epoch > record_.committed && p.epoch <= record_.highest) << name;
   LH_CHECK(p.changed.empty() && repair_.empty()) << name << " keeps an outdated preparation";
   LH_CHECK(p.freeze == (record_.attempt > record_.committed)) << name;
-  LH_CHECK(p.freeze || departures_.empty()) << name << " removes members without a freeze";
+  LH_CHECK(p.freeze || !AnyDeparture()) << name << " removes members without a freeze";
+  LH_CHECK(p.freeze == fault_.has_value()) << name << " freezes without a cause";
+  const std::string ring_fault = control::RingFault(p.ring, p.blocked);
+  LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
+  LH_CHECK(p.ring.size() == p.answers.size()) << name;
   LH_CHECK(!p.freeze || record_.attempt == p.epoch) << name;
   LH_CHECK(p.survivors == Survivors()) << name << " prepares " << List(p.survivors);
   std::set<PeerId> participants = PeersOf(p.survivors);
@@ -946,6 +1267,9 @@ void AddRecord(const GroupRecord& record, Digester* digest) {
   digest->Add(record.members.size());
   for (const MemberRecord& m : record.members) {
     digest->Add(m.member).Add(m.peer).Add(m.request).Add(m.name).Add(m.joined).Add(m.votes);
+    digest->Add(m.cohort).Add(uint64_t{m.cohort_size}).Add(m.after).Add(m.step_deadline_ms);
+    digest->Add(uint64_t{m.departs.has_value()});
+    if (m.departs) digest->Add(static_cast<uint64_t>(m.departs->why)).Add(m.departs->reason);
   }
   digest->Add(record.peers.size());
   for (const PeerRecord& p : record.peers) {
@@ -958,6 +1282,10 @@ void AddRecord(const GroupRecord& record, Digester* digest) {
     for (const control::OpFate& fate : f.fates) {
       digest->Add(fate.ordinal).Add(static_cast<uint64_t>(fate.fate));
     }
+  }
+  digest->Add(record.ballots).Add(record.blocked.size());
+  for (const BlockedRecord& b : record.blocked) {
+    digest->Add(b.pair.a).Add(b.pair.b).Add(b.reason);
   }
 }
 
@@ -974,19 +1302,29 @@ void AddMembers(const std::set<MemberId>& members, Digester* digest) {
 
 }  // namespace
 
+// Secrets are left out: they decide nothing, and a replay has others.
 void Group::AddTo(Digester* digest) const {
+  const auto add_fault = [digest](const Fault& fault) {
+    digest->Add(fault.cause).Add(fault.detector).Add(uint64_t{fault.detect_ms}).Add(fault.since);
+  };
   AddRecord(record_, digest);
-  digest->Add(run_secret_);
   AddMembers(ballot_.electorate(), digest);
   AddMembers(ballot_.voted(), digest);
   digest->Add(uint64_t{admission_tried_}).Add(repair_).Add(uint64_t{pending_told_});
-  digest->Add(departures_.size());
-  for (const auto& [member, departure] : departures_) {
-    digest->Add(member).Add(static_cast<uint64_t>(departure.why)).Add(departure.reason);
+  digest->Add(first_vote_);
+  digest->Add(uint64_t{fault_.has_value()});
+  if (fault_) add_fault(*fault_);
+  digest->Add(fault_epoch_).Add(last_fault_.cause).Add(last_fault_.detector);
+  digest->Add(uint64_t{last_fault_.detect_ms}).Add(uint64_t{last_fault_.agree_ms});
+  digest->Add(strikes_.size());
+  for (const auto& [pair, strikes] : strikes_) {
+    digest->Add(pair.a).Add(pair.b).Add(uint64_t{strikes.count}).Add(strikes.last);
   }
+  for (const auto& [pair, since] : blocked_since_) digest->Add(since);
   digest->Add(lost_.size());
   for (const auto& [link, grace] : lost_) {
     digest->Add(link.first).Add(link.second).Add(grace.due).Add(grace.reason);
+    add_fault(grace.fault);
   }
   digest->Add(missed_.size());
   for (const auto& [from, to] : missed_) digest->Add(from).Add(to);
@@ -994,7 +1332,9 @@ void Group::AddTo(Digester* digest) const {
   if (!preparation_) return;
   const Preparation& p = *preparation_;
   digest->Add(p.epoch).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
-  digest->Add(p.cause).Add(p.changed);
+  digest->Add(p.cause).Add(p.changed).Add(p.blocked.size());
+  for (PeerId peer : p.ring) digest->Add(peer);
+  for (const control::BlockedPair& pair : p.blocked) digest->Add(pair.a).Add(pair.b);
   AddMembers(p.survivors, digest);
   AddMembers(p.joiners, digest);
   digest->Add(p.answers.size());

@@ -42,11 +42,20 @@ class PeerDirectory {
   virtual ~PeerDirectory() = default;
   virtual bool Attached(PeerId peer) const = 0;
   virtual bool Draining(PeerId peer) const = 0;
+  // Of the step that is running.
+  virtual Tick Now() const = 0;
+};
+
+// A member that goes, with its record as it was, and why.
+struct Removed {
+  MemberRecord member;
+  std::string reason;
 };
 
 struct GroupOutput {
   std::vector<std::pair<PeerId, control::CoordinatorMessage>> messages;
   std::vector<EventRecord> notices;
+  std::vector<Removed> removed;  // those of cohorts
 };
 
 // Set if the message is against the protocol: what is wrong with it. Nothing was changed then.
@@ -62,8 +71,10 @@ class Group {
 
   // ---- input
 
-  // The peer (re)attached; `state` is what its Hello says of this group, empty if nothing.
-  void Attach(const PeerRecord& peer, const control::GroupState& state, Tick now, GroupOutput* out);
+  // The peer (re)attached; `state` is what its Hello says of this group, empty if nothing. `anew`:
+  // it had a stream before, under this coordinator.
+  void Attach(const PeerRecord& peer, const control::GroupState& state, bool anew, Tick now,
+              GroupOutput* out);
   // The member that an earlier Join of this peer with this number made; none if there is none.
   MemberId FindRequest(PeerId peer, uint64_t request) const;
   // A new pending member. The owner has checked the bounds.
@@ -74,8 +85,14 @@ class Group {
   Violation Failed(PeerId peer, const control::EpochFailed& failed);
   Violation LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, GroupOutput* out);
   void Evict(MemberId member, const std::string& reason, GroupOutput* out);
-  // The peer is dead: all its members are.
-  void PeerDied(PeerId peer, const std::string& reason, GroupOutput* out);
+  // The peer is dead: all its members are. `silent_ms`: nothing was heard of it for so long before.
+  void PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms, GroupOutput* out);
+  // A member of the cohort is gone, or cannot be admitted together with the others: all go.
+  void RemoveCohort(PeerId peer, const std::string& cohort, const std::string& reason,
+                    GroupOutput* out);
+  // The cohort is complete: its members are admitted by ballots above this number, or at once where
+  // nobody is admitted.
+  void AdmitCohortAfter(PeerId peer, const std::string& cohort, uint64_t ballot);
   // Handles what is due by now.
   void OnTime(Tick now, GroupOutput* out);
   // The coordinator itself was held up for so long: nobody else is to pay for it.
@@ -90,6 +107,14 @@ class Group {
   bool Empty() const { return record_.members.empty() && !preparation_; }
   bool HasPeer(PeerId peer) const;
   size_t CountMembers(PeerId peer) const;
+  // Those that stay, in order of number.
+  std::vector<const MemberRecord*> Cohort(PeerId peer, const std::string& cohort) const;
+  // The number of the newest ballot that has a vote or is completed.
+  uint64_t NewestBallot() const;
+  // The ballot that was to admit this pending member is over, and it is still pending.
+  bool Missed(const MemberRecord& member) const;
+  // Admitted, or in the preparation that would admit it.
+  bool AdmittedOrPrepared(const MemberRecord& member) const;
   // True if another peer says that it cannot reach this one, or lost its link to it and has not
   // reported all links up since.
   bool Accused(PeerId peer) const;
@@ -103,10 +128,12 @@ class Group {
   void AddTo(Digester* digest) const;
 
  private:
-  // Why an admitted member will not be in the next epoch.
-  struct Departure {
-    control::Removal why = control::Removal::kDied;
-    std::string reason;
+  // The first report of what the next freeze repairs.
+  struct Fault {
+    std::string cause;
+    std::string detector;
+    uint32_t detect_ms = 0;
+    Tick since;
   };
   // What one peer of a preparation has answered; the latest answer counts.
   struct Answer {
@@ -123,6 +150,8 @@ class Group {
     std::set<MemberId> survivors;  // admitted before
     std::set<MemberId> joiners;
     std::map<PeerId, Answer> answers;  // exactly the peers of survivors and joiners
+    std::vector<PeerId> ring;          // the same peers
+    control::BlockedPairs blocked;     // as told to them
     Tick begun;                        // of the first in an unbroken series of preparations
     uint32_t rebuilds = 0;             // lost links in that series
     std::string cause;
@@ -151,8 +180,10 @@ class Group {
   void Abort(const std::string& reason, GroupOutput* out);
   void AnswerVotes(GroupOutput* out);
 
-  void TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners);
-  void SortPeers(const std::set<PeerId>& before);
+  void TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners, const std::vector<PeerId>& ring);
+  void ChooseRing(Tick now, Preparation* preparation) const;
+  void CompleteBallot();
+  void SortPeers(const std::vector<PeerId>& ring);
   void SendRemoved(const MemberRecord& member, control::Removal why, const std::string& reason,
                    GroupOutput* out) const;
   void SendPrepare(PeerId peer, Tick now, GroupOutput* out);
@@ -160,12 +191,19 @@ class Group {
   control::CommitEpoch MakeCommit(PeerId peer) const;
   void SendPendingCount(GroupOutput* out);
 
-  void Remove(MemberId member, control::Removal why, const std::string& reason, GroupOutput* out);
-  void RemovePeer(PeerId peer, control::Removal why, const std::string& reason, GroupOutput* out);
+  void Remove(MemberId member, control::Removal why, const std::string& reason, const Fault& fault,
+              GroupOutput* out);
+  void RemovePeer(PeerId peer, control::Removal why, const std::string& reason, const Fault& fault,
+                  GroupOutput* out);
   void ResolveUnreachable(GroupOutput* out);
-  void Blame(std::map<LostLink, std::string> pairs, GroupOutput* out);
+  void Settle(std::map<LostLink, std::string> pairs, GroupOutput* out);
+  bool CanRouteAround(const std::map<LostLink, std::string>& pairs) const;
+  void Block(const std::map<LostLink, std::string>& pairs, GroupOutput* out);
+  void ForgetBlockedOfStrangers();
   PeerId ChooseVictim(const std::map<LostLink, std::string>& pairs) const;
-  void LinkGraceOver(LostLink link, const std::string& reason, GroupOutput* out);
+  void LinkGraceOver(LostLink link, GroupOutput* out);
+  Fault FaultNow(std::string cause, std::string detector, uint32_t detect_ms = 0) const;
+  void NoteFault(const Fault& fault);
   void MarkChanged(const std::string& why);
   void Note(std::string kind, MemberId member, PeerId peer, std::string text,
             GroupOutput* out) const;
@@ -175,6 +213,15 @@ class Group {
   std::set<MemberId> Admitted() const;
   std::set<MemberId> Survivors() const;
   std::set<MemberId> Admissible() const;
+  std::map<MemberId, Departure> Departures() const;
+  bool AnyDeparture() const;
+  // Who takes part in what is being agreed, in ring order before blocked pairs are looked at.
+  std::vector<PeerId> Participants() const;
+  std::vector<PeerId> OrderOf(const std::set<PeerId>& peers) const;
+  bool RoutedAround(PeerId x, PeerId y) const;
+  control::BlockedPairs BlockedAmong(const std::vector<PeerId>& peers) const;
+  // When the member is evicted unless it votes; kNever: it is not.
+  Tick VoteDue(const MemberRecord& member) const;
   std::set<PeerId> PeersOf(const std::set<MemberId>& members) const;
   std::set<PeerId> AdmittedPeers() const;
   uint32_t CountPending() const;
@@ -190,15 +237,28 @@ class Group {
   // Newcomers were tried since the votes came in: one try a ballot, so that a newcomer that cannot
   // be reached and asks again and again does not hold the voters for ever.
   bool admission_tried_ = false;
-  std::map<MemberId, Departure> departures_;  // admitted members on their way out
-  std::string repair_;                        // why the next epoch must freeze; empty: it need not
+  Tick first_vote_ = kNever;  // of the open ballot
+  std::string repair_;        // why the next epoch must freeze; empty: it need not
   std::optional<Preparation> preparation_;
   struct Grace {
     Tick due;
     std::string reason;
+    Fault fault;
   };
   std::map<LostLink, Grace> lost_;
   std::set<LostLink> missed_;  // lost, and not reported up since
+  // How often a pair lost its link of late.
+  struct Strikes {
+    uint32_t count = 0;
+    Tick last;
+  };
+  std::map<control::BlockedPair, Strikes> strikes_;
+  // Since when each pair of the record is routed around; far back: it is tried again with the next
+  // preparation.
+  std::map<control::BlockedPair, Tick> blocked_since_;
+  std::optional<Fault> fault_;
+  Epoch fault_epoch_;  // of `last_fault_`
+  FaultRecord last_fault_;
   uint32_t pending_told_ = 0;
 };
 

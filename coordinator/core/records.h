@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -20,6 +21,16 @@ struct RunRecord {
   friend bool operator==(const RunRecord&, const RunRecord&) = default;
 };
 
+// Why an admitted member will not be in the next epoch.
+struct Departure {
+  control::Removal why = control::Removal::kDied;
+  std::string reason;
+  friend bool operator==(const Departure&, const Departure&) = default;
+};
+
+// The members of an incomplete cohort are admissible after this ballot.
+inline constexpr uint64_t kCohortIncomplete = UINT64_MAX;
+
 // A member, pending or admitted.
 struct MemberRecord {
   MemberId member;
@@ -28,6 +39,13 @@ struct MemberRecord {
   std::string name;
   Epoch joined;        // 0: pending
   uint64_t votes = 0;  // boundaries passed (VoteResult sent)
+  std::string cohort;  // members of the run at this peer that come and go together; "": none
+  uint32_t cohort_size = 0;
+  uint64_t after = 0;  // pending: it is admitted by a ballot of a number above this one
+  uint32_t step_deadline_ms = 0;
+  // Set while the epoch without it is being agreed: what was decided, also by an operator, outlives
+  // the coordinator.
+  std::optional<Departure> departs;
   friend bool operator==(const MemberRecord&, const MemberRecord&) = default;
 };
 
@@ -47,15 +65,24 @@ struct FatesRecord {
   friend bool operator==(const FatesRecord&, const FatesRecord&) = default;
 };
 
+// A pair of peers that is routed around.
+struct BlockedRecord {
+  control::BlockedPair pair;
+  std::string reason;
+  friend bool operator==(const BlockedRecord&, const BlockedRecord&) = default;
+};
+
 struct GroupRecord {
   GroupKey group;
   Epoch committed;
   Epoch highest;  // highest number ever prepared
   Epoch boundary;
   Epoch attempt;
+  uint64_t ballots = 0;  // completed; the first admission into an empty group counts as one
   std::vector<MemberRecord> members;  // rank order; pending ones behind
   std::vector<PeerRecord> peers;      // ring order
   std::vector<FatesRecord> fates;
+  std::vector<BlockedRecord> blocked;  // in the order of the pairs
   friend bool operator==(const GroupRecord&, const GroupRecord&) = default;
 };
 
@@ -82,15 +109,27 @@ struct Records {
 // Applies one mutation as a store would.
 void Apply(const Mutation& mutation, Records* records);
 
+// What made an epoch freeze ops, and how long the group took over it.
+struct FaultRecord {
+  // From a closed set: leave, trainer_died, peer_died, silence, reset, unreachable, evict,
+  // step_deadline, cohort, restart.
+  std::string cause;
+  std::string detector;    // who said so: "p1f", "coordinator", "operator"
+  uint32_t detect_ms = 0;  // silence before the report; 0: it showed at once
+  uint32_t agree_ms = 0;   // from the first report to the commit
+  friend bool operator==(const FaultRecord&, const FaultRecord&) = default;
+};
+
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
-// refuse, prepare, commit, abort, link_lost, attach, detach, restart.
+// refuse, prepare, commit, abort, link_lost, block, attach, detach, restart.
 struct EventRecord {
   std::string kind;
-  GroupKey group;    // run empty: concerns no group
-  Epoch epoch;       // 0: none
-  MemberId member;   // 0: none
-  PeerId peer;       // 0: none
-  std::string text;  // fixed words, then key=value
+  GroupKey group;                                   // run empty: concerns no group
+  Epoch epoch;                                      // 0: none
+  MemberId member;                                  // 0: none
+  PeerId peer;                                      // 0: none
+  std::string text;                                 // fixed words, then key=value
+  std::optional<FaultRecord> fault = std::nullopt;  // of the commit of an epoch that froze ops
   friend bool operator==(const EventRecord&, const EventRecord&) = default;
 };
 
@@ -100,6 +139,7 @@ struct MemberView {
   std::string name;
   Epoch joined;  // 0: pending
   bool voting = false;
+  std::string cohort;
 };
 struct PeerView {
   PeerId peer;
@@ -117,6 +157,10 @@ struct GroupView {
       waiting_for;  // why the preparation or the ballot is not finished; "" if nothing waits
   std::vector<MemberView> members;  // rank order, pending ones behind
   std::vector<PeerView> ring;
+  std::vector<BlockedRecord> blocked;
+  // The last commit of an epoch that froze ops, since this start of the coordinator.
+  Epoch fault_epoch;  // 0: none
+  FaultRecord fault;
 };
 struct Overview {
   std::string incarnation;

@@ -1,8 +1,11 @@
 // The file is readable with the sqlite3 tool while the coordinator runs. Ids are written as in logs
 // ("p1f", "m3"), the order of members is `rank`, that of the ring `position`.
 //
-// Write-ahead log with synchronous=FULL: a transaction is on disk when COMMIT returns. Only what a
-// mutation changes of a group is written: most change one table of three.
+// Write-ahead log with synchronous=FULL: a transaction is on disk when COMMIT returns, since the
+// log is flushed (fsync) before. A crash of the process or of the machine therefore loses no
+// reported transaction and tears none; a disk that lies about flushing may lose the last ones,
+// which peers then show to be missing (Group::Attach). Only what a mutation changes of a group is
+// written: most change one table of four.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -27,7 +30,7 @@ namespace longhaul::coordinator {
 namespace {
 
 constexpr int kApplicationId = 0x4c48434f;  // "LHCO"
-constexpr int kSchemaVersion = 1;
+constexpr int kSchemaVersion = 2;
 constexpr int kBusyTimeoutMs = 5000;
 
 constexpr char kSchema[] = R"(
@@ -35,11 +38,14 @@ CREATE TABLE runs(
   run TEXT NOT NULL PRIMARY KEY, next_member INTEGER NOT NULL, secret BLOB NOT NULL);
 CREATE TABLE groups(
   run TEXT NOT NULL, grp INTEGER NOT NULL, committed INTEGER NOT NULL, highest INTEGER NOT NULL,
-  boundary INTEGER NOT NULL, attempt INTEGER NOT NULL, PRIMARY KEY(run, grp));
+  boundary INTEGER NOT NULL, attempt INTEGER NOT NULL, ballots INTEGER NOT NULL,
+  PRIMARY KEY(run, grp));
 CREATE TABLE members(
   run TEXT NOT NULL, grp INTEGER NOT NULL, rank INTEGER NOT NULL, member TEXT NOT NULL,
   peer TEXT NOT NULL, request INTEGER NOT NULL, name TEXT NOT NULL, joined INTEGER NOT NULL,
-  votes INTEGER NOT NULL, PRIMARY KEY(run, grp, rank));
+  votes INTEGER NOT NULL, cohort TEXT NOT NULL, cohort_size INTEGER NOT NULL,
+  after INTEGER NOT NULL, step_deadline_ms INTEGER NOT NULL, departs TEXT NOT NULL,
+  reason TEXT NOT NULL, PRIMARY KEY(run, grp, rank));
 CREATE TABLE ring(
   run TEXT NOT NULL, grp INTEGER NOT NULL, position INTEGER NOT NULL, peer TEXT NOT NULL,
   endpoints TEXT NOT NULL, lanes INTEGER NOT NULL, host TEXT NOT NULL,
@@ -47,6 +53,9 @@ CREATE TABLE ring(
 CREATE TABLE fates(
   run TEXT NOT NULL, grp INTEGER NOT NULL, place INTEGER NOT NULL, peer TEXT NOT NULL,
   ops TEXT NOT NULL, PRIMARY KEY(run, grp, place));
+CREATE TABLE blocked(
+  run TEXT NOT NULL, grp INTEGER NOT NULL, place INTEGER NOT NULL, a TEXT NOT NULL,
+  b TEXT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY(run, grp, place));
 )";
 
 class Fd {
@@ -93,6 +102,27 @@ constexpr std::pair<control::Fate, const char*> kFateNames[] = {
     {control::Fate::kRedo, "redo"},
     {control::Fate::kAbort, "abort"},
 };
+
+constexpr std::pair<control::Removal, const char*> kRemovalNames[] = {
+    {control::Removal::kLeft, "left"},       {control::Removal::kDied, "died"},
+    {control::Removal::kEvicted, "evicted"}, {control::Removal::kUnreachable, "unreachable"},
+    {control::Removal::kUnknown, "unknown"},
+};
+
+// "": the member stays.
+std::string RemovalName(const MemberRecord& member) {
+  for (const auto& [value, name] : kRemovalNames) {
+    if (member.departs && member.departs->why == value) return name;
+  }
+  return "";
+}
+bool SetRemoval(const std::string& name, const std::string& reason, MemberRecord* member) {
+  if (name.empty()) return reason.empty();
+  for (const auto& [value, known] : kRemovalNames) {
+    if (name == known) member->departs = Departure{value, reason};
+  }
+  return member->departs.has_value();
+}
 
 // "o3=commit o4=redo"
 std::string JoinFates(const std::vector<control::OpFate>& fates) {
@@ -225,6 +255,7 @@ class SqliteStore final : public Store {
   absl::Status LoadMembers(Records* records);
   absl::Status LoadRing(Records* records);
   absl::Status LoadFates(Records* records);
+  absl::Status LoadBlocked(Records* records);
   // `row` reads one row and returns what is wrong with it, "" if nothing.
   template <class Row>
   absl::Status ForEach(const char* sql, Row row);
@@ -238,6 +269,7 @@ class SqliteStore final : public Store {
   absl::Status WriteMembers(const GroupRecord& record);
   absl::Status WriteRing(const GroupRecord& record);
   absl::Status WriteFates(const GroupRecord& record);
+  absl::Status WriteBlocked(const GroupRecord& record);
 
   const std::string path_;
   const Fd lock_;
@@ -324,6 +356,13 @@ absl::Status SqliteStore::CheckFormat() {
         absl::StrCat("store ", path_, " was written by a newer coordinator: its schema is ", number,
                      ", this version knows up to ", kSchemaVersion, "; run the newer one"));
   }
+  if (number < kSchemaVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "store ", path_, " was written by an older coordinator: its schema is ", number,
+        ", this version writes ", kSchemaVersion,
+        "; end the runs with the older one, or move the file away: then all members have to join "
+        "again"));
+  }
   LH_ASSIGN_OR_RETURN(const std::string check, Pragma("PRAGMA quick_check(1)"));
   if (check != "ok") return Corrupt(check);
   return absl::OkStatus();
@@ -369,7 +408,7 @@ absl::Status SqliteStore::LoadRuns(Records* records) {
 }
 
 absl::Status SqliteStore::LoadGroups(Records* records) {
-  return ForEach("SELECT run, grp, committed, highest, boundary, attempt FROM groups",
+  return ForEach("SELECT run, grp, committed, highest, boundary, attempt, ballots FROM groups",
                  [&](Statement& row) -> std::string {
                    GroupRecord record;
                    record.group = row.TakeGroup();
@@ -377,6 +416,7 @@ absl::Status SqliteStore::LoadGroups(Records* records) {
                    record.highest = Epoch(row.TakeInt());
                    record.boundary = Epoch(row.TakeInt());
                    record.attempt = Epoch(row.TakeInt());
+                   record.ballots = row.TakeInt();
                    if (records->runs.count(record.group.run) == 0) {
                      return absl::StrCat("group ", ToString(record.group), " is of no run");
                    }
@@ -387,7 +427,8 @@ absl::Status SqliteStore::LoadGroups(Records* records) {
 
 absl::Status SqliteStore::LoadMembers(Records* records) {
   return ForEach(
-      "SELECT run, grp, member, peer, request, name, joined, votes FROM members "
+      "SELECT run, grp, member, peer, request, name, joined, votes, cohort, cohort_size, after, "
+      "step_deadline_ms, departs, reason FROM members "
       "ORDER BY run, grp, rank",
       [&](Statement& row) -> std::string {
         const GroupKey group = row.TakeGroup();
@@ -399,6 +440,12 @@ absl::Status SqliteStore::LoadMembers(Records* records) {
         record.name = row.TakeText();
         record.joined = Epoch(row.TakeInt());
         record.votes = row.TakeInt();
+        record.cohort = row.TakeText();
+        record.cohort_size = static_cast<uint32_t>(row.TakeInt());
+        record.after = row.TakeInt();
+        record.step_deadline_ms = static_cast<uint32_t>(row.TakeInt());
+        const std::string departs = row.TakeText();
+        bad |= !SetRemoval(departs, row.TakeText(), &record);
         const auto it = records->groups.find(group);
         if (bad || it == records->groups.end()) {
           return absl::StrCat("bad row in table members of group ", ToString(group));
@@ -446,6 +493,24 @@ absl::Status SqliteStore::LoadFates(Records* records) {
                  });
 }
 
+absl::Status SqliteStore::LoadBlocked(Records* records) {
+  return ForEach("SELECT run, grp, a, b, reason FROM blocked ORDER BY run, grp, place",
+                 [&](Statement& row) -> std::string {
+                   const GroupKey group = row.TakeGroup();
+                   bool bad = false;
+                   BlockedRecord record;
+                   record.pair.a = row.TakePeer(&bad);
+                   record.pair.b = row.TakePeer(&bad);
+                   record.reason = row.TakeText();
+                   const auto it = records->groups.find(group);
+                   if (bad || it == records->groups.end()) {
+                     return absl::StrCat("bad row in table blocked of group ", ToString(group));
+                   }
+                   it->second.blocked.push_back(std::move(record));
+                   return "";
+                 });
+}
+
 absl::StatusOr<Records> SqliteStore::Load() {
   Records records;
   LH_RETURN_IF_ERROR(LoadRuns(&records));
@@ -453,6 +518,7 @@ absl::StatusOr<Records> SqliteStore::Load() {
   LH_RETURN_IF_ERROR(LoadMembers(&records));
   LH_RETURN_IF_ERROR(LoadRing(&records));
   LH_RETURN_IF_ERROR(LoadFates(&records));
+  LH_RETURN_IF_ERROR(LoadBlocked(&records));
   return records;
 }
 
@@ -496,6 +562,7 @@ absl::Status SqliteStore::DeleteOf(const char* sql, const GroupKey& group) {
 constexpr char kDeleteMembers[] = "DELETE FROM members WHERE run=? AND grp=?";
 constexpr char kDeleteRing[] = "DELETE FROM ring WHERE run=? AND grp=?";
 constexpr char kDeleteFates[] = "DELETE FROM fates WHERE run=? AND grp=?";
+constexpr char kDeleteBlocked[] = "DELETE FROM blocked WHERE run=? AND grp=?";
 
 absl::Status SqliteStore::Write(const PutGroup& put) {
   const GroupRecord& record = put.record;
@@ -504,26 +571,30 @@ absl::Status SqliteStore::Write(const PutGroup& put) {
   {
     LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
                         Prepare("INSERT OR REPLACE INTO groups(run, grp, committed, highest, "
-                                "boundary, attempt) VALUES(?, ?, ?, ?, ?, ?)"));
+                                "boundary, attempt, ballots) VALUES(?, ?, ?, ?, ?, ?, ?)"));
     Statement statement(prepared);
     LH_RETURN_IF_ERROR(Run(statement.Text(record.group.run)
                                .Int(record.group.group)
                                .Int(record.committed.value())
                                .Int(record.highest.value())
                                .Int(record.boundary.value())
-                               .Int(record.attempt.value())));
+                               .Int(record.attempt.value())
+                               .Int(record.ballots)));
   }
   if (old == nullptr || old->members != record.members) LH_RETURN_IF_ERROR(WriteMembers(record));
   if (old == nullptr || old->peers != record.peers) LH_RETURN_IF_ERROR(WriteRing(record));
   if (old == nullptr || old->fates != record.fates) LH_RETURN_IF_ERROR(WriteFates(record));
+  if (old == nullptr || old->blocked != record.blocked) LH_RETURN_IF_ERROR(WriteBlocked(record));
   return absl::OkStatus();
 }
 
 absl::Status SqliteStore::WriteMembers(const GroupRecord& record) {
   LH_RETURN_IF_ERROR(DeleteOf(kDeleteMembers, record.group));
-  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
-                      Prepare("INSERT INTO members(run, grp, rank, member, peer, request, name, "
-                              "joined, votes) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+  LH_ASSIGN_OR_RETURN(
+      sqlite3_stmt * prepared,
+      Prepare("INSERT INTO members(run, grp, rank, member, peer, request, name, "
+              "joined, votes, cohort, cohort_size, after, step_deadline_ms, "
+              "departs, reason) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
   for (size_t rank = 0; rank < record.members.size(); ++rank) {
     const MemberRecord& member = record.members[rank];
     Statement statement(prepared);
@@ -535,7 +606,13 @@ absl::Status SqliteStore::WriteMembers(const GroupRecord& record) {
                                .Int(member.request)
                                .Text(member.name)
                                .Int(member.joined.value())
-                               .Int(member.votes)));
+                               .Int(member.votes)
+                               .Text(member.cohort)
+                               .Int(member.cohort_size)
+                               .Int(member.after)
+                               .Int(member.step_deadline_ms)
+                               .Text(RemovalName(member))
+                               .Text(member.departs ? member.departs->reason : "")));
   }
   return absl::OkStatus();
 }
@@ -575,10 +652,28 @@ absl::Status SqliteStore::WriteFates(const GroupRecord& record) {
   return absl::OkStatus();
 }
 
+absl::Status SqliteStore::WriteBlocked(const GroupRecord& record) {
+  LH_RETURN_IF_ERROR(DeleteOf(kDeleteBlocked, record.group));
+  LH_ASSIGN_OR_RETURN(
+      sqlite3_stmt * prepared,
+      Prepare("INSERT INTO blocked(run, grp, place, a, b, reason) VALUES(?, ?, ?, ?, ?, ?)"));
+  for (size_t place = 0; place < record.blocked.size(); ++place) {
+    Statement statement(prepared);
+    LH_RETURN_IF_ERROR(Run(statement.Text(record.group.run)
+                               .Int(record.group.group)
+                               .Int(place)
+                               .Text(ToString(record.blocked[place].pair.a))
+                               .Text(ToString(record.blocked[place].pair.b))
+                               .Text(record.blocked[place].reason)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SqliteStore::Write(const DeleteGroup& gone) {
   LH_RETURN_IF_ERROR(DeleteOf(kDeleteMembers, gone.group));
   LH_RETURN_IF_ERROR(DeleteOf(kDeleteRing, gone.group));
   LH_RETURN_IF_ERROR(DeleteOf(kDeleteFates, gone.group));
+  LH_RETURN_IF_ERROR(DeleteOf(kDeleteBlocked, gone.group));
   return DeleteOf("DELETE FROM groups WHERE run=? AND grp=?", gone.group);
 }
 

@@ -46,6 +46,18 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
       {PeerId(UINT64_MAX), {}, 0, ""},
       {PeerId(0x20), {"", ""}, 1, std::string("nul\0inside", 10)},
   };
+  group.ballots = 17;
+  group.members[0].cohort = "host-a";
+  group.members[0].cohort_size = 256;
+  group.members[0].after = 11;
+  group.members[0].step_deadline_ms = 86400000;
+  group.members[0].departs = Departure{control::Removal::kEvicted, "by an operator: \"x\", 'y'"};
+  group.members[1].departs = Departure{control::Removal::kLeft, ""};
+  group.members[2].cohort = "b";
+  group.members[2].cohort_size = 2;
+  group.members[2].after = kCohortIncomplete;
+  group.blocked = {{{PeerId(0x1f), PeerId(0x20)}, "no route, 100%"},
+                   {{PeerId(0x20), PeerId(UINT64_MAX)}, ""}};
   group.fates = {
       {PeerId(0x1f),
        {{OpOrdinal(3), control::Fate::kCommit}, {OpOrdinal(4), control::Fate::kRedo}}},
@@ -199,9 +211,16 @@ TEST_F(SqliteFile, SecondCoordinatorIsRefusedUntilTheFirstIsGone) {
 
 TEST_F(SqliteFile, FileOfANewerVersionIsRefused) {
   Create();
-  Execute("PRAGMA user_version=2");
+  Execute("PRAGMA user_version=3");
   EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
-              HasSubstr("its schema is 2, this version knows up to 1"));
+              HasSubstr("its schema is 3, this version knows up to 2"));
+}
+
+TEST_F(SqliteFile, FileOfAnOlderVersionIsRefusedWithWhatToDo) {
+  Create();
+  Execute("PRAGMA user_version=1");
+  EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
+              HasSubstr("its schema is 1, this version writes 2; end the runs with the older one"));
 }
 
 TEST_F(SqliteFile, FileOfAnotherProgramIsRefusedAndUntouched) {
@@ -231,7 +250,11 @@ TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
   EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table members"));
   Execute("UPDATE members SET peer='p7'; UPDATE fates SET ops='o1=maybe' WHERE place=0");
   EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table fates"));
-  Execute("UPDATE fates SET ops=''; DELETE FROM runs");
+  Execute("UPDATE fates SET ops=''; UPDATE blocked SET a='m3' WHERE place=0");
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table blocked"));
+  Execute("UPDATE blocked SET a='p3'; UPDATE members SET departs='perhaps' WHERE rank=0");
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table members"));
+  Execute("UPDATE members SET departs='left'; DELETE FROM runs");
   EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("of no run"));
 }
 

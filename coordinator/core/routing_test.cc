@@ -1,0 +1,401 @@
+// Pairs of peers that cannot have a link, step deadlines, and what a fault is said to be.
+#include <string>
+#include <vector>
+
+#include "coordinator/core/coordinator_core.h"
+#include "coordinator/core/core_harness.h"
+#include "gtest/gtest.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+class RoutingTest : public testing::Test {
+ protected:
+  static GroupKey G() { return Harness::G(); }
+  static PeerId P(uint64_t n) { return PeerId(n); }
+  static MemberId M(uint64_t n) { return MemberId(n); }
+
+  void Join(uint64_t i, uint32_t step_deadline_ms = 0) {
+    h.AddLively(P(i));
+    control::Join join{.request = 1, .group = G(), .name = "t"};
+    join.step_deadline_ms = step_deadline_ms;
+    h.LivelyJoin(P(i), join);
+    h.Run();
+  }
+  void VoteAll(uint64_t n) {
+    for (uint64_t j = 1; j <= n; ++j) {
+      if (h.HasStream(P(j))) h.LivelyVote(P(j), M(j));
+    }
+    h.Run();
+  }
+  // Peers 1..n with one admitted member each, m1..mn.
+  void Found(uint64_t n, uint32_t step_deadline_ms = 0) {
+    for (uint64_t i = 1; i <= n; ++i) {
+      Join(i, step_deadline_ms);
+      VoteAll(i - 1);
+    }
+    ASSERT_EQ(Ring().size(), 3 * n - 1) << Ring();
+    h.ForgetReceived();
+  }
+  void Cut(uint64_t a, uint64_t b) {
+    h.Lively(P(a)).cannot_reach.insert(P(b));
+    h.Lively(P(b)).cannot_reach.insert(P(a));
+  }
+  void Mend(uint64_t a, uint64_t b) {
+    h.Lively(P(a)).cannot_reach.erase(P(b));
+    h.Lively(P(b)).cannot_reach.erase(P(a));
+  }
+  void Lose(uint64_t from, uint64_t to, uint32_t silent_ms = 0) {
+    const Epoch newest = std::max(h.View().committed, h.View().preparing);
+    h.Say(P(from), control::LinkLost{G(), newest, P(to), "reset", silent_ms});
+    h.Wait(100);
+  }
+  std::string Ring() {
+    std::string text;
+    for (const PeerView& peer : h.View().ring) {
+      text += (text.empty() ? "" : ",") + ToString(peer.peer);
+    }
+    return text;
+  }
+  std::string Blocked() {
+    std::string text;
+    for (const BlockedRecord& b : h.Stored().blocked) {
+      text += (text.empty() ? "" : " ") + ToString(b.pair.a) + "-" + ToString(b.pair.b);
+    }
+    return text;
+  }
+
+  Harness h;
+};
+
+TEST_F(RoutingTest, APairAmongFourThatCannotMeetIsRoutedAround) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  EXPECT_EQ(h.Take(P(3)),
+            (Texts{"Prepare 5 base=4 boundary=4 attempt=5 freeze members=m1@1,m2@2,m3@3,m4@4 "
+                   "ring=p1,p2,p3,p4",
+                   "Prepare 6 base=4 boundary=4 attempt=6 freeze members=m1@1,m3@3,m2@2,m4@4 "
+                   "ring=p1,p3,p2,p4 blocked=p1-p2",
+                   "Commit 6"}));
+  EXPECT_EQ(Ring(), "p1,p3,p2,p4");
+  EXPECT_EQ(Blocked(), "p1-p2");
+  EXPECT_EQ(h.View().blocked[0].reason, "p1 cannot reach p2: no route to 10.0.0.2:29700");
+  EXPECT_EQ(h.Notices("evict"), Texts{});
+  EXPECT_EQ(h.Notices("block"), Texts{"pair routed around a=p1 b=p2 reason=p1 cannot reach p2: no "
+                                      "route to 10.0.0.2:29700"});
+}
+
+TEST_F(RoutingTest, AmongThreeThereIsNoWayAroundAndTheYoungerGoesWhoeverReports) {
+  for (const uint64_t reporter : {1, 2}) {
+    h = Harness();
+    Found(3);
+    h.Lively(P(reporter)).cannot_reach = {P(3 - reporter)};
+    Lose(reporter, 3 - reporter);
+    EXPECT_EQ(Ring(), "p1,p3") << "reported by p" << reporter;
+    EXPECT_EQ(Blocked(), "");
+  }
+}
+
+TEST_F(RoutingTest, WhoIsReachedByFewestGoesAndTheOthersStay) {
+  Found(5);
+  Cut(1, 2);
+  Cut(1, 3);
+  Cut(1, 4);
+  Lose(2, 1);
+  EXPECT_EQ(Ring(), "p2,p3,p4,p5");
+  EXPECT_EQ(h.Take(P(1)).back(), "Removed m1 unreachable");
+  EXPECT_EQ(Blocked(), "");
+}
+
+TEST_F(RoutingTest, PairsThatAreKnownCountForTheNextVictim) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  ASSERT_EQ(Blocked(), "p1-p2");
+  // With a second one p1 has a single neighbour left; p3 is younger, and reached by more.
+  Cut(1, 3);
+  Lose(3, 1);
+  EXPECT_EQ(Ring(), "p3,p2,p4");
+  EXPECT_EQ(Blocked(), "");
+}
+
+TEST_F(RoutingTest, ANewcomerThatMostReachIsTakenWithItsBlockedPair) {
+  Found(3);
+  Join(4);
+  Cut(1, 4);
+  VoteAll(3);
+  EXPECT_EQ(Ring(), "p1,p2,p4,p3");
+  EXPECT_EQ(Blocked(), "p1-p4");
+  // Ops in flight have nothing to do with a link that never stood.
+  EXPECT_EQ(h.Stored().attempt, Epoch(0));
+}
+
+TEST_F(RoutingTest, ANewcomerThatHalfOfTheOthersCannotReachIsRefused) {
+  Found(4);
+  Join(5);
+  Cut(1, 5);
+  Cut(2, 5);
+  VoteAll(4);
+  EXPECT_EQ(Ring(), "p1,p2,p3,p4");
+  EXPECT_EQ(Blocked(), "");
+  EXPECT_EQ(h.Notices("refuse"),
+            Texts{"member removed member=m5 peer=p5 why=unreachable reason=p1 cannot reach p5: no "
+                  "route to 10.0.0.5:29700"});
+}
+
+TEST_F(RoutingTest, ABlockedPairIsNotTriedByEveryPreparationButAfterTenMinutes) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  Mend(1, 2);
+  h.Wait(599 * 1000);
+  Lose(3, 4);
+  EXPECT_EQ(Blocked(), "p1-p2");
+  h.Wait(1000);
+  Lose(3, 4);
+  EXPECT_EQ(Blocked(), "");
+  EXPECT_EQ(Ring(), "p1,p3,p2,p4") << "the order stays as it is";
+}
+
+TEST_F(RoutingTest, APairThatStillCannotMeetWhenTriedAgainIsKeptWithoutFreezing) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  h.Wait(600 * 1000);
+  Join(5);
+  VoteAll(4);
+  EXPECT_EQ(Ring(), "p1,p3,p2,p4,p5");
+  EXPECT_EQ(Blocked(), "p1-p2");
+  EXPECT_EQ(h.Stored().attempt, Epoch(6));
+  EXPECT_EQ(h.Notices("block").size(), 1u);
+}
+
+TEST_F(RoutingTest, ANewStreamOfEitherEndMakesThePairTriedAgain) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  Mend(1, 2);
+  h.Close(P(2));
+  h.Reattach(P(2));
+  h.Run();
+  EXPECT_EQ(Blocked(), "p1-p2") << "nothing is prepared for that alone";
+  Lose(3, 4);
+  EXPECT_EQ(Blocked(), "");
+}
+
+TEST_F(RoutingTest, APairIsForgottenWithThePeerThatLeaves) {
+  Found(5);
+  Cut(1, 2);
+  Lose(1, 2);
+  ASSERT_EQ(Blocked(), "p1-p2");
+  h.LivelyLeave(P(2), M(2));
+  h.Run();
+  EXPECT_EQ(Blocked(), "");
+  EXPECT_EQ(Ring(), "p1,p3,p4,p5");
+}
+
+TEST_F(RoutingTest, WhenTooFewAreLeftToGoAroundThePairIsTriedAgain) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  Mend(1, 2);
+  h.Kill(P(4));
+  h.Wait(4000);
+  EXPECT_EQ(Ring(), "p1,p3,p2");
+  EXPECT_EQ(Blocked(), "");
+}
+
+TEST_F(RoutingTest, WhenTooFewAreLeftAndThePairStillCannotMeetTheYoungerGoes) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  h.Kill(P(4));
+  h.Wait(4000);
+  EXPECT_EQ(Ring(), "p1,p3");
+}
+
+// Connections come up and fall silent again: a firewall that forgets, a path that loses large
+// packets. Repairing for ever would redo the same ops for ever.
+TEST_F(RoutingTest, ALinkThatIsLostAgainAndAgainIsRoutedAround) {
+  Found(4);
+  for (int i = 0; i < 3; ++i) {
+    Lose(1, 2, 1000);
+    h.Wait(2000);
+  }
+  EXPECT_EQ(Blocked(), "");
+  Lose(1, 2, 1000);
+  EXPECT_EQ(Blocked(), "p1-p2");
+  EXPECT_EQ(Ring(), "p1,p3,p2,p4");
+}
+
+TEST_F(RoutingTest, ALinkThatIsLostNowAndThenIsRepairedEveryTime) {
+  Found(4);
+  for (int i = 0; i < 10; ++i) {
+    Lose(1, 2, 1000);
+    h.Wait(61 * 1000);
+  }
+  EXPECT_EQ(Blocked(), "");
+}
+
+TEST_F(RoutingTest, OfTwoWhoseLinkIsLostAgainAndAgainNobodyIsEvictedWhileItCanBeRepaired) {
+  Found(2);
+  for (int i = 0; i < 10; ++i) {
+    Lose(1, 2, 1000);
+    h.Wait(2000);
+  }
+  EXPECT_EQ(Ring(), "p1,p2");
+}
+
+TEST_F(RoutingTest, ALostLinkOfAPairThatIsRoutedAroundSaysNothing) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  const Epoch before = h.View().committed;
+  Lose(1, 2);
+  Lose(2, 1);
+  h.Wait(5000);
+  EXPECT_EQ(h.View().committed, before);
+}
+
+TEST_F(RoutingTest, BlockedPairsOutliveTheCoordinator) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  h.Boot();
+  for (uint64_t i = 1; i <= 4; ++i) h.Reattach(P(i));
+  h.ForgetReceived();
+  Lose(3, 4);
+  EXPECT_EQ(h.Take(P(1))[0],
+            "Prepare 7 base=6 boundary=4 attempt=7 freeze members=m1@1,m3@3,m2@2,m4@4 "
+            "ring=p1,p3,p2,p4 blocked=p1-p2");
+}
+
+// ------------------------------------------------------------------------------ step deadlines
+
+TEST_F(RoutingTest, WhoDoesNotVoteWithinItsDeadlineOfTheFirstIsEvicted) {
+  Found(3, 5000);
+  h.Wait(60 * 1000);
+  EXPECT_EQ(Ring(), "p1,p2,p3") << "nobody has come to the boundary: nobody is late";
+  VoteAll(2);
+  h.Wait(4999);
+  EXPECT_EQ(Ring(), "p1,p2,p3");
+  h.Wait(1);
+  EXPECT_EQ(Ring(), "p1,p2");
+  EXPECT_EQ(h.Take(P(3)).back(), "Removed m3 evicted");
+  EXPECT_EQ(h.Take(P(1)).back(), "VoteResult m1 number=3 epoch=4");
+  EXPECT_EQ(
+      h.Notices("evict"),
+      Texts{"member removed member=m3 peer=p3 why=evicted reason=missed the step boundary: no "
+            "vote within 5000 ms of the first"});
+  EXPECT_EQ(h.View().fault.cause, "step_deadline");
+  EXPECT_EQ(h.View().fault.detect_ms, 5000u);
+}
+
+TEST_F(RoutingTest, TheDeadlineIsEachMembersOwn) {
+  Join(1);
+  Join(2);
+  VoteAll(1);
+  Join(3, 700);
+  VoteAll(2);
+  h.LivelyVote(P(3), M(3));
+  h.Run();
+  h.Wait(60 * 1000);
+  EXPECT_EQ(Ring(), "p1,p2,p3") << "only m3 has a deadline, and it has voted";
+}
+
+TEST_F(RoutingTest, ADeadlineStandsStillWhileOpsAreFrozen) {
+  Found(2, 1000);
+  VoteAll(1);
+  h.Wait(500);
+  h.Lively(P(2)).mute = true;
+  Lose(1, 2);
+  h.Wait(1500);
+  const Epoch preparing = h.View().preparing;
+  ASSERT_NE(preparing, Epoch());
+  h.Say(P(2), control::EpochReady{G(), preparing, {}});
+  EXPECT_EQ(Ring(), "p1,p2");
+  h.Wait(390);
+  EXPECT_EQ(Ring(), "p1,p2");
+  h.Wait(20);
+  EXPECT_EQ(Ring(), "p1");
+}
+
+// ------------------------------------------------------------------------------ faults
+
+TEST_F(RoutingTest, TheCommitSaysWhoFoundTheFaultAndHowLongItTook) {
+  Found(3);
+  h.Lively(P(3)).mute = true;
+  h.Say(P(1), control::LinkLost{G(), Epoch(3), P(2), "no ping", 1000});
+  h.Wait(350);
+  h.Say(P(3), control::EpochReady{G(), Epoch(4), {}});
+  EXPECT_EQ(h.View().fault_epoch, Epoch(4));
+  EXPECT_EQ(h.View().fault, (FaultRecord{"silence", "p1", 1000, 350}));
+  EXPECT_EQ(h.Notices("commit").back(),
+            "epoch committed epoch=4 members=3 joined= left= ring=p1,p2,p3 took_ms=250 "
+            "cause=silence detector=p1 detect_ms=1000 agree_ms=350");
+}
+
+TEST_F(RoutingTest, ADeathThatAPeerReportedFirstIsItsFinding) {
+  Found(3);
+  h.Say(P(1), control::LinkLost{G(), Epoch(3), P(2), "reset", 0});
+  h.Wait(20);
+  h.Kill(P(2));
+  EXPECT_EQ(h.View().fault, (FaultRecord{"reset", "p1", 0, 20}));
+}
+
+TEST_F(RoutingTest, CausesAreNamed) {
+  Found(5);
+  h.LivelyLeave(P(5), M(5));
+  h.Run();
+  EXPECT_EQ(h.View().fault.cause, "leave");
+  h.Say(P(4), control::Leave{G(), M(4), true, "killed"});
+  EXPECT_EQ(h.View().fault.cause, "trainer_died");
+  h.Evict(M(3));
+  EXPECT_EQ(h.View().fault, (FaultRecord{"evict", "operator", 0, 0}));
+  h.Hang(P(2));
+  h.Wait(5000);
+  EXPECT_EQ(h.View().fault, (FaultRecord{"silence", "coordinator", 4000, 0}));
+}
+
+TEST_F(RoutingTest, AnEpochThatOnlyAdmitsHasNoFault) {
+  Found(3);
+  EXPECT_EQ(h.View().fault_epoch, Epoch());
+}
+
+// ------------------------------------------------------------------------------ operators
+
+TEST_F(RoutingTest, AnEvictionThatWasOrderedOutlivesTheCoordinator) {
+  Found(3);
+  h.Lively(P(1)).mute = true;
+  h.CrashAt(1, true);
+  h.Evict(M(2));
+  ASSERT_TRUE(h.crashed());
+  h.Lively(P(1)).mute = false;
+  h.Boot();
+  for (uint64_t i = 1; i <= 3; ++i) h.Reattach(P(i));
+  h.Run();
+  EXPECT_EQ(Ring(), "p1,p3");
+  const Texts got = h.Take(P(2));
+  EXPECT_EQ(got.back(), "Removed m2 evicted");
+}
+
+TEST_F(RoutingTest, AStreamOfAnotherProtocolIsRefusedWithBothNumbers) {
+  const SessionId session(77);
+  std::vector<Action> actions = h.core().Step(SessionOpened{session}, h.now());
+  control::Hello hello;
+  hello.peer = P(9);
+  hello.endpoints = {"h:1"};
+  hello.protocol = control::kProtocolVersion + 1;
+  hello.version = "9.9";
+  actions = h.core().Step(FromPeer{session, hello}, h.now());
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_EQ(std::get<CloseSession>(actions[0]).reason,
+            "against the protocol: p9 (release 9.9) speaks protocol 3, this coordinator 2: run the "
+            "same release at both ends");
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator
