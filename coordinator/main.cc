@@ -14,6 +14,12 @@ ABSL_FLAG(std::string, store, "memory",
 ABSL_FLAG(uint32_t, detect_ms, 1500,
           "milliseconds of silence after which a peer counts as dead; all other timeouts derive "
           "from it");
+ABSL_FLAG(
+    std::string, journal, "",
+    "file to record all that the coordinator decides from, for lh-replay; what it held is kept "
+    "as FILE.1; empty: none");
+ABSL_FLAG(uint64_t, journal_limit, uint64_t{1} << 30,
+          "bytes after which the journal ends (the coordinator goes on)");
 
 namespace longhaul::coordinator {
 namespace {
@@ -31,6 +37,8 @@ int Main(int argc, char** argv) {
   options.http = absl::GetFlag(FLAGS_http);
   options.store = absl::GetFlag(FLAGS_store);
   options.detect_ms = absl::GetFlag(FLAGS_detect_ms);
+  options.journal.path = absl::GetFlag(FLAGS_journal);
+  options.journal.bytes_max = absl::GetFlag(FLAGS_journal_limit);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
   if (absl::IsInvalidArgument(server.status())) {
     ExitUsage(info, std::string(server.status().message()));

@@ -36,6 +36,10 @@ absl::Status Check(const ServerOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("--detect-ms=", options.detect_ms, ": give ",
                                                    kDetectMsMin, " to ", kDetectMsMax));
   }
+  if (options.journal.bytes_max < kJournalBytesMin) {
+    return absl::InvalidArgumentError(absl::StrCat("--journal-limit=", options.journal.bytes_max,
+                                                   ": give at least ", kJournalBytesMin));
+  }
   return absl::OkStatus();
 }
 
@@ -56,6 +60,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
   loop.core.detect_ms = options.detect_ms;
   loop.core.entropy = RandomBytes(32);
+  loop.journal = options.journal;
   loop.fatal = options.fatal ? options.fatal : ExitOnFatal;
   LH_ASSIGN_OR_RETURN(server->loop_,
                       CoordinatorLoop::Start(std::move(loop), std::move(store), &server->metrics_));

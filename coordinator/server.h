@@ -19,12 +19,14 @@ namespace longhaul::coordinator {
 
 inline constexpr uint32_t kDetectMsMin = 50;
 inline constexpr uint32_t kDetectMsMax = 60000;
+inline constexpr uint64_t kJournalBytesMin = 1 << 20;
 
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";
   std::string http;  // empty: none
   std::string store = "memory";
   uint32_t detect_ms = 1500;
+  JournalOptions journal;  // without a path: none
   // Called once on the loop's thread when the store failed. Default: logs, and ends the process
   // with exit code 1.
   std::function<void(const absl::Status&)> fatal;

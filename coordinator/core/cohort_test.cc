@@ -208,6 +208,32 @@ TEST_F(CohortTest, ABallotMissedInOneGroupIsMissedInAll) {
   EXPECT_EQ(Admitted(1), 2u);
 }
 
+TEST_F(CohortTest, WhoIsAdmittedInOneGroupIsWaitedForInTheOther) {
+  for (const bool returns : {true, false}) {
+    h = Harness();
+    Found(1);
+    h.AddLively(P(2));
+    Join(2, 0);
+    Join(2, 1, 2);
+    Vote(1);
+    ASSERT_EQ(Admitted(0), 2u);
+    h.Close(P(2));
+    Vote(2);
+    EXPECT_EQ(h.View(G(1)).waiting_for,
+              "waiting for p2 to come back: its cohort host2 is admitted in another group, m4 is "
+              "not yet");
+    if (returns) {
+      h.Reattach(P(2));
+      h.Run();
+    } else {
+      h.Wait(4000);
+    }
+    EXPECT_EQ(Admitted(0), returns ? 2u : 1u);
+    EXPECT_EQ(Admitted(1), returns ? 2u : 1u);
+    EXPECT_FALSE(h.Lively(P(1)).members.at(M(2)).voting);
+  }
+}
+
 TEST_F(CohortTest, ACohortThatCannotComeInTogetherIsRemoved) {
   Found(1);
   h.AddLively(P(2));
@@ -215,7 +241,7 @@ TEST_F(CohortTest, ACohortThatCannotComeInTogetherIsRemoved) {
   Join(2, 1, 2);
   Vote(1);
   ASSERT_EQ(Admitted(0), 2u);
-  h.Close(P(2));
+  h.Say(P(2), control::Draining{});
   Vote(2);
   EXPECT_EQ(Members(1), 1u);
   EXPECT_EQ(h.View(G(0)).fault.cause, "cohort");

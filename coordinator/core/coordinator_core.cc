@@ -46,6 +46,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
   bool Attached(PeerId peer) const override;
   bool Draining(PeerId peer) const override;
+  bool CohortBegun(const std::string& run, PeerId peer, const std::string& cohort) const override;
   Tick Now() const override { return now_; }
 
  private:
@@ -635,6 +636,16 @@ void CoordinatorCore::Impl::ForGroupsOf(const Cohort& cohort, Call call) {
        it != groups_.end() && it->first.run == cohort.run; ++it) {
     if (!it->second.Cohort(cohort.peer, cohort.name).empty()) call(it->first, it->second);
   }
+}
+
+bool CoordinatorCore::Impl::CohortBegun(const std::string& run, PeerId peer,
+                                        const std::string& cohort) const {
+  for (auto it = groups_.lower_bound({run, 0}); it != groups_.end() && it->first.run == run; ++it) {
+    for (const MemberRecord* member : it->second.Cohort(peer, cohort)) {
+      if (it->second.AdmittedOrPrepared(*member)) return true;
+    }
+  }
+  return false;
 }
 
 // How many there are; `*size` is how many there have to be.

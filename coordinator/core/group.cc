@@ -402,6 +402,8 @@ Group::Decision Group::DecideIdle() const {
     decision.why = WaitingForVotes();
     return decision;
   }
+  decision.why = WaitingForCohort();
+  if (!decision.why.empty()) return decision;
   if (!admission_tried_) decision.joiners = Admissible();
   if (!decision.joiners.empty()) {
     decision.act = Act::kPrepare;
@@ -436,6 +438,20 @@ std::string Group::WaitingForAnswers() const {
   }
   return "epoch " + ToString(preparation_->epoch) + " waiting for " + std::to_string(missing) +
          " of " + std::to_string(preparation_->answers.size()) + " peers:" + text;
+}
+
+// Who is admitted in another group has to come in here by the same ballot. Its peer comes back, or
+// is dead soon.
+std::string Group::WaitingForCohort() const {
+  if (!AnyAdmitted() || admission_tried_) return "";
+  for (const MemberRecord& m : record_.members) {
+    if (Admits(m) || m.cohort.empty() || m.after > record_.ballots) continue;
+    if (directory_->Attached(m.peer) || directory_->Draining(m.peer)) continue;
+    if (!directory_->CohortBegun(record_.group.run, m.peer, m.cohort)) continue;
+    return "waiting for " + ToString(m.peer) + " to come back: its cohort " + m.cohort +
+           " is admitted in another group, " + ToString(m.member) + " is not yet";
+  }
+  return "";
 }
 
 std::string Group::WaitingForVotes() const {

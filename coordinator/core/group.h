@@ -42,6 +42,9 @@ class PeerDirectory {
   virtual ~PeerDirectory() = default;
   virtual bool Attached(PeerId peer) const = 0;
   virtual bool Draining(PeerId peer) const = 0;
+  // A member of the cohort of this peer is admitted in some group, or about to be.
+  virtual bool CohortBegun(const std::string& run, PeerId peer,
+                           const std::string& cohort) const = 0;
   // Of the step that is running.
   virtual Tick Now() const = 0;
 };
@@ -172,6 +175,7 @@ class Group {
   Decision DecideIdle() const;
   std::string WaitingForAnswers() const;
   std::string WaitingForVotes() const;
+  std::string WaitingForCohort() const;
 
   void Apply(const Decision& decision, Tick now, GroupOutput* out);
   void Prepare(const Decision& decision, Tick now, GroupOutput* out);

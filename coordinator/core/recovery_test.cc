@@ -175,6 +175,101 @@ TEST(Recovery, EveryPersistOfAStoryMayBeTheLast) {
   }
 }
 
+// A pair is routed around, an operator evicts, the pair is left without a way around.
+TEST(Recovery, EveryPersistOfARoutingMayBeTheLast) {
+  int crashes = 0;
+  for (bool kept : {false, true}) {
+    for (int at = 1;; ++at) {
+      const std::string where =
+          "crash " + std::string(kept ? "after" : "before") + " persist " + std::to_string(at);
+      Story s;
+      for (uint64_t n = 1; n <= 4; ++n) {
+        s.Add(n);
+        s.h.LivelyJoin(P(n), 1);
+        s.VoteAll();
+        s.Settle();
+      }
+      const auto order = [&](const std::function<void()>& say, const std::function<bool()>& done) {
+        for (int again = 0; again < 3 && !done(); ++again) {
+          say();
+          s.Settle();
+        }
+        EXPECT_TRUE(done()) << where;
+      };
+      const int before = s.h.persists();
+      s.h.CrashAt(at, kept);
+      s.h.Lively(P(1)).cannot_reach = {P(2)};
+      s.h.Lively(P(2)).cannot_reach = {P(1)};
+      order(
+          [&] {
+            s.h.Say(P(1), control::LinkLost{G(), s.h.View().committed, P(2), "reset"});
+          },
+          [&] { return s.h.View().blocked.size() == 1; });
+      EXPECT_EQ(s.h.View().members.size(), 4u) << where;
+      CheckAtRest(s, where);
+      order([&] { s.h.Evict(MemberId(4)); }, [&] { return s.h.View().members.size() < 4; });
+      s.VoteAll();
+      s.Settle();
+      CheckAtRest(s, where);
+      ASSERT_EQ(s.h.View().members.size(), 2u) << where << ": three have no way around the pair";
+      EXPECT_EQ(s.h.View().members[0].member, MemberId(1)) << where;
+      EXPECT_EQ(s.h.View().members[1].member, MemberId(3)) << where;
+      if (testing::Test::HasFailure()) return;
+      if (s.h.persists() - before < at) break;
+      ++crashes;
+    }
+  }
+  EXPECT_GT(crashes, 10);
+}
+
+// Hosts with a member in each of two groups come and go; no crash takes one of a pair alone.
+TEST(Recovery, EveryPersistOfACohortMayBeTheLast) {
+  int crashes = 0;
+  for (bool kept : {false, true}) {
+    for (int at = 1;; ++at) {
+      const std::string where =
+          "crash " + std::string(kept ? "after" : "before") + " persist " + std::to_string(at);
+      Story s;
+      const auto vote_all = [&s] {
+        for (PeerId peer : s.alive) {
+          const auto members = s.h.Lively(peer).members;
+          for (const auto& [id, member] : members) {
+            if (member.admitted) s.h.LivelyVote(peer, id);
+          }
+        }
+        s.Settle();
+      };
+      s.h.CrashAt(at, kept);
+      for (uint64_t n = 1; n <= 3; ++n) {
+        s.Add(n);
+        for (uint32_t group : {0, 1}) {
+          control::Join join{.request = group + 1, .group = {"run", group}, .name = "t"};
+          join.cohort = "host";
+          join.cohort_size = 2;
+          s.h.LivelyJoin(P(n), join);
+        }
+        s.Settle();
+        for (int i = 0; i < 3; ++i) vote_all();
+      }
+      s.Leave(2);
+      s.Settle();
+      for (int i = 0; i < 3; ++i) vote_all();
+      for (const uint32_t group : {0, 1}) {
+        const GroupView view = s.h.View({"run", group});
+        ASSERT_EQ(view.members.size(), 2u) << where;
+        EXPECT_TRUE(view.members[0].joined && view.members[1].joined) << where;
+        EXPECT_EQ(view.preparing, Epoch()) << where;
+        EXPECT_NE(view.members[0].peer, P(2)) << where;
+        EXPECT_NE(view.members[1].peer, P(2)) << where;
+      }
+      if (testing::Test::HasFailure()) return;
+      if (s.h.persists() < at) break;
+      ++crashes;
+    }
+  }
+  EXPECT_GT(crashes, 20);
+}
+
 TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfMissed) {
   Story s;
   for (uint64_t n : {1, 2}) {

@@ -365,6 +365,23 @@ TEST_F(RoutingTest, AnEpochThatOnlyAdmitsHasNoFault) {
   EXPECT_EQ(h.View().fault_epoch, Epoch());
 }
 
+// An op that the leaver took part in was settled there, so everybody is done with it; one that it
+// did not post has not begun anywhere.
+TEST_F(RoutingTest, ALeaveMakesNobodyRedoWhatHadBegun) {
+  Found(3);
+  for (uint64_t n : {1, 2}) {
+    control::OpReport settled_by_the_leaver{OpOrdinal(1), Epoch(3), 7, true};
+    settled_by_the_leaver.matches = {{P(3 - n), OpOrdinal(1)}, {P(3), OpOrdinal(1)}};
+    h.Lively(P(n)).groups[G()].ops = {settled_by_the_leaver};
+  }
+  h.Drain(P(3));
+  EXPECT_EQ(h.Take(P(3)), Texts{"Drain"});
+  h.LivelyLeave(P(3), M(3));
+  h.Run();
+  EXPECT_EQ(h.Take(P(1)).back(), "Commit 4 o1=commit");
+  EXPECT_EQ(h.Take(P(2)).back(), "Commit 4 o1=commit");
+}
+
 // ------------------------------------------------------------------------------ operators
 
 TEST_F(RoutingTest, AnEvictionThatWasOrderedOutlivesTheCoordinator) {

@@ -95,9 +95,15 @@ void Fill(const GroupView& group, v1::GroupStatus* status) {
   status->set_waiting_for(control::CleanText(group.waiting_for, SIZE_MAX));
   for (const MemberView& member : group.members) Fill(member, status->add_members());
   for (const PeerView& peer : group.ring) Fill(peer, status->add_ring());
+  for (const BlockedRecord& blocked : group.blocked) {
+    v1::BlockedStatus* const b = status->add_blocked();
+    b->set_a(ToString(blocked.pair.a));
+    b->set_b(ToString(blocked.pair.b));
+    b->set_reason(control::CleanText(blocked.reason, LH_ERROR_TEXT_BYTES_MAX));
+  }
 }
 
-void Fill(const StampedEvent& stamped, v1::Event* proto) {
+void Fill(const StampedEvent& stamped, const std::string& incarnation, v1::Event* proto) {
   const EventRecord& event = stamped.event;
   proto->set_sequence(stamped.sequence);
   proto->set_time_us(stamped.time_us);
@@ -108,6 +114,12 @@ void Fill(const StampedEvent& stamped, v1::Event* proto) {
   if (event.member) proto->set_member(ToString(event.member));
   if (event.peer) proto->set_peer(ToString(event.peer));
   proto->set_text(control::CleanText(event.text, SIZE_MAX));
+  proto->set_incarnation(incarnation);
+  if (!event.fault) return;
+  proto->mutable_fault()->set_cause(event.fault->cause);
+  proto->mutable_fault()->set_detector(event.fault->detector);
+  proto->mutable_fault()->set_detect_ms(event.fault->detect_ms);
+  proto->mutable_fault()->set_agree_ms(event.fault->agree_ms);
 }
 
 void Fill(const Overview& overview, v1::ListRunsResponse* response) {
@@ -137,9 +149,16 @@ class Watchers;
 // finished, when no write is in flight.
 class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
  public:
-  Watcher(Watchers* watchers, EventLog* log, const v1::WatchEventsRequest& request)
-      : watchers_(watchers), log_(log), request_(request), end_(log->newest()) {
-    uint64_t after = request_.after_sequence();
+  Watcher(Watchers* watchers, EventLog* log, std::string incarnation,
+          const v1::WatchEventsRequest& request)
+      : watchers_(watchers),
+        log_(log),
+        incarnation_(std::move(incarnation)),
+        request_(request),
+        end_(log->newest()) {
+    // Another start of the coordinator counts from 1 again.
+    const bool same = request_.incarnation().empty() || request_.incarnation() == incarnation_;
+    uint64_t after = same ? request_.after_sequence() : 0;
     if (request_.no_backlog()) {
       after = end_;
     } else if (request_.backlog() > 0 && request_.backlog() < end_) {
@@ -194,7 +213,7 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
         continue;
       }
       outgoing_.Clear();
-      Fill(event, &outgoing_);
+      Fill(event, incarnation_, &outgoing_);
       writing_ = true;
       return StartWrite(&outgoing_);
     }
@@ -209,6 +228,7 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
 
   Watchers* const watchers_;
   EventLog* const log_;
+  const std::string incarnation_;
   const v1::WatchEventsRequest request_;
   const uint64_t end_;  // of the backlog
   std::optional<EventLog::Subscription> subscription_;
@@ -370,7 +390,8 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
 
   grpc::ServerWriteReactor<v1::Event>* WatchEvents(Context*,
                                                    const v1::WatchEventsRequest* request) override {
-    auto* watcher = new Watcher(&watchers_, &loop_->events(), *request);
+    auto* watcher =
+        new Watcher(&watchers_, &loop_->events(), loop_->core_config().incarnation, *request);
     if (const grpc::Status refused = watchers_.Add(watcher); !refused.ok()) {
       watcher->Stop(refused);
     } else {

@@ -10,6 +10,7 @@
 #include "coordinator/store/store.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/control/messages.h"
 #include "proto/longhaul/v1/admin.grpc.pb.h"
 #include "proto/longhaul/v1/coordinator.grpc.pb.h"
 #include "proto/wire/limits.h"
@@ -27,7 +28,7 @@ v1::PeerMessage Hello(uint64_t peer) {
   v1::Hello* hello = message.mutable_hello();
   hello->set_peer(peer);
   hello->add_endpoints("10.0.0.1:29700");
-  hello->set_protocol(1);
+  hello->set_protocol(control::kProtocolVersion);
   hello->set_host("host");
   return message;
 }
@@ -165,6 +166,74 @@ TEST_F(GrpcServerTest, MessagesAgainstTheProtocolEndTheStreamWithTheReason) {
   status = first(Hello(0));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
   EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 3\n"));
+}
+
+TEST_F(GrpcServerTest, APeerOfAnotherProtocolIsToldBothNumbers) {
+  v1::PeerMessage hello = Hello(1);
+  hello.mutable_hello()->set_protocol(control::kProtocolVersion - 1);
+  Attached attached(peers_.get());
+  ASSERT_TRUE(attached.Write(hello));
+  const grpc::Status status = attached.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("speaks protocol 1, this coordinator 2"));
+}
+
+// Peers that join, vote, die and are evicted, over real connections.
+TEST_F(GrpcServerTest, TheJournalOfARealCoordinatorIsReplayedToTheSameStates) {
+  const std::string path = ::testing::TempDir() + "/coordinator.journal";
+  CoordinatorLoop::Options options;
+  options.core.incarnation = "c2";
+  options.core.detect_ms = 200;
+  options.core.entropy = std::string(32, 'e');
+  options.journal.path = path;
+  options.journal.digest_every = 1;
+  server_.reset();
+  loop_.reset();
+  loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
+  server_ = *GrpcServer::Start("127.0.0.1:0", loop_.get(), &metrics_);
+  peers_ = v1::Coordinator::NewStub(
+      grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
+  {
+    std::string m1;
+    std::string m2;
+    auto first = Member(1, "one", &m1);
+    auto second = Member(2, "two", &m2);
+    v1::PeerMessage vote;
+    vote.mutable_vote()->mutable_group()->set_run("one");
+    vote.mutable_vote()->set_member(1);
+    vote.mutable_vote()->set_number(1);
+    ASSERT_TRUE(first->Write(vote));
+    v1::CoordinatorMessage message;
+    ASSERT_TRUE(first->ReadUntil(v1::CoordinatorMessage::kVoteResult, &message));
+    std::promise<absl::Status> evicted;
+    loop_->Evict({{"two", 0}, MemberId(1), "test"},
+                 [&evicted](const absl::Status& status) { evicted.set_value(status); });
+    ASSERT_TRUE(evicted.get_future().get().ok());
+    // The peers go away; the one member that is left is dead soon.
+    first->context.TryCancel();
+    second->context.TryCancel();
+    (void)first->Finish();
+    (void)second->Finish();
+  }
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  bool empty = false;
+  while (!empty && std::chrono::steady_clock::now() < until) {
+    const auto overview = loop_->QueryAndWait(std::chrono::milliseconds(60000));
+    ASSERT_TRUE(overview.ok());
+    empty = true;
+    for (const GroupView& group : overview->groups) empty = empty && group.members.empty();
+    std::this_thread::yield();
+  }
+  ASSERT_TRUE(empty);
+  server_.reset();
+  loop_.reset();
+  const auto report = Replay(path, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_GT(report->events, 12u);
+  EXPECT_EQ(report->digests, report->events);
+  EXPECT_EQ(report->torn, "");
+  ASSERT_EQ(report->overview.groups.size(), 2u);
+  EXPECT_TRUE(report->overview.groups[0].members.empty());
 }
 
 TEST_F(GrpcServerTest, BytesThatAreNoMessageAreRefusedAndCounted) {

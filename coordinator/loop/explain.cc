@@ -64,6 +64,20 @@ void AddPeers(const GroupView& group, uint32_t detect_ms, std::vector<std::strin
   }
 }
 
+void AddFaults(const GroupView& group, std::vector<std::string>* facts) {
+  for (const BlockedRecord& blocked : group.blocked) {
+    facts->push_back(absl::StrCat("peers ", ToString(blocked.pair.a), " and ",
+                                  ToString(blocked.pair.b), " have no link and are routed around (",
+                                  blocked.reason, "); open the data port between them"));
+  }
+  if (group.fault_epoch) {
+    facts->push_back(absl::StrCat(
+        "the last change in the middle of ops was epoch ", ToString(group.fault_epoch), ": ",
+        group.fault.cause, ", seen by ", group.fault.detector, " after ", group.fault.detect_ms,
+        " ms of silence, agreed within ", group.fault.agree_ms, " ms"));
+  }
+}
+
 void AddVotes(const GroupView& group, std::vector<std::string>* facts) {
   std::vector<std::string> pending;
   std::vector<std::string> here;
@@ -121,6 +135,7 @@ Explanation Explain(const GroupView& group, uint32_t detect_ms) {
   AddPeers(group, detect_ms, &explanation.facts);
   AddVotes(group, &explanation.facts);
   AddOps(group, &explanation.facts);
+  AddFaults(group, &explanation.facts);
   return explanation;
 }
 

@@ -57,12 +57,14 @@ class CoordinatorLoop::Impl {
   // With the loop on its own thread, or with an error.
   using Request = std::function<void(Impl*, const absl::Status&)>;
 
-  Impl(Options options, std::unique_ptr<Store> store, Records records, CoordinatorMetrics* metrics)
+  Impl(Options options, std::unique_ptr<Store> store, Records records,
+       std::unique_ptr<JournalWriter> journal, CoordinatorMetrics* metrics)
       : options_(std::move(options)),
         store_name_(store->Name()),
         metrics_(metrics),
         mailbox_(3 * kSessionsMax + kRequestsMax, [this] { Wake(); }),
         store_(std::move(store)),
+        journal_(std::move(journal)),
         core_(options_.core, std::move(records)),
         thread_([this] { Run(); }) {}
 
@@ -179,6 +181,7 @@ class CoordinatorLoop::Impl {
 
   // Of the loop's thread.
   std::unique_ptr<Store> store_;
+  std::unique_ptr<JournalWriter> journal_;  // null: none is kept
   CoordinatorCore core_;
   std::map<SessionId, std::shared_ptr<SessionPort>> ports_;
   std::map<GroupKey, Tick> preparing_since_;
@@ -271,7 +274,10 @@ void CoordinatorLoop::Impl::RefuseRest(std::vector<Mail> mail) {
 
 void CoordinatorLoop::Impl::Step(const Event& event) {
   const Clock::time_point begun = Clock::now();
-  std::vector<Action> actions = core_.Step(event, Now());
+  const Tick now = Now();
+  if (journal_) journal_->Write(event, now);
+  std::vector<Action> actions = core_.Step(event, now);
+  if (journal_) journal_->Stepped(core_);
   Measure(actions);
   for (Action& action : actions) {
     std::visit([this](auto& a) { Carry(a); }, action);
@@ -315,6 +321,10 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
     // A preparation that replaces another one goes on with the time of the first.
     if (event.kind == "prepare") preparing_since_.emplace(event.group, Now());
     if (event.kind == "commit") MeasureCommit(event.group, actions);
+    if (event.fault) {
+      metrics_->OnFault(std::chrono::milliseconds(event.fault->detect_ms),
+                        std::chrono::milliseconds(event.fault->agree_ms));
+    }
     if (event.kind == "abort") {
       preparing_since_.erase(event.group);
       metrics_->OnPreparationAborted();
@@ -346,8 +356,12 @@ CoordinatorLoop::~CoordinatorLoop() = default;
 absl::StatusOr<std::unique_ptr<CoordinatorLoop>> CoordinatorLoop::Start(
     Options options, std::unique_ptr<Store> store, CoordinatorMetrics* metrics) {
   LH_ASSIGN_OR_RETURN(Records records, store->Load());
-  return std::unique_ptr<CoordinatorLoop>(new CoordinatorLoop(
-      std::make_unique<Impl>(std::move(options), std::move(store), std::move(records), metrics)));
+  std::unique_ptr<JournalWriter> journal;
+  if (!options.journal.path.empty()) {
+    LH_ASSIGN_OR_RETURN(journal, JournalWriter::Begin(options.journal, options.core, records));
+  }
+  return std::unique_ptr<CoordinatorLoop>(new CoordinatorLoop(std::make_unique<Impl>(
+      std::move(options), std::move(store), std::move(records), std::move(journal), metrics)));
 }
 
 std::optional<SessionId> CoordinatorLoop::OpenSession(std::shared_ptr<SessionPort> port) {

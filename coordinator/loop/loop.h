@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "base/tick.h"
 #include "coordinator/core/coordinator_core.h"
+#include "coordinator/journal/journal.h"
 #include "coordinator/loop/event_log.h"
 #include "coordinator/metrics/metrics.h"
 #include "coordinator/store/store.h"
@@ -48,9 +49,11 @@ class CoordinatorLoop {
     std::function<void(const absl::Status&)> fatal;
     // Read on the loop's thread only. Default: the system's monotonic clock.
     std::function<Tick()> now;
+    // Where to write a journal; without a path: none.
+    JournalOptions journal;
   };
 
-  // Reads the store and starts the thread. `metrics` outlives the loop.
+  // Reads the store, begins the journal and starts the thread. `metrics` outlives the loop.
   static absl::StatusOr<std::unique_ptr<CoordinatorLoop>> Start(Options options,
                                                                 std::unique_ptr<Store> store,
                                                                 CoordinatorMetrics* metrics);

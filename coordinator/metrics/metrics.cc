@@ -78,6 +78,17 @@ struct CoordinatorMetrics::Impl {
       MakeHistogram(registry, "longhaul_coordinator_preparation_seconds",
                     "From the first PrepareEpoch of a change to its CommitEpoch",
                     {0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30});
+  prometheus::Family<Histogram>& fault =
+      BuildHistogram()
+          .Name("longhaul_coordinator_fault_seconds")
+          .Help(
+              "Of each epoch that froze ops: silence before the first report (detect), from there "
+              "to the commit (agree)")
+          .Register(registry);
+  const Histogram::BucketBoundaries fault_bounds = {0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
+                                                    0.5,   1,     1.5,  2,    3,    5,   10};
+  Histogram& fault_detect = fault.Add({{"phase", "detect"}}, fault_bounds);
+  Histogram& fault_agree = fault.Add({{"phase", "agree"}}, fault_bounds);
   Histogram& store_write = MakeHistogram(
       registry, "longhaul_coordinator_store_write_seconds", "One durable transaction of the store",
       {0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.02, 0.1, 0.5, 2});
@@ -103,6 +114,11 @@ void CoordinatorMetrics::OnEpochCommitted(EpochCause cause) {
 }
 void CoordinatorMetrics::OnPreparation(std::chrono::duration<double> took) {
   impl_->preparation.Observe(took.count());
+}
+void CoordinatorMetrics::OnFault(std::chrono::duration<double> detect,
+                                 std::chrono::duration<double> agree) {
+  impl_->fault_detect.Observe(detect.count());
+  impl_->fault_agree.Observe(agree.count());
 }
 void CoordinatorMetrics::OnPreparationAborted() { impl_->preparations_aborted.Increment(); }
 void CoordinatorMetrics::OnVote() { impl_->votes.Increment(); }

@@ -25,6 +25,9 @@ class CoordinatorMetrics {
   // From the first PrepareEpoch of a change to its commit.
   void OnPreparation(std::chrono::duration<double> took);
   void OnPreparationAborted();
+  // A fault was repaired by an epoch: the silence before its first report, and from there to the
+  // commit.
+  void OnFault(std::chrono::duration<double> detect, std::chrono::duration<double> agree);
   void OnVote();
   void OnRemoval();
   void OnStreamOpened();

@@ -2,7 +2,9 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +15,9 @@ namespace longhaul {
 namespace {
 
 constexpr std::chrono::seconds kDeadline{10};
+// Between attempts to reach a coordinator again.
+constexpr std::chrono::milliseconds kPauseMin{100};
+constexpr std::chrono::milliseconds kPauseMax{2000};
 // Overviews of runs with thousands of members.
 constexpr int kResponseBytesMax = 64 << 20;
 
@@ -127,6 +132,29 @@ absl::Status AdminClient::WatchEvents(const v1::WatchEventsRequest& request,
     return grpc::Status::OK;
   });
   return tried.ok() ? ended : tried;
+}
+
+absl::Status AdminClient::FollowEvents(v1::WatchEventsRequest request,
+                                       const std::function<void(const v1::Event&)>& each,
+                                       const std::function<void(const std::string&)>& lost) {
+  bool reached = false;
+  std::chrono::milliseconds pause = kPauseMin;
+  while (true) {
+    const absl::Status ended = WatchEvents(request, [&](const v1::Event& event) {
+      reached = true;
+      pause = kPauseMin;
+      request.set_no_backlog(false);
+      request.set_backlog(0);
+      request.set_after_sequence(event.sequence());
+      request.set_incarnation(event.incarnation());
+      each(event);
+    });
+    const bool away = absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended);
+    if (!away || !reached) return ended;
+    lost(std::string(ended.message()));
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kPauseMax);
+  }
 }
 
 }  // namespace longhaul

@@ -28,6 +28,13 @@ class AdminClient {
   // Calls `each` for every event until the stream ends.
   absl::Status WatchEvents(const v1::WatchEventsRequest& request,
                            const std::function<void(const v1::Event&)>& each);
+  // The same for a request that follows, which goes on after the coordinator was away: with the
+  // events after the last one seen, or all of a coordinator that was started anew. `lost` is told
+  // why the stream ended, before each pause. Returns only if no coordinator answers at first, or
+  // one refuses.
+  absl::Status FollowEvents(v1::WatchEventsRequest request,
+                            const std::function<void(const v1::Event&)>& each,
+                            const std::function<void(const std::string&)>& lost);
 
  private:
   class Impl;

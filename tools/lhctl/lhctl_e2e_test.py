@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,56 @@ class Lhctl(unittest.TestCase):
         self.assertIn("no coordinator answers (127.0.0.1:1:", absent.stderr)
         second = self.lhctl("runs", address=f"127.0.0.1:1,{self.address}")
         self.assertEqual((second.returncode, second.stdout), (0, "no runs\n"))
+
+    def test_follow_goes_on_when_the_coordinator_is_killed_and_started_again(self):
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as directory:
+            store = os.path.join(directory, "store.db")
+            first, address = self.start(directory, store, "127.0.0.1:0")
+            first.kill()
+            first.wait()
+            # A coordinator that finds a run says that it was restarted.
+            with sqlite3.connect(store) as database:
+                database.execute("INSERT INTO runs VALUES('demo', 1, x'00')")
+            database.close()
+            second, _ = self.start(directory, store, address)
+            follow = subprocess.Popen(
+                [LHCTL, f"--coordinator={address}", "events", "--follow", "--json"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            try:
+                before = json.loads(follow.stdout.readline())
+                self.assertEqual((before["kind"], before["sequence"]), ("restart", "1"))
+                second.kill()
+                second.wait()
+                third, _ = self.start(directory, store, address)
+                after = json.loads(follow.stdout.readline())
+                self.assertEqual((after["kind"], after["sequence"]), ("restart", "1"))
+                self.assertNotEqual(after["incarnation"], before["incarnation"])
+                third.kill()
+                third.wait()
+            finally:
+                follow.kill()
+                follow.wait()
+                follow.stdout.close()
+
+    def start(self, directory, store, listen):
+        ready_file = os.path.join(directory, "ready.json")
+        if os.path.exists(ready_file):
+            os.unlink(ready_file)
+        process = subprocess.Popen(
+            [COORDINATOR, f"--listen={listen}", "--http=", "--store", f"sqlite:{store}", "--ready-file", ready_file]
+            + ["--log-level=error"]
+        )
+        self.addCleanup(lambda: process.poll() is None and (process.kill(), process.wait()))
+        until = time.monotonic() + DEADLINE_S
+        while not os.path.exists(ready_file):
+            self.assertIsNone(process.poll(), "the coordinator did not start")
+            self.assertLess(time.monotonic(), until)
+            time.sleep(0.01)
+        with open(ready_file) as file:
+            return process, json.load(file)["grpc"]
 
     def test_help(self):
         result = self.lhctl("--help")

@@ -40,7 +40,7 @@ const ProgramInfo kInfo{
     "  members [SELECTION]        members in rank order\n"
     "  ring [SELECTION]           peers in ring order, with their traffic\n"
     "  why [SELECTION]            why a group is waiting\n"
-    "  events [SELECTION]         what happened; --follow, --backlog=N\n"
+    "  events [SELECTION]         what happened; --follow (also across restarts), --backlog=N\n"
     "  drain PEER                 lets the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
     "\n"
@@ -90,9 +90,17 @@ int Events(AdminClient& client, const std::string& selection) {
   request.set_follow(absl::GetFlag(FLAGS_follow));
   request.set_backlog(absl::GetFlag(FLAGS_backlog));
   const bool json = absl::GetFlag(FLAGS_json);
-  const absl::Status ended = client.WatchEvents(request, [json](const v1::Event& event) {
+  const auto print = [json](const v1::Event& event) {
     Print(json ? RenderJson(event, true) : RenderEvent(event));
-  });
+  };
+  std::string told;
+  const absl::Status ended =
+      !request.follow() ? client.WatchEvents(request, print)
+                        : client.FollowEvents(request, print, [&told](const std::string& why) {
+                            if (why == told) return;
+                            told = why;
+                            fprintf(stderr, "lhctl: trying again: %s\n", why.c_str());
+                          });
   return ended.ok() ? 0 : Fail(ended);
 }
 

@@ -59,7 +59,12 @@ std::string State(const v1::GroupStatus& group) {
     return absl::StrCat("preparing ", group.preparing(), waiting.empty() ? "" : ": ", waiting);
   }
   if (!waiting.empty()) return waiting;
-  return group.epoch() == 0 ? "no epoch yet" : "steady";
+  if (group.epoch() == 0) return "no epoch yet";
+  std::string around;
+  for (const v1::BlockedStatus& pair : group.blocked()) {
+    absl::StrAppend(&around, around.empty() ? "" : " ", pair.a(), "-", pair.b());
+  }
+  return around.empty() ? "steady" : absl::StrCat("steady, without a link: ", around);
 }
 
 std::string MemberState(const v1::MemberStatus& member) {

@@ -1,0 +1,228 @@
+#include "coordinator/journal/journal.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/core_harness.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const char kEntropy[] = "entropy-entropy-entropy-entropy!";
+
+class JournalTest : public ::testing::Test {
+ protected:
+  JournalTest() {
+    static int number = 0;
+    path_ = absl::StrCat(::testing::TempDir(), "/journal_", getpid(), "_", ++number);
+    for (const char* suffix : {"", ".1"}) unlink((path_ + suffix).c_str());
+    options_.path = path_;
+    options_.digest_every = 1;
+  }
+  ~JournalTest() override {
+    for (const char* suffix : {"", ".1"}) unlink((path_ + suffix).c_str());
+  }
+
+  void Begin(const Records& records = {}) {
+    CoreConfig config;
+    config.incarnation = "c1";
+    config.detect_ms = 1000;
+    config.entropy = kEntropy;
+    core_ = std::make_unique<CoordinatorCore>(config, records);
+    auto writer = JournalWriter::Begin(options_, config, records);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    writer_ = *std::move(writer);
+  }
+  void Step(const Event& event, int64_t ms) {
+    now_ = now_ + Millis(ms);
+    writer_->Write(event, now_);
+    for (const Action& action : core_->Step(event, now_)) {
+      const auto* persist = std::get_if<Persist>(&action);
+      if (persist == nullptr) continue;
+      for (const Mutation& mutation : persist->mutations) Apply(mutation, &store_);
+    }
+    writer_->Stepped(*core_);
+  }
+  void Hello(uint64_t peer) {
+    Step(SessionOpened{SessionId(peer)}, 1);
+    control::Hello hello;
+    hello.peer = PeerId(peer);
+    hello.endpoints = {"10.0.0.1:29700"};
+    hello.protocol = control::kProtocolVersion;
+    Step(FromPeer{SessionId(peer), hello}, 1);
+  }
+  // Two peers join; one is evicted, the other's stream closes and it dies.
+  void Story() {
+    const GroupKey group{"run", 0};
+    Hello(1);
+    Step(FromPeer{SessionId(1), control::Join{1, group, "t"}}, 1);
+    Step(FromPeer{SessionId(1), control::EpochReady{group, Epoch(1), {}}}, 1);
+    Hello(2);
+    Step(FromPeer{SessionId(2), control::Join{1, group, "t"}}, 1);
+    Step(FromPeer{SessionId(1), control::Vote{group, MemberId(1), 1}}, 1);
+    for (uint64_t p : {1, 2}) {
+      Step(FromPeer{SessionId(p), control::EpochReady{group, Epoch(2), {}}}, 1);
+    }
+    Step(DrainPeer{PeerId(2), "x"}, 1);
+    Step(EvictMember{group, MemberId(2), "x"}, 1);
+    Step(FromPeer{SessionId(1), control::EpochReady{group, Epoch(3), {}}}, 1);
+    Step(SessionClosed{SessionId(2)}, 1);
+    Step(SessionClosed{SessionId(1)}, 1);
+    Step(TimePassed{}, 4000);
+  }
+  std::string Bytes() const {
+    std::ifstream file(path_, std::ios::binary);
+    std::ostringstream bytes;
+    bytes << file.rdbuf();
+    return bytes.str();
+  }
+  void Overwrite(const std::string& bytes) const {
+    std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
+  }
+
+  std::string path_;
+  JournalOptions options_;
+  Records store_;
+  Tick now_{Seconds(5)};
+  std::unique_ptr<CoordinatorCore> core_;
+  std::unique_ptr<JournalWriter> writer_;
+};
+
+TEST_F(JournalTest, AStoryIsReplayedToTheSameStates) {
+  Begin();
+  Story();
+  const auto report = Replay(path_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->events, 16u);
+  EXPECT_EQ(report->digests, 16u);
+  EXPECT_EQ(report->torn, "");
+  ASSERT_EQ(report->overview.groups.size(), 1u);
+  EXPECT_EQ(report->overview.groups[0].committed, Epoch(4));
+}
+
+TEST_F(JournalTest, AStoryThatBeginsWithRecordsIsReplayedToo) {
+  Begin();
+  Hello(1);
+  Step(FromPeer{SessionId(1), control::Join{1, {"run", 0}, "t"}}, 1);
+  const Records records = store_;
+  ASSERT_EQ(records.groups.size(), 1u);
+  Begin(records);
+  Step(TimePassed{}, 1);
+  Step(TimePassed{}, 2000);
+  const auto report = Replay(path_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->digests, 2u);
+}
+
+TEST_F(JournalTest, TheJournalBeforeIsKept) {
+  Begin();
+  Story();
+  const std::string first = Bytes();
+  Begin();
+  EXPECT_NE(Bytes(), first);
+  std::ifstream file(path_ + ".1", std::ios::binary);
+  std::ostringstream kept;
+  kept << file.rdbuf();
+  EXPECT_EQ(kept.str(), first);
+}
+
+TEST_F(JournalTest, SecretsAreNotInIt) {
+  Records records;
+  records.runs["run"] = {"run", 1, "secret-of-the-run-32-bytes-long!"};
+  Begin(records);
+  Story();
+  EXPECT_THAT(Bytes(), Not(HasSubstr(kEntropy)));
+  EXPECT_THAT(Bytes(), Not(HasSubstr("secret-of-the-run")));
+}
+
+TEST_F(JournalTest, ItStopsWhereItIsTold) {
+  Begin();
+  Story();
+  ReplayOptions options;
+  options.until = 4;
+  std::vector<std::string> steps;
+  options.stepped = [&](uint64_t number, Tick, const Event& event,
+                        const std::vector<Action>& actions) {
+    steps.push_back(absl::StrCat(number, " ", Describe(event)));
+    for (const Action& action : actions) steps.push_back(Describe(action));
+  };
+  const auto report = Replay(path_, options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->events, 4u);
+  EXPECT_EQ(steps[0], "1 stream 1 opened");
+  EXPECT_THAT(steps,
+              ::testing::Contains("notice admit: member admitted member=m1 peer=p1 epoch=1"));
+}
+
+// The coordinator was killed while it wrote: at any byte.
+TEST_F(JournalTest, ATornLastRecordIsReportedAndNoError) {
+  Begin();
+  Hello(1);
+  const std::string before = Bytes();
+  Step(FromPeer{SessionId(1), control::Heartbeat{}}, 1);
+  const std::string bytes = Bytes();
+  for (size_t size = before.size() + 1; size < bytes.size(); ++size) {
+    Overwrite(bytes.substr(0, size));
+    const auto report = Replay(path_, {});
+    ASSERT_TRUE(report.ok()) << size << ": " << report.status();
+    EXPECT_GE(report->events, 2u);
+  }
+  Overwrite(bytes.substr(0, before.size() + 3));
+  EXPECT_EQ(Replay(path_, {})->torn,
+            absl::StrCat("the last record, 3 bytes at byte ", before.size(), ", is incomplete"));
+}
+
+TEST_F(JournalTest, DamageInTheMiddleIsAnErrorThatNamesThePlace) {
+  Begin();
+  const size_t start = Bytes().size();
+  Story();
+  std::string bytes = Bytes();
+  bytes[start + 9] = static_cast<char>(bytes[start + 9] ^ 1);
+  Overwrite(bytes);
+  const auto report = Replay(path_, {});
+  EXPECT_EQ(report.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(report.status().message()),
+              HasSubstr(absl::StrCat("is damaged at byte ", start, " of ", bytes.size(),
+                                     ": its checksum is wrong")));
+}
+
+TEST_F(JournalTest, AnotherStateIsAnErrorThatNamesTheEvent) {
+  Begin();
+  Hello(1);
+  // An event that the core is not given.
+  writer_->Write(FromPeer{SessionId(1), control::Join{1, {"run", 0}, "t"}}, now_);
+  writer_->Stepped(*core_);
+  const auto report = Replay(path_, {});
+  EXPECT_EQ(report.status().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(report.status().message()), HasSubstr("after event 3 the core is in"));
+}
+
+TEST_F(JournalTest, AtItsLimitItEndsAndTheCoordinatorGoesOn) {
+  options_.bytes_max = 400;
+  Begin();
+  Story();
+  EXPECT_LT(Bytes().size(), 420u);
+  const auto report = Replay(path_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_TRUE(report->limit_reached);
+  EXPECT_LT(report->events, 15u);
+}
+
+TEST_F(JournalTest, WhatIsNoJournalIsRefused) {
+  EXPECT_EQ(Replay(path_, {}).status().code(), absl::StatusCode::kNotFound);
+  Overwrite("");
+  EXPECT_EQ(Replay(path_, {}).status().code(), absl::StatusCode::kDataLoss);
+  Overwrite(std::string(100000, 'x'));
+  EXPECT_EQ(Replay(path_, {}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator
