@@ -86,7 +86,7 @@ TEST(Render, ForeignTextCannotSteerTheTerminal) {
 TEST(Render, JsonNamesEveryFieldAsInTheProto) {
   EXPECT_EQ(RenderJson(Parse<v1::Event>("sequence: 1 kind: \"join\""), true),
             R"({"sequence":"1","time_us":"0","kind":"join","run":"","group":0,"epoch":"0",)"
-            R"("member":"","peer":"","text":""})"
+            R"("member":"","peer":"","text":"","incarnation":""})"
             "\n");
 }
 
