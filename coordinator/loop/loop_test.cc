@@ -204,7 +204,7 @@ TEST_F(LoopTest, TimePassesWithoutMail) {
   Start(/*detect_ms=*/1);
   auto port = std::make_shared<FakePort>(&journal_, "a");
   ASSERT_TRUE(loop_->OpenSession(port).has_value());
-  EXPECT_THAT(journal_.TakeUntil("a closed"), HasSubstr("silent for 1 ms"));
+  EXPECT_THAT(journal_.TakeUntil("a closed"), HasSubstr("silent for 4 ms"));
 }
 
 TEST_F(LoopTest, EvictsAndDrainsWhatThereIs) {
