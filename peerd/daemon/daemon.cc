@@ -95,8 +95,8 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
 
   // ---- TransportListener
   void OnLinkUp(const LinkKey& link) override { Post(LinkUp{link.run, link.peer}); }
-  void OnLinkDown(const LinkKey& link, const std::string& reason) override {
-    Post(LinkDown{link.run, link.peer, reason});
+  void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) override {
+    Post(LinkDown{link.run, link.peer, reason, silent_ms});
   }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override;

@@ -212,6 +212,7 @@ TEST_P(RepairSeeds, IdleStalledLanesAreNoticedAndSilenceStillEndsTheLink) {
   EXPECT_LE(world.Now() - start, Millis(1700));
   EXPECT_THAT(world.at(0).downs[PeerId(2)][0] + world.at(1).downs[PeerId(1)][0],
               HasSubstr("silent for 1500 ms"));
+  EXPECT_GE(world.at(0).silences[PeerId(2)] + world.at(1).silences[PeerId(1)], 1500u);
 }
 
 TEST_P(RepairSeeds, ForgottenSegmentsAreNotSentAgain) {

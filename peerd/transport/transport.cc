@@ -212,7 +212,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void Announce(const LinkKey& key, uint64_t serial);
   void Expire(Peering* p, const std::vector<Request>& expired);
   std::string WhyNotUp(const Peering& p, const Request& request) const;
-  void ReportDown(const Peering& p, const std::string& reason);
+  void ReportDown(const Peering& p, const std::string& reason, int64_t silent_us = 0);
   void Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote, bool dialled);
   void Retire(Peering* p);
   void CancelDials(Peering* p, const char* why);
@@ -775,7 +775,7 @@ void TransportImpl::OnLinkBroken(Link* link, const std::string& reason, bool pro
   ++stats_.links_lost;
   Log(LogLevel::kInfo, absl::StrCat("link down peer=", ToString(p->key.peer), " run=", p->key.run) +
                            LogField("reason", reason));
-  ReportDown(*p, reason);
+  ReportDown(*p, reason, now - link->last_heard());
 }
 
 void TransportImpl::OnLinkEnded(Link* link) {
@@ -787,9 +787,11 @@ void TransportImpl::OnLinkEnded(Link* link) {
   Later([] {});  // destroys it
 }
 
-void TransportImpl::ReportDown(const Peering& p, const std::string& reason) {
-  Later([this, key = p.key, serial = p.serial, reason] {
-    if (FindSerial(key, serial) != nullptr) listener_->OnLinkDown(key, reason);
+void TransportImpl::ReportDown(const Peering& p, const std::string& reason, int64_t silent_us) {
+  const uint32_t silent_ms =
+      silent_us < Millis(options_.detect_ms) ? 0 : static_cast<uint32_t>(silent_us / 1000);
+  Later([this, key = p.key, serial = p.serial, reason, silent_ms] {
+    if (FindSerial(key, serial) != nullptr) listener_->OnLinkDown(key, reason, silent_ms);
   });
 }
 

@@ -44,7 +44,9 @@ class TransportListener {
   virtual void OnLinkUp(const LinkKey& link) = 0;
   // After this nothing more comes from the link; its queued frames and segments are gone (their
   // OnSegmentSent has been or will be called all the same, once the kernel let go of the memory).
-  virtual void OnLinkDown(const LinkKey& link, const std::string& reason) = 0;
+  // `silent_ms`: for so long nothing had been heard from the peer; 0 if something had within
+  // detect_ms.
+  virtual void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) = 0;
   // READY, DONE: whole frames of the control lane, in order. InvalidArgument closes the link.
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) = 0;

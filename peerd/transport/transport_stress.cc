@@ -48,7 +48,7 @@ class Side : public TransportListener {
   }
 
   void OnLinkUp(const LinkKey&) override { up_ = true; }
-  void OnLinkDown(const LinkKey&, const std::string& reason) override {
+  void OnLinkDown(const LinkKey&, const std::string& reason, uint32_t) override {
     if (!stop_) std::printf("link down: %s\n", reason.c_str());
     up_ = false;
     down_ = true;

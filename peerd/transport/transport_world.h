@@ -35,10 +35,11 @@ class Peer : public TransportListener {
     up.insert(link.peer);
     ++ups[link.peer];
   }
-  void OnLinkDown(const LinkKey& link, const std::string& reason) override {
+  void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) override {
     EXPECT_TRUE(inside);
     up.erase(link.peer);
     downs[link.peer].push_back(reason);
+    silences[link.peer] = silent_ms;
   }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override {
@@ -126,6 +127,7 @@ class Peer : public TransportListener {
   std::set<PeerId> up;
   std::map<PeerId, int> ups;
   std::map<PeerId, std::vector<std::string>> downs;
+  std::map<PeerId, uint32_t> silences;  // of the last LinkDown
   std::vector<Frame> frames;
   std::vector<uint8_t> memory;
   std::map<std::pair<PeerId, uint64_t>, int> arrived;  // by sender and cookie

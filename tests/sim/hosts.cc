@@ -782,10 +782,11 @@ void PeerHost::OnLinkUp(const peerd::LinkKey& link) {
   Tell(peerd::LinkUp{link.run, link.peer});
 }
 
-void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason) {
+void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
+                          uint32_t silent_ms) {
   context_.story->Tell(context_.world->now(), node_.name, "  link down to ", ToString(link.peer),
                        ": ", reason);
-  Tell(peerd::LinkDown{link.run, link.peer, reason});
+  Tell(peerd::LinkDown{link.run, link.peer, reason, silent_ms});
 }
 
 absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,

@@ -47,7 +47,7 @@ void ModelTransport::OpenLinks(const std::string& run, uint32_t group, Epoch epo
       std::erase_if(requests_, [&](const Request& r) { return r.id == id; });
       const std::string reason = "no link to " + ToString(key.peer) + " by the deadline";
       if (const ConnectionPtr c = Find(key)) return Down(c, reason);
-      listener_->OnLinkDown(key, reason);
+      listener_->OnLinkDown(key, reason, 0);
     });
   }
 }
@@ -188,12 +188,12 @@ void ModelTransport::KeepLinks(const std::string& run, uint32_t group, Epoch epo
   }
 }
 
-void ModelTransport::Down(const ConnectionPtr& c, const std::string& reason) {
+void ModelTransport::Down(const ConnectionPtr& c, const std::string& reason, uint32_t silent_ms) {
   const int end = EndOf(c);
   if (!c->open[end]) return;
   Release(c);
   TellEnd(c, "connection reset by peer");
-  listener_->OnLinkDown({c->run, c->end[1 - end]->self_}, reason);
+  listener_->OnLinkDown({c->run, c->end[1 - end]->self_}, reason, silent_ms);
 }
 
 void ModelTransport::Release(const ConnectionPtr& c) {
@@ -282,7 +282,7 @@ void ModelTransport::Beat() {
     const int end = EndOf(c);
     if (!c->open[end]) continue;
     if (world_->now() - c->heard[end] > Millis(model_.detect_ms)) {
-      Down(c, "silent for " + std::to_string(model_.detect_ms) + " ms");
+      Down(c, "silent for " + std::to_string(model_.detect_ms) + " ms", model_.detect_ms);
     } else {
       SendOnControl(c, [] {});
     }

@@ -171,7 +171,7 @@ class ModelTransport final : public peerd::Transport {
   bool Readable(const ConnectionPtr& c, int from, const Segment& segment) const;
   void ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segment> segment);
   void ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment);
-  void Down(const ConnectionPtr& c, const std::string& reason);
+  void Down(const ConnectionPtr& c, const std::string& reason, uint32_t silent_ms = 0);
   // Takes this end of the connection out of use.
   void Release(const ConnectionPtr& c);
   void TellEnd(const ConnectionPtr& c, const std::string& reason);
