@@ -233,3 +233,56 @@ def test_a_death_in_one_group_is_nothing_to_another() -> None:
             works = [comm.all_reduce(np.ones(99, np.float32), async_op=True) for comm in calm]
             assert [(work.wait(60).retries, work.wait(60).epoch) for work in works] == [(0, epoch)] * 2
         assert calm[0].epoch == epoch
+
+
+def test_a_stopped_trainer_with_a_step_deadline_is_removed_and_told_why(quick: LocalCluster) -> None:
+    what = """
+try:
+    while True:
+        comm.begin_step()
+except lh.Evicted as reason:
+    print("evicted:", reason)
+"""
+    join = "step_deadline=1"
+    with lh.join("judged", peerd=quick.socket(0)) as comm, Trainer(quick.socket(1), "judged", what, join) as other:
+        admit(comm, 2)
+        other.until("in")
+        other.send(signal.SIGSTOP)
+        # This member asked for no deadline: it may be as late as it likes.
+        while comm.world_size > 1:
+            comm.begin_step(60)
+        other.send(signal.SIGCONT)
+        text = other.until("end")
+        assert "missed the step boundary" in text, text
+        assert "join again" in text
+
+
+def test_a_cohort_comes_and_goes_together(cluster: LocalCluster) -> None:
+    with ThreadPoolExecutor(4) as pool:
+
+        def enter(peer: int, group: int) -> lh.Comm:
+            return lh.join("hosts", group, cluster.socket(peer), cohort=(f"host-{peer}", 2))
+
+        first = [pool.submit(enter, 0, group) for group in (0, 1)]
+        comms = [each.result(60) for each in first]
+        # Half of a host is not admitted, however often the others pass a boundary.
+        joining = [pool.submit(enter, 1, 0)]
+        wait_until(lambda: comms[0].pending == 1)
+        for _ in range(3):
+            assert comms[0].begin_step(60).world_size == 1
+        joining.append(pool.submit(enter, 1, 1))
+
+        def both(comm: lh.Comm) -> None:
+            while comm.world_size < 2:
+                comm.begin_step(60)
+
+        for done in [pool.submit(both, comm) for comm in comms]:
+            done.result(60)
+        others = [each.result(60) for each in joining]
+        # One of them leaves: the host does.
+        others[0].leave(60)
+        wait_until(lambda: [comm.world_size for comm in comms] == [1, 1])
+        with pytest.raises(lh.Evicted, match="host-1"):
+            others[1].begin_step(60)
+        for comm in comms:
+            comm.leave(60)
