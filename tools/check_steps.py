@@ -181,9 +181,9 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
 }
 LINT = ["format", "ruff", "ruff-format", "mypy"]
 SETS = {
-    "default": ["build", *LINT, "bazel", "python", "e2e", "tidy"],
+    "default": ["build", *LINT, "bazel", "python", "e2e", "chaos", "tidy"],
     "quick": ["build", *LINT, "unit", "python"],
-    "full": ["build", *LINT, "bazel", "python", "e2e", "tidy-all", "asan", "ubsan", "tsan"],
+    "full": ["build", *LINT, "bazel", "python", "e2e", "chaos", "tidy-all", "asan", "ubsan", "tsan"],
     "lint": [*LINT, "tidy"],
 }
 NEED_PROGRAMS = {"python", "e2e", "chaos"}

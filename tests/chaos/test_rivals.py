@@ -91,6 +91,36 @@ def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_
     assert len(removed) <= 1, removed  # the newcomer itself, at most
 
 
+def test_of_four_nobody_is_lost_when_a_pair_cannot_talk(stack: ExitStack, tmp_path: pathlib.Path) -> None:
+    """PCCL: four peers with one blocked pair lose a healthy member."""
+    world = hosts_of(stack, tmp_path, 4)
+    trainers = trainers_of(stack, 4)
+    assemble(world, trainers)
+    one_round(trainers)
+    for first, second in ((0, 1), (0, 2), (1, 3)):
+        rules = pair_drop(world.hosts[first], world.hosts[second])
+        world.drop(*rules)
+        for _ in range(3):
+            one_round(trainers)
+            for trainer in trainers:
+                trainer.start("begin_step", timeout=60)
+            for trainer in trainers:
+                answer = trainer.finish()
+                assert answer.get("size") == 4, answer
+        world.undrop(*rules)
+    one_round(trainers)
+
+
+def test_a_pair_that_cannot_talk_from_the_start_meets_in_one_world_of_four(
+    stack: ExitStack, tmp_path: pathlib.Path
+) -> None:
+    world = hosts_of(stack, tmp_path, 4)
+    world.drop(*pair_drop(world.hosts[0], world.hosts[3]))
+    trainers = trainers_of(stack, 4)
+    assemble(world, trainers)
+    one_round(trainers)
+
+
 @pytest.mark.parametrize("one_way", [False, True], ids=["both-ways", "one-way"])
 def test_a_silence_shorter_than_detect_ms_is_no_fault(stack: ExitStack, tmp_path: pathlib.Path, one_way: bool) -> None:
     world = hosts_of(stack, tmp_path, 3, detect_ms=2000)
