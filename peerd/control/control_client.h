@@ -23,7 +23,7 @@ struct ControlClientOptions {
   // Until the coordinator has told its own.
   uint32_t detect_ms = 1500;
   uint32_t pause_ms_min = 50;
-  uint32_t pause_ms_max = 2000;
+  uint32_t pause_ms_max = 500;
 };
 
 // Called from threads of the client: one at a time, in order, no lock held. They hand over to the

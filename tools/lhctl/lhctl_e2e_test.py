@@ -144,8 +144,16 @@ class Lhctl(unittest.TestCase):
         if os.path.exists(ready_file):
             os.unlink(ready_file)
         process = subprocess.Popen(
-            [COORDINATOR, f"--listen={listen}", "--http=", "--store", f"sqlite:{store}", "--ready-file", ready_file]
-            + ["--log-level=error"]
+            [
+                COORDINATOR,
+                f"--listen={listen}",
+                "--http=",
+                "--store",
+                f"sqlite:{store}",
+                "--ready-file",
+                ready_file,
+                "--log-level=error",
+            ]
         )
         self.addCleanup(lambda: process.poll() is None and (process.kill(), process.wait()))
         until = time.monotonic() + DEADLINE_S
