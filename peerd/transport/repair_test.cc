@@ -13,7 +13,7 @@
 
 #include "base/prng.h"
 #include "peerd/io/fake_ring.h"
-#include "peerd/transport/transport_world.h"
+#include "peerd/transport/testing.h"
 
 namespace longhaul::peerd {
 namespace {

@@ -36,8 +36,8 @@ LAYERS = [
         "wire codecs see base values only",
     ),
     Layer(
-        r"proto/control/messages\.h",
-        rf"proto/wire/limits\.h|{_BASE_VALUES}",
+        r"proto/control/(messages|blocked)\.(h|cc)",
+        rf"proto/control/messages\.h|proto/wire/limits\.h|{_BASE_VALUES}",
         "messages are plain values",
     ),
     Layer(
@@ -48,7 +48,7 @@ LAYERS = [
     Layer(r"base/", r"base/|absl/", "base is below everything"),
     Layer(
         r"(coordinator|peerd)/core/|coordinator/solver/",
-        rf"proto/control/messages\.h|proto/wire/|{_BASE_VALUES}|{_ABSL_VALUES}|coordinator/(core|solver)/|peerd/core/",
+        rf"proto/control/(messages|blocked)\.h|proto/wire/|{_BASE_VALUES}|{_ABSL_VALUES}|coordinator/(core|solver)/|peerd/core/",
         "cores see messages and base values only",
     ),
     Layer(
@@ -87,7 +87,7 @@ CONFINED = [
     Confined(r"peerd/", r"(peerd|tests|bench|tools)/", "only tests and tools see peerd's code"),
     Confined(
         r"grpc(pp|\+\+)?/|google/protobuf/|.*\.pb\.h$",
-        r"coordinator/grpc/|peerd/control/|proto/|coordinator/store/etcd|tools/lhctl/|tests/|bench/",
+        r"coordinator/(grpc|journal)/|peerd/control/|proto/|coordinator/store/etcd|tools/lhctl/|tests/|bench/",
         "gRPC and protobuf stay at the border",
     ),
     Confined(r"liburing(/.*)?\.h$", r"peerd/io/", "one file knows io_uring"),
