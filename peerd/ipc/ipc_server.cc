@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <utility>
@@ -86,6 +87,9 @@ struct Client {
   msghdr message{};
   iovec iov{};
   alignas(cmsghdr) char control[CMSG_SPACE(kDescriptorsMax * sizeof(int))];
+
+  // Members that are out, the latest ones: a request may have crossed the news of it.
+  std::deque<std::pair<LocalId, Outcome>> gone;
 
   std::vector<lh_ipc_reply> sending;
   size_t sent = 0;
@@ -198,6 +202,8 @@ class Server final : public IpcServer {
   Member* ActiveMember(Client& client);
   absl::StatusOr<std::shared_ptr<ArenaRegion>> MapRegion(int fd, uint64_t bytes);
   void Deny(Client& client, Code code, const std::string& text);
+  // The request names a member that this connection does not have (any more).
+  void DenyUnknown(Client& client, LocalId local);
 
   // ---- replies
   void Push(Client& client, const lh_ipc_reply& reply);
@@ -653,7 +659,7 @@ void Server::Leave(Client& client) {
     }
   }
   if (client.locals.count(local) == 0) {
-    return Deny(client, Code::kFailedPrecondition, "no such member on this connection");
+    return DenyUnknown(client, local);
   }
   Member& member = members_.at(local);
   if (member.leave_call != 0) {
@@ -663,10 +669,19 @@ void Server::Leave(Client& client) {
   handler_->OnLeave(local);
 }
 
+void Server::DenyUnknown(Client& client, LocalId local) {
+  for (const auto& [gone, outcome] : client.gone) {
+    if (gone != local) continue;
+    if (outcome.ok()) return Deny(client, Code::kFailedPrecondition, "the member has left");
+    return Deny(client, outcome.code, outcome.text);
+  }
+  Deny(client, Code::kFailedPrecondition, "no such member on this connection");
+}
+
 Member* Server::ActiveMember(Client& client) {
   const LocalId local(client.request.member);
   if (client.locals.count(local) == 0) {
-    Deny(client, Code::kFailedPrecondition, "no such member on this connection");
+    DenyUnknown(client, local);
     return nullptr;
   }
   Member& member = members_.at(local);
@@ -774,6 +789,8 @@ void Server::Forget(LocalId local, const Outcome& outcome) {
   Client& client = *member.client;
   members_.erase(it);
   client.locals.erase(local);
+  client.gone.emplace_back(local, outcome);
+  if (client.gone.size() > LH_LOCAL_MEMBERS_MAX) client.gone.pop_front();
   posts_open_ -= static_cast<uint32_t>(member.posts.size());
   for (const auto& [call, post] : member.posts) {
     --client.regions.at(post.source_region).posts;

@@ -103,7 +103,7 @@ def test_of_four_nobody_is_lost_when_a_pair_cannot_talk(stack: ExitStack, tmp_pa
         for _ in range(3):
             one_round(trainers)
             for trainer in trainers:
-                trainer.start("begin_step", timeout=60)
+                trainer.start("begin_step")
             for trainer in trainers:
                 answer = trainer.finish()
                 assert answer.get("size") == 4, answer
