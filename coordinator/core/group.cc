@@ -815,6 +815,12 @@ void Group::ResolveUnreachable(GroupOutput* out) {
 void Group::Settle(std::map<LostLink, std::string> pairs, GroupOutput* out) {
   while (!pairs.empty()) {
     if (CanRouteAround(pairs)) return Block(pairs, out);
+    // Before anybody goes, what was blocked at another time is tried again.
+    if (const auto old = BlockedBefore(); !old.empty() && CanRouteAround(pairs, old)) {
+      const Tick due = directory_->Now() + -kBlockedRetry;
+      for (const control::BlockedPair& pair : old) blocked_since_[pair] = due;
+      return Block(pairs, out);
+    }
     const PeerId victim = ChooseVictim(pairs);
     std::string reason;
     std::string reporter;
@@ -833,10 +839,12 @@ void Group::Settle(std::map<LostLink, std::string> pairs, GroupOutput* out) {
 
 // True if the group can go on with all who take part although these pairs, and those known already,
 // have no link. A newcomer is not worth it that half of the others or more cannot reach.
-bool Group::CanRouteAround(const std::map<LostLink, std::string>& pairs) const {
+bool Group::CanRouteAround(const std::map<LostLink, std::string>& pairs,
+                           const control::BlockedPairs& but) const {
   const std::vector<PeerId> peers = Participants();
   const control::BlockedPairs known = BlockedAmong(peers);
   std::set<control::BlockedPair> all(known.begin(), known.end());
+  for (const control::BlockedPair& pair : but) all.erase(pair);
   for (const auto& [pair, reason] : pairs) {
     all.insert(control::MakeBlockedPair(pair.first, pair.second));
   }
@@ -853,6 +861,16 @@ bool Group::CanRouteAround(const std::map<LostLink, std::string>& pairs) const {
   const control::BlockedPairs blocked(all.begin(), all.end());
   const auto ring = control::RingAvoiding(peers, blocked);
   return ring && control::RingFault(*ring, blocked).empty();
+}
+
+// The pairs that were routed around before this series of preparations, and are not tried in it.
+control::BlockedPairs Group::BlockedBefore() const {
+  control::BlockedPairs old = preparation_->blocked;
+  std::erase_if(old, [this](const control::BlockedPair& pair) {
+    const auto since = blocked_since_.find(pair);
+    return since == blocked_since_.end() || since->second >= preparation_->begun;
+  });
+  return old;
 }
 
 void Group::Block(const std::map<LostLink, std::string>& pairs, GroupOutput* out) {

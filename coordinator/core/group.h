@@ -201,7 +201,9 @@ class Group {
                   GroupOutput* out);
   void ResolveUnreachable(GroupOutput* out);
   void Settle(std::map<LostLink, std::string> pairs, GroupOutput* out);
-  bool CanRouteAround(const std::map<LostLink, std::string>& pairs) const;
+  bool CanRouteAround(const std::map<LostLink, std::string>& pairs,
+                      const control::BlockedPairs& but = {}) const;
+  control::BlockedPairs BlockedBefore() const;
   void Block(const std::map<LostLink, std::string>& pairs, GroupOutput* out);
   void ForgetBlockedOfStrangers();
   PeerId ChooseVictim(const std::map<LostLink, std::string>& pairs) const;

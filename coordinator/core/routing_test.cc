@@ -110,6 +110,20 @@ TEST_F(RoutingTest, WhoIsReachedByFewestGoesAndTheOthersStay) {
   EXPECT_EQ(Blocked(), "");
 }
 
+TEST_F(RoutingTest, AKnownPairThatCanMeetAgainCostsNobodyItsPlace) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  ASSERT_EQ(Blocked(), "p1-p2");
+  // There is no way around both pairs, but the first one is mended.
+  Mend(1, 2);
+  Cut(1, 3);
+  Lose(1, 3);
+  EXPECT_EQ(h.View().members.size(), 4u);
+  EXPECT_EQ(Blocked(), "p1-p3");
+  EXPECT_EQ(h.Notices("evict"), Texts{});
+}
+
 TEST_F(RoutingTest, PairsThatAreKnownCountForTheNextVictim) {
   Found(4);
   Cut(1, 2);
