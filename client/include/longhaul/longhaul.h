@@ -69,6 +69,8 @@ typedef enum lh_reduce_op {
 } lh_reduce_op;
 
 /* What happens to an operation when a member dies: the survivors redo it, or it ends LH_ABORTED.
+ * After LH_ABORTED start it again before the next step boundary: members that had not started it
+ * when the fault came are not told, and wait for it.
  * LH_AS_JOINED: what lh_join_options.on_fault said. Equal at all members of an operation. */
 typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_fault;
 
