@@ -32,6 +32,7 @@ SYSTEM_LIBS = {
     "prometheus": ["prometheus-cpp-pull"],
     "protobuf": ["protobuf >= 3.21"],
     "sqlite3": ["sqlite3"],
+    "xxhash": ["libxxhash"],
     "zlib": ["zlib"],
 }
 

@@ -1,0 +1,27 @@
+// A 128-bit digest as a value.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+
+namespace longhaul {
+
+struct Hash128 {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  friend auto operator<=>(const Hash128&, const Hash128&) = default;
+};
+
+// 32 lower-case hexadecimal digits.
+inline std::string ToString(const Hash128& hash) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text(32, '0');
+  for (int i = 0; i < 16; ++i) {
+    text[15 - i] = kDigits[(hash.high >> (4 * i)) & 15];
+    text[31 - i] = kDigits[(hash.low >> (4 * i)) & 15];
+  }
+  return text;
+}
+
+}  // namespace longhaul

@@ -1,0 +1,71 @@
+// Which state a group agrees on: the outcome of one sync, from what its members offer.
+//
+// Pure function of the offers and of the revision that is due; the order of the offers makes no
+// difference. Rules, in this order:
+//
+//  1. Strategies. kPopular is used by all or by none. The side with fewer members is refused
+//     (kPopular stays if they are as many).
+//  2. Revisions. The first sync of a group takes the highest that is offered. Later ones expect the
+//     one that is due: a higher one breaks the rule of increments and is refused; a lower one is
+//     outdated, pulled forward, and can win only if nobody offers the one that is due.
+//  3. Manifests. Most votes win, ties go to the manifest with the lowest digest; the others are
+//     refused, and learn by whose manifest.
+//  4. Candidates: with kPopular everybody, otherwise those that send. Without a candidate nobody
+//     syncs. Among those with the highest legal revision the digest with most votes wins, ties go
+//     to the lowest digest.
+//  5. Whoever has the elected state keeps it; the others fetch it, except a sender, which is
+//  refused.
+//
+// Source of the rules: the shared-state semantics of PCCL (arXiv 2505.14065), made deterministic.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/hash128.h"
+#include "base/ids.h"
+#include "base/outcome.h"
+
+namespace longhaul::coordinator {
+
+enum class SyncStrategy : uint8_t { kPopular = 0, kReceive = 1, kSend = 2 };
+
+struct SyncOffer {
+  MemberId member;
+  SyncStrategy strategy = SyncStrategy::kPopular;
+  uint64_t revision = 0;
+  Hash128 manifest;  // names, order, dtypes, shapes, flags
+  Hash128 state;     // of the tensors that are compared
+  friend bool operator==(const SyncOffer&, const SyncOffer&) = default;
+};
+
+struct SyncVerdict {
+  enum class Do : uint8_t {
+    kKeep,   // its state is the elected one (it may be ahead of its revision)
+    kFetch,  // from the holders
+    kRefuse,
+  };
+  MemberId member;
+  Do action = Do::kKeep;
+  Outcome refusal;      // kRefuse
+  MemberId compare_to;  // kRefuse for another manifest: who has the elected one; else none
+  friend bool operator==(const SyncVerdict&, const SyncVerdict&) = default;
+};
+
+struct Election {
+  // False: nobody was elected, every verdict refuses.
+  bool elected = false;
+  uint64_t revision = 0;
+  Hash128 manifest;
+  Hash128 state;
+  std::vector<MemberId> holders;      // who has it, by member number
+  std::vector<SyncVerdict> verdicts;  // one an offer, by member number
+};
+
+// `due`: the revision that the next sync is to have; nullopt: the group has never synced. Each
+// member offers once.
+Election Elect(std::vector<SyncOffer> offers, std::optional<uint64_t> due);
+
+}  // namespace longhaul::coordinator

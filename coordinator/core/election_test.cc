@@ -1,0 +1,165 @@
+#include "coordinator/core/election.h"
+
+#include <algorithm>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using Do = SyncVerdict::Do;
+
+constexpr Hash128 kNames{1, 1};
+constexpr Hash128 kOtherNames{0, 9};
+
+Hash128 State(uint64_t value) { return {value, 0}; }
+
+SyncOffer Offer(uint64_t member, uint64_t state, uint64_t revision = 0,
+                SyncStrategy strategy = SyncStrategy::kPopular) {
+  return {MemberId(member), strategy, revision, kNames, State(state)};
+}
+
+const SyncVerdict& Of(const Election& election, uint64_t member) {
+  const auto it = std::find_if(election.verdicts.begin(), election.verdicts.end(),
+                               [&](const auto& v) { return v.member == MemberId(member); });
+  EXPECT_NE(it, election.verdicts.end());
+  return *it;
+}
+
+std::string Actions(const Election& election) {
+  std::string text;
+  for (const SyncVerdict& v : election.verdicts) {
+    text += v.action == Do::kKeep ? 'k' : v.action == Do::kFetch ? 'f' : 'r';
+  }
+  return text;
+}
+
+TEST(Election, EqualStatesAreKept) {
+  const Election e = Elect({Offer(1, 5), Offer(2, 5), Offer(3, 5)}, std::nullopt);
+  EXPECT_TRUE(e.elected);
+  EXPECT_EQ(Actions(e), "kkk");
+  EXPECT_EQ(e.holders, (std::vector<MemberId>{MemberId(1), MemberId(2), MemberId(3)}));
+}
+
+TEST(Election, ThePopularStateWinsWhateverTheOrder) {
+  std::vector<SyncOffer> offers = {Offer(1, 9), Offer(2, 5), Offer(3, 5)};
+  std::sort(offers.begin(), offers.end(),
+            [](const auto& a, const auto& b) { return a.member < b.member; });
+  do {
+    const Election e = Elect(offers, std::nullopt);
+    EXPECT_EQ(Actions(e), "fkk");
+    EXPECT_EQ(e.state, State(5));
+  } while (std::next_permutation(offers.begin(), offers.end(),
+                                 [](const auto& a, const auto& b) { return a.member < b.member; }));
+}
+
+TEST(Election, ATieGoesToTheLowestDigest) {
+  const Election e = Elect({Offer(1, 9), Offer(2, 5)}, std::nullopt);
+  EXPECT_EQ(e.state, State(5));
+  EXPECT_EQ(Actions(e), "fk");
+}
+
+TEST(Election, TheFirstSyncTakesTheHighestRevision) {
+  const Election e = Elect({Offer(1, 5, 13), Offer(2, 6, 0), Offer(3, 6, 0)}, std::nullopt);
+  EXPECT_EQ(e.revision, 13U);
+  EXPECT_EQ(Actions(e), "kff");
+}
+
+TEST(Election, AnOutdatedMemberIsPulledForwardThoughPopular) {
+  const Election e = Elect({Offer(1, 7, 4), Offer(2, 5, 3), Offer(3, 5, 3)}, 4);
+  EXPECT_EQ(e.revision, 4U);
+  EXPECT_EQ(Actions(e), "kff");
+}
+
+TEST(Election, WithoutACurrentMemberTheHighestOutdatedRevisionWins) {
+  const Election e = Elect({Offer(1, 7, 3), Offer(2, 5, 2), Offer(3, 5, 2)}, 4);
+  EXPECT_EQ(e.revision, 3U);
+  EXPECT_EQ(Actions(e), "kff");
+}
+
+TEST(Election, AMemberThatOnlyLagsInItsRevisionKeepsItsBits) {
+  const Election e = Elect({Offer(1, 7, 4), Offer(2, 7, 3)}, 4);
+  EXPECT_EQ(Actions(e), "kk");
+  EXPECT_EQ(e.holders.size(), 2U);
+}
+
+TEST(Election, AnIncrementByTwoIsRefusedAndTheOthersGoOn) {
+  const Election e = Elect({Offer(1, 7, 4), Offer(2, 7, 4), Offer(3, 8, 6)}, 4);
+  EXPECT_EQ(Actions(e), "kkr");
+  EXPECT_EQ(Of(e, 3).refusal.code, Code::kStateMismatch);
+  EXPECT_NE(Of(e, 3).refusal.text.find("revision is 6, due is 4"), std::string::npos);
+}
+
+TEST(Election, AnotherManifestIsRefusedAndToldWhomToCompareWith) {
+  SyncOffer odd = Offer(1, 7);
+  odd.manifest = kOtherNames;
+  const Election e = Elect({odd, Offer(2, 7), Offer(3, 7)}, std::nullopt);
+  EXPECT_EQ(Actions(e), "rkk");
+  EXPECT_EQ(Of(e, 1).compare_to, MemberId(2));
+}
+
+TEST(Election, AManifestMayNotWinByMembersThatAreRefused) {
+  SyncOffer ahead = Offer(1, 7, 9);
+  ahead.manifest = kOtherNames;
+  SyncOffer ahead_too = Offer(2, 7, 9);
+  ahead_too.manifest = kOtherNames;
+  const Election e = Elect({ahead, ahead_too, Offer(3, 7, 1)}, 1);
+  EXPECT_EQ(Actions(e), "rrk");
+  EXPECT_EQ(e.manifest, kNames);
+}
+
+TEST(Election, PopularIsUsedByAllOrByNone) {
+  for (int world = 2; world <= 4; ++world) {
+    std::vector<SyncOffer> offers;
+    for (int i = 1; i < world; ++i) offers.push_back(Offer(i, 5));
+    offers.push_back(Offer(world, 5, 0, SyncStrategy::kReceive));
+    const Election e = Elect(offers, std::nullopt);
+    EXPECT_TRUE(e.elected);
+    EXPECT_EQ(Of(e, world).action, Do::kRefuse) << world;
+    EXPECT_EQ(Of(e, world).refusal.code, Code::kInvalidArgument);
+    EXPECT_EQ(Of(e, 1).action, Do::kKeep) << world;
+  }
+}
+
+TEST(Election, ReceiversNeverWin) {
+  const Election e =
+      Elect({Offer(1, 9, 0, SyncStrategy::kReceive), Offer(2, 9, 0, SyncStrategy::kReceive),
+             Offer(3, 5, 0, SyncStrategy::kSend)},
+            std::nullopt);
+  EXPECT_EQ(Actions(e), "ffk");
+  EXPECT_EQ(e.holders, std::vector<MemberId>{MemberId(3)});
+}
+
+TEST(Election, AReceiverWithTheSameBitsIsNoSource) {
+  const Election e = Elect(
+      {Offer(1, 5, 0, SyncStrategy::kReceive), Offer(2, 5, 0, SyncStrategy::kSend)}, std::nullopt);
+  EXPECT_EQ(Actions(e), "kk");
+  EXPECT_EQ(e.holders, std::vector<MemberId>{MemberId(2)});
+}
+
+TEST(Election, OnlyReceiversElectNobody) {
+  const Election e =
+      Elect({Offer(1, 5, 0, SyncStrategy::kReceive), Offer(2, 5, 0, SyncStrategy::kReceive)},
+            std::nullopt);
+  EXPECT_FALSE(e.elected);
+  EXPECT_EQ(Actions(e), "rr");
+  EXPECT_EQ(Of(e, 1).refusal.code, Code::kFailedPrecondition);
+}
+
+TEST(Election, OfTwoSendersTheLessPopularIsRefused) {
+  const Election e =
+      Elect({Offer(1, 5, 0, SyncStrategy::kSend), Offer(2, 5, 0, SyncStrategy::kSend),
+             Offer(3, 4, 0, SyncStrategy::kSend), Offer(4, 1, 0, SyncStrategy::kReceive)},
+            std::nullopt);
+  EXPECT_EQ(Actions(e), "kkrf");
+}
+
+TEST(Election, NobodyOffersNothing) {
+  const Election e = Elect({}, std::nullopt);
+  EXPECT_FALSE(e.elected);
+  EXPECT_TRUE(e.verdicts.empty());
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator
