@@ -581,6 +581,51 @@ TEST_F(CoordinatorCoreTest, ANewcomersLostLinkRebuildsWithoutFreezingAndNotForEv
   EXPECT_EQ(h.Take(P(2)).back(), "Removed m2 unreachable");
 }
 
+// The peer closed the link for the epoch that its last member left, and builds it again for this
+// one.
+TEST_F(CoordinatorCoreTest, ALinkThatANewcomerLosesBeforeTheCommitFreezesNothing) {
+  Found(1);
+  h.AddLively(P(2));
+  h.LivelyJoin(P(2), 1);
+  h.Lively(P(1)).mute = true;
+  h.LivelyVote(P(1), M(1));
+  h.Run();  // p2 is ready
+  h.ForgetReceived();
+  h.Say(P(2), Lost(P(1)));
+  h.Lively(P(1)).mute = false;
+  h.Say(P(1), Ready(2));
+  EXPECT_EQ(h.View().waiting_for,
+            "epoch 2 waiting for whether p1 is gone: p2 lost its link to p1: reset");
+  h.Wait(99);
+  EXPECT_EQ(Committed(), Epoch(1));
+  h.Wait(1);
+  EXPECT_EQ(
+      h.Take(P(2)),
+      (Texts{"Prepare 3 base=1 boundary=3 attempt=0 members=m1@1,m2@3 ring=p1,p2", "Commit 3"}));
+}
+
+// Both ends are in the epoch in force: ops may have lost a frame with the link.
+TEST_F(CoordinatorCoreTest, ALinkLostBetweenMembersBeforeTheCommitFreezesOnce) {
+  Found(2);
+  h.AddLively(P(3)).mute = true;
+  h.LivelyJoin(P(3), 1);
+  h.LivelyVote(P(1), M(1));
+  h.LivelyVote(P(2), M(2));
+  h.Run();
+  h.ForgetReceived();
+  h.Say(P(1), Lost(P(2)));
+  h.Lively(P(3)).mute = false;
+  h.Say(P(3), Ready(3));
+  EXPECT_EQ(h.Take(P(3)), Texts{});
+  h.Wait(100);
+  EXPECT_EQ(
+      h.Take(P(3)),
+      (Texts{"Prepare 4 base=2 boundary=4 attempt=4 freeze members=m1@1,m2@2,m3@4 ring=p1,p2,p3",
+             "Commit 4"}));
+  h.Wait(4000);
+  EXPECT_EQ(Committed(), Epoch(4));
+}
+
 TEST_F(CoordinatorCoreTest, ALinkThatBreaksAgainAndAgainDuringItsRepairCostsTheYounger) {
   Found(2);
   h.Lively(P(2)).mute = true;

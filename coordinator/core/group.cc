@@ -368,6 +368,7 @@ Group::Decision Group::DecideInPreparation() const {
   Decision decision;
   if (preparation_->changed.empty()) {
     decision.why = WaitingForAnswers();
+    if (decision.why.empty()) decision.why = WaitingForGrace();
     decision.act = decision.why.empty() ? Act::kCommit : Act::kWait;
     return decision;
   }
@@ -438,6 +439,18 @@ std::string Group::WaitingForAnswers() const {
   }
   return "epoch " + ToString(preparation_->epoch) + " waiting for " + std::to_string(missing) +
          " of " + std::to_string(preparation_->answers.size()) + " peers:" + text;
+}
+
+// A link was lost after its end had answered, maybe. Committed now, the epoch could be used over a
+// link that lost some of it, and ops would have to be frozen; before that nothing is lost.
+std::string Group::WaitingForGrace() const {
+  for (const auto& [link, grace] : lost_) {
+    const auto [from, to] = link;
+    if (!preparation_->answers.contains(from) || !preparation_->answers.contains(to)) continue;
+    return "epoch " + ToString(preparation_->epoch) + " waiting for whether " + ToString(to) +
+           " is gone: " + LinkText(from, to, grace.reason);
+  }
+  return "";
 }
 
 // Who is admitted in another group has to come in here by the same ballot. Its peer comes back, or

@@ -174,6 +174,7 @@ class Group {
   Decision DecideInPreparation() const;
   Decision DecideIdle() const;
   std::string WaitingForAnswers() const;
+  std::string WaitingForGrace() const;
   std::string WaitingForVotes() const;
   std::string WaitingForCohort() const;
 
