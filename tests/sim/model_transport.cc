@@ -46,7 +46,10 @@ void ModelTransport::OpenLinks(const std::string& run, uint32_t group, Epoch epo
       if (Satisfied(*request)) return ReportSatisfied(key);
       std::erase_if(requests_, [&](const Request& r) { return r.id == id; });
       const std::string reason = "no link to " + ToString(key.peer) + " by the deadline";
-      if (const ConnectionPtr c = Find(key)) return Down(c, reason);
+      if (const ConnectionPtr c = Find(key)) {
+        Down(c, reason);
+        if (c->established[EndOf(c)]) return;
+      }
       listener_->OnLinkDown(key, reason, 0);
     });
   }
@@ -66,7 +69,7 @@ ModelTransport::ConnectionPtr ModelTransport::Find(const LinkKey& link) const {
 
 bool ModelTransport::Satisfied(const Request& request) const {
   const ConnectionPtr c = Find({request.run, request.peer});
-  return c != nullptr && (!request.data || c->data[EndOf(c)]);
+  return c != nullptr && c->established[EndOf(c)] && (!request.data || c->data[EndOf(c)]);
 }
 
 void ModelTransport::ReportSatisfied(const LinkKey& link) {
@@ -83,7 +86,7 @@ void ModelTransport::Dial(uint64_t id) {
   if (Satisfied(*request)) return ReportSatisfied(key);
   ModelTransport* const other = switchboard_->Find(request->peer);
   LH_CHECK(other != nullptr);
-  if (const ConnectionPtr c = Find(key)) {
+  if (const ConnectionPtr c = Find(key); c != nullptr && c->established[EndOf(c)]) {
     // Only data lanes are missing.
     SendOnControl(c, [c, other] {
       c->data[other->EndOf(c)] = true;
@@ -94,7 +97,7 @@ void ModelTransport::Dial(uint64_t id) {
         c->end[end]->ReportSatisfied({c->run, other->self_});
       });
     });
-  } else if (other->node_->alive) {
+  } else if (c == nullptr && other->node_->alive) {
     world_->On(other->node_, world_->Arrival(*node_, *other->node_),
                [this, other, copy = *request] { other->OnDial(this, copy); });
   }
@@ -105,15 +108,19 @@ void ModelTransport::Dial(uint64_t id) {
 void ModelTransport::OnDial(ModelTransport* from, const Request& request) {
   const auto token = tokens_.find({request.run, request.group, request.epoch});
   if (token == tokens_.end() || token->second != request.token) return;
-  if (!from->node_->alive) return;
-  // A link that stands here gives way to one of a newer epoch of its group, or if it may be dead.
-  if (const ConnectionPtr c = Find({request.run, from->self_})) {
-    const bool newer = request.group == c->group && request.epoch > c->epoch;
-    const int64_t silent = world_->now() - c->heard[EndOf(c)];
-    if (!newer && silent <= Millis(model_.detect_ms) * 2 / 3) return;
-  }
+  if (!from->node_->alive || !GivesWay(from->self_, request)) return;
   world_->On(from->node_, world_->Arrival(*node_, *from->node_),
              [from, id = request.id] { from->OnAnswer(id); });
+}
+
+// A link that stands here gives way to one of a newer epoch of its group, or if it may be dead. If
+// both sides dial at once, the smaller id's connection stays.
+bool ModelTransport::GivesWay(PeerId from, const Request& request) const {
+  const ConnectionPtr c = Find({request.run, from});
+  if (c == nullptr) return true;
+  if (!c->established[EndOf(c)]) return from < self_;
+  const bool newer = request.group == c->group && request.epoch > c->epoch;
+  return newer || world_->now() - c->heard[EndOf(c)] > Millis(model_.detect_ms) * 2 / 3;
 }
 
 void ModelTransport::OnAnswer(uint64_t id) {
@@ -131,22 +138,27 @@ void ModelTransport::OnAnswer(uint64_t id) {
   c->heard = {world_->now(), world_->now()};
   for (Way& way : c->way) way.lanes.resize(model_.lanes);
   links_[{request->run, request->peer}] = c;
-  const Request copy = *request;
-  SendOnControl(c, [c, other, copy] { other->OnConfirm(c, copy); });
-  ReportSatisfied({copy.run, copy.peer});
+  SendOnControl(c, [c, other, copy = *request] { other->OnConfirm(c, copy); });
 }
 
 void ModelTransport::OnConfirm(const ConnectionPtr& c, const Request& request) {
   const LinkKey key{c->run, c->end[0]->self_};
   c->confirmed = true;
-  if (!tokens_.contains({request.run, request.group, request.epoch})) {
+  // Much may have happened since it was dialled.
+  if (!tokens_.contains({request.run, request.group, request.epoch}) ||
+      !GivesWay(key.peer, request)) {
     TellEnd(c, "handshake refused");
     return;
   }
   if (const ConnectionPtr old = Find(key)) Down(old, "replaced by a new connection");
   c->open[1] = true;
+  c->established[1] = true;
   c->heard[1] = world_->now();
   links_[key] = c;
+  SendOnControl(c, [c] {
+    c->established[0] = true;
+    c->end[0]->ReportSatisfied({c->run, c->end[1]->self_});
+  });
   const size_t before = requests_.size();
   ReportSatisfied(key);
   // Dialled again for an epoch whose link was reported before.
@@ -193,6 +205,7 @@ void ModelTransport::Down(const ConnectionPtr& c, const std::string& reason, uin
   if (!c->open[end]) return;
   Release(c);
   TellEnd(c, "connection reset by peer");
+  if (!c->established[end]) return;  // nobody heard of it yet
   listener_->OnLinkDown({c->run, c->end[1 - end]->self_}, reason, silent_ms);
 }
 

@@ -123,9 +123,10 @@ class ModelTransport final : public peerd::Transport {
     Epoch epoch;
     std::array<ModelTransport*, 2> end{};
     std::array<bool, 2> open{};
-    bool confirmed = false;           // the accepting end has seen the first frame
-    std::array<bool, 2> finishing{};  // no listener any more, but the queue is still sent
-    std::array<bool, 2> data{};       // data lanes stand, as this end knows
+    std::array<bool, 2> established{};  // the end has heard from the other one
+    bool confirmed = false;             // the accepting end has seen the first frame
+    std::array<bool, 2> finishing{};    // no listener any more, but the queue is still sent
+    std::array<bool, 2> data{};         // data lanes stand, as this end knows
     std::array<Tick, 2> heard{};
     std::array<Way, 2> way;  // by sending end
   };
@@ -158,6 +159,7 @@ class ModelTransport final : public peerd::Transport {
   void ReportSatisfied(const peerd::LinkKey& link);
   void Dial(uint64_t request);
   void OnDial(ModelTransport* from, const Request& request);
+  bool GivesWay(PeerId from, const Request& request) const;
   void OnAnswer(uint64_t request);
   void OnConfirm(const ConnectionPtr& c, const Request& request);
   // Something small that keeps its place among the frames of the control lane.

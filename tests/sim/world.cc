@@ -16,7 +16,7 @@ void World::At(Tick when, std::function<void()> event) {
 void World::On(Node* node, Tick when, std::function<void()> event) {
   At(when, [node, life = node->life, event = std::move(event)] {
     if (node->life != life) return;
-    if (node->frozen) {
+    if (node->frozen || !node->backlog.empty()) {
       node->backlog.push_back(event);
     } else {
       event();
@@ -52,9 +52,17 @@ void World::Freeze(Node* node) { node->frozen = true; }
 void World::Thaw(Node* node) {
   if (!node->frozen) return;
   node->frozen = false;
-  for (std::function<void()>& event : std::exchange(node->backlog, {})) {
-    On(node, now_, std::move(event));
-  }
+  At(now_, [this, node, life = node->life] { CatchUp(node, life); });
+}
+
+// One event at a time: each may freeze the node again, or be its death.
+void World::CatchUp(Node* node, uint64_t life) {
+  if (node->life != life || node->frozen || node->backlog.empty()) return;
+  const std::function<void()> event = std::move(node->backlog.front());
+  node->backlog.pop_front();
+  // What the event itself sets off for this moment comes behind what had arrived before.
+  At(now_, [this, node, life] { CatchUp(node, life); });
+  event();
 }
 
 Tick World::Arrival(const Node& from, const Node& to) {

@@ -23,7 +23,8 @@ struct Node {
   bool alive = true;
   uint64_t life = 1;  // rises when it dies
   bool frozen = false;
-  std::deque<std::function<void()>> backlog;  // what came while it was frozen
+  // What came while it was frozen, in that order; what comes before it is through goes behind it.
+  std::deque<std::function<void()>> backlog;
 };
 
 class World {
@@ -68,6 +69,8 @@ class World {
   void Unblock() { blocked_.clear(); }
 
  private:
+  void CatchUp(Node* node, uint64_t life);
+
   struct Event {
     Tick when;
     uint64_t number = 0;

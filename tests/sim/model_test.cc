@@ -1,0 +1,119 @@
+// What the models promise where a run would only show it by chance.
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/sim/model_transport.h"
+#include "tests/sim/world.h"
+
+namespace longhaul::sim {
+namespace {
+
+TEST(WorldTest, WhatCameWhileANodeWasFrozenStaysBeforeWhatComesWhenItThaws) {
+  World world(1, {});
+  Node node;
+  std::string order;
+  const auto say = [&](const char* what) { return [&order, what] { order += what; }; };
+  world.Freeze(&node);
+  world.On(&node, Tick{10}, say("a"));
+  world.On(&node, Tick{20}, say("b"));
+  world.At(Tick{30}, [&] { world.Thaw(&node); });
+  world.On(&node, Tick{30}, say("c"));  // in the same moment as the thaw
+  world.On(&node, Tick{31}, say("d"));
+  while (world.RunOne(Tick{100})) {
+  }
+  EXPECT_EQ(order, "abcd");
+}
+
+TEST(WorldTest, ANodeThatFreezesWhileItCatchesUpGoesOnWhereItWas) {
+  World world(1, {});
+  Node node;
+  std::string order;
+  world.Freeze(&node);
+  world.On(&node, Tick{10}, [&] {
+    order += "a";
+    world.Freeze(&node);
+  });
+  world.On(&node, Tick{20}, [&] { order += "b"; });
+  world.At(Tick{30}, [&] { world.Thaw(&node); });
+  while (world.RunOne(Tick{40})) {
+  }
+  EXPECT_EQ(order, "a");
+  world.Thaw(&node);
+  while (world.RunOne(Tick{50})) {
+  }
+  EXPECT_EQ(order, "ab");
+}
+
+class Listener final : public peerd::TransportListener {
+ public:
+  void OnLinkUp(const peerd::LinkKey& link) override { heard += "up " + ToString(link.peer) + ";"; }
+  void OnLinkDown(const peerd::LinkKey& link, const std::string& reason, uint32_t) override {
+    heard += "down " + ToString(link.peer) + " " + reason + ";";
+  }
+  absl::Status OnControlFrame(const peerd::LinkKey&, const FrameHeader&,
+                              std::span<const uint8_t>) override {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<uint8_t*> OnDataHeader(const peerd::LinkKey&, const FrameHeader&) override {
+    return nullptr;
+  }
+  absl::Status OnDataReceived(const peerd::LinkKey&, const FrameHeader&) override {
+    return absl::OkStatus();
+  }
+  void OnDataAbandoned(const peerd::LinkKey&, const FrameHeader&) override {}
+  void OnSegmentSent(uint64_t) override {}
+  uint64_t OnSegmentRepeat(uint64_t) override { return 0; }
+  void OnReceivesDetached(uint64_t) override {}
+
+  std::string heard;
+};
+
+class Pair final : public Switchboard {
+ public:
+  Pair() : world_(1, {100, 100}) {
+    for (size_t i : {0, 1}) {
+      nodes_[i].index = static_cast<int>(i) + 1;
+      nodes_[i].name = "p" + std::to_string(i + 1);
+      transports_[i] = std::make_unique<ModelTransport>(&world_, &nodes_[i], PeerId(i + 1),
+                                                        TransportModel{}, this, &listeners_[i]);
+    }
+  }
+  ModelTransport* Find(PeerId peer) override { return transports_[peer.value() - 1].get(); }
+  void OnProtocolError(const std::string& text) override { ADD_FAILURE() << text; }
+  void OnFrame(PeerId, PeerId, const FrameHeader&) override {}
+
+  void Run(int64_t ms) {
+    const Tick end = world_.now() + Millis(ms);
+    while (world_.RunOne(end)) {
+    }
+    world_.Skip(end);
+  }
+
+  World world_;
+  Node nodes_[2];
+  Listener listeners_[2];
+  std::unique_ptr<ModelTransport> transports_[2];
+};
+
+// Of two groups of one run, the one peer is the older in the first, the other in the second.
+TEST(ModelTransportTest, PeersThatDialEachOtherAtOnceGetOneLinkThatStays) {
+  Pair pair;
+  for (const bool by_first : {true, false}) {
+    const uint32_t group = by_first ? 0 : 1;
+    for (const uint64_t self : {1, 2}) {
+      pair.Find(PeerId(self))
+          ->OpenLinks("run", group, Epoch(1), "token" + std::to_string(group),
+                      {{PeerId(3 - self), {}, (self == 1) == by_first, true}},
+                      pair.world_.now() + Millis(1000));
+    }
+  }
+  pair.Run(2000);
+  EXPECT_EQ(pair.listeners_[0].heard, "up p2;");
+  EXPECT_EQ(pair.listeners_[1].heard, "up p1;");
+}
+
+}  // namespace
+}  // namespace longhaul::sim
