@@ -271,7 +271,14 @@ IoId FakeRing::SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback 
                        wait_all, std::move(done));
 }
 
-IoId FakeRing::SendZeroCopy(int fd, const void* data, size_t bytes, int, IoCallback done) {
+IoId FakeRing::SendZeroCopy(int fd, const void* data, size_t bytes, int buffer, IoCallback done) {
+  if (buffer >= 0) {
+    const auto it = registered_.find(buffer);
+    LH_CHECK(it != registered_.end()) << "buffer " << buffer << " is not registered";
+    const auto* begin = static_cast<const uint8_t*>(it->second.first);
+    const auto* from = static_cast<const uint8_t*>(data);
+    LH_CHECK(from >= begin && from + bytes <= begin + it->second.second);
+  }
   return StartTransfer(Kind::kSendZeroCopy, fd, {{const_cast<void*>(data), bytes}}, true,
                        std::move(done));
 }
@@ -289,12 +296,22 @@ void FakeRing::Cancel(IoId id) {
   if (it != ops_.end()) it->second.cancelled = true;
 }
 
-absl::StatusOr<int> FakeRing::RegisterBuffer(const void*, size_t) {
-  if (!options_.registered_buffers) return absl::ResourceExhaustedError("the memlock limit");
+absl::StatusOr<int> FakeRing::RegisterBuffer(const void* data, size_t bytes) {
+  LH_CHECK(bytes > 0);
+  if (!options_.registered_buffers) return absl::UnimplementedError("no registered buffers");
+  if (registered_.size() >= options_.registered_buffers_max) {
+    return absl::ResourceExhaustedError("the memlock limit");
+  }
+  if (untouched_ != nullptr && static_cast<const uint8_t*>(data) + bytes > untouched_) {
+    return absl::UnavailableError("not all of it is in memory");
+  }
+  registered_[next_buffer_] = {data, bytes};
   return next_buffer_++;
 }
 
-void FakeRing::UnregisterBuffer(int) {}
+void FakeRing::UnregisterBuffer(int buffer) {
+  LH_CHECK(registered_.erase(buffer) == 1) << "buffer " << buffer << " is not registered";
+}
 
 // ------------------------------------------------------------------------------ progress
 

@@ -38,6 +38,7 @@ struct FakeRingOptions {
   bool zero_copy_copies = false;  // notices say that the bytes were copied
   int zero_copy_error = 0;        // errno with which SendZeroCopy() ends at once
   bool registered_buffers = true;
+  size_t registered_buffers_max = SIZE_MAX;
 };
 
 class FakeRing final : public Ring, private Sockets {
@@ -63,6 +64,10 @@ class FakeRing final : public Ring, private Sockets {
   std::pair<int, int> Pair();
   size_t operations() const { return ops_.size(); }
   size_t open_sockets() const { return sockets_.size(); }
+  // Memory that is registered now, by buffer: where it begins and how long it is.
+  const std::map<int, std::pair<const void*, size_t>>& registered() const { return registered_; }
+  // RegisterBuffer() finds memory from here on untouched; nullptr: none.
+  void SetUntouched(const void* from) { untouched_ = from; }
   // Lets time pass without running anything.
   void AdvanceTime(int64_t us) { now_ = now_ + us; }
 
@@ -185,6 +190,8 @@ class FakeRing final : public Ring, private Sockets {
   int next_fd_ = 1 << 20;  // a real system call on one of these fails
   uint16_t next_port_ = 40000;
   int next_buffer_ = 0;
+  std::map<int, std::pair<const void*, size_t>> registered_;
+  const void* untouched_ = nullptr;
   bool running_ = false;
   std::map<IoId, Op> ops_;
   std::map<int, Socket> sockets_;

@@ -1,14 +1,17 @@
 // The contract of Ring, on both implementations; and what only one of them promises.
 #include "peerd/io/ring.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -484,6 +487,45 @@ TEST(UringBufferTest, MemoryBeyondTheLockLimitIsResourceExhausted) {
     return;  // within the limit, or exempt from it
   }
   EXPECT_EQ(small.status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(UringBufferTest, MemoryThatIsNotAllTouchedIsNotFaultedIn) {
+  auto ring = MakeUringRing(8);
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  if (!(*ring)->features().registered_buffers) GTEST_SKIP();
+  constexpr size_t kPage = 4096;
+  constexpr size_t kPages = 1500;
+  const int fd = memfd_create("arena", MFD_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(ftruncate(fd, kPages * kPage), 0);
+  const auto map = [&] {
+    return static_cast<uint8_t*>(
+        mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  };
+  uint8_t* const mine = map();
+  uint8_t* const trainers = map();
+  const auto touch = [&](size_t page) { trainers[page * kPage] = 1; };
+  for (const size_t hole : {size_t{0}, kPages / 2, kPages - 1}) {
+    ASSERT_EQ(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kPages * kPage), 0);
+    for (size_t page = 0; page < kPages; ++page) {
+      if (page != hole) touch(page);
+    }
+    const auto refused = (*ring)->RegisterBuffer(mine, kPages * kPage);
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnavailable) << hole;
+    struct stat status;
+    ASSERT_EQ(fstat(fd, &status), 0);
+    EXPECT_EQ(static_cast<size_t>(status.st_blocks) * 512, (kPages - 1) * kPage) << "faulted in";
+    touch(hole);
+    const auto buffer = (*ring)->RegisterBuffer(mine, kPages * kPage);
+    if (!buffer.ok()) {  // the lock limit
+      EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted);
+      continue;
+    }
+    (*ring)->UnregisterBuffer(*buffer);
+  }
+  munmap(mine, kPages * kPage);
+  munmap(trainers, kPages * kPage);
+  close(fd);
 }
 
 // ------------------------------------------------------------------------------ addresses

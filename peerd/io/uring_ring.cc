@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -31,8 +32,8 @@ constexpr uint64_t kIgnored = 0;  // completions of cancel requests
 constexpr uint64_t kWakeTag = 1;  // the read of the event descriptor
 constexpr int kIndexBits = 24;    // of an IoId; the rest is a generation of at least 1
 constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
-constexpr uint64_t kBufferChunkBytes = uint64_t{1} << 30;  // the kernel refuses larger buffers
-constexpr unsigned kBufferSlots = 4096;
+constexpr unsigned kBufferSlots = 16384;             // what the kernel allows
+constexpr size_t kBufferBytesMax = size_t{1} << 30;  // likewise
 constexpr int64_t kDestructorDrainUs = Seconds(1);
 
 Tick MonotonicNow() {
@@ -148,8 +149,7 @@ class UringRing final : public Ring {
   };
   struct Buffer {
     const uint8_t* data = nullptr;
-    size_t bytes = 0;
-    std::vector<unsigned> slots;  // one of each kBufferChunkBytes; empty: the entry is free
+    size_t bytes = 0;  // 0: the entry is free
   };
 
   absl::Status ProbeOps();
@@ -192,8 +192,8 @@ class UringRing final : public Ring {
   int wake_fd_ = -1;
   uint64_t wake_value_ = 0;
 
-  std::vector<Buffer> buffers_;
-  std::vector<unsigned> free_slots_;
+  std::vector<Buffer> buffers_;  // by slot of the kernel's table
+  std::vector<int> free_slots_;
 };
 
 // ------------------------------------------------------------------------------ set-up
@@ -269,7 +269,8 @@ void UringRing::RegisterSparse() {
   if (!features_.send_zero_copy) return;  // nothing else uses them
   if (io_uring_register_buffers_sparse(&ring_, kBufferSlots) != 0) return;
   features_.registered_buffers = true;
-  for (unsigned i = kBufferSlots; i-- > 0;) free_slots_.push_back(i);
+  buffers_.resize(kBufferSlots);
+  for (int i = kBufferSlots; i-- > 0;) free_slots_.push_back(i);
 }
 
 void UringRing::Describe(unsigned flags, const std::vector<const char*>& missing) {
@@ -412,13 +413,9 @@ IoId UringRing::SendZeroCopy(int fd, const void* data, size_t bytes, int buffer,
     LH_CHECK(static_cast<size_t>(buffer) < buffers_.size());
     const Buffer& b = buffers_[buffer];
     const uint64_t offset = static_cast<const uint8_t*>(data) - b.data;
-    LH_CHECK(!b.slots.empty() && offset <= b.bytes && bytes <= b.bytes - offset);
-    const uint64_t chunk = offset / kBufferChunkBytes;
-    // Across two chunks there is no one registered buffer: such a send pins its pages itself.
-    if (bytes > 0 && chunk == (offset + bytes - 1) / kBufferChunkBytes) {
-      sqe.ioprio |= IORING_RECVSEND_FIXED_BUF;
-      sqe.buf_index = static_cast<uint16_t>(b.slots[chunk]);
-    }
+    LH_CHECK(offset <= b.bytes && bytes <= b.bytes - offset);
+    sqe.ioprio |= IORING_RECVSEND_FIXED_BUF;
+    sqe.buf_index = static_cast<uint16_t>(buffer);
   }
   return Start(sqe, std::move(done));
 }
@@ -454,56 +451,61 @@ void UringRing::Cancel(IoId id) {
 
 // ------------------------------------------------------------------------------ registered memory
 
+// Whether all of it is in memory, so that pinning it makes the kernel find pages, not clear them.
+// Of shared memory: whoever touched it.
+bool Resident(const void* data, size_t bytes) {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = begin / page;
+  unsigned char in_memory[256];
+  // From the end: memory is mostly filled from the start, so that a no is found soon.
+  for (uintptr_t end = (begin + bytes + page - 1) / page; end > first;) {
+    const uintptr_t count = std::min<uintptr_t>(end - first, sizeof(in_memory));
+    end -= count;
+    if (mincore(reinterpret_cast<void*>(end * page), count * page, in_memory) != 0) return false;
+    for (uintptr_t i = 0; i < count; ++i) {
+      if ((in_memory[i] & 1) == 0) return false;
+    }
+  }
+  return true;
+}
+
 absl::StatusOr<int> UringRing::RegisterBuffer(const void* data, size_t bytes) {
   if (!features_.registered_buffers) {
     return absl::UnimplementedError("this kernel has no registered buffers for zero-copy sends");
   }
-  const uint64_t chunks = (bytes + kBufferChunkBytes - 1) / kBufferChunkBytes;
-  if (chunks == 0 || chunks > free_slots_.size()) {
+  LH_CHECK(bytes > 0 && bytes <= kBufferBytesMax);
+  if (free_slots_.empty()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("register ", bytes, " bytes: the table of registered buffers is full"));
   }
-  Buffer buffer{.data = static_cast<const uint8_t*>(data), .bytes = bytes, .slots = {}};
-  for (uint64_t i = 0; i < chunks; ++i) {
-    const uint64_t offset = i * kBufferChunkBytes;
-    iovec part{const_cast<uint8_t*>(buffer.data) + offset,
-               std::min<uint64_t>(kBufferChunkBytes, bytes - offset)};
-    __u64 tag = 0;
-    const unsigned slot = free_slots_.back();
-    const int rc = io_uring_register_buffers_update_tag(&ring_, slot, &part, &tag, 1);
-    if (rc != 1) {
-      buffers_.push_back(std::move(buffer));
-      UnregisterBuffer(static_cast<int>(buffers_.size()) - 1);
-      const int error = rc < 0 ? -rc : ENOMEM;
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "register ", bytes, " bytes for zero-copy sends: ", strerror(error),
-          error == ENOMEM ? "; raise the limit of locked memory (ulimit -l, LimitMEMLOCK=) or "
-                            "grant IPC_LOCK"
-                          : ""));
-    }
-    free_slots_.pop_back();
-    buffer.slots.push_back(slot);
+  if (!Resident(data, bytes)) return absl::UnavailableError("not all of it is in memory");
+  const int slot = free_slots_.back();
+  iovec part{const_cast<void*>(data), bytes};
+  __u64 tag = 0;
+  const int rc = io_uring_register_buffers_update_tag(&ring_, slot, &part, &tag, 1);
+  if (rc != 1) {
+    const int error = rc < 0 ? -rc : ENOMEM;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("register ", bytes, " bytes for zero-copy sends: ", strerror(error),
+                     error == ENOMEM ? "; raise the limit of locked memory (ulimit -l, "
+                                       "LimitMEMLOCK=) or grant IPC_LOCK"
+                                     : ""));
   }
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (buffers_[i].slots.empty()) {
-      buffers_[i] = std::move(buffer);
-      return static_cast<int>(i);
-    }
-  }
-  buffers_.push_back(std::move(buffer));
-  return static_cast<int>(buffers_.size()) - 1;
+  free_slots_.pop_back();
+  buffers_[slot] = {.data = static_cast<const uint8_t*>(data), .bytes = bytes};
+  return slot;
 }
 
 // Sends in flight keep the pages: the kernel counts their references.
 void UringRing::UnregisterBuffer(int buffer) {
-  if (buffer < 0 || static_cast<size_t>(buffer) >= buffers_.size()) return;
-  for (const unsigned slot : buffers_[buffer].slots) {
-    iovec none{};
-    __u64 tag = 0;
-    io_uring_register_buffers_update_tag(&ring_, slot, &none, &tag, 1);
-    free_slots_.push_back(slot);
-  }
-  buffers_[buffer] = Buffer{};
+  LH_CHECK(buffer >= 0 && static_cast<size_t>(buffer) < buffers_.size() &&
+           buffers_[buffer].bytes > 0);
+  iovec none{};
+  __u64 tag = 0;
+  io_uring_register_buffers_update_tag(&ring_, buffer, &none, &tag, 1);
+  buffers_[buffer] = {};
+  free_slots_.push_back(buffer);
 }
 
 // ------------------------------------------------------------------------------ running

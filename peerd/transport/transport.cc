@@ -40,8 +40,8 @@ constexpr int64_t kLossApartUs = Seconds(1);
 constexpr int kLossesLogged = 4;
 // After a failed accept (too many open files): others may close some meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
-// Arena memory that is pinned at once: some milliseconds.
-constexpr size_t kPinBytes = size_t{16} << 20;
+// Arena memory that is pinned, or released, in one turn of the ring: about a millisecond.
+constexpr size_t kPinBytes = size_t{4} << 20;
 
 struct Request {
   uint32_t group = 0;
@@ -163,8 +163,8 @@ class TransportImpl final : public Transport, public LinkOwner {
  private:
   struct Memory {
     size_t bytes = 0;
-    std::vector<int> buffers;  // of each kPinBytes from the start on, as far as it is pinned
-    bool pinned = false;       // as far as it ever will be
+    std::vector<int> buffers;  // of each kPinBytes from the start on; -1: not pinned
+    bool refused = false;      // the system lets us pin no more
   };
 
   // LinkOwner
@@ -245,8 +245,8 @@ class TransportImpl final : public Transport, public LinkOwner {
   LaneResult JudgeControl(const Peering& p, const LaneHello& hello) const;
   void OnHandshakeAccepted(LaneHandshake* handshake);
 
-  void RegisterMemory();
-  bool PinNext();
+  int Pin(const uint8_t* data, Memory* memory, size_t piece);
+  void UnpinNext();
   bool UseZeroCopy(const SocketAddress& remote) const;
 
   TransportOptions options_;
@@ -283,8 +283,9 @@ class TransportImpl final : public Transport, public LinkOwner {
   int timers_ = 0;  // started and not called back
 
   std::map<const uint8_t*, Memory> memory_;
-  bool register_memory_ = false;  // a lane exists that sends without copying
-  bool pinning_ = false;          // the next piece has its turn
+  std::vector<int> unused_buffers_;  // of memory that is no more
+  bool pinned_ = false;              // in this turn of the ring
+  bool unpinning_ = false;           // the next one has its turn
   bool warned_ = false;
   bool warned_accept_ = false;
 
@@ -844,10 +845,6 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .epoch = hello.epoch,
                       .zero_copy = UseZeroCopy(remote),
                       .zero_copy_always = options_.zero_copy == TransportOptions::ZeroCopy::kOn};
-  if (options.zero_copy && !register_memory_) {
-    register_memory_ = true;
-    RegisterMemory();
-  }
   p->planned = PlannedLanes(remote);
   p->peer_wants_lanes = false;
   p->want_lanes_sent = false;
@@ -1438,45 +1435,31 @@ bool TransportImpl::UseZeroCopy(const SocketAddress& remote) const {
   return false;
 }
 
-// Pins what is not pinned yet, a piece in each turn of the ring: the kernel has to find, and mostly
-// first to clear, each page, and nobody may take this peer for dead meanwhile.
-void TransportImpl::RegisterMemory() {
-  if (!ring_->features().registered_buffers || std::exchange(pinning_, true)) return;
-  Later([this] {
-    pinning_ = false;
-    if (!closing_ && PinNext()) RegisterMemory();
-  });
-}
-
-// One piece. False: all is done.
-bool TransportImpl::PinNext() {
-  for (auto& [data, memory] : memory_) {
-    const size_t offset = memory.buffers.size() * kPinBytes;
-    if (memory.pinned || offset >= memory.bytes) continue;
-    const size_t bytes = std::min(kPinBytes, memory.bytes - offset);
-    const auto buffer = ring_->RegisterBuffer(data + offset, bytes);
-    memory.pinned = !buffer.ok() || offset + bytes == memory.bytes;
-    if (buffer.ok()) {
-      memory.buffers.push_back(*buffer);
-    } else if (!std::exchange(warned_, true)) {
-      Log(LogLevel::kWarning, "arena memory is not registered, zero-copy sends cost more" +
-                                  LogField("reason", std::string(buffer.status().message())));
-    }
-    return true;
-  }
-  return false;
-}
-
 void TransportImpl::AddMemory(const uint8_t* data, size_t bytes) {
-  memory_[data] = Memory{.bytes = bytes, .buffers = {}, .pinned = false};
-  if (register_memory_) RegisterMemory();
+  const size_t pieces = bytes / kPinBytes + (bytes % kPinBytes != 0);
+  memory_[data] = Memory{.bytes = bytes, .buffers = std::vector<int>(pieces, -1)};
 }
 
 void TransportImpl::RemoveMemory(const uint8_t* data) {
   const auto it = memory_.find(data);
   if (it == memory_.end()) return;
-  for (const int buffer : it->second.buffers) ring_->UnregisterBuffer(buffer);
+  for (const int buffer : it->second.buffers) {
+    if (buffer >= 0) unused_buffers_.push_back(buffer);
+  }
   memory_.erase(it);
+  UnpinNext();
+}
+
+// One in each turn of the ring: whoever lets go of a page last has to free it.
+void TransportImpl::UnpinNext() {
+  if (unused_buffers_.empty() || std::exchange(unpinning_, true)) return;
+  Later([this] {
+    unpinning_ = false;
+    if (closing_) return;  // the ring's end unpins everything
+    ring_->UnregisterBuffer(unused_buffers_.back());
+    unused_buffers_.pop_back();
+    UnpinNext();
+  });
 }
 
 int TransportImpl::FindBuffer(const uint8_t* data, size_t bytes) {
@@ -1484,14 +1467,35 @@ int TransportImpl::FindBuffer(const uint8_t* data, size_t bytes) {
   if (it == memory_.begin() || bytes == 0) return -1;
   --it;
   const size_t offset = static_cast<size_t>(data - it->first);
-  const Memory& memory = it->second;
+  Memory& memory = it->second;
+  if (offset >= memory.bytes || bytes > memory.bytes - offset) return -1;
   const size_t piece = offset / kPinBytes;
   // Across two pieces there is no one buffer: such a send pins its pages itself.
-  if (piece >= memory.buffers.size() || bytes > memory.bytes - offset ||
-      (offset + bytes - 1) / kPinBytes != piece) {
-    return -1;
+  if ((offset + bytes - 1) / kPinBytes != piece) return -1;
+  int& buffer = memory.buffers[piece];
+  if (buffer < 0) buffer = Pin(it->first, &memory, piece);
+  return buffer;
+}
+
+// Memory is pinned when it is first sent from, not when it is announced: then its trainer has
+// filled it, and what is never sent costs nothing. -1: not now.
+int TransportImpl::Pin(const uint8_t* data, Memory* memory, size_t piece) {
+  if (!ring_->features().registered_buffers || memory->refused) return -1;
+  // Other lanes, and the pings among them, are not to wait for more than one.
+  if (std::exchange(pinned_, true)) return -1;
+  Later([this] { pinned_ = false; });
+  const size_t offset = piece * kPinBytes;
+  const auto buffer =
+      ring_->RegisterBuffer(data + offset, std::min(kPinBytes, memory->bytes - offset));
+  if (buffer.ok()) return *buffer;
+  // What is still to be unpinned counts against the limits.
+  if (absl::IsUnavailable(buffer.status()) || !unused_buffers_.empty()) return -1;
+  memory->refused = true;
+  if (!std::exchange(warned_, true)) {
+    Log(LogLevel::kWarning, "arena memory is not registered, zero-copy sends cost more" +
+                                LogField("reason", std::string(buffer.status().message())));
   }
-  return memory.buffers[piece];
+  return -1;
 }
 
 // ------------------------------------------------------------------------------ numbers

@@ -152,7 +152,8 @@ class Transport {
   // frames_refused. OnLinkDown follows, not from within this call.
   virtual void BreakLink(const LinkKey& link, const std::string& reason) = 0;
 
-  // Registers arena memory for zero-copy sends from it, where possible.
+  // Memory that segments may be sent from. Where that is possible it is pinned, piece by piece, as
+  // it is sent from; it is not touched before. After RemoveMemory() it may be unmapped at once.
   virtual void AddMemory(const uint8_t* data, size_t bytes) = 0;
   virtual void RemoveMemory(const uint8_t* data) = 0;
 

@@ -432,6 +432,109 @@ TEST_P(TransportTest, ManySilentConnectionsDoNotKeepMembersOut) {
   for (auto& raw : raws) raw->Close();
 }
 
+// ------------------------------------------------------------------------------ pinned memory
+
+// Memory of five pieces (4 MiB each, the last one smaller) at a peer that sends without copying.
+class PinningTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kPiece = size_t{4} << 20;
+  static constexpr size_t kBytes = 4 * kPiece + (size_t{1} << 20);
+  static constexpr uint32_t kSegment = 100 << 10;
+
+  void Start(size_t buffers_max = SIZE_MAX) {
+    TransportOptions options;
+    options.zero_copy = TransportOptions::ZeroCopy::kOn;
+    options.lanes = 2;
+    world_ = std::make_unique<World>(
+        Rings::kFake, 1, 2, options,
+        FakeRingOptions{
+            .stream_bytes_max = kPiece, .partial = false, .registered_buffers_max = buffers_max});
+    sender().memory.resize(kBytes);
+    for (size_t i = 0; i < kBytes; ++i) sender().memory[i] = static_cast<uint8_t>(i * 7 + i / 251);
+    world_->at(1).memory.resize(kBytes);
+    sender().transport->AddMemory(data(), kBytes);
+    world_->Open(0, 1);
+    ASSERT_TRUE(world_->Until([&] { return world_->Linked(0, 1); }));
+  }
+
+  Peer& sender() { return world_->at(0); }
+  const uint8_t* data() { return sender().memory.data(); }
+
+  // One segment from each of these offsets, one after the other.
+  void Send(const std::vector<size_t>& offsets) {
+    for (const size_t offset : offsets) {
+      sender().Send(PeerId(2), offset, kSegment, cookie_++);
+      ASSERT_TRUE(world_->Until([&] { return sender().sent == sender().started; }));
+      ASSERT_TRUE(world_->Until([&] { return world_->at(1).segments == int(cookie_); }));
+      EXPECT_TRUE(std::equal(data() + offset, data() + offset + kSegment,
+                             world_->at(1).memory.begin() + offset));
+      for (int i = 0; i < 10; ++i) world_->Step();
+    }
+  }
+
+  // Which pieces are pinned.
+  std::set<size_t> Pinned() {
+    std::set<size_t> pieces;
+    for (const auto& [buffer, range] : world_->fake->registered()) {
+      const size_t offset = static_cast<const uint8_t*>(range.first) - data();
+      EXPECT_EQ(offset % kPiece, 0u);
+      EXPECT_EQ(range.second, std::min(kPiece, kBytes - offset));
+      EXPECT_TRUE(pieces.insert(offset / kPiece).second) << "pinned twice";
+    }
+    return pieces;
+  }
+
+  std::unique_ptr<World> world_;
+  uint64_t cookie_ = 0;
+};
+
+TEST_F(PinningTest, OnlyPiecesThatAreSentFromArePinnedAndEachOnce) {
+  Start();
+  EXPECT_THAT(Pinned(), ::testing::IsEmpty());
+  Send({kPiece, kPiece + kSegment, 2 * kPiece - kSegment, kBytes - kSegment});
+  EXPECT_THAT(Pinned(), ::testing::ElementsAre(1, 4));
+}
+
+TEST_F(PinningTest, SegmentsAcrossTwoPiecesPinNeither) {
+  Start();
+  Send({kPiece - kSegment / 2});
+  EXPECT_THAT(Pinned(), ::testing::IsEmpty());
+}
+
+TEST_F(PinningTest, UntouchedPiecesAreSentFromAndPinnedOnceTheyHaveBeenFilled) {
+  Start();
+  world_->fake->SetUntouched(data() + 2 * kPiece - 1);
+  Send({0, kPiece, kPiece});
+  EXPECT_THAT(Pinned(), ::testing::ElementsAre(0));
+  world_->fake->SetUntouched(nullptr);
+  Send({kPiece});
+  EXPECT_THAT(Pinned(), ::testing::ElementsAre(0, 1));
+}
+
+TEST_F(PinningTest, WhereTheSystemLetsNoMoreBePinnedSegmentsAreSentAllTheSame) {
+  Start(1);
+  Send({0, kPiece, 2 * kPiece});
+  EXPECT_THAT(Pinned(), ::testing::ElementsAre(0));
+}
+
+TEST_F(PinningTest, RemovedMemoryIsReleasedPieceByPieceAndItsRoomIsUsedAgain) {
+  Start(3);
+  Send({0, kPiece, 2 * kPiece});
+  ASSERT_EQ(Pinned().size(), 3u);
+  sender().transport->RemoveMemory(data());
+  sender().transport->AddMemory(data(), kBytes);
+  const auto& registered = world_->fake->registered();
+  EXPECT_EQ(registered.size(), 3u) << "released from within the call";
+  size_t before = registered.size();
+  EXPECT_TRUE(world_->Until([&] {
+    EXPECT_LE(before - registered.size(), 1u) << "in one turn";
+    before = registered.size();
+    return registered.empty();
+  }));
+  Send({3 * kPiece});
+  EXPECT_THAT(Pinned(), ::testing::ElementsAre(3));
+}
+
 // ------------------------------------------------------------------------------ faults, in memory
 
 class FakeSeeds : public ::testing::TestWithParam<int> {};
