@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "peerd/ipc/ipc_socket.h"
+#include "peerd/ipc/unmapper.h"
 #include "proto/wire/ipc.h"
 #include "proto/wire/ipc_check.h"
 #include "proto/wire/limits.h"
@@ -44,9 +45,10 @@ struct RegionHub {
   uint64_t bytes_mapped = 0;
   std::vector<ArenaRegion*> released;
   bool sweep_scheduled = false;
+  Unmapper unmapper;
 
   void Unmap(ArenaRegion* region) {
-    munmap(region->data, region->bytes);
+    unmapper.Unmap(region->data, region->bytes);
     bytes_mapped -= region->bytes;
     delete region;
   }

@@ -15,8 +15,9 @@
 //
 // Regions. A region is mapped from the trainer's REGION until nothing refers to it: the connection
 // (until UNREGION or its end), posts (until PostDone), and whoever holds the shared_ptr, so an op
-// finishes on memory of a trainer that has died. OnRegionRemoved and the unmapping follow the last
-// release in a later RunOnce(), not inside the call that released.
+// finishes on memory of a trainer that has died. OnRegionRemoved follows the last release in a
+// later RunOnce(), not inside the call that released; the unmapping, after that, on a thread of its
+// own.
 //
 // Threads: the ring's. The ring outlives the server; handler calls come from inside RunOnce() only,
 // and never inside a method of the server.

@@ -166,7 +166,7 @@ def test_lanes_that_are_reset_cost_no_member(stack: ExitStack, tmp_path: pathlib
 def test_a_trainer_that_asks_for_much_memory_does_not_silence_its_peer(
     stack: ExitStack, tmp_path: pathlib.Path
 ) -> None:
-    """Between hosts memory is pinned for zero-copy sends, which takes seconds for some GiB."""
+    """Fresh memory takes seconds to be cleared for some GiB: not by the peer, and not before it is used."""
     world = hosts_of(stack, tmp_path, 3, detect_ms=1000)
     trainers = trainers_of(stack, 3)
     assemble(world, trainers)
@@ -175,5 +175,29 @@ def test_a_trainer_that_asks_for_much_memory_does_not_silence_its_peer(
     answer = trainers[2].finish()
     assert "error" not in answer, answer
     one_round(trainers)
+    one_round(trainers)
+    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
+
+
+def test_a_trainer_that_dies_with_much_memory_does_not_silence_its_peer(
+    stack: ExitStack, tmp_path: pathlib.Path
+) -> None:
+    """Its peer is the last to let go of the memory, and freeing some GiB takes a second and more."""
+    world = hosts_of(stack, tmp_path, 3, detect_ms=1000)
+    trainers = trainers_of(stack, 3)
+    assemble(world, trainers)
+    one_round(trainers)
+    (rich,) = trainers_of(stack, 1)
+    rich.do("allocate", timeout=300, socket=world.hosts[2].socket, mib=2048, fill=True)
+    for bit, trainer in enumerate(trainers):
+        trainer.start("prepare", bit=bit, ops=16, count=COUNT)
+    for trainer in trainers:
+        trainer.finish()
+    for trainer in trainers:
+        trainer.start("run_ops", members=3)
+    rich.kill()
+    for trainer in trainers:
+        for op in trainer.finish()["ops"]:
+            assert op.get("participants") == [0, 1, 2], op
     one_round(trainers)
     assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()

@@ -135,9 +135,11 @@ class Worker:
             "world_size": info.world_size,
         }
 
-    def allocate(self, socket: str, mib: int) -> dict[str, Any]:
-        """Memory shared with peerd, kept."""
+    def allocate(self, socket: str, mib: int, fill: bool = False) -> dict[str, Any]:
+        """Memory shared with peerd, kept; every page of it is in use only if it is filled."""
         self.kept = lh.empty(mib << 20, dtype="uint8", peerd=socket)
+        if fill:
+            self.kept[:] = 1
         return {"bytes": self.kept.size}
 
     def member(self) -> dict[str, Any]:

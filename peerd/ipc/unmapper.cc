@@ -1,0 +1,50 @@
+#include "peerd/ipc/unmapper.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace longhaul::peerd {
+namespace {
+
+// In one call: other threads that map memory wait for its end.
+constexpr size_t kSliceBytes = size_t{64} << 20;
+
+}  // namespace
+
+Unmapper::~Unmapper() {
+  {
+    MutexLock lock(&mutex_);
+    ending_ = true;
+  }
+  condition_.Signal();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Unmapper::Unmap(void* data, size_t bytes) {
+  if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+  {
+    MutexLock lock(&mutex_);
+    ranges_.push_back({data, bytes});
+  }
+  condition_.Signal();
+}
+
+void Unmapper::Run() {
+  for (;;) {
+    Range range;
+    {
+      MutexLock lock(&mutex_);
+      while (ranges_.empty() && !ending_) condition_.Wait(&mutex_);
+      if (ranges_.empty()) return;
+      range = ranges_.front();
+      ranges_.pop_front();
+    }
+    for (size_t done = 0; done < range.bytes; done += kSliceBytes) {
+      munmap(static_cast<uint8_t*>(range.data) + done, std::min(kSliceBytes, range.bytes - done));
+    }
+  }
+}
+
+}  // namespace longhaul::peerd
