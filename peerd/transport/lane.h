@@ -90,6 +90,13 @@ struct LaneStats {
   uint64_t bytes_received = 0;
   uint64_t bytes_discarded = 0;
   uint64_t zero_copy_copied = 0;
+
+  void Add(const LaneStats& other) {
+    bytes_sent += other.bytes_sent;
+    bytes_received += other.bytes_received;
+    bytes_discarded += other.bytes_discarded;
+    zero_copy_copied += other.zero_copy_copied;
+  }
 };
 
 class Lane {

@@ -20,13 +20,6 @@ constexpr size_t kKeptBytesMax = 7 << 20;
 constexpr uint32_t kAckFrames = 64;
 constexpr size_t kAckBytes = 64 << 10;
 
-void Add(LaneStats* sum, const LaneStats& stats) {
-  sum->bytes_sent += stats.bytes_sent;
-  sum->bytes_received += stats.bytes_received;
-  sum->bytes_discarded += stats.bytes_discarded;
-  sum->zero_copy_copied += stats.zero_copy_copied;
-}
-
 }  // namespace
 
 Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
@@ -401,14 +394,14 @@ void Link::OnLaneEnded(Lane* lane) {
   const auto control = std::find_if(old_controls_.begin(), old_controls_.end(),
                                     [lane](const auto& old) { return old.get() == lane; });
   if (control != old_controls_.end()) {
-    Add(&gone_, lane->stats());
+    gone_.Add(lane->stats());
     owner_->OnLinkLaneEnded(std::move(*control));
     old_controls_.erase(control);
   }
   const auto data = std::find_if(lost_.begin(), lost_.end(),
                                  [lane](const DataLane& lost) { return lost.lane.get() == lane; });
   if (data != lost_.end()) {
-    Add(&gone_, lane->stats());
+    gone_.Add(lane->stats());
     owner_->OnLinkLaneEnded(std::move(data->lane));
     const uint32_t index = data->index;
     const uint64_t serial = data->serial;
@@ -566,7 +559,7 @@ void Link::Tune(const StreamTuning& tuning) {
 
 LaneStats Link::stats() const {
   LaneStats sum = gone_;
-  ForEachLane([&sum](const Lane* lane) { Add(&sum, lane->stats()); });
+  ForEachLane([&sum](const Lane* lane) { sum.Add(lane->stats()); });
   return sum;
 }
 

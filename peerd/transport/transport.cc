@@ -371,13 +371,7 @@ void TransportImpl::RunEvents() {
     events_.pop_front();
     event();
   }
-  for (const auto& link : ended_links_) {
-    const LaneStats stats = link->stats();
-    gone_.bytes_sent += stats.bytes_sent;
-    gone_.bytes_received += stats.bytes_received;
-    gone_.bytes_discarded += stats.bytes_discarded;
-    gone_.zero_copy_copied += stats.zero_copy_copied;
-  }
+  for (const auto& link : ended_links_) gone_.Add(link->stats());
   ended_links_.clear();
   ended_handshakes_.clear();
   ended_lanes_.clear();
@@ -1512,23 +1506,16 @@ void TransportImpl::SetDetectMs(uint32_t detect_ms) {
 TransportStats TransportImpl::GetStats() const {
   TransportStats stats = stats_;
   LaneStats sum = gone_;
-  const auto add = [&sum](const Link& link) {
-    const LaneStats s = link.stats();
-    sum.bytes_sent += s.bytes_sent;
-    sum.bytes_received += s.bytes_received;
-    sum.bytes_discarded += s.bytes_discarded;
-    sum.zero_copy_copied += s.zero_copy_copied;
-  };
   for (const auto& [name, run] : runs_) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr) continue;
-      add(*peer.link);
+      sum.Add(peer.link->stats());
       if (peer.link->open()) ++stats.links_up;
       stats.lanes_up += peer.link->lanes();
     }
   }
-  for (const Retired& retired : retired_) add(*retired.link);
-  for (const auto& link : ended_links_) add(*link);
+  for (const Retired& retired : retired_) sum.Add(retired.link->stats());
+  for (const auto& link : ended_links_) sum.Add(link->stats());
   stats.bytes_sent = sum.bytes_sent;
   stats.bytes_received = sum.bytes_received;
   stats.bytes_discarded = sum.bytes_discarded;
