@@ -20,9 +20,10 @@
 //                  them. On the lane that takes the place of a lost one each end says RESUME and
 //                  how many it has, and the other one sends the rest.
 //
-// The link breaks when nothing was heard on any lane for detect_ms, when what is lost cannot be
-// dialled for twice as long, when the other side says that it closes or has given the link up, or
-// breaks the protocol.
+// The link breaks when nothing was heard on any lane for as long as it is patient (detect_ms, more
+// on a path of long round trips, see Patience()), when what is lost cannot be dialled for twice
+// detect_ms, when the other side says that it closes or has given the link up, or breaks the
+// protocol.
 //
 // Threads: the ring's. Calls of the owner come from within Ring::RunOnce(), except OnLinkBroken()
 // and OnLinkEnded(), which may also come from within calls.
