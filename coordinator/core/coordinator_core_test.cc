@@ -960,15 +960,17 @@ class FatesTest : public CoordinatorCoreTest {
     control::OpReport op;
     op.ordinal = OpOrdinal(ordinal);
     op.boundary = Epoch(3);
+    op.tag = ordinal % 10;
     op.done = done;
     op.matches = {{other, OpOrdinal(theirs)}};
     return op;
   }
   // Two survivors of three: op 11/21 done at both, 12/22 not done at p2, 13 settled at p2, 14
-  // aborts.
+  // aborts, not announced at p2.
   void Fail() {
     Found(3);
     control::OpReport aborting = Op(14, false, P(2), 0);
+    aborting.matches.clear();
     aborting.abort_on_fault = true;
     h.Lively(P(1)).groups[G()].ops = {Op(11, true, P(2), 21), Op(12, true, P(2), 22),
                                       Op(13, true, P(2), 23), aborting};
@@ -981,7 +983,7 @@ TEST_F(FatesTest, AreJudgedFromTheReportsAndSentWithTheCommit) {
   Fail();
   h.Wait(4000);
   EXPECT_EQ(h.Take(P(1)).back(), "Commit 4 o11=commit o12=redo o13=commit o14=abort");
-  EXPECT_EQ(h.Take(P(2)).back(), "Commit 4 o21=commit o22=redo");
+  EXPECT_EQ(h.Take(P(2)).back(), "Commit 4 o21=commit o22=redo missed=3/4");
 }
 
 TEST_F(FatesTest, AreSentAgainToAPeerThatMissedTheCommit) {
@@ -995,7 +997,7 @@ TEST_F(FatesTest, AreSentAgainToAPeerThatMissedTheCommit) {
   h.ForgetReceived();
   h.Reattach(P(2));
   h.Run();
-  EXPECT_EQ(h.Take(P(2)), Texts{"Commit 4 o21=commit o22=redo"});
+  EXPECT_EQ(h.Take(P(2)), Texts{"Commit 4 o21=commit o22=redo missed=3/4"});
   h.Reattach(P(2));
   h.Run();
   EXPECT_EQ(h.Take(P(2)), Texts{});
@@ -1014,7 +1016,7 @@ TEST_F(FatesTest, AreSentAgainAfterARestart) {
   h.Reattach(P(2));
   h.Run();
   EXPECT_EQ(h.Take(P(1)), Texts{"Commit 4 o11=commit o12=redo o13=commit o14=abort"});
-  EXPECT_EQ(h.Take(P(2)), Texts{"Commit 4 o21=commit o22=redo"});
+  EXPECT_EQ(h.Take(P(2)), Texts{"Commit 4 o21=commit o22=redo missed=3/4"});
 }
 
 TEST_F(FatesTest, AreForgottenWithTheNextCommit) {

@@ -459,6 +459,9 @@ struct Describer {
     for (const control::OpFate& fate : m.fates) {
       text += " " + ToString(fate.ordinal) + "=" + FateText(fate.fate);
     }
+    for (const control::MissedOp& op : m.missed) {
+      text += " missed=" + ToString(op.boundary) + "/" + std::to_string(op.tag);
+    }
     return text;
   }
   std::string operator()(const control::AbortEpoch& m) const {

@@ -573,7 +573,7 @@ void Group::Commit(Tick now, GroupOutput* out) {
     fault_epoch_ = record_.committed;
     last_fault_ = *fault;
     fault_.reset();
-    for (auto& [peer, fates] : Judge(reports)) record_.fates.push_back({peer, std::move(fates)});
+    record_.fates = Judge(reports);
   }
   for (MemberId member : voted) ++Find(member)->votes;
   if (first) {
@@ -756,9 +756,11 @@ control::PrepareEpoch Group::MakePrepare() const {
 }
 
 control::CommitEpoch Group::MakeCommit(PeerId peer) const {
-  control::CommitEpoch message{record_.group, record_.committed, {}};
+  control::CommitEpoch message{record_.group, record_.committed, {}, {}};
   for (const FatesRecord& record : record_.fates) {
-    if (record.peer == peer) message.fates = record.fates;
+    if (record.peer != peer) continue;
+    message.fates = record.fates;
+    message.missed = record.missed;
   }
   return message;
 }
@@ -1329,6 +1331,8 @@ void AddRecord(const GroupRecord& record, Digester* digest) {
     for (const control::OpFate& fate : f.fates) {
       digest->Add(fate.ordinal).Add(static_cast<uint64_t>(fate.fate));
     }
+    digest->Add(f.missed.size());
+    for (const control::MissedOp& op : f.missed) digest->Add(op.boundary).Add(op.tag);
   }
   digest->Add(record.ballots).Add(record.blocked.size());
   for (const BlockedRecord& b : record.blocked) {

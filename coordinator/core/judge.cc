@@ -1,5 +1,9 @@
 #include "coordinator/core/judge.h"
 
+#include <algorithm>
+#include <set>
+#include <utility>
+
 namespace longhaul::coordinator {
 namespace {
 
@@ -17,23 +21,54 @@ bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneB
   return false;
 }
 
+using ReportsByName = std::map<control::MissedOp, const control::OpReport*>;
+
+// Whether the peer whose ops are `theirs` has announced `op` of `owner`. It may be behind: then its
+// op of that name is the one before, which `owner` knew by another ordinal and has settled.
+bool HasAnnounced(const ReportsByName& theirs, PeerId owner, const control::OpReport& op) {
+  const auto it = theirs.find({op.boundary, op.tag});
+  if (it == theirs.end()) return false;
+  const std::vector<control::OpMatch>& matches = it->second->matches;
+  return std::all_of(matches.begin(), matches.end(), [&](const control::OpMatch& match) {
+    return match.peer != owner || match.ordinal == op.ordinal;
+  });
+}
+
 }  // namespace
 
-Fates Judge(const Reports& reports) {
+std::vector<FatesRecord> Judge(const Reports& reports) {
   std::map<PeerId, DoneByOrdinal> done;
+  std::map<PeerId, ReportsByName> names;
   for (const auto& [peer, ops] : reports) {
     DoneByOrdinal& by_ordinal = done[peer];
-    for (const control::OpReport& op : ops) by_ordinal[op.ordinal] = op.done;
+    ReportsByName& by_name = names[peer];
+    for (const control::OpReport& op : ops) {
+      by_ordinal[op.ordinal] = op.done;
+      by_name[{op.boundary, op.tag}] = &op;
+    }
   }
-  Fates fates;
+  std::map<PeerId, std::vector<control::OpFate>> fates;
+  std::map<PeerId, std::set<control::MissedOp>> missed;
   for (const auto& [peer, ops] : reports) {
     for (const control::OpReport& op : ops) {
       const bool commit = op.done && !SomebodyIsNotDone(op, done);
       const control::Fate again = op.abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
       fates[peer].push_back({op.ordinal, commit ? control::Fate::kCommit : again});
+      if (commit || !op.abort_on_fault) continue;
+      for (const auto& [other, theirs] : names) {
+        if (other != peer && !HasAnnounced(theirs, peer, op)) {
+          missed[other].insert({op.boundary, op.tag});
+        }
+      }
     }
   }
-  return fates;
+  std::vector<FatesRecord> records;
+  for (const auto& [peer, ops] : reports) {
+    if (!fates.contains(peer) && !missed.contains(peer)) continue;
+    const std::set<control::MissedOp>& unseen = missed[peer];
+    records.push_back({peer, std::move(fates[peer]), {unseen.begin(), unseen.end()}});
+  }
+  return records;
 }
 
 }  // namespace longhaul::coordinator

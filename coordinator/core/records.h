@@ -62,6 +62,7 @@ struct PeerRecord {
 struct FatesRecord {
   PeerId peer;
   std::vector<control::OpFate> fates;
+  std::vector<control::MissedOp> missed;
   friend bool operator==(const FatesRecord&, const FatesRecord&) = default;
 };
 

@@ -78,6 +78,10 @@ void Fill(const GroupRecord& group, v1::JournalGroup* proto) {
       f->add_ordinals(fate.ordinal.value());
       f->add_fates(static_cast<uint32_t>(fate.fate));
     }
+    for (const control::MissedOp& op : fates.missed) {
+      f->add_missed_boundaries(op.boundary.value());
+      f->add_missed_tags(op.tag);
+    }
   }
   for (const BlockedRecord& blocked : group.blocked) {
     v1::JournalBlocked* const b = proto->add_blocked();
@@ -97,6 +101,12 @@ absl::Status Take(const v1::JournalFates& proto, GroupRecord* group) {
       return absl::DataLossError(absl::StrCat("a fate is ", fate));
     }
     record.fates.push_back({OpOrdinal(proto.ordinals(i)), static_cast<control::Fate>(fate)});
+  }
+  if (proto.missed_boundaries_size() != proto.missed_tags_size()) {
+    return absl::DataLossError("a missed op has no tag");
+  }
+  for (int i = 0; i < proto.missed_tags_size(); ++i) {
+    record.missed.push_back({Epoch(proto.missed_boundaries(i)), proto.missed_tags(i)});
   }
   return absl::OkStatus();
 }

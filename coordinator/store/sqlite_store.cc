@@ -124,31 +124,51 @@ bool SetRemoval(const std::string& name, const std::string& reason, MemberRecord
   return member->departs.has_value();
 }
 
-// "o3=commit o4=redo"
-std::string JoinFates(const std::vector<control::OpFate>& fates) {
-  return absl::StrJoin(fates, " ", [](std::string* out, const control::OpFate& fate) {
+// "o3=commit o4=redo e20/7=missed": ops by ordinal, missed ones by boundary and tag.
+std::string JoinFates(const FatesRecord& record) {
+  std::vector<std::string> pieces;
+  for (const control::OpFate& fate : record.fates) {
     for (const auto& [value, name] : kFateNames) {
-      if (value == fate.fate) absl::StrAppend(out, ToString(fate.ordinal), "=", name);
+      if (value == fate.fate) pieces.push_back(absl::StrCat(ToString(fate.ordinal), "=", name));
     }
-  });
+  }
+  for (const control::MissedOp& op : record.missed) {
+    pieces.push_back(absl::StrCat("e", op.boundary.value(), "/", op.tag, "=missed"));
+  }
+  return absl::StrJoin(pieces, " ");
 }
-bool SplitFates(const std::string& text, std::vector<control::OpFate>* fates) {
+bool SplitMissed(const std::string& text, FatesRecord* record) {
+  const size_t slash = text.find('/');
+  uint64_t boundary = 0;
+  uint64_t tag = 0;
+  if (slash == std::string::npos || !absl::SimpleAtoi(text.substr(0, slash), &boundary) ||
+      !absl::SimpleAtoi(text.substr(slash + 1), &tag)) {
+    return false;
+  }
+  record->missed.push_back({Epoch(boundary), tag});
+  return true;
+}
+bool SplitFate(const std::string& text, const std::string& fate, FatesRecord* record) {
+  uint64_t ordinal = 0;
+  if (!absl::SimpleAtoi(text, &ordinal)) return false;
+  for (const auto& [value, name] : kFateNames) {
+    if (fate != name) continue;
+    record->fates.push_back({OpOrdinal(ordinal), value});
+    return true;
+  }
+  return false;
+}
+bool SplitFates(const std::string& text, FatesRecord* record) {
   if (text.empty()) return true;
   const std::vector<std::string> pieces = absl::StrSplit(text, ' ');
-  for (const std::string& piece : pieces) {
+  return std::all_of(pieces.begin(), pieces.end(), [&](const std::string& piece) {
     const size_t equals = piece.find('=');
-    uint64_t ordinal = 0;
-    if (equals == std::string::npos || piece[0] != 'o' ||
-        !absl::SimpleAtoi(piece.substr(1, equals - 1), &ordinal)) {
-      return false;
-    }
-    const size_t before = fates->size();
-    for (const auto& [value, name] : kFateNames) {
-      if (piece.substr(equals + 1) == name) fates->push_back({OpOrdinal(ordinal), value});
-    }
-    if (fates->size() == before) return false;
-  }
-  return true;
+    if (equals == std::string::npos || equals == 0) return false;
+    const std::string name = piece.substr(1, equals - 1);
+    const std::string fate = piece.substr(equals + 1);
+    if (piece[0] == 'e' && fate == "missed") return SplitMissed(name, record);
+    return piece[0] == 'o' && SplitFate(name, fate, record);
+  });
 }
 
 // ------------------------------------------------------------------------------ SQLite
@@ -483,7 +503,7 @@ absl::Status SqliteStore::LoadFates(Records* records) {
                    bool bad = false;
                    FatesRecord record;
                    record.peer = row.TakePeer(&bad);
-                   bad |= !SplitFates(row.TakeText(), &record.fates);
+                   bad |= !SplitFates(row.TakeText(), &record);
                    const auto it = records->groups.find(group);
                    if (bad || it == records->groups.end()) {
                      return absl::StrCat("bad row in table fates of group ", ToString(group));
@@ -647,7 +667,7 @@ absl::Status SqliteStore::WriteFates(const GroupRecord& record) {
                                .Int(record.group.group)
                                .Int(place)
                                .Text(ToString(record.fates[place].peer))
-                               .Text(JoinFates(record.fates[place].fates))));
+                               .Text(JoinFates(record.fates[place]))));
   }
   return absl::OkStatus();
 }

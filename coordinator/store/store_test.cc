@@ -60,9 +60,13 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
                    {{PeerId(0x20), PeerId(UINT64_MAX)}, ""}};
   group.fates = {
       {PeerId(0x1f),
-       {{OpOrdinal(3), control::Fate::kCommit}, {OpOrdinal(4), control::Fate::kRedo}}},
-      {PeerId(0x20), {{OpOrdinal(UINT64_MAX), control::Fate::kAbort}}},
-      {PeerId(0x21), {}},
+       {{OpOrdinal(3), control::Fate::kCommit}, {OpOrdinal(4), control::Fate::kRedo}},
+       {}},
+      {PeerId(0x20),
+       {{OpOrdinal(UINT64_MAX), control::Fate::kAbort}},
+       {{Epoch(2), 0}, {Epoch(UINT64_MAX), UINT64_MAX}}},
+      {PeerId(0x21), {}, {{Epoch(2), 7}}},
+      {PeerId(0x22), {}, {}},
   };
   return group;
 }

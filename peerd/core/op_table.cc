@@ -14,6 +14,11 @@ constexpr size_t kReadiesAheadMax = 2;
 
 std::string Subject(uint64_t tag) { return "all-reduce tag " + std::to_string(tag); }
 
+std::string AbortedBy(uint64_t tag, const std::string& cause) {
+  return Subject(tag) + " aborted: " + cause +
+         "; the source is unchanged: look at the world and start it again";
+}
+
 // The link that a frame came on.
 template <class Frame>
 PeerId CarrierOf(const Frame& frame) {
@@ -49,6 +54,7 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
       counters_(counters),
       ops_(other.ops_),
       tags_(other.tags_),
+      missed_(other.missed_),
       unmatched_(other.unmatched_),
       early_(other.early_),
       lost_(other.lost_),
@@ -80,6 +86,8 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
     refusal = {Code::kInvalidArgument, Subject(post.tag) + " refused: this member has " +
                                            std::to_string(tags.size()) +
                                            " ops in flight, the limit; wait for some of them"};
+  } else if (const std::optional<std::string> why = TakeMissed(post)) {
+    refusal = {Code::kAborted, *why};
   }
   if (!refusal.ok()) {
     out->push_back(PostDone{post.post, refusal, {}});
@@ -112,6 +120,22 @@ void OpTable::Evict(MemberId member, const Outcome& outcome, Tick now, std::vect
 size_t OpTable::PostsOf(LocalId local) const {
   const auto it = tags_.find(local);
   return it == tags_.end() ? 0 : it->second.size();
+}
+
+std::optional<std::string> OpTable::TakeMissed(const NewPost& post) {
+  const auto member = missed_.find(post.member);
+  if (member == missed_.end()) return std::nullopt;
+  // What it has left behind it will not post any more.
+  std::erase_if(member->second,
+                [&](const auto& entry) { return entry.first.boundary < post.boundary; });
+  std::optional<std::string> why;
+  const auto it = member->second.find({post.boundary, post.tag});
+  if (it != member->second.end()) {
+    why = it->second.why;
+    if (--it->second.count == 0) member->second.erase(it);
+  }
+  if (member->second.empty()) missed_.erase(member);
+  return why;
 }
 
 // ------------------------------------------------------------------------------ frames
@@ -560,8 +584,7 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
   if (fate == control::Fate::kCommit) return Settle(op, now, out);
   op.redone = fate == control::Fate::kRedo;
   if (fate == control::Fate::kAbort) {
-    op.abort = Subject(op.key.tag) + " aborted: " + history_->current().cause +
-               "; the source is unchanged: look at the world and start it again";
+    op.abort = AbortedBy(op.key.tag, history_->current().cause);
   } else if (op.AllReady() && !op.Refused()) {
     ++op.retries;
     ++counters_->retries;
@@ -569,7 +592,25 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
   ForgetAttempt(op);
 }
 
-FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates, std::set<PeerId> lost,
+void OpTable::Miss(const OpKey& key, const std::string& why, Tick now, std::vector<Action>* out) {
+  std::set<MemberId> posted;
+  if (const auto it = ops_.find(key); it != ops_.end()) {
+    Op& op = it->second;
+    if (op.announced) return;  // not what it says
+    for (const LocalInput& input : op.inputs) posted.insert(input.member);
+    op.abort = why;
+    Advance(op, now, out);
+  }
+  for (const control::MemberInfo& info : history_->For(key.boundary)->members) {
+    if (info.peer != self_ || posted.contains(info.member)) continue;
+    Missed& missed = missed_[info.member][key];
+    ++missed.count;
+    missed.why = why;
+  }
+}
+
+FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
+                           const std::vector<control::MissedOp>& missed, std::set<PeerId> lost,
                            Tick now, std::vector<Action>* out) {
   FateCounts counts;
   const EpochRecord& record = history_->current();
@@ -585,6 +626,10 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates, std::set<P
   std::map<OpOrdinal, control::Fate> by_ordinal;
   for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
   for (Op* op : AllOps()) ApplyFate(*op, by_ordinal, now, &counts, out);
+  std::erase_if(missed_, [&](const auto& entry) { return record.RankOf(entry.first) < 0; });
+  for (const control::MissedOp& op : missed) {
+    Miss({op.boundary, op.tag}, AbortedBy(op.tag, record.cause), now, out);
+  }
   resumed_ = false;
   for (auto& [key, op] : ops_) {
     for (LocalInput& input : op.inputs) {
@@ -616,6 +661,7 @@ void OpTable::Expect(std::set<PeerId> peers) {
 
 void OpTable::Reset() {
   LH_CHECK(ops_.empty());
+  missed_.clear();
   unmatched_.clear();
   lost_.clear();
   attempt_ = Epoch();
@@ -662,6 +708,10 @@ void OpTable::CheckInvariants() const {
     LH_CHECK(op.announced || frozen_ || op.run == Run::kStopping || !Gathered(op)) << name;
   }
   LH_CHECK(ordinals == by_ordinal_.size() && tags == tags_) << ToString(group_);
+  for (const auto& [member, missed] : missed_) {
+    LH_CHECK(!missed.empty()) << ToString(group_) << " " << ToString(member);
+    for (const auto& [key, entry] : missed) LH_CHECK(entry.count > 0) << ToString(group_);
+  }
   for (const auto& [peer, unmatched] : unmatched_) {
     size_t count = 0;
     for (const auto& [key, queue] : unmatched.by_key) {
@@ -701,6 +751,12 @@ void OpTable::AddTo(Digester* digest) const {
     }
     for (const auto& [peer, ready] : op.readies) AddReady(ready, digest);
     for (const auto& [peer, refused] : op.dones) digest->Add(peer).Add(uint64_t{refused});
+  }
+  for (const auto& [member, missed] : missed_) {
+    digest->Add(member);
+    for (const auto& [key, entry] : missed) {
+      digest->Add(key.boundary).Add(key.tag).Add(uint64_t{entry.count}).Add(entry.why);
+    }
   }
   for (const auto& [peer, unmatched] : unmatched_) {
     for (const auto& [key, queue] : unmatched.by_key) {

@@ -99,8 +99,10 @@ class OpTable {
   // Announced and unsettled ops, by ordinal.
   std::vector<control::OpReport> Report() const;
   // The newest epoch of the history is in force. `fates` judge what was reported, if it freezes;
-  // `lost` are peers whose link is gone again already.
-  FateCounts Commit(const std::vector<control::OpFate>& fates, std::set<PeerId> lost, Tick now,
+  // `missed` are ops that others abort and this peer did not report; `lost` are peers whose link is
+  // gone again already.
+  FateCounts Commit(const std::vector<control::OpFate>& fates,
+                    const std::vector<control::MissedOp>& missed, std::set<PeerId> lost, Tick now,
                     std::vector<Action>* out);
   // An op that the newest freezing commit had judged redo has ended.
   bool resumed() const { return resumed_; }
@@ -170,6 +172,11 @@ class OpTable {
     std::map<OpKey, std::deque<PeerReady>> by_key;
     size_t count = 0;
   };
+  // Posts that are still to come of an op that has ended.
+  struct Missed {
+    uint32_t count = 0;
+    std::string why;
+  };
   using EarlyFrame = std::variant<PeerReady, PeerDone>;
 
   // Takes the op as far as it goes now; it may be gone afterwards.
@@ -205,6 +212,12 @@ class OpTable {
   void ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
                  FateCounts* counts, std::vector<Action>* out);
 
+  // The op ends Aborted at all local members that take part, as it did at others: those that have
+  // posted it are told, the others when they do.
+  void Miss(const OpKey& key, const std::string& why, Tick now, std::vector<Action>* out);
+  // Why the post ends at once, if its member missed the op.
+  std::optional<std::string> TakeMissed(const NewPost& post);
+
   bool Known(PeerId peer) const;
   // A frame that came on the link to `carrier` is against the protocol.
   void Refuse(PeerId carrier, const std::string& reason, std::vector<Action>* out);
@@ -224,7 +237,8 @@ class OpTable {
 
   std::map<OpKey, Op> ops_;
   std::map<OpOrdinal, Op*> by_ordinal_;
-  std::map<LocalId, std::set<uint64_t>> tags_;       // in flight, by member
+  std::map<LocalId, std::set<uint64_t>> tags_;  // in flight, by member
+  std::map<MemberId, std::map<OpKey, Missed>> missed_;
   std::map<PeerId, Unmatched> unmatched_;            // READYs of this attempt that no op has met
   std::map<PeerId, std::vector<EarlyFrame>> early_;  // of newer attempts, in order of arrival
   std::set<PeerId> lost_;

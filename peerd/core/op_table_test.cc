@@ -11,22 +11,23 @@ namespace longhaul::peerd {
 namespace {
 
 using control::Fate;
+using control::MissedOp;
 using control::OpFate;
 
 // Peer 1 under test; members 1 (peer 1), 2 (peer 2), 3 (peer 3) unless a test says otherwise.
 class OpTableTest : public testing::Test {
  protected:
   void Enter(const control::PrepareEpoch& prepare, const std::vector<OpFate>& fates = {},
-             std::set<PeerId> lost = {}) {
+             const std::vector<MissedOp>& missed = {}, std::set<PeerId> lost = {}) {
     out_.clear();
     history_.Add(RecordOf(prepare));
-    ops_.Commit(fates, std::move(lost), now_, &out_);
+    ops_.Commit(fates, missed, std::move(lost), now_, &out_);
     ops_.CheckInvariants();
   }
   void EnterThree() { Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})); }
   // Peer 3 is gone.
-  void LoseThree(const std::vector<OpFate>& fates) {
-    Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}), fates);
+  void LoseThree(const std::vector<OpFate>& fates, const std::vector<MissedOp>& missed = {}) {
+    Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}), fates, missed);
   }
   Actions& Post(uint64_t tag, const OpDesc& desc, uint64_t member = 1, uint64_t boundary = 1) {
     out_.clear();
@@ -600,6 +601,63 @@ TEST_F(OpTableTest, ARefusedOpIsSettledAsRefusedByArbitration) {
   EXPECT_EQ(Get<PostDone>(out_).at(0).outcome.code, Code::kInvalidArgument);
 }
 
+TEST_F(OpTableTest, AnOpThatOthersAbortedEndsAbortedWhenItIsPosted) {
+  EnterThree();
+  Freeze();
+  LoseThree({}, {{Epoch(1), 7}});
+  const auto posts = Get<PostDone>(Post(7, Large()));
+  ASSERT_EQ(posts.size(), 1u);
+  EXPECT_EQ(posts[0].outcome.code, Code::kAborted);
+  EXPECT_EQ(ops_.open(), 0u);
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
+  // Once only: the next one is a new op.
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 1u);
+}
+
+TEST_F(OpTableTest, APostThatCameWhileFrozenEndsAsTheOthersAborted) {
+  EnterThree();
+  Freeze();
+  Post(7, Large());
+  LoseThree({}, {{Epoch(1), 7}});
+  ASSERT_EQ(Get<PostDone>(out_).size(), 1u);
+  EXPECT_EQ(Get<PostDone>(out_)[0].outcome.code, Code::kAborted);
+  EXPECT_TRUE(Get<SendReady>(out_).empty());
+  EXPECT_EQ(Get<SendReady>(Post(7, Large())).size(), 1u);
+}
+
+TEST_F(OpTableTest, OpsAbortedTwiceElsewhereAreMissedTwice) {
+  EnterThree();
+  Freeze();
+  LoseThree({}, {{Epoch(1), 7}});
+  Freeze();
+  Enter(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7}});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(Get<PostDone>(Post(7, Large())).at(0).outcome.code, Code::kAborted);
+  }
+  EXPECT_TRUE(Get<PostDone>(Post(7, Large())).empty());
+}
+
+TEST_F(OpTableTest, WhatWasMissedIsForgottenBehindTheNextBoundary) {
+  EnterThree();
+  Freeze();
+  LoseThree({}, {{Epoch(1), 7}, {Epoch(1), 8}});
+  EXPECT_TRUE(Get<PostDone>(Post(7, Large(), 1, 2)).empty());
+  EXPECT_EQ(Get<SendReady>(out_).size(), 1u);
+  EXPECT_TRUE(Get<PostDone>(Post(8, Large(), 1, 2)).empty());
+}
+
+TEST_F(OpTableTest, TheOneBeforeIsCommittedAndTheNextOfItsTagIsMissed) {
+  EnterThree();
+  Post(7, Large());
+  Ready(2, 7, Large());
+  Ready(3, 7, Large());
+  Complete(1);
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kCommit}}, {{Epoch(1), 7}});
+  EXPECT_TRUE(Get<PostDone>(out_).at(0).outcome.ok());
+  EXPECT_EQ(Get<PostDone>(Post(7, Large())).at(0).outcome.code, Code::kAborted);
+}
+
 TEST_F(OpTableTest, AFateThatMakesNoSenseIsLoggedAndTheOpRunsAgain) {
   EnterThree();
   Post(7, Large());
@@ -630,6 +688,27 @@ TEST_F(LocalPairTest, OneThatNeverPostedIsNotWaitedForAfterTheCommit) {
   EXPECT_TRUE(ops_.Report().empty());
   WithoutFour({});
   EXPECT_EQ(Get<SendReady>(out_).at(0).posts.size(), 1u);
+}
+
+TEST_F(LocalPairTest, AMissedOpEndsAtEachMemberOnce) {
+  Post(7, Large(), 4);
+  Freeze();
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7}});
+  ASSERT_EQ(Get<PostDone>(out_).size(), 1u);
+  EXPECT_EQ(Get<PostDone>(out_)[0].post.local, LocalId(4));
+  EXPECT_EQ(Get<PostDone>(out_)[0].outcome.code, Code::kAborted);
+  // Member 4 starts it again before member 1 comes to it for the first time.
+  EXPECT_TRUE(Post(7, Large(), 4).empty());
+  EXPECT_EQ(Get<PostDone>(Post(7, Large(), 1)).at(0).outcome.code, Code::kAborted);
+  EXPECT_EQ(Get<SendReady>(Post(7, Large(), 1)).size(), 1u);
+}
+
+TEST_F(LocalPairTest, WhatAMemberMissedGoesWithIt) {
+  Freeze();
+  Enter(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {4, 1, 1}, {2, 2, 1}}), {}, {{Epoch(1), 7}});
+  Freeze();
+  Enter(MakePrepare(3, 2, 1, 3, {{1, 1, 1}, {2, 2, 1}}));
+  EXPECT_EQ(Get<PostDone>(Post(7, Large(), 1)).at(0).outcome.code, Code::kAborted);
 }
 
 TEST_F(LocalPairTest, OneThatPostedBeforeTheOpBeganIsAnsweredAtOnce) {
@@ -910,7 +989,7 @@ TEST_F(OpTableTest, CountsTheFatesAndNotesWhenTheFirstRedoneOpEnds) {
   out_.clear();
   history_.Add(RecordOf(MakePrepare(2, 1, 1, 2, {{1, 1, 1}})));
   const FateCounts counts =
-      ops_.Commit({{OpOrdinal(1), Fate::kRedo}, {OpOrdinal(2), Fate::kAbort}}, {}, now_, &out_);
+      ops_.Commit({{OpOrdinal(1), Fate::kRedo}, {OpOrdinal(2), Fate::kAbort}}, {}, {}, now_, &out_);
   EXPECT_EQ(counts.redone, 1u);
   EXPECT_EQ(counts.aborted, 1u);
   EXPECT_EQ(counts.committed, 0u);

@@ -235,7 +235,8 @@ void PeerCore::Impl::Take(const control::CommitEpoch& message) {
   if (!group->epochs.Commit(message, now_, &out_)) return;
   std::set<PeerId> lost;
   for (const auto& [peer, why] : group->epochs.lost()) lost.insert(peer);
-  const FateCounts fates = group->ops.Commit(message.fates, std::move(lost), now_, &out_);
+  const FateCounts fates =
+      group->ops.Commit(message.fates, message.missed, std::move(lost), now_, &out_);
   if (group->fault && group->fault->committed == Tick()) {
     group->fault->committed = now_;
     group->fault->epoch = message.epoch;

@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kTextMax = LH_ERROR_TEXT_BYTES_MAX;
 constexpr size_t kLabelMax = 128;  // versions, names of hosts and of coordinators
+constexpr size_t kMissedMax = 262144;
 constexpr size_t kOpsMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX;
 
 std::string Text(const std::string& text) { return CleanText(text, kTextMax); }
@@ -521,6 +522,11 @@ void Put(const CommitEpoch& in, v1::CommitEpoch* out) {
     f->set_ordinal(fate.ordinal.value());
     f->set_fate(static_cast<v1::Fate>(fate.fate));
   }
+  for (const MissedOp& missed : in.missed) {
+    v1::MissedOp* const m = out->add_missed();
+    m->set_boundary(missed.boundary.value());
+    m->set_tag(missed.tag);
+  }
 }
 
 absl::Status Get(const v1::CommitEpoch& in, CommitEpoch* out) {
@@ -534,6 +540,17 @@ absl::Status Get(const v1::CommitEpoch& in, CommitEpoch* out) {
       return Refuse("fate", absl::StrCat(fate.fate()), "1 to 3");
     }
     out->fates.push_back({OpOrdinal(fate.ordinal()), static_cast<Fate>(fate.fate())});
+  }
+  LH_RETURN_IF_ERROR(CheckCount("missed", in.missed_size(), 0, kMissedMax));
+  for (const v1::MissedOp& missed : in.missed()) {
+    MissedOp op;
+    LH_RETURN_IF_ERROR(Get("boundary", missed.boundary(), &op.boundary));
+    op.tag = missed.tag();
+    if (!out->missed.empty() && !(out->missed.back() < op)) {
+      return Refuse("missed", absl::StrCat("boundary ", missed.boundary(), " tag ", op.tag),
+                    "what is above the one before it");
+    }
+    out->missed.push_back(op);
   }
   return absl::OkStatus();
 }

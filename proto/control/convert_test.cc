@@ -101,6 +101,7 @@ class Generator {
     for (uint32_t i = Count(4); i > 0; --i) {
       m.fates.push_back({OpOrdinal(i), static_cast<Fate>(1 + prng_.Below(3))});
     }
+    for (uint32_t i = 0; i < Count(4); ++i) m.missed.push_back({Epoch(i + 1), UINT64_MAX - i});
     return m;
   }
   AbortEpoch MakeAbortEpoch() { return {Group(), Make<Epoch>(), Words()}; }

@@ -229,12 +229,22 @@ struct OpFate {
   friend bool operator==(const OpFate&, const OpFate&) = default;
 };
 
+// An op that others had announced and abort, and this peer had not: its members' posts end Aborted,
+// those still to come included.
+struct MissedOp {
+  Epoch boundary;
+  uint64_t tag = 0;
+  friend auto operator<=>(const MissedOp&, const MissedOp&) = default;
+  friend bool operator==(const MissedOp&, const MissedOp&) = default;
+};
+
 // The epoch is in force. `fates` covers exactly the ops of this peer's EpochReady (freezing
-// epochs).
+// epochs), `missed` none of them.
 struct CommitEpoch {
   GroupKey group;
   Epoch epoch;
   std::vector<OpFate> fates;
+  std::vector<MissedOp> missed;  // in rising order
   friend bool operator==(const CommitEpoch&, const CommitEpoch&) = default;
 };
 

@@ -181,26 +181,28 @@ class Trainer:
                 target = np.empty(count, np.uint64) if staged else comm.empty(count, "uint64")
                 target[:] = 0
             open_ops.append([tag, source, target, odd, abort, None])
-        for op in open_ops:
-            op[5] = self.post(comm, op)
         results = {}
         # Whatever is interrupted by an eviction: what the other ops say is still told.
         problem: lh.Error | None = None
-        for op in open_ops:
-            tag, source, target, odd, abort, _ = op
-            what = f"member {me} generation {gen} step {step} tag {tag} ({source.size} elements)"
-            aborted = 0
-            while True:
+        aborted = dict.fromkeys((op[0] for op in open_ops), 0)
+        # Members wait in orders of their own: all that were aborted are started again before the next wait.
+        while open_ops and problem is None:
+            for op in open_ops:
+                op[5] = self.post(comm, op)
+            again = []
+            for op in open_ops:
+                tag, source, target, odd, abort, work = op
+                what = f"member {me} generation {gen} step {step} tag {tag} ({source.size} elements)"
                 try:
-                    info = op[5].wait(timeout=self.args.patience)
-                    break
+                    info = work.wait(timeout=self.args.patience)
                 except lh.Aborted as refused:
                     if not abort:
                         raise Wrong(f"{what}: aborted, and was to be retried: {refused}") from refused
                     if not np.array_equal(source, odd * bit):
                         raise Wrong(f"{what}: aborted, and the input is not intact") from refused
-                    aborted += 1
-                    op[5] = self.post(comm, op)
+                    aborted[tag] += 1
+                    again.append(op)
+                    continue
                 except lh.DeadlineExceeded as late:
                     self.log("hang", text=f"{what}: {late}", wait="op")
                     sys.exit(3)
@@ -211,18 +213,16 @@ class Trainer:
                     if isinstance(ended, lh.Evicted) and not np.array_equal(source, odd * bit):
                         raise Wrong(f"{what}: ended as {ended}, and the input is not intact") from ended
                     problem = problem or ended
-                    info = None
-                    break
-            if info is None:
-                continue
-            total = self.whose(target, odd, what)
-            self.check_set(total, me, members, info, what)
-            if target is not source and not np.array_equal(source, odd * bit):
-                raise Wrong(f"{what}: the source of an op out of place was changed")
-            if abort and info.retries:
-                raise Wrong(f"{what}: retried {info.retries} times, and was to be aborted")
-            ops.append([tag, f"{total:x}", info.retries, aborted, info.epoch, round(time.monotonic(), 4)])
-            results[tag] = (source.size, total)
+                    continue
+                total = self.whose(target, odd, what)
+                self.check_set(total, me, members, info, what)
+                if target is not source and not np.array_equal(source, odd * bit):
+                    raise Wrong(f"{what}: the source of an op out of place was changed")
+                if abort and info.retries:
+                    raise Wrong(f"{what}: retried {info.retries} times, and was to be aborted")
+                ops.append([tag, f"{total:x}", info.retries, aborted[tag], info.epoch, round(time.monotonic(), 4)])
+                results[tag] = (source.size, total)
+            open_ops = again
         if problem is not None:
             raise problem
         digest = hashlib.blake2b(f"{state}/{gen}/{step}/{sorted(results.items())}".encode(), digest_size=8)

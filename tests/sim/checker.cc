@@ -192,11 +192,13 @@ void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
     Fail("CommitEpoch of " + name + " is not durable");
   }
   if (group->second.committed == commit.epoch) {
-    std::vector<control::OpFate> fates;
+    coordinator::FatesRecord fates{to, {}, {}};
     for (const coordinator::FatesRecord& record : group->second.fates) {
-      if (record.peer == to) fates = record.fates;
+      if (record.peer == to) fates = record;
     }
-    if (fates != commit.fates) Fail("fates of " + name + " are not durable");
+    if (fates.fates != commit.fates || fates.missed != commit.missed) {
+      Fail("fates of " + name + " are not durable");
+    }
   }
   const auto prepared = epochs_.find({commit.group.group, commit.epoch});
   if (prepared == epochs_.end()) Fail(name + " is committed and was never prepared");
@@ -276,6 +278,12 @@ void Checker::OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal,
 }
 
 void Checker::OnPosted(const OpName& name, uint32_t slot) { ops_[name].posted[slot] = true; }
+
+void Checker::OnGivenUp(const OpName& name) {
+  Op& known = ops_[name];
+  known.given_up = true;
+  if (known.result) Fail(ToString(name) + " is given up, and succeeded at another member");
+}
 
 std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch) const {
   const auto it = epochs_.find({name.group, epoch});
@@ -363,6 +371,7 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
       Fail(name + " succeeded although slot " + std::to_string(slot) + " posted another one");
     }
   }
+  if (known.given_up) Fail(name + " succeeded, although it was aborted and given up");
   if (known.aborted.contains(info.epoch)) {
     Fail(name + " succeeded at one member and was aborted at another");
   }

@@ -73,6 +73,8 @@ class Checker {
     const std::vector<uint8_t>* target = nullptr;
   };
   void OnPosted(const OpName& name, uint32_t slot);
+  // The op was aborted, and nobody is to start it again: it never succeeds.
+  void OnGivenUp(const OpName& name);
 
   // ---- faults
 
@@ -113,6 +115,7 @@ class Checker {
     std::set<Epoch> aborted;
     std::vector<uint32_t> participants;
     bool refused = false;
+    bool given_up = false;
   };
   struct FateKey {
     uint32_t group;

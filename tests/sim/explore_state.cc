@@ -1195,6 +1195,7 @@ uint64_t ExploreState::Digest() const {
         for (const auto& fate : fates.fates) {
           digest.Add(fate.ordinal).Add(static_cast<uint64_t>(fate.fate));
         }
+        for (const auto& op : fates.missed) digest.Add(op.boundary).Add(op.tag);
       }
     }
   }

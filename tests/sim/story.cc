@@ -112,10 +112,14 @@ struct Details {
            " cause=\"" + m.cause + "\"";
   }
   std::string operator()(const control::CommitEpoch& m) const {
-    return Group(m.group) + " epoch=" + ToString(m.epoch) +
-           " fates=" + Join(m.fates, [](const control::OpFate& f) {
-             return ToString(f.ordinal) + ":" + FateName(f.fate);
-           });
+    return Group(m.group) + " epoch=" + ToString(m.epoch) + " fates=" +
+           Join(m.fates,
+                [](const control::OpFate& f) {
+                  return ToString(f.ordinal) + ":" + FateName(f.fate);
+                }) +
+           (m.missed.empty() ? "" : " missed=" + Join(m.missed, [](const control::MissedOp& op) {
+                                      return ToString(op.boundary) + "/" + std::to_string(op.tag);
+                                    }));
   }
   std::string operator()(const control::AbortEpoch& m) const {
     return Group(m.group) + " epoch=" + ToString(m.epoch);

@@ -224,7 +224,10 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
     graves_.push_back(buffer);
   }
   if (graves_.size() > 40) CheckGraves();
-  if (outcome.code == Code::kAborted && state_ == State::kInside) {
+  const bool aborted = outcome.code == Code::kAborted && state_ == State::kInside;
+  if (aborted && GivesUp(posted.name)) {
+    context_.checker->OnGivenUp(posted.name);
+  } else if (aborted) {
     After(0, Millis(2), [this, name = posted.name] {
       for (size_t i = 0; i < strands_.size(); ++i) {
         if (strands_[i].step == name.step && strands_[i].tag == name.tag) PostNext(i);
@@ -233,6 +236,10 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
     return;
   }
   StrandDone(posted.name);
+}
+
+bool Trainer::GivesUp(const OpName& name) const {
+  return Prng(seed_ * 6700417 + name.step * 1000003 + name.tag * 1009 + name.turn).Chance(0.5);
 }
 
 void Trainer::CheckGraves() {

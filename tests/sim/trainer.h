@@ -85,6 +85,9 @@ class Trainer final : public TrainerSide {
   void BeginStep();
   void PostNext(size_t strand);
   void StrandDone(const OpName& name);
+  // Whether those who take part in an op that was aborted leave it at that, or start it again: the
+  // same at all of them.
+  bool GivesUp(const OpName& name) const;
   void MaybeEndStep();
   void EndStep();
   void Finish(const std::string& how);

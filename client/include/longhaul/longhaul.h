@@ -69,8 +69,8 @@ typedef enum lh_reduce_op {
 } lh_reduce_op;
 
 /* What happens to an operation when a member dies: the survivors redo it, or it ends LH_ABORTED.
- * After LH_ABORTED start it again before the next step boundary: members that had not started it
- * when the fault came are not told, and wait for it.
+ * LH_ABORTED comes at all members of the operation, at those that had not started it yet as soon
+ * as they do. Start it again at all of them, or at none.
  * LH_AS_JOINED: what lh_join_options.on_fault said. Equal at all members of an operation. */
 typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_fault;
 

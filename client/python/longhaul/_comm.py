@@ -320,7 +320,8 @@ class Comm:
         tag: names the op among those in flight on this communicator, 0 to 2**64 - 1. Members match
             by tag, so tags may be started in any order.
         on_fault: when a member dies, "retry" redoes the op among the survivors, "abort" ends it
-            with Aborted. Both leave the tensor intact until the outcome. None: as given to join().
+            with Aborted at all of them, also at those that start it later; start it again at all
+            of them, or at none. Both leave the tensor intact until the outcome. None: as given to join().
         min_world: with fewer members than this in the op it ends with TooFewMembers at all of them,
             tensors intact; 0 or 1: the last member completes alone. Equal at all members.
         async_op: return a Work at once instead of waiting.
