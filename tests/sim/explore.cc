@@ -134,6 +134,7 @@ ExploreResult Search::Run() {
 Act Post(uint64_t tag) { return {Act::Kind::kPost, tag}; }
 Act PostRing(uint64_t tag) { return {Act::Kind::kPost, tag, true}; }
 Act PostOrAbort(uint64_t tag) { return {Act::Kind::kPost, tag, false, true}; }
+Act PostOrGiveUp(uint64_t tag) { return {Act::Kind::kPost, tag, false, true, true}; }
 Act Step() { return {Act::Kind::kStep}; }
 Act Leave() { return {Act::Kind::kLeave}; }
 
@@ -165,6 +166,9 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("one_op", 2, {Inside(0, {Post(1)}), Inside(1, {Post(1)})}),
       Make("one_ring_op", 2, {Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}),
       Make("abort_on_fault", 2, {Inside(0, {PostOrAbort(1)}), Inside(1, {PostOrAbort(1)})}),
+      Make("given_up", 3,
+           {Inside(0, {PostOrGiveUp(1)}), Inside(1, {PostOrGiveUp(1)}),
+            Inside(2, {PostOrGiveUp(1)})}),
       Make("two_tags", 2, {Inside(0, {Post(1), Post(2)}), Inside(1, {Post(2), Post(1)})}),
       Make("two_members_of_one_peer", 2,
            {Inside(0, {Post(1)}), Inside(0, {Post(1)}), Inside(1, {Post(1)})}),

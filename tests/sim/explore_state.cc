@@ -934,7 +934,9 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
       Checker::Fail(name + " ended as " + Describe(done.outcome));
     }
     seen.aborted.insert(done.info.epoch.value());
-    if (!member.dead) member.again.push_back(post.act);
+    const bool gives_up = scenario_->members[m].acts[post.act].gives_up;
+    if (gives_up) seen.given_up = true;
+    if (!gives_up && !member.dead) member.again.push_back(post.act);
   } else {
     ++ops_ok_;
     const auto epoch = epochs_.find(done.info.epoch.value());
@@ -961,7 +963,7 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
     seen.result = post.buffer;
     seen.result_epoch = done.info.epoch.value();
   }
-  if (seen.result && seen.aborted.contains(seen.result_epoch)) {
+  if (seen.result && (seen.given_up || seen.aborted.contains(seen.result_epoch))) {
     Checker::Fail(name + " is aborted at one member and succeeded at another");
   }
 }
@@ -1211,6 +1213,7 @@ uint64_t ExploreState::Digest() const {
     digest.Add(name.first).Add(name.second).Add(op.result.value_or(0));
     digest.Add(op.result_epoch).Add(op.posted);
     for (const uint64_t epoch : op.aborted) digest.Add(epoch);
+    digest.Add(uint64_t{op.given_up});
   }
   for (const auto& [epoch, prepare] : epochs_) {
     digest.Add(epoch).Add(uint64_t{committed_.contains(epoch)}).Add(prepare->boundary);

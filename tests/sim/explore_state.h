@@ -37,6 +37,7 @@ struct Act {
   uint64_t tag = 0;
   bool ring = false;  // too large for a READY: moved by segments
   bool abort_on_fault = false;
+  bool gives_up = false;  // what was aborted is not started again
 };
 
 struct ScriptedMember {
@@ -184,6 +185,7 @@ class ExploreState {
     std::optional<uint64_t> result;
     uint64_t result_epoch = 0;
     std::set<uint64_t> aborted;  // epochs: started again it is another op
+    bool given_up = false;
     uint64_t posted = 0;
   };
 

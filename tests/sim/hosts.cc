@@ -175,7 +175,7 @@ void CoordinatorHost::PumpOut() {
 }
 
 // Its end is known here; the peer learns of it.
-void CoordinatorHost::Close(const StreamPtr& stream) {
+void CoordinatorHost::Close(StreamPtr stream) {
   stream->at_coordinator = false;
   streams_.erase(stream->id);
   if (!stream->peer->node()->alive) return;

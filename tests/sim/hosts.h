@@ -103,7 +103,7 @@ class CoordinatorHost {
   void Arm();
   void PumpOut();
   void Carry(const coordinator::ToPeer& action);
-  void Close(const StreamPtr& stream);
+  void Close(StreamPtr stream);
   void Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop);
 
   const Context context_;
