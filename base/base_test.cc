@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/hash128.h"
 #include "base/ids.h"
 #include "base/mailbox.h"
 #include "base/mutex.h"
@@ -17,6 +18,19 @@
 
 namespace longhaul {
 namespace {
+
+TEST(Hash128Test, ItsTextComesBack) {
+  const Hash128 hash{0x0123456789abcdef, 0xfedcba9876543210};
+  EXPECT_EQ(ToString(hash), "0123456789abcdeffedcba9876543210");
+  Hash128 read;
+  EXPECT_TRUE(ParseHash128(ToString(hash), &read));
+  EXPECT_EQ(read, hash);
+  const std::string zeros(31, '0');
+  for (const std::string& bad : {std::string(), zeros, zeros + "g", zeros + "A", zeros + "00"}) {
+    EXPECT_FALSE(ParseHash128(bad, &read)) << bad;
+  }
+  EXPECT_EQ(read, hash);
+}
 
 TEST(CheckDeathTest, SaysWhereWhatAndWhy) {
   EXPECT_DEATH(LH_CHECK(1 + 1 == 3) << "sum of " << 2,

@@ -24,4 +24,18 @@ inline std::string ToString(const Hash128& hash) {
   return text;
 }
 
+// The reverse; false, and *hash as it was, for any other text.
+inline bool ParseHash128(const std::string& text, Hash128* hash) {
+  if (text.size() != 32) return false;
+  uint64_t words[2] = {};
+  for (int i = 0; i < 32; ++i) {
+    const char c = text[i];
+    const bool digit = c >= '0' && c <= '9';
+    if (!digit && !(c >= 'a' && c <= 'f')) return false;
+    words[i / 16] = words[i / 16] << 4 | static_cast<uint64_t>(digit ? c - '0' : c - 'a' + 10);
+  }
+  *hash = {words[0], words[1]};
+  return true;
+}
+
 }  // namespace longhaul

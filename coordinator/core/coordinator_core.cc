@@ -86,6 +86,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::LinkLost& message);
   Violation Handle(PeerId peer, const control::Heartbeat& message);
   Violation Handle(PeerId peer, const control::Draining& message);
+  Violation Handle(PeerId peer, const control::SyncVote& message);
+  Violation Handle(PeerId peer, const control::SyncDone& message);
 
   void Attach(SessionId session, const control::Hello& hello);
   void Drop(SessionId session, const std::string& reason);
@@ -499,6 +501,22 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Heartbeat& h
 
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Draining&) {
   peers_.at(peer).draining = true;
+  return std::nullopt;
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::SyncVote& vote) {
+  if (FindGroup(vote.group) == nullptr) {
+    Send(peer, control::Removed{vote.group, vote.member, control::Removal::kUnknown,
+                                "the coordinator does not know the group (any more)"});
+    return std::nullopt;
+  }
+  return On(vote.group,
+            [&](Group& group, GroupOutput* out) { return group.Sync(peer, vote, out); });
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::SyncDone& done) {
+  if (FindGroup(done.group) == nullptr) return std::nullopt;
+  On(done.group, [&](Group& group, GroupOutput* out) { group.SyncDone(peer, done, out); });
   return std::nullopt;
 }
 

@@ -33,6 +33,10 @@ struct LivelyPeer {
     uint64_t votes = 0;  // answered
     bool voting = false;
     bool leaving = false;
+    std::optional<control::SyncOffer> sync;  // not answered with kEnd; what is there now
+    bool sync_with_vote = false;             // it goes with the vote that is not answered
+    uint64_t syncs = 0;                      // numbers used
+    std::vector<control::SyncResult> sync_results;
   };
   struct GroupAtPeer {
     Epoch committed;
@@ -45,7 +49,8 @@ struct LivelyPeer {
   std::map<MemberId, LocalMember> members;
   std::map<GroupKey, GroupAtPeer> groups;
   std::set<PeerId> cannot_reach;
-  bool mute = false;  // answers no preparation
+  bool mute = false;    // answers no preparation
+  bool fetches = true;  // what it is told to fetch is there at once
 };
 
 class Harness {
@@ -120,7 +125,10 @@ class Harness {
     for (const auto& [request, join] : lively.joins) Tell(peer, join);
     for (const auto& [member, local] : lively.members) {
       if (local.leaving) Tell(peer, control::Leave{local.group, member, false, "bye"});
-      if (local.voting) Tell(peer, control::Vote{local.group, member, local.votes + 1});
+      if (local.voting) SendVote(peer, member, local);
+      if (local.sync && !local.sync_with_vote) {
+        Tell(peer, control::SyncVote{local.group, member, *local.sync});
+      }
     }
   }
   void LivelyJoin(PeerId peer, uint64_t request, GroupKey group = G()) {
@@ -130,12 +138,47 @@ class Harness {
     lively_.at(peer).joins[join.request] = join;
     Tell(peer, join);
   }
-  void LivelyVote(PeerId peer, MemberId member) {
+  void LivelyVote(PeerId peer, MemberId member,
+                  std::optional<control::SyncOffer> sync = std::nullopt) {
     LivelyPeer& lively = lively_.at(peer);
     const auto it = lively.members.find(member);
     if (it == lively.members.end() || it->second.voting) return;
     it->second.voting = true;
-    Tell(peer, control::Vote{it->second.group, member, it->second.votes + 1});
+    if (sync) {
+      it->second.sync = sync;
+      it->second.sync->number = ++it->second.syncs;
+      it->second.sync_with_vote = true;
+    }
+    SendVote(peer, member, it->second);
+  }
+  // `offer` without its number.
+  void LivelySync(PeerId peer, MemberId member, control::SyncOffer offer) {
+    const auto it = lively_.at(peer).members.find(member);
+    if (it == lively_.at(peer).members.end() || it->second.sync) return;
+    offer.number = ++it->second.syncs;
+    it->second.sync = offer;
+    Tell(peer, control::SyncVote{it->second.group, member, offer});
+  }
+  // The member has got what it was told to fetch, or has not.
+  void LivelyFetched(PeerId peer, MemberId member, const Outcome& outcome = {},
+                     uint64_t bytes = 100, std::vector<MemberId> corrupt = {}) {
+    LivelyPeer::LocalMember& local = lively_.at(peer).members.at(member);
+    const control::SyncResult& told = local.sync_results.back();
+    LH_CHECK(told.action == control::SyncAction::kFetch);
+    if (outcome.ok()) {
+      local.sync->state = told.state;
+      local.sync->revision = told.revision;
+      local.sync->complete = true;
+    }
+    const control::SyncDone done{local.group,
+                                 member,
+                                 told.number,
+                                 outcome,
+                                 told.state,
+                                 bytes,
+                                 {told.sources.front().member},
+                                 std::move(corrupt)};
+    Tell(peer, done);
   }
   void LivelyLeave(PeerId peer, MemberId member) {
     LivelyPeer& lively = lively_.at(peer);
@@ -285,6 +328,12 @@ class Harness {
     control::CoordinatorMessage message;
   };
 
+  void SendVote(PeerId peer, MemberId member, const LivelyPeer::LocalMember& local) {
+    control::Vote vote{local.group, member, local.votes + 1};
+    if (local.sync_with_vote) vote.sync = local.sync;
+    Tell(peer, vote);
+  }
+
   // Say() without running the others: for peers that answer.
   void Tell(PeerId peer, control::PeerMessage message) {
     const auto it = sessions_.find(peer);
@@ -304,6 +353,14 @@ class Harness {
     if (const auto* commit = std::get_if<control::CommitEpoch>(&send.message)) {
       const GroupRecord& record = store_.groups.at(commit->group);
       LH_CHECK(record.committed >= commit->epoch) << "committed before it was durable";
+    }
+    if (const auto* end = std::get_if<control::SyncResult>(&send.message)) {
+      const bool committed = end->action == control::SyncAction::kEnd && end->outcome.ok();
+      if (committed) {
+        const auto& state = store_.groups.at(end->group).state;
+        LH_CHECK(state && state->state == end->state && state->revision == end->revision)
+            << "state committed before it was durable";
+      }
     }
     if (const auto* count = std::get_if<control::PendingCount>(&send.message)) {
       pending_[peer] = count->count;
@@ -329,7 +386,31 @@ class Harness {
         << ToString(peer) << " " << Describe(m);
     LH_CHECK(m.epoch == self.groups[m.group].committed) << "result before its commit";
     it->second.voting = false;
+    it->second.sync_with_vote = false;
     it->second.votes = m.number;
+  }
+  void On(PeerId peer, LivelyPeer& self, const control::SyncResult& m) {
+    const auto it = self.members.find(m.member);
+    if (it == self.members.end()) return;
+    LivelyPeer::LocalMember& local = it->second;
+    if (!local.sync || local.sync->number != m.number) {
+      LH_CHECK(m.number <= local.syncs) << ToString(peer) << " " << Describe(m);
+      return;
+    }
+    LH_CHECK(!local.sync_with_vote) << ToString(peer) << " " << Describe(m) << " before its vote";
+    local.sync_results.push_back(m);
+    if (m.action == control::SyncAction::kEnd) {
+      if (m.outcome.ok()) LH_CHECK(local.sync->state == m.state) << Describe(m);
+      local.sync.reset();
+    } else if (m.action == control::SyncAction::kServe) {
+      LH_CHECK(local.sync->state == m.state && local.sync->complete) << Describe(m);
+    } else if (local.sync->state == m.state && local.sync->complete) {
+      LivelyFetched(peer, m.member, {}, 0);
+    } else {
+      LH_CHECK(local.sync->strategy != control::SyncStrategy::kSend) << Describe(m);
+      local.sync->complete = false;
+      if (self.fetches) LivelyFetched(peer, m.member);
+    }
   }
   void On(PeerId peer, LivelyPeer& self, const control::PrepareEpoch& m) {
     LivelyPeer::GroupAtPeer& group = self.groups[m.group];
@@ -475,6 +556,19 @@ struct Describer {
     return "Pending " + std::to_string(m.count);
   }
   std::string operator()(const control::Drain&) const { return "Drain"; }
+  std::string operator()(const control::SyncResult& m) const {
+    static const char* const kActions[] = {"", "end", "serve", "fetch"};
+    std::string sources;
+    for (const control::SyncSource& source : m.sources) {
+      sources += (sources.empty() ? " sources=" : ",") + ToString(source.member);
+    }
+    const std::string state =
+        m.outcome.ok()
+            ? " revision=" + std::to_string(m.revision) + " state=" + std::to_string(m.state.high)
+            : " code=" + std::to_string(static_cast<int>(m.outcome.code));
+    return "Sync " + ToString(m.member) + " " + std::to_string(m.number) + " " +
+           kActions[static_cast<int>(m.action)] + state + sources;
+  }
 };
 
 inline std::string Describe(const control::CoordinatorMessage& message) {

@@ -33,10 +33,10 @@ Key MostVotes(const std::map<Key, size_t>& votes) {
 
 class Count {
  public:
-  Count(std::vector<SyncOffer> offers, std::optional<uint64_t> due)
+  Count(std::vector<Candidate> offers, std::optional<uint64_t> due)
       : offers_(std::move(offers)), due_(due) {
     std::sort(offers_.begin(), offers_.end(),
-              [](const SyncOffer& a, const SyncOffer& b) { return a.member < b.member; });
+              [](const Candidate& a, const Candidate& b) { return a.member < b.member; });
   }
 
   Election Run() {
@@ -44,42 +44,43 @@ class Count {
     CheckRevisions();
     CheckManifests();
     Choose();
-    for (const SyncOffer& offer : offers_) {
-      election_.verdicts.push_back(VerdictOf(offer));
+    for (const Candidate& c : offers_) {
+      election_.verdicts.push_back(VerdictOf(c));
     }
     return std::move(election_);
   }
 
  private:
-  void Refuse(const SyncOffer& offer, Code code, std::string text, MemberId compare_to = {}) {
-    SyncVerdict verdict{offer.member, Do::kRefuse, {code, std::move(text)}, compare_to};
-    refused_.emplace(offer.member, std::move(verdict));
+  void Refuse(const Candidate& c, Code code, std::string text, MemberId compare_to = {}) {
+    SyncVerdict verdict{c.member, Do::kRefuse, {code, std::move(text)}, compare_to};
+    refused_.emplace(c.member, std::move(verdict));
   }
   template <class Use>
   void ForEachLegal(Use use) const {
-    for (const SyncOffer& offer : offers_) {
-      if (!refused_.contains(offer.member)) use(offer);
+    for (const Candidate& c : offers_) {
+      if (!refused_.contains(c.member)) use(c);
     }
   }
   // The offers that are legal so far, counted by what `key` gives.
   template <class KeyOf>
   auto Votes(KeyOf key) const {
     std::map<decltype(key(offers_.front())), size_t> votes;
-    ForEachLegal([&](const SyncOffer& offer) { ++votes[key(offer)]; });
+    ForEachLegal([&](const Candidate& c) { ++votes[key(c)]; });
     return votes;
   }
 
   void CheckStrategies() {
-    const auto popular = static_cast<size_t>(std::count_if(
-        offers_.begin(), offers_.end(),
-        [](const SyncOffer& offer) { return offer.strategy == SyncStrategy::kPopular; }));
+    const auto popular =
+        static_cast<size_t>(std::count_if(offers_.begin(), offers_.end(), [](const Candidate& c) {
+          return c.offer.strategy == SyncStrategy::kPopular;
+        }));
     const size_t others = offers_.size() - popular;
     if (popular == 0 || others == 0) return;
     const bool keep_popular = popular >= others;
-    for (const SyncOffer& offer : offers_) {
-      if ((offer.strategy == SyncStrategy::kPopular) == keep_popular) continue;
-      Refuse(offer, Code::kInvalidArgument,
-             std::string("strategy is ") + Name(offer.strategy) + ", " +
+    for (const Candidate& c : offers_) {
+      if ((c.offer.strategy == SyncStrategy::kPopular) == keep_popular) continue;
+      Refuse(c, Code::kInvalidArgument,
+             std::string("strategy is ") + Name(c.offer.strategy) + ", " +
                  std::to_string(keep_popular ? popular : others) + " of " +
                  std::to_string(offers_.size()) + " members use " +
                  (keep_popular ? "popular" : "send or receive") +
@@ -89,25 +90,25 @@ class Count {
 
   void CheckRevisions() {
     if (!due_) return;
-    for (const SyncOffer& offer : offers_) {
-      if (offer.revision <= *due_ || refused_.contains(offer.member)) continue;
-      Refuse(offer, Code::kStateMismatch,
-             "revision is " + std::to_string(offer.revision) + ", due is " + std::to_string(*due_) +
-                 ": between two syncs the revision rises by one, not more");
+    for (const Candidate& c : offers_) {
+      if (c.offer.revision <= *due_ || refused_.contains(c.member)) continue;
+      Refuse(c, Code::kStateMismatch,
+             "revision is " + std::to_string(c.offer.revision) + ", due is " +
+                 std::to_string(*due_) + ": between two syncs the revision rises by one, not more");
     }
   }
 
   void CheckManifests() {
-    const auto votes = Votes([](const SyncOffer& offer) { return offer.manifest; });
+    const auto votes = Votes([](const Candidate& c) { return c.offer.manifest; });
     if (votes.empty()) return;
     election_.manifest = MostVotes(votes);
     MemberId holder;
-    ForEachLegal([&](const SyncOffer& offer) {
-      if (offer.manifest == election_.manifest && !holder) holder = offer.member;
+    ForEachLegal([&](const Candidate& c) {
+      if (c.offer.manifest == election_.manifest && !holder) holder = c.member;
     });
-    for (const SyncOffer& offer : offers_) {
-      if (offer.manifest == election_.manifest || refused_.contains(offer.member)) continue;
-      Refuse(offer, Code::kStateMismatch,
+    for (const Candidate& c : offers_) {
+      if (c.offer.manifest == election_.manifest || refused_.contains(c.member)) continue;
+      Refuse(c, Code::kStateMismatch,
              "the tensors that this member declares differ from those of " +
                  std::to_string(votes.at(election_.manifest)) + " of " +
                  std::to_string(offers_.size()) + " members",
@@ -115,56 +116,71 @@ class Count {
     }
   }
 
-  static bool Candidate(const SyncOffer& offer) { return offer.strategy != SyncStrategy::kReceive; }
+  static bool MayWin(const Candidate& c) {
+    return c.offer.complete && c.offer.strategy != SyncStrategy::kReceive;
+  }
 
   void Choose() {
     std::optional<uint64_t> highest;
-    ForEachLegal([&](const SyncOffer& offer) {
-      if (Candidate(offer)) highest = std::max(highest.value_or(0), offer.revision);
+    ForEachLegal([&](const Candidate& c) {
+      if (MayWin(c)) highest = std::max(highest.value_or(0), c.offer.revision);
     });
     if (!highest) {
-      ForEachLegalCopy([this](const SyncOffer& offer) {
-        Refuse(offer, Code::kFailedPrecondition,
-               "no member offers a state: all of them only receive; one has to use send");
+      ForEachLegalCopy([this](const Candidate& c) {
+        Refuse(
+            c, Code::kFailedPrecondition,
+            "no member offers a state: each of them only receives, or holds what a transfer left "
+            "half done; one has to use send, or load a checkpoint");
+      });
+      return;
+    }
+    if (due_ && *highest + 1 < *due_) {
+      ForEachLegalCopy([&](const Candidate& c) {
+        Refuse(c, Code::kStateMismatch,
+               "the highest revision that anybody offers is " + std::to_string(*highest) +
+                   ", committed was " + std::to_string(*due_ - 1) +
+                   ": load a checkpoint of it, or let all members leave: a group that was empty "
+                   "starts at any revision");
       });
       return;
     }
     std::map<Hash128, size_t> votes;
-    ForEachLegal([&](const SyncOffer& offer) {
-      if (Candidate(offer) && offer.revision == *highest) ++votes[offer.state];
+    ForEachLegal([&](const Candidate& c) {
+      if (MayWin(c) && c.offer.revision == *highest) ++votes[c.offer.state];
     });
     election_.elected = true;
     election_.revision = *highest;
     election_.state = MostVotes(votes);
-    ForEachLegal([&](const SyncOffer& offer) {
-      if (Candidate(offer) && Holds(offer)) election_.holders.push_back(offer.member);
+    ForEachLegal([&](const Candidate& c) {
+      if (MayWin(c) && Holds(c)) election_.holders.push_back(c.member);
     });
-    ForEachLegalCopy([&](const SyncOffer& offer) {
-      if (offer.strategy != SyncStrategy::kSend || offer.state == election_.state) return;
-      Refuse(offer, Code::kStateMismatch,
-             "this member only sends, and its state (revision " + std::to_string(offer.revision) +
+    ForEachLegalCopy([&](const Candidate& c) {
+      if (c.offer.strategy != SyncStrategy::kSend || c.offer.state == election_.state) return;
+      Refuse(c, Code::kStateMismatch,
+             "this member only sends, and its state (revision " + std::to_string(c.offer.revision) +
                  ") is not the elected one (revision " + std::to_string(*highest) + ", " +
                  std::to_string(votes.at(election_.state)) + " votes)");
     });
   }
 
-  bool Holds(const SyncOffer& offer) const { return offer.state == election_.state; }
+  bool Holds(const Candidate& c) const { return c.offer.state == election_.state; }
 
   // Like ForEachLegal() for a use that refuses.
   template <class Use>
   void ForEachLegalCopy(Use use) {
-    std::vector<SyncOffer> legal;
-    ForEachLegal([&](const SyncOffer& offer) { legal.push_back(offer); });
-    for (const SyncOffer& offer : legal) use(offer);
+    std::vector<Candidate> legal;
+    ForEachLegal([&](const Candidate& c) { legal.push_back(c); });
+    for (const Candidate& c : legal) use(c);
   }
 
-  SyncVerdict VerdictOf(const SyncOffer& offer) const {
-    const auto refused = refused_.find(offer.member);
+  SyncVerdict VerdictOf(const Candidate& c) const {
+    const auto refused = refused_.find(c.member);
     if (refused != refused_.end()) return refused->second;
-    return {offer.member, Holds(offer) ? Do::kKeep : Do::kFetch, {}, {}};
+    // An incomplete one may turn out to need nothing; that is for its transfer to find.
+    return {c.member, Holds(c) && c.offer.complete ? Do::kKeep : Do::kFetch, {}, {}};
   }
 
-  std::vector<SyncOffer> offers_;
+  std::vector<Candidate> offers_;
   const std::optional<uint64_t> due_;
   std::map<MemberId, SyncVerdict> refused_;
   Election election_;
@@ -172,9 +188,9 @@ class Count {
 
 }  // namespace
 
-Election Elect(std::vector<SyncOffer> offers, std::optional<uint64_t> due) {
+Election Elect(std::vector<Candidate> offers, std::optional<uint64_t> due) {
   std::set<MemberId> members;
-  for (const SyncOffer& offer : offers) LH_CHECK(members.insert(offer.member).second);
+  for (const Candidate& c : offers) LH_CHECK(members.insert(c.member).second);
   return Count(std::move(offers), due).Run();
 }
 

@@ -7,14 +7,15 @@
 //     (kPopular stays if they are as many).
 //  2. Revisions. The first sync of a group takes the highest that is offered. Later ones expect the
 //     one that is due: a higher one breaks the rule of increments and is refused; a lower one is
-//     outdated, pulled forward, and can win only if nobody offers the one that is due.
+//     outdated, pulled forward, and can win only if nobody offers the one that is due, and only if
+//     it is the committed one, below which the group never falls.
 //  3. Manifests. Most votes win, ties go to the manifest with the lowest digest; the others are
 //     refused, and learn by whose manifest.
-//  4. Candidates: with kPopular everybody, otherwise those that send. Without a candidate nobody
-//     syncs. Among those with the highest legal revision the digest with most votes wins, ties go
-//     to the lowest digest.
+//  4. Candidates: with kPopular everybody, otherwise those that send; but nobody whose offer is
+//     incomplete. Without a candidate nobody syncs. Among those with the highest legal revision the
+//     digest with most votes wins, ties go to the lowest digest.
 //  5. Whoever has the elected state keeps it; the others fetch it, except a sender, which is
-//  refused.
+//     refused.
 //
 // Source of the rules: the shared-state semantics of PCCL (arXiv 2505.14065), made deterministic.
 #pragma once
@@ -27,18 +28,16 @@
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/outcome.h"
+#include "proto/control/messages.h"
 
 namespace longhaul::coordinator {
 
-enum class SyncStrategy : uint8_t { kPopular = 0, kReceive = 1, kSend = 2 };
+using control::SyncStrategy;
 
-struct SyncOffer {
+struct Candidate {
   MemberId member;
-  SyncStrategy strategy = SyncStrategy::kPopular;
-  uint64_t revision = 0;
-  Hash128 manifest;  // names, order, dtypes, shapes, flags
-  Hash128 state;     // of the tensors that are compared
-  friend bool operator==(const SyncOffer&, const SyncOffer&) = default;
+  control::SyncOffer offer;
+  friend bool operator==(const Candidate&, const Candidate&) = default;
 };
 
 struct SyncVerdict {
@@ -64,8 +63,8 @@ struct Election {
   std::vector<SyncVerdict> verdicts;  // one an offer, by member number
 };
 
-// `due`: the revision that the next sync is to have; nullopt: the group has never synced. Each
-// member offers once.
-Election Elect(std::vector<SyncOffer> offers, std::optional<uint64_t> due);
+// `due`: the revision that the next sync is to have, one more than the committed one; nullopt: the
+// group has never synced. Each member offers once.
+Election Elect(std::vector<Candidate> offers, std::optional<uint64_t> due);
 
 }  // namespace longhaul::coordinator

@@ -15,9 +15,9 @@ constexpr Hash128 kOtherNames{0, 9};
 
 Hash128 State(uint64_t value) { return {value, 0}; }
 
-SyncOffer Offer(uint64_t member, uint64_t state, uint64_t revision = 0,
+Candidate Offer(uint64_t member, uint64_t state, uint64_t revision = 0,
                 SyncStrategy strategy = SyncStrategy::kPopular) {
-  return {MemberId(member), strategy, revision, kNames, State(state)};
+  return {MemberId(member), {1, strategy, revision, kNames, State(state)}};
 }
 
 const SyncVerdict& Of(const Election& election, uint64_t member) {
@@ -43,7 +43,7 @@ TEST(Election, EqualStatesAreKept) {
 }
 
 TEST(Election, ThePopularStateWinsWhateverTheOrder) {
-  std::vector<SyncOffer> offers = {Offer(1, 9), Offer(2, 5), Offer(3, 5)};
+  std::vector<Candidate> offers = {Offer(1, 9), Offer(2, 5), Offer(3, 5)};
   std::sort(offers.begin(), offers.end(),
             [](const auto& a, const auto& b) { return a.member < b.member; });
   do {
@@ -78,6 +78,28 @@ TEST(Election, WithoutACurrentMemberTheHighestOutdatedRevisionWins) {
   EXPECT_EQ(Actions(e), "kff");
 }
 
+TEST(Election, ARevisionBelowTheCommittedOneIsNeverElected) {
+  const Election e = Elect({Offer(1, 7, 2), Offer(2, 5, 1)}, 4);
+  EXPECT_FALSE(e.elected);
+  EXPECT_EQ(Actions(e), "rr");
+  EXPECT_EQ(Of(e, 1).refusal.code, Code::kStateMismatch);
+  EXPECT_NE(Of(e, 1).refusal.text.find("offers is 2, committed was 3"), std::string::npos);
+}
+
+TEST(Election, AnIncompleteStateNeverWins) {
+  Candidate torn = Offer(1, 4, 3);
+  torn.offer.complete = false;
+  const Election e = Elect({torn, Offer(2, 5, 3), Offer(3, 6, 2)}, 3);
+  EXPECT_EQ(e.state, State(5));
+  EXPECT_EQ(e.holders, std::vector<MemberId>{MemberId(2)});
+  EXPECT_EQ(Actions(e), "fkf");
+  torn.offer.state = State(5);
+  EXPECT_EQ(Actions(Elect({torn, Offer(2, 5, 3)}, 3)), "fk");
+  const Election alone = Elect({torn}, 3);
+  EXPECT_FALSE(alone.elected);
+  EXPECT_EQ(Of(alone, 1).refusal.code, Code::kFailedPrecondition);
+}
+
 TEST(Election, AMemberThatOnlyLagsInItsRevisionKeepsItsBits) {
   const Election e = Elect({Offer(1, 7, 4), Offer(2, 7, 3)}, 4);
   EXPECT_EQ(Actions(e), "kk");
@@ -92,18 +114,18 @@ TEST(Election, AnIncrementByTwoIsRefusedAndTheOthersGoOn) {
 }
 
 TEST(Election, AnotherManifestIsRefusedAndToldWhomToCompareWith) {
-  SyncOffer odd = Offer(1, 7);
-  odd.manifest = kOtherNames;
+  Candidate odd = Offer(1, 7);
+  odd.offer.manifest = kOtherNames;
   const Election e = Elect({odd, Offer(2, 7), Offer(3, 7)}, std::nullopt);
   EXPECT_EQ(Actions(e), "rkk");
   EXPECT_EQ(Of(e, 1).compare_to, MemberId(2));
 }
 
 TEST(Election, AManifestMayNotWinByMembersThatAreRefused) {
-  SyncOffer ahead = Offer(1, 7, 9);
-  ahead.manifest = kOtherNames;
-  SyncOffer ahead_too = Offer(2, 7, 9);
-  ahead_too.manifest = kOtherNames;
+  Candidate ahead = Offer(1, 7, 9);
+  ahead.offer.manifest = kOtherNames;
+  Candidate ahead_too = Offer(2, 7, 9);
+  ahead_too.offer.manifest = kOtherNames;
   const Election e = Elect({ahead, ahead_too, Offer(3, 7, 1)}, 1);
   EXPECT_EQ(Actions(e), "rrk");
   EXPECT_EQ(e.manifest, kNames);
@@ -111,7 +133,7 @@ TEST(Election, AManifestMayNotWinByMembersThatAreRefused) {
 
 TEST(Election, PopularIsUsedByAllOrByNone) {
   for (int world = 2; world <= 4; ++world) {
-    std::vector<SyncOffer> offers;
+    std::vector<Candidate> offers;
     for (int i = 1; i < world; ++i) offers.push_back(Offer(i, 5));
     offers.push_back(Offer(world, 5, 0, SyncStrategy::kReceive));
     const Election e = Elect(offers, std::nullopt);

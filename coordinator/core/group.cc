@@ -198,13 +198,39 @@ Violation Group::Vote(PeerId peer, const control::Vote& vote, GroupOutput* out) 
   if (vote.number <= member->votes) {
     out->messages.emplace_back(
         peer, control::VoteResult{record_.group, vote.member, vote.number, record_.committed});
+    if (vote.sync) return Sync(peer, {record_.group, vote.member, *vote.sync}, out);
     return std::nullopt;
   }
   // Normally no change. A store that lost its last moments does not know of the votes before.
   member->votes = vote.number - 1;
   ballot_.Vote(vote.member);
+  if (vote.sync) sync_.Hold(vote.member, *vote.sync);
   if (first_vote_ == kNever) first_vote_ = directory_->Now();
   return std::nullopt;
+}
+
+Violation Group::Sync(PeerId peer, const control::SyncVote& vote, GroupOutput* out) {
+  const MemberRecord* member = Find(vote.member);
+  if (member == nullptr || member->peer != peer) {
+    out->messages.emplace_back(
+        peer, control::Removed{record_.group, vote.member, Removal::kUnknown,
+                               "the coordinator does not know the member (any more)"});
+    return std::nullopt;
+  }
+  if (!Admits(*member)) return "sync of " + ToString(vote.member) + ", which is not admitted";
+  if (member->departs) return std::nullopt;
+  SyncOutput sync;
+  sync_.Offer(vote.member, vote.offer, record_, directory_->Now(), &sync);
+  Emit(std::move(sync), out);
+  return std::nullopt;
+}
+
+void Group::SyncDone(PeerId peer, const control::SyncDone& done, GroupOutput* out) {
+  const MemberRecord* member = Find(done.member);
+  if (member == nullptr || member->peer != peer) return;  // stale
+  SyncOutput sync;
+  sync_.Done(done, &sync);
+  Emit(std::move(sync), out);
 }
 
 Violation Group::Ready(PeerId peer, const control::EpochReady& ready) {
@@ -319,6 +345,16 @@ void Group::OnTime(Tick now, GroupOutput* out) {
                " ms of the first",
            FaultNow("step_deadline", "coordinator", member.step_deadline_ms), out);
   }
+  late.clear();
+  for (const MemberRecord& member : record_.members) {
+    if (OfferDue(member) <= now) late.push_back(member);
+  }
+  for (const MemberRecord& member : late) {
+    Remove(member.member, Removal::kEvicted,
+           "missed the sync: no offer within " + std::to_string(member.step_deadline_ms) +
+               " ms of the first",
+           FaultNow("step_deadline", "coordinator", member.step_deadline_ms), out);
+  }
   if (!preparation_) return;
   std::vector<PeerId> silent;
   for (const auto& [peer, answer] : preparation_->answers) {
@@ -338,6 +374,7 @@ void Group::OnTime(Tick now, GroupOutput* out) {
 void Group::Postpone(int64_t us) {
   for (auto& [link, grace] : lost_) grace.due = grace.due + us;
   if (first_vote_ != kNever) first_vote_ = first_vote_ + us;
+  sync_.Postpone(us);
   if (!preparation_) return;
   for (auto& [peer, answer] : preparation_->answers) {
     if (answer.due != kNever) answer.due = answer.due + us;
@@ -355,6 +392,9 @@ void Group::Advance(Tick now, GroupOutput* out) {
     if (decision.act == Act::kWait) break;
     Apply(decision, now, out);
   }
+  SyncOutput sync;
+  sync_.Advance(Survivors(), ballot_.voted(), &record_, now, &sync);
+  Emit(std::move(sync), out);
   if (CountPending() != pending_told_) SendPendingCount(out);
 }
 
@@ -565,6 +605,7 @@ void Group::Commit(Tick now, GroupOutput* out) {
   if (done.freeze) {
     // Nobody could vote meanwhile.
     if (first_vote_ != kNever) first_vote_ = first_vote_ + (now - done.begun);
+    sync_.Postpone(now - done.begun);
     fault = FaultRecord{fault_->cause, fault_->detector, fault_->detect_ms,
                         static_cast<uint32_t>((now - fault_->since) / Millis(1))};
     fault_text = " cause=" + fault->cause + " detector=" + fault->detector +
@@ -575,7 +616,6 @@ void Group::Commit(Tick now, GroupOutput* out) {
     fault_.reset();
     record_.fates = Judge(reports);
   }
-  for (MemberId member : voted) ++Find(member)->votes;
   if (first) {
     ballot_ = Ballot(Survivors());
     admission_tried_ = false;
@@ -585,11 +625,7 @@ void Group::Commit(Tick now, GroupOutput* out) {
 
   for (const auto& [peer, answer] : done.answers)
     out->messages.emplace_back(peer, MakeCommit(peer));
-  for (MemberId member : voted) {
-    const MemberRecord* voter = Find(member);
-    out->messages.emplace_back(
-        voter->peer, control::VoteResult{record_.group, member, voter->votes, record_.committed});
-  }
+  for (MemberId member : voted) AnswerVote(member, out);
   std::vector<MemberId> left;
   for (const auto& [member, departure] : removed) {
     left.push_back(member.member);
@@ -620,6 +656,8 @@ void Group::CommitEmpty(GroupOutput* out) {
   TakeEpoch(record_.highest, {}, {});
   ballot_ = Ballot();
   first_vote_ = kNever;
+  sync_.Clear();
+  record_.state.reset();
   admission_tried_ = false;
   repair_.clear();
   fault_.reset();
@@ -649,13 +687,18 @@ void Group::Abort(const std::string& reason, GroupOutput* out) {
 }
 
 void Group::AnswerVotes(GroupOutput* out) {
-  for (MemberId member : ballot_.voted()) {
-    MemberRecord* voter = Find(member);
-    ++voter->votes;
-    out->messages.emplace_back(
-        voter->peer, control::VoteResult{record_.group, member, voter->votes, record_.committed});
-  }
+  for (MemberId member : ballot_.voted()) AnswerVote(member, out);
   CompleteBallot();
+}
+
+void Group::AnswerVote(MemberId member, GroupOutput* out) {
+  MemberRecord* voter = Find(member);
+  ++voter->votes;
+  out->messages.emplace_back(
+      voter->peer, control::VoteResult{record_.group, member, voter->votes, record_.committed});
+  SyncOutput sync;
+  sync_.Release(member, record_, directory_->Now(), &sync);
+  Emit(std::move(sync), out);
 }
 
 void Group::CompleteBallot() {
@@ -765,6 +808,19 @@ control::CommitEpoch Group::MakeCommit(PeerId peer) const {
   return message;
 }
 
+void Group::Emit(SyncOutput sync, GroupOutput* out) const {
+  for (control::SyncResult& result : sync.results) {
+    result.group = record_.group;
+    out->messages.emplace_back(Find(result.member)->peer, std::move(result));
+  }
+  for (EventRecord& notice : sync.notices) {
+    notice.group = record_.group;
+    notice.epoch = record_.committed;
+    if (const MemberRecord* member = Find(notice.member)) notice.peer = member->peer;
+    out->notices.push_back(std::move(notice));
+  }
+}
+
 void Group::SendPendingCount(GroupOutput* out) {
   pending_told_ = CountPending();
   for (PeerId peer : AdmittedPeers()) {
@@ -784,6 +840,7 @@ void Group::Remove(MemberId id, Removal why, const std::string& reason, const Fa
     Find(id)->departs = Departure{why, reason};
     NoteFault(fault);
     ballot_.Leave(id);
+    sync_.Leave(id);
     if (ballot_.voted().empty()) first_vote_ = kNever;
   } else {
     std::erase_if(record_.members, [id](const MemberRecord& m) { return m.member == id; });
@@ -1076,7 +1133,9 @@ bool Group::Accused(PeerId peer) const {
 Tick Group::NextDeadline() const {
   Tick next = kNever;
   for (const auto& [link, grace] : lost_) next = std::min(next, grace.due);
-  for (const MemberRecord& member : record_.members) next = std::min(next, VoteDue(member));
+  for (const MemberRecord& member : record_.members) {
+    next = std::min({next, VoteDue(member), OfferDue(member)});
+  }
   if (!preparation_) return next;
   for (const auto& [peer, answer] : preparation_->answers) {
     if (!answer.answered()) next = std::min(next, answer.due);
@@ -1167,11 +1226,19 @@ bool Group::AdmittedOrPrepared(const MemberRecord& member) const {
 }
 
 // While ops are frozen nobody can come to the boundary who waits for one of them.
+bool Group::Judged(const MemberRecord& member) const {
+  return member.step_deadline_ms != 0 && Admits(member) && !member.departs &&
+         !(preparation_ && preparation_->freeze);
+}
+
 Tick Group::VoteDue(const MemberRecord& member) const {
-  if (first_vote_ == kNever || member.step_deadline_ms == 0 || !Admits(member)) return kNever;
-  if (member.departs || ballot_.HasVoted(member.member)) return kNever;
-  if (preparation_ && preparation_->freeze) return kNever;
+  if (first_vote_ == kNever || !Judged(member) || ballot_.HasVoted(member.member)) return kNever;
   return first_vote_ + Millis(member.step_deadline_ms);
+}
+
+Tick Group::OfferDue(const MemberRecord& member) const {
+  if (!Judged(member) || !sync_.Awaits(member.member)) return kNever;
+  return sync_.first_offer() + Millis(member.step_deadline_ms);
 }
 
 std::set<MemberId> Group::Admissible() const {
@@ -1226,6 +1293,9 @@ GroupView Group::View() const {
   view.committed = record_.committed;
   if (preparation_) view.preparing = preparation_->epoch;
   view.waiting_for = Decide().why;
+  const std::string sync = sync_.WaitingFor(Survivors());
+  if (!sync.empty()) view.waiting_for += (view.waiting_for.empty() ? "" : "; ") + sync;
+  view.state = record_.state;
   for (const MemberRecord& m : record_.members) {
     view.members.push_back(
         {m.member, m.peer, m.name, m.joined, ballot_.HasVoted(m.member), m.cohort});
@@ -1272,6 +1342,8 @@ void Group::CheckInvariants() const {
   LH_CHECK(blocked_since_.size() == record_.blocked.size()) << name;
   LH_CHECK(ballot_.electorate() == Survivors())
       << name << " electorate " << List(ballot_.electorate());
+  sync_.CheckInvariants(Survivors());
+  LH_CHECK(!record_.state || AnyAdmitted()) << name << " remembers a state of nobody";
   LH_CHECK(Decide().act == Act::kWait) << name << " has something to do and does not do it";
   if (!preparation_) {
     LH_CHECK(!AnyDeparture() && repair_.empty()) << name << " forgot a change";
@@ -1316,6 +1388,7 @@ void AddRecord(const GroupRecord& record, Digester* digest) {
   digest->Add(record.members.size());
   for (const MemberRecord& m : record.members) {
     digest->Add(m.member).Add(m.peer).Add(m.request).Add(m.name).Add(m.joined).Add(m.votes);
+    digest->Add(m.syncs);
     digest->Add(m.cohort).Add(uint64_t{m.cohort_size}).Add(m.after).Add(m.step_deadline_ms);
     digest->Add(uint64_t{m.departs.has_value()});
     if (m.departs) digest->Add(static_cast<uint64_t>(m.departs->why)).Add(m.departs->reason);
@@ -1333,6 +1406,10 @@ void AddRecord(const GroupRecord& record, Digester* digest) {
     }
     digest->Add(f.missed.size());
     for (const control::MissedOp& op : f.missed) digest->Add(op.boundary).Add(op.tag);
+  }
+  digest->Add(uint64_t{record.state.has_value()});
+  if (record.state) {
+    digest->Add(record.state->revision).Add(record.state->state.high).Add(record.state->state.low);
   }
   digest->Add(record.ballots).Add(record.blocked.size());
   for (const BlockedRecord& b : record.blocked) {
@@ -1363,6 +1440,7 @@ void Group::AddTo(Digester* digest) const {
   AddMembers(ballot_.voted(), digest);
   digest->Add(uint64_t{admission_tried_}).Add(repair_).Add(uint64_t{pending_told_});
   digest->Add(first_vote_);
+  sync_.AddTo(digest);
   digest->Add(uint64_t{fault_.has_value()});
   if (fault_) add_fault(*fault_);
   digest->Add(fault_epoch_).Add(last_fault_.cause).Add(last_fault_.detector);

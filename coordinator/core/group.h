@@ -1,4 +1,4 @@
-// One group: its members, its ballot, its preparation, its epochs.
+// One group: its members, its ballot, its preparation, its epochs; its syncs (sync_ballot.h).
 //
 //   idle --(all votes in and somebody pending | nobody admitted and somebody pending)--> preparing
 //   idle --(a removal | a lost link)--> preparing, with freeze
@@ -32,6 +32,7 @@
 #include "coordinator/core/ballot.h"
 #include "coordinator/core/digest.h"
 #include "coordinator/core/records.h"
+#include "coordinator/core/sync_ballot.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::coordinator {
@@ -84,6 +85,8 @@ class Group {
   void Join(const PeerRecord& peer, const control::Join& join, MemberId member, GroupOutput* out);
   void Leave(PeerId peer, const control::Leave& leave, GroupOutput* out);
   Violation Vote(PeerId peer, const control::Vote& vote, GroupOutput* out);
+  Violation Sync(PeerId peer, const control::SyncVote& vote, GroupOutput* out);
+  void SyncDone(PeerId peer, const control::SyncDone& done, GroupOutput* out);
   Violation Ready(PeerId peer, const control::EpochReady& ready);
   Violation Failed(PeerId peer, const control::EpochFailed& failed);
   Violation LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, GroupOutput* out);
@@ -184,6 +187,8 @@ class Group {
   void CommitEmpty(GroupOutput* out);
   void Abort(const std::string& reason, GroupOutput* out);
   void AnswerVotes(GroupOutput* out);
+  void AnswerVote(MemberId member, GroupOutput* out);
+  void Emit(SyncOutput sync, GroupOutput* out) const;
 
   void TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners, const std::vector<PeerId>& ring);
   void ChooseRing(Tick now, Preparation* preparation) const;
@@ -227,8 +232,10 @@ class Group {
   std::vector<PeerId> OrderOf(const std::set<PeerId>& peers) const;
   bool RoutedAround(PeerId x, PeerId y) const;
   control::BlockedPairs BlockedAmong(const std::vector<PeerId>& peers) const;
-  // When the member is evicted unless it votes; kNever: it is not.
+  // When the member is evicted unless it votes, or offers its state; kNever: it is not.
   Tick VoteDue(const MemberRecord& member) const;
+  Tick OfferDue(const MemberRecord& member) const;
+  bool Judged(const MemberRecord& member) const;
   std::set<PeerId> PeersOf(const std::set<MemberId>& members) const;
   std::set<PeerId> AdmittedPeers() const;
   uint32_t CountPending() const;
@@ -245,7 +252,8 @@ class Group {
   // be reached and asks again and again does not hold the voters for ever.
   bool admission_tried_ = false;
   Tick first_vote_ = kNever;  // of the open ballot
-  std::string repair_;        // why the next epoch must freeze; empty: it need not
+  SyncBallot sync_;
+  std::string repair_;  // why the next epoch must freeze; empty: it need not
   std::optional<Preparation> preparation_;
   struct Grace {
     Tick due;

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/hash128.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "proto/control/messages.h"
@@ -39,6 +40,7 @@ struct MemberRecord {
   std::string name;
   Epoch joined;        // 0: pending
   uint64_t votes = 0;  // boundaries passed (VoteResult sent)
+  uint64_t syncs = 0;  // number of its last offer that ended with a commit
   std::string cohort;  // members of the run at this peer that come and go together; "": none
   uint32_t cohort_size = 0;
   uint64_t after = 0;  // pending: it is admitted by a ballot of a number above this one
@@ -73,6 +75,13 @@ struct BlockedRecord {
   friend bool operator==(const BlockedRecord&, const BlockedRecord&) = default;
 };
 
+// The shared state that was agreed on last.
+struct StateRecord {
+  uint64_t revision = 0;
+  Hash128 state;
+  friend bool operator==(const StateRecord&, const StateRecord&) = default;
+};
+
 struct GroupRecord {
   GroupKey group;
   Epoch committed;
@@ -80,6 +89,8 @@ struct GroupRecord {
   Epoch boundary;
   Epoch attempt;
   uint64_t ballots = 0;  // completed; the first admission into an empty group counts as one
+  // None: nothing was agreed on since the group was last empty, any revision may come.
+  std::optional<StateRecord> state;
   std::vector<MemberRecord> members;  // rank order; pending ones behind
   std::vector<PeerRecord> peers;      // ring order
   std::vector<FatesRecord> fates;
@@ -121,8 +132,18 @@ struct FaultRecord {
   friend bool operator==(const FaultRecord&, const FaultRecord&) = default;
 };
 
+// A sync that was committed.
+struct SyncRecord {
+  uint64_t revision = 0;
+  Hash128 state;
+  uint64_t bytes = 0;    // received by all that had to fetch
+  uint32_t took_ms = 0;  // from the first offer
+  friend bool operator==(const SyncRecord&, const SyncRecord&) = default;
+};
+
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
-// refuse, prepare, commit, abort, link_lost, block, attach, detach, restart.
+// refuse, prepare, commit, abort, link_lost, block, attach, detach, restart, fetch, sync,
+// sync_refused, sync_failed, state_corrupt.
 struct EventRecord {
   std::string kind;
   GroupKey group;                                   // run empty: concerns no group
@@ -131,6 +152,7 @@ struct EventRecord {
   PeerId peer;                                      // 0: none
   std::string text;                                 // fixed words, then key=value
   std::optional<FaultRecord> fault = std::nullopt;  // of the commit of an epoch that froze ops
+  std::optional<SyncRecord> sync = std::nullopt;    // of kind sync
   friend bool operator==(const EventRecord&, const EventRecord&) = default;
 };
 
@@ -159,6 +181,7 @@ struct GroupView {
   std::vector<MemberView> members;  // rank order, pending ones behind
   std::vector<PeerView> ring;
   std::vector<BlockedRecord> blocked;
+  std::optional<StateRecord> state;
   // The last commit of an epoch that froze ops, since this start of the coordinator.
   Epoch fault_epoch;  // 0: none
   FaultRecord fault;

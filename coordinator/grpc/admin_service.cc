@@ -101,6 +101,9 @@ void Fill(const GroupView& group, v1::GroupStatus* status) {
     b->set_b(ToString(blocked.pair.b));
     b->set_reason(control::CleanText(blocked.reason, LH_ERROR_TEXT_BYTES_MAX));
   }
+  if (!group.state) return;
+  status->mutable_state()->set_revision(group.state->revision);
+  status->mutable_state()->set_digest(ToString(group.state->state));
 }
 
 void Fill(const StampedEvent& stamped, const std::string& incarnation, v1::Event* proto) {
@@ -115,6 +118,13 @@ void Fill(const StampedEvent& stamped, const std::string& incarnation, v1::Event
   if (event.peer) proto->set_peer(ToString(event.peer));
   proto->set_text(control::CleanText(event.text, SIZE_MAX));
   proto->set_incarnation(incarnation);
+  if (event.sync) {
+    v1::Sync* const sync = proto->mutable_sync();
+    sync->mutable_state()->set_revision(event.sync->revision);
+    sync->mutable_state()->set_digest(ToString(event.sync->state));
+    sync->set_bytes(event.sync->bytes);
+    sync->set_took_ms(event.sync->took_ms);
+  }
   if (!event.fault) return;
   proto->mutable_fault()->set_cause(event.fault->cause);
   proto->mutable_fault()->set_detector(event.fault->detector);

@@ -26,6 +26,7 @@ void Fill(const MemberRecord& member, v1::JournalMember* proto) {
   proto->set_name(member.name);
   proto->set_joined(member.joined.value());
   proto->set_votes(member.votes);
+  proto->set_syncs(member.syncs);
   proto->set_cohort(member.cohort);
   proto->set_cohort_size(member.cohort_size);
   proto->set_after(member.after);
@@ -43,6 +44,7 @@ absl::Status Take(const v1::JournalMember& proto, GroupRecord* group) {
   member.name = proto.name();
   member.joined = Epoch(proto.joined());
   member.votes = proto.votes();
+  member.syncs = proto.syncs();
   member.cohort = proto.cohort();
   member.cohort_size = proto.cohort_size();
   member.after = proto.after();
@@ -63,6 +65,11 @@ void Fill(const GroupRecord& group, v1::JournalGroup* proto) {
   proto->set_boundary(group.boundary.value());
   proto->set_attempt(group.attempt.value());
   proto->set_ballots(group.ballots);
+  if (group.state) {
+    proto->mutable_state()->set_revision(group.state->revision);
+    proto->mutable_state()->set_high(group.state->state.high);
+    proto->mutable_state()->set_low(group.state->state.low);
+  }
   for (const MemberRecord& member : group.members) Fill(member, proto->add_members());
   for (const PeerRecord& peer : group.peers) {
     v1::JournalPeer* const p = proto->add_peers();
@@ -119,6 +126,10 @@ absl::StatusOr<GroupRecord> Take(const v1::JournalGroup& proto) {
   group.boundary = Epoch(proto.boundary());
   group.attempt = Epoch(proto.attempt());
   group.ballots = proto.ballots();
+  if (proto.has_state()) {
+    group.state =
+        StateRecord{proto.state().revision(), {proto.state().high(), proto.state().low()}};
+  }
   for (const v1::JournalMember& member : proto.members()) LH_RETURN_IF_ERROR(Take(member, &group));
   for (const v1::JournalPeer& peer : proto.peers()) {
     group.peers.push_back({PeerId(peer.peer()),

@@ -71,6 +71,14 @@ class JournalTest : public ::testing::Test {
     for (uint64_t p : {1, 2}) {
       Step(FromPeer{SessionId(p), control::EpochReady{group, Epoch(2), {}}}, 1);
     }
+    // They agree on a state, which the second has to fetch.
+    const control::SyncOffer offer{1, control::SyncStrategy::kPopular, 13, {1, 1}, {2, 2}};
+    control::SyncOffer other = offer;
+    other.state = {3, 3};
+    Step(FromPeer{SessionId(1), control::SyncVote{group, MemberId(1), offer}}, 1);
+    Step(FromPeer{SessionId(2), control::SyncVote{group, MemberId(2), other}}, 1);
+    Step(FromPeer{SessionId(2), control::SyncDone{group, MemberId(2), 1, {}, {2, 2}, 100}}, 1);
+    synced_ = store_;
     Step(DrainPeer{PeerId(2), "x"}, 1);
     Step(EvictMember{group, MemberId(2), "x"}, 1);
     Step(FromPeer{SessionId(1), control::EpochReady{group, Epoch(3), {}}}, 1);
@@ -91,6 +99,7 @@ class JournalTest : public ::testing::Test {
   std::string path_;
   JournalOptions options_;
   Records store_;
+  Records synced_;  // after the sync of the Story()
   Tick now_{Seconds(5)};
   std::unique_ptr<CoordinatorCore> core_;
   std::unique_ptr<JournalWriter> writer_;
@@ -101,8 +110,8 @@ TEST_F(JournalTest, AStoryIsReplayedToTheSameStates) {
   Story();
   const auto report = Replay(path_, {});
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->events, 16u);
-  EXPECT_EQ(report->digests, 16u);
+  EXPECT_EQ(report->events, 19u);
+  EXPECT_EQ(report->digests, 19u);
   EXPECT_EQ(report->torn, "");
   ASSERT_EQ(report->overview.groups.size(), 1u);
   EXPECT_EQ(report->overview.groups[0].committed, Epoch(4));
@@ -120,6 +129,20 @@ TEST_F(JournalTest, AStoryThatBeginsWithRecordsIsReplayedToo) {
   const auto report = Replay(path_, {});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->digests, 2u);
+}
+
+TEST_F(JournalTest, RecordsOfASyncAreReplayed) {
+  Begin();
+  Story();
+  const Records records = synced_;
+  ASSERT_EQ(records.groups.begin()->second.state, (StateRecord{13, {2, 2}}));
+  ASSERT_EQ(records.groups.begin()->second.members.front().syncs, 1u);
+  Begin(records);
+  Step(TimePassed{}, 1);
+  const auto report = Replay(path_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->digests, 1u);
+  EXPECT_EQ(report->overview.groups.at(0).state, (StateRecord{13, {2, 2}}));
 }
 
 TEST_F(JournalTest, TheJournalBeforeIsKept) {

@@ -103,6 +103,12 @@ void AddVotes(const GroupView& group, std::vector<std::string>* facts) {
   }
 }
 
+void AddState(const GroupView& group, std::vector<std::string>* facts) {
+  if (!group.state) return;
+  facts->push_back(absl::StrCat("shared state agreed on: revision ", group.state->revision,
+                                ", digest ", ToString(group.state->state)));
+}
+
 void AddOps(const GroupView& group, std::vector<std::string>* facts) {
   if (group.ring.empty()) return;
   std::vector<std::string> behind;
@@ -135,6 +141,7 @@ Explanation Explain(const GroupView& group, uint32_t detect_ms) {
   AddPeers(group, detect_ms, &explanation.facts);
   AddVotes(group, &explanation.facts);
   AddOps(group, &explanation.facts);
+  AddState(group, &explanation.facts);
   AddFaults(group, &explanation.facts);
   return explanation;
 }

@@ -66,6 +66,16 @@ TEST(Explain, NamesThePeerThatHasNotPosted) {
                                    HasSubstr("has no op in flight while others have: peer pb")));
 }
 
+TEST(Explain, TellsWhichStateWasAgreedOn) {
+  GroupView group = TwoPeers();
+  group.state = StateRecord{13, {0x1f, 2}};
+  group.waiting_for = "sync waiting for 1 of 2 members: m2";
+  const Explanation e = Explain(group, 1500);
+  EXPECT_EQ(e.verdict, "sync waiting for 1 of 2 members: m2");
+  EXPECT_THAT(e.facts, ElementsAre("shared state agreed on: revision 13, digest "
+                                   "000000000000001f0000000000000002"));
+}
+
 TEST(Explain, LongListsAreCut) {
   GroupView group = TwoPeers();
   for (uint64_t i = 10; i < 30; ++i) group.members.push_back({MemberId(i), PeerId(0xc)});

@@ -325,6 +325,12 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
       metrics_->OnFault(std::chrono::milliseconds(event.fault->detect_ms),
                         std::chrono::milliseconds(event.fault->agree_ms));
     }
+    if (event.sync) {
+      metrics_->OnSync(std::chrono::milliseconds(event.sync->took_ms), event.sync->bytes);
+    }
+    if (event.kind == "sync_failed") metrics_->OnSyncFailed();
+    if (event.kind == "sync_refused") metrics_->OnSyncRefused();
+    if (event.kind == "state_corrupt") metrics_->OnStateCorrupt();
     if (event.kind == "abort") {
       preparing_since_.erase(event.group);
       metrics_->OnPreparationAborted();

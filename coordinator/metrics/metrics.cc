@@ -66,6 +66,19 @@ struct CoordinatorMetrics::Impl {
                   "Preparations that ended without an epoch");
   Counter& votes =
       MakeCounter(registry, "longhaul_coordinator_votes_total", "Votes at step boundaries");
+  prometheus::Family<Counter>& syncs =
+      BuildCounter()
+          .Name("longhaul_coordinator_syncs_total")
+          .Help("Syncs of shared state by how they ended; refused: for one member, not for all")
+          .Register(registry);
+  Counter& syncs_committed = syncs.Add({{"outcome", "committed"}});
+  Counter& syncs_failed = syncs.Add({{"outcome", "failed"}});
+  Counter& syncs_refused = syncs.Add({{"outcome", "refused"}});
+  Counter& sync_bytes = MakeCounter(registry, "longhaul_coordinator_sync_bytes_total",
+                                    "Received by members that had to fetch the agreed state");
+  Counter& states_corrupt =
+      MakeCounter(registry, "longhaul_coordinator_states_corrupt_total",
+                  "Reports of members whose state was not what they said while it was fetched");
   Counter& removals = MakeCounter(registry, "longhaul_coordinator_members_removed_total",
                                   "Members that left, died or were evicted");
   Counter& streams_opened =
@@ -89,6 +102,9 @@ struct CoordinatorMetrics::Impl {
                                                     0.5,   1,     1.5,  2,    3,    5,   10};
   Histogram& fault_detect = fault.Add({{"phase", "detect"}}, fault_bounds);
   Histogram& fault_agree = fault.Add({{"phase", "agree"}}, fault_bounds);
+  Histogram& sync = MakeHistogram(registry, "longhaul_coordinator_sync_seconds",
+                                  "From the first offer of a sync to its commit",
+                                  {0.002, 0.01, 0.05, 0.2, 1, 5, 20, 60, 300, 1800});
   Histogram& store_write = MakeHistogram(
       registry, "longhaul_coordinator_store_write_seconds", "One durable transaction of the store",
       {0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.02, 0.1, 0.5, 2});
@@ -122,6 +138,14 @@ void CoordinatorMetrics::OnFault(std::chrono::duration<double> detect,
 }
 void CoordinatorMetrics::OnPreparationAborted() { impl_->preparations_aborted.Increment(); }
 void CoordinatorMetrics::OnVote() { impl_->votes.Increment(); }
+void CoordinatorMetrics::OnSync(std::chrono::duration<double> took, uint64_t bytes) {
+  impl_->syncs_committed.Increment();
+  impl_->sync.Observe(took.count());
+  impl_->sync_bytes.Increment(static_cast<double>(bytes));
+}
+void CoordinatorMetrics::OnSyncFailed() { impl_->syncs_failed.Increment(); }
+void CoordinatorMetrics::OnSyncRefused() { impl_->syncs_refused.Increment(); }
+void CoordinatorMetrics::OnStateCorrupt() { impl_->states_corrupt.Increment(); }
 void CoordinatorMetrics::OnRemoval() { impl_->removals.Increment(); }
 void CoordinatorMetrics::OnStreamOpened() {
   impl_->streams_opened.Increment();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -29,6 +30,13 @@ class CoordinatorMetrics {
   // commit.
   void OnFault(std::chrono::duration<double> detect, std::chrono::duration<double> agree);
   void OnVote();
+  // All members of a group have one state: since the first of them offered one, and what those
+  // that had to fetch received.
+  void OnSync(std::chrono::duration<double> took, uint64_t bytes);
+  void OnSyncFailed();
+  // A member was refused; the others went on.
+  void OnSyncRefused();
+  void OnStateCorrupt();
   void OnRemoval();
   void OnStreamOpened();
   void OnStreamClosed();

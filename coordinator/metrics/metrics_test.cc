@@ -17,6 +17,8 @@ TEST(CoordinatorMetrics, EverySeriesExistsBeforeItsFirstEvent) {
         "longhaul_coordinator_epochs_total{cause=\"admit\"} 0\n",
         "longhaul_coordinator_epochs_total{cause=\"removal\"} 0\n",
         "longhaul_coordinator_epochs_total{cause=\"repair\"} 0\n",
+        "longhaul_coordinator_syncs_total{outcome=\"committed\"} 0\n",
+        "longhaul_coordinator_sync_seconds_count 0\n",
         "longhaul_coordinator_messages_refused_total 0\n",
         "longhaul_coordinator_preparation_seconds_count 0\n",
         "longhaul_coordinator_store_write_seconds_count 0\n"}) {
@@ -30,6 +32,11 @@ TEST(CoordinatorMetrics, CountsWhatHappens) {
   metrics.OnPreparation(std::chrono::milliseconds(30));
   metrics.OnVote();
   metrics.OnVote();
+  metrics.OnSync(std::chrono::milliseconds(300), 1000);
+  metrics.OnSync(std::chrono::milliseconds(1), 0);
+  metrics.OnSyncFailed();
+  metrics.OnSyncRefused();
+  metrics.OnStateCorrupt();
   metrics.OnStreamOpened();
   metrics.OnStreamOpened();
   metrics.OnStreamClosed();
@@ -45,10 +52,16 @@ TEST(CoordinatorMetrics, CountsWhatHappens) {
   for (const char* series :
        {"longhaul_coordinator_epochs_total{cause=\"removal\"} 1\n",
         "longhaul_coordinator_preparation_seconds_bucket{le=\"0.05\"} 1\n",
-        "longhaul_coordinator_votes_total 2\n", "longhaul_coordinator_streams 1\n",
-        "longhaul_coordinator_streams_opened_total 2\n", "longhaul_coordinator_runs 2\n",
-        "longhaul_coordinator_groups 3\n", "longhaul_coordinator_members 1\n",
-        "longhaul_coordinator_members_pending 1\n", "longhaul_coordinator_groups_preparing 1\n"}) {
+        "longhaul_coordinator_syncs_total{outcome=\"committed\"} 2\n",
+        "longhaul_coordinator_syncs_total{outcome=\"failed\"} 1\n",
+        "longhaul_coordinator_syncs_total{outcome=\"refused\"} 1\n",
+        "longhaul_coordinator_sync_bytes_total 1000\n",
+        "longhaul_coordinator_sync_seconds_bucket{le=\"0.2\"} 1\n",
+        "longhaul_coordinator_states_corrupt_total 1\n", "longhaul_coordinator_votes_total 2\n",
+        "longhaul_coordinator_streams 1\n", "longhaul_coordinator_streams_opened_total 2\n",
+        "longhaul_coordinator_runs 2\n", "longhaul_coordinator_groups 3\n",
+        "longhaul_coordinator_members 1\n", "longhaul_coordinator_members_pending 1\n",
+        "longhaul_coordinator_groups_preparing 1\n"}) {
     EXPECT_THAT(text, HasSubstr(series));
   }
 }

@@ -30,7 +30,7 @@ namespace longhaul::coordinator {
 namespace {
 
 constexpr int kApplicationId = 0x4c48434f;  // "LHCO"
-constexpr int kSchemaVersion = 2;
+constexpr int kSchemaVersion = 3;
 constexpr int kBusyTimeoutMs = 5000;
 
 constexpr char kSchema[] = R"(
@@ -39,11 +39,11 @@ CREATE TABLE runs(
 CREATE TABLE groups(
   run TEXT NOT NULL, grp INTEGER NOT NULL, committed INTEGER NOT NULL, highest INTEGER NOT NULL,
   boundary INTEGER NOT NULL, attempt INTEGER NOT NULL, ballots INTEGER NOT NULL,
-  PRIMARY KEY(run, grp));
+  revision INTEGER NOT NULL, state TEXT NOT NULL, PRIMARY KEY(run, grp));
 CREATE TABLE members(
   run TEXT NOT NULL, grp INTEGER NOT NULL, rank INTEGER NOT NULL, member TEXT NOT NULL,
   peer TEXT NOT NULL, request INTEGER NOT NULL, name TEXT NOT NULL, joined INTEGER NOT NULL,
-  votes INTEGER NOT NULL, cohort TEXT NOT NULL, cohort_size INTEGER NOT NULL,
+  votes INTEGER NOT NULL, syncs INTEGER NOT NULL, cohort TEXT NOT NULL, cohort_size INTEGER NOT NULL,
   after INTEGER NOT NULL, step_deadline_ms INTEGER NOT NULL, departs TEXT NOT NULL,
   reason TEXT NOT NULL, PRIMARY KEY(run, grp, rank));
 CREATE TABLE ring(
@@ -428,27 +428,37 @@ absl::Status SqliteStore::LoadRuns(Records* records) {
 }
 
 absl::Status SqliteStore::LoadGroups(Records* records) {
-  return ForEach("SELECT run, grp, committed, highest, boundary, attempt, ballots FROM groups",
-                 [&](Statement& row) -> std::string {
-                   GroupRecord record;
-                   record.group = row.TakeGroup();
-                   record.committed = Epoch(row.TakeInt());
-                   record.highest = Epoch(row.TakeInt());
-                   record.boundary = Epoch(row.TakeInt());
-                   record.attempt = Epoch(row.TakeInt());
-                   record.ballots = row.TakeInt();
-                   if (records->runs.count(record.group.run) == 0) {
-                     return absl::StrCat("group ", ToString(record.group), " is of no run");
-                   }
-                   records->groups.emplace(record.group, record);
-                   return "";
-                 });
+  return ForEach(
+      "SELECT run, grp, committed, highest, boundary, attempt, ballots, revision, state "
+      "FROM groups",
+      [&](Statement& row) -> std::string {
+        GroupRecord record;
+        record.group = row.TakeGroup();
+        record.committed = Epoch(row.TakeInt());
+        record.highest = Epoch(row.TakeInt());
+        record.boundary = Epoch(row.TakeInt());
+        record.attempt = Epoch(row.TakeInt());
+        record.ballots = row.TakeInt();
+        StateRecord state{row.TakeInt(), {}};
+        const std::string root = row.TakeText();
+        if (!root.empty()) {
+          if (!ParseHash128(root, &state.state)) {
+            return absl::StrCat("bad state of group ", ToString(record.group));
+          }
+          record.state = state;
+        }
+        if (records->runs.count(record.group.run) == 0) {
+          return absl::StrCat("group ", ToString(record.group), " is of no run");
+        }
+        records->groups.emplace(record.group, record);
+        return "";
+      });
 }
 
 absl::Status SqliteStore::LoadMembers(Records* records) {
   return ForEach(
-      "SELECT run, grp, member, peer, request, name, joined, votes, cohort, cohort_size, after, "
-      "step_deadline_ms, departs, reason FROM members "
+      "SELECT run, grp, member, peer, request, name, joined, votes, syncs, cohort, cohort_size, "
+      "after, step_deadline_ms, departs, reason FROM members "
       "ORDER BY run, grp, rank",
       [&](Statement& row) -> std::string {
         const GroupKey group = row.TakeGroup();
@@ -460,6 +470,7 @@ absl::Status SqliteStore::LoadMembers(Records* records) {
         record.name = row.TakeText();
         record.joined = Epoch(row.TakeInt());
         record.votes = row.TakeInt();
+        record.syncs = row.TakeInt();
         record.cohort = row.TakeText();
         record.cohort_size = static_cast<uint32_t>(row.TakeInt());
         record.after = row.TakeInt();
@@ -591,7 +602,8 @@ absl::Status SqliteStore::Write(const PutGroup& put) {
   {
     LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
                         Prepare("INSERT OR REPLACE INTO groups(run, grp, committed, highest, "
-                                "boundary, attempt, ballots) VALUES(?, ?, ?, ?, ?, ?, ?)"));
+                                "boundary, attempt, ballots, revision, state) "
+                                "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     Statement statement(prepared);
     LH_RETURN_IF_ERROR(Run(statement.Text(record.group.run)
                                .Int(record.group.group)
@@ -599,7 +611,9 @@ absl::Status SqliteStore::Write(const PutGroup& put) {
                                .Int(record.highest.value())
                                .Int(record.boundary.value())
                                .Int(record.attempt.value())
-                               .Int(record.ballots)));
+                               .Int(record.ballots)
+                               .Int(record.state ? record.state->revision : 0)
+                               .Text(record.state ? ToString(record.state->state) : "")));
   }
   if (old == nullptr || old->members != record.members) LH_RETURN_IF_ERROR(WriteMembers(record));
   if (old == nullptr || old->peers != record.peers) LH_RETURN_IF_ERROR(WriteRing(record));
@@ -613,8 +627,8 @@ absl::Status SqliteStore::WriteMembers(const GroupRecord& record) {
   LH_ASSIGN_OR_RETURN(
       sqlite3_stmt * prepared,
       Prepare("INSERT INTO members(run, grp, rank, member, peer, request, name, "
-              "joined, votes, cohort, cohort_size, after, step_deadline_ms, "
-              "departs, reason) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+              "joined, votes, syncs, cohort, cohort_size, after, step_deadline_ms, "
+              "departs, reason) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
   for (size_t rank = 0; rank < record.members.size(); ++rank) {
     const MemberRecord& member = record.members[rank];
     Statement statement(prepared);
@@ -627,6 +641,7 @@ absl::Status SqliteStore::WriteMembers(const GroupRecord& record) {
                                .Text(member.name)
                                .Int(member.joined.value())
                                .Int(member.votes)
+                               .Int(member.syncs)
                                .Text(member.cohort)
                                .Int(member.cohort_size)
                                .Int(member.after)

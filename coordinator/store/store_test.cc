@@ -47,6 +47,8 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
       {PeerId(0x20), {"", ""}, 1, std::string("nul\0inside", 10)},
   };
   group.ballots = 17;
+  group.state = StateRecord{UINT64_MAX - 1, {0, UINT64_MAX}};
+  group.members[0].syncs = UINT64_MAX;
   group.members[0].cohort = "host-a";
   group.members[0].cohort_size = 256;
   group.members[0].after = 11;
@@ -118,7 +120,9 @@ TEST_P(StoreContract, ReplacesAndDeletes) {
   GroupRecord group = SomeGroup("a", 0);
   group.members.pop_back();
   group.members[0].votes = 13;
+  group.members[1].syncs = 13;
   group.highest = Epoch(9);
+  group.state.reset();
   ApplyAndCompare({PutGroup{group}});
   group.peers.erase(group.peers.begin());
   group.fates.clear();
@@ -152,6 +156,7 @@ TEST_P(StoreContract, RandomMutationsMatchTheModel) {
       }
       GroupRecord group = SomeGroup(key.run, key.group);
       group.highest = Epoch(random() % 50);
+      if (random() % 2 == 0) group.state.reset();
       group.members.resize(random() % 4);
       for (MemberRecord& member : group.members) member.votes = random() % 2;
       group.peers.resize(random() % 4);
@@ -215,16 +220,22 @@ TEST_F(SqliteFile, SecondCoordinatorIsRefusedUntilTheFirstIsGone) {
 
 TEST_F(SqliteFile, FileOfANewerVersionIsRefused) {
   Create();
-  Execute("PRAGMA user_version=3");
+  Execute("PRAGMA user_version=4");
   EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
-              HasSubstr("its schema is 3, this version knows up to 2"));
+              HasSubstr("its schema is 4, this version knows up to 3"));
 }
 
 TEST_F(SqliteFile, FileOfAnOlderVersionIsRefusedWithWhatToDo) {
   Create();
-  Execute("PRAGMA user_version=1");
+  Execute("PRAGMA user_version=2");
   EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
-              HasSubstr("its schema is 1, this version writes 2; end the runs with the older one"));
+              HasSubstr("its schema is 2, this version writes 3; end the runs with the older one"));
+}
+
+TEST_F(SqliteFile, AStateThatIsNoDigestIsRefused) {
+  Create();
+  Execute("UPDATE groups SET state='1234'");
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad state of group a/0"));
 }
 
 TEST_F(SqliteFile, FileOfAnotherProgramIsRefusedAndUntouched) {

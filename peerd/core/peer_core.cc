@@ -111,6 +111,7 @@ class PeerCore::Impl {
   void Take(const control::Removed& message);
   void Take(const control::PendingCount& message);
   void Take(const control::Drain& message);
+  void Take(const control::SyncResult& message) { Ignore("SyncResult", message.group); }
 
   void Send(control::PeerMessage message) { out_.push_back(ToCoordinator{std::move(message)}); }
   void Ignore(const char* what, const GroupKey& group);

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "proto/wire/op_desc.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -38,10 +39,8 @@ class Stream {
 };
 
 const char* DTypeName(uint8_t dtype) {
-  static constexpr const char* kNames[] = {"uint8",   "int8",    "uint16", "int16",   "uint32",
-                                           "int32",   "uint64",  "int64",  "float16", "bfloat16",
-                                           "float32", "float64", "bool"};
-  return dtype < std::size(kNames) ? kNames[dtype] : "unknown";
+  if (dtype == kStateBool) return "bool";
+  return dtype < LH_WIRE_DTYPE_COUNT ? Name(static_cast<DType>(dtype)) : "unknown";
 }
 
 std::string ShapeText(const StateTensor& tensor) {

@@ -1,8 +1,8 @@
 // Digests of shared state: a tree of three levels, the same at every member.
 //
-//   chunk   XXH3-128 over its bytes; a tensor is cut every kStateChunkBytes, the last chunk is
-//   short tensor  XXH3-128 over (bytes, the digests of its chunks) state   XXH3-128 over (the
-//   manifest's digest, the digests of the tensors that are compared)
+//   chunk    XXH3-128 over its bytes; a tensor is cut every kStateChunkBytes, the last is short
+//   tensor   XXH3-128 over (bytes, the digests of its chunks)
+//   state    XXH3-128 over (the manifest's digest, the digests of the tensors that are compared)
 //
 // Names, dtypes, shapes and order are in the manifest's digest and lengths in the tensors', so that
 // tensors that differ in shape alone differ. A digest does not depend on threads, alignment or
@@ -20,16 +20,20 @@
 #include <vector>
 
 #include "base/hash128.h"
+#include "proto/wire/types.h"
 
 namespace longhaul::peerd {
 
 // Part of the protocol: members cut alike.
 inline constexpr uint64_t kStateChunkBytes = uint64_t{1} << 20;
 
+// The dtype that only tensors of a state have, next to those of proto/wire/types.h.
+inline constexpr uint8_t kStateBool = LH_WIRE_DTYPE_COUNT;
+
 // One tensor as its owner declares it.
 struct StateTensor {
   std::string name;
-  uint8_t dtype = 0;  // as in proto/wire/types.h
+  uint8_t dtype = 0;  // lh_wire_dtype or kStateBool
   std::vector<uint64_t> shape;
   uint64_t bytes = 0;
   bool allow_unequal = false;  // not compared; sent once to a newcomer

@@ -219,17 +219,108 @@ absl::Status Get(const v1::Leave& in, Leave* out) {
   return absl::OkStatus();
 }
 
+void Put(const Hash128& in, v1::Hash128* out) {
+  out->set_high(in.high);
+  out->set_low(in.low);
+}
+
+Hash128 Get(const v1::Hash128& in) { return {in.high(), in.low()}; }
+
+void Put(const SyncOffer& in, v1::SyncOffer* out) {
+  out->set_number(in.number);
+  out->set_strategy(static_cast<v1::SyncStrategy>(in.strategy));
+  out->set_revision(in.revision);
+  Put(in.manifest, out->mutable_manifest());
+  Put(in.state, out->mutable_state());
+  out->set_incomplete(!in.complete);
+}
+
+absl::Status Get(const v1::SyncOffer& in, SyncOffer* out) {
+  LH_RETURN_IF_ERROR(Get("number of the offer", in.number(), &out->number));
+  if (in.strategy() == v1::SYNC_STRATEGY_UNSPECIFIED || !v1::SyncStrategy_IsValid(in.strategy())) {
+    return Refuse("strategy", absl::StrCat(in.strategy()), "1 to 3");
+  }
+  out->strategy = static_cast<SyncStrategy>(in.strategy());
+  // The next revision has to be a number, too.
+  if (in.revision() > LH_REVISION_MAX) {
+    return Refuse("revision", absl::StrCat(in.revision()), "at most 2^63");
+  }
+  out->revision = in.revision();
+  out->manifest = Get(in.manifest());
+  out->state = Get(in.state());
+  out->complete = !in.incomplete();
+  if (!out->complete && out->strategy == SyncStrategy::kSend) {
+    return Refuse("offer", "incomplete", "one of a member that sends");
+  }
+  return absl::OkStatus();
+}
+
+void Put(const SyncVote& in, v1::SyncVote* out) {
+  Put(in.group, out->mutable_group());
+  out->set_member(in.member.value());
+  Put(in.offer, out->mutable_offer());
+}
+
+absl::Status Get(const v1::SyncVote& in, SyncVote* out) {
+  LH_RETURN_IF_ERROR(Get(in.group(), &out->group));
+  LH_RETURN_IF_ERROR(Get("member", in.member(), &out->member));
+  return Get(in.offer(), &out->offer);
+}
+
+template <class Message, class Proto>
+absl::Status GetOutcome(const Proto& in, Message* out) {
+  if (!v1::Code_IsValid(in.code())) return Refuse("code", absl::StrCat(in.code()), "0 to 9");
+  out->outcome = {static_cast<Code>(in.code()), Text(in.text())};
+  return absl::OkStatus();
+}
+
+template <class Repeated>
+absl::Status GetMembers(const char* field, const Repeated& in, std::vector<MemberId>* out) {
+  LH_RETURN_IF_ERROR(CheckCount(field, in.size(), 0, LH_SYNC_SOURCES_MAX));
+  Unique<MemberId> members(field);
+  for (const uint64_t member : in) {
+    LH_RETURN_IF_ERROR(members.Add(MemberId(member)));
+    out->push_back(MemberId(member));
+  }
+  return absl::OkStatus();
+}
+
+void Put(const SyncDone& in, v1::SyncDone* out) {
+  Put(in.group, out->mutable_group());
+  out->set_member(in.member.value());
+  out->set_number(in.number);
+  out->set_code(static_cast<v1::Code>(in.outcome.code));
+  out->set_text(Text(in.outcome.text));
+  Put(in.state, out->mutable_state());
+  out->set_bytes(in.bytes);
+  for (const MemberId member : in.sources) out->add_sources(member.value());
+  for (const MemberId member : in.corrupt) out->add_corrupt(member.value());
+}
+
+absl::Status Get(const v1::SyncDone& in, SyncDone* out) {
+  LH_RETURN_IF_ERROR(Get(in.group(), &out->group));
+  LH_RETURN_IF_ERROR(Get("member", in.member(), &out->member));
+  LH_RETURN_IF_ERROR(Get("number", in.number(), &out->number));
+  LH_RETURN_IF_ERROR(GetOutcome(in, out));
+  out->state = Get(in.state());
+  out->bytes = in.bytes();
+  LH_RETURN_IF_ERROR(GetMembers("sources", in.sources(), &out->sources));
+  return GetMembers("corrupt", in.corrupt(), &out->corrupt);
+}
+
 void Put(const Vote& in, v1::Vote* out) {
   Put(in.group, out->mutable_group());
   out->set_member(in.member.value());
   out->set_number(in.number);
+  if (in.sync) Put(*in.sync, out->mutable_sync());
 }
 
 absl::Status Get(const v1::Vote& in, Vote* out) {
   LH_RETURN_IF_ERROR(Get(in.group(), &out->group));
   LH_RETURN_IF_ERROR(Get("member", in.member(), &out->member));
   LH_RETURN_IF_ERROR(Get("number", in.number(), &out->number));
-  return absl::OkStatus();
+  if (!in.has_sync()) return absl::OkStatus();
+  return Get(in.sync(), &out->sync.emplace());
 }
 
 void Put(const OpReport& in, v1::OpReport* out) {
@@ -607,6 +698,51 @@ absl::Status Get(const v1::Drain& in, Drain* out) {
   return absl::OkStatus();
 }
 
+void Put(const SyncResult& in, v1::SyncResult* out) {
+  Put(in.group, out->mutable_group());
+  out->set_member(in.member.value());
+  out->set_number(in.number);
+  out->set_action(static_cast<v1::SyncAction>(in.action));
+  out->set_code(static_cast<v1::Code>(in.outcome.code));
+  out->set_text(Text(in.outcome.text));
+  out->set_revision(in.revision);
+  Put(in.manifest, out->mutable_manifest());
+  Put(in.state, out->mutable_state());
+  for (const SyncSource& source : in.sources) {
+    v1::SyncSource* const s = out->add_sources();
+    s->set_member(source.member.value());
+    s->set_peer(source.peer.value());
+  }
+}
+
+absl::Status Get(const v1::SyncResult& in, SyncResult* out) {
+  LH_RETURN_IF_ERROR(Get(in.group(), &out->group));
+  LH_RETURN_IF_ERROR(Get("member", in.member(), &out->member));
+  LH_RETURN_IF_ERROR(Get("number", in.number(), &out->number));
+  if (in.action() == v1::SYNC_ACTION_UNSPECIFIED || !v1::SyncAction_IsValid(in.action())) {
+    return Refuse("action", absl::StrCat(in.action()), "1 to 3");
+  }
+  out->action = static_cast<SyncAction>(in.action());
+  LH_RETURN_IF_ERROR(GetOutcome(in, out));
+  if (out->action != SyncAction::kEnd && !out->outcome.ok()) {
+    return Refuse("code", absl::StrCat(in.code()), "0, as the sync goes on");
+  }
+  out->revision = in.revision();
+  out->manifest = Get(in.manifest());
+  out->state = Get(in.state());
+  const bool fetch = out->action == SyncAction::kFetch;
+  LH_RETURN_IF_ERROR(
+      CheckCount("sources", in.sources_size(), fetch ? 1 : 0, fetch ? LH_SYNC_SOURCES_MAX : 1));
+  Unique<MemberId> members("member of sources");
+  for (const v1::SyncSource& source : in.sources()) {
+    SyncSource& s = out->sources.emplace_back();
+    LH_RETURN_IF_ERROR(members.Add(MemberId(source.member())));
+    s.member = MemberId(source.member());
+    LH_RETURN_IF_ERROR(Get("peer of sources", source.peer(), &s.peer));
+  }
+  return absl::OkStatus();
+}
+
 // ------------------------------------------------------------------------------ envelopes
 
 // Parses one case of the oneof into a Result.
@@ -699,6 +835,8 @@ v1::PeerMessage ToProto(const PeerMessage& message) {
         if constexpr (std::is_same_v<M, LinkLost>) Put(m, proto.mutable_link_lost());
         if constexpr (std::is_same_v<M, Heartbeat>) Put(m, proto.mutable_heartbeat());
         if constexpr (std::is_same_v<M, Draining>) Put(m, proto.mutable_draining());
+        if constexpr (std::is_same_v<M, SyncVote>) Put(m, proto.mutable_sync_vote());
+        if constexpr (std::is_same_v<M, SyncDone>) Put(m, proto.mutable_sync_done());
       },
       message);
   LH_CHECK(proto.message_case() != v1::PeerMessage::MESSAGE_NOT_SET);
@@ -720,6 +858,7 @@ v1::CoordinatorMessage ToProto(const CoordinatorMessage& message) {
         if constexpr (std::is_same_v<M, Removed>) Put(m, proto.mutable_removed());
         if constexpr (std::is_same_v<M, PendingCount>) Put(m, proto.mutable_pending_count());
         if constexpr (std::is_same_v<M, Drain>) Put(m, proto.mutable_drain());
+        if constexpr (std::is_same_v<M, SyncResult>) Put(m, proto.mutable_sync_result());
       },
       message);
   LH_CHECK(proto.message_case() != v1::CoordinatorMessage::MESSAGE_NOT_SET);
@@ -746,6 +885,10 @@ absl::StatusOr<PeerMessage> FromProto(const v1::PeerMessage& proto) {
       return Take<Heartbeat, PeerMessage>(proto.heartbeat());
     case v1::PeerMessage::kDraining:
       return Take<Draining, PeerMessage>(proto.draining());
+    case v1::PeerMessage::kSyncVote:
+      return Take<SyncVote, PeerMessage>(proto.sync_vote());
+    case v1::PeerMessage::kSyncDone:
+      return Take<SyncDone, PeerMessage>(proto.sync_done());
     case v1::PeerMessage::MESSAGE_NOT_SET:
       break;
   }
@@ -774,6 +917,8 @@ absl::StatusOr<CoordinatorMessage> FromProto(const v1::CoordinatorMessage& proto
       return Take<PendingCount, CoordinatorMessage>(proto.pending_count());
     case v1::CoordinatorMessage::kDrain:
       return Take<Drain, CoordinatorMessage>(proto.drain());
+    case v1::CoordinatorMessage::kSyncResult:
+      return Take<SyncResult, CoordinatorMessage>(proto.sync_result());
     case v1::CoordinatorMessage::MESSAGE_NOT_SET:
       break;
   }
@@ -793,17 +938,17 @@ absl::StatusOr<CoordinatorMessage> ParseCoordinatorMessage(const std::string& by
 }
 
 const char* Name(const PeerMessage& message) {
-  static constexpr const char* kNames[] = {"Hello",    "Join",       "Leave",
-                                           "Vote",     "EpochReady", "EpochFailed",
-                                           "LinkLost", "Heartbeat",  "Draining"};
+  static constexpr const char* kNames[] = {"Hello",      "Join",        "Leave",    "Vote",
+                                           "EpochReady", "EpochFailed", "LinkLost", "Heartbeat",
+                                           "Draining",   "SyncVote",    "SyncDone"};
   static_assert(std::size(kNames) == std::variant_size_v<PeerMessage>);
   return kNames[message.index()];
 }
 
 const char* Name(const CoordinatorMessage& message) {
   static constexpr const char* kNames[] = {
-      "Welcome",     "JoinPending", "JoinRefused", "VoteResult",   "PrepareEpoch",
-      "CommitEpoch", "AbortEpoch",  "Removed",     "PendingCount", "Drain"};
+      "Welcome",    "JoinPending", "JoinRefused",  "VoteResult", "PrepareEpoch", "CommitEpoch",
+      "AbortEpoch", "Removed",     "PendingCount", "Drain",      "SyncResult"};
   static_assert(std::size(kNames) == std::variant_size_v<CoordinatorMessage>);
   return kNames[message.index()];
 }

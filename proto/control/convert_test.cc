@@ -42,7 +42,26 @@ class Generator {
     return m;
   }
   Leave MakeLeave() { return {Group(), Make<MemberId>(), prng_.Chance(0.5), Words()}; }
-  Vote MakeVote() { return {Group(), Make<MemberId>(), Any()}; }
+  Vote MakeVote() {
+    Vote m{Group(), Make<MemberId>(), Any()};
+    if (prng_.Chance(0.5)) m.sync = MakeSyncOffer();
+    return m;
+  }
+  Hash128 Hash() { return {prng_.Next(), prng_.Next()}; }
+  SyncOffer MakeSyncOffer() {
+    SyncOffer offer{Any(), static_cast<SyncStrategy>(1 + prng_.Below(3)), prng_.Below(100), Hash(),
+                    Hash()};
+    offer.complete = offer.strategy == SyncStrategy::kSend || prng_.Chance(0.5);
+    return offer;
+  }
+  SyncVote MakeSyncVote() { return {Group(), Make<MemberId>(), MakeSyncOffer()}; }
+  SyncDone MakeSyncDone() {
+    SyncDone m{Group(), Make<MemberId>(), Any(), {static_cast<Code>(prng_.Below(10)), Words()},
+               Hash(),  prng_.Next()};
+    for (uint32_t i = Count(3); i > 0; --i) m.sources.push_back(MemberId(i));
+    for (uint32_t i = Count(2); i > 0; --i) m.corrupt.push_back(MemberId(i));
+    return m;
+  }
   EpochReady MakeEpochReady() {
     EpochReady m{.group = Group(), .epoch = Make<Epoch>()};
     for (uint32_t i = Count(4); i > 0; --i) {
@@ -110,15 +129,29 @@ class Generator {
   }
   PendingCount MakePendingCount() { return {Group(), Count(LH_MEMBERS_MAX)}; }
   Drain MakeDrain() { return {Words()}; }
+  SyncResult MakeSyncResult() {
+    SyncResult m{Group(), Make<MemberId>(), Any(), static_cast<SyncAction>(1 + prng_.Below(3))};
+    if (m.action == SyncAction::kEnd) {
+      m.outcome = {static_cast<Code>(prng_.Below(10)), Words()};
+      if (prng_.Chance(0.3)) m.sources = {{Make<MemberId>(), Make<PeerId>()}};
+    } else if (m.action == SyncAction::kFetch) {
+      for (uint32_t i = 1 + Count(3); i > 0; --i) m.sources.push_back({MemberId(i), PeerId(i)});
+    }
+    m.revision = prng_.Next();
+    m.manifest = Hash();
+    m.state = Hash();
+    return m;
+  }
 
   std::vector<PeerMessage> PeerMessages() {
-    return {MakeHello(),       MakeJoin(),     MakeLeave(),     MakeVote(),    MakeEpochReady(),
-            MakeEpochFailed(), MakeLinkLost(), MakeHeartbeat(), MakeDraining()};
+    return {MakeHello(),      MakeJoin(),        MakeLeave(),    MakeVote(),
+            MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(), MakeHeartbeat(),
+            MakeDraining(),   MakeSyncVote(),    MakeSyncDone()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
             MakePrepareEpoch(), MakeCommitEpoch(), MakeAbortEpoch(),  MakeRemoved(),
-            MakePendingCount(), MakeDrain()};
+            MakePendingCount(), MakeDrain(),       MakeSyncResult()};
   }
 
  private:
@@ -343,6 +376,93 @@ TEST(RefusalTest, NumbersThatAreNoEnum) {
             "JoinRefused: code is 0, not one of an error");
   EXPECT_EQ(REFUSAL(JoinRefused, m->outcome.code = static_cast<Code>(10)),
             "JoinRefused: code is 10, not one of an error");
+}
+
+TEST(RefusalTest, OffersThatMakeNoSense) {
+  EXPECT_EQ(REFUSAL(SyncVote, m->offer.number = 0),
+            "SyncVote: number of the offer is 0, not an id");
+  EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = static_cast<SyncStrategy>(0)),
+            "SyncVote: strategy is 0, not 1 to 3");
+  EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = static_cast<SyncStrategy>(4)),
+            "SyncVote: strategy is 4, not 1 to 3");
+  EXPECT_EQ(REFUSAL(SyncVote, m->offer.revision = LH_REVISION_MAX), "");
+  EXPECT_EQ(REFUSAL(SyncVote, m->offer.revision = LH_REVISION_MAX + 1),
+            "SyncVote: revision is 9223372036854775809, not at most 2^63");
+  EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = SyncStrategy::kSend; m->offer.complete = false),
+            "SyncVote: offer is incomplete, not one of a member that sends");
+  EXPECT_EQ(REFUSAL(SyncVote, m->member = MemberId()), "SyncVote: member is 0, not an id");
+  EXPECT_EQ(REFUSAL(Vote, m->sync = SyncOffer{}), "Vote: number of the offer is 0, not an id");
+}
+
+TEST(RefusalTest, EndsOfSyncsThatMakeNoSense) {
+  EXPECT_EQ(REFUSAL(SyncDone, m->number = 0), "SyncDone: number is 0, not an id");
+  EXPECT_EQ(REFUSAL(SyncDone, m->outcome.code = static_cast<Code>(10)),
+            "SyncDone: code is 10, not 0 to 9");
+  EXPECT_EQ(REFUSAL(SyncDone, m->corrupt.assign(2, MemberId(4))),
+            "SyncDone: corrupt m4 comes twice");
+  EXPECT_EQ(REFUSAL(SyncDone, m->sources = {MemberId()}), "SyncDone: sources is 0, not an id");
+  const auto accepts = [](uint64_t sources) {
+    SyncDone done = Generator(7).MakeSyncDone();
+    done.sources.clear();
+    for (uint64_t i = 1; i <= sources; ++i) done.sources.push_back(MemberId(i));
+    return ParsePeerMessage(Serialize(PeerMessage(done))).ok();
+  };
+  EXPECT_TRUE(accepts(LH_SYNC_SOURCES_MAX));
+  EXPECT_FALSE(accepts(LH_SYNC_SOURCES_MAX + 1));
+}
+
+TEST(RefusalTest, ResultsOfSyncsThatMakeNoSense) {
+  const auto refusal = [](SyncAction action, Code code, uint64_t sources) {
+    SyncResult m{{"run", 0}, MemberId(1), 1, action, {code, ""}};
+    for (uint64_t i = 1; i <= sources; ++i) m.sources.push_back({MemberId(i), PeerId(1)});
+    return std::string(
+        ParseCoordinatorMessage(Serialize(CoordinatorMessage(m))).status().message());
+  };
+  EXPECT_EQ(refusal(SyncAction::kEnd, Code::kOk, 0), "");
+  EXPECT_EQ(refusal(SyncAction::kEnd, Code::kStateMismatch, 1), "");
+  EXPECT_EQ(refusal(SyncAction::kEnd, Code::kOk, 2), "SyncResult: sources is 2 long, not 0 to 1");
+  EXPECT_EQ(refusal(SyncAction::kServe, Code::kOk, 0), "");
+  EXPECT_EQ(refusal(SyncAction::kServe, Code::kAborted, 0),
+            "SyncResult: code is 4, not 0, as the sync goes on");
+  EXPECT_EQ(refusal(SyncAction::kFetch, Code::kOk, 0),
+            "SyncResult: sources is 0 long, not 1 to 64");
+  EXPECT_EQ(refusal(SyncAction::kFetch, Code::kOk, LH_SYNC_SOURCES_MAX), "");
+  EXPECT_EQ(refusal(SyncAction::kFetch, Code::kOk, LH_SYNC_SOURCES_MAX + 1),
+            "SyncResult: sources is 65 long, not 1 to 64");
+  EXPECT_EQ(refusal(static_cast<SyncAction>(0), Code::kOk, 0),
+            "SyncResult: action is 0, not 1 to 3");
+  EXPECT_EQ(REFUSAL(SyncResult, m->number = 0), "SyncResult: number is 0, not an id");
+  EXPECT_EQ(REFUSAL(SyncResult, m->action = SyncAction::kFetch; m->outcome = {};
+                    m->sources = {{MemberId(1), PeerId()}}),
+            "SyncResult: peer of sources is 0, not an id");
+}
+
+// What other releases read: the bytes of one message of each kind, by hand.
+TEST(GoldenTest, MessagesOfSyncs) {
+  const Hash128 manifest{1, 2};
+  const Hash128 state{3, 4};
+  const auto hash = [](char high, char low) {
+    return std::string("\x09") + high + std::string(7, '\0') + "\x11" + low + std::string(7, '\0');
+  };
+  const std::string group = "\x0a\x05\x0a\x03run";
+  const std::string offer = std::string("\x08\x05\x10\x02\x18\x0d\x22\x12") + hash(1, 2) +
+                            "\x2a\x12" + hash(3, 4) + "\x30\x01";
+  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, false};
+  EXPECT_EQ(Serialize(PeerMessage(SyncVote{{"run", 0}, MemberId(7), said})),
+            std::string("\x82\x01\x3b") + group + "\x10\x07\x1a\x30" + offer);
+  EXPECT_EQ(Serialize(PeerMessage(Vote{{"run", 0}, MemberId(7), 9, said})),
+            std::string("\x22\x3e") + group + "\x10\x07\x18\x09\x82\x01\x30" + offer);
+  const SyncDone done{{"run", 0},    MemberId(7),  5, {Code::kAborted, "x"}, state, 6,
+                      {MemberId(1)}, {MemberId(2)}};
+  EXPECT_EQ(Serialize(PeerMessage(done)), std::string("\x8a\x01\x2c") + group +
+                                              "\x10\x07\x18\x05\x20\x04\x2a\x01x\x32\x12" +
+                                              hash(3, 4) + "\x38\x06\x42\x01\x01\x4a\x01\x02");
+  const SyncResult result{{"run", 0}, MemberId(7), 5,     SyncAction::kFetch,        {},
+                          13,         manifest,    state, {{MemberId(1), PeerId(2)}}};
+  EXPECT_EQ(Serialize(CoordinatorMessage(result)),
+            std::string("\x82\x01\x44") + group + "\x10\x07\x18\x05\x20\x03\x38\x0d\x42\x12" +
+                hash(1, 2) + "\x4a\x12" + hash(3, 4) + "\x52\x0b\x08\x01\x11\x02" +
+                std::string(7, '\0'));
 }
 
 TEST(RefusalTest, EpochsOutOfOrder) {

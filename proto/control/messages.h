@@ -4,14 +4,16 @@
 // proto/longhaul/v1 and back, validating what comes in. No protobuf, clock or socket here.
 //
 // Peer to coordinator, all of it safe to repeat: after a reconnect the peer says Hello and then
-// again whatever has not been answered (Join, Vote, Leave, EpochReady).
+// again whatever has not been answered (Join, Vote, SyncVote, Leave, EpochReady).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "base/hash128.h"
 #include "base/ids.h"
 #include "base/outcome.h"
 #include "proto/control/blocked.h"
@@ -20,7 +22,7 @@ namespace longhaul::control {
 
 // What both ends must have in common. Rises whenever one release's messages would be misunderstood
 // by another; Hello says it, and the coordinator refuses a stream of another version.
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 
 // ---------------------------------------------------------------- peer to coordinator
 
@@ -68,11 +70,28 @@ struct Leave {
   friend bool operator==(const Leave&, const Leave&) = default;
 };
 
+// How a member takes part in a sync of shared state (docs/adr/0014-shared-state.md).
+enum class SyncStrategy : uint8_t { kPopular = 1, kReceive = 2, kSend = 3 };
+
+// The state that a member brings to a sync.
+struct SyncOffer {
+  uint64_t number = 0;  // counts the syncs of this member from 1
+  SyncStrategy strategy = SyncStrategy::kPopular;
+  uint64_t revision = 0;
+  Hash128 manifest;  // names, order, dtypes, shapes, flags
+  Hash128 state;     // the root: of the manifest and of the tensors that are compared
+  // False: the bits are nobody's, since a transfer into them was broken off. It can only receive.
+  bool complete = true;
+  friend bool operator==(const SyncOffer&, const SyncOffer&) = default;
+};
+
 // The member stands at a step boundary. `number` counts the boundaries of this member from 1.
 struct Vote {
   GroupKey group;
   MemberId member;
   uint64_t number = 0;
+  // Counts from the VoteResult on, as if it came then with a SyncVote.
+  std::optional<SyncOffer> sync = std::nullopt;
   friend bool operator==(const Vote&, const Vote&) = default;
 };
 
@@ -150,8 +169,29 @@ struct Draining {
   friend bool operator==(const Draining&, const Draining&) = default;
 };
 
-using PeerMessage =
-    std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost, Heartbeat, Draining>;
+// The member waits for the others to agree on one state.
+struct SyncVote {
+  GroupKey group;
+  MemberId member;
+  SyncOffer offer;
+  friend bool operator==(const SyncVote&, const SyncVote&) = default;
+};
+
+// What the member was told to fetch is here and verified (`outcome` is OK), or will not come.
+struct SyncDone {
+  GroupKey group;
+  MemberId member;
+  uint64_t number = 0;  // of its offer
+  Outcome outcome;
+  Hash128 state;                  // outcome OK: what it has now
+  uint64_t bytes = 0;             // received
+  std::vector<MemberId> sources;  // who sent any of them
+  std::vector<MemberId> corrupt;  // whose bits were not what they said, and were not used
+  friend bool operator==(const SyncDone&, const SyncDone&) = default;
+};
+
+using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
+                                 Heartbeat, Draining, SyncVote, SyncDone>;
 
 // ---------------------------------------------------------------- coordinator to peer
 
@@ -280,7 +320,38 @@ struct Drain {
   friend bool operator==(const Drain&, const Drain&) = default;
 };
 
-using CoordinatorMessage = std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch,
-                                        CommitEpoch, AbortEpoch, Removed, PendingCount, Drain>;
+struct SyncSource {
+  MemberId member;
+  PeerId peer;
+  friend bool operator==(const SyncSource&, const SyncSource&) = default;
+};
+
+enum class SyncAction : uint8_t {
+  kEnd = 1,  // `outcome`; OK: committed, all have the state
+  // It has the elected state. Wait for kEnd; others may ask it for chunks.
+  kServe = 2,
+  // Get the elected state from the sources, then SyncDone. May be said again: sources that are not
+  // named any more are gone, others have come.
+  kFetch = 3,
+};
+
+// Answer to an offer.
+struct SyncResult {
+  GroupKey group;
+  MemberId member;
+  uint64_t number = 0;  // of the offer
+  SyncAction action = SyncAction::kEnd;
+  Outcome outcome;        // kEnd
+  uint64_t revision = 0;  // elected or committed; 0 if the outcome is not OK
+  Hash128 manifest;
+  Hash128 state;
+  // kFetch: who has it, at least one. kEnd because of another manifest: whose to compare with.
+  std::vector<SyncSource> sources;
+  friend bool operator==(const SyncResult&, const SyncResult&) = default;
+};
+
+using CoordinatorMessage =
+    std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch, CommitEpoch,
+                 AbortEpoch, Removed, PendingCount, Drain, SyncResult>;
 
 }  // namespace longhaul::control

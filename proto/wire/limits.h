@@ -37,6 +37,12 @@
 /* Elements of one tensor. */
 #define LH_COUNT_MAX ((uint64_t)1 << 48)
 
+/* Members that a sync names as sources to one that has to fetch. */
+#define LH_SYNC_SOURCES_MAX 64
+
+/* Revisions of shared state: a member cannot use the numbers up. */
+#define LH_REVISION_MAX ((uint64_t)1 << 63)
+
 /* Data lanes of one link. */
 #define LH_LANES_MAX 256
 /* Connections on the data port whose handshake is not finished. */

@@ -132,6 +132,20 @@ struct Details {
     return Group(m.group) + " count=" + Number(m.count);
   }
   std::string operator()(const control::Drain&) const { return ""; }
+  std::string operator()(const control::SyncVote& m) const {
+    return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.offer.number) +
+           " revision=" + Number(m.offer.revision) + " state=" + ToString(m.offer.state);
+  }
+  std::string operator()(const control::SyncDone& m) const {
+    return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number) + " " +
+           Describe(m.outcome);
+  }
+  std::string operator()(const control::SyncResult& m) const {
+    return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number) +
+           " action=" + Number(static_cast<uint64_t>(m.action)) + " " + Describe(m.outcome) +
+           " sources=" +
+           Join(m.sources, [](const control::SyncSource& s) { return ToString(s.member); });
+  }
 
   static std::string Group(const GroupKey& group) { return " group=" + ToString(group); }
 };

@@ -64,7 +64,13 @@ std::string State(const v1::GroupStatus& group) {
   for (const v1::BlockedStatus& pair : group.blocked()) {
     absl::StrAppend(&around, around.empty() ? "" : " ", pair.a(), "-", pair.b());
   }
-  return around.empty() ? "steady" : absl::StrCat("steady, without a link: ", around);
+  std::string text = "steady";
+  if (group.has_state()) {
+    // Enough of the digest to compare by eye.
+    absl::StrAppend(&text, ", revision ", group.state().revision(), " of state ",
+                    Printable(group.state().digest()).substr(0, 8));
+  }
+  return around.empty() ? text : absl::StrCat(text, ", without a link: ", around);
 }
 
 std::string MemberState(const v1::MemberStatus& member) {

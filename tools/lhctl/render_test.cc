@@ -39,6 +39,12 @@ TEST(Render, Status) {
   EXPECT_THAT(RenderStatus({}), HasSubstr("no runs\n"));
 }
 
+TEST(Render, StatusOfAGroupWithSharedState) {
+  const auto overview = Parse<v1::GetOverviewResponse>(
+      R"(groups { run: "a" epoch: 3 state { revision: 13 digest: "0123456789abcdef" } })");
+  EXPECT_THAT(RenderStatus(overview), HasSubstr("steady, revision 13 of state 01234567\n"));
+}
+
 TEST(Render, Members) {
   EXPECT_EQ(RenderMembers(Parse<v1::GetOverviewResponse>(kOverview)),
             "GROUP   RANK  MEMBER  NAME  PEER  HOST  SINCE    STATE\n"

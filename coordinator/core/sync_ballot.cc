@@ -1,0 +1,343 @@
+#include "coordinator/core/sync_ballot.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "coordinator/core/text.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using control::SyncAction;
+using control::SyncStrategy;
+using Do = SyncVerdict::Do;
+
+constexpr size_t kNamesShownMax = 8;
+
+const MemberRecord& Find(const GroupRecord& record, MemberId member) {
+  const auto it = std::find_if(record.members.begin(), record.members.end(),
+                               [&](const MemberRecord& m) { return m.member == member; });
+  LH_CHECK(it != record.members.end()) << ToString(record.group) << " " << ToString(member);
+  return *it;
+}
+
+EventRecord Note(std::string kind, MemberId member, std::string text) {
+  return {std::move(kind), {}, {}, member, {}, std::move(text)};
+}
+
+// Neighbours in rank first, so that many fetchers do not all ask the same.
+std::vector<control::SyncSource> SourcesFor(MemberId member, const std::set<MemberId>& holders,
+                                            const GroupRecord& record) {
+  const size_t size = record.members.size();
+  size_t rank = 0;
+  while (record.members[rank].member != member) ++rank;
+  std::vector<control::SyncSource> sources;
+  for (size_t i = 1; i < size && sources.size() < LH_SYNC_SOURCES_MAX; ++i) {
+    const MemberRecord& other = record.members[(rank + i) % size];
+    if (holders.contains(other.member)) sources.push_back({other.member, other.peer});
+  }
+  return sources;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------ input
+
+void SyncBallot::Release(MemberId member, const GroupRecord& record, Tick now, SyncOutput* out) {
+  const auto held = held_.extract(member);
+  if (!held.empty()) Offer(member, held.mapped(), record, now, out);
+}
+
+void SyncBallot::Offer(MemberId member, const control::SyncOffer& offer, const GroupRecord& record,
+                       Tick now, SyncOutput* out) {
+  if (fetching_ && fetching_->offers.contains(member)) {
+    out->results.push_back(ResultFor(member, record));
+    return;
+  }
+  if (record.state && offer.number <= Find(record, member).syncs) {
+    control::SyncResult committed{{}, member, offer.number};
+    committed.revision = record.state->revision;
+    committed.state = record.state->state;
+    out->results.push_back(std::move(committed));
+    return;
+  }
+  const auto ended = ended_.find(member);
+  if (ended != ended_.end() && ended->second.number == offer.number) {
+    out->results.push_back(ended->second);
+    return;
+  }
+  if (offers_.empty()) first_offer_ = now;
+  offers_[member] = offer;
+}
+
+void SyncBallot::Done(const control::SyncDone& done, SyncOutput* out) {
+  if (!fetching_ || !fetching_->fetching.contains(done.member)) return;
+  Fetching& f = *fetching_;
+  if (f.offers.at(done.member).number != done.number) return;
+  for (const MemberId source : done.corrupt) {
+    out->notices.push_back(Note("state_corrupt", source,
+                                "corrupt state member=" + ToString(source) +
+                                    " detector=" + ToString(done.member) +
+                                    " revision=" + std::to_string(f.revision)));
+  }
+  f.bytes += done.bytes;
+  f.sources.insert(done.sources.begin(), done.sources.end());
+  if (!done.outcome.ok()) {
+    f.failed = ToString(done.member) + ": " + Clean(done.outcome.text);
+    return;
+  }
+  if (done.state != f.state) {
+    f.failed = ToString(done.member) + " ended with state " + ToString(done.state) +
+               " in place of " + ToString(f.state);
+    return;
+  }
+  f.fetching.erase(done.member);
+  f.fetched.push_back(done.member);
+  if (f.offers.at(done.member).strategy == SyncStrategy::kReceive) return;
+  f.holders.insert(done.member);
+  f.sources_changed = true;
+}
+
+void SyncBallot::Leave(MemberId member) {
+  held_.erase(member);
+  offers_.erase(member);
+  if (offers_.empty()) first_offer_ = kNever;
+  ended_.erase(member);
+  if (!fetching_) return;
+  Fetching& f = *fetching_;
+  f.offers.erase(member);
+  f.fetching.erase(member);
+  if (f.holders.erase(member) != 0) f.sources_changed = true;
+}
+
+void SyncBallot::Postpone(int64_t us) {
+  if (first_offer_ != kNever) first_offer_ = first_offer_ + us;
+}
+
+// ------------------------------------------------------------------------------ deciding
+
+std::set<MemberId> SyncBallot::Missing(const std::set<MemberId>& electorate) const {
+  std::set<MemberId> missing;
+  for (const MemberId member : electorate) {
+    if (!offers_.contains(member)) missing.insert(member);
+  }
+  return missing;
+}
+
+void SyncBallot::Advance(const std::set<MemberId>& electorate,
+                         const std::set<MemberId>& at_boundary, GroupRecord* record, Tick now,
+                         SyncOutput* out) {
+  if (fetching_) {
+    Fetching& f = *fetching_;
+    if (f.failed.empty() && !f.fetching.empty() && f.holders.empty()) {
+      f.failed = "nobody is left who has it";
+    }
+    if (f.offers.empty()) {
+      fetching_.reset();
+    } else if (!f.failed.empty()) {
+      Fail(out);
+    } else if (f.fetching.empty()) {
+      Commit(*std::exchange(fetching_, std::nullopt), record, now, out);
+    } else if (std::exchange(f.sources_changed, false)) {
+      for (const MemberId member : f.fetching) out->results.push_back(ResultFor(member, *record));
+    }
+  }
+  if (offers_.empty()) return;
+  const std::set<MemberId> missing = Missing(electorate);
+  if (missing.empty()) return Elect(record, now, out);
+  const bool stalemate =
+      std::includes(at_boundary.begin(), at_boundary.end(), missing.begin(), missing.end());
+  if (stalemate) FailStalemate(missing, out);
+}
+
+void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
+  LH_CHECK(!fetching_) << ToString(record->group) << " elects while members fetch";
+  std::vector<Candidate> candidates;
+  for (const auto& [member, offer] : offers_) candidates.push_back({member, offer});
+  std::optional<uint64_t> due;
+  if (record->state) due = record->state->revision + 1;
+  const Election election = coordinator::Elect(std::move(candidates), due);
+  Fetching f;
+  f.revision = election.revision;
+  f.manifest = election.manifest;
+  f.state = election.state;
+  f.holders = {election.holders.begin(), election.holders.end()};
+  f.begun = std::exchange(first_offer_, kNever);
+  f.offers = std::exchange(offers_, {});
+  for (const SyncVerdict& verdict : election.verdicts) {
+    if (verdict.action == Do::kFetch) f.fetching.insert(verdict.member);
+    if (verdict.action != Do::kRefuse) continue;
+    End(verdict.member, f.offers.at(verdict.member).number, verdict.refusal, out);
+    f.offers.erase(verdict.member);
+    if (!verdict.compare_to) continue;
+    const control::SyncSource other{verdict.compare_to, Find(*record, verdict.compare_to).peer};
+    out->results.back().sources = {other};
+    ended_.at(verdict.member).sources = {other};
+  }
+  if (f.offers.empty()) return;
+  if (f.fetching.empty()) return Commit(std::move(f), record, now, out);
+  fetching_ = std::move(f);
+  out->notices.push_back(Note("fetch", {},
+                              "state elected revision=" + std::to_string(fetching_->revision) +
+                                  " state=" + ToString(fetching_->state) +
+                                  " sources=" + List(fetching_->holders, ",", kNamesShownMax) +
+                                  " fetching=" + List(fetching_->fetching, ",", kNamesShownMax)));
+  for (const auto& [member, offer] : fetching_->offers) {
+    out->results.push_back(ResultFor(member, *record));
+  }
+}
+
+void SyncBallot::Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput* out) {
+  record->state = StateRecord{done.revision, done.state};
+  for (MemberRecord& member : record->members) {
+    const auto offer = done.offers.find(member.member);
+    if (offer == done.offers.end()) continue;
+    member.syncs = offer->second.number;
+    ended_.erase(member.member);
+    control::SyncResult result{{}, member.member, offer->second.number};
+    result.revision = done.revision;
+    result.manifest = done.manifest;
+    result.state = done.state;
+    out->results.push_back(std::move(result));
+  }
+  const auto took_ms = static_cast<uint32_t>((now - done.begun) / Millis(1));
+  EventRecord note =
+      Note("sync", {},
+           "state committed revision=" + std::to_string(done.revision) +
+               " state=" + ToString(done.state) + " members=" + std::to_string(done.offers.size()) +
+               " fetched=" + List(done.fetched, ",", kNamesShownMax) +
+               " sources=" + List(done.sources, ",", kNamesShownMax) +
+               " bytes=" + std::to_string(done.bytes) + " took_ms=" + std::to_string(took_ms));
+  note.sync = SyncRecord{done.revision, done.state, done.bytes, took_ms};
+  out->notices.push_back(std::move(note));
+}
+
+// Whoever waits for the end of the sync is told that there is none.
+void SyncBallot::Fail(SyncOutput* out) {
+  const Fetching f = *std::exchange(fetching_, std::nullopt);
+  const std::string text =
+      "sync of revision " + std::to_string(f.revision) + " failed: " + f.failed + "; sync again";
+  for (const auto& [member, offer] : f.offers) {
+    End(member, offer.number, {Code::kAborted, Clean(text)}, out);
+  }
+  out->notices.push_back(Note("sync_failed", {},
+                              "state not committed revision=" + std::to_string(f.revision) +
+                                  " bytes=" + std::to_string(f.bytes) + " reason=" + f.failed));
+}
+
+// They would wait for members that wait for them.
+void SyncBallot::FailStalemate(const std::set<MemberId>& missing, SyncOutput* out) {
+  const std::string text = "sync refused: " + List(missing, " ", kNamesShownMax) +
+                           " came to the next step boundary without one: all members of a group "
+                           "sync between the same two boundaries, or none";
+  first_offer_ = kNever;
+  for (const auto& [member, offer] : std::exchange(offers_, {})) {
+    End(member, offer.number, {Code::kFailedPrecondition, text}, out);
+  }
+}
+
+void SyncBallot::End(MemberId member, uint64_t number, Outcome outcome, SyncOutput* out) {
+  if (outcome.code != Code::kAborted) {
+    out->notices.push_back(
+        Note("sync_refused", member,
+             "sync refused member=" + ToString(member) + " reason=" + outcome.text));
+  }
+  control::SyncResult result{{}, member, number, SyncAction::kEnd, std::move(outcome)};
+  ended_[member] = result;
+  out->results.push_back(std::move(result));
+}
+
+control::SyncResult SyncBallot::ResultFor(MemberId member, const GroupRecord& record) const {
+  const Fetching& f = *fetching_;
+  control::SyncResult result{{}, member, f.offers.at(member).number, SyncAction::kServe};
+  result.revision = f.revision;
+  result.manifest = f.manifest;
+  result.state = f.state;
+  if (!f.fetching.contains(member)) return result;
+  result.action = SyncAction::kFetch;
+  result.sources = SourcesFor(member, f.holders, record);
+  return result;
+}
+
+// ------------------------------------------------------------------------------ view
+
+std::string SyncBallot::WaitingFor(const std::set<MemberId>& electorate) const {
+  if (fetching_) {
+    return "sync of revision " + std::to_string(fetching_->revision) + ": " +
+           List(fetching_->fetching, " ", kNamesShownMax) + " of " +
+           std::to_string(fetching_->offers.size()) + " still fetch it";
+  }
+  if (offers_.empty()) return "";
+  const std::set<MemberId> missing = Missing(electorate);
+  return "sync waiting for " + std::to_string(missing.size()) + " of " +
+         std::to_string(electorate.size()) + " members: " + List(missing, " ", kNamesShownMax);
+}
+
+bool SyncBallot::Awaits(MemberId member) const {
+  return !offers_.empty() && !offers_.contains(member) &&
+         !(fetching_ && fetching_->offers.contains(member));
+}
+
+void SyncBallot::CheckInvariants(const std::set<MemberId>& electorate) const {
+  const auto stays = [&](const auto& entry) { return electorate.contains(entry.first); };
+  LH_CHECK(std::all_of(held_.begin(), held_.end(), stays)) << "offer of a stranger is held";
+  LH_CHECK(std::all_of(offers_.begin(), offers_.end(), stays)) << "offer of a stranger";
+  LH_CHECK(std::all_of(ended_.begin(), ended_.end(), stays)) << "answer for a stranger";
+  LH_CHECK(offers_.empty() == (first_offer_ == kNever));
+  LH_CHECK(offers_.empty() || !Missing(electorate).empty()) << "an election is due";
+  if (!fetching_) return;
+  const Fetching& f = *fetching_;
+  LH_CHECK(std::all_of(f.offers.begin(), f.offers.end(), stays)) << "a stranger takes part";
+  LH_CHECK(f.failed.empty() && !f.sources_changed) << "a sync is not ended";
+  LH_CHECK(!f.fetching.empty() && !f.holders.empty()) << "a sync is not ended";
+  for (const MemberId member : f.fetching) {
+    LH_CHECK(f.offers.contains(member) && !f.holders.contains(member)) << ToString(member);
+  }
+  for (const MemberId member : f.holders) {
+    LH_CHECK(f.offers.contains(member)) << ToString(member);
+    LH_CHECK(f.offers.at(member).strategy != SyncStrategy::kReceive) << ToString(member);
+  }
+  for (const auto& [member, offer] : f.offers) {
+    LH_CHECK(!offers_.contains(member)) << ToString(member) << " takes part twice";
+  }
+}
+
+void SyncBallot::AddTo(Digester* digest) const {
+  const auto add_hash = [digest](const Hash128& hash) { digest->Add(hash.high).Add(hash.low); };
+  const auto add_offers = [&](const std::map<MemberId, control::SyncOffer>& offers) {
+    digest->Add(offers.size());
+    for (const auto& [member, offer] : offers) {
+      digest->Add(member).Add(offer.number).Add(static_cast<uint64_t>(offer.strategy));
+      digest->Add(offer.revision).Add(uint64_t{offer.complete});
+      add_hash(offer.manifest);
+      add_hash(offer.state);
+    }
+  };
+  const auto add_members = [digest](const auto& members) {
+    digest->Add(members.size());
+    for (const MemberId member : members) digest->Add(member);
+  };
+  add_offers(held_);
+  add_offers(offers_);
+  digest->Add(first_offer_).Add(ended_.size());
+  for (const auto& [member, result] : ended_) {
+    digest->Add(member).Add(result.number).Add(static_cast<uint64_t>(result.outcome.code));
+    digest->Add(result.outcome.text).Add(result.sources.size());
+  }
+  digest->Add(uint64_t{fetching_.has_value()});
+  if (!fetching_) return;
+  const Fetching& f = *fetching_;
+  digest->Add(f.revision).Add(f.bytes).Add(f.begun).Add(f.failed);
+  digest->Add(uint64_t{f.sources_changed});
+  add_hash(f.manifest);
+  add_hash(f.state);
+  add_offers(f.offers);
+  add_members(f.fetching);
+  add_members(f.holders);
+  add_members(f.fetched);
+  add_members(f.sources);
+}
+
+}  // namespace longhaul::coordinator

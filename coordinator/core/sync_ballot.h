@@ -1,0 +1,100 @@
+// The syncs of one group: who has offered which state, who fetches, when all have the same
+// (docs/adr/0014-shared-state.md).
+//
+//   collecting --(every member of the electorate has offered)--> elected (election.h)
+//   collecting --(all that have not offered stand at a step boundary)--> failed
+//   elected --(nobody fetches)--> committed
+//   elected --(somebody does)--> fetching
+//   fetching --(SyncDone OK of each)--> committed
+//   fetching --(a SyncDone that is not OK | nobody is left who has it)--> failed
+//
+// Members that are refused have ended; they may offer again while the others still fetch: that
+// offer waits for the next sync. Nothing of this is in the store but what is committed: peers offer
+// again, what they have then, when the coordinator is another one.
+//
+// Plain state machine: no clock, no thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/tick.h"
+#include "coordinator/core/digest.h"
+#include "coordinator/core/election.h"
+#include "coordinator/core/records.h"
+#include "proto/control/messages.h"
+
+namespace longhaul::coordinator {
+
+struct SyncOutput {
+  std::vector<control::SyncResult> results;  // each for the peer of its member
+  std::vector<EventRecord> notices;          // group and epoch are for the caller to fill in
+};
+
+class SyncBallot {
+ public:
+  // An offer that came with a vote: it counts from Release() on.
+  void Hold(MemberId member, const control::SyncOffer& offer) { held_[member] = offer; }
+  void Release(MemberId member, const GroupRecord& record, Tick now, SyncOutput* out);
+  // Of an admitted member that stays. A repeated one is answered again.
+  void Offer(MemberId member, const control::SyncOffer& offer, const GroupRecord& record, Tick now,
+             SyncOutput* out);
+  void Done(const control::SyncDone& done, SyncOutput* out);
+  // The member is gone, or is about to.
+  void Leave(MemberId member);
+  void Clear() { *this = SyncBallot(); }
+  void Postpone(int64_t us);
+
+  // Decides and applies. `electorate`: the admitted members that stay; `at_boundary`: those of them
+  // that have voted. A commit changes the state and its members' `syncs` of `*record`.
+  void Advance(const std::set<MemberId>& electorate, const std::set<MemberId>& at_boundary,
+               GroupRecord* record, Tick now, SyncOutput* out);
+
+  // What the sync waits for, in words; "" if none is open.
+  std::string WaitingFor(const std::set<MemberId>& electorate) const;
+  // When the first of the offers that wait for others came; kNever: none waits.
+  Tick first_offer() const { return first_offer_; }
+  // Others wait for an offer of this member.
+  bool Awaits(MemberId member) const;
+
+  void CheckInvariants(const std::set<MemberId>& electorate) const;
+  void AddTo(Digester* digest) const;
+
+ private:
+  struct Fetching {
+    uint64_t revision = 0;
+    Hash128 manifest;
+    Hash128 state;
+    std::map<MemberId, control::SyncOffer> offers;  // of all that wait for its end
+    std::set<MemberId> fetching;
+    std::set<MemberId> holders;     // whom others may ask
+    bool sources_changed = false;   // since the fetchers were told
+    std::vector<MemberId> fetched;  // done, in order
+    std::set<MemberId> sources;     // that sent something
+    uint64_t bytes = 0;
+    Tick begun;
+    std::string failed;  // why; "": it has not
+  };
+
+  void Elect(GroupRecord* record, Tick now, SyncOutput* out);
+  void Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput* out);
+  void Fail(SyncOutput* out);
+  void FailStalemate(const std::set<MemberId>& missing, SyncOutput* out);
+  // The sync is over for the member, and not well. A repeated offer is answered with it.
+  void End(MemberId member, uint64_t number, Outcome outcome, SyncOutput* out);
+  control::SyncResult ResultFor(MemberId member, const GroupRecord& record) const;
+  std::set<MemberId> Missing(const std::set<MemberId>& electorate) const;
+
+  std::map<MemberId, control::SyncOffer> held_;
+  std::map<MemberId, control::SyncOffer> offers_;
+  Tick first_offer_ = kNever;
+  std::optional<Fetching> fetching_;
+  std::map<MemberId, control::SyncResult> ended_;
+};
+
+}  // namespace longhaul::coordinator
