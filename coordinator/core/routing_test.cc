@@ -424,8 +424,9 @@ TEST_F(RoutingTest, AStreamOfAnotherProtocolIsRefusedWithBothNumbers) {
   actions = h.core().Step(FromPeer{session, hello}, h.now());
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(std::get<CloseSession>(actions[0]).reason,
-            "against the protocol: p9 (release 9.9) speaks protocol 3, this coordinator 2: run the "
-            "same release at both ends");
+            "against the protocol: p9 (release 9.9) speaks protocol " +
+                std::to_string(control::kProtocolVersion + 1) + ", this coordinator " +
+                std::to_string(control::kProtocolVersion) + ": run the same release at both ends");
 }
 
 }  // namespace

@@ -175,7 +175,9 @@ TEST_F(GrpcServerTest, APeerOfAnotherProtocolIsToldBothNumbers) {
   ASSERT_TRUE(attached.Write(hello));
   const grpc::Status status = attached.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(status.error_message(), HasSubstr("speaks protocol 1, this coordinator 2"));
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("speaks protocol " + std::to_string(control::kProtocolVersion - 1) +
+                        ", this coordinator " + std::to_string(control::kProtocolVersion)));
 }
 
 // Peers that join, vote, die and are evicted, over real connections.

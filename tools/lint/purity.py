@@ -69,6 +69,10 @@ PURE = [
         (CLOCK, THREAD, SYSTEM, RANDOM, OUTPUT, HASH_ORDER),
     ),
     Pure(
+        r"peerd/state/(state_hash|transfer_plan)\.",
+        (CLOCK, THREAD, SYSTEM, RANDOM, OUTPUT, HASH_ORDER),
+    ),
+    Pure(
         r"peerd/collective/|peerd/transport/(stripe|assembler)",
         (CLOCK, THREAD, SYSTEM, RANDOM, OUTPUT),
     ),
