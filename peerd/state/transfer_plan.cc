@@ -1,0 +1,426 @@
+#include "peerd/state/transfer_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// How much time a window is worth, if the source does not take longer to answer at all.
+constexpr int64_t kWindowUs = Millis(200);
+// Chunks that a window takes in any case: one on its way, one behind it.
+constexpr uint32_t kWindowChunksMin = 2;
+// Late answers in a row after which a source is asked only if no other has room.
+constexpr uint32_t kLateMax = 3;
+// A chunk is late when it takes so many times what its source took of late.
+constexpr int64_t kLateFactor = 4;
+// A source that has nothing else to do helps if it needs less than this part of the time.
+constexpr double kHelpFactor = 0.5;
+constexpr int64_t kBusyUs = Millis(100);
+// Of a source that has not answered yet; only the order matters.
+constexpr double kUnknownBytesPerUs = 50;
+
+}  // namespace
+
+TransferPlan::TransferPlan(std::vector<ChunkToFetch> chunks, const TransferOptions& options,
+                           Tick now)
+    : options_(options), missing_(chunks.size()), last_good_(now) {
+  chunks_.reserve(chunks.size());
+  for (const ChunkToFetch& what : chunks) {
+    LH_CHECK(what.bytes != 0);
+    progress_.bytes_total += what.bytes;
+    todo_.insert(todo_.end(), chunks_.size());
+    chunks_.emplace_back().what = what;
+  }
+}
+
+// ------------------------------------------------------------------------------ sources
+
+void TransferPlan::AddSource(MemberId member) {
+  Source& source = sources_[member];
+  if (source.standing == Standing::kSuspended) source.standing = Standing::kUsable;
+}
+
+void TransferPlan::SuspendSource(MemberId member) {
+  const auto it = sources_.find(member);
+  if (it == sources_.end() || it->second.standing != Standing::kUsable) return;
+  it->second.standing = Standing::kSuspended;
+  DropAll(member);
+}
+
+void TransferPlan::RemoveSource(MemberId member, const std::string& reason) {
+  const auto it = sources_.find(member);
+  if (it == sources_.end()) return;
+  Source& source = it->second;
+  if (source.standing == Standing::kGone || source.standing == Standing::kCorrupt) return;
+  source.standing = Standing::kGone;
+  source.reason = reason;
+  DropAll(member);
+}
+
+void TransferPlan::DropAll(MemberId source) {
+  std::vector<AskId> asks;
+  for (const auto& [id, ask] : asks_) {
+    if (ask.source == source && !ask.dropped) asks.push_back(id);
+  }
+  for (const AskId id : asks) {
+    const size_t index = asks_.at(id).chunk;
+    Drop(id);
+    Requeue(index);
+  }
+}
+
+// ------------------------------------------------------------------------------ answers
+
+void TransferPlan::OnChunk(AskId id, bool good, Tick now) {
+  const auto it = asks_.find(id);
+  if (it == asks_.end()) return;
+  if (it->second.dropped) return OnChunkOfDropped(id, good);
+  const Ask ask = it->second;
+  Chunk& chunk = chunks_[ask.chunk];
+  Source& source = sources_.at(ask.source);
+  Close(id, /*answered=*/true);
+  if (!good) {
+    progress_.bytes_repeated += chunk.what.bytes;
+    source.standing = Standing::kCorrupt;
+    source.reason = "sent bits that are not what they should be";
+    Requeue(ask.chunk);
+    DropAll(ask.source);
+    return;
+  }
+  // Of chunks that came one after the other, each took the time since the one before it.
+  const Tick begun = std::max(ask.asked, source.last_answer);
+  const auto took = static_cast<double>(std::max<int64_t>(now - begun, 1));
+  const double rate = chunk.what.bytes / took;
+  source.bytes_per_us =
+      source.bytes_per_us == 0 ? rate : source.bytes_per_us + (rate - source.bytes_per_us) / 4;
+  const int64_t latency = std::max<int64_t>(now - ask.asked, 1);
+  source.latency_us =
+      source.latency_us == 0 ? latency : source.latency_us + (latency - source.latency_us) / 4;
+  source.latency_min_us = std::min(source.latency_min_us, latency);
+  source.last_answer = now;
+  if (!ask.late) source.late_in_a_row = 0;
+  source.bytes_good += chunk.what.bytes;
+  last_good_ = now;
+  progress_.bytes_received += chunk.what.bytes;
+  for (const AskId other : std::vector<AskId>(chunk.open)) Drop(other);
+  if (!ask.spare) return Arrived(ask.chunk);
+  chunk.good_spare = id;
+  if (!chunk.writer) to_place_.push_back(ask.chunk);
+}
+
+// It was faster than its drop. What is good in its place is not asked for again.
+void TransferPlan::OnChunkOfDropped(AskId id, bool good) {
+  const Ask ask = asks_.at(id);
+  Chunk& chunk = chunks_[ask.chunk];
+  if (!good || ask.spare || chunk.here || chunk.good_spare || !failure_.empty()) {
+    progress_.bytes_repeated += chunk.what.bytes;
+    return OnDropped(id);
+  }
+  OnDropped(id);
+  sources_.at(ask.source).bytes_good += chunk.what.bytes;
+  progress_.bytes_received += chunk.what.bytes;
+  todo_.erase(ask.chunk);
+  for (const AskId other : std::vector<AskId>(chunk.open)) Drop(other);
+  Arrived(ask.chunk);
+}
+
+void TransferPlan::OnRefused(AskId id, const std::string& reason) {
+  const auto it = asks_.find(id);
+  if (it == asks_.end()) return;
+  if (it->second.dropped) return OnDropped(id);
+  const Ask ask = it->second;
+  Close(id, /*answered=*/true);
+  Requeue(ask.chunk);
+  RemoveSource(ask.source, reason);
+}
+
+void TransferPlan::OnBusy(AskId id, Tick now) {
+  const auto it = asks_.find(id);
+  if (it == asks_.end()) return;
+  if (it->second.dropped) return OnDropped(id);
+  const Ask ask = it->second;
+  Close(id, /*answered=*/true);
+  Requeue(ask.chunk);
+  sources_.at(ask.source).busy_until = now + kBusyUs;
+}
+
+void TransferPlan::OnDropped(AskId id) {
+  const auto it = asks_.find(id);
+  if (it == asks_.end() || !it->second.dropped) return;
+  const size_t index = it->second.chunk;
+  asks_.erase(it);
+  Chunk& chunk = chunks_[index];
+  if (chunk.writer != id) return;
+  chunk.writer = AskId();
+  if (chunk.good_spare && !chunk.here) to_place_.push_back(index);
+}
+
+// ------------------------------------------------------------------------------ bookkeeping
+
+void TransferPlan::Close(AskId id, bool answered) {
+  Ask& ask = asks_.at(id);
+  Chunk& chunk = chunks_[ask.chunk];
+  Source& source = sources_.at(ask.source);
+  source.in_flight -= chunk.what.bytes;
+  --source.asks;
+  std::erase(chunk.open, id);
+  if (!answered) return;
+  if (chunk.writer == id) chunk.writer = AskId();
+  asks_.erase(id);
+}
+
+void TransferPlan::Drop(AskId id) {
+  Close(id, /*answered=*/false);
+  asks_.at(id).dropped = true;
+}
+
+// It is to be asked for again, unless somebody is asked already.
+void TransferPlan::Requeue(size_t index) {
+  const Chunk& chunk = chunks_[index];
+  if (!chunk.here && !chunk.good_spare && chunk.open.empty()) todo_.insert(index);
+}
+
+void TransferPlan::Arrived(size_t index) {
+  Chunk& chunk = chunks_[index];
+  chunk.here = true;
+  progress_.bytes_done += chunk.what.bytes;
+  --missing_;
+}
+
+// ------------------------------------------------------------------------------ choosing
+
+bool TransferPlan::Usable(const Source& source, Tick now) const {
+  return source.standing == Standing::kUsable && source.busy_until <= now;
+}
+
+uint64_t TransferPlan::WindowOf(const Source& source) const {
+  if (source.bytes_per_us == 0) return 0;
+  const int64_t us = std::max(kWindowUs, 2 * source.latency_min_us);
+  const double bytes = source.bytes_per_us * static_cast<double>(us);
+  return static_cast<uint64_t>(std::min(bytes, static_cast<double>(options_.window_bytes_max)));
+}
+
+// One that is late again and again is tried with one chunk at a time.
+bool TransferPlan::HasRoom(const Source& source, uint64_t bytes) const {
+  if (source.late_in_a_row >= kLateMax) return source.asks == 0;
+  return source.asks < kWindowChunksMin || source.in_flight + bytes <= WindowOf(source);
+}
+
+double TransferPlan::FinishOf(const Source& source, uint64_t bytes) const {
+  const double rate = source.bytes_per_us == 0 ? kUnknownBytesPerUs : source.bytes_per_us;
+  return static_cast<double>(source.in_flight + bytes) / rate;
+}
+
+MemberId TransferPlan::ChooseSource(const Chunk& chunk, bool again, Tick now) const {
+  MemberId best;
+  std::pair<uint32_t, double> best_rank;
+  for (const auto& [member, source] : sources_) {
+    if (!Usable(source, now)) continue;
+    const bool room =
+        source.asks < kWindowChunksMin || source.in_flight + chunk.what.bytes <= WindowOf(source);
+    if (!room) continue;
+    const bool asked = std::any_of(chunk.open.begin(), chunk.open.end(),
+                                   [&, m = member](AskId id) { return asks_.at(id).source == m; });
+    if (asked) continue;
+    const uint32_t late = again || source.late_in_a_row >= kLateMax ? source.late_in_a_row : 0;
+    const std::pair rank(late, again ? static_cast<double>(now - source.last_answer)
+                                     : FinishOf(source, chunk.what.bytes));
+    if (best && rank >= best_rank) continue;
+    best = member;
+    best_rank = rank;
+  }
+  return best;
+}
+
+Tick TransferPlan::LateAt(const Ask& ask) const {
+  const Source& source = sources_.at(ask.source);
+  return ask.asked + std::max(options_.patience_us, kLateFactor * source.latency_us);
+}
+
+void TransferPlan::AskFor(size_t index, MemberId member, Tick now,
+                          std::vector<TransferAction>* out) {
+  Chunk& chunk = chunks_[index];
+  Source& source = sources_.at(member);
+  const AskId id(++last_ask_);
+  Ask ask{member, index, now};
+  ask.spare = static_cast<bool>(chunk.writer);
+  if (!ask.spare) chunk.writer = id;
+  chunk.open.push_back(id);
+  asks_.emplace(id, ask);
+  source.in_flight += chunk.what.bytes;
+  ++source.asks;
+  todo_.erase(index);
+  out->push_back(AskChunk{id, member, chunk.what, ask.spare});
+}
+
+// Chunks that are late are asked for at another source, as soon as one has room; if they are late
+// at two, the older ask makes way for a third.
+void TransferPlan::AskAgain(Tick now, std::vector<TransferAction>* out) {
+  std::set<size_t> late;
+  for (auto& [id, ask] : asks_) {
+    if (ask.dropped) continue;
+    if (!ask.late && LateAt(ask) <= now) {
+      ask.late = true;
+      ++sources_.at(ask.source).late_in_a_row;
+    }
+    if (ask.late) late.insert(ask.chunk);
+  }
+  for (const size_t index : late) {
+    const std::vector<AskId>& open = chunks_[index].open;
+    if (!std::all_of(open.begin(), open.end(), [&](AskId id) { return asks_.at(id).late; })) {
+      continue;
+    }
+    const MemberId other = ChooseSource(chunks_[index], /*again=*/true, now);
+    if (!other) continue;
+    if (open.size() > 1) Drop(open.front());
+    AskFor(index, other, now, out);
+  }
+}
+
+// Nothing is left to ask for the first time: a source without work takes over from one that would
+// take far longer.
+void TransferPlan::Help(Tick now, std::vector<TransferAction>* out) {
+  for (const auto& [member, source] : sources_) {
+    if (!Usable(source, now) || source.asks != 0 || source.bytes_per_us == 0) continue;
+    if (source.late_in_a_row >= kLateMax) continue;
+    size_t slowest = chunks_.size();
+    double slowest_us = 0;
+    for (const auto& [id, ask] : asks_) {
+      const Chunk& chunk = chunks_[ask.chunk];
+      if (ask.dropped || chunk.open.size() > 1 || ask.source == member) continue;
+      const Source& other = sources_.at(ask.source);
+      const Tick since = std::max(ask.asked, other.last_answer);
+      const double left = FinishOf(other, 0) - static_cast<double>(now - since);
+      if (left <= slowest_us) continue;
+      slowest = ask.chunk;
+      slowest_us = left;
+    }
+    if (slowest == chunks_.size()) continue;
+    const double own =
+        FinishOf(source, chunks_[slowest].what.bytes) + static_cast<double>(source.latency_min_us);
+    if (own < kHelpFactor * slowest_us) AskFor(slowest, member, now, out);
+  }
+}
+
+void TransferPlan::TellDrops(std::vector<TransferAction>* out) {
+  for (auto& [id, ask] : asks_) {
+    if (ask.dropped && !std::exchange(ask.told, true)) out->push_back(DropAsk{id});
+  }
+}
+
+std::vector<TransferAction> TransferPlan::Advance(Tick now) {
+  std::vector<TransferAction> out;
+  for (const size_t index : std::exchange(to_place_, {})) {
+    out.push_back(PlaceSpare{chunks_[index].good_spare, chunks_[index].what});
+    Arrived(index);
+  }
+  FailIfHopeless(now);
+  if (!failure_.empty()) {
+    for (auto& [id, ask] : asks_) {
+      if (!ask.dropped) Drop(id);
+    }
+    todo_.clear();
+  }
+  if (!failure_.empty()) {
+    TellDrops(&out);
+    return out;
+  }
+  AskAgain(now, &out);
+  TellDrops(&out);
+  while (!todo_.empty()) {
+    const size_t index = *todo_.begin();
+    const MemberId source = ChooseSource(chunks_[index], /*again=*/false, now);
+    if (!source) break;
+    AskFor(index, source, now, &out);
+  }
+  if (todo_.empty() && missing_ != 0) Help(now, &out);
+  return out;
+}
+
+void TransferPlan::FailIfHopeless(Tick now) {
+  if (!failure_.empty() || missing_ == 0) return;
+  const bool hope = std::any_of(sources_.begin(), sources_.end(), [](const auto& entry) {
+    return entry.second.standing == Standing::kUsable ||
+           entry.second.standing == Standing::kSuspended;
+  });
+  const bool stalled = now - last_good_ >= options_.stall_us;
+  if ((hope || sources_.empty()) && !stalled) return;
+  failure_ = stalled ? "nothing came for " + std::to_string((now - last_good_) / 1000) + " ms"
+                     : "no source is left";
+  failure_ += ", " + std::to_string(missing_) + " of " + std::to_string(chunks_.size()) +
+              " chunks are missing;";
+  for (const auto& [member, source] : sources_) {
+    failure_ += " " + ToString(member);
+    failure_ += source.standing == Standing::kSuspended ? " has no link"
+                : source.reason.empty()                 ? " did not answer"
+                                                        : " " + source.reason;
+    failure_ += ",";
+  }
+  failure_.pop_back();
+}
+
+Tick TransferPlan::NextDeadline() const {
+  if (missing_ == 0 || !failure_.empty()) return kNever;
+  Tick due = last_good_ + options_.stall_us;
+  for (const auto& [id, ask] : asks_) {
+    if (!ask.dropped && !ask.late) due = std::min(due, LateAt(ask));
+  }
+  for (const auto& [member, source] : sources_) {
+    if (source.standing == Standing::kUsable && source.busy_until.us != 0 && !todo_.empty() &&
+        source.asks == 0) {
+      due = std::min(due, source.busy_until);
+    }
+  }
+  return due;
+}
+
+// ------------------------------------------------------------------------------ view
+
+std::vector<MemberId> TransferPlan::sources_used() const {
+  std::vector<MemberId> members;
+  for (const auto& [member, source] : sources_) {
+    if (source.bytes_good != 0) members.push_back(member);
+  }
+  return members;
+}
+
+std::vector<MemberId> TransferPlan::corrupt() const {
+  std::vector<MemberId> members;
+  for (const auto& [member, source] : sources_) {
+    if (source.standing == Standing::kCorrupt) members.push_back(member);
+  }
+  return members;
+}
+
+void TransferPlan::CheckInvariants() const {
+  std::map<MemberId, std::pair<uint64_t, uint32_t>> open;
+  size_t missing = 0;
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    const Chunk& chunk = chunks_[i];
+    if (!chunk.here) ++missing;
+    LH_CHECK(chunk.open.size() <= 2) << i;
+    LH_CHECK(!(chunk.here || chunk.good_spare) || chunk.open.empty()) << i;
+    const bool waits = chunk.here || chunk.good_spare || !chunk.open.empty();
+    LH_CHECK(!failure_.empty() || waits != todo_.contains(i)) << i;
+    LH_CHECK(!chunk.writer || (asks_.contains(chunk.writer) && !asks_.at(chunk.writer).spare)) << i;
+    for (const AskId id : chunk.open) {
+      const Ask& ask = asks_.at(id);
+      LH_CHECK(ask.chunk == i && !ask.dropped) << i;
+      LH_CHECK(ask.spare || chunk.writer == id) << "two write to chunk " << i;
+      open[ask.source].first += chunk.what.bytes;
+      open[ask.source].second += 1;
+    }
+  }
+  LH_CHECK(missing == missing_);
+  for (const auto& [member, source] : sources_) {
+    LH_CHECK(source.in_flight == open[member].first) << ToString(member);
+    LH_CHECK(source.asks == open[member].second) << ToString(member);
+    LH_CHECK(source.asks == 0 || source.standing == Standing::kUsable) << ToString(member);
+    LH_CHECK(source.asks <= kWindowChunksMin || source.in_flight <= options_.window_bytes_max);
+  }
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,180 @@
+// Which chunk is asked of which source: the plan of one member that fetches a state.
+//
+//   todo --(Ask)--> asked --(arrived, good)--> here
+//   asked --(arrived bad | refused | its source is gone)--> todo
+//   asked --(late, or a faster source has nothing else to do)--> asked twice
+//
+// Each source has a window of bytes that are asked for and not here; it grows with the throughput
+// that the source shows, so that fast sources serve more. A source that sent bits that are not what
+// they should be, or refused, is asked nothing more.
+//
+// Two asks never write to one place: the first goes into the tensor itself, one that is made while
+// another may still write there is a `spare` and goes into a buffer of its own, which Place puts
+// into the tensor once nothing writes there any more. Hence each Drop is answered with OnDropped().
+//
+// Plain state machine: no clock, no thread, the same for the same calls.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/tick.h"
+
+namespace longhaul::peerd {
+
+// One ask of one transfer; never reused within it.
+using AskId = Id<struct AskIdKind>;
+
+struct ChunkToFetch {
+  uint32_t tensor = 0;  // of the manifest
+  uint64_t chunk = 0;   // of the tensor
+  uint32_t bytes = 0;
+  friend bool operator==(const ChunkToFetch&, const ChunkToFetch&) = default;
+};
+
+// Ask the source for the chunk; answered with OnChunk(), OnRefused() or OnBusy().
+struct AskChunk {
+  AskId ask;
+  MemberId source;
+  ChunkToFetch chunk;
+  bool spare = false;
+  friend bool operator==(const AskChunk&, const AskChunk&) = default;
+};
+// What still comes for the ask goes nowhere; answered with OnDropped() when nothing is written for
+// it any more.
+struct DropAsk {
+  AskId ask;
+  friend bool operator==(const DropAsk&, const DropAsk&) = default;
+};
+// Copy the buffer of this spare, which was good, into the tensor.
+struct PlaceSpare {
+  AskId ask;
+  ChunkToFetch chunk;
+  friend bool operator==(const PlaceSpare&, const PlaceSpare&) = default;
+};
+using TransferAction = std::variant<AskChunk, DropAsk, PlaceSpare>;
+
+struct TransferOptions {
+  // A chunk is not late before; the failure detector's detect_ms.
+  int64_t patience_us = Millis(1500);
+  // Nothing good came from anybody for so long: the transfer has failed.
+  int64_t stall_us = Millis(6000);
+  uint64_t window_bytes_max = uint64_t{64} << 20;
+};
+
+class TransferPlan {
+ public:
+  TransferPlan(std::vector<ChunkToFetch> chunks, const TransferOptions& options, Tick now);
+
+  // ---- sources. Those that are known already, and not refused or corrupt, are back.
+  void AddSource(MemberId source);
+  // Its link is gone, and may come back: it is asked nothing until AddSource().
+  void SuspendSource(MemberId source);
+  // It is gone for good.
+  void RemoveSource(MemberId source, const std::string& reason);
+
+  // ---- answers; those to asks that are over are ignored.
+  void OnChunk(AskId ask, bool good, Tick now);
+  // The source has not got it (any more).
+  void OnRefused(AskId ask, const std::string& reason);
+  // The source serves too many others: it is asked again later.
+  void OnBusy(AskId ask, Tick now);
+  void OnDropped(AskId ask);
+
+  // What is to be done now, in this order. Also when NextDeadline() has come.
+  std::vector<TransferAction> Advance(Tick now);
+  Tick NextDeadline() const;
+
+  // Every chunk is in its place and nothing writes any more. Empty transfers are done at once.
+  bool done() const { return missing_ == 0 && asks_.empty(); }
+  // Why it cannot go on; "": it can. What is asked is dropped by the next Advance(); until all of
+  // it is, bits may still be written.
+  const std::string& failure() const { return failure_; }
+
+  struct Progress {
+    uint64_t bytes_total = 0;
+    uint64_t bytes_done = 0;
+    uint64_t bytes_received = 0;  // good ones
+    uint64_t bytes_repeated = 0;  // came again, or were bad
+  };
+  const Progress& progress() const { return progress_; }
+  // Those that have sent something good; those that have sent something bad.
+  std::vector<MemberId> sources_used() const;
+  std::vector<MemberId> corrupt() const;
+
+  void CheckInvariants() const;
+
+ private:
+  enum class Standing : uint8_t { kUsable, kSuspended, kGone, kCorrupt };
+  struct Source {
+    Standing standing = Standing::kUsable;
+    std::string reason;       // kGone, kCorrupt
+    uint64_t in_flight = 0;   // bytes
+    uint32_t asks = 0;        // open
+    double bytes_per_us = 0;  // 0: not known yet
+    int64_t latency_us = 0;   // from ask to answer, of late
+    int64_t latency_min_us = INT64_MAX;
+    Tick last_answer;
+    Tick busy_until;
+    uint32_t late_in_a_row = 0;
+    uint64_t bytes_good = 0;
+  };
+  struct Chunk {
+    ChunkToFetch what;
+    bool here = false;        // good bits are in the tensor
+    std::vector<AskId> open;  // asked, not dropped: at most two
+    AskId writer;             // may write into the tensor: asked in place and not over
+    AskId good_spare;         // arrived, waits for `writer` to be over
+  };
+  struct Ask {
+    MemberId source;
+    size_t chunk = 0;
+    Tick asked;
+    bool spare = false;
+    bool late = false;     // was asked elsewhere for that
+    bool dropped = false;  // OnDropped() is to come
+    bool told = false;     // the DropAsk was given out
+  };
+
+  bool Usable(const Source& source, Tick now) const;
+  uint64_t WindowOf(const Source& source) const;
+  bool HasRoom(const Source& source, uint64_t bytes) const;
+  // When what is asked of it would be here, if one more chunk was asked now.
+  double FinishOf(const Source& source, uint64_t bytes) const;
+  // The best source with room in its window that is not asked for the chunk already; none: none.
+  // `again`: for a chunk that is late, so that the one that answered last is best.
+  MemberId ChooseSource(const Chunk& chunk, bool again, Tick now) const;
+  Tick LateAt(const Ask& ask) const;
+  void AskFor(size_t index, MemberId source, Tick now, std::vector<TransferAction>* out);
+  void AskAgain(Tick now, std::vector<TransferAction>* out);
+  void TellDrops(std::vector<TransferAction>* out);
+  void Help(Tick now, std::vector<TransferAction>* out);
+  // The ask is over, or is to be dropped.
+  void Close(AskId id, bool answered);
+  void Drop(AskId id);
+  void OnChunkOfDropped(AskId id, bool good);
+  void DropAll(MemberId source);
+  void Requeue(size_t index);
+  void Arrived(size_t index);
+  void FailIfHopeless(Tick now);
+
+  const TransferOptions options_;
+  std::vector<Chunk> chunks_;
+  std::set<size_t> todo_;  // neither here nor asked
+  std::map<MemberId, Source> sources_;
+  std::map<AskId, Ask> asks_;
+  std::vector<size_t> to_place_;
+  uint64_t last_ask_ = 0;
+  size_t missing_ = 0;
+  Tick last_good_;
+  std::string failure_;
+  Progress progress_;
+};
+
+}  // namespace longhaul::peerd
