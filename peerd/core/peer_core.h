@@ -154,6 +154,7 @@ using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, Loca
 
 struct ToCoordinator {
   control::PeerMessage message;
+  friend bool operator==(const ToCoordinator&, const ToCoordinator&) = default;
 };
 
 // Answers to local requests, exactly one each.

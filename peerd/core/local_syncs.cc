@@ -1,0 +1,311 @@
+#include "peerd/core/local_syncs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::peerd {
+
+using control::SyncAction;
+using control::SyncResult;
+using control::SyncStrategy;
+
+// ------------------------------------------------------------------------------ trainers
+
+void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
+                       const SyncRequest& request, bool with_vote,
+                       std::vector<LocalSyncAction>* out) {
+  Sync& sync = syncs_[local];
+  sync.group = group;
+  sync.member = member;
+  Outcome refusal;
+  if (sync.phase != Phase::kIdle || sync.ends) {
+    refusal = {Code::kFailedPrecondition, "this member is in a sync already: wait for its end"};
+  } else if (sync.torn && request.strategy == SyncStrategy::kSend) {
+    refusal = {Code::kFailedPrecondition,
+               "the state of this member is torn, since a transfer into it broke off: it cannot be "
+               "sent; load a checkpoint, or sync with popular or receive first"};
+  }
+  if (!refusal.ok()) {
+    SyncEnded ended{local, std::move(refusal)};
+    ended.torn = sync.torn;
+    out->push_back(std::move(ended));
+    return;
+  }
+  sync.phase = Phase::kOffered;
+  sync.with_vote = with_vote;
+  sync.brought = false;
+  sync.bytes = 0;
+  sync.sources = 0;
+  sync.offer = {++sync.syncs,     request.strategy, request.revision,
+                request.manifest, request.state,    !sync.torn};
+  if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, sync.offer}});
+}
+
+void LocalSyncs::VoteAnswered(LocalId local) {
+  const auto it = syncs_.find(local);
+  if (it != syncs_.end()) it->second.with_vote = false;
+}
+
+const control::SyncOffer* LocalSyncs::OfferOf(LocalId local) const {
+  const auto it = syncs_.find(local);
+  return it == syncs_.end() || !it->second.with_vote ? nullptr : &it->second.offer;
+}
+
+void LocalSyncs::Remove(LocalId local, const Outcome& outcome, std::vector<LocalSyncAction>* out) {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end() || it->second.removed) return;
+  Sync& sync = it->second;
+  sync.removed = true;
+  sync.next.reset();
+  sync.compare_by = kNever;
+  if (sync.phase == Phase::kIdle && !sync.ends) {
+    syncs_.erase(it);
+    return;
+  }
+  if (!sync.ends) sync.ends = outcome;
+  if (sync.phase == Phase::kFetching) {
+    out->push_back(StopTransfer{local});
+    sync.phase = Phase::kStopping;
+  }
+  Finish(local, out);
+}
+
+// ------------------------------------------------------------------------------ the coordinator
+
+void LocalSyncs::Result(LocalId local, const SyncResult& result, Tick now,
+                        std::vector<LocalSyncAction>* out) {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end()) return;
+  Sync& sync = it->second;
+  // Repeated, or of a sync that is over.
+  if (sync.phase == Phase::kIdle || sync.ends || sync.offer.number != result.number) return;
+  sync.with_vote = false;
+  switch (result.action) {
+    case SyncAction::kServe:
+      sync.told = result;
+      return Serve(local, sync, out);
+    case SyncAction::kFetch:
+      return Fetch(local, sync, result, out);
+    case SyncAction::kEnd:
+      return End(local, sync, result, now, out);
+  }
+}
+
+void LocalSyncs::Serve(LocalId id, Sync& sync, std::vector<LocalSyncAction>* out) const {
+  if (sync.phase != Phase::kOffered && sync.phase != Phase::kFetched) return;
+  if (sync.offer.state != sync.told.state || !sync.offer.complete) return;
+  sync.phase = Phase::kServing;
+  // Who has fetched is asked already.
+  if (!sync.brought) out->push_back(ServeState{id, sync.group, sync.member, sync.offer.state});
+}
+
+void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
+                       std::vector<LocalSyncAction>* out) const {
+  const bool same = sync.told.state == result.state && sync.told.number == result.number;
+  switch (sync.phase) {
+    case Phase::kOffered:
+      return StartFetch(id, sync, result, out);
+    case Phase::kFetching:
+      sync.told = result;
+      if (same) {
+        out->push_back(ChangeSources{id, result.sources});
+        return;
+      }
+      // Another coordinator has elected another state.
+      sync.phase = Phase::kStopping;
+      sync.next = result;
+      out->push_back(StopTransfer{id});
+      return;
+    case Phase::kStopping:
+      sync.told = result;
+      sync.next = result;
+      return;
+    case Phase::kFetched:
+    case Phase::kServing:
+      if (sync.offer.state == result.state) {
+        // SyncDone was lost with the stream.
+        sync.told = result;
+        return SayDone(sync, {id, {}, 0, {}, {}, false}, out);
+      }
+      out->push_back(EndServe{id});
+      return StartFetch(id, sync, result, out);
+    case Phase::kIdle:
+      return;
+  }
+}
+
+void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
+                            std::vector<LocalSyncAction>* out) {
+  sync.phase = Phase::kFetching;
+  sync.told = result;
+  sync.offer.complete = false;
+  sync.brought = false;
+  out->push_back(StartTransfer{id, sync.group, result.revision, result.manifest, result.state,
+                               result.sources, !sync.agreed});
+}
+
+void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
+                     std::vector<LocalSyncAction>* out) {
+  sync.ends = result.outcome;
+  if (result.outcome.ok()) {
+    if (sync.offer.state == result.state && sync.offer.complete) {
+      sync.offer.revision = result.revision;
+      sync.agreed = true;
+      sync.torn = false;
+    } else {
+      sync.ends = {Code::kInternal, "the coordinator ended the sync with state " +
+                                        ToString(result.state) +
+                                        ", which this member does not have: report this"};
+    }
+  } else if (!result.sources.empty()) {
+    sync.compare_by = now + Millis(detect_ms_);
+    out->push_back(CompareManifest{id, result.sources.front()});
+  }
+  sync.next.reset();
+  if (sync.phase == Phase::kFetching) {
+    out->push_back(StopTransfer{id});
+    sync.phase = Phase::kStopping;
+  }
+  Finish(id, out);
+}
+
+void LocalSyncs::Resend(std::vector<LocalSyncAction>* out) const {
+  for (const auto& [id, sync] : syncs_) {
+    if (sync.phase == Phase::kIdle || sync.ends || sync.with_vote) continue;
+    out->push_back(ToCoordinator{control::SyncVote{sync.group, sync.member, sync.offer}});
+  }
+}
+
+// ------------------------------------------------------------------------------ the driver
+
+void LocalSyncs::Ended(const TransferEnded& event, std::vector<LocalSyncAction>* out) {
+  const auto it = syncs_.find(event.local);
+  LH_CHECK(it != syncs_.end()) << "a transfer of nobody ended: local " << event.local.value();
+  Sync& sync = it->second;
+  LH_CHECK(sync.phase == Phase::kFetching || sync.phase == Phase::kStopping)
+      << "local " << event.local.value() << " fetches nothing";
+  sync.bytes += event.bytes;
+  sync.sources += static_cast<uint32_t>(event.sources.size());
+  // What was asked to stop may have come to its end all the same.
+  const bool told = sync.phase == Phase::kFetching;
+  if (event.outcome.ok() && told) {
+    sync.offer.state = sync.told.state;
+    sync.offer.revision = sync.told.revision;
+    sync.offer.complete = true;
+    sync.brought = true;
+    sync.torn = false;
+    sync.phase = Phase::kFetched;
+    SayDone(sync, event, out);
+    out->push_back(ServeState{event.local, sync.group, sync.member, sync.offer.state});
+    return;
+  }
+  if (event.outcome.ok() || event.wrote) sync.torn = true;
+  if (told) {
+    // The coordinator ends it for all.
+    sync.offer.complete = !sync.torn;
+    sync.phase = Phase::kOffered;
+    return SayDone(sync, event, out);
+  }
+  if (sync.next) {
+    const SyncResult next = *std::exchange(sync.next, std::nullopt);
+    return StartFetch(event.local, sync, next, out);
+  }
+  sync.phase = Phase::kOffered;
+  Finish(event.local, out);
+}
+
+void LocalSyncs::SayDone(const Sync& sync, const TransferEnded& event,
+                         std::vector<LocalSyncAction>* out) {
+  control::SyncDone done{sync.group, sync.member, sync.offer.number, event.outcome};
+  if (event.outcome.ok()) done.state = sync.offer.state;
+  done.bytes = event.bytes;
+  done.sources = event.sources;
+  done.corrupt = event.corrupt;
+  out->push_back(ToCoordinator{std::move(done)});
+}
+
+void LocalSyncs::ManifestCompared(LocalId local, const std::string& difference,
+                                  std::vector<LocalSyncAction>* out) {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end() || it->second.compare_by == kNever) return;
+  it->second.compare_by = kNever;
+  if (!difference.empty()) it->second.ends->text += ": " + difference;
+  Finish(local, out);
+}
+
+void LocalSyncs::OnTime(Tick now, std::vector<LocalSyncAction>* out) {
+  std::vector<LocalId> due;
+  for (const auto& [id, sync] : syncs_) {
+    if (sync.compare_by <= now) due.push_back(id);
+  }
+  for (const LocalId id : due) ManifestCompared(id, "", out);
+}
+
+Tick LocalSyncs::NextDeadline() const {
+  Tick due = kNever;
+  for (const auto& [id, sync] : syncs_) due = std::min(due, sync.compare_by);
+  return due;
+}
+
+void LocalSyncs::Finish(LocalId id, std::vector<LocalSyncAction>* out) {
+  Sync& sync = syncs_.at(id);
+  if (!sync.ends || sync.phase == Phase::kStopping || sync.compare_by != kNever) return;
+  SyncEnded ended{id, *std::exchange(sync.ends, std::nullopt)};
+  if (ended.outcome.ok() || sync.brought) {
+    ended.revision = sync.offer.revision;
+    ended.state = sync.offer.state;
+  }
+  ended.torn = sync.torn;
+  ended.bytes = sync.bytes;
+  ended.sources = sync.sources;
+  if (sync.phase == Phase::kServing || sync.phase == Phase::kFetched) out->push_back(EndServe{id});
+  sync.phase = Phase::kIdle;
+  sync.with_vote = false;
+  out->push_back(std::move(ended));
+  if (sync.removed) syncs_.erase(id);
+}
+
+// ------------------------------------------------------------------------------ view
+
+bool LocalSyncs::Open(LocalId local) const {
+  const auto it = syncs_.find(local);
+  return it != syncs_.end() && (it->second.phase != Phase::kIdle || it->second.ends);
+}
+
+void LocalSyncs::CheckInvariants() const {
+  for (const auto& [id, sync] : syncs_) {
+    const std::string name = "local " + std::to_string(id.value());
+    LH_CHECK(!sync.with_vote || sync.phase == Phase::kOffered) << name;
+    LH_CHECK(!sync.next || (sync.phase == Phase::kStopping && !sync.ends)) << name;
+    LH_CHECK(sync.compare_by == kNever || sync.ends) << name;
+    LH_CHECK(!sync.ends || sync.phase != Phase::kFetching) << name << " ends while it fetches";
+    LH_CHECK(!sync.ends || sync.phase == Phase::kStopping || sync.compare_by != kNever) << name;
+    LH_CHECK(sync.phase != Phase::kFetching || !sync.offer.complete) << name;
+    LH_CHECK(sync.phase != Phase::kServing || sync.offer.complete) << name;
+    LH_CHECK(!sync.torn || !sync.offer.complete) << name << " offers what is torn";
+  }
+}
+
+void LocalSyncs::AddTo(Digester* digest) const {
+  const auto add_hash = [digest](const Hash128& hash) { digest->Add(hash.high).Add(hash.low); };
+  digest->Add(uint64_t{syncs_.size()});
+  for (const auto& [id, sync] : syncs_) {
+    digest->Add(id).Add(sync.group).Add(sync.member).Add(sync.syncs).Add(sync.compare_by);
+    digest->Add(static_cast<uint64_t>(sync.phase) | uint64_t{sync.agreed} << 8 |
+                uint64_t{sync.torn} << 9 | uint64_t{sync.with_vote} << 10 |
+                uint64_t{sync.brought} << 11 | uint64_t{sync.removed} << 12 |
+                uint64_t{sync.next.has_value()} << 13 | uint64_t{sync.offer.complete} << 14);
+    digest->Add(sync.bytes).Add(uint64_t{sync.sources}).Add(sync.offer.revision);
+    digest->Add(static_cast<uint64_t>(sync.offer.strategy));
+    add_hash(sync.offer.manifest);
+    add_hash(sync.offer.state);
+    digest->Add(sync.told.revision).Add(uint64_t{sync.told.sources.size()});
+    add_hash(sync.told.state);
+    if (sync.next) add_hash(sync.next->state);
+    digest->Add(sync.ends ? sync.ends->text : "-");
+  }
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,184 @@
+// The syncs of shared state of the local members, from a trainer's call to its answer
+// (docs/adr/0014-shared-state.md).
+//
+//   idle --(Begin)--> offered
+//   offered --(serve)--> serving: the state is there, others may ask for it
+//   offered --(fetch)--> fetching --(TransferEnded OK)--> fetched: SyncDone, the state is there
+//   fetching --(TransferEnded not OK)--> torn: SyncDone with the reason
+//   fetching, fetched --(fetch of another state, after a restart of the coordinator)--> fetching
+//   any --(end)--> idle, once no transfer writes any more; if it names somebody to compare the
+//                  manifest with, after that or after detect_ms
+//   any --(the member is gone)--> forgotten, once no transfer writes any more
+//
+// A state that a transfer has begun to write and not finished is torn: it is offered as incomplete
+// until a later sync put it right. After a reconnect each open sync says what is there by then.
+//
+// Several local members are independent of each other, also in one group. Plain state machine: no
+// clock, no thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/hash128.h"
+#include "base/ids.h"
+#include "base/outcome.h"
+#include "base/tick.h"
+#include "peerd/core/digest.h"
+#include "peerd/core/peer_core.h"
+#include "proto/control/messages.h"
+
+namespace longhaul::peerd {
+
+// What a trainer wants to sync; hashed by the driver before.
+struct SyncRequest {
+  control::SyncStrategy strategy = control::SyncStrategy::kPopular;
+  uint64_t revision = 0;
+  Hash128 manifest;
+  Hash128 state;
+};
+
+// ------------------------------------------------------------------------------ actions
+
+// Other peers may ask this member for chunks of this state until EndServe. Nobody writes to it.
+struct ServeState {
+  LocalId local;
+  GroupKey group;
+  MemberId member;
+  Hash128 state;
+  friend bool operator==(const ServeState&, const ServeState&) = default;
+};
+struct EndServe {
+  LocalId local;
+  friend bool operator==(const EndServe&, const EndServe&) = default;
+};
+// Fetch into the member's tensors what differs, and check that they have this state then. Ends with
+// exactly one TransferEnded, after which nothing writes to the tensors.
+struct StartTransfer {
+  LocalId local;
+  GroupKey group;
+  uint64_t revision = 0;
+  Hash128 manifest;
+  Hash128 state;
+  std::vector<control::SyncSource> sources;  // a peer may be this one
+  bool unequal_too = false;  // also the tensors that may differ: the member never held a state
+  friend bool operator==(const StartTransfer&, const StartTransfer&) = default;
+};
+// Of the transfer that is on: those not named are gone, others have come.
+struct ChangeSources {
+  LocalId local;
+  std::vector<control::SyncSource> sources;
+  friend bool operator==(const ChangeSources&, const ChangeSources&) = default;
+};
+struct StopTransfer {
+  LocalId local;
+  friend bool operator==(const StopTransfer&, const StopTransfer&) = default;
+};
+// Get the manifest of the other one; ManifestCompared with the first difference.
+struct CompareManifest {
+  LocalId local;
+  control::SyncSource other;
+  friend bool operator==(const CompareManifest&, const CompareManifest&) = default;
+};
+// The answer to a Begin().
+struct SyncEnded {
+  LocalId local;
+  Outcome outcome;
+  // What the tensors hold now, if they have a state that all agreed on, or that a transfer has
+  // brought; else 0.
+  uint64_t revision = 0;
+  Hash128 state;
+  bool torn = false;  // they hold nothing of use
+  uint64_t bytes = 0;
+  uint32_t sources = 0;
+  friend bool operator==(const SyncEnded&, const SyncEnded&) = default;
+};
+
+using LocalSyncAction = std::variant<ToCoordinator, ServeState, EndServe, StartTransfer,
+                                     ChangeSources, StopTransfer, CompareManifest, SyncEnded>;
+
+// ------------------------------------------------------------------------------ events
+
+struct TransferEnded {
+  LocalId local;
+  Outcome outcome;  // OK: the state is there and verified
+  uint64_t bytes = 0;
+  std::vector<MemberId> sources;  // that sent some of it
+  std::vector<MemberId> corrupt;
+  bool wrote = true;  // not OK: something was written to the tensors
+};
+
+class LocalSyncs {
+ public:
+  explicit LocalSyncs(uint32_t detect_ms) : detect_ms_(detect_ms) {}
+  void SetDetectMs(uint32_t detect_ms) { detect_ms_ = detect_ms; }
+
+  // A trainer's call. `with_vote`: the offer goes with the vote of its step boundary (OfferOf()),
+  // until VoteAnswered().
+  void Begin(LocalId local, const GroupKey& group, MemberId member, const SyncRequest& request,
+             bool with_vote, std::vector<LocalSyncAction>* out);
+  void VoteAnswered(LocalId local);
+  // What the vote of the member has to carry; nullptr: nothing.
+  const control::SyncOffer* OfferOf(LocalId local) const;
+
+  void Result(LocalId local, const control::SyncResult& result, Tick now,
+              std::vector<LocalSyncAction>* out);
+  void Ended(const TransferEnded& event, std::vector<LocalSyncAction>* out);
+  // `difference`: in words, or why there are none.
+  void ManifestCompared(LocalId local, const std::string& difference,
+                        std::vector<LocalSyncAction>* out);
+  // The member is out; an open sync ends with this.
+  void Remove(LocalId local, const Outcome& outcome, std::vector<LocalSyncAction>* out);
+  // The control stream stands, Hello went before. Offers that a vote carries go with it.
+  void Resend(std::vector<LocalSyncAction>* out) const;
+  void OnTime(Tick now, std::vector<LocalSyncAction>* out);
+  Tick NextDeadline() const;
+
+  // A call is not answered, or a transfer may still write.
+  bool Open(LocalId local) const;
+
+  void CheckInvariants() const;
+  void AddTo(Digester* digest) const;
+
+ private:
+  enum class Phase : uint8_t { kIdle, kOffered, kServing, kFetching, kFetched, kStopping };
+  struct Sync {
+    GroupKey group;
+    MemberId member;
+    uint64_t syncs = 0;   // numbers used
+    bool agreed = false;  // it has taken part in a commit
+    bool torn = false;
+    Phase phase = Phase::kIdle;
+    bool with_vote = false;
+    control::SyncOffer offer;  // says what is there now
+    control::SyncResult told;  // the last serve or fetch
+    uint64_t bytes = 0;
+    uint32_t sources = 0;
+    bool brought = false;                     // a transfer of this sync has ended well
+    std::optional<control::SyncResult> next;  // kStopping: a fetch that begins then
+    std::optional<Outcome> ends;              // how it ends when nothing is waited for any more
+    Tick compare_by = kNever;                 // the difference is waited for until then
+    bool removed = false;
+  };
+
+  void Serve(LocalId id, Sync& sync, std::vector<LocalSyncAction>* out) const;
+  void Fetch(LocalId id, Sync& sync, const control::SyncResult& result,
+             std::vector<LocalSyncAction>* out) const;
+  void End(LocalId id, Sync& sync, const control::SyncResult& result, Tick now,
+           std::vector<LocalSyncAction>* out);
+  static void StartFetch(LocalId id, Sync& sync, const control::SyncResult& result,
+                         std::vector<LocalSyncAction>* out);
+  static void SayDone(const Sync& sync, const TransferEnded& event,
+                      std::vector<LocalSyncAction>* out);
+  // Answers the call if nothing is in the way.
+  void Finish(LocalId id, std::vector<LocalSyncAction>* out);
+
+  uint32_t detect_ms_;
+  std::map<LocalId, Sync> syncs_;
+};
+
+}  // namespace longhaul::peerd
