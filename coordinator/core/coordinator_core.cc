@@ -128,7 +128,15 @@ class CoordinatorCore::Impl : public PeerDirectory {
   };
   // Runs `call(key, group)` on each group that its members are in.
   template <class Call>
-  void ForGroupsOf(const Cohort& cohort, Call call);
+  void ForGroupsOf(const Cohort& cohort, Call call) {
+    ForGroupsOf(groups_, cohort, call);
+  }
+  template <class Call>
+  void ForGroupsOf(const Cohort& cohort, Call call) const {
+    ForGroupsOf(groups_, cohort, call);
+  }
+  template <class Groups, class Call>
+  static void ForGroupsOf(Groups& groups, const Cohort& cohort, Call call);
   size_t CountCohort(const Cohort& cohort, uint32_t* size) const;
   void SetNumber(const Cohort& cohort);
   void RetireFellows();
@@ -648,34 +656,34 @@ std::vector<GroupKey> CoordinatorCore::Impl::GroupsOf(PeerId peer) const {
 
 // ------------------------------------------------------------------------------ cohorts
 
-template <class Call>
-void CoordinatorCore::Impl::ForGroupsOf(const Cohort& cohort, Call call) {
-  for (auto it = groups_.lower_bound({cohort.run, 0});
-       it != groups_.end() && it->first.run == cohort.run; ++it) {
+template <class Groups, class Call>
+void CoordinatorCore::Impl::ForGroupsOf(Groups& groups, const Cohort& cohort, Call call) {
+  for (auto it = groups.lower_bound({cohort.run, 0});
+       it != groups.end() && it->first.run == cohort.run; ++it) {
     if (!it->second.Cohort(cohort.peer, cohort.name).empty()) call(it->first, it->second);
   }
 }
 
 bool CoordinatorCore::Impl::CohortBegun(const std::string& run, PeerId peer,
                                         const std::string& cohort) const {
-  for (auto it = groups_.lower_bound({run, 0}); it != groups_.end() && it->first.run == run; ++it) {
-    for (const MemberRecord* member : it->second.Cohort(peer, cohort)) {
-      if (it->second.AdmittedOrPrepared(*member)) return true;
+  bool begun = false;
+  ForGroupsOf({run, peer, cohort}, [&](const GroupKey&, const Group& group) {
+    for (const MemberRecord* member : group.Cohort(peer, cohort)) {
+      begun = begun || group.AdmittedOrPrepared(*member);
     }
-  }
-  return false;
+  });
+  return begun;
 }
 
 // How many there are; `*size` is how many there have to be.
 size_t CoordinatorCore::Impl::CountCohort(const Cohort& cohort, uint32_t* size) const {
   size_t count = 0;
-  for (auto it = groups_.lower_bound({cohort.run, 0});
-       it != groups_.end() && it->first.run == cohort.run; ++it) {
-    for (const MemberRecord* member : it->second.Cohort(cohort.peer, cohort.name)) {
+  ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
+    for (const MemberRecord* member : group.Cohort(cohort.peer, cohort.name)) {
       *size = member->cohort_size;
       ++count;
     }
-  }
+  });
   return count;
 }
 
@@ -718,13 +726,7 @@ void CoordinatorCore::Impl::MindMissedBallots() {
     }
   }
   for (const Cohort& cohort : missed) {
-    bool split = false;
-    ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
-      for (const MemberRecord* member : group.Cohort(cohort.peer, cohort.name)) {
-        split = split || group.AdmittedOrPrepared(*member);
-      }
-    });
-    if (!split) {
+    if (!CohortBegun(cohort.run, cohort.peer, cohort.name)) {
       SetNumber(cohort);
     } else {
       bereft_.emplace_back(cohort, "cohort " + cohort.name +
