@@ -52,8 +52,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
  private:
   struct Session {
     PeerId peer;  // none before Hello
-    Tick
-        quiet_at;  // dead then if another peer misses it, unless something is heard; kNever: passed
+    // Unless something is heard, dead then if another peer misses it; kNever: that time has passed.
+    Tick quiet_at;
     Tick silent_at;  // dead then in any case
   };
   // A peer with a stream, or with members.
@@ -61,7 +61,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
     SessionId session;      // none: not attached
     bool closed = false;    // its stream was seen to close, it is not only expected after a restart
     Tick dead_at = kNever;  // not attached: dead then
-    Tick quiet_at;          // not attached: dead then if another peer misses it; kNever: passed
+    // Not attached: dead then if another peer misses it; kNever: that time has passed.
+    Tick quiet_at = kNever;
     PeerRecord record;
     bool draining = false;
     std::string drain_reason;  // set if an operator asked
@@ -271,7 +272,7 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
   sessions_.at(session).peer = hello.peer;
   peer.session = session;
   peer.closed = false;
-  peer.dead_at = kNever;
+  peer.dead_at = peer.quiet_at = kNever;
   peer.record = {hello.peer, hello.endpoints, hello.lanes, hello.host};
   Note("attach", hello.peer,
        "peer attached peer=" + ToString(hello.peer) + " host=" + Clean(hello.host) +
