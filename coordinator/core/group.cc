@@ -889,8 +889,7 @@ void Group::Settle(std::map<LostLink, std::string> pairs, GroupOutput* out) {
     if (CanRouteAround(pairs)) return Block(pairs, out);
     // Before anybody goes, what was blocked at another time is tried again.
     if (const auto old = BlockedBefore(); !old.empty() && CanRouteAround(pairs, old)) {
-      const Tick due = directory_->Now() + -kBlockedRetry;
-      for (const control::BlockedPair& pair : old) blocked_since_[pair] = due;
+      for (const control::BlockedPair& pair : old) blocked_since_[pair] = kLongAgo;
       return Block(pairs, out);
     }
     const PeerId victim = ChooseVictim(pairs);
@@ -949,8 +948,7 @@ void Group::Block(const std::map<LostLink, std::string>& pairs, GroupOutput* out
   const std::set<PeerId> in_force = PeersOf(Survivors());
   for (const auto& [link, reason] : pairs) {
     const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
-    const bool known = std::any_of(record_.blocked.begin(), record_.blocked.end(),
-                                   [&](const BlockedRecord& b) { return b.pair == pair; });
+    const bool known = blocked_since_.contains(pair);
     blocked_since_[pair] = directory_->Now();
     const std::string text =
         ToString(pair.a) + " and " + ToString(pair.b) + " have no link: " + Clean(reason);
@@ -1061,17 +1059,13 @@ void Group::LinkGraceOver(LostLink link, GroupOutput* out) {
     const std::map<LostLink, std::string> pairs{{link, text + " (again and again)"}};
     if (strikes.count > kStrikesMax && CanRouteAround(pairs)) return Block(pairs, out);
   }
-  if (!preparation_) {
-    if (freeze) repair_ = text;
-    return;
-  }
+  if (!preparation_) return;
   Preparation& p = *preparation_;
   if (!p.answers.contains(link.first) || !p.answers.contains(link.second)) return;
   if (p.changed.empty() && ++p.rebuilds > kRebuildsMax) {
     Settle({{link, text + " (again and again)"}}, out);
     return;
   }
-  if (freeze) repair_ = text;
   MarkChanged(text);
 }
 
