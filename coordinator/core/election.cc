@@ -55,6 +55,7 @@ class Count {
     SyncVerdict verdict{c.member, Do::kRefuse, {code, std::move(text)}, compare_to};
     refused_.emplace(c.member, std::move(verdict));
   }
+  // `use` may refuse the offer that it gets.
   template <class Use>
   void ForEachLegal(Use use) const {
     for (const Candidate& c : offers_) {
@@ -126,7 +127,7 @@ class Count {
       if (MayWin(c)) highest = std::max(highest.value_or(0), c.offer.revision);
     });
     if (!highest) {
-      ForEachLegalCopy([this](const Candidate& c) {
+      ForEachLegal([this](const Candidate& c) {
         Refuse(
             c, Code::kFailedPrecondition,
             "no member offers a state: each of them only receives, or holds what a transfer left "
@@ -135,7 +136,7 @@ class Count {
       return;
     }
     if (due_ && *highest + 1 < *due_) {
-      ForEachLegalCopy([&](const Candidate& c) {
+      ForEachLegal([&](const Candidate& c) {
         Refuse(c, Code::kStateMismatch,
                "the highest revision that anybody offers is " + std::to_string(*highest) +
                    ", committed was " + std::to_string(*due_ - 1) +
@@ -154,7 +155,7 @@ class Count {
     ForEachLegal([&](const Candidate& c) {
       if (MayWin(c) && Holds(c)) election_.holders.push_back(c.member);
     });
-    ForEachLegalCopy([&](const Candidate& c) {
+    ForEachLegal([&](const Candidate& c) {
       if (c.offer.strategy != SyncStrategy::kSend || c.offer.state == election_.state) return;
       Refuse(c, Code::kStateMismatch,
              "this member only sends, and its state (revision " + std::to_string(c.offer.revision) +
@@ -164,14 +165,6 @@ class Count {
   }
 
   bool Holds(const Candidate& c) const { return c.offer.state == election_.state; }
-
-  // Like ForEachLegal() for a use that refuses.
-  template <class Use>
-  void ForEachLegalCopy(Use use) {
-    std::vector<Candidate> legal;
-    ForEachLegal([&](const Candidate& c) { legal.push_back(c); });
-    for (const Candidate& c : legal) use(c);
-  }
 
   SyncVerdict VerdictOf(const Candidate& c) const {
     const auto refused = refused_.find(c.member);
