@@ -1,6 +1,7 @@
 #include "peerd/core/epoch_follower.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -89,15 +90,14 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
   if (message.freeze) return "";
   if (kept.size() != current.members.size()) return "it removes members and does not freeze";
   // Frames of ops in flight would overtake each other on a new way.
-  const EpochRecord record = RecordOf(message);
-  for (size_t i = 0; i < current.ring.size(); ++i) {
-    for (size_t k = 0; k < i; ++k) {
-      const PeerId a = current.ring[i];
-      const PeerId b = current.ring[k];
-      if (record.Blocked(a, b) == current.Blocked(a, b)) continue;
-      return "it changes whether " + ToString(a) + " and " + ToString(b) +
-             " are blocked and does not freeze";
-    }
+  control::BlockedPairs changed;
+  std::set_symmetric_difference(current.blocked.begin(), current.blocked.end(),
+                                message.blocked.begin(), message.blocked.end(),
+                                std::back_inserter(changed));
+  for (const auto& [a, b] : changed) {
+    if (!current.HasPeer(a) || !current.HasPeer(b)) continue;
+    return "it changes whether " + ToString(a) + " and " + ToString(b) +
+           " are blocked and does not freeze";
   }
   return "";
 }
