@@ -37,7 +37,10 @@ void Checker::Fail(const std::string& text) {
 
 // ------------------------------------------------------------------------------ members
 
-void Checker::OnLocalJoin(const Local& local, uint32_t, uint32_t slot) { slots_[local] = slot; }
+void Checker::OnLocalJoin(const Local& local, uint32_t, uint32_t slot, const Terms& terms) {
+  slots_[local] = slot;
+  terms_[local] = terms;
+}
 
 uint64_t Checker::FirstStep(uint32_t group, MemberId member) const {
   const auto it = members_.find({group, member});
@@ -110,6 +113,13 @@ void Checker::OnSend(PeerId to, const control::CoordinatorMessage& message,
            ToString(local));
     }
     member.local = local;
+    const auto group = durable.groups.find(pending->group);
+    if (group == durable.groups.end()) return;
+    for (const coordinator::MemberRecord& record : group->second.members) {
+      if (record.member == pending->member) CheckTerms(local, record);
+    }
+  } else if (std::holds_alternative<control::Removed>(message)) {
+    CheckCohorts(durable);
   } else if (const auto* result = std::get_if<control::VoteResult>(&message)) {
     const auto group = durable.groups.find(result->group);
     if (group == durable.groups.end()) return;
@@ -128,6 +138,7 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
   if (group == durable.groups.end() || group->second.highest < prepare.epoch) {
     Fail("PrepareEpoch of " + name + " is not durable");
   }
+  OnDepartures(group->second);
   const auto [it, fresh] = epochs_.emplace(std::pair(prepare.group.group, prepare.epoch), prepare);
   if (fresh) {
     ++counts_.epochs;
@@ -149,6 +160,91 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
     Fail(name + " is used twice; first \"" + Describe(it->second) + "\", now to " +
          longhaul::ToString(to) + " \"" + Describe(prepare) + "\"");
   }
+}
+
+void Checker::CheckTerms(const Local& local, const coordinator::MemberRecord& member) const {
+  const Terms& asked = terms_.at(local);
+  if (member.cohort == asked.cohort && member.cohort_size == asked.cohort_size &&
+      member.step_deadline_ms == asked.step_deadline_ms) {
+    return;
+  }
+  Fail(ToString(local) + " asked for cohort \"" + asked.cohort + "\" and a deadline of " +
+       std::to_string(asked.step_deadline_ms) + " ms, and is " + longhaul::ToString(member.member) +
+       " with cohort \"" + member.cohort + "\" and " + std::to_string(member.step_deadline_ms));
+}
+
+// Who is removed, and whether there was a reason for it.
+void Checker::OnDepartures(const coordinator::GroupRecord& group) {
+  for (const coordinator::MemberRecord& member : group.members) {
+    if (!member.departs) continue;
+    if (!departed_.insert({group.group.group, member.member}).second) continue;
+    const std::string name = longhaul::ToString(member.member);
+    const bool missed = member.departs->reason.starts_with("missed the step boundary");
+    if (missed) {
+      if (member.step_deadline_ms == 0) Fail(name + " missed a deadline that it did not ask for");
+      ++counts_.deadlines_missed;
+    }
+    if (member.departs->why == control::Removal::kEvicted) member_lost_ = true;
+    if (member.departs->why == control::Removal::kLeft || member_lost_ || all_disturbed_) continue;
+    if (disturbed_.empty()) {
+      Fail(name + " is removed although nothing was done to anybody: " + member.departs->reason);
+    }
+  }
+}
+
+// Complete if any of it is admitted; and what is decided about one is decided about all.
+void Checker::CheckCohorts(const coordinator::Records& durable) const {
+  struct Seen {
+    uint32_t there = 0, size = 0;
+    bool admitted = false;
+  };
+  std::map<std::pair<PeerId, std::string>, Seen> cohorts;
+  for (const auto& [key, group] : durable.groups) {
+    for (const coordinator::MemberRecord& member : group.members) {
+      if (member.cohort.empty() || member.departs) continue;
+      Seen& seen = cohorts[{member.peer, member.cohort}];
+      ++seen.there;
+      seen.size = member.cohort_size;
+      seen.admitted = seen.admitted || member.joined;
+    }
+  }
+  for (const auto& [key, seen] : cohorts) {
+    if (!seen.admitted || seen.there == seen.size) continue;
+    Fail("cohort " + key.second + " has " + std::to_string(seen.there) + " of " +
+         std::to_string(seen.size) + " members, and some are admitted");
+  }
+}
+
+// In all its groups a cohort comes in with the ballot of one number, but where nobody votes.
+void Checker::AdmitCohorts(const control::PrepareEpoch& prepare,
+                           const coordinator::GroupRecord& group) {
+  if (group.committed != prepare.epoch) return;
+  const bool voted = std::any_of(
+      prepare.members.begin(), prepare.members.end(),
+      [&](const control::MemberInfo& member) { return member.joined != prepare.epoch; });
+  for (const coordinator::MemberRecord& member : group.members) {
+    if (member.joined != prepare.epoch || member.cohort.empty()) continue;
+    cohorts_.emplace(member.peer, member.cohort);
+    counts_.cohorts = cohorts_.size();
+    if (!voted) continue;
+    const auto [it, fresh] =
+        cohort_ballots_.emplace(std::pair(member.peer, member.cohort), group.ballots);
+    if (it->second == group.ballots) continue;
+    Fail("cohort " + member.cohort + " was admitted by ballot " + std::to_string(it->second) +
+         " and, in group " + std::to_string(group.group.group) + ", by ballot " +
+         std::to_string(group.ballots));
+  }
+}
+
+// A member leaves when its own ops have ended. Ops of an older boundary, in which it took no part,
+// may be in flight then.
+bool Checker::RedoneForALeaver(const OpName& name) const {
+  for (const auto& [group, id] : departed_) {
+    if (group != name.group) continue;
+    const auto member = members_.find({group, id});
+    if (member != members_.end() && member->second.first_step.value_or(0) > name.step) return true;
+  }
+  return false;
 }
 
 // Ops are stopped only for a reason in their own group: it loses a member, or something was done to
@@ -202,7 +298,11 @@ void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
   }
   const auto prepared = epochs_.find({commit.group.group, commit.epoch});
   if (prepared == epochs_.end()) Fail(name + " is committed and was never prepared");
-  if (committed_.insert(prepared->first).second) Admit(prepared->second);
+  if (committed_.insert(prepared->first).second) {
+    Admit(prepared->second);
+    AdmitCohorts(prepared->second, group->second);
+    CheckCohorts(durable);
+  }
   // When it is said again, those that have heard it may have gone on.
   if (!told_.insert({to, commit.group.group, commit.epoch}).second) return;
   for (const control::OpFate& fate : commit.fates) {
@@ -311,7 +411,8 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
     case Code::kOk:
       ++counts_.ok;
       counts_.retries += info.retries;
-      if (info.retries > 0 && disturbed_.empty() && !all_disturbed_ && !member_lost_) {
+      if (info.retries > 0 && disturbed_.empty() && !all_disturbed_ && !member_lost_ &&
+          !RedoneForALeaver(op.name)) {
         Fail(name + " was redone although nothing happened but joins, leaves and drains");
       }
       if (known.refused) Fail(name + " is refused at one member and succeeds at another");

@@ -25,6 +25,13 @@
 
 namespace longhaul::sim {
 
+// What a member asks for with its join.
+struct Terms {
+  std::string cohort;
+  uint32_t cohort_size = 0;
+  uint32_t step_deadline_ms = 0;
+};
+
 class Checker {
  public:
   explicit Checker(uint64_t seed) : seed_(seed) {}
@@ -38,7 +45,7 @@ class Checker {
     peerd::LocalId local;
     friend auto operator<=>(const Local&, const Local&) = default;
   };
-  void OnLocalJoin(const Local& local, uint32_t group, uint32_t slot);
+  void OnLocalJoin(const Local& local, uint32_t group, uint32_t slot, const Terms& terms = {});
   // The step that the member begins with: known once its admission is on its way.
   uint64_t FirstStep(uint32_t group, MemberId member) const;
   // The member has passed a boundary and stands in `step`.
@@ -75,6 +82,8 @@ class Checker {
   void OnPosted(const OpName& name, uint32_t slot);
   // The op was aborted, and nobody is to start it again: it never succeeds.
   void OnGivenUp(const OpName& name);
+  // A frame goes by way of a third peer.
+  void OnRelayed() { ++counts_.relayed; }
 
   // ---- faults
 
@@ -97,6 +106,9 @@ class Checker {
     uint64_t epochs = 0;
     uint64_t freezes = 0;
     uint64_t committed_by_fate = 0;
+    uint64_t relayed = 0;           // frames
+    uint64_t cohorts = 0;           // admitted
+    uint64_t deadlines_missed = 0;  // by members that were removed for it
   };
   const Counts& counts() const { return counts_; }
 
@@ -129,11 +141,20 @@ class Checker {
   void OnCommit(PeerId to, const control::CommitEpoch& commit, const coordinator::Records& durable);
   void Admit(const control::PrepareEpoch& prepare);
   void CheckFreeze(const control::PrepareEpoch& prepare) const;
+  void OnDepartures(const coordinator::GroupRecord& group);
+  void CheckTerms(const Local& local, const coordinator::MemberRecord& member) const;
+  void CheckCohorts(const coordinator::Records& durable) const;
+  void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
+  bool RedoneForALeaver(const OpName& name) const;
   std::vector<uint32_t> Participants(const OpName& name, Epoch epoch) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
 
   const uint64_t seed_;
   std::map<Local, uint32_t> slots_;
+  std::map<Local, Terms> terms_;
+  std::set<std::pair<PeerId, std::string>> cohorts_;                   // admitted in some group
+  std::map<std::pair<PeerId, std::string>, uint64_t> cohort_ballots_;  // that admitted them
+  std::set<std::pair<uint32_t, MemberId>> departed_;
   std::map<std::pair<uint32_t, MemberId>, Member> members_;
   std::map<std::pair<uint32_t, Epoch>, control::PrepareEpoch> epochs_;
   std::set<std::pair<uint32_t, Epoch>> committed_;

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "proto/control/convert.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::sim {
 namespace {
@@ -15,6 +16,10 @@ using coordinator::ToPeer;
 
 // When a stream that hears nothing is given up, in detect_ms.
 constexpr int64_t kStreamSilence = 2;
+// Nothing in a simulated run waits in such numbers, unless something grows without bounds.
+constexpr size_t kQueueMax = 2000;
+// Messages of a coordinator that may come again after its end.
+constexpr size_t kEchoesMax = 12;
 
 Node MakeNode(int index, std::string name) {
   Node node;
@@ -116,6 +121,7 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
       }
     }
     core_->CheckInvariants();
+    if (out_.size() > kQueueMax) Checker::Fail("the coordinator's queue of messages runs over");
   };
   if (core_->NextDeadline() <= now) run(coordinator::TimePassed{});
   run(event);
@@ -225,6 +231,8 @@ void CoordinatorHost::Carry(const ToPeer& action) {
     context_.trigger(Moment::kCommitSent, to);
   }
   if (drop || stream->cut || !stream->peer->node()->alive || !node_.alive) return;
+  sent_.emplace_back(stream->peer, bytes);
+  if (sent_.size() > kEchoesMax) sent_.pop_front();
   stream->to_peer =
       std::max(stream->to_peer, context_.world->Arrival(node_, *stream->peer->node()));
   context_.world->On(stream->peer->node(), stream->to_peer, [stream, bytes] {
@@ -275,6 +283,15 @@ void CoordinatorHost::Reset(const StreamPtr& stream) {
   if (stream->peer->node()->alive) {
     world.On(stream->peer->node(), world.now() + world.Between(0, Millis(20)),
              [stream] { stream->peer->OnStreamEnd(stream); });
+  }
+}
+
+void CoordinatorHost::Echo(int64_t within_us) {
+  World& world = *context_.world;
+  for (const auto& [peer, bytes] : std::exchange(sent_, {})) {
+    if (!peer->node()->alive) continue;
+    world.On(peer->node(), world.now() + world.Between(0, within_us),
+             [peer = peer, bytes = bytes] { peer->OnEcho(bytes); });
   }
 }
 
@@ -411,6 +428,7 @@ void PeerHost::Pump() {
     }
     std::vector<peerd::Action> actions = core_->Step(event, now);
     core_->CheckInvariants();
+    CheckBounds();
     for (peerd::Action& action : actions) {
       Carry(action);
       if (node_.life != life) break;
@@ -520,9 +538,11 @@ void PeerHost::Carry(peerd::Action& action) {
                " tag=" + std::to_string(a.tag) + " boundary=" + ToString(a.boundary) + " desc=\"" +
                ToString(a.desc) + "\"";
       });
+      if (a.via != a.to) h->context_.checker->OnRelayed();
       h->Send(frame);
     }
     void operator()(peerd::SendDone& a) {
+      if (a.via != a.to) h->context_.checker->OnRelayed();
       story.TellLater(world.now(), "DONE", [&] {
         return h->node_.name + " -> " + ToString(a.to) + "  DONE to=" + ToString(a.ordinal) +
                " attempt=" + ToString(a.attempt) + (a.refused ? " refused" : "") + Way(a.to, a.via);
@@ -574,6 +594,14 @@ void PeerHost::Carry(peerd::Action& action) {
   std::visit(Visitor{this, world, story}, action);
 }
 
+void PeerHost::CheckBounds() const {
+  if (events_.size() > kQueueMax) Checker::Fail(node_.name + ": its queue of events runs over");
+  size_t posts = 0;
+  for (const auto& [local, state] : locals_) posts += state.gone ? 0 : LH_OPS_OPEN_MAX;
+  if (core_->GetStats().ops_open > posts) Checker::Fail(node_.name + " keeps ops of nobody");
+  transport_.CheckBounds();
+}
+
 void PeerHost::Twice(const char* what, peerd::LocalId local) {
   Checker::Fail(node_.name + ": " + what + " for local " + std::to_string(local.value()) +
                 ", which did not ask or was answered before");
@@ -619,11 +647,18 @@ void PeerHost::ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)>
 }
 
 peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
-                              uint32_t slot) {
+                              uint32_t slot, const Terms& terms) {
   const peerd::LocalId local(next_local_++);
   locals_[local] = {trainer, group, false};
-  context_.checker->OnLocalJoin({id_, local}, group.group, slot);
-  FromTrainer([this, local, group, name] { Tell(peerd::LocalJoin{local, group, name}); });
+  context_.checker->OnLocalJoin({id_, local}, group.group, slot, terms);
+  Terms asked = terms;
+  if (context_.planted == Planted::kTermsIgnored) {
+    asked = {"", 0, terms.step_deadline_ms == 0 ? context_.detect_ms : 0};
+  }
+  FromTrainer([this, local, group, name, asked] {
+    Tell(peerd::LocalJoin{local, group, name, asked.cohort, asked.cohort_size,
+                          asked.step_deadline_ms});
+  });
   return local;
 }
 
@@ -695,20 +730,33 @@ void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) 
     Checker::Fail(node_.name + " refuses a message of the coordinator: " +
                   std::string(message.status().message()));
   }
-  context_.checker->OnArrival(id_, *message);
+  Take(*message);
+}
+
+// The streams of a coordinator that is gone end, so the driver would not pass it on. The core has
+// no use for it either.
+void PeerHost::OnEcho(const std::string& bytes) {
+  if (!stream_ || !stream_->connected) return;
+  const auto message = control::ParseCoordinatorMessage(bytes);
+  LH_CHECK(message.ok()) << message.status().ToString();
+  context_.story->TellLater(context_.world->now(), bytes, [&] {
+    return node_.name + "  hears of a coordinator of old: " + Describe(*message);
+  });
+  Take(*message);
+}
+
+void PeerHost::Take(const control::CoordinatorMessage& message) {
+  context_.checker->OnArrival(id_, message);
   const uint64_t life = node_.life;
-  if (std::holds_alternative<control::PrepareEpoch>(*message)) {
+  if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
     context_.trigger(Moment::kPrepareArrived, id_);
-  }
-  if (const auto* commit = std::get_if<control::CommitEpoch>(&*message)) {
-    context_.trigger(Moment::kCommitArrived, id_);
-    (void)commit;
-  }
-  if (const auto* prepare = std::get_if<control::PrepareEpoch>(&*message)) {
-    attempts_[prepare->group] = prepare->attempt;
+    attempts_[prepare->group] = std::max(attempts_[prepare->group], prepare->attempt);
     prepared_[prepare->group] = *prepare;
   }
-  if (node_.life == life) Tell(peerd::FromCoordinator{*message});
+  if (std::holds_alternative<control::CommitEpoch>(message)) {
+    context_.trigger(Moment::kCommitArrived, id_);
+  }
+  if (node_.life == life) Tell(peerd::FromCoordinator{message});
 }
 
 void PeerHost::OnStreamEnd(const StreamPtr& stream) {
@@ -807,7 +855,7 @@ absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHea
     refresh(*done);
     Tell(*done);
   } else if (const auto* const forward = std::get_if<peerd::ControlFrame>(&*taken)) {
-    Send(*forward);
+    if (context_.planted != Planted::kRelayLost) Send(*forward);
   }
   return absl::OkStatus();
 }

@@ -82,6 +82,9 @@ class CoordinatorHost {
   Node* node() { return &node_; }
   const coordinator::Records& durable() const { return durable_; }
   std::string WaitingFor() const;
+  // What the last one that crashed had sent of late comes (again) at some time within so long, on
+  // whatever stream the peer has then.
+  void Echo(int64_t within_us);
 
   // ---- streams
   void OnOpen(const StreamPtr& stream);
@@ -111,6 +114,7 @@ class CoordinatorHost {
   std::optional<coordinator::CoordinatorCore> core_;
   coordinator::Records durable_;
   std::map<coordinator::SessionId, StreamPtr> streams_;
+  std::deque<std::pair<PeerHost*, std::string>> sent_;  // of late
   std::deque<Out> out_;
   bool persisting_ = false;
   Tick armed_ = kNever;
@@ -146,7 +150,7 @@ class PeerHost final : private peerd::TransportListener {
 
   // ---- what its trainers ask for; each arrives after a little while, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
-                      uint32_t slot);
+                      uint32_t slot, const Terms& terms = {});
   void Step(peerd::LocalId local);
   void Leave(peerd::LocalId local);
   void Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
@@ -162,6 +166,8 @@ class PeerHost final : private peerd::TransportListener {
   // ---- its end of the stream
   void OnStreamUp(const StreamPtr& stream);
   void OnStreamBytes(const StreamPtr& stream, const std::string& bytes);
+  // A message that a coordinator of old had sent.
+  void OnEcho(const std::string& bytes);
   void OnStreamEnd(const StreamPtr& stream);
 
   // No request that has arrived is left without an answer.
@@ -189,6 +195,8 @@ class PeerHost final : private peerd::TransportListener {
   [[noreturn]] void Twice(const char* what, peerd::LocalId local);
   void CheckAnswered(peerd::LocalId local) const;
   void CheckWorld(peerd::LocalId local, const peerd::World& world);
+  void Take(const control::CoordinatorMessage& message);
+  void CheckBounds() const;
   void Beat();
   void Connect();
   void SendToCoordinator(const control::PeerMessage& message);

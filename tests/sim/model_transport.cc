@@ -8,6 +8,9 @@
 
 namespace longhaul::sim {
 
+// Nothing in a simulated run comes in such numbers, unless something grows without bounds.
+constexpr size_t kUnderWayMax = 1000;
+
 using peerd::LinkKey;
 using peerd::LinkRequest;
 
@@ -306,6 +309,22 @@ void ModelTransport::ForgiveSilence() {
   for (const auto& [key, c] : links_) c->heard[EndOf(c)] = world_->now();
 }
 
+void ModelTransport::CheckBounds() const {
+  const auto check = [this](size_t size, const char* what) {
+    if (size > kUnderWayMax) {
+      switchboard_->OnProtocolError(ToString(self_) + " has " + std::to_string(size) + " " + what);
+    }
+  };
+  check(segments_.size(), "segments under way");
+  check(receives_.size(), "segments that are being received");
+  check(requests_.size(), "links to be built");
+  for (const auto& [key, c] : links_) {
+    const Way& way = c->way[EndOf(c)];
+    check(way.frames, "frames under way on a control lane");
+    check(way.queue.size() + way.flying.size(), "segments on the lanes of a link");
+  }
+}
+
 // ------------------------------------------------------------------------------ frames
 
 void ModelTransport::SendOnControl(const ConnectionPtr& c, std::function<void()> at_other_end) {
@@ -314,7 +333,7 @@ void ModelTransport::SendOnControl(const ConnectionPtr& c, std::function<void()>
   if (!other->node_->alive) return;
   Way& way = c->way[end];
   way.last_arrival = std::max(way.last_arrival, world_->Arrival(*node_, *other->node_));
-  frames_max_ = std::max(frames_max_, ++way.frames);
+  ++way.frames;
   world_->On(other->node_, way.last_arrival, [c, end, run = std::move(at_other_end)] {
     --c->way[end].frames;
     if (c->way[end].cut) return;
@@ -463,7 +482,7 @@ void ModelTransport::Abandon(const ConnectionPtr& c, const std::shared_ptr<Segme
 
 void ModelTransport::Repeat(const ConnectionPtr& c, const Segment& lost) {
   const int end = EndOf(c);
-  if (!c->open[end]) return;
+  if (!c->open[end] || model_.planted == Planted::kLaneForgets) return;
   const uint64_t cookie = listener_->OnSegmentRepeat(lost.owner);
   if (cookie == 0) return;
   auto segment = std::make_shared<Segment>();

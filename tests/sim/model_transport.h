@@ -86,8 +86,8 @@ class ModelTransport final : public peerd::Transport {
   void Die(bool resets);
   // Cookies of segments that have not been Sent: their memory may be referred to.
   std::vector<uint64_t> TakeSegmentsOut();
-  // Most frames that were ever under way on one control lane.
-  size_t frames_max() const { return frames_max_; }
+  // What is under way is bounded by what is open, not by how long the run lasts. Fails if not.
+  void CheckBounds() const;
 
  private:
   struct Segment {
@@ -193,7 +193,6 @@ class ModelTransport final : public peerd::Transport {
   std::vector<ConnectionPtr> finishing_;
   std::vector<Receive> receives_;
   std::map<uint64_t, std::shared_ptr<Segment>> segments_;  // not Sent, by cookie
-  size_t frames_max_ = 0;
 };
 
 }  // namespace longhaul::sim

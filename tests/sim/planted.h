@@ -24,6 +24,9 @@ enum class Planted {
   kMinWorldIgnored,    // an op goes on with fewer members than it asked for
   kFreezeForNothing,   // a lost stream freezes a group that has nothing to do with it
   kAnswerTwice,        // a trainer's request is answered twice
+  kLaneForgets,        // what a lost lane carried is not sent again
+  kRelayLost,          // a relay forgets what it has to pass on
+  kTermsIgnored,       // a member joins without the cohort and with a deadline it did not ask for
 };
 
 struct PlantedName {
@@ -45,6 +48,9 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kMinWorldIgnored, "min_world_ignored", false},
     {Planted::kFreezeForNothing, "freeze_for_nothing", false},
     {Planted::kAnswerTwice, "answer_twice"},
+    {Planted::kLaneForgets, "lane_forgets", false},
+    {Planted::kRelayLost, "relay_lost", false},
+    {Planted::kTermsIgnored, "terms_ignored", false},
 };
 
 }  // namespace longhaul::sim

@@ -51,7 +51,7 @@ void SayHowToRepeat(uint64_t seed) {
 // What the seeds did, summed up by the child and handed to the parent.
 struct Totals {
   uint64_t seeds = 0, events = 0, ok = 0, aborted = 0, refused = 0, too_few = 0, removed = 0,
-           retries = 0, epochs = 0, freezes = 0, fates = 0;
+           retries = 0, epochs = 0, freezes = 0, fates = 0, relayed = 0, cohorts = 0, missed = 0;
   int64_t virtual_us = 0;
 };
 
@@ -72,6 +72,9 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->epochs += first.counts.epochs;
   totals->freezes += first.counts.freezes;
   totals->fates += first.counts.committed_by_fate;
+  totals->relayed += first.counts.relayed;
+  totals->cohorts += first.counts.cohorts;
+  totals->missed += first.counts.deadlines_missed;
   totals->virtual_us += first.end.us;
 }
 
@@ -108,6 +111,9 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->epochs += one.epochs;
     totals->freezes += one.freezes;
     totals->fates += one.fates;
+    totals->relayed += one.relayed;
+    totals->cohorts += one.cohorts;
+    totals->missed += one.missed;
     totals->virtual_us += one.virtual_us;
   }
   close(pipe_fds[0]);
@@ -181,10 +187,12 @@ int Main(int argc, char** argv) {
   std::printf("seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
               " ops_ok=%" PRIu64 " aborted=%" PRIu64 " refused=%" PRIu64 " too_few=%" PRIu64
               " removed=%" PRIu64 " retries=%" PRIu64 " epochs=%" PRIu64 " freezing=%" PRIu64
-              " ops_committed_by_fate=%" PRIu64 "\n",
+              " ops_committed_by_fate=%" PRIu64 " frames_relayed=%" PRIu64 " cohorts=%" PRIu64
+              " deadlines_missed=%" PRIu64 "\n",
               totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
               totals.aborted, totals.refused, totals.too_few, totals.removed, totals.retries,
-              totals.epochs, totals.freezes, totals.fates);
+              totals.epochs, totals.freezes, totals.fates, totals.relayed, totals.cohorts,
+              totals.missed);
   return failed == 0 ? 0 : 1;
 }
 

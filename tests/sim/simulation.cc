@@ -89,6 +89,12 @@ void Simulation::FreezePeer(PeerHost* peer, int64_t us) {
   world_.At(now() + us, [peer] { peer->Thaw(); });
 }
 
+void Simulation::LoseLanes(PeerHost* a, PeerId b) {
+  if (!a->node()->alive) return;
+  story_.Tell(now(), "network  loses lanes between ", ToString(a->id()), " and ", ToString(b));
+  a->transport().LoseLanes(b);
+}
+
 void Simulation::ResetLink(PeerHost* a, PeerId b) {
   checker_.OnDisturbed(a->id());
   checker_.OnDisturbed(b);
@@ -169,12 +175,16 @@ enum class FaultKind {
   kTrainerPauses,
   kFreeze,
   kReset,
+  kLanes,  // of which nobody may notice anything
+  kFlap,   // a link that breaks again and again: it is routed around
   kBlock,
   kBlockPair,  // both ways, and for long
+  kNoRoute,    // the same, to the end
   kBlockCoordinator,
   kStream,
   kCoordinatorCrash,
   kCoordinatorFreeze,
+  kCoordinatorEchoes,  // it dies, and what it had sent comes again later
   kEvict,
   kEvictAndCrash,  // and the coordinator dies before it is through with it
   kCutOff,
@@ -196,7 +206,12 @@ class RandomRun {
   SimulationOptions Draw(uint64_t seed, Planted planted, Story::Mode mode);
   void AddPeersAndTrainers();
   void AddTrainers(PeerHost* peer, Tick start);
+  void AddCohort(PeerHost* peer, Tick start);
   TrainerPlan DrawPlan();
+  bool Has(FaultKind kind) const {
+    return std::find(kinds_.begin(), kinds_.end(), kind) != kinds_.end();
+  }
+  void Flap(PeerHost* a, PeerId b, int times);
   void PlanFaults();
   void DrawKinds();
   std::function<void(PeerHost*)> DrawFault();
@@ -213,6 +228,9 @@ class RandomRun {
   int64_t think_us_ = 0;
   Tick quiet_;
   uint32_t groups_ = 1;
+  bool cohorts_ = false;  // every trainer is in one
+  uint64_t cohorts_made_ = 0;
+  bool deadlines_ = false;
   std::vector<FaultKind> kinds_;
   int crashes_left_ = 0;
   Planted planted_ = Planted::kNone;
@@ -249,10 +267,34 @@ TrainerPlan RandomRun::DrawPlan() {
   plan.think_us = think_us_;
   plan.ops_max = 3;
   plan.rejoin = prng_.Chance(0.5);
+  if (deadlines_ && prng_.Chance(0.6)) {
+    plan.terms.step_deadline_ms = static_cast<uint32_t>(Detect(0.1, 1) / Millis(1));
+    if (prng_.Chance(0.5)) plan.dawdle_us = Detect(0.2, 2);
+  }
   return plan;
 }
 
+// One member in each group.
+void RandomRun::AddCohort(PeerHost* peer, Tick start) {
+  const std::string name = "h" + std::to_string(++cohorts_made_);
+  std::vector<Trainer*> fellows;
+  for (uint32_t group = 0; group < groups_; ++group) {
+    TrainerPlan plan = DrawPlan();
+    plan.group = group;
+    plan.rejoin = false;  // by itself it would wait for ever
+    plan.terms.cohort = name;
+    plan.terms.cohort_size = groups_;
+    fellows.push_back(sim_.AddTrainer(peer, plan, start + prng_.Between(0, kJoinWindow)));
+  }
+  for (Trainer* trainer : fellows) {
+    std::vector<Trainer*> others = fellows;
+    std::erase(others, trainer);
+    trainer->SetFellows(std::move(others));
+  }
+}
+
 void RandomRun::AddTrainers(PeerHost* peer, Tick start) {
+  if (cohorts_) return AddCohort(peer, start);
   const int64_t several = prng_.Chance(0.25) ? prng_.Between(2, 3) : 1;
   for (int64_t i = 0; i < several; ++i) {
     sim_.AddTrainer(peer, DrawPlan(), start + prng_.Between(0, kJoinWindow));
@@ -260,8 +302,11 @@ void RandomRun::AddTrainers(PeerHost* peer, Tick start) {
 }
 
 void RandomRun::AddPeersAndTrainers() {
-  groups_ = prng_.Chance(0.2) ? 2 : 1;
-  const int64_t peers = prng_.Chance(0.1) ? 1 : prng_.Between(2, 5);
+  groups_ = prng_.Chance(0.25) ? 2 : 1;
+  cohorts_ = groups_ > 1 && prng_.Chance(0.4);
+  deadlines_ = prng_.Chance(0.12);
+  const bool routes = Has(FaultKind::kFlap) || Has(FaultKind::kNoRoute);
+  const int64_t peers = routes ? prng_.Between(3, 6) : prng_.Chance(0.1) ? 1 : prng_.Between(2, 5);
   for (int64_t i = 0; i < peers; ++i) AddTrainers(sim_.AddPeer(), Tick{});
   for (int64_t late = prng_.Between(0, 3); late > 0; --late) {
     sim_.world().At(Tick{prng_.Between(0, quiet_.us)}, [this] {
@@ -332,6 +377,22 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
                           ToString(b->id()));
         sim_.ResetLink(a, b->id());
       };
+    case FaultKind::kLanes:
+      return [=, this](PeerHost* at) {
+        PeerHost* const a = victim(at);
+        PeerHost* const b = AnyPeer();
+        if (a == b) return;
+        for (int64_t more = prng_.Between(0, 3), wait = 0; more >= 0; --more) {
+          sim_.world().At(sim_.now() + wait, [this, a, b] { sim_.LoseLanes(a, b->id()); });
+          wait += prng_.Between(0, Millis(20));
+        }
+      };
+    case FaultKind::kFlap:
+      return [=, this](PeerHost* at) {
+        PeerHost* const a = victim(at);
+        PeerHost* const b = AnyPeer();
+        if (a != b) Flap(a, b->id(), 6);
+      };
     case FaultKind::kBlock:  // one-way between two peers
       return [=, this](PeerHost* at) {
         PeerHost* const a = victim(at);
@@ -344,6 +405,15 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
         PeerHost* const b = AnyPeer();
         if (a == b) return;
         const int64_t us = Detect(1, 8);
+        sim_.Block(a->node()->index, b->node()->index, us);
+        sim_.Block(b->node()->index, a->node()->index, us);
+      };
+    case FaultKind::kNoRoute:
+      return [=, this](PeerHost* at) {
+        PeerHost* const a = victim(at);
+        PeerHost* const b = AnyPeer();
+        if (a == b) return;
+        const int64_t us = Detect(20, 20);  // longer than the faults last
         sim_.Block(a->node()->index, b->node()->index, us);
         sim_.Block(b->node()->index, a->node()->index, us);
       };
@@ -368,6 +438,11 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
       return [this](PeerHost*) { StopCoordinator(); };
     case FaultKind::kCoordinatorFreeze:
       return [this](PeerHost*) { sim_.FreezeCoordinator(Detect(0.1, 3)); };
+    case FaultKind::kCoordinatorEchoes:
+      return [this](PeerHost*) {
+        StopCoordinator();
+        sim_.coordinator().Echo(Detect(0.2, 4));
+      };
     case FaultKind::kEvict:
       return [=](PeerHost*) { evict(); };
     case FaultKind::kEvictAndCrash:
@@ -403,6 +478,13 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
   };
 }
 
+void RandomRun::Flap(PeerHost* a, PeerId b, int times) {
+  if (times == 0 || !a->node()->alive || sim_.now() >= quiet_) return;
+  sim_.story().Tell(sim_.now(), "network  resets ", ToString(a->id()), " and ", ToString(b));
+  sim_.ResetLink(a, b);
+  sim_.world().At(sim_.now() + Detect(0.15, 0.4), [=, this] { Flap(a, b, times - 1); });
+}
+
 void RandomRun::StopCoordinator() {
   const bool soon = prng_.Chance(0.6);
   sim_.StopCoordinator(soon ? Detect(0.01, 0.5) : Detect(0.5, 4), prng_.Chance(0.7));
@@ -414,10 +496,10 @@ void RandomRun::DrawKinds() {
     if (prng_.Chance(share)) kinds_.push_back(static_cast<FaultKind>(kind));
   }
   if (kinds_.empty()) kinds_.push_back(FaultKind::kDrain);
+  if (prng_.Chance(0.05)) kinds_ = {FaultKind::kLanes};
 }
 
 void RandomRun::PlanFaults() {
-  DrawKinds();
   crashes_left_ = static_cast<int>(prng_.Between(0, 4));
   for (int64_t faults = prng_.Chance(0.05) ? 0 : prng_.Between(2, 9); faults > 0; --faults) {
     auto fault = DrawFault();
@@ -441,6 +523,7 @@ void RandomRun::PlanFaults() {
 SeedResult RandomRun::Run() {
   quiet_ = Tick{Detect(2, 6)};
   think_us_ = prng_.Between(Millis(10), Detect(0.15, 0.5));
+  DrawKinds();
   AddPeersAndTrainers();
   PlanFaults();
   // What lasts ends by then: the longest takes three detect_ms, plus a coordinator's four.
@@ -454,11 +537,7 @@ SeedResult RandomRun::Run() {
   }
   // What is on its way still arrives.
   sim_.RunUntil(sim_.now() + 3 * Millis(detect_ms_), [] { return false; });
-  for (const auto& peer : sim_.peers()) {
-    peer->CheckAllAnswered();
-    // What is under way is bounded by what is open, not by how long the run lasts.
-    if (peer->transport().frames_max() > 1000) Checker::Fail("a control lane runs over");
-  }
+  for (const auto& peer : sim_.peers()) peer->CheckAllAnswered();
   return {sim_.story().digest(), sim_.world().events(), sim_.now(), sim_.checker().counts()};
 }
 

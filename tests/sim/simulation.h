@@ -57,6 +57,9 @@ class Simulation final : private Switchboard {
   void StopCoordinator(int64_t down_us, bool resets);
   void FreezeCoordinator(int64_t us);
   void FreezePeer(PeerHost* peer, int64_t us);
+  // Lanes of the link between two peers are lost. The transport replaces them: nobody above it may
+  // notice more than a delay.
+  void LoseLanes(PeerHost* a, PeerId b);
   // Breaks the link between two peers.
   void ResetLink(PeerHost* a, PeerId b);
   // Nothing gets from one to the other; index 0 is the coordinator.

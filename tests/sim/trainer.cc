@@ -89,7 +89,11 @@ void Trainer::Join() {
   world_seen_ = {};
   strands_.clear();
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
-  local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_);
+  local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, plan_.terms);
+  // One of them may have ended before.
+  for (const Trainer* fellow : fellows_) {
+    if (fellow->finished()) After(Millis(1), Millis(5), [this] { GiveUpJoin(); });
+  }
 }
 
 void Trainer::Die() {
@@ -107,6 +111,13 @@ void Trainer::Finish(const std::string& how) {
   join_since_ = step_since_ = leave_since_ = std::nullopt;
   posted_.clear();
   CheckGraves();
+  for (Trainer* fellow : fellows_) {
+    fellow->After(Millis(1), Millis(5), [fellow] { fellow->GiveUpJoin(); });
+  }
+}
+
+void Trainer::GiveUpJoin() {
+  if (state_ == State::kJoining) Die();
 }
 
 void Trainer::OnPeerGone() {
@@ -282,8 +293,11 @@ void Trainer::EndStep() {
   ++steps_done_;
   step_since_ = context_.world->now();  // nothing else ends the step now
   if (steps_done_ < plan_.steps && context_.world->now() < plan_.leave_after) {
-    peer_->Step(local_);
-    return;
+    if (plan_.dawdle_us == 0 || !prng_.Chance(0.1)) return peer_->Step(local_);
+    return After(0, plan_.dawdle_us, [this] {
+      step_since_ = context_.world->now();
+      peer_->Step(local_);
+    });
   }
   step_since_.reset();
   state_ = State::kLeaving;

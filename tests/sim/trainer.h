@@ -26,6 +26,8 @@ struct TrainerPlan {
   int64_t think_us = Millis(20);  // at most, between two things
   int ops_max = 4;                // a step
   bool rejoin = false;            // after being removed
+  int64_t dawdle_us = 0;          // now and then, between its last op and the boundary
+  Terms terms;
 };
 
 class Trainer final : public TrainerSide {
@@ -34,6 +36,9 @@ class Trainer final : public TrainerSide {
   Trainer(const Context& context, uint64_t seed, int index, PeerHost* peer, TrainerPlan plan,
           uint32_t* slots);
 
+  // Trainers of one cohort. When one of them has ended, those that still wait to be admitted with
+  // it are ended, as a launcher does.
+  void SetFellows(std::vector<Trainer*> fellows) { fellows_ = std::move(fellows); }
   void Start();
   void Die();
   // It does nothing of its own accord for so long.
@@ -91,6 +96,7 @@ class Trainer final : public TrainerSide {
   void MaybeEndStep();
   void EndStep();
   void Finish(const std::string& how);
+  void GiveUpJoin();
   void After(int64_t low_us, int64_t high_us, std::function<void()> what);
   std::vector<Strand> StrandsOf(uint64_t step) const;
   void Say(const std::string& text);
@@ -102,6 +108,7 @@ class Trainer final : public TrainerSide {
   PeerHost* const peer_;
   const TrainerPlan plan_;
   uint32_t* const slots_;
+  std::vector<Trainer*> fellows_;
   Prng prng_;
 
   State state_ = State::kIdle;
