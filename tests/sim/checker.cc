@@ -265,7 +265,8 @@ void Checker::CheckFreeze(const control::PrepareEpoch& prepare) const {
     if (disturbed_.contains(member.peer)) return;
   }
   // A peer whose last member left, and that is back at once with another one, takes its old links
-  // for standing while the others close them, and reports them as lost.
+  // for standing while the others close them, and reports them as lost. The report may come behind
+  // the commit, since the others may be ready again and heard of before it.
   const auto there = [&](const control::MemberInfo& member) {
     return std::any_of(prepare.members.begin(), prepare.members.end(),
                        [&](const control::MemberInfo& m) { return m.peer == member.peer; });
