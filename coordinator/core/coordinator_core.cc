@@ -369,7 +369,7 @@ bool CoordinatorCore::Impl::Quiet(PeerId id) const {
 void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
   if (!Quiet(peer)) return;
   for (const GroupKey& key : GroupsOf(peer)) {
-    if (!groups_.at(key).Accused(peer)) continue;
+    if (!groups_.at(key).Accused(peer, now_)) continue;
     const Peer& dead = peers_.at(peer);
     const std::string here = dead.session
                                  ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"
@@ -559,6 +559,9 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
     if (peer.session || peer.quiet_at > now_) continue;
     peer.quiet_at = kNever;
     quiet_peers.push_back(id);
+  }
+  for (const auto& [key, group] : groups_) {
+    for (const PeerId peer : group.AccusedOfSilence(now_)) quiet_peers.push_back(peer);
   }
   for (const PeerId peer : quiet_peers) BuryIfAccused(peer);
   const std::string quiet = "silent for " + std::to_string(kLease * config_.detect_ms) + " ms";

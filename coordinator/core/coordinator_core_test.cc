@@ -365,6 +365,23 @@ TEST_F(CoordinatorCoreTest, ASilentPeerThatAnotherOneMissesIsDeadAfterDetectMs) 
   EXPECT_EQ(h.closings(), Texts{});
 }
 
+TEST_F(CoordinatorCoreTest, AReportOfSilenceCountsAMomentLater) {
+  for (const bool comes_back : {false, true}) {
+    h = Harness();
+    Found(3);
+    h.Hang(P(3));
+    h.Lively(P(3)).mute = true;
+    h.Wait(1400);
+    h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "silent for 1000 ms", 1000});
+    EXPECT_EQ(h.Notices("death").size(), 0u);
+    h.Wait(90);
+    EXPECT_EQ(h.Notices("death").size(), 0u);
+    if (comes_back) h.Say(P(3), control::Heartbeat{});
+    h.Wait(20);
+    EXPECT_EQ(h.Notices("death").size(), comes_back ? 0u : 1u);
+  }
+}
+
 TEST_F(CoordinatorCoreTest, APeerThatIsMissedButHeardStays) {
   Found(3);
   h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "silent"});

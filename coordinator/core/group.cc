@@ -23,8 +23,11 @@ constexpr int64_t kAnswerDetects = 6;
 // around rather than repaired again.
 constexpr uint32_t kStrikesMax = 3;
 constexpr int64_t kStrikesForgotten = Seconds(60);
-// A blocked pair is tried again with the first preparation that comes so much later.
+// A pair that cannot build its link, or loses it again and again, is tried again with the first
+// preparation that comes so much later. One that fell silent after so much less, four times as long
+// each time.
 constexpr int64_t kBlockedRetry = Seconds(600);
+constexpr int64_t kSilentRetry = Seconds(30);
 constexpr Tick kLongAgo{INT64_MIN / 2};
 // No correct peer comes near; keeps what a peer claims from using the numbers up.
 constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
@@ -78,7 +81,7 @@ Group::Group(GroupRecord record, std::string run_secret, uint32_t detect_ms,
   ballot_ = Ballot(Survivors());
   for (const BlockedRecord& blocked : record_.blocked) {
     // Time counts from the first step, see Advance().
-    blocked_since_[blocked.pair] = kNever;
+    detours_[blocked.pair] = {kNever, kBlockedRetry};
   }
   // The predecessor froze ops and did not commit: peers wait for the next commit.
   if (record_.attempt > record_.committed && AnyAdmitted()) {
@@ -92,8 +95,8 @@ Group::Group(GroupRecord record, std::string run_secret, uint32_t detect_ms,
 void Group::Attach(const PeerRecord& peer, const control::GroupState& state, bool anew, Tick now,
                    GroupOutput* out) {
   // What blocked it may have gone with its old stream.
-  for (auto& [pair, since] : blocked_since_) {
-    if (anew && (pair.a == peer.peer || pair.b == peer.peer)) since = kLongAgo;
+  for (auto& [pair, detour] : detours_) {
+    if (anew && (pair.a == peer.peer || pair.b == peer.peer)) detour.since = kLongAgo;
   }
   for (PeerRecord& known : record_.peers) {
     if (known.peer == peer.peer) known = peer;
@@ -382,8 +385,8 @@ void Group::Postpone(int64_t us) {
 }
 
 void Group::Advance(Tick now, GroupOutput* out) {
-  for (auto& [pair, since] : blocked_since_) {
-    if (since == kNever) since = now;
+  for (auto& [pair, detour] : detours_) {
+    if (detour.since == kNever) detour.since = now;
   }
   for (int round = 0;; ++round) {
     LH_CHECK(round < 16) << "group " << ToString(record_.group) << " does not come to rest";
@@ -886,11 +889,11 @@ void Group::ResolveUnreachable(GroupOutput* out) {
 // Removes peers until the pairs that are left, if any, can be routed around.
 void Group::Settle(std::map<LostLink, std::string> pairs, GroupOutput* out) {
   while (!pairs.empty()) {
-    if (CanRouteAround(pairs)) return Block(pairs, out);
+    if (CanRouteAround(pairs)) return Block(pairs, kBlockedRetry, out);
     // Before anybody goes, what was blocked at another time is tried again.
     if (const auto old = BlockedBefore(); !old.empty() && CanRouteAround(pairs, old)) {
-      for (const control::BlockedPair& pair : old) blocked_since_[pair] = kLongAgo;
-      return Block(pairs, out);
+      for (const control::BlockedPair& pair : old) detours_[pair].since = kLongAgo;
+      return Block(pairs, kBlockedRetry, out);
     }
     const PeerId victim = ChooseVictim(pairs);
     std::string reason;
@@ -938,18 +941,19 @@ bool Group::CanRouteAround(const std::map<LostLink, std::string>& pairs,
 control::BlockedPairs Group::BlockedBefore() const {
   control::BlockedPairs old = preparation_->blocked;
   std::erase_if(old, [this](const control::BlockedPair& pair) {
-    const auto since = blocked_since_.find(pair);
-    return since == blocked_since_.end() || since->second >= preparation_->begun;
+    const auto detour = detours_.find(pair);
+    return detour == detours_.end() || detour->second.since >= preparation_->begun;
   });
   return old;
 }
 
-void Group::Block(const std::map<LostLink, std::string>& pairs, GroupOutput* out) {
+void Group::Block(const std::map<LostLink, std::string>& pairs, int64_t retry_us,
+                  GroupOutput* out) {
   const std::set<PeerId> in_force = PeersOf(Survivors());
   for (const auto& [link, reason] : pairs) {
     const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
-    const bool known = blocked_since_.contains(pair);
-    blocked_since_[pair] = directory_->Now();
+    const bool known = detours_.contains(pair);
+    detours_[pair] = {directory_->Now(), retry_us};
     const std::string text =
         ToString(pair.a) + " and " + ToString(pair.b) + " have no link: " + Clean(reason);
     MarkChanged(text);
@@ -978,7 +982,7 @@ void Group::ForgetBlockedOfStrangers() {
     return std::any_of(record_.blocked.begin(), record_.blocked.end(),
                        [&](const BlockedRecord& b) { return b.pair == pair; });
   };
-  std::erase_if(blocked_since_, [&](const auto& entry) { return !known(entry.first); });
+  std::erase_if(detours_, [&](const auto& entry) { return !known(entry.first); });
   std::erase_if(strikes_, [this](const auto& entry) {
     return !HasPeer(entry.first.a) || !HasPeer(entry.first.b);
   });
@@ -992,7 +996,8 @@ void Group::ChooseRing(Tick now, Preparation* preparation) const {
   const std::vector<PeerId> order = OrderOf(peers);
   control::BlockedPairs blocked = BlockedAmong(order);
   std::erase_if(blocked, [&](const control::BlockedPair& pair) {
-    return now - blocked_since_.at(pair) >= kBlockedRetry;
+    const Detour& detour = detours_.at(pair);
+    return now - detour.since >= detour.retry_us;
   });
   auto ring = control::RingAvoiding(order, blocked);
   if (!ring || !control::RingFault(*ring, blocked).empty()) {
@@ -1050,14 +1055,23 @@ void Group::LinkGraceOver(LostLink link, GroupOutput* out) {
   Strikes& strikes = strikes_[pair];
   const Tick now = directory_->Now();
   strikes.count = now - strikes.last > kStrikesForgotten ? 1 : strikes.count + 1;
+  if (now - strikes.last > 2 * kBlockedRetry) strikes.detours = 0;
   strikes.last = now;
   if (freeze) {
     // Both ends report one loss: the other's report is the same strike.
     lost_.erase({link.second, link.first});
     NoteFault(grace.fault);
     repair_ = text;
+    // A connection that broke is likely to be rebuilt at once. Where nothing came through for
+    // detect_ms, nobody is made to wait for what may come through now.
+    if (grace.fault.detect_ms > 0 && CanRouteAround({{link, text}})) {
+      const int64_t retry = kSilentRetry << 2 * std::min(strikes.detours++, 3u);
+      return Block({{link, text}}, std::min(retry, kBlockedRetry), out);
+    }
     const std::map<LostLink, std::string> pairs{{link, text + " (again and again)"}};
-    if (strikes.count > kStrikesMax && CanRouteAround(pairs)) return Block(pairs, out);
+    if (strikes.count > kStrikesMax && CanRouteAround(pairs)) {
+      return Block(pairs, kBlockedRetry, out);
+    }
   }
   if (!preparation_) return;
   Preparation& p = *preparation_;
@@ -1113,15 +1127,27 @@ size_t Group::CountMembers(PeerId peer) const {
                        [peer](const MemberRecord& m) { return m.peer == peer; });
 }
 
-bool Group::Accused(PeerId peer) const {
+bool Group::Accused(PeerId peer, Tick now) const {
   for (const LostLink& link : missed_) {
-    if (link.second == peer) return true;
+    if (link.second != peer) continue;
+    const auto lost = lost_.find(link);
+    if (lost == lost_.end() || lost->second.fault.detect_ms == 0 || lost->second.due <= now) {
+      return true;
+    }
   }
   if (!preparation_) return false;
   for (const auto& [reporter, answer] : preparation_->answers) {
     if (answer.unreachable.contains(peer)) return true;
   }
   return false;
+}
+
+std::vector<PeerId> Group::AccusedOfSilence(Tick now) const {
+  std::vector<PeerId> accused;
+  for (const auto& [link, grace] : lost_) {
+    if (grace.due <= now && grace.fault.detect_ms > 0) accused.push_back(link.second);
+  }
+  return accused;
 }
 
 Tick Group::NextDeadline() const {
@@ -1331,9 +1357,9 @@ void Group::CheckInvariants() const {
     const control::BlockedPair& pair = record_.blocked[i].pair;
     LH_CHECK(i == 0 || record_.blocked[i - 1].pair < pair) << name;
     LH_CHECK(peers.contains(pair.a) && peers.contains(pair.b)) << name << " blocks a stranger";
-    LH_CHECK(blocked_since_.contains(pair)) << name;
+    LH_CHECK(detours_.contains(pair)) << name;
   }
-  LH_CHECK(blocked_since_.size() == record_.blocked.size()) << name;
+  LH_CHECK(detours_.size() == record_.blocked.size()) << name;
   LH_CHECK(ballot_.electorate() == Survivors())
       << name << " electorate " << List(ballot_.electorate());
   sync_.CheckInvariants(Survivors());
@@ -1441,9 +1467,12 @@ void Group::AddTo(Digester* digest) const {
   digest->Add(uint64_t{last_fault_.detect_ms}).Add(uint64_t{last_fault_.agree_ms});
   digest->Add(strikes_.size());
   for (const auto& [pair, strikes] : strikes_) {
-    digest->Add(pair.a).Add(pair.b).Add(uint64_t{strikes.count}).Add(strikes.last);
+    digest->Add(pair.a).Add(pair.b).Add(strikes.last);
+    digest->Add(uint64_t{strikes.count}).Add(uint64_t{strikes.detours});
   }
-  for (const auto& [pair, since] : blocked_since_) digest->Add(since);
+  for (const auto& [pair, detour] : detours_) {
+    digest->Add(detour.since).Add(static_cast<uint64_t>(detour.retry_us));
+  }
   digest->Add(lost_.size());
   for (const auto& [link, grace] : lost_) {
     digest->Add(link.first).Add(link.second).Add(grace.due).Add(grace.reason);

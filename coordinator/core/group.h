@@ -122,8 +122,11 @@ class Group {
   // Admitted, or in the preparation that would admit it.
   bool AdmittedOrPrepared(const MemberRecord& member) const;
   // True if another peer says that it cannot reach this one, or lost its link to it and has not
-  // reported all links up since.
-  bool Accused(PeerId peer) const;
+  // reported all links up since. That it heard nothing counts a moment later only: what was lost in
+  // a short outage is on its way again, after up to twice the outage.
+  bool Accused(PeerId peer, Tick now) const;
+  // Whose accusers' moment is over.
+  std::vector<PeerId> AccusedOfSilence(Tick now) const;
   Tick NextDeadline() const;
   // The group without its ring, which only the owner can describe.
   GroupView View() const;
@@ -210,7 +213,7 @@ class Group {
   bool CanRouteAround(const std::map<LostLink, std::string>& pairs,
                       const control::BlockedPairs& but = {}) const;
   control::BlockedPairs BlockedBefore() const;
-  void Block(const std::map<LostLink, std::string>& pairs, GroupOutput* out);
+  void Block(const std::map<LostLink, std::string>& pairs, int64_t retry_us, GroupOutput* out);
   void ForgetBlockedOfStrangers();
   PeerId ChooseVictim(const std::map<LostLink, std::string>& pairs) const;
   void LinkGraceOver(LostLink link, GroupOutput* out);
@@ -265,12 +268,17 @@ class Group {
   // How often a pair lost its link of late.
   struct Strikes {
     uint32_t count = 0;
+    uint32_t detours = 0;  // times that the pair was routed around at once, since it fell silent
     Tick last;
   };
   std::map<control::BlockedPair, Strikes> strikes_;
-  // Since when each pair of the record is routed around; far back: it is tried again with the next
-  // preparation.
-  std::map<control::BlockedPair, Tick> blocked_since_;
+  // Of each pair of the record. It is tried again with the first preparation that comes `retry_us`
+  // after `since`.
+  struct Detour {
+    Tick since;
+    int64_t retry_us = 0;
+  };
+  std::map<control::BlockedPair, Detour> detours_;
   std::optional<Fault> fault_;
   Epoch fault_epoch_;  // of `last_fault_`
   FaultRecord last_fault_;

@@ -233,25 +233,51 @@ TEST_F(RoutingTest, WhenTooFewAreLeftAndThePairStillCannotMeetTheYoungerGoes) {
 
 // Connections come up and fall silent again: a firewall that forgets, a path that loses large
 // packets. Repairing for ever would redo the same ops for ever.
-TEST_F(RoutingTest, ALinkThatIsLostAgainAndAgainIsRoutedAround) {
+TEST_F(RoutingTest, ALinkThatBreaksAgainAndAgainIsRoutedAround) {
   Found(4);
   for (int i = 0; i < 3; ++i) {
-    Lose(1, 2, 1000);
+    Lose(1, 2);
     h.Wait(2000);
   }
   EXPECT_EQ(Blocked(), "");
-  Lose(1, 2, 1000);
+  Lose(1, 2);
   EXPECT_EQ(Blocked(), "p1-p2");
   EXPECT_EQ(Ring(), "p1,p3,p2,p4");
 }
 
-TEST_F(RoutingTest, ALinkThatIsLostNowAndThenIsRepairedEveryTime) {
+TEST_F(RoutingTest, ALinkThatBreaksNowAndThenIsRepairedEveryTime) {
   Found(4);
   for (int i = 0; i < 10; ++i) {
-    Lose(1, 2, 1000);
+    Lose(1, 2);
     h.Wait(61 * 1000);
   }
   EXPECT_EQ(Blocked(), "");
+}
+
+TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundAtOnce) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2, 1000);
+  EXPECT_EQ(h.Take(P(3)),
+            (Texts{"Prepare 5 base=4 boundary=4 attempt=5 freeze members=m1@1,m3@3,m2@2,m4@4 "
+                   "ring=p1,p3,p2,p4 blocked=p1-p2",
+                   "Commit 5"}));
+  EXPECT_EQ(Blocked(), "p1-p2");
+}
+
+TEST_F(RoutingTest, APairThatFellSilentIsTriedAgainSoonAndThenLessAndLessOften) {
+  Found(4);
+  for (const int64_t seconds : {30, 120, 480, 600, 600}) {
+    Lose(1, 2, 1000);
+    EXPECT_EQ(Blocked(), "p1-p2");
+    h.Wait((seconds - 1) * 1000);
+    Lose(3, 4);
+    EXPECT_EQ(Blocked(), "p1-p2") << seconds;
+    h.Wait(1000);
+    Lose(3, 4);
+    EXPECT_EQ(Blocked(), "") << seconds;
+    h.Wait(61 * 1000);
+  }
 }
 
 TEST_F(RoutingTest, OfTwoWhoseLinkIsLostAgainAndAgainNobodyIsEvictedWhileItCanBeRepaired) {
