@@ -24,8 +24,8 @@ constexpr int64_t kAnswerDetects = 6;
 constexpr uint32_t kStrikesMax = 3;
 constexpr int64_t kStrikesForgotten = Seconds(60);
 // A pair that cannot build its link, or loses it again and again, is tried again with the first
-// preparation that comes so much later. One that fell silent after so much less, four times as long
-// each time.
+// freezing preparation that comes so much later. One that fell silent after so much less, four
+// times as long each time.
 constexpr int64_t kBlockedRetry = Seconds(600);
 constexpr int64_t kSilentRetry = Seconds(30);
 constexpr Tick kLongAgo{INT64_MIN / 2};
@@ -563,6 +563,13 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   for (PeerId peer : PeersOf(next.survivors)) next.answers[peer];
   for (PeerId peer : PeersOf(next.joiners)) next.answers[peer];
   ChooseRing(now, &next);
+  const control::BlockedPairs before = BlockedAmong(OrderOf(PeersOf(next.survivors)));
+  if (!next.freeze &&
+      !std::includes(next.blocked.begin(), next.blocked.end(), before.begin(), before.end())) {
+    // No ring with the newcomers avoids them all. A pair gets a link in a freezing epoch only.
+    next.freeze = true;
+    NoteFault(FaultNow("unreachable", "coordinator"));
+  }
 
   record_.highest = next.epoch;
   if (!AnyAdmitted()) {
@@ -988,8 +995,9 @@ void Group::ForgetBlockedOfStrangers() {
   });
 }
 
-// The order of the peers and the pairs that get no link. Pairs that have waited for long are tried
-// again; so are all if nobody can route around them any more, as with three peers left.
+// The order of the peers and the pairs that get no link. When it freezes, pairs that have waited
+// for long are tried again; so are all if nobody can route around them any more, as with three
+// peers left.
 void Group::ChooseRing(Tick now, Preparation* preparation) const {
   std::set<PeerId> peers;
   for (const auto& [peer, answer] : preparation->answers) peers.insert(peer);
@@ -997,7 +1005,7 @@ void Group::ChooseRing(Tick now, Preparation* preparation) const {
   control::BlockedPairs blocked = BlockedAmong(order);
   std::erase_if(blocked, [&](const control::BlockedPair& pair) {
     const Detour& detour = detours_.at(pair);
-    return now - detour.since >= detour.retry_us;
+    return preparation->freeze && now - detour.since >= detour.retry_us;
   });
   auto ring = control::RingAvoiding(order, blocked);
   if (!ring || !control::RingFault(*ring, blocked).empty()) {

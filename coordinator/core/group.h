@@ -272,8 +272,8 @@ class Group {
     Tick last;
   };
   std::map<control::BlockedPair, Strikes> strikes_;
-  // Of each pair of the record. It is tried again with the first preparation that comes `retry_us`
-  // after `since`.
+  // Of each pair of the record. It is tried again with the first freezing preparation that comes
+  // `retry_us` after `since`.
   struct Detour {
     Tick since;
     int64_t retry_us = 0;
