@@ -45,6 +45,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   uint64_t Digest() const;
 
   bool Attached(PeerId peer) const override;
+  bool HeardWithin(PeerId peer, int64_t us) const override;
   bool Draining(PeerId peer) const override;
   bool CohortBegun(const std::string& run, PeerId peer, const std::string& cohort) const override;
   Tick Now() const override { return now_; }
@@ -843,6 +844,12 @@ void CoordinatorCore::Impl::EmitPersist() {
 bool CoordinatorCore::Impl::Attached(PeerId peer) const {
   const auto it = peers_.find(peer);
   return it != peers_.end() && it->second.session;
+}
+
+bool CoordinatorCore::Impl::HeardWithin(PeerId peer, int64_t us) const {
+  if (!Attached(peer)) return false;
+  const int64_t lease = int64_t{kLease} * Millis(config_.detect_ms);
+  return sessions_.at(peers_.at(peer).session).silent_at - now_ >= lease - us;
 }
 
 bool CoordinatorCore::Impl::Draining(PeerId peer) const {

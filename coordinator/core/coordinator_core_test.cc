@@ -374,7 +374,7 @@ TEST_F(CoordinatorCoreTest, AReportOfSilenceCountsAMomentLater) {
     h.Wait(1400);
     h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "silent for 1000 ms", 1000});
     EXPECT_EQ(h.Notices("death").size(), 0u);
-    h.Wait(90);
+    h.Wait(190);
     EXPECT_EQ(h.Notices("death").size(), 0u);
     if (comes_back) h.Say(P(3), control::Heartbeat{});
     h.Wait(20);

@@ -291,9 +291,13 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
   missed_.emplace(peer, lost.peer);
   const Fault fault =
       FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer), lost.silent_ms);
+  // Its stream is closed by then if it died. Where it has fallen silent on its stream too, what a
+  // short outage swallowed may be on its way again: that takes up to twice as long as the outage.
+  const int64_t detect_us = Millis(detect_ms_);
+  const bool unheard = lost.silent_ms > 0 && !directory_->HeardWithin(lost.peer, detect_us * 2 / 3);
+  const int64_t grace_us = unheard ? detect_us / 5 : detect_us / 10;
   const bool fresh =
-      lost_.try_emplace({peer, lost.peer}, Grace{now + Millis(detect_ms_) / 10, reason, fault})
-          .second;
+      lost_.try_emplace({peer, lost.peer}, Grace{now + grace_us, reason, fault}).second;
   if (fresh) {
     Note("link_lost", MemberId{}, peer,
          "link lost from=" + ToString(peer) + " to=" + ToString(lost.peer) +

@@ -42,6 +42,8 @@ class PeerDirectory {
  public:
   virtual ~PeerDirectory() = default;
   virtual bool Attached(PeerId peer) const = 0;
+  // Something came on its stream within this time.
+  virtual bool HeardWithin(PeerId peer, int64_t us) const = 0;
   virtual bool Draining(PeerId peer) const = 0;
   // A member of the cohort of this peer is admitted in some group, or about to be.
   virtual bool CohortBegun(const std::string& run, PeerId peer,
