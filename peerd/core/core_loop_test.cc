@@ -479,6 +479,8 @@ class Loop {
   }
   void Handle(PeerId, const control::Heartbeat&) {}
   void Handle(PeerId, const control::Draining&) {}
+  void Handle(PeerId, const control::SyncVote&) { FAIL(); }
+  void Handle(PeerId, const control::SyncDone&) { FAIL(); }
 
   bool InForce(PeerId peer) const {
     for (const auto& member : committed_.members) {
