@@ -51,7 +51,7 @@ constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},
     {"one_ring_op", 2, 30, 50000},
     {"abort_on_fault", 2, 20, 30000},
-    {"given_up", 1, 100, 450000},
+    {"given_up", 1, 100, 300000},
     {"two_members_of_one_peer", 2, 300, 20000},
     {"leave", 2, 3000, 50000},
     {"evict_one_of_two", 1, 1000, 20000},
