@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "coordinator/core/digest.h"
+#include "base/digest.h"
 #include "coordinator/core/group.h"
 #include "coordinator/core/text.h"
 #include "coordinator/core/token.h"

@@ -27,10 +27,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/core/ballot.h"
-#include "coordinator/core/digest.h"
 #include "coordinator/core/records.h"
 #include "coordinator/core/sync_ballot.h"
 #include "proto/control/messages.h"

@@ -22,9 +22,9 @@
 #include <string>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/ids.h"
 #include "base/tick.h"
-#include "coordinator/core/digest.h"
 #include "coordinator/core/election.h"
 #include "coordinator/core/records.h"
 #include "proto/control/messages.h"

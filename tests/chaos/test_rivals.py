@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from trainers import Trainer
+from trainers import Trainer, trainers_of
 from world import DATA_PORT, World, pair_drop, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
@@ -28,14 +28,6 @@ def hosts_of(stack: ExitStack, tmp_path: pathlib.Path, count: int, detect_ms: in
     for _ in range(count):
         world.add_host().start_peerd()
     return world
-
-
-def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
-    trainers = []
-    for _ in range(count):
-        trainers.append(Trainer())
-        stack.callback(trainers[-1].kill)
-    return trainers
 
 
 def assemble(world: World, trainers: list[Trainer], run: str = "rivals", group: int = 0) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from trainers import Trainer
+from trainers import Trainer, trainers_of
 
 from longhaul.testing import LocalCluster, find_binary
 
@@ -23,14 +23,6 @@ COUNT = 300_000
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as opened:
         yield opened
-
-
-def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
-    trainers = []
-    for _ in range(count):
-        trainers.append(Trainer())
-        stack.callback(trainers[-1].kill)
-    return trainers
 
 
 def assemble(cluster: LocalCluster, trainers: list[Trainer], peers: list[int], run: str, group: int = 0) -> None:

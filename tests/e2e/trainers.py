@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
@@ -80,3 +81,12 @@ def all_do(trainers: list[Trainer], name: str, timeout: float = 90, **arguments:
     for result in results:
         assert "error" not in result, result
     return results
+
+
+def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
+    """Fresh ones, which end with the stack."""
+    trainers = []
+    for _ in range(count):
+        trainers.append(Trainer())
+        stack.callback(trainers[-1].kill)
+    return trainers

@@ -6,7 +6,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "base/check.h"
-#include "peerd/core/digest.h"
+#include "base/digest.h"
 
 namespace longhaul::sim {
 namespace {
@@ -64,7 +64,7 @@ void Search::TellPath() {
 
 bool Search::Chosen(uint64_t digest, const Move& move) const {
   if (options_.sample <= 1) return true;
-  const uint64_t draw = peerd::Digester()
+  const uint64_t draw = Digester()
                             .Add(digest)
                             .Add(options_.seed)
                             .Add(uint64_t{static_cast<uint8_t>(move.kind)})
@@ -75,7 +75,7 @@ bool Search::Chosen(uint64_t digest, const Move& move) const {
 
 void Search::Enter(ExploreState state, int faults_left) {
   const uint64_t digest =
-      peerd::Digester().Add(state.Digest()).Add(static_cast<uint64_t>(faults_left)).value();
+      Digester().Add(state.Digest()).Add(static_cast<uint64_t>(faults_left)).value();
   if (!seen_.insert(digest).second) return;
   if (++result_.states >= options_.states_max) result_.complete = false;
   LH_CHECK(stack_.size() < kDepthMax) << "a run does not come to its end";

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "peerd/core/digest.h"
+#include "base/digest.h"
 #include "proto/control/convert.h"
 #include "proto/wire/limits.h"
 #include "tests/sim/checker.h"
@@ -52,7 +52,7 @@ uint64_t Value(const std::string& bytes) {
 }
 
 uint64_t HashOf(const std::string& bytes, uint64_t salt) {
-  return peerd::Digester().Add(salt).Add(bytes).value();
+  return Digester().Add(salt).Add(bytes).value();
 }
 
 // Kinds of events that wait in queues.
@@ -60,7 +60,7 @@ struct EventHash {
   uint64_t operator()(const peerd::LinkUp& e) const { return Of(1, e.peer); }
   uint64_t operator()(const peerd::LinkDown& e) const { return Of(2, e.peer); }
   uint64_t operator()(const peerd::PeerReady& e) const {
-    return peerd::Digester()
+    return Digester()
         .Add(uint64_t{3})
         .Add(e.peer)
         .Add(e.ordinal)
@@ -72,21 +72,19 @@ struct EventHash {
         .value();
   }
   uint64_t operator()(const peerd::PeerDone& e) const {
-    return peerd::Digester().Add(Of(4, e.peer)).Add(e.ordinal).Add(e.attempt).value();
+    return Digester().Add(Of(4, e.peer)).Add(e.ordinal).Add(e.attempt).value();
   }
   uint64_t operator()(const peerd::AttemptComplete& e) const {
-    return peerd::Digester().Add(uint64_t{5}).Add(e.ordinal).Add(e.attempt).value();
+    return Digester().Add(uint64_t{5}).Add(e.ordinal).Add(e.attempt).value();
   }
   uint64_t operator()(const peerd::AttemptStopped& e) const {
-    return peerd::Digester().Add(uint64_t{6}).Add(e.ordinal).Add(e.attempt).value();
+    return Digester().Add(uint64_t{6}).Add(e.ordinal).Add(e.attempt).value();
   }
   template <class Other>
   uint64_t operator()(const Other&) const {
     Checker::Fail("an event in a queue that never waits in one");
   }
-  static uint64_t Of(uint64_t kind, PeerId peer) {
-    return peerd::Digester().Add(kind).Add(peer).value();
-  }
+  static uint64_t Of(uint64_t kind, PeerId peer) { return Digester().Add(kind).Add(peer).value(); }
 };
 
 struct EventText {
@@ -129,7 +127,7 @@ ExploreState::Packet ExploreState::Pack(T what, uint64_t hash, uint64_t session)
   auto body = std::make_shared<Body>();
   body->what = std::move(what);
   body->session = session;
-  body->hash = peerd::Digester().Add(hash).Add(session).value();
+  body->hash = Digester().Add(hash).Add(session).value();
   return body;
 }
 
@@ -863,12 +861,8 @@ void ExploreState::Credit(int i, const peerd::CreditAttempt& credit) {
   const int to = IndexOf(credit.peer);
   attempt.theirs[to] = credit.theirs;
   if (!PairOf(i, to).connected || EndPending(i, to)) return;
-  const uint64_t hash = peerd::Digester()
-                            .Add(uint64_t{9})
-                            .Add(credit.theirs)
-                            .Add(credit.attempt)
-                            .Add(attempt.own)
-                            .value();
+  const uint64_t hash =
+      Digester().Add(uint64_t{9}).Add(credit.theirs).Add(credit.attempt).Add(attempt.own).value();
   DataTo(to, i).push_back(Pack(Data{credit.theirs, credit.attempt, attempt.own}, hash));
 }
 
@@ -1148,7 +1142,7 @@ void ExploreState::Reconnect(int i, bool first) {
 // ------------------------------------------------------------------------------ views
 
 uint64_t ExploreState::Digest() const {
-  peerd::Digester digest;
+  Digester digest;
   const auto add_queue = [&](const Queue& queue) {
     digest.Add(uint64_t{queue.size()});
     for (const Packet& packet : queue) digest.Add(packet->hash);

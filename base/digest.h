@@ -7,8 +7,9 @@
 #include "base/ids.h"
 #include "base/tick.h"
 
-namespace longhaul::coordinator {
+namespace longhaul {
 
+// For other types of value: a function AddTo(const T&, Digester*) beside the type.
 class Digester {
  public:
   Digester& Add(uint64_t value) {
@@ -26,10 +27,17 @@ class Digester {
   Digester& Add(Id<Kind> id) {
     return Add(id.value());
   }
+  Digester& Add(const GroupKey& key) { return Add(key.run).Add(uint64_t{key.group}); }
+  template <class T>
+    requires requires(const T& value, Digester* digest) { AddTo(value, digest); }
+  Digester& Add(const T& value) {
+    AddTo(value, this);
+    return *this;
+  }
   uint64_t value() const { return state_; }
 
  private:
   uint64_t state_ = 0xcbf29ce484222325u;
 };
 
-}  // namespace longhaul::coordinator
+}  // namespace longhaul
