@@ -406,6 +406,18 @@ TEST_F(CoordinatorCoreTest, ClosedStreamAfterLinkLostIsDeathAtOnce) {
   EXPECT_EQ(Committed(), Epoch(4));
 }
 
+TEST_F(CoordinatorCoreTest, AReportFromBeforeAFreezeStillNamesWhoIsMissed) {
+  Found(3);
+  h.Lively(P(1)).mute = h.Lively(P(3)).mute = true;
+  h.LivelyLeave(P(2), M(2));
+  h.Run();
+  ASSERT_EQ(h.View().preparing, Epoch(4));
+  h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "refused"});
+  EXPECT_EQ(h.View().preparing, Epoch(4));
+  h.Close(P(3));
+  EXPECT_EQ(h.Notices("death").size(), 1u);
+}
+
 TEST_F(CoordinatorCoreTest, WhoReportsALostLinkAndDetachesIsNotDeadForIt) {
   Found(2);
   h.Say(P(1), Lost(P(2)));

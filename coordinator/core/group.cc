@@ -281,7 +281,8 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
   }
   // An older report is answered by the freeze that came after it: that preparation checks all
   // links. An epoch that froze nothing answers nothing, whatever its number.
-  if (lost.epoch < record_.attempt || lost.peer == peer) return std::nullopt;
+  const bool answered = lost.epoch < record_.attempt;
+  if ((answered && record_.attempt <= record_.committed) || lost.peer == peer) return std::nullopt;
   const auto counts = [this](PeerId id) {
     return preparation_ ? preparation_->answers.contains(id) : PeersOf(Survivors()).contains(id);
   };
@@ -289,6 +290,7 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
   if (RoutedAround(peer, lost.peer)) return std::nullopt;
   const std::string reason = Clean(lost.reason);
   missed_.emplace(peer, lost.peer);
+  if (answered) return std::nullopt;
   const Fault fault =
       FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer), lost.silent_ms);
   // Its stream is closed by then if it died. Where it has fallen silent on its stream too, what a

@@ -68,11 +68,17 @@ class Fleet:
                 ],
             )
 
-    def end_host(self, host: Host) -> None:
-        """By the book: SIGTERM to peerd, which drains."""
+    def ended(self, host: Host) -> bool:
+        """By the book: SIGTERM to peerd, which drains. True: it is gone."""
         assert host.peerd is not None
-        self.gone.add(host.name)
-        host.peerd.signal(signal.SIGTERM)
+        if host.name not in self.gone:
+            self.gone.add(host.name)
+            host.peerd.signal(signal.SIGTERM)
+        return not host.peerd.alive
+
+    def end_host(self, host: Host) -> None:
+        assert host.peerd is not None
+        self.ended(host)
         code = host.peerd.wait(PATIENCE_S)
         if code != 0:
             raise Failed(f"peerd of {host.name} ended with {code} after SIGTERM; its log is {host.peerd_log}")
@@ -106,13 +112,15 @@ class Fleet:
 
     def undo_due(self, everything: bool = False) -> None:
         now = time.monotonic()
-        for entry in sorted(self.active, key=lambda entry: entry[0]):
+        # Who drains needs the coordinator.
+        for entry in sorted(self.active, key=lambda entry: (entry[1].kind != "kill coordinator", entry[0])):
             due, fault, record = entry
-            if due <= now or everything:
-                fault.undo()
-                record.end = time.monotonic()
-                self.active.remove(entry)
-                print(json.dumps(record.__dict__), file=self.timeline, flush=True)
+            if not everything and (due > now or not fault.over()):
+                continue
+            fault.undo()
+            record.end = time.monotonic()
+            self.active.remove(entry)
+            print(json.dumps(record.__dict__), file=self.timeline, flush=True)
 
     # ------------------------------------------------------------------ watching
 

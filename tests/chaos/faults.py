@@ -51,6 +51,10 @@ class Fault(abc.ABC):
     @abc.abstractmethod
     def make(self) -> Record: ...
 
+    def over(self) -> bool:
+        """Asked again and again after `lasts`: whether undo() has nothing to wait for."""
+        return True
+
     def undo(self) -> None:  # noqa: B027 - what is over at once has nothing to undo
         """After `lasts`."""
 
@@ -262,6 +266,10 @@ class Spawn(Fault):
         self.fleet.start_trainers(host)
         return record
 
+    def over(self) -> bool:
+        assert self.host is not None
+        return self.fleet.ended(self.host)
+
     def undo(self) -> None:
         assert self.host is not None
         self.fleet.end_host(self.host)
@@ -272,6 +280,7 @@ class Drain(Fault):
 
     def make(self) -> Record:
         assert self.host is not None and self.host.peerd is not None
+        self.made = time.monotonic()
         self.lasts = self.rng.uniform(2, 4)
         self.by_signal = self.rng.random() < 0.5
         record = self.record(
@@ -290,10 +299,15 @@ class Drain(Fault):
                 self.host.peerd.signal(signal.SIGTERM)
         return record
 
-    def undo(self) -> None:
+    def over(self) -> bool:
         assert self.host is not None and self.host.peerd is not None
         if not self.by_signal:
+            self.by_signal = True
             self.host.peerd.signal(signal.SIGTERM)
+        return not self.host.peerd.alive or time.monotonic() > self.made + self.lasts + PATIENCE_S
+
+    def undo(self) -> None:
+        assert self.host is not None and self.host.peerd is not None
         code = self.host.peerd.wait(PATIENCE_S)
         if code != 0:
             raise RuntimeError(f"peerd of {self.host.name} was drained and ended with {code} instead of 0")
