@@ -561,8 +561,8 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
     peer.quiet_at = kNever;
     quiet_peers.push_back(id);
   }
-  for (const auto& [key, group] : groups_) {
-    for (const PeerId peer : group.AccusedOfSilence(now_)) quiet_peers.push_back(peer);
+  for (auto& [key, group] : groups_) {
+    for (const PeerId peer : group.TakeAccused(now_)) quiet_peers.push_back(peer);
   }
   for (const PeerId peer : quiet_peers) BuryIfAccused(peer);
   const std::string quiet = "silent for " + std::to_string(kLease * config_.detect_ms) + " ms";

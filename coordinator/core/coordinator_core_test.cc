@@ -382,6 +382,20 @@ TEST_F(CoordinatorCoreTest, AReportOfSilenceCountsAMomentLater) {
   }
 }
 
+TEST_F(CoordinatorCoreTest, AReportOfSilenceOutlivesAnotherFault) {
+  Found(4);
+  h.Hang(P(3));
+  h.Lively(P(1)).mute = h.Lively(P(3)).mute = true;
+  h.Wait(1400);
+  h.Say(P(1), control::LinkLost{G(), Epoch(4), P(3), "silent for 1000 ms", 1000});
+  h.Kill(P(4));
+  h.Say(P(1), Lost(P(4)));
+  h.Wait(100);
+  EXPECT_EQ(h.Notices("death").size(), 1u);
+  h.Wait(110);
+  EXPECT_EQ(h.Notices("death").size(), 2u);
+}
+
 TEST_F(CoordinatorCoreTest, APeerThatIsMissedButHeardStays) {
   Found(3);
   h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "silent"});

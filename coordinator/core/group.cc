@@ -247,7 +247,7 @@ Violation Group::Ready(PeerId peer, const control::EpochReady& ready) {
   answer.ready = true;
   answer.failed = false;
   answer.unreachable.clear();
-  std::erase_if(missed_, [peer](const LostLink& link) { return link.first == peer; });
+  std::erase_if(missed_, [peer](const auto& missed) { return missed.first.first == peer; });
   if (preparation_->freeze) answer.ops = ready.ops;
   return std::nullopt;
 }
@@ -289,15 +289,15 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
   if (!counts(peer) || !counts(lost.peer)) return std::nullopt;
   if (RoutedAround(peer, lost.peer)) return std::nullopt;
   const std::string reason = Clean(lost.reason);
-  missed_.emplace(peer, lost.peer);
-  if (answered) return std::nullopt;
-  const Fault fault =
-      FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer), lost.silent_ms);
   // Its stream is closed by then if it died. Where it has fallen silent on its stream too, what a
   // short outage swallowed may be on its way again: that takes up to twice as long as the outage.
   const int64_t detect_us = Millis(detect_ms_);
   const bool unheard = lost.silent_ms > 0 && !directory_->HeardWithin(lost.peer, detect_us * 2 / 3);
   const int64_t grace_us = unheard ? detect_us / 5 : detect_us / 10;
+  missed_.try_emplace({peer, lost.peer}, lost.silent_ms > 0 ? now + grace_us : kLongAgo);
+  if (answered) return std::nullopt;
+  const Fault fault =
+      FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer), lost.silent_ms);
   const bool fresh =
       lost_.try_emplace({peer, lost.peer}, Grace{now + grace_us, reason, fault}).second;
   if (fresh) {
@@ -382,6 +382,9 @@ void Group::OnTime(Tick now, GroupOutput* out) {
 
 void Group::Postpone(int64_t us) {
   for (auto& [link, grace] : lost_) grace.due = grace.due + us;
+  for (auto& [link, from] : missed_) {
+    if (from != kLongAgo) from = from + us;
+  }
   if (first_vote_ != kNever) first_vote_ = first_vote_ + us;
   sync_.Postpone(us);
   if (!preparation_) return;
@@ -735,8 +738,8 @@ void Group::TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners,
     if (joiners.contains(member.member)) member.joined = epoch;
   }
   SortPeers(ring);
-  std::erase_if(missed_, [this](const LostLink& link) {
-    return !HasPeer(link.first) || !HasPeer(link.second);
+  std::erase_if(missed_, [this](const auto& missed) {
+    return !HasPeer(missed.first.first) || !HasPeer(missed.first.second);
   });
   std::map<PeerId, size_t> position;
   for (const PeerRecord& peer : record_.peers) position.emplace(peer.peer, position.size());
@@ -1142,12 +1145,8 @@ size_t Group::CountMembers(PeerId peer) const {
 }
 
 bool Group::Accused(PeerId peer, Tick now) const {
-  for (const LostLink& link : missed_) {
-    if (link.second != peer) continue;
-    const auto lost = lost_.find(link);
-    if (lost == lost_.end() || lost->second.fault.detect_ms == 0 || lost->second.due <= now) {
-      return true;
-    }
+  for (const auto& [link, from] : missed_) {
+    if (link.second == peer && from <= now) return true;
   }
   if (!preparation_) return false;
   for (const auto& [reporter, answer] : preparation_->answers) {
@@ -1156,10 +1155,12 @@ bool Group::Accused(PeerId peer, Tick now) const {
   return false;
 }
 
-std::vector<PeerId> Group::AccusedOfSilence(Tick now) const {
+std::vector<PeerId> Group::TakeAccused(Tick now) {
   std::vector<PeerId> accused;
-  for (const auto& [link, grace] : lost_) {
-    if (grace.due <= now && grace.fault.detect_ms > 0) accused.push_back(link.second);
+  for (auto& [link, from] : missed_) {
+    if (from == kLongAgo || from > now) continue;
+    accused.push_back(link.second);
+    from = kLongAgo;
   }
   return accused;
 }
@@ -1167,6 +1168,9 @@ std::vector<PeerId> Group::AccusedOfSilence(Tick now) const {
 Tick Group::NextDeadline() const {
   Tick next = kNever;
   for (const auto& [link, grace] : lost_) next = std::min(next, grace.due);
+  for (const auto& [link, from] : missed_) {
+    if (from != kLongAgo) next = std::min(next, from);
+  }
   for (const MemberRecord& member : record_.members) {
     next = std::min({next, VoteDue(member), OfferDue(member)});
   }
@@ -1493,7 +1497,7 @@ void Group::AddTo(Digester* digest) const {
     add_fault(grace.fault);
   }
   digest->Add(missed_.size());
-  for (const auto& [from, to] : missed_) digest->Add(from).Add(to);
+  for (const auto& [link, from] : missed_) digest->Add(link.first).Add(link.second).Add(from);
   digest->Add(uint64_t{preparation_.has_value()});
   if (!preparation_) return;
   const Preparation& p = *preparation_;

@@ -127,8 +127,8 @@ class Group {
   // reported all links up since. That it heard nothing counts a moment later only: what was lost in
   // a short outage is on its way again, after up to twice the outage.
   bool Accused(PeerId peer, Tick now) const;
-  // Whose accusers' moment is over.
-  std::vector<PeerId> AccusedOfSilence(Tick now) const;
+  // Whose accusers' moment is over; each is told once.
+  std::vector<PeerId> TakeAccused(Tick now);
   Tick NextDeadline() const;
   // The group without its ring, which only the owner can describe.
   GroupView View() const;
@@ -266,7 +266,9 @@ class Group {
     Fault fault;
   };
   std::map<LostLink, Grace> lost_;
-  std::set<LostLink> missed_;  // lost, and not reported up since
+  // Lost, and not reported up since: from when on it speaks against the second one. Long ago: it
+  // does, and the owner knows.
+  std::map<LostLink, Tick> missed_;
   // How often a pair lost its link of late.
   struct Strikes {
     uint32_t count = 0;
