@@ -29,7 +29,7 @@ class Digester {
   }
   Digester& Add(const GroupKey& key) { return Add(key.run).Add(uint64_t{key.group}); }
   template <class T>
-    requires requires(const T& value, Digester* digest) { AddTo(value, digest); }
+  requires requires(const T& value, Digester* digest) { AddTo(value, digest); }
   Digester& Add(const T& value) {
     AddTo(value, this);
     return *this;

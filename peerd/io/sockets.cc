@@ -92,8 +92,8 @@ class SystemSocketsImpl final : public Sockets {
 
   absl::Status Tune(int fd, const StreamTuning& tuning) override {
     SetInt(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    // What few packets carry, as all of a control lane, is sent again at an even pace: after a short
-    // outage it is not held up for as long as the outage was.
+    // What few packets carry, as all of a control lane, is sent again at an even pace: after a
+    // short outage it is not held up for as long as the outage was.
     SetInt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
     SetInt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(tuning.user_timeout_ms));
     if (!tuning.congestion.empty() &&

@@ -58,7 +58,8 @@ class Sockets {
   virtual absl::StatusOr<SocketAddress> PeerAddress(int fd) = 0;
   // An unconnected TCP socket.
   virtual absl::StatusOr<int> Open(int family) = 0;
-  // TCP_NODELAY, linear timeouts of thin streams, and what `tuning` says. InvalidArgument: unknown congestion control.
+  // TCP_NODELAY, linear timeouts of thin streams, and what `tuning` says. InvalidArgument: unknown
+  // congestion control.
   virtual absl::Status Tune(int fd, const StreamTuning& tuning) = 0;
   // Ends our direction once everything sent has gone out.
   virtual void ShutdownSend(int fd) = 0;
