@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/hash128.h"
 #include "base/ids.h"
 #include "base/tick.h"
 
@@ -27,6 +28,7 @@ class Digester {
   Digester& Add(Id<Kind> id) {
     return Add(id.value());
   }
+  Digester& Add(const Hash128& hash) { return Add(hash.high).Add(hash.low); }
   Digester& Add(const GroupKey& key) { return Add(key.run).Add(uint64_t{key.group}); }
   template <class T>
   requires requires(const T& value, Digester* digest) { AddTo(value, digest); }

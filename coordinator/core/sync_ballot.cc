@@ -305,14 +305,13 @@ void SyncBallot::CheckInvariants(const std::set<MemberId>& electorate) const {
 }
 
 void SyncBallot::AddTo(Digester* digest) const {
-  const auto add_hash = [digest](const Hash128& hash) { digest->Add(hash.high).Add(hash.low); };
   const auto add_offers = [&](const std::map<MemberId, control::SyncOffer>& offers) {
     digest->Add(offers.size());
     for (const auto& [member, offer] : offers) {
       digest->Add(member).Add(offer.number).Add(static_cast<uint64_t>(offer.strategy));
       digest->Add(offer.revision).Add(uint64_t{offer.complete});
-      add_hash(offer.manifest);
-      add_hash(offer.state);
+      digest->Add(offer.manifest);
+      digest->Add(offer.state);
     }
   };
   const auto add_members = [digest](const auto& members) {
@@ -331,8 +330,8 @@ void SyncBallot::AddTo(Digester* digest) const {
   const Fetching& f = *fetching_;
   digest->Add(f.revision).Add(f.bytes).Add(f.begun).Add(f.failed);
   digest->Add(uint64_t{f.sources_changed});
-  add_hash(f.manifest);
-  add_hash(f.state);
+  digest->Add(f.manifest);
+  digest->Add(f.state);
   add_offers(f.offers);
   add_members(f.fetching);
   add_members(f.holders);

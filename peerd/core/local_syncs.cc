@@ -289,7 +289,6 @@ void LocalSyncs::CheckInvariants() const {
 }
 
 void LocalSyncs::AddTo(Digester* digest) const {
-  const auto add_hash = [digest](const Hash128& hash) { digest->Add(hash.high).Add(hash.low); };
   digest->Add(uint64_t{syncs_.size()});
   for (const auto& [id, sync] : syncs_) {
     digest->Add(id).Add(sync.group).Add(sync.member).Add(sync.syncs).Add(sync.compare_by);
@@ -299,11 +298,11 @@ void LocalSyncs::AddTo(Digester* digest) const {
                 uint64_t{sync.next.has_value()} << 13 | uint64_t{sync.offer.complete} << 14);
     digest->Add(sync.bytes).Add(uint64_t{sync.sources}).Add(sync.offer.revision);
     digest->Add(static_cast<uint64_t>(sync.offer.strategy));
-    add_hash(sync.offer.manifest);
-    add_hash(sync.offer.state);
+    digest->Add(sync.offer.manifest);
+    digest->Add(sync.offer.state);
     digest->Add(sync.told.revision).Add(uint64_t{sync.told.sources.size()});
-    add_hash(sync.told.state);
-    if (sync.next) add_hash(sync.next->state);
+    digest->Add(sync.told.state);
+    if (sync.next) digest->Add(sync.next->state);
     digest->Add(sync.ends ? sync.ends->text : "-");
   }
 }

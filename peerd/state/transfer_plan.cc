@@ -127,24 +127,25 @@ void TransferPlan::OnChunkOfDropped(AskId id, bool good) {
   Arrived(ask.chunk);
 }
 
-void TransferPlan::OnRefused(AskId id, const std::string& reason) {
+MemberId TransferPlan::GiveBack(AskId id) {
   const auto it = asks_.find(id);
-  if (it == asks_.end()) return;
-  if (it->second.dropped) return OnDropped(id);
+  if (it == asks_.end()) return {};
+  if (it->second.dropped) {
+    OnDropped(id);
+    return {};
+  }
   const Ask ask = it->second;
   Close(id, /*answered=*/true);
   Requeue(ask.chunk);
-  RemoveSource(ask.source, reason);
+  return ask.source;
+}
+
+void TransferPlan::OnRefused(AskId id, const std::string& reason) {
+  if (const MemberId source = GiveBack(id)) RemoveSource(source, reason);
 }
 
 void TransferPlan::OnBusy(AskId id, Tick now) {
-  const auto it = asks_.find(id);
-  if (it == asks_.end()) return;
-  if (it->second.dropped) return OnDropped(id);
-  const Ask ask = it->second;
-  Close(id, /*answered=*/true);
-  Requeue(ask.chunk);
-  sources_.at(ask.source).busy_until = now + kBusyUs;
+  if (const MemberId source = GiveBack(id)) sources_.at(source).busy_until = now + kBusyUs;
 }
 
 void TransferPlan::OnDropped(AskId id) {
@@ -203,9 +204,7 @@ uint64_t TransferPlan::WindowOf(const Source& source) const {
   return static_cast<uint64_t>(std::min(bytes, static_cast<double>(options_.window_bytes_max)));
 }
 
-// One that is late again and again is tried with one chunk at a time.
 bool TransferPlan::HasRoom(const Source& source, uint64_t bytes) const {
-  if (source.late_in_a_row >= kLateMax) return source.asks == 0;
   return source.asks < kWindowChunksMin || source.in_flight + bytes <= WindowOf(source);
 }
 
@@ -218,10 +217,7 @@ MemberId TransferPlan::ChooseSource(const Chunk& chunk, bool again, Tick now) co
   MemberId best;
   std::pair<uint32_t, double> best_rank;
   for (const auto& [member, source] : sources_) {
-    if (!Usable(source, now)) continue;
-    const bool room =
-        source.asks < kWindowChunksMin || source.in_flight + chunk.what.bytes <= WindowOf(source);
-    if (!room) continue;
+    if (!Usable(source, now) || !HasRoom(source, chunk.what.bytes)) continue;
     const bool asked = std::any_of(chunk.open.begin(), chunk.open.end(),
                                    [&, m = member](AskId id) { return asks_.at(id).source == m; });
     if (asked) continue;
@@ -323,8 +319,6 @@ std::vector<TransferAction> TransferPlan::Advance(Tick now) {
       if (!ask.dropped) Drop(id);
     }
     todo_.clear();
-  }
-  if (!failure_.empty()) {
     TellDrops(&out);
     return out;
   }

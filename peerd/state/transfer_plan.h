@@ -155,6 +155,9 @@ class TransferPlan {
   void AskAgain(Tick now, std::vector<TransferAction>* out);
   void TellDrops(std::vector<TransferAction>* out);
   void Help(Tick now, std::vector<TransferAction>* out);
+  // The ask is over and has brought nothing: its chunk is to be asked for again. Its source; none:
+  // it was over already.
+  MemberId GiveBack(AskId id);
   // The ask is over, or is to be dropped.
   void Close(AskId id, bool answered);
   void Drop(AskId id);

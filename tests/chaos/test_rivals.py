@@ -38,20 +38,32 @@ def assemble(world: World, trainers: list[Trainer], run: str = "rivals", group: 
         assert "error" not in answer, answer
 
 
-def one_round(trainers: list[Trainer], ops: int = 4, count: int = COUNT) -> list[dict]:
-    """Ops of all of them; every result is the exact sum over all."""
+def begin_ops(trainers: list[Trainer], ops: int) -> None:
     for bit, trainer in enumerate(trainers):
-        trainer.start("prepare", bit=bit, ops=ops, count=count)
+        trainer.start("prepare", bit=bit, ops=ops, count=COUNT)
     for trainer in trainers:
         assert "error" not in trainer.finish()
     for trainer in trainers:
         trainer.start("run_ops", members=len(trainers))
+
+
+def end_ops(trainers: list[Trainer]) -> list[dict]:
+    """Every result is the exact sum over all of them."""
     answers = [trainer.finish() for trainer in trainers]
     for answer in answers:
         for op in answer["ops"]:
             assert "error" not in op, op
             assert op["participants"] == list(range(len(trainers))), op
     return answers
+
+
+def one_round(trainers: list[Trainer]) -> list[dict]:
+    begin_ops(trainers, ops=4)
+    return end_ops(trainers)
+
+
+def assert_nobody_was_removed(world: World) -> None:
+    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
 
 
 def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_nobody(
@@ -120,19 +132,12 @@ def test_a_silence_shorter_than_detect_ms_is_no_fault(stack: ExitStack, tmp_path
     assemble(world, trainers)
     one_round(trainers)
     rules = pair_drop(world.hosts[0], world.hosts[1], one_way)
-    for bit, trainer in enumerate(trainers):
-        trainer.start("prepare", bit=bit, ops=8, count=COUNT)
-    for trainer in trainers:
-        trainer.finish()
-    for trainer in trainers:
-        trainer.start("run_ops", members=3)
+    begin_ops(trainers, ops=8)
     world.drop(*rules)
     time.sleep(0.8)
     world.undrop(*rules)
-    for trainer in trainers:
-        for op in trainer.finish()["ops"]:
-            assert op.get("participants") == [0, 1, 2], op
-    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
+    end_ops(trainers)
+    assert_nobody_was_removed(world)
 
 
 def test_lanes_that_are_reset_cost_no_member(stack: ExitStack, tmp_path: pathlib.Path) -> None:
@@ -140,19 +145,12 @@ def test_lanes_that_are_reset_cost_no_member(stack: ExitStack, tmp_path: pathlib
     trainers = trainers_of(stack, 3)
     assemble(world, trainers)
     for share in (1, 2, 1000):
-        for bit, trainer in enumerate(trainers):
-            trainer.start("prepare", bit=bit, ops=8, count=COUNT)
-        for trainer in trainers:
-            trainer.finish()
-        for trainer in trainers:
-            trainer.start("run_ops", members=3)
+        begin_ops(trainers, ops=8)
         time.sleep(0.02)
         victim = world.hosts[0]
         victim.reset(victim.connections()[:share])
-        for trainer in trainers:
-            for op in trainer.finish()["ops"]:
-                assert op.get("participants") == [0, 1, 2], op
-    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
+        end_ops(trainers)
+    assert_nobody_was_removed(world)
 
 
 def test_a_trainer_that_asks_for_much_memory_does_not_silence_its_peer(
@@ -168,7 +166,7 @@ def test_a_trainer_that_asks_for_much_memory_does_not_silence_its_peer(
     assert "error" not in answer, answer
     one_round(trainers)
     one_round(trainers)
-    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
+    assert_nobody_was_removed(world)
 
 
 def test_a_trainer_that_dies_with_much_memory_does_not_silence_its_peer(
@@ -181,15 +179,8 @@ def test_a_trainer_that_dies_with_much_memory_does_not_silence_its_peer(
     one_round(trainers)
     (rich,) = trainers_of(stack, 1)
     rich.do("allocate", timeout=300, socket=world.hosts[2].socket, mib=2048, fill=True)
-    for bit, trainer in enumerate(trainers):
-        trainer.start("prepare", bit=bit, ops=16, count=COUNT)
-    for trainer in trainers:
-        trainer.finish()
-    for trainer in trainers:
-        trainer.start("run_ops", members=3)
+    begin_ops(trainers, ops=16)
     rich.kill()
-    for trainer in trainers:
-        for op in trainer.finish()["ops"]:
-            assert op.get("participants") == [0, 1, 2], op
+    end_ops(trainers)
     one_round(trainers)
-    assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
+    assert_nobody_was_removed(world)
