@@ -338,32 +338,29 @@ void Group::AdmitCohortAfter(PeerId peer, const std::string& cohort, uint64_t ba
   }
 }
 
+// Members that have let the deadline pass that they joined with.
+void Group::EvictLate(Tick (Group::*due)(const MemberRecord&) const, const std::string& what,
+                      Tick now, GroupOutput* out) {
+  std::vector<MemberRecord> late;
+  for (const MemberRecord& member : record_.members) {
+    if ((this->*due)(member) <= now) late.push_back(member);
+  }
+  for (const MemberRecord& member : late) {
+    const uint32_t ms = member.step_deadline_ms;
+    Remove(member.member, Removal::kEvicted,
+           what + " within " + std::to_string(ms) + " ms of the first",
+           FaultNow("step_deadline", "coordinator", ms), out);
+  }
+}
+
 void Group::OnTime(Tick now, GroupOutput* out) {
   std::vector<LostLink> over;
   for (const auto& [link, grace] : lost_) {
     if (grace.due <= now) over.push_back(link);
   }
   for (const LostLink& link : over) LinkGraceOver(link, out);
-  std::vector<MemberRecord> late;
-  for (const MemberRecord& member : record_.members) {
-    if (VoteDue(member) <= now) late.push_back(member);
-  }
-  for (const MemberRecord& member : late) {
-    Remove(member.member, Removal::kEvicted,
-           "missed the step boundary: no vote within " + std::to_string(member.step_deadline_ms) +
-               " ms of the first",
-           FaultNow("step_deadline", "coordinator", member.step_deadline_ms), out);
-  }
-  late.clear();
-  for (const MemberRecord& member : record_.members) {
-    if (OfferDue(member) <= now) late.push_back(member);
-  }
-  for (const MemberRecord& member : late) {
-    Remove(member.member, Removal::kEvicted,
-           "missed the sync: no offer within " + std::to_string(member.step_deadline_ms) +
-               " ms of the first",
-           FaultNow("step_deadline", "coordinator", member.step_deadline_ms), out);
-  }
+  EvictLate(&Group::VoteDue, "missed the step boundary: no vote", now, out);
+  EvictLate(&Group::OfferDue, "missed the sync: no offer", now, out);
   if (!preparation_) return;
   std::vector<PeerId> silent;
   for (const auto& [peer, answer] : preparation_->answers) {
@@ -563,6 +560,7 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   if (preparation_) {
     next.begun = preparation_->begun;
     next.rebuilds = preparation_->rebuilds;
+    next.widened = preparation_->widened;
     next.cause +=
         " instead of epoch " + ToString(preparation_->epoch) + ": " + preparation_->changed;
   } else if (!repair_.empty()) {
@@ -907,9 +905,20 @@ void Group::Settle(std::map<LostLink, std::string> pairs, GroupOutput* out) {
   while (!pairs.empty()) {
     if (CanRouteAround(pairs)) return Block(pairs, kBlockedRetry, out);
     // Before anybody goes, what was blocked at another time is tried again.
-    if (const auto old = BlockedBefore(); !old.empty() && CanRouteAround(pairs, old)) {
+    if (const auto old = BlockedBefore();
+        !old.empty() && CanRouteAround(pairs, old, Participants())) {
       for (const control::BlockedPair& pair : old) detours_[pair].since = kLongAgo;
       return Block(pairs, kBlockedRetry, out);
+    }
+    // Or those are taken along who wait to come in, once, where they are the way around.
+    if (std::set<MemberId> waiting = Waiting(); !waiting.empty() && !preparation_->widened) {
+      std::set<PeerId> peers = PeersOf(waiting);
+      for (PeerId peer : Participants()) peers.insert(peer);
+      if (CanRouteAround(pairs, {}, OrderOf(peers))) {
+        preparation_->joiners.merge(waiting);
+        preparation_->widened = true;
+        return Block(pairs, kBlockedRetry, out);
+      }
     }
     const PeerId victim = ChooseVictim(pairs);
     std::string reason;
@@ -927,11 +936,15 @@ void Group::Settle(std::map<LostLink, std::string> pairs, GroupOutput* out) {
   }
 }
 
-// True if the group can go on with all who take part although these pairs, and those known already,
-// have no link. A newcomer is not worth it that half of the others or more cannot reach.
+bool Group::CanRouteAround(const std::map<LostLink, std::string>& pairs) const {
+  return CanRouteAround(pairs, {}, Participants());
+}
+
+// True if the group can go on with all of `peers` although these pairs, and those known already but
+// for some, have no link. A newcomer is not worth it that half of the others or more cannot reach.
 bool Group::CanRouteAround(const std::map<LostLink, std::string>& pairs,
-                           const control::BlockedPairs& but) const {
-  const std::vector<PeerId> peers = Participants();
+                           const control::BlockedPairs& but,
+                           const std::vector<PeerId>& peers) const {
   const control::BlockedPairs known = BlockedAmong(peers);
   std::set<control::BlockedPair> all(known.begin(), known.end());
   for (const control::BlockedPair& pair : but) all.erase(pair);
@@ -1216,6 +1229,14 @@ std::vector<PeerId> Group::Participants() const {
   return OrderOf(peers);
 }
 
+std::set<MemberId> Group::Waiting() const {
+  // With nobody to admit, votes may be missing.
+  if (!preparation_ || preparation_->joiners.empty()) return {};
+  std::set<MemberId> waiting = Admissible();
+  for (MemberId joiner : preparation_->joiners) waiting.erase(joiner);
+  return waiting;
+}
+
 // The order of first admission, then of ids.
 std::vector<PeerId> Group::OrderOf(const std::set<PeerId>& peers) const {
   const std::set<PeerId> admitted = AdmittedPeers();
@@ -1446,9 +1467,7 @@ void AddRecord(const GroupRecord& record, Digester* digest) {
     for (const control::MissedOp& op : f.missed) digest->Add(op.boundary).Add(op.tag);
   }
   digest->Add(uint64_t{record.state.has_value()});
-  if (record.state) {
-    digest->Add(record.state->revision).Add(record.state->state.high).Add(record.state->state.low);
-  }
+  if (record.state) digest->Add(record.state->revision).Add(record.state->state);
   digest->Add(record.ballots).Add(record.blocked.size());
   for (const BlockedRecord& b : record.blocked) {
     digest->Add(b.pair.a).Add(b.pair.b).Add(b.reason);

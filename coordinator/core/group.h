@@ -165,6 +165,7 @@ class Group {
     control::BlockedPairs blocked;     // as told to them
     Tick begun;                        // of the first in an unbroken series of preparations
     uint32_t rebuilds = 0;             // lost links in that series
+    bool widened = false;              // in that series, by newcomers that waited
     std::string cause;
     std::string changed;  // why it cannot be committed any more; empty: it can
   };
@@ -212,8 +213,9 @@ class Group {
                   GroupOutput* out);
   void ResolveUnreachable(GroupOutput* out);
   void Settle(std::map<LostLink, std::string> pairs, GroupOutput* out);
+  bool CanRouteAround(const std::map<LostLink, std::string>& pairs) const;
   bool CanRouteAround(const std::map<LostLink, std::string>& pairs,
-                      const control::BlockedPairs& but = {}) const;
+                      const control::BlockedPairs& but, const std::vector<PeerId>& peers) const;
   control::BlockedPairs BlockedBefore() const;
   void Block(const std::map<LostLink, std::string>& pairs, int64_t retry_us, GroupOutput* out);
   void ForgetBlockedOfStrangers();
@@ -234,12 +236,16 @@ class Group {
   bool AnyDeparture() const;
   // Who takes part in what is being agreed, in ring order before blocked pairs are looked at.
   std::vector<PeerId> Participants() const;
+  // Newcomers that this admission could take in as well.
+  std::set<MemberId> Waiting() const;
   std::vector<PeerId> OrderOf(const std::set<PeerId>& peers) const;
   bool RoutedAround(PeerId x, PeerId y) const;
   control::BlockedPairs BlockedAmong(const std::vector<PeerId>& peers) const;
   // When the member is evicted unless it votes, or offers its state; kNever: it is not.
   Tick VoteDue(const MemberRecord& member) const;
   Tick OfferDue(const MemberRecord& member) const;
+  void EvictLate(Tick (Group::*due)(const MemberRecord&) const, const std::string& what, Tick now,
+                 GroupOutput* out);
   bool Judged(const MemberRecord& member) const;
   std::set<PeerId> PeersOf(const std::set<MemberId>& members) const;
   std::set<PeerId> AdmittedPeers() const;

@@ -147,6 +147,40 @@ TEST_F(RoutingTest, ANewcomerThatMostReachIsTakenWithItsBlockedPair) {
   EXPECT_EQ(h.Stored().attempt, Epoch(0));
 }
 
+TEST_F(RoutingTest, ANewcomerBehindABlockedPairIsTakenWithThoseWhoCameAfterIt) {
+  Found(1);
+  Join(2);
+  Cut(1, 2);
+  h.Lively(P(2)).mute = true;
+  VoteAll(1);
+  Join(3);
+  Join(4);
+  h.Lively(P(2)).mute = false;
+  h.Say(P(2), control::EpochFailed{G(), h.View().preparing, {{P(1), "no route to p1"}}});
+  EXPECT_EQ(Ring(), "p1,p3,p2,p4");
+  EXPECT_EQ(Blocked(), "p1-p2");
+  EXPECT_EQ(h.Notices("refuse"), Texts{});
+}
+
+// Whoever comes later is no way around for those that most cannot reach.
+TEST_F(RoutingTest, AClosedNewcomerIsRefusedHoweverManyWait) {
+  Found(2);
+  Join(3);
+  Cut(1, 3);
+  Cut(2, 3);
+  h.Lively(P(3)).mute = true;
+  VoteAll(2);
+  for (uint64_t i : {4, 5}) Join(i);
+  Cut(4, 3);
+  Cut(5, 3);
+  h.Lively(P(3)).mute = false;
+  h.Say(P(3), control::EpochFailed{G(), h.View().preparing, {{P(1), "no route to p1"}}});
+  EXPECT_EQ(h.Take(P(3)).back(), "Removed m3 unreachable");
+  EXPECT_EQ(Ring(), "p1,p2");
+  VoteAll(2);
+  EXPECT_EQ(Ring(), "p1,p2,p4,p5");
+}
+
 TEST_F(RoutingTest, ANewcomerThatHalfOfTheOthersCannotReachIsRefused) {
   Found(4);
   Join(5);
