@@ -96,6 +96,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void Detach(SessionId session, const std::string& reason);
   void PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms);
   bool Quiet(PeerId peer) const;
+  bool Succeeded(PeerId peer) const;
   bool HasAdmitted(PeerId peer) const;
   void BuryIfAccused(PeerId peer);
   void Heard(Session* session) const;
@@ -304,6 +305,11 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
                                         "the coordinator does not know the group (any more)"});
     }
   }
+  std::vector<PeerId> succeeded;
+  for (const auto& [id, other] : peers_) {
+    if (id != hello.peer && other.record.endpoints == hello.endpoints) succeeded.push_back(id);
+  }
+  for (PeerId id : succeeded) BuryIfAccused(id);
 }
 
 // We end the session; whatever still arrives on it is ignored.
@@ -366,15 +372,30 @@ bool CoordinatorCore::Impl::Quiet(PeerId id) const {
   return quiet_at == kNever || quiet_at <= now_;
 }
 
+// It has no stream, and another peer that has one listens where it did.
+bool CoordinatorCore::Impl::Succeeded(PeerId id) const {
+  const auto it = peers_.find(id);
+  if (it == peers_.end() || it->second.session || it->second.record.endpoints.empty()) return false;
+  return std::any_of(peers_.begin(), peers_.end(), [&](const auto& entry) {
+    return entry.second.session && entry.second.record.endpoints == it->second.record.endpoints;
+  });
+}
+
 // Unheard here and missed by another peer: it is gone, not the network between it and one of us.
+// After a restart it may only not have come back yet, unless nobody hears it.
 void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
-  if (!Quiet(peer)) return;
+  const bool quiet = Quiet(peer);
+  const bool succeeded = Succeeded(peer);
+  if (Attached(peer) && !quiet) return;
   for (const GroupKey& key : GroupsOf(peer)) {
-    if (!groups_.at(key).Accused(peer, now_)) continue;
+    const Group& group = groups_.at(key);
+    if (!group.Accused(peer, now_)) continue;
+    if (!quiet && !succeeded && !group.AccusedByAll(peer, now_)) continue;
     const Peer& dead = peers_.at(peer);
     const std::string here = dead.session
                                  ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"
                              : dead.closed ? "its stream closed"
+                             : succeeded   ? "another peer listens at its address"
                                            : "it did not come back after the coordinator's restart";
     PeerDied(peer, here + " and a peer of " + ToString(key) + " lost its link to it",
              dead.session ? config_.detect_ms : 0);

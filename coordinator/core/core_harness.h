@@ -71,7 +71,9 @@ class Harness {
     owners_[session] = peer;
     control::Hello hello;
     hello.peer = peer;
-    hello.endpoints = {"10.0.0." + std::to_string(peer.value()) + ":29700"};
+    const auto moved = addresses_.find(peer);
+    const PeerId host = moved == addresses_.end() ? peer : moved->second;
+    hello.endpoints = {"10.0.0." + std::to_string(host.value()) + ":29700"};
     hello.protocol = control::kProtocolVersion;
     hello.lanes = 2;
     hello.version = "1";
@@ -94,6 +96,8 @@ class Harness {
     Step(SessionClosed{session});
     Run();
   }
+  // The peer comes up where the other one was.
+  void SetAddress(PeerId peer, PeerId other) { addresses_[peer] = other; }
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }
   // The peer hangs: no heartbeats from now on.
   void Hang(PeerId peer) { hanging_.insert(peer); }
@@ -482,6 +486,7 @@ class Harness {
   uint64_t last_session_ = 0;
   std::map<PeerId, SessionId> sessions_;
   std::map<SessionId, PeerId> owners_;
+  std::map<PeerId, PeerId> addresses_;
   std::set<PeerId> hanging_;
   std::map<PeerId, LivelyPeer> lively_;
   std::deque<Letter> inbox_;

@@ -248,6 +248,9 @@ Violation Group::Ready(PeerId peer, const control::EpochReady& ready) {
   answer.failed = false;
   answer.unreachable.clear();
   std::erase_if(missed_, [peer](const auto& missed) { return missed.first.first == peer; });
+  std::erase_if(lost_, [&](const auto& lost) {
+    return lost.first.first == peer && lost.second.epoch < ready.epoch;
+  });
   if (preparation_->freeze) answer.ops = ready.ops;
   return std::nullopt;
 }
@@ -295,11 +298,13 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
   const bool unheard = lost.silent_ms > 0 && !directory_->HeardWithin(lost.peer, detect_us * 2 / 3);
   const int64_t grace_us = unheard ? detect_us / 5 : detect_us / 10;
   missed_.try_emplace({peer, lost.peer}, lost.silent_ms > 0 ? now + grace_us : kLongAgo);
-  if (answered) return std::nullopt;
+  // What broke is likely to be built anew by then. Where nothing came through for detect_ms, the
+  // freeze may wait for what does not come through now either.
+  if (answered && lost.silent_ms == 0) return std::nullopt;
   const Fault fault =
       FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer), lost.silent_ms);
   const bool fresh =
-      lost_.try_emplace({peer, lost.peer}, Grace{now + grace_us, reason, fault}).second;
+      lost_.try_emplace({peer, lost.peer}, Grace{now + grace_us, lost.epoch, reason, fault}).second;
   if (fresh) {
     Note("link_lost", MemberId{}, peer,
          "link lost from=" + ToString(peer) + " to=" + ToString(lost.peer) +
@@ -1157,15 +1162,27 @@ size_t Group::CountMembers(PeerId peer) const {
                        [peer](const MemberRecord& m) { return m.peer == peer; });
 }
 
-bool Group::Accused(PeerId peer, Tick now) const {
-  for (const auto& [link, from] : missed_) {
-    if (link.second == peer && from <= now) return true;
-  }
+bool Group::AccusedBy(PeerId other, PeerId peer, Tick now) const {
+  const auto missed = missed_.find({other, peer});
+  if (missed != missed_.end() && missed->second <= now) return true;
   if (!preparation_) return false;
-  for (const auto& [reporter, answer] : preparation_->answers) {
-    if (answer.unreachable.contains(peer)) return true;
+  const auto answer = preparation_->answers.find(other);
+  return answer != preparation_->answers.end() && answer->second.unreachable.contains(peer);
+}
+
+bool Group::Accused(PeerId peer, Tick now) const {
+  return std::any_of(record_.peers.begin(), record_.peers.end(),
+                     [&](const PeerRecord& other) { return AccusedBy(other.peer, peer, now); });
+}
+
+bool Group::AccusedByAll(PeerId peer, Tick now) const {
+  size_t accusers = 0;
+  for (PeerId other : Participants()) {
+    if (other == peer) continue;
+    if (!AccusedBy(other, peer, now)) return false;
+    ++accusers;
   }
-  return false;
+  return accusers >= 2;
 }
 
 std::vector<PeerId> Group::TakeAccused(Tick now) {
@@ -1512,7 +1529,7 @@ void Group::AddTo(Digester* digest) const {
   }
   digest->Add(lost_.size());
   for (const auto& [link, grace] : lost_) {
-    digest->Add(link.first).Add(link.second).Add(grace.due).Add(grace.reason);
+    digest->Add(link.first).Add(link.second).Add(grace.due).Add(grace.epoch).Add(grace.reason);
     add_fault(grace.fault);
   }
   digest->Add(missed_.size());

@@ -127,6 +127,8 @@ class Group {
   // reported all links up since. That it heard nothing counts a moment later only: what was lost in
   // a short outage is on its way again, after up to twice the outage.
   bool Accused(PeerId peer, Tick now) const;
+  // All others say so, and they are two or more.
+  bool AccusedByAll(PeerId peer, Tick now) const;
   // Whose accusers' moment is over; each is told once.
   std::vector<PeerId> TakeAccused(Tick now);
   Tick NextDeadline() const;
@@ -234,6 +236,7 @@ class Group {
   std::set<MemberId> Admissible() const;
   std::map<MemberId, Departure> Departures() const;
   bool AnyDeparture() const;
+  bool AccusedBy(PeerId other, PeerId peer, Tick now) const;
   // Who takes part in what is being agreed, in ring order before blocked pairs are looked at.
   std::vector<PeerId> Participants() const;
   // Newcomers that this admission could take in as well.
@@ -268,6 +271,7 @@ class Group {
   std::optional<Preparation> preparation_;
   struct Grace {
     Tick due;
+    Epoch epoch;  // of the report
     std::string reason;
     Fault fault;
   };

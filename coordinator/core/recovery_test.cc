@@ -293,6 +293,71 @@ TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfMissed) {
   EXPECT_EQ(s.h.Lively(P(1)).groups[G()].committed, Epoch(3));
 }
 
+TEST(Recovery, WhomNobodyHearsIsNotWaitedFor) {
+  for (const bool heard_by_one : {false, true}) {
+    Story s;
+    for (uint64_t n : {1, 2, 3, 4}) {
+      s.Add(n);
+      s.h.LivelyJoin(P(n), 1);
+      s.VoteAll();
+      s.Settle();
+    }
+    s.h.Boot();
+    s.h.Pass();
+    const uint64_t accusers = heard_by_one ? 2 : 3;
+    for (uint64_t n : {1, 2, 3}) s.h.Reattach(P(n));
+    for (uint64_t n = 1; n <= accusers; ++n) {
+      s.h.Say(P(n), control::LinkLost{G(), Epoch(4), P(4), "silent", 1000});
+    }
+    s.h.Wait(200);
+    s.h.Run();
+    EXPECT_EQ(s.h.View().members.size(), heard_by_one ? 4u : 3u);
+  }
+}
+
+TEST(Recovery, WhoseAddressAnotherPeerHasIsNotWaitedFor) {
+  Story s;
+  for (uint64_t n : {1, 2, 3}) {
+    s.Add(n);
+    s.h.LivelyJoin(P(n), 1);
+    s.VoteAll();
+    s.Settle();
+  }
+  s.h.Boot();
+  s.h.Pass();
+  s.h.Reattach(P(1));
+  s.h.Reattach(P(2));
+  s.h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "refused"});
+  EXPECT_EQ(s.h.View().members.size(), 3u);
+  s.h.SetAddress(P(4), P(3));
+  s.h.AddLively(P(4));
+  s.h.Run();
+  EXPECT_EQ(s.h.View().members.size(), 2u);
+  EXPECT_EQ(s.h.Notices("death"),
+            std::vector<std::string>{"member removed member=m3 peer=p3 why=died reason=another "
+                                     "peer listens at its address and a peer of run/0 lost its "
+                                     "link to it"});
+}
+
+// Two that are given the same address by mistake: nobody has lost the one that is a member.
+TEST(Recovery, AnAddressThatIsTakenAloneIsNoProof) {
+  Story s;
+  for (uint64_t n : {1, 2}) {
+    s.Add(n);
+    s.h.LivelyJoin(P(n), 1);
+    s.VoteAll();
+    s.Settle();
+  }
+  s.h.Boot();
+  s.h.Pass();
+  s.h.Reattach(P(1));
+  s.h.SetAddress(P(3), P(2));
+  s.h.AddLively(P(3));
+  s.h.Reattach(P(2));
+  s.h.Run();
+  EXPECT_EQ(s.h.View().members.size(), 2u);
+}
+
 TEST(Recovery, AFreezeThatWasOpenIsFollowedByTheNextFreeze) {
   Story s;
   for (uint64_t n : {1, 2}) {

@@ -314,6 +314,28 @@ TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundAtOnce) {
   EXPECT_EQ(Blocked(), "p1-p2");
 }
 
+// The report crosses a freeze for another reason, which would wait for the link.
+TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundWhileAFreezeIsPrepared) {
+  for (const bool rebuilt : {false, true}) {
+    h = Harness();
+    Found(5);
+    h.Lively(P(1)).mute = h.Lively(P(2)).mute = true;
+    h.LivelyLeave(P(5), M(5));
+    h.Run();
+    ASSERT_EQ(h.View().preparing, Epoch(6));
+    h.Say(P(1), control::LinkLost{G(), Epoch(5), P(2), "silent", 1000});
+    h.Lively(P(1)).mute = h.Lively(P(2)).mute = false;
+    if (rebuilt) {
+      h.Say(P(1), control::EpochReady{G(), Epoch(6), {}});
+      h.Say(P(2), control::EpochReady{G(), Epoch(6), {}});
+      EXPECT_EQ(h.View().committed, Epoch(6)) << "waits for a link that stands";
+    }
+    h.Wait(200);
+    EXPECT_EQ(h.View().committed, Epoch(rebuilt ? 6 : 7));
+    EXPECT_EQ(Blocked(), rebuilt ? "" : "p1-p2");
+  }
+}
+
 TEST_F(RoutingTest, APairThatFellSilentIsTriedAgainSoonAndThenLessAndLessOften) {
   Found(4);
   for (const int64_t seconds : {30, 120, 480, 600, 600}) {

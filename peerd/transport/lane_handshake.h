@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <cerrno>
 #include <functional>
 #include <string>
 
@@ -89,6 +90,10 @@ class LaneDial final : public LaneHandshake {
   LaneResult refused() const { return refused_; }
   // errno of connect(); 0: it connected, or did not get so far.
   int connect_error() const { return connect_error_; }
+  // Nobody listens at the address, or another peer does.
+  bool SaysGone() const {
+    return connect_error_ == ECONNREFUSED || refused_ == LaneResult::kWrongPeer;
+  }
 
  private:
   void OnConnected(int value);

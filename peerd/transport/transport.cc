@@ -78,6 +78,7 @@ struct Peering {
   int resolving = 0;
   Backoff backoff;
   size_t attempts = 0;
+  Tick gone_since = kNever;  // from then on each address said that the peer is not there
   std::string last_error;
 
   // The data lanes. `planned`: how many, if we dial them.
@@ -232,6 +233,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void TryNextToken(Peering* p, const LaneDial& dial) const;
   bool MissingLanesWanted(const Peering& p) const;
   // A lane broke, and now nobody listens where the peer did.
+  void BreakGone(Peering* p, const LaneDial& dial);
   void BreakRefused(Peering* p, const std::string& address);
   void OnControlDialled(const LinkKey& key, LaneHandshake* handshake);
   void OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandshake* handshake);
@@ -845,6 +847,7 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
   p->data_dials.assign(p->planned, nullptr);
   p->data_backoff.Reset(ring_->Now());
   p->candidates.clear();
+  p->gone_since = kNever;
   p->redial_backoff.Reset(ring_->Now());
   p->probe_backoff.Reset(ring_->Now());
   p->losses = 0;
@@ -902,6 +905,7 @@ void TransportImpl::StartRound(Peering* p, const Request& request) {
         peering->candidates.insert(peering->candidates.end(), addresses->begin(), addresses->end());
       } else {
         peering->last_error = std::string(addresses.status().message());
+        peering->gone_since = kNever;
         if (peering->candidates.empty()) peering->backoff.Failed(ring_->Now());
       }
       Arm(ring_->Now());
@@ -963,11 +967,24 @@ void TransportImpl::OnControlDialled(const LinkKey& key, LaneHandshake* handshak
                                    ToString(dial->address()), ": ", dial->error());
     }
   }
+  if (!dial->SaysGone()) {
+    p->gone_since = kNever;
+  } else if (p->gone_since == kNever) {
+    p->gone_since = now;
+  }
   if (p->candidates.empty()) {
     ++p->attempts;
     p->backoff.Failed(now);
+    const int64_t patience = Millis(options_.detect_ms) / 2;
+    if (p->gone_since != kNever && now - p->gone_since >= patience && p->resolving == 0) {
+      // A peer listens from its start to its end.
+      for (Request& request : p->requests) {
+        if (request.dial) request.deadline = now;
+      }
+    }
   }
   Arm(std::max(p->backoff.next, now));
+  if (p->gone_since != kNever) Arm(now);
 }
 
 void TransportImpl::CancelDials(Peering* p, const char* why) {
@@ -1057,9 +1074,7 @@ void TransportImpl::OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandsha
     return p->link->OnUnknownThere(
         absl::StrCat("data lane ", lane, " to ", ToString(dial->address())));
   }
-  if (dial->connect_error() == ECONNREFUSED && p->link->data_were_complete()) {
-    return BreakRefused(p, ToString(dial->address()));
-  }
+  if (dial->SaysGone() && p->link->data_were_complete()) return BreakGone(p, *dial);
   p->data_backoff.Failed(ring_->Now());
   Arm(p->data_backoff.next);
 }
@@ -1102,6 +1117,12 @@ void TransportImpl::TryNextToken(Peering* p, const LaneDial& dial) const {
       group == dial.hello().group && epoch == dial.hello().epoch) {
     ++p->token_attempts;
   }
+}
+
+void TransportImpl::BreakGone(Peering* p, const LaneDial& dial) {
+  if (dial.connect_error() != 0) return BreakRefused(p, ToString(dial.address()));
+  p->link->Break(
+      absl::StrCat("another peer answers at ", ToString(dial.address()), " after a lane broke"));
 }
 
 void TransportImpl::BreakRefused(Peering* p, const std::string& address) {
@@ -1170,7 +1191,7 @@ void TransportImpl::OnRedialled(const LinkKey& key, LaneHandshake* handshake) {
   if (dial->refused() == LaneResult::kUnknownLink) {
     return p->link->OnUnknownThere(absl::StrCat("control lane to ", ToString(dial->address())));
   }
-  if (dial->connect_error() == ECONNREFUSED) return BreakRefused(p, ToString(dial->address()));
+  if (dial->SaysGone()) return BreakGone(p, *dial);
   TryNextToken(p, *dial);
   p->redial_backoff.Failed(ring_->Now());
   Arm(p->redial_backoff.next);
@@ -1288,8 +1309,10 @@ void TransportImpl::OnAccepted(int value) {
 
 // Whether to let the caller prove that it is who it says.
 LaneVerdict TransportImpl::Judge(const LaneHello& hello) {
+  // The caller looks for one that was here before.
+  if (hello.acceptor != options_.self) return {LaneResult::kWrongPeer, ""};
   Run* run = FindRun(hello.run_digest);
-  if (hello.link != 0 && hello.acceptor == options_.self) {
+  if (hello.link != 0) {
     // Whoever has lost the link does not have the epoch any more, as a rule.
     const Peering* p = run == nullptr ? nullptr : Find({run->name, hello.dialer});
     if (p == nullptr || p->link == nullptr || p->link->options().id != hello.link) {
@@ -1299,7 +1322,7 @@ LaneVerdict TransportImpl::Judge(const LaneHello& hello) {
   const std::string* token = run == nullptr ? nullptr : FindToken(*run, hello.group, hello.epoch);
   if (token == nullptr) return {LaneResult::kUnknownEpoch, ""};
   const auto peer = run->peers.find(hello.dialer);
-  if (hello.acceptor != options_.self || peer == run->peers.end() || !peer->second.needed()) {
+  if (peer == run->peers.end() || !peer->second.needed()) {
     return {LaneResult::kWrongPeer, ""};
   }
   const Peering& p = peer->second;

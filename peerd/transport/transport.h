@@ -10,7 +10,8 @@
 //   - nothing was heard on any lane for detect_ms, and on a path whose round trips r (the longest
 //   of
 //     late) exceed 100 ms for 4 * (r - 100 ms) more, at most for 4 * detect_ms,
-//   - the peer's process is gone: its data port refuses connections after a lane broke,
+//   - the peer's process is gone: after a lane broke, its data port refuses connections or another
+//     peer answers there,
 //   - what was lost could not be dialled again for twice detect_ms,
 //   - the peer closes the link, has given it up, or breaks the protocol.
 //
@@ -120,7 +121,8 @@ class Transport {
 
   // The epoch's token authenticates lanes from now on, in both directions. Links that already stand
   // are reported up again (OnLinkUp, later); missing ones are built. OnLinkDown when the deadline
-  // passes.
+  // passes, or all endpoints have said for half of detect_ms that the peer is not there: nobody
+  // listens, or another peer does.
   virtual void OpenLinks(const std::string& run, uint32_t group, Epoch epoch,
                          const std::string& token, const std::vector<LinkRequest>& links,
                          Tick deadline) = 0;

@@ -146,6 +146,29 @@ TEST_P(TransportTest, UnreachablePeerIsReportedWithAddressAndErrno) {
             (std::vector<std::string>{"connect to " + address + ": Connection refused"}));
 }
 
+TEST_P(TransportTest, PeerThatIsNotThereIsReportedBeforeTheDeadline) {
+  TransportOptions options;
+  options.detect_ms = 100;
+  auto world = Make(2, options);
+  world->at(1).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {world->Request(0, false, false)},
+                                    world->Now() + Seconds(100));
+  LinkRequest other_peer = world->Request(1, true, false);
+  other_peer.peer = PeerId(77);
+  const std::string free_port = "127.0.0.1:1";
+  const LinkRequest nobody{.peer = PeerId(9), .endpoints = {free_port}, .dial = true};
+  // Somebody may be behind the second one.
+  const LinkRequest one_of_two{
+      .peer = PeerId(10), .endpoints = {free_port, "nowhere.invalid:1"}, .dial = true};
+  world->at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {other_peer, nobody, one_of_two},
+                                    world->Now() + Seconds(100));
+  auto& downs = world->at(0).downs;
+  ASSERT_TRUE(
+      world->Until([&] { return !downs[PeerId(77)].empty() && !downs[PeerId(9)].empty(); }));
+  EXPECT_THAT(downs[PeerId(77)][0], HasSubstr("another peer answers there"));
+  EXPECT_THAT(downs[PeerId(9)][0], HasSubstr("Connection refused"));
+  EXPECT_TRUE(downs[PeerId(10)].empty());
+}
+
 TEST_P(TransportTest, PeerThatNeverDialsIsReportedAtTheDeadline) {
   auto world = Make(1);
   world->at(0).transport->OpenLinks(
