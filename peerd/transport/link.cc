@@ -566,7 +566,7 @@ LaneStats Link::stats() const {
 void Link::OnLaneClosing(Lane* lane, bool given_up) {
   if (!alive()) return;
   if (given_up) {
-    BreakAs(absl::StrCat(lane->name(), ": the other side has given the link up"), false, false);
+    BreakGivenUp(lane->name());
   } else {
     MarkClosing(lane->name());
   }
@@ -597,8 +597,13 @@ void Link::OnUnknownThere(const std::string& lane) {
   if (control_ != nullptr) {
     MarkClosing(lane);
   } else {
-    BreakAs(absl::StrCat(lane, ": the other side has given the link up"), false, false);
+    BreakGivenUp(lane);
   }
+}
+
+void Link::BreakGivenUp(const std::string& lane) {
+  given_up_there_ = true;
+  BreakAs(absl::StrCat(lane, ": the other side has given the link up"), false, false);
 }
 
 void Link::Break(const std::string& reason, bool protocol) { BreakAs(reason, protocol, true); }

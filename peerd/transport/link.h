@@ -149,6 +149,8 @@ class Link final : public LaneOwner {
   // The other side does not know the link any more: breaks it, once what it may have sent before
   // had time to arrive.
   void OnUnknownThere(const std::string& lane);
+  // It broke because the other side had given it up, which heard nothing, or too little, for long.
+  bool given_up_there() const { return given_up_there_; }
   void Finish();
   // Ends a Finish() or Break() that takes too long.
   void Abort();
@@ -212,6 +214,7 @@ class Link final : public LaneOwner {
   void MarkClosing(const std::string& lane);
   void MaybeClosed();
   void BreakAs(const std::string& reason, bool protocol, bool tell);
+  void BreakGivenUp(const std::string& lane);
   bool BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_error);
   void LoseStalled(Tick now, uint32_t detect_ms);
   void SendPings(Tick now);
@@ -266,6 +269,7 @@ class Link final : public LaneOwner {
   // The first lane that the other side closes: the others may still bring what it had queued.
   std::string closing_lane_;
   Tick closing_since_;
+  bool given_up_there_ = false;
 
   Tick last_ping_;
   int64_t rtt_us_ = 0;

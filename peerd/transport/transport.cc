@@ -772,7 +772,9 @@ void TransportImpl::OnLinkBroken(Link* link, const std::string& reason, bool pro
   ++stats_.links_lost;
   Log(LogLevel::kInfo, absl::StrCat("link down peer=", ToString(p->key.peer), " run=", p->key.run) +
                            LogField("reason", reason));
-  ReportDown(*p, reason, now - link->last_heard());
+  const int64_t silent_us = now - link->last_heard();
+  ReportDown(*p, reason,
+             link->given_up_there() ? std::max(silent_us, Millis(options_.detect_ms)) : silent_us);
 }
 
 void TransportImpl::OnLinkEnded(Link* link) {

@@ -48,7 +48,7 @@ class TransportListener {
   // After this nothing more comes from the link; its queued frames and segments are gone (their
   // OnSegmentSent has been or will be called all the same, once the kernel let go of the memory).
   // `silent_ms`: for so long nothing had been heard from the peer; 0 if something had within
-  // detect_ms.
+  // detect_ms. What the other side has given up counts as silent: it heard nothing, and lives.
   virtual void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) = 0;
   // READY, DONE: whole frames of the control lane, in order. InvalidArgument closes the link.
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
