@@ -300,6 +300,9 @@ TEST_P(RepairSeeds, PeerThatHasGivenTheLinkUpSaysSoToWhoeverDialsAgain) {
               ::testing::AnyOf(HasSubstr("the other side has given the link up"),
                                HasSubstr("closed by the other side")));
   EXPECT_TRUE(world.at(1).downs.empty());
+  // Its end lives: this is no sign of a death, as a connection that broke may be one.
+  const bool given_up = world.at(0).downs[PeerId(2)][0].ends_with("given the link up");
+  EXPECT_EQ(world.at(0).silences[PeerId(2)], given_up ? TransportOptions().detect_ms : 0u);
 }
 
 TEST_P(RepairSeeds, OneEndThatBreaksTheLinkTellsTheOther) {
