@@ -1179,7 +1179,7 @@ bool Group::AccusedByAll(PeerId peer, Tick now) const {
   size_t accusers = 0;
   for (PeerId other : Participants()) {
     if (other == peer) continue;
-    if (!AccusedBy(other, peer, now)) return false;
+    if (!AccusedBy(other, peer, now) && !RoutedAround(other, peer)) return false;
     ++accusers;
   }
   return accusers >= 2;

@@ -127,7 +127,7 @@ class Group {
   // reported all links up since. That it heard nothing counts a moment later only: what was lost in
   // a short outage is on its way again, after up to twice the outage.
   bool Accused(PeerId peer, Tick now) const;
-  // All others say so, and they are two or more.
+  // All others say so, or are routed around it; and they are two or more.
   bool AccusedByAll(PeerId peer, Tick now) const;
   // Whose accusers' moment is over; each is told once.
   std::vector<PeerId> TakeAccused(Tick now);
