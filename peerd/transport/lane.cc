@@ -35,8 +35,13 @@ Lane::Lane(Ring* ring, int fd, LaneOptions options, LaneOwner* owner)
 Lane::~Lane() = default;
 
 void Lane::Tune(const StreamTuning& tuning) {
+  user_timeout_ms_ = tuning.user_timeout_ms;
   // What could not be set when the lane was new is not missed now.
   if (socket_open_) (void)ring_->sockets().Tune(fd_, tuning);
+}
+
+void Lane::SetUserTimeout(uint32_t ms) {
+  if (ms != user_timeout_ms_) Tune({.user_timeout_ms = ms, .congestion = ""});
 }
 
 // ------------------------------------------------------------------------------ receiving

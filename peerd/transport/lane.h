@@ -125,6 +125,8 @@ class Lane {
   void Abort();
 
   void Tune(const StreamTuning& tuning);
+  // How long what was sent may be unacknowledged before the connection counts as lost.
+  void SetUserTimeout(uint32_t ms);
   bool open() const { return state_ == State::kOpen; }
   bool ended() const { return state_ == State::kEnded; }
   bool peer_ended() const { return peer_ended_; }
@@ -187,6 +189,7 @@ class Lane {
   LaneOwner* const owner_;
   State state_ = State::kOpen;
   Tick last_heard_;
+  uint32_t user_timeout_ms_ = 0;  // 0: as it came
   LaneStats stats_;
 
   // Operations in flight; 0: none.

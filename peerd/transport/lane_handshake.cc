@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -125,7 +126,9 @@ void LaneHandshake::Connect(const SocketAddress& address, const StreamTuning& tu
 // ------------------------------------------------------------------------------ dialling
 
 LaneDial::LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done)
-    : LaneHandshake(ring, -1, deadline, std::move(done)), spec_(std::move(spec)) {
+    : LaneHandshake(ring, -1, std::min(deadline, spec.connect_by), std::move(done)),
+      spec_(std::move(spec)),
+      answer_by_(deadline) {
   hello_ = spec_.hello;
   token_ = spec_.token;
   hello_bytes_ = Encode(hello_);
@@ -140,6 +143,7 @@ void LaneDial::OnConnected(int value) {
     return End();
   }
   connected_ = true;
+  SetDeadline(answer_by_);
   Send(hello_bytes_.data(), hello_bytes_.size(), static_cast<Step>(&LaneDial::OnHelloSent));
 }
 

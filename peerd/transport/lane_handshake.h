@@ -52,6 +52,7 @@ class LaneHandshake {
   void End();
   // Once it is over: an orderly close rather than a reset.
   void CloseInOrder() { in_order_ = true; }
+  void SetDeadline(Tick deadline) { deadline_ = deadline; }
 
   Ring* const ring_;
   int fd_;
@@ -64,7 +65,7 @@ class LaneHandshake {
  private:
   void Move(bool send, uint8_t* data, size_t bytes, Step next);
 
-  const Tick deadline_;
+  Tick deadline_;
   Done done_;
   IoId operation_ = 0;
   bool failed_ = false;
@@ -78,6 +79,7 @@ struct DialSpec {
   StreamTuning tuning;
   LaneHello hello;
   std::string token;
+  Tick connect_by = kNever;
 };
 
 // Connects and introduces us.
@@ -102,6 +104,7 @@ class LaneDial final : public LaneHandshake {
   void OnConfirmSent();
 
   const DialSpec spec_;
+  const Tick answer_by_;
   bool connected_ = false;
   int connect_error_ = 0;
   LaneResult refused_ = LaneResult::kAccepted;

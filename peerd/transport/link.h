@@ -162,6 +162,8 @@ class Link final : public LaneOwner {
   void ForgiveSilence(int64_t us);
   void Tune(const StreamTuning& tuning);
   int64_t rtt_us() const { return rtt_us_; }
+  // No round trip took long of late.
+  bool short_way() const;
   LaneStats stats() const;
 
  private:
@@ -217,6 +219,7 @@ class Link final : public LaneOwner {
   void BreakGivenUp(const std::string& lane);
   bool BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_error);
   void LoseStalled(Tick now, uint32_t detect_ms);
+  void TuneLanes(uint32_t detect_ms);
   void SendPings(Tick now);
   int64_t Patience(uint32_t detect_ms) const;
   void DropQueue();

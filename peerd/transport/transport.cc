@@ -31,6 +31,8 @@ constexpr int64_t kBackoffMinUs = Millis(5);
 constexpr int64_t kBackoffMaxUs = Millis(200);
 // A connection attempt gets at least this when there are other addresses to try.
 constexpr int64_t kAttemptMinUs = Millis(50);
+// Attempts to connect within detect_ms where a lane is lost, on a path of usual length.
+constexpr int64_t kConnectsPerDetect = 6;
 // Data lanes of one link whose handshakes run at once: all peers together stay below the acceptor's
 // bound on unfinished handshakes.
 constexpr int kDataDialsMax = 32;
@@ -233,6 +235,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void TryNextToken(Peering* p, const LaneDial& dial) const;
   bool MissingLanesWanted(const Peering& p) const;
   // A lane broke, and now nobody listens where the peer did.
+  Tick ReconnectBy(const Link& link, Tick now) const;
   void BreakGone(Peering* p, const LaneDial& dial);
   void BreakRefused(Peering* p, const std::string& address);
   void OnControlDialled(const LinkKey& key, LaneHandshake* handshake);
@@ -1039,10 +1042,16 @@ void TransportImpl::DialData(Peering* p, Tick now) {
                   .nonce = nonces_.Next(),
                   .link = link->options().id,
                   .serial = link->NewSerial()};
+    if (lost) spec.connect_by = ReconnectBy(*link, now);
     p->data_dials[lane] = Keep(std::make_unique<LaneDial>(
         ring_, std::move(spec), deadline,
         [this, key = p->key, lane](LaneHandshake* h) { OnDataDialled(key, lane, h); }));
   }
+}
+
+// A packet that is lost on the way is repeated after a second; a new attempt begins at once.
+Tick TransportImpl::ReconnectBy(const Link& link, Tick now) const {
+  return link.short_way() ? now + Millis(options_.detect_ms) / kConnectsPerDetect : kNever;
 }
 
 void TransportImpl::OnDataDialled(const LinkKey& key, uint32_t lane, LaneHandshake* handshake) {
@@ -1163,6 +1172,7 @@ void TransportImpl::Redial(Peering* p, Tick now) {
                 .nonce = nonces_.Next(),
                 .link = p->link->options().id,
                 .serial = p->link->NewSerial()};
+  spec.connect_by = ReconnectBy(*p->link, now);
   p->redial = Keep(
       std::make_unique<LaneDial>(ring_, std::move(spec), now + Millis(options_.detect_ms),
                                  [this, key = p->key](LaneHandshake* h) { OnRedialled(key, h); }));
