@@ -375,6 +375,14 @@ class Loop {
     host.finishing = it->second;
     host.runs.erase(it);
   }
+  // Trainers here have no state.
+  void Carry(Host&, const SyncEnded&) { FAIL(); }
+  void Carry(Host&, const ServeState&) { FAIL(); }
+  void Carry(Host&, const EndServe&) { FAIL(); }
+  void Carry(Host&, const StartTransfer&) { FAIL(); }
+  void Carry(Host&, const ChangeSources&) { FAIL(); }
+  void Carry(Host&, const StopTransfer&) { FAIL(); }
+  void Carry(Host&, const CompareManifest&) { FAIL(); }
   void Carry(Host&, const FaultOver& a) { ASSERT_GE(a.agree_us, 0); }
   void Carry(Host&, const Drained&) { FAIL(); }
   void Carry(Host&, const LogLine& a) { last_log_ = a.text; }

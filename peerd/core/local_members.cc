@@ -34,8 +34,10 @@ Action LeaveOf(const LocalMember& local) {
       control::Leave{local.group, local.member, local.exit == Exit::kDied, local.exit_reason}};
 }
 
-Action VoteOf(const LocalMember& local) {
-  return ToCoordinator{control::Vote{local.group, local.member, local.boundaries}};
+Action VoteOf(const LocalMember& local, const control::SyncOffer* offer) {
+  control::Vote vote{local.group, local.member, local.boundaries};
+  if (offer != nullptr) vote.sync = *offer;
+  return ToCoordinator{std::move(vote)};
 }
 
 Action JoinOf(const LocalMember& local) {
@@ -76,33 +78,33 @@ void LocalMembers::Join(const LocalJoin& join, std::vector<Action>* out) {
   members_.emplace(join.local, std::move(local));
 }
 
-void LocalMembers::Step(LocalId id, std::vector<Action>* out) {
-  LocalMember* const local = FindMutable(id);
-  if (local == nullptr) {
-    out->push_back(StepDone{id, kNoMember, {}});
-    return;
-  }
-  Outcome refusal;
+Outcome LocalMembers::MayStep(LocalId id) const {
+  const LocalMember* const local = Find(id);
+  if (local == nullptr) return kNoMember;
   if (!local->admitted) {
-    refusal = {Code::kFailedPrecondition, "this member is not admitted yet: wait for its join"};
-  } else if (local->step_open) {
-    refusal = {Code::kFailedPrecondition, "this member stands at a step boundary already"};
-  } else if (local->exit == Exit::kLeaves || local->exit == Exit::kDied) {
-    refusal = {Code::kFailedPrecondition, "this member is leaving"};
+    return {Code::kFailedPrecondition, "this member is not admitted yet: wait for its join"};
   }
-  if (!refusal.ok()) {
-    out->push_back(StepDone{id, refusal, {}});
-    return;
+  if (local->removed) return local->removed->ok() ? kNoMember : *local->removed;
+  if (local->step_open) {
+    return {Code::kFailedPrecondition, "this member stands at a step boundary already"};
   }
+  if (local->exit == Exit::kLeaves || local->exit == Exit::kDied) {
+    return {Code::kFailedPrecondition, "this member is leaving"};
+  }
+  return {};
+}
+
+void LocalMembers::Step(LocalId id, const control::SyncOffer* offer, std::vector<Action>* out) {
+  LH_CHECK(MayStep(id).ok()) << "local " << id.value();
+  LocalMember* const local = FindMutable(id);
   local->step_open = true;
-  if (local->removed) return;  // answered with the rest
   if (draining_ && local->exit == Exit::kNone) {
     local->exit = Exit::kDrains;
     local->exit_reason = "peer is draining: " + *draining_;
   }
   if (local->exit != Exit::kNone) return;
   ++local->boundaries;
-  out->push_back(VoteOf(*local));
+  out->push_back(VoteOf(*local, offer));
 }
 
 void LocalMembers::Withdraw(LocalMember& local, const Outcome& outcome, std::vector<Action>* out) {
@@ -149,6 +151,13 @@ Outcome LocalMembers::MayPost(LocalId id) const {
   if (local->exit == Exit::kDrains) return DrainOutcome(*draining_);
   if (local->exit != Exit::kNone) return {Code::kFailedPrecondition, "this member is leaving"};
   return {};
+}
+
+Outcome LocalMembers::MaySync(LocalId id) const {
+  const Outcome refusal = MayPost(id);
+  if (!refusal.ok() || !Find(id)->step_open) return refusal;
+  return {Code::kFailedPrecondition,
+          "this member stands at a step boundary: sync with the step, or after it"};
 }
 
 // ------------------------------------------------------------------------------ the coordinator
@@ -214,25 +223,35 @@ void LocalMembers::PendingChanged(const GroupKey& group, const EpochRecord& reco
   }
 }
 
-void LocalMembers::Voted(const control::VoteResult& message, const EpochRecord* record,
-                         uint32_t pending, std::vector<Action>* out) {
+const LocalMember* LocalMembers::Voted(const control::VoteResult& message,
+                                       const EpochRecord* record, std::vector<Action>* out) {
   const LocalMember* const found = Find(message.group, message.member);
-  if (found == nullptr) return;
+  if (found == nullptr) return nullptr;
   LocalMember& local = members_.at(found->id);
   // Repeated, or the member is on its way out: then its step is answered with the rest.
-  if (!local.step_open || local.boundaries != message.number || local.exit != Exit::kNone ||
-      local.removed) {
-    return;
+  if (!local.step_open || local.step_passed || local.boundaries != message.number ||
+      local.exit != Exit::kNone) {
+    return nullptr;
   }
   if (record == nullptr || record->epoch < message.epoch || record->RankOf(local.member) < 0) {
     out->push_back(LogLine{"vote not answered group=" + ToString(message.group) + " member=" +
                            ToString(message.member) + " epoch=" + ToString(message.epoch) +
                            " why=\"the epoch is not committed here\""});
-    return;
+    return nullptr;
   }
+  local.step_passed = true;
+  return &local;
+}
+
+void LocalMembers::EndStep(LocalId id, const EpochRecord& record, uint32_t pending,
+                           std::vector<Action>* out) {
+  LocalMember& local = members_.at(id);
+  LH_CHECK(local.step_passed) << "local " << id.value();
+  if (local.exit != Exit::kNone || local.removed || record.RankOf(local.member) < 0) return;
   local.step_open = false;
-  local.boundary = record->boundary;
-  out->push_back(StepDone{local.id, {}, WorldOf(local, *record, pending)});
+  local.step_passed = false;
+  local.boundary = record.boundary;
+  out->push_back(StepDone{id, {}, WorldOf(local, record, pending)});
 }
 
 Outcome LocalMembers::OutcomeOf(const LocalMember& local, const control::Removed& message) const {
@@ -274,13 +293,14 @@ std::vector<const LocalMember*> LocalMembers::RemoveAll(const std::string& why) 
   return removed;
 }
 
-void LocalMembers::Resend(std::vector<Action>* out) {
+void LocalMembers::Resend(const std::function<const control::SyncOffer*(LocalId)>& offer_of,
+                          std::vector<Action>* out) {
   for (const auto& [id, local] : members_) {
     if (!local.admitted && local.join_open) out->push_back(JoinOf(local));
   }
   for (const auto& [id, local] : members_) {
-    if (local.step_open && local.exit == Exit::kNone && !local.removed) {
-      out->push_back(VoteOf(local));
+    if (local.step_open && !local.step_passed && local.exit == Exit::kNone && !local.removed) {
+      out->push_back(VoteOf(local, offer_of(id)));
     }
   }
   for (const auto& [id, local] : members_) {
@@ -311,14 +331,15 @@ void LocalMembers::Drain(const std::string& reason, bool at_once, std::vector<Ac
   }
 }
 
-void LocalMembers::Sweep(const std::function<size_t(const LocalMember&)>& posts_of, Tick now,
+void LocalMembers::Sweep(const std::function<Busy(const LocalMember&)>& busy_with, Tick now,
                          std::vector<Action>* out) {
   std::vector<LocalId> finished;
   for (auto& [id, local] : members_) {
     if (local.removed) {
-      if (posts_of(local) == 0) finished.push_back(id);
+      const Busy busy = busy_with(local);
+      if (busy.posts == 0 && !busy.syncing) finished.push_back(id);
     } else if (local.exit != Exit::kNone && !local.leave_told && local.member) {
-      if (posts_of(local) != 0 && now < local.leave_by) continue;
+      if (busy_with(local).posts != 0 && now < local.leave_by) continue;
       local.leave_told = true;
       out->push_back(LeaveOf(local));
     }
@@ -406,6 +427,7 @@ void LocalMembers::CheckInvariants() const {
     LH_CHECK(!local.admitted || (local.member && !local.join_open)) << name;
     LH_CHECK(local.admitted || (!local.step_open && !local.leave_open)) << name;
     LH_CHECK(!local.known_admitted || local.admitted) << name;
+    LH_CHECK(!local.step_passed || local.step_open) << name;
     // Whoever waits for nothing more has gone, or is on its way.
     LH_CHECK(local.admitted || local.join_open || local.exit != Exit::kNone) << name;
     LH_CHECK(!local.member || local.removed || Find(local.group, local.member) == &local) << name;
@@ -419,7 +441,8 @@ void LocalMembers::AddTo(Digester* digest) const {
     digest->Add(id).Add(local.group).Add(local.name).Add(local.member).Add(local.boundary);
     digest->Add(uint64_t{local.admitted} | uint64_t{local.known_admitted} << 1 |
                 uint64_t{local.join_open} << 2 | uint64_t{local.step_open} << 3 |
-                uint64_t{local.leave_open} << 4 | uint64_t{local.leave_told} << 5);
+                uint64_t{local.leave_open} << 4 | uint64_t{local.leave_told} << 5 |
+                uint64_t{local.step_passed} << 6);
     digest->Add(local.cohort).Add(uint64_t{local.cohort_size});
     digest->Add(uint64_t{local.step_deadline_ms});
     digest->Add(local.boundaries).Add(static_cast<uint64_t>(local.exit)).Add(local.exit_reason);

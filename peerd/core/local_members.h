@@ -2,7 +2,7 @@
 //
 //   asking --(JoinPending)--> pending --(an epoch with it is committed)--> admitted
 //   any --(leave, death of the trainer, drain)--> exiting: Leave, once its posts are answered
-//   any --(Removed)--> removed --(its posts are answered)--> finished (forgotten)
+//   any --(Removed)--> removed --(its posts and its sync are answered)--> finished (forgotten)
 //   asking, pending --(JoinRefused)--> finished
 //
 // A trainer that gives up before admission is answered at once; the member stays here, without
@@ -43,6 +43,7 @@ struct LocalMember {
 
   bool join_open = true;
   bool step_open = false;
+  bool step_passed = false;  // its vote is answered, its sync is not over
   bool leave_open = false;
   uint64_t boundaries = 0;  // step boundaries reached, the open one included
 
@@ -57,12 +58,17 @@ class LocalMembers {
  public:
   // ---- requests of trainers. `id` is new; for the others it may have ended already.
   void Join(const LocalJoin& join, std::vector<Action>* out);
-  void Step(LocalId id, std::vector<Action>* out);
+  // Why the member may not step; OK if it may.
+  Outcome MayStep(LocalId id) const;
+  // MayStep(). `offer`: goes with the vote; or nullptr.
+  void Step(LocalId id, const control::SyncOffer* offer, std::vector<Action>* out);
   void Leave(LocalId id, std::vector<Action>* out);
   // The member leaves by `leave_by` at the latest, if the coordinator can be reached.
   void Died(LocalId id, const std::string& reason, Tick leave_by, std::vector<Action>* out);
   // Why the member may not post; OK if it may.
   Outcome MayPost(LocalId id) const;
+  // The same of a sync outside a step.
+  Outcome MaySync(LocalId id) const;
 
   // ---- the coordinator
   void Pending(const control::JoinPending& message, std::vector<Action>* out);
@@ -70,9 +76,12 @@ class LocalMembers {
   // `record` is in force. Tells newcomers and those that were members before.
   void Committed(const GroupKey& group, const EpochRecord& record, uint32_t pending,
                  std::vector<Action>* out);
-  // `record` is the epoch in force, nullptr if there is none.
-  void Voted(const control::VoteResult& message, const EpochRecord* record, uint32_t pending,
-             std::vector<Action>* out);
+  // `record` is the epoch in force, nullptr if there is none. The member whose step has passed;
+  // nullptr: nobody's has. EndStep() once its sync is over.
+  const LocalMember* Voted(const control::VoteResult& message, const EpochRecord* record,
+                           std::vector<Action>* out);
+  // Its step has passed. Answers it, unless that is for Removed() to do.
+  void EndStep(LocalId id, const EpochRecord& record, uint32_t pending, std::vector<Action>* out);
   // A member that is to be taken out of its ops; nullptr: nothing to do.
   const LocalMember* Removed(const control::Removed& message, std::vector<Action>* out);
   // As if every member had been removed.
@@ -80,7 +89,9 @@ class LocalMembers {
   void PendingChanged(const GroupKey& group, const EpochRecord& record, uint32_t pending,
                       std::vector<Action>* out) const;
   // The stream stands: what was not answered is said again. Hello went before.
-  void Resend(std::vector<Action>* out);
+  // A vote goes with the offer that `offer_of` its member knows, or nullptr.
+  void Resend(const std::function<const control::SyncOffer*(LocalId)>& offer_of,
+              std::vector<Action>* out);
   // Forgets wishes that nobody has any more and of which the coordinator, in the next Hello, will
   // hear nothing.
   void ForgetUnheard();
@@ -88,8 +99,13 @@ class LocalMembers {
   // ---- drain. Nobody joins any more; members leave at their next boundary, or, `at_once`, now.
   void Drain(const std::string& reason, bool at_once, std::vector<Action>* out);
 
-  // Sends what is due and finishes who can be; `posts_of` counts a member's unanswered posts.
-  void Sweep(const std::function<size_t(const LocalMember&)>& posts_of, Tick now,
+  struct Busy {
+    size_t posts = 0;      // not answered
+    bool syncing = false;  // a sync is not answered: something may still write to its tensors
+  };
+  // Sends what is due and finishes who can be: a member leaves without open posts, and is gone
+  // without either.
+  void Sweep(const std::function<Busy(const LocalMember&)>& busy_with, Tick now,
              std::vector<Action>* out);
   Tick NextDeadline() const;
 

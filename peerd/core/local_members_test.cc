@@ -29,22 +29,34 @@ class LocalMembersTest : public testing::Test {
     return Do([&] { members_.Committed(kGroup, record_, 2, &out_); });
   }
   Actions& Step(uint64_t id) {
-    return Do([&] { members_.Step(LocalId(id), &out_); });
+    return Do([&] { members_.Step(LocalId(id), nullptr, &out_); });
   }
   Actions& Leave(uint64_t id) {
     return Do([&] { members_.Leave(LocalId(id), &out_); });
   }
   Actions& Voted(uint64_t member, uint64_t number, uint64_t epoch = 3) {
     return Do([&] {
-      members_.Voted({kGroup, MemberId(member), number, Epoch(epoch)}, &record_, 0, &out_);
+      const LocalMember* const passed =
+          members_.Voted({kGroup, MemberId(member), number, Epoch(epoch)}, &record_, &out_);
+      if (passed != nullptr) members_.EndStep(passed->id, record_, 0, &out_);
     });
   }
   Actions& Removed(uint64_t member, Removal why, const std::string& reason = "") {
     return Do([&] { members_.Removed({kGroup, MemberId(member), why, reason}, &out_); });
   }
-  Actions& Sweep(size_t posts = 0, Tick now = {}) {
-    return Do([&] { members_.Sweep([=](const LocalMember&) { return posts; }, now, &out_); });
+  Actions& Sweep(size_t posts = 0, Tick now = {}, bool syncing = false) {
+    return Do([&] {
+      members_.Sweep(
+          [=](const LocalMember&) {
+            return LocalMembers::Busy{posts, syncing};
+          },
+          now, &out_);
+    });
   }
+  Actions& Resend() {
+    return Do([&] { members_.Resend([](LocalId) { return nullptr; }, &out_); });
+  }
+  Code MayStep(uint64_t id) const { return members_.MayStep(LocalId(id)).code; }
   Actions& Drain(bool at_once = false) {
     return Do([&] { members_.Drain("operator", at_once, &out_); });
   }
@@ -76,8 +88,7 @@ TEST_F(LocalMembersTest, AJoinSaysItsCohortAndDeadlineEachTime) {
   Do([&] { members_.Join(join, &out_); });
   const control::Join expected{2, kGroup, "t", "host-7", 3, 5000};
   EXPECT_EQ(Sent<control::Join>(out_).at(0), expected);
-  Do([&] { members_.Resend(&out_); });
-  EXPECT_EQ(Sent<control::Join>(out_).at(0), expected);
+  EXPECT_EQ(Sent<control::Join>(Resend()).at(0), expected);
 }
 
 TEST_F(LocalMembersTest, ARefusedJoinEnds) {
@@ -142,7 +153,7 @@ TEST_F(LocalMembersTest, AWithdrawnJoinOfWhichTheCoordinatorHearsNoMoreIsForgott
 TEST_F(LocalMembersTest, AStepIsOneVoteAndOneAnswer) {
   Admit(2);
   EXPECT_EQ(Sent<control::Vote>(Step(2)).at(0).number, 1u);
-  EXPECT_EQ(Get<StepDone>(Step(2)).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(MayStep(2), Code::kFailedPrecondition);
   EXPECT_TRUE(Voted(2, 2).empty());
   EXPECT_TRUE(Voted(8, 1).empty());
   EXPECT_EQ(Get<LogLine>(Voted(2, 1, 4)).size(), 1u);
@@ -154,20 +165,39 @@ TEST_F(LocalMembersTest, AStepIsOneVoteAndOneAnswer) {
 }
 
 TEST_F(LocalMembersTest, RequestsOutOfPlaceSayWhy) {
-  EXPECT_EQ(Get<StepDone>(Step(5)).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(MayStep(5), Code::kEvicted);
   EXPECT_TRUE(Get<LeaveDone>(Leave(5)).at(0).outcome.ok());
   EXPECT_EQ(members_.MayPost(LocalId(5)).code, Code::kEvicted);
   Join(2);
-  EXPECT_EQ(Get<StepDone>(Step(2)).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(MayStep(2), Code::kFailedPrecondition);
   EXPECT_EQ(members_.MayPost(LocalId(2)).code, Code::kFailedPrecondition);
+  EXPECT_EQ(members_.MaySync(LocalId(2)).code, Code::kFailedPrecondition);
   Pending(2, 2);
   Commit();
   EXPECT_TRUE(members_.MayPost(LocalId(2)).ok());
+  EXPECT_TRUE(members_.MaySync(LocalId(2)).ok());
+  Step(2);
+  EXPECT_EQ(members_.MaySync(LocalId(2)).code, Code::kFailedPrecondition);
+  Voted(2, 1);
   Leave(2);
-  EXPECT_EQ(Get<StepDone>(Step(2)).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(MayStep(2), Code::kFailedPrecondition);
   EXPECT_EQ(members_.MayPost(LocalId(2)).code, Code::kFailedPrecondition);
   Removed(2, Removal::kLeft);
   EXPECT_EQ(members_.MayPost(LocalId(2)).code, Code::kEvicted);
+}
+
+TEST_F(LocalMembersTest, AVoteCarriesItsOfferEachTimeUntilItIsAnswered) {
+  Admit(2);
+  const control::SyncOffer offer{7};
+  Do([&] { members_.Step(LocalId(2), &offer, &out_); });
+  EXPECT_EQ(Sent<control::Vote>(out_).at(0).sync, offer);
+  const auto resend = [&] {
+    return Sent<control::Vote>(
+        Do([&] { members_.Resend([&](LocalId) { return &offer; }, &out_); }));
+  };
+  EXPECT_EQ(resend().at(0).sync, offer);
+  members_.Voted({kGroup, MemberId(2), 1, Epoch(3)}, &record_, &out_);
+  EXPECT_TRUE(resend().empty());
 }
 
 TEST_F(LocalMembersTest, ALeaveWaitsForOpenPosts) {
@@ -178,6 +208,7 @@ TEST_F(LocalMembersTest, ALeaveWaitsForOpenPosts) {
   Removed(2, Removal::kLeft);
   EXPECT_TRUE(Removed(2, Removal::kLeft).empty());
   EXPECT_TRUE(Sweep(1).empty());
+  EXPECT_TRUE(Sweep(0, {}, /*syncing=*/true).empty());
   Sweep(0);
   EXPECT_TRUE(Get<LeaveDone>(out_).at(0).outcome.ok());
   EXPECT_TRUE(Get<MemberGone>(out_).at(0).outcome.ok());
@@ -204,7 +235,7 @@ TEST_F(LocalMembersTest, AnEvictedMemberIsToldWhy) {
   Admit(2);
   Step(2);
   Removed(2, Removal::kEvicted, "too slow");
-  Step(2);
+  EXPECT_EQ(MayStep(2), Code::kEvicted);
   Sweep();
   ASSERT_EQ(Get<StepDone>(out_).size(), 1u);
   EXPECT_EQ(Get<MemberGone>(out_).at(0).outcome,
@@ -243,13 +274,11 @@ TEST_F(LocalMembersTest, ResendSaysWhatIsOpen) {
   Join(1);
   Admit(2);
   Step(2);
-  Do([&] { members_.Resend(&out_); });
-  EXPECT_EQ(Sent<control::Join>(out_).size(), 1u);
+  EXPECT_EQ(Sent<control::Join>(Resend()).size(), 1u);
   EXPECT_EQ(Sent<control::Vote>(out_).at(0).number, 1u);
   Leave(2);
   Sweep();
-  Do([&] { members_.Resend(&out_); });
-  EXPECT_TRUE(Sent<control::Vote>(out_).empty());
+  EXPECT_TRUE(Sent<control::Vote>(Resend()).empty());
   EXPECT_EQ(Sent<control::Leave>(out_).size(), 1u);
 }
 

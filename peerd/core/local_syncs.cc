@@ -13,26 +13,32 @@ using control::SyncStrategy;
 
 // ------------------------------------------------------------------------------ trainers
 
+Outcome LocalSyncs::MayBegin(LocalId local, const SyncRequest& request) const {
+  if (Open(local)) {
+    return {Code::kFailedPrecondition, "this member is in a sync already: wait for its end"};
+  }
+  const auto it = syncs_.find(local);
+  if (it != syncs_.end() && it->second.torn && request.strategy == SyncStrategy::kSend) {
+    return {Code::kFailedPrecondition,
+            "the state of this member is torn, since a transfer into it broke off: it cannot be "
+            "sent; load a checkpoint, or sync with popular or receive first"};
+  }
+  return {};
+}
+
+SyncEnded LocalSyncs::Refused(LocalId local, Outcome refusal) const {
+  SyncEnded ended{local, std::move(refusal)};
+  const auto it = syncs_.find(local);
+  ended.torn = it != syncs_.end() && it->second.torn;
+  return ended;
+}
+
 void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
-                       const SyncRequest& request, bool with_vote,
-                       std::vector<LocalSyncAction>* out) {
+                       const SyncRequest& request, bool with_vote, std::vector<Action>* out) {
+  LH_CHECK(MayBegin(local, request).ok()) << "local " << local.value();
   Sync& sync = syncs_[local];
   sync.group = group;
   sync.member = member;
-  Outcome refusal;
-  if (sync.phase != Phase::kIdle || sync.ends) {
-    refusal = {Code::kFailedPrecondition, "this member is in a sync already: wait for its end"};
-  } else if (sync.torn && request.strategy == SyncStrategy::kSend) {
-    refusal = {Code::kFailedPrecondition,
-               "the state of this member is torn, since a transfer into it broke off: it cannot be "
-               "sent; load a checkpoint, or sync with popular or receive first"};
-  }
-  if (!refusal.ok()) {
-    SyncEnded ended{local, std::move(refusal)};
-    ended.torn = sync.torn;
-    out->push_back(std::move(ended));
-    return;
-  }
   sync.phase = Phase::kOffered;
   sync.with_vote = with_vote;
   sync.brought = false;
@@ -53,7 +59,7 @@ const control::SyncOffer* LocalSyncs::OfferOf(LocalId local) const {
   return it == syncs_.end() || !it->second.with_vote ? nullptr : &it->second.offer;
 }
 
-void LocalSyncs::Remove(LocalId local, const Outcome& outcome, std::vector<LocalSyncAction>* out) {
+void LocalSyncs::Remove(LocalId local, const Outcome& outcome, std::vector<Action>* out) {
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || it->second.removed) return;
   Sync& sync = it->second;
@@ -75,7 +81,7 @@ void LocalSyncs::Remove(LocalId local, const Outcome& outcome, std::vector<Local
 // ------------------------------------------------------------------------------ the coordinator
 
 void LocalSyncs::Result(LocalId local, const SyncResult& result, Tick now,
-                        std::vector<LocalSyncAction>* out) {
+                        std::vector<Action>* out) {
   const auto it = syncs_.find(local);
   if (it == syncs_.end()) return;
   Sync& sync = it->second;
@@ -93,7 +99,7 @@ void LocalSyncs::Result(LocalId local, const SyncResult& result, Tick now,
   }
 }
 
-void LocalSyncs::Serve(LocalId id, Sync& sync, std::vector<LocalSyncAction>* out) const {
+void LocalSyncs::Serve(LocalId id, Sync& sync, std::vector<Action>* out) const {
   if (sync.phase != Phase::kOffered && sync.phase != Phase::kFetched) return;
   if (sync.offer.state != sync.told.state || !sync.offer.complete) return;
   sync.phase = Phase::kServing;
@@ -102,7 +108,7 @@ void LocalSyncs::Serve(LocalId id, Sync& sync, std::vector<LocalSyncAction>* out
 }
 
 void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
-                       std::vector<LocalSyncAction>* out) const {
+                       std::vector<Action>* out) const {
   const bool same = sync.told.state == result.state && sync.told.number == result.number;
   switch (sync.phase) {
     case Phase::kOffered:
@@ -137,7 +143,7 @@ void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
 }
 
 void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
-                            std::vector<LocalSyncAction>* out) {
+                            std::vector<Action>* out) {
   sync.phase = Phase::kFetching;
   sync.told = result;
   sync.offer.complete = false;
@@ -147,7 +153,7 @@ void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
 }
 
 void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
-                     std::vector<LocalSyncAction>* out) {
+                     std::vector<Action>* out) {
   sync.ends = result.outcome;
   if (result.outcome.ok()) {
     if (sync.offer.state == result.state && sync.offer.complete) {
@@ -171,7 +177,7 @@ void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
   Finish(id, out);
 }
 
-void LocalSyncs::Resend(std::vector<LocalSyncAction>* out) const {
+void LocalSyncs::Resend(std::vector<Action>* out) const {
   for (const auto& [id, sync] : syncs_) {
     if (sync.phase == Phase::kIdle || sync.ends || sync.with_vote) continue;
     out->push_back(ToCoordinator{control::SyncVote{sync.group, sync.member, sync.offer}});
@@ -180,7 +186,7 @@ void LocalSyncs::Resend(std::vector<LocalSyncAction>* out) const {
 
 // ------------------------------------------------------------------------------ the driver
 
-void LocalSyncs::Ended(const TransferEnded& event, std::vector<LocalSyncAction>* out) {
+void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
   const auto it = syncs_.find(event.local);
   LH_CHECK(it != syncs_.end()) << "a transfer of nobody ended: local " << event.local.value();
   Sync& sync = it->second;
@@ -216,8 +222,7 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<LocalSyncAction>*
   Finish(event.local, out);
 }
 
-void LocalSyncs::SayDone(const Sync& sync, const TransferEnded& event,
-                         std::vector<LocalSyncAction>* out) {
+void LocalSyncs::SayDone(const Sync& sync, const TransferEnded& event, std::vector<Action>* out) {
   control::SyncDone done{sync.group, sync.member, sync.offer.number, event.outcome};
   if (event.outcome.ok()) done.state = sync.offer.state;
   done.bytes = event.bytes;
@@ -227,7 +232,7 @@ void LocalSyncs::SayDone(const Sync& sync, const TransferEnded& event,
 }
 
 void LocalSyncs::ManifestCompared(LocalId local, const std::string& difference,
-                                  std::vector<LocalSyncAction>* out) {
+                                  std::vector<Action>* out) {
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || it->second.compare_by == kNever) return;
   it->second.compare_by = kNever;
@@ -235,7 +240,7 @@ void LocalSyncs::ManifestCompared(LocalId local, const std::string& difference,
   Finish(local, out);
 }
 
-void LocalSyncs::OnTime(Tick now, std::vector<LocalSyncAction>* out) {
+void LocalSyncs::OnTime(Tick now, std::vector<Action>* out) {
   std::vector<LocalId> due;
   for (const auto& [id, sync] : syncs_) {
     if (sync.compare_by <= now) due.push_back(id);
@@ -249,7 +254,7 @@ Tick LocalSyncs::NextDeadline() const {
   return due;
 }
 
-void LocalSyncs::Finish(LocalId id, std::vector<LocalSyncAction>* out) {
+void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
   Sync& sync = syncs_.at(id);
   if (!sync.ends || sync.phase == Phase::kStopping || sync.compare_by != kNever) return;
   SyncEnded ended{id, *std::exchange(sync.ends, std::nullopt)};

@@ -21,7 +21,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "base/hash128.h"
@@ -34,108 +33,32 @@
 
 namespace longhaul::peerd {
 
-// What a trainer wants to sync; hashed by the driver before.
-struct SyncRequest {
-  control::SyncStrategy strategy = control::SyncStrategy::kPopular;
-  uint64_t revision = 0;
-  Hash128 manifest;
-  Hash128 state;
-};
-
-// ------------------------------------------------------------------------------ actions
-
-// Other peers may ask this member for chunks of this state until EndServe. Nobody writes to it.
-struct ServeState {
-  LocalId local;
-  GroupKey group;
-  MemberId member;
-  Hash128 state;
-  friend bool operator==(const ServeState&, const ServeState&) = default;
-};
-struct EndServe {
-  LocalId local;
-  friend bool operator==(const EndServe&, const EndServe&) = default;
-};
-// Fetch into the member's tensors what differs, and check that they have this state then. Ends with
-// exactly one TransferEnded, after which nothing writes to the tensors.
-struct StartTransfer {
-  LocalId local;
-  GroupKey group;
-  uint64_t revision = 0;
-  Hash128 manifest;
-  Hash128 state;
-  std::vector<control::SyncSource> sources;  // a peer may be this one
-  bool unequal_too = false;  // also the tensors that may differ: the member never held a state
-  friend bool operator==(const StartTransfer&, const StartTransfer&) = default;
-};
-// Of the transfer that is on: those not named are gone, others have come.
-struct ChangeSources {
-  LocalId local;
-  std::vector<control::SyncSource> sources;
-  friend bool operator==(const ChangeSources&, const ChangeSources&) = default;
-};
-struct StopTransfer {
-  LocalId local;
-  friend bool operator==(const StopTransfer&, const StopTransfer&) = default;
-};
-// Get the manifest of the other one; ManifestCompared with the first difference.
-struct CompareManifest {
-  LocalId local;
-  control::SyncSource other;
-  friend bool operator==(const CompareManifest&, const CompareManifest&) = default;
-};
-// The answer to a Begin().
-struct SyncEnded {
-  LocalId local;
-  Outcome outcome;
-  // What the tensors hold now, if they have a state that all agreed on, or that a transfer has
-  // brought; else 0.
-  uint64_t revision = 0;
-  Hash128 state;
-  bool torn = false;  // they hold nothing of use
-  uint64_t bytes = 0;
-  uint32_t sources = 0;
-  friend bool operator==(const SyncEnded&, const SyncEnded&) = default;
-};
-
-using LocalSyncAction = std::variant<ToCoordinator, ServeState, EndServe, StartTransfer,
-                                     ChangeSources, StopTransfer, CompareManifest, SyncEnded>;
-
-// ------------------------------------------------------------------------------ events
-
-struct TransferEnded {
-  LocalId local;
-  Outcome outcome;  // OK: the state is there and verified
-  uint64_t bytes = 0;
-  std::vector<MemberId> sources;  // that sent some of it
-  std::vector<MemberId> corrupt;
-  bool wrote = true;  // not OK: something was written to the tensors
-};
-
 class LocalSyncs {
  public:
   explicit LocalSyncs(uint32_t detect_ms) : detect_ms_(detect_ms) {}
   void SetDetectMs(uint32_t detect_ms) { detect_ms_ = detect_ms; }
 
-  // A trainer's call. `with_vote`: the offer goes with the vote of its step boundary (OfferOf()),
-  // until VoteAnswered().
+  // Why the member may not begin this sync; OK if it may.
+  Outcome MayBegin(LocalId local, const SyncRequest& request) const;
+  // The answer to a call that was refused.
+  SyncEnded Refused(LocalId local, Outcome refusal) const;
+  // A trainer's call that MayBegin(). `with_vote`: the offer goes with the vote of its step
+  // boundary (OfferOf()), until VoteAnswered().
   void Begin(LocalId local, const GroupKey& group, MemberId member, const SyncRequest& request,
-             bool with_vote, std::vector<LocalSyncAction>* out);
+             bool with_vote, std::vector<Action>* out);
   void VoteAnswered(LocalId local);
   // What the vote of the member has to carry; nullptr: nothing.
   const control::SyncOffer* OfferOf(LocalId local) const;
 
-  void Result(LocalId local, const control::SyncResult& result, Tick now,
-              std::vector<LocalSyncAction>* out);
-  void Ended(const TransferEnded& event, std::vector<LocalSyncAction>* out);
+  void Result(LocalId local, const control::SyncResult& result, Tick now, std::vector<Action>* out);
+  void Ended(const TransferEnded& event, std::vector<Action>* out);
   // `difference`: in words, or why there are none.
-  void ManifestCompared(LocalId local, const std::string& difference,
-                        std::vector<LocalSyncAction>* out);
+  void ManifestCompared(LocalId local, const std::string& difference, std::vector<Action>* out);
   // The member is out; an open sync ends with this.
-  void Remove(LocalId local, const Outcome& outcome, std::vector<LocalSyncAction>* out);
+  void Remove(LocalId local, const Outcome& outcome, std::vector<Action>* out);
   // The control stream stands, Hello went before. Offers that a vote carries go with it.
-  void Resend(std::vector<LocalSyncAction>* out) const;
-  void OnTime(Tick now, std::vector<LocalSyncAction>* out);
+  void Resend(std::vector<Action>* out) const;
+  void OnTime(Tick now, std::vector<Action>* out);
   Tick NextDeadline() const;
 
   // A call is not answered, or a transfer may still write.
@@ -165,17 +88,16 @@ class LocalSyncs {
     bool removed = false;
   };
 
-  void Serve(LocalId id, Sync& sync, std::vector<LocalSyncAction>* out) const;
+  void Serve(LocalId id, Sync& sync, std::vector<Action>* out) const;
   void Fetch(LocalId id, Sync& sync, const control::SyncResult& result,
-             std::vector<LocalSyncAction>* out) const;
+             std::vector<Action>* out) const;
   void End(LocalId id, Sync& sync, const control::SyncResult& result, Tick now,
-           std::vector<LocalSyncAction>* out);
+           std::vector<Action>* out);
   static void StartFetch(LocalId id, Sync& sync, const control::SyncResult& result,
-                         std::vector<LocalSyncAction>* out);
-  static void SayDone(const Sync& sync, const TransferEnded& event,
-                      std::vector<LocalSyncAction>* out);
+                         std::vector<Action>* out);
+  static void SayDone(const Sync& sync, const TransferEnded& event, std::vector<Action>* out);
   // Answers the call if nothing is in the way.
-  void Finish(LocalId id, std::vector<LocalSyncAction>* out);
+  void Finish(LocalId id, std::vector<Action>* out);
 
   uint32_t detect_ms_;
   std::map<LocalId, Sync> syncs_;

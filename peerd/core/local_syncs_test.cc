@@ -4,6 +4,9 @@
 
 #include <map>
 #include <set>
+#include <type_traits>
+#include <utility>
+#include <variant>
 
 #include "base/prng.h"
 
@@ -14,7 +17,26 @@ using control::SyncAction;
 using control::SyncResult;
 using control::SyncSource;
 using control::SyncStrategy;
+// Those that there are here; they can be compared.
+using LocalSyncAction = std::variant<ToCoordinator, ServeState, EndServe, StartTransfer,
+                                     ChangeSources, StopTransfer, CompareManifest, SyncEnded>;
 using Actions = std::vector<LocalSyncAction>;
+
+Actions Narrow(const std::vector<Action>& actions) {
+  Actions narrow;
+  for (const Action& action : actions) {
+    std::visit(
+        [&](const auto& one) {
+          if constexpr (std::is_constructible_v<LocalSyncAction, decltype(one)>) {
+            narrow.push_back(one);
+          } else {
+            ADD_FAILURE() << "not an action of a sync";
+          }
+        },
+        action);
+  }
+  return narrow;
+}
 
 const GroupKey kRun{"run", 0};
 const std::vector<SyncSource> kSources = {{MemberId(8), PeerId(8)}, {MemberId(9), PeerId(9)}};
@@ -40,16 +62,21 @@ class LocalSyncsTest : public testing::Test {
  protected:
   template <class F>
   Actions& Do(F what) {
-    out_.clear();
+    given_.clear();
     what();
     syncs_.CheckInvariants();
-    return out_;
+    return out_ = Narrow(given_);
   }
   Actions& Begin(uint64_t id, uint64_t state, uint64_t revision = 3, bool with_vote = false,
                  SyncStrategy strategy = SyncStrategy::kPopular) {
+    const SyncRequest request{strategy, revision, {1, 1}, {state, 0}};
     return Do([&] {
-      syncs_.Begin(LocalId(id), kRun, MemberId(id), {strategy, revision, {1, 1}, {state, 0}},
-                   with_vote, &out_);
+      Outcome refusal = syncs_.MayBegin(LocalId(id), request);
+      if (refusal.ok()) {
+        syncs_.Begin(LocalId(id), kRun, MemberId(id), request, with_vote, &given_);
+      } else {
+        given_.push_back(syncs_.Refused(LocalId(id), std::move(refusal)));
+      }
     });
   }
   Actions& Serve(uint64_t id, uint64_t number, uint64_t state, uint64_t revision = 3) {
@@ -78,21 +105,24 @@ class LocalSyncsTest : public testing::Test {
         id, {kRun, MemberId(id), number, SyncAction::kEnd, outcome, 0, {}, {}, std::move(compare)});
   }
   Actions& Tell(uint64_t id, const SyncResult& result) {
-    return Do([&] { syncs_.Result(LocalId(id), result, now_, &out_); });
+    return Do([&] { syncs_.Result(LocalId(id), result, now_, &given_); });
   }
   Actions& Ended(uint64_t id, const Outcome& outcome = {}, bool wrote = true) {
-    return Do([&] { syncs_.Ended({LocalId(id), outcome, 100, {MemberId(8)}, {}, wrote}, &out_); });
+    return Do([&] {
+      syncs_.Ended({LocalId(id), outcome, 100, {MemberId(8)}, {}, wrote}, &given_);
+    });
   }
   Actions& Resend() {
-    return Do([&] { syncs_.Resend(&out_); });
+    return Do([&] { syncs_.Resend(&given_); });
   }
   Actions& Remove(uint64_t id) {
-    return Do([&] { syncs_.Remove(LocalId(id), {Code::kEvicted, "out"}, &out_); });
+    return Do([&] { syncs_.Remove(LocalId(id), {Code::kEvicted, "out"}, &given_); });
   }
   bool Open(uint64_t id) const { return syncs_.Open(LocalId(id)); }
 
   LocalSyncs syncs_{1500};
   Tick now_{Seconds(100)};
+  std::vector<Action> given_;
   Actions out_;
 };
 
@@ -200,17 +230,19 @@ TEST_F(LocalSyncsTest, AnotherManifestIsComparedBeforeTheErrorIsTold) {
   EXPECT_EQ(Refuse(1, 1, {Code::kStateMismatch, "differs"}, {kSources[0]}),
             (Actions{CompareManifest{LocalId(1), kSources[0]}}));
   EXPECT_EQ(syncs_.NextDeadline(), now_ + Millis(1500));
-  Do([&] { syncs_.ManifestCompared(LocalId(1), "tensor 0 is \"a\" here and \"b\" there", &out_); });
+  Do([&] {
+    syncs_.ManifestCompared(LocalId(1), "tensor 0 is \"a\" here and \"b\" there", &given_);
+  });
   EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.text,
             "differs: tensor 0 is \"a\" here and \"b\" there");
-  EXPECT_TRUE(Do([&] { syncs_.ManifestCompared(LocalId(1), "late", &out_); }).empty());
+  EXPECT_TRUE(Do([&] { syncs_.ManifestCompared(LocalId(1), "late", &given_); }).empty());
 }
 
 TEST_F(LocalSyncsTest, TheErrorDoesNotWaitLongForTheManifest) {
   Begin(1, 9);
   Refuse(1, 1, {Code::kStateMismatch, "differs"}, {kSources[0]});
   now_ = syncs_.NextDeadline();
-  Do([&] { syncs_.OnTime(now_, &out_); });
+  Do([&] { syncs_.OnTime(now_, &given_); });
   EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.text, "differs");
   EXPECT_EQ(syncs_.NextDeadline(), kNever);
 }
@@ -358,7 +390,7 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
           break;
         case 8:
           now_ = now_ + Millis(1500);
-          Do([&] { syncs_.OnTime(now_, &out_); });
+          Do([&] { syncs_.OnTime(now_, &given_); });
           break;
       }
       look();

@@ -12,6 +12,7 @@
 #include "peerd/core/epoch_follower.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/local_members.h"
+#include "peerd/core/local_syncs.h"
 #include "peerd/core/op_table.h"
 
 namespace longhaul::peerd {
@@ -87,7 +88,8 @@ class PeerCore::Impl {
   void On(const CoordinatorDown&);
   void On(const FromCoordinator& event);
   void On(const LocalJoin& event);
-  void On(const LocalStep& event) { members_.Step(event.local, &out_); }
+  void On(const LocalStep& event);
+  void On(const LocalSync& event);
   void On(const LocalLeave& event) { members_.Leave(event.local, &out_); }
   void On(const LocalDied& event);
   void On(const LocalPost& event);
@@ -97,6 +99,10 @@ class PeerCore::Impl {
   void On(const PeerDone& event);
   void On(const AttemptComplete& event);
   void On(const AttemptStopped& event);
+  void On(const TransferEnded& event) { syncs_.Ended(event, &out_); }
+  void On(const ManifestCompared& event) {
+    syncs_.ManifestCompared(event.local, event.difference, &out_);
+  }
   void On(const DrainRequested& event) { BeginDrain(event.deadline, "asked to stop"); }
   void On(const TimePassed&) {}
 
@@ -111,18 +117,20 @@ class PeerCore::Impl {
   void Take(const control::Removed& message);
   void Take(const control::PendingCount& message);
   void Take(const control::Drain& message);
-  void Take(const control::SyncResult& message) { Ignore("SyncResult", message.group); }
+  void Take(const control::SyncResult& message);
 
   void Send(control::PeerMessage message) { out_.push_back(ToCoordinator{std::move(message)}); }
   void Ignore(const char* what, const GroupKey& group);
   Group* FindGroup(const GroupKey& key);
   void BeginDrain(Tick deadline, const std::string& reason);
-  void EvictFromOps(const LocalMember& local);
+  // The member is removed: its posts and its sync end.
+  void TakeOut(const LocalMember& local);
   void CloseFault(const GroupKey& key, Group& group, bool resumed);
 
   // ---- after each event: whatever has become possible or due
   void Sweep();
   void SweepDrain();
+  void SweepSteps();
   void SweepHeartbeat();
   void SweepGroups();
   Tick ForceDue() const;
@@ -134,6 +142,7 @@ class PeerCore::Impl {
   uint32_t detect_ms_ = config_.detect_ms;
   OpCounters counters_;
   LocalMembers members_;
+  LocalSyncs syncs_{config_.detect_ms};
   std::map<GroupKey, std::unique_ptr<Group>> groups_;
   std::set<std::pair<std::string, PeerId>> links_up_;
   bool coordinator_up_ = false;
@@ -187,7 +196,8 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
   }
   Send(std::move(hello));
   if (drain_) Send(control::Draining{});
-  members_.Resend(&out_);
+  members_.Resend([this](LocalId id) { return syncs_.OfferOf(id); }, &out_);
+  syncs_.Resend(&out_);
   for (const auto& [key, group] : groups_) group->epochs.Resend(&out_);
 }
 
@@ -204,13 +214,20 @@ void PeerCore::Impl::On(const FromCoordinator& event) {
 void PeerCore::Impl::Take(const control::Welcome& message) {
   if (message.detect_ms == 0) return;
   detect_ms_ = message.detect_ms;
+  syncs_.SetDetectMs(detect_ms_);
   if (coordinator_up_) beat_due_ = std::min(beat_due_, now_ + BeatUs());
 }
 
 void PeerCore::Impl::Take(const control::VoteResult& message) {
   const Group* const group = FindGroup(message.group);
   if (group == nullptr) return;
-  members_.Voted(message, group->current(), group->pending, &out_);
+  const LocalMember* const local = members_.Voted(message, group->current(), &out_);
+  if (local != nullptr) syncs_.VoteAnswered(local->id);
+}
+
+void PeerCore::Impl::Take(const control::SyncResult& message) {
+  const LocalMember* const local = members_.Find(message.group, message.member);
+  if (local != nullptr) syncs_.Result(local->id, message, now_, &out_);
 }
 
 void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
@@ -281,10 +298,12 @@ void PeerCore::Impl::Take(const control::AbortEpoch& message) {
 void PeerCore::Impl::Take(const control::Removed& message) {
   // Unknown: the answer to a Leave that was sent twice.
   const LocalMember* const local = members_.Removed(message, &out_);
-  if (local != nullptr) EvictFromOps(*local);
+  if (local != nullptr) TakeOut(*local);
 }
 
-void PeerCore::Impl::EvictFromOps(const LocalMember& local) {
+void PeerCore::Impl::TakeOut(const LocalMember& local) {
+  const Outcome left{Code::kFailedPrecondition, "this member has left"};
+  syncs_.Remove(local.id, local.removed->ok() ? left : *local.removed, &out_);
   Group* const group = FindGroup(local.group);
   if (group == nullptr || !local.member) return;
   Outcome outcome = *local.removed;
@@ -310,6 +329,35 @@ void PeerCore::Impl::On(const LocalJoin& event) {
   members_.Join(event, &out_);
   if (members_.Find(event.local) == nullptr || groups_.contains(event.group)) return;
   groups_.emplace(event.group, std::make_unique<Group>(event.group, config_.peer, &counters_));
+}
+
+void PeerCore::Impl::On(const LocalStep& event) {
+  Outcome refusal = members_.MayStep(event.local);
+  if (refusal.ok() && syncs_.Open(event.local)) {
+    refusal = {Code::kFailedPrecondition, "this member is in a sync: wait for its end"};
+  }
+  if (refusal.ok() && event.sync) refusal = syncs_.MayBegin(event.local, *event.sync);
+  if (!refusal.ok()) {
+    if (event.sync) out_.push_back(syncs_.Refused(event.local, refusal));
+    out_.push_back(StepDone{event.local, refusal, {}});
+    return;
+  }
+  if (event.sync) {
+    const LocalMember& local = *members_.Find(event.local);
+    syncs_.Begin(local.id, local.group, local.member, *event.sync, /*with_vote=*/true, &out_);
+  }
+  members_.Step(event.local, syncs_.OfferOf(event.local), &out_);
+}
+
+void PeerCore::Impl::On(const LocalSync& event) {
+  Outcome refusal = members_.MaySync(event.local);
+  if (refusal.ok()) refusal = syncs_.MayBegin(event.local, event.sync);
+  if (!refusal.ok()) {
+    out_.push_back(syncs_.Refused(event.local, std::move(refusal)));
+    return;
+  }
+  const LocalMember& local = *members_.Find(event.local);
+  syncs_.Begin(local.id, local.group, local.member, event.sync, /*with_vote=*/false, &out_);
 }
 
 void PeerCore::Impl::On(const LocalDied& event) {
@@ -398,8 +446,16 @@ void PeerCore::Impl::SweepDrain() {
     out_.push_back(LogLine{"draining without the coordinator: it cannot be reached"});
     for (const LocalMember* local :
          members_.RemoveAll("this peer stops, and no coordinator could be reached to leave")) {
-      EvictFromOps(*local);
+      TakeOut(*local);
     }
+  }
+}
+
+void PeerCore::Impl::SweepSteps() {
+  for (const auto& [id, local] : members_.all()) {
+    if (!local.step_passed || syncs_.Open(id)) continue;
+    const Group& group = *groups_.at(local.group);
+    members_.EndStep(id, *group.current(), group.pending, &out_);
   }
 }
 
@@ -468,11 +524,14 @@ void PeerCore::Impl::ForgetLinks() {
 
 void PeerCore::Impl::Sweep() {
   SweepDrain();
-  const auto posts_of = [this](const LocalMember& local) {
+  syncs_.OnTime(now_, &out_);
+  SweepSteps();
+  const auto busy_with = [this](const LocalMember& local) {
     const Group* const group = FindGroup(local.group);
-    return group == nullptr ? 0 : group->ops.PostsOf(local.id);
+    return LocalMembers::Busy{group == nullptr ? 0 : group->ops.PostsOf(local.id),
+                              syncs_.Open(local.id)};
   };
-  members_.Sweep(posts_of, now_, &out_);
+  members_.Sweep(busy_with, now_, &out_);
   if (!coordinator_up_) members_.ForgetUnheard();
   SweepGroups();
   SweepHeartbeat();
@@ -483,7 +542,7 @@ void PeerCore::Impl::Sweep() {
 }
 
 Tick PeerCore::Impl::NextDeadline() const {
-  Tick due = std::min(beat_due_, members_.NextDeadline());
+  Tick due = std::min({beat_due_, members_.NextDeadline(), syncs_.NextDeadline()});
   for (const auto& [key, group] : groups_) due = std::min(due, group->epochs.NextDeadline());
   if (drain_ && !drain_->due) due = std::min(due, drain_->deadline);
   if (drain_ && !drain_->forced && !coordinator_up_ && !members_.empty()) {
@@ -534,11 +593,18 @@ PeerCore::Stats PeerCore::Impl::GetStats() const {
 
 void PeerCore::Impl::CheckInvariants() const {
   members_.CheckInvariants();
+  syncs_.CheckInvariants();
   for (const auto& [id, local] : members_.all()) {
     const auto it = groups_.find(local.group);
     LH_CHECK(it != groups_.end()) << ToString(local.group);
     const size_t posts = it->second->ops.PostsOf(id);
-    LH_CHECK(!local.removed || posts != 0) << "finished member kept";
+    LH_CHECK(!local.removed || posts != 0 || syncs_.Open(id)) << "finished member kept";
+    LH_CHECK(!syncs_.Open(id) || local.admitted) << "sync of a member that is not admitted";
+    LH_CHECK(syncs_.OfferOf(id) == nullptr || (local.step_open && !local.step_passed))
+        << "an offer waits for a vote that nobody casts";
+    LH_CHECK(!local.step_passed || syncs_.Open(id) || local.exit != Exit::kNone || local.removed ||
+             it->second->current()->RankOf(local.member) < 0)
+        << "a step that has passed is not answered";
     LH_CHECK(local.admitted || posts == 0) << "posts of a member that is not admitted";
     LH_CHECK(!local.admitted || it->second->current() != nullptr) << "admitted without epoch";
   }
@@ -558,6 +624,7 @@ std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
   clone->detect_ms_ = detect_ms_;
   clone->counters_ = counters_;
   clone->members_ = members_;
+  clone->syncs_ = syncs_;
   for (const auto& [key, group] : groups_) {
     clone->groups_.emplace(key, std::make_unique<Group>(*group, &clone->counters_));
   }
@@ -579,6 +646,7 @@ uint64_t PeerCore::Impl::Digest() const {
     digest.Add(drain_->deadline).Add(uint64_t{drain_->due}).Add(uint64_t{drain_->forced});
   }
   members_.AddTo(&digest);
+  syncs_.AddTo(&digest);
   for (const auto& [key, group] : groups_) {
     digest.Add(key).Add(uint64_t{group->pending});
     digest.Add(group->bytes_sent).Add(group->bytes_received);

@@ -13,14 +13,18 @@
 //   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
 //
 // An op of at most LH_EAGER_BYTES_MAX bytes carries its input in the READY and has no segments.
+//
+// Syncs of shared state: local_syncs.h. The driver hashes states and moves their chunks.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "base/hash128.h"
 #include "base/ids.h"
 #include "base/outcome.h"
 #include "base/tick.h"
@@ -57,6 +61,15 @@ struct PostRef {
   friend auto operator<=>(const PostRef&, const PostRef&) = default;
 };
 
+// The state that a trainer brings to a sync; hashed by the driver before.
+struct SyncRequest {
+  control::SyncStrategy strategy = control::SyncStrategy::kPopular;
+  uint64_t revision = 0;
+  Hash128 manifest;
+  Hash128 state;
+  friend bool operator==(const SyncRequest&, const SyncRequest&) = default;
+};
+
 // ------------------------------------------------------------------------------ events
 
 // The control stream stands (the core says Hello first on it) or is gone.
@@ -75,9 +88,15 @@ struct LocalJoin {
   uint32_t cohort_size = 0;
   uint32_t step_deadline_ms = 0;
 };
-// At most one LocalStep and one LocalLeave is open for a member; the driver sees to it.
+// At most one LocalStep and one LocalLeave is open for a member; the driver sees to it. From the
+// event until SyncEnded nobody but the driver writes to the tensors of `sync`.
 struct LocalStep {
   LocalId local;
+  std::optional<SyncRequest> sync = std::nullopt;
+};
+struct LocalSync {
+  LocalId local;
+  SyncRequest sync;
 };
 struct LocalLeave {
   LocalId local;
@@ -139,6 +158,21 @@ struct AttemptStopped {
   Epoch attempt;
 };
 
+// Of a StartTransfer: nothing writes to the tensors any more.
+struct TransferEnded {
+  LocalId local;
+  Outcome outcome;  // OK: the state is there and verified
+  uint64_t bytes = 0;
+  std::vector<MemberId> sources;  // that sent some of it
+  std::vector<MemberId> corrupt;
+  bool wrote = true;  // not OK: something was written to the tensors
+};
+// Answer to CompareManifest: in words, or "" if the other one did not say.
+struct ManifestCompared {
+  LocalId local;
+  std::string difference;
+};
+
 // SIGTERM or an operator: leave at the next step boundary of each member, by `deadline` at the
 // latest.
 struct DrainRequested {
@@ -147,8 +181,9 @@ struct DrainRequested {
 struct TimePassed {};
 
 using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
-                           LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown, PeerReady, PeerDone,
-                           AttemptComplete, AttemptStopped, DrainRequested, TimePassed>;
+                           LocalSync, LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown, PeerReady,
+                           PeerDone, AttemptComplete, AttemptStopped, TransferEnded,
+                           ManifestCompared, DrainRequested, TimePassed>;
 
 // ------------------------------------------------------------------------------ actions
 
@@ -167,6 +202,19 @@ struct StepDone {
   LocalId local;
   Outcome outcome;
   World world;
+};
+// The answer to a LocalSync; of a LocalStep with a sync the first of two, before StepDone.
+struct SyncEnded {
+  LocalId local;
+  Outcome outcome;
+  // What the tensors hold now, if they have a state that all agreed on, or that a transfer has
+  // brought; else 0.
+  uint64_t revision = 0;
+  Hash128 state;
+  bool torn = false;  // they hold nothing of use
+  uint64_t bytes = 0;
+  uint32_t sources = 0;
+  friend bool operator==(const SyncEnded&, const SyncEnded&) = default;
 };
 struct LeaveDone {
   LocalId local;
@@ -268,6 +316,47 @@ struct FinishAttempt {
   bool commit = false;
 };
 
+// Other peers may ask this member for chunks of this state until EndServe. Nobody writes to it.
+struct ServeState {
+  LocalId local;
+  GroupKey group;
+  MemberId member;
+  Hash128 state;
+  friend bool operator==(const ServeState&, const ServeState&) = default;
+};
+struct EndServe {
+  LocalId local;
+  friend bool operator==(const EndServe&, const EndServe&) = default;
+};
+// Fetch into the member's tensors what differs, and check that they have this state then. Ends with
+// exactly one TransferEnded, after which nothing writes to the tensors.
+struct StartTransfer {
+  LocalId local;
+  GroupKey group;
+  uint64_t revision = 0;
+  Hash128 manifest;
+  Hash128 state;
+  std::vector<control::SyncSource> sources;  // a peer may be this one
+  bool unequal_too = false;  // also the tensors that may differ: the member never held a state
+  friend bool operator==(const StartTransfer&, const StartTransfer&) = default;
+};
+// Of the transfer that is on: those not named are gone, others have come.
+struct ChangeSources {
+  LocalId local;
+  std::vector<control::SyncSource> sources;
+  friend bool operator==(const ChangeSources&, const ChangeSources&) = default;
+};
+struct StopTransfer {
+  LocalId local;
+  friend bool operator==(const StopTransfer&, const StopTransfer&) = default;
+};
+// Get the manifest of the other one; ManifestCompared with the first difference.
+struct CompareManifest {
+  LocalId local;
+  control::SyncSource other;
+  friend bool operator==(const CompareManifest&, const CompareManifest&) = default;
+};
+
 // A freezing epoch has done its work here: from PrepareEpoch to CommitEpoch, and from there until
 // the first of the ops that had to be redone ended. -1: none had to be, or the next fault came
 // first.
@@ -293,9 +382,10 @@ struct BreakLink {
 };
 
 using Action =
-    std::variant<ToCoordinator, JoinDone, StepDone, LeaveDone, PostDone, WorldChanged, MemberGone,
-                 OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt, CreditAttempt,
-                 StopAttempt, FinishAttempt, FaultOver, Drained, LogLine, BreakLink>;
+    std::variant<ToCoordinator, JoinDone, StepDone, SyncEnded, LeaveDone, PostDone, WorldChanged,
+                 MemberGone, OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt, CreditAttempt,
+                 StopAttempt, FinishAttempt, ServeState, EndServe, StartTransfer, ChangeSources,
+                 StopTransfer, CompareManifest, FaultOver, Drained, LogLine, BreakLink>;
 
 // Whether an op of this description travels inside its READYs. The same at every member.
 bool IsEager(const OpDesc& desc);

@@ -12,6 +12,8 @@ namespace {
 
 using control::Fate;
 using control::Removal;
+using control::SyncAction;
+using control::SyncStrategy;
 
 // Peer 1, and whatever the test says in the name of the others.
 class PeerCoreTest : public testing::Test {
@@ -67,6 +69,47 @@ class PeerCoreTest : public testing::Test {
     Ready(2, 7, Large());
     Give(AttemptComplete{kGroup, OpOrdinal(1), Epoch()});
     ASSERT_EQ(Get<SendDone>(out_).size(), 1u);
+  }
+
+  // ---- syncs: revision 3 of one manifest; what tells states apart is one number.
+  static SyncRequest State(uint64_t state, SyncStrategy strategy = SyncStrategy::kPopular) {
+    return {strategy, 3, {1, 1}, {state, 0}};
+  }
+  Actions& Step(uint64_t local, uint64_t state) {
+    return Give(LocalStep{LocalId(local), State(state)});
+  }
+  Actions& Sync(uint64_t local, uint64_t state) {
+    return Give(LocalSync{LocalId(local), State(state)});
+  }
+  Actions& Passed(uint64_t member, uint64_t number = 1, uint64_t epoch = 1) {
+    return Say(control::VoteResult{kGroup, MemberId(member), number, Epoch(epoch)});
+  }
+  Actions& Result(uint64_t member, SyncAction action, uint64_t state, uint64_t number = 1) {
+    control::SyncResult result{kGroup, MemberId(member), number, action, {}, 4, {1, 1}, {state, 0}};
+    if (action == SyncAction::kFetch) result.sources = {{MemberId(2), PeerId(2)}};
+    return Say(result);
+  }
+  Actions& Refuse(uint64_t member, const Outcome& outcome,
+                  std::vector<control::SyncSource> compare = {}) {
+    return Say(control::SyncResult{
+        kGroup, MemberId(member), 1, SyncAction::kEnd, outcome, 0, {}, {}, std::move(compare)});
+  }
+  Actions& Transferred(uint64_t local, const Outcome& outcome = {}) {
+    return Give(TransferEnded{LocalId(local), outcome, 100, {MemberId(2)}, {}});
+  }
+  // Member 1 fetches, in a step whose vote is answered.
+  void FetchInStep() {
+    EnterTwo();
+    Step(1, 9);
+    Passed(1);
+    ASSERT_EQ(Get<StartTransfer>(Result(1, SyncAction::kFetch, 5)).size(), 1u);
+  }
+  // Where the first action of the kind is.
+  template <class T>
+  size_t Index() const {
+    size_t i = 0;
+    while (i < out_.size() && !std::holds_alternative<T>(out_[i])) ++i;
+    return i;
   }
 
   PeerCore core_{Config()};
@@ -478,6 +521,228 @@ TEST_F(PeerCoreTest, AFrameAgainstTheProtocolBreaksTheLink) {
   EXPECT_EQ(core_.GetStats().frames_refused, 1u);
 }
 
+// ------------------------------------------------------------------------------ syncs
+
+TEST_F(PeerCoreTest, AStepWithAStateIsOneVoteAndReturnsWhenBothAnswersAreIn) {
+  EnterTwo();
+  const auto votes = Sent<control::Vote>(Step(1, 5));
+  ASSERT_EQ(votes.size(), 1u);
+  EXPECT_EQ(votes[0].sync,
+            (control::SyncOffer{1, SyncStrategy::kPopular, 3, {1, 1}, {5, 0}, true}));
+  EXPECT_TRUE(Sent<control::SyncVote>(out_).empty());
+  EXPECT_TRUE(Passed(1).empty());
+  EXPECT_TRUE(Passed(1).empty()) << "said again";
+  Result(1, SyncAction::kEnd, 5);
+  EXPECT_EQ(Get<SyncEnded>(out_).at(0), (SyncEnded{LocalId(1), {}, 4, {5, 0}}));
+  EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok());
+  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+}
+
+TEST_F(PeerCoreTest, AStepReturnsWithItsVoteWhenItsSyncWasAnsweredBefore) {
+  EnterTwo();
+  Step(1, 5);
+  Refuse(1, {Code::kStateMismatch, "no"});
+  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kStateMismatch);
+  EXPECT_TRUE(Get<StepDone>(out_).empty());
+  EXPECT_TRUE(Get<StepDone>(Passed(1)).at(0).outcome.ok());
+}
+
+TEST_F(PeerCoreTest, AStepWithoutAStateDoesNotWaitForTheSyncOfAnother) {
+  Give(CoordinatorUp{});
+  Join(1);
+  Join(3);
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {3, 1, 1}}));
+  Commit(1);
+  Step(1, 5);
+  Give(LocalStep{LocalId(3)});
+  EXPECT_TRUE(Get<StepDone>(Passed(1)).empty());
+  EXPECT_EQ(Get<StepDone>(Passed(3)).at(0).local, LocalId(3));
+}
+
+TEST_F(PeerCoreTest, AStepThatWaitsForItsSyncReturnsToTheWorldOfThen) {
+  FetchInStep();
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}}));
+  EXPECT_TRUE(Get<StopTransfer>(out_).empty()) << "a sync is about members, not epochs";
+  Commit(2);
+  EXPECT_TRUE(Get<StopTransfer>(out_).empty());
+  EXPECT_EQ(Get<WorldChanged>(out_).size(), 1u);
+  Transferred(1);
+  Result(1, SyncAction::kEnd, 5);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).world, (World{Epoch(2), MemberId(1), 0, 1, 0}));
+}
+
+TEST_F(PeerCoreTest, ASyncOutsideAStepIsAnsweredByItself) {
+  EnterTwo();
+  EXPECT_EQ(Sent<control::SyncVote>(Sync(1, 5)).at(0).offer.number, 1u);
+  EXPECT_EQ(Get<ServeState>(Result(1, SyncAction::kServe, 5)).size(), 1u);
+  Result(1, SyncAction::kEnd, 5);
+  EXPECT_EQ(Get<EndServe>(out_).size(), 1u);
+  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  EXPECT_TRUE(Get<StepDone>(out_).empty());
+}
+
+TEST_F(PeerCoreTest, AFetchedStateIsReportedAndServed) {
+  FetchInStep();
+  Transferred(1);
+  const auto done = Sent<control::SyncDone>(out_);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].state, (Hash128{5, 0}));
+  EXPECT_EQ(done[0].sources, std::vector<MemberId>{MemberId(2)});
+  EXPECT_EQ(Get<ServeState>(out_).size(), 1u);
+  EXPECT_TRUE(Get<StepDone>(out_).empty());
+}
+
+TEST_F(PeerCoreTest, SyncsOutOfPlaceSayWhy) {
+  Give(CoordinatorUp{});
+  const auto refused = [this] { return Get<SyncEnded>(out_).at(0).outcome.code; };
+  Sync(1, 5);
+  EXPECT_EQ(refused(), Code::kEvicted) << "nobody";
+  Step(1, 5);
+  EXPECT_EQ(refused(), Code::kEvicted);
+  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
+  Join(1);
+  Sync(1, 5);
+  EXPECT_EQ(refused(), Code::kFailedPrecondition) << "not admitted";
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}}));
+  Commit(1);
+  Sync(1, 5);
+  Sync(1, 5);
+  EXPECT_EQ(refused(), Code::kFailedPrecondition) << "in a sync";
+  EXPECT_EQ(Get<StepDone>(Give(LocalStep{LocalId(1)})).at(0).outcome.text,
+            "this member is in a sync: wait for its end");
+  EXPECT_TRUE(Sent<control::Vote>(Step(1, 5)).empty());
+  EXPECT_EQ(refused(), Code::kFailedPrecondition);
+  Result(1, SyncAction::kEnd, 5);
+  Give(LocalStep{LocalId(1)});
+  Sync(1, 5);
+  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.text,
+            "this member stands at a step boundary: sync with the step, or after it");
+}
+
+TEST_F(PeerCoreTest, AStepThatWouldSendATornStateIsRefusedAsAWhole) {
+  FetchInStep();
+  Transferred(1, {Code::kUnavailable, "nobody has it"});
+  Refuse(1, {Code::kAborted, "sync again"});
+  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
+  EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok()) << "the boundary is passed all the same";
+  Give(LocalStep{LocalId(1), State(7, SyncStrategy::kSend)});
+  EXPECT_TRUE(Sent<control::Vote>(out_).empty());
+  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_FALSE(Sent<control::Vote>(Step(1, 7)).at(0).sync->complete);
+}
+
+TEST_F(PeerCoreTest, AnOfferIsSaidAgainWithItsVoteAndThenByItself) {
+  EnterTwo();
+  const auto reconnect = [this] {
+    Give(CoordinatorDown{});
+    Give(CoordinatorUp{});
+  };
+  Step(1, 5);
+  reconnect();
+  EXPECT_EQ(Sent<control::Vote>(out_).at(0).sync->number, 1u);
+  EXPECT_TRUE(Sent<control::SyncVote>(out_).empty());
+  Passed(1);
+  reconnect();
+  EXPECT_TRUE(Sent<control::Vote>(out_).empty());
+  EXPECT_TRUE(Sent<control::SyncVote>(out_).at(0).offer.complete);
+  Result(1, SyncAction::kFetch, 6);
+  reconnect();
+  EXPECT_FALSE(Sent<control::SyncVote>(out_).at(0).offer.complete) << "half is there";
+  EXPECT_EQ(Get<ChangeSources>(Result(1, SyncAction::kFetch, 6)).size(), 1u) << "goes on";
+  Give(CoordinatorDown{});
+  EXPECT_TRUE(Get<ToCoordinator>(Transferred(1)).empty());
+  Give(CoordinatorUp{});
+  const auto votes = Sent<control::SyncVote>(out_);
+  EXPECT_TRUE(votes.at(0).offer.complete);
+  EXPECT_EQ(votes[0].offer.state, (Hash128{6, 0}));
+  EXPECT_EQ(Get<StepDone>(Result(1, SyncAction::kEnd, 6)).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, AnEvictedMemberIsGoneWhenNothingWritesToItsTensors) {
+  FetchInStep();
+  Removed(1, Removal::kEvicted);
+  EXPECT_EQ(Get<StopTransfer>(out_).size(), 1u);
+  EXPECT_TRUE(Get<MemberGone>(out_).empty());
+  Transferred(1, {Code::kAborted, "stopped"});
+  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+  EXPECT_LT(Index<StepDone>(), Index<MemberGone>());
+  EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, AGroupBeginsAnewOnlyWhenTheTransfersOfTheOldOneHaveStopped) {
+  FetchInStep();
+  Join(5);
+  Removed(1, Removal::kEvicted);
+  Say(MakePrepare(3, 0, 3, 0, {{5, 1, 3}}));
+  EXPECT_TRUE(Sent<control::EpochReady>(out_).empty());
+  Transferred(1, {Code::kAborted, "stopped"});
+  EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+  EXPECT_EQ(Get<JoinDone>(Commit(3)).at(0).local, LocalId(5));
+}
+
+TEST_F(PeerCoreTest, ALeaverDoesNotWaitForItsSync) {
+  FetchInStep();
+  EXPECT_EQ(Sent<control::Leave>(Give(LocalLeave{LocalId(1)})).size(), 1u);
+  Transferred(1);
+  EXPECT_TRUE(Get<StepDone>(Result(1, SyncAction::kEnd, 5)).empty()) << "it is on its way out";
+  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  Removed(1, Removal::kLeft);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(Get<LeaveDone>(out_).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, ADeadTrainersTransferStopsWhenItIsOut) {
+  EnterTwo();
+  Sync(1, 9);
+  Result(1, SyncAction::kFetch, 5);
+  EXPECT_TRUE(Sent<control::Leave>(Give(LocalDied{LocalId(1), "killed"})).at(0).died);
+  EXPECT_EQ(Get<StopTransfer>(Removed(1, Removal::kDied)).size(), 1u);
+  Transferred(1, {Code::kAborted, "stopped"});
+  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, AnOfferThatIsMadeWhileDrainingEndsWithTheMember) {
+  EnterTwo();
+  Give(DrainRequested{now_ + Seconds(30)});
+  Step(1, 5);
+  EXPECT_TRUE(Sent<control::Vote>(out_).empty());
+  EXPECT_EQ(Sent<control::Leave>(out_).size(), 1u);
+  Removed(1, Removal::kLeft);
+  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(Get<Drained>(out_).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, TheDifferenceOfManifestsIsWaitedForNoLongerThanDetectMs) {
+  EnterTwo();
+  Say(control::Welcome{"c", 300});
+  Sync(1, 5);
+  Refuse(1, {Code::kStateMismatch, "differs"}, {{MemberId(2), PeerId(2)}});
+  EXPECT_EQ(Get<CompareManifest>(out_).size(), 1u);
+  EXPECT_TRUE(Get<SyncEnded>(out_).empty());
+  const Tick due = now_ + Millis(300);
+  while (now_ < due) {
+    EXPECT_LE(core_.NextDeadline(), due);
+    now_ = core_.NextDeadline();
+    Give(TimePassed{});
+  }
+  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.text, "differs");
+  EXPECT_TRUE(Give(ManifestCompared{LocalId(1), "late"}).empty());
+}
+
+TEST_F(PeerCoreTest, AnAnswerForAMemberThatIsNotHereIsIgnored) {
+  EXPECT_TRUE(Result(1, SyncAction::kEnd, 5).empty());
+  EnterTwo();
+  EXPECT_TRUE(Result(2, SyncAction::kServe, 5).empty());
+  EXPECT_TRUE(Result(1, SyncAction::kServe, 5).empty()) << "it did not ask";
+}
+
 // ------------------------------------------------------------------------------ drain
 
 TEST_F(PeerCoreTest, ADrainWithNobodyHereIsDoneAtOnce) {
@@ -542,7 +807,8 @@ TEST_F(PeerCoreTest, EqualHistoriesGiveEqualDigests) {
         LinkUp{"run", PeerId(2)},
         FromCoordinator{control::CommitEpoch{kGroup, Epoch(1), {}}},
         LocalPost{{LocalId(1), 1}, 7, Large()},
-        LocalStep{LocalId(1)},
+        LocalStep{LocalId(1), State(5)},
+        FromCoordinator{control::VoteResult{kGroup, MemberId(1), 1, Epoch(1)}},
         DrainRequested{Tick{Seconds(5)}},
         CoordinatorDown{},
     };
@@ -550,7 +816,7 @@ TEST_F(PeerCoreTest, EqualHistoriesGiveEqualDigests) {
     return core.Digest();
   };
   std::set<uint64_t> digests;
-  for (int steps = 0; steps <= 10; ++steps) {
+  for (int steps = 0; steps <= 11; ++steps) {
     EXPECT_EQ(run(steps), run(steps));
     EXPECT_TRUE(digests.insert(run(steps)).second) << steps;
   }

@@ -318,6 +318,14 @@ void DaemonImpl::Carry(Action& action) {
     void operator()(CreditAttempt& a) { d->runner_->Credit(a); }
     void operator()(StopAttempt& a) { d->runner_->Stop(a); }
     void operator()(FinishAttempt& a) { d->runner_->Finish(a); }
+    // No request of a trainer carries a state: nothing begins a sync.
+    void operator()(SyncEnded&) { LH_CHECK(false); }
+    void operator()(ServeState&) { LH_CHECK(false); }
+    void operator()(EndServe&) { LH_CHECK(false); }
+    void operator()(StartTransfer&) { LH_CHECK(false); }
+    void operator()(ChangeSources&) { LH_CHECK(false); }
+    void operator()(StopTransfer&) { LH_CHECK(false); }
+    void operator()(CompareManifest&) { LH_CHECK(false); }
     void operator()(BreakLink& a) { d->transport_->BreakLink({a.run, a.peer}, a.reason); }
     void operator()(FaultOver& a) { d->metrics_->ObserveFault(a); }
     void operator()(Drained&) { d->drained_ = true; }

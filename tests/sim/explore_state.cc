@@ -755,6 +755,14 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
     void operator()(peerd::CreditAttempt& a) { s->Credit(i, a); }
     void operator()(peerd::StopAttempt& a) { s->Stop(i, a); }
     void operator()(peerd::FinishAttempt& a) { s->Finish(i, a); }
+    // Trainers here have no state.
+    void operator()(peerd::SyncEnded&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::ServeState&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::EndServe&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::StartTransfer&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::ChangeSources&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::StopTransfer&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::CompareManifest&) { Checker::Fail("a sync that nobody began"); }
     void operator()(peerd::FaultOver&) {}
     void operator()(peerd::Drained&) {}
     void operator()(peerd::LogLine& a) { s->Say(NameOf(i) + " logs " + a.text); }

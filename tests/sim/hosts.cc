@@ -581,6 +581,14 @@ void PeerHost::Carry(peerd::Action& action) {
       h->running_.erase({a.group, a.ordinal});
       h->runner_->Finish(a);
     }
+    // Trainers here have no state.
+    void operator()(peerd::SyncEnded&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::ServeState&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::EndServe&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::StartTransfer&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::ChangeSources&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::StopTransfer&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::CompareManifest&) { Checker::Fail("a sync that nobody began"); }
     void operator()(peerd::FaultOver&) {}
     void operator()(peerd::Drained&) {
       story.Tell(world.now(), h->node_.name, "  is drained");
