@@ -18,7 +18,8 @@ Outcome LocalSyncs::MayBegin(LocalId local, const SyncRequest& request) const {
     return {Code::kFailedPrecondition, "this member is in a sync already: wait for its end"};
   }
   const auto it = syncs_.find(local);
-  if (it != syncs_.end() && it->second.torn && request.strategy == SyncStrategy::kSend) {
+  const bool torn = it != syncs_.end() && it->second.torn && !request.restored;
+  if (torn && request.strategy == SyncStrategy::kSend) {
     return {Code::kFailedPrecondition,
             "the state of this member is torn, since a transfer into it broke off: it cannot be "
             "sent; load a checkpoint, or sync with popular or receive first"};
@@ -41,6 +42,7 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
   sync.member = member;
   sync.phase = Phase::kOffered;
   sync.with_vote = with_vote;
+  if (request.restored) sync.torn = false;
   sync.brought = false;
   sync.bytes = 0;
   sync.sources = 0;

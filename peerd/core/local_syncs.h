@@ -11,7 +11,8 @@
 //   any --(the member is gone)--> forgotten, once no transfer writes any more
 //
 // A state that a transfer has begun to write and not finished is torn: it is offered as incomplete
-// until a later sync put it right. After a reconnect each open sync says what is there by then.
+// until a later sync put it right, or the trainer did (SyncRequest::restored). After a reconnect
+// each open sync says what is there by then.
 //
 // Several local members are independent of each other, also in one group. Plain state machine: no
 // clock, no thread.

@@ -136,6 +136,21 @@ TEST_F(LocalSyncsTest, WhatAllHaveIsCommittedWithOneMessageEachWay) {
   EXPECT_EQ(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.number, 2U);
 }
 
+TEST_F(LocalSyncsTest, ATornStateThatItsTrainerHasRestoredIsWhole) {
+  Begin(1, 9);
+  Fetch(1, 1, 5);
+  Ended(1, {Code::kUnavailable, "nobody"});
+  Refuse(1, 1, {Code::kAborted, "sync again"});
+  SyncRequest request{SyncStrategy::kSend, 3, {1, 1}, {7, 0}};
+  EXPECT_FALSE(syncs_.MayBegin(LocalId(1), request).ok());
+  request.restored = true;
+  ASSERT_TRUE(syncs_.MayBegin(LocalId(1), request).ok());
+  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  EXPECT_TRUE(Said<control::SyncVote>(out_).at(0).offer.complete);
+  Refuse(1, 2, {Code::kAborted, "sync again"});
+  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+}
+
 TEST_F(LocalSyncsTest, AHolderServesUntilTheEnd) {
   Begin(1, 5);
   EXPECT_EQ(Serve(1, 1, 5), (Actions{ServeState{LocalId(1), kRun, MemberId(1), {5, 0}}}));

@@ -67,6 +67,9 @@ struct SyncRequest {
   uint64_t revision = 0;
   Hash128 manifest;
   Hash128 state;
+  // The trainer has written all of it since its last sync, from a checkpoint for instance: whatever
+  // broke off then, it is whole.
+  bool restored = false;
   friend bool operator==(const SyncRequest&, const SyncRequest&) = default;
 };
 

@@ -128,6 +128,8 @@ void Checker::OnSend(PeerId to, const control::CoordinatorMessage& message,
         Fail("VoteResult for " + longhaul::ToString(member.member) + " is not durable");
       }
     }
+  } else if (const auto* sync = std::get_if<control::SyncResult>(&message)) {
+    OnSyncResult(*sync, durable);
   }
 }
 
@@ -365,6 +367,49 @@ void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
     }
     if (fresh && fate.fate == control::Fate::kCommit) ++counts_.committed_by_fate;
   }
+}
+
+// ------------------------------------------------------------------------------ syncs
+
+void Checker::OnStored(const coordinator::GroupRecord& before,
+                       const coordinator::GroupRecord& after) {
+  if (!before.state || !after.state) return;
+  if (after.state->revision < before.state->revision) {
+    Fail("revision " + std::to_string(before.state->revision) + " of " +
+         longhaul::ToString(after.group) + " falls to " + std::to_string(after.state->revision));
+  }
+}
+
+// A commit leaves when the store has it, and members of one revision are told one state.
+void Checker::OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable) {
+  if (result.action != control::SyncAction::kEnd || !result.outcome.ok()) return;
+  const auto group = durable.groups.find(result.group);
+  const bool stored = group != durable.groups.end() && group->second.state &&
+                      group->second.state->revision == result.revision &&
+                      group->second.state->state == result.state;
+  if (!stored) {
+    Fail("the end of a sync at revision " + std::to_string(result.revision) + " for " +
+         longhaul::ToString(result.member) + " is not what the store holds");
+  }
+}
+
+void Checker::OnSyncEnded(const peerd::SyncEnded& ended, control::SyncStrategy strategy,
+                          const Hash128& begun, const Hash128& now) {
+  if (strategy == control::SyncStrategy::kSend && now != begun) {
+    Fail("the state of a member that only sends was written");
+  }
+  if (ended.bytes != 0) ++counts_.syncs_fetched;
+  if (ended.torn) ++counts_.syncs_torn;
+  if (ended.outcome.ok()) {
+    ++counts_.syncs_ok;
+    if (now != ended.state) Fail("a sync is committed, and a member has another state");
+    if (ended.torn) Fail("a sync is committed, and a member's state is torn");
+    return;
+  }
+  if (ended.outcome.code == Code::kInternal) Fail("a sync ended as: " + ended.outcome.text);
+  ++(ended.outcome.code == Code::kAborted ? counts_.syncs_aborted : counts_.syncs_refused);
+  if (ended.torn || now == begun) return;
+  if (ended.state != now) Fail("a state is torn, and nobody is told");
 }
 
 // ------------------------------------------------------------------------------ ops

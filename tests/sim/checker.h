@@ -4,7 +4,9 @@
 // inputs intact unless the op succeeded; the members of an epoch are the same wherever the epoch is
 // seen; epochs never go back and their numbers are not used twice; nothing leaves the coordinator
 // that its store does not hold; fates agree with each other and with outcomes; each request is
-// answered exactly once. Liveness: when the faults have stopped, every request is answered in time.
+// answered exactly once. After a sync that is committed a member has the state that the store
+// holds, revisions never fall, who only sends keeps every bit, and a state that is neither is told
+// to be torn. Liveness: when the faults have stopped, every request is answered in time.
 //
 // A violation ends the process with a text; see Fail().
 #pragma once
@@ -64,6 +66,14 @@ class Checker {
   // It arrives.
   void OnArrival(PeerId at, const control::CoordinatorMessage& message);
 
+  // ---- syncs
+
+  // The store changes.
+  void OnStored(const coordinator::GroupRecord& before, const coordinator::GroupRecord& after);
+  // The answer to a trainer whose tensors were `begun` when it asked and are `now`.
+  void OnSyncEnded(const peerd::SyncEnded& ended, control::SyncStrategy strategy,
+                   const Hash128& begun, const Hash128& now);
+
   // ---- ops
 
   void OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name);
@@ -109,6 +119,11 @@ class Checker {
     uint64_t relayed = 0;           // frames
     uint64_t cohorts = 0;           // admitted
     uint64_t deadlines_missed = 0;  // by members that were removed for it
+    uint64_t syncs_ok = 0;
+    uint64_t syncs_aborted = 0;
+    uint64_t syncs_refused = 0;
+    uint64_t syncs_fetched = 0;  // brought something
+    uint64_t syncs_torn = 0;
   };
   const Counts& counts() const { return counts_; }
 
@@ -138,6 +153,7 @@ class Checker {
 
   void OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
                  const coordinator::Records& durable);
+  static void OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable);
   void OnCommit(PeerId to, const control::CommitEpoch& commit, const coordinator::Records& durable);
   void Admit(const control::PrepareEpoch& prepare);
   void CheckFreeze(const control::PrepareEpoch& prepare) const;

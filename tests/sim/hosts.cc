@@ -74,7 +74,7 @@ void CoordinatorHost::Crash(bool resets) {
   // What was being written may have been written.
   if (persisting_ && context_.world->Chance(0.5)) {
     for (const coordinator::Mutation& m : std::get<Persist>(out_.front().action).mutations) {
-      coordinator::Apply(m, &durable_);
+      Apply(m);
     }
   }
   persisting_ = false;
@@ -90,6 +90,14 @@ void CoordinatorHost::Crash(bool resets) {
           [stream = stream] { stream->peer->OnStreamEnd(stream); });
     }
   }
+}
+
+void CoordinatorHost::Apply(const coordinator::Mutation& mutation) {
+  if (const auto* put = std::get_if<coordinator::PutGroup>(&mutation)) {
+    const auto before = durable_.groups.find(put->record.group);
+    if (before != durable_.groups.end()) context_.checker->OnStored(before->second, put->record);
+  }
+  coordinator::Apply(mutation, &durable_);
 }
 
 std::string CoordinatorHost::WaitingFor() const {
@@ -156,7 +164,7 @@ void CoordinatorHost::PumpOut() {
       context_.world->On(&node_, context_.world->now() + takes, [this] {
         persisting_ = false;
         for (const coordinator::Mutation& m : std::get<Persist>(out_.front().action).mutations) {
-          coordinator::Apply(m, &durable_);
+          Apply(m);
         }
         out_.pop_front();
         context_.trigger(Moment::kCommitDurable, PeerId());
@@ -319,7 +327,8 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
       coordinator_(coordinator),
       node_(MakeNode(index, ToString(id))),
       id_(id),
-      transport_(context.world, &node_, id, context.transport, context.switchboard, this) {
+      transport_(context.world, &node_, id, context.transport, context.switchboard, this),
+      transfers_(id, TransferOptions()) {
   peerd::OpRunner::Options runner;
   runner.self = id;
   runner.segment_bytes = 512;
@@ -337,6 +346,23 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   Beat();
 }
 
+ModelTransfers::Options PeerHost::TransferOptions() {
+  ModelTransfers::Options options;
+  options.world = context_.world;
+  options.node = &node_;
+  options.story = context_.story;
+  options.detect_ms = context_.detect_ms;
+  options.planted = context_.planted;
+  options.flips = context_.flips;
+  options.find = [find = context_.find_peer](PeerId peer) -> ModelTransfers* {
+    PeerHost* const host = find(peer);
+    return host != nullptr && host->node_.alive ? &host->transfers_ : nullptr;
+  };
+  options.tell = [this](peerd::Event event) { Tell(std::move(event)); };
+  options.chunk_arrived = [this] { context_.trigger(Moment::kChunkArrived, id_); };
+  return options;
+}
+
 PeerHost::~PeerHost() { Dispose(); }
 
 void PeerHost::Dispose() {
@@ -352,6 +378,7 @@ void PeerHost::Dispose() {
   }
   runner_.reset();
   core_.reset();
+  transfers_.Die();
   events_.clear();
 }
 
@@ -448,7 +475,11 @@ void PeerHost::Pump() {
 // From now on the core owes an answer.
 void PeerHost::NoteRequest(const peerd::Event& event) {
   if (const auto* join = std::get_if<peerd::LocalJoin>(&event)) open_[join->local].join = true;
-  if (const auto* step = std::get_if<peerd::LocalStep>(&event)) open_[step->local].step = true;
+  if (const auto* step = std::get_if<peerd::LocalStep>(&event)) {
+    open_[step->local].step = true;
+    open_[step->local].sync = step->sync.has_value();
+  }
+  if (const auto* sync = std::get_if<peerd::LocalSync>(&event)) open_[sync->local].sync = true;
   if (const auto* leave = std::get_if<peerd::LocalLeave>(&event)) open_[leave->local].leave = true;
   if (const auto* post = std::get_if<peerd::LocalPost>(&event)) open_posts_.insert(post->post);
 }
@@ -479,6 +510,7 @@ void PeerHost::Carry(peerd::Action& action) {
     }
     void operator()(peerd::StepDone& a) {
       if (!std::exchange(h->open_[a.local].step, false)) h->Twice("StepDone", a.local);
+      if (h->open_[a.local].sync) Checker::Fail("a step has returned before its sync");
       if (a.outcome.ok()) h->CheckWorld(a.local, a.world);
       h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnStepDone(a.outcome, a.world); });
     }
@@ -581,14 +613,16 @@ void PeerHost::Carry(peerd::Action& action) {
       h->running_.erase({a.group, a.ordinal});
       h->runner_->Finish(a);
     }
-    // Trainers here have no state.
-    void operator()(peerd::SyncEnded&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::ServeState&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::EndServe&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::StartTransfer&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::ChangeSources&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::StopTransfer&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::CompareManifest&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::SyncEnded& a) { h->OnSyncEnded(a); }
+    void operator()(peerd::ServeState& a) { h->transfers_.Serve(a); }
+    void operator()(peerd::EndServe& a) { h->transfers_.EndServe(a); }
+    void operator()(peerd::StartTransfer& a) {
+      h->transfers_.Start(a);
+      h->context_.trigger(Moment::kTransferStarted, h->id_);
+    }
+    void operator()(peerd::ChangeSources& a) { h->transfers_.Change(a); }
+    void operator()(peerd::StopTransfer& a) { h->transfers_.Stop(a); }
+    void operator()(peerd::CompareManifest& a) { h->transfers_.Compare(a); }
     void operator()(peerd::FaultOver&) {}
     void operator()(peerd::Drained&) {
       story.Tell(world.now(), h->node_.name, "  is drained");
@@ -617,7 +651,8 @@ void PeerHost::Twice(const char* what, peerd::LocalId local) {
 
 void PeerHost::CheckAnswered(peerd::LocalId local) const {
   const auto it = open_.find(local);
-  bool open = it != open_.end() && (it->second.join || it->second.step || it->second.leave);
+  bool open = it != open_.end() &&
+              (it->second.join || it->second.step || it->second.sync || it->second.leave);
   for (const peerd::PostRef& post : open_posts_) open = open || post.local == local;
   if (!open) return;
   Checker::Fail(node_.name + ": a request of local " + std::to_string(local.value()) +
@@ -627,6 +662,16 @@ void PeerHost::CheckAnswered(peerd::LocalId local) const {
 void PeerHost::CheckAllAnswered() const {
   if (!node_.alive) return;
   for (const auto& [local, state] : locals_) CheckAnswered(local);
+}
+
+void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
+  if (!std::exchange(open_[ended.local].sync, false)) Twice("SyncEnded", ended.local);
+  const ModelTransfers::Held held = transfers_.Release(ended.local);
+  context_.story->Tell(context_.world->now(), node_.name, "  sync of local ", ended.local.value(),
+                       " ends: ", Describe(ended.outcome), " revision=", ended.revision,
+                       ended.torn ? " torn" : "");
+  context_.checker->OnSyncEnded(ended, held.strategy, held.begun, RootOf(*held.state));
+  ToTrainer(ended.local, [=](TrainerSide* t) { t->OnSyncEnded(ended); });
 }
 
 void PeerHost::CheckWorld(peerd::LocalId local, const peerd::World& world) {
@@ -670,8 +715,22 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
   return local;
 }
 
-void PeerHost::Step(peerd::LocalId local) {
-  FromTrainer([this, local] { Tell(peerd::LocalStep{local}); });
+void PeerHost::Step(peerd::LocalId local, std::optional<Offer> offer) {
+  FromTrainer([this, local, offer = std::move(offer)] {
+    peerd::LocalStep step{local};
+    if (offer) {
+      transfers_.Hold(local, offer->state, offer->request.strategy);
+      step.sync = offer->request;
+    }
+    Tell(std::move(step));
+  });
+}
+
+void PeerHost::Sync(peerd::LocalId local, Offer offer) {
+  FromTrainer([this, local, offer = std::move(offer)] {
+    transfers_.Hold(local, offer.state, offer.request.strategy);
+    Tell(peerd::LocalSync{local, offer.request});
+  });
 }
 
 void PeerHost::Leave(peerd::LocalId local) {
@@ -802,6 +861,9 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& message) {
     context_.trigger(Moment::kReadySent, id_);
   }
   if (std::holds_alternative<control::Vote>(message)) context_.trigger(Moment::kVoteSent, id_);
+  if (std::holds_alternative<control::SyncDone>(message)) {
+    context_.trigger(Moment::kSyncDoneSent, id_);
+  }
   Node* const node = coordinator_->node();
   if (node_.life != life || !node->alive || !stream_ || stream_->cut) return;
   stream_->to_coordinator =
@@ -842,6 +904,7 @@ void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
                           uint32_t silent_ms) {
   context_.story->Tell(context_.world->now(), node_.name, "  link down to ", ToString(link.peer),
                        ": ", reason);
+  transfers_.OnLinkDown(link.peer);
   Tell(peerd::LinkDown{link.run, link.peer, reason, silent_ms});
 }
 

@@ -22,6 +22,7 @@
 #include "peerd/runner/control_frames.h"
 #include "peerd/runner/op_runner.h"
 #include "tests/sim/checker.h"
+#include "tests/sim/model_states.h"
 #include "tests/sim/model_transport.h"
 #include "tests/sim/planted.h"
 #include "tests/sim/story.h"
@@ -42,8 +43,15 @@ enum class Moment {
   kDoneSent,
   kVoteSent,
   kJoinArrived,
+  // Only in runs whose trainers have a state.
+  kTransferStarted,
+  kChunkArrived,
+  kSyncDoneSent,
   kCount,
 };
+
+class PeerHost;
+class CoordinatorHost;
 
 // What hosts share.
 struct Context {
@@ -55,11 +63,10 @@ struct Context {
   uint32_t detect_ms = 1500;
   TransportModel transport;
   int64_t persist_us = 0;  // the longest that making durable takes
+  double flips = 0;        // share of a state's chunks that come with a bit flipped
   std::function<void(Moment, PeerId)> trigger;
+  std::function<PeerHost*(PeerId)> find_peer;  // nullptr: there is none
 };
-
-class PeerHost;
-class CoordinatorHost;
 
 // One control stream. Each end learns of the other one's end later.
 struct Stream {
@@ -103,6 +110,7 @@ class CoordinatorHost {
     std::variant<coordinator::Persist, coordinator::ToPeer, coordinator::CloseSession> action;
   };
   void Step(const coordinator::Event& event);
+  void Apply(const coordinator::Mutation& mutation);
   void Arm();
   void PumpOut();
   void Carry(const coordinator::ToPeer& action);
@@ -128,6 +136,7 @@ class TrainerSide {
   virtual ~TrainerSide() = default;
   virtual void OnJoinDone(const Outcome& outcome, const peerd::World& world) = 0;
   virtual void OnStepDone(const Outcome& outcome, const peerd::World& world) = 0;
+  virtual void OnSyncEnded(const peerd::SyncEnded& ended) = 0;
   virtual void OnLeaveDone(const Outcome& outcome) = 0;
   virtual void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) = 0;
   virtual void OnWorldChanged(const peerd::World& world) = 0;
@@ -144,6 +153,7 @@ class PeerHost final : private peerd::TransportListener {
   Node* node() { return &node_; }
   PeerId id() const { return id_; }
   ModelTransport& transport() { return transport_; }
+  ModelTransfers& transfers() { return transfers_; }
   const StreamPtr& stream() const { return stream_; }
   const peerd::PeerCore& core() const { return *core_; }
   bool drained() const { return drained_; }
@@ -151,7 +161,13 @@ class PeerHost final : private peerd::TransportListener {
   // ---- what its trainers ask for; each arrives after a little while, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
                       uint32_t slot, const Terms& terms = {});
-  void Step(peerd::LocalId local);
+  // With the state that it brings, if any; that is the peer's to write until OnSyncEnded.
+  struct Offer {
+    peerd::SyncRequest request;
+    std::shared_ptr<ModelState> state;
+  };
+  void Step(peerd::LocalId local, std::optional<Offer> offer = std::nullopt);
+  void Sync(peerd::LocalId local, Offer offer);
   void Leave(peerd::LocalId local);
   void Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
             peerd::PostBuffers buffers, const OpName& name);
@@ -197,12 +213,14 @@ class PeerHost final : private peerd::TransportListener {
   void CheckWorld(peerd::LocalId local, const peerd::World& world);
   void Take(const control::CoordinatorMessage& message);
   void CheckBounds() const;
+  void OnSyncEnded(const peerd::SyncEnded& ended);
   void Beat();
   void Connect();
   void SendToCoordinator(const control::PeerMessage& message);
   void ForgeDone(const GroupKey& group);
   void ForgeLinkLost();
   void SpoilSources(const peerd::AttemptStopped& stopped);
+  ModelTransfers::Options TransferOptions();
 
   void OnLinkUp(const peerd::LinkKey& link) override;
   void OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
@@ -222,6 +240,7 @@ class PeerHost final : private peerd::TransportListener {
   Node node_;
   const PeerId id_;
   ModelTransport transport_;
+  ModelTransfers transfers_;
   std::unique_ptr<peerd::OpRunner> runner_;
   std::optional<peerd::PeerCore> core_;
   std::deque<peerd::Event> events_;
@@ -238,7 +257,7 @@ class PeerHost final : private peerd::TransportListener {
   Tick ipc_out_;
   std::map<peerd::PostRef, OpName> names_;
   struct Answers {
-    bool join = false, step = false, leave = false;
+    bool join = false, step = false, sync = false, leave = false;
   };
   std::map<peerd::LocalId, Answers> open_;  // requests that the core has not answered
   std::set<peerd::PostRef> open_posts_;

@@ -27,6 +27,8 @@ enum class Planted {
   kLaneForgets,        // what a lost lane carried is not sent again
   kRelayLost,          // a relay forgets what it has to pass on
   kTermsIgnored,       // a member joins without the cohort and with a deadline it did not ask for
+  kChunksUnchecked,    // what comes of a state is taken for what was asked for
+  kTornUntold,         // a transfer that broke off says that it has written nothing
 };
 
 struct PlantedName {
@@ -51,6 +53,8 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kLaneForgets, "lane_forgets", false},
     {Planted::kRelayLost, "relay_lost", false},
     {Planted::kTermsIgnored, "terms_ignored", false},
+    {Planted::kChunksUnchecked, "chunks_unchecked", false},
+    {Planted::kTornUntold, "torn_untold", false},
 };
 
 }  // namespace longhaul::sim

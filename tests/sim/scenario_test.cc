@@ -82,6 +82,9 @@ class ScriptedTrainer final : public TrainerSide {
     sim_->checker().OnStep(0, world.member, ++step_);
     Say("lh_begin_step: ok, " + Text(world));
   }
+  void OnSyncEnded(const peerd::SyncEnded& ended) override {
+    Say("lh_sync: " + Describe(ended.outcome));
+  }
   void OnLeaveDone(const Outcome& outcome) override { Say("lh_leave: " + Describe(outcome)); }
   void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) override {
     const Post post = posts_.at(call);

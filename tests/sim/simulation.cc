@@ -23,6 +23,11 @@ Simulation::Simulation(const SimulationOptions& options)
   context_.transport = {options.detect_ms, options.lanes, options.zero_copy, options.segment_us,
                         options.planted};
   context_.persist_us = options.persist_us;
+  context_.flips = options.flips;
+  context_.find_peer = [this](PeerId peer) -> PeerHost* {
+    const auto it = by_id_.find(peer);
+    return it == by_id_.end() ? nullptr : it->second;
+  };
   context_.trigger = [this](Moment moment, PeerId peer) { OnMoment(moment, peer); };
   coordinator_ = std::make_unique<CoordinatorHost>(context_);
 }
@@ -233,13 +238,17 @@ class RandomRun {
   bool deadlines_ = false;
   std::vector<FaultKind> kinds_;
   int crashes_left_ = 0;
+  Syncs syncs_ = Syncs::kNone;
   Planted planted_ = Planted::kNone;
   Simulation sim_;
 };
 
 SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mode) {
   planted_ = planted;
+  Prng states(seed ^ 0x57a7e5);  // of their own: seeds without states stay what they are
+  if (states.Chance(0.4)) syncs_ = states.Chance(0.7) ? Syncs::kPopular : Syncs::kSendReceive;
   SimulationOptions options;
+  if (states.Chance(0.5)) options.flips = 0.03;
   options.seed = seed;
   options.planted = planted;
   options.mode = mode;
@@ -271,6 +280,7 @@ TrainerPlan RandomRun::DrawPlan() {
     plan.terms.step_deadline_ms = static_cast<uint32_t>(Detect(0.1, 1) / Millis(1));
     if (prng_.Chance(0.5)) plan.dawdle_us = Detect(0.2, 2);
   }
+  plan.syncs = syncs_;
   return plan;
 }
 
@@ -507,7 +517,8 @@ void RandomRun::PlanFaults() {
       if (sim_.now() < quiet_) fault(at);
     };
     if (prng_.Chance(0.7) && planted_ != Planted::kSentBeforeDurable) {
-      auto moment = static_cast<Moment>(prng_.Below(static_cast<uint64_t>(Moment::kCount)));
+      const Moment end = syncs_ == Syncs::kNone ? Moment::kTransferStarted : Moment::kCount;
+      auto moment = static_cast<Moment>(prng_.Below(static_cast<uint64_t>(end)));
       if (prng_.Chance(0.3)) moment = Moment::kDoneSent;
       const bool frequent = moment >= Moment::kAttemptStarted && moment <= Moment::kDoneSent;
       // Some time after the start, or the first moments are the only ones.

@@ -33,6 +33,7 @@ struct SimulationOptions {
   int64_t segment_us = 200;
   Planted planted = Planted::kNone;
   Story::Mode mode = Story::Mode::kQuiet;
+  double flips = 0;       // of the chunks of states
   bool scripted = false;  // nothing is left to chance
 };
 

@@ -40,7 +40,14 @@ Trainer::Trainer(const Context& context, uint64_t seed, int index, PeerHost* pee
       peer_(peer),
       plan_(plan),
       slots_(slots),
-      prng_(seed * 1000 + static_cast<uint64_t>(index)) {}
+      prng_(seed * 1000 + static_cast<uint64_t>(index)),
+      state_prng_(seed * 1009 + static_cast<uint64_t>(index)),
+      model_(std::make_shared<ModelState>()) {
+  // Some begin with what others have, some with something of their own.
+  const uint64_t first = state_prng_.Chance(0.5) ? seed : state_prng_.Next();
+  for (size_t i = 0; i < kStateChunks; ++i) model_->chunks.push_back(first + i);
+  model_root_ = RootOf(*model_);
+}
 
 void Trainer::Say(const std::string& text) {
   context_.story->Tell(context_.world->now(), name_, "  ", text);
@@ -68,6 +75,7 @@ std::optional<Trainer::Waiting> Trainer::waiting() const {
   };
   consider(join_since_, "join");
   consider(step_since_, "step after " + std::to_string(step_));
+  consider(sync_since_, "sync of revision " + std::to_string(revision_));
   consider(leave_since_, "leave");
   for (const auto& [call, posted] : posted_) consider(posted.since, ToString(posted.name));
   return oldest;
@@ -88,6 +96,11 @@ void Trainer::Join() {
   join_since_ = context_.world->now();
   world_seen_ = {};
   strands_.clear();
+  // Its group may have been empty in between, and then begins at any revision.
+  revision_ = saved_revision_ = 0;
+  saved_.clear();
+  changed_ = true;
+  torn_ = in_step_ = again_ = false;
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
   local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, plan_.terms);
   // One of them may have ended before.
@@ -108,7 +121,7 @@ void Trainer::Finish(const std::string& how) {
   Say(how);
   ++life_;
   state_ = State::kFinished;
-  join_since_ = step_since_ = leave_since_ = std::nullopt;
+  join_since_ = step_since_ = sync_since_ = leave_since_ = std::nullopt;
   posted_.clear();
   CheckGraves();
   for (Trainer* fellow : fellows_) {
@@ -136,6 +149,7 @@ void Trainer::OnJoinDone(const Outcome& outcome, const peerd::World& world) {
       std::to_string(world.size) + " in epoch " + ToString(world.epoch) + ", step " +
       std::to_string(step_));
   context_.checker->OnStep(plan_.group, world.member, step_);
+  if (SyncsAt(step_)) return After(0, plan_.think_us / 10, [this] { Sync(); });
   BeginStep();
 }
 
@@ -150,7 +164,9 @@ void Trainer::OnMemberGone(const Outcome& outcome) {
   if (state_ != State::kInside && state_ != State::kLeaving) {
     Checker::Fail(name_ + ": MemberGone outside a membership");
   }
+  if (sync_since_) Checker::Fail(name_ + ": MemberGone before its sync has ended");
   join_since_ = step_since_ = leave_since_ = std::nullopt;
+  again_ = false;
   posted_.clear();
   Say("is no member any more: " + Describe(outcome));
   const bool again = state_ == State::kInside && plan_.rejoin;
@@ -293,10 +309,10 @@ void Trainer::EndStep() {
   ++steps_done_;
   step_since_ = context_.world->now();  // nothing else ends the step now
   if (steps_done_ < plan_.steps && context_.world->now() < plan_.leave_after) {
-    if (plan_.dawdle_us == 0 || !prng_.Chance(0.1)) return peer_->Step(local_);
+    if (plan_.dawdle_us == 0 || !prng_.Chance(0.1)) return ReachBoundary();
     return After(0, plan_.dawdle_us, [this] {
       step_since_ = context_.world->now();
-      peer_->Step(local_);
+      ReachBoundary();
     });
   }
   step_since_.reset();
@@ -304,6 +320,13 @@ void Trainer::EndStep() {
   leave_since_ = context_.world->now();
   Say("leaves");
   peer_->Leave(local_);
+}
+
+void Trainer::ReachBoundary() {
+  if (!SyncsAt(step_ + 1)) return peer_->Step(local_);
+  in_step_ = true;
+  sync_since_ = step_since_;
+  peer_->Step(local_, MakeOffer(step_ + 1));
 }
 
 void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
@@ -320,7 +343,77 @@ void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
   context_.checker->OnStep(plan_.group, world.member, step_);
   Say("begins step " + std::to_string(step_) + " in epoch " + ToString(world.epoch) + " of " +
       std::to_string(world.size));
+  if (again_) return After(0, plan_.think_us / 10, [this] { Sync(); });
   BeginStep();
+}
+
+// ------------------------------------------------------------------------------ syncs
+
+bool Trainer::SyncsAt(uint64_t step) const {
+  if (plan_.syncs == Syncs::kNone) return false;
+  return Prng(seed_ * 15485863 + plan_.group * 31 + step).Chance(0.8);
+}
+
+PeerHost::Offer Trainer::MakeOffer(uint64_t step) {
+  CheckState();
+  peerd::SyncRequest request;
+  if (plan_.syncs == Syncs::kSendReceive) {
+    const bool sends = !torn_ && (slot_ + step) % 3 == 0;
+    request.strategy = sends ? control::SyncStrategy::kSend : control::SyncStrategy::kReceive;
+  }
+  if (torn_ && !saved_.empty() && state_prng_.Chance(0.5)) {
+    Say("loads its checkpoint of revision " + std::to_string(saved_revision_));
+    model_->chunks = saved_;
+    revision_ = saved_revision_;
+    request.restored = true;
+    torn_ = false;
+  } else if (!changed_) {
+    // What was trained since; only some of it.
+    for (size_t i = 0; i < kStateChunks; ++i) {
+      if ((step + i) % 3 != 0) model_->chunks[i] = model_->chunks[i] * 31 + step;
+    }
+    if (state_prng_.Chance(0.05)) model_->chunks[step % kStateChunks] ^= 0x55;
+    changed_ = true;
+    ++revision_;
+  }
+  request.revision = revision_;
+  request.manifest = kModelManifest;
+  request.state = RootOf(*model_);
+  return {request, model_};
+}
+
+void Trainer::Sync() {
+  if (state_ != State::kInside) return;
+  again_ = false;
+  in_step_ = false;
+  sync_since_ = context_.world->now();
+  peer_->Sync(local_, MakeOffer(step_));
+}
+
+void Trainer::OnSyncEnded(const peerd::SyncEnded& ended) {
+  if (!sync_since_) Checker::Fail(name_ + ": SyncEnded was not asked for");
+  sync_since_.reset();
+  model_root_ = RootOf(*model_);
+  torn_ = ended.torn;
+  if (ended.state == model_root_) revision_ = ended.revision;
+  if (ended.outcome.ok()) {
+    saved_ = model_->chunks;
+    saved_revision_ = revision_;
+    changed_ = false;
+  }
+  // All who took part were told the same; in a mixed group some were refused, and have gone on.
+  again_ = ended.outcome.code == Code::kAborted && plan_.syncs == Syncs::kPopular;
+  if (in_step_ || state_ != State::kInside) return;  // StepDone follows
+  if (ended.outcome.code == Code::kEvicted || ended.outcome.code == Code::kUnavailable) return;
+  if (again_) return After(0, plan_.think_us / 10, [this] { Sync(); });
+  BeginStep();
+}
+
+// Nobody else writes to them between two syncs.
+void Trainer::CheckState() {
+  if (RootOf(*model_) != model_root_) {
+    Checker::Fail(name_ + ": the state was written after its sync had ended");
+  }
 }
 
 }  // namespace longhaul::sim

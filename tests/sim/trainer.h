@@ -3,6 +3,9 @@
 // All trainers of a group run the same program: in step S they post the ops of S, each in an order
 // of its own and at a pace of its own, some in place and some not, some awaited one step later. An
 // op that is aborted is posted again. A trainer that is removed may join again as a new member.
+//
+// In some runs they have a state: a step changes it, alike at all members unless one diverges, and
+// most steps begin with a sync, of newcomers as well. One that is aborted is tried again, by all.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +18,17 @@
 #include "base/prng.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/hosts.h"
+#include "tests/sim/model_states.h"
 #include "tests/sim/tensors.h"
 
 namespace longhaul::sim {
+
+// Who brings what to the syncs of a run.
+enum class Syncs {
+  kNone,
+  kPopular,
+  kSendReceive,  // some only send, the others only receive; refused ones go on as they are
+};
 
 struct TrainerPlan {
   uint32_t group = 0;
@@ -28,6 +39,7 @@ struct TrainerPlan {
   bool rejoin = false;            // after being removed
   int64_t dawdle_us = 0;          // now and then, between its last op and the boundary
   Terms terms;
+  Syncs syncs = Syncs::kNone;
 };
 
 class Trainer final : public TrainerSide {
@@ -60,6 +72,7 @@ class Trainer final : public TrainerSide {
 
   void OnJoinDone(const Outcome& outcome, const peerd::World& world) override;
   void OnStepDone(const Outcome& outcome, const peerd::World& world) override;
+  void OnSyncEnded(const peerd::SyncEnded& ended) override;
   void OnLeaveDone(const Outcome& outcome) override;
   void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) override;
   void OnWorldChanged(const peerd::World& world) override;
@@ -95,6 +108,12 @@ class Trainer final : public TrainerSide {
   bool GivesUp(const OpName& name) const;
   void MaybeEndStep();
   void EndStep();
+  void ReachBoundary();
+  // Whether the step begins with a sync.
+  bool SyncsAt(uint64_t step) const;
+  PeerHost::Offer MakeOffer(uint64_t step);
+  void Sync();
+  void CheckState();
   void Finish(const std::string& how);
   void GiveUpJoin();
   void After(int64_t low_us, int64_t high_us, std::function<void()> what);
@@ -118,13 +137,26 @@ class Trainer final : public TrainerSide {
   peerd::World world_seen_;
   uint64_t step_ = 0;
   uint64_t steps_done_ = 0;
-  std::optional<Tick> join_since_, step_since_, leave_since_;
+  std::optional<Tick> join_since_, step_since_, sync_since_, leave_since_;
   Tick paused_until_;
   uint64_t next_call_ = 1;
   uint64_t ops_ok_ = 0;
   std::vector<Strand> strands_;
   std::map<uint64_t, Posted> posted_;  // by call
   std::vector<std::shared_ptr<Buffer>> graves_;
+
+  // Its tensors. Whatever a sync left there stays until the next one.
+  Prng state_prng_;
+  std::shared_ptr<ModelState> model_;
+  Hash128 model_root_;
+  uint64_t revision_ = 0;  // to be offered
+  bool in_step_ = false;   // the open sync is a step's
+  bool again_ = false;     // the last sync was aborted
+  bool changed_ = true;    // since the last sync that ended well
+  bool torn_ = false;
+  // The last state that all agreed on.
+  std::vector<uint64_t> saved_;
+  uint64_t saved_revision_ = 0;
 };
 
 }  // namespace longhaul::sim

@@ -1,0 +1,365 @@
+#include "tests/sim/model_states.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "base/prng.h"
+#include "tests/sim/checker.h"
+
+namespace longhaul::sim {
+
+using peerd::AskId;
+using peerd::LocalId;
+
+namespace {
+
+constexpr uint32_t kChunkBytes = 1u << 20;
+
+uint64_t DigestOf(uint64_t chunk) { return SplitMix64(&chunk); }
+
+Hash128 RootOfDigests(const std::vector<uint64_t>& digests) {
+  Hash128 root{1, 2};
+  for (const uint64_t digest : digests) {
+    root.high ^= digest;
+    root.high = SplitMix64(&root.high);
+    root.low += root.high;
+  }
+  return root;
+}
+
+std::vector<uint64_t> DigestsOf(const ModelState& state) {
+  std::vector<uint64_t> digests;
+  for (const uint64_t chunk : state.chunks) digests.push_back(DigestOf(chunk));
+  return digests;
+}
+
+}  // namespace
+
+Hash128 RootOf(const ModelState& state) { return RootOfDigests(DigestsOf(state)); }
+
+ModelTransfers::ModelTransfers(PeerId self, Options options)
+    : self_(self), options_(std::move(options)) {}
+
+void ModelTransfers::Die() {
+  held_.clear();
+  serving_.clear();
+  transfers_.clear();
+}
+
+void ModelTransfers::Hold(LocalId local, std::shared_ptr<ModelState> state,
+                          control::SyncStrategy strategy) {
+  const Hash128 begun = RootOf(*state);
+  held_[local] = {std::move(state), strategy, begun};
+}
+
+ModelTransfers::Held ModelTransfers::Release(LocalId local) {
+  const auto it = held_.find(local);
+  if (it == held_.end()) return {};
+  if (serving_.contains(local) || transfers_.contains(local)) {
+    Checker::Fail("a sync has ended, and the state is still served or written");
+  }
+  const Held held = std::move(it->second);
+  held_.erase(it);
+  return held;
+}
+
+void ModelTransfers::Send(PeerId to, Answer what) {
+  ModelTransfers* const other = options_.find(to);
+  if (other == nullptr) return;
+  Node* const node = other->options_.node;
+  options_.world->On(node, options_.world->Arrival(*options_.node, *node),
+                     [other, what = std::move(what)] { what(other); });
+}
+
+// ------------------------------------------------------------------------------ serving
+
+void ModelTransfers::Serve(const peerd::ServeState& action) {
+  const Held& held = held_.at(action.local);
+  if (RootOf(*held.state) != action.state) {
+    Checker::Fail(ToString(action.member) + " serves a state that it has not got");
+  }
+  serving_[action.local] = {action.group, action.member, action.state};
+}
+
+void ModelTransfers::EndServe(const peerd::EndServe& action) {
+  if (serving_.erase(action.local) == 0) Checker::Fail("nothing is served that ends");
+}
+
+const ModelTransfers::Serving* ModelTransfers::FindServing(const GroupKey& group, MemberId member,
+                                                           const Hash128& root,
+                                                           LocalId* local) const {
+  for (const auto& [id, serving] : serving_) {
+    if (serving.group != group || serving.member != member || serving.root != root) continue;
+    *local = id;
+    return &serving;
+  }
+  return nullptr;
+}
+
+void ModelTransfers::Give(PeerId to, const GroupKey& group, MemberId member, const Hash128& root,
+                          size_t chunk, uint64_t digest,
+                          std::function<void(ModelTransfers*, std::optional<uint64_t>)> answer) {
+  LocalId local;
+  std::optional<uint64_t> value;
+  if (FindServing(group, member, root, &local) != nullptr) {
+    const Held& held = held_.at(local);
+    if (held.strategy == control::SyncStrategy::kReceive) {
+      Checker::Fail(ToString(member) + " only receives, and is asked for its state");
+    }
+    value = held.state->chunks[chunk];
+    if (DigestOf(*value) != digest) Checker::Fail(ToString(member) + " changed while it served");
+    if (options_.world->Chance(options_.flips)) *value ^= 0x100;
+  }
+  Send(to, [answer = std::move(answer), value](ModelTransfers* t) { answer(t, value); });
+}
+
+// ------------------------------------------------------------------------------ receiving
+
+ModelTransfers::Transfer* ModelTransfers::Find(LocalId local, uint64_t id) {
+  const auto it = transfers_.find(local);
+  if (it == transfers_.end() || it->second.id != id || it->second.stopping) return nullptr;
+  return &it->second;
+}
+
+void ModelTransfers::Start(const peerd::StartTransfer& action) {
+  if (transfers_.contains(action.local)) Checker::Fail("two transfers into one state");
+  if (serving_.contains(action.local)) Checker::Fail("a state is written while it is served");
+  if (action.manifest != kModelManifest) Checker::Fail("a transfer of another manifest");
+  if (held_.at(action.local).strategy == control::SyncStrategy::kSend) {
+    Checker::Fail("a member that only sends is told to fetch");
+  }
+  Transfer& transfer = transfers_[action.local];
+  transfer.id = options_.world->NewNumber();
+  transfer.local = action.local;
+  transfer.group = action.group;
+  transfer.root = action.state;
+  transfer.begun = options_.world->now();
+  for (const control::SyncSource& source : action.sources) {
+    transfer.sources[source.member] = source.peer;
+  }
+  AskDigests(transfer);
+}
+
+// One source after the other, round and round until one has answered.
+void ModelTransfers::AskDigests(Transfer& transfer) {
+  World& world = *options_.world;
+  if (world.now() - transfer.begun >= 4 * Millis(options_.detect_ms)) {
+    return End(transfer, {Code::kUnavailable, "no source sent digests in time"});
+  }
+  auto next = transfer.sources.end();
+  for (auto it = transfer.sources.begin(); it != transfer.sources.end(); ++it) {
+    if (transfer.unfit.contains(it->first)) continue;
+    if (next == transfer.sources.end() ||
+        (next->first <= transfer.asked && it->first > transfer.asked)) {
+      next = it;
+    }
+  }
+  if (next == transfer.sources.end()) {
+    return End(transfer, {Code::kUnavailable, "no source is left"});
+  }
+  const auto& [member, peer] = *next;
+  transfer.asked = member;
+  const LocalId local = transfer.local;
+  const uint64_t id = transfer.id;
+  const uint64_t ask = transfer.digest_ask = world.NewNumber();
+  Send(peer, [=, this, member = member, group = transfer.group,
+              root = transfer.root](ModelTransfers* source) {
+    LocalId theirs;
+    std::optional<std::vector<uint64_t>> digests;
+    if (source->FindServing(group, member, root, &theirs) != nullptr) {
+      digests = DigestsOf(*source->held_.at(theirs).state);
+      if (source->options_.world->Chance(options_.flips)) digests->front() ^= 1;
+    }
+    source->Send(self_, [=](ModelTransfers* t) { t->OnDigests(local, id, ask, digests); });
+  });
+  world.On(options_.node, world.now() + Millis(options_.detect_ms), [=, this] {
+    Transfer* const late = Find(local, id);
+    if (late != nullptr && !late->plan && late->digest_ask == ask) AskDigests(*late);
+  });
+}
+
+void ModelTransfers::OnDigests(LocalId local, uint64_t id, uint64_t ask,
+                               std::optional<std::vector<uint64_t>> digests) {
+  Transfer* const transfer = Find(local, id);
+  if (transfer == nullptr || transfer->plan || transfer->digest_ask != ask) return;
+  if (!digests || RootOfDigests(*digests) != transfer->root) {
+    if (digests) transfer->corrupt.insert(transfer->asked);
+    transfer->unfit.insert(transfer->asked);
+    return AskDigests(*transfer);
+  }
+  transfer->digests = *std::move(digests);
+  const std::vector<uint64_t> own = DigestsOf(*held_.at(local).state);
+  std::vector<peerd::ChunkToFetch> chunks;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (own[i] != transfer->digests[i]) chunks.push_back({0, i, kChunkBytes});
+  }
+  peerd::TransferOptions options;
+  options.patience_us = Millis(options_.detect_ms);
+  options.stall_us = 4 * Millis(options_.detect_ms);
+  transfer->plan.emplace(std::move(chunks), options, options_.world->now());
+  for (const auto& [member, peer] : transfer->sources) {
+    if (!transfer->unfit.contains(member)) transfer->plan->AddSource(member);
+  }
+  Pump(local, id);
+}
+
+void ModelTransfers::Pump(LocalId local, uint64_t id) {
+  Transfer* const transfer = Find(local, id);
+  if (transfer == nullptr || !transfer->plan) return;
+  peerd::TransferPlan& plan = *transfer->plan;
+  const std::vector<peerd::TransferAction> actions = plan.Advance(options_.world->now());
+  plan.CheckInvariants();
+  for (const peerd::TransferAction& action : actions) Carry(*transfer, action);
+  if (plan.done()) {
+    const bool right = RootOf(*held_.at(local).state) == transfer->root ||
+                       options_.planted == Planted::kChunksUnchecked;
+    return End(*transfer, right ? Outcome{} : Outcome{Code::kInternal, "the root is another one"});
+  }
+  if (!plan.failure().empty() && transfer->asks.empty()) {
+    return End(*transfer, {Code::kUnavailable, plan.failure()});
+  }
+  Arm(*transfer);
+}
+
+void ModelTransfers::Carry(Transfer& transfer, const peerd::TransferAction& action) {
+  World& world = *options_.world;
+  const LocalId local = transfer.local;
+  const uint64_t id = transfer.id;
+  if (const auto* ask = std::get_if<peerd::AskChunk>(&action)) {
+    const size_t chunk = ask->chunk.chunk;
+    transfer.asks[ask->ask] = {chunk, ask->spare};
+    Send(transfer.sources.at(ask->source),
+         [=, self = self_, number = ask->ask, source = ask->source, group = transfer.group,
+          root = transfer.root, digest = transfer.digests[chunk]](ModelTransfers* t) {
+           t->Give(self, group, source, root, chunk, digest,
+                   [=](ModelTransfers* back, std::optional<uint64_t> value) {
+                     back->OnChunk(local, id, number, value);
+                   });
+         });
+  } else if (const auto* drop = std::get_if<peerd::DropAsk>(&action)) {
+    world.On(options_.node, world.now() + world.Between(0, Millis(2)),
+             [this, local, id, ask = drop->ask] {
+               Transfer* const found = Find(local, id);
+               if (found == nullptr || found->asks.erase(ask) == 0) return;
+               found->plan->OnDropped(ask);
+               Pump(local, id);
+             });
+  } else {
+    const auto& place = std::get<peerd::PlaceSpare>(action);
+    held_.at(local).state->chunks[place.chunk.chunk] = transfer.spares.at(place.ask);
+    transfer.wrote = true;
+  }
+}
+
+// No value: it was refused.
+void ModelTransfers::OnChunk(LocalId local, uint64_t id, AskId number,
+                             std::optional<uint64_t> value) {
+  Transfer* const transfer = Find(local, id);
+  if (transfer == nullptr) return;
+  const auto it = transfer->asks.find(number);
+  if (it == transfer->asks.end()) return;
+  const Ask ask = it->second;
+  transfer->asks.erase(it);
+  if (!value) {
+    transfer->plan->OnRefused(number, "has it no more");
+  } else {
+    if (ask.spare) {
+      transfer->spares[number] = *value;
+    } else {
+      held_.at(local).state->chunks[ask.chunk] = *value;
+      transfer->wrote = true;
+    }
+    const bool good = DigestOf(*value) == transfer->digests[ask.chunk] ||
+                      options_.planted == Planted::kChunksUnchecked;
+    transfer->plan->OnChunk(number, good, options_.world->now());
+  }
+  Pump(local, id);
+  options_.chunk_arrived();
+}
+
+void ModelTransfers::Arm(Transfer& transfer) {
+  const Tick due = transfer.plan->NextDeadline();
+  if (due == kNever || due >= transfer.armed) return;
+  transfer.armed = due;
+  World& world = *options_.world;
+  world.On(options_.node, std::max(due, world.now()),
+           [this, due, local = transfer.local, id = transfer.id] {
+             Transfer* const found = Find(local, id);
+             if (found == nullptr) return;
+             if (found->armed == due) found->armed = kNever;
+             Pump(local, id);
+           });
+}
+
+void ModelTransfers::Change(const peerd::ChangeSources& action) {
+  const auto it = transfers_.find(action.local);
+  // It has just ended; the core is about to hear of it.
+  if (it == transfers_.end() || it->second.stopping) return;
+  Transfer& transfer = it->second;
+  const auto before = std::exchange(transfer.sources, {});
+  for (const control::SyncSource& source : action.sources) {
+    transfer.sources[source.member] = source.peer;
+  }
+  if (!transfer.plan) return;
+  for (const auto& [member, peer] : before) {
+    if (!transfer.sources.contains(member)) transfer.plan->RemoveSource(member, "left");
+  }
+  for (const auto& [member, peer] : transfer.sources) {
+    if (!before.contains(member)) transfer.plan->AddSource(member);
+  }
+  Pump(action.local, transfer.id);
+}
+
+void ModelTransfers::OnLinkDown(PeerId peer) {
+  std::vector<std::pair<LocalId, uint64_t>> touched;
+  for (auto& [local, transfer] : transfers_) {
+    if (!transfer.plan || transfer.stopping) continue;
+    for (const auto& [member, at] : transfer.sources) {
+      if (at != peer) continue;
+      transfer.plan->SuspendSource(member);
+      if (!transfer.unfit.contains(member)) transfer.plan->AddSource(member);
+    }
+    touched.emplace_back(local, transfer.id);
+  }
+  for (const auto& [local, id] : touched) Pump(local, id);
+}
+
+void ModelTransfers::Stop(const peerd::StopTransfer& action) {
+  const auto it = transfers_.find(action.local);
+  if (it == transfers_.end()) return;
+  it->second.stopping = true;
+  World& world = *options_.world;
+  world.On(options_.node, world.now() + world.Between(0, Millis(3)),
+           [this, local = action.local, id = it->second.id] {
+             const auto found = transfers_.find(local);
+             if (found == transfers_.end() || found->second.id != id) return;
+             End(found->second, {Code::kAborted, "stopped"});
+           });
+}
+
+void ModelTransfers::End(Transfer& transfer, Outcome outcome) {
+  peerd::TransferEnded ended{transfer.local, std::move(outcome)};
+  std::set<MemberId> corrupt = transfer.corrupt;
+  if (transfer.plan) {
+    ended.bytes = transfer.plan->progress().bytes_received;
+    ended.sources = transfer.plan->sources_used();
+    for (const MemberId member : transfer.plan->corrupt()) corrupt.insert(member);
+  }
+  ended.corrupt = {corrupt.begin(), corrupt.end()};
+  ended.wrote = transfer.wrote && options_.planted != Planted::kTornUntold;
+  options_.story->Tell(options_.world->now(), ToString(self_), "  transfer of local ",
+                       transfer.local.value(), " ends: ", Describe(ended.outcome),
+                       " bytes=", ended.bytes);
+  transfers_.erase(transfer.local);
+  options_.tell(std::move(ended));
+}
+
+void ModelTransfers::Compare(const peerd::CompareManifest& action) {
+  World& world = *options_.world;
+  world.On(options_.node, world.now() + world.Between(0, 4 * Millis(options_.detect_ms)),
+           [this, local = action.local] {
+             options_.tell(peerd::ManifestCompared{local, "tensor 0 differs"});
+           });
+}
+
+}  // namespace longhaul::sim
