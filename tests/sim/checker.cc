@@ -181,7 +181,8 @@ void Checker::OnDepartures(const coordinator::GroupRecord& group) {
     if (!member.departs) continue;
     if (!departed_.insert({group.group.group, member.member}).second) continue;
     const std::string name = longhaul::ToString(member.member);
-    const bool missed = member.departs->reason.starts_with("missed the step boundary");
+    const bool missed = member.departs->reason.starts_with("missed the step boundary") ||
+                        member.departs->reason.starts_with("missed the sync");
     if (missed) {
       if (member.step_deadline_ms == 0) Fail(name + " missed a deadline that it did not ask for");
       ++counts_.deadlines_missed;
