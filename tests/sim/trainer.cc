@@ -164,8 +164,7 @@ void Trainer::OnMemberGone(const Outcome& outcome) {
   if (state_ != State::kInside && state_ != State::kLeaving) {
     Checker::Fail(name_ + ": MemberGone outside a membership");
   }
-  if (sync_since_) Checker::Fail(name_ + ": MemberGone before its sync has ended");
-  join_since_ = step_since_ = leave_since_ = std::nullopt;
+  join_since_ = step_since_ = sync_since_ = leave_since_ = std::nullopt;
   again_ = false;
   posted_.clear();
   Say("is no member any more: " + Describe(outcome));
@@ -378,7 +377,7 @@ PeerHost::Offer Trainer::MakeOffer(uint64_t step) {
   }
   request.revision = revision_;
   request.manifest = kModelManifest;
-  request.state = RootOf(*model_);
+  request.state = model_root_ = RootOf(*model_);
   return {request, model_};
 }
 
