@@ -48,6 +48,7 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
   sync.sources = 0;
   sync.offer = {++sync.syncs,     request.strategy, request.revision,
                 request.manifest, request.state,    !sync.torn};
+  Serve(local, sync, out);
   if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, sync.offer}});
 }
 
@@ -92,8 +93,7 @@ void LocalSyncs::Result(LocalId local, const SyncResult& result, Tick now,
   sync.with_vote = false;
   switch (result.action) {
     case SyncAction::kServe:
-      sync.told = result;
-      return Serve(local, sync, out);
+      return;  // it does
     case SyncAction::kFetch:
       return Fetch(local, sync, result, out);
     case SyncAction::kEnd:
@@ -101,12 +101,16 @@ void LocalSyncs::Result(LocalId local, const SyncResult& result, Tick now,
   }
 }
 
-void LocalSyncs::Serve(LocalId id, Sync& sync, std::vector<Action>* out) const {
-  if (sync.phase != Phase::kOffered && sync.phase != Phase::kFetched) return;
-  if (sync.offer.state != sync.told.state || !sync.offer.complete) return;
-  sync.phase = Phase::kServing;
-  // Who has fetched is asked already.
-  if (!sync.brought) out->push_back(ServeState{id, sync.group, sync.member, sync.offer.state});
+void LocalSyncs::Serve(LocalId id, Sync& sync, std::vector<Action>* out) {
+  const bool serves = sync.phase == Phase::kOffered && sync.offer.complete &&
+                      sync.offer.strategy != SyncStrategy::kReceive;
+  if (serves == sync.serving) return;
+  sync.serving = serves;
+  if (serves) {
+    out->push_back(ServeState{id, sync.group, sync.member, sync.offer.state});
+  } else {
+    out->push_back(EndServe{id});
+  }
 }
 
 void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
@@ -114,7 +118,12 @@ void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
   const bool same = sync.told.state == result.state && sync.told.number == result.number;
   switch (sync.phase) {
     case Phase::kOffered:
-      return StartFetch(id, sync, result, out);
+      if (!sync.offer.complete || sync.offer.state != result.state) {
+        return StartFetch(id, sync, result, out);
+      }
+      // SyncDone was lost with the stream.
+      sync.told = result;
+      return SayDone(sync, {id, {}, 0, {}, {}, false}, out);
     case Phase::kFetching:
       sync.told = result;
       if (same) {
@@ -130,15 +139,6 @@ void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
       sync.told = result;
       sync.next = result;
       return;
-    case Phase::kFetched:
-    case Phase::kServing:
-      if (sync.offer.state == result.state) {
-        // SyncDone was lost with the stream.
-        sync.told = result;
-        return SayDone(sync, {id, {}, 0, {}, {}, false}, out);
-      }
-      out->push_back(EndServe{id});
-      return StartFetch(id, sync, result, out);
     case Phase::kIdle:
       return;
   }
@@ -149,7 +149,7 @@ void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
   sync.phase = Phase::kFetching;
   sync.told = result;
   sync.offer.complete = false;
-  sync.brought = false;
+  Serve(id, sync, out);
   out->push_back(StartTransfer{id, sync.group, result.revision, result.manifest, result.state,
                                result.sources, !sync.agreed});
 }
@@ -204,16 +204,19 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
     sync.offer.complete = true;
     sync.brought = true;
     sync.torn = false;
-    sync.phase = Phase::kFetched;
-    SayDone(sync, event, out);
-    out->push_back(ServeState{event.local, sync.group, sync.member, sync.offer.state});
-    return;
+    sync.phase = Phase::kOffered;
+    Serve(event.local, sync, out);
+    return SayDone(sync, event, out);
   }
-  if (event.outcome.ok() || event.wrote) sync.torn = true;
+  if (event.outcome.ok() || event.wrote) {
+    sync.torn = true;
+    sync.brought = false;
+  }
   if (told) {
     // The coordinator ends it for all.
     sync.offer.complete = !sync.torn;
     sync.phase = Phase::kOffered;
+    Serve(event.local, sync, out);
     return SayDone(sync, event, out);
   }
   if (sync.next) {
@@ -267,8 +270,8 @@ void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
   ended.torn = sync.torn;
   ended.bytes = sync.bytes;
   ended.sources = sync.sources;
-  if (sync.phase == Phase::kServing || sync.phase == Phase::kFetched) out->push_back(EndServe{id});
   sync.phase = Phase::kIdle;
+  Serve(id, sync, out);
   sync.with_vote = false;
   out->push_back(std::move(ended));
   if (sync.removed) syncs_.erase(id);
@@ -290,7 +293,7 @@ void LocalSyncs::CheckInvariants() const {
     LH_CHECK(!sync.ends || sync.phase != Phase::kFetching) << name << " ends while it fetches";
     LH_CHECK(!sync.ends || sync.phase == Phase::kStopping || sync.compare_by != kNever) << name;
     LH_CHECK(sync.phase != Phase::kFetching || !sync.offer.complete) << name;
-    LH_CHECK(sync.phase != Phase::kServing || sync.offer.complete) << name;
+    LH_CHECK(!sync.serving || (sync.phase == Phase::kOffered && sync.offer.complete)) << name;
     LH_CHECK(!sync.torn || !sync.offer.complete) << name << " offers what is torn";
   }
 }
@@ -302,7 +305,8 @@ void LocalSyncs::AddTo(Digester* digest) const {
     digest->Add(static_cast<uint64_t>(sync.phase) | uint64_t{sync.agreed} << 8 |
                 uint64_t{sync.torn} << 9 | uint64_t{sync.with_vote} << 10 |
                 uint64_t{sync.brought} << 11 | uint64_t{sync.removed} << 12 |
-                uint64_t{sync.next.has_value()} << 13 | uint64_t{sync.offer.complete} << 14);
+                uint64_t{sync.next.has_value()} << 13 | uint64_t{sync.offer.complete} << 14 |
+                uint64_t{sync.serving} << 15);
     digest->Add(sync.bytes).Add(uint64_t{sync.sources}).Add(sync.offer.revision);
     digest->Add(static_cast<uint64_t>(sync.offer.strategy));
     digest->Add(sync.offer.manifest);

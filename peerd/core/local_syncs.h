@@ -2,13 +2,16 @@
 // (docs/adr/0014-shared-state.md).
 //
 //   idle --(Begin)--> offered
-//   offered --(serve)--> serving: the state is there, others may ask for it
-//   offered --(fetch)--> fetching --(TransferEnded OK)--> fetched: SyncDone, the state is there
-//   fetching --(TransferEnded not OK)--> torn: SyncDone with the reason
-//   fetching, fetched --(fetch of another state, after a restart of the coordinator)--> fetching
+//   offered --(fetch)--> fetching
+//   fetching --(TransferEnded)--> offered: SyncDone, with the reason if it failed
+//   fetching --(fetch of another state, after a restart of the coordinator)--> stopping
+//   stopping --(TransferEnded)--> fetching
 //   any --(end)--> idle, once no transfer writes any more; if it names somebody to compare the
 //                  manifest with, after that or after detect_ms
 //   any --(the member is gone)--> forgotten, once no transfer writes any more
+//
+// Whatever is offered is served from then on, unless the member only receives: whoever is told to
+// fetch may ask before the source hears of the election.
 //
 // A state that a transfer has begun to write and not finished is torn: it is offered as incomplete
 // until a later sync put it right, or the trainer did (SyncRequest::restored). After a reconnect
@@ -69,7 +72,7 @@ class LocalSyncs {
   void AddTo(Digester* digest) const;
 
  private:
-  enum class Phase : uint8_t { kIdle, kOffered, kServing, kFetching, kFetched, kStopping };
+  enum class Phase : uint8_t { kIdle, kOffered, kFetching, kStopping };
   struct Sync {
     GroupKey group;
     MemberId member;
@@ -79,17 +82,19 @@ class LocalSyncs {
     Phase phase = Phase::kIdle;
     bool with_vote = false;
     control::SyncOffer offer;  // says what is there now
-    control::SyncResult told;  // the last serve or fetch
+    bool serving = false;      // it may be asked for that
+    control::SyncResult told;  // the last fetch
     uint64_t bytes = 0;
     uint32_t sources = 0;
-    bool brought = false;                     // a transfer of this sync has ended well
+    bool brought = false;                     // by a transfer of this sync, what is offered
     std::optional<control::SyncResult> next;  // kStopping: a fetch that begins then
     std::optional<Outcome> ends;              // how it ends when nothing is waited for any more
     Tick compare_by = kNever;                 // the difference is waited for until then
     bool removed = false;
   };
 
-  void Serve(LocalId id, Sync& sync, std::vector<Action>* out) const;
+  // Brings what is served in line with what is offered.
+  static void Serve(LocalId id, Sync& sync, std::vector<Action>* out);
   void Fetch(LocalId id, Sync& sync, const control::SyncResult& result,
              std::vector<Action>* out) const;
   void End(LocalId id, Sync& sync, const control::SyncResult& result, Tick now,

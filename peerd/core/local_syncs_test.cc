@@ -131,7 +131,8 @@ TEST_F(LocalSyncsTest, WhatAllHaveIsCommittedWithOneMessageEachWay) {
   ASSERT_EQ(votes.size(), 1U);
   EXPECT_EQ(votes[0].offer,
             (control::SyncOffer{1, SyncStrategy::kPopular, 3, {1, 1}, {5, 0}, true}));
-  EXPECT_EQ(Commit(1, 1, 5, 3), (Actions{SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
+  EXPECT_EQ(Commit(1, 1, 5, 3),
+            (Actions{EndServe{LocalId(1)}, SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
   EXPECT_FALSE(Open(1));
   EXPECT_EQ(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.number, 2U);
 }
@@ -151,23 +152,32 @@ TEST_F(LocalSyncsTest, ATornStateThatItsTrainerHasRestoredIsWhole) {
   EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
 }
 
-TEST_F(LocalSyncsTest, AHolderServesUntilTheEnd) {
+// Whoever is told to fetch may ask before the source hears of the election.
+TEST_F(LocalSyncsTest, WhatIsOfferedIsServedUntilTheEnd) {
   Begin(1, 5);
-  EXPECT_EQ(Serve(1, 1, 5), (Actions{ServeState{LocalId(1), kRun, MemberId(1), {5, 0}}}));
-  EXPECT_TRUE(Serve(1, 1, 5).empty()) << "said again";
+  EXPECT_EQ(Only<ServeState>(out_),
+            (std::vector<ServeState>{{LocalId(1), kRun, MemberId(1), {5, 0}}}));
+  EXPECT_TRUE(Serve(1, 1, 5).empty());
   EXPECT_EQ(Commit(1, 1, 5, 3),
             (Actions{EndServe{LocalId(1)}, SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
 }
 
+TEST_F(LocalSyncsTest, WhoOnlyReceivesServesNothing) {
+  Begin(1, 9, 3, false, SyncStrategy::kReceive);
+  EXPECT_TRUE(Only<ServeState>(out_).empty());
+  Fetch(1, 1, 5);
+  EXPECT_TRUE(Only<ServeState>(Ended(1)).empty());
+}
+
 TEST_F(LocalSyncsTest, AFetcherFetchesSaysDoneAndServesFromThenOn) {
   Begin(1, 9);
-  EXPECT_EQ(Fetch(1, 1, 5), (Actions{StartTransfer{LocalId(1),
-                                                   kRun,
-                                                   4,
-                                                   {1, 1},
-                                                   {5, 0},
-                                                   kSources,
-                                                   /*unequal_too=*/true}}));
+  EXPECT_EQ(Fetch(1, 1, 5), (Actions{EndServe{LocalId(1)}, StartTransfer{LocalId(1),
+                                                                         kRun,
+                                                                         4,
+                                                                         {1, 1},
+                                                                         {5, 0},
+                                                                         kSources,
+                                                                         /*unequal_too=*/true}}));
   Ended(1);
   const auto done = Said<control::SyncDone>(out_);
   ASSERT_EQ(done.size(), 1U);
@@ -229,6 +239,17 @@ TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesWhatWasFetched) {
   EXPECT_FALSE(ended.torn);
 }
 
+TEST_F(LocalSyncsTest, WhatWasFetchedIsToldAlsoIfTheNextFetchBroughtNothing) {
+  Begin(1, 9);
+  Fetch(1, 1, 5);
+  Ended(1);
+  Fetch(1, 1, 6);
+  Ended(1, {Code::kUnavailable, "no digests"}, /*wrote=*/false);
+  EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{5, 0}));
+  Refuse(1, 1, {Code::kAborted, "failed"});
+  EXPECT_EQ(Only<SyncEnded>(out_).at(0).state, (Hash128{5, 0}));
+}
+
 TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore) {
   Begin(1, 9);
   Fetch(1, 1, 5);
@@ -263,7 +284,7 @@ TEST_F(LocalSyncsTest, TheErrorDoesNotWaitLongForTheManifest) {
 }
 
 TEST_F(LocalSyncsTest, AnOfferWithAVoteIsNotSaidAlone) {
-  EXPECT_TRUE(Begin(1, 5, 3, /*with_vote=*/true).empty());
+  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 5, 3, /*with_vote=*/true)).empty());
   ASSERT_NE(syncs_.OfferOf(LocalId(1)), nullptr);
   EXPECT_EQ(syncs_.OfferOf(LocalId(1))->state, (Hash128{5, 0}));
   EXPECT_TRUE(Resend().empty());
