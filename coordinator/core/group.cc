@@ -1139,17 +1139,6 @@ void Group::Note(std::string kind, MemberId member, PeerId peer, std::string tex
 
 // ------------------------------------------------------------------------------ view
 
-MemberRecord* Group::Find(MemberId member) {
-  for (MemberRecord& record : record_.members) {
-    if (record.member == member) return &record;
-  }
-  return nullptr;
-}
-
-const MemberRecord* Group::Find(MemberId member) const {
-  return const_cast<Group*>(this)->Find(member);
-}
-
 bool Group::HasPeer(PeerId peer) const {
   for (const PeerRecord& record : record_.peers) {
     if (record.peer == peer) return true;
@@ -1309,12 +1298,15 @@ bool Group::Judged(const MemberRecord& member) const {
 
 Tick Group::VoteDue(const MemberRecord& member) const {
   if (first_vote_ == kNever || !Judged(member) || ballot_.HasVoted(member.member)) return kNever;
-  return first_vote_ + Millis(member.step_deadline_ms);
+  // It cannot come before the sync has ended that it takes part in.
+  if (sync_.InSync(member.member)) return kNever;
+  return std::max(first_vote_, sync_.last_end()) + Millis(member.step_deadline_ms);
 }
 
 Tick Group::OfferDue(const MemberRecord& member) const {
-  if (!Judged(member) || !sync_.Awaits(member.member)) return kNever;
-  return sync_.first_offer() + Millis(member.step_deadline_ms);
+  if (sync_.first_offer() == kNever || !Judged(member)) return kNever;
+  if (!sync_.Awaits(member.member)) return kNever;
+  return std::max(sync_.first_offer(), sync_.last_end()) + Millis(member.step_deadline_ms);
 }
 
 std::set<MemberId> Group::Admissible() const {

@@ -229,8 +229,8 @@ class Group {
   void Note(std::string kind, MemberId member, PeerId peer, std::string text,
             GroupOutput* out) const;
 
-  MemberRecord* Find(MemberId member);
-  const MemberRecord* Find(MemberId member) const;
+  MemberRecord* Find(MemberId member) { return FindMember(record_, member); }
+  const MemberRecord* Find(MemberId member) const { return FindMember(record_, member); }
   std::set<MemberId> Admitted() const;
   std::set<MemberId> Survivors() const;
   std::set<MemberId> Admissible() const;

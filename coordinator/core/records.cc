@@ -1,5 +1,8 @@
 #include "coordinator/core/records.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace longhaul::coordinator {
 namespace {
 
@@ -13,6 +16,16 @@ struct Applier {
 };
 
 }  // namespace
+
+const MemberRecord* FindMember(const GroupRecord& record, MemberId member) {
+  const auto it = std::find_if(record.members.begin(), record.members.end(),
+                               [member](const MemberRecord& m) { return m.member == member; });
+  return it == record.members.end() ? nullptr : &*it;
+}
+
+MemberRecord* FindMember(GroupRecord& record, MemberId member) {
+  return const_cast<MemberRecord*>(FindMember(std::as_const(record), member));
+}
 
 void Apply(const Mutation& mutation, Records* records) { std::visit(Applier{records}, mutation); }
 

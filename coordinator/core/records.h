@@ -40,7 +40,7 @@ struct MemberRecord {
   std::string name;
   Epoch joined;        // 0: pending
   uint64_t votes = 0;  // boundaries passed (VoteResult sent)
-  uint64_t syncs = 0;  // number of its last offer that ended with a commit
+  uint64_t syncs = 0;  // number of its last offer that was committed or refused
   std::string cohort;  // members of the run at this peer that come and go together; "": none
   uint32_t cohort_size = 0;
   uint64_t after = 0;  // pending: it is admitted by a ballot of a number above this one
@@ -97,6 +97,10 @@ struct GroupRecord {
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
   friend bool operator==(const GroupRecord&, const GroupRecord&) = default;
 };
+
+// nullptr: not there.
+MemberRecord* FindMember(GroupRecord& record, MemberId member);
+const MemberRecord* FindMember(const GroupRecord& record, MemberId member);
 
 struct PutRun {
   RunRecord record;

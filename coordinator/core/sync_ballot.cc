@@ -16,13 +16,6 @@ using Do = SyncVerdict::Do;
 
 constexpr size_t kNamesShownMax = 8;
 
-const MemberRecord& Find(const GroupRecord& record, MemberId member) {
-  const auto it = std::find_if(record.members.begin(), record.members.end(),
-                               [&](const MemberRecord& m) { return m.member == member; });
-  LH_CHECK(it != record.members.end()) << ToString(record.group) << " " << ToString(member);
-  return *it;
-}
-
 EventRecord Note(std::string kind, MemberId member, std::string text) {
   return {std::move(kind), {}, {}, member, {}, std::move(text)};
 }
@@ -47,7 +40,9 @@ std::vector<control::SyncSource> SourcesFor(MemberId member, const std::set<Memb
 
 void SyncBallot::Release(MemberId member, const GroupRecord& record, Tick now, SyncOutput* out) {
   const auto held = held_.extract(member);
-  if (!held.empty()) Offer(member, held.mapped(), record, now, out);
+  if (held.empty()) return;
+  Offer(member, held.mapped(), record, now, out);
+  if (offers_.contains(member) && first_offer_ == kNever) first_offer_ = now;
 }
 
 void SyncBallot::Offer(MemberId member, const control::SyncOffer& offer, const GroupRecord& record,
@@ -56,20 +51,15 @@ void SyncBallot::Offer(MemberId member, const control::SyncOffer& offer, const G
     out->results.push_back(ResultFor(member, record));
     return;
   }
-  if (record.state && offer.number <= Find(record, member).syncs) {
-    control::SyncResult committed{{}, member, offer.number};
-    committed.revision = record.state->revision;
-    committed.state = record.state->state;
-    out->results.push_back(std::move(committed));
+  if (fetching_ && fetching_->refused.contains(member)) return;
+  const auto refused = refused_.find(member);
+  if (offer.number <= FindMember(record, member)->syncs) {
+    const bool known = refused != refused_.end() && refused->second.number == offer.number;
+    out->results.push_back(known ? refused->second : Ended(member, offer, record));
     return;
   }
-  const auto ended = ended_.find(member);
-  if (ended != ended_.end() && ended->second.number == offer.number) {
-    out->results.push_back(ended->second);
-    return;
-  }
-  if (offers_.empty()) first_offer_ = now;
   offers_[member] = offer;
+  if (first_offer_ == kNever && refused == refused_.end()) first_offer_ = now;
 }
 
 void SyncBallot::Done(const control::SyncDone& done, SyncOutput* out) {
@@ -104,16 +94,18 @@ void SyncBallot::Leave(MemberId member) {
   held_.erase(member);
   offers_.erase(member);
   if (offers_.empty()) first_offer_ = kNever;
-  ended_.erase(member);
+  refused_.erase(member);
   if (!fetching_) return;
   Fetching& f = *fetching_;
   f.offers.erase(member);
+  f.refused.erase(member);
   f.fetching.erase(member);
   if (f.holders.erase(member) != 0) f.sources_changed = true;
 }
 
 void SyncBallot::Postpone(int64_t us) {
   if (first_offer_ != kNever) first_offer_ = first_offer_ + us;
+  if (last_end_ != Tick()) last_end_ = last_end_ + us;
 }
 
 // ------------------------------------------------------------------------------ deciding
@@ -131,13 +123,12 @@ void SyncBallot::Advance(const std::set<MemberId>& electorate,
                          SyncOutput* out) {
   if (fetching_) {
     Fetching& f = *fetching_;
-    if (f.failed.empty() && !f.fetching.empty() && f.holders.empty()) {
-      f.failed = "nobody is left who has it";
-    }
-    if (f.offers.empty()) {
+    const bool bereft = f.offers.empty() || (!f.fetching.empty() && f.holders.empty());
+    if (f.failed.empty() && bereft) f.failed = "nobody is left who has it";
+    if (f.offers.empty() && f.refused.empty()) {
       fetching_.reset();
     } else if (!f.failed.empty()) {
-      Fail(out);
+      Fail(now, out);
     } else if (f.fetching.empty()) {
       Commit(*std::exchange(fetching_, std::nullopt), record, now, out);
     } else if (std::exchange(f.sources_changed, false)) {
@@ -149,7 +140,7 @@ void SyncBallot::Advance(const std::set<MemberId>& electorate,
   if (missing.empty()) return Elect(record, now, out);
   const bool stalemate =
       std::includes(at_boundary.begin(), at_boundary.end(), missing.begin(), missing.end());
-  if (stalemate) FailStalemate(missing, out);
+  if (stalemate) RefuseStalemate(missing, record, now, out);
 }
 
 void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
@@ -165,18 +156,24 @@ void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
   f.state = election.state;
   f.holders = {election.holders.begin(), election.holders.end()};
   f.begun = std::exchange(first_offer_, kNever);
+  if (f.begun == kNever) f.begun = now;
   f.offers = std::exchange(offers_, {});
   for (const SyncVerdict& verdict : election.verdicts) {
     if (verdict.action == Do::kFetch) f.fetching.insert(verdict.member);
     if (verdict.action != Do::kRefuse) continue;
-    End(verdict.member, f.offers.at(verdict.member).number, verdict.refusal, out);
+    control::SyncResult refusal{
+        {}, verdict.member, f.offers.at(verdict.member).number, SyncAction::kEnd, verdict.refusal};
+    if (verdict.compare_to) {
+      refusal.sources = {{verdict.compare_to, FindMember(*record, verdict.compare_to)->peer}};
+    }
     f.offers.erase(verdict.member);
-    if (!verdict.compare_to) continue;
-    const control::SyncSource other{verdict.compare_to, Find(*record, verdict.compare_to).peer};
-    out->results.back().sources = {other};
-    ended_.at(verdict.member).sources = {other};
+    f.refused.emplace(verdict.member, std::move(refusal));
   }
-  if (f.offers.empty()) return;
+  if (!election.elected) {
+    for (const auto& [member, refusal] : f.refused) Refuse(refusal, record, out);
+    last_end_ = now;
+    return;
+  }
   if (f.fetching.empty()) return Commit(std::move(f), record, now, out);
   fetching_ = std::move(f);
   out->notices.push_back(Note("fetch", {},
@@ -195,13 +192,15 @@ void SyncBallot::Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput
     const auto offer = done.offers.find(member.member);
     if (offer == done.offers.end()) continue;
     member.syncs = offer->second.number;
-    ended_.erase(member.member);
+    refused_.erase(member.member);
     control::SyncResult result{{}, member.member, offer->second.number};
     result.revision = done.revision;
     result.manifest = done.manifest;
     result.state = done.state;
     out->results.push_back(std::move(result));
   }
+  for (const auto& [member, refusal] : done.refused) Refuse(refusal, record, out);
+  last_end_ = now;
   const auto took_ms = static_cast<uint32_t>((now - done.begun) / Millis(1));
   EventRecord note =
       Note("sync", {},
@@ -215,38 +214,59 @@ void SyncBallot::Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput
 }
 
 // Whoever waits for the end of the sync is told that there is none.
-void SyncBallot::Fail(SyncOutput* out) {
+void SyncBallot::Fail(Tick now, SyncOutput* out) {
   const Fetching f = *std::exchange(fetching_, std::nullopt);
   const std::string text =
       "sync of revision " + std::to_string(f.revision) + " failed: " + f.failed + "; sync again";
-  for (const auto& [member, offer] : f.offers) {
-    End(member, offer.number, {Code::kAborted, Clean(text)}, out);
-  }
+  const auto end = [&](MemberId member, uint64_t number) {
+    out->results.push_back({{}, member, number, SyncAction::kEnd, {Code::kAborted, Clean(text)}});
+  };
+  for (const auto& [member, offer] : f.offers) end(member, offer.number);
+  for (const auto& [member, refusal] : f.refused) end(member, refusal.number);
+  last_end_ = now;
   out->notices.push_back(Note("sync_failed", {},
                               "state not committed revision=" + std::to_string(f.revision) +
                                   " bytes=" + std::to_string(f.bytes) + " reason=" + f.failed));
 }
 
 // They would wait for members that wait for them.
-void SyncBallot::FailStalemate(const std::set<MemberId>& missing, SyncOutput* out) {
+void SyncBallot::RefuseStalemate(const std::set<MemberId>& missing, GroupRecord* record, Tick now,
+                                 SyncOutput* out) {
   const std::string text = "sync refused: " + List(missing, " ", kNamesShownMax) +
                            " came to the next step boundary without one: all members of a group "
                            "sync between the same two boundaries, or none";
   first_offer_ = kNever;
+  last_end_ = now;
   for (const auto& [member, offer] : std::exchange(offers_, {})) {
-    End(member, offer.number, {Code::kFailedPrecondition, text}, out);
+    Refuse({{}, member, offer.number, SyncAction::kEnd, {Code::kFailedPrecondition, text}}, record,
+           out);
   }
 }
 
-void SyncBallot::End(MemberId member, uint64_t number, Outcome outcome, SyncOutput* out) {
-  if (outcome.code != Code::kAborted) {
-    out->notices.push_back(
-        Note("sync_refused", member,
-             "sync refused member=" + ToString(member) + " reason=" + outcome.text));
+void SyncBallot::Refuse(const control::SyncResult& result, GroupRecord* record, SyncOutput* out) {
+  out->notices.push_back(
+      Note("sync_refused", result.member,
+           "sync refused member=" + ToString(result.member) + " reason=" + result.outcome.text));
+  FindMember(*record, result.member)->syncs = result.number;
+  refused_[result.member] = result;
+  out->results.push_back(result);
+}
+
+// The answer to an offer of before this coordinator. A fetcher that was done offers what it
+// fetched.
+control::SyncResult SyncBallot::Ended(MemberId member, const control::SyncOffer& offer,
+                                      const GroupRecord& record) {
+  control::SyncResult result{{}, member, offer.number};
+  if (record.state && offer.complete && offer.state == record.state->state) {
+    result.revision = record.state->revision;
+    result.manifest = offer.manifest;
+    result.state = offer.state;
+  } else {
+    result.outcome = {Code::kStateMismatch,
+                      "this sync was refused, and the coordinator restarted before it could say "
+                      "why: its log has a line \"sync refused\" with the reason"};
   }
-  control::SyncResult result{{}, member, number, SyncAction::kEnd, std::move(outcome)};
-  ended_[member] = result;
-  out->results.push_back(std::move(result));
+  return result;
 }
 
 control::SyncResult SyncBallot::ResultFor(MemberId member, const GroupRecord& record) const {
@@ -276,20 +296,25 @@ std::string SyncBallot::WaitingFor(const std::set<MemberId>& electorate) const {
 }
 
 bool SyncBallot::Awaits(MemberId member) const {
-  return !offers_.empty() && !offers_.contains(member) &&
-         !(fetching_ && fetching_->offers.contains(member));
+  return !offers_.empty() && !offers_.contains(member) && !(fetching_ && InSync(member));
+}
+
+bool SyncBallot::InSync(MemberId member) const {
+  if (offers_.contains(member)) return true;
+  return fetching_ && (fetching_->offers.contains(member) || fetching_->refused.contains(member));
 }
 
 void SyncBallot::CheckInvariants(const std::set<MemberId>& electorate) const {
   const auto stays = [&](const auto& entry) { return electorate.contains(entry.first); };
   LH_CHECK(std::all_of(held_.begin(), held_.end(), stays)) << "offer of a stranger is held";
   LH_CHECK(std::all_of(offers_.begin(), offers_.end(), stays)) << "offer of a stranger";
-  LH_CHECK(std::all_of(ended_.begin(), ended_.end(), stays)) << "answer for a stranger";
-  LH_CHECK(offers_.empty() == (first_offer_ == kNever));
+  LH_CHECK(std::all_of(refused_.begin(), refused_.end(), stays)) << "answer for a stranger";
+  LH_CHECK(!offers_.empty() || first_offer_ == kNever);
   LH_CHECK(offers_.empty() || !Missing(electorate).empty()) << "an election is due";
   if (!fetching_) return;
   const Fetching& f = *fetching_;
   LH_CHECK(std::all_of(f.offers.begin(), f.offers.end(), stays)) << "a stranger takes part";
+  LH_CHECK(std::all_of(f.refused.begin(), f.refused.end(), stays)) << "a stranger takes part";
   LH_CHECK(f.failed.empty() && !f.sources_changed) << "a sync is not ended";
   LH_CHECK(!f.fetching.empty() && !f.holders.empty()) << "a sync is not ended";
   for (const MemberId member : f.fetching) {
@@ -300,7 +325,8 @@ void SyncBallot::CheckInvariants(const std::set<MemberId>& electorate) const {
     LH_CHECK(f.offers.at(member).strategy != SyncStrategy::kReceive) << ToString(member);
   }
   for (const auto& [member, offer] : f.offers) {
-    LH_CHECK(!offers_.contains(member)) << ToString(member) << " takes part twice";
+    LH_CHECK(!offers_.contains(member) && !f.refused.contains(member))
+        << ToString(member) << " takes part twice";
   }
 }
 
@@ -319,12 +345,16 @@ void SyncBallot::AddTo(Digester* digest) const {
     for (const MemberId member : members) digest->Add(member);
   };
   add_offers(held_);
+  const auto add_results = [digest](const std::map<MemberId, control::SyncResult>& results) {
+    digest->Add(results.size());
+    for (const auto& [member, result] : results) {
+      digest->Add(member).Add(result.number).Add(static_cast<uint64_t>(result.outcome.code));
+      digest->Add(result.outcome.text).Add(result.sources.size());
+    }
+  };
   add_offers(offers_);
-  digest->Add(first_offer_).Add(ended_.size());
-  for (const auto& [member, result] : ended_) {
-    digest->Add(member).Add(result.number).Add(static_cast<uint64_t>(result.outcome.code));
-    digest->Add(result.outcome.text).Add(result.sources.size());
-  }
+  digest->Add(first_offer_).Add(last_end_);
+  add_results(refused_);
   digest->Add(uint64_t{fetching_.has_value()});
   if (!fetching_) return;
   const Fetching& f = *fetching_;
@@ -333,6 +363,7 @@ void SyncBallot::AddTo(Digester* digest) const {
   digest->Add(f.manifest);
   digest->Add(f.state);
   add_offers(f.offers);
+  add_results(f.refused);
   add_members(f.fetching);
   add_members(f.holders);
   add_members(f.fetched);

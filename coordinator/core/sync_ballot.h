@@ -2,15 +2,21 @@
 // (docs/adr/0014-shared-state.md).
 //
 //   collecting --(every member of the electorate has offered)--> elected (election.h)
-//   collecting --(all that have not offered stand at a step boundary)--> failed
+//   collecting --(all that have not offered stand at a step boundary)--> refused
+//   elected --(nobody is)--> refused
 //   elected --(nobody fetches)--> committed
 //   elected --(somebody does)--> fetching
 //   fetching --(SyncDone OK of each)--> committed
 //   fetching --(a SyncDone that is not OK | nobody is left who has it)--> failed
 //
-// Members that are refused have ended; they may offer again while the others still fetch: that
-// offer waits for the next sync. Nothing of this is in the store but what is committed: peers offer
-// again, what they have then, when the coordinator is another one.
+// All that have offered end together. Those that the election refuses are told so with the commit,
+// and by one transaction: if they went on before it, a coordinator that restarts would wait for
+// offers of theirs, while they wait for the others elsewhere. For the same reason the number of a
+// refused offer is made durable like that of a committed one. A sync that failed leaves nothing
+// behind: all vote again, the refused ones too.
+//
+// Nothing else of this is in the store: peers offer again, what they have then, when the
+// coordinator is another one.
 //
 // Plain state machine: no clock, no thread.
 #pragma once
@@ -57,10 +63,15 @@ class SyncBallot {
 
   // What the sync waits for, in words; "" if none is open.
   std::string WaitingFor(const std::set<MemberId>& electorate) const;
-  // When the first of the offers that wait for others came; kNever: none waits.
+  // Since when the offers that are in wait for the others; kNever: none waits. An offer of a member
+  // that was refused last does not count: the others may not be about to sync.
   Tick first_offer() const { return first_offer_; }
   // Others wait for an offer of this member.
   bool Awaits(MemberId member) const;
+  // The member waits for the end of a sync.
+  bool InSync(MemberId member) const;
+  // When the last one ended, however. Tick(): none has.
+  Tick last_end() const { return last_end_; }
 
   void CheckInvariants(const std::set<MemberId>& electorate) const;
   void AddTo(Digester* digest) const;
@@ -70,7 +81,8 @@ class SyncBallot {
     uint64_t revision = 0;
     Hash128 manifest;
     Hash128 state;
-    std::map<MemberId, control::SyncOffer> offers;  // of all that wait for its end
+    std::map<MemberId, control::SyncOffer> offers;  // of all that are to end with it
+    std::map<MemberId, control::SyncResult> refused;
     std::set<MemberId> fetching;
     std::set<MemberId> holders;     // whom others may ask
     bool sources_changed = false;   // since the fetchers were told
@@ -83,18 +95,22 @@ class SyncBallot {
 
   void Elect(GroupRecord* record, Tick now, SyncOutput* out);
   void Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput* out);
-  void Fail(SyncOutput* out);
-  void FailStalemate(const std::set<MemberId>& missing, SyncOutput* out);
-  // The sync is over for the member, and not well. A repeated offer is answered with it.
-  void End(MemberId member, uint64_t number, Outcome outcome, SyncOutput* out);
+  void Fail(Tick now, SyncOutput* out);
+  void RefuseStalemate(const std::set<MemberId>& missing, GroupRecord* record, Tick now,
+                       SyncOutput* out);
+  // A repeated offer is answered with it; after a restart without the reason.
+  void Refuse(const control::SyncResult& result, GroupRecord* record, SyncOutput* out);
+  static control::SyncResult Ended(MemberId member, const control::SyncOffer& offer,
+                                   const GroupRecord& record);
   control::SyncResult ResultFor(MemberId member, const GroupRecord& record) const;
   std::set<MemberId> Missing(const std::set<MemberId>& electorate) const;
 
   std::map<MemberId, control::SyncOffer> held_;
   std::map<MemberId, control::SyncOffer> offers_;
   Tick first_offer_ = kNever;
+  Tick last_end_;
   std::optional<Fetching> fetching_;
-  std::map<MemberId, control::SyncResult> ended_;
+  std::map<MemberId, control::SyncResult> refused_;  // in their last sync
 };
 
 }  // namespace longhaul::coordinator

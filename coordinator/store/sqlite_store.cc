@@ -5,7 +5,7 @@
 // log is flushed (fsync) before. A crash of the process or of the machine therefore loses no
 // reported transaction and tears none; a disk that lies about flushing may lose the last ones,
 // which peers then show to be missing (Group::Attach). Only what a mutation changes of a group is
-// written: most change one table of four.
+// written: most change one table of five.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
