@@ -100,7 +100,7 @@ void Trainer::Join() {
   revision_ = saved_revision_ = 0;
   saved_.clear();
   changed_ = true;
-  torn_ = in_step_ = again_ = false;
+  torn_ = in_step_ = again_ = working_ = false;
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
   local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, plan_.terms);
   // One of them may have ended before.
@@ -199,6 +199,7 @@ std::vector<Trainer::Strand> Trainer::StrandsOf(uint64_t step) const {
 }
 
 void Trainer::BeginStep() {
+  working_ = true;
   for (const Strand& strand : StrandsOf(step_)) strands_.push_back(strand);
   for (size_t i = strands_.size(); i-- > 1;) {
     // Those that are under way from the step before stay where they are.
@@ -288,7 +289,7 @@ void Trainer::StrandDone(const OpName& name) {
 }
 
 void Trainer::MaybeEndStep() {
-  if (state_ != State::kInside || step_since_) return;
+  if (state_ != State::kInside || !working_) return;
   for (const Strand& strand : strands_) {
     if (strand.turn < strand.turns && !(strand.late && strand.step == step_)) return;
   }
@@ -306,7 +307,8 @@ void Trainer::MaybeEndStep() {
 
 void Trainer::EndStep() {
   ++steps_done_;
-  step_since_ = context_.world->now();  // nothing else ends the step now
+  working_ = false;
+  step_since_ = context_.world->now();
   if (steps_done_ < plan_.steps && context_.world->now() < plan_.leave_after) {
     if (plan_.dawdle_us == 0 || !prng_.Chance(0.1)) return ReachBoundary();
     return After(0, plan_.dawdle_us, [this] {
@@ -400,8 +402,7 @@ void Trainer::OnSyncEnded(const peerd::SyncEnded& ended) {
     saved_revision_ = revision_;
     changed_ = false;
   }
-  // All who took part were told the same; in a mixed group some were refused, and have gone on.
-  again_ = ended.outcome.code == Code::kAborted && plan_.syncs == Syncs::kPopular;
+  again_ = ended.outcome.code == Code::kAborted;     // so is that of all who took part
   if (in_step_ || state_ != State::kInside) return;  // StepDone follows
   if (ended.outcome.code == Code::kEvicted || ended.outcome.code == Code::kUnavailable) return;
   if (again_) return After(0, plan_.think_us / 10, [this] { Sync(); });

@@ -5,7 +5,8 @@
 // op that is aborted is posted again. A trainer that is removed may join again as a new member.
 //
 // In some runs they have a state: a step changes it, alike at all members unless one diverges, and
-// most steps begin with a sync, of newcomers as well. One that is aborted is tried again, by all.
+// most steps begin with a sync, of newcomers as well. One that is aborted is tried again, by all;
+// who is refused goes on as it is.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ namespace longhaul::sim {
 enum class Syncs {
   kNone,
   kPopular,
-  kSendReceive,  // some only send, the others only receive; refused ones go on as they are
+  kSendReceive,  // some only send, the others only receive
 };
 
 struct TrainerPlan {
@@ -137,6 +138,7 @@ class Trainer final : public TrainerSide {
   peerd::World world_seen_;
   uint64_t step_ = 0;
   uint64_t steps_done_ = 0;
+  bool working_ = false;  // between the beginning of a step's ops and its end
   std::optional<Tick> join_since_, step_since_, sync_since_, leave_since_;
   Tick paused_until_;
   uint64_t next_call_ = 1;
