@@ -54,7 +54,7 @@ constexpr Default kDefaults[] = {
     {"given_up", 1, 100, 300000},
     {"two_members_of_one_peer", 2, 300, 20000},
     {"leave", 2, 3000, 50000},
-    {"evict_one_of_two", 1, 1000, 20000},
+    {"evict_one_of_two", 1, 1000, 10000},
     {"two_tags", 1, 1, 30000},
     {"join", 1, 1, 120000},
     {"evict", 1, 1, 120000},
