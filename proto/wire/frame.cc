@@ -17,12 +17,12 @@ absl::Status Refuse(const char* field, uint64_t value, const char* wanted) {
 
 bool IsKnown(uint8_t type) {
   return type >= static_cast<uint8_t>(FrameType::kPing) &&
-         type <= static_cast<uint8_t>(FrameType::kClose);
+         type <= static_cast<uint8_t>(FrameType::kChunkCancel);
 }
 
 bool BelongsOn(FrameType type, LaneKind kind) {
   if (type == FrameType::kPing || type == FrameType::kClose) return true;
-  return (type == FrameType::kData) == (kind == LaneKind::kData);
+  return IsSegment(type) == (kind == LaneKind::kData);
 }
 
 bool CarriesAck(FrameType type) {
@@ -42,6 +42,21 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
         return Refuse("payload_bytes of DATA", bytes, "1 to 4194304");
       }
       return absl::OkStatus();
+    case FrameType::kChunkRequest:
+      if (bytes != kChunkRequestBodyBytes) {
+        return Refuse("payload_bytes of CHUNK_REQUEST", bytes, "40");
+      }
+      return absl::OkStatus();
+    case FrameType::kChunkData:
+      if (bytes == 0 || bytes > LH_SEGMENT_BYTES_MAX) {
+        return Refuse("payload_bytes of CHUNK_DATA", bytes, "1 to 4194304");
+      }
+      return absl::OkStatus();
+    case FrameType::kChunkRefused:
+      if (bytes != kChunkRefusedBodyBytes) {
+        return Refuse("payload_bytes of CHUNK_REFUSED", bytes, "4");
+      }
+      return absl::OkStatus();
     case FrameType::kRelay:
       if (bytes < kRelayBodyBytes ||
           bytes > kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
@@ -56,6 +71,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
     case FrameType::kLaneLost:
     case FrameType::kResume:
     case FrameType::kClose:
+    case FrameType::kChunkCancel:
       if (bytes != 0) return Refuse("payload_bytes", bytes, "0 as this type demands");
       return absl::OkStatus();
   }
@@ -67,6 +83,31 @@ static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4208);
 static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX <=
               LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
+static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
+
+bool IsOfTransfer(FrameType type) {
+  return type == FrameType::kChunkRequest || type == FrameType::kChunkData ||
+         type == FrameType::kChunkRefused || type == FrameType::kChunkCancel;
+}
+
+absl::Status CheckTransferFields(const FrameHeader& header) {
+  if (!header.op) return Refuse("transfer", 0, "a number");
+  if (!header.attempt && header.type != FrameType::kChunkCancel) {
+    return Refuse("ask", 0, "a number");
+  }
+  if (header.phase != Phase::kReduce) {
+    return Refuse("phase", static_cast<uint64_t>(header.phase), "0 as this type demands");
+  }
+  if (header.type != FrameType::kChunkData) return absl::OkStatus();
+  if (header.stamp >= LH_COUNT_MAX * 8) {
+    return Refuse("bytes of the answer", header.stamp, "below 2^51");
+  }
+  // The offset is bounded: there is no overflow.
+  if (header.offset + header.payload_bytes > header.stamp) {
+    return Refuse("end of the piece", header.offset + header.payload_bytes, "within the answer");
+  }
+  return absl::OkStatus();
+}
 
 // What the types leave open, each by itself.
 absl::Status CheckFields(const FrameHeader& header) {
@@ -74,6 +115,7 @@ absl::Status CheckFields(const FrameHeader& header) {
   uint8_t known = 0;
   if (type == FrameType::kDone) known = kFlagRefused;
   if (type == FrameType::kClose) known = kFlagGivenUp;
+  if (type == FrameType::kWantLanes) known = kFlagOptional;
   if ((header.flags & ~known) != 0) return Refuse("flags", header.flags, "known for this type");
   const bool names_op =
       type == FrameType::kReady || type == FrameType::kDone || type == FrameType::kData;
@@ -88,6 +130,7 @@ absl::Status CheckFields(const FrameHeader& header) {
   if (type == FrameType::kLaneLost && header.group >= LH_LANES_MAX) {
     return Refuse("lane of LANE_LOST", header.group, "below 256");
   }
+  if (IsOfTransfer(type)) return CheckTransferFields(header);
   return absl::OkStatus();
 }
 
@@ -235,6 +278,64 @@ absl::StatusOr<RelayBody> ParseRelayBody(std::span<const uint8_t> payload) {
                      " bytes of payload, its inner header says ", body.inner.payload_bytes));
   }
   return body;
+}
+
+std::array<uint8_t, kChunkRequestBodyBytes> Encode(const ChunkRequestBody& body) {
+  std::array<uint8_t, kChunkRequestBodyBytes> bytes;
+  ByteWriter writer(bytes);
+  writer.U64(body.source.value());
+  writer.U64(body.root.high);
+  writer.U64(body.root.low);
+  writer.U32(static_cast<uint32_t>(body.kind));
+  writer.U32(body.tensor);
+  writer.U64(body.chunk);
+  return bytes;
+}
+
+absl::StatusOr<ChunkRequestBody> ParseChunkRequestBody(std::span<const uint8_t> payload) {
+  if (payload.size() != kChunkRequestBodyBytes) {
+    return Refuse("bytes of CHUNK_REQUEST's payload", payload.size(), "40");
+  }
+  ByteReader reader(payload);
+  ChunkRequestBody body;
+  body.source = MemberId(reader.U64());
+  body.root.high = reader.U64();
+  body.root.low = reader.U64();
+  const uint32_t kind = reader.U32();
+  body.tensor = reader.U32();
+  body.chunk = reader.U64();
+  if (!body.source) return Refuse("source", 0, "a member");
+  if (kind < static_cast<uint32_t>(ChunkKind::kManifest) ||
+      kind > static_cast<uint32_t>(ChunkKind::kChunk)) {
+    return Refuse("kind", kind, "1 to 3");
+  }
+  body.kind = static_cast<ChunkKind>(kind);
+  const bool chunk = body.kind == ChunkKind::kChunk;
+  if (body.tensor >= (chunk ? LH_STATE_TENSORS_MAX : 1)) {
+    return Refuse("tensor", body.tensor, chunk ? "below 65536" : "0 as this kind demands");
+  }
+  if (body.chunk >= (chunk ? LH_STATE_BYTES_MAX : 1)) {
+    return Refuse("chunk", body.chunk, chunk ? "below 2^50" : "0 as this kind demands");
+  }
+  return body;
+}
+
+std::array<uint8_t, kChunkRefusedBodyBytes> Encode(const ChunkRefusedBody& body) {
+  std::array<uint8_t, kChunkRefusedBodyBytes> bytes;
+  ByteWriter(bytes).U32(static_cast<uint32_t>(body.code));
+  return bytes;
+}
+
+absl::StatusOr<ChunkRefusedBody> ParseChunkRefusedBody(std::span<const uint8_t> payload) {
+  if (payload.size() != kChunkRefusedBodyBytes) {
+    return Refuse("bytes of CHUNK_REFUSED's payload", payload.size(), "4");
+  }
+  const uint32_t code = ByteReader(payload).U32();
+  if (code < static_cast<uint32_t>(ChunkRefusal::kNotHere) ||
+      code > static_cast<uint32_t>(ChunkRefusal::kBusy)) {
+    return Refuse("code of CHUNK_REFUSED", code, "1 to 3");
+  }
+  return ChunkRefusedBody{static_cast<ChunkRefusal>(code)};
 }
 
 }  // namespace longhaul

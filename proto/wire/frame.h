@@ -5,12 +5,18 @@
 //  56 acked u64
 //
 // The run is not in a frame: a lane belongs to one run from its handshake on.
-// Control lanes carry everything but DATA; data lanes carry DATA, PING (unanswered) and CLOSE.
+// Data lanes carry DATA, CHUNK_DATA, PING (unanswered) and CLOSE; control lanes carry everything
+// but DATA and CHUNK_DATA.
 //
-// READY, DONE, RELAY, WANT_LANES and LANE_LOST are numbered: the n-th that an end of the link sends
-// is its number n, on whichever control lane it goes. Each end says in `acked` how many it has
-// received, and after the loss of a control lane sends those again that the other end has not.
-// PING, PONG, ACK, RESUME and CLOSE belong to the connection on which they go.
+// READY, DONE, RELAY, WANT_LANES, LANE_LOST, CHUNK_REQUEST, CHUNK_REFUSED and CHUNK_CANCEL are
+// numbered: the n-th that an end of the link sends is its number n, on whichever control lane it
+// goes. Each end says in `acked` how many it has received, and after the loss of a control lane
+// sends those again that the other end has not. PING, PONG, ACK, RESUME and CLOSE belong to the
+// connection on which they go.
+//
+// The four of CHUNK_ move shared state (docs/adr/0014-shared-state.md). `op` is the transfer of the
+// peer that fetches, `attempt` one ask of it; both are that peer's own numbers. They are never
+// relayed.
 #pragma once
 
 #include <array>
@@ -19,6 +25,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "base/hash128.h"
 #include "base/ids.h"
 #include "proto/wire/limits.h"
 #include "proto/wire/op_desc.h"
@@ -31,23 +38,34 @@ inline constexpr size_t kFrameHeaderBytes = 64;
 enum class FrameType : uint8_t {
   kPing = 1,  // stamp: the sender's clock, returned in the PONG
   kPong = 2,
-  kReady = 3,      // op: the sender's ordinal. Payload: ReadyBody, then the eager bytes
-  kDone = 4,       // op: the receiver's ordinal. flags bit 0: refused
-  kData = 5,       // op: the receiver's ordinal. offset, phase, payload: the segment
-  kWantLanes = 6,  // the sender needs data lanes that the receiver has to dial
-  kRelay = 7,      // payload: RelayBody, then the payload of the frame inside
-  kAck = 8,        // acked, between PINGs
+  kReady = 3,  // op: the sender's ordinal. Payload: ReadyBody, then the eager bytes
+  kDone = 4,   // op: the receiver's ordinal. flags bit 0: refused
+  kData = 5,   // op: the receiver's ordinal. offset, phase, payload: the segment
+  // The sender needs data lanes that the receiver has to dial. flags bit 0: if they cannot be
+  // built, the link stays as it is.
+  kWantLanes = 6,
+  kRelay = 7,  // payload: RelayBody, then the payload of the frame inside
+  kAck = 8,    // acked, between PINGs
   // A data lane is gone at the sender's end. group: its index; stamp: its serial; offset: how many
-  // DATA frames the sender received whole on it. The receiver sends the others again.
+  // DATA and CHUNK_DATA frames the sender received whole on it. The receiver sends the others
+  // again.
   kLaneLost = 9,
   kResume = 10,  // first on a control lane that replaces a lost one, both ways
   // Last on a connection, whose end follows. flags bit 0: the link is given up, frames and segments
   // may be missing; else the sender has sent all it had and needs the link no more.
   kClose = 11,
+  // stamp: the sender's asks of this transfer and this peer below that number are over. Payload:
+  // ChunkRequestBody
+  kChunkRequest = 12,
+  // A piece of the answer. stamp: bytes of the whole answer; offset: of the piece in it
+  kChunkData = 13,
+  kChunkRefused = 14,  // payload: ChunkRefusedBody
+  kChunkCancel = 15,   // attempt 0: the whole transfer
 };
 
-inline constexpr uint8_t kFlagRefused = 1;  // DONE
-inline constexpr uint8_t kFlagGivenUp = 1;  // CLOSE
+inline constexpr uint8_t kFlagRefused = 1;   // DONE
+inline constexpr uint8_t kFlagGivenUp = 1;   // CLOSE
+inline constexpr uint8_t kFlagOptional = 1;  // WANT_LANES
 
 // Which half of an all-reduce a segment belongs to.
 enum class Phase : uint32_t { kReduce = 0, kGather = 1 };
@@ -59,7 +77,7 @@ struct FrameHeader {
   uint32_t payload_bytes = 0;
   OpOrdinal op;
   Epoch attempt;
-  uint64_t offset = 0;  // bytes from the start of the tensor
+  uint64_t offset = 0;  // bytes from the start of the tensor, or of the answer
   Phase phase = Phase::kReduce;
   uint64_t stamp = 0;
   uint64_t acked = 0;  // PING, PONG, ACK, RESUME: numbered frames received
@@ -76,16 +94,25 @@ constexpr bool IsNumbered(FrameType type) {
     case FrameType::kRelay:
     case FrameType::kWantLanes:
     case FrameType::kLaneLost:
+    case FrameType::kChunkRequest:
+    case FrameType::kChunkRefused:
+    case FrameType::kChunkCancel:
       return true;
     case FrameType::kPing:
     case FrameType::kPong:
     case FrameType::kData:
+    case FrameType::kChunkData:
     case FrameType::kAck:
     case FrameType::kResume:
     case FrameType::kClose:
       return false;
   }
   return false;
+}
+
+// The payload of these is received where the listener says, and sent again if its lane is lost.
+constexpr bool IsSegment(FrameType type) {
+  return type == FrameType::kData || type == FrameType::kChunkData;
 }
 
 std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
@@ -124,5 +151,43 @@ inline constexpr size_t kRelayBodyBytes = 16 + kFrameHeaderBytes;
 std::array<uint8_t, kRelayBodyBytes> Encode(const RelayBody& body);
 // Refuses whatever is not one whole READY or DONE between two different peers.
 absl::StatusOr<RelayBody> ParseRelayBody(std::span<const uint8_t> payload);
+
+// What a peer asks of another one that holds a state.
+enum class ChunkKind : uint32_t {
+  kManifest = 1,  // EncodeManifest() (peerd/state/manifest_codec.h)
+  kDigests = 2,   // 16 bytes each (high u64, low u64), of all chunks of all tensors in order
+  kChunk = 3,     // chunk `chunk` of tensor `tensor`
+};
+
+// The payload of a CHUNK_REQUEST, 40 bytes:
+//   0 source u64 | 8 root (high u64, low u64) | 24 kind u32 | 28 tensor u32 | 32 chunk u64
+struct ChunkRequestBody {
+  MemberId source;
+  Hash128 root;  // of the state that is asked for; kManifest: 0 is any
+  ChunkKind kind = ChunkKind::kChunk;
+  uint32_t tensor = 0;  // kChunk
+  uint64_t chunk = 0;   // kChunk
+  friend bool operator==(const ChunkRequestBody&, const ChunkRequestBody&) = default;
+};
+inline constexpr size_t kChunkRequestBodyBytes = 40;
+
+std::array<uint8_t, kChunkRequestBodyBytes> Encode(const ChunkRequestBody& body);
+absl::StatusOr<ChunkRequestBody> ParseChunkRequestBody(std::span<const uint8_t> payload);
+
+enum class ChunkRefusal : uint32_t {
+  kNotHere = 1,  // the source does not serve this state (yet, or any more)
+  kChanged = 2,  // its bits are not those of the state any more
+  kBusy = 3,     // ask again later
+};
+
+// The payload of a CHUNK_REFUSED, 4 bytes: code u32
+struct ChunkRefusedBody {
+  ChunkRefusal code = ChunkRefusal::kNotHere;
+  friend bool operator==(const ChunkRefusedBody&, const ChunkRefusedBody&) = default;
+};
+inline constexpr size_t kChunkRefusedBodyBytes = 4;
+
+std::array<uint8_t, kChunkRefusedBodyBytes> Encode(const ChunkRefusedBody& body);
+absl::StatusOr<ChunkRefusedBody> ParseChunkRefusedBody(std::span<const uint8_t> payload);
 
 }  // namespace longhaul

@@ -40,6 +40,17 @@
 /* Members that a sync names as sources to one that has to fetch. */
 #define LH_SYNC_SOURCES_MAX 64
 
+/* Shared state: tensors, the name of one (bytes of UTF-8), its dimensions, all bytes together. */
+#define LH_STATE_TENSORS_MAX 65536
+#define LH_STATE_NAME_BYTES_MAX 256
+#define LH_STATE_DIMS_MAX 8
+#define LH_STATE_BYTES_MAX ((uint64_t)1 << 50)
+/* Transfers that one peer serves at a time; what one may have asked for at one source, in asks and
+ * in bytes of chunks. */
+#define LH_STATE_TRANSFERS_MAX 8
+#define LH_STATE_ASKS_MAX 1024
+#define LH_STATE_WINDOW_BYTES_MAX (64u << 20)
+
 /* Revisions of shared state: a member cannot use the numbers up. */
 #define LH_REVISION_MAX ((uint64_t)1 << 63)
 

@@ -28,7 +28,7 @@ void Try(std::span<const uint8_t> bytes, Parse parse) {
 
 void One(std::span<const uint8_t> bytes) {
   if (bytes.empty()) return;
-  const uint8_t which = bytes[0] % 7;
+  const uint8_t which = bytes[0] % 9;
   bytes = bytes.subspan(1);
   switch (which) {
     case 0:
@@ -57,6 +57,12 @@ void One(std::span<const uint8_t> bytes) {
         const auto again = Encode(*body);
         LH_CHECK(std::equal(again.begin(), again.end(), bytes.begin()));
       }
+      break;
+    case 7:
+      Try<kChunkRequestBodyBytes>(bytes, [](const auto& b) { return ParseChunkRequestBody(b); });
+      break;
+    case 8:
+      Try<kChunkRefusedBodyBytes>(bytes, [](const auto& b) { return ParseChunkRefusedBody(b); });
       break;
   }
 }

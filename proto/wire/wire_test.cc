@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,36 @@ FrameHeader Control(FrameType type) {
   if (type == FrameType::kReady || type == FrameType::kDone) header.op = OpOrdinal(5);
   if (type == FrameType::kReady) header.payload_bytes = kReadyBodyBytes;
   if (type == FrameType::kRelay) header.payload_bytes = kRelayBodyBytes;
+  if (type == FrameType::kChunkRequest) header.payload_bytes = kChunkRequestBodyBytes;
+  if (type == FrameType::kChunkRefused) header.payload_bytes = kChunkRefusedBodyBytes;
+  if (type == FrameType::kChunkRequest || type == FrameType::kChunkRefused ||
+      type == FrameType::kChunkCancel) {
+    header.op = OpOrdinal(5);
+    header.attempt = Epoch(6);
+  }
   return header;
+}
+
+FrameHeader ChunkData() {
+  FrameHeader header;
+  header.type = FrameType::kChunkData;
+  header.group = 7;
+  header.payload_bytes = 0x1000;
+  header.op = OpOrdinal(0x1112131415161718);
+  header.attempt = Epoch(0x2122232425262728);
+  header.offset = 0x0003323334353637;
+  header.stamp = 0x0003424344454647;
+  return header;
+}
+
+ChunkRequestBody ChunkRequest() {
+  ChunkRequestBody body;
+  body.source = MemberId(0x0102030405060708);
+  body.root = {0x1112131415161718, 0x2122232425262728};
+  body.kind = ChunkKind::kChunk;
+  body.tensor = 0x3132;
+  body.chunk = 0x4142434445;
+  return body;
 }
 
 // Sets one byte of the encoded header and says why that is refused; "" if it is not.
@@ -75,7 +105,8 @@ TEST(FrameTest, HeaderRoundTrips) {
   for (const FrameType type :
        {FrameType::kPing, FrameType::kPong, FrameType::kReady, FrameType::kDone,
         FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost, FrameType::kResume,
-        FrameType::kClose, FrameType::kRelay}) {
+        FrameType::kClose, FrameType::kRelay, FrameType::kChunkRequest, FrameType::kChunkRefused,
+        FrameType::kChunkCancel}) {
     const auto control = ParseFrameHeader(Encode(Control(type)), LaneKind::kControl);
     ASSERT_TRUE(control.ok()) << control.status();
     EXPECT_EQ(*control, Control(type));
@@ -87,10 +118,15 @@ TEST(FrameTest, RefusesWhatIsNotAFrame) {
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 0), "frame type is 0, not one of a data lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 12),
             "frame type is 12, not one of a data lane");
+  EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 4, 16),
+            "frame type is 16, not one of a data lane");
+  EXPECT_EQ(RefusalWith(Control(FrameType::kPing), LaneKind::kControl, 4, 16),
+            "frame type is 16, not one of a control lane");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 5, 1), "flags is 1, not known for this type");
   EXPECT_EQ(RefusalWith(Control(FrameType::kDone), LaneKind::kControl, 5, 3),
             "flags is 3, not known for this type");
   EXPECT_EQ(RefusalWith(Control(FrameType::kDone), LaneKind::kControl, 5, 1), "");
+  EXPECT_EQ(RefusalWith(Control(FrameType::kWantLanes), LaneKind::kControl, 5, 1), "");
   EXPECT_EQ(RefusalWith(Data(), LaneKind::kData, 40, 2), "phase is 2, not 0 or 1");
 }
 
@@ -104,9 +140,12 @@ TEST(FrameTest, TypesStayOnTheirKindOfLane) {
   EXPECT_FALSE(ParseFrameHeader(Encode(Data()), LaneKind::kControl).ok());
   for (const FrameType type :
        {FrameType::kPong, FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kRelay}) {
+        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kRelay,
+        FrameType::kChunkRequest, FrameType::kChunkRefused, FrameType::kChunkCancel}) {
     EXPECT_FALSE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
   }
+  EXPECT_TRUE(ParseFrameHeader(Encode(ChunkData()), LaneKind::kData).ok());
+  EXPECT_FALSE(ParseFrameHeader(Encode(ChunkData()), LaneKind::kControl).ok());
   for (const FrameType type : {FrameType::kPing, FrameType::kClose}) {
     EXPECT_TRUE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
   }
@@ -128,8 +167,10 @@ TEST(FrameTest, AckIsGoldenAndOnlyWhereItBelongs) {
     header.acked = 9;
     EXPECT_EQ(ParseFrameHeader(Encode(header), LaneKind::kControl)->acked, 9u);
   }
-  for (const FrameType type : {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
-                               FrameType::kRelay, FrameType::kLaneLost, FrameType::kClose}) {
+  for (const FrameType type :
+       {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes, FrameType::kRelay,
+        FrameType::kLaneLost, FrameType::kClose, FrameType::kChunkRequest, FrameType::kChunkRefused,
+        FrameType::kChunkCancel}) {
     EXPECT_EQ(RefusalWith(Control(type), LaneKind::kControl, 56, 9),
               "acked is 9, not 0 as this type demands");
   }
@@ -162,12 +203,15 @@ TEST(FrameTest, LaneLostIsGoldenAndNamesALane) {
 }
 
 TEST(FrameTest, NumberedAreThoseThatMustNotBeLost) {
-  for (const FrameType type : {FrameType::kReady, FrameType::kDone, FrameType::kRelay,
-                               FrameType::kWantLanes, FrameType::kLaneLost}) {
+  for (const FrameType type :
+       {FrameType::kReady, FrameType::kDone, FrameType::kRelay, FrameType::kWantLanes,
+        FrameType::kLaneLost, FrameType::kChunkRequest, FrameType::kChunkRefused,
+        FrameType::kChunkCancel}) {
     EXPECT_TRUE(IsNumbered(type));
   }
-  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kData,
-                               FrameType::kAck, FrameType::kResume, FrameType::kClose}) {
+  for (const FrameType type :
+       {FrameType::kPing, FrameType::kPong, FrameType::kData, FrameType::kChunkData,
+        FrameType::kAck, FrameType::kResume, FrameType::kClose}) {
     EXPECT_FALSE(IsNumbered(type));
   }
 }
@@ -183,7 +227,7 @@ TEST(FrameTest, OpsAreNamed) {
 
 bool AcceptsPayload(FrameHeader header, uint32_t bytes) {
   header.payload_bytes = bytes;
-  const LaneKind kind = header.type == FrameType::kData ? LaneKind::kData : LaneKind::kControl;
+  const LaneKind kind = IsSegment(header.type) ? LaneKind::kData : LaneKind::kControl;
   return ParseFrameHeader(Encode(header), kind).ok();
 }
 
@@ -203,9 +247,9 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes));
   EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX));
   EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
-  for (const FrameType type :
-       {FrameType::kPing, FrameType::kPong, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kClose}) {
+  for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
+                               FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
+                               FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
     EXPECT_TRUE(AcceptsPayload(Control(type), 0));
     EXPECT_FALSE(AcceptsPayload(Control(type), 1));
   }
@@ -217,6 +261,127 @@ TEST(FrameTest, OffsetIsBoundedByTheLargestTensor) {
   EXPECT_TRUE(ParseFrameHeader(Encode(header), LaneKind::kData).ok());
   header.offset = LH_COUNT_MAX * 8;
   EXPECT_FALSE(ParseFrameHeader(Encode(header), LaneKind::kData).ok());
+}
+
+TEST(ChunkTest, DataIsGoldenAndStaysWithinTheAnswer) {
+  FrameHeader data = ChunkData();
+  EXPECT_EQ(Hex(Encode(data)),
+            "4c484631"
+            "0d"
+            "00"
+            "0000"  // type, flags, zero
+            "07000000"
+            "00100000"          // group, payload_bytes
+            "1817161514131211"  // transfer
+            "2827262524232221"  // ask
+            "3736353433320300"  // offset
+            "00000000"
+            "00000000"          // phase, zero
+            "4746454443420300"  // bytes of the answer
+            "0000000000000000");
+  EXPECT_EQ(*ParseFrameHeader(Encode(data), LaneKind::kData), data);
+  data.stamp = data.offset + data.payload_bytes;
+  EXPECT_TRUE(ParseFrameHeader(Encode(data), LaneKind::kData).ok());
+  --data.stamp;
+  EXPECT_EQ(Message(ParseFrameHeader(Encode(data), LaneKind::kData).status()),
+            "end of the piece is 899620430759479, not within the answer");
+  data.stamp = LH_COUNT_MAX * 8;
+  EXPECT_NE(Message(ParseFrameHeader(Encode(data), LaneKind::kData).status()), "");
+}
+
+TEST(ChunkTest, FramesNameTransferAndAskAndLeaveTheRestZero) {
+  for (FrameHeader header : {ChunkData(), Control(FrameType::kChunkRequest),
+                             Control(FrameType::kChunkRefused), Control(FrameType::kChunkCancel)}) {
+    const LaneKind kind = IsSegment(header.type) ? LaneKind::kData : LaneKind::kControl;
+    EXPECT_TRUE(ParseFrameHeader(Encode(header), kind).ok());
+    EXPECT_EQ(RefusalWith(header, kind, 40, 1), "phase is 1, not 0 as this type demands");
+    EXPECT_EQ(RefusalWith(header, kind, 5, 1), "flags is 1, not known for this type");
+    FrameHeader without = header;
+    without.attempt = Epoch();
+    // A cancel of ask 0 is one of the whole transfer.
+    EXPECT_EQ(Message(ParseFrameHeader(Encode(without), kind).status()),
+              header.type == FrameType::kChunkCancel ? "" : "ask is 0, not a number");
+    without.op = OpOrdinal();
+    EXPECT_EQ(Message(ParseFrameHeader(Encode(without), kind).status()),
+              "transfer is 0, not a number");
+  }
+}
+
+TEST(ChunkTest, PayloadsHaveTheirSize) {
+  EXPECT_FALSE(AcceptsPayload(Control(FrameType::kChunkRequest), 39));
+  EXPECT_TRUE(AcceptsPayload(Control(FrameType::kChunkRequest), 40));
+  EXPECT_FALSE(AcceptsPayload(Control(FrameType::kChunkRequest), 41));
+  EXPECT_FALSE(AcceptsPayload(Control(FrameType::kChunkRefused), 3));
+  EXPECT_TRUE(AcceptsPayload(Control(FrameType::kChunkRefused), 4));
+  EXPECT_FALSE(AcceptsPayload(Control(FrameType::kChunkRefused), 5));
+  FrameHeader data = ChunkData();
+  data.stamp = LH_COUNT_MAX * 8 - 1;
+  EXPECT_FALSE(AcceptsPayload(data, 0));
+  EXPECT_TRUE(AcceptsPayload(data, 1));
+  EXPECT_TRUE(AcceptsPayload(data, LH_SEGMENT_BYTES_MAX));
+  EXPECT_FALSE(AcceptsPayload(data, LH_SEGMENT_BYTES_MAX + 1));
+}
+
+TEST(ChunkTest, RequestIsGoldenAndRoundTrips) {
+  EXPECT_EQ(Hex(Encode(ChunkRequest())),
+            "0807060504030201"  // source
+            "1817161514131211"
+            "2827262524232221"  // root
+            "03000000"
+            "32310000"  // kind, tensor
+            "4544434241000000");
+  EXPECT_EQ(*ParseChunkRequestBody(Encode(ChunkRequest())), ChunkRequest());
+  for (const ChunkKind kind : {ChunkKind::kManifest, ChunkKind::kDigests}) {
+    ChunkRequestBody body = ChunkRequest();
+    body.kind = kind;
+    body.tensor = 0;
+    body.chunk = 0;
+    EXPECT_EQ(*ParseChunkRequestBody(Encode(body)), body);
+  }
+}
+
+TEST(ChunkTest, RequestIsBounded) {
+  const auto refusal = [](ChunkRequestBody body) {
+    return Message(ParseChunkRequestBody(Encode(body)).status());
+  };
+  ChunkRequestBody body = ChunkRequest();
+  body.tensor = LH_STATE_TENSORS_MAX - 1;
+  body.chunk = LH_STATE_BYTES_MAX - 1;
+  EXPECT_EQ(refusal(body), "");
+  body.tensor = LH_STATE_TENSORS_MAX;
+  EXPECT_EQ(refusal(body), "tensor is 65536, not below 65536");
+  body = ChunkRequest();
+  body.chunk = LH_STATE_BYTES_MAX;
+  EXPECT_EQ(refusal(body), "chunk is 1125899906842624, not below 2^50");
+  body = ChunkRequest();
+  body.source = MemberId();
+  EXPECT_EQ(refusal(body), "source is 0, not a member");
+  for (const uint32_t kind : {0, 4}) {
+    body = ChunkRequest();
+    body.kind = static_cast<ChunkKind>(kind);
+    EXPECT_NE(refusal(body), "");
+  }
+  body = ChunkRequest();
+  body.kind = ChunkKind::kDigests;
+  EXPECT_EQ(refusal(body), "tensor is 12594, not 0 as this kind demands");
+  body.tensor = 0;
+  EXPECT_NE(refusal(body), "");
+  const auto bytes = Encode(ChunkRequest());
+  EXPECT_FALSE(ParseChunkRequestBody(std::span(bytes).first(39)).ok());
+}
+
+TEST(ChunkTest, RefusedIsGoldenAndOneOfThree) {
+  EXPECT_EQ(Hex(Encode(ChunkRefusedBody{ChunkRefusal::kChanged})), "02000000");
+  for (const ChunkRefusal code :
+       {ChunkRefusal::kNotHere, ChunkRefusal::kChanged, ChunkRefusal::kBusy}) {
+    EXPECT_EQ(ParseChunkRefusedBody(Encode(ChunkRefusedBody{code}))->code, code);
+  }
+  for (const uint32_t code : {0, 4}) {
+    EXPECT_FALSE(
+        ParseChunkRefusedBody(Encode(ChunkRefusedBody{static_cast<ChunkRefusal>(code)})).ok());
+  }
+  const auto bytes = Encode(ChunkRefusedBody{});
+  EXPECT_FALSE(ParseChunkRefusedBody(std::span(bytes).first(3)).ok());
 }
 
 ReadyBody Body() {
@@ -527,6 +692,11 @@ TEST(WireTest, AcceptedBytesAreCanonical) {
     const LaneKind kind = frame[4] == 5 ? LaneKind::kData : LaneKind::kControl;
     if (const auto parsed = ParseFrameHeader(frame, kind); parsed.ok()) {
       EXPECT_EQ(Encode(*parsed), frame);
+    }
+    auto request = Encode(ChunkRequest());
+    request[prng.Below(request.size())] = static_cast<uint8_t>(prng.Next());
+    if (const auto parsed = ParseChunkRequestBody(request); parsed.ok()) {
+      EXPECT_EQ(Encode(*parsed), request);
     }
     auto hello = Encode(Hello());
     hello[prng.Below(hello.size())] = static_cast<uint8_t>(prng.Next());
