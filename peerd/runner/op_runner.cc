@@ -169,8 +169,9 @@ void OpRunner::Stop(const StopAttempt& action) {
   transport_->DropSegments({op->out_.begin(), op->out_.end()});
   const uint64_t cookie = next_detach_++;
   detaching_.emplace(cookie, op);
-  transport_->DetachReceives(action.group.run, action.group.group, action.ordinal, action.attempt,
-                             cookie);
+  transport_->DetachReceives(
+      action.group.run,
+      {.group = action.group.group, .op = action.ordinal, .attempt = action.attempt}, cookie);
 }
 
 void OpRunner::OnReceivesDetached(uint64_t cookie) {

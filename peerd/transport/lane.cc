@@ -233,8 +233,9 @@ bool Lane::TakeHeader() {
   return true;
 }
 
-bool Lane::Detach(uint32_t group, OpOrdinal op, Epoch attempt, absl::AnyInvocable<void()> done) {
-  if (incoming_.group != group || incoming_.op != op || incoming_.attempt != attempt) return false;
+bool Lane::Detach(const std::function<bool(const FrameHeader&)>& names,
+                  absl::AnyInvocable<void()> done) {
+  if (!names(incoming_)) return false;
   place_ = nullptr;
   // It may be on its way to nowhere already, with the receive still under way.
   if (recv_id_ == 0 || !recv_writes_place_) return false;

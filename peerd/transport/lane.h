@@ -28,6 +28,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -86,7 +87,7 @@ struct LaneOptions {
 };
 
 struct LaneStats {
-  uint64_t bytes_sent = 0;  // payload of DATA
+  uint64_t bytes_sent = 0;  // payload of segments
   uint64_t bytes_received = 0;
   uint64_t bytes_discarded = 0;
   uint64_t zero_copy_copied = 0;
@@ -116,9 +117,10 @@ class Lane {
   void Pull();
   // Data lanes: lets the other side hear something, unless segments are under way.
   void Ping();
-  // Data lanes: if the payload being received belongs to this attempt, the rest of it goes nowhere
-  // and `done` follows once its memory is free, not from within this call.
-  bool Detach(uint32_t group, OpOrdinal op, Epoch attempt, absl::AnyInvocable<void()> done);
+  // Data lanes: if the payload being received is one of these, the rest of it goes nowhere and
+  // `done` follows once its memory is free, not from within this call.
+  bool Detach(const std::function<bool(const FrameHeader&)>& names,
+              absl::AnyInvocable<void()> done);
 
   // `flags` of the CLOSE.
   void Finish(uint8_t flags = 0);
@@ -134,7 +136,7 @@ class Lane {
   uint32_t index() const { return options_.index; }
   const std::string& name() const { return options_.name; }
   Tick last_heard() const { return last_heard_; }
-  // DATA frames that came in whole: all of them before the first that did not.
+  // Segments that came in whole: all of them before the first that did not.
   uint64_t received() const { return received_; }
   // The owner was not running: silence until now says nothing about the other side.
   void ForgiveSilence(int64_t us) { last_heard_ = last_heard_ + us; }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -152,6 +153,13 @@ class Pair {
   size_t count = 0;
 };
 
+// Whether a segment is of this attempt.
+std::function<bool(const FrameHeader&)> Of(uint64_t op, uint64_t attempt) {
+  return [=](const FrameHeader& header) {
+    return header.op == OpOrdinal(op) && header.attempt == Epoch(attempt);
+  };
+}
+
 class LaneSeeds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, LaneSeeds, ::testing::Range(1, 25));
 
@@ -250,7 +258,7 @@ TEST_P(LaneSeeds, DetachedReceiveWritesNothingMoreAndKeepsTheFraming) {
     std::vector<uint8_t> at_answer;
     OpOrdinal detached;
     for (uint64_t op = 1; op <= 5; ++op) {
-      const bool follows = pair.right_lane->Detach(0, OpOrdinal(op), Epoch(3), [&, op] {
+      const bool follows = pair.right_lane->Detach(Of(op, 3), [&, op] {
         answered[op] = true;
         at_answer = pair.right.memory;
       });
@@ -259,7 +267,7 @@ TEST_P(LaneSeeds, DetachedReceiveWritesNothingMoreAndKeepsTheFraming) {
       EXPECT_FALSE(detached) << "two payloads at once";
       detached = OpOrdinal(op);
     }
-    EXPECT_FALSE(pair.right_lane->Detach(0, OpOrdinal(2), Epoch(4), [] { FAIL(); }));
+    EXPECT_FALSE(pair.right_lane->Detach(Of(2, 4), [] { FAIL(); }));
     const size_t expected = detached ? 4 : 5;
     ASSERT_TRUE(pair.Until([&] {
       return pair.right.headers.size() == 5 && pair.right.received.size() == expected &&
@@ -325,8 +333,8 @@ TEST(LaneTest, DetachOfABreakingLaneIsAnsweredOnce) {
     for (uint64_t i = 0; i < seed % 4; ++i) pair.Step();
     if (seed % 3 == 0) pair.right_lane->Abort();
     int answers = 0;
-    const bool first = pair.right_lane->Detach(0, OpOrdinal(1), Epoch(3), [&] { ++answers; });
-    const bool second = pair.right_lane->Detach(0, OpOrdinal(1), Epoch(3), [&] { ++answers; });
+    const bool first = pair.right_lane->Detach(Of(1, 3), [&] { ++answers; });
+    const bool second = pair.right_lane->Detach(Of(1, 3), [&] { ++answers; });
     EXPECT_EQ(first, second);
     pair.CheckEnd();
     EXPECT_EQ(answers, first ? 2 : 0);

@@ -175,22 +175,39 @@ void Link::SendSegment(const OutgoingSegment& segment) {
     owner_->OnLinkSegmentsDropped({segment.cookie});
     return;
   }
-  queue_.push_back(segment);
+  QueueOf(segment)->push_back(segment);
   PullAll();
+}
+
+std::deque<OutgoingSegment>* Link::QueueOf(const OutgoingSegment& segment) {
+  return segment.header.type == FrameType::kChunkData ? &chunks_ : &ops_;
+}
+
+// Ops first, and never behind: of a link that both want they have half or more.
+std::deque<OutgoingSegment>* Link::NextQueue() {
+  if (ops_.empty() && chunks_.empty()) return nullptr;
+  if (ops_.empty() || chunks_.empty()) {
+    chunks_ahead_ = 0;
+    return ops_.empty() ? &chunks_ : &ops_;
+  }
+  return chunks_ahead_ < 0 ? &chunks_ : &ops_;
 }
 
 // Idle lanes in turn; a busy one pulls when it is done.
 void Link::PullAll() {
-  for (size_t i = 0; i < data_.size() && !queue_.empty(); ++i) {
+  for (size_t i = 0; i < data_.size() && queued(); ++i) {
     next_lane_ = (next_lane_ + 1) % data_.size();
     if (data_[next_lane_].lane != nullptr) data_[next_lane_].lane->Pull();
   }
 }
 
 bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
-  if (queue_.empty() || queue_.front().header.payload_bytes > bytes_max) return false;
-  *segment = queue_.front();
-  queue_.pop_front();
+  std::deque<OutgoingSegment>* const queue = NextQueue();
+  if (queue == nullptr || queue->front().header.payload_bytes > bytes_max) return false;
+  *segment = queue->front();
+  const int64_t bytes = segment->header.payload_bytes;
+  if (!ops_.empty() && !chunks_.empty()) chunks_ahead_ += queue == &chunks_ ? bytes : -bytes;
+  queue->pop_front();
   DataLane& data = data_[lane->index()];
   LH_CHECK(data.lane.get() == lane);
   data.records.push_back({data.sent++, *segment});
@@ -199,11 +216,13 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
 
 void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
   std::vector<uint64_t> dropped;
-  std::erase_if(queue_, [&](const OutgoingSegment& segment) {
+  const auto drop = [&](const OutgoingSegment& segment) {
     if (cookies.count(segment.cookie) == 0) return false;
     dropped.push_back(segment.cookie);
     return true;
-  });
+  };
+  std::erase_if(ops_, drop);
+  std::erase_if(chunks_, drop);
   if (!dropped.empty()) owner_->OnLinkSegmentsDropped(std::move(dropped));
 }
 
@@ -216,10 +235,11 @@ void Link::ForgetSegments(uint64_t owner) {
   for (DataLane& data : lost_) forget(&data);
 }
 
-int Link::Detach(uint32_t group, OpOrdinal op, Epoch attempt, const std::function<void()>& done) {
+int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
+  const auto names = [&key](const FrameHeader& header) { return key.Names(header); };
   int receiving = 0;
   ForEachLane([&](Lane* lane) {
-    if (lane->kind() == LaneKind::kData && lane->Detach(group, op, attempt, [done] { done(); })) {
+    if (lane->kind() == LaneKind::kData && lane->Detach(names, [done] { done(); })) {
       ++receiving;
     }
   });
@@ -263,7 +283,7 @@ absl::Status Link::TakeFrame(const FrameHeader& header, std::span<const uint8_t>
       if (!options_.dialled) {
         return absl::InvalidArgumentError("WANT_LANES from the side that dials");
       }
-      owner_->OnWantLanes(this, header.group, header.attempt);
+      owner_->OnWantLanes(this, (header.flags & kFlagOptional) != 0);
       return absl::OkStatus();
     default:
       return delivering_ ? owner_->OnLinkFrame(this, header, payload) : Hold(header, payload);
@@ -453,15 +473,18 @@ absl::Status Link::OnLaneLost(const FrameHeader& header) {
 
 // Others wait for these: they go first.
 void Link::Repeat(DataLane* lost, uint64_t received) {
-  std::vector<OutgoingSegment> again;
+  std::vector<OutgoingSegment> ops;
+  std::vector<OutgoingSegment> chunks;
   for (const Record& record : lost->records) {
     if (record.number < received) continue;
     OutgoingSegment segment = record.segment;
     segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
-    if (segment.cookie != 0) again.push_back(segment);
+    if (segment.cookie == 0) continue;
+    (QueueOf(segment) == &chunks_ ? chunks : ops).push_back(segment);
   }
   lost->records.clear();
-  queue_.insert(queue_.begin(), again.begin(), again.end());
+  ops_.insert(ops_.begin(), ops.begin(), ops.end());
+  chunks_.insert(chunks_.begin(), chunks.begin(), chunks.end());
 }
 
 // ------------------------------------------------------------------------------ life
@@ -651,10 +674,12 @@ void Link::Abort() {
 }
 
 void Link::DropQueue() {
-  if (queue_.empty()) return;
+  if (!queued()) return;
   std::vector<uint64_t> cookies;
-  for (const OutgoingSegment& segment : queue_) cookies.push_back(segment.cookie);
-  queue_.clear();
+  for (const OutgoingSegment& segment : ops_) cookies.push_back(segment.cookie);
+  for (const OutgoingSegment& segment : chunks_) cookies.push_back(segment.cookie);
+  ops_.clear();
+  chunks_.clear();
   owner_->OnLinkSegmentsDropped(std::move(cookies));
 }
 

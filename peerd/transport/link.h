@@ -6,7 +6,8 @@
 //   finishing: what is queued is sent, then the lanes are closed broken, finishing --(last lane
 //   ended)--> OnLinkEnded(); the link may be destroyed
 //
-// One queue of segments feeds all data lanes: each pulls the next one when it has room.
+// Two queues of segments feed all data lanes, one of ops and one of shared state: each lane pulls
+// the next segment when it has room, from the queue whose turn it is by bytes.
 //
 // A standing link outlives its lanes. Whoever dialled it dials what is missing, with serials that
 // grow, so that the two ends always agree which connection they speak of:
@@ -51,7 +52,8 @@ class LinkOwner {
   virtual ~LinkOwner() = default;
   // The dialled side has answered: the control lane stands.
   virtual void OnLinkEstablished(Link* link) = 0;
-  virtual void OnWantLanes(Link* link, uint32_t group, Epoch epoch) = 0;
+  // `optional`: if they cannot be built, the link stays as it is.
+  virtual void OnWantLanes(Link* link, bool optional) = 0;
   virtual absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
   virtual absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) = 0;
@@ -141,8 +143,8 @@ class Link final : public LaneOwner {
   void SendSegment(const OutgoingSegment& segment);
   void DropSegments(const std::unordered_set<uint64_t>& cookies);
   void ForgetSegments(uint64_t owner);
-  // Calls of `done` that follow, one per lane that is receiving for this attempt.
-  int Detach(uint32_t group, OpOrdinal op, Epoch attempt, const std::function<void()>& done);
+  // Calls of `done` that follow, one per lane that is receiving one of these.
+  int Detach(const ReceiveKey& key, const std::function<void()>& done);
 
   // Told to the other side, if that can be.
   void Break(const std::string& reason, bool protocol = false);
@@ -209,6 +211,10 @@ class Link final : public LaneOwner {
   void AcknowledgeSoon(size_t bytes);
   void SendLaneLost(uint32_t index, uint64_t serial, uint64_t received);
   void Repeat(DataLane* lost, uint64_t received);
+  std::deque<OutgoingSegment>* QueueOf(const OutgoingSegment& segment);
+  // Whose turn it is; nullptr: nothing is queued.
+  std::deque<OutgoingSegment>* NextQueue();
+  bool queued() const { return !ops_.empty() || !chunks_.empty(); }
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
   void LoseControl();
@@ -261,8 +267,11 @@ class Link final : public LaneOwner {
   std::vector<DataLane> lost_;
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
-  Tick data_lost_;  // the last one
-  std::deque<OutgoingSegment> queue_;
+  Tick data_lost_;                      // the last one
+  std::deque<OutgoingSegment> ops_;     // DATA
+  std::deque<OutgoingSegment> chunks_;  // CHUNK_DATA
+  // While both have something: bytes of chunks that went onto lanes less bytes of ops.
+  int64_t chunks_ahead_ = 0;
   size_t next_lane_ = 0;  // that is offered the next segment first
 
   // Frames that came before Deliver().

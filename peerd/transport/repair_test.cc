@@ -20,8 +20,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Traffic between two peers, numbered: every segment and every frame has to arrive exactly once,
-// with the right bytes, the frames in order.
+// Traffic between two peers, of ops and of transfers, numbered: every segment and every frame has
+// to arrive exactly once, with the right bytes, the frames in order.
 class Traffic {
  public:
   explicit Traffic(World* world) : world_(world) {
@@ -36,11 +36,20 @@ class Traffic {
 
   void Segment(int from, int to, uint64_t offset, uint32_t bytes, uint64_t op = 1) {
     const uint64_t cookie = next_++;
-    world_->at(from).Send(world_->at(to).id, offset, bytes, cookie, op);
+    if (cookie % 3 == 0) {
+      world_->at(from).SendChunk(world_->at(to).id, offset, bytes, cookie, op);
+    } else {
+      world_->at(from).Send(world_->at(to).id, offset, bytes, cookie, op);
+    }
     segments_.push_back({world_->at(from).id, to, cookie});
   }
   void Frame(int from, int to, size_t bytes) {
-    world_->at(from).SendReady(world_->at(to).id, ++frames_[{from, to}], bytes);
+    const uint64_t number = ++frames_[{from, to}];
+    if (number % 4 == 3) {
+      world_->at(from).SendCancel(world_->at(to).id, number);
+    } else {
+      world_->at(from).SendReady(world_->at(to).id, number, bytes);
+    }
   }
 
   bool AllIsThere() const {
@@ -252,7 +261,7 @@ TEST_P(RepairSeeds, DetachOfALaneThatBreaksIsAnswered) {
     world.fake->CutConnection(2, true, 0);
     for (int i = 0; i < steps; ++i) world.Step();
     world.at(1).discard = true;
-    world.at(1).transport->DetachReceives(kRun, 0, OpOrdinal(1), Epoch(1), 7);
+    world.at(1).transport->DetachReceives(kRun, {.op = OpOrdinal(1), .attempt = Epoch(1)}, 7);
     ASSERT_TRUE(world.Until([&] { return world.at(1).detached[7] == 1; }));
     const auto frozen = world.at(1).memory;
     ASSERT_TRUE(world.Until([&] {
@@ -334,6 +343,29 @@ TEST_P(RepairSeeds, LinkIsGivenUpWhenItsDataLanesCannotBeDialledAgain) {
   EXPECT_LE(world.Now() - start, Millis(3300));
   EXPECT_THAT(world.at(0).downs[PeerId(2)][0] + world.at(1).downs[PeerId(1)][0],
               HasSubstr("were lost and none was replaced in 3000 ms"));
+}
+
+TEST_P(RepairSeeds, LinkStaysWhenDataLanesThatItCanDoWithoutCannotBeBuilt) {
+  for (const int wants : {0, 1}) {
+    World world(Rings::kFake, GetParam(), 2);
+    world.Open(0, 1, 1, false);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    for (int i = 1; i < 200; ++i) world.fake->StallConnection(i, true);
+    Peer& from = world.at(wants);
+    Peer& to = world.at(1 - wants);
+    from.memory.resize(1000, 'x');
+    to.memory.resize(1000);
+    from.transport->WantDataLanes({kRun, to.id});
+    from.SendChunk(to.id, 0, 1000, 1);
+    const Tick later = world.Now() + Seconds(8);
+    ASSERT_TRUE(world.Until([&] { return world.Now() >= later; }));
+    EXPECT_TRUE(world.Linked(0, 1));
+    EXPECT_TRUE(world.at(0).downs.empty() && world.at(1).downs.empty());
+    EXPECT_EQ(to.segments, 0);
+    for (int i = 1; i < 200; ++i) world.fake->StallConnection(i, false);
+    from.transport->WantDataLanes({kRun, to.id});
+    EXPECT_TRUE(world.Until([&] { return to.segments == 1; })) << "what was queued goes on";
+  }
 }
 
 TEST_P(RepairSeeds, NewEpochDoesNotWaitForALaneThatIsMissing) {

@@ -54,7 +54,7 @@ class Peer : public TransportListener {
     ++headers;
     if (discard) return nullptr;
     if (scatter) {
-      auto& place = places[{link.peer, header.stamp}];
+      auto& place = places[{link.peer, CookieOf(header)}];
       place.resize(header.payload_bytes);
       return place.data();
     }
@@ -66,12 +66,13 @@ class Peer : public TransportListener {
   absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
     EXPECT_TRUE(inside);
     if (scatter) {
-      const auto& place = places[{link.peer, header.stamp}];
+      const auto& place = places[{link.peer, CookieOf(header)}];
       EXPECT_TRUE(std::equal(place.begin(), place.end(), memory.begin() + header.offset));
     }
     received += header.payload_bytes;
     ++segments;
-    ++arrived[{link.peer, header.stamp}];
+    order.push_back(header);
+    ++arrived[{link.peer, CookieOf(header)}];
     return absl::OkStatus();
   }
   void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
@@ -98,15 +99,35 @@ class Peer : public TransportListener {
 
   // Segment `cookie` of `memory` to a peer.
   void Send(PeerId to, uint64_t offset, uint32_t bytes, uint64_t cookie, uint64_t op = 1) {
+    Send(FrameType::kData, to, offset, bytes, cookie, op);
+  }
+  // The same of shared state.
+  void SendChunk(PeerId to, uint64_t offset, uint32_t bytes, uint64_t cookie, uint64_t op = 1) {
+    Send(FrameType::kChunkData, to, offset, bytes, cookie, op);
+  }
+  void Send(FrameType type, PeerId to, uint64_t offset, uint32_t bytes, uint64_t cookie,
+            uint64_t op) {
     FrameHeader header;
-    header.type = FrameType::kData;
+    header.type = type;
     header.payload_bytes = bytes;
     header.op = OpOrdinal(op);
     header.attempt = Epoch(1);
     header.offset = offset;
     header.stamp = cookie;
+    // Of a chunk this is the length of the answer, which has to end behind the piece.
+    if (type == FrameType::kChunkData) header.stamp += memory.size();
     ++started[cookie];
     transport->SendSegment({kRun, to}, header, memory.data() + offset, cookie, op);
+  }
+  // Of a segment that arrived: its cookie at the sender, whose memory is as large as ours.
+  uint64_t CookieOf(const FrameHeader& header) const {
+    return header.stamp - (header.type == FrameType::kChunkData ? memory.size() : 0);
+  }
+  void SendCancel(PeerId to, uint64_t transfer) {
+    FrameHeader header;
+    header.type = FrameType::kChunkCancel;
+    header.op = OpOrdinal(transfer);
+    transport->SendControl({kRun, to}, header, {});
   }
   void SendReady(PeerId to, uint64_t op, size_t bytes) {
     FrameHeader header;
@@ -131,6 +152,7 @@ class Peer : public TransportListener {
   std::vector<Frame> frames;
   std::vector<uint8_t> memory;
   std::map<std::pair<PeerId, uint64_t>, int> arrived;  // by sender and cookie
+  std::vector<FrameHeader> order;                      // of the segments that arrived
   int headers = 0;
   int segments = 0;
   uint64_t received = 0;

@@ -88,6 +88,8 @@ struct Peering {
   bool peer_wants_lanes = false;
   bool want_lanes_sent = false;
   Tick peer_wants_until;
+  // Data lanes that the link can do without: dialled until then, or asked of the peer until then.
+  Tick optional_until;
   std::vector<LaneDial*> data_dials;
   Backoff data_backoff;
   std::string data_error;
@@ -150,9 +152,9 @@ class TransportImpl final : public Transport, public LinkOwner {
                    std::span<const uint8_t> payload) override;
   void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                    uint64_t cookie, uint64_t owner) override;
+  void WantDataLanes(const LinkKey& link) override;
   void ForgetSegments(uint64_t owner) override;
-  void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
-                      uint64_t cookie) override;
+  void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
   void BreakLink(const LinkKey& link, const std::string& reason) override;
   void AddMemory(const uint8_t* data, size_t bytes) override;
@@ -172,7 +174,7 @@ class TransportImpl final : public Transport, public LinkOwner {
 
   // LinkOwner
   void OnLinkEstablished(Link* link) override;
-  void OnWantLanes(Link* link, uint32_t group, Epoch epoch) override;
+  void OnWantLanes(Link* link, bool optional) override;
   absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                            std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) override;
@@ -678,11 +680,16 @@ void TransportImpl::OnLinkEstablished(Link* link) {
   }
 }
 
-void TransportImpl::OnWantLanes(Link* link, uint32_t, Epoch) {
+void TransportImpl::OnWantLanes(Link* link, bool optional) {
   Peering* p = Find(link->key());
   if (p == nullptr || p->link.get() != link) return;
-  p->peer_wants_lanes = true;
-  p->peer_wants_until = ring_->Now() + 2 * Millis(options_.detect_ms);
+  const Tick until = ring_->Now() + 2 * Millis(options_.detect_ms);
+  if (optional) {
+    p->optional_until = until;
+  } else {
+    p->peer_wants_lanes = true;
+    p->peer_wants_until = until;
+  }
   p->data_backoff.Reset(ring_->Now());
   Arm(ring_->Now());
 }
@@ -847,6 +854,7 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .zero_copy = UseZeroCopy(remote),
                       .zero_copy_always = options_.zero_copy == TransportOptions::ZeroCopy::kOn};
   p->planned = PlannedLanes(remote);
+  p->optional_until = Tick{};
   p->peer_wants_lanes = false;
   p->want_lanes_sent = false;
   p->data_dials.assign(p->planned, nullptr);
@@ -1006,8 +1014,9 @@ void TransportImpl::DialData(Peering* p, Tick now) {
   if (link->closing()) return;
   const bool lost = link->data_were_complete();
   const bool wanted = p->data_wanted();
-  if (!wanted && !p->peer_wants_lanes && !lost) return;
-  if (!wanted && !lost && p->peer_wants_until <= now) {
+  const bool optional = p->optional_until > now;
+  if (!wanted && !p->peer_wants_lanes && !lost && !optional) return;
+  if (!wanted && !lost && p->peer_wants_lanes && p->peer_wants_until <= now) {
     link->Break(absl::StrCat("data lanes that the peer wants could not be built: ",
                              p->data_error.empty() ? "no answer in time" : p->data_error));
     return;
@@ -1022,7 +1031,9 @@ void TransportImpl::DialData(Peering* p, Tick now) {
   if (!FindAnyToken(*p, &group, &epoch, &token)) return;
   Tick deadline = now + 2 * Millis(options_.detect_ms);
   if (!lost) {
-    deadline = std::min(deadline, wanted ? p->requests.back().deadline : p->peer_wants_until);
+    deadline = std::min(deadline, wanted                ? p->requests.back().deadline
+                                  : p->peer_wants_lanes ? p->peer_wants_until
+                                                        : p->optional_until);
   }
   int running = static_cast<int>(
       std::count_if(p->data_dials.begin(), p->data_dials.end(), [](LaneDial* d) { return d; }));
@@ -1436,15 +1447,34 @@ void TransportImpl::ForgetSegments(uint64_t owner) {
   ForEachLink([&](Link* link) { link->ForgetSegments(owner); });
 }
 
-void TransportImpl::DetachReceives(const std::string& run, uint32_t group, OpOrdinal op,
-                                   Epoch attempt, uint64_t cookie) {
+void TransportImpl::WantDataLanes(const LinkKey& key) {
+  Link* link = FindOpen(key);
+  if (link == nullptr || link->closing() || link->data_lanes() > 0 || link->data_were_complete()) {
+    return;
+  }
+  Peering* p = Find(key);
+  const Tick now = ring_->Now();
+  if (p->optional_until > now) return;  // under way
+  p->optional_until = now + 2 * Millis(options_.detect_ms);
+  if (link->options().dialled) {
+    p->data_backoff.Reset(now);
+    Arm(now);
+    return;
+  }
+  FrameHeader want{.type = FrameType::kWantLanes, .flags = kFlagOptional};
+  want.group = link->options().group;
+  want.attempt = link->options().epoch;
+  link->SendControl(want, {});
+}
+
+void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) {
   // One more than there are receives, so that it cannot reach zero before all are counted.
   const auto left = std::make_shared<int>(1);
   const std::function<void()> done = [this, left, cookie] {
     if (--*left == 0) Later([this, cookie] { listener_->OnReceivesDetached(cookie); });
   };
   ForEachLink([&](Link* link) {
-    if (link->key().run == run) *left += link->Detach(group, op, attempt, done);
+    if (link->key().run == run) *left += link->Detach(key, done);
   });
   done();
 }

@@ -15,6 +15,9 @@
 //   - what was lost could not be dialled again for twice detect_ms,
 //   - the peer closes the link, has given it up, or breaks the protocol.
 //
+// Segments are DATA (of ops) and CHUNK_DATA (of shared state). While both are queued on a link they
+// take turns by bytes, ops first; alone, each has all of it.
+//
 // Threads: owner thread of the ring only. Listener calls come from within Ring::RunOnce(), never
 // from within a call of this class.
 #pragma once
@@ -41,6 +44,19 @@ struct LinkKey {
   friend auto operator<=>(const LinkKey&, const LinkKey&) = default;
 };
 
+// Segments that are being received: all of one attempt at an op, or of one ask of a transfer.
+struct ReceiveKey {
+  FrameType type = FrameType::kData;
+  uint32_t group = 0;
+  OpOrdinal op;
+  Epoch attempt;
+
+  bool Names(const FrameHeader& header) const {
+    return header.type == type && header.group == group && header.op == op &&
+           header.attempt == attempt;
+  }
+};
+
 class TransportListener {
  public:
   virtual ~TransportListener() = default;
@@ -50,11 +66,12 @@ class TransportListener {
   // `silent_ms`: for so long nothing had been heard from the peer; 0 if something had within
   // detect_ms. What the other side has given up counts as silent: it heard nothing, and lives.
   virtual void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) = 0;
-  // READY, DONE: whole frames of the control lane, in order. InvalidArgument closes the link.
+  // READY, DONE, RELAY, CHUNK_REQUEST, CHUNK_REFUSED, CHUNK_CANCEL: whole frames of the control
+  // lane, in order. InvalidArgument closes the link.
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) = 0;
-  // Where the payload of a DATA frame goes: header.payload_bytes bytes from the pointer on;
-  // nullptr: read and thrown away (a stale attempt). InvalidArgument closes the link.
+  // Where the payload of a DATA or CHUNK_DATA frame goes: header.payload_bytes bytes from the
+  // pointer on; nullptr: read and thrown away (a stale attempt). InvalidArgument closes the link.
   virtual absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) = 0;
   virtual absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) = 0;
   // The payload will not come: its lane was lost. Nothing writes to its place any more; the segment
@@ -95,9 +112,9 @@ struct TransportStats {
   uint64_t lanes_redialled = 0;    // those that were replaced
   uint64_t segments_repeated = 0;  // that were on a lost lane and had not arrived
   uint64_t frames_repeated = 0;    // the same of control frames
-  uint64_t bytes_sent = 0;         // payload of DATA frames
+  uint64_t bytes_sent = 0;         // payload of DATA and CHUNK_DATA frames
   uint64_t bytes_received = 0;
-  uint64_t bytes_discarded = 0;  // DATA of stale attempts
+  uint64_t bytes_discarded = 0;  // of stale attempts
   uint32_t links_up = 0;
   uint32_t lanes_up = 0;
   uint64_t zero_copy_copied = 0;  // zero-copy sends that the kernel copied after all
@@ -135,20 +152,21 @@ class Transport {
   // Queues a frame on the control lane; payload is copied. Dropped if the link is not up.
   virtual void SendControl(const LinkKey& link, const FrameHeader& header,
                            std::span<const uint8_t> payload) = 0;
-  // Queues a DATA frame; `data` stays until OnSegmentSent(cookie), which comes exactly once, link
-  // up or not. Should the segment be lost with its lane, it is read again: so the memory stays, and
-  // its bytes as they are, until the receiver has the segment or ForgetSegments(owner), or
-  // OnSegmentRepeat(owner) says no.
+  // Queues a DATA or CHUNK_DATA frame; `data` stays until OnSegmentSent(cookie), which comes
+  // exactly once, link up or not. Should the segment be lost with its lane, it is read again: so
+  // the memory stays, and its bytes as they are, until the receiver has the segment or
+  // ForgetSegments(owner), or OnSegmentRepeat(owner) says no.
   virtual void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                            uint64_t cookie, uint64_t owner) = 0;
+  // A link that is up and was built without data lanes gets some. If they cannot be built it stays
+  // as it is, and what is queued on it waits; ask again for another attempt.
+  virtual void WantDataLanes(const LinkKey& link) = 0;
   // The owner has no use for what it sent: nothing of it is repeated any more. Owners are numbers
   // of the caller's choice.
   virtual void ForgetSegments(uint64_t owner) = 0;
-  // DATA of (run, group, op, attempt) that is being received is diverted to nowhere.
-  // OnReceivesDetached(cookie) follows, never from within this call: from then on nothing is
-  // written to memory named for it.
-  virtual void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
-                              uint64_t cookie) = 0;
+  // What is being received of these segments is diverted to nowhere. OnReceivesDetached(cookie)
+  // follows, never from within this call: from then on nothing is written to memory named for them.
+  virtual void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) = 0;
   // Drops those of the queued segments whose sending has not begun: OnSegmentSent follows for each.
   virtual void DropSegments(const std::vector<uint64_t>& cookies) = 0;
 

@@ -242,6 +242,69 @@ TEST_P(TransportTest, SideThatDoesNotDialGetsTheDataLanesThatItWants) {
   EXPECT_EQ(world->at(0).memory, world->at(1).memory);
 }
 
+TEST_P(TransportTest, StandingLinkGetsDataLanesWhenSomebodyWantsThem) {
+  for (const int wants : {0, 1}) {
+    auto world = Make(2);
+    world->Open(0, 1, 1, false);
+    ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+    EXPECT_EQ(world->at(0).transport->GetStats().lanes_up, 1u);
+    Peer& from = world->at(wants);
+    Peer& to = world->at(1 - wants);
+    from.memory.resize(1 << 20, 'x');
+    to.memory.resize(1 << 20);
+    from.SendChunk(to.id, 0, 1 << 20, 1);
+    for (int i = 0; i < 2; ++i) from.transport->WantDataLanes({kRun, to.id});
+    EXPECT_TRUE(world->Until([&] { return to.segments == 1; }));
+    EXPECT_EQ(to.memory, from.memory);
+    ASSERT_TRUE(world->Until([&] { return world->at(0).transport->GetStats().lanes_up == 3; }));
+    EXPECT_EQ(world->at(0).ups[PeerId(2)], 1) << "it was up all the time";
+    EXPECT_TRUE(world->at(0).downs.empty() && world->at(1).downs.empty());
+  }
+}
+
+TEST_P(TransportTest, OpsAndSharedStateTakeTurnsByBytes) {
+  TransportOptions options;
+  options.lanes = 1;
+  auto world = Make(2, options);
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  Peer& from = world->at(0);
+  Peer& to = world->at(1);
+  from.memory.resize(4 << 20);
+  to.memory.resize(4 << 20);
+  constexpr int kChunks = 60;
+  constexpr uint32_t kPiece = 100000;
+  for (int i = 0; i < kChunks; ++i) from.SendChunk(PeerId(2), i * 1000, kPiece, 100 + i);
+  Prng random(GetParam().seed);
+  uint64_t ops_left = 0;
+  for (uint64_t cookie = 1000; cookie < 1040; ++cookie) {
+    const auto bytes = static_cast<uint32_t>(1 + random.Below(200000));
+    from.Send(PeerId(2), 0, bytes, cookie);
+    ops_left += bytes;
+  }
+  ASSERT_TRUE(world->Until([&] { return to.segments == kChunks + 40; }));
+  // One lane: they arrive in the order in which they were sent. What was on the lane before there
+  // was an op does not count.
+  uint64_t ops = 0;
+  uint64_t chunks = 0;
+  bool begun = false;
+  int behind = 0;
+  for (const FrameHeader& header : to.order) {
+    const bool op = header.type == FrameType::kData;
+    begun |= op;
+    if (!begun) {
+      ++behind;
+      continue;
+    }
+    if (ops_left == 0) break;
+    (op ? ops : chunks) += header.payload_bytes;
+    if (op) ops_left -= header.payload_bytes;
+    EXPECT_LE(chunks, ops + kPiece) << "ops have half or more";
+    EXPECT_LE(ops, chunks + 200000) << "and not all of it";
+  }
+  EXPECT_LE(behind, 2) << "an op overtakes the chunks that are queued";
+}
+
 TEST_P(TransportTest, BothSidesMayDialAtOnce) {
   auto world = Make(2);
   const Tick deadline = world->Now() + Seconds(10);
@@ -281,14 +344,14 @@ TEST_P(TransportTest, DetachIsAnsweredAndTheRestOfThePayloadGoesNowhere) {
   ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
   world->at(0).memory.assign(4 << 20, 'x');
   world->at(1).memory.assign(4 << 20, 'o');
-  world->at(1).transport->DetachReceives(kRun, 0, OpOrdinal(1), Epoch(1), 5);
+  world->at(1).transport->DetachReceives(kRun, {.op = OpOrdinal(1), .attempt = Epoch(1)}, 5);
   EXPECT_TRUE(world->at(1).detached.empty()) << "answered from within the call";
   ASSERT_TRUE(world->Until([&] { return world->at(1).detached[5] == 1; }));
   world->at(0).Send(PeerId(2), 0, 2 << 20, 1);
   world->at(0).Send(PeerId(2), 2 << 20, 2 << 20, 2);
   ASSERT_TRUE(world->Until([&] { return world->at(1).headers > 0; }));
   world->at(1).discard = true;
-  world->at(1).transport->DetachReceives(kRun, 0, OpOrdinal(1), Epoch(1), 6);
+  world->at(1).transport->DetachReceives(kRun, {.op = OpOrdinal(1), .attempt = Epoch(1)}, 6);
   ASSERT_TRUE(world->Until([&] { return world->at(1).detached[6] == 1; }));
   const auto frozen = world->at(1).memory;
   ASSERT_TRUE(world->Until([&] { return world->at(0).sent.size() == 2; }));
@@ -296,6 +359,28 @@ TEST_P(TransportTest, DetachIsAnsweredAndTheRestOfThePayloadGoesNowhere) {
   EXPECT_EQ(world->at(1).memory, frozen);
   EXPECT_TRUE(world->Linked(0, 1));
   EXPECT_EQ(world->at(1).detached, (std::map<uint64_t, int>{{5, 1}, {6, 1}}));
+}
+
+// An op and a transfer may have the same number.
+TEST_P(TransportTest, DetachOfATransferLeavesTheOpAlone) {
+  auto world = Make(2);
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  Peer& to = world->at(1);
+  world->at(0).memory.assign(4 << 20, 'x');
+  to.memory.assign(4 << 20, 'o');
+  world->at(0).Send(PeerId(2), 0, 2 << 20, 1);
+  world->at(0).SendChunk(PeerId(2), 2 << 20, 2 << 20, 2);
+  ASSERT_TRUE(world->Until([&] { return to.headers == 2; }));
+  to.transport->DetachReceives(
+      kRun, {.type = FrameType::kChunkData, .op = OpOrdinal(1), .attempt = Epoch(1)}, 5);
+  ASSERT_TRUE(world->Until([&] { return to.detached[5] == 1; }));
+  const auto frozen = to.memory;
+  ASSERT_TRUE(world->Until([&] { return to.arrived.count({PeerId(1), 1}) != 0; }));
+  EXPECT_TRUE(
+      std::equal(to.memory.begin(), to.memory.begin() + (2 << 20), world->at(0).memory.begin()));
+  EXPECT_TRUE(
+      std::equal(to.memory.begin() + (2 << 20), to.memory.end(), frozen.begin() + (2 << 20)));
 }
 
 TEST_P(TransportTest, DroppedSegmentsComeBackAtOnceUnlessTheyHaveBegun) {
@@ -663,8 +748,8 @@ TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
         }
         break;
       case 1:
-        world.at(from).transport->DetachReceives(kRun, 0, OpOrdinal(1 + random.Below(3)), Epoch(1),
-                                                 cookie++);
+        world.at(from).transport->DetachReceives(
+            kRun, {.op = OpOrdinal(1 + random.Below(3)), .attempt = Epoch(1)}, cookie++);
         break;
       case 2:
         world.at(from).transport->DropSegments({cookie - 1, cookie - 2, cookie - 3});

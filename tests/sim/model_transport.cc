@@ -565,13 +565,12 @@ void ModelTransport::ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<S
   }
 }
 
-void ModelTransport::DetachReceives(const std::string& run, uint32_t group, OpOrdinal op,
-                                    Epoch attempt, uint64_t cookie) {
+void ModelTransport::DetachReceives(const std::string& run, const peerd::ReceiveKey& key,
+                                    uint64_t cookie) {
   world_->On(node_, world_->now() + world_->Between(0, 500), [=, this] {
     for (Receive& receive : receives_) {
-      const FrameHeader& header = receive.segment->header;
-      if (receive.connection->run == run && header.group == group && header.op == op &&
-          header.attempt == attempt && model_.planted != Planted::kNoDetach) {
+      if (receive.connection->run == run && key.Names(receive.segment->header) &&
+          model_.planted != Planted::kNoDetach) {
         receive.place = nullptr;
       }
     }

@@ -60,7 +60,8 @@ class ModelTransport final : public peerd::Transport {
   void SendSegment(const peerd::LinkKey& link, const FrameHeader& header, const uint8_t* data,
                    uint64_t cookie, uint64_t owner) override;
   void ForgetSegments(uint64_t owner) override;
-  void DetachReceives(const std::string& run, uint32_t group, OpOrdinal op, Epoch attempt,
+  void WantDataLanes(const peerd::LinkKey&) override {}  // every link has some
+  void DetachReceives(const std::string& run, const peerd::ReceiveKey& key,
                       uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
   void BreakLink(const peerd::LinkKey& link, const std::string& reason) override;
