@@ -64,6 +64,14 @@ void FakeRing::CutConnection(int connection, bool from_dialer, uint64_t after_by
   }
 }
 
+void FakeRing::FlipBit(int connection, bool from_dialer, uint64_t at) {
+  LH_CHECK(connection < connections());
+  Link& link = links_[connection];
+  Stream& stream = from_dialer ? *link.from_dialer : *link.to_dialer;
+  LH_CHECK(at >= stream.written);
+  stream.flip_at = at;
+}
+
 void FakeRing::StallConnection(int connection, bool stalled) {
   faults_[connection].stalled = stalled;
   if (connection < connections()) {
@@ -477,6 +485,9 @@ void FakeRing::ProgressSend(IoId id, Op* op) {
     CheckSend(*op, op->done, amount);
     out->data.append(op->snapshot, op->done, amount);
     op->done += amount;
+    if (out->flip_at - out->written < amount) {
+      out->data[out->data.size() - amount + (out->flip_at - out->written)] ^= 1;
+    }
     out->written += amount;
     if (out->written >= out->cut_after) out->cut = socket->in->cut = true;
     ended = !op->wait_all || op->done == op->bytes;

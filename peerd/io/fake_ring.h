@@ -53,6 +53,9 @@ class FakeRing final : public Ring, private Sockets {
   // `after_bytes`: that end at once, the other one when it has read them, or before if the first
   // one closes.
   void CutConnection(int connection, bool from_dialer, uint64_t after_bytes);
+  // The lowest bit of the byte that one end sends as its `at`-th, from 0, arrives changed. Before
+  // it is sent.
+  void FlipBit(int connection, bool from_dialer, uint64_t at);
   // Nothing arrives in either direction any more, and nobody is told; false: it goes on.
   void StallConnection(int connection, bool stalled);
   // Connections to this address are refused, as if its process were gone.
@@ -99,6 +102,7 @@ class FakeRing final : public Ring, private Sockets {
     uint64_t written = 0;
     uint64_t read = 0;
     uint64_t cut_after = UINT64_MAX;
+    uint64_t flip_at = UINT64_MAX;
     bool ended = false;        // the writer will send no more
     bool reader_gone = false;  // the reader has closed
     bool cut = false;          // ECONNRESET: for the writer now, for the reader after `data`
