@@ -101,6 +101,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override {
+    if (header.type == FrameType::kChunkData) return nullptr;  // of no transfer of ours
     return runner_->OnDataHeader(link, header);
   }
   absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {

@@ -75,7 +75,13 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
                                      std::span<const uint8_t> payload, PeerId self,
                                      const std::function<bool(const GroupKey&, PeerId)>& is_peer) {
   const GroupKey group{from.run, header.group};
-  if (header.type != FrameType::kRelay) return Open(group, from.peer, PeerId(), header, payload);
+  if (header.type == FrameType::kReady || header.type == FrameType::kDone) {
+    return Open(group, from.peer, PeerId(), header, payload);
+  }
+  if (header.type != FrameType::kRelay) {
+    return absl::InvalidArgumentError(absl::StrCat("frame type is ", static_cast<int>(header.type),
+                                                   ", not READY, DONE or RELAY"));
+  }
 
   LH_ASSIGN_OR_RETURN(const RelayBody body, ParseRelayBody(payload));
   if (body.inner.group != header.group) {

@@ -146,6 +146,17 @@ TEST(ControlFrames, OfAGroupThatIsNoneAreLeftAside) {
   EXPECT_TRUE(Stale(kRelayer, kC, frame));
 }
 
+TEST(ControlFrames, OfTransfersAreRefused) {
+  ControlFrame frame;
+  frame.header.type = FrameType::kChunkCancel;
+  frame.header.op = OpOrdinal(1);
+  EXPECT_EQ(Refusal(kA, kC, frame), "frame type is 15, not READY, DONE or RELAY");
+  // Nor do they travel inside RELAY.
+  RelayBody body = Body();
+  body.inner = frame.header;
+  EXPECT_NE(Refusal(kA, kRelayer, Altered(body)), "");
+}
+
 TEST(ControlFrames, TakeOneRelayNeverTwo) {
   // A second relay would get the frame from a peer that is not its origin.
   EXPECT_EQ(Refusal(kRelayer, PeerId(4), Relayed()),
