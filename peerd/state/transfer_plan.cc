@@ -205,7 +205,8 @@ uint64_t TransferPlan::WindowOf(const Source& source) const {
 }
 
 bool TransferPlan::HasRoom(const Source& source, uint64_t bytes) const {
-  return source.asks < kWindowChunksMin || source.in_flight + bytes <= WindowOf(source);
+  if (source.asks < kWindowChunksMin) return true;
+  return source.asks < options_.window_asks_max && source.in_flight + bytes <= WindowOf(source);
 }
 
 double TransferPlan::FinishOf(const Source& source, uint64_t bytes) const {
@@ -414,6 +415,7 @@ void TransferPlan::CheckInvariants() const {
     LH_CHECK(source.asks == open[member].second) << ToString(member);
     LH_CHECK(source.asks == 0 || source.standing == Standing::kUsable) << ToString(member);
     LH_CHECK(source.asks <= kWindowChunksMin || source.in_flight <= options_.window_bytes_max);
+    LH_CHECK(source.asks <= options_.window_asks_max);
   }
 }
 

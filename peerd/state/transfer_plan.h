@@ -65,7 +65,9 @@ struct TransferOptions {
   int64_t patience_us = Millis(1500);
   // Nothing good came from anybody for so long: the transfer has failed.
   int64_t stall_us = Millis(6000);
+  // Of what is asked of one source and not here.
   uint64_t window_bytes_max = uint64_t{64} << 20;
+  uint32_t window_asks_max = 512;
 };
 
 class TransferPlan {

@@ -104,6 +104,21 @@ TEST_F(TransferPlanTest, TheWindowGrowsWithWhatTheSourceDelivers) {
   EXPECT_EQ(open.size(), 64U) << "bounded by window_bytes_max";
 }
 
+TEST_F(TransferPlanTest, SmallChunksFillTheWindowBySteps) {
+  plan_.emplace(Chunks(100000, 8), TransferOptions(), now_);
+  plan_->AddSource(M(1));
+  std::vector<AskChunk> open = Asks();
+  int rounds = 0;
+  // A path of 50 ms, on which each round brings all that was asked.
+  for (; open.size() < TransferOptions().window_asks_max && rounds < 20; ++rounds) {
+    now_ = now_ + Millis(50);
+    for (const AskChunk& ask : open) Good(ask);
+    open = Asks();
+  }
+  EXPECT_EQ(open.size(), TransferOptions().window_asks_max) << "and no more";
+  EXPECT_LT(rounds, 10);
+}
+
 TEST_F(TransferPlanTest, ASourceThatIsGoneIsAskedNoMoreAndItsChunksAreAskedElsewhere) {
   Begin(4, 2);
   const auto asks = Asks();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -97,6 +98,9 @@ class Peer : public TransportListener {
     ++detached[cookie];
   }
 
+  // After each turn of the ring.
+  virtual void AfterTurn() {}
+
   // Segment `cookie` of `memory` to a peer.
   void Send(PeerId to, uint64_t offset, uint32_t bytes, uint64_t cookie, uint64_t op = 1) {
     Send(FrameType::kData, to, offset, bytes, cookie, op);
@@ -169,8 +173,10 @@ enum class Rings { kFake, kOne, kEach };
 
 class World {
  public:
-  World(Rings rings, uint64_t seed, int count, TransportOptions options = {},
-        FakeRingOptions fake_options = {})
+  World(
+      Rings rings, uint64_t seed, int count, TransportOptions options = {},
+      FakeRingOptions fake_options = {},
+      const std::function<std::unique_ptr<Peer>()>& make = [] { return std::make_unique<Peer>(); })
       : kind(rings) {
     SetLogLevel(LogLevel::kWarning);
     if (rings == Rings::kFake) {
@@ -187,7 +193,7 @@ class World {
         EXPECT_TRUE(ring.ok()) << ring.status();
         owned_.push_back(*std::move(ring));
       }
-      auto peer = std::make_unique<Peer>();
+      auto peer = make();
       peer->id = PeerId(i + 1);
       peer->ring = owned_.back().get();
       options.self = peer->id;
@@ -229,6 +235,7 @@ class World {
     for (auto& peer : peers) peer->inside = true;
     for (auto& ring : owned_) EXPECT_TRUE(ring->RunOnce(ring->Now() + Millis(1)).ok());
     for (auto& peer : peers) peer->inside = false;
+    for (auto& peer : peers) peer->AfterTurn();
   }
 
   template <class Condition>

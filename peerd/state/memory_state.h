@@ -1,0 +1,56 @@
+// A state as it lies in memory: what it consists of, where each tensor is, and the digests of its
+// chunks.
+//
+// Whoever hashed it made it; a transfer keeps the digests up to date as it writes. `memory` keeps
+// the places mapped as long as the object lives, also when their owner is gone.
+//
+// Threads: the reactor's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/hash128.h"
+#include "peerd/state/state_hash.h"
+
+namespace longhaul::peerd {
+
+// By tensor, by chunk. 0: not known, somebody has begun to write there.
+using ChunkDigests = std::vector<std::vector<Hash128>>;
+
+struct MemoryState {
+  Manifest manifest;
+  std::vector<uint8_t*> places;  // by tensor: its bytes from there on
+  ChunkDigests digests;          // CountChunks() of each tensor
+  std::shared_ptr<const void> memory;
+};
+
+// Where a chunk begins in its tensor, and how long it is: the last one of a tensor is short.
+inline uint64_t ChunkOffset(uint64_t chunk) { return chunk * kStateChunkBytes; }
+uint32_t ChunkBytes(uint64_t tensor_bytes, uint64_t chunk);
+// Of all tensors.
+uint64_t CountChunks(const Manifest& manifest);
+
+// The root (state_hash.h) that chunks of these digests add up to. `digests` fits the manifest.
+Hash128 RootOf(const Manifest& manifest, const ChunkDigests& digests);
+
+// The answer to ChunkKind::kDigests: 16 bytes a chunk (high, low), all chunks of all tensors in
+// order.
+inline constexpr size_t kDigestBytes = 16;
+std::vector<uint8_t> EncodeDigests(const ChunkDigests& digests);
+// `bytes`: kDigestBytes for each chunk of the manifest.
+ChunkDigests ParseDigests(const Manifest& manifest, std::span<const uint8_t> bytes);
+
+// The answer to ChunkKind::kManifest:
+//   count u32 | each tensor: name_bytes u16 | name | dtype u8 | flags u8 (bit 0 allow_unequal) |
+//   dims u8 | sizes u64 each | bytes u64
+std::vector<uint8_t> EncodeManifest(const Manifest& manifest);
+// InvalidArgument names what is beyond the limits of proto/wire/limits.h, or not whole.
+absl::StatusOr<Manifest> ParseManifest(std::span<const uint8_t> bytes);
+// What no manifest's encoding exceeds.
+uint64_t ManifestBytesMax();
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,147 @@
+// All that one peer gives and gets of shared state: its server, its transfers, and comparisons of
+// manifests, behind one face towards the transport and the driver.
+//
+// The driver hands over what the transport's listener hears (those frames and cookies that are
+// ours: IsOurs()), calls Work() after each turn of the ring, and takes what has ended.
+//
+// Threads: the reactor's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/hash128.h"
+#include "base/ids.h"
+#include "base/tick.h"
+#include "peerd/state/hasher.h"
+#include "peerd/state/memory_state.h"
+#include "peerd/state/state_server.h"
+#include "peerd/state/state_transfer.h"
+#include "peerd/transport/transport.h"
+#include "proto/wire/frame.h"
+
+namespace longhaul::peerd {
+
+class StateExchange {
+ public:
+  // What the driver calls a local member.
+  using Local = uint64_t;
+
+  struct Start {
+    Local local = 0;
+    GroupKey group;
+    Hash128 root;
+    std::shared_ptr<MemoryState> state;
+    std::vector<StateSource> sources;
+    bool unequal_too = false;
+  };
+  struct Ended {
+    Local local = 0;
+    TransferResult result;
+  };
+  struct Compared {
+    Local local = 0;
+    std::string difference;  // "": none, or the other one did not say
+  };
+  struct Stats {
+    uint64_t bytes_sent = 0;
+    uint64_t bytes_received = 0;
+    uint64_t bytes_repeated = 0;
+    uint64_t chunks_corrupt = 0;  // sources that had to be dropped for it
+    uint32_t transfers = 0;       // that are on
+    uint32_t serving = 0;
+  };
+
+  // `transport` and `hasher` outlive it.
+  StateExchange(PeerId self, Transport* transport, Hasher* hasher, uint32_t detect_ms);
+  ~StateExchange();
+  StateExchange(const StateExchange&) = delete;
+  StateExchange& operator=(const StateExchange&) = delete;
+  void SetDetectMs(uint32_t detect_ms);
+
+  StateServer* server() { return &server_; }
+
+  // One transfer of a local member at a time; each ends in exactly one Ended.
+  void StartTransfer(Start start, Tick now);
+  // Of the transfer that is on; none: nothing happens.
+  void ChangeSources(Local local, const std::vector<StateSource>& sources, Tick now);
+  void StopTransfer(Local local);
+  // Gets the manifest of the other one; ends in one Compared, after twice detect_ms at the latest.
+  void CompareManifest(Local local, const GroupKey& group, std::shared_ptr<const Manifest> ours,
+                       const StateSource& other, Tick now);
+  // Of the transfer that is on; zeros if none is.
+  StateTransfer::Progress ProgressOf(Local local) const;
+
+  // ---- of the transport
+  static bool IsOurs(const FrameHeader& header);
+  static bool IsOurs(uint64_t cookie) { return (cookie & kStateCookie) != 0; }
+  void OnLinkUp(const LinkKey& link, Tick now);
+  void OnLinkDown(const LinkKey& link, Tick now);
+  absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
+                              std::span<const uint8_t> payload, Tick now);
+  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header);
+  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header);
+  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header);
+  void OnSegmentSent(uint64_t cookie) { server_.OnSegmentSent(cookie); }
+  uint64_t OnSegmentRepeat(uint64_t owner) { return server_.OnSegmentRepeat(owner); }
+  void OnReceivesDetached(uint64_t cookie);
+
+  void Work(Tick now);
+  // When to call Work() at the latest; in the past: at once.
+  Tick NextDeadline() const;
+  std::vector<Ended> TakeEnded() { return std::exchange(ended_, {}); }
+  std::vector<Compared> TakeCompared() { return std::exchange(compared_, {}); }
+
+  Stats GetStats() const;
+
+ private:
+  struct Transfer {
+    Local local = 0;
+    std::unique_ptr<StateTransfer> transfer;
+  };
+  // A manifest on its way.
+  struct Comparison {
+    Local local = 0;
+    GroupKey group;
+    StateSource other;
+    std::shared_ptr<const Manifest> ours;
+    Tick deadline;
+    bool over = false;  // waits for what is still received
+    std::vector<uint8_t> buffer;
+    uint64_t placed = 0;
+    uint64_t got = 0;
+    uint64_t detaching = 0;
+  };
+  using Comparisons = std::map<uint64_t, Comparison>;
+
+  StateTransfer* FindTransfer(Local local) const;
+  LinkKey LinkOf(const Comparison& comparison) const {
+    return {comparison.group.run, comparison.other.peer};
+  }
+  void EndComparison(Comparisons::iterator it, const std::string& difference);
+  void FinishComparisons();
+
+  const PeerId self_;
+  Transport* const transport_;
+  Hasher* const hasher_;
+  uint32_t detect_ms_;
+  StateServer server_;
+  std::set<LinkKey> up_;
+  uint64_t next_transfer_ = 1;  // comparisons have numbers, too
+  uint64_t next_detach_ = kStateCookie + 1;
+  std::map<uint64_t, Transfer> transfers_;
+  Comparisons comparisons_;
+  std::vector<Ended> ended_;
+  std::vector<Compared> compared_;
+  Stats past_;  // of transfers that are over
+};
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,317 @@
+#include "peerd/state/state_server.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// So many detect_ms after its last ask a transfer is forgotten.
+constexpr int64_t kForgetAfter = 4;
+
+}  // namespace
+
+StateServer::StateServer(Transport* transport, Hasher* hasher, uint32_t detect_ms)
+    : transport_(transport),
+      hasher_(hasher),
+      detect_ms_(detect_ms),
+      self_(std::make_shared<StateServer*>(this)) {}
+
+StateServer::~StateServer() { *self_ = nullptr; }
+
+// ------------------------------------------------------------------------------ what is here
+
+void StateServer::Register(const GroupKey& group, MemberId member,
+                           std::shared_ptr<const MemoryState> state) {
+  LH_CHECK(state != nullptr && state->places.size() == state->manifest.size() &&
+           state->digests.size() == state->manifest.size());
+  Served& served = served_[{group, member}];
+  if (served.state == state) return;
+  EndServe(group, member);
+  served = Served{.state = std::move(state)};
+}
+
+void StateServer::Unregister(const GroupKey& group, MemberId member) {
+  EndServe(group, member);
+  served_.erase({group, member});
+}
+
+void StateServer::Serve(const GroupKey& group, MemberId member, const Hash128& root,
+                        bool may_change) {
+  const auto it = served_.find({group, member});
+  LH_CHECK(it != served_.end()) << "served before it was registered";
+  Served& served = it->second;
+  served.on = true;
+  served.root = root;
+  served.may_change = may_change;
+  served.digests = nullptr;
+}
+
+void StateServer::EndServe(const GroupKey& group, MemberId member) {
+  const auto it = served_.find({group, member});
+  if (it == served_.end() || !it->second.on) return;
+  it->second.on = false;
+  it->second.digests = nullptr;
+  std::vector<std::shared_ptr<Answer>> open;
+  for (const auto& [key, transfer] : transfers_) {
+    for (const auto& [ask, answer] : transfer.asks) {
+      if (answer->member == it->first) open.push_back(answer);
+    }
+  }
+  // An ask whose pieces have all been sent is refused too: the receiver does not know it any more
+  // then, or lacks what was on a lane that is lost.
+  for (const auto& answer : open) {
+    Refuse(answer->transfer, answer->ask, ChunkRefusal::kNotHere);
+    transfers_.at(answer->transfer).asks.erase(answer->ask);
+    End(answer);
+  }
+}
+
+bool StateServer::Reading(const MemoryState* state) const {
+  return std::any_of(cookies_.begin(), cookies_.end(),
+                     [state](const auto& entry) { return entry.second->state.get() == state; });
+}
+
+const MemoryState* StateServer::Find(const GroupKey& group, MemberId member,
+                                     const Hash128& root) const {
+  const auto it = served_.find({group, member});
+  if (it == served_.end() || !it->second.on || it->second.root != root) return nullptr;
+  return it->second.state.get();
+}
+
+const Manifest* StateServer::FindManifest(const GroupKey& group, MemberId member) const {
+  const auto it = served_.find({group, member});
+  return it == served_.end() ? nullptr : &it->second.state->manifest;
+}
+
+// ------------------------------------------------------------------------------ asks
+
+absl::Status StateServer::OnFrame(const LinkKey& link, const FrameHeader& header,
+                                  std::span<const uint8_t> payload, Tick now) {
+  if (header.type == FrameType::kChunkRequest) return OnRequest(link, header, payload, now);
+  LH_CHECK(header.type == FrameType::kChunkCancel);
+  OnCancel(link, header);
+  return absl::OkStatus();
+}
+
+absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& header,
+                                    std::span<const uint8_t> payload, Tick now) {
+  LH_ASSIGN_OR_RETURN(const ChunkRequestBody body, ParseChunkRequestBody(payload));
+  const TransferKey key{link, header.group, header.op.value()};
+  const uint64_t ask = header.attempt.value();
+  if (header.stamp > ask) {
+    return absl::InvalidArgumentError(absl::StrCat("CHUNK_REQUEST of ask ", ask,
+                                                   " says that those below ", header.stamp,
+                                                   " are over, itself among them"));
+  }
+  auto it = transfers_.find(key);
+  if (it == transfers_.end()) {
+    if (transfers_.size() >= LH_STATE_TRANSFERS_MAX) {
+      Refuse(key, ask, ChunkRefusal::kBusy);
+      return absl::OkStatus();
+    }
+    it = transfers_.emplace(key, Transfer{}).first;
+  }
+  Transfer& transfer = it->second;
+  if (ask <= transfer.ask) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CHUNK_REQUEST of ask ", ask, " follows one of ask ", transfer.ask));
+  }
+  transfer.ask = ask;
+  transfer.active = now;
+  while (!transfer.asks.empty() && transfer.asks.begin()->first < header.stamp) {
+    const std::shared_ptr<Answer> over = transfer.asks.begin()->second;
+    transfer.asks.erase(transfer.asks.begin());
+    End(over);
+  }
+  // Twice what a correct receiver asks for: it may count its cancels before they are here.
+  if (transfer.asks.size() >= size_t{2} * LH_STATE_ASKS_MAX) {
+    Refuse(key, ask, ChunkRefusal::kBusy);
+    return absl::OkStatus();
+  }
+  const MemberKey member({link.run, header.group}, body.source);
+  const auto found = served_.find(member);
+  const bool any_root = body.kind == ChunkKind::kManifest && body.root == Hash128{};
+  if (found == served_.end() ||
+      (!any_root && (!found->second.on || found->second.root != body.root))) {
+    Refuse(key, ask, ChunkRefusal::kNotHere);
+    return absl::OkStatus();
+  }
+  Served& served = found->second;
+  const Manifest& manifest = served.state->manifest;
+  if (body.kind == ChunkKind::kChunk &&
+      (body.tensor >= manifest.size() || body.chunk >= CountChunks(manifest[body.tensor].bytes))) {
+    return absl::InvalidArgumentError(absl::StrCat("CHUNK_REQUEST of chunk ", body.chunk,
+                                                   " of tensor ", body.tensor,
+                                                   ", which the state does not have"));
+  }
+  auto answer = std::make_shared<Answer>();
+  answer->transfer = key;
+  answer->ask = ask;
+  answer->member = member;
+  answer->owner = next_owner_++;
+  transfer.asks.emplace(ask, answer);
+  owners_.emplace(answer->owner, answer);
+  transport_->WantDataLanes(link);
+  switch (body.kind) {
+    case ChunkKind::kManifest:
+      answer->bytes = std::make_shared<const std::vector<uint8_t>>(EncodeManifest(manifest));
+      Send(answer, answer->bytes->data(), answer->bytes->size());
+      break;
+    case ChunkKind::kDigests:
+      if (served.digests == nullptr) {
+        served.digests =
+            std::make_shared<const std::vector<uint8_t>>(EncodeDigests(served.state->digests));
+      }
+      answer->bytes = served.digests;
+      Send(answer, answer->bytes->data(), answer->bytes->size());
+      break;
+    case ChunkKind::kChunk:
+      AnswerChunk(answer, served, body);
+      break;
+  }
+  return absl::OkStatus();
+}
+
+void StateServer::AnswerChunk(const std::shared_ptr<Answer>& answer, const Served& served,
+                              const ChunkRequestBody& body) {
+  const uint32_t bytes = ChunkBytes(served.state->manifest[body.tensor].bytes, body.chunk);
+  const uint8_t* const data = served.state->places[body.tensor] + ChunkOffset(body.chunk);
+  if (served.may_change) {
+    AnswerChecked(answer, served.state->digests[body.tensor][body.chunk], {data, bytes});
+  } else {
+    answer->state = served.state;
+    Send(answer, data, bytes);
+  }
+}
+
+void StateServer::AnswerChecked(const std::shared_ptr<Answer>& answer, const Hash128& wanted,
+                                std::span<const uint8_t> chunk) {
+  answer->bytes = std::make_shared<const std::vector<uint8_t>>(chunk.begin(), chunk.end());
+  hasher_->Hash(reinterpret_cast<const std::byte*>(answer->bytes->data()), answer->bytes->size(),
+                [self = self_, answer, wanted](Hash128 digest) {
+                  StateServer* const server = *self;
+                  if (server == nullptr || answer->over) return;
+                  if (digest == wanted) {
+                    server->Send(answer, answer->bytes->data(), answer->bytes->size());
+                    return;
+                  }
+                  server->Refuse(answer->transfer, answer->ask, ChunkRefusal::kChanged);
+                  server->transfers_.at(answer->transfer).asks.erase(answer->ask);
+                  server->End(answer);
+                });
+}
+
+void StateServer::Send(const std::shared_ptr<Answer>& answer, const uint8_t* data, uint64_t bytes) {
+  stats_.bytes_sent += bytes;
+  FrameHeader header;
+  header.type = FrameType::kChunkData;
+  header.group = answer->transfer.group;
+  header.op = OpOrdinal(answer->transfer.transfer);
+  header.attempt = Epoch(answer->ask);
+  header.stamp = bytes;
+  for (uint64_t offset = 0; offset < bytes; offset += header.payload_bytes) {
+    header.offset = offset;
+    header.payload_bytes = static_cast<uint32_t>(std::min<uint64_t>(kPieceBytes, bytes - offset));
+    transport_->SendSegment(answer->transfer.link, header, data + offset, NewCookie(answer),
+                            answer->owner);
+  }
+}
+
+uint64_t StateServer::NewCookie(const std::shared_ptr<Answer>& answer) {
+  const uint64_t cookie = next_cookie_++;
+  cookies_.emplace(cookie, answer);
+  answer->out.insert(cookie);
+  return cookie;
+}
+
+void StateServer::Refuse(const TransferKey& key, uint64_t ask, ChunkRefusal code) {
+  ++stats_.asks_refused;
+  const auto payload = Encode(ChunkRefusedBody{code});
+  FrameHeader header;
+  header.type = FrameType::kChunkRefused;
+  header.group = key.group;
+  header.payload_bytes = kChunkRefusedBodyBytes;
+  header.op = OpOrdinal(key.transfer);
+  header.attempt = Epoch(ask);
+  transport_->SendControl(key.link, header, payload);
+}
+
+// ------------------------------------------------------------------------------ ends
+
+void StateServer::OnCancel(const LinkKey& link, const FrameHeader& header) {
+  const auto it = transfers_.find({link, header.group, header.op.value()});
+  if (it == transfers_.end()) return;
+  if (!header.attempt) return Forget(it);
+  const auto ask = it->second.asks.find(header.attempt.value());
+  if (ask == it->second.asks.end()) return;
+  const std::shared_ptr<Answer> answer = ask->second;
+  it->second.asks.erase(ask);
+  End(answer);
+}
+
+// Its pieces that wait go no further and none is repeated; the kernel may still read others.
+void StateServer::End(const std::shared_ptr<Answer>& answer) {
+  answer->over = true;
+  owners_.erase(answer->owner);
+  transport_->ForgetSegments(answer->owner);
+  if (!answer->out.empty()) {
+    transport_->DropSegments({answer->out.begin(), answer->out.end()});
+  }
+}
+
+void StateServer::Forget(std::map<TransferKey, Transfer>::iterator transfer) {
+  for (const auto& [ask, answer] : transfer->second.asks) End(answer);
+  transfers_.erase(transfer);
+}
+
+void StateServer::OnLinkDown(const LinkKey& link) {
+  for (auto it = transfers_.begin(); it != transfers_.end();) {
+    const auto gone = it++;
+    if (gone->first.link == link) Forget(gone);
+  }
+}
+
+void StateServer::OnSegmentSent(uint64_t cookie) {
+  const auto it = cookies_.find(cookie);
+  LH_CHECK(it != cookies_.end());
+  it->second->out.erase(cookie);
+  cookies_.erase(it);
+}
+
+uint64_t StateServer::OnSegmentRepeat(uint64_t owner) {
+  const auto it = owners_.find(owner);
+  return it == owners_.end() ? 0 : NewCookie(it->second);
+}
+
+void StateServer::OnTime(Tick now) {
+  for (auto it = transfers_.begin(); it != transfers_.end();) {
+    const auto next = std::next(it);
+    if (it->second.active + kForgetAfter * Millis(detect_ms_) <= now) {
+      const bool sending =
+          std::any_of(it->second.asks.begin(), it->second.asks.end(),
+                      [](const auto& entry) { return !entry.second->out.empty(); });
+      if (sending) {
+        it->second.active = now;
+      } else {
+        Forget(it);
+      }
+    }
+    it = next;
+  }
+}
+
+Tick StateServer::NextDeadline() const {
+  Tick due = kNever;
+  for (const auto& [key, transfer] : transfers_) {
+    due = std::min(due, transfer.active + kForgetAfter * Millis(detect_ms_));
+  }
+  return due;
+}
+
+}  // namespace longhaul::peerd
