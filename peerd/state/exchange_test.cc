@@ -700,6 +700,28 @@ TEST_P(ExchangeSeeds, SourceForgetsAReceiverThatAsksNoMore) {
   EXPECT_LT(cluster.world.Now() - asked, Seconds(7));
 }
 
+TEST_P(ExchangeSeeds, WhoAsksForMoreThanAReceiverNeedsIsRefused) {
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(4 * kMiB));
+  cluster.Serve(1);
+  const StateServer* const server = cluster.at(1).exchange->server();
+  for (const ChunkKind kind : {ChunkKind::kManifest, ChunkKind::kDigests}) {
+    const uint64_t before = server->stats().asks_refused;
+    for (uint64_t ask = 1; ask <= 9; ++ask) {
+      FrameHeader header;
+      header.type = FrameType::kChunkRequest;
+      header.group = kGroup.group;
+      header.payload_bytes = kChunkRequestBodyBytes;
+      header.op = OpOrdinal(static_cast<uint64_t>(kind));
+      header.attempt = Epoch(ask);
+      const auto body = Encode(ChunkRequestBody{MemberOf(1), cluster.root, kind, 0, 0});
+      cluster.at(0).transport->SendControl({kRun, PeerId(2)}, header, body);
+    }
+    ASSERT_TRUE(
+        cluster.world.Until([&] { return server->stats().asks_refused == before + 5; }, 1000));
+  }
+  EXPECT_EQ(cluster.at(1).transport->GetStats().frames_refused, 0u);
+}
+
 TEST_P(ExchangeSeeds, EightTransfersAreServedAtATimeAndAllEnd) {
   constexpr uint64_t kTransfers = 11;
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(2 * kMiB));

@@ -13,6 +13,8 @@ namespace {
 
 // So many detect_ms after its last ask a transfer is forgotten.
 constexpr int64_t kForgetAfter = 4;
+// Answers of one transfer that are not single chunks. A correct receiver has one open.
+constexpr size_t kWholeMax = 4;
 
 }  // namespace
 
@@ -150,6 +152,10 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
                                                    " of tensor ", body.tensor,
                                                    ", which the state does not have"));
   }
+  if (!MayAnswer(transfer, served, body.kind)) {
+    Refuse(key, ask, ChunkRefusal::kBusy);
+    return absl::OkStatus();
+  }
   auto answer = std::make_shared<Answer>();
   answer->transfer = key;
   answer->ask = ask;
@@ -160,7 +166,12 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   transport_->WantDataLanes(link);
   switch (body.kind) {
     case ChunkKind::kManifest:
-      answer->bytes = std::make_shared<const std::vector<uint8_t>>(EncodeManifest(manifest));
+      if (served.encoded_manifest == nullptr) {
+        served.encoded_manifest =
+            std::make_shared<const std::vector<uint8_t>>(EncodeManifest(manifest));
+      }
+      answer->whole = true;
+      answer->bytes = served.encoded_manifest;
       Send(answer, answer->bytes->data(), answer->bytes->size());
       break;
     case ChunkKind::kDigests:
@@ -168,6 +179,7 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
         served.digests =
             std::make_shared<const std::vector<uint8_t>>(EncodeDigests(served.state->digests));
       }
+      answer->whole = true;
       answer->bytes = served.digests;
       Send(answer, answer->bytes->data(), answer->bytes->size());
       break;
@@ -176,6 +188,22 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
       break;
   }
   return absl::OkStatus();
+}
+
+// Whoever asks for more than a receiver should does not get our memory.
+bool StateServer::MayAnswer(const Transfer& transfer, const Served& served, ChunkKind kind) {
+  if (kind == ChunkKind::kChunk && !served.may_change) return true;
+  size_t whole = 0;
+  uint64_t copied = 0;
+  for (const auto& [ask, answer] : transfer.asks) {
+    if (answer->whole) {
+      ++whole;
+    } else if (answer->bytes != nullptr) {
+      copied += answer->bytes->size();
+    }
+  }
+  if (kind != ChunkKind::kChunk) return whole < kWholeMax;
+  return copied <= uint64_t{2} * LH_STATE_WINDOW_BYTES_MAX;
 }
 
 void StateServer::AnswerChunk(const std::shared_ptr<Answer>& answer, const Served& served,

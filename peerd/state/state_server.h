@@ -95,7 +95,9 @@ class StateServer {
     bool on = false;  // between Serve() and EndServe()
     Hash128 root;
     bool may_change = false;
-    std::shared_ptr<const std::vector<uint8_t>> digests;  // encoded, once somebody asked
+    // Once somebody asked:
+    std::shared_ptr<const std::vector<uint8_t>> encoded_manifest;
+    std::shared_ptr<const std::vector<uint8_t>> digests;  // encoded
   };
   struct TransferKey {
     LinkKey link;
@@ -109,6 +111,7 @@ class StateServer {
     MemberKey member;
     uint64_t owner = 0;
     bool over = false;                         // nobody wants it any more
+    bool whole = false;                        // not a chunk
     std::shared_ptr<const MemoryState> state;  // what is read; nullptr: `bytes` is
     std::shared_ptr<const std::vector<uint8_t>> bytes;
     std::set<uint64_t> out;  // cookies
@@ -123,6 +126,7 @@ class StateServer {
                          std::span<const uint8_t> payload, Tick now);
   void OnCancel(const LinkKey& link, const FrameHeader& header);
   void Refuse(const TransferKey& key, uint64_t ask, ChunkRefusal code);
+  static bool MayAnswer(const Transfer& transfer, const Served& served, ChunkKind kind);
   void AnswerChunk(const std::shared_ptr<Answer>& answer, const Served& served,
                    const ChunkRequestBody& body);
   // Sends a copy if it is what it should be.
