@@ -354,6 +354,7 @@ ModelTransfers::Options PeerHost::TransferOptions() {
   options.detect_ms = context_.detect_ms;
   options.planted = context_.planted;
   options.flips = context_.flips;
+  options.chunk_us = context_.chunk_us;
   options.find = [find = context_.find_peer](PeerId peer) -> ModelTransfers* {
     PeerHost* const host = find(peer);
     return host != nullptr && host->node_.alive ? &host->transfers_ : nullptr;

@@ -110,7 +110,11 @@ void ModelTransfers::Give(PeerId to, const GroupKey& group, MemberId member, con
     if (DigestOf(*value) != digest) Checker::Fail(ToString(member) + " changed while it served");
     if (options_.world->Chance(options_.flips)) *value ^= 0x100;
   }
-  Send(to, [answer = std::move(answer), value](ModelTransfers* t) { answer(t, value); });
+  World& world = *options_.world;
+  world.On(options_.node, world.now() + world.Between(0, options_.chunk_us),
+           [this, to, answer = std::move(answer), value] {
+             Send(to, [=](ModelTransfers* t) { answer(t, value); });
+           });
 }
 
 // ------------------------------------------------------------------------------ receiving

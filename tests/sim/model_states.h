@@ -44,6 +44,7 @@ class ModelTransfers {
     uint32_t detect_ms = 1500;
     Planted planted = Planted::kNone;
     double flips = 0;                             // share of chunks that come with a bit flipped
+    int64_t chunk_us = 0;                         // the longest that a source takes for one
     std::function<ModelTransfers*(PeerId)> find;  // nullptr: no such peer, or it is dead
     std::function<void(peerd::Event)> tell;
     std::function<void()> chunk_arrived;

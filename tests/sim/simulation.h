@@ -33,7 +33,8 @@ struct SimulationOptions {
   int64_t segment_us = 200;
   Planted planted = Planted::kNone;
   Story::Mode mode = Story::Mode::kQuiet;
-  double flips = 0;       // of the chunks of states
+  double flips = 0;  // of the chunks of states
+  int64_t chunk_us = 0;
   bool scripted = false;  // nothing is left to chance
 };
 
