@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -60,6 +61,10 @@ struct Member {
   bool admitted = false;
   uint64_t join_call = 0;
   uint64_t step_call = 0;   // 0: none open
+  uint64_t sync_call = 0;   // 0: none open, or it is the step's
+  uint64_t sync_state = 0;  // that a sync or step with a sync uses; 0: none
+  // Of a step with a sync: that has ended.
+  std::optional<std::pair<Outcome, IpcSyncInfo>> step_sync;
   uint64_t leave_call = 0;  // 0: none open
   struct Post {
     uint64_t tag = 0;
@@ -68,9 +73,10 @@ struct Member {
   };
   std::map<uint64_t, Post> posts;  // by call
   std::set<uint64_t> tags;
-  // Number of the WORLD frame that says the last about this member, to be overwritten while it
-  // waits.
+  // Numbers of the WORLD and PROGRESS frames that say the last about this member, to be overwritten
+  // while they wait.
   uint64_t world_frame = 0;
+  uint64_t progress_frame = 0;
 };
 
 // One connection. Kept alive by the callbacks of its operations in the ring, which refer to its
@@ -109,8 +115,15 @@ struct Client {
   struct Region {
     std::shared_ptr<ArenaRegion> region;
     uint32_t posts = 0;
+    uint32_t states = 0;
   };
   std::map<uint64_t, Region> regions;
+  struct State {
+    std::shared_ptr<const LocalState> state;
+    std::set<uint64_t> regions;
+    bool syncing = false;
+  };
+  std::map<uint64_t, State> states;
   std::set<LocalId> locals;
   std::set<uint64_t> calls;  // in use
 };
@@ -144,6 +157,116 @@ void PutWorld(const World& world, lh_ipc_reply* reply) {
 
 uint64_t Nanoseconds(int64_t us) { return us < 0 ? 0 : static_cast<uint64_t>(us) * 1000; }
 
+void PutSync(const IpcSyncInfo& info, lh_ipc_reply* reply) {
+  if (info.torn) reply->flags |= LH_IPC_TORN;
+  if (reply->status != 0) return;  // the text is there
+  reply->u.sync.revision = info.revision;
+  reply->u.sync.hash_high = info.state.high;
+  reply->u.sync.hash_low = info.state.low;
+  reply->u.sync.bytes = info.bytes;
+  reply->u.sync.seconds_ns = Nanoseconds(info.total_us);
+  reply->u.sync.sources = info.sources;
+}
+
+// `bytes` at the place that a trainer named; nullptr: it does not lie in the arena.
+uint8_t* Locate(const Client& client, const lh_ipc_range& range, uint64_t bytes) {
+  const auto it = client.regions.find(range.region);
+  if (it == client.regions.end()) return nullptr;
+  const ArenaRegion& region = *it->second.region;
+  if (range.offset > region.bytes || bytes > region.bytes - range.offset) return nullptr;
+  return region.data + range.offset;
+}
+
+// The table of a state, once and for all: its memory may change under our eyes.
+absl::StatusOr<std::vector<lh_ipc_tensor>> CopyTable(const Client& client,
+                                                     const lh_ipc_state& wish) {
+  const uint64_t bytes = uint64_t{wish.count} * sizeof(lh_ipc_tensor);
+  const uint8_t* const from = Locate(client, wish.table, bytes);
+  if (from == nullptr) return absl::InvalidArgumentError("its table lies outside of the arena");
+  std::vector<lh_ipc_tensor> table(wish.count);
+  memcpy(table.data(), from, bytes);
+  return table;
+}
+
+// InvalidArgument if two tensors share bytes: a transfer into one would change the other.
+absl::Status CheckApart(const LocalState& state) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < state.data.size(); ++i) {
+    if (state.data[i] != nullptr) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return state.data[a] < state.data[b]; });
+  for (size_t k = 1; k < order.size(); ++k) {
+    const size_t low = order[k - 1];
+    const size_t high = order[k];
+    if (state.data[low] + state.manifest[low].bytes <= state.data[high]) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensors \"", state.manifest[low].name,
+                                                   "\" and \"", state.manifest[high].name,
+                                                   "\" share memory"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNames(const Manifest& manifest) {
+  std::set<std::string> names;
+  for (const StateTensor& tensor : manifest) {
+    if (!names.insert(tensor.name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("two tensors are called \"", tensor.name, "\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// `regions`: those that it lies in.
+absl::StatusOr<std::shared_ptr<const LocalState>> MakeState(const Client& client,
+                                                            const lh_ipc_state& wish,
+                                                            const std::vector<lh_ipc_tensor>& table,
+                                                            std::set<uint64_t>* regions) {
+  auto state = std::make_shared<LocalState>();
+  uint64_t chunks = 0;
+  for (size_t i = 0; i < table.size(); ++i) {
+    const lh_ipc_tensor& entry = table[i];
+    const std::string error = IpcTensorError(entry);
+    if (!error.empty()) return absl::InvalidArgumentError(absl::StrCat("tensor ", i, ": ", error));
+    if (entry.bytes > LH_STATE_BYTES_MAX - state->bytes) {
+      return absl::InvalidArgumentError("all together have more than 2^50 bytes");
+    }
+    uint8_t* const data = entry.bytes == 0 ? nullptr : Locate(client, entry.data, entry.bytes);
+    if (entry.bytes != 0 && data == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", i, " \"", entry.name, "\" lies outside of the arena"));
+    }
+    if (data != nullptr) regions->insert(entry.data.region);
+    state->manifest.push_back({entry.name,
+                               entry.dtype,
+                               {entry.shape, entry.shape + entry.dims},
+                               entry.bytes,
+                               (entry.flags & LH_IPC_ALLOW_UNEQUAL) != 0});
+    state->data.push_back(data);
+    state->bytes += entry.bytes;
+    chunks += CountChunks(entry.bytes);
+  }
+  uint8_t* const changed = chunks == 0 ? nullptr : Locate(client, wish.changed, chunks);
+  if (chunks != 0 && changed == nullptr) {
+    return absl::InvalidArgumentError("the marks of its chunks lie outside of the arena");
+  }
+  if (changed != nullptr) {
+    state->changed = {changed, chunks};
+    regions->insert(wish.changed.region);
+  }
+  LH_RETURN_IF_ERROR(CheckNames(state->manifest));
+  LH_RETURN_IF_ERROR(CheckApart(*state));
+  for (const uint64_t region : *regions) {
+    state->holders.push_back(client.regions.at(region).region);
+  }
+  return state;
+}
+
+static_assert(static_cast<uint32_t>(control::SyncStrategy::kPopular) == LH_WIRE_POPULAR);
+static_assert(static_cast<uint32_t>(control::SyncStrategy::kReceive) == LH_WIRE_RECEIVE);
+static_assert(static_cast<uint32_t>(control::SyncStrategy::kSend) == LH_WIRE_SEND);
+
 class Server final : public IpcServer {
  public:
   Server(IpcServerOptions options, ListeningSocket socket, Ring* ring, IpcHandler* handler)
@@ -159,6 +282,8 @@ class Server final : public IpcServer {
 
   void JoinDone(LocalId local, const Outcome& outcome, const World& world) override;
   void StepDone(LocalId local, const Outcome& outcome, const World& world) override;
+  void SyncDone(LocalId local, const Outcome& outcome, const IpcSyncInfo& info) override;
+  void SyncProgress(LocalId local, const IpcProgress& progress) override;
   void LeaveDone(LocalId local, const Outcome& outcome) override;
   void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
                 uint64_t bytes_sent, uint64_t bytes_received) override;
@@ -198,6 +323,11 @@ class Server final : public IpcServer {
   void Join(Client& client);
   void Leave(Client& client);
   void Step(Client& client);
+  void Sync(Client& client);
+  void AddState(Client& client);
+  void RemoveState(Client& client);
+  // What the request asks to be synced; false: it was refused. `call` of the member waits for it.
+  bool TakeSync(Client& client, Member& member, IpcSync* sync);
   void AllReduce(Client& client);
   void Members(Client& client);
   // A member of this client that may ask for something; otherwise answers the request.
@@ -212,6 +342,9 @@ class Server final : public IpcServer {
   void Answer(Client& client, uint64_t call, const Outcome& outcome);
   void AnswerWithWorld(Client& client, uint64_t call, LocalId local, const World& world);
   Member* Find(LocalId local);
+  // Unless the frame of that number still waits, which is overwritten then.
+  void PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame);
+  void EndSync(Member& member);
   // Answers what is open, if anything is, and forgets the member.
   void Forget(LocalId local, const Outcome& outcome);
 
@@ -256,6 +389,7 @@ Server::~Server() {
     for (const IoId id : {client->recv, client->send, client->timer}) {
       if (id != 0) ring_->Cancel(id);
     }
+    client->states.clear();
     client->regions.clear();
   }
   for (ArenaRegion* region : std::exchange(hub_->released, {})) hub_->Unmap(region);
@@ -488,6 +622,7 @@ void Server::Settle(const ClientPtr& client) {
       members_.erase(it);
       if (!closing_) handler_->OnGone(local, c.reason);
     }
+    c.states.clear();
     c.regions.clear();
     c.calls.clear();
     c.waiting.clear();
@@ -541,6 +676,12 @@ void Server::OnRequest(const ClientPtr& client) {
       return AllReduce(c);
     case LH_IPC_MEMBERS:
       return Members(c);
+    case LH_IPC_STATE:
+      return AddState(c);
+    case LH_IPC_UNSTATE:
+      return RemoveState(c);
+    case LH_IPC_SYNC:
+      return Sync(c);
     default:
       LH_CHECK(false) << "request " << request.type << " passed the check";
   }
@@ -629,6 +770,11 @@ void Server::RemoveRegion(Client& client) {
                 absl::StrCat("arena region ", id, " is used by ", it->second.posts,
                              " operations in flight; wait for them"));
   }
+  if (it->second.states > 0) {
+    return Deny(client, Code::kFailedPrecondition,
+                absl::StrCat("arena region ", id, " holds ", it->second.states,
+                             " states; free them first"));
+  }
   client.regions.erase(it);
   Answer(client, client.request.call, {});
 }
@@ -704,8 +850,109 @@ void Server::Step(Client& client) {
   if (member->step_call != 0) {
     return Deny(client, Code::kFailedPrecondition, "the member waits at a step boundary already");
   }
+  if (member->sync_call != 0) {
+    return Deny(client, Code::kFailedPrecondition, "the member is in a sync; wait for its end");
+  }
+  IpcSync sync;
+  const bool with_sync = client.request.u.sync.state != 0;
+  if (with_sync && !TakeSync(client, *member, &sync)) return;
   member->step_call = client.request.call;
-  handler_->OnStep(LocalId(client.request.member));
+  handler_->OnStep(LocalId(client.request.member), with_sync ? &sync : nullptr);
+}
+
+void Server::Sync(Client& client) {
+  Member* const member = ActiveMember(client);
+  if (member == nullptr) return;
+  if (member->step_call != 0 || member->sync_call != 0) {
+    return Deny(client, Code::kFailedPrecondition,
+                member->sync_call != 0 ? "the member is in a sync already; wait for its end"
+                                       : "the member waits at a step boundary; wait for it first");
+  }
+  IpcSync sync;
+  if (!TakeSync(client, *member, &sync)) return;
+  member->sync_call = client.request.call;
+  handler_->OnSync(LocalId(client.request.member), sync);
+}
+
+bool Server::TakeSync(Client& client, Member& member, IpcSync* sync) {
+  const lh_ipc_sync& wish = client.request.u.sync;
+  const auto refuse = [&](Code code, const std::string& why) {
+    Deny(client, code, "sync refused: " + why);
+    return false;
+  };
+  const auto it = client.states.find(wish.state);
+  if (it == client.states.end()) {
+    return refuse(Code::kInvalidArgument, absl::StrCat("no state ", wish.state));
+  }
+  if (it->second.syncing) {
+    return refuse(Code::kFailedPrecondition, "another sync uses this state; wait for its end");
+  }
+  if (wish.revision > LH_REVISION_MAX) {
+    return refuse(Code::kInvalidArgument,
+                  absl::StrCat("revision ", wish.revision, "; at most 2^63 are possible"));
+  }
+  if (wish.touched.region != 0) {
+    const size_t bytes = it->second.state->manifest.size();
+    const uint8_t* const from = Locate(client, wish.touched, bytes);
+    if (from == nullptr) {
+      return refuse(Code::kInvalidArgument, "what was touched lies outside of the arena");
+    }
+    sync->touched.assign(from, from + bytes);
+  }
+  sync->state = it->second.state;
+  sync->strategy = static_cast<control::SyncStrategy>(wish.strategy);
+  sync->revision = wish.revision;
+  sync->restored = (wish.flags & LH_IPC_RESTORED) != 0;
+  it->second.syncing = true;
+  member.sync_state = wish.state;
+  member.step_sync.reset();
+  // A later PROGRESS stands behind what was said of earlier syncs.
+  member.progress_frame = 0;
+  return true;
+}
+
+void Server::AddState(Client& client) {
+  const lh_ipc_state wish = client.request.u.state;
+  const auto refuse = [&](Code code, const std::string& why) {
+    Deny(client, code, absl::StrCat("state of ", wish.count, " tensors refused: ", why));
+  };
+  if (client.states.count(wish.state) != 0) {
+    return refuse(Code::kInvalidArgument, absl::StrCat("state ", wish.state, " exists already"));
+  }
+  if (client.states.size() >= LH_STATES_MAX) {
+    return refuse(Code::kUnavailable,
+                  absl::StrCat("a client has at most ", LH_STATES_MAX, "; free some"));
+  }
+  if (wish.count == 0 || wish.count > LH_STATE_TENSORS_MAX) {
+    return refuse(Code::kInvalidArgument,
+                  absl::StrCat("1 to ", LH_STATE_TENSORS_MAX, " are possible"));
+  }
+  Client::State made;
+  const absl::StatusOr<std::vector<lh_ipc_tensor>> table = CopyTable(client, wish);
+  absl::Status status = table.status();
+  if (status.ok()) {
+    auto state = MakeState(client, wish, *table, &made.regions);
+    status = state.status();
+    if (state.ok()) made.state = *std::move(state);
+  }
+  if (!status.ok()) return refuse(Code::kInvalidArgument, std::string(status.message()));
+  for (const uint64_t region : made.regions) ++client.regions.at(region).states;
+  client.states[wish.state] = std::move(made);
+  Answer(client, client.request.call, {});
+}
+
+void Server::RemoveState(Client& client) {
+  const auto it = client.states.find(client.request.u.state.state);
+  if (it == client.states.end()) {
+    return Deny(client, Code::kInvalidArgument,
+                absl::StrCat("no state ", client.request.u.state.state));
+  }
+  if (it->second.syncing) {
+    return Deny(client, Code::kFailedPrecondition, "a sync uses this state; wait for its end");
+  }
+  for (const uint64_t region : it->second.regions) --client.regions.at(region).states;
+  client.states.erase(it);
+  Answer(client, client.request.call, {});
 }
 
 void Server::AllReduce(Client& client) {
@@ -799,7 +1046,9 @@ void Server::Forget(LocalId local, const Outcome& outcome) {
     --client.regions.at(post.target_region).posts;
     Answer(client, call, outcome);
   }
+  EndSync(member);
   if (member.step_call != 0) Answer(client, member.step_call, outcome);
+  if (member.sync_call != 0) Answer(client, member.sync_call, outcome);
   // Out is out, for whatever reason.
   if (member.leave_call != 0) Answer(client, member.leave_call, {});
 }
@@ -820,12 +1069,54 @@ void Server::JoinDone(LocalId local, const Outcome& outcome, const World& world)
 void Server::StepDone(LocalId local, const Outcome& outcome, const World& world) {
   Member* const member = Find(local);
   if (member == nullptr || member->step_call == 0) return;
+  LH_CHECK(member->sync_state == 0) << "a step is over before its sync";
+  Client& client = *member->client;
   const uint64_t call = std::exchange(member->step_call, 0);
+  const auto sync = std::exchange(member->step_sync, std::nullopt);
+  const bool sync_failed = sync && !sync->first.ok();
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(),
+                                 outcome.ok() && sync_failed ? sync->first : outcome);
   if (outcome.ok()) {
-    AnswerWithWorld(*member->client, call, local, world);
-  } else {
-    Answer(*member->client, call, outcome);
+    reply.flags |= LH_IPC_PASSED;
+    PutWorld(world, &reply);
+    // A later WORLD stands behind this one, not in the place of an earlier.
+    member->world_frame = 0;
   }
+  if (sync) PutSync(sync->second, &reply);
+  client.calls.erase(call);
+  Push(client, reply);
+}
+
+void Server::EndSync(Member& member) {
+  if (member.sync_state == 0) return;
+  member.client->states.at(std::exchange(member.sync_state, 0)).syncing = false;
+}
+
+void Server::SyncDone(LocalId local, const Outcome& outcome, const IpcSyncInfo& info) {
+  Member* const member = Find(local);
+  if (member == nullptr || member->sync_state == 0) return;
+  EndSync(*member);
+  if (member->sync_call == 0) {
+    member->step_sync = {outcome, info};
+    return;
+  }
+  Client& client = *member->client;
+  const uint64_t call = std::exchange(member->sync_call, 0);
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), outcome);
+  PutSync(info, &reply);
+  client.calls.erase(call);
+  Push(client, reply);
+}
+
+void Server::SyncProgress(LocalId local, const IpcProgress& progress) {
+  Member* const member = Find(local);
+  if (member == nullptr || member->sync_state == 0) return;
+  lh_ipc_reply reply = MakeReply(LH_IPC_PROGRESS, 0, local.value(), {});
+  reply.u.progress.bytes_done = progress.bytes_done;
+  reply.u.progress.bytes_total = progress.bytes_total;
+  reply.u.progress.bytes_per_second = progress.bytes_per_second;
+  reply.u.progress.sources = progress.sources;
+  PushLatest(*member->client, reply, &member->progress_frame);
 }
 
 void Server::LeaveDone(LocalId local, const Outcome& outcome) {
@@ -873,11 +1164,15 @@ void Server::WorldChanged(LocalId local, const World& world) {
   Client& client = *member->client;
   lh_ipc_reply reply = MakeReply(LH_IPC_WORLD, 0, local.value(), {});
   PutWorld(world, &reply);
-  if (member->world_frame >= client.waiting_first) {
-    client.waiting[member->world_frame - client.waiting_first] = reply;
+  PushLatest(client, reply, &member->world_frame);
+}
+
+void Server::PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame) {
+  if (*frame >= client.waiting_first) {
+    client.waiting[*frame - client.waiting_first] = reply;
     return;
   }
-  member->world_frame = client.waiting_first + client.waiting.size();
+  *frame = client.waiting_first + client.waiting.size();
   Push(client, reply);
 }
 

@@ -119,8 +119,12 @@ class RawClient {
     LH_CHECK(Ask(join) == 0);
     return reply_.member;
   }
-  int AddRegion(uint64_t region, size_t bytes) {
+  int AddRegion(uint64_t region, size_t bytes, uint8_t** data = nullptr) {
     const int fd = MakeMemfd(bytes, F_SEAL_SHRINK);
+    if (data != nullptr) {
+      *data =
+          static_cast<uint8_t*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    }
     lh_ipc_request request = Request(LH_IPC_REGION, 1000000 + region);
     request.u.region = {region, bytes};
     const int status = Ask(request, {fd});
@@ -222,6 +226,8 @@ TEST(IpcServerTest, WhatIsAgainstTheProtocolEndsTheConnectionAndIsCounted) {
       [](lh_ipc_request* r) { r->magic = 7; },
       [](lh_ipc_request* r) { r->u.bytes[50] = 1; },
       [](lh_ipc_request* r) { r->member = 0; },
+      [](lh_ipc_request* r) { r->u.sync.revision = 1; },
+      [](lh_ipc_request* r) { r->u.sync.state = 1; },
       [](lh_ipc_request* r) { *r = Request(LH_IPC_REGION, 9), r->u.region.region = 5; },
   };
   uint64_t cut = 0;
@@ -647,6 +653,340 @@ TEST(IpcServerTest, MayGoWithEverythingInFlight) {
     EXPECT_EQ(client.Status(), -1);
   }
   EXPECT_EQ(OpenDescriptors(), before);
+}
+
+// ------------------------------------------------------------------------------ states
+
+constexpr uint64_t kTableAt = 4096;
+constexpr uint64_t kChangedAt = 65536;
+constexpr uint64_t kTouchedAt = 65536 + 4096;
+constexpr uint64_t kTensorsAt = 131072 + 3;  // of no alignment
+
+// A joined trainer with a region 1 that the test can write to. Two tensors: "w" of 100 float32 and
+// "m" of 2 x 3 bools, which may be unequal.
+struct StateTrainer {
+  explicit StateTrainer(Harness& harness) : client(harness.path()) {
+    LH_CHECK(client.Ask(Hello()) == 0);
+    LH_CHECK(client.AddRegion(1, kRegionBytes, &memory) == 0);
+    member = client.Join();
+    Write(0, "w", LH_WIRE_FLOAT32, {100}, 400, {1, kTensorsAt});
+    Write(1, "m", LH_WIRE_BOOL, {2, 3}, 6, {1, kTensorsAt + 400}, LH_IPC_ALLOW_UNEQUAL);
+  }
+  ~StateTrainer() { munmap(memory, kRegionBytes); }
+
+  void Write(size_t index, const char* name, uint8_t dtype, std::vector<uint64_t> shape,
+             uint64_t bytes, lh_ipc_range data, uint8_t flags = 0) {
+    lh_ipc_tensor tensor;
+    memset(&tensor, 0, sizeof tensor);
+    strcpy(tensor.name, name);
+    tensor.dtype = dtype;
+    tensor.dims = static_cast<uint8_t>(shape.size());
+    for (size_t i = 0; i < shape.size(); ++i) tensor.shape[i] = shape[i];
+    tensor.bytes = bytes;
+    tensor.data = data;
+    tensor.flags = flags;
+    memcpy(memory + kTableAt + index * sizeof tensor, &tensor, sizeof tensor);
+  }
+  lh_ipc_request State(uint64_t state, uint32_t count = 2) {
+    lh_ipc_request request = Request(LH_IPC_STATE, 50);
+    request.u.state = {state, {1, kTableAt}, {1, kChangedAt}, count, 0};
+    return request;
+  }
+  int Register(uint64_t state = 7, uint32_t count = 2) { return client.Ask(State(state, count)); }
+  int Unregister(uint64_t state = 7) {
+    lh_ipc_request request = Request(LH_IPC_UNSTATE, 51);
+    request.u.state.state = state;
+    return client.Ask(request);
+  }
+  lh_ipc_request Sync(uint64_t call, uint32_t type = LH_IPC_SYNC, uint64_t state = 7) {
+    lh_ipc_request request = Request(type, call, member);
+    request.u.sync.state = state;
+    request.u.sync.revision = 12;
+    request.u.sync.strategy = LH_WIRE_RECEIVE;
+    return request;
+  }
+  bool Says(const std::string& part) { return client.text().find(part) != std::string::npos; }
+
+  RawClient client;
+  uint8_t* memory = nullptr;
+  uint64_t member = 0;
+};
+
+constexpr int kInvalid = static_cast<int>(Code::kInvalidArgument);
+constexpr int kPrecondition = static_cast<int>(Code::kFailedPrecondition);
+
+TEST(IpcServerTest, AStateIsHandedOverWithItsMemory) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  trainer.memory[kTensorsAt] = 42;
+  trainer.memory[kTensorsAt + 400] = 1;
+  ASSERT_EQ(trainer.Register(), 0) << trainer.client.text();
+  lh_ipc_request sync = trainer.Sync(60);
+  sync.u.sync.flags = LH_IPC_RESTORED;
+  sync.u.sync.touched = {1, kTouchedAt};
+  trainer.memory[kTouchedAt + 1] = 1;
+  ASSERT_EQ(trainer.client.Ask(sync), 0);
+  const lh_ipc_reply& reply = trainer.client.reply();
+  EXPECT_EQ(reply.call, 60u);
+  EXPECT_EQ(reply.flags, 0u);
+  EXPECT_EQ(reply.u.sync.revision, 12u);
+  EXPECT_EQ(reply.u.sync.hash_high, 0xau);
+  EXPECT_EQ(reply.u.sync.hash_low, 0xbu);
+  EXPECT_EQ(reply.u.sync.seconds_ns, 5000000u);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    ASSERT_EQ(handler.syncs.size(), 1u);
+    const IpcSync& got = handler.syncs[0];
+    EXPECT_EQ(got.strategy, control::SyncStrategy::kReceive);
+    EXPECT_EQ(got.revision, 12u);
+    EXPECT_TRUE(got.restored);
+    EXPECT_EQ(got.touched, (std::vector<uint8_t>{0, 1}));
+    const LocalState& state = *got.state;
+    EXPECT_EQ(state.manifest, (Manifest{{"w", LH_WIRE_FLOAT32, {100}, 400, false},
+                                        {"m", LH_WIRE_BOOL, {2, 3}, 6, true}}));
+    EXPECT_EQ(state.bytes, 406u);
+    EXPECT_EQ(state.Tensor(0)[0], 42);
+    EXPECT_EQ(state.Tensor(1)[0], 1);
+    ASSERT_EQ(state.changed.size(), 2u);
+    state.changed[1] = 1;
+  });
+  EXPECT_EQ(trainer.memory[kChangedAt], 0);
+  EXPECT_EQ(trainer.memory[kChangedAt + 1], 1);
+}
+
+TEST(IpcServerTest, ATableIsCopiedBeforeItIsChecked) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  memset(trainer.memory + kTableAt, 0xff, 2 * sizeof(lh_ipc_tensor));
+  ASSERT_EQ(trainer.client.Ask(trainer.Sync(60)), 0);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.syncs[0].state->manifest[0].name, "w");
+  });
+}
+
+TEST(IpcServerTest, StatesThatDoNotFitAreRefusedWithTheirReason) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  const auto refused = [&](const std::string& reason, uint32_t count = 2) {
+    EXPECT_EQ(trainer.Register(7, count), kInvalid) << reason;
+    EXPECT_TRUE(trainer.Says(reason)) << trainer.client.text();
+  };
+  refused("are possible", 0);
+  refused("are possible", LH_STATE_TENSORS_MAX + 1);
+  refused("table", 60000);
+  trainer.Write(1, "m", LH_WIRE_BOOL, {2, 3}, 7, {1, kTensorsAt + 400});
+  refused("tensor 1");
+  trainer.Write(1, "m", LH_WIRE_BOOL, {2, 3}, 6, {2, kTensorsAt + 400});
+  refused("outside");
+  trainer.Write(1, "m", LH_WIRE_BOOL, {2, 3}, 6, {1, kRegionBytes - 5});
+  refused("outside");
+  trainer.Write(1, "m", LH_WIRE_BOOL, {2, 3}, 6, {1, UINT64_MAX});
+  refused("outside");
+  trainer.Write(1, "m", LH_WIRE_BOOL, {2, 3}, 6, {1, kTensorsAt + 399});
+  refused("share memory");
+  trainer.Write(1, "w", LH_WIRE_BOOL, {2, 3}, 6, {1, kTensorsAt + 400});
+  refused("two tensors are called");
+  trainer.Write(1, "m", LH_WIRE_BOOL, {2, 3}, 6, {1, kTensorsAt + 400});
+  lh_ipc_request request = trainer.State(7);
+  request.u.state.changed.offset = kRegionBytes - 1;
+  EXPECT_EQ(trainer.client.Ask(request), kInvalid);
+  EXPECT_TRUE(trainer.Says("marks")) << trainer.client.text();
+  request = trainer.State(7);
+  request.u.state.table.region = 9;
+  EXPECT_EQ(trainer.client.Ask(request), kInvalid);
+  EXPECT_EQ(trainer.Register(), 0);
+  EXPECT_EQ(trainer.Register(), kInvalid);
+  EXPECT_TRUE(trainer.Says("exists already")) << trainer.client.text();
+}
+
+TEST(IpcServerTest, TensorsWithoutElementsHaveNoPlace) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  trainer.Write(0, "empty", LH_WIRE_FLOAT32, {0, 5}, 0, {0, 0});
+  lh_ipc_request request = trainer.State(7, 1);
+  request.u.state.changed = {0, 0};
+  ASSERT_EQ(trainer.client.Ask(request), 0) << trainer.client.text();
+  EXPECT_EQ(trainer.client.Ask(trainer.Sync(60)), 0);
+}
+
+TEST(IpcServerTest, AClientHasABoundedNumberOfStates) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  for (uint64_t i = 1; i <= LH_STATES_MAX; ++i) ASSERT_EQ(trainer.Register(i), 0);
+  EXPECT_EQ(trainer.Register(LH_STATES_MAX + 1), static_cast<int>(Code::kUnavailable));
+  EXPECT_EQ(trainer.Unregister(3), 0);
+  EXPECT_EQ(trainer.Register(LH_STATES_MAX + 1), 0);
+  EXPECT_EQ(trainer.Unregister(3), kInvalid);
+}
+
+TEST(IpcServerTest, ARegionWithAStateStays) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  lh_ipc_request unregion = Request(LH_IPC_UNREGION, 11);
+  unregion.u.region.region = 1;
+  EXPECT_EQ(trainer.client.Ask(unregion), kPrecondition);
+  EXPECT_EQ(trainer.Unregister(), 0);
+  EXPECT_EQ(trainer.client.Ask(unregion), 0);
+}
+
+TEST(IpcServerTest, SyncsAreCheckedAgainstTheState) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  EXPECT_EQ(trainer.client.Ask(trainer.Sync(60)), kInvalid);
+  EXPECT_TRUE(trainer.Says("no state 7")) << trainer.client.text();
+  ASSERT_EQ(trainer.Register(), 0);
+  lh_ipc_request sync = trainer.Sync(60);
+  sync.u.sync.touched = {1, kRegionBytes - 1};
+  EXPECT_EQ(trainer.client.Ask(sync), kInvalid);
+  sync = trainer.Sync(60);
+  sync.u.sync.revision = LH_REVISION_MAX + 1;
+  EXPECT_EQ(trainer.client.Ask(sync), kInvalid);
+  sync = trainer.Sync(60);
+  sync.member = 99;
+  EXPECT_EQ(trainer.client.Ask(sync), kPrecondition);
+  EXPECT_EQ(trainer.client.Ask(trainer.Sync(60)), 0);
+}
+
+TEST(IpcServerTest, OneSyncOrStepOfAMemberAndOneSyncOfAState) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  harness.Run(
+      [](ScriptedHandler& handler, IpcServer&) { handler.hold_syncs = handler.hold_steps = true; });
+  trainer.client.Send(trainer.Sync(60));
+  EXPECT_EQ(trainer.client.Ask(trainer.Sync(61)), kPrecondition);
+  EXPECT_EQ(trainer.client.Ask(Request(LH_IPC_STEP, 61, trainer.member)), kPrecondition);
+  EXPECT_EQ(trainer.Unregister(), kPrecondition);
+  const uint64_t other = trainer.client.Join();
+  lh_ipc_request sync = trainer.Sync(61);
+  sync.member = other;
+  EXPECT_EQ(trainer.client.Ask(sync), kPrecondition);
+  EXPECT_TRUE(trainer.Says("another sync uses this state")) << trainer.client.text();
+  harness.Run(
+      [&](ScriptedHandler& handler, IpcServer&) { handler.FinishSync(LocalId(trainer.member)); });
+  EXPECT_EQ(trainer.client.Status(), 0);
+  trainer.client.Send(Request(LH_IPC_STEP, 62, trainer.member));
+  EXPECT_EQ(trainer.client.Ask(trainer.Sync(61)), kPrecondition);
+  harness.Run([&](ScriptedHandler& handler, IpcServer& server) {
+    server.StepDone(LocalId(trainer.member), {}, handler.WorldOf(LocalId(trainer.member)));
+  });
+  EXPECT_EQ(trainer.client.Status(), 0);
+  EXPECT_EQ(trainer.Unregister(), 0);
+}
+
+TEST(IpcServerTest, AStepWithASyncHasOneAnswerForBoth) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  const LocalId local(trainer.member);
+  harness.Run(
+      [](ScriptedHandler& handler, IpcServer&) { handler.hold_syncs = handler.hold_steps = true; });
+  const auto answered = [&](const Outcome& sync, bool torn, const Outcome& step) {
+    trainer.client.Send(trainer.Sync(60, LH_IPC_STEP));
+    EXPECT_TRUE(harness.Until([&](ScriptedHandler& handler, IpcServer& server) {
+      if (handler.syncs.empty()) return false;
+      handler.sync_info.torn = torn;
+      handler.FinishSync(local, sync);
+      handler.syncs.clear();
+      server.StepDone(local, step, handler.WorldOf(local));
+      return true;
+    }));
+    return trainer.client.Status();
+  };
+  const Outcome aborted{Code::kAborted, "source died"};
+  const Outcome evicted{Code::kEvicted, "too late"};
+  const lh_ipc_reply& reply = trainer.client.reply();
+  EXPECT_EQ(answered({}, false, {}), 0);
+  EXPECT_EQ(reply.flags, uint32_t{LH_IPC_PASSED});
+  EXPECT_EQ(reply.u.sync.revision, 12u);
+  EXPECT_EQ(reply.world.epoch, 1u);
+  EXPECT_EQ(answered(aborted, true, {}), static_cast<int>(Code::kAborted));
+  EXPECT_EQ(reply.flags, uint32_t{LH_IPC_PASSED | LH_IPC_TORN});
+  EXPECT_TRUE(trainer.Says("source died"));
+  EXPECT_EQ(reply.world.epoch, 1u);
+  EXPECT_EQ(answered(aborted, false, evicted), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(reply.flags, 0u);
+  EXPECT_TRUE(trainer.Says("too late"));
+}
+
+TEST(IpcServerTest, ProgressIsToldOfOpenSyncsOnly) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  const LocalId local(trainer.member);
+  harness.Run([&](ScriptedHandler& handler, IpcServer& server) {
+    handler.hold_syncs = true;
+    server.SyncProgress(local, {1, 1, 1, 1});
+  });
+  trainer.client.Send(trainer.Sync(60));
+  ASSERT_TRUE(
+      harness.Until([](ScriptedHandler& handler, IpcServer&) { return !handler.syncs.empty(); }));
+  harness.Run([&](ScriptedHandler&, IpcServer& server) {
+    server.SyncProgress(local, {10, 100, 5, 2});
+  });
+  ASSERT_EQ(trainer.client.Status(), 0);
+  EXPECT_EQ(trainer.client.reply().type, uint32_t{LH_IPC_PROGRESS});
+  EXPECT_EQ(trainer.client.reply().member, trainer.member);
+  EXPECT_EQ(trainer.client.reply().u.progress.bytes_done, 10u);
+  EXPECT_EQ(trainer.client.reply().u.progress.bytes_total, 100u);
+  EXPECT_EQ(trainer.client.reply().u.progress.bytes_per_second, 5u);
+  EXPECT_EQ(trainer.client.reply().u.progress.sources, 2u);
+  // Those that wait for a trainer that does not read are one, and stand in front of the answer.
+  harness.Run([&](ScriptedHandler& handler, IpcServer& server) {
+    for (uint64_t i = 0; i < 100000; ++i) server.SyncProgress(local, {i, 100000, 5, 2});
+    handler.FinishSync(local);
+  });
+  int frames = 0;
+  uint64_t last = 0;
+  while (trainer.client.Status() == 0 && trainer.client.reply().type == LH_IPC_PROGRESS) {
+    last = trainer.client.reply().u.progress.bytes_done;
+    ++frames;
+  }
+  EXPECT_EQ(trainer.client.reply().type, uint32_t{LH_IPC_DONE});
+  EXPECT_EQ(last, 99999u);
+  EXPECT_LE(frames, 3);
+}
+
+TEST(IpcServerTest, TheEndOfAMemberAnswersItsSync) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_syncs = true; });
+  trainer.client.Send(trainer.Sync(60));
+  ASSERT_TRUE(
+      harness.Until([](ScriptedHandler& handler, IpcServer&) { return !handler.syncs.empty(); }));
+  harness.Run([&](ScriptedHandler&, IpcServer& server) {
+    server.MemberGone(LocalId(trainer.member), {Code::kEvicted, "too late"});
+    server.SyncDone(LocalId(trainer.member), {}, {});
+  });
+  EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(trainer.client.reply().type, uint32_t{LH_IPC_GONE});
+  EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(trainer.client.reply().call, 60u);
+  EXPECT_EQ(trainer.Unregister(), 0);
+}
+
+TEST(IpcServerTest, AStateOutlivesItsTrainerAsLongAsItIsHeld) {
+  Harness harness;
+  {
+    StateTrainer trainer(harness);
+    trainer.memory[kTensorsAt] = 42;
+    ASSERT_EQ(trainer.Register(), 0);
+    harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_syncs = true; });
+    trainer.client.Send(trainer.Sync(60));
+    ASSERT_TRUE(
+        harness.Until([](ScriptedHandler& handler, IpcServer&) { return !handler.syncs.empty(); }));
+  }
+  ASSERT_TRUE(
+      harness.Until([](ScriptedHandler&, IpcServer& s) { return s.GetStats().clients == 0; }));
+  harness.Run([](ScriptedHandler& handler, IpcServer& server) {
+    EXPECT_EQ(handler.syncs[0].state->Tensor(0)[0], 42);
+    EXPECT_EQ(server.GetStats().arena_bytes, kRegionBytes);
+    handler.syncs.clear();
+  });
+  EXPECT_TRUE(
+      harness.Until([](ScriptedHandler&, IpcServer& s) { return s.GetStats().arena_bytes == 0; }));
 }
 
 }  // namespace

@@ -45,9 +45,17 @@ class ScriptedHandler : public IpcHandler {
     }
     if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local));
   }
-  void OnStep(LocalId local) override {
+  void OnStep(LocalId local, const IpcSync* sync) override {
     events.push_back("step " + std::to_string(local.value()));
+    if (sync != nullptr) OnSync(local, *sync);
     if (!hold_steps) server->StepDone(local, {}, WorldOf(local));
+  }
+  // By default a sync finds equal states, at the revision that was offered.
+  void OnSync(LocalId local, const IpcSync& sync) override {
+    events.push_back("sync " + std::to_string(local.value()) + " revision " +
+                     std::to_string(sync.revision));
+    syncs.push_back(sync);
+    if (!hold_syncs) FinishSync(local);
   }
   void OnLeave(LocalId local) override {
     events.push_back("leave " + std::to_string(local.value()));
@@ -81,6 +89,12 @@ class ScriptedHandler : public IpcHandler {
     server->PostDone(post.post, outcome, info, post.desc.bytes(), post.desc.bytes());
   }
 
+  // Answers the sync of the member, the newest one.
+  void FinishSync(LocalId local, const Outcome& outcome = {}) {
+    sync_info.revision = syncs.back().revision;
+    server->SyncDone(local, outcome, sync_info);
+  }
+
   IpcServer* server = nullptr;
   uint64_t epoch = 1;
   std::vector<MemberId> members;
@@ -88,6 +102,9 @@ class ScriptedHandler : public IpcHandler {
   bool hold_steps = false;
   bool hold_leaves = false;
   bool hold_posts = false;
+  bool hold_syncs = false;
+  IpcSyncInfo sync_info{0, {0xa, 0xb}, false, 0, 0, 5000};
+  std::vector<IpcSync> syncs;  // all
   std::vector<IpcPost> posts;  // held
   std::vector<std::string> events;
   uint64_t bytes_added = 0;
@@ -169,6 +186,7 @@ class Harness {
     posted_last_.get_future().wait();
     server->reset();
     handler_.posts.clear();
+    handler_.syncs.clear();
   }
 
   IpcServerOptions options_;

@@ -20,15 +20,16 @@
 #include <vector>
 
 #include "base/hash128.h"
+#include "proto/wire/limits.h"
 #include "proto/wire/types.h"
 
 namespace longhaul::peerd {
 
 // Part of the protocol: members cut alike.
-inline constexpr uint64_t kStateChunkBytes = uint64_t{1} << 20;
+inline constexpr uint64_t kStateChunkBytes = LH_STATE_CHUNK_BYTES;
 
-// The dtype that only tensors of a state have, next to those of proto/wire/types.h.
-inline constexpr uint8_t kStateBool = LH_WIRE_DTYPE_COUNT;
+// The dtype that only tensors of a state have.
+inline constexpr uint8_t kStateBool = LH_WIRE_BOOL;
 
 // One tensor as its owner declares it.
 struct StateTensor {

@@ -3,10 +3,11 @@
  *
  * Every request is one struct lh_ipc_request, every reply one struct lh_ipc_reply: fixed sizes, no
  * lengths to trust. A request carries a `call` that the trainer chose (not 0, not in use); exactly
- * one LH_IPC_DONE answers it. LH_IPC_WORLD and LH_IPC_GONE come unasked.
+ * one LH_IPC_DONE answers it. LH_IPC_WORLD, LH_IPC_GONE and LH_IPC_PROGRESS come unasked.
  *
  * An arena region is a memfd sealed against shrinking, sent with LH_IPC_REGION as SCM_RIGHTS. The
- * trainer names memory by (region, offset, bytes) only; peerd checks each against the region.
+ * trainer names memory by (region, offset, bytes) only; peerd checks each against the region. What
+ * peerd reads from a region it copies before it checks it: the trainer may write at any time.
  * C99 without dependencies: it is all that the client sees of peerd.
  */
 #ifndef LONGHAUL_PROTO_WIRE_IPC_H_
@@ -18,7 +19,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 2
+#define LH_IPC_VERSION 3
 
 enum lh_ipc_type {
   /* requests */
@@ -27,14 +28,18 @@ enum lh_ipc_type {
   LH_IPC_UNREGION = 3,   /* u.region.region; refused while an op uses it */
   LH_IPC_JOIN = 4,       /* u.join; DONE when the member is admitted */
   LH_IPC_LEAVE = 5,      /* member, or u.leave; DONE when it is out, after its ops in flight */
-  LH_IPC_STEP = 6,       /* member; DONE when every member stands at its step boundary */
+  LH_IPC_STEP = 6,       /* member, u.sync; DONE when every member stands at its step boundary */
   LH_IPC_ALL_REDUCE = 7, /* member, u.op; DONE with the outcome */
   LH_IPC_MEMBERS = 8,    /* member, u.members; DONE with a page of the epoch's members */
+  LH_IPC_STATE = 9,      /* u.state: the tensors that are to be equal at all members */
+  LH_IPC_UNSTATE = 10,   /* u.state.state; refused while a sync uses it */
+  LH_IPC_SYNC = 11,      /* member, u.sync; DONE when the members' states are equal */
   /* replies */
   LH_IPC_DONE = 64,
-  LH_IPC_WORLD = 65, /* the world of `member` changed */
-  LH_IPC_GONE =
-      66 /* `member` was removed: status and text say why. Member 0: the connection ends */
+  LH_IPC_WORLD = 65,   /* the world of `member` changed */
+  LH_IPC_GONE = 66,    /* `member` was removed: status and text say why. Member 0: the connection
+                          ends */
+  LH_IPC_PROGRESS = 67 /* u.progress of the sync of `member` */
 };
 
 struct lh_ipc_hello {
@@ -85,6 +90,47 @@ struct lh_ipc_members {
   uint32_t zero;
 };
 
+/* A state: `count` entries of struct lh_ipc_tensor at `table`. `changed` has one byte for each
+ * chunk of each tensor, in order: when a sync ends, it is 1 where the chunk came from others. Both
+ * are the trainer's again after UNSTATE; the ranges of tensors do not overlap. */
+struct lh_ipc_state {
+  uint64_t state; /* chosen by the trainer, not 0 */
+  struct lh_ipc_range table;
+  struct lh_ipc_range changed;
+  uint32_t count;
+  uint32_t zero;
+};
+
+enum lh_ipc_tensor_flags { LH_IPC_ALLOW_UNEQUAL = 1 };
+
+struct lh_ipc_tensor {
+  char name[LH_TENSOR_NAME_BYTES_MAX + 8]; /* UTF-8 without control characters, NUL-terminated */
+  uint64_t shape[LH_TENSOR_DIMS_MAX];      /* 0 beyond `dims` */
+  uint64_t bytes;                          /* 0: without elements; data is 0, too */
+  struct lh_ipc_range data;                /* of any alignment */
+  uint8_t dtype;                           /* lh_wire_dtype or LH_WIRE_BOOL */
+  uint8_t dims;
+  uint8_t flags;
+  uint8_t zero[5];
+};
+
+enum lh_ipc_sync_flags {
+  LH_IPC_RESTORED =
+      1 /* every byte was written since the last sync, from a checkpoint for instance */
+};
+
+/* In a STEP the state may be 0: none, and so is the rest then. Nobody writes to the tensors until
+ * DONE. */
+struct lh_ipc_sync {
+  uint64_t state;
+  uint64_t revision;
+  /* One byte for each tensor: not 0 if it may have changed since the last sync that ended well.
+   * Region 0: all of them may have. */
+  struct lh_ipc_range touched;
+  uint32_t strategy; /* lh_wire_strategy */
+  uint32_t flags;
+};
+
 struct lh_ipc_request {
   uint32_t magic;
   uint32_t type;
@@ -97,6 +143,8 @@ struct lh_ipc_request {
     struct lh_ipc_leave leave;
     struct lh_ipc_op op;
     struct lh_ipc_members members;
+    struct lh_ipc_state state;
+    struct lh_ipc_sync sync;
     uint8_t bytes[168];
   } u;
 };
@@ -128,16 +176,42 @@ struct lh_ipc_members_page {
   uint64_t member_ids[LH_IPC_MEMBERS_PAGE];
 };
 
+struct lh_ipc_sync_info {
+  uint64_t revision;
+  uint64_t hash_high; /* of the state that all agreed on */
+  uint64_t hash_low;
+  uint64_t bytes; /* received */
+  uint64_t seconds_ns;
+  uint32_t sources; /* that sent some of them */
+  uint32_t zero;
+};
+
+struct lh_ipc_progress {
+  uint64_t bytes_done;
+  uint64_t bytes_total;
+  uint64_t bytes_per_second; /* of late */
+  uint32_t sources;
+  uint32_t zero;
+};
+
+/* A STEP may be refused, its sync may, or both: `status` is the first of these that is not OK. */
+enum lh_ipc_reply_flags {
+  LH_IPC_PASSED = 1, /* DONE of STEP: the boundary is behind the member, whatever the status */
+  LH_IPC_TORN = 2    /* a transfer into the state broke off: what its tensors hold is of no use */
+};
+
 struct lh_ipc_reply {
   uint32_t magic;
   uint32_t type;
-  uint64_t call;   /* 0 unless DONE */
-  uint64_t member; /* DONE of JOIN: the handle of the new member */
-  int32_t status;  /* lh_status */
-  uint32_t zero;
-  struct lh_ipc_world world; /* WORLD, and DONE of JOIN and STEP */
+  uint64_t call;             /* 0 unless DONE */
+  uint64_t member;           /* DONE of JOIN: the handle of the new member */
+  int32_t status;            /* lh_status */
+  uint32_t flags;            /* lh_ipc_reply_flags */
+  struct lh_ipc_world world; /* WORLD, and DONE of JOIN and of a STEP that passed */
   union {
-    struct lh_ipc_op_info op; /* DONE of an op */
+    struct lh_ipc_op_info op;     /* DONE of an op */
+    struct lh_ipc_sync_info sync; /* DONE of SYNC, and of STEP with one */
+    struct lh_ipc_progress progress;
     struct lh_ipc_members_page members;
     char text[LH_ERROR_TEXT_BYTES_MAX + 8]; /* status not OK: NUL-terminated */
   } u;
@@ -146,6 +220,7 @@ struct lh_ipc_reply {
 #if defined(__cplusplus)
 static_assert(sizeof(struct lh_ipc_request) == 192, "wire size");
 static_assert(sizeof(struct lh_ipc_reply) == 520, "wire size");
+static_assert(sizeof(struct lh_ipc_tensor) == 360, "wire size");
 #endif
 
 #endif /* LONGHAUL_PROTO_WIRE_IPC_H_ */

@@ -27,7 +27,11 @@ inline size_t IpcBodyBytes(uint32_t type) {
     case LH_IPC_LEAVE:
       return sizeof(lh_ipc_leave);
     case LH_IPC_STEP:
-      return 0;
+    case LH_IPC_SYNC:
+      return sizeof(lh_ipc_sync);
+    case LH_IPC_STATE:
+    case LH_IPC_UNSTATE:
+      return sizeof(lh_ipc_state);
     case LH_IPC_ALL_REDUCE:
       return sizeof(lh_ipc_op);
     case LH_IPC_MEMBERS:
@@ -68,6 +72,15 @@ inline std::string IpcCohortError(const lh_ipc_join& join) {
   return "";
 }
 
+inline std::string IpcSyncError(const lh_ipc_sync& sync) {
+  if (sync.strategy < LH_WIRE_POPULAR || sync.strategy > LH_WIRE_SEND) {
+    return "strategy " + std::to_string(sync.strategy);
+  }
+  if ((sync.flags & ~uint32_t{LH_IPC_RESTORED}) != 0) return "unknown flags of a sync";
+  if (sync.touched.region == 0 && sync.touched.offset != 0) return "an offset in no region";
+  return "";
+}
+
 // What is wrong with the request as such, "" if nothing is: a trainer that keeps to the protocol
 // never sends such a thing. `greeted`: HELLO was said on this connection. `descriptors`: how many
 // came with the request.
@@ -93,7 +106,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
     return "reserved bytes are not zero";
   }
   const bool of_member = request.type == LH_IPC_STEP || request.type == LH_IPC_ALL_REDUCE ||
-                         request.type == LH_IPC_MEMBERS;
+                         request.type == LH_IPC_MEMBERS || request.type == LH_IPC_SYNC;
   if (of_member && request.member == 0) return "no member named";
   switch (request.type) {
     case LH_IPC_HELLO:
@@ -120,8 +133,96 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
     case LH_IPC_MEMBERS:
       if (request.u.members.zero != 0) return "reserved bytes are not zero";
       break;
+    case LH_IPC_STATE:
+    case LH_IPC_UNSTATE:
+      if (request.member != 0) return "member in a request that has none";
+      if (request.u.state.state == 0) return "state is 0";
+      if (request.u.state.zero != 0) return "reserved bytes are not zero";
+      break;
+    case LH_IPC_STEP:
+      if (request.u.sync.state != 0) return IpcSyncError(request.u.sync);
+      if (!IpcAllZero(&request.u.sync, sizeof request.u.sync)) return "a sync without state";
+      break;
+    case LH_IPC_SYNC:
+      if (request.u.sync.state == 0) return "state is 0";
+      return IpcSyncError(request.u.sync);
     default:
       break;
+  }
+  return "";
+}
+
+// Whether it is UTF-8, without control characters and of the shortest form.
+inline bool IsPlainUtf8(const char* text, size_t bytes) {
+  const auto* const at = reinterpret_cast<const uint8_t*>(text);
+  for (size_t i = 0; i < bytes;) {
+    const uint8_t first = at[i];
+    if (first < 0x80) {
+      if (first < 0x20 || first == 0x7f) return false;
+      ++i;
+      continue;
+    }
+    const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+    if (first < 0xc2 || first > 0xf4 || length > bytes - i) return false;
+    uint32_t point = first & (0x7fu >> length);
+    for (size_t k = 1; k < length; ++k) {
+      if ((at[i + k] & 0xc0) != 0x80) return false;
+      point = point << 6 | (at[i + k] & 0x3fu);
+    }
+    static constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (point < kLeast[length] || point > 0x10ffff) return false;
+    if (point >= 0xd800 && point < 0xe000) return false;
+    if (point < 0xa0) return false;  // the control characters beyond ASCII
+    i += length;
+  }
+  return true;
+}
+
+// Bytes of an element of a tensor of a state; 0 for an unknown dtype.
+inline uint64_t IpcStateElementBytes(uint8_t dtype) {
+  if (dtype == LH_WIRE_BOOL) return 1;
+  return dtype < LH_WIRE_DTYPE_COUNT ? SizeOf(static_cast<DType>(dtype)) : 0;
+}
+
+// What is wrong with an entry of a state's table, apart from its region; "": nothing.
+inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
+  const size_t length = strnlen(tensor.name, sizeof tensor.name);
+  if (length == 0 || length > LH_TENSOR_NAME_BYTES_MAX || !IsPlainUtf8(tensor.name, length) ||
+      !IpcAllZero(tensor.name + length, sizeof tensor.name - length)) {
+    return "its name is not 1 to " + std::to_string(LH_TENSOR_NAME_BYTES_MAX) +
+           " bytes of UTF-8 without control characters";
+  }
+  const uint64_t element = IpcStateElementBytes(tensor.dtype);
+  if (element == 0) return "dtype " + std::to_string(tensor.dtype);
+  if (tensor.dims > LH_TENSOR_DIMS_MAX) {
+    return std::to_string(tensor.dims) + " dimensions, at most " +
+           std::to_string(LH_TENSOR_DIMS_MAX) + " are possible";
+  }
+  if ((tensor.flags & ~LH_IPC_ALLOW_UNEQUAL) != 0 || !IpcAllZero(tensor.zero, sizeof tensor.zero)) {
+    return "unknown flags";
+  }
+  uint64_t count = 1;
+  bool empty = false;
+  for (size_t i = 0; i < LH_TENSOR_DIMS_MAX; ++i) {
+    const uint64_t size = tensor.shape[i];
+    if (i >= tensor.dims) {
+      if (size != 0) return "a size beyond its dimensions";
+      continue;
+    }
+    if (size > LH_COUNT_MAX) return "too many elements";
+    if (size == 0) {
+      empty = true;
+    } else if (count > LH_COUNT_MAX / size) {
+      return "too many elements";
+    } else {
+      count *= size;
+    }
+  }
+  if (tensor.bytes != (empty ? 0 : count * element)) {
+    return "its shape and its " + std::to_string(tensor.bytes) + " bytes do not fit together";
+  }
+  if (empty && (tensor.data.region != 0 || tensor.data.offset != 0)) {
+    return "a place for no elements";
   }
   return "";
 }

@@ -71,14 +71,14 @@ TEST(IpcProtocolErrorTest, RefusesOtherVersionsWithBothNumbers) {
   hello.u.hello.version = 7;
   const std::string text = IpcProtocolError(hello, false, 0);
   EXPECT_NE(text.find("version 7"), std::string::npos) << text;
-  EXPECT_NE(text.find("version 2"), std::string::npos) << text;
+  EXPECT_NE(text.find("version 3"), std::string::npos) << text;
 }
 
 TEST(IpcProtocolErrorTest, RefusesWrongMagicTypeAndCall) {
   lh_ipc_request request = Join();
   request.magic ^= 1;
   EXPECT_FALSE(Fine(request));
-  for (const uint32_t type : {0u, 9u, 64u, 65u, 0xffffffffu}) EXPECT_FALSE(Fine(Request(type)));
+  for (const uint32_t type : {0u, 12u, 64u, 65u, 0xffffffffu}) EXPECT_FALSE(Fine(Request(type)));
   request = Join();
   request.call = 0;
   EXPECT_FALSE(Fine(request));
@@ -148,6 +148,151 @@ TEST(IpcProtocolErrorTest, LeaveNamesEitherMemberOrJoin) {
   EXPECT_TRUE(Fine(leave));
   leave.u.leave.join = 1;
   EXPECT_FALSE(Fine(leave));
+}
+
+lh_ipc_request Sync(uint32_t type = LH_IPC_SYNC) {
+  lh_ipc_request request = Request(type);
+  request.member = 3;
+  request.u.sync.state = 7;
+  request.u.sync.strategy = LH_WIRE_POPULAR;
+  return request;
+}
+
+TEST(IpcProtocolErrorTest, ASyncNamesMemberStateAndStrategy) {
+  EXPECT_TRUE(Fine(Sync()));
+  lh_ipc_request request = Sync();
+  request.u.sync.flags = LH_IPC_RESTORED;
+  request.u.sync.touched = {1, 64};
+  EXPECT_TRUE(Fine(request));
+  request.u.sync.flags = 2;
+  EXPECT_FALSE(Fine(request));
+  request = Sync();
+  request.u.sync.touched = {0, 64};
+  EXPECT_FALSE(Fine(request));
+  for (const uint32_t strategy : {0u, 4u, UINT32_MAX}) {
+    request = Sync();
+    request.u.sync.strategy = strategy;
+    EXPECT_FALSE(Fine(request)) << strategy;
+  }
+  request = Sync();
+  request.u.sync.state = 0;
+  EXPECT_FALSE(Fine(request));
+  request = Sync();
+  request.member = 0;
+  EXPECT_FALSE(Fine(request));
+}
+
+TEST(IpcProtocolErrorTest, AStepHasASyncOrNothing) {
+  EXPECT_TRUE(Fine(Sync(LH_IPC_STEP)));
+  lh_ipc_request step = Sync(LH_IPC_STEP);
+  step.u.sync.state = 0;
+  EXPECT_FALSE(Fine(step));
+  step.u.sync.strategy = 0;
+  EXPECT_TRUE(Fine(step));
+  step.u.sync.revision = 1;
+  EXPECT_FALSE(Fine(step));
+}
+
+TEST(IpcProtocolErrorTest, AStateHasANumberAndNoMember) {
+  lh_ipc_request state = Request(LH_IPC_STATE);
+  EXPECT_FALSE(Fine(state));
+  state.u.state.state = 5;
+  EXPECT_TRUE(Fine(state));
+  state.type = LH_IPC_UNSTATE;
+  EXPECT_TRUE(Fine(state));
+  state.u.state.zero = 1;
+  EXPECT_FALSE(Fine(state));
+  state.u.state.zero = 0;
+  state.member = 1;
+  EXPECT_FALSE(Fine(state));
+}
+
+lh_ipc_tensor Tensor() {
+  lh_ipc_tensor tensor;
+  memset(&tensor, 0, sizeof tensor);
+  strcpy(tensor.name, "layers.0/weight \xc3\xa4");
+  tensor.dtype = LH_WIRE_BFLOAT16;
+  tensor.dims = 2;
+  tensor.shape[0] = 3;
+  tensor.shape[1] = 5;
+  tensor.bytes = 30;
+  tensor.data = {1, 7};
+  return tensor;
+}
+
+TEST(IpcTensorErrorTest, TakesTensorsScalarsAndEmptyOnes) {
+  EXPECT_EQ(IpcTensorError(Tensor()), "");
+  lh_ipc_tensor tensor = Tensor();
+  tensor.flags = LH_IPC_ALLOW_UNEQUAL;
+  tensor.dtype = LH_WIRE_BOOL;
+  tensor.bytes = 15;
+  EXPECT_EQ(IpcTensorError(tensor), "");
+  tensor.dims = 0;
+  tensor.shape[0] = tensor.shape[1] = 0;
+  tensor.bytes = 1;
+  EXPECT_EQ(IpcTensorError(tensor), "");
+  tensor.dims = 2;
+  tensor.shape[1] = LH_COUNT_MAX;
+  tensor.bytes = 0;
+  EXPECT_NE(IpcTensorError(tensor), "") << "it is nowhere";
+  tensor.data = {0, 0};
+  EXPECT_EQ(IpcTensorError(tensor), "");
+}
+
+TEST(IpcTensorErrorTest, NamesAreUtf8WithoutControlCharacters) {
+  for (const char* name : {"", "a\nb", "\x7f", "\x80", "\xc0\x80", "\xed\xa0\x80",
+                           "\xf4\x90\x80\x80", "a\xe2\x82", "\xc2\x85", "\xf8\x88\x80\x80"}) {
+    lh_ipc_tensor tensor = Tensor();
+    memset(tensor.name, 0, sizeof tensor.name);
+    strcpy(tensor.name, name);
+    EXPECT_NE(IpcTensorError(tensor), "") << name;
+  }
+  for (const char* name : {"a", "\xe2\x82\xac", "\xf0\x9f\x9a\x9a", "\xc2\xa0"}) {
+    lh_ipc_tensor tensor = Tensor();
+    memset(tensor.name, 0, sizeof tensor.name);
+    strcpy(tensor.name, name);
+    EXPECT_EQ(IpcTensorError(tensor), "") << name;
+  }
+  lh_ipc_tensor tensor = Tensor();
+  memset(tensor.name, 'n', sizeof tensor.name);
+  EXPECT_NE(IpcTensorError(tensor), "");
+  memset(tensor.name + LH_TENSOR_NAME_BYTES_MAX, 0, 8);
+  EXPECT_EQ(IpcTensorError(tensor), "");
+  tensor.name[LH_TENSOR_NAME_BYTES_MAX + 7] = 'n';
+  EXPECT_NE(IpcTensorError(tensor), "");
+}
+
+TEST(IpcTensorErrorTest, ShapeAndBytesFitTogether) {
+  lh_ipc_tensor tensor = Tensor();
+  tensor.bytes = 31;
+  EXPECT_NE(IpcTensorError(tensor), "");
+  tensor = Tensor();
+  tensor.shape[0] = LH_COUNT_MAX;
+  tensor.shape[1] = LH_COUNT_MAX;
+  EXPECT_NE(IpcTensorError(tensor), "");
+  tensor.shape[1] = 1;
+  tensor.bytes = LH_COUNT_MAX * 2;
+  EXPECT_EQ(IpcTensorError(tensor), "");
+  tensor.shape[0] = UINT64_MAX;
+  EXPECT_NE(IpcTensorError(tensor), "");
+  tensor = Tensor();
+  tensor.shape[2] = 1;
+  EXPECT_NE(IpcTensorError(tensor), "");
+}
+
+TEST(IpcTensorErrorTest, RefusesUnknownNumbers) {
+  lh_ipc_tensor tensor = Tensor();
+  tensor.dtype = LH_WIRE_BOOL + 1;
+  EXPECT_NE(IpcTensorError(tensor), "");
+  tensor = Tensor();
+  tensor.dims = LH_TENSOR_DIMS_MAX + 1;
+  EXPECT_NE(IpcTensorError(tensor), "");
+  tensor = Tensor();
+  tensor.flags = 2;
+  EXPECT_NE(IpcTensorError(tensor), "");
+  tensor = Tensor();
+  tensor.zero[4] = 1;
+  EXPECT_NE(IpcTensorError(tensor), "");
 }
 
 TEST(ParseIpcOpTest, TakesAnOpWithinItsRegions) {

@@ -1,4 +1,5 @@
-// Any bytes as a request: the checks neither crash nor let a range out of its region.
+// Any bytes as a request or an entry of a state's table: the checks neither crash nor let a range
+// out of its region.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -6,8 +7,26 @@
 #include "base/check.h"
 #include "proto/wire/ipc_check.h"
 
+namespace {
+
+void CheckTensor(const uint8_t* data) {
+  using namespace longhaul;
+  lh_ipc_tensor tensor;
+  memcpy(&tensor, data, sizeof tensor);
+  if (!IpcTensorError(tensor).empty()) return;
+  LH_CHECK(strlen(tensor.name) <= LH_TENSOR_NAME_BYTES_MAX);
+  LH_CHECK(tensor.dims <= LH_TENSOR_DIMS_MAX);
+  LH_CHECK(tensor.bytes <= LH_COUNT_MAX * 8);
+  uint64_t bytes = IpcStateElementBytes(tensor.dtype);
+  for (uint8_t i = 0; i < tensor.dims; ++i) bytes *= tensor.shape[i];
+  LH_CHECK(bytes == tensor.bytes);
+}
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace longhaul;
+  if (size == sizeof(lh_ipc_tensor)) CheckTensor(data);
   lh_ipc_request request;
   if (size < sizeof request + 2) return 0;
   memcpy(&request, data, sizeof request);
@@ -18,6 +37,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!error.empty()) return 0;
   if (request.type == LH_IPC_JOIN) {
     LH_CHECK(strlen(request.u.join.run) <= LH_RUN_NAME_BYTES_MAX);
+  }
+  if (request.type == LH_IPC_SYNC) {
+    LH_CHECK(request.u.sync.state != 0);
+    LH_CHECK(request.u.sync.strategy <= LH_WIRE_SEND);
   }
   if (request.type == LH_IPC_ALL_REDUCE) {
     const auto desc = ParseIpcOp(request.u.op, region_bytes, region_bytes);

@@ -7,6 +7,7 @@
 extern "C" size_t IpcRequestBytesInC();
 extern "C" size_t IpcReplyBytesInC();
 extern "C" size_t IpcReplyUnionOffsetInC();
+extern "C" size_t IpcTensorBytesInC();
 
 namespace {
 
@@ -47,6 +48,28 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_op, on_fault), 50u);
   EXPECT_EQ(offsetof(lh_ipc_op, quantization), 51u);
   EXPECT_EQ(offsetof(lh_ipc_op, min_world), 52u);
+  EXPECT_EQ(sizeof(lh_ipc_state), 48u);
+  EXPECT_EQ(offsetof(lh_ipc_state, table), 8u);
+  EXPECT_EQ(offsetof(lh_ipc_state, changed), 24u);
+  EXPECT_EQ(offsetof(lh_ipc_state, count), 40u);
+  EXPECT_EQ(offsetof(lh_ipc_state, zero), 44u);
+  EXPECT_EQ(sizeof(lh_ipc_sync), 40u);
+  EXPECT_EQ(offsetof(lh_ipc_sync, revision), 8u);
+  EXPECT_EQ(offsetof(lh_ipc_sync, touched), 16u);
+  EXPECT_EQ(offsetof(lh_ipc_sync, strategy), 32u);
+  EXPECT_EQ(offsetof(lh_ipc_sync, flags), 36u);
+}
+
+TEST(IpcTest, EntryOfAStateIsGolden) {
+  EXPECT_EQ(sizeof(lh_ipc_tensor), 360u);
+  EXPECT_EQ(offsetof(lh_ipc_tensor, name), 0u);
+  EXPECT_EQ(offsetof(lh_ipc_tensor, shape), 264u);
+  EXPECT_EQ(offsetof(lh_ipc_tensor, bytes), 328u);
+  EXPECT_EQ(offsetof(lh_ipc_tensor, data), 336u);
+  EXPECT_EQ(offsetof(lh_ipc_tensor, dtype), 352u);
+  EXPECT_EQ(offsetof(lh_ipc_tensor, dims), 353u);
+  EXPECT_EQ(offsetof(lh_ipc_tensor, flags), 354u);
+  EXPECT_EQ(offsetof(lh_ipc_tensor, zero), 355u);
 }
 
 TEST(IpcTest, ReplyLayoutIsGolden) {
@@ -56,7 +79,7 @@ TEST(IpcTest, ReplyLayoutIsGolden) {
   EXPECT_EQ(offsetof(lh_ipc_reply, call), 8u);
   EXPECT_EQ(offsetof(lh_ipc_reply, member), 16u);
   EXPECT_EQ(offsetof(lh_ipc_reply, status), 24u);
-  EXPECT_EQ(offsetof(lh_ipc_reply, zero), 28u);
+  EXPECT_EQ(offsetof(lh_ipc_reply, flags), 28u);
   EXPECT_EQ(offsetof(lh_ipc_reply, world), 32u);
   EXPECT_EQ(offsetof(lh_ipc_reply, u), 64u);
 }
@@ -78,6 +101,16 @@ TEST(IpcTest, ReplyBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_members_page, first), 8u);
   EXPECT_EQ(offsetof(lh_ipc_members_page, count), 12u);
   EXPECT_EQ(offsetof(lh_ipc_members_page, member_ids), 16u);
+  EXPECT_EQ(sizeof(lh_ipc_sync_info), 48u);
+  EXPECT_EQ(offsetof(lh_ipc_sync_info, hash_high), 8u);
+  EXPECT_EQ(offsetof(lh_ipc_sync_info, hash_low), 16u);
+  EXPECT_EQ(offsetof(lh_ipc_sync_info, bytes), 24u);
+  EXPECT_EQ(offsetof(lh_ipc_sync_info, seconds_ns), 32u);
+  EXPECT_EQ(offsetof(lh_ipc_sync_info, sources), 40u);
+  EXPECT_EQ(sizeof(lh_ipc_progress), 32u);
+  EXPECT_EQ(offsetof(lh_ipc_progress, bytes_total), 8u);
+  EXPECT_EQ(offsetof(lh_ipc_progress, bytes_per_second), 16u);
+  EXPECT_EQ(offsetof(lh_ipc_progress, sources), 24u);
 }
 
 TEST(IpcTest, NumbersAreGolden) {
@@ -90,15 +123,29 @@ TEST(IpcTest, NumbersAreGolden) {
   EXPECT_EQ(LH_IPC_STEP, 6);
   EXPECT_EQ(LH_IPC_ALL_REDUCE, 7);
   EXPECT_EQ(LH_IPC_MEMBERS, 8);
+  EXPECT_EQ(LH_IPC_STATE, 9);
+  EXPECT_EQ(LH_IPC_UNSTATE, 10);
+  EXPECT_EQ(LH_IPC_SYNC, 11);
   EXPECT_EQ(LH_IPC_DONE, 64);
   EXPECT_EQ(LH_IPC_WORLD, 65);
   EXPECT_EQ(LH_IPC_GONE, 66);
+  EXPECT_EQ(LH_IPC_PROGRESS, 67);
+  EXPECT_EQ(LH_IPC_ALLOW_UNEQUAL, 1);
+  EXPECT_EQ(LH_IPC_RESTORED, 1);
+  EXPECT_EQ(LH_IPC_PASSED, 1);
+  EXPECT_EQ(LH_IPC_TORN, 2);
+  EXPECT_EQ(LH_WIRE_POPULAR, 1);
+  EXPECT_EQ(LH_WIRE_RECEIVE, 2);
+  EXPECT_EQ(LH_WIRE_SEND, 3);
+  EXPECT_EQ(LH_WIRE_BOOL, 12);
+  EXPECT_EQ(LH_STATE_CHUNK_BYTES, 1048576u);
 }
 
 TEST(IpcTest, CAndCppSeeOneLayout) {
   EXPECT_EQ(IpcRequestBytesInC(), sizeof(lh_ipc_request));
   EXPECT_EQ(IpcReplyBytesInC(), sizeof(lh_ipc_reply));
   EXPECT_EQ(IpcReplyUnionOffsetInC(), offsetof(lh_ipc_reply, u));
+  EXPECT_EQ(IpcTensorBytesInC(), sizeof(lh_ipc_tensor));
 }
 
 }  // namespace

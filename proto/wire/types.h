@@ -17,6 +17,8 @@ enum lh_wire_dtype {
   LH_WIRE_FLOAT64 = 11,
   LH_WIRE_DTYPE_COUNT = 12
 };
+/* The dtype that only tensors of a state have, next to those that can be reduced. */
+#define LH_WIRE_BOOL 12
 
 enum lh_wire_reduce {
   LH_WIRE_SUM = 0,
@@ -31,6 +33,9 @@ enum lh_wire_kind {
   LH_WIRE_ALL_REDUCE = 1,
   /* Reserved: reduce-scatter 2, all-gather 3, broadcast 4, send-recv 5, barrier 6. */
 };
+
+/* What a member wants of a sync: the state that most have; to receive in any case; to send only. */
+enum lh_wire_strategy { LH_WIRE_POPULAR = 1, LH_WIRE_RECEIVE = 2, LH_WIRE_SEND = 3 };
 
 enum lh_wire_on_fault { LH_WIRE_RETRY = 0, LH_WIRE_ABORT = 1 };
 

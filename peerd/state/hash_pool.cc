@@ -1,0 +1,184 @@
+#include "peerd/state/hash_pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "peerd/state/state_hash.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// More chunks than every window of every transfer, and a state of each member.
+constexpr size_t kEndedMax = size_t{1} << 20;
+// Bytes that a thread takes at a time: many small tensors cost one lock.
+constexpr size_t kPieceBytes = kStateChunkBytes;
+
+}  // namespace
+
+uint32_t DefaultHashThreads() {
+  return std::clamp(std::thread::hardware_concurrency() / 2, 1u, 8u);
+}
+
+struct HashPool::Job {
+  JobId id = 0;  // 0: of a single chunk
+  std::vector<std::span<const uint8_t>> chunks;
+  std::vector<Hash128> digests;    // of the chunks; each written by one thread
+  std::vector<size_t> per_tensor;  // chunks of each tensor
+  // The reactor's.
+  std::shared_ptr<const void> holder;
+  std::function<void(Hash128)> chunk_done;
+  std::function<void(Digests)> done;  // null: cancelled
+  // The pool's, under its mutex.
+  size_t next = 0;
+  size_t left = 0;  // chunks without digest
+  bool posted = false;
+
+  Digests Take() {
+    Digests out;
+    out.reserve(per_tensor.size());
+    auto at = digests.begin();
+    for (const size_t count : per_tensor) {
+      out.emplace_back(at, at + static_cast<std::ptrdiff_t>(count));
+      at += static_cast<std::ptrdiff_t>(count);
+    }
+    return out;
+  }
+};
+
+HashPool::HashPool(uint32_t threads, std::function<void()> wake)
+    : thread_count_(threads), ended_(kEndedMax, std::move(wake)) {
+  LH_CHECK(threads > 0);
+}
+
+HashPool::~HashPool() {
+  {
+    MutexLock lock(&mutex_);
+    ending_ = true;
+    chunks_.clear();
+    states_.clear();
+  }
+  work_.SignalAll();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void HashPool::Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) {
+  LH_CHECK(bytes <= kStateChunkBytes);
+  auto job = std::make_shared<Job>();
+  job->chunks.emplace_back(reinterpret_cast<const uint8_t*>(data), bytes);
+  job->chunk_done = std::move(done);
+  Start(std::move(job));
+}
+
+HashPool::JobId HashPool::HashTensors(std::vector<std::span<const uint8_t>> tensors,
+                                      std::shared_ptr<const void> holder,
+                                      std::function<void(Digests)> done) {
+  auto job = std::make_shared<Job>();
+  job->id = ++last_job_;
+  job->holder = std::move(holder);
+  job->done = std::move(done);
+  for (const std::span<const uint8_t> tensor : tensors) {
+    const size_t before = job->chunks.size();
+    for (size_t at = 0; at < tensor.size(); at += kStateChunkBytes) {
+      job->chunks.push_back(tensor.subspan(at, std::min(tensor.size() - at, kStateChunkBytes)));
+    }
+    job->per_tensor.push_back(job->chunks.size() - before);
+  }
+  const JobId id = job->id;
+  open_[id] = job;
+  Start(std::move(job));
+  return id;
+}
+
+void HashPool::Start(std::shared_ptr<Job> job) {
+  job->digests.resize(job->chunks.size());
+  job->left = job->chunks.size();
+  if (job->left == 0) {
+    job->posted = true;
+    LH_CHECK(ended_.Post(std::move(job)));
+    return;
+  }
+  StartThreads();
+  const bool alone = job->id == 0;
+  {
+    MutexLock lock(&mutex_);
+    (alone ? chunks_ : states_).push_back(std::move(job));
+  }
+  alone ? work_.Signal() : work_.SignalAll();
+}
+
+void HashPool::StartThreads() {
+  if (!threads_.empty()) return;
+  for (uint32_t i = 0; i < thread_count_; ++i) {
+    threads_.emplace_back([this] { Run(); });
+    pthread_setname_np(threads_.back().native_handle(), "lh-hash");
+  }
+}
+
+void HashPool::Cancel(JobId id) {
+  const auto it = open_.find(id);
+  if (it == open_.end()) return;
+  const std::shared_ptr<Job> job = std::move(it->second);
+  open_.erase(it);
+  job->done = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    std::erase(states_, job);
+    job->left -= job->chunks.size() - job->next;
+    job->next = job->chunks.size();
+    // The thread that ends the last piece posts it.
+    if (job->left > 0 || job->posted) return;
+  }
+  job->holder.reset();
+}
+
+void HashPool::Deliver() {
+  for (const std::shared_ptr<Job>& job : ended_.TakeAll()) {
+    // Here, not where a thread drops the last reference to the job.
+    job->holder.reset();
+    if (job->id == 0) {
+      std::exchange(job->chunk_done, nullptr)(job->digests.front());
+    } else if (open_.erase(job->id) != 0) {
+      std::exchange(job->done, nullptr)(job->Take());
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------ threads
+
+HashPool::Piece HashPool::NextPiece() {
+  std::deque<std::shared_ptr<Job>>& queue = chunks_.empty() ? states_ : chunks_;
+  Piece piece{queue.front(), queue.front()->next, queue.front()->next};
+  Job& job = *piece.job;
+  size_t bytes = 0;
+  while (piece.end < job.chunks.size() && bytes < kPieceBytes) {
+    bytes += job.chunks[piece.end++].size();
+  }
+  job.next = piece.end;
+  if (job.next == job.chunks.size()) queue.pop_front();
+  return piece;
+}
+
+void HashPool::Run() {
+  mutex_.Lock();
+  while (true) {
+    while (!ending_ && chunks_.empty() && states_.empty()) work_.Wait(&mutex_);
+    if (ending_) break;
+    const Piece piece = NextPiece();
+    mutex_.Unlock();
+    Job& job = *piece.job;
+    for (size_t i = piece.begin; i < piece.end; ++i) job.digests[i] = HashChunk(job.chunks[i]);
+    mutex_.Lock();
+    job.left -= piece.end - piece.begin;
+    if (job.left > 0) continue;
+    job.posted = true;
+    mutex_.Unlock();
+    LH_CHECK(ended_.Post(piece.job));
+    mutex_.Lock();
+  }
+  mutex_.Unlock();
+}
+
+}  // namespace longhaul::peerd

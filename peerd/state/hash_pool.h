@@ -1,0 +1,87 @@
+// Threads that hash: single chunks that have come over the network, and whole states before a sync.
+//
+// Single chunks (Hash) go before states; states are begun in the order they came, and all threads
+// work on one before they begin the next. Ends come in any order, of states as of chunks. The
+// digests are the same for any number of threads.
+//
+// Memory: `holder` keeps what a state consists of readable, and is released on the reactor thread.
+// Chunks have no holder, see Hasher. Nothing here can be hit by SIGBUS: what trainers share are
+// files sealed against shrinking (ipc_server.cc insists), and their pages are not file-backed.
+//
+// Threads: the reactor's, which `wake` wakes when there is something to deliver; `wake` is called
+// by the pool's own threads. Those start with the first job.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/mailbox.h"
+#include "base/mutex.h"
+#include "peerd/state/hasher.h"
+
+namespace longhaul::peerd {
+
+// Half of this machine's processors, 1 to 8.
+uint32_t DefaultHashThreads();
+
+class HashPool final : public Hasher {
+ public:
+  // Names a HashTensors() that has not ended; never reused.
+  using JobId = uint64_t;
+  // For each tensor the digests of its chunks.
+  using Digests = std::vector<std::vector<Hash128>>;
+
+  // `threads` is 1 or more.
+  HashPool(uint32_t threads, std::function<void()> wake);
+  // What has not been delivered never is. Waits for the chunks that are being read.
+  ~HashPool() override;
+  HashPool(const HashPool&) = delete;
+  HashPool& operator=(const HashPool&) = delete;
+
+  void Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) override;
+
+  // `done` runs within Deliver(), once, unless the job is cancelled before. Also for no tensors.
+  JobId HashTensors(std::vector<std::span<const uint8_t>> tensors,
+                    std::shared_ptr<const void> holder, std::function<void(Digests)> done);
+  // `done` never runs, and is destroyed; chunks that nobody has begun to read are dropped. Those
+  // that are being read keep the holder for as long. Jobs that have ended are ignored.
+  void Cancel(JobId job);
+
+  // Runs the callbacks of what has ended; they may start and cancel jobs.
+  void Deliver();
+
+ private:
+  struct Job;
+  // A piece of a job that one thread works on.
+  struct Piece {
+    std::shared_ptr<Job> job;
+    size_t begin = 0;
+    size_t end = 0;
+  };
+
+  void Start(std::shared_ptr<Job> job);
+  void StartThreads();
+  void Run();
+  Piece NextPiece() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const uint32_t thread_count_;
+  Mailbox<std::shared_ptr<Job>> ended_;
+  std::vector<std::thread> threads_;            // the reactor's
+  JobId last_job_ = 0;                          // the reactor's
+  std::map<JobId, std::shared_ptr<Job>> open_;  // the reactor's: neither delivered nor cancelled
+
+  Mutex mutex_;
+  CondVar work_;
+  std::deque<std::shared_ptr<Job>> chunks_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Job>> states_ ABSL_GUARDED_BY(mutex_);
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace longhaul::peerd

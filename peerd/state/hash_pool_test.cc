@@ -1,0 +1,201 @@
+#include "peerd/state/hash_pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <semaphore>
+#include <string>
+#include <vector>
+
+#include "base/prng.h"
+#include "gtest/gtest.h"
+#include "peerd/state/state_hash.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+Bytes Random(size_t bytes, uint64_t seed) {
+  Prng prng(seed);
+  Bytes data(bytes);
+  for (size_t at = 0; at < bytes; at += 8) {
+    const uint64_t word = prng.Next();
+    std::memcpy(data.data() + at, &word, std::min<size_t>(8, bytes - at));
+  }
+  return data;
+}
+
+// A pool whose owner is the test's thread.
+struct Owner {
+  explicit Owner(uint32_t threads) : pool(threads, [this] { woken.release(); }) {}
+  // False: `condition` did not come about within half a minute.
+  template <class Condition>
+  bool Until(const Condition& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    pool.Deliver();
+    while (!condition()) {
+      if (!woken.try_acquire_until(deadline)) return false;
+      pool.Deliver();
+    }
+    return true;
+  }
+
+  std::counting_semaphore<> woken{0};
+  HashPool pool;
+};
+
+HashPool::Digests Expected(const std::vector<Bytes>& tensors) {
+  HashPool::Digests digests;
+  for (const Bytes& tensor : tensors) {
+    std::vector<Hash128>& chunks = digests.emplace_back();
+    for (size_t at = 0; at < tensor.size(); at += kStateChunkBytes) {
+      const size_t bytes = std::min<size_t>(kStateChunkBytes, tensor.size() - at);
+      chunks.push_back(HashChunk({tensor.data() + at, bytes}));
+    }
+  }
+  return digests;
+}
+
+std::vector<std::span<const uint8_t>> Spans(const std::vector<Bytes>& tensors) {
+  return {tensors.begin(), tensors.end()};
+}
+
+TEST(HashPoolTest, DigestsAreThoseOfTheChunksForAnyNumberOfThreads) {
+  std::vector<Bytes> tensors;
+  const size_t mib = kStateChunkBytes;
+  for (const size_t bytes : {size_t{0}, size_t{1}, mib - 1, mib, mib + 1, 5 * mib + 12345}) {
+    tensors.push_back(Random(bytes, bytes + 1));
+  }
+  for (int i = 0; i < 3000; ++i) tensors.push_back(Random(static_cast<size_t>(i), 7));
+  const HashPool::Digests expected = Expected(tensors);
+  for (const uint32_t threads : {1u, 2u, 8u}) {
+    Owner owner(threads);
+    HashPool::Digests got;
+    owner.pool.HashTensors(Spans(tensors), nullptr, [&](auto digests) { got = digests; });
+    ASSERT_TRUE(owner.Until([&] { return !got.empty(); }));
+    EXPECT_EQ(got, expected) << threads << " threads";
+  }
+}
+
+TEST(HashPoolTest, AlignmentMakesNoDifference) {
+  Owner owner(2);
+  const Bytes data = Random(3 << 20, 3);
+  Bytes shifted(data.size() + 64);
+  const Hash128 expected = HashTensor(data.size(), Expected({data})[0]);
+  for (size_t shift = 0; shift < 64; shift += 7) {
+    std::copy(data.begin(), data.end(), shifted.begin() + static_cast<std::ptrdiff_t>(shift));
+    HashPool::Digests got;
+    owner.pool.HashTensors({std::span<const uint8_t>(shifted).subspan(shift, data.size())}, nullptr,
+                           [&](auto digests) { got = digests; });
+    ASSERT_TRUE(owner.Until([&] { return !got.empty(); }));
+    EXPECT_EQ(HashTensor(data.size(), got[0]), expected) << "shifted by " << shift;
+  }
+}
+
+TEST(HashPoolTest, EveryStateEndsOnce) {
+  Owner owner(4);
+  std::vector<Bytes> tensors;
+  for (size_t i = 0; i < 20; ++i) tensors.push_back(Random(i % 5 << 20, 1));
+  std::vector<int> ended(tensors.size());
+  size_t sum = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    owner.pool.HashTensors({tensors[i]}, nullptr, [&, i](auto) {
+      ++ended[i];
+      ++sum;
+    });
+  }
+  ASSERT_TRUE(owner.Until([&] { return sum >= tensors.size(); }));
+  EXPECT_EQ(ended, std::vector<int>(tensors.size(), 1));
+}
+
+TEST(HashPoolTest, CallbacksRunInDeliverOnly) {
+  Owner owner(1);
+  const Bytes data = Random(100, 1);
+  bool delivering = false;
+  int ended = 0;
+  const auto count = [&](auto&&) {
+    EXPECT_TRUE(delivering);
+    ++ended;
+  };
+  owner.pool.HashTensors({}, nullptr, count);
+  owner.pool.HashTensors({data}, nullptr, count);
+  owner.pool.Hash(reinterpret_cast<const std::byte*>(data.data()), data.size(), count);
+  EXPECT_EQ(ended, 0);
+  delivering = true;
+  EXPECT_TRUE(owner.Until([&] { return ended == 3; }));
+}
+
+TEST(HashPoolTest, ACallbackMayStartAndCancelWork) {
+  Owner owner(1);
+  const Bytes data = Random(1000, 1);
+  int ended = 0;
+  owner.pool.HashTensors({data}, nullptr, [&](auto) {
+    const auto id = owner.pool.HashTensors({data}, nullptr, [&](auto) { ended += 100; });
+    owner.pool.Cancel(id);
+    owner.pool.HashTensors({data}, nullptr, [&](auto) { ++ended; });
+  });
+  EXPECT_TRUE(owner.Until([&] { return ended > 0; }));
+  EXPECT_EQ(ended, 1);
+}
+
+// Says on which thread it was released.
+std::shared_ptr<const void> Holder(std::thread::id* released) {
+  return {static_cast<const void*>(nullptr),
+          [released](const void*) { *released = std::this_thread::get_id(); }};
+}
+
+TEST(HashPoolTest, CancelledWorkIsDroppedAndItsHolderReleasedHere) {
+  Owner owner(2);
+  const Bytes data = Random(64 << 20, 1);
+  for (int round = 0; round < 20; ++round) {
+    std::thread::id released;
+    const auto id = owner.pool.HashTensors({data}, Holder(&released), [&](auto) { FAIL(); });
+    if (round % 2 == 1) std::this_thread::yield();
+    owner.pool.Cancel(id);
+    owner.pool.Cancel(id);
+    EXPECT_TRUE(owner.Until([&] { return released == std::this_thread::get_id(); }));
+  }
+}
+
+TEST(HashPoolTest, AHolderIsReleasedHereBeforeTheEndIsTold) {
+  Owner owner(2);
+  const Bytes data = Random(10 << 20, 1);
+  std::thread::id released;
+  bool ended = false;
+  owner.pool.HashTensors({data}, Holder(&released), [&](auto) {
+    EXPECT_EQ(released, std::this_thread::get_id());
+    ended = true;
+  });
+  EXPECT_TRUE(owner.Until([&] { return ended; }));
+}
+
+TEST(HashPoolTest, AChunkDoesNotWaitForAState) {
+  Owner owner(1);
+  const Bytes data = Random(16 << 20, 1);
+  const Bytes chunk = Random(kStateChunkBytes, 2);
+  // A terabyte: the test would not see its end.
+  const std::vector<std::span<const uint8_t>> large(size_t{1} << 16, data);
+  const auto state = owner.pool.HashTensors(large, nullptr, [](auto) { FAIL(); });
+  bool ended = false;
+  owner.pool.Hash(reinterpret_cast<const std::byte*>(chunk.data()), chunk.size(), [&](Hash128 got) {
+    EXPECT_EQ(got, HashChunk(chunk));
+    ended = true;
+  });
+  EXPECT_TRUE(owner.Until([&] { return ended; }));
+  owner.pool.Cancel(state);
+}
+
+TEST(HashPoolTest, EndsInTheMiddleOfItsWork) {
+  const Bytes data = Random(32 << 20, 1);
+  Owner owner(2);
+  for (int i = 0; i < 8; ++i) owner.pool.HashTensors({data}, nullptr, [](auto) { FAIL(); });
+}
+
+TEST(HashPoolTest, TheNumberOfThreadsFitsTheMachine) {
+  EXPECT_GE(DefaultHashThreads(), 1u);
+  EXPECT_LE(DefaultHashThreads(), 8u);
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
