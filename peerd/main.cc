@@ -44,6 +44,9 @@ ABSL_FLAG(std::string, zero_copy, "auto",
 ABSL_FLAG(
     std::string, congestion, "",
     "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's default");
+ABSL_FLAG(
+    uint32_t, hash_threads, 0,
+    "threads that hash shared state; 0: half of the host's processors, at least 1, at most 8");
 ABSL_FLAG(uint32_t, drain_timeout_ms, 30000,
           "after SIGTERM: how long members may take to reach their next step boundary");
 ABSL_FLAG(uint32_t, coordinator_timeout_ms, 10000,
@@ -118,6 +121,11 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
         absl::StrCat("--zero-copy=", options.zero_copy, ": give auto, on or off"));
   }
   options.congestion = absl::GetFlag(FLAGS_congestion);
+  options.hash_threads = absl::GetFlag(FLAGS_hash_threads);
+  if (options.hash_threads > 256) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--hash-threads=", options.hash_threads, ": give 0 to 256"));
+  }
   options.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
   options.coordinator_timeout_ms = absl::GetFlag(FLAGS_coordinator_timeout_ms);
   options.version = kVersion;

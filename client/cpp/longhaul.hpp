@@ -68,6 +68,7 @@ LONGHAUL_DTYPE(uint64_t, LH_UINT64);
 LONGHAUL_DTYPE(int64_t, LH_INT64);
 LONGHAUL_DTYPE(float, LH_FLOAT32);
 LONGHAUL_DTYPE(double, LH_FLOAT64);
+LONGHAUL_DTYPE(bool, LH_BOOL);
 #undef LONGHAUL_DTYPE
 
 }  // namespace internal
@@ -144,6 +145,37 @@ class Buffer {
   size_t size_;
 };
 
+// Tensors that are to be equal at all members; see lh_state_new(). Their memory outlives it.
+class State {
+ public:
+  inline State(Client& client, const std::vector<lh_tensor>& tensors);
+  State(State&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+  State& operator=(State&& other) noexcept {
+    std::swap(state_, other.state_);
+    return *this;
+  }
+  ~State() { (void)lh_state_free(state_); }
+
+  void Touch(uint32_t tensor = LH_ALL_TENSORS) { internal::Check(lh_state_touch(state_, tensor)); }
+  lh_state* get() const { return state_; }
+
+ private:
+  lh_state* state_ = nullptr;
+};
+
+// `size` elements as a tensor of a state, in one dimension; `size` outlives the use of it.
+template <class T>
+lh_tensor Tensor(const char* name, T* data, const uint64_t& size, uint32_t flags = 0) {
+  lh_tensor tensor = LH_TENSOR_INIT;
+  tensor.name = name;
+  tensor.dtype = internal::DTypeOf<T>::kValue;
+  tensor.data = data;
+  tensor.shape = &size;
+  tensor.dims = 1;
+  tensor.flags = flags;
+  return tensor;
+}
+
 // One member of one group. Leaves when it is destroyed, without waiting.
 class Comm {
  public:
@@ -173,6 +205,24 @@ class Comm {
   }
   void BeginStep(int64_t timeout_ms = LH_FOREVER) {
     internal::Check(lh_begin_step(comm_, timeout_ms));
+  }
+  // Both at once; see lh_begin_step_sync().
+  lh_sync_info_t BeginStep(const lh_sync_options& sync, int64_t timeout_ms = LH_FOREVER) {
+    lh_sync_info_t info = LH_SYNC_INFO_INIT;
+    internal::Check(lh_begin_step_sync(comm_, &sync, timeout_ms, &info));
+    return info;
+  }
+  lh_sync_info_t SyncState(const lh_sync_options& sync, int64_t timeout_ms = LH_FOREVER) {
+    lh_sync_info_t info = LH_SYNC_INFO_INIT;
+    internal::Check(lh_sync_state(comm_, &sync, timeout_ms, &info));
+    return info;
+  }
+  lh_sync_info_t SyncState(State& state, uint64_t revision, lh_strategy strategy = LH_POPULAR) {
+    lh_sync_options sync = LH_SYNC_OPTIONS_INIT;
+    sync.state = state.get();
+    sync.revision = revision;
+    sync.strategy = strategy;
+    return SyncState(sync);
   }
   void Leave(int64_t timeout_ms = LH_FOREVER) { internal::Check(lh_leave(comm_, timeout_ms)); }
 
@@ -248,6 +298,11 @@ class Client {
  private:
   lh_client* client_ = nullptr;
 };
+
+State::State(Client& client, const std::vector<lh_tensor>& tensors) {
+  internal::Check(
+      lh_state_new(client.get(), tensors.data(), static_cast<uint32_t>(tensors.size()), &state_));
+}
 
 template <class T>
 Buffer<T>::Buffer(Client& client, size_t size) : client_(client.get()), size_(size) {

@@ -23,6 +23,7 @@
 #define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
 
 typedef char lhi_request_is_192_bytes[sizeof(struct lh_ipc_request) == 192 ? 1 : -1];
+typedef char lhi_tensor_is_360_bytes[sizeof(struct lh_ipc_tensor) == 360 ? 1 : -1];
 typedef char lhi_reply_is_520_bytes[sizeof(struct lh_ipc_reply) == 520 ? 1 : -1];
 
 /* ------------------------------------------------------------------ clients and fork() */
@@ -122,6 +123,7 @@ lh_op *lhi_op_make(lh_client *client, enum lhi_op_kind kind, lh_comm *comm) {
   op->kind = kind;
   op->comm = comm;
   op->held = true;
+  op->progress_told = true;
   return op;
 }
 
@@ -165,6 +167,7 @@ void lhi_op_release_locked(lh_op *op) {
     /* Nobody collects it any more. */
     op->state = LHI_ENDED;
     lhi_op_unpin_locked(op);
+    lhi_sync_over_locked(op, false);
   }
   if (op->state == LHI_ENDED) op_free_locked(op);
 }
@@ -190,6 +193,7 @@ static void untable_locked(const lh_op *op) {
 static void tell_comm_locked(lh_op *op, const struct lh_ipc_reply *reply) {
   lh_comm *const comm = op->comm;
   const bool ok = op->status == LH_OK;
+  if (comm->sync == op) comm->sync = NULL;
   switch (op->kind) {
     case LHI_JOIN:
       if (ok) {
@@ -204,7 +208,7 @@ static void tell_comm_locked(lh_op *op, const struct lh_ipc_reply *reply) {
       break;
     case LHI_STEP:
       comm->stepping = false;
-      if (ok && reply != NULL) comm->world = reply->world;
+      if (reply != NULL && (reply->flags & LH_IPC_PASSED) != 0) comm->world = reply->world;
       break;
     case LHI_LEAVE:
       /* A member that was removed meanwhile is out all the same. */
@@ -215,6 +219,12 @@ static void tell_comm_locked(lh_op *op, const struct lh_ipc_reply *reply) {
     default:
       break;
   }
+}
+
+/* Whether something has to be copied out of the arena. */
+static bool to_be_collected(const lh_op *op) {
+  return op->copy_to != NULL ||
+         (op->synced != NULL && op->synced->copied > 0 && op->reply.sync.bytes > 0);
 }
 
 /* `reply` is NULL when peerd did not answer. */
@@ -228,13 +238,14 @@ static void op_end_locked(lh_op *op, lh_status status, const char *text,
     tell_comm_locked(op, reply);
     op->comm = NULL;
   }
-  if (op->held && op->status == LH_OK && op->copy_to != NULL) {
+  if (op->held && op->status == LH_OK && to_be_collected(op)) {
     op->state = LHI_ARRIVED;
     if (op->source_region != NULL) --op->source_region->pins;
     op->source_region = NULL;
   } else {
     op->state = LHI_ENDED;
     lhi_op_unpin_locked(op);
+    lhi_sync_over_locked(op, op->status == LH_OK && !to_be_collected(op));
   }
   lhi_wake_locked(op->client);
   if (!op->held) op_free_locked(op);
@@ -274,12 +285,14 @@ static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
     die_locked(client, LH_INTERNAL, "peerd answered a call that was not asked; connection closed");
     return;
   }
+  op->reply_flags = reply->flags;
   if (reply->status != LH_OK) {
     op_end_locked(op, (lh_status)reply->status, reply->u.text, reply);
     return;
   }
   if (op->kind == LHI_ALL_REDUCE) op->reply.info = reply->u.op;
   if (op->kind == LHI_MEMBERS) op->reply.members = reply->u.members;
+  if (op->synced != NULL) op->reply.sync = reply->u.sync;
   op_end_locked(op, LH_OK, NULL, reply);
 }
 
@@ -314,6 +327,13 @@ static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
       break;
     case LH_IPC_GONE:
       on_gone_locked(client, reply);
+      break;
+    case LH_IPC_PROGRESS:
+      comm = find_comm_locked(client, reply->member);
+      if (comm == NULL || comm->sync == NULL) break;
+      comm->sync->progress = reply->u.progress;
+      comm->sync->progress_told = false;
+      lhi_wake_locked(client);
       break;
     default:
       die_locked(client, LH_INTERNAL,
@@ -395,11 +415,27 @@ static void read_round_locked(lh_client *client, int64_t deadline_ns) {
 static void collect_locked(lh_op *op) {
   op->state = LHI_COLLECTING;
   pthread_mutex_unlock(&op->client->mutex);
-  memcpy(op->copy_to, op->target, op->bytes);
+  if (op->synced != NULL) {
+    lhi_state_copy_back(op->synced);
+  } else {
+    memcpy(op->copy_to, op->target, op->bytes);
+  }
   pthread_mutex_lock(&op->client->mutex);
   op->state = LHI_ENDED;
   lhi_op_unpin_locked(op);
+  lhi_sync_over_locked(op, true);
   lhi_wake_locked(op->client);
+}
+
+/* Calls the caller's function, without the mutex. */
+static void tell_progress_locked(lh_op *op) {
+  lh_progress progress = {sizeof progress, op->progress.sources, op->progress.bytes_done,
+                          op->progress.bytes_total, op->progress.bytes_per_second};
+  op->progress_told = true;
+  if (op->on_progress == NULL) return;
+  pthread_mutex_unlock(&op->client->mutex);
+  op->on_progress(&progress, op->progress_context);
+  pthread_mutex_lock(&op->client->mutex);
 }
 
 bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
@@ -407,6 +443,7 @@ bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
   bool read = false;
   bool last = false;
   while (op->state != LHI_ENDED) {
+    if (!op->progress_told) tell_progress_locked(op);
     if (op->state == LHI_ARRIVED) {
       collect_locked(op);
       continue;
@@ -634,7 +671,7 @@ static bool in_use_locked(const lh_client *client, const uint8_t *data, size_t b
       return true;
     }
   }
-  return false;
+  return lhi_state_uses_locked(client, data, bytes);
 }
 
 lh_status lh_free(lh_client *client, void *data) {
@@ -653,7 +690,8 @@ lh_status lh_free(lh_client *client, void *data) {
                       data);
   } else if (region->pins > 0 && in_use_locked(client, data, block->bytes)) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
-                      "lh_free: an operation in flight uses the buffer; lh_op_wait() for it first");
+                      "lh_free: an operation in flight or a state uses the buffer; lh_op_wait() "
+                      "for it, or lh_state_free() it first");
   } else {
     (void)lhi_arena_give(&client->arena, data);
   }
@@ -675,6 +713,11 @@ static void client_free(lh_client *client) {
     lh_comm *const comm = client->comms;
     client->comms = comm->next;
     lhi_comm_free_memory(comm);
+  }
+  while (client->states != NULL) {
+    lh_state *const state = client->states;
+    client->states = state->next;
+    lhi_state_free_memory(state);
   }
   lhi_arena_clear(&client->arena);
   if (client->fd >= 0) close(client->fd);
@@ -738,6 +781,7 @@ static lh_client *client_new(int fd) {
   client->fd = fd;
   client->next_call = 1;
   client->next_region = 1;
+  client->next_state = 1;
   pthread_mutex_init(&client->mutex, NULL);
   pthread_mutex_init(&client->send_mutex, NULL);
   return client;

@@ -43,6 +43,18 @@ static lh_status standing_locked(const lh_comm *comm, const char *call) {
   return LH_OK;
 }
 
+lh_status lhi_free_check_locked(const lh_comm *comm, const char *call) {
+  if (comm->stepping) {
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "%s: this member waits at a step boundary already; wait for that first", call);
+  }
+  if (comm->sync != NULL) {
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "%s: this member is in a sync already; wait for that first", call);
+  }
+  return LH_OK;
+}
+
 lh_status lhi_member_check_locked(const lh_comm *comm, const char *call) {
   const lh_status status = standing_locked(comm, call);
   if (status != LH_OK) return status;
@@ -55,7 +67,7 @@ lh_status lhi_member_check_locked(const lh_comm *comm, const char *call) {
 }
 
 /* NULL and fork() checks of calls that take a communicator. */
-static lh_status check_comm(const lh_comm *comm, const char *call) {
+lh_status lhi_check_comm(const lh_comm *comm, const char *call) {
   if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", call);
   return lhi_process_check(comm->client, call);
 }
@@ -247,15 +259,18 @@ static lh_status leave_start(const char *call, lh_comm *comm, lh_op **op_out) {
   return status;
 }
 
-/* Waits for a leave or step; one that does not end in time is kept in *parked. */
-static lh_status finish(const char *call, lh_op *op, lh_op **parked, int64_t timeout_ms) {
+lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeout_ms,
+                     lh_sync_info_t *info) {
   lh_client *const client = op->client;
   lh_status status;
   pthread_mutex_lock(&client->mutex);
   if (lhi_wait_locked(op, lhi_deadline_ns(timeout_ms))) {
+    if (info != NULL) lhi_sync_info_locked(op, info);
     status = lhi_outcome_locked(op);
     lhi_op_release_locked(op);
   } else {
+    /* What the next call gives is used then. */
+    op->on_progress = NULL;
     *parked = op;
     status = lhi_fail(LH_DEADLINE_EXCEEDED,
                       "%s: not finished within %lld ms; it goes on, call again to wait for it",
@@ -267,18 +282,18 @@ static lh_status finish(const char *call, lh_op *op, lh_op **parked, int64_t tim
 
 lh_status lh_leave(lh_comm *comm, int64_t timeout_ms) {
   lh_op *op;
-  lh_status status = check_comm(comm, "lh_leave");
+  lh_status status = lhi_check_comm(comm, "lh_leave");
   if (status == LH_OK) status = lhi_check_timeout("lh_leave", timeout_ms);
   if (status == LH_OK) status = leave_start("lh_leave", comm, &op);
   if (status != LH_OK) return status;
-  return finish("lh_leave", op, &comm->parked_leave, timeout_ms);
+  return lhi_finish("lh_leave", op, &comm->parked_leave, timeout_ms, NULL);
 }
 
 lh_status lh_leave_start(lh_comm *comm, lh_op **op_out) {
   lh_status status;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_leave_start: op_out is NULL");
   *op_out = NULL;
-  status = check_comm(comm, "lh_leave_start");
+  status = lhi_check_comm(comm, "lh_leave_start");
   if (status != LH_OK) return status;
   return leave_start("lh_leave_start", comm, op_out);
 }
@@ -292,6 +307,8 @@ void lh_comm_free(lh_comm *comm) {
   pthread_mutex_lock(&client->mutex);
   if (comm->parked_step != NULL) lhi_op_release_locked(comm->parked_step);
   comm->parked_step = NULL;
+  if (comm->parked_sync != NULL) lhi_op_release_locked(comm->parked_sync);
+  comm->parked_sync = NULL;
   if (!client->dead && comm->gone == LH_OK && !comm->left &&
       (!comm->leaving || comm->parked_leave != NULL)) {
     lh_op *const op = leave_locked(comm, &request, &send);
@@ -312,7 +329,7 @@ void lh_comm_free(lh_comm *comm) {
 
 lh_status lh_world(lh_comm *comm, lh_world_info *info) {
   lh_world_info own = LH_WORLD_INFO_INIT;
-  lh_status status = check_comm(comm, "lh_world");
+  lh_status status = lhi_check_comm(comm, "lh_world");
   if (status != LH_OK) return status;
   if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_world: info is NULL");
   pthread_mutex_lock(&comm->client->mutex);
@@ -382,7 +399,7 @@ lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *
   uint64_t epoch = 0;
   uint32_t count = 0;
   int tries = 0;
-  lh_status status = check_comm(comm, "lh_members");
+  lh_status status = lhi_check_comm(comm, "lh_members");
   if (status != LH_OK) return status;
   if (count_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_members: count_out is NULL");
   if (ids == NULL && capacity > 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_members: ids is NULL");
@@ -425,11 +442,7 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
     comm->parked_step = NULL;
   } else {
     status = lhi_member_check_locked(comm, call);
-    if (status == LH_OK && comm->stepping) {
-      status =
-          lhi_fail(LH_FAILED_PRECONDITION,
-                   "%s: this member waits at a step boundary already; wait for that first", call);
-    }
+    if (status == LH_OK) status = lhi_free_check_locked(comm, call);
     if (status == LH_OK) {
       op = lhi_op_new_locked(client, LHI_STEP, comm);
       if (op == NULL) status = LH_UNAVAILABLE;
@@ -453,11 +466,11 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
 
 static lh_status step(const char *call, lh_comm *comm, int64_t timeout_ms) {
   lh_op *op;
-  lh_status status = check_comm(comm, call);
+  lh_status status = lhi_check_comm(comm, call);
   if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
   if (status == LH_OK) status = step_start(call, comm, &op);
   if (status != LH_OK) return status;
-  return finish(call, op, &comm->parked_step, timeout_ms);
+  return lhi_finish(call, op, &comm->parked_step, timeout_ms, NULL);
 }
 
 lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms) {
@@ -470,7 +483,7 @@ lh_status lh_begin_step_start(lh_comm *comm, lh_op **op_out) {
   lh_status status;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_begin_step_start: op_out is NULL");
   *op_out = NULL;
-  status = check_comm(comm, "lh_begin_step_start");
+  status = lhi_check_comm(comm, "lh_begin_step_start");
   if (status != LH_OK) return status;
   return step_start("lh_begin_step_start", comm, op_out);
 }

@@ -52,6 +52,7 @@ size_t lh_dtype_size(lh_dtype dtype) {
   switch (dtype) {
     case LH_UINT8:
     case LH_INT8:
+    case LH_BOOL:
       return 1;
     case LH_UINT16:
     case LH_INT16:

@@ -35,7 +35,10 @@ enum lhi_op_kind {
   LHI_JOIN,
   LHI_LEAVE,
   LHI_STEP,
-  LHI_ALL_REDUCE
+  LHI_ALL_REDUCE,
+  LHI_STATE,
+  LHI_UNSTATE,
+  LHI_SYNC
 };
 
 enum lhi_op_state {
@@ -60,7 +63,9 @@ struct lh_op {
   union {
     struct lh_ipc_op_info info;
     struct lh_ipc_members_page members;
+    struct lh_ipc_sync_info sync;
   } reply;
+  uint32_t reply_flags;
 
   /* all-reduce */
   struct lhi_region *source_region, *target_region; /* pinned while open */
@@ -69,6 +74,46 @@ struct lh_op {
   bool staged;
   void *staged_source, *staged_target; /* blocks of ours, NULL if the caller's memory is used */
   void *copy_to;                       /* where the staged result goes */
+
+  /* sync, and step with one */
+  lh_state *synced; /* NULL once nothing of it is used any more */
+  bool of_sync;     /* it is one */
+  bool in_place;    /* as in lh_state */
+  bool passed;      /* the boundary is behind the member, whatever becomes of the sync */
+  void (*on_progress)(const lh_progress *progress, void *context);
+  void *progress_context;
+  struct lh_ipc_progress progress;
+  bool progress_told; /* to the caller */
+};
+
+/* One tensor of a state. */
+struct lhi_tensor {
+  uint8_t *data; /* in the arena */
+  size_t bytes;
+  bool staged;               /* the caller says that it is a copy */
+  uint8_t *copy_of;          /* the caller's memory, if `data` is a copy of it; else NULL */
+  struct lhi_region *region; /* pinned, of a tensor in place; else NULL */
+  size_t first_chunk;        /* in lh_state.changed */
+};
+
+struct lh_state {
+  lh_client *client;
+  lh_state *previous, *next; /* in client->states */
+  uint64_t id;               /* at peerd */
+  lh_op *op;                 /* the sync that uses it, or NULL */
+  bool starting;             /* a call copies tensors for a sync */
+  uint32_t count;
+  struct lhi_tensor *tensors;
+  uint32_t copied; /* tensors that are copies of ours */
+  bool in_place;   /* some are no copies, of ours or of the caller */
+  size_t chunks;
+  /* Blocks of the arena, each in a region that is pinned. */
+  uint8_t *table; /* of struct lh_ipc_tensor; behind it, in one block: */
+  uint8_t *touched;
+  uint8_t *changed;
+  uint8_t *copies; /* NULL: none */
+  struct lhi_region *table_region;
+  struct lhi_region *copies_region;
 };
 
 struct lh_comm {
@@ -90,6 +135,8 @@ struct lh_comm {
   /* Begun by a call whose time ran out: the next such call goes on waiting for it. */
   lh_op *parked_step;
   lh_op *parked_leave;
+  lh_op *parked_sync;
+  lh_op *sync; /* open: a sync, or a step with one */
 };
 
 struct lh_client {
@@ -110,6 +157,8 @@ struct lh_client {
   lh_op *table[LHI_TABLE_SIZE];
   lh_op *ops;
   lh_comm *comms;
+  lh_state *states;
+  uint64_t next_state;
   struct lhi_arena arena;
   size_t inbox_bytes;                          /* the reader's */
   struct lh_ipc_reply inbox[LHI_INBOX_FRAMES]; /* the reader's */
@@ -179,9 +228,28 @@ void lhi_trim(lh_client *client);
 /* The op's outcome as return value and text. Mutex held; the op has ended. */
 lh_status lhi_outcome_locked(const lh_op *op);
 
+/* ---- state.c */
+/* Whether the block is used by a state. */
+bool lhi_state_uses_locked(const lh_client *client, const uint8_t *data, size_t bytes);
+/* Copies what came from others to where the caller has it. Without the mutex. */
+void lhi_state_copy_back(const lh_state *state);
+/* The sync does not use its state any more. `good`: the caller's tensors are what all hold. */
+void lhi_sync_over_locked(lh_op *op, bool good);
+/* What is known of a sync that has ended; keeps info->struct_size. */
+void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info);
+void lhi_state_free_memory(lh_state *state);
+
 /* ---- comm.c */
+/* NULL and fork() checks of calls that take a communicator. */
+lh_status lhi_check_comm(const lh_comm *comm, const char *call);
+/* Waits for a call of a member that goes on by itself; one that does not end in time is kept in
+ * *parked. `info` is filled at the end if it is not NULL. */
+lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeout_ms,
+                     lh_sync_info_t *info);
 /* LH_OK: an admitted member that can be used. */
 lh_status lhi_member_check_locked(const lh_comm *comm, const char *call);
+/* LH_OK: it is neither at a step boundary nor in a sync. */
+lh_status lhi_free_check_locked(const lh_comm *comm, const char *call);
 void lhi_comm_unuse_locked(lh_comm *comm);
 void lhi_comm_free_memory(lh_comm *comm);
 

@@ -24,7 +24,7 @@ static lh_status check_all_reduce(const lh_all_reduce_options *o, size_t *bytes_
   const uintptr_t high = source < target ? target : source;
   if (o->source == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", kAllReduce);
   if (o->target == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", kAllReduce);
-  if (element == 0)
+  if (element == 0 || o->dtype == LH_BOOL)
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d", kAllReduce, (int)o->dtype);
   if ((unsigned)o->op > LH_MAX)
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d", kAllReduce, (int)o->op);

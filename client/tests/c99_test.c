@@ -19,6 +19,10 @@ int main(void) {
   lh_op_info_t info = LH_OP_INFO_INIT;
   lh_client *client = (lh_client *)&failures;
   float value = 1.0f;
+  lh_sync_options sync = LH_SYNC_OPTIONS_INIT;
+  lh_sync_info_t sync_info = LH_SYNC_INFO_INIT;
+  lh_tensor tensor = LH_TENSOR_INIT;
+  lh_state *state = (lh_state *)&failures;
 
   expect(strcmp(lh_last_error(), "") == 0, "no error to begin with");
   open_options.socket_path = "/nonexistent/peerd.sock";
@@ -34,6 +38,13 @@ int main(void) {
   expect(world.struct_size == sizeof world && info.struct_size == sizeof info,
          "infos know their size");
   expect(lh_dtype_size(LH_FLOAT64) == 8, "dtype size");
+  expect(lh_dtype_size(LH_BOOL) == 1, "bool size");
+  expect(sync.struct_size == sizeof sync && sync.strategy == LH_POPULAR &&
+             sync_info.struct_size == sizeof sync_info && tensor.struct_size == sizeof tensor,
+         "default sync");
+  expect(lh_state_new(NULL, &tensor, 1, &state) == LH_INVALID_ARGUMENT && state == NULL,
+         "state without client");
+  expect(lh_state_free(NULL) == LH_OK, "free no state");
   expect(strcmp(lh_version(), "0.1.0") == 0, "version");
   return failures == 0 ? 0 : 1;
 }

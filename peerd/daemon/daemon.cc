@@ -31,6 +31,8 @@
 #include "peerd/metrics/peer_metrics.h"
 #include "peerd/runner/control_frames.h"
 #include "peerd/runner/op_runner.h"
+#include "peerd/runner/sync_runner.h"
+#include "peerd/state/hash_pool.h"
 #include "peerd/transport/transport.h"
 
 namespace longhaul::peerd {
@@ -86,6 +88,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void Send(const ControlFrame& frame) {
     transport_->SendControl(frame.link, frame.header, frame.bytes());
   }
+  void EndSync(const SyncEnded& ended);
   void FailHopelessJoins();
   void WatchSignals();
   void OnSignal();
@@ -116,8 +119,11 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
 
   // ---- IpcHandler
   void OnJoin(const LocalJoin& join) override;
-  void OnStep(LocalId local) override { Post(LocalStep{local}); }
-  void OnLeave(LocalId local) override { Post(LocalLeave{local}); }
+  void OnStep(LocalId local, const StateSync* sync) override;
+  void OnSync(LocalId local, const StateSync& sync) override {
+    syncs_->Begin(local, sync, /*with_step=*/false);
+  }
+  void OnLeave(LocalId local) override;
   void OnPost(const IpcPost& post) override;
   IpcMembers OnMembers(LocalId local) override;
   void OnGone(LocalId local, const std::string& reason) override;
@@ -131,6 +137,8 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   std::unique_ptr<Ring> ring_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<OpRunner> runner_;
+  std::unique_ptr<HashPool> hash_pool_;
+  std::unique_ptr<SyncRunner> syncs_;
   std::unique_ptr<IpcServer> ipc_;
   std::unique_ptr<PeerCore> core_;
   std::unique_ptr<PeerMetrics> metrics_;
@@ -176,6 +184,11 @@ absl::Status DaemonImpl::Open() {
   runner.self = self_;
   runner.scratch_limit = options_.scratch_limit;
   runner_ = std::make_unique<OpRunner>(transport_.get(), runner);
+
+  const uint32_t hash_threads =
+      options_.hash_threads != 0 ? options_.hash_threads : DefaultHashThreads();
+  hash_pool_ = std::make_unique<HashPool>(hash_threads, [this] { ring_->Wake(); });
+  syncs_ = std::make_unique<SyncRunner>(hash_pool_.get(), [this] { return ring_->Now(); });
 
   std::string endpoint = options_.advertise;
   if (endpoint.empty()) {
@@ -231,6 +244,7 @@ absl::Status DaemonImpl::Run() {
     const Tick now = ring_->Now();
     if (now >= core_->NextDeadline()) Post(TimePassed{});
     TakeInbox();
+    hash_pool_->Deliver();
     FailHopelessJoins();
     if (now >= metrics_due_) PublishMetrics();
     Drain();
@@ -275,6 +289,7 @@ void DaemonImpl::TakeInbox() {
 void DaemonImpl::Drain() {
   while (true) {
     for (Event& event : runner_->TakeEvents()) events_.push_back(std::move(event));
+    for (Event& event : syncs_->TakeEvents()) events_.push_back(std::move(event));
     if (events_.empty()) return;
     const Event event = std::move(events_.front());
     events_.pop_front();
@@ -299,7 +314,10 @@ void DaemonImpl::Carry(Action& action) {
       d->ipc_->PostDone(a.post, a.outcome, a.info, traffic.bytes_sent, traffic.bytes_received);
     }
     void operator()(WorldChanged& a) { d->ipc_->WorldChanged(a.local, a.world); }
-    void operator()(MemberGone& a) { d->ipc_->MemberGone(a.local, a.outcome); }
+    void operator()(MemberGone& a) {
+      d->syncs_->Withdraw(a.local);
+      d->ipc_->MemberGone(a.local, a.outcome);
+    }
     void operator()(OpenLinks& a) {
       std::vector<LinkRequest> links;
       for (const LinkWanted& want : a.links) {
@@ -319,14 +337,21 @@ void DaemonImpl::Carry(Action& action) {
     void operator()(CreditAttempt& a) { d->runner_->Credit(a); }
     void operator()(StopAttempt& a) { d->runner_->Stop(a); }
     void operator()(FinishAttempt& a) { d->runner_->Finish(a); }
-    // No request of a trainer carries a state: nothing begins a sync.
-    void operator()(SyncEnded&) { LH_CHECK(false); }
-    void operator()(ServeState&) { LH_CHECK(false); }
-    void operator()(EndServe&) { LH_CHECK(false); }
-    void operator()(StartTransfer&) { LH_CHECK(false); }
-    void operator()(ChangeSources&) { LH_CHECK(false); }
-    void operator()(StopTransfer&) { LH_CHECK(false); }
-    void operator()(CompareManifest&) { LH_CHECK(false); }
+    void operator()(SyncEnded& a) { d->EndSync(a); }
+    void operator()(ServeState&) {}
+    void operator()(EndServe&) {}
+    void operator()(StartTransfer& a) {
+      d->Post(TransferEnded{a.local,
+                            {Code::kUnavailable, "this peer cannot fetch states"},
+                            /*bytes=*/0,
+                            /*sources=*/{},
+                            /*corrupt=*/{},
+                            /*wrote=*/false});
+    }
+    void operator()(ChangeSources&) {}
+    // Each transfer has ended by then.
+    void operator()(StopTransfer&) {}
+    void operator()(CompareManifest& a) { d->Post(ManifestCompared{a.local, ""}); }
     void operator()(BreakLink& a) { d->transport_->BreakLink({a.run, a.peer}, a.reason); }
     void operator()(FaultOver& a) { d->metrics_->ObserveFault(a); }
     void operator()(Drained&) { d->drained_ = true; }
@@ -357,8 +382,40 @@ IpcMembers DaemonImpl::OnMembers(LocalId local) {
   return {view.epoch, std::move(view.members)};
 }
 
+void DaemonImpl::OnStep(LocalId local, const StateSync* sync) {
+  if (sync != nullptr) {
+    syncs_->Begin(local, *sync, /*with_step=*/true);
+  } else {
+    Post(LocalStep{local});
+  }
+}
+
+void DaemonImpl::OnLeave(LocalId local) {
+  // Those that the core has heard of end with the member, and are answered then.
+  if (syncs_->Withdraw(local)) {
+    const Outcome leaves{Code::kAborted, "the member leaves"};
+    ipc_->SyncDone(local, leaves, {});
+    ipc_->StepDone(local, leaves, {});
+  }
+  Post(LocalLeave{local});
+}
+
+void DaemonImpl::EndSync(const SyncEnded& ended) {
+  const StateSyncInfo info = syncs_->End(ended);
+  // Where all were equal there is nothing to tell: that is so at each step.
+  if (!ended.outcome.ok() || info.bytes > 0) {
+    Log(LogLevel::kInfo,
+        absl::StrCat("state sync ended local=", ended.local.value(), " ok=", ended.outcome.ok(),
+                     " revision=", info.revision, " bytes=", info.bytes, " sources=", info.sources,
+                     " took_ms=", info.total_us / 1000) +
+            LogField("torn", info.torn ? "yes" : "no") + LogField("reason", ended.outcome.text));
+  }
+  ipc_->SyncDone(ended.local, ended.outcome, info);
+}
+
 void DaemonImpl::OnGone(LocalId local, const std::string& reason) {
   joins_.erase(local);
+  syncs_->Withdraw(local);
   Post(LocalDied{local, reason});
 }
 
@@ -431,6 +488,7 @@ void DaemonImpl::PublishMetrics() {
   for (const auto& [group, traffic] : runner_->Traffic()) {
     core_->SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
   }
+  for (const int64_t us : syncs_->TakeHashTimes()) metrics_->ObserveStateHash(us);
   PeerSnapshot snapshot;
   snapshot.core = core_->GetStats();
   snapshot.transport = transport_->GetStats();

@@ -26,6 +26,7 @@ struct DaemonOptions {
   uint32_t lanes = 0;  // 0: automatic
   uint64_t arena_limit = 0;
   uint64_t scratch_limit = 0;
+  uint32_t hash_threads = 0;  // 0: half of the processors, at most 8
   uint32_t drain_timeout_ms = 30000;
   // A join fails if no coordinator could be reached for this long.
   uint32_t coordinator_timeout_ms = 10000;

@@ -853,5 +853,460 @@ TEST_F(IpcClientTest, TheCppHeaderCleansUpAfterItself) {
   EXPECT_THROW(longhaul::Client("/tmp/no-such-directory/x", "", 0), longhaul::Error);
 }
 
+// ------------------------------------------------------------------------------ states
+
+// Two tensors: "w" of 3 MiB and a half in the arena, "m" as large outside of it.
+class IpcClientStateTest : public IpcClientTest {
+ protected:
+  static constexpr uint64_t kSize = 7 * kMiB / 2;
+
+  ~IpcClientStateTest() override { EXPECT_EQ(lh_state_free(state_), LH_OK) << lh_last_error(); }
+  lh_tensor Tensor(const char* name, void* data, uint32_t flags = 0) {
+    lh_tensor tensor = LH_TENSOR_INIT;
+    tensor.name = name;
+    tensor.dtype = LH_UINT8;
+    tensor.data = data;
+    tensor.shape = &kShape;
+    tensor.dims = 1;
+    tensor.flags = flags;
+    return tensor;
+  }
+  lh_status New(const std::vector<lh_tensor>& tensors) {
+    return lh_state_new(client_, tensors.data(), static_cast<uint32_t>(tensors.size()), &state_);
+  }
+  void StartWithState() {
+    StartJoined();
+    in_place_ = reinterpret_cast<uint8_t*>(Alloc(kSize));
+    memset(in_place_, 1, kSize);
+    memset(copied_.data(), 2, kSize);
+    ASSERT_EQ(New({Tensor("w", in_place_), Tensor("m", copied_.data(), LH_ALLOW_UNEQUAL)}), LH_OK)
+        << lh_last_error();
+  }
+  lh_sync_options Options(lh_hash hash = LH_HASH_ALWAYS) {
+    lh_sync_options options = LH_SYNC_OPTIONS_INIT;
+    options.state = state_;
+    options.revision = 12;
+    options.hash = hash;
+    return options;
+  }
+  lh_status Sync(lh_hash hash = LH_HASH_ALWAYS) {
+    const lh_sync_options options = Options(hash);
+    info_ = LH_SYNC_INFO_INIT;
+    return lh_sync_state(comm_, &options, kPatienceMs, &info_);
+  }
+  std::vector<uint8_t> TouchedLast() {
+    std::vector<uint8_t> touched;
+    harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+      touched = handler.syncs.back().touched;
+      handler.syncs.pop_back();
+    });
+    return touched;
+  }
+  bool UntilSyncs(size_t count) {
+    return harness_->Until(
+        [count](ScriptedHandler& handler, IpcServer&) { return handler.syncs.size() == count; });
+  }
+  // The end of the sync that is held: chunk 2 of both tensors came from others.
+  void Fetch(const Outcome& outcome = {}) {
+    ASSERT_TRUE(UntilSyncs(1));
+    harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+      const StateSync sync = std::move(handler.syncs.back());
+      LocalState& state = *sync.state;
+      for (size_t tensor = 0; tensor < 2; ++tensor) {
+        EXPECT_EQ(state.Tensor(tensor)[0], tensor + 1);
+        EXPECT_EQ(state.Tensor(tensor)[kSize - 1], tensor + 1);
+        // All of it, but only the third and fourth chunk are said to have changed.
+        memset(state.places[tensor], static_cast<int>(10 + tensor), kSize);
+        state.changed[tensor * 4 + 2] = 1;
+        state.changed[tensor * 4 + 3] = 1;
+      }
+      handler.sync_info.bytes = 3 * kMiB;
+      handler.sync_info.sources = 2;
+      handler.sync_info.torn = !outcome.ok();
+      handler.FinishSync(LocalId(1), outcome);
+      handler.syncs.clear();
+      handler.sync_info = {};
+    });
+  }
+
+  const uint64_t kShape = kSize;
+  uint8_t* in_place_ = nullptr;
+  std::vector<uint8_t> copied_ = std::vector<uint8_t>(kSize);
+  lh_state* state_ = nullptr;
+  lh_sync_info_t info_ = LH_SYNC_INFO_INIT;
+};
+
+TEST_F(IpcClientStateTest, ASyncOfEqualStatesSaysWhatAllHold) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(info_.struct_size, sizeof info_);
+  EXPECT_EQ(info_.revision, 12u);
+  EXPECT_EQ(info_.hash_high, 0xau);
+  EXPECT_EQ(info_.hash_low, 0xbu);
+  EXPECT_EQ(info_.bytes, 0u);
+  EXPECT_EQ(info_.torn, 0u);
+  EXPECT_NEAR(info_.seconds, 0.005, 1e-9);
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.events.back(), "sync 1 revision 12");
+    const StateSync& sync = handler.syncs.back();
+    EXPECT_EQ(sync.strategy, control::SyncStrategy::kPopular);
+    EXPECT_FALSE(sync.restored);
+    EXPECT_TRUE(sync.touched.empty());
+    EXPECT_EQ(sync.state->manifest, (Manifest{{"w", LH_UINT8, {kSize}, kSize, false},
+                                              {"m", LH_UINT8, {kSize}, kSize, true}}));
+    EXPECT_EQ(sync.state->Tensor(0)[0], 1);
+    EXPECT_EQ(sync.state->Tensor(1)[kSize - 1], 2);
+    handler.syncs.clear();
+  });
+}
+
+TEST_F(IpcClientStateTest, WhatCameFromOthersIsCopiedBack) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  std::thread peer([this] { Fetch(); });
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  peer.join();
+  EXPECT_EQ(info_.bytes, 3 * kMiB);
+  EXPECT_EQ(info_.sources, 2u);
+  EXPECT_EQ(in_place_[0], 10);
+  EXPECT_EQ(copied_[0], 2) << "did not change";
+  EXPECT_EQ(copied_[2 * kMiB - 1], 2);
+  EXPECT_EQ(copied_[2 * kMiB], 11);
+  EXPECT_EQ(copied_[kSize - 1], 11);
+  for (const uint32_t tensor : {0u, 1u}) {
+    uint64_t offset = 5;
+    uint64_t bytes = 0;
+    ASSERT_EQ(lh_state_next_change(state_, tensor, &offset, &bytes), LH_OK);
+    EXPECT_EQ(offset, 2 * kMiB);
+    EXPECT_EQ(bytes, kSize - 2 * kMiB);
+    offset += bytes;
+    ASSERT_EQ(lh_state_next_change(state_, tensor, &offset, &bytes), LH_OK);
+    EXPECT_EQ(bytes, 0u);
+  }
+}
+
+TEST_F(IpcClientStateTest, ASyncThatFailsLeavesWhatIsACopyAsItWas) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  std::thread peer([this] { Fetch({Code::kAborted, "source died"}); });
+  EXPECT_EQ(Sync(), LH_ABORTED);
+  peer.join();
+  EXPECT_TRUE(Says("source died")) << lh_last_error();
+  EXPECT_EQ(info_.torn, 1u);
+  EXPECT_EQ(copied_[kSize - 1], 2);
+  Hold(&ScriptedHandler::hold_syncs, false);
+  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
+  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 1}));
+}
+
+TEST_F(IpcClientStateTest, OnChangeNamesWhatWasTouchedSinceTheLastGoodSync) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
+  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 1}));
+  memset(copied_.data(), 7, kSize);
+  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.syncs.back().state->Tensor(1)[0], 2) << "nobody said that it changed";
+  });
+  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{0, 0}));
+  ASSERT_EQ(lh_state_touch(state_, 1), LH_OK);
+  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.syncs.back().state->Tensor(1)[0], 7);
+  });
+  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{0, 1}));
+  ASSERT_EQ(lh_state_touch(state_, LH_ALL_TENSORS), LH_OK);
+  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
+  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 1}));
+  EXPECT_EQ(lh_state_touch(state_, 2), LH_INVALID_ARGUMENT);
+}
+
+TEST_F(IpcClientStateTest, AStateOfCopiesIsWholeAgainWhateverBrokeOff) {
+  StartJoined();
+  ASSERT_EQ(New({Tensor("m", copied_.data())}), LH_OK) << lh_last_error();
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_TRUE(handler.syncs.back().restored);
+    handler.syncs.clear();
+  });
+}
+
+TEST_F(IpcClientStateTest, SoIsWhatTheCallerStages) {
+  StartJoined();
+  in_place_ = reinterpret_cast<uint8_t*>(Alloc(kSize));
+  ASSERT_EQ(New({Tensor("w", in_place_, LH_STAGED), Tensor("m", copied_.data())}), LH_OK);
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_TRUE(handler.syncs.back().restored);
+    handler.syncs.clear();
+  });
+}
+
+TEST_F(IpcClientStateTest, TensorsThatShareBytesAreCopied) {
+  StartJoined();
+  in_place_ = reinterpret_cast<uint8_t*>(Alloc(kSize));
+  memset(in_place_, 1, 2 * kSize);
+  ASSERT_EQ(New({Tensor("w", in_place_), Tensor("tied", in_place_), Tensor("view", in_place_ + 7)}),
+            LH_OK)
+      << lh_last_error();
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    const LocalState& state = *handler.syncs.back().state;
+    EXPECT_NE(state.places[0], state.places[1]);
+    EXPECT_EQ(memcmp(state.places[0], state.places[1], kSize), 0);
+    handler.syncs.clear();
+  });
+}
+
+TEST_F(IpcClientStateTest, AStepAndItsSyncAreOneCall) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  const lh_sync_options options = Options();
+  ASSERT_EQ(lh_begin_step_sync(comm_, &options, kPatienceMs, &info_), LH_OK) << lh_last_error();
+  EXPECT_EQ(info_.passed, 1u);
+  EXPECT_EQ(info_.revision, 12u);
+  EXPECT_EQ(harness_->Events(),
+            (std::vector<std::string>{"join 1 run/3 tester", "step 1", "sync 1 revision 12"}));
+}
+
+TEST_F(IpcClientStateTest, ABoundaryMayBePassedAndTheSyncFail) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.epoch = 9; });
+  Hold(&ScriptedHandler::hold_syncs);
+  Hold(&ScriptedHandler::hold_steps);
+  const lh_sync_options options = Options();
+  std::thread peer([this] {
+    Fetch({Code::kAborted, "source died"});
+    harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
+      server.StepDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
+    });
+  });
+  EXPECT_EQ(lh_begin_step_sync(comm_, &options, kPatienceMs, &info_), LH_ABORTED);
+  peer.join();
+  EXPECT_EQ(info_.passed, 1u);
+  EXPECT_EQ(info_.torn, 1u);
+  lh_world_info world = LH_WORLD_INFO_INIT;
+  ASSERT_EQ(lh_world(comm_, &world), LH_OK);
+  EXPECT_EQ(world.epoch, 9u);
+}
+
+TEST_F(IpcClientStateTest, ANewcomerOnlyJoinsTheSyncOfTheBoundaryThatAdmittedIt) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  ASSERT_EQ(New({Tensor("m", copied_.data())}), LH_OK) << lh_last_error();
+  const lh_sync_options options = Options();
+  ASSERT_EQ(lh_begin_step_sync(comm_, &options, kPatienceMs, &info_), LH_OK) << lh_last_error();
+  EXPECT_EQ(info_.passed, 1u);
+  EXPECT_EQ(harness_->Events(),
+            (std::vector<std::string>{"join 1 run/3 tester", "sync 1 revision 12"}));
+  ASSERT_EQ(lh_begin_step_sync(comm_, &options, kPatienceMs, &info_), LH_OK) << lh_last_error();
+  EXPECT_EQ(harness_->Events().size(), 4u) << "a boundary of its own";
+}
+
+TEST_F(IpcClientStateTest, ASyncWhoseTimeRanOutGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  const lh_sync_options options = Options();
+  for (const bool step : {false, true}) {
+    const auto call = step ? lh_begin_step_sync : lh_sync_state;
+    EXPECT_EQ(call(comm_, &options, 0, &info_), LH_DEADLINE_EXCEEDED);
+    ASSERT_TRUE(UntilSyncs(1));
+    EXPECT_EQ(call(comm_, &options, 0, nullptr), LH_DEADLINE_EXCEEDED);
+    EXPECT_EQ(lh_state_free(state_), LH_FAILED_PRECONDITION);
+    std::thread peer([this] {
+      harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+        handler.hold_steps = false;
+        handler.FinishSync(LocalId(1));
+        EXPECT_EQ(handler.syncs.size(), 1u);
+        handler.syncs.clear();
+      });
+    });
+    if (step) {
+      // The scripted handler ends the step before its sync otherwise.
+      peer.join();
+      harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
+        server.StepDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
+      });
+    }
+    EXPECT_EQ(call(comm_, &options, kPatienceMs, &info_), LH_OK) << lh_last_error();
+    if (!step) peer.join();
+    EXPECT_EQ(info_.revision, 12u);
+    Hold(&ScriptedHandler::hold_steps);
+  }
+}
+
+TEST_F(IpcClientStateTest, OneSyncAtATime) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  const lh_sync_options options = Options();
+  lh_op* op = nullptr;
+  ASSERT_EQ(lh_sync_state_start(comm_, &options, &op), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_sync_state(comm_, &options, 0, nullptr), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("in a sync")) << lh_last_error();
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_FAILED_PRECONDITION);
+  EXPECT_EQ(lh_sync_info(op, &info_), LH_FAILED_PRECONDITION);
+  Fetch();
+  ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  ASSERT_EQ(lh_sync_info(op, &info_), LH_OK);
+  EXPECT_EQ(info_.sources, 2u);
+  EXPECT_EQ(copied_[kSize - 1], 11);
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientStateTest, AResultThatNobodyWaitsForIsNotCopied) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  const lh_sync_options options = Options();
+  lh_op* op = nullptr;
+  ASSERT_EQ(lh_sync_state_start(comm_, &options, &op), LH_OK) << lh_last_error();
+  lh_op_free(op);
+  Fetch();
+  while (lh_state_free(state_) == LH_FAILED_PRECONDITION) std::this_thread::yield();
+  state_ = nullptr;
+  EXPECT_EQ(copied_[kSize - 1], 2);
+}
+
+TEST_F(IpcClientStateTest, ProgressIsToldByTheThreadThatWaits) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  struct Seen {
+    std::thread::id thread = std::this_thread::get_id();
+    std::atomic<uint64_t> bytes = 0;
+  } seen;
+  lh_sync_options options = Options();
+  options.progress_context = &seen;
+  options.progress = [](const lh_progress* progress, void* context) {
+    auto* const seen = static_cast<Seen*>(context);
+    EXPECT_EQ(seen->thread, std::this_thread::get_id());
+    EXPECT_EQ(progress->struct_size, sizeof *progress);
+    EXPECT_EQ(progress->bytes_total, 100u);
+    EXPECT_EQ(progress->bytes_per_second, 7u);
+    EXPECT_EQ(progress->sources, 2u);
+    seen->bytes = progress->bytes_done;
+  };
+  std::thread peer([&] {
+    ASSERT_TRUE(UntilSyncs(1));
+    for (uint64_t bytes = 1; bytes <= 3; ++bytes) {
+      harness_->Run([&](ScriptedHandler&, IpcServer& server) {
+        server.SyncProgress(LocalId(1), {bytes, 100, 7, 2});
+      });
+      while (seen.bytes != bytes) std::this_thread::yield();
+    }
+    Fetch();
+  });
+  EXPECT_EQ(lh_sync_state(comm_, &options, kPatienceMs, nullptr), LH_OK) << lh_last_error();
+  peer.join();
+}
+
+TEST_F(IpcClientStateTest, BuffersOfAStateAreNotFreed) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  EXPECT_EQ(lh_free(client_, in_place_), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("lh_state_free")) << lh_last_error();
+  ASSERT_EQ(lh_state_free(state_), LH_OK);
+  state_ = nullptr;
+  EXPECT_EQ(lh_free(client_, in_place_), LH_OK) << lh_last_error();
+}
+
+TEST_F(IpcClientStateTest, ManyStatesComeAndGo) {
+  StartJoined();
+  for (int i = 0; i < 3 * LH_STATES_MAX; ++i) {
+    ASSERT_EQ(New({Tensor("m", copied_.data())}), LH_OK) << lh_last_error();
+    ASSERT_EQ(lh_state_free(state_), LH_OK);
+    state_ = nullptr;
+  }
+  EXPECT_EQ(harness_->Stats().requests_refused, 0u);
+}
+
+TEST_F(IpcClientStateTest, WhatPeerdRefusesHasItsReason) {
+  StartJoined();
+  EXPECT_EQ(New({Tensor("a\nb", copied_.data())}), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("UTF-8")) << lh_last_error();
+  EXPECT_EQ(state_, nullptr);
+  EXPECT_EQ(New({Tensor("m", copied_.data()), Tensor("m", copied_.data())}), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("two tensors are called")) << lh_last_error();
+}
+
+TEST_F(IpcClientStateTest, ChecksItsArguments) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  const auto refused = [&](const std::string& part, auto set) {
+    lh_tensor tensor = Tensor("x", copied_.data());
+    set(&tensor);
+    lh_state* state = nullptr;
+    EXPECT_EQ(lh_state_new(client_, &tensor, 1, &state), LH_INVALID_ARGUMENT);
+    EXPECT_TRUE(Says(part)) << lh_last_error();
+  };
+  const std::string long_name(LH_TENSOR_NAME_BYTES_MAX + 1, 'n');
+  const std::vector<uint64_t> huge(8, 1 << 20);
+  refused("struct_size", [](lh_tensor* t) { t->struct_size = 3; });
+  refused("name", [](lh_tensor* t) { t->name = nullptr; });
+  refused("name", [](lh_tensor* t) { t->name = ""; });
+  refused("name", [&](lh_tensor* t) { t->name = long_name.c_str(); });
+  refused("dtype", [](lh_tensor* t) { t->dtype = static_cast<lh_dtype>(13); });
+  refused("data", [](lh_tensor* t) { t->data = nullptr; });
+  refused("shape", [](lh_tensor* t) { t->shape = nullptr; });
+  refused("dimensions", [](lh_tensor* t) { t->dims = 9; });
+  refused("2^40", [&](lh_tensor* t) { t->shape = huge.data(), t->dims = 8; });
+  refused("flags", [](lh_tensor* t) { t->flags = 4; });
+  refused("within one buffer", [&](lh_tensor* t) { t->data = in_place_ + 4 * kSize - 1; });
+  lh_state* state = nullptr;
+  EXPECT_EQ(lh_state_new(client_, nullptr, 1, &state), LH_INVALID_ARGUMENT);
+  const lh_tensor tensor = Tensor("x", copied_.data());
+  EXPECT_EQ(lh_state_new(client_, &tensor, 0, &state), LH_INVALID_ARGUMENT);
+
+  const auto sync_refused = [&](const std::string& part, auto set) {
+    lh_sync_options options = Options();
+    set(&options);
+    EXPECT_EQ(lh_sync_state(comm_, &options, 0, nullptr), LH_INVALID_ARGUMENT);
+    EXPECT_TRUE(Says(part)) << lh_last_error();
+  };
+  sync_refused("struct_size", [](lh_sync_options* o) { o->struct_size = 3; });
+  sync_refused("state", [](lh_sync_options* o) { o->state = nullptr; });
+  sync_refused("strategy", [](lh_sync_options* o) { o->strategy = static_cast<lh_strategy>(0); });
+  sync_refused("hash", [](lh_sync_options* o) { o->hash = static_cast<lh_hash>(2); });
+  sync_refused("restored", [](lh_sync_options* o) { o->restored = 2; });
+  sync_refused("revision", [](lh_sync_options* o) { o->revision = UINT64_MAX; });
+  const lh_sync_options options = Options();
+  lh_sync_info_t info = LH_SYNC_INFO_INIT;
+  info.struct_size = 3;
+  EXPECT_EQ(lh_sync_state(comm_, &options, 0, &info), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_sync_state(nullptr, &options, 0, nullptr), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_sync_state(comm_, nullptr, 0, nullptr), LH_INVALID_ARGUMENT);
+}
+
+TEST_F(IpcClientStateTest, ASyncEndsWithTheConnection) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  std::thread peer([this] {
+    ASSERT_TRUE(UntilSyncs(1));
+    harness_->Stop();
+  });
+  EXPECT_EQ(Sync(), LH_UNAVAILABLE);
+  peer.join();
+  EXPECT_EQ(Sync(), LH_UNAVAILABLE);
+}
+
+TEST_F(IpcClientStateTest, CppSyncsAState) {
+  Start();
+  Client client(harness_->path());
+  Comm comm = client.Join("run");
+  comm.BeginStep();
+  const uint64_t size = 100;
+  Buffer<float> w(client, size);
+  std::vector<double> m(size);
+  const bool flags[] = {true, false};
+  bool copy[] = {true, false};
+  const uint64_t two = 2;
+  memcpy(copy, flags, sizeof copy);
+  State state(client, {longhaul::Tensor("w", w.data(), size), longhaul::Tensor("m", m.data(), size),
+                       longhaul::Tensor("flags", copy, two, LH_ALLOW_UNEQUAL)});
+  state.Touch();
+  EXPECT_EQ(comm.SyncState(state, 3).revision, 3u);
+  lh_sync_options options = LH_SYNC_OPTIONS_INIT;
+  options.state = state.get();
+  options.revision = 4;
+  EXPECT_EQ(comm.BeginStep(options).revision, 4u);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
+}
+
 }  // namespace
 }  // namespace longhaul::peerd

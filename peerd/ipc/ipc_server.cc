@@ -64,7 +64,7 @@ struct Member {
   uint64_t sync_call = 0;   // 0: none open, or it is the step's
   uint64_t sync_state = 0;  // that a sync or step with a sync uses; 0: none
   // Of a step with a sync: that has ended.
-  std::optional<std::pair<Outcome, IpcSyncInfo>> step_sync;
+  std::optional<std::pair<Outcome, StateSyncInfo>> step_sync;
   uint64_t leave_call = 0;  // 0: none open
   struct Post {
     uint64_t tag = 0;
@@ -119,7 +119,7 @@ struct Client {
   };
   std::map<uint64_t, Region> regions;
   struct State {
-    std::shared_ptr<const LocalState> state;
+    std::shared_ptr<LocalState> state;
     std::set<uint64_t> regions;
     bool syncing = false;
   };
@@ -157,7 +157,7 @@ void PutWorld(const World& world, lh_ipc_reply* reply) {
 
 uint64_t Nanoseconds(int64_t us) { return us < 0 ? 0 : static_cast<uint64_t>(us) * 1000; }
 
-void PutSync(const IpcSyncInfo& info, lh_ipc_reply* reply) {
+void PutSync(const StateSyncInfo& info, lh_ipc_reply* reply) {
   if (info.torn) reply->flags |= LH_IPC_TORN;
   if (reply->status != 0) return;  // the text is there
   reply->u.sync.revision = info.revision;
@@ -191,15 +191,15 @@ absl::StatusOr<std::vector<lh_ipc_tensor>> CopyTable(const Client& client,
 // InvalidArgument if two tensors share bytes: a transfer into one would change the other.
 absl::Status CheckApart(const LocalState& state) {
   std::vector<size_t> order;
-  for (size_t i = 0; i < state.data.size(); ++i) {
-    if (state.data[i] != nullptr) order.push_back(i);
+  for (size_t i = 0; i < state.places.size(); ++i) {
+    if (state.places[i] != nullptr) order.push_back(i);
   }
   std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return state.data[a] < state.data[b]; });
+            [&](size_t a, size_t b) { return state.places[a] < state.places[b]; });
   for (size_t k = 1; k < order.size(); ++k) {
     const size_t low = order[k - 1];
     const size_t high = order[k];
-    if (state.data[low] + state.manifest[low].bytes <= state.data[high]) continue;
+    if (state.places[low] + state.manifest[low].bytes <= state.places[high]) continue;
     return absl::InvalidArgumentError(absl::StrCat("tensors \"", state.manifest[low].name,
                                                    "\" and \"", state.manifest[high].name,
                                                    "\" share memory"));
@@ -219,17 +219,18 @@ absl::Status CheckNames(const Manifest& manifest) {
 }
 
 // `regions`: those that it lies in.
-absl::StatusOr<std::shared_ptr<const LocalState>> MakeState(const Client& client,
-                                                            const lh_ipc_state& wish,
-                                                            const std::vector<lh_ipc_tensor>& table,
-                                                            std::set<uint64_t>* regions) {
+absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
+                                                      const lh_ipc_state& wish,
+                                                      const std::vector<lh_ipc_tensor>& table,
+                                                      std::set<uint64_t>* regions) {
   auto state = std::make_shared<LocalState>();
+  uint64_t bytes = 0;
   uint64_t chunks = 0;
   for (size_t i = 0; i < table.size(); ++i) {
     const lh_ipc_tensor& entry = table[i];
     const std::string error = IpcTensorError(entry);
     if (!error.empty()) return absl::InvalidArgumentError(absl::StrCat("tensor ", i, ": ", error));
-    if (entry.bytes > LH_STATE_BYTES_MAX - state->bytes) {
+    if (entry.bytes > LH_STATE_BYTES_MAX - bytes) {
       return absl::InvalidArgumentError("all together have more than 2^50 bytes");
     }
     uint8_t* const data = entry.bytes == 0 ? nullptr : Locate(client, entry.data, entry.bytes);
@@ -243,8 +244,9 @@ absl::StatusOr<std::shared_ptr<const LocalState>> MakeState(const Client& client
                                {entry.shape, entry.shape + entry.dims},
                                entry.bytes,
                                (entry.flags & LH_IPC_ALLOW_UNEQUAL) != 0});
-    state->data.push_back(data);
-    state->bytes += entry.bytes;
+    state->places.push_back(data);
+    state->digests.emplace_back(CountChunks(entry.bytes));
+    bytes += entry.bytes;
     chunks += CountChunks(entry.bytes);
   }
   uint8_t* const changed = chunks == 0 ? nullptr : Locate(client, wish.changed, chunks);
@@ -257,9 +259,9 @@ absl::StatusOr<std::shared_ptr<const LocalState>> MakeState(const Client& client
   }
   LH_RETURN_IF_ERROR(CheckNames(state->manifest));
   LH_RETURN_IF_ERROR(CheckApart(*state));
-  for (const uint64_t region : *regions) {
-    state->holders.push_back(client.regions.at(region).region);
-  }
+  auto memory = std::make_shared<std::vector<std::shared_ptr<const ArenaRegion>>>();
+  for (const uint64_t region : *regions) memory->push_back(client.regions.at(region).region);
+  state->memory = std::move(memory);
   return state;
 }
 
@@ -282,8 +284,8 @@ class Server final : public IpcServer {
 
   void JoinDone(LocalId local, const Outcome& outcome, const World& world) override;
   void StepDone(LocalId local, const Outcome& outcome, const World& world) override;
-  void SyncDone(LocalId local, const Outcome& outcome, const IpcSyncInfo& info) override;
-  void SyncProgress(LocalId local, const IpcProgress& progress) override;
+  void SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) override;
+  void SyncProgress(LocalId local, const StateSyncProgress& progress) override;
   void LeaveDone(LocalId local, const Outcome& outcome) override;
   void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
                 uint64_t bytes_sent, uint64_t bytes_received) override;
@@ -327,7 +329,7 @@ class Server final : public IpcServer {
   void AddState(Client& client);
   void RemoveState(Client& client);
   // What the request asks to be synced; false: it was refused. `call` of the member waits for it.
-  bool TakeSync(Client& client, Member& member, IpcSync* sync);
+  bool TakeSync(Client& client, Member& member, StateSync* sync);
   void AllReduce(Client& client);
   void Members(Client& client);
   // A member of this client that may ask for something; otherwise answers the request.
@@ -853,7 +855,7 @@ void Server::Step(Client& client) {
   if (member->sync_call != 0) {
     return Deny(client, Code::kFailedPrecondition, "the member is in a sync; wait for its end");
   }
-  IpcSync sync;
+  StateSync sync;
   const bool with_sync = client.request.u.sync.state != 0;
   if (with_sync && !TakeSync(client, *member, &sync)) return;
   member->step_call = client.request.call;
@@ -868,13 +870,13 @@ void Server::Sync(Client& client) {
                 member->sync_call != 0 ? "the member is in a sync already; wait for its end"
                                        : "the member waits at a step boundary; wait for it first");
   }
-  IpcSync sync;
+  StateSync sync;
   if (!TakeSync(client, *member, &sync)) return;
   member->sync_call = client.request.call;
   handler_->OnSync(LocalId(client.request.member), sync);
 }
 
-bool Server::TakeSync(Client& client, Member& member, IpcSync* sync) {
+bool Server::TakeSync(Client& client, Member& member, StateSync* sync) {
   const lh_ipc_sync& wish = client.request.u.sync;
   const auto refuse = [&](Code code, const std::string& why) {
     Deny(client, code, "sync refused: " + why);
@@ -1092,7 +1094,7 @@ void Server::EndSync(Member& member) {
   member.client->states.at(std::exchange(member.sync_state, 0)).syncing = false;
 }
 
-void Server::SyncDone(LocalId local, const Outcome& outcome, const IpcSyncInfo& info) {
+void Server::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
   Member* const member = Find(local);
   if (member == nullptr || member->sync_state == 0) return;
   EndSync(*member);
@@ -1108,7 +1110,7 @@ void Server::SyncDone(LocalId local, const Outcome& outcome, const IpcSyncInfo& 
   Push(client, reply);
 }
 
-void Server::SyncProgress(LocalId local, const IpcProgress& progress) {
+void Server::SyncProgress(LocalId local, const StateSyncProgress& progress) {
   Member* const member = Find(local);
   if (member == nullptr || member->sync_state == 0) return;
   lh_ipc_reply reply = MakeReply(LH_IPC_PROGRESS, 0, local.value(), {});

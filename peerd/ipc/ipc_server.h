@@ -34,14 +34,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/hash128.h"
 #include "base/ids.h"
 #include "base/outcome.h"
 #include "base/tick.h"
 #include "peerd/core/peer_core.h"
 #include "peerd/io/ring.h"
 #include "peerd/state/local_state.h"
-#include "proto/control/messages.h"
 #include "proto/wire/op_desc.h"
 
 namespace longhaul::peerd {
@@ -63,32 +61,6 @@ struct IpcPost {
   std::shared_ptr<const ArenaRegion> target_region;
 };
 
-// The sync of a state, by itself or at a step boundary.
-struct IpcSync {
-  std::shared_ptr<const LocalState> state;
-  control::SyncStrategy strategy = control::SyncStrategy::kPopular;
-  uint64_t revision = 0;
-  bool restored = false;  // every byte was written since the last sync
-  // By tensor, not 0 where it may have changed since the last sync that ended well; empty: all may.
-  std::vector<uint8_t> touched;
-};
-
-struct IpcSyncInfo {
-  uint64_t revision = 0;
-  Hash128 state;
-  bool torn = false;  // the tensors hold nothing of use
-  uint64_t bytes = 0;
-  uint32_t sources = 0;
-  int64_t total_us = 0;
-};
-
-struct IpcProgress {
-  uint64_t bytes_done = 0;
-  uint64_t bytes_total = 0;
-  uint64_t bytes_per_second = 0;
-  uint32_t sources = 0;
-};
-
 struct IpcMembers {
   Epoch epoch;
   std::vector<MemberId> members;  // in rank order; at most LH_MEMBERS_MAX
@@ -101,8 +73,8 @@ class IpcHandler {
   virtual void OnJoin(const LocalJoin& join) = 0;
   // At most one step or sync and one leave of a member at a time, neither after a leave. A step
   // with a sync (else null) is answered by SyncDone() and then StepDone(), a sync by SyncDone().
-  virtual void OnStep(LocalId local, const IpcSync* sync) = 0;
-  virtual void OnSync(LocalId local, const IpcSync& sync) = 0;
+  virtual void OnStep(LocalId local, const StateSync* sync) = 0;
+  virtual void OnSync(LocalId local, const StateSync& sync) = 0;
   // The member may still be waiting for admission: then this withdraws the join.
   virtual void OnLeave(LocalId local) = 0;
   // Admitted members only; no two open posts of a member share a tag, at most LH_OPS_OPEN_MAX.
@@ -145,9 +117,9 @@ class IpcServer {
   virtual void JoinDone(LocalId local, const Outcome& outcome, const World& world) = 0;
   virtual void StepDone(LocalId local, const Outcome& outcome, const World& world) = 0;
   // Nothing reads or writes the tensors any more.
-  virtual void SyncDone(LocalId local, const Outcome& outcome, const IpcSyncInfo& info) = 0;
+  virtual void SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) = 0;
   // Of a sync that is open; a trainer that does not read gets the last one only.
-  virtual void SyncProgress(LocalId local, const IpcProgress& progress) = 0;
+  virtual void SyncProgress(LocalId local, const StateSyncProgress& progress) = 0;
   virtual void LeaveDone(LocalId local, const Outcome& outcome) = 0;
   virtual void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
                         uint64_t bytes_sent, uint64_t bytes_received) = 0;

@@ -45,13 +45,13 @@ class ScriptedHandler : public IpcHandler {
     }
     if (!hold_joins) server->JoinDone(join.local, {}, WorldOf(join.local));
   }
-  void OnStep(LocalId local, const IpcSync* sync) override {
+  void OnStep(LocalId local, const StateSync* sync) override {
     events.push_back("step " + std::to_string(local.value()));
     if (sync != nullptr) OnSync(local, *sync);
     if (!hold_steps) server->StepDone(local, {}, WorldOf(local));
   }
   // By default a sync finds equal states, at the revision that was offered.
-  void OnSync(LocalId local, const IpcSync& sync) override {
+  void OnSync(LocalId local, const StateSync& sync) override {
     events.push_back("sync " + std::to_string(local.value()) + " revision " +
                      std::to_string(sync.revision));
     syncs.push_back(sync);
@@ -103,9 +103,9 @@ class ScriptedHandler : public IpcHandler {
   bool hold_leaves = false;
   bool hold_posts = false;
   bool hold_syncs = false;
-  IpcSyncInfo sync_info{0, {0xa, 0xb}, false, 0, 0, 5000};
-  std::vector<IpcSync> syncs;  // all
-  std::vector<IpcPost> posts;  // held
+  StateSyncInfo sync_info{0, {0xa, 0xb}, false, 0, 0, 5000};
+  std::vector<StateSync> syncs;  // all
+  std::vector<IpcPost> posts;    // held
   std::vector<std::string> events;
   uint64_t bytes_added = 0;
   uint64_t bytes_removed = 0;

@@ -83,6 +83,12 @@ struct PeerMetrics::Impl {
                 .Register(r)),
         fault_agree(AddFaultPhase(fault_seconds, "agree")),
         fault_resume(AddFaultPhase(fault_seconds, "resume")),
+        state_hash_seconds(BuildHistogram()
+                               .Name("longhaul_state_hash_seconds")
+                               .Help("Time to hash what may have changed of a state, of each sync")
+                               .Register(r)
+                               .Add({}, Histogram::BucketBoundaries{1e-4, 1e-3, 1e-2, 0.1, 0.3, 1,
+                                                                    3, 10, 30, 100})),
         relayed(r, "longhaul_peerd_frames_relayed_total",
                 "Frames passed on between two peers that cannot reach each other"),
         retries(r, "longhaul_peerd_op_retries_total", "Attempts that had to be repeated"),
@@ -121,6 +127,7 @@ struct PeerMetrics::Impl {
   prometheus::Family<Histogram>& fault_seconds;
   Histogram& fault_agree;
   Histogram& fault_resume;
+  Histogram& state_hash_seconds;
   Follower relayed;
   Follower retries;
   Follower frames_stale;
@@ -192,6 +199,10 @@ void PeerMetrics::ObserveFault(const FaultOver& fault) {
   impl_->fault_agree.Observe(static_cast<double>(fault.agree_us) * 1e-6);
   if (fault.resume_us < 0) return;
   impl_->fault_resume.Observe(static_cast<double>(fault.resume_us) * 1e-6);
+}
+
+void PeerMetrics::ObserveStateHash(int64_t us) {
+  impl_->state_hash_seconds.Observe(static_cast<double>(us) * 1e-6);
 }
 
 }  // namespace longhaul::peerd

@@ -36,6 +36,8 @@ class PeerMetrics {
   void Publish(const PeerSnapshot& snapshot);
   void ObserveOp(Code outcome, const OpInfo& info);
   void ObserveFault(const FaultOver& fault);
+  // A local state was hashed for a sync, or what of it may have changed.
+  void ObserveStateHash(int64_t us);
 
   // Everything, in Prometheus' text format.
   std::string Text() const;

@@ -110,8 +110,8 @@ TEST(HashPoolTest, EveryStateEndsOnce) {
 }
 
 TEST(HashPoolTest, CallbacksRunInDeliverOnly) {
-  Owner owner(1);
   const Bytes data = Random(100, 1);
+  Owner owner(1);
   bool delivering = false;
   int ended = 0;
   const auto count = [&](auto&&) {
@@ -127,8 +127,8 @@ TEST(HashPoolTest, CallbacksRunInDeliverOnly) {
 }
 
 TEST(HashPoolTest, ACallbackMayStartAndCancelWork) {
-  Owner owner(1);
   const Bytes data = Random(1000, 1);
+  Owner owner(1);
   int ended = 0;
   owner.pool.HashTensors({data}, nullptr, [&](auto) {
     const auto id = owner.pool.HashTensors({data}, nullptr, [&](auto) { ended += 100; });
@@ -171,9 +171,9 @@ TEST(HashPoolTest, AHolderIsReleasedHereBeforeTheEndIsTold) {
 }
 
 TEST(HashPoolTest, AChunkDoesNotWaitForAState) {
-  Owner owner(1);
   const Bytes data = Random(16 << 20, 1);
   const Bytes chunk = Random(kStateChunkBytes, 2);
+  Owner owner(1);
   // A terabyte: the test would not see its end.
   const std::vector<std::span<const uint8_t>> large(size_t{1} << 16, data);
   const auto state = owner.pool.HashTensors(large, nullptr, [](auto) { FAIL(); });

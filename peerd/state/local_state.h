@@ -1,4 +1,4 @@
-// A state that a trainer has registered: what it consists of, and where its bytes are.
+// A state that a trainer has registered, and one sync of it as the trainer asks for it.
 #pragma once
 
 #include <cstdint>
@@ -6,25 +6,60 @@
 #include <span>
 #include <vector>
 
+#include "base/hash128.h"
 #include "peerd/state/state_hash.h"
+#include "proto/control/messages.h"
 
 namespace longhaul::peerd {
 
-// Fixed once it is made; the bytes are shared with the trainer, who does not write to them while a
-// sync is on, if it keeps to the rules. Last released on the reactor thread.
-struct LocalState {
+// By tensor, by chunk. 0: not known, somebody has begun to write there.
+using ChunkDigests = std::vector<std::vector<Hash128>>;
+
+struct MemoryState {
   Manifest manifest;
-  std::vector<uint8_t*> data;  // of each tensor; any alignment; nullptr: it has no bytes
-  uint64_t bytes = 0;          // of all tensors
-  // One byte for each chunk of each tensor, in order: tells the trainer which of them came from
-  // others, once a sync has ended.
+  std::vector<uint8_t*> places;  // by tensor: its bytes from there on
+  ChunkDigests digests;          // CountChunks() of each tensor
+  std::shared_ptr<const void> memory;
+};
+
+// The bytes are shared with the trainer, who does not write to them while a sync is on, if it keeps
+// to the rules.
+//
+// Threads: the reactor's, also for the last release; other threads read bytes that `memory` keeps
+// mapped.
+struct LocalState : MemoryState {
+  // One byte for each chunk of each tensor, in order, for the trainer to look at when a sync has
+  // ended: 1 where the chunk came from others. Kept mapped by `memory`, too.
   std::span<uint8_t> changed;
-  // Keep data and `changed` mapped.
-  std::vector<std::shared_ptr<const void>> holders;
 
   std::span<const uint8_t> Tensor(size_t index) const {
-    return {data[index], manifest[index].bytes};
+    return {places[index], manifest[index].bytes};
   }
+};
+
+struct StateSync {
+  std::shared_ptr<LocalState> state;
+  control::SyncStrategy strategy = control::SyncStrategy::kPopular;
+  uint64_t revision = 0;
+  bool restored = false;  // every byte was written since the last sync
+  // By tensor, not 0 where it may have changed since the last sync that ended well; empty: all may.
+  std::vector<uint8_t> touched;
+};
+
+struct StateSyncInfo {
+  uint64_t revision = 0;
+  Hash128 state;
+  bool torn = false;  // the tensors hold nothing of use
+  uint64_t bytes = 0;
+  uint32_t sources = 0;
+  int64_t total_us = 0;
+};
+
+struct StateSyncProgress {
+  uint64_t bytes_done = 0;
+  uint64_t bytes_total = 0;
+  uint64_t bytes_per_second = 0;
+  uint32_t sources = 0;
 };
 
 }  // namespace longhaul::peerd

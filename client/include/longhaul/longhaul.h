@@ -56,7 +56,8 @@ typedef enum lh_dtype {
   LH_FLOAT16 = 8,
   LH_BFLOAT16 = 9,
   LH_FLOAT32 = 10,
-  LH_FLOAT64 = 11
+  LH_FLOAT64 = 11,
+  LH_BOOL = 12 /* of tensors of a state only: it cannot be reduced */
 } lh_dtype;
 
 /* AVG of integers is the sum (wrapping, as SUM) divided by the world size, rounded towards zero. */
@@ -77,6 +78,7 @@ typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_
 typedef struct lh_client lh_client; /* a connection to peerd, with its arena */
 typedef struct lh_comm lh_comm;     /* one member of one group */
 typedef struct lh_op lh_op;         /* something in flight */
+typedef struct lh_state lh_state;   /* tensors that are to be equal at all members */
 
 /* Waits for ever, where a timeout in milliseconds is asked for. */
 #define LH_FOREVER (-1)
@@ -215,6 +217,112 @@ typedef struct lh_all_reduce_options {
  * *op_out, or an error and *op_out is NULL. */
 LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
                                      lh_op **op_out);
+
+/* ------------------------------------------------------------------ shared state */
+
+/* lh_tensor.flags */
+enum {
+  LH_ALLOW_UNEQUAL = 1, /* not compared; sent once to a newcomer */
+  LH_STAGED = 2         /* a copy that the caller makes anew before each sync */
+};
+
+typedef struct lh_tensor {
+  uint32_t struct_size; /* the same in all of an array */
+  lh_dtype dtype;
+  const char *name; /* 1 to 256 bytes of UTF-8 without control characters, unique in the state */
+  /* As many elements as the shape has, without gaps, of any alignment. From lh_alloc(): used in
+   * place. Elsewhere, or sharing bytes with another tensor: copied into the arena before it is
+   * hashed, and what came from others is copied back. */
+  void *data;
+  const uint64_t *shape; /* of `dims` sizes; NULL for a scalar */
+  uint32_t dims;         /* at most 8; 0: a scalar */
+  uint32_t flags;        /* LH_ALLOW_UNEQUAL | LH_STAGED */
+} lh_tensor;
+#define LH_TENSOR_INIT \
+  { sizeof(lh_tensor), LH_FLOAT32, NULL, NULL, NULL, 0, 0 }
+
+/* Declares a state: 1 to 65536 tensors, at all members the same ones in the same order. Nothing is
+ * read yet; the memory of the tensors stays the caller's, and has to stay there until
+ * lh_state_free(). LH_UNAVAILABLE: no room in the arena for the copies. */
+LH_API lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t count,
+                              lh_state **state_out);
+/* NULL is allowed. LH_FAILED_PRECONDITION: a sync uses it. */
+LH_API lh_status lh_state_free(lh_state *state);
+
+#define LH_ALL_TENSORS UINT32_MAX
+/* With LH_HASH_ON_CHANGE: the tensor of that number may have changed. */
+LH_API lh_status lh_state_touch(lh_state *state, uint32_t tensor);
+/* After a sync: the first range of the tensor from *offset on that came from others, in bytes.
+ * *bytes is 0 if there is none. */
+LH_API lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offset,
+                                      uint64_t *bytes);
+
+/* POPULAR: the state that most of those with the highest revision have wins; must be used by all or
+ * by none. RECEIVE: takes what others have, and is never chosen. SEND: never receives. */
+typedef enum lh_strategy { LH_POPULAR = 1, LH_RECEIVE = 2, LH_SEND = 3 } lh_strategy;
+/* Which tensors are hashed: all; or those that were touched since the last sync that ended well. */
+typedef enum lh_hash { LH_HASH_ALWAYS = 0, LH_HASH_ON_CHANGE = 1 } lh_hash;
+
+typedef struct lh_progress {
+  uint32_t struct_size;
+  uint32_t sources; /* that chunks are asked of */
+  uint64_t bytes_done;
+  uint64_t bytes_total;
+  uint64_t bytes_per_second;
+} lh_progress;
+
+typedef struct lh_sync_options {
+  uint32_t struct_size;
+  lh_strategy strategy;
+  lh_state *state;
+  uint64_t revision; /* of the state: one more than at the last sync; any at the group's first */
+  lh_hash hash;
+  uint32_t restored; /* 1: every byte was written since the last sync, from a checkpoint for
+                        instance; makes a torn state whole */
+  /* Called while this member fetches, at most ten times a second, by the thread that waits; NULL:
+   * nobody is told. It may call the library, but not free what the sync uses. */
+  void (*progress)(const lh_progress *progress, void *context);
+  void *progress_context;
+} lh_sync_options;
+#define LH_SYNC_OPTIONS_INIT \
+  { sizeof(lh_sync_options), LH_POPULAR, NULL, 0, LH_HASH_ALWAYS, 0, NULL, NULL }
+
+typedef struct lh_sync_info_t {
+  uint32_t struct_size;
+  uint32_t sources;  /* members that sent some of `bytes` */
+  uint64_t revision; /* that all hold now */
+  uint64_t hash_high;
+  uint64_t hash_low;
+  uint64_t bytes; /* received; 0: this member had the state */
+  double seconds; /* from the call to its end, at peerd */
+  /* Also if the sync failed: */
+  uint32_t torn;   /* 1: a transfer into tensors that are in place broke off; they are of no use
+                      until a sync ends well or all of them are written again */
+  uint32_t passed; /* of a step boundary: 1: it is behind this member */
+} lh_sync_info_t;
+#define LH_SYNC_INFO_INIT \
+  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0 }
+
+/* Brings the tensors of all members of the group to the same bits: the members vote by digest, and
+ * those that differ fetch what differs from those that do not. Ends when all members have called
+ * it and hold the same. `info` may be NULL; it is filled whenever there is an outcome.
+ * Tensors: nobody writes to them until it has ended. LH_OK: they hold what all hold. LH_ABORTED:
+ * the transfer failed for all, call again. LH_STATE_MISMATCH: this member's state cannot be brought
+ * together with the others'; the text says why. LH_DEADLINE_EXCEEDED: it goes on; the next call
+ * waits for it. */
+LH_API lh_status lh_sync_state(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
+                               lh_sync_info_t *info);
+LH_API lh_status lh_sync_state_start(lh_comm *comm, const lh_sync_options *options, lh_op **op_out);
+/* lh_begin_step() and lh_sync_state() in one, at the price of one. The boundary may be passed and
+ * the sync have failed: info->passed tells; after LH_ABORTED go on with lh_sync_state() then. */
+LH_API lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options,
+                                    int64_t timeout_ms, lh_sync_info_t *info);
+LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *options,
+                                          lh_op **op_out);
+/* Of a sync, by itself or at a boundary. LH_FAILED_PRECONDITION before there is an outcome. */
+LH_API lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info);
+
+/* ------------------------------------------------------------------ waiting */
 
 /* Waits for the outcome. LH_DEADLINE_EXCEEDED: none yet, the operation goes on and may be waited
  * for again. Once there is an outcome every further call returns it. */

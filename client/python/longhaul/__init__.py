@@ -4,10 +4,12 @@
 
     comm = lh.join(run="demo")                  # through the peerd on this host
     gradient = lh.empty((1 << 20,), "float32")  # memory shared with peerd: travels without a copy
+    state = lh.State({"weights": weights})      # numpy arrays or torch tensors
     for ... in ...:
-        with comm.step():                       # newcomers come in here, at all members at once
+        with comm.step(state):                  # newcomers come in here; all hold the same weights
             gradient[:] = ...
             info = comm.all_reduce(gradient, op="avg")
+            weights -= 0.1 * gradient
     comm.leave()
 
 A member that dies does not stop the others: what was in flight is redone by the survivors, and
@@ -41,6 +43,7 @@ from ._errors import (
     TooFewMembers,
     Unavailable,
 )
+from ._state import Progress, State, SyncInfo
 from ._version import __version__
 
 if TYPE_CHECKING:
@@ -56,8 +59,11 @@ __all__ = [
     "Internal",
     "InvalidArgument",
     "OpInfo",
+    "Progress",
+    "State",
     "StateMismatch",
     "Step",
+    "SyncInfo",
     "TooFewMembers",
     "Unavailable",
     "Work",

@@ -47,6 +47,8 @@ class Client:
         self.handle = handle
         # Ops that nobody waits for any more. They still own their tensors.
         self.abandoned: list[Op] = []
+        # Memory that is garbage and that a state still names, until that is freed.
+        self.refused: list[ctypes.c_void_p] = []
         # Not at exit: the end of the process closes the connection, and threads may still use it.
         weakref.finalize(self, lib.lh_close, handle).atexit = False
 
@@ -66,9 +68,17 @@ class Client:
         if self.abandoned:
             self.abandoned[:] = [op for op in self.abandoned if not op.poll()]
 
+    def free_refused(self) -> None:
+        """Frees what a state used that is gone now."""
+        refused, self.refused = self.refused, []
+        for data in refused:
+            _free(self, data)
+
 
 def _free(client: Client, data: ctypes.c_void_p) -> None:
-    _native.library().lh_free(client.handle, data)
+    # A state and its tensors may be garbage together, and be collected in any order.
+    if _native.library().lh_free(client.handle, data) == _native.FAILED_PRECONDITION:
+        client.refused.append(data)
 
 
 _lock = threading.Lock()

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from . import _native
 from ._arena import Client, PathLike, Shape, client_of, empty_numpy
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, Unavailable, check, error
+from ._state import Bar, OnProgress, Progress, State, SyncInfo
 from ._tensor import elements_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 _Self = TypeVar("_Self", bound="Comm")
+
+# A transfer that fails fails for all of a sync, who are told to go on at once: this often.
+_SYNC_TRIES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Step:
     rank: int
     world_size: int
     changed: bool  #: the epoch is another one than at the boundary before
+    sync: SyncInfo | None = None  #: what became of the state that was given to step()
 
 
 class Op:
@@ -186,6 +191,8 @@ class Comm:
         self._handle = handle
         self._left = False
         self._epoch_of_step = 0
+        # A sync whose call ended before it did: the next such call waits for it.
+        self._open_sync: tuple[State, bool, _native.SyncOptions] | None = None
         self.run = run
         self.group = group
         weakref.finalize(self, _free_comm, client, handle).atexit = False
@@ -253,6 +260,9 @@ class Comm:
         self._check_joined()
         deadline = _native.Deadline(timeout)
         self._in_slices(_native.library().lh_begin_step, "begin_step", deadline)
+        return self._passed()
+
+    def _passed(self) -> Step:
         world = self.world()
         changed = world.epoch != self._epoch_of_step
         self._epoch_of_step = world.epoch
@@ -263,9 +273,117 @@ class Comm:
         return self.begin_step(timeout)
 
     @contextlib.contextmanager
-    def step(self, timeout: float | None = None) -> Iterator[Step]:
-        """`with comm.step() as step:` - begin_step(), then the block, in the world that `step` names."""
-        yield self.begin_step(timeout)
+    def step(
+        self,
+        state: State | None = None,
+        timeout: float | None = None,
+        *,
+        strategy: str = "popular",
+        progress: OnProgress = False,
+    ) -> Iterator[Step]:
+        """`with comm.step() as step:` - begin_step(), then the block, in the world that `step` names.
+
+        With a state, all members hold the same bits in its tensors when the block begins, newcomers
+        included, at the price of one call; `step.sync` tells what was moved. A block that is left
+        without an exception raises `state.revision` by one.
+
+        strategy, progress and errors: as for sync_state().
+        """
+        if state is None:
+            yield self.begin_step(timeout)
+            return
+        info = self._sync(state, strategy, _native.Deadline(timeout), progress, at_step=True)
+        yield dataclasses.replace(self._passed(), sync=info)
+        state.revision += 1
+
+    # ------------------------------------------------------------------ shared state
+
+    def sync_state(
+        self,
+        state: State,
+        strategy: str = "popular",
+        *,
+        timeout: float | None = None,
+        progress: OnProgress = False,
+    ) -> SyncInfo:
+        """Brings the state's tensors to the same bits at all members. Every member has to call it.
+
+        The members vote by revision and hash; those that differ fetch what differs from those that
+        do not, chunk by chunk, each chunk checked. Nothing moves where all are equal.
+        strategy: "popular" takes the state that most of those with the highest revision have; all
+            members have to use it, or none. "receive" takes what others have, "send" never changes.
+        timeout: seconds; None waits for ever. After DeadlineExceeded the sync goes on and owns the
+            tensors: call again to wait for it.
+        progress: True shows a bar on stderr while this member fetches, or a function of a Progress.
+
+        Raises StateMismatch if this member's state cannot be brought together with the others' (the
+        message names the first difference, or the revision to load), Aborted if transfers fail
+        again and again, FailedPrecondition, Evicted, Unavailable. After an error that leaves
+        `state.torn`, the tensors hold nothing of use until a sync ends well.
+        """
+        return self._sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
+
+    def _sync(
+        self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
+    ) -> SyncInfo:
+        self._check_joined()
+        if not isinstance(state, State):
+            raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
+        bar = Bar()
+        on_progress = bar if progress is True else progress or None
+        try:
+            for tries in range(_SYNC_TRIES):
+                status, info = self._sync_once(state, strategy, deadline, on_progress, at_step)
+                result = state.end_sync(info, status == _native.OK)
+                if result is not None:
+                    return result
+                problem = error(status, f"sync of {state!r}")
+                passed = bool(info.passed) or not at_step
+                if status != _native.ABORTED or not passed or tries + 1 == _SYNC_TRIES:
+                    raise problem
+                at_step = False
+        finally:
+            bar.close()
+        raise AssertionError("unreachable")
+
+    def _sync_once(
+        self,
+        state: State,
+        strategy: str,
+        deadline: _native.Deadline,
+        on_progress: Callable[[Progress], None] | None,
+        at_step: bool,
+    ) -> tuple[int, _native.SyncInfoStruct]:
+        """Begins a sync, or finds the one whose call ended before it did, and waits for its outcome."""
+        if self._open_sync is None:
+            options = _native.SyncOptions()
+            options.strategy = _code(_native.STRATEGIES, strategy, "strategy")
+            state.begin_sync(self._client, options)
+            self._open_sync = (state, at_step, options)
+        opened, opened_at_step, options = self._open_sync
+        if opened is not state or opened_at_step != at_step:
+            raise FailedPrecondition(f"sync of {state!r}: another one goes on, of {opened!r}: wait for its end first")
+        news: list[Progress] = []
+
+        def note(told: Any, _: Any) -> None:
+            of = told.contents
+            news[:] = [Progress(of.bytes_done, of.bytes_total, of.bytes_per_second, of.sources)]
+
+        options.progress = _native.PROGRESS_FUNCTION(note)
+        lib = _native.library()
+        call = lib.lh_begin_step_sync if at_step else lib.lh_sync_state
+        info = _native.SyncInfoStruct()
+        while True:
+            status: int = call(self._handle, ctypes.byref(options), deadline.slice_ms(), ctypes.byref(info))
+            if status != _native.DEADLINE_EXCEEDED:
+                self._open_sync = None
+                return status, info
+            if news and on_progress is not None:
+                on_progress(news.pop())
+            if deadline.passed():
+                raise DeadlineExceeded(
+                    f"sync of {state!r}: not done in time; it goes on and owns the tensors: call again to wait for it"
+                )
 
     # ------------------------------------------------------------------ ops
 
@@ -392,6 +510,9 @@ class Comm:
             return
         self._in_slices(_native.library().lh_leave, "leave", _native.Deadline(timeout))
         self._left = True
+        if self._open_sync is not None:
+            self._open_sync[0].end_sync(_native.SyncInfoStruct(), good=False)
+            self._open_sync = None
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -7,12 +7,14 @@ import functools
 import os
 import pathlib
 import time
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 from ._version import __version__
 
 OK = 0
+FAILED_PRECONDITION = 2
 UNAVAILABLE = 3
+ABORTED = 4
 DEADLINE_EXCEEDED = 5
 
 FOREVER = -1
@@ -32,6 +34,19 @@ DTYPES = {
     "float32": 10,
     "float64": 11,
 }
+# What a tensor of a state may have, too.
+STATE_DTYPES = {**DTYPES, "bool": 12}
+ITEM_BYTES = {
+    name: 1 if name in ("bool", "int8", "uint8") else int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+    for name in STATE_DTYPES
+}
+STATE_TENSORS_MAX = 65536
+ALLOW_UNEQUAL = 1
+STAGED = 2
+ALL_TENSORS = 0xFFFFFFFF
+REVISION_MAX = 1 << 63
+STRATEGIES = {"popular": 1, "receive": 2, "send": 3}
+HASH_MODES = {"always": 0, "on_change": 1}
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
 ON_FAULT = {"retry": 0, "abort": 1}
 AS_JOINED = 2
@@ -109,6 +124,58 @@ class OpInfoStruct(_Sized):
     ]
 
 
+class TensorStruct(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dtype", c_int),
+        ("name", c_char_p),
+        ("data", c_void_p),
+        ("shape", POINTER(c_uint64)),
+        ("dims", c_uint32),
+        ("flags", c_uint32),
+    ]
+
+
+class ProgressStruct(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("sources", c_uint32),
+        ("bytes_done", c_uint64),
+        ("bytes_total", c_uint64),
+        ("bytes_per_second", c_uint64),
+    ]
+
+
+PROGRESS_FUNCTION = CFUNCTYPE(None, POINTER(ProgressStruct), c_void_p)
+
+
+class SyncOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("strategy", c_int),
+        ("state", c_void_p),
+        ("revision", c_uint64),
+        ("hash", c_int),
+        ("restored", c_uint32),
+        ("progress", PROGRESS_FUNCTION),
+        ("progress_context", c_void_p),
+    ]
+
+
+class SyncInfoStruct(_Sized):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("sources", c_uint32),
+        ("revision", c_uint64),
+        ("hash_high", c_uint64),
+        ("hash_low", c_uint64),
+        ("bytes", c_uint64),
+        ("seconds", c_double),
+        ("torn", c_uint32),
+        ("passed", c_uint32),
+    ]
+
+
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_version": (c_char_p, []),
     "lh_strerror": (c_char_p, [c_int]),
@@ -123,6 +190,12 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_world": (c_int, [c_void_p, POINTER(WorldInfo)]),
     "lh_members": (c_int, [c_void_p, POINTER(c_uint64), c_uint32, POINTER(c_uint32)]),
     "lh_begin_step": (c_int, [c_void_p, c_int64]),
+    "lh_state_new": (c_int, [c_void_p, POINTER(TensorStruct), c_uint32, POINTER(c_void_p)]),
+    "lh_state_free": (c_int, [c_void_p]),
+    "lh_state_touch": (c_int, [c_void_p, c_uint32]),
+    "lh_state_next_change": (c_int, [c_void_p, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
+    "lh_sync_state": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
+    "lh_begin_step_sync": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
     "lh_all_reduce_start": (c_int, [c_void_p, POINTER(AllReduceOptions), POINTER(c_void_p)]),
     "lh_op_wait": (c_int, [c_void_p, c_int64]),
     "lh_op_test": (c_int, [c_void_p, POINTER(c_int)]),

@@ -1,0 +1,170 @@
+"""States in safetensors files."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _digest
+from ._errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from ._state import _Tensor
+
+# In the file's metadata: texts by name.
+REVISION = "longhaul.revision"
+HASH = "longhaul.hash"  # as a sync says it
+CHECKSUM = "longhaul.checksum"  # of everything, whatever may be unequal
+
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}
+
+
+def _package() -> Any:
+    try:
+        import safetensors
+    except ImportError:
+        raise ImportError("checkpoints need the packages safetensors and xxhash: pip install both") from None
+    return safetensors
+
+
+def save(
+    path: str | os.PathLike[str],
+    revision: int,
+    tensors: Sequence[_Tensor],
+    entries: Sequence[_digest.Entry],
+    digests: Sequence[bytes],
+) -> None:
+    safetensors = _package()
+    target = os.path.abspath(os.fspath(path))
+    specs = {}
+    keep = []
+    for tensor in tensors:
+        if tensor.name == "__metadata__":
+            raise InvalidArgument("a tensor of the name __metadata__ cannot be saved: safetensors reserves it")
+        memory = tensor.host()
+        keep.append(memory)
+        specs[tensor.name] = safetensors.TensorSpec(
+            dtype=tensor.dtype,
+            shape=list(tensor.shape),
+            data_ptr=ctypes.addressof(memory) if tensor.nbytes else 0,
+            data_len=tensor.nbytes,
+        )
+    metadata = {
+        REVISION: str(revision),
+        HASH: _digest.of_state(entries, digests),
+        CHECKSUM: _checksum(entries, digests),
+    }
+    unfinished = f"{target}.unfinished-{os.getpid()}"
+    try:
+        safetensors.serialize_file(specs, unfinished, metadata)
+        _flush(unfinished)
+        os.replace(unfinished, target)
+    except safetensors.SafetensorError as problem:
+        raise OSError(f"{unfinished}: {problem}") from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)
+    _flush(os.path.dirname(target))
+
+
+def _flush(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def load(path: str | os.PathLike[str], tensors: Sequence[_Tensor], entries: Sequence[_digest.Entry]) -> int:
+    """Fills the tensors; the revision."""
+    safetensors = _package()
+    name = os.fspath(path)
+    # Both libraries read all that they know; bfloat16 is torch's.
+    framework = "pt" if "torch" in sys.modules else "np"
+    with open(name, "rb"):
+        pass  # an OSError that names the path
+    try:
+        with safetensors.safe_open(name, framework=framework) as file:
+            metadata = file.metadata() or {}
+            revision = _revision(name, metadata)
+            _check_manifest(name, file, entries)
+            found = _checksum(entries, [_digest.of_tensor(memory) for memory in _contents(file, entries)])
+            if metadata.get(CHECKSUM) != found:
+                raise InvalidArgument(
+                    f"{name}: what it holds has checksum {found}, it was saved with {metadata.get(CHECKSUM)}: "
+                    "the file is damaged; take another checkpoint"
+                )
+            # Nothing can be wrong any more.
+            for tensor, memory in zip(tensors, _contents(file, entries)):
+                if tensor.nbytes > 0:
+                    tensor.write(memory, 0, tensor.nbytes)
+    except safetensors.SafetensorError as problem:
+        raise InvalidArgument(f"{name}: no safetensors file ({problem}); take another checkpoint") from None
+    return revision
+
+
+def _checksum(entries: Sequence[_digest.Entry], digests: Sequence[bytes]) -> str:
+    ordered = sorted(zip(entries, digests), key=lambda pair: pair[0].name)
+    return _digest.of_state(
+        [dataclasses.replace(entry, allow_unequal=False) for entry, _ in ordered], [digest for _, digest in ordered]
+    )
+
+
+def _revision(name: str, metadata: Any) -> int:
+    text = metadata.get(REVISION, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InvalidArgument(f"{name}: has no revision in its metadata: it was not written by State.save()")
+    return int(text)
+
+
+def _check_manifest(name: str, file: Any, entries: Sequence[_digest.Entry]) -> None:
+    there = set(file.keys())
+    for entry in entries:
+        if entry.name not in there:
+            raise InvalidArgument(f"{name}: holds no tensor {entry.name!r}, which the state has")
+        part = file.get_slice(entry.name)
+        dtype = _DTYPES.get(part.get_dtype(), part.get_dtype())
+        if dtype != entry.dtype:
+            raise InvalidArgument(f"{name}: tensor {entry.name!r} is of {dtype} there and {entry.dtype} here")
+        shape = tuple(part.get_shape())
+        if shape != entry.shape:
+            raise InvalidArgument(
+                f"{name}: tensor {entry.name!r} has shape {list(shape)} there and {list(entry.shape)} here"
+            )
+        there.remove(entry.name)
+    if there:
+        raise InvalidArgument(f"{name}: holds tensor {min(there)!r}, which the state has not")
+
+
+def _contents(file: Any, entries: Sequence[_digest.Entry]) -> Iterator[Any]:
+    """The bytes of each tensor, valid until the next."""
+    for entry in entries:
+        value = file.get_tensor(entry.name)
+        if entry.nbytes == 0:
+            yield (ctypes.c_char * 0)()
+            continue
+        if hasattr(value, "data_ptr"):
+            value = value.contiguous()
+            address = value.data_ptr()
+        else:
+            address = value.__array_interface__["data"][0]
+        yield (ctypes.c_char * entry.nbytes).from_address(address)

@@ -1,0 +1,441 @@
+"""Shared state: tensors that are to hold the same bits at all members."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Union
+
+from . import _digest, _native
+from ._arena import Client
+from ._errors import FailedPrecondition, InvalidArgument, check
+
+Memory = ctypes.Array[ctypes.c_char]
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncInfo:
+    """What a sync ended with."""
+
+    revision: int  #: of the state that all members hold now
+    hash: str  #: of its contents, 32 hexadecimal digits; the same at all members
+    bytes: int  #: received by this member; 0: it had the state
+    sources: int  #: members that sent some of them
+    seconds: float  #: from the call to its end, at peerd
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far this member is with fetching what differs."""
+
+    bytes_done: int
+    bytes_total: int
+    bytes_per_second: int  #: of late
+    sources: int  #: members that are asked
+
+
+OnProgress = Union[bool, Callable[[Progress], None]]
+
+
+class _Tensor:
+    """A caller's tensor: what it is, and where its elements are."""
+
+    def __init__(self, name: str, value: Any, dtype: str) -> None:
+        if dtype not in _native.STATE_DTYPES:
+            raise InvalidArgument(
+                f"state tensor {name!r} has dtype {dtype}, which cannot be shared; "
+                f"convert it to one of {', '.join(_native.STATE_DTYPES)}"
+            )
+        self.name = name
+        self.value = value
+        self.dtype = dtype
+        self.shape: tuple[int, ...] = tuple(value.shape)
+        self.nbytes = math.prod(self.shape) * _native.ITEM_BYTES[dtype]
+
+    def address(self) -> int | None:
+        """Of its elements in host memory; None: they have gaps, or are elsewhere, and are staged."""
+        raise NotImplementedError
+
+    def read(self, memory: Memory) -> None:
+        """Copies its elements to `memory`."""
+        raise NotImplementedError
+
+    def write(self, memory: Memory, begin: int, end: int) -> None:
+        """Takes over what `memory` holds, at least the bytes from begin to end."""
+        raise NotImplementedError
+
+    def host(self) -> Memory:
+        """Its bytes as they are now; a copy unless they lie in host memory without gaps."""
+        address = self.address()
+        if address is not None:
+            return (ctypes.c_char * self.nbytes).from_address(address)
+        memory = (ctypes.c_char * self.nbytes)()
+        self.read(memory)
+        return memory
+
+
+class _Array(_Tensor):
+    def __init__(self, name: str, array: Any) -> None:
+        if not array.dtype.isnative:
+            raise InvalidArgument(f"state tensor {name!r} is of another byte order; convert it with astype()")
+        if not array.flags.writeable:
+            raise InvalidArgument(f"state tensor {name!r} is read-only, and a sync may write to it; pass a copy")
+        super().__init__(name, array, array.dtype.name)
+
+    def address(self) -> int | None:
+        if not self.value.flags.c_contiguous:
+            return None
+        address: int = self.value.__array_interface__["data"][0]
+        return address
+
+    def _view(self, memory: Any) -> Any:
+        import numpy
+
+        return numpy.frombuffer(memory, dtype=self.value.dtype).reshape(self.shape)
+
+    def read(self, memory: Memory) -> None:
+        self._view(memory)[...] = self.value
+
+    def write(self, memory: Memory, begin: int, end: int) -> None:
+        self.value[...] = self._view(memory)
+
+
+class _TorchTensor(_Tensor):
+    def __init__(self, name: str, torch: Any, tensor: Any) -> None:
+        if tensor.layout != torch.strided:
+            raise InvalidArgument(f"state tensor {name!r} has layout {tensor.layout}; pass to_dense() of it")
+        if tensor.is_conj() or tensor.is_neg():
+            raise InvalidArgument(f"state tensor {name!r} is a lazy view; pass resolve_conj().resolve_neg() of it")
+        super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""))
+        self.torch = torch
+
+    def address(self) -> int | None:
+        if self.value.device.type != "cpu" or not self.value.is_contiguous():
+            return None
+        address: int = self.value.data_ptr()
+        return address
+
+    def _flat(self, memory: Memory) -> Any:
+        return self.torch.frombuffer(memory, dtype=self.value.dtype)
+
+    def _synchronize(self) -> None:
+        if self.value.device.type == "cuda":
+            self.torch.cuda.synchronize(self.value.device)
+
+    def read(self, memory: Memory) -> None:
+        # What streams still write to it has to be there; the copy itself waits for its end.
+        self._synchronize()
+        self._flat(memory).view(self.shape).copy_(self.value.detach())
+
+    def write(self, memory: Memory, begin: int, end: int) -> None:
+        flat = self._flat(memory)
+        own = self.value.detach()
+        if own.is_contiguous():
+            # Ranges are of whole chunks, and chunks of whole elements.
+            item = _native.ITEM_BYTES[self.dtype]
+            part = slice(begin // item, end // item)
+            own.view(-1)[part].copy_(flat[part])
+        else:
+            own.copy_(flat.view(self.shape))
+        self._synchronize()
+
+
+def tensor_of(name: str, value: Any) -> _Tensor:
+    # A value can be of a package only if that is imported: neither is imported here.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _Array(name, value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _TorchTensor(name, torch, value)
+    raise TypeError(f"state tensor {name!r} is a {type(value).__name__}; pass a numpy array or a torch tensor")
+
+
+class Registration:
+    """A state as one peerd knows it: until a tensor has moved, or the State is gone."""
+
+    def __init__(self, client: Client, tensors: list[_Tensor], allow_unequal: frozenset[str]) -> None:
+        self.client = client
+        self.addresses = [tensor.address() for tensor in tensors]
+        # Where those that are staged lie in the arena, by number.
+        self.staged: dict[int, Memory] = {}
+        table = (_native.TensorStruct * len(tensors))()
+        keep = []
+        for i, tensor in enumerate(tensors):
+            entry = _native.TensorStruct()
+            entry.name = tensor.name.encode()
+            entry.dtype = _native.STATE_DTYPES[tensor.dtype]
+            entry.dims = len(tensor.shape)
+            shape = (ctypes.c_uint64 * max(1, len(tensor.shape)))(*tensor.shape)
+            entry.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_uint64))
+            if tensor.name in allow_unequal:
+                entry.flags |= _native.ALLOW_UNEQUAL
+            if tensor.nbytes > 0:
+                address = self.addresses[i]
+                if address is None:
+                    self.staged[i] = client.alloc(tensor.nbytes)
+                    entry.flags |= _native.STAGED
+                    address = ctypes.addressof(self.staged[i])
+                entry.data = address
+            keep.append((shape, entry.name))
+            table[i] = entry
+        self.handle = ctypes.c_void_p()
+        check(
+            _native.library().lh_state_new(client.handle, table, len(tensors), ctypes.byref(self.handle)),
+            f"state of {len(tensors)} tensors",
+        )
+        weakref.finalize(self, _free_state, client, self.handle).atexit = False
+
+    def touch(self, index: int) -> None:
+        check(_native.library().lh_state_touch(self.handle, index), "touch")
+
+    def changes(self, index: int) -> Iterator[tuple[int, int]]:
+        """Ranges of bytes of the tensor that came from others in the last sync."""
+        offset = ctypes.c_uint64()
+        count = ctypes.c_uint64()
+        while True:
+            check(
+                _native.library().lh_state_next_change(self.handle, index, ctypes.byref(offset), ctypes.byref(count)),
+                "changes of a state",
+            )
+            if count.value == 0:
+                return
+            yield offset.value, offset.value + count.value
+            offset.value += count.value
+
+
+def _free_state(client: Client, handle: ctypes.c_void_p) -> None:
+    _native.library().lh_state_free(handle)
+    client.free_refused()
+
+
+class State:
+    """Named tensors that are to hold the same bits at all members, and their revision.
+
+        state = lh.State({"w": w, "m": m})
+        with comm.step(state) as step:
+            ...  # all members hold the same w and m here; leaving the block raises state.revision
+
+    tensors: name to numpy array or torch tensor (also on a GPU, with gaps, of no elements), of
+        (u)int8 to (u)int64, float16, bfloat16, float32, float64 or bool. All members declare the
+        same names, dtypes and shapes in the same order. A sync writes into these tensors. Those
+        from `longhaul.empty` are hashed and filled where they are; others are copied to memory
+        shared with peerd and back, for which there has to be room.
+    revision: of what they hold now. Any at the first sync of a group; from then on one more at each.
+    allow_unequal: names of tensors that are not compared, such as a random generator's state; a
+        newcomer gets them once.
+    hash: "always" reads all tensors at each sync. "on_change" reads those that were named by
+        touch() since the last one: all changes have to be named, at every member.
+
+    One sync at a time uses a State. Nobody writes to its tensors while one is on.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Any],
+        revision: int = 0,
+        *,
+        allow_unequal: Iterable[str] = (),
+        hash: str = "always",
+    ) -> None:
+        if not tensors:
+            raise InvalidArgument("a state has at least one tensor")
+        if len(tensors) > _native.STATE_TENSORS_MAX:
+            raise InvalidArgument(f"{len(tensors)} tensors; a state has at most {_native.STATE_TENSORS_MAX}")
+        if hash not in _native.HASH_MODES:
+            raise InvalidArgument(f"hash is {hash!r}; give one of {', '.join(_native.HASH_MODES)}")
+        self._tensors = [tensor_of(name, value) for name, value in tensors.items()]
+        self._numbers = {tensor.name: i for i, tensor in enumerate(self._tensors)}
+        self._allow_unequal = frozenset([allow_unequal] if isinstance(allow_unequal, str) else allow_unequal)
+        for name in self._allow_unequal:
+            if name not in self._numbers:
+                raise InvalidArgument(f"allow_unequal names {name!r}, which is no tensor of the state")
+        self._mode = _native.HASH_MODES[hash]
+        self.revision = revision
+        self._registration: Registration | None = None
+        self._touched = set(range(len(self._tensors)))
+        self._synced_hash: str | None = None
+        self._torn = False
+        self._restored = False
+        self._in_sync = False
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """The tensors by name, in order."""
+        return MappingProxyType({tensor.name: tensor.value for tensor in self._tensors})
+
+    @property
+    def allow_unequal(self) -> frozenset[str]:
+        return self._allow_unequal
+
+    @property
+    def revision(self) -> int:
+        """Of what the tensors hold. Raised by one at the end of a step; set by a sync, or by you."""
+        return self._revision
+
+    @revision.setter
+    def revision(self, value: int) -> None:
+        if not 0 <= value <= _native.REVISION_MAX:
+            raise InvalidArgument(f"revision is {value!r}; give a number from 0 to 2**63")
+        self._revision = value
+
+    @property
+    def hash(self) -> str | None:
+        """What the last sync agreed on; None before the first."""
+        return self._synced_hash
+
+    @property
+    def torn(self) -> bool:
+        """A transfer into these tensors broke off: they hold nothing of use until a sync ends well, or a
+        checkpoint is loaded."""
+        return self._torn
+
+    def touch(self, *names: str) -> None:
+        """With hash="on_change": these tensors may have changed; without names, all of them."""
+        for name in names:
+            if name not in self._numbers:
+                raise InvalidArgument(f"touch: {name!r} is no tensor of the state")
+        for number in [self._numbers[name] for name in names] or range(len(self._tensors)):
+            self._touched.add(number)
+
+    def restored(self) -> None:
+        """Every tensor was written anew since the last sync, by other means than load(): the state is whole,
+        whatever broke off then."""
+        self._restored = True
+        self._torn = False
+        self.touch()
+
+    def compute_hash(self) -> str:
+        """The hash of what the tensors hold now, read by this process; equal to what a sync says of the same
+        contents. Needs the package xxhash."""
+        return _digest.of_state(self._entries(), self._digests())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes tensors, revision and hash to a safetensors file, which appears as a whole or not at all.
+
+        Needs the packages safetensors and xxhash. Raises FailedPrecondition for a torn state or one in
+        a sync, OSError if the file cannot be written.
+        """
+        from . import _checkpoint
+
+        self._check_free("save")
+        if self._torn:
+            raise FailedPrecondition("save: the state is torn, a transfer into it broke off; sync it first")
+        _checkpoint.save(path, self._revision, self._tensors, self._entries(), self._digests())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Fills the tensors and the revision from a file that save() wrote.
+
+        All tensors of the state have to be in it, of the same dtypes and shapes, and no others; what was
+        read has to have the hash that was saved. Otherwise raises InvalidArgument with the first thing
+        that is wrong, and nothing has changed. Raises OSError if the file cannot be read.
+        """
+        from . import _checkpoint
+
+        self._check_free("load")
+        self.revision = _checkpoint.load(path, self._tensors, self._entries())
+        self.restored()
+
+    def __repr__(self) -> str:
+        size = sum(tensor.nbytes for tensor in self._tensors)
+        return f"<State revision={self._revision} tensors={len(self._tensors)} bytes={size} hash={self._synced_hash}>"
+
+    # ------------------------------------------------------------------ for Comm
+
+    def begin_sync(self, client: Client, options: _native.SyncOptions) -> Registration:
+        """Makes everything ready for a sync through this client."""
+        self._check_free("sync")
+        addresses = [tensor.address() for tensor in self._tensors]
+        registration = self._registration
+        if registration is None or registration.client is not client or registration.addresses != addresses:
+            # Gives back what the old one holds first.
+            self._registration = registration = None
+            self._registration = registration = Registration(client, self._tensors, self._allow_unequal)
+            self.touch()
+        for number in self._touched:
+            registration.touch(number)
+        for number, memory in registration.staged.items():
+            if self._mode == _native.HASH_MODES["always"] or number in self._touched:
+                self._tensors[number].read(memory)
+        options.state = registration.handle
+        options.revision = self._revision
+        options.hash = self._mode
+        options.restored = int(self._restored)
+        self._in_sync = True
+        return registration
+
+    def end_sync(self, info: _native.SyncInfoStruct, good: bool) -> SyncInfo | None:
+        """The sync is over."""
+        self._in_sync = False
+        registration = self._registration
+        assert registration is not None
+        if not good:
+            self._torn = bool(info.torn)
+            self.touch()
+            return None
+        if info.bytes > 0:
+            for number, memory in registration.staged.items():
+                for begin, end in registration.changes(number):
+                    self._tensors[number].write(memory, begin, end)
+        self._touched.clear()
+        self._torn = False
+        self._restored = False
+        self._revision = info.revision
+        self._synced_hash = f"{info.hash_high:016x}{info.hash_low:016x}"
+        return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds)
+
+    def _check_free(self, what: str) -> None:
+        if self._in_sync:
+            raise FailedPrecondition(f"{what}: a sync of this state goes on; wait for its end")
+
+    def _entries(self) -> list[_digest.Entry]:
+        return [
+            _digest.Entry(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, tensor.name in self._allow_unequal)
+            for tensor in self._tensors
+        ]
+
+    def _digests(self) -> list[bytes]:
+        return [_digest.of_tensor(tensor.host()) for tensor in self._tensors]
+
+
+class Bar:
+    """One line on stderr that says how far a transfer is."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def __call__(self, progress: Progress) -> None:
+        total = max(1, progress.bytes_total)
+        done = min(progress.bytes_done, total)
+        filled = 24 * done // total
+        left = (total - done) / progress.bytes_per_second if progress.bytes_per_second else 0.0
+        line = (
+            f"state [{'#' * filled}{'.' * (24 - filled)}] {100 * done // total:3d} % of {_size(total)}, "
+            f"{_size(progress.bytes_per_second)}/s from {progress.sources}, {left:.0f} s left"
+        )
+        # On a terminal the line is overwritten; in a log there is one at the end.
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{line:<78}")
+            sys.stderr.flush()
+        self._line = line
+        self._shown = True
+
+    def close(self) -> None:
+        if not self._shown:
+            return
+        sys.stderr.write("\n" if sys.stderr.isatty() else self._line + "\n")
+        self._shown = False
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

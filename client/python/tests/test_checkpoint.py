@@ -1,0 +1,185 @@
+"""States in files: nothing here needs a peerd."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import longhaul as lh
+
+safetensors = pytest.importorskip("safetensors")
+torch = pytest.importorskip("torch")
+
+DTYPES = "uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 bool".split()
+
+
+def tensors(fill: int = 1) -> dict[str, Any]:
+    made: dict[str, Any] = {dtype: np.full((3, 4), fill).astype(dtype) for dtype in DTYPES}
+    made["bfloat16"] = torch.full((1_000_000,), fill, dtype=torch.bfloat16)
+    made["scalar"] = np.array(float(fill))
+    made["empty"] = np.zeros((0, 3))
+    made["gaps"] = np.arange(100.0)[::2] * fill
+    made["transposed"] = (torch.arange(12.0).reshape(3, 4) * fill).t()
+    return made
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+
+
+def test_a_state_comes_back_with_its_revision(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    saved = lh.State(tensors(3), revision=1 << 63, allow_unequal={"scalar"})
+    saved.save(path)
+    loaded = lh.State(tensors(5), allow_unequal={"scalar"})
+    assert loaded.compute_hash() != saved.compute_hash()
+    before = loaded.tensors["float32"]
+    loaded.load(str(path))
+    assert loaded.revision == 1 << 63
+    assert loaded.compute_hash() == saved.compute_hash()
+    assert loaded.tensors["float32"] is before, "the tensors are filled, not replaced"
+    for name, tensor in saved.tensors.items():
+        assert same(loaded.tensors[name], tensor), name
+    assert os.listdir(tmp_path) == ["state.safetensors"]
+
+
+def test_order_and_what_may_be_unequal_may_be_others(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"a": np.ones(3), "b": np.full(4, 2)}).save(path)
+    state = lh.State({"b": np.zeros(4, int), "a": np.zeros(3)}, allow_unequal={"a"})
+    state.load(path)
+    assert state.tensors["b"].tolist() == [2] * 4
+
+
+def test_any_tool_reads_it(tmp_path: pathlib.Path) -> None:
+    from safetensors.numpy import load_file
+
+    path = tmp_path / "state.safetensors"
+    state = lh.State({"w": np.arange(5.0)}, revision=7)
+    state.save(path)
+    assert load_file(path)["w"].tolist() == [0, 1, 2, 3, 4]
+    with safetensors.safe_open(path, framework="np") as file:
+        assert file.metadata()["longhaul.revision"] == "7"
+        assert file.metadata()["longhaul.hash"] == state.compute_hash()
+
+
+def test_numpy_alone_is_enough(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"w": np.arange(5.0)}, revision=7).save(path)
+    program = f"""
+import sys
+import numpy as np, longhaul as lh
+state = lh.State({{"w": np.zeros(5)}})
+state.load({str(path)!r})
+assert state.revision == 7 and state.tensors["w"][4] == 4
+assert "torch" not in sys.modules
+state.save({str(path)!r})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"w": np.zeros(5), "b": np.zeros(2)}, "no tensor 'b'"),
+        ({"w": np.zeros(4)}, r"shape \[5\] there and \[4\] here"),
+        ({"w": np.zeros(5, np.float32)}, "of float64 there and float32 here"),
+        ({"v": np.zeros(5)}, "no tensor 'v'"),
+    ],
+)
+def test_another_manifest_is_refused_and_nothing_changes(
+    tmp_path: pathlib.Path, declared: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"w": np.ones(5)}, revision=3).save(path)
+    state = lh.State(declared, revision=1)
+    before = state.compute_hash()
+    with pytest.raises(lh.InvalidArgument, match=said):
+        state.load(path)
+    assert (state.revision, state.compute_hash()) == (1, before)
+
+
+def test_a_tensor_too_many_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"w": np.ones(5), "extra": np.ones(5)}).save(path)
+    with pytest.raises(lh.InvalidArgument, match="'extra', which the state has not"):
+        lh.State({"w": np.zeros(5)}).load(path)
+
+
+@pytest.mark.parametrize("name", ["w", "rng"])
+def test_a_flipped_bit_is_found_and_nothing_changes(tmp_path: pathlib.Path, name: str) -> None:
+    path = tmp_path / "state.safetensors"
+    lh.State({"w": np.ones(500_000), "rng": np.full(5, 7)}, allow_unequal={"rng"}).save(path)
+    content = bytearray(path.read_bytes())
+    at = content.rindex((np.ones(1) if name == "w" else np.full(1, 7)).tobytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    state = lh.State({"w": np.zeros(500_000), "rng": np.zeros(5, int)}, allow_unequal={"rng"})
+    with pytest.raises(lh.InvalidArgument, match="damaged"):
+        state.load(path)
+    assert not state.tensors["w"].any()
+
+
+def test_what_is_no_checkpoint_is_said(tmp_path: pathlib.Path) -> None:
+    from safetensors.numpy import save_file
+
+    state = lh.State({"w": np.ones(5)})
+    with pytest.raises(FileNotFoundError, match="nothing-here"):
+        state.load(tmp_path / "nothing-here")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(lh.InvalidArgument, match="no safetensors file"):
+        state.load(tmp_path / "text")
+    save_file({"w": np.ones(5)}, tmp_path / "foreign")
+    with pytest.raises(lh.InvalidArgument, match="not written by State.save"):
+        state.load(tmp_path / "foreign")
+    state.save(tmp_path / "short")
+    (tmp_path / "short").write_bytes((tmp_path / "short").read_bytes()[:-8])
+    with pytest.raises(lh.InvalidArgument, match="no safetensors file"):
+        state.load(tmp_path / "short")
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "state.safetensors"
+    state = lh.State({"w": np.ones(5)}, revision=1)
+    state.save(path)
+    with pytest.raises(lh.InvalidArgument, match="__metadata__"):
+        lh.State({"w": np.ones(5), "__metadata__": np.ones(1)}).save(path)
+    with pytest.raises(OSError):
+        state.save(tmp_path / "no" / "such" / "directory")
+    state.load(path)
+    assert os.listdir(tmp_path) == ["state.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (({},), "at least one"),
+        (({"w": np.ones(3)}, -1), "revision"),
+        (({"w": np.ones(3, complex)},), "dtype complex128"),
+        (({"w": np.ones(3, ">f4")},), "byte order"),
+        (({"w": torch.ones(3, dtype=torch.complex64)},), "dtype complex64"),
+        (({"w": torch.ones(3).to_sparse()},), "layout"),
+    ],
+)
+def test_states_are_checked_where_they_are_made(arguments: Any, said: str) -> None:
+    with pytest.raises(lh.InvalidArgument, match=said):
+        lh.State(*arguments)
+
+
+def test_options_are_checked_where_they_are_made() -> None:
+    with pytest.raises(lh.InvalidArgument, match="hash is 'never'"):
+        lh.State({"w": np.ones(3)}, hash="never")
+    with pytest.raises(lh.InvalidArgument, match="'x', which is no tensor"):
+        lh.State({"w": np.ones(3)}, allow_unequal={"x"})
+    with pytest.raises(lh.InvalidArgument, match="read-only"):
+        lh.State({"w": np.broadcast_to(np.ones(1), (3,))})
+    with pytest.raises(TypeError, match="'w' is a list"):
+        lh.State({"w": [1, 2]})
+    with pytest.raises(lh.InvalidArgument, match="'v' is no tensor"):
+        lh.State({"w": np.ones(3)}).touch("v")

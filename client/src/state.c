@@ -1,0 +1,659 @@
+/* Shared state: its tensors, those of them that are copies, and syncs. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/src/internal.h"
+
+#define LHI_SYNC_FIRST_BYTES (offsetof(lh_sync_options, progress_context) + sizeof(void *))
+#define LHI_SYNC_INFO_FIRST_BYTES (offsetof(lh_sync_info_t, passed) + sizeof(uint32_t))
+#define LHI_TENSOR_FIRST_BYTES (offsetof(lh_tensor, flags) + sizeof(uint32_t))
+
+static const char kNew[] = "lh_state_new";
+
+static size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+static size_t chunks_of(size_t bytes) {
+  return bytes / LH_STATE_CHUNK_BYTES + (bytes % LH_STATE_CHUNK_BYTES != 0);
+}
+
+/* ------------------------------------------------------------------ what the caller declares */
+
+/* Bytes of the tensor, or what is wrong with it. */
+static lh_status check_tensor(uint32_t index, const lh_tensor *tensor, size_t *bytes_out) {
+  const size_t element = lh_dtype_size(tensor->dtype);
+  uint64_t bytes = element;
+  const char *wrong = NULL;
+  size_t length = 0;
+  if (tensor->name != NULL) length = strnlen(tensor->name, LH_TENSOR_NAME_BYTES_MAX + 1);
+  if (tensor->name == NULL) {
+    wrong = "name is NULL";
+  } else if (length == 0 || length > LH_TENSOR_NAME_BYTES_MAX) {
+    wrong = "name has to have 1 to 256 bytes";
+  } else if (element == 0) {
+    wrong = "dtype is no lh_dtype";
+  } else if (tensor->dims > LH_TENSOR_DIMS_MAX) {
+    wrong = "at most 8 dimensions are possible";
+  } else if (tensor->dims > 0 && tensor->shape == NULL) {
+    wrong = "shape is NULL";
+  } else if ((tensor->flags & ~(uint32_t)(LH_ALLOW_UNEQUAL | LH_STAGED)) != 0) {
+    wrong = "flags are unknown";
+  }
+  if (wrong == NULL) {
+    bool empty = false;
+    for (uint32_t i = 0; i < tensor->dims; ++i) empty |= tensor->shape[i] == 0;
+    if (empty) bytes = 0;
+    for (uint32_t i = 0; i < tensor->dims && wrong == NULL && !empty; ++i) {
+      if (bytes > LH_REGION_BYTES_MAX / tensor->shape[i]) {
+        wrong = "it has more than 2^40 bytes";
+      } else {
+        bytes *= tensor->shape[i];
+      }
+    }
+    if (wrong == NULL && bytes > 0 && tensor->data == NULL) wrong = "data is NULL";
+  }
+  if (wrong != NULL) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u%s%.64s: %s", kNew, (unsigned)index,
+                    tensor->name != NULL ? " " : "", tensor->name != NULL ? tensor->name : "",
+                    wrong);
+  }
+  *bytes_out = (size_t)bytes;
+  return LH_OK;
+}
+
+static const lh_tensor *tensor_at(const lh_tensor *tensors, uint32_t index) {
+  return (const lh_tensor *)(const void *)((const uint8_t *)tensors +
+                                           (size_t)index * tensors->struct_size);
+}
+
+static lh_status check_tensors(lh_state *state, const lh_tensor *tensors) {
+  size_t total = 0;
+  for (uint32_t i = 0; i < state->count; ++i) {
+    const lh_tensor *const tensor = tensor_at(tensors, i);
+    lh_tensor known = LH_TENSOR_INIT;
+    struct lhi_tensor *const own = &state->tensors[i];
+    lh_status status;
+    if (tensor->struct_size != tensors->struct_size) {
+      return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u: struct_size differs from the first's",
+                      kNew, (unsigned)i);
+    }
+    status = lhi_take(kNew, "LH_TENSOR_INIT", tensor, LHI_TENSOR_FIRST_BYTES, &known, sizeof known);
+    if (status == LH_OK) status = check_tensor(i, &known, &own->bytes);
+    if (status != LH_OK) return status;
+    if (own->bytes > LH_STATE_BYTES_MAX - total) {
+      return lhi_fail(LH_INVALID_ARGUMENT, "%s: all tensors together have more than 2^50 bytes",
+                      kNew);
+    }
+    total += own->bytes;
+    own->data = known.data;
+    own->first_chunk = state->chunks;
+    own->staged = (known.flags & LH_STAGED) != 0;
+    state->chunks += chunks_of(own->bytes);
+  }
+  return LH_OK;
+}
+
+/* ------------------------------------------------------------------ where the tensors are */
+
+static int by_address(const void *a, const void *b) {
+  const struct lhi_tensor *const left = *(struct lhi_tensor *const *)a;
+  const struct lhi_tensor *const right = *(struct lhi_tensor *const *)b;
+  if (left->data != right->data) return left->data < right->data ? -1 : 1;
+  return left < right ? -1 : 1;
+}
+
+/* Finds and pins what lies in the arena; the rest is to be copied, and so is what shares bytes with
+ * another one: chunks that come for the one would change the other. */
+static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) {
+  lh_client *const client = state->client;
+  size_t in_place = 0;
+  const uint8_t *end = NULL;
+  for (uint32_t i = 0; i < state->count; ++i) {
+    struct lhi_tensor *const tensor = &state->tensors[i];
+    struct lhi_region *region;
+    if (tensor->bytes == 0) continue;
+    region = lhi_arena_region(&client->arena, tensor->data);
+    if (region != NULL && lhi_region_block(region, tensor->data, tensor->bytes) == NULL) {
+      return lhi_fail(LH_INVALID_ARGUMENT,
+                      "%s: tensor %u does not lie within one buffer of lh_alloc()", kNew,
+                      (unsigned)i);
+    }
+    if (region != NULL) {
+      tensor->region = region;
+      ++region->pins;
+      order[in_place++] = tensor;
+    } else {
+      tensor->copy_of = tensor->data;
+    }
+  }
+  qsort(order, in_place, sizeof(order[0]), by_address);
+  for (size_t i = 0; i < in_place; ++i) {
+    struct lhi_tensor *const tensor = order[i];
+    if (end != NULL && tensor->data < end) {
+      --tensor->region->pins;
+      tensor->region = NULL;
+      tensor->copy_of = tensor->data;
+    } else {
+      end = tensor->data + tensor->bytes;
+    }
+  }
+  return LH_OK;
+}
+
+/* A block of the arena in a region that stays. */
+static lh_status take_block(lh_client *client, size_t bytes, uint8_t **data_out,
+                            struct lhi_region **region_out) {
+  void *data = NULL;
+  const lh_status status = lhi_alloc(client, kNew, bytes, &data);
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  *data_out = data;
+  *region_out = lhi_arena_region(&client->arena, data);
+  ++(*region_out)->pins;
+  pthread_mutex_unlock(&client->mutex);
+  return LH_OK;
+}
+
+static lh_status make_copies(lh_state *state) {
+  size_t bytes = 0;
+  lh_status status;
+  for (uint32_t i = 0; i < state->count; ++i) {
+    if (state->tensors[i].bytes > 0 && state->tensors[i].copy_of == NULL &&
+        !state->tensors[i].staged) {
+      state->in_place = true;
+    }
+    if (state->tensors[i].copy_of == NULL) continue;
+    bytes += round_up(state->tensors[i].bytes, LHI_ALIGN);
+    ++state->copied;
+  }
+  if (bytes == 0) return LH_OK;
+  status = take_block(state->client, bytes, &state->copies, &state->copies_region);
+  if (status != LH_OK) return status;
+  bytes = 0;
+  for (uint32_t i = 0; i < state->count; ++i) {
+    if (state->tensors[i].copy_of == NULL) continue;
+    state->tensors[i].data = state->copies + bytes;
+    bytes += round_up(state->tensors[i].bytes, LHI_ALIGN);
+  }
+  return LH_OK;
+}
+
+/* ------------------------------------------------------------------ the table */
+
+static void write_entry(const struct lhi_region *region, const struct lhi_tensor *own,
+                        const lh_tensor *tensor, struct lh_ipc_tensor *entry) {
+  memset(entry, 0, sizeof *entry);
+  memcpy(entry->name, tensor->name, strlen(tensor->name));
+  entry->dtype = (uint8_t)tensor->dtype;
+  entry->dims = (uint8_t)tensor->dims;
+  for (uint32_t i = 0; i < tensor->dims; ++i) entry->shape[i] = tensor->shape[i];
+  entry->bytes = own->bytes;
+  if (own->bytes > 0) {
+    entry->data.region = region->id;
+    entry->data.offset = (uint64_t)(own->data - region->base);
+  }
+  entry->flags = (tensor->flags & LH_ALLOW_UNEQUAL) != 0 ? LH_IPC_ALLOW_UNEQUAL : 0;
+}
+
+static lh_status make_table(lh_state *state, const lh_tensor *tensors) {
+  const size_t entries = (size_t)state->count * sizeof(struct lh_ipc_tensor);
+  struct lh_ipc_tensor *table;
+  lh_status status = take_block(state->client, entries + state->count + state->chunks,
+                                &state->table, &state->table_region);
+  if (status != LH_OK) return status;
+  state->touched = state->table + entries;
+  state->changed = state->touched + state->count;
+  memset(state->touched, 1, state->count);
+  memset(state->changed, 0, state->chunks);
+  table = (struct lh_ipc_tensor *)(void *)state->table;
+  for (uint32_t i = 0; i < state->count; ++i) {
+    const struct lhi_tensor *const own = &state->tensors[i];
+    write_entry(own->region != NULL ? own->region : state->copies_region, own,
+                tensor_at(tensors, i), &table[i]);
+  }
+  return LH_OK;
+}
+
+static struct lh_ipc_range range_of(const struct lhi_region *region, const uint8_t *data) {
+  struct lh_ipc_range range;
+  range.region = region->id;
+  range.offset = (uint64_t)(data - region->base);
+  return range;
+}
+
+static lh_status register_state(lh_state *state) {
+  lh_client *const client = state->client;
+  struct lh_ipc_request request;
+  lh_op *op;
+  pthread_mutex_lock(&client->mutex);
+  op = lhi_op_new_locked(client, LHI_STATE, NULL);
+  if (op != NULL) {
+    state->id = client->next_state++;
+    request = lhi_request(LH_IPC_STATE, op);
+    request.u.state.state = state->id;
+    request.u.state.table = range_of(state->table_region, state->table);
+    request.u.state.changed = range_of(state->table_region, state->changed);
+    request.u.state.count = state->count;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (op == NULL) return LH_UNAVAILABLE;
+  lhi_send(client, &request, -1);
+  return lhi_call(op, kNew);
+}
+
+/* ------------------------------------------------------------------ new and free */
+
+void lhi_state_free_memory(lh_state *state) {
+  free(state->tensors);
+  free(state);
+}
+
+/* Gives back what it holds of the arena, and forgets it. */
+static void discard_locked(lh_state *state) {
+  lh_client *const client = state->client;
+  for (uint32_t i = 0; i < state->count; ++i) {
+    if (state->tensors[i].region != NULL) --state->tensors[i].region->pins;
+  }
+  if (state->table_region != NULL) --state->table_region->pins;
+  if (state->copies_region != NULL) --state->copies_region->pins;
+  lhi_give_back_locked(client, state->table);
+  lhi_give_back_locked(client, state->copies);
+  if (state->previous != NULL) {
+    state->previous->next = state->next;
+  } else {
+    client->states = state->next;
+  }
+  if (state->next != NULL) state->next->previous = state->previous;
+  lhi_state_free_memory(state);
+}
+
+lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t count,
+                       lh_state **state_out) {
+  lh_state *state;
+  struct lhi_tensor **order;
+  lh_status status;
+  if (state_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state_out is NULL", kNew);
+  *state_out = NULL;
+  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: client is NULL", kNew);
+  if (tensors == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensors is NULL", kNew);
+  if (count == 0 || count > LH_STATE_TENSORS_MAX) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %u tensors; a state has 1 to %d", kNew,
+                    (unsigned)count, LH_STATE_TENSORS_MAX);
+  }
+  status = lhi_client_check(client, kNew);
+  if (status != LH_OK) return status;
+  state = calloc(1, sizeof *state);
+  order = calloc(count, sizeof *order);
+  if (state != NULL) state->tensors = calloc(count, sizeof *state->tensors);
+  if (state == NULL || order == NULL || state->tensors == NULL) {
+    if (state != NULL) lhi_state_free_memory(state);
+    free(order);
+    return lhi_fail(LH_UNAVAILABLE, "%s: out of memory", kNew);
+  }
+  state->client = client;
+  state->count = count;
+  pthread_mutex_lock(&client->mutex);
+  state->next = client->states;
+  if (client->states != NULL) client->states->previous = state;
+  client->states = state;
+  status = check_tensors(state, tensors);
+  if (status == LH_OK) status = find_places_locked(state, order);
+  pthread_mutex_unlock(&client->mutex);
+  free(order);
+  if (status == LH_OK) status = make_copies(state);
+  if (status == LH_OK) status = make_table(state, tensors);
+  if (status == LH_OK) status = register_state(state);
+  if (status != LH_OK) {
+    pthread_mutex_lock(&client->mutex);
+    discard_locked(state);
+    pthread_mutex_unlock(&client->mutex);
+    return status;
+  }
+  *state_out = state;
+  return LH_OK;
+}
+
+lh_status lh_state_free(lh_state *state) {
+  struct lh_ipc_request request;
+  lh_client *client;
+  lh_op *op;
+  lh_status status;
+  bool send = false;
+  if (state == NULL) return LH_OK;
+  client = state->client;
+  status = lhi_process_check(client, "lh_state_free");
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  lhi_pump_locked(client);
+  if (state->op != NULL || state->starting) {
+    pthread_mutex_unlock(&client->mutex);
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "lh_state_free: a sync uses the state; wait for its end first");
+  }
+  op = lhi_op_new_locked(client, LHI_UNSTATE, NULL);
+  if (op == NULL) {
+    pthread_mutex_unlock(&client->mutex);
+    return LH_UNAVAILABLE;
+  }
+  request = lhi_request(LH_IPC_UNSTATE, op);
+  request.u.state.state = state->id;
+  send = op->state == LHI_OPEN;
+  /* peerd hears of it before of anything that takes its place. */
+  lhi_op_release_locked(op);
+  discard_locked(state);
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &request, -1);
+  lhi_trim(client);
+  return LH_OK;
+}
+
+bool lhi_state_uses_locked(const lh_client *client, const uint8_t *data, size_t bytes) {
+  for (const lh_state *state = client->states; state != NULL; state = state->next) {
+    if (state->table == data || state->copies == data) return true;
+    for (uint32_t i = 0; i < state->count; ++i) {
+      const struct lhi_tensor *const tensor = &state->tensors[i];
+      if (tensor->region == NULL) continue;
+      if (tensor->data < data + bytes && data < tensor->data + tensor->bytes) return true;
+    }
+  }
+  return false;
+}
+
+static lh_status check_state(const lh_state *state, uint32_t tensor, const char *call) {
+  lh_status status;
+  if (state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
+  status = lhi_process_check(state->client, call);
+  if (status != LH_OK) return status;
+  if (tensor >= state->count) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u of a state of %u", call, (unsigned)tensor,
+                    (unsigned)state->count);
+  }
+  return LH_OK;
+}
+
+lh_status lh_state_touch(lh_state *state, uint32_t tensor) {
+  const bool all = tensor == LH_ALL_TENSORS;
+  const lh_status status = check_state(state, all ? 0 : tensor, "lh_state_touch");
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&state->client->mutex);
+  memset(state->touched + (all ? 0 : tensor), 1, all ? state->count : 1);
+  pthread_mutex_unlock(&state->client->mutex);
+  return LH_OK;
+}
+
+/* The chunks from *first on that came from others: their number, with *first the first of them. */
+static size_t next_changed(const uint8_t *changed, size_t chunks, size_t *first) {
+  size_t end;
+  while (*first < chunks && changed[*first] == 0) ++*first;
+  end = *first;
+  while (end < chunks && changed[end] != 0) ++end;
+  return end - *first;
+}
+
+lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offset,
+                               uint64_t *bytes) {
+  const struct lhi_tensor *own;
+  size_t first;
+  size_t count;
+  const lh_status status = check_state(state, tensor, "lh_state_next_change");
+  if (status != LH_OK) return status;
+  if (offset == NULL || bytes == NULL) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "lh_state_next_change: %s is NULL",
+                    offset == NULL ? "offset" : "bytes");
+  }
+  own = &state->tensors[tensor];
+  *bytes = 0;
+  if (*offset >= own->bytes) return LH_OK;
+  first = (size_t)(*offset / LH_STATE_CHUNK_BYTES);
+  count = next_changed(state->changed + own->first_chunk, chunks_of(own->bytes), &first);
+  if (count == 0) return LH_OK;
+  if (first * LH_STATE_CHUNK_BYTES > *offset) *offset = first * LH_STATE_CHUNK_BYTES;
+  *bytes = (first + count) * LH_STATE_CHUNK_BYTES;
+  if (*bytes > own->bytes) *bytes = own->bytes;
+  *bytes -= *offset;
+  return LH_OK;
+}
+
+/* ------------------------------------------------------------------ copies */
+
+static void copy_in(const lh_state *state, bool touched_only) {
+  for (uint32_t i = 0; i < state->count; ++i) {
+    const struct lhi_tensor *const tensor = &state->tensors[i];
+    if (tensor->copy_of == NULL || (touched_only && state->touched[i] == 0)) continue;
+    memcpy(tensor->data, tensor->copy_of, tensor->bytes);
+  }
+}
+
+void lhi_state_copy_back(const lh_state *state) {
+  for (uint32_t i = 0; i < state->count; ++i) {
+    const struct lhi_tensor *const tensor = &state->tensors[i];
+    const uint8_t *const changed = state->changed + tensor->first_chunk;
+    const size_t chunks = chunks_of(tensor->bytes);
+    size_t first = 0;
+    size_t count;
+    if (tensor->copy_of == NULL) continue;
+    while ((count = next_changed(changed, chunks, &first)) > 0) {
+      const size_t at = first * LH_STATE_CHUNK_BYTES;
+      size_t end = (first + count) * LH_STATE_CHUNK_BYTES;
+      if (end > tensor->bytes) end = tensor->bytes;
+      memcpy(tensor->copy_of + at, tensor->data + at, end - at);
+      first += count;
+    }
+  }
+}
+
+/* ------------------------------------------------------------------ syncs */
+
+void lhi_sync_over_locked(lh_op *op, bool good) {
+  lh_state *const state = op->synced;
+  if (state == NULL) return;
+  op->synced = NULL;
+  state->op = NULL;
+  /* What the copies hold otherwise is not what the caller has. */
+  memset(state->touched, good ? 0 : 1, state->count);
+}
+
+void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
+  const uint32_t size = info->struct_size;
+  const bool ok = op->status == LH_OK;
+  memset(info, 0, sizeof *info);
+  info->struct_size = size;
+  info->torn = op->in_place && (op->reply_flags & LH_IPC_TORN) != 0;
+  info->passed = op->passed || (op->reply_flags & LH_IPC_PASSED) != 0;
+  if (!ok) return;
+  info->sources = op->reply.sync.sources;
+  info->revision = op->reply.sync.revision;
+  info->hash_high = op->reply.sync.hash_high;
+  info->hash_low = op->reply.sync.hash_low;
+  info->bytes = op->reply.sync.bytes;
+  info->seconds = (double)op->reply.sync.seconds_ns * 1e-9;
+}
+
+static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync_options *options,
+                            lh_sync_options *given) {
+  lh_status status = lhi_check_comm(comm, call);
+  if (status != LH_OK) return status;
+  if (options == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: options is NULL", call);
+  status =
+      lhi_take(call, "LH_SYNC_OPTIONS_INIT", options, LHI_SYNC_FIRST_BYTES, given, sizeof *given);
+  if (status != LH_OK) return status;
+  if (given->state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
+  if (given->state->client != comm->client) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", call);
+  }
+  if (given->strategy < LH_POPULAR || given->strategy > LH_SEND) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: strategy is %d", call, (int)given->strategy);
+  }
+  if ((unsigned)given->hash > LH_HASH_ON_CHANGE) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: hash is %d", call, (int)given->hash);
+  }
+  if (given->restored > 1) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: restored is %u; 0 or 1", call,
+                    (unsigned)given->restored);
+  }
+  if (given->revision > LH_REVISION_MAX) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: revision is %llu; at most 2^63 is possible", call,
+                    (unsigned long long)given->revision);
+  }
+  return LH_OK;
+}
+
+/* Whether the member and the state may begin a sync now. */
+static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh_state *state) {
+  lh_status status = lhi_member_check_locked(comm, call);
+  if (status == LH_OK) status = lhi_free_check_locked(comm, call);
+  if (status == LH_OK && (state->op != NULL || state->starting)) {
+    status = lhi_fail(LH_FAILED_PRECONDITION,
+                      "%s: another sync uses this state; wait for its end first", call);
+  }
+  return status;
+}
+
+static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
+                                          const lh_sync_options *given) {
+  const lh_state *const state = given->state;
+  struct lh_ipc_request request = lhi_request(type, op);
+  request.member = op->comm->handle;
+  request.u.sync.state = state->id;
+  request.u.sync.revision = given->revision;
+  request.u.sync.strategy = (uint32_t)given->strategy;
+  /* A copy is made anew, whatever broke off. */
+  if (given->restored != 0 || !state->in_place) {
+    request.u.sync.flags = LH_IPC_RESTORED;
+  }
+  if (given->hash == LH_HASH_ON_CHANGE) {
+    request.u.sync.touched = range_of(state->table_region, state->touched);
+  }
+  return request;
+}
+
+/* Begins a sync, or finds the one that a call began whose time ran out. `step`: at a boundary. */
+static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *given, bool step,
+                       lh_op **op_out) {
+  lh_client *const client = comm->client;
+  lh_op **const parked = step ? &comm->parked_step : &comm->parked_sync;
+  lh_state *const state = given->state;
+  struct lh_ipc_request request;
+  lh_op *op = NULL;
+  lh_status status;
+  bool send = false;
+  pthread_mutex_lock(&client->mutex);
+  lhi_pump_locked(client);
+  if (*parked != NULL) {
+    *op_out = *parked;
+    *parked = NULL;
+    (*op_out)->on_progress = given->progress;
+    (*op_out)->progress_context = given->progress_context;
+    pthread_mutex_unlock(&client->mutex);
+    return LH_OK;
+  }
+  status = may_sync_locked(call, comm, state);
+  if (status == LH_OK) state->starting = true;
+  pthread_mutex_unlock(&client->mutex);
+  if (status != LH_OK) return status;
+
+  copy_in(state, given->hash == LH_HASH_ON_CHANGE);
+
+  pthread_mutex_lock(&client->mutex);
+  state->starting = false;
+  status = may_sync_locked(call, comm, state);
+  if (status == LH_OK) {
+    op = lhi_op_make(client, step ? LHI_STEP : LHI_SYNC, comm);
+    if (op == NULL) status = LH_UNAVAILABLE;
+  }
+  if (op != NULL) {
+    op->synced = state;
+    op->of_sync = true;
+    op->in_place = state->in_place;
+    op->on_progress = given->progress;
+    op->progress_context = given->progress_context;
+    state->op = op;
+    comm->sync = op;
+    lhi_op_open_locked(op);
+    send = op->state == LHI_OPEN;
+  }
+  if (send) {
+    /* The others stand at the boundary that admitted this member: it only joins their sync. */
+    op->passed = step && comm->at_join;
+    comm->stepping = step && !op->passed;
+    request = sync_request(op, comm->stepping ? LH_IPC_STEP : LH_IPC_SYNC, given);
+    comm->at_join = false;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &request, -1);
+  *op_out = op;
+  return status;
+}
+
+static lh_status check_info(const char *call, lh_sync_info_t *info, lh_sync_info_t *own) {
+  if (info == NULL) return LH_OK;
+  *own = (lh_sync_info_t)LH_SYNC_INFO_INIT;
+  return lhi_give(call, "LH_SYNC_INFO_INIT", own, sizeof *own, LHI_SYNC_INFO_FIRST_BYTES, info);
+}
+
+static lh_status sync_and_wait(const char *call, lh_comm *comm, const lh_sync_options *options,
+                               int64_t timeout_ms, bool step, lh_sync_info_t *info) {
+  lh_sync_options given = LH_SYNC_OPTIONS_INIT;
+  lh_sync_info_t own = LH_SYNC_INFO_INIT;
+  lh_op *op = NULL;
+  lh_status status = check_sync(call, comm, options, &given);
+  if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
+  if (status == LH_OK) status = check_info(call, info, &own);
+  if (status == LH_OK) status = start(call, comm, &given, step, &op);
+  if (status != LH_OK) return status;
+  status = lhi_finish(call, op, step ? &comm->parked_step : &comm->parked_sync, timeout_ms, &own);
+  if (info != NULL) {
+    /* Its size was looked at before. */
+    (void)lhi_give(call, "LH_SYNC_INFO_INIT", &own, sizeof own, LHI_SYNC_INFO_FIRST_BYTES, info);
+  }
+  return status;
+}
+
+lh_status lh_sync_state(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
+                        lh_sync_info_t *info) {
+  return sync_and_wait("lh_sync_state", comm, options, timeout_ms, false, info);
+}
+
+lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
+                             lh_sync_info_t *info) {
+  return sync_and_wait("lh_begin_step_sync", comm, options, timeout_ms, true, info);
+}
+
+static lh_status sync_start(const char *call, lh_comm *comm, const lh_sync_options *options,
+                            bool step, lh_op **op_out) {
+  lh_sync_options given = LH_SYNC_OPTIONS_INIT;
+  lh_status status;
+  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
+  *op_out = NULL;
+  status = check_sync(call, comm, options, &given);
+  if (status != LH_OK) return status;
+  return start(call, comm, &given, step, op_out);
+}
+
+lh_status lh_sync_state_start(lh_comm *comm, const lh_sync_options *options, lh_op **op_out) {
+  return sync_start("lh_sync_state_start", comm, options, false, op_out);
+}
+
+lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *options, lh_op **op_out) {
+  return sync_start("lh_begin_step_sync_start", comm, options, true, op_out);
+}
+
+lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info) {
+  lh_sync_info_t own = LH_SYNC_INFO_INIT;
+  lh_status status;
+  bool ended;
+  if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_sync_info: op is NULL");
+  if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_sync_info: info is NULL");
+  status = lhi_process_check(op->client, "lh_sync_info");
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&op->client->mutex);
+  ended = op->state == LHI_ENDED;
+  if (ended && op->of_sync) lhi_sync_info_locked(op, &own);
+  pthread_mutex_unlock(&op->client->mutex);
+  if (!ended) {
+    return lhi_fail(LH_FAILED_PRECONDITION, "lh_sync_info: no outcome yet; lh_op_wait() first");
+  }
+  return lhi_give("lh_sync_info", "LH_SYNC_INFO_INIT", &own, sizeof own, LHI_SYNC_INFO_FIRST_BYTES,
+                  info);
+}

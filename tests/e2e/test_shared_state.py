@@ -1,0 +1,434 @@
+"""What PCCL's tests say of shared state, and what is ours, from the outside: real daemons, the Python package.
+
+Where PCCL leaves something open or lets it happen by chance, the test says what is ours: a first revision is the
+highest offered, a tie goes to the lowest hash, an odd member gets an error and is not removed, element counts count.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import longhaul as lh
+from longhaul.testing import LocalCluster
+
+T = TypeVar("T")
+PATIENCE = 60
+_runs = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(peers=4) as started:
+        yield started
+
+
+class Group:
+    """Members of one group, each at a peer of its own, driven by threads of this process."""
+
+    def __init__(self, cluster: LocalCluster, run: str, group: int) -> None:
+        self.cluster = cluster
+        self.run = run
+        self.group = group
+        self.comms: list[lh.Comm] = []
+        self._pool = ThreadPoolExecutor(max_workers=16)
+
+    def join(self, peer: int) -> Future[lh.Comm]:
+        socket = self.cluster.socket(peer % len(self.cluster.peers))
+        return self._pool.submit(lh.join, self.run, self.group, socket, PATIENCE)
+
+    def add(self) -> lh.Comm:
+        """One more member; the others take it in at a boundary without a state."""
+        joining = self.join(len(self.comms))
+        size = len(self.comms) + 1
+
+        def admit(comm: lh.Comm) -> None:
+            while comm.world_size < size:
+                comm.begin_step(PATIENCE)
+
+        self.all(admit)
+        self.comms.append(joining.result(PATIENCE))
+        self.comms[-1].begin_step(PATIENCE)
+        return self.comms[-1]
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        return self._pool.submit(call, *arguments)
+
+    def all(self, call: Callable[..., T], *each: list[Any]) -> list[T]:
+        """call(comm, one of each) at all members at once: results, or the first error."""
+        outcomes = self.outcomes(call, *each)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return outcomes  # type: ignore[return-value]
+
+    def outcomes(self, call: Callable[..., T], *each: list[Any]) -> list[T | BaseException]:
+        started = [self._pool.submit(call, *arguments) for arguments in zip(self.comms, *each)]
+        results: list[T | BaseException] = []
+        for future in started:
+            try:
+                results.append(future.result(PATIENCE))
+            except Exception as problem:
+                results.append(problem)
+        return results
+
+    def sync(self, states: list[lh.State], strategies: list[str] | str = "popular") -> list[lh.SyncInfo]:
+        if isinstance(strategies, str):
+            strategies = [strategies] * len(states)
+        return self.all(sync, states, strategies)
+
+    def try_sync(self, states: list[lh.State], strategies: list[str] | str = "popular") -> list[Any]:
+        if isinstance(strategies, str):
+            strategies = [strategies] * len(states)
+        return self.outcomes(sync, states, strategies)
+
+    def close(self) -> None:
+        for comm in self.comms:
+            try:
+                comm.leave(timeout=10)
+            except lh.Error:
+                pass
+        self._pool.shutdown()
+
+
+def sync(comm: lh.Comm, state: lh.State, strategy: str) -> lh.SyncInfo:
+    return comm.sync_state(state, strategy, timeout=PATIENCE)
+
+
+@contextmanager
+def group_of(cluster: LocalCluster, size: int, run: str | None = None, group: int = 0) -> Iterator[Group]:
+    members = Group(cluster, run or f"state-{next(_runs)}", group)
+    try:
+        for _ in range(size):
+            members.add()
+        yield members
+    finally:
+        members.close()
+
+
+def weights(value: float = 1, count: int = 300_000) -> Any:
+    return np.full(count, value, np.float32)
+
+
+def state_of(value: float = 1, revision: int = 0, **options: Any) -> lh.State:
+    return lh.State({"w": weights(value), "b": weights(2 * value, 7)}, revision, **options)
+
+
+def assert_equal(infos: list[lh.SyncInfo], states: list[lh.State], revision: int) -> None:
+    """All hold one state, of that revision and of the hash that this process finds by itself."""
+    for info, state in zip(infos, states):
+        assert info.revision == state.revision == revision
+        assert info.hash == infos[0].hash == state.hash == state.compute_hash()
+
+
+# ------------------------------------------------------------------------------ nothing to move
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_identical_states_move_nothing(cluster: LocalCluster, size: int) -> None:
+    with group_of(cluster, size) as group:
+        states = [state_of() for _ in range(size)]
+        infos = group.sync(states)
+        assert_equal(infos, states, 0)
+        assert [(info.bytes, info.sources) for info in infos] == [(0, 0)] * size
+        assert all(info.seconds > 0 for info in infos)
+
+
+def test_members_that_compute_the_same_move_nothing_for_many_steps(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of() for _ in range(3)]
+
+        def train(comm: lh.Comm, state: lh.State) -> list[int]:
+            moved = []
+            for _ in range(10):
+                with comm.step(state, PATIENCE) as step:
+                    assert step.world_size == 3
+                    assert step.sync is not None
+                    moved.append(step.sync.bytes)
+                    state.tensors["w"][:] += 1
+            return moved
+
+        assert group.all(train, states) == [[0] * 10] * 3
+        assert [state.revision for state in states] == [10] * 3
+
+
+def test_the_first_sync_may_be_at_any_revision_and_the_next_is_one_more(cluster: LocalCluster) -> None:
+    with group_of(cluster, 2) as group:
+        states = [state_of(revision=13) for _ in range(2)]
+        assert_equal(group.sync(states), states, 13)
+        for state in states:
+            state.tensors["b"][0] = 5
+            state.revision = 14
+        assert_equal(group.sync(states), states, 14)
+
+
+def test_the_same_revision_may_be_synced_again(cluster: LocalCluster) -> None:
+    with group_of(cluster, 2) as group:
+        states = [state_of(revision=3) for _ in range(2)]
+        group.sync(states)
+        assert_equal(group.sync(states), states, 3)
+
+
+def test_a_revision_too_high_is_an_error_of_that_member_alone(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of() for _ in range(3)]
+        group.sync(states)
+        for state in states:
+            state.revision = 1
+        states[1].revision = 2
+        outcomes = group.try_sync(states)
+        assert isinstance(outcomes[1], lh.StateMismatch)
+        assert "revision is 2, due is 1" in str(outcomes[1])
+        assert_equal([outcomes[0], outcomes[2]], [states[0], states[2]], 1)
+        assert not states[1].torn
+        # It is still a member, and takes part in the next one.
+        for state in states:
+            state.revision = 2
+        assert_equal(group.sync(states), states, 2)
+
+
+def test_a_group_that_was_empty_starts_anew_at_any_revision(cluster: LocalCluster) -> None:
+    run = f"state-{next(_runs)}"
+    for revision in (7, 3):
+        with group_of(cluster, 2, run=run) as group:
+            states = [state_of(revision=revision) for _ in range(2)]
+            assert_equal(group.sync(states), states, revision)
+
+
+def other_manifests() -> dict[str, dict[str, Any]]:
+    w, b = weights(), weights(2, 7)
+    return {
+        "name": {"w": w, "bias": b},
+        "order": {"b": b, "w": w},
+        "dtype": {"w": w.view(np.int32), "b": b},
+        "shape": {"w": w.reshape(3, -1), "b": b},
+        "count": {"w": weights(1, 299_999), "b": b},
+        "fewer": {"w": w},
+        "more": {"w": w, "b": b, "c": b.copy()},
+    }
+
+
+@pytest.mark.parametrize("difference", sorted(other_manifests()))
+@pytest.mark.parametrize("odd", [0, 2])
+def test_other_tensors_are_an_error_of_the_odd_member_alone(cluster: LocalCluster, difference: str, odd: int) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of() for _ in range(3)]
+        states[odd] = lh.State(other_manifests()[difference])
+        outcomes = group.try_sync(states)
+        assert isinstance(outcomes[odd], lh.StateMismatch)
+        assert "differ from those of 2 of 3 members" in str(outcomes[odd])
+        others = [i for i in range(3) if i != odd]
+        assert_equal([outcomes[i] for i in others], [states[i] for i in others], 0)
+
+
+def test_flags_are_part_of_what_has_to_be_equal(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of(), state_of(), state_of(allow_unequal={"b"})]
+        outcomes = group.try_sync(states)
+        assert isinstance(outcomes[2], lh.StateMismatch)
+        assert_equal(outcomes[:2], states[:2], 0)
+
+
+def test_groups_are_apart_and_sync_at_the_same_time(cluster: LocalCluster) -> None:
+    run = f"state-{next(_runs)}"
+    with group_of(cluster, 2, run, 0) as first, group_of(cluster, 2, run, 1) as second:
+        one = [state_of(1, revision=5) for _ in range(2)]
+        # The same names, other contents, another revision, and a rejection in the middle of it.
+        two = [state_of(2, revision=8) for _ in range(2)]
+        ahead = first.submit(first.sync, one)
+        assert_equal(second.sync(two), two, 8)
+        assert_equal(ahead.result(PATIENCE), one, 5)
+        two[0].revision = 11
+        two[1].revision = 9
+        refused = second.submit(second.try_sync, two)
+        for state in one:
+            state.revision = 6
+        assert_equal(first.sync(one), one, 6)
+        assert isinstance(refused.result(PATIENCE)[0], lh.StateMismatch)
+        assert two[1].revision == 9
+
+
+def test_a_member_that_is_late_is_waited_for(cluster: LocalCluster) -> None:
+    with group_of(cluster, 2) as group:
+        states = [state_of() for _ in range(2)]
+        with pytest.raises(lh.DeadlineExceeded):
+            group.comms[0].sync_state(states[0], timeout=0.3)
+        with pytest.raises(lh.FailedPrecondition):
+            group.comms[0].sync_state(state_of(), timeout=0.3)
+        with pytest.raises(lh.FailedPrecondition):
+            states[0].save("/dev/null")
+        # What was begun goes on, and is waited for.
+        assert_equal(group.sync(states), states, 0)
+
+
+def test_a_member_that_leaves_is_not_waited_for(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of() for _ in range(3)]
+        started = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms[:2], states)]
+        time.sleep(0.1)
+        group.comms[2].leave(PATIENCE)
+        assert_equal([each.result(PATIENCE) for each in started], states[:2], 0)
+
+
+def test_what_may_be_unequal_is_not_compared(cluster: LocalCluster) -> None:
+    with group_of(cluster, 2) as group:
+        states = [
+            lh.State({"w": weights(), "rng": np.full(100, rank, np.uint64)}, allow_unequal={"rng"}) for rank in range(2)
+        ]
+        infos = group.sync(states)
+        assert_equal(infos, states, 0)
+        assert infos[1].bytes == 0 or states[1].tensors["rng"][0] == 0
+
+
+def test_every_dtype_shape_and_place(cluster: LocalCluster) -> None:
+    torch = pytest.importorskip("torch")
+
+    def tensors() -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for dtype in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"):
+            made[dtype] = np.arange(1000, dtype=dtype)
+        for dtype in ("float16", "float32", "float64", "bool"):
+            made[dtype] = np.arange(1000).astype(dtype)
+        made["bfloat16"] = torch.arange(1000).to(torch.bfloat16)
+        made["torch bool"] = torch.arange(1000) > 3
+        made["parameter"] = torch.nn.Parameter(torch.ones(3, 5))
+        made["scalar"] = np.array(3.0)
+        made["torch scalar"] = torch.tensor(3)
+        made["empty"] = np.zeros((0, 5), np.float32)
+        made["arena"] = lh.empty(500_000, "float32", peerd=cluster.socket(0))
+        made["arena"][:] = 4
+        made["part of the arena"] = made["arena"][3:70].view(np.uint8)
+        made["torch arena"] = lh.torch.empty(1000, dtype=torch.bfloat16, peerd=cluster.socket(0)).fill_(2)
+        made["with gaps"] = np.arange(1000.0)[::3]
+        made["transposed"] = torch.arange(12.0).reshape(3, 4).t()
+        made["odd address"] = np.arange(1001, dtype=np.uint8)[1:]
+        made["\u00e4\u20ac \U0001f69a"] = np.ones(3)
+        tied = torch.ones(100)
+        made["tied"] = tied
+        made["tied too"] = tied
+        return made
+
+    with group_of(cluster, 2) as group:
+        states = [lh.State(tensors()) for _ in range(2)]
+        infos = group.sync(states)
+        assert_equal(infos, states, 0)
+        assert [info.bytes for info in infos] == [0, 0]
+
+
+# ------------------------------------------------------------------------------ strategies
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_receive_has_nobody_to_elect(cluster: LocalCluster, size: int) -> None:
+    with group_of(cluster, size) as group:
+        states = [state_of() for _ in range(size)]
+        for outcome in group.try_sync(states, "receive"):
+            assert isinstance(outcome, lh.Error)
+            assert "send" in str(outcome)
+
+
+@pytest.mark.parametrize("strategies", [["send", "send"], ["send", "receive"], ["receive", "send", "send"]])
+def test_equal_states_satisfy_senders_and_receivers(cluster: LocalCluster, strategies: list[str]) -> None:
+    with group_of(cluster, len(strategies)) as group:
+        states = [state_of() for _ in strategies]
+        infos = group.sync(states, strategies)
+        assert_equal(infos, states, 0)
+        assert [info.bytes for info in infos] == [0] * len(strategies)
+
+
+def test_of_senders_that_differ_the_less_popular_is_refused(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of(1), state_of(2), state_of(1)]
+        outcomes = group.try_sync(states, "send")
+        assert isinstance(outcomes[1], lh.StateMismatch)
+        assert "only sends" in str(outcomes[1])
+        assert_equal([outcomes[0], outcomes[2]], [states[0], states[2]], 0)
+        assert (states[1].tensors["w"] == 2).all()
+
+
+@pytest.mark.parametrize("other", ["receive", "send"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_popular_is_for_all_or_for_none(cluster: LocalCluster, size: int, other: str) -> None:
+    with group_of(cluster, size) as group:
+        states = [state_of() for _ in range(size)]
+        outcomes = group.try_sync(states, ["popular"] * (size - 1) + [other])
+        assert isinstance(outcomes[-1], lh.Error)
+        assert "popular" in str(outcomes[-1])
+        assert_equal(outcomes[:-1], states[:-1], 0)
+
+
+# ------------------------------------------------------------------------------ steps and newcomers
+
+
+def test_a_newcomer_with_the_same_bits_comes_in_at_a_step(cluster: LocalCluster) -> None:
+    with group_of(cluster, 2) as group:
+        states = [state_of() for _ in range(2)]
+        joining = group.join(2)
+
+        def train(comm: lh.Comm, state: lh.State) -> None:
+            for _ in range(1000):
+                with comm.step(state, PATIENCE) as step:
+                    if step.world_size == 3:
+                        return
+
+        others = [group.submit(train, comm, state) for comm, state in zip(group.comms, states)]
+        newcomer = joining.result(PATIENCE)
+        group.comms.append(newcomer)
+        states.append(state_of())
+        # It does not know the revision; the others' is higher.
+        train(newcomer, states[2])
+        for each in others:
+            each.result(PATIENCE)
+        assert states[2].revision == states[0].revision == states[1].revision
+        assert states[2].hash == states[0].hash
+
+
+def test_an_exception_in_a_step_leaves_the_revision(cluster: LocalCluster) -> None:
+    with group_of(cluster, 1) as group:
+        state = state_of()
+        with pytest.raises(KeyError), group.comms[0].step(state, PATIENCE):
+            raise KeyError
+        assert state.revision == 0
+        with group.comms[0].step(state, PATIENCE):
+            pass
+        assert state.revision == 1
+
+
+def test_on_change_believes_what_was_touched(cluster: LocalCluster) -> None:
+    with group_of(cluster, 2) as group:
+        states = [state_of(hash="on_change") for _ in range(2)]
+        before = group.sync(states)[0].hash
+        for state in states:
+            state.tensors["w"][5] = 9
+        assert group.sync(states)[0].hash == before, "nobody said that it changed"
+        for state in states:
+            state.touch("w")
+        infos = group.sync(states)
+        assert infos[0].hash != before
+        assert_equal(infos, states, 0)
+
+
+def test_a_tensor_that_moved_is_found_again(cluster: LocalCluster) -> None:
+    torch = pytest.importorskip("torch")
+    with group_of(cluster, 2) as group:
+        parameters = [torch.nn.Parameter(torch.ones(1000)) for _ in range(2)]
+        states = [lh.State({"p": parameter}, hash="on_change") for parameter in parameters]
+        before = group.sync(states)[0].hash
+        for parameter in parameters:
+            parameter.data = torch.full((1000,), 2.0)
+        infos = group.sync(states)
+        assert infos[0].hash != before
+        assert_equal(infos, states, 0)
+
+
+def test_a_process_syncs_more_states_than_peerd_keeps_at_a_time(cluster: LocalCluster) -> None:
+    with group_of(cluster, 1) as group:
+        for _ in range(40):
+            group.sync([state_of()])
