@@ -26,14 +26,14 @@ static lh_status check_tensor(uint32_t index, const lh_tensor *tensor, size_t *b
   uint64_t bytes = element;
   const char *wrong = NULL;
   size_t length = 0;
-  if (tensor->name != NULL) length = strnlen(tensor->name, LH_TENSOR_NAME_BYTES_MAX + 1);
+  if (tensor->name != NULL) length = strnlen(tensor->name, LH_STATE_NAME_BYTES_MAX + 1);
   if (tensor->name == NULL) {
     wrong = "name is NULL";
-  } else if (length == 0 || length > LH_TENSOR_NAME_BYTES_MAX) {
+  } else if (length == 0 || length > LH_STATE_NAME_BYTES_MAX) {
     wrong = "name has to have 1 to 256 bytes";
   } else if (element == 0) {
     wrong = "dtype is no lh_dtype";
-  } else if (tensor->dims > LH_TENSOR_DIMS_MAX) {
+  } else if (tensor->dims > LH_STATE_DIMS_MAX) {
     wrong = "at most 8 dimensions are possible";
   } else if (tensor->dims > 0 && tensor->shape == NULL) {
     wrong = "shape is NULL";

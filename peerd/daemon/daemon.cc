@@ -31,8 +31,9 @@
 #include "peerd/metrics/peer_metrics.h"
 #include "peerd/runner/control_frames.h"
 #include "peerd/runner/op_runner.h"
-#include "peerd/runner/sync_runner.h"
+#include "peerd/runner/state_runner.h"
 #include "peerd/state/hash_pool.h"
+#include "peerd/state/state_exchange.h"
 #include "peerd/transport/transport.h"
 
 namespace longhaul::peerd {
@@ -97,31 +98,46 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   HttpResponse Serve(const std::string& path) const;
 
   // ---- TransportListener
-  void OnLinkUp(const LinkKey& link) override { Post(LinkUp{link.run, link.peer}); }
+  void OnLinkUp(const LinkKey& link) override {
+    states_->exchange()->OnLinkUp(link, ring_->Now());
+    Post(LinkUp{link.run, link.peer});
+  }
   void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) override {
+    states_->exchange()->OnLinkDown(link, ring_->Now());
     Post(LinkDown{link.run, link.peer, reason, silent_ms});
   }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override {
-    if (header.type == FrameType::kChunkData) return nullptr;  // of no transfer of ours
+    if (StateExchange::IsOurs(header)) return states_->exchange()->OnDataHeader(link, header);
     return runner_->OnDataHeader(link, header);
   }
   absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override {
+    if (StateExchange::IsOurs(header)) return states_->exchange()->OnDataReceived(link, header);
     return runner_->OnDataReceived(link, header);
   }
   void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override {
+    if (StateExchange::IsOurs(header)) return states_->exchange()->OnDataAbandoned(link, header);
     runner_->OnDataAbandoned(link, header);
   }
-  void OnSegmentSent(uint64_t cookie) override { runner_->OnSegmentSent(cookie); }
-  uint64_t OnSegmentRepeat(uint64_t owner) override { return runner_->OnSegmentRepeat(owner); }
-  void OnReceivesDetached(uint64_t cookie) override { runner_->OnReceivesDetached(cookie); }
+  void OnSegmentSent(uint64_t cookie) override {
+    if (StateExchange::IsOurs(cookie)) return states_->exchange()->OnSegmentSent(cookie);
+    runner_->OnSegmentSent(cookie);
+  }
+  uint64_t OnSegmentRepeat(uint64_t owner) override {
+    if (StateExchange::IsOurs(owner)) return states_->exchange()->OnSegmentRepeat(owner);
+    return runner_->OnSegmentRepeat(owner);
+  }
+  void OnReceivesDetached(uint64_t cookie) override {
+    if (StateExchange::IsOurs(cookie)) return states_->exchange()->OnReceivesDetached(cookie);
+    runner_->OnReceivesDetached(cookie);
+  }
 
   // ---- IpcHandler
   void OnJoin(const LocalJoin& join) override;
   void OnStep(LocalId local, const StateSync* sync) override;
   void OnSync(LocalId local, const StateSync& sync) override {
-    syncs_->Begin(local, sync, /*with_step=*/false);
+    states_->Begin(local, groups_.at(local), sync, /*with_step=*/false);
   }
   void OnLeave(LocalId local) override;
   void OnPost(const IpcPost& post) override;
@@ -137,8 +153,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   std::unique_ptr<Ring> ring_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<OpRunner> runner_;
-  std::unique_ptr<HashPool> hash_pool_;
-  std::unique_ptr<SyncRunner> syncs_;
+  std::unique_ptr<StateRunner> states_;
   std::unique_ptr<IpcServer> ipc_;
   std::unique_ptr<PeerCore> core_;
   std::unique_ptr<PeerMetrics> metrics_;
@@ -156,7 +171,8 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   Mailbox<Inbound> inbox_;
 
   std::deque<Event> events_;
-  std::map<LocalId, Tick> joins_;             // trainers that wait for admission, since when
+  std::map<LocalId, Tick> joins_;  // trainers that wait for admission, since when
+  std::map<LocalId, GroupKey> groups_;
   std::atomic<bool> coordinator_up_ = false;  // written by the reactor only
   Tick coordinator_down_since_;
   std::string coordinator_error_ = "not tried yet";
@@ -185,10 +201,11 @@ absl::Status DaemonImpl::Open() {
   runner.scratch_limit = options_.scratch_limit;
   runner_ = std::make_unique<OpRunner>(transport_.get(), runner);
 
-  const uint32_t hash_threads =
-      options_.hash_threads != 0 ? options_.hash_threads : DefaultHashThreads();
-  hash_pool_ = std::make_unique<HashPool>(hash_threads, [this] { ring_->Wake(); });
-  syncs_ = std::make_unique<SyncRunner>(hash_pool_.get(), [this] { return ring_->Now(); });
+  StateRunner::Options states;
+  states.self = self_;
+  states.hash_threads = options_.hash_threads != 0 ? options_.hash_threads : DefaultHashThreads();
+  states_ = std::make_unique<StateRunner>(
+      states, transport_.get(), [this] { ring_->Wake(); }, [this] { return ring_->Now(); });
 
   std::string endpoint = options_.advertise;
   if (endpoint.empty()) {
@@ -244,12 +261,15 @@ absl::Status DaemonImpl::Run() {
     const Tick now = ring_->Now();
     if (now >= core_->NextDeadline()) Post(TimePassed{});
     TakeInbox();
-    hash_pool_->Deliver();
+    states_->Work();
+    for (const auto& [local, progress] : states_->TakeProgress()) {
+      ipc_->SyncProgress(local, progress);
+    }
     FailHopelessJoins();
     if (now >= metrics_due_) PublishMetrics();
     Drain();
     if (drained_) break;
-    Tick until = std::min(core_->NextDeadline(), metrics_due_);
+    const Tick until = std::min({core_->NextDeadline(), states_->NextDeadline(), metrics_due_});
     LH_RETURN_IF_ERROR(ring_->RunOnce(until));
   }
   if (signals_ >= 2) return absl::CancelledError("stopped by a second signal");
@@ -280,6 +300,7 @@ void DaemonImpl::TakeInbox() {
       auto& message = std::get<control::CoordinatorMessage>(inbound);
       if (const auto* welcome = std::get_if<control::Welcome>(&message)) {
         transport_->SetDetectMs(welcome->detect_ms);
+        states_->SetDetectMs(welcome->detect_ms);
       }
       Post(FromCoordinator{std::move(message)});
     }
@@ -289,7 +310,7 @@ void DaemonImpl::TakeInbox() {
 void DaemonImpl::Drain() {
   while (true) {
     for (Event& event : runner_->TakeEvents()) events_.push_back(std::move(event));
-    for (Event& event : syncs_->TakeEvents()) events_.push_back(std::move(event));
+    for (Event& event : states_->TakeEvents()) events_.push_back(std::move(event));
     if (events_.empty()) return;
     const Event event = std::move(events_.front());
     events_.pop_front();
@@ -304,6 +325,7 @@ void DaemonImpl::Carry(Action& action) {
     void operator()(ToCoordinator& a) { d->control_->Send(a.message); }
     void operator()(JoinDone& a) {
       d->joins_.erase(a.local);
+      if (!a.outcome.ok()) d->groups_.erase(a.local);
       d->ipc_->JoinDone(a.local, a.outcome, a.world);
     }
     void operator()(StepDone& a) { d->ipc_->StepDone(a.local, a.outcome, a.world); }
@@ -315,7 +337,9 @@ void DaemonImpl::Carry(Action& action) {
     }
     void operator()(WorldChanged& a) { d->ipc_->WorldChanged(a.local, a.world); }
     void operator()(MemberGone& a) {
-      d->syncs_->Withdraw(a.local);
+      d->states_->Withdraw(a.local);
+      d->states_->Forget(a.local);
+      d->groups_.erase(a.local);
       d->ipc_->MemberGone(a.local, a.outcome);
     }
     void operator()(OpenLinks& a) {
@@ -338,20 +362,12 @@ void DaemonImpl::Carry(Action& action) {
     void operator()(StopAttempt& a) { d->runner_->Stop(a); }
     void operator()(FinishAttempt& a) { d->runner_->Finish(a); }
     void operator()(SyncEnded& a) { d->EndSync(a); }
-    void operator()(ServeState&) {}
-    void operator()(EndServe&) {}
-    void operator()(StartTransfer& a) {
-      d->Post(TransferEnded{a.local,
-                            {Code::kUnavailable, "this peer cannot fetch states"},
-                            /*bytes=*/0,
-                            /*sources=*/{},
-                            /*corrupt=*/{},
-                            /*wrote=*/false});
-    }
-    void operator()(ChangeSources&) {}
-    // Each transfer has ended by then.
-    void operator()(StopTransfer&) {}
-    void operator()(CompareManifest& a) { d->Post(ManifestCompared{a.local, ""}); }
+    void operator()(ServeState& a) { d->states_->Carry(a); }
+    void operator()(EndServe& a) { d->states_->Carry(a); }
+    void operator()(StartTransfer& a) { d->states_->Carry(a); }
+    void operator()(ChangeSources& a) { d->states_->Carry(a); }
+    void operator()(StopTransfer& a) { d->states_->Carry(a); }
+    void operator()(CompareManifest& a) { d->states_->Carry(a); }
     void operator()(BreakLink& a) { d->transport_->BreakLink({a.run, a.peer}, a.reason); }
     void operator()(FaultOver& a) { d->metrics_->ObserveFault(a); }
     void operator()(Drained&) { d->drained_ = true; }
@@ -364,6 +380,7 @@ void DaemonImpl::Carry(Action& action) {
 
 void DaemonImpl::OnJoin(const LocalJoin& join) {
   joins_[join.local] = ring_->Now();
+  groups_[join.local] = join.group;
   Post(join);
 }
 
@@ -384,7 +401,7 @@ IpcMembers DaemonImpl::OnMembers(LocalId local) {
 
 void DaemonImpl::OnStep(LocalId local, const StateSync* sync) {
   if (sync != nullptr) {
-    syncs_->Begin(local, *sync, /*with_step=*/true);
+    states_->Begin(local, groups_.at(local), *sync, /*with_step=*/true);
   } else {
     Post(LocalStep{local});
   }
@@ -392,7 +409,7 @@ void DaemonImpl::OnStep(LocalId local, const StateSync* sync) {
 
 void DaemonImpl::OnLeave(LocalId local) {
   // Those that the core has heard of end with the member, and are answered then.
-  if (syncs_->Withdraw(local)) {
+  if (states_->Withdraw(local)) {
     const Outcome leaves{Code::kAborted, "the member leaves"};
     ipc_->SyncDone(local, leaves, {});
     ipc_->StepDone(local, leaves, {});
@@ -401,7 +418,7 @@ void DaemonImpl::OnLeave(LocalId local) {
 }
 
 void DaemonImpl::EndSync(const SyncEnded& ended) {
-  const StateSyncInfo info = syncs_->End(ended);
+  const StateSyncInfo info = states_->Carry(ended);
   // Where all were equal there is nothing to tell: that is so at each step.
   if (!ended.outcome.ok() || info.bytes > 0) {
     Log(LogLevel::kInfo,
@@ -415,7 +432,8 @@ void DaemonImpl::EndSync(const SyncEnded& ended) {
 
 void DaemonImpl::OnGone(LocalId local, const std::string& reason) {
   joins_.erase(local);
-  syncs_->Withdraw(local);
+  groups_.erase(local);
+  states_->Withdraw(local);
   Post(LocalDied{local, reason});
 }
 
@@ -445,6 +463,9 @@ void DaemonImpl::FailHopelessJoins() {
 
 absl::Status DaemonImpl::OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                         std::span<const uint8_t> payload) {
+  if (StateExchange::IsOurs(header)) {
+    return states_->exchange()->OnControlFrame(link, header, payload, ring_->Now());
+  }
   const auto is_peer = [this](const GroupKey& group, PeerId peer) {
     return core_->HasPeer(group, peer);
   };
@@ -488,12 +509,15 @@ void DaemonImpl::PublishMetrics() {
   for (const auto& [group, traffic] : runner_->Traffic()) {
     core_->SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
   }
-  for (const int64_t us : syncs_->TakeHashTimes()) metrics_->ObserveStateHash(us);
+  for (const int64_t us : states_->TakeHashTimes()) metrics_->ObserveStateHash(us);
   PeerSnapshot snapshot;
   snapshot.core = core_->GetStats();
   snapshot.transport = transport_->GetStats();
   const IpcStats ipc = ipc_->GetStats();
   snapshot.relays = relays_;
+  const StateExchange::Stats states = states_->exchange()->GetStats();
+  snapshot.states = {states.bytes_sent, states.bytes_received, states.bytes_repeated,
+                     states.chunks_corrupt};
   snapshot.clients = ipc.clients;
   snapshot.requests_refused = ipc.requests_refused;
   snapshot.arena_bytes = ipc.arena_bytes;

@@ -1235,7 +1235,7 @@ TEST_F(IpcClientStateTest, ChecksItsArguments) {
     EXPECT_EQ(lh_state_new(client_, &tensor, 1, &state), LH_INVALID_ARGUMENT);
     EXPECT_TRUE(Says(part)) << lh_last_error();
   };
-  const std::string long_name(LH_TENSOR_NAME_BYTES_MAX + 1, 'n');
+  const std::string long_name(LH_STATE_NAME_BYTES_MAX + 1, 'n');
   const std::vector<uint64_t> huge(8, 1 << 20);
   refused("struct_size", [](lh_tensor* t) { t->struct_size = 3; });
   refused("name", [](lh_tensor* t) { t->name = nullptr; });

@@ -262,6 +262,9 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
   auto memory = std::make_shared<std::vector<std::shared_ptr<const ArenaRegion>>>();
   for (const uint64_t region : *regions) memory->push_back(client.regions.at(region).region);
   state->memory = std::move(memory);
+  auto declared = std::make_shared<MemoryState>();
+  declared->manifest = state->manifest;
+  state->declared = std::move(declared);
   return state;
 }
 

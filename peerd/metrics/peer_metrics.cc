@@ -89,6 +89,13 @@ struct PeerMetrics::Impl {
                                .Register(r)
                                .Add({}, Histogram::BucketBoundaries{1e-4, 1e-3, 1e-2, 0.1, 0.3, 1,
                                                                     3, 10, 30, 100})),
+        state_sent(r, "longhaul_state_bytes_sent_total", "Bytes of shared state given to others"),
+        state_received(r, "longhaul_state_bytes_received_total",
+                       "Bytes of shared state that came from others and were right"),
+        state_refetched(r, "longhaul_state_bytes_refetched_total",
+                        "Bytes of shared state that came again, or were wrong"),
+        state_corrupt(r, "longhaul_state_chunks_corrupt_total",
+                      "Chunks of shared state that were not what they should be"),
         relayed(r, "longhaul_peerd_frames_relayed_total",
                 "Frames passed on between two peers that cannot reach each other"),
         retries(r, "longhaul_peerd_op_retries_total", "Attempts that had to be repeated"),
@@ -128,6 +135,10 @@ struct PeerMetrics::Impl {
   Histogram& fault_agree;
   Histogram& fault_resume;
   Histogram& state_hash_seconds;
+  Follower state_sent;
+  Follower state_received;
+  Follower state_refetched;
+  Follower state_corrupt;
   Follower relayed;
   Follower retries;
   Follower frames_stale;
@@ -173,6 +184,10 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.lanes.Set(s.transport.lanes_up);
   m.coordinator.Set(s.coordinator_up ? 1 : 0);
   m.retries.Follow(s.core.retries);
+  m.state_sent.Follow(s.states.bytes_sent);
+  m.state_received.Follow(s.states.bytes_received);
+  m.state_refetched.Follow(s.states.bytes_refetched);
+  m.state_corrupt.Follow(s.states.chunks_corrupt);
   m.relayed.Follow(s.relays.passed_on);
   m.frames_stale.Follow(s.core.frames_stale + s.relays.stale);
   m.frames_refused.Follow(s.core.frames_refused + s.transport.frames_refused);

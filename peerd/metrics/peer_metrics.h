@@ -18,9 +18,18 @@ struct RelayCounts {
   uint64_t stale = 0;  // of peers that are none any more
 };
 
+// Chunks of shared state.
+struct StateCounts {
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;   // right ones, once
+  uint64_t bytes_refetched = 0;  // came again, or were wrong
+  uint64_t chunks_corrupt = 0;
+};
+
 struct PeerSnapshot {
   PeerCore::Stats core;
   RelayCounts relays;
+  StateCounts states;
   TransportStats transport;
   uint32_t clients = 0;
   uint64_t requests_refused = 0;

@@ -7,20 +7,10 @@
 #include <vector>
 
 #include "base/hash128.h"
-#include "peerd/state/state_hash.h"
+#include "peerd/state/memory_state.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::peerd {
-
-// By tensor, by chunk. 0: not known, somebody has begun to write there.
-using ChunkDigests = std::vector<std::vector<Hash128>>;
-
-struct MemoryState {
-  Manifest manifest;
-  std::vector<uint8_t*> places;  // by tensor: its bytes from there on
-  ChunkDigests digests;          // CountChunks() of each tensor
-  std::shared_ptr<const void> memory;
-};
 
 // The bytes are shared with the trainer, who does not write to them while a sync is on, if it keeps
 // to the rules.
@@ -31,6 +21,8 @@ struct LocalState : MemoryState {
   // One byte for each chunk of each tensor, in order, for the trainer to look at when a sync has
   // ended: 1 where the chunk came from others. Kept mapped by `memory`, too.
   std::span<uint8_t> changed;
+  // The manifest alone: others may compare theirs with it when the bytes are gone.
+  std::shared_ptr<const MemoryState> declared;
 
   std::span<const uint8_t> Tensor(size_t index) const {
     return {places[index], manifest[index].bytes};

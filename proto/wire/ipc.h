@@ -104,11 +104,11 @@ struct lh_ipc_state {
 enum lh_ipc_tensor_flags { LH_IPC_ALLOW_UNEQUAL = 1 };
 
 struct lh_ipc_tensor {
-  char name[LH_TENSOR_NAME_BYTES_MAX + 8]; /* UTF-8 without control characters, NUL-terminated */
-  uint64_t shape[LH_TENSOR_DIMS_MAX];      /* 0 beyond `dims` */
-  uint64_t bytes;                          /* 0: without elements; data is 0, too */
-  struct lh_ipc_range data;                /* of any alignment */
-  uint8_t dtype;                           /* lh_wire_dtype or LH_WIRE_BOOL */
+  char name[LH_STATE_NAME_BYTES_MAX + 8]; /* UTF-8 without control characters, NUL-terminated */
+  uint64_t shape[LH_STATE_DIMS_MAX];      /* 0 beyond `dims` */
+  uint64_t bytes;                         /* 0: without elements; data is 0, too */
+  struct lh_ipc_range data;               /* of any alignment */
+  uint8_t dtype;                          /* lh_wire_dtype or LH_WIRE_BOOL */
   uint8_t dims;
   uint8_t flags;
   uint8_t zero[5];

@@ -187,23 +187,23 @@ inline uint64_t IpcStateElementBytes(uint8_t dtype) {
 // What is wrong with an entry of a state's table, apart from its region; "": nothing.
 inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
   const size_t length = strnlen(tensor.name, sizeof tensor.name);
-  if (length == 0 || length > LH_TENSOR_NAME_BYTES_MAX || !IsPlainUtf8(tensor.name, length) ||
+  if (length == 0 || length > LH_STATE_NAME_BYTES_MAX || !IsPlainUtf8(tensor.name, length) ||
       !IpcAllZero(tensor.name + length, sizeof tensor.name - length)) {
-    return "its name is not 1 to " + std::to_string(LH_TENSOR_NAME_BYTES_MAX) +
+    return "its name is not 1 to " + std::to_string(LH_STATE_NAME_BYTES_MAX) +
            " bytes of UTF-8 without control characters";
   }
   const uint64_t element = IpcStateElementBytes(tensor.dtype);
   if (element == 0) return "dtype " + std::to_string(tensor.dtype);
-  if (tensor.dims > LH_TENSOR_DIMS_MAX) {
+  if (tensor.dims > LH_STATE_DIMS_MAX) {
     return std::to_string(tensor.dims) + " dimensions, at most " +
-           std::to_string(LH_TENSOR_DIMS_MAX) + " are possible";
+           std::to_string(LH_STATE_DIMS_MAX) + " are possible";
   }
   if ((tensor.flags & ~LH_IPC_ALLOW_UNEQUAL) != 0 || !IpcAllZero(tensor.zero, sizeof tensor.zero)) {
     return "unknown flags";
   }
   uint64_t count = 1;
   bool empty = false;
-  for (size_t i = 0; i < LH_TENSOR_DIMS_MAX; ++i) {
+  for (size_t i = 0; i < LH_STATE_DIMS_MAX; ++i) {
     const uint64_t size = tensor.shape[i];
     if (i >= tensor.dims) {
       if (size != 0) return "a size beyond its dimensions";

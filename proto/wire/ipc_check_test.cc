@@ -256,9 +256,9 @@ TEST(IpcTensorErrorTest, NamesAreUtf8WithoutControlCharacters) {
   lh_ipc_tensor tensor = Tensor();
   memset(tensor.name, 'n', sizeof tensor.name);
   EXPECT_NE(IpcTensorError(tensor), "");
-  memset(tensor.name + LH_TENSOR_NAME_BYTES_MAX, 0, 8);
+  memset(tensor.name + LH_STATE_NAME_BYTES_MAX, 0, 8);
   EXPECT_EQ(IpcTensorError(tensor), "");
-  tensor.name[LH_TENSOR_NAME_BYTES_MAX + 7] = 'n';
+  tensor.name[LH_STATE_NAME_BYTES_MAX + 7] = 'n';
   EXPECT_NE(IpcTensorError(tensor), "");
 }
 
@@ -285,7 +285,7 @@ TEST(IpcTensorErrorTest, RefusesUnknownNumbers) {
   tensor.dtype = LH_WIRE_BOOL + 1;
   EXPECT_NE(IpcTensorError(tensor), "");
   tensor = Tensor();
-  tensor.dims = LH_TENSOR_DIMS_MAX + 1;
+  tensor.dims = LH_STATE_DIMS_MAX + 1;
   EXPECT_NE(IpcTensorError(tensor), "");
   tensor = Tensor();
   tensor.flags = 2;

@@ -14,8 +14,8 @@ void CheckTensor(const uint8_t* data) {
   lh_ipc_tensor tensor;
   memcpy(&tensor, data, sizeof tensor);
   if (!IpcTensorError(tensor).empty()) return;
-  LH_CHECK(strlen(tensor.name) <= LH_TENSOR_NAME_BYTES_MAX);
-  LH_CHECK(tensor.dims <= LH_TENSOR_DIMS_MAX);
+  LH_CHECK(strlen(tensor.name) <= LH_STATE_NAME_BYTES_MAX);
+  LH_CHECK(tensor.dims <= LH_STATE_DIMS_MAX);
   LH_CHECK(tensor.bytes <= LH_COUNT_MAX * 8);
   uint64_t bytes = IpcStateElementBytes(tensor.dtype);
   for (uint8_t i = 0; i < tensor.dims; ++i) bytes *= tensor.shape[i];

@@ -54,13 +54,8 @@
 /* Revisions of shared state: a member cannot use the numbers up. */
 #define LH_REVISION_MAX ((uint64_t)1 << 63)
 
-/* States that one client has registered at a time; tensors of one, their names in bytes of UTF-8,
- * their dimensions, and the bytes of all together. */
+/* States that one client has registered at a time. */
 #define LH_STATES_MAX 16
-#define LH_STATE_TENSORS_MAX 65536
-#define LH_TENSOR_NAME_BYTES_MAX 256
-#define LH_TENSOR_DIMS_MAX 8
-#define LH_STATE_BYTES_MAX ((uint64_t)1 << 50)
 /* Tensors of a state are hashed and moved in chunks of this size; the last one is short. */
 #define LH_STATE_CHUNK_BYTES ((uint64_t)1 << 20)
 

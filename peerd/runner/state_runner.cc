@@ -1,0 +1,172 @@
+#include "peerd/runner/state_runner.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr int64_t kProgressUs = Millis(100);
+
+std::vector<StateSource> SourcesOf(const std::vector<control::SyncSource>& sources) {
+  std::vector<StateSource> out;
+  out.reserve(sources.size());
+  for (const control::SyncSource& source : sources) out.push_back({source.member, source.peer});
+  return out;
+}
+
+void LogCorrupt(const StateExchange::Ended& ended) {
+  if (ended.result.corrupt.empty()) return;
+  std::string members;
+  for (const MemberId member : ended.result.corrupt) {
+    absl::StrAppend(&members, members.empty() ? "" : ",", ToString(member));
+  }
+  Log(LogLevel::kWarning, absl::StrCat("state chunks corrupt local=", ended.local, " from=",
+                                       members, " repeated=", ended.result.bytes_repeated));
+}
+
+}  // namespace
+
+StateRunner::StateRunner(const Options& options, Transport* transport, std::function<void()> wake,
+                         std::function<Tick()> clock)
+    : clock_(std::move(clock)),
+      pool_(options.hash_threads, std::move(wake)),
+      syncs_(&pool_, clock_),
+      exchange_(options.self, transport, &pool_, options.detect_ms) {}
+
+void StateRunner::Begin(LocalId local, const GroupKey& group, const StateSync& sync,
+                        bool with_step) {
+  members_[local].group = group;
+  syncs_.Begin(local, sync, with_step);
+}
+
+void StateRunner::Forget(LocalId local) {
+  const auto it = members_.find(local);
+  if (it == members_.end()) return;
+  if (it->second.served) exchange_.server()->Unregister(it->second.group, it->second.served);
+  members_.erase(it);
+}
+
+// ------------------------------------------------------------------------------ actions
+
+void StateRunner::Carry(const ServeState& action) {
+  const std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
+  if (state == nullptr) return;
+  members_[action.local] = {action.group, action.member};
+  exchange_.server()->Register(action.group, action.member, state);
+  exchange_.server()->Serve(action.group, action.member, action.state);
+}
+
+void StateRunner::Carry(const EndServe& action) {
+  const auto it = members_.find(action.local);
+  if (it == members_.end() || !it->second.served) return;
+  StateServer* const server = exchange_.server();
+  server->EndServe(it->second.group, it->second.served);
+  const std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
+  if (state == nullptr) return;
+  server->Register(it->second.group, it->second.served, state->declared);
+}
+
+void StateRunner::Carry(const StartTransfer& action) {
+  std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
+  if (state == nullptr) {
+    events_.push_back(TransferEnded{action.local,
+                                    {Code::kAborted, "the trainer is gone"},
+                                    /*bytes=*/0,
+                                    /*sources=*/{},
+                                    /*corrupt=*/{},
+                                    /*wrote=*/false});
+    return;
+  }
+  StateExchange::Start start;
+  start.local = action.local.value();
+  start.group = action.group;
+  start.root = action.state;
+  start.state = std::move(state);
+  start.sources = SourcesOf(action.sources);
+  start.unequal_too = action.unequal_too;
+  exchange_.StartTransfer(std::move(start), Now());
+  fetches_[action.local] = {Now(), 0, 0};
+}
+
+void StateRunner::Carry(const ChangeSources& action) {
+  exchange_.ChangeSources(action.local.value(), SourcesOf(action.sources), Now());
+}
+
+void StateRunner::Carry(const StopTransfer& action) {
+  exchange_.StopTransfer(action.local.value());
+}
+
+void StateRunner::Carry(const CompareManifest& action) {
+  const std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
+  const auto it = members_.find(action.local);
+  if (state == nullptr || it == members_.end()) {
+    events_.push_back(ManifestCompared{action.local, ""});
+    return;
+  }
+  exchange_.CompareManifest(action.local.value(), it->second.group,
+                            std::shared_ptr<const Manifest>(state, &state->manifest),
+                            {action.other.member, action.other.peer}, Now());
+}
+
+// ------------------------------------------------------------------------------ work
+
+void StateRunner::Work() {
+  pool_.Deliver();
+  exchange_.Work(Now());
+  for (StateExchange::Ended& ended : exchange_.TakeEnded()) {
+    const LocalId local(ended.local);
+    LogCorrupt(ended);
+    TransferResult& result = ended.result;
+    Outcome outcome;
+    if (!result.error.empty()) outcome = {Code::kAborted, std::move(result.error)};
+    fetches_.erase(local);
+    events_.push_back(TransferEnded{local, std::move(outcome), result.bytes,
+                                    std::move(result.sources), std::move(result.corrupt),
+                                    result.wrote});
+  }
+  for (StateExchange::Compared& compared : exchange_.TakeCompared()) {
+    events_.push_back(ManifestCompared{LocalId(compared.local), std::move(compared.difference)});
+  }
+}
+
+Tick StateRunner::NextDeadline() const {
+  Tick due = exchange_.NextDeadline();
+  for (const auto& [local, fetch] : fetches_) due = std::min(due, fetch.looked + kProgressUs);
+  return due;
+}
+
+std::vector<Event> StateRunner::TakeEvents() {
+  std::vector<Event> events = std::exchange(events_, {});
+  for (Event& event : syncs_.TakeEvents()) events.push_back(std::move(event));
+  return events;
+}
+
+std::vector<std::pair<LocalId, StateSyncProgress>> StateRunner::TakeProgress() {
+  std::vector<std::pair<LocalId, StateSyncProgress>> out;
+  const Tick now = Now();
+  for (auto& [local, fetch] : fetches_) {
+    const int64_t passed = now - fetch.looked;
+    if (passed < kProgressUs) continue;
+    const StateTransfer::Progress progress = exchange_.ProgressOf(local.value());
+    const uint64_t came = progress.bytes_received - std::min(fetch.bytes, progress.bytes_received);
+    // Of the last second or so.
+    const double fresh = std::min(1.0, static_cast<double>(passed) * 1e-6);
+    const double rate = static_cast<double>(came) * 1e6 / static_cast<double>(passed);
+    fetch.bytes_per_second =
+        fetch.bytes_per_second == 0
+            ? static_cast<uint64_t>(rate)
+            : static_cast<uint64_t>(fresh * rate +
+                                    (1 - fresh) * static_cast<double>(fetch.bytes_per_second));
+    fetch.bytes = progress.bytes_received;
+    fetch.looked = now;
+    if (progress.bytes_total == 0) continue;
+    out.emplace_back(local, StateSyncProgress{progress.bytes_done, progress.bytes_total,
+                                              fetch.bytes_per_second, progress.sources});
+  }
+  return out;
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,97 @@
+// All that the driver does for shared state: hashes what trainers bring (SyncRunner), carries out
+// what the core says about syncs, and moves the chunks (StateExchange).
+//
+// The driver hands over what the transport's listener hears of ours (exchange()), calls Work()
+// after each turn of the ring, and takes what has to be told to the core and to trainers.
+//
+// A member that has synced stays known to others until Forget(): by its manifest only, so that the
+// memory of a state goes back to its trainer's hands with the end of the sync.
+//
+// Threads: the reactor's; `wake` of the pool of threads comes from any.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/tick.h"
+#include "peerd/core/peer_core.h"
+#include "peerd/runner/sync_runner.h"
+#include "peerd/state/hash_pool.h"
+#include "peerd/state/local_state.h"
+#include "peerd/state/state_exchange.h"
+#include "peerd/transport/transport.h"
+
+namespace longhaul::peerd {
+
+class StateRunner {
+ public:
+  struct Options {
+    PeerId self;
+    uint32_t hash_threads = 1;
+    uint32_t detect_ms = 1500;
+  };
+
+  // `transport` outlives it. `wake`: of the reactor; `clock`: its clock.
+  StateRunner(const Options& options, Transport* transport, std::function<void()> wake,
+              std::function<Tick()> clock);
+  StateRunner(const StateRunner&) = delete;
+  StateRunner& operator=(const StateRunner&) = delete;
+  void SetDetectMs(uint32_t detect_ms) { exchange_.SetDetectMs(detect_ms); }
+
+  StateExchange* exchange() { return &exchange_; }
+
+  // ---- trainers; see SyncRunner
+  void Begin(LocalId local, const GroupKey& group, const StateSync& sync, bool with_step);
+  bool Withdraw(LocalId local) { return syncs_.Withdraw(local); }
+  // The member is out: nobody asks for its state any more.
+  void Forget(LocalId local);
+
+  // ---- actions of the core
+  void Carry(const ServeState& action);
+  void Carry(const EndServe& action);
+  void Carry(const StartTransfer& action);
+  void Carry(const ChangeSources& action);
+  void Carry(const StopTransfer& action);
+  void Carry(const CompareManifest& action);
+  StateSyncInfo Carry(const SyncEnded& action) { return syncs_.End(action); }
+
+  // Goes on with whatever can.
+  void Work();
+  // When to call Work() at the latest.
+  Tick NextDeadline() const;
+  // What the core has to be told, in order.
+  std::vector<Event> TakeEvents();
+  // What trainers that fetch are to be told: of each at most ten a second.
+  std::vector<std::pair<LocalId, StateSyncProgress>> TakeProgress();
+  std::vector<int64_t> TakeHashTimes() { return syncs_.TakeHashTimes(); }
+
+ private:
+  struct Member {
+    GroupKey group;
+    MemberId served;  // 0: has not been
+  };
+  // A transfer that is on.
+  struct Fetch {
+    Tick looked;  // when its progress was told
+    uint64_t bytes = 0;
+    uint64_t bytes_per_second = 0;
+  };
+
+  Tick Now() const { return clock_(); }
+
+  const std::function<Tick()> clock_;
+  HashPool pool_;
+  SyncRunner syncs_;
+  StateExchange exchange_;
+  std::map<LocalId, Member> members_;
+  std::map<LocalId, Fetch> fetches_;
+  std::vector<Event> events_;
+};
+
+}  // namespace longhaul::peerd
