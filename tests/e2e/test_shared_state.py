@@ -432,3 +432,236 @@ def test_a_process_syncs_more_states_than_peerd_keeps_at_a_time(cluster: LocalCl
     with group_of(cluster, 1) as group:
         for _ in range(40):
             group.sync([state_of()])
+
+
+# ------------------------------------------------------------------------------ what differs is moved
+
+W_BYTES = 4 * 300_000
+B_BYTES = 4 * 7
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("tensors", [("w",), ("b",), ("w", "b")])
+def test_the_popular_state_wins_whoever_comes_first(cluster: LocalCluster, odd: int, tensors: tuple[str, ...]) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of() for _ in range(3)]
+        for name in tensors:
+            states[odd].tensors[name][:] = 99
+        infos: list[Any] = [None] * 3
+        first = group.submit(sync, group.comms[odd], states[odd], "popular")
+        others = [group.submit(sync, group.comms[i], states[i], "popular") for i in range(3) if i != odd]
+        infos[odd] = first.result(PATIENCE)
+        for i, future in zip([i for i in range(3) if i != odd], others):
+            infos[i] = future.result(PATIENCE)
+        assert_equal(infos, states, 0)
+        assert all((state.tensors["w"] == 1).all() and (state.tensors["b"] == 2).all() for state in states)
+        dirty = sum({"w": W_BYTES, "b": B_BYTES}[name] for name in tensors)
+        assert [info.bytes for info in infos] == [dirty if i == odd else 0 for i in range(3)]
+        assert infos[odd].sources >= 1
+
+
+def test_a_tie_goes_to_one_of_both_always_the_same(cluster: LocalCluster) -> None:
+    winners = set()
+    for order in ((3, 4), (4, 3)):
+        with group_of(cluster, 2) as group:
+            states = [state_of(value) for value in order]
+            infos = group.sync(states)
+            assert_equal(infos, states, 0)
+            assert sorted(info.bytes for info in infos) == [0, W_BYTES + B_BYTES]
+            winners.add(float(states[0].tensors["w"][0]))
+    assert len(winners) == 1
+
+
+def test_only_chunks_that_differ_travel(cluster: LocalCluster) -> None:
+    with group_of(cluster, 2) as group:
+        states = [lh.State({"large": np.zeros(10 << 20, np.uint8), "small": np.zeros(10)}) for _ in range(2)]
+        group.sync(states)
+        for state in states:
+            state.revision = 1
+        states[0].tensors["large"][(3 << 20) + 5] = 1
+        infos = group.sync(states, ["send", "receive"])
+        assert_equal(infos, states, 1)
+        assert [info.bytes for info in infos] == [0, 1 << 20]
+        assert states[1].tensors["large"][(3 << 20) + 5] == 1
+
+
+def test_a_lower_revision_is_pulled_forward(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of(1, 4), state_of(2, 7), state_of(1, 4)]
+        assert_equal(group.sync(states), states, 7)
+        assert all((state.tensors["w"] == 2).all() for state in states)
+
+
+def test_a_member_that_does_not_compute_is_corrected_at_each_step(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of() for _ in range(3)]
+
+        def train(comm: lh.Comm, state: lh.State, lazy: bool) -> list[int]:
+            moved = []
+            for _ in range(5):
+                with comm.step(state, PATIENCE) as step:
+                    assert step.sync is not None
+                    moved.append(step.sync.bytes)
+                    if not lazy:
+                        state.tensors["w"][:] += 1
+            return moved
+
+        moved = group.all(train, states, [False, False, True])
+        assert moved == [[0] * 5, [0] * 5, [0] + [W_BYTES] * 4]
+
+
+def test_a_newcomer_receives_everything_also_what_may_be_unequal(cluster: LocalCluster) -> None:
+    def made(value: float) -> lh.State:
+        return lh.State({"w": weights(value), "rng": np.full(100, value)}, 7, allow_unequal={"rng"})
+
+    with group_of(cluster, 2) as group:
+        states = [made(1) for _ in range(2)]
+        group.sync(states)
+        group.add()
+        for state in states:
+            state.revision = 8
+        states.append(made(0))
+        states[2].revision = 0
+        infos = group.sync(states)
+        assert_equal(infos, states, 8)
+        assert (states[2].tensors["rng"] == 1).all()
+        assert infos[2].bytes == W_BYTES + 800
+        # Once.
+        for state, value in zip(states, (5, 6, 7)):
+            state.revision = 9
+            state.tensors["rng"][:] = value
+        infos = group.sync(states)
+        assert [info.bytes for info in infos] == [0, 0, 0]
+        assert [float(state.tensors["rng"][0]) for state in states] == [5, 6, 7]
+
+
+def test_a_receiver_takes_what_a_sender_has(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        states = [state_of(1), state_of(2), state_of(1)]
+        # Two hold the same, but they only receive.
+        infos = group.sync(states, ["receive", "send", "receive"])
+        assert_equal(infos, states, 0)
+        assert all((state.tensors["w"] == 2).all() for state in states)
+        assert [info.bytes for info in infos] == [W_BYTES + B_BYTES, 0, W_BYTES + B_BYTES]
+
+
+def test_the_first_difference_of_manifests_is_named(cluster: LocalCluster) -> None:
+    with group_of(cluster, 3) as group:
+        for revision, (difference, said) in enumerate(
+            {
+                "name": 'tensor 1 is "bias" here and "b" there',
+                "order": 'tensor 0 is "b" here and "w" there',
+                "dtype": 'tensor 0 "w" is of int32 here and float32 there',
+                "shape": 'tensor 0 "w" has shape [3, 100000] here and [300000] there',
+                "fewer": 'tensor 1 "b" is declared there only',
+            }.items()
+        ):
+            states = [state_of(revision=revision) for _ in range(3)]
+            states[1] = lh.State(other_manifests()[difference], revision)
+            outcomes = group.try_sync(states)
+            assert isinstance(outcomes[1], lh.StateMismatch)
+            assert said in str(outcomes[1])
+            assert_equal([outcomes[0], outcomes[2]], [states[0], states[2]], revision)
+
+
+def test_every_kind_of_tensor_is_filled(cluster: LocalCluster) -> None:
+    torch = pytest.importorskip("torch")
+
+    def tensors(fill: int, socket: str) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for dtype in ("uint8", "int64", "float16", "float64", "bool"):
+            made[dtype] = np.full(1000, fill).astype(dtype)
+        made["bfloat16"] = torch.full((700_000,), fill, dtype=torch.bfloat16)
+        made["parameter"] = torch.nn.Parameter(torch.full((3, 5), float(fill)))
+        made["scalar"] = np.array(float(fill))
+        made["empty"] = np.zeros((0, 5), np.float32)
+        made["arena"] = lh.empty(500_000, "float32", peerd=socket)
+        made["arena"][:] = fill
+        made["with gaps"] = np.full(3000, float(fill))[::3]
+        made["transposed"] = torch.full((3, 700_000), float(fill)).t()
+        made["odd address"] = np.full(1001, fill, np.uint8)[1:]
+        made["tied"] = torch.full((100,), float(fill))
+        made["tied too"] = made["tied"]
+        return made
+
+    with group_of(cluster, 2) as group:
+        states = [lh.State(tensors(fill, cluster.socket(fill))) for fill in (0, 1)]
+        infos = group.sync(states, ["receive", "send"])
+        assert_equal(infos, states, 0)
+        for name, tensor in states[0].tensors.items():
+            assert bool((torch.as_tensor(tensor) == 1).all()), name
+        assert (states[0].tensors["tied"] == 1).all()
+
+
+def test_progress_of_a_long_transfer_is_told(cluster: LocalCluster) -> None:
+    size = 256 << 20
+    with group_of(cluster, 2) as group:
+        states = [lh.State({"w": np.full(size, rank, np.uint8)}) for rank in range(2)]
+        told: list[lh.Progress] = []
+        sending = group.submit(sync, group.comms[0], states[0], "send")
+        info = group.comms[1].sync_state(states[1], "receive", timeout=PATIENCE, progress=told.append)
+        assert_equal([sending.result(PATIENCE), info], states, 0)
+        assert info.bytes == size
+        assert not states[1].tensors["w"].any()
+        assert all(0 <= each.bytes_done <= each.bytes_total == size for each in told)
+        assert [each.bytes_done for each in told] == sorted(each.bytes_done for each in told)
+
+
+def test_several_sources_share_the_work(cluster: LocalCluster) -> None:
+    size = 64 << 20
+    with group_of(cluster, 4) as group:
+        before = [peer.metric("longhaul_state_bytes_sent_total") for peer in cluster.peers]
+        states = [lh.State({"w": np.full(size, rank == 3, np.uint8)}) for rank in range(4)]
+        infos = group.sync(states)
+        assert_equal(infos, states, 0)
+        assert infos[3].bytes == size
+        assert infos[3].sources >= 2
+        sent: list[float] = []
+        # Metrics are told every half second.
+        deadline = time.monotonic() + PATIENCE
+        while sum(sent) < size and time.monotonic() < deadline:
+            now = [peer.metric("longhaul_state_bytes_sent_total") for peer in cluster.peers]
+            sent = [b - a for a, b in zip(before, now)]
+        assert sum(sent) >= size
+        assert sum(amount > 0 for amount in sent) == infos[3].sources
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint(cluster: LocalCluster, tmp_path: Any) -> None:
+    run = f"state-{next(_runs)}"
+    paths = [tmp_path / f"{rank}.safetensors" for rank in range(3)]
+
+    def train(comm: lh.Comm, state: lh.State, rank: int) -> None:
+        for step in range(4):
+            with comm.step(state, PATIENCE):
+                state.tensors["w"][:] += 1
+            # Each at times of its own; the last one never.
+            if rank < 2 and step <= 2 + rank:
+                state.save(paths[rank])
+
+    with group_of(cluster, 3, run) as group:
+        group.all(train, [state_of() for _ in range(3)], [0, 1, 2])
+    # All are gone. One has a checkpoint of revision 3, one of revision 4, one has none.
+    with group_of(cluster, 3, run) as group:
+        states = [state_of(0) for _ in range(3)]
+        for state, path in zip(states, paths[:2]):
+            state.load(path)
+        assert [state.revision for state in states] == [3, 4, 0]
+        infos = group.sync(states)
+        assert_equal(infos, states, 4)
+        assert all((state.tensors["w"] == 5).all() for state in states)
+
+
+def test_a_source_that_dies_half_way_is_replaced() -> None:
+    size = 384 << 20
+    with LocalCluster(peers=3) as cluster, group_of(cluster, 3) as group:
+        states = [lh.State({"w": np.full(size, rank == 2, np.uint8)}) for rank in range(3)]
+        started = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms, states)]
+        deadline = time.monotonic() + PATIENCE
+        while cluster.peers[0].metric("longhaul_state_bytes_sent_total") == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        cluster.kill_peer(0)
+        info = started[2].result(PATIENCE)
+        assert_equal([started[1].result(PATIENCE), info], states[1:], 0)
+        assert not states[2].tensors["w"].any()
+        with pytest.raises(lh.Unavailable):
+            started[0].result(PATIENCE)

@@ -61,6 +61,16 @@ class Step:
     sync: SyncInfo | None = None  #: what became of the state that was given to step()
 
 
+@dataclasses.dataclass
+class _OpenSync:
+    """A sync that has no outcome yet."""
+
+    state: State
+    called_as_step: bool
+    at_step: bool  # its boundary is not behind this member yet
+    options: _native.SyncOptions
+
+
 class Op:
     """An op in the library, with the tensors it owns until its outcome."""
 
@@ -192,7 +202,7 @@ class Comm:
         self._left = False
         self._epoch_of_step = 0
         # A sync whose call ended before it did: the next such call waits for it.
-        self._open_sync: tuple[State, bool, _native.SyncOptions] | None = None
+        self._open_sync: _OpenSync | None = None
         self.run = run
         self.group = group
         weakref.finalize(self, _free_comm, client, handle).atexit = False
@@ -331,9 +341,21 @@ class Comm:
             raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
         bar = Bar()
         on_progress = bar if progress is True else progress or None
+        called_as_step = at_step
         try:
             for tries in range(_SYNC_TRIES):
-                status, info = self._sync_once(state, strategy, deadline, on_progress, at_step)
+                if self._open_sync is None:
+                    options = _native.SyncOptions()
+                    options.strategy = _code(_native.STRATEGIES, strategy, "strategy")
+                    state.begin_sync(self._client, options)
+                    self._open_sync = _OpenSync(state, called_as_step, at_step, options)
+                opened = self._open_sync
+                if opened.state is not state or opened.called_as_step != called_as_step:
+                    raise FailedPrecondition(
+                        f"sync of {state!r}: another one goes on, of {opened.state!r}: wait for its end first"
+                    )
+                at_step = opened.at_step
+                status, info = self._wait_for_sync(opened, deadline, on_progress)
                 result = state.end_sync(info, status == _native.OK)
                 if result is not None:
                     return result
@@ -346,32 +368,20 @@ class Comm:
             bar.close()
         raise AssertionError("unreachable")
 
-    def _sync_once(
-        self,
-        state: State,
-        strategy: str,
-        deadline: _native.Deadline,
-        on_progress: Callable[[Progress], None] | None,
-        at_step: bool,
+    def _wait_for_sync(
+        self, opened: _OpenSync, deadline: _native.Deadline, on_progress: Callable[[Progress], None] | None
     ) -> tuple[int, _native.SyncInfoStruct]:
-        """Begins a sync, or finds the one whose call ended before it did, and waits for its outcome."""
-        if self._open_sync is None:
-            options = _native.SyncOptions()
-            options.strategy = _code(_native.STRATEGIES, strategy, "strategy")
-            state.begin_sync(self._client, options)
-            self._open_sync = (state, at_step, options)
-        opened, opened_at_step, options = self._open_sync
-        if opened is not state or opened_at_step != at_step:
-            raise FailedPrecondition(f"sync of {state!r}: another one goes on, of {opened!r}: wait for its end first")
+        """Begins it or finds it, whichever; its status and what is known of it."""
         news: list[Progress] = []
 
         def note(told: Any, _: Any) -> None:
             of = told.contents
             news[:] = [Progress(of.bytes_done, of.bytes_total, of.bytes_per_second, of.sources)]
 
+        options = opened.options
         options.progress = _native.PROGRESS_FUNCTION(note)
         lib = _native.library()
-        call = lib.lh_begin_step_sync if at_step else lib.lh_sync_state
+        call = lib.lh_begin_step_sync if opened.at_step else lib.lh_sync_state
         info = _native.SyncInfoStruct()
         while True:
             status: int = call(self._handle, ctypes.byref(options), deadline.slice_ms(), ctypes.byref(info))
@@ -382,7 +392,8 @@ class Comm:
                 on_progress(news.pop())
             if deadline.passed():
                 raise DeadlineExceeded(
-                    f"sync of {state!r}: not done in time; it goes on and owns the tensors: call again to wait for it"
+                    f"sync of {opened.state!r}: not done in time; it goes on and owns the tensors: "
+                    "call again to wait for it"
                 )
 
     # ------------------------------------------------------------------ ops
@@ -511,7 +522,7 @@ class Comm:
         self._in_slices(_native.library().lh_leave, "leave", _native.Deadline(timeout))
         self._left = True
         if self._open_sync is not None:
-            self._open_sync[0].end_sync(_native.SyncInfoStruct(), good=False)
+            self._open_sync.state.end_sync(_native.SyncInfoStruct(), good=False)
             self._open_sync = None
 
     def __enter__(self: _Self) -> _Self:

@@ -363,7 +363,7 @@ class State:
         for number, memory in registration.staged.items():
             if self._mode == _native.HASH_MODES["always"] or number in self._touched:
                 self._tensors[number].read(memory)
-        options.state = registration.handle
+        options.state = registration.handle.value
         options.revision = self._revision
         options.hash = self._mode
         options.restored = int(self._restored)

@@ -183,3 +183,16 @@ def test_options_are_checked_where_they_are_made() -> None:
         lh.State({"w": [1, 2]})
     with pytest.raises(lh.InvalidArgument, match="'v' is no tensor"):
         lh.State({"w": np.ones(3)}).touch("v")
+
+
+def test_the_bar_says_how_far_a_transfer_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from longhaul._state import Bar
+
+    bar = Bar()
+    bar.close()
+    assert capsys.readouterr().err == "", "nothing was fetched"
+    bar(lh.Progress(0, 0, 0, 0))
+    bar(lh.Progress(1_500_000_000, 3_000_000_000, 250_000_000, 3))
+    bar.close()
+    line = capsys.readouterr().err
+    assert line == "state [############............]  50 % of 3 GB, 250 MB/s from 3, 6 s left\n"
