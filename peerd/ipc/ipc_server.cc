@@ -264,6 +264,8 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
   state->memory = std::move(memory);
   auto declared = std::make_shared<MemoryState>();
   declared->manifest = state->manifest;
+  declared->places.resize(state->places.size());
+  declared->digests.resize(state->digests.size());
   state->declared = std::move(declared);
   return state;
 }
