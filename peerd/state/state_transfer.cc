@@ -516,10 +516,9 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
                                    spec_.state->manifest[chunk.tensor].name, ")"));
   }
   if (phase_ == Phase::kEnding) return Erase(it);
-  const AskId plan = ask.plan;
-  ask.kept = good && ask.spare && !ask.dropped;
+  // The plan may have dropped a spare without having said so yet.
+  ask.kept = plan_->OnChunk(ask.plan, good, now);
   if (!ask.kept) Erase(it);
-  plan_->OnChunk(plan, good, now);
 }
 
 absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& header,

@@ -74,10 +74,13 @@ void TransferPlan::DropAll(MemberId source) {
 
 // ------------------------------------------------------------------------------ answers
 
-void TransferPlan::OnChunk(AskId id, bool good, Tick now) {
+bool TransferPlan::OnChunk(AskId id, bool good, Tick now) {
   const auto it = asks_.find(id);
-  if (it == asks_.end()) return;
-  if (it->second.dropped) return OnChunkOfDropped(id, good);
+  if (it == asks_.end()) return false;
+  if (it->second.dropped) {
+    OnChunkOfDropped(id, good);
+    return false;
+  }
   const Ask ask = it->second;
   Chunk& chunk = chunks_[ask.chunk];
   Source& source = sources_.at(ask.source);
@@ -88,7 +91,7 @@ void TransferPlan::OnChunk(AskId id, bool good, Tick now) {
     source.reason = "sent bits that are not what they should be";
     Requeue(ask.chunk);
     DropAll(ask.source);
-    return;
+    return false;
   }
   // Of chunks that came one after the other, each took the time since the one before it.
   const Tick begun = std::max(ask.asked, source.last_answer);
@@ -106,9 +109,13 @@ void TransferPlan::OnChunk(AskId id, bool good, Tick now) {
   last_good_ = now;
   progress_.bytes_received += chunk.what.bytes;
   for (const AskId other : std::vector<AskId>(chunk.open)) Drop(other);
-  if (!ask.spare) return Arrived(ask.chunk);
+  if (!ask.spare) {
+    Arrived(ask.chunk);
+    return false;
+  }
   chunk.good_spare = id;
   if (!chunk.writer) to_place_.push_back(ask.chunk);
+  return true;
 }
 
 // It was faster than its drop. What is good in its place is not asked for again.

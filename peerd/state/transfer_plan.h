@@ -82,7 +82,8 @@ class TransferPlan {
   void RemoveSource(MemberId source, const std::string& reason);
 
   // ---- answers; those to asks that are over are ignored.
-  void OnChunk(AskId ask, bool good, Tick now);
+  // True: it is a spare that PlaceSpare will name; until then its buffer is kept.
+  bool OnChunk(AskId ask, bool good, Tick now);
   // The source has not got it (any more).
   void OnRefused(AskId ask, const std::string& reason);
   // The source serves too many others: it is asked again later.
