@@ -6,7 +6,8 @@
 
 One member (the victim) is struck in a phase of what its group does. The others' calls have to end well and soon; each result has
 to be the exact sum over one set of members, the same at all, that none of the healthy is missing from; afterwards the healthy
-make up the world. A reset of lanes harms nobody: there the victim counts as healthy. The victim's own calls have to end too.
+make up the world. A reset of lanes harms nobody: there the victim counts as healthy. The victim's own calls have to end too. Of a
+state that is being synced all the healthy have the same bits afterwards, one of those that were offered.
 
 Phases are hit by timing: at an offset into an op of known length, or at random within the first milliseconds of a join or leave.
 What was really hit is read from the coordinator's events and from the ops' own counters, and shown in the column "hit".
@@ -30,9 +31,11 @@ from typing import Any
 from trainers import Trainer
 from world import PATIENCE_S, World, host_drop, run, why_not
 
-PHASES = ("idle", "pending", "preparing", "start", "reduce-scatter", "all-gather", "commit", "leave")
+PHASES = ("idle", "pending", "preparing", "start", "reduce-scatter", "all-gather", "commit", "sync", "leave")
 FAULTS = ("kill", "stop", "partition", "reset")
 SKIPPED = 77
+# A transfer takes about as long as the time in which its case is struck.
+STATE_MIB = 192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +121,19 @@ class Bench:
         if len({tuple(op["participants"]) for op in answers.values()}) > 1:
             raise Bad(f"{what}: members have different sums: {answers}")
         return answers
+
+    def collect_synced(self, healthy: list[int], alone_with_torn: bool) -> str:
+        """What was moved. `alone_with_torn`: who is left may have been about to fetch from the one that is gone."""
+        answers = {i: self.trainers[i].finish(self.args.patience + 10) for i in healthy}
+        if alone_with_torn and all(answer.get("torn") for answer in answers.values()):
+            return "its only source gone"
+        for i, answer in answers.items():
+            self.good(i, answer, "sync")
+            if answer["odd"] is None:
+                raise Bad(f"sync at {i}: the bits of no member: {answer}")
+        if len({(answer["hash"], answer["odd"]) for answer in answers.values()}) > 1:
+            raise Bad(f"members have different states after a sync: {answers}")
+        return " ".join(f"{a['bytes'] >> 20} MiB from {a['sources']}" for a in answers.values() if a["bytes"]) or "none"
 
     def calibrate(self, size: int) -> None:
         self.assemble(size, f"calibrate-{size}")
@@ -218,6 +234,19 @@ class Bench:
                     others = [i for i in members if i in healthy]
                     self.admit(newcomer, others, name)
                 busy_victim = victim not in healthy
+            elif case.phase == "sync":
+                odd = self.rng.randrange(size)
+                for i in members:
+                    self.trainers[i].start("prepare_state", mib=STATE_MIB, odd=i == odd)
+                for i in members:
+                    self.good(i, self.trainers[i].finish(self.args.patience), "prepare_state")
+                for i in members:
+                    self.trainers[i].start("sync", timeout=self.args.patience)
+                time.sleep(self.rng.uniform(0, 0.25))
+                struck = time.time()
+                self.strike(case, victim)
+                synced = self.collect_synced(healthy, alone_with_torn=size == 2 and victim not in healthy)
+                busy_victim = victim not in healthy
             elif case.phase == "leave":
                 self.trainers[victim].start("leave", timeout=self.args.patience)
                 time.sleep(self.rng.uniform(0, 0.01))
@@ -240,7 +269,7 @@ class Bench:
             survivors = list(healthy)
             if newcomer in survivors:
                 self.prepare([newcomer])
-            if case.phase in ("idle", "pending", "preparing", "leave"):
+            if case.phase in ("idle", "pending", "preparing", "sync", "leave"):
                 self.post(survivors)
             answers = self.collect(survivors, healthy, "the op")
             # Everybody who is healthy is there afterwards, and nobody else.
@@ -252,6 +281,8 @@ class Bench:
                 answer = self.trainers[victim].finish(self.args.patience + 10)
                 self.check_victim(case, answer, answers)
             hit = self.what_was_hit(case, name, struck, answers, victim)
+            if case.phase == "sync":
+                hit = f"moved: {synced}; {hit}"
             if case.fault != "reset" or case.phase == "leave":
                 for op in after.values():
                     if set(op["participants"]) - set(healthy) and case.fault == "kill":

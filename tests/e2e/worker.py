@@ -50,6 +50,7 @@ class Worker:
         self.inputs: list[np.ndarray] = []
         self.bit = 0
         self.prepared = (0, False)
+        self.state: lh.State | None = None
 
     def join(self, socket: str, run: str, group: int = 0, timeout: float = 30) -> dict[str, Any]:
         self.prepared = (0, False)
@@ -141,6 +142,26 @@ class Worker:
         if fill:
             self.kept[:] = 1
         return {"bytes": self.kept.size}
+
+    def prepare_state(self, mib: int, odd: bool) -> dict[str, Any]:
+        """A state of one tensor in shared memory. Those of all members are equal, but for odd ones: each chunk differs."""
+        tensor = lh.empty(mib << 18, dtype="float32")
+        tensor[:] = ramp(mib << 18) + np.float32(odd)
+        self.held = tensor
+        self.state = lh.State({"tensor": tensor}, revision=0)
+        return {}
+
+    def sync(self, timeout: float = 60) -> dict[str, Any]:
+        """`odd`: whose bits the tensor has now; None: neither's."""
+        assert self.comm is not None and self.state is not None
+        try:
+            info = self.comm.sync_state(self.state, timeout=timeout)
+        except lh.Error as error:
+            return {"error": type(error).__name__, "text": str(error), "torn": self.state.torn}
+        tensor = self.held
+        odd = bool(tensor[0] != ramp(tensor.size)[0])
+        same = bool(np.array_equal(tensor, ramp(tensor.size) + np.float32(odd)))
+        return {"hash": info.hash, "bytes": info.bytes, "sources": info.sources, "odd": odd if same else None}
 
     def member(self) -> dict[str, Any]:
         assert self.comm is not None
