@@ -127,7 +127,7 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
       tensor->copy_of = tensor->data;
     }
   }
-  qsort(order, in_place, sizeof(order[0]), by_address);
+  qsort(order, in_place, sizeof(struct lhi_tensor *), by_address);
   for (size_t i = 0; i < in_place; ++i) {
     struct lhi_tensor *const tensor = order[i];
     if (end != NULL && tensor->data < end) {
@@ -284,7 +284,7 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
   status = lhi_client_check(client, kNew);
   if (status != LH_OK) return status;
   state = calloc(1, sizeof *state);
-  order = calloc(count, sizeof *order);
+  order = calloc(count, sizeof(struct lhi_tensor *));
   if (state != NULL) state->tensors = calloc(count, sizeof *state->tensors);
   if (state == NULL || order == NULL || state->tensors == NULL) {
     if (state != NULL) lhi_state_free_memory(state);
@@ -478,10 +478,6 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
   status =
       lhi_take(call, "LH_SYNC_OPTIONS_INIT", options, LHI_SYNC_FIRST_BYTES, given, sizeof *given);
   if (status != LH_OK) return status;
-  if (given->state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
-  if (given->state->client != comm->client) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", call);
-  }
   if (given->strategy < LH_POPULAR || given->strategy > LH_SEND) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: strategy is %d", call, (int)given->strategy);
   }
@@ -538,6 +534,10 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   lh_op *op = NULL;
   lh_status status;
   bool send = false;
+  if (state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
+  if (state->client != client) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", call);
+  }
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
   if (*parked != NULL) {

@@ -68,10 +68,10 @@ void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step) {
   made.sync = sync;
   made.with_step = with_step;
   made.began = clock_();
-  made.job = pool_->HashTensors(std::move(bytes), sync.state,
-                                [this, local, tensors](HashPool::Digests digests) {
-                                  Hashed(local, tensors, std::move(digests));
-                                });
+  made.job =
+      pool_->HashTensors(bytes, sync.state, [this, local, tensors](HashPool::Digests digests) {
+        Hashed(local, tensors, std::move(digests));
+      });
 }
 
 void SyncRunner::Hashed(LocalId local, const std::vector<size_t>& tensors,

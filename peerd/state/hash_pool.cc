@@ -72,7 +72,7 @@ void HashPool::Hash(const std::byte* data, size_t bytes, std::function<void(Hash
   Start(std::move(job));
 }
 
-HashPool::JobId HashPool::HashTensors(std::vector<std::span<const uint8_t>> tensors,
+HashPool::JobId HashPool::HashTensors(const std::vector<std::span<const uint8_t>>& tensors,
                                       std::shared_ptr<const void> holder,
                                       std::function<void(Digests)> done) {
   auto job = std::make_shared<Job>();

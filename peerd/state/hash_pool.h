@@ -48,7 +48,7 @@ class HashPool final : public Hasher {
   void Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) override;
 
   // `done` runs within Deliver(), once, unless the job is cancelled before. Also for no tensors.
-  JobId HashTensors(std::vector<std::span<const uint8_t>> tensors,
+  JobId HashTensors(const std::vector<std::span<const uint8_t>>& tensors,
                     std::shared_ptr<const void> holder, std::function<void(Digests)> done);
   // `done` never runs, and is destroyed; chunks that nobody has begun to read are dropped. Those
   // that are being read keep the holder for as long. Jobs that have ended are ignored.

@@ -203,7 +203,7 @@ void StateTransfer::MakePlan(MemberId only, Tick now) {
   options.stall_us = kStallAfter * Millis(spec_.detect_ms);
   options.window_bytes_max = LH_STATE_WINDOW_BYTES_MAX;
   options.window_asks_max = LH_STATE_ASKS_MAX / 2;
-  plan_ = std::make_unique<TransferPlan>(std::move(chunks), options, now);
+  plan_ = std::make_unique<TransferPlan>(chunks, options, now);
   plan_only_ = only;
   phase_ = Phase::kChunks;
 }

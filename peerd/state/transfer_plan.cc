@@ -24,7 +24,7 @@ constexpr double kUnknownBytesPerUs = 50;
 
 }  // namespace
 
-TransferPlan::TransferPlan(std::vector<ChunkToFetch> chunks, const TransferOptions& options,
+TransferPlan::TransferPlan(const std::vector<ChunkToFetch>& chunks, const TransferOptions& options,
                            Tick now)
     : options_(options), missing_(chunks.size()), last_good_(now) {
   chunks_.reserve(chunks.size());

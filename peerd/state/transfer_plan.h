@@ -72,7 +72,7 @@ struct TransferOptions {
 
 class TransferPlan {
  public:
-  TransferPlan(std::vector<ChunkToFetch> chunks, const TransferOptions& options, Tick now);
+  TransferPlan(const std::vector<ChunkToFetch>& chunks, const TransferOptions& options, Tick now);
 
   // ---- sources. Those that are known already, and not refused or corrupt, are back.
   void AddSource(MemberId source);
