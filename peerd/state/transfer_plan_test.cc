@@ -196,6 +196,26 @@ TEST_F(TransferPlanTest, IfTheLateOneComesFirstTheSpareIsDropped) {
   EXPECT_TRUE(Advance().empty());
 }
 
+// Both were hashed in one turn: the plan has dropped the spare and not said so yet.
+TEST_F(TransferPlanTest, OnlyASpareThatWillBePlacedIsKept) {
+  for (const bool spare_first : {true, false}) {
+    Begin(1, 2);
+    const AskChunk late = Asks()[0];
+    const AskChunk spare = Asks(1500)[0];
+    ASSERT_TRUE(spare.spare);
+    if (spare_first) {
+      EXPECT_TRUE(plan_->OnChunk(spare.ask, true, now_));
+      EXPECT_FALSE(plan_->OnChunk(late.ask, true, now_));
+      EXPECT_EQ(Get<PlaceSpare>(Advance()).size(), 1U);
+    } else {
+      EXPECT_FALSE(plan_->OnChunk(late.ask, true, now_));
+      EXPECT_FALSE(plan_->OnChunk(spare.ask, true, now_));
+      EXPECT_TRUE(Get<PlaceSpare>(Advance()).empty());
+    }
+    EXPECT_TRUE(plan_->done());
+  }
+}
+
 TEST_F(TransferPlanTest, ASourceThatSendsWrongBitsIsAskedNothingMoreAndNamed) {
   Begin(3, 2);
   const auto asks = Asks();
