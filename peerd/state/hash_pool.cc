@@ -1,6 +1,7 @@
 #include "peerd/state/hash_pool.h"
 
 #include <pthread.h>
+#include <string.h>
 
 #include <algorithm>
 #include <utility>
@@ -25,17 +26,26 @@ uint32_t DefaultHashThreads() {
 struct HashPool::Job {
   JobId id = 0;  // 0: of a single chunk
   std::vector<std::span<const uint8_t>> chunks;
+  std::vector<uint8_t*> targets;   // of a copy: where each chunk goes; else empty
   std::vector<Hash128> digests;    // of the chunks; each written by one thread
   std::vector<size_t> per_tensor;  // chunks of each tensor
   // The reactor's.
   std::shared_ptr<const void> holder;
   std::function<void(Hash128)> chunk_done;
-  std::function<void(Digests)> done;  // null: cancelled
+  std::function<void()> done;  // null: cancelled
   // The pool's, under its mutex.
   size_t next = 0;
   size_t left = 0;  // chunks without digest
   bool posted = false;
 
+  void Work(size_t chunk) {
+    std::span<const uint8_t> bytes = chunks[chunk];
+    if (!targets.empty()) {
+      memcpy(targets[chunk], bytes.data(), bytes.size());
+      bytes = {targets[chunk], bytes.size()};
+    }
+    digests[chunk] = HashChunk(bytes);
+  }
   Digests Take() {
     Digests out;
     out.reserve(per_tensor.size());
@@ -76,9 +86,8 @@ HashPool::JobId HashPool::HashTensors(const std::vector<std::span<const uint8_t>
                                       std::shared_ptr<const void> holder,
                                       std::function<void(Digests)> done) {
   auto job = std::make_shared<Job>();
-  job->id = ++last_job_;
   job->holder = std::move(holder);
-  job->done = std::move(done);
+  job->done = [job = job.get(), done = std::move(done)] { done(job->Take()); };
   for (const std::span<const uint8_t> tensor : tensors) {
     const size_t before = job->chunks.size();
     for (size_t at = 0; at < tensor.size(); at += kStateChunkBytes) {
@@ -86,7 +95,24 @@ HashPool::JobId HashPool::HashTensors(const std::vector<std::span<const uint8_t>
     }
     job->per_tensor.push_back(job->chunks.size() - before);
   }
-  const JobId id = job->id;
+  return Open(std::move(job));
+}
+
+HashPool::JobId HashPool::CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
+                                     std::function<void(std::vector<Hash128>)> done) {
+  auto job = std::make_shared<Job>();
+  job->holder = std::move(holder);
+  job->done = [job = job.get(), done = std::move(done)] { done(std::move(job->digests)); };
+  for (const Copy& chunk : chunks) {
+    LH_CHECK(chunk.from.size() <= kStateChunkBytes);
+    job->chunks.push_back(chunk.from);
+    job->targets.push_back(chunk.to);
+  }
+  return Open(std::move(job));
+}
+
+HashPool::JobId HashPool::Open(std::shared_ptr<Job> job) {
+  const JobId id = job->id = ++last_job_;
   open_[id] = job;
   Start(std::move(job));
   return id;
@@ -128,6 +154,7 @@ void HashPool::Cancel(JobId id) {
     std::erase(states_, job);
     job->left -= job->chunks.size() - job->next;
     job->next = job->chunks.size();
+    while (!job->targets.empty() && job->left > 0) copied_.Wait(&mutex_);
     // The thread that ends the last piece posts it.
     if (job->left > 0 || job->posted) return;
   }
@@ -141,7 +168,7 @@ void HashPool::Deliver() {
     if (job->id == 0) {
       std::exchange(job->chunk_done, nullptr)(job->digests.front());
     } else if (open_.erase(job->id) != 0) {
-      std::exchange(job->done, nullptr)(job->Take());
+      std::exchange(job->done, nullptr)();
     }
   }
 }
@@ -169,11 +196,12 @@ void HashPool::Run() {
     const Piece piece = NextPiece();
     mutex_.Unlock();
     Job& job = *piece.job;
-    for (size_t i = piece.begin; i < piece.end; ++i) job.digests[i] = HashChunk(job.chunks[i]);
+    for (size_t i = piece.begin; i < piece.end; ++i) job.Work(i);
     mutex_.Lock();
     job.left -= piece.end - piece.begin;
     if (job.left > 0) continue;
     job.posted = true;
+    if (!job.targets.empty()) copied_.SignalAll();
     mutex_.Unlock();
     LH_CHECK(ended_.Post(piece.job));
     mutex_.Lock();

@@ -1,8 +1,9 @@
-// Threads that hash: single chunks that have come over the network, and whole states before a sync.
+// Threads that hash: single chunks that have come over the network, whole states before a sync, and
+// chunks that they copy.
 //
 // Single chunks (Hash) go before states; states are begun in the order they came, and all threads
-// work on one before they begin the next. Ends come in any order, of states as of chunks. The
-// digests are the same for any number of threads.
+// work on one before they begin the next; copies are states in this. Ends come in any order, of
+// states as of chunks. The digests are the same for any number of threads.
 //
 // Memory: `holder` keeps what a state consists of readable, and is released on the reactor thread.
 // Chunks have no holder, see Hasher. Nothing here can be hit by SIGBUS: what trainers share are
@@ -47,11 +48,22 @@ class HashPool final : public Hasher {
 
   void Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) override;
 
+  // One chunk to be copied, to memory of as many bytes that does not overlap it.
+  struct Copy {
+    std::span<const uint8_t> from;
+    uint8_t* to = nullptr;
+  };
+
   // `done` runs within Deliver(), once, unless the job is cancelled before. Also for no tensors.
   JobId HashTensors(const std::vector<std::span<const uint8_t>>& tensors,
                     std::shared_ptr<const void> holder, std::function<void(Digests)> done);
+  // Copies the chunks, each of at most kStateChunkBytes, and gives the digest of each copy. The
+  // holder keeps both sides. `done` as above, also for no chunks.
+  JobId CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
+                   std::function<void(std::vector<Hash128>)> done);
   // `done` never runs, and is destroyed; chunks that nobody has begun to read are dropped. Those
-  // that are being read keep the holder for as long. Jobs that have ended are ignored.
+  // that are being read keep the holder for as long; those that are being copied are waited for, so
+  // that nothing is written from then on. Jobs that have ended are ignored.
   void Cancel(JobId job);
 
   // Runs the callbacks of what has ended; they may start and cancel jobs.
@@ -66,6 +78,7 @@ class HashPool final : public Hasher {
     size_t end = 0;
   };
 
+  JobId Open(std::shared_ptr<Job> job);
   void Start(std::shared_ptr<Job> job);
   void StartThreads();
   void Run();
@@ -79,6 +92,7 @@ class HashPool final : public Hasher {
 
   Mutex mutex_;
   CondVar work_;
+  CondVar copied_;  // a copy job has no piece left
   std::deque<std::shared_ptr<Job>> chunks_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Job>> states_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

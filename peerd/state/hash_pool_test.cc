@@ -186,6 +186,47 @@ TEST(HashPoolTest, AChunkDoesNotWaitForAState) {
   owner.pool.Cancel(state);
 }
 
+TEST(HashPoolTest, CopiesAreMadeAndHashed) {
+  const Bytes data = Random(5 << 20, 4);
+  for (const uint32_t threads : {1u, 4u}) {
+    Owner owner(threads);
+    Bytes copy(data.size() + 1);
+    const size_t half = kStateChunkBytes / 2;
+    std::vector<HashPool::Copy> chunks;
+    for (size_t at = 0; at < data.size(); at += half) {
+      chunks.push_back({std::span<const uint8_t>(data).subspan(at, half), copy.data() + 1 + at});
+    }
+    std::vector<Hash128> got;
+    owner.pool.CopyChunks(chunks, nullptr, [&](auto digests) { got = std::move(digests); });
+    ASSERT_TRUE(owner.Until([&] { return !got.empty(); }));
+    EXPECT_TRUE(std::equal(data.begin(), data.end(), copy.begin() + 1));
+    ASSERT_EQ(got.size(), chunks.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], HashChunk(chunks[i].from));
+  }
+}
+
+TEST(HashPoolTest, NothingIsWrittenAfterACopyWasCancelled) {
+  const Bytes data(32 << 20, 1);
+  for (int round = 0; round < 20; ++round) {
+    Owner owner(3);
+    Bytes copy(data.size());
+    std::vector<HashPool::Copy> chunks;
+    for (size_t at = 0; at < data.size(); at += kStateChunkBytes) {
+      chunks.push_back(
+          {std::span<const uint8_t>(data).subspan(at, kStateChunkBytes), copy.data() + at});
+    }
+    const auto id = owner.pool.CopyChunks(chunks, nullptr, [](auto) { FAIL(); });
+    for (int i = 0; i < round; ++i) std::this_thread::yield();
+    owner.pool.Cancel(id);
+    // A thread that still wrote would be found by the thread sanitizer, and here most of the time.
+    std::fill(copy.begin(), copy.end(), uint8_t{2});
+    bool later = false;
+    owner.pool.HashTensors({data}, nullptr, [&](auto) { later = true; });
+    ASSERT_TRUE(owner.Until([&] { return later; }));
+    EXPECT_EQ(std::count(copy.begin(), copy.end(), uint8_t{2}), data.size());
+  }
+}
+
 TEST(HashPoolTest, EndsInTheMiddleOfItsWork) {
   const Bytes data = Random(32 << 20, 1);
   Owner owner(2);

@@ -1,4 +1,4 @@
-#include "peerd/ipc/unmapper.h"
+#include "peerd/io/unmapper.h"
 
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-#include "peerd/ipc/unmapper.h"
+#include "peerd/io/unmapper.h"
 
 #include <errno.h>
 #include <gtest/gtest.h>
