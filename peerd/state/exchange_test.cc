@@ -652,6 +652,56 @@ TEST_P(ExchangeSeeds, UnchangedHolderThatMightChangeServesAll) {
   cluster.ExpectFetched();
 }
 
+TEST_P(ExchangeTest, KeptBitsAreServedWhileTheirTrainerWritesToItsOwn) {
+  Cluster cluster(GetParam().rings, GetParam().seed, 2, OneTensor(6 * kMiB + 1));
+  State kept(OneTensor(6 * kMiB + 1));
+  *kept.bytes = *cluster.states[1].bytes;
+  kept.Hash();
+  StateServer* const server = cluster.at(1).exchange->server();
+  server->Register(kGroup, MemberOf(1), cluster.states[1].state);
+  server->Serve(kGroup, MemberOf(1), Hash128{1, 2});
+  server->ServeKept(kGroup, MemberOf(1), kept.state, cluster.root);
+  std::fill(cluster.states[1].bytes->begin(), cluster.states[1].bytes->end(), 9);
+  cluster.Start();
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.Ended(); }));
+  EXPECT_EQ(cluster.result().error, "");
+  EXPECT_THAT(cluster.result().corrupt, IsEmpty());
+  EXPECT_EQ(*cluster.states[0].bytes, *kept.bytes);
+}
+
+TEST_P(ExchangeSeeds, KeptBitsAreNotReadOnceTheyEnd) {
+  Cluster cluster(Rings::kFake, GetParam(), 3, OneTensor(24 * kMiB));
+  State kept(OneTensor(24 * kMiB));
+  *kept.bytes = *cluster.states[1].bytes;
+  kept.Hash();
+  StateServer* const server = cluster.at(1).exchange->server();
+  server->Register(kGroup, MemberOf(1), cluster.states[1].state);
+  server->ServeKept(kGroup, MemberOf(1), kept.state, cluster.root);
+  cluster.Serve(2);
+  cluster.Start();
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 6 * kMiB; }));
+  server->EndServeKept(kGroup, MemberOf(1));
+  std::fill(kept.bytes->begin(), kept.bytes->end(), 0);
+  cluster.ExpectFetched();
+  EXPECT_THAT(cluster.result().corrupt, IsEmpty());
+}
+
+TEST_P(ExchangeTest, KeptBitsOnTheSameHostAreReadFromMemory) {
+  Cluster cluster(GetParam().rings, GetParam().seed, 2, OneTensor(5 * kMiB + 9));
+  State own(OneTensor(5 * kMiB + 9));
+  State kept(OneTensor(5 * kMiB + 9));
+  *kept.bytes = *cluster.states[1].bytes;
+  kept.Hash();
+  StateServer* const server = cluster.at(0).exchange->server();
+  server->Register(kGroup, MemberId(5), own.state);
+  server->ServeKept(kGroup, MemberId(5), kept.state, cluster.root);
+  cluster.Start({{MemberId(5), cluster.at(0).id}});
+  cluster.ExpectFetched();
+  EXPECT_THAT(cluster.result().sources, ElementsAre(MemberId(5)));
+  server->Unregister(kGroup, MemberId(5));
+  EXPECT_EQ(server->Find(kGroup, MemberId(5), cluster.root), nullptr);
+}
+
 // ------------------------------------------------------------------------------ ends
 
 TEST_P(ExchangeTest, ReceiverThatGivesUpWritesNothingMoreAndIsForgotten) {

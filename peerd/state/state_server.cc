@@ -35,7 +35,8 @@ void StateServer::Register(const GroupKey& group, MemberId member,
   Served& served = served_[{group, member}];
   if (served.state == state) return;
   EndServe(group, member);
-  served = Served{.state = std::move(state)};
+  served.state = std::move(state);
+  served.encoded_manifest = nullptr;
 }
 
 void StateServer::Unregister(const GroupKey& group, MemberId member) {
@@ -74,6 +75,22 @@ void StateServer::EndServe(const GroupKey& group, MemberId member) {
   }
 }
 
+void StateServer::ServeKept(const GroupKey& group, MemberId member,
+                            std::shared_ptr<const MemoryState> state, const Hash128& root) {
+  const auto it = served_.find({group, member});
+  LH_CHECK(it != served_.end()) << "kept bits of a member that is not registered";
+  it->second.kept = std::move(state);
+  it->second.kept_root = root;
+  it->second.kept_digests = nullptr;
+}
+
+void StateServer::EndServeKept(const GroupKey& group, MemberId member) {
+  const auto it = served_.find({group, member});
+  if (it == served_.end()) return;
+  it->second.kept = nullptr;
+  it->second.kept_digests = nullptr;
+}
+
 bool StateServer::Reading(const MemoryState* state) const {
   return std::any_of(cookies_.begin(), cookies_.end(),
                      [state](const auto& entry) { return entry.second->state.get() == state; });
@@ -82,8 +99,10 @@ bool StateServer::Reading(const MemoryState* state) const {
 const MemoryState* StateServer::Find(const GroupKey& group, MemberId member,
                                      const Hash128& root) const {
   const auto it = served_.find({group, member});
-  if (it == served_.end() || !it->second.on || it->second.root != root) return nullptr;
-  return it->second.state.get();
+  if (it == served_.end()) return nullptr;
+  const Served& served = it->second;
+  if (served.on && served.root == root) return served.state.get();
+  return served.kept != nullptr && served.kept_root == root ? served.kept.get() : nullptr;
 }
 
 const Manifest* StateServer::FindManifest(const GroupKey& group, MemberId member) const {
@@ -139,20 +158,25 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   const MemberKey member({link.run, header.group}, body.source);
   const auto found = served_.find(member);
   const bool any_root = body.kind == ChunkKind::kManifest && body.root == Hash128{};
-  if (found == served_.end() ||
-      (!any_root && (!found->second.on || found->second.root != body.root))) {
+  const bool live =
+      found != served_.end() && (any_root || (found->second.on && found->second.root == body.root));
+  const bool kept = !live && found != served_.end() && found->second.kept != nullptr &&
+                    found->second.kept_root == body.root;
+  if (!live && !kept) {
     Refuse(key, ask, ChunkRefusal::kNotHere);
     return absl::OkStatus();
   }
   Served& served = found->second;
-  const Manifest& manifest = served.state->manifest;
+  const std::shared_ptr<const MemoryState>& state = kept ? served.kept : served.state;
+  const Manifest& manifest = state->manifest;
   if (body.kind == ChunkKind::kChunk &&
       (body.tensor >= manifest.size() || body.chunk >= CountChunks(manifest[body.tensor].bytes))) {
     return absl::InvalidArgumentError(absl::StrCat("CHUNK_REQUEST of chunk ", body.chunk,
                                                    " of tensor ", body.tensor,
                                                    ", which the state does not have"));
   }
-  if (!MayAnswer(transfer, served, body.kind)) {
+  const bool copied = kept || served.may_change;
+  if (!MayAnswer(transfer, body.kind, copied)) {
     Refuse(key, ask, ChunkRefusal::kBusy);
     return absl::OkStatus();
   }
@@ -174,46 +198,48 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
       answer->bytes = served.encoded_manifest;
       Send(answer, answer->bytes->data(), answer->bytes->size());
       break;
-    case ChunkKind::kDigests:
-      if (served.digests == nullptr) {
-        served.digests =
-            std::make_shared<const std::vector<uint8_t>>(EncodeDigests(served.state->digests));
+    case ChunkKind::kDigests: {
+      auto& digests = kept ? served.kept_digests : served.digests;
+      if (digests == nullptr) {
+        digests = std::make_shared<const std::vector<uint8_t>>(EncodeDigests(state->digests));
       }
       answer->whole = true;
-      answer->bytes = served.digests;
+      answer->bytes = digests;
       Send(answer, answer->bytes->data(), answer->bytes->size());
       break;
+    }
     case ChunkKind::kChunk:
-      AnswerChunk(answer, served, body);
+      AnswerChunk(answer, state, body, copied);
       break;
   }
   return absl::OkStatus();
 }
 
 // Whoever asks for more than a receiver should does not get our memory.
-bool StateServer::MayAnswer(const Transfer& transfer, const Served& served, ChunkKind kind) {
-  if (kind == ChunkKind::kChunk && !served.may_change) return true;
+bool StateServer::MayAnswer(const Transfer& transfer, ChunkKind kind, bool copied) {
+  if (kind == ChunkKind::kChunk && !copied) return true;
   size_t whole = 0;
-  uint64_t copied = 0;
+  uint64_t copies = 0;
   for (const auto& [ask, answer] : transfer.asks) {
     if (answer->whole) {
       ++whole;
     } else if (answer->bytes != nullptr) {
-      copied += answer->bytes->size();
+      copies += answer->bytes->size();
     }
   }
   if (kind != ChunkKind::kChunk) return whole < kWholeMax;
-  return copied <= uint64_t{2} * LH_STATE_WINDOW_BYTES_MAX;
+  return copies <= uint64_t{2} * LH_STATE_WINDOW_BYTES_MAX;
 }
 
-void StateServer::AnswerChunk(const std::shared_ptr<Answer>& answer, const Served& served,
-                              const ChunkRequestBody& body) {
-  const uint32_t bytes = ChunkBytes(served.state->manifest[body.tensor].bytes, body.chunk);
-  const uint8_t* const data = served.state->places[body.tensor] + ChunkOffset(body.chunk);
-  if (served.may_change) {
-    AnswerChecked(answer, served.state->digests[body.tensor][body.chunk], {data, bytes});
+void StateServer::AnswerChunk(const std::shared_ptr<Answer>& answer,
+                              const std::shared_ptr<const MemoryState>& state,
+                              const ChunkRequestBody& body, bool copied) {
+  const uint32_t bytes = ChunkBytes(state->manifest[body.tensor].bytes, body.chunk);
+  const uint8_t* const data = state->places[body.tensor] + ChunkOffset(body.chunk);
+  if (copied) {
+    AnswerChecked(answer, state->digests[body.tensor][body.chunk], {data, bytes});
   } else {
-    answer->state = served.state;
+    answer->state = state;
     Send(answer, data, bytes);
   }
 }

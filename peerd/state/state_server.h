@@ -10,6 +10,10 @@
 // gets. A state that may change meanwhile is copied chunk by chunk and the copy hashed first: what
 // is not what it should be is refused as changed, not sent.
 //
+// Besides, a member may have kept bits of another root, which stay as they are while its trainer
+// trains: ServeKept(). Of these copies are sent, too, so that EndServeKept() has to wait for
+// nothing.
+//
 // A transfer is forgotten when its receiver says so, when the link is down, and when nothing was
 // asked of it for long.
 //
@@ -68,6 +72,13 @@ class StateServer {
   void Serve(const GroupKey& group, MemberId member, const Hash128& root, bool may_change = false);
   // Asks that are open are refused. What is on its way is still read: see Reading().
   void EndServe(const GroupKey& group, MemberId member);
+  // Of a member that is registered: these bits have this root and do not change until
+  // EndServeKept() or Unregister(). They are given out to whoever asks for this root, unless the
+  // member serves it by Serve().
+  void ServeKept(const GroupKey& group, MemberId member, std::shared_ptr<const MemoryState> state,
+                 const Hash128& root);
+  // Nothing reads them any more.
+  void EndServeKept(const GroupKey& group, MemberId member);
   // Whether the kernel may still read this state for an answer.
   bool Reading(const MemoryState* state) const;
 
@@ -95,9 +106,12 @@ class StateServer {
     bool on = false;  // between Serve() and EndServe()
     Hash128 root;
     bool may_change = false;
+    std::shared_ptr<const MemoryState> kept;  // nullptr: nothing
+    Hash128 kept_root;
     // Once somebody asked:
     std::shared_ptr<const std::vector<uint8_t>> encoded_manifest;
     std::shared_ptr<const std::vector<uint8_t>> digests;  // encoded
+    std::shared_ptr<const std::vector<uint8_t>> kept_digests;
   };
   struct TransferKey {
     LinkKey link;
@@ -126,9 +140,11 @@ class StateServer {
                          std::span<const uint8_t> payload, Tick now);
   void OnCancel(const LinkKey& link, const FrameHeader& header);
   void Refuse(const TransferKey& key, uint64_t ask, ChunkRefusal code);
-  static bool MayAnswer(const Transfer& transfer, const Served& served, ChunkKind kind);
-  void AnswerChunk(const std::shared_ptr<Answer>& answer, const Served& served,
-                   const ChunkRequestBody& body);
+  // `copied`: of chunks a copy is sent.
+  static bool MayAnswer(const Transfer& transfer, ChunkKind kind, bool copied);
+  void AnswerChunk(const std::shared_ptr<Answer>& answer,
+                   const std::shared_ptr<const MemoryState>& state, const ChunkRequestBody& body,
+                   bool copied);
   // Sends a copy if it is what it should be.
   void AnswerChecked(const std::shared_ptr<Answer>& answer, const Hash128& wanted,
                      std::span<const uint8_t> chunk);
