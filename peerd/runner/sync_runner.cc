@@ -4,6 +4,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "peerd/state/memory_state.h"
 #include "peerd/state/state_hash.h"
 
 namespace longhaul::peerd {
@@ -31,16 +32,11 @@ void MarkChanged(const ChunkDigests& offered, LocalState* state) {
 
 SyncRequest RequestOf(const StateSync& sync) {
   const LocalState& state = *sync.state;
-  std::vector<Hash128> tensors;
-  tensors.reserve(state.manifest.size());
-  for (size_t i = 0; i < state.manifest.size(); ++i) {
-    tensors.push_back(HashTensor(state.manifest[i].bytes, state.digests[i]));
-  }
   SyncRequest request;
   request.strategy = sync.strategy;
   request.revision = sync.revision;
   request.manifest = HashManifest(state.manifest);
-  request.state = HashState(state.manifest, tensors);
+  request.state = RootOf(state.manifest, state.digests);
   request.restored = sync.restored;
   return request;
 }

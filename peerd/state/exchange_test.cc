@@ -734,12 +734,7 @@ TEST_P(ExchangeTest, ReceiverThatGivesUpWritesNothingMoreAndIsForgotten) {
 TEST_P(ExchangeSeeds, SourceForgetsAReceiverThatAsksNoMore) {
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(4 * kMiB));
   cluster.Serve(1);
-  FrameHeader header;
-  header.type = FrameType::kChunkRequest;
-  header.group = kGroup.group;
-  header.payload_bytes = kChunkRequestBodyBytes;
-  header.op = OpOrdinal(9);
-  header.attempt = Epoch(1);
+  const FrameHeader header = ChunkFrame(FrameType::kChunkRequest, kGroup.group, 9, 1);
   const auto body = Encode(ChunkRequestBody{MemberOf(1), cluster.root, ChunkKind::kChunk, 0, 2});
   cluster.at(0).transport->SendControl({kRun, PeerId(2)}, header, body);
   StateServer* const server = cluster.at(1).exchange->server();
@@ -757,12 +752,8 @@ TEST_P(ExchangeSeeds, WhoAsksForMoreThanAReceiverNeedsIsRefused) {
   for (const ChunkKind kind : {ChunkKind::kManifest, ChunkKind::kDigests}) {
     const uint64_t before = server->stats().asks_refused;
     for (uint64_t ask = 1; ask <= 9; ++ask) {
-      FrameHeader header;
-      header.type = FrameType::kChunkRequest;
-      header.group = kGroup.group;
-      header.payload_bytes = kChunkRequestBodyBytes;
-      header.op = OpOrdinal(static_cast<uint64_t>(kind));
-      header.attempt = Epoch(ask);
+      const FrameHeader header =
+          ChunkFrame(FrameType::kChunkRequest, kGroup.group, static_cast<uint64_t>(kind), ask);
       const auto body = Encode(ChunkRequestBody{MemberOf(1), cluster.root, kind, 0, 0});
       cluster.at(0).transport->SendControl({kRun, PeerId(2)}, header, body);
     }
@@ -899,12 +890,7 @@ TEST_P(ExchangeSeeds, FramesAgainstTheProtocolCloseTheLink) {
   };
   const auto request = [](uint64_t ask, uint64_t over, uint32_t tensor, uint64_t chunk) {
     return [=](Cluster* cluster) {
-      FrameHeader header;
-      header.type = FrameType::kChunkRequest;
-      header.group = kGroup.group;
-      header.payload_bytes = kChunkRequestBodyBytes;
-      header.op = OpOrdinal(1);
-      header.attempt = Epoch(ask);
+      FrameHeader header = ChunkFrame(FrameType::kChunkRequest, kGroup.group, 1, ask);
       header.stamp = over;
       const auto body =
           Encode(ChunkRequestBody{MemberOf(1), cluster->root, ChunkKind::kChunk, tensor, chunk});
@@ -934,11 +920,7 @@ TEST_P(ExchangeSeeds, FramesAgainstTheProtocolCloseTheLink) {
   cluster.at(1).memory.resize(1000);
   cluster.Start();
   ASSERT_TRUE(cluster.world.Until([&] { return cluster.at(1).requests > 0; }));
-  FrameHeader header;
-  header.type = FrameType::kChunkData;
-  header.group = kGroup.group;
-  header.op = OpOrdinal(1);
-  header.attempt = Epoch(1);
+  FrameHeader header = ChunkFrame(FrameType::kChunkData, kGroup.group, 1, 1);
   header.payload_bytes = 65;
   header.stamp = 65;
   ++cluster.at(1).started[1];

@@ -90,12 +90,7 @@ void StateExchange::CompareManifest(Local local, const GroupKey& group,
   ChunkRequestBody body;
   body.source = other.member;
   body.kind = ChunkKind::kManifest;
-  FrameHeader header;
-  header.type = FrameType::kChunkRequest;
-  header.group = group.group;
-  header.payload_bytes = kChunkRequestBodyBytes;
-  header.op = OpOrdinal(id);
-  header.attempt = Epoch(kManifestAsk);
+  FrameHeader header = ChunkFrame(FrameType::kChunkRequest, group.group, id, kManifestAsk);
   header.stamp = kManifestAsk;
   transport_->SendControl({group.run, other.peer}, header, Encode(body));
 }
@@ -105,11 +100,9 @@ void StateExchange::EndComparison(Comparisons::iterator it, const std::string& d
   if (comparison.over) return;
   comparison.over = true;
   compared_.push_back({comparison.local, difference});
-  FrameHeader cancel;
-  cancel.type = FrameType::kChunkCancel;
-  cancel.group = comparison.group.group;
-  cancel.op = OpOrdinal(it->first);
-  transport_->SendControl(LinkOf(comparison), cancel, {});
+  transport_->SendControl(
+      LinkOf(comparison),
+      ChunkFrame(FrameType::kChunkCancel, comparison.group.group, it->first, /*ask=*/0), {});
   if (comparison.placed == comparison.got) return;
   comparison.detaching = next_detach_++;
   transport_->DetachReceives(comparison.group.run,
@@ -126,11 +119,6 @@ void StateExchange::FinishComparisons() {
 }
 
 // ------------------------------------------------------------------------------ the transport
-
-bool StateExchange::IsOurs(const FrameHeader& header) {
-  return header.type == FrameType::kChunkRequest || header.type == FrameType::kChunkData ||
-         header.type == FrameType::kChunkRefused || header.type == FrameType::kChunkCancel;
-}
 
 void StateExchange::OnLinkUp(const LinkKey& link, Tick now) {
   up_.insert(link);

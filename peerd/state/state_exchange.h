@@ -81,7 +81,7 @@ class StateExchange {
   StateTransfer::Progress ProgressOf(Local local) const;
 
   // ---- of the transport
-  static bool IsOurs(const FrameHeader& header);
+  static bool IsOurs(const FrameHeader& header) { return IsOfTransfer(header.type); }
   static bool IsOurs(uint64_t cookie) { return (cookie & kStateCookie) != 0; }
   void OnLinkUp(const LinkKey& link, Tick now);
   void OnLinkDown(const LinkKey& link, Tick now);

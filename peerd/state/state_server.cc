@@ -263,11 +263,8 @@ void StateServer::AnswerChecked(const std::shared_ptr<Answer>& answer, const Has
 
 void StateServer::Send(const std::shared_ptr<Answer>& answer, const uint8_t* data, uint64_t bytes) {
   stats_.bytes_sent += bytes;
-  FrameHeader header;
-  header.type = FrameType::kChunkData;
-  header.group = answer->transfer.group;
-  header.op = OpOrdinal(answer->transfer.transfer);
-  header.attempt = Epoch(answer->ask);
+  FrameHeader header = ChunkFrame(FrameType::kChunkData, answer->transfer.group,
+                                  answer->transfer.transfer, answer->ask);
   header.stamp = bytes;
   for (uint64_t offset = 0; offset < bytes; offset += header.payload_bytes) {
     header.offset = offset;
@@ -286,14 +283,9 @@ uint64_t StateServer::NewCookie(const std::shared_ptr<Answer>& answer) {
 
 void StateServer::Refuse(const TransferKey& key, uint64_t ask, ChunkRefusal code) {
   ++stats_.asks_refused;
-  const auto payload = Encode(ChunkRefusedBody{code});
-  FrameHeader header;
-  header.type = FrameType::kChunkRefused;
-  header.group = key.group;
-  header.payload_bytes = kChunkRefusedBodyBytes;
-  header.op = OpOrdinal(key.transfer);
-  header.attempt = Epoch(ask);
-  transport_->SendControl(key.link, header, payload);
+  transport_->SendControl(key.link,
+                          ChunkFrame(FrameType::kChunkRefused, key.group, key.transfer, ask),
+                          Encode(ChunkRefusedBody{code}));
 }
 
 // ------------------------------------------------------------------------------ ends

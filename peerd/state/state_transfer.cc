@@ -307,14 +307,8 @@ void StateTransfer::CopyLocal() {
 void StateTransfer::EndPlan() {
   const bool failed = !plan_->failure().empty();
   if ((!failed && !plan_->done()) || !by_plan_.empty()) return;
-  const TransferPlan::Progress& progress = plan_->progress();
-  past_.bytes_total += progress.bytes_total;
-  past_.bytes_done += progress.bytes_done;
-  past_.bytes_received += progress.bytes_received;
-  past_.bytes_repeated += progress.bytes_repeated;
-  for (const MemberId member : plan_->sources_used()) used_.insert(member);
   const std::string failure = plan_->failure();
-  plan_.reset();
+  TakePlan();
   last_good_ = now_;
   dirty_ = true;
   if (failed && !unequal_) return Fail(failure);
@@ -339,6 +333,12 @@ void StateTransfer::EndPlan() {
   if (!sources_.at(digests_from_).out) MakePlan(digests_from_, now_);
 }
 
+void StateTransfer::TakePlan() {
+  past_ += plan_->progress();
+  for (const MemberId member : plan_->sources_used()) used_.insert(member);
+  plan_.reset();
+}
+
 // ------------------------------------------------------------------------------ asks
 
 uint64_t StateTransfer::NewAsk(Ask ask) {
@@ -361,12 +361,7 @@ void StateTransfer::SendRequest(uint64_t id, const Ask& ask) {
   body.kind = ask.plan ? ChunkKind::kChunk : ChunkKind::kDigests;
   body.tensor = ask.chunk.tensor;
   body.chunk = ask.chunk.chunk;
-  FrameHeader header;
-  header.type = FrameType::kChunkRequest;
-  header.group = spec_.group.group;
-  header.payload_bytes = kChunkRequestBodyBytes;
-  header.op = OpOrdinal(spec_.id);
-  header.attempt = Epoch(id);
+  FrameHeader header = ChunkFrame(FrameType::kChunkRequest, spec_.group.group, spec_.id, id);
   // Members of one peer are one to it: the oldest open ask at any of them.
   header.stamp = id;
   for (const auto& [member, source] : sources_) {
@@ -379,12 +374,8 @@ void StateTransfer::SendRequest(uint64_t id, const Ask& ask) {
 }
 
 void StateTransfer::SendCancel(PeerId peer, uint64_t ask) {
-  FrameHeader header;
-  header.type = FrameType::kChunkCancel;
-  header.group = spec_.group.group;
-  header.op = OpOrdinal(spec_.id);
-  header.attempt = Epoch(ask);
-  transport_->SendControl(LinkTo(peer), header, {});
+  transport_->SendControl(
+      LinkTo(peer), ChunkFrame(FrameType::kChunkCancel, spec_.group.group, spec_.id, ask), {});
 }
 
 void StateTransfer::Close(Asks::iterator it, Ask::Then then, const std::string& reason) {
@@ -615,15 +606,7 @@ void StateTransfer::Fail(const std::string& reason) {
 void StateTransfer::MaybeEnd() {
   if (phase_ != Phase::kEnding || !asks_.empty()) return;
   for (const PeerId peer : asked_) SendCancel(peer, 0);
-  if (plan_ != nullptr) {
-    const TransferPlan::Progress& progress = plan_->progress();
-    past_.bytes_total += progress.bytes_total;
-    past_.bytes_done += progress.bytes_done;
-    past_.bytes_received += progress.bytes_received;
-    past_.bytes_repeated += progress.bytes_repeated;
-    for (const MemberId member : plan_->sources_used()) used_.insert(member);
-    plan_.reset();
-  }
+  if (plan_ != nullptr) TakePlan();
   result_ = TransferResult{.error = error_,
                            .wrote = wrote_,
                            .bytes = past_.bytes_received,
@@ -634,13 +617,7 @@ void StateTransfer::MaybeEnd() {
 
 StateTransfer::Progress StateTransfer::progress() const {
   TransferPlan::Progress sum = past_;
-  if (plan_ != nullptr) {
-    const TransferPlan::Progress& progress = plan_->progress();
-    sum.bytes_total += progress.bytes_total;
-    sum.bytes_done += progress.bytes_done;
-    sum.bytes_received += progress.bytes_received;
-    sum.bytes_repeated += progress.bytes_repeated;
-  }
+  if (plan_ != nullptr) sum += plan_->progress();
   return {sum.bytes_total, sum.bytes_done, sum.bytes_received, sum.bytes_repeated,
           static_cast<uint32_t>(Usable().size())};
 }

@@ -167,6 +167,8 @@ class StateTransfer {
   void WorkChunks(Tick now);
   void UpdatePlanSources();
   void EndPlan();
+  // It is over; its figures stay.
+  void TakePlan();
   void Do(const AskChunk& action, Tick now);
   void Do(const DropAsk& action);
   void Do(const PlaceSpare& action);

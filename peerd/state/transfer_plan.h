@@ -105,6 +105,14 @@ class TransferPlan {
     uint64_t bytes_done = 0;
     uint64_t bytes_received = 0;  // good ones
     uint64_t bytes_repeated = 0;  // came again, or were bad
+
+    Progress& operator+=(const Progress& other) {
+      bytes_total += other.bytes_total;
+      bytes_done += other.bytes_done;
+      bytes_received += other.bytes_received;
+      bytes_repeated += other.bytes_repeated;
+      return *this;
+    }
   };
   const Progress& progress() const { return progress_; }
   // Those that have sent something good; those that have sent something bad.

@@ -85,11 +85,6 @@ static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX <=
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
 
-bool IsOfTransfer(FrameType type) {
-  return type == FrameType::kChunkRequest || type == FrameType::kChunkData ||
-         type == FrameType::kChunkRefused || type == FrameType::kChunkCancel;
-}
-
 absl::Status CheckTransferFields(const FrameHeader& header) {
   if (!header.op) return Refuse("transfer", 0, "a number");
   if (!header.attempt && header.type != FrameType::kChunkCancel) {
@@ -336,6 +331,17 @@ absl::StatusOr<ChunkRefusedBody> ParseChunkRefusedBody(std::span<const uint8_t> 
     return Refuse("code of CHUNK_REFUSED", code, "1 to 3");
   }
   return ChunkRefusedBody{static_cast<ChunkRefusal>(code)};
+}
+
+FrameHeader ChunkFrame(FrameType type, uint32_t group, uint64_t transfer, uint64_t ask) {
+  FrameHeader header;
+  header.type = type;
+  header.group = group;
+  if (type == FrameType::kChunkRequest) header.payload_bytes = kChunkRequestBodyBytes;
+  if (type == FrameType::kChunkRefused) header.payload_bytes = kChunkRefusedBodyBytes;
+  header.op = OpOrdinal(transfer);
+  header.attempt = Epoch(ask);
+  return header;
 }
 
 }  // namespace longhaul

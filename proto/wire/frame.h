@@ -110,6 +110,12 @@ constexpr bool IsNumbered(FrameType type) {
   return false;
 }
 
+// Moves shared state: `op` is the transfer, `attempt` the ask.
+constexpr bool IsOfTransfer(FrameType type) {
+  return type == FrameType::kChunkRequest || type == FrameType::kChunkData ||
+         type == FrameType::kChunkRefused || type == FrameType::kChunkCancel;
+}
+
 // The payload of these is received where the listener says, and sent again if its lane is lost.
 constexpr bool IsSegment(FrameType type) {
   return type == FrameType::kData || type == FrameType::kChunkData;
@@ -189,5 +195,8 @@ inline constexpr size_t kChunkRefusedBodyBytes = 4;
 
 std::array<uint8_t, kChunkRefusedBodyBytes> Encode(const ChunkRefusedBody& body);
 absl::StatusOr<ChunkRefusedBody> ParseChunkRefusedBody(std::span<const uint8_t> payload);
+
+// The header of one of the four of CHUNK_, `payload_bytes` as its type demands (0 of CHUNK_DATA).
+FrameHeader ChunkFrame(FrameType type, uint32_t group, uint64_t transfer, uint64_t ask);
 
 }  // namespace longhaul

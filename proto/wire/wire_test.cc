@@ -36,19 +36,13 @@ FrameHeader Data() {
 }
 
 FrameHeader Control(FrameType type) {
+  if (IsOfTransfer(type)) return ChunkFrame(type, 7, 5, 6);
   FrameHeader header;
   header.type = type;
   header.group = 7;
   if (type == FrameType::kReady || type == FrameType::kDone) header.op = OpOrdinal(5);
   if (type == FrameType::kReady) header.payload_bytes = kReadyBodyBytes;
   if (type == FrameType::kRelay) header.payload_bytes = kRelayBodyBytes;
-  if (type == FrameType::kChunkRequest) header.payload_bytes = kChunkRequestBodyBytes;
-  if (type == FrameType::kChunkRefused) header.payload_bytes = kChunkRefusedBodyBytes;
-  if (type == FrameType::kChunkRequest || type == FrameType::kChunkRefused ||
-      type == FrameType::kChunkCancel) {
-    header.op = OpOrdinal(5);
-    header.attempt = Epoch(6);
-  }
   return header;
 }
 
