@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 // to arrive exactly once, with the right bytes, the frames in order.
 class Traffic {
  public:
-  explicit Traffic(World* world) : world_(world) {
+  explicit Traffic(PeerWorld* world) : world_(world) {
     for (auto& peer : world->peers) {
       peer->scatter = true;
       peer->memory.resize(1 << 20);
@@ -95,13 +95,13 @@ class Traffic {
     return ordinals;
   }
 
-  World* const world_;
+  PeerWorld* const world_;
   uint64_t next_ = 1;
   std::vector<Sent> segments_;
   std::map<std::pair<int, int>, size_t> frames_;
 };
 
-void ExpectNoLinkWasLost(World* world) {
+void ExpectNoLinkWasLost(PeerWorld* world) {
   for (auto& peer : world->peers) {
     for (const auto& [other, reasons] : peer->downs) {
       for (const std::string& reason : reasons)
@@ -128,7 +128,7 @@ TEST_P(RepairSeeds, CutAtEveryByteOfEveryLaneLosesNothingAndRepeatsNothing) {
       const uint64_t cut = byte + (from_dialer ? kHandshakeBytes : 96);
       TransportOptions options;
       if (byte % 3 == 0) options.zero_copy = TransportOptions::ZeroCopy::kOn;
-      World world(Rings::kFake, GetParam() * 10000 + byte * 3 + connection, 2, options);
+      PeerWorld world(Rings::kFake, GetParam() * 10000 + byte * 3 + connection, 2, options);
       world.fake->CutConnection(connection, from_dialer, cut);
       Traffic traffic(&world);
       world.Open(0, 1);
@@ -155,7 +155,7 @@ TEST_P(RepairSeeds, AnyNumberOfLanesMayBreakAtOnceWithThePeerAlive) {
   for (int mask = 1; mask < 16; ++mask) {
     TransportOptions options;
     options.lanes = 3;
-    World world(Rings::kFake, GetParam() * 100 + mask, 2, options);
+    PeerWorld world(Rings::kFake, GetParam() * 100 + mask, 2, options);
     Prng random(GetParam() * 31 + mask);
     Traffic traffic(&world);
     world.Open(0, 1);
@@ -189,7 +189,7 @@ TEST_P(RepairSeeds, AnyNumberOfLanesMayBreakAtOnceWithThePeerAlive) {
 
 TEST_P(RepairSeeds, StalledLaneIsReplacedWhileOthersAreHeard) {
   for (int stalled = 0; stalled < 3; ++stalled) {
-    World world(Rings::kFake, GetParam() * 10 + stalled, 2);
+    PeerWorld world(Rings::kFake, GetParam() * 10 + stalled, 2);
     Traffic traffic(&world);
     world.Open(0, 1);
     ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
@@ -209,7 +209,7 @@ TEST_P(RepairSeeds, StalledLaneIsReplacedWhileOthersAreHeard) {
 }
 
 TEST_P(RepairSeeds, IdleStalledLanesAreNoticedAndSilenceStillEndsTheLink) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   world.fake->StallConnection(1 + GetParam() % 2, true);
@@ -225,7 +225,7 @@ TEST_P(RepairSeeds, IdleStalledLanesAreNoticedAndSilenceStillEndsTheLink) {
 }
 
 TEST_P(RepairSeeds, ForgottenSegmentsAreNotSentAgain) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   Traffic traffic(&world);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
@@ -249,7 +249,7 @@ TEST_P(RepairSeeds, ForgottenSegmentsAreNotSentAgain) {
 // Detached while its lane breaks: answered, and the memory is left alone from then on.
 TEST_P(RepairSeeds, DetachOfALaneThatBreaksIsAnswered) {
   for (int steps = 0; steps < 30; steps += 3) {
-    World world(Rings::kFake, GetParam() * 100 + steps, 2);
+    PeerWorld world(Rings::kFake, GetParam() * 100 + steps, 2);
     world.Open(0, 1);
     ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
     world.at(0).memory.assign(2 << 20, 'x');
@@ -278,7 +278,7 @@ TEST_P(RepairSeeds, DetachOfALaneThatBreaksIsAnswered) {
 
 TEST_P(RepairSeeds, PeerThatIsGoneIsReportedAtOnceByBothKindsOfEnds) {
   for (const int gone : {0, 1}) {
-    World world(Rings::kFake, GetParam() * 2 + gone, 2);
+    PeerWorld world(Rings::kFake, GetParam() * 2 + gone, 2);
     world.Open(0, 1);
     ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
     const std::string address = world.at(gone).transport->listen_address();
@@ -294,7 +294,7 @@ TEST_P(RepairSeeds, PeerThatIsGoneIsReportedAtOnceByBothKindsOfEnds) {
 }
 
 TEST_P(RepairSeeds, PeerThatHasGivenTheLinkUpSaysSoToWhoeverDialsAgain) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   for (int i = 0; i < 3; ++i) world.fake->StallConnection(i, true);
@@ -315,7 +315,7 @@ TEST_P(RepairSeeds, PeerThatHasGivenTheLinkUpSaysSoToWhoeverDialsAgain) {
 }
 
 TEST_P(RepairSeeds, OneEndThatBreaksTheLinkTellsTheOther) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   const int breaker = GetParam() % 2;
@@ -330,7 +330,7 @@ TEST_P(RepairSeeds, OneEndThatBreaksTheLinkTellsTheOther) {
 }
 
 TEST_P(RepairSeeds, LinkIsGivenUpWhenItsDataLanesCannotBeDialledAgain) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   // New connections come to nothing.
@@ -347,7 +347,7 @@ TEST_P(RepairSeeds, LinkIsGivenUpWhenItsDataLanesCannotBeDialledAgain) {
 
 TEST_P(RepairSeeds, LinkStaysWhenDataLanesThatItCanDoWithoutCannotBeBuilt) {
   for (const int wants : {0, 1}) {
-    World world(Rings::kFake, GetParam(), 2);
+    PeerWorld world(Rings::kFake, GetParam(), 2);
     world.Open(0, 1, 1, false);
     ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
     for (int i = 1; i < 200; ++i) world.fake->StallConnection(i, true);
@@ -369,7 +369,7 @@ TEST_P(RepairSeeds, LinkStaysWhenDataLanesThatItCanDoWithoutCannotBeBuilt) {
 }
 
 TEST_P(RepairSeeds, NewEpochDoesNotWaitForALaneThatIsMissing) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   for (int i = 3; i < 200; ++i) world.fake->StallConnection(i, true);
@@ -382,7 +382,7 @@ TEST_P(RepairSeeds, NewEpochDoesNotWaitForALaneThatIsMissing) {
 }
 
 TEST_P(RepairSeeds, LanesAreDialledWithTheTokenThatBothHave) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   // One end is an epoch ahead, the other one does not know it yet.
@@ -404,7 +404,8 @@ TEST_P(RepairSeeds, EverythingArrivesOnceWhateverIsCut) {
   TransportOptions options;
   options.lanes = 1 + random.Below(4);
   if (random.Chance(0.5)) options.zero_copy = TransportOptions::ZeroCopy::kOn;
-  World world(Rings::kFake, seed, 3, options, {.stream_bytes_max = 20000 + random.Below(200000)});
+  PeerWorld world(Rings::kFake, seed, 3, options,
+                  {.stream_bytes_max = 20000 + random.Below(200000)});
   Traffic traffic(&world);
   world.Open(0, 1);
   world.Open(0, 2);
@@ -471,7 +472,7 @@ TEST(RepairUringTest, EverythingArrivesOnceOverTcpWhoseConnectionsAreShutDown) {
     TransportOptions options;
     options.lanes = 3;
     if (zero_copy) options.zero_copy = TransportOptions::ZeroCopy::kOn;
-    World world(Rings::kEach, 1, 2, options);
+    PeerWorld world(Rings::kEach, 1, 2, options);
     Prng random(5);
     Traffic traffic(&world);
     world.Open(0, 1);

@@ -171,9 +171,9 @@ class Peer : public TransportListener {
 
 enum class Rings { kFake, kOne, kEach };
 
-class World {
+class PeerWorld {
  public:
-  World(
+  PeerWorld(
       Rings rings, uint64_t seed, int count, TransportOptions options = {},
       FakeRingOptions fake_options = {},
       const std::function<std::unique_ptr<Peer>()>& make = [] { return std::make_unique<Peer>(); })
@@ -205,7 +205,7 @@ class World {
     }
   }
 
-  ~World() {
+  ~PeerWorld() {
     Close();
     peers.clear();
   }

@@ -37,10 +37,10 @@ std::ostream& operator<<(std::ostream& out, const Param& param) { return out << 
 
 class TransportTest : public ::testing::TestWithParam<Param> {
  protected:
-  std::unique_ptr<World> Make(int count, TransportOptions options = {}) {
+  std::unique_ptr<PeerWorld> Make(int count, TransportOptions options = {}) {
     FakeRingOptions fake;
     fake.stream_bytes_max = GetParam().seed % 2 == 0 ? 64 << 10 : 1 << 20;
-    return std::make_unique<World>(GetParam().rings, GetParam().seed, count, options, fake);
+    return std::make_unique<PeerWorld>(GetParam().rings, GetParam().seed, count, options, fake);
   }
 };
 
@@ -414,7 +414,7 @@ TEST_P(TransportTest, EveryNumberOfLanesUpToTheLimitIsBuilt) {
 
 // A raw connection to a listener: sends bytes, and sees whether it is closed.
 struct Raw {
-  Raw(World* world, const std::string& to) : world(world), ring(world->at(0).ring) {
+  Raw(PeerWorld* world, const std::string& to) : world(world), ring(world->at(0).ring) {
     const SocketAddress address = *NumericAddress(*ParseHostPort(to));
     fd = *ring->sockets().Open(address.family());
     bool connected = false;
@@ -448,7 +448,7 @@ struct Raw {
     }
     ring->sockets().Close(fd);
   }
-  World* world;
+  PeerWorld* world;
   Ring* ring;
   int fd = -1;
   IoId id = 0;
@@ -553,7 +553,7 @@ class PinningTest : public ::testing::Test {
     TransportOptions options;
     options.zero_copy = TransportOptions::ZeroCopy::kOn;
     options.lanes = 2;
-    world_ = std::make_unique<World>(
+    world_ = std::make_unique<PeerWorld>(
         Rings::kFake, 1, 2, options,
         FakeRingOptions{
             .stream_bytes_max = kPiece, .partial = false, .registered_buffers_max = buffers_max});
@@ -592,7 +592,7 @@ class PinningTest : public ::testing::Test {
     return pieces;
   }
 
-  std::unique_ptr<World> world_;
+  std::unique_ptr<PeerWorld> world_;
   uint64_t cookie_ = 0;
 };
 
@@ -649,7 +649,7 @@ class FakeSeeds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, FakeSeeds, ::testing::Range(1, 21));
 
 TEST_P(FakeSeeds, SilenceTakesTheLinkDownAtBothEnds) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   ASSERT_TRUE(!world.Until([&] { return !world.Linked(0, 1); }, 10000)) << "an idle link stays";
@@ -664,7 +664,7 @@ TEST_P(FakeSeeds, SilenceTakesTheLinkDownAtBothEnds) {
 }
 
 TEST_P(FakeSeeds, StoppedProcessDoesNotTakeItsPeersForSilent) {
-  World world(Rings::kFake, GetParam(), 2);
+  PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   for (int i = 0; i < 10; ++i) {
@@ -676,7 +676,7 @@ TEST_P(FakeSeeds, StoppedProcessDoesNotTakeItsPeersForSilent) {
 
 TEST_P(FakeSeeds, HandshakeCutAtAnyByteIsTriedAgain) {
   for (uint64_t byte = 0; byte <= 240; byte += 1 + GetParam() % 7) {
-    World world(Rings::kFake, GetParam() * 1000 + byte, 2);
+    PeerWorld world(Rings::kFake, GetParam() * 1000 + byte, 2);
     Prng random(byte);
     for (int connection = 0; connection < 4; ++connection) {
       world.fake->CutConnection(connection, random.Chance(0.5), byte);
@@ -710,7 +710,7 @@ TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
   options.lanes = 1 + random.Below(4);
   options.zero_copy =
       random.Chance(0.5) ? TransportOptions::ZeroCopy::kOn : TransportOptions::ZeroCopy::kAuto;
-  World world(Rings::kFake, seed, 3, options, {.stream_bytes_max = 200000});
+  PeerWorld world(Rings::kFake, seed, 3, options, {.stream_bytes_max = 200000});
   for (int i = 0; i < 3; ++i) {
     world.at(i).scatter = true;
     world.at(i).memory.resize(1 << 20);
@@ -800,7 +800,7 @@ TEST(TransportUringTest, NamesAndIpv6AreDialled) {
     const auto probe = SystemSockets().Listen(*NumericAddress(*ParseHostPort(listen)));
     if (!probe.ok()) continue;  // a machine without IPv6
     SystemSockets().Close(*probe);
-    World world(Rings::kOne, 1, 2, options);
+    PeerWorld world(Rings::kOne, 1, 2, options);
     const std::string address = world.at(1).transport->listen_address();
     LinkRequest request = world.Request(1, true, true);
     if (options.listen[0] != '[') {
@@ -815,7 +815,7 @@ TEST(TransportUringTest, NamesAndIpv6AreDialled) {
 }
 
 TEST(TransportUringTest, NextEndpointIsTriedWhenOneDoesNotAnswer) {
-  World world(Rings::kOne, 1, 2);
+  PeerWorld world(Rings::kOne, 1, 2);
   LinkRequest request = world.Request(1, true, true);
   request.endpoints = {"nonsense", "127.0.0.1:1", "no-such-host.invalid:1", request.endpoints[0]};
   world.at(0).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request}, world.Now() + Seconds(20));
@@ -831,7 +831,7 @@ TEST(TransportUringTest, ZeroCopySegmentsOfRegisteredMemoryArriveAndCopiesAreCou
   constexpr size_t kSegments = kBytes / kSegment;
   TransportOptions options;
   options.zero_copy = TransportOptions::ZeroCopy::kOn;
-  World world(Rings::kEach, 1, 2, options);
+  PeerWorld world(Rings::kEach, 1, 2, options);
   if (!world.at(0).ring->features().send_zero_copy) GTEST_SKIP();
   world.at(0).memory.resize(kBytes);
   for (size_t i = 0; i < world.at(0).memory.size(); ++i) world.at(0).memory[i] = uint8_t(i / 3);
@@ -852,7 +852,7 @@ TEST(TransportUringTest, ZeroCopySegmentsOfRegisteredMemoryArriveAndCopiesAreCou
 }
 
 TEST(TransportUringTest, AddressesThatCannotBeBoundAreNamed) {
-  World world(Rings::kOne, 1, 1);
+  PeerWorld world(Rings::kOne, 1, 1);
   Peer peer;
   const auto make = [&](TransportOptions options) {
     options.self = PeerId(5);
@@ -872,7 +872,7 @@ TEST(TransportUringTest, AddressesThatCannotBeBoundAreNamed) {
 
 // Printed, not asserted: a sanity figure of this machine in this moment.
 TEST(TransportUringTest, ThroughputForTheRecord) {
-  World world(Rings::kEach, 1, 2);
+  PeerWorld world(Rings::kEach, 1, 2);
   world.at(0).memory.resize(32 << 20);
   world.at(1).memory.resize(32 << 20);
   world.Open(0, 1);
