@@ -22,6 +22,7 @@
 #include "peerd/state/memory_state.h"
 #include "peerd/state/state_exchange.h"
 #include "peerd/state/state_hash.h"
+#include "peerd/state/token_bucket.h"
 #include "peerd/transport/testing.h"
 #include "peerd/transport/transport.h"
 #include "proto/wire/frame.h"
@@ -65,7 +66,7 @@ class TestHasher final : public Hasher {
   std::vector<Work> work_;
 };
 
-// A peer of World that exchanges state next to what Peer does.
+// A peer of PeerWorld that exchanges state next to what Peer does.
 class StatePeer final : public Peer {
  public:
   void Make() {
@@ -229,7 +230,25 @@ class Cluster {
   }
   bool Ended() { return at(0).results.contains(kLocal); }
   const TransferResult& result() { return at(0).results.at(kLocal); }
+  // Breaks the link of peer 0 with this one.
+  void Cut(int i) {
+    at(i).transport->BreakLink({kRun, PeerId(1)}, "cut");
+    EXPECT_TRUE(world.Until([&] { return !at(0).up.contains(at(i).id); }));
+  }
+  void Pass(int64_t us) {
+    const Tick until = world.Now() + us;
+    EXPECT_TRUE(world.Until([&] { return world.Now() >= until; }));
+  }
   StateTransfer::Progress progress() { return at(0).exchange->ProgressOf(kLocal); }
+  // On all connections.
+  uint64_t BytesToReceiver() {
+    uint64_t bytes = 0;
+    if (world.fake == nullptr) return 0;
+    for (int i = 0; i < world.fake->connections(); ++i) {
+      bytes += world.fake->BytesSent(i, /*by_dialer=*/false);
+    }
+    return bytes;
+  }
   uint64_t total() const { return states[0].bytes->size() - 1; }
 
   // Runs to the end, which has to be a good one.
@@ -254,7 +273,7 @@ class Cluster {
     EXPECT_EQ(states[0].root(), root);
   }
 
-  World world;
+  PeerWorld world;
   std::deque<State> states;
   Hash128 root;
 };
@@ -460,6 +479,38 @@ TEST_P(ExchangeTest, SourceThatDiesHalfWayCostsLittle) {
   }
 }
 
+// Whatever was on its way when it died, whoever helps whom: at any seed, and counted at the
+// receiver byte by byte.
+TEST_P(ExchangeSeeds, DeathOfASourceNeverCostsATwentiethAndAllThatCameIsCounted) {
+  for (int round = 0; round < 4; ++round) {
+    Prng random(GetParam() * 100 + round);
+    SCOPED_TRACE("round " + std::to_string(round));
+    constexpr uint64_t kChunks = 64;
+    const int sources = 2 + static_cast<int>(random.Below(3));
+    TransportOptions options;
+    options.lanes = 1 + static_cast<uint32_t>(random.Below(3));
+    Cluster cluster(Rings::kFake, random.Next(), 1 + sources, OneTensor(kChunks * kMiB), true,
+                    options);
+    for (int i = 1; i <= sources; ++i) cluster.Serve(i);
+    cluster.Start();
+    const uint64_t until = (10 + random.Below(45)) * kMiB;
+    ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= until; }));
+    const int dies = 1 + static_cast<int>(random.Below(sources));
+    const bool noticed_here = random.Chance(0.5);
+    cluster.at(noticed_here ? 0 : dies)
+        .transport->BreakLink({kRun, noticed_here ? cluster.at(dies).id : PeerId(1)}, "dies");
+    ASSERT_TRUE(cluster.world.Until([&] { return cluster.Ended(); }));
+    ASSERT_EQ(cluster.result().error, "");
+    cluster.ExpectEqual();
+    const TransferResult& result = cluster.result();
+    EXPECT_EQ(result.bytes, cluster.total());
+    EXPECT_LE(result.bytes_repeated, cluster.total() / 20);
+    const TransportStats stats = cluster.at(0).transport->GetStats();
+    EXPECT_LE(stats.bytes_received + stats.bytes_discarded,
+              result.bytes + result.bytes_repeated + kChunks * kDigestBytes);
+  }
+}
+
 TEST_P(ExchangeSeeds, SourceWhoseLinkComesBackGoesOn) {
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(24 * kMiB));
   cluster.Serve(1);
@@ -522,7 +573,7 @@ TEST_P(ExchangeSeeds, SourcesThatAreNotNamedAnyMoreAreNotAsked) {
   EXPECT_GT(cluster.at(2).requests, 5);
 }
 
-TEST_P(ExchangeSeeds, NobodyLeftEndsAtOnceWithWhatEachSaid) {
+TEST_P(ExchangeSeeds, NobodyLeftAndNobodyNewEndsItWithWhatEachSaid) {
   Cluster cluster(Rings::kFake, GetParam(), 3, OneTensor(4 * kMiB));
   cluster.Serve(1);
   cluster.Start();
@@ -532,7 +583,79 @@ TEST_P(ExchangeSeeds, NobodyLeftEndsAtOnceWithWhatEachSaid) {
   EXPECT_EQ(
       cluster.result().error,
       "no source is left, the digests of the state are missing; m101 has left, m102 has left");
-  EXPECT_LT(cluster.world.Now() - start, Seconds(1));
+  EXPECT_GE(cluster.world.Now() - start, Seconds(6));
+  EXPECT_LT(cluster.world.Now() - start, Seconds(7));
+}
+
+TEST_P(ExchangeSeeds, WhereTheLastSourceWentOthersThatAreNamedInTimeAreAsked) {
+  Cluster cluster(Rings::kFake, GetParam(), 3, OneTensor(24 * kMiB));
+  cluster.Serve(1);
+  cluster.Serve(2);
+  cluster.Start({{MemberOf(1), cluster.at(1).id}});
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 6 * kMiB; }));
+  // Its trainer is gone; the receiver may hear of that before it hears who else has the state.
+  cluster.at(1).exchange->server()->Unregister(kGroup, MemberOf(1));
+  cluster.Pass(Seconds(4));
+  EXPECT_FALSE(cluster.Ended());
+  cluster.at(0).exchange->ChangeSources(kLocal, {{MemberOf(2), cluster.at(2).id}},
+                                        cluster.world.Now());
+  cluster.ExpectFetched();
+  EXPECT_EQ(cluster.result().bytes, cluster.total());
+  EXPECT_THAT(cluster.result().sources, UnorderedElementsAre(MemberOf(1), MemberOf(2)));
+}
+
+TEST_P(ExchangeSeeds, SourceThatIsNamedAgainIsAskedAgain) {
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(24 * kMiB));
+  cluster.Serve(1);
+  cluster.Start();
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 6 * kMiB; }));
+  cluster.at(0).exchange->ChangeSources(kLocal, {}, cluster.world.Now());
+  cluster.Pass(Seconds(1));
+  const int asked = cluster.at(1).requests;
+  cluster.Pass(Seconds(1));
+  EXPECT_EQ(cluster.at(1).requests, asked);
+  cluster.at(0).exchange->ChangeSources(kLocal, cluster.Sources(), cluster.world.Now());
+  cluster.ExpectFetched();
+  EXPECT_EQ(cluster.result().bytes, cluster.total());
+}
+
+// Two that cannot reach each other, although others reach both.
+TEST_P(ExchangeSeeds, HolderWithoutALinkIsWaitedForUntilAnotherOneHasIt) {
+  Cluster cluster(Rings::kFake, GetParam(), 3, OneTensor(4 * kMiB));
+  cluster.Serve(1);
+  cluster.Cut(1);
+  cluster.Start({{MemberOf(1), cluster.at(1).id}});
+  cluster.Pass(Seconds(5));
+  EXPECT_FALSE(cluster.Ended());
+  // The other one that fetches is done, which is news: it may take as long again.
+  cluster.at(0).exchange->ChangeSources(kLocal, cluster.Sources(), cluster.world.Now());
+  cluster.Pass(Millis(700));
+  cluster.Serve(2);
+  cluster.ExpectFetched();
+  EXPECT_THAT(cluster.result().sources, ElementsAre(MemberOf(2)));
+}
+
+TEST_P(ExchangeSeeds, HolderWhoseLinkComesBackInTimeIsAsked) {
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(4 * kMiB));
+  cluster.Serve(1);
+  cluster.Cut(1);
+  cluster.Start();
+  cluster.Pass(Seconds(5));
+  EXPECT_FALSE(cluster.Ended());
+  cluster.world.Open(0, 1, 2);
+  cluster.ExpectFetched();
+}
+
+TEST_P(ExchangeSeeds, HolderWhoseLinkDoesNotComeBackInTimeIsNamedInTheError) {
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(4 * kMiB));
+  cluster.Serve(1);
+  cluster.Cut(1);
+  cluster.Start();
+  const Tick start = cluster.world.Now();
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.Ended(); }));
+  EXPECT_EQ(cluster.result().error,
+            "nothing came for 6000 ms, the digests of the state are missing; m101 has no link");
+  EXPECT_LT(cluster.world.Now() - start, Seconds(7));
 }
 
 TEST_P(ExchangeSeeds, SourceThatIsToldLaterIsAskedAgain) {
@@ -817,38 +940,92 @@ TEST_P(ExchangeTest, ManifestsAreComparedWithoutServing) {
 // ------------------------------------------------------------------------------ with ops
 
 TEST_P(ExchangeTest, OpsAndATransferShareALinkAndBothProgress) {
-  TransportOptions options;
-  options.lanes = 1;
-  Cluster cluster(GetParam().rings, GetParam().seed, 2, OneTensor(32 * kMiB), true, options);
+  for (const uint32_t lanes : {1u, 4u}) {
+    SCOPED_TRACE(lanes);
+    TransportOptions options;
+    options.lanes = lanes;
+    Cluster cluster(GetParam().rings, GetParam().seed, 2, OneTensor(48 * kMiB), true, options);
+    cluster.Serve(1);
+    StatePeer& from = cluster.at(1);
+    StatePeer& to = cluster.at(0);
+    from.memory.resize(1 << 20, 'x');
+    to.memory = from.memory;
+    to.scatter = true;
+    cluster.Start();
+    ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 2 * kMiB; }));
+    // As a collective does: always some segments queued, next to those on the lanes.
+    uint64_t next = 1;
+    const auto send = [&] {
+      while (next - from.sent.size() <= 8 + lanes) from.Send(PeerId(1), 0, 512 << 10, next++);
+    };
+    ASSERT_TRUE(cluster.world.Until([&] {
+      send();
+      return to.received >= lanes * (512 << 10);
+    }));
+    // Behind the first ones on the lanes is what was sent after them.
+    const uint64_t state_before = to.state_bytes;
+    const uint64_t ops_before = to.received;
+    const uint64_t wire_before = cluster.BytesToReceiver();
+    ASSERT_TRUE(cluster.world.Until([&] {
+      send();
+      return to.received >= 12 * kMiB || cluster.Ended();
+    }));
+    ASSERT_FALSE(cluster.Ended()) << "the transfer took more than its share";
+    const uint64_t state_bytes = to.state_bytes - state_before;
+    const uint64_t ops_bytes = to.received - ops_before;
+    // What is on the lanes at the two ends of the stretch.
+    const uint64_t slack = lanes * kMiB;
+    EXPECT_GE(ops_bytes + slack, state_bytes);
+    EXPECT_GE(state_bytes + slack, ops_bytes / 2) << "and not nothing";
+    if (GetParam().rings == Rings::kFake) {
+      EXPECT_LE(cluster.BytesToReceiver() - wire_before, 2 * (ops_bytes + slack));
+    }
+    cluster.ExpectFetched();
+    ASSERT_TRUE(cluster.world.Until([&] { return from.sent == from.started; }));
+  }
+}
+
+TEST_P(ExchangeSeeds, RateBoundsWhatAPeerSendsToAllTogether) {
+  // Two fetch from one holder: peer 0 and another member of the same peer.
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(6 * kMiB));
+  StateServer* const server = cluster.at(1).exchange->server();
+  server->SetRate(4 * kMiB);
   cluster.Serve(1);
-  StatePeer& from = cluster.at(1);
-  StatePeer& to = cluster.at(0);
-  from.memory.resize(1 << 20, 'x');
-  to.memory.resize(1 << 20);
+  State second(OneTensor(6 * kMiB));
+  const Tick start = cluster.world.Now();
   cluster.Start();
-  ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 2 * kMiB; }));
-  // As a collective does: always some segments queued.
-  uint64_t next = 1;
-  const auto send = [&] {
-    while (next - from.sent.size() <= 8) from.Send(PeerId(1), 0, 512 << 10, next++);
-  };
+  cluster.at(0).exchange->StartTransfer({.local = kLocal + 1,
+                                         .group = kGroup,
+                                         .root = cluster.root,
+                                         .state = second.state,
+                                         .sources = cluster.Sources()},
+                                        start);
+  uint64_t first_done = 0;
   ASSERT_TRUE(cluster.world.Until([&] {
-    send();
-    return to.received > 0;
+    const int64_t us = cluster.world.Now() - start + TokenBucket::kBurstUs;
+    EXPECT_LE(server->stats().bytes_sent, 4 * kMiB * us / Seconds(1) + kPieceBytes + kMiB / 100);
+    if (cluster.world.Now() - start < Seconds(1)) first_done = cluster.progress().bytes_done;
+    return cluster.at(0).results.size() == 2;
   }));
-  // Behind the first one on the only lane is what was sent after it.
-  const uint64_t state_before = to.state_bytes;
-  const uint64_t ops_before = to.received;
-  ASSERT_TRUE(cluster.world.Until([&] {
-    send();
-    return to.received >= 10 * kMiB || cluster.Ended();
-  }));
-  ASSERT_FALSE(cluster.Ended()) << "the transfer took more than its share";
-  const uint64_t state_bytes = to.state_bytes - state_before;
-  EXPECT_GE(to.received - ops_before + kMiB, state_bytes);
-  EXPECT_GE(state_bytes, 6 * kMiB) << "and not nothing";
-  cluster.ExpectFetched();
-  ASSERT_TRUE(cluster.world.Until([&] { return from.sent == from.started; }));
+  EXPECT_GE(cluster.world.Now() - start, Millis(2900));
+  EXPECT_LT(cluster.world.Now() - start, Millis(3500)) << "and it is used";
+  EXPECT_LE(first_done, 3 * kMiB) << "they take turns";
+  for (const auto& [local, result] : cluster.at(0).results) {
+    EXPECT_EQ(result.error, "");
+    EXPECT_EQ(result.bytes_repeated, 0u) << "slow is not late";
+  }
+  EXPECT_EQ(*second.bytes, *cluster.states[1].bytes);
+}
+
+TEST_P(ExchangeSeeds, SlowSourceThatGoesOnIsNotGivenUp) {
+  // A chunk takes longer than the patience with a source that says nothing.
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(2 * kMiB));
+  cluster.at(1).exchange->server()->SetRate(100 << 10);
+  cluster.Serve(1);
+  cluster.Start();
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.Ended(); }, /*ms=*/60000));
+  EXPECT_EQ(cluster.result().error, "");
+  EXPECT_EQ(cluster.result().bytes_repeated, 0u);
 }
 
 // ------------------------------------------------------------------------------ any faults

@@ -79,6 +79,7 @@ void HashPool::Hash(const std::byte* data, size_t bytes, std::function<void(Hash
   auto job = std::make_shared<Job>();
   job->chunks.emplace_back(reinterpret_cast<const uint8_t*>(data), bytes);
   job->chunk_done = std::move(done);
+  ++alone_;
   Start(std::move(job));
 }
 
@@ -166,6 +167,7 @@ void HashPool::Deliver() {
     // Here, not where a thread drops the last reference to the job.
     job->holder.reset();
     if (job->id == 0) {
+      --alone_;
       std::exchange(job->chunk_done, nullptr)(job->digests.front());
     } else if (open_.erase(job->id) != 0) {
       std::exchange(job->done, nullptr)();

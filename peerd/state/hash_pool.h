@@ -68,6 +68,8 @@ class HashPool final : public Hasher {
 
   // Runs the callbacks of what has ended; they may start and cancel jobs.
   void Deliver();
+  // Nothing is under way that Deliver() would bring.
+  bool idle() const { return open_.empty() && alone_ == 0; }
 
  private:
   struct Job;
@@ -89,6 +91,7 @@ class HashPool final : public Hasher {
   std::vector<std::thread> threads_;            // the reactor's
   JobId last_job_ = 0;                          // the reactor's
   std::map<JobId, std::shared_ptr<Job>> open_;  // the reactor's: neither delivered nor cancelled
+  size_t alone_ = 0;                            // the reactor's: single chunks, not delivered
 
   Mutex mutex_;
   CondVar work_;

@@ -212,6 +212,7 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
       AnswerChunk(answer, state, body, copied);
       break;
   }
+  Pump(now);
   return absl::OkStatus();
 }
 
@@ -262,16 +263,41 @@ void StateServer::AnswerChecked(const std::shared_ptr<Answer>& answer, const Has
 }
 
 void StateServer::Send(const std::shared_ptr<Answer>& answer, const uint8_t* data, uint64_t bytes) {
-  stats_.bytes_sent += bytes;
+  if (bytes == 0) return;
+  answer->data = data;
+  answer->size = bytes;
+  transfers_.at(answer->transfer).queue.push_back(answer);
+  ++queued_;
+}
+
+void StateServer::Pump(Tick now) {
+  while (queued_ > 0 && bucket_.NextAt() <= now) {
+    auto it = transfers_.upper_bound(served_last_);
+    while (it == transfers_.end() || it->second.queue.empty()) {
+      it = it == transfers_.end() ? transfers_.begin() : std::next(it);
+    }
+    served_last_ = it->first;
+    std::deque<std::shared_ptr<Answer>>& queue = it->second.queue;
+    const std::shared_ptr<Answer> answer = queue.front();
+    SendPiece(answer, now);
+    if (answer->sent < answer->size) continue;
+    queue.pop_front();
+    --queued_;
+  }
+}
+
+void StateServer::SendPiece(const std::shared_ptr<Answer>& answer, Tick now) {
   FrameHeader header = ChunkFrame(FrameType::kChunkData, answer->transfer.group,
                                   answer->transfer.transfer, answer->ask);
-  header.stamp = bytes;
-  for (uint64_t offset = 0; offset < bytes; offset += header.payload_bytes) {
-    header.offset = offset;
-    header.payload_bytes = static_cast<uint32_t>(std::min<uint64_t>(kPieceBytes, bytes - offset));
-    transport_->SendSegment(answer->transfer.link, header, data + offset, NewCookie(answer),
-                            answer->owner);
-  }
+  header.stamp = answer->size;
+  header.offset = answer->sent;
+  header.payload_bytes =
+      static_cast<uint32_t>(std::min<uint64_t>(kPieceBytes, answer->size - answer->sent));
+  answer->sent += header.payload_bytes;
+  stats_.bytes_sent += header.payload_bytes;
+  bucket_.Take(header.payload_bytes, now);
+  transport_->SendSegment(answer->transfer.link, header, answer->data + header.offset,
+                          NewCookie(answer), answer->owner);
 }
 
 uint64_t StateServer::NewCookie(const std::shared_ptr<Answer>& answer) {
@@ -304,6 +330,9 @@ void StateServer::OnCancel(const LinkKey& link, const FrameHeader& header) {
 // Its pieces that wait go no further and none is repeated; the kernel may still read others.
 void StateServer::End(const std::shared_ptr<Answer>& answer) {
   answer->over = true;
+  if (const auto it = transfers_.find(answer->transfer); it != transfers_.end()) {
+    queued_ -= std::erase(it->second.queue, answer);
+  }
   owners_.erase(answer->owner);
   transport_->ForgetSegments(answer->owner);
   if (!answer->out.empty()) {
@@ -336,10 +365,12 @@ uint64_t StateServer::OnSegmentRepeat(uint64_t owner) {
 }
 
 void StateServer::OnTime(Tick now) {
+  Pump(now);
   for (auto it = transfers_.begin(); it != transfers_.end();) {
     const auto next = std::next(it);
     if (it->second.active + kForgetAfter * Millis(detect_ms_) <= now) {
       const bool sending =
+          !it->second.queue.empty() ||
           std::any_of(it->second.asks.begin(), it->second.asks.end(),
                       [](const auto& entry) { return !entry.second->out.empty(); });
       if (sending) {
@@ -353,7 +384,7 @@ void StateServer::OnTime(Tick now) {
 }
 
 Tick StateServer::NextDeadline() const {
-  Tick due = kNever;
+  Tick due = queued_ > 0 ? bucket_.NextAt() : kNever;
   for (const auto& [key, transfer] : transfers_) {
     due = std::min(due, transfer.active + kForgetAfter * Millis(detect_ms_));
   }

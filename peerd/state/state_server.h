@@ -14,6 +14,9 @@
 // trains: ServeKept(). Of these copies are sent, too, so that EndServeKept() has to wait for
 // nothing.
 //
+// A rate may bound what all answers together send (SetRate()): pieces wait here then, and transfers
+// take turns.
+//
 // A transfer is forgotten when its receiver says so, when the link is down, and when nothing was
 // asked of it for long.
 //
@@ -22,6 +25,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -37,6 +41,7 @@
 #include "base/tick.h"
 #include "peerd/state/hasher.h"
 #include "peerd/state/memory_state.h"
+#include "peerd/state/token_bucket.h"
 #include "peerd/transport/transport.h"
 #include "proto/wire/frame.h"
 
@@ -61,6 +66,8 @@ class StateServer {
   StateServer(const StateServer&) = delete;
   StateServer& operator=(const StateServer&) = delete;
   void SetDetectMs(uint32_t detect_ms) { detect_ms_ = detect_ms; }
+  // Bytes per second that are sent at most; 0: no limit. Before the first ask.
+  void SetRate(uint64_t bytes_per_second) { bucket_ = TokenBucket(bytes_per_second); }
 
   // In place of what was registered for the member before; what is being served goes on.
   void Register(const GroupKey& group, MemberId member, std::shared_ptr<const MemoryState> state);
@@ -128,12 +135,17 @@ class StateServer {
     bool whole = false;                        // not a chunk
     std::shared_ptr<const MemoryState> state;  // what is read; nullptr: `bytes` is
     std::shared_ptr<const std::vector<uint8_t>> bytes;
+    // What is sent, and how much of it the transport has.
+    const uint8_t* data = nullptr;
+    uint64_t size = 0;
+    uint64_t sent = 0;
     std::set<uint64_t> out;  // cookies
   };
   struct Transfer {
     Tick active;       // the last ask, or later: something was being sent
     uint64_t ask = 0;  // the newest
     std::map<uint64_t, std::shared_ptr<Answer>> asks;  // that are not over
+    std::deque<std::shared_ptr<Answer>> queue;         // those that are not sent whole
   };
 
   absl::Status OnRequest(const LinkKey& link, const FrameHeader& header,
@@ -148,7 +160,11 @@ class StateServer {
   // Sends a copy if it is what it should be.
   void AnswerChecked(const std::shared_ptr<Answer>& answer, const Hash128& wanted,
                      std::span<const uint8_t> chunk);
+  // It goes out with the next Pump().
   void Send(const std::shared_ptr<Answer>& answer, const uint8_t* data, uint64_t bytes);
+  // Hands to the transport what the rate allows.
+  void Pump(Tick now);
+  void SendPiece(const std::shared_ptr<Answer>& answer, Tick now);
   uint64_t NewCookie(const std::shared_ptr<Answer>& answer);
   void End(const std::shared_ptr<Answer>& answer);
   void Forget(std::map<TransferKey, Transfer>::iterator transfer);
@@ -158,6 +174,9 @@ class StateServer {
   uint32_t detect_ms_;
   std::map<MemberKey, Served> served_;
   std::map<TransferKey, Transfer> transfers_;
+  TokenBucket bucket_;
+  size_t queued_ = 0;  // answers in queues
+  TransferKey served_last_;
   std::unordered_map<uint64_t, std::shared_ptr<Answer>> owners_;   // that may have to repeat
   std::unordered_map<uint64_t, std::shared_ptr<Answer>> cookies_;  // in the transport
   uint64_t next_owner_ = kStateCookie + 1;

@@ -34,7 +34,7 @@ StateTransfer::StateTransfer(TransferSpec spec, Transport* transport, Hasher* ha
       link_up_(std::move(link_up)),
       detach_cookies_(detach_cookies),
       now_(now),
-      last_good_(now),
+      last_news_(now),
       self_(std::make_shared<StateTransfer*>(this)) {
   LH_CHECK(spec_.state != nullptr && spec_.state->places.size() == spec_.state->manifest.size());
   ChangeSources(spec_.sources, now);
@@ -50,13 +50,16 @@ void StateTransfer::ChangeSources(const std::vector<StateSource>& sources, Tick 
   for (const StateSource& source : sources) {
     named.insert(source.member);
     const auto [it, added] = sources_.try_emplace(source.member);
-    if (added) {
-      it->second.peer = source.peer;
-      it->second.since = now;
-    }
+    Source& known = it->second;
+    if (!added && !known.left) continue;
+    known = Source{.peer = source.peer, .since = now, .asks = std::move(known.asks)};
+    last_news_ = now;
+    if (plan_ != nullptr) plan_->OnNews(now);
   }
   for (auto& [member, source] : sources_) {
-    if (!named.contains(member)) PutOut(member, "has left");
+    if (named.contains(member) || source.out) continue;
+    PutOut(member, "has left");
+    source.left = true;
   }
 }
 
@@ -137,7 +140,7 @@ void StateTransfer::WorkDigests(Tick now) {
   for (auto it = asks_.begin(); it != asks_.end(); ++it) {
     Ask& ask = it->second;
     if (ask.plan || ask.detaching != 0) continue;
-    if (std::exchange(ask.news, false)) last_good_ = ask.heard = now;
+    if (std::exchange(ask.news, false)) last_news_ = ask.heard = now;
     if (now - ask.heard < Millis(spec_.detect_ms)) return;
     Source& source = sources_.at(ask.source);
     source.reason = "did not send its digests in time";
@@ -145,21 +148,23 @@ void StateTransfer::WorkDigests(Tick now) {
     Close(it, Ask::Then::kDropped, "");
     break;
   }
-  const bool stalled = now - last_good_ >= kStallAfter * Millis(spec_.detect_ms);
+  const bool stalled = now - last_news_ >= kStallAfter * Millis(spec_.detect_ms);
   MemberId best;
   for (const MemberId member : Usable()) {
     const Source& source = sources_.at(member);
     if (source.retry > now || (unequal_ && source.tried_unequal)) continue;
     if (!best || source.retry < sources_.at(best).retry) best = member;
   }
-  if (best && !stalled) return AskForDigests(best, now);
+  if (!stalled) {
+    if (best) AskForDigests(best, now);
+    return;
+  }
   const bool hope =
       sources_.empty() || std::any_of(sources_.begin(), sources_.end(), [this](const auto& entry) {
         return !entry.second.out && !(unequal_ && entry.second.tried_unequal);
       });
-  if (hope && !stalled) return;
-  Fail(absl::StrCat(stalled ? absl::StrCat("nothing came for ", (now - last_good_) / 1000, " ms")
-                            : "no source is left",
+  Fail(absl::StrCat(hope ? absl::StrCat("nothing came for ", (now - last_news_) / 1000, " ms")
+                         : "no source is left",
                     ", the digests of the state are missing;", WhatSourcesSaid()));
 }
 
@@ -182,7 +187,7 @@ void StateTransfer::TakeDigests(MemberId member, ChunkDigests digests, Tick now)
   if (RootOf(spec_.state->manifest, digests) != spec_.root) {
     return Wrong(member, "its digests do not add up to the root");
   }
-  last_good_ = now;
+  last_news_ = now;
   digests_from_ = member;
   expected_ = std::move(digests);
   MakePlan(unequal_ ? member : MemberId(), now);
@@ -201,6 +206,7 @@ void StateTransfer::MakePlan(MemberId only, Tick now) {
   TransferOptions options;
   options.patience_us = Millis(spec_.detect_ms);
   options.stall_us = kStallAfter * Millis(spec_.detect_ms);
+  options.wait_for_sources = !only;
   options.window_bytes_max = LH_STATE_WINDOW_BYTES_MAX;
   options.window_asks_max = LH_STATE_ASKS_MAX / 2;
   plan_ = std::make_unique<TransferPlan>(chunks, options, now);
@@ -309,7 +315,7 @@ void StateTransfer::EndPlan() {
   if ((!failed && !plan_->done()) || !by_plan_.empty()) return;
   const std::string failure = plan_->failure();
   TakePlan();
-  last_good_ = now_;
+  last_news_ = now_;
   dirty_ = true;
   if (failed && !unequal_) return Fail(failure);
   if (failed) {
@@ -382,6 +388,7 @@ void StateTransfer::Close(Asks::iterator it, Ask::Then then, const std::string& 
   Ask& ask = it->second;
   LH_CHECK(!ask.hashing && ask.detaching == 0);
   dirty_ = true;
+  if (!ask.kept) past_.bytes_repeated += ask.placed;
   ask.then = then;
   ask.reason = reason;
   if (then == Ask::Then::kDropped && !Local(sources_.at(ask.source))) {
@@ -436,12 +443,15 @@ bool StateTransfer::OnReceivesDetached(uint64_t cookie) {
 absl::StatusOr<uint8_t*> StateTransfer::OnDataHeader(const LinkKey& link,
                                                      const FrameHeader& header) {
   const auto it = asks_.find(header.attempt.value());
-  if (it == asks_.end() || result_.has_value()) return nullptr;
+  if (it == asks_.end() || it->second.detaching != 0) {
+    past_.bytes_repeated += header.payload_bytes;
+    return nullptr;
+  }
   Ask& ask = it->second;
   if (ask.peer != link.peer || link.run != spec_.group.run || header.group != spec_.group.group) {
     return nullptr;
   }
-  if (ask.detaching != 0 || ask.placed == ask.bytes) return nullptr;
+  if (ask.placed == ask.bytes) return nullptr;
   if (header.stamp != ask.bytes) {
     return absl::InvalidArgumentError(absl::StrCat("CHUNK_DATA of an answer of ", header.stamp,
                                                    " bytes where ", ask.bytes, " were asked for"));
@@ -466,7 +476,11 @@ absl::Status StateTransfer::OnDataReceived(const FrameHeader& header) {
   Ask& ask = it->second;
   ask.got += header.payload_bytes;
   ask.news = true;
-  if (!ask.plan) dirty_ = true;
+  if (!ask.plan) {
+    dirty_ = true;
+  } else {
+    pieces_.emplace_back(ask.plan, header.payload_bytes);
+  }
   if (ask.got == ask.bytes) OnComplete(it->first, &ask);
   return absl::OkStatus();
 }
@@ -547,7 +561,12 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
 // ------------------------------------------------------------------------------ work and end
 
 void StateTransfer::Work(Tick now) {
-  if (result_.has_value() || (!dirty_ && now < due_)) return;
+  if (result_.has_value()) return;
+  for (const auto& [ask, bytes] : pieces_) {
+    if (plan_ != nullptr) plan_->OnPiece(ask, bytes, now);
+  }
+  pieces_.clear();
+  if (!dirty_ && now < due_) return;
   now_ = now;
   dirty_ = false;
   for (const auto& [id, digest] : std::exchange(hashed_, {})) OnHashed(id, digest, now);
@@ -568,7 +587,7 @@ void StateTransfer::Work(Tick now) {
   if (phase_ == Phase::kChunks) {
     due_ = plan_->NextDeadline();
   } else if (phase_ == Phase::kDigests) {
-    due_ = last_good_ + kStallAfter * Millis(spec_.detect_ms);
+    due_ = last_news_ + kStallAfter * Millis(spec_.detect_ms);
     for (const auto& [id, ask] : asks_) {
       if (!ask.plan && ask.detaching == 0)
         due_ = std::min(due_, ask.heard + Millis(spec_.detect_ms));

@@ -10,7 +10,9 @@
 // is read from memory, and while there is one others are not asked.
 //
 // A source that does not have the state is asked again for detect_ms: the one that fetches may have
-// been told before the one that serves.
+// been told before the one that serves. Where no source is left, or none can be reached, others may
+// be named, those that fetch beside this one and are done above all, or a link may come back: it
+// gives up when nothing was heard from anybody for 4 * detect_ms.
 //
 // Until result() there may be writes to the tensors, and the state, server, hasher and transport
 // have to stay. Whatever is read of the source's own memory happens within Work().
@@ -67,6 +69,7 @@ struct TransferResult {
   std::string error;  // "": the tensors have the root
   bool wrote = false;
   uint64_t bytes = 0;  // of chunks that came and were right
+  // That came for nothing: wrong, again, or parts of answers that were broken off.
   uint64_t bytes_repeated = 0;
   std::vector<MemberId> sources;  // that sent them
   std::vector<MemberId> corrupt;  // that sent bits that were not what they should be
@@ -122,6 +125,7 @@ class StateTransfer {
   struct Source {
     PeerId peer;
     bool out = false;    // not asked any more
+    bool left = false;   // out, since it is not named; it may be again
     std::string reason;  // of that, or what it said last
     Tick since;          // known, or its link is back
     Tick retry;          // not asked for digests before
@@ -210,15 +214,16 @@ class StateTransfer {
   std::deque<uint64_t> local_;        // asks of a source on this host, to be copied
   std::vector<uint64_t> digests_in_;  // asks for digests that are complete
   std::vector<std::pair<uint64_t, Hash128>> hashed_;
+  std::vector<std::pair<AskId, uint32_t>> pieces_;  // of chunks, that came since the last Work()
   uint64_t next_ask_ = 1;
   Tick now_;  // of the last call that had it
-  Tick last_good_;
+  Tick last_news_;
   bool dirty_ = true;  // Work() has something to do
   Tick due_;           // else then
   std::string error_;
   std::set<PeerId> asked_;  // hear of the end
 
-  TransferPlan::Progress past_;  // of plans that are over
+  TransferPlan::Progress past_;  // of plans that are over, and what came and is not of any
   std::set<MemberId> used_;
   std::set<MemberId> corrupt_;
   bool wrote_ = false;

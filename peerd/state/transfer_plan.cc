@@ -14,8 +14,10 @@ constexpr int64_t kWindowUs = Millis(200);
 constexpr uint32_t kWindowChunksMin = 2;
 // Late answers in a row after which a source is asked only if no other has room.
 constexpr uint32_t kLateMax = 3;
-// A chunk is late when it takes so many times what its source took of late.
+// A chunk is late when nothing came from its source for so many times what a chunk should take.
 constexpr int64_t kLateFactor = 4;
+// Throughput is measured over this time or longer: what comes in one turn of the ring says nothing.
+constexpr int64_t kMeasureUs = Millis(10);
 // A source that has nothing else to do helps if it needs less than this part of the time.
 constexpr double kHelpFactor = 0.5;
 constexpr int64_t kBusyUs = Millis(100);
@@ -26,7 +28,7 @@ constexpr double kUnknownBytesPerUs = 50;
 
 TransferPlan::TransferPlan(const std::vector<ChunkToFetch>& chunks, const TransferOptions& options,
                            Tick now)
-    : options_(options), missing_(chunks.size()), last_good_(now) {
+    : options_(options), missing_(chunks.size()), last_news_(now) {
   chunks_.reserve(chunks.size());
   for (const ChunkToFetch& what : chunks) {
     LH_CHECK(what.bytes != 0);
@@ -40,7 +42,9 @@ TransferPlan::TransferPlan(const std::vector<ChunkToFetch>& chunks, const Transf
 
 void TransferPlan::AddSource(MemberId member) {
   Source& source = sources_[member];
-  if (source.standing == Standing::kSuspended) source.standing = Standing::kUsable;
+  if (source.standing == Standing::kSuspended || source.standing == Standing::kGone) {
+    source.standing = Standing::kUsable;
+  }
 }
 
 void TransferPlan::SuspendSource(MemberId member) {
@@ -51,11 +55,15 @@ void TransferPlan::SuspendSource(MemberId member) {
 }
 
 void TransferPlan::RemoveSource(MemberId member, const std::string& reason) {
+  Forgo(member, Standing::kGone, reason);
+}
+
+void TransferPlan::Forgo(MemberId member, Standing standing, const std::string& reason) {
   const auto it = sources_.find(member);
   if (it == sources_.end()) return;
   Source& source = it->second;
-  if (source.standing == Standing::kGone || source.standing == Standing::kCorrupt) return;
-  source.standing = Standing::kGone;
+  if (source.standing == Standing::kRefused || source.standing == Standing::kCorrupt) return;
+  source.standing = standing;
   source.reason = reason;
   DropAll(member);
 }
@@ -87,26 +95,16 @@ bool TransferPlan::OnChunk(AskId id, bool good, Tick now) {
   Close(id, /*answered=*/true);
   if (!good) {
     progress_.bytes_repeated += chunk.what.bytes;
-    source.standing = Standing::kCorrupt;
-    source.reason = "sent bits that are not what they should be";
     Requeue(ask.chunk);
-    DropAll(ask.source);
+    Forgo(ask.source, Standing::kCorrupt, "sent bits that are not what they should be");
     return false;
   }
-  // Of chunks that came one after the other, each took the time since the one before it.
-  const Tick begun = std::max(ask.asked, source.last_answer);
-  const auto took = static_cast<double>(std::max<int64_t>(now - begun, 1));
-  const double rate = chunk.what.bytes / took;
-  source.bytes_per_us =
-      source.bytes_per_us == 0 ? rate : source.bytes_per_us + (rate - source.bytes_per_us) / 4;
-  const int64_t latency = std::max<int64_t>(now - ask.asked, 1);
-  source.latency_us =
-      source.latency_us == 0 ? latency : source.latency_us + (latency - source.latency_us) / 4;
-  source.latency_min_us = std::min(source.latency_min_us, latency);
+  Hear(&source, chunk.what.bytes - ask.came, now);
+  source.latency_min_us = std::min(source.latency_min_us, std::max<int64_t>(now - ask.asked, 1));
   source.last_answer = now;
   if (!ask.late) source.late_in_a_row = 0;
   source.bytes_good += chunk.what.bytes;
-  last_good_ = now;
+  last_news_ = now;
   progress_.bytes_received += chunk.what.bytes;
   for (const AskId other : std::vector<AskId>(chunk.open)) Drop(other);
   if (!ask.spare) {
@@ -116,6 +114,31 @@ bool TransferPlan::OnChunk(AskId id, bool good, Tick now) {
   chunk.good_spare = id;
   if (!chunk.writer) to_place_.push_back(ask.chunk);
   return true;
+}
+
+void TransferPlan::OnPiece(AskId id, uint32_t bytes, Tick now) {
+  const auto it = asks_.find(id);
+  if (it == asks_.end() || it->second.dropped) return;
+  it->second.came += bytes;
+  Source& source = sources_.at(it->second.source);
+  last_news_ = now;
+  Hear(&source, bytes, now);
+}
+
+void TransferPlan::Hear(Source* source, uint32_t bytes, Tick now) {
+  source->measured_bytes += bytes;
+  source->heard = now;
+}
+
+// What came in one turn counts together.
+void TransferPlan::Measure(Source* source) {
+  const int64_t took = source->heard - source->measured;
+  if (took < kMeasureUs || source->measured_bytes == 0) return;
+  const double rate = static_cast<double>(source->measured_bytes) / static_cast<double>(took);
+  source->bytes_per_us =
+      source->bytes_per_us == 0 ? rate : source->bytes_per_us + (rate - source->bytes_per_us) / 4;
+  source->measured = source->heard;
+  source->measured_bytes = 0;
 }
 
 // It was faster than its drop. What is good in its place is not asked for again.
@@ -148,7 +171,7 @@ MemberId TransferPlan::GiveBack(AskId id) {
 }
 
 void TransferPlan::OnRefused(AskId id, const std::string& reason) {
-  if (const MemberId source = GiveBack(id)) RemoveSource(source, reason);
+  if (const MemberId source = GiveBack(id)) Forgo(source, Standing::kRefused, reason);
 }
 
 void TransferPlan::OnBusy(AskId id, Tick now) {
@@ -216,9 +239,13 @@ bool TransferPlan::HasRoom(const Source& source, uint64_t bytes) const {
   return source.asks < options_.window_asks_max && source.in_flight + bytes <= WindowOf(source);
 }
 
-double TransferPlan::FinishOf(const Source& source, uint64_t bytes) const {
+double TransferPlan::TimeFor(const Source& source, uint64_t bytes) {
   const double rate = source.bytes_per_us == 0 ? kUnknownBytesPerUs : source.bytes_per_us;
-  return static_cast<double>(source.in_flight + bytes) / rate;
+  return static_cast<double>(bytes) / rate;
+}
+
+double TransferPlan::FinishOf(const Source& source, uint64_t bytes) const {
+  return TimeFor(source, source.in_flight + bytes);
 }
 
 MemberId TransferPlan::ChooseSource(const Chunk& chunk, bool again, Tick now) const {
@@ -230,8 +257,8 @@ MemberId TransferPlan::ChooseSource(const Chunk& chunk, bool again, Tick now) co
                                    [&, m = member](AskId id) { return asks_.at(id).source == m; });
     if (asked) continue;
     const uint32_t late = again || source.late_in_a_row >= kLateMax ? source.late_in_a_row : 0;
-    const std::pair rank(late, again ? static_cast<double>(now - source.last_answer)
-                                     : FinishOf(source, chunk.what.bytes));
+    const std::pair rank(
+        late, again ? static_cast<double>(now - source.heard) : FinishOf(source, chunk.what.bytes));
     if (best && rank >= best_rank) continue;
     best = member;
     best_rank = rank;
@@ -241,7 +268,11 @@ MemberId TransferPlan::ChooseSource(const Chunk& chunk, bool again, Tick now) co
 
 Tick TransferPlan::LateAt(const Ask& ask) const {
   const Source& source = sources_.at(ask.source);
-  return ask.asked + std::max(options_.patience_us, kLateFactor * source.latency_us);
+  const Tick since = std::max(ask.asked, source.heard);
+  if (source.bytes_per_us == 0) return since + options_.patience_us;
+  const auto chunk_us = static_cast<int64_t>(chunks_[ask.chunk].what.bytes / source.bytes_per_us);
+  const int64_t latency_us = source.latency_min_us == INT64_MAX ? 0 : source.latency_min_us;
+  return since + std::max(options_.patience_us, kLateFactor * (chunk_us + latency_us));
 }
 
 void TransferPlan::AskFor(size_t index, MemberId member, Tick now,
@@ -254,6 +285,10 @@ void TransferPlan::AskFor(size_t index, MemberId member, Tick now,
   if (!ask.spare) chunk.writer = id;
   chunk.open.push_back(id);
   asks_.emplace(id, ask);
+  if (source.asks == 0) {
+    source.measured = now;
+    source.measured_bytes = 0;
+  }
   source.in_flight += chunk.what.bytes;
   ++source.asks;
   todo_.erase(index);
@@ -284,20 +319,23 @@ void TransferPlan::AskAgain(Tick now, std::vector<TransferAction>* out) {
   }
 }
 
-// Nothing is left to ask for the first time: a source without work takes over from one that would
-// take far longer.
+// Nothing is left to ask for the first time: a source without work takes over the last chunk of one
+// that would take far longer to come to it.
 void TransferPlan::Help(Tick now, std::vector<TransferAction>* out) {
   for (const auto& [member, source] : sources_) {
     if (!Usable(source, now) || source.asks != 0 || source.bytes_per_us == 0) continue;
     if (source.late_in_a_row >= kLateMax) continue;
     size_t slowest = chunks_.size();
     double slowest_us = 0;
+    std::map<MemberId, uint64_t> before;  // bytes that come first, from each
     for (const auto& [id, ask] : asks_) {
       const Chunk& chunk = chunks_[ask.chunk];
-      if (ask.dropped || chunk.open.size() > 1 || ask.source == member) continue;
+      if (ask.dropped || ask.source == member) continue;
+      const uint64_t bytes = before[ask.source] += chunk.what.bytes;
+      if (chunk.open.size() > 1) continue;
       const Source& other = sources_.at(ask.source);
       const Tick since = std::max(ask.asked, other.last_answer);
-      const double left = FinishOf(other, 0) - static_cast<double>(now - since);
+      const double left = TimeFor(other, bytes) - static_cast<double>(now - since);
       if (left <= slowest_us) continue;
       slowest = ask.chunk;
       slowest_us = left;
@@ -321,6 +359,7 @@ std::vector<TransferAction> TransferPlan::Advance(Tick now) {
     out.push_back(PlaceSpare{chunks_[index].good_spare, chunks_[index].what});
     Arrived(index);
   }
+  for (auto& [member, source] : sources_) Measure(&source);
   FailIfHopeless(now);
   if (!failure_.empty()) {
     for (auto& [id, ask] : asks_) {
@@ -348,10 +387,11 @@ void TransferPlan::FailIfHopeless(Tick now) {
     return entry.second.standing == Standing::kUsable ||
            entry.second.standing == Standing::kSuspended;
   });
-  const bool stalled = now - last_good_ >= options_.stall_us;
-  if ((hope || sources_.empty()) && !stalled) return;
-  failure_ = stalled ? "nothing came for " + std::to_string((now - last_good_) / 1000) + " ms"
-                     : "no source is left";
+  const bool stalled = now - last_news_ >= options_.stall_us;
+  if ((hope || sources_.empty() || options_.wait_for_sources) && !stalled) return;
+  failure_ = hope || sources_.empty()
+                 ? "nothing came for " + std::to_string((now - last_news_) / 1000) + " ms"
+                 : "no source is left";
   failure_ += ", " + std::to_string(missing_) + " of " + std::to_string(chunks_.size()) +
               " chunks are missing;";
   for (const auto& [member, source] : sources_) {
@@ -366,7 +406,7 @@ void TransferPlan::FailIfHopeless(Tick now) {
 
 Tick TransferPlan::NextDeadline() const {
   if (missing_ == 0 || !failure_.empty()) return kNever;
-  Tick due = last_good_ + options_.stall_us;
+  Tick due = last_news_ + options_.stall_us;
   for (const auto& [id, ask] : asks_) {
     if (!ask.dropped && !ask.late) due = std::min(due, LateAt(ask));
   }

@@ -8,6 +8,10 @@
 // that the source shows, so that fast sources serve more. A source that sent bits that are not what
 // they should be, or refused, is asked nothing more.
 //
+// A source answers in the order in which it was asked, so of what it is asked only the oldest has
+// begun to arrive. Nothing of it is late while anything comes from it; whoever helps it takes over
+// what it was asked last.
+//
 // Two asks never write to one place: the first goes into the tensor itself, one that is made while
 // another may still write there is a `spare` and goes into a buffer of its own, which Place puts
 // into the tensor once nothing writes there any more. Hence each Drop is answered with OnDropped().
@@ -63,8 +67,10 @@ using TransferAction = std::variant<AskChunk, DropAsk, PlaceSpare>;
 struct TransferOptions {
   // A chunk is not late before; the failure detector's detect_ms.
   int64_t patience_us = Millis(1500);
-  // Nothing good came from anybody for so long: the transfer has failed.
+  // Nothing came from anybody for so long: the transfer has failed.
   int64_t stall_us = Millis(6000);
+  // Where no source is left, others may be named until then; false: that is the end at once.
+  bool wait_for_sources = false;
   // Of what is asked of one source and not here.
   uint64_t window_bytes_max = uint64_t{64} << 20;
   uint32_t window_asks_max = 512;
@@ -74,14 +80,19 @@ class TransferPlan {
  public:
   TransferPlan(const std::vector<ChunkToFetch>& chunks, const TransferOptions& options, Tick now);
 
-  // ---- sources. Those that are known already, and not refused or corrupt, are back.
+  // ---- sources. Those that are known already, and have not refused or sent wrong bits, are back.
   void AddSource(MemberId source);
   // Its link is gone, and may come back: it is asked nothing until AddSource().
   void SuspendSource(MemberId source);
-  // It is gone for good.
+  // It is gone, and asked nothing until AddSource().
   void RemoveSource(MemberId source, const std::string& reason);
 
+  // Somebody has news, if nothing else yet: the transfer does not stall now.
+  void OnNews(Tick now) { last_news_ = now; }
+
   // ---- answers; those to asks that are over are ignored.
+  // A part of the chunk is here; the rest follows, and OnChunk().
+  void OnPiece(AskId ask, uint32_t bytes, Tick now);
   // True: it is a spare that PlaceSpare will name; until then its buffer is kept.
   bool OnChunk(AskId ask, bool good, Tick now);
   // The source has not got it (any more).
@@ -122,16 +133,19 @@ class TransferPlan {
   void CheckInvariants() const;
 
  private:
-  enum class Standing : uint8_t { kUsable, kSuspended, kGone, kCorrupt };
+  enum class Standing : uint8_t { kUsable, kSuspended, kGone, kRefused, kCorrupt };
   struct Source {
     Standing standing = Standing::kUsable;
-    std::string reason;       // kGone, kCorrupt
-    uint64_t in_flight = 0;   // bytes
-    uint32_t asks = 0;        // open
-    double bytes_per_us = 0;  // 0: not known yet
-    int64_t latency_us = 0;   // from ask to answer, of late
-    int64_t latency_min_us = INT64_MAX;
+    std::string reason;                  // kGone, kRefused, kCorrupt
+    uint64_t in_flight = 0;              // bytes
+    uint32_t asks = 0;                   // open
+    double bytes_per_us = 0;             // 0: not known yet
+    int64_t latency_min_us = INT64_MAX;  // from ask to answer
+    Tick heard;                          // the last piece
     Tick last_answer;
+    // What came since then, for the next measurement.
+    Tick measured;
+    uint64_t measured_bytes = 0;
     Tick busy_until;
     uint32_t late_in_a_row = 0;
     uint64_t bytes_good = 0;
@@ -147,6 +161,7 @@ class TransferPlan {
     MemberId source;
     size_t chunk = 0;
     Tick asked;
+    uint32_t came = 0;  // bytes that OnPiece() has told of
     bool spare = false;
     bool late = false;     // was asked elsewhere for that
     bool dropped = false;  // OnDropped() is to come
@@ -156,12 +171,16 @@ class TransferPlan {
   bool Usable(const Source& source, Tick now) const;
   uint64_t WindowOf(const Source& source) const;
   bool HasRoom(const Source& source, uint64_t bytes) const;
+  static double TimeFor(const Source& source, uint64_t bytes);
   // When what is asked of it would be here, if one more chunk was asked now.
   double FinishOf(const Source& source, uint64_t bytes) const;
   // The best source with room in its window that is not asked for the chunk already; none: none.
   // `again`: for a chunk that is late, so that the one that answered last is best.
   MemberId ChooseSource(const Chunk& chunk, bool again, Tick now) const;
   Tick LateAt(const Ask& ask) const;
+  static void Hear(Source* source, uint32_t bytes, Tick now);
+  static void Measure(Source* source);
+  void Forgo(MemberId source, Standing standing, const std::string& reason);
   void AskFor(size_t index, MemberId source, Tick now, std::vector<TransferAction>* out);
   void AskAgain(Tick now, std::vector<TransferAction>* out);
   void TellDrops(std::vector<TransferAction>* out);
@@ -186,7 +205,7 @@ class TransferPlan {
   std::vector<size_t> to_place_;
   uint64_t last_ask_ = 0;
   size_t missing_ = 0;
-  Tick last_good_;
+  Tick last_news_;
   std::string failure_;
   Progress progress_;
 };

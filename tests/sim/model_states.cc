@@ -158,14 +158,18 @@ void ModelTransfers::AskDigests(Transfer& transfer) {
       next = it;
     }
   }
-  if (next == transfer.sources.end()) {
-    return End(transfer, {Code::kUnavailable, "no source is left"});
-  }
-  const auto& [member, peer] = *next;
-  transfer.asked = member;
   const LocalId local = transfer.local;
   const uint64_t id = transfer.id;
   const uint64_t ask = transfer.digest_ask = world.NewNumber();
+  world.On(options_.node, world.now() + Millis(options_.detect_ms), [=, this] {
+    Transfer* const late = Find(local, id);
+    if (late != nullptr && !late->plan && late->digest_ask == ask) AskDigests(*late);
+  });
+  // Others may be named.
+  transfer.waits = next == transfer.sources.end();
+  if (transfer.waits) return;
+  const auto& [member, peer] = *next;
+  transfer.asked = member;
   Send(peer, [=, this, member = member, group = transfer.group,
               root = transfer.root](ModelTransfers* source) {
     LocalId theirs;
@@ -175,10 +179,6 @@ void ModelTransfers::AskDigests(Transfer& transfer) {
       if (source->options_.world->Chance(options_.flips)) digests->front() ^= 1;
     }
     source->Send(self_, [=](ModelTransfers* t) { t->OnDigests(local, id, ask, digests); });
-  });
-  world.On(options_.node, world.now() + Millis(options_.detect_ms), [=, this] {
-    Transfer* const late = Find(local, id);
-    if (late != nullptr && !late->plan && late->digest_ask == ask) AskDigests(*late);
   });
 }
 
@@ -200,6 +200,7 @@ void ModelTransfers::OnDigests(LocalId local, uint64_t id, uint64_t ask,
   peerd::TransferOptions options;
   options.patience_us = Millis(options_.detect_ms);
   options.stall_us = 4 * Millis(options_.detect_ms);
+  options.wait_for_sources = true;
   transfer->plan.emplace(std::move(chunks), options, options_.world->now());
   for (const auto& [member, peer] : transfer->sources) {
     if (!transfer->unfit.contains(member)) transfer->plan->AddSource(member);
@@ -304,7 +305,10 @@ void ModelTransfers::Change(const peerd::ChangeSources& action) {
   for (const control::SyncSource& source : action.sources) {
     transfer.sources[source.member] = source.peer;
   }
-  if (!transfer.plan) return;
+  if (!transfer.plan) {
+    if (transfer.waits) AskDigests(transfer);
+    return;
+  }
   for (const auto& [member, peer] : before) {
     if (!transfer.sources.contains(member)) transfer.plan->RemoveSource(member, "left");
   }

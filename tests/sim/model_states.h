@@ -93,6 +93,7 @@ class ModelTransfers {
     // Until the digests of the chunks are here.
     MemberId asked;
     uint64_t digest_ask = 0;
+    bool waits = false;        // nobody is left to ask
     std::set<MemberId> unfit;  // refused, or sent digests that do not add up
     std::set<MemberId> corrupt;
     // From then on.
