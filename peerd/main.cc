@@ -47,6 +47,10 @@ ABSL_FLAG(
 ABSL_FLAG(
     uint32_t, hash_threads, 0,
     "threads that hash shared state; 0: half of the host's processors, at least 1, at most 8");
+ABSL_FLAG(
+    uint64_t, state_rate, 0,
+    "bytes of shared state a second that are sent to other hosts at most; 0: no limit but what "
+    "collectives leave, which have half of each link or more");
 ABSL_FLAG(uint32_t, drain_timeout_ms, 30000,
           "after SIGTERM: how long members may take to reach their next step boundary");
 ABSL_FLAG(uint32_t, coordinator_timeout_ms, 10000,
@@ -126,6 +130,7 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
     return absl::InvalidArgumentError(
         absl::StrCat("--hash-threads=", options.hash_threads, ": give 0 to 256"));
   }
+  options.state_rate = absl::GetFlag(FLAGS_state_rate);
   options.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
   options.coordinator_timeout_ms = absl::GetFlag(FLAGS_coordinator_timeout_ms);
   options.version = kVersion;

@@ -204,6 +204,7 @@ absl::Status DaemonImpl::Open() {
   StateRunner::Options states;
   states.self = self_;
   states.hash_threads = options_.hash_threads != 0 ? options_.hash_threads : DefaultHashThreads();
+  states.state_rate = options_.state_rate;
   states_ = std::make_unique<StateRunner>(
       states, transport_.get(), [this] { ring_->Wake(); }, [this] { return ring_->Now(); });
 
@@ -328,7 +329,10 @@ void DaemonImpl::Carry(Action& action) {
       if (!a.outcome.ok()) d->groups_.erase(a.local);
       d->ipc_->JoinDone(a.local, a.outcome, a.world);
     }
-    void operator()(StepDone& a) { d->ipc_->StepDone(a.local, a.outcome, a.world); }
+    void operator()(StepDone& a) {
+      d->states_->WhenUnread(a.local,
+                             [d = d, a] { d->ipc_->StepDone(a.local, a.outcome, a.world); });
+    }
     void operator()(LeaveDone& a) { d->ipc_->LeaveDone(a.local, a.outcome); }
     void operator()(PostDone& a) {
       const OpTraffic traffic = d->runner_->TakePost(a.post);
@@ -427,7 +431,8 @@ void DaemonImpl::EndSync(const SyncEnded& ended) {
                      " took_ms=", info.total_us / 1000) +
             LogField("torn", info.torn ? "yes" : "no") + LogField("reason", ended.outcome.text));
   }
-  ipc_->SyncDone(ended.local, ended.outcome, info);
+  states_->WhenUnread(ended.local,
+                      [this, ended, info] { ipc_->SyncDone(ended.local, ended.outcome, info); });
 }
 
 void DaemonImpl::OnGone(LocalId local, const std::string& reason) {

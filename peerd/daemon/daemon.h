@@ -27,6 +27,7 @@ struct DaemonOptions {
   uint64_t arena_limit = 0;
   uint64_t scratch_limit = 0;
   uint32_t hash_threads = 0;  // 0: half of the processors, at most 8
+  uint64_t state_rate = 0;    // bytes of shared state sent a second; 0: no limit
   uint32_t drain_timeout_ms = 30000;
   // A join fails if no coordinator could be reached for this long.
   uint32_t coordinator_timeout_ms = 10000;

@@ -34,7 +34,9 @@ StateRunner::StateRunner(const Options& options, Transport* transport, std::func
     : clock_(std::move(clock)),
       pool_(options.hash_threads, std::move(wake)),
       syncs_(&pool_, clock_),
-      exchange_(options.self, transport, &pool_, options.detect_ms) {}
+      exchange_(options.self, transport, &pool_, options.detect_ms) {
+  exchange_.server()->SetRate(options.state_rate);
+}
 
 void StateRunner::Begin(LocalId local, const GroupKey& group, const StateSync& sync,
                         bool with_step) {
@@ -67,9 +69,14 @@ void StateRunner::Carry(const EndServe& action) {
   const std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
   if (state == nullptr) return;
   server->Register(it->second.group, it->second.served, state->declared);
+  if (server->Reading(state.get())) reads_[action.local].states.push_back(state);
 }
 
 void StateRunner::Carry(const StartTransfer& action) {
+  WhenUnread(action.local, [this, action] { Start(action); });
+}
+
+void StateRunner::Start(const StartTransfer& action) {
   std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
   if (state == nullptr) {
     events_.push_back(TransferEnded{action.local,
@@ -92,11 +99,13 @@ void StateRunner::Carry(const StartTransfer& action) {
 }
 
 void StateRunner::Carry(const ChangeSources& action) {
-  exchange_.ChangeSources(action.local.value(), SourcesOf(action.sources), Now());
+  WhenUnread(action.local, [this, action] {
+    exchange_.ChangeSources(action.local.value(), SourcesOf(action.sources), Now());
+  });
 }
 
 void StateRunner::Carry(const StopTransfer& action) {
-  exchange_.StopTransfer(action.local.value());
+  WhenUnread(action.local, [this, local = action.local.value()] { exchange_.StopTransfer(local); });
 }
 
 void StateRunner::Carry(const CompareManifest& action) {
@@ -113,7 +122,29 @@ void StateRunner::Carry(const CompareManifest& action) {
 
 // ------------------------------------------------------------------------------ work
 
+void StateRunner::WhenUnread(LocalId local, std::function<void()> act) {
+  const auto it = reads_.find(local);
+  if (it == reads_.end()) return act();
+  it->second.then.push_back(std::move(act));
+}
+
+void StateRunner::EndReads() {
+  const StateServer& server = *exchange_.server();
+  for (auto it = reads_.begin(); it != reads_.end();) {
+    std::erase_if(it->second.states,
+                  [&](const auto& state) { return !server.Reading(state.get()); });
+    if (!it->second.states.empty()) {
+      ++it;
+      continue;
+    }
+    const std::vector<std::function<void()>> then = std::move(it->second.then);
+    it = reads_.erase(it);
+    for (const auto& act : then) act();
+  }
+}
+
 void StateRunner::Work() {
+  EndReads();
   pool_.Deliver();
   exchange_.Work(Now());
   for (StateExchange::Ended& ended : exchange_.TakeEnded()) {

@@ -5,7 +5,10 @@
 // after each turn of the ring, and takes what has to be told to the core and to trainers.
 //
 // A member that has synced stays known to others until Forget(): by its manifest only, so that the
-// memory of a state goes back to its trainer's hands with the end of the sync.
+// memory of a state goes back to its trainer's hands with the end of the sync. What was being sent
+// then the kernel may still read. Until it has let go, nothing is told to the trainer and nothing
+// is written to the tensors (WhenUnread()), so that nobody gets bits of the next step and takes
+// them for corruption. That takes no longer than the transport waits for a lane that stands still.
 //
 // Threads: the reactor's; `wake` of the pool of threads comes from any.
 #pragma once
@@ -35,6 +38,7 @@ class StateRunner {
     PeerId self;
     uint32_t hash_threads = 1;
     uint32_t detect_ms = 1500;
+    uint64_t state_rate = 0;  // bytes of states that are sent a second; 0: no limit
   };
 
   // `transport` outlives it. `wake`: of the reactor; `clock`: its clock.
@@ -61,6 +65,10 @@ class StateRunner {
   void Carry(const CompareManifest& action);
   StateSyncInfo Carry(const SyncEnded& action) { return syncs_.End(action); }
 
+  // Runs `act` once nothing reads what the member has served: at once, or within a later Work().
+  // What is handed over for one member runs in that order.
+  void WhenUnread(LocalId local, std::function<void()> act);
+
   // Goes on with whatever can.
   void Work();
   // When to call Work() at the latest.
@@ -70,11 +78,18 @@ class StateRunner {
   // What trainers that fetch are to be told: of each at most ten a second.
   std::vector<std::pair<LocalId, StateSyncProgress>> TakeProgress();
   std::vector<int64_t> TakeHashTimes() { return syncs_.TakeHashTimes(); }
+  // Something is being hashed: `wake` follows.
+  bool hashing() const { return !pool_.idle(); }
 
  private:
   struct Member {
     GroupKey group;
     MemberId served;  // 0: has not been
+  };
+  // States that are not served any more and still read, and what waits for the end of that.
+  struct Reads {
+    std::vector<std::shared_ptr<const LocalState>> states;
+    std::vector<std::function<void()>> then;
   };
   // A transfer that is on.
   struct Fetch {
@@ -84,6 +99,8 @@ class StateRunner {
   };
 
   Tick Now() const { return clock_(); }
+  void Start(const StartTransfer& action);
+  void EndReads();
 
   const std::function<Tick()> clock_;
   HashPool pool_;
@@ -91,6 +108,7 @@ class StateRunner {
   StateExchange exchange_;
   std::map<LocalId, Member> members_;
   std::map<LocalId, Fetch> fetches_;
+  std::map<LocalId, Reads> reads_;
   std::vector<Event> events_;
 };
 
