@@ -307,6 +307,85 @@ TEST_F(TransferPlanTest, ASourceWithoutWorkHelpsOneThatIsFarSlower) {
   EXPECT_TRUE(help[0].spare);
 }
 
+TEST_F(TransferPlanTest, WhoHelpsTakesOverWhatTheOtherWasAskedLast) {
+  Begin(4, 2);
+  std::vector<AskChunk> fast;
+  std::vector<AskChunk> slow;
+  for (const AskChunk& ask : Asks()) (ask.source == M(1) ? fast : slow).push_back(ask);
+  ASSERT_EQ(slow.size(), 2U);
+  now_ = now_ + Millis(10);
+  plan_->OnPiece(slow[0].ask, 100 << 10, now_);
+  for (const AskChunk& ask : fast) Good(ask);
+  const auto help = Asks();
+  ASSERT_EQ(help.size(), 1U);
+  EXPECT_EQ(help[0].source, M(1));
+  EXPECT_EQ(help[0].chunk, slow[1].chunk) << "the first one is arriving";
+  Good(help[0]);
+  EXPECT_EQ(Get<DropAsk>(Advance()), std::vector<DropAsk>{{slow[1].ask}});
+}
+
+TEST_F(TransferPlanTest, NothingIsLateWhileItsSourceSends) {
+  Begin(2, 2);
+  std::vector<AskChunk> asks = Asks();
+  ASSERT_EQ(asks.size(), 2U);
+  // Both of them slow: a chunk takes 4 s.
+  for (int i = 0; i < 3; ++i) {
+    now_ = now_ + Seconds(1);
+    for (const AskChunk& ask : asks) plan_->OnPiece(ask.ask, 256 << 10, now_);
+    EXPECT_TRUE(Asks().empty());
+  }
+  now_ = now_ + Seconds(1);
+  for (const AskChunk& ask : asks) Good(ask);
+  EXPECT_TRUE(plan_->done());
+  EXPECT_EQ(plan_->progress().bytes_repeated, 0U);
+}
+
+TEST_F(TransferPlanTest, PiecesAreNewsAndSilenceIsTheEnd) {
+  Begin(1, 1);
+  const auto asks = Asks();
+  for (int i = 0; i < 4; ++i) {
+    Advance(5000);
+    EXPECT_EQ(plan_->failure(), "");
+    plan_->OnPiece(asks[0].ask, 100, now_);
+  }
+  Advance(5999);
+  EXPECT_EQ(plan_->failure(), "");
+  Advance(1);
+  EXPECT_EQ(plan_->failure(),
+            "nothing came for 6000 ms, 1 of 1 chunks are missing; m1 did not answer");
+}
+
+TEST_F(TransferPlanTest, WhereOthersMayBeNamedALastSourceThatGoesIsNotTheEnd) {
+  TransferOptions options;
+  options.wait_for_sources = true;
+  plan_.emplace(Chunks(1), options, now_);
+  plan_->AddSource(M(1));
+  const auto asks = Asks();
+  plan_->RemoveSource(M(1), "has left");
+  for (const DropAsk& drop : Get<DropAsk>(Advance(5000))) plan_->OnDropped(drop.ask);
+  EXPECT_EQ(plan_->failure(), "");
+  // It is named again.
+  plan_->AddSource(M(1));
+  ASSERT_EQ(Asks().size(), 1U);
+  plan_->RemoveSource(M(1), "has left");
+  EXPECT_EQ(plan_->NextDeadline(), now_ + Millis(1000));
+  Advance(1000);
+  EXPECT_EQ(plan_->failure(), "no source is left, 1 of 1 chunks are missing; m1 has left");
+}
+
+TEST_F(TransferPlanTest, WhoHasRefusedIsNotAskedAgain) {
+  TransferOptions options;
+  options.wait_for_sources = true;
+  plan_.emplace(Chunks(1), options, now_);
+  plan_->AddSource(M(1));
+  plan_->OnRefused(Asks()[0].ask, "has another state");
+  plan_->RemoveSource(M(1), "has left");
+  plan_->AddSource(M(1));
+  EXPECT_TRUE(Asks().empty());
+  plan_->AddSource(M(2));
+  EXPECT_EQ(Asks()[0].source, M(2));
+}
+
 // ------------------------------------------------------------------------------ a world
 
 // Sources that deliver in order, at a rate of their own, and may die, lie, refuse, fall silent, be

@@ -1,0 +1,407 @@
+#!/usr/bin/env python3
+"""What it takes to bring a state to a member that has other bits, through everything: trainers, peerds, a coordinator.
+
+    tools/build && .venv/bin/python bench/state.py
+    .venv/bin/python bench/state.py links death --mib=512 --link-mbit=400 --json=result.json
+
+loopback: one source and one joiner on 127.0.0.1, beside a plain TCP copy of as many bytes between the same two processes, in
+turns. Target: 0.60 of its speed.
+links: three sources, each behind a link of a third of the joiner's (network namespaces, tbf). Target: 0.90 of the
+joiner's link, headers included in neither. Plain TCP from the three at the same time stands beside it.
+death: the same; SIGKILL of one source's peerd and trainer when half has come. Target: the same bits, and less than 5 % of the
+state received for nothing.
+
+Times are of whole calls of `comm.sync_state(state)` at the joiner: both sides hash, the coordinator elects, chunks move and are
+checked. `links` and `death` need root. Exit code 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "chaos"))
+
+# A process that says nothing for so long has failed.
+PATIENCE_S = 180
+MIB = 1 << 20
+RUN = "bench-state"
+SOURCES = 3
+
+
+class Failure(Exception):
+    pass
+
+
+# ---------------------------------------------------------------------------- workers
+
+
+class Worker:
+    """A trainer that carries out orders, one JSON line each."""
+
+    def __init__(self) -> None:
+        import numpy
+
+        import longhaul
+
+        self.lh = longhaul
+        self.np = numpy
+        self.comm: Any = None
+        self.state: Any = None
+        self.tensor: Any = None
+
+    def make(self, peerd: str, mib: int, source: bool) -> None:
+        self.tensor = self.lh.empty(mib * MIB // 8, "uint64", peerd=peerd)
+        self.reset(source)
+        self.state = self.lh.State({"weights": self.tensor})
+
+    def reset(self, source: bool = False) -> None:
+        """Bits that no source has; or those of all sources."""
+        if source:
+            self.tensor[:] = self.np.arange(1, self.tensor.size + 1, dtype="uint64")
+            self.tensor *= self.np.uint64(0x9E3779B97F4A7C15)
+        else:
+            self.tensor.fill(0)
+
+    def join(self, peerd: str, size: int) -> None:
+        """And meets the others at boundaries until all are there."""
+        self.comm = self.lh.join(run=RUN, peerd=peerd, timeout=PATIENCE_S)
+        while self.comm.world_size < size:
+            self.comm.begin_step(timeout=PATIENCE_S)
+            time.sleep(0.01)
+        # One that sees all there may be a boundary ahead.
+        self.comm.all_reduce(self.np.zeros(1, "float32"), timeout=PATIENCE_S)
+
+    def sync(self, revision: int) -> dict[str, Any]:
+        self.state.revision = revision
+        begin = time.monotonic()
+        info = self.comm.sync_state(self.state, timeout=PATIENCE_S)
+        seconds = time.monotonic() - begin
+        return {"seconds": seconds, "bytes": info.bytes, "sources": info.sources, "hash": info.hash}
+
+    def check(self) -> dict[str, Any]:
+        """Whether all bits are those of the sources, found without the product's own hash."""
+        right = True
+        for at in range(0, self.tensor.size, MIB):
+            part = self.tensor[at : at + MIB]
+            want = self.np.arange(at + 1, at + 1 + part.size, dtype="uint64") * self.np.uint64(0x9E3779B97F4A7C15)
+            right = right and bool((part == want).all())
+        return {"right": right}
+
+    def plain_offer(self, address: str, begin: int, end: int) -> dict[str, Any]:
+        """Sends this part of the tensor to whoever connects next."""
+        listener = socket.create_server((address, 0))
+        view = memoryview(self.tensor).cast("B")[begin:end]
+
+        def send() -> None:
+            with listener, listener.accept()[0] as connection:
+                connection.sendall(view)
+
+        threading.Thread(target=send, daemon=True).start()
+        return {"port": listener.getsockname()[1]}
+
+    def plain_fetch(self, parts: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """From all at once: (address, port, begin, end) each."""
+        view = memoryview(self.tensor).cast("B")
+        short: list[str] = []
+
+        def fetch(address: str, port: int, begin: int, end: int) -> None:
+            at = begin
+            with socket.create_connection((address, port), timeout=PATIENCE_S) as connection:
+                while at < end:
+                    count = connection.recv_into(view[at : min(end, at + MIB)])
+                    if count == 0:
+                        short.append(f"{address} sent {at - begin} of {end - begin} bytes")
+                        return
+                    at += count
+
+        threads = [threading.Thread(target=fetch, args=part) for part in parts]
+        begin = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if short:
+            raise Failure("; ".join(short))
+        return {"seconds": time.monotonic() - begin}
+
+
+def work() -> None:
+    worker = Worker()
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            value = getattr(worker, order.pop("do"))(**order)
+        except (worker.lh.Error, Failure, OSError) as problem:
+            value = {"error": f"{type(problem).__name__}: {problem}"}
+        print(json.dumps(value), flush=True)
+
+
+class Trainer:
+    """A Worker in a process of its own; `namespace`: where."""
+
+    def __init__(self, namespace: str = "") -> None:
+        from longhaul.testing import start_tethered
+
+        inside = [shutil.which("ip") or "ip", "netns", "exec", namespace] if namespace else []
+        self.process = start_tethered(
+            [*inside, sys.executable, str(pathlib.Path(__file__).resolve()), "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def start(self, do: str, **order: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **order}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def finish(self) -> Any:
+        """Failure: an error, or nothing in time."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE_S + 10
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0, deadline - time.monotonic())):
+                    raise Failure(f"trainer {self.process.pid} gave no answer in time: a hang")
+                piece = os.read(self.process.stdout.fileno(), 1 << 16)
+                if not piece:
+                    raise Failure(f"trainer {self.process.pid} ended with {self.process.wait()}")
+                line += piece
+        value = json.loads(line)
+        if isinstance(value, dict) and "error" in value:
+            raise Failure(value["error"])
+        return value
+
+    def do(self, what: str, **order: Any) -> Any:
+        self.start(what, **order)
+        return self.finish()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def all_do(trainers: Sequence[Trainer], what: str, each: Sequence[dict[str, Any]]) -> list[Any]:
+    for trainer, order in zip(trainers, each):
+        trainer.start(what, **order)
+    return [trainer.finish() for trainer in trainers]
+
+
+def assemble(sources: Sequence[Trainer], joiner: Trainer, sockets: Sequence[str], mib: int) -> None:
+    """States made, all in one group. `sockets`: of the sources in order, then the joiner's."""
+    everybody = [*sources, joiner]
+    makes = [{"peerd": path, "mib": mib, "source": i < len(sources)} for i, path in enumerate(sockets)]
+    all_do(everybody, "make", makes)
+    all_do(everybody, "join", [{"peerd": path, "size": len(everybody)} for path in sockets])
+
+
+def fetch(sources: Sequence[Trainer], joiner: Trainer, revision: int, mib: int) -> dict[str, Any]:
+    """The joiner gets everything; its figures."""
+    joiner.do("reset")
+    for source in sources:
+        source.start("sync", revision=revision)
+    # Whatever the sources have to do first, hashing above all, is in the joiner's time.
+    got: dict[str, Any] = joiner.do("sync", revision=revision - 1)
+    others = [source.finish() for source in sources]
+    expect(got, others, mib)
+    if not joiner.do("check")["right"]:
+        raise Failure("the joiner's bits are not those of its sources")
+    return got
+
+
+def expect(got: dict[str, Any], others: list[dict[str, Any]], mib: int) -> None:
+    if got["bytes"] != mib * MIB:
+        raise Failure(f"the joiner fetched {got['bytes']} bytes, not {mib * MIB}")
+    if {other["hash"] for other in others} != {got["hash"]}:
+        raise Failure("the hashes differ")
+
+
+def plain(sources: Sequence[Trainer], addresses: Sequence[str], joiner: Trainer, mib: int) -> float:
+    """Seconds for as many bytes over one connection from each source, at the same time."""
+    joiner.do("reset")
+    size = mib * MIB
+    ends = [(size * (i + 1) // len(sources)) for i in range(len(sources))]
+    parts = []
+    for source, address, begin, end in zip(sources, addresses, [0, *ends], ends):
+        port = source.do("plain_offer", address=address, begin=begin, end=end)["port"]
+        parts.append([address, port, begin, end])
+    seconds: float = joiner.do("plain_fetch", parts=parts)["seconds"]
+    return seconds
+
+
+# ---------------------------------------------------------------------------- scenes
+
+
+def loopback(args: argparse.Namespace) -> dict[str, Any]:
+    from longhaul.testing import LocalCluster
+
+    flags = args.peerd_flag
+    with LocalCluster(peers=2, peerd_flags=flags, log_dir=args.log_dir) as cluster, contextlib.ExitStack() as stack:
+        source, joiner = Trainer(), Trainer()
+        stack.callback(source.kill)
+        stack.callback(joiner.kill)
+        assemble([source], joiner, [cluster.socket(0), cluster.socket(1)], args.mib)
+        plains = []
+        ours = []
+        # The first of each is not counted: memory is touched for the first time.
+        for turn in range(args.rounds + 1):
+            plains.append(plain([source], ["127.0.0.1"], joiner, args.mib))
+            ours.append(fetch([source], joiner, turn + 1, args.mib)["seconds"])
+        ratio = min(plains[1:]) / min(ours[1:])
+        return {
+            "plain_mb_s": args.mib * MIB / min(plains[1:]) / 1e6,
+            "mb_s": args.mib * MIB / min(ours[1:]) / 1e6,
+            "of_plain": ratio,
+            "plain_s": plains[1:],
+            "seconds": ours[1:],
+            "target": 0.6,
+            "met": ratio >= 0.6,
+        }
+
+
+@contextlib.contextmanager
+def hosts_behind_links(args: argparse.Namespace) -> Iterator[tuple[Any, list[Any], list[Trainer]]]:
+    """The world, its hosts (the joiner's last) and their trainers, assembled."""
+    import world as network
+
+    why = network.why_not()
+    if why:
+        raise Failure(why)
+    logs = pathlib.Path(args.log_dir or "/tmp/longhaul-bench-state")
+    with network.World(logs, peerd_flags=args.peerd_flag) as world, contextlib.ExitStack() as stack:
+        world.start_coordinator()
+        hosts = [world.add_host() for _ in range(SOURCES + 1)]
+        for host in hosts[:-1]:
+            limit(network, host.namespace, "eth0", args.link_mbit / SOURCES)
+        limit(network, world.switch, hosts[-1].port, args.link_mbit)
+        trainers = []
+        for host in hosts:
+            host.start_peerd()
+            trainers.append(Trainer(host.namespace))
+            stack.callback(trainers[-1].kill)
+        assemble(trainers[:-1], trainers[-1], [host.socket for host in hosts], args.mib)
+        yield world, hosts, trainers
+
+
+def limit(network: Any, namespace: str, device: str, mbit: float) -> None:
+    """What leaves by the device: that rate, 10 ms at once, 50 ms in its queue."""
+    rate = f"{mbit * 1e6:.0f}bit"
+    burst = f"{max(mbit * 1e6 / 8 * 0.01, 65536):.0f}"
+    discipline = ["tbf", "rate", rate, "burst", burst, "latency", "50ms"]
+    network.run(["ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device, "root", *discipline])
+
+
+def links(args: argparse.Namespace) -> dict[str, Any]:
+    with hosts_behind_links(args) as (_, hosts, trainers):
+        addresses = [host.address for host in hosts[:-1]]
+        plain_s = plain(trainers[:-1], addresses, trainers[-1], args.mib)
+        got = fetch(trainers[:-1], trainers[-1], 1, args.mib)
+        link = args.link_mbit * 1e6 / 8
+        size = args.mib * MIB
+        share = size / got["seconds"] / link
+        return {
+            "link_mb_s": link / 1e6,
+            "mb_s": size / got["seconds"] / 1e6,
+            "of_link": share,
+            "plain_of_link": size / plain_s / link,
+            "refetched": hosts[-1].metric("longhaul_state_bytes_refetched_total") / size,
+            "sources": got["sources"],
+            "seconds": got["seconds"],
+            "target": 0.9,
+            "met": share >= 0.9,
+        }
+
+
+def death(args: argparse.Namespace) -> dict[str, Any]:
+    with hosts_behind_links(args) as (_, hosts, trainers):
+        *sources, joiner = trainers
+        size = args.mib * MIB
+        for source in sources:
+            source.start("sync", revision=1)
+        begin = time.monotonic()
+        joiner.start("sync", revision=0)
+        while hosts[-1].metric("longhaul_state_bytes_received_total") < size / 2:
+            if time.monotonic() - begin > PATIENCE_S:
+                raise Failure("half of the state does not come in time")
+            time.sleep(0.05)
+        died = time.monotonic() - begin
+        before = hosts[-1].metric("longhaul_state_bytes_received_total")
+        hosts[0].peerd.kill()
+        sources[0].kill()
+        got = joiner.finish()
+        expect(got, [source.finish() for source in sources[1:]], args.mib)
+        if not joiner.do("check")["right"]:
+            raise Failure("the joiner's bits are not those of its sources")
+        # Metrics are published twice a second.
+        time.sleep(1)
+        refetched = hosts[-1].metric("longhaul_state_bytes_refetched_total") / size
+        left = args.link_mbit * 1e6 / 8 * (SOURCES - 1) / SOURCES
+        rest = (size - before) / (got["seconds"] - died) / left
+        return {
+            "died_at": before / size,
+            "refetched": refetched,
+            "rest_of_two_links": rest,
+            "sources": got["sources"],
+            "seconds": got["seconds"],
+            "target_refetched": 0.05,
+            "met": refetched < 0.05,
+        }
+
+
+SCENES = {"loopback": loopback, "links": links, "death": death}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenes", nargs="*", metavar="scene", help="loopback, links, death; none: all")
+    parser.add_argument("--mib", type=int, default=1024, help="size of the state")
+    parser.add_argument("--rounds", type=int, default=3, help="of loopback; the best of each side counts")
+    parser.add_argument("--link-mbit", type=float, default=600, help="the joiner's link")
+    parser.add_argument("--peerd-flag", action="append", default=[], help="for each peerd, for instance --lanes=1")
+    parser.add_argument("--log-dir", help="keep the daemons' logs there")
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work()
+        return 0
+    unknown = set(args.scenes) - set(SCENES)
+    if unknown:
+        parser.error(f"no scene {' '.join(sorted(unknown))}: there are {' '.join(SCENES)}")
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors, {args.mib} MiB")
+    results = {}
+    for scene in args.scenes or list(SCENES):
+        results[scene] = SCENES[scene](args)
+        figures = " ".join(f"{key}={show(value)}" for key, value in results[scene].items())
+        print(f"{scene}: {figures}", flush=True)
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps(results, indent=1) + "\n")
+    return 0 if all(result["met"] for result in results.values()) else 1
+
+
+def show(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(show(one) for one in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failure as problem:
+        sys.exit(f"failed: {problem}")
