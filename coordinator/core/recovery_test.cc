@@ -59,6 +59,15 @@ struct Story {
     h.Run();
     h.Wait(6000);
   }
+  // Hosts 1 to `n` with a member each, who came one after the other.
+  void Found(uint64_t n) {
+    for (uint64_t i = 1; i <= n; ++i) {
+      Add(i);
+      h.LivelyJoin(P(i), 1);
+      VoteAll();
+      Settle();
+    }
+  }
 };
 
 using Scene = std::function<void(Story&)>;
@@ -183,12 +192,7 @@ TEST(Recovery, EveryPersistOfARoutingMayBeTheLast) {
       const std::string where =
           "crash " + std::string(kept ? "after" : "before") + " persist " + std::to_string(at);
       Story s;
-      for (uint64_t n = 1; n <= 4; ++n) {
-        s.Add(n);
-        s.h.LivelyJoin(P(n), 1);
-        s.VoteAll();
-        s.Settle();
-      }
+      s.Found(4);
       const auto order = [&](const std::function<void()>& say, const std::function<bool()>& done) {
         for (int again = 0; again < 3 && !done(); ++again) {
           say();
@@ -272,12 +276,7 @@ TEST(Recovery, EveryPersistOfACohortMayBeTheLast) {
 
 TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfMissed) {
   Story s;
-  for (uint64_t n : {1, 2}) {
-    s.Add(n);
-    s.h.LivelyJoin(P(n), 1);
-    s.VoteAll();
-    s.Settle();
-  }
+  s.Found(2);
   s.h.Boot();
   s.h.Pass();
   EXPECT_EQ(s.h.Notices("restart").size(), 1u);
@@ -296,12 +295,7 @@ TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfMissed) {
 TEST(Recovery, WhomNobodyHearsIsNotWaitedFor) {
   for (const bool heard_by_one : {false, true}) {
     Story s;
-    for (uint64_t n : {1, 2, 3, 4}) {
-      s.Add(n);
-      s.h.LivelyJoin(P(n), 1);
-      s.VoteAll();
-      s.Settle();
-    }
+    s.Found(4);
     s.h.Boot();
     s.h.Pass();
     const uint64_t accusers = heard_by_one ? 2 : 3;
@@ -319,12 +313,7 @@ TEST(Recovery, WhomNobodyHearsIsNotWaitedFor) {
 
 TEST(Recovery, WhoseAddressAnotherPeerHasIsNotWaitedFor) {
   Story s;
-  for (uint64_t n : {1, 2, 3}) {
-    s.Add(n);
-    s.h.LivelyJoin(P(n), 1);
-    s.VoteAll();
-    s.Settle();
-  }
+  s.Found(3);
   s.h.Boot();
   s.h.Pass();
   s.h.Reattach(P(1));
@@ -344,12 +333,7 @@ TEST(Recovery, WhoseAddressAnotherPeerHasIsNotWaitedFor) {
 // Two that are given the same address by mistake: nobody has lost the one that is a member.
 TEST(Recovery, AnAddressThatIsTakenAloneIsNoProof) {
   Story s;
-  for (uint64_t n : {1, 2}) {
-    s.Add(n);
-    s.h.LivelyJoin(P(n), 1);
-    s.VoteAll();
-    s.Settle();
-  }
+  s.Found(2);
   s.h.Boot();
   s.h.Pass();
   s.h.Reattach(P(1));
@@ -362,12 +346,7 @@ TEST(Recovery, AnAddressThatIsTakenAloneIsNoProof) {
 
 TEST(Recovery, AFreezeThatWasOpenIsFollowedByTheNextFreeze) {
   Story s;
-  for (uint64_t n : {1, 2}) {
-    s.Add(n);
-    s.h.LivelyJoin(P(n), 1);
-    s.VoteAll();
-    s.Settle();
-  }
+  s.Found(2);
   s.h.Lively(P(2)).mute = true;
   s.h.Say(P(1), control::LinkLost{G(), Epoch(2), P(2), "reset"});
   s.h.Wait(100);

@@ -236,8 +236,8 @@ class TransportImpl final : public Transport, public LinkOwner {
   bool FindAnyToken(const Peering& p, uint32_t* group, Epoch* epoch, std::string* token) const;
   void TryNextToken(Peering* p, const LaneDial& dial) const;
   bool MissingLanesWanted(const Peering& p) const;
-  // A lane broke, and now nobody listens where the peer did.
   Tick ReconnectBy(const Link& link, Tick now) const;
+  // A lane broke, and now nobody listens where the peer did, or somebody else.
   void BreakGone(Peering* p, const LaneDial& dial);
   void BreakRefused(Peering* p, const std::string& address);
   void OnControlDialled(const LinkKey& key, LaneHandshake* handshake);
@@ -994,10 +994,10 @@ void TransportImpl::OnControlDialled(const LinkKey& key, LaneHandshake* handshak
       for (Request& request : p->requests) {
         if (request.dial) request.deadline = now;
       }
+      Arm(now);
     }
   }
   Arm(std::max(p->backoff.next, now));
-  if (p->gone_since != kNever) Arm(now);
 }
 
 void TransportImpl::CancelDials(Peering* p, const char* why) {

@@ -116,7 +116,7 @@ def load(path: str | os.PathLike[str], tensors: Sequence[_Tensor], entries: Sequ
             # Nothing can be wrong any more.
             for tensor, memory in zip(tensors, _contents(file, entries)):
                 if tensor.nbytes > 0:
-                    tensor.write(memory, 0, tensor.nbytes)
+                    tensor.write(memory, [(0, tensor.nbytes)])
     except safetensors.SafetensorError as problem:
         raise InvalidArgument(f"{name}: no safetensors file ({problem}); take another checkpoint") from None
     return revision

@@ -66,8 +66,8 @@ class _Tensor:
         """Copies its elements to `memory`."""
         raise NotImplementedError
 
-    def write(self, memory: Memory, begin: int, end: int) -> None:
-        """Takes over what `memory` holds, at least the bytes from begin to end."""
+    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
+        """Takes over what `memory` holds, at least these ranges of bytes, each (begin, end)."""
         raise NotImplementedError
 
     def host(self) -> Memory:
@@ -102,7 +102,7 @@ class _Array(_Tensor):
     def read(self, memory: Memory) -> None:
         self._view(memory)[...] = self.value
 
-    def write(self, memory: Memory, begin: int, end: int) -> None:
+    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
         self.value[...] = self._view(memory)
 
 
@@ -133,14 +133,15 @@ class _TorchTensor(_Tensor):
         self._synchronize()
         self._flat(memory).view(self.shape).copy_(self.value.detach())
 
-    def write(self, memory: Memory, begin: int, end: int) -> None:
+    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
         flat = self._flat(memory)
         own = self.value.detach()
         if own.is_contiguous():
             # Ranges are of whole chunks, and chunks of whole elements.
             item = _native.ITEM_BYTES[self.dtype]
-            part = slice(begin // item, end // item)
-            own.view(-1)[part].copy_(flat[part])
+            for begin, end in ranges:
+                part = slice(begin // item, end // item)
+                own.view(-1)[part].copy_(flat[part])
         else:
             own.copy_(flat.view(self.shape))
         self._synchronize()
@@ -381,8 +382,9 @@ class State:
             return None
         if info.bytes > 0:
             for number, memory in registration.staged.items():
-                for begin, end in registration.changes(number):
-                    self._tensors[number].write(memory, begin, end)
+                ranges = list(registration.changes(number))
+                if ranges:
+                    self._tensors[number].write(memory, ranges)
         self._touched.clear()
         self._torn = False
         self._restored = False
