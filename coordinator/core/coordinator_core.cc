@@ -68,6 +68,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
     bool draining = false;
     std::string drain_reason;  // set if an operator asked
     std::map<GroupKey, control::GroupLoad> loads;
+    std::vector<control::FetchLoad> fetches;  // shown, and nothing else
   };
 
   void Start();
@@ -527,6 +528,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Heartbeat& h
     if (FindGroup(load.group) != nullptr) loads[load.group] = load;
   }
   peers_.at(peer).loads = std::move(loads);
+  peers_.at(peer).fetches = heartbeat.fetches;
   return std::nullopt;
 }
 
@@ -896,6 +898,11 @@ Overview CoordinatorCore::Impl::GetOverview() const {
       shown.load.group = key;
       const auto load = peer.loads.find(key);
       if (load != peer.loads.end()) shown.load = load->second;
+    }
+    for (MemberView& member : view.members) {
+      for (const control::FetchLoad& fetch : peers_.at(member.peer).fetches) {
+        if (fetch.group == key && fetch.member == member.member) member.fetch = fetch.progress;
+      }
     }
     overview.groups.push_back(std::move(view));
   }

@@ -1184,6 +1184,18 @@ TEST_F(CoordinatorCoreTest, TheOverviewShowsPeersAndLoads) {
   EXPECT_FALSE(ring[0].attached);
 }
 
+TEST_F(CoordinatorCoreTest, TheOverviewShowsWhoFetchesUntilTheHeartbeatThatDoesNot) {
+  Found(2);
+  const control::FetchProgress progress{10, 20, 5, 3};
+  control::Heartbeat beat;
+  beat.fetches = {{G(), M(2), progress}, {G(9), M(1), {}}};
+  h.Say(P(2), beat);
+  EXPECT_EQ(h.core().GetOverview().groups[0].members[1].fetch, progress);
+  EXPECT_FALSE(h.core().GetOverview().groups[0].members[0].fetch);
+  h.Say(P(2), control::Heartbeat{});
+  EXPECT_FALSE(h.core().GetOverview().groups[0].members[1].fetch);
+}
+
 TEST_F(CoordinatorCoreTest, LongListsOfNamesAreCut) {
   Found(12);
   h.LivelyVote(P(1), M(1));

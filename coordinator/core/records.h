@@ -167,6 +167,7 @@ struct MemberView {
   Epoch joined;  // 0: pending
   bool voting = false;
   std::string cohort;
+  std::optional<control::FetchProgress> fetch = std::nullopt;
 };
 struct PeerView {
   PeerId peer;

@@ -73,6 +73,12 @@ void Fill(const MemberView& member, v1::MemberStatus* status) {
   status->set_name(control::CleanText(member.name, LH_MEMBER_NAME_BYTES_MAX));
   status->set_joined(member.joined.value());
   status->set_voting(member.voting);
+  if (!member.fetch) return;
+  v1::Fetch* const fetch = status->mutable_fetch();
+  fetch->set_bytes_done(member.fetch->bytes_done);
+  fetch->set_bytes_total(member.fetch->bytes_total);
+  fetch->set_bytes_per_second(member.fetch->bytes_per_second);
+  fetch->set_sources(member.fetch->sources);
 }
 
 void Fill(const PeerView& peer, v1::PeerStatus* status) {

@@ -148,6 +148,7 @@ void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
                             std::vector<Action>* out) {
   sync.phase = Phase::kFetching;
   sync.told = result;
+  sync.progress = {};
   sync.offer.complete = false;
   Serve(id, sync, out);
   out->push_back(StartTransfer{id, sync.group, result.revision, result.manifest, result.state,
@@ -225,6 +226,21 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
   }
   sync.phase = Phase::kOffered;
   Finish(event.local, out);
+}
+
+void LocalSyncs::SetProgress(LocalId local, const control::FetchProgress& progress) {
+  const auto it = syncs_.find(local);
+  if (it != syncs_.end() && it->second.phase == Phase::kFetching) it->second.progress = progress;
+}
+
+std::vector<control::FetchLoad> LocalSyncs::Fetches() const {
+  std::vector<control::FetchLoad> fetches;
+  for (const auto& [id, sync] : syncs_) {
+    if (sync.phase == Phase::kFetching) {
+      fetches.push_back({sync.group, sync.member, sync.progress});
+    }
+  }
+  return fetches;
 }
 
 void LocalSyncs::SayDone(const Sync& sync, const TransferEnded& event, std::vector<Action>* out) {

@@ -60,6 +60,9 @@ class LocalSyncs {
   void ManifestCompared(LocalId local, const std::string& difference, std::vector<Action>* out);
   // The member is out; an open sync ends with this.
   void Remove(LocalId local, const Outcome& outcome, std::vector<Action>* out);
+  // How far a transfer is; ignored if there is none.
+  void SetProgress(LocalId local, const control::FetchProgress& progress);
+  std::vector<control::FetchLoad> Fetches() const;
   // The control stream stands, Hello went before. Offers that a vote carries go with it.
   void Resend(std::vector<Action>* out) const;
   void OnTime(Tick now, std::vector<Action>* out);
@@ -81,9 +84,10 @@ class LocalSyncs {
     bool torn = false;
     Phase phase = Phase::kIdle;
     bool with_vote = false;
-    control::SyncOffer offer;  // says what is there now
-    bool serving = false;      // it may be asked for that
-    control::SyncResult told;  // the last fetch
+    control::SyncOffer offer;         // says what is there now
+    bool serving = false;             // it may be asked for that
+    control::SyncResult told;         // the last fetch
+    control::FetchProgress progress;  // of the transfer
     uint64_t bytes = 0;
     uint32_t sources = 0;
     bool brought = false;                     // by a transfer of this sync, what is offered

@@ -69,6 +69,9 @@ class PeerCore::Impl {
   std::vector<Action> Step(const Event& event, Tick now);
   Tick NextDeadline() const;
   void SetBytes(const GroupKey& group, uint64_t sent, uint64_t received);
+  void SetProgress(LocalId local, const control::FetchProgress& progress) {
+    syncs_.SetProgress(local, progress);
+  }
   MembersView GetMembers(LocalId local) const;
   bool HasPeer(const GroupKey& group, PeerId peer) const;
   Stats GetStats() const;
@@ -468,6 +471,7 @@ void PeerCore::Impl::SweepHeartbeat() {
     beat.loads.push_back(
         {key, group->ops.open(), group->ops.settled(), group->bytes_sent, group->bytes_received});
   }
+  beat.fetches = syncs_.Fetches();
   Send(std::move(beat));
 }
 
@@ -670,6 +674,10 @@ std::vector<Action> PeerCore::Step(const Event& event, Tick now) { return impl_-
 Tick PeerCore::NextDeadline() const { return impl_->NextDeadline(); }
 void PeerCore::SetBytes(const GroupKey& group, uint64_t sent, uint64_t received) {
   impl_->SetBytes(group, sent, received);
+}
+
+void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress) {
+  impl_->SetProgress(local, progress);
 }
 PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->GetMembers(local); }
 bool PeerCore::HasPeer(const GroupKey& group, PeerId peer) const {

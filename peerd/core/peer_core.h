@@ -417,6 +417,8 @@ class PeerCore {
 
   // Bytes that ops of the group moved so far: told to the coordinator with the next heartbeat.
   void SetBytes(const GroupKey& group, uint64_t sent, uint64_t received);
+  // How far the transfer of a local member is, for heartbeats; ignored if it has none.
+  void SetProgress(LocalId local, const control::FetchProgress& progress);
 
   // Members of the group's epoch in rank order, for the local member; empty while it is pending.
   struct MembersView {

@@ -196,6 +196,22 @@ TEST_F(PeerCoreTest, HeartbeatsCarryTheLoadAndFollowTheCoordinatorsKnob) {
   EXPECT_EQ(core_.NextDeadline(), kNever);
 }
 
+TEST_F(PeerCoreTest, HeartbeatsTellHowFarAFetchIs) {
+  const auto beat = [this] {
+    now_ = now_ + Seconds(1);
+    return Sent<control::Heartbeat>(Give(TimePassed{})).at(0).fetches;
+  };
+  FetchInStep();
+  EXPECT_EQ(beat(), (std::vector<control::FetchLoad>{{kGroup, MemberId(1), {}}}));
+  const control::FetchProgress progress{10, 20, 5, 1};
+  core_.SetProgress(LocalId(1), progress);
+  core_.SetProgress(LocalId(9), progress);
+  EXPECT_EQ(beat(), (std::vector<control::FetchLoad>{{kGroup, MemberId(1), progress}}));
+  Transferred(1);
+  core_.SetProgress(LocalId(1), progress);
+  EXPECT_TRUE(beat().empty());
+}
+
 TEST_F(PeerCoreTest, PendingCountsReachTheMembers) {
   EnterTwo();
   EXPECT_EQ(Get<WorldChanged>(Say(control::PendingCount{kGroup, 3})).at(0).world.pending, 3u);

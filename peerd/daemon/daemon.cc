@@ -265,6 +265,7 @@ absl::Status DaemonImpl::Run() {
     states_->Work();
     for (const auto& [local, progress] : states_->TakeProgress()) {
       ipc_->SyncProgress(local, progress);
+      core_->SetProgress(local, progress);
     }
     FailHopelessJoins();
     if (now >= metrics_due_) PublishMetrics();

@@ -290,7 +290,7 @@ class Server final : public IpcServer {
   void JoinDone(LocalId local, const Outcome& outcome, const World& world) override;
   void StepDone(LocalId local, const Outcome& outcome, const World& world) override;
   void SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) override;
-  void SyncProgress(LocalId local, const StateSyncProgress& progress) override;
+  void SyncProgress(LocalId local, const control::FetchProgress& progress) override;
   void LeaveDone(LocalId local, const Outcome& outcome) override;
   void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
                 uint64_t bytes_sent, uint64_t bytes_received) override;
@@ -1115,7 +1115,7 @@ void Server::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo
   Push(client, reply);
 }
 
-void Server::SyncProgress(LocalId local, const StateSyncProgress& progress) {
+void Server::SyncProgress(LocalId local, const control::FetchProgress& progress) {
   Member* const member = Find(local);
   if (member == nullptr || member->sync_state == 0) return;
   lh_ipc_reply reply = MakeReply(LH_IPC_PROGRESS, 0, local.value(), {});

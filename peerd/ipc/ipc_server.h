@@ -119,7 +119,7 @@ class IpcServer {
   // Nothing reads or writes the tensors any more.
   virtual void SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) = 0;
   // Of a sync that is open; a trainer that does not read gets the last one only.
-  virtual void SyncProgress(LocalId local, const StateSyncProgress& progress) = 0;
+  virtual void SyncProgress(LocalId local, const control::FetchProgress& progress) = 0;
   virtual void LeaveDone(LocalId local, const Outcome& outcome) = 0;
   virtual void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
                         uint64_t bytes_sent, uint64_t bytes_received) = 0;

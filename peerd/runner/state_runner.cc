@@ -175,8 +175,8 @@ std::vector<Event> StateRunner::TakeEvents() {
   return events;
 }
 
-std::vector<std::pair<LocalId, StateSyncProgress>> StateRunner::TakeProgress() {
-  std::vector<std::pair<LocalId, StateSyncProgress>> out;
+std::vector<std::pair<LocalId, control::FetchProgress>> StateRunner::TakeProgress() {
+  std::vector<std::pair<LocalId, control::FetchProgress>> out;
   const Tick now = Now();
   for (auto& [local, fetch] : fetches_) {
     const int64_t passed = now - fetch.looked;
@@ -194,8 +194,8 @@ std::vector<std::pair<LocalId, StateSyncProgress>> StateRunner::TakeProgress() {
     fetch.bytes = progress.bytes_received;
     fetch.looked = now;
     if (progress.bytes_total == 0) continue;
-    out.emplace_back(local, StateSyncProgress{progress.bytes_done, progress.bytes_total,
-                                              fetch.bytes_per_second, progress.sources});
+    out.emplace_back(local, control::FetchProgress{progress.bytes_done, progress.bytes_total,
+                                                   fetch.bytes_per_second, progress.sources});
   }
   return out;
 }

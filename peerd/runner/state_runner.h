@@ -76,7 +76,7 @@ class StateRunner {
   // What the core has to be told, in order.
   std::vector<Event> TakeEvents();
   // What trainers that fetch are to be told: of each at most ten a second.
-  std::vector<std::pair<LocalId, StateSyncProgress>> TakeProgress();
+  std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress();
   std::vector<int64_t> TakeHashTimes() { return syncs_.TakeHashTimes(); }
   // Something is being hashed: `wake` follows.
   bool hashing() const { return !pool_.idle(); }

@@ -47,11 +47,4 @@ struct StateSyncInfo {
   int64_t total_us = 0;
 };
 
-struct StateSyncProgress {
-  uint64_t bytes_done = 0;
-  uint64_t bytes_total = 0;
-  uint64_t bytes_per_second = 0;
-  uint32_t sources = 0;
-};
-
 }  // namespace longhaul::peerd

@@ -420,6 +420,15 @@ void Put(const Heartbeat& in, v1::Heartbeat* out) {
     l->set_bytes_sent(load.bytes_sent);
     l->set_bytes_received(load.bytes_received);
   }
+  for (const FetchLoad& fetch : in.fetches) {
+    v1::FetchLoad* const f = out->add_fetches();
+    Put(fetch.group, f->mutable_group());
+    f->set_member(fetch.member.value());
+    f->set_bytes_done(fetch.progress.bytes_done);
+    f->set_bytes_total(fetch.progress.bytes_total);
+    f->set_bytes_per_second(fetch.progress.bytes_per_second);
+    f->set_sources(fetch.progress.sources);
+  }
 }
 
 absl::Status Get(const v1::Heartbeat& in, Heartbeat* out) {
@@ -431,6 +440,16 @@ absl::Status Get(const v1::Heartbeat& in, Heartbeat* out) {
     l.ops_settled = load.ops_settled();
     l.bytes_sent = load.bytes_sent();
     l.bytes_received = load.bytes_received();
+  }
+  LH_RETURN_IF_ERROR(CheckCount("fetches", in.fetches_size(), 0, LH_LOCAL_MEMBERS_MAX));
+  for (const v1::FetchLoad& fetch : in.fetches()) {
+    FetchLoad& f = out->fetches.emplace_back();
+    LH_RETURN_IF_ERROR(Get(fetch.group(), &f.group));
+    LH_RETURN_IF_ERROR(Get("member", fetch.member(), &f.member));
+    f.progress.bytes_done = fetch.bytes_done();
+    f.progress.bytes_total = fetch.bytes_total();
+    f.progress.bytes_per_second = fetch.bytes_per_second();
+    f.progress.sources = fetch.sources();
   }
   return absl::OkStatus();
 }

@@ -84,6 +84,10 @@ class Generator {
     for (uint32_t i = Count(3); i > 0; --i) {
       m.loads.push_back({Group(), Small(), prng_.Next(), prng_.Next(), prng_.Next()});
     }
+    for (uint32_t i = Count(3); i > 0; --i) {
+      m.fetches.push_back(
+          {Group(), Make<MemberId>(), {prng_.Next(), prng_.Next(), prng_.Next(), Small()}});
+    }
     return m;
   }
   Draining MakeDraining() { return {}; }

@@ -158,9 +158,26 @@ struct GroupLoad {
   friend bool operator==(const GroupLoad&, const GroupLoad&) = default;
 };
 
+// How far a fetch of shared state is.
+struct FetchProgress {
+  uint64_t bytes_done = 0;   // of bytes_total
+  uint64_t bytes_total = 0;  // that differ; 0: not known yet
+  uint64_t bytes_per_second = 0;
+  uint32_t sources = 0;  // that are being asked
+  friend bool operator==(const FetchProgress&, const FetchProgress&) = default;
+};
+
+struct FetchLoad {
+  GroupKey group;
+  MemberId member;
+  FetchProgress progress;
+  friend bool operator==(const FetchLoad&, const FetchLoad&) = default;
+};
+
 // Sent every detect_ms / 3 whatever else is sent: its absence is silence.
 struct Heartbeat {
   std::vector<GroupLoad> loads;
+  std::vector<FetchLoad> fetches;
   friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
 };
 

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -75,7 +76,31 @@ std::string State(const v1::GroupStatus& group) {
 
 std::string MemberState(const v1::MemberStatus& member) {
   if (member.joined() == 0) return "pending";
+  if (member.has_fetch()) return "fetching";
   return member.voting() ? "at boundary" : "working";
+}
+
+// Who fetches shared state, and how far it is; "" if nobody does.
+std::string RenderFetches(const v1::GetOverviewResponse& overview) {
+  std::vector<std::vector<std::string>> rows = {
+      {"GROUP", "FETCHING", "NAME", "DONE", "LEFT", "SOURCES", "PER SECOND"}};
+  for (const v1::GroupStatus& group : overview.groups()) {
+    for (const v1::MemberStatus& member : group.members()) {
+      if (!member.has_fetch()) continue;
+      const v1::Fetch& fetch = member.fetch();
+      const uint64_t total = fetch.bytes_total();
+      const uint64_t done = std::min(fetch.bytes_done(), total);
+      rows.push_back(
+          {GroupName(group.run(), group.group()), member.member(),
+           member.name().empty() ? "-" : Printable(member.name()),
+           total == 0 ? "-"
+                      : absl::StrFormat("%.0f %%", std::floor(100.0 * static_cast<double>(done) /
+                                                              static_cast<double>(total))),
+           total == 0 ? "-" : RenderBytes(total - done), Number(fetch.sources()),
+           RenderBytes(fetch.bytes_per_second())});
+    }
+  }
+  return rows.size() == 1 ? "" : RenderTable(rows);
 }
 
 std::string PeerState(const v1::PeerStatus& peer) {
@@ -131,7 +156,9 @@ std::string RenderStatus(const v1::GetOverviewResponse& overview) {
                     Number(static_cast<uint64_t>(group.members_size()) - admitted), Number(ops),
                     RingText(group), State(group)});
   }
-  return text + "\n" + RenderTable(rows);
+  text += "\n" + RenderTable(rows);
+  const std::string fetches = RenderFetches(overview);
+  return fetches.empty() ? text : text + "\n" + fetches;
 }
 
 std::string RenderRuns(const v1::ListRunsResponse& runs) {

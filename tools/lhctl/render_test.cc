@@ -45,6 +45,22 @@ TEST(Render, StatusOfAGroupWithSharedState) {
   EXPECT_THAT(RenderStatus(overview), HasSubstr("steady, revision 13 of state 01234567\n"));
 }
 
+TEST(Render, StatusWhileMembersFetch) {
+  auto overview = Parse<v1::GetOverviewResponse>(kOverview);
+  v1::Fetch* fetch = overview.mutable_groups(0)->mutable_members(0)->mutable_fetch();
+  fetch->set_bytes_done(3 << 20);
+  fetch->set_bytes_total(4 << 20);
+  fetch->set_bytes_per_second(1 << 20);
+  fetch->set_sources(2);
+  overview.mutable_groups(0)->mutable_members(1)->mutable_fetch();
+  EXPECT_THAT(RenderStatus(overview),
+              HasSubstr("\n\n"
+                        "GROUP   FETCHING  NAME  DONE  LEFT     SOURCES  PER SECOND\n"
+                        "demo/0  m1        left  75 %  1.0 MiB  2        1.0 MiB\n"
+                        "demo/0  m2        -     -     -        0        0 B\n"));
+  EXPECT_THAT(RenderMembers(overview), HasSubstr("epoch 1  fetching\n"));
+}
+
 TEST(Render, Members) {
   EXPECT_EQ(RenderMembers(Parse<v1::GetOverviewResponse>(kOverview)),
             "GROUP   RANK  MEMBER  NAME  PEER  HOST  SINCE    STATE\n"
