@@ -390,8 +390,8 @@ void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
   if (Attached(peer) && !quiet) return;
   for (const GroupKey& key : GroupsOf(peer)) {
     const Group& group = groups_.at(key);
-    if (!group.Accused(peer, now_)) continue;
-    if (!quiet && !succeeded && !group.AccusedByAll(peer, now_)) continue;
+    const bool by_all = group.AccusedByAll(peer);
+    if (!by_all && (!group.Accused(peer, now_) || !(quiet || succeeded))) continue;
     const Peer& dead = peers_.at(peer);
     const std::string here = dead.session
                                  ? "it is silent for " + std::to_string(config_.detect_ms) + " ms"

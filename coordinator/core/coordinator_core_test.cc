@@ -382,6 +382,18 @@ TEST_F(CoordinatorCoreTest, AReportOfSilenceCountsAMomentLater) {
   }
 }
 
+TEST_F(CoordinatorCoreTest, WhomNobodyHearsIsDeadAtOnce) {
+  Found(4);
+  h.Hang(P(4));
+  h.Lively(P(4)).mute = true;
+  h.Wait(1400);
+  for (const uint64_t n : {1, 2, 3}) {
+    EXPECT_EQ(h.Notices("death").size(), 0u);
+    h.Say(P(n), control::LinkLost{G(), Epoch(4), P(4), "silent for 1000 ms", 1000});
+  }
+  EXPECT_EQ(h.Notices("death").size(), 1u);
+}
+
 TEST_F(CoordinatorCoreTest, AReportOfSilenceOutlivesAnotherFault) {
   Found(4);
   h.Hang(P(3));

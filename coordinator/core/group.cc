@@ -1164,11 +1164,11 @@ bool Group::Accused(PeerId peer, Tick now) const {
                      [&](const PeerRecord& other) { return AccusedBy(other.peer, peer, now); });
 }
 
-bool Group::AccusedByAll(PeerId peer, Tick now) const {
+bool Group::AccusedByAll(PeerId peer) const {
   size_t accusers = 0;
   for (PeerId other : Participants()) {
     if (other == peer) continue;
-    if (!AccusedBy(other, peer, now) && !RoutedAround(other, peer)) return false;
+    if (!AccusedBy(other, peer, kNever) && !RoutedAround(other, peer)) return false;
     ++accusers;
   }
   return accusers >= 2;

@@ -127,8 +127,9 @@ class Group {
   // reported all links up since. That it heard nothing counts a moment later only: what was lost in
   // a short outage is on its way again, after up to twice the outage.
   bool Accused(PeerId peer, Tick now) const;
-  // All others say so, or are routed around it; and they are two or more.
-  bool AccusedByAll(PeerId peer, Tick now) const;
+  // All others say so, or are routed around it; and they are two or more. What they say counts at
+  // once: if anything of it were on its way, one of them would have heard it.
+  bool AccusedByAll(PeerId peer) const;
   // Whose accusers' moment is over; each is told once.
   std::vector<PeerId> TakeAccused(Tick now);
   Tick NextDeadline() const;

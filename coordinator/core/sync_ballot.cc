@@ -52,6 +52,14 @@ void SyncBallot::Offer(MemberId member, const control::SyncOffer& offer, const G
     return;
   }
   if (fetching_ && fetching_->refused.contains(member)) return;
+  const auto aborted = aborted_.find(member);
+  if (aborted != aborted_.end()) {
+    if (offer.number <= aborted->second.number) {
+      out->results.push_back(aborted->second);
+      return;
+    }
+    aborted_.erase(aborted);
+  }
   const auto refused = refused_.find(member);
   if (offer.number <= FindMember(record, member)->syncs) {
     const bool known = refused != refused_.end() && refused->second.number == offer.number;
@@ -95,6 +103,7 @@ void SyncBallot::Leave(MemberId member) {
   offers_.erase(member);
   if (offers_.empty()) first_offer_ = kNever;
   refused_.erase(member);
+  aborted_.erase(member);
   if (!fetching_) return;
   Fetching& f = *fetching_;
   f.offers.erase(member);
@@ -219,7 +228,8 @@ void SyncBallot::Fail(Tick now, SyncOutput* out) {
   const std::string text =
       "sync of revision " + std::to_string(f.revision) + " failed: " + f.failed + "; sync again";
   const auto end = [&](MemberId member, uint64_t number) {
-    out->results.push_back({{}, member, number, SyncAction::kEnd, {Code::kAborted, Clean(text)}});
+    aborted_[member] = {{}, member, number, SyncAction::kEnd, {Code::kAborted, Clean(text)}};
+    out->results.push_back(aborted_[member]);
   };
   for (const auto& [member, offer] : f.offers) end(member, offer.number);
   for (const auto& [member, refusal] : f.refused) end(member, refusal.number);
@@ -309,6 +319,7 @@ void SyncBallot::CheckInvariants(const std::set<MemberId>& electorate) const {
   LH_CHECK(std::all_of(held_.begin(), held_.end(), stays)) << "offer of a stranger is held";
   LH_CHECK(std::all_of(offers_.begin(), offers_.end(), stays)) << "offer of a stranger";
   LH_CHECK(std::all_of(refused_.begin(), refused_.end(), stays)) << "answer for a stranger";
+  LH_CHECK(std::all_of(aborted_.begin(), aborted_.end(), stays)) << "answer for a stranger";
   LH_CHECK(!offers_.empty() || first_offer_ == kNever);
   LH_CHECK(offers_.empty() || !Missing(electorate).empty()) << "an election is due";
   if (!fetching_) return;
@@ -355,6 +366,7 @@ void SyncBallot::AddTo(Digester* digest) const {
   add_offers(offers_);
   digest->Add(first_offer_).Add(last_end_);
   add_results(refused_);
+  add_results(aborted_);
   digest->Add(uint64_t{fetching_.has_value()});
   if (!fetching_) return;
   const Fetching& f = *fetching_;

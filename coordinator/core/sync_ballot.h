@@ -111,6 +111,9 @@ class SyncBallot {
   Tick last_end_;
   std::optional<Fetching> fetching_;
   std::map<MemberId, control::SyncResult> refused_;  // in their last sync
+  // Those whose last sync failed for all. Their offer may be on its way again from before they
+  // knew.
+  std::map<MemberId, control::SyncResult> aborted_;
 };
 
 }  // namespace longhaul::coordinator

@@ -625,6 +625,23 @@ TEST_F(SyncTest, AFetchThatFailsFailsTheSyncAsAWhole) {
   EXPECT_TRUE(Committed(1, 5) && Committed(2, 5));
 }
 
+TEST_F(SyncTest, AnOfferThatIsSaidAgainWhileItsFailureIsOnItsWayIsNotVotedOn) {
+  Enter(2);
+  h_.Lively(P(2)).fetches = false;
+  Sync(1, State(5));
+  Sync(2, State(9));
+  const control::SyncVote again{Harness::G(), M(2), Member(2).sync.value()};
+  h_.LivelyLeave(P(1), M(1));
+  h_.Run();
+  EXPECT_EQ(End(2).outcome.code, Code::kAborted);
+  h_.Say(P(2), again);
+  h_.Run();
+  EXPECT_EQ(End(2).outcome.code, Code::kAborted);
+  EXPECT_FALSE(h_.Stored().state);
+  Sync(2, State(9));
+  EXPECT_TRUE(Committed(2, 9));
+}
+
 TEST_F(SyncTest, AnEndWithAnotherStateFailsTheSync) {
   Enter(2);
   h_.Lively(P(2)).fetches = false;

@@ -8,8 +8,8 @@ namespace longhaul::coordinator {
 void EventLog::Append(EventRecord event, int64_t time_us) {
   {
     MutexLock lock(&mutex_);
-    events_.push_back({++newest_, time_us, std::move(event)});
-    if (events_.size() > events_max_) events_.pop_front();
+    ++newest_;
+    events_[newest_ % events_.size()] = {newest_, time_us, std::move(event)};
   }
   MutexLock lock(&subscribers_mutex_);
   for (const auto& [subscription, wake] : subscribers_) wake();
@@ -17,12 +17,14 @@ void EventLog::Append(EventRecord event, int64_t time_us) {
 
 std::vector<StampedEvent> EventLog::Read(uint64_t after, size_t count) const {
   MutexLock lock(&mutex_);
-  if (events_.empty() || after >= newest_) return {};
-  const uint64_t oldest = events_.front().sequence;
-  const size_t first = after < oldest ? 0 : static_cast<size_t>(after + 1 - oldest);
-  const size_t end = std::min(events_.size(), first + std::min(count, events_.size()));
-  return {events_.begin() + static_cast<ptrdiff_t>(first),
-          events_.begin() + static_cast<ptrdiff_t>(end)};
+  if (after >= newest_) return {};
+  const uint64_t forgotten = newest_ - std::min<uint64_t>(newest_, events_.size());
+  const uint64_t first = std::max(after, forgotten) + 1;
+  const uint64_t number = std::min<uint64_t>(count, newest_ + 1 - first);
+  std::vector<StampedEvent> events;
+  events.reserve(number);
+  for (uint64_t n = first; n < first + number; ++n) events.push_back(events_[n % events_.size()]);
+  return events;
 }
 
 uint64_t EventLog::newest() const {

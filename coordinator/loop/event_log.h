@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <vector>
@@ -25,7 +24,8 @@ struct StampedEvent {
 
 class EventLog {
  public:
-  explicit EventLog(size_t events_max = kEventsMax) : events_max_(events_max) {}
+  // All memory but that of long texts is taken here, so that a coordinator does not grow for days.
+  explicit EventLog(size_t events_max = kEventsMax) : events_(events_max) {}
   EventLog(const EventLog&) = delete;
   EventLog& operator=(const EventLog&) = delete;
 
@@ -43,9 +43,9 @@ class EventLog {
   void Unsubscribe(Subscription subscription);
 
  private:
-  const size_t events_max_;
   mutable Mutex mutex_;
-  std::deque<StampedEvent> events_ ABSL_GUARDED_BY(mutex_);
+  // The event of sequence number n is at n modulo the size.
+  std::vector<StampedEvent> events_ ABSL_GUARDED_BY(mutex_);
   uint64_t newest_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // Held while the wakes run, so that Unsubscribe() waits for them.

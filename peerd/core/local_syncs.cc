@@ -158,6 +158,10 @@ void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
 void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
                      std::vector<Action>* out) {
   sync.ends = result.outcome;
+  if (result.outcome.code == Code::kFailedPrecondition && sync.phase != Phase::kOffered) {
+    // Offered while a transfer is on, what is there may turn out to be whole all the same.
+    sync.ends->code = Code::kAborted;
+  }
   if (result.outcome.ok()) {
     if (sync.offer.state == result.state && sync.offer.complete) {
       sync.offer.revision = result.revision;
@@ -278,8 +282,14 @@ Tick LocalSyncs::NextDeadline() const {
 void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
   Sync& sync = syncs_.at(id);
   if (!sync.ends || sync.phase == Phase::kStopping || sync.compare_by != kNever) return;
+  // Nobody else may have what was brought, and where the trainer's tensors are copies, its own
+  // bits are still the old ones.
+  if (!sync.ends->ok() && sync.brought) {
+    sync.torn = true;
+    sync.offer.complete = false;
+  }
   SyncEnded ended{id, *std::exchange(sync.ends, std::nullopt)};
-  if (ended.outcome.ok() || sync.brought) {
+  if (ended.outcome.ok()) {
     ended.revision = sync.offer.revision;
     ended.state = sync.offer.state;
   }

@@ -227,19 +227,18 @@ TEST_F(LocalSyncsTest, ATransferThatWroteNothingLeavesTheStateAsItWas) {
   EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
 }
 
-TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesWhatWasFetched) {
+TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesATornState) {
   Begin(1, 9);
   Fetch(1, 1, 5);
   Ended(1);
   Refuse(1, 1, {Code::kAborted, "another one failed"});
   const SyncEnded ended = Only<SyncEnded>(out_).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kAborted);
-  EXPECT_EQ(ended.revision, 4U);
-  EXPECT_EQ(ended.state, (Hash128{5, 0}));
-  EXPECT_FALSE(ended.torn);
+  EXPECT_EQ(ended.state, Hash128());
+  EXPECT_TRUE(ended.torn);
 }
 
-TEST_F(LocalSyncsTest, WhatWasFetchedIsToldAlsoIfTheNextFetchBroughtNothing) {
+TEST_F(LocalSyncsTest, WhatWasFetchedIsServedAlsoIfTheNextFetchBroughtNothing) {
   Begin(1, 9);
   Fetch(1, 1, 5);
   Ended(1);
@@ -247,7 +246,7 @@ TEST_F(LocalSyncsTest, WhatWasFetchedIsToldAlsoIfTheNextFetchBroughtNothing) {
   Ended(1, {Code::kUnavailable, "no digests"}, /*wrote=*/false);
   EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{5, 0}));
   Refuse(1, 1, {Code::kAborted, "failed"});
-  EXPECT_EQ(Only<SyncEnded>(out_).at(0).state, (Hash128{5, 0}));
+  EXPECT_TRUE(Only<SyncEnded>(out_).at(0).torn);
 }
 
 TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore) {
@@ -259,6 +258,19 @@ TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore
   ASSERT_EQ(ended.size(), 1U);
   EXPECT_EQ(ended[0].outcome.text, "failed");
   EXPECT_TRUE(ended[0].torn);
+}
+
+TEST_F(LocalSyncsTest, WhoIsRefusedWhileATransferIsOnMaySyncAgain) {
+  Begin(1, 9);
+  Fetch(1, 1, 5);
+  Refuse(1, 1, {Code::kFailedPrecondition, "no member offers a state"});
+  const auto ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "no source"}, /*wrote=*/false));
+  ASSERT_EQ(ended.size(), 1U);
+  EXPECT_EQ(ended[0].outcome, (Outcome{Code::kAborted, "no member offers a state"}));
+  EXPECT_FALSE(ended[0].torn);
+  Begin(1, 9);
+  Refuse(1, 2, {Code::kFailedPrecondition, "all receive"});
+  EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.code, Code::kFailedPrecondition);
 }
 
 TEST_F(LocalSyncsTest, AnotherManifestIsComparedBeforeTheErrorIsTold) {

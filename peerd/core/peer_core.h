@@ -210,11 +210,10 @@ struct StepDone {
 struct SyncEnded {
   LocalId local;
   Outcome outcome;
-  // What the tensors hold now, if they have a state that all agreed on, or that a transfer has
-  // brought; else 0.
+  // OK: what the tensors hold now.
   uint64_t revision = 0;
   Hash128 state;
-  bool torn = false;  // they hold nothing of use
+  bool torn = false;  // they hold nothing of use; also if a transfer was complete and its sync failed
   uint64_t bytes = 0;
   uint32_t sources = 0;
   friend bool operator==(const SyncEnded&, const SyncEnded&) = default;

@@ -136,6 +136,13 @@ Act PostRing(uint64_t tag) { return {Act::Kind::kPost, tag, true}; }
 Act PostOrAbort(uint64_t tag) { return {Act::Kind::kPost, tag, false, true}; }
 Act PostOrGiveUp(uint64_t tag) { return {Act::Kind::kPost, tag, false, true, true}; }
 Act Step() { return {Act::Kind::kStep}; }
+Act Bring(Act::Kind kind, uint64_t state) {
+  Act act{kind};
+  act.state = state;
+  return act;
+}
+Act StepWith(uint64_t state) { return Bring(Act::Kind::kStep, state); }
+Act Sync(uint64_t state) { return Bring(Act::Kind::kSync, state); }
 Act Leave() { return {Act::Kind::kLeave}; }
 
 // A member when the search begins.
@@ -183,6 +190,12 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       // Freezes an op whose links all stand.
       Make("evict_one_of_two", 2,
            {Inside(0, {PostRing(1)}), Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}, 1),
+      Make("sync", 2, {Inside(0, {Sync(5), Post(1)}), Inside(1, {Sync(6), Post(1)})}),
+      Make("sync_at_a_boundary", 2,
+           {Inside(0, {StepWith(5), StepWith(7)}), Inside(1, {StepWith(6), StepWith(8)})}),
+      Make("sync_of_three", 3, {Inside(0, {Sync(6)}), Inside(1, {Sync(5)}), Inside(2, {Sync(6)})}),
+      Make("sync_of_a_joiner", 2,
+           {Inside(0, {StepWith(5), Leave()}), Outside(1, {Sync(6), Leave()})}),
   };
   return scenarios;
 }

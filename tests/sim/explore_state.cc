@@ -21,6 +21,13 @@ constexpr uint32_t kDetectMs = 300;
 // Whoever waits for longer after the last fault waits for ever.
 constexpr int64_t kPatience = 30 * Millis(kDetectMs);
 constexpr uint64_t kRingCount = LH_EAGER_BYTES_MAX;  // elements of eight bytes
+// A transfer that finds no source for so long has failed.
+constexpr int64_t kStall = 4 * Millis(kDetectMs);
+constexpr Hash128 kManifest{7, 7};
+// What tensors hold that a transfer was broken off in.
+constexpr uint64_t kMixture = 999;
+
+Hash128 HashOfState(uint64_t state) { return {state, 1}; }
 
 const GroupKey& TheGroup() {
   static const GroupKey group{"run", 0};
@@ -80,6 +87,12 @@ struct EventHash {
   uint64_t operator()(const peerd::AttemptStopped& e) const {
     return Digester().Add(uint64_t{6}).Add(e.ordinal).Add(e.attempt).value();
   }
+  uint64_t operator()(const peerd::TransferEnded& e) const {
+    return Digester().Add(uint64_t{7}).Add(e.local).Add(e.outcome.text).Add(e.bytes).value();
+  }
+  uint64_t operator()(const peerd::ManifestCompared& e) const {
+    return Digester().Add(uint64_t{8}).Add(e.local).value();
+  }
   template <class Other>
   uint64_t operator()(const Other&) const {
     Checker::Fail("an event in a queue that never waits in one");
@@ -106,6 +119,9 @@ struct EventText {
   }
   std::string operator()(const peerd::AttemptStopped& e) const {
     return "attempt stopped " + ToString(e.ordinal) + " attempt=" + ToString(e.attempt);
+  }
+  std::string operator()(const peerd::TransferEnded& e) const {
+    return "transfer of t" + std::to_string(e.local.value()) + " ended: " + Describe(e.outcome);
   }
   template <class Other>
   std::string operator()(const Other&) const {
@@ -184,7 +200,8 @@ void ExploreState::Setup() {
   }
   for (size_t m = 0; m < members_.size(); ++m) {
     const Member& member = members_[m];
-    if (!begun(m) || member.join_open || member.step_open || !member.posts.empty()) {
+    if (!begun(m) || member.join_open || member.step_open || member.sync_open ||
+        !member.posts.empty()) {
       Checker::Fail("the setup of " + scenario_->name + " does not come to its end");
     }
   }
@@ -204,8 +221,9 @@ bool ExploreState::CanAct(int m) const {
   const auto& script = scenario_->members[m];
   if (member.dead || member.gone) return false;
   if (!member.again.empty()) return true;
+  if (member.join_open || member.step_open || member.sync_open || member.leave_open) return false;
+  if (member.sync_again) return true;
   if (member.next >= script.acts.size()) return false;
-  if (member.join_open || member.step_open || member.leave_open) return false;
   return script.acts[member.next].kind == Act::Kind::kPost || member.posts.empty();
 }
 
@@ -215,7 +233,8 @@ bool ExploreState::Settled() const {
     const Member& member = members_[m];
     if (member.dead || member.gone) continue;
     if (member.next < scenario_->members[m].acts.size() || !member.again.empty()) return false;
-    if (member.join_open || member.step_open || member.leave_open || !member.posts.empty()) {
+    if (member.join_open || member.step_open || member.leave_open || !member.posts.empty() ||
+        member.sync_open || member.sync_again) {
       return false;
     }
   }
@@ -234,6 +253,9 @@ std::vector<Move> ExploreState::Moves(bool faults) const {
     if (!peers_[i]->core) continue;
     if (!stream.to_peer.empty()) add(Kind::kToPeer, i);
     if (!peers_[i]->local.empty()) add(Kind::kLocal, i);
+    for (const auto& [m, fetch] : peers_[i]->fetches) {
+      if (HasSource(i, fetch)) add(Kind::kTransfer, i, m);
+    }
     for (int j = 0; j < peers(); ++j) {
       if (j == i) continue;
       if (!ControlTo(i, j).empty()) add(Kind::kControl, i, j);
@@ -304,6 +326,7 @@ Tick ExploreState::NextDeadline() const {
     due = std::min(due, peers_[i]->core->NextDeadline());
     for (const auto& [peer, request] : peers_[i]->requests) due = std::min(due, request.deadline);
     for (const auto& [peer, when] : peers_[i]->silent) due = std::min(due, when);
+    for (const auto& [m, fetch] : peers_[i]->fetches) due = std::min(due, fetch.fails_at);
   }
   return due;
 }
@@ -343,6 +366,9 @@ bool ExploreState::Apply(const Move& move) {
       StepPeer(a, std::get<peerd::Event>(packet->what));
       break;
     }
+    case Kind::kTransfer:
+      EndFetch(a, b, /*ok=*/true);
+      break;
     case Kind::kAct:
       DoAct(a);
       break;
@@ -484,6 +510,15 @@ void ExploreState::PassTime() {
       it = peer.requests.erase(it);
     }
     for (const peerd::Event& event : events) StepPeer(i, event);
+    const std::map<int, Fetch> fetches = peers_[i]->fetches;
+    for (const auto& [m, fetch] : fetches) {
+      if (fetch.fails_at > now_) continue;
+      if (HasSource(i, fetch)) {
+        Write(i).fetches.at(m).fails_at = now_ + kStall;
+      } else {
+        EndFetch(i, m, /*ok=*/false);
+      }
+    }
     if (peers_[i]->core->NextDeadline() <= now_) StepPeer(i, peerd::TimePassed{});
     if (peers_[i]->core->NextDeadline() <= now_) {
       Checker::Fail(NameOf(i) + ": its deadline stays in the past");
@@ -500,6 +535,7 @@ void ExploreState::DoAct(int m) {
   Member& member = members_[m];
   const ScriptedMember& script = scenario_->members[m];
   size_t index = member.next;
+  if (member.again.empty() && member.sync_again) return BeginSync(m, /*with_step=*/false);
   if (member.again.empty()) {
     ++member.next;
   } else {
@@ -514,6 +550,13 @@ void ExploreState::DoAct(int m) {
       return StepPeer(script.peer,
                       peerd::LocalJoin{local, TheGroup(), "t" + std::to_string(m + 1)});
     case Act::Kind::kStep:
+    case Act::Kind::kSync:
+      if (act.state != 0) {
+        member.state = act.state;
+        member.restored = member.torn;
+        brought_.insert(act.state);
+        return BeginSync(m, act.kind == Act::Kind::kStep);
+      }
       member.step_open = true;
       return StepPeer(script.peer, peerd::LocalStep{local});
     case Act::Kind::kLeave:
@@ -582,11 +625,13 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
     }
     ++done;
     if (const auto* persist = std::get_if<coordinator::Persist>(&action)) {
+      const std::shared_ptr<const coordinator::Records> before = durable_;
       auto records = std::make_shared<coordinator::Records>(*durable_);
       for (const coordinator::Mutation& m : persist->mutations) {
         coordinator::Apply(m, records.get());
       }
       durable_ = std::move(records);
+      CheckState(*before);
     } else if (const auto* to_peer = std::get_if<coordinator::ToPeer>(&action)) {
       SendToPeer(*to_peer);
     } else {
@@ -733,7 +778,8 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
       Member& member = s->members_[m];
       s->Say("t" + std::to_string(m + 1) + " is out: " + a.outcome.text);
       if (!member.joined || member.gone) Checker::Fail("MemberGone outside a membership");
-      if (member.join_open || member.step_open || member.leave_open || !member.posts.empty()) {
+      if (member.join_open || member.step_open || member.sync_open || member.leave_open ||
+          !member.posts.empty()) {
         Checker::Fail("t" + std::to_string(m + 1) + " is out, and has calls that are not answered");
       }
       member.gone = true;
@@ -755,14 +801,30 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
     void operator()(peerd::CreditAttempt& a) { s->Credit(i, a); }
     void operator()(peerd::StopAttempt& a) { s->Stop(i, a); }
     void operator()(peerd::FinishAttempt& a) { s->Finish(i, a); }
-    // Trainers here have no state.
-    void operator()(peerd::SyncEnded&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::ServeState&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::EndServe&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::StartTransfer&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::ChangeSources&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::StopTransfer&) { Checker::Fail("a sync that nobody began"); }
-    void operator()(peerd::CompareManifest&) { Checker::Fail("a sync that nobody began"); }
+    void operator()(peerd::SyncEnded& a) {
+      *visible = true;
+      s->OnSyncEnded(a);
+    }
+    void operator()(peerd::ServeState& a) { s->Serve(i, a); }
+    void operator()(peerd::EndServe& a) {
+      if (s->Write(i).served.erase(s->MemberOf(a.local)) == 0) {
+        Checker::Fail("what ends to be served was not served");
+      }
+    }
+    void operator()(peerd::StartTransfer& a) { s->StartFetch(i, a); }
+    void operator()(peerd::ChangeSources& a) {
+      const auto fetch = s->Write(i).fetches.find(s->MemberOf(a.local));
+      if (fetch == s->Write(i).fetches.end()) return;  // it has ended, and the core not heard of it
+      fetch->second.sources = a.sources;
+      fetch->second.fails_at = s->now_ + kStall;
+    }
+    void operator()(peerd::StopTransfer& a) {
+      const int m = s->MemberOf(a.local);
+      if (s->peers_[i]->fetches.contains(m)) s->EndFetch(i, m, /*ok=*/false);
+    }
+    void operator()(peerd::CompareManifest&) {
+      Checker::Fail("manifests are compared, and all are the same");
+    }
     void operator()(peerd::FaultOver&) {}
     void operator()(peerd::Drained&) {}
     void operator()(peerd::LogLine& a) { s->Say(NameOf(i) + " logs " + a.text); }
@@ -970,6 +1032,146 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
   }
 }
 
+// ------------------------------------------------------------------------------ shared state
+
+void ExploreState::BeginSync(int m, bool with_step) {
+  Member& member = members_[m];
+  member.sync_again = false;
+  member.sync_open = true;
+  ++member.syncs;
+  peerd::SyncRequest sync;
+  sync.revision = member.revision;
+  sync.manifest = kManifest;
+  sync.state = HashOfState(member.state);
+  sync.restored = std::exchange(member.restored, false);
+  const int peer = scenario_->members[m].peer;
+  if (!with_step) return StepPeer(peer, peerd::LocalSync{LocalOf(m), sync});
+  member.step_open = true;
+  StepPeer(peer, peerd::LocalStep{LocalOf(m), sync});
+}
+
+void ExploreState::Serve(int i, const peerd::ServeState& serve) {
+  const int m = MemberOf(serve.local);
+  if (serve.state != HashOfState(members_[m].state)) {
+    Checker::Fail("t" + std::to_string(m + 1) + " serves a state that it does not have");
+  }
+  if (!Write(i).served.emplace(m, std::pair(serve.member, members_[m].state)).second) {
+    Checker::Fail("t" + std::to_string(m + 1) + " serves two states");
+  }
+}
+
+bool ExploreState::HasSource(int i, const Fetch& fetch) const {
+  return std::any_of(fetch.sources.begin(), fetch.sources.end(),
+                     [&](const control::SyncSource& source) {
+                       const int other = IndexOf(source.peer);
+                       if (!peers_[other]->core || (other != i && !PairOf(i, other).connected))
+                         return false;
+                       const auto& served = peers_[other]->served;
+                       return std::any_of(served.begin(), served.end(), [&](const auto& entry) {
+                         return entry.second == std::pair(source.member, fetch.state);
+                       });
+                     });
+}
+
+void ExploreState::StartFetch(int i, const peerd::StartTransfer& start) {
+  Fetch fetch{start.state.high, start.sources, false, now_ + kStall};
+  fetch.begun = HasSource(i, fetch);
+  if (!Write(i).fetches.emplace(MemberOf(start.local), std::move(fetch)).second) {
+    Checker::Fail("a transfer is started while another one is on");
+  }
+}
+
+// Nothing is written from here on; the core hears of it later.
+void ExploreState::EndFetch(int i, int m, bool ok) {
+  const Fetch fetch = Write(i).fetches.at(m);
+  Write(i).fetches.erase(m);
+  peerd::TransferEnded ended{LocalOf(m)};
+  ended.wrote = ok || fetch.begun;
+  if (ok) {
+    Write(m, fetch.state);
+    ended.bytes = 1;
+    ended.sources = {fetch.sources.front().member};
+  } else {
+    if (ended.wrote) Write(m, kMixture);
+    ended.outcome = {Code::kAborted, ended.wrote ? "broken off" : "no source"};
+  }
+  Write(i).local.push_back(PackEvent(std::move(ended)));
+}
+
+void ExploreState::Write(int m, uint64_t state) {
+  for (int i = 0; i < peers(); ++i) {
+    if (peers_[i]->served.contains(m)) {
+      Checker::Fail("t" + std::to_string(m + 1) + " is written to while others may ask for it");
+    }
+  }
+  members_[m].state = state;
+}
+
+// What was made durable just now.
+void ExploreState::CheckState(const coordinator::Records& before) {
+  static const coordinator::GroupRecord kNone;
+  const auto of = [](const coordinator::Records& records) -> const coordinator::GroupRecord& {
+    const auto group = records.groups.find(TheGroup());
+    return group == records.groups.end() ? kNone : group->second;
+  };
+  const coordinator::GroupRecord& old = of(before);
+  const coordinator::GroupRecord& now = of(*durable_);
+  if (!now.state || now.state == old.state) return;
+  if (old.state && now.state->revision < old.state->revision) Checker::Fail("the revision falls");
+  agreed_.insert({now.state->revision, now.state->state});
+  for (const coordinator::MemberRecord& member : now.members) {
+    const coordinator::MemberRecord* const known = FindMember(old, member.member);
+    if (known != nullptr && known->syncs < member.syncs) {
+      committed_syncs_.insert({member.member, member.syncs});
+    }
+  }
+}
+
+void ExploreState::OnSyncEnded(const peerd::SyncEnded& ended) {
+  const int m = MemberOf(ended.local);
+  Member& member = members_[m];
+  const std::string name = "t" + std::to_string(m + 1);
+  Answered(&member.sync_open, "sync", m);
+  member.torn = ended.torn;
+  if (peers_[scenario_->members[m].peer]->served.contains(m)) {
+    Checker::Fail(name + " has its answer, and others may still ask for its state");
+  }
+  if (member.state == kMixture && !ended.torn) {
+    Checker::Fail(name + " holds a mixture, and nobody says so");
+  }
+  if (!ended.outcome.ok()) {
+    if (member.dead || ended.outcome.code == Code::kEvicted ||
+        ended.outcome.code == Code::kUnavailable) {
+      return;
+    }
+    // Whoever has nothing that could be agreed on loads what it brought before.
+    const bool reload = ended.torn && (ended.outcome.code == Code::kStateMismatch ||
+                                       ended.outcome.code == Code::kFailedPrecondition);
+    if (ended.outcome.code == Code::kAborted &&
+        committed_syncs_.contains({MemberId(member.member), member.syncs})) {
+      Checker::Fail(name + " is told that its sync failed, and it is committed");
+    }
+    if (ended.outcome.code != Code::kAborted && !reload) {
+      Checker::Fail(name + "'s sync ended as " + Describe(ended.outcome));
+    }
+    if (reload) {
+      member.state = scenario_->members[m].acts[member.next - 1].state;
+      member.restored = true;
+    }
+    member.sync_again = true;
+    return;
+  }
+  ++syncs_ok_;
+  if (ended.state != HashOfState(member.state) || !brought_.contains(member.state)) {
+    Checker::Fail(name + " holds something else than was agreed on");
+  }
+  if (!agreed_.contains({ended.revision, ended.state})) {
+    Checker::Fail(name + " is told of revision " + std::to_string(ended.revision) +
+                  ", which is not durable");
+  }
+  member.revision = ended.revision + 1;
+}
+
 // ------------------------------------------------------------------------------ links
 
 void ExploreState::SendFrame(int from, PeerId to, peerd::Event event) {
@@ -1171,6 +1373,11 @@ uint64_t ExploreState::Digest() const {
       digest.Add(uint64_t(other)).Add(request.epoch).Add(request.deadline);
     }
     for (const auto& [other, when] : peer.silent) digest.Add(uint64_t(other)).Add(when);
+    for (const auto& [m, state] : peer.served) digest.Add(uint64_t(m)).Add(state.second);
+    for (const auto& [m, fetch] : peer.fetches) {
+      digest.Add(uint64_t(m)).Add(fetch.state).Add(fetch.fails_at).Add(uint64_t{fetch.begun});
+      for (const control::SyncSource& source : fetch.sources) digest.Add(source.member);
+    }
     const StreamState& stream = streams_[i];
     digest.Add(stream.session);
     digest.Add(uint64_t{stream.live} | uint64_t{stream.peer_up} << 1 |
@@ -1192,8 +1399,9 @@ uint64_t ExploreState::Digest() const {
     for (const auto& [key, group] : durable_->groups) {
       digest.Add(group.committed).Add(group.highest).Add(group.boundary).Add(group.attempt);
       for (const auto& member : group.members) {
-        digest.Add(member.member).Add(member.joined).Add(member.votes);
+        digest.Add(member.member).Add(member.joined).Add(member.votes).Add(member.syncs);
       }
+      if (group.state) digest.Add(group.state->revision).Add(group.state->state);
       for (const auto& fates : group.fates) {
         digest.Add(fates.peer);
         for (const auto& fate : fates.fates) {
@@ -1207,7 +1415,10 @@ uint64_t ExploreState::Digest() const {
     digest.Add(uint64_t{member.next}).Add(member.boundary).Add(member.calls);
     digest.Add(uint64_t{member.dead} | uint64_t{member.gone} << 1 |
                uint64_t{member.join_open} << 2 | uint64_t{member.step_open} << 3 |
-               uint64_t{member.leave_open} << 4 | uint64_t{member.joined} << 5);
+               uint64_t{member.leave_open} << 4 | uint64_t{member.joined} << 5 |
+               uint64_t{member.sync_open} << 6 | uint64_t{member.sync_again} << 7 |
+               uint64_t{member.torn} << 8 | uint64_t{member.restored} << 9);
+    digest.Add(member.state).Add(member.revision).Add(member.syncs);
     for (const size_t act : member.again) digest.Add(uint64_t{act});
     for (const auto& [call, post] : member.posts) digest.Add(call).Add(post.buffer);
   }
@@ -1217,6 +1428,8 @@ uint64_t ExploreState::Digest() const {
     for (const uint64_t epoch : op.aborted) digest.Add(epoch);
     digest.Add(uint64_t{op.given_up});
   }
+  for (const auto& [revision, state] : agreed_) digest.Add(revision).Add(state);
+  for (const auto& [member, number] : committed_syncs_) digest.Add(member).Add(number);
   for (const auto& [epoch, prepare] : epochs_) {
     digest.Add(epoch).Add(uint64_t{committed_.contains(epoch)}).Add(prepare->boundary);
     for (const auto& member : prepare->members) digest.Add(member.member).Add(member.joined);
@@ -1239,7 +1452,7 @@ std::string ExploreState::Text(const Move& move) const {
   const std::string b = NameOf(move.b);
   const std::string dies =
       move.crash_after == 0 ? "" : ", and dies after action " + std::to_string(move.crash_after);
-  static constexpr const char* kActs[] = {"joins", "posts", "steps", "leaves"};
+  static constexpr const char* kActs[] = {"joins", "posts", "steps", "syncs", "leaves"};
   switch (move.kind) {
     case Kind::kToPeer:
       return a + " hears " + head(streams_[move.a].to_peer) + dies;
@@ -1253,9 +1466,12 @@ std::string ExploreState::Text(const Move& move) const {
       return a + " gets data of " + b;
     case Kind::kLocal:
       return a + " is told: " + head(peers_[move.a]->local) + dies;
+    case Kind::kTransfer:
+      return "t" + std::to_string(move.b + 1) + " has got all that it fetches";
     case Kind::kAct: {
       const Member& member = members_[move.a];
       if (!member.again.empty()) return "t" + std::to_string(move.a + 1) + " posts again";
+      if (member.sync_again) return "t" + std::to_string(move.a + 1) + " syncs again";
       const Act& act = scenario_->members[move.a].acts[member.next];
       return "t" + std::to_string(move.a + 1) + " " + kActs[static_cast<int>(act.kind)];
     }

@@ -3,14 +3,16 @@
 // For exhaustive search (explore.h). Everything around the cores is reduced to what a core can
 // notice: control messages (as the production conversion gives them back) and frames in one queue a
 // direction, links and streams that stand or do not, attempts whose result is a sum, trainers that
-// follow a script. Moves() lists all that can happen next and Apply() does one of it; nothing else
-// decides, so a path of moves is a run. Time stands still while something else can happen, except
-// where a fault says otherwise.
+// follow a script, states that are a number, transfers that take one move. Moves() lists all that
+// can happen next and Apply() does one of it; nothing else decides, so a path of moves is a run.
+// Time stands still while something else can happen, except where a fault says otherwise.
 //
 // What must hold is checked in each move, with Checker::Fail(): one outcome an op, results that are
 // the sum over the recorded participants, inputs intact unless the op succeeded, members and ring
 // of an epoch equal wherever it is seen, numbers not used twice, answers given once, commits
-// durable before they are told, the invariants of the cores, and an end to waiting.
+// durable before they are told and not told as failed, agreed states are brought by somebody, no
+// bits that change while others may ask for them, the invariants of the cores, and an end to
+// waiting.
 #pragma once
 
 #include <array>
@@ -32,12 +34,13 @@ namespace longhaul::sim {
 
 // What a trainer does, one after the other. Posts are not waited for by posts, but by the rest.
 struct Act {
-  enum class Kind : uint8_t { kJoin, kPost, kStep, kLeave };
+  enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave };
   Kind kind = Kind::kJoin;
   uint64_t tag = 0;
   bool ring = false;  // too large for a READY: moved by segments
   bool abort_on_fault = false;
   bool gives_up = false;  // what was aborted is not started again
+  uint64_t state = 0;     // kSync, kStep: what the trainer brings; 0: nothing
 };
 
 struct ScriptedMember {
@@ -62,6 +65,7 @@ struct Move {
     kControl,  // b -> a
     kData,     // b -> a
     kLocal,
+    kTransfer,  // of member b at peer a: all is there
     // somebody does the next thing
     kAct,  // member a
     kOperator,
@@ -110,6 +114,7 @@ class ExploreState {
   // Told of each action, for stories.
   void SetTrace(bool trace) { trace_ = trace; }
   uint64_t ops_ok() const { return ops_ok_; }
+  uint64_t syncs_ok() const { return syncs_ok_; }
 
  private:
   struct End {};
@@ -141,6 +146,11 @@ class ExploreState {
     std::vector<size_t> again;  // posts that were aborted, before that
     bool dead = false, gone = false, joined = false;
     bool join_open = false, step_open = false, leave_open = false;
+    bool sync_open = false, sync_again = false;
+    bool torn = false, restored = false;
+    uint64_t state = 0;     // what its tensors hold
+    uint64_t revision = 0;  // that it offers next
+    uint64_t syncs = 0;     // begun
     uint64_t calls = 0;
     uint64_t boundary = 0;
     uint64_t member = 0;
@@ -155,6 +165,12 @@ class ExploreState {
     bool stopped = false, complete = false;
     std::map<int, OpOrdinal> theirs;
   };
+  struct Fetch {
+    uint64_t state = 0;
+    std::vector<control::SyncSource> sources;
+    bool begun = false;  // a source had it, so something was written
+    Tick fails_at;       // unless a source has it by then
+  };
   struct LinkRequest {
     Epoch epoch;
     Tick deadline;
@@ -168,6 +184,8 @@ class ExploreState {
     std::set<uint64_t> tokens;  // epochs
     std::map<int, LinkRequest> requests;
     std::map<int, Tick> silent;  // links whose other end is gone without a word: noticed then
+    std::map<int, std::pair<MemberId, uint64_t>> served;  // by member's index: its state
+    std::map<int, Fetch> fetches;                         // by member's index
   };
   struct StreamState {
     uint64_t session = 0;
@@ -248,6 +266,15 @@ class ExploreState {
   void EnterWorld(int member, const peerd::World& world);
   void CheckMembers(int member);
   void OnPostDone(const peerd::PostDone& done);
+
+  bool HasSource(int i, const Fetch& fetch) const;
+  void BeginSync(int member, bool with_step);
+  void Serve(int i, const peerd::ServeState& serve);
+  void StartFetch(int i, const peerd::StartTransfer& start);
+  void EndFetch(int i, int member, bool ok);
+  void CheckState(const coordinator::Records& before);
+  void OnSyncEnded(const peerd::SyncEnded& ended);
+  void Write(int member, uint64_t state);
   void CheckPrepare(const control::PrepareEpoch& prepare);
   void Say(const std::string& text) const;
 
@@ -271,6 +298,10 @@ class ExploreState {
   std::set<uint64_t> committed_;
   std::map<std::pair<uint64_t, uint64_t>, OpSeen> ops_;  // by boundary and tag
   uint64_t ops_ok_ = 0;
+  std::set<uint64_t> brought_;                     // states that trainers brought
+  std::set<std::pair<uint64_t, Hash128>> agreed_;  // what was ever durable: revision and state
+  std::set<std::pair<MemberId, uint64_t>> committed_syncs_;
+  uint64_t syncs_ok_ = 0;
 
   // Of the move that is being made.
   Peer& Write(int i);  // a copy, unless it is ours alone

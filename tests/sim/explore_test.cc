@@ -51,15 +51,19 @@ constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},
     {"one_ring_op", 2, 30, 50000},
     {"abort_on_fault", 2, 20, 30000},
-    {"given_up", 1, 100, 300000},
+    {"given_up", 1, 100, 100000},
     {"two_members_of_one_peer", 2, 300, 20000},
-    {"leave", 2, 3000, 50000},
+    {"leave", 2, 3000, 30000},
     {"evict_one_of_two", 1, 1000, 10000},
     {"two_tags", 1, 1, 30000},
     {"join", 1, 1, 120000},
     {"evict", 1, 1, 120000},
     {"three_peers", 1, 100, 5000},
     {"join_during_an_op", 1, 400000, 130000},
+    {"sync", 2, 40, 40000},
+    {"sync_at_a_boundary", 2, 300, 40000},
+    {"sync_of_three", 1, 1, 80000},
+    {"sync_of_a_joiner", 1, 1, 80000},
 };
 
 constexpr uint64_t kPlantedStatesMax = 300000;
