@@ -93,7 +93,7 @@ class RunnerPeer final : public Peer {
 
   std::unique_ptr<StateRunner> runner;
   std::vector<Event> events;
-  std::vector<std::pair<Tick, StateSyncProgress>> progress;
+  std::vector<std::pair<Tick, control::FetchProgress>> progress;
 
  private:
   std::counting_semaphore<> woken_{0};
@@ -236,7 +236,7 @@ TEST_F(StateRunnerTest, AMemberFetchesWhatAnotherServesAndItsTrainerHearsOfProgr
     EXPECT_GE(told[i].first - told[i - 1].first, Millis(100)) << "ten a second";
     EXPECT_GE(told[i].second.bytes_done, told[i - 1].second.bytes_done);
   }
-  const StateSyncProgress& late = told.back().second;
+  const control::FetchProgress& late = told.back().second;
   EXPECT_EQ(late.bytes_total, 20 * kMiB + 5);
   EXPECT_GT(late.bytes_done, 15 * kMiB);
   EXPECT_EQ(late.sources, 1u);
