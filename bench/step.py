@@ -82,22 +82,28 @@ class Members:
 
         self.lh = lh
         self.cluster = cluster
+        self.syncs = int(max(peer.metric("longhaul_state_hash_seconds_count") for peer in cluster.peers))
         self.pool = ThreadPoolExecutor(2)
-        self.comms = self.each(lambda i: lh.join(run=run, peerd=cluster.socket(i), timeout=PATIENCE_S))
-        worlds: list[int] = []
-        while worlds != [2, 2]:
-            worlds = self.each(lambda i: self.comms[i].begin_step(PATIENCE_S).world_size)
+
+        def join(i: int) -> Any:
+            comm = lh.join(run=run, peerd=cluster.socket(i), timeout=PATIENCE_S)
+            while comm.begin_step(PATIENCE_S).world_size < 2:
+                pass  # the other one comes in at one of these
+            return comm
+
+        self.comms = self.each(join)
 
     def each(self, call: Any) -> list[Any]:
         return [future.result(PATIENCE_S) for future in [self.pool.submit(call, i) for i in range(2)]]
 
-    def hashed(self) -> tuple[float, float]:
-        """Seconds that the slower peerd hashed so far, and how often."""
-        passes = [
-            (peer.metric("longhaul_state_hash_seconds_sum"), peer.metric("longhaul_state_hash_seconds_count"))
-            for peer in self.cluster.peers
-        ]
-        return max(passes)
+    def hashed(self, syncs: int) -> list[float]:
+        """Seconds that each peerd hashed so far. Waits until their metrics, which lag behind, know of so many syncs."""
+        give_up = time.monotonic() + PATIENCE_S
+        while any(peer.metric("longhaul_state_hash_seconds_count") < syncs for peer in self.cluster.peers):
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"the metrics of the peerds do not show {syncs} syncs")
+            time.sleep(0.01)
+        return [peer.metric("longhaul_state_hash_seconds_sum") for peer in self.cluster.peers]
 
     def measure(self, steps: int, size: int | None, hash: str) -> dict[str, Any]:
         """Medians, in seconds, of `steps` steps with a state of `size` bytes; None: without one."""
@@ -105,7 +111,7 @@ class Members:
         if size is not None:
 
             def make(i: int) -> Any:
-                tensor = self.lh.empty(size // 4, "float32")
+                tensor = self.comms[i].empty(size // 4, "float32")
                 tensor[...] = 1
                 return self.lh.State({"w": tensor}, revision=0, hash=hash)
 
@@ -121,15 +127,23 @@ class Members:
             return took
 
         self.each(step)  # the first one hashes everything whatever is asked
-        before = self.hashed()
-        took = statistics.median(max(self.each(step)) for _ in range(steps))
-        after = self.hashed()
-        passes = after[1] - before[1]
+        self.syncs += size is not None
+        taken: list[float] = []
+        hashing: list[float] = []
+        for _ in range(steps):
+            before = self.hashed(self.syncs)
+            taken.append(max(self.each(step)))
+            self.syncs += size is not None
+            hashing.append(max(after - earlier for earlier, after in zip(before, self.hashed(self.syncs))))
         return {
             "bytes": size,
             "hash": hash if size is not None else None,
-            "seconds": took,
-            "hash_seconds": (after[0] - before[0]) / passes if passes else 0.0,
+            "seconds": statistics.median(taken),
+            "hash_seconds": statistics.median(hashing),
+            # With on_change the hash pass has to be gone, too.
+            "rest_seconds": statistics.median(
+                took - (0 if hash == "on_change" else hashed) for took, hashed in zip(taken, hashing)
+            ),
         }
 
     def leave(self) -> None:
@@ -171,8 +185,7 @@ def main() -> int:
                 members = Members(cluster, f"step{number}")
                 row = members.measure(args.steps, size, hash)
                 members.leave()
-                off = 0 if hash == "on_change" else row["hash_seconds"]
-                row["delays"] = (row["seconds"] - off) / delay
+                row["delays"] = row.pop("rest_seconds") / delay
                 rows.append(row)
                 name = "none" if size is None else f"{size >> 20} MiB"
                 print(
