@@ -7,6 +7,8 @@ highest offered, a tie goes to the lowest hash, an odd member gets an error and 
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 import longhaul as lh
-from longhaul.testing import LocalCluster
+from longhaul.testing import LocalCluster, find_binary
 
 T = TypeVar("T")
 PATIENCE = 60
@@ -619,7 +621,7 @@ def test_several_sources_share_the_work(cluster: LocalCluster) -> None:
         sent: list[float] = []
         # Metrics are told every half second.
         deadline = time.monotonic() + PATIENCE
-        while sum(sent) < size and time.monotonic() < deadline:
+        while (sum(sent) < size or sent.count(0) > 4 - infos[3].sources) and time.monotonic() < deadline:
             now = [peer.metric("longhaul_state_bytes_sent_total") for peer in cluster.peers]
             sent = [b - a for a, b in zip(before, now)]
         assert sum(sent) >= size
@@ -665,3 +667,29 @@ def test_a_source_that_dies_half_way_is_replaced() -> None:
         assert not states[2].tensors["w"].any()
         with pytest.raises(lh.Unavailable):
             started[0].result(PATIENCE)
+
+
+def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
+    size = 16 << 20
+    with LocalCluster(peers=2, peerd_flags=["--state-rate=4194304"]) as cluster, group_of(cluster, 2) as group:
+
+        def fetches() -> list[dict[str, str]]:
+            command = [str(find_binary("lhctl")), f"--coordinator={cluster.coordinator}", "status", "--json"]
+            status = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE).stdout)
+            members = [member for each in status["groups"] for member in each["members"]]
+            return [member["fetch"] for member in members if "fetch" in member]
+
+        # The second one fetches: its revision is lower.
+        states = [lh.State({"w": np.full(size, i, np.uint8)}, revision=1 - i) for i in range(2)]
+        syncing = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms, states)]
+        deadline = time.monotonic() + PATIENCE
+        seen: list[dict[str, str]] = []
+        while not all(future.done() for future in syncing) and time.monotonic() < deadline:
+            seen += [fetch for fetch in fetches() if int(fetch.get("bytes_total", 0)) > 0]
+        assert_equal([future.result(PATIENCE) for future in syncing], states, 1)
+        assert seen, "lhctl status does not show the fetch"
+        assert all(int(fetch["bytes_total"]) == size for fetch in seen)
+        assert seen[-1]["sources"] == 1
+        assert any(int(fetch.get("bytes_done", 0)) > 0 for fetch in seen)
+        while fetches():
+            assert time.monotonic() < deadline, "lhctl status shows a fetch that is over"
