@@ -93,7 +93,7 @@ struct PeerMetrics::Impl {
         state_received(r, "longhaul_state_bytes_received_total",
                        "Bytes of shared state that came from others and were right"),
         state_refetched(r, "longhaul_state_bytes_refetched_total",
-                        "Bytes of shared state that came again, or were wrong"),
+                        "Bytes of shared state that came for nothing: again, wrong, or broken off"),
         state_corrupt(r, "longhaul_state_chunks_corrupt_total",
                       "Chunks of shared state that were not what they should be"),
         relayed(r, "longhaul_peerd_frames_relayed_total",

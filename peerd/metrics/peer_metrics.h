@@ -22,7 +22,7 @@ struct RelayCounts {
 struct StateCounts {
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;   // right ones, once
-  uint64_t bytes_refetched = 0;  // came again, or were wrong
+  uint64_t bytes_refetched = 0;  // came for nothing
   uint64_t chunks_corrupt = 0;
 };
 

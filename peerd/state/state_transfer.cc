@@ -486,6 +486,8 @@ absl::Status StateTransfer::OnDataReceived(const FrameHeader& header) {
 }
 
 void StateTransfer::OnDataAbandoned(const FrameHeader& header) {
+  // Nobody says how much of it had come: at most all.
+  past_.bytes_repeated += header.payload_bytes;
   const auto it = asks_.find(header.attempt.value());
   if (it != asks_.end()) it->second.placed -= header.payload_bytes;
 }

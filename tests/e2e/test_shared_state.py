@@ -628,6 +628,17 @@ def test_several_sources_share_the_work(cluster: LocalCluster) -> None:
         assert sum(amount > 0 for amount in sent) == infos[3].sources
 
 
+def test_a_rate_bounds_what_a_peer_sends() -> None:
+    size, rate = 8 << 20, 4_000_000
+    with LocalCluster(peers=2, peerd_flags=[f"--state-rate={rate}"]) as cluster, group_of(cluster, 2) as group:
+        states = [lh.State({"w": np.full(size, rank, np.uint8)}) for rank in range(2)]
+        started = group.submit(sync, group.comms[0], states[0], "send")
+        info = sync(group.comms[1], states[1], "receive")
+        assert_equal([started.result(PATIENCE), info], states, 0)
+        assert info.bytes == size
+        assert info.seconds > 0.9 * size / rate
+
+
 def test_a_run_goes_on_from_the_newest_checkpoint(cluster: LocalCluster, tmp_path: Any) -> None:
     run = f"state-{next(_runs)}"
     paths = [tmp_path / f"{rank}.safetensors" for rank in range(3)]
@@ -667,6 +678,9 @@ def test_a_source_that_dies_half_way_is_replaced() -> None:
         assert not states[2].tensors["w"].any()
         with pytest.raises(lh.Unavailable):
             started[0].result(PATIENCE)
+        assert info.bytes == size
+        time.sleep(0.6)  # metrics are told every half second
+        assert cluster.peers[2].metric("longhaul_state_bytes_refetched_total") < 0.05 * size
 
 
 def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
