@@ -171,6 +171,7 @@ class StateRunnerTest : public ::testing::Test {
   }
   std::vector<control::SyncSource> Sources(std::vector<int> peers) {
     std::vector<control::SyncSource> sources;
+    sources.reserve(peers.size());
     for (const int i : peers) sources.push_back({MemberOf(i), at(i).id});
     return sources;
   }

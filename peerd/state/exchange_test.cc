@@ -183,7 +183,7 @@ class Cluster {
  public:
   Cluster(Rings rings, uint64_t seed, int count, const Manifest& manifest, bool data = true,
           TransportOptions options = {})
-      : world(rings, seed, count, options, Network(seed),
+      : world(rings, seed, count, std::move(options), Network(seed),
               [] { return std::make_unique<StatePeer>(); }) {
     for (int i = 0; i < count; ++i) {
       at(i).Make();
@@ -961,7 +961,7 @@ TEST_P(ExchangeTest, OpsAndATransferShareALinkAndBothProgress) {
     };
     ASSERT_TRUE(cluster.world.Until([&] {
       send();
-      return to.received >= lanes * (512 << 10);
+      return to.received >= lanes * kMiB / 2;
     }));
     // Behind the first ones on the lanes is what was sent after them.
     const uint64_t state_before = to.state_bytes;

@@ -58,7 +58,7 @@ ModelTransfers::Held ModelTransfers::Release(LocalId local) {
   if (serving_.contains(local) || transfers_.contains(local)) {
     Checker::Fail("a sync has ended, and the state is still served or written");
   }
-  const Held held = std::move(it->second);
+  Held held = std::move(it->second);
   held_.erase(it);
   return held;
 }
