@@ -91,8 +91,12 @@ class Count {
 
   void CheckRevisions() {
     if (!due_) return;
-    for (const Candidate& c : offers_) {
+    for (Candidate& c : offers_) {
       if (c.offer.revision <= *due_ || refused_.contains(c.member)) continue;
+      if (c.offer.kept) {
+        c.offer.complete = false;
+        continue;
+      }
       Refuse(c, Code::kStateMismatch,
              "revision is " + std::to_string(c.offer.revision) + ", due is " +
                  std::to_string(*due_) + ": between two syncs the revision rises by one, not more");

@@ -8,7 +8,8 @@
 //  2. Revisions. The first sync of a group takes the highest that is offered. Later ones expect the
 //     one that is due: a higher one breaks the rule of increments and is refused; a lower one is
 //     outdated, pulled forward, and can win only if nobody offers the one that is due, and only if
-//     it is the committed one, below which the group never falls.
+//     it is the committed one, below which the group never falls. What a peer kept of a former
+//     member and is higher is of another history: pulled forward, it cannot win.
 //  3. Manifests. Most votes win, ties go to the manifest with the lowest digest; the others are
 //     refused, and learn by whose manifest.
 //  4. Candidates: with kPopular everybody, otherwise those that send; but nobody whose offer is

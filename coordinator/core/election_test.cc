@@ -86,6 +86,23 @@ TEST(Election, ARevisionBelowTheCommittedOneIsNeverElected) {
   EXPECT_NE(Of(e, 1).refusal.text.find("offers is 2, committed was 3"), std::string::npos);
 }
 
+TEST(Election, WhatWasKeptFromAnotherHistoryIsPulledForward) {
+  Candidate kept = Offer(1, 7, 100);
+  kept.offer.kept = true;
+  const Election e = Elect({kept, Offer(2, 5, 4), Offer(3, 100, 100)}, 4);
+  EXPECT_EQ(e.revision, 4U);
+  EXPECT_EQ(Actions(e), "fkr");
+  // Alone it is too old, not too new.
+  EXPECT_FALSE(Elect({kept}, 4).elected);
+}
+
+TEST(Election, WhatWasKeptWinsLikeAnyOtherWhereItIsDue) {
+  Candidate kept = Offer(1, 7, 100);
+  kept.offer.kept = true;
+  EXPECT_EQ(Actions(Elect({kept, Offer(2, 5, 4)}, std::nullopt)), "kf");
+  EXPECT_EQ(Actions(Elect({kept, Offer(2, 5, 99)}, 100)), "kf");
+}
+
 TEST(Election, AnIncompleteStateNeverWins) {
   Candidate torn = Offer(1, 4, 3);
   torn.offer.complete = false;

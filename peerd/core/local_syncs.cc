@@ -18,7 +18,7 @@ Outcome LocalSyncs::MayBegin(LocalId local, const SyncRequest& request) const {
     return {Code::kFailedPrecondition, "this member is in a sync already: wait for its end"};
   }
   const auto it = syncs_.find(local);
-  const bool torn = it != syncs_.end() && it->second.torn && !request.restored;
+  const bool torn = request.torn || (it != syncs_.end() && it->second.torn && !request.restored);
   if (torn && request.strategy == SyncStrategy::kSend) {
     return {Code::kFailedPrecondition,
             "the state of this member is torn, since a transfer into it broke off: it cannot be "
@@ -43,11 +43,15 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
   sync.phase = Phase::kOffered;
   sync.with_vote = with_vote;
   if (request.restored) sync.torn = false;
+  if (request.torn) sync.torn = true;
+  // It has what may be unequal as well.
+  if (request.kept) sync.agreed = true;
   sync.brought = false;
+  sync.put_back = false;
   sync.bytes = 0;
   sync.sources = 0;
-  sync.offer = {++sync.syncs,     request.strategy, request.revision,
-                request.manifest, request.state,    !sync.torn};
+  sync.offer = {++sync.syncs,  request.strategy, request.revision, request.manifest,
+                request.state, !sync.torn,       request.kept};
   Serve(local, sync, out);
   if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, sync.offer}});
 }
@@ -207,15 +211,25 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
     sync.offer.state = sync.told.state;
     sync.offer.revision = sync.told.revision;
     sync.offer.complete = true;
+    sync.offer.kept = false;
     sync.brought = true;
+    sync.put_back = false;
     sync.torn = false;
     sync.phase = Phase::kOffered;
     Serve(event.local, sync, out);
     return SayDone(sync, event, out);
   }
-  if (event.outcome.ok() || event.wrote) {
+  if (event.put_back) {
+    sync.offer.state = event.put_back->state;
+    sync.offer.revision = event.put_back->revision;
+    sync.offer.kept = true;
+    sync.brought = false;
+    sync.put_back = true;
+    sync.torn = false;
+  } else if (event.outcome.ok() || event.wrote) {
     sync.torn = true;
     sync.brought = false;
+    sync.put_back = false;
   }
   if (told) {
     // The coordinator ends it for all.
@@ -289,7 +303,7 @@ void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
     sync.offer.complete = false;
   }
   SyncEnded ended{id, *std::exchange(sync.ends, std::nullopt)};
-  if (ended.outcome.ok()) {
+  if (ended.outcome.ok() || sync.put_back) {
     ended.revision = sync.offer.revision;
     ended.state = sync.offer.state;
   }
@@ -332,7 +346,8 @@ void LocalSyncs::AddTo(Digester* digest) const {
                 uint64_t{sync.torn} << 9 | uint64_t{sync.with_vote} << 10 |
                 uint64_t{sync.brought} << 11 | uint64_t{sync.removed} << 12 |
                 uint64_t{sync.next.has_value()} << 13 | uint64_t{sync.offer.complete} << 14 |
-                uint64_t{sync.serving} << 15);
+                uint64_t{sync.serving} << 15 | uint64_t{sync.offer.kept} << 16 |
+                uint64_t{sync.put_back} << 17);
     digest->Add(sync.bytes).Add(uint64_t{sync.sources}).Add(sync.offer.revision);
     digest->Add(static_cast<uint64_t>(sync.offer.strategy));
     digest->Add(sync.offer.manifest);

@@ -14,7 +14,8 @@
 // fetch may ask before the source hears of the election.
 //
 // A state that a transfer has begun to write and not finished is torn: it is offered as incomplete
-// until a later sync put it right, or the trainer did (SyncRequest::restored). After a reconnect
+// until a later sync put it right, or the trainer did (SyncRequest::restored). Where the driver has
+// put back what was agreed on before, that is offered. After a reconnect
 // each open sync says what is there by then.
 //
 // Several local members are independent of each other, also in one group. Plain state machine: no
@@ -90,7 +91,8 @@ class LocalSyncs {
     control::FetchProgress progress;  // of the transfer
     uint64_t bytes = 0;
     uint32_t sources = 0;
-    bool brought = false;                     // by a transfer of this sync, what is offered
+    bool brought = false;   // by a transfer of this sync, what is offered
+    bool put_back = false;  // what is offered, after a transfer of this sync broke off
     std::optional<control::SyncResult> next;  // kStopping: a fetch that begins then
     std::optional<Outcome> ends;              // how it ends when nothing is waited for any more
     Tick compare_by = kNever;                 // the difference is waited for until then

@@ -219,6 +219,47 @@ TEST_F(LocalSyncsTest, ATransferThatBreaksOffLeavesATornStateThatIsNeverOfferedW
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.complete);
 }
 
+TEST_F(LocalSyncsTest, WhatIsPutBackAfterATransferBrokeOffIsOfferedInItsPlace) {
+  Begin(1, 9, 4);
+  Fetch(1, 1, 5);
+  Do([&] {
+    TransferEnded ended{LocalId(1), {Code::kUnavailable, "nobody"}, 100, {}, {}, true};
+    ended.put_back = PutBack{2, {8, 0}};
+    syncs_.Ended(ended, &given_);
+  });
+  EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{8, 0}));
+  EXPECT_EQ(Said<control::SyncDone>(out_).at(0).outcome.code, Code::kUnavailable);
+  EXPECT_EQ(
+      Said<control::SyncVote>(Resend()).at(0).offer,
+      (control::SyncOffer{1, SyncStrategy::kPopular, 2, {1, 1}, {8, 0}, true, /*kept=*/true}));
+  Refuse(1, 1, {Code::kAborted, "failed"});
+  const SyncEnded ended = Only<SyncEnded>(out_).at(0);
+  EXPECT_FALSE(ended.torn);
+  EXPECT_EQ(ended.revision, 2U);
+  EXPECT_EQ(ended.state, (Hash128{8, 0}));
+  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 8, 2)).at(0).offer.complete);
+}
+
+TEST_F(LocalSyncsTest, WhatWasKeptIsOfferedAsSuchUntilSomethingElseIsThere) {
+  SyncRequest request{SyncStrategy::kPopular, 7, {1, 1}, {9, 0}};
+  request.kept = true;
+  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  EXPECT_TRUE(Said<control::SyncVote>(out_).at(0).offer.kept);
+  // What may be unequal was kept, too.
+  EXPECT_FALSE(Only<StartTransfer>(Fetch(1, 1, 5)).at(0).unequal_too);
+  Ended(1);
+  EXPECT_FALSE(Said<control::SyncVote>(Resend()).at(0).offer.kept);
+}
+
+TEST_F(LocalSyncsTest, ACopyOfKeptBitsThatBrokeOffLeavesATornState) {
+  SyncRequest request{SyncStrategy::kPopular, 7, {1, 1}, {9, 0}, /*restored=*/true};
+  request.torn = true;
+  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.complete);
+  Refuse(1, 1, {Code::kFailedPrecondition, "nobody has any"});
+  EXPECT_TRUE(Only<SyncEnded>(out_).at(0).torn);
+}
+
 TEST_F(LocalSyncsTest, ATransferThatWroteNothingLeavesTheStateAsItWas) {
   Begin(1, 9);
   Fetch(1, 1, 5);
@@ -433,8 +474,12 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
         case 7:
           if (!transfers.contains(id)) break;
           transfers.erase(id);
-          Ended(id, prng.Chance(0.5) ? Outcome{} : Outcome{Code::kUnavailable, "x"},
-                prng.Chance(0.5));
+          Do([&] {
+            TransferEnded ended{LocalId(id), {}, 100, {MemberId(8)}, {}, prng.Chance(0.5)};
+            if (prng.Chance(0.5)) ended.outcome = {Code::kUnavailable, "x"};
+            if (!ended.outcome.ok() && prng.Chance(0.3)) ended.put_back = PutBack{1, {state, 0}};
+            syncs_.Ended(ended, &given_);
+          });
           break;
         case 8:
           now_ = now_ + Millis(1500);

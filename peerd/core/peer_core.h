@@ -70,6 +70,10 @@ struct SyncRequest {
   // The trainer has written all of it since its last sync, from a checkpoint for instance: whatever
   // broke off then, it is whole.
   bool restored = false;
+  // It is what the peer kept of a former member of the name, at the revision that it had then.
+  bool kept = false;
+  // A copy of kept bits into it broke off: it holds nothing of use.
+  bool torn = false;
   friend bool operator==(const SyncRequest&, const SyncRequest&) = default;
 };
 
@@ -161,6 +165,11 @@ struct AttemptStopped {
   Epoch attempt;
 };
 
+// A state that the peer kept for a member.
+struct PutBack {
+  uint64_t revision = 0;
+  Hash128 state;
+};
 // Of a StartTransfer: nothing writes to the tensors any more.
 struct TransferEnded {
   LocalId local;
@@ -169,6 +178,8 @@ struct TransferEnded {
   std::vector<MemberId> sources;  // that sent some of it
   std::vector<MemberId> corrupt;
   bool wrote = true;  // not OK: something was written to the tensors
+  // Not OK: in place of a mixture they hold this, which was agreed on before.
+  std::optional<PutBack> put_back = std::nullopt;
 };
 // Answer to CompareManifest: in words, or "" if the other one did not say.
 struct ManifestCompared {
@@ -210,10 +221,11 @@ struct StepDone {
 struct SyncEnded {
   LocalId local;
   Outcome outcome;
-  // OK: what the tensors hold now.
+  // OK: what the tensors hold now. Not OK: what was put back in them (PutBack), if anything was.
   uint64_t revision = 0;
   Hash128 state;
-  bool torn = false;  // they hold nothing of use; also if a transfer was complete and its sync failed
+  bool torn =
+      false;  // they hold nothing of use; also if a transfer was complete and its sync failed
   uint64_t bytes = 0;
   uint32_t sources = 0;
   friend bool operator==(const SyncEnded&, const SyncEnded&) = default;

@@ -233,6 +233,7 @@ void Put(const SyncOffer& in, v1::SyncOffer* out) {
   Put(in.manifest, out->mutable_manifest());
   Put(in.state, out->mutable_state());
   out->set_incomplete(!in.complete);
+  out->set_kept(in.kept);
 }
 
 absl::Status Get(const v1::SyncOffer& in, SyncOffer* out) {
@@ -249,6 +250,7 @@ absl::Status Get(const v1::SyncOffer& in, SyncOffer* out) {
   out->manifest = Get(in.manifest());
   out->state = Get(in.state());
   out->complete = !in.incomplete();
+  out->kept = in.kept();
   if (!out->complete && out->strategy == SyncStrategy::kSend) {
     return Refuse("offer", "incomplete", "one of a member that sends");
   }

@@ -52,6 +52,7 @@ class Generator {
     SyncOffer offer{Any(), static_cast<SyncStrategy>(1 + prng_.Below(3)), prng_.Below(100), Hash(),
                     Hash()};
     offer.complete = offer.strategy == SyncStrategy::kSend || prng_.Chance(0.5);
+    offer.kept = prng_.Chance(0.5);
     return offer;
   }
   SyncVote MakeSyncVote() { return {Group(), Make<MemberId>(), MakeSyncOffer()}; }
@@ -450,12 +451,12 @@ TEST(GoldenTest, MessagesOfSyncs) {
   };
   const std::string group = "\x0a\x05\x0a\x03run";
   const std::string offer = std::string("\x08\x05\x10\x02\x18\x0d\x22\x12") + hash(1, 2) +
-                            "\x2a\x12" + hash(3, 4) + "\x30\x01";
-  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, false};
+                            "\x2a\x12" + hash(3, 4) + "\x30\x01\x38\x01";
+  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, false, true};
   EXPECT_EQ(Serialize(PeerMessage(SyncVote{{"run", 0}, MemberId(7), said})),
-            std::string("\x82\x01\x3b") + group + "\x10\x07\x1a\x30" + offer);
+            std::string("\x82\x01\x3d") + group + "\x10\x07\x1a\x32" + offer);
   EXPECT_EQ(Serialize(PeerMessage(Vote{{"run", 0}, MemberId(7), 9, said})),
-            std::string("\x22\x3e") + group + "\x10\x07\x18\x09\x82\x01\x30" + offer);
+            std::string("\x22\x40") + group + "\x10\x07\x18\x09\x82\x01\x32" + offer);
   const SyncDone done{{"run", 0},    MemberId(7),  5, {Code::kAborted, "x"}, state, 6,
                       {MemberId(1)}, {MemberId(2)}};
   EXPECT_EQ(Serialize(PeerMessage(done)), std::string("\x8a\x01\x2c") + group +

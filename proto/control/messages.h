@@ -82,6 +82,9 @@ struct SyncOffer {
   Hash128 state;     // the root: of the manifest and of the tensors that are compared
   // False: the bits are nobody's, since a transfer into them was broken off. It can only receive.
   bool complete = true;
+  // The revision is that of bits which its peer kept of a former member, and which may be of
+  // another history of the group: if it is too high, they are outdated.
+  bool kept = false;
   friend bool operator==(const SyncOffer&, const SyncOffer&) = default;
 };
 
