@@ -51,6 +51,12 @@ ABSL_FLAG(
     uint64_t, state_rate, 0,
     "bytes of shared state a second that are sent to other hosts at most; 0: no limit but what "
     "collectives leave, which have half of each link or more");
+ABSL_FLAG(uint64_t, keep_state, 0,
+          "bytes of shared state, of all members together, that the daemon keeps a copy of after "
+          "each sync, so that a trainer that crashed goes on from there under the same name; 0: "
+          "none");
+ABSL_FLAG(uint32_t, keep_state_for_ms, 600000,
+          "how long a kept state waits for the next member of its name");
 ABSL_FLAG(uint32_t, drain_timeout_ms, 30000,
           "after SIGTERM: how long members may take to reach their next step boundary");
 ABSL_FLAG(uint32_t, coordinator_timeout_ms, 10000,
@@ -131,6 +137,8 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
         absl::StrCat("--hash-threads=", options.hash_threads, ": give 0 to 256"));
   }
   options.state_rate = absl::GetFlag(FLAGS_state_rate);
+  options.keep_state = absl::GetFlag(FLAGS_keep_state);
+  options.keep_state_for_ms = absl::GetFlag(FLAGS_keep_state_for_ms);
   options.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
   options.coordinator_timeout_ms = absl::GetFlag(FLAGS_coordinator_timeout_ms);
   options.version = kVersion;

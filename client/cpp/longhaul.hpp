@@ -217,6 +217,13 @@ class Comm {
     internal::Check(lh_sync_state(comm_, &sync, timeout_ms, &info));
     return info;
   }
+  // Of what peerd kept of a member of this name; see lh_kept_revision().
+  std::optional<uint64_t> KeptRevision(State& state) {
+    uint64_t revision = LH_NO_REVISION;
+    internal::Check(lh_kept_revision(comm_, state.get(), &revision));
+    if (revision == LH_NO_REVISION) return std::nullopt;
+    return revision;
+  }
   lh_sync_info_t SyncState(State& state, uint64_t revision, lh_strategy strategy = LH_POPULAR) {
     lh_sync_options sync = LH_SYNC_OPTIONS_INIT;
     sync.state = state.get();

@@ -22,9 +22,9 @@
 #define LHI_CONNECT_RETRY_NS ((int64_t)20 * 1000 * 1000)
 #define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
 
-typedef char lhi_request_is_192_bytes[sizeof(struct lh_ipc_request) == 192 ? 1 : -1];
+typedef char lhi_request_is_256_bytes[sizeof(struct lh_ipc_request) == 256 ? 1 : -1];
 typedef char lhi_tensor_is_360_bytes[sizeof(struct lh_ipc_tensor) == 360 ? 1 : -1];
-typedef char lhi_reply_is_520_bytes[sizeof(struct lh_ipc_reply) == 520 ? 1 : -1];
+typedef char lhi_reply_is_528_bytes[sizeof(struct lh_ipc_reply) == 528 ? 1 : -1];
 
 /* ------------------------------------------------------------------ clients and fork() */
 
@@ -221,10 +221,14 @@ static void tell_comm_locked(lh_op *op, const struct lh_ipc_reply *reply) {
   }
 }
 
-/* Whether something has to be copied out of the arena. */
+/* Whether something has to be copied out of the arena. After a sync that failed: what fits to
+ * tensors in place that have changed. */
 static bool to_be_collected(const lh_op *op) {
-  return op->copy_to != NULL ||
-         (op->synced != NULL && op->synced->copied > 0 && op->reply.sync.bytes > 0);
+  if (op->synced != NULL && op->synced->copied > 0) {
+    if (op->status != LH_OK) return op->in_place && (op->reply_flags & LH_IPC_REPLACED) != 0;
+    return op->reply.sync.bytes > 0 || (op->reply_flags & LH_IPC_RESUMED) != 0;
+  }
+  return op->status == LH_OK && op->copy_to != NULL;
 }
 
 /* `reply` is NULL when peerd did not answer. */
@@ -238,7 +242,7 @@ static void op_end_locked(lh_op *op, lh_status status, const char *text,
     tell_comm_locked(op, reply);
     op->comm = NULL;
   }
-  if (op->held && op->status == LH_OK && to_be_collected(op)) {
+  if (op->held && to_be_collected(op)) {
     op->state = LHI_ARRIVED;
     if (op->source_region != NULL) --op->source_region->pins;
     op->source_region = NULL;
@@ -286,12 +290,14 @@ static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
     return;
   }
   op->reply_flags = reply->flags;
+  op->reply_revision = reply->revision;
   if (reply->status != LH_OK) {
     op_end_locked(op, (lh_status)reply->status, reply->u.text, reply);
     return;
   }
   if (op->kind == LHI_ALL_REDUCE) op->reply.info = reply->u.op;
   if (op->kind == LHI_MEMBERS) op->reply.members = reply->u.members;
+  if (op->kind == LHI_KEPT) op->reply.kept = reply->u.kept;
   if (op->synced != NULL) op->reply.sync = reply->u.sync;
   op_end_locked(op, LH_OK, NULL, reply);
 }
@@ -423,7 +429,7 @@ static void collect_locked(lh_op *op) {
   pthread_mutex_lock(&op->client->mutex);
   op->state = LHI_ENDED;
   lhi_op_unpin_locked(op);
-  lhi_sync_over_locked(op, true);
+  lhi_sync_over_locked(op, op->status == LH_OK);
   lhi_wake_locked(op->client);
 }
 

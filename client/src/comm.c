@@ -111,6 +111,9 @@ static lh_status take_join_options(const char *call, const lh_join_options *opti
   if (status == LH_OK) status = lhi_check_timeout(call, given->timeout_ms);
   if (status == LH_OK) status = check_name(call, "run", given->run);
   if (status == LH_OK) status = check_cohort(call, given);
+  if (status == LH_OK && given->name != NULL && given->name[0] != '\0') {
+    status = check_name(call, "name", given->name);
+  }
   if (status == LH_OK && given->step_deadline_ms > LH_STEP_DEADLINE_MS_MAX) {
     status = lhi_fail(LH_INVALID_ARGUMENT, "%s: step_deadline_ms is %u; at most %u are possible",
                       call, (unsigned)given->step_deadline_ms, LH_STEP_DEADLINE_MS_MAX);
@@ -152,6 +155,7 @@ static lh_status join_start(const char *call, lh_client *client, const lh_join_o
   request.u.join.step_deadline_ms = given->step_deadline_ms;
   request.u.join.cohort_size = given->cohort_size;
   if (given->cohort != NULL) memcpy(request.u.join.cohort, given->cohort, strlen(given->cohort));
+  if (given->name != NULL) memcpy(request.u.join.name, given->name, strlen(given->name));
   lhi_send(client, &request, -1);
   *comm_out = comm;
   *op_out = op;

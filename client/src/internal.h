@@ -38,7 +38,8 @@ enum lhi_op_kind {
   LHI_ALL_REDUCE,
   LHI_STATE,
   LHI_UNSTATE,
-  LHI_SYNC
+  LHI_SYNC,
+  LHI_KEPT
 };
 
 enum lhi_op_state {
@@ -64,8 +65,10 @@ struct lh_op {
     struct lh_ipc_op_info info;
     struct lh_ipc_members_page members;
     struct lh_ipc_sync_info sync;
+    struct lh_ipc_kept kept;
   } reply;
   uint32_t reply_flags;
+  uint64_t reply_revision;
 
   /* all-reduce */
   struct lhi_region *source_region, *target_region; /* pinned while open */

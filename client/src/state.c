@@ -415,6 +415,46 @@ lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offse
   return LH_OK;
 }
 
+lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_out) {
+  static const char kCall[] = "lh_kept_revision";
+  struct lh_ipc_request request;
+  lh_client *client;
+  lh_op *op = NULL;
+  lh_status status = lhi_check_comm(comm, kCall);
+  if (status == LH_OK) status = check_state(state, 0, kCall);
+  if (status != LH_OK) return status;
+  if (revision_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: revision_out is NULL", kCall);
+  *revision_out = LH_NO_REVISION;
+  client = comm->client;
+  if (state->client != client) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", kCall);
+  }
+  pthread_mutex_lock(&client->mutex);
+  status = lhi_member_check_locked(comm, kCall);
+  if (status == LH_OK) {
+    op = lhi_op_new_locked(client, LHI_KEPT, comm);
+    if (op == NULL) status = LH_UNAVAILABLE;
+  }
+  if (op != NULL) {
+    request = lhi_request(LH_IPC_KEPT, op);
+    request.member = comm->handle;
+    request.u.state.state = state->id;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (status != LH_OK) return status;
+  lhi_send(client, &request, -1);
+  pthread_mutex_lock(&client->mutex);
+  if (lhi_wait_locked(op, lhi_now_ns() + LHI_ANSWER_NS)) {
+    status = lhi_outcome_locked(op);
+    if (status == LH_OK && op->reply.kept.kept != 0) *revision_out = op->reply.kept.revision;
+  } else {
+    status = lhi_fail(LH_UNAVAILABLE, "%s: peerd does not answer; look at its log", kCall);
+  }
+  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
 /* ------------------------------------------------------------------ copies */
 
 static void copy_in(const lh_state *state, bool touched_only) {
@@ -461,6 +501,10 @@ void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
   info->struct_size = size;
   info->torn = op->in_place && (op->reply_flags & LH_IPC_TORN) != 0;
   info->passed = op->passed || (op->reply_flags & LH_IPC_PASSED) != 0;
+  /* What befell copies is nothing to the caller. */
+  info->replaced = op->in_place && (op->reply_flags & LH_IPC_REPLACED) != 0;
+  info->resumed = (ok || info->replaced != 0) && (op->reply_flags & LH_IPC_RESUMED) != 0;
+  if (info->replaced != 0) info->revision = op->reply_revision;
   if (!ok) return;
   info->sources = op->reply.sync.sources;
   info->revision = op->reply.sync.revision;

@@ -42,6 +42,7 @@ namespace {
 // How long closing lanes, sockets and the control stream may take at the end.
 constexpr int64_t kCloseUs = Seconds(2);
 constexpr int64_t kMetricsUs = Millis(500);
+const Outcome kLeaves{Code::kAborted, "the member leaves"};
 // Things that gRPC threads may have under way towards the reactor.
 constexpr size_t kInboxMax = 65536;
 
@@ -90,7 +91,11 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
     transport_->SendControl(frame.link, frame.header, frame.bytes());
   }
   void EndSync(const SyncEnded& ended);
+  // The answer to a sync that the core has not heard of and never will.
+  void WithdrawSync(LocalId local, const Outcome& outcome);
   void FailHopelessJoins();
+  // Drained, and all has been said.
+  bool Over() const { return drained_ && !states_->reading(); }
   void WatchSignals();
   void OnSignal();
   void PublishMetrics();
@@ -142,6 +147,9 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void OnLeave(LocalId local) override;
   void OnPost(const IpcPost& post) override;
   IpcMembers OnMembers(LocalId local) override;
+  bool OnKept(LocalId local, const LocalState& state, uint64_t* revision) override {
+    return states_->KeptRevision(local, state.manifest, revision);
+  }
   void OnGone(LocalId local, const std::string& reason) override;
   void OnRegionAdded(const uint8_t* data, size_t bytes) override {
     transport_->AddMemory(data, bytes);
@@ -205,6 +213,7 @@ absl::Status DaemonImpl::Open() {
   states.self = self_;
   states.hash_threads = options_.hash_threads != 0 ? options_.hash_threads : DefaultHashThreads();
   states.state_rate = options_.state_rate;
+  states.kept = {options_.keep_state, Millis(options_.keep_state_for_ms)};
   states_ = std::make_unique<StateRunner>(
       states, transport_.get(), [this] { ring_->Wake(); }, [this] { return ring_->Now(); });
 
@@ -258,7 +267,7 @@ absl::Status DaemonImpl::Open() {
 
 absl::Status DaemonImpl::Run() {
   WatchSignals();
-  while (!drained_ && signals_ < 2) {
+  while (!Over() && signals_ < 2) {
     const Tick now = ring_->Now();
     if (now >= core_->NextDeadline()) Post(TimePassed{});
     TakeInbox();
@@ -270,7 +279,7 @@ absl::Status DaemonImpl::Run() {
     FailHopelessJoins();
     if (now >= metrics_due_) PublishMetrics();
     Drain();
-    if (drained_) break;
+    if (Over()) break;
     const Tick until = std::min({core_->NextDeadline(), states_->NextDeadline(), metrics_due_});
     LH_RETURN_IF_ERROR(ring_->RunOnce(until));
   }
@@ -327,25 +336,35 @@ void DaemonImpl::Carry(Action& action) {
     void operator()(ToCoordinator& a) { d->control_->Send(a.message); }
     void operator()(JoinDone& a) {
       d->joins_.erase(a.local);
-      if (!a.outcome.ok()) d->groups_.erase(a.local);
+      if (!a.outcome.ok()) {
+        d->groups_.erase(a.local);
+        d->states_->Forget(a.local);
+      }
       d->ipc_->JoinDone(a.local, a.outcome, a.world);
     }
+    // What is said of one member arrives in order, whatever waits for its tensors.
     void operator()(StepDone& a) {
       d->states_->WhenUnread(a.local,
                              [d = d, a] { d->ipc_->StepDone(a.local, a.outcome, a.world); });
     }
-    void operator()(LeaveDone& a) { d->ipc_->LeaveDone(a.local, a.outcome); }
+    void operator()(LeaveDone& a) {
+      d->states_->WhenUnread(a.local, [d = d, a] { d->ipc_->LeaveDone(a.local, a.outcome); });
+    }
     void operator()(PostDone& a) {
       const OpTraffic traffic = d->runner_->TakePost(a.post);
       d->metrics_->ObserveOp(a.outcome.code, a.info);
       d->ipc_->PostDone(a.post, a.outcome, a.info, traffic.bytes_sent, traffic.bytes_received);
     }
-    void operator()(WorldChanged& a) { d->ipc_->WorldChanged(a.local, a.world); }
+    void operator()(WorldChanged& a) {
+      d->states_->WhenUnread(a.local, [d = d, a] { d->ipc_->WorldChanged(a.local, a.world); });
+    }
     void operator()(MemberGone& a) {
-      d->states_->Withdraw(a.local);
-      d->states_->Forget(a.local);
+      d->WithdrawSync(a.local, a.outcome.ok() ? kLeaves : a.outcome);
       d->groups_.erase(a.local);
-      d->ipc_->MemberGone(a.local, a.outcome);
+      d->states_->WhenUnread(a.local, [d = d, a] {
+        d->states_->Forget(a.local);
+        d->ipc_->MemberGone(a.local, a.outcome);
+      });
     }
     void operator()(OpenLinks& a) {
       std::vector<LinkRequest> links;
@@ -386,6 +405,7 @@ void DaemonImpl::Carry(Action& action) {
 void DaemonImpl::OnJoin(const LocalJoin& join) {
   joins_[join.local] = ring_->Now();
   groups_[join.local] = join.group;
+  states_->Add(join.local, join.group, join.name);
   Post(join);
 }
 
@@ -413,13 +433,16 @@ void DaemonImpl::OnStep(LocalId local, const StateSync* sync) {
 }
 
 void DaemonImpl::OnLeave(LocalId local) {
-  // Those that the core has heard of end with the member, and are answered then.
-  if (states_->Withdraw(local)) {
-    const Outcome leaves{Code::kAborted, "the member leaves"};
-    ipc_->SyncDone(local, leaves, {});
-    ipc_->StepDone(local, leaves, {});
-  }
+  WithdrawSync(local, kLeaves);
   Post(LocalLeave{local});
+}
+
+// Those that the core has heard of end with the member, and are answered then.
+void DaemonImpl::WithdrawSync(LocalId local, const Outcome& outcome) {
+  const std::optional<StateSyncInfo> info = states_->Withdraw(local);
+  if (!info) return;
+  ipc_->SyncDone(local, outcome, *info);
+  ipc_->StepDone(local, outcome, {});
 }
 
 void DaemonImpl::EndSync(const SyncEnded& ended) {
@@ -432,14 +455,17 @@ void DaemonImpl::EndSync(const SyncEnded& ended) {
                      " took_ms=", info.total_us / 1000) +
             LogField("torn", info.torn ? "yes" : "no") + LogField("reason", ended.outcome.text));
   }
-  states_->WhenUnread(ended.local,
-                      [this, ended, info] { ipc_->SyncDone(ended.local, ended.outcome, info); });
+  states_->WhenUnread(ended.local, [this, ended, told = info, since = ring_->Now()]() mutable {
+    told.total_us += ring_->Now() - since;
+    ipc_->SyncDone(ended.local, ended.outcome, told);
+  });
 }
 
 void DaemonImpl::OnGone(LocalId local, const std::string& reason) {
   joins_.erase(local);
   groups_.erase(local);
   states_->Withdraw(local);
+  states_->Gone(local);
   Post(LocalDied{local, reason});
 }
 
@@ -461,6 +487,7 @@ void DaemonImpl::FailHopelessJoins() {
          absl::StrCat("join refused: coordinator ", absl::StrJoin(options_.coordinators, ","),
                       " not reachable (", coordinator_error_, "); check --coordinator of peerd")},
         {});
+    states_->Forget(local);
     Post(LocalDied{local, "coordinator not reachable"});
   }
 }
@@ -523,7 +550,7 @@ void DaemonImpl::PublishMetrics() {
   snapshot.relays = relays_;
   const StateExchange::Stats states = states_->exchange()->GetStats();
   snapshot.states = {states.bytes_sent, states.bytes_received, states.bytes_repeated,
-                     states.chunks_corrupt};
+                     states.chunks_corrupt, states_->kept_bytes()};
   snapshot.clients = ipc.clients;
   snapshot.requests_refused = ipc.requests_refused;
   snapshot.arena_bytes = ipc.arena_bytes;

@@ -28,6 +28,8 @@ struct DaemonOptions {
   uint64_t scratch_limit = 0;
   uint32_t hash_threads = 0;  // 0: half of the processors, at most 8
   uint64_t state_rate = 0;    // bytes of shared state sent a second; 0: no limit
+  uint64_t keep_state = 0;    // bytes of states kept for members; 0: none is
+  uint32_t keep_state_for_ms = 600000;
   uint32_t drain_timeout_ms = 30000;
   // A join fails if no coordinator could be reached for this long.
   uint32_t coordinator_timeout_ms = 10000;

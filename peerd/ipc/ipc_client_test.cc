@@ -247,6 +247,15 @@ TEST_F(IpcClientTest, AJoinNamesItsCohortAndDeadline) {
       (std::vector<std::string>{"join 1 run/0 tester cohort host-7 of 2 step_deadline_ms 5000"}));
 }
 
+TEST_F(IpcClientTest, AJoinMayNameItsMember) {
+  Start();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  lh_join_options options = LH_JOIN_OPTIONS_INIT;
+  options.name = "host-7.gpu-0";
+  ASSERT_EQ(lh_join(client_, &options, &comm_), LH_OK) << lh_last_error();
+  EXPECT_EQ(harness_->Events(), (std::vector<std::string>{"join 1 default/0 host-7.gpu-0"}));
+}
+
 TEST_F(IpcClientTest, JoinChecksItsOptions) {
   Start();
   ASSERT_NO_FATAL_FAILURE(Open());
@@ -270,6 +279,7 @@ TEST_F(IpcClientTest, JoinChecksItsOptions) {
   refused("step_deadline_ms",
           [](lh_join_options* o) { o->step_deadline_ms = LH_STEP_DEADLINE_MS_MAX + 1; });
   refused("on_fault", [](lh_join_options* o) { o->on_fault = LH_AS_JOINED; });
+  refused("name", [](lh_join_options* o) { o->name = "not a name"; });
   EXPECT_TRUE(harness_->Events().empty());
 }
 
@@ -929,6 +939,21 @@ class IpcClientStateTest : public IpcClientTest {
     });
   }
 
+  // The same with all bytes of all tensors, which need not be because of others.
+  void Fill(const Outcome& outcome, const StateSyncInfo& info) {
+    ASSERT_TRUE(UntilSyncs(1));
+    harness_->Run([&](ScriptedHandler& handler, IpcServer& server) {
+      const StateSync sync = std::move(handler.syncs.back());
+      handler.syncs.clear();
+      LocalState& state = *sync.state;
+      for (size_t tensor = 0; tensor < state.places.size(); ++tensor) {
+        memset(state.places[tensor], static_cast<int>(10 + tensor), kSize);
+      }
+      std::fill(state.changed.begin(), state.changed.end(), uint8_t{1});
+      server.SyncDone(LocalId(1), outcome, info);
+    });
+  }
+
   const uint64_t kShape = kSize;
   uint8_t* in_place_ = nullptr;
   std::vector<uint8_t> copied_ = std::vector<uint8_t>(kSize);
@@ -997,6 +1022,76 @@ TEST_F(IpcClientStateTest, ASyncThatFailsLeavesWhatIsACopyAsItWas) {
   Hold(&ScriptedHandler::hold_syncs, false);
   ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
   EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 1}));
+}
+
+TEST_F(IpcClientStateTest, WhatWasKeptReachesCopiesThoughNothingCameFromOthers) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  StateSyncInfo info;
+  info.revision = 20;
+  info.resumed = true;
+  std::thread peer([&] { Fill({}, info); });
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  peer.join();
+  EXPECT_EQ(info_.resumed, 1u);
+  EXPECT_EQ(info_.replaced, 0u);
+  EXPECT_EQ(info_.revision, 20u);
+  EXPECT_EQ(in_place_[0], 10);
+  EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 11));
+}
+
+TEST_F(IpcClientStateTest, CopiesFollowTensorsInPlaceThatHaveAnotherStateAfterAFailure) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  StateSyncInfo info;
+  info.revision = 7;
+  info.replaced = true;
+  std::thread peer([&] { Fill({Code::kAborted, "source died"}, info); });
+  EXPECT_EQ(Sync(), LH_ABORTED);
+  peer.join();
+  EXPECT_TRUE(Says("source died")) << lh_last_error();
+  EXPECT_EQ(info_.replaced, 1u);
+  EXPECT_EQ(info_.torn, 0u);
+  EXPECT_EQ(info_.revision, 7u) << "the one to offer next";
+  EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 11));
+  Hold(&ScriptedHandler::hold_syncs, false);
+  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
+  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 1}));
+}
+
+TEST_F(IpcClientStateTest, AStateOfCopiesStaysAsItWasAfterAFailure) {
+  StartJoined();
+  ASSERT_EQ(New({Tensor("m", copied_.data())}), LH_OK) << lh_last_error();
+  Hold(&ScriptedHandler::hold_syncs);
+  StateSyncInfo info;
+  info.revision = 7;
+  info.resumed = true;
+  info.replaced = true;
+  std::thread peer([&] { Fill({Code::kAborted, "source died"}, info); });
+  EXPECT_EQ(Sync(), LH_ABORTED);
+  peer.join();
+  EXPECT_EQ(info_.replaced, 0u);
+  EXPECT_EQ(info_.resumed, 0u);
+  EXPECT_EQ(info_.revision, 0u);
+  EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 0));
+}
+
+TEST_F(IpcClientStateTest, PeerdSaysWhichRevisionIsKept) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  uint64_t revision = 0;
+  ASSERT_EQ(lh_kept_revision(comm_, state_, &revision), LH_OK) << lh_last_error();
+  EXPECT_EQ(revision, LH_NO_REVISION);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    ASSERT_EQ(handler.kept_asked.size(), 1u);
+    EXPECT_EQ(handler.kept_asked[0], (Manifest{{"w", LH_UINT8, {kSize}, kSize, false},
+                                               {"m", LH_UINT8, {kSize}, kSize, true}}));
+    handler.kept_revision = 20;
+  });
+  ASSERT_EQ(lh_kept_revision(comm_, state_, &revision), LH_OK) << lh_last_error();
+  EXPECT_EQ(revision, 20u);
+  EXPECT_EQ(lh_kept_revision(nullptr, state_, &revision), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_kept_revision(comm_, nullptr, &revision), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_kept_revision(comm_, state_, nullptr), LH_INVALID_ARGUMENT);
 }
 
 TEST_F(IpcClientStateTest, OnChangeNamesWhatWasTouchedSinceTheLastGoodSync) {
@@ -1305,6 +1400,9 @@ TEST_F(IpcClientStateTest, CppSyncsAState) {
   options.state = state.get();
   options.revision = 4;
   EXPECT_EQ(comm.BeginStep(options).revision, 4u);
+  EXPECT_EQ(comm.KeptRevision(state), std::nullopt);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.kept_revision = 9; });
+  EXPECT_EQ(comm.KeptRevision(state), 9u);
   harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
 }
 

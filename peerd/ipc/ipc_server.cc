@@ -159,6 +159,11 @@ uint64_t Nanoseconds(int64_t us) { return us < 0 ? 0 : static_cast<uint64_t>(us)
 
 void PutSync(const StateSyncInfo& info, lh_ipc_reply* reply) {
   if (info.torn) reply->flags |= LH_IPC_TORN;
+  if (info.resumed) reply->flags |= LH_IPC_RESUMED;
+  if (info.replaced) {
+    reply->flags |= LH_IPC_REPLACED;
+    reply->revision = info.revision;
+  }
   if (reply->status != 0) return;  // the text is there
   reply->u.sync.revision = info.revision;
   reply->u.sync.hash_high = info.state.high;
@@ -333,6 +338,7 @@ class Server final : public IpcServer {
   void Sync(Client& client);
   void AddState(Client& client);
   void RemoveState(Client& client);
+  void Kept(Client& client);
   // What the request asks to be synced; false: it was refused. `call` of the member waits for it.
   bool TakeSync(Client& client, Member& member, StateSync* sync);
   void AllReduce(Client& client);
@@ -540,7 +546,12 @@ void Server::OnRecv(const ClientPtr& client, IoResult result) {
       Cut(c, {Code::kFailedPrecondition, "more descriptors than expected"});
     } else {
       c.have += static_cast<size_t>(result.value);
-      if (c.have == sizeof c.request) {
+      // One of another version may be shorter, and wait for us.
+      constexpr size_t kVersionEnd = offsetof(lh_ipc_request, u.hello.version) + sizeof(uint32_t);
+      const bool foreign = !c.greeted && c.have >= kVersionEnd && c.request.magic == LH_IPC_MAGIC &&
+                           c.request.type == LH_IPC_HELLO &&
+                           c.request.u.hello.version != LH_IPC_VERSION;
+      if (c.have == sizeof c.request || foreign) {
         OnRequest(client);
         c.have = 0;
         c.descriptors.clear();
@@ -689,6 +700,8 @@ void Server::OnRequest(const ClientPtr& client) {
       return RemoveState(c);
     case LH_IPC_SYNC:
       return Sync(c);
+    case LH_IPC_KEPT:
+      return Kept(c);
     default:
       LH_CHECK(false) << "request " << request.type << " passed the check";
   }
@@ -800,7 +813,7 @@ void Server::Join(Client& client) {
   const lh_ipc_join& wish = client.request.u.join;
   handler_->OnJoin({local,
                     {wish.run, wish.group},
-                    client.name,
+                    wish.name[0] != '\0' ? wish.name : client.name,
                     wish.cohort,
                     wish.cohort_size,
                     wish.step_deadline_ms});
@@ -960,6 +973,23 @@ void Server::RemoveState(Client& client) {
   for (const uint64_t region : it->second.regions) --client.regions.at(region).states;
   client.states.erase(it);
   Answer(client, client.request.call, {});
+}
+
+void Server::Kept(Client& client) {
+  if (ActiveMember(client) == nullptr) return;
+  const auto it = client.states.find(client.request.u.state.state);
+  if (it == client.states.end()) {
+    return Deny(client, Code::kInvalidArgument,
+                absl::StrCat("no state ", client.request.u.state.state));
+  }
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, client.request.member, {});
+  uint64_t revision = 0;
+  if (handler_->OnKept(LocalId(client.request.member), *it->second.state, &revision)) {
+    reply.u.kept.kept = 1;
+    reply.u.kept.revision = revision;
+  }
+  client.calls.erase(client.request.call);
+  Push(client, reply);
 }
 
 void Server::AllReduce(Client& client) {

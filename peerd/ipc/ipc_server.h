@@ -81,6 +81,8 @@ class IpcHandler {
   virtual void OnPost(const IpcPost& post) = 0;
   // Empty while the member is not admitted.
   virtual IpcMembers OnMembers(LocalId local) = 0;
+  // Whether a state of these tensors is kept for the member, and of which revision.
+  virtual bool OnKept(LocalId local, const LocalState& state, uint64_t* revision) = 0;
   // The trainer is gone, or was cut off.
   virtual void OnGone(LocalId local, const std::string& reason) = 0;
 

@@ -197,6 +197,18 @@ TEST(IpcServerTest, TakesARequestInParts) {
   EXPECT_EQ(client.Status(), 0);
 }
 
+// Requests of another version may be shorter: nothing follows then.
+TEST(IpcServerTest, AnotherVersionIsRefusedBeforeItsHelloIsWhole) {
+  Harness harness;
+  RawClient client(harness.path());
+  lh_ipc_request hello = Hello();
+  hello.u.hello.version = LH_IPC_VERSION - 1;
+  ASSERT_TRUE(client.SendBytes(&hello, 128));
+  EXPECT_EQ(client.Status(), static_cast<int>(Code::kFailedPrecondition));
+  EXPECT_NE(client.text().find("install matching releases"), std::string::npos) << client.text();
+  EXPECT_EQ(client.Status(), -1);
+}
+
 TEST(IpcServerTest, WhatIsAgainstTheProtocolEndsTheConnectionAndIsCounted) {
   Harness harness;
   const std::vector<std::function<void(lh_ipc_request*)>> before_hello = {
@@ -750,6 +762,52 @@ TEST(IpcServerTest, AStateIsHandedOverWithItsMemory) {
   });
   EXPECT_EQ(trainer.memory[kChangedAt], 0);
   EXPECT_EQ(trainer.memory[kChangedAt + 1], 1);
+}
+
+TEST(IpcServerTest, AJoinNamesItsMemberOrTheHelloDid) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  lh_ipc_request join = Request(LH_IPC_JOIN, 61);
+  strcpy(join.u.join.run, "run");
+  strcpy(join.u.join.name, "other");
+  ASSERT_EQ(trainer.client.Ask(join), 0);
+  const std::vector<std::string> events = harness.Events();
+  ASSERT_GE(events.size(), 2u);
+  EXPECT_EQ(events[events.size() - 2], "join 1 run/0 raw");
+  EXPECT_EQ(events.back(), "join 2 run/0 other");
+}
+
+TEST(IpcServerTest, WhatIsKeptIsToldOfAMemberAndAStateThatAreThere) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  lh_ipc_request kept = Request(LH_IPC_KEPT, 60, trainer.member);
+  kept.u.state.state = 7;
+  ASSERT_EQ(trainer.client.Ask(kept), 0);
+  EXPECT_EQ(trainer.client.reply().u.kept.kept, 0u);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.kept_revision = 5; });
+  ASSERT_EQ(trainer.client.Ask(kept), 0);
+  EXPECT_EQ(trainer.client.reply().call, 60u);
+  EXPECT_EQ(trainer.client.reply().u.kept.kept, 1u);
+  EXPECT_EQ(trainer.client.reply().u.kept.revision, 5u);
+  kept.u.state.state = 8;
+  EXPECT_EQ(trainer.client.Ask(kept), kInvalid);
+  kept.u.state.state = 7;
+  kept.member = 99;
+  EXPECT_EQ(trainer.client.Ask(kept), kPrecondition);
+}
+
+TEST(IpcServerTest, TheAnswerTellsWhatBecameOfTheTensors) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.sync_info.resumed = true;
+    handler.sync_info.replaced = true;
+  });
+  ASSERT_EQ(trainer.client.Ask(trainer.Sync(60)), 0);
+  EXPECT_EQ(trainer.client.reply().flags, uint32_t{LH_IPC_RESUMED | LH_IPC_REPLACED});
+  EXPECT_EQ(trainer.client.reply().revision, 12u);
 }
 
 TEST(IpcServerTest, ATableIsCopiedBeforeItIsChecked) {

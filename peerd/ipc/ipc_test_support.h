@@ -66,6 +66,11 @@ class ScriptedHandler : public IpcHandler {
     if (!hold_posts) FinishPost();
   }
   IpcMembers OnMembers(LocalId) override { return {Epoch(epoch), members}; }
+  bool OnKept(LocalId, const LocalState& state, uint64_t* revision) override {
+    kept_asked.push_back(state.manifest);
+    *revision = kept_revision;
+    return kept_revision != 0;
+  }
   void OnGone(LocalId local, const std::string& reason) override {
     events.push_back("gone " + std::to_string(local.value()) + " " + reason);
   }
@@ -104,6 +109,8 @@ class ScriptedHandler : public IpcHandler {
   bool hold_posts = false;
   bool hold_syncs = false;
   StateSyncInfo sync_info{0, {0xa, 0xb}, false, 0, 0, 5000};
+  uint64_t kept_revision = 0;  // 0: nothing is kept
+  std::vector<Manifest> kept_asked;
   std::vector<StateSync> syncs;  // all
   std::vector<IpcPost> posts;    // held
   std::vector<std::string> events;

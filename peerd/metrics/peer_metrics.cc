@@ -96,6 +96,9 @@ struct PeerMetrics::Impl {
                         "Bytes of shared state that came for nothing: again, wrong, or broken off"),
         state_corrupt(r, "longhaul_state_chunks_corrupt_total",
                       "Chunks of shared state that were not what they should be"),
+        state_kept(
+            AddGauge(r, "longhaul_state_kept_bytes",
+                     "Memory of the states kept for members that are here or may come back")),
         relayed(r, "longhaul_peerd_frames_relayed_total",
                 "Frames passed on between two peers that cannot reach each other"),
         retries(r, "longhaul_peerd_op_retries_total", "Attempts that had to be repeated"),
@@ -139,6 +142,7 @@ struct PeerMetrics::Impl {
   Follower state_received;
   Follower state_refetched;
   Follower state_corrupt;
+  Gauge& state_kept;
   Follower relayed;
   Follower retries;
   Follower frames_stale;
@@ -188,6 +192,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.state_received.Follow(s.states.bytes_received);
   m.state_refetched.Follow(s.states.bytes_refetched);
   m.state_corrupt.Follow(s.states.chunks_corrupt);
+  m.state_kept.Set(static_cast<double>(s.states.bytes_kept));
   m.relayed.Follow(s.relays.passed_on);
   m.frames_stale.Follow(s.core.frames_stale + s.relays.stale);
   m.frames_refused.Follow(s.core.frames_refused + s.transport.frames_refused);

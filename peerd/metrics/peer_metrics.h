@@ -24,6 +24,7 @@ struct StateCounts {
   uint64_t bytes_received = 0;   // right ones, once
   uint64_t bytes_refetched = 0;  // came for nothing
   uint64_t chunks_corrupt = 0;
+  uint64_t bytes_kept = 0;
 };
 
 struct PeerSnapshot {

@@ -33,7 +33,8 @@ StateRunner::StateRunner(const Options& options, Transport* transport, std::func
                          std::function<Tick()> clock)
     : clock_(std::move(clock)),
       pool_(options.hash_threads, std::move(wake)),
-      syncs_(&pool_, clock_),
+      kept_(options.kept, &pool_, clock_),
+      syncs_(&pool_, &kept_, clock_),
       exchange_(options.self, transport, &pool_, options.detect_ms) {
   exchange_.server()->SetRate(options.state_rate);
 }
@@ -44,7 +45,16 @@ void StateRunner::Begin(LocalId local, const GroupKey& group, const StateSync& s
   syncs_.Begin(local, sync, with_step);
 }
 
+void StateRunner::Gone(LocalId local) {
+  kept_.Remove(local.value());
+  // What it left is the next one's, who may change it.
+  const auto it = members_.find(local);
+  if (it == members_.end() || !it->second.served) return;
+  exchange_.server()->EndServeKept(it->second.group, it->second.served);
+}
+
 void StateRunner::Forget(LocalId local) {
+  kept_.Remove(local.value());
   const auto it = members_.find(local);
   if (it == members_.end()) return;
   if (it->second.served) exchange_.server()->Unregister(it->second.group, it->second.served);
@@ -120,6 +130,28 @@ void StateRunner::Carry(const CompareManifest& action) {
                             {action.other.member, action.other.peer}, Now());
 }
 
+StateSyncInfo StateRunner::Carry(const SyncEnded& action) {
+  const auto it = members_.find(action.local);
+  // Nobody reads what the copy changes.
+  if (it != members_.end() && it->second.served && action.outcome.ok()) {
+    exchange_.server()->EndServeKept(it->second.group, it->second.served);
+  }
+  const StateSyncInfo info = syncs_.End(action);
+  if (syncs_.Keeping(action.local)) {
+    reads_[action.local].keeping = true;
+  } else {
+    ServeKept(action.local);
+  }
+  return info;
+}
+
+void StateRunner::ServeKept(LocalId local) {
+  const auto it = members_.find(local);
+  const std::shared_ptr<const KeptState> kept = kept_.Committed(local.value());
+  if (kept == nullptr || it == members_.end() || !it->second.served) return;
+  exchange_.server()->ServeKept(it->second.group, it->second.served, kept, kept->root);
+}
+
 // ------------------------------------------------------------------------------ work
 
 void StateRunner::WhenUnread(LocalId local, std::function<void()> act) {
@@ -133,10 +165,11 @@ void StateRunner::EndReads() {
   for (auto it = reads_.begin(); it != reads_.end();) {
     std::erase_if(it->second.states,
                   [&](const auto& state) { return !server.Reading(state.get()); });
-    if (!it->second.states.empty()) {
+    if (!it->second.states.empty() || syncs_.Keeping(it->first)) {
       ++it;
       continue;
     }
+    if (it->second.keeping) ServeKept(it->first);
     const std::vector<std::function<void()>> then = std::move(it->second.then);
     it = reads_.erase(it);
     for (const auto& act : then) act();
@@ -144,8 +177,9 @@ void StateRunner::EndReads() {
 }
 
 void StateRunner::Work() {
-  EndReads();
   pool_.Deliver();
+  EndReads();
+  if (kept_.NextDeadline() <= Now()) kept_.OnTime();
   exchange_.Work(Now());
   for (StateExchange::Ended& ended : exchange_.TakeEnded()) {
     const LocalId local(ended.local);
@@ -154,9 +188,9 @@ void StateRunner::Work() {
     Outcome outcome;
     if (!result.error.empty()) outcome = {Code::kAborted, std::move(result.error)};
     fetches_.erase(local);
-    events_.push_back(TransferEnded{local, std::move(outcome), result.bytes,
-                                    std::move(result.sources), std::move(result.corrupt),
-                                    result.wrote});
+    syncs_.TransferOver(TransferEnded{local, std::move(outcome), result.bytes,
+                                      std::move(result.sources), std::move(result.corrupt),
+                                      result.wrote});
   }
   for (StateExchange::Compared& compared : exchange_.TakeCompared()) {
     events_.push_back(ManifestCompared{LocalId(compared.local), std::move(compared.difference)});
@@ -164,7 +198,7 @@ void StateRunner::Work() {
 }
 
 Tick StateRunner::NextDeadline() const {
-  Tick due = exchange_.NextDeadline();
+  Tick due = std::min(exchange_.NextDeadline(), kept_.NextDeadline());
   for (const auto& [local, fetch] : fetches_) due = std::min(due, fetch.looked + kProgressUs);
   return due;
 }

@@ -1,5 +1,6 @@
 // All that the driver does for shared state: hashes what trainers bring (SyncRunner), carries out
-// what the core says about syncs, and moves the chunks (StateExchange).
+// what the core says about syncs, moves the chunks (StateExchange), and keeps what was agreed on
+// (KeptStates), which others may ask for while its trainer trains.
 //
 // The driver hands over what the transport's listener hears of ours (exchange()), calls Work()
 // after each turn of the ring, and takes what has to be told to the core and to trainers.
@@ -17,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "peerd/core/peer_core.h"
 #include "peerd/runner/sync_runner.h"
 #include "peerd/state/hash_pool.h"
+#include "peerd/state/kept_states.h"
 #include "peerd/state/local_state.h"
 #include "peerd/state/state_exchange.h"
 #include "peerd/transport/transport.h"
@@ -39,6 +42,7 @@ class StateRunner {
     uint32_t hash_threads = 1;
     uint32_t detect_ms = 1500;
     uint64_t state_rate = 0;  // bytes of states that are sent a second; 0: no limit
+    KeptStates::Options kept;
   };
 
   // `transport` outlives it. `wake`: of the reactor; `clock`: its clock.
@@ -51,8 +55,17 @@ class StateRunner {
   StateExchange* exchange() { return &exchange_; }
 
   // ---- trainers; see SyncRunner
+  // The member is here; its trainer is gone, or it was not admitted.
+  void Add(LocalId local, const GroupKey& group, const std::string& name) {
+    kept_.Add(local.value(), group, name);
+  }
+  void Gone(LocalId local);
+  // The revision of what is kept for the member, of these tensors; false: nothing is.
+  bool KeptRevision(LocalId local, const Manifest& manifest, uint64_t* revision) const {
+    return kept_.Revision(local.value(), manifest, revision);
+  }
   void Begin(LocalId local, const GroupKey& group, const StateSync& sync, bool with_step);
-  bool Withdraw(LocalId local) { return syncs_.Withdraw(local); }
+  std::optional<StateSyncInfo> Withdraw(LocalId local) { return syncs_.Withdraw(local); }
   // The member is out: nobody asks for its state any more.
   void Forget(LocalId local);
 
@@ -63,10 +76,11 @@ class StateRunner {
   void Carry(const ChangeSources& action);
   void Carry(const StopTransfer& action);
   void Carry(const CompareManifest& action);
-  StateSyncInfo Carry(const SyncEnded& action) { return syncs_.End(action); }
+  StateSyncInfo Carry(const SyncEnded& action);
 
-  // Runs `act` once nothing reads what the member has served: at once, or within a later Work().
-  // What is handed over for one member runs in that order.
+  // Runs `act` once nothing reads the member's tensors, because it has served them or because they
+  // are to be kept: at once, or within a later Work(). What is handed over for one member runs in
+  // that order.
   void WhenUnread(LocalId local, std::function<void()> act);
 
   // Goes on with whatever can.
@@ -80,6 +94,9 @@ class StateRunner {
   std::vector<int64_t> TakeHashTimes() { return syncs_.TakeHashTimes(); }
   // Something is being hashed: `wake` follows.
   bool hashing() const { return !pool_.idle(); }
+  // Something waits for WhenUnread().
+  bool reading() const { return !reads_.empty(); }
+  uint64_t kept_bytes() const { return kept_.bytes(); }
 
  private:
   struct Member {
@@ -89,6 +106,7 @@ class StateRunner {
   // States that are not served any more and still read, and what waits for the end of that.
   struct Reads {
     std::vector<std::shared_ptr<const LocalState>> states;
+    bool keeping = false;  // SyncRunner::Keeping()
     std::vector<std::function<void()>> then;
   };
   // A transfer that is on.
@@ -101,9 +119,12 @@ class StateRunner {
   Tick Now() const { return clock_(); }
   void Start(const StartTransfer& action);
   void EndReads();
+  // Others may ask for what the member has committed.
+  void ServeKept(LocalId local);
 
   const std::function<Tick()> clock_;
   HashPool pool_;
+  KeptStates kept_;
   SyncRunner syncs_;
   StateExchange exchange_;
   std::map<LocalId, Member> members_;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <span>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/log.h"
 #include "peerd/state/memory_state.h"
 #include "peerd/state/state_hash.h"
 
@@ -49,37 +51,87 @@ SyncRunner::~SyncRunner() {
 
 void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step) {
   LH_CHECK(!syncs_.contains(local)) << "two syncs of local " << local.value();
-  LocalState& state = *sync.state;
-  std::fill(state.changed.begin(), state.changed.end(), uint8_t{0});
+  std::fill(sync.state->changed.begin(), sync.state->changed.end(), uint8_t{0});
+  Sync& made = syncs_[local];
+  made.sync = sync;
+  made.with_step = with_step;
+  made.began = clock_();
+  kept_->WhenIdle(local.value(), [this, local] { Start(local); });
+}
+
+void SyncRunner::Start(LocalId local) {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end() || it->second.stage != Stage::kWaiting) return;  // withdrawn
+  Sync& sync = it->second;
+  sync.kept = kept_->Take(local.value(), sync.sync.state->manifest);
+  const bool fill = sync.kept != nullptr && kept_->Inherited(local.value()) &&
+                    sync.sync.revision < sync.kept->revision &&
+                    sync.sync.strategy != control::SyncStrategy::kSend;
+  if (fill) {
+    Fill(local, &sync);
+  } else {
+    Hash(local, &sync);
+  }
+}
+
+void SyncRunner::Fill(LocalId local, Sync* sync) {
+  const std::shared_ptr<LocalState>& state = sync->sync.state;
+  for (std::vector<Hash128>& digests : state->digests) Forget(&digests);
+  sync->stage = Stage::kFilling;
+  sync->resumed = true;
+  const uint64_t brought = std::exchange(sync->sync.revision, sync->kept->revision);
+  sync->job = kept_->CopyTo(sync->kept, state, [this, local, brought](bool right) {
+    Sync& filled = syncs_.at(local);
+    Log(right ? LogLevel::kInfo : LogLevel::kError,
+        absl::StrCat("kept state taken up local=", local.value(), " brought=", brought,
+                     " revision=", filled.kept->revision,
+                     " took_ms=", (clock_() - filled.began) / 1000) +
+            LogField("right", right ? "yes" : "no"));
+    // It would leave the same mixture again.
+    if (!right) filled.kept = nullptr;
+    Offer(local, /*torn=*/!right);
+  });
+}
+
+void SyncRunner::Hash(LocalId local, Sync* sync) {
+  LocalState& state = *sync->sync.state;
   std::vector<size_t> tensors;
   std::vector<std::span<const uint8_t>> bytes;
   for (size_t i = 0; i < state.manifest.size(); ++i) {
-    if (state.manifest[i].bytes == 0 || !MayHaveChanged(sync, i)) continue;
+    if (state.manifest[i].bytes == 0 || !MayHaveChanged(sync->sync, i)) continue;
     // Not known until it is hashed, also if nobody waits for that any more.
     Forget(&state.digests[i]);
     tensors.push_back(i);
     bytes.push_back(state.Tensor(i));
   }
-  Sync& made = syncs_[local];
-  made.sync = sync;
-  made.with_step = with_step;
-  made.began = clock_();
-  made.job =
-      pool_->HashTensors(bytes, sync.state, [this, local, tensors](HashPool::Digests digests) {
-        Hashed(local, tensors, std::move(digests));
-      });
+  sync->stage = Stage::kHashing;
+  sync->job = pool_->HashTensors(bytes, sync->sync.state,
+                                 [this, local, tensors](HashPool::Digests digests) {
+                                   Hashed(local, tensors, std::move(digests));
+                                 });
 }
 
 void SyncRunner::Hashed(LocalId local, const std::vector<size_t>& tensors,
                         HashPool::Digests digests) {
-  Sync& sync = syncs_.at(local);
-  sync.job = 0;
+  const Sync& sync = syncs_.at(local);
   for (size_t i = 0; i < tensors.size(); ++i) {
     sync.sync.state->digests[tensors[i]] = std::move(digests[i]);
   }
-  sync.offered = sync.sync.state->digests;
-  const SyncRequest request = RequestOf(sync.sync);
   hash_times_us_.push_back(clock_() - sync.began);
+  Offer(local, /*torn=*/false);
+}
+
+void SyncRunner::Offer(LocalId local, bool torn) {
+  Sync& sync = syncs_.at(local);
+  sync.stage = Stage::kTold;
+  sync.job = 0;
+  sync.offered = sync.sync.state->digests;
+  SyncRequest request = RequestOf(sync.sync);
+  // Also when it was filled in an earlier sync, which failed.
+  request.kept = sync.kept != nullptr && kept_->Inherited(local.value()) &&
+                 request.revision == sync.kept->revision && request.state == sync.kept->root;
+  request.torn = torn;
+  if (sync.resumed && !torn) request.restored = true;
   if (sync.with_step) {
     events_.push_back(LocalStep{local, request});
   } else {
@@ -87,32 +139,78 @@ void SyncRunner::Hashed(LocalId local, const std::vector<size_t>& tensors,
   }
 }
 
-bool SyncRunner::Withdraw(LocalId local) {
+std::optional<StateSyncInfo> SyncRunner::Withdraw(LocalId local) {
   const auto it = syncs_.find(local);
-  if (it == syncs_.end() || it->second.job == 0) return false;
+  if (it == syncs_.end() || it->second.stage == Stage::kTold) return std::nullopt;
+  StateSyncInfo info;
+  info.torn = it->second.stage == Stage::kFilling;
   pool_->Cancel(it->second.job);
   syncs_.erase(it);
-  return true;
+  return info;
+}
+
+void SyncRunner::TransferOver(TransferEnded ended) {
+  const auto it = syncs_.find(ended.local);
+  const bool mixture = !ended.outcome.ok() && ended.wrote;
+  if (it == syncs_.end() || !mixture || it->second.kept == nullptr) {
+    events_.push_back(std::move(ended));
+    return;
+  }
+  Sync& sync = it->second;
+  sync.job = kept_->CopyTo(sync.kept, sync.sync.state,
+                           [this, kept = sync.kept, ended = std::move(ended)](bool right) mutable {
+                             Sync& over = syncs_.at(ended.local);
+                             over.job = 0;
+                             if (right) {
+                               ended.put_back = PutBack{kept->revision, kept->root};
+                             } else {
+                               over.kept = nullptr;
+                             }
+                             Log(LogLevel::kInfo,
+                                 absl::StrCat("kept state put back local=", ended.local.value(),
+                                              " revision=", kept->revision) +
+                                     LogField("right", right ? "yes" : "no"));
+                             events_.push_back(std::move(ended));
+                           });
 }
 
 StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
-  StateSyncInfo info{ended.revision, ended.state, ended.torn, ended.bytes, ended.sources, 0};
-  const auto it = syncs_.find(ended.local);
-  if (it == syncs_.end()) return info;
-  info.total_us = clock_() - it->second.began;
-  LocalState& state = *it->second.sync.state;
-  if (info.bytes > 0) MarkChanged(it->second.offered, &state);
+  StateSyncInfo info;
+  info.revision = ended.revision;
+  info.state = ended.state;
+  info.torn = ended.torn;
+  info.bytes = ended.bytes;
+  info.sources = ended.sources;
+  auto found = syncs_.extract(ended.local);
+  if (found.empty()) return info;
+  const Sync& sync = found.mapped();
+  info.total_us = clock_() - sync.began;
+  info.resumed = sync.resumed;
+  if (!ended.outcome.ok() && !ended.torn) {
+    info.replaced = sync.resumed || ended.state != Hash128{};
+    if (info.replaced && ended.state == Hash128{}) info.revision = sync.sync.revision;
+  }
+  LocalState& state = *sync.sync.state;
+  if (sync.resumed) {
+    std::fill(state.changed.begin(), state.changed.end(), uint8_t{1});
+  } else if (info.bytes > 0 || info.replaced) {
+    MarkChanged(sync.offered, &state);
+  }
   if (ended.torn) {
     // What lies there is known again when it was hashed again.
     for (std::vector<Hash128>& digests : state.digests) Forget(&digests);
   }
-  syncs_.erase(it);
+  if (!ended.outcome.ok()) return info;
+  const bool kept = kept_->Keep(ended.local.value(), sync.sync.state, ended.revision, ended.state,
+                                [this, local = ended.local] { keeping_.erase(local); });
+  if (!kept) keeping_.insert(ended.local);
   return info;
 }
 
 std::shared_ptr<LocalState> SyncRunner::StateOf(LocalId local) const {
   const auto it = syncs_.find(local);
-  return it == syncs_.end() || it->second.job != 0 ? nullptr : it->second.sync.state;
+  const bool told = it != syncs_.end() && it->second.stage == Stage::kTold;
+  return told ? it->second.sync.state : nullptr;
 }
 
 }  // namespace longhaul::peerd

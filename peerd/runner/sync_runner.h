@@ -3,6 +3,14 @@
 //
 //   Begin --(hashed)--> a LocalSync or LocalStep for the core --(SyncEnded)--> End
 //
+// Where states are kept (kept_states.h):
+// - Begin of a member that brings a lower revision than one of its name left, and has committed
+//   nothing itself, fills its tensors from that: it is what the core hears of. A member that only
+//   sends stays as it is.
+// - A transfer that leaves a mixture is undone as far as possible: TransferOver() puts back what is
+//   kept before the core hears of the end.
+// - End of a sync that all agreed on keeps the state; Keeping() until that is done.
+//
 // Threads: the reactor's. Nothing here calls the core: events are collected (TakeEvents).
 #pragma once
 
@@ -10,6 +18,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -17,25 +27,31 @@
 #include "base/tick.h"
 #include "peerd/core/peer_core.h"
 #include "peerd/state/hash_pool.h"
+#include "peerd/state/kept_states.h"
 #include "peerd/state/local_state.h"
 
 namespace longhaul::peerd {
 
 class SyncRunner {
  public:
-  // The pool outlives the runner. `clock`: the reactor's.
-  SyncRunner(HashPool* pool, std::function<Tick()> clock) : pool_(pool), clock_(std::move(clock)) {}
+  // The pool outlives the runner; `kept` goes after it. `clock`: the reactor's.
+  SyncRunner(HashPool* pool, KeptStates* kept, std::function<Tick()> clock)
+      : pool_(pool), kept_(kept), clock_(std::move(clock)) {}
   ~SyncRunner();
   SyncRunner(const SyncRunner&) = delete;
   SyncRunner& operator=(const SyncRunner&) = delete;
 
   // At most one of a member at a time. `with_step`: the core gets a LocalStep.
   void Begin(LocalId local, const StateSync& sync, bool with_step);
-  // The member does not want it any more, or is gone. True: the core has not heard of the sync and
-  // never will, so the caller answers it.
-  bool Withdraw(LocalId local);
-  // The core has answered: what the trainer is told.
+  // The member does not want it any more, or is gone. What the caller answers it with: the core has
+  // not heard of the sync and never will. nullopt: it has, or there is none.
+  std::optional<StateSyncInfo> Withdraw(LocalId local);
+  // Nothing of the transfer writes any more; the core hears of it by TakeEvents().
+  void TransferOver(TransferEnded ended);
+  // The core has answered: what the trainer is told, once it is not Keeping() any more.
   StateSyncInfo End(const SyncEnded& ended);
+  // What the member has agreed on is being copied from its tensors.
+  bool Keeping(LocalId local) const { return keeping_.contains(local); }
 
   // The state of a sync that the core has heard of and not ended; else nullptr.
   std::shared_ptr<LocalState> StateOf(LocalId local) const;
@@ -45,19 +61,34 @@ class SyncRunner {
   std::vector<int64_t> TakeHashTimes() { return std::exchange(hash_times_us_, {}); }
 
  private:
+  enum class Stage : uint8_t {
+    kWaiting,  // until what one of its name left is whole
+    kFilling,  // from that
+    kHashing,
+    kTold,  // to the core
+  };
   struct Sync {
-    StateSync sync;
+    StateSync sync;  // with the revision that is offered
     bool with_step = false;
     Tick began;
-    HashPool::JobId job = 0;  // 0: hashed
+    Stage stage = Stage::kWaiting;
+    HashPool::JobId job = 0;
+    std::shared_ptr<const KeptState> kept;  // can be put back
+    bool resumed = false;                   // the tensors were filled from it
     ChunkDigests offered;
   };
 
+  void Start(LocalId local);
+  void Fill(LocalId local, Sync* sync);
+  void Hash(LocalId local, Sync* sync);
+  void Offer(LocalId local, bool torn);
   void Hashed(LocalId local, const std::vector<size_t>& tensors, HashPool::Digests digests);
 
   HashPool* const pool_;
+  KeptStates* const kept_;
   const std::function<Tick()> clock_;
   std::map<LocalId, Sync> syncs_;
+  std::set<LocalId> keeping_;
   std::vector<Event> events_;
   std::vector<int64_t> hash_times_us_;
 };

@@ -1,10 +1,15 @@
 #include "peerd/runner/sync_runner.h"
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <numeric>
+#include <optional>
 #include <semaphore>
+#include <string>
 #include <variant>
 
+#include "base/log.h"
 #include "gtest/gtest.h"
 #include "peerd/state/state_hash.h"
 
@@ -63,7 +68,8 @@ class SyncRunnerTest : public testing::Test {
   Tick now_;
   std::counting_semaphore<> woken_{0};
   HashPool pool_{2, [this] { woken_.release(); }};
-  SyncRunner runner_{&pool_, [this] { return now_; }};
+  KeptStates kept_{{uint64_t{1} << 30, Seconds(60)}, &pool_, [this] { return now_; }};
+  SyncRunner runner_{&pool_, &kept_, [this] { return now_; }};
 };
 
 TEST_F(SyncRunnerTest, TellsTheCoreWhatThereIs) {
@@ -146,8 +152,10 @@ TEST_F(SyncRunnerTest, TheTrainerIsToldWhichChunksCameFromOthers) {
 TEST_F(SyncRunnerTest, AWithdrawnSyncNeverReachesTheCore) {
   runner_.Begin(kLocal, Sync(), /*with_step=*/false);
   EXPECT_EQ(runner_.StateOf(kLocal), nullptr);
-  EXPECT_TRUE(runner_.Withdraw(kLocal));
-  EXPECT_FALSE(runner_.Withdraw(kLocal));
+  const std::optional<StateSyncInfo> withdrawn = runner_.Withdraw(kLocal);
+  ASSERT_TRUE(withdrawn.has_value());
+  EXPECT_FALSE(withdrawn->torn);
+  EXPECT_FALSE(runner_.Withdraw(kLocal).has_value());
   // Another one of the same member; what was dropped is hashed again.
   const LocalId other(5);
   runner_.Begin(other, Sync({0, 0, 0}), /*with_step=*/false);
@@ -155,13 +163,206 @@ TEST_F(SyncRunnerTest, AWithdrawnSyncNeverReachesTheCore) {
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(std::get<LocalSync>(events[0]).local, other);
   EXPECT_EQ(state_->digests[0].size(), 3u);
-  EXPECT_FALSE(runner_.Withdraw(other)) << "the core has heard of it";
+  EXPECT_FALSE(runner_.Withdraw(other).has_value()) << "the core has heard of it";
 }
 
 TEST_F(SyncRunnerTest, EndsOfWithdrawnSyncsAreIgnored) {
   const StateSyncInfo info = runner_.End({kLocal, {Code::kEvicted, "late"}, 0, {}, true, 0, 0});
   EXPECT_TRUE(info.torn);
   EXPECT_EQ(info.total_us, 0);
+}
+
+// ------------------------------------------------------------------------------ kept states
+
+class KeptSyncsTest : public SyncRunnerTest {
+ protected:
+  KeptSyncsTest() {
+    SetLogSink([](std::string_view) {});
+    Join(kLocal, "a");
+  }
+  ~KeptSyncsTest() override { SetLogSink(nullptr); }
+
+  void Join(LocalId local, const std::string& name) { kept_.Add(local.value(), {"run", 0}, name); }
+  bool Until(const std::function<bool()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (true) {
+      pool_.Deliver();
+      if (condition()) return true;
+      if (!woken_.try_acquire_until(deadline)) return false;
+    }
+  }
+  SyncRequest Begin(LocalId local, uint64_t revision,
+                    control::SyncStrategy strategy = control::SyncStrategy::kPopular) {
+    StateSync sync = Sync();
+    sync.revision = revision;
+    sync.strategy = strategy;
+    runner_.Begin(local, sync, /*with_step=*/false);
+    const std::vector<Event> events = Events();
+    EXPECT_EQ(events.size(), 1u);
+    return std::get<LocalSync>(events.at(0)).sync;
+  }
+  // A sync of what is there, to its end: the trainer has been answered.
+  StateSyncInfo Commit(LocalId local, uint64_t revision) {
+    const SyncRequest request = Begin(local, revision);
+    const StateSyncInfo info =
+        runner_.End({local, {}, request.revision, request.state, false, 0, 0});
+    EXPECT_TRUE(Until([&] { return !runner_.Keeping(local); }));
+    return info;
+  }
+  // As if a trainer of this name had committed `fill` at this revision, and died.
+  void Leave(const std::string& name, uint8_t fill, uint64_t revision) {
+    const LocalId former(77);
+    Join(former, name);
+    std::fill(bytes_.begin(), bytes_.end(), fill);
+    Commit(former, revision);
+    kept_.Remove(former.value());
+    std::fill(bytes_.begin(), bytes_.end(), uint8_t{0});
+  }
+  // Without the byte before the first tensor, which is nobody's.
+  bool AllAre(uint8_t value) const {
+    return std::all_of(bytes_.begin() + 1, bytes_.end(), [&](uint8_t b) { return b == value; });
+  }
+  TransferEnded Over(TransferEnded ended) {
+    runner_.TransferOver(std::move(ended));
+    const std::vector<Event> events = Events();
+    EXPECT_EQ(events.size(), 1u);
+    return std::get<TransferEnded>(events.at(0));
+  }
+};
+
+TEST_F(KeptSyncsTest, AMemberGoesOnWhereOneOfItsNameWas) {
+  Leave("a", 7, 20);
+  const SyncRequest request = Begin(kLocal, 3);
+  EXPECT_EQ(request.revision, 20u);
+  EXPECT_TRUE(request.kept);
+  EXPECT_TRUE(request.restored);
+  EXPECT_FALSE(request.torn);
+  EXPECT_TRUE(AllAre(7));
+  EXPECT_EQ(request.state, RootOf(state_->manifest, state_->digests));
+  const StateSyncInfo info = runner_.End({kLocal, {}, 20, request.state, false, 0, 0});
+  EXPECT_TRUE(info.resumed);
+  EXPECT_FALSE(info.replaced);
+  EXPECT_EQ(info.revision, 20u);
+  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1)) << "copies have to be made of all of it";
+  // Its own commits are its own: a lower revision later is what the trainer wants.
+  EXPECT_EQ(Begin(kLocal, 2).revision, 2u);
+}
+
+TEST_F(KeptSyncsTest, WhatTheTrainerBringsStaysIfItIsNotOlder) {
+  Leave("a", 7, 20);
+  for (const uint64_t revision : {20u, 21u}) {
+    const SyncRequest request = Begin(kLocal, revision);
+    EXPECT_EQ(request.revision, revision);
+    EXPECT_FALSE(request.kept);
+    EXPECT_TRUE(AllAre(0));
+    End({Code::kStateMismatch, "no"});
+  }
+}
+
+TEST_F(KeptSyncsTest, AMemberThatOnlySendsStaysAsItIs) {
+  Leave("a", 7, 20);
+  EXPECT_EQ(Begin(kLocal, 3, control::SyncStrategy::kSend).revision, 3u);
+  EXPECT_TRUE(AllAre(0));
+  End({Code::kStateMismatch, "no"});
+  EXPECT_EQ(Begin(kLocal, 3, control::SyncStrategy::kReceive).revision, 20u);
+  EXPECT_TRUE(AllAre(7));
+}
+
+TEST_F(KeptSyncsTest, ASyncThatFailsTellsWhatTheTensorsHold) {
+  Leave("a", 7, 20);
+  Begin(kLocal, 3);
+  const StateSyncInfo info = runner_.End({kLocal, {Code::kAborted, "x"}, 0, {}, false, 0, 0});
+  EXPECT_TRUE(info.resumed);
+  EXPECT_TRUE(info.replaced);
+  EXPECT_EQ(info.revision, 20u);
+  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1));
+  // Offered again, at the revision that was told, it is still what was kept.
+  EXPECT_TRUE(Begin(kLocal, 20).kept);
+  End({Code::kAborted, "x"});
+  // A trainer that works on copies has its own bits and revision: filled again.
+  std::fill(bytes_.begin(), bytes_.end(), uint8_t{0});
+  EXPECT_EQ(Begin(kLocal, 3).revision, 20u);
+  EXPECT_TRUE(AllAre(7));
+}
+
+TEST_F(KeptSyncsTest, ATransferThatBreaksOffIsUndone) {
+  std::fill(bytes_.begin(), bytes_.end(), uint8_t{5});
+  Commit(kLocal, 12);
+  const Hash128 before = RootOf(state_->manifest, state_->digests);
+  std::fill(bytes_.begin(), bytes_.end(), uint8_t{6});
+  Begin(kLocal, 13);
+  // Some of it was fetched.
+  bytes_[100] = 1;
+  state_->digests[0][0] = {};
+  const TransferEnded over = Over({kLocal, {Code::kAborted, "x"}, 1 << 20, {}, {}, true});
+  ASSERT_TRUE(over.put_back.has_value());
+  EXPECT_EQ(over.put_back->revision, 12u);
+  EXPECT_EQ(over.put_back->state, before);
+  EXPECT_TRUE(AllAre(5));
+  const StateSyncInfo info = runner_.End({kLocal, {Code::kAborted, "x"}, 12, before, false, 0, 0});
+  EXPECT_TRUE(info.replaced);
+  EXPECT_FALSE(info.torn);
+  EXPECT_FALSE(info.resumed);
+  EXPECT_EQ(info.revision, 12u);
+  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1));
+}
+
+TEST_F(KeptSyncsTest, ATransferThatWroteNothingOrEndedWellIsLeftAlone) {
+  Commit(kLocal, 12);
+  bytes_[1] ^= 1;
+  Begin(kLocal, 13);
+  EXPECT_FALSE(Over({kLocal, {Code::kAborted, "x"}, 0, {}, {}, false}).put_back.has_value());
+  EXPECT_FALSE(Over({kLocal, {}, 0, {}, {}, true}).put_back.has_value());
+  EXPECT_FALSE(Over({LocalId(5), {Code::kAborted, "x"}, 0, {}, {}, true}).put_back.has_value());
+}
+
+TEST_F(KeptSyncsTest, WithoutAnythingKeptAMixtureStaysOne) {
+  Begin(kLocal, 13);
+  EXPECT_FALSE(Over({kLocal, {Code::kAborted, "x"}, 0, {}, {}, true}).put_back.has_value());
+}
+
+TEST_F(KeptSyncsTest, WhatWasFetchedIsToldIfTheSyncFailedForAnother) {
+  Begin(kLocal, 3);
+  state_->digests[0][1] = {1, 2};
+  const StateSyncInfo info = runner_.End({kLocal, {Code::kAborted, "x"}, 9, {3, 3}, false, 1, 1});
+  EXPECT_TRUE(info.replaced);
+  EXPECT_EQ(info.revision, 9u);
+  EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 0}));
+}
+
+TEST_F(KeptSyncsTest, KeptBitsThatAreDamagedMakeATornState) {
+  Leave("a", 7, 20);
+  kept_.Find(kLocal.value(), state_->manifest)->places[0][5] ^= 1;
+  const SyncRequest request = Begin(kLocal, 3);
+  EXPECT_TRUE(request.torn);
+  EXPECT_FALSE(request.kept);
+  EXPECT_FALSE(request.restored);
+}
+
+TEST_F(KeptSyncsTest, AMemberThatLeavesWhileItsTensorsAreFilledIsToldThatTheyAreTorn) {
+  Leave("a", 7, 20);
+  StateSync sync = Sync();
+  sync.strategy = control::SyncStrategy::kPopular;
+  runner_.Begin(kLocal, sync, /*with_step=*/true);
+  const std::optional<StateSyncInfo> info = runner_.Withdraw(kLocal);
+  ASSERT_TRUE(info.has_value());
+  EXPECT_TRUE(info->torn);
+  EXPECT_EQ(state_->digests[0], std::vector<Hash128>(3)) << "it is hashed before it is offered";
+}
+
+TEST_F(KeptSyncsTest, ASuccessorWaitsForWhatIsStillBeingCopied) {
+  const LocalId former(77);
+  Join(former, "b");
+  std::fill(bytes_.begin(), bytes_.end(), uint8_t{7});
+  const SyncRequest offered = Begin(former, 20);
+  // A trainer of its own, with tensors of its own: here they lie in the same place.
+  runner_.End({former, {}, 20, offered.state, false, 0, 0});
+  EXPECT_TRUE(runner_.Keeping(former));
+  kept_.Remove(former.value());
+  const LocalId next(78);
+  Join(next, "b");
+  EXPECT_EQ(Begin(next, 3).revision, 20u);
+  EXPECT_TRUE(AllAre(7));
 }
 
 }  // namespace

@@ -45,6 +45,10 @@ struct StateSyncInfo {
   uint64_t bytes = 0;
   uint32_t sources = 0;
   int64_t total_us = 0;
+  // The tensors were filled from what peerd had kept, before the sync.
+  bool resumed = false;
+  // The sync failed, and they hold another state than the trainer brought: that of `revision`.
+  bool replaced = false;
 };
 
 }  // namespace longhaul::peerd

@@ -2,8 +2,10 @@
  * order).
  *
  * Every request is one struct lh_ipc_request, every reply one struct lh_ipc_reply: fixed sizes, no
- * lengths to trust. A request carries a `call` that the trainer chose (not 0, not in use); exactly
- * one LH_IPC_DONE answers it. LH_IPC_WORLD, LH_IPC_GONE and LH_IPC_PROGRESS come unasked.
+ * lengths to trust. Their sizes may differ in another LH_IPC_VERSION; up to the version in HELLO,
+ * and up to the text in a reply, they do not. A request carries a `call` that the trainer chose
+ * (not 0, not in use); exactly one LH_IPC_DONE answers it. LH_IPC_WORLD, LH_IPC_GONE and
+ * LH_IPC_PROGRESS come unasked.
  *
  * An arena region is a memfd sealed against shrinking, sent with LH_IPC_REGION as SCM_RIGHTS. The
  * trainer names memory by (region, offset, bytes) only; peerd checks each against the region. What
@@ -19,7 +21,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 3
+#define LH_IPC_VERSION 4
 
 enum lh_ipc_type {
   /* requests */
@@ -34,6 +36,7 @@ enum lh_ipc_type {
   LH_IPC_STATE = 9,      /* u.state: the tensors that are to be equal at all members */
   LH_IPC_UNSTATE = 10,   /* u.state.state; refused while a sync uses it */
   LH_IPC_SYNC = 11,      /* member, u.sync; DONE when the members' states are equal */
+  LH_IPC_KEPT = 12,      /* member, u.state.state; DONE with u.kept: what peerd keeps for it */
   /* replies */
   LH_IPC_DONE = 64,
   LH_IPC_WORLD = 65,   /* the world of `member` changed */
@@ -60,6 +63,7 @@ struct lh_ipc_join {
   uint32_t zero;
   char run[LH_RUN_NAME_BYTES_MAX + 8];       /* NUL-terminated */
   char cohort[LH_COHORT_NAME_BYTES_MAX + 8]; /* NUL-terminated; "": none */
+  char name[LH_MEMBER_NAME_BYTES_MAX + 8];   /* NUL-terminated; "": that of HELLO */
 };
 
 /* With `member` 0: the member that the JOIN with call `join` asked for, admitted or not. A trainer
@@ -145,7 +149,7 @@ struct lh_ipc_request {
     struct lh_ipc_members members;
     struct lh_ipc_state state;
     struct lh_ipc_sync sync;
-    uint8_t bytes[168];
+    uint8_t bytes[232];
   } u;
 };
 
@@ -186,6 +190,13 @@ struct lh_ipc_sync_info {
   uint32_t zero;
 };
 
+/* What peerd kept of a member of this name, of the same tensors. */
+struct lh_ipc_kept {
+  uint64_t revision;
+  uint32_t kept; /* 0: nothing */
+  uint32_t zero;
+};
+
 struct lh_ipc_progress {
   uint64_t bytes_done;
   uint64_t bytes_total;
@@ -197,7 +208,13 @@ struct lh_ipc_progress {
 /* A STEP may be refused, its sync may, or both: `status` is the first of these that is not OK. */
 enum lh_ipc_reply_flags {
   LH_IPC_PASSED = 1, /* DONE of STEP: the boundary is behind the member, whatever the status */
-  LH_IPC_TORN = 2    /* a transfer into the state broke off: what its tensors hold is of no use */
+  LH_IPC_TORN = 2,   /* a transfer into the state broke off: what its tensors hold is of no use */
+  /* Before the sync its tensors were filled from what peerd had kept of a member of this name,
+   * since the trainer brought a lower revision. All chunks count as changed. */
+  LH_IPC_RESUMED = 4,
+  /* status is not OK, and the tensors hold another state than the trainer brought: that of
+   * `revision`. */
+  LH_IPC_REPLACED = 8
 };
 
 struct lh_ipc_reply {
@@ -211,15 +228,17 @@ struct lh_ipc_reply {
   union {
     struct lh_ipc_op_info op;     /* DONE of an op */
     struct lh_ipc_sync_info sync; /* DONE of SYNC, and of STEP with one */
+    struct lh_ipc_kept kept;      /* DONE of KEPT */
     struct lh_ipc_progress progress;
     struct lh_ipc_members_page members;
     char text[LH_ERROR_TEXT_BYTES_MAX + 8]; /* status not OK: NUL-terminated */
   } u;
+  uint64_t revision; /* with LH_IPC_REPLACED; else 0 */
 };
 
 #if defined(__cplusplus)
-static_assert(sizeof(struct lh_ipc_request) == 192, "wire size");
-static_assert(sizeof(struct lh_ipc_reply) == 520, "wire size");
+static_assert(sizeof(struct lh_ipc_request) == 256, "wire size");
+static_assert(sizeof(struct lh_ipc_reply) == 528, "wire size");
 static_assert(sizeof(struct lh_ipc_tensor) == 360, "wire size");
 #endif
 

@@ -31,6 +31,7 @@ inline size_t IpcBodyBytes(uint32_t type) {
       return sizeof(lh_ipc_sync);
     case LH_IPC_STATE:
     case LH_IPC_UNSTATE:
+    case LH_IPC_KEPT:
       return sizeof(lh_ipc_state);
     case LH_IPC_ALL_REDUCE:
       return sizeof(lh_ipc_op);
@@ -106,7 +107,8 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
     return "reserved bytes are not zero";
   }
   const bool of_member = request.type == LH_IPC_STEP || request.type == LH_IPC_ALL_REDUCE ||
-                         request.type == LH_IPC_MEMBERS || request.type == LH_IPC_SYNC;
+                         request.type == LH_IPC_MEMBERS || request.type == LH_IPC_SYNC ||
+                         request.type == LH_IPC_KEPT;
   if (of_member && request.member == 0) return "no member named";
   switch (request.type) {
     case LH_IPC_HELLO:
@@ -124,6 +126,10 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       if (!IsIpcName(request.u.join.run, LH_RUN_NAME_BYTES_MAX)) return "malformed run name";
       if (request.u.join.step_deadline_ms > LH_STEP_DEADLINE_MS_MAX)
         return "step deadline too long";
+      if (!IpcAllZero(request.u.join.name, sizeof request.u.join.name) &&
+          !IsIpcName(request.u.join.name, LH_MEMBER_NAME_BYTES_MAX)) {
+        return "malformed name";
+      }
       return IpcCohortError(request.u.join);
     case LH_IPC_LEAVE:
       if ((request.member == 0) == (request.u.leave.join == 0)) {
@@ -139,6 +145,13 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       if (request.u.state.state == 0) return "state is 0";
       if (request.u.state.zero != 0) return "reserved bytes are not zero";
       break;
+    case LH_IPC_KEPT: {
+      lh_ipc_state named = {};
+      named.state = request.u.state.state;
+      if (named.state == 0) return "state is 0";
+      if (memcmp(&named, &request.u.state, sizeof named) != 0) return "reserved bytes are not zero";
+      break;
+    }
     case LH_IPC_STEP:
       if (request.u.sync.state != 0) return IpcSyncError(request.u.sync);
       if (!IpcAllZero(&request.u.sync, sizeof request.u.sync)) return "a sync without state";

@@ -61,6 +61,34 @@ TEST(IpcProtocolErrorTest, PassesWhatAClientSends) {
   EXPECT_TRUE(Fine(op));
 }
 
+TEST(IpcProtocolErrorTest, AJoinMayNameItsMember) {
+  lh_ipc_request join = Join();
+  strcpy(join.u.join.name, "trainer-1");
+  EXPECT_TRUE(Fine(join));
+  strcpy(join.u.join.name, "trainer 1");
+  EXPECT_FALSE(Fine(join));
+  memset(join.u.join.name, 'x', sizeof join.u.join.name);
+  EXPECT_FALSE(Fine(join));
+  memset(join.u.join.name, 0, sizeof join.u.join.name);
+  join.u.join.name[5] = 'x';
+  EXPECT_FALSE(Fine(join));
+}
+
+TEST(IpcProtocolErrorTest, KeptNamesAMemberAndAStateAndNothingElse) {
+  lh_ipc_request kept = Request(LH_IPC_KEPT);
+  kept.member = 3;
+  kept.u.state.state = 7;
+  EXPECT_TRUE(Fine(kept));
+  kept.u.state.count = 1;
+  EXPECT_FALSE(Fine(kept));
+  kept.u.state.count = 0;
+  kept.u.state.state = 0;
+  EXPECT_FALSE(Fine(kept));
+  kept.u.state.state = 7;
+  kept.member = 0;
+  EXPECT_FALSE(Fine(kept));
+}
+
 TEST(IpcProtocolErrorTest, HelloComesFirstAndOnce) {
   EXPECT_FALSE(Fine(Hello(), /*greeted=*/true));
   EXPECT_FALSE(Fine(Join(), /*greeted=*/false));
@@ -71,7 +99,7 @@ TEST(IpcProtocolErrorTest, RefusesOtherVersionsWithBothNumbers) {
   hello.u.hello.version = 7;
   const std::string text = IpcProtocolError(hello, false, 0);
   EXPECT_NE(text.find("version 7"), std::string::npos) << text;
-  EXPECT_NE(text.find("version 3"), std::string::npos) << text;
+  EXPECT_NE(text.find("version 4"), std::string::npos) << text;
 }
 
 TEST(IpcProtocolErrorTest, RefusesWrongMagicTypeAndCall) {

@@ -11,9 +11,10 @@ extern "C" size_t IpcTensorBytesInC();
 
 namespace {
 
-// A client and a daemon of different builds meet on one socket: these numbers never change.
+// A client and a daemon of different builds meet on one socket: with one LH_IPC_VERSION these numbers
+// never change.
 TEST(IpcTest, RequestLayoutIsGolden) {
-  EXPECT_EQ(sizeof(lh_ipc_request), 192u);
+  EXPECT_EQ(sizeof(lh_ipc_request), 256u);
   EXPECT_EQ(offsetof(lh_ipc_request, magic), 0u);
   EXPECT_EQ(offsetof(lh_ipc_request, type), 4u);
   EXPECT_EQ(offsetof(lh_ipc_request, call), 8u);
@@ -28,13 +29,14 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_hello, name), 8u);
   EXPECT_EQ(sizeof(lh_ipc_region), 16u);
   EXPECT_EQ(offsetof(lh_ipc_region, bytes), 8u);
-  EXPECT_EQ(sizeof(lh_ipc_join), 160u);
+  EXPECT_EQ(sizeof(lh_ipc_join), 232u);
   EXPECT_EQ(offsetof(lh_ipc_join, group), 0u);
   EXPECT_EQ(offsetof(lh_ipc_join, step_deadline_ms), 4u);
   EXPECT_EQ(offsetof(lh_ipc_join, cohort_size), 8u);
   EXPECT_EQ(offsetof(lh_ipc_join, zero), 12u);
   EXPECT_EQ(offsetof(lh_ipc_join, run), 16u);
   EXPECT_EQ(offsetof(lh_ipc_join, cohort), 88u);
+  EXPECT_EQ(offsetof(lh_ipc_join, name), 160u);
   EXPECT_EQ(sizeof(lh_ipc_range), 16u);
   EXPECT_EQ(offsetof(lh_ipc_range, offset), 8u);
   EXPECT_EQ(sizeof(lh_ipc_members), 8u);
@@ -73,7 +75,7 @@ TEST(IpcTest, EntryOfAStateIsGolden) {
 }
 
 TEST(IpcTest, ReplyLayoutIsGolden) {
-  EXPECT_EQ(sizeof(lh_ipc_reply), 520u);
+  EXPECT_EQ(sizeof(lh_ipc_reply), 528u);
   EXPECT_EQ(offsetof(lh_ipc_reply, magic), 0u);
   EXPECT_EQ(offsetof(lh_ipc_reply, type), 4u);
   EXPECT_EQ(offsetof(lh_ipc_reply, call), 8u);
@@ -82,6 +84,7 @@ TEST(IpcTest, ReplyLayoutIsGolden) {
   EXPECT_EQ(offsetof(lh_ipc_reply, flags), 28u);
   EXPECT_EQ(offsetof(lh_ipc_reply, world), 32u);
   EXPECT_EQ(offsetof(lh_ipc_reply, u), 64u);
+  EXPECT_EQ(offsetof(lh_ipc_reply, revision), 520u);
 }
 
 TEST(IpcTest, ReplyBodiesAreGolden) {
@@ -107,6 +110,8 @@ TEST(IpcTest, ReplyBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_sync_info, bytes), 24u);
   EXPECT_EQ(offsetof(lh_ipc_sync_info, seconds_ns), 32u);
   EXPECT_EQ(offsetof(lh_ipc_sync_info, sources), 40u);
+  EXPECT_EQ(sizeof(lh_ipc_kept), 16u);
+  EXPECT_EQ(offsetof(lh_ipc_kept, kept), 8u);
   EXPECT_EQ(sizeof(lh_ipc_progress), 32u);
   EXPECT_EQ(offsetof(lh_ipc_progress, bytes_total), 8u);
   EXPECT_EQ(offsetof(lh_ipc_progress, bytes_per_second), 16u);
@@ -126,6 +131,7 @@ TEST(IpcTest, NumbersAreGolden) {
   EXPECT_EQ(LH_IPC_STATE, 9);
   EXPECT_EQ(LH_IPC_UNSTATE, 10);
   EXPECT_EQ(LH_IPC_SYNC, 11);
+  EXPECT_EQ(LH_IPC_KEPT, 12);
   EXPECT_EQ(LH_IPC_DONE, 64);
   EXPECT_EQ(LH_IPC_WORLD, 65);
   EXPECT_EQ(LH_IPC_GONE, 66);
@@ -134,6 +140,8 @@ TEST(IpcTest, NumbersAreGolden) {
   EXPECT_EQ(LH_IPC_RESTORED, 1);
   EXPECT_EQ(LH_IPC_PASSED, 1);
   EXPECT_EQ(LH_IPC_TORN, 2);
+  EXPECT_EQ(LH_IPC_RESUMED, 4);
+  EXPECT_EQ(LH_IPC_REPLACED, 8);
   EXPECT_EQ(LH_WIRE_POPULAR, 1);
   EXPECT_EQ(LH_WIRE_RECEIVE, 2);
   EXPECT_EQ(LH_WIRE_SEND, 3);

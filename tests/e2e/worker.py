@@ -52,9 +52,11 @@ class Worker:
         self.prepared = (0, False)
         self.state: lh.State | None = None
 
-    def join(self, socket: str, run: str, group: int = 0, timeout: float = 30) -> dict[str, Any]:
+    def join(
+        self, socket: str, run: str, group: int = 0, timeout: float = 30, name: str | None = None
+    ) -> dict[str, Any]:
         self.prepared = (0, False)
-        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout)
+        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout, name=name)
         return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
 
     def assemble(self, socket: str, run: str, size: int, group: int = 0, timeout: float = 60) -> dict[str, Any]:
@@ -162,6 +164,37 @@ class Worker:
         odd = bool(tensor[0] != ramp(tensor.size)[0])
         same = bool(np.array_equal(tensor, ramp(tensor.size) + np.float32(odd)))
         return {"hash": info.hash, "bytes": info.bytes, "sources": info.sources, "odd": odd if same else None}
+
+    def declare(self, fill: float, place: str = "arena", count: int = 700_000, revision: int = 0) -> dict[str, Any]:
+        """A state of three tensors that are all `fill`, one of which may be unequal; "arena", "numpy" or "both"."""
+        where = {"arena": ["arena"] * 2, "numpy": ["numpy"] * 2, "both": ["arena", "numpy"]}[place]
+        first, second = (
+            lh.empty(count, dtype="float32") if one == "arena" else np.empty(count, dtype=np.float32) for one in where
+        )
+        self.parts = {"w": first, "m": second, "rng": np.empty(100, np.float32)}
+        for part in self.parts.values():
+            part[:] = fill
+        self.state = lh.State(self.parts, revision, allow_unequal={"rng"})
+        return {"kept": None if self.comm is None else self.comm.kept_revision(self.state)}
+
+    def train(self, steps: int, timeout: float = 60) -> dict[str, Any]:
+        """Steps that add one to all tensors. What the last sync said, and what the tensors held then."""
+        assert self.comm is not None and self.state is not None
+        seen: dict[str, Any] = {}
+        for _ in range(steps):
+            with self.comm.step(self.state, timeout) as step:
+                assert step.sync is not None
+                seen = {
+                    "revision": step.sync.revision,
+                    "resumed": step.sync.resumed,
+                    "bytes": step.sync.bytes,
+                    "hash": step.sync.hash,
+                    "right": step.sync.hash == self.state.compute_hash(),
+                    "values": {name: sorted(map(float, set(part))) for name, part in self.parts.items()},
+                }
+                for part in self.parts.values():
+                    part += 1
+        return seen
 
     def member(self) -> dict[str, Any]:
         assert self.comm is not None

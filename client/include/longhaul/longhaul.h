@@ -99,7 +99,7 @@ typedef struct lh_open_options {
   uint32_t struct_size;
   const char *socket_path; /* NULL: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
                               $XDG_RUNTIME_DIR/longhaul/peerd.sock */
-  const char *name;        /* for people: 1 to 64 of [A-Za-z0-9._-]; NULL: the process id */
+  const char *name;        /* of its members: 1 to 64 of [A-Za-z0-9._-]; NULL: the process id */
   int64_t timeout_ms;      /* waits this long for peerd to appear */
 } lh_open_options;
 #define LH_OPEN_OPTIONS_INIT \
@@ -138,9 +138,12 @@ typedef struct lh_join_options {
    * learns of it at its next call: LH_EVICTED. */
   uint32_t step_deadline_ms;
   lh_on_fault on_fault; /* of operations that say LH_AS_JOINED; LH_RETRY or LH_ABORT */
+  /* For people, and for peerd --keep-state: a state that is kept is that of the next member of this
+   * name in the group. 1 to 64 of [A-Za-z0-9._-]; NULL or "": that of lh_open_options. */
+  const char *name;
 } lh_join_options;
 #define LH_JOIN_OPTIONS_INIT \
-  { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY }
+  { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY, NULL }
 
 /* Becomes a member: at once if nobody is, otherwise at the next step boundary of the others. NULL
  * for `options` means the defaults. LH_DEADLINE_EXCEEDED: not admitted in time; the wish is
@@ -257,6 +260,12 @@ LH_API lh_status lh_state_touch(lh_state *state, uint32_t tensor);
 LH_API lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offset,
                                       uint64_t *bytes);
 
+#define LH_NO_REVISION UINT64_MAX
+/* The revision of what peerd has kept (--keep-state) of a member of this name, of the same tensors;
+ * LH_NO_REVISION: nothing. The first sync fills the tensors from it if it offers a lower revision
+ * and does not only send: who knows that need not load a checkpoint first. */
+LH_API lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_out);
+
 /* POPULAR: the state that most of those with the highest revision have wins; must be used by all or
  * by none. RECEIVE: takes what others have, and is never chosen. SEND: never receives. */
 typedef enum lh_strategy { LH_POPULAR = 1, LH_RECEIVE = 2, LH_SEND = 3 } lh_strategy;
@@ -290,18 +299,22 @@ typedef struct lh_sync_options {
 typedef struct lh_sync_info_t {
   uint32_t struct_size;
   uint32_t sources;  /* members that sent some of `bytes` */
-  uint64_t revision; /* that all hold now */
+  uint64_t revision; /* that all hold now; with `replaced`: that the tensors hold */
   uint64_t hash_high;
   uint64_t hash_low;
   uint64_t bytes; /* received; 0: this member had the state */
   double seconds; /* from the call to its end, at peerd */
   /* Also if the sync failed: */
-  uint32_t torn;   /* 1: a transfer into tensors that are in place broke off; they are of no use
-                      until a sync ends well or all of them are written again */
-  uint32_t passed; /* of a step boundary: 1: it is behind this member */
+  uint32_t torn;     /* 1: a transfer into tensors that are in place broke off; they are of no use
+                        until a sync ends well or all of them are written again */
+  uint32_t passed;   /* of a step boundary: 1: it is behind this member */
+  uint32_t replaced; /* 1: the sync failed, and the tensors hold another state than was offered:
+                        that of `revision`, which is the one to offer next */
+  uint32_t resumed;  /* 1: the tensors were filled from what peerd had kept, before the sync; then
+                        every range counts as one that came from others */
 } lh_sync_info_t;
 #define LH_SYNC_INFO_INIT \
-  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0 }
+  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
 
 /* Brings the tensors of all members of the group to the same bits: the members vote by digest, and
  * those that differ fetch what differs from those that do not. Ends when all members have called

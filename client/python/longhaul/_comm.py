@@ -333,6 +333,23 @@ class Comm:
         """
         return self._sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
 
+    def kept_revision(self, state: State) -> int | None:
+        """The revision of what peerd has kept (`--keep-state`) of a member of this name, of the same tensors.
+
+        None: nothing. The first sync fills the state from it if `state.revision` is lower, and the
+        strategy is not "send". Who knows that need not load a checkpoint first.
+        """
+        self._check_joined()
+        if not isinstance(state, State):
+            raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
+        revision = ctypes.c_uint64()
+        registration = state.register(self._client)
+        check(
+            _native.library().lh_kept_revision(self._handle, registration.handle, ctypes.byref(revision)),
+            "kept_revision",
+        )
+        return None if revision.value == _native.NO_REVISION else revision.value
+
     def _sync(
         self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
     ) -> SyncInfo:
@@ -569,6 +586,7 @@ def join(
     cohort: tuple[str, int] | None = None,
     step_deadline: float | None = None,
     on_fault: str = "retry",
+    name: str | None = None,
 ) -> Comm:
     """Becomes a member of a group of a run, through the peerd on this host.
 
@@ -587,11 +605,13 @@ def join(
     step_deadline: seconds that this member may come to a step boundary after the first one of the
         others did, before it is removed (its next call raises Evicted); None: they wait for ever.
     on_fault: of all_reduce() calls that do not say: "retry" or "abort".
+    name: of the member, in logs and `lhctl`: 1 to 64 of [A-Za-z0-9._-]; None: the process id. With
+        `--keep-state` of peerd, the next member of this name goes on where this one was.
 
     Raises Unavailable (peerd or coordinator cannot be reached; the message names which and where),
     DeadlineExceeded (not admitted in time), InvalidArgument.
     """
-    options = _join_options(run, group, cohort, step_deadline, on_fault)
+    options = _join_options(run, group, cohort, step_deadline, on_fault, name)
     deadline = _native.Deadline(timeout)
     client, fresh = client_of(peerd, deadline)
     try:
@@ -605,7 +625,12 @@ def join(
 
 
 def _join_options(
-    run: str, group: int, cohort: tuple[str, int] | None, step_deadline: float | None, on_fault: str
+    run: str,
+    group: int,
+    cohort: tuple[str, int] | None,
+    step_deadline: float | None,
+    on_fault: str,
+    name: str | None,
 ) -> _native.JoinOptions:
     what = f"joining run {run} group {group}"
     if not 0 <= group < 1 << 32:
@@ -628,6 +653,10 @@ def _join_options(
             raise InvalidArgument(f"{what}: step_deadline is {step_deadline!r}; give seconds up to a day, or None")
         options.step_deadline_ms = round(1000 * step_deadline)
     options.on_fault = _code(_native.ON_FAULT, on_fault, "on_fault")
+    if name is not None:
+        if not name:
+            raise InvalidArgument(f"{what}: name is empty; leave it out, or give one")
+        options.name = name.encode()
     return options
 
 

@@ -45,6 +45,7 @@ ALLOW_UNEQUAL = 1
 STAGED = 2
 ALL_TENSORS = 0xFFFFFFFF
 REVISION_MAX = 1 << 63
+NO_REVISION = (1 << 64) - 1
 STRATEGIES = {"popular": 1, "receive": 2, "send": 3}
 HASH_MODES = {"always": 0, "on_change": 1}
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
@@ -82,6 +83,7 @@ class JoinOptions(_Sized):
         ("cohort_size", c_uint32),
         ("step_deadline_ms", c_uint32),
         ("on_fault", c_int),
+        ("name", c_char_p),
     ]
 
 
@@ -173,6 +175,8 @@ class SyncInfoStruct(_Sized):
         ("seconds", c_double),
         ("torn", c_uint32),
         ("passed", c_uint32),
+        ("replaced", c_uint32),
+        ("resumed", c_uint32),
     ]
 
 
@@ -194,6 +198,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_state_free": (c_int, [c_void_p]),
     "lh_state_touch": (c_int, [c_void_p, c_uint32]),
     "lh_state_next_change": (c_int, [c_void_p, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
+    "lh_kept_revision": (c_int, [c_void_p, c_void_p, POINTER(c_uint64)]),
     "lh_sync_state": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
     "lh_begin_step_sync": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
     "lh_all_reduce_start": (c_int, [c_void_p, POINTER(AllReduceOptions), POINTER(c_void_p)]),

@@ -28,6 +28,7 @@ class SyncInfo:
     bytes: int  #: received by this member; 0: it had the state
     sources: int  #: members that sent some of them
     seconds: float  #: from the call to its end, at peerd
+    resumed: bool  #: the tensors were filled from what peerd had kept of a member of this name, before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,9 +350,8 @@ class State:
 
     # ------------------------------------------------------------------ for Comm
 
-    def begin_sync(self, client: Client, options: _native.SyncOptions) -> Registration:
-        """Makes everything ready for a sync through this client."""
-        self._check_free("sync")
+    def register(self, client: Client) -> Registration:
+        """What the peerd of this client knows of it."""
         addresses = [tensor.address() for tensor in self._tensors]
         registration = self._registration
         if registration is None or registration.client is not client or registration.addresses != addresses:
@@ -359,6 +359,12 @@ class State:
             self._registration = registration = None
             self._registration = registration = Registration(client, self._tensors, self._allow_unequal)
             self.touch()
+        return registration
+
+    def begin_sync(self, client: Client, options: _native.SyncOptions) -> Registration:
+        """Makes everything ready for a sync through this client."""
+        self._check_free("sync")
+        registration = self.register(client)
         for number in self._touched:
             registration.touch(number)
         for number, memory in registration.staged.items():
@@ -376,21 +382,23 @@ class State:
         self._in_sync = False
         registration = self._registration
         assert registration is not None
-        if not good:
-            self._torn = bool(info.torn)
-            self.touch()
-            return None
-        if info.bytes > 0:
+        if info.bytes > 0 or info.resumed or info.replaced:
             for number, memory in registration.staged.items():
                 ranges = list(registration.changes(number))
                 if ranges:
                     self._tensors[number].write(memory, ranges)
+        if not good:
+            self._torn = bool(info.torn)
+            if info.replaced:
+                self._revision = info.revision
+            self.touch()
+            return None
         self._touched.clear()
         self._torn = False
         self._restored = False
         self._revision = info.revision
         self._synced_hash = f"{info.hash_high:016x}{info.hash_low:016x}"
-        return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds)
+        return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
 
     def _check_free(self, what: str) -> None:
         if self._in_sync:
