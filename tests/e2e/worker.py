@@ -53,10 +53,10 @@ class Worker:
         self.state: lh.State | None = None
 
     def join(
-        self, socket: str, run: str, group: int = 0, timeout: float = 30, name: str | None = None
+        self, socket: str, run: str, group: int = 0, timeout: float = 30, called: str | None = None
     ) -> dict[str, Any]:
         self.prepared = (0, False)
-        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout, name=name)
+        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout, name=called)
         return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
 
     def assemble(self, socket: str, run: str, size: int, group: int = 0, timeout: float = 60) -> dict[str, Any]:

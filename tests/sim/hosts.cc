@@ -354,6 +354,7 @@ ModelTransfers::Options PeerHost::TransferOptions() {
   options.detect_ms = context_.detect_ms;
   options.planted = context_.planted;
   options.flips = context_.flips;
+  options.keeps = context_.keeps;
   options.chunk_us = context_.chunk_us;
   options.find = [find = context_.find_peer](PeerId peer) -> ModelTransfers* {
     PeerHost* const host = find(peer);
@@ -672,6 +673,7 @@ void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
                        " ends: ", Describe(ended.outcome), " revision=", ended.revision,
                        ended.torn ? " torn" : "");
   context_.checker->OnSyncEnded(ended, held.strategy, held.begun, RootOf(*held.state));
+  if (ended.outcome.ok()) transfers_.Keep(ended.local, ended.revision, *held.state);
   ToTrainer(ended.local, [=](TrainerSide* t) { t->OnSyncEnded(ended); });
 }
 

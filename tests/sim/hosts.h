@@ -64,6 +64,7 @@ struct Context {
   TransportModel transport;
   int64_t persist_us = 0;  // the longest that making durable takes
   double flips = 0;        // share of a state's chunks that come with a bit flipped
+  bool keeps = false;      // peers put back what they kept of a state
   int64_t chunk_us = 0;    // the longest that a source takes for a chunk
   std::function<void(Moment, PeerId)> trigger;
   std::function<PeerHost*(PeerId)> find_peer;  // nullptr: there is none

@@ -42,6 +42,7 @@ ModelTransfers::ModelTransfers(PeerId self, Options options)
 
 void ModelTransfers::Die() {
   held_.clear();
+  kept_.clear();
   serving_.clear();
   transfers_.clear();
 }
@@ -61,6 +62,10 @@ ModelTransfers::Held ModelTransfers::Release(LocalId local) {
   Held held = std::move(it->second);
   held_.erase(it);
   return held;
+}
+
+void ModelTransfers::Keep(LocalId local, uint64_t revision, const ModelState& state) {
+  if (options_.keeps) kept_[local] = {revision, state};
 }
 
 void ModelTransfers::Send(PeerId to, Answer what) {
@@ -355,9 +360,14 @@ void ModelTransfers::End(Transfer& transfer, Outcome outcome) {
   }
   ended.corrupt = {corrupt.begin(), corrupt.end()};
   ended.wrote = transfer.wrote && options_.planted != Planted::kTornUntold;
+  const auto kept = kept_.find(transfer.local);
+  if (!ended.outcome.ok() && ended.wrote && kept != kept_.end()) {
+    *held_.at(transfer.local).state = kept->second.second;
+    ended.put_back = peerd::PutBack{kept->second.first, RootOf(kept->second.second)};
+  }
   options_.story->Tell(options_.world->now(), ToString(self_), "  transfer of local ",
                        transfer.local.value(), " ends: ", Describe(ended.outcome),
-                       " bytes=", ended.bytes);
+                       " bytes=", ended.bytes, ended.put_back ? " put back" : "");
   transfers_.erase(transfer.local);
   options_.tell(std::move(ended));
 }

@@ -44,6 +44,7 @@ class ModelTransfers {
     uint32_t detect_ms = 1500;
     Planted planted = Planted::kNone;
     double flips = 0;                             // share of chunks that come with a bit flipped
+    bool keeps = false;                           // --keep-state
     int64_t chunk_us = 0;                         // the longest that a source takes for one
     std::function<ModelTransfers*(PeerId)> find;  // nullptr: no such peer, or it is dead
     std::function<void(peerd::Event)> tell;
@@ -60,6 +61,8 @@ class ModelTransfers {
   void Hold(peerd::LocalId local, std::shared_ptr<ModelState> state,
             control::SyncStrategy strategy);
   Held Release(peerd::LocalId local);
+  // The member has committed this: a later transfer that breaks off is undone to it.
+  void Keep(peerd::LocalId local, uint64_t revision, const ModelState& state);
 
   // ---- actions of the core
   void Serve(const peerd::ServeState& action);
@@ -129,6 +132,7 @@ class ModelTransfers {
   const PeerId self_;
   const Options options_;
   std::map<peerd::LocalId, Held> held_;
+  std::map<peerd::LocalId, std::pair<uint64_t, ModelState>> kept_;  // with its revision
   std::map<peerd::LocalId, Serving> serving_;
   std::map<peerd::LocalId, Transfer> transfers_;
 };

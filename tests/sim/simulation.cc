@@ -24,6 +24,7 @@ Simulation::Simulation(const SimulationOptions& options)
                         options.planted};
   context_.persist_us = options.persist_us;
   context_.flips = options.flips;
+  context_.keeps = options.keeps;
   context_.chunk_us = options.chunk_us;
   context_.find_peer = [this](PeerId peer) -> PeerHost* {
     const auto it = by_id_.find(peer);
@@ -261,6 +262,7 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   }
   // Transfers that take their time, so that other faults hit them.
   if (states.Chance(0.4)) options.chunk_us = states.Between(0, Millis(options.detect_ms) / 2);
+  options.keeps = states.Chance(0.5);
   options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);
   options.lanes = static_cast<int>(prng_.Between(1, 4));
   options.zero_copy = prng_.Chance(0.3) ? 0 : 0.5;

@@ -34,6 +34,7 @@ struct SimulationOptions {
   Planted planted = Planted::kNone;
   Story::Mode mode = Story::Mode::kQuiet;
   double flips = 0;  // of the chunks of states
+  bool keeps = false;
   int64_t chunk_us = 0;
   bool scripted = false;  // nothing is left to chance
 };
