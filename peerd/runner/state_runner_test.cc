@@ -34,10 +34,11 @@ const LocalId kLocal(4);
 // A peer of PeerWorld with a StateRunner where the daemon has one.
 class RunnerPeer final : public Peer {
  public:
-  void Make(uint64_t state_rate) {
+  void Make(uint64_t state_rate, uint64_t keep_state) {
     StateRunner::Options options;
     options.self = id;
     options.state_rate = state_rate;
+    options.kept = {keep_state, Seconds(60)};
     runner = std::make_unique<StateRunner>(
         options, transport.get(), [this] { woken_.release(); }, [this] { return ring->Now(); });
   }
@@ -134,7 +135,7 @@ MemberId MemberOf(int peer) { return MemberId(100 + peer); }
 class StateRunnerTest : public ::testing::Test {
  protected:
   // Peer 0 has a link to each of the others.
-  void Make(int peers, uint64_t state_rate = 0) {
+  void Make(int peers, uint64_t state_rate = 0, uint64_t keep_state = 0) {
     FakeRingOptions network;
     network.stream_bytes_max = 64 << 10;
     network.partial = false;
@@ -142,7 +143,7 @@ class StateRunnerTest : public ::testing::Test {
     options.lanes = 1;
     world_ = std::make_unique<PeerWorld>(Rings::kFake, 1, peers, options, network,
                                          [] { return std::make_unique<RunnerPeer>(); });
-    for (int i = 0; i < peers; ++i) at(i).Make(state_rate);
+    for (int i = 0; i < peers; ++i) at(i).Make(state_rate, keep_state);
     for (int i = 1; i < peers; ++i) world_->Open(0, i);
     ASSERT_TRUE(world_->Until([&] {
       for (int i = 1; i < peers; ++i) {
@@ -301,6 +302,79 @@ TEST_F(StateRunnerTest, AHolderWithWrongBitsIsNamed) {
   EXPECT_TRUE(Ended()[0].outcome.ok()) << Ended()[0].outcome.text;
   EXPECT_THAT(Ended()[0].corrupt, ElementsAre(MemberOf(1)));
   EXPECT_EQ(wanted.memory, other.memory);
+}
+
+// ------------------------------------------------------------------------------ kept states
+
+TEST_F(StateRunnerTest, WhatWasAgreedOnIsKeptBeforeTheAnswerAndServedFromThenOn) {
+  State held(4 * kMiB + 5, 1);
+  const State wanted(4 * kMiB + 5, 2);
+  Make(2, /*state_rate=*/0, /*keep_state=*/64 * kMiB);
+  runner(1).Add(kLocal, kGroup, "a");
+  const Hash128 root = Serve(1, held);
+  const std::vector<uint8_t> agreed = held.memory;
+  runner(1).Carry(EndServe{kLocal});
+  runner(1).Carry(SyncEnded{kLocal, {}, 1, root, false, 0, 0});
+  bool answered = false;
+  runner(1).WhenUnread(kLocal, [&] { answered = true; });
+  EXPECT_FALSE(answered) << "its trainer would write to what is being copied";
+  EXPECT_TRUE(runner(1).reading());
+  ASSERT_TRUE(world_->Until([&] { return answered; }));
+  EXPECT_FALSE(runner(1).reading());
+  EXPECT_EQ(runner(1).kept_bytes(), 4 * kMiB + 4096);
+  uint64_t revision = 0;
+  EXPECT_TRUE(runner(1).KeptRevision(kLocal, held.state->manifest, &revision));
+  EXPECT_EQ(revision, 1u);
+  // It trains, and is asked for what it had.
+  std::fill(held.memory.begin(), held.memory.end(), uint8_t{9});
+  Begin(0, wanted);
+  Fetch(root, {1});
+  ASSERT_TRUE(world_->Until([&] { return !Ended().empty(); }));
+  EXPECT_TRUE(Ended()[0].outcome.ok()) << Ended()[0].outcome.text;
+  EXPECT_THAT(Ended()[0].corrupt, IsEmpty());
+  EXPECT_EQ(wanted.memory, agreed);
+}
+
+TEST_F(StateRunnerTest, WhatATrainerLeftIsNotServedAnyMore) {
+  const State held(2 * kMiB, 1);
+  const State wanted(2 * kMiB, 2);
+  Make(2, /*state_rate=*/0, /*keep_state=*/64 * kMiB);
+  runner(1).Add(kLocal, kGroup, "a");
+  const Hash128 root = Serve(1, held);
+  runner(1).Carry(EndServe{kLocal});
+  runner(1).Carry(SyncEnded{kLocal, {}, 1, root, false, 0, 0});
+  ASSERT_TRUE(world_->Until([&] { return !runner(1).reading(); }));
+  EXPECT_EQ(held.state.use_count(), 1) << "nobody holds on to the memory";
+  runner(1).Gone(kLocal);
+  EXPECT_EQ(runner(1).kept_bytes(), 2 * kMiB);
+  Begin(0, wanted);
+  Fetch(root, {1});
+  ASSERT_TRUE(world_->Until([&] { return !Ended().empty(); }));
+  EXPECT_THAT(Ended()[0].outcome.text, HasSubstr("m101 does not have the state"));
+}
+
+TEST_F(StateRunnerTest, ATransferThatBreaksOffIsUndoneBeforeTheCoreHearsOfIt) {
+  State held(8 * kMiB, 1);
+  State own(8 * kMiB, 2);
+  Make(2, /*state_rate=*/1 << 20, /*keep_state=*/64 * kMiB);
+  runner(0).Add(kLocal, kGroup, "a");
+  const Hash128 before = Serve(0, own);
+  const std::vector<uint8_t> agreed = own.memory;
+  runner(0).Carry(EndServe{kLocal});
+  runner(0).Carry(SyncEnded{kLocal, {}, 1, before, false, 0, 0});
+  ASSERT_TRUE(world_->Until([&] { return !runner(0).reading(); }));
+  own.memory[7] ^= 1;
+  const Hash128 root = Serve(1, held);
+  Begin(0, own);
+  Fetch(root, {1});
+  ASSERT_TRUE(world_->Until(
+      [&] { return runner(0).exchange()->ProgressOf(kLocal.value()).bytes_done >= 2 * kMiB; }));
+  runner(0).Carry(StopTransfer{kLocal});
+  ASSERT_TRUE(world_->Until([&] { return !Ended().empty(); }));
+  EXPECT_EQ(Ended()[0].outcome.text, "was stopped");
+  ASSERT_TRUE(Ended()[0].put_back.has_value());
+  EXPECT_EQ(Ended()[0].put_back->state, before);
+  EXPECT_EQ(own.memory, agreed);
 }
 
 // ------------------------------------------------------------------------------ the end of a sync
