@@ -162,6 +162,7 @@ void SyncRunner::TransferOver(TransferEnded ended) {
                              Sync& over = syncs_.at(ended.local);
                              over.job = 0;
                              if (right) {
+                               over.put_back = true;
                                ended.put_back = PutBack{kept->revision, kept->root};
                              } else {
                                over.kept = nullptr;
@@ -185,7 +186,7 @@ StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
   if (found.empty()) return info;
   const Sync& sync = found.mapped();
   info.total_us = clock_() - sync.began;
-  info.resumed = sync.resumed;
+  info.resumed = sync.resumed || (sync.put_back && ended.outcome.ok());
   if (!ended.outcome.ok() && !ended.torn) {
     info.replaced = sync.resumed || ended.state != Hash128{};
     if (info.replaced && ended.state == Hash128{}) info.revision = sync.sync.revision;
@@ -193,7 +194,7 @@ StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
   LocalState& state = *sync.sync.state;
   if (sync.resumed) {
     std::fill(state.changed.begin(), state.changed.end(), uint8_t{1});
-  } else if (info.bytes > 0 || info.replaced) {
+  } else if (info.bytes > 0 || sync.put_back) {
     MarkChanged(sync.offered, &state);
   }
   if (ended.torn) {

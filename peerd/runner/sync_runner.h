@@ -75,6 +75,7 @@ class SyncRunner {
     HashPool::JobId job = 0;
     std::shared_ptr<const KeptState> kept;  // can be put back
     bool resumed = false;                   // the tensors were filled from it
+    bool put_back = false;                  // it was, after a transfer broke off
     ChunkDigests offered;
   };
 

@@ -321,13 +321,18 @@ TEST_F(KeptSyncsTest, WithoutAnythingKeptAMixtureStaysOne) {
   EXPECT_FALSE(Over({kLocal, {Code::kAborted, "x"}, 0, {}, {}, true}).put_back.has_value());
 }
 
-TEST_F(KeptSyncsTest, WhatWasFetchedIsToldIfTheSyncFailedForAnother) {
-  Begin(kLocal, 3);
-  state_->digests[0][1] = {1, 2};
-  const StateSyncInfo info = runner_.End({kLocal, {Code::kAborted, "x"}, 9, {3, 3}, false, 1, 1});
-  EXPECT_TRUE(info.replaced);
-  EXPECT_EQ(info.revision, 9u);
-  EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 0}));
+TEST_F(KeptSyncsTest, WhatWasPutBackAndAgreedOnAfterAllReachesCopies) {
+  Commit(kLocal, 12);
+  const Hash128 before = RootOf(state_->manifest, state_->digests);
+  bytes_[1] ^= 1;
+  Begin(kLocal, 13);
+  bytes_[2] ^= 1;
+  state_->digests[0][0] = {};
+  ASSERT_TRUE(Over({kLocal, {Code::kAborted, "x"}, 0, {}, {}, true}).put_back.has_value());
+  // A coordinator that restarted has elected it.
+  const StateSyncInfo info = runner_.End({kLocal, {}, 12, before, false, 0, 0});
+  EXPECT_TRUE(info.resumed);
+  EXPECT_EQ(changed_, (std::vector<uint8_t>{1, 0, 0, 0}));
 }
 
 TEST_F(KeptSyncsTest, KeptBitsThatAreDamagedMakeATornState) {

@@ -209,8 +209,8 @@ struct lh_ipc_progress {
 enum lh_ipc_reply_flags {
   LH_IPC_PASSED = 1, /* DONE of STEP: the boundary is behind the member, whatever the status */
   LH_IPC_TORN = 2,   /* a transfer into the state broke off: what its tensors hold is of no use */
-  /* Before the sync its tensors were filled from what peerd had kept of a member of this name,
-   * since the trainer brought a lower revision. All chunks count as changed. */
+  /* The tensors were filled from what peerd had kept of a member of this name, since the trainer
+   * brought a lower revision, or a transfer broke off. Those chunks count as changed, too. */
   LH_IPC_RESUMED = 4,
   /* status is not OK, and the tensors hold another state than the trainer brought: that of
    * `revision`. */

@@ -310,8 +310,8 @@ typedef struct lh_sync_info_t {
   uint32_t passed;   /* of a step boundary: 1: it is behind this member */
   uint32_t replaced; /* 1: the sync failed, and the tensors hold another state than was offered:
                         that of `revision`, which is the one to offer next */
-  uint32_t resumed;  /* 1: the tensors were filled from what peerd had kept, before the sync; then
-                        every range counts as one that came from others */
+  uint32_t resumed;  /* 1: the tensors were filled from what peerd had kept; that counts as having
+                        come from others, too */
 } lh_sync_info_t;
 #define LH_SYNC_INFO_INIT \
   { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
