@@ -217,6 +217,13 @@ class Comm {
     internal::Check(lh_sync_state(comm_, &sync, timeout_ms, &info));
     return info;
   }
+  // The tensors are back, or, false, not all of them is here yet; see lh_state_take().
+  bool Take(State& state, int64_t timeout_ms = 0, lh_sync_info_t* info = nullptr) {
+    const lh_status status = lh_state_take(comm_, state.get(), timeout_ms, info);
+    if (status == LH_DEADLINE_EXCEEDED || status == LH_ABORTED) return false;
+    internal::Check(status);
+    return true;
+  }
   // Of what peerd kept of a member of this name; see lh_kept_revision().
   std::optional<uint64_t> KeptRevision(State& state) {
     uint64_t revision = LH_NO_REVISION;

@@ -291,6 +291,9 @@ static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
   }
   op->reply_flags = reply->flags;
   op->reply_revision = reply->revision;
+  if (op->synced != NULL) {
+    op->synced->holder = (reply->flags & LH_IPC_BACKGROUND) != 0 ? op->comm : NULL;
+  }
   if (reply->status != LH_OK) {
     op_end_locked(op, (lh_status)reply->status, reply->u.text, reply);
     return;

@@ -25,6 +25,7 @@ void lhi_comm_unuse_locked(lh_comm *comm) {
     comm->client->comms = comm->next;
   }
   if (comm->next != NULL) comm->next->previous = comm->previous;
+  lhi_state_forget_locked(comm->client, comm);
   lhi_comm_free_memory(comm);
 }
 
@@ -118,6 +119,10 @@ static lh_status take_join_options(const char *call, const lh_join_options *opti
     status = lhi_fail(LH_INVALID_ARGUMENT, "%s: step_deadline_ms is %u; at most %u are possible",
                       call, (unsigned)given->step_deadline_ms, LH_STEP_DEADLINE_MS_MAX);
   }
+  if (status == LH_OK && (unsigned)given->mode > LH_BACKGROUND) {
+    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: mode is %d; LH_BLOCKING or LH_BACKGROUND", call,
+                      (int)given->mode);
+  }
   if (status == LH_OK && (unsigned)given->on_fault > LH_ABORT) {
     status = lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; LH_RETRY or LH_ABORT", call,
                       (int)given->on_fault);
@@ -154,6 +159,7 @@ static lh_status join_start(const char *call, lh_client *client, const lh_join_o
   memcpy(request.u.join.run, given->run, strlen(given->run));
   request.u.join.step_deadline_ms = given->step_deadline_ms;
   request.u.join.cohort_size = given->cohort_size;
+  request.u.join.background = given->mode == LH_BACKGROUND;
   if (given->cohort != NULL) memcpy(request.u.join.cohort, given->cohort, strlen(given->cohort));
   if (given->name != NULL) memcpy(request.u.join.name, given->name, strlen(given->name));
   lhi_send(client, &request, -1);
@@ -348,6 +354,7 @@ lh_status lh_world(lh_comm *comm, lh_world_info *info) {
   own.pending = comm->world.pending;
   own.epoch = comm->world.epoch;
   own.member_id = comm->world.member_id;
+  own.weight = comm->world.background == 0;
   pthread_mutex_unlock(&comm->client->mutex);
   if (status != LH_OK) return status;
   return lhi_give("lh_world", "LH_WORLD_INFO_INIT", &own, sizeof own, LHI_WORLD_FIRST_BYTES, info);

@@ -39,7 +39,8 @@ enum lhi_op_kind {
   LHI_STATE,
   LHI_UNSTATE,
   LHI_SYNC,
-  LHI_KEPT
+  LHI_KEPT,
+  LHI_TAKE
 };
 
 enum lhi_op_state {
@@ -105,6 +106,7 @@ struct lh_state {
   uint64_t id;               /* at peerd */
   lh_op *op;                 /* the sync that uses it, or NULL */
   bool starting;             /* a call copies tensors for a sync */
+  lh_comm *holder;           /* in the background: peerd fetches into it for this member, or NULL */
   uint32_t count;
   struct lhi_tensor *tensors;
   uint32_t copied; /* tensors that are copies of ours */
@@ -238,6 +240,10 @@ bool lhi_state_uses_locked(const lh_client *client, const uint8_t *data, size_t 
 void lhi_state_copy_back(const lh_state *state);
 /* The sync does not use its state any more. `good`: the caller's tensors are what all hold. */
 void lhi_sync_over_locked(lh_op *op, bool good);
+/* Peerd fetches into the state. */
+bool lhi_state_held_locked(const lh_state *state);
+/* The communicator is gone. */
+void lhi_state_forget_locked(lh_client *client, const lh_comm *comm);
 /* What is known of a sync that has ended; keeps info->struct_size. */
 void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info);
 void lhi_state_free_memory(lh_state *state);

@@ -326,6 +326,13 @@ lh_status lh_state_free(lh_state *state) {
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
+  if (lhi_state_held_locked(state)) {
+    pthread_mutex_unlock(&client->mutex);
+    return lhi_fail(
+        LH_FAILED_PRECONDITION,
+        "lh_state_free: the state is fetched into in the background; lh_state_take() or "
+        "lh_leave() first");
+  }
   if (state->op != NULL || state->starting) {
     pthread_mutex_unlock(&client->mutex);
     return lhi_fail(LH_FAILED_PRECONDITION,
@@ -485,6 +492,17 @@ void lhi_state_copy_back(const lh_state *state) {
 
 /* ------------------------------------------------------------------ syncs */
 
+bool lhi_state_held_locked(const lh_state *state) {
+  const lh_comm *const comm = state->holder;
+  return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
+}
+
+void lhi_state_forget_locked(lh_client *client, const lh_comm *comm) {
+  for (lh_state *state = client->states; state != NULL; state = state->next) {
+    if (state->holder == comm) state->holder = NULL;
+  }
+}
+
 void lhi_sync_over_locked(lh_op *op, bool good) {
   lh_state *const state = op->synced;
   if (state == NULL) return;
@@ -499,6 +517,7 @@ void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
   const bool ok = op->status == LH_OK;
   memset(info, 0, sizeof *info);
   info->struct_size = size;
+  info->background = (op->reply_flags & LH_IPC_BACKGROUND) != 0;
   info->torn = op->in_place && (op->reply_flags & LH_IPC_TORN) != 0;
   info->passed = op->passed || (op->reply_flags & LH_IPC_PASSED) != 0;
   /* What befell copies is nothing to the caller. */
@@ -543,6 +562,10 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
 static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh_state *state) {
   lh_status status = lhi_member_check_locked(comm, call);
   if (status == LH_OK) status = lhi_free_check_locked(comm, call);
+  if (status == LH_OK && state->holder != comm && lhi_state_held_locked(state)) {
+    status = lhi_fail(LH_FAILED_PRECONDITION,
+                      "%s: the state is fetched into for another member of this client", call);
+  }
   if (status == LH_OK && (state->op != NULL || state->starting)) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
                       "%s: another sync uses this state; wait for its end first", call);
@@ -578,6 +601,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   lh_op *op = NULL;
   lh_status status;
   bool send = false;
+  bool held;
   if (state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
   if (state->client != client) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", call);
@@ -594,10 +618,11 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   }
   status = may_sync_locked(call, comm, state);
   if (status == LH_OK) state->starting = true;
+  held = lhi_state_held_locked(state);
   pthread_mutex_unlock(&client->mutex);
   if (status != LH_OK) return status;
 
-  copy_in(state, given->hash == LH_HASH_ON_CHANGE);
+  if (!held) copy_in(state, given->hash == LH_HASH_ON_CHANGE);
 
   pthread_mutex_lock(&client->mutex);
   state->starting = false;
@@ -662,6 +687,60 @@ lh_status lh_sync_state(lh_comm *comm, const lh_sync_options *options, int64_t t
 lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
                              lh_sync_info_t *info) {
   return sync_and_wait("lh_begin_step_sync", comm, options, timeout_ms, true, info);
+}
+
+lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_sync_info_t *info) {
+  static const char kCall[] = "lh_state_take";
+  struct lh_ipc_request request;
+  lh_sync_info_t own = LH_SYNC_INFO_INIT;
+  lh_client *client;
+  lh_op *op = NULL;
+  bool send = false;
+  lh_status status = lhi_check_comm(comm, kCall);
+  if (status == LH_OK) status = check_state(state, 0, kCall);
+  if (status == LH_OK) status = lhi_check_timeout(kCall, timeout_ms);
+  if (status == LH_OK) status = check_info(kCall, info, &own);
+  if (status != LH_OK) return status;
+  client = comm->client;
+  if (timeout_ms < 0 || timeout_ms > LH_STEP_DEADLINE_MS_MAX) timeout_ms = LH_STEP_DEADLINE_MS_MAX;
+  pthread_mutex_lock(&client->mutex);
+  lhi_pump_locked(client);
+  status = lhi_member_check_locked(comm, kCall);
+  if (status == LH_OK) status = lhi_free_check_locked(comm, kCall);
+  if (status == LH_OK && state->holder != comm) {
+    status = lhi_fail(LH_FAILED_PRECONDITION,
+                      "%s: nothing is fetched into this state in the background", kCall);
+  }
+  if (status == LH_OK) {
+    op = lhi_op_make(client, LHI_TAKE, comm);
+    if (op == NULL) status = LH_UNAVAILABLE;
+  }
+  if (op != NULL) {
+    op->synced = state;
+    op->of_sync = true;
+    op->in_place = state->in_place;
+    state->op = op;
+    comm->sync = op;
+    lhi_op_open_locked(op);
+    send = op->state == LHI_OPEN;
+    request = lhi_request(LH_IPC_TAKE, op);
+    request.member = comm->handle;
+    request.u.take.timeout_ms = (uint32_t)timeout_ms;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &request, -1);
+  if (status != LH_OK) return status;
+  /* Peerd keeps the time, so that nobody has to ask whose the tensors are afterwards. */
+  pthread_mutex_lock(&client->mutex);
+  (void)lhi_wait_locked(op, LHI_NEVER);
+  lhi_sync_info_locked(op, &own);
+  status = lhi_outcome_locked(op);
+  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  if (info != NULL) {
+    (void)lhi_give(kCall, "LH_SYNC_INFO_INIT", &own, sizeof own, LHI_SYNC_INFO_FIRST_BYTES, info);
+  }
+  return status;
 }
 
 static lh_status sync_start(const char *call, lh_comm *comm, const lh_sync_options *options,

@@ -35,6 +35,7 @@ struct LivelyPeer {
     bool leaving = false;
     std::optional<control::SyncOffer> sync;  // not answered with kEnd; what is there now
     bool sync_with_vote = false;             // it goes with the vote that is not answered
+    bool ready = false;                      // so does this
     uint64_t syncs = 0;                      // numbers used
     std::vector<control::SyncResult> sync_results;
   };
@@ -49,8 +50,9 @@ struct LivelyPeer {
   std::map<MemberId, LocalMember> members;
   std::map<GroupKey, GroupAtPeer> groups;
   std::set<PeerId> cannot_reach;
-  bool mute = false;    // answers no preparation
-  bool fetches = true;  // what it is told to fetch is there at once
+  std::optional<control::StateAgreed> agreed;  // the last one that it was told
+  bool mute = false;                           // answers no preparation
+  bool fetches = true;                         // what it is told to fetch is there at once
 };
 
 class Harness {
@@ -143,11 +145,12 @@ class Harness {
     Tell(peer, join);
   }
   void LivelyVote(PeerId peer, MemberId member,
-                  std::optional<control::SyncOffer> sync = std::nullopt) {
+                  std::optional<control::SyncOffer> sync = std::nullopt, bool ready = false) {
     LivelyPeer& lively = lively_.at(peer);
     const auto it = lively.members.find(member);
     if (it == lively.members.end() || it->second.voting) return;
     it->second.voting = true;
+    it->second.ready = ready;
     if (sync) {
       it->second.sync = sync;
       it->second.sync->number = ++it->second.syncs;
@@ -335,6 +338,7 @@ class Harness {
   void SendVote(PeerId peer, MemberId member, const LivelyPeer::LocalMember& local) {
     control::Vote vote{local.group, member, local.votes + 1};
     if (local.sync_with_vote) vote.sync = local.sync;
+    vote.ready = local.ready;
     Tell(peer, vote);
   }
 
@@ -476,6 +480,12 @@ class Harness {
     self.groups.erase(m.group);
   }
   void On(PeerId, LivelyPeer&, const control::Drain&) {}
+  void On(PeerId, LivelyPeer& self, const control::StateAgreed& m) {
+    const auto& state = store_.groups.at(m.group).state;
+    LH_CHECK(state && state->state == m.state && state->revision == m.revision)
+        << "state told before it was durable";
+    self.agreed = m;
+  }
 
   uint32_t detect_ms_;
   int boots_ = 0;
@@ -527,6 +537,11 @@ struct Describer {
     for (const control::MemberInfo& member : m.members) {
       if (!members.empty()) members += ",";
       members += ToString(member.member) + "@" + ToString(member.joined);
+      if (member.counts == control::kCountsNotYet) {
+        members += "-";
+      } else if (member.counts) {
+        members += "+" + ToString(member.counts);
+      }
     }
     std::string ring;
     for (const control::PeerInfo& peer : m.peers) {
@@ -561,6 +576,10 @@ struct Describer {
     return "Pending " + std::to_string(m.count);
   }
   std::string operator()(const control::Drain&) const { return "Drain"; }
+  std::string operator()(const control::StateAgreed& m) const {
+    return "Agreed revision=" + std::to_string(m.revision) +
+           " state=" + std::to_string(m.state.high);
+  }
   std::string operator()(const control::SyncResult& m) const {
     static const char* const kActions[] = {"", "end", "serve", "fetch"};
     std::string sources;

@@ -69,6 +69,7 @@ std::string LinkText(PeerId from, PeerId to, const std::string& reason) {
 }
 
 bool Admits(const MemberRecord& member) { return static_cast<bool>(member.joined); }
+bool InBackground(const MemberRecord& member) { return member.counts == control::kCountsNotYet; }
 
 }  // namespace
 
@@ -146,6 +147,7 @@ void Group::Attach(const PeerRecord& peer, const control::GroupState& state, boo
   }
   if (InForce(peer.peer)) {
     out->messages.emplace_back(peer.peer, control::PendingCount{record_.group, CountPending()});
+    agreed_for_.insert(peer.peer);
   }
 }
 
@@ -168,11 +170,13 @@ void Group::Join(const PeerRecord& peer, const control::Join& join, MemberId mem
   record.cohort_size = join.cohort_size;
   if (!join.cohort.empty()) record.after = kCohortIncomplete;
   record.step_deadline_ms = join.step_deadline_ms;
+  if (join.background) record.counts = control::kCountsNotYet;
   record_.members.push_back(record);
   out->messages.emplace_back(peer.peer, control::JoinPending{join.request, record_.group, member});
   Note("join", member, peer.peer,
        "member pending member=" + ToString(member) + " peer=" + ToString(peer.peer) + " name=" +
-           Clean(join.name) + (join.cohort.empty() ? "" : " cohort=" + Clean(join.cohort)),
+           Clean(join.name) + (join.cohort.empty() ? "" : " cohort=" + Clean(join.cohort)) +
+           (join.background ? " mode=background" : ""),
        out);
 }
 
@@ -197,6 +201,9 @@ Violation Group::Vote(PeerId peer, const control::Vote& vote, GroupOutput* out) 
   }
   if (vote.number == 0) return "vote of " + ToString(vote.member) + " has no number";
   if (!Admits(*member)) return "vote of " + ToString(vote.member) + ", which is not admitted";
+  if (vote.sync && !vote.ready && InBackground(*member)) {
+    return "offer of " + ToString(vote.member) + ", which is in the background";
+  }
   if (member->departs) return std::nullopt;
   if (vote.number <= member->votes) {
     out->messages.emplace_back(
@@ -208,6 +215,7 @@ Violation Group::Vote(PeerId peer, const control::Vote& vote, GroupOutput* out) 
   member->votes = vote.number - 1;
   ballot_.Vote(vote.member);
   if (vote.sync) sync_.Hold(vote.member, *vote.sync);
+  if (vote.ready && InBackground(*member)) ready_.insert(vote.member);
   if (first_vote_ == kNever) first_vote_ = directory_->Now();
   return std::nullopt;
 }
@@ -221,6 +229,9 @@ Violation Group::Sync(PeerId peer, const control::SyncVote& vote, GroupOutput* o
     return std::nullopt;
   }
   if (!Admits(*member)) return "sync of " + ToString(vote.member) + ", which is not admitted";
+  if (InBackground(*member)) {
+    return "offer of " + ToString(vote.member) + ", which is in the background";
+  }
   if (member->departs) return std::nullopt;
   SyncOutput sync;
   sync_.Offer(vote.member, vote.offer, record_, directory_->Now(), &sync);
@@ -407,8 +418,11 @@ void Group::Advance(Tick now, GroupOutput* out) {
     Apply(decision, now, out);
   }
   SyncOutput sync;
-  sync_.Advance(Survivors(), ballot_.voted(), &record_, now, &sync);
+  const std::optional<StateRecord> before = record_.state;
+  sync_.Advance(Counting(), ballot_.voted(), &record_, now, &sync);
   Emit(std::move(sync), out);
+  if (record_.state != before) agreed_for_.merge(BackgroundPeers());
+  SendAgreed(out);
   if (CountPending() != pending_told_) SendPendingCount(out);
 }
 
@@ -428,12 +442,13 @@ Group::Decision Group::DecideInPreparation() const {
   }
   const bool admitted = AnyAdmitted();
   decision.joiners = preparation_->joiners;
+  decision.raised = preparation_->raised;
   // With nobody to vote, whoever came in between comes along.
   if (!admitted) decision.joiners.merge(Admissible());
   decision.freeze = admitted && (preparation_->freeze || AnyDeparture() || !repair_.empty());
   if (ballot_.electorate().empty() && decision.joiners.empty()) {
     decision.act = admitted ? Act::kCommitEmpty : Act::kAbort;
-  } else if (decision.freeze || !decision.joiners.empty()) {
+  } else if (decision.freeze || !decision.joiners.empty() || !decision.raised.empty()) {
     decision.act = Act::kPrepare;
   } else {
     decision.act = Act::kAbort;
@@ -460,7 +475,8 @@ Group::Decision Group::DecideIdle() const {
   decision.why = WaitingForCohort();
   if (!decision.why.empty()) return decision;
   if (!admission_tried_) decision.joiners = Admissible();
-  if (!decision.joiners.empty()) {
+  if (admitted) decision.raised = ready_;
+  if (!decision.joiners.empty() || !decision.raised.empty()) {
     decision.act = Act::kPrepare;
   } else if (admitted) {
     decision.act = Act::kAnswerVotes;
@@ -559,9 +575,11 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   next.freeze = decision.freeze;
   next.survivors = Survivors();
   next.joiners = decision.joiners;
+  next.raised = decision.raised;
   next.begun = now;
   next.cause = "joined=" + List(next.joiners, ",", kNamesShownMax) +
                " left=" + List(left, ",", kNamesShownMax);
+  if (!next.raised.empty()) next.cause += " ready=" + List(next.raised, ",", kNamesShownMax);
   if (preparation_) {
     next.begun = preparation_->begun;
     next.rebuilds = preparation_->rebuilds;
@@ -614,14 +632,14 @@ void Group::Commit(Tick now, GroupOutput* out) {
   std::vector<std::pair<MemberRecord, Departure>> removed;
   for (const auto& [member, departure] : Departures())
     removed.emplace_back(*Find(member), departure);
-  const std::set<MemberId> voted = done.joiners.empty() ? std::set<MemberId>{} : ballot_.voted();
+  const std::set<MemberId> voted = done.AtBoundary() ? ballot_.voted() : std::set<MemberId>{};
   const bool first = !AnyAdmitted();
 
   std::erase_if(record_.blocked, [&done](const BlockedRecord& b) {
     return done.answers.contains(b.pair.a) && done.answers.contains(b.pair.b) &&
            !control::IsBlocked(done.blocked, b.pair.a, b.pair.b);
   });
-  TakeEpoch(done.epoch, done.joiners, done.ring);
+  TakeEpoch(done);
   std::string fault_text;
   std::optional<FaultRecord> fault;
   if (done.freeze) {
@@ -641,7 +659,7 @@ void Group::Commit(Tick now, GroupOutput* out) {
   if (first) {
     ballot_ = Ballot(Survivors());
     admission_tried_ = false;
-  } else if (!done.joiners.empty()) {
+  } else if (done.AtBoundary()) {
     CompleteBallot();
   }
 
@@ -660,6 +678,11 @@ void Group::Commit(Tick now, GroupOutput* out) {
              " epoch=" + ToString(record_.committed),
          out);
   }
+  for (MemberId member : done.raised) {
+    Note("ready", member, Find(member)->peer,
+         "member counts member=" + ToString(member) + " epoch=" + ToString(record_.committed), out);
+  }
+  if (!done.joiners.empty()) agreed_for_.merge(BackgroundPeers());
   Note("commit", MemberId{}, PeerId{},
        "epoch committed epoch=" + ToString(record_.committed) +
            " members=" + std::to_string(Admitted().size()) + " joined=" + List(done.joiners) +
@@ -675,9 +698,12 @@ void Group::CommitEmpty(GroupOutput* out) {
   for (const auto& [member, departure] : Departures())
     removed.emplace_back(*Find(member), departure);
   record_.highest = Epoch(record_.highest.value() + 1);
-  TakeEpoch(record_.highest, {}, {});
+  Preparation empty;
+  empty.epoch = record_.highest;
+  TakeEpoch(empty);
   ballot_ = Ballot();
   first_vote_ = kNever;
+  ready_.clear();
   sync_.Clear();
   record_.state.reset();
   admission_tried_ = false;
@@ -727,20 +753,25 @@ void Group::CompleteBallot() {
   ++record_.ballots;
   ballot_ = Ballot(Survivors());
   first_vote_ = kNever;
+  ready_.clear();
   admission_tried_ = false;
 }
 
-// The record of a committed epoch: who departs is out, `joiners` are in, the rest waits behind.
-void Group::TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners,
-                      const std::vector<PeerId>& ring) {
-  record_.committed = epoch;
-  if (!joiners.empty()) record_.boundary = epoch;
+// The record of a committed epoch: who departs is out, newcomers are in, the rest waits behind.
+void Group::TakeEpoch(const Preparation& done) {
+  record_.committed = done.epoch;
+  if (done.AtBoundary()) record_.boundary = done.epoch;
   record_.fates.clear();
   std::erase_if(record_.members, [](const MemberRecord& m) { return m.departs.has_value(); });
   for (MemberRecord& member : record_.members) {
-    if (joiners.contains(member.member)) member.joined = epoch;
+    if (done.joiners.contains(member.member)) {
+      member.joined = done.epoch;
+      // There is nobody whom it could hold up.
+      if (done.survivors.empty()) member.counts = Epoch();
+    }
+    if (done.raised.contains(member.member)) member.counts = done.epoch;
   }
-  SortPeers(ring);
+  SortPeers(done.ring);
   std::erase_if(missed_, [this](const auto& missed) {
     return !HasPeer(missed.first.first) || !HasPeer(missed.first.second);
   });
@@ -791,7 +822,7 @@ control::PrepareEpoch Group::MakePrepare() const {
   message.group = record_.group;
   message.epoch = p.epoch;
   message.base = record_.committed;
-  message.boundary = p.joiners.empty() ? record_.boundary : p.epoch;
+  message.boundary = p.AtBoundary() ? p.epoch : record_.boundary;
   message.attempt = record_.attempt;
   message.freeze = p.freeze;
   message.token = EpochToken(run_secret_, record_.group.group, p.epoch);
@@ -804,9 +835,11 @@ control::PrepareEpoch Group::MakePrepare() const {
   std::map<PeerId, std::vector<control::MemberInfo>> members;
   for (const MemberRecord& m : record_.members) {
     if (p.joiners.contains(m.member)) {
-      members[m.peer].push_back({m.member, m.peer, p.epoch, m.name});
+      const Epoch counts = p.survivors.empty() ? Epoch() : m.counts;
+      members[m.peer].push_back({m.member, m.peer, p.epoch, m.name, counts});
     } else if (p.survivors.contains(m.member)) {
-      members[m.peer].push_back({m.member, m.peer, m.joined, m.name});
+      const Epoch counts = p.raised.contains(m.member) ? p.epoch : m.counts;
+      members[m.peer].push_back({m.member, m.peer, m.joined, m.name, counts});
     }
   }
   for (PeerId id : p.ring) {
@@ -850,6 +883,25 @@ void Group::SendPendingCount(GroupOutput* out) {
   }
 }
 
+std::set<PeerId> Group::BackgroundPeers() const {
+  std::set<PeerId> peers;
+  for (const MemberRecord& member : record_.members) {
+    if (Admits(member) && InBackground(member)) peers.insert(member.peer);
+  }
+  return peers;
+}
+
+void Group::SendAgreed(GroupOutput* out) {
+  const std::set<PeerId> peers = std::exchange(agreed_for_, {});
+  if (peers.empty() || !record_.state) return;
+  for (const PeerId peer : BackgroundPeers()) {
+    if (!peers.contains(peer)) continue;
+    out->messages.emplace_back(
+        peer, control::StateAgreed{record_.group, record_.state->revision, record_.state->manifest,
+                                   record_.state->state});
+  }
+}
+
 // ------------------------------------------------------------------------------ removing
 
 void Group::Remove(MemberId id, Removal why, const std::string& reason, const Fault& fault,
@@ -862,6 +914,8 @@ void Group::Remove(MemberId id, Removal why, const std::string& reason, const Fa
     Find(id)->departs = Departure{why, reason};
     NoteFault(fault);
     ballot_.Leave(id);
+    ready_.erase(id);
+    if (preparation_) preparation_->raised.erase(id);
     sync_.Leave(id);
     if (ballot_.voted().empty()) first_vote_ = kNever;
   } else {
@@ -1216,6 +1270,14 @@ std::set<MemberId> Group::Survivors() const {
   return members;
 }
 
+std::set<MemberId> Group::Counting() const {
+  std::set<MemberId> members;
+  for (const MemberRecord& m : record_.members) {
+    if (Admits(m) && !m.departs && !InBackground(m)) members.insert(m.member);
+  }
+  return members;
+}
+
 std::map<MemberId, Departure> Group::Departures() const {
   std::map<MemberId, Departure> departures;
   for (const MemberRecord& m : record_.members) {
@@ -1304,7 +1366,7 @@ Tick Group::VoteDue(const MemberRecord& member) const {
 }
 
 Tick Group::OfferDue(const MemberRecord& member) const {
-  if (sync_.first_offer() == kNever || !Judged(member)) return kNever;
+  if (sync_.first_offer() == kNever || !Judged(member) || InBackground(member)) return kNever;
   if (!sync_.Awaits(member.member)) return kNever;
   return std::max(sync_.first_offer(), sync_.last_end()) + Millis(member.step_deadline_ms);
 }
@@ -1361,12 +1423,12 @@ GroupView Group::View() const {
   view.committed = record_.committed;
   if (preparation_) view.preparing = preparation_->epoch;
   view.waiting_for = Decide().why;
-  const std::string sync = sync_.WaitingFor(Survivors());
+  const std::string sync = sync_.WaitingFor(Counting());
   if (!sync.empty()) view.waiting_for += (view.waiting_for.empty() ? "" : "; ") + sync;
   view.state = record_.state;
   for (const MemberRecord& m : record_.members) {
-    view.members.push_back(
-        {m.member, m.peer, m.name, m.joined, ballot_.HasVoted(m.member), m.cohort});
+    view.members.push_back({m.member, m.peer, m.name, m.joined, ballot_.HasVoted(m.member),
+                            m.cohort, std::nullopt, InBackground(m)});
   }
   view.blocked = record_.blocked;
   view.fault_epoch = fault_epoch_;
@@ -1389,6 +1451,7 @@ void Group::CheckInvariants() const {
     LH_CHECK(m.member && m.peer) << name;
     LH_CHECK(seen.insert(m.member).second) << name << " has " << ToString(m.member) << " twice";
     LH_CHECK(m.joined <= record_.committed) << name << " " << ToString(m.member);
+    LH_CHECK(InBackground(m) || m.counts <= record_.boundary) << name << " " << ToString(m.member);
     LH_CHECK(!(pending_behind && Admits(m)))
         << name << " admitted " << ToString(m.member) << " behind a pending member";
     LH_CHECK(!m.departs || Admits(m)) << name << " " << ToString(m.member) << " departs";
@@ -1410,7 +1473,11 @@ void Group::CheckInvariants() const {
   LH_CHECK(detours_.size() == record_.blocked.size()) << name;
   LH_CHECK(ballot_.electorate() == Survivors())
       << name << " electorate " << List(ballot_.electorate());
-  sync_.CheckInvariants(Survivors());
+  for (const MemberId member : ready_) {
+    LH_CHECK(ballot_.HasVoted(member) && InBackground(*Find(member))) << name;
+  }
+  sync_.CheckInvariants(Survivors(), Counting());
+  LH_CHECK(agreed_for_.empty()) << name << " owes somebody what was agreed on";
   LH_CHECK(!record_.state || AnyAdmitted()) << name << " remembers a state of nobody";
   LH_CHECK(Decide().act == Act::kWait) << name << " has something to do and does not do it";
   if (!preparation_) {
@@ -1432,6 +1499,7 @@ void Group::CheckInvariants() const {
   LH_CHECK(p.ring.size() == p.answers.size()) << name;
   LH_CHECK(!p.freeze || record_.attempt == p.epoch) << name;
   LH_CHECK(p.survivors == Survivors()) << name << " prepares " << List(p.survivors);
+  LH_CHECK(std::includes(ready_.begin(), ready_.end(), p.raised.begin(), p.raised.end())) << name;
   std::set<PeerId> participants = PeersOf(p.survivors);
   for (MemberId member : p.joiners) {
     const MemberRecord* joiner = Find(member);
@@ -1456,7 +1524,7 @@ void AddRecord(const GroupRecord& record, Digester* digest) {
   digest->Add(record.members.size());
   for (const MemberRecord& m : record.members) {
     digest->Add(m.member).Add(m.peer).Add(m.request).Add(m.name).Add(m.joined).Add(m.votes);
-    digest->Add(m.syncs);
+    digest->Add(m.syncs).Add(m.counts);
     digest->Add(m.cohort).Add(uint64_t{m.cohort_size}).Add(m.after).Add(m.step_deadline_ms);
     digest->Add(uint64_t{m.departs.has_value()});
     if (m.departs) digest->Add(static_cast<uint64_t>(m.departs->why)).Add(m.departs->reason);
@@ -1476,7 +1544,10 @@ void AddRecord(const GroupRecord& record, Digester* digest) {
     for (const control::MissedOp& op : f.missed) digest->Add(op.boundary).Add(op.tag);
   }
   digest->Add(uint64_t{record.state.has_value()});
-  if (record.state) digest->Add(record.state->revision).Add(record.state->state);
+  if (record.state) {
+    digest->Add(record.state->revision).Add(record.state->state);
+    digest->Add(record.state->manifest);
+  }
   digest->Add(record.ballots).Add(record.blocked.size());
   for (const BlockedRecord& b : record.blocked) {
     digest->Add(b.pair.a).Add(b.pair.b).Add(b.reason);
@@ -1504,6 +1575,7 @@ void Group::AddTo(Digester* digest) const {
   AddRecord(record_, digest);
   AddMembers(ballot_.electorate(), digest);
   AddMembers(ballot_.voted(), digest);
+  AddMembers(ready_, digest);
   digest->Add(uint64_t{admission_tried_}).Add(repair_).Add(uint64_t{pending_told_});
   digest->Add(first_vote_);
   sync_.AddTo(digest);
@@ -1535,6 +1607,7 @@ void Group::AddTo(Digester* digest) const {
   for (const control::BlockedPair& pair : p.blocked) digest->Add(pair.a).Add(pair.b);
   AddMembers(p.survivors, digest);
   AddMembers(p.joiners, digest);
+  AddMembers(p.raised, digest);
   digest->Add(p.answers.size());
   for (const auto& [peer, answer] : p.answers) {
     digest->Add(peer).Add(answer.due).Add(uint64_t{answer.ready}).Add(uint64_t{answer.failed});

@@ -1,6 +1,7 @@
 // One group: its members, its ballot, its preparation, its epochs; its syncs (sync_ballot.h).
 //
 //   idle --(all votes in and somebody pending | nobody admitted and somebody pending)--> preparing
+//   idle --(all votes in and one of the background is ready)--> preparing
 //   idle --(a removal | a lost link)--> preparing, with freeze
 //   preparing --(every peer ready)--> committed, idle
 //   preparing --(a change)--> preparing the next number, with everything so far in it
@@ -163,6 +164,8 @@ class Group {
     bool freeze = false;
     std::set<MemberId> survivors;  // admitted before
     std::set<MemberId> joiners;
+    std::set<MemberId> raised;  // survivors that count from this epoch on
+    bool AtBoundary() const { return !joiners.empty() || !raised.empty(); }
     std::map<PeerId, Answer> answers;  // exactly the peers of survivors and joiners
     std::vector<PeerId> ring;          // the same peers
     control::BlockedPairs blocked;     // as told to them
@@ -176,6 +179,7 @@ class Group {
   struct Decision {
     Act act = Act::kWait;
     std::set<MemberId> joiners;  // kPrepare
+    std::set<MemberId> raised;   // kPrepare
     bool freeze = false;         // kPrepare
     std::string why;             // kWait: what is waited for; empty: nothing
   };
@@ -199,7 +203,7 @@ class Group {
   void AnswerVote(MemberId member, GroupOutput* out);
   void Emit(SyncOutput sync, GroupOutput* out) const;
 
-  void TakeEpoch(Epoch epoch, const std::set<MemberId>& joiners, const std::vector<PeerId>& ring);
+  void TakeEpoch(const Preparation& done);
   void ChooseRing(Tick now, Preparation* preparation) const;
   void CompleteBallot();
   void SortPeers(const std::vector<PeerId>& ring);
@@ -209,6 +213,10 @@ class Group {
   control::PrepareEpoch MakePrepare() const;
   control::CommitEpoch MakeCommit(PeerId peer) const;
   void SendPendingCount(GroupOutput* out);
+  // Peers that fetch it in the background, admitted members there.
+  std::set<PeerId> BackgroundPeers() const;
+  // To those that have to hear of it.
+  void SendAgreed(GroupOutput* out);
 
   void Remove(MemberId member, control::Removal why, const std::string& reason, const Fault& fault,
               GroupOutput* out);
@@ -234,6 +242,8 @@ class Group {
   const MemberRecord* Find(MemberId member) const { return FindMember(record_, member); }
   std::set<MemberId> Admitted() const;
   std::set<MemberId> Survivors() const;
+  // Of the survivors those that syncs wait for.
+  std::set<MemberId> Counting() const;
   std::set<MemberId> Admissible() const;
   std::map<MemberId, Departure> Departures() const;
   bool AnyDeparture() const;
@@ -267,6 +277,9 @@ class Group {
   // be reached and asks again and again does not hold the voters for ever.
   bool admission_tried_ = false;
   Tick first_vote_ = kNever;  // of the open ballot
+  std::set<MemberId> ready_;  // voters of it that are to come out of the background
+  // Are to hear what was agreed on last, if they have a member in the background.
+  std::set<PeerId> agreed_for_;
   SyncBallot sync_;
   std::string repair_;  // why the next epoch must freeze; empty: it need not
   std::optional<Preparation> preparation_;

@@ -45,6 +45,8 @@ struct MemberRecord {
   uint32_t cohort_size = 0;
   uint64_t after = 0;  // pending: it is admitted by a ballot of a number above this one
   uint32_t step_deadline_ms = 0;
+  // As MemberInfo::counts; kCountsNotYet also of a pending one that joins in the background.
+  Epoch counts;
   // Set while the epoch without it is being agreed: what was decided, also by an operator, outlives
   // the coordinator.
   std::optional<Departure> departs;
@@ -79,6 +81,7 @@ struct BlockedRecord {
 struct StateRecord {
   uint64_t revision = 0;
   Hash128 state;
+  Hash128 manifest;
   friend bool operator==(const StateRecord&, const StateRecord&) = default;
 };
 
@@ -146,7 +149,7 @@ struct SyncRecord {
 };
 
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
-// refuse, prepare, commit, abort, link_lost, block, attach, detach, restart, fetch, sync,
+// refuse, prepare, commit, abort, link_lost, block, attach, detach, restart, ready, fetch, sync,
 // sync_refused, sync_failed, state_corrupt.
 struct EventRecord {
   std::string kind;
@@ -168,6 +171,7 @@ struct MemberView {
   bool voting = false;
   std::string cohort;
   std::optional<control::FetchProgress> fetch = std::nullopt;
+  bool background = false;  // its input does not count yet
 };
 struct PeerView {
   PeerId peer;

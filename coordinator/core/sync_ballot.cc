@@ -196,7 +196,7 @@ void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
 }
 
 void SyncBallot::Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput* out) {
-  record->state = StateRecord{done.revision, done.state};
+  record->state = StateRecord{done.revision, done.state, done.manifest};
   for (MemberRecord& member : record->members) {
     const auto offer = done.offers.find(member.member);
     if (offer == done.offers.end()) continue;
@@ -314,9 +314,12 @@ bool SyncBallot::InSync(MemberId member) const {
   return fetching_ && (fetching_->offers.contains(member) || fetching_->refused.contains(member));
 }
 
-void SyncBallot::CheckInvariants(const std::set<MemberId>& electorate) const {
+void SyncBallot::CheckInvariants(const std::set<MemberId>& voters,
+                                 const std::set<MemberId>& electorate) const {
   const auto stays = [&](const auto& entry) { return electorate.contains(entry.first); };
-  LH_CHECK(std::all_of(held_.begin(), held_.end(), stays)) << "offer of a stranger is held";
+  for (const auto& [member, offer] : held_) {
+    LH_CHECK(voters.contains(member)) << "offer of a stranger is held";
+  }
   LH_CHECK(std::all_of(offers_.begin(), offers_.end(), stays)) << "offer of a stranger";
   LH_CHECK(std::all_of(refused_.begin(), refused_.end(), stays)) << "answer for a stranger";
   LH_CHECK(std::all_of(aborted_.begin(), aborted_.end(), stays)) << "answer for a stranger";

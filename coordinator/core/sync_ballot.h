@@ -56,8 +56,8 @@ class SyncBallot {
   void Clear() { *this = SyncBallot(); }
   void Postpone(int64_t us);
 
-  // Decides and applies. `electorate`: the admitted members that stay; `at_boundary`: those of them
-  // that have voted. A commit changes the state and its members' `syncs` of `*record`.
+  // Decides and applies. `electorate`: the admitted members that stay and count; `at_boundary`: who
+  // has voted. A commit changes the state and its members' `syncs` of `*record`.
   void Advance(const std::set<MemberId>& electorate, const std::set<MemberId>& at_boundary,
                GroupRecord* record, Tick now, SyncOutput* out);
 
@@ -73,7 +73,9 @@ class SyncBallot {
   // When the last one ended, however. Tick(): none has.
   Tick last_end() const { return last_end_; }
 
-  void CheckInvariants(const std::set<MemberId>& electorate) const;
+  // `voters`: the electorate, and who may have an offer held.
+  void CheckInvariants(const std::set<MemberId>& voters,
+                       const std::set<MemberId>& electorate) const;
   void AddTo(Digester* digest) const;
 
  private:

@@ -73,6 +73,7 @@ void Fill(const MemberView& member, v1::MemberStatus* status) {
   status->set_name(control::CleanText(member.name, LH_MEMBER_NAME_BYTES_MAX));
   status->set_joined(member.joined.value());
   status->set_voting(member.voting);
+  status->set_background(member.background && member.joined);
   if (!member.fetch) return;
   v1::Fetch* const fetch = status->mutable_fetch();
   fetch->set_bytes_done(member.fetch->bytes_done);

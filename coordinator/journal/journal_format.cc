@@ -27,6 +27,7 @@ void Fill(const MemberRecord& member, v1::JournalMember* proto) {
   proto->set_joined(member.joined.value());
   proto->set_votes(member.votes);
   proto->set_syncs(member.syncs);
+  proto->set_counts(member.counts.value());
   proto->set_cohort(member.cohort);
   proto->set_cohort_size(member.cohort_size);
   proto->set_after(member.after);
@@ -45,6 +46,7 @@ absl::Status Take(const v1::JournalMember& proto, GroupRecord* group) {
   member.joined = Epoch(proto.joined());
   member.votes = proto.votes();
   member.syncs = proto.syncs();
+  member.counts = Epoch(proto.counts());
   member.cohort = proto.cohort();
   member.cohort_size = proto.cohort_size();
   member.after = proto.after();
@@ -69,6 +71,8 @@ void Fill(const GroupRecord& group, v1::JournalGroup* proto) {
     proto->mutable_state()->set_revision(group.state->revision);
     proto->mutable_state()->set_high(group.state->state.high);
     proto->mutable_state()->set_low(group.state->state.low);
+    proto->mutable_state()->set_manifest_high(group.state->manifest.high);
+    proto->mutable_state()->set_manifest_low(group.state->manifest.low);
   }
   for (const MemberRecord& member : group.members) Fill(member, proto->add_members());
   for (const PeerRecord& peer : group.peers) {
@@ -127,8 +131,10 @@ absl::StatusOr<GroupRecord> Take(const v1::JournalGroup& proto) {
   group.attempt = Epoch(proto.attempt());
   group.ballots = proto.ballots();
   if (proto.has_state()) {
-    group.state =
-        StateRecord{proto.state().revision(), {proto.state().high(), proto.state().low()}};
+    const v1::JournalState& state = proto.state();
+    group.state = StateRecord{state.revision(),
+                              {state.high(), state.low()},
+                              {state.manifest_high(), state.manifest_low()}};
   }
   for (const v1::JournalMember& member : proto.members()) LH_RETURN_IF_ERROR(Take(member, &group));
   for (const v1::JournalPeer& peer : proto.peers()) {

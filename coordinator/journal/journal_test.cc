@@ -135,14 +135,14 @@ TEST_F(JournalTest, RecordsOfASyncAreReplayed) {
   Begin();
   Story();
   const Records records = synced_;
-  ASSERT_EQ(records.groups.begin()->second.state, (StateRecord{13, {2, 2}}));
+  ASSERT_EQ(records.groups.begin()->second.state, (StateRecord{13, {2, 2}, {1, 1}}));
   ASSERT_EQ(records.groups.begin()->second.members.front().syncs, 1u);
   Begin(records);
   Step(TimePassed{}, 1);
   const auto report = Replay(path_, {});
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->digests, 1u);
-  EXPECT_EQ(report->overview.groups.at(0).state, (StateRecord{13, {2, 2}}));
+  EXPECT_EQ(report->overview.groups.at(0).state, (StateRecord{13, {2, 2}, {1, 1}}));
 }
 
 TEST_F(JournalTest, TheJournalBeforeIsKept) {

@@ -30,7 +30,7 @@ namespace longhaul::coordinator {
 namespace {
 
 constexpr int kApplicationId = 0x4c48434f;  // "LHCO"
-constexpr int kSchemaVersion = 3;
+constexpr int kSchemaVersion = 4;
 constexpr int kBusyTimeoutMs = 5000;
 
 constexpr char kSchema[] = R"(
@@ -39,12 +39,13 @@ CREATE TABLE runs(
 CREATE TABLE groups(
   run TEXT NOT NULL, grp INTEGER NOT NULL, committed INTEGER NOT NULL, highest INTEGER NOT NULL,
   boundary INTEGER NOT NULL, attempt INTEGER NOT NULL, ballots INTEGER NOT NULL,
-  revision INTEGER NOT NULL, state TEXT NOT NULL, PRIMARY KEY(run, grp));
+  revision INTEGER NOT NULL, state TEXT NOT NULL, manifest TEXT NOT NULL, PRIMARY KEY(run, grp));
 CREATE TABLE members(
   run TEXT NOT NULL, grp INTEGER NOT NULL, rank INTEGER NOT NULL, member TEXT NOT NULL,
   peer TEXT NOT NULL, request INTEGER NOT NULL, name TEXT NOT NULL, joined INTEGER NOT NULL,
   votes INTEGER NOT NULL, syncs INTEGER NOT NULL, cohort TEXT NOT NULL, cohort_size INTEGER NOT NULL,
-  after INTEGER NOT NULL, step_deadline_ms INTEGER NOT NULL, departs TEXT NOT NULL,
+  after INTEGER NOT NULL, step_deadline_ms INTEGER NOT NULL, counts INTEGER NOT NULL,
+  departs TEXT NOT NULL,
   reason TEXT NOT NULL, PRIMARY KEY(run, grp, rank));
 CREATE TABLE ring(
   run TEXT NOT NULL, grp INTEGER NOT NULL, position INTEGER NOT NULL, peer TEXT NOT NULL,
@@ -429,7 +430,7 @@ absl::Status SqliteStore::LoadRuns(Records* records) {
 
 absl::Status SqliteStore::LoadGroups(Records* records) {
   return ForEach(
-      "SELECT run, grp, committed, highest, boundary, attempt, ballots, revision, state "
+      "SELECT run, grp, committed, highest, boundary, attempt, ballots, revision, state, manifest "
       "FROM groups",
       [&](Statement& row) -> std::string {
         GroupRecord record;
@@ -439,10 +440,12 @@ absl::Status SqliteStore::LoadGroups(Records* records) {
         record.boundary = Epoch(row.TakeInt());
         record.attempt = Epoch(row.TakeInt());
         record.ballots = row.TakeInt();
-        StateRecord state{row.TakeInt(), {}};
+        StateRecord state;
+        state.revision = row.TakeInt();
         const std::string root = row.TakeText();
+        const std::string manifest = row.TakeText();
         if (!root.empty()) {
-          if (!ParseHash128(root, &state.state)) {
+          if (!ParseHash128(root, &state.state) || !ParseHash128(manifest, &state.manifest)) {
             return absl::StrCat("bad state of group ", ToString(record.group));
           }
           record.state = state;
@@ -458,7 +461,7 @@ absl::Status SqliteStore::LoadGroups(Records* records) {
 absl::Status SqliteStore::LoadMembers(Records* records) {
   return ForEach(
       "SELECT run, grp, member, peer, request, name, joined, votes, syncs, cohort, cohort_size, "
-      "after, step_deadline_ms, departs, reason FROM members "
+      "after, step_deadline_ms, counts, departs, reason FROM members "
       "ORDER BY run, grp, rank",
       [&](Statement& row) -> std::string {
         const GroupKey group = row.TakeGroup();
@@ -475,6 +478,7 @@ absl::Status SqliteStore::LoadMembers(Records* records) {
         record.cohort_size = static_cast<uint32_t>(row.TakeInt());
         record.after = row.TakeInt();
         record.step_deadline_ms = static_cast<uint32_t>(row.TakeInt());
+        record.counts = Epoch(row.TakeInt());
         const std::string departs = row.TakeText();
         bad |= !SetRemoval(departs, row.TakeText(), &record);
         const auto it = records->groups.find(group);
@@ -602,8 +606,8 @@ absl::Status SqliteStore::Write(const PutGroup& put) {
   {
     LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
                         Prepare("INSERT OR REPLACE INTO groups(run, grp, committed, highest, "
-                                "boundary, attempt, ballots, revision, state) "
-                                "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+                                "boundary, attempt, ballots, revision, state, manifest) "
+                                "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
     Statement statement(prepared);
     LH_RETURN_IF_ERROR(Run(statement.Text(record.group.run)
                                .Int(record.group.group)
@@ -613,7 +617,8 @@ absl::Status SqliteStore::Write(const PutGroup& put) {
                                .Int(record.attempt.value())
                                .Int(record.ballots)
                                .Int(record.state ? record.state->revision : 0)
-                               .Text(record.state ? ToString(record.state->state) : "")));
+                               .Text(record.state ? ToString(record.state->state) : "")
+                               .Text(record.state ? ToString(record.state->manifest) : "")));
   }
   if (old == nullptr || old->members != record.members) LH_RETURN_IF_ERROR(WriteMembers(record));
   if (old == nullptr || old->peers != record.peers) LH_RETURN_IF_ERROR(WriteRing(record));
@@ -626,9 +631,10 @@ absl::Status SqliteStore::WriteMembers(const GroupRecord& record) {
   LH_RETURN_IF_ERROR(DeleteOf(kDeleteMembers, record.group));
   LH_ASSIGN_OR_RETURN(
       sqlite3_stmt * prepared,
-      Prepare("INSERT INTO members(run, grp, rank, member, peer, request, name, "
-              "joined, votes, syncs, cohort, cohort_size, after, step_deadline_ms, "
-              "departs, reason) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
+      Prepare(
+          "INSERT INTO members(run, grp, rank, member, peer, request, name, "
+          "joined, votes, syncs, cohort, cohort_size, after, step_deadline_ms, "
+          "counts, departs, reason) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"));
   for (size_t rank = 0; rank < record.members.size(); ++rank) {
     const MemberRecord& member = record.members[rank];
     Statement statement(prepared);
@@ -646,6 +652,7 @@ absl::Status SqliteStore::WriteMembers(const GroupRecord& record) {
                                .Int(member.cohort_size)
                                .Int(member.after)
                                .Int(member.step_deadline_ms)
+                               .Int(member.counts.value())
                                .Text(RemovalName(member))
                                .Text(member.departs ? member.departs->reason : "")));
   }

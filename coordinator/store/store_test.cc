@@ -47,12 +47,14 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
       {PeerId(0x20), {"", ""}, 1, std::string("nul\0inside", 10)},
   };
   group.ballots = 17;
-  group.state = StateRecord{UINT64_MAX - 1, {0, UINT64_MAX}};
+  group.state = StateRecord{UINT64_MAX - 1, {0, UINT64_MAX}, {UINT64_MAX, 1}};
   group.members[0].syncs = UINT64_MAX;
   group.members[0].cohort = "host-a";
   group.members[0].cohort_size = 256;
   group.members[0].after = 11;
   group.members[0].step_deadline_ms = 86400000;
+  group.members[0].counts = Epoch(3);
+  group.members[1].counts = control::kCountsNotYet;
   group.members[0].departs = Departure{control::Removal::kEvicted, "by an operator: \"x\", 'y'"};
   group.members[1].departs = Departure{control::Removal::kLeft, ""};
   group.members[2].cohort = "b";
@@ -220,16 +222,16 @@ TEST_F(SqliteFile, SecondCoordinatorIsRefusedUntilTheFirstIsGone) {
 
 TEST_F(SqliteFile, FileOfANewerVersionIsRefused) {
   Create();
-  Execute("PRAGMA user_version=4");
+  Execute("PRAGMA user_version=5");
   EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
-              HasSubstr("its schema is 4, this version knows up to 3"));
+              HasSubstr("its schema is 5, this version knows up to 4"));
 }
 
 TEST_F(SqliteFile, FileOfAnOlderVersionIsRefusedWithWhatToDo) {
   Create();
-  Execute("PRAGMA user_version=2");
+  Execute("PRAGMA user_version=3");
   EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
-              HasSubstr("its schema is 2, this version writes 3; end the runs with the older one"));
+              HasSubstr("its schema is 3, this version writes 4; end the runs with the older one"));
 }
 
 TEST_F(SqliteFile, AStateThatIsNoDigestIsRefused) {

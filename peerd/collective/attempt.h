@@ -63,10 +63,12 @@ struct AttemptSpec {
   OpDesc desc;
   int size = 1;          // ring positions (peers)
   int position = 0;      // of this peer
-  uint32_t members = 1;  // trainers in all: the divisor of avg
+  uint32_t members = 1;  // whose input counts, in all: the divisor of avg
   // One of each per local member; targets[i] is sources[i] or does not overlap any of them.
   std::vector<const uint8_t*> sources;
   std::vector<uint8_t*> targets;
+  // By source: false: its contents are left out, it gets the result all the same. Empty: all count.
+  std::vector<bool> counts;
   // At most; smaller ops are cut finer (plan.h). The same at every peer, and at least 64.
   uint32_t segment_bytes = 512 << 10;
   // Own input that is handed to the sink and not Sent, at most (but one segment always): segments
@@ -119,12 +121,15 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
 
 // One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so
 // all get the same bits. payloads[i] is the (locally reduced) input of position i; that of
-// `position` is empty and taken from the sources. Commit() stores the result. InvalidArgument: a
-// payload is not as long as the op's tensor.
-absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(const AttemptSpec& spec,
-                                                          const std::vector<std::string>& payloads);
+// `position` is empty and taken from the sources. Commit() stores the result. Positions
+// that do not count are left out; `ring_counts` empty: all do. InvalidArgument: a payload is not as
+// long as the op's tensor.
+absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(
+    const AttemptSpec& spec, const std::vector<std::string>& payloads,
+    const std::vector<bool>& ring_counts = {});
 
-// The input that this peer contributes to an eager op: its sources, reduced in order.
+// The input that this peer contributes to an eager op: its sources, reduced in order; zeros if none
+// of them counts.
 std::string EagerPayload(const AttemptSpec& spec);
 
 }  // namespace longhaul::peerd

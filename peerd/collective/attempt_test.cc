@@ -37,6 +37,13 @@ ModelOp::Options RandomOptions(Prng* prng, int size) {
       options.in_place.back().push_back(prng->Chance(0.6));
     }
   }
+  if (prng->Chance(0.5)) {
+    for (const int local : options.local_members) {
+      options.counts.emplace_back();
+      for (int m = 0; m < local; ++m) options.counts.back().push_back(prng->Chance(0.5));
+    }
+    options.counts[prng->Below(options.counts.size())][0] = true;
+  }
   options.segment_bytes = 64 * (1 + prng->Below(4));
   options.window_bytes = 64 << prng->Below(5);
   options.seed = prng->Next();
@@ -69,6 +76,23 @@ TEST_P(RingWorldTest, EveryDtypeAndOpIsExactInPlaceAndOutOfPlace) {
         options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
         options.size = GetParam();
         options.in_place.assign(options.size, {in_place});
+        options.segment_bytes = 128;
+        ExpectReduces(options, 7 * dtype + static_cast<int>(reduce));
+      }
+    }
+  }
+}
+
+TEST_P(RingWorldTest, WhoDoesNotCountGetsTheResultAndAddsNothing) {
+  for (int dtype = 0; dtype < LH_WIRE_DTYPE_COUNT; ++dtype) {
+    for (const ReduceOp reduce : kOps) {
+      for (const bool in_place : {false, true}) {
+        ModelOp::Options options;
+        options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
+        options.size = GetParam();
+        options.in_place.assign(options.size, {in_place});
+        options.counts.assign(options.size, {false});
+        options.counts[dtype % options.size] = {true};
         options.segment_bytes = 128;
         ExpectReduces(options, 7 * dtype + static_cast<int>(reduce));
       }
@@ -428,7 +452,7 @@ TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
     ModelOp op(options);
     std::vector<std::unique_ptr<Attempt>> attempts;
     for (const AttemptSpec& spec : op.specs) {
-      auto attempt = MakeEagerAttempt(spec, Payloads(op, spec.position));
+      auto attempt = MakeEagerAttempt(spec, Payloads(op, spec.position), op.ring_counts);
       ASSERT_TRUE(attempt.ok()) << attempt.status();
       attempts.push_back(*std::move(attempt));
       attempts.back()->Start();

@@ -14,22 +14,22 @@ namespace {
 
 class LocalAttempt final : public InstantAttempt {
  public:
-  explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec) {}
+  explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec), inputs_(InputsOf(spec)) {}
 
   // Block by block, so that every source of a block is read before any target is written.
   void Commit() override {
     const uint64_t bytes = spec_.desc.bytes();
     if (bytes == 0) return;
-    if (spec_.members == 1) {
-      if (spec_.targets[0] != spec_.sources[0]) {
-        std::memcpy(spec_.targets[0], spec_.sources[0], bytes);
+    if (inputs_.size() == 1) {
+      for (uint8_t* target : spec_.targets) {
+        if (target != inputs_[0]) std::memcpy(target, inputs_[0], bytes);
       }
       return;
     }
     alignas(64) uint8_t block[16 << 10];
     for (uint64_t offset = 0; offset < bytes; offset += sizeof(block)) {
       const uint64_t n = std::min<uint64_t>(sizeof(block), bytes - offset);
-      ReduceSources(spec_, offset, n, block);
+      ReduceInputs(spec_.desc, inputs_, offset, n, block);
       DivideSums(spec_, n, block);
       for (uint8_t* target : spec_.targets) std::memcpy(target + offset, block, n);
     }
@@ -37,6 +37,7 @@ class LocalAttempt final : public InstantAttempt {
 
  private:
   const AttemptSpec spec_;
+  const Inputs inputs_;
 };
 
 class EagerAttempt final : public InstantAttempt {
@@ -85,12 +86,16 @@ std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec) {
 
 std::string EagerPayload(const AttemptSpec& spec) {
   std::string payload(spec.desc.bytes(), '\0');
-  if (!payload.empty()) ReduceSources(spec, 0, payload.size(), Bytes(payload));
+  const Inputs inputs = InputsOf(spec);
+  if (!payload.empty() && !inputs.empty()) {
+    ReduceInputs(spec.desc, inputs, 0, payload.size(), Bytes(payload));
+  }
   return payload;
 }
 
-absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(
-    const AttemptSpec& spec, const std::vector<std::string>& payloads) {
+absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(const AttemptSpec& spec,
+                                                          const std::vector<std::string>& payloads,
+                                                          const std::vector<bool>& ring_counts) {
   CheckSpec(spec);
   LH_CHECK(payloads.size() == static_cast<size_t>(spec.size)) << payloads.size() << " payloads";
   const uint64_t bytes = spec.desc.bytes();
@@ -104,8 +109,14 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(
   const auto input = [&](int i) -> const std::string& {
     return i == spec.position ? own : payloads[i];
   };
-  std::string result = input(0);
-  for (int i = 1; i < spec.size; ++i) {
+  LH_CHECK(ring_counts.empty() || ring_counts.size() == payloads.size());
+  const auto counts = [&](int i) { return ring_counts.empty() || ring_counts[i]; };
+  int first = 0;
+  while (first < spec.size && !counts(first)) ++first;
+  LH_CHECK(first < spec.size) << "an op of nobody";
+  std::string result = input(first);
+  for (int i = first + 1; i < spec.size; ++i) {
+    if (!counts(i)) continue;
     ReduceInto(Bytes(result), Bytes(input(i)), spec.desc.count, spec.desc.dtype, spec.desc.reduce);
   }
   DivideSums(spec, bytes, Bytes(result));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "base/check.h"
@@ -84,6 +85,67 @@ void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DT
 void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor) {
   LH_CHECK(divisor >= 1);
   InUse().divide(data, count, dtype, divisor);
+}
+
+namespace {
+
+template <class T>
+void Fill(uint8_t* out, uint64_t count, T value) {
+  for (uint64_t i = 0; i < count; ++i) std::memcpy(out + i * sizeof(T), &value, sizeof(T));
+}
+
+// Bits of -0, 1, infinity and -infinity.
+template <class T>
+void FillFloat(uint8_t* out, uint64_t count, ReduceOp op, T zero, T one, T most, T least) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+      return Fill(out, count, zero);
+    case ReduceOp::kProd:
+      return Fill(out, count, one);
+    case ReduceOp::kMin:
+      return Fill(out, count, most);
+    case ReduceOp::kMax:
+      return Fill(out, count, least);
+  }
+}
+
+template <class T>
+void FillInteger(uint8_t* out, uint64_t count, ReduceOp op) {
+  FillFloat<T>(out, count, op, 0, 1, std::numeric_limits<T>::max(), std::numeric_limits<T>::min());
+}
+
+}  // namespace
+
+void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::kUint8:
+      return FillInteger<uint8_t>(out, count, op);
+    case DType::kInt8:
+      return FillInteger<int8_t>(out, count, op);
+    case DType::kUint16:
+      return FillInteger<uint16_t>(out, count, op);
+    case DType::kInt16:
+      return FillInteger<int16_t>(out, count, op);
+    case DType::kUint32:
+      return FillInteger<uint32_t>(out, count, op);
+    case DType::kInt32:
+      return FillInteger<int32_t>(out, count, op);
+    case DType::kUint64:
+      return FillInteger<uint64_t>(out, count, op);
+    case DType::kInt64:
+      return FillInteger<int64_t>(out, count, op);
+    case DType::kFloat16:
+      return FillFloat<uint16_t>(out, count, op, 0x8000, 0x3c00, 0x7c00, 0xfc00);
+    case DType::kBfloat16:
+      return FillFloat<uint16_t>(out, count, op, 0x8000, 0x3f80, 0x7f80, 0xff80);
+    case DType::kFloat32:
+      return FillFloat<uint32_t>(out, count, op, 0x80000000u, 0x3f800000u, 0x7f800000u,
+                                 0xff800000u);
+    case DType::kFloat64:
+      return FillFloat<uint64_t>(out, count, op, uint64_t{1} << 63, 0x3ff0000000000000u,
+                                 0x7ff0000000000000u, 0xfff0000000000000u);
+  }
 }
 
 void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes) {

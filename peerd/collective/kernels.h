@@ -27,6 +27,11 @@ void Reduce(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DT
 // towards zero. divisor >= 1.
 void Divide(uint8_t* data, uint64_t count, DType dtype, uint32_t divisor);
 
+// What changes no value: x op identity is x, in all bits unless x is NaN. sum and avg: -0 for
+// floats, 0 for integers; prod: 1; min: infinity, or the largest integer; max: -infinity, or the
+// smallest.
+void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op);
+
 // Copies ranges that do not overlap, past the cache: for bytes that are not needed again soon.
 void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes);
 

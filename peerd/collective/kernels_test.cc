@@ -311,6 +311,27 @@ TEST_P(KernelsTest, RandomBitsEqualTheReferenceAndCommute) {
   }
 }
 
+TEST_P(KernelsTest, TheIdentityChangesNoBitsButThoseOfNan) {
+  const DType dtype = static_cast<DType>(GetParam());
+  const uint64_t size = SizeOf(dtype);
+  Prng prng(GetParam());
+  for (int op = 0; op < LH_WIRE_REDUCE_COUNT; ++op) {
+    constexpr uint64_t kCount = 4096;
+    std::vector<uint8_t> bits(kCount * size);
+    for (uint8_t& byte : bits) byte = static_cast<uint8_t>(prng.Next());
+    // Zeros of both signs.
+    std::fill_n(bits.begin(), 2 * size, uint8_t{0});
+    if (dtype >= DType::kFloat16) bits[2 * size - 1] = 0x80;
+    std::vector<uint8_t> identity(kCount * size);
+    FillIdentity(identity.data(), kCount, dtype, static_cast<ReduceOp>(op));
+    std::vector<uint8_t> once = bits;
+    ReduceInto(once.data(), identity.data(), kCount, dtype, static_cast<ReduceOp>(op));
+    // Dividing by one makes every NaN the same.
+    if (dtype >= DType::kFloat16) Divide(bits.data(), kCount, dtype, 1);
+    ASSERT_EQ(once, bits) << "op " << op;
+  }
+}
+
 TEST_P(KernelsTest, AnyLengthAndAlignmentWritesItsElementsOnly) {
   Prng prng(GetParam());
   std::vector<size_t> counts;

@@ -14,30 +14,41 @@ constexpr uint64_t kBlockBytes = 32 << 10;
 
 }  // namespace
 
-void AddSources(const AttemptSpec& spec, uint64_t offset, uint64_t bytes, uint8_t* accumulator) {
-  const uint64_t block = spec.sources.size() == 1 ? bytes : kBlockBytes;
+Inputs InputsOf(const AttemptSpec& spec) {
+  if (spec.counts.empty()) return spec.sources;
+  Inputs inputs;
+  for (size_t i = 0; i < spec.sources.size(); ++i) {
+    if (spec.counts[i]) inputs.push_back(spec.sources[i]);
+  }
+  return inputs;
+}
+
+void AddInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,
+               uint8_t* accumulator) {
+  if (inputs.empty()) return;
+  const uint64_t block = inputs.size() == 1 ? bytes : kBlockBytes;
   for (uint64_t done = 0; done < bytes; done += block) {
     const uint64_t n = std::min(block, bytes - done);
-    for (const uint8_t* source : spec.sources) {
-      ReduceInto(accumulator + done, source + offset + done, n / SizeOf(spec.desc.dtype),
-                 spec.desc.dtype, spec.desc.reduce);
+    for (const uint8_t* input : inputs) {
+      ReduceInto(accumulator + done, input + offset + done, n / SizeOf(desc.dtype), desc.dtype,
+                 desc.reduce);
     }
   }
 }
 
-void ReduceSources(const AttemptSpec& spec, uint64_t offset, uint64_t bytes, uint8_t* out) {
-  if (spec.sources.size() == 1) {
-    std::memcpy(out, spec.sources[0] + offset, bytes);
+void ReduceInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,
+                  uint8_t* out) {
+  if (inputs.size() == 1) {
+    std::memcpy(out, inputs[0] + offset, bytes);
     return;
   }
   for (uint64_t done = 0; done < bytes; done += kBlockBytes) {
     const uint64_t n = std::min(kBlockBytes, bytes - done);
-    const uint64_t count = n / SizeOf(spec.desc.dtype);
+    const uint64_t count = n / SizeOf(desc.dtype);
     const uint64_t at = offset + done;
-    Reduce(out + done, spec.sources[0] + at, spec.sources[1] + at, count, spec.desc.dtype,
-           spec.desc.reduce);
-    for (size_t i = 2; i < spec.sources.size(); ++i) {
-      ReduceInto(out + done, spec.sources[i] + at, count, spec.desc.dtype, spec.desc.reduce);
+    Reduce(out + done, inputs[0] + at, inputs[1] + at, count, desc.dtype, desc.reduce);
+    for (size_t i = 2; i < inputs.size(); ++i) {
+      ReduceInto(out + done, inputs[i] + at, count, desc.dtype, desc.reduce);
     }
   }
 }
@@ -53,7 +64,10 @@ void CheckSpec(const AttemptSpec& spec) {
       << "position " << spec.position << " of " << spec.size;
   LH_CHECK(!spec.sources.empty() && spec.sources.size() == spec.targets.size())
       << spec.sources.size() << " sources, " << spec.targets.size() << " targets";
-  LH_CHECK(spec.members >= spec.sources.size()) << spec.members << " members";
+  LH_CHECK(spec.counts.empty() || spec.counts.size() == spec.sources.size())
+      << spec.counts.size() << " of " << spec.sources.size() << " sources";
+  LH_CHECK(spec.members >= 1 && spec.members >= InputsOf(spec).size())
+      << spec.members << " members";
 }
 
 }  // namespace longhaul::peerd

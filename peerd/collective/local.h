@@ -2,17 +2,25 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "peerd/collective/attempt.h"
 
 namespace longhaul::peerd {
 
-// out = sources[0] op sources[1] ..., for the bytes [offset, offset + bytes) of the tensors. `out`
-// overlaps none of the sources.
-void ReduceSources(const AttemptSpec& spec, uint64_t offset, uint64_t bytes, uint8_t* out);
+using Inputs = std::vector<const uint8_t*>;
 
-// accumulator = accumulator op sources[0] op sources[1] ...
-void AddSources(const AttemptSpec& spec, uint64_t offset, uint64_t bytes, uint8_t* accumulator);
+// The sources that count.
+Inputs InputsOf(const AttemptSpec& spec);
+
+// out = inputs[0] op inputs[1] ..., for the bytes [offset, offset + bytes) of the tensors. `out`
+// overlaps none of the inputs, of which there is at least one.
+void ReduceInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,
+                  uint8_t* out);
+
+// accumulator = accumulator op inputs[0] op inputs[1] ...
+void AddInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,
+               uint8_t* accumulator);
 
 // The last step of an average, on complete sums; nothing for the other ops.
 void DivideSums(const AttemptSpec& spec, uint64_t bytes, uint8_t* data);

@@ -59,6 +59,7 @@ class RingAttempt final : public Attempt {
   RingAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool, uint8_t* scratch,
               uint8_t* partial, uint8_t* result)
       : spec_(spec),
+        inputs_(InputsOf(spec)),
         sink_(sink),
         pool_(pool),
         plan_(spec.desc.bytes(), spec.size, spec.segment_bytes),
@@ -76,6 +77,15 @@ class RingAttempt final : public Attempt {
       const uint64_t segments = plan_.FirstSegment(chunk + 1) - plan_.FirstSegment(chunk);
       if (SendsReduce(Hop(chunk))) sends_open_ += segments;
       if (SendsGather(Hop(chunk))) sends_open_ += segments;
+    }
+    if (inputs_.empty()) {
+      uint64_t longest = 0;
+      for (uint64_t i = fresh_; i < fresh_end_; ++i) {
+        longest = std::max<uint64_t>(longest, plan_.Segment(i).bytes);
+      }
+      identity_.resize(longest);
+      FillIdentity(identity_.data(), longest / SizeOf(spec_.desc.dtype), spec_.desc.dtype,
+                   spec_.desc.reduce);
     }
   }
   ~RingAttempt() override {
@@ -232,8 +242,8 @@ class RingAttempt final : public Attempt {
       const Plan::Piece piece = plan_.Segment(fresh_);
       if (fresh_out_bytes_ > 0 && fresh_out_bytes_ + piece.bytes > spec_.window_bytes) return;
       fresh_out_bytes_ += piece.bytes;
-      if (spec_.sources.size() > 1) {
-        ReduceSources(spec_, piece.offset, piece.bytes, partial_ + piece.offset);
+      if (inputs_.size() > 1) {
+        ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
       }
       Hand(Phase::kReduce, fresh_++);
     }
@@ -245,7 +255,7 @@ class RingAttempt final : public Attempt {
     if (last && in_place_) {
       FinishInPlace(index, piece);
     } else {
-      AddSources(spec_, piece.offset, piece.bytes, partial_ + piece.offset);
+      AddInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
       if (last) DivideSums(spec_, piece.bytes, result_ + piece.offset);
     }
     if (last) {
@@ -262,7 +272,11 @@ class RingAttempt final : public Attempt {
       const uint64_t n = std::min<uint64_t>(sizeof(block), piece.bytes - done);
       uint8_t* const sum = partial_ + piece.offset + done;
       uint8_t* const own = result_ + piece.offset + done;
-      Reduce(block, sum, own, n / SizeOf(spec_.desc.dtype), spec_.desc.dtype, spec_.desc.reduce);
+      if (inputs_.empty()) {
+        std::memcpy(block, sum, n);
+      } else {
+        Reduce(block, sum, own, n / SizeOf(spec_.desc.dtype), spec_.desc.dtype, spec_.desc.reduce);
+      }
       DivideSums(spec_, n, block);
       std::memcpy(sum, own, n);
       std::memcpy(own, block, n);
@@ -304,8 +318,11 @@ class RingAttempt final : public Attempt {
     const Plan::Piece piece = plan_.Segment(index);
     const uint8_t* data = result_ + piece.offset;
     if (phase == Phase::kReduce) {
-      const bool own = Hop(plan_.ChunkOf(index)) == 0 && spec_.sources.size() == 1;
-      data = (own ? spec_.sources[0] : partial_) + piece.offset;
+      data = partial_ + piece.offset;
+      if (Hop(plan_.ChunkOf(index)) == 0) {
+        if (inputs_.size() == 1) data = inputs_[0] + piece.offset;
+        if (inputs_.empty()) data = identity_.data();
+      }
     }
     marks_[index] |= phase == Phase::kReduce ? kReduceHanded : kGatherHanded;
     ++out_;
@@ -327,6 +344,10 @@ class RingAttempt final : public Attempt {
   }
 
   const AttemptSpec spec_;
+  const Inputs inputs_;  // those of its sources that count
+  // Where a sum begins here and no input of ours counts: as if there had been one that changes
+  // nothing.
+  std::vector<uint8_t> identity_;
   AttemptSink* const sink_;
   ScratchPool* const pool_;
   const Plan plan_;

@@ -229,14 +229,21 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
     spec.segment_bytes = options.segment_bytes;
     spec.window_bytes = options.window_bytes;
     const int local = options.local_members.empty() ? 1 : options.local_members[position];
+    bool any = false;
     for (int i = 0; i < local; ++i) {
       uint8_t* const source = new_memory();
+      const bool counts = position >= static_cast<int>(options.counts.size()) ||
+                          i >= static_cast<int>(options.counts[position].size()) ||
+                          options.counts[position][i];
+      spec.counts.push_back(counts);
+      any = any || counts;
       for (uint64_t e = 0; e < desc.count; ++e) {
         // A product stays below 2^14: every element has its factors of two at few members.
         const bool two = (e + members) % 16 == 0 && members < 14 * 16;
         const int64_t value = desc.reduce == ReduceOp::kProd ? (two ? 2 : 1) : prng.Below(5);
         const std::string bytes = Encode(desc.dtype, value);
         std::memcpy(source + e * bytes.size(), bytes.data(), bytes.size());
+        if (!counts) continue;
         int64_t& sum = sums[e];
         switch (desc.reduce) {
           case ReduceOp::kSum:
@@ -260,8 +267,9 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
                             options.in_place[position][i];
       spec.sources.push_back(source);
       spec.targets.push_back(in_place ? source : new_memory());
-      ++members;
+      if (counts) ++members;
     }
+    ring_counts.push_back(any);
     specs.push_back(std::move(spec));
   }
   for (AttemptSpec& spec : specs) spec.members = members;

@@ -91,6 +91,8 @@ struct ModelOp {
     std::vector<int> local_members;  // by position; empty: one each
     // By position, then local member; missing ones are out of place.
     std::vector<std::vector<bool>> in_place;
+    // The same; missing ones count. At least one does.
+    std::vector<std::vector<bool>> counts;
     uint32_t segment_bytes = 64;
     uint64_t window_bytes = 128;
     uint64_t misalign = 0;  // whole elements
@@ -99,6 +101,7 @@ struct ModelOp {
   explicit ModelOp(const Options& options);
 
   std::vector<AttemptSpec> specs;
+  std::vector<bool> ring_counts;  // by position
   // Of the first source or target that is not as it was posted; "" if all inputs are.
   std::string InputsDiffer() const;
   // Of the first target that does not hold the result; "" if all do.

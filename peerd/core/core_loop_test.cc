@@ -377,6 +377,7 @@ class Loop {
   }
   // Trainers here have no state.
   void Carry(Host&, const SyncEnded&) { FAIL(); }
+  void Carry(Host&, const TakeDone&) { FAIL(); }
   void Carry(Host&, const ServeState&) { FAIL(); }
   void Carry(Host&, const EndServe&) { FAIL(); }
   void Carry(Host&, const StartTransfer&) { FAIL(); }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -66,6 +67,38 @@ std::set<PeerId> NeighboursOf(const EpochRecord& record, PeerId self) {
 int EpochRecord::RankOf(MemberId member) const { return RankIn(members, member); }
 bool EpochRecord::HasPeer(PeerId peer) const { return Contains(ring, peer); }
 
+bool EpochRecord::InBackground(MemberId member) const {
+  return std::any_of(members.begin(), members.end(), [member](const control::MemberInfo& info) {
+    return info.member == member && info.counts == control::kCountsNotYet;
+  });
+}
+bool EpochRecord::AnyInBackground() const {
+  return std::any_of(members.begin(), members.end(), [](const control::MemberInfo& info) {
+    return info.counts == control::kCountsNotYet;
+  });
+}
+std::vector<control::SyncSource> EpochRecord::SourcesFor(MemberId member) const {
+  std::vector<control::SyncSource> sources;
+  const int rank = RankOf(member);
+  // Neighbours in rank first, so that many do not all ask the same.
+  for (size_t i = 1; i <= members.size() && sources.size() < LH_SYNC_SOURCES_MAX; ++i) {
+    const control::MemberInfo& info = members[(std::max(rank, 0) + i) % members.size()];
+    if (info.member == member || info.counts == control::kCountsNotYet) continue;
+    sources.push_back({info.member, info.peer});
+  }
+  return sources;
+}
+
+bool Participants::Counts(MemberId member) const {
+  return std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& info) {
+    return info.member == member && info.counts <= boundary;
+  });
+}
+bool Participants::Counts(PeerId peer) const {
+  return std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& info) {
+    return info.peer == peer && info.counts <= boundary;
+  });
+}
 bool Participants::HasPeer(PeerId peer) const { return Contains(ring, peer); }
 int Participants::RankOf(MemberId member) const { return RankIn(members, member); }
 MemberId Participants::FirstMemberOf(PeerId peer) const {
@@ -93,6 +126,9 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
     if (!peers.contains(member.peer)) return name + " is at no peer of the ring";
     if (!member.joined || member.joined > prepare.boundary) {
       return name + " joined after the boundary";
+    }
+    if (member.counts > prepare.boundary && member.counts != control::kCountsNotYet) {
+      return name + " counts after the boundary";
     }
     used.insert(member.peer);
   }
@@ -151,8 +187,11 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   const EpochRecord& record = it->second;
   auto participants = std::make_shared<Participants>();
   participants->epoch = record.epoch;
+  participants->boundary = boundary;
   for (const control::MemberInfo& member : record.members) {
-    if (member.joined <= boundary) participants->members.push_back(member);
+    if (member.joined > boundary) continue;
+    participants->members.push_back(member);
+    if (member.counts <= boundary) ++participants->counting;
   }
   // Without the peers that came later a blocked pair may have become neighbours.
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
@@ -171,7 +210,7 @@ void EpochHistory::AddTo(Digester* digest) const {
     digest->Add(epoch).Add(record.boundary).Add(record.attempt).Add(record.cause);
     digest->Add(uint64_t{record.members.size()});
     for (const control::MemberInfo& member : record.members) {
-      digest->Add(member.member).Add(member.peer).Add(member.joined);
+      digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.counts);
     }
     for (const PeerId peer : record.ring) digest->Add(peer);
     for (const auto& [a, b] : record.blocked) digest->Add(a).Add(b);

@@ -30,6 +30,11 @@ struct EpochRecord {
   // -1 if it is none of the members.
   int RankOf(MemberId member) const;
   bool HasPeer(PeerId peer) const;
+  // The member is there, and its input counts in no op yet.
+  bool InBackground(MemberId member) const;
+  bool AnyInBackground() const;
+  // Those that count, other than `member`: who may have what was agreed on.
+  std::vector<control::SyncSource> SourcesFor(MemberId member) const;
   // The two have no link.
   bool Blocked(PeerId a, PeerId b) const { return control::IsBlocked(blocked, a, b); }
 };
@@ -37,8 +42,10 @@ struct EpochRecord {
 // Those who take part in the ops of one boundary: admitted by then, and still there.
 struct Participants {
   Epoch epoch;
+  Epoch boundary;  // of the ops
   std::vector<PeerId> ring;
   std::vector<control::MemberInfo> members;  // rank order
+  uint32_t counting = 0;                     // those whose input is in the result
   // No order of the ring avoids its blocked pairs: ops that need one cannot run.
   bool gap = false;
   // Of the epoch, those who take no part included.
@@ -47,6 +54,9 @@ struct Participants {
 
   bool HasPeer(PeerId peer) const;
   int RankOf(MemberId member) const;
+  bool Counts(MemberId member) const;
+  // A member of the peer does.
+  bool Counts(PeerId peer) const;
   // Who takes a frame of `from` to `to`: `to` itself, or a relay.
   PeerId CarrierOf(PeerId from, PeerId to) const {
     return control::RelayBetween(epoch_ring, blocked, from, to);

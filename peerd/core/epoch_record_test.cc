@@ -143,5 +143,26 @@ TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {
   EXPECT_EQ(history.committed(), Epoch());
 }
 
+TEST(EpochRecord, SourcesAreThoseThatCountFromTheNextRankOn) {
+  const EpochRecord record = RecordOf(MakePrepare(
+      5, 4, 5, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 5, control::kCountsNotYet}, {4, 4, 1}}));
+  EXPECT_TRUE(record.AnyInBackground());
+  EXPECT_TRUE(record.InBackground(MemberId(3)));
+  EXPECT_FALSE(record.InBackground(MemberId(4)));
+  const std::vector<control::SyncSource> sources = {
+      {MemberId(4), PeerId(4)}, {MemberId(1), PeerId(1)}, {MemberId(2), PeerId(2)}};
+  EXPECT_EQ(record.SourcesFor(MemberId(3)), sources);
+}
+
+TEST(ProblemOf, WhoCountsDoesSoFromABoundary) {
+  auto late = Good();
+  late.boundary = Epoch(4);
+  late.members[1].joined = Epoch(2);
+  late.members[1].counts = Epoch(5);
+  EXPECT_EQ(ProblemOf(late, PeerId(1)), "member m2 counts after the boundary");
+  late.members[1].counts = control::kCountsNotYet;
+  EXPECT_EQ(ProblemOf(late, PeerId(1)), "");
+}
+
 }  // namespace
 }  // namespace longhaul::peerd

@@ -37,12 +37,13 @@ Action LeaveOf(const LocalMember& local) {
 Action VoteOf(const LocalMember& local, const control::SyncOffer* offer) {
   control::Vote vote{local.group, local.member, local.boundaries};
   if (offer != nullptr) vote.sync = *offer;
+  vote.ready = local.step_ready;
   return ToCoordinator{std::move(vote)};
 }
 
 Action JoinOf(const LocalMember& local) {
   return ToCoordinator{control::Join{local.id.value(), local.group, local.name, local.cohort,
-                                     local.cohort_size, local.step_deadline_ms}};
+                                     local.cohort_size, local.step_deadline_ms, local.background}};
 }
 
 const Outcome kNoMember{Code::kEvicted,
@@ -74,6 +75,7 @@ void LocalMembers::Join(const LocalJoin& join, std::vector<Action>* out) {
   local.cohort = join.cohort;
   local.cohort_size = join.cohort_size;
   local.step_deadline_ms = join.step_deadline_ms;
+  local.background = join.background;
   out->push_back(JoinOf(local));
   members_.emplace(join.local, std::move(local));
 }
@@ -94,10 +96,12 @@ Outcome LocalMembers::MayStep(LocalId id) const {
   return {};
 }
 
-void LocalMembers::Step(LocalId id, const control::SyncOffer* offer, std::vector<Action>* out) {
+void LocalMembers::Step(LocalId id, const control::SyncOffer* offer, bool ready,
+                        std::vector<Action>* out) {
   LH_CHECK(MayStep(id).ok()) << "local " << id.value();
   LocalMember* const local = FindMutable(id);
   local->step_open = true;
+  local->step_ready = ready;
   if (draining_ && local->exit == Exit::kNone) {
     local->exit = Exit::kDrains;
     local->exit_reason = "peer is draining: " + *draining_;
@@ -193,8 +197,12 @@ void LocalMembers::Refused(const control::JoinRefused& message, std::vector<Acti
 }
 
 World LocalMembers::WorldOf(const LocalMember& local, const EpochRecord& record, uint32_t pending) {
-  return World{record.epoch, local.member, static_cast<uint32_t>(record.RankOf(local.member)),
-               static_cast<uint32_t>(record.members.size()), pending};
+  return World{record.epoch,
+               local.member,
+               static_cast<uint32_t>(record.RankOf(local.member)),
+               static_cast<uint32_t>(record.members.size()),
+               pending,
+               !record.InBackground(local.member)};
 }
 
 void LocalMembers::Committed(const GroupKey& group, const EpochRecord& record, uint32_t pending,
@@ -442,7 +450,8 @@ void LocalMembers::AddTo(Digester* digest) const {
     digest->Add(uint64_t{local.admitted} | uint64_t{local.known_admitted} << 1 |
                 uint64_t{local.join_open} << 2 | uint64_t{local.step_open} << 3 |
                 uint64_t{local.leave_open} << 4 | uint64_t{local.leave_told} << 5 |
-                uint64_t{local.step_passed} << 6);
+                uint64_t{local.step_passed} << 6 | uint64_t{local.background} << 7 |
+                uint64_t{local.step_ready} << 8);
     digest->Add(local.cohort).Add(uint64_t{local.cohort_size});
     digest->Add(uint64_t{local.step_deadline_ms});
     digest->Add(local.boundaries).Add(static_cast<uint64_t>(local.exit)).Add(local.exit_reason);

@@ -36,13 +36,15 @@ struct LocalMember {
   std::string cohort;
   uint32_t cohort_size = 0;
   uint32_t step_deadline_ms = 0;
-  MemberId member;  // 0 while asking
+  bool background = false;  // its wish
+  MemberId member;          // 0 while asking
   bool admitted = false;
   bool known_admitted = false;  // JoinDone was OK
   Epoch boundary;               // of its last step boundary
 
   bool join_open = true;
   bool step_open = false;
+  bool step_ready = false;   // it asks to count from this boundary on
   bool step_passed = false;  // its vote is answered, its sync is not over
   bool leave_open = false;
   uint64_t boundaries = 0;  // step boundaries reached, the open one included
@@ -60,8 +62,8 @@ class LocalMembers {
   void Join(const LocalJoin& join, std::vector<Action>* out);
   // Why the member may not step; OK if it may.
   Outcome MayStep(LocalId id) const;
-  // MayStep(). `offer`: goes with the vote; or nullptr.
-  void Step(LocalId id, const control::SyncOffer* offer, std::vector<Action>* out);
+  // MayStep(). `offer`: goes with the vote; or nullptr. `ready`: as in control::Vote.
+  void Step(LocalId id, const control::SyncOffer* offer, bool ready, std::vector<Action>* out);
   void Leave(LocalId id, std::vector<Action>* out);
   // The member leaves by `leave_by` at the latest, if the coordinator can be reached.
   void Died(LocalId id, const std::string& reason, Tick leave_by, std::vector<Action>* out);

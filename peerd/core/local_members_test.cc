@@ -29,7 +29,7 @@ class LocalMembersTest : public testing::Test {
     return Do([&] { members_.Committed(kGroup, record_, 2, &out_); });
   }
   Actions& Step(uint64_t id) {
-    return Do([&] { members_.Step(LocalId(id), nullptr, &out_); });
+    return Do([&] { members_.Step(LocalId(id), nullptr, false, &out_); });
   }
   Actions& Leave(uint64_t id) {
     return Do([&] { members_.Leave(LocalId(id), &out_); });
@@ -189,7 +189,7 @@ TEST_F(LocalMembersTest, RequestsOutOfPlaceSayWhy) {
 TEST_F(LocalMembersTest, AVoteCarriesItsOfferEachTimeUntilItIsAnswered) {
   Admit(2);
   const control::SyncOffer offer{7};
-  Do([&] { members_.Step(LocalId(2), &offer, &out_); });
+  Do([&] { members_.Step(LocalId(2), &offer, false, &out_); });
   EXPECT_EQ(Sent<control::Vote>(out_).at(0).sync, offer);
   const auto resend = [&] {
     return Sent<control::Vote>(

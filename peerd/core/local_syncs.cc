@@ -11,6 +11,18 @@ using control::SyncAction;
 using control::SyncResult;
 using control::SyncStrategy;
 
+namespace {
+
+// In a round that began with this much to fetch, or this part of the state, what there will be to
+// fetch in a sync is no more: it may block the others.
+constexpr uint64_t kNearBytes = uint64_t{16} << 20;
+constexpr uint64_t kNearPart = 64;
+// Rounds in a row that had no less to fetch than one before them. The state changes faster than it
+// comes.
+constexpr uint32_t kFlatRoundsMax = 8;
+
+}  // namespace
+
 // ------------------------------------------------------------------------------ trainers
 
 Outcome LocalSyncs::MayBegin(LocalId local, const SyncRequest& request) const {
@@ -31,6 +43,7 @@ SyncEnded LocalSyncs::Refused(LocalId local, Outcome refusal) const {
   SyncEnded ended{local, std::move(refusal)};
   const auto it = syncs_.find(local);
   ended.torn = it != syncs_.end() && it->second.torn;
+  ended.background = it != syncs_.end() && it->second.background && it->second.background->held;
   return ended;
 }
 
@@ -38,20 +51,43 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
                        const SyncRequest& request, bool with_vote, std::vector<Action>* out) {
   LH_CHECK(MayBegin(local, request).ok()) << "local " << local.value();
   Sync& sync = syncs_[local];
+  EndShare(local, sync, out);
   sync.group = group;
   sync.member = member;
-  sync.phase = Phase::kOffered;
+  sync.call = true;
   sync.with_vote = with_vote;
-  if (request.restored) sync.torn = false;
-  if (request.torn) sync.torn = true;
-  // It has what may be unequal as well.
-  if (request.kept) sync.agreed = true;
+  const bool held = sync.background && sync.background->held;
+  const control::SyncOffer before = sync.offer;
+  if (sync.phase == Phase::kFetching) {
+    out->push_back(StopTransfer{local});
+    sync.phase = Phase::kStopping;
+  } else if (sync.phase == Phase::kIdle) {
+    sync.phase = Phase::kOffered;
+  }
+  AnswerTake(local, sync, {Code::kAborted, "this member has called again"}, out);
+  if (!held) {
+    sync.bytes = 0;
+    sync.sources = 0;
+    if (request.restored) sync.torn = false;
+    if (request.torn) sync.torn = true;
+    // It has what may be unequal as well.
+    if (request.kept) sync.agreed = true;
+  }
   sync.brought = false;
   sync.put_back = false;
-  sync.bytes = 0;
-  sync.sources = 0;
   sync.offer = {++sync.syncs,  request.strategy, request.revision, request.manifest,
                 request.state, !sync.torn,       request.kept};
+  if (sync.phase == Phase::kStopping) {
+    sync.offer.complete = false;
+  } else if (held && request.fetching) {
+    // The transfer has ended meanwhile: we know better what is there.
+    sync.offer.state = before.state;
+    sync.offer.revision = before.revision;
+    sync.offer.complete = before.complete;
+  }
+  // What may be unequal comes with the last transfer, for which its sources wait.
+  if (sync.background && request.unequal && !sync.agreed) sync.offer.complete = false;
+  sync.background.reset();
   Serve(local, sync, out);
   if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, sync.offer}});
 }
@@ -70,6 +106,9 @@ void LocalSyncs::Remove(LocalId local, const Outcome& outcome, std::vector<Actio
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || it->second.removed) return;
   Sync& sync = it->second;
+  EndShare(local, sync, out);
+  AnswerTake(local, sync, outcome, out);
+  sync.background.reset();
   sync.removed = true;
   sync.next.reset();
   sync.compare_by = kNever;
@@ -77,24 +116,26 @@ void LocalSyncs::Remove(LocalId local, const Outcome& outcome, std::vector<Actio
     syncs_.erase(it);
     return;
   }
-  if (!sync.ends) sync.ends = outcome;
   if (sync.phase == Phase::kFetching) {
     out->push_back(StopTransfer{local});
     sync.phase = Phase::kStopping;
   }
+  if (!sync.call) return;
+  if (!sync.ends) sync.ends = outcome;
   Finish(local, out);
 }
 
 // ------------------------------------------------------------------------------ the coordinator
 
-void LocalSyncs::Result(LocalId local, const SyncResult& result, Tick now,
+void LocalSyncs::Result(LocalId local, const SyncResult& result, bool share, Tick now,
                         std::vector<Action>* out) {
   const auto it = syncs_.find(local);
   if (it == syncs_.end()) return;
   Sync& sync = it->second;
   // Repeated, or of a sync that is over.
-  if (sync.phase == Phase::kIdle || sync.ends || sync.offer.number != result.number) return;
+  if (!sync.call || sync.ends || sync.offer.number != result.number) return;
   sync.with_vote = false;
+  sync.share = share;
   switch (result.action) {
     case SyncAction::kServe:
       return;  // it does
@@ -190,7 +231,7 @@ void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
 
 void LocalSyncs::Resend(std::vector<Action>* out) const {
   for (const auto& [id, sync] : syncs_) {
-    if (sync.phase == Phase::kIdle || sync.ends || sync.with_vote) continue;
+    if (!sync.call || sync.ends || sync.with_vote) continue;
     out->push_back(ToCoordinator{control::SyncVote{sync.group, sync.member, sync.offer}});
   }
 }
@@ -205,6 +246,7 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
       << "local " << event.local.value() << " fetches nothing";
   sync.bytes += event.bytes;
   sync.sources += static_cast<uint32_t>(event.sources.size());
+  if (!sync.call) return BackgroundEnded(event.local, sync, event, out);
   // What was asked to stop may have come to its end all the same.
   const bool told = sync.phase == Phase::kFetching;
   if (event.outcome.ok() && told) {
@@ -281,15 +323,22 @@ void LocalSyncs::ManifestCompared(LocalId local, const std::string& difference,
 
 void LocalSyncs::OnTime(Tick now, std::vector<Action>* out) {
   std::vector<LocalId> due;
-  for (const auto& [id, sync] : syncs_) {
+  for (auto& [id, sync] : syncs_) {
     if (sync.compare_by <= now) due.push_back(id);
+    if (!sync.background || sync.background->take_by > now) continue;
+    AnswerTake(id, sync,
+               {Code::kDeadlineExceeded, "the state that was agreed on last is not all here yet"},
+               out);
   }
   for (const LocalId id : due) ManifestCompared(id, "", out);
 }
 
 Tick LocalSyncs::NextDeadline() const {
   Tick due = kNever;
-  for (const auto& [id, sync] : syncs_) due = std::min(due, sync.compare_by);
+  for (const auto& [id, sync] : syncs_) {
+    due = std::min(due, sync.compare_by);
+    if (sync.background) due = std::min(due, sync.background->take_by);
+  }
   return due;
 }
 
@@ -310,24 +359,264 @@ void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
   ended.torn = sync.torn;
   ended.bytes = sync.bytes;
   ended.sources = sync.sources;
+  const bool served = std::exchange(sync.serving, false);
   sync.phase = Phase::kIdle;
-  Serve(id, sync, out);
+  sync.call = false;
+  if (served) out->push_back(EndServe{id});
+  // From here on its trainer may write to it.
+  if (sync.share && served && ended.outcome.ok() && !sync.removed) {
+    sync.shared = true;
+    out->push_back(ServeState{id, sync.group, sync.member, sync.offer.state, true});
+  }
   sync.with_vote = false;
   out->push_back(std::move(ended));
   if (sync.removed) syncs_.erase(id);
+}
+
+// ------------------------------------------------------------------------------ the background
+
+bool LocalSyncs::Ready(LocalId local, const SyncRequest* request,
+                       const control::StateAgreed& agreed) const {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end() || !it->second.background) return false;
+  const Background& b = *it->second.background;
+  // The trainer has done with it what the others have.
+  const bool abreast = request != nullptr && b.taken && b.newest == agreed &&
+                       request->revision == agreed.revision + 1;
+  return abreast || b.near || b.flat >= kFlatRoundsMax;
+}
+
+void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId member,
+                                 const SyncRequest& request,
+                                 const std::optional<control::StateAgreed>& agreed,
+                                 const std::vector<control::SyncSource>& sources, Tick now,
+                                 std::vector<Action>* out) {
+  LH_CHECK(MayBegin(local, request).ok()) << "local " << local.value();
+  Sync& sync = syncs_[local];
+  sync.group = group;
+  sync.member = member;
+  AnswerTake(local, sync, {Code::kAborted, "this member has called again"}, out);
+  if (!sync.background) sync.background.emplace();
+  Background& b = *sync.background;
+  if (b.held && sync.offer.manifest != request.manifest) {
+    if (sync.phase != Phase::kIdle) {
+      out->push_back(Refused(local, {Code::kFailedPrecondition,
+                                     "another state is being fetched for this member in the "
+                                     "background: take that one first"}));
+      return;
+    }
+    b.held = false;
+  }
+  if (!std::exchange(b.held, true)) {
+    sync.bytes = 0;
+    sync.sources = 0;
+    if (request.restored) sync.torn = false;
+    if (request.torn) sync.torn = true;
+    if (request.kept) sync.agreed = true;
+    sync.offer = {sync.syncs,    request.strategy, request.revision, request.manifest,
+                  request.state, !sync.torn,       request.kept};
+  }
+  b.taken = false;
+  if (agreed && agreed->manifest != request.manifest) {
+    b.held = false;
+    sync.call = true;
+    sync.phase = Phase::kOffered;
+    sync.ends = {
+        Code::kStateMismatch,
+        "the tensors that this member declares differ from those that the group agreed on"};
+    if (!sources.empty()) {
+      sync.compare_by = now + Millis(detect_ms_);
+      out->push_back(CompareManifest{local, sources.front()});
+    }
+    return Finish(local, out);
+  }
+  SyncEnded ended{local};
+  ended.torn = sync.torn;
+  ended.background = true;
+  out->push_back(std::move(ended));
+}
+
+bool LocalSyncs::Whole(const Sync& sync) {
+  return sync.phase == Phase::kIdle && sync.offer.complete && sync.background->rounds > 0 &&
+         sync.offer.state == sync.background->newest.state;
+}
+
+void LocalSyncs::Chase(LocalId local, const control::StateAgreed& agreed,
+                       const std::vector<control::SyncSource>& sources, std::vector<Action>* out) {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end() || !it->second.background || !it->second.background->held) return;
+  Sync& sync = it->second;
+  Background& b = *sync.background;
+  // Its next call says so.
+  if (sync.offer.manifest != agreed.manifest) return;
+  const bool same = b.newest.state == agreed.state;
+  b.newest = agreed;
+  b.sources = sources;
+  if (sync.phase == Phase::kIdle) return StartRound(local, sync, out);
+  if (same || sync.phase == Phase::kStopping) return;
+  if (!b.measured) ++b.flat;
+  sync.phase = Phase::kStopping;
+  out->push_back(StopTransfer{local});
+}
+
+void LocalSyncs::StartRound(LocalId id, Sync& sync, std::vector<Action>* out) {
+  Background& b = *sync.background;
+  if (b.rounds == 0 || b.revision != b.newest.revision) {
+    ++b.rounds;
+    b.revision = b.newest.revision;
+    b.measured = false;
+  }
+  b.failed.clear();
+  if (sync.offer.complete && sync.offer.state == b.newest.state) {
+    sync.offer.revision = b.newest.revision;
+    if (!b.measured) Measure(sync, 0, 0);
+    if (b.take_by != kNever) AnswerTake(id, sync, {}, out);
+    return;
+  }
+  if (b.sources.empty()) return;
+  sync.offer.kept = false;
+  sync.told = {};
+  sync.told.revision = b.newest.revision;
+  sync.told.state = b.newest.state;
+  sync.offer.complete = false;
+  sync.phase = Phase::kFetching;
+  out->push_back(StartTransfer{id, sync.group, b.newest.revision, b.newest.manifest, b.newest.state,
+                               b.sources, /*unequal_too=*/false, /*background=*/true});
+}
+
+void LocalSyncs::Measure(Sync& sync, uint64_t bytes_left, uint64_t bytes_total) {
+  Background& b = *sync.background;
+  b.measured = true;
+  b.flat = bytes_left < b.least ? 0 : b.flat + 1;
+  b.least = std::min(b.least, bytes_left);
+  // The first one shows nothing of how much changes from one to the next.
+  b.near = b.rounds > 1 && bytes_left <= std::max(kNearBytes, bytes_total / kNearPart);
+}
+
+void LocalSyncs::Measured(LocalId local, uint64_t bytes_left, uint64_t bytes_total) {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end() || !it->second.background) return;
+  if (it->second.phase != Phase::kFetching || it->second.background->measured) return;
+  Measure(it->second, bytes_left, bytes_total);
+}
+
+void LocalSyncs::NameSources(LocalId local, const std::vector<control::SyncSource>& sources,
+                             std::vector<Action>* out) {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end() || !it->second.background) return;
+  it->second.background->sources = sources;
+  if (it->second.phase != Phase::kFetching) return;
+  out->push_back(ChangeSources{local, sources});
+}
+
+// Nobody waits for it: what has failed is begun anew with the next call or commit.
+void LocalSyncs::BackgroundEnded(LocalId id, Sync& sync, const TransferEnded& event,
+                                 std::vector<Action>* out) {
+  const bool told = sync.phase == Phase::kFetching;
+  sync.phase = Phase::kIdle;
+  if (event.outcome.ok() && told) {
+    sync.offer.state = sync.told.state;
+    sync.offer.revision = sync.told.revision;
+    sync.offer.complete = true;
+    sync.torn = false;
+    if (!sync.background->measured) Measure(sync, event.bytes, 0);
+    if (sync.background->take_by != kNever) AnswerTake(id, sync, {}, out);
+    return;
+  }
+  sync.torn = sync.torn || event.outcome.ok() || event.wrote;
+  sync.offer.complete = !sync.torn;
+  if (sync.removed) {
+    syncs_.erase(id);
+    return;
+  }
+  if (!told) return StartRound(id, sync, out);
+  ++sync.background->flat;
+  sync.background->failed = event.outcome.text;
+  AnswerTake(id, sync, Failed(*sync.background), out);
+}
+
+void LocalSyncs::Take(LocalId local, Tick deadline, Tick now, std::vector<Action>* out) {
+  const auto it = syncs_.find(local);
+  if (it == syncs_.end() || !it->second.background ||
+      (!it->second.background->held && !it->second.background->taken)) {
+    out->push_back(TakeDone{
+        local,
+        {Code::kFailedPrecondition, "nothing is fetched for this member in the background"}});
+    return;
+  }
+  Sync& sync = it->second;
+  // One at a time; the newer one counts.
+  AnswerTake(local, sync, {Code::kAborted, "this member has asked again"}, out);
+  sync.background->take_by = std::max(deadline, now);
+  const bool idle = sync.phase == Phase::kIdle;
+  if (sync.background->taken || Whole(sync)) {
+    AnswerTake(local, sync, {}, out);
+  } else if (idle && !sync.background->failed.empty()) {
+    AnswerTake(local, sync, Failed(*sync.background), out);
+  }
+}
+
+Outcome LocalSyncs::Failed(const Background& background) {
+  return {Code::kAborted, "what the group agreed on last could not be fetched (" +
+                              background.failed +
+                              "); it is tried again with the next step. Members with --keep-state "
+                              "of peerd give it also while they train"};
+}
+
+// If it waits for its tensors. OK: they are whole.
+void LocalSyncs::AnswerTake(LocalId id, Sync& sync, const Outcome& outcome,
+                            std::vector<Action>* out) {
+  if (!sync.background || std::exchange(sync.background->take_by, kNever) == kNever) return;
+  TakeDone done{id, outcome};
+  if (outcome.ok()) {
+    sync.background->held = false;
+    sync.background->taken = true;
+    done.revision = sync.offer.revision;
+    done.state = sync.offer.state;
+    done.bytes = sync.bytes;
+    done.sources = sync.sources;
+  }
+  out->push_back(std::move(done));
+}
+
+void LocalSyncs::EndSharing(LocalId local, std::vector<Action>* out) {
+  const auto it = syncs_.find(local);
+  if (it != syncs_.end()) EndShare(local, it->second, out);
+}
+
+void LocalSyncs::EndShare(LocalId id, Sync& sync, std::vector<Action>* out) {
+  if (std::exchange(sync.shared, false)) out->push_back(EndServe{id});
 }
 
 // ------------------------------------------------------------------------------ view
 
 bool LocalSyncs::Open(LocalId local) const {
   const auto it = syncs_.find(local);
-  return it != syncs_.end() && (it->second.phase != Phase::kIdle || it->second.ends);
+  return it != syncs_.end() && it->second.call;
+}
+
+bool LocalSyncs::Writing(LocalId local) const {
+  const auto it = syncs_.find(local);
+  return it != syncs_.end() &&
+         (it->second.phase == Phase::kFetching || it->second.phase == Phase::kStopping);
 }
 
 void LocalSyncs::CheckInvariants() const {
   for (const auto& [id, sync] : syncs_) {
     const std::string name = "local " + std::to_string(id.value());
-    LH_CHECK(!sync.with_vote || sync.phase == Phase::kOffered) << name;
+    LH_CHECK(!sync.with_vote || sync.phase == Phase::kOffered || sync.phase == Phase::kStopping)
+        << name;
+    LH_CHECK(sync.call || !sync.ends) << name << " ends without a call";
+    LH_CHECK(sync.call == (sync.phase == Phase::kOffered) || sync.phase == Phase::kFetching ||
+             sync.phase == Phase::kStopping)
+        << name;
+    LH_CHECK(sync.call || sync.background || sync.removed || sync.phase == Phase::kIdle) << name;
+    LH_CHECK(!sync.call || !sync.background || sync.ends) << name;
+    LH_CHECK(!sync.shared || (!sync.call && !sync.serving)) << name;
+    if (sync.background && !sync.background->held) {
+      LH_CHECK(!Writing(id)) << name << " is written to, and not held";
+      LH_CHECK(sync.background->take_by == kNever) << name << " waits for what it has";
+    }
     LH_CHECK(!sync.next || (sync.phase == Phase::kStopping && !sync.ends)) << name;
     LH_CHECK(sync.compare_by == kNever || sync.ends) << name;
     LH_CHECK(!sync.ends || sync.phase != Phase::kFetching) << name << " ends while it fetches";
@@ -355,6 +644,15 @@ void LocalSyncs::AddTo(Digester* digest) const {
     digest->Add(sync.told.revision).Add(uint64_t{sync.told.sources.size()});
     digest->Add(sync.told.state);
     if (sync.next) digest->Add(sync.next->state);
+    digest->Add(uint64_t{sync.call} | uint64_t{sync.shared} << 1 | uint64_t{sync.share} << 2 |
+                uint64_t{sync.background.has_value()} << 3);
+    if (sync.background) {
+      const Background& b = *sync.background;
+      digest->Add(uint64_t{b.held} | uint64_t{b.taken} << 1 | uint64_t{b.measured} << 2 |
+                  uint64_t{b.near} << 3 | uint64_t{b.flat} << 8);
+      digest->Add(b.take_by).Add(b.newest.revision).Add(b.newest.state);
+      digest->Add(b.rounds).Add(b.revision).Add(b.least).Add(uint64_t{b.sources.size()});
+    }
     digest->Add(sync.ends ? sync.ends->text : "-");
   }
 }

@@ -18,6 +18,16 @@
 // put back what was agreed on before, that is offered. After a reconnect
 // each open sync says what is there by then.
 //
+// A member in the background (docs/adr/0014-shared-state.md, "Joiners") has no part in syncs. Its
+// calls are answered at once, and its tensors are held: whatever is agreed on is fetched into them,
+// the newest first, until it takes them or syncs again.
+//
+//   idle --(BeginBackground)--> held --(Chase)--> fetching, no call open
+//   fetching --(Chase of another state)--> stopping, then fetching that
+//   fetching --(TransferEnded)--> held; whole, if it ended well
+//   held, whole --(Take)--> idle: it is the trainer's
+//   held, fetching --(Begin, which Ready() says is due)--> offered, stopping
+//
 // Several local members are independent of each other, also in one group. Plain state machine: no
 // clock, no thread.
 #pragma once
@@ -55,7 +65,31 @@ class LocalSyncs {
   // What the vote of the member has to carry; nullptr: nothing.
   const control::SyncOffer* OfferOf(LocalId local) const;
 
-  void Result(LocalId local, const control::SyncResult& result, Tick now, std::vector<Action>* out);
+  // `share`: others fetch in the background, so what is agreed on is served from then on, too.
+  void Result(LocalId local, const control::SyncResult& result, bool share, Tick now,
+              std::vector<Action>* out);
+  void EndSharing(LocalId local, std::vector<Action>* out);
+  // ---- a member in the background
+
+  // It is time to take part in syncs like all others. `request`: what the trainer brings, or
+  // nullptr; `agreed`: the newest.
+  bool Ready(LocalId local, const SyncRequest* request, const control::StateAgreed& agreed) const;
+  // A trainer's call that MayBegin(). Answered at once, unless its tensors are not those of
+  // `agreed`; `sources`: whose to compare with then.
+  void BeginBackground(LocalId local, const GroupKey& group, MemberId member,
+                       const SyncRequest& request,
+                       const std::optional<control::StateAgreed>& agreed,
+                       const std::vector<control::SyncSource>& sources, Tick now,
+                       std::vector<Action>* out);
+  // What is held is to become this.
+  void Chase(LocalId local, const control::StateAgreed& agreed,
+             const std::vector<control::SyncSource>& sources, std::vector<Action>* out);
+  void NameSources(LocalId local, const std::vector<control::SyncSource>& sources,
+                   std::vector<Action>* out);
+  void Measured(LocalId local, uint64_t bytes_left, uint64_t bytes_total);
+  void Take(LocalId local, Tick deadline, Tick now, std::vector<Action>* out);
+
+  // ---- the driver
   void Ended(const TransferEnded& event, std::vector<Action>* out);
   // `difference`: in words, or why there are none.
   void ManifestCompared(LocalId local, const std::string& difference, std::vector<Action>* out);
@@ -69,14 +103,32 @@ class LocalSyncs {
   void OnTime(Tick now, std::vector<Action>* out);
   Tick NextDeadline() const;
 
-  // A call is not answered, or a transfer may still write.
+  // A call is not answered.
   bool Open(LocalId local) const;
+  // A transfer may still write.
+  bool Writing(LocalId local) const;
 
   void CheckInvariants() const;
   void AddTo(Digester* digest) const;
 
  private:
   enum class Phase : uint8_t { kIdle, kOffered, kFetching, kStopping };
+  // How a member in the background catches up.
+  struct Background {
+    bool held = false;            // the tensors are ours
+    bool taken = false;           // since it last called, it took `newest`
+    Tick take_by = kNever;        // it waits until then
+    control::StateAgreed newest;  // what it is to become
+    std::vector<control::SyncSource> sources;
+    uint64_t rounds = 0;          // begun, each for another revision
+    uint64_t revision = 0;        // of the newest of them
+    bool measured = false;        // what that one has to fetch is known
+    uint64_t least = UINT64_MAX;  // that any had to fetch
+    uint32_t flat = 0;            // rounds in a row that had no less, or failed
+    bool near = false;            // the newest one had little
+    std::string
+        failed;  // why the newest one did, which is not tried again by itself; "": it did not
+  };
   struct Sync {
     GroupKey group;
     MemberId member;
@@ -84,9 +136,13 @@ class LocalSyncs {
     bool agreed = false;  // it has taken part in a commit
     bool torn = false;
     Phase phase = Phase::kIdle;
+    bool call = false;  // is not answered
+    std::optional<Background> background;
     bool with_vote = false;
     control::SyncOffer offer;         // says what is there now
     bool serving = false;             // it may be asked for that
+    bool shared = false;              // it is served although its call is answered
+    bool share = false;               // that is wanted
     control::SyncResult told;         // the last fetch
     control::FetchProgress progress;  // of the transfer
     uint64_t bytes = 0;
@@ -108,6 +164,15 @@ class LocalSyncs {
   static void StartFetch(LocalId id, Sync& sync, const control::SyncResult& result,
                          std::vector<Action>* out);
   static void SayDone(const Sync& sync, const TransferEnded& event, std::vector<Action>* out);
+  // There is nothing to fetch any more.
+  static bool Whole(const Sync& sync);
+  static void StartRound(LocalId id, Sync& sync, std::vector<Action>* out);
+  static void Measure(Sync& sync, uint64_t bytes_left, uint64_t bytes_total);
+  void BackgroundEnded(LocalId id, Sync& sync, const TransferEnded& event,
+                       std::vector<Action>* out);
+  static Outcome Failed(const Background& background);
+  static void AnswerTake(LocalId id, Sync& sync, const Outcome& outcome, std::vector<Action>* out);
+  static void EndShare(LocalId id, Sync& sync, std::vector<Action>* out);
   // Answers the call if nothing is in the way.
   void Finish(LocalId id, std::vector<Action>* out);
 

@@ -18,8 +18,9 @@ using control::SyncResult;
 using control::SyncSource;
 using control::SyncStrategy;
 // Those that there are here; they can be compared.
-using LocalSyncAction = std::variant<ToCoordinator, ServeState, EndServe, StartTransfer,
-                                     ChangeSources, StopTransfer, CompareManifest, SyncEnded>;
+using LocalSyncAction =
+    std::variant<ToCoordinator, ServeState, EndServe, StartTransfer, ChangeSources, StopTransfer,
+                 CompareManifest, SyncEnded, TakeDone>;
 using Actions = std::vector<LocalSyncAction>;
 
 Actions Narrow(const std::vector<Action>& actions) {
@@ -105,7 +106,7 @@ class LocalSyncsTest : public testing::Test {
         id, {kRun, MemberId(id), number, SyncAction::kEnd, outcome, 0, {}, {}, std::move(compare)});
   }
   Actions& Tell(uint64_t id, const SyncResult& result) {
-    return Do([&] { syncs_.Result(LocalId(id), result, now_, &given_); });
+    return Do([&] { syncs_.Result(LocalId(id), result, share_, now_, &given_); });
   }
   Actions& Ended(uint64_t id, const Outcome& outcome = {}, bool wrote = true) {
     return Do([&] {
@@ -120,7 +121,37 @@ class LocalSyncsTest : public testing::Test {
   }
   bool Open(uint64_t id) const { return syncs_.Open(LocalId(id)); }
 
+  // ---- in the background: what tells agreed states apart is their revision
+  static control::StateAgreed Agreed(uint64_t revision, uint64_t manifest = 1) {
+    return {kRun, revision, {manifest, 1}, {100 + revision, 0}};
+  }
+  static SyncRequest Brought(uint64_t state, uint64_t revision) {
+    return {SyncStrategy::kPopular, revision, {1, 1}, {state, 0}};
+  }
+  Actions& Hold(const SyncRequest& request, std::optional<control::StateAgreed> agreed = {}) {
+    return Do([&] {
+      syncs_.BeginBackground(LocalId(1), kRun, MemberId(1), request, agreed, kSources, now_,
+                             &given_);
+    });
+  }
+  Actions& Chase(uint64_t revision) {
+    return Do([&] { syncs_.Chase(LocalId(1), Agreed(revision), kSources, &given_); });
+  }
+  void Measured(uint64_t left, uint64_t total = uint64_t{1} << 30) {
+    syncs_.Measured(LocalId(1), left, total);
+  }
+  Actions& Take(int64_t wait_ms = 0) {
+    return Do([&] { syncs_.Take(LocalId(1), now_ + Millis(wait_ms), now_, &given_); });
+  }
+  bool Ready(uint64_t newest, std::optional<SyncRequest> request = {}) {
+    return syncs_.Ready(LocalId(1), request ? &*request : nullptr, Agreed(newest));
+  }
+  static StartTransfer Round(uint64_t revision) {
+    return {LocalId(1), kRun, revision, {1, 1}, {100 + revision, 0}, kSources, false, true};
+  }
+
   LocalSyncs syncs_{1500};
+  bool share_ = false;
   Tick now_{Seconds(100)};
   std::vector<Action> given_;
   Actions out_;
@@ -500,6 +531,208 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
       EXPECT_FALSE(Open(id));
     }
   }
+}
+
+// ------------------------------------------------------------------------------ the background
+
+TEST_F(LocalSyncsTest, ACallInTheBackgroundIsAnsweredAtOnceAndWhatWasAgreedIsFetched) {
+  SyncEnded ended{LocalId(1)};
+  ended.background = true;
+  EXPECT_EQ(Hold(Brought(7, 0)), Actions{ended});
+  EXPECT_FALSE(Open(1));
+  EXPECT_EQ(Chase(3), Actions{Round(3)});
+  EXPECT_TRUE(syncs_.Writing(LocalId(1)));
+  EXPECT_EQ(Ended(1), Actions{});
+  EXPECT_EQ(Take(), (Actions{TakeDone{LocalId(1), {}, 3, {103, 0}, 100, 1}}));
+}
+
+TEST_F(LocalSyncsTest, ANewerStateReplacesTheOneThatIsBeingFetched) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  EXPECT_EQ(Chase(4), Actions{StopTransfer{LocalId(1)}});
+  EXPECT_EQ(Chase(5), Actions{});
+  EXPECT_EQ(Ended(1, {Code::kAborted, "stopped"}), Actions{Round(5)});
+  EXPECT_EQ(Chase(5), Actions{});
+}
+
+TEST_F(LocalSyncsTest, WhoTakesItsStateBeforeItIsHereWaitsOrIsToldSo) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  EXPECT_EQ(Only<TakeDone>(Take()).size(), 0U);
+  Do([&] { syncs_.OnTime(now_, &given_); });
+  EXPECT_EQ(Only<TakeDone>(out_).at(0).outcome.code, Code::kDeadlineExceeded);
+  EXPECT_EQ(Take(1000), Actions{});
+  EXPECT_EQ(syncs_.NextDeadline(), now_ + Millis(1000));
+  EXPECT_EQ(Ended(1), (Actions{TakeDone{LocalId(1), {}, 3, {103, 0}, 100, 1}}));
+  EXPECT_EQ(syncs_.NextDeadline(), kNever);
+}
+
+TEST_F(LocalSyncsTest, NothingIsWrittenToWhatWasTaken) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  Ended(1);
+  Take();
+  EXPECT_EQ(Chase(4), Actions{});
+  EXPECT_EQ(Only<TakeDone>(Take()).at(0).outcome.code, Code::kOk);
+  Hold(Brought(103, 3));
+  EXPECT_EQ(Chase(4), Actions{Round(4)});
+}
+
+TEST_F(LocalSyncsTest, WhatIsHereAlreadyIsNotFetched) {
+  Hold(Brought(103, 3));
+  EXPECT_EQ(Chase(3), Actions{});
+  EXPECT_EQ(Only<TakeDone>(Take()).at(0).revision, 3U);
+}
+
+TEST_F(LocalSyncsTest, WhoTookTheNewestAndBringsTheNextIsReady) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  Ended(1);
+  EXPECT_FALSE(Ready(3, Brought(8, 4)));  // it does not know what it holds
+  Take();
+  EXPECT_TRUE(Ready(3, Brought(8, 4)));
+  EXPECT_FALSE(Ready(3, Brought(8, 3)));
+  EXPECT_FALSE(Ready(4, Brought(8, 4)));  // the others have gone on
+  const auto votes = Said<control::SyncVote>(Begin(1, 8, 4));
+  EXPECT_EQ(votes.at(0).offer,
+            (control::SyncOffer{1, SyncStrategy::kPopular, 4, {1, 1}, {8, 0}, true}));
+}
+
+TEST_F(LocalSyncsTest, WhoHasLittleLeftToFetchIsReadyButNotInTheFirstRound) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  Measured(1 << 20);
+  EXPECT_FALSE(Ready(3));
+  Ended(1);
+  Hold(Brought(103, 3));
+  Chase(4);
+  Measured(17 << 20);
+  EXPECT_FALSE(Ready(4));
+  Chase(5);
+  Ended(1, {Code::kAborted, "stopped"});
+  Measured(16 << 20);
+  EXPECT_TRUE(Ready(5));
+}
+
+TEST_F(LocalSyncsTest, AStateThatChangesFasterThanItComesIsSyncedAllTheSame) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  for (uint64_t revision = 4; revision <= 12; ++revision) {
+    Measured(uint64_t{1} << 30);
+    EXPECT_EQ(Ready(revision), revision == 12) << revision;
+    Chase(revision);
+    Ended(1, {Code::kAborted, "stopped"});
+  }
+}
+
+TEST_F(LocalSyncsTest, RoundsThatFindLessAndLessGoOn) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  for (uint64_t revision = 4; revision <= 30; ++revision) {
+    Measured((uint64_t{1} << 30) - (revision << 20));
+    EXPECT_FALSE(Ready(revision));
+    Chase(revision);
+    Ended(1, {Code::kAborted, "stopped"});
+  }
+}
+
+TEST_F(LocalSyncsTest, RoundsThatFailComeToAnEnd) {
+  Hold(Brought(7, 0));
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_FALSE(Ready(3));
+    EXPECT_EQ(Chase(3), Actions{Round(3)});
+    if (i == 0) Measured(uint64_t{1} << 30);
+    EXPECT_EQ(Ended(1, {Code::kAborted, "all have changed"}), Actions{});
+  }
+  EXPECT_TRUE(Ready(3));
+}
+
+TEST_F(LocalSyncsTest, WhoTakesItsStateWhenARoundHasFailedIsToldSoAtOnce) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  Take(60000);
+  const TakeDone done = Only<TakeDone>(Ended(1, {Code::kAborted, "2 chunks have changed"})).at(0);
+  EXPECT_EQ(done.outcome.code, Code::kAborted);
+  EXPECT_NE(done.outcome.text.find("(2 chunks have changed)"), std::string::npos);
+  EXPECT_EQ(Only<TakeDone>(Take(60000)).at(0).outcome.code, Code::kAborted);
+  Chase(4);
+  EXPECT_EQ(Take(60000), Actions{});
+}
+
+TEST_F(LocalSyncsTest, WhoIsReadyInTheMiddleOffersWhatIsIncomplete) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  SyncRequest request = Brought(0, 0);
+  request.fetching = true;
+  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  EXPECT_EQ(Only<StopTransfer>(out_).size(), 1U);
+  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.complete);
+  EXPECT_EQ(Fetch(1, 1, 104), Actions{});
+  EXPECT_EQ(Ended(1, {Code::kAborted, "stopped"}),
+            (Actions{StartTransfer{LocalId(1), kRun, 4, {1, 1}, {104, 0}, kSources, true, false}}));
+  Ended(1);
+  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 104, 4)).at(0).outcome, Outcome{});
+}
+
+TEST_F(LocalSyncsTest, WhatEndedBeforeTheOfferIsOfferedAsItIs) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  SyncRequest request = Brought(0, 0);
+  request.fetching = true;
+  Ended(1);
+  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  EXPECT_EQ(Said<control::SyncVote>(out_).at(0).offer,
+            (control::SyncOffer{1, SyncStrategy::kPopular, 3, {1, 1}, {103, 0}, true}));
+}
+
+TEST_F(LocalSyncsTest, TensorsThatMayBeUnequalComeWithTheFirstSync) {
+  Hold(Brought(103, 3));
+  Chase(3);
+  SyncRequest request = Brought(103, 3);
+  request.unequal = true;
+  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.complete);
+}
+
+TEST_F(LocalSyncsTest, OtherTensorsThanThoseAgreedOnAreRefusedWithTheDifference) {
+  EXPECT_EQ(Hold(Brought(7, 0), Agreed(3, 2)),
+            Actions{(CompareManifest{LocalId(1), kSources.front()})});
+  EXPECT_TRUE(Open(1));
+  EXPECT_EQ(Resend(), Actions{});
+  Do([&] { syncs_.ManifestCompared(LocalId(1), "tensor 3", &given_); });
+  const SyncEnded ended = Only<SyncEnded>(out_).at(0);
+  EXPECT_EQ(ended.outcome.code, Code::kStateMismatch);
+  EXPECT_NE(ended.outcome.text.find(": tensor 3"), std::string::npos);
+  EXPECT_EQ(Chase(3), Actions{});
+}
+
+TEST_F(LocalSyncsTest, NothingIsSaidAgainOfWhatIsFetchedInTheBackground) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  EXPECT_EQ(Resend(), Actions{});
+}
+
+TEST_F(LocalSyncsTest, AMemberThatIsOutStopsAndWaitsForItsTransfer) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  EXPECT_EQ(Take(1000), Actions{});
+  EXPECT_EQ(Remove(1),
+            (Actions{TakeDone{LocalId(1), {Code::kEvicted, "out"}}, StopTransfer{LocalId(1)}}));
+  EXPECT_TRUE(syncs_.Writing(LocalId(1)));
+  EXPECT_EQ(Ended(1, {Code::kAborted, "stopped"}), Actions{});
+  EXPECT_FALSE(syncs_.Writing(LocalId(1)));
+}
+
+TEST_F(LocalSyncsTest, WhatWasAgreedOnIsServedForOthersInTheBackgroundUntilTheNextOffer) {
+  share_ = true;
+  Begin(1, 5);
+  EXPECT_EQ(Commit(1, 1, 5, 3),
+            (Actions{EndServe{LocalId(1)}, ServeState{LocalId(1), kRun, MemberId(1), {5, 0}, true},
+                     SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
+  EXPECT_EQ(Begin(1, 6).front(), LocalSyncAction(EndServe{LocalId(1)}));
+  Commit(1, 2, 6, 4);
+  EXPECT_EQ(Do([&] { syncs_.EndSharing(LocalId(1), &given_); }), Actions{EndServe{LocalId(1)}});
+  EXPECT_EQ(Remove(1), Actions{});
 }
 
 }  // namespace

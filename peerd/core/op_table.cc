@@ -345,6 +345,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   // Posts that differ in size cannot be added up, and nobody will want them.
   ready.eager = IsEager(op.desc) && !op.local_mismatch;
   for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
+  ready.counts = CountsOf(op);
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
     ready.to = peer;
@@ -364,11 +365,17 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
 
 std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   const Participants& participants = *op.participants;
-  if (participants.members.size() < op.desc.min_world) {
+  if (participants.counting < op.desc.min_world) {
     return Outcome{Code::kTooFewMembers,
-                   Subject(op.key.tag) + " ended: " + std::to_string(participants.members.size()) +
+                   Subject(op.key.tag) + " ended: " + std::to_string(participants.counting) +
                        " members take part, min_world asks for " +
                        std::to_string(op.desc.min_world) + "; the input is intact"};
+  }
+  if (participants.counting == 0) {
+    return Outcome{Code::kTooFewMembers,
+                   Subject(op.key.tag) +
+                       " ended: all that are left joined in the background and do not count yet; "
+                       "they do from the next step boundary on; the input is intact"};
   }
   if (participants.gap && !IsEager(op.desc)) {
     return Outcome{Code::kAborted,
@@ -380,6 +387,14 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   return std::nullopt;
 }
 
+std::vector<bool> OpTable::CountsOf(const Op& op) {
+  std::vector<bool> counts;
+  for (const LocalInput& input : op.inputs) {
+    counts.push_back(op.participants->Counts(input.member));
+  }
+  return counts;
+}
+
 void OpTable::Start(Op& op, std::vector<Action>* out) {
   StartAttempt start;
   start.group = group_;
@@ -387,11 +402,13 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   start.attempt = attempt_;
   start.desc = op.desc;
   start.ring = op.participants->ring;
-  start.members = static_cast<uint32_t>(op.participants->members.size());
+  start.members = op.participants->counting;
   for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
+  start.counts = CountsOf(op);
   start.eager = IsEager(op.desc);
   if (start.eager) {
     for (const PeerId peer : start.ring) {
+      start.ring_counts.push_back(op.participants->Counts(peer));
       const auto it = op.readies.find(peer);
       start.payloads.push_back(it == op.readies.end() ? "" : std::move(it->second.payload));
       if (it != op.readies.end()) it->second.payload.clear();
@@ -487,7 +504,7 @@ void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tic
   OpInfo info;
   if (op.participants) {
     info.epoch = op.participants->epoch;
-    info.size = static_cast<uint32_t>(op.participants->members.size());
+    info.size = op.participants->counting;
   }
   info.retries = op.retries;
   info.total_us = now - input.posted;

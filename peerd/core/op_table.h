@@ -191,6 +191,8 @@ class OpTable {
   // How the announced op has to end whatever the others offer; nothing if it can run.
   std::optional<Outcome> UnfitnessOf(const Op& op) const;
   void NoteComplete(Op& op, Tick now);
+  // By input.
+  static std::vector<bool> CountsOf(const Op& op);
   void Start(Op& op, std::vector<Action>* out);
   void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;
   void Stop(Op& op, std::vector<Action>* out);

@@ -1029,5 +1029,63 @@ TEST_F(OpTableTest, DigestsTellStatesApart) {
   EXPECT_TRUE(fresh());
 }
 
+// ---- members in the background
+
+TEST_F(OpTableTest, WhoDoesNotCountTakesPartWithoutAnInput) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kCountsNotYet}}));
+  Post(7, Large());
+  EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).members, 2u);
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).counts, std::vector<bool>{true});
+  Ready(2, 7, Large());
+  Ready(3, 7, Large());
+  Complete(1);
+  Done(2, 1);
+  EXPECT_EQ(Get<PostDone>(Done(3, 1)).at(0).info.size, 2u);
+}
+
+TEST_F(OpTableTest, SmallOpsLeaveItOutByItsPlaceInTheRing) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1, control::kCountsNotYet}, {2, 2, 1}, {3, 3, 1}}));
+  EXPECT_EQ(Get<SendReady>(Post(7, Small())).at(0).counts, std::vector<bool>{false});
+  Ready(2, 7, Small());
+  Ready(3, 7, Small());
+  const auto start = Get<StartAttempt>(out_).at(0);
+  EXPECT_EQ(start.ring_counts, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(start.members, 2u);
+}
+
+TEST_F(OpTableTest, AnOpOfAnOlderBoundaryLeavesItOutAlsoWhenItIsRedone) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kCountsNotYet}}));
+  Post(7, Large());
+  Ready(2, 7, Large());
+  Ready(3, 7, Large());
+  Enter(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, Epoch(2)}}));
+  Freeze();
+  Stopped(1);
+  Enter(MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {3, 3, 1, Epoch(2)}}), {{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).members, 1u);
+  EXPECT_EQ(Get<StartAttempt>(Post(8, Large(), 1, 2)).at(0).members, 2u);
+}
+
+TEST_F(OpTableTest, AnOpOfNobodyThatCountsEndsTooFewMembers) {
+  Enter(MakePrepare(1, 0, 1, 0,
+                    {{1, 1, 1, control::kCountsNotYet}, {2, 2, 1, control::kCountsNotYet}}));
+  Post(7, Large());
+  EXPECT_TRUE(Get<StartAttempt>(out_).empty());
+  Ready(2, 7, Large());
+  const auto done = Get<PostDone>(Done(2, 1, 0, /*refused=*/true));
+  EXPECT_EQ(done.at(0).outcome.code, Code::kTooFewMembers);
+  EXPECT_NE(done.at(0).outcome.text.find("joined in the background"), std::string::npos);
+}
+
+TEST_F(OpTableTest, MinWorldMeansThoseThatCount) {
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1, control::kCountsNotYet}}));
+  Post(7, AtLeast(2));
+  Ready(2, 7, AtLeast(2));
+  EXPECT_EQ(Get<PostDone>(Done(2, 1, 0, /*refused=*/true)).at(0).outcome.text,
+            "all-reduce tag 7 ended: 1 members take part, min_world asks for 2; the input is "
+            "intact");
+}
+
 }  // namespace
 }  // namespace longhaul::peerd

@@ -40,6 +40,7 @@ struct Group {
         ops(other.ops, &epochs.history(), counters),
         deferred(other.deferred),
         fault(other.fault),
+        agreed(other.agreed),
         pending(other.pending),
         bytes_sent(other.bytes_sent),
         bytes_received(other.bytes_received) {}
@@ -54,6 +55,8 @@ struct Group {
   std::optional<control::PrepareEpoch> deferred;
   // From the first freeze until the first op that had to be redone has ended.
   std::optional<Fault> fault;
+  // What members in the background fetch.
+  std::optional<control::StateAgreed> agreed;
   uint32_t pending = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
@@ -93,6 +96,7 @@ class PeerCore::Impl {
   void On(const LocalJoin& event);
   void On(const LocalStep& event);
   void On(const LocalSync& event);
+  void On(const LocalTake& event) { syncs_.Take(event.local, event.deadline, now_, &out_); }
   void On(const LocalLeave& event) { members_.Leave(event.local, &out_); }
   void On(const LocalDied& event);
   void On(const LocalPost& event);
@@ -102,6 +106,9 @@ class PeerCore::Impl {
   void On(const PeerDone& event);
   void On(const AttemptComplete& event);
   void On(const AttemptStopped& event);
+  void On(const TransferMeasured& event) {
+    syncs_.Measured(event.local, event.bytes_left, event.bytes_total);
+  }
   void On(const TransferEnded& event) { syncs_.Ended(event, &out_); }
   void On(const ManifestCompared& event) {
     syncs_.ManifestCompared(event.local, event.difference, &out_);
@@ -121,11 +128,20 @@ class PeerCore::Impl {
   void Take(const control::PendingCount& message);
   void Take(const control::Drain& message);
   void Take(const control::SyncResult& message);
+  void Take(const control::StateAgreed& message);
 
+  // Why the member, which is there, may not begin this sync.
+  Outcome MaySync(LocalId local, const SyncRequest& request);
+  void BeginSync(const LocalMember& local, const SyncRequest& request, bool with_vote);
+  void BeginBackground(const LocalMember& local, const SyncRequest& request);
   void Send(control::PeerMessage message) { out_.push_back(ToCoordinator{std::move(message)}); }
   void Ignore(const char* what, const GroupKey& group);
   Group* FindGroup(const GroupKey& key);
   void BeginDrain(Tick deadline, const std::string& reason);
+  // The member does not count yet.
+  bool InBackground(const LocalMember& local);
+  // It fetches what the group has agreed on.
+  void Chase(const LocalMember& local);
   // The member is removed: its posts and its sync end.
   void TakeOut(const LocalMember& local);
   void CloseFault(const GroupKey& key, Group& group, bool resumed);
@@ -225,12 +241,38 @@ void PeerCore::Impl::Take(const control::VoteResult& message) {
   const Group* const group = FindGroup(message.group);
   if (group == nullptr) return;
   const LocalMember* const local = members_.Voted(message, group->current(), &out_);
-  if (local != nullptr) syncs_.VoteAnswered(local->id);
+  if (local == nullptr) return;
+  syncs_.VoteAnswered(local->id);
+  Chase(*local);
 }
 
 void PeerCore::Impl::Take(const control::SyncResult& message) {
   const LocalMember* const local = members_.Find(message.group, message.member);
-  if (local != nullptr) syncs_.Result(local->id, message, now_, &out_);
+  const Group* const group = FindGroup(message.group);
+  if (local == nullptr || group == nullptr) return;
+  const bool share = group->current() != nullptr && group->current()->AnyInBackground();
+  syncs_.Result(local->id, message, share, now_, &out_);
+}
+
+bool PeerCore::Impl::InBackground(const LocalMember& local) {
+  const Group* const group = FindGroup(local.group);
+  return group != nullptr && group->current() != nullptr &&
+         group->current()->InBackground(local.member);
+}
+
+void PeerCore::Impl::Chase(const LocalMember& local) {
+  const Group* const group = FindGroup(local.group);
+  if (!group->agreed || local.removed || !InBackground(local)) return;
+  syncs_.Chase(local.id, *group->agreed, group->current()->SourcesFor(local.member), &out_);
+}
+
+void PeerCore::Impl::Take(const control::StateAgreed& message) {
+  Group* const group = FindGroup(message.group);
+  if (group == nullptr) return Ignore("StateAgreed", message.group);
+  group->agreed = message;
+  for (const auto& [id, local] : members_.all()) {
+    if (local.group == message.group) Chase(local);
+  }
 }
 
 void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
@@ -265,7 +307,15 @@ void PeerCore::Impl::Take(const control::CommitEpoch& message) {
     group->fault->fates = fates;
     if (fates.redone == 0) CloseFault(message.group, *group, /*resumed=*/false);
   }
-  members_.Committed(message.group, *group->current(), group->pending, &out_);
+  const EpochRecord& record = *group->current();
+  members_.Committed(message.group, record, group->pending, &out_);
+  for (const auto& [id, local] : members_.all()) {
+    if (local.group != message.group || !local.admitted) continue;
+    if (!record.AnyInBackground()) syncs_.EndSharing(id, &out_);
+    if (record.InBackground(local.member)) {
+      syncs_.NameSources(id, record.SourcesFor(local.member), &out_);
+    }
+  }
   ForgetLinks();
 }
 
@@ -339,28 +389,58 @@ void PeerCore::Impl::On(const LocalStep& event) {
   if (refusal.ok() && syncs_.Open(event.local)) {
     refusal = {Code::kFailedPrecondition, "this member is in a sync: wait for its end"};
   }
-  if (refusal.ok() && event.sync) refusal = syncs_.MayBegin(event.local, *event.sync);
+  if (refusal.ok() && event.sync) refusal = MaySync(event.local, *event.sync);
   if (!refusal.ok()) {
     if (event.sync) out_.push_back(syncs_.Refused(event.local, refusal));
     out_.push_back(StepDone{event.local, refusal, {}});
     return;
   }
-  if (event.sync) {
-    const LocalMember& local = *members_.Find(event.local);
-    syncs_.Begin(local.id, local.group, local.member, *event.sync, /*with_vote=*/true, &out_);
+  const LocalMember& local = *members_.Find(event.local);
+  bool ready = false;
+  if (InBackground(local)) {
+    const Group& group = *FindGroup(local.group);
+    const bool alone = group.current()->SourcesFor(local.member).empty();
+    ready = alone || !group.agreed ||
+            syncs_.Ready(local.id, event.sync ? &*event.sync : nullptr, *group.agreed);
+    if (event.sync && !ready) BeginBackground(local, *event.sync);
+    if (event.sync && ready) BeginSync(local, *event.sync, /*with_vote=*/true);
+  } else if (event.sync) {
+    BeginSync(local, *event.sync, /*with_vote=*/true);
   }
-  members_.Step(event.local, syncs_.OfferOf(event.local), &out_);
+  members_.Step(event.local, syncs_.OfferOf(event.local), ready, &out_);
 }
 
 void PeerCore::Impl::On(const LocalSync& event) {
   Outcome refusal = members_.MaySync(event.local);
-  if (refusal.ok()) refusal = syncs_.MayBegin(event.local, event.sync);
+  if (refusal.ok()) refusal = MaySync(event.local, event.sync);
   if (!refusal.ok()) {
     out_.push_back(syncs_.Refused(event.local, std::move(refusal)));
     return;
   }
   const LocalMember& local = *members_.Find(event.local);
-  syncs_.Begin(local.id, local.group, local.member, event.sync, /*with_vote=*/false, &out_);
+  if (!InBackground(local)) return BeginSync(local, event.sync, /*with_vote=*/false);
+  BeginBackground(local, event.sync);
+  Chase(local);
+}
+
+Outcome PeerCore::Impl::MaySync(LocalId local, const SyncRequest& request) {
+  if (request.strategy == control::SyncStrategy::kSend && InBackground(*members_.Find(local))) {
+    return {Code::kInvalidArgument,
+            "this member joined in the background: it has to get the state of the others, and "
+            "cannot use send before it counts"};
+  }
+  return syncs_.MayBegin(local, request);
+}
+
+void PeerCore::Impl::BeginSync(const LocalMember& local, const SyncRequest& request,
+                               bool with_vote) {
+  syncs_.Begin(local.id, local.group, local.member, request, with_vote, &out_);
+}
+
+void PeerCore::Impl::BeginBackground(const LocalMember& local, const SyncRequest& request) {
+  const Group& group = *FindGroup(local.group);
+  syncs_.BeginBackground(local.id, local.group, local.member, request, group.agreed,
+                         group.current()->SourcesFor(local.member), now_, &out_);
 }
 
 void PeerCore::Impl::On(const LocalDied& event) {
@@ -497,6 +577,7 @@ void PeerCore::Impl::SweepGroups() {
       epochs.Reset();
       group.ops.Reset();
       group.fault.reset();
+      group.agreed.reset();
       const std::set<PeerId> peers = epochs.LinkedPeers();
       out_.push_back(KeepLinks{key, committed, {peers.begin(), peers.end()}});
       closed = true;
@@ -533,7 +614,7 @@ void PeerCore::Impl::Sweep() {
   const auto busy_with = [this](const LocalMember& local) {
     const Group* const group = FindGroup(local.group);
     return LocalMembers::Busy{group == nullptr ? 0 : group->ops.PostsOf(local.id),
-                              syncs_.Open(local.id)};
+                              syncs_.Open(local.id) || syncs_.Writing(local.id)};
   };
   members_.Sweep(busy_with, now_, &out_);
   if (!coordinator_up_) members_.ForgetUnheard();
@@ -602,7 +683,8 @@ void PeerCore::Impl::CheckInvariants() const {
     const auto it = groups_.find(local.group);
     LH_CHECK(it != groups_.end()) << ToString(local.group);
     const size_t posts = it->second->ops.PostsOf(id);
-    LH_CHECK(!local.removed || posts != 0 || syncs_.Open(id)) << "finished member kept";
+    LH_CHECK(!local.removed || posts != 0 || syncs_.Open(id) || syncs_.Writing(id))
+        << "finished member kept";
     LH_CHECK(!syncs_.Open(id) || local.admitted) << "sync of a member that is not admitted";
     LH_CHECK(syncs_.OfferOf(id) == nullptr || (local.step_open && !local.step_passed))
         << "an offer waits for a vote that nobody casts";
@@ -655,6 +737,8 @@ uint64_t PeerCore::Impl::Digest() const {
     digest.Add(key).Add(uint64_t{group->pending});
     digest.Add(group->bytes_sent).Add(group->bytes_received);
     digest.Add(group->deferred ? group->deferred->epoch : Epoch());
+    digest.Add(uint64_t{group->agreed.has_value()});
+    if (group->agreed) digest.Add(group->agreed->revision).Add(group->agreed->state);
     group->epochs.AddTo(&digest);
     group->ops.AddTo(&digest);
   }

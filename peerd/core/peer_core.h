@@ -42,6 +42,7 @@ struct World {
   uint32_t rank = 0;
   uint32_t size = 0;
   uint32_t pending = 0;
+  bool counts = true;  // false: this member is in the background
   friend bool operator==(const World&, const World&) = default;
 };
 
@@ -74,6 +75,10 @@ struct SyncRequest {
   bool kept = false;
   // A copy of kept bits into it broke off: it holds nothing of use.
   bool torn = false;
+  // Some of its tensors may be unequal.
+  bool unequal = false;
+  // A transfer in the background writes to it: `state` says nothing.
+  bool fetching = false;
   friend bool operator==(const SyncRequest&, const SyncRequest&) = default;
 };
 
@@ -94,6 +99,7 @@ struct LocalJoin {
   std::string cohort;
   uint32_t cohort_size = 0;
   uint32_t step_deadline_ms = 0;
+  bool background = false;
 };
 // At most one LocalStep and one LocalLeave is open for a member; the driver sees to it. From the
 // event until SyncEnded nobody but the driver writes to the tensors of `sync`.
@@ -104,6 +110,12 @@ struct LocalStep {
 struct LocalSync {
   LocalId local;
   SyncRequest sync;
+};
+// The member in the background wants its tensors back as soon as they hold what was agreed on last:
+// one TakeDone, by `deadline` at the latest.
+struct LocalTake {
+  LocalId local;
+  Tick deadline;
 };
 struct LocalLeave {
   LocalId local;
@@ -181,6 +193,13 @@ struct TransferEnded {
   // Not OK: in place of a mixture they hold this, which was agreed on before.
   std::optional<PutBack> put_back = std::nullopt;
 };
+// Of a StartTransfer: what differs is known. `bytes_left` of a state of `bytes_total` are to be
+// fetched. May be left out.
+struct TransferMeasured {
+  LocalId local;
+  uint64_t bytes_left = 0;
+  uint64_t bytes_total = 0;
+};
 // Answer to CompareManifest: in words, or "" if the other one did not say.
 struct ManifestCompared {
   LocalId local;
@@ -195,9 +214,9 @@ struct DrainRequested {
 struct TimePassed {};
 
 using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
-                           LocalSync, LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown, PeerReady,
-                           PeerDone, AttemptComplete, AttemptStopped, TransferEnded,
-                           ManifestCompared, DrainRequested, TimePassed>;
+                           LocalSync, LocalTake, LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown,
+                           PeerReady, PeerDone, AttemptComplete, AttemptStopped, TransferMeasured,
+                           TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
 
 // ------------------------------------------------------------------------------ actions
 
@@ -228,7 +247,20 @@ struct SyncEnded {
       false;  // they hold nothing of use; also if a transfer was complete and its sync failed
   uint64_t bytes = 0;
   uint32_t sources = 0;
+  // The member is in the background: the tensors are the driver's until it takes them (LocalTake)
+  // or syncs again.
+  bool background = false;
   friend bool operator==(const SyncEnded&, const SyncEnded&) = default;
+};
+// The answer to a LocalTake. OK: nobody writes to the tensors, which hold this.
+struct TakeDone {
+  LocalId local;
+  Outcome outcome;
+  uint64_t revision = 0;
+  Hash128 state;
+  uint64_t bytes = 0;
+  uint32_t sources = 0;
+  friend bool operator==(const TakeDone&, const TakeDone&) = default;
 };
 struct LeaveDone {
   LocalId local;
@@ -286,6 +318,7 @@ struct SendReady {
   bool local_mismatch = false;
   bool eager = false;  // attach the input of `posts`
   std::vector<PostRef> posts;
+  std::vector<bool> counts;  // by post; the others are left out
 };
 struct SendDone {
   GroupKey group;
@@ -296,7 +329,7 @@ struct SendDone {
   bool refused = false;
 };
 
-// Runs the op's bytes: ring positions are peers; `members` counts the trainers behind them.
+// Runs the op's bytes: ring positions are peers; `members` is how many inputs there are in all.
 struct StartAttempt {
   GroupKey group;
   OpOrdinal ordinal;
@@ -305,7 +338,9 @@ struct StartAttempt {
   std::vector<PeerId> ring;  // participants in ring order, this peer among them
   uint32_t members = 0;
   std::vector<PostRef> posts;
+  std::vector<bool> counts;           // by post: its input is in the result
   bool eager = false;                 // all inputs are here:
+  std::vector<bool> ring_counts;      // eager: by ring position
   std::vector<std::string> payloads;  // eager: by ring position, own one empty
 };
 // `peer` waits for segments of the attempt under its own name of the op.
@@ -330,12 +365,14 @@ struct FinishAttempt {
   bool commit = false;
 };
 
-// Other peers may ask this member for chunks of this state until EndServe. Nobody writes to it.
+// Other peers may ask this member for chunks of this state until EndServe. Nobody writes to it,
+// unless it may change.
 struct ServeState {
   LocalId local;
   GroupKey group;
   MemberId member;
   Hash128 state;
+  bool may_change = false;
   friend bool operator==(const ServeState&, const ServeState&) = default;
 };
 struct EndServe {
@@ -352,6 +389,8 @@ struct StartTransfer {
   Hash128 state;
   std::vector<control::SyncSource> sources;  // a peer may be this one
   bool unequal_too = false;  // also the tensors that may differ: the member never held a state
+  // Its sources train: what has changed at all of them is left out.
+  bool background = false;
   friend bool operator==(const StartTransfer&, const StartTransfer&) = default;
 };
 // Of the transfer that is on: those not named are gone, others have come.
@@ -395,11 +434,11 @@ struct BreakLink {
   std::string reason;
 };
 
-using Action =
-    std::variant<ToCoordinator, JoinDone, StepDone, SyncEnded, LeaveDone, PostDone, WorldChanged,
-                 MemberGone, OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt, CreditAttempt,
-                 StopAttempt, FinishAttempt, ServeState, EndServe, StartTransfer, ChangeSources,
-                 StopTransfer, CompareManifest, FaultOver, Drained, LogLine, BreakLink>;
+using Action = std::variant<ToCoordinator, JoinDone, StepDone, SyncEnded, TakeDone, LeaveDone,
+                            PostDone, WorldChanged, MemberGone, OpenLinks, KeepLinks, SendReady,
+                            SendDone, StartAttempt, CreditAttempt, StopAttempt, FinishAttempt,
+                            ServeState, EndServe, StartTransfer, ChangeSources, StopTransfer,
+                            CompareManifest, FaultOver, Drained, LogLine, BreakLink>;
 
 // Whether an op of this description travels inside its READYs. The same at every member.
 bool IsEager(const OpDesc& desc);

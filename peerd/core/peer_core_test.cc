@@ -846,5 +846,160 @@ TEST_F(PeerCoreTest, ACoreCanBeMoved) {
   EXPECT_EQ(core_.GetStats().members, 1u);
 }
 
+// ------------------------------------------------------------------------------ the background
+
+class BackgroundCoreTest : public PeerCoreTest {
+ protected:
+  // Members 2 and 3 at their peers count; member 1 here joins in the background.
+  void Enter() {
+    Give(CoordinatorUp{});
+    Give(LocalJoin{LocalId(1), kGroup, "t", "", 0, 0, true});
+    EXPECT_TRUE(Sent<control::Join>(out_).at(0).background);
+    Say(control::JoinPending{1, kGroup, MemberId(1)});
+    Say(MakePrepare(2, 0, 2, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, control::kCountsNotYet}}));
+    Up(2);
+    Up(3);
+    Commit(2);
+    ASSERT_TRUE(Get<JoinDone>(out_).at(0).outcome.ok());
+    EXPECT_FALSE(Get<JoinDone>(out_).at(0).world.counts);
+  }
+  Actions& Agreed(uint64_t revision) {
+    return Say(control::StateAgreed{kGroup, revision, {1, 1}, {100 + revision, 0}});
+  }
+  // It counts from epoch 3 on.
+  void Raise() {
+    Say(MakePrepare(3, 2, 3, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, Epoch(3)}}));
+    Up(2);
+    Up(3);
+    Commit(3);
+    Passed(1, 1, 3);
+  }
+  Actions& Bring(uint64_t state, uint64_t revision) {
+    return Give(
+        LocalStep{LocalId(1), SyncRequest{SyncStrategy::kPopular, revision, {1, 1}, {state, 0}}});
+  }
+};
+
+TEST_F(BackgroundCoreTest, ItsStepIsAVoteWithoutAnOfferAndTheFetchBeginsBehindIt) {
+  Enter();
+  Agreed(3);
+  EXPECT_TRUE(Get<StartTransfer>(out_).empty());
+  Bring(7, 0);
+  ASSERT_EQ(Sent<control::Vote>(out_).size(), 1u);
+  EXPECT_FALSE(Sent<control::Vote>(out_)[0].sync.has_value());
+  EXPECT_FALSE(Sent<control::Vote>(out_)[0].ready);
+  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).background);
+  Passed(1, 1, 2);
+  EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok());
+  const StartTransfer start = Get<StartTransfer>(out_).at(0);
+  EXPECT_TRUE(start.background);
+  EXPECT_EQ(start.state, (Hash128{103, 0}));
+  EXPECT_EQ(start.sources,
+            (std::vector<control::SyncSource>{{MemberId(2), PeerId(2)}, {MemberId(3), PeerId(3)}}));
+}
+
+TEST_F(BackgroundCoreTest, ASyncAloneBeginsToFetchAtOnceAndFollowsEachCommit) {
+  Enter();
+  Agreed(3);
+  Sync(1, 7);
+  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).background);
+  EXPECT_EQ(Get<StartTransfer>(out_).size(), 1u);
+  EXPECT_EQ(Get<StopTransfer>(Agreed(4)).size(), 1u);
+  Give(TransferEnded{LocalId(1), {Code::kAborted, "stopped"}});
+  EXPECT_EQ(Get<StartTransfer>(out_).at(0).revision, 4u);
+}
+
+TEST_F(BackgroundCoreTest, TheStepThatIsReadyCarriesAnOfferAndIsInTheSyncOfItsBoundary) {
+  Enter();
+  Agreed(3);
+  Sync(1, 7);
+  Give(TransferEnded{LocalId(1), {}});
+  Give(LocalTake{LocalId(1), now_});
+  EXPECT_EQ(Get<TakeDone>(out_).at(0).revision, 3u);
+  Bring(8, 4);
+  const control::Vote vote = Sent<control::Vote>(out_).at(0);
+  EXPECT_TRUE(vote.ready);
+  EXPECT_EQ(vote.sync->state, (Hash128{8, 0}));
+  Raise();
+  EXPECT_TRUE(Get<StepDone>(out_).empty());
+  Result(1, SyncAction::kEnd, 8);
+  EXPECT_FALSE(Get<SyncEnded>(out_).at(0).background);
+  EXPECT_TRUE(Get<StepDone>(out_).at(0).world.counts);
+}
+
+TEST_F(BackgroundCoreTest, ItCannotSendBeforeItCounts) {
+  Enter();
+  Agreed(3);
+  Give(LocalStep{LocalId(1), State(7, SyncStrategy::kSend)});
+  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kInvalidArgument);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kInvalidArgument);
+  EXPECT_TRUE(Sent<control::Vote>(out_).empty());
+}
+
+TEST_F(BackgroundCoreTest, AReadyVoteIsSaidAgain) {
+  Enter();
+  Agreed(3);
+  Sync(1, 103);
+  Give(LocalTake{LocalId(1), now_});
+  Bring(8, 4);
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  EXPECT_TRUE(Sent<control::Vote>(out_).at(0).ready);
+  EXPECT_TRUE(Sent<control::Vote>(out_)[0].sync.has_value());
+}
+
+TEST_F(BackgroundCoreTest, WhereNothingWasAgreedOnItIsReadyAtItsFirstBoundary) {
+  Enter();
+  Give(LocalStep{LocalId(1)});
+  EXPECT_TRUE(Sent<control::Vote>(out_).at(0).ready);
+}
+
+TEST_F(BackgroundCoreTest, WhereNobodyElseCountsItIsReady) {
+  Enter();
+  Agreed(3);
+  Say(MakePrepare(3, 2, 2, 3, {{1, 1, 2, control::kCountsNotYet}}));
+  Commit(3);
+  Give(LocalStep{LocalId(1)});
+  EXPECT_TRUE(Sent<control::Vote>(out_).at(0).ready);
+}
+
+TEST_F(BackgroundCoreTest, AnEpochInTheMiddleNamesTheSourcesThatAreLeft) {
+  Enter();
+  Agreed(3);
+  Sync(1, 7);
+  Say(MakePrepare(3, 2, 2, 3, {{3, 3, 1}, {1, 1, 2, control::kCountsNotYet}}));
+  Up(3);
+  Commit(3);
+  EXPECT_EQ(Get<ChangeSources>(out_).at(0).sources,
+            (std::vector<control::SyncSource>{{MemberId(3), PeerId(3)}}));
+}
+
+TEST_F(BackgroundCoreTest, ItLeavesWhenNothingWritesToItsTensors) {
+  Enter();
+  Agreed(3);
+  Sync(1, 7);
+  Give(LocalLeave{LocalId(1)});
+  Removed(1, Removal::kLeft);
+  EXPECT_EQ(Get<StopTransfer>(out_).size(), 1u);
+  EXPECT_TRUE(Get<LeaveDone>(out_).empty());
+  Give(TransferEnded{LocalId(1), {Code::kAborted, "stopped"}});
+  EXPECT_EQ(Get<LeaveDone>(out_).size(), 1u);
+  EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
+}
+
+TEST_F(BackgroundCoreTest, HoldersServeOnBehindTheCommitWhileSomebodyFetches) {
+  Give(CoordinatorUp{});
+  Join(1);
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1, control::kCountsNotYet}}));
+  Up(2);
+  Commit(1);
+  Sync(1, 5);
+  Result(1, SyncAction::kEnd, 5);
+  EXPECT_TRUE(Get<ServeState>(out_).at(0).may_change);
+  Say(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1, Epoch(2)}}));
+  Up(2);
+  EXPECT_EQ(Get<EndServe>(Commit(2)).size(), 1u);
+}
+
 }  // namespace
 }  // namespace longhaul::peerd

@@ -42,6 +42,7 @@ struct At {
   uint64_t member;
   uint64_t peer;
   uint64_t joined;
+  Epoch counts = Epoch();
 };
 
 // Ranks and ring in the order given.
@@ -57,7 +58,8 @@ inline control::PrepareEpoch MakePrepare(uint64_t epoch, uint64_t base, uint64_t
   prepare.token = "token" + std::to_string(epoch);
   prepare.cause = "test";
   for (const At& at : members) {
-    prepare.members.push_back({MemberId(at.member), PeerId(at.peer), Epoch(at.joined), "n"});
+    prepare.members.push_back(
+        {MemberId(at.member), PeerId(at.peer), Epoch(at.joined), "n", at.counts});
     bool known = false;
     for (const auto& peer : prepare.peers) known = known || peer.peer == PeerId(at.peer);
     if (!known) prepare.peers.push_back({PeerId(at.peer), {"h:1"}, 0});

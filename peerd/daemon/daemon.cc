@@ -91,6 +91,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
     transport_->SendControl(frame.link, frame.header, frame.bytes());
   }
   void EndSync(const SyncEnded& ended);
+  static void LogSync(LocalId local, const Outcome& outcome, const StateSyncInfo& info);
   // The answer to a sync that the core has not heard of and never will.
   void WithdrawSync(LocalId local, const Outcome& outcome);
   void FailHopelessJoins();
@@ -143,6 +144,9 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void OnStep(LocalId local, const StateSync* sync) override;
   void OnSync(LocalId local, const StateSync& sync) override {
     states_->Begin(local, groups_.at(local), sync, /*with_step=*/false);
+  }
+  void OnTake(LocalId local, uint32_t timeout_ms) override {
+    Post(LocalTake{local, ring_->Now() + Millis(timeout_ms)});
   }
   void OnLeave(LocalId local) override;
   void OnPost(const IpcPost& post) override;
@@ -386,6 +390,11 @@ void DaemonImpl::Carry(Action& action) {
     void operator()(StopAttempt& a) { d->runner_->Stop(a); }
     void operator()(FinishAttempt& a) { d->runner_->Finish(a); }
     void operator()(SyncEnded& a) { d->EndSync(a); }
+    void operator()(TakeDone& a) {
+      const StateSyncInfo info = d->states_->Carry(a);
+      if (info.bytes > 0) d->LogSync(a.local, a.outcome, info);
+      d->ipc_->TakeDone(a.local, a.outcome, info);
+    }
     void operator()(ServeState& a) { d->states_->Carry(a); }
     void operator()(EndServe& a) { d->states_->Carry(a); }
     void operator()(StartTransfer& a) { d->states_->Carry(a); }
@@ -445,16 +454,18 @@ void DaemonImpl::WithdrawSync(LocalId local, const Outcome& outcome) {
   ipc_->StepDone(local, outcome, {});
 }
 
+void DaemonImpl::LogSync(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
+  Log(LogLevel::kInfo, absl::StrCat("state sync ended local=", local.value(), " ok=", outcome.ok(),
+                                    " revision=", info.revision, " bytes=", info.bytes,
+                                    " sources=", info.sources, " took_ms=", info.total_us / 1000) +
+                           LogField("torn", info.torn ? "yes" : "no") +
+                           LogField("reason", outcome.text));
+}
+
 void DaemonImpl::EndSync(const SyncEnded& ended) {
   const StateSyncInfo info = states_->Carry(ended);
   // Where all were equal there is nothing to tell: that is so at each step.
-  if (!ended.outcome.ok() || info.bytes > 0) {
-    Log(LogLevel::kInfo,
-        absl::StrCat("state sync ended local=", ended.local.value(), " ok=", ended.outcome.ok(),
-                     " revision=", info.revision, " bytes=", info.bytes, " sources=", info.sources,
-                     " took_ms=", info.total_us / 1000) +
-            LogField("torn", info.torn ? "yes" : "no") + LogField("reason", ended.outcome.text));
-  }
+  if (!ended.outcome.ok() || info.bytes > 0) LogSync(ended.local, ended.outcome, info);
   states_->WhenUnread(ended.local, [this, ended, told = info, since = ring_->Now()]() mutable {
     told.total_us += ring_->Now() - since;
     ipc_->SyncDone(ended.local, ended.outcome, told);

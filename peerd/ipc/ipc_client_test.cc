@@ -985,6 +985,59 @@ TEST_F(IpcClientStateTest, ASyncOfEqualStatesSaysWhatAllHold) {
   });
 }
 
+TEST_F(IpcClientStateTest, InTheBackgroundNobodyTouchesTheTensorsUntilTheyAreTaken) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  EXPECT_EQ(lh_state_take(comm_, state_, 0, nullptr), LH_FAILED_PRECONDITION);
+  std::shared_ptr<LocalState> state;
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(info_.background, 1u);
+  EXPECT_EQ(lh_state_free(state_), LH_FAILED_PRECONDITION);
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    state = handler.syncs.back().state;
+    handler.syncs.clear();
+    memset(state->places[1], 77, kSize);  // what has come by now
+  });
+  // The copy is peerd's: it is not made anew.
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(state->Tensor(1)[0], 77);
+  EXPECT_EQ(copied_[0], 2);
+  const auto answer = [&](const Outcome& outcome, const StateSyncInfo& info) {
+    return std::thread([this, outcome, info] {
+      ASSERT_TRUE(harness_->Until([](ScriptedHandler& handler, IpcServer&) {
+        return handler.events.back().starts_with("take ");
+      }));
+      harness_->Run([&](ScriptedHandler& handler, IpcServer& server) {
+        handler.events.emplace_back("answered");
+        server.TakeDone(LocalId(1), outcome, info);
+      });
+    });
+  };
+  StateSyncInfo held;
+  held.background = true;
+  std::thread peer = answer({Code::kDeadlineExceeded, "not yet"}, held);
+  EXPECT_EQ(lh_state_take(comm_, state_, 5, nullptr), LH_DEADLINE_EXCEEDED);
+  peer.join();
+  EXPECT_EQ(lh_state_free(state_), LH_FAILED_PRECONDITION);
+  harness_->Run([&](ScriptedHandler&, IpcServer&) { state->changed[4 + 1] = 1; });
+  StateSyncInfo taken;
+  taken.revision = 9;
+  taken.bytes = kMiB;
+  peer = answer({}, taken);
+  lh_sync_info_t info = LH_SYNC_INFO_INIT;
+  EXPECT_EQ(lh_state_take(comm_, state_, 5, &info), LH_OK) << lh_last_error();
+  peer.join();
+  EXPECT_EQ(info.revision, 9u);
+  EXPECT_EQ(info.background, 0u);
+  EXPECT_EQ(copied_[0], 2) << "has not changed";
+  EXPECT_EQ(copied_[kMiB], 77);
+  state = nullptr;
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.syncs.clear();
+    handler.sync_info.background = false;
+  });
+}
+
 TEST_F(IpcClientStateTest, WhatCameFromOthersIsCopiedBack) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   Hold(&ScriptedHandler::hold_syncs);

@@ -63,6 +63,8 @@ struct Member {
   uint64_t step_call = 0;   // 0: none open
   uint64_t sync_call = 0;   // 0: none open, or it is the step's
   uint64_t sync_state = 0;  // that a sync or step with a sync uses; 0: none
+  uint64_t held_state = 0;  // that is fetched into in the background; 0: none
+  uint64_t take_call = 0;   // 0: none open
   // Of a step with a sync: that has ended.
   std::optional<std::pair<Outcome, StateSyncInfo>> step_sync;
   uint64_t leave_call = 0;  // 0: none open
@@ -153,12 +155,14 @@ void PutWorld(const World& world, lh_ipc_reply* reply) {
   reply->world.rank = world.rank;
   reply->world.size = world.size;
   reply->world.pending = world.pending;
+  reply->world.background = world.counts ? 0 : 1;
 }
 
 uint64_t Nanoseconds(int64_t us) { return us < 0 ? 0 : static_cast<uint64_t>(us) * 1000; }
 
 void PutSync(const StateSyncInfo& info, lh_ipc_reply* reply) {
   if (info.torn) reply->flags |= LH_IPC_TORN;
+  if (info.background) reply->flags |= LH_IPC_BACKGROUND;
   if (info.resumed) reply->flags |= LH_IPC_RESUMED;
   if (info.replaced) {
     reply->flags |= LH_IPC_REPLACED;
@@ -295,6 +299,7 @@ class Server final : public IpcServer {
   void JoinDone(LocalId local, const Outcome& outcome, const World& world) override;
   void StepDone(LocalId local, const Outcome& outcome, const World& world) override;
   void SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) override;
+  void TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) override;
   void SyncProgress(LocalId local, const control::FetchProgress& progress) override;
   void LeaveDone(LocalId local, const Outcome& outcome) override;
   void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
@@ -339,6 +344,7 @@ class Server final : public IpcServer {
   void AddState(Client& client);
   void RemoveState(Client& client);
   void Kept(Client& client);
+  void Take(Client& client);
   // What the request asks to be synced; false: it was refused. `call` of the member waits for it.
   bool TakeSync(Client& client, Member& member, StateSync* sync);
   void AllReduce(Client& client);
@@ -358,6 +364,7 @@ class Server final : public IpcServer {
   // Unless the frame of that number still waits, which is overwritten then.
   void PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame);
   void EndSync(Member& member);
+  void EndHold(Member& member);
   // Answers what is open, if anything is, and forgets the member.
   void Forget(LocalId local, const Outcome& outcome);
 
@@ -702,6 +709,8 @@ void Server::OnRequest(const ClientPtr& client) {
       return Sync(c);
     case LH_IPC_KEPT:
       return Kept(c);
+    case LH_IPC_TAKE:
+      return Take(c);
     default:
       LH_CHECK(false) << "request " << request.type << " passed the check";
   }
@@ -816,7 +825,8 @@ void Server::Join(Client& client) {
                     wish.name[0] != '\0' ? wish.name : client.name,
                     wish.cohort,
                     wish.cohort_size,
-                    wish.step_deadline_ms});
+                    wish.step_deadline_ms,
+                    wish.background != 0});
 }
 
 void Server::Leave(Client& client) {
@@ -873,6 +883,9 @@ void Server::Step(Client& client) {
   if (member->sync_call != 0) {
     return Deny(client, Code::kFailedPrecondition, "the member is in a sync; wait for its end");
   }
+  if (member->take_call != 0) {
+    return Deny(client, Code::kFailedPrecondition, "the member takes its state; wait for that");
+  }
   StateSync sync;
   const bool with_sync = client.request.u.sync.state != 0;
   if (with_sync && !TakeSync(client, *member, &sync)) return;
@@ -887,6 +900,9 @@ void Server::Sync(Client& client) {
     return Deny(client, Code::kFailedPrecondition,
                 member->sync_call != 0 ? "the member is in a sync already; wait for its end"
                                        : "the member waits at a step boundary; wait for it first");
+  }
+  if (member->take_call != 0) {
+    return Deny(client, Code::kFailedPrecondition, "the member takes its state; wait for that");
   }
   StateSync sync;
   if (!TakeSync(client, *member, &sync)) return;
@@ -904,7 +920,12 @@ bool Server::TakeSync(Client& client, Member& member, StateSync* sync) {
   if (it == client.states.end()) {
     return refuse(Code::kInvalidArgument, absl::StrCat("no state ", wish.state));
   }
-  if (it->second.syncing) {
+  if (member.held_state != 0 && member.held_state != wish.state) {
+    return refuse(
+        Code::kFailedPrecondition,
+        "another state is fetched for this member in the background; take that one first");
+  }
+  if (it->second.syncing && member.held_state == 0) {
     return refuse(Code::kFailedPrecondition, "another sync uses this state; wait for its end");
   }
   if (wish.revision > LH_REVISION_MAX) {
@@ -973,6 +994,17 @@ void Server::RemoveState(Client& client) {
   for (const uint64_t region : it->second.regions) --client.regions.at(region).states;
   client.states.erase(it);
   Answer(client, client.request.call, {});
+}
+
+void Server::Take(Client& client) {
+  Member* const member = ActiveMember(client);
+  if (member == nullptr) return;
+  if (member->step_call != 0 || member->sync_call != 0 || member->take_call != 0) {
+    return Deny(client, Code::kFailedPrecondition,
+                "the member waits in another call; wait for its end");
+  }
+  member->take_call = client.request.call;
+  handler_->OnTake(LocalId(client.request.member), client.request.u.take.timeout_ms);
 }
 
 void Server::Kept(Client& client) {
@@ -1084,6 +1116,8 @@ void Server::Forget(LocalId local, const Outcome& outcome) {
     Answer(client, call, outcome);
   }
   EndSync(member);
+  EndHold(member);
+  if (member.take_call != 0) Answer(client, member.take_call, outcome);
   if (member.step_call != 0) Answer(client, member.step_call, outcome);
   if (member.sync_call != 0) Answer(client, member.sync_call, outcome);
   // Out is out, for whatever reason.
@@ -1129,10 +1163,22 @@ void Server::EndSync(Member& member) {
   member.client->states.at(std::exchange(member.sync_state, 0)).syncing = false;
 }
 
+void Server::EndHold(Member& member) {
+  if (member.held_state == 0) return;
+  member.client->states.at(std::exchange(member.held_state, 0)).syncing = false;
+}
+
 void Server::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
   Member* const member = Find(local);
   if (member == nullptr || member->sync_state == 0) return;
+  const uint64_t state = member->sync_state;
   EndSync(*member);
+  if (!info.background) {
+    EndHold(*member);
+  } else {
+    member->held_state = state;
+    member->client->states.at(state).syncing = true;
+  }
   if (member->sync_call == 0) {
     member->step_sync = {outcome, info};
     return;
@@ -1145,9 +1191,21 @@ void Server::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo
   Push(client, reply);
 }
 
+void Server::TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
+  Member* const member = Find(local);
+  if (member == nullptr || member->take_call == 0) return;
+  if (outcome.ok()) EndHold(*member);
+  Client& client = *member->client;
+  const uint64_t call = std::exchange(member->take_call, 0);
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), outcome);
+  PutSync(info, &reply);
+  client.calls.erase(call);
+  Push(client, reply);
+}
+
 void Server::SyncProgress(LocalId local, const control::FetchProgress& progress) {
   Member* const member = Find(local);
-  if (member == nullptr || member->sync_state == 0) return;
+  if (member == nullptr || (member->sync_state == 0 && member->held_state == 0)) return;
   lh_ipc_reply reply = MakeReply(LH_IPC_PROGRESS, 0, local.value(), {});
   reply.u.progress.bytes_done = progress.bytes_done;
   reply.u.progress.bytes_total = progress.bytes_total;

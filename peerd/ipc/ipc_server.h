@@ -75,6 +75,8 @@ class IpcHandler {
   // with a sync (else null) is answered by SyncDone() and then StepDone(), a sync by SyncDone().
   virtual void OnStep(LocalId local, const StateSync* sync) = 0;
   virtual void OnSync(LocalId local, const StateSync& sync) = 0;
+  // Not while a step, a sync or a take of the member is open; answered by TakeDone().
+  virtual void OnTake(LocalId local, uint32_t timeout_ms) = 0;
   // The member may still be waiting for admission: then this withdraws the join.
   virtual void OnLeave(LocalId local) = 0;
   // Admitted members only; no two open posts of a member share a tag, at most LH_OPS_OPEN_MAX.
@@ -118,9 +120,13 @@ class IpcServer {
 
   virtual void JoinDone(LocalId local, const Outcome& outcome, const World& world) = 0;
   virtual void StepDone(LocalId local, const Outcome& outcome, const World& world) = 0;
-  // Nothing reads or writes the tensors any more.
+  // Nothing reads or writes the tensors any more, unless the member is in the background: then they
+  // are held, and their state is not freed, until TakeDone() or a SyncDone() that is not.
   virtual void SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) = 0;
-  // Of a sync that is open; a trainer that does not read gets the last one only.
+  // OK: as SyncDone() without `background`.
+  virtual void TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) = 0;
+  // Of a sync that is open, or of a state that is held; a trainer that does not read gets the last
+  // one only.
   virtual void SyncProgress(LocalId local, const control::FetchProgress& progress) = 0;
   virtual void LeaveDone(LocalId local, const Outcome& outcome) = 0;
   virtual void PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,

@@ -1005,6 +1005,85 @@ TEST(IpcServerTest, ProgressIsToldOfOpenSyncsOnly) {
   EXPECT_LE(frames, 3);
 }
 
+TEST(IpcServerTest, AStateThatIsFetchedIntoInTheBackgroundIsHeldUntilItIsTaken) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  const LocalId local(trainer.member);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_syncs = true; });
+  const auto end = [&](bool background) {
+    ASSERT_TRUE(
+        harness.Until([](ScriptedHandler& handler, IpcServer&) { return !handler.syncs.empty(); }));
+    harness.Run([&](ScriptedHandler& handler, IpcServer& server) {
+      StateSyncInfo info;
+      info.background = background;
+      server.SyncDone(local, {}, info);
+      handler.syncs.clear();
+    });
+    EXPECT_EQ(trainer.client.Status(), 0);
+    EXPECT_EQ((trainer.client.reply().flags & LH_IPC_BACKGROUND) != 0, background);
+  };
+  trainer.client.Send(trainer.Sync(60));
+  end(true);
+  EXPECT_EQ(trainer.Unregister(), static_cast<int>(Code::kFailedPrecondition));
+  // The member's own calls go on with it.
+  trainer.client.Send(trainer.Sync(61));
+  end(true);
+  lh_ipc_request take = trainer.Sync(62);
+  take.type = LH_IPC_TAKE;
+  memset(&take.u, 0, sizeof take.u);
+  take.u.take.timeout_ms = 70;
+  trainer.client.Send(take);
+  ASSERT_TRUE(harness.Until([](ScriptedHandler& handler, IpcServer&) {
+    return handler.events.back().starts_with("take ");
+  }));
+  EXPECT_EQ(harness.Events().back(), "take " + std::to_string(trainer.member) + " 70");
+  // No second call beside it.
+  trainer.client.Send(trainer.Sync(63));
+  EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kFailedPrecondition));
+  harness.Run([&](ScriptedHandler&, IpcServer& server) {
+    StateSyncInfo info;
+    info.background = true;
+    server.TakeDone(local, {Code::kDeadlineExceeded, "not yet"}, info);
+  });
+  EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kDeadlineExceeded));
+  EXPECT_EQ(trainer.client.reply().call, 62u);
+  EXPECT_EQ(trainer.Unregister(), static_cast<int>(Code::kFailedPrecondition));
+  take.call = 64;
+  trainer.client.Send(take);
+  ASSERT_TRUE(harness.Until([](ScriptedHandler& handler, IpcServer&) {
+    return std::count(handler.events.begin(), handler.events.end(), handler.events.back()) == 2;
+  }));
+  harness.Run([&](ScriptedHandler&, IpcServer& server) {
+    StateSyncInfo info;
+    info.revision = 5;
+    server.TakeDone(local, {}, info);
+  });
+  EXPECT_EQ(trainer.client.Status(), 0);
+  EXPECT_EQ(trainer.client.reply().u.sync.revision, 5u);
+  EXPECT_EQ(trainer.Unregister(), 0);
+}
+
+TEST(IpcServerTest, AMemberThatIsOutHoldsItsStateNoMore) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_syncs = true; });
+  trainer.client.Send(trainer.Sync(60));
+  ASSERT_TRUE(
+      harness.Until([](ScriptedHandler& handler, IpcServer&) { return !handler.syncs.empty(); }));
+  harness.Run([&](ScriptedHandler& handler, IpcServer& server) {
+    StateSyncInfo info;
+    info.background = true;
+    server.SyncDone(LocalId(trainer.member), {}, info);
+    handler.syncs.clear();
+    server.MemberGone(LocalId(trainer.member), {Code::kEvicted, "too late"});
+  });
+  EXPECT_EQ(trainer.client.Status(), 0);
+  EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(trainer.Unregister(), 0);
+}
+
 TEST(IpcServerTest, TheEndOfAMemberAnswersItsSync) {
   Harness harness;
   StateTrainer trainer(harness);

@@ -66,6 +66,9 @@ class ScriptedHandler : public IpcHandler {
     if (!hold_posts) FinishPost();
   }
   IpcMembers OnMembers(LocalId) override { return {Epoch(epoch), members}; }
+  void OnTake(LocalId local, uint32_t timeout_ms) override {
+    events.push_back("take " + std::to_string(local.value()) + " " + std::to_string(timeout_ms));
+  }
   bool OnKept(LocalId, const LocalState& state, uint64_t* revision) override {
     kept_asked.push_back(state.manifest);
     *revision = kept_revision;

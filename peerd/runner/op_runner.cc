@@ -113,8 +113,10 @@ OpTraffic OpRunner::TakePost(const PostRef& post) {
   return traffic;
 }
 
-AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts) const {
+AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
+                               const std::vector<bool>& counts) const {
   AttemptSpec spec;
+  spec.counts = counts;
   spec.desc = desc;
   spec.segment_bytes = options_.segment_bytes;
   for (const PostRef& post : posts) {
@@ -126,19 +128,19 @@ AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& p
 }
 
 std::string OpRunner::Payload(const SendReady& ready) const {
-  return EagerPayload(MakeSpec(ready.desc, ready.posts));
+  return EagerPayload(MakeSpec(ready.desc, ready.posts, ready.counts));
 }
 
 void OpRunner::Start(const StartAttempt& action) {
   auto op = std::make_shared<Op>(this, action);
-  AttemptSpec spec = MakeSpec(action.desc, action.posts);
+  AttemptSpec spec = MakeSpec(action.desc, action.posts, action.counts);
   spec.size = static_cast<int>(action.ring.size());
   spec.members = action.members;
   spec.position = op->PositionOf(options_.self);
   LH_CHECK(spec.position >= 0);
   for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
   absl::StatusOr<std::unique_ptr<Attempt>> attempt =
-      action.eager ? MakeEagerAttempt(spec, action.payloads)
+      action.eager ? MakeEagerAttempt(spec, action.payloads, action.ring_counts)
                    : MakeRingAttempt(spec, op.get(), pool_.get());
   // AddPost() bounds what may be asked for: the host itself is out of memory.
   LH_CHECK(attempt.ok());

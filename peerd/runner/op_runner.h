@@ -107,7 +107,8 @@ class OpRunner {
 
   Op* Find(const LinkKey& link, const FrameHeader& header);
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
-  AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts) const;
+  AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
+                       const std::vector<bool>& counts) const;
   // Stops an attempt whose receives are detached, once no segment of it is being sent again.
   void MaybeStop(const std::shared_ptr<Op>& op);
   // Accounts the traffic of an attempt that ends; keeps it while the kernel refers to its memory.

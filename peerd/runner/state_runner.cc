@@ -42,7 +42,9 @@ StateRunner::StateRunner(const Options& options, Transport* transport, std::func
 void StateRunner::Begin(LocalId local, const GroupKey& group, const StateSync& sync,
                         bool with_step) {
   members_[local].group = group;
-  syncs_.Begin(local, sync, with_step);
+  // The digests by which copies are checked are made anew.
+  EndShare(local);
+  syncs_.Begin(local, sync, with_step, fetches_.contains(local));
 }
 
 void StateRunner::Gone(LocalId local) {
@@ -55,6 +57,7 @@ void StateRunner::Gone(LocalId local) {
 
 void StateRunner::Forget(LocalId local) {
   kept_.Remove(local.value());
+  syncs_.Gone(local);
   const auto it = members_.find(local);
   if (it == members_.end()) return;
   if (it->second.served) exchange_.server()->Unregister(it->second.group, it->second.served);
@@ -66,9 +69,17 @@ void StateRunner::Forget(LocalId local) {
 void StateRunner::Carry(const ServeState& action) {
   const std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
   if (state == nullptr) return;
-  members_[action.local] = {action.group, action.member};
+  members_[action.local] = {action.group, action.member, action.may_change, state->declared};
   exchange_.server()->Register(action.group, action.member, state);
-  exchange_.server()->Serve(action.group, action.member, action.state);
+  exchange_.server()->Serve(action.group, action.member, action.state, action.may_change);
+}
+
+void StateRunner::EndShare(LocalId local) {
+  const auto it = members_.find(local);
+  if (it == members_.end() || !std::exchange(it->second.shared, false)) return;
+  StateServer* const server = exchange_.server();
+  server->EndServe(it->second.group, it->second.served);
+  server->Register(it->second.group, it->second.served, it->second.declared);
 }
 
 void StateRunner::Carry(const EndServe& action) {
@@ -76,10 +87,11 @@ void StateRunner::Carry(const EndServe& action) {
   if (it == members_.end() || !it->second.served) return;
   StateServer* const server = exchange_.server();
   server->EndServe(it->second.group, it->second.served);
+  server->Register(it->second.group, it->second.served, it->second.declared);
+  it->second.shared = false;
   const std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
-  if (state == nullptr) return;
-  server->Register(it->second.group, it->second.served, state->declared);
-  if (server->Reading(state.get())) reads_[action.local].states.push_back(state);
+  if (state != nullptr && server->Reading(state.get()))
+    reads_[action.local].states.push_back(state);
 }
 
 void StateRunner::Carry(const StartTransfer& action) {
@@ -104,8 +116,11 @@ void StateRunner::Start(const StartTransfer& action) {
   start.state = std::move(state);
   start.sources = SourcesOf(action.sources);
   start.unequal_too = action.unequal_too;
+  start.background = action.background;
+  uint64_t bytes = 0;
+  for (const StateTensor& tensor : start.state->manifest) bytes += tensor.bytes;
   exchange_.StartTransfer(std::move(start), Now());
-  fetches_[action.local] = {Now(), 0, 0};
+  fetches_[action.local] = {Now(), 0, 0, bytes, action.background};
 }
 
 void StateRunner::Carry(const ChangeSources& action) {
@@ -181,6 +196,13 @@ void StateRunner::Work() {
   EndReads();
   if (kept_.NextDeadline() <= Now()) kept_.OnTime();
   exchange_.Work(Now());
+  for (auto& [local, fetch] : fetches_) {
+    if (!fetch.measure) continue;
+    const StateTransfer::Progress progress = exchange_.ProgressOf(local.value());
+    if (!progress.measured) continue;
+    fetch.measure = false;
+    events_.push_back(TransferMeasured{local, progress.bytes_total, fetch.state_bytes});
+  }
   for (StateExchange::Ended& ended : exchange_.TakeEnded()) {
     const LocalId local(ended.local);
     LogCorrupt(ended);

@@ -77,6 +77,7 @@ class StateRunner {
   void Carry(const StopTransfer& action);
   void Carry(const CompareManifest& action);
   StateSyncInfo Carry(const SyncEnded& action);
+  StateSyncInfo Carry(const TakeDone& action) { return syncs_.End(action); }
 
   // Runs `act` once nothing reads the member's tensors, because it has served them or because they
   // are to be kept: at once, or within a later Work(). What is handed over for one member runs in
@@ -101,7 +102,9 @@ class StateRunner {
  private:
   struct Member {
     GroupKey group;
-    MemberId served;  // 0: has not been
+    MemberId served;      // 0: has not been
+    bool shared = false;  // while its trainer writes to it
+    std::shared_ptr<const MemoryState> declared;
   };
   // States that are not served any more and still read, and what waits for the end of that.
   struct Reads {
@@ -114,6 +117,8 @@ class StateRunner {
     Tick looked;  // when its progress was told
     uint64_t bytes = 0;
     uint64_t bytes_per_second = 0;
+    uint64_t state_bytes = 0;
+    bool measure = false;  // the core is to be told how much there is to fetch
   };
 
   Tick Now() const { return clock_(); }
@@ -121,6 +126,7 @@ class StateRunner {
   void EndReads();
   // Others may ask for what the member has committed.
   void ServeKept(LocalId local);
+  void EndShare(LocalId local);
 
   const std::function<Tick()> clock_;
   HashPool pool_;

@@ -40,6 +40,8 @@ SyncRequest RequestOf(const StateSync& sync) {
   request.manifest = HashManifest(state.manifest);
   request.state = RootOf(state.manifest, state.digests);
   request.restored = sync.restored;
+  request.unequal = std::any_of(state.manifest.begin(), state.manifest.end(),
+                                [](const StateTensor& tensor) { return tensor.allow_unequal; });
   return request;
 }
 
@@ -49,13 +51,24 @@ SyncRunner::~SyncRunner() {
   for (const auto& [local, sync] : syncs_) pool_->Cancel(sync.job);
 }
 
-void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step) {
+void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step, bool fetching) {
   LH_CHECK(!syncs_.contains(local)) << "two syncs of local " << local.value();
   std::fill(sync.state->changed.begin(), sync.state->changed.end(), uint8_t{0});
   Sync& made = syncs_[local];
   made.sync = sync;
   made.with_step = with_step;
   made.began = clock_();
+  if (fetching) {
+    made.stage = Stage::kTold;
+    SyncRequest request = RequestOf(made.sync);
+    request.fetching = true;
+    if (with_step) {
+      events_.push_back(LocalStep{local, request});
+    } else {
+      events_.push_back(LocalSync{local, request});
+    }
+    return;
+  }
   kept_->WhenIdle(local.value(), [this, local] { Start(local); });
 }
 
@@ -152,7 +165,7 @@ std::optional<StateSyncInfo> SyncRunner::Withdraw(LocalId local) {
 void SyncRunner::TransferOver(TransferEnded ended) {
   const auto it = syncs_.find(ended.local);
   const bool mixture = !ended.outcome.ok() && ended.wrote;
-  if (it == syncs_.end() || !mixture || it->second.kept == nullptr) {
+  if (it == syncs_.end() || !mixture || it->second.kept == nullptr || held_.contains(ended.local)) {
     events_.push_back(std::move(ended));
     return;
   }
@@ -184,8 +197,19 @@ StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
   info.sources = ended.sources;
   auto found = syncs_.extract(ended.local);
   if (found.empty()) return info;
-  const Sync& sync = found.mapped();
+  Sync& sync = found.mapped();
   info.total_us = clock_() - sync.began;
+  if (ended.background) {
+    info.background = true;
+    // Not again: what the trainer has is what it brought first.
+    held_.try_emplace(ended.local,
+                      Held{sync.sync.state, std::move(sync.offered), sync.began, sync.resumed});
+    return info;
+  }
+  if (auto held = held_.extract(ended.local); !held.empty()) {
+    sync.offered = std::move(held.mapped().offered);
+    sync.resumed = sync.resumed || held.mapped().resumed;
+  }
   info.resumed = sync.resumed || (sync.put_back && ended.outcome.ok());
   if (!ended.outcome.ok() && !ended.torn) {
     info.replaced = sync.resumed || ended.state != Hash128{};
@@ -208,10 +232,34 @@ StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
   return info;
 }
 
+StateSyncInfo SyncRunner::End(const TakeDone& done) {
+  StateSyncInfo info;
+  info.revision = done.revision;
+  info.state = done.state;
+  info.bytes = done.bytes;
+  info.sources = done.sources;
+  if (!done.outcome.ok()) {
+    info.background = held_.contains(done.local);
+    return info;
+  }
+  const auto held = held_.extract(done.local);
+  if (held.empty()) return info;  // taken before
+  info.total_us = clock_() - held.mapped().began;
+  LocalState& state = *held.mapped().state;
+  info.resumed = held.mapped().resumed;
+  if (info.resumed) {
+    std::fill(state.changed.begin(), state.changed.end(), uint8_t{1});
+  } else {
+    MarkChanged(held.mapped().offered, &state);
+  }
+  return info;
+}
+
 std::shared_ptr<LocalState> SyncRunner::StateOf(LocalId local) const {
   const auto it = syncs_.find(local);
-  const bool told = it != syncs_.end() && it->second.stage == Stage::kTold;
-  return told ? it->second.sync.state : nullptr;
+  if (it != syncs_.end() && it->second.stage == Stage::kTold) return it->second.sync.state;
+  const auto held = held_.find(local);
+  return held == held_.end() ? nullptr : held->second.state;
 }
 
 }  // namespace longhaul::peerd

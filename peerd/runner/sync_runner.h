@@ -41,8 +41,9 @@ class SyncRunner {
   SyncRunner(const SyncRunner&) = delete;
   SyncRunner& operator=(const SyncRunner&) = delete;
 
-  // At most one of a member at a time. `with_step`: the core gets a LocalStep.
-  void Begin(LocalId local, const StateSync& sync, bool with_step);
+  // At most one of a member at a time. `with_step`: the core gets a LocalStep. `fetching`: a
+  // transfer in the background writes to the tensors, so that nothing can be said of them.
+  void Begin(LocalId local, const StateSync& sync, bool with_step, bool fetching = false);
   // The member does not want it any more, or is gone. What the caller answers it with: the core has
   // not heard of the sync and never will. nullopt: it has, or there is none.
   std::optional<StateSyncInfo> Withdraw(LocalId local);
@@ -50,10 +51,15 @@ class SyncRunner {
   void TransferOver(TransferEnded ended);
   // The core has answered: what the trainer is told, once it is not Keeping() any more.
   StateSyncInfo End(const SyncEnded& ended);
+  // The trainer has its tensors back, or not yet.
+  StateSyncInfo End(const TakeDone& done);
+  // The member is out.
+  void Gone(LocalId local) { held_.erase(local); }
   // What the member has agreed on is being copied from its tensors.
   bool Keeping(LocalId local) const { return keeping_.contains(local); }
 
-  // The state of a sync that the core has heard of and not ended; else nullptr.
+  // The state of a sync that the core has heard of and not ended, or that is held in the
+  // background; else nullptr.
   std::shared_ptr<LocalState> StateOf(LocalId local) const;
 
   std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
@@ -79,6 +85,14 @@ class SyncRunner {
     ChunkDigests offered;
   };
 
+  // A state into which what others agree on is fetched in the background.
+  struct Held {
+    std::shared_ptr<LocalState> state;
+    ChunkDigests offered;  // what the trainer has, as far as it knows
+    Tick began;
+    bool resumed = false;  // the tensors were filled from what was kept
+  };
+
   void Start(LocalId local);
   void Fill(LocalId local, Sync* sync);
   void Hash(LocalId local, Sync* sync);
@@ -89,6 +103,7 @@ class SyncRunner {
   KeptStates* const kept_;
   const std::function<Tick()> clock_;
   std::map<LocalId, Sync> syncs_;
+  std::map<LocalId, Held> held_;
   std::set<LocalId> keeping_;
   std::vector<Event> events_;
   std::vector<int64_t> hash_times_us_;

@@ -172,6 +172,68 @@ TEST_F(SyncRunnerTest, EndsOfWithdrawnSyncsAreIgnored) {
   EXPECT_EQ(info.total_us, 0);
 }
 
+// ------------------------------------------------------------------------------ the background
+
+class HeldSyncsTest : public SyncRunnerTest {
+ protected:
+  // The member is in the background: its call has ended, its tensors are held.
+  void Hold() {
+    RequestOf(Sync());
+    SyncEnded ended{kLocal};
+    ended.background = true;
+    const StateSyncInfo info = runner_.End(ended);
+    EXPECT_TRUE(info.background);
+    EXPECT_EQ(info.bytes, 0u);
+  }
+};
+
+TEST_F(HeldSyncsTest, WhatIsHeldIsThereForTransfersUntilItIsTaken) {
+  Hold();
+  EXPECT_EQ(runner_.StateOf(kLocal), state_);
+  const StateSyncInfo late = runner_.End(TakeDone{kLocal, {Code::kDeadlineExceeded, "not yet"}});
+  EXPECT_TRUE(late.background);
+  EXPECT_EQ(runner_.StateOf(kLocal), state_);
+  const StateSyncInfo info = runner_.End(TakeDone{kLocal, {}, 13, {1, 2}, 77, 3});
+  EXPECT_FALSE(info.background);
+  EXPECT_EQ(info.revision, 13u);
+  EXPECT_EQ(info.bytes, 77u);
+  EXPECT_EQ(runner_.StateOf(kLocal), nullptr);
+}
+
+TEST_F(HeldSyncsTest, NothingIsHashedThatATransferWritesTo) {
+  Hold();
+  state_->digests[0][1] = {};
+  runner_.Begin(kLocal, Sync(), /*with_step=*/true, /*fetching=*/true);
+  const std::vector<Event> events = runner_.TakeEvents();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_TRUE(std::get<LocalStep>(events[0]).sync->fetching);
+  EXPECT_EQ(state_->digests[0][1], Hash128{});
+}
+
+TEST_F(HeldSyncsTest, WhatHasChangedIsToldAgainstWhatTheTrainerHas) {
+  Hold();
+  state_->digests[0][1] = {1, 2};
+  // Another call in between, while it is fetched.
+  runner_.Begin(kLocal, Sync(), /*with_step=*/false, /*fetching=*/true);
+  runner_.TakeEvents();
+  SyncEnded ended{kLocal};
+  ended.background = true;
+  runner_.End(ended);
+  state_->digests[2][0] = {3, 4};
+  runner_.End(TakeDone{kLocal, {}, 13, {1, 2}, 77, 3});
+  EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 1}));
+}
+
+TEST_F(HeldSyncsTest, ASyncThatEndsAsUsualTellsTheSame) {
+  Hold();
+  state_->digests[0][1] = {1, 2};
+  runner_.Begin(kLocal, Sync(), /*with_step=*/false, /*fetching=*/true);
+  runner_.TakeEvents();
+  runner_.End({kLocal, {}, 13, {1, 2}, false, 77, 3});
+  EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 0}));
+  EXPECT_EQ(runner_.StateOf(kLocal), nullptr);
+}
+
 // ------------------------------------------------------------------------------ kept states
 
 class KeptSyncsTest : public SyncRunnerTest {

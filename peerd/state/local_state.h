@@ -49,6 +49,8 @@ struct StateSyncInfo {
   bool resumed = false;
   // The sync failed, and they hold another state than the trainer brought: that of `revision`.
   bool replaced = false;
+  // The member is in the background: the tensors are peerd's until it takes them.
+  bool background = false;
 };
 
 }  // namespace longhaul::peerd

@@ -47,6 +47,7 @@ void StateExchange::StartTransfer(Start start, Tick now) {
                     .state = std::move(start.state),
                     .sources = std::move(start.sources),
                     .unequal_too = start.unequal_too,
+                    .background = start.background,
                     .detect_ms = detect_ms_};
   transfers_[id] = {start.local, std::make_unique<StateTransfer>(
                                      std::move(spec), transport_, hasher_, &server_,

@@ -42,6 +42,7 @@ class StateExchange {
     std::shared_ptr<MemoryState> state;
     std::vector<StateSource> sources;
     bool unequal_too = false;
+    bool background = false;
   };
   struct Ended {
     Local local = 0;

@@ -101,8 +101,10 @@ const MemoryState* StateServer::Find(const GroupKey& group, MemberId member,
   const auto it = served_.find({group, member});
   if (it == served_.end()) return nullptr;
   const Served& served = it->second;
-  if (served.on && served.root == root) return served.state.get();
-  return served.kept != nullptr && served.kept_root == root ? served.kept.get() : nullptr;
+  const bool live = served.on && served.root == root;
+  const bool kept = served.kept != nullptr && served.kept_root == root;
+  if (live && !(kept && served.may_change)) return served.state.get();
+  return kept ? served.kept.get() : nullptr;
 }
 
 const Manifest* StateServer::FindManifest(const GroupKey& group, MemberId member) const {
@@ -158,10 +160,13 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   const MemberKey member({link.run, header.group}, body.source);
   const auto found = served_.find(member);
   const bool any_root = body.kind == ChunkKind::kManifest && body.root == Hash128{};
-  const bool live =
-      found != served_.end() && (any_root || (found->second.on && found->second.root == body.root));
-  const bool kept = !live && found != served_.end() && found->second.kept != nullptr &&
+  const bool here = found != served_.end() && found->second.kept != nullptr &&
                     found->second.kept_root == body.root;
+  // What is kept does not change.
+  const bool live =
+      found != served_.end() && (any_root || (found->second.on && found->second.root == body.root &&
+                                              !(here && found->second.may_change)));
+  const bool kept = !live && here;
   if (!live && !kept) {
     Refuse(key, ask, ChunkRefusal::kNotHere);
     return absl::OkStatus();

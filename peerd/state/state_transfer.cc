@@ -211,6 +211,7 @@ void StateTransfer::MakePlan(MemberId only, Tick now) {
   options.window_asks_max = LH_STATE_ASKS_MAX / 2;
   plan_ = std::make_unique<TransferPlan>(chunks, options, now);
   plan_only_ = only;
+  measured_ = true;
   phase_ = Phase::kChunks;
 }
 
@@ -314,10 +315,12 @@ void StateTransfer::EndPlan() {
   const bool failed = !plan_->failure().empty();
   if ((!failed && !plan_->done()) || !by_plan_.empty()) return;
   const std::string failure = plan_->failure();
+  const size_t left_out = plan_->left_out();
   TakePlan();
   last_news_ = now_;
   dirty_ = true;
   if (failed && !unequal_) return Fail(failure);
+  if (left_out > 0) return Fail(absl::StrCat(left_out, " chunks have changed at all sources"));
   if (failed) {
     // They come from one source alone, which it has to be from the beginning.
     Source& source = sources_.at(plan_only_);
@@ -417,6 +420,8 @@ void StateTransfer::Closed(Asks::iterator it) {
     case Ask::Then::kRefused:
       PutOut(source, reason);
       return plan_->OnRefused(plan, reason);
+    case Ask::Then::kChanged:
+      return plan_->OnChanged(plan);
     case Ask::Then::kBusy:
       return plan_->OnBusy(plan, now_);
   }
@@ -517,12 +522,19 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
   ask.hashing = false;
   const ChunkToFetch chunk = ask.chunk;
   const bool good = digest == expected_[chunk.tensor][chunk.chunk];
+  // Of a member of this host that goes on writing to it.
+  const bool changed = !good && spec_.background && ask.peer == spec_.self;
   if (good && !ask.spare) spec_.state->digests[chunk.tensor][chunk.chunk] = digest;
-  if (!good && !ask.dropped) {
+  if (!good && !ask.dropped && !changed) {
     Wrong(ask.source, absl::StrCat("chunk ", chunk.chunk, " of tensor ", chunk.tensor, " (",
                                    spec_.state->manifest[chunk.tensor].name, ")"));
   }
   if (phase_ == Phase::kEnding) return Erase(it);
+  if (changed && !ask.dropped) {
+    const AskId plan = ask.plan;
+    Erase(it);
+    return plan_->OnChanged(plan);
+  }
   // The plan may have dropped a spare without having said so yet.
   ask.kept = plan_->OnChunk(ask.plan, good, now);
   if (!ask.kept) Erase(it);
@@ -546,6 +558,9 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
     source.reason = "serves too many others";
   } else if (body.code == ChunkRefusal::kNotHere && early) {
     source.reason = "does not have the state yet";
+  } else if (body.code == ChunkRefusal::kChanged && spec_.background && ask.plan) {
+    Close(it, Ask::Then::kChanged, "");
+    return absl::OkStatus();
   } else {
     const std::string reason = body.code == ChunkRefusal::kChanged
                                    ? "has a state that has changed"
@@ -639,8 +654,12 @@ void StateTransfer::MaybeEnd() {
 StateTransfer::Progress StateTransfer::progress() const {
   TransferPlan::Progress sum = past_;
   if (plan_ != nullptr) sum += plan_->progress();
-  return {sum.bytes_total, sum.bytes_done, sum.bytes_received, sum.bytes_repeated,
-          static_cast<uint32_t>(Usable().size())};
+  return {sum.bytes_total,
+          sum.bytes_done,
+          sum.bytes_received,
+          sum.bytes_repeated,
+          static_cast<uint32_t>(Usable().size()),
+          measured_};
 }
 
 }  // namespace longhaul::peerd

@@ -62,6 +62,9 @@ struct TransferSpec {
   std::shared_ptr<MemoryState> state;
   std::vector<StateSource> sources;
   bool unequal_too = false;  // also the tensors that may be unequal
+  // Sources go on writing to what they have: chunks that have changed at all of them are left out,
+  // and the transfer fails for that when all the others are here.
+  bool background = false;
   uint32_t detect_ms = 1500;
 };
 
@@ -116,7 +119,8 @@ class StateTransfer {
     uint64_t bytes_done = 0;
     uint64_t bytes_received = 0;
     uint64_t bytes_repeated = 0;
-    uint32_t sources = 0;  // that may be asked now
+    uint32_t sources = 0;   // that may be asked now
+    bool measured = false;  // bytes_total of the tensors that are compared is known
   };
   Progress progress() const;
 
@@ -151,7 +155,7 @@ class StateTransfer {
     bool kept = false;       // a spare that was right: waits for PlaceSpare
     uint64_t detaching = 0;  // by this cookie
     // What the plan is told when it is detached.
-    enum class Then { kDropped, kRefused, kBusy } then = Then::kDropped;
+    enum class Then { kDropped, kRefused, kChanged, kBusy } then = Then::kDropped;
     std::string reason;
   };
   using Asks = std::map<uint64_t, Ask>;
@@ -227,6 +231,7 @@ class StateTransfer {
   std::set<MemberId> used_;
   std::set<MemberId> corrupt_;
   bool wrote_ = false;
+  bool measured_ = false;
   std::optional<TransferResult> result_;
   std::shared_ptr<StateTransfer*> self_;  // digests that come later find out if we are gone
 };

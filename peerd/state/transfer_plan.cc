@@ -174,6 +174,16 @@ void TransferPlan::OnRefused(AskId id, const std::string& reason) {
   if (const MemberId source = GiveBack(id)) Forgo(source, Standing::kRefused, reason);
 }
 
+void TransferPlan::OnChanged(AskId id) {
+  const auto it = asks_.find(id);
+  if (it == asks_.end()) return;
+  const size_t index = it->second.chunk;
+  const MemberId source = GiveBack(id);
+  if (!source || ChangedAt(chunks_[index], source)) return;
+  chunks_[index].changed_at.push_back(source);
+  changed_.insert(index);
+}
+
 void TransferPlan::OnBusy(AskId id, Tick now) {
   if (const MemberId source = GiveBack(id)) sources_.at(source).busy_until = now + kBusyUs;
 }
@@ -253,6 +263,7 @@ MemberId TransferPlan::ChooseSource(const Chunk& chunk, bool again, Tick now) co
   std::pair<uint32_t, double> best_rank;
   for (const auto& [member, source] : sources_) {
     if (!Usable(source, now) || !HasRoom(source, chunk.what.bytes)) continue;
+    if (ChangedAt(chunk, member)) continue;
     const bool asked = std::any_of(chunk.open.begin(), chunk.open.end(),
                                    [&, m = member](AskId id) { return asks_.at(id).source == m; });
     if (asked) continue;
@@ -264,6 +275,33 @@ MemberId TransferPlan::ChooseSource(const Chunk& chunk, bool again, Tick now) co
     best_rank = rank;
   }
   return best;
+}
+
+bool TransferPlan::ChangedAt(const Chunk& chunk, MemberId source) {
+  return std::find(chunk.changed_at.begin(), chunk.changed_at.end(), source) !=
+         chunk.changed_at.end();
+}
+
+// Nobody has them any more.
+void TransferPlan::LeaveOut() {
+  std::vector<size_t> gone;
+  for (const size_t index : changed_) {
+    const Chunk& chunk = chunks_[index];
+    if (!todo_.contains(index)) continue;
+    const bool hope = std::any_of(sources_.begin(), sources_.end(), [&](const auto& entry) {
+      const Standing standing = entry.second.standing;
+      return (standing == Standing::kUsable || standing == Standing::kSuspended) &&
+             !ChangedAt(chunk, entry.first);
+    });
+    if (!hope) gone.push_back(index);
+  }
+  for (const size_t index : gone) {
+    chunks_[index].left_out = true;
+    todo_.erase(index);
+    changed_.erase(index);
+    --missing_;
+    ++left_out_;
+  }
 }
 
 Tick TransferPlan::LateAt(const Ask& ask) const {
@@ -332,7 +370,7 @@ void TransferPlan::Help(Tick now, std::vector<TransferAction>* out) {
       const Chunk& chunk = chunks_[ask.chunk];
       if (ask.dropped || ask.source == member) continue;
       const uint64_t bytes = before[ask.source] += chunk.what.bytes;
-      if (chunk.open.size() > 1) continue;
+      if (chunk.open.size() > 1 || ChangedAt(chunk, member)) continue;
       const Source& other = sources_.at(ask.source);
       const Tick since = std::max(ask.asked, other.last_answer);
       const double left = TimeFor(other, bytes) - static_cast<double>(now - since);
@@ -360,6 +398,7 @@ std::vector<TransferAction> TransferPlan::Advance(Tick now) {
     Arrived(index);
   }
   for (auto& [member, source] : sources_) Measure(&source);
+  LeaveOut();
   FailIfHopeless(now);
   if (!failure_.empty()) {
     for (auto& [id, ask] : asks_) {
@@ -371,11 +410,14 @@ std::vector<TransferAction> TransferPlan::Advance(Tick now) {
   }
   AskAgain(now, &out);
   TellDrops(&out);
-  while (!todo_.empty()) {
-    const size_t index = *todo_.begin();
+  for (auto it = todo_.begin(); it != todo_.end();) {
+    const size_t index = *it++;
     const MemberId source = ChooseSource(chunks_[index], /*again=*/false, now);
-    if (!source) break;
-    AskFor(index, source, now, &out);
+    if (source) {
+      AskFor(index, source, now, &out);
+    } else if (chunks_[index].changed_at.empty()) {
+      break;  // so it is with the others
+    }
   }
   if (todo_.empty() && missing_ != 0) Help(now, &out);
   return out;
@@ -442,10 +484,10 @@ void TransferPlan::CheckInvariants() const {
   size_t missing = 0;
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const Chunk& chunk = chunks_[i];
-    if (!chunk.here) ++missing;
+    if (!chunk.here && !chunk.left_out) ++missing;
     LH_CHECK(chunk.open.size() <= 2) << i;
     LH_CHECK(!(chunk.here || chunk.good_spare) || chunk.open.empty()) << i;
-    const bool waits = chunk.here || chunk.good_spare || !chunk.open.empty();
+    const bool waits = chunk.here || chunk.left_out || chunk.good_spare || !chunk.open.empty();
     LH_CHECK(!failure_.empty() || waits != todo_.contains(i)) << i;
     LH_CHECK(!chunk.writer || (asks_.contains(chunk.writer) && !asks_.at(chunk.writer).spare)) << i;
     for (const AskId id : chunk.open) {

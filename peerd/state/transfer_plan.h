@@ -97,6 +97,8 @@ class TransferPlan {
   bool OnChunk(AskId ask, bool good, Tick now);
   // The source has not got it (any more).
   void OnRefused(AskId ask, const std::string& reason);
+  // The source has other bits there by now. A chunk that has changed at all sources is left out.
+  void OnChanged(AskId ask);
   // The source serves too many others: it is asked again later.
   void OnBusy(AskId ask, Tick now);
   void OnDropped(AskId ask);
@@ -105,11 +107,13 @@ class TransferPlan {
   std::vector<TransferAction> Advance(Tick now);
   Tick NextDeadline() const;
 
-  // Every chunk is in its place and nothing writes any more. Empty transfers are done at once.
+  // Every chunk that is not left out is in its place and nothing writes any more. Empty transfers
+  // are done at once.
   bool done() const { return missing_ == 0 && asks_.empty(); }
   // Why it cannot go on; "": it can. What is asked is dropped by the next Advance(); until all of
   // it is, bits may still be written.
   const std::string& failure() const { return failure_; }
+  size_t left_out() const { return left_out_; }
 
   struct Progress {
     uint64_t bytes_total = 0;
@@ -152,7 +156,9 @@ class TransferPlan {
   };
   struct Chunk {
     ChunkToFetch what;
-    bool here = false;        // good bits are in the tensor
+    bool here = false;  // good bits are in the tensor
+    bool left_out = false;
+    std::vector<MemberId> changed_at;
     std::vector<AskId> open;  // asked, not dropped: at most two
     AskId writer;             // may write into the tensor: asked in place and not over
     AskId good_spare;         // arrived, waits for `writer` to be over
@@ -182,6 +188,8 @@ class TransferPlan {
   static void Measure(Source* source);
   void Forgo(MemberId source, Standing standing, const std::string& reason);
   void AskFor(size_t index, MemberId source, Tick now, std::vector<TransferAction>* out);
+  static bool ChangedAt(const Chunk& chunk, MemberId source);
+  void LeaveOut();
   void AskAgain(Tick now, std::vector<TransferAction>* out);
   void TellDrops(std::vector<TransferAction>* out);
   void Help(Tick now, std::vector<TransferAction>* out);
@@ -205,6 +213,8 @@ class TransferPlan {
   std::vector<size_t> to_place_;
   uint64_t last_ask_ = 0;
   size_t missing_ = 0;
+  size_t left_out_ = 0;
+  std::set<size_t> changed_;  // chunks that some source has not got any more
   Tick last_news_;
   std::string failure_;
   Progress progress_;

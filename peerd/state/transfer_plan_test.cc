@@ -636,5 +636,50 @@ TEST(TransferWorld, ItAlwaysEnds) {
   }
 }
 
+TEST_F(TransferPlanTest, AChunkThatHasChangedAtOneSourceIsAskedOfAnother) {
+  Begin(1, 2);
+  const auto first = Asks();
+  ASSERT_EQ(first.size(), 1U);
+  plan_->OnChanged(first[0].ask);
+  const auto second = Asks();
+  ASSERT_EQ(second.size(), 1U);
+  EXPECT_NE(second[0].source, first[0].source);
+  Good(second[0]);
+  Advance();
+  EXPECT_TRUE(plan_->done());
+  EXPECT_EQ(plan_->left_out(), 0U);
+}
+
+TEST_F(TransferPlanTest, WhatHasChangedAtAllSourcesIsLeftOutAndTheRestComes) {
+  Begin(6, 2);
+  size_t good = 0;
+  for (auto asks = Asks(); !asks.empty(); asks = Asks(1)) {
+    for (const AskChunk& ask : asks) {
+      if (ask.chunk.chunk == 3) {
+        plan_->OnChanged(ask.ask);
+      } else {
+        Good(ask);
+        ++good;
+      }
+    }
+  }
+  EXPECT_EQ(good, 5U);
+  EXPECT_TRUE(plan_->done());
+  EXPECT_EQ(plan_->left_out(), 1U);
+  EXPECT_EQ(plan_->failure(), "");
+}
+
+TEST_F(TransferPlanTest, AChunkThatHasChangedIsNotLeftOutWhileAnotherSourceMayComeBack) {
+  Begin(1, 2);
+  plan_->SuspendSource(M(2));
+  plan_->OnChanged(Asks().at(0).ask);
+  EXPECT_TRUE(Asks().empty());
+  EXPECT_FALSE(plan_->done());
+  plan_->RemoveSource(M(2), "left");
+  EXPECT_TRUE(Asks().empty());
+  EXPECT_EQ(plan_->left_out(), 1U);
+  EXPECT_TRUE(plan_->done());
+}
+
 }  // namespace
 }  // namespace longhaul::peerd

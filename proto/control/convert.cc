@@ -183,6 +183,7 @@ void Put(const Join& in, v1::Join* out) {
   out->set_cohort(in.cohort);
   out->set_cohort_size(in.cohort_size);
   out->set_step_deadline_ms(in.step_deadline_ms);
+  out->set_background(in.background);
 }
 
 absl::Status Get(const v1::Join& in, Join* out) {
@@ -201,6 +202,7 @@ absl::Status Get(const v1::Join& in, Join* out) {
     return Refuse("step_deadline_ms", absl::StrCat(in.step_deadline_ms()), "at most 86400000");
   }
   out->step_deadline_ms = in.step_deadline_ms();
+  out->background = in.background();
   return absl::OkStatus();
 }
 
@@ -315,12 +317,14 @@ void Put(const Vote& in, v1::Vote* out) {
   out->set_member(in.member.value());
   out->set_number(in.number);
   if (in.sync) Put(*in.sync, out->mutable_sync());
+  out->set_ready(in.ready);
 }
 
 absl::Status Get(const v1::Vote& in, Vote* out) {
   LH_RETURN_IF_ERROR(Get(in.group(), &out->group));
   LH_RETURN_IF_ERROR(Get("member", in.member(), &out->member));
   LH_RETURN_IF_ERROR(Get("number", in.number(), &out->number));
+  out->ready = in.ready();
   if (!in.has_sync()) return absl::OkStatus();
   return Get(in.sync(), &out->sync.emplace());
 }
@@ -532,6 +536,7 @@ void Put(const PrepareEpoch& in, v1::PrepareEpoch* out) {
     m->set_peer(member.peer.value());
     m->set_joined(member.joined.value());
     m->set_name(member.name);
+    m->set_counts(member.counts.value());
   }
   for (const PeerInfo& peer : in.peers) {
     v1::PeerInfo* const p = out->add_peers();
@@ -580,6 +585,11 @@ absl::Status GetMembers(const v1::PrepareEpoch& in, PrepareEpoch* out,
     m.joined = Epoch(member.joined());
     LH_RETURN_IF_ERROR(CheckName("name", member.name(), 0, LH_MEMBER_NAME_BYTES_MAX));
     m.name = member.name();
+    m.counts = Epoch(member.counts());
+    if (m.counts > Epoch(in.epoch()) && m.counts != kCountsNotYet) {
+      return Refuse("counts", absl::StrCat(member.counts()),
+                    "an epoch up to this one, or 2^64 - 1");
+    }
   }
   if (used.size() != peers.size()) {
     return Refuse("peers", absl::StrCat(peers.size(), " long"),
@@ -764,6 +774,24 @@ absl::Status Get(const v1::SyncResult& in, SyncResult* out) {
   return absl::OkStatus();
 }
 
+void Put(const StateAgreed& in, v1::StateAgreed* out) {
+  Put(in.group, out->mutable_group());
+  out->set_revision(in.revision);
+  Put(in.manifest, out->mutable_manifest());
+  Put(in.state, out->mutable_state());
+}
+
+absl::Status Get(const v1::StateAgreed& in, StateAgreed* out) {
+  LH_RETURN_IF_ERROR(Get(in.group(), &out->group));
+  if (in.revision() > LH_REVISION_MAX) {
+    return Refuse("revision", absl::StrCat(in.revision()), "at most 2^63");
+  }
+  out->revision = in.revision();
+  out->manifest = Get(in.manifest());
+  out->state = Get(in.state());
+  return absl::OkStatus();
+}
+
 // ------------------------------------------------------------------------------ envelopes
 
 // Parses one case of the oneof into a Result.
@@ -880,6 +908,7 @@ v1::CoordinatorMessage ToProto(const CoordinatorMessage& message) {
         if constexpr (std::is_same_v<M, PendingCount>) Put(m, proto.mutable_pending_count());
         if constexpr (std::is_same_v<M, Drain>) Put(m, proto.mutable_drain());
         if constexpr (std::is_same_v<M, SyncResult>) Put(m, proto.mutable_sync_result());
+        if constexpr (std::is_same_v<M, StateAgreed>) Put(m, proto.mutable_state_agreed());
       },
       message);
   LH_CHECK(proto.message_case() != v1::CoordinatorMessage::MESSAGE_NOT_SET);
@@ -940,6 +969,8 @@ absl::StatusOr<CoordinatorMessage> FromProto(const v1::CoordinatorMessage& proto
       return Take<Drain, CoordinatorMessage>(proto.drain());
     case v1::CoordinatorMessage::kSyncResult:
       return Take<SyncResult, CoordinatorMessage>(proto.sync_result());
+    case v1::CoordinatorMessage::kStateAgreed:
+      return Take<StateAgreed, CoordinatorMessage>(proto.state_agreed());
     case v1::CoordinatorMessage::MESSAGE_NOT_SET:
       break;
   }
@@ -969,7 +1000,7 @@ const char* Name(const PeerMessage& message) {
 const char* Name(const CoordinatorMessage& message) {
   static constexpr const char* kNames[] = {
       "Welcome",    "JoinPending", "JoinRefused",  "VoteResult", "PrepareEpoch", "CommitEpoch",
-      "AbortEpoch", "Removed",     "PendingCount", "Drain",      "SyncResult"};
+      "AbortEpoch", "Removed",     "PendingCount", "Drain",      "SyncResult",   "StateAgreed"};
   static_assert(std::size(kNames) == std::variant_size_v<CoordinatorMessage>);
   return kNames[message.index()];
 }

@@ -39,12 +39,14 @@ class Generator {
       m.cohort_size = 1 + Count(LH_COHORT_MEMBERS_MAX - 1);
     }
     m.step_deadline_ms = Count(LH_STEP_DEADLINE_MS_MAX);
+    m.background = prng_.Chance(0.5);
     return m;
   }
   Leave MakeLeave() { return {Group(), Make<MemberId>(), prng_.Chance(0.5), Words()}; }
   Vote MakeVote() {
     Vote m{Group(), Make<MemberId>(), Any()};
     if (prng_.Chance(0.5)) m.sync = MakeSyncOffer();
+    m.ready = prng_.Chance(0.5);
     return m;
   }
   Hash128 Hash() { return {prng_.Next(), prng_.Next()}; }
@@ -111,6 +113,7 @@ class Generator {
       for (uint32_t j = 1 + Count(2); j > 0; --j) {
         m.members.push_back(
             {MemberId(10 * i + j), PeerId(i), Epoch(1 + prng_.Below(epoch)), Label()});
+        m.members.back().counts = prng_.Chance(0.3) ? kCountsNotYet : Epoch(prng_.Below(epoch));
       }
     }
     // Peers stand in falling order: 5 4 3 2 1.
@@ -148,6 +151,8 @@ class Generator {
     return m;
   }
 
+  StateAgreed MakeStateAgreed() { return {Group(), prng_.Below(LH_REVISION_MAX), Hash(), Hash()}; }
+
   std::vector<PeerMessage> PeerMessages() {
     return {MakeHello(),      MakeJoin(),        MakeLeave(),    MakeVote(),
             MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(), MakeHeartbeat(),
@@ -156,7 +161,7 @@ class Generator {
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
             MakePrepareEpoch(), MakeCommitEpoch(), MakeAbortEpoch(),  MakeRemoved(),
-            MakePendingCount(), MakeDrain(),       MakeSyncResult()};
+            MakePendingCount(), MakeDrain(),       MakeSyncResult(),  MakeStateAgreed()};
   }
 
  private:
@@ -436,6 +441,8 @@ TEST(RefusalTest, ResultsOfSyncsThatMakeNoSense) {
             "SyncResult: sources is 65 long, not 1 to 64");
   EXPECT_EQ(refusal(static_cast<SyncAction>(0), Code::kOk, 0),
             "SyncResult: action is 0, not 1 to 3");
+  EXPECT_EQ(REFUSAL(StateAgreed, m->revision = uint64_t{LH_REVISION_MAX} + 1),
+            "StateAgreed: revision is 9223372036854775809, not at most 2^63");
   EXPECT_EQ(REFUSAL(SyncResult, m->number = 0), "SyncResult: number is 0, not an id");
   EXPECT_EQ(REFUSAL(SyncResult, m->action = SyncAction::kFetch; m->outcome = {};
                     m->sources = {{MemberId(1), PeerId()}}),
@@ -483,6 +490,8 @@ TEST(RefusalTest, EpochsOutOfOrder) {
 TEST(RefusalTest, MembersAndPeersThatDoNotMeet) {
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].peer = PeerId(99)), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.push_back({PeerId(99), {"h:1"}, 0})), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].counts = Epoch(m->epoch.value() + 1)), "");
+  EXPECT_EQ(REFUSAL(PrepareEpoch, m->members[0].counts = kCountsNotYet), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members.clear()), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.clear()), "");
 }

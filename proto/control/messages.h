@@ -22,7 +22,7 @@ namespace longhaul::control {
 
 // What both ends must have in common. Rises whenever one release's messages would be misunderstood
 // by another; Hello says it, and the coordinator refuses a stream of another version.
-inline constexpr uint32_t kProtocolVersion = 3;
+inline constexpr uint32_t kProtocolVersion = 4;
 
 // ---------------------------------------------------------------- peer to coordinator
 
@@ -58,6 +58,9 @@ struct Join {
   // Once the first vote of a ballot is in, the member has so long to vote before it is evicted; 0:
   // for ever.
   uint32_t step_deadline_ms = 0;
+  // Nobody is to wait until it has the group's state: MemberInfo::counts is kCountsNotYet at first,
+  // unless the group is empty.
+  bool background = false;
   friend bool operator==(const Join&, const Join&) = default;
 };
 
@@ -95,6 +98,9 @@ struct Vote {
   uint64_t number = 0;
   // Counts from the VoteResult on, as if it came then with a SyncVote.
   std::optional<SyncOffer> sync = std::nullopt;
+  // Of a member in the background: from this boundary on it counts. Its vote carries no offer
+  // otherwise.
+  bool ready = false;
   friend bool operator==(const Vote&, const Vote&) = default;
 };
 
@@ -247,11 +253,17 @@ struct VoteResult {
   friend bool operator==(const VoteResult&, const VoteResult&) = default;
 };
 
+// Of a member in the background (docs/adr/0014-shared-state.md, "Joiners").
+inline constexpr Epoch kCountsNotYet{UINT64_MAX};
+
 struct MemberInfo {
   MemberId member;
   PeerId peer;
   Epoch joined;  // the epoch that admitted it
   std::string name;
+  // Ops of older boundaries than this one leave its input out, syncs do not wait for it before. 0:
+  // it counts in all that it takes part in.
+  Epoch counts;
   friend bool operator==(const MemberInfo&, const MemberInfo&) = default;
 };
 
@@ -370,8 +382,18 @@ struct SyncResult {
   friend bool operator==(const SyncResult&, const SyncResult&) = default;
 };
 
+// What the group has agreed on last, to peers with a member in the background: with each commit of
+// a sync, with the epoch that admits one, and when they attach.
+struct StateAgreed {
+  GroupKey group;
+  uint64_t revision = 0;
+  Hash128 manifest;
+  Hash128 state;
+  friend bool operator==(const StateAgreed&, const StateAgreed&) = default;
+};
+
 using CoordinatorMessage =
     std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch, CommitEpoch,
-                 AbortEpoch, Removed, PendingCount, Drain, SyncResult>;
+                 AbortEpoch, Removed, PendingCount, Drain, SyncResult, StateAgreed>;
 
 }  // namespace longhaul::control

@@ -21,7 +21,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 4
+#define LH_IPC_VERSION 5
 
 enum lh_ipc_type {
   /* requests */
@@ -37,6 +37,7 @@ enum lh_ipc_type {
   LH_IPC_UNSTATE = 10,   /* u.state.state; refused while a sync uses it */
   LH_IPC_SYNC = 11,      /* member, u.sync; DONE when the members' states are equal */
   LH_IPC_KEPT = 12,      /* member, u.state.state; DONE with u.kept: what peerd keeps for it */
+  LH_IPC_TAKE = 13,      /* member, u.take; DONE when what was agreed on last is all there */
   /* replies */
   LH_IPC_DONE = 64,
   LH_IPC_WORLD = 65,   /* the world of `member` changed */
@@ -58,10 +59,10 @@ struct lh_ipc_region {
 
 struct lh_ipc_join {
   uint32_t group;
-  uint32_t step_deadline_ms; /* at most LH_STEP_DEADLINE_MS_MAX; 0: none */
-  uint32_t cohort_size;      /* members of the cohort; 0 without one */
-  uint32_t zero;
-  char run[LH_RUN_NAME_BYTES_MAX + 8];       /* NUL-terminated */
+  uint32_t step_deadline_ms;           /* at most LH_STEP_DEADLINE_MS_MAX; 0: none */
+  uint32_t cohort_size;                /* members of the cohort; 0 without one */
+  uint32_t background;                 /* 1: nobody is to wait until it has the group's state */
+  char run[LH_RUN_NAME_BYTES_MAX + 8]; /* NUL-terminated */
   char cohort[LH_COHORT_NAME_BYTES_MAX + 8]; /* NUL-terminated; "": none */
   char name[LH_MEMBER_NAME_BYTES_MAX + 8];   /* NUL-terminated; "": that of HELLO */
 };
@@ -135,6 +136,14 @@ struct lh_ipc_sync {
   uint32_t flags;
 };
 
+/* The tensors that a member in the background has handed over (LH_IPC_BACKGROUND) are its own
+ * again, or, after this time, LH_DEADLINE_EXCEEDED: not yet. No sync of the member is open
+ * meanwhile. */
+struct lh_ipc_take {
+  uint32_t timeout_ms; /* at most LH_STEP_DEADLINE_MS_MAX */
+  uint32_t zero;
+};
+
 struct lh_ipc_request {
   uint32_t magic;
   uint32_t type;
@@ -149,6 +158,7 @@ struct lh_ipc_request {
     struct lh_ipc_members members;
     struct lh_ipc_state state;
     struct lh_ipc_sync sync;
+    struct lh_ipc_take take;
     uint8_t bytes[232];
   } u;
 };
@@ -158,8 +168,8 @@ struct lh_ipc_world {
   uint64_t member_id; /* the coordinator's id of this member */
   uint32_t rank;
   uint32_t size;
-  uint32_t pending; /* members waiting for admission */
-  uint32_t zero;
+  uint32_t pending;    /* members waiting for admission */
+  uint32_t background; /* 1: this member's input does not count yet */
 };
 
 struct lh_ipc_op_info {
@@ -214,7 +224,11 @@ enum lh_ipc_reply_flags {
   LH_IPC_RESUMED = 4,
   /* status is not OK, and the tensors hold another state than the trainer brought: that of
    * `revision`. */
-  LH_IPC_REPLACED = 8
+  LH_IPC_REPLACED = 8,
+  /* DONE of SYNC, STEP and TAKE: the member is in the background. What others agree on is fetched
+   * into its tensors, which nobody else touches until TAKE ends well or a later sync says no more
+   * of this. */
+  LH_IPC_BACKGROUND = 16
 };
 
 struct lh_ipc_reply {
@@ -227,7 +241,7 @@ struct lh_ipc_reply {
   struct lh_ipc_world world; /* WORLD, and DONE of JOIN and of a STEP that passed */
   union {
     struct lh_ipc_op_info op;     /* DONE of an op */
-    struct lh_ipc_sync_info sync; /* DONE of SYNC, and of STEP with one */
+    struct lh_ipc_sync_info sync; /* DONE of SYNC and TAKE, and of STEP with one */
     struct lh_ipc_kept kept;      /* DONE of KEPT */
     struct lh_ipc_progress progress;
     struct lh_ipc_members_page members;

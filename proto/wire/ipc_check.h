@@ -33,6 +33,8 @@ inline size_t IpcBodyBytes(uint32_t type) {
     case LH_IPC_UNSTATE:
     case LH_IPC_KEPT:
       return sizeof(lh_ipc_state);
+    case LH_IPC_TAKE:
+      return sizeof(lh_ipc_take);
     case LH_IPC_ALL_REDUCE:
       return sizeof(lh_ipc_op);
     case LH_IPC_MEMBERS:
@@ -108,7 +110,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
   }
   const bool of_member = request.type == LH_IPC_STEP || request.type == LH_IPC_ALL_REDUCE ||
                          request.type == LH_IPC_MEMBERS || request.type == LH_IPC_SYNC ||
-                         request.type == LH_IPC_KEPT;
+                         request.type == LH_IPC_KEPT || request.type == LH_IPC_TAKE;
   if (of_member && request.member == 0) return "no member named";
   switch (request.type) {
     case LH_IPC_HELLO:
@@ -122,7 +124,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       break;
     case LH_IPC_JOIN:
       if (request.member != 0) return "member in a request that has none";
-      if (request.u.join.zero != 0) return "reserved bytes are not zero";
+      if (request.u.join.background > 1) return "unknown mode of a join";
       if (!IsIpcName(request.u.join.run, LH_RUN_NAME_BYTES_MAX)) return "malformed run name";
       if (request.u.join.step_deadline_ms > LH_STEP_DEADLINE_MS_MAX)
         return "step deadline too long";
@@ -144,6 +146,10 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       if (request.member != 0) return "member in a request that has none";
       if (request.u.state.state == 0) return "state is 0";
       if (request.u.state.zero != 0) return "reserved bytes are not zero";
+      break;
+    case LH_IPC_TAKE:
+      if (request.u.take.timeout_ms > LH_STEP_DEADLINE_MS_MAX) return "timeout too long";
+      if (request.u.take.zero != 0) return "reserved bytes are not zero";
       break;
     case LH_IPC_KEPT: {
       lh_ipc_state named = {};

@@ -89,6 +89,27 @@ TEST(IpcProtocolErrorTest, KeptNamesAMemberAndAStateAndNothingElse) {
   EXPECT_FALSE(Fine(kept));
 }
 
+TEST(IpcProtocolErrorTest, AJoinHasOneOfTwoModes) {
+  lh_ipc_request join = Join();
+  join.u.join.background = 1;
+  EXPECT_TRUE(Fine(join));
+  join.u.join.background = 2;
+  EXPECT_FALSE(Fine(join));
+}
+
+TEST(IpcProtocolErrorTest, ATakeNamesAMemberAndWaitsADayAtMost) {
+  lh_ipc_request take = Request(LH_IPC_TAKE);
+  EXPECT_FALSE(Fine(take));
+  take.member = 3;
+  take.u.take.timeout_ms = LH_STEP_DEADLINE_MS_MAX;
+  EXPECT_TRUE(Fine(take));
+  ++take.u.take.timeout_ms;
+  EXPECT_FALSE(Fine(take));
+  take.u.take.timeout_ms = 0;
+  take.u.take.zero = 1;
+  EXPECT_FALSE(Fine(take));
+}
+
 TEST(IpcProtocolErrorTest, HelloComesFirstAndOnce) {
   EXPECT_FALSE(Fine(Hello(), /*greeted=*/true));
   EXPECT_FALSE(Fine(Join(), /*greeted=*/false));
@@ -144,7 +165,7 @@ TEST(IpcProtocolErrorTest, RefusesBytesThatHaveNoMeaning) {
   join.u.join.run[60] = 'x';
   EXPECT_FALSE(Fine(join));
   join = Join();
-  join.u.join.zero = 1;
+  join.u.join.background = 7;
   EXPECT_FALSE(Fine(join));
   join = Join();
   join.member = 1;

@@ -11,8 +11,8 @@ extern "C" size_t IpcTensorBytesInC();
 
 namespace {
 
-// A client and a daemon of different builds meet on one socket: with one LH_IPC_VERSION these numbers
-// never change.
+// A client and a daemon of different builds meet on one socket: with one LH_IPC_VERSION these
+// numbers never change.
 TEST(IpcTest, RequestLayoutIsGolden) {
   EXPECT_EQ(sizeof(lh_ipc_request), 256u);
   EXPECT_EQ(offsetof(lh_ipc_request, magic), 0u);
@@ -132,6 +132,7 @@ TEST(IpcTest, NumbersAreGolden) {
   EXPECT_EQ(LH_IPC_UNSTATE, 10);
   EXPECT_EQ(LH_IPC_SYNC, 11);
   EXPECT_EQ(LH_IPC_KEPT, 12);
+  EXPECT_EQ(LH_IPC_TAKE, 13);
   EXPECT_EQ(LH_IPC_DONE, 64);
   EXPECT_EQ(LH_IPC_WORLD, 65);
   EXPECT_EQ(LH_IPC_GONE, 66);
@@ -142,6 +143,7 @@ TEST(IpcTest, NumbersAreGolden) {
   EXPECT_EQ(LH_IPC_TORN, 2);
   EXPECT_EQ(LH_IPC_RESUMED, 4);
   EXPECT_EQ(LH_IPC_REPLACED, 8);
+  EXPECT_EQ(LH_IPC_BACKGROUND, 16);
   EXPECT_EQ(LH_WIRE_POPULAR, 1);
   EXPECT_EQ(LH_WIRE_RECEIVE, 2);
   EXPECT_EQ(LH_WIRE_SEND, 3);

@@ -53,10 +53,16 @@ class Worker:
         self.state: lh.State | None = None
 
     def join(
-        self, socket: str, run: str, group: int = 0, timeout: float = 30, called: str | None = None
+        self,
+        socket: str,
+        run: str,
+        group: int = 0,
+        timeout: float = 30,
+        called: str | None = None,
+        mode: Any = "blocking",
     ) -> dict[str, Any]:
         self.prepared = (0, False)
-        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout, name=called)
+        self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout, name=called, join_mode=mode)
         return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
 
     def assemble(self, socket: str, run: str, size: int, group: int = 0, timeout: float = 60) -> dict[str, Any]:
@@ -176,6 +182,14 @@ class Worker:
             part[:] = fill
         self.state = lh.State(self.parts, revision, allow_unequal={"rng"})
         return {"kept": None if self.comm is None else self.comm.kept_revision(self.state)}
+
+    def hand_over(self, count: int, timeout: float = 60) -> dict[str, Any]:
+        """In the background: what others agree on is fetched into a state like that of test_background_join."""
+        assert self.comm is not None
+        self.parts = {"weights": lh.empty(count, dtype="float32"), "rng": np.zeros(1)}
+        self.state = lh.State(self.parts, allow_unequal={"rng"})
+        info = self.comm.sync_state(self.state, timeout=timeout)
+        return {"background": info.background}
 
     def train(self, steps: int, timeout: float = 60) -> dict[str, Any]:
         """Steps that add one to all tensors. What the last sync said, and what the tensors held then."""

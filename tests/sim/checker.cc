@@ -130,6 +130,13 @@ void Checker::OnSend(PeerId to, const control::CoordinatorMessage& message,
     }
   } else if (const auto* sync = std::get_if<control::SyncResult>(&message)) {
     OnSyncResult(*sync, durable);
+  } else if (const auto* agreed = std::get_if<control::StateAgreed>(&message)) {
+    const auto group = durable.groups.find(agreed->group);
+    const coordinator::StateRecord state{agreed->revision, agreed->state, agreed->manifest};
+    if (group == durable.groups.end() || group->second.state != state) {
+      Fail("StateAgreed of revision " + std::to_string(agreed->revision) +
+           " is not what the store holds");
+    }
   }
 }
 
@@ -167,7 +174,8 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
 void Checker::CheckTerms(const Local& local, const coordinator::MemberRecord& member) const {
   const Terms& asked = terms_.at(local);
   if (member.cohort == asked.cohort && member.cohort_size == asked.cohort_size &&
-      member.step_deadline_ms == asked.step_deadline_ms) {
+      member.step_deadline_ms == asked.step_deadline_ms &&
+      (asked.background || member.counts != control::kCountsNotYet)) {
     return;
   }
   Fail(ToString(local) + " asked for cohort \"" + asked.cohort + "\" and a deadline of " +
@@ -327,7 +335,7 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
   std::optional<uint64_t> step;
   bool joins = false;
   for (const control::MemberInfo& member : prepare.members) {
-    if (member.joined == prepare.epoch) joins = true;
+    if (member.joined == prepare.epoch || member.counts == prepare.epoch) joins = true;
   }
   if (!joins) return;
   for (const control::MemberInfo& info : prepare.members) {
@@ -344,10 +352,18 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
   const uint64_t first = step ? *step + 1 : last_step_[group] + 100;
   last_step_[group] = std::max(last_step_[group], first);
   for (const control::MemberInfo& info : prepare.members) {
-    if (info.joined != prepare.epoch) continue;
     Member& member = members_[{group, info.member}];
-    member.first_step = first;
-    member.step = first;
+    if (info.joined == prepare.epoch) {
+      member.first_step = first;
+      member.step = first;
+      if (info.counts != control::kCountsNotYet) member.counts_step = first;
+    } else if (info.counts == prepare.epoch) {
+      if (member.counts_step) {
+        Fail(longhaul::ToString(info.member) + " counts already, and begins to count");
+      }
+      member.counts_step = first;
+      ++counts_.background;
+    }
   }
 }
 
@@ -383,6 +399,12 @@ void Checker::OnStored(const coordinator::GroupRecord& before,
 
 // A commit leaves when the store has it, and members of one revision are told one state.
 void Checker::OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable) {
+  if (const auto it = durable.groups.find(result.group); it != durable.groups.end()) {
+    const coordinator::MemberRecord* const member = FindMember(it->second, result.member);
+    if (member != nullptr && member->counts == control::kCountsNotYet) {
+      Fail(longhaul::ToString(result.member) + " is in the background and in a sync");
+    }
+  }
   if (result.action != control::SyncAction::kEnd || !result.outcome.ok()) return;
   const auto group = durable.groups.find(result.group);
   const bool stored = group != durable.groups.end() && group->second.state &&
@@ -413,6 +435,12 @@ void Checker::OnSyncEnded(const peerd::SyncEnded& ended, control::SyncStrategy s
   if (ended.state != now) Fail("a state is torn, and nobody is told");
 }
 
+void Checker::OnTaken(const peerd::TakeDone& done, const Hash128& now) {
+  if (!done.outcome.ok()) return;
+  ++counts_.taken;
+  if (done.state != now) Fail("a state is taken that is not what was agreed on");
+}
+
 // ------------------------------------------------------------------------------ ops
 
 void Checker::OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal,
@@ -432,7 +460,7 @@ void Checker::OnGivenUp(const OpName& name) {
   if (known.result) Fail(ToString(name) + " is given up, and succeeded at another member");
 }
 
-std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch) const {
+std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch, bool counting) const {
   const auto it = epochs_.find({name.group, epoch});
   if (it == epochs_.end() || !committed_.contains(it->first)) {
     Fail(ToString(name) + " ended in epoch " + longhaul::ToString(epoch) +
@@ -441,7 +469,8 @@ std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch) con
   std::vector<uint32_t> slots;
   for (const control::MemberInfo& info : it->second.members) {
     const Member& member = members_.at({name.group, info.member});
-    if (*member.first_step <= name.step) slots.push_back(slots_.at(*member.local));
+    const std::optional<uint64_t>& from = counting ? member.counts_step : member.first_step;
+    if (from && *from <= name.step) slots.push_back(slots_.at(*member.local));
   }
   return slots;
 }
@@ -475,7 +504,9 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       break;
     case Code::kTooFewMembers:
       ++counts_.too_few;
-      if (info.size >= op.desc.min_world) Fail(name + " found enough members: " + outcome.text);
+      if (info.size > 0 && info.size >= op.desc.min_world) {
+        Fail(name + " found enough members: " + outcome.text);
+      }
       known.aborted.insert(info.epoch);
       if (known.result && known.result_epoch == info.epoch) {
         Fail(name + " found too few members and succeeded at another member");
@@ -499,8 +530,9 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
 void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
-  const std::vector<uint32_t> slots = Participants(op.name, info.epoch);
-  if (std::find(slots.begin(), slots.end(), op.slot) == slots.end()) {
+  const std::vector<uint32_t> all = Participants(op.name, info.epoch, /*counting=*/false);
+  const std::vector<uint32_t> slots = Participants(op.name, info.epoch, /*counting=*/true);
+  if (std::find(all.begin(), all.end(), op.slot) == all.end()) {
     Fail(name + " succeeded at slot " + std::to_string(op.slot) +
          ", which takes no part in epoch " + longhaul::ToString(info.epoch));
   }

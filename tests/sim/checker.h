@@ -32,6 +32,7 @@ struct Terms {
   std::string cohort;
   uint32_t cohort_size = 0;
   uint32_t step_deadline_ms = 0;
+  bool background = false;
 };
 
 class Checker {
@@ -73,6 +74,8 @@ class Checker {
   // The answer to a trainer whose tensors were `begun` when it asked and are `now`.
   void OnSyncEnded(const peerd::SyncEnded& ended, control::SyncStrategy strategy,
                    const Hash128& begun, const Hash128& now);
+  // A trainer in the background gets its tensors back, which are `now`.
+  void OnTaken(const peerd::TakeDone& done, const Hash128& now);
 
   // ---- ops
 
@@ -124,6 +127,8 @@ class Checker {
     uint64_t syncs_refused = 0;
     uint64_t syncs_fetched = 0;  // brought something
     uint64_t syncs_torn = 0;
+    uint64_t background = 0;  // members that came to count after they had joined
+    uint64_t taken = 0;       // states that came in the background
   };
   const Counts& counts() const { return counts_; }
 
@@ -131,6 +136,7 @@ class Checker {
   struct Member {
     std::optional<Local> local;
     std::optional<uint64_t> first_step;
+    std::optional<uint64_t> counts_step;  // from which on its input counts
     uint64_t step = 0;
   };
   struct Op {
@@ -162,7 +168,8 @@ class Checker {
   void CheckCohorts(const coordinator::Records& durable) const;
   void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
   bool RedoneForALeaver(const OpName& name) const;
-  std::vector<uint32_t> Participants(const OpName& name, Epoch epoch) const;
+  // `counting`: those whose input is in the result.
+  std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool counting) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
 
   const uint64_t seed_;

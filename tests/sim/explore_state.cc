@@ -805,6 +805,7 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
       *visible = true;
       s->OnSyncEnded(a);
     }
+    void operator()(peerd::TakeDone&) { Checker::Fail("a state that nobody wants to take"); }
     void operator()(peerd::ServeState& a) { s->Serve(i, a); }
     void operator()(peerd::EndServe& a) {
       if (s->Write(i).served.erase(s->MemberOf(a.local)) == 0) {

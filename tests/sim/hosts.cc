@@ -482,6 +482,7 @@ void PeerHost::NoteRequest(const peerd::Event& event) {
     open_[step->local].sync = step->sync.has_value();
   }
   if (const auto* sync = std::get_if<peerd::LocalSync>(&event)) open_[sync->local].sync = true;
+  if (const auto* take = std::get_if<peerd::LocalTake>(&event)) open_[take->local].take = true;
   if (const auto* leave = std::get_if<peerd::LocalLeave>(&event)) open_[leave->local].leave = true;
   if (const auto* post = std::get_if<peerd::LocalPost>(&event)) open_posts_.insert(post->post);
 }
@@ -544,6 +545,7 @@ void PeerHost::Carry(peerd::Action& action) {
     void operator()(peerd::MemberGone& a) {
       if (std::exchange(h->locals_.at(a.local).gone, true)) h->Twice("MemberGone", a.local);
       h->CheckAnswered(a.local);
+      h->transfers_.Forget(a.local);
       // What it asked for in the meantime is answered, but it does not listen any more.
       h->ToTrainer(a.local, [h = h, a](TrainerSide* t) {
         h->locals_.at(a.local).trainer = nullptr;
@@ -616,6 +618,7 @@ void PeerHost::Carry(peerd::Action& action) {
       h->runner_->Finish(a);
     }
     void operator()(peerd::SyncEnded& a) { h->OnSyncEnded(a); }
+    void operator()(peerd::TakeDone& a) { h->OnTakeDone(a); }
     void operator()(peerd::ServeState& a) { h->transfers_.Serve(a); }
     void operator()(peerd::EndServe& a) { h->transfers_.EndServe(a); }
     void operator()(peerd::StartTransfer& a) {
@@ -653,8 +656,8 @@ void PeerHost::Twice(const char* what, peerd::LocalId local) {
 
 void PeerHost::CheckAnswered(peerd::LocalId local) const {
   const auto it = open_.find(local);
-  bool open = it != open_.end() &&
-              (it->second.join || it->second.step || it->second.sync || it->second.leave);
+  bool open = it != open_.end() && (it->second.join || it->second.step || it->second.sync ||
+                                    it->second.take || it->second.leave);
   for (const peerd::PostRef& post : open_posts_) open = open || post.local == local;
   if (!open) return;
   Checker::Fail(node_.name + ": a request of local " + std::to_string(local.value()) +
@@ -668,6 +671,11 @@ void PeerHost::CheckAllAnswered() const {
 
 void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
   if (!std::exchange(open_[ended.local].sync, false)) Twice("SyncEnded", ended.local);
+  if (ended.background) {
+    context_.story->Tell(context_.world->now(), node_.name, "  holds the state of local ",
+                         ended.local.value());
+    return ToTrainer(ended.local, [=](TrainerSide* t) { t->OnSyncEnded(ended); });
+  }
   const ModelTransfers::Held held = transfers_.Release(ended.local);
   context_.story->Tell(context_.world->now(), node_.name, "  sync of local ", ended.local.value(),
                        " ends: ", Describe(ended.outcome), " revision=", ended.revision,
@@ -675,6 +683,17 @@ void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
   context_.checker->OnSyncEnded(ended, held.strategy, held.begun, RootOf(*held.state));
   if (ended.outcome.ok()) transfers_.Keep(ended.local, ended.revision, *held.state);
   ToTrainer(ended.local, [=](TrainerSide* t) { t->OnSyncEnded(ended); });
+}
+
+void PeerHost::OnTakeDone(const peerd::TakeDone& done) {
+  if (!std::exchange(open_[done.local].take, false)) Twice("TakeDone", done.local);
+  context_.story->Tell(context_.world->now(), node_.name, "  take of local ", done.local.value(),
+                       " ends: ", Describe(done.outcome), " revision=", done.revision);
+  if (done.outcome.ok()) {
+    const ModelTransfers::Held held = transfers_.Release(done.local);
+    context_.checker->OnTaken(done, RootOf(*held.state));
+  }
+  ToTrainer(done.local, [=](TrainerSide* t) { t->OnTakeDone(done); });
 }
 
 void PeerHost::CheckWorld(peerd::LocalId local, const peerd::World& world) {
@@ -709,11 +728,11 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
   context_.checker->OnLocalJoin({id_, local}, group.group, slot, terms);
   Terms asked = terms;
   if (context_.planted == Planted::kTermsIgnored) {
-    asked = {"", 0, terms.step_deadline_ms == 0 ? context_.detect_ms : 0};
+    asked = {"", 0, terms.step_deadline_ms == 0 ? context_.detect_ms : 0, false};
   }
   FromTrainer([this, local, group, name, asked] {
     Tell(peerd::LocalJoin{local, group, name, asked.cohort, asked.cohort_size,
-                          asked.step_deadline_ms});
+                          asked.step_deadline_ms, asked.background});
   });
   return local;
 }
@@ -721,18 +740,29 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
 void PeerHost::Step(peerd::LocalId local, std::optional<Offer> offer) {
   FromTrainer([this, local, offer = std::move(offer)] {
     peerd::LocalStep step{local};
-    if (offer) {
-      transfers_.Hold(local, offer->state, offer->request.strategy);
-      step.sync = offer->request;
-    }
+    if (offer) step.sync = Hold(local, *offer);
     Tell(std::move(step));
   });
 }
 
 void PeerHost::Sync(peerd::LocalId local, Offer offer) {
   FromTrainer([this, local, offer = std::move(offer)] {
-    transfers_.Hold(local, offer.state, offer.request.strategy);
-    Tell(peerd::LocalSync{local, offer.request});
+    Tell(peerd::LocalSync{local, Hold(local, offer)});
+  });
+}
+
+// Hashed when it arrives, unless a transfer writes to it.
+peerd::SyncRequest PeerHost::Hold(peerd::LocalId local, const Offer& offer) {
+  peerd::SyncRequest request = offer.request;
+  request.fetching = transfers_.Fetches(local);
+  request.state = RootOf(*offer.state);
+  transfers_.Hold(local, offer.state, request.strategy);
+  return request;
+}
+
+void PeerHost::TakeState(peerd::LocalId local, int64_t wait_us) {
+  FromTrainer([this, local, wait_us] {
+    Tell(peerd::LocalTake{local, context_.world->now() + wait_us});
   });
 }
 

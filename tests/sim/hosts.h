@@ -139,6 +139,7 @@ class TrainerSide {
   virtual void OnJoinDone(const Outcome& outcome, const peerd::World& world) = 0;
   virtual void OnStepDone(const Outcome& outcome, const peerd::World& world) = 0;
   virtual void OnSyncEnded(const peerd::SyncEnded& ended) = 0;
+  virtual void OnTakeDone(const peerd::TakeDone& done) = 0;
   virtual void OnLeaveDone(const Outcome& outcome) = 0;
   virtual void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) = 0;
   virtual void OnWorldChanged(const peerd::World& world) = 0;
@@ -170,6 +171,8 @@ class PeerHost final : private peerd::TransportListener {
   };
   void Step(peerd::LocalId local, std::optional<Offer> offer = std::nullopt);
   void Sync(peerd::LocalId local, Offer offer);
+  // In the background: its state is wanted back.
+  void TakeState(peerd::LocalId local, int64_t wait_us);
   void Leave(peerd::LocalId local);
   void Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
             peerd::PostBuffers buffers, const OpName& name);
@@ -216,6 +219,8 @@ class PeerHost final : private peerd::TransportListener {
   void Take(const control::CoordinatorMessage& message);
   void CheckBounds() const;
   void OnSyncEnded(const peerd::SyncEnded& ended);
+  void OnTakeDone(const peerd::TakeDone& done);
+  peerd::SyncRequest Hold(peerd::LocalId local, const Offer& offer);
   void Beat();
   void Connect();
   void SendToCoordinator(const control::PeerMessage& message);
@@ -259,7 +264,7 @@ class PeerHost final : private peerd::TransportListener {
   Tick ipc_out_;
   std::map<peerd::PostRef, OpName> names_;
   struct Answers {
-    bool join = false, step = false, sync = false, leave = false;
+    bool join = false, step = false, sync = false, take = false, leave = false;
   };
   std::map<peerd::LocalId, Answers> open_;  // requests that the core has not answered
   std::set<peerd::PostRef> open_posts_;

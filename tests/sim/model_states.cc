@@ -56,7 +56,8 @@ void ModelTransfers::Hold(LocalId local, std::shared_ptr<ModelState> state,
 ModelTransfers::Held ModelTransfers::Release(LocalId local) {
   const auto it = held_.find(local);
   if (it == held_.end()) return {};
-  if (serving_.contains(local) || transfers_.contains(local)) {
+  const auto serving = serving_.find(local);
+  if ((serving != serving_.end() && !serving->second.may_change) || transfers_.contains(local)) {
     Checker::Fail("a sync has ended, and the state is still served or written");
   }
   Held held = std::move(it->second);
@@ -66,6 +67,13 @@ ModelTransfers::Held ModelTransfers::Release(LocalId local) {
 
 void ModelTransfers::Keep(LocalId local, uint64_t revision, const ModelState& state) {
   if (options_.keeps) kept_[local] = {revision, state};
+}
+
+void ModelTransfers::Forget(LocalId local) {
+  if (serving_.contains(local) || transfers_.contains(local)) {
+    Checker::Fail("a member is out, and its state is still served or written");
+  }
+  held_.erase(local);
 }
 
 void ModelTransfers::Send(PeerId to, Answer what) {
@@ -83,7 +91,8 @@ void ModelTransfers::Serve(const peerd::ServeState& action) {
   if (RootOf(*held.state) != action.state) {
     Checker::Fail(ToString(action.member) + " serves a state that it has not got");
   }
-  serving_[action.local] = {action.group, action.member, action.state};
+  serving_[action.local] = {action.group, action.member,          action.state,     held.strategy,
+                            held.state,   DigestsOf(*held.state), action.may_change};
 }
 
 void ModelTransfers::EndServe(const peerd::EndServe& action) {
@@ -91,11 +100,9 @@ void ModelTransfers::EndServe(const peerd::EndServe& action) {
 }
 
 const ModelTransfers::Serving* ModelTransfers::FindServing(const GroupKey& group, MemberId member,
-                                                           const Hash128& root,
-                                                           LocalId* local) const {
+                                                           const Hash128& root) const {
   for (const auto& [id, serving] : serving_) {
     if (serving.group != group || serving.member != member || serving.root != root) continue;
-    *local = id;
     return &serving;
   }
   return nullptr;
@@ -103,22 +110,23 @@ const ModelTransfers::Serving* ModelTransfers::FindServing(const GroupKey& group
 
 void ModelTransfers::Give(PeerId to, const GroupKey& group, MemberId member, const Hash128& root,
                           size_t chunk, uint64_t digest,
-                          std::function<void(ModelTransfers*, std::optional<uint64_t>)> answer) {
-  LocalId local;
-  std::optional<uint64_t> value;
-  if (FindServing(group, member, root, &local) != nullptr) {
-    const Held& held = held_.at(local);
-    if (held.strategy == control::SyncStrategy::kReceive) {
+                          std::function<void(ModelTransfers*, Chunk)> answer) {
+  Chunk given;
+  if (const Serving* const serving = FindServing(group, member, root)) {
+    if (serving->strategy == control::SyncStrategy::kReceive) {
       Checker::Fail(ToString(member) + " only receives, and is asked for its state");
     }
-    value = held.state->chunks[chunk];
-    if (DigestOf(*value) != digest) Checker::Fail(ToString(member) + " changed while it served");
-    if (options_.world->Chance(options_.flips)) *value ^= 0x100;
+    given.value = serving->state->chunks[chunk];
+    if (DigestOf(*given.value) != digest) {
+      if (!serving->may_change) Checker::Fail(ToString(member) + " changed while it served");
+      given = {std::nullopt, true};
+    }
+    if (given.value && options_.world->Chance(options_.flips)) *given.value ^= 0x100;
   }
   World& world = *options_.world;
   world.On(options_.node, world.now() + world.Between(0, options_.chunk_us),
-           [this, to, answer = std::move(answer), value] {
-             Send(to, [=](ModelTransfers* t) { answer(t, value); });
+           [this, to, answer = std::move(answer), given] {
+             Send(to, [=](ModelTransfers* t) { answer(t, given); });
            });
 }
 
@@ -143,6 +151,7 @@ void ModelTransfers::Start(const peerd::StartTransfer& action) {
   transfer.group = action.group;
   transfer.root = action.state;
   transfer.begun = options_.world->now();
+  transfer.background = action.background;
   for (const control::SyncSource& source : action.sources) {
     transfer.sources[source.member] = source.peer;
   }
@@ -177,10 +186,9 @@ void ModelTransfers::AskDigests(Transfer& transfer) {
   transfer.asked = member;
   Send(peer, [=, this, member = member, group = transfer.group,
               root = transfer.root](ModelTransfers* source) {
-    LocalId theirs;
     std::optional<std::vector<uint64_t>> digests;
-    if (source->FindServing(group, member, root, &theirs) != nullptr) {
-      digests = DigestsOf(*source->held_.at(theirs).state);
+    if (const Serving* const serving = source->FindServing(group, member, root)) {
+      digests = serving->digests;
       if (source->options_.world->Chance(options_.flips)) digests->front() ^= 1;
     }
     source->Send(self_, [=](ModelTransfers* t) { t->OnDigests(local, id, ask, digests); });
@@ -202,6 +210,10 @@ void ModelTransfers::OnDigests(LocalId local, uint64_t id, uint64_t ask,
   for (size_t i = 0; i < own.size(); ++i) {
     if (own[i] != transfer->digests[i]) chunks.push_back({0, i, kChunkBytes});
   }
+  if (transfer->background) {
+    options_.tell(peerd::TransferMeasured{local, chunks.size() * uint64_t{kChunkBytes},
+                                          own.size() * uint64_t{kChunkBytes}});
+  }
   peerd::TransferOptions options;
   options.patience_us = Millis(options_.detect_ms);
   options.stall_us = 4 * Millis(options_.detect_ms);
@@ -220,6 +232,9 @@ void ModelTransfers::Pump(LocalId local, uint64_t id) {
   const std::vector<peerd::TransferAction> actions = plan.Advance(options_.world->now());
   plan.CheckInvariants();
   for (const peerd::TransferAction& action : actions) Carry(*transfer, action);
+  if (plan.done() && plan.left_out() > 0) {
+    return End(*transfer, {Code::kAborted, "chunks have changed at all sources"});
+  }
   if (plan.done()) {
     const bool right = RootOf(*held_.at(local).state) == transfer->root ||
                        options_.planted == Planted::kChunksUnchecked;
@@ -241,10 +256,9 @@ void ModelTransfers::Carry(Transfer& transfer, const peerd::TransferAction& acti
     Send(transfer.sources.at(ask->source),
          [=, self = self_, number = ask->ask, source = ask->source, group = transfer.group,
           root = transfer.root, digest = transfer.digests[chunk]](ModelTransfers* t) {
-           t->Give(self, group, source, root, chunk, digest,
-                   [=](ModelTransfers* back, std::optional<uint64_t> value) {
-                     back->OnChunk(local, id, number, value);
-                   });
+           t->Give(
+               self, group, source, root, chunk, digest,
+               [=](ModelTransfers* back, Chunk given) { back->OnChunk(local, id, number, given); });
          });
   } else if (const auto* drop = std::get_if<peerd::DropAsk>(&action)) {
     world.On(options_.node, world.now() + world.Between(0, Millis(2)),
@@ -262,15 +276,17 @@ void ModelTransfers::Carry(Transfer& transfer, const peerd::TransferAction& acti
 }
 
 // No value: it was refused.
-void ModelTransfers::OnChunk(LocalId local, uint64_t id, AskId number,
-                             std::optional<uint64_t> value) {
+void ModelTransfers::OnChunk(LocalId local, uint64_t id, AskId number, Chunk given) {
+  const std::optional<uint64_t>& value = given.value;
   Transfer* const transfer = Find(local, id);
   if (transfer == nullptr) return;
   const auto it = transfer->asks.find(number);
   if (it == transfer->asks.end()) return;
   const Ask ask = it->second;
   transfer->asks.erase(it);
-  if (!value) {
+  if (!value && given.changed) {
+    transfer->plan->OnChanged(number);
+  } else if (!value) {
     transfer->plan->OnRefused(number, "has it no more");
   } else {
     if (ask.spare) {

@@ -63,6 +63,10 @@ class ModelTransfers {
   Held Release(peerd::LocalId local);
   // The member has committed this: a later transfer that breaks off is undone to it.
   void Keep(peerd::LocalId local, uint64_t revision, const ModelState& state);
+  bool Holds(peerd::LocalId local) const { return held_.contains(local); }
+  bool Fetches(peerd::LocalId local) const { return transfers_.contains(local); }
+  // The member is out.
+  void Forget(peerd::LocalId local);
 
   // ---- actions of the core
   void Serve(const peerd::ServeState& action);
@@ -81,6 +85,10 @@ class ModelTransfers {
     GroupKey group;
     MemberId member;
     Hash128 root;
+    control::SyncStrategy strategy = control::SyncStrategy::kPopular;
+    std::shared_ptr<ModelState> state;
+    std::vector<uint64_t> digests;
+    bool may_change = false;
   };
   struct Ask {
     size_t chunk = 0;
@@ -99,6 +107,7 @@ class ModelTransfers {
     bool waits = false;        // nobody is left to ask
     std::set<MemberId> unfit;  // refused, or sent digests that do not add up
     std::set<MemberId> corrupt;
+    bool background = false;
     // From then on.
     std::optional<peerd::TransferPlan> plan;
     std::vector<uint64_t> digests;
@@ -112,8 +121,7 @@ class ModelTransfers {
 
   void Send(PeerId to, Answer what);
   Transfer* Find(peerd::LocalId local, uint64_t id);
-  const Serving* FindServing(const GroupKey& group, MemberId member, const Hash128& root,
-                             peerd::LocalId* local) const;
+  const Serving* FindServing(const GroupKey& group, MemberId member, const Hash128& root) const;
 
   // ---- at the receiver
   void AskDigests(Transfer& transfer);
@@ -121,13 +129,17 @@ class ModelTransfers {
                  std::optional<std::vector<uint64_t>> digests);
   void Pump(peerd::LocalId local, uint64_t id);
   void Carry(Transfer& transfer, const peerd::TransferAction& action);
-  void OnChunk(peerd::LocalId local, uint64_t id, peerd::AskId ask, std::optional<uint64_t> value);
+  struct Chunk {
+    std::optional<uint64_t> value;
+    bool changed = false;  // no value: the source has another one now
+  };
+  void OnChunk(peerd::LocalId local, uint64_t id, peerd::AskId ask, Chunk chunk);
   void Arm(Transfer& transfer);
   void End(Transfer& transfer, Outcome outcome);
 
   // ---- at the source
   void Give(PeerId to, const GroupKey& group, MemberId member, const Hash128& root, size_t chunk,
-            uint64_t digest, std::function<void(ModelTransfers*, std::optional<uint64_t>)> answer);
+            uint64_t digest, std::function<void(ModelTransfers*, Chunk)> answer);
 
   const PeerId self_;
   const Options options_;

@@ -85,6 +85,7 @@ class ScriptedTrainer final : public TrainerSide {
   void OnSyncEnded(const peerd::SyncEnded& ended) override {
     Say("lh_sync: " + Describe(ended.outcome));
   }
+  void OnTakeDone(const peerd::TakeDone& done) override { Say("take: " + Describe(done.outcome)); }
   void OnLeaveDone(const Outcome& outcome) override { Say("lh_leave: " + Describe(outcome)); }
   void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) override {
     const Post post = posts_.at(call);

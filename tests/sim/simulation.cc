@@ -241,6 +241,8 @@ class RandomRun {
   std::vector<FaultKind> kinds_;
   int crashes_left_ = 0;
   Syncs syncs_ = Syncs::kNone;
+  double background_ = 0;     // share of those that join so
+  Prng background_draws_{1};  // of their own, as above
   Planted planted_ = Planted::kNone;
   Simulation sim_;
 };
@@ -261,6 +263,8 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
     options.latency = {20, prng_.Between(60, 600)};
   }
   // Transfers that take their time, so that other faults hit them.
+  background_draws_ = Prng(seed ^ 0xbac6);
+  if (background_draws_.Chance(0.35)) background_ = background_draws_.Chance(0.5) ? 0.3 : 0.7;
   if (states.Chance(0.4)) options.chunk_us = states.Between(0, Millis(options.detect_ms) / 2);
   options.keeps = states.Chance(0.5);
   options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);
@@ -286,6 +290,7 @@ TrainerPlan RandomRun::DrawPlan() {
     if (prng_.Chance(0.5)) plan.dawdle_us = Detect(0.2, 2);
   }
   plan.syncs = syncs_;
+  plan.terms.background = background_draws_.Chance(background_);
   return plan;
 }
 

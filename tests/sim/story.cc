@@ -140,6 +140,9 @@ struct Details {
     return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number) + " " +
            Describe(m.outcome);
   }
+  std::string operator()(const control::StateAgreed& m) const {
+    return "StateAgreed revision=" + std::to_string(m.revision) + " state=" + ToString(m.state);
+  }
   std::string operator()(const control::SyncResult& m) const {
     return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number) +
            " action=" + Number(static_cast<uint64_t>(m.action)) + " " + Describe(m.outcome) +

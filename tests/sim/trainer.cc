@@ -76,6 +76,7 @@ std::optional<Trainer::Waiting> Trainer::waiting() const {
   consider(join_since_, "join");
   consider(step_since_, "step after " + std::to_string(step_));
   consider(sync_since_, "sync of revision " + std::to_string(revision_));
+  consider(take_since_, "take");
   consider(leave_since_, "leave");
   for (const auto& [call, posted] : posted_) consider(posted.since, ToString(posted.name));
   return oldest;
@@ -100,7 +101,10 @@ void Trainer::Join() {
   revision_ = saved_revision_ = 0;
   saved_.clear();
   changed_ = true;
-  torn_ = in_step_ = again_ = working_ = false;
+  torn_ = in_step_ = again_ = working_ = held_ = false;
+  background_steps_ = 0;
+  // What it had was being fetched into, maybe.
+  model_root_ = RootOf(*model_);
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
   local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, plan_.terms);
   // One of them may have ended before.
@@ -121,7 +125,7 @@ void Trainer::Finish(const std::string& how) {
   Say(how);
   ++life_;
   state_ = State::kFinished;
-  join_since_ = step_since_ = sync_since_ = leave_since_ = std::nullopt;
+  join_since_ = step_since_ = sync_since_ = take_since_ = leave_since_ = std::nullopt;
   posted_.clear();
   CheckGraves();
   for (Trainer* fellow : fellows_) {
@@ -164,7 +168,7 @@ void Trainer::OnMemberGone(const Outcome& outcome) {
   if (state_ != State::kInside && state_ != State::kLeaving) {
     Checker::Fail(name_ + ": MemberGone outside a membership");
   }
-  join_since_ = step_since_ = sync_since_ = leave_since_ = std::nullopt;
+  join_since_ = step_since_ = sync_since_ = take_since_ = leave_since_ = std::nullopt;
   again_ = false;
   posted_.clear();
   Say("is no member any more: " + Describe(outcome));
@@ -200,6 +204,7 @@ std::vector<Trainer::Strand> Trainer::StrandsOf(uint64_t step) const {
 
 void Trainer::BeginStep() {
   working_ = true;
+  if (held_ && state_prng_.Chance(0.6)) After(0, plan_.think_us, [this] { TakeState(); });
   for (const Strand& strand : StrandsOf(step_)) strands_.push_back(strand);
   for (size_t i = strands_.size(); i-- > 1;) {
     // Those that are under way from the step before stay where they are.
@@ -324,6 +329,9 @@ void Trainer::EndStep() {
 }
 
 void Trainer::ReachBoundary() {
+  // Until it is answered, nobody knows whose the state is.
+  if (take_since_) return After(Millis(1), Millis(3), [this] { ReachBoundary(); });
+  if (state_ != State::kInside) return;
   if (!SyncsAt(step_ + 1)) return peer_->Step(local_);
   in_step_ = true;
   sync_since_ = step_since_;
@@ -342,6 +350,8 @@ void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
   world_seen_ = world;
   ++step_;
   context_.checker->OnStep(plan_.group, world.member, step_);
+  background_steps_ = world.counts ? 0 : background_steps_ + 1;
+  if (background_steps_ > 100) Checker::Fail(name_ + " does not come out of the background");
   Say("begins step " + std::to_string(step_) + " in epoch " + ToString(world.epoch) + " of " +
       std::to_string(world.size));
   if (again_) return After(0, plan_.think_us / 10, [this] { Sync(); });
@@ -356,12 +366,15 @@ bool Trainer::SyncsAt(uint64_t step) const {
 }
 
 PeerHost::Offer Trainer::MakeOffer(uint64_t step) {
-  CheckState();
   peerd::SyncRequest request;
   if (plan_.syncs == Syncs::kSendReceive) {
-    const bool sends = !torn_ && (slot_ + step) % 3 == 0;
+    const bool sends = !torn_ && !held_ && world_seen_.counts && (slot_ + step) % 3 == 0;
     request.strategy = sends ? control::SyncStrategy::kSend : control::SyncStrategy::kReceive;
   }
+  request.revision = revision_;
+  request.manifest = kModelManifest;
+  if (held_) return {request, model_};
+  CheckState();
   if (torn_ && !saved_.empty() && state_prng_.Chance(0.5)) {
     Say("loads its checkpoint of revision " + std::to_string(saved_revision_));
     model_->chunks = saved_;
@@ -378,7 +391,6 @@ PeerHost::Offer Trainer::MakeOffer(uint64_t step) {
     ++revision_;
   }
   request.revision = revision_;
-  request.manifest = kModelManifest;
   request.state = model_root_ = RootOf(*model_);
   return {request, model_};
 }
@@ -394,6 +406,11 @@ void Trainer::Sync() {
 void Trainer::OnSyncEnded(const peerd::SyncEnded& ended) {
   if (!sync_since_) Checker::Fail(name_ + ": SyncEnded was not asked for");
   sync_since_.reset();
+  held_ = ended.background;
+  if (held_) {
+    if (!in_step_ && state_ == State::kInside) BeginStep();
+    return;
+  }
   model_root_ = RootOf(*model_);
   torn_ = ended.torn;
   if (ended.state == model_root_) revision_ = ended.revision;
@@ -407,6 +424,24 @@ void Trainer::OnSyncEnded(const peerd::SyncEnded& ended) {
   if (ended.outcome.code == Code::kEvicted || ended.outcome.code == Code::kUnavailable) return;
   if (again_) return After(0, plan_.think_us / 10, [this] { Sync(); });
   BeginStep();
+}
+
+void Trainer::TakeState() {
+  if (!held_ || state_ != State::kInside || sync_since_ || step_since_ || take_since_) return;
+  take_since_ = context_.world->now();
+  peer_->TakeState(local_, state_prng_.Chance(0.5) ? 0 : plan_.think_us);
+}
+
+void Trainer::OnTakeDone(const peerd::TakeDone& done) {
+  if (!take_since_) Checker::Fail(name_ + ": TakeDone was not asked for");
+  take_since_.reset();
+  if (!done.outcome.ok()) return;
+  held_ = false;
+  model_root_ = RootOf(*model_);
+  if (done.state != model_root_) Checker::Fail(name_ + ": what it took has been written since");
+  revision_ = saved_revision_ = done.revision;
+  saved_ = model_->chunks;
+  changed_ = torn_ = false;
 }
 
 // Nobody else writes to them between two syncs.

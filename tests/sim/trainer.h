@@ -6,7 +6,8 @@
 //
 // In some runs they have a state: a step changes it, alike at all members unless one diverges, and
 // most steps begin with a sync, of newcomers as well. One that is aborted is tried again, by all;
-// who is refused goes on as it is.
+// who is refused goes on as it is. Some join in the background; of those, some take their state as
+// soon as they can, and go on from it as the others do.
 #pragma once
 
 #include <cstdint>
@@ -74,6 +75,7 @@ class Trainer final : public TrainerSide {
   void OnJoinDone(const Outcome& outcome, const peerd::World& world) override;
   void OnStepDone(const Outcome& outcome, const peerd::World& world) override;
   void OnSyncEnded(const peerd::SyncEnded& ended) override;
+  void OnTakeDone(const peerd::TakeDone& done) override;
   void OnLeaveDone(const Outcome& outcome) override;
   void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) override;
   void OnWorldChanged(const peerd::World& world) override;
@@ -114,6 +116,7 @@ class Trainer final : public TrainerSide {
   bool SyncsAt(uint64_t step) const;
   PeerHost::Offer MakeOffer(uint64_t step);
   void Sync();
+  void TakeState();
   void CheckState();
   void Finish(const std::string& how);
   void GiveUpJoin();
@@ -139,7 +142,7 @@ class Trainer final : public TrainerSide {
   uint64_t step_ = 0;
   uint64_t steps_done_ = 0;
   bool working_ = false;  // between the beginning of a step's ops and its end
-  std::optional<Tick> join_since_, step_since_, sync_since_, leave_since_;
+  std::optional<Tick> join_since_, step_since_, sync_since_, take_since_, leave_since_;
   Tick paused_until_;
   uint64_t next_call_ = 1;
   uint64_t ops_ok_ = 0;
@@ -156,6 +159,8 @@ class Trainer final : public TrainerSide {
   bool again_ = false;     // the last sync was aborted
   bool changed_ = true;    // since the last sync that ended well
   bool torn_ = false;
+  bool held_ = false;              // the peer fetches into it, in the background
+  uint64_t background_steps_ = 0;  // passed without counting
   // The last state that all agreed on.
   std::vector<uint64_t> saved_;
   uint64_t saved_revision_ = 0;

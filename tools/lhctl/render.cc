@@ -76,7 +76,8 @@ std::string State(const v1::GroupStatus& group) {
 
 std::string MemberState(const v1::MemberStatus& member) {
   if (member.joined() == 0) return "pending";
-  if (member.has_fetch()) return "fetching";
+  if (member.has_fetch()) return member.background() ? "fetching (background)" : "fetching";
+  if (member.background()) return "background";
   return member.voting() ? "at boundary" : "working";
 }
 

@@ -61,6 +61,17 @@ TEST(Render, StatusWhileMembersFetch) {
   EXPECT_THAT(RenderMembers(overview), HasSubstr("epoch 1  fetching\n"));
 }
 
+TEST(Render, MembersInTheBackground) {
+  auto overview = Parse<v1::GetOverviewResponse>(kOverview);
+  v1::GroupStatus* group = overview.mutable_groups(0);
+  group->mutable_members(0)->set_background(true);
+  group->mutable_members(1)->set_background(true);
+  group->mutable_members(1)->mutable_fetch();
+  const std::string text = RenderMembers(overview);
+  EXPECT_THAT(text, HasSubstr("epoch 1  background\n"));
+  EXPECT_THAT(text, HasSubstr("epoch 3  fetching (background)\n"));
+}
+
 TEST(Render, Members) {
   EXPECT_EQ(RenderMembers(Parse<v1::GetOverviewResponse>(kOverview)),
             "GROUP   RANK  MEMBER  NAME  PEER  HOST  SINCE    STATE\n"

@@ -122,6 +122,14 @@ LH_API lh_status lh_free(lh_client *client, void *data);
 
 /* ------------------------------------------------------------------ membership */
 
+/* How a newcomer gets the shared state of a group that has one. BLOCKING: all wait for it in their
+ * first sync with it. BACKGROUND: nobody waits. It is admitted and takes part in all operations
+ * without being counted: it gets results, and its input is left out. Its calls of lh_sync_state()
+ * and lh_begin_step_sync() return at once (lh_sync_info_t.background), and the state is fetched
+ * while it and the others go on; see lh_state_take(). When it has caught up, it counts from a step
+ * boundary on. In a group that is empty the two are the same. */
+typedef enum lh_join_mode { LH_BLOCKING = 0, LH_BACKGROUND = 1 } lh_join_mode;
+
 typedef struct lh_join_options {
   uint32_t struct_size;
   const char *run; /* 1 to 64 of [A-Za-z0-9._-] */
@@ -141,9 +149,10 @@ typedef struct lh_join_options {
   /* For people, and for peerd --keep-state: a state that is kept is that of the next member of this
    * name in the group. 1 to 64 of [A-Za-z0-9._-]; NULL or "": that of lh_open_options. */
   const char *name;
+  lh_join_mode mode;
 } lh_join_options;
 #define LH_JOIN_OPTIONS_INIT \
-  { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY, NULL }
+  { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY, NULL, LH_BLOCKING }
 
 /* Becomes a member: at once if nobody is, otherwise at the next step boundary of the others. NULL
  * for `options` means the defaults. LH_DEADLINE_EXCEEDED: not admitted in time; the wish is
@@ -169,9 +178,12 @@ typedef struct lh_world_info {
   uint32_t pending; /* members waiting for admission */
   uint64_t epoch;
   uint64_t member_id; /* of this member, unique in the run */
+  uint32_t weight;    /* of this member's input: 1; 0: it joined in the background and does not
+                         count yet */
+  uint32_t zero;
 } lh_world_info;
 #define LH_WORLD_INFO_INIT \
-  { sizeof(lh_world_info), 0, 0, 0, 0, 0 }
+  { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0 }
 
 /* The world as last heard from peerd. LH_EVICTED: this member was removed; the text says why. */
 LH_API lh_status lh_world(lh_comm *comm, lh_world_info *info);
@@ -249,7 +261,8 @@ typedef struct lh_tensor {
  * lh_state_free(). LH_UNAVAILABLE: no room in the arena for the copies. */
 LH_API lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t count,
                               lh_state **state_out);
-/* NULL is allowed. LH_FAILED_PRECONDITION: a sync uses it. */
+/* NULL is allowed. LH_FAILED_PRECONDITION: a sync uses it, or it is fetched into in the background.
+ */
 LH_API lh_status lh_state_free(lh_state *state);
 
 #define LH_ALL_TENSORS UINT32_MAX
@@ -305,16 +318,19 @@ typedef struct lh_sync_info_t {
   uint64_t bytes; /* received; 0: this member had the state */
   double seconds; /* from the call to its end, at peerd */
   /* Also if the sync failed: */
-  uint32_t torn;     /* 1: a transfer into tensors that are in place broke off; they are of no use
-                        until a sync ends well or all of them are written again */
-  uint32_t passed;   /* of a step boundary: 1: it is behind this member */
-  uint32_t replaced; /* 1: the sync failed, and the tensors hold another state than was offered:
-                        that of `revision`, which is the one to offer next */
-  uint32_t resumed;  /* 1: the tensors were filled from what peerd had kept; that counts as having
-                        come from others, too */
+  uint32_t torn;       /* 1: a transfer into tensors that are in place broke off; they are of no use
+                          until a sync ends well or all of them are written again */
+  uint32_t passed;     /* of a step boundary: 1: it is behind this member */
+  uint32_t replaced;   /* 1: the sync failed, and the tensors hold another state than was offered:
+                          that of `revision`, which is the one to offer next */
+  uint32_t resumed;    /* 1: the tensors were filled from what peerd had kept; that counts as having
+                          come from others, too */
+  uint32_t background; /* 1: this member is in the background: nobody touches the tensors until
+                          lh_state_take() has given them back, or a later sync returns without
+                          this. The other fields say nothing */
 } lh_sync_info_t;
 #define LH_SYNC_INFO_INIT \
-  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
+  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0 }
 
 /* Brings the tensors of all members of the group to the same bits: the members vote by digest, and
  * those that differ fetch what differs from those that do not. Ends when all members have called
@@ -332,6 +348,16 @@ LH_API lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *option
                                     int64_t timeout_ms, lh_sync_info_t *info);
 LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *options,
                                           lh_op **op_out);
+/* After a sync that returned with info->background: waits until the tensors hold what the group has
+ * agreed on last, at most a day, and gives them back: from then on they are the caller's, up to its
+ * next sync. Who then does with them what the others do at this step, and offers revision + 1 with
+ * its next lh_begin_step_sync(), counts from that boundary on; others do so when little is left to
+ * fetch. `info` may be NULL; `revision` says what they hold. LH_DEADLINE_EXCEEDED: not all is here
+ * yet; they are fetched into. LH_ABORTED: so they are, but with the next step only: those who had
+ * it have changed it meanwhile, which nobody does whose peerd has --keep-state.
+ * LH_FAILED_PRECONDITION: nothing is fetched for this member. */
+LH_API lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms,
+                               lh_sync_info_t *info);
 /* Of a sync, by itself or at a boundary. LH_FAILED_PRECONDITION before there is an outcome. */
 LH_API lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info);
 
@@ -345,7 +371,7 @@ LH_API lh_status lh_op_test(lh_op *op, int *finished_out);
 
 typedef struct lh_op_info_t {
   uint32_t struct_size;
-  uint32_t world_size; /* members whose tensors are in the result */
+  uint32_t world_size; /* members whose tensors are in the result: those of weight 1 */
   uint32_t retries;    /* attempts beyond the first */
   uint32_t staged;     /* 1: a buffer was not from lh_alloc() */
   uint64_t epoch;

@@ -34,13 +34,14 @@ class World:
     world_size: int  #: members
     pending: int  #: members that wait for the next step boundary
     member_id: int  #: of this member, unique in the run
+    weight: int = 1  #: of this member's input; 0: it joined in the background and does not count yet
 
 
 @dataclasses.dataclass(frozen=True)
 class OpInfo:
     """What one op did."""
 
-    world_size: int  #: members whose tensors are in the result
+    world_size: int  #: members whose tensors are in the result: those of weight 1
     epoch: int  #: the epoch of the attempt that counted
     retries: int  #: attempts beyond the first
     staged: bool  #: a tensor was not in memory shared with peerd, and was copied
@@ -59,6 +60,22 @@ class Step:
     world_size: int
     changed: bool  #: the epoch is another one than at the boundary before
     sync: SyncInfo | None = None  #: what became of the state that was given to step()
+    weight: int = 1  #: of this member's input in this step
+    _take: Callable[[float | None], bool] | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def background(self) -> bool:
+        """The state is fetched while this member takes part with weight 0: hands off its tensors until take()."""
+        return self.sync is not None and self.sync.background
+
+    def take(self, timeout: float | None = 0.0) -> bool:
+        """Whether the tensors of the state are this member's, and hold what all agreed on at this step.
+
+        True where there was nothing to fetch. In the background: waits until they are there, at most
+        `timeout` seconds (None: for ever), and takes them back. Who then changes them as the others do counts
+        from the next step on; leaving the block raises `state.revision` for them as well.
+        """
+        return True if self._take is None else self._take(timeout)
 
 
 @dataclasses.dataclass
@@ -203,6 +220,8 @@ class Comm:
         self._epoch_of_step = 0
         # A sync whose call ended before it did: the next such call waits for it.
         self._open_sync: _OpenSync | None = None
+        # In the background: what is fetched into.
+        self._held: State | None = None
         self.run = run
         self.group = group
         weakref.finalize(self, _free_comm, client, handle).atexit = False
@@ -214,7 +233,7 @@ class Comm:
         self._check_joined()
         info = _native.WorldInfo()
         check(_native.library().lh_world(self._handle, ctypes.byref(info)), "world")
-        return World(info.epoch, info.rank, info.size, info.pending, info.member_id)
+        return World(info.epoch, info.rank, info.size, info.pending, info.member_id, info.weight)
 
     @property
     def world_size(self) -> int:
@@ -240,6 +259,11 @@ class Comm:
     def pending(self) -> int:
         """Members that wait for the next step boundary, as last heard."""
         return self.world().pending
+
+    @property
+    def weight(self) -> int:
+        """Of this member's input: 1; 0 while it is in the background (`join_mode`)."""
+        return self.world().weight
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -276,7 +300,7 @@ class Comm:
         world = self.world()
         changed = world.epoch != self._epoch_of_step
         self._epoch_of_step = world.epoch
-        return Step(world.epoch, world.rank, world.world_size, changed)
+        return Step(world.epoch, world.rank, world.world_size, changed, weight=world.weight)
 
     def admit(self, timeout: float | None = None) -> Step:
         """The admission of those that wait, by itself; today the same as begin_step()."""
@@ -297,14 +321,19 @@ class Comm:
         included, at the price of one call; `step.sync` tells what was moved. A block that is left
         without an exception raises `state.revision` by one.
 
+        A member that joined in the background does not wait: `step.background` says so, and
+        `step.take()` gives the state. A block in which it did not take it leaves `state.revision` as it is.
+
         strategy, progress and errors: as for sync_state().
         """
         if state is None:
             yield self.begin_step(timeout)
             return
         info = self._sync(state, strategy, _native.Deadline(timeout), progress, at_step=True)
-        yield dataclasses.replace(self._passed(), sync=info)
-        state.revision += 1
+        taken = (lambda timeout: self.take_state(state, timeout)) if info.background else None
+        yield dataclasses.replace(self._passed(), sync=info, _take=taken)
+        if not state.held:
+            state.revision += 1
 
     # ------------------------------------------------------------------ shared state
 
@@ -350,6 +379,42 @@ class Comm:
         )
         return None if revision.value == _native.NO_REVISION else revision.value
 
+    def take_state(self, state: State, timeout: float | None = 0.0) -> bool:
+        """After a sync that returned `background`: whether the state's tensors are this member's again.
+
+        Waits until they hold what the group agreed on last, at most `timeout` seconds (None: for ever), or until
+        that has changed at all who had it; `state.revision` is that of what they hold then. They stay this member's up to its next sync.
+        Raises FailedPrecondition where nothing is fetched.
+        """
+        self._check_joined()
+        if not isinstance(state, State):
+            raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
+        if self._held is not state:
+            raise FailedPrecondition(f"take of {state!r}: nothing is fetched into it in the background")
+        if not state.held:
+            return True
+        deadline = _native.Deadline(timeout)
+        info = _native.SyncInfoStruct()
+        handle = state.register(self._client).handle
+        while True:
+            status: int = _native.library().lh_state_take(self._handle, handle, deadline.slice_ms(), ctypes.byref(info))
+            if status != _native.DEADLINE_EXCEEDED or deadline.passed():
+                break
+        # Not here yet; or those who have it have changed it before it was, and the next step brings more.
+        if status in (_native.DEADLINE_EXCEEDED, _native.ABORTED):
+            return False
+        problem = None if status == _native.OK else error(status, f"take of {state!r}")
+        state.end_sync(info, good=problem is None)
+        if problem is not None:
+            self._drop_held()
+            raise problem
+        return True
+
+    def _drop_held(self) -> None:
+        if self._held is not None:
+            self._held.abandon()
+        self._held = None
+
     def _sync(
         self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
     ) -> SyncInfo:
@@ -374,6 +439,7 @@ class Comm:
                 at_step = opened.at_step
                 status, info = self._wait_for_sync(opened, deadline, on_progress)
                 result = state.end_sync(info, status == _native.OK)
+                self._held = state if info.background else None
                 if result is not None:
                     return result
                 problem = error(status, f"sync of {state!r}")
@@ -541,6 +607,7 @@ class Comm:
         if self._open_sync is not None:
             self._open_sync.state.end_sync(_native.SyncInfoStruct(), good=False)
             self._open_sync = None
+        self._drop_held()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -587,6 +654,7 @@ def join(
     step_deadline: float | None = None,
     on_fault: str = "retry",
     name: str | None = None,
+    join_mode: Literal["blocking", "background"] = "blocking",
 ) -> Comm:
     """Becomes a member of a group of a run, through the peerd on this host.
 
@@ -607,11 +675,15 @@ def join(
     on_fault: of all_reduce() calls that do not say: "retry" or "abort".
     name: of the member, in logs and `lhctl`: 1 to 64 of [A-Za-z0-9._-]; None: the process id. With
         `--keep-state` of peerd, the next member of this name goes on where this one was.
+    join_mode: "blocking": the others wait in the first sync of shared state until this member has it.
+        "background": they do not. It takes part in all ops with weight 0, which means that it gets the
+        result and its input is left out, while the state is fetched (`Step.background`, `Step.take`); it
+        counts from a later step boundary on. The same where nobody is there yet.
 
     Raises Unavailable (peerd or coordinator cannot be reached; the message names which and where),
     DeadlineExceeded (not admitted in time), InvalidArgument.
     """
-    options = _join_options(run, group, cohort, step_deadline, on_fault, name)
+    options = _join_options(run, group, cohort, step_deadline, on_fault, name, join_mode)
     deadline = _native.Deadline(timeout)
     client, fresh = client_of(peerd, deadline)
     try:
@@ -631,6 +703,7 @@ def _join_options(
     step_deadline: float | None,
     on_fault: str,
     name: str | None,
+    join_mode: str,
 ) -> _native.JoinOptions:
     what = f"joining run {run} group {group}"
     if not 0 <= group < 1 << 32:
@@ -653,6 +726,7 @@ def _join_options(
             raise InvalidArgument(f"{what}: step_deadline is {step_deadline!r}; give seconds up to a day, or None")
         options.step_deadline_ms = round(1000 * step_deadline)
     options.on_fault = _code(_native.ON_FAULT, on_fault, "on_fault")
+    options.mode = _code(_native.JOIN_MODES, join_mode, "join_mode")
     if name is not None:
         if not name:
             raise InvalidArgument(f"{what}: name is empty; leave it out, or give one")

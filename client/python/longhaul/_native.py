@@ -46,6 +46,7 @@ STAGED = 2
 ALL_TENSORS = 0xFFFFFFFF
 REVISION_MAX = 1 << 63
 NO_REVISION = (1 << 64) - 1
+JOIN_MODES = {"blocking": 0, "background": 1}
 STRATEGIES = {"popular": 1, "receive": 2, "send": 3}
 HASH_MODES = {"always": 0, "on_change": 1}
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
@@ -84,6 +85,7 @@ class JoinOptions(_Sized):
         ("step_deadline_ms", c_uint32),
         ("on_fault", c_int),
         ("name", c_char_p),
+        ("mode", c_int),
     ]
 
 
@@ -95,6 +97,8 @@ class WorldInfo(_Sized):
         ("pending", c_uint32),
         ("epoch", c_uint64),
         ("member_id", c_uint64),
+        ("weight", c_uint32),
+        ("zero", c_uint32),
     ]
 
 
@@ -177,6 +181,7 @@ class SyncInfoStruct(_Sized):
         ("passed", c_uint32),
         ("replaced", c_uint32),
         ("resumed", c_uint32),
+        ("background", c_uint32),
     ]
 
 
@@ -201,6 +206,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_kept_revision": (c_int, [c_void_p, c_void_p, POINTER(c_uint64)]),
     "lh_sync_state": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
     "lh_begin_step_sync": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
+    "lh_state_take": (c_int, [c_void_p, c_void_p, c_int64, POINTER(SyncInfoStruct)]),
     "lh_all_reduce_start": (c_int, [c_void_p, POINTER(AllReduceOptions), POINTER(c_void_p)]),
     "lh_op_wait": (c_int, [c_void_p, c_int64]),
     "lh_op_test": (c_int, [c_void_p, POINTER(c_int)]),

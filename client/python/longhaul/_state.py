@@ -29,6 +29,9 @@ class SyncInfo:
     sources: int  #: members that sent some of them
     seconds: float  #: from the call to its end, at peerd
     resumed: bool  #: the tensors were filled from what peerd had kept of a member of this name, before
+    #: This member joined in the background and does not count yet: the state is fetched while it goes on, and
+    #: nobody touches its tensors until take() has given them back. The other fields say nothing.
+    background: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,6 +269,8 @@ class State:
         self._torn = False
         self._restored = False
         self._in_sync = False
+        # Fetched into in the background. Until it is not: the tensors are peerd's.
+        self._held = False
 
     @property
     def tensors(self) -> Mapping[str, Any]:
@@ -297,6 +302,12 @@ class State:
         """A transfer into these tensors broke off: they hold nothing of use until a sync ends well, or a
         checkpoint is loaded."""
         return self._torn
+
+    @property
+    def held(self) -> bool:
+        """What others agreed on is fetched into these tensors in the background: nobody touches them until
+        take() has given them back."""
+        return self._held
 
     def touch(self, *names: str) -> None:
         """With hash="on_change": these tensors may have changed; without names, all of them."""
@@ -354,6 +365,8 @@ class State:
         """What the peerd of this client knows of it."""
         addresses = [tensor.address() for tensor in self._tensors]
         registration = self._registration
+        if self._held and registration is not None:
+            return registration
         if registration is None or registration.client is not client or registration.addresses != addresses:
             # Gives back what the old one holds first.
             self._registration = registration = None
@@ -363,12 +376,12 @@ class State:
 
     def begin_sync(self, client: Client, options: _native.SyncOptions) -> Registration:
         """Makes everything ready for a sync through this client."""
-        self._check_free("sync")
+        self._check_free("sync", held=True)
         registration = self.register(client)
         for number in self._touched:
             registration.touch(number)
         for number, memory in registration.staged.items():
-            if self._mode == _native.HASH_MODES["always"] or number in self._touched:
+            if not self._held and (self._mode == _native.HASH_MODES["always"] or number in self._touched):
                 self._tensors[number].read(memory)
         options.state = registration.handle.value
         options.revision = self._revision
@@ -382,6 +395,12 @@ class State:
         self._in_sync = False
         registration = self._registration
         assert registration is not None
+        self._held = bool(info.background)
+        if self._held:
+            if not good:
+                return None
+            self._touched.clear()
+            return SyncInfo(self._revision, "", 0, 0, info.seconds, False, background=True)
         if info.bytes > 0 or info.resumed or info.replaced:
             for number, memory in registration.staged.items():
                 ranges = list(registration.changes(number))
@@ -400,9 +419,19 @@ class State:
         self._synced_hash = f"{info.hash_high:016x}{info.hash_low:016x}"
         return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
 
-    def _check_free(self, what: str) -> None:
+    def abandon(self) -> None:
+        """Its member is out while it was fetched into."""
+        if not self._held:
+            return
+        self._held = False
+        self._torn = True
+        self.touch()
+
+    def _check_free(self, what: str, held: bool = False) -> None:
         if self._in_sync:
             raise FailedPrecondition(f"{what}: a sync of this state goes on; wait for its end")
+        if self._held and not held:
+            raise FailedPrecondition(f"{what}: the state is fetched into in the background; take() it first")
 
     def _entries(self) -> list[_digest.Entry]:
         return [

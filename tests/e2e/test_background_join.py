@@ -1,0 +1,213 @@
+"""join_mode="background": newcomers get the shared state while the others train, who never wait for it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from trainers import trainers_of
+
+import longhaul as lh
+from longhaul.testing import LocalCluster
+
+PATIENCE = 60
+COUNT = 3 << 20  # 12 MiB of float32
+_runs = itertools.count()
+
+
+@pytest.fixture(scope="module", params=[(), ("--keep-state=200000000",)], ids=["tensors", "keep"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    with LocalCluster(peers=3, peerd_flags=request.param) as started:
+        yield started
+
+
+class Model:
+    """What one trainer has: a state that every step changes everywhere, by what all_reduce() gave."""
+
+    def __init__(self, cluster: LocalCluster, peer: int, fill: float, arena: bool = True) -> None:
+        self.elements = 4 if arena else 1 << 18  # small ops and large ones go different ways
+        self.weights = (
+            lh.empty(COUNT, dtype="float32", peerd=cluster.socket(peer)) if arena else np.empty(COUNT, np.float32)
+        )
+        self.weights[:] = fill
+        self.state = lh.State({"weights": self.weights, "rng": np.full(1, fill, np.float64)}, allow_unequal={"rng"})
+        self.weight_seen: list[int] = []
+        self.counted: list[int] = []
+        self.averages: list[float] = []
+
+    def step(self, comm: lh.Comm, take: float | None, newcomer: bool) -> bool:
+        """One step. Whether the newcomer's input was in it."""
+        with comm.step(self.state, PATIENCE) as step:
+            self.weight_seen.append(step.weight)
+            assert step.background == (step.weight == 0)
+            assert self.state.held == step.background
+            # Nobody may notice what one of weight 0 brings.
+            gradient = np.full(self.elements, 1.0 if step.weight else 1000.0, np.float32)
+            if step.weight:
+                gradient[3] = newcomer
+            info = comm.all_reduce(gradient, op="avg", timeout=PATIENCE)
+            self.counted.append(info.world_size)
+            self.averages += set(map(float, gradient[:3])) | set(map(float, gradient[4:]))
+            if (take is not None or not step.background) and step.take(take or 0.0):
+                assert not self.state.held
+                self.weights += gradient[0]
+        return bool(gradient[3])
+
+
+class Run:
+    """Members of one group, each in a thread. They stop three steps after a newcomer has come to count."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.name = f"background-{next(_runs)}"
+        self.pool = ThreadPoolExecutor(max_workers=8)
+        self.steps = threading.Semaphore(0)
+
+    def veteran(self, peer: int, model: Model) -> Future[str]:
+        return self.pool.submit(self._train, peer, model, None, False)
+
+    def newcomer(self, peer: int, model: Model, take: float | None) -> Future[str]:
+        return self.pool.submit(self._train, peer, model, take, True)
+
+    def _train(self, peer: int, model: Model, take: float | None, newcomer: bool) -> str:
+        mode: Any = "background" if newcomer else "blocking"
+        with lh.join(self.name, 0, self.cluster.socket(peer), PATIENCE, join_mode=mode) as comm:
+            together = 0
+            while together < 3:
+                together += model.step(comm, take, newcomer)
+                self.steps.release()
+            # One more boundary, so that what all have is compared.
+            info = comm.sync_state(model.state, timeout=PATIENCE)
+            assert comm.weight == 1 and not info.background
+            assert info.hash == model.state.compute_hash()
+            return info.hash
+
+    def wait_for_steps(self, count: int) -> None:
+        for _ in range(count):
+            assert self.steps.acquire(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("arena", [True, False], ids=["arena", "numpy"])
+@pytest.mark.parametrize("take", [10.0, None], ids=["takes", "waits"])
+def test_a_joiner_in_the_background_ends_equal_and_counts(
+    cluster: LocalCluster, take: float | None, arena: bool, request: pytest.FixtureRequest
+) -> None:
+    run = Run(cluster)
+    models = [Model(cluster, peer, fill, arena) for peer, fill in enumerate((1, 1, -7))]
+    veterans = [run.veteran(peer, models[peer]) for peer in range(2)]
+    run.wait_for_steps(6)
+    joiner = run.newcomer(2, models[2], take)
+    hashes = [future.result(PATIENCE) for future in [*veterans, joiner]]
+    assert len(set(hashes)) == 1
+    assert len({float(model.weights[0]) for model in models}) == 1
+    # Its first steps had no weight, and from one on all had.
+    seen = models[2].weight_seen
+    assert seen[0] == 0 and seen[-1] == 1 and seen == sorted(seen)
+    # Every average is that of those that counted, and nothing of what it brought before is in it.
+    for model in models:
+        assert set(model.averages) == {1.0}
+    assert models[2].counted[: seen.index(1)] == [2] * seen.index(1)
+    assert models[2].counted[seen.index(1) :] == [3] * (len(seen) - seen.index(1))
+    # What may be unequal has come once.
+    assert float(models[2].state.tensors["rng"][0]) == 1.0
+    if take is not None and "keep" in request.node.name:
+        # It went on from what it took as the others did: little time without weight was enough.
+        assert seen.index(1) <= 3
+
+
+def test_the_others_step_on_while_the_joiner_stands_still(
+    cluster: LocalCluster, request: pytest.FixtureRequest
+) -> None:
+    """Its trainer does nothing with what it gets: nobody waits for more than its steps."""
+    run = Run(cluster)
+    models = [Model(cluster, peer, fill) for peer, fill in enumerate((1, 1, 0))]
+    veterans = [run.veteran(peer, models[peer]) for peer in range(2)]
+    run.wait_for_steps(4)
+    with lh.join(run.name, 0, cluster.socket(2), PATIENCE, join_mode="background") as comm:
+        assert comm.weight == 0 and comm.world_size == 3
+        info = comm.sync_state(models[2].state, timeout=PATIENCE)
+        assert info.background and models[2].state.held
+        with pytest.raises(lh.FailedPrecondition, match="take"):
+            models[2].state.save("nowhere")
+        # The others are in their step: they wait for its part in their op, and for nothing else.
+        gradient = np.full(4, 1000.0, np.float32)
+        assert comm.all_reduce(gradient, op="avg", timeout=PATIENCE).world_size == 2
+        # Where nobody keeps it, they may have changed it before it was here.
+        if comm.take_state(models[2].state, PATIENCE):
+            assert not models[2].state.held
+            models[2].weights += gradient[0]
+            models[2].state.revision += 1
+        else:
+            assert "keep" not in request.node.name and models[2].state.held
+        together = 0
+        while together < 3:
+            together += models[2].step(comm, 10.0, True)
+        mine = comm.sync_state(models[2].state, timeout=PATIENCE).hash
+        assert {future.result(PATIENCE) for future in veterans} == {mine}
+
+
+def test_a_joiner_that_is_killed_is_removed_and_nobody_else_notices(cluster: LocalCluster) -> None:
+    run = Run(cluster)
+    models = [Model(cluster, peer, 1) for peer in range(2)]
+    veterans = [run.veteran(peer, models[peer]) for peer in range(2)]
+    run.wait_for_steps(4)
+    with ExitStack() as stack:
+        (victim,) = trainers_of(stack, 1)
+        victim.do("join", socket=cluster.socket(2), run=run.name, mode="background")
+        assert victim.do("hand_over", count=COUNT)["background"]
+        victim.kill()
+    run.wait_for_steps(4)
+    # The next one is served all the same.
+    models.append(Model(cluster, 2, 3))
+    joiner = run.newcomer(2, models[2], 10.0)
+    assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1
+
+
+def test_a_source_that_dies_is_replaced() -> None:
+    with LocalCluster(peers=4, coordinator_flags=["--detect-ms=500"]) as cluster:
+        run = Run(cluster)
+        models = [Model(cluster, peer, 1) for peer in range(4)]
+        # The first one goes with its host; the others and the joiner are three.
+        doomed = run.veteran(0, models[0])
+        others = [run.veteran(peer, models[peer]) for peer in (1, 2)]
+        run.wait_for_steps(9)
+        joiner = run.newcomer(3, models[3], 10.0)
+        run.wait_for_steps(1)
+        cluster.kill_peer(0)
+        with pytest.raises(lh.Error):
+            doomed.result(PATIENCE)
+        assert len({future.result(PATIENCE) for future in [*others, joiner]}) == 1
+
+
+def test_who_joins_an_empty_group_in_the_background_counts_at_once(cluster: LocalCluster) -> None:
+    with lh.join(f"background-{next(_runs)}", 0, cluster.socket(0), PATIENCE, join_mode="background") as comm:
+        assert comm.weight == 1
+        model = Model(cluster, 0, 1)
+        with comm.step(model.state, PATIENCE) as step:
+            assert not step.background and step.take()
+
+
+def test_a_state_of_other_tensors_is_refused_with_the_first_difference(cluster: LocalCluster) -> None:
+    run = Run(cluster)
+    models = [Model(cluster, peer, 1) for peer in range(2)]
+    veterans = [run.veteran(peer, models[peer]) for peer in range(2)]
+    run.wait_for_steps(4)
+    comm = lh.join(run.name, 0, cluster.socket(2), PATIENCE, join_mode="background")
+    odd = lh.State({"weights": np.zeros(3, np.float32)})
+    with pytest.raises(lh.StateMismatch, match="agreed on"):
+        comm.sync_state(odd, timeout=PATIENCE)
+    comm.leave(PATIENCE)
+    models.append(Model(cluster, 2, 3))
+    joiner = run.newcomer(2, models[2], 10.0)
+    assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1
+
+
+def test_a_wrong_mode_is_named(cluster: LocalCluster) -> None:
+    with pytest.raises(lh.InvalidArgument, match="join_mode is 'fast'; give one of blocking, background"):
+        lh.join(f"background-{next(_runs)}", 0, cluster.socket(0), PATIENCE, join_mode="fast")  # type: ignore[arg-type]
