@@ -1,6 +1,7 @@
 #include "proto/wire/ipc_check.h"
 
 #include <cstring>
+#include <string>
 
 #include "gtest/gtest.h"
 

@@ -33,7 +33,7 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_join, group), 0u);
   EXPECT_EQ(offsetof(lh_ipc_join, step_deadline_ms), 4u);
   EXPECT_EQ(offsetof(lh_ipc_join, cohort_size), 8u);
-  EXPECT_EQ(offsetof(lh_ipc_join, zero), 12u);
+  EXPECT_EQ(offsetof(lh_ipc_join, background), 12u);
   EXPECT_EQ(offsetof(lh_ipc_join, run), 16u);
   EXPECT_EQ(offsetof(lh_ipc_join, cohort), 88u);
   EXPECT_EQ(offsetof(lh_ipc_join, name), 160u);
