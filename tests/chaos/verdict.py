@@ -90,6 +90,10 @@ def false_removals(lines: list[Line], faults: list[Record], detect_s: float) -> 
             if line.host not in fault.hosts:
                 continue
             end = (fault.end if fault.end is not None else fields["t"]) + detect_s + AFTERMATH_S
+            # A trainer that is stopped hears of it later.
+            for stop in faults:
+                if stop.kind == "stop trainer" and line.host in stop.hosts and stop.begin <= end:
+                    end = max(end, (stop.end if stop.end is not None else fields["t"]) + AFTERMATH_S)
             if fault.begin <= fields["t"] <= end:
                 # Of a pair that cannot talk one has to go where no ring can avoid it.
                 small = sizes.get((line.host, line.group), 0) <= 3
