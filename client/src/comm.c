@@ -369,35 +369,48 @@ lh_status lh_pending(lh_comm *comm, uint32_t *count_out) {
   return status;
 }
 
-/* One page of the members, from rank `first`. */
-static lh_status members_page(lh_comm *comm, uint32_t first, struct lh_ipc_members_page *page) {
+lh_status lhi_ask(const char *call, lh_comm *comm, enum lhi_op_kind kind,
+                  const struct lh_ipc_request *request, union lhi_answer *answer) {
   lh_client *const client = comm->client;
-  struct lh_ipc_request request;
+  struct lh_ipc_request asked;
   lh_op *op = NULL;
   lh_status status;
   pthread_mutex_lock(&client->mutex);
-  status = lhi_member_check_locked(comm, "lh_members");
+  status = lhi_member_check_locked(comm, call);
   if (status == LH_OK) {
-    op = lhi_op_new_locked(client, LHI_MEMBERS, comm);
+    op = lhi_op_new_locked(client, kind, comm);
     if (op == NULL) status = LH_UNAVAILABLE;
   }
   if (op != NULL) {
-    request = lhi_request(LH_IPC_MEMBERS, op);
-    request.member = comm->handle;
-    request.u.members.first = first;
+    asked = lhi_request(request->type, op);
+    asked.member = comm->handle;
+    asked.u = request->u;
   }
   pthread_mutex_unlock(&client->mutex);
   if (status != LH_OK) return status;
-  lhi_send(client, &request, -1);
+  lhi_send(client, &asked, -1);
   pthread_mutex_lock(&client->mutex);
   if (lhi_wait_locked(op, lhi_now_ns() + LHI_ANSWER_NS)) {
     status = lhi_outcome_locked(op);
-    if (status == LH_OK) *page = op->reply.members;
+    if (status == LH_OK) *answer = op->reply;
   } else {
-    status = lhi_fail(LH_UNAVAILABLE, "lh_members: peerd does not answer; look at its log");
+    status = lhi_fail(LH_UNAVAILABLE, "%s: peerd does not answer; look at its log", call);
   }
   lhi_op_release_locked(op);
   pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+/* One page of the members, from rank `first`. */
+static lh_status members_page(lh_comm *comm, uint32_t first, struct lh_ipc_members_page *page) {
+  struct lh_ipc_request request;
+  union lhi_answer answer;
+  lh_status status;
+  memset(&request, 0, sizeof request);
+  request.type = LH_IPC_MEMBERS;
+  request.u.members.first = first;
+  status = lhi_ask("lh_members", comm, LHI_MEMBERS, &request, &answer);
+  if (status == LH_OK) *page = answer.members;
   if (status == LH_OK && (page->first != first || page->count > LH_IPC_MEMBERS_PAGE)) {
     status =
         lhi_fail(LH_INTERNAL, "lh_members: peerd sent a malformed page; install matching releases");

@@ -62,7 +62,7 @@ struct lh_op {
 
   lh_status status; /* once ended */
   char *text;       /* NULL: none */
-  union {
+  union lhi_answer {
     struct lh_ipc_op_info info;
     struct lh_ipc_members_page members;
     struct lh_ipc_sync_info sync;
@@ -251,6 +251,10 @@ void lhi_state_free_memory(lh_state *state);
 /* ---- comm.c */
 /* NULL and fork() checks of calls that take a communicator. */
 lh_status lhi_check_comm(const lh_comm *comm, const char *call);
+/* Asks peerd what it knows at once: `request` with its type and what is asked; the rest is put in.
+ */
+lh_status lhi_ask(const char *call, lh_comm *comm, enum lhi_op_kind kind,
+                  const struct lh_ipc_request *request, union lhi_answer *answer);
 /* Waits for a call of a member that goes on by itself; one that does not end in time is kept in
  * *parked. `info` is filled at the end if it is not NULL. */
 lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeout_ms,

@@ -422,43 +422,27 @@ lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offse
   return LH_OK;
 }
 
+static lh_status check_same_client(const char *call, const lh_comm *comm, const lh_state *state) {
+  if (state->client == comm->client) return LH_OK;
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", call);
+}
+
 lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_out) {
   static const char kCall[] = "lh_kept_revision";
   struct lh_ipc_request request;
-  lh_client *client;
-  lh_op *op = NULL;
+  union lhi_answer answer;
   lh_status status = lhi_check_comm(comm, kCall);
   if (status == LH_OK) status = check_state(state, 0, kCall);
   if (status != LH_OK) return status;
   if (revision_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: revision_out is NULL", kCall);
   *revision_out = LH_NO_REVISION;
-  client = comm->client;
-  if (state->client != client) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", kCall);
-  }
-  pthread_mutex_lock(&client->mutex);
-  status = lhi_member_check_locked(comm, kCall);
-  if (status == LH_OK) {
-    op = lhi_op_new_locked(client, LHI_KEPT, comm);
-    if (op == NULL) status = LH_UNAVAILABLE;
-  }
-  if (op != NULL) {
-    request = lhi_request(LH_IPC_KEPT, op);
-    request.member = comm->handle;
-    request.u.state.state = state->id;
-  }
-  pthread_mutex_unlock(&client->mutex);
+  status = check_same_client(kCall, comm, state);
   if (status != LH_OK) return status;
-  lhi_send(client, &request, -1);
-  pthread_mutex_lock(&client->mutex);
-  if (lhi_wait_locked(op, lhi_now_ns() + LHI_ANSWER_NS)) {
-    status = lhi_outcome_locked(op);
-    if (status == LH_OK && op->reply.kept.kept != 0) *revision_out = op->reply.kept.revision;
-  } else {
-    status = lhi_fail(LH_UNAVAILABLE, "%s: peerd does not answer; look at its log", kCall);
-  }
-  lhi_op_release_locked(op);
-  pthread_mutex_unlock(&client->mutex);
+  memset(&request, 0, sizeof request);
+  request.type = LH_IPC_KEPT;
+  request.u.state.state = state->id;
+  status = lhi_ask(kCall, comm, LHI_KEPT, &request, &answer);
+  if (status == LH_OK && answer.kept.kept != 0) *revision_out = answer.kept.revision;
   return status;
 }
 
@@ -591,6 +575,17 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
   return request;
 }
 
+/* The state is the op's from now on. Whether peerd is to be asked. */
+static bool open_locked(lh_op *op, lh_comm *comm, lh_state *state) {
+  op->synced = state;
+  op->of_sync = true;
+  op->in_place = state->in_place;
+  state->op = op;
+  comm->sync = op;
+  lhi_op_open_locked(op);
+  return op->state == LHI_OPEN;
+}
+
 /* Begins a sync, or finds the one that a call began whose time ran out. `step`: at a boundary. */
 static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *given, bool step,
                        lh_op **op_out) {
@@ -603,9 +598,8 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   bool send = false;
   bool held;
   if (state == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state is NULL", call);
-  if (state->client != client) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", call);
-  }
+  status = check_same_client(call, comm, state);
+  if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
   if (*parked != NULL) {
@@ -632,15 +626,9 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
     if (op == NULL) status = LH_UNAVAILABLE;
   }
   if (op != NULL) {
-    op->synced = state;
-    op->of_sync = true;
-    op->in_place = state->in_place;
     op->on_progress = given->progress;
     op->progress_context = given->progress_context;
-    state->op = op;
-    comm->sync = op;
-    lhi_op_open_locked(op);
-    send = op->state == LHI_OPEN;
+    send = open_locked(op, comm, state);
   }
   if (send) {
     /* The others stand at the boundary that admitted this member: it only joins their sync. */
@@ -716,13 +704,7 @@ lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_s
     if (op == NULL) status = LH_UNAVAILABLE;
   }
   if (op != NULL) {
-    op->synced = state;
-    op->of_sync = true;
-    op->in_place = state->in_place;
-    state->op = op;
-    comm->sync = op;
-    lhi_op_open_locked(op);
-    send = op->state == LHI_OPEN;
+    send = open_locked(op, comm, state);
     request = lhi_request(LH_IPC_TAKE, op);
     request.member = comm->handle;
     request.u.take.timeout_ms = (uint32_t)timeout_ms;

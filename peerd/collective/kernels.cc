@@ -94,9 +94,9 @@ void Fill(uint8_t* out, uint64_t count, T value) {
   for (uint64_t i = 0; i < count; ++i) std::memcpy(out + i * sizeof(T), &value, sizeof(T));
 }
 
-// Bits of -0, 1, infinity and -infinity.
+// With what each op begins: the bits of zero (-0 of floats), one, the largest and the least.
 template <class T>
-void FillFloat(uint8_t* out, uint64_t count, ReduceOp op, T zero, T one, T most, T least) {
+void FillOneOf(uint8_t* out, uint64_t count, ReduceOp op, T zero, T one, T most, T least) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
@@ -112,7 +112,7 @@ void FillFloat(uint8_t* out, uint64_t count, ReduceOp op, T zero, T one, T most,
 
 template <class T>
 void FillInteger(uint8_t* out, uint64_t count, ReduceOp op) {
-  FillFloat<T>(out, count, op, 0, 1, std::numeric_limits<T>::max(), std::numeric_limits<T>::min());
+  FillOneOf<T>(out, count, op, 0, 1, std::numeric_limits<T>::max(), std::numeric_limits<T>::min());
 }
 
 }  // namespace
@@ -136,14 +136,14 @@ void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op) {
     case DType::kInt64:
       return FillInteger<int64_t>(out, count, op);
     case DType::kFloat16:
-      return FillFloat<uint16_t>(out, count, op, 0x8000, 0x3c00, 0x7c00, 0xfc00);
+      return FillOneOf<uint16_t>(out, count, op, 0x8000, 0x3c00, 0x7c00, 0xfc00);
     case DType::kBfloat16:
-      return FillFloat<uint16_t>(out, count, op, 0x8000, 0x3f80, 0x7f80, 0xff80);
+      return FillOneOf<uint16_t>(out, count, op, 0x8000, 0x3f80, 0x7f80, 0xff80);
     case DType::kFloat32:
-      return FillFloat<uint32_t>(out, count, op, 0x80000000u, 0x3f800000u, 0x7f800000u,
+      return FillOneOf<uint32_t>(out, count, op, 0x80000000u, 0x3f800000u, 0x7f800000u,
                                  0xff800000u);
     case DType::kFloat64:
-      return FillFloat<uint64_t>(out, count, op, uint64_t{1} << 63, 0x3ff0000000000000u,
+      return FillOneOf<uint64_t>(out, count, op, uint64_t{1} << 63, 0x3ff0000000000000u,
                                  0x7ff0000000000000u, 0xfff0000000000000u);
   }
 }

@@ -65,18 +65,11 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
     sync.phase = Phase::kOffered;
   }
   AnswerTake(local, sync, {Code::kAborted, "this member has called again"}, out);
-  if (!held) {
-    sync.bytes = 0;
-    sync.sources = 0;
-    if (request.restored) sync.torn = false;
-    if (request.torn) sync.torn = true;
-    // It has what may be unequal as well.
-    if (request.kept) sync.agreed = true;
-  }
+  if (!held) Bring(sync, request);
   sync.brought = false;
   sync.put_back = false;
-  sync.offer = {++sync.syncs,  request.strategy, request.revision, request.manifest,
-                request.state, !sync.torn,       request.kept};
+  ++sync.syncs;
+  sync.offer = OfferOf(sync, request);
   if (sync.phase == Phase::kStopping) {
     sync.offer.complete = false;
   } else if (held && request.fetching) {
@@ -90,6 +83,20 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
   sync.background.reset();
   Serve(local, sync, out);
   if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, sync.offer}});
+}
+
+void LocalSyncs::Bring(Sync& sync, const SyncRequest& request) {
+  sync.bytes = 0;
+  sync.sources = 0;
+  if (request.restored) sync.torn = false;
+  if (request.torn) sync.torn = true;
+  // It has what may be unequal as well.
+  if (request.kept) sync.agreed = true;
+}
+
+control::SyncOffer LocalSyncs::OfferOf(const Sync& sync, const SyncRequest& request) {
+  return {sync.syncs,    request.strategy, request.revision, request.manifest,
+          request.state, !sync.torn,       request.kept};
 }
 
 void LocalSyncs::VoteAnswered(LocalId local) {
@@ -196,8 +203,9 @@ void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
   sync.progress = {};
   sync.offer.complete = false;
   Serve(id, sync, out);
+  const bool background = sync.background.has_value();
   out->push_back(StartTransfer{id, sync.group, result.revision, result.manifest, result.state,
-                               result.sources, !sync.agreed});
+                               result.sources, !background && !sync.agreed, background});
 }
 
 void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
@@ -408,13 +416,8 @@ void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId 
     b.held = false;
   }
   if (!std::exchange(b.held, true)) {
-    sync.bytes = 0;
-    sync.sources = 0;
-    if (request.restored) sync.torn = false;
-    if (request.torn) sync.torn = true;
-    if (request.kept) sync.agreed = true;
-    sync.offer = {sync.syncs,    request.strategy, request.revision, request.manifest,
-                  request.state, !sync.torn,       request.kept};
+    Bring(sync, request);
+    sync.offer = OfferOf(sync, request);
   }
   b.taken = false;
   if (agreed && agreed->manifest != request.manifest) {
@@ -475,13 +478,12 @@ void LocalSyncs::StartRound(LocalId id, Sync& sync, std::vector<Action>* out) {
   }
   if (b.sources.empty()) return;
   sync.offer.kept = false;
-  sync.told = {};
-  sync.told.revision = b.newest.revision;
-  sync.told.state = b.newest.state;
-  sync.offer.complete = false;
-  sync.phase = Phase::kFetching;
-  out->push_back(StartTransfer{id, sync.group, b.newest.revision, b.newest.manifest, b.newest.state,
-                               b.sources, /*unequal_too=*/false, /*background=*/true});
+  SyncResult newest;
+  newest.revision = b.newest.revision;
+  newest.manifest = b.newest.manifest;
+  newest.state = b.newest.state;
+  newest.sources = b.sources;
+  StartFetch(id, sync, newest, out);
 }
 
 void LocalSyncs::Measure(Sync& sync, uint64_t bytes_left, uint64_t bytes_total) {
@@ -652,6 +654,7 @@ void LocalSyncs::AddTo(Digester* digest) const {
                   uint64_t{b.near} << 3 | uint64_t{b.flat} << 8);
       digest->Add(b.take_by).Add(b.newest.revision).Add(b.newest.state);
       digest->Add(b.rounds).Add(b.revision).Add(b.least).Add(uint64_t{b.sources.size()});
+      digest->Add(b.failed);
     }
     digest->Add(sync.ends ? sync.ends->text : "-");
   }

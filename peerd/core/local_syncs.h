@@ -155,6 +155,9 @@ class LocalSyncs {
     bool removed = false;
   };
 
+  // What the trainer brings is what is there now.
+  static void Bring(Sync& sync, const SyncRequest& request);
+  static control::SyncOffer OfferOf(const Sync& sync, const SyncRequest& request);
   // Brings what is served in line with what is offered.
   static void Serve(LocalId id, Sync& sync, std::vector<Action>* out);
   void Fetch(LocalId id, Sync& sync, const control::SyncResult& result,

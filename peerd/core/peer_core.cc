@@ -132,6 +132,8 @@ class PeerCore::Impl {
 
   // Why the member, which is there, may not begin this sync.
   Outcome MaySync(LocalId local, const SyncRequest& request);
+  // A member in the background has no reason to stay there. `request`: what it brings, or nullptr.
+  bool ReadyToCount(const LocalMember& local, const SyncRequest* request);
   void BeginSync(const LocalMember& local, const SyncRequest& request, bool with_vote);
   void BeginBackground(const LocalMember& local, const SyncRequest& request);
   void Send(control::PeerMessage message) { out_.push_back(ToCoordinator{std::move(message)}); }
@@ -396,14 +398,10 @@ void PeerCore::Impl::On(const LocalStep& event) {
     return;
   }
   const LocalMember& local = *members_.Find(event.local);
-  bool ready = false;
-  if (InBackground(local)) {
-    const Group& group = *FindGroup(local.group);
-    const bool alone = group.current()->SourcesFor(local.member).empty();
-    ready = alone || !group.agreed ||
-            syncs_.Ready(local.id, event.sync ? &*event.sync : nullptr, *group.agreed);
-    if (event.sync && !ready) BeginBackground(local, *event.sync);
-    if (event.sync && ready) BeginSync(local, *event.sync, /*with_vote=*/true);
+  const bool background = InBackground(local);
+  const bool ready = background && ReadyToCount(local, event.sync ? &*event.sync : nullptr);
+  if (event.sync && background && !ready) {
+    BeginBackground(local, *event.sync);
   } else if (event.sync) {
     BeginSync(local, *event.sync, /*with_vote=*/true);
   }
@@ -430,6 +428,12 @@ Outcome PeerCore::Impl::MaySync(LocalId local, const SyncRequest& request) {
             "cannot use send before it counts"};
   }
   return syncs_.MayBegin(local, request);
+}
+
+bool PeerCore::Impl::ReadyToCount(const LocalMember& local, const SyncRequest* request) {
+  const Group& group = *FindGroup(local.group);
+  const bool alone = group.current()->SourcesFor(local.member).empty();
+  return alone || !group.agreed || syncs_.Ready(local.id, request, *group.agreed);
 }
 
 void PeerCore::Impl::BeginSync(const LocalMember& local, const SyncRequest& request,

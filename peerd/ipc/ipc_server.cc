@@ -360,6 +360,8 @@ class Server final : public IpcServer {
   void Push(Client& client, const lh_ipc_reply& reply);
   void Answer(Client& client, uint64_t call, const Outcome& outcome);
   void AnswerWithWorld(Client& client, uint64_t call, LocalId local, const World& world);
+  void AnswerWithSync(Client& client, uint64_t call, LocalId local, const Outcome& outcome,
+                      const StateSyncInfo& info);
   Member* Find(LocalId local);
   // Unless the frame of that number still waits, which is overwritten then.
   void PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame);
@@ -1183,20 +1185,18 @@ void Server::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo
     member->step_sync = {outcome, info};
     return;
   }
-  Client& client = *member->client;
-  const uint64_t call = std::exchange(member->sync_call, 0);
-  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), outcome);
-  PutSync(info, &reply);
-  client.calls.erase(call);
-  Push(client, reply);
+  AnswerWithSync(*member->client, std::exchange(member->sync_call, 0), local, outcome, info);
 }
 
 void Server::TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
   Member* const member = Find(local);
   if (member == nullptr || member->take_call == 0) return;
   if (outcome.ok()) EndHold(*member);
-  Client& client = *member->client;
-  const uint64_t call = std::exchange(member->take_call, 0);
+  AnswerWithSync(*member->client, std::exchange(member->take_call, 0), local, outcome, info);
+}
+
+void Server::AnswerWithSync(Client& client, uint64_t call, LocalId local, const Outcome& outcome,
+                            const StateSyncInfo& info) {
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), outcome);
   PutSync(info, &reply);
   client.calls.erase(call);

@@ -76,22 +76,23 @@ void StateRunner::Carry(const ServeState& action) {
 
 void StateRunner::EndShare(LocalId local) {
   const auto it = members_.find(local);
-  if (it == members_.end() || !std::exchange(it->second.shared, false)) return;
-  StateServer* const server = exchange_.server();
-  server->EndServe(it->second.group, it->second.served);
-  server->Register(it->second.group, it->second.served, it->second.declared);
+  if (it != members_.end() && it->second.shared) StopServing(&it->second);
+}
+
+void StateRunner::StopServing(Member* member) {
+  member->shared = false;
+  exchange_.server()->EndServe(member->group, member->served);
+  exchange_.server()->Register(member->group, member->served, member->declared);
 }
 
 void StateRunner::Carry(const EndServe& action) {
   const auto it = members_.find(action.local);
   if (it == members_.end() || !it->second.served) return;
-  StateServer* const server = exchange_.server();
-  server->EndServe(it->second.group, it->second.served);
-  server->Register(it->second.group, it->second.served, it->second.declared);
-  it->second.shared = false;
+  StopServing(&it->second);
   const std::shared_ptr<LocalState> state = syncs_.StateOf(action.local);
-  if (state != nullptr && server->Reading(state.get()))
+  if (state != nullptr && exchange_.server()->Reading(state.get())) {
     reads_[action.local].states.push_back(state);
+  }
 }
 
 void StateRunner::Carry(const StartTransfer& action) {

@@ -127,6 +127,8 @@ class StateRunner {
   // Others may ask for what the member has committed.
   void ServeKept(LocalId local);
   void EndShare(LocalId local);
+  // Others are told of its manifest only.
+  void StopServing(Member* member);
 
   const std::function<Tick()> clock_;
   HashPool pool_;

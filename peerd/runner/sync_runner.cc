@@ -22,8 +22,12 @@ void Forget(std::vector<Hash128>* digests) {
   std::fill(digests->begin(), digests->end(), Hash128{});
 }
 
-// Where the state is not what it was when it was offered.
-void MarkChanged(const ChunkDigests& offered, LocalState* state) {
+// Where the state is not what it was when it was offered; everywhere if it was filled before that.
+void MarkChanged(bool filled, const ChunkDigests& offered, LocalState* state) {
+  if (filled) {
+    std::fill(state->changed.begin(), state->changed.end(), uint8_t{1});
+    return;
+  }
   size_t chunk = 0;
   for (size_t tensor = 0; tensor < offered.size(); ++tensor) {
     for (size_t i = 0; i < offered[tensor].size(); ++i, ++chunk) {
@@ -62,12 +66,7 @@ void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step, boo
     made.stage = Stage::kTold;
     SyncRequest request = RequestOf(made.sync);
     request.fetching = true;
-    if (with_step) {
-      events_.push_back(LocalStep{local, request});
-    } else {
-      events_.push_back(LocalSync{local, request});
-    }
-    return;
+    return Tell(local, with_step, request);
   }
   kept_->WhenIdle(local.value(), [this, local] { Start(local); });
 }
@@ -145,7 +144,11 @@ void SyncRunner::Offer(LocalId local, bool torn) {
                  request.revision == sync.kept->revision && request.state == sync.kept->root;
   request.torn = torn;
   if (sync.resumed && !torn) request.restored = true;
-  if (sync.with_step) {
+  Tell(local, sync.with_step, request);
+}
+
+void SyncRunner::Tell(LocalId local, bool with_step, const SyncRequest& request) {
+  if (with_step) {
     events_.push_back(LocalStep{local, request});
   } else {
     events_.push_back(LocalSync{local, request});
@@ -216,10 +219,8 @@ StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
     if (info.replaced && ended.state == Hash128{}) info.revision = sync.sync.revision;
   }
   LocalState& state = *sync.sync.state;
-  if (sync.resumed) {
-    std::fill(state.changed.begin(), state.changed.end(), uint8_t{1});
-  } else if (info.bytes > 0 || sync.put_back) {
-    MarkChanged(sync.offered, &state);
+  if (sync.resumed || info.bytes > 0 || sync.put_back) {
+    MarkChanged(sync.resumed, sync.offered, &state);
   }
   if (ended.torn) {
     // What lies there is known again when it was hashed again.
@@ -245,13 +246,8 @@ StateSyncInfo SyncRunner::End(const TakeDone& done) {
   const auto held = held_.extract(done.local);
   if (held.empty()) return info;  // taken before
   info.total_us = clock_() - held.mapped().began;
-  LocalState& state = *held.mapped().state;
   info.resumed = held.mapped().resumed;
-  if (info.resumed) {
-    std::fill(state.changed.begin(), state.changed.end(), uint8_t{1});
-  } else {
-    MarkChanged(held.mapped().offered, &state);
-  }
+  MarkChanged(info.resumed, held.mapped().offered, held.mapped().state.get());
   return info;
 }
 

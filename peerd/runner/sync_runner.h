@@ -97,6 +97,7 @@ class SyncRunner {
   void Fill(LocalId local, Sync* sync);
   void Hash(LocalId local, Sync* sync);
   void Offer(LocalId local, bool torn);
+  void Tell(LocalId local, bool with_step, const SyncRequest& request);
   void Hashed(LocalId local, const std::vector<size_t>& tensors, HashPool::Digests digests);
 
   HashPool* const pool_;

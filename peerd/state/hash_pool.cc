@@ -100,10 +100,10 @@ HashPool::JobId HashPool::HashTensors(const std::vector<std::span<const uint8_t>
 }
 
 HashPool::JobId HashPool::CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
-                                     std::function<void(std::vector<Hash128>)> done) {
+                                     std::function<void(const std::vector<Hash128>&)> done) {
   auto job = std::make_shared<Job>();
   job->holder = std::move(holder);
-  job->done = [job = job.get(), done = std::move(done)] { done(std::move(job->digests)); };
+  job->done = [job = job.get(), done = std::move(done)] { done(job->digests); };
   for (const Copy& chunk : chunks) {
     LH_CHECK(chunk.from.size() <= kStateChunkBytes);
     job->chunks.push_back(chunk.from);

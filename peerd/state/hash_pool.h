@@ -60,7 +60,7 @@ class HashPool final : public Hasher {
   // Copies the chunks, each of at most kStateChunkBytes, and gives the digest of each copy. The
   // holder keeps both sides. `done` as above, also for no chunks.
   JobId CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
-                   std::function<void(std::vector<Hash128>)> done);
+                   std::function<void(const std::vector<Hash128>&)> done);
   // `done` never runs, and is destroyed; chunks that nobody has begun to read are dropped. Those
   // that are being read keep the holder for as long; those that are being copied are waited for, so
   // that nothing is written from then on. Jobs that have ended are ignored.

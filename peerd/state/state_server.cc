@@ -100,11 +100,15 @@ const MemoryState* StateServer::Find(const GroupKey& group, MemberId member,
                                      const Hash128& root) const {
   const auto it = served_.find({group, member});
   if (it == served_.end()) return nullptr;
-  const Served& served = it->second;
-  const bool live = served.on && served.root == root;
-  const bool kept = served.kept != nullptr && served.kept_root == root;
-  if (live && !(kept && served.may_change)) return served.state.get();
-  return kept ? served.kept.get() : nullptr;
+  switch (it->second.With(root)) {
+    case Served::Copy::kLive:
+      return it->second.state.get();
+    case Served::Copy::kKept:
+      return it->second.kept.get();
+    case Served::Copy::kNone:
+      break;
+  }
+  return nullptr;
 }
 
 const Manifest* StateServer::FindManifest(const GroupKey& group, MemberId member) const {
@@ -160,17 +164,15 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   const MemberKey member({link.run, header.group}, body.source);
   const auto found = served_.find(member);
   const bool any_root = body.kind == ChunkKind::kManifest && body.root == Hash128{};
-  const bool here = found != served_.end() && found->second.kept != nullptr &&
-                    found->second.kept_root == body.root;
-  // What is kept does not change.
-  const bool live =
-      found != served_.end() && (any_root || (found->second.on && found->second.root == body.root &&
-                                              !(here && found->second.may_change)));
-  const bool kept = !live && here;
-  if (!live && !kept) {
+  auto copy = Served::Copy::kNone;
+  if (found != served_.end()) {
+    copy = any_root ? Served::Copy::kLive : found->second.With(body.root);
+  }
+  if (copy == Served::Copy::kNone) {
     Refuse(key, ask, ChunkRefusal::kNotHere);
     return absl::OkStatus();
   }
+  const bool kept = copy == Served::Copy::kKept;
   Served& served = found->second;
   const std::shared_ptr<const MemoryState>& state = kept ? served.kept : served.state;
   const Manifest& manifest = state->manifest;

@@ -119,6 +119,15 @@ class StateServer {
     std::shared_ptr<const std::vector<uint8_t>> encoded_manifest;
     std::shared_ptr<const std::vector<uint8_t>> digests;  // encoded
     std::shared_ptr<const std::vector<uint8_t>> kept_digests;
+
+    enum class Copy : uint8_t { kNone, kLive, kKept };
+    // Which one has this root. What is kept does not change: it goes before what may.
+    Copy With(const Hash128& root) const {
+      const bool live = on && this->root == root;
+      const bool has_kept = kept != nullptr && kept_root == root;
+      if (live && !(has_kept && may_change)) return Copy::kLive;
+      return has_kept ? Copy::kKept : Copy::kNone;
+    }
   };
   struct TransferKey {
     LinkKey link;

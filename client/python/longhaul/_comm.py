@@ -207,6 +207,11 @@ def _code(table: dict[str, int], value: str, name: str) -> int:
         raise InvalidArgument(f"{name} is {value!r}; give one of {', '.join(table)}") from None
 
 
+def _check_state(state: Any) -> None:
+    if not isinstance(state, State):
+        raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
+
+
 class Comm:
     """One member of one group. Made by `join`; leaves at the end of a `with` block.
 
@@ -369,8 +374,7 @@ class Comm:
         strategy is not "send". Who knows that need not load a checkpoint first.
         """
         self._check_joined()
-        if not isinstance(state, State):
-            raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
+        _check_state(state)
         revision = ctypes.c_uint64()
         registration = state.register(self._client)
         check(
@@ -387,8 +391,7 @@ class Comm:
         Raises FailedPrecondition where nothing is fetched.
         """
         self._check_joined()
-        if not isinstance(state, State):
-            raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
+        _check_state(state)
         if self._held is not state:
             raise FailedPrecondition(f"take of {state!r}: nothing is fetched into it in the background")
         if not state.held:
@@ -419,8 +422,7 @@ class Comm:
         self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
     ) -> SyncInfo:
         self._check_joined()
-        if not isinstance(state, State):
-            raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
+        _check_state(state)
         bar = Bar()
         on_progress = bar if progress is True else progress or None
         called_as_step = at_step
