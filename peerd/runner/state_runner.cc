@@ -121,7 +121,7 @@ void StateRunner::Start(const StartTransfer& action) {
   uint64_t bytes = 0;
   for (const StateTensor& tensor : start.state->manifest) bytes += tensor.bytes;
   exchange_.StartTransfer(std::move(start), Now());
-  fetches_[action.local] = {Now(), 0, 0, bytes, action.background};
+  fetches_[action.local] = {Now(), 0, 0, bytes, action.background, action.background};
 }
 
 void StateRunner::Carry(const ChangeSources& action) {
@@ -205,19 +205,28 @@ void StateRunner::Work() {
     events_.push_back(TransferMeasured{local, progress.bytes_total, fetch.state_bytes});
   }
   for (StateExchange::Ended& ended : exchange_.TakeEnded()) {
-    const LocalId local(ended.local);
     LogCorrupt(ended);
-    TransferResult& result = ended.result;
-    Outcome outcome;
-    if (!result.error.empty()) outcome = {Code::kAborted, std::move(result.error)};
-    fetches_.erase(local);
-    syncs_.TransferOver(TransferEnded{local, std::move(outcome), result.bytes,
-                                      std::move(result.sources), std::move(result.corrupt),
-                                      result.wrote});
+    Over(std::move(ended));
   }
   for (StateExchange::Compared& compared : exchange_.TakeCompared()) {
     events_.push_back(ManifestCompared{LocalId(compared.local), std::move(compared.difference)});
   }
+}
+
+void StateRunner::Over(StateExchange::Ended ended) {
+  const LocalId local(ended.local);
+  TransferResult& result = ended.result;
+  TransferEnded over{
+      local, {}, result.bytes, std::move(result.sources), std::move(result.corrupt), result.wrote};
+  if (!result.error.empty()) over.outcome = {Code::kAborted, std::move(result.error)};
+  const auto tell = [this, over] {
+    fetches_.erase(over.local);
+    syncs_.TransferOver(over);
+  };
+  // Nobody waits for what comes in the background, as they would at the commit.
+  const std::shared_ptr<LocalState> state =
+      fetches_.at(local).background ? syncs_.StateOf(local) : nullptr;
+  if (state == nullptr || kept_.Prepare(local.value(), state, tell)) tell();
 }
 
 Tick StateRunner::NextDeadline() const {

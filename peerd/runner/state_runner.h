@@ -112,17 +112,19 @@ class StateRunner {
     bool keeping = false;  // SyncRunner::Keeping()
     std::vector<std::function<void()>> then;
   };
-  // A transfer that is on.
+  // A transfer that is on, or over and not told yet.
   struct Fetch {
     Tick looked;  // when its progress was told
     uint64_t bytes = 0;
     uint64_t bytes_per_second = 0;
     uint64_t state_bytes = 0;
+    bool background = false;
     bool measure = false;  // the core is to be told how much there is to fetch
   };
 
   Tick Now() const { return clock_(); }
   void Start(const StartTransfer& action);
+  void Over(StateExchange::Ended ended);
   void EndReads();
   // Others may ask for what the member has committed.
   void ServeKept(LocalId local);

@@ -335,6 +335,35 @@ TEST_F(StateRunnerTest, WhatWasAgreedOnIsKeptBeforeTheAnswerAndServedFromThenOn)
   EXPECT_EQ(wanted.memory, agreed);
 }
 
+TEST_F(StateRunnerTest, WhatCameInTheBackgroundIsCopiedBeforeItCounts) {
+  const State held(8 * kMiB, 1);
+  const State wanted(8 * kMiB, 2);
+  Make(2, /*state_rate=*/4 << 20, /*keep_state=*/64 * kMiB);
+  runner(0).Add(kLocal, kGroup, "a");
+  const Hash128 root = Serve(1, held);
+  Begin(0, wanted);
+  StartTransfer fetch{kLocal, kGroup, 1, {}, root, Sources({1})};
+  fetch.background = true;
+  runner(0).Carry(fetch);
+  ASSERT_TRUE(world_->Until(
+      [&] { return runner(0).exchange()->ProgressOf(kLocal.value()).bytes_done >= 2 * kMiB; }));
+  EXPECT_EQ(runner(0).kept_bytes(), 0u);
+  runner(0).Carry(StopTransfer{kLocal});
+  ASSERT_TRUE(world_->Until([&] { return !Ended().empty(); }));
+  EXPECT_EQ(Ended()[0].outcome.text, "was stopped");
+  EXPECT_FALSE(Ended()[0].put_back.has_value());
+  EXPECT_EQ(runner(0).kept_bytes(), 8 * kMiB);
+  runner(0).Carry(fetch);
+  ASSERT_TRUE(world_->Until([&] { return Ended().size() == 2; }));
+  EXPECT_TRUE(Ended()[1].outcome.ok()) << Ended()[1].outcome.text;
+  uint64_t revision = 0;
+  EXPECT_FALSE(runner(0).KeptRevision(kLocal, held.state->manifest, &revision));
+  runner(0).Carry(SyncEnded{kLocal, {}, 1, root, false, 8 * kMiB, 1});
+  EXPECT_FALSE(runner(0).reading()) << "the others would wait for the answer";
+  EXPECT_TRUE(runner(0).KeptRevision(kLocal, held.state->manifest, &revision));
+  EXPECT_EQ(revision, 1u);
+}
+
 TEST_F(StateRunnerTest, WhatATrainerLeftIsNotServedAnyMore) {
   const State held(2 * kMiB, 1);
   const State wanted(2 * kMiB, 2);

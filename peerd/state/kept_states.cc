@@ -55,13 +55,14 @@ struct ChunkId {
   size_t chunk = 0;
 };
 
-// What differs, as copies from one to the other.
+// What is known and differs, as copies from one to the other.
 std::vector<HashPool::Copy> Differences(const MemoryState& from, const MemoryState& to,
                                         std::vector<ChunkId>* ids) {
   std::vector<HashPool::Copy> copies;
   for (size_t t = 0; t < from.manifest.size(); ++t) {
     for (size_t c = 0; c < from.digests[t].size(); ++c) {
-      if (from.digests[t][c] == to.digests[t][c]) continue;
+      const Hash128& digest = from.digests[t][c];
+      if (digest == Hash128{} || digest == to.digests[t][c]) continue;
       const uint64_t offset = ChunkOffset(c);
       const uint8_t* const data = from.places[t] + offset;
       copies.push_back({{data, ChunkBytes(from.manifest[t].bytes, c)}, to.places[t] + offset});
@@ -98,6 +99,14 @@ void KeptStates::Remove(Local local) {
   if (entry == entries_.end() || entry->second.owner != local) return;
   entry->second.owner = 0;
   entry->second.since = clock_();
+  DropUseless(entry);
+}
+
+// A copy ahead whose member is gone.
+void KeptStates::DropUseless(Entries::iterator it) {
+  const Kept& kept = it->second;
+  if (kept.committed || kept.owner != 0 || kept.job != 0) return;
+  Drop(it, "its member is gone and had committed nothing");
 }
 
 // The entry of the member's name unless it is another one's.
@@ -105,7 +114,8 @@ const KeptStates::Kept* KeptStates::Accessible(Local local) const {
   const auto member = members_.find(local);
   if (member == members_.end()) return nullptr;
   const auto it = entries_.find(member->second.name);
-  if (it == entries_.end() || (it->second.owner != 0 && it->second.owner != local)) return nullptr;
+  if (it == entries_.end() || !it->second.committed) return nullptr;
+  if (it->second.owner != 0 && it->second.owner != local) return nullptr;
   return &it->second;
 }
 
@@ -185,41 +195,72 @@ bool KeptStates::Keep(Local local, const std::shared_ptr<const MemoryState>& sta
   }
   if (kept == nullptr) kept = Create(local, &member, *state);
   if (kept == nullptr) return true;
+  kept->committed = true;
   kept->owner = local;
   kept->inherited = false;
-  std::vector<ChunkId> ids;
-  std::vector<HashPool::Copy> copies = Differences(*state, *kept->state, &ids);
-  if (copies.empty()) {
+  kept->next_revision = revision;
+  kept->next_root = root;
+  const bool same =
+      Copy(member.name, state, [this, name = member.name, done = std::move(done)](bool right) {
+        Copied(name, right);
+        done();
+      });
+  if (same) {
     kept->state->revision = revision;
     kept->state->root = root;
+  }
+  return same;
+}
+
+bool KeptStates::Prepare(Local local, const std::shared_ptr<const MemoryState>& state,
+                         std::function<void()> done) {
+  const auto found = members_.find(local);
+  if (found == members_.end()) return true;
+  Member& member = found->second;
+  const auto it = entries_.find(member.name);
+  if (it == entries_.end()) {
+    Kept* const kept = Create(local, &member, *state);
+    if (kept == nullptr) return true;
+    kept->owner = local;
+  } else if (it->second.committed || it->second.owner != local || it->second.job != 0 ||
+             it->second.state->manifest != state->manifest) {
     return true;
   }
+  // Whatever is not right is copied again by Keep().
+  return Copy(member.name, state, [this, name = member.name, done = std::move(done)](bool) {
+    DropUseless(entries_.find(name));
+    done();
+  });
+}
+
+bool KeptStates::Copy(const Name& name, const std::shared_ptr<const MemoryState>& state,
+                      std::function<void(bool right)> done) {
+  Kept& kept = entries_.at(name);
+  std::vector<ChunkId> ids;
+  std::vector<HashPool::Copy> copies = Differences(*state, *kept.state, &ids);
+  if (copies.empty()) return true;
   std::vector<Hash128> wanted;
   for (const ChunkId& id : ids) {
     wanted.push_back(state->digests[id.tensor][id.chunk]);
     // Not known while it is written.
-    kept->state->digests[id.tensor][id.chunk] = {};
+    kept.state->digests[id.tensor][id.chunk] = {};
   }
-  kept->next_revision = revision;
-  kept->next_root = root;
-  kept->job =
-      pool_->CopyChunks(std::move(copies), Both(state, kept->state),
-                        [this, name = member.name, ids = std::move(ids), wanted = std::move(wanted),
-                         done = std::move(done)](const std::vector<Hash128>& digests) {
-                          KeptState& copy = *entries_.at(name).state;
-                          for (size_t i = 0; i < ids.size(); ++i) {
-                            copy.digests[ids[i].tensor][ids[i].chunk] = digests[i];
-                          }
-                          Copied(name, digests == wanted);
-                          done();
-                        });
+  kept.job = pool_->CopyChunks(std::move(copies), Both(state, kept.state),
+                               [this, name, ids = std::move(ids), wanted = std::move(wanted),
+                                done = std::move(done)](const std::vector<Hash128>& digests) {
+                                 Kept& copied = entries_.at(name);
+                                 copied.job = 0;
+                                 for (size_t i = 0; i < ids.size(); ++i) {
+                                   copied.state->digests[ids[i].tensor][ids[i].chunk] = digests[i];
+                                 }
+                                 done(digests == wanted);
+                               });
   return false;
 }
 
 void KeptStates::Copied(const Name& name, bool right) {
   const auto it = entries_.find(name);
   Kept& kept = it->second;
-  kept.job = 0;
   kept.state->revision = kept.next_revision;
   kept.state->root = kept.next_root;
   const std::vector<std::function<void()>> waiting = std::exchange(kept.waiting, {});

@@ -10,6 +10,9 @@
 //   whole --(its member is gone)--> waiting --(Take by one of the name)--> whole
 //   waiting --(the time is up | room is needed for a member that is here)--> none
 //   any --(other tensors are committed | a copy is not what was agreed on)--> none
+//   none --Prepare--> ahead --Keep--> updating;  ahead --(its member is gone)--> none
+//
+// Ahead is a copy of what a member fetches before it commits anything, which nobody else gets.
 //
 // Each copy is hashed: what is whole has the digests that were agreed on, whatever the trainer
 // writes meanwhile. Those who read a kept state end before Keep() changes it; see Find().
@@ -85,6 +88,13 @@ class KeptStates {
   bool Keep(Local local, const std::shared_ptr<const MemoryState>& state, uint64_t revision,
             const Hash128& root, std::function<void()> done);
 
+  // The member has fetched some of `state`, and committed nothing yet: what is known of it is
+  // copied ahead, so that its first Keep() finds memory that was written to before, and little to
+  // copy. True: there is nothing to copy, or no room. False: `done` runs at the end; nobody writes
+  // to the chunks that are known until then.
+  bool Prepare(Local local, const std::shared_ptr<const MemoryState>& state,
+               std::function<void()> done);
+
   // Copies what is kept to `state`, of the same manifest: chunks whose digest differs there. Its
   // digests tell what is there, at the end; 0 until then. `done` runs once: whether `state` is what
   // is kept. A job that is cancelled leaves a mixture.
@@ -105,6 +115,7 @@ class KeptStates {
   struct Kept {
     std::shared_ptr<KeptState> state;
     uint64_t bytes = 0;
+    bool committed = false;  // it is no copy ahead
     Local owner = 0;         // 0: gone
     bool inherited = false;  // the owner has committed nothing yet
     Tick since;              // without owner
@@ -120,11 +131,15 @@ class KeptStates {
   };
 
   const Kept* Accessible(Local local) const;
+  // Of the chunks whose digests are known and not those of the copy. True: there are none.
+  bool Copy(const Name& name, const std::shared_ptr<const MemoryState>& state,
+            std::function<void(bool right)> done);
   bool MakeRoom(uint64_t bytes);
   Kept* Create(Local local, Member* member, const MemoryState& state);
   void Refuse(Local local, Member* member, uint64_t bytes, const std::string& why);
   void Copied(const Name& name, bool right);
   void Drop(Entries::iterator it, const std::string& reason);
+  void DropUseless(Entries::iterator it);
 
   const Options options_;
   HashPool* const pool_;

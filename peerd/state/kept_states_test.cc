@@ -70,6 +70,12 @@ class KeptStatesTest : public testing::Test {
       EXPECT_TRUE(Until([&] { return done; }));
     }
   }
+  void Prepare(uint64_t local, const std::shared_ptr<TrainerState>& state) {
+    bool done = false;
+    if (!kept_->Prepare(local, state, [&] { done = true; })) {
+      EXPECT_TRUE(Until([&] { return done; }));
+    }
+  }
   bool Restore(const std::shared_ptr<const KeptState>& from,
                const std::shared_ptr<TrainerState>& to) {
     std::optional<bool> right;
@@ -307,6 +313,88 @@ TEST_F(KeptStatesTest, ACopyBackTellsIfItIsNotWhatWasKept) {
   kept->places[0][5] ^= 1;
   const auto fresh = std::make_shared<TrainerState>(0);
   EXPECT_FALSE(Restore(kept, fresh));
+}
+
+TEST_F(KeptStatesTest, WhatIsCopiedAheadIsNobodysAndSparesTheCommitItsCopy) {
+  kept_->Add(1, kGroup, "a");
+  const auto state = std::make_shared<TrainerState>(7);
+  const ChunkDigests all = state->digests;
+  state->digests[0][1] = {};
+  Prepare(1, state);
+  EXPECT_EQ(kept_->bytes(), kStateBytes);
+  EXPECT_EQ(kept_->Find(1, state->manifest), nullptr);
+  EXPECT_EQ(kept_->Take(1, state->manifest), nullptr);
+  EXPECT_EQ(kept_->Committed(1), nullptr);
+  EXPECT_FALSE(kept_->Inherited(1));
+  uint64_t revision = 0;
+  EXPECT_FALSE(kept_->Revision(1, state->manifest, &revision));
+  // What has come since, and what has changed.
+  state->bytes[2 * kStateChunkBytes] = 2;
+  state->Hash();
+  Prepare(1, state);
+  EXPECT_TRUE(kept_->Prepare(1, state, [] { FAIL() << "nothing to wait for"; }));
+  EXPECT_TRUE(kept_->Keep(1, state, 12, state->root(), [] { FAIL() << "nothing to wait for"; }));
+  const auto kept = kept_->Committed(1);
+  ASSERT_NE(kept, nullptr);
+  EXPECT_EQ(kept->revision, 12u);
+  EXPECT_EQ(kept->root, state->root());
+  EXPECT_EQ(Bytes(*kept, 0),
+            std::vector<uint8_t>(state->bytes.begin(), state->bytes.begin() + kTensorBytes));
+  // From now on it is what was agreed on.
+  state->bytes[0] = 1;
+  state->Hash();
+  EXPECT_TRUE(kept_->Prepare(1, state, [] { FAIL(); }));
+  EXPECT_EQ(kept->places[0][0], 7);
+  EXPECT_EQ(kept_->bytes(), kStateBytes);
+}
+
+TEST_F(KeptStatesTest, ACopyAheadThatIsWrongIsMadeAgainAtTheCommit) {
+  kept_->Add(1, kGroup, "a");
+  const auto state = std::make_shared<TrainerState>(7);
+  state->bytes[5] = 1;  // not what its digest says
+  Prepare(1, state);
+  state->bytes[5] = 7;
+  Keep(1, state, 12);
+  ASSERT_NE(kept_->Committed(1), nullptr);
+  EXPECT_THAT(Bytes(*kept_->Committed(1), 0), Each(7));
+  EXPECT_EQ(log_, "");
+}
+
+TEST_F(KeptStatesTest, ACopyAheadGoesWithItsMember) {
+  const auto state = std::make_shared<TrainerState>(7);
+  kept_->Add(1, kGroup, "a");
+  Prepare(1, state);
+  kept_->Remove(1);
+  EXPECT_EQ(kept_->bytes(), 0u);
+  EXPECT_EQ(kept_->NextDeadline(), kNever);
+  // Also in the middle of the copy: the next one of the name does not wait for it.
+  kept_->Add(2, kGroup, "a");
+  bool done = false;
+  ASSERT_FALSE(kept_->Prepare(2, state, [&] { done = true; }));
+  kept_->Remove(2);
+  kept_->Add(3, kGroup, "a");
+  EXPECT_FALSE(kept_->Busy(3));
+  EXPECT_EQ(kept_->Take(3, state->manifest), nullptr);
+  EXPECT_TRUE(kept_->Prepare(3, state, [] { FAIL(); }));
+  EXPECT_TRUE(Until([&] { return done; }));
+  EXPECT_EQ(kept_->bytes(), 0u);
+  Keep(3, state, 1);
+  EXPECT_NE(kept_->Committed(3), nullptr);
+}
+
+TEST_F(KeptStatesTest, NothingIsCopiedAheadOverWhatWasLeftOrWithoutRoom) {
+  const auto state = std::make_shared<TrainerState>(7);
+  kept_->Add(1, kGroup, "a");
+  Keep(1, state, 12);
+  kept_->Remove(1);
+  kept_->Add(2, kGroup, "a");
+  const auto other = std::make_shared<TrainerState>(9);
+  EXPECT_TRUE(kept_->Prepare(2, other, [] { FAIL(); }));
+  EXPECT_THAT(Bytes(*kept_->Take(2, state->manifest), 0), Each(7));
+  Restart(kStateBytes - 1);
+  kept_->Add(3, kGroup, "a");
+  EXPECT_TRUE(kept_->Prepare(3, state, [] { FAIL(); }));
+  EXPECT_THAT(log_, HasSubstr("raise --keep-state"));
 }
 
 TEST_F(KeptStatesTest, EndsInTheMiddleOfACopy) {
