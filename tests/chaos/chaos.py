@@ -26,9 +26,9 @@ import time
 
 import verdict as verdicts
 from faults import KINDS, Fault, Record
+from trainer import main as trainer_main
 from world import PATIENCE_S, Host, World, why_not
 
-TRAINER = pathlib.Path(__file__).with_name("trainer.py")
 SKIPPED = 77
 
 
@@ -56,8 +56,8 @@ class Fleet:
         for group in range(self.args.groups):
             host.start_trainer(
                 f"g{group}",
+                trainer_main,
                 [
-                    str(TRAINER),
                     f"--socket={host.socket}",
                     f"--group={group}",
                     f"--seed={self.args.seed}",
@@ -132,14 +132,14 @@ class Fleet:
             if host.name in self.gone or host.name in killed:
                 continue
             if host.peerd is not None and not host.peerd.alive and host.name not in draining:
-                raise Failed(f"peerd of {host.name} ended with {host.peerd.popen.returncode}: see {host.peerd_log}")
+                raise Failed(f"peerd of {host.name} ended with {host.peerd.returncode}: see {host.peerd_log}")
             for name, trainer in host.trainers.items():
                 if not trainer.alive:
-                    raise Failed(f"trainer {name} of {host.name} ended with {trainer.popen.returncode}")
+                    raise Failed(f"trainer {name} of {host.name} ended with {trainer.returncode}")
         coordinator = self.world.coordinator
         if not any(fault.kind == "kill coordinator" for _, fault, _ in self.active) and coordinator is not None:
             if not coordinator.alive:
-                raise Failed(f"the coordinator ended with {coordinator.popen.returncode}")
+                raise Failed(f"the coordinator ended with {coordinator.returncode}")
 
     def wait_all_step(self, hosts: list[Host], steps: int, world_size: int, what: str) -> None:
         """Every trainer of these hosts does `steps` more steps in a world of so many."""
@@ -220,7 +220,7 @@ def chaos(args: argparse.Namespace, logs: pathlib.Path) -> bool:
                     if trainer.wait(max(0.1, deadline - time.monotonic())) == 0:
                         continue
                 if not problems:
-                    problems.append(f"trainer {name} of {host.name} did not leave: {trainer.popen.poll()}")
+                    problems.append(f"trainer {name} of {host.name} did not leave: {trainer.returncode}")
                     world.dump(problems[-1])
         events = world.events()
         if storm[1] == 0.0:

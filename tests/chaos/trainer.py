@@ -239,7 +239,7 @@ class Trainer:
         )
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--run", default="chaos")
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--think", type=float, default=0.05, help="seconds of pretended computation a step")
     parser.add_argument("--ops", type=int, default=5, help="most ops a step")
     parser.add_argument("--max-log2", type=int, default=20, help="largest op: 2**this elements of 8 bytes")
-    trainer = Trainer(parser.parse_args())
+    trainer = Trainer(parser.parse_args(arguments))
     try:
         trainer.run()
     except Stop:

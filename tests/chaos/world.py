@@ -7,7 +7,9 @@ does in the field: a dropped packet vanishes without an error, a reset connectio
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import multiprocessing
 import os
 import pathlib
 import random
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -78,6 +80,35 @@ def remove_leftovers() -> None:
 class Process:
     """A daemon or trainer in a namespace."""
 
+    command: list[str]
+    pid: int
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; of a signal the negative of its number."""
+        raise NotImplementedError
+
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        """The returncode. subprocess.TimeoutExpired if it still runs then."""
+        raise NotImplementedError
+
+    @property
+    def alive(self) -> bool:
+        return self.returncode is None
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.alive:
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+
+class Executed(Process):
+    """A program."""
+
     def __init__(self, namespace: str, command: Sequence[str], log: pathlib.Path, environment: dict[str, str]) -> None:
         self.command = list(command)
         with open(log, "ab") as sink:
@@ -89,25 +120,68 @@ class Process:
                 env=environment,
                 start_new_session=True,
             )
+        self.pid = self.popen.pid
 
     @property
-    def pid(self) -> int:
-        return self.popen.pid
-
-    @property
-    def alive(self) -> bool:
-        return self.popen.poll() is None
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.alive:
-            self.popen.send_signal(number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.popen.wait(PATIENCE_S)
+    def returncode(self) -> int | None:
+        return self.popen.poll()
 
     def wait(self, timeout: float = PATIENCE_S) -> int:
         return self.popen.wait(timeout)
+
+
+class Forked(Process):
+    """A Python function, in a process forked from one that has imported what it needs.
+
+    All hosts share one machine's processors: an interpreter that starts and imports numpy takes a third of a second of them from
+    hosts that have nothing to do with it.
+    """
+
+    context = multiprocessing.get_context("forkserver")
+
+    def __init__(
+        self, namespace: str, main: Callable[[list[str]], None], arguments: list[str], log: pathlib.Path
+    ) -> None:
+        self.command = [main.__module__, *arguments]
+        # A module that is not preloaded is imported by each process.
+        self.context.set_forkserver_preload([main.__module__])
+        self.process = self.context.Process(target=_in_namespace, args=(namespace, main, arguments, str(log)))
+        self.process.start()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.command, timeout)
+        return self.process.exitcode
+
+
+def _in_namespace(namespace: str, main: Callable[[list[str]], None], arguments: list[str], log: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the fork server ends with the harness
+    with open(f"/run/netns/{namespace}") as target:
+        if libc.setns(target.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
+    os.setsid()
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, place in ((nothing, 0), (sink, 1), (sink, 2)):
+        os.dup2(source, place)
+    for key in set(_without_longhaul(os.environ)) ^ set(os.environ):
+        del os.environ[key]
+    main(arguments)
+
+
+def _without_longhaul(environment: Mapping[str, str]) -> dict[str, str]:
+    """A program gets its settings by flags only."""
+    return {
+        key: value for key, value in environment.items() if not key.startswith("LONGHAUL_") or key == "LONGHAUL_LIBRARY"
+    }
 
 
 class Host:
@@ -152,11 +226,10 @@ class Host:
         )
         self.world.wait_ready(self.peerd, ready, self.peerd_log)
 
-    def start_trainer(self, name: str, command: Sequence[str]) -> Process:
-        """`command` after the Python interpreter."""
+    def start_trainer(self, name: str, main: Callable[[list[str]], None], arguments: list[str]) -> None:
+        """`main`: of a module, takes the command line's arguments."""
         log = self.world.logs / f"{self.name}.{name}.stderr"
-        self.trainers[name] = self.world.start(self.namespace, [sys.executable, "-u", *command], log)
-        return self.trainers[name]
+        self.trainers[name] = self.world.keep(Forked(self.namespace, main, arguments, log))
 
     def kill_trainers(self) -> None:
         for trainer in self.trainers.values():
@@ -275,11 +348,10 @@ class World:
     # ------------------------------------------------------------------ processes
 
     def start(self, namespace: str, command: Sequence[str], log: pathlib.Path) -> Process:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("LONGHAUL_")}
-        for kept in ("LONGHAUL_LIBRARY",):
-            if kept in os.environ:
-                environment[kept] = os.environ[kept]
-        process = Process(namespace, command, log, environment)
+        return self.keep(Executed(namespace, command, log, _without_longhaul(os.environ)))
+
+    def keep(self, process: Process) -> Process:
+        """It ends with this world, at the latest."""
         self._processes = [known for known in self._processes if known.alive]
         self._processes.append(process)
         return process
@@ -288,7 +360,7 @@ class World:
         deadline = time.monotonic() + PATIENCE_S
         while not ready.exists():
             if not process.alive or time.monotonic() > deadline:
-                what = "did not serve in time" if process.alive else f"ended with {process.popen.returncode}"
+                what = "did not serve in time" if process.alive else f"ended with {process.returncode}"
                 process.kill()
                 end = log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"{' '.join(process.command)} {what}. Its log ends:\n{end}")

@@ -92,11 +92,13 @@ def client_of(peerd: PathLike | None, deadline: _native.Deadline, fresh: bool = 
     fresh: one that is older does not count; it has turned out to be dead.
     """
     global _latest
-    path = None if peerd is None else os.fspath(peerd)
+    path = (os.environ.get("LONGHAUL_SOCKET") or None) if peerd is None else os.fspath(peerd)
+    # One connection, whichever way the socket is named: memory of another one would be copied.
+    key = None if path is None else os.path.abspath(path)
     with _lock:
-        known = None if fresh else _clients.get(path)
+        known = None if fresh else _clients.get(key)
         client = known or Client(path, deadline)
-        _clients[path] = client
+        _clients[key] = client
         _latest = weakref.ref(client)
         return client, known is None
 
