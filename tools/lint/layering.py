@@ -46,8 +46,9 @@ LAYERS = [
         "what crosses a border knows neither side",
     ),
     Layer(r"base/", r"base/|absl/", "base is below everything"),
+    Layer(r"coordinator/solver/", _BASE_VALUES, "the solver sees base values only"),
     Layer(
-        r"(coordinator|peerd)/core/|coordinator/solver/",
+        r"(coordinator|peerd)/core/",
         rf"proto/control/(messages|blocked)\.h|proto/wire/|{_BASE_VALUES}|{_ABSL_VALUES}|coordinator/(core|solver)/|peerd/core/",
         "cores see messages and base values only",
     ),
