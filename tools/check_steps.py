@@ -112,7 +112,11 @@ def mypy(name: str, log: pathlib.Path) -> Result:
     """Strict; in tests what is annotated is checked, and nothing has to be."""
     command = [PYTHON, "-m", "mypy", "--config-file=mypy.ini"]
     loose = ["--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls", "--allow-any-generics"]
-    tests = [path for path in ("client/python/tests", "tests/e2e", "tests/chaos") if any((ROOT / path).glob("*.py"))]
+    tests = [
+        path
+        for path in ("client/python/tests", "tests/e2e", "tests/chaos", "tests/wan")
+        if any((ROOT / path).glob("*.py"))
+    ]
     strict, _ = run(
         name,
         [*command, "client/python/longhaul", "client/examples", "client/pybuild.py", "tools", "--exclude=_e2e_test"],
@@ -171,7 +175,7 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "unit": bazel_test(*OPT, "--test_size_filters=small,medium"),
     "bazel": bazel_test(*OPT),
     "python": pytest("client/python/tests"),
-    "e2e": pytest("tests/e2e", "tests/chaos"),
+    "e2e": pytest("tests/e2e", "tests/chaos", "tests/wan"),
     "chaos": chaos,
     "tidy": clang_tidy(everything=False),
     "tidy-all": clang_tidy(everything=True),

@@ -27,7 +27,7 @@ constexpr size_t kConfigLineBytesMax = 65536;
 // Libraries may register flags of their own; those are not ours to offer.
 bool IsOurs(const absl::CommandLineFlag& flag) {
   const std::string file = flag.Filename();
-  for (const char* directory : {"base/", "coordinator/", "peerd/", "tools/"}) {
+  for (const char* directory : {"base/", "coordinator/", "peerd/", "tests/", "tools/"}) {
     if (absl::StartsWith(file, directory) ||
         absl::StrContains(file, absl::StrCat("/", directory))) {
       return true;

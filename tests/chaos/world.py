@@ -2,6 +2,8 @@
 
 Every fault of the network is made at the bridge or at a host's own sockets, so that it looks to the programs as it
 does in the field: a dropped packet vanishes without an error, a reset connection tells both ends.
+
+BareWorld is all of it but the bridge: tests/wan joins the same hosts by wide-area links.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longhaul.testing import find_binary, start_tethered
+
+if TYPE_CHECKING:
+    from typing import Self
 
 PREFIX = "lhc"
 COORDINATOR_PORT = 29600
@@ -164,9 +169,7 @@ class Forked(Process):
 def _in_namespace(namespace: str, main: Callable[[list[str]], None], arguments: list[str], log: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the fork server ends with the harness
-    with open(f"/run/netns/{namespace}") as target:
-        if libc.setns(target.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
-            raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
+    _enter(f"/run/netns/{namespace}")
     os.setsid()
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -175,6 +178,25 @@ def _in_namespace(namespace: str, main: Callable[[list[str]], None], arguments: 
     for key in set(_without_longhaul(os.environ)) ^ set(os.environ):
         del os.environ[key]
     main(arguments)
+
+
+def _enter(path: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(path) as target:
+        if libc.setns(target.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), f"cannot enter network namespace {path}")
+
+
+@contextlib.contextmanager
+def in_namespace(namespace: str) -> Iterator[None]:
+    """Sockets that the calling thread makes in this block are of the namespace, and stay so."""
+    # Opened before: it is this thread's only while the thread is there.
+    with open("/proc/thread-self/ns/net") as home:
+        _enter(f"/run/netns/{namespace}")
+        try:
+            yield
+        finally:
+            _enter(f"/proc/self/fd/{home.fileno()}")
 
 
 def _without_longhaul(environment: Mapping[str, str]) -> dict[str, str]:
@@ -187,7 +209,7 @@ def _without_longhaul(environment: Mapping[str, str]) -> dict[str, str]:
 class Host:
     """A namespace with an address, a peerd and whatever trainers are started there."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: BareWorld, number: int) -> None:
         self.world = world
         self.number = number
         self.name = f"h{number}"
@@ -225,6 +247,14 @@ class Host:
             self.peerd_log,
         )
         self.world.wait_ready(self.peerd, ready, self.peerd_log)
+
+    def run(self, *command: str, timeout: float = PATIENCE_S) -> str:
+        """Output of a command there. RuntimeError with its errors if it fails."""
+        return run(["ip", "netns", "exec", self.namespace, *command], timeout)
+
+    def start(self, command: Sequence[str], log: pathlib.Path) -> Process:
+        """A command there, which ends with the world at the latest."""
+        return self.world.start(self.namespace, command, log)
 
     def start_trainer(self, name: str, main: Callable[[list[str]], None], arguments: list[str]) -> None:
         """`main`: of a module, takes the command line's arguments."""
@@ -269,8 +299,11 @@ class Host:
         return count
 
 
-class World:
-    """The bridge, the coordinator and the hosts. A context manager: everything is gone at its end.
+class BareWorld:
+    """A coordinator and hosts. A context manager: everything is gone at its end.
+
+    What joins their namespaces is for the classes derived from it: open_network(), add_namespace(), and close() and
+    network_state() where there is something to say.
 
     logs: where logs go and stay. detect_ms: the coordinator's.
     """
@@ -287,30 +320,10 @@ class World:
         self._namespaces: list[str] = []
         self._processes: list[Process] = []
         self._events: Process | None = None
-        self._rules: list[str] = []
-        self.switch = f"{PREFIX}-{os.getpid()}-sw"
         self.coordinator_namespace = f"{PREFIX}-{os.getpid()}-co"
         try:
             remove_leftovers()
-            run(["ip", "netns", "add", self.switch])
-            self._namespaces.append(self.switch)
-            run(
-                [
-                    "ip",
-                    "-n",
-                    self.switch,
-                    "link",
-                    "add",
-                    "br0",
-                    "type",
-                    "bridge",
-                    "stp_state",
-                    "0",
-                    "forward_delay",
-                    "0",
-                ]
-            )
-            run(["ip", "-n", self.switch, "link", "set", "br0", "up"])
+            self.open_network()
             self.add_namespace(self.coordinator_namespace, "pco", "10.77.0.1")
         except BaseException:
             self.close()
@@ -318,32 +331,23 @@ class World:
 
     # ------------------------------------------------------------------ the network
 
+    def open_network(self) -> None:
+        """What the namespaces will be joined by."""
+        raise NotImplementedError
+
     def add_namespace(self, name: str, port: str, address: str) -> None:
+        """A namespace with an interface eth0 of this address, joined to the others. port: its name at the other end."""
+        raise NotImplementedError
+
+    def network_state(self) -> str:
+        """For dump()."""
+        return ""
+
+    def make_namespace(self, name: str) -> None:
+        """It goes with the world."""
         run(["ip", "netns", "add", name])
         self._namespaces.append(name)
-        run(["ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name])
-        run(["ip", "-n", self.switch, "link", "set", port, "master", "br0", "up"])
-        run(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0"])
         run(["ip", "-n", name, "link", "set", "lo", "up"])
-        run(["ip", "-n", name, "link", "set", "eth0", "up"])
-
-    def drop(self, *rules: str) -> None:
-        """Silently drops what matches a rule, for instance 'iifname "p1" oifname "p2"'."""
-        self._rules += rules
-        self._apply()
-
-    def undrop(self, *rules: str) -> None:
-        for rule in rules:
-            self._rules.remove(rule)
-        self._apply()
-
-    def _apply(self) -> None:
-        lines = "\n".join(f"    {rule} drop" for rule in self._rules)
-        script = (
-            "table bridge chaos\ndelete table bridge chaos\ntable bridge chaos {\n  chain forward {\n"
-            f"    type filter hook forward priority 0; policy accept;\n{lines}\n  }}\n}}\n"
-        )
-        run(["ip", "netns", "exec", self.switch, "nft", "-f", "-"], input=script)
 
     # ------------------------------------------------------------------ processes
 
@@ -440,7 +444,7 @@ class World:
                     print(self.lhctl(*arguments), file=sink)
                 except (RuntimeError, subprocess.TimeoutExpired) as problem:
                     print(problem, file=sink)
-            print(f"---- dropped at the bridge: {self._rules}", file=sink)
+            print(f"---- {self.network_state()}", file=sink)
             for process in self._processes:
                 if not process.alive:
                     continue
@@ -468,13 +472,53 @@ class World:
         self._namespaces.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class World(BareWorld):
+    """Hosts on one bridge, which drops what it is told to."""
+
+    def open_network(self) -> None:
+        self._rules: list[str] = []
+        self.switch = f"{PREFIX}-{os.getpid()}-sw"
+        self.make_namespace(self.switch)
+        bridge = ["link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0"]
+        run(["ip", "-n", self.switch, *bridge])
+        run(["ip", "-n", self.switch, "link", "set", "br0", "up"])
+
+    def add_namespace(self, name: str, port: str, address: str) -> None:
+        self.make_namespace(name)
+        run(["ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name])
+        run(["ip", "-n", self.switch, "link", "set", port, "master", "br0", "up"])
+        run(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0"])
+        run(["ip", "-n", name, "link", "set", "eth0", "up"])
+
+    def network_state(self) -> str:
+        return f"dropped at the bridge: {self._rules}"
+
+    def drop(self, *rules: str) -> None:
+        """Silently drops what matches a rule, for instance 'iifname "p1" oifname "p2"'."""
+        self._rules += rules
+        self._apply()
+
+    def undrop(self, *rules: str) -> None:
+        for rule in rules:
+            self._rules.remove(rule)
+        self._apply()
+
+    def _apply(self) -> None:
+        lines = "\n".join(f"    {rule} drop" for rule in self._rules)
+        script = (
+            "table bridge chaos\ndelete table bridge chaos\ntable bridge chaos {\n  chain forward {\n"
+            f"    type filter hook forward priority 0; policy accept;\n{lines}\n  }}\n}}\n"
+        )
+        run(["ip", "netns", "exec", self.switch, "nft", "-f", "-"], input=script)
 
 
 def host_drop(host: Host, direction: str = "both") -> list[str]:

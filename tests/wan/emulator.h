@@ -1,0 +1,83 @@
+// The emulator: devices of hosts, the network between them, and the control socket.
+//
+// One thread does everything. It never waits for a host or for whoever is at the control socket:
+// frames that a host does not take and answers that nobody reads are dropped and counted.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tests/wan/commands.h"
+#include "tests/wan/network.h"
+#include "tests/wan/tun.h"
+
+namespace longhaul::wan {
+
+// Connections to the control socket at one time; more are closed at once.
+inline constexpr size_t kClientsMax = 16;
+
+struct EmulatorOptions {
+  std::string control;  // path of the control socket
+  uint64_t seed = 1;
+  bool offload = true;
+};
+
+// How much later than they should have been packets came out: an error of the emulation.
+class Lateness {
+ public:
+  void Add(Nanos late);
+  // An upper bound, within a factor of two.
+  Nanos Quantile(double q) const;
+  Nanos max() const { return max_; }
+
+ private:
+  std::array<int64_t, 40> counts_ = {};  // bucket i: less than 2^i ns
+  int64_t total_ = 0;
+  Nanos max_ = 0;
+};
+
+class Emulator {
+ public:
+  // Binds the control socket. Unavailable: says why it cannot.
+  static absl::StatusOr<std::unique_ptr<Emulator>> Make(const EmulatorOptions& options);
+  ~Emulator();
+  Emulator(const Emulator&) = delete;
+  Emulator& operator=(const Emulator&) = delete;
+
+  // Until `stop_fd` is readable.
+  absl::Status Run(int stop_fd);
+
+ private:
+  explicit Emulator(const EmulatorOptions& options);
+
+  absl::Status Bind();
+  absl::Status Watch(int fd);
+  absl::Status Attach(int number, const std::string& netns, const std::string& device);
+  void ReadHost(const Tun& tun);
+  void Deliver(const Packet& packet, Nanos due);
+  void Accept();
+  void ReadClient(int fd);
+  void CloseClient(int fd);
+  int Wait(int stop_fd, bool* stop);
+  std::string Describe() const;
+
+  const EmulatorOptions options_;
+  Network network_;
+  Commands commands_;
+  int epoll_ = -1;
+  int listener_ = -1;
+  std::map<int, std::unique_ptr<Tun>> hosts_;  // by number
+  std::map<int, const Tun*> tuns_;             // by descriptor
+  std::map<int, std::string> clients_;         // by descriptor: the line that is not whole yet
+  std::vector<uint8_t> buffer_;
+  Lateness lateness_;
+  int64_t refused_ = 0;  // frames that the receiving host did not take
+};
+
+}  // namespace longhaul::wan

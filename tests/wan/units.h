@@ -1,0 +1,29 @@
+// Quantities as they are written in commands and tables: 40ms, 200mbit, 256KiB, 0.1%.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace longhaul::wan {
+
+// A point on CLOCK_MONOTONIC, or a duration.
+using Nanos = int64_t;
+
+inline constexpr Nanos kMicrosecond = 1'000;
+inline constexpr Nanos kMillisecond = 1'000'000;
+inline constexpr Nanos kSecond = 1'000'000'000;
+
+// No quantity is larger: sums of a few of them stay far from the ends of an int64_t.
+inline constexpr double kQuantityMax = 1e15;
+
+// InvalidArgument quotes what is no quantity of the kind, negative or too large. Only 0 may go
+// without its unit.
+absl::StatusOr<int64_t> ParseInteger(std::string_view text);
+absl::StatusOr<Nanos> ParseDuration(std::string_view text);   // ns, us, ms, s
+absl::StatusOr<int64_t> ParseRate(std::string_view text);     // bit, kbit, mbit, gbit a second
+absl::StatusOr<int64_t> ParseBytes(std::string_view text);    // B, KB, MB, KiB, MiB
+absl::StatusOr<double> ParseFraction(std::string_view text);  // 0.001 or 0.1%, at most 1
+
+}  // namespace longhaul::wan
