@@ -22,7 +22,6 @@ Exit code 1 if a target is missed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
@@ -37,23 +36,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
-# A process that says nothing for so long has failed.
-PATIENCE_S = 120
-MIB = 1 << 20
+from workers import MIB, Failure, Member, Trainer, finish_all, team, work
 
-
-class Failure(Exception):
-    pass
+# An op or a boundary that takes longer has failed, and so has a program that does not start.
+PATIENCE_S = Member.PATIENCE_S
 
 
 # ---------------------------------------------------------------------------- workers
-
-
-def answer(value: Any) -> None:
-    print(json.dumps(value), flush=True)
 
 
 def resident(pid: int) -> int:
@@ -62,26 +54,12 @@ def resident(pid: int) -> int:
     return 1024 * int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
 
 
-class Worker:
-    """A trainer that carries out orders, one JSON line each."""
+class Worker(Member):
+    """A trainer with a tensor."""
 
     def __init__(self) -> None:
-        import numpy
-
-        import longhaul
-
-        self.lh = longhaul
-        self.np = numpy
-        self.comm: Any = None
+        super().__init__()
         self.source: Any = None
-
-    def join(self, socket: str, run: str, size: int) -> None:
-        """And meets the others at boundaries until all are there."""
-        self.comm = self.lh.join(run=run, peerd=socket, timeout=PATIENCE_S)
-        while self.comm.world_size < size:
-            self.comm.begin_step(timeout=PATIENCE_S)
-            time.sleep(0.01)
-        self.comm.all_reduce(self.np.zeros(1, "float32"), tag=1 << 40, timeout=PATIENCE_S)
 
     def op(self, socket: str, count: int, value: float) -> dict[str, Any]:
         if self.source is None or self.source.size != count:
@@ -172,67 +150,6 @@ class Worker:
             self.comm = None
 
 
-def work() -> None:
-    worker = Worker()
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            answer(getattr(worker, order.pop("do"))(**order))
-        except (worker.lh.Error, Failure) as problem:
-            answer({"error": f"{type(problem).__name__}: {problem}"})
-
-
-# ---------------------------------------------------------------------------- the team
-
-
-class Trainer:
-    def __init__(self) -> None:
-        command = [sys.executable, str(pathlib.Path(__file__).resolve()), "--worker"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def start(self, do: str, **order: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **order}).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def finish(self, patience: float = PATIENCE_S + 10) -> Any:
-        """Failure: an error, or nothing in time."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + patience
-        line = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0, deadline - time.monotonic())):
-                    raise Failure(f"trainer {self.process.pid} gave no answer in {patience} s: a hang")
-                piece = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    raise Failure(f"trainer {self.process.pid} ended with {self.process.wait()}")
-                line += piece
-        value = json.loads(line)
-        if isinstance(value, dict) and "error" in value:
-            raise Failure(value["error"])
-        return value
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@contextlib.contextmanager
-def team(count: int) -> Iterator[list[Trainer]]:
-    trainers = [Trainer() for _ in range(count)]
-    try:
-        yield trainers
-    finally:
-        for trainer in trainers:
-            trainer.kill()
-
-
-def finish_all(trainers: list[Trainer]) -> list[Any]:
-    return [trainer.finish() for trainer in trainers]
-
-
 def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
@@ -250,17 +167,20 @@ def deaths(args: argparse.Namespace, silence: bool) -> dict[str, Any]:
     calm: list[float] = []
     after_death: list[float] = []
     missed = 0
-    with lh.testing.LocalCluster(peers=args.peers - 1, log_dir=args.log_dir) as cluster, team(args.peers - 1) as stay:
+    with (
+        lh.testing.LocalCluster(peers=args.peers - 1, log_dir=args.log_dir) as cluster,
+        team(__file__, args.peers - 1) as stay,
+    ):
         done = 0
         while done < wanted:
             run = f"death-{done}-{missed}"
             number = cluster.add_peer()
-            victim = Trainer()
+            victim = Trainer(__file__)
             try:
                 everybody = [*stay, victim]
                 sockets = [cluster.socket(i) for i in range(args.peers - 1)] + [cluster.socket(number)]
                 for trainer, path in zip(everybody, sockets):
-                    trainer.start("join", socket=path, run=run, size=args.peers)
+                    trainer.start("meet", peerd=path, run=run, size=args.peers)
                 finish_all(everybody)
                 # Without a fault: the first warms the tensors up.
                 for turn in range(3):
@@ -367,12 +287,12 @@ def restarts(args: argparse.Namespace) -> dict[str, Any]:
     visits: list[dict[str, Any]] = []
     count = 64 << 10
     kills = 0
-    with tempfile.TemporaryDirectory(prefix="longhaul-faults-") as name, team(4) as trainers:
+    with tempfile.TemporaryDirectory(prefix="longhaul-faults-") as name, team(__file__, 4) as trainers:
         coordinator = Coordinator(pathlib.Path(name))
         try:
             with lh.testing.LocalCluster(peers=4, coordinator=coordinator.address, log_dir=args.log_dir) as cluster:
                 for i in range(3):
-                    trainers[i].start("join", socket=cluster.socket(i), run="restarts", size=3)
+                    trainers[i].start("meet", peerd=cluster.socket(i), run="restarts", size=3)
                 finish_all(trainers[:3])
                 seconds = 60 * args.minutes
                 for trainer in trainers[:3]:
@@ -432,7 +352,7 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
     ops: dict[str, list[int]] = {"coordinator": [], "peerd": [], "trainer": []}
     cycles: dict[str, list[int]] = {"coordinator": [], "peerd": [], "trainer": []}
     rounds = 50
-    with lh.testing.LocalCluster(peers=2, log_dir=args.log_dir) as cluster, team(2) as trainers:
+    with lh.testing.LocalCluster(peers=2, log_dir=args.log_dir) as cluster, team(__file__, 2) as trainers:
 
         def sample(into: dict[str, list[int]]) -> None:
             into["coordinator"].append(resident(cluster.coordinator_pid))
@@ -440,7 +360,7 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
             into["trainer"].append(sum(resident(trainer.process.pid) for trainer in trainers))
 
         for i, trainer in enumerate(trainers):
-            trainer.start("join", socket=cluster.socket(i), run="memory", size=2)
+            trainer.start("meet", peerd=cluster.socket(i), run="memory", size=2)
         finish_all(trainers)
         each = max(1, args.ops // rounds)
         for turn in range(rounds):
@@ -477,7 +397,12 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------- the bench
 
-PARTS = ("kill", "silence", "coordinator", "memory")
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "kill": lambda args: deaths(args, silence=False),
+    "silence": lambda args: deaths(args, silence=True),
+    "coordinator": restarts,
+    "memory": memory,
+}
 
 
 def text_of(value: Any) -> str:
@@ -501,7 +426,7 @@ def main() -> int:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work()
+        work(Worker())
         return 0
     unknown = [part for part in args.part if part not in PARTS]
     if unknown:
@@ -509,14 +434,8 @@ def main() -> int:
     print(f"{platform.node()}: {os.cpu_count()} CPUs, Linux {platform.release()}, load {os.getloadavg()[0]:.1f}")
     results = []
     for part in args.part or PARTS:
-        measure = {
-            "kill": lambda: deaths(args, silence=False),
-            "silence": lambda: deaths(args, silence=True),
-            "coordinator": lambda: restarts(args),
-            "memory": lambda: memory(args),
-        }[part]
         try:
-            result = measure()
+            result = PARTS[part](args)
         except Failure as failure:
             result = {"what": part, "failure": str(failure), "met": False}
         results.append({"part": part, **result})

@@ -23,43 +23,31 @@ import json
 import os
 import pathlib
 import platform
-import selectors
-import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from workers import MIB, Failure, Member, Trainer, finish_all, team, work
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "chaos"))
 
-# A process that says nothing for so long has failed.
+# What a sync or a copy may take.
 PATIENCE_S = 180
-MIB = 1 << 20
 RUN = "bench-state"
 SOURCES = 3
-
-
-class Failure(Exception):
-    pass
 
 
 # ---------------------------------------------------------------------------- workers
 
 
-class Worker:
-    """A trainer that carries out orders, one JSON line each."""
+class Worker(Member):
+    """A trainer with a state."""
 
     def __init__(self) -> None:
-        import numpy
-
-        import longhaul
-
-        self.lh = longhaul
-        self.np = numpy
-        self.comm: Any = None
+        super().__init__()
         self.state: Any = None
         self.tensor: Any = None
 
@@ -75,15 +63,6 @@ class Worker:
             self.tensor *= self.np.uint64(0x9E3779B97F4A7C15)
         else:
             self.tensor.fill(0)
-
-    def join(self, peerd: str, size: int) -> None:
-        """And meets the others at boundaries until all are there."""
-        self.comm = self.lh.join(run=RUN, peerd=peerd, timeout=PATIENCE_S)
-        while self.comm.world_size < size:
-            self.comm.begin_step(timeout=PATIENCE_S)
-            time.sleep(0.01)
-        # One that sees all there may be a boundary ahead.
-        self.comm.all_reduce(self.np.zeros(1, "float32"), timeout=PATIENCE_S)
 
     def sync(self, revision: int) -> dict[str, Any]:
         self.state.revision = revision
@@ -139,67 +118,10 @@ class Worker:
         return {"seconds": time.monotonic() - begin}
 
 
-def work() -> None:
-    worker = Worker()
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            value = getattr(worker, order.pop("do"))(**order)
-        except (worker.lh.Error, Failure, OSError) as problem:
-            value = {"error": f"{type(problem).__name__}: {problem}"}
-        print(json.dumps(value), flush=True)
-
-
-class Trainer:
-    """A Worker in a process of its own; `namespace`: where."""
-
-    def __init__(self, namespace: str = "") -> None:
-        from longhaul.testing import start_tethered
-
-        inside = [shutil.which("ip") or "ip", "netns", "exec", namespace] if namespace else []
-        self.process = start_tethered(
-            [*inside, sys.executable, str(pathlib.Path(__file__).resolve()), "--worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def start(self, do: str, **order: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **order}).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def finish(self) -> Any:
-        """Failure: an error, or nothing in time."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + PATIENCE_S + 10
-        line = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0, deadline - time.monotonic())):
-                    raise Failure(f"trainer {self.process.pid} gave no answer in time: a hang")
-                piece = os.read(self.process.stdout.fileno(), 1 << 16)
-                if not piece:
-                    raise Failure(f"trainer {self.process.pid} ended with {self.process.wait()}")
-                line += piece
-        value = json.loads(line)
-        if isinstance(value, dict) and "error" in value:
-            raise Failure(value["error"])
-        return value
-
-    def do(self, what: str, **order: Any) -> Any:
-        self.start(what, **order)
-        return self.finish()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 def all_do(trainers: Sequence[Trainer], what: str, each: Sequence[dict[str, Any]]) -> list[Any]:
     for trainer, order in zip(trainers, each):
         trainer.start(what, **order)
-    return [trainer.finish() for trainer in trainers]
+    return finish_all(trainers)
 
 
 def assemble(sources: Sequence[Trainer], joiner: Trainer, sockets: Sequence[str], mib: int) -> None:
@@ -207,7 +129,7 @@ def assemble(sources: Sequence[Trainer], joiner: Trainer, sockets: Sequence[str]
     everybody = [*sources, joiner]
     makes = [{"peerd": path, "mib": mib, "source": i < len(sources)} for i, path in enumerate(sockets)]
     all_do(everybody, "make", makes)
-    all_do(everybody, "join", [{"peerd": path, "size": len(everybody)} for path in sockets])
+    all_do(everybody, "meet", [{"peerd": path, "run": RUN, "size": len(everybody)} for path in sockets])
 
 
 def fetch(sources: Sequence[Trainer], joiner: Trainer, revision: int, mib: int) -> dict[str, Any]:
@@ -252,9 +174,7 @@ def loopback(args: argparse.Namespace) -> dict[str, Any]:
 
     flags = args.peerd_flag
     with LocalCluster(peers=2, peerd_flags=flags, log_dir=args.log_dir) as cluster, contextlib.ExitStack() as stack:
-        source, joiner = Trainer(), Trainer()
-        stack.callback(source.kill)
-        stack.callback(joiner.kill)
+        source, joiner = stack.enter_context(team(__file__, 2))
         assemble([source], joiner, [cluster.socket(0), cluster.socket(1)], args.mib)
         plains = []
         ours = []
@@ -292,7 +212,7 @@ def hosts_behind_links(args: argparse.Namespace) -> Iterator[tuple[Any, list[Any
         trainers = []
         for host in hosts:
             host.start_peerd()
-            trainers.append(Trainer(host.namespace))
+            trainers.append(Trainer(__file__, host.namespace))
             stack.callback(trainers[-1].kill)
         assemble(trainers[:-1], trainers[-1], [host.socket for host in hosts], args.mib)
         yield world, hosts, trainers
@@ -381,7 +301,7 @@ def main() -> int:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work()
+        work(Worker())
         return 0
     unknown = set(args.scenes) - set(SCENES)
     if unknown:

@@ -1,0 +1,147 @@
+"""Processes that carry out orders: what the benchmarks have in common.
+
+A benchmark starts its own program again as a worker for each member, so that each has an interpreter of its own as trainers
+have. Orders and answers are lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+# Who says nothing for so long has failed. Longer than the time that a worker itself gives an op.
+PATIENCE_S = 190
+MIB = 1 << 20
+
+
+class Failure(Exception):
+    """The measurement cannot go on; the text says why."""
+
+
+class Line:
+    """Lines to and from another process, over descriptors that stay the caller's. `name`: for errors."""
+
+    def __init__(self, name: str, reads: int, writes: int) -> None:
+        self.name = name
+        self.reads = reads
+        self._writes = writes
+        self._rest = b""
+
+    def send(self, text: str) -> None:
+        data = text.encode() + b"\n"
+        while data:
+            try:
+                data = data[os.write(self._writes, data) :]
+            except BrokenPipeError:
+                raise Failure(f"{self.name} ended (its errors are above)") from None
+
+    def receive(self, patience: float = PATIENCE_S) -> str:
+        """The next line. Failure: the other end closed, or is silent."""
+        deadline = time.monotonic() + patience
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.reads, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                if not selector.select(max(0, deadline - time.monotonic())):
+                    raise Failure(f"{self.name} gave no answer in {patience:g} s: a hang")
+                piece = os.read(self.reads, 1 << 16)
+                if not piece:
+                    raise Failure(f"{self.name} ended (its errors are above)")
+                self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+
+# ---------------------------------------------------------------------------- trainers
+
+
+def work(worker: Any) -> None:
+    """Carries out orders from standard input: each names a method of `worker` and its arguments."""
+    import longhaul as lh
+
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            value = getattr(worker, order.pop("do"))(**order)
+        except (lh.Error, Failure, OSError) as problem:
+            value = {"error": f"{type(problem).__name__}: {problem}"}
+        print(json.dumps(value), flush=True)
+
+
+class Trainer:
+    """A process that runs `program --worker`, which calls work(). `namespace`: of the network, where it runs."""
+
+    def __init__(self, program: str, namespace: str = "") -> None:
+        from longhaul.testing import start_tethered
+
+        inside = [shutil.which("ip") or "ip", "netns", "exec", namespace] if namespace else []
+        command = [*inside, sys.executable, str(pathlib.Path(program).resolve()), "--worker"]
+        self.process = start_tethered(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        name = f"trainer {self.process.pid}"
+        self.line = Line(name, self.process.stdout.fileno(), self.process.stdin.fileno())
+
+    def start(self, do: str, **order: Any) -> None:
+        self.line.send(json.dumps({"do": do, **order}))
+
+    def finish(self) -> Any:
+        """Failure: an error, or nothing in time."""
+        value = json.loads(self.line.receive())
+        if isinstance(value, dict) and "error" in value:
+            raise Failure(value["error"])
+        return value
+
+    def do(self, what: str, **order: Any) -> Any:
+        self.start(what, **order)
+        return self.finish()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def finish_all(trainers: Sequence[Trainer]) -> list[Any]:
+    return [trainer.finish() for trainer in trainers]
+
+
+@contextlib.contextmanager
+def team(program: str, count: int) -> Iterator[list[Trainer]]:
+    trainers = [Trainer(program) for _ in range(count)]
+    try:
+        yield trainers
+    finally:
+        for trainer in trainers:
+            trainer.kill()
+
+
+class Member:
+    """What workers that are members of a run have in common."""
+
+    # An op or a boundary that takes longer has failed.
+    PATIENCE_S = 120
+
+    def __init__(self) -> None:
+        import numpy
+
+        import longhaul
+
+        self.lh = longhaul
+        self.np = numpy
+        self.comm: Any = None
+
+    def meet(self, peerd: str, run: str, size: int) -> None:
+        """Joins, and meets the others at boundaries until all are there."""
+        self.comm = self.lh.join(run=run, peerd=peerd, timeout=self.PATIENCE_S)
+        while self.comm.world_size < size:
+            self.comm.begin_step(timeout=self.PATIENCE_S)
+            time.sleep(0.01)
+        # One that sees all there may be a boundary ahead.
+        self.comm.all_reduce(self.np.zeros(1, "float32"), tag=1 << 40, timeout=self.PATIENCE_S)
