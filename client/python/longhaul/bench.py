@@ -1,0 +1,295 @@
+"""Measures all-reduce between members: on this machine, or on the hosts of a real run.
+
+    python -m longhaul.bench                              # two members, with daemons of their own, on loopback
+    python -m longhaul.bench --peers=4 --sizes=4K,64M --json=result.json
+    python -m longhaul.bench --run=bench --world-size=3   # the same on each of three hosts that run longhaul-peerd
+
+Times are of whole calls of `comm.all_reduce(x)` on float32 sums, as a trainer sees them: a row is median, tenth and ninetieth
+percentile over the timed ops of a member, and of these the slowest member's. Each sum is checked before it is timed.
+
+Bandwidths are those of nccl-tests: algbw = bytes of the tensor / time; busbw = algbw * 2 (N - 1) / N, which is what each member
+sends (and receives) in that time, so it compares with the rate of a link whatever N is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import longhaul as lh
+
+MEMORIES = ("arena", "plain")
+# The members agree on what is measured next and for how long by ops that differ from the measured ones in their tag.
+_TAG_OF_TALK = 1 << 40
+_ITERATIONS_MAX = 10_000
+
+
+class Failure(Exception):
+    """The measurement cannot go on; the text says why."""
+
+
+# ---------------------------------------------------------------------------- figures
+
+
+def wire_bytes(world: int, nbytes: int) -> float:
+    """What each of `world` members sends at least for an all-reduce of a tensor of `nbytes`: 2 (N - 1) / N of it."""
+    return 2 * (world - 1) / world * nbytes
+
+
+def algorithm_bandwidth(nbytes: int, seconds: float) -> float:
+    """Bytes a second, as nccl-tests defines algbw."""
+    return nbytes / seconds
+
+
+def bus_bandwidth(world: int, nbytes: int, seconds: float) -> float:
+    """Bytes a second, as nccl-tests defines busbw for all-reduce."""
+    return wire_bytes(world, nbytes) / seconds
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The smallest value that at least a share of `q` of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+
+
+def bytes_of(text: str) -> int:
+    """'4K', '64M', '1G', '256': bytes. For argparse."""
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    try:
+        nbytes = int(text if factor == 1 else text[:-1]) * factor
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: give for instance 256, 4K, 64M") from None
+    if nbytes <= 0 or nbytes % 4:
+        raise argparse.ArgumentTypeError(f"{text}: give whole float32s, at least one (a multiple of 4 bytes)")
+    return nbytes
+
+
+def sizes_of(text: str) -> list[int]:
+    """'4K,64M'. For argparse."""
+    return [bytes_of(part) for part in text.split(",")]
+
+
+def text_of(nbytes: int) -> str:
+    """The other way round, for people."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Of one size of tensor, in one kind of memory. Seconds; bytes a second."""
+
+    world_size: int
+    bytes: int
+    memory: str
+    ops: int
+    median_s: float
+    p10_s: float
+    p90_s: float
+
+    @property
+    def algbw(self) -> float:
+        return algorithm_bandwidth(self.bytes, self.median_s)
+
+    @property
+    def busbw(self) -> float:
+        return bus_bandwidth(self.world_size, self.bytes, self.median_s)
+
+    def json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "algbw": self.algbw, "busbw": self.busbw}
+
+    def line(self) -> str:
+        return (
+            f"{text_of(self.bytes):>9} {self.memory:<6} {self.ops:>6} {1e3 * self.median_s:>10.3f} {1e3 * self.p10_s:>9.3f} "
+            f"{1e3 * self.p90_s:>9.3f} {self.algbw / 1e9:>11.3f} {self.busbw / 1e9:>11.3f}"
+        )
+
+
+HEAD = f"{'tensor':>9} {'memory':<6} {'ops':>6} {'median ms':>10} {'p10':>9} {'p90':>9} {'algbw GB/s':>11} {'busbw GB/s':>11}"
+
+
+# ---------------------------------------------------------------------------- a member
+
+
+def gather(comm: lh.Comm, size: int, timeout: float) -> None:
+    """Meets the others at boundaries until all are there. Failure: too many, or too few in time."""
+    deadline = time.monotonic() + timeout
+    while comm.world_size < size:
+        if time.monotonic() > deadline:
+            raise Failure(
+                f"{comm.world_size} of {size} members are there after {timeout:g} s: start it on the other hosts"
+            )
+        comm.begin_step(timeout)
+        time.sleep(0.01)
+    if comm.world_size > size:
+        raise Failure(f"run {comm.run} has {comm.world_size} members, not {size}: give another --run, or --world-size")
+
+
+def measure(comm: lh.Comm, nbytes: int, memory: str, seconds: float, timeout: float) -> Row:
+    """One row; called at all members alike. Failure: a wrong sum, or a member that came or went."""
+    import numpy as np
+
+    size = comm.world_size
+
+    def reduce(tensor: Any, op: str = "sum", tag: int = 0) -> None:
+        info = comm.all_reduce(tensor, op, tag=tag, timeout=timeout)
+        if info.world_size != size:
+            raise Failure(f"the world has {info.world_size} members now, not {size}: run it again")
+
+    def agree(values: Sequence[float]) -> list[float]:
+        """The largest that any member has, of each."""
+        mine = np.array(values, "float64")
+        reduce(mine, "max", _TAG_OF_TALK)
+        return [float(value) for value in mine]
+
+    def times(iterations: int) -> list[float]:
+        taken = []
+        for _ in range(iterations):
+            begin = time.perf_counter()
+            reduce(tensor)
+            taken.append(time.perf_counter() - begin)
+        return taken
+
+    count = nbytes // 4
+    tensor = comm.empty(count, "float32") if memory == "arena" else np.empty(count, "float32")
+    tensor.fill(comm.rank + 1)
+    reduce(tensor)
+    right = size * (size + 1) / 2
+    if (tensor != right).any():
+        raise Failure(f"wrong sum of {text_of(nbytes)}: {tensor[tensor != right][0]} instead of {right}")
+    tensor.fill(0)  # sums of zeros stay ordinary numbers, however often
+    trial = agree([statistics.median(times(3))])[0]
+    iterations = min(max(round(seconds / max(trial, 1e-6)), 5), _ITERATIONS_MAX)
+    taken = times(iterations)
+    median, p10, p90 = agree([statistics.median(taken), quantile(taken, 0.1), quantile(taken, 0.9)])
+    return Row(size, nbytes, memory, iterations, median, p10, p90)
+
+
+def machine() -> dict[str, Any]:
+    """What figures have to be read with."""
+    return {
+        "node": platform.node(),
+        "machine": platform.machine(),
+        "processors": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "longhaul": lh.__version__,
+    }
+
+
+def take_part(args: argparse.Namespace) -> None:
+    """Joins, measures with the others, and tells if it is to."""
+    rows = []
+    with lh.join(run=args.run, group=args.group, peerd=args.peerd, timeout=args.timeout) as comm:
+        gather(comm, args.world_size, args.timeout)
+        if not args.quiet:
+            print(f"{comm.world_size} members, float32 sums in place, times of whole calls at the slowest member")
+            print(HEAD, flush=True)
+        for nbytes in args.sizes:
+            for memory in args.memory:
+                rows.append(measure(comm, nbytes, memory, args.seconds, args.timeout))
+                if not args.quiet:
+                    print(rows[-1].line(), flush=True)
+    if args.json:
+        result = {"machine": machine(), "rows": [row.json() for row in rows]}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+# ---------------------------------------------------------------------------- on this machine
+
+
+def on_this_machine(args: argparse.Namespace) -> int:
+    """Daemons and one process a member; the first one's output is ours. The exit code."""
+    from .testing import LocalCluster, start_tethered
+
+    with LocalCluster(peers=args.peers) as cluster:
+        members: list[subprocess.Popen[bytes]] = []
+        try:
+            for i in range(args.peers):
+                command = [sys.executable, "-m", "longhaul.bench", "--run=bench", f"--peerd={cluster.socket(i)}"]
+                command += [f"--world-size={args.peers}", f"--seconds={args.seconds}", f"--timeout={args.timeout}"]
+                command += [f"--sizes={','.join(map(str, args.sizes))}", f"--memory={','.join(args.memory)}"]
+                if i > 0 or args.quiet:
+                    command.append("--quiet")
+                if i == 0 and args.json:
+                    command.append(f"--json={args.json}")
+                members.append(start_tethered(command))
+            # One that fails has said why; the others would wait for it.
+            while any(member.poll() is None for member in members) and not any(member.poll() for member in members):
+                time.sleep(0.02)
+            return int(any(member.poll() != 0 for member in members))
+        finally:
+            for member in members:
+                member.kill()
+                member.wait()
+
+
+def _memories(text: str) -> list[str]:
+    parts = text.split(",")
+    if not parts or not set(parts) <= set(MEMORIES):
+        raise argparse.ArgumentTypeError(f"{text}: give {' or '.join(MEMORIES)}, or both with a comma")
+    return parts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m longhaul.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", type=int, help="members on this machine, with daemons of their own (default 2)")
+    parser.add_argument("--run", help="of running daemons; all members give the same, and nobody else uses it")
+    parser.add_argument("--group", type=int, default=0, help="with --run (default 0)")
+    parser.add_argument("--peerd", help="with --run: path of its socket (default: where longhaul.join looks)")
+    parser.add_argument("--world-size", type=int, help="with --run: members to wait for")
+    parser.add_argument(
+        "--sizes", type=sizes_of, default="256,4K,1M,16M,64M", help="bytes of the tensor (default 256,4K,1M,16M,64M)"
+    )
+    parser.add_argument(
+        "--memory",
+        type=_memories,
+        default="arena",
+        help="of the tensor: arena (longhaul.empty), plain (numpy's own), or arena,plain (default arena)",
+    )
+    parser.add_argument("--seconds", type=float, default=1, help="about how long a row is measured (default 1)")
+    parser.add_argument(
+        "--timeout", type=float, default=120, help="seconds to wait for members, or for an op (default 120)"
+    )
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file, times in seconds")
+    parser.add_argument("--quiet", action="store_true", help="no table")
+    args = parser.parse_args(arguments)
+    if args.run is None:
+        unused = [name for name in ("peerd", "world_size") if getattr(args, name) is not None]
+        if unused or args.group:
+            parser.error(f"--{(unused or ['group'])[0].replace('_', '-')} needs --run")
+        args.peers = 2 if args.peers is None else args.peers
+        if args.peers < 2:
+            parser.error("--peers from 2")
+    else:
+        if args.peers is not None:
+            parser.error("--peers starts daemons of its own: not with --run")
+        if args.world_size is None or args.world_size < 2:
+            parser.error("--run needs --world-size, from 2")
+    try:
+        if args.run is None:
+            return on_this_machine(args)
+        take_part(args)
+        return 0
+    except (Failure, lh.Error, OSError, RuntimeError) as problem:
+        print(f"longhaul.bench: {problem}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
