@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""All-reduce of Longhaul beside gloo (through torch.distributed), on this machine, in one run.
+"""All-reduce of Longhaul beside gloo and Open MPI, on this machine, in one run, and what the machine would allow.
 
     tools/build && .venv/bin/python bench/allreduce.py
-    .venv/bin/python bench/allreduce.py --peers=2 --sizes=256,64M --json=result.json
+    .venv/bin/python bench/allreduce.py --peers=2 --sizes=4K,64M --json=result.json
+    .venv/bin/python bench/allreduce.py --where=namespaces --systems=longhaul,gloo/torch
 
-For each world size: a Longhaul cluster with one peerd and one trainer process a member, and as many
-gloo processes. Float32 sums. Variants take turns, round by round, so that whatever else the machine
-does meets them alike; only one runs at a time. Every variant's sum is checked before it is timed.
+For each world size all systems are started and stay up, asleep between their turns: a Longhaul cluster with one peerd and one
+trainer process a member, and as many processes of each rival. Float32 sums. Variants take turns, round by round, so that
+whatever else the machine does meets them alike. Every variant's sum is checked before it is timed.
 
-A row gives the median time of one op: per process over all its timed ops, then the slowest process.
-`ratio` is gloo's time over ours: above 1 we are faster. gloo reduces in place only; both of ours are
-compared with that. CPU is user and system time of all processes of a variant, peerds included.
+Variants of Longhaul: `arena` (in place, tensors of longhaul.empty), `out-of-place` (both of them there), `plain` (in place, memory
+of numpy's own). Rivals reduce in place. A rival that is not installed is named and left out.
+
+A row gives the time of one op: per process over all its timed ops, then the slowest process. Bandwidths in GB/s as nccl-tests
+defines them. CPU: of all processes of a system, daemons included, per 10^9 bytes on the wire, 2 (N - 1) / N x tensor x N. Memory:
+resident at its highest, beyond that of the idle processes. `x gloo`, `x MPI`: how many times faster ours is than the
+better gloo and Open MPI. `limit`: the computed least time over the measured one (bench/README.md).
 """
 
 from __future__ import annotations
@@ -18,375 +23,213 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
-import platform
-import selectors
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from typing import Any
 
-VARIANTS = ("ours, in place", "ours, out of place", "gloo")
-# A process that says nothing for so long has failed.
-PATIENCE_S = 120
+import figures
+import limits
+import machine
+import systems
+from workers import Failure
+
+from longhaul.bench import sizes_of, text_of
+
 ITERATIONS_MAX = 1000
+# A machine on which others use more than this is no machine to compare times on.
+QUIET = 0.05
 
 
-# ---------------------------------------------------------------------------- workers
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One kind of row, and who carries it out."""
+
+    team: systems.Team
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.team.system.name} {self.name}"
+
+    def prepare(self, nbytes: int) -> None:
+        answers = self.team.order(f"prepare {self.name} {nbytes // 4}")
+        wrong = [rank for rank, right in enumerate(answers) if right is not True]
+        if wrong:
+            raise Failure(f"{self}, world of {self.team.size}, {text_of(nbytes)}: wrong sum at ranks {wrong}")
+
+    def release(self) -> None:
+        self.team.order(f"release {self.name}")
+
+    def round(self, samples: figures.Samples) -> None:
+        before = self.team.cpu_seconds()
+        seconds = self.team.order(f"round {self.name} {samples.warm} {samples.iterations}")
+        samples.add_round(seconds, self.team.cpu_seconds() - before)
 
 
-class Ours:
-    """A trainer of Longhaul, with tensors in the arena."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        import longhaul as lh
-
-        self.comm = lh.join(run="bench", peerd=args.socket, timeout=PATIENCE_S)
-        # Members are admitted at step boundaries, which all of them pass together.
-        while self.comm.world_size < args.size:
-            self.comm.begin_step(timeout=PATIENCE_S)
-            time.sleep(0.01)
-
-    def prepare(self, variant: str, count: int) -> None:
-        self.source = self.comm.empty((count,), "float32")
-        self.out = self.comm.empty((count,), "float32") if variant == "ours, out of place" else None
-
-    def fill(self, value: float) -> None:
-        self.source.fill(value)
-        if self.out is not None:
-            self.out.fill(-1)
-
-    def op(self) -> None:
-        self.comm.all_reduce(self.source, out=self.out)
-
-    def result_is(self, value: float) -> bool:
-        return bool((self.source if self.out is None else self.out).min() == value) and bool(
-            (self.source if self.out is None else self.out).max() == value
-        )
-
-    def close(self) -> None:
-        self.comm.leave(timeout=PATIENCE_S)
-
-
-class Gloo:
-    def __init__(self, args: argparse.Namespace) -> None:
-        import torch
-        import torch.distributed
-
-        self.torch = torch
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{args.rendezvous}", rank=args.rank, world_size=args.size
-        )
-
-    def prepare(self, variant: str, count: int) -> None:
-        self.tensor = self.torch.empty(count, dtype=self.torch.float32)
-
-    def fill(self, value: float) -> None:
-        self.tensor.fill_(value)
-
-    def op(self) -> None:
-        self.torch.distributed.all_reduce(self.tensor)
-
-    def result_is(self, value: float) -> bool:
-        return bool((self.tensor == value).all())
-
-    def close(self) -> None:
-        self.torch.distributed.destroy_process_group()
-
-
-def answer(value: Any) -> None:
-    print(json.dumps(value), flush=True)
-
-
-def work(args: argparse.Namespace) -> None:
-    """Carries out orders from standard input, one JSON line each, with one JSON line as the answer."""
-    system = Ours(args) if args.worker == "ours" else Gloo(args)
-    answer("ready")
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order["do"] == "prepare":
-            system.prepare(order["variant"], order["count"])
-            system.fill(args.rank + 1)
-            system.op()
-            right = system.result_is(args.size * (args.size + 1) / 2)
-            system.fill(0)  # sums of zeros stay ordinary numbers, however often
-            answer("right" if right else "wrong")
-        elif order["do"] == "round":
-            seconds = []
-            for _ in range(order["warm"]):
-                system.op()
-            for _ in range(order["iterations"]):
-                begin = time.perf_counter()
-                system.op()
-                seconds.append(time.perf_counter() - begin)
-            answer(seconds)
-    system.close()
-
-
-# ---------------------------------------------------------------------------- the bench
-
-
-class Failure(Exception):
-    pass
-
-
-class Team:
-    """The processes of one system at one world size. They take orders together."""
-
-    def __init__(self, name: str, size: int, flags: list[list[str]], other_pids: list[int]) -> None:
-        self.name = name
-        self.size = size
-        self.other_pids = other_pids
-        self.processes: list[subprocess.Popen[bytes]] = []
-        # gloo would look the host's name up and might find an address that is not its own.
-        environment = dict(os.environ, GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
-        for rank in range(size):
-            command = [sys.executable, str(pathlib.Path(__file__).resolve()), f"--worker={name}"]
-            command += [f"--rank={rank}", f"--size={size}", *flags[rank]]
-            self.processes.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-            )
-
-    def answers(self) -> list[Any]:
-        """One line of each process."""
-        lines: list[bytes] = [b""] * self.size
-        deadline = time.monotonic() + PATIENCE_S
-        with selectors.DefaultSelector() as selector:
-            for rank, process in enumerate(self.processes):
-                assert process.stdout is not None
-                selector.register(process.stdout, selectors.EVENT_READ, rank)
-            while selector.get_map():
-                ready = selector.select(max(0, deadline - time.monotonic()))
-                if not ready:
-                    late = sorted(key.data for key in selector.get_map().values())
-                    raise Failure(f"{self.name} world of {self.size}: ranks {late} silent for {PATIENCE_S} s")
-                for key, _ in ready:
-                    piece = os.read(key.fd, 1 << 20)
-                    if not piece:
-                        code = self.processes[key.data].wait()
-                        raise Failure(
-                            f"{self.name} world of {self.size}: rank {key.data} ended with {code} (its errors are above)"
-                        )
-                    lines[key.data] += piece
-                    if piece.endswith(b"\n"):
-                        selector.unregister(key.fileobj)
-        return [json.loads(line) for line in lines]
-
-    def order(self, **order: Any) -> list[Any]:
-        line = json.dumps(order).encode() + b"\n"
-        for process in self.processes:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # answers() tells who ended and how
-                process.stdin.write(line)
-                process.stdin.flush()
-        return self.answers()
-
-    def cpu_seconds(self) -> float:
-        ticks = 0
-        for pid in [process.pid for process in self.processes] + self.other_pids:
-            # After the name, which may contain anything: state is field 0, utime 11, stime 12.
-            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-    def close(self) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-
-    def kill(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-
-@dataclasses.dataclass
-class Samples:
-    """Of one variant at one world size and tensor size."""
-
-    seconds: list[list[float]]  # by rank
-    iterations: int = 1
-    ops: int = 0
-    cpu: float = 0
-
-    def quantile(self, q: float) -> float:
-        """Of the slowest process, in seconds."""
-        return max(sorted(of_rank)[int(q * (len(of_rank) - 1))] for of_rank in self.seconds)
-
-    def median(self) -> float:
-        return max(statistics.median(of_rank) for of_rank in self.seconds)
-
-
-@contextlib.contextmanager
-def teams(size: int, args: argparse.Namespace) -> Iterator[dict[str, Team]]:
-    import longhaul as lh
-
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="longhaul-bench-"))
-        cluster = stack.enter_context(
-            lh.testing.LocalCluster(
-                peers=size, binaries=args.binaries, log_dir=args.log_dir, peerd_flags=args.peerd_flag
-            )
-        )
-        sockets = [[f"--socket={cluster.socket(rank)}"] for rank in range(size)]
-        rendezvous = [[f"--rendezvous={directory}/gloo"]] * size
-        ours = Team("ours", size, sockets, [peer.pid for peer in cluster.peers])
-        stack.callback(ours.kill)
-        gloo = Team("gloo", size, rendezvous, [])
-        stack.callback(gloo.kill)
-        for team in (ours, gloo):
-            team.answers()
-        yield {"ours, in place": ours, "ours, out of place": ours, "gloo": gloo}
-        for team in (ours, gloo):
-            team.close()
-
-
-def one_round(team: Team, samples: Samples, warm: int) -> None:
-    before = team.cpu_seconds()
-    results = team.order(do="round", warm=warm, iterations=samples.iterations)
-    samples.cpu += team.cpu_seconds() - before
-    samples.ops += warm + samples.iterations
-    for of_rank, result in zip(samples.seconds, results):
-        of_rank += result
-
-
-def measure(team_of: dict[str, Team], size: int, nbytes: int, args: argparse.Namespace) -> dict[str, Samples]:
-    samples_of: dict[str, Samples] = {}
-    for variant in VARIANTS:
-        team = team_of[variant]
-        # The tensors of a variant stay where they are while the other variants have their turns.
-        samples_of[variant] = Samples([[] for _ in range(size)])
-        prepare(team, variant, nbytes)
-        trial = Samples([[] for _ in range(size)], iterations=3)
-        one_round(team, trial, warm=2)
-        wanted = round(args.round_seconds / max(trial.median(), 1e-6))
-        samples_of[variant].iterations = min(max(wanted, 2), ITERATIONS_MAX)
-    prepared = {"ours": "ours, out of place", "gloo": "gloo"}
-    for turn in range(args.rounds):
-        for i in range(len(VARIANTS)):
-            variant = VARIANTS[(turn + i) % len(VARIANTS)]
-            team = team_of[variant]
-            if prepared[team.name] != variant:
-                prepare(team, variant, nbytes)
-                prepared[team.name] = variant
-            # The first op of a round waits for the slowest process to hear of it.
-            one_round(team, samples_of[variant], warm=2)
-    return samples_of
-
-
-def prepare(team: Team, variant: str, nbytes: int) -> None:
-    verdicts = team.order(do="prepare", variant=variant, count=nbytes // 4)
-    if set(verdicts) != {"right"}:
-        wrong = [rank for rank, verdict in enumerate(verdicts) if verdict != "right"]
-        raise Failure(f"{variant}, world of {team.size}, {nbytes} bytes: wrong sum at ranks {wrong}")
-
-
-def text_of(nbytes: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B"
-
-
-def bytes_of(text: str) -> int:
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
-    nbytes = int(text if factor == 1 else text[:-1]) * factor
-    if nbytes <= 0 or nbytes % 4:
-        raise argparse.ArgumentTypeError(f"{text}: whole float32s, at least one")
-    return nbytes
-
-
-def rows_of(size: int, nbytes: int, samples_of: dict[str, Samples]) -> list[dict[str, Any]]:
-    gloo = samples_of["gloo"]
-    rows = []
-    for variant, samples in samples_of.items():
-        rows.append(
-            {
-                "peers": size,
-                "bytes": nbytes,
-                "variant": variant,
-                "median_ms": 1e3 * samples.median(),
-                "p10_ms": 1e3 * samples.quantile(0.1),
-                "p90_ms": 1e3 * samples.quantile(0.9),
-                "gloo_median_ms": 1e3 * gloo.median(),
-                "ratio": gloo.median() / samples.median(),
-                "cpu_ms_per_op": 1e3 * samples.cpu / samples.ops,
-                "timed_ops": len(samples.seconds[0]),
-            }
-        )
-    return rows
-
-
-HEAD = f"{'peers':>5} {'tensor':>8} {'variant':<18} {'median ms':>10} {'p10':>8} {'p90':>8} {'ratio':>6} {'CPU ms/op':>10} {'ops':>6}"
-
-
-def line_of(row: dict[str, Any]) -> str:
-    ratio = "" if row["variant"] == "gloo" else f"{row['ratio']:.2f}"
-    return (
-        f"{row['peers']:>5} {text_of(row['bytes']):>8} {row['variant']:<18} {row['median_ms']:>10.3f} "
-        f"{row['p10_ms']:>8.3f} {row['p90_ms']:>8.3f} {ratio:>6} {row['cpu_ms_per_op']:>10.3f} {row['timed_ops']:>6}"
+def calibrate(variant: Variant, nbytes: int, round_seconds: float) -> figures.Samples:
+    """How many ops make a round, and the memory that they take."""
+    variant.team.forget_peak()
+    variant.prepare(nbytes)
+    trial = figures.Samples(iterations=3, warm=2)
+    variant.round(trial)
+    peak = variant.team.peak_bytes()
+    variant.release()
+    wanted = round(round_seconds / max(trial.median(), 1e-6))
+    return figures.Samples(
+        iterations=min(max(wanted, 1), ITERATIONS_MAX),
+        # The first op of a round waits for the slowest process to hear of it; small ones need a few to get going.
+        warm=2 if wanted > 3 else 1,
+        memory_bytes=peak,
     )
 
 
-def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    print(f"{platform.node()}: {os.cpu_count()} CPUs, Linux {platform.release()}, load {os.getloadavg()[0]:.1f}")
-    print(HEAD, flush=True)
+def measure(variants: list[Variant], nbytes: int, args: argparse.Namespace) -> list[figures.Samples]:
+    """One size of tensor, all variants in turns."""
+    all_samples = [calibrate(variant, nbytes, args.round_seconds) for variant in variants]
+    for variant in variants:
+        # From here on the tensors of a variant stay where they are while the others have their turns.
+        variant.prepare(nbytes)
+    for turn in range(args.rounds):
+        for i in range(len(variants)):
+            at = (turn + i) % len(variants)
+            variants[at].round(all_samples[at])
+    for variant in variants:
+        variant.release()
+    return all_samples
+
+
+def too_large(variants: list[Variant], nbytes: int) -> str:
+    """Why this size is left out; empty: it is not."""
+    # Tensors; undo copies, staging and a rival's scratch are at most as much again.
+    need = 2 * nbytes * sum(variant.team.size for variant in variants)
+    free = machine.meminfo("MemAvailable")
+    if need <= free:
+        return ""
+    return (
+        f"{text_of(nbytes)} left out: {len(variants)} variants need {need / 1e9:.0f} GB, {free / 1e9:.0f} GB are free"
+    )
+
+
+@contextlib.contextmanager
+def started(
+    size: int, chosen: list[systems.System], args: argparse.Namespace
+) -> Iterator[tuple[systems.Place, list[Variant]]]:
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(systems.PLACES[args.where](size, args.log_dir, args.peerd_flag))
+        teams = []
+        for system in chosen:
+            teams.append(systems.Team(system, place))
+            stack.callback(teams[-1].kill)
+        variants = [Variant(team, name) for team in teams for name in team.system.variants]
+        yield place, [variant for variant in variants if not args.variants or variant.name in args.variants]
+        for team in teams:
+            team.close()
+
+
+def bench(chosen: list[systems.System], args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Adds to the result as figures come."""
+    rates: dict[int, figures.Rates] = {}
+    print(figures.HEAD, flush=True)
     for size in args.peers:
-        with teams(size, args) as team_of:
-            for nbytes in args.sizes:
-                new = rows_of(size, nbytes, measure(team_of, size, nbytes, args))
-                rows += new
-                print("\n".join(line_of(row) for row in new), flush=True)
-    return rows
+        with started(size, chosen, args) as (place, variants):
+            if not systems.why_no_line() and not args.no_limits:
+                for streams in (1, size):
+                    result["line"].append(systems.line_rate(place, streams))
+                    rate = result["line"][-1]["rate"] / 1e9
+                    print(
+                        f"{size:>5} {'':>8} {'iperf3':<10} {f'{streams} stream(s)':<13} {'':>38} {rate:>7.3f}",
+                        flush=True,
+                    )
+            for nbytes in sorted(args.sizes):
+                why = too_large(variants, nbytes)
+                if why:
+                    result["left_out"].append(f"{size} peers, {why}")
+                    print(f"{size:>5} {why}", flush=True)
+                    continue
+                result["busy_elsewhere"].append(machine.busy_elsewhere(0.5))
+                if nbytes not in rates and nbytes >= figures.LIMIT_FROM_BYTES and not args.no_limits:
+                    rates[nbytes] = limits.measure(nbytes)
+                    result["rates"].append(dataclasses.asdict(rates[nbytes]))
+                rows = [
+                    figures.row_of(size, nbytes, variant.team.system.name, variant.name, samples, rates.get(nbytes))
+                    for variant, samples in zip(variants, measure(variants, nbytes, args))
+                ]
+                figures.compare(rows)
+                result["rows"] += rows
+                print("\n".join(figures.line_of(row) for row in rows), flush=True)
+
+
+def numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: give numbers such as 2,4") from None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
-    def sizes(text: str) -> list[int]:
-        return [bytes_of(part) for part in text.split(",")]
-
-    parser.add_argument("--peers", type=numbers, default="2,3,4", help="world sizes (default 2,3,4)")
+    names = [system.name for system in systems.SYSTEMS]
+    parser.add_argument("--peers", type=numbers, default="2,3,4,8", help="world sizes (default 2,3,4,8)")
+    sizes = "256,4K,64K,1M,16M,64M,256M"
+    parser.add_argument("--sizes", type=sizes_of, default=sizes, help=f"bytes of the tensor (default {sizes})")
+    parser.add_argument("--where", choices=list(systems.PLACES), default="loopback", help="hosts (default loopback)")
     parser.add_argument(
-        "--sizes", type=sizes, default="256,4K,1M,16M,64M", help="bytes of the tensor (default 256,4K,1M,16M,64M)"
+        "--systems", type=lambda text: text.split(","), default=names, help=f"default {','.join(names)}"
     )
+    parser.add_argument("--variants", type=lambda text: text.split(","), help="only these, for instance arena,in-place")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each variant (default 7)")
     parser.add_argument("--round-seconds", type=float, default=0.3, help="about how long a turn lasts (default 0.3)")
-    parser.add_argument("--json", type=pathlib.Path, help="write the rows to this file too")
-    parser.add_argument("--binaries", help="directory of the daemons (default: see longhaul.testing.find_binary)")
+    parser.add_argument("--no-limits", action="store_true", help="measure neither the machine's limits nor the line")
+    parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     parser.add_argument("--log-dir", help="keep the daemons' logs here")
     parser.add_argument("--peerd-flag", action="append", default=[], help="a further flag for every peerd")
-    for hidden in ("--worker", "--socket", "--rendezvous"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
-    for hidden in ("--rank", "--size"):
-        parser.add_argument(hidden, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        work(args)
-        return 0
     if min(args.peers) < 2 or args.rounds < 1:
         parser.error("--peers from 2, --rounds from 1")
+    unknown = set(args.systems) - set(names)
+    if unknown:
+        parser.error(f"no system {' '.join(sorted(unknown))}: there are {' '.join(names)}")
+    chosen = [system for system in systems.SYSTEMS if system.name in args.systems]
+    missing = [why for why in [*(system.why_not() for system in chosen), systems.why_no_line()] if why]
+    chosen = [system for system in chosen if not system.why_not()]
+
+    result: dict[str, Any] = {
+        "schema": 1,
+        "begin": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": ["bench/allreduce.py", *sys.argv[1:]],
+        "where": args.where,
+        "machine": machine.describe(),
+        "missing": missing,
+        "left_out": [],
+        "busy_elsewhere": [],
+        "rates": [],
+        "line": [],
+        "rows": [],
+    }
+    about = result["machine"]
+    print(
+        f"{about['cpu']}, {about['processors']} processors, Linux {about['kernel']}, load {os.getloadavg()[0]:.1f}; {args.where}"
+    )
+    for why in missing:
+        print(f"not installed, left out: {why}")
+    code = 0
     try:
-        rows = bench(args)
+        bench(chosen, args, result)
     except Failure as failure:
         print(f"allreduce: {failure}", file=sys.stderr)
-        return 1
+        result["failure"] = str(failure)
+        code = 1
+    busy = max(result["busy_elsewhere"], default=0)
+    print(
+        f"other programs used up to {busy:.0%} of the processors"
+        + (": too much to compare times" if busy > QUIET else "")
+    )
     if args.json:
-        args.json.write_text(json.dumps({"host": platform.node(), "rows": rows}, indent=1) + "\n")
-    return 0
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return code
 
 
 if __name__ == "__main__":

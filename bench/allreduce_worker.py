@@ -1,0 +1,122 @@
+"""One process of Longhaul or of torch's gloo under bench/allreduce.py. The orders: rivals/worker.h.
+
+allreduce_worker.py longhaul CONTROL RANK SIZE PEERD_SOCKET
+allreduce_worker.py torch-gloo CONTROL RANK SIZE RENDEZVOUS_FILE
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from typing import Any
+
+from workers import Failure, Member
+
+
+class Longhaul(Member):
+    """Variants: `arena` (in place), `out-of-place` (both tensors in the arena), `plain` (in place, memory of numpy's own)."""
+
+    def __init__(self, rank: int, size: int, peerd: str) -> None:
+        super().__init__()
+        self.meet(peerd, "bench", size)
+        self.rank = rank
+        self.tensors: dict[str, tuple[Any, Any]] = {}
+
+    def prepare(self, variant: str, count: int) -> None:
+        make = self.np.empty if variant == "plain" else self.comm.empty
+        self.tensors[variant] = (
+            make(count, "float32"),
+            make(count, "float32") if variant == "out-of-place" else None,
+        )
+
+    def fill(self, variant: str, value: float) -> None:
+        source, out = self.tensors[variant]
+        source.fill(value)
+        if out is not None:
+            out.fill(-1)
+
+    def op(self, variant: str) -> None:
+        source, out = self.tensors[variant]
+        self.comm.all_reduce(source, out=out, timeout=self.PATIENCE_S)
+
+    def result_is(self, variant: str, value: float) -> bool:
+        source, out = self.tensors[variant]
+        result = source if out is None else out
+        return bool(result.min() == value) and bool(result.max() == value)
+
+    def close(self) -> None:
+        self.comm.leave(timeout=self.PATIENCE_S)
+
+
+class TorchGloo:
+    """One variant, in place."""
+
+    def __init__(self, rank: int, size: int, rendezvous: str) -> None:
+        import torch
+        import torch.distributed
+
+        self.torch = torch
+        self.tensors: dict[str, Any] = {}
+        torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
+
+    def prepare(self, variant: str, count: int) -> None:
+        self.tensors[variant] = self.torch.empty(count, dtype=self.torch.float32)
+
+    def fill(self, variant: str, value: float) -> None:
+        self.tensors[variant].fill_(value)
+
+    def op(self, variant: str) -> None:
+        self.torch.distributed.all_reduce(self.tensors[variant])
+
+    def result_is(self, variant: str, value: float) -> bool:
+        return bool((self.tensors[variant] == value).all())
+
+    def close(self) -> None:
+        self.torch.distributed.destroy_process_group()
+
+
+def carry_out(system: Longhaul | TorchGloo, rank: int, size: int, order: list[str]) -> Any:
+    what, variant, *numbers = order
+    if what == "prepare":
+        system.prepare(variant, int(numbers[0]))
+        system.fill(variant, rank + 1)
+        system.op(variant)
+        right = system.result_is(variant, size * (size + 1) / 2)
+        system.fill(variant, 0)  # sums of zeros stay ordinary numbers, however often
+        return right
+    if what == "round":
+        warm, iterations = map(int, numbers)
+        for _ in range(warm):
+            system.op(variant)
+        seconds = []
+        for _ in range(iterations):
+            begin = time.perf_counter()
+            system.op(variant)
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+    if what == "release":
+        del system.tensors[variant]
+        return True
+    raise Failure(f"no such order: {what}")
+
+
+def main() -> None:
+    kind, control, rank, size, where = sys.argv[1:]
+    with socket.socket(socket.AF_UNIX) as bench:
+        bench.connect(control)
+        system: Longhaul | TorchGloo
+        if kind == "longhaul":
+            system = Longhaul(int(rank), int(size), where)
+        else:
+            system = TorchGloo(int(rank), int(size), where)
+        with bench.makefile("r") as orders, bench.makefile("w") as answers:
+            print(rank, file=answers, flush=True)
+            for line in orders:
+                print(json.dumps(carry_out(system, int(rank), int(size), line.split())), file=answers, flush=True)
+        system.close()
+
+
+if __name__ == "__main__":
+    main()

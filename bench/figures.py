@@ -1,0 +1,136 @@
+"""What is computed from measured times: bandwidths, and what the machine would allow. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from longhaul.bench import algorithm_bandwidth, bus_bandwidth, quantile, text_of, wire_bytes
+
+# Below this a system call costs more than the bytes it moves, and a limit by bytes says nothing.
+LIMIT_FROM_BYTES = 1 << 20
+OURS = "longhaul"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What this machine does a second with every processor busy, on tensors of `bytes`. Bytes, all processors together."""
+
+    bytes: int
+    copy: float  #: memory to memory, in large blocks
+    add: float  #: a block that is in cache onto one that need not be
+    tcp: float  #: over loopback, from a tensor to a tensor
+    tcp_cpu_s_per_gb: float  #: of sender and receiver together
+
+
+def limit_seconds(world: int, nbytes: int, rates: Rates) -> float:
+    """The least time of an all-reduce among `world` ranks that share this machine, with plain sends and receives.
+
+    Each rank brings wire_bytes() through the kernel and adds (N - 1) / N of the tensor; nothing waits for anything else.
+    """
+    return world * wire_bytes(world, nbytes) / rates.tcp + (world - 1) * nbytes / rates.add
+
+
+def floor_seconds(world: int, nbytes: int, rates: Rates) -> float:
+    """The same where each byte on the wire is copied once, from memory to memory, and nothing else is done to it."""
+    return world * wire_bytes(world, nbytes) / rates.copy + (world - 1) * nbytes / rates.add
+
+
+@dataclasses.dataclass
+class Samples:
+    """Times of one variant at one world size and size of tensor. Figures are of the slowest process."""
+
+    rounds: list[list[list[float]]] = dataclasses.field(default_factory=list)  # seconds: by round, rank, op
+    iterations: int = 1  # of a round
+    warm: int = 1  # before them
+    cpu_s: float = 0  # of all processes of the system
+    memory_bytes: float = 0  # beyond the idle processes, all together
+
+    def add_round(self, seconds: list[list[float]], cpu_s: float) -> None:
+        self.rounds.append(seconds)
+        self.cpu_s += cpu_s
+
+    @property
+    def ops(self) -> int:
+        """Those that cost `cpu_s`."""
+        return len(self.rounds) * (self.iterations + self.warm)
+
+    def by_rank(self) -> list[list[float]]:
+        return [[second for part in parts for second in part] for parts in zip(*self.rounds)]
+
+    def median(self) -> float:
+        return max(statistics.median(of_rank) for of_rank in self.by_rank())
+
+    def quantile(self, q: float) -> float:
+        return max(quantile(of_rank, q) for of_rank in self.by_rank())
+
+    def round_medians(self) -> list[float]:
+        return [max(statistics.median(of_rank) for of_rank in one) for one in self.rounds]
+
+
+def row_of(world: int, nbytes: int, system: str, variant: str, samples: Samples, rates: Rates | None) -> dict[str, Any]:
+    """As it stands in the JSON file. Seconds, bytes, bytes a second."""
+    median = samples.median()
+    wire = world * wire_bytes(world, nbytes)
+    row: dict[str, Any] = {
+        "peers": world,
+        "bytes": nbytes,
+        "system": system,
+        "variant": variant,
+        "median_s": median,
+        "p10_s": samples.quantile(0.1),
+        "p90_s": samples.quantile(0.9),
+        "algbw": algorithm_bandwidth(nbytes, median),
+        "busbw": bus_bandwidth(world, nbytes, median),
+        "cpu_s_per_op": samples.cpu_s / samples.ops,
+        "cpu_s_per_wire_gb": samples.cpu_s / samples.ops / wire * 1e9,
+        "memory_bytes": samples.memory_bytes,
+        "timed_ops": sum(len(one[0]) for one in samples.rounds),
+        "round_medians_s": samples.round_medians(),
+    }
+    if rates is not None:
+        row["limit_s"] = limit_seconds(world, nbytes, rates)
+        row["floor_s"] = floor_seconds(world, nbytes, rates)
+    return row
+
+
+def best(rows: Sequence[dict[str, Any]], prefix: str, key: str = "median_s") -> float | None:
+    """The least among systems whose name begins so; None: there is none."""
+    found = [row[key] for row in rows if row["system"].startswith(prefix)]
+    return min(found) if found else None
+
+
+def compare(rows: list[dict[str, Any]]) -> None:
+    """Adds what only rows of one world size and one tensor together tell: how many times faster ours are."""
+    for row in rows:
+        if row["system"] != OURS:
+            continue
+        for rival in ("gloo", "openmpi"):
+            time = best(rows, rival)
+            if time is not None:
+                row[f"times_{rival}"] = time / row["median_s"]
+        cpu = best(rows, "gloo", "cpu_s_per_wire_gb")
+        if cpu is not None:
+            row["cpu_of_gloo"] = row["cpu_s_per_wire_gb"] / cpu
+
+
+HEAD = (
+    f"{'peers':>5} {'tensor':>8} {'system':<10} {'variant':<13} {'median ms':>10} {'p10':>9} {'p90':>9} {'algbw':>7} {'busbw':>7} "
+    f"{'CPU s/GB':>8} {'MiB/peer':>8} {'x gloo':>6} {'x MPI':>6} {'limit':>6}"
+)
+
+
+def line_of(row: dict[str, Any]) -> str:
+    def share(key: str) -> str:
+        return f"{row[key]:.2f}" if key in row else ""
+
+    limit = f"{row['limit_s'] / row['median_s']:.0%}" if "limit_s" in row else ""
+    # Of small tensors it is the number of ops that costs, not that of bytes.
+    cpu = f"{row['cpu_s_per_wire_gb']:.2f}" if row["bytes"] >= LIMIT_FROM_BYTES else ""
+    return (
+        f"{row['peers']:>5} {text_of(row['bytes']):>8} {row['system']:<10} {row['variant']:<13} {1e3 * row['median_s']:>10.3f} "
+        f"{1e3 * row['p10_s']:>9.3f} {1e3 * row['p90_s']:>9.3f} {row['algbw'] / 1e9:>7.3f} {row['busbw'] / 1e9:>7.3f} "
+        f"{cpu:>8} {row['memory_bytes'] / row['peers'] / (1 << 20):>8.0f} {share('times_gloo'):>6} {share('times_openmpi'):>6} {limit:>6}"
+    )

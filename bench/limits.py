@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""What this machine does a second with all processors at it: copies, additions, bytes through TCP on loopback.
+
+    .venv/bin/python bench/limits.py --sizes=1M,64M
+
+`bench/allreduce.py` measures these in its own run and computes from them what an all-reduce could take at best
+(figures.limit_seconds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import multiprocessing.connection
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from figures import Rates
+from machine import meminfo, processors
+from workers import Failure
+
+from longhaul.bench import sizes_of, text_of
+
+# Of the blocks that are tried for TCP the best one counts. All fit a processor's own cache.
+TCP_BLOCKS = (128 << 10, 512 << 10)
+ADD_BLOCK = 128 << 10
+PATIENCE_S = 60
+
+Start = Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What one process did, and when (monotonic clock)."""
+
+    bytes: int
+    begin: float
+    end: float
+    cpu_s: float
+
+
+def together(works: Sequence[Callable[[Start], Done]]) -> list[Done]:
+    """Each in a process of its own; they prepare, call start(), which waits for all, and work."""
+    context = multiprocessing.get_context("fork")  # sockets and tensors go along
+    barrier = context.Barrier(len(works))
+
+    def run(work: Callable[[Start], Done], result: multiprocessing.connection.Connection) -> None:
+        def start() -> None:
+            barrier.wait(PATIENCE_S)
+
+        result.send(work(start))
+
+    pipes = [context.Pipe(duplex=False) for _ in works]
+    processes = [context.Process(target=run, args=(work, pipe[1]), daemon=True) for work, pipe in zip(works, pipes)]
+    try:
+        for process, pipe in zip(processes, pipes):
+            process.start()
+            pipe[1].close()
+        done = []
+        for pipe in pipes:
+            if not pipe[0].poll(2 * PATIENCE_S):
+                raise Failure("a measurement of the machine's limits does not end")
+            try:
+                done.append(pipe[0].recv())
+            except EOFError:
+                raise Failure("a process that measures the machine's limits died (its errors are above)") from None
+        return done
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def rate(done: Sequence[Done]) -> float:
+    """Of all together, bytes a second."""
+    return sum(one.bytes for one in done) / (max(one.end for one in done) - min(one.begin for one in done))
+
+
+def _used() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _repeat(start: Start, seconds: float, once: Callable[[], int]) -> Done:
+    """`once` gives the bytes it moved."""
+    once()
+    start()
+    used, begin = _used(), time.monotonic()
+    moved = 0
+    while True:
+        moved += once()
+        end = time.monotonic()
+        if end - begin >= seconds:
+            return Done(moved, begin, end, _used() - used)
+
+
+def copy(nbytes: int, seconds: float) -> Callable[[Start], Done]:
+    def work(start: Start) -> Done:
+        import numpy as np
+
+        source = np.ones(nbytes, "uint8")
+        target = np.ones(nbytes, "uint8")
+
+        def once() -> int:
+            np.copyto(target, source)
+            return nbytes
+
+        return _repeat(start, seconds, once)
+
+    return work
+
+
+def add(nbytes: int, seconds: float) -> Callable[[Start], Done]:
+    """As a pipelined reduction does: what has just come, and is in cache, onto the tensor."""
+
+    def work(start: Start) -> Done:
+        import numpy as np
+
+        tensor = np.zeros(nbytes // 4, "float32")
+        block = np.zeros(min(nbytes, ADD_BLOCK) // 4, "float32")
+        parts = [tensor[at : at + block.size] for at in range(0, tensor.size, block.size)]
+
+        def once() -> int:
+            for part in parts:
+                np.add(part, block[: part.size], out=part)
+            return nbytes
+
+        return _repeat(start, seconds, once)
+
+    return work
+
+
+def tcp(nbytes: int, seconds: float, block: int) -> list[Callable[[Start], Done]]:
+    """A sender and a receiver. Every other block is received into one place that stays in cache, as what is added at once is."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        to = socket.create_connection(listener.getsockname())
+        at, _ = listener.accept()
+
+    def send(start: Start) -> Done:
+        import numpy as np
+
+        view = np.ones(nbytes, "uint8").data
+        start()
+        used, begin = _used(), time.monotonic()
+        while time.monotonic() - begin < seconds:
+            for offset in range(0, nbytes, block):
+                to.sendall(view[offset : offset + block])
+        to.shutdown(socket.SHUT_WR)  # other processes have the socket, too: closing it would not end the stream
+        # The bytes count at the receiver.
+        return Done(0, begin, time.monotonic(), _used() - used)
+
+    def receive(start: Start) -> Done:
+        import numpy as np
+
+        view = np.ones(nbytes, "uint8").data
+        hot = np.ones(block, "uint8").data
+        start()
+        used, begin = _used(), time.monotonic()
+        moved = 0
+        while True:
+            place = moved % nbytes
+            room = min(block - place % block, nbytes - place)
+            into = hot[:room] if place // block % 2 else view[place : place + room]
+            count = at.recv_into(into)
+            if count == 0:
+                return Done(moved, begin, time.monotonic(), _used() - used)
+            moved += count
+
+    return [send, receive]
+
+
+def measure(nbytes: int, seconds: float = 0.3) -> Rates:
+    """Takes about five times `seconds`."""
+    count = processors()
+    # At most a quarter of what is free, however many processors there are.
+    nbytes = max(4 * 4096, min(nbytes, meminfo("MemAvailable") // (16 * count)) // 4096 * 4096)
+    copied = rate(together([copy(nbytes, seconds)] * count))
+    added = rate(together([add(nbytes, seconds)] * count))
+    # More pairs than processors, so that none is idle while one end of a pair waits for the other.
+    best = (0.0, 0.0)
+    for block in TCP_BLOCKS:
+        works = [work for _ in range(count) for work in tcp(nbytes, seconds, min(block, nbytes))]
+        done = together(works)
+        best = max(best, (rate(done), sum(one.cpu_s for one in done) / sum(one.bytes for one in done) * 1e9))
+    return Rates(nbytes, copied, added, *best)
+
+
+def line_of(rates: Rates) -> str:
+    return (
+        f"{text_of(rates.bytes):>9}: copy {rates.copy / 1e9:.1f} GB/s, add {rates.add / 1e9:.1f} GB/s, TCP {rates.tcp / 1e9:.2f} GB/s "
+        f"({rates.tcp_cpu_s_per_gb:.2f} CPU s/GB)"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--sizes", type=sizes_of, default="1M,16M,64M,256M", help="of the tensors (default 1M,16M,64M,256M)"
+    )
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each rate (default 0.3)")
+    parser.add_argument("--json", action="store_true", help="one line of JSON for each size")
+    args = parser.parse_args()
+    print(f"{processors()} processors, all busy; bytes a second of all together", file=sys.stderr)
+    for nbytes in args.sizes:
+        rates = measure(nbytes, args.seconds)
+        print(json.dumps(dataclasses.asdict(rates)) if args.json else line_of(rates), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+// Open MPI (or any MPI) under bench/allreduce.py, which compiles this with mpicc.
+//
+//   mpirun ... mpi SOCKET
+#include <mpi.h>
+
+#include "worker.h"
+
+static void all_reduce(void* system, float* tensor, size_t count) {
+  (void)system;
+  // Errors end the program: MPI's default.
+  MPI_Allreduce(MPI_IN_PLACE, tensor, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    fprintf(stderr, "usage: mpi SOCKET\n");
+    return 2;
+  }
+  int rank = 0;
+  int size = 0;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  worker_run(argv[1], rank, size, all_reduce, NULL);
+  MPI_Finalize();
+  return 0;
+}

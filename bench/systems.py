@@ -1,0 +1,346 @@
+"""Longhaul and its rivals, each started as it is meant to be, on loopback or on hosts in network namespaces.
+
+All take the same orders (rivals/worker.h), wait asleep between them, and use TCP between their processes: no shared memory, as if
+each process were on a host of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import machine
+from workers import PATIENCE_S, Failure, Line
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent
+# Programs of rivals, compiled when they are first needed.
+PROGRAMS = ROOT / "out" / "bench"
+
+
+# ---------------------------------------------------------------------------- places
+
+
+@dataclasses.dataclass
+class Place:
+    """Hosts for one world size, with a coordinator and a peerd each."""
+
+    size: int
+    interface: str  # that leads to the other hosts
+    addresses: list[str]
+    inside: list[list[str]]  # what a command at host i begins with
+    sockets: list[str]  # of the peerds
+    daemons: list[int]  # pids of peerds
+    coordinator: int  # pid
+    directory: pathlib.Path  # for files of this world size; its path is short
+
+
+@contextlib.contextmanager
+def loopback(size: int, log_dir: str | None, peerd_flags: Sequence[str]) -> Iterator[Place]:
+    from longhaul.testing import LocalCluster
+
+    with (
+        tempfile.TemporaryDirectory(prefix="lhb-", dir="/tmp") as directory,
+        LocalCluster(peers=size, log_dir=log_dir, peerd_flags=peerd_flags) as cluster,
+    ):
+        yield Place(
+            size,
+            "lo",
+            ["127.0.0.1"] * size,
+            [[] for _ in range(size)],
+            [peer.socket for peer in cluster.peers],
+            [peer.pid for peer in cluster.peers],
+            cluster.coordinator_pid,
+            pathlib.Path(directory),
+        )
+
+
+@contextlib.contextmanager
+def namespaces(size: int, log_dir: str | None, peerd_flags: Sequence[str]) -> Iterator[Place]:
+    """A network namespace for each host, veth pairs and a bridge between them. Needs root."""
+    sys.path.append(str(ROOT / "tests" / "chaos"))
+    import world as network
+
+    why = network.why_not()
+    if why:
+        raise Failure(why)
+    with tempfile.TemporaryDirectory(prefix="lhb-", dir="/tmp") as directory:
+        logs = pathlib.Path(log_dir or directory)
+        with network.World(logs, peerd_flags=peerd_flags) as world:
+            world.start_coordinator()
+            hosts = [world.add_host() for _ in range(size)]
+            for host in hosts:
+                host.start_peerd()
+            ip = shutil.which("ip") or "ip"
+            yield Place(
+                size,
+                "eth0",
+                [host.address for host in hosts],
+                [[ip, "netns", "exec", host.namespace] for host in hosts],
+                [host.socket for host in hosts],
+                [host.peerd.pid for host in hosts if host.peerd is not None],
+                world.coordinator.pid if world.coordinator is not None else 0,
+                pathlib.Path(directory),
+            )
+
+
+PLACES = {"loopback": loopback, "namespaces": namespaces}
+
+
+# ---------------------------------------------------------------------------- systems
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    name: str
+    variants: tuple[str, ...]
+    # Why it cannot run: what to install. Empty: it can.
+    why_not: Callable[[], str]
+    # Commands that start all ranks, which connect to this socket, at a place.
+    commands: Callable[[Place, str], list[list[str]]]
+
+
+def _python(place: Place, kind: str, control: str, wheres: Sequence[str]) -> list[list[str]]:
+    program = [sys.executable, str(HERE / "allreduce_worker.py"), kind, control]
+    return [[*inside, *program, str(i), str(place.size), wheres[i]] for i, inside in enumerate(place.inside)]
+
+
+def _longhaul(place: Place, control: str) -> list[list[str]]:
+    return _python(place, "longhaul", control, place.sockets)
+
+
+def _torch_gloo(place: Place, control: str) -> list[list[str]]:
+    return _python(place, "torch-gloo", control, [f"{place.directory}/torch-gloo"] * place.size)
+
+
+def _compiled(name: str, compiler: Sequence[str], libraries: Sequence[str] = ()) -> str:
+    """Path of a rival's program. Failure: it does not compile."""
+    source = next((HERE / "rivals").glob(f"{name}.c*"))
+    header = source.parent / "worker.h"
+    program = PROGRAMS / name
+    if not program.exists() or program.stat().st_mtime < max(source.stat().st_mtime, header.stat().st_mtime):
+        PROGRAMS.mkdir(parents=True, exist_ok=True)
+        command = [*compiler, "-O2", "-o", str(program), str(source), *libraries]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            raise Failure(f"{' '.join(command)}: {done.stderr.strip()}")
+    return str(program)
+
+
+def _gloo(place: Place, control: str) -> list[list[str]]:
+    program = _compiled("gloo", ["c++", "-std=c++17"], ["-lgloo", "-lpthread"])
+    rendezvous = place.directory / "gloo"
+    rendezvous.mkdir()
+    return [
+        [*inside, program, control, str(i), str(place.size), place.interface, str(rendezvous)]
+        for i, inside in enumerate(place.inside)
+    ]
+
+
+def _openmpi(place: Place, control: str) -> list[list[str]]:
+    program = _compiled("mpi", ["mpicc"])
+    command = [
+        shutil.which("mpirun") or "mpirun",
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-np",
+        str(place.size),
+    ]
+    # TCP only, also where ranks could share memory; loopback is excluded unless it is named.
+    command += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", place.interface]
+    if not place.inside[0]:
+        return [[*command, "--mca", "plm", "isolated", program, control]]
+    # To Open MPI the namespaces are hosts that it reaches with a remote shell, which is a script of ours. Each has its
+    # own host name, or it would take them for one host.
+    names = [f"lhb{i}" for i in range(place.size)]
+    shell = place.directory / "shell"
+    cases = "\n".join(
+        f'  {name}) exec {" ".join(inside)} unshare --uts sh -c "hostname {name}; $*" ;;'
+        for name, inside in zip(names, place.inside)
+    )
+    shell.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}\nesac\necho "no host $host" >&2\nexit 1\n')
+    shell.chmod(0o755)
+    command += ["--mca", "plm_rsh_agent", str(shell), "--mca", "plm", "rsh", "--host", ",".join(names)]
+    command += ["--mca", "oob_tcp_if_include", place.interface]
+    head = [*place.inside[0], "unshare", "--uts", "sh", "-c", 'hostname lhb-head; exec "$@"', "sh"]
+    return [[*head, *command, program, control]]
+
+
+def _always() -> str:
+    return ""
+
+
+def _no_torch() -> str:
+    return "" if importlib.util.find_spec("torch") else "PyTorch: run tools/setup"
+
+
+def _no_gloo() -> str:
+    if pathlib.Path("/usr/include/gloo/allreduce.h").exists():
+        return ""
+    return "gloo without torch: apt-get install libgloo-dev"
+
+
+def _no_openmpi() -> str:
+    if shutil.which("mpirun") and shutil.which("mpicc"):
+        return ""
+    return "Open MPI: apt-get install openmpi-bin libopenmpi-dev"
+
+
+SYSTEMS = (
+    System("longhaul", ("arena", "out-of-place", "plain"), _always, _longhaul),
+    System("gloo", ("in-place",), _no_gloo, _gloo),
+    System("gloo/torch", ("in-place",), _no_torch, _torch_gloo),
+    System("openmpi", ("in-place",), _no_openmpi, _openmpi),
+)
+
+
+# ---------------------------------------------------------------------------- teams
+
+
+class Team:
+    """The processes of one system at one place. They take orders together."""
+
+    def __init__(self, system: System, place: Place) -> None:
+        from longhaul.testing import start_tethered
+
+        self.system = system
+        self.size = place.size
+        self.name = f"{system.name}, world of {place.size}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.daemons = [*place.daemons, place.coordinator] if system.name == "longhaul" else []
+        self._connections: list[socket.socket] = []
+        control = f"{place.directory}/{system.name.replace('/', '-')}.sock"
+        # gloo would look the host's name up and might find an address that is not its own.
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": place.interface}
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(control)
+            listener.listen(place.size)
+            try:
+                for command in system.commands(place, control):
+                    self.processes.append(start_tethered(command, env=environment, stdin=subprocess.DEVNULL))
+                self._accept(listener)
+            except BaseException:
+                self.kill()
+                raise
+        # mpirun is a daemon of its ranks; elsewhere ranks are what was started.
+        self.daemons += [process.pid for process in self.processes if process.pid not in self.pids]
+        self.idle_bytes = machine.peak_bytes(self.pids, self.daemons)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """All ranks, each of which says which it is once it is ready."""
+        deadline = time.monotonic() + PATIENCE_S
+        listener.settimeout(0.2)
+        while len(self._connections) < self.size:
+            for process in self.processes:
+                if process.poll() is not None:
+                    raise Failure(f"{self.name}: a process ended with {process.returncode} (its errors are above)")
+            if time.monotonic() > deadline:
+                raise Failure(f"{self.name}: {len(self._connections)} of {self.size} ranks came in {PATIENCE_S} s")
+            with contextlib.suppress(TimeoutError):
+                connection = listener.accept()[0]
+                connection.setblocking(True)
+                self._connections.append(connection)
+        ranks: dict[int, tuple[Line, int]] = {}
+        for connection in self._connections:
+            line = Line(f"a rank of {self.name}", connection.fileno(), connection.fileno())
+            rank = int(line.receive())
+            line.name = f"rank {rank} of {self.name}"
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            ranks[rank] = (line, struct.unpack("3i", peer)[0])
+        if sorted(ranks) != list(range(self.size)):
+            raise Failure(f"{self.name}: ranks {sorted(ranks)} came")
+        self._lines = [ranks[rank][0] for rank in range(self.size)]
+        self.pids = [ranks[rank][1] for rank in range(self.size)]
+
+    def order(self, text: str) -> list[Any]:
+        """One answer of each rank."""
+        for line in self._lines:
+            line.send(text)
+        return [json.loads(line.receive()) for line in self._lines]
+
+    def cpu_seconds(self) -> float:
+        return machine.cpu_seconds([*self.pids, *self.daemons])
+
+    def forget_peak(self) -> None:
+        machine.forget_peak([*self.pids, *self.daemons])
+
+    def peak_bytes(self) -> int:
+        """Resident memory at its highest, beyond what the idle processes had."""
+        return max(0, machine.peak_bytes(self.pids, self.daemons) - self.idle_bytes)
+
+    def close(self) -> None:
+        """Lets them end by themselves."""
+        self._hang_up()
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+
+    def kill(self) -> None:
+        self._hang_up()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def _hang_up(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+
+
+# ---------------------------------------------------------------------------- the line
+
+
+def why_no_line() -> str:
+    return "" if shutil.which("iperf3") else "the line: apt-get install iperf3"
+
+
+def line_rate(place: Place, streams: int, seconds: int = 1) -> dict[str, Any]:
+    """iperf3 from the second host to the first, one way."""
+    address = place.addresses[0]
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = str(probe.getsockname()[1])
+    server = subprocess.Popen(
+        [*place.inside[0], "iperf3", "--server", "--one-off", "--bind", address, "--port", port],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        command = [*place.inside[1], "iperf3", "--client", address, "--port", port, "--parallel", str(streams)]
+        command += ["--time", str(seconds), "--json"]
+        deadline = time.monotonic() + 20
+        while True:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            result = json.loads(done.stdout or "{}")
+            if "end" in result and "sum_received" in result["end"]:
+                break
+            # The server may not listen yet.
+            if time.monotonic() > deadline or server.poll() is not None:
+                raise Failure(f"{' '.join(command)}: {result.get('error', done.stderr.strip())}")
+            time.sleep(0.05)
+    finally:
+        server.kill()
+        server.wait()
+    received = result["end"]["sum_received"]
+    used = result["end"]["cpu_utilization_percent"]
+    cpu = (used["host_total"] + used["remote_total"]) / 100 * received["seconds"]
+    return {
+        "peers": place.size,
+        "streams": streams,
+        "rate": received["bits_per_second"] / 8,
+        "cpu_s_per_gb": cpu / received["bytes"] * 1e9,
+    }

@@ -1,0 +1,92 @@
+"""The benchmarks run, on tensors so small that their figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import limits
+import pytest
+import systems
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Of everything: a busy machine is no failure.
+PATIENCE_S = 300
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Of one run with all systems that are installed."""
+    path = tmp_path_factory.mktemp("bench") / "result.json"
+    quick = ["--peers=2", "--sizes=256,1M", "--rounds=2", "--round-seconds=0.01", f"--json={path}"]
+    done = run(str(HERE / "allreduce.py"), *quick)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return path
+
+
+def test_every_installed_system_has_a_row_of_every_size(result: pathlib.Path) -> None:
+    rows = json.loads(result.read_text())["rows"]
+    installed = [system for system in systems.SYSTEMS if not system.why_not()]
+    expected = {
+        (size, system.name, variant) for size in (256, 1 << 20) for system in installed for variant in system.variants
+    }
+    assert {(row["bytes"], row["system"], row["variant"]) for row in rows} == expected
+    for row in rows:
+        assert 0 < row["p10_s"] <= row["median_s"] <= row["p90_s"]
+        assert row["cpu_s_per_op"] > 0
+        assert len(row["round_medians_s"]) == 2
+
+
+def test_what_is_not_installed_is_named(result: pathlib.Path) -> None:
+    named = json.loads(result.read_text())["missing"]
+    why_not = [system.why_not() for system in systems.SYSTEMS] + [systems.why_no_line()]
+    assert named == [why for why in why_not if why]
+
+
+def test_large_tensors_have_a_limit_and_small_ones_have_none(result: pathlib.Path) -> None:
+    for row in json.loads(result.read_text())["rows"]:
+        assert ("limit_s" in row) == (row["bytes"] == 1 << 20)
+
+
+def test_the_machine_is_described(result: pathlib.Path) -> None:
+    about = json.loads(result.read_text())["machine"]
+    assert about["cpu"] and about["kernel"]
+    assert about["processors"] > 0 and about["memory_bytes"] > 0
+    assert "longhaul" in about["versions"]
+
+
+def test_memory_grows_with_the_tensor(result: pathlib.Path) -> None:
+    rows = json.loads(result.read_text())["rows"]
+    memory = {row["bytes"]: row["memory_bytes"] for row in rows if row["variant"] == "arena"}
+    assert memory[1 << 20] >= 2 << 20  # two members, each with a tensor
+
+
+def test_the_report_tells_all_rows_without_matplotlib(result: pathlib.Path) -> None:
+    done = run(str(HERE / "report"), str(result), "--no-plots")
+    assert done.returncode == 0, done.stderr
+    assert "| 2 | 256 B |" in done.stdout
+    assert "| 2 | 1 MiB |" in done.stdout
+
+
+def test_the_report_draws(result: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = run(str(HERE / "report"), str(result), f"--out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("result-*.png"))) == 3
+
+
+def test_a_system_that_there_is_not_is_refused() -> None:
+    done = run(str(HERE / "allreduce.py"), "--systems=longhaul,nccl")
+    assert done.returncode == 2
+    assert "no system nccl" in done.stderr
+
+
+def test_rates_of_the_machine_are_measured() -> None:
+    rates = limits.measure(1 << 16, seconds=0.01)
+    assert min(rates.copy, rates.add, rates.tcp, rates.tcp_cpu_s_per_gb) > 0
