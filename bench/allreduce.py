@@ -103,8 +103,8 @@ def measure(variants: list[Variant], nbytes: int, args: argparse.Namespace) -> l
 
 def too_large(variants: list[Variant], nbytes: int) -> str:
     """Why this size is left out; empty: it is not."""
-    # Tensors; undo copies, staging and a rival's scratch are at most as much again.
-    need = 2 * nbytes * sum(variant.team.size for variant in variants)
+    # A tensor each, one of them two; and of the one at its turn also what it works with, at most two more.
+    need = nbytes * (len(variants) + 3) * max(variant.team.size for variant in variants)
     free = machine.meminfo("MemAvailable")
     if need <= free:
         return ""
