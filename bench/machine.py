@@ -90,6 +90,11 @@ def _status(pid: int, name: str) -> int:
     return 1024 * int(found[0]) if found else 0
 
 
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Of all, what they share counted at each."""
+    return sum(_status(pid, "VmRSS") for pid in pids)
+
+
 def forget_peak(pids: Iterable[int]) -> None:
     """From here on peak_bytes() is of what comes."""
     for pid in pids:

@@ -277,6 +277,14 @@ class Team:
         return machine.cpu_seconds([*self.pids, *self.daemons])
 
     def forget_peak(self) -> None:
+        """Once they have given back what they free in the background."""
+        before = machine.resident_bytes([*self.pids, *self.daemons])
+        for _ in range(50):
+            time.sleep(0.05)
+            now = machine.resident_bytes([*self.pids, *self.daemons])
+            if now >= before:
+                break
+            before = now
         machine.forget_peak([*self.pids, *self.daemons])
 
     def peak_bytes(self) -> int:
