@@ -16,13 +16,17 @@ OURS = "longhaul"
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What this machine does a second with every processor busy, on tensors of `bytes`. Bytes, all processors together."""
+    """What this machine does a second with every processor at it, on tensors of `bytes`. Bytes, all processors together."""
 
     bytes: int
     copy: float  #: memory to memory, in large blocks
     add: float  #: a block that is in cache onto one that need not be
-    tcp: float  #: over loopback, from a tensor to a tensor
-    tcp_cpu_s_per_gb: float  #: of sender and receiver together
+    tcp: float  #: over loopback, from a tensor to a tensor; sender and receiver
+
+
+def better(a: Rates, b: Rates) -> Rates:
+    """What the machine was able to do at one time or the other."""
+    return Rates(a.bytes, max(a.copy, b.copy), max(a.add, b.add), max(a.tcp, b.tcp))
 
 
 def limit_seconds(world: int, nbytes: int, rates: Rates) -> float:
@@ -70,7 +74,9 @@ class Samples:
         return [max(statistics.median(of_rank) for of_rank in one) for one in self.rounds]
 
 
-def row_of(world: int, nbytes: int, system: str, variant: str, samples: Samples, rates: Rates | None) -> dict[str, Any]:
+def row_of(
+    world: int, nbytes: int, system: str, variant: str, samples: Samples, rates: Rates | None = None
+) -> dict[str, Any]:
     """As it stands in the JSON file. Seconds, bytes, bytes a second."""
     median = samples.median()
     wire = world * wire_bytes(world, nbytes)

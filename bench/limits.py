@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What this machine does a second with all processors at it: copies, additions, bytes through TCP on loopback.
+"""What this machine can do a second with all processors at it: copies, additions, bytes through TCP on loopback.
 
     .venv/bin/python bench/limits.py --sizes=1M,64M
 
@@ -26,8 +26,9 @@ from workers import Failure
 
 from longhaul.bench import sizes_of, text_of
 
-# Of the blocks that are tried for TCP the best one counts. All fit a processor's own cache.
-TCP_BLOCKS = (128 << 10, 512 << 10)
+# Block and socket buffers (0: the kernel's own choice) that are tried for TCP; the one that costs least counts.
+TCP_SETTINGS = ((128 << 10, 0), (512 << 10, 512 << 10), (1 << 20, 512 << 10))
+# Fits a processor's own cache.
 ADD_BLOCK = 128 << 10
 PATIENCE_S = 60
 
@@ -36,11 +37,9 @@ Start = Callable[[], None]
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What one process did, and when (monotonic clock)."""
+    """What one process did."""
 
     bytes: int
-    begin: float
-    end: float
     cpu_s: float
 
 
@@ -76,9 +75,9 @@ def together(works: Sequence[Callable[[Start], Done]]) -> list[Done]:
             process.join()
 
 
-def rate(done: Sequence[Done]) -> float:
-    """Of all together, bytes a second."""
-    return sum(one.bytes for one in done) / (max(one.end for one in done) - min(one.begin for one in done))
+def cost(done: Sequence[Done]) -> float:
+    """Seconds of a processor for a byte. Unlike bytes a second it is not worse where others use the processors, too."""
+    return sum(one.cpu_s for one in done) / sum(one.bytes for one in done)
 
 
 def _used() -> float:
@@ -94,9 +93,8 @@ def _repeat(start: Start, seconds: float, once: Callable[[], int]) -> Done:
     moved = 0
     while True:
         moved += once()
-        end = time.monotonic()
-        if end - begin >= seconds:
-            return Done(moved, begin, end, _used() - used)
+        if time.monotonic() - begin >= seconds:
+            return Done(moved, _used() - used)
 
 
 def copy(nbytes: int, seconds: float) -> Callable[[Start], Done]:
@@ -135,24 +133,29 @@ def add(nbytes: int, seconds: float) -> Callable[[Start], Done]:
     return work
 
 
-def tcp(nbytes: int, seconds: float, block: int) -> list[Callable[[Start], Done]]:
+def tcp(nbytes: int, seconds: float, block: int, buffers: int) -> list[Callable[[Start], Done]]:
     """A sender and a receiver. Every other block is received into one place that stays in cache, as what is added at once is."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        to = socket.create_connection(listener.getsockname())
-        at, _ = listener.accept()
+    with socket.socket() as listener, socket.socket() as to_be:
+        for end, option in ((listener, socket.SO_RCVBUF), (to_be, socket.SO_SNDBUF)):
+            if buffers:
+                end.setsockopt(socket.SOL_SOCKET, option, buffers)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        to_be.connect(listener.getsockname())
+        to, at = to_be.dup(), listener.accept()[0]
 
     def send(start: Start) -> Done:
         import numpy as np
 
         view = np.ones(nbytes, "uint8").data
         start()
-        used, begin = _used(), time.monotonic()
-        while time.monotonic() - begin < seconds:
+        used, until = _used(), time.monotonic() + seconds
+        while time.monotonic() < until:
             for offset in range(0, nbytes, block):
                 to.sendall(view[offset : offset + block])
         to.shutdown(socket.SHUT_WR)  # other processes have the socket, too: closing it would not end the stream
         # The bytes count at the receiver.
-        return Done(0, begin, time.monotonic(), _used() - used)
+        return Done(0, _used() - used)
 
     def receive(start: Start) -> Done:
         import numpy as np
@@ -160,40 +163,37 @@ def tcp(nbytes: int, seconds: float, block: int) -> list[Callable[[Start], Done]
         view = np.ones(nbytes, "uint8").data
         hot = np.ones(block, "uint8").data
         start()
-        used, begin = _used(), time.monotonic()
-        moved = 0
+        used, moved = _used(), 0
         while True:
             place = moved % nbytes
             room = min(block - place % block, nbytes - place)
             into = hot[:room] if place // block % 2 else view[place : place + room]
-            count = at.recv_into(into)
+            count = at.recv_into(into, 0, socket.MSG_WAITALL)
             if count == 0:
-                return Done(moved, begin, time.monotonic(), _used() - used)
+                return Done(moved, _used() - used)
             moved += count
 
     return [send, receive]
 
 
 def measure(nbytes: int, seconds: float = 0.3) -> Rates:
-    """Takes about five times `seconds`."""
+    """Takes about six times `seconds`."""
     count = processors()
     # At most a quarter of what is free, however many processors there are.
     nbytes = max(4 * 4096, min(nbytes, meminfo("MemAvailable") // (16 * count)) // 4096 * 4096)
-    copied = rate(together([copy(nbytes, seconds)] * count))
-    added = rate(together([add(nbytes, seconds)] * count))
-    # More pairs than processors, so that none is idle while one end of a pair waits for the other.
-    best = (0.0, 0.0)
-    for block in TCP_BLOCKS:
-        works = [work for _ in range(count) for work in tcp(nbytes, seconds, min(block, nbytes))]
-        done = together(works)
-        best = max(best, (rate(done), sum(one.cpu_s for one in done) / sum(one.bytes for one in done) * 1e9))
-    return Rates(nbytes, copied, added, *best)
+    copied = cost(together([copy(nbytes, seconds)] * count))
+    added = cost(together([add(nbytes, seconds)] * count))
+    through = min(
+        cost(together([work for _ in range(max(1, count // 2)) for work in tcp(nbytes, seconds, block, buffers)]))
+        for block, buffers in TCP_SETTINGS
+    )
+    return Rates(nbytes, count / copied, count / added, count / through)
 
 
 def line_of(rates: Rates) -> str:
     return (
         f"{text_of(rates.bytes):>9}: copy {rates.copy / 1e9:.1f} GB/s, add {rates.add / 1e9:.1f} GB/s, TCP {rates.tcp / 1e9:.2f} GB/s "
-        f"({rates.tcp_cpu_s_per_gb:.2f} CPU s/GB)"
+        f"({processors() / rates.tcp * 1e9:.2f} CPU s/GB)"
     )
 
 
@@ -205,7 +205,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.3, help="for each rate (default 0.3)")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each size")
     args = parser.parse_args()
-    print(f"{processors()} processors, all busy; bytes a second of all together", file=sys.stderr)
+    print(f"{processors()} processors; bytes a second of all together", file=sys.stderr)
     for nbytes in args.sizes:
         rates = measure(nbytes, args.seconds)
         print(json.dumps(dataclasses.asdict(rates)) if args.json else line_of(rates), flush=True)

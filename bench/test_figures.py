@@ -43,7 +43,7 @@ def test_sizes_are_written() -> None:
 
 
 def test_the_limit_is_what_all_ranks_send_and_add_on_one_machine() -> None:
-    rates = Rates(bytes=1 << 20, copy=10e9, add=5e9, tcp=2e9, tcp_cpu_s_per_gb=1)
+    rates = Rates(bytes=1 << 20, copy=10e9, add=5e9, tcp=2e9)
     # Two ranks send 1 GB each and add half of one each.
     assert figures.limit_seconds(2, 10**9, rates) == pytest.approx(2 / 2 + 1 / 5)
     # Four send 1.5 GB each and add three quarters each.
@@ -51,8 +51,14 @@ def test_the_limit_is_what_all_ranks_send_and_add_on_one_machine() -> None:
 
 
 def test_the_floor_copies_each_byte_once() -> None:
-    rates = Rates(bytes=1 << 20, copy=10e9, add=5e9, tcp=2e9, tcp_cpu_s_per_gb=1)
+    rates = Rates(bytes=1 << 20, copy=10e9, add=5e9, tcp=2e9)
     assert figures.floor_seconds(2, 10**9, rates) == pytest.approx(2 / 10 + 1 / 5)
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    a = Rates(bytes=1, copy=3, add=1, tcp=2)
+    b = Rates(bytes=1, copy=1, add=3, tcp=1)
+    assert figures.better(a, b) == figures.better(b, a) == Rates(bytes=1, copy=3, add=3, tcp=2)
 
 
 def samples() -> Samples:
@@ -70,7 +76,7 @@ def test_a_time_is_that_of_the_slowest_process() -> None:
 
 
 def test_cpu_time_is_of_all_ops_also_those_that_are_not_timed() -> None:
-    row = figures.row_of(2, 10**9, "longhaul", "arena", samples(), None)
+    row = figures.row_of(2, 10**9, "longhaul", "arena", samples())
     assert row["cpu_s_per_op"] == 2  # 16 seconds, 8 ops
     assert row["cpu_s_per_wire_gb"] == 1  # each op brings 2 GB over the wire
     assert row["timed_ops"] == 6
