@@ -50,7 +50,7 @@ def train(socket: str, options: argparse.Namespace, mode: str | None, results: A
     gradient = lh.empty(options.op_mib << 18, dtype="float32")
     steps: list[tuple[float, float]] = []
     told: dict[str, float] = {}
-    with lh.join("bench", 0, socket, 300, join_mode=mode or "blocking") as comm:  # type: ignore[arg-type]
+    with lh.join("bench", 0, socket, 300, join_mode=mode or "blocking", state=state) as comm:  # type: ignore[arg-type]
         told["joined"] = time.monotonic()
         together = 0
         while together < options.steps:

@@ -157,6 +157,8 @@ class State {
   ~State() { (void)lh_state_free(state_); }
 
   void Touch(uint32_t tensor = LH_ALL_TENSORS) { internal::Check(lh_state_touch(state_, tensor)); }
+  // See lh_state_prepare().
+  void Prepare(int64_t timeout_ms = -1) { internal::Check(lh_state_prepare(state_, timeout_ms)); }
   lh_state* get() const { return state_; }
 
  private:

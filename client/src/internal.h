@@ -40,7 +40,8 @@ enum lhi_op_kind {
   LHI_UNSTATE,
   LHI_SYNC,
   LHI_KEPT,
-  LHI_TAKE
+  LHI_TAKE,
+  LHI_PREPARE
 };
 
 enum lhi_op_state {

@@ -643,6 +643,85 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   return status;
 }
 
+/* ------------------------------------------------------------------ ahead of a sync */
+
+/* Whether no sync uses it, or is about to. */
+static lh_status check_unused_locked(const char *call, const lh_state *state) {
+  if (state->client->dead) return lhi_dead_locked(state->client);
+  if (lhi_state_held_locked(state)) {
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "%s: the state is fetched into in the background; lh_state_take() first", call);
+  }
+  if (state->op != NULL || state->starting) {
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "%s: another sync uses this state; wait for its end first", call);
+  }
+  return LH_OK;
+}
+
+static lh_status prepare_start(const char *call, lh_state *state, lh_op **op_out) {
+  struct lh_ipc_request request;
+  lh_client *client;
+  lh_op *op = NULL;
+  bool send = false;
+  lh_status status = check_state(state, 0, call);
+  if (status != LH_OK) return status;
+  client = state->client;
+  pthread_mutex_lock(&client->mutex);
+  lhi_pump_locked(client);
+  status = check_unused_locked(call, state);
+  if (status == LH_OK) state->starting = true;
+  pthread_mutex_unlock(&client->mutex);
+  if (status != LH_OK) return status;
+
+  copy_in(state, false);
+
+  pthread_mutex_lock(&client->mutex);
+  state->starting = false;
+  op = lhi_op_make(client, LHI_PREPARE, NULL);
+  if (op == NULL) status = LH_UNAVAILABLE;
+  if (op != NULL) {
+    op->synced = state;
+    state->op = op;
+    lhi_op_open_locked(op);
+    send = op->state == LHI_OPEN;
+    request = lhi_request(LH_IPC_PREPARE, op);
+    request.u.state.state = state->id;
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &request, -1);
+  *op_out = op;
+  return status;
+}
+
+lh_status lh_state_prepare_start(lh_state *state, lh_op **op_out) {
+  static const char kCall[] = "lh_state_prepare_start";
+  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kCall);
+  *op_out = NULL;
+  return prepare_start(kCall, state, op_out);
+}
+
+lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms) {
+  static const char kCall[] = "lh_state_prepare";
+  lh_op *op = NULL;
+  lh_client *client;
+  lh_status status = lhi_check_timeout(kCall, timeout_ms);
+  if (status == LH_OK) status = prepare_start(kCall, state, &op);
+  if (status != LH_OK) return status;
+  client = state->client;
+  pthread_mutex_lock(&client->mutex);
+  if (lhi_wait_locked(op, lhi_deadline_ns(timeout_ms))) {
+    status = lhi_outcome_locked(op);
+  } else {
+    status = lhi_fail(LH_DEADLINE_EXCEEDED, "%s: peerd still hashes; the state is in use", kCall);
+  }
+  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+/* ------------------------------------------------------------------ syncs, as calls */
+
 static lh_status check_info(const char *call, lh_sync_info_t *info, lh_sync_info_t *own) {
   if (info == NULL) return LH_OK;
   *own = (lh_sync_info_t)LH_SYNC_INFO_INIT;

@@ -151,6 +151,9 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void OnLeave(LocalId local) override;
   void OnPost(const IpcPost& post) override;
   IpcMembers OnMembers(LocalId local) override;
+  void OnPrepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) override {
+    states_->Prepare(state, std::move(done));
+  }
   bool OnKept(LocalId local, const LocalState& state, uint64_t* revision) override {
     return states_->KeptRevision(local, state.manifest, revision);
   }

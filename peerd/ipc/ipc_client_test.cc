@@ -1147,6 +1147,50 @@ TEST_F(IpcClientStateTest, PeerdSaysWhichRevisionIsKept) {
   EXPECT_EQ(lh_kept_revision(comm_, state_, nullptr), LH_INVALID_ARGUMENT);
 }
 
+TEST_F(IpcClientStateTest, WhatWasPreparedIsUntouchedToTheNextSync) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  memset(copied_.data(), 7, kSize);
+  ASSERT_EQ(lh_state_prepare(state_, -1), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    ASSERT_EQ(handler.prepared.size(), 1u);
+    EXPECT_EQ(handler.prepared[0].size(), 2u);
+  });
+  memset(copied_.data(), 9, kSize);
+  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.syncs.back().state->Tensor(1)[0], 7) << "it was copied ahead";
+  });
+  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{0, 0}));
+  // All of it once more, whatever was touched.
+  ASSERT_EQ(lh_state_prepare(state_, -1), LH_OK) << lh_last_error();
+  ASSERT_EQ(lh_state_touch(state_, 0), LH_OK);
+  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(handler.syncs.back().state->Tensor(1)[0], 9);
+  });
+  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 0}));
+}
+
+TEST_F(IpcClientStateTest, AStateIsInUseWhileItIsPrepared) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_prepares);
+  EXPECT_EQ(lh_state_prepare(state_, 10), LH_DEADLINE_EXCEEDED);
+  EXPECT_EQ(lh_state_prepare(state_, 10), LH_FAILED_PRECONDITION);
+  EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION);
+  EXPECT_EQ(lh_state_free(state_), LH_FAILED_PRECONDITION);
+  ASSERT_TRUE(harness_->Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.prepares.size() == 1; }));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.prepares[0](); });
+  lh_op* op = nullptr;
+  Hold(&ScriptedHandler::hold_prepares, false);
+  ASSERT_EQ(lh_state_prepare_start(state_, &op), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_op_wait(op, -1), LH_OK) << lh_last_error();
+  lh_op_free(op);
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_state_prepare(nullptr, 0), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_state_prepare_start(state_, nullptr), LH_INVALID_ARGUMENT);
+}
+
 TEST_F(IpcClientStateTest, OnChangeNamesWhatWasTouchedSinceTheLastGoodSync) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);

@@ -123,7 +123,7 @@ struct Client {
   struct State {
     std::shared_ptr<LocalState> state;
     std::set<uint64_t> regions;
-    bool syncing = false;
+    bool syncing = false;  // or being prepared
   };
   std::map<uint64_t, State> states;
   std::set<LocalId> locals;
@@ -343,6 +343,8 @@ class Server final : public IpcServer {
   void Sync(Client& client);
   void AddState(Client& client);
   void RemoveState(Client& client);
+  void Prepare(Client& client);
+  void Prepared(uint64_t client, uint64_t state, uint64_t call);
   void Kept(Client& client);
   void Take(Client& client);
   // What the request asks to be synced; false: it was refused. `call` of the member waits for it.
@@ -713,6 +715,8 @@ void Server::OnRequest(const ClientPtr& client) {
       return Kept(c);
     case LH_IPC_TAKE:
       return Take(c);
+    case LH_IPC_PREPARE:
+      return Prepare(c);
     default:
       LH_CHECK(false) << "request " << request.type << " passed the check";
   }
@@ -996,6 +1000,29 @@ void Server::RemoveState(Client& client) {
   for (const uint64_t region : it->second.regions) --client.regions.at(region).states;
   client.states.erase(it);
   Answer(client, client.request.call, {});
+}
+
+void Server::Prepare(Client& client) {
+  const uint64_t state = client.request.u.state.state;
+  const auto it = client.states.find(state);
+  if (it == client.states.end()) {
+    return Deny(client, Code::kInvalidArgument, absl::StrCat("no state ", state));
+  }
+  if (it->second.syncing) {
+    return Deny(client, Code::kFailedPrecondition, "a sync uses this state; wait for its end");
+  }
+  it->second.syncing = true;
+  handler_->OnPrepare(it->second.state,
+                      [this, number = client.number, state, call = client.request.call] {
+                        Prepared(number, state, call);
+                      });
+}
+
+void Server::Prepared(uint64_t client, uint64_t state, uint64_t call) {
+  const auto it = clients_.find(client);
+  if (it == clients_.end() || it->second->told) return;
+  it->second->states.at(state).syncing = false;
+  Answer(*it->second, call, {});
 }
 
 void Server::Take(Client& client) {

@@ -83,6 +83,8 @@ class IpcHandler {
   virtual void OnPost(const IpcPost& post) = 0;
   // Empty while the member is not admitted.
   virtual IpcMembers OnMembers(LocalId local) = 0;
+  // Hashes all tensors of the state ahead of a sync, then runs `done`, within a later turn.
+  virtual void OnPrepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) = 0;
   // Whether a state of these tensors is kept for the member, and of which revision.
   virtual bool OnKept(LocalId local, const LocalState& state, uint64_t* revision) = 0;
   // The trainer is gone, or was cut off.

@@ -797,6 +797,54 @@ TEST(IpcServerTest, WhatIsKeptIsToldOfAMemberAndAStateThatAreThere) {
   EXPECT_EQ(trainer.client.Ask(kept), kPrecondition);
 }
 
+TEST(IpcServerTest, AStateIsPreparedWithoutAMemberAndInUseUntilThen) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  lh_ipc_request prepare = Request(LH_IPC_PREPARE, 60);
+  prepare.u.state.state = 8;
+  EXPECT_EQ(trainer.client.Ask(prepare), kInvalid);
+  prepare.u.state.state = 7;
+  ASSERT_EQ(trainer.client.Ask(prepare), 0);
+  EXPECT_EQ(trainer.client.reply().call, 60u);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    ASSERT_EQ(handler.prepared.size(), 1u);
+    EXPECT_EQ(handler.prepared[0].size(), 2u);
+    handler.hold_prepares = true;
+  });
+  trainer.client.Send(prepare);
+  ASSERT_TRUE(harness.Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.prepares.size() == 1; }));
+  lh_ipc_request again = prepare;
+  again.call = 61;
+  EXPECT_EQ(trainer.client.Ask(again), kPrecondition);
+  lh_ipc_request remove = Request(LH_IPC_UNSTATE, 62);
+  remove.u.state.state = 7;
+  EXPECT_EQ(trainer.client.Ask(remove), kPrecondition);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.prepares.at(0)(); });
+  EXPECT_EQ(trainer.client.Status(), 0);
+  EXPECT_EQ(trainer.client.reply().call, 60u);
+  EXPECT_EQ(trainer.client.Ask(remove), 0);
+}
+
+TEST(IpcServerTest, ATrainerMayGoWhileItsStateIsPrepared) {
+  Harness harness;
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_prepares = true; });
+  {
+    StateTrainer trainer(harness);
+    ASSERT_EQ(trainer.Register(), 0);
+    lh_ipc_request prepare = Request(LH_IPC_PREPARE, 60);
+    prepare.u.state.state = 7;
+    trainer.client.Send(prepare);
+    ASSERT_TRUE(harness.Until(
+        [](ScriptedHandler& handler, IpcServer&) { return handler.prepares.size() == 1; }));
+  }
+  ASSERT_TRUE(harness.Until(
+      [](ScriptedHandler&, IpcServer& server) { return server.GetStats().clients == 0; }));
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.prepares.at(0)(); });
+  EXPECT_EQ(harness.Stats().clients, 0u);
+}
+
 TEST(IpcServerTest, TheAnswerTellsWhatBecameOfTheTensors) {
   Harness harness;
   StateTrainer trainer(harness);

@@ -69,6 +69,14 @@ class ScriptedHandler : public IpcHandler {
   void OnTake(LocalId local, uint32_t timeout_ms) override {
     events.push_back("take " + std::to_string(local.value()) + " " + std::to_string(timeout_ms));
   }
+  void OnPrepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) override {
+    prepared.push_back(state->manifest);
+    if (hold_prepares) {
+      prepares.push_back(std::move(done));
+    } else {
+      done();
+    }
+  }
   bool OnKept(LocalId, const LocalState& state, uint64_t* revision) override {
     kept_asked.push_back(state.manifest);
     *revision = kept_revision;
@@ -114,8 +122,11 @@ class ScriptedHandler : public IpcHandler {
   StateSyncInfo sync_info{0, {0xa, 0xb}, false, 0, 0, 5000};
   uint64_t kept_revision = 0;  // 0: nothing is kept
   std::vector<Manifest> kept_asked;
-  std::vector<StateSync> syncs;  // all
-  std::vector<IpcPost> posts;    // held
+  bool hold_prepares = false;
+  std::vector<Manifest> prepared;               // all
+  std::vector<std::function<void()>> prepares;  // held
+  std::vector<StateSync> syncs;                 // all
+  std::vector<IpcPost> posts;                   // held
   std::vector<std::string> events;
   uint64_t bytes_added = 0;
   uint64_t bytes_removed = 0;

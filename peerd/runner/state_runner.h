@@ -64,6 +64,9 @@ class StateRunner {
   bool KeptRevision(LocalId local, const Manifest& manifest, uint64_t* revision) const {
     return kept_.Revision(local.value(), manifest, revision);
   }
+  void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) {
+    syncs_.Prepare(state, std::move(done));
+  }
   void Begin(LocalId local, const GroupKey& group, const StateSync& sync, bool with_step);
   std::optional<StateSyncInfo> Withdraw(LocalId local) { return syncs_.Withdraw(local); }
   // The member is out: nobody asks for its state any more.

@@ -106,31 +106,37 @@ void SyncRunner::Fill(LocalId local, Sync* sync) {
 }
 
 void SyncRunner::Hash(LocalId local, Sync* sync) {
-  LocalState& state = *sync->sync.state;
-  std::vector<size_t> tensors;
-  std::vector<std::span<const uint8_t>> bytes;
-  for (size_t i = 0; i < state.manifest.size(); ++i) {
-    if (state.manifest[i].bytes == 0 || !MayHaveChanged(sync->sync, i)) continue;
-    // Not known until it is hashed, also if nobody waits for that any more.
-    Forget(&state.digests[i]);
-    tensors.push_back(i);
-    bytes.push_back(state.Tensor(i));
-  }
   sync->stage = Stage::kHashing;
-  sync->job = pool_->HashTensors(bytes, sync->sync.state,
-                                 [this, local, tensors](HashPool::Digests digests) {
-                                   Hashed(local, tensors, std::move(digests));
-                                 });
+  sync->job = HashTensors(sync->sync, [this, local] {
+    hash_times_us_.push_back(clock_() - syncs_.at(local).began);
+    Offer(local, /*torn=*/false);
+  });
 }
 
-void SyncRunner::Hashed(LocalId local, const std::vector<size_t>& tensors,
-                        HashPool::Digests digests) {
-  const Sync& sync = syncs_.at(local);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    sync.sync.state->digests[tensors[i]] = std::move(digests[i]);
+void SyncRunner::Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) {
+  StateSync all;
+  all.state = state;
+  HashTensors(all, std::move(done));
+}
+
+HashPool::JobId SyncRunner::HashTensors(const StateSync& sync, std::function<void()> done) {
+  const std::shared_ptr<LocalState>& state = sync.state;
+  std::vector<size_t> tensors;
+  std::vector<std::span<const uint8_t>> bytes;
+  for (size_t i = 0; i < state->manifest.size(); ++i) {
+    if (state->manifest[i].bytes == 0 || !MayHaveChanged(sync, i)) continue;
+    // Not known until it is hashed, also if nobody waits for that any more.
+    Forget(&state->digests[i]);
+    tensors.push_back(i);
+    bytes.push_back(state->Tensor(i));
   }
-  hash_times_us_.push_back(clock_() - sync.began);
-  Offer(local, /*torn=*/false);
+  return pool_->HashTensors(bytes, state,
+                            [state, tensors, done = std::move(done)](HashPool::Digests digests) {
+                              for (size_t i = 0; i < tensors.size(); ++i) {
+                                state->digests[tensors[i]] = std::move(digests[i]);
+                              }
+                              done();
+                            });
 }
 
 void SyncRunner::Offer(LocalId local, bool torn) {

@@ -41,6 +41,10 @@ class SyncRunner {
   SyncRunner(const SyncRunner&) = delete;
   SyncRunner& operator=(const SyncRunner&) = delete;
 
+  // Hashes all tensors, that the next sync of the state, of whichever member, finds them hashed;
+  // then runs `done`, within HashPool::Deliver(). No sync uses the state.
+  void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done);
+
   // At most one of a member at a time. `with_step`: the core gets a LocalStep. `fetching`: a
   // transfer in the background writes to the tensors, so that nothing can be said of them.
   void Begin(LocalId local, const StateSync& sync, bool with_step, bool fetching = false);
@@ -96,9 +100,10 @@ class SyncRunner {
   void Start(LocalId local);
   void Fill(LocalId local, Sync* sync);
   void Hash(LocalId local, Sync* sync);
+  // What may have changed.
+  HashPool::JobId HashTensors(const StateSync& sync, std::function<void()> done);
   void Offer(LocalId local, bool torn);
   void Tell(LocalId local, bool with_step, const SyncRequest& request);
-  void Hashed(LocalId local, const std::vector<size_t>& tensors, HashPool::Digests digests);
 
   HashPool* const pool_;
   KeptStates* const kept_;

@@ -113,6 +113,21 @@ TEST_F(SyncRunnerTest, HashesWhatWasTouchedAndWhatIsNotKnown) {
   EXPECT_EQ(RequestOf(Sync()).state, before.state);
 }
 
+TEST_F(SyncRunnerTest, WhatWasPreparedIsKnown) {
+  bool prepared = false;
+  runner_.Prepare(state_, [&] { prepared = true; });
+  while (!prepared) {
+    ASSERT_TRUE(woken_.try_acquire_for(std::chrono::seconds(30)));
+    pool_.Deliver();
+  }
+  EXPECT_TRUE(runner_.TakeEvents().empty());
+  bytes_[1] ^= 1;
+  const SyncRequest request = RequestOf(Sync({0, 0, 0}));
+  bytes_[1] ^= 1;
+  End();
+  EXPECT_EQ(RequestOf(Sync()).state, request.state);
+}
+
 TEST_F(SyncRunnerTest, WhatMayBeUnequalDoesNotCount) {
   const SyncRequest before = RequestOf(Sync());
   End();

@@ -21,7 +21,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 5
+#define LH_IPC_VERSION 6
 
 enum lh_ipc_type {
   /* requests */
@@ -38,6 +38,8 @@ enum lh_ipc_type {
   LH_IPC_SYNC = 11,      /* member, u.sync; DONE when the members' states are equal */
   LH_IPC_KEPT = 12,      /* member, u.state.state; DONE with u.kept: what peerd keeps for it */
   LH_IPC_TAKE = 13,      /* member, u.take; DONE when what was agreed on last is all there */
+  LH_IPC_PREPARE = 14,   /* u.state.state; DONE when all its tensors are hashed: to the next sync
+                            they are as after one that ended well. Nobody writes until then */
   /* replies */
   LH_IPC_DONE = 64,
   LH_IPC_WORLD = 65,   /* the world of `member` changed */

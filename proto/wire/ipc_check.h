@@ -32,6 +32,7 @@ inline size_t IpcBodyBytes(uint32_t type) {
     case LH_IPC_STATE:
     case LH_IPC_UNSTATE:
     case LH_IPC_KEPT:
+    case LH_IPC_PREPARE:
       return sizeof(lh_ipc_state);
     case LH_IPC_TAKE:
       return sizeof(lh_ipc_take);
@@ -151,7 +152,11 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
       if (request.u.take.timeout_ms > LH_STEP_DEADLINE_MS_MAX) return "timeout too long";
       if (request.u.take.zero != 0) return "reserved bytes are not zero";
       break;
+    case LH_IPC_PREPARE:
     case LH_IPC_KEPT: {
+      if (request.type == LH_IPC_PREPARE && request.member != 0) {
+        return "member in a request that has none";
+      }
       lh_ipc_state named = {};
       named.state = request.u.state.state;
       if (named.state == 0) return "state is 0";

@@ -90,6 +90,18 @@ TEST(IpcProtocolErrorTest, KeptNamesAMemberAndAStateAndNothingElse) {
   EXPECT_FALSE(Fine(kept));
 }
 
+TEST(IpcProtocolErrorTest, PrepareNamesAStateAndNothingElse) {
+  lh_ipc_request prepare = Request(LH_IPC_PREPARE);
+  EXPECT_FALSE(Fine(prepare));
+  prepare.u.state.state = 7;
+  EXPECT_TRUE(Fine(prepare));
+  prepare.u.state.table.offset = 1;
+  EXPECT_FALSE(Fine(prepare));
+  prepare.u.state.table.offset = 0;
+  prepare.member = 3;
+  EXPECT_FALSE(Fine(prepare));
+}
+
 TEST(IpcProtocolErrorTest, AJoinHasOneOfTwoModes) {
   lh_ipc_request join = Join();
   join.u.join.background = 1;

@@ -4,8 +4,9 @@
   tests/chaos/run --minutes=60 --hosts=8             the soak
 
 Starts a coordinator (SQLite store), a peerd and a trainer on each of some hosts, lets them train without faults for a
-while (the reference of the goodput), then makes faults at random times, and lets the world heal at the end. The seed, printed
-first, fixes the kinds, victims and times of the faults; what the programs do meanwhile is theirs.
+while, then makes faults at random times, lets the world heal, and lets them train without faults once more (both times are
+the reference of the goodput). The seed, printed first, fixes the kinds, victims and times of the faults; what the programs
+do meanwhile is theirs.
 
 Exit codes: 0 all held, 1 something did not (the problems are listed; logs and dump.txt in the log directory), 2 bad
 usage, 77 namespaces cannot be used here (the reason is printed).
@@ -141,6 +142,15 @@ class Fleet:
             if not coordinator.alive:
                 raise Failed(f"the coordinator ended with {coordinator.returncode}")
 
+    def stay_calm(self) -> tuple[float, float]:
+        """No faults for a while. From when to when."""
+        begin = time.monotonic()
+        self.say(f"{self.args.calm:.0f} s without faults")
+        while time.monotonic() < begin + self.args.calm:
+            self.watch()
+            time.sleep(0.1)
+        return begin, begin + self.args.calm
+
     def wait_all_step(self, hosts: list[Host], steps: int, world_size: int, what: str) -> None:
         """Every trainer of these hosts does `steps` more steps in a world of so many."""
         wanted = {(host, group): steps for host in hosts for group in range(self.args.groups)}
@@ -182,14 +192,12 @@ def chaos(args: argparse.Namespace, logs: pathlib.Path) -> bool:
         base = list(world.hosts)
         for host in base:
             fleet.start_trainers(host)
-        calm = storm = (0.0, 0.0)
+        calm: list[tuple[float, float]] = []
+        storm = (0.0, 0.0)
         try:
             fleet.wait_all_step(base, 3, args.hosts, "at the start")
-            calm = (time.monotonic(), time.monotonic() + args.calm)
-            fleet.say(f"{args.hosts} hosts train; {args.calm:.0f} s without faults")
-            while time.monotonic() < calm[1]:
-                fleet.watch()
-                time.sleep(0.1)
+            fleet.say(f"{args.hosts} hosts train")
+            calm.append(fleet.stay_calm())
             begin = time.monotonic()
             storm = (begin, begin + 60 * args.minutes)
             next_fault = begin
@@ -206,6 +214,8 @@ def chaos(args: argparse.Namespace, logs: pathlib.Path) -> bool:
                 time.sleep(0.05)
             left = [host for host in world.hosts if host.name not in fleet.gone]
             fleet.wait_all_step(left, 3, len(left), "after the last fault")
+            # The machine may be another one by now, as it were; and what faults left behind would show.
+            calm.append(fleet.stay_calm())
         except (Failed, RuntimeError) as problem:
             problems.append(str(problem))
             fleet.say(f"FAILED: {problem}; dumping to {world.dump(str(problem))}")
@@ -224,7 +234,8 @@ def chaos(args: argparse.Namespace, logs: pathlib.Path) -> bool:
                     world.dump(problems[-1])
         events = world.events()
         if storm[1] == 0.0:
-            calm = storm = (fleet.begin, time.monotonic())
+            storm = (fleet.begin, time.monotonic())
+            calm = calm or [storm]
     result = verdicts.judge(logs, fleet.records, args.detect_ms / 1000)
     problems += result.problems
     figures = verdicts.goodput(result.lines, fleet.records, calm, storm, args.detect_ms / 1000)
@@ -249,7 +260,9 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=3, help="mean seconds between faults (default 3)")
     parser.add_argument("--spare", type=int, default=2, help="hosts that always are left alone (default 2)")
     parser.add_argument("--kinds", help=f"of {', '.join(KINDS)}; comma-separated (default all)")
-    parser.add_argument("--calm", type=float, default=10, help="seconds without faults before (default 10)")
+    parser.add_argument(
+        "--calm", type=float, default=10, help="seconds without faults before, and again after (default 10)"
+    )
     parser.add_argument("--think", type=float, default=0.1, help="computation of a step, in seconds (default 0.1)")
     parser.add_argument("--max-log2", type=int, default=20, help="largest op: 2**this elements of 8 bytes (default 20)")
     parser.add_argument("--detect-ms", type=int, default=1500)

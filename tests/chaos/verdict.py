@@ -157,7 +157,8 @@ class Goodput:
     steps: int
     present_s: float  #: member-seconds of membership
     waiting_s: float  #: of these, while a silent host could not but be waited for
-    reference: float  #: steps per member-second without faults
+    references: list[float]  #: steps per member-second in each time without faults
+    reference: float  #: in all of them
 
     @property
     def raw(self) -> float:
@@ -169,12 +170,17 @@ class Goodput:
 
 
 def goodput(
-    lines: list[Line], faults: list[Record], calm: tuple[float, float], chaos: tuple[float, float], detect_s: float
+    lines: list[Line],
+    faults: list[Record],
+    calm: list[tuple[float, float]],
+    chaos: tuple[float, float],
+    detect_s: float,
 ) -> Goodput:
     def seconds(span: tuple[float, float]) -> float:
         return sum(max(0.0, min(to, span[1]) - max(since, span[0])) for _, _, since, to in presence(lines, span[1]))
 
-    reference = member_steps(lines, *calm) / max(1e-9, seconds(calm))
+    references = [member_steps(lines, *span) / max(1e-9, seconds(span)) for span in calm]
+    reference = sum(member_steps(lines, *span) for span in calm) / max(1e-9, sum(map(seconds, calm)))
     # Until a silent host is removed or speaks again the others have to wait for it: detect_ms at most,
     # but a stopped trainer, and at boundaries the coordinator, are waited for as long as it takes.
     silences = union(
@@ -193,7 +199,7 @@ def goodput(
     waiting = sum(
         overlap(max(since, chaos[0]), min(to, chaos[1]), silences) for _, _, since, to in presence(lines, chaos[1])
     )
-    return Goodput(member_steps(lines, *chaos), seconds(chaos), waiting, reference)
+    return Goodput(member_steps(lines, *chaos), seconds(chaos), waiting, references, reference)
 
 
 def stalls(lines: list[Line], faults: list[Record]) -> dict[str, list[float]]:
@@ -250,7 +256,8 @@ def table(verdict: Verdict, faults: list[Record], events: list[dict[str, str]], 
         f" (removed {removed['removed']}, lost their peerd or were refused {removed['error']}, left {removed['left']})",
         f"epochs committed       {sum(event.get('kind') == 'commit' for event in events)}",
         f"goodput                {figures.raw:.1%} of fault-free, {figures.net:.1%} less the wait for silent hosts"
-        f" ({figures.reference:.2f} steps per member and second without faults)",
+        f" ({figures.reference:.2f} steps per member and second without faults:"
+        f" {', '.join(f'{one:.2f}' for one in figures.references)})",
         f"false evictions        {sum('false eviction' in problem for problem in verdict.problems)}",
     ]
     return "\n".join(rows)

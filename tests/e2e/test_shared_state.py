@@ -417,6 +417,47 @@ def test_on_change_believes_what_was_touched(cluster: LocalCluster) -> None:
         assert_equal(infos, states, 0)
 
 
+@pytest.mark.parametrize("mode", ["always", "on_change"])
+@pytest.mark.parametrize("arena", [True, False], ids=["arena", "copied"])
+def test_a_state_named_at_join_is_read_before(cluster: LocalCluster, mode: str, arena: bool) -> None:
+    values = lh.empty(300_000, dtype="float32", peerd=cluster.socket(0)) if arena else np.empty(300_000, np.float32)
+    values[:] = 1
+    state = lh.State({"w": values, "b": np.zeros(3)}, hash=mode)
+    before = state.compute_hash()
+    with lh.join(f"named-{mode}-{arena}", 0, cluster.socket(0), PATIENCE, state=state) as comm:
+        values[7] = 2  # nobody said so: what was read is what counts
+        assert comm.sync_state(state, timeout=PATIENCE).hash == before
+        values[7] = 3
+        state.revision += 1
+        state.touch("w")
+        info = comm.sync_state(state, timeout=PATIENCE)
+        assert info.hash == state.compute_hash() != before
+    with pytest.raises(TypeError, match="State"):
+        lh.join("named", 0, cluster.socket(0), PATIENCE, state={"w": values})  # type: ignore[arg-type]
+
+
+def test_a_newcomer_that_names_its_state_gets_what_differs(cluster: LocalCluster) -> None:
+    run = "named-newcomer"
+    with ThreadPoolExecutor() as pool, lh.join(run, 0, cluster.socket(0), PATIENCE) as first:
+        old = state_of(1)
+        first.sync_state(old, timeout=PATIENCE)
+        new = state_of(1)
+        new.tensors["w"][5] = 2
+        joining = pool.submit(lh.join, run, 0, cluster.socket(1), PATIENCE, state=new)
+        old.revision += 1
+        while not joining.done():
+            first.begin_step(timeout=PATIENCE)
+        with joining.result() as second:
+            syncs = [
+                pool.submit(first.sync_state, old, timeout=PATIENCE),
+                pool.submit(second.sync_state, new, timeout=PATIENCE),
+            ]
+            infos = [sync.result(PATIENCE) for sync in syncs]
+            assert infos[0].hash == infos[1].hash
+            assert 0 < infos[1].bytes <= 1 << 20
+            assert new.tensors["w"][5] == 1
+
+
 def test_a_tensor_that_moved_is_found_again(cluster: LocalCluster) -> None:
     torch = pytest.importorskip("torch")
     with group_of(cluster, 2) as group:

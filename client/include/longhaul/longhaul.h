@@ -265,6 +265,14 @@ LH_API lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint3
  */
 LH_API lh_status lh_state_free(lh_state *state);
 
+/* Reads all tensors ahead of a sync: what has to be copied is, and peerd hashes them. For a
+ * newcomer before it joins, since the others wait for it from its admission on. To the next sync
+ * with LH_HASH_ON_CHANGE the tensors are untouched then; until that is over they are not written to
+ * without lh_state_touch(). LH_FAILED_PRECONDITION: a sync uses the state, or it is fetched into in
+ * the background. LH_DEADLINE_EXCEEDED: it goes on, and the state is in use until its end. */
+LH_API lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms);
+LH_API lh_status lh_state_prepare_start(lh_state *state, lh_op **op_out);
+
 #define LH_ALL_TENSORS UINT32_MAX
 /* With LH_HASH_ON_CHANGE: the tensor of that number may have changed. */
 LH_API lh_status lh_state_touch(lh_state *state, uint32_t tensor);

@@ -657,6 +657,7 @@ def join(
     on_fault: str = "retry",
     name: str | None = None,
     join_mode: Literal["blocking", "background"] = "blocking",
+    state: State | None = None,
 ) -> Comm:
     """Becomes a member of a group of a run, through the peerd on this host.
 
@@ -681,21 +682,26 @@ def join(
         "background": they do not. It takes part in all ops with weight 0, which means that it gets the
         result and its input is left out, while the state is fetched (`Step.background`, `Step.take`); it
         counts from a later step boundary on. The same where nobody is there yet.
+    state: what the first `Comm.step` or `Comm.sync_state` will bring. It is copied and hashed before
+        the others hear of this member: from its admission on they wait for it. Until that first call
+        has returned, the tensors are not written to, or named by `State.touch`.
 
     Raises Unavailable (peerd or coordinator cannot be reached; the message names which and where),
     DeadlineExceeded (not admitted in time), InvalidArgument.
     """
     options = _join_options(run, group, cohort, step_deadline, on_fault, name, join_mode)
+    if state is not None:
+        _check_state(state)
     deadline = _native.Deadline(timeout)
     client, fresh = client_of(peerd, deadline)
     try:
-        return _join(client, options, run, group, deadline)
+        return _join(client, options, run, group, deadline, state)
     except Unavailable:
         if fresh:
             raise
     # The connection was an old one and its peerd may have been restarted since.
     client, _ = client_of(peerd, deadline, fresh=True)
-    return _join(client, options, run, group, deadline)
+    return _join(client, options, run, group, deadline, state)
 
 
 def _join_options(
@@ -736,9 +742,18 @@ def _join_options(
     return options
 
 
-def _join(client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline) -> Comm:
+def _join(
+    client: Client,
+    options: _native.JoinOptions,
+    run: str,
+    group: int,
+    deadline: _native.Deadline,
+    state: State | None,
+) -> Comm:
     lib = _native.library()
     what = f"joining run {run} group {group}"
+    if state is not None:
+        state.prepare(client, deadline)
     comm = ctypes.c_void_p()
     op = ctypes.c_void_p()
     check(lib.lh_join_start(client.handle, ctypes.byref(options), ctypes.byref(comm), ctypes.byref(op)), what)

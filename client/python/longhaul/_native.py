@@ -202,6 +202,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_state_new": (c_int, [c_void_p, POINTER(TensorStruct), c_uint32, POINTER(c_void_p)]),
     "lh_state_free": (c_int, [c_void_p]),
     "lh_state_touch": (c_int, [c_void_p, c_uint32]),
+    "lh_state_prepare_start": (c_int, [c_void_p, POINTER(c_void_p)]),
     "lh_state_next_change": (c_int, [c_void_p, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
     "lh_kept_revision": (c_int, [c_void_p, c_void_p, POINTER(c_uint64)]),
     "lh_sync_state": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),

@@ -14,7 +14,7 @@ from typing import Any, Union
 
 from . import _digest, _native
 from ._arena import Client
-from ._errors import FailedPrecondition, InvalidArgument, check
+from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, check
 
 Memory = ctypes.Array[ctypes.c_char]
 
@@ -264,6 +264,8 @@ class State:
         self._mode = _native.HASH_MODES[hash]
         self.revision = revision
         self._registration: Registration | None = None
+        # Whose tensors peerd has hashed since the last sync.
+        self._prepared: Registration | None = None
         self._touched = set(range(len(self._tensors)))
         self._synced_hash: str | None = None
         self._torn = False
@@ -374,18 +376,39 @@ class State:
             self.touch()
         return registration
 
+    def prepare(self, client: Client, deadline: _native.Deadline) -> None:
+        """Has all tensors staged and hashed: the next sync through this client reads what touch() names."""
+        self._check_free("prepare")
+        registration = self.register(client)
+        for number, memory in registration.staged.items():
+            self._tensors[number].read(memory)
+        op = ctypes.c_void_p()
+        check(_native.library().lh_state_prepare_start(registration.handle, ctypes.byref(op)), "preparing a state")
+        try:
+            status = _native.wait(op, deadline)
+            if status == _native.DEADLINE_EXCEEDED:
+                raise DeadlineExceeded("preparing a state: peerd did not hash it in time")
+            check(status, "preparing a state")
+        finally:
+            _native.library().lh_op_free(op)
+        self._touched.clear()
+        self._prepared = registration
+
     def begin_sync(self, client: Client, options: _native.SyncOptions) -> Registration:
         """Makes everything ready for a sync through this client."""
         self._check_free("sync", held=True)
         registration = self.register(client)
+        prepared = self._prepared is registration
+        self._prepared = None
+        mode = _native.HASH_MODES["on_change"] if prepared else self._mode
         for number in self._touched:
             registration.touch(number)
         for number, memory in registration.staged.items():
-            if not self._held and (self._mode == _native.HASH_MODES["always"] or number in self._touched):
+            if not self._held and (mode == _native.HASH_MODES["always"] or number in self._touched):
                 self._tensors[number].read(memory)
         options.state = registration.handle.value
         options.revision = self._revision
-        options.hash = self._mode
+        options.hash = mode
         options.restored = int(self._restored)
         self._in_sync = True
         return registration

@@ -125,6 +125,24 @@ print('end')
     assert output.endswith("end\n")
 
 
+def test_a_peerd_has_one_connection_whichever_way_its_socket_is_named(cluster: LocalCluster) -> None:
+    code = """
+import os
+import longhaul as lh
+from longhaul import _arena
+array = lh.empty(3)
+named = os.environ['LONGHAUL_SOCKET']
+with lh.join('named', peerd=named) as comm:
+    client, made = _arena.client_of(os.path.relpath(named), None)
+    assert not made
+    assert client is comm._client is _arena.client_of(None, None)[0]
+print('end')
+"""
+    process = python(code, LONGHAUL_SOCKET=cluster.socket(0))
+    output, _ = process.communicate(timeout=60)
+    assert output.endswith("end\n"), output
+
+
 def test_a_missing_library_is_named() -> None:
     process = python("import longhaul as lh; lh.join()", LONGHAUL_LIBRARY="/nonexistent/liblonghaul.so")
     output, _ = process.communicate(timeout=60)
