@@ -542,6 +542,13 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
   return LH_OK;
 }
 
+/* Whether another call uses it. */
+static lh_status check_unused_locked(const char *call, const lh_state *state) {
+  if (state->op == NULL && !state->starting) return LH_OK;
+  return lhi_fail(LH_FAILED_PRECONDITION,
+                  "%s: another sync uses this state; wait for its end first", call);
+}
+
 /* Whether the member and the state may begin a sync now. */
 static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh_state *state) {
   lh_status status = lhi_member_check_locked(comm, call);
@@ -550,11 +557,7 @@ static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh
     status = lhi_fail(LH_FAILED_PRECONDITION,
                       "%s: the state is fetched into for another member of this client", call);
   }
-  if (status == LH_OK && (state->op != NULL || state->starting)) {
-    status = lhi_fail(LH_FAILED_PRECONDITION,
-                      "%s: another sync uses this state; wait for its end first", call);
-  }
-  return status;
+  return status == LH_OK ? check_unused_locked(call, state) : status;
 }
 
 static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
@@ -645,18 +648,13 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
 
 /* ------------------------------------------------------------------ ahead of a sync */
 
-/* Whether no sync uses it, or is about to. */
-static lh_status check_unused_locked(const char *call, const lh_state *state) {
+static lh_status may_prepare_locked(const char *call, const lh_state *state) {
   if (state->client->dead) return lhi_dead_locked(state->client);
   if (lhi_state_held_locked(state)) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: the state is fetched into in the background; lh_state_take() first", call);
   }
-  if (state->op != NULL || state->starting) {
-    return lhi_fail(LH_FAILED_PRECONDITION,
-                    "%s: another sync uses this state; wait for its end first", call);
-  }
-  return LH_OK;
+  return check_unused_locked(call, state);
 }
 
 static lh_status prepare_start(const char *call, lh_state *state, lh_op **op_out) {
@@ -669,7 +667,7 @@ static lh_status prepare_start(const char *call, lh_state *state, lh_op **op_out
   client = state->client;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
-  status = check_unused_locked(call, state);
+  status = may_prepare_locked(call, state);
   if (status == LH_OK) state->starting = true;
   pthread_mutex_unlock(&client->mutex);
   if (status != LH_OK) return status;

@@ -306,9 +306,12 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost& lost, Tick now, 
   // Its stream is closed by then if it died. Where it has fallen silent on its stream too, what a
   // short outage swallowed may be on its way again: that takes up to twice as long as the outage.
   const int64_t detect_us = Millis(detect_ms_);
-  const bool unheard = lost.silent_ms > 0 && !directory_->HeardWithin(lost.peer, detect_us * 2 / 3);
+  const bool unheard = lost.silent_ms > 0 && !HeardOfLate(lost.peer);
   const int64_t grace_us = unheard ? detect_us / 5 : detect_us / 10;
-  missed_.try_emplace({peer, lost.peer}, lost.silent_ms > 0 ? now + grace_us : kLongAgo);
+  // After an outage somebody hears it in a moment. If it is dead all miss it in a moment, see
+  // AccusedByAll(): so there is time where there are more to miss it.
+  const int64_t doubt_us = Witnesses(lost.peer).size() >= 2 ? detect_us / 2 : grace_us;
+  missed_.try_emplace({peer, lost.peer}, lost.silent_ms > 0 ? now + doubt_us : kLongAgo);
   // What broke is likely to be built anew by then. Where nothing came through for detect_ms, the
   // freeze may wait for what does not come through now either.
   if (answered && lost.silent_ms == 0) return std::nullopt;
@@ -1219,13 +1222,23 @@ bool Group::Accused(PeerId peer, Tick now) const {
 }
 
 bool Group::AccusedByAll(PeerId peer) const {
-  size_t accusers = 0;
-  for (PeerId other : Participants()) {
-    if (other == peer) continue;
-    if (!AccusedBy(other, peer, kNever) && !RoutedAround(other, peer)) return false;
-    ++accusers;
-  }
-  return accusers >= 2;
+  const std::vector<PeerId> witnesses = Witnesses(peer);
+  return witnesses.size() >= 2 &&
+         std::all_of(witnesses.begin(), witnesses.end(), [&](PeerId other) {
+           return AccusedBy(other, peer, kNever) || RoutedAround(other, peer);
+         });
+}
+
+bool Group::HeardOfLate(PeerId peer) const {
+  return directory_->HeardWithin(peer, Millis(detect_ms_) * 2 / 3);
+}
+
+std::vector<PeerId> Group::Witnesses(PeerId peer) const {
+  std::vector<PeerId> others = Participants();
+  std::erase_if(others, [&](PeerId other) {
+    return other == peer || (directory_->Attached(other) && !HeardOfLate(other));
+  });
+  return others;
 }
 
 std::vector<PeerId> Group::TakeAccused(Tick now) {

@@ -248,6 +248,10 @@ class Group {
   std::map<MemberId, Departure> Departures() const;
   bool AnyDeparture() const;
   bool AccusedBy(PeerId other, PeerId peer, Tick now) const;
+  // Its stream is not silent.
+  bool HeardOfLate(PeerId peer) const;
+  // Who would miss the peer if it was dead: the others, but for those that may be dead themselves.
+  std::vector<PeerId> Witnesses(PeerId peer) const;
   // Who takes part in what is being agreed, in ring order before blocked pairs are looked at.
   std::vector<PeerId> Participants() const;
   // Newcomers that this admission could take in as well.
