@@ -295,11 +295,12 @@ std::string Commands::Stats() const {
       const PairCounters& counters = network_->counters(src, dst);
       if (counters.entered == 0) continue;
       pairs.push_back(absl::StrFormat(
-          "{\"src\":\"%s\",\"dst\":\"%s\",\"entered\":%d,\"delivered\":%d,"
+          "{\"src\":\"%s\",\"dst\":\"%s\",\"packets\":%d,\"entered\":%d,\"delivered\":%d,"
           "\"delivered_bytes\":%d,\"lost\":%d,\"dropped\":%d,\"blackholed\":%d,"
           "\"queued_max_ms\":%.3f}",
-          src_name, dst_name, counters.entered, counters.delivered, counters.delivered_bytes,
-          counters.lost, counters.dropped, counters.blackholed, Ms(counters.queued_max)));
+          src_name, dst_name, counters.packets, counters.entered, counters.delivered,
+          counters.delivered_bytes, counters.lost, counters.dropped, counters.blackholed,
+          Ms(counters.queued_max)));
     }
   }
   return absl::StrCat(",\"pairs\":[", absl::StrJoin(pairs, ","),

@@ -28,6 +28,11 @@ Nanos Now() {
   return now.tv_sec * kSecond + now.tv_nsec;
 }
 
+void SleepUntil(Nanos time) {
+  const timespec until = {.tv_sec = time / kSecond, .tv_nsec = time % kSecond};
+  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr);
+}
+
 double CpuSeconds() {
   rusage usage;
   getrusage(RUSAGE_SELF, &usage);
@@ -127,44 +132,48 @@ absl::Status Emulator::Attach(int number, const std::string& netns, const std::s
 
 absl::Status Emulator::Run(int stop_fd) {
   LH_RETURN_IF_ERROR(Watch(stop_fd));
-  for (bool stop = false; !stop;) {
-    if (Wait(stop_fd, &stop) < 0) return SystemError("epoll_pwait2");
-    network_.Run(Now());
+  while (true) {
+    LH_ASSIGN_OR_RETURN(const Woken woken, Wait(stop_fd));
+    if (woken.stop) return absl::OkStatus();
+    const Nanos now = Now();
+    network_.Run(now);
+    if (!woken.more && options_.tick > 0) SleepUntil(now + options_.tick);
   }
-  return absl::OkStatus();
 }
 
-int Emulator::Wait(int stop_fd, bool* stop) {
+absl::StatusOr<Emulator::Woken> Emulator::Wait(int stop_fd) {
   const Nanos due = network_.NextDue();
   const Nanos left = std::max<Nanos>(0, due - Now());
   const timespec timeout = {.tv_sec = left / kSecond, .tv_nsec = left % kSecond};
   epoll_event events[64];
   const int count = epoll_pwait2(epoll_, events, std::size(events), due < 0 ? nullptr : &timeout,
                                  /*sigmask=*/nullptr);
-  if (count < 0) return errno == EINTR ? 0 : -1;
+  if (count < 0 && errno != EINTR) return SystemError("epoll_pwait2");
+  Woken woken;
   for (int i = 0; i < count; ++i) {
     const int fd = events[i].data.fd;
     if (fd == stop_fd) {
-      *stop = true;
+      woken.stop = true;
     } else if (fd == listener_) {
       Accept();
     } else if (const auto tun = tuns_.find(fd); tun != tuns_.end()) {
-      ReadHost(*tun->second);
+      if (!ReadHost(*tun->second)) woken.more = true;
     } else {
       ReadClient(fd);
     }
   }
-  return count;
+  return woken;
 }
 
-void Emulator::ReadHost(const Tun& tun) {
+bool Emulator::ReadHost(const Tun& tun) {
   for (int i = 0; i < kReadBatch; ++i) {
     const std::span<const uint8_t> frame = tun.Read(buffer_);
-    if (frame.empty()) return;
+    if (frame.empty()) return true;
     if (std::optional<Packet> packet = Packet::FromFrame(frame)) {
       network_.Enter(*std::move(packet), Now());
     }
   }
+  return false;
 }
 
 void Emulator::Deliver(const Packet& packet, Nanos due) {

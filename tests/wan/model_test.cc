@@ -446,7 +446,7 @@ TEST_F(CommandsTest, CountersTellWhatPairsAndFlowsCarried) {
   fresh_.Enter(TcpPacket(1, 2, 100), 0);
   fresh_.Run(kSecond);
   EXPECT_THAT(commands_.Execute("stats"),
-              HasSubstr("\"src\":\"a\",\"dst\":\"b\",\"entered\":1,\"delivered\":1,"
+              HasSubstr("\"src\":\"a\",\"dst\":\"b\",\"packets\":1,\"entered\":1,\"delivered\":1,"
                         "\"delivered_bytes\":140,"));
   EXPECT_THAT(commands_.Execute("stats"), HasSubstr("\"emulator\":{\"cpu_s\":1}"));
   EXPECT_EQ(commands_.Execute("flows a b"),

@@ -158,6 +158,7 @@ void Network::Enter(Packet packet, Nanos now) {
   if (found == pairs_.end()) return;
   Pair& pair = found->second;
   const int segments = packet.segments();
+  ++pair.counters.packets;
   pair.counters.entered += segments;
   if (Down(pair, packet)) {
     pair.counters.blackholed += segments;

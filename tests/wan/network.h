@@ -59,6 +59,7 @@ struct AccessConfig {
 
 // Segments, except where it says bytes.
 struct PairCounters {
+  int64_t packets = 0;  // that entered, super-packets as one
   int64_t entered = 0;
   int64_t delivered = 0;
   int64_t delivered_bytes = 0;

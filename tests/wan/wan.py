@@ -42,6 +42,9 @@ SCENARIOS = pathlib.Path(__file__).with_name("scenarios.json")
 COORDINATOR = "co"
 # Frames that the kernel keeps for the emulator. A burst of a host has to fit: the network drops, not the device.
 DEVICE_QUEUE_FRAMES = 20000
+# Of each namespace. What one connection learned of a path is not to help the next one: every measurement begins alike.
+# And a connection of some ten Mbit/s would hand over two segments at a time, at ten times the cost for every host.
+SYSCTLS = {"tcp_no_metrics_save": 1, "tcp_min_tso_segs": 16}
 SETTINGS = {"delay", "jitter", "rate", "queue", "loss", "flow_rate", "flow_queue"}
 ACCESS_SETTINGS = {"up", "down", "queue"}
 
@@ -124,13 +127,13 @@ class EmulatorError(Exception):
 class Emulator:
     """The program lh-wan and its control socket. It ends with this process at the latest. Any thread."""
 
-    def __init__(self, control: pathlib.Path, log: pathlib.Path, seed: int = 1) -> None:
+    def __init__(self, control: pathlib.Path, log: pathlib.Path, seed: int = 1, tick_us: int = 500) -> None:
         self.control = control
         self.log = log
         self._lock = threading.Lock()
         with open(log, "ab") as sink:
             self._process = start_tethered(
-                [str(find_binary("lh-wan")), f"--control={control}", f"--seed={seed}"],
+                [str(find_binary("lh-wan")), f"--control={control}", f"--seed={seed}", f"--tick-us={tick_us}"],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -176,7 +179,7 @@ class Wan(BareWorld):
     """A coordinator (co) and hosts (h0, h1, ...), joined by links as a scenario says; see README.md for its form.
 
     scenario: the name of one in scenarios.json, or one itself. As many hosts as it says are there at once, without
-    daemons. The rest is as in BareWorld. Times and rates are those of the network: headers count.
+    daemons. tick_us: packets may be late by so much, which makes carrying them cheaper. The rest is as in BareWorld. Times and rates are those of the network: headers count.
     """
 
     def __init__(
@@ -185,6 +188,7 @@ class Wan(BareWorld):
         scenario: str | Scenario,
         *,
         seed: int = 1,
+        tick_us: int = 500,
         detect_ms: int = 1500,
         peerd_flags: Sequence[str] = (),
     ) -> None:
@@ -195,6 +199,7 @@ class Wan(BareWorld):
             scenario = known[scenario]
         self.scenario = scenario
         self.seed = seed
+        self.tick_us = tick_us
         self.emulator: Emulator | None = None
         self._names: dict[str, str] = {}  # of hosts: their namespaces
         super().__init__(logs, detect_ms, peerd_flags)
@@ -208,7 +213,7 @@ class Wan(BareWorld):
     # ------------------------------------------------------------------ as a world
 
     def open_network(self) -> None:
-        self.emulator = Emulator(self.directory / "wan.sock", self.logs / "wan.log", self.seed)
+        self.emulator = Emulator(self.directory / "wan.sock", self.logs / "wan.log", self.seed, self.tick_us)
 
     def add_namespace(self, name: str, port: str, address: str) -> None:
         self.make_namespace(name)
@@ -219,17 +224,16 @@ class Wan(BareWorld):
         run(["ip", "-n", name, *up])
         run(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0"])
         run(["ip", "-n", name, "addr", "add", f"fd77::{number:x}/64", "dev", "eth0", "nodad"])
-        # What one connection learned of a path is not to help the next one: every measurement begins alike.
-        set_sysctl = "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save"
-        run(["ip", "netns", "exec", name, "sh", "-c", set_sysctl])
+        settings = "; ".join(f"echo {value} > /proc/sys/net/ipv4/{key}" for key, value in SYSCTLS.items())
+        run(["ip", "netns", "exec", name, "sh", "-e", "-c", settings])
         access = access_of(self.scenario, host)
         if access:
             self.access(host, **access)
         for other in self._names:
             for src, dst in ((host, other), (other, host)):
-                settings = settings_of(self.scenario, src, dst)
-                if settings:
-                    self.set(src, dst, **settings)
+                rules = settings_of(self.scenario, src, dst)
+                if rules:
+                    self.set(src, dst, **rules)
         self._names[host] = name
 
     def network_state(self) -> str:

@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""All-reduce across wide-area links beside iperf3, in one run: tests/wan joins the hosts.
+
+    tools/build && .venv/bin/python bench/wan.py
+    .venv/bin/python bench/wan.py clean --hosts=3 --lanes=64 --congestion=bbr
+
+clean: links of 80 ms round trip, 500 Mbit/s, 25 Mbit/s for each flow. Target: one op of 64 MiB gets 0.90 of what iperf3 with
+64 flows gets, and 10 times what it gets with one.
+loss: the same with 0.1 % of segments lost at random. Target: 0.80 of iperf3 with 64 flows and the same congestion control.
+slow_lane: the same as clean with 16 lanes a link; then one lane of one link gets 5 % of its rate. Target: the op takes at most 1.10
+times as long.
+
+What an op gets is what each host sends for it, 2 (N-1) / N of the tensor, by the time of the whole call at the slowest
+trainer (median of --ops). iperf3 counts payload too, without its first seconds. It runs twice: on one link alone, which is what the
+target is about (`iperf3_mbit`), and on all links of the ring at once, as the op uses them (`iperf3_ring_mbit`: the
+slowest): where the two differ the machine is the limit, not the links.
+
+One JSON line per case. `valid` is false if the emulator itself did not keep up (tests/wan/README.md); then the figure says nothing.
+Needs root and iperf3. Exit code 1 if a target is missed, 77 if this machine cannot run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
+
+from allreduce import Failure, Team, prepare  # noqa: E402
+from wan import Wan, uniform, why_not  # noqa: E402
+from world import DATA_PORT, Host, Process  # noqa: E402
+
+MIB = 1 << 20
+IPERF_PORT = 5201
+IPERF_FLOWS = 64
+# How long iperf3 runs uncounted, so that all flows have their speed.
+IPERF_OMIT_S = 3
+ONE_WAY = "40ms"
+RATE_MBIT = 500
+FLOW_MBIT = 25
+LOSS = "0.1%"
+SLOW_SHARE = 0.05
+SLOW_LANES = 16
+# The emulation has to be on time to a fraction of the delay.
+LATE_P99_US_MAX = 5000
+# A fortieth of the delay: hosts and emulation share the processors.
+TICK_US = 1000
+
+
+# ---------------------------------------------------------------------------- iperf3
+
+
+def start_server(host: Host) -> Process:
+    server = host.start(
+        ["iperf3", "-s", "-1", "-p", str(IPERF_PORT), "--forceflush"], host.world.logs / f"{host.name}.iperf3.log"
+    )
+    deadline = time.monotonic() + 30
+    while f":{IPERF_PORT} " not in host.run("ss", "-Hltn"):
+        if not server.alive or time.monotonic() > deadline:
+            raise Failure(f"iperf3 -s does not listen at {host.name}; see {host.world.logs}")
+        time.sleep(0.01)
+    return server
+
+
+def iperf(pairs: Sequence[tuple[Host, Host]], flows: int, congestion: str, seconds: int) -> list[float]:
+    """Mbit/s of payload that came in, of each pair; all at once."""
+    servers = [start_server(target) for _, target in pairs]
+    clients = []
+    for source, target in pairs:
+        command = ["iperf3", "-c", target.address, "-p", str(IPERF_PORT), "-P", str(flows), "-C", congestion, "-J"]
+        command += ["-t", str(seconds), "-O", str(IPERF_OMIT_S)]
+        clients.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", source.namespace, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        )
+    rates = []
+    for client in clients:
+        out, err = client.communicate(timeout=seconds + IPERF_OMIT_S + 60)
+        report = json.loads(out or b"{}")
+        if "end" not in report or "error" in report:
+            raise Failure(f"iperf3: {report.get('error') or err.decode(errors='replace').strip()}")
+        rates.append(report["end"]["sum_received"]["bits_per_second"] / 1e6)
+    for server in servers:
+        server.wait()
+    return rates
+
+
+# ---------------------------------------------------------------------------- our side
+
+
+@contextlib.contextmanager
+def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tuple[Wan, Team]]:
+    links = uniform(
+        hosts,
+        delay=ONE_WAY,
+        rate=f"{RATE_MBIT}mbit",
+        queue=args.queue,
+        flow_rate=f"{FLOW_MBIT}mbit",
+        flow_queue=args.queue,
+    )
+    with contextlib.ExitStack() as stack:
+        logs = args.log_dir or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-bench-wan-")))
+        flags = [f"--lanes={lanes}", f"--congestion={args.congestion}", *args.peerd_flag]
+        wan = stack.enter_context(
+            Wan(logs / f"{hosts}-{lanes}", links, seed=args.seed, tick_us=TICK_US, peerd_flags=flags)
+        )
+        wan.start_coordinator()
+        for host in wan.hosts:
+            host.start_peerd()
+        peerds = [host.peerd.pid for host in wan.hosts if host.peerd is not None]
+        team = Team("ours", hosts, [[f"--socket={host.socket}"] for host in wan.hosts], peerds)
+        stack.callback(team.kill)
+        team.answers()
+        prepare(team, "ours, in place", args.mib * MIB)
+        yield wan, team
+        team.close()
+
+
+def op_seconds(team: Team, ops: int) -> list[float]:
+    """Of each op, at the slowest trainer; one before them is not counted."""
+    seconds = [max(times) for _ in range(ops + 1) for times in zip(*team.order(do="round", warm=0, iterations=1))]
+    return seconds[1:]
+
+
+def lanes_of(wan: Wan) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Flows that carried tensors since the last reset, by direction."""
+    found = {}
+    for src in wan.hosts:
+        for dst in wan.hosts:
+            if src is dst:
+                continue
+            flows = [
+                flow for flow in wan.flows(src.name, dst.name) if DATA_PORT in (flow["src_port"], flow["dst_port"])
+            ]
+            # Acknowledgements and control frames are a few percent of that.
+            busy = [flow for flow in flows if flow["delivered_bytes"] > MIB // 2]
+            if busy:
+                found[src.name, dst.name] = busy
+    return found
+
+
+def tcp_of(wan: Wan) -> dict[str, Any]:
+    """What the kernel says of the lanes that sent tensors (`ss -ti`), over all hosts since their connections began."""
+    lanes: list[dict[str, float]] = []
+    for host in wan.hosts:
+        for line in host.run("ss", "-HtinO", "state", "established").splitlines():
+            if f":{DATA_PORT}" not in line:
+                continue
+            numbers = {
+                key: float(value)
+                for key, value in re.findall(
+                    r"\b(cwnd|bytes_sent|bytes_retrans|busy|rwnd_limited|sndbuf_limited)[:](\d+)", line
+                )
+            }
+            if numbers.get("bytes_sent", 0) > MIB:
+                lanes.append(numbers)
+    busy = sum(lane.get("busy", 0) for lane in lanes)
+    sent = sum(lane["bytes_sent"] for lane in lanes)
+    if not lanes or not busy:
+        return {"lanes": len(lanes)}
+    return {
+        "lanes": len(lanes),
+        "cwnd_median": statistics.median(lane.get("cwnd", 0) for lane in lanes),
+        "retransmitted": round(sum(lane.get("bytes_retrans", 0) for lane in lanes) / sent, 5),
+        "limited_by_receiver": round(sum(lane.get("rwnd_limited", 0) for lane in lanes) / busy, 3),
+        "limited_by_send_buffer": round(sum(lane.get("sndbuf_limited", 0) for lane in lanes) / busy, 3),
+    }
+
+
+class Judge:
+    """Whether the emulator kept up in a stretch of time."""
+
+    def __init__(self, wan: Wan) -> None:
+        self.wan = wan
+        wan.reset_counters()
+        self.before = wan.validity()
+        self.began = time.monotonic()
+
+    def verdict(self) -> dict[str, Any]:
+        now = self.wan.validity()
+        share = (now["cpu_s"] - self.before["cpu_s"]) / (time.monotonic() - self.began)
+        lost = now["refused"] + now["unread"] - self.before["unread"]
+        return {
+            "valid": now["late_p99_us"] <= LATE_P99_US_MAX and lost == 0 and share < 0.9,
+            "late_p99_us": now["late_p99_us"],
+            "not_taken": lost,
+            "emulator_cpu": round(share, 2),
+        }
+
+
+def emit(line: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    line = {"bench": "wan", **line, "congestion": args.congestion, "mib": args.mib}
+    text = json.dumps(line)
+    print(text, flush=True)
+    if args.json:
+        with open(args.json, "a") as sink:
+            print(text, file=sink)
+    return line
+
+
+# ---------------------------------------------------------------------------- cases
+
+
+def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Namespace) -> dict[str, Any]:
+    hosts = len(wan.hosts)
+    ring = [(host, wan.hosts[(i + 1) % hosts]) for i, host in enumerate(wan.hosts)]
+    judge = Judge(wan)
+    many = iperf(ring[:1], IPERF_FLOWS, args.congestion, args.iperf_seconds)[0]
+    one = iperf(ring[:1], 1, args.congestion, args.iperf_seconds)[0]
+    all_at_once = iperf(ring, IPERF_FLOWS, args.congestion, args.iperf_seconds)
+    iperf_verdict = judge.verdict()
+    judge = Judge(wan)
+    cpu = team.cpu_seconds()
+    seconds = op_seconds(team, args.ops)
+    cpu = (team.cpu_seconds() - cpu) / (args.ops + 1)
+    verdict = judge.verdict()
+    shares = [[flow["delivered_bytes"] for flow in flows] for flows in lanes_of(wan).values()]
+    median = statistics.median(seconds)
+    sent_mbit = 2 * (hosts - 1) / hosts * args.mib * MIB * 8 / 1e6
+    got = sent_mbit / median
+    target = 0.9 if case == "clean" else 0.8
+    met = got >= target * many and (case != "clean" or got >= 10 * one)
+    return {
+        "case": case,
+        "hosts": hosts,
+        "lanes": lanes,
+        "op_s": round(median, 3),
+        "op_all_s": [round(each, 3) for each in seconds],
+        "op_mbit": round(got, 1),
+        "iperf3_mbit": round(many, 1),
+        "iperf3_ring_mbit": round(min(all_at_once), 1),
+        "iperf3_one_flow_mbit": round(one, 1),
+        "of_iperf3": round(got / many, 3),
+        "of_iperf3_ring": round(got / min(all_at_once), 3),
+        "over_one_flow": round(got / one, 1),
+        "target": target,
+        "met": met,
+        **verdict,
+        "iperf3_valid": iperf_verdict["valid"],
+        "iperf3_late_p99_us": iperf_verdict["late_p99_us"],
+        "cpu_s_per_op": round(cpu, 2),
+        # Of each link: how much the laziest of its lanes carried, of what the busiest did.
+        "laziest_lane": [round(min(share) / max(share), 3) for share in shares],
+        "tcp": tcp_of(wan),
+    }
+
+
+def slow_lane(wan: Wan, team: Team, args: argparse.Namespace) -> dict[str, Any]:
+    judge = Judge(wan)
+    before = statistics.median(op_seconds(team, args.ops))
+    (src, dst), flows = sorted(lanes_of(wan).items())[0]
+    if len(flows) != SLOW_LANES:
+        raise Failure(f"{src} to {dst}: {len(flows)} lanes carried something, not {SLOW_LANES}")
+    victim = flows[len(flows) // 2]
+    wan.set_flow_rate(src, dst, victim["src_port"], victim["dst_port"], f"{FLOW_MBIT * SLOW_SHARE * 1000:.0f}kbit")
+    wan.reset_counters()
+    seconds = op_seconds(team, args.ops)
+    after = statistics.median(seconds)
+    now = {flow["src_port"]: flow["delivered_bytes"] for flow in lanes_of(wan).get((src, dst), [])}
+    others = [count for port, count in now.items() if port != victim["src_port"]]
+    verdict = judge.verdict()
+    return {
+        "case": "slow_lane",
+        "hosts": len(wan.hosts),
+        "lanes": SLOW_LANES,
+        "op_before_s": round(before, 3),
+        "op_s": round(after, 3),
+        "op_all_s": [round(each, 3) for each in seconds],
+        "times": round(after / before, 3),
+        "target": 1.1,
+        "met": after <= 1.1 * before,
+        **verdict,
+        "slow_lane_share": round(now.get(victim["src_port"], 0) / statistics.median(others), 3) if others else None,
+    }
+
+
+def bench(args: argparse.Namespace) -> bool:
+    print(
+        f"{platform.node()}: {os.cpu_count()} CPUs, Linux {platform.release()}, load {os.getloadavg()[0]:.1f}",
+        file=sys.stderr,
+    )
+    met = True
+    for hosts in args.hosts:
+        for lanes in args.lanes if {"clean", "loss"} & set(args.case) else []:
+            with assembled(hosts, lanes, args) as (wan, team):
+                if "clean" in args.case:
+                    met &= emit(beside_iperf("clean", wan, team, lanes, args), args)["met"]
+                if "loss" in args.case:
+                    for a in wan.hosts:
+                        for b in wan.hosts:
+                            if a is not b:
+                                wan.set(a.name, b.name, loss=LOSS)
+                    met &= emit(beside_iperf("loss", wan, team, lanes, args), args)["met"]
+        if "slow_lane" in args.case:
+            with assembled(hosts, str(SLOW_LANES), args) as (wan, team):
+                met &= emit(slow_lane(wan, team, args), args)["met"]
+    return met
+
+
+def main() -> int:
+    cases = ["clean", "loss", "slow_lane"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", nargs="*", default=cases, help=f"of {', '.join(cases)} (default all)")
+    parser.add_argument(
+        "--hosts", type=lambda text: [int(n) for n in text.split(",")], default="3,4", help="default 3,4"
+    )
+    parser.add_argument(
+        "--lanes", type=lambda text: text.split(","), default="auto", help="of peerd, for instance 16,64 (default auto)"
+    )
+    parser.add_argument("--congestion", default="cubic", help="of lanes and of iperf3 (default cubic)")
+    parser.add_argument("--mib", type=int, default=64, help="the tensor (default 64)")
+    parser.add_argument("--ops", type=int, default=5, help="counted ops of a case (default 5)")
+    parser.add_argument("--iperf-seconds", type=int, default=6, help="counted seconds of an iperf3 run (default 6)")
+    parser.add_argument("--queue", default="50ms", help="in front of each rate (default 50ms)")
+    parser.add_argument("--seed", type=int, default=1, help="of the losses (default 1)")
+    parser.add_argument("--json", type=pathlib.Path, help="add the lines to this file too")
+    parser.add_argument("--log-dir", type=pathlib.Path, help="keep the daemons' logs here")
+    parser.add_argument("--peerd-flag", action="append", default=[], help="a further flag for every peerd")
+    args = parser.parse_args()
+    if set(args.case) - set(cases) or min(args.hosts) < 2:
+        parser.error(f"cases are {', '.join(cases)}, --hosts from 2")
+    reason = why_not() or ("" if shutil.which("iperf3") else "iperf3 is missing: apt-get install iperf3")
+    if reason:
+        print(f"wan: skipped: {reason}", file=sys.stderr)
+        return 77
+    try:
+        return 0 if bench(args) else 1
+    except Failure as failure:
+        print(f"wan: {failure}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
