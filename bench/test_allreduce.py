@@ -10,10 +10,11 @@ import sys
 import limits
 import pytest
 import systems
+import world as network
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Of everything: a busy machine is no failure.
-PATIENCE_S = 300
+PATIENCE_S = 600
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -79,6 +80,18 @@ def test_the_report_draws(result: pathlib.Path, tmp_path: pathlib.Path) -> None:
     done = run(str(HERE / "report"), str(result), f"--out={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("result-*.png"))) == 3
+
+
+def test_hosts_may_be_network_namespaces(tmp_path: pathlib.Path) -> None:
+    why_not = network.why_not()
+    if why_not:
+        pytest.skip(why_not)
+    path = tmp_path / "result.json"
+    quick = ["--peers=3", "--sizes=4K", "--rounds=1", "--round-seconds=0.01", "--no-limits", f"--json={path}"]
+    done = run(str(HERE / "allreduce.py"), "--where=namespaces", "--variants=arena,in-place", *quick)
+    assert done.returncode == 0, done.stdout + done.stderr
+    installed = [system.name for system in systems.SYSTEMS if not system.why_not()]
+    assert [row["system"] for row in json.loads(path.read_text())["rows"]] == installed
 
 
 def test_a_system_that_there_is_not_is_refused() -> None:
