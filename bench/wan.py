@@ -40,11 +40,11 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 
-from allreduce import Failure, Team, prepare  # noqa: E402
+import machine  # noqa: E402
 from wan import Wan, uniform, why_not  # noqa: E402
+from workers import MIB, Failure, Member, Trainer, finish_all, work  # noqa: E402
 from world import DATA_PORT, Host, Process  # noqa: E402
 
-MIB = 1 << 20
 IPERF_PORT = 5201
 IPERF_FLOWS = 64
 # How long iperf3 runs uncounted, so that all flows have their speed.
@@ -103,6 +103,51 @@ def iperf(pairs: Sequence[tuple[Host, Host]], flows: int, congestion: str, secon
 # ---------------------------------------------------------------------------- our side
 
 
+class Worker(Member):
+    """A trainer with one tensor in the arena."""
+
+    def prepare(self, mib: int, rank: int, size: int) -> None:
+        self.tensor = self.comm.empty(mib * MIB // 4, "float32")
+        self.tensor.fill(rank + 1)
+        self.comm.all_reduce(self.tensor, timeout=self.PATIENCE_S)
+        if not (self.tensor == size * (size + 1) / 2).all():
+            raise Failure(f"rank {rank} of {size}: a wrong sum")
+        self.tensor.fill(0)  # sums of zeros stay ordinary numbers, however often
+
+    def op(self) -> float:
+        began = time.monotonic()
+        self.comm.all_reduce(self.tensor, timeout=self.PATIENCE_S)
+        return time.monotonic() - began
+
+
+class Team:
+    """The trainers of a world, which take orders together."""
+
+    def __init__(self, wan: Wan, stack: contextlib.ExitStack) -> None:
+        self.pids = [host.peerd.pid for host in wan.hosts if host.peerd is not None]
+        self.trainers: list[Trainer] = []
+        for host in wan.hosts:
+            self.trainers.append(Trainer(__file__))
+            stack.callback(self.trainers[-1].kill)
+            self.trainers[-1].start("meet", peerd=host.socket, run="bench-wan", size=len(wan.hosts))
+            self.pids.append(self.trainers[-1].process.pid)
+        finish_all(self.trainers)
+
+    def prepare(self, mib: int) -> None:
+        for rank, trainer in enumerate(self.trainers):
+            trainer.start("prepare", mib=mib, rank=rank, size=len(self.trainers))
+        finish_all(self.trainers)
+
+    def op(self) -> float:
+        """Seconds at the slowest."""
+        for trainer in self.trainers:
+            trainer.start("op")
+        return max(finish_all(self.trainers))
+
+    def cpu_seconds(self) -> float:
+        return machine.cpu_seconds(self.pids)
+
+
 @contextlib.contextmanager
 def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tuple[Wan, Team]]:
     links = uniform(
@@ -122,19 +167,14 @@ def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tupl
         wan.start_coordinator()
         for host in wan.hosts:
             host.start_peerd()
-        peerds = [host.peerd.pid for host in wan.hosts if host.peerd is not None]
-        team = Team("ours", hosts, [[f"--socket={host.socket}"] for host in wan.hosts], peerds)
-        stack.callback(team.kill)
-        team.answers()
-        prepare(team, "ours, in place", args.mib * MIB)
+        team = Team(wan, stack)
+        team.prepare(args.mib)
         yield wan, team
-        team.close()
 
 
 def op_seconds(team: Team, ops: int) -> list[float]:
     """Of each op, at the slowest trainer; one before them is not counted."""
-    seconds = [max(times) for _ in range(ops + 1) for times in zip(*team.order(do="round", warm=0, iterations=1))]
-    return seconds[1:]
+    return [team.op() for _ in range(ops + 1)][1:]
 
 
 def lanes_of(wan: Wan) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -329,9 +369,13 @@ def main() -> int:
     parser.add_argument("--queue", default="50ms", help="in front of each rate (default 50ms)")
     parser.add_argument("--seed", type=int, default=1, help="of the losses (default 1)")
     parser.add_argument("--json", type=pathlib.Path, help="add the lines to this file too")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--log-dir", type=pathlib.Path, help="keep the daemons' logs here")
     parser.add_argument("--peerd-flag", action="append", default=[], help="a further flag for every peerd")
     args = parser.parse_args()
+    if args.worker:
+        work(Worker())
+        return 0
     if set(args.case) - set(cases) or min(args.hosts) < 2:
         parser.error(f"cases are {', '.join(cases)}, --hosts from 2")
     reason = why_not() or ("" if shutil.which("iperf3") else "iperf3 is missing: apt-get install iperf3")
