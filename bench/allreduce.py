@@ -148,7 +148,8 @@ def bench(chosen: list[systems.System], args: argparse.Namespace, result: dict[s
                     result["left_out"].append(f"{size} peers, {why}")
                     print(f"{size:>5} {why}", flush=True)
                     continue
-                result["busy_elsewhere"].append(machine.busy_elsewhere(0.5))
+                busy = machine.busy_elsewhere(0.5)
+                result["busy_elsewhere"].append({"peers": size, "bytes": nbytes, "share": busy})
                 limited = nbytes >= figures.LIMIT_FROM_BYTES and not args.no_limits
                 rates = [limits.measure(nbytes)] if limited else []
                 all_samples = measure(variants, nbytes, args)
@@ -196,6 +197,9 @@ def main() -> int:
     if unknown:
         parser.error(f"no system {' '.join(sorted(unknown))}: there are {' '.join(names)}")
     chosen = [system for system in systems.SYSTEMS if system.name in args.systems]
+    known = {name for system in chosen for name in system.variants}
+    if not set(args.variants or []) <= known:
+        parser.error(f"--variants={','.join(args.variants)}: there are {' '.join(sorted(known))}")
     missing = [why for why in [*(system.why_not() for system in chosen), systems.why_no_line()] if why]
     chosen = [system for system in chosen if not system.why_not()]
 
@@ -225,7 +229,7 @@ def main() -> int:
         print(f"allreduce: {failure}", file=sys.stderr)
         result["failure"] = str(failure)
         code = 1
-    busy = max(result["busy_elsewhere"], default=0)
+    busy = max((one["share"] for one in result["busy_elsewhere"]), default=0)
     print(
         f"other programs used up to {busy:.0%} of the processors"
         + (": too much to compare times" if busy > QUIET else "")

@@ -256,12 +256,15 @@ class Team:
                 connection.setblocking(True)
                 self._connections.append(connection)
         ranks: dict[int, tuple[Line, int]] = {}
+        children = {process.pid: process for process in self.processes}
         for connection in self._connections:
-            line = Line(f"a rank of {self.name}", connection.fileno(), connection.fileno())
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid = struct.unpack("3i", peer)[0]
+            name = f"process {pid} of {self.name}"
+            line = Line(name, connection.fileno(), connection.fileno(), children.get(pid))
             rank = int(line.receive())
             line.name = f"rank {rank} of {self.name}"
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            ranks[rank] = (line, struct.unpack("3i", peer)[0])
+            ranks[rank] = (line, pid)
         if sorted(ranks) != list(range(self.size)):
             raise Failure(f"{self.name}: ranks {sorted(ranks)} came")
         self._lines = [ranks[rank][0] for rank in range(self.size)]

@@ -100,6 +100,12 @@ def test_a_system_that_there_is_not_is_refused() -> None:
     assert "no system nccl" in done.stderr
 
 
+def test_a_variant_that_there_is_not_is_refused() -> None:
+    done = run(str(HERE / "allreduce.py"), "--systems=longhaul", "--variants=arena,in-place")
+    assert done.returncode == 2
+    assert "arena out-of-place plain" in done.stderr
+
+
 def test_rates_of_the_machine_are_measured() -> None:
     rates = limits.measure(1 << 16, seconds=0.01)
     assert min(rates.copy, rates.add, rates.tcp) > 0

@@ -28,11 +28,15 @@ class Failure(Exception):
 
 
 class Line:
-    """Lines to and from another process, over descriptors that stay the caller's. `name`: for errors."""
+    """Lines to and from another process, over descriptors that stay the caller's.
 
-    def __init__(self, name: str, reads: int, writes: int) -> None:
+    For errors: its name, and the process itself if it is a child of this one.
+    """
+
+    def __init__(self, name: str, reads: int, writes: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.name = name
-        self.reads = reads
+        self.process = process
+        self._reads = reads
         self._writes = writes
         self._rest = b""
 
@@ -41,23 +45,32 @@ class Line:
         while data:
             try:
                 data = data[os.write(self._writes, data) :]
-            except BrokenPipeError:
-                raise Failure(f"{self.name} ended (its errors are above)") from None
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._ended() from None
 
     def receive(self, patience: float = PATIENCE_S) -> str:
         """The next line. Failure: the other end closed, or is silent."""
         deadline = time.monotonic() + patience
         with selectors.DefaultSelector() as selector:
-            selector.register(self.reads, selectors.EVENT_READ)
+            selector.register(self._reads, selectors.EVENT_READ)
             while b"\n" not in self._rest:
                 if not selector.select(max(0, deadline - time.monotonic())):
                     raise Failure(f"{self.name} gave no answer in {patience:g} s: a hang")
-                piece = os.read(self.reads, 1 << 16)
+                try:
+                    piece = os.read(self._reads, 1 << 16)
+                except ConnectionResetError:
+                    piece = b""
                 if not piece:
-                    raise Failure(f"{self.name} ended (its errors are above)")
+                    raise self._ended()
                 self._rest += piece
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode()
+
+    def _ended(self) -> Failure:
+        code = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = "" if self.process is None else f" with {self.process.wait(10)}"
+        return Failure(f"{self.name} ended{code} (its errors are above)")
 
 
 # ---------------------------------------------------------------------------- trainers
@@ -86,8 +99,8 @@ class Trainer:
         command = [*inside, sys.executable, str(pathlib.Path(program).resolve()), "--worker"]
         self.process = start_tethered(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin is not None and self.process.stdout is not None
-        name = f"trainer {self.process.pid}"
-        self.line = Line(name, self.process.stdout.fileno(), self.process.stdin.fileno())
+        pipes = (self.process.stdout.fileno(), self.process.stdin.fileno())
+        self.line = Line(f"trainer {self.process.pid}", *pipes, self.process)
 
     def start(self, do: str, **order: Any) -> None:
         self.line.send(json.dumps({"do": do, **order}))
