@@ -126,6 +126,7 @@ class Harness {
       state.members.push_back(member);
     }
     std::vector<control::GroupState> said;
+    said.reserve(states.size());
     for (auto& [key, state] : states) said.push_back(state);
     Attach(peer, said);
     for (const auto& [request, join] : lively.joins) Tell(peer, join);
@@ -137,7 +138,7 @@ class Harness {
       }
     }
   }
-  void LivelyJoin(PeerId peer, uint64_t request, GroupKey group = G()) {
+  void LivelyJoin(PeerId peer, uint64_t request, const GroupKey& group = G()) {
     LivelyJoin(peer, control::Join{request, group, "t"});
   }
   void LivelyJoin(PeerId peer, const control::Join& join) {
@@ -262,8 +263,8 @@ class Harness {
 
   CoordinatorCore& core() { return *core_; }
   const Records& store() const { return store_; }
-  const GroupRecord& Stored(GroupKey key = G()) const { return store_.groups.at(key); }
-  GroupView View(GroupKey key = G()) const {
+  const GroupRecord& Stored(const GroupKey& key = G()) const { return store_.groups.at(key); }
+  GroupView View(const GroupKey& key = G()) const {
     for (const GroupView& view : core_->GetOverview().groups) {
       if (view.group == key) return view;
     }

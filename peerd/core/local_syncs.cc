@@ -404,7 +404,7 @@ void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId 
   sync.group = group;
   sync.member = member;
   AnswerTake(local, sync, {Code::kAborted, "this member has called again"}, out);
-  if (!sync.background) sync.background.emplace();
+  if (!sync.background) sync.background = Background{};
   Background& b = *sync.background;
   if (b.held && sync.offer.manifest != request.manifest) {
     if (sync.phase != Phase::kIdle) {
