@@ -11,6 +11,7 @@
 #include <functional>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -134,7 +135,7 @@ class RawClient {
 
  private:
   int fd_;
-  lh_ipc_reply reply_;
+  lh_ipc_reply reply_{};
 };
 
 TEST(IpcServerTest, AnswersHelloJoinStepMembersAndLeave) {
@@ -311,7 +312,7 @@ TEST(IpcServerTest, RegionsAreSealedMemfdsOfTheirSize) {
 
 TEST(IpcServerTest, TheArenaLimitCountsAllClients) {
   IpcServerOptions options;
-  options.arena_limit = 3 * 4096;
+  options.arena_limit = uint64_t{3} * 4096;
   Harness harness(options);
   RawClient first(harness.path());
   RawClient second(harness.path());
@@ -690,7 +691,7 @@ struct StateTrainer {
              uint64_t bytes, lh_ipc_range data, uint8_t flags = 0) {
     lh_ipc_tensor tensor;
     memset(&tensor, 0, sizeof tensor);
-    strcpy(tensor.name, name);
+    std::string_view(name).copy(tensor.name, sizeof tensor.name - 1);
     tensor.dtype = dtype;
     tensor.dims = static_cast<uint8_t>(shape.size());
     for (size_t i = 0; i < shape.size(); ++i) tensor.shape[i] = shape[i];

@@ -237,9 +237,13 @@ bool TransferPlan::Usable(const Source& source, Tick now) const {
   return source.standing == Standing::kUsable && source.busy_until <= now;
 }
 
+int64_t TransferPlan::LatencyOf(const Source& source) {
+  return source.latency_min_us == INT64_MAX ? 0 : source.latency_min_us;
+}
+
 uint64_t TransferPlan::WindowOf(const Source& source) const {
   if (source.bytes_per_us == 0) return 0;
-  const int64_t us = std::max(kWindowUs, 2 * source.latency_min_us);
+  const int64_t us = std::max(kWindowUs, 2 * LatencyOf(source));
   const double bytes = source.bytes_per_us * static_cast<double>(us);
   return static_cast<uint64_t>(std::min(bytes, static_cast<double>(options_.window_bytes_max)));
 }
@@ -309,7 +313,7 @@ Tick TransferPlan::LateAt(const Ask& ask) const {
   const Tick since = std::max(ask.asked, source.heard);
   if (source.bytes_per_us == 0) return since + options_.patience_us;
   const auto chunk_us = static_cast<int64_t>(chunks_[ask.chunk].what.bytes / source.bytes_per_us);
-  const int64_t latency_us = source.latency_min_us == INT64_MAX ? 0 : source.latency_min_us;
+  const int64_t latency_us = LatencyOf(source);
   return since + std::max(options_.patience_us, kLateFactor * (chunk_us + latency_us));
 }
 

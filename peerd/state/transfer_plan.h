@@ -175,6 +175,8 @@ class TransferPlan {
   };
 
   bool Usable(const Source& source, Tick now) const;
+  // From ask to answer, at best; 0: nothing was answered yet.
+  static int64_t LatencyOf(const Source& source);
   uint64_t WindowOf(const Source& source) const;
   bool HasRoom(const Source& source, uint64_t bytes) const;
   static double TimeFor(const Source& source, uint64_t bytes);
