@@ -39,7 +39,10 @@ def test_five_percent_loss_and_300_ms_of_jitter_cost_nobody_a_place(tmp_path: pa
 
         def steps() -> int:
             """Of all of them together, by the one that did least."""
-            return min(sum(line["k"] == "step" and line["ws"] == HOSTS for line in lines_of(log)) for log in logs)
+            fewest: int = min(
+                sum(line["k"] == "step" and line["ws"] == HOSTS for line in lines_of(log)) for log in logs
+            )
+            return fewest
 
         deadline = time.monotonic() + 2 * PATIENCE_S
         while steps() == 0:
