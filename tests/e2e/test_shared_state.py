@@ -445,9 +445,9 @@ def test_a_newcomer_that_names_its_state_gets_what_differs(cluster: LocalCluster
         new.tensors["w"][5] = 2
         joining = pool.submit(lh.join, run, 0, cluster.socket(1), PATIENCE, state=new)
         old.revision += 1
-        while not joining.done():
+        while first.world_size == 1:
             first.begin_step(timeout=PATIENCE)
-        with joining.result() as second:
+        with joining.result(PATIENCE) as second:
             syncs = [
                 pool.submit(first.sync_state, old, timeout=PATIENCE),
                 pool.submit(second.sync_state, new, timeout=PATIENCE),
