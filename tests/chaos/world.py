@@ -277,12 +277,12 @@ class Host:
 
     def metric(self, name: str) -> float:
         code = f"import urllib.request as u; print(u.urlopen('http://{self.address}:{HTTP_PORT}/metrics', timeout=10).read().decode())"
-        text = run(["ip", "netns", "exec", self.namespace, sys.executable, "-S", "-c", code])
+        text = self.run(sys.executable, "-S", "-c", code)
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M))
 
     def connections(self) -> list[tuple[str, str]]:
         """(local, remote) of the established lanes of its peerd, at either end's data port."""
-        listed = run(["ip", "netns", "exec", self.namespace, "ss", "-Htn", "state", "established"])
+        listed = self.run("ss", "-Htn", "state", "established")
         found = []
         for line in listed.splitlines():
             fields = line.split()
@@ -295,7 +295,7 @@ class Host:
         if not connections:
             return 0
         which = " or ".join(f"( src {local} and dst {remote} )" for local, remote in connections)
-        output = run(["ip", "netns", "exec", self.namespace, "ss", "-KHtn", *which.split()])
+        output = self.run("ss", "-KHtn", *which.split())
         return len(output.splitlines())
 
 
