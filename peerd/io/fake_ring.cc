@@ -299,6 +299,10 @@ IoId FakeRing::PollIn(int fd, IoCallback done) {
   return Start({.kind = Kind::kPollIn, .fd = fd, .callback = std::move(done)});
 }
 
+void FakeRing::BeforeSubmit(absl::AnyInvocable<void()> run) {
+  before_submit_.push_back(std::move(run));
+}
+
 void FakeRing::Cancel(IoId id) {
   const auto it = ops_.find(id);
   if (it != ops_.end()) it->second.cancelled = true;
@@ -578,6 +582,7 @@ absl::Status FakeRing::RunOnce(Tick until) {
   LH_CHECK(!running_) << "RunOnce() from within a callback";
   running_ = true;
   now_ = now_ + static_cast<int64_t>(random_.Below(3));
+  for (auto& run : std::exchange(before_submit_, {})) run();
   while (completions_.empty()) {
     {
       MutexLock lock(&mutex_);

@@ -84,6 +84,7 @@ class FakeRing final : public Ring, private Sockets {
   IoId SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback done) override;
   IoId SendZeroCopy(int fd, const void* data, size_t bytes, int buffer, IoCallback done) override;
   IoId Timeout(Tick at, IoCallback done) override;
+  void BeforeSubmit(absl::AnyInvocable<void()> run) override;
   IoId PollIn(int fd, IoCallback done) override;
   void Cancel(IoId id) override;
   absl::StatusOr<int> RegisterBuffer(const void* data, size_t bytes) override;
@@ -198,6 +199,7 @@ class FakeRing final : public Ring, private Sockets {
   const void* untouched_ = nullptr;
   bool running_ = false;
   std::map<IoId, Op> ops_;
+  std::vector<absl::AnyInvocable<void()>> before_submit_;
   std::map<int, Socket> sockets_;
   std::vector<Link> links_;
   std::map<int, Fault> faults_;

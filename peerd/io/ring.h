@@ -68,6 +68,9 @@ class Ring {
                             IoCallback done) = 0;
   // value 0 at `at` or later, -ECANCELED if cancelled before.
   virtual IoId Timeout(Tick at, IoCallback done) = 0;
+  // At the start of the next RunOnce(), before it submits what was started: for whoever gathers
+  // small things into one operation. Cannot be cancelled.
+  virtual void BeforeSubmit(absl::AnyInvocable<void()> run) = 0;
   // Once readable: value > 0.
   virtual IoId PollIn(int fd, IoCallback done) = 0;
   // Asks the operation to end soon; it may still succeed. Unknown ids are ignored.

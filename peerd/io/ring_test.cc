@@ -246,6 +246,21 @@ TEST_P(RingTest, TimeoutsFireAtTheirTickOrLaterAndInOrder) {
   for (const int64_t us : late) EXPECT_GE(us, 0);
 }
 
+TEST_P(RingTest, WhatRunsBeforeTheNextSubmissionRunsOnceAndNotFromWithinTheCall) {
+  int runs = 0;
+  ring_->BeforeSubmit([&] {
+    ++runs;
+    ring_->BeforeSubmit([&] { runs += 10; });
+  });
+  EXPECT_EQ(runs, 0);
+  EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+  EXPECT_EQ(runs, 1) << "what is added from within waits for the next time";
+  EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+  EXPECT_EQ(runs, 11);
+  EXPECT_TRUE(ring_->RunOnce(Tick{}).ok());
+  EXPECT_EQ(runs, 11);
+}
+
 TEST_P(RingTest, CancelledOperationsEndOnceAndUnknownIdsAreIgnored) {
   const auto [a, b] = Connected();
   const SocketAddress address = Listen();

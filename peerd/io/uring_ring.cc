@@ -121,6 +121,7 @@ class UringRing final : public Ring {
   IoId SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback done) override;
   IoId SendZeroCopy(int fd, const void* data, size_t bytes, int buffer, IoCallback done) override;
   IoId Timeout(Tick at, IoCallback done) override;
+  void BeforeSubmit(absl::AnyInvocable<void()> run) override;
   IoId PollIn(int fd, IoCallback done) override;
   void Cancel(IoId id) override;
   absl::StatusOr<int> RegisterBuffer(const void* data, size_t bytes) override;
@@ -187,6 +188,7 @@ class UringRing final : public Ring {
   std::vector<Timer> timers_;          // heap; entries whose op has ended are skipped
   size_t timers_live_ = 0;
   uint64_t timer_order_ = 0;
+  std::vector<absl::AnyInvocable<void()>> before_submit_;
   std::vector<std::pair<IoId, int>> ready_;  // ended without the kernel
 
   int wake_fd_ = -1;
@@ -434,6 +436,10 @@ IoId UringRing::Timeout(Tick at, IoCallback done) {
   return id;
 }
 
+void UringRing::BeforeSubmit(absl::AnyInvocable<void()> run) {
+  before_submit_.push_back(std::move(run));
+}
+
 void UringRing::Cancel(IoId id) {
   Op* op = Find(id);
   if (op == nullptr || op->kind == Kind::kEnding) return;
@@ -549,6 +555,7 @@ int UringRing::Enter(Tick until) {
 
 absl::Status UringRing::RunOnce(Tick until) {
   if (!Enable()) return absl::UnavailableError("io_uring: the ring could not be enabled");
+  for (auto& run : std::exchange(before_submit_, {})) run();
   FlushOverflow();
   CompactTimers();
   if (!timers_.empty()) until = std::min(until, timers_.front().at);

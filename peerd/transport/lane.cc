@@ -260,7 +260,7 @@ bool Lane::SendFrame(const FrameHeader& header, std::span<const uint8_t> payload
   const auto bytes = Encode(header);
   queued_.insert(queued_.end(), bytes.begin(), bytes.end());
   queued_.insert(queued_.end(), payload.begin(), payload.end());
-  SendControl();
+  SendSoon();
   return true;
 }
 
@@ -269,8 +269,17 @@ bool Lane::SendFrames(std::span<const uint8_t> bytes) {
   const size_t waiting = queued_.size() + flying_.size() - flying_sent_;
   if (waiting + bytes.size() > kControlQueueBytesMax) return false;
   queued_.insert(queued_.end(), bytes.begin(), bytes.end());
-  SendControl();
+  SendSoon();
   return true;
+}
+
+void Lane::SendSoon() {
+  if (send_id_ != 0 || std::exchange(send_due_, true)) return;
+  ring_->BeforeSubmit([this] {
+    send_due_ = false;
+    SendControl();
+    Settle();
+  });
 }
 
 void Lane::SendControl() {
@@ -552,7 +561,7 @@ void Lane::Abort() {
 
 // Ends what has nothing in flight any more. Called at the end of every callback.
 void Lane::Settle() {
-  if (recv_id_ != 0 || send_id_ != 0 || post_id_ != 0) return;
+  if (recv_id_ != 0 || send_id_ != 0 || post_id_ != 0 || send_due_) return;
   if (state_ == State::kFinishing) {
     if (shutdown_ && peer_ended_ && notices_ == 0) End(false);
     return;

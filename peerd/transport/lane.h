@@ -6,8 +6,9 @@
 //       socket is closed with a reset, zero-copy notices are waited for
 //   finishing, aborting --> ended: OnLaneEnded(); the lane may be destroyed
 //
-// A control lane carries small frames both ways: they are copied into one buffer while the other
-// one is being sent, so a burst of frames costs one system call.
+// A control lane carries small frames both ways: those of one turn of the ring, and those that come
+// while others are being sent, go out together, so a burst of frames costs one system call and wakes
+// the other side once.
 //
 // The end of the stream without a CLOSE before it breaks the lane: it says nothing about the peer.
 //
@@ -166,6 +167,7 @@ class Lane {
   bool TakePayload();
   void RunDetached();
 
+  void SendSoon();
   void SendControl();
   void FillBatch();
   void SendBare(FrameType type, uint8_t flags);
@@ -223,6 +225,7 @@ class Lane {
   std::vector<absl::AnyInvocable<void()>> detached_;
 
   // Sending, control lane.
+  bool send_due_ = false;  // SendControl() comes before the ring submits
   std::vector<uint8_t> queued_;
   std::vector<uint8_t> flying_;
   size_t flying_sent_ = 0;
