@@ -264,9 +264,18 @@ class Comm {
   // In place.
   template <class T>
   lh_op_info_t AllReduce(T* data, size_t count, lh_reduce_op op = LH_SUM) {
-    Op started = AllReduceStart(data, data, count, op);
-    started.Wait();
-    return started.Info();
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.source = options.target = data;
+    options.count = count;
+    options.dtype = internal::DTypeOf<T>::kValue;
+    options.op = op;
+    return AllReduce(options);
+  }
+  lh_op_info_t AllReduce(const lh_all_reduce_options& options) {
+    lh_op_info_t info = LH_OP_INFO_INIT;
+    lh_op* op_out = nullptr;
+    internal::Check(lh_all_reduce(comm_, &options, LH_FOREVER, &info, &op_out));
+    return info;
   }
   template <class T>
   lh_op_info_t AllReduce(Buffer<T>& buffer, lh_reduce_op op = LH_SUM) {

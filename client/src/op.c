@@ -234,8 +234,25 @@ lh_status lh_op_test(lh_op *op, int *finished_out) {
   return LH_OK;
 }
 
+/* What is known of an op that has ended; zeros otherwise. */
+static lh_op_info_t info_locked(const lh_op *op) {
+  lh_op_info_t info = LH_OP_INFO_INIT;
+  if (op->state != LHI_ENDED) return info;
+  info.staged = op->staged;
+  if (op->status == LH_OK && op->kind == LHI_ALL_REDUCE) {
+    info.world_size = op->reply.info.size;
+    info.retries = op->reply.info.retries;
+    info.epoch = op->reply.info.epoch;
+    info.bytes_sent = op->reply.info.bytes_sent;
+    info.bytes_received = op->reply.info.bytes_received;
+    info.seconds = (double)op->reply.info.seconds_total_ns * 1e-9;
+    info.seconds_wait = (double)op->reply.info.seconds_wait_ns * 1e-9;
+  }
+  return info;
+}
+
 lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
-  lh_op_info_t own = LH_OP_INFO_INIT;
+  lh_op_info_t own;
   lh_status status;
   bool ended;
   if (op == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_info: op is NULL");
@@ -244,21 +261,51 @@ lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
   if (status != LH_OK) return status;
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
-  own.staged = op->staged;
-  if (ended && op->status == LH_OK && op->kind == LHI_ALL_REDUCE) {
-    own.world_size = op->reply.info.size;
-    own.retries = op->reply.info.retries;
-    own.epoch = op->reply.info.epoch;
-    own.bytes_sent = op->reply.info.bytes_sent;
-    own.bytes_received = op->reply.info.bytes_received;
-    own.seconds = (double)op->reply.info.seconds_total_ns * 1e-9;
-    own.seconds_wait = (double)op->reply.info.seconds_wait_ns * 1e-9;
-  }
+  own = info_locked(op);
   pthread_mutex_unlock(&op->client->mutex);
   if (!ended) {
     return lhi_fail(LH_FAILED_PRECONDITION, "lh_op_info: no outcome yet; lh_op_wait() first");
   }
   return lhi_give("lh_op_info", "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
+}
+
+lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options, int64_t timeout_ms,
+                        lh_op_info_t *info, lh_op **op_out) {
+  static const char kCall[] = "lh_all_reduce";
+  lh_op_info_t own = LH_OP_INFO_INIT;
+  lh_client *client;
+  lh_status status;
+  lh_op *op;
+  bool ended;
+  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kCall);
+  *op_out = NULL;
+  status = lhi_check_timeout(kCall, timeout_ms);
+  /* What is wrong with it shows before anything is started. */
+  if (status == LH_OK && info != NULL) {
+    status = lhi_give(kCall, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
+  }
+  if (status == LH_OK) status = lh_all_reduce_start(comm, options, &op);
+  if (status != LH_OK) return status;
+  client = op->client;
+  pthread_mutex_lock(&client->mutex);
+  ended = lhi_wait_locked(op, lhi_deadline_ns(timeout_ms));
+  if (ended) {
+    own = info_locked(op);
+    status = lhi_outcome_locked(op);
+    lhi_op_release_locked(op);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (!ended) {
+    *op_out = op;
+    return lhi_fail(LH_DEADLINE_EXCEEDED,
+                    "%s: no outcome within %lld ms; the operation goes on, lh_op_wait() for it",
+                    kCall, (long long)timeout_ms);
+  }
+  if (info != NULL) {
+    (void)lhi_give(kCall, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
+  }
+  lhi_trim(client);
+  return status;
 }
 
 void lh_op_free(lh_op *op) {

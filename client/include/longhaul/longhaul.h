@@ -393,6 +393,12 @@ typedef struct lh_op_info_t {
 
 /* LH_FAILED_PRECONDITION before there is an outcome. */
 LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
+/* lh_all_reduce_start(), lh_op_wait(), lh_op_info() and lh_op_free() in one: returns the outcome.
+ * `info` may be NULL; without an outcome of LH_OK all of it but `staged` is 0. *op_out is NULL,
+ * unless there is no outcome within timeout_ms (LH_DEADLINE_EXCEEDED, and an operation was
+ * started): then it names the operation, which goes on. */
+LH_API lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options,
+                               int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
 /* Frees the handle. An operation still in flight goes on, and its buffers still belong to it: wait
  * first unless the process ends. A staged target is filled by the wait only. NULL is allowed. */
 LH_API void lh_op_free(lh_op *op);

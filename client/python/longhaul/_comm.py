@@ -8,7 +8,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from . import _native
 from ._arena import Client, PathLike, Shape, client_of, empty_numpy
@@ -37,8 +37,7 @@ class World:
     weight: int = 1  #: of this member's input; 0: it joined in the background and does not count yet
 
 
-@dataclasses.dataclass(frozen=True)
-class OpInfo:
+class OpInfo(NamedTuple):
     """What one op did."""
 
     world_size: int  #: members whose tensors are in the result: those of weight 1
@@ -49,6 +48,19 @@ class OpInfo:
     bytes_received: int
     seconds: float  #: from start to outcome, at peerd
     seconds_wait: float  #: of these, until every member had started the op
+
+
+def _op_info(info: _native.OpInfoStruct) -> OpInfo:
+    return OpInfo(
+        info.world_size,
+        info.epoch,
+        info.retries,
+        bool(info.staged),
+        info.bytes_sent,
+        info.bytes_received,
+        info.seconds,
+        info.seconds_wait,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,16 +136,7 @@ class Op:
         else:
             info = _native.OpInfoStruct()
             check(_native.library().lh_op_info(self.handle, ctypes.byref(info)), self.what)
-            self.outcome = OpInfo(
-                world_size=info.world_size,
-                epoch=info.epoch,
-                retries=info.retries,
-                staged=bool(info.staged),
-                bytes_sent=info.bytes_sent,
-                bytes_received=info.bytes_received,
-                seconds=info.seconds,
-                seconds_wait=info.seconds_wait,
-            )
+            self.outcome = _op_info(info)
         self.tensors = None
 
     def info(self) -> OpInfo:
@@ -570,9 +573,19 @@ class Comm:
             raise InvalidArgument(f"min_world is {min_world}; give a number of members, or 0")
         options.min_world = min_world
         self._client.sweep()
-        what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
         handle = ctypes.c_void_p()
-        check(_native.library().lh_all_reduce_start(self._handle, ctypes.byref(options), ctypes.byref(handle)), what)
+        if async_op:
+            status = _native.library().lh_all_reduce_start(self._handle, ctypes.byref(options), ctypes.byref(handle))
+        else:
+            info = _native.OpInfoStruct()
+            status = _native.library().lh_all_reduce(
+                self._handle, ctypes.byref(options), deadline.slice_ms(), ctypes.byref(info), ctypes.byref(handle)
+            )
+            if status == _native.OK:
+                return _op_info(info)
+        what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
+        if handle.value is None:
+            raise error(status, what)
         started = Op(self, handle, what, (source.owner, target.owner))
         if async_op:
             return Work(started)

@@ -209,6 +209,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_begin_step_sync": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
     "lh_state_take": (c_int, [c_void_p, c_void_p, c_int64, POINTER(SyncInfoStruct)]),
     "lh_all_reduce_start": (c_int, [c_void_p, POINTER(AllReduceOptions), POINTER(c_void_p)]),
+    "lh_all_reduce": (
+        c_int,
+        [c_void_p, POINTER(AllReduceOptions), c_int64, POINTER(OpInfoStruct), POINTER(c_void_p)],
+    ),
     "lh_op_wait": (c_int, [c_void_p, c_int64]),
     "lh_op_test": (c_int, [c_void_p, POINTER(c_int)]),
     "lh_op_info": (c_int, [c_void_p, POINTER(OpInfoStruct)]),

@@ -11,7 +11,7 @@ from . import _native
 from ._errors import InvalidArgument
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class Elements:
     """Contiguous elements in host memory. Valid while `owner` lives."""
 
