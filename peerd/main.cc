@@ -41,9 +41,10 @@ ABSL_FLAG(uint64_t, scratch_limit, 0,
           "bytes of ops that may be in flight at one time; 0: a quarter of the host's memory");
 ABSL_FLAG(std::string, zero_copy, "auto",
           "zero-copy sends: auto (not on loopback, where the kernel copies anyway), on, off");
-ABSL_FLAG(
-    std::string, congestion, "",
-    "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's default");
+ABSL_FLAG(std::string, congestion, "",
+          "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's "
+          "default, and on "
+          "loopback cubic, which does not pace");
 ABSL_FLAG(
     uint32_t, hash_threads, 0,
     "threads that hash shared state; 0: half of the host's processors, at least 1, at most 8");

@@ -169,11 +169,20 @@ absl::StatusOr<SocketAddress> FakeRing::PeerAddress(int fd) {
 
 absl::StatusOr<int> FakeRing::Open(int) { return NewSocket(); }
 
-absl::Status FakeRing::Tune(int, const StreamTuning& tuning) {
+absl::Status FakeRing::Tune(int fd, const StreamTuning& tuning) {
   if (tuning.congestion == "none-such") {
     return absl::InvalidArgumentError("congestion control none-such: No such file or directory");
   }
+  if (!tuning.congestion.empty()) Find(fd)->congestion = tuning.congestion;
   return absl::OkStatus();
+}
+
+std::set<std::string> FakeRing::congestions() const {
+  std::set<std::string> result;
+  for (const auto& [fd, socket] : sockets_) {
+    if (socket.in != nullptr) result.insert(socket.congestion);
+  }
+  return result;
 }
 
 void FakeRing::ShutdownSend(int fd) {

@@ -67,6 +67,8 @@ class FakeRing final : public Ring, private Sockets {
   std::pair<int, int> Pair();
   size_t operations() const { return ops_.size(); }
   size_t open_sockets() const { return sockets_.size(); }
+  // Congestion controls of all connected sockets.
+  std::set<std::string> congestions() const;
   // Memory that is registered now, by buffer: where it begins and how long it is.
   const std::map<int, std::pair<const void*, size_t>>& registered() const { return registered_; }
   // RegisterBuffer() finds memory from here on untouched; nullptr: none.
@@ -119,6 +121,7 @@ class FakeRing final : public Ring, private Sockets {
     bool listening = false;
     bool closing = false;  // closed by its owner, kept by operations in flight
     bool abort = false;
+    std::string congestion;
     int holds = 0;
     std::deque<int> backlog;
     StreamRef in;

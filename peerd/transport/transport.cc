@@ -210,7 +210,8 @@ class TransportImpl final : public Transport, public LinkOwner {
   void ForEachLink(F f);
   const std::string* FindToken(const Run& run, uint32_t group, Epoch epoch) const;
   Run* FindRun(const Digest32& digest);
-  StreamTuning tuning() const;
+  absl::Status CheckCongestion(int family);
+  StreamTuning TuningFor(const SocketAddress& remote) const;
   uint32_t PlannedLanes(const SocketAddress& address) const;
 
   void Evaluate(Peering* p);
@@ -261,6 +262,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   TransportListener* const listener_;
   NonceSource nonces_;
   Resolver resolver_;
+  std::string loopback_congestion_;
   std::string listen_address_;
   int listen_fd_ = -1;
   IoId accept_ = 0;
@@ -311,17 +313,34 @@ absl::Status TransportImpl::Start() {
     LH_ASSIGN_OR_RETURN(const auto addresses, ResolveBlocking(host_port));
     address = addresses.front();
   }
-  if (!options_.congestion.empty()) {
-    LH_ASSIGN_OR_RETURN(const int probe, ring_->sockets().Open(address.family()));
-    const absl::Status status = ring_->sockets().Tune(probe, tuning());
-    ring_->sockets().Close(probe);
-    LH_RETURN_IF_ERROR(status);
-  }
+  LH_RETURN_IF_ERROR(CheckCongestion(address.family()));
   LH_ASSIGN_OR_RETURN(listen_fd_, ring_->sockets().Listen(address));
   LH_ASSIGN_OR_RETURN(const SocketAddress bound, ring_->sockets().LocalAddress(listen_fd_));
   listen_address_ = ToString(bound);
   AcceptNext();
   return absl::OkStatus();
+}
+
+// Whether there is the congestion control that was asked for; and which to use on loopback if none
+// was. A model that paces (bbr, the default of many systems) has nothing to protect there, and its
+// timers cost a quarter of the processor time of a large op.
+absl::Status TransportImpl::CheckCongestion(int family) {
+  LH_ASSIGN_OR_RETURN(const int probe, ring_->sockets().Open(family));
+  const auto tune = [&](const std::string& congestion) {
+    return ring_->sockets().Tune(probe, {.user_timeout_ms = 0, .congestion = congestion});
+  };
+  absl::Status status;
+  if (!options_.congestion.empty()) {
+    status = tune(options_.congestion);
+    loopback_congestion_ = options_.congestion;
+  } else {
+    for (const char* without_pacing : {"cubic", "reno"}) {
+      if (!loopback_congestion_.empty() || !tune(without_pacing).ok()) continue;
+      loopback_congestion_ = without_pacing;
+    }
+  }
+  ring_->sockets().Close(probe);
+  return status;
 }
 
 TransportImpl::~TransportImpl() {
@@ -533,9 +552,10 @@ const std::string* TransportImpl::FindToken(const Run& run, uint32_t group, Epoc
   return token == tokens->second.end() ? nullptr : &token->second;
 }
 
-StreamTuning TransportImpl::tuning() const {
+StreamTuning TransportImpl::TuningFor(const SocketAddress& remote) const {
   // Later than the silence that the control lane notices, so that the reason names the silence.
-  return {.user_timeout_ms = 4 * options_.detect_ms, .congestion = options_.congestion};
+  return {.user_timeout_ms = 4 * options_.detect_ms,
+          .congestion = remote.loopback() ? loopback_congestion_ : options_.congestion};
 }
 
 uint32_t TransportImpl::PlannedLanes(const SocketAddress& address) const {
@@ -941,7 +961,7 @@ void TransportImpl::StartControlDial(Peering* p, const Request& request, Tick no
     const int64_t share = (request.deadline - now) / static_cast<int64_t>(p->candidates.size() + 1);
     deadline = std::min(deadline, now + std::max(share, kAttemptMinUs));
   }
-  DialSpec spec{.address = address, .tuning = tuning(), .hello = {}, .token = *token};
+  DialSpec spec{.address = address, .tuning = TuningFor(address), .hello = {}, .token = *token};
   spec.hello = {.kind = LaneKind::kControl,
                 .run_digest = runs_[p->key.run].digest,
                 .group = request.group,
@@ -1040,8 +1060,10 @@ void TransportImpl::DialData(Peering* p, Tick now) {
   for (uint32_t lane = 0; lane < p->planned && running < kDataDialsMax; ++lane) {
     if (link->HasDataLane(lane) || p->data_dials[lane] != nullptr) continue;
     ++running;
-    DialSpec spec{
-        .address = link->options().remote, .tuning = tuning(), .hello = {}, .token = token};
+    DialSpec spec{.address = link->options().remote,
+                  .tuning = TuningFor(link->options().remote),
+                  .hello = {},
+                  .token = token};
     spec.hello = {.kind = LaneKind::kData,
                   .run_digest = run.digest,
                   .group = group,
@@ -1165,7 +1187,10 @@ Tick TransportImpl::RepairControl(Peering* p, Tick now) {
 }
 
 void TransportImpl::Redial(Peering* p, Tick now) {
-  DialSpec spec{.address = p->link->options().remote, .tuning = tuning(), .hello = {}, .token = {}};
+  DialSpec spec{.address = p->link->options().remote,
+                .tuning = TuningFor(p->link->options().remote),
+                .hello = {},
+                .token = {}};
   uint32_t group = 0;
   Epoch epoch;
   if (!FindAnyToken(*p, &group, &epoch, &spec.token)) {
@@ -1252,7 +1277,7 @@ void TransportImpl::Probe(Peering* p, Tick now) {
 void TransportImpl::ProbeAddress(Peering* p, const SocketAddress& address) {
   ++p->probes;
   Keep(std::make_unique<LaneProbe>(
-      ring_, address, tuning(), ring_->Now() + Millis(options_.detect_ms),
+      ring_, address, TuningFor(address), ring_->Now() + Millis(options_.detect_ms),
       [this, key = p->key, serial = p->serial](LaneHandshake* h) { OnProbed(key, serial, h); }));
 }
 
@@ -1315,8 +1340,9 @@ void TransportImpl::OnAccepted(int value) {
   ++stats_.connections_accepted;
   // Whoever has been slowest makes room: a member needs one round trip.
   if (accepting_.size() >= LH_HANDSHAKES_MAX) accepting_.front()->Fail("too many connections");
-  if (handshakes_.size() >= size_t{4} * LH_HANDSHAKES_MAX ||
-      !ring_->sockets().Tune(value, tuning()).ok()) {
+  const auto remote = ring_->sockets().PeerAddress(value);
+  if (handshakes_.size() >= size_t{4} * LH_HANDSHAKES_MAX || !remote.ok() ||
+      !ring_->sockets().Tune(value, TuningFor(*remote)).ok()) {
     ++stats_.handshakes_refused;
     ring_->sockets().Abort(value);
     return AcceptNext();
@@ -1563,7 +1589,7 @@ void TransportImpl::SetDetectMs(uint32_t detect_ms) {
   if (detect_ms == 0 || detect_ms == options_.detect_ms) return;
   options_.detect_ms = detect_ms;
   ForEachLink([this](Link* link) {
-    if (link->alive()) link->Tune(tuning());
+    if (link->alive()) link->Tune(TuningFor(link->options().remote));
   });
   Arm(ring_->Now());
 }

@@ -26,6 +26,7 @@
 namespace longhaul::peerd {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 struct Param {
@@ -849,6 +850,17 @@ TEST(TransportUringTest, ZeroCopySegmentsOfRegisteredMemoryArriveAndCopiesAreCou
                          world.at(0).memory.begin() + kSegments * kSegment,
                          world.at(1).memory.begin()));
   world.at(0).transport->RemoveMemory(world.at(0).memory.data());
+}
+
+TEST(TransportFakeTest, LanesOnLoopbackDoNotPaceUnlessToldTo) {
+  for (const std::string asked : {"", "bbr"}) {
+    TransportOptions options;
+    options.congestion = asked;
+    PeerWorld world(Rings::kFake, 1, 2, options);
+    world.Open(0, 1);
+    ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+    EXPECT_THAT(world.fake->congestions(), ElementsAre(asked.empty() ? "cubic" : asked));
+  }
 }
 
 TEST(TransportUringTest, AddressesThatCannotBeBoundAreNamed) {
