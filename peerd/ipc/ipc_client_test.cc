@@ -323,6 +323,58 @@ TEST_F(IpcClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
   }
 }
 
+TEST_F(IpcClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesOn) {
+  Start();
+  Open();
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  float* const data = Alloc(4);
+  float plain[4] = {1, 2, 3, 4};
+  lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+  options.source = plain;
+  options.target = data;
+  options.count = 4;
+  lh_op_info_t info = LH_OP_INFO_INIT;
+  lh_op* op = reinterpret_cast<lh_op*>(8);
+  ASSERT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, &info, &op), LH_OK) << lh_last_error();
+  EXPECT_EQ(op, nullptr);
+  EXPECT_EQ(data[3], 8.0F);
+  EXPECT_EQ(info.world_size, 2U);
+  EXPECT_EQ(info.staged, 1U);
+  EXPECT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, nullptr, &op), LH_OK) << "info may be NULL";
+
+  options.count = 0;
+  EXPECT_EQ(lh_all_reduce(comm_, &options, 0, &info, &op), LH_INVALID_ARGUMENT);
+  options.count = 4;
+  EXPECT_EQ(lh_all_reduce(comm_, &options, -7, &info, &op), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_all_reduce(comm_, &options, 0, &info, nullptr), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_all_reduce(nullptr, &options, 0, &info, &op), LH_INVALID_ARGUMENT);
+  info.struct_size = 3;
+  EXPECT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, &info, &op), LH_INVALID_ARGUMENT);
+  info.struct_size = sizeof info;
+
+  Hold(&ScriptedHandler::hold_posts);
+  plain[0] = 7;
+  EXPECT_EQ(lh_all_reduce(comm_, &options, 1, &info, &op), LH_DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Says("within 1 ms")) << lh_last_error();
+  ASSERT_NE(op, nullptr);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  EXPECT_EQ(data[0], 14.0F);
+  lh_op_free(op);
+
+  std::thread peerd([&] {
+    EXPECT_TRUE(UntilPosts(1));
+    harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+      handler.FinishPost({Code::kTooFewMembers, "2 members take part"});
+    });
+  });
+  EXPECT_EQ(lh_all_reduce(comm_, &options, kPatienceMs, &info, &op), LH_TOO_FEW_MEMBERS);
+  peerd.join();
+  EXPECT_TRUE(Says("2 members take part")) << lh_last_error();
+  EXPECT_EQ(op, nullptr);
+}
+
 TEST_F(IpcClientTest, AJoinThatTakesTooLongIsWithdrawn) {
   Start();
   Hold(&ScriptedHandler::hold_joins);
