@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -26,8 +27,14 @@ from workers import Failure
 
 from longhaul.bench import sizes_of, text_of
 
-# Block and socket buffers (0: the kernel's own choice) that are tried for TCP; the one that costs least counts.
-TCP_SETTINGS = ((128 << 10, 0), (512 << 10, 512 << 10), (1 << 20, 512 << 10))
+# Block, socket buffers (0: the kernel's own choice) and congestion control ("": the system's) that are tried for TCP; what
+# costs least counts.
+TCP_SETTINGS = (
+    (128 << 10, 0, ""),
+    (128 << 10, 0, "cubic"),
+    (512 << 10, 512 << 10, "cubic"),
+    (1 << 20, 512 << 10, "cubic"),
+)
 # Fits a processor's own cache.
 ADD_BLOCK = 128 << 10
 PATIENCE_S = 60
@@ -133,12 +140,15 @@ def add(nbytes: int, seconds: float) -> Callable[[Start], Done]:
     return work
 
 
-def tcp(nbytes: int, seconds: float, block: int, buffers: int) -> list[Callable[[Start], Done]]:
+def tcp(nbytes: int, seconds: float, block: int, buffers: int, congestion: str) -> list[Callable[[Start], Done]]:
     """A sender and a receiver. Every other block is received into one place that stays in cache, as what is added at once is."""
     with socket.socket() as listener, socket.socket() as to_be:
         for end, option in ((listener, socket.SO_RCVBUF), (to_be, socket.SO_SNDBUF)):
             if buffers:
                 end.setsockopt(socket.SOL_SOCKET, option, buffers)
+            if congestion:
+                with contextlib.suppress(OSError):  # this kernel does not have it
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         to_be.connect(listener.getsockname())
@@ -184,8 +194,8 @@ def measure(nbytes: int, seconds: float = 0.3) -> Rates:
     copied = cost(together([copy(nbytes, seconds)] * count))
     added = cost(together([add(nbytes, seconds)] * count))
     through = min(
-        cost(together([work for _ in range(max(1, count // 2)) for work in tcp(nbytes, seconds, block, buffers)]))
-        for block, buffers in TCP_SETTINGS
+        cost(together([work for _ in range(max(1, count // 2)) for work in tcp(nbytes, seconds, *setting)]))
+        for setting in TCP_SETTINGS
     )
     return Rates(nbytes, count / copied, count / added, count / through)
 
