@@ -45,6 +45,9 @@ ABSL_FLAG(std::string, congestion, "",
           "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's "
           "default, and on "
           "loopback cubic, which does not pace");
+ABSL_FLAG(uint32_t, poll_us, 0,
+          "microseconds that the data plane polls before it sleeps: small ops take less time where "
+          "a processor can be spared for it; 0: never");
 ABSL_FLAG(
     uint32_t, hash_threads, 0,
     "threads that hash shared state; 0: half of the host's processors, at least 1, at most 8");
@@ -132,6 +135,11 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
         absl::StrCat("--zero-copy=", options.zero_copy, ": give auto, on or off"));
   }
   options.congestion = absl::GetFlag(FLAGS_congestion);
+  options.poll_us = absl::GetFlag(FLAGS_poll_us);
+  if (options.poll_us > 10000) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--poll-us=", options.poll_us, ": give 0 to 10000"));
+  }
   options.hash_threads = absl::GetFlag(FLAGS_hash_threads);
   if (options.hash_threads > 256) {
     return absl::InvalidArgumentError(

@@ -198,7 +198,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
 };
 
 absl::Status DaemonImpl::Open() {
-  LH_ASSIGN_OR_RETURN(ring_, MakeUringRing(4096));
+  LH_ASSIGN_OR_RETURN(ring_, MakeUringRing(4096, options_.poll_us));
   Log(LogLevel::kInfo, absl::StrCat("io_uring ready ", ring_->features().description));
 
   TransportOptions transport;

@@ -26,6 +26,7 @@ struct DaemonOptions {
   uint32_t lanes = 0;  // 0: automatic
   uint64_t arena_limit = 0;
   uint64_t scratch_limit = 0;
+  uint32_t poll_us = 0;       // the reactor polls for so long before it sleeps
   uint32_t hash_threads = 0;  // 0: half of the processors, at most 8
   uint64_t state_rate = 0;    // bytes of shared state sent a second; 0: no limit
   uint64_t keep_state = 0;    // bytes of states kept for members; 0: none is

@@ -97,6 +97,9 @@ class Ring {
 };
 
 // FailedPrecondition with a text for the operator where kernel, seccomp or limits refuse io_uring.
-absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries);
+// `poll_us`: before it sleeps, RunOnce() looks for so long whether something ends: a wake-up less
+// for what comes soon, at the price of a processor that is busy meanwhile. Others that want it get
+// it in between.
+absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries, uint32_t poll_us = 0);
 
 }  // namespace longhaul::peerd

@@ -52,6 +52,7 @@ IoCallback Into(Seen* seen) {
 struct Param {
   std::string name;
   uint64_t seed;  // 0: io_uring
+  uint32_t poll_us = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const Param& param) { return out << param.name; }
@@ -65,7 +66,7 @@ class RingTest : public ::testing::TestWithParam<Param> {
       ring_ = std::make_unique<FakeRing>(options);
       return;
     }
-    auto ring = MakeUringRing(64);
+    auto ring = MakeUringRing(64, GetParam().poll_us);
     ASSERT_TRUE(ring.ok()) << ring.status();
     ring_ = *std::move(ring);
   }
@@ -115,8 +116,9 @@ class RingTest : public ::testing::TestWithParam<Param> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Rings, RingTest,
-                         ::testing::Values(Param{"Uring", 0}, Param{"Fake1", 1}, Param{"Fake2", 2},
-                                           Param{"Fake3", 3}, Param{"Fake4", 4}, Param{"Fake5", 5}),
+                         ::testing::Values(Param{"Uring", 0}, Param{"UringThatPolls", 0, 200},
+                                           Param{"Fake1", 1}, Param{"Fake2", 2}, Param{"Fake3", 3},
+                                           Param{"Fake4", 4}, Param{"Fake5", 5}),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(RingTest, MovesBytesInOrderAndEndsWithZero) {

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <liburing.h>
 #include <poll.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -108,7 +109,7 @@ constexpr NeededOp kNeededOps[] = {
 
 class UringRing final : public Ring {
  public:
-  UringRing() = default;
+  explicit UringRing(uint32_t poll_us) : poll_us_(poll_us) {}
   ~UringRing() override;
 
   absl::Status Init(unsigned entries);
@@ -168,12 +169,14 @@ class UringRing final : public Ring {
   void ArmWake();
   bool Enable();
   int Enter(Tick until);
+  int Poll(Tick until);
   void Reap();
   void OnCompletion(uint64_t tag, int value, unsigned flags);
   bool TimerLive(IoId id);
   void RunTimers();
   void CompactTimers();
 
+  const uint32_t poll_us_;
   io_uring ring_{};
   bool made_ = false;
   bool enabled_ = false;
@@ -541,8 +544,24 @@ void UringRing::Wake() {
   [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof(one));
 }
 
-// One system call: submits and, if there is time, waits for a completion.
+// Submits and looks for completions, again and again, for a moment. What the kernel said last.
+int UringRing::Poll(Tick until) {
+  const Tick end = std::min(until, MonotonicNow() + int64_t{poll_us_});
+  int rc = 0;
+  do {
+    rc = io_uring_submit_and_get_events(&ring_);
+    if (rc < 0 || io_uring_cq_ready(&ring_) > 0) break;
+    sched_yield();
+  } while (MonotonicNow() < end);
+  return rc;
+}
+
+// Submits and, if there is time, waits for a completion: one system call, unless it polls.
 int UringRing::Enter(Tick until) {
+  if (poll_us_ > 0) {
+    const int rc = Poll(until);
+    if (rc < 0 || io_uring_cq_ready(&ring_) > 0) return rc;
+  }
   if (until == kNever) return io_uring_submit_and_wait(&ring_, 1);
   const int64_t us = until - MonotonicNow();
   if (us <= 0) return io_uring_submit_and_get_events(&ring_);
@@ -645,8 +664,8 @@ void UringRing::CompactTimers() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries) {
-  auto ring = std::make_unique<UringRing>();
+absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries, uint32_t poll_us) {
+  auto ring = std::make_unique<UringRing>(poll_us);
   if (auto status = ring->Init(entries); !status.ok()) return status;
   return ring;
 }
