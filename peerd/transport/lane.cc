@@ -214,7 +214,15 @@ bool Lane::TakeHeader() {
     Broken("a frame after CLOSE", true);
     return false;
   }
-  if (header->type == FrameType::kPing) return true;
+  quiet_us_ = 0;
+  if (header->type == FrameType::kPing) {
+    if (header->stamp > LH_QUIET_MS_MAX) {
+      Broken(absl::StrCat("PING that promises ", header->stamp, " ms of silence"), true);
+      return false;
+    }
+    quiet_us_ = Millis(static_cast<int64_t>(header->stamp));
+    return true;
+  }
   if (header->type == FrameType::kClose) {
     closing_ = true;
     owner_->OnLaneClosing(this, header->flags & kFlagGivenUp);
@@ -304,20 +312,19 @@ void Lane::Pull() {
   if (batch_count_ != 0) {
     SendBatch();
   } else if (state_ == State::kFinishing && !std::exchange(close_queued_, true)) {
-    SendBare(FrameType::kClose, close_flags_);
+    SendBare({.type = FrameType::kClose, .flags = close_flags_});
   }
 }
 
-void Lane::Ping() {
-  if (options_.kind != LaneKind::kData || state_ != State::kOpen) return;
-  // Bytes that are on their way, or stuck, say as much.
-  if (send_id_ == 0 && batch_count_ == 0) SendBare(FrameType::kPing, 0);
+bool Lane::Ping(uint32_t quiet_ms) {
+  if (options_.kind != LaneKind::kData || state_ != State::kOpen) return false;
+  // Bytes that are on their way, or stuck, say as much as a PING.
+  if (send_id_ != 0 || batch_count_ != 0) return false;
+  SendBare({.type = FrameType::kPing, .stamp = quiet_ms});
+  return true;
 }
 
-void Lane::SendBare(FrameType type, uint8_t flags) {
-  FrameHeader header;
-  header.type = type;
-  header.flags = flags;
+void Lane::SendBare(const FrameHeader& header) {
   batch_[0] = {.header = Encode(header), .segment = {.header = header}};
   batch_count_ = 1;
   batch_sent_ = 0;

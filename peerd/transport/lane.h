@@ -7,8 +7,8 @@
 //   finishing, aborting --> ended: OnLaneEnded(); the lane may be destroyed
 //
 // A control lane carries small frames both ways: those of one turn of the ring, and those that come
-// while others are being sent, go out together, so a burst of frames costs one system call and wakes
-// the other side once.
+// while others are being sent, go out together, so a burst of frames costs one system call and
+// wakes the other side once.
 //
 // The end of the stream without a CLOSE before it breaks the lane: it says nothing about the peer.
 //
@@ -116,8 +116,10 @@ class Lane {
   bool SendFrames(std::span<const uint8_t> bytes);
   // Data lanes: there may be a segment to pull.
   void Pull();
-  // Data lanes: lets the other side hear something, unless segments are under way.
-  void Ping();
+  // Data lanes: lets the other side hear something, unless segments are under way. `quiet_ms`: how
+  // much longer than usual it may hear nothing after that.
+  // False: it was not said, since segments are under way.
+  bool Ping(uint32_t quiet_ms);
   // Data lanes: if the payload being received is one of these, the rest of it goes nowhere and
   // `done` follows once its memory is free, not from within this call.
   bool Detach(const std::function<bool(const FrameHeader&)>& names,
@@ -137,6 +139,8 @@ class Lane {
   uint32_t index() const { return options_.index; }
   const std::string& name() const { return options_.name; }
   Tick last_heard() const { return last_heard_; }
+  // Data lanes: how much longer than usual the other side said that it may be silent.
+  int64_t quiet_us() const { return quiet_us_; }
   // Segments that came in whole: all of them before the first that did not.
   uint64_t received() const { return received_; }
   // The owner was not running: silence until now says nothing about the other side.
@@ -170,7 +174,7 @@ class Lane {
   void SendSoon();
   void SendControl();
   void FillBatch();
-  void SendBare(FrameType type, uint8_t flags);
+  void SendBare(const FrameHeader& header);
   void SendBatch();
   void OnSent(int value);
   void AdvanceControl(size_t bytes);
@@ -193,6 +197,7 @@ class Lane {
   LaneOwner* const owner_;
   State state_ = State::kOpen;
   Tick last_heard_;
+  int64_t quiet_us_ = 0;
   uint32_t user_timeout_ms_ = 0;  // 0: as it came
   LaneStats stats_;
 

@@ -12,6 +12,10 @@ namespace {
 constexpr size_t kHeldBytesMax = 1 << 20;
 // PINGs in one detect_ms: two may be lost to a slow moment without anyone noticing.
 constexpr int64_t kPingsPerDetect = 3;
+// Data lanes count as busy for so long after the last segment, and an idle one is heard this
+// seldom.
+constexpr int64_t kBusyDetects = 2;
+constexpr uint32_t kQuietDetects = 4;
 // A round trip that is not worth more patience; a busy process takes as long.
 constexpr int64_t kUsualRttUs = Millis(100);
 // Numbered frames that are not acknowledged. They fit into a control lane's queue at once.
@@ -112,6 +116,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
       this);
   last_serial_[index] = serial;
   ++data_lanes_;
+  quiet_told_ = false;
   if (data_were_complete_) owner_->OnLinkLaneBack(this, data.lane->name());
   data_were_complete_ |= data_complete();
   if (!delivering_) return;
@@ -210,6 +215,7 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   queue->pop_front();
   DataLane& data = data_[lane->index()];
   LH_CHECK(data.lane.get() == lane);
+  last_segment_ = ring_->Now();
   data.records.push_back({data.sent++, *segment});
   return true;
 }
@@ -524,7 +530,10 @@ Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   LoseStalled(now, detect_ms);
   if (!alive()) return kNever;
   TuneLanes(detect_ms);
-  if (now - last_ping_ >= interval) SendPings(now);
+  if (now - last_ping_ >= interval) {
+    SendPings(now);
+    PingDataLanes(now, detect_ms);
+  }
   if (!alive()) return kNever;
   Tick next = std::min(last_ping_ + interval, last_heard() + Patience(detect_ms));
   if (closing()) next = std::min(next, closing_since_ + interval);
@@ -562,7 +571,7 @@ void Link::LoseStalled(Tick now, uint32_t detect_ms) {
   const int64_t patience = Patience(detect_ms);
   std::vector<Lane*> stalled;
   const auto check = [&](Lane* lane) {
-    if (now - lane->last_heard() >= patience) stalled.push_back(lane);
+    if (now - lane->last_heard() >= patience + lane->quiet_us()) stalled.push_back(lane);
   };
   if (control_ != nullptr) check(control_.get());
   for (const DataLane& data : data_) {
@@ -581,8 +590,21 @@ void Link::SendPings(Tick now) {
   ping.stamp = static_cast<uint64_t>(now.us);
   ping.acked = received_;
   SendOnLane(ping);
+}
+
+// As often as on the control lane while segments come and go. When none did for a while, seldom:
+// many idle lanes are to cost next to nothing. The other side is told so, or it would take them for
+// stalled.
+void Link::PingDataLanes(Tick now, uint32_t detect_ms) {
+  const int64_t detect = Millis(detect_ms);
+  const uint32_t quiet_ms = now - last_segment_ < kBusyDetects * detect
+                                ? 0
+                                : std::min(kQuietDetects * detect_ms, LH_QUIET_MS_MAX);
+  if (quiet_ms != 0 && quiet_told_ && now - last_data_ping_ < Millis(quiet_ms)) return;
+  last_data_ping_ = now;
+  quiet_told_ = quiet_ms != 0;
   for (size_t i = 0; i < data_.size() && alive(); ++i) {
-    if (data_[i].lane != nullptr) data_[i].lane->Ping();
+    if (data_[i].lane != nullptr) quiet_told_ &= data_[i].lane->Ping(quiet_ms);
   }
 }
 

@@ -227,6 +227,7 @@ class Link final : public LaneOwner {
   void LoseStalled(Tick now, uint32_t detect_ms);
   void TuneLanes(uint32_t detect_ms);
   void SendPings(Tick now);
+  void PingDataLanes(Tick now, uint32_t detect_ms);
   int64_t Patience(uint32_t detect_ms) const;
   void DropQueue();
   void CheckEnded();
@@ -284,6 +285,9 @@ class Link final : public LaneOwner {
   bool given_up_there_ = false;
 
   Tick last_ping_;
+  Tick last_data_ping_;
+  Tick last_segment_;        // put on a data lane
+  bool quiet_told_ = false;  // on every data lane, with the last PING
   int64_t rtt_us_ = 0;
   int64_t rtt_high_us_ = 0;  // of the last ones the highest, which fades
 };

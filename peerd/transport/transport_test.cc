@@ -852,6 +852,45 @@ TEST(TransportUringTest, ZeroCopySegmentsOfRegisteredMemoryArriveAndCopiesAreCou
   world.at(0).transport->RemoveMemory(world.at(0).memory.data());
 }
 
+TEST(TransportFakeTest, IdleDataLanesAreHeardSeldomAndStayUp) {
+  TransportOptions options;
+  options.lanes = 3;
+  PeerWorld world(Rings::kFake, 1, 2, options);
+  for (int i = 0; i < 2; ++i) world.at(i).memory.resize(1 << 20);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  const auto pass = [&](int64_t us) {
+    const Tick end = world.Now() + us;
+    while (world.Now() < end) world.Step();
+  };
+  const auto sent = [&] {
+    uint64_t bytes = 0;
+    for (int c = 0; c < world.fake->connections(); ++c) {
+      bytes += world.fake->BytesSent(c, true) + world.fake->BytesSent(c, false);
+    }
+    return bytes;
+  };
+  pass(Seconds(10));
+  // Each second 2 PINGs and their PONGs each way on the control lane, and on each data lane a PING
+  // in six seconds.
+  const uint64_t before = sent();
+  pass(Seconds(60));
+  const uint64_t idle = (sent() - before) / kFrameHeaderBytes;
+  EXPECT_LT(idle, 60u * 8 + 2 * 3 * 12);
+  // Where segments flow, as often as on the control lane.
+  const uint64_t busy_from = sent();
+  for (int i = 0; i < 60; ++i) {
+    world.at(0).Send(PeerId(2), 0, 64, i);
+    pass(Seconds(1));
+  }
+  const uint64_t busy = (sent() - busy_from - 60 * 64) / kFrameHeaderBytes - 60;
+  EXPECT_GT(busy, 60u * 8 + 3 * 60);
+  pass(Seconds(60));
+  EXPECT_EQ(world.at(0).transport->GetStats().lanes_up, 4u);
+  EXPECT_EQ(world.at(0).transport->GetStats().lanes_lost, 0u);
+  EXPECT_EQ(world.at(1).transport->GetStats().lanes_lost, 0u);
+}
+
 TEST(TransportFakeTest, LanesOnLoopbackDoNotPaceUnlessToldTo) {
   for (const std::string asked : {"", "bbr"}) {
     TransportOptions options;

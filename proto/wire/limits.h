@@ -61,6 +61,8 @@
 
 /* Data lanes of one link. */
 #define LH_LANES_MAX 256
+/* What a PING on a data lane may promise of silence. */
+#define LH_QUIET_MS_MAX (10u * 60 * 1000)
 /* Connections on the data port whose handshake is not finished. */
 #define LH_HANDSHAKES_MAX 256
 
