@@ -140,8 +140,8 @@ def add(nbytes: int, seconds: float) -> Callable[[Start], Done]:
     return work
 
 
-def tcp(nbytes: int, seconds: float, block: int, buffers: int, congestion: str) -> list[Callable[[Start], Done]]:
-    """A sender and a receiver. Every other block is received into one place that stays in cache, as what is added at once is."""
+def _connection(buffers: int, congestion: str) -> tuple[socket.socket, socket.socket]:
+    """The sending and the receiving end."""
     with socket.socket() as listener, socket.socket() as to_be:
         for end, option in ((listener, socket.SO_RCVBUF), (to_be, socket.SO_SNDBUF)):
             if buffers:
@@ -152,7 +152,33 @@ def tcp(nbytes: int, seconds: float, block: int, buffers: int, congestion: str) 
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         to_be.connect(listener.getsockname())
-        to, at = to_be.dup(), listener.accept()[0]
+        to_be.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return to_be.dup(), listener.accept()[0]
+
+
+class _Sink:
+    """Every other block is received into one place that stays in cache, as what is added at once is."""
+
+    def __init__(self, nbytes: int, block: int) -> None:
+        import numpy as np
+
+        self._view = np.ones(nbytes, "uint8").data
+        self._hot = np.ones(block, "uint8").data
+        self._block = block
+        self.moved = 0
+
+    def place(self) -> memoryview:
+        """Of what comes next, up to the end of its block."""
+        at = self.moved % self._view.nbytes
+        room = min(self._block - at % self._block, self._view.nbytes - at)
+        if at // self._block % 2:
+            return self._hot[self._block - room :]
+        return self._view[at : at + room]
+
+
+def tcp(nbytes: int, seconds: float, block: int, buffers: int, congestion: str) -> list[Callable[[Start], Done]]:
+    """A sender and a receiver."""
+    to, at = _connection(buffers, congestion)
 
     def send(start: Start) -> Done:
         import numpy as np
@@ -168,35 +194,55 @@ def tcp(nbytes: int, seconds: float, block: int, buffers: int, congestion: str) 
         return Done(0, _used() - used)
 
     def receive(start: Start) -> Done:
-        import numpy as np
-
-        view = np.ones(nbytes, "uint8").data
-        hot = np.ones(block, "uint8").data
+        sink = _Sink(nbytes, block)
         start()
-        used, moved = _used(), 0
+        used = _used()
         while True:
-            place = moved % nbytes
-            room = min(block - place % block, nbytes - place)
-            into = hot[:room] if place // block % 2 else view[place : place + room]
-            count = at.recv_into(into, 0, socket.MSG_WAITALL)
+            count = at.recv_into(sink.place(), 0, socket.MSG_WAITALL)
             if count == 0:
-                return Done(moved, _used() - used)
-            moved += count
+                return Done(sink.moved, _used() - used)
+            sink.moved += count
 
     return [send, receive]
 
 
+def tcp_to_itself(nbytes: int, seconds: float, block: int) -> Callable[[Start], Done]:
+    """Sends a block, receives it, and so on: nobody sleeps, and nobody has to be woken."""
+
+    def work(start: Start) -> Done:
+        import numpy as np
+
+        to, at = _connection(0, "cubic")
+        view = np.ones(nbytes, "uint8").data
+        sink = _Sink(nbytes, block)
+
+        def once() -> int:
+            for offset in range(0, nbytes, block):
+                part = view[offset : offset + block]
+                to.sendall(part)
+                end = sink.moved + part.nbytes
+                while sink.moved < end:
+                    sink.moved += at.recv_into(sink.place())
+            return nbytes
+
+        return _repeat(start, seconds, once)
+
+    return work
+
+
 def measure(nbytes: int, seconds: float = 0.3) -> Rates:
-    """Takes about six times `seconds`."""
+    """Takes about eight times `seconds`."""
     count = processors()
     # At most a quarter of what is free, however many processors there are.
     nbytes = max(4 * 4096, min(nbytes, meminfo("MemAvailable") // (16 * count)) // 4096 * 4096)
     copied = cost(together([copy(nbytes, seconds)] * count))
     added = cost(together([add(nbytes, seconds)] * count))
-    through = min(
+    apart = [
         cost(together([work for _ in range(max(1, count // 2)) for work in tcp(nbytes, seconds, *setting)]))
         for setting in TCP_SETTINGS
-    )
+    ]
+    alone = [cost(together([tcp_to_itself(nbytes, seconds, block)] * count)) for block in (64 << 10, 128 << 10)]
+    through = min(apart + alone)
     return Rates(nbytes, count / copied, count / added, count / through)
 
 
