@@ -15,6 +15,10 @@ ABSL_FLAG(uint32_t, detect_ms, 1500,
           "milliseconds of silence after which a peer counts as dead; all other timeouts derive "
           "from it");
 ABSL_FLAG(
+    uint32_t, ring_interval_s, 300,
+    "seconds after which the ring of a group may be ordered anew where measured links promise "
+    "a faster one; 0: never");
+ABSL_FLAG(
     std::string, journal, "",
     "file to record all that the coordinator decides from, for lh-replay; what it held is kept "
     "as FILE.1; empty: none");
@@ -37,6 +41,7 @@ int Main(int argc, char** argv) {
   options.http = absl::GetFlag(FLAGS_http);
   options.store = absl::GetFlag(FLAGS_store);
   options.detect_ms = absl::GetFlag(FLAGS_detect_ms);
+  options.ring_interval_s = absl::GetFlag(FLAGS_ring_interval_s);
   options.journal.path = absl::GetFlag(FLAGS_journal);
   options.journal.bytes_max = absl::GetFlag(FLAGS_journal_limit);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);

@@ -36,6 +36,10 @@ absl::Status Check(const ServerOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("--detect-ms=", options.detect_ms, ": give ",
                                                    kDetectMsMin, " to ", kDetectMsMax));
   }
+  if (options.ring_interval_s > kRingIntervalMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--ring-interval-s=", options.ring_interval_s,
+                                                   ": give at most ", kRingIntervalMax));
+  }
   if (options.journal.bytes_max < kJournalBytesMin) {
     return absl::InvalidArgumentError(absl::StrCat("--journal-limit=", options.journal.bytes_max,
                                                    ": give at least ", kJournalBytesMin));
@@ -59,6 +63,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   CoordinatorLoop::Options loop;
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
   loop.core.detect_ms = options.detect_ms;
+  loop.core.ring_interval_ms = options.ring_interval_s * 1000;
   loop.core.entropy = RandomBytes(32);
   loop.journal = options.journal;
   loop.fatal = options.fatal ? options.fatal : ExitOnFatal;

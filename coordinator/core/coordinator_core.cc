@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/digest.h"
 #include "coordinator/core/group.h"
+#include "coordinator/core/link_table.h"
 #include "coordinator/core/text.h"
 #include "coordinator/core/token.h"
 #include "proto/wire/limits.h"
@@ -77,6 +78,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void Handle(const FromPeer& event);
   void Handle(const EvictMember& event);
   void Handle(const DrainPeer& event);
+  void Handle(const RingOrdered& event);
   void Handle(const TimePassed& event);
 
   // Messages of a peer that has said Hello.
@@ -91,6 +93,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::Draining& message);
   Violation Handle(PeerId peer, const control::SyncVote& message);
   Violation Handle(PeerId peer, const control::SyncDone& message);
+  Violation Handle(PeerId peer, const control::LinkReport& message);
 
   void Attach(SessionId session, const control::Hello& hello);
   void Drop(SessionId session, const std::string& reason);
@@ -102,7 +105,9 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void BuryIfAccused(PeerId peer);
   void Heard(Session* session) const;
   void ForgiveOwnStall();
+  GroupConfig GroupConfigNow() const { return {config_.detect_ms, config_.ring_interval_ms}; }
   void ForgetEmptyRuns();
+  void OrderARing();
   std::string RefuseJoin(PeerId peer, const control::Join& join) const;
   Group& EnsureGroup(const GroupKey& key);
   Group* FindGroup(const GroupKey& key);
@@ -160,6 +165,14 @@ class CoordinatorCore::Impl : public PeerDirectory {
   std::map<GroupKey, Group> groups_;
   std::map<std::string, Tick> empty_since_;  // runs without members
   uint64_t runs_created_ = 0;
+  LinkTable links_;  // between peers of peers_
+  uint64_t ring_requests_ = 0;
+  // The ring that is being looked for; its request is the last one.
+  struct Ordering {
+    GroupKey group;
+    Epoch epoch;
+  };
+  std::optional<Ordering> ordering_;
 
   Records durable_;  // what was given to Persist
   // Of the step that is running.
@@ -177,7 +190,7 @@ CoordinatorCore::Impl::Impl(CoreConfig config, Records records)
   for (const auto& [key, record] : durable_.groups) {
     LH_CHECK(runs_.contains(key.run))
         << "the store has group " << ToString(key) << " without its run";
-    groups_.emplace(key, Group(record, runs_.at(key.run).secret, config_.detect_ms, this));
+    groups_.emplace(key, Group(record, runs_.at(key.run).secret, GroupConfigNow(), this));
     for (const PeerRecord& peer : record.peers) peers_[peer.peer].record = peer;
   }
 }
@@ -191,6 +204,9 @@ CoordinatorCore::Impl::Impl(const Impl& other)
       groups_(other.groups_),
       empty_since_(other.empty_since_),
       runs_created_(other.runs_created_),
+      links_(other.links_),
+      ring_requests_(other.ring_requests_),
+      ordering_(other.ordering_),
       durable_(other.durable_) {
   LH_CHECK(other.actions_.empty() && other.touched_.empty());
   for (auto& [key, group] : groups_) group.SetDirectory(this);
@@ -334,6 +350,7 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   const std::vector<GroupKey> groups = GroupsOf(id);
   if (groups.empty()) {
     peers_.erase(id);
+    links_.Forget(id);
     return;
   }
   touched_.insert(groups.begin(), groups.end());
@@ -553,6 +570,28 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::SyncDone& do
   return std::nullopt;
 }
 
+// Of peers that are not here (any more) nothing is kept.
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& report) {
+  for (const control::LinkMeasure& link : report.links) {
+    if (link.from != peer && link.to != peer) {
+      return "a measurement of the link from " + ToString(link.from) + " to " + ToString(link.to) +
+             ", of which it is no end";
+    }
+  }
+  std::vector<PeerId> others;  // whose link is another than was thought
+  for (const control::LinkMeasure& link : report.links) {
+    if (!peers_.contains(link.from) || !peers_.contains(link.to)) continue;
+    if (links_.Take(link, now_)) others.push_back(link.from == peer ? link.to : link.from);
+  }
+  for (auto& [key, group] : groups_) {
+    if (group.OrderDue() != kNever || !group.HasPeer(peer)) continue;
+    const bool concerned = std::any_of(others.begin(), others.end(),
+                                       [&g = group](PeerId other) { return g.HasPeer(other); });
+    if (concerned) group.LinkMeasured(now_);
+  }
+  return std::nullopt;
+}
+
 // ------------------------------------------------------------------------------ operator and time
 
 void CoordinatorCore::Impl::Handle(const EvictMember& event) {
@@ -568,6 +607,47 @@ void CoordinatorCore::Impl::Handle(const DrainPeer& event) {
   it->second.draining = true;
   it->second.drain_reason = Clean("drained by an operator: " + event.reason);
   Send(event.peer, control::Drain{it->second.drain_reason});
+}
+
+void CoordinatorCore::Impl::Handle(const RingOrdered& event) {
+  if (!ordering_ || event.request != ring_requests_) return;
+  const Ordering asked = *std::exchange(ordering_, std::nullopt);
+  if (FindGroup(asked.group) == nullptr) return;
+  On(asked.group, [&](Group& group, GroupOutput* out) {
+    group.RingFound(event.ring, asked.epoch, event.score, event.present, out);
+  });
+}
+
+// The ring that has waited longest for it, if it is time. One at a time: a large one takes seconds
+// and much memory.
+void CoordinatorCore::Impl::OrderARing() {
+  if (ordering_) return;
+  std::map<std::pair<Tick, GroupKey>, Group*> due;
+  for (auto& [key, group] : groups_) {
+    if (group.OrderDue() <= now_) due.emplace(std::pair(group.OrderDue(), key), &group);
+  }
+  for (const auto& [when, group] : due) {
+    if (!group->TakeOrderDue(now_) || links_.size() == 0) continue;
+    const GroupRecord& record = group->record();
+    OrderRing order{++ring_requests_, record.group, group->Ring(), {}};
+    order.problem.links = links_.Matrix(order.peers, now_);
+    order.problem.seed = record.committed.value();
+    std::map<PeerId, size_t> place;
+    for (PeerId peer : order.peers) {
+      order.problem.present.push_back(static_cast<uint32_t>(place.size()));
+      place.emplace(peer, place.size());
+    }
+    for (const BlockedRecord& blocked : record.blocked) {
+      const auto a = place.find(blocked.pair.a);
+      const auto b = place.find(blocked.pair.b);
+      if (a == place.end() || b == place.end()) continue;
+      order.problem.links.At(a->second, b->second).blocked = true;
+      order.problem.links.At(b->second, a->second).blocked = true;
+    }
+    ordering_ = Ordering{record.group, record.committed};
+    actions_.push_back(std::move(order));
+    return;
+  }
 }
 
 void CoordinatorCore::Impl::Handle(const TimePassed&) {
@@ -609,6 +689,7 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
     if (group.NextDeadline() > now_) continue;
     On(key, [&](Group& g, GroupOutput* out) { g.OnTime(now_, out); });
   }
+  OrderARing();
   ForgetEmptyRuns();
 }
 
@@ -648,7 +729,10 @@ Tick CoordinatorCore::Impl::NextDeadline() const {
   for (const auto& [id, peer] : peers_) {
     if (!peer.session) next = std::min({next, peer.dead_at, peer.quiet_at});
   }
-  for (const auto& [key, group] : groups_) next = std::min(next, group.NextDeadline());
+  for (const auto& [key, group] : groups_) {
+    next = std::min(next, group.NextDeadline());
+    if (!ordering_) next = std::min(next, group.OrderDue());
+  }
   for (const auto& [run, since] : empty_since_) next = std::min(next, since + kRunEmptyMax);
   return next;
 }
@@ -670,7 +754,7 @@ Group& CoordinatorCore::Impl::EnsureGroup(const GroupKey& key) {
   if (Group* group = FindGroup(key)) return *group;
   GroupRecord record;
   record.group = key;
-  Group group(record, runs_.at(key.run).secret, config_.detect_ms, this);
+  Group group(record, runs_.at(key.run).secret, GroupConfigNow(), this);
   return groups_.emplace(key, std::move(group)).first->second;
 }
 
@@ -794,7 +878,9 @@ void CoordinatorCore::Impl::AdvanceTouched() {
   // Peers that lost their last member and have no stream.
   if (!touched.empty()) {
     std::erase_if(peers_, [this](const auto& entry) {
-      return !entry.second.session && GroupsOf(entry.first).empty();
+      if (entry.second.session || !GroupsOf(entry.first).empty()) return false;
+      links_.Forget(entry.first);
+      return true;
     });
   }
 }
@@ -899,6 +985,13 @@ Overview CoordinatorCore::Impl::GetOverview() const {
       const auto load = peer.loads.find(key);
       if (load != peer.loads.end()) shown.load = load->second;
     }
+    for (size_t i = 0; i < view.ring.size(); ++i) {
+      const PeerId next = view.ring[(i + 1) % view.ring.size()].peer;
+      const std::optional<MeasuredLink> link = links_.Find(view.ring[i].peer, next, now_);
+      if (!link) continue;
+      view.ring[i].next = LinkView{link->bytes_per_second, link->rtt_us,
+                                   static_cast<uint32_t>((now_ - link->at) / Seconds(1))};
+    }
     for (MemberView& member : view.members) {
       for (const control::FetchLoad& fetch : peers_.at(member.peer).fetches) {
         if (fetch.group == key && fetch.member == member.member) member.fetch = fetch.progress;
@@ -960,7 +1053,10 @@ void CoordinatorCore::Impl::CheckInvariants() const {
 uint64_t CoordinatorCore::Impl::Digest() const {
   Digester digest;
   digest.Add(config_.incarnation).Add(uint64_t{config_.detect_ms});
-  digest.Add(uint64_t{started_}).Add(runs_created_);
+  digest.Add(uint64_t{started_}).Add(runs_created_).Add(uint64_t{config_.ring_interval_ms});
+  links_.AddTo(&digest);
+  digest.Add(ring_requests_).Add(uint64_t{ordering_.has_value()});
+  if (ordering_) digest.Add(ordering_->group).Add(ordering_->epoch);
   digest.Add(sessions_.size());
   for (const auto& [id, session] : sessions_) {
     digest.Add(id).Add(session.peer).Add(session.quiet_at).Add(session.silent_at);
@@ -988,6 +1084,13 @@ uint64_t CoordinatorCore::Impl::Digest() const {
 }
 
 // ------------------------------------------------------------------------------ the shell
+
+RingOrdered Solve(const OrderRing& order) {
+  const RingSolution solution = SolveRing(order.problem);
+  RingOrdered answer{order.request, order.group, {}, solution.score, solution.present};
+  for (const uint32_t node : solution.order) answer.ring.push_back(order.peers[node]);
+  return answer;
+}
 
 CoordinatorCore::CoordinatorCore(CoreConfig config, Records records)
     : impl_(std::make_unique<Impl>(std::move(config), std::move(records))) {}

@@ -13,7 +13,8 @@
 //   preparing(n) --(nothing is left to change, not frozen)--> idle (AbortEpoch)
 //
 // A preparation that removes members or repairs links freezes the ops in flight; one that only
-// admits does not. Epoch numbers are never reused: a superseded one is skipped.
+// admits, or orders the ring anew, does not. Epoch numbers are never reused: a superseded one is
+// skipped.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/core/records.h"
+#include "coordinator/solver/ring_solver.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::coordinator {
@@ -56,13 +58,21 @@ struct DrainPeer {
   PeerId peer;
   std::string reason;
 };
+// The answer to OrderRing, exactly one to each.
+struct RingOrdered {
+  uint64_t request = 0;
+  GroupKey group;
+  std::vector<PeerId> ring;
+  RingScore score;
+  RingScore present;  // of the ring that it was asked about
+};
 // Time has passed; the driver sends it no later than NextDeadline(). Deadlines are judged by this
 // event only, so what was received before should be stepped first. One that comes more than
 // detect_ms / 2 late shows that this process itself was held up: everybody's time starts again.
 struct TimePassed {};
 
-using Event =
-    std::variant<SessionOpened, SessionClosed, FromPeer, EvictMember, DrainPeer, TimePassed>;
+using Event = std::variant<SessionOpened, SessionClosed, FromPeer, EvictMember, DrainPeer,
+                           RingOrdered, TimePassed>;
 
 // ------------------------------------------------------------------------------ actions
 
@@ -84,13 +94,28 @@ struct Notice {
   EventRecord event;
 };
 
-using Action = std::variant<ToPeer, CloseSession, Persist, Notice>;
+// Solve the problem (Solve() below), on some other thread as it may take seconds, and step the
+// answer. One at a time.
+struct OrderRing {
+  uint64_t request = 0;
+  GroupKey group;
+  std::vector<PeerId> peers;  // the nodes of the problem
+  RingProblem problem;
+};
+
+using Action = std::variant<ToPeer, CloseSession, Persist, Notice, OrderRing>;
+
+// Carries it out, on any thread.
+RingOrdered Solve(const OrderRing& order);
 
 // ------------------------------------------------------------------------------ the core
 
 struct CoreConfig {
   std::string incarnation;    // names this start of the coordinator
   uint32_t detect_ms = 1500;  // all deadlines derive from it
+  // A group's ring is ordered anew at most so often, and a better one looked for at most ten times
+  // in that; 0: never.
+  uint32_t ring_interval_ms = 300000;
   // 32 bytes of the system's randomness, fresh at each start: run secrets, and through them the
   // tokens of epochs, derive from it. Nothing else in the core is random.
   std::string entropy;

@@ -57,7 +57,10 @@ struct LivelyPeer {
 
 class Harness {
  public:
-  explicit Harness(uint32_t detect_ms = 1000) : detect_ms_(detect_ms) { Boot(); }
+  explicit Harness(uint32_t detect_ms = 1000, uint32_t ring_interval_ms = 300000)
+      : detect_ms_(detect_ms), ring_interval_ms_(ring_interval_ms) {
+    Boot();
+  }
 
   static GroupKey G(uint32_t group = 0) { return {"run", group}; }
   static PeerId P(uint64_t n) { return PeerId(n); }
@@ -240,10 +243,12 @@ class Harness {
     sessions_.clear();
     owners_.clear();
     inbox_.clear();
+    ring_orders_.clear();
     crashed_ = false;
     CoreConfig config;
     config.incarnation = "c" + std::to_string(++boots_);
     config.detect_ms = detect_ms_;
+    config.ring_interval_ms = ring_interval_ms_;
     config.entropy = std::string(31, 'e') + static_cast<char>(boots_);
     core_ = std::make_unique<CoordinatorCore>(config, store_);
   }
@@ -259,8 +264,17 @@ class Harness {
   // Skips the checks after each step, for a test that only fills a group.
   void SetUnchecked(bool unchecked) { unchecked_ = unchecked; }
 
+  // Solves what the core asked for last, and tells it.
+  void AnswerRing() {
+    const RingOrdered answer = Solve(ring_orders_.back());
+    Step(answer);
+    Run();
+  }
+
   // ---- view
 
+  // Never more than one is not answered.
+  const std::vector<OrderRing>& ring_orders() const { return ring_orders_; }
   CoordinatorCore& core() { return *core_; }
   const Records& store() const { return store_; }
   const GroupRecord& Stored(const GroupKey& key = G()) const { return store_.groups.at(key); }
@@ -323,6 +337,8 @@ class Harness {
         if (owner == owners_.end()) continue;
         if (sessions_[owner->second] == close->session) sessions_.erase(owner->second);
         owners_.erase(close->session);
+      } else if (const auto* order = std::get_if<OrderRing>(&actions[i])) {
+        ring_orders_.push_back(*order);
       } else {
         notices_.push_back(std::get<Notice>(actions[i]).event);
       }
@@ -489,6 +505,7 @@ class Harness {
   }
 
   uint32_t detect_ms_;
+  uint32_t ring_interval_ms_;
   int boots_ = 0;
   Tick now_{Seconds(100)};
   Tick next_heartbeat_{0};
@@ -506,6 +523,7 @@ class Harness {
   std::map<PeerId, uint32_t> pending_;
   std::vector<std::string> closings_;
   std::vector<EventRecord> notices_;
+  std::vector<OrderRing> ring_orders_;
   uint64_t trace_ = 0;
   int persists_ = 0;
   int crash_at_ = 0;

@@ -28,6 +28,10 @@ constexpr int64_t kStrikesForgotten = Seconds(60);
 // times as long each time.
 constexpr int64_t kBlockedRetry = Seconds(600);
 constexpr int64_t kSilentRetry = Seconds(30);
+// A better ring is looked for so long after a link was measured, as other measurements come with
+// it, and no more often than so: shares of the interval at which the ring may change.
+constexpr int64_t kOrderSettles = 60;
+constexpr int64_t kOrderEvery = 10;
 constexpr Tick kLongAgo{INT64_MIN / 2};
 // No correct peer comes near; keeps what a peer claims from using the numbers up.
 constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
@@ -68,17 +72,33 @@ std::string LinkText(PeerId from, PeerId to, const std::string& reason) {
   return ToString(from) + " lost its link to " + ToString(to) + ": " + reason;
 }
 
+std::string MegabytesText(uint64_t bytes_per_second) {
+  if (bytes_per_second == 0) return "unknown";
+  const uint64_t tenths = bytes_per_second / 100000;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
+}
+
+// What a better ring is better in.
+std::string GainText(const RingScore& score, const RingScore& present) {
+  return "slowest_mb_s=" + MegabytesText(score.bottleneck) +
+         " was=" + MegabytesText(present.bottleneck) +
+         " rtt_sum_ms=" + std::to_string(score.latency_us / 1000) +
+         " was=" + std::to_string(present.latency_us / 1000);
+}
+
 bool Admits(const MemberRecord& member) { return static_cast<bool>(member.joined); }
 bool InBackground(const MemberRecord& member) { return member.counts == control::kCountsNotYet; }
 
 }  // namespace
 
-Group::Group(GroupRecord record, std::string run_secret, uint32_t detect_ms,
+Group::Group(GroupRecord record, std::string run_secret, const GroupConfig& config,
              const PeerDirectory* directory)
     : record_(std::move(record)),
       run_secret_(std::move(run_secret)),
-      detect_ms_(detect_ms),
-      directory_(directory) {
+      detect_ms_(config.detect_ms),
+      ring_interval_ms_(config.ring_interval_ms),
+      directory_(directory),
+      order_after_(kLongAgo) {
   ballot_ = Ballot(Survivors());
   for (const BlockedRecord& blocked : record_.blocked) {
     // Time counts from the first step, see Advance().
@@ -357,6 +377,56 @@ void Group::AdmitCohortAfter(PeerId peer, const std::string& cohort, uint64_t ba
   }
 }
 
+void Group::LinkMeasured(Tick now) {
+  if (ring_interval_ms_ == 0 || order_due_ != kNever) return;
+  order_due_ = std::max(now + Millis(ring_interval_ms_) / kOrderSettles, order_after_);
+}
+
+bool Group::TakeOrderDue(Tick now) {
+  if (order_due_ > now) return false;
+  order_due_ = kNever;
+  HoldOrder(now + Millis(ring_interval_ms_) / kOrderEvery);
+  // Two have one ring only. While an epoch is prepared there may soon be another one.
+  if (preparation_) LinkMeasured(now);
+  return !preparation_ && Ring().size() > 2;
+}
+
+void Group::HoldOrder(Tick until) {
+  order_after_ = std::max(order_after_, until);
+  if (order_due_ != kNever) order_due_ = std::max(order_due_, order_after_);
+}
+
+void Group::RingFound(const std::vector<PeerId>& ring, Epoch asked_in, const RingScore& score,
+                      const RingScore& present, GroupOutput* out) {
+  if (asked_in != record_.committed || preparation_ || !FitsRing(ring)) {
+    return LinkMeasured(directory_->Now());
+  }
+  // What was found before may have ceased to be better.
+  better_.clear();
+  if (ring == Ring() || !WorthChanging(present, score)) return;
+  better_ = ring;
+  better_gain_ = GainText(score, present);
+  Note("ring", MemberId{}, PeerId{},
+       "better ring found ring=" + List(ring, ",", kNamesShownMax) + " " + better_gain_, out);
+}
+
+// The peers of the ring in an order that avoids blocked pairs.
+bool Group::FitsRing(const std::vector<PeerId>& ring) const {
+  const std::vector<PeerId> present = Ring();
+  return ring.size() == present.size() &&
+         std::is_permutation(ring.begin(), ring.end(), present.begin()) &&
+         control::RingFault(ring, BlockedAmong(ring)).empty();
+}
+
+// A better ring is a wish: nobody is removed for it.
+void Group::KeepRing(const std::string& reason, GroupOutput* out) {
+  better_.clear();
+  HoldOrder(directory_->Now() + Millis(ring_interval_ms_));
+  LinkMeasured(directory_->Now());
+  MarkChanged(reason);
+  Note("ring", MemberId{}, PeerId{}, "ring kept reason=" + Clean(reason), out);
+}
+
 // Members that have let the deadline pass that they joined with.
 void Group::EvictLate(Tick (Group::*due)(const MemberRecord&) const, const std::string& what,
                       Tick now, GroupOutput* out) {
@@ -384,6 +454,9 @@ void Group::OnTime(Tick now, GroupOutput* out) {
   std::vector<PeerId> silent;
   for (const auto& [peer, answer] : preparation_->answers) {
     if (!answer.answered() && answer.due <= now) silent.push_back(peer);
+  }
+  if (!silent.empty() && preparation_->reorders) {
+    return KeepRing(ToString(silent.front()) + " did not answer in time", out);
   }
   for (PeerId peer : silent) {
     RemovePeer(
@@ -416,6 +489,8 @@ void Group::Advance(Tick now, GroupOutput* out) {
   for (int round = 0;; ++round) {
     LH_CHECK(round < 16) << "group " << ToString(record_.group) << " does not come to rest";
     ResolveUnreachable(out);
+    // Of other peers by now, or two that were to be neighbours are blocked.
+    if (!better_.empty() && !FitsRing(better_)) better_.clear();
     const Decision decision = Decide();
     if (decision.act == Act::kWait) break;
     Apply(decision, now, out);
@@ -449,9 +524,10 @@ Group::Decision Group::DecideInPreparation() const {
   // With nobody to vote, whoever came in between comes along.
   if (!admitted) decision.joiners.merge(Admissible());
   decision.freeze = admitted && (preparation_->freeze || AnyDeparture() || !repair_.empty());
+  decision.reorder = preparation_->reorders && !decision.freeze && !better_.empty();
   if (ballot_.electorate().empty() && decision.joiners.empty()) {
     decision.act = admitted ? Act::kCommitEmpty : Act::kAbort;
-  } else if (decision.freeze || !decision.joiners.empty() || !decision.raised.empty()) {
+  } else if (decision.freeze || decision.Changes()) {
     decision.act = Act::kPrepare;
   } else {
     decision.act = Act::kAbort;
@@ -479,7 +555,9 @@ Group::Decision Group::DecideIdle() const {
   if (!decision.why.empty()) return decision;
   if (!admission_tried_) decision.joiners = Admissible();
   if (admitted) decision.raised = ready_;
-  if (!decision.joiners.empty() || !decision.raised.empty()) {
+  // By itself, and only with everybody there: nobody is to wait long for it.
+  decision.reorder = !decision.Changes() && !better_.empty() && AllAttached(better_);
+  if (decision.Changes()) {
     decision.act = Act::kPrepare;
   } else if (admitted) {
     decision.act = Act::kAnswerVotes;
@@ -564,7 +642,9 @@ void Group::Apply(const Decision& decision, Tick now, GroupOutput* out) {
     case Act::kCommitEmpty:
       return CommitEmpty(out);
     case Act::kAbort:
-      return Abort("its newcomers are gone: " + preparation_->changed, out);
+      return Abort((preparation_->reorders ? "the ring is kept: " : "its newcomers are gone: ") +
+                       preparation_->changed,
+                   out);
     case Act::kAnswerVotes:
       return AnswerVotes(out);
   }
@@ -579,10 +659,12 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   next.survivors = Survivors();
   next.joiners = decision.joiners;
   next.raised = decision.raised;
+  next.reorders = decision.reorder;
   next.begun = now;
   next.cause = "joined=" + List(next.joiners, ",", kNamesShownMax) +
                " left=" + List(left, ",", kNamesShownMax);
   if (!next.raised.empty()) next.cause += " ready=" + List(next.raised, ",", kNamesShownMax);
+  if (next.reorders) next.cause += " for a better ring " + better_gain_;
   if (preparation_) {
     next.begun = preparation_->begun;
     next.rebuilds = preparation_->rebuilds;
@@ -637,6 +719,7 @@ void Group::Commit(Tick now, GroupOutput* out) {
     removed.emplace_back(*Find(member), departure);
   const std::set<MemberId> voted = done.AtBoundary() ? ballot_.voted() : std::set<MemberId>{};
   const bool first = !AnyAdmitted();
+  const std::vector<PeerId> ring = Ring();
 
   std::erase_if(record_.blocked, [&done](const BlockedRecord& b) {
     return done.answers.contains(b.pair.a) && done.answers.contains(b.pair.b) &&
@@ -686,6 +769,18 @@ void Group::Commit(Tick now, GroupOutput* out) {
          "member counts member=" + ToString(member) + " epoch=" + ToString(record_.committed), out);
   }
   if (!done.joiners.empty()) agreed_for_.merge(BackgroundPeers());
+  if (done.reorders) {
+    ring_epoch_ = record_.committed;
+    ring_gain_ = std::exchange(better_gain_, "");
+    better_.clear();
+    HoldOrder(now + Millis(ring_interval_ms_));
+    Note("ring", MemberId{}, PeerId{},
+         "ring ordered anew epoch=" + ToString(record_.committed) +
+             " ring=" + List(Ring(), ",", kNamesShownMax) + " " + ring_gain_,
+         out);
+  } else if (Ring() != ring) {
+    LinkMeasured(now);
+  }
   Note("commit", MemberId{}, PeerId{},
        "epoch committed epoch=" + ToString(record_.committed) +
            " members=" + std::to_string(Admitted().size()) + " joined=" + List(done.joiners) +
@@ -778,14 +873,22 @@ void Group::TakeEpoch(const Preparation& done) {
   std::erase_if(missed_, [this](const auto& missed) {
     return !HasPeer(missed.first.first) || !HasPeer(missed.first.second);
   });
+  SortMembers(done.ring, done.joiners, &record_.members);
+}
+
+// Ranks: who has one keeps its place, whatever becomes of the ring; newcomers stand behind in its
+// order, pending ones behind them.
+void Group::SortMembers(const std::vector<PeerId>& ring, const std::set<MemberId>& joiners,
+                        std::vector<MemberRecord>* members) {
   std::map<PeerId, size_t> position;
-  for (const PeerRecord& peer : record_.peers) position.emplace(peer.peer, position.size());
-  const auto rank = [&position](const MemberRecord& m) {
-    return Admits(m) ? std::tuple(0, position.at(m.peer), m.member)
-                     : std::tuple(1, size_t{0}, m.member);
+  for (PeerId peer : ring) position.emplace(peer, position.size());
+  const auto rank = [&](const MemberRecord& m) {
+    if (joiners.contains(m.member)) return std::tuple(1, position.at(m.peer), m.member);
+    return Admits(m) ? std::tuple(0, size_t{0}, MemberId()) : std::tuple(2, size_t{0}, m.member);
   };
-  std::sort(record_.members.begin(), record_.members.end(),
-            [&rank](const MemberRecord& a, const MemberRecord& b) { return rank(a) < rank(b); });
+  std::stable_sort(
+      members->begin(), members->end(),
+      [&rank](const MemberRecord& a, const MemberRecord& b) { return rank(a) < rank(b); });
 }
 
 // Peers with nothing but pending members stand behind the ring, peers with no members do not stand
@@ -835,23 +938,20 @@ control::PrepareEpoch Group::MakePrepare() const {
 
   std::map<PeerId, const PeerRecord*> records;
   for (const PeerRecord& peer : record_.peers) records[peer.peer] = &peer;
-  std::map<PeerId, std::vector<control::MemberInfo>> members;
-  for (const MemberRecord& m : record_.members) {
-    if (p.joiners.contains(m.member)) {
-      const Epoch counts = p.survivors.empty() ? Epoch() : m.counts;
-      members[m.peer].push_back({m.member, m.peer, p.epoch, m.name, counts});
-    } else if (p.survivors.contains(m.member)) {
-      const Epoch counts = p.raised.contains(m.member) ? p.epoch : m.counts;
-      members[m.peer].push_back({m.member, m.peer, m.joined, m.name, counts});
-    }
-  }
   for (PeerId id : p.ring) {
     const PeerRecord* peer = records.at(id);
     message.peers.push_back({peer->peer, peer->endpoints, peer->lanes});
-    std::vector<control::MemberInfo>& local = members[peer->peer];
-    std::sort(local.begin(), local.end(),
-              [](const auto& a, const auto& b) { return a.member < b.member; });
-    message.members.insert(message.members.end(), local.begin(), local.end());
+  }
+  std::vector<MemberRecord> members = record_.members;
+  SortMembers(p.ring, p.joiners, &members);
+  for (const MemberRecord& m : members) {
+    if (p.joiners.contains(m.member)) {
+      const Epoch counts = p.survivors.empty() ? Epoch() : m.counts;
+      message.members.push_back({m.member, m.peer, p.epoch, m.name, counts});
+    } else if (p.survivors.contains(m.member)) {
+      const Epoch counts = p.raised.contains(m.member) ? p.epoch : m.counts;
+      message.members.push_back({m.member, m.peer, m.joined, m.name, counts});
+    }
   }
   return message;
 }
@@ -951,6 +1051,13 @@ void Group::RemovePeer(PeerId peer, Removal why, const std::string& reason, cons
 // answers since the first ones do not show which end of a pair is the one that nobody reaches.
 void Group::ResolveUnreachable(GroupOutput* out) {
   if (!preparation_ || !preparation_->changed.empty()) return;
+  if (preparation_->reorders) {
+    for (const auto& [peer, answer] : preparation_->answers) {
+      if (!answer.failed) continue;
+      const auto& [other, reason] = *answer.unreachable.begin();
+      return KeepRing(ToString(peer) + " cannot reach " + ToString(other) + ": " + reason, out);
+    }
+  }
   std::map<LostLink, std::string> pairs;
   for (const auto& [peer, answer] : preparation_->answers) {
     if (!answer.answered()) return;
@@ -1085,7 +1192,7 @@ void Group::ForgetBlockedOfStrangers() {
 void Group::ChooseRing(Tick now, Preparation* preparation) const {
   std::set<PeerId> peers;
   for (const auto& [peer, answer] : preparation->answers) peers.insert(peer);
-  const std::vector<PeerId> order = OrderOf(peers);
+  const std::vector<PeerId> order = preparation->reorders ? better_ : OrderOf(peers);
   control::BlockedPairs blocked = BlockedAmong(order);
   std::erase_if(blocked, [&](const control::BlockedPair& pair) {
     const Detour& detour = detours_.at(pair);
@@ -1310,6 +1417,11 @@ std::vector<PeerId> Group::Participants() const {
   return OrderOf(peers);
 }
 
+bool Group::AllAttached(const std::vector<PeerId>& peers) const {
+  return std::all_of(peers.begin(), peers.end(),
+                     [this](PeerId peer) { return directory_->Attached(peer); });
+}
+
 std::set<MemberId> Group::Waiting() const {
   // With nobody to admit, votes may be missing.
   if (!preparation_ || preparation_->joiners.empty()) return {};
@@ -1446,6 +1558,8 @@ GroupView Group::View() const {
   view.blocked = record_.blocked;
   view.fault_epoch = fault_epoch_;
   view.fault = last_fault_;
+  view.ring_epoch = ring_epoch_;
+  view.ring_gain = ring_gain_;
   return view;
 }
 
@@ -1492,6 +1606,7 @@ void Group::CheckInvariants() const {
   sync_.CheckInvariants(Survivors(), Counting());
   LH_CHECK(agreed_for_.empty()) << name << " owes somebody what was agreed on";
   LH_CHECK(!record_.state || AnyAdmitted()) << name << " remembers a state of nobody";
+  LH_CHECK(better_.empty() || FitsRing(better_)) << name << " has a ring of others";
   LH_CHECK(Decide().act == Act::kWait) << name << " has something to do and does not do it";
   if (!preparation_) {
     LH_CHECK(!AnyDeparture() && repair_.empty()) << name << " forgot a change";
@@ -1511,6 +1626,8 @@ void Group::CheckInvariants() const {
   LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
   LH_CHECK(p.ring.size() == p.answers.size()) << name;
   LH_CHECK(!p.freeze || record_.attempt == p.epoch) << name;
+  LH_CHECK(!p.reorders || (!p.freeze && p.joiners.empty() && p.raised.empty() && p.ring == better_))
+      << name << " orders the ring anew and does more";
   LH_CHECK(p.survivors == Survivors()) << name << " prepares " << List(p.survivors);
   LH_CHECK(std::includes(ready_.begin(), ready_.end(), p.raised.begin(), p.raised.end())) << name;
   std::set<PeerId> participants = PeersOf(p.survivors);
@@ -1611,10 +1728,14 @@ void Group::AddTo(Digester* digest) const {
   }
   digest->Add(missed_.size());
   for (const auto& [link, from] : missed_) digest->Add(link.first).Add(link.second).Add(from);
+  digest->Add(better_.size());
+  for (PeerId peer : better_) digest->Add(peer);
+  digest->Add(better_gain_).Add(order_due_).Add(order_after_).Add(ring_epoch_).Add(ring_gain_);
   digest->Add(uint64_t{preparation_.has_value()});
   if (!preparation_) return;
   const Preparation& p = *preparation_;
   digest->Add(p.epoch).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
+  digest->Add(uint64_t{p.reorders});
   digest->Add(p.cause).Add(p.changed).Add(p.blocked.size());
   for (PeerId peer : p.ring) digest->Add(peer);
   for (const control::BlockedPair& pair : p.blocked) digest->Add(pair.a).Add(pair.b);

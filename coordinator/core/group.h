@@ -2,10 +2,12 @@
 //
 //   idle --(all votes in and somebody pending | nobody admitted and somebody pending)--> preparing
 //   idle --(all votes in and one of the background is ready)--> preparing
+//   idle --(all votes in and a better ring is known)--> preparing
 //   idle --(a removal | a lost link)--> preparing, with freeze
 //   preparing --(every peer ready)--> committed, idle
 //   preparing --(a change)--> preparing the next number, with everything so far in it
 //   preparing --(its newcomers are all gone, not frozen)--> idle (AbortEpoch)
+//   preparing --(a peer cannot do what the better ring needs)--> idle (AbortEpoch)
 //   any --(the last member is removed)--> an empty epoch is committed at once, idle
 //
 // What happens to a group arrives through the methods of "input": they note it and answer what has
@@ -34,6 +36,7 @@
 #include "coordinator/core/ballot.h"
 #include "coordinator/core/records.h"
 #include "coordinator/core/sync_ballot.h"
+#include "coordinator/solver/ring_solver.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::coordinator {
@@ -59,6 +62,11 @@ struct Removed {
   std::string reason;
 };
 
+struct GroupConfig {
+  uint32_t detect_ms = 0;
+  uint32_t ring_interval_ms = 0;  // 0: the ring is never ordered anew
+};
+
 struct GroupOutput {
   std::vector<std::pair<PeerId, control::CoordinatorMessage>> messages;
   std::vector<EventRecord> notices;
@@ -71,7 +79,7 @@ using Violation = std::optional<std::string>;
 class Group {
  public:
   // `directory` outlives the group.
-  Group(GroupRecord record, std::string run_secret, uint32_t detect_ms,
+  Group(GroupRecord record, std::string run_secret, const GroupConfig& config,
         const PeerDirectory* directory);
   // Of a copy: the directory that it belongs to.
   void SetDirectory(const PeerDirectory* directory) { directory_ = directory; }
@@ -102,6 +110,13 @@ class Group {
   // The cohort is complete: its members are admitted by ballots above this number, or at once where
   // nobody is admitted.
   void AdmitCohortAfter(PeerId peer, const std::string& cohort, uint64_t ballot);
+  // A link between two of its peers was measured, and is another than was thought.
+  void LinkMeasured(Tick now);
+  // A better ring is to be looked for, as Ring() may not be the best any more. Says so once.
+  bool TakeOrderDue(Tick now);
+  // What was found, for the ring of the epoch `asked_in`. Left if it does not fit any more.
+  void RingFound(const std::vector<PeerId>& ring, Epoch asked_in, const RingScore& score,
+                 const RingScore& present, GroupOutput* out);
   // Handles what is due by now.
   void OnTime(Tick now, GroupOutput* out);
   // The coordinator itself was held up for so long: nobody else is to pay for it.
@@ -134,6 +149,8 @@ class Group {
   // Whose accusers' moment is over; each is told once.
   std::vector<PeerId> TakeAccused(Tick now);
   Tick NextDeadline() const;
+  // When TakeOrderDue() is due; kNever: not before something changes.
+  Tick OrderDue() const { return order_due_; }
   // The group without its ring, which only the owner can describe.
   GroupView View() const;
   // Peers with admitted members, in ring order.
@@ -165,7 +182,8 @@ class Group {
     std::set<MemberId> survivors;  // admitted before
     std::set<MemberId> joiners;
     std::set<MemberId> raised;  // survivors that count from this epoch on
-    bool AtBoundary() const { return !joiners.empty() || !raised.empty(); }
+    bool reorders = false;      // to better_; it does nothing else then
+    bool AtBoundary() const { return !joiners.empty() || !raised.empty() || reorders; }
     std::map<PeerId, Answer> answers;  // exactly the peers of survivors and joiners
     std::vector<PeerId> ring;          // the same peers
     control::BlockedPairs blocked;     // as told to them
@@ -181,7 +199,9 @@ class Group {
     std::set<MemberId> joiners;  // kPrepare
     std::set<MemberId> raised;   // kPrepare
     bool freeze = false;         // kPrepare
-    std::string why;             // kWait: what is waited for; empty: nothing
+    bool reorder = false;        // kPrepare
+    bool Changes() const { return !joiners.empty() || !raised.empty() || reorder; }
+    std::string why;  // kWait: what is waited for; empty: nothing
   };
   // From the reporter to the peer that it lost.
   using LostLink = std::pair<PeerId, PeerId>;
@@ -207,6 +227,12 @@ class Group {
   void ChooseRing(Tick now, Preparation* preparation) const;
   void CompleteBallot();
   void SortPeers(const std::vector<PeerId>& ring);
+  static void SortMembers(const std::vector<PeerId>& ring, const std::set<MemberId>& joiners,
+                          std::vector<MemberRecord>* members);
+  bool FitsRing(const std::vector<PeerId>& ring) const;
+  bool AllAttached(const std::vector<PeerId>& peers) const;
+  void HoldOrder(Tick until);
+  void KeepRing(const std::string& reason, GroupOutput* out);
   void SendRemoved(const MemberRecord& member, control::Removal why, const std::string& reason,
                    GroupOutput* out) const;
   void SendPrepare(PeerId peer, Tick now, GroupOutput* out);
@@ -274,6 +300,7 @@ class Group {
   GroupRecord record_;
   std::string run_secret_;
   uint32_t detect_ms_;
+  uint32_t ring_interval_ms_;
   const PeerDirectory* directory_;
 
   Ballot ballot_;  // its electorate: the admitted members that stay
@@ -315,6 +342,13 @@ class Group {
   Epoch fault_epoch_;  // of `last_fault_`
   FaultRecord last_fault_;
   uint32_t pending_told_ = 0;
+  // The peers of the ring in a better order, for the next boundary; empty: none is known.
+  std::vector<PeerId> better_;
+  std::string better_gain_;
+  Tick order_due_ = kNever;
+  Tick order_after_;  // it is due no sooner
+  Epoch ring_epoch_;  // the last that was there to order the ring anew
+  std::string ring_gain_;
 };
 
 }  // namespace longhaul::coordinator

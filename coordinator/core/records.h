@@ -149,8 +149,8 @@ struct SyncRecord {
 };
 
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
-// refuse, prepare, commit, abort, link_lost, block, attach, detach, restart, ready, fetch, sync,
-// sync_refused, sync_failed, state_corrupt.
+// refuse, prepare, commit, abort, link_lost, block, ring, attach, detach, restart, ready, fetch,
+// sync, sync_refused, sync_failed, state_corrupt.
 struct EventRecord {
   std::string kind;
   GroupKey group;                                   // run empty: concerns no group
@@ -173,6 +173,12 @@ struct MemberView {
   std::optional<control::FetchProgress> fetch = std::nullopt;
   bool background = false;  // its input does not count yet
 };
+// One direction of a link, as measured.
+struct LinkView {
+  uint64_t bytes_per_second = 0;  // 0: unknown
+  uint32_t rtt_us = 0;            // 0: unknown
+  uint32_t age_s = 0;
+};
 struct PeerView {
   PeerId peer;
   std::string host;
@@ -180,6 +186,7 @@ struct PeerView {
   bool attached = false;
   bool draining = false;
   control::GroupLoad load;
+  std::optional<LinkView> next = std::nullopt;  // to the next peer of the ring
 };
 struct GroupView {
   GroupKey group;
@@ -194,6 +201,10 @@ struct GroupView {
   // The last commit of an epoch that froze ops, since this start of the coordinator.
   Epoch fault_epoch;  // 0: none
   FaultRecord fault;
+  // The last epoch that was there to order the ring anew, since this start of the coordinator, and
+  // what it gained.
+  Epoch ring_epoch;  // 0: none
+  std::string ring_gain;
 };
 struct Overview {
   std::string incarnation;

@@ -92,6 +92,10 @@ void Fill(const PeerView& peer, v1::PeerStatus* status) {
   status->set_ops_settled(peer.load.ops_settled);
   status->set_bytes_sent(peer.load.bytes_sent);
   status->set_bytes_received(peer.load.bytes_received);
+  if (!peer.next) return;
+  status->mutable_next()->set_bytes_per_second(peer.next->bytes_per_second);
+  status->mutable_next()->set_rtt_us(peer.next->rtt_us);
+  status->mutable_next()->set_age_s(peer.next->age_s);
 }
 
 void Fill(const GroupView& group, v1::GroupStatus* status) {
@@ -108,6 +112,8 @@ void Fill(const GroupView& group, v1::GroupStatus* status) {
     b->set_b(ToString(blocked.pair.b));
     b->set_reason(control::CleanText(blocked.reason, LH_ERROR_TEXT_BYTES_MAX));
   }
+  status->set_ring_epoch(group.ring_epoch.value());
+  status->set_ring_gain(group.ring_gain);
   if (!group.state) return;
   status->mutable_state()->set_revision(group.state->revision);
   status->mutable_state()->set_digest(ToString(group.state->state));
@@ -356,6 +362,8 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
       ring->set_run(group.group.run);
       ring->set_group(group.group.group);
       ring->set_epoch(group.committed.value());
+      ring->set_ring_epoch(group.ring_epoch.value());
+      ring->set_ring_gain(group.ring_gain);
       for (const PeerView& peer : group.ring) Fill(peer, ring->add_peers());
     });
   }

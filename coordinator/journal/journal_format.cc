@@ -150,6 +150,19 @@ absl::StatusOr<GroupRecord> Take(const v1::JournalGroup& proto) {
   return group;
 }
 
+void Fill(const RingScore& score, v1::JournalEvent::RingScore* proto) {
+  proto->set_blocked(score.blocked);
+  proto->set_unknown(score.unknown);
+  proto->set_bottleneck(score.bottleneck);
+  proto->set_latency_us(score.latency_us);
+  proto->set_guessed(score.guessed);
+}
+
+RingScore ScoreOf(const v1::JournalEvent::RingScore& proto) {
+  return {proto.blocked(), proto.unknown(), proto.bottleneck(), proto.latency_us(),
+          proto.guessed()};
+}
+
 struct EventFiller {
   v1::JournalEvent* proto;
 
@@ -169,6 +182,15 @@ struct EventFiller {
   void operator()(const DrainPeer& e) const {
     proto->mutable_drain()->set_peer(e.peer.value());
     proto->mutable_drain()->set_reason(e.reason);
+  }
+  void operator()(const RingOrdered& e) const {
+    v1::JournalEvent::RingOrdered* const ring = proto->mutable_ring();
+    ring->set_request(e.request);
+    ring->set_run(e.group.run);
+    ring->set_group(e.group.group);
+    for (PeerId peer : e.ring) ring->add_peers(peer.value());
+    Fill(e.score, ring->mutable_score());
+    Fill(e.present, ring->mutable_present());
   }
   void operator()(const TimePassed&) const {}
 };
@@ -195,6 +217,7 @@ v1::JournalStart StartOf(const CoreConfig& config, const Records& records) {
   start.set_version(kVersion);
   start.set_incarnation(config.incarnation);
   start.set_detect_ms(config.detect_ms);
+  start.set_ring_interval_ms(config.ring_interval_ms);
   for (const auto& [name, run] : records.runs) {
     v1::JournalRun* const r = start.add_runs();
     r->set_run(name);
@@ -244,6 +267,16 @@ absl::StatusOr<Event> EventOf(const v1::JournalEvent& proto) {
                                proto.evict().reason()});
     case v1::JournalEvent::kDrain:
       return Event(DrainPeer{PeerId(proto.drain().peer()), proto.drain().reason()});
+    case v1::JournalEvent::kRing: {
+      const v1::JournalEvent::RingOrdered& ring = proto.ring();
+      RingOrdered event{ring.request(),
+                        {ring.run(), ring.group()},
+                        {},
+                        ScoreOf(ring.score()),
+                        ScoreOf(ring.present())};
+      for (const uint64_t peer : ring.peers()) event.ring.emplace_back(peer);
+      return Event(std::move(event));
+    }
     case v1::JournalEvent::EVENT_NOT_SET:
       break;
   }

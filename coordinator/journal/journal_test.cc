@@ -79,6 +79,8 @@ class JournalTest : public ::testing::Test {
     Step(FromPeer{SessionId(2), control::SyncVote{group, MemberId(2), other}}, 1);
     Step(FromPeer{SessionId(2), control::SyncDone{group, MemberId(2), 1, {}, {2, 2}, 100}}, 1);
     synced_ = store_;
+    Step(FromPeer{SessionId(2), control::LinkReport{{{PeerId(2), PeerId(1), 5, 6, 7}}}}, 1);
+    Step(RingOrdered{7, group, {PeerId(2), PeerId(1)}, {1, 2, 3, 4, 5}, {5, 4, 3, 2, 1}}, 1);
     Step(DrainPeer{PeerId(2), "x"}, 1);
     Step(EvictMember{group, MemberId(2), "x"}, 1);
     Step(FromPeer{SessionId(1), control::EpochReady{group, Epoch(3), {}}}, 1);
@@ -110,8 +112,8 @@ TEST_F(JournalTest, AStoryIsReplayedToTheSameStates) {
   Story();
   const auto report = Replay(path_, {});
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->events, 19u);
-  EXPECT_EQ(report->digests, 19u);
+  EXPECT_EQ(report->events, 21u);
+  EXPECT_EQ(report->digests, 21u);
   EXPECT_EQ(report->torn, "");
   ASSERT_EQ(report->overview.groups.size(), 1u);
   EXPECT_EQ(report->overview.groups[0].committed, Epoch(4));

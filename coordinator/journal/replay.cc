@@ -96,6 +96,7 @@ absl::StatusOr<CoordinatorCore> MakeCore(const Reader& reader, const v1::Journal
   CoreConfig config;
   config.incarnation = start.incarnation();
   config.detect_ms = start.detect_ms();
+  config.ring_interval_ms = start.ring_interval_ms();
   config.entropy = std::string(32, 'e');
   return CoordinatorCore(std::move(config), *std::move(records));
 }
@@ -167,6 +168,11 @@ std::string Describe(const Event& event) {
     std::string operator()(const DrainPeer& e) const {
       return absl::StrCat("drain ", ToString(e.peer), ": ", e.reason);
     }
+    std::string operator()(const RingOrdered& e) const {
+      std::string ring;
+      for (PeerId peer : e.ring) absl::StrAppend(&ring, ring.empty() ? "" : ",", ToString(peer));
+      return absl::StrCat("ring of ", ToString(e.group), " solved: ", ring);
+    }
     std::string operator()(const TimePassed&) const { return "time has passed"; }
   };
   return std::visit(Describer{}, event);
@@ -183,6 +189,9 @@ std::string Describe(const Action& action) {
     }
     std::string operator()(const Persist& a) const {
       return absl::StrCat("persist ", a.mutations.size(), " records");
+    }
+    std::string operator()(const OrderRing& a) const {
+      return absl::StrCat("solve the ring of ", ToString(a.group), ", ", a.peers.size(), " peers");
     }
     std::string operator()(const Notice& a) const {
       return absl::StrCat("notice ", a.event.kind, ": ", a.event.text);

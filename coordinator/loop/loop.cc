@@ -14,6 +14,7 @@
 #include "base/mailbox.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "coordinator/loop/ring_worker.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -62,10 +63,11 @@ class CoordinatorLoop::Impl {
       : options_(std::move(options)),
         store_name_(store->Name()),
         metrics_(metrics),
-        mailbox_(3 * kSessionsMax + kRequestsMax, [this] { Wake(); }),
+        mailbox_(3 * kSessionsMax + kRequestsMax + kRingsMax, [this] { Wake(); }),
         store_(std::move(store)),
         journal_(std::move(journal)),
         core_(options_.core, std::move(records)),
+        ring_worker_([this](RingOrdered ring) { (void)mailbox_.Post(std::move(ring)); }),
         thread_([this] { Run(); }) {}
 
   ~Impl() {
@@ -134,7 +136,9 @@ class CoordinatorLoop::Impl {
   struct Closed {
     SessionId session;
   };
-  using Mail = std::variant<Open, Message, Closed, std::shared_ptr<Request>>;
+  using Mail = std::variant<Open, Message, Closed, RingOrdered, std::shared_ptr<Request>>;
+  // Answers of the worker that may wait: it has one order at a time.
+  static constexpr size_t kRingsMax = 1;
 
   void Wake() {
     {
@@ -160,6 +164,7 @@ class CoordinatorLoop::Impl {
   void Carry(Persist& action);
   void Carry(::longhaul::coordinator::CloseSession& action);
   void Carry(Notice& action);
+  void Carry(OrderRing& action) { ring_worker_.Take(std::move(action)); }
   // Before the actions of one step are carried out.
   void Measure(const std::vector<Action>& actions);
   void MeasureCommit(const GroupKey& group, const std::vector<Action>& actions);
@@ -186,6 +191,7 @@ class CoordinatorLoop::Impl {
   std::map<SessionId, std::shared_ptr<SessionPort>> ports_;
   std::map<GroupKey, Tick> preparing_since_;
   bool failed_ = false;
+  RingWorker ring_worker_;  // posts to the mailbox
 
   std::thread thread_;  // last: it uses everything above
 };
@@ -229,6 +235,7 @@ void CoordinatorLoop::Impl::Handle(Mail& mail) {
   if (auto* open = std::get_if<Open>(&mail)) return TakeOpen(*open);
   if (auto* message = std::get_if<Message>(&mail)) return TakeMessage(*message);
   if (auto* closed = std::get_if<Closed>(&mail)) return TakeClosed(*closed);
+  if (auto* ring = std::get_if<RingOrdered>(&mail)) return Step(*ring);
   requests_.fetch_sub(1);
   (*std::get<std::shared_ptr<Request>>(mail))(this, absl::OkStatus());
 }
@@ -346,6 +353,7 @@ void CoordinatorLoop::Impl::MeasureCommit(const GroupKey& group,
     if (notice == nullptr || notice->event.group != group) continue;
     if (IsRemoval(notice->event.kind)) cause = EpochCause::kRemoval;
     if (notice->event.kind == "admit" && cause == EpochCause::kRepair) cause = EpochCause::kAdmit;
+    if (notice->event.kind == "ring" && cause == EpochCause::kRepair) cause = EpochCause::kRing;
   }
   metrics_->OnEpochCommitted(cause);
   if (const auto it = preparing_since_.find(group); it != preparing_since_.end()) {

@@ -5,6 +5,8 @@
 // before it is durable. If the store fails, nothing further leaves: `fatal` is called, which in the
 // daemon ends the process; its successor reads what the store really holds.
 //
+// Rings are solved on a thread of their own (ring_worker.h), one at a time.
+//
 // Bounded: a session has at most one message in the mailbox. Taken() tells it when the next may be
 // posted, which is how a slow disk slows the peers down instead of filling memory.
 #pragma once

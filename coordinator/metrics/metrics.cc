@@ -61,6 +61,7 @@ struct CoordinatorMetrics::Impl {
   Counter& epochs_admit = epochs.Add({{"cause", "admit"}});
   Counter& epochs_removal = epochs.Add({{"cause", "removal"}});
   Counter& epochs_repair = epochs.Add({{"cause", "repair"}});
+  Counter& epochs_ring = epochs.Add({{"cause", "ring"}});
   Counter& preparations_aborted =
       MakeCounter(registry, "longhaul_coordinator_preparations_aborted_total",
                   "Preparations that ended without an epoch");
@@ -126,6 +127,8 @@ void CoordinatorMetrics::OnEpochCommitted(EpochCause cause) {
       return impl_->epochs_removal.Increment();
     case EpochCause::kRepair:
       return impl_->epochs_repair.Increment();
+    case EpochCause::kRing:
+      return impl_->epochs_ring.Increment();
   }
 }
 void CoordinatorMetrics::OnPreparation(std::chrono::duration<double> took) {

@@ -13,7 +13,7 @@
 
 namespace longhaul::coordinator {
 
-enum class EpochCause { kAdmit, kRemoval, kRepair };
+enum class EpochCause { kAdmit, kRemoval, kRepair, kRing };
 
 class CoordinatorMetrics {
  public:

@@ -32,14 +32,15 @@ struct LinkQuality {
 // From each node to each other one; unknown at first.
 class LinkMatrix {
  public:
-  explicit LinkMatrix(size_t nodes = 0) : nodes_(nodes), links_(nodes * nodes) {}
+  LinkMatrix() = default;
+  explicit LinkMatrix(size_t nodes) : nodes_(nodes), links_(nodes * nodes) {}
   size_t nodes() const { return nodes_; }
   LinkQuality& At(size_t from, size_t to) { return links_[from * nodes_ + to]; }
   const LinkQuality& At(size_t from, size_t to) const { return links_[from * nodes_ + to]; }
   friend bool operator==(const LinkMatrix&, const LinkMatrix&) = default;
 
  private:
-  size_t nodes_;
+  size_t nodes_ = 0;
   std::vector<LinkQuality> links_;
 };
 

@@ -463,6 +463,39 @@ absl::Status Get(const v1::Heartbeat& in, Heartbeat* out) {
 void Put(const Draining&, v1::Draining*) {}
 absl::Status Get(const v1::Draining&, Draining*) { return absl::OkStatus(); }
 
+void Put(const LinkReport& in, v1::LinkReport* out) {
+  for (const LinkMeasure& link : in.links) {
+    v1::LinkMeasure* const l = out->add_links();
+    l->set_from(link.from.value());
+    l->set_to(link.to.value());
+    l->set_bytes_per_second(link.bytes_per_second);
+    l->set_rtt_us(link.rtt_us);
+    l->set_age_ms(link.age_ms);
+  }
+}
+
+absl::Status Get(const v1::LinkReport& in, LinkReport* out) {
+  LH_RETURN_IF_ERROR(CheckCount("links", in.links_size(), 0, kLinkMeasuresMax));
+  std::set<std::pair<PeerId, PeerId>> seen;
+  for (const v1::LinkMeasure& link : in.links()) {
+    LinkMeasure& l = out->links.emplace_back();
+    LH_RETURN_IF_ERROR(Get("from", link.from(), &l.from));
+    LH_RETURN_IF_ERROR(Get("to", link.to(), &l.to));
+    if (l.from == l.to) return Refuse("to", ToString(l.to), "another peer than from");
+    if (!seen.emplace(l.from, l.to).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("link from ", ToString(l.from), " to ", ToString(l.to), " comes twice"));
+    }
+    l.bytes_per_second = link.bytes_per_second();
+    l.rtt_us = link.rtt_us();
+    if (l.bytes_per_second == 0 && l.rtt_us == 0) {
+      return Refuse("bytes_per_second", "0, and so is rtt_us", "a measurement");
+    }
+    l.age_ms = link.age_ms();
+  }
+  return absl::OkStatus();
+}
+
 // ------------------------------------------------------------------------------ coordinator to
 // peer
 
@@ -886,6 +919,7 @@ v1::PeerMessage ToProto(const PeerMessage& message) {
         if constexpr (std::is_same_v<M, Draining>) Put(m, proto.mutable_draining());
         if constexpr (std::is_same_v<M, SyncVote>) Put(m, proto.mutable_sync_vote());
         if constexpr (std::is_same_v<M, SyncDone>) Put(m, proto.mutable_sync_done());
+        if constexpr (std::is_same_v<M, LinkReport>) Put(m, proto.mutable_link_report());
       },
       message);
   LH_CHECK(proto.message_case() != v1::PeerMessage::MESSAGE_NOT_SET);
@@ -939,6 +973,8 @@ absl::StatusOr<PeerMessage> FromProto(const v1::PeerMessage& proto) {
       return Take<SyncVote, PeerMessage>(proto.sync_vote());
     case v1::PeerMessage::kSyncDone:
       return Take<SyncDone, PeerMessage>(proto.sync_done());
+    case v1::PeerMessage::kLinkReport:
+      return Take<LinkReport, PeerMessage>(proto.link_report());
     case v1::PeerMessage::MESSAGE_NOT_SET:
       break;
   }
@@ -992,7 +1028,7 @@ absl::StatusOr<CoordinatorMessage> ParseCoordinatorMessage(const std::string& by
 const char* Name(const PeerMessage& message) {
   static constexpr const char* kNames[] = {"Hello",      "Join",        "Leave",    "Vote",
                                            "EpochReady", "EpochFailed", "LinkLost", "Heartbeat",
-                                           "Draining",   "SyncVote",    "SyncDone"};
+                                           "Draining",   "SyncVote",    "SyncDone", "LinkReport"};
   static_assert(std::size(kNames) == std::variant_size_v<PeerMessage>);
   return kNames[message.index()];
 }

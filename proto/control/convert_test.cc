@@ -65,6 +65,14 @@ class Generator {
     for (uint32_t i = Count(2); i > 0; --i) m.corrupt.push_back(MemberId(i));
     return m;
   }
+  LinkReport MakeLinkReport() {
+    LinkReport m;
+    for (uint32_t i = Count(4); i > 0; --i) {
+      m.links.push_back({PeerId(i), PeerId(i + 1), Any(), static_cast<uint32_t>(Any()),
+                         static_cast<uint32_t>(Any())});
+    }
+    return m;
+  }
   EpochReady MakeEpochReady() {
     EpochReady m{.group = Group(), .epoch = Make<Epoch>()};
     for (uint32_t i = Count(4); i > 0; --i) {
@@ -156,7 +164,7 @@ class Generator {
   std::vector<PeerMessage> PeerMessages() {
     return {MakeHello(),      MakeJoin(),        MakeLeave(),    MakeVote(),
             MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(), MakeHeartbeat(),
-            MakeDraining(),   MakeSyncVote(),    MakeSyncDone()};
+            MakeDraining(),   MakeSyncVote(),    MakeSyncDone(), MakeLinkReport()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
@@ -419,6 +427,40 @@ TEST(RefusalTest, EndsOfSyncsThatMakeNoSense) {
   };
   EXPECT_TRUE(accepts(LH_SYNC_SOURCES_MAX));
   EXPECT_FALSE(accepts(LH_SYNC_SOURCES_MAX + 1));
+}
+
+TEST(RefusalTest, MeasuredLinksThatMakeNoSense) {
+  const auto refusal = [](const LinkMeasure& link) {
+    return std::string(
+        ParsePeerMessage(Serialize(PeerMessage(LinkReport{{link}}))).status().message());
+  };
+  EXPECT_EQ(refusal({PeerId(1), PeerId(2), 5, 0, 0}), "");
+  EXPECT_EQ(refusal({PeerId(1), PeerId(2), 0, 5, 0}), "");
+  EXPECT_EQ(refusal({PeerId(1), PeerId(2), 0, 0, 5}),
+            "LinkReport: bytes_per_second is 0, and so is rtt_us, not a measurement");
+  EXPECT_EQ(refusal({PeerId(0), PeerId(2), 5, 5, 5}), "LinkReport: from is 0, not an id");
+  EXPECT_EQ(refusal({PeerId(1), PeerId(0), 5, 5, 5}), "LinkReport: to is 0, not an id");
+  EXPECT_EQ(refusal({PeerId(1), PeerId(1), 5, 5, 5}),
+            "LinkReport: to is p1, not another peer than from");
+  const LinkMeasure link{PeerId(1), PeerId(2), 5, 5, 5};
+  EXPECT_EQ(ParsePeerMessage(Serialize(PeerMessage(LinkReport{{link, link}}))).status().message(),
+            "LinkReport: link from p1 to p2 comes twice");
+  const auto accepts = [](uint64_t links) {
+    LinkReport report;
+    for (uint64_t i = 1; i <= links; ++i) {
+      report.links.push_back({PeerId(i), PeerId(i + 1), 5, 5, 5});
+    }
+    return ParsePeerMessage(Serialize(PeerMessage(report))).ok();
+  };
+  EXPECT_TRUE(accepts(kLinkMeasuresMax));
+  EXPECT_FALSE(accepts(kLinkMeasuresMax + 1));
+}
+
+TEST(GoldenTest, MeasuredLinks) {
+  const LinkReport report{{{PeerId(1), PeerId(2), 300, 4, 5}}};
+  EXPECT_EQ(Serialize(PeerMessage(report)),
+            std::string("\x92\x01\x1b\x0a\x19\x09\x01") + std::string(7, '\0') + "\x11\x02" +
+                std::string(7, '\0') + "\x18\xac\x02\x20\x04\x28\x05");
 }
 
 TEST(RefusalTest, ResultsOfSyncsThatMakeNoSense) {

@@ -22,7 +22,7 @@ namespace longhaul::control {
 
 // What both ends must have in common. Rises whenever one release's messages would be misunderstood
 // by another; Hello says it, and the coordinator refuses a stream of another version.
-inline constexpr uint32_t kProtocolVersion = 4;
+inline constexpr uint32_t kProtocolVersion = 5;
 
 // ---------------------------------------------------------------- peer to coordinator
 
@@ -216,8 +216,29 @@ struct SyncDone {
   friend bool operator==(const SyncDone&, const SyncDone&) = default;
 };
 
+// What was measured of one direction of a link. One of its ends is the peer that reports it; of
+// what both report the newest counts.
+struct LinkMeasure {
+  PeerId from;
+  PeerId to;
+  uint64_t bytes_per_second = 0;  // that the link can carry; 0: not measured
+  uint32_t rtt_us = 0;            // there and back, without queues; 0: not measured
+  uint32_t age_ms = 0;            // how long ago
+  friend bool operator==(const LinkMeasure&, const LinkMeasure&) = default;
+};
+
+// Each direction of the links to all other peers of a group (LH_MEMBERS_MAX).
+inline constexpr size_t kLinkMeasuresMax = 2048;
+
+// The coordinator orders rings by it. Sent when something has changed, and again before it is
+// forgotten, every few minutes; never needed for anything to go on.
+struct LinkReport {
+  std::vector<LinkMeasure> links;  // at most kLinkMeasuresMax
+  friend bool operator==(const LinkReport&, const LinkReport&) = default;
+};
+
 using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
-                                 Heartbeat, Draining, SyncVote, SyncDone>;
+                                 Heartbeat, Draining, SyncVote, SyncDone, LinkReport>;
 
 // ---------------------------------------------------------------- coordinator to peer
 

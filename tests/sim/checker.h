@@ -129,8 +129,10 @@ class Checker {
     uint64_t syncs_torn = 0;
     uint64_t background = 0;  // members that came to count after they had joined
     uint64_t taken = 0;       // states that came in the background
+    uint64_t rings = 0;       // ordered anew
   };
   const Counts& counts() const { return counts_; }
+  void OnRingOrdered() { ++counts_.rings; }
 
  private:
   struct Member {

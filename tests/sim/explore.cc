@@ -166,6 +166,11 @@ ExploreScenario Make(std::string name, int peers, std::vector<ScriptedMember> me
   return {std::move(name), peers, std::move(members), evicted};
 }
 
+ExploreScenario Measured(ExploreScenario scenario) {
+  scenario.measured = true;
+  return scenario;
+}
+
 }  // namespace
 
 const std::vector<ExploreScenario>& ExploreScenarios() {
@@ -190,6 +195,13 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       // Freezes an op whose links all stand.
       Make("evict_one_of_two", 2,
            {Inside(0, {PostRing(1)}), Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}, 1),
+      Measured(Make("ring", 3,
+                    {Inside(0, {Step(), PostRing(1)}), Inside(1, {Step(), PostRing(1)}),
+                     Inside(2, {Step(), PostRing(1)})})),
+      Measured(Make("ring_during_an_op", 3,
+                    {Inside(0, {PostRing(1), Step(), PostRing(2)}),
+                     Inside(1, {PostRing(1), Step(), PostRing(2)}),
+                     Inside(2, {PostRing(1), Step(), PostRing(2)})})),
       Make("sync", 2, {Inside(0, {Sync(5), Post(1)}), Inside(1, {Sync(6), Post(1)})}),
       Make("sync_at_a_boundary", 2,
            {Inside(0, {StepWith(5), StepWith(7)}), Inside(1, {StepWith(6), StepWith(8)})}),

@@ -187,7 +187,8 @@ void ExploreState::Setup() {
     // Boundaries come last: whoever joins is pending by then.
     std::optional<Move> next;
     for (const Move& move : Moves(/*faults=*/false)) {
-      if (move.kind == Kind::kOperator || move.kind == Kind::kTime) continue;
+      if (move.kind == Kind::kOperator || move.kind == Kind::kMeasure) continue;
+      if (move.kind == Kind::kTime) continue;
       if (move.kind == Kind::kAct && begun(move.a)) continue;
       const bool last =
           move.kind == Kind::kAct &&
@@ -270,6 +271,7 @@ std::vector<Move> ExploreState::Moves(bool faults) const {
     if (CanAct(static_cast<int>(m))) add(Kind::kAct, static_cast<int>(m));
   }
   if (scenario_->evicted >= 0 && !evict_done_ && coordinator_) add(Kind::kOperator, 0);
+  if (scenario_->measured && !measure_done_ && coordinator_) add(Kind::kMeasure, 0);
   if (!coordinator_) add(Kind::kRestart, 0);
   const bool busy = !moves.empty();
   if (!busy && Settled()) return moves;
@@ -378,6 +380,9 @@ bool ExploreState::Apply(const Move& move) {
       StepCoordinator(coordinator::EvictMember{TheGroup(), member, "the operator wants it out"});
       break;
     }
+    case Kind::kMeasure:
+      MeasureLinks();
+      break;
     case Kind::kRestart:
       Restart();
       break;
@@ -584,6 +589,8 @@ void ExploreState::Restart() {
   config.incarnation = "c" + std::to_string(++starts_);
   config.detect_ms = kDetectMs;
   config.entropy.assign(32, static_cast<char>(starts_));
+  // At once, when it was asked for.
+  config.ring_interval_ms = scenario_->measured ? 1 : 0;
   coordinator::Records records = *durable_;
   if (planted_ == Planted::kEpochReused) {
     for (auto& [key, group] : records.groups) {
@@ -592,6 +599,25 @@ void ExploreState::Restart() {
     }
   }
   coordinator_ = std::make_shared<coordinator::CoordinatorCore>(config, std::move(records));
+  StepCoordinator(coordinator::TimePassed{});
+}
+
+// Every link to the next peer is slow. A better ring is looked for as soon as the core says so.
+void ExploreState::MeasureLinks() {
+  measure_done_ = true;
+  for (int i = 0; i < peers(); ++i) {
+    // What it has said before would be overtaken.
+    if (!coordinator_ || !streams_[i].live || !streams_[i].to_coordinator.empty()) continue;
+    control::LinkReport report;
+    for (int j = 0; j < peers(); ++j) {
+      if (i == j) continue;
+      const uint64_t rate = j == (i + 1) % peers() ? 1000000 : 9000000;
+      report.links.push_back({IdOf(i), IdOf(j), rate, 1000, 0});
+    }
+    StepCoordinator(coordinator::FromPeer{coordinator::SessionId(streams_[i].session), report});
+  }
+  now_ = now_ + Millis(1);
+  if (!coordinator_ || coordinator_->NextDeadline() > now_) return;
   StepCoordinator(coordinator::TimePassed{});
 }
 
@@ -612,6 +638,7 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
     return sends_first && !persists(x) && persists(y);
   });
   uint32_t done = 0;
+  std::optional<coordinator::RingOrdered> answer;
   for (coordinator::Action& action : actions) {
     if (const auto* notice = std::get_if<coordinator::Notice>(&action)) {
       Say("coordinator notes " + notice->event.text);
@@ -634,10 +661,14 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
       CheckState(*before);
     } else if (const auto* to_peer = std::get_if<coordinator::ToPeer>(&action)) {
       SendToPeer(*to_peer);
+    } else if (const auto* order = std::get_if<coordinator::OrderRing>(&action)) {
+      answer = coordinator::Solve(*order);
     } else {
       CloseSession(std::get<coordinator::CloseSession>(action).session.value());
     }
   }
+  // At once: what may happen before it comes, happens before it is asked for too.
+  if (answer) StepCoordinator(*answer);
 }
 
 void ExploreState::CloseSession(uint64_t session) {
@@ -1359,7 +1390,7 @@ uint64_t ExploreState::Digest() const {
     for (const Packet& packet : queue) digest.Add(packet->hash);
   };
   digest.Add(now_).Add(last_fault_).Add(coordinator_digest_).Add(starts_).Add(sessions_);
-  digest.Add(uint64_t{evict_done_});
+  digest.Add(uint64_t{evict_done_}).Add(uint64_t{measure_done_});
   for (int i = 0; i < peers(); ++i) {
     const Peer& peer = *peers_[i];
     digest.Add(uint64_t{peer.core != nullptr}).Add(peer.digest);
@@ -1478,6 +1509,8 @@ std::string ExploreState::Text(const Move& move) const {
     }
     case Kind::kOperator:
       return "the operator evicts t" + std::to_string(scenario_->evicted + 1);
+    case Kind::kMeasure:
+      return "all links are measured";
     case Kind::kRestart:
       return "the coordinator restarts";
     case Kind::kReconnect:

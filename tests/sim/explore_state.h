@@ -53,7 +53,8 @@ struct ExploreScenario {
   std::string name;
   int peers = 0;
   std::vector<ScriptedMember> members;
-  int evicted = -1;  // the member that an operator evicts at some time
+  int evicted = -1;       // the member that an operator evicts at some time
+  bool measured = false;  // at some time all links are, and another ring is the better one
 };
 
 struct Move {
@@ -69,6 +70,7 @@ struct Move {
     // somebody does the next thing
     kAct,  // member a
     kOperator,
+    kMeasure,
     kRestart,
     kReconnect,       // peer a
     kReconnectFirst,  // and the end of the old stream is noticed later than the new one
@@ -229,6 +231,7 @@ class ExploreState {
   void StepPeer(int i, const peerd::Event& event);
   void Carry(int i, peerd::Action& action, bool* visible);
   void StepCoordinator(const coordinator::Event& event);
+  void MeasureLinks();
   void SendToCoordinator(int i, const control::PeerMessage& message);
   void SendToPeer(const coordinator::ToPeer& action);
   void CloseSession(uint64_t session);
@@ -290,6 +293,7 @@ class ExploreState {
   uint64_t starts_ = 0;
   uint64_t sessions_ = 0;
   bool evict_done_ = false;
+  bool measure_done_ = false;
   std::array<std::shared_ptr<const Peer>, kPeersMax> peers_;
   std::array<StreamState, kPeersMax> streams_;
   std::array<Pair, kPeersMax> pairs_;

@@ -48,6 +48,7 @@ void CoordinatorHost::Start() {
   coordinator::CoreConfig config;
   config.incarnation = "c" + std::to_string(starts_);
   config.detect_ms = context_.detect_ms;
+  config.ring_interval_ms = context_.ring_interval_ms;
   for (int i = 0; i < 4; ++i) {
     const uint64_t word = context_.world->Random();
     config.entropy.append(reinterpret_cast<const char*>(&word), sizeof word);
@@ -116,6 +117,7 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
     for (coordinator::Action& action : core_->Step(e, now)) {
       if (auto* notice = std::get_if<coordinator::Notice>(&action)) {
         context_.story->Tell(now, "coordinator  notes ", NameOf(notice->event));
+        if (notice->event.text.starts_with("ring ordered anew")) context_.checker->OnRingOrdered();
       } else if (auto* persist = std::get_if<Persist>(&action)) {
         out_.push_back({std::move(*persist)});
       } else if (auto* to_peer = std::get_if<ToPeer>(&action)) {
@@ -124,6 +126,8 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
         } else {
           out_.push_back({std::move(*to_peer)});
         }
+      } else if (auto* order = std::get_if<coordinator::OrderRing>(&action)) {
+        SolveRing(std::move(*order));
       } else {
         out_.push_back({std::get<CloseSession>(std::move(action))});
       }
@@ -137,6 +141,13 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
   Arm();
   // Not from within: what a message sets off may reach back here.
   context_.world->On(&node_, now, [this] { PumpOut(); });
+}
+
+// On a thread of its own: the answer comes at some later time, unless this process dies before.
+void CoordinatorHost::SolveRing(coordinator::OrderRing order) {
+  const int64_t takes = context_.world->Between(0, Millis(context_.detect_ms) / 4);
+  context_.world->On(&node_, context_.world->now() + takes,
+                     [this, order = std::move(order)] { Step(coordinator::Solve(order)); });
 }
 
 void CoordinatorHost::Arm() {
@@ -905,10 +916,25 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& message) {
                      [c = coordinator_, stream = stream_, bytes] { c->OnBytes(stream, bytes); });
 }
 
+// Made up: what is measured need not be true, as long as it makes rings change.
+void PeerHost::ReportLinks() {
+  control::LinkReport report;
+  std::set<PeerId> seen{id_};
+  for (const auto& [group, prepare] : prepared_) {
+    for (const control::PeerInfo& other : prepare.peers) {
+      if (!seen.insert(other.peer).second) continue;
+      const uint64_t rate = 1000000 * (1 + context_.world->Below(50));
+      report.links.push_back({id_, other.peer, rate, 1000, 0});
+    }
+  }
+  if (!report.links.empty()) SendToCoordinator(report);
+}
+
 void PeerHost::Beat() {
   World& world = *context_.world;
   world.On(&node_, world.now() + Millis(context_.detect_ms) / 3, [this, &world] {
     transport_.Beat();
+    if (context_.ring_interval_ms != 0 && world.Chance(0.6)) ReportLinks();
     if (context_.planted == Planted::kFreezeForNothing) ForgeLinkLost();
     if (const StreamPtr stream = stream_; stream && stream->connected) {
       if (world.now() - stream->heard > kStreamSilence * Millis(context_.detect_ms)) {

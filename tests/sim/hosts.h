@@ -62,10 +62,11 @@ struct Context {
   Planted planted = Planted::kNone;
   uint32_t detect_ms = 1500;
   TransportModel transport;
-  int64_t persist_us = 0;  // the longest that making durable takes
-  double flips = 0;        // share of a state's chunks that come with a bit flipped
-  bool keeps = false;      // peers put back what they kept of a state
-  int64_t chunk_us = 0;    // the longest that a source takes for a chunk
+  int64_t persist_us = 0;         // the longest that making durable takes
+  double flips = 0;               // share of a state's chunks that come with a bit flipped
+  bool keeps = false;             // peers put back what they kept of a state
+  int64_t chunk_us = 0;           // the longest that a source takes for a chunk
+  uint32_t ring_interval_ms = 0;  // 0: peers measure no links
   std::function<void(Moment, PeerId)> trigger;
   std::function<PeerHost*(PeerId)> find_peer;  // nullptr: there is none
 };
@@ -116,6 +117,7 @@ class CoordinatorHost {
   void Arm();
   void PumpOut();
   void Carry(const coordinator::ToPeer& action);
+  void SolveRing(coordinator::OrderRing order);
   void Close(StreamPtr stream);
   void Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop);
 
@@ -210,6 +212,7 @@ class PeerHost final : private peerd::TransportListener {
   void NoteRequest(const peerd::Event& event);
   void Arm();
   void Carry(peerd::Action& action);
+  void ReportLinks();
   void Send(const peerd::ControlFrame& frame) {
     transport_.SendControl(frame.link, frame.header, frame.bytes());
   }

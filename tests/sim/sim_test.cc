@@ -53,7 +53,7 @@ struct Totals {
   uint64_t seeds = 0, events = 0, ok = 0, aborted = 0, refused = 0, too_few = 0, removed = 0,
            retries = 0, epochs = 0, freezes = 0, fates = 0, relayed = 0, cohorts = 0, missed = 0,
            syncs_ok = 0, syncs_aborted = 0, syncs_refused = 0, syncs_fetched = 0, syncs_torn = 0,
-           background = 0, taken = 0;
+           background = 0, taken = 0, rings = 0;
   int64_t virtual_us = 0;
 };
 
@@ -84,6 +84,7 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->syncs_torn += first.counts.syncs_torn;
   totals->background += first.counts.background;
   totals->taken += first.counts.taken;
+  totals->rings += first.counts.rings;
   totals->virtual_us += first.end.us;
 }
 
@@ -130,6 +131,7 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->syncs_torn += one.syncs_torn;
     totals->background += one.background;
     totals->taken += one.taken;
+    totals->rings += one.rings;
     totals->virtual_us += one.virtual_us;
   }
   close(pipe_fds[0]);
@@ -206,12 +208,13 @@ int Main(int argc, char** argv) {
               " ops_committed_by_fate=%" PRIu64 " frames_relayed=%" PRIu64 " cohorts=%" PRIu64
               " deadlines_missed=%" PRIu64 " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64
               " syncs_refused=%" PRIu64 " syncs_fetched=%" PRIu64 " syncs_torn=%" PRIu64
-              " background=%" PRIu64 " taken=%" PRIu64 "\n",
+              " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 "\n",
               totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
               totals.aborted, totals.refused, totals.too_few, totals.removed, totals.retries,
               totals.epochs, totals.freezes, totals.fates, totals.relayed, totals.cohorts,
               totals.missed, totals.syncs_ok, totals.syncs_aborted, totals.syncs_refused,
-              totals.syncs_fetched, totals.syncs_torn, totals.background, totals.taken);
+              totals.syncs_fetched, totals.syncs_torn, totals.background, totals.taken,
+              totals.rings);
   return failed == 0 ? 0 : 1;
 }
 

@@ -26,6 +26,7 @@ Simulation::Simulation(const SimulationOptions& options)
   context_.flips = options.flips;
   context_.keeps = options.keeps;
   context_.chunk_us = options.chunk_us;
+  context_.ring_interval_ms = options.ring_interval_ms;
   context_.find_peer = [this](PeerId peer) -> PeerHost* {
     const auto it = by_id_.find(peer);
     return it == by_id_.end() ? nullptr : it->second;
@@ -267,6 +268,8 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   if (background_draws_.Chance(0.35)) background_ = background_draws_.Chance(0.5) ? 0.3 : 0.7;
   if (states.Chance(0.4)) options.chunk_us = states.Between(0, Millis(options.detect_ms) / 2);
   options.keeps = states.Chance(0.5);
+  Prng rings(seed ^ 0x71265);
+  if (rings.Chance(0.35)) options.ring_interval_ms = 1 + static_cast<uint32_t>(rings.Below(400));
   options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);
   options.lanes = static_cast<int>(prng_.Between(1, 4));
   options.zero_copy = prng_.Chance(0.3) ? 0 : 0.5;

@@ -36,7 +36,8 @@ struct SimulationOptions {
   double flips = 0;  // of the chunks of states
   bool keeps = false;
   int64_t chunk_us = 0;
-  bool scripted = false;  // nothing is left to chance
+  uint32_t ring_interval_ms = 0;  // 0: no link is measured, and rings are left alone
+  bool scripted = false;          // nothing is left to chance
 };
 
 class Simulation final : private Switchboard {

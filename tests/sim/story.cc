@@ -140,6 +140,11 @@ struct Details {
     return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number) + " " +
            Describe(m.outcome);
   }
+  std::string operator()(const control::LinkReport& m) const {
+    return " links=" + Join(m.links, [](const control::LinkMeasure& l) {
+             return ToString(l.from) + ">" + ToString(l.to) + ":" + Number(l.bytes_per_second);
+           });
+  }
   std::string operator()(const control::StateAgreed& m) const {
     return "StateAgreed revision=" + std::to_string(m.revision) + " state=" + ToString(m.state);
   }

@@ -104,6 +104,15 @@ std::string RenderFetches(const v1::GetOverviewResponse& overview) {
   return rows.size() == 1 ? "" : RenderTable(rows);
 }
 
+// Of a measured link: what it carries, its way there and back, how old that is.
+std::vector<std::string> LinkCells(const v1::PeerStatus& peer) {
+  if (!peer.has_next()) return {"-", "-", "-"};
+  const v1::Link& link = peer.next();
+  return {link.bytes_per_second() == 0 ? "-" : RenderBytes(link.bytes_per_second()) + "/s",
+          link.rtt_us() == 0 ? "-" : absl::StrFormat("%.1f ms", link.rtt_us() / 1000.0),
+          absl::StrCat(link.age_s(), " s ago")};
+}
+
 std::string PeerState(const v1::PeerStatus& peer) {
   if (!peer.attached()) return "away";
   return peer.draining() ? "draining" : "attached";
@@ -194,17 +203,25 @@ std::string RenderMembers(const v1::GetOverviewResponse& overview) {
 
 std::string RenderRing(const v1::GetRingResponse& rings) {
   std::vector<std::vector<std::string>> rows = {{"GROUP", "POSITION", "PEER", "HOST", "ENDPOINT",
-                                                 "STATE", "OPS", "SETTLED", "SENT", "RECEIVED"}};
+                                                 "STATE", "OPS", "SETTLED", "SENT", "RECEIVED",
+                                                 "TO NEXT", "RTT", "MEASURED"}};
+  std::string changes;
   for (const auto& ring : rings.rings()) {
+    if (ring.ring_epoch() != 0) {
+      absl::StrAppend(&changes, GroupName(ring.run(), ring.group()), ": ordered anew in epoch ",
+                      ring.ring_epoch(), ", ", Printable(ring.ring_gain()), "\n");
+    }
     uint64_t position = 0;
     for (const v1::PeerStatus& peer : ring.peers()) {
       rows.push_back({GroupName(ring.run(), ring.group()), Number(position++), peer.peer(),
                       Printable(peer.host()), Printable(peer.endpoint()), PeerState(peer),
                       Number(peer.ops_open()), Number(peer.ops_settled()),
                       RenderBytes(peer.bytes_sent()), RenderBytes(peer.bytes_received())});
+      for (std::string& cell : LinkCells(peer)) rows.back().push_back(std::move(cell));
     }
   }
-  return rows.size() == 1 ? "no peers\n" : RenderTable(rows);
+  if (rows.size() == 1) return "no peers\n";
+  return RenderTable(rows) + (changes.empty() ? "" : "\n" + changes);
 }
 
 std::string RenderWhy(const v1::ExplainResponse& explanation) {

@@ -1,0 +1,104 @@
+#include "coordinator/core/link_table.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace longhaul::coordinator {
+namespace {
+
+// More than noise: two steps of the solver's ladder, an eighth of the latency and a millisecond.
+bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
+  const uint32_t step_a = BandwidthStep(a.bytes_per_second);
+  const uint32_t step_b = BandwidthStep(b.bytes_per_second);
+  if (std::max(step_a, step_b) - std::min(step_a, step_b) >= 2) return true;
+  const auto [low, high] = std::minmax(a.rtt_us, b.rtt_us);
+  return high - low > std::max(high / 8, 1000u);
+}
+
+}  // namespace
+
+bool LinkTable::Take(const control::LinkMeasure& measure, Tick now) {
+  const Tick at = now + -Millis(measure.age_ms);
+  if (now - at >= kLinkExpires) return false;
+  const bool known = Fresh(measure.from, measure.to, now) != nullptr;
+  std::map<PeerId, MeasuredLink>& row = links_[measure.from];
+  auto it = row.find(measure.to);
+  if (it == row.end()) {
+    if (size_ >= kLinksMax) {
+      if (row.empty()) links_.erase(measure.from);
+      return false;
+    }
+    it = row.emplace(measure.to, MeasuredLink{}).first;
+    ++size_;
+  }
+  MeasuredLink& link = it->second;
+  if (!known) link = {0, 0, at};
+  if (at < link.at) return false;
+  const MeasuredLink before = link;
+  link.at = at;
+  if (measure.bytes_per_second != 0) link.bytes_per_second = measure.bytes_per_second;
+  if (measure.rtt_us != 0) link.rtt_us = measure.rtt_us;
+  return !known || Differs(before, link);
+}
+
+const MeasuredLink* LinkTable::Fresh(PeerId from, PeerId to, Tick now) const {
+  const auto row = links_.find(from);
+  if (row == links_.end()) return nullptr;
+  const auto link = row->second.find(to);
+  if (link == row->second.end() || now - link->second.at >= kLinkExpires) return nullptr;
+  return &link->second;
+}
+
+std::optional<MeasuredLink> LinkTable::Find(PeerId from, PeerId to, Tick now) const {
+  const MeasuredLink* const there = Fresh(from, to, now);
+  const MeasuredLink* const back = Fresh(to, from, now);
+  if (there == nullptr && (back == nullptr || back->rtt_us == 0)) return std::nullopt;
+  MeasuredLink link = there != nullptr ? *there : MeasuredLink{0, 0, back->at};
+  if (link.rtt_us == 0 && back != nullptr) link.rtt_us = back->rtt_us;
+  return link;
+}
+
+void LinkTable::Forget(PeerId peer) {
+  if (const auto row = links_.find(peer); row != links_.end()) {
+    size_ -= row->second.size();
+    links_.erase(row);
+  }
+  for (auto row = links_.begin(); row != links_.end();) {
+    size_ -= row->second.erase(peer);
+    row = row->second.empty() ? links_.erase(row) : std::next(row);
+  }
+}
+
+LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
+  std::map<PeerId, size_t> place;
+  for (PeerId peer : peers) place.emplace(peer, place.size());
+  LinkMatrix matrix(peers.size());
+  // By what is known, not by what there is to know: in a large ring few links are measured.
+  for (const auto& [from, row] : links_) {
+    const auto sender = place.find(from);
+    if (sender == place.end()) continue;
+    for (const auto& [to, link] : row) {
+      const auto receiver = place.find(to);
+      if (receiver == place.end() || now - link.at >= kLinkExpires) continue;
+      LinkQuality& there = matrix.At(sender->second, receiver->second);
+      LinkQuality& back = matrix.At(receiver->second, sender->second);
+      there.bytes_per_second = link.bytes_per_second;
+      if (link.rtt_us == 0) continue;
+      there.latency_us = link.rtt_us;
+      // Its own measurement, if it has one, stands: it came before, or comes over this one.
+      if (back.latency_us == 0) back.latency_us = link.rtt_us;
+    }
+  }
+  return matrix;
+}
+
+void LinkTable::AddTo(Digester* digest) const {
+  digest->Add(size_);
+  for (const auto& [from, row] : links_) {
+    for (const auto& [to, link] : row) {
+      digest->Add(from).Add(to).Add(link.bytes_per_second).Add(uint64_t{link.rtt_us}).Add(link.at);
+    }
+  }
+}
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,77 @@
+#include "coordinator/core/link_table.h"
+
+#include "gtest/gtest.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using control::LinkMeasure;
+
+constexpr Tick kNow{Seconds(5000)};
+const PeerId kA(1), kB(2), kC(3);
+
+TEST(LinkTable, TellsWhatDiffersByMoreThanNoise) {
+  LinkTable links;
+  EXPECT_TRUE(links.Take({kA, kB, 1000000, 50000}, kNow));
+  EXPECT_FALSE(links.Take({kA, kB, 1000000, 50000}, kNow));
+  EXPECT_FALSE(links.Take({kA, kB, 1020000, 53000}, kNow));
+  EXPECT_TRUE(links.Take({kA, kB, 1100000, 53000}, kNow));
+  EXPECT_TRUE(links.Take({kA, kB, 1100000, 80000}, kNow));
+  EXPECT_TRUE(links.Take({kA, kB, 500000, 80000}, kNow));
+  EXPECT_TRUE(links.Take({kB, kA, 500000, 80000}, kNow)) << "another direction";
+  EXPECT_EQ(links.size(), 2u);
+}
+
+TEST(LinkTable, KeepsTheNewestOfEachKind) {
+  LinkTable links;
+  links.Take({kA, kB, 1000000, 0, 2000}, kNow);
+  links.Take({kA, kB, 9000000, 70000, 3000}, kNow);
+  EXPECT_EQ(links.Find(kA, kB, kNow), (MeasuredLink{1000000, 0, kNow + -Seconds(2)}))
+      << "an older one came later";
+  links.Take({kA, kB, 0, 50000, 1000}, kNow);
+  EXPECT_EQ(links.Find(kA, kB, kNow), (MeasuredLink{1000000, 50000, kNow + -Seconds(1)}));
+}
+
+TEST(LinkTable, TakesTheWayThereAndBackFromTheOtherDirection) {
+  LinkTable links;
+  links.Take({kA, kB, 1000000, 50000}, kNow);
+  EXPECT_EQ(links.Find(kB, kA, kNow), (MeasuredLink{0, 50000, kNow}));
+  links.Take({kB, kA, 3000000, 0}, kNow);
+  EXPECT_EQ(links.Find(kB, kA, kNow), (MeasuredLink{3000000, 50000, kNow}));
+  links.Take({kB, kA, 0, 60000}, kNow);
+  const LinkMatrix matrix = links.Matrix({kC, kB, kA}, kNow);
+  EXPECT_EQ(matrix.At(2, 1), (LinkQuality{1000000, 50000, false}));
+  EXPECT_EQ(matrix.At(1, 2), (LinkQuality{3000000, 60000, false}));
+  EXPECT_EQ(matrix.At(0, 1), LinkQuality{});
+}
+
+TEST(LinkTable, ForgetsWhatIsOldAndWhoIsGone) {
+  LinkTable links;
+  links.Take({kA, kB, 1000000, 50000, 60000}, kNow);
+  links.Take({kB, kC, 1000000, 50000}, kNow);
+  const Tick later = kNow + (kLinkExpires - Seconds(30));
+  EXPECT_FALSE(links.Find(kA, kB, later));
+  EXPECT_TRUE(links.Find(kB, kC, later));
+  EXPECT_EQ(links.Matrix({kA, kB}, later).At(0, 1), LinkQuality{});
+  EXPECT_TRUE(links.Take({kA, kB, 1000000, 50000}, later)) << "it was unknown again";
+  EXPECT_FALSE(links.Take({kA, kC, 1, 1, static_cast<uint32_t>(kLinkExpires / 1000)}, later));
+  EXPECT_EQ(links.size(), 2u);
+  links.Forget(kB);
+  EXPECT_EQ(links.size(), 0u);
+  EXPECT_FALSE(links.Find(kB, kC, later));
+}
+
+TEST(LinkTable, IsBounded) {
+  LinkTable links;
+  for (uint64_t i = 0; i < kLinksMax; ++i) {
+    links.Take({PeerId(1 + i / 1024), PeerId(5000 + i % 1024), 1000, 0}, kNow);
+  }
+  EXPECT_EQ(links.size(), kLinksMax);
+  EXPECT_FALSE(links.Take({kA, kB, 1000, 0}, kNow));
+  EXPECT_FALSE(links.Take({PeerId(9000), kB, 1000, 0}, kNow));
+  EXPECT_TRUE(links.Take({kA, PeerId(5000), 9000, 0}, kNow)) << "a known one";
+  EXPECT_EQ(links.size(), kLinksMax);
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator

@@ -1,0 +1,350 @@
+// Rings that are ordered anew by measured links (docs/adr/0016-ring-order.md).
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "coordinator/core/core_harness.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+constexpr uint64_t kMega = 1000000;
+
+class RingOrderTest : public testing::Test {
+ protected:
+  static PeerId P(uint64_t n) { return Harness::P(n); }
+  static MemberId M(uint64_t n) { return Harness::M(n); }
+
+  // Peers 1 to n with a member each, admitted in that order: p1 in epoch 1, the others in epoch 2.
+  void Enter(uint64_t peers) {
+    for (uint64_t n = 1; n <= peers; ++n) {
+      h_.AddLively(P(n));
+      h_.LivelyJoin(P(n), 1);
+      h_.Run();
+    }
+    h_.LivelyVote(P(1), M(1));
+    h_.Run();
+    ASSERT_EQ(h_.Stored().committed, Epoch(2));
+    peers_ = peers;
+    h_.ForgetReceived();
+  }
+  // Each peer reports the links from it; 0: it says nothing of that one.
+  void Measure(const std::function<uint64_t(uint64_t from, uint64_t to)>& mega) {
+    for (uint64_t from = 1; from <= peers_; ++from) {
+      control::LinkReport report;
+      for (uint64_t to = 1; to <= peers_; ++to) {
+        if (from == to || mega(from, to) == 0) continue;
+        report.links.push_back({P(from), P(to), mega(from, to) * kMega, 40000, 0});
+      }
+      h_.Say(P(from), report);
+    }
+  }
+  // All links carry 10 MB/s, but p1 > p2 only 2.
+  void MeasureASlowLink() {
+    Measure([](uint64_t from, uint64_t to) { return from == 1 && to == 2 ? 2 : 10; });
+  }
+  // A better ring is known: p1 > p3 > p2 > p4, and the others in their order.
+  void FindARing() {
+    Measure([this](uint64_t from, uint64_t to) {
+      static constexpr uint64_t kNext[] = {0, 3, 4, 2};
+      const uint64_t next = from < 4 ? kNext[from] : from % peers_ + 1;
+      return to == next ? 10 : 2;
+    });
+    h_.Wait(6000);
+    ASSERT_EQ(h_.ring_orders().size(), 1u);
+    h_.AnswerRing();
+    ASSERT_EQ(h_.Notices("ring").size(), 1u);
+  }
+  void Vote() {
+    for (const auto& member : h_.Stored().members) {
+      if (member.joined) h_.LivelyVote(member.peer, member.member);
+    }
+    h_.Run();
+  }
+  std::vector<uint64_t> Ring() {
+    std::vector<uint64_t> ring;
+    for (const PeerView& peer : h_.View().ring) ring.push_back(peer.peer.value());
+    return ring;
+  }
+  bool Neighbours(uint64_t from, uint64_t to) {
+    const std::vector<uint64_t> ring = Ring();
+    for (size_t i = 0; i < ring.size(); ++i) {
+      if (ring[i] == from && ring[(i + 1) % ring.size()] == to) return true;
+    }
+    return false;
+  }
+
+  Harness h_;
+  uint64_t peers_ = 0;
+};
+
+TEST_F(RingOrderTest, TheNextBoundaryAdoptsABetterRingWithoutAFreeze) {
+  Enter(4);
+  FindARing();
+  EXPECT_EQ(Ring(), (std::vector<uint64_t>{1, 2, 3, 4}));
+  EXPECT_EQ(h_.Take(P(1)), Texts{}) << "ops and trainers go on";
+  EXPECT_EQ(h_.Notices("ring").front(),
+            "better ring found ring=p1,p3,p2,p4 slowest_mb_s=10.0 was=2.0 rtt_sum_ms=160 was=160");
+  Vote();
+  EXPECT_EQ(h_.Take(P(1)),
+            (Texts{"Prepare 3 base=2 boundary=3 attempt=0 members=m1@1,m2@2,m3@2,m4@2 "
+                   "ring=p1,p3,p2,p4",
+                   "Commit 3", "VoteResult m1 number=2 epoch=3"}));
+  EXPECT_EQ(Ring(), (std::vector<uint64_t>{1, 3, 2, 4}));
+  EXPECT_EQ(h_.Notices("ring").back(),
+            "ring ordered anew epoch=3 ring=p1,p3,p2,p4 slowest_mb_s=10.0 was=2.0 rtt_sum_ms=160 "
+            "was=160");
+  EXPECT_EQ(h_.View().ring_epoch, Epoch(3));
+  EXPECT_EQ(h_.Stored().attempt, Epoch());
+  Vote();
+  EXPECT_EQ(h_.Take(P(2)).back(), "VoteResult m2 number=2 epoch=3");
+}
+
+TEST_F(RingOrderTest, RanksStayWhatTheyAre) {
+  Enter(4);
+  FindARing();
+  Vote();
+  h_.LivelyLeave(P(3), M(3));
+  h_.Run();
+  const std::vector<control::MemberInfo>& members = h_.Prepared(P(1)).members;
+  ASSERT_EQ(members.size(), 3u);
+  EXPECT_EQ(members[0].member, M(1));
+  EXPECT_EQ(members[1].member, M(2));
+  EXPECT_EQ(members[2].member, M(4));
+  EXPECT_EQ(Ring(), (std::vector<uint64_t>{1, 2, 4}));
+  EXPECT_EQ(h_.Stored().members[1].member, M(2));
+}
+
+TEST_F(RingOrderTest, NoiseChangesNothing) {
+  Enter(5);
+  Measure([](uint64_t from, uint64_t to) { return 100 + (from * 7 + to * 3) % 9; });
+  h_.Wait(6000);
+  ASSERT_EQ(h_.ring_orders().size(), 1u);
+  h_.AnswerRing();
+  EXPECT_EQ(h_.Notices("ring"), Texts{});
+  Measure([](uint64_t from, uint64_t to) { return 100 + (from * 7 + to * 3 + 1) % 9; });
+  h_.Wait(20000);
+  EXPECT_EQ(h_.ring_orders().size(), 1u) << "it was looked for a moment ago";
+}
+
+TEST_F(RingOrderTest, NothingIsSolvedWhereNothingWasMeasured) {
+  Enter(4);
+  h_.Wait(3600000);
+  EXPECT_TRUE(h_.ring_orders().empty());
+  Measure([](uint64_t from, uint64_t to) { return from == 1 && to == 2 ? 2 : 0; });
+  h_.Wait(6000);
+  ASSERT_EQ(h_.ring_orders().size(), 1u);
+  h_.AnswerRing();
+  EXPECT_EQ(h_.Notices("ring"), Texts{}) << "nothing is known of any other ring";
+}
+
+TEST_F(RingOrderTest, ABlockedPairStaysApart) {
+  Enter(5);
+  h_.Lively(P(1)).cannot_reach = {P(3)};
+  h_.Lively(P(3)).cannot_reach = {P(1)};
+  h_.Say(P(1), control::LinkLost{Harness::G(), Epoch(2), P(3), "reset"});
+  h_.Wait(1000);
+  ASSERT_EQ(h_.View().blocked.size(), 1u);
+  // The ring would go from p1 to p3 and back to p1 if it could.
+  Measure([](uint64_t from, uint64_t to) {
+    if (from + to == 4) return 900;
+    return from == 1 && to == 2 ? 1 : 20;
+  });
+  h_.Wait(6000);
+  ASSERT_EQ(h_.ring_orders().size(), 1u);
+  h_.AnswerRing();
+  ASSERT_EQ(h_.Notices("ring").size(), 1u);
+  Vote();
+  EXPECT_FALSE(Neighbours(1, 3) || Neighbours(3, 1) || Neighbours(1, 2));
+  EXPECT_EQ(h_.Prepared(P(1)).blocked.size(), 1u);
+  EXPECT_FALSE(h_.Prepared(P(1)).freeze);
+}
+
+TEST_F(RingOrderTest, ARingWhosePairWasBlockedMeanwhileIsDropped) {
+  Enter(5);
+  FindARing();
+  const auto neighbours = h_.Notices("ring").front();
+  ASSERT_NE(neighbours.find("ring=p1,p3,"), std::string::npos) << neighbours;
+  h_.Lively(P(1)).cannot_reach = {P(3)};
+  h_.Lively(P(3)).cannot_reach = {P(1)};
+  h_.Say(P(1), control::LinkLost{Harness::G(), Epoch(2), P(3), "reset"});
+  h_.Wait(1000);
+  ASSERT_EQ(h_.View().blocked.size(), 1u);
+  const Epoch epoch = h_.Stored().committed;
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, epoch);
+}
+
+TEST_F(RingOrderTest, AnAnswerThatIsTooLateIsAskedForAgain) {
+  Enter(5);
+  MeasureASlowLink();
+  h_.Wait(6000);
+  ASSERT_EQ(h_.ring_orders().size(), 1u);
+  h_.LivelyLeave(P(5), M(5));
+  h_.Run();
+  h_.AnswerRing();
+  EXPECT_EQ(h_.Notices("ring"), Texts{});
+  h_.Wait(31000);
+  ASSERT_EQ(h_.ring_orders().size(), 2u);
+  EXPECT_EQ(h_.ring_orders().back().peers.size(), 4u);
+  h_.AnswerRing();
+  EXPECT_EQ(h_.Notices("ring").size(), 1u);
+}
+
+TEST_F(RingOrderTest, IsNotOrderedAnewAgainBeforeTheInterval) {
+  Enter(4);
+  FindARing();
+  Vote();
+  ASSERT_TRUE(Neighbours(1, 3));
+  Measure([](uint64_t from, uint64_t to) { return from == 1 && to == 3 ? 2 : 10; });
+  h_.Wait(290000);
+  EXPECT_EQ(h_.ring_orders().size(), 1u);
+  h_.Wait(11000);
+  ASSERT_EQ(h_.ring_orders().size(), 2u);
+  h_.AnswerRing();
+  Vote();
+  EXPECT_FALSE(Neighbours(1, 3));
+}
+
+TEST_F(RingOrderTest, AnIntervalOfZeroLeavesRingsAlone) {
+  h_ = Harness(1000, 0);
+  Enter(4);
+  MeasureASlowLink();
+  h_.Wait(60000);
+  EXPECT_TRUE(h_.ring_orders().empty());
+  EXPECT_EQ(h_.View().ring[0].next->bytes_per_second, 2 * kMega) << "they are shown";
+}
+
+TEST_F(RingOrderTest, APeerThatCannotBuildItsLinksKeepsTheRing) {
+  Enter(4);
+  FindARing();
+  h_.Lively(P(3)).cannot_reach = {P(2)};
+  Vote();
+  EXPECT_EQ(h_.Take(P(1)),
+            (Texts{"Prepare 3 base=2 boundary=3 attempt=0 members=m1@1,m2@2,m3@2,m4@2 "
+                   "ring=p1,p3,p2,p4",
+                   "Abort 3", "VoteResult m1 number=2 epoch=2"}));
+  EXPECT_EQ(h_.Notices("ring").back(),
+            "ring kept reason=p3 cannot reach p2: no route to 10.0.0.2:29700");
+  EXPECT_TRUE(h_.View().blocked.empty());
+  EXPECT_EQ(h_.View().members.size(), 4u);
+  // It is tried again, but not soon.
+  h_.Lively(P(3)).cannot_reach.clear();
+  h_.Wait(290000);
+  EXPECT_EQ(h_.ring_orders().size(), 1u);
+  h_.Wait(20000);
+  ASSERT_EQ(h_.ring_orders().size(), 2u);
+}
+
+TEST_F(RingOrderTest, APeerThatDoesNotAnswerKeepsTheRing) {
+  Enter(4);
+  FindARing();
+  h_.Lively(P(3)).mute = true;
+  Vote();
+  EXPECT_EQ(h_.View().preparing, Epoch(3));
+  h_.Wait(6500);
+  EXPECT_EQ(h_.View().preparing, Epoch());
+  EXPECT_EQ(h_.Take(P(1)).back(), "VoteResult m1 number=2 epoch=2");
+  EXPECT_EQ(h_.Notices("ring").back(), "ring kept reason=p3 did not answer in time");
+  EXPECT_EQ(h_.View().members.size(), 4u);
+}
+
+TEST_F(RingOrderTest, NobodyWaitsForAPeerThatIsAway) {
+  Enter(4);
+  FindARing();
+  Vote();
+  ASSERT_EQ(h_.Stored().committed, Epoch(3));
+  Measure([](uint64_t from, uint64_t to) { return from == 1 && to == 3 ? 2 : 10; });
+  h_.Wait(302000);
+  ASSERT_EQ(h_.ring_orders().size(), 2u);
+  h_.AnswerRing();
+  // It votes, and its stream breaks.
+  h_.LivelyVote(P(4), M(4));
+  h_.Close(P(4));
+  for (uint64_t n = 1; n <= 3; ++n) h_.LivelyVote(P(n), M(n));
+  h_.Run();
+  EXPECT_EQ(h_.Stored().committed, Epoch(3));
+  EXPECT_EQ(h_.Take(P(1)).back(), "VoteResult m1 number=3 epoch=3");
+  h_.Reattach(P(4));
+  h_.Run();
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, Epoch(4)) << "the boundary after that";
+}
+
+TEST_F(RingOrderTest, ANewcomerGoesFirst) {
+  Enter(4);
+  FindARing();
+  h_.AddLively(P(5));
+  h_.LivelyJoin(P(5), 1);
+  h_.Run();
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, Epoch(3));
+  EXPECT_EQ(Ring(), (std::vector<uint64_t>{1, 2, 3, 4, 5}));
+  peers_ = 5;
+  MeasureASlowLink();
+  h_.Wait(31000);
+  ASSERT_EQ(h_.ring_orders().size(), 2u);
+  h_.AnswerRing();
+  Vote();
+  EXPECT_EQ(h_.Stored().committed, Epoch(4));
+  EXPECT_FALSE(Neighbours(1, 2));
+}
+
+TEST_F(RingOrderTest, ADeathDuringThePreparationIsRepairedAsEver) {
+  Enter(5);
+  FindARing();
+  h_.Lively(P(3)).mute = true;
+  Vote();
+  ASSERT_EQ(h_.View().preparing, Epoch(3));
+  h_.Kill(P(3));
+  h_.Say(P(2), control::LinkLost{Harness::G(), Epoch(3), P(3), "reset"});
+  h_.Wait(2000);
+  EXPECT_EQ(h_.Stored().committed, Epoch(4));
+  EXPECT_TRUE(h_.Prepared(P(1)).freeze);
+  EXPECT_EQ(Ring(), (std::vector<uint64_t>{1, 2, 4, 5}));
+  EXPECT_EQ(h_.Take(P(1)).back(), "VoteResult m1 number=2 epoch=4");
+}
+
+TEST_F(RingOrderTest, ARestartForgetsItAndAnswersTheVotes) {
+  for (const bool kept : {false, true}) {
+    h_ = Harness();
+    Enter(4);
+    FindARing();
+    h_.CrashAt(1, kept);
+    Vote();
+    ASSERT_TRUE(h_.crashed());
+    h_.Boot();
+    for (uint64_t n = 1; n <= 4; ++n) h_.Reattach(P(n));
+    h_.Run();
+    EXPECT_EQ(h_.Stored().committed, Epoch(2)) << kept;
+    EXPECT_EQ(h_.Take(P(1)).back(), "VoteResult m1 number=2 epoch=2") << kept;
+    EXPECT_EQ(h_.View().members.size(), 4u);
+  }
+}
+
+TEST_F(RingOrderTest, AReportOfOthersLinksIsAgainstTheProtocol) {
+  Enter(3);
+  h_.Say(P(1), control::LinkReport{{{P(2), P(3), kMega, 1000, 0}}});
+  ASSERT_EQ(h_.closings().size(), 1u);
+  EXPECT_EQ(h_.closings().front(),
+            "against the protocol: a measurement of the link from p2 to p3, of which it is no end");
+}
+
+TEST_F(RingOrderTest, LinksAreShownUntilTheyAreOld) {
+  Enter(3);
+  h_.Say(P(1), control::LinkReport{
+                   {{P(1), P(2), 3 * kMega, 40000, 5000}, {P(1), P(77), kMega, 40000, 0}}});
+  const PeerView first = h_.View().ring[0];
+  ASSERT_TRUE(first.next);
+  EXPECT_EQ(first.next->bytes_per_second, 3 * kMega);
+  EXPECT_EQ(first.next->rtt_us, 40000u);
+  EXPECT_EQ(first.next->age_s, 5u);
+  EXPECT_FALSE(h_.View().ring[1].next);
+  h_.Wait(900000);
+  EXPECT_FALSE(h_.View().ring[0].next);
+}
+
+}  // namespace
+}  // namespace longhaul::coordinator

@@ -1,0 +1,43 @@
+#include "coordinator/loop/ring_worker.h"
+
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::coordinator {
+
+RingWorker::RingWorker(std::function<void(RingOrdered)> done)
+    : done_(std::move(done)), thread_([this] { Run(); }) {}
+
+RingWorker::~RingWorker() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  wake_.Signal();
+  thread_.join();
+}
+
+void RingWorker::Take(OrderRing order) {
+  {
+    MutexLock lock(&mutex_);
+    LH_CHECK(!order_) << "two rings at a time";
+    order_ = std::move(order);
+  }
+  wake_.Signal();
+}
+
+void RingWorker::Run() {
+  while (true) {
+    std::optional<OrderRing> order;
+    {
+      MutexLock lock(&mutex_);
+      while (!order_ && !stopping_) wake_.Wait(&mutex_);
+      if (stopping_) return;
+      order = std::exchange(order_, std::nullopt);
+    }
+    done_(Solve(*order));
+  }
+}
+
+}  // namespace longhaul::coordinator
