@@ -29,6 +29,7 @@
 #include "peerd/io/ring.h"
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/metrics/peer_metrics.h"
+#include "peerd/probe/link_watch.h"
 #include "peerd/runner/control_frames.h"
 #include "peerd/runner/op_runner.h"
 #include "peerd/runner/state_runner.h"
@@ -42,6 +43,8 @@ namespace {
 // How long closing lanes, sockets and the control stream may take at the end.
 constexpr int64_t kCloseUs = Seconds(2);
 constexpr int64_t kMetricsUs = Millis(500);
+// How often the coordinator hears of measured links at most.
+constexpr int64_t kReportUs = Seconds(2);
 const Outcome kLeaves{Code::kAborted, "the member leaves"};
 // Things that gRPC threads may have under way towards the reactor.
 constexpr size_t kInboxMax = 65536;
@@ -100,6 +103,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void WatchSignals();
   void OnSignal();
   void PublishMetrics();
+  void WatchLinks();
   // On the HTTP server's thread.
   HttpResponse Serve(const std::string& path) const;
 
@@ -192,6 +196,9 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   Tick coordinator_down_since_;
   std::string coordinator_error_ = "not tried yet";
   Tick metrics_due_;
+  LinkWatch link_watch_{self_};
+  Tick report_due_;
+  bool welcomed_ = false;  // by the coordinator, on this stream
   RelayCounts relays_;
   int signals_ = 0;
   bool drained_ = false;
@@ -313,10 +320,13 @@ void DaemonImpl::TakeInbox() {
         Post(CoordinatorDown{});
       }
       coordinator_up_ = false;
+      welcomed_ = false;
       coordinator_error_ = down->reason;
     } else {
       auto& message = std::get<control::CoordinatorMessage>(inbound);
       if (const auto* welcome = std::get_if<control::Welcome>(&message)) {
+        welcomed_ = true;
+        link_watch_.SayAllAgain();
         transport_->SetDetectMs(welcome->detect_ms);
         states_->SetDetectMs(welcome->detect_ms);
       }
@@ -551,8 +561,25 @@ void DaemonImpl::OnSignal() {
   Post(DrainRequested{ring_->Now() + Millis(options_.drain_timeout_ms)});
 }
 
+void DaemonImpl::WatchLinks() {
+  const Tick now = ring_->Now();
+  for (const LinkDelivery& seen : transport_->TakeDeliveries()) {
+    link_watch_.Add(seen.link.peer, {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us},
+                    now);
+  }
+  // Not before Hello has been answered: it is the first message of a stream.
+  if (!welcomed_ || now < report_due_) return;
+  report_due_ = now + kReportUs;
+  std::vector<PeerId> peers;
+  for (const LinkStats& link : transport_->GetLinkStats()) peers.push_back(link.link.peer);
+  link_watch_.Keep(peers);
+  const control::LinkReport report = link_watch_.TakeReport(now);
+  if (!report.links.empty()) control_->Send(report);
+}
+
 void DaemonImpl::PublishMetrics() {
   metrics_due_ = ring_->Now() + kMetricsUs;
+  WatchLinks();
   for (const auto& [group, traffic] : runner_->Traffic()) {
     core_->SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
   }

@@ -14,6 +14,10 @@
 #include "absl/strings/str_cat.h"
 
 namespace longhaul::peerd {
+
+// tcp_delivery.cc: the kernel's own header knows more of tcp_info than the C library's.
+std::optional<TcpDelivery> SystemTcpDelivery(int fd);
+
 namespace {
 
 absl::StatusOr<std::vector<SocketAddress>> GetAddresses(const HostPort& host_port, int flags) {
@@ -105,6 +109,8 @@ class SystemSocketsImpl final : public Sockets {
     }
     return absl::OkStatus();
   }
+
+  std::optional<TcpDelivery> Delivery(int fd) override { return SystemTcpDelivery(fd); }
 
   void ShutdownSend(int fd) override { shutdown(fd, SHUT_WR); }
   void Close(int fd) override { close(fd); }

@@ -48,6 +48,13 @@ struct StreamTuning {
   std::string congestion;  // "": system's
 };
 
+// What TCP has measured of one connection in the direction away from us.
+struct TcpDelivery {
+  uint64_t bytes_per_second = 0;   // acknowledged of late, as fast as it went; 0: nothing yet
+  bool limited_by_sender = false;  // we had too little to send for a higher rate
+  uint32_t rtt_us = 0;             // the shortest round trip; 0: none yet
+};
+
 // Every descriptor is close-on-exec and, except listeners, non-blocking. Threads: as the ring's.
 class Sockets {
  public:
@@ -61,6 +68,8 @@ class Sockets {
   // TCP_NODELAY, linear timeouts of thin streams, and what `tuning` says. InvalidArgument: unknown
   // congestion control.
   virtual absl::Status Tune(int fd, const StreamTuning& tuning) = 0;
+  // None: the system does not say.
+  virtual std::optional<TcpDelivery> Delivery(int fd) = 0;
   // Ends our direction once everything sent has gone out.
   virtual void ShutdownSend(int fd) = 0;
   virtual void Close(int fd) = 0;

@@ -40,6 +40,10 @@ void Lane::Tune(const StreamTuning& tuning) {
   if (socket_open_) (void)ring_->sockets().Tune(fd_, tuning);
 }
 
+std::optional<TcpDelivery> Lane::Delivery() const {
+  return socket_open_ ? ring_->sockets().Delivery(fd_) : std::nullopt;
+}
+
 void Lane::SetUserTimeout(uint32_t ms) {
   if (ms != user_timeout_ms_) Tune({.user_timeout_ms = ms, .congestion = ""});
 }

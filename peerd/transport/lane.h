@@ -146,6 +146,8 @@ class Lane {
   // The owner was not running: silence until now says nothing about the other side.
   void ForgiveSilence(int64_t us) { last_heard_ = last_heard_ + us; }
   const LaneStats& stats() const { return stats_; }
+  // None: it is closed, or the system does not say.
+  std::optional<TcpDelivery> Delivery() const;
 
  private:
   enum class State { kOpen, kFinishing, kAborting, kEnded };

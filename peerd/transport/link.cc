@@ -618,6 +618,22 @@ LaneStats Link::stats() const {
   return sum;
 }
 
+LinkDelivery Link::TakeDelivery() {
+  LinkDelivery sum{.link = options_.key};
+  for (DataLane& data : data_) {
+    const bool used = data.sent != std::exchange(data.sent_measured, data.sent);
+    if (!data.lane || !used) continue;
+    const std::optional<TcpDelivery> lane = data.lane->Delivery();
+    if (!lane) continue;
+    sum.bytes_per_second += lane->bytes_per_second;
+    sum.limited_by_sender = sum.limited_by_sender || lane->limited_by_sender;
+    if (sum.rtt_us == 0 || (lane->rtt_us != 0 && lane->rtt_us < sum.rtt_us)) {
+      sum.rtt_us = lane->rtt_us;
+    }
+  }
+  return sum;
+}
+
 void Link::OnLaneClosing(Lane* lane, bool given_up) {
   if (!alive()) return;
   if (given_up) {

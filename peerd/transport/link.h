@@ -167,6 +167,8 @@ class Link final : public LaneOwner {
   // No round trip took long of late.
   bool short_way() const;
   LaneStats stats() const;
+  // What the data lanes that were used since the last call have delivered.
+  LinkDelivery TakeDelivery();
 
  private:
   enum class State { kAlive, kFinishing, kBroken, kEnded };
@@ -179,7 +181,8 @@ class Link final : public LaneOwner {
     std::unique_ptr<Lane> lane;
     uint32_t index = 0;
     uint64_t serial = 0;
-    uint64_t sent = 0;  // segments that it pulled
+    uint64_t sent = 0;           // segments that it pulled
+    uint64_t sent_measured = 0;  // of those, when its delivery was looked at last
     std::deque<Record> records;
     // Of a lost one:
     bool told = false;      // LANE_LOST is sent

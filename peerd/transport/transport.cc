@@ -162,6 +162,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void SetDetectMs(uint32_t detect_ms) override;
   TransportStats GetStats() const override;
   std::vector<LinkStats> GetLinkStats() const override;
+  std::vector<LinkDelivery> TakeDeliveries() override;
   void Close() override;
   bool closed() const override;
 
@@ -1625,6 +1626,18 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
                         .rtt_us = peer.link->rtt_us(),
                         .bytes_sent = s.bytes_sent,
                         .bytes_received = s.bytes_received});
+    }
+  }
+  return result;
+}
+
+std::vector<LinkDelivery> TransportImpl::TakeDeliveries() {
+  std::vector<LinkDelivery> result;
+  for (const auto& [name, run] : runs_) {
+    for (const auto& [id, peer] : run.peers) {
+      if (peer.link == nullptr || !peer.link->open()) continue;
+      const LinkDelivery delivery = peer.link->TakeDelivery();
+      if (delivery.bytes_per_second != 0) result.push_back(delivery);
     }
   }
   return result;

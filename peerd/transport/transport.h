@@ -128,6 +128,14 @@ struct LinkStats {
   uint64_t bytes_received = 0;
 };
 
+// What TCP has seen one link carry away from us.
+struct LinkDelivery {
+  LinkKey link;
+  uint64_t bytes_per_second = 0;   // of the lanes that were used, together; 0: none was
+  bool limited_by_sender = false;  // some of them had too little to send
+  uint32_t rtt_us = 0;             // the shortest; 0: unknown
+};
+
 class Transport {
  public:
   // If it is not closed(), the ring must not be run any more, only destroyed.
@@ -182,6 +190,8 @@ class Transport {
   virtual void SetDetectMs(uint32_t detect_ms) = 0;
   virtual TransportStats GetStats() const = 0;
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
+  // Of the links whose data lanes were used since the last call: a system call for each such lane.
+  virtual std::vector<LinkDelivery> TakeDeliveries() = 0;
 
   // Stops listening and closes every lane in an orderly way. Of the listener only OnSegmentSent()
   // and OnReceivesDetached() are called after this. Run the ring until closed() or a deadline.

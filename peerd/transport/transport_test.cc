@@ -102,6 +102,33 @@ TEST_P(TransportTest, LinkComesUpWithItsLanesAndCarriesFramesAndSegmentsBothWays
   EXPECT_GT(links[0].rtt_us, 0);
 }
 
+TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
+  auto world = Make(2);
+  if (world->fake != nullptr) world->fake->SetDelivery({5000000, true, 700});
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  Transport& sender = *world->at(0).transport;
+  EXPECT_TRUE(sender.TakeDeliveries().empty()) << "nothing was sent";
+  constexpr uint32_t kBytes = 200000;
+  for (int i = 0; i < 2; ++i) world->at(i).memory.resize(16 * kBytes);
+  for (int i = 0; i < 16; ++i) world->at(0).Send(PeerId(2), i * kBytes, kBytes, 1000 + i);
+  ASSERT_TRUE(world->Until([&] { return world->at(1).segments == 16; }));
+  const std::vector<LinkDelivery> seen = sender.TakeDeliveries();
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_EQ(seen[0].link, (LinkKey{kRun, PeerId(2)}));
+  if (world->fake != nullptr) {
+    EXPECT_TRUE(seen[0].bytes_per_second == 5000000 || seen[0].bytes_per_second == 10000000)
+        << "one or both of two lanes";
+    EXPECT_TRUE(seen[0].limited_by_sender);
+    EXPECT_EQ(seen[0].rtt_us, 700u);
+  } else {
+    EXPECT_GT(seen[0].bytes_per_second, 0u);
+    EXPECT_GT(seen[0].rtt_us, 0u);
+  }
+  EXPECT_TRUE(sender.TakeDeliveries().empty());
+  EXPECT_TRUE(world->at(1).transport->TakeDeliveries().empty()) << "it sent nothing";
+}
+
 TEST_P(TransportTest, ThreePeersLinkPairwiseAndStandingLinksAreReportedAgain) {
   TransportOptions options;
   options.lanes = 3;

@@ -70,6 +70,7 @@ class ModelTransport final : public peerd::Transport {
   void SetDetectMs(uint32_t detect_ms) override { model_.detect_ms = detect_ms; }
   peerd::TransportStats GetStats() const override { return {}; }
   std::vector<peerd::LinkStats> GetLinkStats() const override { return {}; }
+  std::vector<peerd::LinkDelivery> TakeDeliveries() override { return {}; }
   void Close() override {}
   bool closed() const override { return true; }
 

@@ -1,0 +1,23 @@
+// Of its own, as <linux/tcp.h> and <netinet/tcp.h> cannot be in one file.
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <stddef.h>
+
+#include "peerd/io/sockets.h"
+
+namespace longhaul::peerd {
+
+std::optional<TcpDelivery> SystemTcpDelivery(int fd) {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return std::nullopt;
+  // Kernels before 4.9 know less.
+  if (bytes < offsetof(tcp_info, tcpi_delivery_rate) + sizeof info.tcpi_delivery_rate) {
+    return std::nullopt;
+  }
+  // All ones: none was taken.
+  const uint32_t rtt_us = info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt;
+  return TcpDelivery{info.tcpi_delivery_rate, info.tcpi_delivery_rate_app_limited != 0, rtt_us};
+}
+
+}  // namespace longhaul::peerd

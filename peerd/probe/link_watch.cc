@@ -1,0 +1,69 @@
+#include "peerd/probe/link_watch.h"
+
+#include <algorithm>
+
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr Tick kNotSaid{INT64_MIN / 2};
+
+bool Differs(uint64_t a, uint64_t b) {
+  const uint64_t high = std::max(a, b);
+  return high - std::min(a, b) > high / 20;
+}
+
+}  // namespace
+
+void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
+  if (peer == self_) return;
+  Watched& link = links_[peer];
+  if (sample.rtt_us != 0) {
+    link.rtt_us = link.rtt_us == 0 ? sample.rtt_us : std::min(link.rtt_us, sample.rtt_us);
+  }
+  if (sample.bytes_per_second == 0) return;
+  while (!link.samples.empty() && now - link.samples.front().first > kWindow) {
+    link.samples.pop_front();
+  }
+  // A sender that had too little to send shows what the link carries at least.
+  const uint64_t known = link.samples.empty() ? link.rate : link.samples.front().second;
+  if (sample.limited_by_sender && sample.bytes_per_second < known) return;
+  if (sample.limited_by_sender && known == 0) return;
+  while (!link.samples.empty() && link.samples.back().second <= sample.bytes_per_second) {
+    link.samples.pop_back();
+  }
+  link.samples.emplace_back(now, sample.bytes_per_second);
+  if (link.samples.size() > kSamplesMax) link.samples.pop_front();
+  link.rate = link.samples.front().second;
+  link.at = now;
+}
+
+control::LinkReport LinkWatch::TakeReport(Tick now) {
+  control::LinkReport report;
+  for (auto& [peer, link] : links_) {
+    if (link.rate == 0 || now - link.at > kForget) continue;
+    if (report.links.size() >= kLinkMeasuresMax) break;
+    const bool changed =
+        Differs(link.rate, link.said_rate) || Differs(link.rtt_us, link.said_rtt_us);
+    if (!changed && now - link.said_at < kRepeat) continue;
+    link.said_rate = link.rate;
+    link.said_rtt_us = link.rtt_us;
+    link.said_at = now;
+    report.links.push_back(
+        {self_, peer, link.rate, link.rtt_us, static_cast<uint32_t>((now - link.at) / Millis(1))});
+  }
+  return report;
+}
+
+void LinkWatch::SayAllAgain() {
+  for (auto& [peer, link] : links_) link.said_at = kNotSaid;
+}
+
+void LinkWatch::Keep(const std::vector<PeerId>& peers) {
+  std::erase_if(links_, [&peers](const auto& entry) {
+    return std::find(peers.begin(), peers.end(), entry.first) == peers.end();
+  });
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,65 @@
+// What this peer has seen its links carry, and what of it the coordinator is to hear.
+//
+// From real traffic only, by what TCP measures of it: the rate at which data was acknowledged while
+// the network, and not the sender, set the pace (as BBR takes its samples: Cardwell et al., 2016).
+// Of the samples of the last kWindow the highest counts, since a rate is lower whenever the link is
+// shared with other traffic of ours; a link that became slower shows once that has passed.
+//
+// Plain value: no clock, no thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/tick.h"
+#include "proto/control/messages.h"
+
+namespace longhaul::peerd {
+
+// Of all lanes of a link together, since the last sample.
+struct RateSample {
+  uint64_t bytes_per_second = 0;  // 0: nothing was sent
+  // The sender had too little to send for some of them: the link may carry more.
+  bool limited_by_sender = false;
+  uint32_t rtt_us = 0;  // the shortest; 0: unknown
+};
+
+class LinkWatch {
+ public:
+  static constexpr int64_t kWindow = Seconds(20);
+  // Said again before the coordinator forgets it, as long as it is known.
+  static constexpr int64_t kRepeat = Seconds(300);
+  // A measurement that is not confirmed is not repeated for longer.
+  static constexpr int64_t kForget = Seconds(600);
+  static constexpr size_t kSamplesMax = 64;  // of one link; then the oldest goes
+
+  explicit LinkWatch(PeerId self) : self_(self) {}
+
+  void Add(PeerId peer, const RateSample& sample, Tick now);
+  // What has changed by more than a twentieth since it was said, and what is due again.
+  control::LinkReport TakeReport(Tick now);
+  // A coordinator that has heard nothing.
+  void SayAllAgain();
+  // Links to others are forgotten.
+  void Keep(const std::vector<PeerId>& peers);
+
+ private:
+  struct Watched {
+    std::deque<std::pair<Tick, uint64_t>> samples;  // falling rates, the highest first
+    uint64_t rate = 0;                              // the last known
+    uint32_t rtt_us = 0;
+    Tick at;  // of the last sample that counted
+    uint64_t said_rate = 0;
+    uint32_t said_rtt_us = 0;
+    Tick said_at{INT64_MIN / 2};
+  };
+
+  const PeerId self_;
+  std::map<PeerId, Watched> links_;
+};
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,93 @@
+#include "peerd/probe/link_watch.h"
+
+#include "gtest/gtest.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using control::LinkMeasure;
+
+constexpr uint64_t kMega = 1000000;
+const PeerId kSelf(1), kOther(2), kThird(3);
+
+Tick At(int64_t seconds) { return Tick{} + Seconds(1000 + seconds); }
+
+TEST(LinkWatch, SaysWhatALinkCarried) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {10 * kMega, false, 40000}, At(0));
+  watch.Add(kThird, {0, false, 30000}, At(0));
+  EXPECT_EQ(watch.TakeReport(At(2)).links,
+            (std::vector<LinkMeasure>{{kSelf, kOther, 10 * kMega, 40000, 2000}}));
+  EXPECT_TRUE(watch.TakeReport(At(3)).links.empty()) << "it was said";
+}
+
+TEST(LinkWatch, SaysOnlyWhatHasChanged) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {100 * kMega, false, 40000}, At(0));
+  watch.TakeReport(At(0));
+  watch.Add(kOther, {104 * kMega, false, 40000}, At(1));
+  EXPECT_TRUE(watch.TakeReport(At(1)).links.empty());
+  watch.Add(kOther, {110 * kMega, false, 40000}, At(2));
+  EXPECT_EQ(watch.TakeReport(At(2)).links.at(0).bytes_per_second, 110 * kMega);
+  watch.Add(kOther, {110 * kMega, false, 20000}, At(3));
+  EXPECT_EQ(watch.TakeReport(At(3)).links.at(0).rtt_us, 20000u);
+}
+
+TEST(LinkWatch, TheHighestOfTheWindowCounts) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {100 * kMega, false, 1000}, At(0));
+  watch.Add(kOther, {30 * kMega, false, 1000}, At(5));
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(10));
+  EXPECT_EQ(watch.TakeReport(At(10)).links.at(0).bytes_per_second, 100 * kMega);
+  watch.Add(kOther, {20 * kMega, false, 1000}, At(21));
+  EXPECT_EQ(watch.TakeReport(At(21)).links.at(0).bytes_per_second, 60 * kMega)
+      << "the highest one is too old";
+}
+
+TEST(LinkWatch, ASenderWithTooLittleToSendShowsALinkIsFasterAndNeverSlower) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {5 * kMega, true, 1000}, At(0));
+  EXPECT_TRUE(watch.TakeReport(At(0)).links.empty()) << "it says next to nothing";
+  watch.Add(kOther, {50 * kMega, false, 1000}, At(1));
+  watch.Add(kOther, {20 * kMega, true, 1000}, At(2));
+  watch.Add(kOther, {20 * kMega, true, 1000}, At(40));
+  EXPECT_EQ(watch.TakeReport(At(40)).links.at(0).bytes_per_second, 50 * kMega);
+  watch.Add(kOther, {80 * kMega, true, 1000}, At(41));
+  EXPECT_EQ(watch.TakeReport(At(41)).links.at(0).bytes_per_second, 80 * kMega);
+}
+
+TEST(LinkWatch, SaysItAgainBeforeItIsForgotten) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {50 * kMega, false, 1000}, At(0));
+  EXPECT_EQ(watch.TakeReport(At(0)).links.size(), 1u);
+  EXPECT_TRUE(watch.TakeReport(At(299)).links.empty());
+  EXPECT_EQ(watch.TakeReport(At(300)).links.at(0).age_ms, 300000u);
+  EXPECT_TRUE(watch.TakeReport(At(601)).links.empty()) << "nobody has confirmed it for long";
+  watch.SayAllAgain();
+  EXPECT_TRUE(watch.TakeReport(At(601)).links.empty());
+}
+
+TEST(LinkWatch, ANewCoordinatorHearsAllOfIt) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {50 * kMega, false, 1000}, At(0));
+  watch.Add(kThird, {60 * kMega, false, 1000}, At(0));
+  EXPECT_EQ(watch.TakeReport(At(0)).links.size(), 2u);
+  watch.SayAllAgain();
+  EXPECT_EQ(watch.TakeReport(At(1)).links.size(), 2u);
+  watch.Keep({kThird});
+  watch.SayAllAgain();
+  EXPECT_EQ(watch.TakeReport(At(2)).links.at(0).to, kThird);
+}
+
+TEST(LinkWatch, KeepsFewSamples) {
+  LinkWatch watch(kSelf);
+  for (int i = 0; i < 1000; ++i) {
+    watch.Add(kOther, {(2000 - static_cast<uint64_t>(i)) * kMega, false, 1000}, At(0) + Millis(i));
+  }
+  // The oldest are gone, though they were higher.
+  EXPECT_EQ(watch.TakeReport(At(1)).links.at(0).bytes_per_second,
+            (2000 - 1000 + LinkWatch::kSamplesMax) * kMega);
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
