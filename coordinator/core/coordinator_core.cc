@@ -49,6 +49,9 @@ class CoordinatorCore::Impl : public PeerDirectory {
   bool HeardWithin(PeerId peer, int64_t us) const override;
   bool Draining(PeerId peer) const override;
   bool CohortBegun(const std::string& run, PeerId peer, const std::string& cohort) const override;
+  control::LinkCost CostOf(const std::vector<PeerId>& ring) const override {
+    return links_.Cost(ring, now_);
+  }
   Tick Now() const override { return now_; }
 
  private:

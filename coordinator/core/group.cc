@@ -678,6 +678,7 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   for (PeerId peer : PeersOf(next.survivors)) next.answers[peer];
   for (PeerId peer : PeersOf(next.joiners)) next.answers[peer];
   ChooseRing(now, &next);
+  next.cost = directory_->CostOf(next.ring);
   const control::BlockedPairs before = BlockedAmong(OrderOf(PeersOf(next.survivors)));
   if (!next.freeze &&
       !std::includes(next.blocked.begin(), next.blocked.end(), before.begin(), before.end())) {
@@ -933,8 +934,8 @@ control::PrepareEpoch Group::MakePrepare() const {
   message.freeze = p.freeze;
   message.token = EpochToken(run_secret_, record_.group.group, p.epoch);
   message.cause = p.cause;
-
   message.blocked = p.blocked;
+  message.cost = p.cost;
 
   std::map<PeerId, const PeerRecord*> records;
   for (const PeerRecord& peer : record_.peers) records[peer.peer] = &peer;
@@ -1735,7 +1736,8 @@ void Group::AddTo(Digester* digest) const {
   if (!preparation_) return;
   const Preparation& p = *preparation_;
   digest->Add(p.epoch).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
-  digest->Add(uint64_t{p.reorders});
+  digest->Add(uint64_t{p.reorders}).Add(uint64_t{p.cost.latency_us});
+  digest->Add(p.cost.bytes_per_second).Add(p.cost.ring_bytes_per_second);
   digest->Add(p.cause).Add(p.changed).Add(p.blocked.size());
   for (PeerId peer : p.ring) digest->Add(peer);
   for (const control::BlockedPair& pair : p.blocked) digest->Add(pair.a).Add(pair.b);

@@ -52,6 +52,8 @@ class PeerDirectory {
   // A member of the cohort of this peer is admitted in some group, or about to be.
   virtual bool CohortBegun(const std::string& run, PeerId peer,
                            const std::string& cohort) const = 0;
+  // Of the links between the peers of the ring, as measured.
+  virtual control::LinkCost CostOf(const std::vector<PeerId>& ring) const = 0;
   // Of the step that is running.
   virtual Tick Now() const = 0;
 };
@@ -187,6 +189,7 @@ class Group {
     std::map<PeerId, Answer> answers;  // exactly the peers of survivors and joiners
     std::vector<PeerId> ring;          // the same peers
     control::BlockedPairs blocked;     // as told to them
+    control::LinkCost cost;            // as told to them
     Tick begun;                        // of the first in an unbroken series of preparations
     uint32_t rebuilds = 0;             // lost links in that series
     bool widened = false;              // in that series, by newcomers that waited

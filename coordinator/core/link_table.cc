@@ -92,6 +92,26 @@ LinkMatrix LinkTable::Matrix(const std::vector<PeerId>& peers, Tick now) const {
   return matrix;
 }
 
+control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring, Tick now) const {
+  std::map<PeerId, PeerId> next;
+  for (size_t i = 0; i < ring.size(); ++i) next.emplace(ring[i], ring[(i + 1) % ring.size()]);
+  const auto lower = [](uint64_t* least, uint64_t rate) {
+    if (rate != 0 && (*least == 0 || rate < *least)) *least = rate;
+  };
+  control::LinkCost cost;
+  for (const auto& [from, row] : links_) {
+    const auto sender = next.find(from);
+    if (sender == next.end()) continue;
+    for (const auto& [to, link] : row) {
+      if (!next.contains(to) || now - link.at >= kLinkExpires) continue;
+      cost.latency_us = std::max(cost.latency_us, link.rtt_us / 2);
+      lower(&cost.bytes_per_second, link.bytes_per_second);
+      if (to == sender->second) lower(&cost.ring_bytes_per_second, link.bytes_per_second);
+    }
+  }
+  return cost;
+}
+
 void LinkTable::AddTo(Digester* digest) const {
   digest->Add(size_);
   for (const auto& [from, row] : links_) {

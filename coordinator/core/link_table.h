@@ -42,6 +42,8 @@ class LinkTable {
   void Forget(PeerId peer);
   // Between these peers, by their places in the list; latencies are there and back.
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
+  // The worst of what is known between the peers of this ring.
+  control::LinkCost Cost(const std::vector<PeerId>& ring, Tick now) const;
   size_t size() const { return size_; }
 
   void AddTo(Digester* digest) const;

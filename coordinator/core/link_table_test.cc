@@ -61,6 +61,20 @@ TEST(LinkTable, ForgetsWhatIsOldAndWhoIsGone) {
   EXPECT_FALSE(links.Find(kB, kC, later));
 }
 
+TEST(LinkTable, TheWorstOfWhatIsKnownIsTheCostOfAGroup) {
+  LinkTable links;
+  EXPECT_EQ(links.Cost({kA, kB, kC}, kNow), control::LinkCost{});
+  links.Take({kA, kB, 2000000, 50000}, kNow);
+  links.Take({kB, kA, 1000000, 0}, kNow);
+  links.Take({kB, kC, 0, 70000}, kNow);
+  links.Take({kC, PeerId(9), 10, 900000}, kNow);
+  links.Take({kC, kA, 3000000, 20000, 60000}, kNow);
+  EXPECT_EQ(links.Cost({kA, kB, kC}, kNow), (control::LinkCost{35000, 1000000, 2000000}));
+  EXPECT_EQ(links.Cost({kA, kC, kB}, kNow), (control::LinkCost{35000, 1000000, 1000000}));
+  EXPECT_EQ(links.Cost({kC, kA}, kNow + (kLinkExpires - Seconds(30))), control::LinkCost{})
+      << "it is too old";
+}
+
 TEST(LinkTable, IsBounded) {
   LinkTable links;
   for (uint64_t i = 0; i < kLinksMax; ++i) {

@@ -102,6 +102,16 @@ TEST_F(RingOrderTest, TheNextBoundaryAdoptsABetterRingWithoutAFreeze) {
   EXPECT_EQ(h_.Take(P(2)).back(), "VoteResult m2 number=2 epoch=3");
 }
 
+TEST_F(RingOrderTest, AllPeersHearWhatTheLinksCostWhenAnEpochIsPrepared) {
+  Enter(4);
+  EXPECT_EQ(h_.Prepared(P(1)).cost, control::LinkCost{});
+  FindARing();
+  Vote();
+  for (uint64_t n = 1; n <= 4; ++n) {
+    EXPECT_EQ(h_.Prepared(P(n)).cost, (control::LinkCost{20000, 2 * kMega, 10 * kMega}));
+  }
+}
+
 TEST_F(RingOrderTest, RanksStayWhatTheyAre) {
   Enter(4);
   FindARing();

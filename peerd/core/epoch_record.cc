@@ -145,6 +145,7 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   for (const control::PeerInfo& peer : prepare.peers) record.ring.push_back(peer.peer);
   record.blocked = prepare.blocked;
   record.cause = prepare.cause;
+  record.cost = prepare.cost;
   return record;
 }
 
@@ -200,6 +201,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   participants->ring = ring ? *std::move(ring) : std::move(order);
   participants->epoch_ring = record.ring;
   participants->blocked = record.blocked;
+  participants->cost = record.cost;
   cached = std::move(participants);
   return cached;
 }
@@ -214,6 +216,8 @@ void EpochHistory::AddTo(Digester* digest) const {
     }
     for (const PeerId peer : record.ring) digest->Add(peer);
     for (const auto& [a, b] : record.blocked) digest->Add(a).Add(b);
+    digest->Add(uint64_t{record.cost.latency_us}).Add(record.cost.bytes_per_second);
+    digest->Add(record.cost.ring_bytes_per_second);
   }
 }
 

@@ -26,6 +26,7 @@ struct EpochRecord {
   std::vector<PeerId> ring;
   control::BlockedPairs blocked;
   std::string cause;
+  control::LinkCost cost;
 
   // -1 if it is none of the members.
   int RankOf(MemberId member) const;
@@ -51,6 +52,7 @@ struct Participants {
   // Of the epoch, those who take no part included.
   std::vector<PeerId> epoch_ring;
   control::BlockedPairs blocked;
+  control::LinkCost cost;
 
   bool HasPeer(PeerId peer) const;
   int RankOf(MemberId member) const;

@@ -97,6 +97,17 @@ TEST(EpochHistory, AnOpKeepsItsRingWhenAnEpochThatOnlyAdmitsOrdersItAnew) {
   EXPECT_EQ(history.For(Epoch(1))->ring, Peers({1, 2, 3}));
 }
 
+TEST(EpochHistory, AnOpKeepsTheCostOfTheEpochThatItRunsIn) {
+  EpochHistory history;
+  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}});
+  history.Add(RecordOf(prepare));
+  prepare = MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}});
+  prepare.cost = {40000, 5000000, 7000000};
+  history.Add(RecordOf(prepare));
+  EXPECT_EQ(history.For(Epoch(1))->cost, control::LinkCost{}) << "nothing was known then";
+  EXPECT_EQ(history.For(Epoch(2))->cost, (control::LinkCost{40000, 5000000, 7000000}));
+}
+
 TEST(EpochHistory, WithoutNewcomersTheRingAvoidsBlockedPairsInItsOwnOrder) {
   EpochHistory history;
   // Without peer 5 the neighbours of peer 1 would be 3 and 4.

@@ -584,6 +584,10 @@ void Put(const PrepareEpoch& in, v1::PrepareEpoch* out) {
   }
   out->set_token(in.token);
   out->set_cause(Text(in.cause));
+  if (in.cost == LinkCost{}) return;
+  out->mutable_cost()->set_latency_us(in.cost.latency_us);
+  out->mutable_cost()->set_bytes_per_second(in.cost.bytes_per_second);
+  out->mutable_cost()->set_ring_bytes_per_second(in.cost.ring_bytes_per_second);
 }
 
 absl::Status GetPeers(const v1::PrepareEpoch& in, PrepareEpoch* out, Unique<PeerId>* peers) {
@@ -666,6 +670,8 @@ absl::Status Get(const v1::PrepareEpoch& in, PrepareEpoch* out) {
   }
   out->token = in.token();
   out->cause = Text(in.cause());
+  out->cost = {in.cost().latency_us(), in.cost().bytes_per_second(),
+               in.cost().ring_bytes_per_second()};
   return absl::OkStatus();
 }
 

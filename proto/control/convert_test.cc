@@ -129,6 +129,7 @@ class Generator {
     if (m.peers.size() >= 5 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(2), PeerId(5)});
     m.token = std::string("\0\xff", 2) + Label();
     m.cause = Words();
+    if (prng_.Chance(0.5)) m.cost = {static_cast<uint32_t>(Any()), Any(), prng_.Next()};
     return m;
   }
   CommitEpoch MakeCommitEpoch() {

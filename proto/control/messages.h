@@ -295,6 +295,15 @@ struct PeerInfo {
   friend bool operator==(const PeerInfo&, const PeerInfo&) = default;
 };
 
+// What the links of a group cost, as far as they were measured when the epoch was prepared: told to
+// all peers alike, so that what they compute from it comes out the same at each.
+struct LinkCost {
+  uint32_t latency_us = 0;             // one way between the two that are farthest apart; 0: unknown
+  uint64_t bytes_per_second = 0;       // of the slowest direction of a link; 0: unknown
+  uint64_t ring_bytes_per_second = 0;  // of the slowest from a peer to the next; 0: unknown
+  friend bool operator==(const LinkCost&, const LinkCost&) = default;
+};
+
 // Build what the epoch needs, answer EpochReady or EpochFailed. Replaces an earlier PrepareEpoch
 // of the group that was not committed.
 struct PrepareEpoch {
@@ -311,6 +320,7 @@ struct PrepareEpoch {
   BlockedPairs blocked;
   std::string token;  // secret of this epoch: authenticates lanes
   std::string cause;
+  LinkCost cost;
   friend bool operator==(const PrepareEpoch&, const PrepareEpoch&) = default;
 };
 
