@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "proto/wire/limits.h"
-
 namespace longhaul::peerd {
 namespace {
 
@@ -43,7 +41,7 @@ control::LinkReport LinkWatch::TakeReport(Tick now) {
   control::LinkReport report;
   for (auto& [peer, link] : links_) {
     if (link.rate == 0 || now - link.at > kForget) continue;
-    if (report.links.size() >= kLinkMeasuresMax) break;
+    if (report.links.size() >= control::kLinkMeasuresMax) break;
     const bool changed =
         Differs(link.rate, link.said_rate) || Differs(link.rtt_us, link.said_rtt_us);
     if (!changed && now - link.said_at < kRepeat) continue;
