@@ -426,6 +426,7 @@ class Loop {
     std::visit([&](const auto& m) { Handle(from, m); }, message);
     Advance();
   }
+  void Handle(PeerId, const control::LinkReport&) {}  // the core sends none
   void Handle(PeerId from, const control::Hello& m) {
     Epoch committed;
     std::set<MemberId> named;

@@ -195,9 +195,7 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       // Freezes an op whose links all stand.
       Make("evict_one_of_two", 2,
            {Inside(0, {PostRing(1)}), Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}, 1),
-      Measured(Make("ring", 3,
-                    {Inside(0, {Step(), PostRing(1)}), Inside(1, {Step(), PostRing(1)}),
-                     Inside(2, {Step(), PostRing(1)})})),
+      Measured(Make("ring", 3, {Inside(0, {Step()}), Inside(1, {Step()}), Inside(2, {Step()})})),
       Measured(Make("ring_during_an_op", 3,
                     {Inside(0, {PostRing(1), Step(), PostRing(2)}),
                      Inside(1, {PostRing(1), Step(), PostRing(2)}),
