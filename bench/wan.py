@@ -172,9 +172,14 @@ def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tupl
         yield wan, team
 
 
-def op_seconds(team: Team, ops: int) -> list[float]:
-    """Of each op, at the slowest trainer; one before them is not counted."""
-    return [team.op() for _ in range(ops + 1)][1:]
+def op_seconds(team: Team, ops: int, warm: int = 1) -> list[float]:
+    """Of each op, at the slowest trainer; so many before them are not counted."""
+    return [team.op() for _ in range(warm + ops)][warm:]
+
+
+def lanes_used(wan: Wan) -> list[int]:
+    """Data lanes of each host on which it sends, over all of its links."""
+    return [int(host.metric("longhaul_peerd_lanes_used")) for host in wan.hosts]
 
 
 def lanes_of(wan: Wan) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -258,6 +263,8 @@ def emit(line: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
 
 def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Namespace) -> dict[str, Any]:
     hosts = len(wan.hosts)
+    # peerd finds out how many lanes are of use while ops go on.
+    warm = args.warm_ops if lanes == "auto" else 1
     ring = [(host, wan.hosts[(i + 1) % hosts]) for i, host in enumerate(wan.hosts)]
     judge = Judge(wan)
     many = iperf(ring[:1], IPERF_FLOWS, args.congestion, args.iperf_seconds)[0]
@@ -266,8 +273,8 @@ def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Nam
     iperf_verdict = judge.verdict()
     judge = Judge(wan)
     cpu = team.cpu_seconds()
-    seconds = op_seconds(team, args.ops)
-    cpu = (team.cpu_seconds() - cpu) / (args.ops + 1)
+    seconds = op_seconds(team, args.ops, warm)
+    cpu = (team.cpu_seconds() - cpu) / (args.ops + warm)
     verdict = judge.verdict()
     shares = [[flow["delivered_bytes"] for flow in flows] for flows in lanes_of(wan).values()]
     median = statistics.median(seconds)
@@ -296,6 +303,7 @@ def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Nam
         "cpu_s_per_op": round(cpu, 2),
         # Of each link: how much the laziest of its lanes carried, of what the busiest did.
         "laziest_lane": [round(min(share) / max(share), 3) for share in shares],
+        "lanes_used": lanes_used(wan),
         "tcp": tcp_of(wan),
     }
 
@@ -365,6 +373,12 @@ def main() -> int:
     parser.add_argument("--congestion", default="cubic", help="of lanes and of iperf3 (default cubic)")
     parser.add_argument("--mib", type=int, default=64, help="the tensor (default 64)")
     parser.add_argument("--ops", type=int, default=5, help="counted ops of a case (default 5)")
+    parser.add_argument(
+        "--warm-ops",
+        type=int,
+        default=12,
+        help="ops before them with automatic lanes, whose number is being found (default 12)",
+    )
     parser.add_argument("--iperf-seconds", type=int, default=6, help="counted seconds of an iperf3 run (default 6)")
     parser.add_argument("--queue", default="50ms", help="in front of each rate (default 50ms)")
     parser.add_argument("--seed", type=int, default=1, help="of the losses (default 1)")

@@ -70,9 +70,9 @@ struct AttemptSpec {
   // By source: false: its contents are left out, it gets the result all the same. Empty: all count.
   std::vector<bool> counts;
   // At most; smaller ops are cut finer (plan.h). The same at every peer, and at least 64.
-  uint32_t segment_bytes = 512 << 10;
+  uint32_t segment_bytes = 128 << 10;
   // Own input that is handed to the sink and not Sent, at most (but one segment always): segments
-  // that others wait for then find a short queue while they are hot in cache. Many lanes need more.
+  // that others wait for then find a short queue while they are hot in cache. Long ways need more.
   uint64_t window_bytes = 8 << 20;
 };
 

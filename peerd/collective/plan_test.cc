@@ -82,10 +82,12 @@ TEST(PlanOfExtremesTest, LargestTensorAndManyPositionsDoNotOverflow) {
   EXPECT_EQ(plan.Find({kBytes - (4 << 20), 4 << 20}), plan.segments() - 1);
 }
 
-TEST(PlanOfExtremesTest, SmallChunksAreCutIntoFour) {
-  EXPECT_EQ(Plan(1 << 20, 2, 512 << 10).segment_bytes(), 128u << 10);
+TEST(PlanOfExtremesTest, ChunksAreCutFineButNotBelowWhatACallIsWorth) {
   EXPECT_EQ(Plan(64 << 10, 2, 512 << 10).segment_bytes(), 64u << 10);
-  EXPECT_EQ(Plan(64 << 20, 2, 512 << 10).segment_bytes(), 512u << 10);
+  EXPECT_EQ(Plan(32 << 20, 2, 512 << 10).segment_bytes(), 64u << 10);
+  EXPECT_EQ(Plan(64 << 20, 2, 512 << 10).segment_bytes(), 128u << 10);
+  EXPECT_EQ(Plan(512 << 20, 2, 512 << 10).segment_bytes(), 512u << 10);
+  EXPECT_EQ(Plan(64 << 20, 2, 96 << 10).segment_bytes(), 96u << 10);
 }
 
 }  // namespace

@@ -71,6 +71,8 @@ class FakeRing final : public Ring, private Sockets {
   size_t open_sockets() const { return sockets_.size(); }
   // Congestion controls of all connected sockets.
   std::set<std::string> congestions() const;
+  // Sockets that were set up for a long way, those that are closed included.
+  size_t long_ways() const { return long_ways_.size(); }
   // Memory that is registered now, by buffer: where it begins and how long it is.
   const std::map<int, std::pair<const void*, size_t>>& registered() const { return registered_; }
   // RegisterBuffer() finds memory from here on untouched; nullptr: none.
@@ -163,6 +165,7 @@ class FakeRing final : public Ring, private Sockets {
   absl::StatusOr<int> Open(int family) override;
   absl::Status Tune(int fd, const StreamTuning& tuning) override;
   std::optional<TcpDelivery> Delivery(int) override { return delivery_; }
+  void SetLongWay(int fd) override { long_ways_.insert(fd); }
   void ShutdownSend(int fd) override;
   void Close(int fd) override;
   void Abort(int fd) override;
@@ -211,6 +214,7 @@ class FakeRing final : public Ring, private Sockets {
   std::map<int, Fault> faults_;
   std::set<std::string> refusing_;
   std::optional<TcpDelivery> delivery_;
+  std::set<int> long_ways_;
   struct Completion {
     IoId id;
     IoResult result;

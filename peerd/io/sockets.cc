@@ -112,6 +112,13 @@ class SystemSocketsImpl final : public Sockets {
 
   std::optional<TcpDelivery> Delivery(int fd) override { return SystemTcpDelivery(fd); }
 
+  void SetLongWay(int fd) override {
+    SetInt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
+    // No limit, but being asked for one the kernel paces by the congestion window.
+    const uint64_t bytes_per_second = uint64_t{1} << 40;
+    setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_second, sizeof(bytes_per_second));
+  }
+
   void ShutdownSend(int fd) override { shutdown(fd, SHUT_WR); }
   void Close(int fd) override { close(fd); }
   void Abort(int fd) override {

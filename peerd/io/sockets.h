@@ -48,6 +48,9 @@ struct StreamTuning {
   std::string congestion;  // "": system's
 };
 
+// As much as a connection of 25 Mbit/s sends in 10 ms.
+inline constexpr int kUnsentBytes = 32 << 10;
+
 // What TCP has measured of one connection in the direction away from us.
 struct TcpDelivery {
   uint64_t bytes_per_second = 0;   // acknowledged of late, as fast as it went; 0: nothing yet
@@ -70,6 +73,11 @@ class Sockets {
   virtual absl::Status Tune(int fd, const StreamTuning& tuning) = 0;
   // None: the system does not say.
   virtual std::optional<TcpDelivery> Delivery(int fd) = 0;
+  // For a way of long round trips. What has not been sent waits in the ring rather than in the
+  // kernel, beyond kUnsentBytes: there another connection may still take it. And what may be sent
+  // goes out evenly over a round trip, not in one burst after each pause, which queues on the way
+  // drop. Not offered by the system: nothing.
+  virtual void SetLongWay(int fd) = 0;
   // Ends our direction once everything sent has gone out.
   virtual void ShutdownSend(int fd) = 0;
   virtual void Close(int fd) = 0;

@@ -62,6 +62,9 @@ struct PeerMetrics::Impl {
         arena(AddGauge(r, "longhaul_peerd_arena_bytes", "Memory shared with trainers")),
         links(AddGauge(r, "longhaul_peerd_links", "Links to other peers that are up")),
         lanes(AddGauge(r, "longhaul_peerd_lanes", "Connections of these links")),
+        lanes_used(AddGauge(r, "longhaul_peerd_lanes_used",
+                            "Connections on which tensors are sent; all, unless --lanes=auto "
+                            "found that fewer carry as much")),
         coordinator(AddGauge(r, "longhaul_peerd_coordinator_up",
                              "1 while the stream to the coordinator stands")),
         op_outcomes(BuildCounter()
@@ -113,6 +116,8 @@ struct PeerMetrics::Impl {
         links_lost(r, "longhaul_peerd_links_lost_total", "Links that broke or fell silent"),
         lanes_lost(r, "longhaul_peerd_lanes_lost_total", "Lanes of standing links that broke"),
         lanes_redialled(r, "longhaul_peerd_lanes_redialled_total", "Lost lanes that were replaced"),
+        lane_rests(r, "longhaul_peerd_lane_rests_total",
+                   "Times a lane was left alone for a while: it delivered far less than others"),
         segments_repeated(r, "longhaul_peerd_segments_repeated_total",
                           "Segments sent again because their lane was lost"),
         frames_repeated(r, "longhaul_peerd_frames_repeated_total",
@@ -131,6 +136,7 @@ struct PeerMetrics::Impl {
   Gauge& arena;
   Gauge& links;
   Gauge& lanes;
+  Gauge& lanes_used;
   Gauge& coordinator;
   prometheus::Family<Counter>& op_outcomes;
   Histogram& op_seconds;
@@ -153,6 +159,7 @@ struct PeerMetrics::Impl {
   Follower links_lost;
   Follower lanes_lost;
   Follower lanes_redialled;
+  Follower lane_rests;
   Follower segments_repeated;
   Follower frames_repeated;
   Follower sent;
@@ -186,6 +193,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.arena.Set(static_cast<double>(s.arena_bytes));
   m.links.Set(s.transport.links_up);
   m.lanes.Set(s.transport.lanes_up);
+  m.lanes_used.Set(s.transport.lanes_used);
   m.coordinator.Set(s.coordinator_up ? 1 : 0);
   m.retries.Follow(s.core.retries);
   m.state_sent.Follow(s.states.bytes_sent);
@@ -202,6 +210,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.links_lost.Follow(s.transport.links_lost);
   m.lanes_lost.Follow(s.transport.lanes_lost);
   m.lanes_redialled.Follow(s.transport.lanes_redialled);
+  m.lane_rests.Follow(s.transport.lane_rests);
   m.segments_repeated.Follow(s.transport.segments_repeated);
   m.frames_repeated.Follow(s.transport.frames_repeated);
   m.sent.Follow(s.transport.bytes_sent);

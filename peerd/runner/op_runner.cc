@@ -138,6 +138,9 @@ void OpRunner::Start(const StartAttempt& action) {
   spec.members = action.members;
   spec.position = op->PositionOf(options_.self);
   LH_CHECK(spec.position >= 0);
+  for (const LinkKey& link : op->links_) {
+    spec.window_bytes = std::max(spec.window_bytes, transport_->WindowBytes(link));
+  }
   for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
   absl::StatusOr<std::unique_ptr<Attempt>> attempt =
       action.eager ? MakeEagerAttempt(spec, action.payloads, action.ring_counts)

@@ -38,7 +38,7 @@ struct OpTraffic {
 };
 
 // Peers cut tensors alike: it belongs to the lane protocol's version.
-inline constexpr uint32_t kSegmentBytes = 512 << 10;
+inline constexpr uint32_t kSegmentBytes = 128 << 10;
 
 class OpRunner {
  public:

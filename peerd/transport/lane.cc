@@ -40,6 +40,10 @@ void Lane::Tune(const StreamTuning& tuning) {
   if (socket_open_) (void)ring_->sockets().Tune(fd_, tuning);
 }
 
+void Lane::SetLongWay() {
+  if (socket_open_) ring_->sockets().SetLongWay(fd_);
+}
+
 std::optional<TcpDelivery> Lane::Delivery() const {
   return socket_open_ ? ring_->sockets().Delivery(fd_) : std::nullopt;
 }

@@ -130,6 +130,7 @@ class Lane {
   void Abort();
 
   void Tune(const StreamTuning& tuning);
+  void SetLongWay();
   // How long what was sent may be unacknowledged before the connection counts as lost.
   void SetUserTimeout(uint32_t ms);
   bool open() const { return state_ == State::kOpen; }

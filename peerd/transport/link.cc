@@ -10,6 +10,20 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr size_t kHeldBytesMax = 1 << 20;
+// What one op has queued: enough to keep short ways busy, and little enough that what others wait
+// for gets its turn while it is in the cache. And on a long way all that its lanes may have
+// in flight.
+constexpr uint64_t kWindowBytesMin = 8 << 20;
+constexpr uint64_t kWindowBytesPerLane = 1 << 20;
+// A lane that takes so many times as long as the others on average rests. Lanes of one path may
+// differ by a factor of three or four for a while, by chance.
+constexpr double kLagFactor = 6;
+// And it would hold up a segment for so many round trips.
+constexpr int64_t kLagRtts = 4;
+constexpr int64_t kNudgeUsMin = Millis(5);
+// A rest. What a lane is tried with may hold up one op.
+constexpr int64_t kRestUsMin = Seconds(10);
+constexpr int64_t kRestUsMax = Seconds(600);
 // PINGs in one detect_ms: two may be lost to a slow moment without anyone noticing.
 constexpr int64_t kPingsPerDetect = 3;
 // Data lanes count as busy for so long after the last segment, and an idle one is heard this
@@ -95,12 +109,18 @@ bool Link::FitsDataLane(uint32_t index, uint32_t count, uint64_t serial) const {
       index >= count || serial <= last_serial_[index]) {
     return false;
   }
-  return data_.empty() || data_.size() == count;
+  return true;
+}
+
+void Link::ExpectDataLanes(uint32_t count) {
+  LH_CHECK(count <= LH_LANES_MAX);
+  if (count > data_.size()) data_.resize(count);
 }
 
 void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) {
   LH_CHECK(FitsDataLane(index, count, serial));
-  data_.resize(count);
+  ExpectDataLanes(count);
+  const bool first = last_serial_[index] == 0;
   DataLane& data = data_[index];
   // The other end has noticed before us that it is lost.
   if (data.lane != nullptr) LoseLane(data.lane.get(), "replaced by a new connection of the peer");
@@ -117,8 +137,16 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
   last_serial_[index] = serial;
   ++data_lanes_;
   quiet_told_ = false;
-  if (data_were_complete_) owner_->OnLinkLaneBack(this, data.lane->name());
+  if (data_were_complete_ && !first) owner_->OnLinkLaneBack(this, data.lane->name());
   data_were_complete_ |= data_complete();
+  if (const auto measured = data.lane->Delivery(); measured && measured->rtt_us >= kLongWayUs) {
+    data.lane->SetLongWay();
+    long_way_ = true;
+    long_way_us_ = measured->rtt_us;
+    if (options_.count_lanes && !lane_count_) {
+      lane_count_.emplace(count, LH_LANES_MAX, measured->rtt_us);
+    }
+  }
   if (!delivering_) return;
   data.lane->StartReceiving();
   data.lane->Pull();
@@ -206,8 +234,101 @@ void Link::PullAll() {
   }
 }
 
+uint32_t Link::lanes_used() const {
+  uint32_t used = 0;
+  for (uint32_t i = 0; i < data_.size(); ++i) {
+    if (data_[i].lane != nullptr && Uses(i) && !Rests(i)) ++used;
+  }
+  return used;
+}
+
+// The first lanes, or while none of them stands any.
+bool Link::Uses(uint32_t index) const {
+  if (!lane_count_ || index < lane_count_->lanes()) return true;
+  return std::none_of(data_.begin(), data_.begin() + lane_count_->lanes(),
+                      [](const DataLane& data) { return data.lane != nullptr; });
+}
+
+bool Link::Rests(uint32_t index) const { return ring_->Now() < data_[index].rests_until; }
+
+// A lane asks for more: what it was given last is in the kernel, but for little.
+void Link::Measure(DataLane* data) {
+  if (data->given_bytes == 0) return;
+  const double us = std::max<double>(ring_->Now() - data->given_at, 1);
+  const double us_per_byte = us / static_cast<double>(std::exchange(data->given_bytes, 0));
+  data->us_per_byte += (us_per_byte - data->us_per_byte) / (data->us_per_byte == 0 ? 1 : 4);
+}
+
+// Whether a lane had better not carry the next segment, of so many bytes.
+bool Link::LagsBehind(uint32_t index, uint32_t bytes) {
+  DataLane& data = data_[index];
+  // Of the others: times, since one that had room for all it was given says little.
+  double times = 0;
+  int known = 0;
+  bool others = false;
+  for (uint32_t i = 0; i < data_.size(); ++i) {
+    if (i == index || data_[i].lane == nullptr || !Uses(i) || Rests(i)) continue;
+    others = true;
+    times += data_[i].us_per_byte;
+    known += data_[i].us_per_byte > 0;
+  }
+  if (!others) return false;
+  if (Rests(index)) return true;
+  if (known == 0 || data.us_per_byte * known <= kLagFactor * times ||
+      data.us_per_byte * bytes < static_cast<double>(kLagRtts * long_way_us_)) {
+    if (data.us_per_byte > 0) data.rests = 0;
+    return false;
+  }
+  const int64_t us = std::min(kRestUsMin << std::min(data.rests++, 16u), kRestUsMax);
+  data.rests_until = ring_->Now() + us;
+  data.us_per_byte = 0;
+  owner_->OnLinkLaneRests(this);
+  return true;
+}
+
+// Should the last packets before a pause be lost, nothing behind them tells TCP: it waits for two
+// round trips and more. A PING behind them does.
+void Link::RanDry(DataLane* data) {
+  if (lane_count_) lane_count_->Drained();
+  if (data->sent == std::exchange(data->sent_dry, data->sent)) return;
+  data->nudge_at = ring_->Now() + std::max(rtt_us_ / 4, kNudgeUsMin);
+  owner_->OnLinkDue(this, data->nudge_at);
+}
+
+// When to call again.
+Tick Link::Nudge(Tick now) {
+  Tick next = kNever;
+  for (size_t i = 0; i < data_.size() && alive(); ++i) {
+    DataLane& data = data_[i];
+    if (data.lane == nullptr || data.nudge_at == kNever) continue;
+    if (data.nudge_at > now) {
+      next = std::min(next, data.nudge_at);
+      continue;
+    }
+    data.nudge_at = kNever;
+    if (data.sent == data.sent_dry) (void)data.lane->Ping(0);
+  }
+  return next;
+}
+
+uint64_t Link::window_bytes() const {
+  return std::max<uint64_t>(kWindowBytesMin, data_lanes_ * kWindowBytesPerLane);
+}
+
+void Link::CountSent(uint64_t bytes) {
+  if (!lane_count_ || !lane_count_->Sent(bytes, ring_->Now())) return;
+  owner_->OnLinkLaneCount(this, lane_count_->lanes(), lane_count_->rate());
+}
+
 bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
+  if (long_way_) Measure(&data_[lane->index()]);
+  if (!Uses(lane->index())) return false;
   std::deque<OutgoingSegment>* const queue = NextQueue();
+  if (queue == nullptr && long_way_) RanDry(&data_[lane->index()]);
+  if (queue != nullptr && long_way_ &&
+      LagsBehind(lane->index(), queue->front().header.payload_bytes)) {
+    return false;
+  }
   if (queue == nullptr || queue->front().header.payload_bytes > bytes_max) return false;
   *segment = queue->front();
   const int64_t bytes = segment->header.payload_bytes;
@@ -217,6 +338,11 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   LH_CHECK(data.lane.get() == lane);
   last_segment_ = ring_->Now();
   data.records.push_back({data.sent++, *segment});
+  if (long_way_) {
+    data.given_at = ring_->Now();
+    data.given_bytes += segment->header.payload_bytes;
+  }
+  CountSent(bytes);
   return true;
 }
 
@@ -289,7 +415,11 @@ absl::Status Link::TakeFrame(const FrameHeader& header, std::span<const uint8_t>
       if (!options_.dialled) {
         return absl::InvalidArgumentError("WANT_LANES from the side that dials");
       }
-      owner_->OnWantLanes(this, (header.flags & kFlagOptional) != 0);
+      if (header.offset > LH_LANES_MAX) {
+        return absl::InvalidArgumentError(absl::StrCat("WANT_LANES of ", header.offset, " lanes"));
+      }
+      owner_->OnWantLanes(this, (header.flags & kFlagOptional) != 0,
+                          static_cast<uint32_t>(header.offset));
       return absl::OkStatus();
     default:
       return delivering_ ? owner_->OnLinkFrame(this, header, payload) : Hold(header, payload);
@@ -534,8 +664,9 @@ Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
     SendPings(now);
     PingDataLanes(now, detect_ms);
   }
+  const Tick nudge = Nudge(now);
   if (!alive()) return kNever;
-  Tick next = std::min(last_ping_ + interval, last_heard() + Patience(detect_ms));
+  Tick next = std::min({nudge, last_ping_ + interval, last_heard() + Patience(detect_ms)});
   if (closing()) next = std::min(next, closing_since_ + interval);
   if (control_ == nullptr) next = std::min(next, control_lost_ + 2 * detect);
   if (data_were_complete_ && data_lanes_ == 0) next = std::min(next, data_lost_ + 2 * detect);

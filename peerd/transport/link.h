@@ -6,6 +6,9 @@
 //   finishing: what is queued is sent, then the lanes are closed broken, finishing --(last lane
 //   ended)--> OnLinkEnded(); the link may be destroyed
 //
+// A lane that delivers far less than the others holds up whatever it is given: it rests, for longer
+// and longer, and is tried again with one segment.
+//
 // Two queues of segments feed all data lanes, one of ops and one of shared state: each lane pulls
 // the next segment when it has room, from the queue whose turn it is by bytes.
 //
@@ -34,6 +37,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_set>
@@ -41,6 +45,7 @@
 #include <vector>
 
 #include "peerd/transport/lane.h"
+#include "peerd/transport/lane_count.h"
 #include "peerd/transport/transport.h"
 
 namespace longhaul::peerd {
@@ -53,7 +58,8 @@ class LinkOwner {
   // The dialled side has answered: the control lane stands.
   virtual void OnLinkEstablished(Link* link) = 0;
   // `optional`: if they cannot be built, the link stays as it is.
-  virtual void OnWantLanes(Link* link, bool optional) = 0;
+  // `lanes`: so many altogether; 0: as many as are usual.
+  virtual void OnWantLanes(Link* link, bool optional, uint32_t lanes) = 0;
   virtual absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
   virtual absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) = 0;
@@ -73,6 +79,13 @@ class LinkOwner {
   // dialled.
   virtual void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) = 0;
   virtual void OnLinkLaneBack(Link* link, const std::string& name) = 0;
+  // It sends on so many data lanes from now on, and would if it had so many. `rate`: what it got
+  // before, bytes a second. Act on it later, not from within this call.
+  virtual void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) = 0;
+  // Work() is due then, or before.
+  virtual void OnLinkDue(Link* link, Tick at) = 0;
+  // A data lane delivers far less than the others, and is left alone for a while.
+  virtual void OnLinkLaneRests(Link* link) = 0;
   // Destroy it later, not from within this call.
   virtual void OnLinkLaneEnded(std::unique_ptr<Lane> lane) = 0;
   // The link is broken, its lanes are ending.
@@ -91,7 +104,12 @@ struct LinkOptions {
   Epoch epoch;
   bool zero_copy = false;  // data lanes
   bool zero_copy_always = false;
+  // On a long way: finds out how many data lanes are of use. Else all are used.
+  bool count_lanes = false;
 };
+
+// A round trip from which on a way is long: farther than one site.
+inline constexpr uint32_t kLongWayUs = 5000;
 
 class Link final : public LaneOwner {
  public:
@@ -117,7 +135,9 @@ class Link final : public LaneOwner {
   bool FitsControl(uint64_t serial) const;
   void ResumeControl(int fd, uint64_t serial);
 
-  // A data lane `index` of `count`. False: it does not fit the lanes that are there.
+  // There are to be so many data lanes, if there are fewer.
+  void ExpectDataLanes(uint32_t count);
+  // A data lane `index` of `count` or more. False: it does not fit the lanes that are there.
   bool FitsDataLane(uint32_t index, uint32_t count, uint64_t serial) const;
   void AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial);
   bool HasDataLane(uint32_t index) const;
@@ -131,6 +151,10 @@ class Link final : public LaneOwner {
   void StartWithFewer() { data_were_complete_ |= data_lanes_ > 0; }
   uint32_t data_lanes_announced() const { return static_cast<uint32_t>(data_.size()); }
   uint32_t lanes() const;
+  // Of the data lanes that stand, those that it sends on.
+  uint32_t lanes_used() const;
+  // Bytes that are to be queued on it, so that no lane waits.
+  uint64_t window_bytes() const;
 
   // The listener is being told of the link: frames and segments may be sent.
   void MarkOpen() { open_ = true; }
@@ -183,6 +207,15 @@ class Link final : public LaneOwner {
     uint64_t serial = 0;
     uint64_t sent = 0;           // segments that it pulled
     uint64_t sent_measured = 0;  // of those, when its delivery was looked at last
+    // On a long way: what it was given last, how long it took for that of late (0: not known), and
+    // whether it rests.
+    Tick given_at;
+    uint64_t given_bytes = 0;
+    double us_per_byte = 0;
+    Tick rests_until;
+    uint32_t rests = 0;     // in a row
+    uint64_t sent_dry = 0;  // what it had pulled when there was nothing more
+    Tick nudge_at = kNever;
     std::deque<Record> records;
     // Of a lost one:
     bool told = false;      // LANE_LOST is sent
@@ -218,6 +251,13 @@ class Link final : public LaneOwner {
   // Whose turn it is; nullptr: nothing is queued.
   std::deque<OutgoingSegment>* NextQueue();
   bool queued() const { return !ops_.empty() || !chunks_.empty(); }
+  bool Uses(uint32_t index) const;
+  bool Rests(uint32_t index) const;
+  void Measure(DataLane* data);
+  bool LagsBehind(uint32_t index, uint32_t bytes);
+  void RanDry(DataLane* data);
+  Tick Nudge(Tick now);
+  void CountSent(uint64_t bytes);
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
   void LoseControl();
@@ -277,6 +317,9 @@ class Link final : public LaneOwner {
   // While both have something: bytes of chunks that went onto lanes less bytes of ops.
   int64_t chunks_ahead_ = 0;
   size_t next_lane_ = 0;  // that is offered the next segment first
+  bool long_way_ = false;
+  int64_t long_way_us_ = 0;  // its round trip without queues
+  std::optional<LaneCount> lane_count_;
 
   // Frames that came before Deliver().
   std::vector<std::pair<FrameHeader, std::vector<uint8_t>>> held_;

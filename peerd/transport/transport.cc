@@ -153,6 +153,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                    uint64_t cookie, uint64_t owner) override;
   void WantDataLanes(const LinkKey& link) override;
+  uint64_t WindowBytes(const LinkKey& link) const override;
   void ForgetSegments(uint64_t owner) override;
   void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
@@ -175,7 +176,7 @@ class TransportImpl final : public Transport, public LinkOwner {
 
   // LinkOwner
   void OnLinkEstablished(Link* link) override;
-  void OnWantLanes(Link* link, bool optional) override;
+  void OnWantLanes(Link* link, bool optional, uint32_t lanes) override;
   absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                            std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnLinkData(Link* link, const FrameHeader& header) override;
@@ -185,6 +186,9 @@ class TransportImpl final : public Transport, public LinkOwner {
   void OnLinkFramesRepeated(uint64_t frames) override { stats_.frames_repeated += frames; }
   void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) override;
   void OnLinkLaneBack(Link* link, const std::string& name) override;
+  void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) override;
+  void OnLinkDue(Link*, Tick at) override { Arm(at); }
+  void OnLinkLaneRests(Link*) override { ++stats_.lane_rests; }
   void OnLinkLaneEnded(std::unique_ptr<Lane> lane) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
   void OnLinkSegmentSent(uint64_t cookie) override { listener_->OnSegmentSent(cookie); }
@@ -213,7 +217,8 @@ class TransportImpl final : public Transport, public LinkOwner {
   Run* FindRun(const Digest32& digest);
   absl::Status CheckCongestion(int family);
   StreamTuning TuningFor(const SocketAddress& remote) const;
-  uint32_t PlannedLanes(const SocketAddress& address) const;
+  uint32_t PlannedLanes(const SocketAddress& address, int64_t rtt_us) const;
+  void PlanLanes(Peering* p, uint32_t lanes);
 
   void Evaluate(Peering* p);
   void Announce(const LinkKey& key, uint64_t serial);
@@ -559,9 +564,20 @@ StreamTuning TransportImpl::TuningFor(const SocketAddress& remote) const {
           .congestion = remote.loopback() ? loopback_congestion_ : options_.congestion};
 }
 
-uint32_t TransportImpl::PlannedLanes(const SocketAddress& address) const {
+uint32_t TransportImpl::PlannedLanes(const SocketAddress& address, int64_t rtt_us) const {
   if (options_.lanes != 0) return std::min<uint32_t>(options_.lanes, LH_LANES_MAX);
+  if (rtt_us >= kLongWayUs) return LaneCount::First(rtt_us);
   return address.loopback() ? kLanesLoopback : kLanesElsewhere;
+}
+
+// A sender has use for so many. Those that there are stay.
+void TransportImpl::PlanLanes(Peering* p, uint32_t lanes) {
+  if (options_.lanes != 0 || lanes <= p->planned || p->link == nullptr || !p->link->alive()) return;
+  p->planned = lanes;
+  p->data_dials.resize(lanes, nullptr);
+  p->link->ExpectDataLanes(lanes);
+  p->data_backoff.Reset(ring_->Now());
+  Arm(ring_->Now());
 }
 
 // ------------------------------------------------------------------------------ links
@@ -701,9 +717,10 @@ void TransportImpl::OnLinkEstablished(Link* link) {
   }
 }
 
-void TransportImpl::OnWantLanes(Link* link, bool optional) {
+void TransportImpl::OnWantLanes(Link* link, bool optional, uint32_t lanes) {
   Peering* p = Find(link->key());
   if (p == nullptr || p->link.get() != link) return;
+  if (link->data_were_complete() && lanes != 0) return PlanLanes(p, lanes);
   const Tick until = ring_->Now() + 2 * Millis(options_.detect_ms);
   if (optional) {
     p->optional_until = until;
@@ -772,6 +789,23 @@ void TransportImpl::OnLinkLaneBack(Link* link, const std::string& name) {
   Log(LogLevel::kInfo, absl::StrCat("lane back peer=", ToString(p->key.peer), " run=", p->key.run,
                                     " data_lanes=", link->data_lanes()) +
                            LogField("lane", name));
+}
+
+void TransportImpl::OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) {
+  Log(LogLevel::kInfo,
+      absl::StrCat("data lanes peer=", ToString(link->key().peer), " run=", link->key().run,
+                   " used=", lanes, " before_mbit_per_s=", rate * 8 / 1000000));
+  if (lanes <= link->data_lanes_announced()) return;
+  Later([this, key = link->key(), id = link->options().id, lanes] {
+    Peering* p = Find(key);
+    if (p == nullptr || p->link == nullptr || p->link->options().id != id) return;
+    if (p->link->options().dialled) return PlanLanes(p, lanes);
+    FrameHeader want{.type = FrameType::kWantLanes, .flags = kFlagOptional};
+    want.group = p->link->options().group;
+    want.attempt = p->link->options().epoch;
+    want.offset = lanes;
+    p->link->SendControl(want, {});
+  });
 }
 
 void TransportImpl::OnLinkLaneEnded(std::unique_ptr<Lane> lane) {
@@ -873,8 +907,10 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .group = hello.group,
                       .epoch = hello.epoch,
                       .zero_copy = UseZeroCopy(remote),
-                      .zero_copy_always = options_.zero_copy == TransportOptions::ZeroCopy::kOn};
-  p->planned = PlannedLanes(remote);
+                      .zero_copy_always = options_.zero_copy == TransportOptions::ZeroCopy::kOn,
+                      .count_lanes = options_.lanes == 0};
+  const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(fd);
+  p->planned = PlannedLanes(remote, measured ? measured->rtt_us : 0);
   p->optional_until = Tick{};
   p->peer_wants_lanes = false;
   p->want_lanes_sent = false;
@@ -967,7 +1003,7 @@ void TransportImpl::StartControlDial(Peering* p, const Request& request, Tick no
                 .run_digest = runs_[p->key.run].digest,
                 .group = request.group,
                 .lane = 0,
-                .lanes = PlannedLanes(address),
+                .lanes = PlannedLanes(address, 0),
                 .epoch = request.epoch,
                 .dialer = options_.self,
                 .acceptor = p->key.peer,
@@ -1380,7 +1416,7 @@ LaneVerdict TransportImpl::Judge(const LaneHello& hello) {
   if (hello.kind == LaneKind::kControl) {
     result = JudgeControl(p, hello);
   } else if (!p.link->FitsDataLane(hello.lane, hello.lanes, hello.serial)) {
-    result = LaneResult::kBusy;  // a newer one stands, or the number of lanes is not that of before
+    result = LaneResult::kBusy;  // a newer one stands
   } else if (p.link->options().dialled) {
     result = LaneResult::kWrongPeer;  // data lanes are dialled by the side that dialled the first
   }
@@ -1494,6 +1530,14 @@ void TransportImpl::WantDataLanes(const LinkKey& key) {
   link->SendControl(want, {});
 }
 
+uint64_t TransportImpl::WindowBytes(const LinkKey& key) const {
+  const auto run = runs_.find(key.run);
+  if (run == runs_.end()) return 0;
+  const auto peer = run->second.peers.find(key.peer);
+  if (peer == run->second.peers.end() || peer->second.link == nullptr) return 0;
+  return peer->second.link->window_bytes();
+}
+
 void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) {
   // One more than there are receives, so that it cannot reach zero before all are counted.
   const auto left = std::make_shared<int>(1);
@@ -1604,6 +1648,7 @@ TransportStats TransportImpl::GetStats() const {
       sum.Add(peer.link->stats());
       if (peer.link->open()) ++stats.links_up;
       stats.lanes_up += peer.link->lanes();
+      stats.lanes_used += peer.link->lanes_used();
     }
   }
   for (const Retired& retired : retired_) sum.Add(retired.link->stats());
@@ -1623,6 +1668,7 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
       const LaneStats s = peer.link->stats();
       result.push_back({.link = peer.key,
                         .lanes = peer.link->lanes(),
+                        .lanes_used = peer.link->lanes_used(),
                         .rtt_us = peer.link->rtt_us(),
                         .bytes_sent = s.bytes_sent,
                         .bytes_received = s.bytes_received});

@@ -109,6 +109,7 @@ struct TransportStats {
   uint64_t frames_refused = 0;      // links closed for breaking the protocol
   uint64_t links_lost = 0;
   uint64_t lanes_lost = 0;         // of links that stood
+  uint64_t lane_rests = 0;         // data lanes left alone for a while, as they were slow
   uint64_t lanes_redialled = 0;    // those that were replaced
   uint64_t segments_repeated = 0;  // that were on a lost lane and had not arrived
   uint64_t frames_repeated = 0;    // the same of control frames
@@ -117,13 +118,15 @@ struct TransportStats {
   uint64_t bytes_discarded = 0;  // of stale attempts
   uint32_t links_up = 0;
   uint32_t lanes_up = 0;
+  uint32_t lanes_used = 0;        // data lanes that we send on
   uint64_t zero_copy_copied = 0;  // zero-copy sends that the kernel copied after all
 };
 
 struct LinkStats {
   LinkKey link;
   uint32_t lanes = 0;
-  int64_t rtt_us = 0;  // last PING; 0: none yet
+  uint32_t lanes_used = 0;  // data lanes that we send on
+  int64_t rtt_us = 0;       // last PING; 0: none yet
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
 };
@@ -169,6 +172,8 @@ class Transport {
   // A link that is up and was built without data lanes gets some. If they cannot be built it stays
   // as it is, and what is queued on it waits; ask again for another attempt.
   virtual void WantDataLanes(const LinkKey& link) = 0;
+  // How many bytes an op had best have queued on the link, so that no lane of it waits.
+  virtual uint64_t WindowBytes(const LinkKey& link) const = 0;
   // The owner has no use for what it sent: nothing of it is repeated any more. Owners are numbers
   // of the caller's choice.
   virtual void ForgetSegments(uint64_t owner) = 0;

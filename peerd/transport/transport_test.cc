@@ -438,6 +438,156 @@ TEST_P(TransportTest, EveryNumberOfLanesUpToTheLimitIsBuilt) {
   EXPECT_EQ(world->at(1).transport->GetStats().lanes_up, LH_LANES_MAX + 1u);
 }
 
+// ------------------------------------------------------------------------------ long ways
+
+class LongWay : public ::testing::TestWithParam<int> {  // who sends
+ protected:
+  static TransportOptions WithLanes(uint32_t lanes) {
+    TransportOptions options;
+    options.lanes = lanes;
+    return options;
+  }
+
+  void Start(TransportOptions options, uint32_t rtt_us) {
+    world_ = std::make_unique<PeerWorld>(Rings::kFake, 1, 2, options,
+                                         FakeRingOptions{.stream_bytes_max = 2 * kSegment});
+    world_->fake->SetDelivery({.bytes_per_second = 1000000, .rtt_us = rtt_us});
+    world_->at(GetParam()).memory.resize(kSegments * size_t{kSegment});
+    world_->at(1 - GetParam()).discard = true;
+    world_->Open(0, 1);
+    ASSERT_TRUE(world_->Until([&] { return world_->Linked(0, 1); }));
+  }
+
+  // Sends all the time, for so long.
+  void Send(int64_t us) {
+    Peer& from = world_->at(GetParam());
+    Peer& to = world_->at(1 - GetParam());
+    const Tick end = world_->Now() + us;
+    while (world_->Now() < end) {
+      while (from.started.size() - from.sent.size() < kSegments) {
+        from.Send(to.id, sent_ % kSegments * kSegment, kSegment, sent_);
+        ++sent_;
+      }
+      for (int i = 0; i < 20; ++i) {
+        world_->Step();
+        world_->fake->AdvanceTime(50);
+      }
+      world_->fake->StallConnection(kSlow, slow_ > 0 && ++turn_ % slow_ != 0);
+    }
+    world_->fake->StallConnection(kSlow, false);
+    ASSERT_TRUE(world_->Until([&] { return to.headers == static_cast<int>(sent_); }));
+  }
+
+  TransportStats stats(int i) { return world_->at(i).transport->GetStats(); }
+
+  static constexpr int kSlow = 2;  // a connection
+  static constexpr uint32_t kSegment = 2000;
+  static constexpr size_t kSegments = 600;
+  uint64_t SentOn(int connection) const {
+    return world_->fake->BytesSent(connection, GetParam() == 0);
+  }
+
+  std::unique_ptr<PeerWorld> world_;
+  uint64_t sent_ = 0;
+  int slow_ =
+      0;  // of kSlow: one millisecond of so many in which something passes; 0: it is not slow
+  int turn_ = 0;
+};
+
+TEST_P(LongWay, LanesArePacedAndBothEndsHaveAsManyAsTheSenderTries) {
+  Start({}, 10000);
+  EXPECT_EQ(stats(0).lanes_up, 5u);
+  EXPECT_EQ(world_->fake->long_ways(), 8u) << "both ends of each data lane";
+  Send(Seconds(1));
+  ASSERT_TRUE(world_->Until([&] { return stats(0).lanes_up >= 9 && stats(1).lanes_up >= 9; }));
+  // Whether more of them carry more in memory is no matter of theirs; that each end knows how many
+  // it uses is.
+  Send(Seconds(1));
+  const TransportStats from = stats(GetParam());
+  const TransportStats to = stats(1 - GetParam());
+  EXPECT_EQ(from.lanes_up, to.lanes_up);
+  EXPECT_LE(from.lanes_used, from.lanes_up - 1);
+  EXPECT_EQ(to.lanes_used, 4u) << "it sent nothing";
+  EXPECT_EQ(from.lanes_lost + to.lanes_lost + from.lanes_redialled + to.lanes_redialled, 0u);
+}
+
+TEST_P(LongWay, ANumberOfLanesThatWasAskedForStays) {
+  Start(WithLanes(5), 80000);
+  Send(Seconds(10));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(stats(i).lanes_up, 6u);
+    EXPECT_EQ(stats(i).lanes_used, 5u);
+  }
+  EXPECT_EQ(world_->fake->long_ways(), 10u);
+}
+
+TEST_P(LongWay, AShortOneIsLeftAsItIs) {
+  Start({}, 1000);
+  Send(Seconds(10));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(stats(i).lanes_up, 3u);
+    EXPECT_EQ(stats(i).lanes_used, 2u);
+  }
+  EXPECT_EQ(world_->fake->long_ways(), 0u);
+}
+
+TEST_P(LongWay, ALaneThatDeliversFarLessThanOthersRestsAndIsTriedAgain) {
+  TransportOptions options = WithLanes(4);
+  options.detect_ms = 60000;  // slow, not lost
+  Start(options, 80000);
+  slow_ = 1000;
+  Send(Seconds(4));
+  EXPECT_EQ(stats(GetParam()).lane_rests, 1u);
+  EXPECT_EQ(stats(GetParam()).lanes_used, 3u);
+  EXPECT_EQ(stats(1 - GetParam()).lane_rests, 0u);
+  const uint64_t before = SentOn(kSlow);
+  EXPECT_LT(before * 10, SentOn(kSlow + 1));
+  Send(Seconds(5));
+  EXPECT_LT(SentOn(kSlow), before + kSegment) << "nothing but PINGs";
+  Send(Seconds(9));
+  EXPECT_EQ(stats(GetParam()).lane_rests, 2u) << "it was tried, and is no better";
+  slow_ = 0;
+  Send(Seconds(25));
+  EXPECT_EQ(stats(GetParam()).lanes_used, 4u);
+  EXPECT_GT(SentOn(kSlow), before + 100 * kSegment);
+  EXPECT_EQ(stats(GetParam()).lane_rests, 2u);
+}
+
+TEST_P(LongWay, APingFollowsTheLastSegmentBeforeAPause) {
+  TransportOptions options = WithLanes(1);
+  options.detect_ms = 60000;  // other PINGs are far apart
+  Start(options, 80000);
+  for (int i = 0; i < 300; ++i) world_->Step();
+  const auto bytes = [&] { return SentOn(1); };
+  for (int i = 1; i <= 3; ++i) {
+    const uint64_t before = bytes();
+    Send(1);
+    const Tick sent = world_->Now();
+    const uint64_t segments = before + kSegments * (kFrameHeaderBytes + kSegment);
+    ASSERT_TRUE(world_->Until([&] { return bytes() > segments; }));
+    EXPECT_EQ(bytes(), segments + kFrameHeaderBytes);
+    EXPECT_LT(world_->Now() - sent, Millis(100));
+    for (int n = 0; n < 300; ++n) world_->Step();
+    EXPECT_EQ(bytes(), segments + kFrameHeaderBytes) << "one is enough";
+  }
+}
+
+TEST_P(LongWay, LanesThatDifferByLittleAreAllUsed) {
+  Start(WithLanes(4), 80000);
+  slow_ = 4;
+  Send(Seconds(5));
+  EXPECT_EQ(stats(GetParam()).lane_rests, 0u);
+  EXPECT_EQ(stats(GetParam()).lanes_used, 4u);
+}
+
+TEST_P(LongWay, WhatAnOpQueuesGrowsWithTheLanes) {
+  Start(WithLanes(64), 80000);
+  EXPECT_GE(world_->at(0).transport->WindowBytes({kRun, PeerId(2)}), uint64_t{64} << 20);
+  EXPECT_EQ(world_->at(0).transport->WindowBytes({kRun, PeerId(3)}), 0u) << "no such link";
+}
+
+INSTANTIATE_TEST_SUITE_P(FromEitherEnd, LongWay, ::testing::Values(0, 1));
+
 // ------------------------------------------------------------------------------ hostile bytes
 
 // A raw connection to a listener: sends bytes, and sees whether it is closed.

@@ -42,7 +42,8 @@ enum class FrameType : uint8_t {
   kDone = 4,   // op: the receiver's ordinal. flags bit 0: refused
   kData = 5,   // op: the receiver's ordinal. offset, phase, payload: the segment
   // The sender needs data lanes that the receiver has to dial. flags bit 0: if they cannot be
-  // built, the link stays as it is.
+  // built, the link stays as it is. offset: how many it would use, at most LH_LANES_MAX; 0: as
+  // many as the receiver finds right.
   kWantLanes = 6,
   kRelay = 7,  // payload: RelayBody, then the payload of the frame inside
   kAck = 8,    // acked, between PINGs

@@ -1,0 +1,180 @@
+#include "peerd/transport/lane_count.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/tick.h"
+
+namespace longhaul::peerd {
+namespace {
+
+constexpr int64_t kRttUs = Millis(80);
+
+// A path that carries so much, and so much of each connection; in steps of a millisecond.
+struct Path {
+  uint64_t rate = 0;  // bytes a millisecond
+  uint64_t lane_rate = 0;
+  uint64_t supply = UINT64_MAX;  // what there is to send
+};
+
+class LaneCountTest : public ::testing::Test {
+ protected:
+  void Send(LaneCount* count, const Path& path, int64_t ms) {
+    for (; ms > 0; --ms) {
+      now_ = now_ + Millis(1);
+      const uint64_t carried = std::min(path.rate, count->lanes() * path.lane_rate);
+      if (path.supply < carried) count->Drained();
+      changes_ += count->Sent(std::min(carried, path.supply), now_);
+      most_ = std::max(most_, count->lanes());
+    }
+  }
+
+  Tick now_{Seconds(100)};
+  int changes_ = 0;
+  uint32_t most_ = 0;
+};
+
+TEST_F(LaneCountTest, BeginsWithMoreWhereRoundTripsAreLonger) {
+  EXPECT_EQ(LaneCount::First(0), 4u);
+  EXPECT_EQ(LaneCount::First(Millis(20)), 8u);
+  EXPECT_EQ(LaneCount::First(Millis(80)), 32u);
+  EXPECT_EQ(LaneCount::First(Millis(81)), 32u);
+  EXPECT_EQ(LaneCount::First(Millis(100)), 64u);
+  EXPECT_EQ(LaneCount::First(Seconds(10)), 64u);
+}
+
+TEST_F(LaneCountTest, GrowsWhileMoreLanesCarryMoreAndGoesBackFromThoseThatDoNot) {
+  LaneCount count(16, 256, kRttUs);
+  EXPECT_EQ(count.lanes(), 16u);
+  Send(&count, {60000, 3000}, 10000);
+  EXPECT_EQ(count.lanes(), 32u) << "20 are enough";
+  EXPECT_EQ(most_, 64u) << "tried";
+  EXPECT_EQ(changes_, 3) << "32, 64, and back";
+  EXPECT_EQ(count.rate(), 60000000u);
+}
+
+TEST_F(LaneCountTest, StaysWhereMoreDoNotHelpAndTriesThemAgainNowAndThen) {
+  LaneCount count(16, 256, kRttUs);
+  Send(&count, {60000, 60000}, 300000);
+  EXPECT_EQ(count.lanes(), 16u);
+  EXPECT_EQ(changes_, 2);
+  Send(&count, {60000, 60000}, 10000);
+  EXPECT_EQ(count.lanes(), 16u);
+  EXPECT_EQ(changes_, 4);
+}
+
+TEST_F(LaneCountTest, NeverUsesMoreThanTheMost) {
+  LaneCount count(16, 100, kRttUs);
+  Send(&count, {1000000, 1000}, 20000);
+  EXPECT_EQ(count.lanes(), 64u);
+  LaneCount all(16, 256, kRttUs);
+  Send(&all, {1000000, 1000}, 20000);
+  EXPECT_EQ(all.lanes(), 256u);
+  EXPECT_EQ(changes_, 2 + 4);
+  LaneCount one(1, 1, kRttUs);
+  Send(&one, {1000000, 1000}, 20000);
+  EXPECT_EQ(one.lanes(), 1u);
+}
+
+TEST_F(LaneCountTest, TriesAgainWhenThePathHasChanged) {
+  LaneCount count(16, 256, kRttUs);
+  Send(&count, {60000, 3000}, 10000);
+  ASSERT_EQ(count.lanes(), 32u);
+  Send(&count, {50000, 3000}, 10000);
+  EXPECT_EQ(changes_, 3) << "a little less is no other path";
+  // Each lane carries less: packets are lost.
+  Send(&count, {50000, 600}, 10000);
+  EXPECT_EQ(count.lanes(), 128u) << "84 are enough";
+}
+
+TEST_F(LaneCountTest, WhatFallsByItselfIsNotTakenForAnEffectOfMoreLanes) {
+  LaneCount count(32, 256, kRttUs);
+  // Packets begin to be lost: within seconds each connection falls to a quarter.
+  for (uint64_t rate = 1800; rate > 450; rate -= 100) Send(&count, {60000, rate}, 640);
+  Send(&count, {60000, 450}, 30000);
+  EXPECT_EQ(count.lanes(), 128u) << "134 would be enough";
+}
+
+TEST_F(LaneCountTest, WhatGrowsByItselfIsNotTakenForAnEffectOfMoreLanes) {
+  LaneCount count(32, 256, kRttUs);
+  for (uint64_t rate = 20000; rate < 60000; rate += 10000) Send(&count, {rate, 60000}, 640);
+  Send(&count, {60000, 60000}, 30000);
+  EXPECT_EQ(count.lanes(), 32u);
+  EXPECT_EQ(most_, 64u);
+}
+
+TEST_F(LaneCountTest, OfAnUnsteadyPathTheLastOfSomeMeasurementsCounts) {
+  LaneCount count(16, 64, kRttUs);
+  for (int i = 0; i < 40; ++i) Send(&count, {uint64_t{1000000}, i % 2 == 0 ? 3000u : 2000u}, 640);
+  EXPECT_EQ(count.lanes(), 64u);
+}
+
+TEST_F(LaneCountTest, TriesNothingWhileThereIsLittleToSend) {
+  LaneCount count(16, 256, kRttUs);
+  Send(&count, {60000, 3000, 40000}, 60000);
+  EXPECT_EQ(changes_, 0);
+}
+
+TEST_F(LaneCountTest, KeepsMoreThatTakeAllThereIsWhenFewerDidNot) {
+  LaneCount count(16, 256, kRttUs);
+  // 16 carry 48000, which is 4 percent less. The neighbour in the ring does not send faster.
+  Send(&count, {60000, 3000, 50000}, 60000);
+  EXPECT_EQ(count.lanes(), 32u);
+  EXPECT_EQ(changes_, 1);
+}
+
+TEST_F(LaneCountTest, GrowsByWhatItTakesWhileItsNeighbourIsSlower) {
+  LaneCount count(16, 256, kRttUs);
+  Send(&count, {60000, 1000}, 1700);
+  ASSERT_EQ(count.lanes(), 32u);
+  // The others of the ring have 16 still: it is ahead of them for a part of each op.
+  for (int i = 0; i < 20; ++i) {
+    Send(&count, {60000, 1000}, 800);
+    Send(&count, {60000, 1000, 16000}, 800);
+    now_ = now_ + Millis(200);
+  }
+  EXPECT_GE(count.lanes(), 64u);
+}
+
+TEST_F(LaneCountTest, GoesBackFromMoreAlsoIfItsNeighbourIsSlowerForAPart) {
+  LaneCount count(32, 256, kRttUs);
+  for (int i = 0; i < 20; ++i) {
+    Send(&count, {60000, 3000}, 1200);
+    Send(&count, {60000, 3000, 30000}, 400);
+    now_ = now_ + Millis(200);
+  }
+  EXPECT_EQ(count.lanes(), 32u);
+  EXPECT_EQ(most_, 64u);
+}
+
+TEST_F(LaneCountTest, MeasuresNothingAtTheBeginningOfABurst) {
+  LaneCount count(16, 256, kRttUs);
+  for (int i = 0; i < 100; ++i) {
+    Send(&count, {60000, 3000}, 240);
+    now_ = now_ + Millis(200);
+  }
+  EXPECT_EQ(changes_, 0);
+}
+
+TEST_F(LaneCountTest, BurstsTogetherAreOneMeasurement) {
+  LaneCount count(16, 256, kRttUs);
+  // Of each, 260 ms count.
+  for (int i = 0; i < 40; ++i) {
+    Send(&count, {60000, 3000}, 500);
+    now_ = now_ + Seconds(5);
+  }
+  EXPECT_EQ(count.lanes(), 32u);
+  EXPECT_EQ(changes_, 3);
+}
+
+TEST_F(LaneCountTest, ShortRoundTripsAreNotMeasuredFasterThanProcessesAreScheduled) {
+  LaneCount count(16, 256, 0);
+  Send(&count, {60000, 3000}, 150);
+  EXPECT_EQ(changes_, 0);
+  Send(&count, {60000, 3000}, 1500);
+  EXPECT_EQ(count.lanes(), 32u);
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
