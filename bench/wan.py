@@ -41,6 +41,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 
 import machine  # noqa: E402
+import ring  # noqa: E402
 from wan import Wan, uniform, why_not  # noqa: E402
 from workers import MIB, Failure, Member, Trainer, finish_all, work  # noqa: E402
 from world import DATA_PORT, Host, Process  # noqa: E402
@@ -160,7 +161,7 @@ def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tupl
     )
     with contextlib.ExitStack() as stack:
         logs = args.log_dir or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-bench-wan-")))
-        flags = [f"--lanes={lanes}", f"--congestion={args.congestion}", *args.peerd_flag]
+        flags = [f"--lanes={lanes}", f"--congestion={args.congestion}", "--probe-interval-s=0", *args.peerd_flag]
         wan = stack.enter_context(
             Wan(logs / f"{hosts}-{lanes}", links, seed=args.seed, tick_us=TICK_US, peerd_flags=flags)
         )
@@ -249,7 +250,7 @@ class Judge:
 
 
 def emit(line: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    line = {"bench": "wan", **line, "congestion": args.congestion, "mib": args.mib}
+    line = {"bench": "wan", "mib": args.mib, **line, "congestion": args.congestion}
     text = json.dumps(line)
     print(text, flush=True)
     if args.json:
@@ -357,11 +358,13 @@ def bench(args: argparse.Namespace) -> bool:
         if "slow_lane" in args.case:
             with assembled(hosts, str(SLOW_LANES), args) as (wan, team):
                 met &= emit(slow_lane(wan, team, args), args)["met"]
+    if "ring" in args.case:
+        met &= emit(ring.measure(args, Judge), args)["met"]
     return met
 
 
 def main() -> int:
-    cases = ["clean", "loss", "slow_lane"]
+    cases = ["clean", "loss", "slow_lane", "ring"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="*", default=cases, help=f"of {', '.join(cases)} (default all)")
     parser.add_argument(

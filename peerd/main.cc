@@ -61,6 +61,9 @@ ABSL_FLAG(uint64_t, keep_state, 0,
           "none");
 ABSL_FLAG(uint32_t, keep_state_for_ms, 600000,
           "how long a kept state waits for the next member of its name");
+ABSL_FLAG(uint32_t, probe_interval_s, 30,
+          "seconds between two probes of what a link carries, of those whose traffic does not show "
+          "it: 8 MiB and 3 s at most, and a twentieth of the time; 0: none");
 ABSL_FLAG(uint32_t, drain_timeout_ms, 30000,
           "after SIGTERM: how long members may take to reach their next step boundary");
 ABSL_FLAG(uint32_t, coordinator_timeout_ms, 10000,
@@ -148,6 +151,11 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
   options.state_rate = absl::GetFlag(FLAGS_state_rate);
   options.keep_state = absl::GetFlag(FLAGS_keep_state);
   options.keep_state_for_ms = absl::GetFlag(FLAGS_keep_state_for_ms);
+  options.probe_interval_s = absl::GetFlag(FLAGS_probe_interval_s);
+  if (options.probe_interval_s > 86400) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--probe-interval-s=", options.probe_interval_s, ": give 0 to 86400"));
+  }
   options.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
   options.coordinator_timeout_ms = absl::GetFlag(FLAGS_coordinator_timeout_ms);
   options.version = kVersion;

@@ -30,6 +30,7 @@
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/metrics/peer_metrics.h"
 #include "peerd/probe/link_watch.h"
+#include "peerd/probe/probe_plan.h"
 #include "peerd/runner/control_frames.h"
 #include "peerd/runner/op_runner.h"
 #include "peerd/runner/state_runner.h"
@@ -104,6 +105,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void OnSignal();
   void PublishMetrics();
   void WatchLinks();
+  void ProbeLinks(Tick now);
   // On the HTTP server's thread.
   HttpResponse Serve(const std::string& path) const;
 
@@ -197,6 +199,8 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   std::string coordinator_error_ = "not tried yet";
   Tick metrics_due_;
   LinkWatch link_watch_{self_};
+  ProbePlan probe_plan_{self_, Seconds(options_.probe_interval_s)};
+  std::map<LinkKey, uint64_t> sent_before_;  // of the links that were up, when it was looked last
   Tick report_due_;
   bool welcomed_ = false;  // by the coordinator, on this stream
   RelayCounts relays_;
@@ -568,13 +572,46 @@ void DaemonImpl::WatchLinks() {
                     now);
   }
   // Not before Hello has been answered: it is the first message of a stream.
-  if (!welcomed_ || now < report_due_) return;
+  if (!welcomed_) return;
+  if (!drained_ && signals_ == 0) ProbeLinks(now);
+  if (now < report_due_) return;
   report_due_ = now + kReportUs;
   std::vector<PeerId> peers;
   for (const LinkStats& link : transport_->GetLinkStats()) peers.push_back(link.link.peer);
   link_watch_.Keep(peers);
   const control::LinkReport report = link_watch_.TakeReport(now);
   if (!report.links.empty()) control_->Send(report);
+}
+
+void DaemonImpl::ProbeLinks(Tick now) {
+  if (const std::optional<LinkProbe> probe = transport_->TakeProbe()) {
+    probe_plan_.Ended(probe->begun, now);
+    if (probe->error.empty()) {
+      link_watch_.Add(probe->link.peer, {probe->bytes_per_second, false, probe->rtt_us}, now);
+    }
+    // Every one of them: there are few, and an operator wants to know what uses the link.
+    Log(LogLevel::kInfo,
+        absl::StrCat("link probed peer=", ToString(probe->link.peer),
+                     " bytes_per_second=", probe->bytes_per_second, " rtt_us=", probe->rtt_us,
+                     " sent=", probe->bytes_sent, " repeated=", probe->bytes_repeated,
+                     " took_ms=", (now - probe->begun) / 1000) +
+            (probe->error.empty() ? "" : LogField("error", probe->error)));
+  }
+  std::map<LinkKey, uint64_t> sent;
+  std::map<PeerId, LinkKey> links;
+  std::vector<ProbeCandidate> candidates;
+  for (const LinkStats& link : transport_->GetLinkStats()) {
+    const PeerId peer = link.link.peer;
+    sent[link.link] = link.bytes_sent;
+    // One that is linked in two runs is the same peer.
+    if (!links.emplace(peer, link.link).second) continue;
+    const auto before = sent_before_.find(link.link);
+    const bool in_use = before != sent_before_.end() && before->second != link.bytes_sent;
+    candidates.push_back({peer, link_watch_.Measured(peer), in_use});
+  }
+  sent_before_ = std::move(sent);
+  const std::optional<PeerId> next = probe_plan_.Next(candidates, now);
+  if (next) (void)transport_->StartProbe(links.at(*next));
 }
 
 void DaemonImpl::PublishMetrics() {

@@ -185,6 +185,16 @@ std::set<std::string> FakeRing::congestions() const {
   return result;
 }
 
+std::optional<TcpDelivery> FakeRing::Delivery(int fd) {
+  const Socket* socket = Find(fd);
+  LH_CHECK(socket != nullptr);
+  if (!delivery_ || socket->out == nullptr) return delivery_;
+  TcpDelivery delivery = *delivery_;
+  delivery.bytes_acked = socket->out->read;
+  delivery.bytes_sent = socket->out->written;
+  return delivery;
+}
+
 void FakeRing::ShutdownSend(int fd) {
   Socket* socket = Find(fd);
   LH_CHECK(socket != nullptr);

@@ -56,7 +56,7 @@ class FakeRing final : public Ring, private Sockets {
   // The lowest bit of the byte that one end sends as its `at`-th, from 0, arrives changed. Before
   // it is sent.
   void FlipBit(int connection, bool from_dialer, uint64_t at);
-  // What TCP is to have measured of every connection; none at first.
+  // What TCP is to have measured of every connection; none at first. Bytes are counted as they are.
   void SetDelivery(const TcpDelivery& delivery) { delivery_ = delivery; }
   // Nothing arrives in either direction any more, and nobody is told; false: it goes on.
   void StallConnection(int connection, bool stalled);
@@ -164,8 +164,8 @@ class FakeRing final : public Ring, private Sockets {
   absl::StatusOr<SocketAddress> PeerAddress(int fd) override;
   absl::StatusOr<int> Open(int family) override;
   absl::Status Tune(int fd, const StreamTuning& tuning) override;
-  std::optional<TcpDelivery> Delivery(int) override { return delivery_; }
   void SetLongWay(int fd) override { long_ways_.insert(fd); }
+  std::optional<TcpDelivery> Delivery(int fd) override;
   void ShutdownSend(int fd) override;
   void Close(int fd) override;
   void Abort(int fd) override;

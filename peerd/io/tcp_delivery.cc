@@ -17,7 +17,13 @@ std::optional<TcpDelivery> SystemTcpDelivery(int fd) {
   }
   // All ones: none was taken.
   const uint32_t rtt_us = info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt;
-  return TcpDelivery{info.tcpi_delivery_rate, info.tcpi_delivery_rate_app_limited != 0, rtt_us};
+  // What the kernel does not fill in (before 4.19) stays 0.
+  return TcpDelivery{.bytes_per_second = info.tcpi_delivery_rate,
+                     .limited_by_sender = info.tcpi_delivery_rate_app_limited != 0,
+                     .rtt_us = rtt_us,
+                     .bytes_acked = info.tcpi_bytes_acked,
+                     .bytes_sent = info.tcpi_bytes_sent,
+                     .bytes_repeated = info.tcpi_bytes_retrans};
 }
 
 }  // namespace longhaul::peerd

@@ -127,6 +127,9 @@ struct PeerMetrics::Impl {
                  "Tensor bytes received from other peers"),
         discarded(r, "longhaul_peerd_discarded_bytes_total",
                   "Tensor bytes received for attempts that were over"),
+        probes(r, "longhaul_peerd_probes_total", "Links that were probed for what they carry"),
+        probes_failed(r, "longhaul_peerd_probes_failed_total", "Probes that showed nothing"),
+        probe_bytes(r, "longhaul_peerd_probe_bytes_total", "Bytes that probes sent"),
         copied(r, "longhaul_peerd_zero_copy_copied_total",
                "Zero-copy sends that the kernel copied after all") {}
 
@@ -165,6 +168,9 @@ struct PeerMetrics::Impl {
   Follower sent;
   Follower received;
   Follower discarded;
+  Follower probes;
+  Follower probes_failed;
+  Follower probe_bytes;
   Follower copied;
   std::shared_ptr<prometheus::Registry> registry;
 };
@@ -216,6 +222,9 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.sent.Follow(s.transport.bytes_sent);
   m.received.Follow(s.transport.bytes_received);
   m.discarded.Follow(s.transport.bytes_discarded);
+  m.probes.Follow(s.transport.probes);
+  m.probes_failed.Follow(s.transport.probes_failed);
+  m.probe_bytes.Follow(s.transport.probe_bytes);
   m.copied.Follow(s.transport.zero_copy_copied);
 }
 

@@ -37,6 +37,12 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   link.at = now;
 }
 
+std::optional<Tick> LinkWatch::Measured(PeerId peer) const {
+  const auto link = links_.find(peer);
+  if (link == links_.end() || link->second.rate == 0) return std::nullopt;
+  return link->second.at;
+}
+
 control::LinkReport LinkWatch::TakeReport(Tick now) {
   control::LinkReport report;
   for (auto& [peer, link] : links_) {

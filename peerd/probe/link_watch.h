@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,8 @@ class LinkWatch {
   explicit LinkWatch(PeerId self) : self_(self) {}
 
   void Add(PeerId peer, const RateSample& sample, Tick now);
+  // When its bandwidth was seen last; none: never.
+  std::optional<Tick> Measured(PeerId peer) const;
   // What has changed by more than a twentieth since it was said, and what is due again.
   control::LinkReport TakeReport(Tick now);
   // A coordinator that has heard nothing.

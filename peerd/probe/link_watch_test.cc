@@ -51,6 +51,8 @@ TEST(LinkWatch, ASenderWithTooLittleToSendShowsALinkIsFasterAndNeverSlower) {
   watch.Add(kOther, {50 * kMega, false, 1000}, At(1));
   watch.Add(kOther, {20 * kMega, true, 1000}, At(2));
   watch.Add(kOther, {20 * kMega, true, 1000}, At(40));
+  EXPECT_EQ(watch.Measured(kOther), At(1));
+  EXPECT_FALSE(watch.Measured(kThird));
   EXPECT_EQ(watch.TakeReport(At(40)).links.at(0).bytes_per_second, 50 * kMega);
   watch.Add(kOther, {80 * kMega, true, 1000}, At(41));
   EXPECT_EQ(watch.TakeReport(At(41)).links.at(0).bytes_per_second, 80 * kMega);

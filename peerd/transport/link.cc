@@ -765,6 +765,15 @@ LinkDelivery Link::TakeDelivery() {
   return sum;
 }
 
+uint64_t Link::acked_bytes() const {
+  uint64_t sum = 0;
+  for (const DataLane& data : data_) {
+    if (!data.lane) continue;
+    if (const std::optional<TcpDelivery> lane = data.lane->Delivery()) sum += lane->bytes_acked;
+  }
+  return sum;
+}
+
 void Link::OnLaneClosing(Lane* lane, bool given_up) {
   if (!alive()) return;
   if (given_up) {

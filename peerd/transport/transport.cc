@@ -15,9 +15,11 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "peerd/probe/rate_meter.h"
 #include "peerd/transport/auth.h"
 #include "peerd/transport/lane_handshake.h"
 #include "peerd/transport/link.h"
+#include "peerd/transport/probe_stream.h"
 #include "peerd/transport/resolver.h"
 
 namespace longhaul::peerd {
@@ -42,6 +44,13 @@ constexpr int64_t kLossApartUs = Seconds(1);
 constexpr int kLossesLogged = 4;
 // After a failed accept (too many open files): others may close some meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
+// Connections of others' probes at one time; more are told to come later.
+constexpr size_t kProbeSinksMax = 128;
+// What one of them may bring, and for how long.
+constexpr uint64_t kProbeSinkBytesMax = 2 * kProbeBytesMax;
+constexpr int64_t kProbeSinkUsMax = 4 * kProbeUsMax;
+// How often is looked at what has arrived.
+constexpr int64_t kProbeLookUs = Millis(20);
 // Arena memory that is pinned, or released, in one turn of the ring: about a millisecond.
 constexpr size_t kPinBytes = size_t{4} << 20;
 
@@ -124,6 +133,22 @@ struct Peering {
   }
 };
 
+// The probe that is under way.
+struct Probing {
+  LinkProbe result;
+  std::set<LaneDial*> dials;
+  std::vector<ProbeStream*> streams;  // that have not ended
+  TcpDelivery gone;                   // of those that have
+  uint32_t connections = 0;           // planned
+  uint32_t started = 0;               // streams
+  Tick first;                         // of those
+  uint64_t acked = 0;
+  // Of the link's own traffic meanwhile, which takes a part of what the link carries.
+  uint64_t link_acked = 0;
+  uint64_t link_acked_before = 0;
+  RateMeter meter;
+};
+
 struct Run {
   std::string name;
   Digest32 digest;
@@ -164,6 +189,8 @@ class TransportImpl final : public Transport, public LinkOwner {
   TransportStats GetStats() const override;
   std::vector<LinkStats> GetLinkStats() const override;
   std::vector<LinkDelivery> TakeDeliveries() override;
+  bool StartProbe(const LinkKey& key) override;
+  std::optional<LinkProbe> TakeProbe() override;
   void Close() override;
   bool closed() const override;
 
@@ -207,6 +234,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   Tick StartWithFewer(Peering* p, Tick now);
   Tick WorkHandshakes(Tick now);
   Tick WorkRetired(Tick now);
+  Tick WorkProbes(Tick now);
 
   Peering* Find(const LinkKey& key);
   Peering* FindSerial(const LinkKey& key, uint64_t serial);
@@ -253,6 +281,13 @@ class TransportImpl final : public Transport, public LinkOwner {
   T* Keep(std::unique_ptr<T> handshake);
   std::unique_ptr<LaneHandshake> Release(LaneHandshake* handshake);
 
+  void OnProbeDialled(LaneHandshake* handshake);
+  void AddProbeStream(int fd, bool sends);
+  void OnProbeStreamEnded(ProbeStream* stream);
+  void SumUp(Tick now);
+  std::optional<SocketAddress> DataAddress(const Peering& p) const;
+  void EndProbe(const std::string& error);
+
   void AcceptNext();
   void OnAccepted(int value);
   LaneVerdict Judge(const LaneHello& hello);
@@ -284,6 +319,11 @@ class TransportImpl final : public Transport, public LinkOwner {
     Tick abort_at;
   };
   std::vector<Retired> retired_;
+  std::optional<Probing> probing_;
+  std::optional<LinkProbe> probed_;
+  // Of our probe and of those of others.
+  std::map<ProbeStream*, std::unique_ptr<ProbeStream>> probe_streams_;
+  size_t probe_sinks_ = 0;  // of those, the others'
 
   std::deque<absl::AnyInvocable<void()>> events_;
   IoId events_timer_ = 0;
@@ -291,6 +331,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   std::vector<std::unique_ptr<Link>> ended_links_;
   std::vector<std::unique_ptr<LaneHandshake>> ended_handshakes_;
   std::vector<std::unique_ptr<Lane>> ended_lanes_;
+  std::vector<std::unique_ptr<ProbeStream>> ended_streams_;
 
   IoId work_timer_ = 0;
   Tick work_at_ = kNever;
@@ -357,6 +398,7 @@ TransportImpl::~TransportImpl() {
   }
   for (Retired& retired : retired_) (void)retired.link.release();
   for (auto& [raw, handshake] : handshakes_) (void)handshake.release();
+  for (auto& [raw, stream] : probe_streams_) (void)stream.release();
 }
 
 void TransportImpl::Close() {
@@ -372,6 +414,7 @@ void TransportImpl::Close() {
     if (!retired.link->finishing()) retired.link->Abort();
   }
   for (auto& [raw, handshake] : handshakes_) handshake->Fail("closing");
+  for (auto& [raw, stream] : probe_streams_) stream->Stop();
   for (auto& [name, run] : runs_) {
     for (auto& [id, peer] : run.peers) Retire(&peer);
   }
@@ -381,7 +424,7 @@ void TransportImpl::Close() {
 
 bool TransportImpl::closed() const {
   return closing_ && accept_ == 0 && handshakes_.empty() && retired_.empty() && events_.empty() &&
-         timers_ == 0 && resolver_.closed();
+         probe_streams_.empty() && timers_ == 0 && resolver_.closed();
 }
 
 // ------------------------------------------------------------------------------ events and time
@@ -407,6 +450,7 @@ void TransportImpl::RunEvents() {
   ended_links_.clear();
   ended_handshakes_.clear();
   ended_lanes_.clear();
+  ended_streams_.clear();
   // Nothing is left to watch over: closed() need not wait for the timer.
   if (closing_ && retired_.empty() && handshakes_.empty() && work_timer_ != 0) {
     ring_->Cancel(work_timer_);
@@ -435,7 +479,7 @@ void TransportImpl::Work() {
       if (link->alive()) link->ForgiveSilence(late);
     });
   }
-  Tick next = std::min(WorkHandshakes(now), WorkRetired(now));
+  Tick next = std::min({WorkHandshakes(now), WorkRetired(now), WorkProbes(now)});
   for (auto& [name, run] : runs_) {
     for (auto& [id, peer] : run.peers) next = std::min(next, WorkPeering(&peer, now));
   }
@@ -1342,6 +1386,177 @@ void TransportImpl::OnProbeOver(Peering* p) {
   if (p->probes_refused > 0 && p->probes_other == 0) BreakRefused(p, p->probe_refused);
 }
 
+// ------------------------------------------------------------------------------ probes
+
+bool TransportImpl::StartProbe(const LinkKey& key) {
+  const Link* link = FindOpen(key);
+  if (link == nullptr || probing_ || probed_ || closing_) return false;
+  const Peering& p = *Find(key);
+  uint32_t group = 0;
+  Epoch epoch;
+  std::string token;
+  const std::optional<SocketAddress> address = DataAddress(p);
+  if (!address || !FindAnyToken(p, &group, &epoch, &token)) return false;
+  const Tick now = ring_->Now();
+  probing_.emplace();
+  probing_->result.link = key;
+  probing_->result.begun = now;
+  probing_->link_acked_before = link->acked_bytes();
+  const uint32_t lanes = link->data_lanes() != 0 ? link->data_lanes_announced() : p.planned;
+  probing_->connections = std::clamp(lanes, 1u, kProbeConnectionsMax);
+  for (uint32_t i = 0; i < probing_->connections; ++i) {
+    DialSpec spec{.address = *address, .tuning = tuning(), .hello = {}, .token = token};
+    spec.hello = {.kind = LaneKind::kProbe,
+                  .run_digest = runs_[key.run].digest,
+                  .group = group,
+                  .lane = i,
+                  .lanes = probing_->connections,
+                  .epoch = epoch,
+                  .dialer = options_.self,
+                  .acceptor = key.peer,
+                  .nonce = nonces_.Next(),
+                  .link = link->options().id,
+                  .serial = 1};
+    probing_->dials.insert(Keep(
+        std::make_unique<LaneDial>(ring_, std::move(spec), now + 2 * Millis(options_.detect_ms),
+                                   [this](LaneHandshake* h) { OnProbeDialled(h); })));
+  }
+  Arm(now);
+  return true;
+}
+
+void TransportImpl::OnProbeDialled(LaneHandshake* handshake) {
+  ended_handshakes_.push_back(Release(handshake));
+  Later([] {});
+  LaneDial* dial = static_cast<LaneDial*>(handshake);
+  const int fd = dial->ok() ? dial->TakeFd() : -1;
+  if (!probing_ || probing_->dials.erase(dial) == 0 || closing_) {
+    if (fd >= 0) ring_->sockets().Abort(fd);
+    return;
+  }
+  if (fd >= 0) return AddProbeStream(fd, true);
+  if (probing_->result.error.empty()) probing_->result.error = dial->error();
+  Arm(ring_->Now());
+}
+
+void TransportImpl::AddProbeStream(int fd, bool sends) {
+  const Tick now = ring_->Now();
+  const uint64_t bytes = sends ? kProbeBytesMax / probing_->connections : kProbeSinkBytesMax;
+  const Tick deadline = now + (sends ? 2 * kProbeUsMax : kProbeSinkUsMax);
+  auto stream = std::make_unique<ProbeStream>(ring_, fd, sends, bytes, deadline,
+                                              [this](ProbeStream* s) { OnProbeStreamEnded(s); });
+  if (sends) {
+    if (probing_->started++ == 0) probing_->first = now;
+    probing_->streams.push_back(stream.get());
+  } else {
+    ++probe_sinks_;
+  }
+  ProbeStream* const raw = stream.get();
+  probe_streams_[raw] = std::move(stream);
+  Arm(sends ? now : deadline);
+}
+
+void TransportImpl::OnProbeStreamEnded(ProbeStream* stream) {
+  const auto it = probe_streams_.find(stream);
+  LH_CHECK(it != probe_streams_.end());
+  if (!stream->sends()) {
+    --probe_sinks_;
+  } else if (probing_ && std::erase(probing_->streams, stream) != 0) {
+    const TcpDelivery& seen = stream->delivery();
+    probing_->gone.bytes_acked += seen.bytes_acked;
+    probing_->gone.bytes_sent += seen.bytes_sent;
+    probing_->gone.bytes_repeated += seen.bytes_repeated;
+    if (probing_->result.error.empty()) probing_->result.error = "its connections broke";
+    Arm(ring_->Now());
+  }
+  ended_streams_.push_back(std::move(it->second));
+  probe_streams_.erase(it);
+  Later([] {});
+}
+
+// Stops what has had its time; looks at what our probe has shown, and ends it. When to call again.
+Tick TransportImpl::WorkProbes(Tick now) {
+  Tick next = kNever;
+  for (auto& [raw, stream] : probe_streams_) {
+    if (stream->deadline() <= now) {
+      stream->Stop();
+    } else {
+      next = std::min(next, stream->deadline());
+    }
+  }
+  if (!probing_) return next;
+  if (probing_->streams.empty() && probing_->dials.empty()) {
+    EndProbe(probing_->result.error);
+    return next;
+  }
+  if (probing_->streams.empty()) return next;
+  SumUp(now);
+  const LinkProbe& result = probing_->result;
+  const int64_t us_max = std::clamp(16 * int64_t{result.rtt_us}, kProbeUsMax, 2 * kProbeUsMax);
+  const uint64_t planned = probing_->started * (kProbeBytesMax / probing_->connections);
+  const bool arrived = probing_->dials.empty() && probing_->acked >= planned;
+  if (!probing_->meter.settled() && !arrived && now - probing_->first < us_max) {
+    return std::min(next, now + kProbeLookUs);
+  }
+  if (arrived && result.bytes_per_second == 0) {
+    // Too fast to be watched: at least so much.
+    const auto us = static_cast<uint64_t>(std::max(now - probing_->first, kProbeLookUs / 4));
+    probing_->result.bytes_per_second = probing_->acked * 1000000 / us;
+  }
+  EndProbe(result.bytes_per_second == 0 ? "too little arrived in its time" : "");
+  return next;
+}
+
+void TransportImpl::SumUp(Tick now) {
+  LinkProbe& result = probing_->result;
+  probing_->acked = probing_->gone.bytes_acked;
+  result.bytes_sent = probing_->gone.bytes_sent;
+  result.bytes_repeated = probing_->gone.bytes_repeated;
+  for (ProbeStream* stream : probing_->streams) {
+    const TcpDelivery& seen = stream->delivery();
+    probing_->acked += seen.bytes_acked;
+    result.bytes_sent += seen.bytes_sent;
+    result.bytes_repeated += seen.bytes_repeated;
+    if (result.rtt_us == 0 || (seen.rtt_us != 0 && seen.rtt_us < result.rtt_us)) {
+      result.rtt_us = seen.rtt_us;
+    }
+  }
+  if (const Link* link = FindOpen(result.link)) {
+    const uint64_t acked = link->acked_bytes();
+    // Less than before: a lane was replaced.
+    const uint64_t more = acked - std::min(acked, probing_->link_acked_before);
+    probing_->link_acked += more;
+    probing_->link_acked_before = acked;
+  }
+  probing_->meter.Add(now, probing_->acked + probing_->link_acked, result.rtt_us);
+  result.bytes_per_second = probing_->meter.bytes_per_second();
+}
+
+void TransportImpl::EndProbe(const std::string& error) {
+  probed_ = std::move(probing_->result);
+  probed_->error = error;
+  ++(error.empty() ? stats_.probes : stats_.probes_failed);
+  stats_.probe_bytes += probed_->bytes_sent;
+  const std::set<LaneDial*> dials = std::move(probing_->dials);
+  const std::vector<ProbeStream*> streams = std::move(probing_->streams);
+  probing_.reset();
+  for (LaneDial* dial : dials) dial->Fail("the probe is over");
+  for (ProbeStream* stream : streams) stream->Stop();
+}
+
+std::optional<LinkProbe> TransportImpl::TakeProbe() { return std::exchange(probed_, std::nullopt); }
+
+// Where a peer that dialled us listens: the port that it dials from is another one.
+std::optional<SocketAddress> TransportImpl::DataAddress(const Peering& p) const {
+  if (p.link->options().dialled) return p.link->options().remote;
+  for (const std::string& endpoint : p.endpoints) {
+    const auto host_port = ParseHostPort(endpoint);
+    if (!host_port.ok()) continue;
+    if (const auto address = NumericAddress(*host_port)) return *address;
+  }
+  return std::nullopt;
+}
+
 // ------------------------------------------------------------------------------ being dialled
 
 void TransportImpl::AcceptNext() {
@@ -1415,6 +1630,8 @@ LaneVerdict TransportImpl::Judge(const LaneHello& hello) {
   LaneResult result = LaneResult::kAccepted;
   if (hello.kind == LaneKind::kControl) {
     result = JudgeControl(p, hello);
+  } else if (hello.kind == LaneKind::kProbe) {
+    if (probe_sinks_ >= kProbeSinksMax) result = LaneResult::kBusy;
   } else if (!p.link->FitsDataLane(hello.lane, hello.lanes, hello.serial)) {
     result = LaneResult::kBusy;  // a newer one stands
   } else if (p.link->options().dialled) {
@@ -1466,6 +1683,7 @@ void TransportImpl::OnHandshakeAccepted(LaneHandshake* handshake) {
   }
   Run* run = FindRun(hello.run_digest);
   Peering* p = &run->peers[hello.dialer];
+  if (hello.kind == LaneKind::kProbe) return AddProbeStream(fd, false);
   if (hello.kind == LaneKind::kData) {
     p->link->AddDataLane(fd, hello.lane, hello.lanes, hello.serial);
     Evaluate(p);

@@ -24,6 +24,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -116,6 +117,9 @@ struct TransportStats {
   uint64_t bytes_sent = 0;         // payload of DATA and CHUNK_DATA frames
   uint64_t bytes_received = 0;
   uint64_t bytes_discarded = 0;  // of stale attempts
+  uint64_t probes = 0;           // that showed something
+  uint64_t probes_failed = 0;
+  uint64_t probe_bytes = 0;  // sent by them
   uint32_t links_up = 0;
   uint32_t lanes_up = 0;
   uint32_t lanes_used = 0;        // data lanes that we send on
@@ -131,12 +135,28 @@ struct LinkStats {
   uint64_t bytes_received = 0;
 };
 
+// A probe of a path ends sooner where it gets no faster. For twice that if the round trip is long.
+inline constexpr int64_t kProbeUsMax = Millis(1500);
+inline constexpr uint64_t kProbeBytesMax = uint64_t{8} << 20;
+inline constexpr uint32_t kProbeConnectionsMax = 16;
+
 // What TCP has seen one link carry away from us.
 struct LinkDelivery {
   LinkKey link;
   uint64_t bytes_per_second = 0;   // of the lanes that were used, together; 0: none was
   bool limited_by_sender = false;  // some of them had too little to send
   uint32_t rtt_us = 0;             // the shortest; 0: unknown
+};
+
+// What a probe has shown of the direction away from us.
+struct LinkProbe {
+  LinkKey link;
+  Tick begun;
+  uint64_t bytes_per_second = 0;  // 0: nothing, see `error`
+  uint32_t rtt_us = 0;            // the shortest; 0: unknown
+  uint64_t bytes_sent = 0;        // what was sent again counted again
+  uint64_t bytes_repeated = 0;    // of those, sent again: lost, as far as TCP can tell
+  std::string error;
 };
 
 class Transport {
@@ -197,6 +217,13 @@ class Transport {
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
   // Of the links whose data lanes were used since the last call: a system call for each such lane.
   virtual std::vector<LinkDelivery> TakeDeliveries() = 0;
+
+  // Finds out what a link that is up carries: sends up to kProbeBytesMax, for kProbeUsMax at most,
+  // to be thrown away there, over as many connections as the link has data lanes, dialled for it.
+  // One at a time; false: one is under way, or the link is not up. The answer comes by TakeProbe().
+  virtual bool StartProbe(const LinkKey& link) = 0;
+  // The probe that was started is over.
+  virtual std::optional<LinkProbe> TakeProbe() = 0;
 
   // Stops listening and closes every lane in an orderly way. Of the listener only OnSegmentSent()
   // and OnReceivesDetached() are called after this. Run the ring until closed() or a deadline.

@@ -129,6 +129,70 @@ TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
   EXPECT_TRUE(world->at(1).transport->TakeDeliveries().empty()) << "it sent nothing";
 }
 
+TEST_P(TransportTest, AProbeShowsWhatALinkCarriesAndLeavesItAlone) {
+  auto world = Make(2);
+  if (world->fake != nullptr) world->fake->SetDelivery({.rtt_us = 700});
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  // By both ends, of which one has dialled the link.
+  for (const auto [from, to] : {std::pair(0, 1), std::pair(1, 0)}) {
+    Transport& transport = *world->at(from).transport;
+    const LinkKey link{kRun, PeerId(static_cast<uint64_t>(to) + 1)};
+    EXPECT_FALSE(transport.TakeProbe());
+    EXPECT_FALSE(transport.StartProbe({kRun, PeerId(9)}));
+    ASSERT_TRUE(transport.StartProbe(link));
+    EXPECT_FALSE(transport.StartProbe(link)) << "one at a time";
+    std::optional<LinkProbe> probe;
+    ASSERT_TRUE(world->Until([&] { return (probe = transport.TakeProbe()).has_value(); }));
+    EXPECT_EQ(probe->link, link);
+    EXPECT_EQ(probe->error, "");
+    EXPECT_GT(probe->bytes_per_second, 0u);
+    EXPECT_GT(probe->rtt_us, 0u);
+    EXPECT_GE(probe->bytes_sent, uint64_t{1} << 20);
+    EXPECT_EQ(transport.GetStats().probes, 1u);
+    EXPECT_EQ(transport.GetStats().probe_bytes, probe->bytes_sent);
+    EXPECT_EQ(transport.GetStats().lanes_up, 3u);
+  }
+  EXPECT_EQ(world->at(0).transport->GetStats().lanes_lost, 0u);
+  EXPECT_EQ(world->at(1).downs.size(), 0u);
+  // The link is as it was.
+  world->at(0).memory.resize(1000);
+  world->at(1).memory.resize(1000);
+  world->at(0).Send(PeerId(2), 0, 1000, 1);
+  ASSERT_TRUE(world->Until([&] { return world->at(1).segments == 1; }));
+}
+
+TEST_P(TransportTest, AProbeOfAPeerThatGoesAwayEnds) {
+  auto world = Make(2);
+  if (world->fake != nullptr) world->fake->SetDelivery({.rtt_us = 700});
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  ASSERT_TRUE(world->at(0).transport->StartProbe({kRun, PeerId(2)}));
+  world->at(1).transport->Close();
+  std::optional<LinkProbe> probe;
+  ASSERT_TRUE(
+      world->Until([&] { return (probe = world->at(0).transport->TakeProbe()).has_value(); }));
+  // It may have been quicker.
+  EXPECT_EQ(probe->error.empty(), probe->bytes_per_second != 0);
+}
+
+TEST_P(TransportTest, ATransportThatIsClosedDuringAProbeLeavesNothingBehind) {
+  for (const int closing : {0, 1}) {
+    auto world = Make(2);
+    world->Open(0, 1);
+    ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+    ASSERT_TRUE(world->at(0).transport->StartProbe({kRun, PeerId(2)}));
+    const uint64_t accepted = world->at(1).transport->GetStats().connections_accepted;
+    ASSERT_TRUE(world->Until(
+        [&] { return world->at(1).transport->GetStats().connections_accepted > accepted; }));
+    world->at(closing).transport->Close();
+    ASSERT_TRUE(world->Until([&] { return world->at(closing).transport->closed(); }));
+    world->at(1 - closing).transport->Close();
+    ASSERT_TRUE(world->Until([&] { return world->at(1 - closing).transport->closed(); }));
+    if (world->fake != nullptr) EXPECT_EQ(world->fake->open_sockets(), 0u);
+  }
+}
+
 TEST_P(TransportTest, ThreePeersLinkPairwiseAndStandingLinksAreReportedAgain) {
   TransportOptions options;
   options.lanes = 3;

@@ -85,7 +85,8 @@ struct FrameHeader {
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
 
-enum class LaneKind : uint8_t { kControl = 0, kData = 1 };
+// kProbe: carries no frames, only bytes that are thrown away.
+enum class LaneKind : uint8_t { kControl = 0, kData = 1, kProbe = 2 };
 
 // Arrives exactly once and in order, over as many control lanes as it takes.
 constexpr bool IsNumbered(FrameType type) {

@@ -111,22 +111,22 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   hello.nonce = ReadDigest(&reader);
   hello.link = reader.U64();
   hello.serial = reader.U64();
-  if (kind > static_cast<uint8_t>(LaneKind::kData)) {
-    return Refuse("HELLO", "lane kind", kind, "0 or 1");
+  if (kind > static_cast<uint8_t>(LaneKind::kProbe)) {
+    return Refuse("HELLO", "lane kind", kind, "0 to 2");
   }
   if (!zeros) return NotZero("HELLO");
   if (hello.lanes > LH_LANES_MAX) return Refuse("HELLO", "lanes", hello.lanes, "at most 256");
   if (hello.kind == LaneKind::kControl && hello.lane != 0) {
     return Refuse("HELLO", "lane", hello.lane, "0 as for a control lane");
   }
-  if (hello.kind == LaneKind::kData && hello.lane >= hello.lanes) {
+  if (hello.kind != LaneKind::kControl && hello.lane >= hello.lanes) {
     return Refuse("HELLO", "lane", hello.lane, "below the number of lanes");
   }
   if (!hello.epoch) return Refuse("HELLO", "epoch", 0, "an epoch");
   if (!hello.dialer) return Refuse("HELLO", "dialer", 0, "a peer");
   if (!hello.acceptor) return Refuse("HELLO", "acceptor", 0, "a peer");
-  if (hello.kind == LaneKind::kData && hello.link == 0) {
-    return Refuse("HELLO", "link", 0, "a link as for a data lane");
+  if (hello.kind != LaneKind::kControl && hello.link == 0) {
+    return Refuse("HELLO", "link", 0, "that of a link, as for all but a control lane");
   }
   if ((hello.link == 0) != (hello.serial == 0)) {
     return Refuse("HELLO", "serial", hello.serial,

@@ -42,8 +42,8 @@ struct LaneHello {
   LaneKind kind = LaneKind::kControl;
   Digest32 run_digest{};
   uint32_t group = 0;
-  uint32_t lane = 0;   // index of a data lane; 0 for the control lane
-  uint32_t lanes = 0;  // data lanes that the dialer opens
+  uint32_t lane = 0;   // index of a data lane or in a probe; 0 for the control lane
+  uint32_t lanes = 0;  // data lanes that the dialer opens, connections of a probe
   Epoch epoch;
   PeerId dialer;
   PeerId acceptor;

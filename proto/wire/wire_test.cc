@@ -619,7 +619,7 @@ TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
   EXPECT_EQ(HelloRefusalWith(4, 4),
             "HELLO: lane protocol version is 4, not 3; run the same release at both ends");
-  EXPECT_EQ(HelloRefusalWith(6, 2), "HELLO: lane kind is 2, not 0 or 1");
+  EXPECT_EQ(HelloRefusalWith(6, 3), "HELLO: lane kind is 3, not 0 to 2");
   EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
   EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");
   EXPECT_EQ(HelloRefusalWith(49, 1), "HELLO: lanes is 260, not at most 256");
@@ -639,7 +639,9 @@ TEST(HandshakeTest, LinkAndSerialGoTogether) {
   LaneHello hello = Hello();
   hello.link = 0;
   EXPECT_EQ(Message(ParseLaneHello(Encode(hello)).status()),
-            "HELLO: link is 0, not a link as for a data lane");
+            "HELLO: link is 0, not that of a link, as for all but a control lane");
+  hello.kind = LaneKind::kProbe;
+  EXPECT_FALSE(ParseLaneHello(Encode(hello)).ok());
   hello.kind = LaneKind::kControl;
   hello.lane = 0;
   EXPECT_FALSE(ParseLaneHello(Encode(hello)).ok());
@@ -657,6 +659,12 @@ TEST(HandshakeTest, LanesAreBounded) {
   hello.lane = LH_LANES_MAX - 1;
   EXPECT_TRUE(ParseLaneHello(Encode(hello)).ok());
   hello.lanes = LH_LANES_MAX + 1;
+  EXPECT_FALSE(ParseLaneHello(Encode(hello)).ok());
+  hello.kind = LaneKind::kProbe;
+  hello.lanes = 2;
+  hello.lane = 1;
+  EXPECT_EQ(ParseLaneHello(Encode(hello))->kind, LaneKind::kProbe);
+  hello.lane = 2;
   EXPECT_FALSE(ParseLaneHello(Encode(hello)).ok());
 }
 

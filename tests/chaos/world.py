@@ -370,7 +370,7 @@ class BareWorld:
                 raise RuntimeError(f"{' '.join(process.command)} {what}. Its log ends:\n{end}")
             time.sleep(0.01)
 
-    def start_coordinator(self) -> None:
+    def start_coordinator(self, flags: Sequence[str] = ()) -> None:
         ready = self.directory / "coordinator.json"
         ready.unlink(missing_ok=True)
         log = self.logs / "coordinator.log"
@@ -383,6 +383,7 @@ class BareWorld:
                 f"--store=sqlite:{self.directory}/coordinator.db",
                 f"--detect-ms={self.detect_ms}",
                 f"--ready-file={ready}",
+                *flags,
             ],
             log,
         )

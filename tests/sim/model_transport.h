@@ -72,6 +72,8 @@ class ModelTransport final : public peerd::Transport {
   peerd::TransportStats GetStats() const override { return {}; }
   std::vector<peerd::LinkStats> GetLinkStats() const override { return {}; }
   std::vector<peerd::LinkDelivery> TakeDeliveries() override { return {}; }
+  bool StartProbe(const peerd::LinkKey&) override { return false; }
+  std::optional<peerd::LinkProbe> TakeProbe() override { return std::nullopt; }
   void Close() override {}
   bool closed() const override { return true; }
 
