@@ -52,9 +52,7 @@ def scaled(scenario: dict[str, Any], share: float) -> dict[str, Any]:
 
 def table_of(scenario: dict[str, Any]) -> Table:
     hosts = range(scenario["hosts"])
-    return {
-        (a, b): float(settings_of(scenario, f"h{a}", f"h{b}")["rate"][:-4]) for a in hosts for b in hosts if a != b
-    }
+    return {(a, b): float(settings_of(scenario, f"h{a}", f"h{b}")["rate"][:-4]) for a in hosts for b in hosts if a != b}
 
 
 def slowest(table: Table, ring: Sequence[int]) -> float:
