@@ -1405,7 +1405,7 @@ bool TransportImpl::StartProbe(const LinkKey& key) {
   const uint32_t lanes = link->data_lanes() != 0 ? link->data_lanes_announced() : p.planned;
   probing_->connections = std::clamp(lanes, 1u, kProbeConnectionsMax);
   for (uint32_t i = 0; i < probing_->connections; ++i) {
-    DialSpec spec{.address = *address, .tuning = tuning(), .hello = {}, .token = token};
+    DialSpec spec{.address = *address, .tuning = TuningFor(*address), .hello = {}, .token = token};
     spec.hello = {.kind = LaneKind::kProbe,
                   .run_digest = runs_[key.run].digest,
                   .group = group,
