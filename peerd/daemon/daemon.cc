@@ -585,7 +585,7 @@ void DaemonImpl::WatchLinks() {
 
 void DaemonImpl::ProbeLinks(Tick now) {
   if (const std::optional<LinkProbe> probe = transport_->TakeProbe()) {
-    probe_plan_.Ended(probe->begun, now);
+    probe_plan_.Ended(probe->begun, probe->ended);
     if (probe->error.empty()) {
       link_watch_.Add(probe->link.peer, {probe->bytes_per_second, false, probe->rtt_us}, now);
     }
@@ -594,7 +594,7 @@ void DaemonImpl::ProbeLinks(Tick now) {
         absl::StrCat("link probed peer=", ToString(probe->link.peer),
                      " bytes_per_second=", probe->bytes_per_second, " rtt_us=", probe->rtt_us,
                      " sent=", probe->bytes_sent, " repeated=", probe->bytes_repeated,
-                     " took_ms=", (now - probe->begun) / 1000) +
+                     " took_ms=", (probe->ended - probe->begun) / 1000) +
             (probe->error.empty() ? "" : LogField("error", probe->error)));
   }
   std::map<LinkKey, uint64_t> sent;

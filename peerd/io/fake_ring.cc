@@ -190,7 +190,7 @@ std::optional<TcpDelivery> FakeRing::Delivery(int fd) {
   LH_CHECK(socket != nullptr);
   if (!delivery_ || socket->out == nullptr) return delivery_;
   TcpDelivery delivery = *delivery_;
-  delivery.bytes_acked = socket->out->read;
+  delivery.bytes_acked = delivery.bytes_arrived = socket->out->read;
   delivery.bytes_sent = socket->out->written;
   return delivery;
 }

@@ -56,7 +56,8 @@ struct TcpDelivery {
   uint64_t bytes_per_second = 0;   // acknowledged of late, as fast as it went; 0: nothing yet
   bool limited_by_sender = false;  // we had too little to send for a higher rate
   uint32_t rtt_us = 0;             // the shortest round trip; 0: none yet
-  uint64_t bytes_acked = 0;        // that have arrived
+  uint64_t bytes_acked = 0;        // that have arrived, with all before them
+  uint64_t bytes_arrived = 0;      // those behind a gap included; to a packet
   uint64_t bytes_sent = 0;         // what was sent again counted again
   uint64_t bytes_repeated = 0;     // of those, sent again
 };

@@ -22,6 +22,7 @@ std::optional<TcpDelivery> SystemTcpDelivery(int fd) {
                      .limited_by_sender = info.tcpi_delivery_rate_app_limited != 0,
                      .rtt_us = rtt_us,
                      .bytes_acked = info.tcpi_bytes_acked,
+                     .bytes_arrived = uint64_t{info.tcpi_delivered} * info.tcpi_snd_mss,
                      .bytes_sent = info.tcpi_bytes_sent,
                      .bytes_repeated = info.tcpi_bytes_retrans};
 }

@@ -765,11 +765,11 @@ LinkDelivery Link::TakeDelivery() {
   return sum;
 }
 
-uint64_t Link::acked_bytes() const {
+uint64_t Link::arrived_bytes() const {
   uint64_t sum = 0;
   for (const DataLane& data : data_) {
     if (!data.lane) continue;
-    if (const std::optional<TcpDelivery> lane = data.lane->Delivery()) sum += lane->bytes_acked;
+    if (const std::optional<TcpDelivery> lane = data.lane->Delivery()) sum += lane->bytes_arrived;
   }
   return sum;
 }

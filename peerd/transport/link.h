@@ -194,7 +194,7 @@ class Link final : public LaneOwner {
   // What the data lanes that were used since the last call have delivered.
   LinkDelivery TakeDelivery();
   // Bytes that have arrived of what the data lanes that stand have sent.
-  uint64_t acked_bytes() const;
+  uint64_t arrived_bytes() const;
 
  private:
   enum class State { kAlive, kFinishing, kBroken, kEnded };

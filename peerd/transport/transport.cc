@@ -143,9 +143,10 @@ struct Probing {
   uint32_t started = 0;               // streams
   Tick first;                         // of those
   uint64_t acked = 0;
+  uint64_t arrived = 0;
   // Of the link's own traffic meanwhile, which takes a part of what the link carries.
-  uint64_t link_acked = 0;
-  uint64_t link_acked_before = 0;
+  uint64_t link_arrived = 0;
+  uint64_t link_arrived_before = 0;
   RateMeter meter;
 };
 
@@ -286,7 +287,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void OnProbeStreamEnded(ProbeStream* stream);
   void SumUp(Tick now);
   std::optional<SocketAddress> DataAddress(const Peering& p) const;
-  void EndProbe(const std::string& error);
+  void EndProbe(std::string error);
 
   void AcceptNext();
   void OnAccepted(int value);
@@ -1401,7 +1402,7 @@ bool TransportImpl::StartProbe(const LinkKey& key) {
   probing_.emplace();
   probing_->result.link = key;
   probing_->result.begun = now;
-  probing_->link_acked_before = link->acked_bytes();
+  probing_->link_arrived_before = link->arrived_bytes();
   const uint32_t lanes = link->data_lanes() != 0 ? link->data_lanes_announced() : p.planned;
   probing_->connections = std::clamp(lanes, 1u, kProbeConnectionsMax);
   for (uint32_t i = 0; i < probing_->connections; ++i) {
@@ -1464,6 +1465,7 @@ void TransportImpl::OnProbeStreamEnded(ProbeStream* stream) {
   } else if (probing_ && std::erase(probing_->streams, stream) != 0) {
     const TcpDelivery& seen = stream->delivery();
     probing_->gone.bytes_acked += seen.bytes_acked;
+    probing_->gone.bytes_arrived += seen.bytes_arrived;
     probing_->gone.bytes_sent += seen.bytes_sent;
     probing_->gone.bytes_repeated += seen.bytes_repeated;
     if (probing_->result.error.empty()) probing_->result.error = "its connections broke";
@@ -1510,11 +1512,14 @@ Tick TransportImpl::WorkProbes(Tick now) {
 void TransportImpl::SumUp(Tick now) {
   LinkProbe& result = probing_->result;
   probing_->acked = probing_->gone.bytes_acked;
+  // What is acknowledged comes in leaps where something was lost, what has arrived does not.
+  probing_->arrived = probing_->gone.bytes_arrived;
   result.bytes_sent = probing_->gone.bytes_sent;
   result.bytes_repeated = probing_->gone.bytes_repeated;
   for (ProbeStream* stream : probing_->streams) {
     const TcpDelivery& seen = stream->delivery();
     probing_->acked += seen.bytes_acked;
+    probing_->arrived += seen.bytes_arrived;
     result.bytes_sent += seen.bytes_sent;
     result.bytes_repeated += seen.bytes_repeated;
     if (result.rtt_us == 0 || (seen.rtt_us != 0 && seen.rtt_us < result.rtt_us)) {
@@ -1522,20 +1527,21 @@ void TransportImpl::SumUp(Tick now) {
     }
   }
   if (const Link* link = FindOpen(result.link)) {
-    const uint64_t acked = link->acked_bytes();
+    const uint64_t sum = link->arrived_bytes();
     // Less than before: a lane was replaced.
-    const uint64_t more = acked - std::min(acked, probing_->link_acked_before);
-    probing_->link_acked += more;
-    probing_->link_acked_before = acked;
+    const uint64_t more = sum - std::min(sum, probing_->link_arrived_before);
+    probing_->link_arrived += more;
+    probing_->link_arrived_before = sum;
   }
-  probing_->meter.Add(now, probing_->acked + probing_->link_acked, result.rtt_us);
+  probing_->meter.Add(now, probing_->arrived + probing_->link_arrived, result.rtt_us);
   result.bytes_per_second = probing_->meter.bytes_per_second();
 }
 
-void TransportImpl::EndProbe(const std::string& error) {
+void TransportImpl::EndProbe(std::string error) {
   probed_ = std::move(probing_->result);
-  probed_->error = error;
-  ++(error.empty() ? stats_.probes : stats_.probes_failed);
+  probed_->error = std::move(error);
+  probed_->ended = ring_->Now();
+  ++(probed_->error.empty() ? stats_.probes : stats_.probes_failed);
   stats_.probe_bytes += probed_->bytes_sent;
   const std::set<LaneDial*> dials = std::move(probing_->dials);
   const std::vector<ProbeStream*> streams = std::move(probing_->streams);

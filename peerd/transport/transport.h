@@ -152,6 +152,7 @@ struct LinkDelivery {
 struct LinkProbe {
   LinkKey link;
   Tick begun;
+  Tick ended;
   uint64_t bytes_per_second = 0;  // 0: nothing, see `error`
   uint32_t rtt_us = 0;            // the shortest; 0: unknown
   uint64_t bytes_sent = 0;        // what was sent again counted again

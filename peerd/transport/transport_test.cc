@@ -135,7 +135,7 @@ TEST_P(TransportTest, AProbeShowsWhatALinkCarriesAndLeavesItAlone) {
   world->Open(0, 1);
   ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
   // By both ends, of which one has dialled the link.
-  for (const auto [from, to] : {std::pair(0, 1), std::pair(1, 0)}) {
+  for (const auto& [from, to] : {std::pair(0, 1), std::pair(1, 0)}) {
     Transport& transport = *world->at(from).transport;
     const LinkKey link{kRun, PeerId(static_cast<uint64_t>(to) + 1)};
     EXPECT_FALSE(transport.TakeProbe());
@@ -189,7 +189,8 @@ TEST_P(TransportTest, ATransportThatIsClosedDuringAProbeLeavesNothingBehind) {
     ASSERT_TRUE(world->Until([&] { return world->at(closing).transport->closed(); }));
     world->at(1 - closing).transport->Close();
     ASSERT_TRUE(world->Until([&] { return world->at(1 - closing).transport->closed(); }));
-    if (world->fake != nullptr) EXPECT_EQ(world->fake->open_sockets(), 0u);
+    if (world->fake == nullptr) continue;
+    EXPECT_EQ(world->fake->open_sockets(), 0u);
   }
 }
 
