@@ -123,22 +123,23 @@ class Crew:
             self.trainers.append(Trainer(__file__))
             stack.callback(self.trainers[-1].kill)
             self.trainers[-1].start("join", peerd=host.socket, run="bench-ring")
-            # One after the other: a ring begins in the order of arrival.
-            while place > 0 and len(self.wan.status()["groups"][0]["members"]) <= place:
-                time.sleep(0.05)
-            if place == 0:
+            if place > 0:
+                self._admit(place)
+            else:
                 self.trainers[0].finish()
-        # The first one's boundaries let the others in.
-        for _ in range(1000):
-            if self.trainers[0].do("boundary") == len(order):
-                break
-        for trainer in self.trainers[1:]:
-            trainer.finish()
-            trainer.start("boundary")
-        finish_all(self.trainers[1:])
         for trainer in self.trainers:
             trainer.start("prepare", mib=mib)
         finish_all(self.trainers)
+
+    def _admit(self, place: int) -> None:
+        """The last one: a ring begins in the order of arrival if they come one by one."""
+        while len(self.wan.status()["groups"][0]["members"]) <= place:
+            time.sleep(0.05)
+        for trainer in self.trainers[:-1]:
+            trainer.start("boundary")
+        self.trainers[-1].finish()
+        finish_all(self.trainers[:-1])
+        self.trainers[-1].do("boundary")  # that which admitted it
 
     def steps(self, seconds: float) -> list[dict[str, Any]]:
         for trainer in self.trainers:

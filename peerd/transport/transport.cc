@@ -15,11 +15,11 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/status_macros.h"
-#include "peerd/probe/rate_meter.h"
 #include "peerd/transport/auth.h"
 #include "peerd/transport/lane_handshake.h"
 #include "peerd/transport/link.h"
 #include "peerd/transport/probe_stream.h"
+#include "peerd/transport/rate_meter.h"
 #include "peerd/transport/resolver.h"
 
 namespace longhaul::peerd {

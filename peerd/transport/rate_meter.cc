@@ -1,4 +1,4 @@
-#include "peerd/probe/rate_meter.h"
+#include "peerd/transport/rate_meter.h"
 
 #include <algorithm>
 
