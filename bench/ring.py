@@ -123,17 +123,14 @@ class Crew:
             self.trainers.append(Trainer(__file__))
             stack.callback(self.trainers[-1].kill)
             self.trainers[-1].start("join", peerd=host.socket, run="bench-ring")
-            if place > 0:
-                self._admit(place)
-            else:
-                self.trainers[0].finish()
+            self._admit(place)
         for trainer in self.trainers:
             trainer.start("prepare", mib=mib)
         finish_all(self.trainers)
 
     def _admit(self, place: int) -> None:
         """The last one: a ring begins in the order of arrival if they come one by one."""
-        while len(self.wan.status()["groups"][0]["members"]) <= place:
+        while place > 0 and len(self.wan.status()["groups"][0]["members"]) <= place:
             time.sleep(0.05)
         for trainer in self.trainers[:-1]:
             trainer.start("boundary")
