@@ -34,7 +34,7 @@ struct DaemonOptions {
   uint32_t drain_timeout_ms = 30000;
   // A join fails if no coordinator could be reached for this long.
   uint32_t coordinator_timeout_ms = 10000;
-  uint32_t probe_interval_s = 0;  // between two probes of links; 0: none
+  uint32_t probe_interval_s = 0;   // between two probes of links; 0: none
   std::string zero_copy = "auto";  // auto, on, off
   std::string congestion;
   int signal_fd = -1;  // readable when SIGTERM or SIGINT came; -1: none
