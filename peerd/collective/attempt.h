@@ -10,11 +10,15 @@
 // Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 // 2009), without barriers between steps: a partial sum of a segment starts at its chunk's first
 // position, is added to and passed on at each following one (phase reduce), and the finished
-// segment goes round once more (phase gather).
+// segment goes round once more (phase gather). Segments flow from each position to the next one.
+//
+// Mesh: each position owns one chunk. All others send it their inputs of its segments directly
+// (phase reduce); it adds them and sends what is finished to all (phase gather). Two steps however
+// many positions there are, where a ring takes 2 (size - 1), and segments flow between any two.
 //
 // Undo: until Commit() the inputs can be had back. Out of place they are not touched. In place,
-// partial sums live in a scratch buffer; before a finished segment overwrites its input, the
-// original moves there, and Stop() puts it back.
+// what is not finished lives in a scratch buffer; before a finished segment overwrites its input,
+// the original moves there, and Stop() puts it back.
 #pragma once
 
 #include <cstdint>
@@ -69,6 +73,9 @@ struct AttemptSpec {
   std::vector<uint8_t*> targets;
   // By source: false: its contents are left out, it gets the result all the same. Empty: all count.
   std::vector<bool> counts;
+  // By position: whether a source there counts; at least one does. Empty: all do. A ring, in which
+  // sums pass by all positions, has no use for it.
+  std::vector<bool> ring_counts;
   // At most; smaller ops are cut finer (plan.h). The same at every peer, and at least 64.
   uint32_t segment_bytes = 128 << 10;
   // Own input that is handed to the sink and not Sent, at most (but one segment always): segments
@@ -119,14 +126,23 @@ class Attempt {
 absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
 
+// The same over the mesh. The inputs (of several members on one host: their sum) are added in ring
+// order of positions, whatever the order in which they arrive: the bits of the result are those of
+// a one-shot exchange, and the same each time. Positions that do not count send no input.
+absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
+                                                         ScratchPool* pool);
+// What an attempt takes of the pool, at most: for originals, and in the mesh for inputs of others.
+constexpr uint64_t RingScratchBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }
+constexpr uint64_t MeshScratchBytesMax(uint64_t tensor_bytes, int size) {
+  return 2 * tensor_bytes + 128 * (uint64_t{1} + size);
+}
+
 // One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so
 // all get the same bits. payloads[i] is the (locally reduced) input of position i; that of
 // `position` is empty and taken from the sources. Commit() stores the result. Positions
-// that do not count are left out; `ring_counts` empty: all do. InvalidArgument: a payload is not as
-// long as the op's tensor.
-absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(
-    const AttemptSpec& spec, const std::vector<std::string>& payloads,
-    const std::vector<bool>& ring_counts = {});
+// that do not count are left out. InvalidArgument: a payload is not as long as the op's tensor.
+absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(const AttemptSpec& spec,
+                                                          const std::vector<std::string>& payloads);
 
 // The input that this peer contributes to an eager op: its sources, reduced in order; zeros if none
 // of them counts.

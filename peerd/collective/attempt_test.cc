@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <ostream>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include "base/prng.h"
 #include "peerd/collective/testing.h"
@@ -14,6 +16,15 @@ namespace {
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProd, ReduceOp::kMin,
                              ReduceOp::kMax};
+
+// What moves segments. Whatever holds for one holds for the other.
+struct Algorithm {
+  const char* name;
+  AttemptMaker make;
+};
+constexpr Algorithm kRing{"Ring", &MakeRingAttempt};
+constexpr Algorithm kMesh{"Mesh", &MakeMeshAttempt};
+void PrintTo(const Algorithm& algorithm, std::ostream* out) { *out << algorithm.name; }
 
 OpDesc Desc(DType dtype, ReduceOp op, uint64_t count) {
   OpDesc desc;
@@ -55,85 +66,108 @@ std::string Trace(const ModelOp::Options& options, uint64_t seed) {
          " positions, seed " + std::to_string(seed);
 }
 
-void ExpectReduces(const ModelOp::Options& options, uint64_t seed) {
+void ExpectReduces(AttemptMaker make, const ModelOp::Options& options, uint64_t seed) {
   const auto pool = MakeScratchPool(1 << 30);
   ModelOp op(options);
-  ModelRing ring(op.specs, pool.get(), seed);
-  ASSERT_TRUE(ring.Run()) << Trace(options, seed) << ": " << ring.ToString();
-  for (int i = 0; i < options.size; ++i) ring.attempt(i).Commit();
+  ModelNetwork network(make, op.specs, pool.get(), seed);
+  ASSERT_TRUE(network.Run()) << Trace(options, seed) << ": " << network.ToString();
+  for (int i = 0; i < options.size; ++i) network.attempt(i).Commit();
   EXPECT_EQ(op.ResultsDiffer(), "") << Trace(options, seed);
 }
 
 // ------------------------------------------------------------------------------ results
 
-class RingWorldTest : public testing::TestWithParam<int> {};
+class WorldTest : public testing::TestWithParam<std::tuple<Algorithm, int>> {
+ protected:
+  static int Size() { return std::get<1>(GetParam()); }
+  static void Expect(const ModelOp::Options& options, uint64_t seed) {
+    ExpectReduces(std::get<0>(GetParam()).make, options, seed);
+  }
+};
 
-TEST_P(RingWorldTest, EveryDtypeAndOpIsExactInPlaceAndOutOfPlace) {
+TEST_P(WorldTest, EveryDtypeAndOpIsExactInPlaceAndOutOfPlace) {
   for (int dtype = 0; dtype < LH_WIRE_DTYPE_COUNT; ++dtype) {
     for (const ReduceOp reduce : kOps) {
       for (const bool in_place : {false, true}) {
         ModelOp::Options options;
         options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
-        options.size = GetParam();
+        options.size = Size();
         options.in_place.assign(options.size, {in_place});
         options.segment_bytes = 128;
-        ExpectReduces(options, 7 * dtype + static_cast<int>(reduce));
+        Expect(options, 7 * dtype + static_cast<int>(reduce));
       }
     }
   }
 }
 
-TEST_P(RingWorldTest, WhoDoesNotCountGetsTheResultAndAddsNothing) {
+TEST_P(WorldTest, WhoDoesNotCountGetsTheResultAndAddsNothing) {
   for (int dtype = 0; dtype < LH_WIRE_DTYPE_COUNT; ++dtype) {
     for (const ReduceOp reduce : kOps) {
       for (const bool in_place : {false, true}) {
         ModelOp::Options options;
         options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
-        options.size = GetParam();
+        options.size = Size();
         options.in_place.assign(options.size, {in_place});
         options.counts.assign(options.size, {false});
         options.counts[dtype % options.size] = {true};
         options.segment_bytes = 128;
-        ExpectReduces(options, 7 * dtype + static_cast<int>(reduce));
+        Expect(options, 7 * dtype + static_cast<int>(reduce));
       }
     }
   }
 }
 
-TEST_P(RingWorldTest, CountsThatDoNotDivideAndCountsBelowTheNumberOfPositions) {
+TEST_P(WorldTest, CountsThatDoNotDivideAndCountsBelowTheNumberOfPositions) {
   for (const uint64_t count : {0, 1, 2, 15, 16, 17, 33, 100, 1023, 5000}) {
     for (const bool in_place : {false, true}) {
       ModelOp::Options options;
       options.desc = Desc(DType::kFloat32, ReduceOp::kSum, count);
-      options.size = GetParam();
+      options.size = Size();
       options.in_place.assign(options.size, {in_place});
-      ExpectReduces(options, count);
+      Expect(options, count);
     }
   }
 }
 
-TEST_P(RingWorldTest, UnalignedTensorsAreExact) {
+TEST_P(WorldTest, UnalignedTensorsAreExact) {
   for (const bool in_place : {false, true}) {
     ModelOp::Options options;
     options.desc = Desc(DType::kFloat64, ReduceOp::kAvg, 301);
-    options.size = GetParam();
+    options.size = Size();
     options.in_place.assign(options.size, {in_place});
     options.misalign = 8;
-    ExpectReduces(options, 1);
+    Expect(options, 1);
   }
 }
 
-TEST_P(RingWorldTest, RandomMembersPlacesAndSchedulesAreExact) {
-  Prng prng(GetParam());
+TEST_P(WorldTest, RandomMembersPlacesAndSchedulesAreExact) {
+  Prng prng(Size());
   for (int i = 0; i < 60; ++i) {
-    ExpectReduces(RandomOptions(&prng, GetParam()), prng.Next());
+    Expect(RandomOptions(&prng, Size()), prng.Next());
     if (HasFailure()) return;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, RingWorldTest, testing::Range(1, 17));
+std::string NameOf(const testing::TestParamInfo<std::tuple<Algorithm, int>>& info) {
+  return std::get<0>(info.param).name + std::to_string(std::get<1>(info.param));
+}
+INSTANTIATE_TEST_SUITE_P(Worlds, WorldTest,
+                         testing::Combine(testing::Values(kRing, kMesh), testing::Range(1, 17)),
+                         NameOf);
 
-TEST(RingTest, LargeSegmentsThroughTheDefaultPlanAreExact) {
+class AlgorithmTest : public testing::TestWithParam<Algorithm> {
+ protected:
+  static AttemptMaker Make() { return GetParam().make; }
+};
+class FaultTest : public AlgorithmTest {};
+
+std::string NameOfAlgorithm(const testing::TestParamInfo<Algorithm>& info) {
+  return info.param.name;
+}
+INSTANTIATE_TEST_SUITE_P(Both, AlgorithmTest, testing::Values(kRing, kMesh), NameOfAlgorithm);
+INSTANTIATE_TEST_SUITE_P(Both, FaultTest, testing::Values(kRing, kMesh), NameOfAlgorithm);
+
+TEST_P(AlgorithmTest, LargeSegmentsThroughTheDefaultPlanAreExact) {
   ModelOp::Options options;
   options.desc = Desc(DType::kBfloat16, ReduceOp::kAvg, (1 << 20) + 77);
   options.size = 3;
@@ -141,21 +175,21 @@ TEST(RingTest, LargeSegmentsThroughTheDefaultPlanAreExact) {
   options.in_place = {{true, true}, {true}, {false}};
   options.segment_bytes = 128 << 10;
   options.window_bytes = 8 << 20;
-  ExpectReduces(options, 5);
+  ExpectReduces(Make(), options, 5);
 }
 
-TEST(RingTest, EveryPeerSendsTwiceItsShareAndNoMore) {
+TEST_P(AlgorithmTest, EveryPeerSendsTwiceItsShareAndNoMore) {
   const auto pool = MakeScratchPool(1 << 30);
   ModelOp::Options options;
   options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 4096);
   options.size = 4;
   ModelOp op(options);
-  ModelRing ring(op.specs, pool.get(), 1);
-  ASSERT_TRUE(ring.Run());
+  ModelNetwork network(Make(), op.specs, pool.get(), 1);
+  ASSERT_TRUE(network.Run());
   for (int i = 0; i < 4; ++i) {
-    EXPECT_EQ(ring.attempt(i).bytes_sent(), 2u * 3 * 4096);
-    EXPECT_EQ(ring.attempt(i).bytes_received(), 2u * 3 * 4096);
-    ring.attempt(i).Commit();
+    EXPECT_EQ(network.attempt(i).bytes_sent(), 2u * 3 * 4096);
+    EXPECT_EQ(network.attempt(i).bytes_received(), 2u * 3 * 4096);
+    network.attempt(i).Commit();
   }
 }
 
@@ -171,48 +205,52 @@ TEST(RingTest, OutOfPlaceNeedsNoScratchAndInPlaceSaysWhenThereIsNone) {
             absl::StatusCode::kResourceExhausted);
 }
 
-TEST(RingTest, OnePeerAloneIsCompleteAtOnceAndLeavesTheTargetUntilCommit) {
+TEST_P(AlgorithmTest, OnePeerAloneIsCompleteAtOnceAndLeavesTheTargetUntilCommit) {
   const auto pool = MakeScratchPool(1 << 20);
   ModelOp::Options options;
   options.desc = Desc(DType::kInt32, ReduceOp::kSum, 5000);
   options.local_members = {3};
   options.in_place = {{true, false, true}};
   ModelOp op(options);
-  ModelRing ring(op.specs, pool.get(), 1);
-  EXPECT_TRUE(ring.Run());
-  EXPECT_TRUE(ring.attempt(0).CompleteAtOnce());
+  ModelNetwork network(Make(), op.specs, pool.get(), 1);
+  EXPECT_TRUE(network.Run());
+  EXPECT_TRUE(network.attempt(0).CompleteAtOnce());
   EXPECT_EQ(op.InputsDiffer(), "");
-  ring.attempt(0).Commit();
+  network.attempt(0).Commit();
   EXPECT_EQ(op.ResultsDiffer(), "");
 }
 
 // ------------------------------------------------------------------------------ what a peer may
 // send
 
+struct Recorder final : AttemptSink {
+  void SendSegment(int to, const Segment& segment, const uint8_t* data, uint64_t cookie) override {
+    to_.insert(to);
+    sent_.push_back(segment);
+    data_.push_back(data);
+    cookies_.push_back(cookie);
+  }
+  void Complete() override { ++completed_; }
+  std::set<int> to_;
+  std::vector<Segment> sent_;
+  std::vector<const uint8_t*> data_;
+  std::vector<uint64_t> cookies_;
+  int completed_ = 0;
+};
+
 class PlaceTest : public testing::Test {
  protected:
-  struct Recorder final : AttemptSink {
-    void SendSegment(int to, const Segment& segment, const uint8_t*, uint64_t cookie) override {
-      to_.insert(to);
-      sent_.push_back(segment);
-      cookies_.push_back(cookie);
-    }
-    void Complete() override { ++completed_; }
-    std::set<int> to_;
-    std::vector<Segment> sent_;
-    std::vector<uint64_t> cookies_;
-    int completed_ = 0;
-  };
-
-  // Position 1 of 3, in place; chunks of 128 bytes, segments of 64.
-  PlaceTest() : pool_(MakeScratchPool(1 << 20)) {
+  // Position 1 of 3, in place; chunks of 128 bytes, segments of 64. The input of position 2 does
+  // not count.
+  explicit PlaceTest(const Algorithm& algorithm) : pool_(MakeScratchPool(1 << 20)) {
     ModelOp::Options options;
     options.desc = Desc(DType::kInt32, ReduceOp::kSum, 96);
     options.size = 3;
     options.in_place = {{true}, {true}, {true}};
+    options.counts = {{true}, {true}, {false}};
     options.window_bytes = 1 << 20;
     op_ = std::make_unique<ModelOp>(options);
-    attempt_ = *MakeRingAttempt(op_->specs[1], &sink_, pool_.get());
+    attempt_ = *algorithm.make(op_->specs[1], &sink_, pool_.get());
     attempt_->Start();
   }
   ~PlaceTest() override {
@@ -233,38 +271,44 @@ class PlaceTest : public testing::Test {
   std::unique_ptr<Attempt> attempt_;
 };
 
-TEST_F(PlaceTest, AcceptsPartialSumsOfOthersChunks) {
+class RingPlaceTest : public PlaceTest {
+ protected:
+  RingPlaceTest() : PlaceTest(kRing) {}
+};
+
+TEST_F(RingPlaceTest, AcceptsPartialSumsOfOthersChunks) {
   EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "accepted");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 320, 64), "accepted");
 }
 
-TEST_F(PlaceTest, RefusesOtherSenders) {
+TEST_F(RingPlaceTest, RefusesOtherSenders) {
   EXPECT_EQ(Refusal(2, Phase::kReduce, 0, 64), "not from the previous position");
-  EXPECT_EQ(Refusal(1, Phase::kReduce, 0, 64), "not from the previous position");
-  EXPECT_EQ(Refusal(-1, Phase::kReduce, 0, 64), "not from the previous position");
+  for (const int nobody : {-1, 1, 3}) {
+    EXPECT_EQ(Refusal(nobody, Phase::kReduce, 0, 64), "not from another position");
+  }
 }
 
-TEST_F(PlaceTest, RefusesWhatIsNoSegment) {
+TEST_F(RingPlaceTest, RefusesWhatIsNoSegment) {
   for (const auto& [offset, bytes] : std::vector<std::pair<uint64_t, uint32_t>>{
            {1, 64}, {0, 63}, {0, 65}, {0, 128}, {384, 64}, {0, 0}, {UINT64_MAX - 63, 64}}) {
     EXPECT_EQ(Refusal(0, Phase::kReduce, offset, bytes), "no segment of the plan") << offset;
   }
 }
 
-TEST_F(PlaceTest, RefusesASegmentTwice) {
+TEST_F(RingPlaceTest, RefusesASegmentTwice) {
   EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "accepted");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "it came before");
 }
 
-TEST_F(PlaceTest, RefusesPartialSumsOfItsOwnChunk) {
+TEST_F(RingPlaceTest, RefusesPartialSumsOfItsOwnChunk) {
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "the chunk starts here");
 }
 
-TEST_F(PlaceTest, RefusesFinishedSegmentsOfTheChunkItFinishes) {
+TEST_F(RingPlaceTest, RefusesFinishedSegmentsOfTheChunkItFinishes) {
   EXPECT_EQ(Refusal(0, Phase::kGather, 256, 64), "the chunk is finished here");
 }
 
-TEST_F(PlaceTest, RefusesFinishedSegmentsThatItHasNotAddedTo) {
+TEST_F(RingPlaceTest, RefusesFinishedSegmentsThatItHasNotAddedTo) {
   const char* const kTooEarly = "finished before this position added to it";
   EXPECT_EQ(Refusal(0, Phase::kGather, 128, 64), kTooEarly);
   EXPECT_EQ(Refusal(0, Phase::kGather, 0, 64), kTooEarly);
@@ -274,11 +318,11 @@ TEST_F(PlaceTest, RefusesFinishedSegmentsThatItHasNotAddedTo) {
   attempt_->Stop();
 }
 
-TEST_F(PlaceTest, RefusesUnknownPhases) {
+TEST_F(RingPlaceTest, RefusesUnknownPhases) {
   EXPECT_EQ(Refusal(0, static_cast<Phase>(2), 0, 64), "no such phase");
 }
 
-TEST_F(PlaceTest, SendsToTheNextPositionOnceItHasCredit) {
+TEST_F(RingPlaceTest, SendsToTheNextPositionOnceItHasCredit) {
   EXPECT_EQ(sink_.sent_.size(), 0u);
   attempt_->Credit(0);
   EXPECT_EQ(sink_.sent_.size(), 0u);
@@ -289,7 +333,7 @@ TEST_F(PlaceTest, SendsToTheNextPositionOnceItHasCredit) {
   EXPECT_EQ(sink_.to_, std::set<int>{2});
 }
 
-TEST_F(PlaceTest, IsIdleOnlyWhenEverySegmentHasReturned) {
+TEST_F(RingPlaceTest, IsIdleOnlyWhenEverySegmentHasReturned) {
   EXPECT_TRUE(attempt_->Idle());
   attempt_->Credit(2);
   ASSERT_EQ(sink_.cookies_.size(), 2u);
@@ -303,32 +347,149 @@ TEST_F(PlaceTest, IsIdleOnlyWhenEverySegmentHasReturned) {
   sink_.cookies_.clear();
 }
 
+class MeshPlaceTest : public PlaceTest {
+ protected:
+  MeshPlaceTest() : PlaceTest(kMesh) {}
+};
+
+TEST_F(MeshPlaceTest, AcceptsInputsOfItsChunkThatCountOnce) {
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 192, 64), "accepted");
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "accepted");
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "it came before");
+  EXPECT_EQ(Refusal(2, Phase::kReduce, 128, 64), "the sender's input does not count");
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "the chunk is not this position's");
+  EXPECT_EQ(Refusal(1, Phase::kReduce, 128, 64), "not from another position");
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 160, 64), "no segment of the plan");
+  EXPECT_EQ(Refusal(0, static_cast<Phase>(2), 128, 64), "no such phase");
+}
+
+TEST_F(MeshPlaceTest, AcceptsFinishedSegmentsOfItsOwnersThatItHasAddedTo) {
+  const char* const kTooEarly = "finished before this position added to it";
+  EXPECT_EQ(Refusal(2, Phase::kGather, 256, 64), kTooEarly);
+  attempt_->Credit(0);
+  EXPECT_EQ(Refusal(2, Phase::kGather, 256, 64), kTooEarly);
+  attempt_->Credit(2);
+  EXPECT_EQ(Refusal(2, Phase::kGather, 256, 64), "accepted");
+  EXPECT_EQ(Refusal(2, Phase::kGather, 256, 64), "it came before");
+  EXPECT_EQ(Refusal(2, Phase::kGather, 0, 64), "the chunk is not the sender's");
+  EXPECT_EQ(Refusal(2, Phase::kGather, 128, 64), "the chunk is not the sender's");
+  EXPECT_EQ(Refusal(0, Phase::kGather, 0, 64), "accepted");
+  attempt_->Stop();
+}
+
+TEST_F(MeshPlaceTest, SendsToEachPositionOnceItHasCreditFromThere) {
+  EXPECT_EQ(sink_.sent_.size(), 0u);
+  attempt_->Credit(2);
+  EXPECT_EQ(sink_.to_, std::set<int>{2});
+  EXPECT_EQ(sink_.sent_.size(), 2u);
+  // A segment that is finished goes to those that have given credit, and to the others later.
+  const Segment segment{Phase::kReduce, 128, 64};
+  ASSERT_TRUE(attempt_->Place(0, segment).ok());
+  attempt_->Received(0, segment);
+  EXPECT_EQ(sink_.to_, std::set<int>{2});
+  ASSERT_EQ(sink_.sent_.size(), 3u);
+  EXPECT_EQ(sink_.sent_[2].phase, Phase::kGather);
+  attempt_->Credit(0);
+  EXPECT_EQ(sink_.to_, (std::set<int>{0, 2}));
+  EXPECT_EQ(sink_.sent_.size(), 6u);
+}
+
+// ------------------------------------------------------------------------------ mesh
+
+TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
+  Prng prng(5);
+  for (int i = 0; i < 60; ++i) {
+    ModelOp::Options options = RandomOptions(&prng, 2 + static_cast<int>(prng.Below(8)));
+    options.desc.dtype = DType::kFloat32;
+    options.desc.reduce = prng.Chance(0.5) ? ReduceOp::kSum : ReduceOp::kAvg;
+    options.desc.count += 1;
+    std::set<std::string> results;
+    for (int turn = 0; turn < 3; ++turn) {
+      const auto pool = MakeScratchPool(1 << 30);
+      ModelOp op(options);
+      op.FillWithFractions(options.seed);
+      if (turn == 0) {
+        std::vector<std::string> payloads;
+        for (const AttemptSpec& spec : op.specs) payloads.push_back(EagerPayload(spec));
+        payloads[0].clear();
+        const auto attempt = *MakeEagerAttempt(op.specs[0], payloads);
+        attempt->Start();
+        attempt->Commit();
+        results.emplace(reinterpret_cast<const char*>(op.specs[0].targets[0]),
+                        options.desc.bytes());
+        continue;
+      }
+      ModelNetwork network(&MakeMeshAttempt, op.specs, pool.get(), prng.Next());
+      ASSERT_TRUE(network.Run());
+      for (int p = 0; p < options.size; ++p) network.attempt(p).Commit();
+      for (const AttemptSpec& spec : op.specs) {
+        for (const uint8_t* target : spec.targets) {
+          results.emplace(reinterpret_cast<const char*>(target), options.desc.bytes());
+        }
+      }
+    }
+    ASSERT_EQ(results.size(), 1u) << Trace(options, i);
+  }
+}
+
+TEST(MeshTest, TakesNoMoreScratchThanItSaysAndFailsWhereThereIsNone) {
+  struct Limited final : ScratchPool {
+    absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+      taken = bytes;
+      return absl::ResourceExhaustedError("none");
+    }
+    void Give(uint8_t*) override {}
+    uint64_t taken = 0;
+  } pool;
+  for (int size = 2; size <= 16; ++size) {
+    for (const uint64_t count : {1, 1000, 100000, 100003}) {
+      for (const int members : {1, 3}) {
+        ModelOp::Options options;
+        options.desc = Desc(DType::kFloat32, ReduceOp::kSum, count);
+        options.size = size;
+        options.local_members.assign(size, members);
+        options.in_place.assign(size, std::vector<bool>(members, true));
+        const ModelOp op(options);
+        for (const AttemptSpec& spec : op.specs) {
+          EXPECT_EQ(MakeMeshAttempt(spec, nullptr, &pool).status().code(),
+                    absl::StatusCode::kResourceExhausted);
+          EXPECT_LE(pool.taken, MeshScratchBytesMax(options.desc.bytes(), size));
+          EXPECT_EQ(MakeRingAttempt(spec, nullptr, &pool).status().code(),
+                    absl::StatusCode::kResourceExhausted);
+          EXPECT_LE(pool.taken, RingScratchBytesMax(options.desc.bytes()));
+        }
+      }
+    }
+  }
+}
+
 // ------------------------------------------------------------------------------ faults
 
 // Runs `steps` steps, then stops every peer, each after some more steps of those that go on.
-void ExpectRestores(const ModelOp::Options& options, uint64_t steps, uint64_t seed) {
+void ExpectRestores(AttemptMaker make, const ModelOp::Options& options, uint64_t steps,
+                    uint64_t seed) {
   const auto pool = MakeScratchPool(1 << 30);
   ModelOp op(options);
   {
-    ModelRing ring(op.specs, pool.get(), seed);
+    ModelNetwork network(make, op.specs, pool.get(), seed);
     Prng prng(seed);
-    for (uint64_t i = 0; i < steps && ring.Step(); ++i) {
+    for (uint64_t i = 0; i < steps && network.Step(); ++i) {
     }
     std::vector<int> order(options.size);
     for (int i = 0; i < options.size; ++i) order[i] = i;
     for (int i = options.size - 1; i > 0; --i) std::swap(order[i], order[prng.Below(i + 1)]);
     for (const int position : order) {
-      ring.Stop(position);
-      for (uint64_t more = prng.Below(30); more > 0 && ring.Step(); --more) {
+      network.Stop(position);
+      for (uint64_t more = prng.Below(30); more > 0 && network.Step(); --more) {
       }
     }
-    ring.Run();
-    for (int i = 0; i < options.size; ++i) ASSERT_TRUE(ring.attempt(i).Idle());
+    network.Run();
+    for (int i = 0; i < options.size; ++i) ASSERT_TRUE(network.attempt(i).Idle());
   }
   EXPECT_EQ(op.InputsDiffer(), "") << Trace(options, seed) << " stopped after " << steps;
 }
 
-TEST(RingFaultTest, StopAtEveryPointOfAScheduleRestoresEveryInput) {
+TEST_P(FaultTest, StopAtEveryPointOfAScheduleRestoresEveryInput) {
   for (const int size : {2, 3, 5}) {
     for (int places = 0; places < 3; ++places) {
       ModelOp::Options options;
@@ -342,55 +503,55 @@ TEST(RingFaultTest, StopAtEveryPointOfAScheduleRestoresEveryInput) {
       {
         const auto pool = MakeScratchPool(1 << 20);
         ModelOp op(options);
-        ModelRing ring(op.specs, pool.get(), size);
-        while (ring.Step()) ++all;
+        ModelNetwork network(Make(), op.specs, pool.get(), size);
+        while (network.Step()) ++all;
       }
       for (uint64_t steps = 0; steps <= all; ++steps) {
-        ExpectRestores(options, steps, size);
+        ExpectRestores(Make(), options, steps, size);
         if (HasFailure()) return;
       }
     }
   }
 }
 
-TEST(RingFaultTest, StopInRandomOpsAndSchedulesRestoresEveryInput) {
+TEST_P(FaultTest, StopInRandomOpsAndSchedulesRestoresEveryInput) {
   Prng prng(2026);
   for (int i = 0; i < 1500; ++i) {
     const ModelOp::Options options = RandomOptions(&prng, 1 + static_cast<int>(prng.Below(7)));
-    ExpectRestores(options, prng.Below(400), prng.Next());
+    ExpectRestores(Make(), options, prng.Below(400), prng.Next());
     if (testing::Test::HasFailure()) return;
   }
 }
 
-TEST(RingFaultTest, StopAfterCompleteRestoresEveryInput) {
+TEST_P(FaultTest, StopAfterCompleteRestoresEveryInput) {
   Prng prng(11);
   for (int i = 0; i < 200; ++i) {
     const auto pool = MakeScratchPool(1 << 30);
     const ModelOp::Options options = RandomOptions(&prng, 1 + static_cast<int>(prng.Below(5)));
     ModelOp op(options);
-    ModelRing ring(op.specs, pool.get(), prng.Next());
-    ASSERT_TRUE(ring.Run());
-    for (int p = 0; p < options.size; ++p) ring.Stop(p);
+    ModelNetwork network(Make(), op.specs, pool.get(), prng.Next());
+    ASSERT_TRUE(network.Run());
+    for (int p = 0; p < options.size; ++p) network.Stop(p);
     ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, i);
   }
 }
 
-TEST(RingFaultTest, ARedoFromRestoredInputsIsExact) {
+TEST_P(FaultTest, ARedoFromRestoredInputsIsExact) {
   Prng prng(12);
   for (int i = 0; i < 200; ++i) {
     const auto pool = MakeScratchPool(1 << 30);
     const ModelOp::Options options = RandomOptions(&prng, 2 + static_cast<int>(prng.Below(4)));
     ModelOp op(options);
     {
-      ModelRing ring(op.specs, pool.get(), prng.Next());
-      for (uint64_t steps = prng.Below(300); steps > 0 && ring.Step(); --steps) {
+      ModelNetwork network(Make(), op.specs, pool.get(), prng.Next());
+      for (uint64_t steps = prng.Below(300); steps > 0 && network.Step(); --steps) {
       }
-      for (int p = 0; p < options.size; ++p) ring.Stop(p);
-      ring.Run();
+      for (int p = 0; p < options.size; ++p) network.Stop(p);
+      network.Run();
     }
-    ModelRing ring(op.specs, pool.get(), prng.Next());
-    ASSERT_TRUE(ring.Run());
-    for (int p = 0; p < options.size; ++p) ring.attempt(p).Commit();
+    ModelNetwork network(Make(), op.specs, pool.get(), prng.Next());
+    ASSERT_TRUE(network.Run());
+    for (int p = 0; p < options.size; ++p) network.attempt(p).Commit();
     ASSERT_EQ(op.ResultsDiffer(), "") << Trace(options, i);
   }
 }
@@ -432,6 +593,39 @@ TEST(RingFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsReturn) {
   EXPECT_EQ(op.InputsDiffer(), "");
 }
 
+// The same in the mesh, where it is being sent to several: at the last return.
+TEST(MeshFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsLastReturn) {
+  Recorder sink;
+  const auto pool = MakeScratchPool(1 << 20);
+  ModelOp::Options options;
+  options.desc = Desc(DType::kInt32, ReduceOp::kSum, 48);
+  options.size = 3;
+  options.in_place = {{true}, {true}, {true}};
+  const ModelOp op(options);
+  const auto attempt = *MakeMeshAttempt(op.specs[0], &sink, pool.get());
+  attempt->Start();
+  for (const int other : {1, 2}) {
+    attempt->Credit(other);
+    const Segment input{Phase::kReduce, 0, 64};
+    std::memset(*attempt->Place(other, input), 1, 64);
+    attempt->Received(other, input);
+  }
+  ASSERT_EQ(sink.sent_.size(), 4u);
+  const uint8_t* const place = op.specs[0].targets[0];
+  EXPECT_EQ(sink.data_[2], place);
+  EXPECT_EQ(sink.data_[3], place);
+  const std::string finished(reinterpret_cast<const char*>(place), 64);
+
+  attempt->Stop();
+  for (const int i : {0, 3, 1}) attempt->Sent(sink.cookies_[i]);
+  EXPECT_FALSE(attempt->Idle());
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(place), 64), finished);
+  EXPECT_NE(op.InputsDiffer(), "");
+  attempt->Sent(sink.cookies_[2]);
+  EXPECT_TRUE(attempt->Idle());
+  EXPECT_EQ(op.InputsDiffer(), "");
+}
+
 // ------------------------------------------------------------------------------ eager
 
 class EagerTest : public testing::TestWithParam<int> {
@@ -452,7 +646,7 @@ TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
     ModelOp op(options);
     std::vector<std::unique_ptr<Attempt>> attempts;
     for (const AttemptSpec& spec : op.specs) {
-      auto attempt = MakeEagerAttempt(spec, Payloads(op, spec.position), op.ring_counts);
+      auto attempt = MakeEagerAttempt(spec, Payloads(op, spec.position));
       ASSERT_TRUE(attempt.ok()) << attempt.status();
       attempts.push_back(*std::move(attempt));
       attempts.back()->Start();

@@ -93,9 +93,8 @@ std::string EagerPayload(const AttemptSpec& spec) {
   return payload;
 }
 
-absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(const AttemptSpec& spec,
-                                                          const std::vector<std::string>& payloads,
-                                                          const std::vector<bool>& ring_counts) {
+absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(
+    const AttemptSpec& spec, const std::vector<std::string>& payloads) {
   CheckSpec(spec);
   LH_CHECK(payloads.size() == static_cast<size_t>(spec.size)) << payloads.size() << " payloads";
   const uint64_t bytes = spec.desc.bytes();
@@ -109,14 +108,11 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(const AttemptSpec& spe
   const auto input = [&](int i) -> const std::string& {
     return i == spec.position ? own : payloads[i];
   };
-  LH_CHECK(ring_counts.empty() || ring_counts.size() == payloads.size());
-  const auto counts = [&](int i) { return ring_counts.empty() || ring_counts[i]; };
   int first = 0;
-  while (first < spec.size && !counts(first)) ++first;
-  LH_CHECK(first < spec.size) << "an op of nobody";
+  while (!PositionCounts(spec, first)) ++first;
   std::string result = input(first);
   for (int i = first + 1; i < spec.size; ++i) {
-    if (!counts(i)) continue;
+    if (!PositionCounts(spec, i)) continue;
     ReduceInto(Bytes(result), Bytes(input(i)), spec.desc.count, spec.desc.dtype, spec.desc.reduce);
   }
   DivideSums(spec, bytes, Bytes(result));

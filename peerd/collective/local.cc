@@ -23,6 +23,10 @@ Inputs InputsOf(const AttemptSpec& spec) {
   return inputs;
 }
 
+bool PositionCounts(const AttemptSpec& spec, int position) {
+  return spec.ring_counts.empty() || spec.ring_counts[position];
+}
+
 void AddInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,
                uint8_t* accumulator) {
   if (inputs.empty()) return;
@@ -66,6 +70,12 @@ void CheckSpec(const AttemptSpec& spec) {
       << spec.sources.size() << " sources, " << spec.targets.size() << " targets";
   LH_CHECK(spec.counts.empty() || spec.counts.size() == spec.sources.size())
       << spec.counts.size() << " of " << spec.sources.size() << " sources";
+  LH_CHECK(
+      spec.ring_counts.empty() ||
+      (spec.ring_counts.size() == static_cast<size_t>(spec.size) &&
+       spec.ring_counts[spec.position] == !InputsOf(spec).empty() &&
+       std::find(spec.ring_counts.begin(), spec.ring_counts.end(), true) != spec.ring_counts.end()))
+      << spec.ring_counts.size() << " of " << spec.size << " positions";
   LH_CHECK(spec.members >= 1 && spec.members >= InputsOf(spec).size())
       << spec.members << " members";
 }

@@ -13,6 +13,9 @@ using Inputs = std::vector<const uint8_t*>;
 // The sources that count.
 Inputs InputsOf(const AttemptSpec& spec);
 
+// A source there counts.
+bool PositionCounts(const AttemptSpec& spec, int position);
+
 // out = inputs[0] op inputs[1] ..., for the bytes [offset, offset + bytes) of the tensors. `out`
 // overlaps none of the inputs, of which there is at least one.
 void ReduceInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,

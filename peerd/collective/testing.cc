@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,11 +13,11 @@ namespace longhaul::peerd {
 
 // ------------------------------------------------------------------------------ network
 
-void ModelRing::Peer::SendSegment(int to, const Segment& segment, const uint8_t* data,
-                                  uint64_t cookie) {
+void ModelNetwork::Peer::SendSegment(int to, const Segment& segment, const uint8_t* data,
+                                     uint64_t cookie) {
   LH_CHECK(!stopped) << "position " << position << " sends after Stop()";
-  LH_CHECK(to == (position + 1) % static_cast<int>(ring->peers_.size()));
-  LH_CHECK(ring->peers_[to]->started && !ring->peers_[to]->credit_due)
+  LH_CHECK(to >= 0 && to < static_cast<int>(network->peers_.size()) && to != position);
+  LH_CHECK(network->peers_[to]->started && !network->peers_[to]->credit_due.contains(position))
       << "position " << position << " sends without a credit";
   auto flight = std::make_unique<Flight>();
   flight->from = position;
@@ -25,30 +26,31 @@ void ModelRing::Peer::SendSegment(int to, const Segment& segment, const uint8_t*
   flight->data = data;
   flight->cookie = cookie;
   flight->as_handed.assign(reinterpret_cast<const char*>(data), segment.bytes);
-  ring->flights_.push_back(std::move(flight));
+  network->flights_.push_back(std::move(flight));
 }
 
-void ModelRing::Peer::Complete() {
+void ModelNetwork::Peer::Complete() {
   LH_CHECK(!stopped) << "position " << position << " completes after Stop()";
   LH_CHECK(!complete && !in_start) << "position " << position;
   LH_CHECK(attempt->Idle());
   complete = true;
 }
 
-ModelRing::ModelRing(const std::vector<AttemptSpec>& specs, ScratchPool* pool, uint64_t seed)
+ModelNetwork::ModelNetwork(AttemptMaker make, const std::vector<AttemptSpec>& specs,
+                           ScratchPool* pool, uint64_t seed)
     : prng_(seed) {
   for (const AttemptSpec& spec : specs) {
     auto peer = std::make_unique<Peer>();
-    peer->ring = this;
+    peer->network = this;
     peer->position = spec.position;
-    auto attempt = MakeRingAttempt(spec, peer.get(), pool);
+    auto attempt = make(spec, peer.get(), pool);
     LH_CHECK_OK(attempt.status());
     peer->attempt = *std::move(attempt);
     peers_.push_back(std::move(peer));
   }
 }
 
-ModelRing::~ModelRing() {
+ModelNetwork::~ModelNetwork() {
   for (int i = 0; i < static_cast<int>(peers_.size()); ++i) {
     if (!peers_[i]->attempt->Idle() && !peers_[i]->stopped) Stop(i);
   }
@@ -57,10 +59,12 @@ ModelRing::~ModelRing() {
   }
 }
 
-bool ModelRing::Step() {
-  std::vector<Peer*> waiting;  // to start, or for its credit to arrive
+bool ModelNetwork::Step() {
+  std::vector<Peer*> waiting;  // to start, or for its credits to arrive
   for (const auto& peer : peers_) {
-    if ((!peer->started && !peer->stopped) || peer->credit_due) waiting.push_back(peer.get());
+    if ((!peer->started && !peer->stopped) || !peer->credit_due.empty()) {
+      waiting.push_back(peer.get());
+    }
   }
   if (waiting.empty() && flights_.empty()) return false;
   const uint64_t choice = prng_.Below(waiting.size() + flights_.size());
@@ -72,16 +76,18 @@ bool ModelRing::Step() {
   return true;
 }
 
-void ModelRing::StepPeer(Peer* peer) {
-  const int size = static_cast<int>(peers_.size());
-  if (peer->credit_due) {
-    peer->credit_due = false;
-    Peer& sender = *peers_[(peer->position + size - 1) % size];
-    if (!sender.stopped) sender.attempt->Credit(peer->position);
+void ModelNetwork::StepPeer(Peer* peer) {
+  if (!peer->credit_due.empty()) {
+    const auto sender = std::next(peer->credit_due.begin(), prng_.Below(peer->credit_due.size()));
+    const int position = *sender;
+    peer->credit_due.erase(sender);
+    if (!peers_[position]->stopped) peers_[position]->attempt->Credit(peer->position);
     return;
   }
   peer->started = true;
-  peer->credit_due = true;
+  for (const auto& other : peers_) {
+    if (other.get() != peer) peer->credit_due.insert(other->position);
+  }
   peer->in_start = true;
   peer->attempt->Start();
   peer->in_start = false;
@@ -89,15 +95,15 @@ void ModelRing::StepPeer(Peer* peer) {
 }
 
 // A flight that is in the list can always go on.
-void ModelRing::StepFlight(uint64_t index) {
+void ModelNetwork::StepFlight(uint64_t index) {
   Flight* const flight = flights_[index].get();
-  void (ModelRing::*can[4])(Flight*);
+  void (ModelNetwork::*can[4])(Flight*);
   int count = 0;
-  if (!flight->read) can[count++] = &ModelRing::ReadMemory;
-  if (!flight->placed) can[count++] = &ModelRing::PlaceHeader;
-  if (flight->read && flight->placed && !flight->delivered) can[count++] = &ModelRing::Deliver;
-  if (flight->read && !flight->returned) can[count++] = &ModelRing::Return;
-  if (flight->placed && !flight->delivered && prng_.Chance(0.2)) can[count++] = &ModelRing::Lose;
+  if (!flight->read) can[count++] = &ModelNetwork::ReadMemory;
+  if (!flight->placed) can[count++] = &ModelNetwork::PlaceHeader;
+  if (flight->read && flight->placed && !flight->delivered) can[count++] = &ModelNetwork::Deliver;
+  if (flight->read && !flight->returned) can[count++] = &ModelNetwork::Return;
+  if (flight->placed && !flight->delivered && prng_.Chance(0.2)) can[count++] = &ModelNetwork::Lose;
   (this->*can[prng_.Below(count)])(flight);
   // New flights may have been added behind it.
   if (flight->delivered && flight->returned) {
@@ -106,7 +112,7 @@ void ModelRing::StepFlight(uint64_t index) {
   }
 }
 
-bool ModelRing::Run() {
+bool ModelNetwork::Run() {
   while (Step()) {
   }
   for (const auto& peer : peers_) {
@@ -115,7 +121,7 @@ bool ModelRing::Run() {
   return true;
 }
 
-void ModelRing::ReadMemory(Flight* flight) {
+void ModelNetwork::ReadMemory(Flight* flight) {
   flight->read = true;
   if (flight->returned && peers_[flight->from]->stopped) {
     flight->delivered = true;  // was lost, and nobody sends it again
@@ -125,7 +131,7 @@ void ModelRing::ReadMemory(Flight* flight) {
       << "memory changed under a segment: " << ToString();
 }
 
-void ModelRing::PlaceHeader(Flight* flight) {
+void ModelNetwork::PlaceHeader(Flight* flight) {
   Peer& peer = *peers_[flight->to];
   flight->placed = true;
   if (peer.stopped) {
@@ -137,25 +143,25 @@ void ModelRing::PlaceHeader(Flight* flight) {
   flight->place = *place;
 }
 
-void ModelRing::Deliver(Flight* flight) {
+void ModelNetwork::Deliver(Flight* flight) {
   flight->delivered = true;
   std::memcpy(flight->place, flight->as_handed.data(), flight->as_handed.size());
   peers_[flight->to]->attempt->Received(flight->from, flight->segment);
 }
 
 // It has to be read again, and placed again.
-void ModelRing::Lose(Flight* flight) {
+void ModelNetwork::Lose(Flight* flight) {
   std::memset(flight->place, 0x5a, prng_.Below(flight->segment.bytes + 1));
   flight->read = flight->placed = false;
   peers_[flight->to]->attempt->Abandoned(flight->from, flight->segment);
 }
 
-void ModelRing::Return(Flight* flight) {
+void ModelNetwork::Return(Flight* flight) {
   flight->returned = true;
   peers_[flight->from]->attempt->Sent(flight->cookie);
 }
 
-void ModelRing::Stop(int position) {
+void ModelNetwork::Stop(int position) {
   Peer& peer = *peers_[position];
   LH_CHECK(!peer.stopped);
   for (const auto& flight : flights_) {
@@ -168,7 +174,7 @@ void ModelRing::Stop(int position) {
   peer.attempt->Stop();
 }
 
-std::string ModelRing::ToString() const {
+std::string ModelNetwork::ToString() const {
   std::string text;
   for (const auto& flight : flights_) {
     absl::StrAppend(&text, flight->from, ">", flight->to,
@@ -221,6 +227,7 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
   };
   std::vector<int64_t> sums(desc.count, desc.reduce == ReduceOp::kProd ? 1 : 0);
   uint32_t members = 0;
+  std::vector<bool> ring_counts;
   for (int position = 0; position < options.size; ++position) {
     AttemptSpec spec;
     spec.desc = desc;
@@ -272,7 +279,10 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
     ring_counts.push_back(any);
     specs.push_back(std::move(spec));
   }
-  for (AttemptSpec& spec : specs) spec.members = members;
+  for (AttemptSpec& spec : specs) {
+    spec.members = members;
+    spec.ring_counts = ring_counts;
+  }
   for (const int64_t sum : sums) expected_ += Encode(desc.dtype, sum);
   if (desc.reduce == ReduceOp::kAvg && members > 1) {
     Divide(reinterpret_cast<uint8_t*>(expected_.data()), desc.count, desc.dtype, members);
@@ -288,6 +298,19 @@ std::string ModelOp::InputsDiffer() const {
     }
   }
   return "";
+}
+
+void ModelOp::FillWithFractions(uint64_t seed) {
+  const OpDesc& desc = specs.front().desc;
+  LH_CHECK(desc.dtype == DType::kFloat32);
+  Prng prng(seed);
+  for (auto& [data, posted] : inputs_) {
+    for (uint64_t e = 0; e < desc.count; ++e) {
+      const float value = static_cast<float>(prng.Below(1 << 20)) / 1048573.0f - 0.5f;
+      std::memcpy(data + e * sizeof(value), &value, sizeof(value));
+    }
+    posted.assign(reinterpret_cast<const char*>(data), bytes_);
+  }
 }
 
 std::string ModelOp::ResultsDiffer() const {

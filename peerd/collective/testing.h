@@ -1,4 +1,4 @@
-// Ring attempts of one op at all its peers, in one thread, over a model network.
+// Attempts of one op at all its peers, in one thread, over a model network.
 //
 // Whatever can happen next, happens in an order drawn from a seed: peers start, credits arrive, a
 // segment's header arrives, its memory is read (as late as the contract of AttemptSink allows), its
@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,18 @@
 
 namespace longhaul::peerd {
 
-class ModelRing {
+// MakeRingAttempt or MakeMeshAttempt.
+using AttemptMaker = absl::StatusOr<std::unique_ptr<Attempt>> (*)(const AttemptSpec&, AttemptSink*,
+                                                                  ScratchPool*);
+
+class ModelNetwork {
  public:
-  // specs[i] is that of position i; `pool` outlives the ring.
-  ModelRing(const std::vector<AttemptSpec>& specs, ScratchPool* pool, uint64_t seed);
-  ~ModelRing();
-  ModelRing(const ModelRing&) = delete;
-  ModelRing& operator=(const ModelRing&) = delete;
+  // specs[i] is that of position i; `pool` outlives the network.
+  ModelNetwork(AttemptMaker make, const std::vector<AttemptSpec>& specs, ScratchPool* pool,
+               uint64_t seed);
+  ~ModelNetwork();
+  ModelNetwork(const ModelNetwork&) = delete;
+  ModelNetwork& operator=(const ModelNetwork&) = delete;
 
   // Lets one thing happen; false if nothing can any more.
   bool Step();
@@ -46,14 +52,14 @@ class ModelRing {
     void SendSegment(int to, const Segment& segment, const uint8_t* data, uint64_t cookie) override;
     void Complete() override;
 
-    ModelRing* ring = nullptr;
+    ModelNetwork* network = nullptr;
     int position = 0;
     std::unique_ptr<Attempt> attempt;
     bool started = false;
     bool complete = false;
     bool stopped = false;
     bool in_start = false;
-    bool credit_due = false;  // this peer has started and the previous one does not know yet
+    std::set<int> credit_due;  // this peer has started and these do not know yet
   };
   struct Flight {
     int from = 0;
@@ -101,15 +107,17 @@ struct ModelOp {
   explicit ModelOp(const Options& options);
 
   std::vector<AttemptSpec> specs;
-  std::vector<bool> ring_counts;  // by position
   // Of the first source or target that is not as it was posted; "" if all inputs are.
   std::string InputsDiffer() const;
-  // Of the first target that does not hold the result; "" if all do.
+  // In place of the whole numbers: results depend on the order of additions. Before the first use
+  // of the specs.
+  void FillWithFractions(uint64_t seed);
+  // Of the first target that does not hold the result; "" if all do. Not of fractions.
   std::string ResultsDiffer() const;
 
  private:
   std::vector<std::vector<uint8_t>> memory_;
-  std::vector<std::pair<const uint8_t*, std::string>> inputs_;
+  std::vector<std::pair<uint8_t*, std::string>> inputs_;
   std::string expected_;
   uint64_t bytes_ = 0;
 };

@@ -1,0 +1,122 @@
+// What the attempts that move segments have in common: where results go, what is kept of the
+// inputs, what has come and gone, and when an attempt is complete.
+//
+// Memory. Finished segments are received into `result_`, or made there:
+//
+//   one member, out of place   its target
+//   one member, in place       its target, which is the source: the original of a segment is kept
+//                              in scratch before the finished one is written over it
+//   several members            a target that is no source, or scratch; Commit() copies it to the
+//                              other targets
+//
+// Late references. Sent() does not say that a segment has arrived: it may have to be sent again
+// from the same place. When a finished segment arrives, though, whatever this position added to it
+// has been received by those who needed it: without it nobody could have finished. Only then the
+// memory that it was sent from is written to, even if Sent() is still to come: what the kernel
+// refers to then are at most packets that were delivered, and a repetition of them is dropped by
+// the receiver's TCP without a look at its bytes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "peerd/collective/attempt.h"
+#include "peerd/collective/local.h"
+#include "peerd/collective/plan.h"
+
+namespace longhaul::peerd {
+
+class SegmentAttempt : public Attempt {
+ public:
+  bool CompleteAtOnce() const final { return false; }
+  absl::StatusOr<uint8_t*> Place(int from, const Segment& segment) final;
+  void Abandoned(int from, const Segment& segment) final;
+  void Received(int from, const Segment& segment) final;
+  void Sent(uint64_t cookie) final;
+  void Stop() final;
+  void Commit() final;
+  bool Idle() const final { return out_ == 0; }
+  uint64_t bytes_sent() const final { return bytes_sent_; }
+  uint64_t bytes_received() const final { return bytes_received_; }
+
+ protected:
+  // What has happened to a segment on its way between this position and another one.
+  enum Mark : uint16_t {
+    kReducePlaced = 1 << 0,
+    kReduceReceived = 1 << 1,
+    kReduceHanded = 1 << 2,  // to the sink
+    kReduceSent = 1 << 3,
+    kGatherPlaced = 1 << 4,
+    kGatherReceived = 1 << 5,
+    kGatherHanded = 1 << 6,
+    kGatherSent = 1 << 7,
+    // Of the segment here:
+    kKept = 1 << 8,         // the original is in the scratch buffer
+    kOverwritten = 1 << 9,  // and no longer (certainly) in its place
+  };
+
+  struct Memory {
+    uint8_t* scratch = nullptr;  // of the pool; nullptr: none is needed
+    uint8_t* result = nullptr;
+    uint8_t* extra = nullptr;  // 64-byte aligned
+  };
+  // With `extra_bytes` for the attempt's own use. ResourceExhausted: the pool has no room.
+  static absl::StatusOr<Memory> TakeMemory(const AttemptSpec& spec, uint64_t extra_bytes,
+                                           ScratchPool* pool);
+
+  SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool,
+                 const Memory& memory);
+  ~SegmentAttempt() override;
+
+  // The marks of a segment on its way between here and `other`.
+  virtual uint16_t& MarksOf(uint64_t index, int other) = 0;
+  // Why this segment cannot come from there now; nullptr: it can.
+  virtual const char* Objection(int from, uint64_t index, Phase phase) = 0;
+  // Where the payload of phase reduce belongs.
+  virtual uint8_t* PlaceOf(int from, const Plan::Piece& piece) = 0;
+  virtual void OnReceived(int from, uint64_t index, Phase phase) = 0;
+  virtual void OnSent(uint64_t index, Phase phase) = 0;
+
+  void Hand(int to, Phase phase, uint64_t index, const uint8_t* data);
+  void Keep(uint64_t index);
+  // The segment's place is about to be written to.
+  void Overwrite(uint64_t index);
+  // In place: the sum of the inputs (of this segment, the original may be one of them) takes the
+  // place of the original, and that its place in scratch, from which an input may be read.
+  void FinishInPlace(uint64_t index, const Inputs& inputs);
+  uint64_t SegmentsOf(int chunk) const {
+    return plan_.FirstSegment(chunk + 1) - plan_.FirstSegment(chunk);
+  }
+
+  const AttemptSpec spec_;
+  const Inputs inputs_;  // those of its sources that count
+  const Plan plan_;
+  uint8_t* scratch_;
+  uint8_t* const result_;
+  const bool in_place_;  // originals have to be kept: at their offsets in the scratch buffer
+
+  bool started_ = false;
+  std::vector<uint16_t> marks_;  // by segment
+  uint64_t results_open_;        // segments that are not finished here
+  uint64_t sends_open_ = 0;      // sends that have not returned, begun or not
+
+ private:
+  static void MarkAfter(uint64_t index, uint16_t* marks, uint16_t before, uint16_t mark);
+  uint64_t IndexOf(const Segment& segment) const;
+  void Restore(uint64_t index);
+  void MaybeComplete();
+  void ReleaseScratch();
+
+  AttemptSink* const sink_;
+  ScratchPool* const pool_;
+  bool complete_ = false;
+  bool stopped_ = false;
+  bool committed_ = false;
+  std::vector<uint16_t> gathers_out_;  // by segment: its sends of phase gather that are out
+  uint64_t out_ = 0;                   // sends that have begun and not returned
+  uint64_t bytes_sent_ = 0;
+  uint64_t bytes_received_ = 0;
+};
+
+}  // namespace longhaul::peerd
