@@ -244,7 +244,8 @@ class Comm {
 
   template <class T>
   Op AllReduceStart(const T* source, T* target, size_t count, lh_reduce_op op = LH_SUM,
-                    uint64_t tag = 0, lh_on_fault on_fault = LH_AS_JOINED, uint32_t min_world = 0) {
+                    uint64_t tag = 0, lh_on_fault on_fault = LH_AS_JOINED, uint32_t min_world = 0,
+                    lh_algorithm algorithm = LH_AUTO) {
     lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
     options.source = source;
     options.target = target;
@@ -254,6 +255,7 @@ class Comm {
     options.tag = tag;
     options.on_fault = on_fault;
     options.min_world = min_world;
+    options.algorithm = algorithm;
     return AllReduceStart(options);
   }
   Op AllReduceStart(const lh_all_reduce_options& options) {

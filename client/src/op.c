@@ -35,12 +35,21 @@ static lh_status check_all_reduce(const lh_all_reduce_options *o, size_t *bytes_
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
                     kAllReduce, (unsigned)o->min_world, LH_MEMBERS_MAX);
   }
+  if ((unsigned)o->algorithm > LH_RING) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: algorithm is %d", kAllReduce, (int)o->algorithm);
+  }
   if (o->count == 0) return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is 0", kAllReduce);
   if (o->count > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; one tensor has at most 2^40 bytes",
                     kAllReduce, (unsigned long long)o->count);
   }
   *bytes_out = (size_t)o->count * element;
+  if (o->algorithm == LH_ONESHOT && *bytes_out > LH_EAGER_BYTES_MAX) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: a one-shot op has at most %d bytes, this one %llu; leave the algorithm to "
+                    "Longhaul (LH_AUTO), or choose LH_MESH or LH_RING",
+                    kAllReduce, LH_EAGER_BYTES_MAX, (unsigned long long)*bytes_out);
+  }
   if (UINTPTR_MAX - high < *bytes_out) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: source or target goes beyond the address space",
                     kAllReduce);
@@ -142,6 +151,7 @@ static struct lh_ipc_request all_reduce_request(const lh_op *op, const lh_all_re
   request.u.op.reduce = (uint8_t)o->op;
   request.u.op.on_fault = (uint8_t)(o->on_fault == LH_AS_JOINED ? op->comm->on_fault : o->on_fault);
   request.u.op.min_world = o->min_world;
+  request.u.op.algorithm = (uint8_t)o->algorithm;
   return request;
 }
 
@@ -247,6 +257,7 @@ static lh_op_info_t info_locked(const lh_op *op) {
     info.bytes_received = op->reply.info.bytes_received;
     info.seconds = (double)op->reply.info.seconds_total_ns * 1e-9;
     info.seconds_wait = (double)op->reply.info.seconds_wait_ns * 1e-9;
+    info.algorithm = (lh_algorithm)op->reply.info.algorithm;
   }
   return info;
 }

@@ -344,7 +344,7 @@ class Loop {
     run.attempt = a.attempt;
     run.peers = a.ring;
     run.members = a.members;
-    run.eager = a.eager;
+    run.eager = a.algorithm == Algorithm::kOneShot;
     run.result[host.id] = a.ordinal;
     for (size_t i = 0; i < a.payloads.size(); ++i) {
       if (a.ring[i] == host.id) continue;

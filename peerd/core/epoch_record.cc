@@ -5,13 +5,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "peerd/core/algorithm.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
 namespace {
-
-// Up to this many peers every link gets data lanes.
-constexpr size_t kFullMeshPeersMax = 8;
 
 int RankIn(const std::vector<control::MemberInfo>& members, MemberId member) {
   for (size_t i = 0; i < members.size(); ++i) {
@@ -32,6 +30,12 @@ std::map<PeerId, Epoch> ArrivalOf(const std::vector<control::MemberInfo>& member
     if (!added) it->second = std::min(it->second, member.joined);
   }
   return arrival;
+}
+
+bool AnyBlocked(const std::vector<PeerId>& peers, const control::BlockedPairs& blocked) {
+  return std::any_of(blocked.begin(), blocked.end(), [&](const control::BlockedPair& pair) {
+    return Contains(peers, pair.a) && Contains(peers, pair.b);
+  });
 }
 
 // The peers that take part in ops of `boundary`, in the order of the epoch.
@@ -152,7 +156,7 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
 std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId self) {
   const EpochRecord record = RecordOf(prepare);
   const std::map<PeerId, Epoch> arrival = ArrivalOf(prepare.members);
-  const bool mesh = prepare.peers.size() <= kFullMeshPeersMax;
+  const bool mesh = prepare.peers.size() <= kMeshPeersMax;
   const std::set<PeerId> neighbours = mesh ? std::set<PeerId>() : NeighboursOf(record, self);
   std::vector<LinkWanted> links;
   for (const control::PeerInfo& peer : prepare.peers) {
@@ -198,6 +202,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
   std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, record.blocked);
   participants->gap = !ring.has_value();
+  participants->mesh = record.ring.size() <= kMeshPeersMax && !AnyBlocked(order, record.blocked);
   participants->ring = ring ? *std::move(ring) : std::move(order);
   participants->epoch_ring = record.ring;
   participants->blocked = record.blocked;

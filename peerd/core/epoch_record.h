@@ -49,6 +49,8 @@ struct Participants {
   uint32_t counting = 0;                     // those whose input is in the result
   // No order of the ring avoids its blocked pairs: ops that need one cannot run.
   bool gap = false;
+  // Each of them has a link with data lanes to each other one.
+  bool mesh = false;
   // Of the epoch, those who take no part included.
   std::vector<PeerId> epoch_ring;
   control::BlockedPairs blocked;

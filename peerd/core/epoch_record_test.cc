@@ -62,12 +62,12 @@ TEST(LinksOf, TheElderDialsThenTheSmallerId) {
 TEST(LinksOf, ManyPeersGetDataLanesToRingNeighboursOnlyAndBothEndsAgree) {
   std::vector<At> members;
   // Every second one came later: of an older boundary, those before and after it are neighbours.
-  for (uint64_t i = 1; i <= 12; ++i) members.push_back({i, i, i % 2 == 0 ? 5u : 1u});
+  for (uint64_t i = 1; i <= 20; ++i) members.push_back({i, i, i % 2 == 0 ? 5u : 1u});
   const auto prepare = MakePrepare(5, 4, 5, 3, members);
-  for (uint64_t a = 1; a <= 12; ++a) {
+  for (uint64_t a = 1; a <= 20; ++a) {
     for (const LinkWanted& link : LinksOf(prepare, PeerId(a))) {
       const uint64_t b = link.peer.peer.value();
-      const uint64_t distance = std::min((a + 12 - b) % 12, (b + 12 - a) % 12);
+      const uint64_t distance = std::min((a + 20 - b) % 20, (b + 20 - a) % 20);
       EXPECT_EQ(link.data, distance == 1 || (distance == 2 && a % 2 == 1)) << a << " " << b;
       for (const LinkWanted& back : LinksOf(prepare, PeerId(b))) {
         if (back.peer.peer != PeerId(a)) continue;
@@ -75,6 +75,29 @@ TEST(LinksOf, ManyPeersGetDataLanesToRingNeighboursOnlyAndBothEndsAgree) {
         EXPECT_NE(back.dial, link.dial);
       }
     }
+  }
+}
+
+TEST(EpochHistory, ThereIsAMeshWhereAllLinksHaveDataLanesAndNoneIsBlocked) {
+  for (const uint64_t peers : {2, 16, 17}) {
+    std::vector<At> members;
+    for (uint64_t i = 1; i <= peers; ++i) members.push_back({i, i, i == peers ? 2u : 1u});
+    auto prepare = MakePrepare(2, 1, 2, 0, members);
+    bool all_data = true;
+    for (const LinkWanted& link : LinksOf(prepare, PeerId(1))) all_data = all_data && link.data;
+    EXPECT_EQ(all_data, peers <= 16);
+    EpochHistory history;
+    history.Add(RecordOf(prepare));
+    EXPECT_EQ(history.For(Epoch(2))->mesh, all_data) << peers;
+    // The last one came later: it has no part in ops of boundary 1, and who misses it is all the
+    // same.
+    prepare.epoch = Epoch(3);
+    prepare.blocked = {{PeerId(2), PeerId(peers)}};
+    if (peers == 2) prepare.blocked.clear();
+    EpochHistory later;
+    later.Add(RecordOf(prepare));
+    EXPECT_EQ(later.For(Epoch(1))->mesh, all_data) << peers;
+    EXPECT_EQ(later.For(Epoch(3))->mesh, all_data && peers == 2) << peers;
   }
 }
 

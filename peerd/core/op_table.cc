@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "peerd/core/algorithm.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
@@ -34,10 +35,6 @@ std::string PayloadProblem(const PeerReady& ready) {
 }
 
 }  // namespace
-
-bool IsEager(const OpDesc& desc) {
-  return desc.count <= LH_EAGER_BYTES_MAX && desc.bytes() <= LH_EAGER_BYTES_MAX;
-}
 
 bool OpTable::Op::AllEvicted() const {
   return std::all_of(inputs.begin(), inputs.end(),
@@ -293,7 +290,7 @@ void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
   }
   if (!op.Refused()) {
     if (op.run == Run::kNone) {
-      if (IsEager(op.desc) && !op.AllReady()) return;
+      if (op.algorithm == Algorithm::kOneShot && !op.AllReady()) return;
       Start(op, out);
     }
     if (op.run != Run::kComplete) return;
@@ -332,6 +329,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   op.local_mismatch = std::any_of(op.inputs.begin(), op.inputs.end(),
                                   [&](const LocalInput& input) { return input.desc != op.desc; });
   op.differs = op.local_mismatch;
+  op.algorithm = ChooseAlgorithm(op.desc, op.participants->ring.size(), op.participants->mesh, {});
   op.unfit = UnfitnessOf(op);
 
   SendReady ready;
@@ -377,7 +375,7 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
                        " ended: all that are left joined in the background and do not count yet; "
                        "they do from the next step boundary on; the input is intact"};
   }
-  if (participants.gap && !IsEager(op.desc)) {
+  if (participants.gap && op.algorithm == Algorithm::kRing) {
     return Outcome{Code::kAborted,
                    Subject(op.key.tag) +
                        " aborted: some of the peers that take part cannot reach each other, and no "
@@ -405,10 +403,12 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   start.members = op.participants->counting;
   for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
   start.counts = CountsOf(op);
-  start.eager = IsEager(op.desc);
-  if (start.eager) {
+  for (const PeerId peer : start.ring) {
+    start.ring_counts.push_back(op.participants->Counts(peer));
+  }
+  start.algorithm = op.algorithm;
+  if (op.algorithm == Algorithm::kOneShot) {
     for (const PeerId peer : start.ring) {
-      start.ring_counts.push_back(op.participants->Counts(peer));
       const auto it = op.readies.find(peer);
       start.payloads.push_back(it == op.readies.end() ? "" : std::move(it->second.payload));
       if (it != op.readies.end()) it->second.payload.clear();
@@ -506,6 +506,7 @@ void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tic
     info.epoch = op.participants->epoch;
     info.size = op.participants->counting;
   }
+  info.algorithm = op.algorithm;
   info.retries = op.retries;
   info.total_us = now - input.posted;
   if (op.complete_once) info.wait_us = std::max<int64_t>(0, op.complete_at - input.posted);
@@ -760,6 +761,7 @@ void OpTable::AddTo(Digester* digest) const {
     digest->Add(uint64_t{op.announced} | uint64_t{op.local_mismatch} << 1 |
                 uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
                 uint64_t{op.complete_once} << 5 | uint64_t{op.redone} << 6);
+    digest->Add(static_cast<uint64_t>(op.algorithm));
     digest->Add(op.unfit ? op.unfit->text : "");
     digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
     for (const LocalInput& input : op.inputs) {

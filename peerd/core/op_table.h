@@ -143,6 +143,7 @@ class OpTable {
     bool announced = false;
     std::shared_ptr<const Participants> participants;
     OpDesc desc;
+    Algorithm algorithm = Algorithm::kAuto;  // chosen
     bool local_mismatch = false;
     bool differs = false;  // some descriptor differs
     // With this ring, or so few members, it cannot run: how it ends. The same at all participants.

@@ -94,15 +94,6 @@ class OpTableTest : public testing::Test {
   Actions out_;
 };
 
-TEST(IsEager, IsDecidedByBytes) {
-  EXPECT_TRUE(IsEager(Desc(0)));
-  EXPECT_TRUE(IsEager(Desc(LH_EAGER_BYTES_MAX / 4)));
-  EXPECT_FALSE(IsEager(Desc(LH_EAGER_BYTES_MAX / 4 + 1)));
-  EXPECT_TRUE(IsEager(Desc(LH_EAGER_BYTES_MAX, DType::kUint8)));
-  // Bytes that do not fit 64 bits.
-  EXPECT_FALSE(IsEager(Desc(uint64_t{1} << 62)));
-}
-
 TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   EnterThree();
   Post(7, Large());
@@ -135,7 +126,7 @@ TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   EXPECT_TRUE(Get<FinishAttempt>(out_).at(0).commit);
   const PostDone post = Get<PostDone>(out_).at(0);
   EXPECT_TRUE(post.outcome.ok());
-  EXPECT_EQ(post.info, (OpInfo{Epoch(1), 3, 0, 8000, 3000}));
+  EXPECT_EQ(post.info, (OpInfo{Epoch(1), 3, 0, 8000, 3000, Algorithm::kRing}));
   EXPECT_EQ(ops_.open(), 0u);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
   EXPECT_EQ(counters_.committed, 1u);
@@ -162,7 +153,7 @@ TEST_F(OpTableTest, AnEagerOpStartsWithAllInputsInRingOrder) {
   Ready(2, 7, Small());
   const auto start = Get<StartAttempt>(out_);
   ASSERT_EQ(start.size(), 1u);
-  EXPECT_TRUE(start[0].eager);
+  EXPECT_EQ(start[0].algorithm, Algorithm::kOneShot);
   EXPECT_EQ(start[0].payloads, (std::vector<std::string>{"", std::string(16, 'x'), third.payload}));
   EXPECT_TRUE(Get<CreditAttempt>(out_).empty());
   EXPECT_EQ(Get<SendDone>(Complete(1)).size(), 2u);
@@ -174,7 +165,63 @@ TEST_F(OpTableTest, AnEmptyOpIsEager) {
   EnterThree();
   Post(7, Desc(0));
   Ready(2, 7, Desc(0));
-  EXPECT_TRUE(Get<StartAttempt>(Ready(3, 7, Desc(0))).at(0).eager);
+  EXPECT_EQ(Get<StartAttempt>(Ready(3, 7, Desc(0))).at(0).algorithm, Algorithm::kOneShot);
+}
+
+OpDesc Wanting(Algorithm algorithm, OpDesc desc = Large()) {
+  desc.algorithm = algorithm;
+  return desc;
+}
+
+TEST_F(OpTableTest, AMeshOpRunsAsAnyOtherAndSaysThatItWasOne) {
+  EnterThree();
+  const OpDesc desc = Wanting(Algorithm::kMesh);
+  const auto start = Get<StartAttempt>(Post(7, desc));
+  ASSERT_EQ(start.size(), 1u);
+  EXPECT_EQ(start[0].algorithm, Algorithm::kMesh);
+  EXPECT_EQ(start[0].ring_counts, std::vector<bool>(3, true));
+  EXPECT_EQ(Get<CreditAttempt>(Ready(2, 7, desc)).size(), 1u);
+  EXPECT_EQ(Get<CreditAttempt>(Ready(3, 7, desc)).size(), 1u);
+  Complete(1);
+  Done(2, 1);
+  EXPECT_EQ(Get<PostDone>(Done(3, 1)).at(0).info.algorithm, Algorithm::kMesh);
+}
+
+TEST_F(OpTableTest, WhatIsSmallIsNoOneShotOpIfTheCallerWantsAnother) {
+  EnterThree();
+  for (const Algorithm wanted : {Algorithm::kMesh, Algorithm::kRing}) {
+    const auto tag = static_cast<uint64_t>(wanted);
+    Post(tag, Wanting(wanted, Small()));
+    EXPECT_FALSE(Get<SendReady>(out_).at(0).eager);
+    EXPECT_EQ(Get<StartAttempt>(out_).at(0).algorithm, wanted);
+  }
+  Post(7, Wanting(Algorithm::kOneShot, Small()));
+  EXPECT_TRUE(Get<SendReady>(out_).at(0).eager);
+}
+
+TEST_F(OpTableTest, MembersThatWantDifferentAlgorithmsAreRefusedWithBothNames) {
+  EnterThree();
+  Post(7, Wanting(Algorithm::kMesh));
+  Ready(2, 7, Wanting(Algorithm::kRing));
+  EXPECT_TRUE(Get<CreditAttempt>(out_).empty());
+  Ready(3, 7, Wanting(Algorithm::kMesh));
+  Stopped(1);
+  Done(2, 1, 0, true);
+  Done(3, 1, 0, true);
+  EXPECT_EQ(Get<PostDone>(out_).at(0).outcome,
+            (Outcome{Code::kInvalidArgument,
+                     "all-reduce tag 7 refused: member m2 offered sum of float32 x 33554432 "
+                     "algorithm ring, this member sum of float32 x 33554432 algorithm mesh"}));
+}
+
+TEST_F(OpTableTest, ARedoChoosesAnewAmongThoseThatAreLeft) {
+  EnterThree();
+  const OpDesc desc = Desc(4096);
+  EXPECT_EQ(Get<StartAttempt>(Post(7, desc)).at(0).algorithm, Algorithm::kMesh);
+  Freeze();
+  Stopped(1);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).algorithm, Algorithm::kRing);
 }
 
 TEST_F(OpTableTest, AWorldOfOneSettlesWhenItsAttemptIsComplete) {
@@ -184,7 +231,7 @@ TEST_F(OpTableTest, AWorldOfOneSettlesWhenItsAttemptIsComplete) {
     EXPECT_TRUE(Get<SendReady>(out_).empty());
     const auto start = Get<StartAttempt>(out_);
     ASSERT_EQ(start.size(), 1u);
-    EXPECT_EQ(start[0].payloads.size(), start[0].eager ? 1u : 0u);
+    EXPECT_EQ(start[0].algorithm, Algorithm::kLocal);
     Complete(start[0].ordinal.value());
     EXPECT_TRUE(Get<PostDone>(out_).at(0).outcome.ok());
     EXPECT_EQ(Get<PostDone>(out_).at(0).info.size, 1u);
@@ -326,7 +373,7 @@ TEST_F(OpTableTest, AMismatchStopsTheAttemptAndIsSettledByAll) {
   EXPECT_EQ(Get<PostDone>(out_).at(0).outcome,
             (Outcome{Code::kInvalidArgument,
                      "all-reduce tag 7 refused: member m2 offered sum of bfloat16 x 1048576, this "
-                     "member sum of float32 x 1048576"}));
+                     "member sum of float32 x 33554432"}));
   EXPECT_EQ(counters_.refused, 1u);
 }
 
@@ -836,6 +883,14 @@ TEST_F(BlockedPairTest, SpeaksThroughTheRelayAndKeepsTheRing) {
   EXPECT_EQ(counters_.frames_refused, 0u);
 }
 
+TEST_F(BlockedPairTest, ThereIsNoMeshAndWhoWantsOneGetsTheRing) {
+  Enter(Square(1, 0));
+  uint64_t tag = 7;
+  for (const OpDesc& desc : {Desc(4096), Wanting(Algorithm::kMesh)}) {
+    EXPECT_EQ(Get<StartAttempt>(Post(tag++, desc)).at(0).algorithm, Algorithm::kRing);
+  }
+}
+
 TEST_F(BlockedPairTest, SaysNothingOverALostRelayAndTakesNothingOfWhatMayHaveHoles) {
   Enter(Square(1, 0));
   ops_.Lose(PeerId(2));
@@ -900,7 +955,7 @@ TEST_F(BlockedPairTest, AnOpWithoutARingEndsAbortedAtAllAndASmallOneGoesOn) {
   Post(8, Small());
   Ready(2, 8, Small(), 3);
   Ready(RelayedReady(8, Small(), 3));
-  EXPECT_TRUE(Get<StartAttempt>(out_).at(0).eager);
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).algorithm, Algorithm::kOneShot);
 }
 
 // ---- min_world

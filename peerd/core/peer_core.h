@@ -6,13 +6,14 @@
 // One op at one peer (docs/life_of_an_op.md):
 //
 //   gathering --(all local members posted)--> announced: READY to every other participant
-//   announced --> attempt running (segments flow to a neighbour once its READY is here)
+//   announced --> attempt running (segments flow to another peer once its READY is here)
 //   running --(result complete, all sends returned, every READY here)--> done: DONE to all
 //   done --(every DONE here)--> settled: trainers get the outcome
 //   any of these --(PrepareEpoch that freezes)--> frozen: attempt stopped unless done, reported
 //   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
 //
 // An op of at most LH_EAGER_BYTES_MAX bytes carries its input in the READY and has no segments.
+// Which way the others go: algorithm.h.
 //
 // Syncs of shared state: local_syncs.h. The driver hashes states and moves their chunks.
 #pragma once
@@ -52,6 +53,7 @@ struct OpInfo {
   uint32_t retries = 0;
   int64_t total_us = 0;
   int64_t wait_us = 0;
+  Algorithm algorithm = Algorithm::kAuto;  // of the attempt that counted
   friend bool operator==(const OpInfo&, const OpInfo&) = default;
 };
 
@@ -338,10 +340,10 @@ struct StartAttempt {
   std::vector<PeerId> ring;  // participants in ring order, this peer among them
   uint32_t members = 0;
   std::vector<PostRef> posts;
-  std::vector<bool> counts;           // by post: its input is in the result
-  bool eager = false;                 // all inputs are here:
-  std::vector<bool> ring_counts;      // eager: by ring position
-  std::vector<std::string> payloads;  // eager: by ring position, own one empty
+  std::vector<bool> counts;                // by post: its input is in the result
+  std::vector<bool> ring_counts;           // by ring position: the input of one of its members is
+  Algorithm algorithm = Algorithm::kRing;  // never kAuto. Of kOneShot all inputs are here:
+  std::vector<std::string> payloads;       // by ring position, own one empty
 };
 // `peer` waits for segments of the attempt under its own name of the op.
 struct CreditAttempt {
@@ -439,9 +441,6 @@ using Action = std::variant<ToCoordinator, JoinDone, StepDone, SyncEnded, TakeDo
                             SendDone, StartAttempt, CreditAttempt, StopAttempt, FinishAttempt,
                             ServeState, EndServe, StartTransfer, ChangeSources, StopTransfer,
                             CompareManifest, FaultOver, Drained, LogLine, BreakLink>;
-
-// Whether an op of this description travels inside its READYs. The same at every member.
-bool IsEager(const OpDesc& desc);
 
 // ------------------------------------------------------------------------------ the core
 

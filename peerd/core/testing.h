@@ -76,8 +76,8 @@ inline OpDesc Desc(uint64_t count, DType dtype = DType::kFloat32,
   return desc;
 }
 
-// Beyond the eager limit.
-inline OpDesc Large() { return Desc(1 << 20); }
+// Beyond the eager limit, and large enough for a ring.
+inline OpDesc Large() { return Desc(32 << 20); }
 inline OpDesc Small() { return Desc(4); }
 
 inline std::string PayloadOf(const OpDesc& desc) {

@@ -436,9 +436,9 @@ void DaemonImpl::OnJoin(const LocalJoin& join) {
 }
 
 void DaemonImpl::OnPost(const IpcPost& post) {
-  PostBuffers buffers{post.source, post.target, post.source_region, post.target_region,
-                      post.desc.bytes()};
-  if (const absl::Status added = runner_->AddPost(post.post, std::move(buffers)); !added.ok()) {
+  PostBuffers buffers{post.source, post.target, post.source_region, post.target_region};
+  const absl::Status added = runner_->AddPost(post.post, post.desc, std::move(buffers));
+  if (!added.ok()) {
     ipc_->PostDone(post.post, {Code::kUnavailable, std::string(added.message())}, {}, 0, 0);
     return;
   }

@@ -300,6 +300,7 @@ TEST_F(IpcClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
     options.tag = static_cast<uint64_t>(on_fault);
     options.on_fault = on_fault;
     options.min_world = on_fault;
+    options.algorithm = static_cast<lh_algorithm>(on_fault + 1);
     ops.push_back(nullptr);
     ASSERT_EQ(lh_all_reduce_start(comm_, &options, &ops.back()), LH_OK) << lh_last_error();
   }
@@ -307,6 +308,9 @@ TEST_F(IpcClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
   harness_->Run([](ScriptedHandler& handler, IpcServer&) {
     EXPECT_EQ(handler.posts[0].desc.on_fault, OnFault::kAbort);
     EXPECT_EQ(handler.posts[0].desc.min_world, 2);
+    EXPECT_EQ(handler.posts[0].desc.algorithm, Algorithm::kRing);
+    EXPECT_EQ(handler.posts[1].desc.algorithm, Algorithm::kOneShot);
+    EXPECT_EQ(handler.posts[2].desc.algorithm, Algorithm::kMesh);
     EXPECT_EQ(handler.posts[1].desc.on_fault, OnFault::kRetry);
     EXPECT_EQ(handler.posts[1].desc.min_world, 0);
     EXPECT_EQ(handler.posts[2].desc.on_fault, OnFault::kAbort);
@@ -373,6 +377,22 @@ TEST_F(IpcClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesO
   peerd.join();
   EXPECT_TRUE(Says("2 members take part")) << lh_last_error();
   EXPECT_EQ(op, nullptr);
+}
+
+TEST_F(IpcClientTest, AnImpossibleAlgorithmIsRefusedAtOnce) {
+  StartJoined();
+  float* const data = Alloc(1025);
+  lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+  EXPECT_EQ(options.algorithm, LH_AUTO);
+  options.source = options.target = data;
+  options.count = 1025;
+  options.algorithm = LH_ONESHOT;
+  lh_op* op = nullptr;
+  EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("at most 4096 bytes, this one 4100")) << lh_last_error();
+  options.algorithm = LH_LOCAL;
+  EXPECT_EQ(lh_all_reduce_start(comm_, &options, &op), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("algorithm is 4")) << lh_last_error();
 }
 
 TEST_F(IpcClientTest, AJoinThatTakesTooLongIsWithdrawn) {
@@ -489,6 +509,7 @@ TEST_F(IpcClientTest, ArenaTensorsTravelWithoutACopy) {
   EXPECT_EQ(info.bytes_sent, kCount * 4);
   EXPECT_DOUBLE_EQ(info.seconds, 0.003);
   EXPECT_DOUBLE_EQ(info.seconds_wait, 0.001);
+  EXPECT_EQ(info.algorithm, LH_MESH);
   EXPECT_EQ(lh_op_wait(op, 0), LH_OK) << "the outcome stays";
   lh_op_free(op);
 }

@@ -1274,6 +1274,7 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
     reply.u.op.seconds_wait_ns = Nanoseconds(info.wait_us);
     reply.u.op.size = info.size;
     reply.u.op.retries = info.retries;
+    reply.u.op.algorithm = static_cast<uint32_t>(info.algorithm);
   }
   client.calls.erase(post.call);
   Push(client, reply);

@@ -101,7 +101,7 @@ class ScriptedHandler : public IpcHandler {
       auto* target = reinterpret_cast<float*>(post.target);
       for (uint64_t i = 0; i < post.desc.count; ++i) target[i] = 2 * source[i];
     }
-    OpInfo info{Epoch(epoch), 2, 1, 3000, 1000};
+    OpInfo info{Epoch(epoch), 2, 1, 3000, 1000, Algorithm::kMesh};
     server->PostDone(post.post, outcome, info, post.desc.bytes(), post.desc.bytes());
   }
 

@@ -71,6 +71,10 @@ struct PeerMetrics::Impl {
                         .Name("longhaul_peerd_ops_total")
                         .Help("Ops of local members that ended, by outcome")
                         .Register(r)),
+        op_algorithms(BuildCounter()
+                          .Name("longhaul_peerd_ops_done_total")
+                          .Help("Ops of local members that ended well, by the way their bytes went")
+                          .Register(r)),
         op_seconds(BuildHistogram()
                        .Name("longhaul_peerd_op_seconds")
                        .Help("From post to outcome of ops that ended well")
@@ -142,6 +146,7 @@ struct PeerMetrics::Impl {
   Gauge& lanes_used;
   Gauge& coordinator;
   prometheus::Family<Counter>& op_outcomes;
+  prometheus::Family<Counter>& op_algorithms;
   Histogram& op_seconds;
   prometheus::Family<Histogram>& fault_seconds;
   Histogram& fault_agree;
@@ -182,6 +187,10 @@ PeerMetrics::PeerMetrics() {
   // Shown as 0 from the start, so that rates exist when the first one happens.
   for (const Code code : {Code::kOk, Code::kAborted, Code::kInvalidArgument, Code::kUnavailable}) {
     impl_->op_outcomes.Add({{"outcome", OutcomeLabel(code)}});
+  }
+  for (const Algorithm algorithm :
+       {Algorithm::kOneShot, Algorithm::kMesh, Algorithm::kRing, Algorithm::kLocal}) {
+    impl_->op_algorithms.Add({{"algorithm", Name(algorithm)}});
   }
 }
 
@@ -230,7 +239,9 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
 
 void PeerMetrics::ObserveOp(Code outcome, const OpInfo& info) {
   impl_->op_outcomes.Add({{"outcome", OutcomeLabel(outcome)}}).Increment();
-  if (outcome == Code::kOk) impl_->op_seconds.Observe(static_cast<double>(info.total_us) * 1e-6);
+  if (outcome != Code::kOk) return;
+  impl_->op_algorithms.Add({{"algorithm", Name(info.algorithm)}}).Increment();
+  impl_->op_seconds.Observe(static_cast<double>(info.total_us) * 1e-6);
 }
 
 void PeerMetrics::ObserveFault(const FaultOver& fault) {

@@ -6,12 +6,19 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "peerd/core/algorithm.h"
 
 namespace longhaul::peerd {
 namespace {
 
 // In place of the attempt's cookie: the attempt was told that the segment was sent before.
 constexpr uint64_t kRepeat = UINT64_MAX;
+
+uint64_t ScratchBytesMax(const OpDesc& desc) {
+  if (IsEager(desc)) return 0;
+  return MayUseMesh(desc) ? MeshScratchBytesMax(desc.bytes(), kMeshPeersMax)
+                          : RingScratchBytesMax(desc.bytes());
+}
 
 }  // namespace
 
@@ -91,8 +98,8 @@ OpRunner::OpRunner(Transport* transport, Options options)
 
 OpRunner::~OpRunner() = default;
 
-absl::Status OpRunner::AddPost(const PostRef& post, PostBuffers buffers) {
-  const uint64_t reserved = buffers.bytes > LH_EAGER_BYTES_MAX ? buffers.bytes : 0;
+absl::Status OpRunner::AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) {
+  const uint64_t reserved = ScratchBytesMax(desc);
   if (reserved_ + reserved > options_.scratch_limit) {
     return absl::UnavailableError(absl::StrCat(
         "ops in flight hold ", reserved_, " bytes and this one needs ", reserved, "; the limit is ",
@@ -142,9 +149,11 @@ void OpRunner::Start(const StartAttempt& action) {
     spec.window_bytes = std::max(spec.window_bytes, transport_->WindowBytes(link));
   }
   for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
+  spec.ring_counts = action.ring_counts;
   absl::StatusOr<std::unique_ptr<Attempt>> attempt =
-      action.eager ? MakeEagerAttempt(spec, action.payloads, action.ring_counts)
-                   : MakeRingAttempt(spec, op.get(), pool_.get());
+      action.algorithm == Algorithm::kOneShot ? MakeEagerAttempt(spec, action.payloads)
+      : action.algorithm == Algorithm::kMesh  ? MakeMeshAttempt(spec, op.get(), pool_.get())
+                                              : MakeRingAttempt(spec, op.get(), pool_.get());
   // AddPost() bounds what may be asked for: the host itself is out of memory.
   LH_CHECK(attempt.ok());
   op->attempt_ = *std::move(attempt);

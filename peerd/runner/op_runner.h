@@ -23,13 +23,12 @@
 
 namespace longhaul::peerd {
 
-// Memory of one post. `source` and `target` are desc.bytes() long; the holders keep them mapped.
+// Memory of one post, both as long as the op's tensor; the holders keep them mapped.
 struct PostBuffers {
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
   std::shared_ptr<const void> source_holder;
   std::shared_ptr<const void> target_holder;
-  uint64_t bytes = 0;
 };
 
 struct OpTraffic {
@@ -44,7 +43,8 @@ class OpRunner {
  public:
   struct Options {
     PeerId self;
-    // Bytes of posts whose originals may have to be kept at one time.
+    // Bytes that the attempts at all posts may need at one time: to keep originals, and for what
+    // others send.
     uint64_t scratch_limit = uint64_t{4} << 30;
     // Simulations, whose tensors are small, cut them finer; at every peer alike.
     uint32_t segment_bytes = kSegmentBytes;
@@ -56,8 +56,8 @@ class OpRunner {
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
-  // Unavailable: keeping the originals of one more in-place post would exceed the scratch limit.
-  absl::Status AddPost(const PostRef& post, PostBuffers buffers);
+  // Unavailable: what the attempts at one more op may need would exceed the scratch limit.
+  absl::Status AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers);
   // Ends the post; what moved for it. Zeros for a post that is not known.
   OpTraffic TakePost(const PostRef& post);
 

@@ -34,7 +34,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   switch (type) {
     case FrameType::kReady:
       if (bytes < kReadyBodyBytes || bytes > kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
-        return Refuse("payload_bytes of READY", bytes, "32 to 4128");
+        return Refuse("payload_bytes of READY", bytes, "40 to 4136");
       }
       return absl::OkStatus();
     case FrameType::kData:
@@ -60,7 +60,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
     case FrameType::kRelay:
       if (bytes < kRelayBodyBytes ||
           bytes > kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
-        return Refuse("payload_bytes of RELAY", bytes, "80 to 4208");
+        return Refuse("payload_bytes of RELAY", bytes, "80 to 4216");
       }
       return absl::OkStatus();
     case FrameType::kPing:
@@ -77,9 +77,9 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   }
   return absl::OkStatus();
 }
-static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4128);
+static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4136);
 static_assert(kRelayBodyBytes == 80);
-static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4208);
+static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4216);
 static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX <=
               LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
@@ -192,6 +192,10 @@ std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body) {
   writer.U8(body.local_mismatch ? 1 : 0);
   writer.U16(body.desc.min_world);
   writer.U64(body.desc.count);
+  writer.U8(static_cast<uint8_t>(body.desc.algorithm));
+  writer.U8(0);
+  writer.U16(0);
+  writer.U32(0);
   return bytes;
 }
 
@@ -208,7 +212,10 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   const uint8_t local_mismatch = reader.U8();
   body.desc.min_world = reader.U16();
   body.desc.count = reader.U64();
-  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "32 or more");
+  const uint8_t algorithm = reader.U8();
+  const bool zeros = reader.Zeros(7);
+  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "40 or more");
+  if (!zeros) return absl::InvalidArgumentError("reserved bytes 33 to 39 are not zero");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
   if (kind != LH_WIRE_ALL_REDUCE) return Refuse("kind", kind, "1 (all-reduce)");
   if (dtype >= LH_WIRE_DTYPE_COUNT) return Refuse("dtype", dtype, "below 12");
@@ -222,12 +229,17 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   if (body.desc.count > LH_COUNT_MAX) {
     return Refuse("count", body.desc.count, "at most 2^48");
   }
+  if (algorithm >= LH_WIRE_ALGORITHM_COUNT) return Refuse("algorithm", algorithm, "below 4");
+  body.desc.algorithm = static_cast<Algorithm>(algorithm);
   body.desc.kind = static_cast<OpKind>(kind);
   body.desc.dtype = static_cast<DType>(dtype);
   body.desc.reduce = static_cast<ReduceOp>(reduce);
   body.desc.on_fault = static_cast<OnFault>(on_fault);
   body.local_mismatch = local_mismatch != 0;
-  const uint64_t eager = body.desc.bytes() <= LH_EAGER_BYTES_MAX ? body.desc.bytes() : 0;
+  if (body.desc.algorithm == Algorithm::kOneShot && !IsEager(body.desc)) {
+    return Refuse("bytes of a one-shot op", body.desc.bytes(), "at most 4096");
+  }
+  const uint64_t eager = IsEager(body.desc) ? body.desc.bytes() : 0;
   // A sender whose own members disagree has no input to offer.
   const bool nothing = body.local_mismatch && reader.remaining() == 0;
   if (reader.remaining() != eager && !nothing) {

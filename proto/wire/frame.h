@@ -130,9 +130,10 @@ std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
                                              LaneKind kind);
 
-// The fixed part of a READY's payload, 32 bytes:
+// The fixed part of a READY's payload, 40 bytes:
 //   0 boundary u64 | 8 tag u64 | 16 kind u8 | 17 dtype u8 | 18 reduce u8 | 19 on_fault u8
 //  20 quantization u8 | 21 local_mismatch u8 | 22 min_world u16 | 24 count u64
+//  32 algorithm u8 | 33 zero 7 bytes
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
@@ -140,7 +141,7 @@ struct ReadyBody {
   bool local_mismatch = false;  // the sender's own local members disagree about desc
   friend bool operator==(const ReadyBody&, const ReadyBody&) = default;
 };
-inline constexpr size_t kReadyBodyBytes = 32;
+inline constexpr size_t kReadyBodyBytes = 40;
 
 std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);
 absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload);

@@ -21,7 +21,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 6
+#define LH_IPC_VERSION 7
 
 enum lh_ipc_type {
   /* requests */
@@ -90,6 +90,8 @@ struct lh_ipc_op {
   uint8_t on_fault; /* lh_wire_on_fault */
   uint8_t quantization;
   uint32_t min_world; /* 0 or 1: any number of members will do */
+  uint8_t algorithm;  /* lh_wire_algorithm */
+  uint8_t zero[7];
 };
 
 struct lh_ipc_members {
@@ -182,6 +184,8 @@ struct lh_ipc_op_info {
   uint64_t seconds_wait_ns; /* until every member had posted */
   uint32_t size;            /* members whose tensors are in the result */
   uint32_t retries;         /* attempts beyond the first */
+  uint32_t algorithm;       /* lh_wire_algorithm of the attempt that counted, never AUTO */
+  uint32_t zero;
 };
 
 #define LH_IPC_MEMBERS_PAGE 28

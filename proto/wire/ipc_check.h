@@ -139,6 +139,11 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
         return "LEAVE names a member or a JOIN, not both";
       }
       break;
+    case LH_IPC_ALL_REDUCE:
+      if (!IpcAllZero(request.u.op.zero, sizeof request.u.op.zero)) {
+        return "reserved bytes are not zero";
+      }
+      break;
     case LH_IPC_MEMBERS:
       if (request.u.members.zero != 0) return "reserved bytes are not zero";
       break;
@@ -268,13 +273,22 @@ inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_re
     return refuse("min_world " + std::to_string(op.min_world) + ", and a group has at most " +
                   std::to_string(LH_MEMBERS_MAX) + " members");
   }
+  if (op.algorithm >= LH_WIRE_ALGORITHM_COUNT) {
+    return refuse("algorithm " + std::to_string(op.algorithm));
+  }
   OpDesc desc;
+  desc.algorithm = static_cast<Algorithm>(op.algorithm);
   desc.dtype = static_cast<DType>(op.dtype);
   desc.reduce = static_cast<ReduceOp>(op.reduce);
   desc.on_fault = static_cast<OnFault>(op.on_fault);
   desc.count = op.count;
   // One is there in any case: members that say 0 and 1 mean the same.
   if (op.min_world > 1) desc.min_world = static_cast<uint16_t>(op.min_world);
+  if (desc.algorithm == Algorithm::kOneShot && !IsEager(desc)) {
+    return refuse("a one-shot op has at most " + std::to_string(LH_EAGER_BYTES_MAX) +
+                  " bytes, this one " + std::to_string(desc.bytes()) +
+                  "; leave the algorithm to Longhaul, or choose mesh or ring");
+  }
   const uint64_t bytes = desc.bytes();
   const auto inside = [bytes](const lh_ipc_range& range, uint64_t region_bytes) {
     return range.offset <= region_bytes && bytes <= region_bytes - range.offset;

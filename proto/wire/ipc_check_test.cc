@@ -380,12 +380,13 @@ TEST(ParseIpcOpTest, RefusesRangesBeyondTheirRegion) {
 }
 
 TEST(ParseIpcOpTest, RefusesUnknownNumbers) {
-  for (int field = 0; field < 4; ++field) {
+  for (int field = 0; field < 5; ++field) {
     lh_ipc_op op = Op();
     (field == 0   ? op.dtype
      : field == 1 ? op.reduce
      : field == 2 ? op.on_fault
-                  : op.quantization) = 99;
+     : field == 3 ? op.quantization
+                  : op.algorithm) = 99;
     EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << field;
   }
   lh_ipc_op op = Op();
@@ -405,6 +406,22 @@ TEST(ParseIpcOpTest, MinWorldIsBoundedAndOneMeansNone) {
   EXPECT_EQ(parsed(LH_MEMBERS_MAX)->min_world, LH_MEMBERS_MAX);
   EXPECT_FALSE(parsed(LH_MEMBERS_MAX + 1).ok());
   EXPECT_FALSE(parsed(UINT32_MAX).ok());
+}
+
+TEST(ParseIpcOpTest, AOneShotOpIsSmall) {
+  lh_ipc_op op = Op();
+  op.algorithm = LH_WIRE_ONESHOT;
+  op.source.region = 1;
+  op.target.region = 2;
+  op.source.offset = op.target.offset = 0;
+  op.count = LH_EAGER_BYTES_MAX / 4;
+  EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20)->algorithm, Algorithm::kOneShot);
+  ++op.count;
+  EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20).status().message(),
+            "all-reduce refused: a one-shot op has at most 4096 bytes, this one 4100; leave the "
+            "algorithm to Longhaul, or choose mesh or ring");
+  op.algorithm = LH_WIRE_MESH;
+  EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20)->algorithm, Algorithm::kMesh);
 }
 
 TEST(ParseIpcOpTest, RangesAreEqualOrApart) {

@@ -40,7 +40,7 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(sizeof(lh_ipc_range), 16u);
   EXPECT_EQ(offsetof(lh_ipc_range, offset), 8u);
   EXPECT_EQ(sizeof(lh_ipc_members), 8u);
-  EXPECT_EQ(sizeof(lh_ipc_op), 56u);
+  EXPECT_EQ(sizeof(lh_ipc_op), 64u);
   EXPECT_EQ(offsetof(lh_ipc_op, tag), 0u);
   EXPECT_EQ(offsetof(lh_ipc_op, count), 8u);
   EXPECT_EQ(offsetof(lh_ipc_op, source), 16u);
@@ -50,6 +50,7 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_op, on_fault), 50u);
   EXPECT_EQ(offsetof(lh_ipc_op, quantization), 51u);
   EXPECT_EQ(offsetof(lh_ipc_op, min_world), 52u);
+  EXPECT_EQ(offsetof(lh_ipc_op, algorithm), 56u);
   EXPECT_EQ(sizeof(lh_ipc_state), 48u);
   EXPECT_EQ(offsetof(lh_ipc_state, table), 8u);
   EXPECT_EQ(offsetof(lh_ipc_state, changed), 24u);
@@ -93,13 +94,14 @@ TEST(IpcTest, ReplyBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_world, rank), 16u);
   EXPECT_EQ(offsetof(lh_ipc_world, size), 20u);
   EXPECT_EQ(offsetof(lh_ipc_world, pending), 24u);
-  EXPECT_EQ(sizeof(lh_ipc_op_info), 48u);
+  EXPECT_EQ(sizeof(lh_ipc_op_info), 56u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, bytes_sent), 8u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, bytes_received), 16u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, seconds_total_ns), 24u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, seconds_wait_ns), 32u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, size), 40u);
   EXPECT_EQ(offsetof(lh_ipc_op_info, retries), 44u);
+  EXPECT_EQ(offsetof(lh_ipc_op_info, algorithm), 48u);
   EXPECT_EQ(sizeof(lh_ipc_members_page), 240u);
   EXPECT_EQ(offsetof(lh_ipc_members_page, first), 8u);
   EXPECT_EQ(offsetof(lh_ipc_members_page, count), 12u);

@@ -1,6 +1,7 @@
 #include "proto/wire/op_desc.h"
 
 #include "base/check.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul {
 
@@ -73,12 +74,36 @@ const char* Name(ReduceOp op) {
   return "unknown";
 }
 
+const char* Name(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAuto:
+      return "auto";
+    case Algorithm::kOneShot:
+      return "oneshot";
+    case Algorithm::kMesh:
+      return "mesh";
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kLocal:
+      return "local";
+  }
+  return "unknown";
+}
+
+bool IsEager(const OpDesc& desc) {
+  const bool may = desc.algorithm == Algorithm::kAuto || desc.algorithm == Algorithm::kOneShot;
+  return may && desc.count <= LH_EAGER_BYTES_MAX && desc.bytes() <= LH_EAGER_BYTES_MAX;
+}
+
 std::string ToString(const OpDesc& desc) {
   std::string text = std::string(Name(desc.reduce)) + " of " + Name(desc.dtype) + " x " +
                      std::to_string(desc.count);
   if (desc.quantization != 0) text += " quantization " + std::to_string(desc.quantization);
   if (desc.on_fault == OnFault::kAbort) text += " abort on fault";
   if (desc.min_world != 0) text += " min_world " + std::to_string(desc.min_world);
+  if (desc.algorithm != Algorithm::kAuto) {
+    text += std::string(" algorithm ") + Name(desc.algorithm);
+  }
   return text;
 }
 

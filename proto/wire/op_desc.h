@@ -35,9 +35,18 @@ enum class ReduceOp : uint8_t {
 enum class OpKind : uint8_t { kAllReduce = LH_WIRE_ALL_REDUCE };
 enum class OnFault : uint8_t { kRetry = LH_WIRE_RETRY, kAbort = LH_WIRE_ABORT };
 
-size_t SizeOf(DType dtype);     // bytes of one element
-const char* Name(DType dtype);  // "float32"
-const char* Name(ReduceOp op);  // "sum"
+enum class Algorithm : uint8_t {
+  kAuto = LH_WIRE_AUTO,
+  kOneShot = LH_WIRE_ONESHOT,
+  kMesh = LH_WIRE_MESH,
+  kRing = LH_WIRE_RING,
+  kLocal = LH_WIRE_LOCAL,  // of ops that ran, not of descriptors
+};
+
+size_t SizeOf(DType dtype);             // bytes of one element
+const char* Name(DType dtype);          // "float32"
+const char* Name(ReduceOp op);          // "sum"
+const char* Name(Algorithm algorithm);  // "oneshot"
 
 struct OpDesc {
   OpKind kind = OpKind::kAllReduce;
@@ -47,11 +56,15 @@ struct OpDesc {
   uint8_t quantization = 0;  // 0 none; others reserved
   // Fewer members than this: the op ends with kTooFewMembers. 0: any number; never 1.
   uint16_t min_world = 0;
+  Algorithm algorithm = Algorithm::kAuto;
   uint64_t count = 0;  // elements
 
   uint64_t bytes() const { return count * SizeOf(dtype); }
   friend bool operator==(const OpDesc&, const OpDesc&) = default;
 };
+
+// Whether an op of this description travels inside its READYs.
+bool IsEager(const OpDesc& desc);
 
 // "sum of float32 x 1048576": as it stands in the error when descriptors differ.
 std::string ToString(const OpDesc& desc);

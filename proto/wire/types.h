@@ -39,4 +39,15 @@ enum lh_wire_strategy { LH_WIRE_POPULAR = 1, LH_WIRE_RECEIVE = 2, LH_WIRE_SEND =
 
 enum lh_wire_on_fault { LH_WIRE_RETRY = 0, LH_WIRE_ABORT = 1 };
 
+/* How an op's bytes travel. AUTO: chosen by its size and the links, the same at all members. LOCAL:
+ * of an op that ran, and whose members were all at one peer. */
+enum lh_wire_algorithm {
+  LH_WIRE_AUTO = 0,
+  LH_WIRE_ONESHOT = 1, /* with the announcement: at most LH_EAGER_BYTES_MAX */
+  LH_WIRE_MESH = 2,
+  LH_WIRE_RING = 3,
+  LH_WIRE_ALGORITHM_COUNT = 4,
+  LH_WIRE_LOCAL = 4
+};
+
 #endif /* LONGHAUL_PROTO_WIRE_TYPES_H_ */

@@ -386,6 +386,7 @@ ReadyBody Body() {
   body.desc.reduce = ReduceOp::kAvg;
   body.desc.on_fault = OnFault::kAbort;
   body.desc.min_world = 0x0203;
+  body.desc.algorithm = Algorithm::kMesh;
   body.desc.count = 0x2122232425;
   body.local_mismatch = true;
   return body;
@@ -402,7 +403,8 @@ TEST(ReadyTest, BodyIsGolden) {
             "00"
             "01"
             "0302"                // quantization, local_mismatch, min_world
-            "2524232221000000");  // count
+            "2524232221000000"    // count
+            "0200000000000000");  // algorithm
 }
 
 TEST(ReadyTest, BodyRoundTrips) {
@@ -426,6 +428,10 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_EQ(Message(ParseWith(19, 2)), "on_fault is 2, not 0 or 1");
   EXPECT_EQ(Message(ParseWith(20, 1)), "quantization is 1, not 0");
   EXPECT_EQ(Message(ParseWith(21, 2)), "local_mismatch is 2, not 0 or 1");
+  EXPECT_EQ(Message(ParseWith(32, 4)), "algorithm is 4, not below 4");
+  EXPECT_TRUE(ParseWith(32, 3).ok());
+  EXPECT_EQ(Message(ParseWith(32, 1)), "bytes of a one-shot op is 1138453193000, not at most 4096");
+  EXPECT_EQ(Message(ParseWith(39, 1)), "reserved bytes 33 to 39 are not zero");
   ReadyBody body = Body();
   body.desc.min_world = 1;
   EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "min_world is 1, not 0 or 2 to 1024");
@@ -449,8 +455,10 @@ TEST(ReadyTest, CountIsBounded) {
 }
 
 // READY of `count` bytes with `eager` bytes of input behind the body.
-bool AcceptsEager(uint64_t count, size_t eager, bool mismatch = false) {
+bool AcceptsEager(uint64_t count, size_t eager, bool mismatch = false,
+                  Algorithm algorithm = Algorithm::kAuto) {
   ReadyBody body = Body();
+  body.desc.algorithm = algorithm;
   body.desc.dtype = DType::kUint8;
   body.desc.count = count;
   body.local_mismatch = mismatch;
@@ -470,6 +478,12 @@ TEST(ReadyTest, InputTravelsInsideExactlyWhenItIsSmall) {
   EXPECT_TRUE(AcceptsEager(LH_EAGER_BYTES_MAX, LH_EAGER_BYTES_MAX));
   EXPECT_TRUE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, 0));
   EXPECT_FALSE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, LH_EAGER_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsEager(10, 10, false, Algorithm::kOneShot));
+  EXPECT_FALSE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, 0, false, Algorithm::kOneShot));
+  for (const Algorithm algorithm : {Algorithm::kMesh, Algorithm::kRing}) {
+    EXPECT_TRUE(AcceptsEager(10, 0, false, algorithm));
+    EXPECT_FALSE(AcceptsEager(10, 10, false, algorithm));
+  }
 }
 
 TEST(ReadyTest, RefusesShortPayload) {
@@ -722,6 +736,27 @@ TEST(OpDescTest, TextNamesWhatDiffers) {
   desc.on_fault = OnFault::kAbort;
   EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 abort on fault");
   EXPECT_EQ(desc.bytes(), 2097152u);
+  desc.algorithm = Algorithm::kMesh;
+  EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 abort on fault algorithm mesh");
+}
+
+TEST(OpDescTest, WhatIsSmallIsEagerUnlessTheCallerWantsItOtherwise) {
+  const auto eager = [](uint64_t count, DType dtype, Algorithm algorithm = Algorithm::kAuto) {
+    OpDesc desc;
+    desc.count = count;
+    desc.dtype = dtype;
+    desc.algorithm = algorithm;
+    return IsEager(desc);
+  };
+  EXPECT_TRUE(eager(0, DType::kFloat32));
+  EXPECT_TRUE(eager(LH_EAGER_BYTES_MAX / 4, DType::kFloat32));
+  EXPECT_FALSE(eager(LH_EAGER_BYTES_MAX / 4 + 1, DType::kFloat32));
+  EXPECT_TRUE(eager(LH_EAGER_BYTES_MAX, DType::kUint8));
+  // count * 4 overflows.
+  EXPECT_FALSE(eager(uint64_t{1} << 62, DType::kFloat32));
+  EXPECT_TRUE(eager(4, DType::kFloat32, Algorithm::kOneShot));
+  EXPECT_FALSE(eager(4, DType::kFloat32, Algorithm::kMesh));
+  EXPECT_FALSE(eager(4, DType::kFloat32, Algorithm::kRing));
 }
 
 TEST(OpDescTest, EveryDtypeHasASizeAndAName) {

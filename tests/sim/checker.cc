@@ -486,6 +486,8 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
   switch (outcome.code) {
     case Code::kOk:
       ++counts_.ok;
+      if (info.algorithm == Algorithm::kMesh) ++counts_.by_mesh;
+      if (info.algorithm == Algorithm::kRing) ++counts_.by_ring;
       counts_.retries += info.retries;
       if (info.retries > 0 && disturbed_.empty() && !all_disturbed_ && !member_lost_ &&
           !RedoneForALeaver(op.name)) {
@@ -564,6 +566,10 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     known.result = *op.target;
     known.participants = slots;
     known.result_epoch = info.epoch;
+    known.algorithm = info.algorithm;
+  } else if (known.algorithm != info.algorithm && known.result_epoch == info.epoch) {
+    Fail(name + " went two ways in one epoch: " + Name(known.algorithm) + " and " +
+         Name(info.algorithm));
   } else if (*known.result != *op.target) {
     Fail(name + " has one result over slots " + List(known.participants) + " and another over " +
          List(slots));

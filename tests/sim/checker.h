@@ -111,6 +111,8 @@ class Checker {
   // How many ops ended how, and how often they were redone.
   struct Counts {
     uint64_t ok = 0;
+    uint64_t by_mesh = 0;  // of those that are ok
+    uint64_t by_ring = 0;
     uint64_t aborted = 0;
     uint64_t refused = 0;
     uint64_t too_few = 0;
@@ -147,6 +149,7 @@ class Checker {
     // Participants' epochs: an op that was aborted is posted again under the same name, and meets
     // those who had not announced it before. Each such op has one.
     Epoch result_epoch;
+    Algorithm algorithm = Algorithm::kAuto;  // of the result
     std::set<Epoch> aborted;
     std::vector<uint32_t> participants;
     bool refused = false;

@@ -132,9 +132,10 @@ ExploreResult Search::Run() {
 }
 
 Act Post(uint64_t tag) { return {Act::Kind::kPost, tag}; }
-Act PostRing(uint64_t tag) { return {Act::Kind::kPost, tag, true}; }
-Act PostOrAbort(uint64_t tag) { return {Act::Kind::kPost, tag, false, true}; }
-Act PostOrGiveUp(uint64_t tag) { return {Act::Kind::kPost, tag, false, true, true}; }
+Act PostRing(uint64_t tag) { return {Act::Kind::kPost, tag, Algorithm::kRing}; }
+Act PostMesh(uint64_t tag) { return {Act::Kind::kPost, tag, Algorithm::kMesh}; }
+Act PostOrAbort(uint64_t tag) { return {Act::Kind::kPost, tag, Algorithm::kOneShot, true}; }
+Act PostOrGiveUp(uint64_t tag) { return {Act::Kind::kPost, tag, Algorithm::kOneShot, true, true}; }
 Act Step() { return {Act::Kind::kStep}; }
 Act Bring(Act::Kind kind, uint64_t state) {
   Act act{kind};
@@ -177,6 +178,9 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
   static const std::vector<ExploreScenario> scenarios = {
       Make("one_op", 2, {Inside(0, {Post(1)}), Inside(1, {Post(1)})}),
       Make("one_ring_op", 2, {Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}),
+      Make("one_mesh_op", 2, {Inside(0, {PostMesh(1)}), Inside(1, {PostMesh(1)})}),
+      Make("mesh_of_three", 3,
+           {Inside(0, {PostMesh(1)}), Inside(1, {PostMesh(1)}), Inside(2, {PostMesh(1)})}),
       Make("abort_on_fault", 2, {Inside(0, {PostOrAbort(1)}), Inside(1, {PostOrAbort(1)})}),
       Make("given_up", 3,
            {Inside(0, {PostOrGiveUp(1)}), Inside(1, {PostOrGiveUp(1)}),

@@ -20,7 +20,7 @@ using Kind = Move::Kind;
 constexpr uint32_t kDetectMs = 300;
 // Whoever waits for longer after the last fault waits for ever.
 constexpr int64_t kPatience = 30 * Millis(kDetectMs);
-constexpr uint64_t kRingCount = LH_EAGER_BYTES_MAX;  // elements of eight bytes
+constexpr uint64_t kLargeCount = LH_EAGER_BYTES_MAX;  // elements of eight bytes
 // A transfer that finds no source for so long has failed.
 constexpr int64_t kStall = 4 * Millis(kDetectMs);
 constexpr Hash128 kManifest{7, 7};
@@ -44,7 +44,8 @@ uint64_t InputOf(int member) { return uint64_t{1} << (8 * member); }
 OpDesc DescOf(const Act& act) {
   OpDesc desc;
   desc.dtype = DType::kInt64;
-  desc.count = act.ring ? kRingCount : 1;
+  desc.count = act.algorithm == Algorithm::kOneShot ? 1 : kLargeCount;
+  desc.algorithm = act.algorithm;
   desc.on_fault = act.abort_on_fault ? OnFault::kAbort : OnFault::kRetry;
   return desc;
 }
@@ -942,18 +943,23 @@ void ExploreState::Start(int i, const peerd::StartAttempt& start) {
   for (const PeerId peer : start.ring) {
     if (peer != IdOf(i)) attempt.missing.insert(IndexOf(peer));
   }
-  if (start.eager) {
+  if (start.algorithm == Algorithm::kOneShot) {
     for (const std::string& payload : start.payloads) attempt.sum += Value(payload);
     attempt.missing.clear();
   }
-  Contribute(i, start.ordinal);
+  attempt.mesh = start.algorithm == Algorithm::kMesh;
+  if (attempt.mesh) attempt.unfinished = attempt.missing;
+  Contribute(i, start.ordinal, /*finished=*/false);
 }
 
-// The buffers are written with the first part that arrives, as in a ring.
-void ExploreState::Contribute(int i, OpOrdinal ordinal) {
+// In a ring the buffers are written with the first part that arrives. In the mesh, with the first
+// that is finished; a peer finishes its own when all inputs are there, and sends it to all.
+void ExploreState::Contribute(int i, OpOrdinal ordinal, bool finished) {
   Attempt& attempt = Write(i).attempts.at(ordinal);
-  for (const peerd::PostRef& post : attempt.posts) PostOf(post).buffer = attempt.sum;
-  if (!attempt.missing.empty() || attempt.complete) return;
+  if (!attempt.mesh || finished || attempt.missing.empty()) {
+    for (const peerd::PostRef& post : attempt.posts) PostOf(post).buffer = attempt.sum;
+  }
+  if (!attempt.missing.empty() || !attempt.unfinished.empty() || attempt.complete) return;
   attempt.complete = true;
   Write(i).local.push_back(PackEvent(peerd::AttemptComplete{TheGroup(), ordinal, attempt.attempt}));
 }
@@ -962,10 +968,20 @@ void ExploreState::Credit(int i, const peerd::CreditAttempt& credit) {
   Attempt& attempt = Write(i).attempts.at(credit.ordinal);
   const int to = IndexOf(credit.peer);
   attempt.theirs[to] = credit.theirs;
+  SendPart(i, attempt, to, /*finished=*/false);
+  if (attempt.mesh && attempt.missing.empty()) SendPart(i, attempt, to, /*finished=*/true);
+}
+
+void ExploreState::SendPart(int i, const Attempt& attempt, int to, bool finished) {
   if (!PairOf(i, to).connected || EndPending(i, to)) return;
-  const uint64_t hash =
-      Digester().Add(uint64_t{9}).Add(credit.theirs).Add(credit.attempt).Add(attempt.own).value();
-  DataTo(to, i).push_back(Pack(Data{credit.theirs, credit.attempt, attempt.own}, hash));
+  const Data data{attempt.theirs.at(to), attempt.attempt, finished ? 0 : attempt.own, finished};
+  const uint64_t hash = Digester()
+                            .Add(uint64_t{finished ? 10u : 9u})
+                            .Add(data.ordinal)
+                            .Add(data.attempt)
+                            .Add(data.value)
+                            .value();
+  DataTo(to, i).push_back(Pack(data, hash));
 }
 
 void ExploreState::DeliverData(int to, int from) {
@@ -978,9 +994,12 @@ void ExploreState::DeliverData(int to, int from) {
   const bool stale = found->second.stopped || found->second.attempt != data.attempt;
   if (stale && planted_ != Planted::kNoDetach) return;
   Attempt& attempt = Write(to).attempts.at(data.ordinal);
-  attempt.missing.erase(from);
+  (data.finished ? attempt.unfinished : attempt.missing).erase(from);
   attempt.sum += data.value;
-  Contribute(to, data.ordinal);
+  if (attempt.mesh && !data.finished && attempt.missing.empty()) {
+    for (const auto& [peer, theirs] : attempt.theirs) SendPart(to, attempt, peer, true);
+  }
+  Contribute(to, data.ordinal, data.finished);
 }
 
 void ExploreState::Stop(int i, const peerd::StopAttempt& stop) {
@@ -1399,6 +1418,7 @@ uint64_t ExploreState::Digest() const {
       digest.Add(ordinal).Add(attempt.attempt).Add(attempt.sum);
       digest.Add(uint64_t{attempt.stopped} << 1 | uint64_t{attempt.complete});
       for (const int missing : attempt.missing) digest.Add(uint64_t(missing));
+      for (const int other : attempt.unfinished) digest.Add(uint64_t(100 + other));
     }
     for (const uint64_t token : peer.tokens) digest.Add(token);
     for (const auto& [other, request] : peer.requests) {

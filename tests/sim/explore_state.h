@@ -37,7 +37,7 @@ struct Act {
   enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave };
   Kind kind = Kind::kJoin;
   uint64_t tag = 0;
-  bool ring = false;  // too large for a READY: moved by segments
+  Algorithm algorithm = Algorithm::kOneShot;  // the others move segments
   bool abort_on_fault = false;
   bool gives_up = false;  // what was aborted is not started again
   uint64_t state = 0;     // kSync, kStep: what the trainer brings; 0: nothing
@@ -125,6 +125,7 @@ class ExploreState {
     OpOrdinal ordinal;
     Epoch attempt;
     uint64_t value = 0;
+    bool finished = false;  // mesh: the part of the result that the sender owns
   };
   struct Body {
     std::variant<End, Opened, Data, control::PeerMessage, control::CoordinatorMessage, peerd::Event>
@@ -163,6 +164,8 @@ class ExploreState {
     std::vector<peerd::PostRef> posts;
     uint64_t own = 0;
     std::set<int> missing;  // whose part is not here
+    bool mesh = false;
+    std::set<int> unfinished;  // mesh: whose part of the result is not here
     uint64_t sum = 0;
     bool stopped = false, complete = false;
     std::map<int, OpOrdinal> theirs;
@@ -260,7 +263,8 @@ class ExploreState {
   void Credit(int i, const peerd::CreditAttempt& credit);
   void Stop(int i, const peerd::StopAttempt& stop);
   void Finish(int i, const peerd::FinishAttempt& finish);
-  void Contribute(int i, OpOrdinal ordinal);
+  void SendPart(int i, const Attempt& attempt, int to, bool finished);
+  void Contribute(int i, OpOrdinal ordinal, bool finished);
 
   int MemberOf(peerd::LocalId local) const;
   Post& PostOf(const peerd::PostRef& post);

@@ -599,8 +599,8 @@ void PeerHost::Carry(peerd::Action& action) {
     }
     void operator()(peerd::StartAttempt& a) {
       story.Tell(world.now(), h->node_.name, "  starts ", ToString(a.ordinal),
-                 " attempt=", ToString(a.attempt), " peers=", a.ring.size(),
-                 a.eager ? " eager" : "");
+                 " attempt=", ToString(a.attempt), " peers=", a.ring.size(), " ",
+                 Name(a.algorithm));
       for (const peerd::PostRef& post : a.posts) {
         h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
       }
@@ -789,7 +789,7 @@ void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpD
   names_[post] = name;
   sources_[post] = buffers.source == buffers.target ? buffers.target : nullptr;
   FromTrainer([this, post, tag, desc = wanted, buffers = std::move(buffers)] {
-    const absl::Status added = runner_->AddPost(post, buffers);
+    const absl::Status added = runner_->AddPost(post, desc, buffers);
     if (!added.ok()) Checker::Fail("post refused: " + std::string(added.message()));
     Tell(peerd::LocalPost{post, tag, desc});
   });

@@ -48,19 +48,20 @@ class ScriptedTrainer final : public TrainerSide {
     peer_->TrainerDied(local_);
   }
   // A sum of int64, in place.
-  void AllReduce(uint64_t tag, uint64_t count, OnFault on_fault = OnFault::kRetry) {
+  void AllReduce(uint64_t tag, uint64_t count, OnFault on_fault = OnFault::kRetry,
+                 Algorithm algorithm = Algorithm::kRing) {
     Post post;
     post.name = {0, 0, tag, turns_[tag]++};
     post.desc.dtype = DType::kInt64;
     post.desc.count = count;
     post.desc.on_fault = on_fault;
+    // Nothing is left to the costs of links.
+    if (!IsEager(post.desc)) post.desc.algorithm = algorithm;
     post.memory = std::make_shared<std::vector<uint8_t>>(InputOf(post.name, post.desc, slot_));
     Say("lh_all_reduce tag " + std::to_string(tag));
     const uint64_t call = ++calls_;
-    peer_->Post(
-        local_, call, tag, post.desc,
-        {post.memory->data(), post.memory->data(), post.memory, post.memory, post.desc.bytes()},
-        post.name);
+    peer_->Post(local_, call, tag, post.desc,
+                {post.memory->data(), post.memory->data(), post.memory, post.memory}, post.name);
     posts_[call] = post;
   }
 
@@ -150,7 +151,7 @@ class ScriptedTrainer final : public TrainerSide {
 };
 
 constexpr uint64_t kSmall = 8;     // elements: travels in the READY
-constexpr uint64_t kLarge = 1000;  // elements: goes round the ring
+constexpr uint64_t kLarge = 1000;  // elements: moved by segments
 
 class ScenarioTest : public testing::Test {
  protected:
@@ -264,6 +265,9 @@ TEST_F(ScenarioTest, LifeOfAnOp) {
   Pass(20);
   T(3).AllReduce(1, kLarge);
   UntilSettled();
+  Tell("in the mesh: sooner, since nothing is passed on");
+  for (int i = 1; i <= 3; ++i) T(i).AllReduce(3, kLarge, OnFault::kRetry, Algorithm::kMesh);
+  UntilSettled();
   Tell("small: the inputs travel in the READYs");
   for (int i = 1; i <= 3; ++i) T(i).AllReduce(2, kSmall);
   UntilSettled();
@@ -355,6 +359,14 @@ TEST_F(ScenarioTest, DeathWhileRunning) {
   sim_.Trigger(Moment::kAttemptComplete, 1, [&](PeerHost*) { P(3).Crash(/*resets=*/true); });
   UntilSettled();
   Check("death_while_running");
+}
+
+TEST_F(ScenarioTest, DeathWhileRunningInTheMesh) {
+  StartTogether(4);
+  for (int i = 1; i <= 4; ++i) T(i).AllReduce(1, kLarge, OnFault::kRetry, Algorithm::kMesh);
+  sim_.Trigger(Moment::kAttemptComplete, 1, [&](PeerHost*) { P(4).Crash(/*resets=*/true); });
+  UntilSettled();
+  Check("death_while_running_in_the_mesh");
 }
 
 TEST_F(ScenarioTest, DeathWhileRunningAborts) {

@@ -142,6 +142,8 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   } else {
     desc.count = (LH_EAGER_BYTES_MAX + prng.Below(4000)) / size + 1;
   }
+  // Left open, ops this small use the mesh where there is one.
+  if (prng.Chance(0.4)) desc.algorithm = prng.Chance(0.7) ? Algorithm::kRing : Algorithm::kMesh;
   shape.mismatched = prng.Chance(0.02);
   if (prng.Chance(0.1)) desc.min_world = static_cast<uint16_t>(2 + prng.Below(3));
   return shape;
@@ -152,7 +154,10 @@ OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot) {
   OpDesc desc = shape.desc;
   if (!shape.mismatched) return desc;
   uint64_t state = Hash(seed, name) ^ slot;
-  switch (SplitMix64(&state) % 4) {
+  switch (SplitMix64(&state) % 5) {
+    case 2:
+      desc.algorithm = desc.algorithm == Algorithm::kMesh ? Algorithm::kRing : Algorithm::kMesh;
+      break;
     case 0:
       desc.count += 1;
       break;

@@ -230,9 +230,7 @@ void Trainer::PostNext(size_t index) {
   context_.checker->OnPosted(name, slot_);
   const uint64_t call = next_call_++;
   peer_->Post(local_, call, strand.tag, posted.desc,
-              {posted.source->data(), posted.target->data(), posted.source, posted.target,
-               posted.desc.bytes()},
-              name);
+              {posted.source->data(), posted.target->data(), posted.source, posted.target}, name);
   posted_.emplace(call, std::move(posted));
 }
 

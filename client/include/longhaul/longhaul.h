@@ -75,6 +75,20 @@ typedef enum lh_reduce_op {
  * LH_AS_JOINED: what lh_join_options.on_fault said. Equal at all members of an operation. */
 typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_fault;
 
+/* How the bytes of an operation travel. AUTO: chosen by its size and the links, the same at all
+ * members. ONESHOT: everybody's input to everybody, at once; at most 4096 bytes. MESH: everybody
+ * adds up one part of the tensor and gives it to all; twice the latency of the longest way,
+ * whatever the number of hosts. In groups of at most 16 hosts that all reach each other; elsewhere
+ * it is a RING: sums pass from host to host. Equal at all members of an operation. LOCAL: in
+ * lh_op_info_t only, nothing crossed the network. */
+typedef enum lh_algorithm {
+  LH_AUTO = 0,
+  LH_ONESHOT = 1,
+  LH_MESH = 2,
+  LH_RING = 3,
+  LH_LOCAL = 4
+} lh_algorithm;
+
 typedef struct lh_client lh_client; /* a connection to peerd, with its arena */
 typedef struct lh_comm lh_comm;     /* one member of one group */
 typedef struct lh_op lh_op;         /* something in flight */
@@ -218,18 +232,23 @@ typedef struct lh_all_reduce_options {
   /* With fewer members than this (deaths shrink the world) there is no result: LH_TOO_FEW_MEMBERS.
    * 0 or 1: the last member completes alone. At most 1024; equal at all members. */
   uint32_t min_world;
+  lh_algorithm algorithm;
+  uint32_t zero;
 } lh_all_reduce_options;
-#define LH_ALL_REDUCE_OPTIONS_INIT \
-  { sizeof(lh_all_reduce_options), NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_AS_JOINED, 0 }
+#define LH_ALL_REDUCE_OPTIONS_INIT                                                                 \
+  {                                                                                                \
+    sizeof(lh_all_reduce_options), NULL, NULL, 0, LH_FLOAT32, LH_SUM, 0, LH_AS_JOINED, 0, LH_AUTO, \
+        0                                                                                          \
+  }
 
 /* Starts an all-reduce and returns at once; lh_op_wait() gives the outcome.
  * Buffers: they belong to the operation until lh_op_wait() returns its outcome; from lh_alloc()
  * they travel without a copy, others are staged through the arena. Outcome: LH_OK - every member of
  * the epoch holds the same bytes in target. LH_ABORTED - source is unchanged. LH_TOO_FEW_MEMBERS -
  * fewer than min_world, at all of them, and source is unchanged. LH_INVALID_ARGUMENT - the members'
- * count, dtype, op, on_fault or min_world differ, at all of them. LH_UNAVAILABLE - the connection
- * to peerd was lost: the others may have the result all the same. Returns: LH_OK and a new op in
- * *op_out, or an error and *op_out is NULL. */
+ * count, dtype, op, on_fault, min_world or algorithm differ, at all of them. LH_UNAVAILABLE - the
+ * connection to peerd was lost: the others may have the result all the same. Returns: LH_OK and a
+ * new op in *op_out, or an error and *op_out is NULL. */
 LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
                                      lh_op **op_out);
 
@@ -385,11 +404,13 @@ typedef struct lh_op_info_t {
   uint64_t epoch;
   uint64_t bytes_sent; /* payload over the network */
   uint64_t bytes_received;
-  double seconds;      /* from start to outcome, at peerd */
-  double seconds_wait; /* of these, until every member had started the operation */
+  double seconds;         /* from start to outcome, at peerd */
+  double seconds_wait;    /* of these, until every member had started the operation */
+  lh_algorithm algorithm; /* of the attempt that counted */
+  uint32_t zero;
 } lh_op_info_t;
 #define LH_OP_INFO_INIT \
-  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0 }
+  { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0 }
 
 /* LH_FAILED_PRECONDITION before there is an outcome. */
 LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);

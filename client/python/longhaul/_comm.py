@@ -48,6 +48,7 @@ class OpInfo(NamedTuple):
     bytes_received: int
     seconds: float  #: from start to outcome, at peerd
     seconds_wait: float  #: of these, until every member had started the op
+    algorithm: str = "auto"  #: of that attempt: "oneshot", "mesh", "ring"; "local": nothing crossed the network
 
 
 def _op_info(info: _native.OpInfoStruct) -> OpInfo:
@@ -60,6 +61,7 @@ def _op_info(info: _native.OpInfoStruct) -> OpInfo:
         info.bytes_received,
         info.seconds,
         info.seconds_wait,
+        _native.ALGORITHM_NAMES[info.algorithm],
     )
 
 
@@ -496,6 +498,7 @@ class Comm:
         tag: int = 0,
         on_fault: str | None = None,
         min_world: int = 0,
+        algorithm: str = "auto",
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> OpInfo: ...
@@ -510,6 +513,7 @@ class Comm:
         tag: int = 0,
         on_fault: str | None = None,
         min_world: int = 0,
+        algorithm: str = "auto",
         async_op: Literal[True],
         timeout: float | None = None,
     ) -> Work: ...
@@ -523,6 +527,7 @@ class Comm:
         tag: int = 0,
         on_fault: str | None = None,
         min_world: int = 0,
+        algorithm: str = "auto",
         async_op: bool = False,
         timeout: float | None = None,
     ) -> OpInfo | Work:
@@ -541,6 +546,11 @@ class Comm:
             of them, or at none. Both leave the tensor intact until the outcome. None: as given to join().
         min_world: with fewer members than this in the op it ends with TooFewMembers at all of them,
             tensors intact; 0 or 1: the last member completes alone. Equal at all members.
+        algorithm: how the bytes travel; "auto" chooses by size and links. "oneshot": everybody's tensor to
+            everybody at once, at most 4096 bytes. "mesh": everybody adds up one part and gives it to
+            all, in twice the latency of the longest way; in groups of at most 16 hosts that all reach
+            each other, elsewhere it is the ring. "ring": sums pass from host to host. Equal at all members;
+            `OpInfo.algorithm` says which it was.
         async_op: return a Work at once instead of waiting.
         timeout: seconds to wait; None for ever. Not with async_op.
 
@@ -572,6 +582,7 @@ class Comm:
         if not 0 <= min_world < 1 << 32:
             raise InvalidArgument(f"min_world is {min_world}; give a number of members, or 0")
         options.min_world = min_world
+        options.algorithm = _code(_native.ALGORITHMS, algorithm, "algorithm")
         self._client.sweep()
         handle = ctypes.c_void_p()
         if async_op:

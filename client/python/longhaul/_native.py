@@ -52,6 +52,8 @@ HASH_MODES = {"always": 0, "on_change": 1}
 REDUCE_OPS = {"sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4}
 ON_FAULT = {"retry": 0, "abort": 1}
 AS_JOINED = 2
+ALGORITHMS = {"auto": 0, "oneshot": 1, "mesh": 2, "ring": 3}
+ALGORITHM_NAMES = {**{code: name for name, code in ALGORITHMS.items()}, 4: "local"}
 
 # A thread in the library does not see Ctrl-C: Python's handlers run between calls, so no call may
 # block for longer than this.
@@ -113,6 +115,8 @@ class AllReduceOptions(_Sized):
         ("tag", c_uint64),
         ("on_fault", c_int),
         ("min_world", c_uint32),
+        ("algorithm", c_int),
+        ("zero", c_uint32),
     ]
 
 
@@ -127,6 +131,8 @@ class OpInfoStruct(_Sized):
         ("bytes_received", c_uint64),
         ("seconds", c_double),
         ("seconds_wait", c_double),
+        ("algorithm", c_int),
+        ("zero", c_uint32),
     ]
 
 

@@ -1,0 +1,56 @@
+#include "peerd/core/algorithm.h"
+
+#include <algorithm>
+
+namespace longhaul::peerd {
+namespace {
+
+// Whole numbers, so that peers of different processors come to the same answer; nothing overflows.
+using Wide = unsigned __int128;
+
+// c of the header.
+constexpr uint64_t kMeshPercent = 115;
+
+Wide Nanoseconds(uint64_t bytes, uint64_t bytes_per_second) {
+  return Wide{bytes} * 1'000'000'000 / bytes_per_second;
+}
+
+LinkCost WithDefaults(LinkCost cost) {
+  if (cost.latency_us == 0) cost.latency_us = kDefaultLinkCost.latency_us;
+  if (cost.ring_bytes_per_second == 0) cost.ring_bytes_per_second = cost.bytes_per_second;
+  if (cost.ring_bytes_per_second == 0) {
+    cost.ring_bytes_per_second = kDefaultLinkCost.ring_bytes_per_second;
+  }
+  if (cost.bytes_per_second == 0) cost.bytes_per_second = cost.ring_bytes_per_second;
+  return cost;
+}
+
+bool MeshIsFaster(uint64_t bytes, uint64_t peers, const LinkCost& known) {
+  const LinkCost cost = WithDefaults(known);
+  const Wide latency = Wide{cost.latency_us} * 1000;
+  const Wide hop = Nanoseconds(bytes / peers, cost.ring_bytes_per_second);
+  const Wide link = Nanoseconds(bytes / peers, cost.bytes_per_second);
+  const Wide ring = 2 * (peers - 1) * (latency + hop);
+  const Wide mesh = 2 * latency + std::max(2 * link, 2 * (peers - 1) * hop * kMeshPercent / 100);
+  return mesh < ring;
+}
+
+}  // namespace
+
+bool MayUseMesh(const OpDesc& desc) {
+  if (IsEager(desc)) return false;
+  if (desc.algorithm == Algorithm::kAuto) {
+    return desc.count <= kMeshBytesMax && desc.bytes() <= kMeshBytesMax;
+  }
+  return desc.algorithm == Algorithm::kMesh;
+}
+
+Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh, const LinkCost& cost) {
+  if (peers <= 1) return Algorithm::kLocal;
+  if (IsEager(desc)) return Algorithm::kOneShot;
+  if (!mesh || !MayUseMesh(desc)) return Algorithm::kRing;
+  if (desc.algorithm == Algorithm::kMesh) return Algorithm::kMesh;
+  return MeshIsFaster(desc.bytes(), peers, cost) ? Algorithm::kMesh : Algorithm::kRing;
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,105 @@
+#include "peerd/core/algorithm.h"
+
+#include <gtest/gtest.h>
+
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd {
+namespace {
+
+OpDesc Of(uint64_t bytes, Algorithm algorithm = Algorithm::kAuto) {
+  OpDesc desc;
+  desc.dtype = DType::kUint8;
+  desc.count = bytes;
+  desc.algorithm = algorithm;
+  return desc;
+}
+
+Algorithm Choose(uint64_t bytes, size_t peers, const LinkCost& cost = {}) {
+  return ChooseAlgorithm(Of(bytes), peers, /*mesh=*/true, cost);
+}
+
+// Tensors of more than that go round the ring.
+uint64_t MeshUpTo(size_t peers, const LinkCost& cost) {
+  uint64_t bytes = LH_EAGER_BYTES_MAX + 1;
+  while (Choose(bytes, peers, cost) == Algorithm::kMesh) bytes += bytes / 16;
+  return bytes;
+}
+
+TEST(ChooseAlgorithm, SmallOpsAreOneShotAndOnePeerIsLocal) {
+  EXPECT_EQ(Choose(1, 3), Algorithm::kOneShot);
+  EXPECT_EQ(Choose(LH_EAGER_BYTES_MAX, 16), Algorithm::kOneShot);
+  EXPECT_NE(Choose(LH_EAGER_BYTES_MAX + 1, 3), Algorithm::kOneShot);
+  EXPECT_EQ(Choose(1, 1), Algorithm::kLocal);
+  EXPECT_EQ(ChooseAlgorithm(Of(1 << 20, Algorithm::kMesh), 1, true, {}), Algorithm::kLocal);
+}
+
+TEST(ChooseAlgorithm, LatencyDecidesForTheMeshAndBytesForTheRing) {
+  for (size_t peers = 3; peers <= kMeshPeersMax; ++peers) {
+    EXPECT_EQ(Choose(LH_EAGER_BYTES_MAX + 1, peers), Algorithm::kMesh) << peers;
+    EXPECT_EQ(Choose(kMeshBytesMax + 1, peers), Algorithm::kRing) << peers;
+    EXPECT_EQ(Choose(uint64_t{1} << 50, peers), Algorithm::kRing) << peers;
+    // Once the ring, always the ring.
+    const uint64_t limit = MeshUpTo(peers, {});
+    EXPECT_LE(limit, kMeshBytesMax) << peers;
+    for (uint64_t bytes = limit; bytes <= kMeshBytesMax; bytes += bytes / 16) {
+      EXPECT_EQ(Choose(bytes, peers), Algorithm::kRing) << peers << " " << bytes;
+    }
+  }
+  // A long way: 40 ms, and 500 Mbit/s.
+  EXPECT_EQ(Choose(16 << 20, 4, {40000, 62'500'000, 62'500'000}), Algorithm::kMesh);
+  EXPECT_GT(MeshUpTo(4, {40000, 62'500'000, 62'500'000}), 10 * MeshUpTo(4, {}));
+}
+
+TEST(ChooseAlgorithm, BetweenTwoPeersTheRingIsAsDirect) {
+  EXPECT_EQ(Choose(8192, 2), Algorithm::kRing);
+  EXPECT_EQ(Choose(8192, 2, {40000, 1'000'000, 1'000'000}), Algorithm::kRing);
+}
+
+TEST(ChooseAlgorithm, ASlowLinkThatTheRingAvoidsDecidesForTheRing) {
+  const LinkCost even{1000, 100'000'000, 100'000'000};
+  const LinkCost uneven{1000, 1'000'000, 100'000'000};
+  EXPECT_EQ(Choose(1 << 20, 4, even), Algorithm::kMesh);
+  EXPECT_EQ(Choose(1 << 20, 4, uneven), Algorithm::kRing);
+}
+
+TEST(ChooseAlgorithm, WhatIsUnknownIsTakenForTheDefault) {
+  for (uint64_t bytes = 8192; bytes <= kMeshBytesMax; bytes += bytes / 4) {
+    for (const size_t peers : {3, 8, 16}) {
+      EXPECT_EQ(Choose(bytes, peers), Choose(bytes, peers, kDefaultLinkCost));
+      // The ring's slowest hop is no slower than the slowest link.
+      EXPECT_EQ(Choose(bytes, peers, {500, 50'000'000, 0}),
+                Choose(bytes, peers, {500, 50'000'000, 50'000'000}));
+      EXPECT_EQ(Choose(bytes, peers, {500, 0, 50'000'000}),
+                Choose(bytes, peers, {500, 50'000'000, 50'000'000}));
+    }
+  }
+}
+
+TEST(ChooseAlgorithm, TheCallerDecidesWhereThereIsAChoice) {
+  for (const uint64_t bytes : {uint64_t{16}, uint64_t{1} << 20, uint64_t{1} << 40}) {
+    EXPECT_EQ(ChooseAlgorithm(Of(bytes, Algorithm::kMesh), 4, true, {}), Algorithm::kMesh);
+    EXPECT_EQ(ChooseAlgorithm(Of(bytes, Algorithm::kMesh), 4, false, {}), Algorithm::kRing);
+    EXPECT_EQ(ChooseAlgorithm(Of(bytes, Algorithm::kRing), 4, true, {}), Algorithm::kRing);
+  }
+  EXPECT_EQ(ChooseAlgorithm(Of(1 << 20), 4, false, {}), Algorithm::kRing);
+  EXPECT_EQ(ChooseAlgorithm(Of(16, Algorithm::kOneShot), 4, false, {}), Algorithm::kOneShot);
+}
+
+TEST(ChooseAlgorithm, OpsThatMayUseTheMeshAreKnownBeforehand) {
+  for (const Algorithm wanted : {Algorithm::kAuto, Algorithm::kMesh, Algorithm::kRing}) {
+    for (const uint64_t bytes : {uint64_t{16}, uint64_t{1} << 20, kMeshBytesMax + 1}) {
+      for (const LinkCost& cost : {LinkCost{}, LinkCost{4'000'000'000, 1, 1},
+                                   LinkCost{1, 1, UINT64_MAX}, LinkCost{1, UINT64_MAX, 1}}) {
+        for (const size_t peers : {3, 16}) {
+          const OpDesc desc = Of(bytes, wanted);
+          if (ChooseAlgorithm(desc, peers, true, cost) != Algorithm::kMesh) continue;
+          EXPECT_TRUE(MayUseMesh(desc)) << ToString(desc);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace longhaul::peerd
