@@ -10,7 +10,8 @@ trainer process a member, and as many processes of each rival. Float32 sums. Var
 whatever else the machine does meets them alike. Every variant's sum is checked before it is timed.
 
 Variants of Longhaul: `arena` (in place, tensors of longhaul.empty), `out-of-place` (both of them there), `plain` (in place, memory
-of numpy's own). Rivals reduce in place. A rival that is not installed is named and left out.
+of numpy's own). Measured only if they are named, in place in the arena as well: `mesh` and `ring` (by that algorithm), `sixteen` (a sixteenth
+each in sixteen ops at a time). Rivals reduce in place. A rival that is not installed is named and left out.
 
 A row gives the time of one op: per process over all its timed ops, then the slowest process. Bandwidths in GB/s as nccl-tests
 defines them. CPU: of all processes of a system, daemons included, per 10^9 bytes on the wire, 2 (N - 1) / N x tensor x N. Memory:
@@ -123,8 +124,8 @@ def started(
         for system in chosen:
             teams.append(systems.Team(system, place))
             stack.callback(teams[-1].kill)
-        variants = [Variant(team, name) for team in teams for name in team.system.variants]
-        yield place, [variant for variant in variants if not args.variants or variant.name in args.variants]
+        variants = [Variant(team, name) for team in teams for name in team.system.chosen(args.variants)]
+        yield place, variants
         for team in teams:
             team.close()
 
@@ -197,7 +198,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no system {' '.join(sorted(unknown))}: there are {' '.join(names)}")
     chosen = [system for system in systems.SYSTEMS if system.name in args.systems]
-    known = {name for system in chosen for name in system.variants}
+    known = {name for system in chosen for name in system.variants + system.more_variants}
     if not set(args.variants or []) <= known:
         parser.error(f"--variants={','.join(args.variants)}: there are {' '.join(sorted(known))}")
     missing = [why for why in [*(system.why_not() for system in chosen), systems.why_no_line()] if why]

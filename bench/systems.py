@@ -111,6 +111,14 @@ class System:
     why_not: Callable[[], str]
     # Commands that start all ranks, which connect to this socket, at a place.
     commands: Callable[[Place, str], list[list[str]]]
+    # Measured only if they are named.
+    more_variants: tuple[str, ...] = ()
+
+    def chosen(self, names: Sequence[str] | None) -> list[str]:
+        """Of its variants these; None: the usual ones."""
+        if not names:
+            return list(self.variants)
+        return [variant for variant in self.variants + self.more_variants if variant in names]
 
 
 def _python(place: Place, kind: str, control: str, wheres: Sequence[str]) -> list[list[str]]:
@@ -202,7 +210,7 @@ def _no_openmpi() -> str:
 
 
 SYSTEMS = (
-    System("longhaul", ("arena", "out-of-place", "plain"), _always, _longhaul),
+    System("longhaul", ("arena", "out-of-place", "plain"), _always, _longhaul, ("mesh", "ring", "sixteen")),
     System("gloo", ("in-place",), _no_gloo, _gloo),
     System("gloo/torch", ("in-place",), _no_torch, _torch_gloo),
     System("openmpi", ("in-place",), _no_openmpi, _openmpi),

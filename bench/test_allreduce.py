@@ -44,6 +44,16 @@ def test_every_installed_system_has_a_row_of_every_size(result: pathlib.Path) ->
         assert len(row["round_medians_s"]) == 2
 
 
+def test_variants_that_are_named_are_measured(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "result.json"
+    what = ["--systems=longhaul", "--variants=arena,mesh,ring,sixteen", "--peers=3", "--sizes=256,1M", "--no-limits"]
+    done = run(str(HERE / "allreduce.py"), *what, "--rounds=2", "--round-seconds=0.01", f"--json={path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    expected = {(size, name) for size in (256, 1 << 20) for name in ("arena", "mesh", "ring", "sixteen")}
+    assert {(row["bytes"], row["variant"]) for row in rows} == expected
+
+
 def test_what_is_not_installed_is_named(result: pathlib.Path) -> None:
     named = json.loads(result.read_text())["missing"]
     why_not = [system.why_not() for system in systems.SYSTEMS] + [systems.why_no_line()]

@@ -104,11 +104,12 @@ class Worker:
             self.tensors.append(tensor)
         return {}
 
-    def run_ops(self, members: int, timeout: float = 60) -> dict[str, Any]:
+    def run_ops(self, members: int, timeout: float = 60, algorithm: str = "auto") -> dict[str, Any]:
         """All tensors at once, in place, one tag each. For each: the set of participants, or the error."""
         assert self.comm is not None
         works = [
-            self.comm.all_reduce(tensor, op="sum", tag=tag, async_op=True) for tag, tensor in enumerate(self.tensors)
+            self.comm.all_reduce(tensor, op="sum", tag=tag, algorithm=algorithm, async_op=True)
+            for tag, tensor in enumerate(self.tensors)
         ]
         ops: list[dict[str, Any]] = []
         for tag, work in enumerate(works):
@@ -124,6 +125,7 @@ class Worker:
                         "world_size": info.world_size,
                         "retries": info.retries,
                         "epoch": info.epoch,
+                        "algorithm": info.algorithm,
                     }
                 )
             except lh.Error as error:

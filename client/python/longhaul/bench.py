@@ -2,10 +2,12 @@
 
     python -m longhaul.bench                              # two members, with daemons of their own, on loopback
     python -m longhaul.bench --peers=4 --sizes=4K,64M --json=result.json
+    python -m longhaul.bench --peers=4 --sizes=16K,1M --algorithm=mesh
     python -m longhaul.bench --run=bench --world-size=3   # the same on each of three hosts that run longhaul-peerd
 
 Times are of whole calls of `comm.all_reduce(x)` on float32 sums, as a trainer sees them: a row is median, tenth and ninetieth
-percentile over the timed ops of a member, and of these the slowest member's. Each sum is checked before it is timed.
+percentile over the timed ops of a member, and of these the slowest member's. Each sum is checked before it is timed. `way` is the
+algorithm that was taken.
 
 Bandwidths are those of nccl-tests: algbw = bytes of the tensor / time; busbw = algbw * 2 (N - 1) / N, which is what each member
 sends (and receives) in that time, so it compares with the rate of a link whatever N is.
@@ -95,6 +97,7 @@ class Row:
     world_size: int
     bytes: int
     memory: str
+    algorithm: str  # that was taken
     ops: int
     median_s: float
     p10_s: float
@@ -113,12 +116,12 @@ class Row:
 
     def line(self) -> str:
         return (
-            f"{text_of(self.bytes):>9} {self.memory:<6} {self.ops:>6} {1e3 * self.median_s:>10.3f} {1e3 * self.p10_s:>9.3f} "
+            f"{text_of(self.bytes):>9} {self.memory:<6} {self.algorithm:<7} {self.ops:>6} {1e3 * self.median_s:>10.3f} {1e3 * self.p10_s:>9.3f} "
             f"{1e3 * self.p90_s:>9.3f} {self.algbw / 1e9:>11.3f} {self.busbw / 1e9:>11.3f}"
         )
 
 
-HEAD = f"{'tensor':>9} {'memory':<6} {'ops':>6} {'median ms':>10} {'p10':>9} {'p90':>9} {'algbw GB/s':>11} {'busbw GB/s':>11}"
+HEAD = f"{'tensor':>9} {'memory':<6} {'way':<7} {'ops':>6} {'median ms':>10} {'p10':>9} {'p90':>9} {'algbw GB/s':>11} {'busbw GB/s':>11}"
 
 
 # ---------------------------------------------------------------------------- a member
@@ -138,35 +141,38 @@ def gather(comm: lh.Comm, size: int, timeout: float) -> None:
         raise Failure(f"run {comm.run} has {comm.world_size} members, not {size}: give another --run, or --world-size")
 
 
-def measure(comm: lh.Comm, nbytes: int, memory: str, seconds: float, timeout: float) -> Row:
+def measure(comm: lh.Comm, nbytes: int, memory: str, algorithm: str, seconds: float, timeout: float) -> Row:
     """One row; called at all members alike. Failure: a wrong sum, or a member that came or went."""
     import numpy as np
 
     size = comm.world_size
 
-    def reduce(tensor: Any, op: str = "sum", tag: int = 0) -> None:
-        info = comm.all_reduce(tensor, op, tag=tag, timeout=timeout)
+    def checked(info: lh.OpInfo) -> lh.OpInfo:
         if info.world_size != size:
             raise Failure(f"the world has {info.world_size} members now, not {size}: run it again")
+        return info
+
+    def reduce() -> lh.OpInfo:
+        return checked(comm.all_reduce(tensor, algorithm=algorithm, timeout=timeout))
 
     def agree(values: Sequence[float]) -> list[float]:
         """The largest that any member has, of each."""
         mine = np.array(values, "float64")
-        reduce(mine, "max", _TAG_OF_TALK)
+        checked(comm.all_reduce(mine, "max", tag=_TAG_OF_TALK, timeout=timeout))
         return [float(value) for value in mine]
 
     def times(iterations: int) -> list[float]:
         taken = []
         for _ in range(iterations):
             begin = time.perf_counter()
-            reduce(tensor)
+            reduce()
             taken.append(time.perf_counter() - begin)
         return taken
 
     count = nbytes // 4
     tensor = comm.empty(count, "float32") if memory == "arena" else np.empty(count, "float32")
     tensor.fill(comm.rank + 1)
-    reduce(tensor)
+    way = reduce().algorithm
     right = size * (size + 1) / 2
     if (tensor != right).any():
         raise Failure(f"wrong sum of {text_of(nbytes)}: {tensor[tensor != right][0]} instead of {right}")
@@ -175,7 +181,7 @@ def measure(comm: lh.Comm, nbytes: int, memory: str, seconds: float, timeout: fl
     iterations = min(max(round(seconds / max(trial, 1e-6)), 5), _ITERATIONS_MAX)
     taken = times(iterations)
     median, p10, p90 = agree([statistics.median(taken), quantile(taken, 0.1), quantile(taken, 0.9)])
-    return Row(size, nbytes, memory, iterations, median, p10, p90)
+    return Row(size, nbytes, memory, way, iterations, median, p10, p90)
 
 
 def machine() -> dict[str, Any]:
@@ -200,7 +206,7 @@ def take_part(args: argparse.Namespace) -> None:
             print(HEAD, flush=True)
         for nbytes in args.sizes:
             for memory in args.memory:
-                rows.append(measure(comm, nbytes, memory, args.seconds, args.timeout))
+                rows.append(measure(comm, nbytes, memory, args.algorithm, args.seconds, args.timeout))
                 if not args.quiet:
                     print(rows[-1].line(), flush=True)
     if args.json:
@@ -222,6 +228,7 @@ def on_this_machine(args: argparse.Namespace) -> int:
                 command = [sys.executable, "-m", "longhaul.bench", "--run=bench", f"--peerd={cluster.socket(i)}"]
                 command += [f"--world-size={args.peers}", f"--seconds={args.seconds}", f"--timeout={args.timeout}"]
                 command += [f"--sizes={','.join(map(str, args.sizes))}", f"--memory={','.join(args.memory)}"]
+                command += [f"--algorithm={args.algorithm}"]
                 if i > 0 or args.quiet:
                     command.append("--quiet")
                 if i == 0 and args.json:
@@ -262,6 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="arena",
         help="of the tensor: arena (longhaul.empty), plain (numpy's own), or arena,plain (default arena)",
     )
+    ways = ("auto", "oneshot", "mesh", "ring")
+    parser.add_argument("--algorithm", choices=ways, default="auto", help="how the bytes go (default auto)")
     parser.add_argument("--seconds", type=float, default=1, help="about how long a row is measured (default 1)")
     parser.add_argument(
         "--timeout", type=float, default=120, help="seconds to wait for members, or for an op (default 120)"

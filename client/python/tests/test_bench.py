@@ -17,7 +17,7 @@ QUICK = ["--sizes=256,4K", "--seconds=0.01"]
 
 def test_it_measures_on_this_machine(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "result.json"
-    command = [*BENCH, "--peers=3", *QUICK, "--memory=arena,plain", f"--json={path}"]
+    command = [*BENCH, "--peers=3", *QUICK, "--memory=arena,plain", "--algorithm=ring", f"--json={path}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
@@ -29,6 +29,7 @@ def test_it_measures_on_this_machine(tmp_path: pathlib.Path) -> None:
     ]
     for row in rows:
         assert row["world_size"] == 3
+        assert row["algorithm"] == "ring"
         assert row["busbw"] == pytest.approx(row["algbw"] * 4 / 3)
     # A heading of two lines, and a line a row, of one member only.
     assert len(done.stdout.splitlines()) == 2 + len(rows)
