@@ -9,7 +9,7 @@ namespace {
 using Wide = unsigned __int128;
 
 // c of the header.
-constexpr uint64_t kMeshPercent = 115;
+constexpr uint64_t kMeshPercent = 125;
 
 Wide Nanoseconds(uint64_t bytes, uint64_t bytes_per_second) {
   return Wide{bytes} * 1'000'000'000 / bytes_per_second;

@@ -37,7 +37,7 @@ struct LinkCost {
 };
 
 // What an unknown cost is taken for.
-inline constexpr LinkCost kDefaultLinkCost{100, 1'000'000'000, 1'000'000'000};
+inline constexpr LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000'000};
 
 // `peers` take part; `mesh`: all of them are linked to all others with data lanes. The answer is
 // never kAuto, and kLocal for one peer. A caller who asks for the mesh where there is none gets the

@@ -59,8 +59,8 @@ TEST(ChooseAlgorithm, BetweenTwoPeersTheRingIsAsDirect) {
 TEST(ChooseAlgorithm, ASlowLinkThatTheRingAvoidsDecidesForTheRing) {
   const LinkCost even{1000, 100'000'000, 100'000'000};
   const LinkCost uneven{1000, 1'000'000, 100'000'000};
-  EXPECT_EQ(Choose(1 << 20, 4, even), Algorithm::kMesh);
-  EXPECT_EQ(Choose(1 << 20, 4, uneven), Algorithm::kRing);
+  EXPECT_EQ(Choose(1 << 19, 4, even), Algorithm::kMesh);
+  EXPECT_EQ(Choose(1 << 19, 4, uneven), Algorithm::kRing);
 }
 
 TEST(ChooseAlgorithm, WhatIsUnknownIsTakenForTheDefault) {

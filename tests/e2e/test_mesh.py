@@ -11,12 +11,12 @@ from trainers import all_do, trainers_of
 from longhaul.testing import LocalCluster
 
 OPS = 8
-COUNT = 200_000
-POINTS = 6
+COUNT = 400_000
+POINTS = 4
 
 
 def test_survivors_of_mesh_ops_agree_on_exact_sums() -> None:
-    rng = random.Random(5)
+    rng = random.Random(7)
     redone = 0
     with LocalCluster(peers=3) as cluster, ExitStack() as stack:
         survivors = trainers_of(stack, 3)
