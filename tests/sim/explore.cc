@@ -179,8 +179,6 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("one_op", 2, {Inside(0, {Post(1)}), Inside(1, {Post(1)})}),
       Make("one_ring_op", 2, {Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}),
       Make("one_mesh_op", 2, {Inside(0, {PostMesh(1)}), Inside(1, {PostMesh(1)})}),
-      Make("mesh_of_three", 3,
-           {Inside(0, {PostMesh(1)}), Inside(1, {PostMesh(1)}), Inside(2, {PostMesh(1)})}),
       Make("abort_on_fault", 2, {Inside(0, {PostOrAbort(1)}), Inside(1, {PostOrAbort(1)})}),
       Make("given_up", 3,
            {Inside(0, {PostOrGiveUp(1)}), Inside(1, {PostOrGiveUp(1)}),

@@ -50,8 +50,7 @@ struct Default {
 constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},
     {"one_ring_op", 2, 30, 50000},
-    {"one_mesh_op", 2, 60, 1},
-    {"mesh_of_three", 1, 1000, 1},
+    {"one_mesh_op", 2, 60, 50000},
     {"abort_on_fault", 2, 20, 30000},
     {"given_up", 1, 100, 100000},
     {"two_members_of_one_peer", 2, 300, 20000},

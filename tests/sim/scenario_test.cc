@@ -364,7 +364,10 @@ TEST_F(ScenarioTest, DeathWhileRunning) {
 TEST_F(ScenarioTest, DeathWhileRunningInTheMesh) {
   StartTogether(4);
   for (int i = 1; i <= 4; ++i) T(i).AllReduce(1, kLarge, OnFault::kRetry, Algorithm::kMesh);
-  sim_.Trigger(Moment::kAttemptComplete, 1, [&](PeerHost*) { P(4).Crash(/*resets=*/true); });
+  Tell("p4 dies with the inputs of the others for its part, and most of its own on the way");
+  sim_.Trigger(Moment::kAttemptStarted, 4, [&](PeerHost*) {
+    sim_.world().At(sim_.now() + 300, [&] { P(4).Crash(/*resets=*/true); });
+  });
   UntilSettled();
   Check("death_while_running_in_the_mesh");
 }

@@ -142,10 +142,10 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   } else {
     desc.count = (LH_EAGER_BYTES_MAX + prng.Below(4000)) / size + 1;
   }
-  // Left open, ops this small use the mesh where there is one.
-  if (prng.Chance(0.4)) desc.algorithm = prng.Chance(0.7) ? Algorithm::kRing : Algorithm::kMesh;
   shape.mismatched = prng.Chance(0.02);
   if (prng.Chance(0.1)) desc.min_world = static_cast<uint16_t>(2 + prng.Below(3));
+  // Left open, ops this small use the mesh where there is one.
+  if (prng.Chance(0.4)) desc.algorithm = prng.Chance(0.7) ? Algorithm::kRing : Algorithm::kMesh;
   return shape;
 }
 
