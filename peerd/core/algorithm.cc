@@ -15,7 +15,7 @@ Wide Nanoseconds(uint64_t bytes, uint64_t bytes_per_second) {
   return Wide{bytes} * 1'000'000'000 / bytes_per_second;
 }
 
-LinkCost WithDefaults(LinkCost cost) {
+control::LinkCost WithDefaults(control::LinkCost cost) {
   if (cost.latency_us == 0) cost.latency_us = kDefaultLinkCost.latency_us;
   if (cost.ring_bytes_per_second == 0) cost.ring_bytes_per_second = cost.bytes_per_second;
   if (cost.ring_bytes_per_second == 0) {
@@ -25,8 +25,8 @@ LinkCost WithDefaults(LinkCost cost) {
   return cost;
 }
 
-bool MeshIsFaster(uint64_t bytes, uint64_t peers, const LinkCost& known) {
-  const LinkCost cost = WithDefaults(known);
+bool MeshIsFaster(uint64_t bytes, uint64_t peers, const control::LinkCost& known) {
+  const control::LinkCost cost = WithDefaults(known);
   const Wide latency = Wide{cost.latency_us} * 1000;
   const Wide hop = Nanoseconds(bytes / peers, cost.ring_bytes_per_second);
   const Wide link = Nanoseconds(bytes / peers, cost.bytes_per_second);
@@ -45,7 +45,8 @@ bool MayUseMesh(const OpDesc& desc) {
   return desc.algorithm == Algorithm::kMesh;
 }
 
-Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh, const LinkCost& cost) {
+Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
+                          const control::LinkCost& cost) {
   if (peers <= 1) return Algorithm::kLocal;
   if (IsEager(desc)) return Algorithm::kOneShot;
   if (!mesh || !MayUseMesh(desc)) return Algorithm::kRing;

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "proto/control/messages.h"
 #include "proto/wire/op_desc.h"
 
 namespace longhaul::peerd {
@@ -30,19 +31,14 @@ inline constexpr size_t kMeshPeersMax = 16;
 // Ops beyond this size use the mesh only if the caller asks for it: it takes twice the scratch.
 inline constexpr uint64_t kMeshBytesMax = 64 << 20;
 
-struct LinkCost {
-  uint32_t latency_us = 0;        // one way between the two that are farthest apart; 0: unknown
-  uint64_t bytes_per_second = 0;  // of the slowest direction of a link; 0: unknown
-  uint64_t ring_bytes_per_second = 0;  // of the slowest from a peer to the next; 0: unknown
-};
-
-// What an unknown cost is taken for.
-inline constexpr LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000'000};
+// What an unknown cost is taken for: fast and near, so that a wrong guess costs little.
+inline constexpr control::LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000'000};
 
 // `peers` take part; `mesh`: all of them are linked to all others with data lanes. The answer is
 // never kAuto, and kLocal for one peer. A caller who asks for the mesh where there is none gets the
 // ring: whether there is one may change with every epoch.
-Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh, const LinkCost& cost);
+Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
+                          const control::LinkCost& cost);
 
 // Whether ops of this description use the mesh in some epoch.
 bool MayUseMesh(const OpDesc& desc);

@@ -7,6 +7,8 @@
 namespace longhaul::peerd {
 namespace {
 
+using control::LinkCost;
+
 OpDesc Of(uint64_t bytes, Algorithm algorithm = Algorithm::kAuto) {
   OpDesc desc;
   desc.dtype = DType::kUint8;

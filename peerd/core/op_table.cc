@@ -329,7 +329,8 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   op.local_mismatch = std::any_of(op.inputs.begin(), op.inputs.end(),
                                   [&](const LocalInput& input) { return input.desc != op.desc; });
   op.differs = op.local_mismatch;
-  op.algorithm = ChooseAlgorithm(op.desc, op.participants->ring.size(), op.participants->mesh, {});
+  op.algorithm = ChooseAlgorithm(op.desc, op.participants->ring.size(), op.participants->mesh,
+                                 op.participants->cost);
   op.unfit = UnfitnessOf(op);
 
   SendReady ready;

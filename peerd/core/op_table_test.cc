@@ -224,6 +224,18 @@ TEST_F(OpTableTest, ARedoChoosesAnewAmongThoseThatAreLeft) {
   EXPECT_EQ(Get<StartAttempt>(out_).at(0).algorithm, Algorithm::kRing);
 }
 
+TEST_F(OpTableTest, WhatLinksCostDecides) {
+  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
+  Enter(prepare);
+  EXPECT_EQ(Get<StartAttempt>(Post(7, Desc(1 << 20))).at(0).algorithm, Algorithm::kRing);
+  // Far away, of which an epoch that only admits tells.
+  prepare = MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
+  prepare.cost = {40000, 60'000'000, 60'000'000};
+  Enter(prepare);
+  EXPECT_EQ(Get<StartAttempt>(Post(8, Desc(1 << 20))).at(0).algorithm, Algorithm::kRing);
+  EXPECT_EQ(Get<StartAttempt>(Post(9, Desc(1 << 20), 1, 2)).at(0).algorithm, Algorithm::kMesh);
+}
+
 TEST_F(OpTableTest, AWorldOfOneSettlesWhenItsAttemptIsComplete) {
   Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}}));
   for (const OpDesc& desc : {Large(), Small()}) {
