@@ -298,8 +298,8 @@ struct PeerInfo {
 // What the links of a group cost, as far as they were measured when the epoch was prepared: told to
 // all peers alike, so that what they compute from it comes out the same at each.
 struct LinkCost {
-  uint32_t latency_us = 0;             // one way between the two that are farthest apart; 0: unknown
-  uint64_t bytes_per_second = 0;       // of the slowest direction of a link; 0: unknown
+  uint32_t latency_us = 0;        // one way between the two that are farthest apart; 0: unknown
+  uint64_t bytes_per_second = 0;  // of the slowest direction of a link; 0: unknown
   uint64_t ring_bytes_per_second = 0;  // of the slowest from a peer to the next; 0: unknown
   friend bool operator==(const LinkCost&, const LinkCost&) = default;
 };
