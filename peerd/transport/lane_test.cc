@@ -195,7 +195,8 @@ TEST_P(LaneSeeds, ControlFramesArriveWholeAndInOrder) {
     header.op = OpOrdinal(i + 1);
     header.attempt = Epoch(1);
     std::vector<uint8_t> payload;
-    if (header.type == FrameType::kReady) payload.resize(32 + random.Below(4097), uint8_t(i));
+    if (header.type == FrameType::kReady)
+      payload.resize(kReadyBodyBytes + random.Below(4097), uint8_t(i));
     header.payload_bytes = static_cast<uint32_t>(payload.size());
     ASSERT_TRUE(pair.left_lane->SendFrame(header, payload));
     if (random.Chance(0.3)) pair.Step();

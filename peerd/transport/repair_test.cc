@@ -136,8 +136,8 @@ TEST_P(RepairSeeds, CutAtEveryByteOfEveryLaneLosesNothingAndRepeatsNothing) {
       for (int i = 0; i < 6; ++i) {
         traffic.Segment(0, 1, 100 * i, 50 + i);
         traffic.Segment(1, 0, 3000 * i, i == 3 ? 40000 : 10 + i);
-        traffic.Frame(0, 1, 32 + i);
-        traffic.Frame(1, 0, 32 + 5 * i);
+        traffic.Frame(0, 1, kReadyBodyBytes + i);
+        traffic.Frame(1, 0, kReadyBodyBytes + 5 * i);
       }
       ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }))
           << "connection " << connection << " cut after " << cut;
@@ -431,7 +431,7 @@ TEST_P(RepairSeeds, EverythingArrivesOnceWhateverIsCut) {
         break;
       case 2:
       case 3:
-        traffic.Frame(from, to, 32 + random.Below(4000));
+        traffic.Frame(from, to, kReadyBodyBytes + random.Below(4000));
         break;
       default: {
         const auto bytes =

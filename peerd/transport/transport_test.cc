@@ -75,7 +75,7 @@ TEST_P(TransportTest, LinkComesUpWithItsLanesAndCarriesFramesAndSegmentsBothWays
   for (int i = 0; i < kCount; ++i) {
     world->at(0).Send(PeerId(2), i * kBytes, kBytes, 1000 + i);
     world->at(1).Send(PeerId(1), (kCount + i) * kBytes, kBytes, 1000 + i);
-    world->at(0).SendReady(PeerId(2), i + 1, 32 + i * 200);
+    world->at(0).SendReady(PeerId(2), i + 1, kReadyBodyBytes + i * 200);
   }
   ASSERT_TRUE(world->Until([&] {
     return world->at(0).segments == kCount && world->at(1).segments == kCount &&
@@ -88,7 +88,8 @@ TEST_P(TransportTest, LinkComesUpWithItsLanesAndCarriesFramesAndSegmentsBothWays
                          world->at(0).memory.begin() + kCount * kBytes));
   for (int i = 0; i < kCount; ++i) {
     EXPECT_EQ(world->at(1).frames[i].header.op.value(), i + 1u);
-    EXPECT_EQ(world->at(1).frames[i].payload, std::string(32 + i * 200, static_cast<char>(i + 1)));
+    EXPECT_EQ(world->at(1).frames[i].payload,
+              std::string(kReadyBodyBytes + i * 200, static_cast<char>(i + 1)));
   }
   const TransportStats stats = world->at(0).transport->GetStats();
   EXPECT_EQ(stats.links_up, 1u);
@@ -309,8 +310,8 @@ TEST_P(TransportTest, LostLaneTakesTheLinkDownAndTheNextEpochRebuildsIt) {
   EXPECT_THAT(world->at(1).downs[PeerId(1)][0], HasSubstr("beyond the end"));
   EXPECT_EQ(world->at(1).transport->GetStats().frames_refused, 1u);
   EXPECT_EQ(world->at(0).transport->GetStats().links_lost, 1u);
-  world->at(0).Send(PeerId(2), 0, 100, 100);  // comes back although there is no link
-  world->at(0).SendReady(PeerId(2), 1, 32);   // dropped
+  world->at(0).Send(PeerId(2), 0, 100, 100);              // comes back although there is no link
+  world->at(0).SendReady(PeerId(2), 1, kReadyBodyBytes);  // dropped
   world->Open(0, 1, 2);
   ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
   world->at(0).Send(PeerId(2), 0, 100, 101);
@@ -998,7 +999,7 @@ TEST_P(FakeSeeds, TrafficAndBooksSurviveRandomCuts) {
         world.at(from).transport->DropSegments({cookie - 1, cookie - 2, cookie - 3});
         break;
       case 3:
-        world.at(from).SendReady(world.at(to).id, 1 + round, 32 + random.Below(4000));
+        world.at(from).SendReady(world.at(to).id, 1 + round, kReadyBodyBytes + random.Below(4000));
         break;
       default: {
         const uint32_t bytes = 1 + random.Below(random.Chance(0.5) ? 200000 : 2000);
