@@ -113,7 +113,7 @@ def test_a_system_that_there_is_not_is_refused() -> None:
 def test_a_variant_that_there_is_not_is_refused() -> None:
     done = run(str(HERE / "allreduce.py"), "--systems=longhaul", "--variants=arena,in-place")
     assert done.returncode == 2
-    assert "arena out-of-place plain" in done.stderr
+    assert "arena mesh out-of-place plain ring sixteen" in done.stderr
 
 
 def test_rates_of_the_machine_are_measured() -> None:
