@@ -30,8 +30,9 @@ bool MeshIsFaster(uint64_t bytes, uint64_t peers, const control::LinkCost& known
   const Wide latency = Wide{cost.latency_us} * 1000;
   const Wide hop = Nanoseconds(bytes / peers, cost.ring_bytes_per_second);
   const Wide link = Nanoseconds(bytes / peers, cost.bytes_per_second);
-  const Wide ring = 2 * (peers - 1) * (latency + hop);
-  const Wide mesh = 2 * latency + std::max(2 * link, 2 * (peers - 1) * hop * kMeshPercent / 100);
+  const Wide others = peers - 1;
+  const Wide ring = 2 * others * (latency + hop);
+  const Wide mesh = 2 * latency + std::max(2 * link, 2 * others * hop * kMeshPercent / 100);
   return mesh < ring;
 }
 
