@@ -11,7 +11,7 @@ constexpr uint64_t kBlockBytes = 64;
 // Finer segments cost more in headers and calls than pipelining gains.
 constexpr uint64_t kSegmentBytesMin = 64 << 10;
 // So many in a chunk, for its lanes to share: the end of an op waits for the last ones.
-constexpr uint64_t kSegmentsWanted = 256;
+constexpr uint64_t kSegmentsWanted = 32;
 
 uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by != 0); }
 

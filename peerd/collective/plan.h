@@ -27,7 +27,7 @@ class Plan {
   Piece Chunk(int chunk) const;
 
   // Segments are numbered through, chunk by chunk. Those of a chunk have segment_bytes() each, the
-  // last one what is left. A chunk is cut into 256 or more where that leaves segments of 64
+  // last one what is left. A chunk is cut into 32 or more where that leaves segments of 64
   // KiB, so that a small op is pipelined too and many lanes share a large one.
   uint64_t segments() const { return first_.back(); }
   uint32_t segment_bytes() const { return segment_bytes_; }

@@ -84,9 +84,9 @@ TEST(PlanOfExtremesTest, LargestTensorAndManyPositionsDoNotOverflow) {
 
 TEST(PlanOfExtremesTest, ChunksAreCutFineButNotBelowWhatACallIsWorth) {
   EXPECT_EQ(Plan(64 << 10, 2, 512 << 10).segment_bytes(), 64u << 10);
-  EXPECT_EQ(Plan(32 << 20, 2, 512 << 10).segment_bytes(), 64u << 10);
-  EXPECT_EQ(Plan(64 << 20, 2, 512 << 10).segment_bytes(), 128u << 10);
-  EXPECT_EQ(Plan(512 << 20, 2, 512 << 10).segment_bytes(), 512u << 10);
+  EXPECT_EQ(Plan(4 << 20, 2, 512 << 10).segment_bytes(), 64u << 10);
+  EXPECT_EQ(Plan(8 << 20, 2, 512 << 10).segment_bytes(), 128u << 10);
+  EXPECT_EQ(Plan(64 << 20, 2, 512 << 10).segment_bytes(), 512u << 10);
   EXPECT_EQ(Plan(64 << 20, 2, 96 << 10).segment_bytes(), 96u << 10);
 }
 
