@@ -10,10 +10,7 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr size_t kHeldBytesMax = 1 << 20;
-// What one op has queued: enough to keep short ways busy, and little enough that what others wait
-// for gets its turn while it is in the cache. And on a long way all that its lanes may have
-// in flight.
-constexpr uint64_t kWindowBytesMin = 8 << 20;
+// What one op has queued at least: all that its lanes may have in flight on a long way.
 constexpr uint64_t kWindowBytesPerLane = 1 << 20;
 // A lane that takes so many times as long as the others on average rests. Lanes of one path may
 // differ by a factor of three or four for a while, by chance.
@@ -235,9 +232,10 @@ void Link::PullAll() {
 }
 
 uint32_t Link::lanes_used() const {
+  const Tick now = ring_->Now();
   uint32_t used = 0;
   for (uint32_t i = 0; i < data_.size(); ++i) {
-    if (data_[i].lane != nullptr && Uses(i) && !Rests(i)) ++used;
+    if (data_[i].lane != nullptr && Uses(i) && now >= data_[i].rests_until) ++used;
   }
   return used;
 }
@@ -249,38 +247,38 @@ bool Link::Uses(uint32_t index) const {
                       [](const DataLane& data) { return data.lane != nullptr; });
 }
 
-bool Link::Rests(uint32_t index) const { return ring_->Now() < data_[index].rests_until; }
-
 // A lane asks for more: what it was given last is in the kernel, but for little.
-void Link::Measure(DataLane* data) {
+void Link::Measure(DataLane* data, Tick now) {
   if (data->given_bytes == 0) return;
-  const double us = std::max<double>(ring_->Now() - data->given_at, 1);
+  const double us = std::max<double>(now - data->given_at, 1);
   const double us_per_byte = us / static_cast<double>(std::exchange(data->given_bytes, 0));
   data->us_per_byte += (us_per_byte - data->us_per_byte) / (data->us_per_byte == 0 ? 1 : 4);
 }
 
 // Whether a lane had better not carry the next segment, of so many bytes.
-bool Link::LagsBehind(uint32_t index, uint32_t bytes) {
+bool Link::LagsBehind(uint32_t index, uint32_t bytes, Tick now) {
   DataLane& data = data_[index];
   // Of the others: times, since one that had room for all it was given says little.
   double times = 0;
   int known = 0;
   bool others = false;
   for (uint32_t i = 0; i < data_.size(); ++i) {
-    if (i == index || data_[i].lane == nullptr || !Uses(i) || Rests(i)) continue;
+    if (i == index || data_[i].lane == nullptr || !Uses(i) || now < data_[i].rests_until) {
+      continue;
+    }
     others = true;
     times += data_[i].us_per_byte;
     known += data_[i].us_per_byte > 0;
   }
   if (!others) return false;
-  if (Rests(index)) return true;
+  if (now < data.rests_until) return true;
   if (known == 0 || data.us_per_byte * known <= kLagFactor * times ||
       data.us_per_byte * bytes < static_cast<double>(kLagRtts * long_way_us_)) {
     if (data.us_per_byte > 0) data.rests = 0;
     return false;
   }
   const int64_t us = std::min(kRestUsMin << std::min(data.rests++, 16u), kRestUsMax);
-  data.rests_until = ring_->Now() + us;
+  data.rests_until = now + us;
   data.us_per_byte = 0;
   owner_->OnLinkLaneRests(this);
   return true;
@@ -288,10 +286,10 @@ bool Link::LagsBehind(uint32_t index, uint32_t bytes) {
 
 // Should the last packets before a pause be lost, nothing behind them tells TCP: it waits for two
 // round trips and more. A PING behind them does.
-void Link::RanDry(DataLane* data) {
+void Link::RanDry(DataLane* data, Tick now) {
   if (lane_count_) lane_count_->Drained();
   if (data->sent == std::exchange(data->sent_dry, data->sent)) return;
-  data->nudge_at = ring_->Now() + std::max(rtt_us_ / 4, kNudgeUsMin);
+  data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
   owner_->OnLinkDue(this, data->nudge_at);
 }
 
@@ -311,22 +309,21 @@ Tick Link::Nudge(Tick now) {
   return next;
 }
 
-uint64_t Link::window_bytes() const {
-  return std::max<uint64_t>(kWindowBytesMin, data_lanes_ * kWindowBytesPerLane);
-}
+uint64_t Link::window_bytes() const { return data_lanes_ * kWindowBytesPerLane; }
 
-void Link::CountSent(uint64_t bytes) {
-  if (!lane_count_ || !lane_count_->Sent(bytes, ring_->Now())) return;
+void Link::CountSent(uint64_t bytes, Tick now) {
+  if (!lane_count_ || !lane_count_->Sent(bytes, now)) return;
   owner_->OnLinkLaneCount(this, lane_count_->lanes(), lane_count_->rate());
 }
 
 bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
-  if (long_way_) Measure(&data_[lane->index()]);
+  const Tick now = ring_->Now();
+  if (long_way_) Measure(&data_[lane->index()], now);
   if (!Uses(lane->index())) return false;
   std::deque<OutgoingSegment>* const queue = NextQueue();
-  if (queue == nullptr && long_way_) RanDry(&data_[lane->index()]);
+  if (queue == nullptr && long_way_) RanDry(&data_[lane->index()], now);
   if (queue != nullptr && long_way_ &&
-      LagsBehind(lane->index(), queue->front().header.payload_bytes)) {
+      LagsBehind(lane->index(), queue->front().header.payload_bytes, now)) {
     return false;
   }
   if (queue == nullptr || queue->front().header.payload_bytes > bytes_max) return false;
@@ -336,13 +333,13 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   queue->pop_front();
   DataLane& data = data_[lane->index()];
   LH_CHECK(data.lane.get() == lane);
-  last_segment_ = ring_->Now();
+  last_segment_ = now;
   data.records.push_back({data.sent++, *segment});
   if (long_way_) {
-    data.given_at = ring_->Now();
+    data.given_at = now;
     data.given_bytes += segment->header.payload_bytes;
   }
-  CountSent(bytes);
+  CountSent(bytes, now);
   return true;
 }
 

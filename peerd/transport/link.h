@@ -153,7 +153,7 @@ class Link final : public LaneOwner {
   uint32_t lanes() const;
   // Of the data lanes that stand, those that it sends on.
   uint32_t lanes_used() const;
-  // Bytes that are to be queued on it, so that no lane waits.
+  // Bytes that are to be queued on it at least, so that no lane waits.
   uint64_t window_bytes() const;
 
   // The listener is being told of the link: frames and segments may be sent.
@@ -254,12 +254,11 @@ class Link final : public LaneOwner {
   std::deque<OutgoingSegment>* NextQueue();
   bool queued() const { return !ops_.empty() || !chunks_.empty(); }
   bool Uses(uint32_t index) const;
-  bool Rests(uint32_t index) const;
-  void Measure(DataLane* data);
-  bool LagsBehind(uint32_t index, uint32_t bytes);
-  void RanDry(DataLane* data);
+  void Measure(DataLane* data, Tick now);
+  bool LagsBehind(uint32_t index, uint32_t bytes, Tick now);
+  void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
-  void CountSent(uint64_t bytes);
+  void CountSent(uint64_t bytes, Tick now);
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
   void LoseControl();

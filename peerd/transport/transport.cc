@@ -143,12 +143,18 @@ struct Probing {
   uint32_t started = 0;               // streams
   Tick first;                         // of those
   uint64_t acked = 0;
-  uint64_t arrived = 0;
   // Of the link's own traffic meanwhile, which takes a part of what the link carries.
   uint64_t link_arrived = 0;
   uint64_t link_arrived_before = 0;
   RateMeter meter;
 };
+
+void AddBytes(const TcpDelivery& from, TcpDelivery* sum) {
+  sum->bytes_acked += from.bytes_acked;
+  sum->bytes_arrived += from.bytes_arrived;
+  sum->bytes_sent += from.bytes_sent;
+  sum->bytes_repeated += from.bytes_repeated;
+}
 
 struct Run {
   std::string name;
@@ -248,6 +254,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   StreamTuning TuningFor(const SocketAddress& remote) const;
   uint32_t PlannedLanes(const SocketAddress& address, int64_t rtt_us) const;
   void PlanLanes(Peering* p, uint32_t lanes);
+  void AskForOptionalLanes(Link* link, uint32_t lanes);
 
   void Evaluate(Peering* p);
   void Announce(const LinkKey& key, uint64_t serial);
@@ -845,12 +852,17 @@ void TransportImpl::OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) {
     Peering* p = Find(key);
     if (p == nullptr || p->link == nullptr || p->link->options().id != id) return;
     if (p->link->options().dialled) return PlanLanes(p, lanes);
-    FrameHeader want{.type = FrameType::kWantLanes, .flags = kFlagOptional};
-    want.group = p->link->options().group;
-    want.attempt = p->link->options().epoch;
-    want.offset = lanes;
-    p->link->SendControl(want, {});
+    AskForOptionalLanes(p->link.get(), lanes);
   });
+}
+
+// Of the side that dials; 0: as many as it finds right.
+void TransportImpl::AskForOptionalLanes(Link* link, uint32_t lanes) {
+  FrameHeader want{.type = FrameType::kWantLanes, .flags = kFlagOptional};
+  want.group = link->options().group;
+  want.attempt = link->options().epoch;
+  want.offset = lanes;
+  link->SendControl(want, {});
 }
 
 void TransportImpl::OnLinkLaneEnded(std::unique_ptr<Lane> lane) {
@@ -1463,11 +1475,7 @@ void TransportImpl::OnProbeStreamEnded(ProbeStream* stream) {
   if (!stream->sends()) {
     --probe_sinks_;
   } else if (probing_ && std::erase(probing_->streams, stream) != 0) {
-    const TcpDelivery& seen = stream->delivery();
-    probing_->gone.bytes_acked += seen.bytes_acked;
-    probing_->gone.bytes_arrived += seen.bytes_arrived;
-    probing_->gone.bytes_sent += seen.bytes_sent;
-    probing_->gone.bytes_repeated += seen.bytes_repeated;
+    AddBytes(stream->delivery(), &probing_->gone);
     if (probing_->result.error.empty()) probing_->result.error = "its connections broke";
     Arm(ring_->Now());
   }
@@ -1511,29 +1519,26 @@ Tick TransportImpl::WorkProbes(Tick now) {
 
 void TransportImpl::SumUp(Tick now) {
   LinkProbe& result = probing_->result;
-  probing_->acked = probing_->gone.bytes_acked;
-  // What is acknowledged comes in leaps where something was lost, what has arrived does not.
-  probing_->arrived = probing_->gone.bytes_arrived;
-  result.bytes_sent = probing_->gone.bytes_sent;
-  result.bytes_repeated = probing_->gone.bytes_repeated;
+  TcpDelivery sum = probing_->gone;
   for (ProbeStream* stream : probing_->streams) {
     const TcpDelivery& seen = stream->delivery();
-    probing_->acked += seen.bytes_acked;
-    probing_->arrived += seen.bytes_arrived;
-    result.bytes_sent += seen.bytes_sent;
-    result.bytes_repeated += seen.bytes_repeated;
+    AddBytes(seen, &sum);
     if (result.rtt_us == 0 || (seen.rtt_us != 0 && seen.rtt_us < result.rtt_us)) {
       result.rtt_us = seen.rtt_us;
     }
   }
+  probing_->acked = sum.bytes_acked;
+  result.bytes_sent = sum.bytes_sent;
+  result.bytes_repeated = sum.bytes_repeated;
   if (const Link* link = FindOpen(result.link)) {
-    const uint64_t sum = link->arrived_bytes();
+    const uint64_t arrived = link->arrived_bytes();
     // Less than before: a lane was replaced.
-    const uint64_t more = sum - std::min(sum, probing_->link_arrived_before);
+    const uint64_t more = arrived - std::min(arrived, probing_->link_arrived_before);
     probing_->link_arrived += more;
-    probing_->link_arrived_before = sum;
+    probing_->link_arrived_before = arrived;
   }
-  probing_->meter.Add(now, probing_->arrived + probing_->link_arrived, result.rtt_us);
+  // What is acknowledged comes in leaps where something was lost, what has arrived does not.
+  probing_->meter.Add(now, sum.bytes_arrived + probing_->link_arrived, result.rtt_us);
   result.bytes_per_second = probing_->meter.bytes_per_second();
 }
 
@@ -1748,10 +1753,7 @@ void TransportImpl::WantDataLanes(const LinkKey& key) {
     Arm(now);
     return;
   }
-  FrameHeader want{.type = FrameType::kWantLanes, .flags = kFlagOptional};
-  want.group = link->options().group;
-  want.attempt = link->options().epoch;
-  link->SendControl(want, {});
+  AskForOptionalLanes(link, 0);
 }
 
 uint64_t TransportImpl::WindowBytes(const LinkKey& key) const {

@@ -193,7 +193,7 @@ class Transport {
   // A link that is up and was built without data lanes gets some. If they cannot be built it stays
   // as it is, and what is queued on it waits; ask again for another attempt.
   virtual void WantDataLanes(const LinkKey& link) = 0;
-  // How many bytes an op had best have queued on the link, so that no lane of it waits.
+  // How many bytes an op had best have queued on the link at least, so that no lane of it waits.
   virtual uint64_t WindowBytes(const LinkKey& link) const = 0;
   // The owner has no use for what it sent: nothing of it is repeated any more. Owners are numbers
   // of the caller's choice.
