@@ -105,7 +105,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void OnSignal();
   void PublishMetrics();
   void WatchLinks();
-  void ProbeLinks(Tick now);
+  void ProbeLinks(const std::vector<LinkStats>& stats, Tick now);
   // On the HTTP server's thread.
   HttpResponse Serve(const std::string& path) const;
 
@@ -573,17 +573,18 @@ void DaemonImpl::WatchLinks() {
   }
   // Not before Hello has been answered: it is the first message of a stream.
   if (!welcomed_) return;
-  if (!drained_ && signals_ == 0) ProbeLinks(now);
+  const std::vector<LinkStats> links = transport_->GetLinkStats();
+  if (!drained_ && signals_ == 0) ProbeLinks(links, now);
   if (now < report_due_) return;
   report_due_ = now + kReportUs;
   std::vector<PeerId> peers;
-  for (const LinkStats& link : transport_->GetLinkStats()) peers.push_back(link.link.peer);
+  for (const LinkStats& link : links) peers.push_back(link.link.peer);
   link_watch_.Keep(peers);
   const control::LinkReport report = link_watch_.TakeReport(now);
   if (!report.links.empty()) control_->Send(report);
 }
 
-void DaemonImpl::ProbeLinks(Tick now) {
+void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
   if (const std::optional<LinkProbe> probe = transport_->TakeProbe()) {
     probe_plan_.Ended(probe->begun, probe->ended);
     if (probe->error.empty()) {
@@ -600,7 +601,7 @@ void DaemonImpl::ProbeLinks(Tick now) {
   std::map<LinkKey, uint64_t> sent;
   std::map<PeerId, LinkKey> links;
   std::vector<ProbeCandidate> candidates;
-  for (const LinkStats& link : transport_->GetLinkStats()) {
+  for (const LinkStats& link : stats) {
     const PeerId peer = link.link.peer;
     sent[link.link] = link.bytes_sent;
     // One that is linked in two runs is the same peer.
