@@ -558,7 +558,7 @@ int UringRing::Poll(Tick until) {
 
 // Submits and, if there is time, waits for a completion: one system call, unless it polls.
 int UringRing::Enter(Tick until) {
-  if (poll_us_ > 0) {
+  if (poll_us_ > 0 && until > MonotonicNow()) {
     const int rc = Poll(until);
     if (rc < 0 || io_uring_cq_ready(&ring_) > 0) return rc;
   }
