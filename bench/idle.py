@@ -25,7 +25,7 @@ import machine
 
 PERCENT_MAX = 0.5
 PATIENCE_S = 120
-# The others settle too: what an op has woken, the metrics that are made once a second.
+# The others settle too: what an op has woken, and the links in their quiet.
 SETTLE_S = 5
 
 

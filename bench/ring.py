@@ -130,7 +130,10 @@ class Crew:
 
     def _admit(self, place: int) -> None:
         """The last one: a ring begins in the order of arrival if they come one by one."""
-        while place > 0 and len(self.wan.status()["groups"][0]["members"]) <= place:
+        deadline = time.monotonic() + Member.PATIENCE_S
+        while place > 0 and len(members := self.wan.status()["groups"][0]["members"]) <= place:
+            if time.monotonic() > deadline:
+                raise Failure(f"the coordinator sees {len(members)} members where number {place + 1} joins")
             time.sleep(0.05)
         for trainer in self.trainers[:-1]:
             trainer.start("boundary")

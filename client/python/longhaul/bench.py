@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import longhaul as lh
+from longhaul._native import ALGORITHMS
 
 MEMORIES = ("arena", "plain")
 # The members agree on what is measured next and for how long by ops that differ from the measured ones in their tag.
@@ -269,8 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="arena",
         help="of the tensor: arena (longhaul.empty), plain (numpy's own), or arena,plain (default arena)",
     )
-    ways = ("auto", "oneshot", "mesh", "ring")
-    parser.add_argument("--algorithm", choices=ways, default="auto", help="how the bytes go (default auto)")
+    parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="auto", help="how the bytes go (default auto)")
     parser.add_argument("--seconds", type=float, default=1, help="about how long a row is measured (default 1)")
     parser.add_argument(
         "--timeout", type=float, default=120, help="seconds to wait for members, or for an op (default 120)"
