@@ -44,6 +44,7 @@ class Count {
     CheckRevisions();
     CheckManifests();
     Choose();
+    if (!election_.again.empty()) return std::move(election_);
     for (const Candidate& c : offers_) {
       election_.verdicts.push_back(VerdictOf(c));
     }
@@ -125,11 +126,26 @@ class Count {
     return c.offer.complete && c.offer.strategy != SyncStrategy::kReceive;
   }
 
+  // Whether nobody is elected for now, since there may be a candidate the next time.
+  bool Postpone() {
+    std::optional<MemberId> unsettled;
+    ForEachLegal([&](const Candidate& c) {
+      if (!c.offer.unsettled || c.offer.strategy == SyncStrategy::kReceive || unsettled) return;
+      unsettled = c.member;
+      election_.revision = c.offer.revision;
+    });
+    if (!unsettled) return false;
+    election_.again = "no member offers a state that can be elected, and that of " +
+                      ToString(*unsettled) + " is not settled yet";
+    return true;
+  }
+
   void Choose() {
     std::optional<uint64_t> highest;
     ForEachLegal([&](const Candidate& c) {
       if (MayWin(c)) highest = std::max(highest.value_or(0), c.offer.revision);
     });
+    if ((!highest || (due_ && *highest + 1 < *due_)) && Postpone()) return;
     if (!highest) {
       ForEachLegal([this](const Candidate& c) {
         Refuse(

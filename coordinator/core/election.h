@@ -13,8 +13,10 @@
 //  3. Manifests. Most votes win, ties go to the manifest with the lowest digest; the others are
 //     refused, and learn by whose manifest.
 //  4. Candidates: with kPopular everybody, otherwise those that send; but nobody whose offer is
-//     incomplete. Without a candidate nobody syncs. Among those with the highest legal revision the
-//     digest with most votes wins, ties go to the lowest digest.
+//     incomplete. Among those with the highest legal revision the digest with most votes wins, ties
+//     go to the lowest digest. Without a candidate nobody syncs: all are refused, or, if an offer
+//     that is unsettled may be one the next time, all are to offer again. All alike: who is refused
+//     goes on, and who offers again waits for the others.
 //  5. Whoever has the elected state keeps it; the others fetch it, except a sender, which is
 //     refused.
 //
@@ -57,6 +59,9 @@ struct SyncVerdict {
 struct Election {
   // False: nobody was elected, every verdict refuses.
   bool elected = false;
+  // Not empty: nobody was elected, but somebody may be when all have offered again; there are no
+  // verdicts. For whose sake.
+  std::string again;
   uint64_t revision = 0;
   Hash128 manifest;
   Hash128 state;

@@ -54,6 +54,36 @@ TEST(Election, ThePopularStateWinsWhateverTheOrder) {
                                  [](const auto& a, const auto& b) { return a.member < b.member; }));
 }
 
+TEST(Election, WhereOnlyWhatIsNotSettledMayWinAllOfferAgain) {
+  Candidate torn = Offer(1, 5, 3);
+  torn.offer.complete = false;
+  Candidate unsettled = Offer(2, 6, 4);
+  unsettled.offer.complete = false;
+  unsettled.offer.unsettled = true;
+  Election e = Elect({torn, unsettled}, std::nullopt);
+  EXPECT_FALSE(e.elected);
+  EXPECT_TRUE(e.verdicts.empty());
+  EXPECT_EQ(e.again,
+            "no member offers a state that can be elected, and that of m2 is not settled yet");
+  EXPECT_EQ(e.revision, 4U);
+  // What is below the committed revision cannot be elected, either.
+  EXPECT_FALSE(Elect({Offer(1, 5, 3), unsettled}, 5).again.empty());
+  // What nobody would be elected for is not waited for.
+  unsettled.offer.strategy = torn.offer.strategy = SyncStrategy::kReceive;
+  e = Elect({torn, unsettled}, std::nullopt);
+  EXPECT_EQ(e.again, "");
+  EXPECT_EQ(Actions(e), "rr");
+}
+
+TEST(Election, WhatIsNotSettledIsNotWaitedForWhereAnotherStateIsElected) {
+  Candidate unsettled = Offer(2, 6, 4);
+  unsettled.offer.complete = false;
+  unsettled.offer.unsettled = true;
+  const Election e = Elect({Offer(1, 5, 3), unsettled}, 4);
+  EXPECT_EQ(e.again, "");
+  EXPECT_EQ(Actions(e), "kf");
+}
+
 TEST(Election, ATieGoesToTheLowestDigest) {
   const Election e = Elect({Offer(1, 9), Offer(2, 5)}, std::nullopt);
   EXPECT_EQ(e.state, State(5));

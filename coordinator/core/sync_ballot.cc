@@ -137,7 +137,7 @@ void SyncBallot::Advance(const std::set<MemberId>& electorate,
     if (f.offers.empty() && f.refused.empty()) {
       fetching_.reset();
     } else if (!f.failed.empty()) {
-      Fail(now, out);
+      Fail(*std::exchange(fetching_, std::nullopt), now, out);
     } else if (f.fetching.empty()) {
       Commit(*std::exchange(fetching_, std::nullopt), record, now, out);
     } else if (std::exchange(f.sources_changed, false)) {
@@ -167,6 +167,8 @@ void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
   f.begun = std::exchange(first_offer_, kNever);
   if (f.begun == kNever) f.begun = now;
   f.offers = std::exchange(offers_, {});
+  f.failed = election.again;
+  if (!f.failed.empty()) return Fail(f, now, out);
   for (const SyncVerdict& verdict : election.verdicts) {
     if (verdict.action == Do::kFetch) f.fetching.insert(verdict.member);
     if (verdict.action != Do::kRefuse) continue;
@@ -223,8 +225,7 @@ void SyncBallot::Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput
 }
 
 // Whoever waits for the end of the sync is told that there is none.
-void SyncBallot::Fail(Tick now, SyncOutput* out) {
-  const Fetching f = *std::exchange(fetching_, std::nullopt);
+void SyncBallot::Fail(const Fetching& f, Tick now, SyncOutput* out) {
   const std::string text =
       "sync of revision " + std::to_string(f.revision) + " failed: " + f.failed + "; sync again";
   const auto end = [&](MemberId member, uint64_t number) {
@@ -349,7 +350,9 @@ void SyncBallot::AddTo(Digester* digest) const {
     digest->Add(offers.size());
     for (const auto& [member, offer] : offers) {
       digest->Add(member).Add(offer.number).Add(static_cast<uint64_t>(offer.strategy));
-      digest->Add(offer.revision).Add(uint64_t{offer.complete} | uint64_t{offer.kept} << 1);
+      digest->Add(offer.revision)
+          .Add(uint64_t{offer.complete} | uint64_t{offer.kept} << 1 |
+               uint64_t{offer.unsettled} << 2);
       digest->Add(offer.manifest);
       digest->Add(offer.state);
     }

@@ -4,6 +4,7 @@
 //   collecting --(every member of the electorate has offered)--> elected (election.h)
 //   collecting --(all that have not offered stand at a step boundary)--> refused
 //   elected --(nobody is)--> refused
+//   elected --(nobody is, but somebody may be the next time)--> failed
 //   elected --(nobody fetches)--> committed
 //   elected --(somebody does)--> fetching
 //   fetching --(SyncDone OK of each)--> committed
@@ -97,7 +98,7 @@ class SyncBallot {
 
   void Elect(GroupRecord* record, Tick now, SyncOutput* out);
   void Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput* out);
-  void Fail(Tick now, SyncOutput* out);
+  void Fail(const Fetching& f, Tick now, SyncOutput* out);
   void RefuseStalemate(const std::set<MemberId>& missing, GroupRecord* record, Tick now,
                        SyncOutput* out);
   // A repeated offer is answered with it; after a restart without the reason.

@@ -34,11 +34,9 @@ Action LeaveOf(const LocalMember& local) {
       control::Leave{local.group, local.member, local.exit == Exit::kDied, local.exit_reason}};
 }
 
-Action VoteOf(const LocalMember& local, const control::SyncOffer* offer) {
-  control::Vote vote{local.group, local.member, local.boundaries};
-  if (offer != nullptr) vote.sync = *offer;
-  vote.ready = local.step_ready;
-  return ToCoordinator{std::move(vote)};
+Action VoteOf(const LocalMember& local, const std::optional<control::SyncOffer>& offer) {
+  return ToCoordinator{
+      control::Vote{local.group, local.member, local.boundaries, offer, local.step_ready}};
 }
 
 Action JoinOf(const LocalMember& local) {
@@ -96,7 +94,7 @@ Outcome LocalMembers::MayStep(LocalId id) const {
   return {};
 }
 
-void LocalMembers::Step(LocalId id, const control::SyncOffer* offer, bool ready,
+void LocalMembers::Step(LocalId id, const std::optional<control::SyncOffer>& offer, bool ready,
                         std::vector<Action>* out) {
   LH_CHECK(MayStep(id).ok()) << "local " << id.value();
   LocalMember* const local = FindMutable(id);
@@ -301,7 +299,7 @@ std::vector<const LocalMember*> LocalMembers::RemoveAll(const std::string& why) 
   return removed;
 }
 
-void LocalMembers::Resend(const std::function<const control::SyncOffer*(LocalId)>& offer_of,
+void LocalMembers::Resend(const std::function<std::optional<control::SyncOffer>(LocalId)>& offer_of,
                           std::vector<Action>* out) {
   for (const auto& [id, local] : members_) {
     if (!local.admitted && local.join_open) out->push_back(JoinOf(local));

@@ -62,8 +62,9 @@ class LocalMembers {
   void Join(const LocalJoin& join, std::vector<Action>* out);
   // Why the member may not step; OK if it may.
   Outcome MayStep(LocalId id) const;
-  // MayStep(). `offer`: goes with the vote; or nullptr. `ready`: as in control::Vote.
-  void Step(LocalId id, const control::SyncOffer* offer, bool ready, std::vector<Action>* out);
+  // MayStep(). `offer`: goes with the vote. `ready`: as in control::Vote.
+  void Step(LocalId id, const std::optional<control::SyncOffer>& offer, bool ready,
+            std::vector<Action>* out);
   void Leave(LocalId id, std::vector<Action>* out);
   // The member leaves by `leave_by` at the latest, if the coordinator can be reached.
   void Died(LocalId id, const std::string& reason, Tick leave_by, std::vector<Action>* out);
@@ -91,8 +92,8 @@ class LocalMembers {
   void PendingChanged(const GroupKey& group, const EpochRecord& record, uint32_t pending,
                       std::vector<Action>* out) const;
   // The stream stands: what was not answered is said again. Hello went before.
-  // A vote goes with the offer that `offer_of` its member knows, or nullptr.
-  void Resend(const std::function<const control::SyncOffer*(LocalId)>& offer_of,
+  // A vote goes with the offer that `offer_of` its member knows.
+  void Resend(const std::function<std::optional<control::SyncOffer>(LocalId)>& offer_of,
               std::vector<Action>* out);
   // Forgets wishes that nobody has any more and of which the coordinator, in the next Hello, will
   // hear nothing.

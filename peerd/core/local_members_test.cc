@@ -29,7 +29,7 @@ class LocalMembersTest : public testing::Test {
     return Do([&] { members_.Committed(kGroup, record_, 2, &out_); });
   }
   Actions& Step(uint64_t id) {
-    return Do([&] { members_.Step(LocalId(id), nullptr, false, &out_); });
+    return Do([&] { members_.Step(LocalId(id), std::nullopt, false, &out_); });
   }
   Actions& Leave(uint64_t id) {
     return Do([&] { members_.Leave(LocalId(id), &out_); });
@@ -54,7 +54,7 @@ class LocalMembersTest : public testing::Test {
     });
   }
   Actions& Resend() {
-    return Do([&] { members_.Resend([](LocalId) { return nullptr; }, &out_); });
+    return Do([&] { members_.Resend([](LocalId) { return std::nullopt; }, &out_); });
   }
   Code MayStep(uint64_t id) const { return members_.MayStep(LocalId(id)).code; }
   Actions& Drain(bool at_once = false) {
@@ -189,11 +189,10 @@ TEST_F(LocalMembersTest, RequestsOutOfPlaceSayWhy) {
 TEST_F(LocalMembersTest, AVoteCarriesItsOfferEachTimeUntilItIsAnswered) {
   Admit(2);
   const control::SyncOffer offer{7};
-  Do([&] { members_.Step(LocalId(2), &offer, false, &out_); });
+  Do([&] { members_.Step(LocalId(2), offer, false, &out_); });
   EXPECT_EQ(Sent<control::Vote>(out_).at(0).sync, offer);
   const auto resend = [&] {
-    return Sent<control::Vote>(
-        Do([&] { members_.Resend([&](LocalId) { return &offer; }, &out_); }));
+    return Sent<control::Vote>(Do([&] { members_.Resend([&](LocalId) { return offer; }, &out_); }));
   };
   EXPECT_EQ(resend().at(0).sync, offer);
   members_.Voted({kGroup, MemberId(2), 1, Epoch(3)}, &record_, &out_);

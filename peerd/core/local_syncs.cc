@@ -43,7 +43,10 @@ SyncEnded LocalSyncs::Refused(LocalId local, Outcome refusal) const {
   SyncEnded ended{local, std::move(refusal)};
   const auto it = syncs_.find(local);
   ended.torn = it != syncs_.end() && it->second.torn;
-  ended.background = it != syncs_.end() && it->second.background && it->second.background->held;
+  if (it == syncs_.end()) return ended;
+  // Of one that is out, too, until nothing writes any more.
+  const Sync& sync = it->second;
+  ended.background = (sync.background && sync.background->held) || (!sync.call && Writes(sync));
   return ended;
 }
 
@@ -69,7 +72,7 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
   sync.brought = false;
   sync.put_back = false;
   ++sync.syncs;
-  sync.offer = OfferOf(sync, request);
+  sync.offer = MakeOffer(sync, request);
   if (sync.phase == Phase::kStopping) {
     sync.offer.complete = false;
   } else if (held && request.fetching) {
@@ -82,7 +85,7 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
   if (sync.background && request.unequal && !sync.agreed) sync.offer.complete = false;
   sync.background.reset();
   Serve(local, sync, out);
-  if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, sync.offer}});
+  if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, OfferOf(sync)}});
 }
 
 void LocalSyncs::Bring(Sync& sync, const SyncRequest& request) {
@@ -94,9 +97,15 @@ void LocalSyncs::Bring(Sync& sync, const SyncRequest& request) {
   if (request.kept) sync.agreed = true;
 }
 
-control::SyncOffer LocalSyncs::OfferOf(const Sync& sync, const SyncRequest& request) {
+control::SyncOffer LocalSyncs::MakeOffer(const Sync& sync, const SyncRequest& request) {
   return {sync.syncs,    request.strategy, request.revision, request.manifest,
           request.state, !sync.torn,       request.kept};
+}
+
+control::SyncOffer LocalSyncs::OfferOf(const Sync& sync) {
+  control::SyncOffer offer = sync.offer;
+  offer.unsettled = !offer.complete && (Writes(sync) || !sync.torn);
+  return offer;
 }
 
 void LocalSyncs::VoteAnswered(LocalId local) {
@@ -104,9 +113,10 @@ void LocalSyncs::VoteAnswered(LocalId local) {
   if (it != syncs_.end()) it->second.with_vote = false;
 }
 
-const control::SyncOffer* LocalSyncs::OfferOf(LocalId local) const {
+std::optional<control::SyncOffer> LocalSyncs::OfferOf(LocalId local) const {
   const auto it = syncs_.find(local);
-  return it == syncs_.end() || !it->second.with_vote ? nullptr : &it->second.offer;
+  if (it == syncs_.end() || !it->second.with_vote) return std::nullopt;
+  return OfferOf(it->second);
 }
 
 void LocalSyncs::Remove(LocalId local, const Outcome& outcome, std::vector<Action>* out) {
@@ -211,10 +221,6 @@ void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
 void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
                      std::vector<Action>* out) {
   sync.ends = result.outcome;
-  if (result.outcome.code == Code::kFailedPrecondition && sync.phase != Phase::kOffered) {
-    // Offered while a transfer is on, what is there may turn out to be whole all the same.
-    sync.ends->code = Code::kAborted;
-  }
   if (result.outcome.ok()) {
     if (sync.offer.state == result.state && sync.offer.complete) {
       sync.offer.revision = result.revision;
@@ -240,7 +246,7 @@ void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
 void LocalSyncs::Resend(std::vector<Action>* out) const {
   for (const auto& [id, sync] : syncs_) {
     if (!sync.call || sync.ends || sync.with_vote) continue;
-    out->push_back(ToCoordinator{control::SyncVote{sync.group, sync.member, sync.offer}});
+    out->push_back(ToCoordinator{control::SyncVote{sync.group, sync.member, OfferOf(sync)}});
   }
 }
 
@@ -417,13 +423,14 @@ void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId 
   }
   if (!std::exchange(b.held, true)) {
     Bring(sync, request);
-    sync.offer = OfferOf(sync, request);
+    sync.offer = MakeOffer(sync, request);
   }
   b.taken = false;
   if (agreed && agreed->manifest != request.manifest) {
     b.held = false;
     sync.call = true;
-    sync.phase = Phase::kOffered;
+    if (sync.phase == Phase::kFetching) out->push_back(StopTransfer{local});
+    sync.phase = Writes(sync) ? Phase::kStopping : Phase::kOffered;
     sync.ends = {
         Code::kStateMismatch,
         "the tensors that this member declares differ from those that the group agreed on"};
@@ -599,8 +606,7 @@ bool LocalSyncs::Open(LocalId local) const {
 
 bool LocalSyncs::Writing(LocalId local) const {
   const auto it = syncs_.find(local);
-  return it != syncs_.end() &&
-         (it->second.phase == Phase::kFetching || it->second.phase == Phase::kStopping);
+  return it != syncs_.end() && Writes(it->second);
 }
 
 void LocalSyncs::CheckInvariants() const {
@@ -616,7 +622,7 @@ void LocalSyncs::CheckInvariants() const {
     LH_CHECK(!sync.call || !sync.background || sync.ends) << name;
     LH_CHECK(!sync.shared || (!sync.call && !sync.serving)) << name;
     if (sync.background && !sync.background->held) {
-      LH_CHECK(!Writing(id)) << name << " is written to, and not held";
+      LH_CHECK(!Writing(id) || sync.call) << name << " is written to, and not held";
       LH_CHECK(sync.background->take_by == kNever) << name << " waits for what it has";
     }
     LH_CHECK(!sync.next || (sync.phase == Phase::kStopping && !sync.ends)) << name;

@@ -15,8 +15,13 @@
 //
 // A state that a transfer has begun to write and not finished is torn: it is offered as incomplete
 // until a later sync put it right, or the trainer did (SyncRequest::restored). Where the driver has
-// put back what was agreed on before, that is offered. After a reconnect
+// put back what was agreed on before, that is offered. While a transfer writes nobody knows what
+// there will be: what is offered then is incomplete, but unsettled (SyncOffer). After a reconnect
 // each open sync says what is there by then.
+//
+// The outcome of a sync is the coordinator's, word by word: a member that was refused goes on to
+// where others wait for it, one whose sync was aborted waits for them, so all have to be told the
+// same.
 //
 // A member in the background (docs/adr/0014-shared-state.md, "Joiners") has no part in syncs. Its
 // calls are answered at once, and its tensors are held: whatever is agreed on is fetched into them,
@@ -55,15 +60,15 @@ class LocalSyncs {
 
   // Why the member may not begin this sync; OK if it may.
   Outcome MayBegin(LocalId local, const SyncRequest& request) const;
-  // The answer to a call that was refused.
+  // The answer to a call that was refused, also to one of a member that is out.
   SyncEnded Refused(LocalId local, Outcome refusal) const;
   // A trainer's call that MayBegin(). `with_vote`: the offer goes with the vote of its step
   // boundary (OfferOf()), until VoteAnswered().
   void Begin(LocalId local, const GroupKey& group, MemberId member, const SyncRequest& request,
              bool with_vote, std::vector<Action>* out);
   void VoteAnswered(LocalId local);
-  // What the vote of the member has to carry; nullptr: nothing.
-  const control::SyncOffer* OfferOf(LocalId local) const;
+  // What the vote of the member has to carry; none: nothing.
+  std::optional<control::SyncOffer> OfferOf(LocalId local) const;
 
   // `share`: others fetch in the background, so what is agreed on is served from then on, too.
   void Result(LocalId local, const control::SyncResult& result, bool share, Tick now,
@@ -157,7 +162,12 @@ class LocalSyncs {
 
   // What the trainer brings is what is there now.
   static void Bring(Sync& sync, const SyncRequest& request);
-  static control::SyncOffer OfferOf(const Sync& sync, const SyncRequest& request);
+  static control::SyncOffer MakeOffer(const Sync& sync, const SyncRequest& request);
+  // As it is told to the coordinator now.
+  static control::SyncOffer OfferOf(const Sync& sync);
+  static bool Writes(const Sync& sync) {
+    return sync.phase == Phase::kFetching || sync.phase == Phase::kStopping;
+  }
   // Brings what is served in line with what is offered.
   static void Serve(LocalId id, Sync& sync, std::vector<Action>* out);
   void Fetch(LocalId id, Sync& sync, const control::SyncResult& result,

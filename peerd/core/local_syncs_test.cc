@@ -332,17 +332,57 @@ TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore
   EXPECT_TRUE(ended[0].torn);
 }
 
-TEST_F(LocalSyncsTest, WhoIsRefusedWhileATransferIsOnMaySyncAgain) {
+// The others were told the same, and go on to where they wait for this member.
+TEST_F(LocalSyncsTest, WhoIsRefusedWhileATransferIsOnIsToldWhatTheOthersAreTold) {
+  const Outcome refusal{Code::kFailedPrecondition, "no member offers a state"};
   Begin(1, 9);
   Fetch(1, 1, 5);
-  Refuse(1, 1, {Code::kFailedPrecondition, "no member offers a state"});
+  Refuse(1, 1, refusal);
   const auto ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "no source"}, /*wrote=*/false));
   ASSERT_EQ(ended.size(), 1U);
-  EXPECT_EQ(ended[0].outcome, (Outcome{Code::kAborted, "no member offers a state"}));
+  EXPECT_EQ(ended[0].outcome, refusal);
   EXPECT_FALSE(ended[0].torn);
+}
+
+TEST_F(LocalSyncsTest, WhoComesOutOfTheBackgroundInTheMiddleIsToldWhatTheOthersAreTold) {
+  const Outcome refusal{Code::kFailedPrecondition, "no member offers a state"};
+  Hold(Brought(7, 0));
+  Chase(3);
+  Begin(1, 7);
+  EXPECT_EQ(Refuse(1, 1, refusal), Actions{});
+  EXPECT_EQ(Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome, refusal);
+}
+
+TEST_F(LocalSyncsTest, WhatATransferWritesToIsOfferedAsUnsettled) {
+  const auto unsettled = [this] {
+    const control::SyncOffer offer = Said<control::SyncVote>(Resend()).at(0).offer;
+    EXPECT_FALSE(offer.complete);
+    return offer.unsettled;
+  };
   Begin(1, 9);
-  Refuse(1, 2, {Code::kFailedPrecondition, "all receive"});
-  EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.unsettled);
+  Fetch(1, 1, 5);
+  EXPECT_TRUE(unsettled());
+  Fetch(1, 1, 6);  // another coordinator
+  EXPECT_TRUE(unsettled());
+  Ended(1, {Code::kAborted, "stopped"});
+  EXPECT_TRUE(unsettled()) << "the next one has begun";
+  Ended(1, {Code::kUnavailable, "nobody"});
+  EXPECT_FALSE(unsettled()) << "it is torn";
+}
+
+TEST_F(LocalSyncsTest, WhatWasStoppedBeforeItWroteIsOfferedAsUnsettledAndThenWhole) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  SyncRequest request = Brought(0, 0);
+  request.fetching = true;
+  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, true, &given_); });
+  EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
+  Ended(1, {Code::kAborted, "stopped"}, /*wrote=*/false);
+  EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
+  Refuse(1, 1, {Code::kAborted, "m1 is not settled"});
+  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 7, 0)).at(0).offer.complete);
 }
 
 TEST_F(LocalSyncsTest, AnotherManifestIsComparedBeforeTheErrorIsTold) {
@@ -369,11 +409,11 @@ TEST_F(LocalSyncsTest, TheErrorDoesNotWaitLongForTheManifest) {
 
 TEST_F(LocalSyncsTest, AnOfferWithAVoteIsNotSaidAlone) {
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 5, 3, /*with_vote=*/true)).empty());
-  ASSERT_NE(syncs_.OfferOf(LocalId(1)), nullptr);
+  ASSERT_TRUE(syncs_.OfferOf(LocalId(1)).has_value());
   EXPECT_EQ(syncs_.OfferOf(LocalId(1))->state, (Hash128{5, 0}));
   EXPECT_TRUE(Resend().empty());
   syncs_.VoteAnswered(LocalId(1));
-  EXPECT_EQ(syncs_.OfferOf(LocalId(1)), nullptr);
+  EXPECT_EQ(syncs_.OfferOf(LocalId(1)), std::nullopt);
   EXPECT_EQ(Said<control::SyncVote>(Resend()).size(), 1U);
   EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 5, 3)).size(), 1U);
   EXPECT_TRUE(Resend().empty());
@@ -706,6 +746,20 @@ TEST_F(LocalSyncsTest, OtherTensorsThanThoseAgreedOnAreRefusedWithTheDifference)
   EXPECT_EQ(Chase(3), Actions{});
 }
 
+TEST_F(LocalSyncsTest, OtherTensorsAreRefusedWhenNothingWritesToThemAnyMore) {
+  Hold(Brought(7, 0));
+  Chase(3);
+  // By now the others have other tensors.
+  EXPECT_EQ(Hold(Brought(7, 0), Agreed(4, 2)),
+            (Actions{StopTransfer{LocalId(1)}, CompareManifest{LocalId(1), kSources.front()}}));
+  Do([&] { syncs_.ManifestCompared(LocalId(1), "tensor 3", &given_); });
+  EXPECT_EQ(out_, Actions{});
+  const SyncEnded ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"})).at(0);
+  EXPECT_EQ(ended.outcome.code, Code::kStateMismatch);
+  EXPECT_TRUE(ended.torn);
+  EXPECT_FALSE(ended.background);
+}
+
 TEST_F(LocalSyncsTest, NothingIsSaidAgainOfWhatIsFetchedInTheBackground) {
   Hold(Brought(7, 0));
   Chase(3);
@@ -719,8 +773,11 @@ TEST_F(LocalSyncsTest, AMemberThatIsOutStopsAndWaitsForItsTransfer) {
   EXPECT_EQ(Remove(1),
             (Actions{TakeDone{LocalId(1), {Code::kEvicted, "out"}}, StopTransfer{LocalId(1)}}));
   EXPECT_TRUE(syncs_.Writing(LocalId(1)));
+  // A call that comes now is told that they are not the trainer's yet.
+  EXPECT_TRUE(syncs_.Refused(LocalId(1), {Code::kEvicted, "out"}).background);
   EXPECT_EQ(Ended(1, {Code::kAborted, "stopped"}), Actions{});
   EXPECT_FALSE(syncs_.Writing(LocalId(1)));
+  EXPECT_FALSE(syncs_.Refused(LocalId(1), {Code::kEvicted, "out"}).background);
 }
 
 TEST_F(LocalSyncsTest, WhatWasAgreedOnIsServedForOthersInTheBackgroundUntilTheNextOffer) {

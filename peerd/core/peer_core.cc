@@ -690,7 +690,7 @@ void PeerCore::Impl::CheckInvariants() const {
     LH_CHECK(!local.removed || posts != 0 || syncs_.Open(id) || syncs_.Writing(id))
         << "finished member kept";
     LH_CHECK(!syncs_.Open(id) || local.admitted) << "sync of a member that is not admitted";
-    LH_CHECK(syncs_.OfferOf(id) == nullptr || (local.step_open && !local.step_passed))
+    LH_CHECK(!syncs_.OfferOf(id) || (local.step_open && !local.step_passed))
         << "an offer waits for a vote that nobody casts";
     LH_CHECK(!local.step_passed || syncs_.Open(id) || local.exit != Exit::kNone || local.removed ||
              it->second->current()->RankOf(local.member) < 0)

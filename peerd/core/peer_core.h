@@ -249,8 +249,8 @@ struct SyncEnded {
       false;  // they hold nothing of use; also if a transfer was complete and its sync failed
   uint64_t bytes = 0;
   uint32_t sources = 0;
-  // The member is in the background: the tensors are the driver's until it takes them (LocalTake)
-  // or syncs again.
+  // The member is in the background: the tensors are the driver's until it takes them (LocalTake),
+  // syncs again, or is gone (MemberGone): they are torn then.
   bool background = false;
   friend bool operator==(const SyncEnded&, const SyncEnded&) = default;
 };

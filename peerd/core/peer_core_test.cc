@@ -987,6 +987,21 @@ TEST_F(BackgroundCoreTest, ItLeavesWhenNothingWritesToItsTensors) {
   EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
 }
 
+TEST_F(BackgroundCoreTest, ACallBetweenRemovalAndEndIsNotToldThatItsTensorsAreFree) {
+  Enter();
+  Agreed(3);
+  Sync(1, 7);
+  Removed(1, Removal::kEvicted);
+  EXPECT_EQ(Get<StopTransfer>(out_).size(), 1u);
+  Bring(7, 0);
+  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(Get<SyncEnded>(out_)[0].background);
+  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(Get<MemberGone>(out_).empty());
+  Give(TransferEnded{LocalId(1), {Code::kAborted, "stopped"}});
+  EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
+}
+
 TEST_F(BackgroundCoreTest, HoldersServeOnBehindTheCommitWhileSomebodyFetches) {
   Give(CoordinatorUp{});
   Join(1);

@@ -88,6 +88,9 @@ struct SyncOffer {
   // The revision is that of bits which its peer kept of a former member, and which may be of
   // another history of the group: if it is too high, they are outdated.
   bool kept = false;
+  // Not complete, and not known to be broken: a transfer into it is not over, for instance. Offered
+  // again it may be complete.
+  bool unsettled = false;
   friend bool operator==(const SyncOffer&, const SyncOffer&) = default;
 };
 
