@@ -182,12 +182,17 @@ void LocalMembers::Pending(const control::JoinPending& message, std::vector<Acti
                            " why=\"another local member has the number\""});
     return;
   }
+  // Numbers rise: the coordinator has forgotten that one and made this one, and what it said before
+  // comes late.
+  if (message.member < local->member) return;
   local->member = message.member;
 }
 
 void LocalMembers::Refused(const control::JoinRefused& message, std::vector<Action>* out) {
   LocalMember* const local = FindMutable(LocalId(message.request));
   if (local == nullptr || local->group != message.group || local->admitted) return;
+  // It has been numbered since: the refusal comes late.
+  if (local->member) return;
   local->removed = message.outcome.ok()
                        ? Outcome{Code::kInternal, "the coordinator refused without a reason"}
                        : message.outcome;

@@ -116,6 +116,21 @@ TEST_F(LocalMembersTest, ANumberThatAnotherOneHasIsNotTaken) {
   EXPECT_FALSE(members_.Find(LocalId(2))->member);
 }
 
+TEST_F(LocalMembersTest, WhatWasSaidOfAJoinBeforeItWasNumberedAnewIsNotTaken) {
+  Join(2);
+  Pending(2, 5);
+  EXPECT_TRUE(Pending(2, 4).empty());
+  Do([&] { members_.Refused({2, kGroup, {Code::kUnavailable, "full"}}, &out_); });
+  EXPECT_TRUE(out_.empty());
+  EXPECT_EQ(members_.Find(LocalId(2))->member, MemberId(5));
+  Pending(2, 6);
+  EXPECT_EQ(members_.Find(LocalId(2))->member, MemberId(6));
+  // A coordinator whose store lost its last moments says so first.
+  Removed(6, Removal::kUnknown);
+  Pending(2, 3);
+  EXPECT_EQ(members_.Find(LocalId(2))->member, MemberId(3));
+}
+
 TEST_F(LocalMembersTest, AMemberMadeForAJoinThatHasEndedIsSentAwayAgain) {
   Join(2);
   Pending(2, 2);
