@@ -173,6 +173,9 @@ class Checker {
   void CheckCohorts(const coordinator::Records& durable) const;
   void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
   bool RedoneForALeaver(const OpName& name) const;
+  // In this epoch some of those that take part are routed around, and without the peers that came
+  // later there is no ring that does.
+  bool HasNoRing(const OpName& name, Epoch epoch) const;
   // `counting`: those whose input is in the result.
   std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool counting) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
