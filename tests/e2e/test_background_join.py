@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +16,7 @@ import pytest
 from trainers import trainers_of
 
 import longhaul as lh
-from longhaul.testing import LocalCluster
+from longhaul.testing import LocalCluster, find_binary
 
 PATIENCE = 60
 COUNT = 3 << 20  # 12 MiB of float32
@@ -168,6 +170,33 @@ def test_a_joiner_that_is_killed_is_removed_and_nobody_else_notices(cluster: Loc
     models.append(Model(cluster, 2, 3))
     joiner = run.newcomer(2, models[2], 10.0)
     assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1
+
+
+def test_what_was_fetched_into_is_torn_when_its_member_was_evicted(cluster: LocalCluster) -> None:
+    run = Run(cluster)
+    models = [Model(cluster, peer, 1) for peer in range(2)]
+    veterans = [run.veteran(peer, models[peer]) for peer in range(2)]
+    run.wait_for_steps(4)
+    models.append(Model(cluster, 2, 3))
+    state = models[2].state
+    comm = lh.join(run.name, 0, cluster.socket(2), PATIENCE, join_mode="background")
+    assert comm.sync_state(state, timeout=PATIENCE).background and state.held and not state.torn
+    member = f"{run.name}/0/m{comm.member_id}"
+    command = [str(find_binary("lhctl")), f"--coordinator={cluster.coordinator}", "evict", member]
+    subprocess.run(command, timeout=PATIENCE, check=True)
+    with pytest.raises(lh.Evicted):
+        comm.all_reduce(np.ones(4, np.float32), tag=7, timeout=PATIENCE)
+    # While the transfer is stopped the tensors are still held.
+    deadline = time.monotonic() + PATIENCE
+    while state.held:
+        assert time.monotonic() < deadline
+        with pytest.raises(lh.Evicted):
+            comm.sync_state(state, timeout=PATIENCE)
+    assert state.torn
+    # As the next member it gets what the others have.
+    joiner = run.newcomer(2, models[2], None)
+    assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1
+    assert not state.torn
 
 
 def test_a_source_that_dies_is_replaced() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from . import _native
 from ._arena import Client, PathLike, Shape, client_of, empty_numpy
-from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, Unavailable, check, error
+from ._errors import DeadlineExceeded, Error, Evicted, FailedPrecondition, InvalidArgument, Unavailable, check, error
 from ._state import Bar, OnProgress, Progress, State, SyncInfo
 from ._tensor import elements_of
 
@@ -445,11 +445,12 @@ class Comm:
                     )
                 at_step = opened.at_step
                 status, info = self._wait_for_sync(opened, deadline, on_progress)
-                result = state.end_sync(info, status == _native.OK)
+                problem = None if status == _native.OK else error(status, f"sync of {state!r}")
+                result = state.end_sync(info, problem is None, out=isinstance(problem, (Evicted, Unavailable)))
                 self._held = state if info.background else None
-                if result is not None:
+                if problem is None:
+                    assert result is not None
                     return result
-                problem = error(status, f"sync of {state!r}")
                 passed = bool(info.passed) or not at_step
                 if status != _native.ABORTED or not passed or tries + 1 == _SYNC_TRIES:
                     raise problem

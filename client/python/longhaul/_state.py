@@ -413,9 +413,10 @@ class State:
         self._in_sync = True
         return registration
 
-    def end_sync(self, info: _native.SyncInfoStruct, good: bool) -> SyncInfo | None:
-        """The sync is over."""
+    def end_sync(self, info: _native.SyncInfoStruct, good: bool, out: bool = False) -> SyncInfo | None:
+        """The sync is over. out: so is its member, and nobody may be left who knows how far a transfer came."""
         self._in_sync = False
+        lost = out and self._held
         registration = self._registration
         assert registration is not None
         self._held = bool(info.background)
@@ -430,7 +431,7 @@ class State:
                 if ranges:
                     self._tensors[number].write(memory, ranges)
         if not good:
-            self._torn = bool(info.torn)
+            self._torn = bool(info.torn) or lost
             if info.replaced:
                 self._revision = info.revision
             self.touch()
