@@ -156,7 +156,7 @@ Outcome LocalMembers::MayPost(LocalId id) const {
 }
 
 Outcome LocalMembers::MaySync(LocalId id) const {
-  const Outcome refusal = MayPost(id);
+  Outcome refusal = MayPost(id);
   if (!refusal.ok() || !Find(id)->step_open) return refusal;
   return {Code::kFailedPrecondition,
           "this member stands at a step boundary: sync with the step, or after it"};
