@@ -4,8 +4,10 @@
 // Sink to send segments and is told of those that arrived; the same code runs over TCP, and in the
 // simulation over a model network. Owned and called by one thread.
 //
-// Words: a tensor is cut into one chunk per ring position; a chunk is cut into segments of at most
-// `segment_bytes`. A segment is named by (phase, byte offset in the tensor).
+// Words: a tensor is cut into one chunk per ring position, a chunk into grains, at every position
+// alike (plan.h). A segment, what is sent at once, is one or more grains that follow each other in
+// a chunk: as many as its sender likes, and named by (phase, byte offset in the tensor, bytes). Few
+// and large ones cost less; many small ones can be shared out among many slow lanes.
 //
 // Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 // 2009), without barriers between steps: a partial sum of a segment starts at its chunk's first
@@ -27,6 +29,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "peerd/collective/plan.h"
 #include "proto/wire/frame.h"
 #include "proto/wire/op_desc.h"
 
@@ -76,8 +79,10 @@ struct AttemptSpec {
   // By position: whether a source there counts; at least one does. Empty: all do. A ring, in which
   // sums pass by all positions, has no use for it.
   std::vector<bool> ring_counts;
-  // At most; smaller ops are cut finer (plan.h). The same at every peer, and at least 64.
-  uint32_t segment_bytes = 128 << 10;
+  // A multiple of 64; the same at every peer.
+  uint32_t grain_bytes = kGrainBytes;
+  // What this peer puts into a segment, at most (but one grain always).
+  uint32_t segment_bytes = kGrainBytes;
   // Own input that is handed to the sink and not Sent, at most (but one segment always): segments
   // that others wait for then find a short queue while they are hot in cache. Long ways need more.
   uint64_t window_bytes = 8 << 20;

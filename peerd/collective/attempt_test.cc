@@ -55,7 +55,7 @@ ModelOp::Options RandomOptions(Prng* prng, int size) {
     }
     options.counts[prng->Below(options.counts.size())][0] = true;
   }
-  options.segment_bytes = 64 * (1 + prng->Below(4));
+  options.grain_bytes = 64 * (1 + prng->Below(4));
   options.window_bytes = 64 << prng->Below(5);
   options.seed = prng->Next();
   return options;
@@ -93,7 +93,7 @@ TEST_P(WorldTest, EveryDtypeAndOpIsExactInPlaceAndOutOfPlace) {
         options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
         options.size = Size();
         options.in_place.assign(options.size, {in_place});
-        options.segment_bytes = 128;
+        options.grain_bytes = 128;
         Expect(options, 7 * dtype + static_cast<int>(reduce));
       }
     }
@@ -110,7 +110,7 @@ TEST_P(WorldTest, WhoDoesNotCountGetsTheResultAndAddsNothing) {
         options.in_place.assign(options.size, {in_place});
         options.counts.assign(options.size, {false});
         options.counts[dtype % options.size] = {true};
-        options.segment_bytes = 128;
+        options.grain_bytes = 128;
         Expect(options, 7 * dtype + static_cast<int>(reduce));
       }
     }
@@ -173,7 +173,8 @@ TEST_P(AlgorithmTest, LargeSegmentsThroughTheDefaultPlanAreExact) {
   options.size = 3;
   options.local_members = {2, 1, 1};
   options.in_place = {{true, true}, {true}, {false}};
-  options.segment_bytes = 128 << 10;
+  options.grain_bytes = kGrainBytes;
+  options.segment_grains = 8;
   options.window_bytes = 8 << 20;
   ExpectReduces(Make(), options, 5);
 }
@@ -240,14 +241,15 @@ struct Recorder final : AttemptSink {
 
 class PlaceTest : public testing::Test {
  protected:
-  // Position 1 of 3, in place; chunks of 128 bytes, segments of 64. The input of position 2 does
-  // not count.
+  // Position 1 of 3, in place; chunks of 128 bytes, grains of 64, of which it puts one into a
+  // segment. The input of position 2 does not count.
   explicit PlaceTest(const Algorithm& algorithm) : pool_(MakeScratchPool(1 << 20)) {
     ModelOp::Options options;
     options.desc = Desc(DType::kInt32, ReduceOp::kSum, 96);
     options.size = 3;
     options.in_place = {{true}, {true}, {true}};
     options.counts = {{true}, {true}, {false}};
+    options.segment_grains = 1;
     options.window_bytes = 1 << 20;
     op_ = std::make_unique<ModelOp>(options);
     attempt_ = *algorithm.make(op_->specs[1], &sink_, pool_.get());
@@ -289,15 +291,38 @@ TEST_F(RingPlaceTest, RefusesOtherSenders) {
 }
 
 TEST_F(RingPlaceTest, RefusesWhatIsNoSegment) {
-  for (const auto& [offset, bytes] : std::vector<std::pair<uint64_t, uint32_t>>{
-           {1, 64}, {0, 63}, {0, 65}, {0, 128}, {384, 64}, {0, 0}, {UINT64_MAX - 63, 64}}) {
-    EXPECT_EQ(Refusal(0, Phase::kReduce, offset, bytes), "no segment of the plan") << offset;
+  for (const auto& [offset, bytes] :
+       std::vector<std::pair<uint64_t, uint32_t>>{{1, 64},
+                                                  {0, 63},
+                                                  {0, 65},
+                                                  {0, 192},
+                                                  {64, 128},
+                                                  {384, 64},
+                                                  {0, 0},
+                                                  {UINT64_MAX - 63, 64}}) {
+    EXPECT_EQ(Refusal(0, Phase::kReduce, offset, bytes), "not as the tensor is cut") << offset;
   }
 }
 
 TEST_F(RingPlaceTest, RefusesASegmentTwice) {
   EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "accepted");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "it came before");
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 128), "it came before") << "half of it";
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 64, 64), "accepted") << "nothing is left of the one refused";
+}
+
+TEST_F(RingPlaceTest, PassesLongerSegmentsOnInSegmentsOfItsOwnLength) {
+  attempt_->Credit(2);
+  const size_t own = sink_.sent_.size();
+  const Segment segment{Phase::kReduce, 0, 128};
+  ASSERT_TRUE(attempt_->Place(0, segment).ok());
+  attempt_->Received(0, segment);
+  ASSERT_EQ(sink_.sent_.size(), own + 2);
+  EXPECT_EQ(sink_.sent_[own].offset, 0u);
+  EXPECT_EQ(sink_.sent_[own].bytes, 64u);
+  EXPECT_EQ(sink_.sent_[own + 1].offset, 64u);
+  EXPECT_EQ(sink_.data_[own + 1], sink_.data_[own] + 64);
+  attempt_->Stop();
 }
 
 TEST_F(RingPlaceTest, RefusesPartialSumsOfItsOwnChunk) {
@@ -315,6 +340,11 @@ TEST_F(RingPlaceTest, RefusesFinishedSegmentsThatItHasNotAddedTo) {
   attempt_->Credit(2);
   EXPECT_EQ(Refusal(0, Phase::kGather, 128, 64), "accepted");
   EXPECT_EQ(Refusal(0, Phase::kGather, 0, 64), kTooEarly);
+  const Segment segment{Phase::kReduce, 0, 64};
+  ASSERT_TRUE(attempt_->Place(0, segment).ok());
+  attempt_->Received(0, segment);
+  EXPECT_EQ(Refusal(0, Phase::kGather, 0, 128), kTooEarly) << "to half of it";
+  EXPECT_EQ(Refusal(0, Phase::kGather, 0, 64), "accepted");
   attempt_->Stop();
 }
 
@@ -354,12 +384,13 @@ class MeshPlaceTest : public PlaceTest {
 
 TEST_F(MeshPlaceTest, AcceptsInputsOfItsChunkThatCountOnce) {
   EXPECT_EQ(Refusal(0, Phase::kReduce, 192, 64), "accepted");
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 128), "it came before");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "accepted");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "it came before");
   EXPECT_EQ(Refusal(2, Phase::kReduce, 128, 64), "the sender's input does not count");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "the chunk is not this position's");
   EXPECT_EQ(Refusal(1, Phase::kReduce, 128, 64), "not from another position");
-  EXPECT_EQ(Refusal(0, Phase::kReduce, 160, 64), "no segment of the plan");
+  EXPECT_EQ(Refusal(0, Phase::kReduce, 160, 64), "not as the tensor is cut");
   EXPECT_EQ(Refusal(0, static_cast<Phase>(2), 128, 64), "no such phase");
 }
 
@@ -497,7 +528,7 @@ TEST_P(FaultTest, StopAtEveryPointOfAScheduleRestoresEveryInput) {
       options.size = size;
       options.local_members.assign(size, places == 2 ? 2 : 1);
       options.in_place.assign(size, std::vector<bool>(2, places != 0));
-      options.segment_bytes = 192;
+      options.grain_bytes = 192;
       options.seed = size;
       uint64_t all = 0;
       {

@@ -13,7 +13,7 @@ constexpr uint64_t kAlignment = 64;
 // Every position owns the chunk of its number and holds a part of scratch for each other position:
 //
 //   to the owner of each chunk        its own input of it                       (reduce)
-//   a segment of the own chunk, with everybody's input of it here: adds them, finished; sends it
+//   grains of the own chunk, with everybody's input of them here: adds them, finished; sends them
 //   to all                                                                      (gather)
 //
 // The inputs are added when all of them are here, in ring order of positions, the own one at its
@@ -23,7 +23,7 @@ class MeshAttempt final : public SegmentAttempt {
  public:
   static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, AttemptSink* sink,
                                                        ScratchPool* pool) {
-    const Plan plan(spec.desc.bytes(), spec.size, spec.segment_bytes);
+    const Plan plan(spec.desc.bytes(), spec.size, spec.grain_bytes);
     const uint64_t part = PartBytes(plan, spec.position);
     uint64_t parts = 0;
     for (int i = 0; i < spec.size; ++i) parts += HasPart(spec, i) ? 1 : 0;
@@ -36,43 +36,39 @@ class MeshAttempt final : public SegmentAttempt {
     LH_CHECK(!started_);
     started_ = true;
     HandFresh();
-    if (inputs_missing_.empty() || inputs_missing_.front() > 0) return;
     // No other position counts.
-    for (uint64_t index = own_begin_; index < own_end_; ++index) Finish(index);
+    if (own_.count > 0 && inputs_missing_.front() == 0) Finish(own_);
   }
 
   void Credit(int position) override {
     if (position == spec_.position || credit_[position]) return;
     credit_[position] = true;
     if (!started_) return;
-    for (uint64_t index = own_begin_; index < own_end_; ++index) {
-      if (inputs_missing_[index - own_begin_] == 0) HandResult(position, index);
-    }
+    ForEachFinished(own_, [&](const Plan::Grains& grains) { HandResult(position, grains); });
     HandFresh();
   }
 
  private:
   MeshAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool, const Memory& memory)
       : SegmentAttempt(spec, sink, pool, memory),
-        own_begin_(plan_.FirstSegment(spec.position)),
-        own_end_(plan_.FirstSegment(spec.position + 1)),
+        own_(plan_.GrainsOf(spec.position)),
         own_offset_(plan_.Chunk(spec.position).offset),
-        own_marks_((own_end_ - own_begin_) * spec.size),
+        own_marks_(own_.count * spec.size),
         credit_(spec.size),
         fresh_(spec.size),
         turn_(Next(spec.position)) {
     uint8_t* part = memory.extra;
     uint16_t others = 0;
     for (int i = 0; i < spec_.size; ++i) {
-      fresh_[i] = plan_.FirstSegment(i);
+      fresh_[i] = plan_.GrainsOf(i).first;
       parts_.push_back(HasPart(spec_, i) ? part : nullptr);
       if (parts_.back() != nullptr) part += PartBytes(plan_, spec_.position);
       if (i == spec_.position) continue;
-      sends_open_ += own_end_ - own_begin_;
-      if (PositionCounts(spec_, spec_.position)) sends_open_ += SegmentsOf(i);
+      sends_open_ += own_.count;
+      if (PositionCounts(spec_, spec_.position)) sends_open_ += plan_.GrainsOf(i).count;
       if (PositionCounts(spec_, i)) ++others;
     }
-    inputs_missing_.assign(own_end_ - own_begin_, others);
+    inputs_missing_.assign(own_.count, others);
   }
 
   static uint64_t PartBytes(const Plan& plan, int chunk) {
@@ -85,20 +81,21 @@ class MeshAttempt final : public SegmentAttempt {
     return PositionCounts(spec, position);
   }
   int Next(int position) const { return (position + 1) % spec_.size; }
-  bool Owns(uint64_t index) const { return index >= own_begin_ && index < own_end_; }
+  bool Owns(uint64_t grain) const { return grain >= own_.first && grain < own_.end(); }
 
-  uint16_t& MarksOf(uint64_t index, int other) override {
-    return Owns(index) ? own_marks_[(index - own_begin_) * spec_.size + other] : marks_[index];
+  uint16_t& MarksOf(uint64_t grain, int other) override {
+    return Owns(grain) ? own_marks_[(grain - own_.first) * spec_.size + other] : marks_[grain];
   }
 
-  const char* Objection(int from, uint64_t index, Phase phase) override {
+  const char* Objection(int from, const Plan::Grains& grains, Phase phase) override {
     if (phase == Phase::kReduce) {
-      if (!Owns(index)) return "the chunk is not this position's";
+      if (!Owns(grains.first)) return "the chunk is not this position's";
       return PositionCounts(spec_, from) ? nullptr : "the sender's input does not count";
     }
-    if (plan_.ChunkOf(index) != from) return "the chunk is not the sender's";
-    if (PositionCounts(spec_, spec_.position) && !(marks_[index] & kReduceHanded)) {
-      return "finished before this position added to it";
+    if (plan_.ChunkOf(grains.first) != from) return "the chunk is not the sender's";
+    if (!PositionCounts(spec_, spec_.position)) return nullptr;
+    for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+      if (!(marks_[grain] & kReduceHanded)) return "finished before this position added to it";
     }
     return nullptr;
   }
@@ -107,16 +104,32 @@ class MeshAttempt final : public SegmentAttempt {
     return parts_[from] + (piece.offset - own_offset_);
   }
 
-  void OnReceived(int /*from*/, uint64_t index, Phase phase) override {
+  void OnReceived(int /*from*/, const Plan::Grains& grains, Phase phase) override {
     if (phase != Phase::kReduce) return;
-    if (--inputs_missing_[index - own_begin_] == 0) Finish(index);
+    for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+      --inputs_missing_[grain - own_.first];
+    }
+    ForEachFinished(grains, [&](const Plan::Grains& finished) { Finish(finished); });
   }
 
-  void OnSent(uint64_t index, Phase phase) override {
+  // Of those grains of the own chunk, the stretches that have everybody's input.
+  template <typename Function>
+  void ForEachFinished(const Plan::Grains& grains, const Function& function) {
+    const auto finished = [&](uint64_t grain) { return inputs_missing_[grain - own_.first] == 0; };
+    for (uint64_t first = grains.first; first < grains.end(); ++first) {
+      if (!finished(first)) continue;
+      uint64_t end = first + 1;
+      while (end < grains.end() && finished(end)) ++end;
+      function(Plan::Grains{first, end - first});
+      first = end;
+    }
+  }
+
+  void OnSent(const Plan::Grains& grains, Phase phase) override {
     if (phase != Phase::kReduce) return;
     // Now, while it is in cache: it was read just before, to be sent.
-    Keep(index);
-    fresh_out_bytes_ -= plan_.Segment(index).bytes;
+    Keep(grains);
+    fresh_out_bytes_ -= plan_.PieceOf(grains).bytes;
     HandFresh();
   }
 
@@ -125,29 +138,30 @@ class MeshAttempt final : public SegmentAttempt {
   void HandFresh() {
     if (!started_ || !PositionCounts(spec_, spec_.position)) return;
     for (int passed_by = 0; passed_by < spec_.size; turn_ = Next(turn_)) {
-      const uint64_t index = fresh_[turn_];
-      if (turn_ == spec_.position || !credit_[turn_] || index == plan_.FirstSegment(turn_ + 1)) {
+      const uint64_t end = plan_.GrainsOf(turn_).end();
+      if (turn_ == spec_.position || !credit_[turn_] || fresh_[turn_] == end) {
         ++passed_by;
         continue;
       }
-      const Plan::Piece piece = plan_.Segment(index);
+      const Plan::Grains grains = Fresh(fresh_[turn_], end);
+      const Plan::Piece piece = plan_.PieceOf(grains);
       if (fresh_out_bytes_ > 0 && fresh_out_bytes_ + piece.bytes > spec_.window_bytes) return;
       fresh_out_bytes_ += piece.bytes;
-      ++fresh_[turn_];
+      fresh_[turn_] = grains.end();
       passed_by = 0;
       const uint8_t* data = inputs_[0] + piece.offset;
       if (inputs_.size() > 1) {
-        // The finished segment comes there later.
+        // The finished grains come there later.
         ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, result_ + piece.offset);
         data = result_ + piece.offset;
       }
-      Hand(turn_, Phase::kReduce, index, data);
+      Hand(turn_, Phase::kReduce, grains, data);
     }
   }
 
-  // A segment of the own chunk, with all inputs here.
-  void Finish(uint64_t index) {
-    const Plan::Piece piece = plan_.Segment(index);
+  // Grains of the own chunk, with all inputs here.
+  void Finish(const Plan::Grains& grains) {
+    const Plan::Piece piece = plan_.PieceOf(grains);
     const uint64_t skip = piece.offset - own_offset_;
     if (uint8_t* const own = parts_[spec_.position]) {
       ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, own + skip);
@@ -158,29 +172,28 @@ class MeshAttempt final : public SegmentAttempt {
       inputs.push_back(parts_[i] != nullptr ? parts_[i] + skip : inputs_[0] + piece.offset);
     }
     if (in_place_) {
-      FinishInPlace(index, inputs);
+      FinishInPlace(grains, inputs);
     } else {
       ReduceInputs(spec_.desc, inputs, 0, piece.bytes, result_ + piece.offset);
       DivideSums(spec_, piece.bytes, result_ + piece.offset);
     }
-    --results_open_;
+    results_open_ -= grains.count;
     for (int to = Next(spec_.position); to != spec_.position; to = Next(to)) {
-      if (credit_[to]) HandResult(to, index);
+      if (credit_[to]) HandResult(to, grains);
     }
   }
 
-  void HandResult(int to, uint64_t index) {
-    Hand(to, Phase::kGather, index, result_ + plan_.Segment(index).offset);
+  void HandResult(int to, const Plan::Grains& grains) {
+    Hand(to, Phase::kGather, grains, result_ + plan_.PieceOf(grains).offset);
   }
 
-  const uint64_t own_begin_;  // segments of the own chunk
-  const uint64_t own_end_;
+  const Plan::Grains own_;  // chunk
   const uint64_t own_offset_;
-  std::vector<uint16_t> own_marks_;       // by segment of the own chunk, then by position
-  std::vector<uint16_t> inputs_missing_;  // by segment of the own chunk
+  std::vector<uint16_t> own_marks_;       // by grain of the own chunk, then by position
+  std::vector<uint16_t> inputs_missing_;  // by grain of the own chunk
   std::vector<uint8_t*> parts_;           // by position; nullptr: has none
   std::vector<bool> credit_;              // by position
-  std::vector<uint64_t> fresh_;           // by position: next segment of own input to hand over
+  std::vector<uint64_t> fresh_;           // by position: next grain of own input to hand over
   int turn_;                              // whose it is
   uint64_t fresh_out_bytes_ = 0;
 };

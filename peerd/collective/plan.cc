@@ -8,23 +8,19 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr uint64_t kBlockBytes = 64;
-// Finer segments cost more in headers and calls than pipelining gains.
-constexpr uint64_t kSegmentBytesMin = 64 << 10;
-// So many in a chunk, for its lanes to share: the end of an op waits for the last ones.
-constexpr uint64_t kSegmentsWanted = 32;
 
 uint64_t DivideUp(uint64_t value, uint64_t by) { return value / by + (value % by != 0); }
 
 }  // namespace
 
-Plan::Plan(uint64_t bytes, int size, uint32_t segment_bytes_max)
-    : bytes_(bytes), blocks_(DivideUp(bytes, kBlockBytes)), first_(size + 1) {
-  LH_CHECK(size >= 1 && segment_bytes_max >= kBlockBytes);
-  const uint64_t wanted = DivideUp(DivideUp(blocks_, size), kSegmentsWanted) * kBlockBytes;
-  const uint64_t max = segment_bytes_max / kBlockBytes * kBlockBytes;
-  segment_bytes_ = static_cast<uint32_t>(std::min(std::max(wanted, kSegmentBytesMin), max));
+Plan::Plan(uint64_t bytes, int size, uint32_t grain_bytes)
+    : bytes_(bytes),
+      blocks_(DivideUp(bytes, kBlockBytes)),
+      grain_bytes_(grain_bytes),
+      first_(size + 1) {
+  LH_CHECK(size >= 1 && grain_bytes > 0 && grain_bytes % kBlockBytes == 0);
   for (int chunk = 0; chunk < size; ++chunk) {
-    first_[chunk + 1] = first_[chunk] + DivideUp(Chunk(chunk).bytes, segment_bytes_);
+    first_[chunk + 1] = first_[chunk] + DivideUp(Chunk(chunk).bytes, grain_bytes_);
   }
 }
 
@@ -39,19 +35,19 @@ Plan::Piece Plan::Chunk(int chunk) const {
   return {begin, cut(chunk + 1) - begin};
 }
 
-int Plan::ChunkOf(uint64_t segment) const {
-  const auto after = std::upper_bound(first_.begin(), first_.end(), segment);
+int Plan::ChunkOf(uint64_t grain) const {
+  const auto after = std::upper_bound(first_.begin(), first_.end(), grain);
   return static_cast<int>(after - first_.begin()) - 1;
 }
 
-Plan::Piece Plan::Segment(uint64_t segment) const {
-  const int chunk = ChunkOf(segment);
+Plan::Piece Plan::PieceOf(const Grains& grains) const {
+  const int chunk = ChunkOf(grains.first);
   const Piece whole = Chunk(chunk);
-  const uint64_t skip = (segment - first_[chunk]) * segment_bytes_;
-  return {whole.offset + skip, std::min<uint64_t>(segment_bytes_, whole.bytes - skip)};
+  const uint64_t skip = (grains.first - first_[chunk]) * grain_bytes_;
+  return {whole.offset + skip, std::min(grains.count * grain_bytes_, whole.bytes - skip)};
 }
 
-std::optional<uint64_t> Plan::Find(const Piece& piece) const {
+std::optional<Plan::Grains> Plan::Find(const Piece& piece) const {
   if (piece.bytes == 0 || piece.offset >= bytes_) return std::nullopt;
   // The chunk that holds the offset: the last one that begins at or before it (and is not empty, as
   // the next one would begin there too).
@@ -61,10 +57,11 @@ std::optional<uint64_t> Plan::Find(const Piece& piece) const {
     const int middle = low + (high - low) / 2;
     (Chunk(middle).offset <= piece.offset ? low : high) = middle;
   }
-  const uint64_t skip = piece.offset - Chunk(low).offset;
-  const uint64_t segment = first_[low] + skip / segment_bytes_;
-  if (Segment(segment) != piece) return std::nullopt;
-  return segment;
+  const Piece whole = Chunk(low);
+  const uint64_t skip = piece.offset - whole.offset;
+  if (skip % grain_bytes_ != 0 || piece.bytes > whole.bytes - skip) return std::nullopt;
+  if (piece.bytes % grain_bytes_ != 0 && piece.bytes != whole.bytes - skip) return std::nullopt;
+  return Grains{first_[low] + skip / grain_bytes_, DivideUp(piece.bytes, grain_bytes_)};
 }
 
 }  // namespace longhaul::peerd

@@ -41,7 +41,7 @@ class RingAttempt final : public SegmentAttempt {
   void Credit(int position) override {
     if (position != next_ || credit_) return;
     credit_ = true;
-    for (const auto& [phase, index] : std::exchange(waiting_, {})) Pass(phase, index);
+    for (const auto& [phase, grains] : std::exchange(waiting_, {})) Pass(phase, grains);
     HandFresh();
   }
 
@@ -51,17 +51,14 @@ class RingAttempt final : public SegmentAttempt {
         next_((spec.position + 1) % spec.size),
         previous_((spec.position + spec.size - 1) % spec.size),
         partial_(memory.scratch != nullptr ? memory.scratch : memory.result),
-        fresh_(plan_.FirstSegment(spec.position)),
-        fresh_end_(plan_.FirstSegment(spec.position + 1)) {
+        fresh_(plan_.GrainsOf(spec.position).first),
+        fresh_end_(plan_.GrainsOf(spec.position).end()) {
     for (int chunk = 0; chunk < spec_.size; ++chunk) {
-      if (SendsReduce(Hop(chunk))) sends_open_ += SegmentsOf(chunk);
-      if (SendsGather(Hop(chunk))) sends_open_ += SegmentsOf(chunk);
+      if (SendsReduce(Hop(chunk))) sends_open_ += plan_.GrainsOf(chunk).count;
+      if (SendsGather(Hop(chunk))) sends_open_ += plan_.GrainsOf(chunk).count;
     }
-    if (inputs_.empty()) {
-      uint64_t longest = 0;
-      for (uint64_t i = fresh_; i < fresh_end_; ++i) {
-        longest = std::max<uint64_t>(longest, plan_.Segment(i).bytes);
-      }
+    if (inputs_.empty() && fresh_ < fresh_end_) {
+      const uint64_t longest = plan_.PieceOf(Fresh(fresh_, fresh_end_)).bytes;
       identity_.resize(longest);
       FillIdentity(identity_.data(), longest / SizeOf(spec_.desc.dtype), spec_.desc.dtype,
                    spec_.desc.reduce);
@@ -69,19 +66,21 @@ class RingAttempt final : public SegmentAttempt {
   }
 
   int Hop(int chunk) const { return (spec_.position - chunk + spec_.size) % spec_.size; }
-  int HopOf(uint64_t index) const { return Hop(plan_.ChunkOf(index)); }
+  int HopOf(const Plan::Grains& grains) const { return Hop(plan_.ChunkOf(grains.first)); }
   bool IsLast(int hop) const { return hop == spec_.size - 1; }
   bool SendsReduce(int hop) const { return !IsLast(hop); }
   bool SendsGather(int hop) const { return hop != spec_.size - 2; }
 
-  uint16_t& MarksOf(uint64_t index, int /*other*/) override { return marks_[index]; }
+  uint16_t& MarksOf(uint64_t grain, int /*other*/) override { return marks_[grain]; }
 
-  const char* Objection(int from, uint64_t index, Phase phase) override {
+  const char* Objection(int from, const Plan::Grains& grains, Phase phase) override {
     if (from != previous_) return "not from the previous position";
-    const int hop = HopOf(index);
+    const int hop = HopOf(grains);
     if (phase == Phase::kReduce) return hop == 0 ? "the chunk starts here" : nullptr;
     if (IsLast(hop)) return "the chunk is finished here";
-    if (!(marks_[index] & kReduceHanded)) return "finished before this position added to it";
+    for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+      if (!(marks_[grain] & kReduceHanded)) return "finished before this position added to it";
+    }
     return nullptr;
   }
 
@@ -89,30 +88,30 @@ class RingAttempt final : public SegmentAttempt {
     return partial_ + piece.offset;
   }
 
-  void OnReceived(int /*from*/, uint64_t index, Phase phase) override {
-    if (phase == Phase::kGather) return PassResult(index);
-    const Plan::Piece piece = plan_.Segment(index);
-    const bool last = IsLast(HopOf(index));
+  void OnReceived(int /*from*/, const Plan::Grains& grains, Phase phase) override {
+    if (phase == Phase::kGather) return PassResult(grains);
+    const Plan::Piece piece = plan_.PieceOf(grains);
+    const bool last = IsLast(HopOf(grains));
     if (last && in_place_) {
       // The original comes to where the partial sum is.
       Inputs inputs{partial_ + piece.offset};
       for (const uint8_t* input : inputs_) inputs.push_back(input + piece.offset);
-      FinishInPlace(index, inputs);
+      FinishInPlace(grains, inputs);
     } else {
       AddInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
       if (last) DivideSums(spec_, piece.bytes, result_ + piece.offset);
     }
-    if (!last) return Pass(Phase::kReduce, index);
-    --results_open_;
-    PassResult(index);
+    if (!last) return Pass(Phase::kReduce, grains);
+    results_open_ -= grains.count;
+    PassResult(grains);
   }
 
-  void OnSent(uint64_t index, Phase phase) override {
-    if (phase != Phase::kReduce || HopOf(index) != 0) return;
+  void OnSent(const Plan::Grains& grains, Phase phase) override {
+    if (phase != Phase::kReduce || HopOf(grains) != 0) return;
     // Now, while it is in cache: it was read just before, to be sent. (Partial sums of others are
     // in the way until the next position has them for certain.)
-    Keep(index);
-    fresh_out_bytes_ -= plan_.Segment(index).bytes;
+    Keep(grains);
+    fresh_out_bytes_ -= plan_.PieceOf(grains).bytes;
     HandFresh();
   }
 
@@ -120,47 +119,49 @@ class RingAttempt final : public SegmentAttempt {
   void HandFresh() {
     if (!started_ || !credit_) return;
     while (fresh_ < fresh_end_) {
-      const Plan::Piece piece = plan_.Segment(fresh_);
+      const Plan::Grains grains = Fresh(fresh_, fresh_end_);
+      const Plan::Piece piece = plan_.PieceOf(grains);
       if (fresh_out_bytes_ > 0 && fresh_out_bytes_ + piece.bytes > spec_.window_bytes) return;
       fresh_out_bytes_ += piece.bytes;
       if (inputs_.size() > 1) {
         ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
       }
-      Pass(Phase::kReduce, fresh_++);
+      fresh_ = grains.end();
+      Pass(Phase::kReduce, grains);
     }
   }
 
-  void PassResult(uint64_t index) {
-    if (SendsGather(HopOf(index))) Pass(Phase::kGather, index);
+  void PassResult(const Plan::Grains& grains) {
+    if (SendsGather(HopOf(grains))) Pass(Phase::kGather, grains);
   }
 
   // To the next position, at once or when its credit comes.
-  void Pass(Phase phase, uint64_t index) {
+  void Pass(Phase phase, const Plan::Grains& grains) {
     if (!credit_) {
-      waiting_.emplace_back(phase, index);
+      waiting_.emplace_back(phase, grains);
       return;
     }
-    const uint64_t offset = plan_.Segment(index).offset;
+    const uint64_t offset = plan_.PieceOf(grains).offset;
     const uint8_t* data = result_ + offset;
     if (phase == Phase::kReduce) {
       data = partial_ + offset;
-      if (HopOf(index) == 0) {
+      if (HopOf(grains) == 0) {
         if (inputs_.size() == 1) data = inputs_[0] + offset;
         if (inputs_.empty()) data = identity_.data();
       }
     }
-    Hand(next_, phase, index, data);
+    Hand(next_, phase, grains, data);
   }
 
-  // Where a sum begins here and no input of ours counts: as if there had been one that changes
-  // nothing.
+  // Of one segment. Where a sum begins here and no input of ours counts: as if there had been one
+  // that changes nothing.
   std::vector<uint8_t> identity_;
   const int next_;
   const int previous_;
   uint8_t* const partial_;
   bool credit_ = false;
-  std::vector<std::pair<Phase, uint64_t>> waiting_;  // ready before the credit came
-  uint64_t fresh_;                                   // next segment of own input to hand over
+  std::vector<std::pair<Phase, Plan::Grains>> waiting_;  // ready before the credit came
+  uint64_t fresh_;                                       // next grain of own input to hand over
   const uint64_t fresh_end_;
   uint64_t fresh_out_bytes_ = 0;
 };

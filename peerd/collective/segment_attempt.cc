@@ -13,11 +13,8 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
-
-// The number of a send: which segment, to whom, in which phase.
-uint64_t CookieOf(uint64_t index, int size, int to, Phase phase) {
-  return (index * size + to) * 2 + (phase == Phase::kReduce ? 0 : 1);
-}
+// More in one segment gain nothing; so many fit into a cookie.
+constexpr uint64_t kSegmentGrainsMax = 64;
 
 }  // namespace
 
@@ -46,24 +43,26 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, Scrat
                                const Memory& memory)
     : spec_(spec),
       inputs_(InputsOf(spec)),
-      plan_(spec.desc.bytes(), spec.size, spec.segment_bytes),
+      plan_(spec.desc.bytes(), spec.size, spec.grain_bytes),
       scratch_(memory.scratch),
       result_(memory.result),
       in_place_(spec.sources.size() == 1 && memory.result == spec.sources[0]),
-      marks_(plan_.segments()),
-      results_open_(plan_.segments()),
+      marks_(plan_.grains()),
+      results_open_(plan_.grains()),
       sink_(sink),
       pool_(pool),
-      gathers_out_(plan_.segments()) {}
+      segment_grains_(
+          std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
+      gathers_out_(plan_.grains()) {}
 
 SegmentAttempt::~SegmentAttempt() {
   LH_CHECK(out_ == 0) << out_ << " segments are out";
   ReleaseScratch();
 }
 
-void SegmentAttempt::MarkAfter(uint64_t index, uint16_t* marks, uint16_t before, uint16_t mark) {
+void SegmentAttempt::MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before, uint16_t mark) {
   LH_CHECK((*marks & before) && !(*marks & mark))
-      << "segment " << index << " marks " << *marks << " mark " << mark;
+      << "grain " << grain << " marks " << *marks << " mark " << mark;
   *marks |= mark;
 }
 
@@ -79,90 +78,101 @@ absl::StatusOr<uint8_t*> SegmentAttempt::Place(int from, const Segment& segment)
     return refuse("not from another position");
   const Plan::Piece piece{segment.offset, segment.bytes};
   const auto found = plan_.Find(piece);
-  if (!found) return refuse("no segment of the plan");
+  if (!found) return refuse("not as the tensor is cut");
   if (segment.phase != Phase::kReduce && segment.phase != Phase::kGather) {
     return refuse("no such phase");
   }
   if (const char* const why = Objection(from, *found, segment.phase)) return refuse(why);
   const bool reduce = segment.phase == Phase::kReduce;
-  uint16_t& marks = MarksOf(*found, from);
   const uint16_t placed = reduce ? kReducePlaced : kGatherPlaced;
-  if (marks & placed) return refuse("it came before");
-  marks |= placed;
+  for (uint64_t grain = found->first; grain < found->end(); ++grain) {
+    if (MarksOf(grain, from) & placed) return refuse("it came before");
+  }
+  for (uint64_t grain = found->first; grain < found->end(); ++grain) MarksOf(grain, from) |= placed;
   if (reduce) return PlaceOf(from, piece);
   Overwrite(*found);
   return result_ + segment.offset;
 }
 
-uint64_t SegmentAttempt::IndexOf(const Segment& segment) const {
+Plan::Grains SegmentAttempt::GrainsOf(const Segment& segment) const {
   const auto found = plan_.Find({segment.offset, segment.bytes});
   LH_CHECK(!stopped_ && found.has_value());
   return *found;
 }
 
 void SegmentAttempt::Abandoned(int from, const Segment& segment) {
-  const uint64_t index = IndexOf(segment);
+  const Plan::Grains grains = GrainsOf(segment);
   const bool reduce = segment.phase == Phase::kReduce;
   const uint16_t placed = reduce ? kReducePlaced : kGatherPlaced;
-  uint16_t& marks = MarksOf(index, from);
-  LH_CHECK((marks & placed) && !(marks & (reduce ? kReduceReceived : kGatherReceived)))
-      << "segment " << index << " marks " << marks;
-  marks &= static_cast<uint16_t>(~placed);
+  for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+    uint16_t& marks = MarksOf(grain, from);
+    LH_CHECK((marks & placed) && !(marks & (reduce ? kReduceReceived : kGatherReceived)))
+        << "grain " << grain << " marks " << marks;
+    marks &= static_cast<uint16_t>(~placed);
+  }
 }
 
 void SegmentAttempt::Received(int from, const Segment& segment) {
-  const uint64_t index = IndexOf(segment);
+  const Plan::Grains grains = GrainsOf(segment);
+  const bool reduce = segment.phase == Phase::kReduce;
   bytes_received_ += segment.bytes;
-  uint16_t* const marks = &MarksOf(index, from);
-  if (segment.phase == Phase::kReduce) {
-    MarkAfter(index, marks, kReducePlaced, kReduceReceived);
-  } else {
-    MarkAfter(index, marks, kGatherPlaced, kGatherReceived);
-    --results_open_;
+  for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+    MarkAfter(grain, &MarksOf(grain, from), reduce ? kReducePlaced : kGatherPlaced,
+              reduce ? kReduceReceived : kGatherReceived);
   }
-  OnReceived(from, index, segment.phase);
+  if (!reduce) results_open_ -= grains.count;
+  OnReceived(from, grains, segment.phase);
   MaybeComplete();
 }
 
-void SegmentAttempt::Hand(int to, Phase phase, uint64_t index, const uint8_t* data) {
-  const Plan::Piece piece = plan_.Segment(index);
-  MarksOf(index, to) |= phase == Phase::kReduce ? kReduceHanded : kGatherHanded;
-  if (phase == Phase::kGather) ++gathers_out_[index];
-  ++out_;
-  bytes_sent_ += piece.bytes;
-  sink_->SendSegment(to, {phase, piece.offset, static_cast<uint32_t>(piece.bytes)}, data,
-                     CookieOf(index, spec_.size, to, phase));
+uint64_t SegmentAttempt::CookieOf(int to, Phase phase, const Plan::Grains& grains) const {
+  const uint64_t which = grains.first * kSegmentGrainsMax + (grains.count - 1);
+  return (which * spec_.size + to) * 2 + (phase == Phase::kReduce ? 0 : 1);
+}
+
+void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data) {
+  for (uint64_t first = grains.first; first < grains.end(); first += segment_grains_) {
+    const Plan::Grains part = Fresh(first, grains.end());
+    for (uint64_t grain = part.first; grain < part.end(); ++grain) {
+      MarksOf(grain, to) |= phase == Phase::kReduce ? kReduceHanded : kGatherHanded;
+      if (phase == Phase::kGather) ++gathers_out_[grain];
+    }
+    ++out_;
+    const Plan::Piece piece = plan_.PieceOf(part);
+    bytes_sent_ += piece.bytes;
+    sink_->SendSegment(to, {phase, piece.offset, static_cast<uint32_t>(piece.bytes)}, data,
+                       CookieOf(to, phase, part));
+    data += piece.bytes;
+  }
 }
 
 void SegmentAttempt::Sent(uint64_t cookie) {
   const Phase phase = cookie % 2 == 0 ? Phase::kReduce : Phase::kGather;
+  const bool reduce = phase == Phase::kReduce;
   const int to = static_cast<int>(cookie / 2 % spec_.size);
-  const uint64_t index = cookie / 2 / spec_.size;
-  LH_CHECK(index < marks_.size()) << "cookie " << cookie;
-  uint16_t* const marks = &MarksOf(index, to);
-  if (phase == Phase::kReduce) {
-    MarkAfter(index, marks, kReduceHanded, kReduceSent);
-  } else {
-    MarkAfter(index, marks, kGatherHanded, kGatherSent);
-    --gathers_out_[index];
-  }
+  const uint64_t which = cookie / 2 / spec_.size;
+  const Plan::Grains grains{which / kSegmentGrainsMax, which % kSegmentGrainsMax + 1};
+  LH_CHECK(grains.end() <= plan_.grains()) << "cookie " << cookie;
   --out_;
-  --sends_open_;
+  sends_open_ -= grains.count;
+  for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+    MarkAfter(grain, &MarksOf(grain, to), reduce ? kReduceHanded : kGatherHanded,
+              reduce ? kReduceSent : kGatherSent);
+    if (!reduce) --gathers_out_[grain];
+    if (stopped_) Restore(grain);
+  }
   if (stopped_) {
-    if (gathers_out_[index] == 0) Restore(index);
     if (Idle()) ReleaseScratch();
     return;
   }
-  OnSent(index, phase);
+  OnSent(grains, phase);
   MaybeComplete();
 }
 
 void SegmentAttempt::Stop() {
   LH_CHECK(!committed_);
   if (std::exchange(stopped_, true)) return;
-  for (uint64_t index = 0; index < marks_.size(); ++index) {
-    if (gathers_out_[index] == 0) Restore(index);
-  }
+  for (uint64_t grain = 0; grain < plan_.grains(); ++grain) Restore(grain);
   if (Idle()) ReleaseScratch();
 }
 
@@ -181,21 +191,24 @@ void SegmentAttempt::Commit() {
   ReleaseScratch();
 }
 
-void SegmentAttempt::Keep(uint64_t index) {
-  if (!in_place_ || (marks_[index] & kKept)) return;
-  marks_[index] |= kKept;
-  const Plan::Piece piece = plan_.Segment(index);
-  CopyAside(scratch_ + piece.offset, result_ + piece.offset, piece.bytes);
-}
-
-void SegmentAttempt::Overwrite(uint64_t index) {
+void SegmentAttempt::Keep(const Plan::Grains& grains) {
   if (!in_place_) return;
-  Keep(index);
-  marks_[index] |= kOverwritten;
+  for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+    if (marks_[grain] & kKept) continue;
+    marks_[grain] |= kKept;
+    const Plan::Piece piece = plan_.PieceOf({grain, 1});
+    CopyAside(scratch_ + piece.offset, result_ + piece.offset, piece.bytes);
+  }
 }
 
-void SegmentAttempt::FinishInPlace(uint64_t index, const Inputs& inputs) {
-  const Plan::Piece piece = plan_.Segment(index);
+void SegmentAttempt::Overwrite(const Plan::Grains& grains) {
+  if (!in_place_) return;
+  Keep(grains);
+  for (uint64_t grain = grains.first; grain < grains.end(); ++grain) marks_[grain] |= kOverwritten;
+}
+
+void SegmentAttempt::FinishInPlace(const Plan::Grains& grains, const Inputs& inputs) {
+  const Plan::Piece piece = plan_.PieceOf(grains);
   alignas(64) uint8_t block[8 << 10];
   for (uint64_t done = 0; done < piece.bytes; done += sizeof(block)) {
     const uint64_t n = std::min<uint64_t>(sizeof(block), piece.bytes - done);
@@ -205,14 +218,16 @@ void SegmentAttempt::FinishInPlace(uint64_t index, const Inputs& inputs) {
     std::memcpy(scratch_ + piece.offset + done, own, n);
     std::memcpy(own, block, n);
   }
-  marks_[index] |= kKept | kOverwritten;
+  for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+    marks_[grain] |= kKept | kOverwritten;
+  }
 }
 
-void SegmentAttempt::Restore(uint64_t index) {
-  if (!(marks_[index] & kOverwritten)) return;
+void SegmentAttempt::Restore(uint64_t grain) {
+  if (gathers_out_[grain] > 0 || !(marks_[grain] & kOverwritten)) return;
   // Not twice: the inputs may be another op's by then.
-  marks_[index] &= static_cast<uint16_t>(~kOverwritten);
-  const Plan::Piece piece = plan_.Segment(index);
+  marks_[grain] &= static_cast<uint16_t>(~kOverwritten);
+  const Plan::Piece piece = plan_.PieceOf({grain, 1});
   std::memcpy(result_ + piece.offset, scratch_ + piece.offset, piece.bytes);
 }
 

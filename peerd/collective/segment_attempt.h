@@ -17,6 +17,7 @@
 // the receiver's TCP without a look at its bytes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -41,7 +42,7 @@ class SegmentAttempt : public Attempt {
   uint64_t bytes_received() const final { return bytes_received_; }
 
  protected:
-  // What has happened to a segment on its way between this position and another one.
+  // What has happened to a grain on its way between this position and another one.
   enum Mark : uint16_t {
     kReducePlaced = 1 << 0,
     kReduceReceived = 1 << 1,
@@ -51,7 +52,7 @@ class SegmentAttempt : public Attempt {
     kGatherReceived = 1 << 5,
     kGatherHanded = 1 << 6,
     kGatherSent = 1 << 7,
-    // Of the segment here:
+    // Of the grain here:
     kKept = 1 << 8,         // the original is in the scratch buffer
     kOverwritten = 1 << 9,  // and no longer (certainly) in its place
   };
@@ -69,25 +70,27 @@ class SegmentAttempt : public Attempt {
                  const Memory& memory);
   ~SegmentAttempt() override;
 
-  // The marks of a segment on its way between here and `other`.
-  virtual uint16_t& MarksOf(uint64_t index, int other) = 0;
-  // Why this segment cannot come from there now; nullptr: it can.
-  virtual const char* Objection(int from, uint64_t index, Phase phase) = 0;
+  // The marks of a grain on its way between here and `other`.
+  virtual uint16_t& MarksOf(uint64_t grain, int other) = 0;
+  // Why these cannot come from there now; nullptr: they can.
+  virtual const char* Objection(int from, const Plan::Grains& grains, Phase phase) = 0;
   // Where the payload of phase reduce belongs.
   virtual uint8_t* PlaceOf(int from, const Plan::Piece& piece) = 0;
-  virtual void OnReceived(int from, uint64_t index, Phase phase) = 0;
-  virtual void OnSent(uint64_t index, Phase phase) = 0;
+  virtual void OnReceived(int from, const Plan::Grains& grains, Phase phase) = 0;
+  virtual void OnSent(const Plan::Grains& grains, Phase phase) = 0;
 
-  void Hand(int to, Phase phase, uint64_t index, const uint8_t* data);
-  void Keep(uint64_t index);
-  // The segment's place is about to be written to.
-  void Overwrite(uint64_t index);
-  // In place: the sum of the inputs (of this segment, the original may be one of them) takes the
-  // place of the original, and that its place in scratch, from which an input may be read.
-  void FinishInPlace(uint64_t index, const Inputs& inputs);
-  uint64_t SegmentsOf(int chunk) const {
-    return plan_.FirstSegment(chunk + 1) - plan_.FirstSegment(chunk);
+  // In segments of as many grains as this position puts into one.
+  void Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data);
+  // Own input, from grain `first` on: what is handed over next as one segment.
+  Plan::Grains Fresh(uint64_t first, uint64_t end) const {
+    return {first, std::min(segment_grains_, end - first)};
   }
+  void Keep(const Plan::Grains& grains);
+  // Their place is about to be written to.
+  void Overwrite(const Plan::Grains& grains);
+  // In place: the sum of the inputs (of these grains, the originals may be one of them) takes the
+  // place of the originals, and those their place in scratch, from which an input may be read.
+  void FinishInPlace(const Plan::Grains& grains, const Inputs& inputs);
 
   const AttemptSpec spec_;
   const Inputs inputs_;  // those of its sources that count
@@ -97,23 +100,27 @@ class SegmentAttempt : public Attempt {
   const bool in_place_;  // originals have to be kept: at their offsets in the scratch buffer
 
   bool started_ = false;
-  std::vector<uint16_t> marks_;  // by segment
-  uint64_t results_open_;        // segments that are not finished here
-  uint64_t sends_open_ = 0;      // sends that have not returned, begun or not
+  std::vector<uint16_t> marks_;  // by grain
+  uint64_t results_open_;        // grains that are not finished here
+  uint64_t sends_open_ = 0;      // grains whose sends have not returned, begun or not
 
  private:
-  static void MarkAfter(uint64_t index, uint16_t* marks, uint16_t before, uint16_t mark);
-  uint64_t IndexOf(const Segment& segment) const;
-  void Restore(uint64_t index);
+  static void MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before, uint16_t mark);
+  Plan::Grains GrainsOf(const Segment& segment) const;
+  // The number of a send: which grains, to whom, in which phase.
+  uint64_t CookieOf(int to, Phase phase, const Plan::Grains& grains) const;
+  // Its place has the original again, unless somebody may still read the result there.
+  void Restore(uint64_t grain);
   void MaybeComplete();
   void ReleaseScratch();
 
   AttemptSink* const sink_;
   ScratchPool* const pool_;
+  const uint64_t segment_grains_;  // most that this position puts into one segment
   bool complete_ = false;
   bool stopped_ = false;
   bool committed_ = false;
-  std::vector<uint16_t> gathers_out_;  // by segment: its sends of phase gather that are out
+  std::vector<uint16_t> gathers_out_;  // by grain: its sends of phase gather that are out
   uint64_t out_ = 0;                   // sends that have begun and not returned
   uint64_t bytes_sent_ = 0;
   uint64_t bytes_received_ = 0;

@@ -233,7 +233,9 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
     spec.desc = desc;
     spec.size = options.size;
     spec.position = position;
-    spec.segment_bytes = options.segment_bytes;
+    spec.grain_bytes = options.grain_bytes;
+    spec.segment_bytes =
+        options.grain_bytes * static_cast<uint32_t>(1 + prng.Below(options.segment_grains));
     spec.window_bytes = options.window_bytes;
     const int local = options.local_members.empty() ? 1 : options.local_members[position];
     bool any = false;

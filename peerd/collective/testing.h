@@ -99,7 +99,9 @@ struct ModelOp {
     std::vector<std::vector<bool>> in_place;
     // The same; missing ones count. At least one does.
     std::vector<std::vector<bool>> counts;
-    uint32_t segment_bytes = 64;
+    // Segments have up to `segment_grains` of them, each position's another number.
+    uint32_t grain_bytes = 64;
+    uint32_t segment_grains = 4;
     uint64_t window_bytes = 128;
     uint64_t misalign = 0;  // whole elements
     uint64_t seed = 1;

@@ -14,6 +14,20 @@ namespace {
 // In place of the attempt's cookie: the attempt was told that the segment was sent before.
 constexpr uint64_t kRepeat = UINT64_MAX;
 
+// A segment on a short way costs calls and wakes: few of them, as many as keep a ring's hops busy.
+constexpr uint64_t kShortWaySegments = 8;
+constexpr uint64_t kShortWayGrains = 8;
+// On a long one many lanes share a chunk, and its end waits for the last of them.
+constexpr uint64_t kLongWaySegments = 32;
+constexpr uint64_t kLongWayGrains = 2;
+
+uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way) {
+  const uint64_t wanted = chunk_bytes / (long_way ? kLongWaySegments : kShortWaySegments);
+  const uint64_t grains =
+      std::clamp<uint64_t>(wanted / grain_bytes, 1, long_way ? kLongWayGrains : kShortWayGrains);
+  return static_cast<uint32_t>(grains * grain_bytes);
+}
+
 uint64_t ScratchBytesMax(const OpDesc& desc) {
   if (IsEager(desc)) return 0;
   return MayUseMesh(desc) ? MeshScratchBytesMax(desc.bytes(), kMeshPeersMax)
@@ -125,7 +139,7 @@ AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& p
   AttemptSpec spec;
   spec.counts = counts;
   spec.desc = desc;
-  spec.segment_bytes = options_.segment_bytes;
+  spec.grain_bytes = options_.grain_bytes;
   for (const PostRef& post : posts) {
     const PostBuffers& buffers = posts_.at(post).buffers;
     spec.sources.push_back(buffers.source);
@@ -145,9 +159,14 @@ void OpRunner::Start(const StartAttempt& action) {
   spec.members = action.members;
   spec.position = op->PositionOf(options_.self);
   LH_CHECK(spec.position >= 0);
-  for (const LinkKey& link : op->links_) {
-    spec.window_bytes = std::max(spec.window_bytes, transport_->WindowBytes(link));
+  bool long_way = false;
+  for (int to = 0; to < spec.size; ++to) {
+    if (action.algorithm == Algorithm::kRing && to != (spec.position + 1) % spec.size) continue;
+    const LinkUse use = transport_->BestUse(op->links_[to]);
+    spec.window_bytes = std::max(spec.window_bytes, use.window_bytes);
+    long_way = long_way || use.long_way;
   }
+  spec.segment_bytes = SegmentBytes(action.desc.bytes() / spec.size, spec.grain_bytes, long_way);
   for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
   spec.ring_counts = action.ring_counts;
   absl::StatusOr<std::unique_ptr<Attempt>> attempt =

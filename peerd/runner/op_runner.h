@@ -36,9 +36,6 @@ struct OpTraffic {
   uint64_t bytes_received = 0;
 };
 
-// Peers cut tensors alike: it belongs to the lane protocol's version.
-inline constexpr uint32_t kSegmentBytes = 128 << 10;
-
 class OpRunner {
  public:
   struct Options {
@@ -47,7 +44,7 @@ class OpRunner {
     // others send.
     uint64_t scratch_limit = uint64_t{4} << 30;
     // Simulations, whose tensors are small, cut them finer; at every peer alike.
-    uint32_t segment_bytes = kSegmentBytes;
+    uint32_t grain_bytes = kGrainBytes;
   };
 
   // `transport` outlives the runner's last use of it.

@@ -309,7 +309,7 @@ Tick Link::Nudge(Tick now) {
   return next;
 }
 
-uint64_t Link::window_bytes() const { return data_lanes_ * kWindowBytesPerLane; }
+LinkUse Link::BestUse() const { return {data_lanes_ * kWindowBytesPerLane, long_way_}; }
 
 void Link::CountSent(uint64_t bytes, Tick now) {
   if (!lane_count_ || !lane_count_->Sent(bytes, now)) return;

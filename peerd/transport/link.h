@@ -153,8 +153,7 @@ class Link final : public LaneOwner {
   uint32_t lanes() const;
   // Of the data lanes that stand, those that it sends on.
   uint32_t lanes_used() const;
-  // Bytes that are to be queued on it at least, so that no lane waits.
-  uint64_t window_bytes() const;
+  LinkUse BestUse() const;
 
   // The listener is being told of the link: frames and segments may be sent.
   void MarkOpen() { open_ = true; }

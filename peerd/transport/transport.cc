@@ -185,7 +185,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                    uint64_t cookie, uint64_t owner) override;
   void WantDataLanes(const LinkKey& link) override;
-  uint64_t WindowBytes(const LinkKey& link) const override;
+  LinkUse BestUse(const LinkKey& link) const override;
   void ForgetSegments(uint64_t owner) override;
   void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
@@ -1756,12 +1756,12 @@ void TransportImpl::WantDataLanes(const LinkKey& key) {
   AskForOptionalLanes(link, 0);
 }
 
-uint64_t TransportImpl::WindowBytes(const LinkKey& key) const {
+LinkUse TransportImpl::BestUse(const LinkKey& key) const {
   const auto run = runs_.find(key.run);
-  if (run == runs_.end()) return 0;
+  if (run == runs_.end()) return {};
   const auto peer = run->second.peers.find(key.peer);
-  if (peer == run->second.peers.end() || peer->second.link == nullptr) return 0;
-  return peer->second.link->window_bytes();
+  if (peer == run->second.peers.end() || peer->second.link == nullptr) return {};
+  return peer->second.link->BestUse();
 }
 
 void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) {

@@ -96,6 +96,14 @@ struct TransportOptions {
   uint64_t seed = 0;  // nonces in tests; 0: system randomness
 };
 
+// How an op had best use a link.
+struct LinkUse {
+  // Queued by it at least, so that no lane of the link waits.
+  uint64_t window_bytes = 0;
+  // Its lanes are many and slow: the shorter segments are, the better they share them.
+  bool long_way = false;
+};
+
 // One link that an epoch needs.
 struct LinkRequest {
   PeerId peer;
@@ -193,8 +201,7 @@ class Transport {
   // A link that is up and was built without data lanes gets some. If they cannot be built it stays
   // as it is, and what is queued on it waits; ask again for another attempt.
   virtual void WantDataLanes(const LinkKey& link) = 0;
-  // How many bytes an op had best have queued on the link at least, so that no lane of it waits.
-  virtual uint64_t WindowBytes(const LinkKey& link) const = 0;
+  virtual LinkUse BestUse(const LinkKey& link) const = 0;
   // The owner has no use for what it sent: nothing of it is repeated any more. Owners are numbers
   // of the caller's choice.
   virtual void ForgetSegments(uint64_t owner) = 0;

@@ -648,8 +648,9 @@ TEST_P(LongWay, LanesThatDifferByLittleAreAllUsed) {
 
 TEST_P(LongWay, WhatAnOpQueuesGrowsWithTheLanes) {
   Start(WithLanes(64), 80000);
-  EXPECT_GE(world_->at(0).transport->WindowBytes({kRun, PeerId(2)}), uint64_t{64} << 20);
-  EXPECT_EQ(world_->at(0).transport->WindowBytes({kRun, PeerId(3)}), 0u) << "no such link";
+  EXPECT_GE(world_->at(0).transport->BestUse({kRun, PeerId(2)}).window_bytes, uint64_t{64} << 20);
+  EXPECT_TRUE(world_->at(0).transport->BestUse({kRun, PeerId(2)}).long_way);
+  EXPECT_EQ(world_->at(0).transport->BestUse({kRun, PeerId(3)}).window_bytes, 0u) << "no such link";
 }
 
 INSTANTIATE_TEST_SUITE_P(FromEitherEnd, LongWay, ::testing::Values(0, 1));
