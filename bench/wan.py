@@ -58,6 +58,9 @@ SLOW_SHARE = 0.05
 SLOW_LANES = 16
 # The emulation has to be on time to a fraction of the delay.
 LATE_P99_US_MAX = 5000
+# Till all have been told what links cost, and choose their algorithm by that.
+WARM_OPS_MIN = 6
+RING_INTERVAL_S = 20
 # A fortieth of the delay: hosts and emulation share the processors.
 TICK_US = 1000
 
@@ -115,10 +118,11 @@ class Worker(Member):
             raise Failure(f"rank {rank} of {size}: a wrong sum")
         self.tensor.fill(0)  # sums of zeros stay ordinary numbers, however often
 
-    def op(self) -> float:
+    def op(self) -> tuple[float, str]:
+        self.comm.begin_step(self.PATIENCE_S)  # what was measured of links is told at step boundaries
         began = time.monotonic()
-        self.comm.all_reduce(self.tensor, timeout=self.PATIENCE_S)
-        return time.monotonic() - began
+        info = self.comm.all_reduce(self.tensor, timeout=self.PATIENCE_S)
+        return time.monotonic() - began, info.algorithm
 
 
 class Team:
@@ -139,8 +143,8 @@ class Team:
             trainer.start("prepare", mib=mib, rank=rank, size=len(self.trainers))
         finish_all(self.trainers)
 
-    def op(self) -> float:
-        """Seconds at the slowest."""
+    def op(self) -> tuple[float, str]:
+        """Seconds at the slowest, and the algorithm."""
         for trainer in self.trainers:
             trainer.start("op")
         return max(finish_all(self.trainers))
@@ -165,7 +169,7 @@ def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tupl
         wan = stack.enter_context(
             Wan(logs / f"{hosts}-{lanes}", links, seed=args.seed, tick_us=TICK_US, peerd_flags=flags)
         )
-        wan.start_coordinator()
+        wan.start_coordinator([f"--ring-interval-s={RING_INTERVAL_S}"])
         for host in wan.hosts:
             host.start_peerd()
         team = Team(wan, stack)
@@ -173,9 +177,19 @@ def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tupl
         yield wan, team
 
 
-def op_seconds(team: Team, ops: int, warm: int = 1) -> list[float]:
-    """Of each op, at the slowest trainer; so many before them are not counted."""
-    return [team.op() for _ in range(warm + ops)][warm:]
+def op_seconds(team: Team, ops: int, warm: int) -> tuple[list[float], str]:
+    """Of each op, at the slowest trainer, and their algorithm; not counted are so many before them, and those before a
+    change of algorithm."""
+    for _ in range(warm):
+        team.op()
+    seconds: list[float] = []
+    algorithm = ""
+    while len(seconds) < ops:
+        took, now = team.op()
+        if now != algorithm:
+            seconds, algorithm = [], now
+        seconds.append(took)
+    return seconds, algorithm
 
 
 def lanes_used(wan: Wan) -> list[int]:
@@ -265,7 +279,7 @@ def emit(line: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
 def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Namespace) -> dict[str, Any]:
     hosts = len(wan.hosts)
     # peerd finds out how many lanes are of use while ops go on.
-    warm = args.warm_ops if lanes == "auto" else 1
+    warm = args.warm_ops if lanes == "auto" else WARM_OPS_MIN
     ring = [(host, wan.hosts[(i + 1) % hosts]) for i, host in enumerate(wan.hosts)]
     judge = Judge(wan)
     many = iperf(ring[:1], IPERF_FLOWS, args.congestion, args.iperf_seconds)[0]
@@ -274,7 +288,7 @@ def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Nam
     iperf_verdict = judge.verdict()
     judge = Judge(wan)
     cpu = team.cpu_seconds()
-    seconds = op_seconds(team, args.ops, warm)
+    seconds, algorithm = op_seconds(team, args.ops, warm)
     cpu = (team.cpu_seconds() - cpu) / (args.ops + warm)
     verdict = judge.verdict()
     shares = [[flow["delivered_bytes"] for flow in flows] for flows in lanes_of(wan).values()]
@@ -287,6 +301,7 @@ def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Nam
         "case": case,
         "hosts": hosts,
         "lanes": lanes,
+        "algorithm": algorithm,
         "op_s": round(median, 3),
         "op_all_s": [round(each, 3) for each in seconds],
         "op_mbit": round(got, 1),
@@ -311,14 +326,17 @@ def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Nam
 
 def slow_lane(wan: Wan, team: Team, args: argparse.Namespace) -> dict[str, Any]:
     judge = Judge(wan)
-    before = statistics.median(op_seconds(team, args.ops))
+    seconds, algorithm = op_seconds(team, args.ops, WARM_OPS_MIN)
+    before = statistics.median(seconds)
     (src, dst), flows = sorted(lanes_of(wan).items())[0]
     if len(flows) != SLOW_LANES:
         raise Failure(f"{src} to {dst}: {len(flows)} lanes carried something, not {SLOW_LANES}")
     victim = flows[len(flows) // 2]
     wan.set_flow_rate(src, dst, victim["src_port"], victim["dst_port"], f"{FLOW_MBIT * SLOW_SHARE * 1000:.0f}kbit")
     wan.reset_counters()
-    seconds = op_seconds(team, args.ops)
+    seconds, algorithm_after = op_seconds(team, args.ops, 1)
+    if algorithm_after != algorithm:
+        raise Failure(f"the algorithm has become {algorithm_after}, from {algorithm}: raise --warm-ops")
     after = statistics.median(seconds)
     now = {flow["src_port"]: flow["delivered_bytes"] for flow in lanes_of(wan).get((src, dst), [])}
     others = [count for port, count in now.items() if port != victim["src_port"]]
@@ -327,6 +345,7 @@ def slow_lane(wan: Wan, team: Team, args: argparse.Namespace) -> dict[str, Any]:
         "case": "slow_lane",
         "hosts": len(wan.hosts),
         "lanes": SLOW_LANES,
+        "algorithm": algorithm,
         "op_before_s": round(before, 3),
         "op_s": round(after, 3),
         "op_all_s": [round(each, 3) for each in seconds],

@@ -32,6 +32,9 @@ constexpr int64_t kSilentRetry = Seconds(30);
 // it, and no more often than so: shares of the interval at which the ring may change.
 constexpr int64_t kOrderSettles = 60;
 constexpr int64_t kOrderEvery = 10;
+// What peers are told of their links is worth an epoch when it differs by so much.
+constexpr uint32_t kTellLatencyUs = 1000;
+constexpr uint32_t kTellFactor = 2;
 constexpr Tick kLongAgo{INT64_MIN / 2};
 // No correct peer comes near; keeps what a peer claims from using the numbers up.
 constexpr uint64_t kEpochClaimMax = uint64_t{1} << 62;
@@ -84,6 +87,27 @@ std::string GainText(const RingScore& score, const RingScore& present) {
          " was=" + MegabytesText(present.bottleneck) +
          " rtt_sum_ms=" + std::to_string(score.latency_us / 1000) +
          " was=" + std::to_string(present.latency_us / 1000);
+}
+
+std::string CostText(const control::LinkCost& cost) {
+  return "latency_us=" + std::to_string(cost.latency_us) +
+         " slowest_mb_s=" + MegabytesText(cost.bytes_per_second) +
+         " ring_mb_s=" + MegabytesText(cost.ring_bytes_per_second);
+}
+
+// Whether peers may choose other algorithms by the one than by the other: what they depend on is
+// how long a way is, and whether some link is slower than those of the ring. Unknown ones are near
+// and alike.
+bool TellsMore(const control::LinkCost& told, const control::LinkCost& now) {
+  const auto [near, far] = std::minmax(told.latency_us, now.latency_us);
+  if (far - near >= kTellLatencyUs && far / kTellFactor >= near) return true;
+  const auto unevenness = [](const control::LinkCost& cost) {
+    if (cost.bytes_per_second == 0 || cost.ring_bytes_per_second == 0) return 1.0;
+    return static_cast<double>(cost.ring_bytes_per_second) /
+           static_cast<double>(cost.bytes_per_second);
+  };
+  const auto [even, uneven] = std::minmax({unevenness(told), unevenness(now)});
+  return uneven >= kTellFactor * even;
 }
 
 bool Admits(const MemberRecord& member) { return static_cast<bool>(member.joined); }
@@ -403,11 +427,15 @@ void Group::RingFound(const std::vector<PeerId>& ring, Epoch asked_in, const Rin
   }
   // What was found before may have ceased to be better.
   better_.clear();
-  if (ring == Ring() || !WorthChanging(present, score)) return;
-  better_ = ring;
-  better_gain_ = GainText(score, present);
-  Note("ring", MemberId{}, PeerId{},
-       "better ring found ring=" + List(ring, ",", kNamesShownMax) + " " + better_gain_, out);
+  if (ring != Ring() && WorthChanging(present, score)) {
+    better_ = ring;
+    better_gain_ = GainText(score, present);
+    Note("ring", MemberId{}, PeerId{},
+         "better ring found ring=" + List(ring, ",", kNamesShownMax) + " " + better_gain_, out);
+  } else if (const control::LinkCost cost = directory_->CostOf(Ring()); TellsMore(told_, cost)) {
+    better_ = Ring();
+    better_gain_ = CostText(cost);
+  }
 }
 
 // The peers of the ring in an order that avoids blocked pairs.
@@ -664,7 +692,10 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   next.cause = "joined=" + List(next.joiners, ",", kNamesShownMax) +
                " left=" + List(left, ",", kNamesShownMax);
   if (!next.raised.empty()) next.cause += " ready=" + List(next.raised, ",", kNamesShownMax);
-  if (next.reorders) next.cause += " for a better ring " + better_gain_;
+  if (next.reorders) {
+    next.cause +=
+        (better_ == Ring() ? " to tell what links cost " : " for a better ring ") + better_gain_;
+  }
   if (preparation_) {
     next.begun = preparation_->begun;
     next.rebuilds = preparation_->rebuilds;
@@ -727,6 +758,7 @@ void Group::Commit(Tick now, GroupOutput* out) {
            !control::IsBlocked(done.blocked, b.pair.a, b.pair.b);
   });
   TakeEpoch(done);
+  told_ = done.cost;
   std::string fault_text;
   std::optional<FaultRecord> fault;
   if (done.freeze) {
@@ -770,10 +802,13 @@ void Group::Commit(Tick now, GroupOutput* out) {
          "member counts member=" + ToString(member) + " epoch=" + ToString(record_.committed), out);
   }
   if (!done.joiners.empty()) agreed_for_.merge(BackgroundPeers());
-  if (done.reorders) {
+  if (done.reorders) better_.clear();
+  if (done.reorders && Ring() == ring) {
+    Note("ring", MemberId{}, PeerId{},
+         "link costs told epoch=" + ToString(record_.committed) + " " + CostText(told_), out);
+  } else if (done.reorders) {
     ring_epoch_ = record_.committed;
     ring_gain_ = std::exchange(better_gain_, "");
-    better_.clear();
     HoldOrder(now + Millis(ring_interval_ms_));
     Note("ring", MemberId{}, PeerId{},
          "ring ordered anew epoch=" + ToString(record_.committed) +
@@ -1731,6 +1766,8 @@ void Group::AddTo(Digester* digest) const {
   for (const auto& [link, from] : missed_) digest->Add(link.first).Add(link.second).Add(from);
   digest->Add(better_.size());
   for (PeerId peer : better_) digest->Add(peer);
+  digest->Add(uint64_t{told_.latency_us}).Add(told_.bytes_per_second);
+  digest->Add(told_.ring_bytes_per_second);
   digest->Add(better_gain_).Add(order_due_).Add(order_after_).Add(ring_epoch_).Add(ring_gain_);
   digest->Add(uint64_t{preparation_.has_value()});
   if (!preparation_) return;

@@ -345,9 +345,11 @@ class Group {
   Epoch fault_epoch_;  // of `last_fault_`
   FaultRecord last_fault_;
   uint32_t pending_told_ = 0;
-  // The peers of the ring in a better order, for the next boundary; empty: none is known.
+  // The peers of the ring in a better order, for the next boundary; empty: none is known. The
+  // present order: its epoch only tells what the links cost by now.
   std::vector<PeerId> better_;
   std::string better_gain_;
+  control::LinkCost told_;  // with the epoch in force; unknown after a restart
   Tick order_due_ = kNever;
   Tick order_after_;  // it is due no sooner
   Epoch ring_epoch_;  // the last that was there to order the ring anew

@@ -78,6 +78,7 @@ class RingOrderTest : public testing::Test {
 
   Harness h_;
   uint64_t peers_ = 0;
+  size_t answered_ = 0;
 };
 
 TEST_F(RingOrderTest, TheNextBoundaryAdoptsABetterRingWithoutAFreeze) {
@@ -110,6 +111,40 @@ TEST_F(RingOrderTest, AllPeersHearWhatTheLinksCostWhenAnEpochIsPrepared) {
   for (uint64_t n = 1; n <= 4; ++n) {
     EXPECT_EQ(h_.Prepared(P(n)).cost, (control::LinkCost{20000, 2 * kMega, 10 * kMega}));
   }
+}
+
+TEST_F(RingOrderTest, WhatLinksCostIsToldAtTheNextBoundaryThoughNoRingIsBetter) {
+  Enter(4);
+  Measure([](uint64_t, uint64_t) { return 10; });
+  h_.Wait(6000);
+  h_.AnswerRing();
+  EXPECT_EQ(h_.Take(P(1)), Texts{}) << "ops and trainers go on";
+  Vote();
+  EXPECT_EQ(h_.Take(P(1)),
+            (Texts{"Prepare 3 base=2 boundary=3 attempt=0 members=m1@1,m2@2,m3@2,m4@2 "
+                   "ring=p1,p2,p3,p4",
+                   "Commit 3", "VoteResult m1 number=2 epoch=3"}));
+  EXPECT_EQ(h_.Prepared(P(4)).cost, (control::LinkCost{20000, 10 * kMega, 10 * kMega}));
+  EXPECT_EQ(h_.Notices("ring"), Texts{"link costs told epoch=3 latency_us=20000 slowest_mb_s=10.0 "
+                                      "ring_mb_s=10.0"});
+  EXPECT_EQ(h_.View().ring_epoch, Epoch()) << "the ring is as it was";
+}
+
+TEST_F(RingOrderTest, WhatLinksCostIsToldOnceAndAgainWhenItHasChangedByMuch) {
+  Enter(4);
+  const auto tell = [&](uint64_t slow, uint64_t ms) {
+    Measure([&](uint64_t from, uint64_t to) { return from == 1 && to == 3 ? slow : 10; });
+    h_.Wait(ms);
+    if (h_.ring_orders().size() > answered_) h_.AnswerRing();
+    answered_ = h_.ring_orders().size();
+    Vote();
+    return h_.Stored().committed;
+  };
+  EXPECT_EQ(tell(10, 31000), Epoch(3));
+  EXPECT_EQ(tell(9, 31000), Epoch(3)) << "nothing to speak of";
+  EXPECT_EQ(tell(1, 31000), Epoch(4)) << "off the ring, and slow: the mesh would wait for it";
+  EXPECT_EQ(tell(1, 31000), Epoch(4));
+  EXPECT_EQ(Ring(), (std::vector<uint64_t>{1, 2, 3, 4}));
 }
 
 TEST_F(RingOrderTest, RanksStayWhatTheyAre) {

@@ -8,8 +8,10 @@ namespace {
 // Whole numbers, so that peers of different processors come to the same answer; nothing overflows.
 using Wide = unsigned __int128;
 
-// c of the header.
-constexpr uint64_t kMeshPercent = 125;
+// c of the header, in percent.
+constexpr uint64_t kNearMeshPercent = 125;
+constexpr uint64_t kFarMeshPercent = 100;
+constexpr uint32_t kFarUs = 2500;
 
 Wide Nanoseconds(uint64_t bytes, uint64_t bytes_per_second) {
   return Wide{bytes} * 1'000'000'000 / bytes_per_second;
@@ -32,7 +34,8 @@ bool MeshIsFaster(uint64_t bytes, uint64_t peers, const control::LinkCost& known
   const Wide link = Nanoseconds(bytes / peers, cost.bytes_per_second);
   const Wide others = peers - 1;
   const Wide ring = 2 * others * (latency + hop);
-  const Wide mesh = 2 * latency + std::max(2 * link, 2 * others * hop * kMeshPercent / 100);
+  const uint64_t percent = cost.latency_us < kFarUs ? kNearMeshPercent : kFarMeshPercent;
+  const Wide mesh = 2 * latency + std::max(2 * link, 2 * others * hop * percent / 100);
   return mesh < ring;
 }
 

@@ -11,10 +11,10 @@
 //                   c 2 (N - 1) n/N / R)
 //
 // twice. The last term: a peer sends to all others at once no more than it sends to one, taken to
-// be R, and a little less (c > 1): receivers are sent to by all at once, and the inputs of all are
-// added from memory, not from cache. So the mesh wins where latency counts, and the ring for large
-// tensors and where a slow link can be avoided. Between two peers they do the same, and it is the
-// ring.
+// be R, and where processors are the limit, on short ways, a little less (c > 1): receivers are
+// sent to by all at once, and the inputs of all are added from memory, not from cache. So the mesh
+// wins where latency counts, and the ring for large tensors on short ways and where a slow link can
+// be avoided. Between two peers they do the same, and it is the ring.
 #pragma once
 
 #include <cstddef>
