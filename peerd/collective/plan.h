@@ -12,7 +12,7 @@
 namespace longhaul::peerd {
 
 // Peers cut tensors alike: it belongs to the lane protocol's version.
-inline constexpr uint32_t kGrainBytes = 64 << 10;
+inline constexpr uint32_t kGrainBytes = 32 << 10;
 
 class Plan {
  public:

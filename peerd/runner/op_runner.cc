@@ -16,16 +16,15 @@ constexpr uint64_t kRepeat = UINT64_MAX;
 
 // A segment on a short way costs calls and wakes: few of them, as many as keep a ring's hops busy.
 constexpr uint64_t kShortWaySegments = 8;
-constexpr uint64_t kShortWayGrains = 8;
-// On a long one many lanes share a chunk, and its end waits for the last of them.
-constexpr uint64_t kLongWaySegments = 32;
-constexpr uint64_t kLongWayGrains = 2;
+constexpr uint64_t kShortWayGrainsMin = 2;
+constexpr uint64_t kShortWayGrainsMax = 16;
 
+// On a long one many slow lanes share a chunk, and its end waits for the last of them.
 uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way) {
-  const uint64_t wanted = chunk_bytes / (long_way ? kLongWaySegments : kShortWaySegments);
-  const uint64_t grains =
-      std::clamp<uint64_t>(wanted / grain_bytes, 1, long_way ? kLongWayGrains : kShortWayGrains);
-  return static_cast<uint32_t>(grains * grain_bytes);
+  if (long_way) return grain_bytes;
+  const uint64_t wanted = chunk_bytes / kShortWaySegments / grain_bytes;
+  return grain_bytes *
+         static_cast<uint32_t>(std::clamp(wanted, kShortWayGrainsMin, kShortWayGrainsMax));
 }
 
 uint64_t ScratchBytesMax(const OpDesc& desc) {
