@@ -143,7 +143,7 @@ class MeshAttempt final : public SegmentAttempt {
         ++passed_by;
         continue;
       }
-      const Plan::Grains grains = Fresh(fresh_[turn_], end);
+      const Plan::Grains grains = NextSegment(fresh_[turn_], end);
       const Plan::Piece piece = plan_.PieceOf(grains);
       if (fresh_out_bytes_ > 0 && fresh_out_bytes_ + piece.bytes > spec_.window_bytes) return;
       fresh_out_bytes_ += piece.bytes;

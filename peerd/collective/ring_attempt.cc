@@ -58,7 +58,7 @@ class RingAttempt final : public SegmentAttempt {
       if (SendsGather(Hop(chunk))) sends_open_ += plan_.GrainsOf(chunk).count;
     }
     if (inputs_.empty() && fresh_ < fresh_end_) {
-      const uint64_t longest = plan_.PieceOf(Fresh(fresh_, fresh_end_)).bytes;
+      const uint64_t longest = plan_.PieceOf(NextSegment(fresh_, fresh_end_)).bytes;
       identity_.resize(longest);
       FillIdentity(identity_.data(), longest / SizeOf(spec_.desc.dtype), spec_.desc.dtype,
                    spec_.desc.reduce);
@@ -119,7 +119,7 @@ class RingAttempt final : public SegmentAttempt {
   void HandFresh() {
     if (!started_ || !credit_) return;
     while (fresh_ < fresh_end_) {
-      const Plan::Grains grains = Fresh(fresh_, fresh_end_);
+      const Plan::Grains grains = NextSegment(fresh_, fresh_end_);
       const Plan::Piece piece = plan_.PieceOf(grains);
       if (fresh_out_bytes_ > 0 && fresh_out_bytes_ + piece.bytes > spec_.window_bytes) return;
       fresh_out_bytes_ += piece.bytes;

@@ -132,7 +132,7 @@ uint64_t SegmentAttempt::CookieOf(int to, Phase phase, const Plan::Grains& grain
 
 void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data) {
   for (uint64_t first = grains.first; first < grains.end(); first += segment_grains_) {
-    const Plan::Grains part = Fresh(first, grains.end());
+    const Plan::Grains part = NextSegment(first, grains.end());
     for (uint64_t grain = part.first; grain < part.end(); ++grain) {
       MarksOf(grain, to) |= phase == Phase::kReduce ? kReduceHanded : kGatherHanded;
       if (phase == Phase::kGather) ++gathers_out_[grain];

@@ -81,8 +81,8 @@ class SegmentAttempt : public Attempt {
 
   // In segments of as many grains as this position puts into one.
   void Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data);
-  // Own input, from grain `first` on: what is handed over next as one segment.
-  Plan::Grains Fresh(uint64_t first, uint64_t end) const {
+  // Of grains from `first` to `end`, all of one chunk: those of the first segment.
+  Plan::Grains NextSegment(uint64_t first, uint64_t end) const {
     return {first, std::min(segment_grains_, end - first)};
   }
   void Keep(const Plan::Grains& grains);

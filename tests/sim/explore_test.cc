@@ -62,7 +62,7 @@ constexpr Default kDefaults[] = {
     {"three_peers", 1, 100, 5000},
     {"join_during_an_op", 1, 400000, 130000},
     {"ring", 1, 5000, 150000},
-    {"ring_during_an_op", 1, 100000, 140000},
+    {"ring_during_an_op", 1, 130000, 140000},
     {"sync", 2, 40, 40000},
     {"sync_at_a_boundary", 2, 300, 40000},
     {"sync_of_three", 1, 1, 80000},

@@ -342,7 +342,7 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
       transfers_(id, TransferOptions()) {
   peerd::OpRunner::Options runner;
   runner.self = id;
-  runner.grain_bytes = 256;
+  runner.grain_bytes = 512;
   runner_ = std::make_unique<peerd::OpRunner>(&transport_, runner);
   peerd::CoreConfig core;
   core.peer = id;
