@@ -59,7 +59,7 @@ SLOW_LANES = 16
 # The emulation has to be on time to a fraction of the delay.
 LATE_P99_US_MAX = 5000
 # Till all have been told what links cost, and choose their algorithm by that.
-WARM_OPS_MIN = 6
+WARM_OPS_MIN = 10
 RING_INTERVAL_S = 20
 # A fortieth of the delay: hosts and emulation share the processors.
 TICK_US = 1000

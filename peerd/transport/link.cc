@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "peerd/io/sockets.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -17,8 +18,12 @@ constexpr uint64_t kWindowBytesPerLane = 1 << 20;
 constexpr double kLagFactor = 6;
 // And it would hold up a segment for so many round trips.
 constexpr int64_t kLagRtts = 4;
+// A lane leaves the next segment to others if they will be through with all that is queued, and
+// that one, in less than the time that it would take: by this factor, since lanes differ by chance.
+constexpr double kLateFactor = 2;
 constexpr int64_t kNudgeUsMin = Millis(5);
-// A rest. What a lane is tried with may hold up one op.
+// A rest, and how long a slow lane is not tried otherwise. What it is tried with may hold up one
+// op.
 constexpr int64_t kRestUsMin = Seconds(10);
 constexpr int64_t kRestUsMax = Seconds(600);
 // PINGs in one detect_ms: two may be lost to a slow moment without anyone noticing.
@@ -255,11 +260,15 @@ void Link::Measure(DataLane* data, Tick now) {
   data->us_per_byte += (us_per_byte - data->us_per_byte) / (data->us_per_byte == 0 ? 1 : 4);
 }
 
-// Whether a lane had better not carry the next segment, of so many bytes.
+// Whether a lane had better not carry the next segment, of so many bytes: it is so slow that it
+// rests, or near the end of what is queued the others are done with it sooner (earliest completion
+// first: Lim, Nahum, Towsley and Gibbens, "ECF: An MPTCP path scheduler to manage heterogeneous
+// paths", 2017).
 bool Link::LagsBehind(uint32_t index, uint32_t bytes, Tick now) {
   DataLane& data = data_[index];
   // Of the others: times, since one that had room for all it was given says little.
   double times = 0;
+  double rate = 0;  // of all of them, in bytes a microsecond
   int known = 0;
   bool others = false;
   for (uint32_t i = 0; i < data_.size(); ++i) {
@@ -267,14 +276,24 @@ bool Link::LagsBehind(uint32_t index, uint32_t bytes, Tick now) {
       continue;
     }
     others = true;
+    if (data_[i].us_per_byte == 0) continue;
     times += data_[i].us_per_byte;
-    known += data_[i].us_per_byte > 0;
+    rate += 1 / data_[i].us_per_byte;
+    ++known;
   }
   if (!others) return false;
   if (now < data.rests_until) return true;
-  if (known == 0 || data.us_per_byte * known <= kLagFactor * times ||
-      data.us_per_byte * bytes < static_cast<double>(kLagRtts * long_way_us_)) {
-    if (data.us_per_byte > 0) data.rests = 0;
+  if (known == 0 || data.us_per_byte == 0) return false;
+  // It goes behind what the lane keeps unsent.
+  const double length = static_cast<double>(bytes) + kUnsentBytes;
+  const double own = data.us_per_byte * length;
+  const double usual = times / known * length;
+  if (own <= kLagFactor * usual || own < static_cast<double>(kLagRtts * long_way_us_)) {
+    data.rests = 0;
+    const double queued = static_cast<double>(bytes) * (ops_.size() + chunks_.size());
+    if (own <= kLateFactor * usual + queued / rate) return false;
+    if (now - data.given_at < kRestUsMin) return true;
+    data.us_per_byte = 0;  // it may have recovered
     return false;
   }
   const int64_t us = std::min(kRestUsMin << std::min(data.rests++, 16u), kRestUsMax);

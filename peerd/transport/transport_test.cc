@@ -646,6 +646,21 @@ TEST_P(LongWay, LanesThatDifferByLittleAreAllUsed) {
   EXPECT_EQ(stats(GetParam()).lanes_used, 4u);
 }
 
+TEST_P(LongWay, ALaneLeavesToOthersWhatTheyWillHaveDoneSoonerUntilThatIsLongAgo) {
+  Start(WithLanes(4), 80000);
+  slow_ = 4;
+  Send(Seconds(5));
+  const uint64_t before = SentOn(kSlow);
+  EXPECT_GT(before, 3 * kSegment) << "it was not known yet";
+  Send(Seconds(2));
+  EXPECT_LT(SentOn(kSlow), before + kSegment) << "nothing but PINGs";
+  slow_ = 0;
+  Send(Seconds(12));
+  EXPECT_GT(SentOn(kSlow), before + 100 * kSegment);
+  EXPECT_EQ(stats(GetParam()).lane_rests, 0u);
+  EXPECT_EQ(stats(GetParam()).lanes_used, 4u);
+}
+
 TEST_P(LongWay, WhatAnOpQueuesGrowsWithTheLanes) {
   Start(WithLanes(64), 80000);
   EXPECT_GE(world_->at(0).transport->BestUse({kRun, PeerId(2)}).window_bytes, uint64_t{64} << 20);
