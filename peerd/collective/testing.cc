@@ -251,7 +251,7 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
         const bool two = (e + members) % 16 == 0 && members < 14 * 16;
         const int64_t value = desc.reduce == ReduceOp::kProd ? (two ? 2 : 1) : prng.Below(5);
         const std::string bytes = Encode(desc.dtype, value);
-        std::memcpy(source + e * bytes.size(), bytes.data(), bytes.size());
+        std::copy(bytes.begin(), bytes.end(), source + e * bytes.size());
         if (!counts) continue;
         int64_t& sum = sums[e];
         switch (desc.reduce) {

@@ -404,7 +404,7 @@ absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const
   if (!IsNumbered(header.type)) return TakeFrame(header, payload);
   if (!resumed_) return absl::InvalidArgumentError("a frame before RESUME");
   ++received_;
-  const absl::Status status = TakeFrame(header, payload);
+  absl::Status status = TakeFrame(header, payload);
   if (status.ok() && alive()) AcknowledgeSoon(kFrameHeaderBytes + payload.size());
   return status;
 }
@@ -476,7 +476,7 @@ absl::Status Link::OnResume(uint64_t acked) {
     return absl::InvalidArgumentError(
         absl::StrCat("RESUME after ", acked, " frames where ", acked_, " were acknowledged"));
   }
-  const absl::Status status = OnAcked(acked);
+  absl::Status status = OnAcked(acked);
   if (!status.ok()) return status;
   resumed_ = true;
   owner_->OnLinkFramesRepeated(put_on_lane_ > acked_ ? put_on_lane_ - acked_ : 0);

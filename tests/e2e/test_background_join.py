@@ -180,7 +180,8 @@ def test_what_was_fetched_into_is_torn_when_its_member_was_evicted(cluster: Loca
     models.append(Model(cluster, 2, 3))
     state = models[2].state
     comm = lh.join(run.name, 0, cluster.socket(2), PATIENCE, join_mode="background")
-    assert comm.sync_state(state, timeout=PATIENCE).background and state.held and not state.torn
+    assert comm.sync_state(state, timeout=PATIENCE).background
+    assert (state.held, state.torn) == (True, False)
     member = f"{run.name}/0/m{comm.member_id}"
     command = [str(find_binary("lhctl")), f"--coordinator={cluster.coordinator}", "evict", member]
     subprocess.run(command, timeout=PATIENCE, check=True)
