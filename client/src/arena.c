@@ -50,6 +50,7 @@ struct lhi_region *lhi_arena_add(struct lhi_arena *arena, uint64_t id, uint8_t *
   region->base = base;
   region->bytes = bytes;
   region->blocks = block;
+  region->last = ++arena->takes;
   region->next = arena->regions;
   arena->regions = region;
   arena->bytes += bytes;
@@ -70,15 +71,31 @@ void lhi_arena_remove(struct lhi_arena *arena, struct lhi_region *region) {
   free(region);
 }
 
+void lhi_arena_stage(struct lhi_arena *arena, size_t bytes) {
+  arena->staged += bytes;
+  if (arena->staged > arena->staged_most) arena->staged_most = arena->staged;
+}
+
+void lhi_arena_unstage(struct lhi_arena *arena, size_t bytes) { arena->staged -= bytes; }
+
+void lhi_arena_look(struct lhi_arena *arena) {
+  if (++arena->looks < LHI_STAGED_LOOKS) return;
+  arena->looks = 0;
+  arena->staged_most_before = arena->staged_most;
+  arena->staged_most = arena->staged;
+}
+
 struct lhi_region *lhi_arena_surplus(struct lhi_arena *arena) {
+  const size_t most = arena->staged_most > arena->staged_most_before ? arena->staged_most
+                                                                     : arena->staged_most_before;
   size_t empty = 0;
   struct lhi_region *surplus = NULL;
   for (struct lhi_region *region = arena->regions; region != NULL; region = region->next) {
     if (region->used != 0 || region->pins != 0) continue;
     empty += region->bytes;
-    if (surplus == NULL || region->bytes > surplus->bytes) surplus = region;
+    if (surplus == NULL || region->last < surplus->last) surplus = region;
   }
-  return empty > LHI_EMPTY_BYTES_MAX ? surplus : NULL;
+  return empty > LHI_EMPTY_BYTES_MAX + (most - arena->staged) ? surplus : NULL;
 }
 
 size_t lhi_region_bytes(const struct lhi_arena *arena, size_t bytes, bool least) {
@@ -136,6 +153,7 @@ void *lhi_arena_take(struct lhi_arena *arena, size_t bytes) {
       if (block->used || block->bytes < gap || block->bytes - gap < size) continue;
       if (!carve(block, offset, size)) return NULL;
       region->used += size;
+      region->last = ++arena->takes;
       return region->base + offset;
     }
   }

@@ -20,8 +20,11 @@ extern "C" {
 /* Blocks from this size on begin at a page: the kernel moves whole pages. */
 #define LHI_PAGE_ALIGN_FROM ((size_t)1 << 20)
 #define LHI_PAGE ((size_t)4096)
-/* Empty regions are kept for the next tensor up to this many bytes. */
+/* Empty regions are kept for the next tensor up to this many bytes, beside what operations staged
+ * at one time of late: to fault that in anew costs several times the operation. */
 #define LHI_EMPTY_BYTES_MAX ((size_t)256 << 20)
+/* Of late: in so many looks at what is empty, one after each operation, and those before. */
+#define LHI_STAGED_LOOKS 64
 
 /* Blocks of a region lie in the order of their addresses and cover it; no two free ones touch. */
 struct lhi_block {
@@ -37,6 +40,7 @@ struct lhi_region {
   uint8_t *base;
   size_t bytes;
   size_t used;   /* bytes in used blocks */
+  uint64_t last; /* value of the arena's `takes` when a block was taken here, or it was added */
   uint32_t pins; /* operations in flight that name the region */
   struct lhi_block *blocks;
   struct lhi_region *next;
@@ -45,6 +49,12 @@ struct lhi_region {
 struct lhi_arena {
   struct lhi_region *regions;
   size_t bytes; /* of all regions */
+  uint64_t takes;
+  /* In blocks that hold copies of operations' tensors. */
+  size_t staged;
+  size_t staged_most; /* since the looks were counted from 0 */
+  size_t staged_most_before;
+  uint32_t looks;
 };
 
 /* A memfd of `bytes`, sealed in its size, and its mapping. Returns NULL or what failed, for errno.
@@ -55,7 +65,13 @@ const char *lhi_region_map(size_t bytes, uint8_t **base_out, int *fd_out);
 struct lhi_region *lhi_arena_add(struct lhi_arena *arena, uint64_t id, uint8_t *base, size_t bytes);
 /* Unmaps the region and forgets it, blocks and all. */
 void lhi_arena_remove(struct lhi_arena *arena, struct lhi_region *region);
-/* A region of the list that is empty and beyond what is kept; NULL: none. */
+/* A block was taken to stage a tensor in, and is given back. */
+void lhi_arena_stage(struct lhi_arena *arena, size_t bytes);
+void lhi_arena_unstage(struct lhi_arena *arena, size_t bytes);
+/* An operation is over: time to look for what is surplus. */
+void lhi_arena_look(struct lhi_arena *arena);
+/* A region of the list that is empty and beyond what is kept, that for which there has been no use
+ * for longest; NULL: none. */
 struct lhi_region *lhi_arena_surplus(struct lhi_arena *arena);
 
 /* The size of region to add for a block of `bytes`: large regions in large arenas, since their

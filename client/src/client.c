@@ -177,6 +177,8 @@ void lhi_op_unpin_locked(lh_op *op) {
   if (op->target_region != NULL) --op->target_region->pins;
   op->source_region = NULL;
   op->target_region = NULL;
+  if (op->staged_source != NULL) lhi_arena_unstage(&op->client->arena, op->bytes);
+  if (op->staged_target != NULL) lhi_arena_unstage(&op->client->arena, op->bytes);
   lhi_give_back_locked(op->client, op->staged_source);
   lhi_give_back_locked(op->client, op->staged_target);
   op->staged_source = NULL;
@@ -570,6 +572,7 @@ void lhi_give_back_locked(lh_client *client, void *data) {
 void lhi_trim(lh_client *client) {
   struct lhi_region *region;
   pthread_mutex_lock(&client->mutex);
+  lhi_arena_look(&client->arena);
   while ((region = lhi_arena_surplus(&client->arena)) != NULL) {
     struct lh_ipc_request request;
     lh_op *const op = lhi_op_new_locked(client, LHI_UNREGION, NULL);

@@ -100,6 +100,18 @@ static void pin_locked(lh_op *op, struct lhi_region *source, struct lhi_region *
   }
 }
 
+/* Takes a block for a copy of one of the op's tensors. */
+static lh_status stage(lh_op *op, void **block) {
+  lh_client *const client = op->client;
+  const lh_status status = lhi_alloc(client, kAllReduce, op->bytes, block);
+  op->staged = true;
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  lhi_arena_stage(&client->arena, op->bytes);
+  pthread_mutex_unlock(&client->mutex);
+  return LH_OK;
+}
+
 /* Fills the ranges of an op that is not open yet; what lies outside the arena is staged. On failure
  * the caller discards the op. Regions of the caller's buffers are pinned first, so that none goes
  * away while others are allocated. */
@@ -118,15 +130,13 @@ static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
   if (status == LH_OK) pin_locked(op, source, target);
   pthread_mutex_unlock(&client->mutex);
   if (status == LH_OK && op->source_region == NULL) {
-    op->staged = true;
-    status = lhi_alloc(client, kAllReduce, op->bytes, &op->staged_source);
+    status = stage(op, &op->staged_source);
     if (status == LH_OK) memcpy(op->staged_source, o->source, op->bytes);
     op->source = op->staged_source;
   }
   if (status == LH_OK && op->target_region == NULL) {
     /* Apart from the source also when the caller's are one: peerd then has no original to keep. */
-    op->staged = true;
-    status = lhi_alloc(client, kAllReduce, op->bytes, &op->staged_target);
+    status = stage(op, &op->staged_target);
     op->target = op->staged_target;
     op->copy_to = o->target;
   }

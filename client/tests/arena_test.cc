@@ -133,9 +133,29 @@ TEST_F(ArenaTest, EmptyRegionsAreSurplusBeyondWhatIsKept) {
   second->pins = 1;
   EXPECT_EQ(lhi_arena_surplus(&arena_), nullptr);
   second->pins = 0;
-  lhi_arena_remove(&arena_, first);
+  lhi_arena_give(&arena_, lhi_arena_take(&arena_, LHI_EMPTY_BYTES_MAX));
+  EXPECT_EQ(lhi_arena_surplus(&arena_), second) << "the other one was of use since";
+  lhi_arena_remove(&arena_, second);
   EXPECT_EQ(lhi_arena_surplus(&arena_), nullptr);
-  EXPECT_EQ(arena_.bytes, kBytes);
+  EXPECT_EQ(arena_.bytes, LHI_EMPTY_BYTES_MAX);
+}
+
+TEST_F(ArenaTest, WhatOperationsStagedOfLateIsKeptToo) {
+  lhi_region* const region = Add(LHI_EMPTY_BYTES_MAX + 2 * kBytes);
+  lhi_arena_stage(&arena_, kBytes);
+  lhi_arena_stage(&arena_, kBytes);
+  lhi_arena_unstage(&arena_, kBytes);
+  EXPECT_EQ(lhi_arena_surplus(&arena_), region) << "half of it is in another region now";
+  lhi_arena_unstage(&arena_, kBytes);
+  for (int look = 0; look < LHI_STAGED_LOOKS; ++look) {
+    lhi_arena_look(&arena_);
+    EXPECT_EQ(lhi_arena_surplus(&arena_), nullptr) << look;
+  }
+  // As long again without any.
+  for (int look = 1; look < LHI_STAGED_LOOKS; ++look) lhi_arena_look(&arena_);
+  EXPECT_EQ(lhi_arena_surplus(&arena_), nullptr);
+  lhi_arena_look(&arena_);
+  EXPECT_EQ(lhi_arena_surplus(&arena_), region);
 }
 
 TEST_F(ArenaTest, RegionsGrowWithTheArena) {
