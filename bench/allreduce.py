@@ -29,6 +29,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ from longhaul.bench import sizes_of, text_of
 ITERATIONS_MAX = 1000
 # A machine on which others use more than this is no machine to compare times on.
 QUIET = 0.05
+QUIET_WITHIN_S = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +132,14 @@ def started(
             team.close()
 
 
+def quiet() -> float:
+    """Waits for a moment in which other programs use little of the processors, but not for long. How much they do."""
+    deadline = time.monotonic() + QUIET_WITHIN_S
+    while (busy := machine.busy_elsewhere(0.5)) > QUIET and time.monotonic() < deadline:
+        pass
+    return busy
+
+
 def bench(chosen: list[systems.System], args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Adds to the result as figures come."""
     print(figures.HEAD, flush=True)
@@ -149,7 +159,7 @@ def bench(chosen: list[systems.System], args: argparse.Namespace, result: dict[s
                     result["left_out"].append(f"{size} peers, {why}")
                     print(f"{size:>5} {why}", flush=True)
                     continue
-                busy = machine.busy_elsewhere(0.5)
+                busy = quiet()
                 result["busy_elsewhere"].append({"peers": size, "bytes": nbytes, "share": busy})
                 limited = nbytes >= figures.LIMIT_FROM_BYTES and not args.no_limits
                 rates = [limits.measure(nbytes)] if limited else []
