@@ -296,7 +296,7 @@ lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options, int
   lh_op_info_t own = LH_OP_INFO_INIT;
   lh_client *client;
   lh_status status;
-  lh_op *op;
+  lh_op *op = NULL;
   bool ended;
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kCall);
   *op_out = NULL;
@@ -306,7 +306,7 @@ lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options, int
     status = lhi_give(kCall, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
   }
   if (status == LH_OK) status = lh_all_reduce_start(comm, options, &op);
-  if (status != LH_OK) return status;
+  if (status != LH_OK || op == NULL) return status;
   client = op->client;
   pthread_mutex_lock(&client->mutex);
   ended = lhi_wait_locked(op, lhi_deadline_ns(timeout_ms));
