@@ -58,8 +58,7 @@ SLOW_SHARE = 0.05
 SLOW_LANES = 16
 # The emulation has to be on time to a fraction of the delay.
 LATE_P99_US_MAX = 5000
-# Till all have been told what links cost, and choose their algorithm by that.
-WARM_OPS_MIN = 10
+# What links cost is told soon after it was measured.
 RING_INTERVAL_S = 20
 # A fortieth of the delay: hosts and emulation share the processors.
 TICK_US = 1000
@@ -131,6 +130,7 @@ class Team:
     def __init__(self, wan: Wan, stack: contextlib.ExitStack) -> None:
         self.pids = [host.peerd.pid for host in wan.hosts if host.peerd is not None]
         self.trainers: list[Trainer] = []
+        self.ops = 0
         for host in wan.hosts:
             self.trainers.append(Trainer(__file__))
             stack.callback(self.trainers[-1].kill)
@@ -145,6 +145,7 @@ class Team:
 
     def op(self) -> tuple[float, str]:
         """Seconds at the slowest, and the algorithm."""
+        self.ops += 1
         for trainer in self.trainers:
             trainer.start("op")
         return max(finish_all(self.trainers))
@@ -278,8 +279,6 @@ def emit(line: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
 
 def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Namespace) -> dict[str, Any]:
     hosts = len(wan.hosts)
-    # peerd finds out how many lanes are of use while ops go on.
-    warm = args.warm_ops if lanes == "auto" else WARM_OPS_MIN
     ring = [(host, wan.hosts[(i + 1) % hosts]) for i, host in enumerate(wan.hosts)]
     judge = Judge(wan)
     many = iperf(ring[:1], IPERF_FLOWS, args.congestion, args.iperf_seconds)[0]
@@ -287,9 +286,9 @@ def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Nam
     all_at_once = iperf(ring, IPERF_FLOWS, args.congestion, args.iperf_seconds)
     iperf_verdict = judge.verdict()
     judge = Judge(wan)
-    cpu = team.cpu_seconds()
-    seconds, algorithm = op_seconds(team, args.ops, warm)
-    cpu = (team.cpu_seconds() - cpu) / (args.ops + warm)
+    cpu, ops = team.cpu_seconds(), team.ops
+    seconds, algorithm = op_seconds(team, args.ops, args.warm_ops)
+    cpu = (team.cpu_seconds() - cpu) / (team.ops - ops)
     verdict = judge.verdict()
     shares = [[flow["delivered_bytes"] for flow in flows] for flows in lanes_of(wan).values()]
     median = statistics.median(seconds)
@@ -326,7 +325,7 @@ def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Nam
 
 def slow_lane(wan: Wan, team: Team, args: argparse.Namespace) -> dict[str, Any]:
     judge = Judge(wan)
-    seconds, algorithm = op_seconds(team, args.ops, WARM_OPS_MIN)
+    seconds, algorithm = op_seconds(team, args.ops, args.warm_ops)
     before = statistics.median(seconds)
     (src, dst), flows = sorted(lanes_of(wan).items())[0]
     if len(flows) != SLOW_LANES:
@@ -399,7 +398,7 @@ def main() -> int:
         "--warm-ops",
         type=int,
         default=12,
-        help="ops before them with automatic lanes, whose number is being found (default 12)",
+        help="ops before them, while the algorithm and the number of lanes are being found (default 12)",
     )
     parser.add_argument("--iperf-seconds", type=int, default=6, help="counted seconds of an iperf3 run (default 6)")
     parser.add_argument("--queue", default="50ms", help="in front of each rate (default 50ms)")

@@ -172,17 +172,20 @@ void lhi_op_release_locked(lh_op *op) {
   if (op->state == LHI_ENDED) op_free_locked(op);
 }
 
+static void unstage_locked(lh_op *op, void **block) {
+  if (*block == NULL) return;
+  lhi_arena_unstage(&op->client->arena, op->bytes);
+  lhi_give_back_locked(op->client, *block);
+  *block = NULL;
+}
+
 void lhi_op_unpin_locked(lh_op *op) {
   if (op->source_region != NULL) --op->source_region->pins;
   if (op->target_region != NULL) --op->target_region->pins;
   op->source_region = NULL;
   op->target_region = NULL;
-  if (op->staged_source != NULL) lhi_arena_unstage(&op->client->arena, op->bytes);
-  if (op->staged_target != NULL) lhi_arena_unstage(&op->client->arena, op->bytes);
-  lhi_give_back_locked(op->client, op->staged_source);
-  lhi_give_back_locked(op->client, op->staged_target);
-  op->staged_source = NULL;
-  op->staged_target = NULL;
+  unstage_locked(op, &op->staged_source);
+  unstage_locked(op, &op->staged_target);
 }
 
 static void untable_locked(const lh_op *op) {

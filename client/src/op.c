@@ -306,6 +306,7 @@ lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options, int
     status = lhi_give(kCall, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
   }
   if (status == LH_OK) status = lh_all_reduce_start(comm, options, &op);
+  /* Never OK without an op, which clang's analyser cannot see. */
   if (status != LH_OK || op == NULL) return status;
   client = op->client;
   pthread_mutex_lock(&client->mutex);

@@ -8,8 +8,6 @@
 namespace longhaul::peerd {
 namespace {
 
-constexpr uint64_t kAlignment = 64;
-
 // Every position owns the chunk of its number and holds a part of scratch for each other position:
 //
 //   to the owner of each chunk        its own input of it                       (reduce)
@@ -72,7 +70,7 @@ class MeshAttempt final : public SegmentAttempt {
   }
 
   static uint64_t PartBytes(const Plan& plan, int chunk) {
-    return (plan.Chunk(chunk).bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return Aligned(plan.Chunk(chunk).bytes);
   }
   // Memory for the input of that position to the own chunk. Several members' at this one are
   // reduced there; one member's is where it was posted, or among the originals.

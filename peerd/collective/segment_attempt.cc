@@ -12,7 +12,6 @@
 namespace longhaul::peerd {
 namespace {
 
-constexpr uint64_t kAlignment = 64;
 // More in one segment gain nothing; so many fit into a cookie.
 constexpr uint64_t kSegmentGrainsMax = 64;
 
@@ -26,8 +25,7 @@ absl::StatusOr<SegmentAttempt::Memory> SegmentAttempt::TakeMemory(const AttemptS
   for (size_t i = 0; i < spec.targets.size() && memory.result == nullptr; ++i) {
     if (spec.targets[i] != spec.sources[i]) memory.result = spec.targets[i];
   }
-  const uint64_t whole =
-      memory.result == nullptr ? (spec.desc.bytes() + kAlignment - 1) / kAlignment * kAlignment : 0;
+  const uint64_t whole = memory.result == nullptr ? Aligned(spec.desc.bytes()) : 0;
   if (whole + extra_bytes == 0) return memory;
   auto scratch = pool->Take(whole + extra_bytes);
   if (!scratch.ok()) return scratch.status();

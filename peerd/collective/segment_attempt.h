@@ -57,6 +57,9 @@ class SegmentAttempt : public Attempt {
     kOverwritten = 1 << 9,  // and no longer (certainly) in its place
   };
 
+  // What lies in the scratch buffer begins at a multiple of 64 bytes.
+  static uint64_t Aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
   struct Memory {
     uint8_t* scratch = nullptr;  // of the pool; nullptr: none is needed
     uint8_t* result = nullptr;

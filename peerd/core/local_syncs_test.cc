@@ -128,6 +128,12 @@ class LocalSyncsTest : public testing::Test {
   static SyncRequest Brought(uint64_t state, uint64_t revision) {
     return {SyncStrategy::kPopular, revision, {1, 1}, {state, 0}};
   }
+  // A sync of the member in the background, whose tensors a transfer may be writing to.
+  void SyncHeld(bool with_vote) {
+    SyncRequest request = Brought(0, 0);
+    request.fetching = true;
+    Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, with_vote, &given_); });
+  }
   Actions& Hold(const SyncRequest& request, std::optional<control::StateAgreed> agreed = {}) {
     return Do([&] {
       syncs_.BeginBackground(LocalId(1), kRun, MemberId(1), request, agreed, kSources, now_,
@@ -374,9 +380,7 @@ TEST_F(LocalSyncsTest, WhatATransferWritesToIsOfferedAsUnsettled) {
 TEST_F(LocalSyncsTest, WhatWasStoppedBeforeItWroteIsOfferedAsUnsettledAndThenWhole) {
   Hold(Brought(7, 0));
   Chase(3);
-  SyncRequest request = Brought(0, 0);
-  request.fetching = true;
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, true, &given_); });
+  SyncHeld(/*with_vote=*/true);
   EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
   Ended(1, {Code::kAborted, "stopped"}, /*wrote=*/false);
   EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
@@ -702,9 +706,7 @@ TEST_F(LocalSyncsTest, WhoTakesItsStateWhenARoundHasFailedIsToldSoAtOnce) {
 TEST_F(LocalSyncsTest, WhoIsReadyInTheMiddleOffersWhatIsIncomplete) {
   Hold(Brought(7, 0));
   Chase(3);
-  SyncRequest request = Brought(0, 0);
-  request.fetching = true;
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  SyncHeld(/*with_vote=*/false);
   EXPECT_EQ(Only<StopTransfer>(out_).size(), 1U);
   EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.complete);
   EXPECT_EQ(Fetch(1, 1, 104), Actions{});
@@ -717,10 +719,8 @@ TEST_F(LocalSyncsTest, WhoIsReadyInTheMiddleOffersWhatIsIncomplete) {
 TEST_F(LocalSyncsTest, WhatEndedBeforeTheOfferIsOfferedAsItIs) {
   Hold(Brought(7, 0));
   Chase(3);
-  SyncRequest request = Brought(0, 0);
-  request.fetching = true;
   Ended(1);
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  SyncHeld(/*with_vote=*/false);
   EXPECT_EQ(Said<control::SyncVote>(out_).at(0).offer,
             (control::SyncOffer{1, SyncStrategy::kPopular, 3, {1, 1}, {103, 0}, true}));
 }
