@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/src/copy.h"
 #include "client/src/internal.h"
 
 #define LHI_DEFAULT_SOCKET "/run/longhaul/peerd.sock"
@@ -432,7 +433,7 @@ static void collect_locked(lh_op *op) {
   if (op->synced != NULL) {
     lhi_state_copy_back(op->synced);
   } else {
-    memcpy(op->copy_to, op->target, op->bytes);
+    lhi_copy(op->copy_to, op->target, op->bytes);
   }
   pthread_mutex_lock(&op->client->mutex);
   op->state = LHI_ENDED;

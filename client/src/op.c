@@ -1,9 +1,9 @@
 /* Operations: the all-reduce, and waiting for whatever is in flight. */
 #define _GNU_SOURCE
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
+#include "client/src/copy.h"
 #include "client/src/internal.h"
 
 #define LHI_ALL_REDUCE_FIRST_BYTES (offsetof(lh_all_reduce_options, on_fault) + sizeof(lh_on_fault))
@@ -131,11 +131,12 @@ static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
   pthread_mutex_unlock(&client->mutex);
   if (status == LH_OK && op->source_region == NULL) {
     status = stage(op, &op->staged_source);
-    if (status == LH_OK) memcpy(op->staged_source, o->source, op->bytes);
+    if (status == LH_OK) lhi_copy(op->staged_source, o->source, op->bytes);
     op->source = op->staged_source;
   }
   if (status == LH_OK && op->target_region == NULL) {
-    /* Apart from the source also when the caller's are one: peerd then has no original to keep. */
+    /* Apart from the source also when the caller's are one: peerd then has no original to keep,
+     * which would take as much memory, and a copy more. */
     status = stage(op, &op->staged_target);
     op->target = op->staged_target;
     op->copy_to = o->target;

@@ -66,7 +66,7 @@ def test_torch_tensors_are_reduced(cluster: LocalCluster, pair: Members, dtype: 
 
 
 @pytest.mark.parametrize("arena", [True, False])
-@pytest.mark.parametrize("count", [1, 5, 1000, 1_000_003])
+@pytest.mark.parametrize("count", [1, 5, 1000, 1_000_003, 3_000_017])
 def test_out_of_place_leaves_the_source(pair: Members, arena: bool, count: int) -> None:
     def reduce(comm: lh.Comm) -> np.ndarray:
         make = comm.empty if arena else np.empty

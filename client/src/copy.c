@@ -1,0 +1,62 @@
+#include "client/src/copy.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+
+#include <emmintrin.h>
+
+#define LINE ((size_t)64)
+#define PAGE ((size_t)4096)
+#define PAGES ((size_t)4)
+#define BLOCK (PAGES * PAGE)
+
+/* One line; `to` is aligned to it. The stores do not read what they overwrite. */
+static void stream_line(uint8_t *to, const uint8_t *from) {
+  const __m128i *const in = (const __m128i *)(const void *)from;
+  __m128i *const out = (__m128i *)(void *)to;
+  const __m128i a = _mm_loadu_si128(in);
+  const __m128i b = _mm_loadu_si128(in + 1);
+  const __m128i c = _mm_loadu_si128(in + 2);
+  const __m128i d = _mm_loadu_si128(in + 3);
+  _mm_stream_si128(out, a);
+  _mm_stream_si128(out + 1, b);
+  _mm_stream_si128(out + 2, c);
+  _mm_stream_si128(out + 3, d);
+}
+
+/* Several pages in turns, a line of each: a processor reads ahead by itself, but at most to the end
+ * of a page. `next` is what is copied after this. */
+static void stream_block(uint8_t *to, const uint8_t *from, const uint8_t *next) {
+  for (size_t line = 0; line < PAGE; line += LINE) {
+    for (size_t at = line; at < BLOCK; at += PAGE) {
+      _mm_prefetch((const char *)(next + at), _MM_HINT_T0);
+      stream_line(to + at, from + at);
+    }
+  }
+}
+
+void lhi_copy(void *to, const void *from, size_t bytes) {
+  uint8_t *out = to;
+  const uint8_t *in = from;
+  if (bytes >= LHI_STREAM_BYTES_MIN) {
+    const size_t head = (LINE - (uintptr_t)out % LINE) % LINE;
+    memcpy(out, in, head);
+    out += head;
+    in += head;
+    bytes -= head;
+    for (; bytes >= BLOCK; out += BLOCK, in += BLOCK, bytes -= BLOCK) {
+      stream_block(out, in, bytes >= 2 * BLOCK ? in + BLOCK : in);
+    }
+    /* Orders these stores before whatever tells others of them, as plain ones are. */
+    _mm_sfence();
+  }
+  memcpy(out, in, bytes);
+}
+
+#else
+
+void lhi_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+
+#endif
