@@ -5,13 +5,15 @@
     .venv/bin/python bench/allreduce.py --peers=2 --sizes=4K,64M --json=result.json
     .venv/bin/python bench/allreduce.py --where=namespaces --systems=longhaul,gloo/torch
 
-For each world size all systems are started and stay up, asleep between their turns: a Longhaul cluster with one peerd and one
-trainer process a member, and as many processes of each rival. Float32 sums. Variants take turns, round by round, so that
-whatever else the machine does meets them alike. Every variant's sum is checked before it is timed.
+For each world size all systems are started and stay up, asleep between their turns: a Longhaul cluster with one peerd a member, a
+trainer process in C and one in Python at each, and as many processes of each rival. Float32 sums. Variants take turns, round by
+round, so that whatever else the machine does meets them alike. Every variant's sum is checked before it is timed.
 
-Variants of Longhaul: `arena` (in place, tensors of longhaul.empty), `out-of-place` (both of them there), `plain` (in place, memory
-of numpy's own). Measured only if they are named, in place in the arena as well: `mesh` and `ring` (by that algorithm), `sixteen` (a sixteenth
-each in sixteen ops at a time). Rivals reduce in place. A rival that is not installed is named and left out.
+`longhaul`, `gloo` and `openmpi` are called from C or C++, `longhaul/python` and `gloo/torch` from Python.
+
+Variants of Longhaul: `arena` (in place, tensors of lh_alloc(), in Python of longhaul.empty); in C also `out-of-place` (both of them there),
+`plain` (in place, memory of malloc()). Measured only if they are named, in place in the arena as well: `mesh` and `ring` (by that algorithm),
+`sixteen` (a sixteenth each in sixteen ops at a time). Rivals reduce in place. What is not installed is named and left out.
 
 A row gives the time of one op: per process over all its timed ops, then the slowest process. Bandwidths in GB/s as nccl-tests
 defines them. CPU: of all processes of a system, daemons included, per 10^9 bytes on the wire, 2 (N - 1) / N x tensor x N. Memory:
@@ -126,6 +128,8 @@ def started(
         for system in chosen:
             teams.append(systems.Team(system, place))
             stack.callback(teams[-1].kill)
+        for team in teams:
+            team.note_idle()
         variants = [Variant(team, name) for team in teams for name in team.system.chosen(args.variants)]
         yield place, variants
         for team in teams:
@@ -150,7 +154,7 @@ def bench(chosen: list[systems.System], args: argparse.Namespace, result: dict[s
                     result["line"].append(systems.line_rate(place, streams))
                     rate = result["line"][-1]["rate"] / 1e9
                     print(
-                        f"{size:>5} {'':>8} {'iperf3':<10} {f'{streams} stream(s)':<13} {'':>38} {rate:>7.3f}",
+                        f"{size:>5} {'':>8} {'iperf3':<15} {f'{streams} stream(s)':<13} {'':>38} {rate:>7.3f}",
                         flush=True,
                     )
             for nbytes in sorted(args.sizes):

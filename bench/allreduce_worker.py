@@ -1,6 +1,6 @@
-"""One process of Longhaul or of torch's gloo under bench/allreduce.py. The orders: rivals/worker.h.
+"""One process of a system that is measured from Python under bench/allreduce.py. The orders: native/worker.h.
 
-allreduce_worker.py longhaul CONTROL RANK SIZE PEERD_SOCKET
+allreduce_worker.py longhaul CONTROL RANK SIZE PEERD_SOCKET RUN
 allreduce_worker.py torch-gloo CONTROL RANK SIZE RENDEZVOUS_FILE
 """
 
@@ -16,45 +16,25 @@ from workers import Failure, Member
 
 
 class Longhaul(Member):
-    """Variants: `arena` (in place), `out-of-place` (both tensors in the arena), `plain` (in place, memory of numpy's own).
+    """One variant, `arena`: in place."""
 
-    As `arena`: `mesh` and `ring`, by that algorithm, and `sixteen`, the tensor in sixteen ops at a time.
-    """
-
-    def __init__(self, rank: int, size: int, peerd: str) -> None:
+    def __init__(self, size: int, peerd: str, run: str) -> None:
         super().__init__()
-        self.meet(peerd, "bench", size)
-        self.rank = rank
-        self.tensors: dict[str, tuple[Any, Any]] = {}
+        self.meet(peerd, run, size)
+        self.tensors: dict[str, Any] = {}
 
     def prepare(self, variant: str, count: int) -> None:
-        make = self.np.empty if variant == "plain" else self.comm.empty
-        self.tensors[variant] = (
-            make(count, "float32"),
-            make(count, "float32") if variant == "out-of-place" else None,
-        )
+        self.tensors[variant] = self.comm.empty(count, "float32")
 
     def fill(self, variant: str, value: float) -> None:
-        source, out = self.tensors[variant]
-        source.fill(value)
-        if out is not None:
-            out.fill(-1)
+        self.tensors[variant].fill(value)
 
     def op(self, variant: str) -> None:
-        source, out = self.tensors[variant]
-        if variant == "sixteen":
-            parts = self.np.array_split(source, 16)
-            works = [self.comm.all_reduce(part, tag=tag, async_op=True) for tag, part in enumerate(parts) if part.size]
-            for work in works:
-                work.wait(self.PATIENCE_S)
-            return
-        algorithm = variant if variant in ("mesh", "ring") else "auto"
-        self.comm.all_reduce(source, out=out, algorithm=algorithm, timeout=self.PATIENCE_S)
+        self.comm.all_reduce(self.tensors[variant], timeout=self.PATIENCE_S)
 
     def result_is(self, variant: str, value: float) -> bool:
-        source, out = self.tensors[variant]
-        result = source if out is None else out
-        return bool(result.min() == value) and bool(result.max() == value)
+        tensor = self.tensors[variant]
+        return bool(tensor.min() == value) and bool(tensor.max() == value)
 
     def close(self) -> None:
         self.comm.leave(timeout=self.PATIENCE_S)
@@ -113,14 +93,14 @@ def carry_out(system: Longhaul | TorchGloo, rank: int, size: int, order: list[st
 
 
 def main() -> None:
-    kind, control, rank, size, where = sys.argv[1:]
+    kind, control, rank, size, *where = sys.argv[1:]
     with socket.socket(socket.AF_UNIX) as bench:
         bench.connect(control)
         system: Longhaul | TorchGloo
         if kind == "longhaul":
-            system = Longhaul(int(rank), int(size), where)
+            system = Longhaul(int(size), *where)
         else:
-            system = TorchGloo(int(rank), int(size), where)
+            system = TorchGloo(int(rank), int(size), *where)
         with bench.makefile("r") as orders, bench.makefile("w") as answers:
             print(rank, file=answers, flush=True)
             for line in orders:

@@ -11,7 +11,6 @@ from longhaul.bench import algorithm_bandwidth, bus_bandwidth, quantile, text_of
 
 # Below this a system call costs more than the bytes it moves, and a limit by bytes says nothing.
 LIMIT_FROM_BYTES = 1 << 20
-OURS = "longhaul"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +101,11 @@ def row_of(
     return row
 
 
+def is_ours(row: dict[str, Any]) -> bool:
+    """Longhaul, whatever language it is called from."""
+    return str(row["system"]).partition("/")[0] == "longhaul"
+
+
 def best(rows: Sequence[dict[str, Any]], prefix: str, key: str = "median_s") -> float | None:
     """The least among systems whose name begins so; None: there is none."""
     found = [row[key] for row in rows if row["system"].startswith(prefix)]
@@ -111,7 +115,7 @@ def best(rows: Sequence[dict[str, Any]], prefix: str, key: str = "median_s") -> 
 def compare(rows: list[dict[str, Any]]) -> None:
     """Adds what only rows of one world size and one tensor together tell: how many times faster ours are."""
     for row in rows:
-        if row["system"] != OURS:
+        if not is_ours(row):
             continue
         for rival in ("gloo", "openmpi"):
             time = best(rows, rival)
@@ -123,7 +127,7 @@ def compare(rows: list[dict[str, Any]]) -> None:
 
 
 HEAD = (
-    f"{'peers':>5} {'tensor':>8} {'system':<10} {'variant':<13} {'median ms':>10} {'p10':>9} {'p90':>9} {'algbw':>7} {'busbw':>7} "
+    f"{'peers':>5} {'tensor':>8} {'system':<15} {'variant':<13} {'median ms':>10} {'p10':>9} {'p90':>9} {'algbw':>7} {'busbw':>7} "
     f"{'CPU s/GB':>8} {'MiB/peer':>8} {'x gloo':>6} {'x MPI':>6} {'limit':>6}"
 )
 
@@ -136,7 +140,7 @@ def line_of(row: dict[str, Any]) -> str:
     # Of small tensors it is the number of ops that costs, not that of bytes.
     cpu = f"{row['cpu_s_per_wire_gb']:.2f}" if row["bytes"] >= LIMIT_FROM_BYTES else ""
     return (
-        f"{row['peers']:>5} {text_of(row['bytes']):>8} {row['system']:<10} {row['variant']:<13} {1e3 * row['median_s']:>10.3f} "
+        f"{row['peers']:>5} {text_of(row['bytes']):>8} {row['system']:<15} {row['variant']:<13} {1e3 * row['median_s']:>10.3f} "
         f"{1e3 * row['p10_s']:>9.3f} {1e3 * row['p90_s']:>9.3f} {row['algbw'] / 1e9:>7.3f} {row['busbw'] / 1e9:>7.3f} "
         f"{cpu:>8} {row['memory_bytes'] / row['peers'] / (1 << 20):>8.0f} {share('times_gloo'):>6} {share('times_openmpi'):>6} {limit:>6}"
     )

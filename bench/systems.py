@@ -1,6 +1,6 @@
 """Longhaul and its rivals, each started as it is meant to be, on loopback or on hosts in network namespaces.
 
-All take the same orders (rivals/worker.h), wait asleep between them, and use TCP between their processes: no shared memory, as if
+All take the same orders (native/worker.h), wait asleep between them, and use TCP between their processes: no shared memory, as if
 each process were on a host of its own.
 """
 
@@ -27,8 +27,11 @@ from workers import PATIENCE_S, Failure, Line
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-# Programs of rivals, compiled when they are first needed.
+# Programs of native/, compiled when they are first needed.
 PROGRAMS = ROOT / "out" / "bench"
+HEADERS = (HERE / "native" / "worker.h", ROOT / "client" / "include" / "longhaul" / "longhaul.h")
+# The name by which programs that are linked against Longhaul's library look for it.
+LIBRARY_NAME = "liblonghaul.so.0"
 
 
 # ---------------------------------------------------------------------------- places
@@ -113,6 +116,8 @@ class System:
     commands: Callable[[Place, str], list[list[str]]]
     # Measured only if they are named.
     more_variants: tuple[str, ...] = ()
+    # Ranks are members at the place's peerds: what these cost during a turn of this system is its own.
+    uses_peerds: bool = False
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
         """Of its variants these; None: the usual ones."""
@@ -121,25 +126,54 @@ class System:
         return [variant for variant in self.variants + self.more_variants if variant in names]
 
 
-def _python(place: Place, kind: str, control: str, wheres: Sequence[str]) -> list[list[str]]:
+def library() -> pathlib.Path:
+    """Longhaul's C library, the same for all that are measured with it. Failure: there is none.
+
+    $LONGHAUL_LIBRARY, else beside the programs of $LONGHAUL_BIN, else that of this tree.
+    """
+    named, programs = os.environ.get("LONGHAUL_LIBRARY"), os.environ.get("LONGHAUL_BIN")
+    if named:
+        path = pathlib.Path(named)
+    else:
+        path = (pathlib.Path(programs).parent if programs else ROOT / "out") / "lib" / "liblonghaul.so"
+    if not path.exists():
+        raise Failure(f"no {path}: run tools/build, or set LONGHAUL_LIBRARY to the path of liblonghaul.so")
+    return path.resolve()
+
+
+def _python(place: Place, kind: str, control: str, wheres: Sequence[Sequence[str]]) -> list[list[str]]:
     program = [sys.executable, str(HERE / "allreduce_worker.py"), kind, control]
-    return [[*inside, *program, str(i), str(place.size), wheres[i]] for i, inside in enumerate(place.inside)]
+    return [[*inside, *program, str(i), str(place.size), *wheres[i]] for i, inside in enumerate(place.inside)]
 
 
 def _longhaul(place: Place, control: str) -> list[list[str]]:
-    return _python(place, "longhaul", control, place.sockets)
+    # The program looks for the library in its own directory, so that it is the same program whatever the library.
+    PROGRAMS.mkdir(parents=True, exist_ok=True)
+    link = PROGRAMS / LIBRARY_NAME
+    link.unlink(missing_ok=True)
+    link.symlink_to(library())
+    headers = ROOT / "client" / "include"
+    program = _compiled("longhaul", ["cc", f"-I{headers}"], [str(link), "-Wl,-rpath,$ORIGIN"])
+    return [
+        [*inside, program, control, str(i), str(place.size), place.sockets[i], "bench"]
+        for i, inside in enumerate(place.inside)
+    ]
+
+
+def _longhaul_python(place: Place, control: str) -> list[list[str]]:
+    # A run of its own: both worlds are up at the same peerds.
+    return _python(place, "longhaul", control, [(peerd, "bench-python") for peerd in place.sockets])
 
 
 def _torch_gloo(place: Place, control: str) -> list[list[str]]:
-    return _python(place, "torch-gloo", control, [f"{place.directory}/torch-gloo"] * place.size)
+    return _python(place, "torch-gloo", control, [(f"{place.directory}/torch-gloo",)] * place.size)
 
 
 def _compiled(name: str, compiler: Sequence[str], libraries: Sequence[str] = ()) -> str:
-    """Path of a rival's program. Failure: it does not compile."""
-    source = next((HERE / "rivals").glob(f"{name}.c*"))
-    header = source.parent / "worker.h"
+    """Path of a program of native/. Failure: it does not compile."""
+    source = next((HERE / "native").glob(f"{name}.c*"))
     program = PROGRAMS / name
-    if not program.exists() or program.stat().st_mtime < max(source.stat().st_mtime, header.stat().st_mtime):
+    if not program.exists() or program.stat().st_mtime < max(path.stat().st_mtime for path in (source, *HEADERS)):
         PROGRAMS.mkdir(parents=True, exist_ok=True)
         command = [*compiler, "-O2", "-o", str(program), str(source), *libraries]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -193,6 +227,10 @@ def _always() -> str:
     return ""
 
 
+def _no_compiler() -> str:
+    return "" if shutil.which("cc") else "Longhaul from C: apt-get install gcc libc6-dev"
+
+
 def _no_torch() -> str:
     return "" if importlib.util.find_spec("torch") else "PyTorch: run tools/setup"
 
@@ -210,7 +248,15 @@ def _no_openmpi() -> str:
 
 
 SYSTEMS = (
-    System("longhaul", ("arena", "out-of-place", "plain"), _always, _longhaul, ("mesh", "ring", "sixteen")),
+    System(
+        "longhaul",
+        ("arena", "out-of-place", "plain"),
+        _no_compiler,
+        _longhaul,
+        more_variants=("mesh", "ring", "sixteen"),
+        uses_peerds=True,
+    ),
+    System("longhaul/python", ("arena",), _always, _longhaul_python, uses_peerds=True),
     System("gloo", ("in-place",), _no_gloo, _gloo),
     System("gloo/torch", ("in-place",), _no_torch, _torch_gloo),
     System("openmpi", ("in-place",), _no_openmpi, _openmpi),
@@ -230,11 +276,13 @@ class Team:
         self.size = place.size
         self.name = f"{system.name}, world of {place.size}"
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.daemons = [*place.daemons, place.coordinator] if system.name == "longhaul" else []
+        self.daemons = [*place.daemons, place.coordinator] if system.uses_peerds else []
         self._connections: list[socket.socket] = []
         control = f"{place.directory}/{system.name.replace('/', '-')}.sock"
         # gloo would look the host's name up and might find an address that is not its own.
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": place.interface}
+        if system.uses_peerds:
+            environment["LONGHAUL_LIBRARY"] = str(library())
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(control)
             listener.listen(place.size)
@@ -247,7 +295,7 @@ class Team:
                 raise
         # mpirun is a daemon of its ranks; elsewhere ranks are what was started.
         self.daemons += [process.pid for process in self.processes if process.pid not in self.pids]
-        self.idle_bytes = machine.peak_bytes(self.pids, self.daemons)
+        self.idle_bytes = 0
 
     def _accept(self, listener: socket.socket) -> None:
         """All ranks, each of which says which it is once it is ready."""
@@ -297,6 +345,10 @@ class Team:
                 break
             before = now
         machine.forget_peak([*self.pids, *self.daemons])
+
+    def note_idle(self) -> None:
+        """What there is now is what the idle processes take. Once all teams are up: some share their daemons."""
+        self.idle_bytes = machine.peak_bytes(self.pids, self.daemons)
 
     def peak_bytes(self) -> int:
         """Resident memory at its highest, beyond what the idle processes had."""

@@ -95,6 +95,17 @@ def test_ours_are_compared_with_the_better_gloo_and_with_open_mpi() -> None:
     assert "times_gloo" not in rows[1]
 
 
+def test_ours_called_from_python_are_compared_alike() -> None:
+    rows = [
+        {"system": "longhaul", "median_s": 1.0, "cpu_s_per_wire_gb": 0.5},
+        {"system": "longhaul/python", "median_s": 2.0, "cpu_s_per_wire_gb": 1.0},
+        {"system": "gloo", "median_s": 3.0, "cpu_s_per_wire_gb": 1.0},
+        {"system": "openmpi", "median_s": 4.0, "cpu_s_per_wire_gb": 1.0},
+    ]
+    figures.compare(rows)
+    assert (rows[1]["times_gloo"], rows[1]["times_openmpi"], rows[1]["cpu_of_gloo"]) == (1.5, 2, 1)
+
+
 def test_without_a_rival_there_is_no_ratio() -> None:
     rows = [{"system": "longhaul", "median_s": 1.0, "cpu_s_per_wire_gb": 0.5}]
     figures.compare(rows)

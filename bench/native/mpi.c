@@ -5,11 +5,14 @@
 
 #include "worker.h"
 
-static void all_reduce(void* system, float* tensor, size_t count) {
+static void all_reduce(void* system, const float* source, float* tensor, size_t count) {
   (void)system;
+  (void)source;  // is the target: in place
   // Errors end the program: MPI's default.
   MPI_Allreduce(MPI_IN_PLACE, tensor, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
+
+static const Variant kVariant = {"in-place", all_reduce, 0, NULL, NULL};
 
 int main(int argc, char** argv) {
   if (argc != 2) {
@@ -21,7 +24,7 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  worker_run(argv[1], rank, size, all_reduce, NULL);
+  worker_run(argv[1], rank, size, &kVariant, 1, NULL);
   MPI_Finalize();
   return 0;
 }

@@ -15,13 +15,16 @@
 
 namespace {
 
-void Reduce(void* system, float* tensor, size_t count) {
+// In place: the target is the source.
+void Reduce(void* system, const float* /*source*/, float* tensor, size_t count) {
   gloo::AllreduceOptions options(*static_cast<std::shared_ptr<gloo::Context>*>(system));
   options.setOutput(tensor, count);
   options.setReduceFunction(
       static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
   gloo::allreduce(options);
 }
+
+constexpr Variant kVariant = {"in-place", &Reduce, 0, nullptr, nullptr};
 
 int Run(char** argv) {
   const int rank = std::atoi(argv[2]);
@@ -33,7 +36,7 @@ int Run(char** argv) {
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
   context->connectFullMesh(store, device);
   std::shared_ptr<gloo::Context> base = context;
-  worker_run(argv[1], rank, size, &Reduce, &base);
+  worker_run(argv[1], rank, size, &kVariant, 1, &base);
   return 0;
 }
 
