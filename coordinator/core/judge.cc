@@ -21,17 +21,30 @@ bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneB
   return false;
 }
 
+// Of each name the newest op; the one before it may linger.
 using ReportsByName = std::map<control::MissedOp, const control::OpReport*>;
 
-// Whether the peer whose ops are `theirs` has announced `op` of `owner`. It may be behind: then its
-// op of that name is the one before, which `owner` knew by another ordinal and has settled.
-bool HasAnnounced(const ReportsByName& theirs, PeerId owner, const control::OpReport& op) {
+bool Matches(const control::OpReport& op, PeerId peer, OpOrdinal ordinal) {
+  return std::find(op.matches.begin(), op.matches.end(), control::OpMatch{peer, ordinal}) !=
+         op.matches.end();
+}
+
+// Whether the peer `other`, whose ops are `theirs`, has announced `op` of `owner`. It may be
+// behind: then its op of that name is the one before, which `owner` knew by another ordinal, and
+// has settled or is done with.
+bool HasAnnounced(PeerId other, const ReportsByName& theirs, PeerId owner,
+                  const std::vector<control::OpReport>& owners, const control::OpReport& op) {
   const auto it = theirs.find({op.boundary, op.tag});
   if (it == theirs.end()) return false;
-  const std::vector<control::OpMatch>& matches = it->second->matches;
-  return std::all_of(matches.begin(), matches.end(), [&](const control::OpMatch& match) {
-    return match.peer != owner || match.ordinal == op.ordinal;
-  });
+  const control::OpReport& newest = *it->second;
+  for (const control::OpReport& before : owners) {
+    if (before.boundary != op.boundary || before.tag != op.tag) continue;
+    if (before.ordinal < op.ordinal && Matches(before, other, newest.ordinal)) return false;
+  }
+  return std::all_of(newest.matches.begin(), newest.matches.end(),
+                     [&](const control::OpMatch& match) {
+                       return match.peer != owner || match.ordinal == op.ordinal;
+                     });
 }
 
 }  // namespace
@@ -56,7 +69,7 @@ std::vector<FatesRecord> Judge(const Reports& reports) {
       fates[peer].push_back({op.ordinal, commit ? control::Fate::kCommit : again});
       if (commit || !op.abort_on_fault) continue;
       for (const auto& [other, theirs] : names) {
-        if (other != peer && !HasAnnounced(theirs, peer, op)) {
+        if (other != peer && !HasAnnounced(other, theirs, peer, ops, op)) {
           missed[other].insert({op.boundary, op.tag});
         }
       }

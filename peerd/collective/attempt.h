@@ -144,10 +144,12 @@ constexpr uint64_t MeshScratchBytesMax(uint64_t tensor_bytes, int size) {
 
 // One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so
 // all get the same bits. payloads[i] is the (locally reduced) input of position i; that of
-// `position` is empty and taken from the sources. Commit() stores the result. Positions
-// that do not count are left out. InvalidArgument: a payload is not as long as the op's tensor.
-absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(const AttemptSpec& spec,
-                                                          const std::vector<std::string>& payloads);
+// `position` is empty and taken from the sources. Positions that do not count are left out.
+// InvalidArgument: a payload is not as long as the op's tensor.
+absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
+                                           const std::vector<std::string>& payloads);
+// Commit() stores the result, which is as long as the op's tensor.
+std::unique_ptr<Attempt> MakeEagerAttempt(const AttemptSpec& spec, std::string result);
 
 // The input that this peer contributes to an eager op: its sources, reduced in order; zeros if none
 // of them counts.

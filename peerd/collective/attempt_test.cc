@@ -443,7 +443,8 @@ TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
         std::vector<std::string> payloads;
         for (const AttemptSpec& spec : op.specs) payloads.push_back(EagerPayload(spec));
         payloads[0].clear();
-        const auto attempt = *MakeEagerAttempt(op.specs[0], payloads);
+        const auto attempt =
+            MakeEagerAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
         attempt->Start();
         attempt->Commit();
         results.emplace(reinterpret_cast<const char*>(op.specs[0].targets[0]),
@@ -677,9 +678,9 @@ TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
     ModelOp op(options);
     std::vector<std::unique_ptr<Attempt>> attempts;
     for (const AttemptSpec& spec : op.specs) {
-      auto attempt = MakeEagerAttempt(spec, Payloads(op, spec.position));
-      ASSERT_TRUE(attempt.ok()) << attempt.status();
-      attempts.push_back(*std::move(attempt));
+      const auto result = ReducePayloads(spec, Payloads(op, spec.position));
+      ASSERT_TRUE(result.ok()) << result.status();
+      attempts.push_back(MakeEagerAttempt(spec, *result));
       attempts.back()->Start();
       EXPECT_TRUE(attempts.back()->CompleteAtOnce());
       EXPECT_TRUE(attempts.back()->Idle());
@@ -698,10 +699,10 @@ TEST(EagerRefusalTest, PayloadsOfAnotherLengthAreRefused) {
   options.size = 3;
   const ModelOp op(options);
   for (const size_t bytes : {0, 15, 17, 4096}) {
-    const auto attempt =
-        MakeEagerAttempt(op.specs[1], {std::string(16, '\0'), "", std::string(bytes, '\0')});
-    EXPECT_EQ(attempt.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_NE(attempt.status().ToString().find("position 2"), std::string::npos);
+    const auto result =
+        ReducePayloads(op.specs[1], {std::string(16, '\0'), "", std::string(bytes, '\0')});
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(result.status().ToString().find("position 2"), std::string::npos);
   }
 }
 
@@ -709,7 +710,7 @@ TEST(EagerRefusalTest, SegmentsAreRefused) {
   ModelOp::Options options;
   options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 4);
   const ModelOp op(options);
-  const auto attempt = *MakeEagerAttempt(op.specs[0], {""});
+  const auto attempt = MakeEagerAttempt(op.specs[0], std::string(16, '\0'));
   EXPECT_EQ(attempt->Place(0, {Phase::kReduce, 0, 16}).status().code(),
             absl::StatusCode::kInvalidArgument);
 }

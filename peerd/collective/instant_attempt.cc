@@ -93,8 +93,8 @@ std::string EagerPayload(const AttemptSpec& spec) {
   return payload;
 }
 
-absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(
-    const AttemptSpec& spec, const std::vector<std::string>& payloads) {
+absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
+                                           const std::vector<std::string>& payloads) {
   CheckSpec(spec);
   LH_CHECK(payloads.size() == static_cast<size_t>(spec.size)) << payloads.size() << " payloads";
   const uint64_t bytes = spec.desc.bytes();
@@ -116,6 +116,11 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeEagerAttempt(
     ReduceInto(Bytes(result), Bytes(input(i)), spec.desc.count, spec.desc.dtype, spec.desc.reduce);
   }
   DivideSums(spec, bytes, Bytes(result));
+  return result;
+}
+
+std::unique_ptr<Attempt> MakeEagerAttempt(const AttemptSpec& spec, std::string result) {
+  LH_CHECK(result.size() == spec.desc.bytes()) << result.size() << " bytes";
   return std::make_unique<EagerAttempt>(spec, std::move(result));
 }
 

@@ -114,6 +114,7 @@ class Loop {
     uint32_t members = 0;
     bool eager = false;
     bool complete = false;
+    Epoch counted;  // the attempt that the inputs are from
   };
   struct Host {
     PeerId id;
@@ -266,13 +267,32 @@ class Loop {
     size_t inputs = 0;
     for (const auto& [peer, ordinal] : result) {
       ASSERT_EQ(hosts_.at(peer)->meaning.at(ordinal), (std::set{op})) << "ops were mixed";
-      inputs += inputs_.at({peer, ordinal, host.finishing->attempt});
+      inputs += inputs_.at({peer, ordinal, host.finishing->counted});
     }
     ASSERT_EQ(a.info.size, inputs);
     ASSERT_EQ(a.info.size, host.finishing->members);
-    const auto [it, fresh] = results_.emplace(op, result);
-    ASSERT_EQ(it->second, result) << "two results of one op, " << Describe();
+    CheckResult(host, a.post.local, op, result);
   }
+  // A small op may end otherwise where nobody is left who has its first result.
+  void CheckResult(const Host& host, LocalId local, const std::pair<uint64_t, uint64_t>& op,
+                   const Result& result) {
+    Ended& ended = results_[op];
+    if (ended.result != result && ended.eager) {
+      for (const auto& [peer, holder] : ended.holders) {
+        const Host& other = *hosts_.at(peer);
+        ASSERT_FALSE(other.alive && Survives(other.trainers.at(holder)))
+            << "two results of one op, " << Describe();
+      }
+      ended = {};
+    }
+    if (ended.holders.empty()) {
+      ended.result = result;
+      ended.eager = host.finishing->eager;
+    }
+    ASSERT_EQ(ended.result, result) << "two results of one op, " << Describe();
+    ended.holders.emplace_back(host.id, local);
+  }
+  static bool Survives(const Trainer& trainer) { return !trainer.gone && !trainer.dead; }
   void Carry(Host& host, const WorldChanged& a) { ASSERT_TRUE(host.trainers.at(a.local).admitted); }
   void Carry(Host& host, const MemberGone& a) {
     Trainer& trainer = host.trainers.at(a.local);
@@ -330,7 +350,7 @@ class Loop {
     for (const PostRef& post : a.posts) host.meaning[a.ordinal].insert(posts_.at(post));
     SendFrame(host, a.to, a.via,
               PeerReady{a.group, host.id, a.ordinal, a.attempt, a.boundary, a.tag, a.desc,
-                        a.local_mismatch, a.eager ? PayloadOf(a.ordinal) : ""});
+                        a.local_mismatch, a.eager ? PayloadOf(a.ordinal) : "", PeerId(), a.result});
     inputs_[{host.id, a.ordinal, a.attempt}] = a.posts.size();
   }
   void Carry(Host& host, const SendDone& a) {
@@ -349,6 +369,13 @@ class Loop {
     for (size_t i = 0; i < a.payloads.size(); ++i) {
       if (a.ring[i] == host.id) continue;
       run.result[a.ring[i]] = OpOrdinal(std::strtoull(a.payloads[i].c_str(), nullptr, 10));
+    }
+    run.counted = a.attempt;
+    if (a.result) {
+      const RunState& known = shots_.at(std::strtoull(a.result->c_str(), nullptr, 10));
+      run.result = known.result;
+      run.members = known.members;
+      run.counted = known.counted;
     }
     host.runs.emplace(a.ordinal, run);
     rings_.emplace(std::tuple(posts_.at(a.posts[0]), a.attempt), a.ring);
@@ -773,7 +800,12 @@ class Loop {
       if (!CanComplete(*host, run)) continue;
       choices->push_back([this, host, o = ordinal, r = &run] {
         r->complete = true;
-        Give(*host, AttemptComplete{kGroup, o, r->attempt});
+        std::string result;
+        if (r->eager) {
+          result = PayloadOf(OpOrdinal(shots_.size()));
+          shots_.push_back(*r);
+        }
+        Give(*host, AttemptComplete{kGroup, o, r->attempt, result});
       });
     }
   }
@@ -864,7 +896,13 @@ class Loop {
   std::map<std::tuple<PeerId, OpOrdinal, Epoch>, size_t> inputs_;
   std::map<PostRef, std::pair<uint64_t, uint64_t>> posts_;  // round and tag
   std::map<std::tuple<std::pair<uint64_t, uint64_t>, Epoch>, std::vector<PeerId>> rings_;
-  std::map<std::pair<uint64_t, uint64_t>, Result> results_;
+  struct Ended {
+    Result result;
+    bool eager = false;
+    std::vector<std::pair<PeerId, LocalId>> holders;
+  };
+  std::map<std::pair<uint64_t, uint64_t>, Ended> results_;
+  std::vector<RunState> shots_;  // results of one-shot attempts, told by their numbers
 
   std::map<MemberId, Member> members_;
   control::PrepareEpoch committed_;

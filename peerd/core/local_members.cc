@@ -350,7 +350,8 @@ void LocalMembers::Sweep(const std::function<Busy(const LocalMember&)>& busy_wit
       const Busy busy = busy_with(local);
       if (busy.posts == 0 && !busy.syncing) finished.push_back(id);
     } else if (local.exit != Exit::kNone && !local.leave_told && local.member) {
-      if (busy_with(local).posts != 0 && now < local.leave_by) continue;
+      const Busy busy = busy_with(local);
+      if (busy.posts + busy.lingering != 0 && now < local.leave_by) continue;
       local.leave_told = true;
       out->push_back(LeaveOf(local));
     }

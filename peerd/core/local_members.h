@@ -104,10 +104,11 @@ class LocalMembers {
 
   struct Busy {
     size_t posts = 0;      // not answered
+    size_t lingering = 0;  // ops of it whose result this peer may have to tell
     bool syncing = false;  // a sync is not answered: something may still write to its tensors
   };
-  // Sends what is due and finishes who can be: a member leaves without open posts, and is gone
-  // without either.
+  // Sends what is due and finishes who can be: a member leaves without open posts and lingering
+  // ops, and is gone without open posts and syncs.
   void Sweep(const std::function<Busy(const LocalMember&)>& busy_with, Tick now,
              std::vector<Action>* out);
   Tick NextDeadline() const;

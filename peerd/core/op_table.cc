@@ -13,6 +13,10 @@ namespace {
 // settle without us. One more is allowed for.
 constexpr size_t kReadiesAheadMax = 2;
 
+// Ops of one tag that are answered, and of which some peer has not said that it is done. The next
+// one settles them all, unless faults come between; a peer that never says so has no more of them.
+constexpr size_t kLingeringMax = 16;
+
 std::string Subject(uint64_t tag) { return "all-reduce tag " + std::to_string(tag); }
 
 std::string AbortedBy(uint64_t tag, const std::string& cause) {
@@ -28,6 +32,17 @@ PeerId CarrierOf(const Frame& frame) {
 
 std::string PayloadProblem(const PeerReady& ready) {
   const bool eager = IsEager(ready.desc) && !ready.local_mismatch;
+  if (ready.result) {
+    const bool may = eager && ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
+    if (may && ready.result->bytes.size() == ready.desc.bytes() &&
+        ready.result->epoch < ready.attempt) {
+      return "";
+    }
+    return "READY " + ToString(ready.ordinal) + " carries a result of " +
+           std::to_string(ready.result->bytes.size()) + " bytes from epoch " +
+           ToString(ready.result->epoch) + ", which cannot be one of " + ToString(ready.desc) +
+           " in attempt " + ToString(ready.attempt);
+  }
   const uint64_t expected = eager ? ready.desc.bytes() : 0;
   if (ready.payload.size() == expected) return "";
   return "READY " + ToString(ready.ordinal) + " carries " + std::to_string(ready.payload.size()) +
@@ -50,6 +65,7 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
       history_(history),
       counters_(counters),
       ops_(other.ops_),
+      lingering_(other.lingering_),
       tags_(other.tags_),
       missed_(other.missed_),
       unmatched_(other.unmatched_),
@@ -63,6 +79,7 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
   for (auto& [key, op] : ops_) {
     if (op.ordinal) by_ordinal_.emplace(op.ordinal, &op);
   }
+  for (auto& [key, op] : lingering_) by_ordinal_.emplace(op.ordinal, &op);
 }
 
 // ------------------------------------------------------------------------------ local members
@@ -102,6 +119,7 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
 
 void OpTable::Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out) {
   for (Op* op : AllOps()) {
+    if (op->lingers) continue;
     bool touched = false;
     for (LocalInput& input : op->inputs) {
       if (input.member != member || input.evicted) continue;
@@ -117,6 +135,14 @@ void OpTable::Evict(MemberId member, const Outcome& outcome, Tick now, std::vect
 size_t OpTable::PostsOf(LocalId local) const {
   const auto it = tags_.find(local);
   return it == tags_.end() ? 0 : it->second.size();
+}
+
+size_t OpTable::LingeringOf(LocalId local) const {
+  return std::count_if(lingering_.begin(), lingering_.end(), [local](const auto& entry) {
+    const std::vector<LocalInput>& inputs = entry.second.inputs;
+    return std::any_of(inputs.begin(), inputs.end(),
+                       [local](const LocalInput& input) { return input.post.local == local; });
+  });
 }
 
 std::optional<std::string> OpTable::TakeMissed(const NewPost& post) {
@@ -179,11 +205,9 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
   if (ready.attempt > attempt_) return KeepEarly(ready, out);
   // Whatever was announced in this attempt is announced again in the next.
   if (frozen_ || Torn(ready)) return;
-  const auto it = ops_.find({ready.boundary, ready.tag});
-  if (it == ops_.end() || !it->second.announced || it->second.readies.contains(ready.peer)) {
-    return KeepUnmatched(ready, out);
-  }
-  Op& op = it->second;
+  Op* const found = Expecting({ready.boundary, ready.tag}, ready.peer);
+  if (found == nullptr) return KeepUnmatched(ready, out);
+  Op& op = *found;
   if (!op.participants->HasPeer(ready.peer)) {
     return Refuse(CarrierOf(ready),
                   "READY of tag " + std::to_string(ready.tag) + " posted before the peer joined",
@@ -219,14 +243,39 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
   Advance(op, now, out);
 }
 
+OpTable::Op* OpTable::Expecting(const OpKey& key, PeerId peer) {
+  const auto expects = [peer](const Op& op) { return op.announced && !op.readies.contains(peer); };
+  const auto [first, last] = lingering_.equal_range(key);
+  for (auto it = first; it != last; ++it) {
+    if (expects(it->second)) return &it->second;
+  }
+  const auto it = ops_.find(key);
+  return it != ops_.end() && expects(it->second) ? &it->second : nullptr;
+}
+
 void OpTable::TakeReady(Op& op, PeerReady ready, std::vector<Action>* out) {
   if (op.participants->CarrierOf(self_, ready.peer) != CarrierOf(ready)) {
     return Refuse(CarrierOf(ready),
                   "READY of " + ToString(ready.peer) + " did not come by the way of the epoch",
                   out);
   }
-  if (ready.desc != op.desc || ready.local_mismatch) op.differs = true;
+  if (!op.lingers && lingering_.count(op.key) >= kLingeringMax) {
+    return Refuse(CarrierOf(ready),
+                  "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before",
+                  out);
+  }
+  if (ready.desc != op.desc || ready.local_mismatch) {
+    if (op.lingers) {
+      return Refuse(CarrierOf(ready),
+                    "READY of tag " + std::to_string(op.key.tag) +
+                        " is announced again, and is another op than before",
+                    out);
+    }
+    op.differs = true;
+  }
   const PeerId peer = ready.peer;
+  if (ready.result && !op.result) op.result = std::move(ready.result);
+  ready.result.reset();
   op.readies.emplace(peer, std::move(ready));
 }
 
@@ -244,6 +293,9 @@ void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Act
   Op& op = *it->second;
   if (op.run != Run::kRunning || op.run_attempt != event.attempt) return;
   op.run = Run::kComplete;
+  if (EndsAtOnce(op) && !op.result) {
+    op.result = OneShotResult{op.participants->epoch, op.participants->counting, event.result};
+  }
   Advance(op, now, out);
 }
 
@@ -274,6 +326,7 @@ void OpTable::AdvanceAll(Tick now, std::vector<Action>* out) {
 }
 
 void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
+  if (op.lingers) return AdvanceLingering(op, now, out);
   if (op.run == Run::kStopping) return;
   const bool over = op.abort.has_value() || op.AllEvicted();
   const bool resting = frozen_ || op.halted;
@@ -296,12 +349,24 @@ void OpTable::Advance(Op& op, Tick now, std::vector<Action>* out) {
     if (op.run != Run::kComplete) return;
   }
   if (!op.AllReady()) return;
+  if (EndsAtOnce(op)) return Linger(op, now, out);
   if (!op.done) {
     op.done = true;
     SendDones(op, out);
   }
   if (!CheckVerdicts(op, out)) return;
   if (op.AllDone()) Settle(op, now, out);
+}
+
+void OpTable::AdvanceLingering(Op& op, Tick now, std::vector<Action>* out) {
+  if (frozen_) return;
+  if (!op.announced) Announce(op, now, out);
+  if (!op.AllReady()) return;
+  if (!op.done) {
+    op.done = true;
+    SendDones(op, out);
+  }
+  if (CheckVerdicts(op, out) && op.AllDone()) Erase(op);
 }
 
 bool OpTable::Gathered(const Op& op) const {
@@ -342,9 +407,13 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   ready.desc = op.desc;
   ready.local_mismatch = op.local_mismatch;
   // Posts that differ in size cannot be added up, and nobody will want them.
-  ready.eager = IsEager(op.desc) && !op.local_mismatch;
-  for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
-  ready.counts = CountsOf(op);
+  if (op.lingers) {
+    ready.result = op.result;
+  } else {
+    ready.eager = IsEager(op.desc) && !op.local_mismatch;
+    for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
+    ready.counts = CountsOf(op);
+  }
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
     ready.to = peer;
@@ -408,7 +477,9 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
     start.ring_counts.push_back(op.participants->Counts(peer));
   }
   start.algorithm = op.algorithm;
-  if (op.algorithm == Algorithm::kOneShot) {
+  if (op.result) {
+    start.result = op.result->bytes;
+  } else if (op.algorithm == Algorithm::kOneShot) {
     for (const PeerId peer : start.ring) {
       const auto it = op.readies.find(peer);
       start.payloads.push_back(it == op.readies.end() ? "" : std::move(it->second.payload));
@@ -468,6 +539,11 @@ void OpTable::DropEvicted(Op& op, Tick now, std::vector<Action>* out) {
 }
 
 void OpTable::Settle(Op& op, Tick now, std::vector<Action>* out) {
+  Conclude(op, now, out);
+  Erase(op);
+}
+
+void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
   ++settled_;
   ++(op.Refused() ? counters_->refused : counters_->committed);
   out->push_back(FinishAttempt{group_, op.ordinal, !op.Refused()});
@@ -477,7 +553,19 @@ void OpTable::Settle(Op& op, Tick now, std::vector<Action>* out) {
     if (op.differs) outcome = {Code::kInvalidArgument, RefusalOf(op, input)};
     Answer(op, input, std::move(outcome), now, out);
   }
-  Erase(op);
+}
+
+bool OpTable::EndsAtOnce(const Op& op) {
+  return op.algorithm == Algorithm::kOneShot && op.desc.on_fault == OnFault::kRetry && !op.Refused();
+}
+
+void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
+  Conclude(op, now, out);
+  op.run = Run::kNone;
+  op.lingers = true;
+  if (std::exchange(op.redone, false)) resumed_ = true;
+  lingering_.insert(ops_.extract(op.key));
+  AdvanceLingering(op, now, out);
 }
 
 void OpTable::Drop(Op& op, Tick now, std::vector<Action>* out) {
@@ -497,7 +585,12 @@ void OpTable::Erase(Op& op) {
   resumed_ = resumed_ || op.redone;
   if (op.ordinal) by_ordinal_.erase(op.ordinal);
   const OpKey key = op.key;
-  ops_.erase(key);
+  if (!op.lingers) {
+    ops_.erase(key);
+    return;
+  }
+  const auto [first, last] = lingering_.equal_range(key);
+  lingering_.erase(std::find_if(first, last, [&](const auto& entry) { return &entry.second == &op; }));
 }
 
 void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
@@ -506,6 +599,10 @@ void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tic
   if (op.participants) {
     info.epoch = op.participants->epoch;
     info.size = op.participants->counting;
+  }
+  if (outcome.ok() && op.result) {
+    info.epoch = op.result->epoch;
+    info.size = op.result->members;
   }
   info.algorithm = op.algorithm;
   info.retries = op.retries;
@@ -581,6 +678,7 @@ void OpTable::ForgetAttempt(Op& op) {
   op.dones.clear();
   op.done = false;
   op.halted = false;
+  if (!op.lingers) op.result.reset();
 }
 
 void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates, Tick now,
@@ -596,6 +694,12 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
                            (it == fates.end() ? " fate=none" : " fate=commit")});
   } else {
     fate = it->second;
+  }
+  if (op.lingers) {
+    // Without a member here that takes part, it is not this peer's to tell.
+    const bool needed = history_->For(op.key.boundary)->HasPeer(self_);
+    if (fate == control::Fate::kCommit || !needed) return Erase(op);
+    return ForgetAttempt(op);
   }
   ++(fate == control::Fate::kCommit  ? counts->committed
      : fate == control::Fate::kAbort ? counts->aborted
@@ -616,9 +720,12 @@ void OpTable::Miss(const OpKey& key, const std::string& why, Tick now, std::vect
   if (const auto it = ops_.find(key); it != ops_.end()) {
     Op& op = it->second;
     if (op.announced) return;  // not what it says
-    for (const LocalInput& input : op.inputs) posted.insert(input.member);
-    op.abort = why;
-    Advance(op, now, out);
+    // What is redone is the op before.
+    if (!op.redone) {
+      for (const LocalInput& input : op.inputs) posted.insert(input.member);
+      op.abort = why;
+      Advance(op, now, out);
+    }
   }
   for (const control::MemberInfo& info : history_->For(key.boundary)->members) {
     if (info.peer != self_ || posted.contains(info.member)) continue;
@@ -680,6 +787,8 @@ void OpTable::Expect(std::set<PeerId> peers) {
 
 void OpTable::Reset() {
   LH_CHECK(ops_.empty());
+  lingering_.clear();
+  by_ordinal_.clear();
   missed_.clear();
   unmatched_.clear();
   lost_.clear();
@@ -709,6 +818,7 @@ void OpTable::CheckInvariants() const {
     LH_CHECK(!op.announced || op.ordinal) << name;
     LH_CHECK(op.announced || (op.readies.empty() && op.dones.empty() && !op.done)) << name;
     LH_CHECK(!op.abort || !op.announced) << name;
+    LH_CHECK(!op.lingers) << name;
     for (const auto& [peer, ready] : op.readies) {
       LH_CHECK(peer != self_ && op.participants->HasPeer(peer)) << name;
     }
@@ -725,6 +835,17 @@ void OpTable::CheckInvariants() const {
     LH_CHECK(!frozen_ || op.done || !op.Live()) << name << " runs while frozen";
     // What could be announced is announced.
     LH_CHECK(op.announced || frozen_ || op.run == Run::kStopping || !Gathered(op)) << name;
+  }
+  for (const auto& [key, op] : lingering_) {
+    const std::string name = ToString(group_) + " lingering tag " + std::to_string(key.tag);
+    LH_CHECK(key == op.key && op.lingers && op.announced && op.result && op.run == Run::kNone)
+        << name;
+    const auto it = by_ordinal_.find(op.ordinal);
+    LH_CHECK(it != by_ordinal_.end() && it->second == &op) << name;
+    LH_CHECK(!op.Refused() && !op.halted && !op.abort && !op.redone) << name;
+    LH_CHECK(frozen_ || op.done == op.AllReady()) << name;
+    LH_CHECK(frozen_ || !op.AllDone()) << name << " is known everywhere";
+    ++ordinals;
   }
   LH_CHECK(ordinals == by_ordinal_.size() && tags == tags_) << ToString(group_);
   for (const auto& [member, missed] : missed_) {
@@ -746,32 +867,43 @@ void OpTable::CheckInvariants() const {
 
 namespace {
 
+void AddResult(const OneShotResult& result, Digester* digest) {
+  digest->Add(result.epoch).Add(uint64_t{result.members}).Add(result.bytes);
+}
+
 void AddReady(const PeerReady& ready, Digester* digest) {
   digest->Add(ready.peer).Add(ready.ordinal).Add(ready.attempt).Add(ready.boundary);
   digest->Add(ready.tag).Add(ready.desc).Add(uint64_t{ready.local_mismatch}).Add(ready.payload);
-  digest->Add(ready.via);
+  digest->Add(ready.via).Add(uint64_t{ready.result.has_value()});
+  if (ready.result) AddResult(*ready.result, digest);
 }
 
 }  // namespace
 
+void OpTable::AddOp(const Op& op, Digester* digest) {
+  digest->Add(op.key.boundary).Add(op.key.tag).Add(op.ordinal).Add(op.run_attempt);
+  digest->Add(static_cast<uint64_t>(op.run)).Add(uint64_t{op.retries}).Add(op.complete_at);
+  digest->Add(uint64_t{op.announced} | uint64_t{op.local_mismatch} << 1 |
+              uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
+              uint64_t{op.complete_once} << 5 | uint64_t{op.redone} << 6);
+  digest->Add(static_cast<uint64_t>(op.algorithm));
+  digest->Add(op.unfit ? op.unfit->text : "");
+  digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
+  for (const LocalInput& input : op.inputs) {
+    digest->Add(input.post.local).Add(input.post.call).Add(input.member).Add(input.desc);
+    digest->Add(input.posted).Add(input.evicted ? input.evicted->text : "");
+  }
+  for (const auto& [peer, ready] : op.readies) AddReady(ready, digest);
+  for (const auto& [peer, refused] : op.dones) digest->Add(peer).Add(uint64_t{refused});
+  digest->Add(uint64_t{op.lingers} | uint64_t{op.result.has_value()} << 1);
+  if (op.result) AddResult(*op.result, digest);
+}
+
 void OpTable::AddTo(Digester* digest) const {
   digest->Add(uint64_t{ops_.size()}).Add(attempt_).Add(uint64_t{frozen_}).Add(settled_);
-  for (const auto& [key, op] : ops_) {
-    digest->Add(key.boundary).Add(key.tag).Add(op.ordinal).Add(op.run_attempt);
-    digest->Add(static_cast<uint64_t>(op.run)).Add(uint64_t{op.retries}).Add(op.complete_at);
-    digest->Add(uint64_t{op.announced} | uint64_t{op.local_mismatch} << 1 |
-                uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
-                uint64_t{op.complete_once} << 5 | uint64_t{op.redone} << 6);
-    digest->Add(static_cast<uint64_t>(op.algorithm));
-    digest->Add(op.unfit ? op.unfit->text : "");
-    digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
-    for (const LocalInput& input : op.inputs) {
-      digest->Add(input.post.local).Add(input.post.call).Add(input.member).Add(input.desc);
-      digest->Add(input.posted).Add(input.evicted ? input.evicted->text : "");
-    }
-    for (const auto& [peer, ready] : op.readies) AddReady(ready, digest);
-    for (const auto& [peer, refused] : op.dones) digest->Add(peer).Add(uint64_t{refused});
-  }
+  for (const auto& [key, op] : ops_) AddOp(op, digest);
+  digest->Add(uint64_t{lingering_.size()});
+  for (const auto& [key, op] : lingering_) AddOp(op, digest);
   for (const auto& [member, missed] : missed_) {
     digest->Add(member);
     for (const auto& [key, entry] : missed) {

@@ -9,6 +9,9 @@
 //   its attempt  none -> running -> complete -> none
 //                          +-----------+-> stopping -> none
 //
+// A one-shot op that is done is answered at once: it *lingers* until every participant is known to be
+// done too, so that one which was kept from it by a fault can be given the result.
+//
 // "attempt" is what the driver runs (StartAttempt ... FinishAttempt); while it is stopping nothing
 // is decided about the op. Frozen ops, and halted ones (a local member of the op was removed), rest
 // until the next freezing epoch is committed.
@@ -80,6 +83,8 @@ class OpTable {
   void Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out);
   // Posts that are not answered.
   size_t PostsOf(LocalId local) const;
+  // Ops of the member that linger: without this peer somebody may never have their result.
+  size_t LingeringOf(LocalId local) const;
 
   // ---- other peers
   void OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out);
@@ -104,7 +109,7 @@ class OpTable {
   FateCounts Commit(const std::vector<control::OpFate>& fates,
                     const std::vector<control::MissedOp>& missed, std::set<PeerId> lost, Tick now,
                     std::vector<Action>* out);
-  // An op that the newest freezing commit had judged redo has ended.
+  // An op that the newest freezing commit had judged redo has been answered.
   bool resumed() const { return resumed_; }
   // Frames are taken from peers of the newest epoch, and from these, which the next one may bring.
   // What others sent is forgotten.
@@ -156,6 +161,8 @@ class OpTable {
     Epoch run_attempt;
     bool halted = false;
     std::optional<std::string> abort;  // judged: abort, and why
+    std::optional<OneShotResult> result;  // known here, or from the READY of one who has it
+    bool lingers = false;                 // the posts are answered
 
     bool complete_once = false;  // every READY was in, in some attempt
     Tick complete_at;
@@ -163,7 +170,7 @@ class OpTable {
     bool redone = false;  // judged redo by the newest freezing commit
 
     // The verdict: it ends without a result, once all participants know.
-    bool Refused() const { return differs || unfit.has_value(); }
+    bool Refused() const { return differs || (unfit && !result); }
     bool AllReady() const { return announced && readies.size() + 1 == participants->ring.size(); }
     bool AllDone() const { return done && dones.size() + 1 == participants->ring.size(); }
     bool AllEvicted() const;
@@ -183,12 +190,16 @@ class OpTable {
   // Takes the op as far as it goes now; it may be gone afterwards.
   void Advance(Op& op, Tick now, std::vector<Action>* out);
   void AdvanceAll(Tick now, std::vector<Action>* out);
+  void AdvanceLingering(Op& op, Tick now, std::vector<Action>* out);
   // Announced ops by ordinal, then the others by key.
   std::vector<Op*> AllOps();
   // Every local participant has posted.
   bool Gathered(const Op& op) const;
   void Announce(Op& op, Tick now, std::vector<Action>* out);
   void TakeReady(Op& op, PeerReady ready, std::vector<Action>* out);
+  void TakeResult(Op& op, PeerReady* ready, std::vector<Action>* out);
+  // The op that the peer means with its next READY of the name, if it is announced here.
+  Op* Expecting(const OpKey& key, PeerId peer);
   // How the announced op has to end whatever the others offer; nothing if it can run.
   std::optional<Outcome> UnfitnessOf(const Op& op) const;
   void NoteComplete(Op& op, Tick now);
@@ -204,6 +215,11 @@ class OpTable {
   void DropEvicted(Op& op, Tick now, std::vector<Action>* out);
   // The op ends the same way at every participant: its result, or the refusal.
   void Settle(Op& op, Tick now, std::vector<Action>* out);
+  // Tells the trainers how it ended.
+  void Conclude(Op& op, Tick now, std::vector<Action>* out);
+  // Done, and may be answered before the others are known to be.
+  static bool EndsAtOnce(const Op& op);
+  void Linger(Op& op, Tick now, std::vector<Action>* out);
   // The op ends here alone, or aborted: no attempt of it is left.
   void Drop(Op& op, Tick now, std::vector<Action>* out);
   void Erase(Op& op);
@@ -220,6 +236,8 @@ class OpTable {
   void Miss(const OpKey& key, const std::string& why, Tick now, std::vector<Action>* out);
   // Why the post ends at once, if its member missed the op.
   std::optional<std::string> TakeMissed(const NewPost& post);
+
+  static void AddOp(const Op& op, Digester* digest);
 
   bool Known(PeerId peer) const;
   // A frame that came on the link to `carrier` is against the protocol.
@@ -238,7 +256,8 @@ class OpTable {
   const EpochHistory* const history_;
   OpCounters* const counters_;
 
-  std::map<OpKey, Op> ops_;
+  std::map<OpKey, Op> ops_;             // not answered
+  std::multimap<OpKey, Op> lingering_;  // answered, of one name in order of their ordinals
   std::map<OpOrdinal, Op*> by_ordinal_;
   std::map<LocalId, std::set<uint64_t>> tags_;  // in flight, by member
   std::map<MemberId, std::map<OpKey, Missed>> missed_;

@@ -616,9 +616,13 @@ void PeerCore::Impl::Sweep() {
   syncs_.OnTime(now_, &out_);
   SweepSteps();
   const auto busy_with = [this](const LocalMember& local) {
-    const Group* const group = FindGroup(local.group);
-    return LocalMembers::Busy{group == nullptr ? 0 : group->ops.PostsOf(local.id),
-                              syncs_.Open(local.id) || syncs_.Writing(local.id)};
+    LocalMembers::Busy busy;
+    if (const Group* const group = FindGroup(local.group)) {
+      busy.posts = group->ops.PostsOf(local.id);
+      busy.lingering = group->ops.LingeringOf(local.id);
+    }
+    busy.syncing = syncs_.Open(local.id) || syncs_.Writing(local.id);
+    return busy;
   };
   members_.Sweep(busy_with, now_, &out_);
   if (!coordinator_up_) members_.ForgetUnheard();

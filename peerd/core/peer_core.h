@@ -64,6 +64,14 @@ struct PostRef {
   friend auto operator<=>(const PostRef&, const PostRef&) = default;
 };
 
+// How a one-shot op has ended at some participant, for those that were kept from it by a fault.
+struct OneShotResult {
+  Epoch epoch;           // whose members took part
+  uint32_t members = 0;  // whose tensors are in it
+  std::string bytes;     // of the tensor
+  friend bool operator==(const OneShotResult&, const OneShotResult&) = default;
+};
+
 // The state that a trainer brings to a sync; hashed by the driver before.
 struct SyncRequest {
   control::SyncStrategy strategy = control::SyncStrategy::kPopular;
@@ -156,6 +164,8 @@ struct PeerReady {
   bool local_mismatch = false;
   std::string payload;  // eager input, else empty
   PeerId via;           // who relayed it; 0: it came straight from the peer
+  // In place of an input: the op has ended there, before the fault that has it announced again.
+  std::optional<OneShotResult> result = std::nullopt;
 };
 struct PeerDone {
   GroupKey group;
@@ -171,6 +181,7 @@ struct AttemptComplete {
   GroupKey group;
   OpOrdinal ordinal;
   Epoch attempt;
+  std::string result = {};  // the tensor's bytes, of kOneShot; else empty
 };
 // Answer to StopAttempt: nothing more is written to the op's buffers, inputs are as posted.
 struct AttemptStopped {
@@ -319,6 +330,7 @@ struct SendReady {
   OpDesc desc;
   bool local_mismatch = false;
   bool eager = false;  // attach the input of `posts`
+  std::optional<OneShotResult> result = std::nullopt;  // or attach this
   std::vector<PostRef> posts;
   std::vector<bool> counts;  // by post; the others are left out
 };
@@ -344,6 +356,8 @@ struct StartAttempt {
   std::vector<bool> ring_counts;           // by ring position: the input of one of its members is
   Algorithm algorithm = Algorithm::kRing;  // never kAuto. Of kOneShot all inputs are here:
   std::vector<std::string> payloads;       // by ring position, own one empty
+  // Or, in their place, what comes out: somebody has it, from an attempt before.
+  std::optional<std::string> result = std::nullopt;
 };
 // `peer` waits for segments of the attempt under its own name of the op.
 struct CreditAttempt {

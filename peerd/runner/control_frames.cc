@@ -38,16 +38,15 @@ absl::StatusOr<TakenFrame> Open(const GroupKey& group, PeerId origin, PeerId via
   }
   LH_CHECK(header.type == FrameType::kReady);
   LH_ASSIGN_OR_RETURN(const ReadyBody body, ParseReadyBody(payload));
-  return PeerReady{group,
-                   origin,
-                   header.op,
-                   header.attempt,
-                   body.boundary,
-                   body.tag,
-                   body.desc,
-                   body.local_mismatch,
-                   TextOf(payload.subspan(kReadyBodyBytes)),
-                   via};
+  PeerReady ready{group,     origin,    header.op,           header.attempt, body.boundary,
+                  body.tag,  body.desc, body.local_mismatch, "",             via};
+  std::string bytes = TextOf(payload.subspan(kReadyBodyBytes));
+  if (body.result_epoch) {
+    ready.result = OneShotResult{body.result_epoch, body.result_members, std::move(bytes)};
+  } else {
+    ready.payload = std::move(bytes);
+  }
+  return ready;
 }
 
 }  // namespace
@@ -57,9 +56,13 @@ ControlFrame FrameOf(const SendReady& action, PeerId self, const std::string& in
   header.type = FrameType::kReady;
   header.op = action.ordinal;
   header.attempt = action.attempt;
-  const auto body =
-      Encode(ReadyBody{action.boundary, action.tag, action.desc, action.local_mismatch});
-  return Address(action.group, self, action.to, action.via, header, TextOf(body) + input);
+  ReadyBody body{action.boundary, action.tag, action.desc, action.local_mismatch};
+  if (action.result) {
+    body.result_epoch = action.result->epoch;
+    body.result_members = action.result->members;
+  }
+  const std::string& bytes = action.result ? action.result->bytes : input;
+  return Address(action.group, self, action.to, action.via, header, TextOf(Encode(body)) + bytes);
 }
 
 ControlFrame FrameOf(const SendDone& action, PeerId self) {

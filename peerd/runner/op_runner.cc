@@ -80,7 +80,8 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   }
 
   void Complete() override {
-    runner_->events_.push_back(AttemptComplete{key_.group, key_.ordinal, attempt_number_});
+    runner_->events_.push_back(
+        AttemptComplete{key_.group, key_.ordinal, attempt_number_, std::move(result_)});
   }
 
   OpRunner* const runner_;
@@ -93,6 +94,7 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   std::vector<OpOrdinal> theirs_;  // by ring position; 0: not known yet
   std::vector<LinkKey> links_;
   std::unique_ptr<Attempt> attempt_;
+  std::string result_;      // of a one-shot op
   std::set<uint64_t> out_;  // cookies of segments in the transport
   size_t repeats_ = 0;      // those of them that are sent again
   bool sent_any_ = false;
@@ -168,13 +170,20 @@ void OpRunner::Start(const StartAttempt& action) {
   spec.segment_bytes = SegmentBytes(action.desc.bytes() / spec.size, spec.grain_bytes, long_way);
   for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
   spec.ring_counts = action.ring_counts;
-  absl::StatusOr<std::unique_ptr<Attempt>> attempt =
-      action.algorithm == Algorithm::kOneShot ? MakeEagerAttempt(spec, action.payloads)
-      : action.algorithm == Algorithm::kMesh  ? MakeMeshAttempt(spec, op.get(), pool_.get())
-                                              : MakeRingAttempt(spec, op.get(), pool_.get());
-  // AddPost() bounds what may be asked for: the host itself is out of memory.
-  LH_CHECK(attempt.ok());
-  op->attempt_ = *std::move(attempt);
+  if (action.result || action.algorithm == Algorithm::kOneShot) {
+    absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)
+                                                       : ReducePayloads(spec, action.payloads);
+    LH_CHECK(result.ok()) << result.status();
+    op->result_ = *result;
+    op->attempt_ = MakeEagerAttempt(spec, *std::move(result));
+  } else {
+    absl::StatusOr<std::unique_ptr<Attempt>> attempt =
+        action.algorithm == Algorithm::kMesh ? MakeMeshAttempt(spec, op.get(), pool_.get())
+                                             : MakeRingAttempt(spec, op.get(), pool_.get());
+    // AddPost() bounds what may be asked for: the host itself is out of memory.
+    LH_CHECK(attempt.ok());
+    op->attempt_ = *std::move(attempt);
+  }
   const bool added = ops_.emplace(op->key_, op).second;
   LH_CHECK(added);
   owners_.emplace(op->owner_, op.get());

@@ -34,7 +34,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   switch (type) {
     case FrameType::kReady:
       if (bytes < kReadyBodyBytes || bytes > kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
-        return Refuse("payload_bytes of READY", bytes, "40 to 4136");
+        return Refuse("payload_bytes of READY", bytes, "48 to 4144");
       }
       return absl::OkStatus();
     case FrameType::kData:
@@ -60,7 +60,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
     case FrameType::kRelay:
       if (bytes < kRelayBodyBytes ||
           bytes > kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
-        return Refuse("payload_bytes of RELAY", bytes, "80 to 4216");
+        return Refuse("payload_bytes of RELAY", bytes, "80 to 4224");
       }
       return absl::OkStatus();
     case FrameType::kPing:
@@ -77,9 +77,9 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   }
   return absl::OkStatus();
 }
-static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4136);
+static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4144);
 static_assert(kRelayBodyBytes == 80);
-static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4216);
+static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4224);
 static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX <=
               LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
@@ -195,7 +195,8 @@ std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body) {
   writer.U8(static_cast<uint8_t>(body.desc.algorithm));
   writer.U8(0);
   writer.U16(0);
-  writer.U32(0);
+  writer.U32(body.result_members);
+  writer.U64(body.result_epoch.value());
   return bytes;
 }
 
@@ -213,9 +214,11 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   body.desc.min_world = reader.U16();
   body.desc.count = reader.U64();
   const uint8_t algorithm = reader.U8();
-  const bool zeros = reader.Zeros(7);
-  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "40 or more");
-  if (!zeros) return absl::InvalidArgumentError("reserved bytes 33 to 39 are not zero");
+  const bool zeros = reader.Zeros(3);
+  body.result_members = reader.U32();
+  body.result_epoch = Epoch(reader.U64());
+  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "48 or more");
+  if (!zeros) return absl::InvalidArgumentError("reserved bytes 33 to 35 are not zero");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
   if (kind != LH_WIRE_ALL_REDUCE) return Refuse("kind", kind, "1 (all-reduce)");
   if (dtype >= LH_WIRE_DTYPE_COUNT) return Refuse("dtype", dtype, "below 12");
@@ -238,6 +241,15 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   body.local_mismatch = local_mismatch != 0;
   if (body.desc.algorithm == Algorithm::kOneShot && !IsEager(body.desc)) {
     return Refuse("bytes of a one-shot op", body.desc.bytes(), "at most 4096");
+  }
+  if (body.result_epoch ? body.result_members == 0 || body.result_members > LH_MEMBERS_MAX
+                        : body.result_members != 0) {
+    return Refuse("result_members", body.result_members,
+                  body.result_epoch ? "1 to 1024" : "0 without a result");
+  }
+  if (body.result_epoch && (!IsEager(body.desc) || body.local_mismatch)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not eager"));
   }
   const uint64_t eager = IsEager(body.desc) ? body.desc.bytes() : 0;
   // A sender whose own members disagree has no input to offer.

@@ -38,7 +38,7 @@ inline constexpr size_t kFrameHeaderBytes = 64;
 enum class FrameType : uint8_t {
   kPing = 1,  // stamp: the sender's clock, returned in the PONG
   kPong = 2,
-  kReady = 3,  // op: the sender's ordinal. Payload: ReadyBody, then the eager bytes
+  kReady = 3,  // op: the sender's ordinal. Payload: ReadyBody, then an eager input or a result
   kDone = 4,   // op: the receiver's ordinal. flags bit 0: refused
   kData = 5,   // op: the receiver's ordinal. offset, phase, payload: the segment
   // The sender needs data lanes that the receiver has to dial. flags bit 0: if they cannot be
@@ -130,18 +130,22 @@ std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
                                              LaneKind kind);
 
-// The fixed part of a READY's payload, 40 bytes:
+// The fixed part of a READY's payload, 48 bytes; an eager input or a result follows:
 //   0 boundary u64 | 8 tag u64 | 16 kind u8 | 17 dtype u8 | 18 reduce u8 | 19 on_fault u8
 //  20 quantization u8 | 21 local_mismatch u8 | 22 min_world u16 | 24 count u64
-//  32 algorithm u8 | 33 zero 7 bytes
+//  32 algorithm u8 | 33 zero 3 bytes | 36 result_members u32 | 40 result_epoch u64
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
   OpDesc desc;
   bool local_mismatch = false;  // the sender's own local members disagree about desc
+  // Not 0: the op has ended at the sender, with the result that follows: of so many members of this
+  // epoch.
+  Epoch result_epoch;
+  uint32_t result_members = 0;
   friend bool operator==(const ReadyBody&, const ReadyBody&) = default;
 };
-inline constexpr size_t kReadyBodyBytes = 40;
+inline constexpr size_t kReadyBodyBytes = 48;
 
 std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);
 absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload);

@@ -322,7 +322,9 @@ void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
     const auto op = announced_.find({to, commit.group.group, fate.ordinal});
     if (op == announced_.end() || fate.fate == control::Fate::kCommit) continue;
     const Op& known = ops_[op->second];
-    if (known.result || known.refused) {
+    // A small op goes round once more, so that those who were kept from its result hear of it.
+    const bool small = known.result && known.algorithm == Algorithm::kOneShot;
+    if ((known.result && !small) || known.refused) {
       Fail(ToString(op->second) + " is not committed at " + longhaul::ToString(to) + " in epoch " +
            longhaul::ToString(commit.epoch) + ", but has ended at another member");
     }
@@ -547,6 +549,15 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
   }
 }
 
+bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
+  if (known.algorithm != Algorithm::kOneShot || epoch == known.result_epoch) return false;
+  const std::set<uint32_t> older = epoch > known.result_epoch ? known.holders : std::set{op.slot};
+  const std::vector<uint32_t> there =
+      Participants(op.name, std::max(epoch, known.result_epoch), /*counting=*/false);
+  return std::none_of(there.begin(), there.end(),
+                      [&](uint32_t slot) { return older.contains(slot); });
+}
+
 void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
@@ -580,6 +591,12 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
          " is not the reduction over slots " + List(slots) + " of epoch " +
          longhaul::ToString(info.epoch));
   }
+  if (known.result && *known.result != *op.target && Outlived(op, known, info.epoch)) {
+    if (info.epoch < known.result_epoch) return;
+    known.result.reset();
+    known.holders.clear();
+  }
+  known.holders.insert(op.slot);
   if (!known.result) {
     known.result = *op.target;
     known.participants = slots;

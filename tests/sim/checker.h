@@ -152,6 +152,7 @@ class Checker {
     Algorithm algorithm = Algorithm::kAuto;  // of the result
     std::set<Epoch> aborted;
     std::vector<uint32_t> participants;
+    std::set<uint32_t> holders;  // slots that have the result
     bool refused = false;
     bool given_up = false;
   };
@@ -179,6 +180,9 @@ class Checker {
   // `counting`: those whose input is in the result.
   std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool counting) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
+  // The op has another result in another epoch: a small one may, if nobody who has the older one
+  // takes part in the newer epoch.
+  bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
 
   const uint64_t seed_;
   std::map<Local, uint32_t> slots_;

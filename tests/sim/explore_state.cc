@@ -77,6 +77,8 @@ struct EventHash {
         .Add(e.tag)
         .Add(e.desc)
         .Add(e.payload)
+        .Add(e.result ? e.result->bytes : "none")
+        .Add(e.result ? e.result->epoch : Epoch())
         .value();
   }
   uint64_t operator()(const peerd::PeerDone& e) const {
@@ -226,7 +228,20 @@ bool ExploreState::CanAct(int m) const {
   if (member.join_open || member.step_open || member.sync_open || member.leave_open) return false;
   if (member.sync_again) return true;
   if (member.next >= script.acts.size()) return false;
-  return script.acts[member.next].kind == Act::Kind::kPost || member.posts.empty();
+  const Act& act = script.acts[member.next];
+  if (act.kind != Act::Kind::kPost) return member.posts.empty();
+  return std::none_of(member.posts.begin(), member.posts.end(),
+                      [&](const auto& post) { return post.second.tag == act.tag; });
+}
+
+// How many of the acts before this one, since the last boundary, post the same tag.
+uint64_t ExploreState::TurnOf(int m, size_t index) const {
+  const std::vector<Act>& acts = scenario_->members[m].acts;
+  uint64_t turn = 0;
+  for (size_t i = index; i-- > 0 && acts[i].kind == Act::Kind::kPost;) {
+    turn += acts[i].tag == acts[index].tag ? 1 : 0;
+  }
+  return turn;
 }
 
 // Every call is answered and every script at its end.
@@ -573,11 +588,12 @@ void ExploreState::DoAct(int m) {
       Post post;
       post.tag = act.tag;
       post.boundary = member.boundary;
+      post.turn = TurnOf(m, index);
       post.input = post.buffer = InputOf(m);
       post.abort_on_fault = act.abort_on_fault;
       post.act = index;
       member.posts.emplace(call, post);
-      ops_[{post.boundary, post.tag}].posted |= InputOf(m);
+      ops_[{post.boundary, post.tag, post.turn}].posted |= InputOf(m);
       return StepPeer(script.peer, peerd::LocalPost{{local, call}, act.tag, DescOf(act)});
     }
   }
@@ -823,7 +839,8 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
       const uint64_t input = s->InputsOf(a.posts);
       s->SendFrame(i, a.to,
                    peerd::PeerReady{a.group, IdOf(i), a.ordinal, a.attempt, a.boundary, a.tag,
-                                    a.desc, a.local_mismatch, a.eager ? Bytes(input) : ""});
+                                    a.desc, a.local_mismatch, a.eager ? Bytes(input) : "",
+                                    PeerId(), a.result});
     }
     void operator()(peerd::SendDone& a) {
       *visible = true;
@@ -945,7 +962,9 @@ void ExploreState::Start(int i, const peerd::StartAttempt& start) {
   }
   if (start.algorithm == Algorithm::kOneShot) {
     for (const std::string& payload : start.payloads) attempt.sum += Value(payload);
+    if (start.result) attempt.sum = Value(*start.result);
     attempt.missing.clear();
+    attempt.one_shot = true;
   }
   attempt.mesh = start.algorithm == Algorithm::kMesh;
   if (attempt.mesh) attempt.unfinished = attempt.missing;
@@ -961,7 +980,9 @@ void ExploreState::Contribute(int i, OpOrdinal ordinal, bool finished) {
   }
   if (!attempt.missing.empty() || !attempt.unfinished.empty() || attempt.complete) return;
   attempt.complete = true;
-  Write(i).local.push_back(PackEvent(peerd::AttemptComplete{TheGroup(), ordinal, attempt.attempt}));
+  Write(i).local.push_back(
+      PackEvent(peerd::AttemptComplete{TheGroup(), ordinal, attempt.attempt,
+                                       attempt.one_shot ? Bytes(attempt.sum) : ""}));
 }
 
 void ExploreState::Credit(int i, const peerd::CreditAttempt& credit) {
@@ -1040,7 +1061,7 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
   if (it == member.posts.end()) Checker::Fail(name + " is answered twice");
   const Post post = it->second;
   member.posts.erase(it);
-  OpSeen& seen = ops_[{post.boundary, post.tag}];
+  OpSeen& seen = ops_[{post.boundary, post.tag, post.turn}];
   Say(name + " tag " + std::to_string(post.tag) + " ends: " + Describe(done.outcome));
   if (!done.outcome.ok()) {
     if (post.buffer != post.input) Checker::Fail(name + " failed and its input is not as posted");
@@ -1074,13 +1095,30 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
     if ((seen.posted & expected) != expected) {
       Checker::Fail(name + " succeeded without somebody who did not post it");
     }
-    if (seen.result && *seen.result != post.buffer) Checker::Fail(name + " has two results");
-    seen.result = post.buffer;
-    seen.result_epoch = done.info.epoch.value();
+    CheckResult(m, post, done.info, &seen);
   }
   if (seen.result && (seen.given_up || seen.aborted.contains(seen.result_epoch))) {
     Checker::Fail(name + " is aborted at one member and succeeded at another");
   }
+}
+
+// Two results: then nobody who has the one is a member of the epoch that the other comes from.
+void ExploreState::CheckResult(int m, const Post& post, const peerd::OpInfo& info, OpSeen* seen) {
+  const uint64_t epoch = info.epoch.value();
+  std::set<MemberId> older{MemberId(members_[m].member)};
+  if (!seen->result || *seen->result == post.buffer) {
+    seen->holders.merge(older);
+  } else {
+    if (epoch >= seen->result_epoch) seen->holders.swap(older);
+    for (const auto& known : epochs_.at(std::max(epoch, seen->result_epoch))->members) {
+      if (older.contains(known.member)) {
+        Checker::Fail("t" + std::to_string(m + 1) + "'s op has two results");
+      }
+    }
+    if (epoch < seen->result_epoch) return;
+  }
+  seen->result = post.buffer;
+  seen->result_epoch = epoch;
 }
 
 // ------------------------------------------------------------------------------ shared state
@@ -1475,8 +1513,10 @@ uint64_t ExploreState::Digest() const {
     for (const auto& [call, post] : member.posts) digest.Add(call).Add(post.buffer);
   }
   for (const auto& [name, op] : ops_) {
-    digest.Add(name.first).Add(name.second).Add(op.result.value_or(0));
+    for (const uint64_t part : name) digest.Add(part);
+    digest.Add(op.result.value_or(0));
     digest.Add(op.result_epoch).Add(op.posted);
+    for (const MemberId holder : op.holders) digest.Add(holder);
     for (const uint64_t epoch : op.aborted) digest.Add(epoch);
     digest.Add(uint64_t{op.given_up});
   }

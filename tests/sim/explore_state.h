@@ -139,6 +139,7 @@ class ExploreState {
   struct Post {
     uint64_t tag = 0;
     uint64_t boundary = 0;
+    uint64_t turn = 0;  // ops of this tag and boundary before it
     uint64_t input = 0;
     uint64_t buffer = 0;  // in place: input, then result
     bool abort_on_fault = false;
@@ -164,7 +165,7 @@ class ExploreState {
     std::vector<peerd::PostRef> posts;
     uint64_t own = 0;
     std::set<int> missing;  // whose part is not here
-    bool mesh = false;
+    bool mesh = false, one_shot = false;
     std::set<int> unfinished;  // mesh: whose part of the result is not here
     uint64_t sum = 0;
     bool stopped = false, complete = false;
@@ -207,6 +208,7 @@ class ExploreState {
   struct OpSeen {
     std::optional<uint64_t> result;
     uint64_t result_epoch = 0;
+    std::set<MemberId> holders;  // who have the result
     std::set<uint64_t> aborted;  // epochs: started again it is another op
     bool given_up = false;
     uint64_t posted = 0;
@@ -228,6 +230,7 @@ class ExploreState {
 
   bool Settled() const;
   bool CanAct(int member) const;
+  uint64_t TurnOf(int member, size_t index) const;
   Tick NextDeadline() const;
   void AddFaults(bool busy, std::vector<Move>* moves) const;
 
@@ -267,6 +270,7 @@ class ExploreState {
   void Contribute(int i, OpOrdinal ordinal, bool finished);
 
   int MemberOf(peerd::LocalId local) const;
+  void CheckResult(int m, const Post& post, const peerd::OpInfo& info, OpSeen* seen);
   Post& PostOf(const peerd::PostRef& post);
   uint64_t InputsOf(const std::vector<peerd::PostRef>& posts);
   void Answered(bool* open, const char* what, int member);
@@ -304,7 +308,7 @@ class ExploreState {
   std::vector<Member> members_;
   std::map<uint64_t, std::shared_ptr<const control::PrepareEpoch>> epochs_;
   std::set<uint64_t> committed_;
-  std::map<std::pair<uint64_t, uint64_t>, OpSeen> ops_;  // by boundary and tag
+  std::map<std::array<uint64_t, 3>, OpSeen> ops_;  // by boundary, tag and turn
   uint64_t ops_ok_ = 0;
   std::set<uint64_t> brought_;                     // states that trainers brought
   std::set<std::pair<uint64_t, Hash128>> agreed_;  // what was ever durable: revision and state
