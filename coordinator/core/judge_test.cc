@@ -129,6 +129,26 @@ TEST(Judge, TheNextOpOfATagIsMissedByWhoStillWaitsForDonesOfTheOneBefore) {
   EXPECT_TRUE(Of(fates, kA).missed.empty());
 }
 
+TEST(Judge, TheNextOpOfATagIsMissedByWhoWasKeptFromTheResultOfTheOneBefore) {
+  // A is done with o1, which B knows as o5 and has A's READY of, or not; A has announced o2.
+  for (const bool arrived : {true, false}) {
+    OpReport first = Op(1, true, {At(kB, 5)});
+    first.boundary = Epoch(4);
+    first.tag = 7;
+    OpReport behind =
+        Op(5, false, arrived ? std::vector{At(kA, 1)} : std::vector<control::OpMatch>());
+    behind.boundary = Epoch(4);
+    behind.tag = 7;
+    const std::vector<FatesRecord> fates =
+        Judge({{kA, {first, Aborting(2, 7, {})}}, {kB, {behind}}});
+    EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
+    EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
+    EXPECT_EQ(FateOf(fates, kA, 2), Fate::kAbort);
+    EXPECT_EQ(Of(fates, kB).missed, (std::vector<control::MissedOp>{{Epoch(4), 7}})) << arrived;
+    EXPECT_TRUE(Of(fates, kA).missed.empty());
+  }
+}
+
 TEST(Judge, WhatIsRedoneOrCommittedIsNotMissed) {
   OpReport redo = Aborting(1, 7, {});
   redo.abort_on_fault = false;

@@ -47,8 +47,8 @@ class LocalMembersTest : public testing::Test {
   Actions& Sweep(size_t posts = 0, Tick now = {}, bool syncing = false) {
     return Do([&] {
       members_.Sweep(
-          [=](const LocalMember&) {
-            return LocalMembers::Busy{posts, syncing};
+          [=, this](const LocalMember&) {
+            return LocalMembers::Busy{posts, lingering_, syncing};
           },
           now, &out_);
     });
@@ -66,6 +66,7 @@ class LocalMembersTest : public testing::Test {
     Commit();
   }
 
+  size_t lingering_ = 0;
   LocalMembers members_;
   EpochRecord record_ = RecordOf(MakePrepare(3, 0, 2, 0, {{1, 1, 1}, {9, 9, 1}, {2, 1, 2}}));
   Actions out_;
@@ -226,6 +227,18 @@ TEST_F(LocalMembersTest, ALeaveWaitsForOpenPosts) {
   Sweep(0);
   EXPECT_TRUE(Get<LeaveDone>(out_).at(0).outcome.ok());
   EXPECT_TRUE(Get<MemberGone>(out_).at(0).outcome.ok());
+}
+
+TEST_F(LocalMembersTest, ALeaveWaitsForLingeringOpsButNobodyWaitsForThemWhoIsOut) {
+  Admit(2);
+  lingering_ = 1;
+  EXPECT_TRUE(Leave(2).empty());
+  EXPECT_TRUE(Sweep().empty());
+  lingering_ = 0;
+  EXPECT_EQ(Sent<control::Leave>(Sweep()).size(), 1u);
+  lingering_ = 1;
+  Removed(2, Removal::kLeft);
+  EXPECT_EQ(Get<MemberGone>(Sweep()).size(), 1u);
 }
 
 TEST_F(LocalMembersTest, ADeadTrainersPostsGetTimeButNotForEver) {

@@ -507,8 +507,8 @@ void OpTable::SendDones(const Op& op, std::vector<Action>* out) const {
     if (peer == self_) continue;
     const PeerId via = op.participants->CarrierOf(self_, peer);
     if (lost_.contains(via)) continue;
-    out->push_back(
-        SendDone{group_, peer, via, op.readies.at(peer).ordinal, attempt_, op.Refused()});
+    out->push_back(SendDone{group_, peer, via, op.readies.at(peer).ordinal, attempt_, op.Refused(),
+                            /*may_wait=*/op.lingers});
   }
 }
 
@@ -549,7 +549,7 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
   out->push_back(FinishAttempt{group_, op.ordinal, !op.Refused()});
   for (const LocalInput& input : op.inputs) {
     Outcome outcome;
-    if (op.unfit) outcome = *op.unfit;
+    if (op.unfit && op.Refused()) outcome = *op.unfit;
     if (op.differs) outcome = {Code::kInvalidArgument, RefusalOf(op, input)};
     Answer(op, input, std::move(outcome), now, out);
   }

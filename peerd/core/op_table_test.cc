@@ -56,9 +56,9 @@ class OpTableTest : public testing::Test {
     ops_.CheckInvariants();
     return out_;
   }
-  Actions& Complete(uint64_t ordinal, uint64_t attempt = 0) {
+  Actions& Complete(uint64_t ordinal, uint64_t attempt = 0, const std::string& result = {}) {
     out_.clear();
-    ops_.OnComplete({kGroup, OpOrdinal(ordinal), Epoch(attempt)}, now_, &out_);
+    ops_.OnComplete({kGroup, OpOrdinal(ordinal), Epoch(attempt), result}, now_, &out_);
     ops_.CheckInvariants();
     return out_;
   }
@@ -79,6 +79,13 @@ class OpTableTest : public testing::Test {
     ops_.Evict(MemberId(member), {Code::kEvicted, "out"}, now_, &out_);
     ops_.CheckInvariants();
     return out_;
+  }
+  // The first op of the test, to where it is answered.
+  void LingerSmall(uint64_t tag) {
+    Post(tag, Small());
+    Ready(2, tag, Small());
+    Ready(3, tag, Small());
+    ASSERT_EQ(Get<PostDone>(Complete(1, 0, std::string(16, 'r'))).size(), 1u);
   }
   void RunToDone(uint64_t tag) {
     Post(tag, Large());
@@ -156,9 +163,153 @@ TEST_F(OpTableTest, AnEagerOpStartsWithAllInputsInRingOrder) {
   EXPECT_EQ(start[0].algorithm, Algorithm::kOneShot);
   EXPECT_EQ(start[0].payloads, (std::vector<std::string>{"", std::string(16, 'x'), third.payload}));
   EXPECT_TRUE(Get<CreditAttempt>(out_).empty());
-  EXPECT_EQ(Get<SendDone>(Complete(1)).size(), 2u);
+  // Answered when it is done; who else is done is of interest after a fault only.
+  const Actions& done = Complete(1, 0, std::string(16, 'r'));
+  ASSERT_EQ(done.size(), 4u);
+  EXPECT_TRUE(std::get<FinishAttempt>(done[0]).commit);
+  EXPECT_TRUE(std::get<PostDone>(done[1]).outcome.ok());
+  for (const SendDone& told : Get<SendDone>(done)) EXPECT_TRUE(told.may_wait);
+  EXPECT_EQ(ops_.open(), 0u);
+  EXPECT_EQ(ops_.LingeringOf(LocalId(1)), 1u);
+  EXPECT_EQ(ops_.LingeringOf(LocalId(2)), 0u);
+  EXPECT_TRUE(Done(2, 1).empty());
+  EXPECT_EQ(ops_.LingeringOf(LocalId(1)), 1u);
+  EXPECT_TRUE(Done(3, 1).empty());
+  EXPECT_EQ(ops_.LingeringOf(LocalId(1)), 0u);
+}
+
+TEST_F(OpTableTest, ASmallOpThatAbortsOnAFaultIsAnsweredWhenAllAreDone) {
+  EnterThree();
+  OpDesc desc = Small();
+  desc.on_fault = OnFault::kAbort;
+  Post(7, desc);
+  Ready(2, 7, desc);
+  Ready(3, 7, desc);
+  Complete(1, 0, std::string(16, 'r'));
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  EXPECT_FALSE(Get<SendDone>(out_).at(0).may_wait);
   Done(2, 1);
   EXPECT_EQ(Get<PostDone>(Done(3, 1)).size(), 1u);
+}
+
+TEST_F(OpTableTest, WhoHasTheResultTellsItToThoseWhoWereKeptFromIt) {
+  EnterThree();
+  LingerSmall(7);
+  Freeze();
+  const auto report = ops_.Report();
+  ASSERT_EQ(report.size(), 1u);
+  EXPECT_TRUE(report[0].done);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  const auto ready = Get<SendReady>(out_);
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].result, (OneShotResult{Epoch(1), 3, std::string(16, 'r')}));
+  EXPECT_FALSE(ready[0].eager);
+  EXPECT_TRUE(ready[0].posts.empty());
+  EXPECT_FALSE(ops_.Report().at(0).done) << "its matches are not complete";
+  // The next of the name is another op, also while the first one goes round again.
+  EXPECT_EQ(Get<SendReady>(Post(7, Small())).at(0).ordinal, OpOrdinal(2));
+  auto theirs = ReadyOf(2, 7, Small(), 2);
+  EXPECT_EQ(Get<SendDone>(Ready(theirs)).at(0).ordinal, OpOrdinal(207));
+  EXPECT_TRUE(Done(2, 1, 2).empty());
+  EXPECT_EQ(ops_.LingeringOf(LocalId(1)), 0u);
+  theirs.ordinal = OpOrdinal(208);
+  EXPECT_EQ(Get<StartAttempt>(Ready(theirs)).at(0).ordinal, OpOrdinal(2));
+}
+
+TEST_F(OpTableTest, WhoWasKeptFromAResultEndsWithIt) {
+  EnterThree();
+  Post(7, Small());
+  Ready(2, 7, Small());
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  auto ready = ReadyOf(2, 7, Small(), 2);
+  ready.payload.clear();
+  ready.result = OneShotResult{Epoch(1), 3, std::string(16, 'r')};
+  const auto start = Get<StartAttempt>(Ready(ready));
+  ASSERT_EQ(start.size(), 1u);
+  EXPECT_EQ(start[0].result, std::string(16, 'r'));
+  EXPECT_TRUE(start[0].payloads.empty());
+  const PostDone done = Get<PostDone>(Complete(1, 2, std::string(16, 'r'))).at(0);
+  EXPECT_TRUE(done.outcome.ok());
+  EXPECT_EQ(done.info.epoch, Epoch(1));
+  EXPECT_EQ(done.info.size, 3u);
+}
+
+TEST_F(OpTableTest, AResultStandsAlsoWhereTooFewAreLeft) {
+  EnterThree();
+  OpDesc desc = Small();
+  desc.min_world = 3;
+  Post(7, desc);
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  auto ready = ReadyOf(2, 7, desc, 2);
+  ready.payload.clear();
+  ready.result = OneShotResult{Epoch(1), 3, std::string(16, 'r')};
+  Ready(ready);
+  EXPECT_TRUE(Get<PostDone>(Complete(1, 2, std::string(16, 'r'))).at(0).outcome.ok());
+}
+
+TEST_F(OpTableTest, AResultThatCannotBeOneBreaksTheLink) {
+  EnterThree();
+  Post(7, Small());
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  const auto refused = [&](Epoch epoch, size_t bytes, const OpDesc& desc) {
+    auto ready = ReadyOf(2, 7, desc, 2);
+    ready.payload.clear();
+    ready.result = OneShotResult{epoch, 3, std::string(bytes, 'r')};
+    return Get<BreakLink>(Ready(ready)).size() == 1;
+  };
+  EXPECT_TRUE(refused(Epoch(1), 15, Small()));
+  EXPECT_TRUE(refused(Epoch(2), 16, Small()));
+  OpDesc aborts = Small();
+  aborts.on_fault = OnFault::kAbort;
+  EXPECT_TRUE(refused(Epoch(1), 16, aborts));
+  EXPECT_TRUE(refused(Epoch(1), Large().bytes(), Large()));
+}
+
+TEST_F(OpTableTest, AnAnsweredOpThatComesBackAsAnotherBreaksTheLink) {
+  EnterThree();
+  LingerSmall(7);
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<BreakLink>(Ready(2, 7, Desc(5), 2)).size(), 1u);
+}
+
+TEST_F(OpTableTest, LingeringOpsOfAPeerThatNeverSaysDoneAreBounded) {
+  EnterThree();
+  uint64_t ordinal = 0;
+  for (;;) {
+    ASSERT_LT(++ordinal, 100u);
+    Post(7, Small());
+    auto ready = ReadyOf(2, 7, Small());
+    ready.ordinal = OpOrdinal(1000 + ordinal);
+    if (!Get<BreakLink>(Ready(ready)).empty()) break;
+    ready = ReadyOf(3, 7, Small());
+    ready.ordinal = OpOrdinal(2000 + ordinal);
+    Ready(ready);
+    ASSERT_EQ(Get<PostDone>(Complete(ordinal, 0, std::string(16, 'r'))).size(), 1u);
+  }
+}
+
+TEST_F(OpTableTest, WhatLingersIsForgottenWhenAllHaveItAndWithTheLastMember) {
+  EnterThree();
+  LingerSmall(7);
+  Freeze();
+  EXPECT_TRUE(Get<SendReady>((LoseThree({{OpOrdinal(1), Fate::kCommit}}), out_)).empty());
+  EXPECT_EQ(ops_.LingeringOf(LocalId(1)), 0u);
+  EXPECT_TRUE(ops_.Report().empty());
+}
+
+TEST_F(OpTableTest, WhatIsMissedIsTheOpAfterTheOneThatIsRedone) {
+  EnterThree();
+  Post(7, Small());
+  Freeze();
+  LoseThree({{OpOrdinal(1), Fate::kRedo}}, {{Epoch(1), 7}});
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  Ready(2, 7, Small(), 2);
+  EXPECT_TRUE(Get<PostDone>(Complete(1, 2, std::string(16, 'r'))).at(0).outcome.ok());
+  EXPECT_EQ(Get<PostDone>(Post(7, Small())).at(0).outcome.code, Code::kAborted);
 }
 
 TEST_F(OpTableTest, AnEmptyOpIsEager) {

@@ -341,6 +341,7 @@ struct SendDone {
   OpOrdinal ordinal;  // theirs
   Epoch attempt;
   bool refused = false;
+  bool may_wait = false;  // nobody waits for it: it may go with the next frame
 };
 
 // Runs the op's bytes: ring positions are peers; `members` is how many inputs there are in all.

@@ -92,7 +92,11 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void Drain();
   void Carry(Action& action);
   void Send(const ControlFrame& frame) {
-    transport_->SendControl(frame.link, frame.header, frame.bytes());
+    if (frame.may_wait) {
+      transport_->SendControlInTime(frame.link, frame.header, frame.bytes());
+    } else {
+      transport_->SendControl(frame.link, frame.header, frame.bytes());
+    }
   }
   void EndSync(const SyncEnded& ended);
   static void LogSync(LocalId local, const Outcome& outcome, const StateSyncInfo& info);

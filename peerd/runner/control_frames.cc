@@ -71,7 +71,9 @@ ControlFrame FrameOf(const SendDone& action, PeerId self) {
   header.flags = action.refused ? kFlagRefused : 0;
   header.op = action.ordinal;
   header.attempt = action.attempt;
-  return Address(action.group, self, action.to, action.via, header, "");
+  ControlFrame frame = Address(action.group, self, action.to, action.via, header, "");
+  frame.may_wait = action.may_wait;
+  return frame;
 }
 
 absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& header,

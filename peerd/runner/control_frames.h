@@ -26,6 +26,7 @@ struct ControlFrame {
   LinkKey link;  // to send it on
   FrameHeader header;
   std::string payload;
+  bool may_wait = false;  // Transport::SendControlInTime() will do
 
   std::span<const uint8_t> bytes() const {
     return {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()};

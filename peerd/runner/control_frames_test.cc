@@ -108,6 +108,24 @@ TEST(ControlFrames, GoStraightWhereThereIsALink) {
   ExpectDone(*Take(kA, kC, done), PeerId());
 }
 
+TEST(ControlFrames, CarryAResultInPlaceOfAnInput) {
+  SendReady action = Ready(kC);
+  action.eager = false;
+  action.result = OneShotResult{Epoch(3), 2, "abcdefgh"};
+  const auto taken = Take(kA, kC, FrameOf(action, kA, ""));
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  const auto& ready = std::get<PeerReady>(*taken);
+  EXPECT_EQ(ready.result, action.result);
+  EXPECT_EQ(ready.payload, "");
+}
+
+TEST(ControlFrames, MayWaitIfTheActionMay) {
+  SendDone action = Done(kC);
+  EXPECT_FALSE(FrameOf(action, kA).may_wait);
+  action.may_wait = true;
+  EXPECT_TRUE(FrameOf(action, kA).may_wait);
+}
+
 TEST(ControlFrames, ArePassedOnByTheRelayAndTakenAsTheOrigins) {
   for (const bool done : {false, true}) {
     const ControlFrame frame = done ? FrameOf(Done(kRelayer), kA) : Relayed();

@@ -280,13 +280,26 @@ bool Lane::SendFrame(const FrameHeader& header, std::span<const uint8_t> payload
   return true;
 }
 
-bool Lane::SendFrames(std::span<const uint8_t> bytes) {
+bool Lane::SendFrames(std::span<const uint8_t> bytes, bool may_wait) {
   if (state_ != State::kOpen) return true;
   const size_t waiting = queued_.size() + flying_.size() - flying_sent_;
   if (waiting + bytes.size() > kControlQueueBytesMax) return false;
   queued_.insert(queued_.end(), bytes.begin(), bytes.end());
-  SendSoon();
+  if (may_wait) {
+    SendInTime();
+  } else {
+    SendSoon();
+  }
   return true;
+}
+
+void Lane::SendInTime() {
+  if (hold_id_ != 0) return;
+  hold_id_ = ring_->Timeout(ring_->Now() + kHoldUs, [this](IoResult) {
+    hold_id_ = 0;
+    if (state_ == State::kOpen) SendControl();
+    Settle();
+  });
 }
 
 void Lane::SendSoon() {
@@ -532,6 +545,7 @@ void Lane::Finish(uint8_t flags) {
   state_ = State::kFinishing;
   place_ = nullptr;
   close_flags_ = flags;
+  if (hold_id_ != 0) ring_->Cancel(hold_id_);
   if (options_.kind == LaneKind::kControl) {
     FrameHeader close{.type = FrameType::kClose, .flags = flags};
     const auto bytes = Encode(close);
@@ -571,12 +585,13 @@ void Lane::Abort() {
   queued_.clear();
   if (recv_id_ != 0) ring_->Cancel(recv_id_);
   if (send_id_ != 0) ring_->Cancel(send_id_);
+  if (hold_id_ != 0) ring_->Cancel(hold_id_);
   Post();
 }
 
 // Ends what has nothing in flight any more. Called at the end of every callback.
 void Lane::Settle() {
-  if (recv_id_ != 0 || send_id_ != 0 || post_id_ != 0 || send_due_) return;
+  if (recv_id_ != 0 || send_id_ != 0 || post_id_ != 0 || hold_id_ != 0 || send_due_) return;
   if (state_ == State::kFinishing) {
     if (shutdown_ && peer_ended_ && notices_ == 0) End(false);
     return;

@@ -8,7 +8,7 @@
 //
 // A control lane carries small frames both ways: those of one turn of the ring, and those that come
 // while others are being sent, go out together, so a burst of frames costs one system call and
-// wakes the other side once.
+// wakes the other side once. Frames that may wait go with the next ones that may not.
 //
 // The end of the stream without a CLOSE before it breaks the lane: it says nothing about the peer.
 //
@@ -112,8 +112,9 @@ class Lane {
   void StartReceiving();
   // Control lanes. False: too much is queued, the other side does not read.
   bool SendFrame(const FrameHeader& header, std::span<const uint8_t> payload);
-  // The same of whole frames that are encoded already.
-  bool SendFrames(std::span<const uint8_t> bytes);
+  // The same of whole frames that are encoded already. `may_wait`: they go with the next ones, or
+  // by themselves after kHoldUs: for what nobody waits for.
+  bool SendFrames(std::span<const uint8_t> bytes, bool may_wait = false);
   // Data lanes: there may be a segment to pull.
   void Pull();
   // Data lanes: lets the other side hear something, unless segments are under way. `quiet_ms`: how
@@ -153,6 +154,7 @@ class Lane {
  private:
   enum class State { kOpen, kFinishing, kAborting, kEnded };
   static constexpr size_t kBatchMax = 16;
+  static constexpr int64_t kHoldUs = 2000;
   struct Packet {
     std::array<uint8_t, kFrameHeaderBytes> header;
     OutgoingSegment segment;
@@ -175,6 +177,7 @@ class Lane {
   void RunDetached();
 
   void SendSoon();
+  void SendInTime();
   void SendControl();
   void FillBatch();
   void SendBare(const FrameHeader& header);
@@ -208,6 +211,7 @@ class Lane {
   IoId recv_id_ = 0;
   IoId send_id_ = 0;
   IoId post_id_ = 0;      // brings an end without operations into a callback
+  IoId hold_id_ = 0;      // sends what may wait
   uint32_t notices_ = 0;  // zero-copy notices to come
   bool socket_open_ = true;
   bool shutdown_ = false;  // finishing: our direction is ended

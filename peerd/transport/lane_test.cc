@@ -400,6 +400,46 @@ TEST(LaneTest, ErrorOfTheOwnerBreaksTheLane) {
   }
 }
 
+std::vector<uint8_t> DoneFrame(uint64_t op) {
+  FrameHeader header;
+  header.type = FrameType::kDone;
+  header.op = OpOrdinal(op);
+  header.attempt = Epoch(1);
+  const auto bytes = Encode(header);
+  return {bytes.begin(), bytes.end()};
+}
+
+TEST(LaneTest, WhatMayWaitGoesWithTheNextFrameInOrder) {
+  Pair pair({.seed = 9}, LaneKind::kControl);
+  ASSERT_TRUE(pair.left_lane->SendFrames(DoneFrame(1), /*may_wait=*/true));
+  const Tick begin = pair.ring.Now();
+  ASSERT_TRUE(pair.left_lane->SendFrames(DoneFrame(2)));
+  ASSERT_TRUE(pair.Until([&] { return pair.right.frames.size() == 2; }));
+  EXPECT_LT(pair.ring.Now() - begin, 2000) << "the second one waited for the first";
+  EXPECT_EQ(pair.right.frames[0].first.op, OpOrdinal(1));
+  pair.CheckEnd();
+}
+
+TEST(LaneTest, WhatMayWaitGoesByItselfAfterAWhile) {
+  Pair pair({.seed = 10}, LaneKind::kControl);
+  const Tick begin = pair.ring.Now();
+  for (uint64_t i = 1; i <= 3; ++i) {
+    ASSERT_TRUE(pair.left_lane->SendFrames(DoneFrame(i), /*may_wait=*/true));
+  }
+  ASSERT_TRUE(pair.Until([&] { return pair.right.frames.size() == 3; }));
+  EXPECT_GE(pair.ring.Now() - begin, 2000);
+  pair.CheckEnd();
+}
+
+TEST(LaneTest, WhatMayWaitIsSentBeforeTheEnd) {
+  Pair pair({.seed = 11}, LaneKind::kControl);
+  ASSERT_TRUE(pair.left_lane->SendFrames(DoneFrame(1), /*may_wait=*/true));
+  pair.left_lane->Finish();
+  ASSERT_TRUE(pair.Until([&] { return pair.right.closing; }));
+  EXPECT_EQ(pair.right.frames.size(), 1u);
+  pair.CheckEnd();
+}
+
 TEST(LaneTest, ControlQueueIsBounded) {
   Pair pair({.seed = 5}, LaneKind::kControl);
   pair.ring.StallConnection(0, true);

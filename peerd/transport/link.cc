@@ -170,10 +170,11 @@ void Link::Deliver() {
 
 // ------------------------------------------------------------------------------ sending
 
-void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> payload) {
+void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> payload,
+                       bool may_wait) {
   if (!alive()) return;
   if (IsNumbered(header.type)) {
-    SendNumbered(header, payload);
+    SendNumbered(header, payload, may_wait);
   } else {
     SendOnLane(header);
   }
@@ -184,7 +185,8 @@ void Link::SendOnLane(const FrameHeader& header) {
   BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
 }
 
-void Link::SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload) {
+void Link::SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload,
+                        bool may_wait) {
   const size_t bytes = kFrameHeaderBytes + payload.size();
   if (kept_.size() - kept_head_ + bytes > kKeptBytesMax) {
     BreakAs(absl::StrCat("control lane to ", ToString(options_.remote),
@@ -200,7 +202,7 @@ void Link::SendNumbered(const FrameHeader& header, std::span<const uint8_t> payl
   ++sent_;
   if (control_ == nullptr || !resumed_) return;
   put_on_lane_ = sent_;
-  if (!control_->SendFrames(std::span<const uint8_t>(kept_).subspan(start))) {
+  if (!control_->SendFrames(std::span<const uint8_t>(kept_).subspan(start), may_wait)) {
     BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
   }
 }
@@ -591,7 +593,7 @@ void Link::SendLaneLost(uint32_t index, uint64_t serial, uint64_t received) {
   lost.group = index;
   lost.stamp = serial;
   lost.offset = received;
-  SendNumbered(lost, {});
+  SendNumbered(lost, {}, /*may_wait=*/false);
 }
 
 absl::Status Link::OnLaneLost(const FrameHeader& header) {

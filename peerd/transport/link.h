@@ -162,7 +162,9 @@ class Link final : public LaneOwner {
   // The listener was told once, and so has to be told of the end.
   bool was_open() const { return open_; }
 
-  void SendControl(const FrameHeader& header, std::span<const uint8_t> payload);
+  // `may_wait`: of a numbered frame, see Lane::SendFrames().
+  void SendControl(const FrameHeader& header, std::span<const uint8_t> payload,
+                   bool may_wait = false);
   void SendSegment(const OutgoingSegment& segment);
   void DropSegments(const std::unordered_set<uint64_t>& cookies);
   void ForgetSegments(uint64_t owner);
@@ -244,7 +246,7 @@ class Link final : public LaneOwner {
   void OnPong(const FrameHeader& header);
   absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload);
   void SendOnLane(const FrameHeader& header);
-  void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload);
+  void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
   void AcknowledgeSoon(size_t bytes);
   void SendLaneLost(uint32_t index, uint64_t serial, uint64_t received);
   void Repeat(DataLane* lost, uint64_t received);

@@ -182,6 +182,8 @@ class TransportImpl final : public Transport, public LinkOwner {
                  const std::vector<PeerId>& peers) override;
   void SendControl(const LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override;
+  void SendControlInTime(const LinkKey& link, const FrameHeader& header,
+                         std::span<const uint8_t> payload) override;
   void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                    uint64_t cookie, uint64_t owner) override;
   void WantDataLanes(const LinkKey& link) override;
@@ -1719,6 +1721,11 @@ void TransportImpl::BreakLink(const LinkKey& key, const std::string& reason) {
 void TransportImpl::SendControl(const LinkKey& key, const FrameHeader& header,
                                 std::span<const uint8_t> payload) {
   if (Link* link = FindOpen(key)) link->SendControl(header, payload);
+}
+
+void TransportImpl::SendControlInTime(const LinkKey& key, const FrameHeader& header,
+                                      std::span<const uint8_t> payload) {
+  if (Link* link = FindOpen(key)) link->SendControl(header, payload, /*may_wait=*/true);
 }
 
 void TransportImpl::SendSegment(const LinkKey& key, const FrameHeader& header, const uint8_t* data,

@@ -192,6 +192,10 @@ class Transport {
   // Queues a frame on the control lane; payload is copied. Dropped if the link is not up.
   virtual void SendControl(const LinkKey& link, const FrameHeader& header,
                            std::span<const uint8_t> payload) = 0;
+  // The same of a READY or DONE that nobody waits for: it goes with the next frame, in order, or
+  // after some milliseconds.
+  virtual void SendControlInTime(const LinkKey& link, const FrameHeader& header,
+                                 std::span<const uint8_t> payload) = 0;
   // Queues a DATA or CHUNK_DATA frame; `data` stays until OnSegmentSent(cookie), which comes
   // exactly once, link up or not. Should the segment be lost with its lane, it is read again: so
   // the memory stays, and its bytes as they are, until the receiver has the segment or

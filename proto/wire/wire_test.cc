@@ -404,7 +404,9 @@ TEST(ReadyTest, BodyIsGolden) {
             "01"
             "0302"                // quantization, local_mismatch, min_world
             "2524232221000000"    // count
-            "0200000000000000");  // algorithm
+            "02000000"            // algorithm
+            "00000000"            // result_members
+            "0000000000000000");  // result_epoch
 }
 
 TEST(ReadyTest, BodyRoundTrips) {
@@ -431,7 +433,9 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_EQ(Message(ParseWith(32, 4)), "algorithm is 4, not below 4");
   EXPECT_TRUE(ParseWith(32, 3).ok());
   EXPECT_EQ(Message(ParseWith(32, 1)), "bytes of a one-shot op is 1138453193000, not at most 4096");
-  EXPECT_EQ(Message(ParseWith(39, 1)), "reserved bytes 33 to 39 are not zero");
+  EXPECT_EQ(Message(ParseWith(35, 1)), "reserved bytes 33 to 35 are not zero");
+  EXPECT_EQ(Message(ParseWith(36, 1)), "result_members is 1, not 0 without a result");
+  EXPECT_EQ(Message(ParseWith(40, 1)), "result_members is 0, not 1 to 1024");
   ReadyBody body = Body();
   body.desc.min_world = 1;
   EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "min_world is 1, not 0 or 2 to 1024");
@@ -443,6 +447,35 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_TRUE(ParseReadyBody(Encode(body)).ok());
   body.boundary = Epoch();
   EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "boundary is 0, not an epoch");
+}
+
+TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
+  ReadyBody body = Body();
+  body.desc.algorithm = Algorithm::kAuto;
+  body.desc.dtype = DType::kUint8;
+  body.desc.count = 3;
+  body.local_mismatch = false;
+  body.result_epoch = Epoch(7);
+  body.result_members = 0x0102;
+  const auto parse = [](const ReadyBody& body, size_t bytes) {
+    const auto fixed = Encode(body);
+    std::vector<uint8_t> payload(fixed.begin(), fixed.end());
+    payload.resize(payload.size() + bytes);
+    return ParseReadyBody(payload);
+  };
+  const auto parsed = parse(body, 3);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, body);
+  EXPECT_FALSE(parse(body, 2).ok());
+  body.result_members = LH_MEMBERS_MAX + 1;
+  EXPECT_EQ(Message(parse(body, 3).status()), "result_members is 1025, not 1 to 1024");
+  body.result_members = 2;
+  body.local_mismatch = true;
+  EXPECT_FALSE(parse(body, 3).ok());
+  body.local_mismatch = false;
+  body.desc.count = LH_EAGER_BYTES_MAX + 1;
+  EXPECT_EQ(Message(parse(body, 0).status()),
+            "READY for " + ToString(body.desc) + " carries a result, and is not eager");
 }
 
 TEST(ReadyTest, CountIsBounded) {

@@ -533,6 +533,10 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       if (known.result && known.result_epoch == info.epoch) {
         Fail(name + " found too few members and succeeded at another member");
       }
+      if (known.result && known.algorithm == Algorithm::kOneShot &&
+          !Outlived(op, known, info.epoch)) {
+        Fail(name + " found too few members, and one that is still there has its result");
+      }
       break;
     case Code::kInvalidArgument:
       ++counts_.refused;

@@ -836,6 +836,10 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
     void operator()(peerd::KeepLinks& a) { s->KeepLinks(i, a); }
     void operator()(peerd::SendReady& a) {
       *visible = true;
+      if (a.result && s->planted_ == Planted::kResultForgotten) {
+        a.result.reset();
+        a.eager = true;
+      }
       const uint64_t input = s->InputsOf(a.posts);
       s->SendFrame(i, a.to,
                    peerd::PeerReady{a.group, IdOf(i), a.ordinal, a.attempt, a.boundary, a.tag,

@@ -54,6 +54,8 @@ constexpr Default kDefaults[] = {
     {"abort_on_fault", 2, 20, 30000},
     {"given_up", 1, 100, 100000},
     {"two_members_of_one_peer", 2, 300, 20000},
+    {"tag_again", 2, 30, 50000},
+    {"tag_again_or_abort", 1, 3000, 50000},
     {"leave", 2, 3000, 30000},
     {"evict_one_of_two", 1, 1000, 10000},
     {"two_tags", 1, 1, 30000},

@@ -577,8 +577,12 @@ void PeerHost::Carry(peerd::Action& action) {
       for (const peerd::PostRef& post : a.posts) {
         h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
       }
-      const peerd::ControlFrame frame =
-          peerd::FrameOf(a, h->id_, a.eager ? h->runner_->Payload(a) : "");
+      std::string input = a.eager ? h->runner_->Payload(a) : "";
+      if (a.result && h->context_.planted == Planted::kResultForgotten) {
+        input.assign(a.result->bytes.size(), '\0');
+        a.result.reset();
+      }
+      const peerd::ControlFrame frame = peerd::FrameOf(a, h->id_, input);
       story.TellLater(world.now(), frame.payload, [&] {
         return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
                " attempt=" + ToString(a.attempt) + Way(a.to, a.via) +

@@ -57,6 +57,10 @@ class ModelTransport final : public peerd::Transport {
                  const std::vector<PeerId>& peers) override;
   void SendControl(const peerd::LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override;
+  void SendControlInTime(const peerd::LinkKey& link, const FrameHeader& header,
+                         std::span<const uint8_t> payload) override {
+    SendControl(link, header, payload);
+  }
   void SendSegment(const peerd::LinkKey& link, const FrameHeader& header, const uint8_t* data,
                    uint64_t cookie, uint64_t owner) override;
   void ForgetSegments(uint64_t owner) override;

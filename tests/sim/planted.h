@@ -28,6 +28,7 @@ enum class Planted {
   kRelayLost,          // a relay forgets what it has to pass on
   kTermsIgnored,       // a member joins without the cohort and with a deadline it did not ask for
   kChunksUnchecked,    // what comes of a state is taken for what was asked for
+  kResultForgotten,    // a small op that is announced again comes with zeros, not its result
   kTornUntold,         // a transfer that broke off says that it has written nothing
 };
 
@@ -54,6 +55,7 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kRelayLost, "relay_lost", false},
     {Planted::kTermsIgnored, "terms_ignored", false},
     {Planted::kChunksUnchecked, "chunks_unchecked", false},
+    {Planted::kResultForgotten, "result_forgotten"},
     {Planted::kTornUntold, "torn_untold", false},
 };
 
