@@ -587,7 +587,8 @@ void PeerHost::Carry(peerd::Action& action) {
         return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
                " attempt=" + ToString(a.attempt) + Way(a.to, a.via) +
                " tag=" + std::to_string(a.tag) + " boundary=" + ToString(a.boundary) + " desc=\"" +
-               ToString(a.desc) + "\"";
+               ToString(a.desc) + "\"" +
+               (a.result ? " with the result of epoch=" + ToString(a.result->epoch) : "");
       });
       if (a.via != a.to) h->context_.checker->OnRelayed();
       h->Send(frame);

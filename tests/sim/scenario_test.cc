@@ -389,6 +389,19 @@ TEST_F(ScenarioTest, DeathAfterTheFirstDone) {
   Check("death_after_the_first_done");
 }
 
+TEST_F(ScenarioTest, DeathAfterAnAnswer) {
+  StartTogether(3);
+  Tell("small: p3's READY reaches p1, which answers, and not p2; then p3 dies");
+  sim_.world().Block(P(3).node()->index, P(2).node()->index, sim_.now() + Seconds(1));
+  for (int i = 1; i <= 3; ++i) T(i).AllReduce(1, kSmall);
+  Until([&] { return T(1).open() == 0; });
+  P(3).Crash(/*resets=*/true);
+  sim_.world().Unblock();
+  UntilSettled();
+  Tell("p2 has p1's result, over three");
+  Check("death_after_an_answer");
+}
+
 TEST_F(ScenarioTest, DeathDuringTheCommitOfARepair) {
   StartTogether(4);
   for (int i = 1; i <= 4; ++i) T(i).AllReduce(1, kLarge);
