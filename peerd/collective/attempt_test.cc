@@ -443,8 +443,7 @@ TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
         std::vector<std::string> payloads;
         for (const AttemptSpec& spec : op.specs) payloads.push_back(EagerPayload(spec));
         payloads[0].clear();
-        const auto attempt =
-            MakeEagerAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
+        const auto attempt = MakeEagerAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
         attempt->Start();
         attempt->Commit();
         results.emplace(reinterpret_cast<const char*>(op.specs[0].targets[0]),

@@ -556,7 +556,8 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
 }
 
 bool OpTable::EndsAtOnce(const Op& op) {
-  return op.algorithm == Algorithm::kOneShot && op.desc.on_fault == OnFault::kRetry && !op.Refused();
+  return op.algorithm == Algorithm::kOneShot && op.desc.on_fault == OnFault::kRetry &&
+         !op.Refused();
 }
 
 void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
@@ -590,7 +591,8 @@ void OpTable::Erase(Op& op) {
     return;
   }
   const auto [first, last] = lingering_.equal_range(key);
-  lingering_.erase(std::find_if(first, last, [&](const auto& entry) { return &entry.second == &op; }));
+  lingering_.erase(
+      std::find_if(first, last, [&](const auto& entry) { return &entry.second == &op; }));
 }
 
 void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,

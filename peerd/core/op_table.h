@@ -9,8 +9,8 @@
 //   its attempt  none -> running -> complete -> none
 //                          +-----------+-> stopping -> none
 //
-// A one-shot op that is done is answered at once: it *lingers* until every participant is known to be
-// done too, so that one which was kept from it by a fault can be given the result.
+// A one-shot op that is done is answered at once: it *lingers* until every participant is known to
+// be done too, so that one which was kept from it by a fault can be given the result.
 //
 // "attempt" is what the driver runs (StartAttempt ... FinishAttempt); while it is stopping nothing
 // is decided about the op. Frozen ops, and halted ones (a local member of the op was removed), rest
@@ -160,7 +160,7 @@ class OpTable {
     Run run = Run::kNone;
     Epoch run_attempt;
     bool halted = false;
-    std::optional<std::string> abort;  // judged: abort, and why
+    std::optional<std::string> abort;     // judged: abort, and why
     std::optional<OneShotResult> result;  // known here, or from the READY of one who has it
     bool lingers = false;                 // the posts are answered
 

@@ -329,7 +329,7 @@ struct SendReady {
   uint64_t tag = 0;
   OpDesc desc;
   bool local_mismatch = false;
-  bool eager = false;  // attach the input of `posts`
+  bool eager = false;                                  // attach the input of `posts`
   std::optional<OneShotResult> result = std::nullopt;  // or attach this
   std::vector<PostRef> posts;
   std::vector<bool> counts;  // by post; the others are left out

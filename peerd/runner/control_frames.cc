@@ -38,8 +38,16 @@ absl::StatusOr<TakenFrame> Open(const GroupKey& group, PeerId origin, PeerId via
   }
   LH_CHECK(header.type == FrameType::kReady);
   LH_ASSIGN_OR_RETURN(const ReadyBody body, ParseReadyBody(payload));
-  PeerReady ready{group,     origin,    header.op,           header.attempt, body.boundary,
-                  body.tag,  body.desc, body.local_mismatch, "",             via};
+  PeerReady ready{group,
+                  origin,
+                  header.op,
+                  header.attempt,
+                  body.boundary,
+                  body.tag,
+                  body.desc,
+                  body.local_mismatch,
+                  "",
+                  via};
   std::string bytes = TextOf(payload.subspan(kReadyBodyBytes));
   if (body.result_epoch) {
     ready.result = OneShotResult{body.result_epoch, body.result_members, std::move(bytes)};

@@ -170,8 +170,7 @@ void Link::Deliver() {
 
 // ------------------------------------------------------------------------------ sending
 
-void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> payload,
-                       bool may_wait) {
+void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait) {
   if (!alive()) return;
   if (IsNumbered(header.type)) {
     SendNumbered(header, payload, may_wait);

@@ -841,10 +841,10 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
         a.eager = true;
       }
       const uint64_t input = s->InputsOf(a.posts);
-      s->SendFrame(i, a.to,
-                   peerd::PeerReady{a.group, IdOf(i), a.ordinal, a.attempt, a.boundary, a.tag,
-                                    a.desc, a.local_mismatch, a.eager ? Bytes(input) : "",
-                                    PeerId(), a.result});
+      s->SendFrame(
+          i, a.to,
+          peerd::PeerReady{a.group, IdOf(i), a.ordinal, a.attempt, a.boundary, a.tag, a.desc,
+                           a.local_mismatch, a.eager ? Bytes(input) : "", PeerId(), a.result});
     }
     void operator()(peerd::SendDone& a) {
       *visible = true;
@@ -984,9 +984,8 @@ void ExploreState::Contribute(int i, OpOrdinal ordinal, bool finished) {
   }
   if (!attempt.missing.empty() || !attempt.unfinished.empty() || attempt.complete) return;
   attempt.complete = true;
-  Write(i).local.push_back(
-      PackEvent(peerd::AttemptComplete{TheGroup(), ordinal, attempt.attempt,
-                                       attempt.one_shot ? Bytes(attempt.sum) : ""}));
+  Write(i).local.push_back(PackEvent(peerd::AttemptComplete{
+      TheGroup(), ordinal, attempt.attempt, attempt.one_shot ? Bytes(attempt.sum) : ""}));
 }
 
 void ExploreState::Credit(int i, const peerd::CreditAttempt& credit) {
