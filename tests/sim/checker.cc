@@ -323,8 +323,7 @@ void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
     if (op == announced_.end() || fate.fate == control::Fate::kCommit) continue;
     const Op& known = ops_[op->second];
     // A small op goes round once more, so that those who were kept from its result hear of it.
-    const bool small = known.result && known.algorithm == Algorithm::kOneShot;
-    if ((known.result && !small) || known.refused) {
+    if ((known.result && !known.at_once) || known.refused) {
       Fail(ToString(op->second) + " is not committed at " + longhaul::ToString(to) + " in epoch " +
            longhaul::ToString(commit.epoch) + ", but has ended at another member");
     }
@@ -533,8 +532,7 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       if (known.result && known.result_epoch == info.epoch) {
         Fail(name + " found too few members and succeeded at another member");
       }
-      if (known.result && known.algorithm == Algorithm::kOneShot &&
-          !Outlived(op, known, info.epoch)) {
+      if (known.at_once && !Outlived(op, known, info.epoch)) {
         Fail(name + " found too few members, and one that is still there has its result");
       }
       break;
@@ -554,7 +552,7 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
 }
 
 bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
-  if (known.algorithm != Algorithm::kOneShot || epoch == known.result_epoch) return false;
+  if (!known.at_once || epoch == known.result_epoch) return false;
   const std::set<uint32_t> older = epoch > known.result_epoch ? known.holders : std::set{op.slot};
   const std::vector<uint32_t> there =
       Participants(op.name, std::max(epoch, known.result_epoch), /*counting=*/false);
@@ -605,6 +603,7 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     known.result = *op.target;
     known.participants = slots;
     known.result_epoch = info.epoch;
+    known.at_once = IsEager(op.desc) && op.desc.on_fault == OnFault::kRetry;
     known.algorithm = info.algorithm;
   } else if (known.algorithm != info.algorithm && known.result_epoch == info.epoch) {
     Fail(name + " went two ways in one epoch: " + Name(known.algorithm) + " and " +
