@@ -592,7 +592,12 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
   if (const std::optional<LinkProbe> probe = transport_->TakeProbe()) {
     probe_plan_.Ended(probe->begun, probe->ended);
     if (probe->error.empty()) {
-      link_watch_.Add(probe->link.peer, {probe->bytes_per_second, false, probe->rtt_us}, now);
+      const auto link = std::find_if(stats.begin(), stats.end(), [&](const LinkStats& link) {
+        return link.link == probe->link;
+      });
+      const bool fewer = link != stats.end() && link->lanes_used > kProbeConnectionsMax;
+      link_watch_.Add(probe->link.peer,
+                      {probe->bytes_per_second, fewer, probe->rtt_us, /*probe=*/true}, now);
     }
     // Every one of them: there are few, and an operator wants to know what uses the link.
     Log(LogLevel::kInfo,

@@ -24,16 +24,20 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   while (!link.samples.empty() && now - link.samples.front().first > kWindow) {
     link.samples.pop_front();
   }
+  if (link.samples.empty()) link.taken = 0;
+  if (now - link.at > kForget) link.rate = 0;
   // A sender that had too little to send shows what the link carries at least.
   const uint64_t known = link.samples.empty() ? link.rate : link.samples.front().second;
   if (sample.limited_by_sender && sample.bytes_per_second < known) return;
-  if (sample.limited_by_sender && known == 0) return;
+  if (sample.limited_by_sender && known == 0 && !sample.probe) return;
   while (!link.samples.empty() && link.samples.back().second <= sample.bytes_per_second) {
     link.samples.pop_back();
   }
   link.samples.emplace_back(now, sample.bytes_per_second);
   if (link.samples.size() > kSamplesMax) link.samples.pop_front();
-  link.rate = link.samples.front().second;
+  const uint64_t highest = link.samples.front().second;
+  if (++link.taken == 1 && highest < link.rate) return;
+  link.rate = highest;
   link.at = now;
 }
 

@@ -1,9 +1,11 @@
 // What this peer has seen its links carry, and what of it the coordinator is to hear.
 //
-// From real traffic only, by what TCP measures of it: the rate at which data was acknowledged while
-// the network, and not the sender, set the pace (as BBR takes its samples: Cardwell et al., 2016).
-// Of the samples of the last kWindow the highest counts, since a rate is lower whenever the link is
-// shared with other traffic of ours; a link that became slower shows once that has passed.
+// From real traffic, by what TCP measures of it: the rate at which data was acknowledged while
+// the network, and not the sender, set the pace (as BBR takes its samples: Cardwell et al., 2016);
+// and from probes where there is none. Of the samples of the last kWindow the highest counts, since
+// a rate is lower whenever the link is shared with other traffic of ours; a link that became slower
+// shows once that has passed, and by two samples: the first one after a pause may have seen no more
+// than connections that begin.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -21,12 +23,14 @@
 
 namespace longhaul::peerd {
 
-// Of all lanes of a link together, since the last sample.
+// Of all lanes of a link together, since the last sample; or of a probe.
 struct RateSample {
   uint64_t bytes_per_second = 0;  // 0: nothing was sent
-  // The sender had too little to send for some of them: the link may carry more.
+  // The sender had too little to send for some of them, or the probe fewer connections: the link
+  // may carry more.
   bool limited_by_sender = false;
   uint32_t rtt_us = 0;  // the shortest; 0: unknown
+  bool probe = false;
 };
 
 class LinkWatch {
@@ -53,6 +57,7 @@ class LinkWatch {
  private:
   struct Watched {
     std::deque<std::pair<Tick, uint64_t>> samples;  // falling rates, the highest first
+    uint32_t taken = 0;                             // since the last pause
     uint64_t rate = 0;                              // the last known
     uint32_t rtt_us = 0;
     Tick at;  // of the last sample that counted

@@ -58,6 +58,34 @@ TEST(LinkWatch, ASenderWithTooLittleToSendShowsALinkIsFasterAndNeverSlower) {
   EXPECT_EQ(watch.TakeReport(At(41)).links.at(0).bytes_per_second, 80 * kMega);
 }
 
+TEST(LinkWatch, OneSampleAfterAPauseMakesNoLinkSlower) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(0));
+  watch.Add(kOther, {1 * kMega, false, 1000}, At(70));
+  EXPECT_EQ(watch.TakeReport(At(70)).links.at(0).bytes_per_second, 60 * kMega);
+  watch.Add(kOther, {50 * kMega, false, 1000}, At(71));
+  EXPECT_EQ(watch.TakeReport(At(71)).links.at(0).bytes_per_second, 50 * kMega);
+  watch.Add(kOther, {1 * kMega, false, 1000}, At(140));
+  watch.Add(kOther, {2 * kMega, false, 1000}, At(141));
+  EXPECT_EQ(watch.TakeReport(At(141)).links.at(0).bytes_per_second, 2 * kMega) << "it is slower";
+  watch.Add(kOther, {70 * kMega, false, 1000}, At(200));
+  EXPECT_EQ(watch.TakeReport(At(200)).links.at(0).bytes_per_second, 70 * kMega) << "faster";
+}
+
+TEST(LinkWatch, AProbeWithFewConnectionsIsAllThereIsAtFirst) {
+  LinkWatch watch(kSelf);
+  const RateSample probe{15 * kMega, true, 1000, /*probe=*/true};
+  watch.Add(kOther, probe, At(0));
+  EXPECT_EQ(watch.TakeReport(At(0)).links.at(0).bytes_per_second, 15 * kMega);
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(30));
+  watch.Add(kOther, probe, At(100));
+  watch.Add(kOther, probe, At(101));
+  EXPECT_EQ(watch.TakeReport(At(101)).links.at(0).bytes_per_second, 60 * kMega);
+  // What nobody has confirmed for so long is not known any more.
+  watch.Add(kOther, probe, At(700));
+  EXPECT_EQ(watch.TakeReport(At(700)).links.at(0).bytes_per_second, 15 * kMega);
+}
+
 TEST(LinkWatch, SaysItAgainBeforeItIsForgotten) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {50 * kMega, false, 1000}, At(0));

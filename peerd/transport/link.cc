@@ -28,6 +28,9 @@ constexpr int64_t kRestUsMin = Seconds(10);
 constexpr int64_t kRestUsMax = Seconds(600);
 // PINGs in one detect_ms: two may be lost to a slow moment without anyone noticing.
 constexpr int64_t kPingsPerDetect = 3;
+
+// What says how fast a link is, unless more waits to be sent.
+constexpr uint64_t kMeasuredBytesMin = 1 << 20;
 // Data lanes count as busy for so long after the last segment, and an idle one is heard this
 // seldom.
 constexpr int64_t kBusyDetects = 2;
@@ -768,6 +771,10 @@ LaneStats Link::stats() const {
 
 LinkDelivery Link::TakeDelivery() {
   LinkDelivery sum{.link = options_.key};
+  // The end of an op is sent by few lanes, and with losses slowly.
+  const uint64_t bytes = stats().bytes_sent;
+  const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);
+  sum.limited_by_sender = fresh < kMeasuredBytesMin && !queued();
   for (DataLane& data : data_) {
     const bool used = data.sent != std::exchange(data.sent_measured, data.sent);
     if (!data.lane || !used) continue;

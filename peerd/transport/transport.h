@@ -152,7 +152,7 @@ inline constexpr uint32_t kProbeConnectionsMax = 16;
 struct LinkDelivery {
   LinkKey link;
   uint64_t bytes_per_second = 0;   // of the lanes that were used, together; 0: none was
-  bool limited_by_sender = false;  // some of them had too little to send
+  bool limited_by_sender = false;  // some of them, or the link, had too little to send
   uint32_t rtt_us = 0;             // the shortest; 0: unknown
 };
 

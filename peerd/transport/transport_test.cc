@@ -130,6 +130,24 @@ TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
   EXPECT_TRUE(world->at(1).transport->TakeDeliveries().empty()) << "it sent nothing";
 }
 
+TEST_P(TransportTest, AFewBytesSayNothingAgainstALink) {
+  auto world = Make(2);
+  if (world->fake == nullptr) GTEST_SKIP() << "what TCP says of it is left to chance";
+  world->fake->SetDelivery({300000, false, 700});
+  world->Open(0, 1);
+  ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
+  for (int i = 0; i < 2; ++i) world->at(i).memory.resize(4 << 20);
+  const auto limited_after = [&](uint32_t bytes) {
+    const int before = world->at(1).segments;
+    world->at(0).Send(PeerId(2), 0, bytes, 1000);
+    EXPECT_TRUE(world->Until([&] { return world->at(1).segments == before + 1; }));
+    return world->at(0).transport->TakeDeliveries().at(0).limited_by_sender;
+  };
+  EXPECT_TRUE(limited_after(32 << 10));
+  EXPECT_FALSE(limited_after(2 << 20));
+  EXPECT_TRUE(limited_after(32 << 10));
+}
+
 TEST_P(TransportTest, AProbeShowsWhatALinkCarriesAndLeavesItAlone) {
   auto world = Make(2);
   if (world->fake != nullptr) world->fake->SetDelivery({.rtt_us = 700});
