@@ -170,7 +170,7 @@ class MeshAttempt final : public SegmentAttempt {
       inputs.push_back(parts_[i] != nullptr ? parts_[i] + skip : inputs_[0] + piece.offset);
     }
     if (in_place_) {
-      FinishInPlace(grains, inputs);
+      SumInPlace(grains, inputs, /*finished=*/true);
     } else {
       ReduceInputs(spec_.desc, inputs, 0, piece.bytes, result_ + piece.offset);
       DivideSums(spec_, piece.bytes, result_ + piece.offset);

@@ -19,10 +19,11 @@ namespace {
 //   hop 0..size-3  receives the finished segment, passes it on
 //   hop size-2     receives it, last of all
 //
-// Partial sums are received into `partial_` and added to there: in the scratch buffer if there is
-// one, otherwise where the finished segment goes. In place, a partial sum has gone by before the
-// original of its segment is kept in its place. It has to be there until the next position has it
-// for certain, as it may have to be sent again.
+// Partial sums are received into `partial_`: in the scratch buffer if there is one, otherwise where
+// the finished segment goes. They are added to there; in place, though, the sum and the original
+// change places, while both are in cache: the original is kept, and the sum is sent from where the
+// finished segment comes to. It has to be there until the next position has it for certain, as it
+// may have to be sent again.
 class RingAttempt final : public SegmentAttempt {
  public:
   static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, AttemptSink* sink,
@@ -92,11 +93,10 @@ class RingAttempt final : public SegmentAttempt {
     if (phase == Phase::kGather) return PassResult(grains);
     const Plan::Piece piece = plan_.PieceOf(grains);
     const bool last = IsLast(HopOf(grains));
-    if (last && in_place_) {
-      // The original comes to where the partial sum is.
+    if (in_place_ && (last || !inputs_.empty())) {
       Inputs inputs{partial_ + piece.offset};
       for (const uint8_t* input : inputs_) inputs.push_back(input + piece.offset);
-      FinishInPlace(grains, inputs);
+      SumInPlace(grains, inputs, last);
     } else {
       AddInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
       if (last) DivideSums(spec_, piece.bytes, result_ + piece.offset);
@@ -108,8 +108,7 @@ class RingAttempt final : public SegmentAttempt {
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {
     if (phase != Phase::kReduce || HopOf(grains) != 0) return;
-    // Now, while it is in cache: it was read just before, to be sent. (Partial sums of others are
-    // in the way until the next position has them for certain.)
+    // Now, while it is in cache: it was read just before, to be sent.
     Keep(grains);
     fresh_out_bytes_ -= plan_.PieceOf(grains).bytes;
     HandFresh();
@@ -144,13 +143,19 @@ class RingAttempt final : public SegmentAttempt {
     const uint64_t offset = plan_.PieceOf(grains).offset;
     const uint8_t* data = result_ + offset;
     if (phase == Phase::kReduce) {
-      data = partial_ + offset;
+      data = SumOf(grains);
       if (HopOf(grains) == 0) {
         if (inputs_.size() == 1) data = inputs_[0] + offset;
         if (inputs_.empty()) data = identity_.data();
       }
     }
     Hand(next_, phase, grains, data);
+  }
+
+  // Where the partial sum is.
+  const uint8_t* SumOf(const Plan::Grains& grains) const {
+    const bool exchanged = (marks_[grains.first] & kOverwritten) != 0;
+    return (exchanged ? result_ : partial_) + plan_.PieceOf(grains).offset;
   }
 
   // Of one segment. Where a sum begins here and no input of ours counts: as if there had been one

@@ -51,7 +51,7 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, Scrat
       pool_(pool),
       segment_grains_(
           std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
-      gathers_out_(plan_.grains()) {}
+      reads_out_(plan_.grains()) {}
 
 SegmentAttempt::~SegmentAttempt() {
   LH_CHECK(out_ == 0) << out_ << " segments are out";
@@ -133,7 +133,12 @@ void SegmentAttempt::Hand(int to, Phase phase, const Plan::Grains& grains, const
     const Plan::Grains part = NextSegment(first, grains.end());
     for (uint64_t grain = part.first; grain < part.end(); ++grain) {
       MarksOf(grain, to) |= phase == Phase::kReduce ? kReduceHanded : kGatherHanded;
-      if (phase == Phase::kGather) ++gathers_out_[grain];
+      if (phase == Phase::kGather) {
+        ++reads_out_[grain];
+      } else if (marks_[grain] & kOverwritten) {
+        marks_[grain] |= kSumHanded;
+        ++reads_out_[grain];
+      }
     }
     ++out_;
     const Plan::Piece piece = plan_.PieceOf(part);
@@ -156,7 +161,8 @@ void SegmentAttempt::Sent(uint64_t cookie) {
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
     MarkAfter(grain, &MarksOf(grain, to), reduce ? kReduceHanded : kGatherHanded,
               reduce ? kReduceSent : kGatherSent);
-    if (!reduce) --gathers_out_[grain];
+    if (!reduce || (marks_[grain] & kSumHanded)) --reads_out_[grain];
+    if (reduce) marks_[grain] &= static_cast<uint16_t>(~kSumHanded);
     if (stopped_) Restore(grain);
   }
   if (stopped_) {
@@ -205,14 +211,14 @@ void SegmentAttempt::Overwrite(const Plan::Grains& grains) {
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) marks_[grain] |= kOverwritten;
 }
 
-void SegmentAttempt::FinishInPlace(const Plan::Grains& grains, const Inputs& inputs) {
+void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const Inputs& inputs, bool finished) {
   const Plan::Piece piece = plan_.PieceOf(grains);
   alignas(64) uint8_t block[8 << 10];
   for (uint64_t done = 0; done < piece.bytes; done += sizeof(block)) {
     const uint64_t n = std::min<uint64_t>(sizeof(block), piece.bytes - done);
     uint8_t* const own = result_ + piece.offset + done;
     ReduceInputs(spec_.desc, inputs, done, n, block);
-    DivideSums(spec_, n, block);
+    if (finished) DivideSums(spec_, n, block);
     std::memcpy(scratch_ + piece.offset + done, own, n);
     std::memcpy(own, block, n);
   }
@@ -222,7 +228,7 @@ void SegmentAttempt::FinishInPlace(const Plan::Grains& grains, const Inputs& inp
 }
 
 void SegmentAttempt::Restore(uint64_t grain) {
-  if (gathers_out_[grain] > 0 || !(marks_[grain] & kOverwritten)) return;
+  if (reads_out_[grain] > 0 || !(marks_[grain] & kOverwritten)) return;
   // Not twice: the inputs may be another op's by then.
   marks_[grain] &= static_cast<uint16_t>(~kOverwritten);
   const Plan::Piece piece = plan_.PieceOf({grain, 1});

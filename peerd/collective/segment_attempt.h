@@ -55,6 +55,7 @@ class SegmentAttempt : public Attempt {
     // Of the grain here:
     kKept = 1 << 8,         // the original is in the scratch buffer
     kOverwritten = 1 << 9,  // and no longer (certainly) in its place
+    kSumHanded = 1 << 10,   // a partial sum is being sent from its place
   };
 
   // What lies in the scratch buffer begins at a multiple of 64 bytes.
@@ -93,7 +94,8 @@ class SegmentAttempt : public Attempt {
   void Overwrite(const Plan::Grains& grains);
   // In place: the sum of the inputs (of these grains, the originals may be one of them) takes the
   // place of the originals, and those their place in scratch, from which an input may be read.
-  void FinishInPlace(const Plan::Grains& grains, const Inputs& inputs);
+  // `finished`: it is the result.
+  void SumInPlace(const Plan::Grains& grains, const Inputs& inputs, bool finished);
 
   const AttemptSpec spec_;
   const Inputs inputs_;  // those of its sources that count
@@ -123,8 +125,9 @@ class SegmentAttempt : public Attempt {
   bool complete_ = false;
   bool stopped_ = false;
   bool committed_ = false;
-  std::vector<uint16_t> gathers_out_;  // by grain: its sends of phase gather that are out
-  uint64_t out_ = 0;                   // sends that have begun and not returned
+  // By grain: sends that are out and read from its place what is not the original.
+  std::vector<uint16_t> reads_out_;
+  uint64_t out_ = 0;  // sends that have begun and not returned
   uint64_t bytes_sent_ = 0;
   uint64_t bytes_received_ = 0;
 };
