@@ -429,6 +429,21 @@ TEST(CopyAsideTest, AnyLengthAndAlignmentCopiesItsBytesOnly) {
   }
 }
 
+TEST(CopyAsideTest, BlocksOfPagesArriveWhole) {
+  constexpr size_t kBlock = 16 << 10;
+  std::vector<uint8_t> in(3 * kBlock + 200);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint8_t>(i * 7 + i / 251);
+  for (const size_t bytes : {kBlock - 1, kBlock, kBlock + 1, kBlock + 64, 2 * kBlock, 3 * kBlock}) {
+    for (const size_t skip : {0, 1, 63}) {
+      std::vector<uint8_t> out(in.size(), 0);
+      std::vector<uint8_t> expected = out;
+      std::copy_n(in.begin() + 5, bytes, expected.begin() + static_cast<ptrdiff_t>(skip));
+      CopyAside(out.data() + skip, in.data() + 5, bytes);
+      ASSERT_EQ(out, expected) << bytes << " bytes at " << skip;
+    }
+  }
+}
+
 TEST(KernelsInUseTest, AreThoseOfTheBestInstructionSet) {
   float a[3] = {1, 2, 3};
   const float b[3] = {10, 20, 30};
