@@ -244,11 +244,11 @@ typedef struct lh_all_reduce_options {
 /* Starts an all-reduce and returns at once; lh_op_wait() gives the outcome.
  * Buffers: they belong to the operation until lh_op_wait() returns its outcome; from lh_alloc()
  * they travel without a copy, others are staged through the arena. Outcome: LH_OK - every member of
- * the epoch holds the same bytes in target. LH_ABORTED - source is unchanged. LH_TOO_FEW_MEMBERS -
- * fewer than min_world, at all of them, and source is unchanged. LH_INVALID_ARGUMENT - the members'
- * count, dtype, op, on_fault, min_world or algorithm differ, at all of them. LH_UNAVAILABLE - the
- * connection to peerd was lost: the others may have the result all the same. Returns: LH_OK and a
- * new op in *op_out, or an error and *op_out is NULL. */
+ * the epoch that stays one ends with the same bytes in target. LH_ABORTED - source is unchanged.
+ * LH_TOO_FEW_MEMBERS - fewer than min_world, at all of them, and source is unchanged.
+ * LH_INVALID_ARGUMENT - the members' count, dtype, op, on_fault, min_world or algorithm differ, at
+ * all of them. LH_UNAVAILABLE - the connection to peerd was lost: the others may have the result
+ * all the same. Returns: LH_OK and a new op in *op_out, or an error and *op_out is NULL. */
 LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
                                      lh_op **op_out);
 
