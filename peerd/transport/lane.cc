@@ -224,7 +224,8 @@ bool Lane::TakeHeader() {
   }
   quiet_us_ = 0;
   if (header->type == FrameType::kPing) {
-    if (header->stamp > LH_QUIET_MS_MAX) {
+    constexpr uint32_t kQuietMsMax = LH_QUIET_MS_MAX;
+    if (header->stamp > kQuietMsMax) {
       Broken(absl::StrCat("PING that promises ", header->stamp, " ms of silence"), true);
       return false;
     }

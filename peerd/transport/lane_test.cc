@@ -169,6 +169,7 @@ TEST_P(LaneSeeds, SegmentsArriveWholeAndInOrder) {
   const bool zero_copy = random.Chance(0.5);
   Pair pair({.seed = seed, .zero_copy_copies = random.Chance(0.3)}, LaneKind::kData, zero_copy);
   std::vector<uint32_t> sizes;
+  sizes.reserve(30);
   for (int i = 0; i < 30; ++i) {
     sizes.push_back(1 + random.Below(random.Chance(0.3) ? 100000 : random.Chance(0.5) ? 3000 : 10));
   }
