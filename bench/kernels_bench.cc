@@ -19,7 +19,7 @@
 namespace longhaul::peerd {
 namespace {
 
-constexpr size_t kCacheBytes = 128 << 10;
+constexpr size_t kCacheBytes = 64 << 10;
 constexpr size_t kMemoryBytes = 64 << 20;
 constexpr int kRounds = 7;
 
@@ -66,25 +66,30 @@ void Run() {
               "memory", "ratio");
   std::printf("%-8s %-9s %-6s  %8.1f %6.2f  %8.1f %6.2f\n", "", "memcpy", "", copy_cache, 1.0,
               copy_memory, 1.0);
-  for (const Kernels& kernels : SupportedKernels()) {
-    for (int d = 0; d < LH_WIRE_DTYPE_COUNT; ++d) {
-      const auto dtype = static_cast<DType>(d);
-      const auto row = [&](const char* op, const std::function<void(size_t)>& work) {
-        const double cache = Measure(kCacheBytes, [&] { work(kCacheBytes / SizeOf(dtype)); });
-        const double memory = Measure(kMemoryBytes, [&] { work(kMemoryBytes / SizeOf(dtype)); });
+  for (int d = 0; d < LH_WIRE_DTYPE_COUNT; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    Fill(&b, dtype);
+    // The same work of all instruction sets in turn: what else the machine does meets all of them.
+    const auto rows = [&](const char* op, const std::function<void(const Kernels&, size_t)>& work) {
+      for (const Kernels& kernels : SupportedKernels()) {
+        Fill(&a, dtype);
+        const auto measure = [&](size_t bytes) {
+          return Measure(bytes, [&] { work(kernels, bytes / SizeOf(dtype)); });
+        };
+        const double cache = measure(kCacheBytes);
+        const double memory = measure(kMemoryBytes);
         std::printf("%-8s %-9s %-6s  %8.1f %6.2f  %8.1f %6.2f\n", kernels.name, Name(dtype), op,
                     cache, cache / copy_cache, memory, memory / copy_memory);
         std::fflush(stdout);
-      };
-      Fill(&b, dtype);
-      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin}) {
-        Fill(&a, dtype);
-        row(Name(op),
-            [&](size_t count) { kernels.reduce(a.data(), a.data(), b.data(), count, dtype, op); });
       }
-      Fill(&a, dtype);
-      row("divide", [&](size_t count) { kernels.divide(a.data(), count, dtype, 3); });
+    };
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMin}) {
+      rows(Name(op), [&](const Kernels& kernels, size_t count) {
+        kernels.reduce(a.data(), a.data(), b.data(), count, dtype, op);
+      });
     }
+    rows("divide",
+         [&](const Kernels& kernels, size_t count) { kernels.divide(a.data(), count, dtype, 3); });
   }
 }
 

@@ -35,7 +35,8 @@ void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op);
 // Copies ranges that do not overlap, past the cache: for bytes that are not needed again soon.
 void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes);
 
-// One implementation of the arithmetic. Names the instruction set: "generic", "avx2".
+// One implementation of the arithmetic. Names the instruction set: "generic" (what the compiler
+// makes of the plain loops: with NEON on aarch64), then "avx2" and "avx512", or "neon".
 struct Kernels {
   const char* name;
   void (*reduce)(uint8_t* out, const uint8_t* a, const uint8_t* b, uint64_t count, DType dtype,
