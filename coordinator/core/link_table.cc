@@ -11,6 +11,7 @@ bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
   const uint32_t step_a = BandwidthStep(a.bytes_per_second);
   const uint32_t step_b = BandwidthStep(b.bytes_per_second);
   if (std::max(step_a, step_b) - std::min(step_a, step_b) >= 2) return true;
+  if (a.at_least != b.at_least) return true;
   const auto [low, high] = std::minmax(a.rtt_us, b.rtt_us);
   return high - low > std::max(high / 8, 1000u);
 }
@@ -36,7 +37,10 @@ bool LinkTable::Take(const control::LinkMeasure& measure, Tick now) {
   if (at < link.at) return false;
   const MeasuredLink before = link;
   link.at = at;
-  if (measure.bytes_per_second != 0) link.bytes_per_second = measure.bytes_per_second;
+  if (measure.bytes_per_second != 0) {
+    link.bytes_per_second = measure.bytes_per_second;
+    link.at_least = measure.at_least;
+  }
   if (measure.rtt_us != 0) link.rtt_us = measure.rtt_us;
   return !known || Differs(before, link);
 }
@@ -105,6 +109,8 @@ control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring, Tick now) con
     for (const auto& [to, link] : row) {
       if (!next.contains(to) || now - link.at >= kLinkExpires) continue;
       cost.latency_us = std::max(cost.latency_us, link.rtt_us / 2);
+      // What no op has used yet is taken to be as fast as the others.
+      if (link.at_least) continue;
       lower(&cost.bytes_per_second, link.bytes_per_second);
       if (to == sender->second) lower(&cost.ring_bytes_per_second, link.bytes_per_second);
     }
@@ -117,6 +123,7 @@ void LinkTable::AddTo(Digester* digest) const {
   for (const auto& [from, row] : links_) {
     for (const auto& [to, link] : row) {
       digest->Add(from).Add(to).Add(link.bytes_per_second).Add(uint64_t{link.rtt_us}).Add(link.at);
+      digest->Add(uint64_t{link.at_least});
     }
   }
 }

@@ -27,6 +27,7 @@ struct MeasuredLink {
   uint64_t bytes_per_second = 0;  // 0: unknown
   uint32_t rtt_us = 0;            // 0: unknown
   Tick at;                        // measured
+  bool at_least = false;          // as in control::LinkMeasure
   friend bool operator==(const MeasuredLink&, const MeasuredLink&) = default;
 };
 

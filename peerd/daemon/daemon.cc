@@ -595,7 +595,9 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
       const auto link = std::find_if(stats.begin(), stats.end(), [&](const LinkStats& link) {
         return link.link == probe->link;
       });
-      const bool fewer = link != stats.end() && link->lanes_used > kProbeConnectionsMax;
+      // On a long way ops find themselves how many lanes they need.
+      const bool fewer = probe->rtt_us >= kLongWayUs ||
+                         (link != stats.end() && link->lanes_used > kProbeConnectionsMax);
       link_watch_.Add(probe->link.peer,
                       {probe->bytes_per_second, fewer, probe->rtt_us, /*probe=*/true}, now);
     }

@@ -24,7 +24,7 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   while (!link.samples.empty() && now - link.samples.front().first > kWindow) {
     link.samples.pop_front();
   }
-  if (link.samples.empty()) link.taken = 0;
+  if (link.samples.empty()) link.since = now;
   if (now - link.at > kForget) link.rate = 0;
   // A sender that had too little to send shows what the link carries at least.
   const uint64_t known = link.samples.empty() ? link.rate : link.samples.front().second;
@@ -36,7 +36,10 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   link.samples.emplace_back(now, sample.bytes_per_second);
   if (link.samples.size() > kSamplesMax) link.samples.pop_front();
   const uint64_t highest = link.samples.front().second;
-  if (++link.taken == 1 && highest < link.rate) return;
+  const bool confirmed = now - link.since >= kConfirm;
+  if (highest < link.rate && !confirmed) return;
+  const bool few = sample.probe && sample.limited_by_sender;
+  link.at_least = few || (!confirmed && (link.rate == 0 || link.at_least));
   link.rate = highest;
   link.at = now;
 }
@@ -52,14 +55,16 @@ control::LinkReport LinkWatch::TakeReport(Tick now) {
   for (auto& [peer, link] : links_) {
     if (link.rate == 0 || now - link.at > kForget) continue;
     if (report.links.size() >= control::kLinkMeasuresMax) break;
-    const bool changed =
-        Differs(link.rate, link.said_rate) || Differs(link.rtt_us, link.said_rtt_us);
+    const bool changed = Differs(link.rate, link.said_rate) ||
+                         Differs(link.rtt_us, link.said_rtt_us) ||
+                         link.at_least != link.said_at_least;
     if (!changed && now - link.said_at < kRepeat) continue;
     link.said_rate = link.rate;
+    link.said_at_least = link.at_least;
     link.said_rtt_us = link.rtt_us;
     link.said_at = now;
-    report.links.push_back(
-        {self_, peer, link.rate, link.rtt_us, static_cast<uint32_t>((now - link.at) / Millis(1))});
+    report.links.push_back({self_, peer, link.rate, link.rtt_us,
+                            static_cast<uint32_t>((now - link.at) / Millis(1)), link.at_least});
   }
   return report;
 }

@@ -4,8 +4,9 @@
 // the network, and not the sender, set the pace (as BBR takes its samples: Cardwell et al., 2016);
 // and from probes where there is none. Of the samples of the last kWindow the highest counts, since
 // a rate is lower whenever the link is shared with other traffic of ours; a link that became slower
-// shows once that has passed, and by two samples: the first one after a pause may have seen no more
-// than connections that begin.
+// shows once that has passed. The first samples after a pause may have seen no more than
+// connections that begin: until kConfirm they make no link slower, and what was unknown before is a
+// lower bound.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -36,6 +37,7 @@ struct RateSample {
 class LinkWatch {
  public:
   static constexpr int64_t kWindow = Seconds(20);
+  static constexpr int64_t kConfirm = Seconds(10);
   // Said again before the coordinator forgets it, as long as it is known.
   static constexpr int64_t kRepeat = Seconds(300);
   // A measurement that is not confirmed is not repeated for longer.
@@ -57,11 +59,13 @@ class LinkWatch {
  private:
   struct Watched {
     std::deque<std::pair<Tick, uint64_t>> samples;  // falling rates, the highest first
-    uint32_t taken = 0;                             // since the last pause
+    Tick since;                                     // the first after the last pause
     uint64_t rate = 0;                              // the last known
+    bool at_least = false;                          // it may carry more
     uint32_t rtt_us = 0;
     Tick at;  // of the last sample that counted
     uint64_t said_rate = 0;
+    bool said_at_least = false;
     uint32_t said_rtt_us = 0;
     Tick said_at{INT64_MIN / 2};
   };

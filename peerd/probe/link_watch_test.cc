@@ -16,8 +16,9 @@ TEST(LinkWatch, SaysWhatALinkCarried) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {10 * kMega, false, 40000}, At(0));
   watch.Add(kThird, {0, false, 30000}, At(0));
-  EXPECT_EQ(watch.TakeReport(At(2)).links,
-            (std::vector<LinkMeasure>{{kSelf, kOther, 10 * kMega, 40000, 2000}}));
+  EXPECT_EQ(
+      watch.TakeReport(At(2)).links,
+      (std::vector<LinkMeasure>{{kSelf, kOther, 10 * kMega, 40000, 2000, /*at_least=*/true}}));
   EXPECT_TRUE(watch.TakeReport(At(3)).links.empty()) << "it was said";
 }
 
@@ -58,29 +59,43 @@ TEST(LinkWatch, ASenderWithTooLittleToSendShowsALinkIsFasterAndNeverSlower) {
   EXPECT_EQ(watch.TakeReport(At(41)).links.at(0).bytes_per_second, 80 * kMega);
 }
 
-TEST(LinkWatch, OneSampleAfterAPauseMakesNoLinkSlower) {
+TEST(LinkWatch, TheFirstSamplesAfterAPauseMakeNoLinkSlower) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {60 * kMega, false, 1000}, At(0));
   watch.Add(kOther, {1 * kMega, false, 1000}, At(70));
-  EXPECT_EQ(watch.TakeReport(At(70)).links.at(0).bytes_per_second, 60 * kMega);
-  watch.Add(kOther, {50 * kMega, false, 1000}, At(71));
-  EXPECT_EQ(watch.TakeReport(At(71)).links.at(0).bytes_per_second, 50 * kMega);
-  watch.Add(kOther, {1 * kMega, false, 1000}, At(140));
-  watch.Add(kOther, {2 * kMega, false, 1000}, At(141));
-  EXPECT_EQ(watch.TakeReport(At(141)).links.at(0).bytes_per_second, 2 * kMega) << "it is slower";
+  watch.Add(kOther, {2 * kMega, false, 1000}, At(79));
+  EXPECT_EQ(watch.TakeReport(At(79)).links.at(0).bytes_per_second, 60 * kMega);
+  watch.Add(kOther, {50 * kMega, false, 1000}, At(80));
+  EXPECT_EQ(watch.TakeReport(At(80)).links.at(0).bytes_per_second, 50 * kMega) << "it is slower";
   watch.Add(kOther, {70 * kMega, false, 1000}, At(200));
-  EXPECT_EQ(watch.TakeReport(At(200)).links.at(0).bytes_per_second, 70 * kMega) << "faster";
+  EXPECT_EQ(watch.TakeReport(At(200)).links.at(0).bytes_per_second, 70 * kMega)
+      << "faster shows at once";
 }
 
-TEST(LinkWatch, AProbeWithFewConnectionsIsAllThereIsAtFirst) {
+TEST(LinkWatch, WhatWasSeenForAMomentOnlyIsALowerBound) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {20 * kMega, false, 1000}, At(0));
+  EXPECT_TRUE(watch.TakeReport(At(0)).links.at(0).at_least);
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(5));
+  EXPECT_TRUE(watch.TakeReport(At(5)).links.at(0).at_least);
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(10));
+  EXPECT_FALSE(watch.TakeReport(At(10)).links.at(0).at_least);
+  watch.Add(kOther, {70 * kMega, false, 1000}, At(100));
+  EXPECT_FALSE(watch.TakeReport(At(100)).links.at(0).at_least) << "a pause takes nothing back";
+}
+
+TEST(LinkWatch, AProbeWithFewConnectionsIsALowerBound) {
   LinkWatch watch(kSelf);
   const RateSample probe{15 * kMega, true, 1000, /*probe=*/true};
   watch.Add(kOther, probe, At(0));
-  EXPECT_EQ(watch.TakeReport(At(0)).links.at(0).bytes_per_second, 15 * kMega);
-  watch.Add(kOther, {60 * kMega, false, 1000}, At(30));
+  EXPECT_EQ(watch.TakeReport(At(0)).links,
+            (std::vector<LinkMeasure>{{kSelf, kOther, 15 * kMega, 1000, 0, /*at_least=*/true}}));
+  watch.Add(kOther, {15 * kMega, false, 1000}, At(10));
+  EXPECT_FALSE(watch.TakeReport(At(10)).links.at(0).at_least) << "an op got as much";
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(15));
   watch.Add(kOther, probe, At(100));
-  watch.Add(kOther, probe, At(101));
-  EXPECT_EQ(watch.TakeReport(At(101)).links.at(0).bytes_per_second, 60 * kMega);
+  watch.Add(kOther, probe, At(111));
+  EXPECT_EQ(watch.TakeReport(At(111)).links.at(0).bytes_per_second, 60 * kMega);
   // What nobody has confirmed for so long is not known any more.
   watch.Add(kOther, probe, At(700));
   EXPECT_EQ(watch.TakeReport(At(700)).links.at(0).bytes_per_second, 15 * kMega);
@@ -112,10 +127,11 @@ TEST(LinkWatch, ANewCoordinatorHearsAllOfIt) {
 TEST(LinkWatch, KeepsFewSamples) {
   LinkWatch watch(kSelf);
   for (int i = 0; i < 1000; ++i) {
-    watch.Add(kOther, {(2000 - static_cast<uint64_t>(i)) * kMega, false, 1000}, At(0) + Millis(i));
+    watch.Add(kOther, {(2000 - static_cast<uint64_t>(i)) * kMega, false, 1000},
+              At(0) + Millis(15 * i));
   }
   // The oldest are gone, though they were higher.
-  EXPECT_EQ(watch.TakeReport(At(1)).links.at(0).bytes_per_second,
+  EXPECT_EQ(watch.TakeReport(At(15)).links.at(0).bytes_per_second,
             (2000 - 1000 + LinkWatch::kSamplesMax) * kMega);
 }
 

@@ -108,9 +108,6 @@ struct LinkOptions {
   bool count_lanes = false;
 };
 
-// A round trip from which on a way is long: farther than one site.
-inline constexpr uint32_t kLongWayUs = 5000;
-
 class Link final : public LaneOwner {
  public:
   // `fd`: the control lane.

@@ -143,6 +143,9 @@ struct LinkStats {
   uint64_t bytes_received = 0;
 };
 
+// A round trip from which on a way is long: farther than one site.
+inline constexpr uint32_t kLongWayUs = 5000;
+
 // A probe of a path ends sooner where it gets no faster. For twice that if the round trip is long.
 inline constexpr int64_t kProbeUsMax = Millis(1500);
 inline constexpr uint64_t kProbeBytesMax = uint64_t{8} << 20;

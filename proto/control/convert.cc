@@ -476,6 +476,7 @@ void Put(const LinkReport& in, v1::LinkReport* out) {
     l->set_bytes_per_second(link.bytes_per_second);
     l->set_rtt_us(link.rtt_us);
     l->set_age_ms(link.age_ms);
+    l->set_at_least(link.at_least);
   }
 }
 
@@ -497,6 +498,7 @@ absl::Status Get(const v1::LinkReport& in, LinkReport* out) {
       return Refuse("bytes_per_second", "0, and so is rtt_us", "a measurement");
     }
     l.age_ms = link.age_ms();
+    l.at_least = link.at_least();
   }
   return absl::OkStatus();
 }

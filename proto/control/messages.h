@@ -227,6 +227,7 @@ struct LinkMeasure {
   uint64_t bytes_per_second = 0;  // that the link can carry; 0: not measured
   uint32_t rtt_us = 0;            // there and back, without queues; 0: not measured
   uint32_t age_ms = 0;            // how long ago
+  bool at_least = false;          // with few connections, or for a moment: ops may get more
   friend bool operator==(const LinkMeasure&, const LinkMeasure&) = default;
 };
 
