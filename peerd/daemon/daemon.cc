@@ -582,6 +582,7 @@ void DaemonImpl::WatchLinks() {
   if (now < report_due_) return;
   report_due_ = now + kReportUs;
   std::vector<PeerId> peers;
+  peers.reserve(links.size());
   for (const LinkStats& link : links) peers.push_back(link.link.peer);
   link_watch_.Keep(peers);
   const control::LinkReport report = link_watch_.TakeReport(now);

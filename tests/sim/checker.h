@@ -149,7 +149,7 @@ class Checker {
     // Participants' epochs: an op that was aborted is posted again under the same name, and meets
     // those who had not announced it before. Each such op has one.
     Epoch result_epoch;
-    bool at_once = false;  // told before all are known to have it
+    bool at_once = false;                    // told before all are known to have it
     Algorithm algorithm = Algorithm::kAuto;  // of the result
     std::set<Epoch> aborted;
     std::vector<uint32_t> participants;

@@ -1459,7 +1459,8 @@ uint64_t ExploreState::Digest() const {
       digest.Add(ordinal).Add(attempt.attempt).Add(attempt.sum);
       digest.Add(uint64_t{attempt.stopped} << 1 | uint64_t{attempt.complete});
       for (const int missing : attempt.missing) digest.Add(uint64_t(missing));
-      for (const int other : attempt.unfinished) digest.Add(uint64_t{100} + static_cast<uint64_t>(other));
+      for (const int other : attempt.unfinished)
+        digest.Add(uint64_t{100} + static_cast<uint64_t>(other));
     }
     for (const uint64_t token : peer.tokens) digest.Add(token);
     for (const auto& [other, request] : peer.requests) {
