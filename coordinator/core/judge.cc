@@ -21,25 +21,25 @@ bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneB
   return false;
 }
 
-// Of each name the newest op; the one before it may linger.
-using ReportsByName = std::map<control::MissedOp, const control::OpReport*>;
+// In order of their ordinals: those before the last one linger.
+using ReportsByName = std::map<control::MissedOp, std::vector<const control::OpReport*>>;
 
 bool Matches(const control::OpReport& op, PeerId peer, OpOrdinal ordinal) {
   return std::find(op.matches.begin(), op.matches.end(), control::OpMatch{peer, ordinal}) !=
          op.matches.end();
 }
 
-// Whether the peer `other`, whose ops are `theirs`, has announced `op` of `owner`. It may be
-// behind: then its op of that name is the one before, which `owner` knew by another ordinal, and
-// has settled or is done with.
+// Whether the peer `other`, whose ops are `theirs`, has announced `op` of `owner`, whose ops are
+// `owners`. It may be behind: then its op of that name is the one before, which `owner` knew by
+// another ordinal, and has settled or is done with.
 bool HasAnnounced(PeerId other, const ReportsByName& theirs, PeerId owner,
-                  const std::vector<control::OpReport>& owners, const control::OpReport& op) {
-  const auto it = theirs.find({op.boundary, op.tag});
+                  const ReportsByName& owners, const control::OpReport& op) {
+  const control::MissedOp name{op.boundary, op.tag};
+  const auto it = theirs.find(name);
   if (it == theirs.end()) return false;
-  const control::OpReport& newest = *it->second;
-  for (const control::OpReport& before : owners) {
-    if (before.boundary != op.boundary || before.tag != op.tag) continue;
-    if (before.ordinal < op.ordinal && Matches(before, other, newest.ordinal)) return false;
+  const control::OpReport& newest = *it->second.back();
+  for (const control::OpReport* const before : owners.at(name)) {
+    if (before->ordinal < op.ordinal && Matches(*before, other, newest.ordinal)) return false;
   }
   return std::all_of(newest.matches.begin(), newest.matches.end(),
                      [&](const control::OpMatch& match) {
@@ -57,7 +57,7 @@ std::vector<FatesRecord> Judge(const Reports& reports) {
     ReportsByName& by_name = names[peer];
     for (const control::OpReport& op : ops) {
       by_ordinal[op.ordinal] = op.done;
-      by_name[{op.boundary, op.tag}] = &op;
+      by_name[{op.boundary, op.tag}].push_back(&op);
     }
   }
   std::map<PeerId, std::vector<control::OpFate>> fates;
@@ -69,7 +69,7 @@ std::vector<FatesRecord> Judge(const Reports& reports) {
       fates[peer].push_back({op.ordinal, commit ? control::Fate::kCommit : again});
       if (commit || !op.abort_on_fault) continue;
       for (const auto& [other, theirs] : names) {
-        if (other != peer && !HasAnnounced(other, theirs, peer, ops, op)) {
+        if (other != peer && !HasAnnounced(other, theirs, peer, names.at(peer), op)) {
           missed[other].insert({op.boundary, op.tag});
         }
       }

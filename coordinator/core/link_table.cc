@@ -109,7 +109,7 @@ control::LinkCost LinkTable::Cost(const std::vector<PeerId>& ring, Tick now) con
     for (const auto& [to, link] : row) {
       if (!next.contains(to) || now - link.at >= kLinkExpires) continue;
       cost.latency_us = std::max(cost.latency_us, link.rtt_us / 2);
-      // What no op has used yet is taken to be as fast as the others.
+      // What may be faster is taken to be as fast as the others.
       if (link.at_least) continue;
       lower(&cost.bytes_per_second, link.bytes_per_second);
       if (to == sender->second) lower(&cost.ring_bytes_per_second, link.bytes_per_second);

@@ -19,8 +19,8 @@
 // many positions there are, where a ring takes 2 (size - 1), and segments flow between any two.
 //
 // Undo: until Commit() the inputs can be had back. Out of place they are not touched. In place,
-// what is not finished lives in a scratch buffer; before a finished segment overwrites its input,
-// the original moves there, and Stop() puts it back.
+// what arrives of others' inputs lives in a scratch buffer; before a sum, finished or not,
+// overwrites its input, the original moves there, and Stop() puts it back.
 #pragma once
 
 #include <cstdint>

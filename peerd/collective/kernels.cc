@@ -316,10 +316,30 @@ void FillIdentity(uint8_t* out, uint64_t count, DType dtype, ReduceOp op) {
   }
 }
 
+#if defined(__x86_64__)
+namespace {
+
+constexpr uint64_t kLine = 64;
+
+// Stores that do not fetch the line they fill, to which `out` is aligned.
+void StreamLine(uint8_t* out, const uint8_t* in) {
+  const auto* const from = reinterpret_cast<const __m128i*>(in);
+  auto* const to = reinterpret_cast<__m128i*>(out);
+  const __m128i a = _mm_loadu_si128(from);
+  const __m128i b = _mm_loadu_si128(from + 1);
+  const __m128i c = _mm_loadu_si128(from + 2);
+  const __m128i d = _mm_loadu_si128(from + 3);
+  _mm_stream_si128(to, a);
+  _mm_stream_si128(to + 1, b);
+  _mm_stream_si128(to + 2, c);
+  _mm_stream_si128(to + 3, d);
+}
+
+}  // namespace
+#endif
+
 void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes) {
 #if defined(__x86_64__)
-  // Stores that do not fetch the lines they fill; they need the alignment.
-  constexpr uint64_t kLine = 64;
   const uint64_t head = std::min(-reinterpret_cast<uintptr_t>(out) % kLine, bytes);
   std::memcpy(out, in, head);
   uint64_t done = head;
@@ -328,26 +348,10 @@ void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes) {
   constexpr uint64_t kBlock = 4 * kPage;
   for (; done + kBlock <= bytes; done += kBlock) {
     for (uint64_t line = done; line < done + kPage; line += kLine) {
-      for (uint64_t at = line; at < line + kBlock; at += kPage) {
-        const auto* const from = reinterpret_cast<const __m128i*>(in + at);
-        auto* const to = reinterpret_cast<__m128i*>(out + at);
-        const __m128i a = _mm_loadu_si128(from);
-        const __m128i b = _mm_loadu_si128(from + 1);
-        const __m128i c = _mm_loadu_si128(from + 2);
-        const __m128i d = _mm_loadu_si128(from + 3);
-        _mm_stream_si128(to, a);
-        _mm_stream_si128(to + 1, b);
-        _mm_stream_si128(to + 2, c);
-        _mm_stream_si128(to + 3, d);
-      }
+      for (uint64_t at = line; at < line + kBlock; at += kPage) StreamLine(out + at, in + at);
     }
   }
-  for (; done + kLine <= bytes; done += kLine) {
-    for (uint64_t i = done; i < done + kLine; i += sizeof(__m128i)) {
-      const __m128i piece = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), piece);
-    }
-  }
+  for (; done + kLine <= bytes; done += kLine) StreamLine(out + done, in + done);
   std::memcpy(out + done, in + done, bytes - done);
   // Orders them with what follows, as plain stores are.
   _mm_sfence();

@@ -143,19 +143,14 @@ class RingAttempt final : public SegmentAttempt {
     const uint64_t offset = plan_.PieceOf(grains).offset;
     const uint8_t* data = result_ + offset;
     if (phase == Phase::kReduce) {
-      data = SumOf(grains);
+      // In place, once the sum and the original have changed places, it is where the result goes.
+      if (!(marks_[grains.first] & kOverwritten)) data = partial_ + offset;
       if (HopOf(grains) == 0) {
         if (inputs_.size() == 1) data = inputs_[0] + offset;
         if (inputs_.empty()) data = identity_.data();
       }
     }
     Hand(next_, phase, grains, data);
-  }
-
-  // Where the partial sum is.
-  const uint8_t* SumOf(const Plan::Grains& grains) const {
-    const bool exchanged = (marks_[grains.first] & kOverwritten) != 0;
-    return (exchanged ? result_ : partial_) + plan_.PieceOf(grains).offset;
   }
 
   // Of one segment. Where a sum begins here and no input of ours counts: as if there had been one

@@ -5,7 +5,7 @@
 //
 //   one member, out of place   its target
 //   one member, in place       its target, which is the source: the original of a segment is kept
-//                              in scratch before the finished one is written over it
+//                              in scratch before a sum is written over it
 //   several members            a target that is no source, or scratch; Commit() copies it to the
 //                              other targets
 //

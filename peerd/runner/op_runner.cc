@@ -170,7 +170,7 @@ void OpRunner::Start(const StartAttempt& action) {
   spec.segment_bytes = SegmentBytes(action.desc.bytes() / spec.size, spec.grain_bytes, long_way);
   for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
   spec.ring_counts = action.ring_counts;
-  if (action.result || action.algorithm == Algorithm::kOneShot) {
+  if (action.algorithm == Algorithm::kOneShot) {
     absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)
                                                        : ReducePayloads(spec, action.payloads);
     LH_CHECK(result.ok()) << result.status();

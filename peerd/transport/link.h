@@ -285,8 +285,8 @@ class Link final : public LaneOwner {
   bool delivering_ = false;
   uint64_t next_serial_ = 1;
   LaneStats gone_;               // of lanes that are no more
-  uint64_t bytes_measured_ = 0;  // sent, when the delivery was looked at last
   Tick heard_;                   // on those
+  uint64_t bytes_measured_ = 0;  // sent, when the delivery was looked at last
 
   // The control lane, or nullptr while it is lost.
   std::unique_ptr<Lane> control_;
