@@ -572,8 +572,9 @@ void DaemonImpl::OnSignal() {
 void DaemonImpl::WatchLinks() {
   const Tick now = ring_->Now();
   for (const LinkDelivery& seen : transport_->TakeDeliveries()) {
-    link_watch_.Add(seen.link.peer, {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us},
-                    now);
+    link_watch_.Add(
+        seen.link.peer,
+        {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us, seen.lanes_growing}, now);
   }
   // Not before Hello has been answered: it is the first message of a stream.
   if (!welcomed_) return;
@@ -600,7 +601,8 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
       const bool fewer = probe->rtt_us >= kLongWayUs ||
                          (link != stats.end() && link->lanes_used > kProbeConnectionsMax);
       link_watch_.Add(probe->link.peer,
-                      {probe->bytes_per_second, fewer, probe->rtt_us, /*probe=*/true}, now);
+                      {probe->bytes_per_second, /*limited_by_sender=*/false, probe->rtt_us, fewer},
+                      now);
     }
     // Every one of them: there are few, and an operator wants to know what uses the link.
     Log(LogLevel::kInfo,

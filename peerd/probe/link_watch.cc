@@ -26,10 +26,11 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   }
   if (link.samples.empty()) link.since = now;
   if (now - link.at > kForget) link.rate = 0;
-  // A sender that had too little to send shows what the link carries at least.
+  // Too little to send, or too few connections, show what the link carries at least.
   const uint64_t known = link.samples.empty() ? link.rate : link.samples.front().second;
-  if (sample.limited_by_sender && sample.bytes_per_second < known) return;
-  if (sample.limited_by_sender && known == 0 && !sample.probe) return;
+  const bool bound = sample.limited_by_sender || sample.few_connections;
+  if (bound && sample.bytes_per_second < known) return;
+  if (sample.limited_by_sender && known == 0) return;
   while (!link.samples.empty() && link.samples.back().second <= sample.bytes_per_second) {
     link.samples.pop_back();
   }
@@ -38,8 +39,7 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   const uint64_t highest = link.samples.front().second;
   const bool confirmed = now - link.since >= kConfirm;
   if (highest < link.rate && !confirmed) return;
-  const bool few = sample.probe && sample.limited_by_sender;
-  link.at_least = few || (!confirmed && (link.rate == 0 || link.at_least));
+  link.at_least = sample.few_connections || (!confirmed && (link.rate == 0 || link.at_least));
   link.rate = highest;
   link.at = now;
 }

@@ -27,11 +27,11 @@ namespace longhaul::peerd {
 // Of all lanes of a link together, since the last sample; or of a probe.
 struct RateSample {
   uint64_t bytes_per_second = 0;  // 0: nothing was sent
-  // The sender had too little to send for some of them, or the probe fewer connections: the link
-  // may carry more.
+  // There was too little to send for some of them: the link may carry more.
   bool limited_by_sender = false;
   uint32_t rtt_us = 0;  // the shortest; 0: unknown
-  bool probe = false;
+  // More connections than these may carry more: a probe's, or lanes whose number is not found yet.
+  bool few_connections = false;
 };
 
 class LinkWatch {

@@ -86,7 +86,7 @@ TEST(LinkWatch, WhatWasSeenForAMomentOnlyIsALowerBound) {
 
 TEST(LinkWatch, AProbeWithFewConnectionsIsALowerBound) {
   LinkWatch watch(kSelf);
-  const RateSample probe{15 * kMega, true, 1000, /*probe=*/true};
+  const RateSample probe{15 * kMega, false, 1000, /*few_connections=*/true};
   watch.Add(kOther, probe, At(0));
   EXPECT_EQ(watch.TakeReport(At(0)).links,
             (std::vector<LinkMeasure>{{kSelf, kOther, 15 * kMega, 1000, 0, /*at_least=*/true}}));
@@ -99,6 +99,22 @@ TEST(LinkWatch, AProbeWithFewConnectionsIsALowerBound) {
   // What nobody has confirmed for so long is not known any more.
   watch.Add(kOther, probe, At(700));
   EXPECT_EQ(watch.TakeReport(At(700)).links.at(0).bytes_per_second, 15 * kMega);
+}
+
+TEST(LinkWatch, WhatLanesGetWhileTheirNumberGrowsIsALowerBound) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {20 * kMega, false, 1000, /*few_connections=*/true}, At(0));
+  watch.Add(kOther, {30 * kMega, false, 1000, /*few_connections=*/true}, At(15));
+  EXPECT_TRUE(watch.TakeReport(At(15)).links.at(0).at_least) << "however long it takes";
+  watch.Add(kOther, {60 * kMega, false, 1000}, At(16));
+  EXPECT_FALSE(watch.TakeReport(At(16)).links.at(0).at_least);
+  // The path changes, and another number of lanes is looked for.
+  watch.Add(kOther, {10 * kMega, false, 1000, /*few_connections=*/true}, At(30));
+  watch.Add(kOther, {20 * kMega, false, 1000, /*few_connections=*/true}, At(40));
+  EXPECT_TRUE(watch.TakeReport(At(40)).links.empty());
+  watch.Add(kOther, {20 * kMega, false, 1000}, At(45));
+  watch.Add(kOther, {20 * kMega, false, 1000}, At(55));
+  EXPECT_EQ(watch.TakeReport(At(55)).links.at(0).bytes_per_second, 20 * kMega);
 }
 
 TEST(LinkWatch, SaysItAgainBeforeItIsForgotten) {

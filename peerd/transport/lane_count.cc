@@ -90,14 +90,22 @@ bool LaneCount::Judge(Tick now) {
   if ((before == 0 || !steady) && ++unsteady_ < kUnsteadyMax) return false;
   unsteady_ = 0;
   if (std::exchange(trying_, false) && !Exceeds(rate, rate_, kGainPercent)) {
+    found_ = true;
     found_until_ = now + kAgainUs;
     Use(lanes_ / 2);
     return true;
   }
   const bool changed = Exceeds(rate, rate_, kChangePercent) || Exceeds(rate_, rate, kChangePercent);
-  if (now < found_until_ && !changed) return false;
+  if (changed) {
+    found_ = false;
+    found_until_ = now;
+  }
+  if (now < found_until_) return false;
   rate_ = rate;
-  if (lanes_ > max_ / 2) return false;
+  if (lanes_ > max_ / 2) {
+    found_ = true;
+    return false;
+  }
   trying_ = true;
   Use(lanes_ * 2);
   return true;

@@ -34,6 +34,10 @@ class LaneCount {
   // measured yet.
   uint64_t rate() const { return rate_; }
 
+  // More than lanes(), or than half of them while twice as many are being tried, were of no use on
+  // this path, or there are no more.
+  bool found() const { return found_; }
+
   // `bytes` were put on lanes. True: lanes() is another number now.
   bool Sent(uint64_t bytes, Tick now);
   // A lane could take more, and there was nothing.
@@ -48,7 +52,8 @@ class LaneCount {
   const int64_t rtt_us_;
   uint32_t lanes_;
   bool trying_ = false;  // twice as many as gave rate_
-  Tick found_until_;     // till then more are of no use
+  bool found_ = false;
+  Tick found_until_;  // till then more are of no use
   uint64_t rate_ = 0;
   Tick last_;
   Tick skip_until_;

@@ -51,15 +51,21 @@ TEST_F(LaneCountTest, GrowsWhileMoreLanesCarryMoreAndGoesBackFromThoseThatDoNot)
   EXPECT_EQ(count.lanes(), 32u) << "20 are enough";
   EXPECT_EQ(most_, 64u) << "tried";
   EXPECT_EQ(changes_, 3) << "32, 64, and back";
+  EXPECT_TRUE(count.found());
   EXPECT_EQ(count.rate(), 60000000u);
 }
 
 TEST_F(LaneCountTest, StaysWhereMoreDoNotHelpAndTriesThemAgainNowAndThen) {
   LaneCount count(16, 256, kRttUs);
+  EXPECT_FALSE(count.found());
   Send(&count, {60000, 60000}, 300000);
   EXPECT_EQ(count.lanes(), 16u);
   EXPECT_EQ(changes_, 2);
-  Send(&count, {60000, 60000}, 10000);
+  EXPECT_TRUE(count.found());
+  for (int ms = 0; ms < 10000; ++ms) {
+    Send(&count, {60000, 60000}, 1);
+    EXPECT_TRUE(count.found()) << "also while it tries again";
+  }
   EXPECT_EQ(count.lanes(), 16u);
   EXPECT_EQ(changes_, 4);
 }
@@ -68,6 +74,7 @@ TEST_F(LaneCountTest, NeverUsesMoreThanTheMost) {
   LaneCount count(16, 100, kRttUs);
   Send(&count, {1000000, 1000}, 20000);
   EXPECT_EQ(count.lanes(), 64u);
+  EXPECT_TRUE(count.found()) << "there are no more";
   LaneCount all(16, 256, kRttUs);
   Send(&all, {1000000, 1000}, 20000);
   EXPECT_EQ(all.lanes(), 256u);
@@ -83,9 +90,13 @@ TEST_F(LaneCountTest, TriesAgainWhenThePathHasChanged) {
   ASSERT_EQ(count.lanes(), 32u);
   Send(&count, {50000, 3000}, 10000);
   EXPECT_EQ(changes_, 3) << "a little less is no other path";
+  EXPECT_TRUE(count.found());
   // Each lane carries less: packets are lost.
-  Send(&count, {50000, 600}, 10000);
+  while (count.found()) Send(&count, {50000, 600}, 1);
+  EXPECT_EQ(count.lanes(), 64u) << "tried";
+  Send(&count, {50000, 600}, 20000);
   EXPECT_EQ(count.lanes(), 128u) << "84 are enough";
+  EXPECT_TRUE(count.found());
 }
 
 TEST_F(LaneCountTest, WhatFallsByItselfIsNotTakenForAnEffectOfMoreLanes) {

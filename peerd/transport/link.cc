@@ -770,7 +770,7 @@ LaneStats Link::stats() const {
 }
 
 LinkDelivery Link::TakeDelivery() {
-  LinkDelivery sum{.link = options_.key};
+  LinkDelivery sum{.link = options_.key, .lanes_growing = lane_count_ && !lane_count_->found()};
   // The end of an op is sent by few lanes, and with losses slowly.
   const uint64_t bytes = stats().bytes_sent;
   const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);

@@ -157,6 +157,7 @@ struct LinkDelivery {
   uint64_t bytes_per_second = 0;   // of the lanes that were used, together; 0: none was
   bool limited_by_sender = false;  // some of them, or the link, had too little to send
   uint32_t rtt_us = 0;             // the shortest; 0: unknown
+  bool lanes_growing = false;      // it is not found yet how many lanes are of use
 };
 
 // What a probe has shown of the direction away from us.
