@@ -20,12 +20,17 @@ class Rates:
     bytes: int
     copy: float  #: memory to memory, in large blocks
     add: float  #: a block that is in cache onto one that need not be
-    tcp: float  #: over loopback, from a tensor to a tensor; sender and receiver
+    tcp: float  #: over loopback, from a tensor to a tensor; sender and receiver, whatever is cheapest
+    tcp_apart: float  #: the same where a process sends to another one, as ranks do
+    tcp_spliced: float  #: and the sender's copy is spared by a splice from shared memory
+
+    def each(self) -> tuple[float, ...]:
+        return (self.copy, self.add, self.tcp, self.tcp_apart, self.tcp_spliced)
 
 
 def better(a: Rates, b: Rates) -> Rates:
     """What the machine was able to do at one time or the other."""
-    return Rates(a.bytes, max(a.copy, b.copy), max(a.add, b.add), max(a.tcp, b.tcp))
+    return Rates(a.bytes, *(max(of_a, of_b) for of_a, of_b in zip(a.each(), b.each())))
 
 
 def limit_seconds(world: int, nbytes: int, rates: Rates) -> float:
@@ -34,6 +39,11 @@ def limit_seconds(world: int, nbytes: int, rates: Rates) -> float:
     Each rank brings wire_bytes() through the kernel and adds (N - 1) / N of the tensor; nothing waits for anything else.
     """
     return world * wire_bytes(world, nbytes) / rates.tcp + (world - 1) * nbytes / rates.add
+
+
+def apart_seconds(world: int, nbytes: int, rates: Rates) -> float:
+    """The same where each rank is a process of its own, as it is."""
+    return world * wire_bytes(world, nbytes) / rates.tcp_apart + (world - 1) * nbytes / rates.add
 
 
 def floor_seconds(world: int, nbytes: int, rates: Rates) -> float:
@@ -97,6 +107,7 @@ def row_of(
     }
     if rates is not None:
         row["limit_s"] = limit_seconds(world, nbytes, rates)
+        row["apart_s"] = apart_seconds(world, nbytes, rates)
         row["floor_s"] = floor_seconds(world, nbytes, rates)
     return row
 

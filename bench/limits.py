@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fcntl
 import json
+import mmap
 import multiprocessing
 import multiprocessing.connection
+import os
 import resource
 import socket
 import sys
@@ -40,6 +43,8 @@ ADD_BLOCK = 128 << 10
 PATIENCE_S = 60
 
 Start = Callable[[], None]
+# Sends a block of the tensor, from an offset.
+SendBlock = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,19 +181,50 @@ class _Sink:
         return self._view[at : at + room]
 
 
-def tcp(nbytes: int, seconds: float, block: int, buffers: int, congestion: str) -> list[Callable[[Start], Done]]:
+def plainly(to: socket.socket, nbytes: int, block: int) -> SendBlock:
+    import numpy as np
+
+    view = np.ones(nbytes, "uint8").data
+    return lambda offset, end: to.sendall(view[offset:end])
+
+
+def spliced(to: socket.socket, nbytes: int, block: int) -> SendBlock:
+    """The socket takes the pages of the tensor, which lies in shared memory, as an arena does."""
+    memory = os.memfd_create("tensor")
+    os.ftruncate(memory, nbytes)
+    with mmap.mmap(memory, nbytes) as pages:
+        pages.write(b"\1" * nbytes)
+    out, into = os.pipe()
+    fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, block)
+
+    def send(offset: int, end: int) -> None:
+        while offset < end:
+            piped = os.splice(memory, into, end - offset, offset_src=offset)
+            offset += piped
+            while piped > 0:
+                piped -= os.splice(out, to.fileno(), piped)
+
+    return send
+
+
+def tcp(
+    nbytes: int,
+    seconds: float,
+    block: int,
+    buffers: int,
+    congestion: str,
+    sending: Callable[[socket.socket, int, int], SendBlock] = plainly,
+) -> list[Callable[[Start], Done]]:
     """A sender and a receiver."""
     to, at = _connection(buffers, congestion)
 
     def send(start: Start) -> Done:
-        import numpy as np
-
-        view = np.ones(nbytes, "uint8").data
+        send_block = sending(to, nbytes, block)
         start()
         used, until = _used(), time.monotonic() + seconds
         while time.monotonic() < until:
             for offset in range(0, nbytes, block):
-                to.sendall(view[offset : offset + block])
+                send_block(offset, min(nbytes, offset + block))
         to.shutdown(socket.SHUT_WR)  # other processes have the socket, too: closing it would not end the stream
         # The bytes count at the receiver.
         return Done(0, _used() - used)
@@ -231,25 +267,31 @@ def tcp_to_itself(nbytes: int, seconds: float, block: int) -> Callable[[Start], 
 
 
 def measure(nbytes: int, seconds: float = 0.3) -> Rates:
-    """Takes about eight times `seconds`."""
+    """Takes about twelve times `seconds`."""
     count = processors()
     # At most a quarter of what is free, however many processors there are.
     nbytes = max(4 * 4096, min(nbytes, meminfo("MemAvailable") // (16 * count)) // 4096 * 4096)
     copied = cost(together([copy(nbytes, seconds)] * count))
     added = cost(together([add(nbytes, seconds)] * count))
-    apart = [
-        cost(together([work for _ in range(max(1, count // 2)) for work in tcp(nbytes, seconds, *setting)]))
-        for setting in TCP_SETTINGS
-    ]
-    alone = [cost(together([tcp_to_itself(nbytes, seconds, block)] * count)) for block in (64 << 10, 128 << 10)]
-    through = min(apart + alone)
-    return Rates(nbytes, count / copied, count / added, count / through)
+    pairs = max(1, count // 2)
+    apart, without_copy = (
+        min(
+            cost(together([work for _ in range(pairs) for work in tcp(nbytes, seconds, *setting, sending)]))
+            for setting in TCP_SETTINGS
+        )
+        for sending in (plainly, spliced)
+    )
+    alone = min(cost(together([tcp_to_itself(nbytes, seconds, block)] * count)) for block in (64 << 10, 128 << 10))
+    return Rates(nbytes, *(count / each for each in (copied, added, min(apart, alone), apart, without_copy)))
 
 
 def line_of(rates: Rates) -> str:
+    def through(rate: float) -> str:
+        return f"{rate / 1e9:.2f} GB/s ({processors() / rate * 1e9:.2f} CPU s/GB)"
+
     return (
-        f"{text_of(rates.bytes):>9}: copy {rates.copy / 1e9:.1f} GB/s, add {rates.add / 1e9:.1f} GB/s, TCP {rates.tcp / 1e9:.2f} GB/s "
-        f"({processors() / rates.tcp * 1e9:.2f} CPU s/GB)"
+        f"{text_of(rates.bytes):>9}: copy {rates.copy / 1e9:.1f} GB/s, add {rates.add / 1e9:.1f} GB/s, TCP {through(rates.tcp)}, "
+        f"between processes {through(rates.tcp_apart)}, spliced {through(rates.tcp_spliced)}"
     )
 
 

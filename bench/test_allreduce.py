@@ -138,4 +138,5 @@ def test_a_variant_that_there_is_not_is_refused() -> None:
 
 def test_rates_of_the_machine_are_measured() -> None:
     rates = limits.measure(1 << 16, seconds=0.01)
-    assert min(rates.copy, rates.add, rates.tcp) > 0
+    assert min(rates.each()) > 0
+    assert rates.tcp >= rates.tcp_apart

@@ -42,23 +42,29 @@ def test_sizes_are_written() -> None:
     assert [text_of(n) for n in (256, 4096, 4100, 64 << 20)] == ["256 B", "4 KiB", "4100 B", "64 MiB"]
 
 
+RATES = Rates(bytes=1 << 20, copy=10e9, add=5e9, tcp=2e9, tcp_apart=1e9, tcp_spliced=1e9)
+
+
 def test_the_limit_is_what_all_ranks_send_and_add_on_one_machine() -> None:
-    rates = Rates(bytes=1 << 20, copy=10e9, add=5e9, tcp=2e9)
     # Two ranks send 1 GB each and add half of one each.
-    assert figures.limit_seconds(2, 10**9, rates) == pytest.approx(2 / 2 + 1 / 5)
+    assert figures.limit_seconds(2, 10**9, RATES) == pytest.approx(2 / 2 + 1 / 5)
     # Four send 1.5 GB each and add three quarters each.
-    assert figures.limit_seconds(4, 10**9, rates) == pytest.approx(6 / 2 + 3 / 5)
+    assert figures.limit_seconds(4, 10**9, RATES) == pytest.approx(6 / 2 + 3 / 5)
 
 
 def test_the_floor_copies_each_byte_once() -> None:
-    rates = Rates(bytes=1 << 20, copy=10e9, add=5e9, tcp=2e9)
-    assert figures.floor_seconds(2, 10**9, rates) == pytest.approx(2 / 10 + 1 / 5)
+    assert figures.floor_seconds(2, 10**9, RATES) == pytest.approx(2 / 10 + 1 / 5)
+
+
+def test_ranks_are_processes_of_their_own() -> None:
+    assert figures.apart_seconds(2, 10**9, RATES) == pytest.approx(2 / 1 + 1 / 5)
 
 
 def test_the_better_of_two_measurements_counts() -> None:
-    a = Rates(bytes=1, copy=3, add=1, tcp=2)
-    b = Rates(bytes=1, copy=1, add=3, tcp=1)
-    assert figures.better(a, b) == figures.better(b, a) == Rates(bytes=1, copy=3, add=3, tcp=2)
+    a = Rates(bytes=1, copy=3, add=1, tcp=2, tcp_apart=1, tcp_spliced=4)
+    b = Rates(bytes=1, copy=1, add=3, tcp=1, tcp_apart=2, tcp_spliced=3)
+    best = Rates(bytes=1, copy=3, add=3, tcp=2, tcp_apart=2, tcp_spliced=4)
+    assert figures.better(a, b) == figures.better(b, a) == best
 
 
 def samples() -> Samples:
