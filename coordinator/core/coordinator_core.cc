@@ -992,8 +992,9 @@ Overview CoordinatorCore::Impl::GetOverview() const {
       const PeerId next = view.ring[(i + 1) % view.ring.size()].peer;
       const std::optional<MeasuredLink> link = links_.Find(view.ring[i].peer, next, now_);
       if (!link) continue;
-      view.ring[i].next = LinkView{link->bytes_per_second, link->rtt_us,
-                                   static_cast<uint32_t>((now_ - link->at) / Seconds(1))};
+      view.ring[i].next =
+          LinkView{link->bytes_per_second, link->rtt_us,
+                   static_cast<uint32_t>((now_ - link->at) / Seconds(1)), link->at_least};
     }
     for (MemberView& member : view.members) {
       for (const control::FetchLoad& fetch : peers_.at(member.peer).fetches) {

@@ -178,6 +178,7 @@ struct LinkView {
   uint64_t bytes_per_second = 0;  // 0: unknown
   uint32_t rtt_us = 0;            // 0: unknown
   uint32_t age_s = 0;
+  bool at_least = false;  // it may carry more
 };
 struct PeerView {
   PeerId peer;

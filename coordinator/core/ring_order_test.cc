@@ -379,13 +379,14 @@ TEST_F(RingOrderTest, AReportOfOthersLinksIsAgainstTheProtocol) {
 
 TEST_F(RingOrderTest, LinksAreShownUntilTheyAreOld) {
   Enter(3);
-  h_.Say(P(1), control::LinkReport{
-                   {{P(1), P(2), 3 * kMega, 40000, 5000}, {P(1), P(77), kMega, 40000, 0}}});
+  h_.Say(P(1), control::LinkReport{{{P(1), P(2), 3 * kMega, 40000, 5000, /*at_least=*/true},
+                                    {P(1), P(77), kMega, 40000, 0}}});
   const PeerView first = h_.View().ring[0];
   ASSERT_TRUE(first.next);
   EXPECT_EQ(first.next->bytes_per_second, 3 * kMega);
   EXPECT_EQ(first.next->rtt_us, 40000u);
   EXPECT_EQ(first.next->age_s, 5u);
+  EXPECT_TRUE(first.next->at_least);
   EXPECT_FALSE(h_.View().ring[1].next);
   h_.Wait(900000);
   EXPECT_FALSE(h_.View().ring[0].next);

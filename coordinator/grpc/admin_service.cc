@@ -96,6 +96,7 @@ void Fill(const PeerView& peer, v1::PeerStatus* status) {
   status->mutable_next()->set_bytes_per_second(peer.next->bytes_per_second);
   status->mutable_next()->set_rtt_us(peer.next->rtt_us);
   status->mutable_next()->set_age_s(peer.next->age_s);
+  status->mutable_next()->set_at_least(peer.next->at_least);
 }
 
 void Fill(const GroupView& group, v1::GroupStatus* status) {

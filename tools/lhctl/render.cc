@@ -108,7 +108,10 @@ std::string RenderFetches(const v1::GetOverviewResponse& overview) {
 std::vector<std::string> LinkCells(const v1::PeerStatus& peer) {
   if (!peer.has_next()) return {"-", "-", "-"};
   const v1::Link& link = peer.next();
-  return {link.bytes_per_second() == 0 ? "-" : RenderBytes(link.bytes_per_second()) + "/s",
+  const char* const bound = link.at_least() ? ">= " : "";
+  return {link.bytes_per_second() == 0
+              ? "-"
+              : absl::StrCat(bound, RenderBytes(link.bytes_per_second()), "/s"),
           link.rtt_us() == 0 ? "-" : absl::StrFormat("%.1f ms", link.rtt_us() / 1000.0),
           absl::StrCat(link.age_s(), " s ago")};
 }

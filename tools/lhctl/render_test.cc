@@ -26,7 +26,8 @@ const char kOverview[] = R"(
     ring { peer: "pa" host: "h1" endpoint: "10.0.0.1:29700" attached: true ops_open: 2
            ops_settled: 100 bytes_sent: 1536 bytes_received: 3221225472
            next { bytes_per_second: 13107200 rtt_us: 40250 age_s: 7 } }
-    ring { peer: "pb" host: "h2" endpoint: "10.0.0.2:29700" }
+    ring { peer: "pb" host: "h2" endpoint: "10.0.0.2:29700"
+           next { bytes_per_second: 1048576 age_s: 3 at_least: true } }
   }
   groups { run: "demo" group: 1 })";
 
@@ -89,11 +90,11 @@ TEST(Render, Ring) {
   *ring->mutable_peers() = overview.groups(0).ring();
   const std::string table =
       "GROUP   POSITION  PEER  HOST  ENDPOINT        STATE     OPS  SETTLED  SENT     RECEIVED  "
-      "TO NEXT     RTT      MEASURED\n"
+      "TO NEXT       RTT      MEASURED\n"
       "demo/0  0         pa    h1    10.0.0.1:29700  attached  2    100      1.5 KiB  3.0 GiB   "
-      "12.5 MiB/s  40.2 ms  7 s ago\n"
+      "12.5 MiB/s    40.2 ms  7 s ago\n"
       "demo/0  1         pb    h2    10.0.0.2:29700  away      0    0        0 B      0 B       "
-      "-           -        -\n";
+      ">= 1.0 MiB/s  -        3 s ago\n";
   EXPECT_EQ(RenderRing(rings), table);
   ring->set_ring_epoch(9);
   ring->set_ring_gain("slowest_mb_s=10.0 was=2.0");
