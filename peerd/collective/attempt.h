@@ -86,6 +86,8 @@ struct AttemptSpec {
   // Own input that is handed to the sink and not Sent, at most (but one segment always): segments
   // that others wait for then find a short queue while they are hot in cache. Long ways need more.
   uint64_t window_bytes = 8 << 20;
+  // A tensor up to this is taken to be in the processor's caches, with its scratch buffer.
+  uint64_t cached_bytes_max = 4 << 20;
 };
 
 class Attempt {
@@ -136,7 +138,8 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
 // a one-shot exchange, and the same each time. Positions that do not count send no input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
-// What an attempt takes of the pool, at most: for originals, and in the mesh for inputs of others.
+// What an attempt cannot do without of the pool, at most: for originals, and in the mesh for inputs
+// of others.
 constexpr uint64_t RingScratchBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }
 constexpr uint64_t MeshScratchBytesMax(uint64_t tensor_bytes, int size) {
   return 2 * tensor_bytes + 128 * (uint64_t{1} + size);

@@ -57,6 +57,7 @@ ModelOp::Options RandomOptions(Prng* prng, int size) {
   }
   options.grain_bytes = 64 * (1 + prng->Below(4));
   options.window_bytes = 64 << prng->Below(5);
+  options.cached = prng->Chance(0.5);
   options.seed = prng->Next();
   return options;
 }
@@ -206,6 +207,30 @@ TEST(RingTest, OutOfPlaceNeedsNoScratchAndInPlaceSaysWhenThereIsNone) {
             absl::StatusCode::kResourceExhausted);
 }
 
+TEST(RingTest, InPlaceDoesWithoutLandings) {
+  // Has room for the originals only.
+  struct Tight final : ScratchPool {
+    absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+      ++asked;
+      if (asked % 2 == 0) return absl::ResourceExhaustedError("none");
+      return pool->Take(bytes);
+    }
+    void Give(uint8_t* data) override { pool->Give(data); }
+    std::unique_ptr<ScratchPool> pool = MakeScratchPool(1 << 20);
+    int asked = 0;
+  } pool;
+  ModelOp::Options options;
+  options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 4096);
+  options.size = 3;
+  options.in_place = {{true}, {true}, {true}};
+  ModelOp op(options);
+  ModelNetwork network(&MakeRingAttempt, op.specs, &pool, 1);
+  ASSERT_TRUE(network.Run());
+  for (int i = 0; i < options.size; ++i) network.attempt(i).Commit();
+  EXPECT_EQ(op.ResultsDiffer(), "");
+  EXPECT_EQ(pool.asked, 6);
+}
+
 TEST_P(AlgorithmTest, OnePeerAloneIsCompleteAtOnceAndLeavesTheTargetUntilCommit) {
   const auto pool = MakeScratchPool(1 << 20);
   ModelOp::Options options;
@@ -323,6 +348,32 @@ TEST_F(RingPlaceTest, PassesLongerSegmentsOnInSegmentsOfItsOwnLength) {
   EXPECT_EQ(sink_.sent_[own + 1].offset, 64u);
   EXPECT_EQ(sink_.data_[own + 1], sink_.data_[own] + 64);
   attempt_->Stop();
+}
+
+TEST_F(RingPlaceTest, ReceivesPartialSumsWhereOthersWereReceivedJustBefore) {
+  const auto place = [this](uint64_t offset, uint32_t bytes) {
+    uint8_t* const at = attempt_->Place(0, {Phase::kReduce, offset, bytes}).value();
+    std::memset(at, 0, bytes);
+    return at;
+  };
+  uint8_t* const first = place(0, 64);
+  uint8_t* const second = place(64, 64);
+  EXPECT_NE(first, second);
+  attempt_->Abandoned(0, {Phase::kReduce, 0, 64});
+  EXPECT_EQ(place(0, 64), first);
+  attempt_->Received(0, {Phase::kReduce, 0, 64});
+  EXPECT_EQ(place(256, 64), first) << "its sum lies elsewhere by now";
+  attempt_->Received(0, {Phase::kReduce, 64, 64});
+  EXPECT_EQ(place(320, 64), second);
+}
+
+TEST_F(RingPlaceTest, ReceivesSegmentsLongerThanALandingInScratch) {
+  uint8_t* const longer = attempt_->Place(0, {Phase::kReduce, 0, 128}).value();
+  std::memset(longer, 0, 128);
+  uint8_t* const shorter = attempt_->Place(0, {Phase::kReduce, 256, 64}).value();
+  EXPECT_NE(shorter, longer + 256) << "not in scratch at its offset";
+  attempt_->Received(0, {Phase::kReduce, 0, 128});
+  EXPECT_EQ(std::memcmp(longer, op_->specs[1].sources[0], 128), 0) << "the sum of zeros and it";
 }
 
 TEST_F(RingPlaceTest, RefusesPartialSumsOfItsOwnChunk) {

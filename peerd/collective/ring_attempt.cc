@@ -20,10 +20,10 @@ namespace {
 //   hop size-2     receives it, last of all
 //
 // Partial sums are received into `partial_`: in the scratch buffer if there is one, otherwise where
-// the finished segment goes. They are added to there; in place, though, the sum and the original
-// change places, while both are in cache: the original is kept, and the sum is sent from where the
-// finished segment comes to. It has to be there until the next position has it for certain, as it
-// may have to be sent again.
+// the finished segment goes. They are added to there. In place, though, the sum takes the place of
+// the original, which goes to scratch, while both are in cache; there a partial sum is received
+// into a landing if one is free. The sum is sent from where the finished segment comes to: it has
+// to be there until the next position has it for certain, as it may have to be sent again.
 class RingAttempt final : public SegmentAttempt {
  public:
   static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, AttemptSink* sink,
@@ -58,6 +58,7 @@ class RingAttempt final : public SegmentAttempt {
       if (SendsReduce(Hop(chunk))) sends_open_ += plan_.GrainsOf(chunk).count;
       if (SendsGather(Hop(chunk))) sends_open_ += plan_.GrainsOf(chunk).count;
     }
+    MakeLandings();
     if (inputs_.empty() && fresh_ < fresh_end_) {
       const uint64_t longest = plan_.PieceOf(NextSegment(fresh_, fresh_end_)).bytes;
       identity_.resize(longest);
@@ -69,6 +70,8 @@ class RingAttempt final : public SegmentAttempt {
   int Hop(int chunk) const { return (spec_.position - chunk + spec_.size) % spec_.size; }
   int HopOf(const Plan::Grains& grains) const { return Hop(plan_.ChunkOf(grains.first)); }
   bool IsLast(int hop) const { return hop == spec_.size - 1; }
+  // A partial sum is not just passed on.
+  bool AddsTo(int hop) const { return IsLast(hop) || !inputs_.empty(); }
   bool SendsReduce(int hop) const { return !IsLast(hop); }
   bool SendsGather(int hop) const { return hop != spec_.size - 2; }
 
@@ -86,6 +89,9 @@ class RingAttempt final : public SegmentAttempt {
   }
 
   uint8_t* PlaceOf(int /*from*/, const Plan::Piece& piece) override {
+    if (in_place_ && AddsTo(Hop(plan_.ChunkOf(plan_.Find(piece)->first)))) {
+      if (uint8_t* const landing = TakeLanding(piece)) return landing;
+    }
     return partial_ + piece.offset;
   }
 
@@ -93,10 +99,12 @@ class RingAttempt final : public SegmentAttempt {
     if (phase == Phase::kGather) return PassResult(grains);
     const Plan::Piece piece = plan_.PieceOf(grains);
     const bool last = IsLast(HopOf(grains));
-    if (in_place_ && (last || !inputs_.empty())) {
-      Inputs inputs{partial_ + piece.offset};
+    if (in_place_ && AddsTo(HopOf(grains))) {
+      const uint8_t* const landing = LandingOf(piece);
+      Inputs inputs{landing != nullptr ? landing : partial_ + piece.offset};
       for (const uint8_t* input : inputs_) inputs.push_back(input + piece.offset);
       SumInPlace(grains, inputs, last);
+      GiveLanding(piece);
     } else {
       AddInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
       if (last) DivideSums(spec_, piece.bytes, result_ + piece.offset);

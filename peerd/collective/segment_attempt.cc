@@ -15,6 +15,11 @@ namespace {
 // More in one segment gain nothing; so many fit into a cookie.
 constexpr uint64_t kSegmentGrainsMax = 64;
 
+// As many segments as come at the same time on a short way, in no more than a processor's own cache
+// holds. On a long one, where a processor has time, most find none.
+constexpr uint64_t kLandings = 4;
+constexpr uint64_t kLandingBytesMax = 512 << 10;
+
 }  // namespace
 
 absl::StatusOr<SegmentAttempt::Memory> SegmentAttempt::TakeMemory(const AttemptSpec& spec,
@@ -52,6 +57,17 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, Scrat
       segment_grains_(
           std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
       reads_out_(plan_.grains()) {}
+
+void SegmentAttempt::MakeLandings() {
+  if (!in_place_ || spec_.desc.bytes() <= spec_.cached_bytes_max) return;
+  landing_bytes_ = std::min(Aligned(segment_grains_ * spec_.grain_bytes), kLandingBytesMax);
+  // Without room for it an op takes longer, no more.
+  landing_memory_ = pool_->Take(kLandings * landing_bytes_).value_or(nullptr);
+  if (landing_memory_ == nullptr) return;
+  for (uint64_t i = 0; i < kLandings; ++i) {
+    landings_.push_back({landing_memory_ + i * landing_bytes_, std::nullopt});
+  }
+}
 
 SegmentAttempt::~SegmentAttempt() {
   LH_CHECK(out_ == 0) << out_ << " segments are out";
@@ -102,6 +118,7 @@ void SegmentAttempt::Abandoned(int from, const Segment& segment) {
   const Plan::Grains grains = GrainsOf(segment);
   const bool reduce = segment.phase == Phase::kReduce;
   const uint16_t placed = reduce ? kReducePlaced : kGatherPlaced;
+  if (reduce) GiveLanding(plan_.PieceOf(grains));
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
     uint16_t& marks = MarksOf(grain, from);
     LH_CHECK((marks & placed) && !(marks & (reduce ? kReduceReceived : kGatherReceived)))
@@ -211,15 +228,44 @@ void SegmentAttempt::Overwrite(const Plan::Grains& grains) {
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) marks_[grain] |= kOverwritten;
 }
 
+uint8_t* SegmentAttempt::TakeLanding(const Plan::Piece& piece) {
+  if (piece.bytes > landing_bytes_) return nullptr;
+  for (Landing& landing : landings_) {
+    if (landing.offset) continue;
+    landing.offset = piece.offset;
+    return landing.data;
+  }
+  return nullptr;
+}
+
+uint8_t* SegmentAttempt::LandingOf(const Plan::Piece& piece) const {
+  for (const Landing& landing : landings_) {
+    if (landing.offset == piece.offset) return landing.data;
+  }
+  return nullptr;
+}
+
+void SegmentAttempt::GiveLanding(const Plan::Piece& piece) {
+  for (Landing& landing : landings_) {
+    if (landing.offset == piece.offset) landing.offset.reset();
+  }
+}
+
 void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const Inputs& inputs, bool finished) {
   const Plan::Piece piece = plan_.PieceOf(grains);
-  alignas(64) uint8_t block[8 << 10];
+  // Fits the first cache, with what is added up.
+  alignas(64) uint8_t block[16 << 10];
+  const bool landed = LandingOf(piece) != nullptr;
   for (uint64_t done = 0; done < piece.bytes; done += sizeof(block)) {
     const uint64_t n = std::min<uint64_t>(sizeof(block), piece.bytes - done);
     uint8_t* const own = result_ + piece.offset + done;
-    ReduceInputs(spec_.desc, inputs, done, n, block);
-    if (finished) DivideSums(spec_, n, block);
-    std::memcpy(scratch_ + piece.offset + done, own, n);
+    uint8_t* const kept = scratch_ + piece.offset + done;
+    uint8_t* const sum = landed ? own : block;
+    if (landed) CopyAside(kept, own, n);
+    ReduceInputs(spec_.desc, inputs, done, n, sum);
+    if (finished) DivideSums(spec_, n, sum);
+    if (landed) continue;
+    std::memcpy(kept, own, n);
     std::memcpy(own, block, n);
   }
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
@@ -244,6 +290,8 @@ void SegmentAttempt::MaybeComplete() {
 
 void SegmentAttempt::ReleaseScratch() {
   if (uint8_t* const scratch = std::exchange(scratch_, nullptr)) pool_->Give(scratch);
+  if (uint8_t* const landings = std::exchange(landing_memory_, nullptr)) pool_->Give(landings);
+  landings_.clear();
 }
 
 }  // namespace longhaul::peerd

@@ -9,6 +9,10 @@
 //   several members            a target that is no source, or scratch; Commit() copies it to the
 //                              other targets
 //
+// Where the original of a segment goes to scratch, and that is not in cache, what is to be added to
+// it is received elsewhere: to one of a few landings, which are in cache as they are used all the
+// time. So scratch is only written to, past the caches.
+//
 // Late references. Sent() does not say that a segment has arrived: it may have to be sent again
 // from the same place. When a finished segment arrives, though, whatever this position added to it
 // has been received by those who needed it: without it nobody could have finished. Only then the
@@ -19,6 +23,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -92,6 +97,14 @@ class SegmentAttempt : public Attempt {
   void Keep(const Plan::Grains& grains);
   // Their place is about to be written to.
   void Overwrite(const Plan::Grains& grains);
+  // If originals go to scratch that is not in cache.
+  void MakeLandings();
+  // For a segment; nullptr: there is no free one of that length.
+  uint8_t* TakeLanding(const Plan::Piece& piece);
+  // The one where that segment is, or nullptr.
+  uint8_t* LandingOf(const Plan::Piece& piece) const;
+  // It is free for another segment.
+  void GiveLanding(const Plan::Piece& piece);
   // In place: the sum of the inputs (of these grains, the originals may be one of them) takes the
   // place of the originals, and those their place in scratch, from which an input may be read.
   // `finished`: it is the result.
@@ -125,6 +138,13 @@ class SegmentAttempt : public Attempt {
   bool complete_ = false;
   bool stopped_ = false;
   bool committed_ = false;
+  struct Landing {
+    uint8_t* data = nullptr;
+    std::optional<uint64_t> offset;  // of the segment that has it
+  };
+  uint8_t* landing_memory_ = nullptr;  // of the pool
+  uint64_t landing_bytes_ = 0;
+  std::vector<Landing> landings_;
   // By grain: sends that are out and read from its place what is not the original.
   std::vector<uint16_t> reads_out_;
   uint64_t out_ = 0;  // sends that have begun and not returned

@@ -237,6 +237,7 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
     spec.segment_bytes =
         options.grain_bytes * static_cast<uint32_t>(1 + prng.Below(options.segment_grains));
     spec.window_bytes = options.window_bytes;
+    spec.cached_bytes_max = options.cached ? UINT64_MAX : 0;
     const int local = options.local_members.empty() ? 1 : options.local_members[position];
     bool any = false;
     for (int i = 0; i < local; ++i) {

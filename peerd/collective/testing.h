@@ -103,6 +103,7 @@ struct ModelOp {
     uint32_t grain_bytes = 64;
     uint32_t segment_grains = 4;
     uint64_t window_bytes = 128;
+    bool cached = false;    // tensors and scratch are taken to be in cache
     uint64_t misalign = 0;  // whole elements
     uint64_t seed = 1;
   };
