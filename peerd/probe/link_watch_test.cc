@@ -142,7 +142,7 @@ TEST(LinkWatch, ANewCoordinatorHearsAllOfIt) {
 
 TEST(LinkWatch, KeepsFewSamples) {
   LinkWatch watch(kSelf);
-  for (int i = 0; i < 1000; ++i) {
+  for (int64_t i = 0; i < 1000; ++i) {
     watch.Add(kOther, {(2000 - static_cast<uint64_t>(i)) * kMega, false, 1000},
               At(0) + Millis(15 * i));
   }
