@@ -87,7 +87,7 @@ struct AttemptSpec {
   // that others wait for then find a short queue while they are hot in cache. Long ways need more.
   uint64_t window_bytes = 8 << 20;
   // A tensor up to this is taken to be in the processor's caches, with its scratch buffer.
-  uint64_t cached_bytes_max = 4 << 20;
+  uint64_t cached_bytes_max = 2 << 20;
 };
 
 class Attempt {

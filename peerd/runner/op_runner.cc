@@ -161,12 +161,16 @@ void OpRunner::Start(const StartAttempt& action) {
   spec.position = op->PositionOf(options_.self);
   LH_CHECK(spec.position >= 0);
   bool long_way = false;
+  uint64_t window = 0;
   for (int to = 0; to < spec.size; ++to) {
     if (action.algorithm == Algorithm::kRing && to != (spec.position + 1) % spec.size) continue;
     const LinkUse use = transport_->BestUse(op->links_[to]);
-    spec.window_bytes = std::max(spec.window_bytes, use.window_bytes);
+    window = std::max(window, use.window_bytes);
     long_way = long_way || use.long_way;
   }
+  // In a mesh it is shared by all links.
+  if (action.algorithm == Algorithm::kMesh) window = std::max(window, spec.window_bytes);
+  if (window > 0) spec.window_bytes = window;
   spec.segment_bytes = SegmentBytes(action.desc.bytes() / spec.size, spec.grain_bytes, long_way);
   for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
   spec.ring_counts = action.ring_counts;

@@ -11,8 +11,12 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr size_t kHeldBytesMax = 1 << 20;
-// What one op has queued at least: all that its lanes may have in flight on a long way.
+// What one op has queued: all that its lanes may have in flight on a long way, or as long as it is
+// sent from its place. Where the kernel takes a copy, little: what is queued longer than it stays
+// in cache is read from memory again.
 constexpr uint64_t kWindowBytesPerLane = 1 << 20;
+constexpr uint64_t kWindowBytesMin = 8 << 20;
+constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
 // A lane that takes so many times as long as the others on average rests. Lanes of one path may
 // differ by a factor of three or four for a while, by chance.
 constexpr double kLagFactor = 6;
@@ -332,7 +336,10 @@ Tick Link::Nudge(Tick now) {
   return next;
 }
 
-LinkUse Link::BestUse() const { return {data_lanes_ * kWindowBytesPerLane, long_way_}; }
+LinkUse Link::BestUse() const {
+  if (!long_way_ && !options_.zero_copy) return {data_lanes_ * kCopiedBytesPerLane, false};
+  return {std::max(data_lanes_ * kWindowBytesPerLane, kWindowBytesMin), long_way_};
+}
 
 void Link::CountSent(uint64_t bytes, Tick now) {
   if (!lane_count_ || !lane_count_->Sent(bytes, now)) return;

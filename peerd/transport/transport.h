@@ -98,7 +98,8 @@ struct TransportOptions {
 
 // How an op had best use a link.
 struct LinkUse {
-  // Queued by it at least, so that no lane of the link waits.
+  // Of its own input it has so much queued, so that no lane of the link waits; more would only
+  // delay what it passes on for others. 0: there is no such link.
   uint64_t window_bytes = 0;
   // Its lanes are many and slow: the shorter segments are, the better they share them.
   bool long_way = false;
