@@ -25,7 +25,7 @@ class Rates:
     tcp_spliced: float  #: and the sender's copy is spared by a splice from shared memory
 
     def each(self) -> tuple[float, ...]:
-        return (self.copy, self.add, self.tcp, self.tcp_apart, self.tcp_spliced)
+        return dataclasses.astuple(self)[1:]
 
 
 def better(a: Rates, b: Rates) -> Rates:
@@ -38,17 +38,22 @@ def limit_seconds(world: int, nbytes: int, rates: Rates) -> float:
 
     Each rank brings wire_bytes() through the kernel and adds (N - 1) / N of the tensor; nothing waits for anything else.
     """
-    return world * wire_bytes(world, nbytes) / rates.tcp + (world - 1) * nbytes / rates.add
+    return _seconds(world, nbytes, rates.tcp, rates.add)
 
 
 def apart_seconds(world: int, nbytes: int, rates: Rates) -> float:
     """The same where each rank is a process of its own, as it is."""
-    return world * wire_bytes(world, nbytes) / rates.tcp_apart + (world - 1) * nbytes / rates.add
+    return _seconds(world, nbytes, rates.tcp_apart, rates.add)
 
 
 def floor_seconds(world: int, nbytes: int, rates: Rates) -> float:
     """The same where each byte on the wire is copied once, from memory to memory, and nothing else is done to it."""
-    return world * wire_bytes(world, nbytes) / rates.copy + (world - 1) * nbytes / rates.add
+    return _seconds(world, nbytes, rates.copy, rates.add)
+
+
+def _seconds(world: int, nbytes: int, wire: float, add: float) -> float:
+    """All ranks bring their bytes over the wire, and add them up."""
+    return world * wire_bytes(world, nbytes) / wire + (world - 1) * nbytes / add
 
 
 @dataclasses.dataclass

@@ -98,8 +98,8 @@ class MeshAttempt final : public SegmentAttempt {
     return nullptr;
   }
 
-  uint8_t* PlaceOf(int from, const Plan::Piece& piece) override {
-    return parts_[from] + (piece.offset - own_offset_);
+  uint8_t* PlaceOf(int from, const Plan::Grains& grains) override {
+    return parts_[from] + (plan_.PieceOf(grains).offset - own_offset_);
   }
 
   void OnReceived(int /*from*/, const Plan::Grains& grains, Phase phase) override {

@@ -88,8 +88,9 @@ class RingAttempt final : public SegmentAttempt {
     return nullptr;
   }
 
-  uint8_t* PlaceOf(int /*from*/, const Plan::Piece& piece) override {
-    if (in_place_ && AddsTo(Hop(plan_.ChunkOf(plan_.Find(piece)->first)))) {
+  uint8_t* PlaceOf(int /*from*/, const Plan::Grains& grains) override {
+    const Plan::Piece piece = plan_.PieceOf(grains);
+    if (in_place_ && AddsTo(HopOf(grains))) {
       if (uint8_t* const landing = TakeLanding(piece)) return landing;
     }
     return partial_ + piece.offset;

@@ -62,10 +62,9 @@ void SegmentAttempt::MakeLandings() {
   if (!in_place_ || spec_.desc.bytes() <= spec_.cached_bytes_max) return;
   landing_bytes_ = std::min(Aligned(segment_grains_ * spec_.grain_bytes), kLandingBytesMax);
   // Without room for it an op takes longer, no more.
-  landing_memory_ = pool_->Take(kLandings * landing_bytes_).value_or(nullptr);
-  if (landing_memory_ == nullptr) return;
-  for (uint64_t i = 0; i < kLandings; ++i) {
-    landings_.push_back({landing_memory_ + i * landing_bytes_, std::nullopt});
+  const absl::StatusOr<uint8_t*> memory = pool_->Take(kLandings * landing_bytes_);
+  for (uint64_t i = 0; memory.ok() && i < kLandings; ++i) {
+    landings_.push_back({*memory + i * landing_bytes_, std::nullopt});
   }
 }
 
@@ -103,7 +102,7 @@ absl::StatusOr<uint8_t*> SegmentAttempt::Place(int from, const Segment& segment)
     if (MarksOf(grain, from) & placed) return refuse("it came before");
   }
   for (uint64_t grain = found->first; grain < found->end(); ++grain) MarksOf(grain, from) |= placed;
-  if (reduce) return PlaceOf(from, piece);
+  if (reduce) return PlaceOf(from, *found);
   Overwrite(*found);
   return result_ + segment.offset;
 }
@@ -290,7 +289,7 @@ void SegmentAttempt::MaybeComplete() {
 
 void SegmentAttempt::ReleaseScratch() {
   if (uint8_t* const scratch = std::exchange(scratch_, nullptr)) pool_->Give(scratch);
-  if (uint8_t* const landings = std::exchange(landing_memory_, nullptr)) pool_->Give(landings);
+  if (!landings_.empty()) pool_->Give(landings_.front().data);
   landings_.clear();
 }
 

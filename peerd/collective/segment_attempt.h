@@ -84,7 +84,7 @@ class SegmentAttempt : public Attempt {
   // Why these cannot come from there now; nullptr: they can.
   virtual const char* Objection(int from, const Plan::Grains& grains, Phase phase) = 0;
   // Where the payload of phase reduce belongs.
-  virtual uint8_t* PlaceOf(int from, const Plan::Piece& piece) = 0;
+  virtual uint8_t* PlaceOf(int from, const Plan::Grains& grains) = 0;
   virtual void OnReceived(int from, const Plan::Grains& grains, Phase phase) = 0;
   virtual void OnSent(const Plan::Grains& grains, Phase phase) = 0;
 
@@ -123,6 +123,11 @@ class SegmentAttempt : public Attempt {
   uint64_t sends_open_ = 0;      // grains whose sends have not returned, begun or not
 
  private:
+  struct Landing {
+    uint8_t* data = nullptr;
+    std::optional<uint64_t> offset;  // of the segment that has it
+  };
+
   static void MarkAfter(uint64_t grain, uint16_t* marks, uint16_t before, uint16_t mark);
   Plan::Grains GrainsOf(const Segment& segment) const;
   // The number of a send: which grains, to whom, in which phase.
@@ -138,13 +143,8 @@ class SegmentAttempt : public Attempt {
   bool complete_ = false;
   bool stopped_ = false;
   bool committed_ = false;
-  struct Landing {
-    uint8_t* data = nullptr;
-    std::optional<uint64_t> offset;  // of the segment that has it
-  };
-  uint8_t* landing_memory_ = nullptr;  // of the pool
   uint64_t landing_bytes_ = 0;
-  std::vector<Landing> landings_;
+  std::vector<Landing> landings_;  // parts of one buffer of the pool, which begins with the first
   // By grain: sends that are out and read from its place what is not the original.
   std::vector<uint16_t> reads_out_;
   uint64_t out_ = 0;  // sends that have begun and not returned
