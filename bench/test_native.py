@@ -23,7 +23,7 @@ PATIENCE_S = 60
 FAKE = """
 #include "worker.h"
 
-typedef struct Fake { int calls; int tensors; } Fake;
+typedef struct Fake { int calls; int tensors; int settled; } Fake;
 
 static void right(void* system, const float* source, float* target, size_t count) {
   ++((Fake*)system)->calls;
@@ -46,18 +46,20 @@ static void give_back(void* system, float* tensor) {
   free(tensor);
 }
 
+static void settle(void* system) { ((Fake*)system)->settled = ((Fake*)system)->calls; }
+
 static const Variant kVariants[] = {
-    {"right", right, 0, NULL, NULL},
-    {"last-is-wrong", last_is_wrong, 0, NULL, NULL},
-    {"apart", right, 1, allocate, give_back},
-    {"leaves-the-target", leaves_the_target, 1, NULL, NULL},
+    {"right", right, 0, NULL, NULL, NULL},
+    {"last-is-wrong", last_is_wrong, 0, NULL, NULL, NULL},
+    {"apart", right, 1, allocate, give_back, settle},
+    {"leaves-the-target", leaves_the_target, 1, NULL, NULL, NULL},
 };
 
 int main(int argc, char** argv) {
-  Fake fake = {0, 0};
+  Fake fake = {0, 0, 0};
   (void)argc;
   worker_run(argv[1], 0, 3, kVariants, 4, &fake);
-  printf("%d calls, %d tensors\\n", fake.calls, fake.tensors);
+  printf("%d calls, %d tensors, settled after %d\\n", fake.calls, fake.tensors, fake.settled);
   return 0;
 }
 """
@@ -120,6 +122,12 @@ def fake(program: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Fake]:
                 connection.close()
 
 
+def test_a_system_settles_behind_the_last_op_of_an_order(fake: Fake) -> None:
+    fake.order("prepare apart 5")
+    fake.order("round apart 2 3")
+    assert fake.end()[:2] == (0, "6 calls, 0 tensors, settled after 6\n")
+
+
 def test_a_sum_is_right_or_wrong_in_every_element(fake: Fake) -> None:
     assert fake.order("prepare right 5") is True
     assert fake.order("prepare last-is-wrong 5") is False
@@ -135,7 +143,7 @@ def test_a_round_times_the_ops_behind_those_that_warm_up(fake: Fake) -> None:
     seconds = fake.order("round right 2 3")
     assert len(seconds) == 3
     assert all(0 <= one < PATIENCE_S for one in seconds)
-    assert fake.end()[:2] == (0, "6 calls, 0 tensors\n")  # one while it was prepared
+    assert fake.end()[:2] == (0, "6 calls, 0 tensors, settled after 0\n")  # one while it was prepared
 
 
 def test_variants_have_tensors_at_the_same_time(fake: Fake) -> None:
@@ -149,7 +157,7 @@ def test_all_memory_goes_back_the_way_it_came(fake: Fake) -> None:
     fake.order("prepare apart 5")
     fake.order("prepare apart 7")
     code, output, errors = fake.end()
-    assert (code, output, errors) == (0, "2 calls, 0 tensors\n", "")
+    assert (code, output, errors) == (0, "2 calls, 0 tensors, settled after 2\n", "")
 
 
 @pytest.mark.parametrize(

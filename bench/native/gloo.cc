@@ -24,7 +24,7 @@ void Reduce(void* system, const float* /*source*/, float* tensor, size_t count) 
   gloo::allreduce(options);
 }
 
-constexpr Variant kVariant = {"in-place", &Reduce, 0, nullptr, nullptr};
+constexpr Variant kVariant = {"in-place", &Reduce, 0, nullptr, nullptr, nullptr};
 
 int Run(char** argv) {
   const int rank = std::atoi(argv[2]);

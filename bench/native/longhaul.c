@@ -84,12 +84,12 @@ static void reduce_in_parts(void* system, const float* source, float* target, si
 }
 
 static const Variant kVariants[] = {
-    {"arena", reduce, 0, arena_allocate, arena_release},
-    {"out-of-place", reduce, 1, arena_allocate, arena_release},
-    {"plain", reduce, 0, NULL, NULL},
-    {"mesh", reduce_by_mesh, 0, arena_allocate, arena_release},
-    {"ring", reduce_by_ring, 0, arena_allocate, arena_release},
-    {"sixteen", reduce_in_parts, 0, arena_allocate, arena_release},
+    {"arena", reduce, 0, arena_allocate, arena_release, NULL},
+    {"out-of-place", reduce, 1, arena_allocate, arena_release, NULL},
+    {"plain", reduce, 0, NULL, NULL, NULL},
+    {"mesh", reduce_by_mesh, 0, arena_allocate, arena_release, NULL},
+    {"ring", reduce_by_ring, 0, arena_allocate, arena_release, NULL},
+    {"sixteen", reduce_in_parts, 0, arena_allocate, arena_release, NULL},
 };
 
 // ---------------------------------------------------------------------------- membership

