@@ -89,8 +89,12 @@ class Op {
 
   // False: no outcome within the time. Throws if the outcome is an error.
   bool Wait(int64_t timeout_ms = LH_FOREVER) {
-    const lh_status status = lh_op_wait(op_, timeout_ms);
-    if (status == LH_DEADLINE_EXCEEDED && !Finished()) return false;
+    lh_status status = lh_op_wait(op_, timeout_ms);
+    if (status == LH_DEADLINE_EXCEEDED) {
+      if (!Finished()) return false;
+      // The outcome, which may have come since.
+      status = lh_op_wait(op_, 0);
+    }
     internal::Check(status);
     return true;
   }
@@ -263,7 +267,8 @@ class Comm {
     internal::Check(lh_all_reduce_start(comm_, &options, &op_out));
     return Op(op_out);
   }
-  // In place.
+  // In place. If peerd itself dies (LH_UNAVAILABLE), data in a Buffer may be overwritten in part;
+  // after any other error it is as before. See lh_all_reduce_start().
   template <class T>
   lh_op_info_t AllReduce(T* data, size_t count, lh_reduce_op op = LH_SUM) {
     lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;

@@ -444,8 +444,7 @@ static void collect_locked(lh_op *op) {
 
 /* Calls the caller's function, without the mutex. */
 static void tell_progress_locked(lh_op *op) {
-  lh_progress progress = {sizeof progress, op->progress.sources, op->progress.bytes_done,
-                          op->progress.bytes_total, op->progress.bytes_per_second};
+  const lh_progress progress = lhi_progress_locked(op);
   op->progress_told = true;
   if (op->on_progress == NULL) return;
   pthread_mutex_unlock(&op->client->mutex);
@@ -837,16 +836,6 @@ static lh_status choose_paths(const lh_open_options *options, struct paths *path
   return LH_OK;
 }
 
-static lh_status check_name(const char *name) {
-  static const char kAllowed[] =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-  const size_t length = strlen(name);
-  if (length > 0 && length <= LH_MEMBER_NAME_BYTES_MAX && strspn(name, kAllowed) == length)
-    return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "lh_open: name has to be 1 to %d of [A-Za-z0-9._-]",
-                  LH_MEMBER_NAME_BYTES_MAX);
-}
-
 static bool may_appear(int error) {
   return error == ENOENT || error == ECONNREFUSED || error == EAGAIN || error == ENOTDIR;
 }
@@ -913,7 +902,7 @@ lh_status lh_open(const lh_open_options *options, lh_client **client_out) {
   if (status == LH_OK) status = choose_paths(&given, &paths);
   snprintf(default_name, sizeof default_name, "%ld", (long)getpid());
   name = given.name != NULL ? given.name : default_name;
-  if (status == LH_OK) status = check_name(name);
+  if (status == LH_OK) status = lhi_check_name("lh_open", "name", name);
   if (status != LH_OK) return status;
   deadline_ns = lhi_deadline_ns(given.timeout_ms);
   while ((status = open_once(&paths, name, deadline_ns, client_out, &again)) != LH_OK && again &&
@@ -922,6 +911,18 @@ lh_status lh_open(const lh_open_options *options, lh_client **client_out) {
     (void)nanosleep(&pause, NULL);
   }
   return status;
+}
+
+lh_status lh_client_check(lh_client *client) {
+  static const char kCall[] = "lh_client_check";
+  lh_status status;
+  if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: client is NULL", kCall);
+  status = lhi_process_check(client, kCall);
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  lhi_pump_locked(client); /* the end of the connection may lie there unread */
+  pthread_mutex_unlock(&client->mutex);
+  return lhi_client_check(client, kCall);
 }
 
 void lh_close(lh_client *client) {

@@ -49,11 +49,24 @@ lh_status lhi_free_check_locked(const lh_comm *comm, const char *call) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: this member waits at a step boundary already; wait for that first", call);
   }
-  if (comm->sync != NULL) {
+  if (comm->sync != NULL && comm->sync != comm->parked_take) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: this member is in a sync already; wait for that first", call);
   }
+  /* Its outcome says whose the tensors are. */
+  if (comm->parked_take != NULL) {
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "%s: this member takes its state; call lh_state_take() again first", call);
+  }
   return LH_OK;
+}
+
+void lhi_drop_take_locked(lh_comm *comm) {
+  lh_op *const take = comm->parked_take;
+  if (take == NULL || take->state != LHI_ENDED) return;
+  if (take->status != LH_DEADLINE_EXCEEDED && take->status != LH_ABORTED) return;
+  comm->parked_take = NULL;
+  lhi_op_release_locked(take);
 }
 
 lh_status lhi_member_check_locked(const lh_comm *comm, const char *call) {
@@ -75,18 +88,6 @@ lh_status lhi_check_comm(const lh_comm *comm, const char *call) {
 
 /* ------------------------------------------------------------------ join */
 
-static lh_status check_name(const char *call, const char *what, const char *name) {
-  static const char kAllowed[] =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-  size_t length;
-  if (name == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s is NULL", call, what);
-  length = strlen(name);
-  if (length > 0 && length <= LH_RUN_NAME_BYTES_MAX && strspn(name, kAllowed) == length)
-    return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s has to be 1 to %d of [A-Za-z0-9._-]", call, what,
-                  LH_RUN_NAME_BYTES_MAX);
-}
-
 static lh_status check_cohort(const char *call, const lh_join_options *given) {
   lh_status status;
   if (given->cohort == NULL || given->cohort[0] == '\0') {
@@ -94,7 +95,7 @@ static lh_status check_cohort(const char *call, const lh_join_options *given) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: cohort_size is %u and cohort has no name", call,
                     (unsigned)given->cohort_size);
   }
-  status = check_name(call, "cohort", given->cohort);
+  status = lhi_check_name(call, "cohort", given->cohort);
   if (status != LH_OK) return status;
   if (given->cohort_size > 0 && given->cohort_size <= LH_LOCAL_MEMBERS_MAX) return LH_OK;
   return lhi_fail(LH_INVALID_ARGUMENT,
@@ -110,10 +111,10 @@ static lh_status take_join_options(const char *call, const lh_join_options *opti
         lhi_take(call, "LH_JOIN_OPTIONS_INIT", options, LHI_JOIN_FIRST_BYTES, given, sizeof *given);
   }
   if (status == LH_OK) status = lhi_check_timeout(call, given->timeout_ms);
-  if (status == LH_OK) status = check_name(call, "run", given->run);
+  if (status == LH_OK) status = lhi_check_name(call, "run", given->run);
   if (status == LH_OK) status = check_cohort(call, given);
   if (status == LH_OK && given->name != NULL && given->name[0] != '\0') {
-    status = check_name(call, "name", given->name);
+    status = lhi_check_name(call, "name", given->name);
   }
   if (status == LH_OK && given->step_deadline_ms > LH_STEP_DEADLINE_MS_MAX) {
     status = lhi_fail(LH_INVALID_ARGUMENT, "%s: step_deadline_ms is %u; at most %u are possible",
@@ -319,6 +320,8 @@ void lh_comm_free(lh_comm *comm) {
   comm->parked_step = NULL;
   if (comm->parked_sync != NULL) lhi_op_release_locked(comm->parked_sync);
   comm->parked_sync = NULL;
+  if (comm->parked_take != NULL) lhi_op_release_locked(comm->parked_take);
+  comm->parked_take = NULL;
   if (!client->dead && comm->gone == LH_OK && !comm->left &&
       (!comm->leaving || comm->parked_leave != NULL)) {
     lh_op *const op = leave_locked(comm, &request, &send);
@@ -461,6 +464,7 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
   lh_status status = LH_OK;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
+  lhi_drop_take_locked(comm);
   if (comm->parked_step != NULL) {
     op = comm->parked_step;
     comm->parked_step = NULL;

@@ -124,6 +124,23 @@ lh_status lhi_check_timeout(const char *call, int64_t timeout_ms) {
                   call, (long long)timeout_ms);
 }
 
+typedef char lhi_names_are_of_one_length[LH_RUN_NAME_BYTES_MAX == LH_MEMBER_NAME_BYTES_MAX &&
+                                                 LH_RUN_NAME_BYTES_MAX == LH_COHORT_NAME_BYTES_MAX
+                                             ? 1
+                                             : -1];
+
+lh_status lhi_check_name(const char *call, const char *what, const char *name) {
+  static const char kAllowed[] =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+  size_t length;
+  if (name == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s is NULL", call, what);
+  length = strlen(name);
+  if (length > 0 && length <= LH_RUN_NAME_BYTES_MAX && strspn(name, kAllowed) == length)
+    return LH_OK;
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s has to be 1 to %d of [A-Za-z0-9._-]", call, what,
+                  LH_RUN_NAME_BYTES_MAX);
+}
+
 int64_t lhi_now_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -142,6 +142,7 @@ struct lh_comm {
   lh_op *parked_step;
   lh_op *parked_leave;
   lh_op *parked_sync;
+  lh_op *parked_take;
   lh_op *sync; /* open: a sync, or a step with one */
 };
 
@@ -183,6 +184,8 @@ lh_status lhi_take(const char *call, const char *init, const void *from, size_t 
 lh_status lhi_give(const char *call, const char *init, const void *from, size_t from_bytes,
                    size_t first_bytes, void *to);
 lh_status lhi_check_timeout(const char *call, int64_t timeout_ms);
+/* Of a run, a member, a cohort: `what` says which. */
+lh_status lhi_check_name(const char *call, const char *what, const char *name);
 int64_t lhi_now_ns(void);
 /* LHI_NEVER for LH_FOREVER. */
 int64_t lhi_deadline_ns(int64_t timeout_ms);
@@ -248,6 +251,8 @@ void lhi_state_forget_locked(lh_client *client, const lh_comm *comm);
 /* What is known of a sync that has ended; keeps info->struct_size. */
 void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info);
 void lhi_state_free_memory(lh_state *state);
+/* What was heard last of a sync that fetches. */
+lh_progress lhi_progress_locked(const lh_op *op);
 
 /* ---- comm.c */
 /* NULL and fork() checks of calls that take a communicator. */
@@ -262,8 +267,10 @@ lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeou
                      lh_sync_info_t *info);
 /* LH_OK: an admitted member that can be used. */
 lh_status lhi_member_check_locked(const lh_comm *comm, const char *call);
-/* LH_OK: it is neither at a step boundary nor in a sync. */
+/* LH_OK: it is neither at a step boundary nor in a sync, and takes no state. */
 lh_status lhi_free_check_locked(const lh_comm *comm, const char *call);
+/* Forgets a take that was answered late, by "not yet": that is what its caller was told. */
+void lhi_drop_take_locked(lh_comm *comm);
 void lhi_comm_unuse_locked(lh_comm *comm);
 void lhi_comm_free_memory(lh_comm *comm);
 

@@ -73,7 +73,9 @@ static lh_status locate_locked(lh_client *client, const char *what, const void *
   }
   /* Other memory is staged, and a staged block is aligned. */
   if ((uintptr_t)data % element != 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "lh_all_reduce_start: %s is not aligned to its elements",
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "lh_all_reduce_start: %s is not aligned to its elements, as tensors from "
+                    "lh_alloc() have to be; pass a copy of it",
                     what);
   }
   *region_out = region;

@@ -8,6 +8,8 @@
 
 #define LHI_SYNC_FIRST_BYTES (offsetof(lh_sync_options, progress_context) + sizeof(void *))
 #define LHI_SYNC_INFO_FIRST_BYTES (offsetof(lh_sync_info_t, passed) + sizeof(uint32_t))
+/* What peerd may take longer to answer than it was told to wait. */
+#define LHI_TAKE_GRACE_MS 1000
 #define LHI_TENSOR_FIRST_BYTES (offsetof(lh_tensor, flags) + sizeof(uint32_t))
 
 static const char kNew[] = "lh_state_new";
@@ -517,6 +519,15 @@ void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
   info->seconds = (double)op->reply.sync.seconds_ns * 1e-9;
 }
 
+lh_progress lhi_progress_locked(const lh_op *op) {
+  lh_progress progress = LH_PROGRESS_INIT;
+  progress.sources = op->progress.sources;
+  progress.bytes_done = op->progress.bytes_done;
+  progress.bytes_total = op->progress.bytes_total;
+  progress.bytes_per_second = op->progress.bytes_per_second;
+  return progress;
+}
+
 static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync_options *options,
                             lh_sync_options *given) {
   lh_status status = lhi_check_comm(comm, call);
@@ -605,6 +616,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
+  lhi_drop_take_locked(comm);
   if (*parked != NULL) {
     *op_out = *parked;
     *parked = NULL;
@@ -754,52 +766,79 @@ lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options, int6
   return sync_and_wait("lh_begin_step_sync", comm, options, timeout_ms, true, info);
 }
 
-lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_sync_info_t *info) {
-  static const char kCall[] = "lh_state_take";
+/* Begins to take the tensors back, or finds the op of a call that peerd did not answer in time. */
+static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, int64_t timeout_ms,
+                            lh_op **op_out) {
+  lh_client *const client = comm->client;
   struct lh_ipc_request request;
-  lh_sync_info_t own = LH_SYNC_INFO_INIT;
-  lh_client *client;
   lh_op *op = NULL;
   bool send = false;
+  lh_status status = LH_OK;
+  pthread_mutex_lock(&client->mutex);
+  lhi_pump_locked(client);
+  if (comm->parked_take != NULL && comm->parked_take->synced != NULL &&
+      comm->parked_take->synced != state) {
+    status = lhi_fail(LH_FAILED_PRECONDITION,
+                      "%s: this member takes another state; wait for that first", call);
+  } else if (comm->parked_take != NULL) {
+    op = comm->parked_take;
+    comm->parked_take = NULL;
+  } else {
+    status = lhi_member_check_locked(comm, call);
+    if (status == LH_OK) status = lhi_free_check_locked(comm, call);
+    if (status == LH_OK && state->holder != comm) {
+      status = lhi_fail(LH_FAILED_PRECONDITION,
+                        "%s: nothing is fetched into this state in the background", call);
+    }
+    if (status == LH_OK) {
+      op = lhi_op_make(client, LHI_TAKE, comm);
+      if (op == NULL) status = LH_UNAVAILABLE;
+    }
+    if (op != NULL) {
+      send = open_locked(op, comm, state);
+      request = lhi_request(LH_IPC_TAKE, op);
+      request.member = comm->handle;
+      request.u.take.timeout_ms = (uint32_t)timeout_ms;
+    }
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &request, -1);
+  *op_out = op;
+  return status;
+}
+
+lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_sync_info_t *info) {
+  static const char kCall[] = "lh_state_take";
+  lh_sync_info_t own = LH_SYNC_INFO_INIT;
+  lh_op *op = NULL;
   lh_status status = lhi_check_comm(comm, kCall);
   if (status == LH_OK) status = check_state(state, 0, kCall);
   if (status == LH_OK) status = lhi_check_timeout(kCall, timeout_ms);
   if (status == LH_OK) status = check_info(kCall, info, &own);
   if (status != LH_OK) return status;
-  client = comm->client;
   if (timeout_ms < 0 || timeout_ms > LH_STEP_DEADLINE_MS_MAX) timeout_ms = LH_STEP_DEADLINE_MS_MAX;
-  pthread_mutex_lock(&client->mutex);
-  lhi_pump_locked(client);
-  status = lhi_member_check_locked(comm, kCall);
-  if (status == LH_OK) status = lhi_free_check_locked(comm, kCall);
-  if (status == LH_OK && state->holder != comm) {
-    status = lhi_fail(LH_FAILED_PRECONDITION,
-                      "%s: nothing is fetched into this state in the background", kCall);
-  }
-  if (status == LH_OK) {
-    op = lhi_op_make(client, LHI_TAKE, comm);
-    if (op == NULL) status = LH_UNAVAILABLE;
-  }
-  if (op != NULL) {
-    send = open_locked(op, comm, state);
-    request = lhi_request(LH_IPC_TAKE, op);
-    request.member = comm->handle;
-    request.u.take.timeout_ms = (uint32_t)timeout_ms;
-  }
-  pthread_mutex_unlock(&client->mutex);
-  if (send) lhi_send(client, &request, -1);
+  status = take_start(kCall, comm, state, timeout_ms, &op);
   if (status != LH_OK) return status;
-  /* Peerd keeps the time, so that nobody has to ask whose the tensors are afterwards. */
-  pthread_mutex_lock(&client->mutex);
-  (void)lhi_wait_locked(op, LHI_NEVER);
-  lhi_sync_info_locked(op, &own);
-  status = lhi_outcome_locked(op);
-  lhi_op_release_locked(op);
-  pthread_mutex_unlock(&client->mutex);
+  /* Peerd keeps the time: its answer says whose the tensors are. One that does not answer, stopped
+   * for instance, is not waited for much longer. */
+  status = lhi_finish(kCall, op, &comm->parked_take, timeout_ms + LHI_TAKE_GRACE_MS, &own);
   if (info != NULL) {
     (void)lhi_give(kCall, "LH_SYNC_INFO_INIT", &own, sizeof own, LHI_SYNC_INFO_FIRST_BYTES, info);
   }
   return status;
+}
+
+lh_status lh_sync_progress(lh_comm *comm, lh_progress *progress) {
+  static const char kCall[] = "lh_sync_progress";
+  lh_progress own = LH_PROGRESS_INIT;
+  lh_status status = lhi_check_comm(comm, kCall);
+  if (status != LH_OK) return status;
+  if (progress == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: progress is NULL", kCall);
+  pthread_mutex_lock(&comm->client->mutex);
+  lhi_pump_locked(comm->client);
+  if (comm->sync != NULL) own = lhi_progress_locked(comm->sync);
+  pthread_mutex_unlock(&comm->client->mutex);
+  return lhi_give(kCall, "LH_PROGRESS_INIT", &own, sizeof own, sizeof own, progress);
 }
 
 static lh_status sync_start(const char *call, lh_comm *comm, const lh_sync_options *options,

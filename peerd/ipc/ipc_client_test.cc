@@ -723,6 +723,7 @@ TEST_F(IpcClientTest, NullIsRefusedEverywhere) {
   EXPECT_EQ(lh_alloc(client_, 8, nullptr), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_alloc(client_, 0, &data), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_alloc(client_, SIZE_MAX, &data), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_client_check(nullptr), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_free(nullptr, &data), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_free(client_, &data), LH_INVALID_ARGUMENT);
   EXPECT_EQ(lh_free(client_, nullptr), LH_OK);
@@ -845,6 +846,14 @@ TEST_F(IpcClientTest, AnOrderlyShutdownOfPeerdSaysSo) {
   EXPECT_TRUE(Says("peerd has shut down")) << lh_last_error();
 }
 
+TEST_F(IpcClientTest, AClientTellsWhetherItsConnectionStandsWithoutBeingUsed) {
+  StartJoined();
+  EXPECT_EQ(lh_client_check(client_), LH_OK) << lh_last_error();
+  harness_->Stop();
+  EXPECT_EQ(lh_client_check(client_), LH_UNAVAILABLE);
+  EXPECT_TRUE(Says("peerd closed the connection")) << lh_last_error();
+}
+
 TEST_F(IpcClientTest, ClosingWithoutLeavingIsADeath) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
@@ -880,6 +889,7 @@ TEST_F(IpcClientTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
                          lh_alloc(client_, 8, &memory) == LH_FAILED_PRECONDITION &&
                          lh_free(client_, data) == LH_FAILED_PRECONDITION &&
                          lh_join(client_, nullptr, &comm) == LH_FAILED_PRECONDITION &&
+                         lh_client_check(client_) == LH_FAILED_PRECONDITION &&
                          lh_world(comm_, &world) == LH_FAILED_PRECONDITION && Says("forked");
     lh_comm_free(comm_);
     lh_close(client_);
@@ -934,6 +944,28 @@ TEST_F(IpcClientTest, TheCppHeaderCleansUpAfterItself) {
            handler.events.back() == "leave 1";
   }));
   EXPECT_THROW(longhaul::Client("/tmp/no-such-directory/x", "", 0), longhaul::Error);
+}
+
+// The outcome comes at any moment of a loop that polls, between the look at the socket and the look
+// at the op too.
+TEST_F(IpcClientTest, ACppWaitThatTimesOutAsTheOutcomeComesIsNoError) {
+  Start();
+  Hold(&ScriptedHandler::hold_posts);
+  longhaul::Client client(harness_->path(), "cpp");
+  longhaul::Comm comm = client.Join("run", 1);
+  comm.BeginStep();
+  std::vector<float> x(1, 1.0f);
+  for (int i = 0; i < 300; ++i) {
+    longhaul::Op op = comm.AllReduceStart(x.data(), x.data(), x.size());
+    ASSERT_TRUE(UntilPosts(1));
+    std::thread peer(
+        [&] { harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); }); });
+    EXPECT_NO_THROW({
+      while (!op.Wait(0)) {
+      }
+    });
+    peer.join();
+  }
 }
 
 // ------------------------------------------------------------------------------ states
@@ -1109,6 +1141,73 @@ TEST_F(IpcClientStateTest, InTheBackgroundNobodyTouchesTheTensorsUntilTheyAreTak
     handler.syncs.clear();
     handler.sync_info.background = false;
   });
+}
+
+TEST_F(IpcClientStateTest, ATakeThatPeerdDoesNotAnswerEndsAndIsWaitedForByTheNext) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  std::shared_ptr<LocalState> state;
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    state = handler.syncs.back().state;
+    handler.syncs.clear();
+    handler.sync_info.background = false;
+    memset(state->places[1], 77, kSize);
+    state->changed[4 + 1] = 1;
+  });
+  lh_sync_info_t info = LH_SYNC_INFO_INIT;
+  EXPECT_EQ(lh_state_take(comm_, state_, 5, &info), LH_DEADLINE_EXCEEDED);
+  EXPECT_EQ(info.background, 0u) << "nothing was said";
+  // Nobody knows whose the tensors are.
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("lh_state_take")) << lh_last_error();
+  EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("lh_state_take")) << lh_last_error();
+  EXPECT_EQ(lh_state_free(state_), LH_FAILED_PRECONDITION);
+  harness_->Run([](ScriptedHandler&, IpcServer& server) {
+    StateSyncInfo taken;
+    taken.revision = 9;
+    taken.bytes = kMiB;
+    server.TakeDone(LocalId(1), {}, taken);
+  });
+  EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION) << "also once the answer is here";
+  EXPECT_EQ(copied_[kMiB], 2);
+  EXPECT_EQ(lh_state_take(comm_, state_, 5, &info), LH_OK) << lh_last_error();
+  EXPECT_EQ(info.revision, 9u);
+  EXPECT_EQ(copied_[kMiB], 77);
+  EXPECT_EQ(harness_->Events().back(), "take 1 5") << "asked once";
+  state = nullptr;
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
+}
+
+TEST_F(IpcClientStateTest, ATakeThatIsAnsweredLateByNotYetIsForgotten) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_state_take(comm_, state_, 0, nullptr), LH_DEADLINE_EXCEEDED);
+  harness_->Run([](ScriptedHandler&, IpcServer& server) {
+    StateSyncInfo held;
+    held.background = true;
+    server.TakeDone(LocalId(1), {Code::kDeadlineExceeded, "not yet"}, held);
+  });
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = false; });
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
+}
+
+TEST_F(IpcClientStateTest, ATakeThatNobodyWaitsForGoesWithItsCommunicator) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_state_take(comm_, state_, 0, nullptr), LH_DEADLINE_EXCEEDED);
+  lh_comm_free(comm_);
+  comm_ = nullptr;
+  EXPECT_TRUE(harness_->Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.events.back() == "leave 1"; }));
+  while (lh_state_free(state_) == LH_FAILED_PRECONDITION) std::this_thread::yield();
+  state_ = nullptr;
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
 }
 
 TEST_F(IpcClientStateTest, WhatCameFromOthersIsCopiedBack) {
@@ -1461,6 +1560,32 @@ TEST_F(IpcClientStateTest, ProgressIsToldByTheThreadThatWaits) {
   });
   EXPECT_EQ(lh_sync_state(comm_, &options, kPatienceMs, nullptr), LH_OK) << lh_last_error();
   peer.join();
+}
+
+TEST_F(IpcClientStateTest, ProgressMayBeAskedForBetweenCalls) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  const lh_sync_options options = Options();
+  lh_progress progress = LH_PROGRESS_INIT;
+  EXPECT_EQ(lh_sync_progress(comm_, nullptr), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_sync_progress(nullptr, &progress), LH_INVALID_ARGUMENT);
+  EXPECT_EQ(lh_sync_state(comm_, &options, 0, nullptr), LH_DEADLINE_EXCEEDED);
+  EXPECT_EQ(lh_sync_progress(comm_, &progress), LH_OK) << lh_last_error();
+  EXPECT_EQ(progress.bytes_total, 0u) << "nothing is fetched yet";
+  ASSERT_TRUE(UntilSyncs(1));
+  harness_->Run([](ScriptedHandler&, IpcServer& server) {
+    server.SyncProgress(LocalId(1), {30, 100, 7, 2});
+  });
+  while (progress.bytes_total == 0) ASSERT_EQ(lh_sync_progress(comm_, &progress), LH_OK);
+  EXPECT_EQ(progress.bytes_done, 30u);
+  EXPECT_EQ(progress.bytes_total, 100u);
+  EXPECT_EQ(progress.bytes_per_second, 7u);
+  EXPECT_EQ(progress.sources, 2u);
+  EXPECT_EQ(progress.struct_size, sizeof progress);
+  Fetch();
+  EXPECT_EQ(lh_sync_state(comm_, &options, kPatienceMs, nullptr), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_sync_progress(comm_, &progress), LH_OK);
+  EXPECT_EQ(progress.bytes_total, 0u) << "no sync goes on";
 }
 
 TEST_F(IpcClientStateTest, BuffersOfAStateAreNotFreed) {

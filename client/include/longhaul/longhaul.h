@@ -126,6 +126,10 @@ LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out)
 /* Ends the connection; members of this client that have not left count as dead. Operations, buffers
  * and communicators of the client are freed with it. Not while another thread uses any of them. */
 LH_API void lh_close(lh_client *client);
+/* Whether the connection stands, as far as can be told without waiting. LH_UNAVAILABLE: peerd has
+ * stopped or died; what belongs to this client is of no use any more but to be read: open another
+ * one. */
+LH_API lh_status lh_client_check(lh_client *client);
 
 /* Memory shared with peerd, 64-byte aligned, zero-filled at first use: tensors here travel without
  * a copy. LH_UNAVAILABLE: the arena limit of peerd or the memory of the host is used up. */
@@ -247,8 +251,13 @@ typedef struct lh_all_reduce_options {
  * the epoch that stays one ends with the same bytes in target. LH_ABORTED - source is unchanged.
  * LH_TOO_FEW_MEMBERS - fewer than min_world, at all of them, and source is unchanged.
  * LH_INVALID_ARGUMENT - the members' count, dtype, op, on_fault, min_world or algorithm differ, at
- * all of them. LH_UNAVAILABLE - the connection to peerd was lost: the others may have the result
- * all the same. Returns: LH_OK and a new op in *op_out, or an error and *op_out is NULL. */
+ * all of them. LH_EVICTED - this member was removed, and source is unchanged. LH_UNAVAILABLE -
+ * peerd stopped or died: the others may have the result all the same. Source is unchanged where it
+ * is apart from target or not from lh_alloc(); in place in memory from lh_alloc() it may be
+ * overwritten in part, since the original lay in the memory of peerd. Take what it was computed
+ * from out of the shared state (of the others, or a checkpoint) and compute it again; who needs it
+ * to outlive peerd gives a target of its own. Returns: LH_OK and a new op in *op_out, or an error
+ * and *op_out is NULL. */
 LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
                                      lh_op **op_out);
 
@@ -319,6 +328,8 @@ typedef struct lh_progress {
   uint64_t bytes_total;
   uint64_t bytes_per_second;
 } lh_progress;
+#define LH_PROGRESS_INIT \
+  { sizeof(lh_progress), 0, 0, 0, 0 }
 
 typedef struct lh_sync_options {
   uint32_t struct_size;
@@ -369,6 +380,9 @@ typedef struct lh_sync_info_t {
 LH_API lh_status lh_sync_state(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
                                lh_sync_info_t *info);
 LH_API lh_status lh_sync_state_start(lh_comm *comm, const lh_sync_options *options, lh_op **op_out);
+/* How far the sync of this member that goes on is with fetching, as last heard; all 0: nothing is
+ * fetched. For callers that do not want to be called (lh_sync_options.progress). */
+LH_API lh_status lh_sync_progress(lh_comm *comm, lh_progress *progress);
 /* lh_begin_step() and lh_sync_state() in one, at the price of one. The boundary may be passed and
  * the sync have failed: info->passed tells; after LH_ABORTED go on with lh_sync_state() then. */
 LH_API lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options,
@@ -382,7 +396,12 @@ LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *
  * fetch. `info` may be NULL; `revision` says what they hold. LH_DEADLINE_EXCEEDED: not all is here
  * yet; they are fetched into. LH_ABORTED: so they are, but with the next step only: those who had
  * it have changed it meanwhile, which nobody does whose peerd has --keep-state.
- * LH_FAILED_PRECONDITION: nothing is fetched for this member. */
+ * LH_FAILED_PRECONDITION: nothing is fetched for this member.
+ * A peerd that does not answer is waited for a second longer than timeout_ms: LH_DEADLINE_EXCEEDED
+ * with *info all 0, and the next call waits for the same answer. Until it is here nobody knows
+ * whose the tensors are, and the member can begin neither a step nor a sync
+ * (LH_FAILED_PRECONDITION); once it is, neither before this was called again, unless the answer is
+ * one of those two. */
 LH_API lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms,
                                lh_sync_info_t *info);
 /* Of a sync, by itself or at a boundary. LH_FAILED_PRECONDITION before there is an outcome. */
