@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 from typing import Any
@@ -11,15 +10,17 @@ from . import _native
 from ._errors import InvalidArgument
 
 
-@dataclasses.dataclass(slots=True)
 class Elements:
     """Contiguous elements in host memory. Valid while `owner` lives."""
 
-    address: int
-    count: int
-    dtype: str  # a key of DTYPES
-    shape: tuple[int, ...]
-    owner: Any
+    __slots__ = ("address", "count", "dtype", "owner", "shape")
+
+    def __init__(self, address: int, count: int, dtype: str, shape: tuple[int, ...], owner: Any) -> None:
+        self.address = address
+        self.count = count
+        self.dtype = dtype  # a key of DTYPES
+        self.shape = shape
+        self.owner = owner
 
 
 @functools.lru_cache(maxsize=64)
@@ -36,7 +37,8 @@ def _elements_of_array(array: Any, name: str, written: bool) -> Elements:
             f"{name} has dtype {array.dtype}, which cannot be reduced; convert it to one of {', '.join(_native.DTYPES)}"
         )
     flags = array.flags
-    if not flags.c_contiguous or not flags.aligned:
+    # Of any alignment: what is not in the arena is copied there.
+    if not flags.c_contiguous:
         raise InvalidArgument(
             f"{name} (shape {array.shape}, strides {array.strides}) is not contiguous; pass numpy.ascontiguousarray() of it"
         )

@@ -92,6 +92,20 @@ def test_a_view_of_a_larger_array_is_reduced_alone(pair: Members) -> None:
         assert whole.sum(1).tolist() == [100, 200, 200, 100]
 
 
+def test_tensors_are_of_any_alignment_outside_the_arena(pair: Members) -> None:
+    def reduce(comm: lh.Comm) -> None:
+        tensor = np.frombuffer(bytearray(4001), np.float32, 1000, offset=1)
+        assert not tensor.flags.aligned
+        tensor[:] = comm.rank + 1
+        assert comm.all_reduce(tensor, timeout=30).staged
+        assert (tensor == 3).all()
+        within = np.frombuffer(comm.empty(4001, "uint8"), np.float32, 1000, offset=1)
+        with pytest.raises(lh.InvalidArgument, match="not aligned.*pass a copy"):
+            comm.all_reduce(within)
+
+    pair.all(reduce)
+
+
 def test_tags_may_be_started_in_any_order(three: Members) -> None:
     def reduce(comm: lh.Comm) -> list[float]:
         tensors = [comm.empty(10_000) for _ in range(12)]
