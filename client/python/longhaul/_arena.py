@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import functools
 import math
 import operator
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from . import _native
@@ -17,8 +19,6 @@ from ._errors import InvalidArgument, check, error
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from ._comm import Op
 
 PathLike = Union[str, "os.PathLike[str]"]
 Shape = Union[int, Sequence[int]]
@@ -31,82 +31,132 @@ class Client:
         lib = _native.library()
         options = _native.OpenOptions()
         options.socket_path = None if path is None else os.fsencode(path)
-        handle = ctypes.c_void_p()
+        self.path = path
+        self.handle = ctypes.c_void_p()
+        # What could not be let go yet: tensors of abandoned ops, which still own them; states in a sync; memory that
+        # a state or an op names. Each tries, and says whether it is gone now.
+        self.leftovers: collections.deque[Callable[[], bool]] = collections.deque()
+        # Not at exit: the end of the process closes the connection, and threads may still use it.
+        weakref.finalize(self, lib.lh_close, self.handle).atexit = False
         slice_ms = round(1000 * _native.SLICE_S)
         while True:
             left = deadline.left()
             options.timeout_ms = slice_ms if left is None else min(slice_ms, round(1000 * left))
-            status = lib.lh_open(ctypes.byref(options), ctypes.byref(handle))
+            status = lib.lh_open(ctypes.byref(options), ctypes.byref(self.handle))
             if status == _native.OK:
                 break
             if status not in (_native.UNAVAILABLE, _native.DEADLINE_EXCEEDED) or deadline.passed():
                 raise error(status, "connecting to peerd")
             # A peerd that answers slowly gets longer at each try.
             slice_ms = min(2 * slice_ms, 1000)
-        self.path = path
-        self.handle = handle
-        # Ops that nobody waits for any more. They still own their tensors.
-        self.abandoned: list[Op] = []
-        # Memory that is garbage and that a state still names, until that is freed.
-        self.refused: list[ctypes.c_void_p] = []
-        # Not at exit: the end of the process closes the connection, and threads may still use it.
-        weakref.finalize(self, lib.lh_close, handle).atexit = False
+
+    def alive(self) -> bool:
+        """Whether the connection stands, as far as can be told without waiting."""
+        status: int = _native.library().lh_client_check(self.handle)
+        return status == _native.OK
 
     def alloc(self, size: int) -> ctypes.Array[ctypes.c_char]:
         """`size` bytes (1 or more) of arena, 64-byte aligned; freed when the last view of them dies."""
-        lib = _native.library()
         self.sweep()
         data = ctypes.c_void_p()
-        check(lib.lh_alloc(self.handle, size, ctypes.byref(data)), f"allocating {size} bytes shared with peerd")
-        assert data.value is not None
-        memory = (ctypes.c_char * size).from_address(data.value)
-        weakref.finalize(memory, _free, self, data).atexit = False
+        try:
+            status = _native.library().lh_alloc(self.handle, size, ctypes.byref(data))
+            check(status, f"allocating {size} bytes shared with peerd")
+            assert data.value is not None
+            memory = (ctypes.c_char * size).from_address(data.value)
+            weakref.finalize(memory, _free, self, data).atexit = False
+        except BaseException:
+            _free(self, data)
+            raise
         return memory
 
-    def sweep(self) -> None:
-        """Lets go of the tensors of abandoned ops that have ended."""
-        if self.abandoned:
-            self.abandoned[:] = [op for op in self.abandoned if not op.poll()]
+    def let_go(self, attempt: Callable[[], bool]) -> None:
+        """Tries now, and at each sweep until it says that it is done."""
+        if not attempt():
+            self.leftovers.append(attempt)
 
-    def free_refused(self) -> None:
-        """Frees what a state used that is gone now."""
-        refused, self.refused = self.refused, []
-        for data in refused:
-            _free(self, data)
+    def sweep(self) -> None:
+        """Lets go of what could not be let go before.
+
+        Finalizers come here, too, in any thread and between any two instructions of another sweep. So there is no
+        lock, which the interrupted one might hold: whoever has taken one out has it alone.
+        """
+        again = bool(self.leftovers)
+        while again:
+            again = False  # memory may be free once what used it is gone
+            for _ in range(len(self.leftovers)):
+                try:
+                    attempt = self.leftovers.popleft()
+                except IndexError:
+                    break
+                if attempt():
+                    again = True
+                else:
+                    self.leftovers.append(attempt)
 
 
 def _free(client: Client, data: ctypes.c_void_p) -> None:
+    """Once, however often it is called."""
+    block = ctypes.c_void_p(data.value)
+    data.value = None
     # A state and its tensors may be garbage together, and be collected in any order.
-    if _native.library().lh_free(client.handle, data) == _native.FAILED_PRECONDITION:
-        client.refused.append(data)
+    client.let_go(functools.partial(_is_freed, client.handle, block))
 
 
-_lock = threading.Lock()
+def _is_freed(handle: ctypes.c_void_p, block: ctypes.c_void_p) -> bool:
+    status: int = _native.library().lh_free(handle, block)
+    return status != _native.FAILED_PRECONDITION
+
+
+# Of the tables below; never held while anything is waited for. Reentrant, since a finalizer may come here.
+_lock = threading.RLock()
 _clients: weakref.WeakValueDictionary[str | None, Client] = weakref.WeakValueDictionary()
 _latest: weakref.ref[Client] | None = None
 
 
-def client_of(peerd: PathLike | None, deadline: _native.Deadline, fresh: bool = False) -> tuple[Client, bool]:
+def _forget() -> None:
+    """In a child of fork(): the connections are its parent's, and a thread of that may have held the lock."""
+    global _lock, _clients, _latest
+    _lock = threading.RLock()
+    _clients = weakref.WeakValueDictionary()
+    _latest = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def client_of(peerd: PathLike | None, deadline: _native.Deadline) -> tuple[Client, bool]:
     """The process's connection to this peerd, and whether it was made just now.
 
-    fresh: one that is older does not count; it has turned out to be dead.
+    One that is dead is replaced: its peerd may have been started anew.
     """
     global _latest
     path = (os.environ.get("LONGHAUL_SOCKET") or None) if peerd is None else os.fspath(peerd)
     # One connection, whichever way the socket is named: memory of another one would be copied.
     key = None if path is None else os.path.abspath(path)
-    with _lock:
-        known = None if fresh else _clients.get(key)
-        client = known or Client(path, deadline)
-        _clients[key] = client
-        _latest = weakref.ref(client)
-        return client, known is None
+    made: Client | None = None
+    while True:
+        with _lock:
+            client = _clients.get(key)
+            if client is None or not client.alive():
+                client = made
+            if client is not None:
+                # If two threads have connected at once, both use what the first one made.
+                _clients[key] = client
+                _latest = weakref.ref(client)
+                return client, client is made
+        # Each waits for its own peerd, for its own time.
+        made = Client(path, deadline)
 
 
 def arena_of(peerd: PathLike | None) -> Client:
     """The connection to this peerd; for None the one used last, else the default path."""
     latest = None if peerd is not None or _latest is None else _latest()
-    return latest or client_of(peerd, _native.Deadline(10))[0]
+    if latest is not None:
+        if latest.alive():
+            return latest
+        peerd = latest.path
+    return client_of(peerd, _native.Deadline(10))[0]
 
 
 def shape_of(shape: Shape) -> tuple[int, ...]:

@@ -103,15 +103,19 @@ class _OpenSync:
 
 
 class Op:
-    """An op in the library, with the tensors it owns until its outcome."""
+    """An op in the library, with the tensors it owns until its outcome.
 
-    def __init__(self, comm: Comm, handle: ctypes.c_void_p, what: str, tensors: tuple[Any, ...]) -> None:
-        self.comm = comm
-        self.handle = handle
-        self.what = what
-        self.tensors: tuple[Any, ...] | None = tensors
+    Made before the call that starts it: see _native.wait(). One that came to nothing is used for the next.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self.handle = ctypes.c_void_p()
+        self.what = "all_reduce"
+        # Neither while it waits for its use.
+        self.comm: Comm | None = None
+        self.tensors: tuple[Any, ...] | None = None
         self.outcome: OpInfo | Error | None = None
-        weakref.finalize(self, _free_op, comm._client, handle).atexit = False
+        weakref.finalize(self, _free_op, comm._client, self.handle).atexit = False
 
     def poll(self) -> bool:
         """Whether there is an outcome."""
@@ -161,8 +165,9 @@ def _free_comm(client: Client, handle: ctypes.c_void_p) -> None:
 
 
 def _abandon(op: Op) -> None:
-    if op.outcome is None:
-        op.comm._client.abandoned.append(op)
+    """Nobody waits for it: if it was started it goes on, and keeps its tensors."""
+    if op.outcome is None and op.handle.value is not None and op.comm is not None:
+        op.comm._client.let_go(op.poll)
 
 
 class Work:
@@ -180,8 +185,9 @@ class Work:
 
         timeout: seconds; None waits for ever (Ctrl-C ends the wait, not the op).
         Raises DeadlineExceeded if there is none yet: the op goes on, wait again. Raises Aborted,
-        InvalidArgument, Evicted, Unavailable if that is the outcome: the tensors are as before.
-        Once there is an outcome every further call gives it again.
+        TooFewMembers, InvalidArgument or Evicted if that is the outcome: the tensors are as before.
+        Raises Unavailable if peerd itself stopped or died: see `Comm.all_reduce` for what a tensor
+        from `longhaul.empty` holds then. Once there is an outcome every further call gives it again.
         """
         if not self._op.wait(_native.Deadline(timeout)):
             late = DeadlineExceeded(
@@ -223,18 +229,24 @@ class Comm:
     A Comm that is dropped without leave() leaves as well, without waiting.
     """
 
-    def __init__(self, client: Client, handle: ctypes.c_void_p, run: str, group: int) -> None:
+    def __init__(self, client: Client, run: str, group: int) -> None:
         self._client = client
-        self._handle = handle
+        self._handle = ctypes.c_void_p()
+        # Ops that have ended within the call that started them.
+        self._spare: list[Op] = []
         self._left = False
         self._epoch_of_step = 0
         # A sync whose call ended before it did: the next such call waits for it.
         self._open_sync: _OpenSync | None = None
         # In the background: what is fetched into.
         self._held: State | None = None
+        # Peerd has not said whose its tensors are: it owes the answer to a take.
+        self._taking = False
         self.run = run
         self.group = group
-        weakref.finalize(self, _free_comm, client, handle).atexit = False
+        # Called, it leaves at once.
+        self._free = weakref.finalize(self, _free_comm, client, self._handle)
+        self._free.atexit = False
 
     # ------------------------------------------------------------------ the world
 
@@ -303,6 +315,7 @@ class Comm:
         """
         self._check_joined()
         deadline = _native.Deadline(timeout)
+        self._end_take(deadline)
         self._in_slices(_native.library().lh_begin_step, "begin_step", deadline)
         return self._passed()
 
@@ -402,21 +415,33 @@ class Comm:
         if not state.held:
             return True
         deadline = _native.Deadline(timeout)
+        while True:
+            status = self._take(state, deadline.slice_ms())
+            if status != _native.DEADLINE_EXCEEDED or deadline.passed():
+                return status == _native.OK
+
+    def _take(self, state: State, wait_ms: int) -> int:
+        """OK: the tensors are this member's; DEADLINE_EXCEEDED, ABORTED: not yet. Raises other errors."""
         info = _native.SyncInfoStruct()
         handle = state.register(self._client).handle
-        while True:
-            status: int = _native.library().lh_state_take(self._handle, handle, deadline.slice_ms(), ctypes.byref(info))
-            if status != _native.DEADLINE_EXCEEDED or deadline.passed():
-                break
+        status: int = _native.library().lh_state_take(self._handle, handle, wait_ms, ctypes.byref(info))
+        self._taking = status == _native.DEADLINE_EXCEEDED and not info.background
         # Not here yet; or those who have it have changed it before it was, and the next step brings more.
         if status in (_native.DEADLINE_EXCEEDED, _native.ABORTED):
-            return False
+            return status
         problem = None if status == _native.OK else error(status, f"take of {state!r}")
         state.end_sync(info, good=problem is None)
         if problem is not None:
             self._drop_held()
             raise problem
-        return True
+        return status
+
+    def _end_take(self, deadline: _native.Deadline) -> None:
+        """Waits for the answer that peerd owes, if it does."""
+        while self._taking and self._held is not None:
+            self._take(self._held, deadline.slice_ms())
+            if self._taking and deadline.passed():
+                raise DeadlineExceeded(f"take of {self._held!r}: peerd does not answer; look at its log, or call again")
 
     def _drop_held(self) -> None:
         if self._held is not None:
@@ -428,6 +453,7 @@ class Comm:
     ) -> SyncInfo:
         self._check_joined()
         _check_state(state)
+        self._end_take(deadline)
         bar = Bar()
         on_progress = bar if progress is True else progress or None
         called_as_step = at_step
@@ -463,29 +489,30 @@ class Comm:
         self, opened: _OpenSync, deadline: _native.Deadline, on_progress: Callable[[Progress], None] | None
     ) -> tuple[int, _native.SyncInfoStruct]:
         """Begins it or finds it, whichever; its status and what is known of it."""
-        news: list[Progress] = []
-
-        def note(told: Any, _: Any) -> None:
-            of = told.contents
-            news[:] = [Progress(of.bytes_done, of.bytes_total, of.bytes_per_second, of.sources)]
-
-        options = opened.options
-        options.progress = _native.PROGRESS_FUNCTION(note)
         lib = _native.library()
         call = lib.lh_begin_step_sync if opened.at_step else lib.lh_sync_state
         info = _native.SyncInfoStruct()
+        told: Progress | None = None
         while True:
-            status: int = call(self._handle, ctypes.byref(options), deadline.slice_ms(), ctypes.byref(info))
+            status: int = call(self._handle, ctypes.byref(opened.options), deadline.slice_ms(), ctypes.byref(info))
             if status != _native.DEADLINE_EXCEEDED:
                 self._open_sync = None
                 return status, info
-            if news and on_progress is not None:
-                on_progress(news.pop())
+            if on_progress is not None:
+                progress = self._progress()
+                if progress.bytes_total > 0 and progress != told:
+                    told = progress
+                    on_progress(progress)
             if deadline.passed():
                 raise DeadlineExceeded(
                     f"sync of {opened.state!r}: not done in time; it goes on and owns the tensors: "
                     "call again to wait for it"
                 )
+
+    def _progress(self) -> Progress:
+        heard = _native.ProgressStruct()
+        check(_native.library().lh_sync_progress(self._handle, ctypes.byref(heard)), "progress")
+        return Progress(heard.bytes_done, heard.bytes_total, heard.bytes_per_second, heard.sources)
 
     # ------------------------------------------------------------------ ops
 
@@ -556,7 +583,11 @@ class Comm:
         timeout: seconds to wait; None for ever. Not with async_op.
 
         Raises InvalidArgument (naming both offers, if the members' calls differ), Aborted,
-        TooFewMembers, Evicted, Unavailable (peerd is gone), DeadlineExceeded (with the op, which goes on, in `.work`).
+        TooFewMembers, Evicted: the tensor is as before. DeadlineExceeded: the op goes on, and is in `.work`.
+        Unavailable: peerd itself stopped or died, and the others may have the result. The tensor is as
+        before, unless the op was in place on one from `longhaul.empty`: its original lay in peerd, and
+        it may be overwritten in part. Join again, take the state of the others (`Comm.step` with a
+        State, or a checkpoint) and compute the tensor anew; or give `out=` where it has to outlive peerd.
         """
         self._check_joined()
         if async_op and timeout is not None:
@@ -585,31 +616,37 @@ class Comm:
         options.min_world = min_world
         options.algorithm = _code(_native.ALGORITHMS, algorithm, "algorithm")
         self._client.sweep()
-        handle = ctypes.c_void_p()
-        if async_op:
-            status = _native.library().lh_all_reduce_start(self._handle, ctypes.byref(options), ctypes.byref(handle))
-        else:
-            info = _native.OpInfoStruct()
-            status = _native.library().lh_all_reduce(
-                self._handle, ctypes.byref(options), deadline.slice_ms(), ctypes.byref(info), ctypes.byref(handle)
-            )
-            if status == _native.OK:
-                return _op_info(info)
-        what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
-        if handle.value is None:
-            raise error(status, what)
-        started = Op(self, handle, what, (source.owner, target.owner))
-        if async_op:
-            return Work(started)
         try:
-            in_time = started.wait(deadline)
+            started = self._spare.pop()
+        except IndexError:
+            started = Op(self)
+        started.comm = self
+        started.tensors = (source.owner, target.owner)
+        lib = _native.library()
+        handle = ctypes.byref(started.handle)
+        try:
+            if async_op:
+                status = lib.lh_all_reduce_start(self._handle, ctypes.byref(options), handle)
+            else:
+                info = _native.OpInfoStruct()
+                wait_ms = deadline.slice_ms()
+                status = lib.lh_all_reduce(self._handle, ctypes.byref(options), wait_ms, ctypes.byref(info), handle)
+                if status == _native.OK:
+                    started.comm = started.tensors = None
+                    self._spare.append(started)
+                    return _op_info(info)
+            started.what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
+            if started.handle.value is None:
+                raise error(status, started.what)
+            if async_op:
+                return Work(started)
+            if started.wait(deadline):
+                return started.info()
         except BaseException:
-            _abandon(started)  # interrupted: it goes on, and keeps its tensors
+            _abandon(started)
             raise
-        if in_time:
-            return started.info()
         late = DeadlineExceeded(
-            f"{what}: no outcome after {timeout} s; it goes on and owns its tensors: wait for it with this error's .work"
+            f"{started.what}: no outcome after {timeout} s; it goes on and owns its tensors: wait for it with this error's .work"
         )
         late.work = Work(started)
         raise late
@@ -722,10 +759,10 @@ def join(
     try:
         return _join(client, options, run, group, deadline, state)
     except Unavailable:
-        if fresh:
+        if fresh or client.alive():
             raise
-    # The connection was an old one and its peerd may have been restarted since.
-    client, _ = client_of(peerd, deadline, fresh=True)
+    # The connection was an old one, and its peerd went away just now; it may be back.
+    client, _ = client_of(peerd, deadline)
     return _join(client, options, run, group, deadline, state)
 
 
@@ -779,10 +816,13 @@ def _join(
     what = f"joining run {run} group {group}"
     if state is not None:
         state.prepare(client, deadline)
-    comm = ctypes.c_void_p()
+    comm = Comm(client, run, group)
     op = ctypes.c_void_p()
-    check(lib.lh_join_start(client.handle, ctypes.byref(options), ctypes.byref(comm), ctypes.byref(op)), what)
     try:
+        check(
+            lib.lh_join_start(client.handle, ctypes.byref(options), ctypes.byref(comm._handle), ctypes.byref(op)),
+            what,
+        )
         status = _native.wait(op, deadline)
         if status == _native.DEADLINE_EXCEEDED:
             raise DeadlineExceeded(
@@ -790,8 +830,8 @@ def _join(
             )
         check(status, what)
     except BaseException:
-        lib.lh_op_free(op)
-        lib.lh_comm_free(comm)  # withdraws the wish
+        comm._free()  # withdraws the wish
         raise
-    lib.lh_op_free(op)
-    return Comm(client, comm, run, group)
+    finally:
+        lib.lh_op_free(op)
+    return comm

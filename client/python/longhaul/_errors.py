@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from . import _native
@@ -91,10 +92,22 @@ _BY_STATUS: dict[int, type[Error]] = {
 }
 
 
+# What the library's texts tell to call, in the words of this package.
+_CALLS = {
+    "lh_open": "longhaul.join",
+    "lh_join": "longhaul.join",
+    "lh_alloc": "longhaul.empty",
+    "lh_leave": "leave",
+    "lh_op_wait": "wait",
+    "lh_state_take": "take_state",
+}
+
+
 def error(status: int, what: str) -> Error:
     """The error for a status that this thread's last call into the library returned."""
     lib = _native.library()
     text = lib.lh_last_error().decode(errors="replace") or lib.lh_strerror(status).decode()
+    text = re.sub(r"\b(lh_\w+)(?=\(\))", lambda call: _CALLS.get(call[1], call[1]), text)
     return _BY_STATUS.get(status, Internal)(f"{what}: {text}")
 
 

@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 import time
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 from ._version import __version__
 
@@ -158,9 +158,6 @@ class ProgressStruct(_Sized):
     ]
 
 
-PROGRESS_FUNCTION = CFUNCTYPE(None, POINTER(ProgressStruct), c_void_p)
-
-
 class SyncOptions(_Sized):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -169,7 +166,7 @@ class SyncOptions(_Sized):
         ("revision", c_uint64),
         ("hash", c_int),
         ("restored", c_uint32),
-        ("progress", PROGRESS_FUNCTION),
+        ("progress", c_void_p),  # none: Ctrl-C in a callback of C would be lost
         ("progress_context", c_void_p),
     ]
 
@@ -197,6 +194,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_last_error": (c_char_p, []),
     "lh_open": (c_int, [POINTER(OpenOptions), POINTER(c_void_p)]),
     "lh_close": (None, [c_void_p]),
+    "lh_client_check": (c_int, [c_void_p]),
     "lh_alloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
     "lh_free": (c_int, [c_void_p, c_void_p]),
     "lh_join_start": (c_int, [c_void_p, POINTER(JoinOptions), POINTER(c_void_p), POINTER(c_void_p)]),
@@ -213,6 +211,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "lh_kept_revision": (c_int, [c_void_p, c_void_p, POINTER(c_uint64)]),
     "lh_sync_state": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
     "lh_begin_step_sync": (c_int, [c_void_p, POINTER(SyncOptions), c_int64, POINTER(SyncInfoStruct)]),
+    "lh_sync_progress": (c_int, [c_void_p, POINTER(ProgressStruct)]),
     "lh_state_take": (c_int, [c_void_p, c_void_p, c_int64, POINTER(SyncInfoStruct)]),
     "lh_all_reduce_start": (c_int, [c_void_p, POINTER(AllReduceOptions), POINTER(c_void_p)]),
     "lh_all_reduce": (
@@ -282,6 +281,10 @@ class Deadline:
 
     def passed(self) -> bool:
         return self.left() == 0.0
+
+
+# What is made in the library gets its finalizer before the call that makes it and fills its handle:
+# Ctrl-C is raised as soon as a call returns, and would be in between. NULL may be freed.
 
 
 def wait(op: c_void_p, deadline: Deadline) -> int:

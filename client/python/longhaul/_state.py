@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import os
 import sys
@@ -190,12 +191,13 @@ class Registration:
                 entry.data = address
             keep.append((shape, entry.name))
             table[i] = entry
+        client.sweep()  # for the room
         self.handle = ctypes.c_void_p()
+        weakref.finalize(self, _free_state, client, self.handle).atexit = False
         check(
             _native.library().lh_state_new(client.handle, table, len(tensors), ctypes.byref(self.handle)),
             f"state of {len(tensors)} tensors",
         )
-        weakref.finalize(self, _free_state, client, self.handle).atexit = False
 
     def touch(self, index: int) -> None:
         check(_native.library().lh_state_touch(self.handle, index), "touch")
@@ -216,8 +218,14 @@ class Registration:
 
 
 def _free_state(client: Client, handle: ctypes.c_void_p) -> None:
-    _native.library().lh_state_free(handle)
-    client.free_refused()
+    # A sync may use it, and goes on without the State and its Comm.
+    client.let_go(functools.partial(_is_freed, handle))
+    client.sweep()  # what was in it
+
+
+def _is_freed(handle: ctypes.c_void_p) -> bool:
+    status: int = _native.library().lh_state_free(handle)
+    return status != _native.FAILED_PRECONDITION
 
 
 class State:
@@ -383,8 +391,8 @@ class State:
         for number, memory in registration.staged.items():
             self._tensors[number].read(memory)
         op = ctypes.c_void_p()
-        check(_native.library().lh_state_prepare_start(registration.handle, ctypes.byref(op)), "preparing a state")
         try:
+            check(_native.library().lh_state_prepare_start(registration.handle, ctypes.byref(op)), "preparing a state")
             status = _native.wait(op, deadline)
             if status == _native.DEADLINE_EXCEEDED:
                 raise DeadlineExceeded("preparing a state: peerd did not hash it in time")

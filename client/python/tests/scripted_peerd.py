@@ -1,0 +1,124 @@
+"""A peerd that says what a test tells it to, and when; in a thread of the test's process."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable
+
+# As in proto/wire/ipc.h.
+MAGIC = 0x3149484C
+REQUEST_BYTES = 256
+REPLY_BYTES = 528
+REQUESTS = (
+    "HELLO",
+    "REGION",
+    "UNREGION",
+    "JOIN",
+    "LEAVE",
+    "STEP",
+    "ALL_REDUCE",
+    "MEMBERS",
+    "STATE",
+    "UNSTATE",
+    "SYNC",
+    "KEPT",
+    "TAKE",
+    "PREPARE",
+)
+DONE, PROGRESS = 64, 67
+PASSED, BACKGROUND = 1, 16
+DEADLINE_EXCEEDED = 5
+MEMBER = 1  # every member's handle
+
+
+class Request:
+    def __init__(self, connection: socket.socket, name: str, call: int) -> None:
+        self.connection = connection
+        self.name = name
+        self.call = call
+
+    def answer(self, body: bytes = b"", status: int = 0, flags: int = 0) -> None:
+        self.say(DONE, self.call, body, status, flags)
+
+    def progress(self, done: int, total: int) -> None:
+        self.say(PROGRESS, 0, struct.pack("<QQQII", done, total, 1000, 1, 0))
+
+    def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0) -> None:
+        head = struct.pack("<IIQQiI", MAGIC, type_, call, MEMBER, status, flags)
+        world = struct.pack("<QQIIII", 1, 7, 0, 1, 0, 0)
+        # One that is gone need not hear it.
+        with contextlib.suppress(OSError):
+            self.connection.sendall((head + world + body).ljust(REPLY_BYTES, b"\0"))
+
+
+def op_info() -> bytes:
+    """The body of an answer to ALL_REDUCE."""
+    return struct.pack("<QQQQQIIII", 1, 0, 0, 0, 0, 1, 0, 2, 0)
+
+
+def sync_info(revision: int) -> bytes:
+    """The body of an answer to SYNC, STEP or TAKE."""
+    return struct.pack("<QQQQQII", revision, 1, 2, 0, 0, 0, 0)
+
+
+class ScriptedPeerd:
+    """Answers at once, and well, what `on` has no function for. `heard`: the requests, in order."""
+
+    def __init__(self, path: str | None = None, **on: Callable[[Request], None]) -> None:
+        self.on = on
+        self.heard: list[str] = []
+        self.path = path or str(pathlib.Path(tempfile.mkdtemp(prefix="longhaul-", dir="/tmp")) / "peerd.sock")
+        self._connections: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def die(self) -> None:
+        pathlib.Path(self.path).unlink()
+        # Wakes who waits in accept(), as close() does not.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> ScriptedPeerd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.die()
+        pathlib.Path(self.path).parent.rmdir()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            while True:
+                part, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES - len(data), 1)
+                for descriptor in descriptors:
+                    socket.close(descriptor)
+                if not part:
+                    return
+                data += part
+                if len(data) < REQUEST_BYTES:
+                    continue
+                _, type_, call = struct.unpack_from("<IIQ", data)
+                data = b""
+                request = Request(connection, REQUESTS[type_ - 1], call)
+                self.heard.append(request.name)
+                self.on.get(request.name.lower(), self._answer)(request)
+
+    def _answer(self, request: Request) -> None:
+        body = sync_info(0) if request.name in ("SYNC", "STEP", "TAKE") else op_info()
+        request.answer(body, flags=PASSED if request.name == "STEP" else 0)
