@@ -13,6 +13,15 @@ from longhaul.testing import LocalCluster
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
+def test_every_word_has_one_meaning() -> None:
+    table = (README.parent / "docs" / "concepts.md").read_text().split("\n## ")[0]
+    words = [
+        word for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for word in re.findall(r"\*\*(.*?)\*\*", row)
+    ]
+    assert len(words) > 20
+    assert sorted(words) == sorted(set(words))
+
+
 def test_the_example_of_the_readme_runs(tmp_path: pathlib.Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(blocks) == 1
