@@ -128,7 +128,7 @@ class Demo:
                 # It takes a while to start: its own pace, while the others train.
                 if newcomer is None and self.kill_time is not None and round_ >= join_from - 3:
                     self.cluster.add_peer()
-                    newcomer = self.start_host("--newcomer")
+                    newcomer = self.start_host()
                     self.note(f"host {newcomer.name} starts: a fresh peerd and trainer; the others go on training")
             elif event == "end":
                 host.ended = said

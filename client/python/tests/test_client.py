@@ -166,7 +166,9 @@ def test_a_join_that_is_interrupted_is_withdrawn(cluster: LocalCluster, monkeypa
         joining = pool.submit(lh.join, "withdrawn", peerd=path)  # behind the other one all the way
         while first.world_size < 2:
             first.begin_step(60)
-        joining.result(30).leave(60)
+        second = joining.result(30)
+        assert second.world_size == 2, "the first wish was granted, too"
+        second.leave(60)
     first.leave(60)
 
 
