@@ -161,6 +161,7 @@ def test_a_call_that_is_interrupted_leaves_no_memory_behind(
 def test_a_join_that_is_interrupted_is_withdrawn(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     first = lh.join("withdrawn", peerd=cluster.socket(0))
     path = cluster.socket(1)
+    keep = lh.empty(3, peerd=path)  # and with it the connection, whose end would withdraw it
     interrupt(monkeypatch, "lh_join_start", lambda: lh.join("withdrawn", peerd=path))
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(lh.join, "withdrawn", peerd=path)  # behind the other one all the way
@@ -170,6 +171,7 @@ def test_a_join_that_is_interrupted_is_withdrawn(cluster: LocalCluster, monkeypa
         assert second.world_size == 2, "the first wish was granted, too"
         second.leave(60)
     first.leave(60)
+    del keep
 
 
 def test_a_connection_that_is_interrupted_is_closed(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
