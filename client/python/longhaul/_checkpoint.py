@@ -62,12 +62,7 @@ def save(
             raise InvalidArgument("a tensor of the name __metadata__ cannot be saved: safetensors reserves it")
         memory = tensor.host()
         keep.append(memory)
-        specs[tensor.name] = safetensors.TensorSpec(
-            dtype=tensor.dtype,
-            shape=list(tensor.shape),
-            data_ptr=ctypes.addressof(memory) if tensor.nbytes else 0,
-            data_len=tensor.nbytes,
-        )
+        specs[tensor.name] = _spec(safetensors, tensor, memory)
     metadata = {
         REVISION: str(revision),
         HASH: _digest.of_state(entries, digests),
@@ -84,6 +79,14 @@ def save(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(unfinished)
     _flush(os.path.dirname(target))
+
+
+def _spec(safetensors: Any, tensor: _Tensor, memory: Any) -> Any:
+    shape = list(tensor.shape)
+    if not hasattr(safetensors, "TensorSpec"):  # before 0.8, which is all there is for Python 3.9
+        return {"dtype": tensor.dtype, "shape": shape, "data": bytes(memory)}
+    data = ctypes.addressof(memory) if tensor.nbytes else 0
+    return safetensors.TensorSpec(dtype=tensor.dtype, shape=shape, data_ptr=data, data_len=tensor.nbytes)
 
 
 def _flush(path: str) -> None:

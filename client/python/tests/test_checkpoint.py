@@ -49,6 +49,29 @@ def test_a_state_comes_back_with_its_revision(tmp_path: pathlib.Path) -> None:
     assert os.listdir(tmp_path) == ["state.safetensors"]
 
 
+def test_an_older_package_writes_the_same_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = lh.State(tensors(3), revision=7)
+    state.save(tmp_path / "newer")
+    spec = safetensors.TensorSpec
+    write = safetensors.serialize_file
+
+    def old(tensors: dict[str, dict[str, Any]], path: str, metadata: dict[str, str]) -> None:
+        buffers = {name: np.frombuffer(tensor.pop("data"), np.uint8) for name, tensor in tensors.items()}
+        specs = {
+            name: spec(**tensor, data_ptr=buffers[name].ctypes.data, data_len=buffers[name].nbytes)
+            for name, tensor in tensors.items()
+        }
+        write(specs, path, metadata)
+
+    monkeypatch.delattr(safetensors, "TensorSpec")
+    monkeypatch.setattr(safetensors, "serialize_file", old)
+    state.save(tmp_path / "older")
+    assert (tmp_path / "older").stat().st_size == (tmp_path / "newer").stat().st_size
+    loaded = lh.State(tensors(5))
+    loaded.load(tmp_path / "older")
+    assert loaded.compute_hash() == state.compute_hash()
+
+
 def test_order_and_what_may_be_unequal_may_be_others(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "state.safetensors"
     lh.State({"a": np.ones(3), "b": np.full(4, 2)}).save(path)

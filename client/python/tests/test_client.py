@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import pathlib
@@ -204,7 +205,7 @@ def test_a_state_that_goes_in_a_sync_is_given_back_after_it() -> None:
 def test_a_sweep_within_a_sweep_loses_nothing_and_does_nothing_twice() -> None:
     """A finalizer runs in the middle, or another thread while a call of the library has let go of the GIL."""
     client = _arena.Client.__new__(_arena.Client)
-    client.leftovers = _arena.collections.deque()
+    client.leftovers = collections.deque()
     tried: list[int] = []
 
     def attempt(i: int) -> Callable[[], bool]:
@@ -226,7 +227,7 @@ def test_a_sweep_within_a_sweep_loses_nothing_and_does_nothing_twice() -> None:
 
 def test_threads_sweep_at_once() -> None:
     client = _arena.Client.__new__(_arena.Client)
-    client.leftovers = _arena.collections.deque()
+    client.leftovers = collections.deque()
     done: list[int] = []
     stop = threading.Event()
 
@@ -336,7 +337,8 @@ def test_an_op_whose_wait_was_interrupted_gives_its_memory_back_when_it_ends(
     with ScriptedPeerd(all_reduce=ops.append) as peerd:
         comm = lh.join("ops", peerd=peerd.path)
         for make in (comm.empty, np.ones):
-            interrupt(monkeypatch, "lh_all_reduce", lambda make=make: comm.all_reduce(make(1000, "float32")))
+            tensor = [make(1000, "float32")]
+            interrupt(monkeypatch, "lh_all_reduce", lambda tensor=tensor: comm.all_reduce(tensor.pop()))  # type: ignore[misc]
             client = comm._client
             client.sweep()
             assert client.leftovers, "the op owns its tensor"
