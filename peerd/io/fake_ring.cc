@@ -87,6 +87,14 @@ void FakeRing::Refuse(const std::string& address, bool refused) {
   }
 }
 
+void FakeRing::Ignore(const std::string& address, bool ignored) {
+  if (ignored) {
+    ignoring_.insert(address);
+  } else {
+    ignoring_.erase(address);
+  }
+}
+
 uint64_t FakeRing::BytesSent(int connection, bool by_dialer) const {
   const Link& link = links_[connection];
   return (by_dialer ? link.from_dialer : link.to_dialer)->written;
@@ -368,7 +376,7 @@ bool FakeRing::CanProgress(const Op& op) {
     case Kind::kAccept:
       return !socket->backlog.empty();
     case Kind::kConnect:
-      return true;
+      return !ignoring_.contains(ToString(op.address));
     case Kind::kPollIn:
       if (socket->listening) return !socket->backlog.empty();
       return socket->in != nullptr && HasNews(*socket->in);

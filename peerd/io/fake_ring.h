@@ -62,6 +62,8 @@ class FakeRing final : public Ring, private Sockets {
   void StallConnection(int connection, bool stalled);
   // Connections to this address are refused, as if its process were gone.
   void Refuse(const std::string& address, bool refused);
+  // Connections to this address neither come about nor fail, as if its host were off.
+  void Ignore(const std::string& address, bool ignored);
   int connections() const { return static_cast<int>(links_.size()); }
   // Bytes that one end of a connection has sent.
   uint64_t BytesSent(int connection, bool by_dialer) const;
@@ -213,6 +215,7 @@ class FakeRing final : public Ring, private Sockets {
   std::vector<Link> links_;
   std::map<int, Fault> faults_;
   std::set<std::string> refusing_;
+  std::set<std::string> ignoring_;
   std::optional<TcpDelivery> delivery_;
   std::set<int> long_ways_;
   struct Completion {

@@ -395,6 +395,49 @@ TEST_P(RepairSeeds, LanesAreDialledWithTheTokenThatBothHave) {
   ASSERT_TRUE(world.Linked(0, 1));
 }
 
+// ------------------------------------------------------------------------------ while it waits
+
+TEST_P(RepairSeeds, NobodyIsBusyWhileALaneIsMissing) {
+  PeerWorld world(Rings::kFake, GetParam(), 2);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  const auto steps_in = [&](int64_t us) {
+    const Tick end = world.Now() + us;
+    int steps = 0;
+    for (; world.Now() < end; ++steps) world.Step();
+    return steps;
+  };
+  // Longer than any of the first wishes lasts.
+  steps_in(Seconds(5));
+  for (int i = 3; i < 200; ++i) world.fake->StallConnection(i, true);
+  world.fake->CutConnection(1, true, 0);
+  steps_in(Millis(10));
+  ASSERT_EQ(world.at(0).transport->GetStats().lanes_lost, 1u);
+  // A step lasts a millisecond unless there is something to do.
+  EXPECT_LT(steps_in(Seconds(1)), 2000);
+}
+
+TEST_P(RepairSeeds, ProbeThatGetsNoAnswerMakesNobodyElseLookAlive) {
+  PeerWorld world(Rings::kFake, GetParam(), 3);
+  world.Open(1, 0);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  world.Open(2, 0);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 2); }));
+  ASSERT_EQ(world.fake->connections(), 6);
+  const int64_t detect = Millis(TransportOptions().detect_ms);
+  // One peer's lanes break, and whoever looks for it hears nothing.
+  world.fake->Ignore(world.at(1).transport->listen_address(), true);
+  for (int i = 6; i < 200; ++i) world.fake->StallConnection(i, true);
+  for (int i = 0; i < 3; ++i) world.fake->CutConnection(i, true, 0);
+  const Tick half = world.Now() + detect / 2;
+  ASSERT_TRUE(world.Until([&] { return world.Now() >= half; }));
+  // Meanwhile another one falls silent.
+  for (int i = 3; i < 6; ++i) world.fake->StallConnection(i, true);
+  const Tick silent = world.Now();
+  ASSERT_TRUE(world.Until([&] { return !world.at(0).up.count(PeerId(3)); }));
+  EXPECT_LE(world.Now() - silent, detect + detect / 5);
+}
+
 // ------------------------------------------------------------------------------ at random
 
 // Three peers, connections cut or stalled for a while at random, also those that replace others.

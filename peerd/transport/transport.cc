@@ -468,7 +468,10 @@ void TransportImpl::RunEvents() {
 }
 
 void TransportImpl::Arm(Tick at) {
-  if (at == kNever || (work_timer_ != 0 && work_at_ <= at)) return;
+  if (at == kNever) return;
+  // Work() takes what it comes late for time that this process stood still.
+  at = std::max(at, ring_->Now());
+  if (work_timer_ != 0 && work_at_ <= at) return;
   if (work_timer_ != 0) ring_->Cancel(work_timer_);
   work_at_ = at;
   ++timers_;
@@ -542,7 +545,8 @@ Tick TransportImpl::WorkPeering(Peering* p, Tick now) {
   if (p->link != nullptr) next = std::min(next, StartWithFewer(p, now));
   if (p->link != nullptr) {
     DialData(p, now);
-    if (p->link != nullptr && p->peer_wants_lanes && !p->link->data_complete()) {
+    const bool wanted = p->peer_wants_lanes && p->peer_wants_until > now;
+    if (p->link != nullptr && wanted && !p->link->data_complete()) {
       next = std::min(next, p->peer_wants_until);
     }
     if (p->data_backoff.next > now) next = std::min(next, p->data_backoff.next);
