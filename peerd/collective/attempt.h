@@ -59,12 +59,13 @@ class AttemptSink {
 class ScratchPool {
  public:
   virtual ~ScratchPool() = default;
-  // At least `bytes`, 64-byte aligned, not cleared; ResourceExhausted beyond the pool's limit.
+  // At least `bytes`, 64-byte aligned, not cleared; ResourceExhausted: the system has no more.
   virtual absl::StatusOr<uint8_t*> Take(uint64_t bytes) = 0;
   virtual void Give(uint8_t* data) = 0;
 };
-// Keeps freed buffers for reuse; `limit_bytes` bounds what is taken and kept together.
-std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t limit_bytes);
+// Keeps freed buffers for reuse, as long as they and what is taken are no more than
+// `kept_bytes_max`. How much is taken is for those to bound who take it.
+std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max);
 
 struct AttemptSpec {
   OpDesc desc;

@@ -196,14 +196,19 @@ TEST_P(AlgorithmTest, EveryPeerSendsTwiceItsShareAndNoMore) {
 }
 
 TEST(RingTest, OutOfPlaceNeedsNoScratchAndInPlaceSaysWhenThereIsNone) {
-  const auto pool = MakeScratchPool(0);
+  struct None final : ScratchPool {
+    absl::StatusOr<uint8_t*> Take(uint64_t) override {
+      return absl::ResourceExhaustedError("none");
+    }
+    void Give(uint8_t*) override { FAIL() << "nothing was taken"; }
+  } pool;
   ModelOp::Options options;
   options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 4096);
   options.size = 2;
   options.in_place = {{false}, {true}};
   ModelOp op(options);
-  EXPECT_TRUE(MakeRingAttempt(op.specs[0], nullptr, pool.get()).ok());
-  EXPECT_EQ(MakeRingAttempt(op.specs[1], nullptr, pool.get()).status().code(),
+  EXPECT_TRUE(MakeRingAttempt(op.specs[0], nullptr, &pool).ok());
+  EXPECT_EQ(MakeRingAttempt(op.specs[1], nullptr, &pool).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
 

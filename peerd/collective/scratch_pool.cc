@@ -47,7 +47,7 @@ uint8_t* Map(uint64_t size) {
 
 class MmapPool final : public ScratchPool {
  public:
-  explicit MmapPool(uint64_t limit) : limit_(limit) {}
+  explicit MmapPool(uint64_t kept_bytes_max) : kept_bytes_max_(kept_bytes_max) {}
   MmapPool(const MmapPool&) = delete;
   MmapPool& operator=(const MmapPool&) = delete;
   ~MmapPool() override {
@@ -57,14 +57,14 @@ class MmapPool final : public ScratchPool {
 
   absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
     const uint64_t size = SizeClass(bytes);
-    if (size == 0 || size > limit_ - taken_bytes_) return Refusal(bytes);
+    if (size == 0) {
+      return absl::ResourceExhaustedError(absl::StrCat("no machine has ", bytes, " bytes"));
+    }
     // One of up to twice the size will do: better than to map another one beside it.
     if (const auto it = kept_.lower_bound(size); it != kept_.end() && it->first / 2 <= size) {
       return Reuse(it);
     }
-    while (!kept_.empty() && size > limit_ - taken_bytes_ - kept_bytes_) {
-      Release(std::prev(kept_.end()));
-    }
+    KeepLess(size);
     uint8_t* data = Map(size);
     if (data == nullptr && !kept_.empty()) {
       while (!kept_.empty()) Release(std::prev(kept_.end()));
@@ -87,6 +87,7 @@ class MmapPool final : public ScratchPool {
     taken_bytes_ -= size;
     kept_.emplace(size, data);
     kept_bytes_ += size;
+    KeepLess(0);
   }
 
  private:
@@ -101,19 +102,20 @@ class MmapPool final : public ScratchPool {
     return data;
   }
 
+  // Until `more` bytes fit beside what is left.
+  void KeepLess(uint64_t more) {
+    while (!kept_.empty() && taken_bytes_ + kept_bytes_ + more > kept_bytes_max_) {
+      Release(std::prev(kept_.end()));
+    }
+  }
+
   void Release(Kept::iterator it) {
     munmap(it->second, it->first);
     kept_bytes_ -= it->first;
     kept_.erase(it);
   }
 
-  absl::Status Refusal(uint64_t bytes) const {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "scratch memory for ", bytes, " bytes refused: ", taken_bytes_,
-        " bytes are in use and the limit is ", limit_, "; wait for ops in flight or raise it"));
-  }
-
-  const uint64_t limit_;
+  const uint64_t kept_bytes_max_;
   uint64_t taken_bytes_ = 0;
   uint64_t kept_bytes_ = 0;
   std::unordered_map<uint8_t*, uint64_t> taken_;  // never iterated
@@ -122,8 +124,8 @@ class MmapPool final : public ScratchPool {
 
 }  // namespace
 
-std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t limit_bytes) {
-  return std::make_unique<MmapPool>(limit_bytes);
+std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max) {
+  return std::make_unique<MmapPool>(kept_bytes_max);
 }
 
 }  // namespace longhaul::peerd

@@ -108,8 +108,7 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
 OpRunner::OpRunner(Transport* transport, Options options)
     : transport_(transport),
       options_(options),
-      // Size classes round up: twice the bytes that posts may ask for.
-      pool_(MakeScratchPool(2 * options.scratch_limit)) {}
+      pool_(MakeScratchPool(options.scratch_limit)) {}
 
 OpRunner::~OpRunner() = default;
 
@@ -184,8 +183,8 @@ void OpRunner::Start(const StartAttempt& action) {
     absl::StatusOr<std::unique_ptr<Attempt>> attempt =
         action.algorithm == Algorithm::kMesh ? MakeMeshAttempt(spec, op.get(), pool_.get())
                                              : MakeRingAttempt(spec, op.get(), pool_.get());
-    // AddPost() bounds what may be asked for: the host itself is out of memory.
-    LH_CHECK(attempt.ok());
+    // AddPost() bounds what is asked for: the host itself is out of memory.
+    LH_CHECK(attempt.ok()) << attempt.status();
     op->attempt_ = *std::move(attempt);
   }
   const bool added = ops_.emplace(op->key_, op).second;
@@ -232,6 +231,8 @@ void OpRunner::MaybeStop(const std::shared_ptr<Op>& op) {
   // The attempt takes what was Sent() for delivered, and would restore the input under it.
   if (!op->detached_ || op->repeats_ > 0) return;
   op->attempt_->Stop();
+  // What it handed over for what was dropped before: whoever waits for the stop waits for that.
+  transport_->DropSegments({op->out_.begin(), op->out_.end()});
   Retire(op);
   // Inputs are as posted only when the segments that are out have come back.
   if (op->Idle()) {
