@@ -17,7 +17,6 @@ constexpr size_t kControlReceiveBytes = 16 << 10;
 static_assert(kControlReceiveBytes >= kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX);
 // What is thrown away is read in pieces of this size.
 constexpr size_t kDiscardBytes = 64 << 10;
-constexpr size_t kControlQueueBytesMax = 8 << 20;
 // Below this a zero-copy send costs more than the copy.
 constexpr uint32_t kZeroCopyBytesMin = 32 << 10;
 // Small segments are sent together up to this.

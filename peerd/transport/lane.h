@@ -79,6 +79,9 @@ class LaneOwner {
   virtual void OnLaneEnded(Lane* lane) = 0;
 };
 
+// What waits to be sent on a control lane, at most.
+inline constexpr size_t kControlQueueBytesMax = 512 << 20;
+
 struct LaneOptions {
   LaneKind kind = LaneKind::kControl;
   uint32_t index = 0;  // of a data lane, for the owner

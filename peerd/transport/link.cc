@@ -41,9 +41,12 @@ constexpr int64_t kBusyDetects = 2;
 constexpr uint32_t kQuietDetects = 4;
 // A round trip that is not worth more patience; a busy process takes as long.
 constexpr int64_t kUsualRttUs = Millis(100);
-// Numbered frames that are not acknowledged. They fit into a control lane's queue at once.
-constexpr size_t kKeptBytesMax = 7 << 20;
-// A correct peer acknowledges at least this often, and so stays far below that.
+// Numbered frames that are not acknowledged: no more than the members here can cause, with all the
+// ops that they may have open at one time announced and done. They fit into a control lane's queue.
+constexpr size_t kKeptBytesMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX *
+                                 (2 * kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(kKeptBytesMax + (1 << 20) < kControlQueueBytesMax);
+// A correct peer acknowledges at least this often.
 constexpr uint32_t kAckFrames = 64;
 constexpr size_t kAckBytes = 64 << 10;
 

@@ -397,6 +397,22 @@ TEST_P(RepairSeeds, LanesAreDialledWithTheTokenThatBothHave) {
 
 // ------------------------------------------------------------------------------ while it waits
 
+TEST(RepairTest, AsManyOpsAsMembersMayHaveOpenBreakNoLink) {
+  PeerWorld world(Rings::kFake, 1, 2, {}, {.partial = false});
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  // Nothing is acknowledged before all of it is sent.
+  world.fake->StallConnection(0, true);
+  const uint64_t ops = 4 * LH_OPS_OPEN_MAX;
+  for (uint64_t op = 1; op <= ops; ++op) {
+    world.at(0).SendReady(world.at(1).id, op, LH_EAGER_BYTES_MAX);
+  }
+  for (int i = 0; i < 10; ++i) world.Step();
+  world.fake->StallConnection(0, false);
+  EXPECT_TRUE(world.Until([&] { return world.at(1).frames.size() == ops; }));
+  ExpectNoLinkWasLost(&world);
+}
+
 TEST_P(RepairSeeds, NobodyIsBusyWhileALaneIsMissing) {
   PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);
