@@ -233,6 +233,7 @@ void OpRunner::MaybeStop(const std::shared_ptr<Op>& op) {
   op->attempt_->Stop();
   // What it handed over for what was dropped before: whoever waits for the stop waits for that.
   transport_->DropSegments({op->out_.begin(), op->out_.end()});
+  op->Forget();
   Retire(op);
   // Inputs are as posted only when the segments that are out have come back.
   if (op->Idle()) {

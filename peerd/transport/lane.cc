@@ -268,11 +268,14 @@ void Lane::RunDetached() {
 
 // ------------------------------------------------------------------------------ sending
 
+bool Lane::HasRoom(size_t bytes) const {
+  return queued_.size() + flying_.size() - flying_sent_ + bytes <= options_.queue_bytes_max;
+}
+
 bool Lane::SendFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
   if (state_ != State::kOpen) return true;
   LH_CHECK(options_.kind == LaneKind::kControl && payload.size() == header.payload_bytes);
-  const size_t waiting = queued_.size() + flying_.size() - flying_sent_;
-  if (waiting + kFrameHeaderBytes + payload.size() > kControlQueueBytesMax) return false;
+  if (!HasRoom(kFrameHeaderBytes + payload.size())) return false;
   const auto bytes = Encode(header);
   queued_.insert(queued_.end(), bytes.begin(), bytes.end());
   queued_.insert(queued_.end(), payload.begin(), payload.end());
@@ -282,8 +285,7 @@ bool Lane::SendFrame(const FrameHeader& header, std::span<const uint8_t> payload
 
 bool Lane::SendFrames(std::span<const uint8_t> bytes, bool may_wait) {
   if (state_ != State::kOpen) return true;
-  const size_t waiting = queued_.size() + flying_.size() - flying_sent_;
-  if (waiting + bytes.size() > kControlQueueBytesMax) return false;
+  if (!HasRoom(bytes.size())) return false;
   queued_.insert(queued_.end(), bytes.begin(), bytes.end());
   if (may_wait) {
     SendInTime();

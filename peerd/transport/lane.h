@@ -88,6 +88,7 @@ struct LaneOptions {
   std::string name;    // for reasons: "control lane to 10.0.0.3:29700"
   bool zero_copy = false;
   bool zero_copy_always = false;  // even if the kernel says that it copies
+  size_t queue_bytes_max = kControlQueueBytesMax;
 };
 
 struct LaneStats {
@@ -180,6 +181,7 @@ class Lane {
   void RunDetached();
 
   void SendSoon();
+  bool HasRoom(size_t bytes) const;
   void SendInTime();
   void SendControl();
   void FillBatch();

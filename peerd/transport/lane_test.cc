@@ -89,7 +89,8 @@ class Pair {
  public:
   Pair(FakeRingOptions options, LaneKind kind, bool zero_copy = false) : ring(options) {
     const auto [a, b] = ring.Pair();
-    const LaneOptions lane{.kind = kind, .name = "lane", .zero_copy = zero_copy};
+    const LaneOptions lane{
+        .kind = kind, .name = "lane", .zero_copy = zero_copy, .queue_bytes_max = 8 << 20};
     left_lane = std::make_unique<Lane>(&ring, a, lane, &left);
     right_lane = std::make_unique<Lane>(&ring, b, lane, &right);
     left_lane->StartReceiving();

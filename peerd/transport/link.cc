@@ -367,7 +367,12 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   DataLane& data = data_[lane->index()];
   LH_CHECK(data.lane.get() == lane);
   last_segment_ = now;
-  data.records.push_back({data.sent++, *segment});
+  const uint64_t number = data.sent++;
+  if (!forgotten_.contains(segment->owner)) {
+    data.records.push_back({number, *segment});
+    ++records_of_[segment->owner];
+    ++records_;
+  }
   if (long_way_) {
     data.given_at = now;
     data.given_bytes += segment->header.payload_bytes;
@@ -389,12 +394,22 @@ void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
 }
 
 void Link::ForgetSegments(uint64_t owner) {
-  const auto forget = [owner](DataLane* data) {
-    std::erase_if(data->records,
-                  [owner](const Record& record) { return record.segment.owner == owner; });
+  const auto it = records_of_.find(owner);
+  if (it == records_of_.end()) return;
+  records_forgotten_ += it->second;
+  records_of_.erase(it);
+  forgotten_.insert(owner);
+  // Many at once: to look through all of them for each owner takes the longer the more there are.
+  if (2 * records_forgotten_ < records_) return;
+  const auto forget = [this](DataLane* data) {
+    std::erase_if(data->records, [this](const Record& record) {
+      return forgotten_.contains(record.segment.owner);
+    });
   };
   for (DataLane& data : data_) forget(&data);
   for (DataLane& data : lost_) forget(&data);
+  records_ -= std::exchange(records_forgotten_, 0);
+  forgotten_.clear();
 }
 
 int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
@@ -642,8 +657,15 @@ void Link::Repeat(DataLane* lost, uint64_t received) {
   std::vector<OutgoingSegment> ops;
   std::vector<OutgoingSegment> chunks;
   for (const Record& record : lost->records) {
-    if (record.number < received) continue;
     OutgoingSegment segment = record.segment;
+    --records_;
+    if (forgotten_.contains(segment.owner)) {
+      --records_forgotten_;
+      continue;
+    }
+    const auto of = records_of_.find(segment.owner);
+    if (--of->second == 0) records_of_.erase(of);
+    if (record.number < received) continue;
     segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
     if (segment.cookie == 0) continue;
     (QueueOf(segment) == &chunks_ ? chunks : ops).push_back(segment);

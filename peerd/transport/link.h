@@ -1,10 +1,11 @@
 // All lanes to one peer, from the control lane's handshake to the end of the last lane.
 //
-//   forming --(established by PING and PONG, or by CONFIRM at the side that was dialled)-->
-//   standing standing --Open(): told to the listener--> frames are handed over, segments flow any
-//   --Break()--> broken: every lane ends; nothing is handed over any more any --Finish()-->
-//   finishing: what is queued is sent, then the lanes are closed broken, finishing --(last lane
-//   ended)--> OnLinkEnded(); the link may be destroyed
+//   forming              established by PING and PONG, or by CONFIRM at the side that was dialled:
+//                        standing
+//   standing             MarkOpen(), Deliver(): frames are handed over, segments flow
+//   any                  Break(): broken; every lane ends, nothing is handed over any more
+//   any                  Finish(): finishing; what is queued is sent, then the lanes are closed
+//   broken, finishing    the last lane has ended: OnLinkEnded(); the link may be destroyed
 //
 // A lane that delivers far less than the others holds up whatever it is given: it rests, for longer
 // and longer, and is tried again with one segment.
@@ -40,6 +41,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -309,6 +311,12 @@ class Link final : public LaneOwner {
   std::vector<DataLane> data_;         // by lane index; without a lane: missing
   std::vector<uint64_t> last_serial_;  // by lane index: the newest that was in use or lost
   std::vector<DataLane> lost_;
+  // Records that the lanes of data_ and lost_ have: of each owner that is not forgotten, and in
+  // all.
+  std::unordered_map<uint64_t, size_t> records_of_;
+  size_t records_ = 0;
+  size_t records_forgotten_ = 0;            // of those, of no use any more
+  std::unordered_set<uint64_t> forgotten_;  // whose they are
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
   Tick data_lost_;                      // the last one

@@ -7,9 +7,8 @@
 // A link that is up survives the loss (reset, end, stall) of any of its lanes, the control lane and
 // all at once included: they are dialled again, what was on its way is sent again, and the listener
 // still gets every frame and every segment exactly once. It goes down when
-//   - nothing was heard on any lane for detect_ms, and on a path whose round trips r (the longest
-//   of
-//     late) exceed 100 ms for 4 * (r - 100 ms) more, at most for 4 * detect_ms,
+//   - nothing was heard on any lane for detect_ms, and where round trips take longer than 100 ms
+//     (r, the longest of late) for 4 * (r - 100 ms) more, at most for 4 * detect_ms,
 //   - the peer's process is gone: after a lane broke, its data port refuses connections or another
 //     peer answers there,
 //   - what was lost could not be dialled again for twice detect_ms,
