@@ -361,7 +361,7 @@ void Lane::FillBatch() {
   batch_sent_ = 0;
   batch_zero_copy_ = false;
   batch_record_ = SIZE_MAX;
-  uint32_t room = UINT32_MAX;
+  uint32_t room = kAnyBytes;
   while (batch_count_ < kBatchMax) {
     Packet& packet = batch_[batch_count_];
     if (!owner_->NextSegment(this, room, &packet.segment)) return;

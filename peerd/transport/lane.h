@@ -64,7 +64,8 @@ class LaneOwner {
   // The payload whose place was named last will not be completed: nothing writes there any more.
   // Follows the end of a lane that was aborted, unless that receive was detached.
   virtual void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) = 0;
-  // Takes the next segment off the queue unless its payload is larger than `bytes_max`.
+  // Takes the next segment off the queue unless its payload is larger than `bytes_max`: kAnyBytes
+  // for the first of those that the lane sends at once.
   virtual bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) = 0;
   // The registered buffer that holds these bytes, or -1.
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
@@ -79,6 +80,7 @@ class LaneOwner {
   virtual void OnLaneEnded(Lane* lane) = 0;
 };
 
+inline constexpr uint32_t kAnyBytes = UINT32_MAX;
 // What waits to be sent on a control lane, at most.
 inline constexpr size_t kControlQueueBytesMax = 512 << 20;
 

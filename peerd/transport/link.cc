@@ -351,7 +351,8 @@ void Link::CountSent(uint64_t bytes, Tick now) {
 
 bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
   const Tick now = ring_->Now();
-  if (long_way_) Measure(&data_[lane->index()], now);
+  // Not in the middle of what the lane sends at once.
+  if (long_way_ && bytes_max == kAnyBytes) Measure(&data_[lane->index()], now);
   if (!Uses(lane->index())) return false;
   std::deque<OutgoingSegment>* const queue = NextQueue();
   if (queue == nullptr && long_way_) RanDry(&data_[lane->index()], now);

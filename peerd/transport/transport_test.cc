@@ -556,10 +556,20 @@ class LongWay : public ::testing::TestWithParam<int> {  // who sends
         world_->Step();
         world_->fake->AdvanceTime(50);
       }
-      world_->fake->StallConnection(kSlow, slow_ > 0 && ++turn_ % slow_ != 0);
+      ++turn_;
+      StallSlow([this](int connection) {
+        return slow_ > 0 && (turn_ + connection) % slow_ != 0;
+      });
     }
-    world_->fake->StallConnection(kSlow, false);
+    StallSlow([](int) { return false; });
     ASSERT_TRUE(world_->Until([&] { return to.headers == static_cast<int>(sent_); }));
+  }
+
+  template <class IsStalled>
+  void StallSlow(IsStalled is_stalled) {
+    for (int i = 1; i <= 4; ++i) {
+      if (all_slow_ || i == kSlow) world_->fake->StallConnection(i, is_stalled(i));
+    }
   }
 
   TransportStats stats(int i) { return world_->at(i).transport->GetStats(); }
@@ -573,8 +583,9 @@ class LongWay : public ::testing::TestWithParam<int> {  // who sends
 
   std::unique_ptr<PeerWorld> world_;
   uint64_t sent_ = 0;
-  int slow_ =
-      0;  // of kSlow: one millisecond of so many in which something passes; 0: it is not slow
+  // Of kSlow: one millisecond of so many in which something passes; 0: it is not slow.
+  int slow_ = 0;
+  bool all_slow_ = false;  // not kSlow alone, but all four
   int turn_ = 0;
 };
 
@@ -664,9 +675,20 @@ TEST_P(LongWay, LanesThatDifferByLittleAreAllUsed) {
   EXPECT_EQ(stats(GetParam()).lanes_used, 4u);
 }
 
+TEST_P(LongWay, LanesThatAreSlowAlikeAreAllUsed) {
+  TransportOptions options = WithLanes(4);
+  options.detect_ms = 60000;
+  Start(options, 80000);
+  slow_ = 8;
+  all_slow_ = true;
+  Send(Seconds(20));
+  EXPECT_EQ(stats(GetParam()).lane_rests, 0u);
+  EXPECT_EQ(stats(GetParam()).lanes_used, 4u);
+}
+
 TEST_P(LongWay, ALaneLeavesToOthersWhatTheyWillHaveDoneSoonerUntilThatIsLongAgo) {
   Start(WithLanes(4), 80000);
-  slow_ = 4;
+  slow_ = 16;
   Send(Seconds(5));
   const uint64_t before = SentOn(kSlow);
   EXPECT_GT(before, 3 * kSegment) << "it was not known yet";
