@@ -3,12 +3,15 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <deque>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 
 namespace longhaul::peerd {
@@ -49,8 +52,13 @@ void Resolver::Worker(const std::shared_ptr<Shared>& shared) {
   }
 }
 
+absl::Status Resolver::Start() {
+  shared_ = std::make_shared<Shared>();
+  if (shared_->event >= 0) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("eventfd: ", std::strerror(errno)));
+}
+
 void Resolver::Resolve(const HostPort& host_port, Done done) {
-  if (shared_ == nullptr) shared_ = std::make_shared<Shared>();
   const uint64_t id = next_++;
   waiting_[id] = std::move(done);
   bool start = false;
@@ -99,7 +107,7 @@ void Resolver::OnReadable() {
 
 void Resolver::Close() {
   waiting_.clear();
-  if (shared_ != nullptr) {
+  {
     MutexLock lock(&shared_->mutex);
     shared_->queue.clear();
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "peerd/io/ring.h"
 
@@ -26,6 +27,8 @@ class Resolver {
   explicit Resolver(Ring* ring) : ring_(ring) {}
   ~Resolver();
 
+  // Before anything else. Unavailable: there is no file descriptor to be had.
+  absl::Status Start();
   void Resolve(const HostPort& host_port, Done done);
   // Answers that are missing never come. Run the ring until closed().
   void Close();

@@ -362,6 +362,7 @@ class TransportImpl final : public Transport, public LinkOwner {
 // ------------------------------------------------------------------------------ start and end
 
 absl::Status TransportImpl::Start() {
+  LH_RETURN_IF_ERROR(resolver_.Start());
   LH_ASSIGN_OR_RETURN(const HostPort host_port, ParseHostPort(options_.listen));
   SocketAddress address;
   if (const auto numeric = NumericAddress(host_port)) {

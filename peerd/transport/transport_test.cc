@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -557,9 +558,7 @@ class LongWay : public ::testing::TestWithParam<int> {  // who sends
         world_->fake->AdvanceTime(50);
       }
       ++turn_;
-      StallSlow([this](int connection) {
-        return slow_ > 0 && (turn_ + connection) % slow_ != 0;
-      });
+      StallSlow([this](int connection) { return slow_ > 0 && (turn_ + connection) % slow_ != 0; });
     }
     StallSlow([](int) { return false; });
     ASSERT_TRUE(world_->Until([&] { return to.headers == static_cast<int>(sent_); }));
@@ -1218,6 +1217,22 @@ TEST(TransportUringTest, AddressesThatCannotBeBoundAreNamed) {
   options.congestion = "none-such";
   EXPECT_EQ(make(options).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(make(options).ToString(), HasSubstr("congestion control none-such"));
+}
+
+TEST(TransportFakeTest, SaysThatThereIsNoDescriptorToBeHad) {
+  FakeRing ring({});
+  Peer peer;
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  TransportOptions options;
+  options.self = PeerId(1);
+  options.listen = "127.0.0.1:0";
+  const absl::Status status = MakeTransport(options, &ring, &peer).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.ToString(), HasSubstr("eventfd: Too many open files"));
 }
 
 // Printed, not asserted: a sanity figure of this machine in this moment.
