@@ -12,18 +12,27 @@ bool Differs(uint64_t a, uint64_t b) {
   return high - std::min(a, b) > high / 20;
 }
 
+template <class T>
+void DropOld(std::deque<std::pair<Tick, T>>* samples, Tick now) {
+  while (!samples->empty() && now - samples->front().first > LinkWatch::kWindow) {
+    samples->pop_front();
+  }
+}
+
 }  // namespace
 
 void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   if (peer == self_) return;
   Watched& link = links_[peer];
+  DropOld(&link.rtts, now);
   if (sample.rtt_us != 0) {
-    link.rtt_us = link.rtt_us == 0 ? sample.rtt_us : std::min(link.rtt_us, sample.rtt_us);
+    while (!link.rtts.empty() && link.rtts.back().second >= sample.rtt_us) link.rtts.pop_back();
+    link.rtts.emplace_back(now, sample.rtt_us);
+    if (link.rtts.size() > kSamplesMax) link.rtts.pop_front();
+    link.rtt_us = link.rtts.front().second;
   }
   if (sample.bytes_per_second == 0) return;
-  while (!link.samples.empty() && now - link.samples.front().first > kWindow) {
-    link.samples.pop_front();
-  }
+  DropOld(&link.samples, now);
   if (link.samples.empty()) link.since = now;
   if (now - link.at > kForget) link.rate = 0;
   // Too little to send, or too few connections, show what the link carries at least.

@@ -3,10 +3,10 @@
 // From real traffic, by what TCP measures of it: the rate at which data was acknowledged while
 // the network, and not the sender, set the pace (as BBR takes its samples: Cardwell et al., 2016);
 // and from probes where there is none. Of the samples of the last kWindow the highest counts, since
-// a rate is lower whenever the link is shared with other traffic of ours; a link that became slower
-// shows once that has passed. The first samples after a pause may have seen no more than
-// connections that begin: until kConfirm they make no link slower, and what was unknown before is a
-// lower bound.
+// a rate is lower whenever the link is shared with other traffic of ours, and the shortest round
+// trip; a link that became slower or longer shows once that has passed. The first samples after a
+// pause may have seen no more than connections that begin: until kConfirm they make no link slower,
+// and what was unknown before is a lower bound.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -59,11 +59,12 @@ class LinkWatch {
  private:
   struct Watched {
     std::deque<std::pair<Tick, uint64_t>> samples;  // falling rates, the highest first
+    std::deque<std::pair<Tick, uint32_t>> rtts;     // rising round trips, the shortest first
     Tick since;                                     // the first after the last pause
     uint64_t rate = 0;                              // the last known
     bool at_least = false;                          // it may carry more
-    uint32_t rtt_us = 0;
-    Tick at;  // of the last sample that counted
+    uint32_t rtt_us = 0;                            // likewise
+    Tick at;                                        // of the last sample that counted
     uint64_t said_rate = 0;
     bool said_at_least = false;
     uint32_t said_rtt_us = 0;

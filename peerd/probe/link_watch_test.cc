@@ -45,6 +45,20 @@ TEST(LinkWatch, TheHighestOfTheWindowCounts) {
       << "the highest one is too old";
 }
 
+TEST(LinkWatch, TheShortestRoundTripOfTheWindowCounts) {
+  LinkWatch watch(kSelf);
+  watch.Add(kOther, {100 * kMega, false, 5000}, At(0));
+  watch.Add(kOther, {100 * kMega, false, 100000}, At(5));
+  watch.Add(kOther, {100 * kMega, false, 0}, At(10));
+  EXPECT_EQ(watch.TakeReport(At(10)).links.at(0).rtt_us, 5000u);
+  watch.Add(kOther, {100 * kMega, false, 0}, At(21));
+  EXPECT_TRUE(watch.TakeReport(At(21)).links.empty()) << "it is not known any better";
+  watch.Add(kOther, {100 * kMega, false, 120000}, At(22));
+  EXPECT_EQ(watch.TakeReport(At(22)).links.at(0).rtt_us, 100000u) << "another route";
+  watch.Add(kOther, {100 * kMega, false, 90000}, At(60));
+  EXPECT_EQ(watch.TakeReport(At(60)).links.at(0).rtt_us, 90000u);
+}
+
 TEST(LinkWatch, ASenderWithTooLittleToSendShowsALinkIsFasterAndNeverSlower) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {5 * kMega, true, 1000}, At(0));
