@@ -125,6 +125,17 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
           absl::StrCat(name, ": ", std::string(parsed.status().message())));
     }
   }
+  // What others are to connect to, and the coordinator refuses otherwise.
+  if (const std::string& address = options.advertise; !address.empty()) {
+    if (ParseHostPort(address)->port == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--advertise: port 0 of ", address, ": name the port that others reach"));
+    }
+    if (address.size() > LH_ENDPOINT_BYTES_MAX) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--advertise: ", address.size(), " bytes long, more than ", LH_ENDPOINT_BYTES_MAX));
+    }
+  }
   absl::StatusOr<uint32_t> lanes = ParseLanes(absl::GetFlag(FLAGS_lanes));
   if (!lanes.ok()) return lanes.status();
   options.lanes = *lanes;

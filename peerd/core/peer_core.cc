@@ -166,7 +166,8 @@ class PeerCore::Impl {
   LocalSyncs syncs_{config_.detect_ms};
   std::map<GroupKey, std::unique_ptr<Group>> groups_;
   std::set<std::pair<std::string, PeerId>> links_up_;
-  bool coordinator_up_ = false;
+  bool coordinator_up_ = false;  // the stream stands
+  bool welcomed_ = false;        // and the coordinator has not refused this peer
   Tick coordinator_down_since_;
   Tick beat_due_ = kNever;
   std::optional<Drain> drain_;
@@ -224,7 +225,7 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
 
 void PeerCore::Impl::On(const CoordinatorDown&) {
   coordinator_up_ = false;
-  coordinator_down_since_ = now_;
+  if (std::exchange(welcomed_, false)) coordinator_down_since_ = now_;
   beat_due_ = kNever;
 }
 
@@ -233,6 +234,7 @@ void PeerCore::Impl::On(const FromCoordinator& event) {
 }
 
 void PeerCore::Impl::Take(const control::Welcome& message) {
+  welcomed_ = coordinator_up_;
   if (message.detect_ms == 0) return;
   detect_ms_ = message.detect_ms;
   syncs_.SetDetectMs(detect_ms_);
@@ -528,7 +530,7 @@ void PeerCore::Impl::SweepDrain() {
     drain_->due = true;
     members_.Drain("", /*at_once=*/true, &out_);
   }
-  if (!drain_->forced && !coordinator_up_ && !members_.empty() && now_ >= ForceDue()) {
+  if (!drain_->forced && !welcomed_ && !members_.empty() && now_ >= ForceDue()) {
     drain_->forced = true;
     out_.push_back(LogLine{"draining without the coordinator: it cannot be reached"});
     for (const LocalMember* local :
@@ -638,7 +640,7 @@ Tick PeerCore::Impl::NextDeadline() const {
   Tick due = std::min({beat_due_, members_.NextDeadline(), syncs_.NextDeadline()});
   for (const auto& [key, group] : groups_) due = std::min(due, group->epochs.NextDeadline());
   if (drain_ && !drain_->due) due = std::min(due, drain_->deadline);
-  if (drain_ && !drain_->forced && !coordinator_up_ && !members_.empty()) {
+  if (drain_ && !drain_->forced && !welcomed_ && !members_.empty()) {
     due = std::min(due, ForceDue());
   }
   return due;
@@ -724,6 +726,7 @@ std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
   }
   clone->links_up_ = links_up_;
   clone->coordinator_up_ = coordinator_up_;
+  clone->welcomed_ = welcomed_;
   clone->coordinator_down_since_ = coordinator_down_since_;
   clone->beat_due_ = beat_due_;
   clone->drain_ = drain_;
@@ -733,7 +736,10 @@ std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
 uint64_t PeerCore::Impl::Digest() const {
   Digester digest;
   digest.Add(uint64_t{detect_ms_}).Add(counters_.next_ordinal).Add(uint64_t{coordinator_up_});
-  digest.Add(coordinator_down_since_).Add(beat_due_).Add(counters_.committed);
+  digest.Add(uint64_t{welcomed_})
+      .Add(coordinator_down_since_)
+      .Add(beat_due_)
+      .Add(counters_.committed);
   digest.Add(counters_.aborted).Add(counters_.refused).Add(counters_.retries);
   digest.Add(counters_.frames_stale).Add(counters_.frames_refused);
   if (drain_) {

@@ -56,6 +56,7 @@ class PeerCoreTest : public testing::Test {
   // Member 1 here and member 2 at peer 2, epoch 1.
   void EnterTwo() {
     Give(CoordinatorUp{});
+    Say(control::Welcome{"c", 0});
     Join(1);
     Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}}));
     Up(2);
@@ -810,6 +811,21 @@ TEST_F(PeerCoreTest, ADrainEndsEvenIfTheCoordinatorDoesNotComeBack) {
   EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
   EXPECT_EQ(Get<Drained>(out_).size(), 1u);
   EXPECT_EQ(core_.NextDeadline(), kNever);
+}
+
+TEST_F(PeerCoreTest, ADrainEndsEvenIfTheCoordinatorRefusesThisPeerAgainAndAgain) {
+  EnterTwo();
+  Give(DrainRequested{now_ + Seconds(2)});
+  Give(CoordinatorDown{});
+  const Tick down = now_;
+  while (Get<MemberGone>(out_).empty()) {
+    Give(CoordinatorUp{});
+    Give(CoordinatorDown{});
+    now_ = now_ + Millis(250);
+    Give(TimePassed{});
+    ASSERT_LE(now_ - down, Seconds(10));
+  }
+  EXPECT_EQ(Get<Drained>(out_).size(), 1u);
 }
 
 TEST_F(PeerCoreTest, EqualHistoriesGiveEqualDigests) {

@@ -198,7 +198,10 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   std::deque<Event> events_;
   std::map<LocalId, Tick> joins_;  // trainers that wait for admission, since when
   std::map<LocalId, GroupKey> groups_;
-  std::atomic<bool> coordinator_up_ = false;  // written by the reactor only
+  bool stream_up_ = false;
+  // The coordinator has welcomed this peer on the stream; one that accepts it and then refuses the
+  // peer is as good as none. Written by the reactor only.
+  std::atomic<bool> coordinator_up_ = false;
   Tick coordinator_down_since_;
   std::string coordinator_error_ = "not tried yet";
   Tick metrics_due_;
@@ -206,7 +209,6 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   ProbePlan probe_plan_{self_, Seconds(options_.probe_interval_s)};
   std::map<LinkKey, uint64_t> sent_before_;  // of the links that were up, when it was looked last
   Tick report_due_;
-  bool welcomed_ = false;  // by the coordinator, on this stream
   RelayCounts relays_;
   int signals_ = 0;
   bool drained_ = false;
@@ -320,20 +322,17 @@ absl::Status DaemonImpl::Run() {
 void DaemonImpl::TakeInbox() {
   for (Inbound& inbound : inbox_.TakeAll()) {
     if (std::holds_alternative<ControlUp>(inbound)) {
-      coordinator_up_ = true;
+      stream_up_ = true;
       Post(CoordinatorUp{});
     } else if (const auto* down = std::get_if<ControlDown>(&inbound)) {
-      if (coordinator_up_) {
-        coordinator_down_since_ = ring_->Now();
-        Post(CoordinatorDown{});
-      }
-      coordinator_up_ = false;
-      welcomed_ = false;
+      if (coordinator_up_) coordinator_down_since_ = ring_->Now();
+      if (stream_up_) Post(CoordinatorDown{});
+      stream_up_ = coordinator_up_ = false;
       coordinator_error_ = down->reason;
     } else {
       auto& message = std::get<control::CoordinatorMessage>(inbound);
       if (const auto* welcome = std::get_if<control::Welcome>(&message)) {
-        welcomed_ = true;
+        coordinator_up_ = true;
         link_watch_.SayAllAgain();
         transport_->SetDetectMs(welcome->detect_ms);
         states_->SetDetectMs(welcome->detect_ms);
@@ -513,14 +512,14 @@ void DaemonImpl::FailHopelessJoins() {
       continue;
     }
     it = joins_.erase(it);
-    ipc_->JoinDone(
-        local,
-        {Code::kUnavailable,
-         absl::StrCat("join refused: coordinator ", absl::StrJoin(options_.coordinators, ","),
-                      " not reachable (", coordinator_error_, "); check --coordinator of peerd")},
-        {});
+    ipc_->JoinDone(local,
+                   {Code::kUnavailable,
+                    absl::StrCat("join refused: no coordinator of ",
+                                 absl::StrJoin(options_.coordinators, ","), " serves this peer (",
+                                 coordinator_error_, "); check --coordinator of peerd")},
+                   {});
     states_->Forget(local);
-    Post(LocalDied{local, "coordinator not reachable"});
+    Post(LocalDied{local, "no coordinator"});
   }
 }
 
@@ -577,7 +576,7 @@ void DaemonImpl::WatchLinks() {
         {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us, seen.lanes_growing}, now);
   }
   // Not before Hello has been answered: it is the first message of a stream.
-  if (!welcomed_) return;
+  if (!coordinator_up_) return;
   const std::vector<LinkStats> links = transport_->GetLinkStats();
   if (!drained_ && signals_ == 0) ProbeLinks(links, now);
   if (now < report_due_) return;
@@ -658,7 +657,7 @@ HttpResponse DaemonImpl::Serve(const std::string& path) const {
   if (path == "/healthz") return {200, "text/plain", "ok\n"};
   if (path == "/readyz") {
     if (coordinator_up_) return {200, "text/plain", "ok\n"};
-    return {503, "text/plain", "no stream to the coordinator\n"};
+    return {503, "text/plain", "no coordinator serves this peer\n"};
   }
   return {404, "text/plain", "there are /metrics, /healthz and /readyz\n"};
 }

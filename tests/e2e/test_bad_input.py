@@ -230,6 +230,16 @@ def test_bad_usage_ends_with_two_and_says_why(binary: str, flag: str) -> None:
     assert flag.lstrip("-").split("=")[0] in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("address", "why"), [("10.0.0.1:0", "port 0"), ("a" * 300 + ":29700", "306 bytes"), ("nonsense", "host:port")]
+)
+def test_an_address_that_nobody_can_reach_is_not_advertised(address: str, why: str) -> None:
+    command = [str(find_binary("longhaul-peerd")), "--coordinator=127.0.0.1:1", f"--advertise={address}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2, done
+    assert "--advertise" in done.stderr and why in done.stderr, done.stderr
+
+
 def test_a_world_of_one_works(cluster: LocalCluster) -> None:
     trainer = Trainer()
     try:
