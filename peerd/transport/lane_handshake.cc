@@ -62,8 +62,6 @@ bool LaneHandshake::Running() {
   return false;
 }
 
-void LaneHandshake::Succeed() { End(); }
-
 void LaneHandshake::End() {
   LH_CHECK(operation_ == 0 && !ended_);
   ended_ = true;
@@ -171,11 +169,11 @@ void LaneDial::OnAnswer() {
   Send(confirm_bytes_.data(), confirm_bytes_.size(), static_cast<Step>(&LaneDial::OnConfirmSent));
 }
 
-void LaneDial::OnConfirmSent() { Succeed(); }
+void LaneDial::OnConfirmSent() { End(); }
 
 // ------------------------------------------------------------------------------ probing
 
-LaneProbe::LaneProbe(Ring* ring, const SocketAddress& address, const StreamTuning& tuning,
+LaneKnock::LaneKnock(Ring* ring, const SocketAddress& address, const StreamTuning& tuning,
                      Tick deadline, Done done)
     : LaneHandshake(ring, -1, deadline, std::move(done)), address_(address) {
   Connect(address_, tuning, [this](int value) {

@@ -26,7 +26,6 @@ class LaneHandshake {
   virtual ~LaneHandshake();
 
   Tick deadline() const { return deadline_; }
-  bool ended() const { return ended_; }
   // Ends soon, with this reason.
   void Fail(const std::string& reason);
 
@@ -48,7 +47,6 @@ class LaneHandshake {
                absl::AnyInvocable<void(int)> connected);
   // At the start of every callback. False: it is over.
   bool Running();
-  void Succeed();
   void End();
   // Once it is over: an orderly close rather than a reset.
   void CloseInOrder() { in_order_ = true; }
@@ -111,9 +109,9 @@ class LaneDial final : public LaneHandshake {
 };
 
 // Connects and says nothing: whether anybody listens there.
-class LaneProbe final : public LaneHandshake {
+class LaneKnock final : public LaneHandshake {
  public:
-  LaneProbe(Ring* ring, const SocketAddress& address, const StreamTuning& tuning, Tick deadline,
+  LaneKnock(Ring* ring, const SocketAddress& address, const StreamTuning& tuning, Tick deadline,
             Done done);
   const SocketAddress& address() const { return address_; }
   int connect_error() const { return connect_error_; }

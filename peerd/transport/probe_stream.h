@@ -31,7 +31,6 @@ class ProbeStream {
   void Stop();
   Tick deadline() const { return deadline_; }
   bool sends() const { return sends_; }
-  uint64_t bytes() const { return bytes_; }
   // What TCP has seen of it so far.
   const TcpDelivery& delivery();
 

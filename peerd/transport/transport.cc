@@ -110,11 +110,11 @@ struct Peering {
   size_t token_attempts = 0;
   // While the control lane is lost and the other side dials: is anybody there?
   std::vector<std::string> endpoints;  // of the peer, as told last
-  int probes = 0;                      // under way, names being resolved included
-  int probes_refused = 0;              // in this round
-  int probes_other = 0;
-  std::string probe_refused;  // by that address
-  Backoff probe_backoff;
+  int knocks = 0;                      // under way, names being resolved included
+  int knocks_refused = 0;              // in this round
+  int knocks_other = 0;
+  std::string knock_refused;  // by that address
+  Backoff knock_backoff;
   Tick losses_since;
   int losses = 0;  // since then
 
@@ -274,10 +274,10 @@ class TransportImpl final : public Transport, public LinkOwner {
   Tick RepairControl(Peering* p, Tick now);
   void Redial(Peering* p, Tick now);
   void OnRedialled(const LinkKey& key, LaneHandshake* handshake);
-  void Probe(Peering* p, Tick now);
-  void ProbeAddress(Peering* p, const SocketAddress& address);
-  void OnProbed(const LinkKey& key, uint64_t serial, LaneHandshake* handshake);
-  void OnProbeOver(Peering* p);
+  void Knock(Peering* p, Tick now);
+  void KnockAt(Peering* p, const SocketAddress& address);
+  void OnKnocked(const LinkKey& key, uint64_t serial, LaneHandshake* handshake);
+  void OnKnockOver(Peering* p);
   bool FindAnyToken(const Peering& p, uint32_t* group, Epoch* epoch, std::string* token) const;
   void TryNextToken(Peering* p, const LaneDial& dial) const;
   bool MissingLanesWanted(const Peering& p) const;
@@ -825,7 +825,7 @@ void TransportImpl::OnLinkLaneLost(Link* link, LaneKind kind, const std::string&
     p->losses_since = now;
     p->losses = 0;
     p->redial_backoff.Reset(now);
-    p->probe_backoff.Reset(now);
+    p->knock_backoff.Reset(now);
     p->data_backoff.Reset(now);
   } else if (p->losses > 2 * static_cast<int>(1 + link->data_lanes_announced())) {
     (kind == LaneKind::kControl ? p->redial_backoff : p->data_backoff).Failed(now);
@@ -983,7 +983,7 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
   p->candidates.clear();
   p->gone_since = kNever;
   p->redial_backoff.Reset(ring_->Now());
-  p->probe_backoff.Reset(ring_->Now());
+  p->knock_backoff.Reset(ring_->Now());
   p->losses = 0;
   p->link = std::make_unique<Link>(ring_, fd, std::move(options), this);
   Evaluate(p);
@@ -1283,8 +1283,8 @@ Tick TransportImpl::RepairControl(Peering* p, Tick now) {
     if (p->redial == nullptr && p->redial_backoff.next <= now) Redial(p, now);
     return p->redial == nullptr ? p->redial_backoff.next : kNever;
   }
-  if (p->probes == 0 && p->probe_backoff.next <= now) Probe(p, now);
-  return p->probes == 0 && p->link != nullptr ? p->probe_backoff.next : kNever;
+  if (p->knocks == 0 && p->knock_backoff.next <= now) Knock(p, now);
+  return p->knocks == 0 && p->link != nullptr ? p->knock_backoff.next : kNever;
 }
 
 void TransportImpl::Redial(Peering* p, Tick now) {
@@ -1346,64 +1346,63 @@ void TransportImpl::OnRedialled(const LinkKey& key, LaneHandshake* handshake) {
   Arm(p->redial_backoff.next);
 }
 
-// All addresses of the peer at once. If each refuses, its process is gone.
-void TransportImpl::Probe(Peering* p, Tick now) {
-  p->probes_refused = 0;
-  p->probes_other = 0;
-  p->probe_backoff.Failed(now);
+// At all addresses of the peer at once. If each refuses, its process is gone.
+void TransportImpl::Knock(Peering* p, Tick now) {
+  p->knocks_refused = 0;
+  p->knocks_other = 0;
+  p->knock_backoff.Failed(now);
   for (const std::string& endpoint : p->endpoints) {
     const auto host_port = ParseHostPort(endpoint);
     if (!host_port.ok()) continue;
     if (const auto address = NumericAddress(*host_port)) {
-      ProbeAddress(p, *address);
+      KnockAt(p, *address);
       continue;
     }
-    ++p->probes;
+    ++p->knocks;
     resolver_.Resolve(*host_port,
                       [this, key = p->key, serial = p->serial](Resolver::Addresses addresses) {
                         Peering* peering = FindSerial(key, serial);
                         if (peering == nullptr) return;
                         if (addresses.ok()) {
-                          for (const SocketAddress& address : *addresses)
-                            ProbeAddress(peering, address);
+                          for (const SocketAddress& address : *addresses) KnockAt(peering, address);
                         } else {
-                          ++peering->probes_other;
+                          ++peering->knocks_other;
                         }
-                        --peering->probes;
-                        OnProbeOver(peering);
+                        --peering->knocks;
+                        OnKnockOver(peering);
                       });
   }
 }
 
-void TransportImpl::ProbeAddress(Peering* p, const SocketAddress& address) {
-  ++p->probes;
-  Keep(std::make_unique<LaneProbe>(
+void TransportImpl::KnockAt(Peering* p, const SocketAddress& address) {
+  ++p->knocks;
+  Keep(std::make_unique<LaneKnock>(
       ring_, address, TuningFor(address), ring_->Now() + Millis(options_.detect_ms),
-      [this, key = p->key, serial = p->serial](LaneHandshake* h) { OnProbed(key, serial, h); }));
+      [this, key = p->key, serial = p->serial](LaneHandshake* h) { OnKnocked(key, serial, h); }));
 }
 
-void TransportImpl::OnProbed(const LinkKey& key, uint64_t serial, LaneHandshake* handshake) {
+void TransportImpl::OnKnocked(const LinkKey& key, uint64_t serial, LaneHandshake* handshake) {
   ended_handshakes_.push_back(Release(handshake));
   Later([] {});
-  LaneProbe* probe = static_cast<LaneProbe*>(handshake);
-  if (probe->ok()) ring_->sockets().Close(probe->TakeFd());
+  LaneKnock* knock = static_cast<LaneKnock*>(handshake);
+  if (knock->ok()) ring_->sockets().Close(knock->TakeFd());
   Peering* p = FindSerial(key, serial);
   if (p == nullptr || closing_) return;
-  if (probe->connect_error() == ECONNREFUSED) {
-    ++p->probes_refused;
-    p->probe_refused = ToString(probe->address());
+  if (knock->connect_error() == ECONNREFUSED) {
+    ++p->knocks_refused;
+    p->knock_refused = ToString(knock->address());
   } else {
-    ++p->probes_other;
+    ++p->knocks_other;
   }
-  --p->probes;
-  OnProbeOver(p);
+  --p->knocks;
+  OnKnockOver(p);
 }
 
-void TransportImpl::OnProbeOver(Peering* p) {
-  if (p->probes > 0) return;
-  Arm(p->probe_backoff.next);
+void TransportImpl::OnKnockOver(Peering* p) {
+  if (p->knocks > 0) return;
+  Arm(p->knock_backoff.next);
   if (p->link == nullptr || !p->link->alive() || p->link->has_control()) return;
-  if (p->probes_refused > 0 && p->probes_other == 0) BreakRefused(p, p->probe_refused);
+  if (p->knocks_refused > 0 && p->knocks_other == 0) BreakRefused(p, p->knock_refused);
 }
 
 // ------------------------------------------------------------------------------ probes
