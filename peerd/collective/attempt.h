@@ -67,6 +67,8 @@ class ScratchPool {
 // `kept_bytes_max`. How much is taken is for those to bound who take it.
 std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max);
 
+inline constexpr uint64_t kCachedBytesMax = 2 << 20;
+
 struct AttemptSpec {
   OpDesc desc;
   int size = 1;          // ring positions (peers)
@@ -88,7 +90,7 @@ struct AttemptSpec {
   // that others wait for then find a short queue while they are hot in cache. Long ways need more.
   uint64_t window_bytes = 8 << 20;
   // A tensor up to this is taken to be in the processor's caches, with its scratch buffer.
-  uint64_t cached_bytes_max = 2 << 20;
+  uint64_t cached_bytes_max = kCachedBytesMax;
 };
 
 class Attempt {

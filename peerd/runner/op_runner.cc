@@ -140,6 +140,7 @@ AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& p
   spec.counts = counts;
   spec.desc = desc;
   spec.grain_bytes = options_.grain_bytes;
+  spec.cached_bytes_max = options_.cached_bytes_max;
   for (const PostRef& post : posts) {
     const PostBuffers& buffers = posts_.at(post).buffers;
     spec.sources.push_back(buffers.source);

@@ -43,8 +43,10 @@ class OpRunner {
     // Bytes that the attempts at all posts may need at one time: to keep originals, and for what
     // others send.
     uint64_t scratch_limit = uint64_t{4} << 30;
-    // Simulations, whose tensors are small, cut them finer; at every peer alike.
+    // Simulations, whose tensors are small, cut them finer; at every peer alike. And what is large
+    // begins earlier there.
     uint32_t grain_bytes = kGrainBytes;
+    uint64_t cached_bytes_max = kCachedBytesMax;
   };
 
   // `transport` outlives the runner's last use of it.

@@ -343,6 +343,7 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   peerd::OpRunner::Options runner;
   runner.self = id;
   runner.grain_bytes = 512;
+  runner.cached_bytes_max = 6000;  // between those of ops
   runner_ = std::make_unique<peerd::OpRunner>(&transport_, runner);
   peerd::CoreConfig core;
   core.peer = id;
