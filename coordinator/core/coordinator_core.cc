@@ -615,10 +615,14 @@ void CoordinatorCore::Impl::Handle(const DrainPeer& event) {
 void CoordinatorCore::Impl::Handle(const RingOrdered& event) {
   if (!ordering_ || event.request != ring_requests_) return;
   const Ordering asked = *std::exchange(ordering_, std::nullopt);
-  if (FindGroup(asked.group) == nullptr) return;
-  On(asked.group, [&](Group& group, GroupOutput* out) {
-    group.RingFound(event.ring, asked.epoch, event.score, event.present, out);
-  });
+  if (FindGroup(asked.group) != nullptr) {
+    On(asked.group, [&](Group& group, GroupOutput* out) {
+      group.RingFound(event.ring, asked.epoch, event.score, event.present, out);
+    });
+  }
+  // Groups whose time came meanwhile go now: left to the next TimePassed, they would look as if
+  // this process had not run since.
+  OrderARing();
 }
 
 // The ring that has waited longest for it, if it is time. One at a time: a large one takes seconds

@@ -369,6 +369,61 @@ TEST_F(RingOrderTest, ARestartForgetsItAndAnswersTheVotes) {
   }
 }
 
+// Otherwise the wait of the next one looks like a coordinator that did not run, and others' faults
+// are forgiven for it, solve after solve.
+TEST_F(RingOrderTest, AQueueOfSolvesPostponesNeitherRepairsNorDeaths) {
+  constexpr uint32_t kGroups = 16;
+  for (uint64_t n = 1; n <= 4; ++n) {
+    h_.AddLively(P(n));
+    for (uint32_t g = 0; g < kGroups; ++g) h_.LivelyJoin(P(n), g + 1, Harness::G(g));
+    h_.Run();
+  }
+  for (const auto& [key, record] : h_.store().groups) {
+    for (const auto& member : record.members) {
+      if (member.joined) h_.LivelyVote(member.peer, member.member);
+    }
+  }
+  h_.Run();
+  ASSERT_EQ(h_.View(Harness::G(kGroups - 1)).ring.size(), 4u);
+  peers_ = 4;
+  MeasureASlowLink();
+  h_.Wait(6000);
+  ASSERT_EQ(h_.ring_orders().size(), 1u) << "one at a time, all of them due";
+  h_.Wait(600);
+
+  const Epoch before = h_.Stored().committed;
+  h_.Say(P(1), control::LinkLost{Harness::G(), before, P(2), "reset"});
+  h_.Hang(P(4));
+  for (size_t solved = 1; solved < kGroups; ++solved) {
+    h_.AnswerRing();
+    ASSERT_EQ(h_.ring_orders().size(), solved + 1) << "the next one is asked for at once";
+    h_.Wait(300);
+    if (solved > 1) continue;
+    EXPECT_GT(h_.Stored().committed, before) << "the lost link is not repaired";
+  }
+  EXPECT_EQ(h_.View().ring.size(), 3u) << "the silent peer is still there after 4500 ms";
+}
+
+TEST_F(RingOrderTest, TheRingOfAGroupThatIsGoneGivesWayToTheNext) {
+  Enter(4);
+  for (uint64_t n = 1; n <= 4; ++n) h_.LivelyJoin(P(n), 2, {"other", 0});
+  h_.Run();
+  h_.LivelyVote(P(1), M(1));
+  h_.Run();
+  ASSERT_EQ(h_.View({"other", 0}).ring.size(), 4u);
+  MeasureASlowLink();
+  h_.Wait(6000);
+  ASSERT_EQ(h_.ring_orders().back().group, (GroupKey{"other", 0}));
+  for (uint64_t n = 1; n <= 4; ++n) h_.LivelyLeave(P(n), M(n));
+  h_.Run();
+  h_.Wait(601000);
+  ASSERT_TRUE(h_.View({"other", 0}).members.empty());
+  ASSERT_EQ(h_.ring_orders().size(), 1u);
+  h_.AnswerRing();
+  ASSERT_EQ(h_.ring_orders().size(), 2u);
+  EXPECT_EQ(h_.ring_orders().back().group, Harness::G());
+}
+
 TEST_F(RingOrderTest, AReportOfOthersLinksIsAgainstTheProtocol) {
   Enter(3);
   h_.Say(P(1), control::LinkReport{{{P(2), P(3), kMega, 1000, 0}}});
