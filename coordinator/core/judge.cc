@@ -21,59 +21,75 @@ bool SomebodyIsNotDone(const control::OpReport& op, const std::map<PeerId, DoneB
   return false;
 }
 
-// In order of their ordinals: those before the last one linger.
-using ReportsByName = std::map<control::MissedOp, std::vector<const control::OpReport*>>;
+// All that was reported of the ops of one name. Of one peer in order of their ordinals: those
+// before the last one linger.
+struct OpsOfName {
+  using ByPeer = std::map<PeerId, std::vector<const control::OpReport*>>;
+  ByPeer reported;
+  ByPeer aborted;
+};
 
-bool Matches(const control::OpReport& op, PeerId peer, OpOrdinal ordinal) {
-  return std::find(op.matches.begin(), op.matches.end(), control::OpMatch{peer, ordinal}) !=
-         op.matches.end();
-}
-
-// Whether the peer `other`, whose ops are `theirs`, has announced `op` of `owner`, whose ops are
-// `owners`. It may be behind: then its op of that name is the one before, which `owner` knew by
-// another ordinal, and has settled or is done with.
-bool HasAnnounced(PeerId other, const ReportsByName& theirs, PeerId owner,
-                  const ReportsByName& owners, const control::OpReport& op) {
-  const control::MissedOp name{op.boundary, op.tag};
-  const auto it = theirs.find(name);
-  if (it == theirs.end()) return false;
-  const control::OpReport& newest = *it->second.back();
-  for (const control::OpReport* const before : owners.at(name)) {
-    if (before->ordinal < op.ordinal && Matches(*before, other, newest.ordinal)) return false;
+// The peers among `reports` that have not announced an op of this name that another one aborts.
+// Goes once through the matches of the name: there are as many as pairs of peers.
+std::set<PeerId> MissedBy(const OpsOfName& name, const Reports& reports) {
+  std::set<PeerId> missed;
+  if (name.aborted.empty()) return missed;
+  for (const auto& [peer, ops] : reports) {
+    if (!name.reported.contains(peer)) missed.insert(peer);
   }
-  return std::all_of(newest.matches.begin(), newest.matches.end(),
-                     [&](const control::OpMatch& match) {
-                       return match.peer != owner || match.ordinal == op.ordinal;
-                     });
+  // A peer that has an op of the name may be behind: its newest one is the op before, which the
+  // peer that aborts knew by another ordinal, and has settled or is done with. The report of either
+  // may show it, that of the peer that is behind by the ordinal of the other,
+  for (const auto& [peer, ops] : name.reported) {
+    for (const control::OpMatch& match : ops.back()->matches) {
+      const auto aborted = name.aborted.find(match.peer);
+      if (aborted == name.aborted.end() || match.peer == peer) continue;
+      if (std::any_of(aborted->second.begin(), aborted->second.end(),
+                      [&](const auto* op) { return op->ordinal != match.ordinal; })) {
+        missed.insert(peer);
+      }
+    }
+  }
+  // that of the peer that aborts by an op before, which it matched with the newest of the other.
+  for (const auto& [peer, aborted] : name.aborted) {
+    const auto newest_aborted =
+        std::max_element(aborted.begin(), aborted.end(),
+                         [](const auto* a, const auto* b) { return a->ordinal < b->ordinal; });
+    for (const control::OpReport* const before : name.reported.at(peer)) {
+      if (before->ordinal >= (*newest_aborted)->ordinal) continue;
+      for (const control::OpMatch& match : before->matches) {
+        const auto other = name.reported.find(match.peer);
+        if (other == name.reported.end() || match.peer == peer) continue;
+        if (other->second.back()->ordinal == match.ordinal) missed.insert(match.peer);
+      }
+    }
+  }
+  return missed;
 }
 
 }  // namespace
 
 std::vector<FatesRecord> Judge(const Reports& reports) {
   std::map<PeerId, DoneByOrdinal> done;
-  std::map<PeerId, ReportsByName> names;
   for (const auto& [peer, ops] : reports) {
     DoneByOrdinal& by_ordinal = done[peer];
-    ReportsByName& by_name = names[peer];
-    for (const control::OpReport& op : ops) {
-      by_ordinal[op.ordinal] = op.done;
-      by_name[{op.boundary, op.tag}].push_back(&op);
-    }
+    for (const control::OpReport& op : ops) by_ordinal[op.ordinal] = op.done;
   }
   std::map<PeerId, std::vector<control::OpFate>> fates;
-  std::map<PeerId, std::set<control::MissedOp>> missed;
+  std::map<control::MissedOp, OpsOfName> names;
   for (const auto& [peer, ops] : reports) {
     for (const control::OpReport& op : ops) {
       const bool commit = op.done && !SomebodyIsNotDone(op, done);
       const control::Fate again = op.abort_on_fault ? control::Fate::kAbort : control::Fate::kRedo;
       fates[peer].push_back({op.ordinal, commit ? control::Fate::kCommit : again});
-      if (commit || !op.abort_on_fault) continue;
-      for (const auto& [other, theirs] : names) {
-        if (other != peer && !HasAnnounced(other, theirs, peer, names.at(peer), op)) {
-          missed[other].insert({op.boundary, op.tag});
-        }
-      }
+      OpsOfName& name = names[{op.boundary, op.tag}];
+      name.reported[peer].push_back(&op);
+      if (!commit && op.abort_on_fault) name.aborted[peer].push_back(&op);
     }
+  }
+  std::map<PeerId, std::set<control::MissedOp>> missed;
+  for (const auto& [name, ops] : names) {
+    for (const PeerId peer : MissedBy(ops, reports)) missed[peer].insert(name);
   }
   std::vector<FatesRecord> records;
   for (const auto& [peer, ops] : reports) {
