@@ -183,6 +183,19 @@ class Storing(unittest.TestCase):
                 connection.close()
                 self.assertEqual(third.stop(), 0)
 
+    def test_a_missing_directory_is_made_for_the_owner_only(self):
+        with scratch() as directory:
+            made = os.path.join(directory, "longhaul")
+            flags = (f"--store=sqlite:{made}/coordinator.db", f"--journal={made}/journal")
+            with Coordinator(directory, *flags) as coordinator:
+                self.assertEqual(os.stat(made).st_mode & 0o777, 0o700)
+                self.assertTrue(os.path.exists(f"{made}/coordinator.db"))
+                self.assertTrue(os.path.exists(f"{made}/journal"))
+                self.assertEqual(coordinator.stop(), 0)
+            result = run("--listen=127.0.0.1:0", "--http=", f"--store=sqlite:{directory}/no/such/store.db")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(f"cannot make directory {directory}/no/such for store", result.stderr)
+
     def test_unusable_file_is_exit_code_1(self):
         with scratch() as directory:
             path = os.path.join(directory, "store.db")
@@ -191,6 +204,52 @@ class Storing(unittest.TestCase):
             result = run("--listen=127.0.0.1:0", "--http=", f"--store=sqlite:{path}")
             self.assertEqual(result.returncode, 1)
             self.assertIn("not a database", result.stderr)
+
+
+class Journaling(unittest.TestCase):
+    """A journal is set aside by the next coordinator that serves, and by nobody else."""
+
+    def test_a_mistaken_second_start_leaves_it_alone(self):
+        with scratch() as directory:
+            journal = os.path.join(directory, "journal")
+            with Coordinator(directory, f"--journal={journal}") as first:
+                file = os.stat(journal).st_ino
+                second = run("--listen=127.0.0.1:0", "--http=", f"--journal={journal}")
+                self.assertEqual(second.returncode, 1)
+                self.assertIn(
+                    f"journal {journal} is in use by another coordinator (process {first.process.pid}); "
+                    "stop it first, or choose another file",
+                    second.stderr,
+                )
+                self.assertEqual(os.stat(journal).st_ino, file)
+                self.assertFalse(os.path.exists(journal + ".1"))
+
+    def test_a_start_that_finds_a_port_used_leaves_that_of_a_crash_alone(self):
+        with scratch() as directory, scratch() as other, Coordinator(other) as busy:
+            journal = os.path.join(directory, "journal")
+            with Coordinator(directory, f"--journal={journal}") as crashed:
+                crashed.process.kill()
+                crashed.process.wait()
+            file = os.stat(journal).st_ino
+            for grpc, http, used in (
+                (busy.ready["grpc"], "", "--listen"),
+                ("127.0.0.1:0", busy.ready["http"], "--http"),
+            ):
+                again = run(f"--listen={grpc}", f"--http={http}", f"--journal={journal}")
+                self.assertEqual(again.returncode, 1)
+                self.assertIn(f"another process has the port, stop it or choose another {used}", again.stderr)
+                self.assertEqual(os.stat(journal).st_ino, file)
+            with Coordinator(directory, f"--journal={journal}"):
+                self.assertEqual(os.stat(journal + ".1").st_ino, file)
+
+    def test_the_file_of_the_store_is_refused(self):
+        with scratch() as directory:
+            os.symlink(directory, os.path.join(directory, "link"))
+            for store in ("store.db", "link/store.db", "nowhere/../store.db"):
+                result = run(f"--store=sqlite:{directory}/{store}", f"--journal={directory}/store.db", "--http=")
+                self.assertEqual(result.returncode, 2, result.stderr)
+                self.assertIn("that is the file of --store", result.stderr)
+                self.assertFalse(os.path.exists(os.path.join(directory, "store.db")))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/daemon/host_port.h"
@@ -20,6 +22,15 @@ std::string RandomBytes(size_t size) {
   std::string bytes(size, '\0');
   LH_CHECK(getrandom(bytes.data(), size, 0) == static_cast<ssize_t>(size));
   return bytes;
+}
+
+// However the two paths are written, and whether the file is there or not.
+bool SameFile(const std::string& a, const std::string& b) {
+  std::error_code failed;
+  const auto plain = [&](const std::string& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, failed), failed);
+  };
+  return plain(a) == plain(b);
 }
 
 // Before anything is opened.
@@ -44,7 +55,22 @@ absl::Status Check(const ServerOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("--journal-limit=", options.journal.bytes_max,
                                                    ": give at least ", kJournalBytesMin));
   }
+  constexpr char kSqlite[] = "sqlite:";
+  if (!options.journal.path.empty() && absl::StartsWith(options.store, kSqlite) &&
+      SameFile(options.store.substr(sizeof kSqlite - 1), options.journal.path)) {
+    return absl::InvalidArgumentError(absl::StrCat("--journal=", options.journal.path,
+                                                   ": that is the file of --store; give another"));
+  }
   return absl::OkStatus();
+}
+
+// A journal is set aside for a new one only by a coordinator that will serve.
+absl::Status TryPorts(const ServerOptions& options) {
+  LH_ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.listen));
+  LH_RETURN_IF_ERROR(TryListening(listen, "gRPC", "--listen"));
+  if (options.http.empty()) return absl::OkStatus();
+  LH_ASSIGN_OR_RETURN(const HostPort http, ParseHostPort(options.http));
+  return TryListening(http, "HTTP", "--http");
 }
 
 void ExitOnFatal(const absl::Status& status) {
@@ -60,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   LH_RETURN_IF_ERROR(Check(options));
   std::unique_ptr<Server> server(new Server);
   LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
+  LH_RETURN_IF_ERROR(TryPorts(options));
   CoordinatorLoop::Options loop;
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
   loop.core.detect_ms = options.detect_ms;

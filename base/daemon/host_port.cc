@@ -1,5 +1,11 @@
 #include "base/daemon/host_port.h"
 
+#include <errno.h>
+#include <netdb.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -63,6 +69,32 @@ absl::StatusOr<std::vector<std::string>> ParseAddressList(const std::string& tex
   }
   if (addresses.empty()) return absl::InvalidArgumentError("no address given; write host:port");
   return addresses;
+}
+
+absl::Status TryListening(const HostPort& address, const std::string& service,
+                          const std::string& flag) {
+  const std::string what =
+      absl::StrCat("cannot listen for ", service, " on ", ToString(address), ": ");
+  struct addrinfo hints {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  struct addrinfo* found = nullptr;
+  const int error =
+      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (error != 0) return absl::UnavailableError(absl::StrCat(what, gai_strerror(error)));
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int one = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  const bool listening = bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, 1) == 0;
+  const int saved = errno;
+  freeaddrinfo(found);
+  if (fd >= 0) close(fd);
+  if (listening) return absl::OkStatus();
+  const bool used = saved == EADDRINUSE;
+  return absl::UnavailableError(absl::StrCat(
+      what, strerror(saved),
+      used ? absl::StrCat("; another process has the port, stop it or choose another ", flag)
+           : std::string()));
 }
 
 }  // namespace longhaul

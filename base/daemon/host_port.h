@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace longhaul {
@@ -23,5 +24,10 @@ std::string ToString(const HostPort& address);
 
 // Comma-separated addresses, at least one, each with a port other than 0.
 absl::StatusOr<std::vector<std::string>> ParseAddressList(const std::string& text);
+
+// Whether one could listen on the address right now; listens for a moment. Unavailable says why not
+// and what to do: `service` ("HTTP") and `flag` ("--http") name what the address is for.
+absl::Status TryListening(const HostPort& address, const std::string& service,
+                          const std::string& flag);
 
 }  // namespace longhaul

@@ -1,14 +1,9 @@
 #include "coordinator/grpc/grpc_server.h"
 
-#include <errno.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
-#include <netdb.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <utility>
 
@@ -27,30 +22,6 @@ namespace {
 constexpr int kHandshakeMs = 5000;
 constexpr int kStreamsPerConnectionMax = 256;
 constexpr size_t kMemoryBytesMax = size_t{1} << 30;
-
-// Why `address` cannot be listened on: gRPC only says that it could not.
-absl::Status WhyNotListening(const HostPort& address) {
-  const std::string what = absl::StrCat("cannot listen for gRPC on ", ToString(address), ": ");
-  struct addrinfo hints {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  struct addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  if (error != 0) return absl::UnavailableError(absl::StrCat(what, gai_strerror(error)));
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int one = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  const bool bound = bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, 1) == 0;
-  const int saved = errno;
-  freeaddrinfo(found);
-  if (fd >= 0) close(fd);
-  if (bound) return absl::UnavailableError(absl::StrCat(what, "refused for a moment; try again"));
-  return absl::UnavailableError(absl::StrCat(
-      what, strerror(saved),
-      saved == EADDRINUSE ? "; another process has the port, stop it or choose another --listen"
-                          : ""));
-}
 
 void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
   builder->SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
@@ -108,7 +79,10 @@ class GrpcServer::Impl {
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
       server_ = nullptr;
-      return WhyNotListening(listen);
+      // gRPC only says that it could not.
+      LH_RETURN_IF_ERROR(TryListening(listen, "gRPC", "--listen"));
+      return absl::UnavailableError(absl::StrCat("cannot listen for gRPC on ", ToString(listen),
+                                                 ": refused for a moment; try again"));
     }
     listen.port = static_cast<uint16_t>(port);
     address_ = ToString(listen);

@@ -35,8 +35,9 @@ struct JournalOptions {
 class JournalWriter {
  public:
   // Begins a new journal of a core with this configuration and these records. What was at the path
-  // is kept as PATH.1 (and what was there is gone): after a crash it tells what led to it.
-  // Unavailable: the file cannot be made.
+  // is kept as PATH.1 (and what was there is gone): after a crash it tells what led to it. Holds
+  // `PATH-lock` until destroyed. FailedPrecondition: another coordinator writes there, and nothing
+  // was touched; Unavailable: the file cannot be made.
   static absl::StatusOr<std::unique_ptr<JournalWriter>> Begin(const JournalOptions& options,
                                                               const CoreConfig& config,
                                                               const Records& records);

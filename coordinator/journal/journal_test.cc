@@ -23,12 +23,12 @@ class JournalTest : public ::testing::Test {
   JournalTest() {
     static int number = 0;
     path_ = absl::StrCat(::testing::TempDir(), "/journal_", getpid(), "_", ++number);
-    for (const char* suffix : {"", ".1"}) unlink((path_ + suffix).c_str());
+    for (const char* suffix : {"", ".1", "-lock"}) unlink((path_ + suffix).c_str());
     options_.path = path_;
     options_.digest_every = 1;
   }
   ~JournalTest() override {
-    for (const char* suffix : {"", ".1"}) unlink((path_ + suffix).c_str());
+    for (const char* suffix : {"", ".1", "-lock"}) unlink((path_ + suffix).c_str());
   }
 
   void Begin(const Records& records = {}) {
@@ -37,6 +37,7 @@ class JournalTest : public ::testing::Test {
     config.detect_ms = 1000;
     config.entropy = kEntropy;
     core_ = std::make_unique<CoordinatorCore>(config, records);
+    writer_.reset();  // it has the file
     auto writer = JournalWriter::Begin(options_, config, records);
     ASSERT_TRUE(writer.ok()) << writer.status();
     writer_ = *std::move(writer);

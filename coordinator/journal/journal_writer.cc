@@ -8,17 +8,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/status_macros.h"
 #include "coordinator/journal/journal.h"
 #include "coordinator/journal/journal_format.h"
+#include "coordinator/store/files.h"
 
 namespace longhaul::coordinator {
 
 class JournalWriter::Impl {
  public:
-  Impl(JournalOptions options, int fd) : options_(std::move(options)), fd_(fd) {}
-  ~Impl() { close(fd_); }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
+  Impl(JournalOptions options, Fd lock, Fd file)
+      : options_(std::move(options)), lock_(std::move(lock)), file_(std::move(file)) {}
 
   void Write(const v1::JournalRecord& record) {
     if (ended_) return;
@@ -41,7 +41,7 @@ class JournalWriter::Impl {
   void Append(const std::string& frame) {
     size_t done = 0;
     while (done < frame.size()) {
-      const ssize_t wrote = write(fd_, frame.data() + done, frame.size() - done);
+      const ssize_t wrote = write(file_.get(), frame.data() + done, frame.size() - done);
       if (wrote < 0 && errno == EINTR) continue;
       if (wrote < 0) return End(strerror(errno));
       done += static_cast<size_t>(wrote);
@@ -55,7 +55,8 @@ class JournalWriter::Impl {
   }
 
   const JournalOptions options_;
-  const int fd_;
+  const Fd lock_;
+  const Fd file_;
   uint64_t bytes_ = 0;
   uint64_t events_ = 0;
   bool ended_ = false;
@@ -67,19 +68,21 @@ JournalWriter::~JournalWriter() = default;
 absl::StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Begin(const JournalOptions& options,
                                                                     const CoreConfig& config,
                                                                     const Records& records) {
+  LH_RETURN_IF_ERROR(MakeDirectoryOf("journal", options.path));
+  // Before the file is touched: it may be that of a coordinator that runs.
+  LH_ASSIGN_OR_RETURN(Fd lock, LockFile("journal", options.path));
   const std::string older = options.path + ".1";
   if (rename(options.path.c_str(), older.c_str()) != 0 && errno != ENOENT) {
     return absl::UnavailableError(absl::StrCat("cannot keep the journal ", options.path, " as ",
                                                older, ": ", strerror(errno)));
   }
   // Names of hosts and runs are inside: for the owner only.
-  const int fd =
-      open(options.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
-  if (fd < 0) {
+  Fd file(open(options.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
+  if (file.get() < 0) {
     return absl::UnavailableError(
         absl::StrCat("cannot make the journal ", options.path, ": ", strerror(errno)));
   }
-  auto impl = std::make_unique<Impl>(options, fd);
+  auto impl = std::make_unique<Impl>(options, std::move(lock), std::move(file));
   v1::JournalRecord record;
   *record.mutable_start() = StartOf(config, records);
   impl->Write(record);

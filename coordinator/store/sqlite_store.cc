@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,6 +22,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "coordinator/store/files.h"
 #include "coordinator/store/store.h"
 #include "sqlite3.h"
 
@@ -58,20 +58,6 @@ CREATE TABLE blocked(
   run TEXT NOT NULL, grp INTEGER NOT NULL, place INTEGER NOT NULL, a TEXT NOT NULL,
   b TEXT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY(run, grp, place));
 )";
-
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&&) = delete;
-  ~Fd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // ------------------------------------------------------------------------------ text columns
 
@@ -728,31 +714,12 @@ absl::StatusOr<Fd> OpenFile(const std::string& path) {
   return absl::UnavailableError(absl::StrCat("cannot open store ", path, ": ", strerror(errno)));
 }
 
-// SQLite would let two coordinators take turns. The lock goes when its process does, whatever way.
-absl::StatusOr<Fd> LockFile(const std::string& path) {
-  const std::string lock_path = path + "-lock";
-  LH_ASSIGN_OR_RETURN(Fd lock, OpenFile(lock_path));
-  char owner[32] = {};
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) {
-      return absl::UnavailableError(absl::StrCat("cannot lock ", lock_path, ": ", strerror(errno)));
-    }
-    const ssize_t got = pread(lock.get(), owner, sizeof owner - 1, 0);
-    return absl::FailedPreconditionError(absl::StrCat(
-        "store ", path, " is in use by another coordinator",
-        got > 0 ? absl::StrCat(" (process ", std::string(owner, got), ")") : std::string(),
-        "; stop it first, or choose another file"));
-  }
-  const std::string self = std::to_string(getpid());
-  // For the message above only, so failing is no harm.
-  if (ftruncate(lock.get(), 0) == 0) (void)!pwrite(lock.get(), self.data(), self.size(), 0);
-  return lock;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) {
-  LH_ASSIGN_OR_RETURN(Fd lock, LockFile(path));
+  LH_RETURN_IF_ERROR(MakeDirectoryOf("store", path));
+  // SQLite would let two coordinators take turns.
+  LH_ASSIGN_OR_RETURN(Fd lock, LockFile("store", path));
   {
     LH_ASSIGN_OR_RETURN(const Fd file, OpenFile(path));
     struct stat stat {};

@@ -33,7 +33,8 @@ class Store {
 
 std::unique_ptr<Store> MakeMemoryStore();
 
-// Opens or creates the file, and holds `PATH-lock` exclusively until destroyed. Errors:
+// Opens or creates the file (and its directory, for the owner only), and holds `PATH-lock`
+// exclusively until destroyed. Errors:
 // FailedPrecondition: another coordinator has it, or a newer version wrote it, or it is a file of
 // another program; DataLoss: corrupt; Unavailable: it cannot be opened.
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path);
