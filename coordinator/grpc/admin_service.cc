@@ -15,6 +15,7 @@
 #include "coordinator/grpc/services.h"
 #include "coordinator/loop/explain.h"
 #include "proto/control/convert.h"
+#include "proto/control/grpc/support.h"
 #include "proto/longhaul/v1/admin.grpc.pb.h"
 #include "proto/wire/limits.h"
 
@@ -191,9 +192,11 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
     after_ = after;
   }
 
-  void Begin() {
+  void Begin(grpc::CallbackServerContext* context) {
     {
       MutexLock lock(&mutex_);
+      context->AddInitialMetadata(control::kWatchedIncarnation, incarnation_);
+      context->AddInitialMetadata(control::kWatchedAfter, absl::StrCat(after_));
       // Tells the watcher that from now on it misses nothing.
       if (!stopped_) StartSendInitialMetadata();
     }
@@ -414,14 +417,14 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     return reactor;
   }
 
-  grpc::ServerWriteReactor<v1::Event>* WatchEvents(Context*,
+  grpc::ServerWriteReactor<v1::Event>* WatchEvents(Context* context,
                                                    const v1::WatchEventsRequest* request) override {
     auto* watcher =
         new Watcher(&watchers_, &loop_->events(), loop_->core_config().incarnation, *request);
     if (const grpc::Status refused = watchers_.Add(watcher); !refused.ok()) {
       watcher->Stop(refused);
     } else {
-      watcher->Begin();
+      watcher->Begin(context);
     }
     return watcher;
   }

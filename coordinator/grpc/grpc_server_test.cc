@@ -5,6 +5,8 @@
 #include <grpcpp/grpcpp.h>
 
 #include <future>
+#include <map>
+#include <string>
 #include <thread>
 
 #include "coordinator/store/store.h"
@@ -449,6 +451,12 @@ TEST_F(GrpcServerTest, EventsAreGivenFromTheBacklogAndAsTheyHappen) {
   grpc::ClientContext context;
   const auto reader = admin_->WatchEvents(&context, request);
   reader->WaitForInitialMetadata();
+  std::map<std::string, std::string> begun;
+  for (const auto& [key, value] : context.GetServerInitialMetadata()) {
+    begun[std::string(key.data(), key.size())] = std::string(value.data(), value.size());
+  }
+  EXPECT_EQ(begun["longhaul-incarnation"], all[0].incarnation());
+  EXPECT_EQ(begun["longhaul-after-sequence"], std::to_string(all.size()));
   const auto c = Member(0x21, "gamma", &member);
   v1::PeerMessage leave;
   leave.mutable_leave()->mutable_group()->set_run("alpha");

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "proto/control/grpc/support.h"
 #include "proto/longhaul/v1/admin.grpc.pb.h"
@@ -73,7 +74,49 @@ class AdminClient::Impl {
     return response;
   }
 
+  // `begun` is told, as soon as a coordinator answers, what to ask for to go on from there.
+  absl::Status Watch(const v1::WatchEventsRequest& request,
+                     const std::function<void(const v1::WatchEventsRequest& rest)>& begun,
+                     const std::function<void(const v1::Event&)>& each) {
+    // After a coordinator has answered, its end is the end: going on elsewhere would repeat events.
+    absl::Status ended;
+    const absl::Status tried = Try([&](v1::Admin::Stub* stub) {
+      grpc::ClientContext context;
+      const auto reader = stub->WatchEvents(&context, request);
+      // Comes long before the first event where nothing happens.
+      reader->WaitForInitialMetadata();
+      v1::WatchEventsRequest rest = request;
+      const bool answered = Begun(context, &rest);
+      if (answered) begun(rest);
+      v1::Event event;
+      while (reader->Read(&event)) each(event);
+      const grpc::Status status = reader->Finish();
+      if (!answered || status.ok()) return status;
+      ended = FromGrpc(status);
+      return grpc::Status::OK;
+    });
+    return tried.ok() ? ended : tried;
+  }
+
  private:
+  // Whether a coordinator took the request; `*rest` then asks for what its stream gives.
+  static bool Begun(const grpc::ClientContext& context, v1::WatchEventsRequest* rest) {
+    const auto& metadata = context.GetServerInitialMetadata();
+    const auto incarnation = metadata.find(control::kWatchedIncarnation);
+    const auto after = metadata.find(control::kWatchedAfter);
+    uint64_t sequence = 0;
+    if (incarnation == metadata.end() || after == metadata.end() ||
+        !absl::SimpleAtoi(absl::string_view(after->second.data(), after->second.size()),
+                          &sequence)) {
+      return false;
+    }
+    rest->set_no_backlog(false);
+    rest->set_backlog(0);
+    rest->set_after_sequence(sequence);
+    rest->set_incarnation(std::string(incarnation->second.data(), incarnation->second.size()));
+    return true;
+  }
+
   const std::vector<std::string> addresses_;
 };
 
@@ -115,23 +158,8 @@ absl::Status AdminClient::Evict(const v1::EvictRequest& request) {
 
 absl::Status AdminClient::WatchEvents(const v1::WatchEventsRequest& request,
                                       const std::function<void(const v1::Event&)>& each) {
-  // After a coordinator has answered, its end is the end: going on elsewhere would repeat events.
-  absl::Status ended;
-  const absl::Status tried = impl_->Try([&](v1::Admin::Stub* stub) {
-    grpc::ClientContext context;
-    const auto reader = stub->WatchEvents(&context, request);
-    v1::Event event;
-    bool answered = false;
-    while (reader->Read(&event)) {
-      answered = true;
-      each(event);
-    }
-    const grpc::Status status = reader->Finish();
-    if (!answered || status.ok()) return status;
-    ended = FromGrpc(status);
-    return grpc::Status::OK;
-  });
-  return tried.ok() ? ended : tried;
+  return impl_->Watch(
+      request, [](const v1::WatchEventsRequest&) {}, each);
 }
 
 absl::Status AdminClient::FollowEvents(v1::WatchEventsRequest request,
@@ -140,13 +168,13 @@ absl::Status AdminClient::FollowEvents(v1::WatchEventsRequest request,
   bool reached = false;
   std::chrono::milliseconds pause = kPauseMin;
   while (true) {
-    const absl::Status ended = WatchEvents(request, [&](const v1::Event& event) {
+    const auto begun = [&](const v1::WatchEventsRequest& rest) {
       reached = true;
       pause = kPauseMin;
-      request.set_no_backlog(false);
-      request.set_backlog(0);
+      request = rest;
+    };
+    const absl::Status ended = impl_->Watch(request, begun, [&](const v1::Event& event) {
       request.set_after_sequence(event.sequence());
-      request.set_incarnation(event.incarnation());
       each(event);
     });
     const bool away = absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended);

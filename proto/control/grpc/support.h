@@ -1,4 +1,4 @@
-// What both ends of the control stream set up alike. No gRPC type appears here.
+// What both ends of the coordinator's services set up alike. No gRPC type appears here.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,10 @@ struct Keepalive {
 };
 
 Keepalive KeepaliveFor(uint32_t detect_ms);
+
+// Initial metadata of Admin.WatchEvents, see admin.proto.
+inline constexpr char kWatchedIncarnation[] = "longhaul-incarnation";
+inline constexpr char kWatchedAfter[] = "longhaul-after-sequence";
 
 // Before the first use of gRPC; safe to repeat, from any thread. Sends gRPC's own log lines through
 // base/log.h, as warnings, and keeps the library alive until the process ends: its shutdown, at the
