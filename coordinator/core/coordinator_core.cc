@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/digest.h"
 #include "coordinator/core/group.h"
+#include "coordinator/core/leases.h"
 #include "coordinator/core/link_table.h"
 #include "coordinator/core/text.h"
 #include "coordinator/core/token.h"
@@ -18,13 +19,6 @@ namespace {
 
 // A run that nobody has been in for so long is forgotten.
 constexpr int64_t kRunEmptyMax = Seconds(600);
-
-// How many detect_ms a peer may be unheard while no other peer misses it: a connection to us that
-// stalls or breaks is not a peer that died.
-constexpr int64_t kLease = 4;
-// The same where less is at stake, or the peer had to come back by itself: a newcomer without a
-// stream; a peer that others miss, after a restart of the coordinator.
-constexpr int64_t kShortLease = 2;
 
 Tick TickAfter(Tick now, uint32_t ms, int64_t times) { return now + times * Millis(ms); }
 
@@ -41,6 +35,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
   std::vector<Action> Step(const Event& event, Tick now);
   Tick NextDeadline() const;
+  bool HasPeer(PeerId peer) const { return peers_.contains(peer); }
   Overview GetOverview() const;
   void CheckInvariants() const;
   uint64_t Digest() const;
@@ -1111,6 +1106,7 @@ std::vector<Action> CoordinatorCore::Step(const Event& event, Tick now) {
   return impl_->Step(event, now);
 }
 Tick CoordinatorCore::NextDeadline() const { return impl_->NextDeadline(); }
+bool CoordinatorCore::HasPeer(PeerId peer) const { return impl_->HasPeer(peer); }
 Overview CoordinatorCore::GetOverview() const { return impl_->GetOverview(); }
 void CoordinatorCore::CheckInvariants() const { impl_->CheckInvariants(); }
 uint64_t CoordinatorCore::Digest() const { return impl_->Digest(); }

@@ -135,6 +135,8 @@ class CoordinatorCore {
   // When TimePassed is due at the latest; kNever if nothing waits.
   Tick NextDeadline() const;
 
+  // It is attached or has members.
+  bool HasPeer(PeerId peer) const;
   // What an operator sees. Runs, groups and members in order of name and number.
   Overview GetOverview() const;
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "coordinator/core/leases.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -53,8 +54,10 @@ std::string Verdict(const GroupView& group, uint32_t ops_open, size_t admitted) 
 void AddPeers(const GroupView& group, uint32_t detect_ms, std::vector<std::string>* facts) {
   for (const PeerView& peer : group.ring) {
     if (!peer.attached) {
+      // Who is in the ring has admitted members.
       facts->push_back(absl::StrCat(PeerName(peer), " has no control stream: unless it returns ",
-                                    "within ", detect_ms, " ms, its members ",
+                                    "within ", kLease * detect_ms, " ms of its loss (at once if ",
+                                    "another peer misses it), its members ",
                                     MembersAt(group, peer.peer), " count as dead"));
     } else if (peer.draining) {
       facts->push_back(absl::StrCat(PeerName(peer), " is draining: its members ",

@@ -54,7 +54,8 @@ TEST(Explain, NamesThePeerWithoutAStreamAndTheDrainingOne) {
   EXPECT_THAT(e.facts, ElementsAre(HasSubstr("peer pa (host h1, 10.0.0.1:1) is draining: its "
                                              "members m1 leave"),
                                    HasSubstr("peer pb (host h2, 10.0.0.2:1) has no control stream: "
-                                             "unless it returns within 1500 ms, its members m2")));
+                                             "unless it returns within 6000 ms of its loss (at "
+                                             "once if another peer misses it), its members m2")));
 }
 
 TEST(Explain, NamesThePeerThatHasNotPosted) {

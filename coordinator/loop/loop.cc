@@ -114,6 +114,7 @@ class CoordinatorLoop::Impl {
 
   // Only inside of a request.
   Overview GetOverview() const { return core_.GetOverview(); }
+  bool HasPeer(PeerId peer) const { return core_.HasPeer(peer); }
   absl::Status StepFor(const Event& event) {
     Step(event);
     return failed_ ? Stopping() : absl::OkStatus();
@@ -405,12 +406,10 @@ void CoordinatorLoop::Drain(DrainPeer request, Done done) {
   impl_->PostRequest([request = std::move(request), done = std::move(done)](
                          Impl* loop, const absl::Status& status) {
     if (loop == nullptr) return done(status);
-    const bool known = AnyMember(
-        loop->GetOverview(),
-        [&](const GroupKey&, const MemberView& member) { return member.peer == request.peer; });
-    if (known) return done(loop->StepFor(request));
+    if (loop->HasPeer(request.peer)) return done(loop->StepFor(request));
     done(absl::NotFoundError(absl::StrCat("no peer ", ToString(request.peer),
-                                          " has members; `lhctl ring` lists those that do")));
+                                          " is attached or has members; `lhctl ring` lists those "
+                                          "with members, `lhctl events` who attached")));
   });
 }
 

@@ -233,6 +233,14 @@ TEST_F(LoopTest, EvictsAndDrainsWhatThereIs) {
   EXPECT_TRUE(evict(port->member_).ok());
   EXPECT_EQ(journal_.TakeUntil("a removed"), "a removed");
   EXPECT_EQ(evict(port->member_).code(), absl::StatusCode::kNotFound);
+
+  // A host is taken out before anybody joined there, too.
+  auto idle = std::make_shared<FakePort>(&journal_, "b");
+  const auto session = loop_->OpenSession(idle);
+  loop_->PostMessage(*session, HelloOf(2));
+  ASSERT_EQ(journal_.TakeUntil("b welcome"), "b welcome");
+  EXPECT_TRUE(drain(2).ok());
+  EXPECT_EQ(journal_.TakeUntil("b drain"), "b drain");
 }
 
 TEST_F(LoopTest, SessionsAreBoundedAndGivenBack) {

@@ -4,7 +4,7 @@
 //   connecting --(refused, or not there in time)--> disconnected()
 //   disconnected() --(pause)--> connecting, at the next address unless this one had worked
 //
-// Pauses rise from 50 ms to 2 s with each round of failures, with jitter, so that the peers of a
+// Pauses rise from 50 to 500 ms with each round of failures, with jitter, so that the peers of a
 // large run do not all come back at one moment. No gRPC type appears here.
 #pragma once
 
