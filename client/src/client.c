@@ -813,9 +813,10 @@ static lh_status choose_paths(const lh_open_options *options, struct paths *path
   const char *const chosen =
       options->socket_path != NULL ? options->socket_path : getenv("LONGHAUL_SOCKET");
   const char *const user_directory = getenv("XDG_RUNTIME_DIR");
+  const bool named = chosen != NULL && chosen[0] != '\0';
   paths->count = 1;
-  if (chosen != NULL && chosen[0] != '\0') {
-    paths->path[0] = chosen;
+  paths->path[0] = named ? chosen : LHI_DEFAULT_SOCKET;
+  if (named) {
     if (strlen(chosen) > LHI_PATH_BYTES_MAX) {
       return lhi_fail(LH_INVALID_ARGUMENT,
                       "lh_open: socket path of %zu bytes, at most %zu are possible", strlen(chosen),
@@ -826,7 +827,6 @@ static lh_status choose_paths(const lh_open_options *options, struct paths *path
   if (options->socket_path != NULL) {
     return lhi_fail(LH_INVALID_ARGUMENT, "lh_open: socket_path is empty; NULL means the default");
   }
-  paths->path[0] = LHI_DEFAULT_SOCKET;
   if (user_directory != NULL && user_directory[0] != '\0') {
     const int length = snprintf(paths->user_path, sizeof paths->user_path, "%s/longhaul/peerd.sock",
                                 user_directory);

@@ -167,7 +167,7 @@ def _free_comm(client: Client, handle: ctypes.c_void_p) -> None:
 def _abandon(op: Op) -> None:
     """Nobody waits for it: if it was started it goes on, and keeps its tensors."""
     if op.outcome is None and op.handle.value is not None and op.comm is not None:
-        op.comm._client.let_go(op.poll)
+        op.comm._client.leftovers.append(op.poll)
 
 
 class Work:
