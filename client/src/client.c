@@ -244,6 +244,7 @@ static void op_end_locked(lh_op *op, lh_status status, const char *text,
   untable_locked(op);
   op->status = status;
   if (status != LH_OK) op->text = lhi_copy_text(text);
+  if (op->of_state != 0) lhi_sync_ended_locked(op, reply != NULL);
   if (comm != NULL) {
     tell_comm_locked(op, reply);
     op->comm = NULL;
@@ -297,9 +298,6 @@ static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
   }
   op->reply_flags = reply->flags;
   op->reply_revision = reply->revision;
-  if (op->synced != NULL) {
-    op->synced->holder = (reply->flags & LH_IPC_BACKGROUND) != 0 ? op->comm : NULL;
-  }
   if (reply->status != LH_OK) {
     op_end_locked(op, (lh_status)reply->status, reply->u.text, reply);
     return;
@@ -315,6 +313,7 @@ static void on_gone_locked(lh_client *client, struct lh_ipc_reply *reply) {
   const lh_status status = reply->status != LH_OK ? (lh_status)reply->status : LH_UNAVAILABLE;
   lh_comm *comm;
   if (reply->member == 0) {
+    client->hung_up = true;
     die_locked(client, status, reply->u.text);
     return;
   }
@@ -377,11 +376,13 @@ static void dispatch_locked(lh_client *client, ssize_t got) {
   if (frames > 0) memmove(client->inbox, &client->inbox[frames], rest);
   client->inbox_bytes = rest;
   if (got == 0) {
+    client->hung_up = true;
     die_locked(
         client, LH_UNAVAILABLE,
         "peerd closed the connection: it stopped or died; look at its log, then lh_open() again");
   } else if (got < 0 && got != -EAGAIN) {
     char text[128];
+    client->hung_up = got == -ECONNRESET;
     snprintf(text, sizeof text, "connection to peerd failed (%s); lh_open() again",
              strerror((int)-got));
     die_locked(client, LH_UNAVAILABLE, text);

@@ -465,7 +465,12 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
   lhi_drop_take_locked(comm);
-  if (comm->parked_step != NULL) {
+  if (comm->parked_step != NULL && comm->parked_step->of_state != 0) {
+    status = lhi_fail(LH_FAILED_PRECONDITION,
+                      "%s: a step with a state waits at this boundary already; call "
+                      "lh_begin_step_sync() again",
+                      call);
+  } else if (comm->parked_step != NULL) {
     op = comm->parked_step;
     comm->parked_step = NULL;
   } else {

@@ -81,10 +81,11 @@ struct lh_op {
   void *copy_to;                       /* where the staged result goes */
 
   /* sync, and step with one */
-  lh_state *synced; /* NULL once nothing of it is used any more */
-  bool of_sync;     /* it is one */
-  bool in_place;    /* as in lh_state */
-  bool passed;      /* the boundary is behind the member, whatever becomes of the sync */
+  lh_state *synced;  /* NULL once nothing of it is used any more */
+  uint64_t of_state; /* number of the state that it is or was a sync of; 0: none */
+  bool in_place;     /* as in lh_state */
+  bool passed;       /* the boundary is behind the member, whatever becomes of the sync */
+  bool torn;         /* once ended: that of its state */
   void (*on_progress)(const lh_progress *progress, void *context);
   void *progress_context;
   struct lh_ipc_progress progress;
@@ -112,6 +113,9 @@ struct lh_state {
   struct lhi_tensor *tensors;
   uint32_t copied; /* tensors that are copies of ours */
   bool in_place;   /* some are no copies, of ours or of the caller */
+  /* Its tensors hold a mixture, as far as is known here; meanwhile peerd knows of a state that is
+   * held. */
+  bool torn;
   size_t chunks;
   /* Blocks of the arena, each in a region that is pinned. */
   uint8_t *table; /* of struct lh_ipc_tensor; behind it, in one block: */
@@ -159,6 +163,7 @@ struct lh_client {
   bool dead;
   lh_status dead_status;
   char *dead_text;
+  bool hung_up; /* peerd ended the connection: it does nothing any more for this client */
   uint64_t next_call;
   uint64_t next_region;
   lh_op *table[LHI_TABLE_SIZE];
@@ -242,6 +247,8 @@ lh_status lhi_outcome_locked(const lh_op *op);
 bool lhi_state_uses_locked(const lh_client *client, const uint8_t *data, size_t bytes);
 /* Copies what came from others to where the caller has it. Without the mutex. */
 void lhi_state_copy_back(const lh_state *state);
+/* The sync has an answer of peerd, or will not get one: what is known of its tensors by that. */
+void lhi_sync_ended_locked(lh_op *op, bool answered);
 /* The sync does not use its state any more. `good`: the caller's tensors are what all hold. */
 void lhi_sync_over_locked(lh_op *op, bool good);
 /* Peerd fetches into the state. */

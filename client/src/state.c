@@ -316,6 +316,17 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
   return LH_OK;
 }
 
+/* Whether a sync of it waits for the call that asks for its outcome, which names the state. */
+static bool outcome_owed_locked(const lh_state *state) {
+  for (const lh_comm *comm = state->client->comms; comm != NULL; comm = comm->next) {
+    const lh_op *const parked[] = {comm->parked_step, comm->parked_sync, comm->parked_take};
+    for (size_t i = 0; i < sizeof parked / sizeof *parked; ++i) {
+      if (parked[i] != NULL && parked[i]->of_state == state->id) return true;
+    }
+  }
+  return false;
+}
+
 lh_status lh_state_free(lh_state *state) {
   struct lh_ipc_request request;
   lh_client *client;
@@ -335,7 +346,7 @@ lh_status lh_state_free(lh_state *state) {
         "lh_state_free: the state is fetched into in the background; lh_state_take() or "
         "lh_leave() first");
   }
-  if (state->op != NULL || state->starting) {
+  if (state->op != NULL || state->starting || outcome_owed_locked(state)) {
     pthread_mutex_unlock(&client->mutex);
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "lh_state_free: a sync uses the state; wait for its end first");
@@ -483,10 +494,48 @@ bool lhi_state_held_locked(const lh_state *state) {
   return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
 }
 
+/* Nobody is left who knows how far peerd came with fetching into it. */
+static void lost_locked(lh_state *state) {
+  state->holder = NULL;
+  state->torn = state->torn || state->in_place;
+  /* What the copies hold is not what the caller has. */
+  memset(state->touched, 1, state->count);
+}
+
 void lhi_state_forget_locked(lh_client *client, const lh_comm *comm) {
   for (lh_state *state = client->states; state != NULL; state = state->next) {
-    if (state->holder == comm) state->holder = NULL;
+    if (state->holder == comm) lost_locked(state);
   }
+}
+
+/* Whether peerd may have written to the tensors by the time that it was gone. What this side has
+ * broken off may still go on there. */
+static bool may_be_written(const lh_state *state) {
+  return !state->client->hung_up || memchr(state->changed, 1, state->chunks) != NULL;
+}
+
+void lhi_sync_ended_locked(lh_op *op, bool answered) {
+  lh_state *const state = op->synced;
+  const bool held = state->holder != NULL;
+  const bool background = (op->reply_flags & LH_IPC_BACKGROUND) != 0;
+  const bool replaced = (op->reply_flags & LH_IPC_REPLACED) != 0;
+  if (!answered) {
+    if (held) lost_locked(state);
+    if (may_be_written(state)) state->torn = state->torn || state->in_place;
+  } else if (background) {
+    state->holder = op->comm;
+    state->torn = false;
+  } else if (op->status == LH_OK || (op->in_place && replaced)) {
+    state->holder = NULL;
+    state->torn = false;
+  } else {
+    state->holder = NULL;
+    /* Tensors that are not given to who takes them are given up. */
+    if ((op->reply_flags & LH_IPC_TORN) != 0 || (held && op->kind == LHI_TAKE)) {
+      state->torn = state->torn || state->in_place;
+    }
+  }
+  op->torn = state->torn;
 }
 
 void lhi_sync_over_locked(lh_op *op, bool good) {
@@ -504,7 +553,7 @@ void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
   memset(info, 0, sizeof *info);
   info->struct_size = size;
   info->background = (op->reply_flags & LH_IPC_BACKGROUND) != 0;
-  info->torn = op->in_place && (op->reply_flags & LH_IPC_TORN) != 0;
+  info->torn = op->torn;
   info->passed = op->passed || (op->reply_flags & LH_IPC_PASSED) != 0;
   /* What befell copies is nothing to the caller. */
   info->replaced = op->in_place && (op->reply_flags & LH_IPC_REPLACED) != 0;
@@ -546,6 +595,12 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: restored is %u; 0 or 1", call,
                     (unsigned)given->restored);
   }
+  if (given->torn > 1) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: torn is %u; 0 or 1", call, (unsigned)given->torn);
+  }
+  if (given->torn != 0 && given->restored != 0) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: the state is either torn or restored", call);
+  }
   if (given->revision > LH_REVISION_MAX) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: revision is %llu; at most 2^63 is possible", call,
                     (unsigned long long)given->revision);
@@ -579,8 +634,10 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
   request.u.sync.state = state->id;
   request.u.sync.revision = given->revision;
   request.u.sync.strategy = (uint32_t)given->strategy;
-  /* A copy is made anew, whatever broke off. */
-  if (given->restored != 0 || !state->in_place) {
+  if (state->torn) {
+    request.u.sync.flags = LH_IPC_SYNC_TORN;
+  } else if (given->restored != 0 || !state->in_place) {
+    /* A copy is made anew, whatever broke off. */
     request.u.sync.flags = LH_IPC_RESTORED;
   }
   if (given->hash == LH_HASH_ON_CHANGE) {
@@ -592,12 +649,31 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
 /* The state is the op's from now on. Whether peerd is to be asked. */
 static bool open_locked(lh_op *op, lh_comm *comm, lh_state *state) {
   op->synced = state;
-  op->of_sync = true;
+  op->of_state = state->id;
   op->in_place = state->in_place;
   state->op = op;
   comm->sync = op;
   lhi_op_open_locked(op);
   return op->state == LHI_OPEN;
+}
+
+/* Whether the call may go on waiting for what an earlier one began. */
+static lh_status check_parked_locked(const char *call, const lh_op *parked, const lh_state *state) {
+  if (parked->of_state == state->id) return LH_OK;
+  return lhi_fail(LH_FAILED_PRECONDITION,
+                  parked->of_state == 0
+                      ? "%s: a step without a state waits at this boundary already; call "
+                        "lh_begin_step() again"
+                      : "%s: a sync of another state goes on; wait for its end with that",
+                  call);
+}
+
+/* What is known of the tensors before a sync of them: what the caller says, too. */
+static void before_sync_locked(lh_state *state, const lh_sync_options *given) {
+  if (lhi_state_held_locked(state)) return;
+  if (state->holder != NULL) lost_locked(state);
+  if (given->torn != 0) state->torn = true;
+  if (given->restored != 0) state->torn = false;
 }
 
 /* Begins a sync, or finds the one that a call began whose time ran out. `step`: at a boundary. */
@@ -618,13 +694,17 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   lhi_pump_locked(client);
   lhi_drop_take_locked(comm);
   if (*parked != NULL) {
-    *op_out = *parked;
-    *parked = NULL;
-    (*op_out)->on_progress = given->progress;
-    (*op_out)->progress_context = given->progress_context;
+    status = check_parked_locked(call, *parked, state);
+    if (status == LH_OK) {
+      *op_out = *parked;
+      *parked = NULL;
+      (*op_out)->on_progress = given->progress;
+      (*op_out)->progress_context = given->progress_context;
+    }
     pthread_mutex_unlock(&client->mutex);
-    return LH_OK;
+    return status;
   }
+  if (state->op == NULL && !state->starting) before_sync_locked(state, given);
   status = may_sync_locked(call, comm, state);
   if (status == LH_OK) state->starting = true;
   held = lhi_state_held_locked(state);
@@ -643,6 +723,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   if (op != NULL) {
     op->on_progress = given->progress;
     op->progress_context = given->progress_context;
+    if (!held) memset(state->changed, 0, state->chunks);
     send = open_locked(op, comm, state);
   }
   if (send) {
@@ -738,6 +819,15 @@ static lh_status check_info(const char *call, lh_sync_info_t *info, lh_sync_info
   return lhi_give(call, "LH_SYNC_INFO_INIT", own, sizeof *own, LHI_SYNC_INFO_FIRST_BYTES, info);
 }
 
+/* Of a state that a call could not begin with. */
+static void info_before_sync(const lh_state *state, lh_sync_info_t *info) {
+  if (state == NULL) return;
+  pthread_mutex_lock(&state->client->mutex);
+  info->background = lhi_state_held_locked(state);
+  info->torn = state->torn;
+  pthread_mutex_unlock(&state->client->mutex);
+}
+
 static lh_status sync_and_wait(const char *call, lh_comm *comm, const lh_sync_options *options,
                                int64_t timeout_ms, bool step, lh_sync_info_t *info) {
   lh_sync_options given = LH_SYNC_OPTIONS_INIT;
@@ -746,9 +836,13 @@ static lh_status sync_and_wait(const char *call, lh_comm *comm, const lh_sync_op
   lh_status status = check_sync(call, comm, options, &given);
   if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
   if (status == LH_OK) status = check_info(call, info, &own);
-  if (status == LH_OK) status = start(call, comm, &given, step, &op);
   if (status != LH_OK) return status;
-  status = lhi_finish(call, op, step ? &comm->parked_step : &comm->parked_sync, timeout_ms, &own);
+  status = start(call, comm, &given, step, &op);
+  if (status == LH_OK) {
+    status = lhi_finish(call, op, step ? &comm->parked_step : &comm->parked_sync, timeout_ms, &own);
+  } else {
+    info_before_sync(given.state, &own);
+  }
   if (info != NULL) {
     /* Its size was looked at before. */
     (void)lhi_give(call, "LH_SYNC_INFO_INIT", &own, sizeof own, LHI_SYNC_INFO_FIRST_BYTES, info);
@@ -776,14 +870,14 @@ static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, in
   lh_status status = LH_OK;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
-  if (comm->parked_take != NULL && comm->parked_take->synced != NULL &&
-      comm->parked_take->synced != state) {
+  if (comm->parked_take != NULL && comm->parked_take->of_state != state->id) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
                       "%s: this member takes another state; wait for that first", call);
   } else if (comm->parked_take != NULL) {
     op = comm->parked_take;
     comm->parked_take = NULL;
   } else {
+    if (state->holder != NULL && !lhi_state_held_locked(state)) lost_locked(state);
     status = lhi_member_check_locked(comm, call);
     if (status == LH_OK) status = lhi_free_check_locked(comm, call);
     if (status == LH_OK && state->holder != comm) {
@@ -818,10 +912,13 @@ lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_s
   if (status != LH_OK) return status;
   if (timeout_ms < 0 || timeout_ms > LH_STEP_DEADLINE_MS_MAX) timeout_ms = LH_STEP_DEADLINE_MS_MAX;
   status = take_start(kCall, comm, state, timeout_ms, &op);
-  if (status != LH_OK) return status;
-  /* Peerd keeps the time: its answer says whose the tensors are. One that does not answer, stopped
-   * for instance, is not waited for much longer. */
-  status = lhi_finish(kCall, op, &comm->parked_take, timeout_ms + LHI_TAKE_GRACE_MS, &own);
+  if (status == LH_OK) {
+    /* Peerd keeps the time: its answer says whose the tensors are. One that does not answer,
+     * stopped for instance, is not waited for much longer. */
+    status = lhi_finish(kCall, op, &comm->parked_take, timeout_ms + LHI_TAKE_GRACE_MS, &own);
+  } else {
+    info_before_sync(state, &own);
+  }
   if (info != NULL) {
     (void)lhi_give(kCall, "LH_SYNC_INFO_INIT", &own, sizeof own, LHI_SYNC_INFO_FIRST_BYTES, info);
   }
@@ -870,7 +967,7 @@ lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info) {
   if (status != LH_OK) return status;
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
-  if (ended && op->of_sync) lhi_sync_info_locked(op, &own);
+  if (ended && op->of_state != 0) lhi_sync_info_locked(op, &own);
   pthread_mutex_unlock(&op->client->mutex);
   if (!ended) {
     return lhi_fail(LH_FAILED_PRECONDITION, "lh_sync_info: no outcome yet; lh_op_wait() first");

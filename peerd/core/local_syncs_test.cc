@@ -297,6 +297,25 @@ TEST_F(LocalSyncsTest, ACopyOfKeptBitsThatBrokeOffLeavesATornState) {
   EXPECT_TRUE(Only<SyncEnded>(out_).at(0).torn);
 }
 
+// Its trainer knows it from a former member, of which nothing is left here.
+TEST_F(LocalSyncsTest, AStateThatComesTornIsNoSourceAndIsFetched) {
+  SyncRequest request{SyncStrategy::kSend, 7, {1, 1}, {9, 0}};
+  request.torn = true;
+  EXPECT_EQ(syncs_.MayBegin(LocalId(1), request).code, Code::kFailedPrecondition);
+  request.strategy = SyncStrategy::kPopular;
+  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+  const control::SyncOffer offer = Said<control::SyncVote>(out_).at(0).offer;
+  EXPECT_FALSE(offer.complete);
+  EXPECT_FALSE(offer.unsettled) << "nothing will come of it by itself";
+  EXPECT_TRUE(Only<ServeState>(out_).empty());
+  // Also if its bits are said to be those that are wanted.
+  EXPECT_EQ(Only<StartTransfer>(Fetch(1, 1, 9)).size(), 1U);
+  Ended(1);
+  Commit(1, 1, 9, 4);
+  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.complete);
+}
+
 TEST_F(LocalSyncsTest, ATransferThatWroteNothingLeavesTheStateAsItWas) {
   Begin(1, 9);
   Fetch(1, 1, 5);

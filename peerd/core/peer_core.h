@@ -83,7 +83,8 @@ struct SyncRequest {
   bool restored = false;
   // It is what the peer kept of a former member of the name, at the revision that it had then.
   bool kept = false;
-  // A copy of kept bits into it broke off: it holds nothing of use.
+  // It holds nothing of use: a copy of kept bits into it broke off, or a transfer, for a former
+  // member of its trainer for instance.
   bool torn = false;
   // Some of its tensors may be unequal.
   bool unequal = false;

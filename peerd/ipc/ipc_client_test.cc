@@ -1654,6 +1654,8 @@ TEST_F(IpcClientStateTest, ChecksItsArguments) {
   sync_refused("strategy", [](lh_sync_options* o) { o->strategy = static_cast<lh_strategy>(0); });
   sync_refused("hash", [](lh_sync_options* o) { o->hash = static_cast<lh_hash>(2); });
   sync_refused("restored", [](lh_sync_options* o) { o->restored = 2; });
+  sync_refused("torn", [](lh_sync_options* o) { o->torn = 2; });
+  sync_refused("either", [](lh_sync_options* o) { o->torn = o->restored = 1; });
   sync_refused("revision", [](lh_sync_options* o) { o->revision = UINT64_MAX; });
   const lh_sync_options options = Options();
   lh_sync_info_t info = LH_SYNC_INFO_INIT;
@@ -1672,7 +1674,181 @@ TEST_F(IpcClientStateTest, ASyncEndsWithTheConnection) {
   });
   EXPECT_EQ(Sync(), LH_UNAVAILABLE);
   peer.join();
+  EXPECT_EQ(info_.torn, 0u) << "nothing was written";
   EXPECT_EQ(Sync(), LH_UNAVAILABLE);
+}
+
+// ---- torn states
+
+TEST_F(IpcClientStateTest, WhatPeerdWroteToWhenItDiedIsTorn) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  std::thread peer([this] {
+    ASSERT_TRUE(UntilSyncs(1));
+    harness_->Run(
+        [](ScriptedHandler& handler, IpcServer&) { handler.syncs[0].state->BeginWriting(); });
+    harness_->Stop();
+  });
+  EXPECT_EQ(Sync(), LH_UNAVAILABLE);
+  peer.join();
+  EXPECT_EQ(info_.torn, 1u);
+  EXPECT_EQ(Sync(), LH_UNAVAILABLE);
+  EXPECT_EQ(info_.torn, 1u) << "still";
+}
+
+TEST_F(IpcClientStateTest, WhatPeerdWroteToInASyncBeforeIsNotTornWhenItDies) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  std::thread peer([this] { Fetch(); });
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  peer.join();
+  peer = std::thread([this] {
+    ASSERT_TRUE(UntilSyncs(1));
+    harness_->Stop();
+  });
+  EXPECT_EQ(Sync(), LH_UNAVAILABLE);
+  peer.join();
+  EXPECT_EQ(info_.torn, 0u);
+}
+
+TEST_F(IpcClientStateTest, ATornStateIsSaidToBeSoUntilItIsWhole) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  const auto fails = [this](bool torn) {
+    std::thread peer([this, torn] {
+      ASSERT_TRUE(UntilSyncs(1));
+      harness_->Run([torn](ScriptedHandler& handler, IpcServer&) {
+        handler.sync_info.torn = torn;
+        handler.FinishSync(LocalId(1), {Code::kAborted, "source died"});
+        handler.syncs.clear();
+      });
+    });
+    EXPECT_EQ(Sync(), LH_ABORTED);
+    peer.join();
+  };
+  const auto told = [this](lh_sync_options options) {
+    lh_op* op = nullptr;
+    EXPECT_EQ(lh_sync_state_start(comm_, &options, &op), LH_OK) << lh_last_error();
+    EXPECT_TRUE(UntilSyncs(1));
+    std::pair<bool, bool> seen;
+    harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+      seen = {handler.syncs[0].torn, handler.syncs[0].restored};
+      handler.sync_info.torn = false;
+      handler.FinishSync(LocalId(1));
+      handler.syncs.clear();
+    });
+    EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+    lh_op_free(op);
+    return seen;
+  };
+  fails(true);
+  EXPECT_EQ(info_.torn, 1u);
+  // An answer that does not know of it, and a call that does not reach peerd.
+  fails(false);
+  EXPECT_EQ(info_.torn, 1u);
+  lh_op* leaving = nullptr;
+  EXPECT_EQ(told(Options()), std::pair(true, false));
+  EXPECT_EQ(told(Options()), std::pair(false, false)) << "a sync has ended well";
+  fails(true);
+  lh_sync_options restored = Options();
+  restored.restored = 1;
+  EXPECT_EQ(told(restored), std::pair(false, true));
+  fails(true);
+  Hold(&ScriptedHandler::hold_leaves);
+  ASSERT_EQ(lh_leave_start(comm_, &leaving), LH_OK) << lh_last_error();
+  EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION);
+  EXPECT_EQ(info_.torn, 1u);
+  Hold(&ScriptedHandler::hold_leaves, false);
+  lh_op_free(leaving);
+}
+
+TEST_F(IpcClientStateTest, ACallerMaySayThatItsTensorsAreTorn) {
+  StartJoined();
+  // As after a restart of peerd: what was in its arena is copied now.
+  ASSERT_EQ(New({Tensor("m", copied_.data())}), LH_OK) << lh_last_error();
+  lh_sync_options options = Options();
+  options.torn = 1;
+  Hold(&ScriptedHandler::hold_syncs);
+  for (const bool good : {false, true}) {
+    std::thread peer([this, good] {
+      ASSERT_TRUE(UntilSyncs(1));
+      harness_->Run([good](ScriptedHandler& handler, IpcServer&) {
+        EXPECT_TRUE(handler.syncs[0].torn);
+        EXPECT_FALSE(handler.syncs[0].restored);
+        handler.FinishSync(LocalId(1), good ? Outcome{} : Outcome{Code::kAborted, "nobody"});
+        handler.syncs.clear();
+      });
+    });
+    EXPECT_EQ(lh_sync_state(comm_, &options, kPatienceMs, &info_), good ? LH_OK : LH_ABORTED);
+    peer.join();
+    EXPECT_EQ(info_.torn, good ? 0u : 1u);
+  }
+}
+
+TEST_F(IpcClientStateTest, WhatWasHeldIsTornWhenItsMemberIsOut) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(info_.torn, 0u);
+  harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
+    handler.syncs.clear();
+    handler.sync_info.background = false;
+    server.MemberGone(LocalId(1), {Code::kEvicted, "too late"});
+  });
+  EXPECT_EQ(Sync(), LH_EVICTED);
+  EXPECT_EQ(info_.background, 0u);
+  EXPECT_EQ(info_.torn, 1u);
+  // Its next member tells peerd, and what peerd has of its copies counts no more.
+  lh_comm_free(comm_);
+  ASSERT_EQ(Join(), LH_OK) << lh_last_error();
+  EXPECT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_TRUE(handler.syncs.back().torn);
+    EXPECT_EQ(handler.syncs.back().touched, (std::vector<uint8_t>{1, 1}));
+    handler.syncs.clear();
+  });
+}
+
+TEST_F(IpcClientStateTest, SoItIsWhenPeerdIsGoneOrItCannotBeTaken) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
+  harness_->Stop();
+  EXPECT_EQ(lh_state_take(comm_, state_, 5, &info_), LH_UNAVAILABLE);
+  EXPECT_EQ(info_.background, 0u);
+  EXPECT_EQ(info_.torn, 1u);
+}
+
+TEST_F(IpcClientStateTest, AStepWithAStateAndOneWithoutAreNotMixedUp) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  Hold(&ScriptedHandler::hold_steps);
+  const lh_sync_options options = Options();
+  const auto finish = [this](bool sync) {
+    harness_->Run([sync](ScriptedHandler& handler, IpcServer& server) {
+      if (sync) handler.FinishSync(LocalId(1));
+      handler.syncs.clear();
+      server.StepDone(LocalId(1), {}, handler.WorldOf(LocalId(1)));
+    });
+  };
+  EXPECT_EQ(lh_begin_step_sync(comm_, &options, 0, &info_), LH_DEADLINE_EXCEEDED);
+  ASSERT_TRUE(UntilSyncs(1));
+  finish(true);
+  EXPECT_EQ(lh_state_free(state_), LH_FAILED_PRECONDITION) << "the next call names it";
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("lh_begin_step_sync() again")) << lh_last_error();
+  EXPECT_EQ(lh_begin_step_sync(comm_, &options, kPatienceMs, &info_), LH_OK) << lh_last_error();
+  EXPECT_EQ(info_.revision, 12u);
+
+  EXPECT_EQ(lh_begin_step(comm_, 0), LH_DEADLINE_EXCEEDED);
+  ASSERT_TRUE(harness_->Until([](ScriptedHandler& handler, IpcServer&) {
+    return handler.events.back() == "step 1" && handler.events.size() == 4;
+  })) << harness_->Events().size();
+  finish(false);
+  EXPECT_EQ(lh_begin_step_sync(comm_, &options, 0, &info_), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("lh_begin_step() again")) << lh_last_error();
+  EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
 }
 
 TEST_F(IpcClientStateTest, CppSyncsAState) {

@@ -950,6 +950,7 @@ bool Server::TakeSync(Client& client, Member& member, StateSync* sync) {
   sync->strategy = static_cast<control::SyncStrategy>(wish.strategy);
   sync->revision = wish.revision;
   sync->restored = (wish.flags & LH_IPC_RESTORED) != 0;
+  sync->torn = (wish.flags & LH_IPC_SYNC_TORN) != 0;
   it->second.syncing = true;
   member.sync_state = wish.state;
   member.step_sync.reset();
@@ -1147,7 +1148,11 @@ void Server::Forget(LocalId local, const Outcome& outcome) {
   EndSync(member);
   EndHold(member);
   if (member.take_call != 0) Answer(client, member.take_call, outcome);
-  if (member.step_call != 0) Answer(client, member.step_call, outcome);
+  if (member.step_call != 0 && member.step_sync) {
+    AnswerWithSync(client, member.step_call, local, outcome, member.step_sync->second);
+  } else if (member.step_call != 0) {
+    Answer(client, member.step_call, outcome);
+  }
   if (member.sync_call != 0) Answer(client, member.sync_call, outcome);
   // Out is out, for whatever reason.
   if (member.leave_call != 0) Answer(client, member.leave_call, {});

@@ -759,10 +759,17 @@ TEST(IpcServerTest, AStateIsHandedOverWithItsMemory) {
     EXPECT_EQ(state.Tensor(0)[0], 42);
     EXPECT_EQ(state.Tensor(1)[0], 1);
     ASSERT_EQ(state.changed.size(), 2u);
+    EXPECT_FALSE(got.torn);
     state.changed[1] = 1;
   });
   EXPECT_EQ(trainer.memory[kChangedAt], 0);
   EXPECT_EQ(trainer.memory[kChangedAt + 1], 1);
+  sync.u.sync.flags = LH_IPC_SYNC_TORN;
+  ASSERT_EQ(trainer.client.Ask(sync), 0);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_TRUE(handler.syncs.back().torn);
+    EXPECT_FALSE(handler.syncs.back().restored);
+  });
 }
 
 TEST(IpcServerTest, AJoinNamesItsMemberOrTheHelloDid) {
@@ -1150,6 +1157,27 @@ TEST(IpcServerTest, TheEndOfAMemberAnswersItsSync) {
   EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kEvicted));
   EXPECT_EQ(trainer.client.reply().call, 60u);
   EXPECT_EQ(trainer.Unregister(), 0);
+}
+
+TEST(IpcServerTest, TheEndOfAMemberTellsWhatItsSyncHasDoneThoughItsStepIsOpen) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  ASSERT_EQ(trainer.Register(), 0);
+  harness.Run(
+      [](ScriptedHandler& handler, IpcServer&) { handler.hold_syncs = handler.hold_steps = true; });
+  trainer.client.Send(trainer.Sync(60, LH_IPC_STEP));
+  ASSERT_TRUE(
+      harness.Until([](ScriptedHandler& handler, IpcServer&) { return !handler.syncs.empty(); }));
+  harness.Run([&](ScriptedHandler& handler, IpcServer& server) {
+    handler.sync_info.torn = true;
+    handler.FinishSync(LocalId(trainer.member), {Code::kAborted, "source died"});
+    server.MemberGone(LocalId(trainer.member), {Code::kEvicted, "too late"});
+  });
+  EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(trainer.client.reply().type, uint32_t{LH_IPC_GONE});
+  EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(trainer.client.reply().call, 60u);
+  EXPECT_EQ(trainer.client.reply().flags, uint32_t{LH_IPC_TORN});
 }
 
 TEST(IpcServerTest, AStateOutlivesItsTrainerAsLongAsItIsHeld) {

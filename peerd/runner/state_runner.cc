@@ -110,6 +110,7 @@ void StateRunner::Start(const StartTransfer& action) {
                                     /*wrote=*/false});
     return;
   }
+  state->BeginWriting();
   StateExchange::Start start;
   start.local = action.local.value();
   start.group = action.group;

@@ -219,8 +219,10 @@ TEST_F(StateRunnerTest, AMemberFetchesWhatAnotherServesAndItsTrainerHearsOfProgr
   Make(2, /*state_rate=*/10 << 20);
   const Hash128 root = Serve(1, held);
   Begin(0, wanted);
+  EXPECT_EQ(wanted.changed[0], 0);
   const Tick start = world_->Now();
   Fetch(root, {1});
+  EXPECT_EQ(wanted.changed[0], 1) << "its trainer knows that it is written to, if nobody says so";
   ASSERT_TRUE(world_->Until([&] { return !Ended().empty(); }));
   EXPECT_EQ(Ended()[0].local, kLocal);
   EXPECT_TRUE(Ended()[0].outcome.ok()) << Ended()[0].outcome.text;

@@ -76,8 +76,10 @@ void SyncRunner::Start(LocalId local) {
   if (it == syncs_.end() || it->second.stage != Stage::kWaiting) return;  // withdrawn
   Sync& sync = it->second;
   sync.kept = kept_->Take(local.value(), sync.sync.state->manifest);
-  const bool fill = sync.kept != nullptr && kept_->Inherited(local.value()) &&
-                    sync.sync.revision < sync.kept->revision &&
+  // What is torn has no revision to speak of.
+  const bool older =
+      sync.kept != nullptr && (sync.sync.torn || sync.sync.revision < sync.kept->revision);
+  const bool fill = older && kept_->Inherited(local.value()) &&
                     sync.sync.strategy != control::SyncStrategy::kSend;
   if (fill) {
     Fill(local, &sync);
@@ -89,6 +91,7 @@ void SyncRunner::Start(LocalId local) {
 void SyncRunner::Fill(LocalId local, Sync* sync) {
   const std::shared_ptr<LocalState>& state = sync->sync.state;
   for (std::vector<Hash128>& digests : state->digests) Forget(&digests);
+  state->BeginWriting();
   sync->stage = Stage::kFilling;
   sync->resumed = true;
   const uint64_t brought = std::exchange(sync->sync.revision, sync->kept->revision);
@@ -109,7 +112,7 @@ void SyncRunner::Hash(LocalId local, Sync* sync) {
   sync->stage = Stage::kHashing;
   sync->job = HashTensors(sync->sync, [this, local] {
     hash_times_us_.push_back(clock_() - syncs_.at(local).began);
-    Offer(local, /*torn=*/false);
+    Offer(local, syncs_.at(local).sync.torn);
   });
 }
 
@@ -146,7 +149,7 @@ void SyncRunner::Offer(LocalId local, bool torn) {
   sync.offered = sync.sync.state->digests;
   SyncRequest request = RequestOf(sync.sync);
   // Also when it was filled in an earlier sync, which failed.
-  request.kept = sync.kept != nullptr && kept_->Inherited(local.value()) &&
+  request.kept = !torn && sync.kept != nullptr && kept_->Inherited(local.value()) &&
                  request.revision == sync.kept->revision && request.state == sync.kept->root;
   request.torn = torn;
   if (sync.resumed && !torn) request.restored = true;
@@ -225,9 +228,7 @@ StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
     if (info.replaced && ended.state == Hash128{}) info.revision = sync.sync.revision;
   }
   LocalState& state = *sync.sync.state;
-  if (sync.resumed || info.bytes > 0 || sync.put_back) {
-    MarkChanged(sync.resumed, sync.offered, &state);
-  }
+  MarkChanged(sync.resumed, sync.offered, &state);
   if (ended.torn) {
     // What lies there is known again when it was hashed again.
     for (std::vector<Hash128>& digests : state.digests) Forget(&digests);

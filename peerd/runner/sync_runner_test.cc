@@ -142,6 +142,14 @@ TEST_F(SyncRunnerTest, ATornStateIsHashedAgain) {
   EXPECT_NE(RequestOf(Sync({0, 0, 0})).state, before.state);
 }
 
+TEST_F(SyncRunnerTest, WhatItsTrainerSaysIsTornIsToldTheCore) {
+  EXPECT_FALSE(RequestOf(Sync()).torn);
+  End();
+  StateSync sync = Sync();
+  sync.torn = true;
+  EXPECT_TRUE(RequestOf(sync).torn);
+}
+
 TEST_F(SyncRunnerTest, TheAnswerSaysHowLongItTook) {
   RequestOf(Sync());
   now_ = Tick{5000};
@@ -156,11 +164,17 @@ TEST_F(SyncRunnerTest, TheAnswerSaysHowLongItTook) {
 
 TEST_F(SyncRunnerTest, TheTrainerIsToldWhichChunksCameFromOthers) {
   RequestOf(Sync());
+  state_->BeginWriting();
+  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1)) << "should this process die";
   state_->digests[0][1] = {1, 2};
   state_->digests[2][0] = {3, 4};
   runner_.End({kLocal, {}, 13, {1, 2}, false, 77, 3});
   EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 1}));
   RequestOf(Sync());
+  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 0));
+  // A transfer that found nothing to fetch.
+  state_->BeginWriting();
+  End();
   EXPECT_EQ(changed_, std::vector<uint8_t>(4, 0));
 }
 
@@ -336,6 +350,19 @@ TEST_F(KeptSyncsTest, WhatTheTrainerBringsStaysIfItIsNotOlder) {
   }
 }
 
+TEST_F(KeptSyncsTest, WhatIsTornIsFilledWhateverItsRevision) {
+  Leave("a", 7, 20);
+  StateSync sync = Sync();
+  sync.strategy = control::SyncStrategy::kPopular;
+  sync.revision = 21;
+  sync.torn = true;
+  const SyncRequest request = RequestOf(sync);
+  EXPECT_EQ(request.revision, 20u);
+  EXPECT_FALSE(request.torn);
+  EXPECT_TRUE(request.restored);
+  EXPECT_TRUE(AllAre(7));
+}
+
 TEST_F(KeptSyncsTest, AMemberThatOnlySendsStaysAsItIs) {
   Leave("a", 7, 20);
   EXPECT_EQ(Begin(kLocal, 3, control::SyncStrategy::kSend).revision, 3u);
@@ -429,6 +456,7 @@ TEST_F(KeptSyncsTest, AMemberThatLeavesWhileItsTensorsAreFilledIsToldThatTheyAre
   const std::optional<StateSyncInfo> info = runner_.Withdraw(kLocal);
   ASSERT_TRUE(info.has_value());
   EXPECT_TRUE(info->torn);
+  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1)) << "also if this process dies";
   EXPECT_EQ(state_->digests[0], std::vector<Hash128>(3)) << "it is hashed before it is offered";
 }
 

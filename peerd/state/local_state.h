@@ -1,6 +1,7 @@
 // A state that a trainer has registered, and one sync of it as the trainer asks for it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -21,6 +22,10 @@ struct LocalState : MemoryState {
   // One byte for each chunk of each tensor, in order, for the trainer to look at when a sync has
   // ended: 1 where the chunk came from others. Kept mapped by `memory`, too.
   std::span<uint8_t> changed;
+
+  // To be called before anything is written to the tensors: a trainer whose peerd dies before it
+  // has answered takes them for torn from now on.
+  void BeginWriting() { std::fill(changed.begin(), changed.end(), uint8_t{1}); }
   // The manifest alone: others may compare theirs with it when the bytes are gone.
   std::shared_ptr<const MemoryState> declared;
 
@@ -34,6 +39,7 @@ struct StateSync {
   control::SyncStrategy strategy = control::SyncStrategy::kPopular;
   uint64_t revision = 0;
   bool restored = false;  // every byte was written since the last sync
+  bool torn = false;      // the tensors hold nothing of use, as their trainer knows
   // By tensor, not 0 where it may have changed since the last sync that ended well; empty: all may.
   std::vector<uint8_t> touched;
 };

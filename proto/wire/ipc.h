@@ -21,7 +21,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 7
+#define LH_IPC_VERSION 8
 
 enum lh_ipc_type {
   /* requests */
@@ -100,8 +100,10 @@ struct lh_ipc_members {
 };
 
 /* A state: `count` entries of struct lh_ipc_tensor at `table`. `changed` has one byte for each
- * chunk of each tensor, in order: when a sync ends, it is 1 where the chunk came from others. Both
- * are the trainer's again after UNSTATE; the ranges of tensors do not overlap. */
+ * chunk of each tensor, in order: when a sync ends, it is 1 where the chunk came from others. While
+ * one is on, some of it is not 0 before peerd writes to any tensor: should peerd die, that is all
+ * that its trainer learns; so the trainer clears it before a request. Both are the trainer's again
+ * after UNSTATE; the ranges of tensors do not overlap. */
 struct lh_ipc_state {
   uint64_t state; /* chosen by the trainer, not 0 */
   struct lh_ipc_range table;
@@ -123,9 +125,13 @@ struct lh_ipc_tensor {
   uint8_t zero[5];
 };
 
+/* At most one of them. Of a state that is in the background neither says anything: peerd knows. */
 enum lh_ipc_sync_flags {
-  LH_IPC_RESTORED =
-      1 /* every byte was written since the last sync, from a checkpoint for instance */
+  /* every byte was written since the last sync, from a checkpoint for instance */
+  LH_IPC_RESTORED = 1,
+  /* A transfer into it broke off, maybe of another member or with another peerd, and it was not put
+   * right since: it is never a source, and is fetched where anybody has something. */
+  LH_IPC_SYNC_TORN = 2
 };
 
 /* In a STEP the state may be 0: none, and so is the rest then. Nobody writes to the tensors until

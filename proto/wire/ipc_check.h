@@ -80,7 +80,10 @@ inline std::string IpcSyncError(const lh_ipc_sync& sync) {
   if (sync.strategy < LH_WIRE_POPULAR || sync.strategy > LH_WIRE_SEND) {
     return "strategy " + std::to_string(sync.strategy);
   }
-  if ((sync.flags & ~uint32_t{LH_IPC_RESTORED}) != 0) return "unknown flags of a sync";
+  if ((sync.flags & ~uint32_t{LH_IPC_RESTORED | LH_IPC_SYNC_TORN}) != 0) {
+    return "unknown flags of a sync";
+  }
+  if (sync.flags == (LH_IPC_RESTORED | LH_IPC_SYNC_TORN)) return "a state both restored and torn";
   if (sync.touched.region == 0 && sync.touched.offset != 0) return "an offset in no region";
   return "";
 }

@@ -227,8 +227,12 @@ TEST(IpcProtocolErrorTest, ASyncNamesMemberStateAndStrategy) {
   request.u.sync.flags = LH_IPC_RESTORED;
   request.u.sync.touched = {1, 64};
   EXPECT_TRUE(Fine(request));
-  request.u.sync.flags = 2;
-  EXPECT_FALSE(Fine(request));
+  request.u.sync.flags = LH_IPC_SYNC_TORN;
+  EXPECT_TRUE(Fine(request));
+  for (const uint32_t flags : {LH_IPC_RESTORED | LH_IPC_SYNC_TORN, 4}) {
+    request.u.sync.flags = flags;
+    EXPECT_FALSE(Fine(request)) << flags;
+  }
   request = Sync();
   request.u.sync.touched = {0, 64};
   EXPECT_FALSE(Fine(request));

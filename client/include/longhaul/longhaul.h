@@ -216,7 +216,8 @@ LH_API lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uin
  * member has come in at such a point of the others: unless it has started an operation since its
  * join, its first call is the boundary that admitted it and returns at once. So the same loop, with
  * the boundary at its top or at its end, fits all of them.
- * LH_DEADLINE_EXCEEDED: the others have not all come; the next call waits at the same boundary. */
+ * LH_DEADLINE_EXCEEDED: the others have not all come; the next call waits at the same boundary.
+ * LH_FAILED_PRECONDITION: lh_begin_step_sync() began the wait at this boundary, call that again. */
 LH_API lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms);
 LH_API lh_status lh_begin_step_start(lh_comm *comm, lh_op **op_out);
 /* The admission alone; today the same as lh_begin_step(). */
@@ -289,8 +290,8 @@ typedef struct lh_tensor {
  * lh_state_free(). LH_UNAVAILABLE: no room in the arena for the copies. */
 LH_API lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t count,
                               lh_state **state_out);
-/* NULL is allowed. LH_FAILED_PRECONDITION: a sync uses it, or it is fetched into in the background.
- */
+/* NULL is allowed. LH_FAILED_PRECONDITION: a sync uses it, also one that has ended and whose call
+ * is to be made again for the outcome; or it is fetched into in the background. */
 LH_API lh_status lh_state_free(lh_state *state);
 
 /* Reads all tensors ahead of a sync: what has to be copied is, and peerd hashes them. For a
@@ -343,9 +344,14 @@ typedef struct lh_sync_options {
    * nobody is told. It may call the library, but not free what the sync uses. */
   void (*progress)(const lh_progress *progress, void *context);
   void *progress_context;
+  /* 1: the last sync of these tensors left them torn (lh_sync_info_t.torn). Of one through the same
+   * lh_state that is known; it has to be said where the state was declared anew since, as after a
+   * restart of peerd. Torn tensors are never sent to others. Not together with `restored`. */
+  uint32_t torn;
+  uint32_t zero;
 } lh_sync_options;
 #define LH_SYNC_OPTIONS_INIT \
-  { sizeof(lh_sync_options), LH_POPULAR, NULL, 0, LH_HASH_ALWAYS, 0, NULL, NULL }
+  { sizeof(lh_sync_options), LH_POPULAR, NULL, 0, LH_HASH_ALWAYS, 0, NULL, NULL, 0, 0 }
 
 typedef struct lh_sync_info_t {
   uint32_t struct_size;
@@ -355,8 +361,9 @@ typedef struct lh_sync_info_t {
   uint64_t hash_low;
   uint64_t bytes; /* received; 0: this member had the state */
   double seconds; /* from the call to its end, at peerd */
-  /* Also if the sync failed: */
-  uint32_t torn;       /* 1: a transfer into tensors that are in place broke off; they are of no use
+  /* Also if the sync failed, or could not begin: */
+  uint32_t torn;       /* 1: a transfer into tensors that are in place broke off, now or in an
+                          earlier sync, or nobody is left who could tell; they are of no use
                           until a sync ends well or all of them are written again */
   uint32_t passed;     /* of a step boundary: 1: it is behind this member */
   uint32_t replaced;   /* 1: the sync failed, and the tensors hold another state than was offered:
@@ -384,7 +391,8 @@ LH_API lh_status lh_sync_state_start(lh_comm *comm, const lh_sync_options *optio
  * fetched. For callers that do not want to be called (lh_sync_options.progress). */
 LH_API lh_status lh_sync_progress(lh_comm *comm, lh_progress *progress);
 /* lh_begin_step() and lh_sync_state() in one, at the price of one. The boundary may be passed and
- * the sync have failed: info->passed tells; after LH_ABORTED go on with lh_sync_state() then. */
+ * the sync have failed: info->passed tells; after LH_ABORTED go on with lh_sync_state() then.
+ * LH_FAILED_PRECONDITION: lh_begin_step() began the wait at this boundary, call that again. */
 LH_API lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options,
                                     int64_t timeout_ms, lh_sync_info_t *info);
 LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *options,
