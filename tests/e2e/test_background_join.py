@@ -194,6 +194,11 @@ def test_what_was_fetched_into_is_torn_when_its_member_was_evicted(cluster: Loca
         with pytest.raises(lh.Evicted):
             comm.sync_state(state, timeout=PATIENCE)
     assert state.torn
+    # Where nobody else has one it is not the group's: it is still torn to the next member.
+    with lh.join(f"background-{next(_runs)}", 0, cluster.socket(2), PATIENCE) as alone:
+        with pytest.raises(lh.FailedPrecondition, match="half done"):
+            alone.sync_state(state, timeout=PATIENCE)
+    assert state.torn
     # As the next member it gets what the others have.
     joiner = run.newcomer(2, models[2], None)
     assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1

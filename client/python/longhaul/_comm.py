@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from . import _native
 from ._arena import Client, PathLike, Shape, client_of, empty_numpy
-from ._errors import DeadlineExceeded, Error, Evicted, FailedPrecondition, InvalidArgument, Unavailable, check, error
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, Unavailable, check, error
 from ._state import Bar, OnProgress, Progress, State, SyncInfo
 from ._tensor import elements_of
 
@@ -314,6 +314,10 @@ class Comm:
         when this member was removed or its host drains.
         """
         self._check_joined()
+        opened = self._open_sync
+        if opened is not None:
+            again = "step() with it" if opened.called_as_step else "sync_state()"
+            raise FailedPrecondition(f"begin_step: a sync of {opened.state!r} goes on; call {again} again")
         deadline = _native.Deadline(timeout)
         self._end_take(deadline)
         self._in_slices(_native.library().lh_begin_step, "begin_step", deadline)
@@ -412,6 +416,8 @@ class Comm:
         _check_state(state)
         if self._held is not state:
             raise FailedPrecondition(f"take of {state!r}: nothing is fetched into it in the background")
+        if self._open_sync is not None:
+            raise FailedPrecondition(f"take of {state!r}: a sync of it goes on; wait for its end")
         if not state.held:
             return True
         deadline = _native.Deadline(timeout)
@@ -430,9 +436,9 @@ class Comm:
         if status in (_native.DEADLINE_EXCEEDED, _native.ABORTED):
             return status
         problem = None if status == _native.OK else error(status, f"take of {state!r}")
-        state.end_sync(info, good=problem is None)
+        state.end_sync(info, problem)
         if problem is not None:
-            self._drop_held()
+            self._held = state if info.background else None
             raise problem
         return status
 
@@ -443,10 +449,25 @@ class Comm:
             if self._taking and deadline.passed():
                 raise DeadlineExceeded(f"take of {self._held!r}: peerd does not answer; look at its log, or call again")
 
-    def _drop_held(self) -> None:
+    def _settle_if_out(self) -> None:
+        """If this member is out: its sync does not go on, and nothing is fetched for it any more."""
+        info = _native.WorldInfo()
+        if self._left or _native.library().lh_world(self._handle, ctypes.byref(info)) != _native.OK:
+            self._settle()
+
+    def _settle(self) -> None:
+        opened = self._open_sync
+        if opened is not None:
+            with contextlib.suppress(DeadlineExceeded):
+                status, info = self._wait_for_sync(opened, _native.Deadline(0), None)
+                opened.state.end_sync(info, None if status == _native.OK else error(status, "sync"))
+            self._open_sync = None
+            # Of one without an outcome nobody will say how far it came.
+            opened.state.abandon()
         if self._held is not None:
             self._held.abandon()
         self._held = None
+        self._taking = False
 
     def _sync(
         self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
@@ -462,7 +483,7 @@ class Comm:
                 if self._open_sync is None:
                     options = _native.SyncOptions()
                     options.strategy = _code(_native.STRATEGIES, strategy, "strategy")
-                    state.begin_sync(self._client, options)
+                    state.begin_sync(self, options)
                     self._open_sync = _OpenSync(state, called_as_step, at_step, options)
                 opened = self._open_sync
                 if opened.state is not state or opened.called_as_step != called_as_step:
@@ -472,7 +493,7 @@ class Comm:
                 at_step = opened.at_step
                 status, info = self._wait_for_sync(opened, deadline, on_progress)
                 problem = None if status == _native.OK else error(status, f"sync of {state!r}")
-                result = state.end_sync(info, problem is None, out=isinstance(problem, (Evicted, Unavailable)))
+                result = state.end_sync(info, problem)
                 self._held = state if info.background else None
                 if problem is None:
                     assert result is not None
@@ -666,12 +687,13 @@ class Comm:
         """
         if self._left:
             return
-        self._in_slices(_native.library().lh_leave, "leave", _native.Deadline(timeout))
+        try:
+            self._in_slices(_native.library().lh_leave, "leave", _native.Deadline(timeout))
+        except Unavailable:
+            self._settle()
+            raise
         self._left = True
-        if self._open_sync is not None:
-            self._open_sync.state.end_sync(_native.SyncInfoStruct(), good=False)
-            self._open_sync = None
-        self._drop_held()
+        self._settle()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -812,10 +834,20 @@ def _join(
     deadline: _native.Deadline,
     state: State | None,
 ) -> Comm:
+    if state is None:
+        return _admitted(client, options, run, group, deadline)
+    state.prepare(client, deadline)
+    try:
+        return _admitted(client, options, run, group, deadline)
+    except BaseException:
+        # It is written to again before the next try.
+        state.unprepare()
+        raise
+
+
+def _admitted(client: Client, options: _native.JoinOptions, run: str, group: int, deadline: _native.Deadline) -> Comm:
     lib = _native.library()
     what = f"joining run {run} group {group}"
-    if state is not None:
-        state.prepare(client, deadline)
     comm = Comm(client, run, group)
     op = ctypes.c_void_p()
     try:

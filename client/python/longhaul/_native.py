@@ -168,6 +168,8 @@ class SyncOptions(_Sized):
         ("restored", c_uint32),
         ("progress", c_void_p),  # none: Ctrl-C in a callback of C would be lost
         ("progress_context", c_void_p),
+        ("torn", c_uint32),
+        ("zero", c_uint32),
     ]
 
 

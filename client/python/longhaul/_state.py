@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import enum
 import functools
 import math
 import os
@@ -11,11 +12,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from . import _digest, _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, check
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check
+
+if TYPE_CHECKING:
+    from ._comm import Comm
 
 Memory = ctypes.Array[ctypes.c_char]
 
@@ -63,6 +67,18 @@ class _Tensor:
         self.shape: tuple[int, ...] = tuple(value.shape)
         self.nbytes = math.prod(self.shape) * _native.ITEM_BYTES[dtype]
 
+    def dtype_now(self) -> str:
+        raise NotImplementedError
+
+    def check_declared(self) -> None:
+        """Raises InvalidArgument if it is no more what was declared: its memory would be taken for too large."""
+        dtype, shape = self.dtype_now(), tuple(self.value.shape)
+        if (dtype, shape) != (self.dtype, self.shape):
+            raise InvalidArgument(
+                f"state tensor {self.name!r} was declared as {self.dtype} {list(self.shape)} and is {dtype} {list(shape)} "
+                "now; make a new lh.State after what converts or resizes its tensors"
+            )
+
     def address(self) -> int | None:
         """Of its elements in host memory; None: they have gaps, or are elsewhere, and are staged."""
         raise NotImplementedError
@@ -77,6 +93,7 @@ class _Tensor:
 
     def host(self) -> Memory:
         """Its bytes as they are now; a copy unless they lie in host memory without gaps."""
+        self.check_declared()
         address = self.address()
         if address is not None:
             return (ctypes.c_char * self.nbytes).from_address(address)
@@ -92,6 +109,10 @@ class _Array(_Tensor):
         if not array.flags.writeable:
             raise InvalidArgument(f"state tensor {name!r} is read-only, and a sync may write to it; pass a copy")
         super().__init__(name, array, array.dtype.name)
+
+    def dtype_now(self) -> str:
+        name: str = self.value.dtype.name
+        return name
 
     def address(self) -> int | None:
         if not self.value.flags.c_contiguous:
@@ -119,6 +140,9 @@ class _TorchTensor(_Tensor):
             raise InvalidArgument(f"state tensor {name!r} is a lazy view; pass resolve_conj().resolve_neg() of it")
         super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""))
         self.torch = torch
+
+    def dtype_now(self) -> str:
+        return str(self.value.dtype).replace("torch.", "")
 
     def address(self) -> int | None:
         if self.value.device.type != "cpu" or not self.value.is_contiguous():
@@ -228,6 +252,22 @@ def _is_freed(handle: ctypes.c_void_p) -> bool:
     return status != _native.FAILED_PRECONDITION
 
 
+class Phase(enum.Enum):
+    """Whose the tensors of a State are. All changes are made by the methods named here.
+
+    own --prepare()--> prepared --unprepare()--> own
+    own, prepared, held --begin_sync()--> in sync
+    in sync --end_sync()--> own; or held, if the member is in the background
+    held --end_sync(), of a take--> own; or held, if it was refused
+    in sync, held --abandon()--> own, and torn
+    """
+
+    OWN = "the trainer's"
+    PREPARED = "the trainer's, and hashed by peerd: the next sync reads what touch() names"
+    IN_SYNC = "a sync goes on, maybe one of tensors that were held"
+    HELD = "peerd's, who fetches into them in the background"
+
+
 class State:
     """Named tensors that are to hold the same bits at all members, and their revision.
 
@@ -272,15 +312,14 @@ class State:
         self._mode = _native.HASH_MODES[hash]
         self.revision = revision
         self._registration: Registration | None = None
-        # Whose tensors peerd has hashed since the last sync.
-        self._prepared: Registration | None = None
-        self._touched = set(range(len(self._tensors)))
-        self._synced_hash: str | None = None
+        self._phase = Phase.OWN
+        # In sync, or held: for which member.
+        self._member: weakref.ref[Comm] | None = None
+        # What peerd is to be told of them at the next sync; at most one is true. While they are held it knows.
         self._torn = False
         self._restored = False
-        self._in_sync = False
-        # Fetched into in the background. Until it is not: the tensors are peerd's.
-        self._held = False
+        self._touched = set(range(len(self._tensors)))
+        self._synced_hash: str | None = None
 
     @property
     def tensors(self) -> Mapping[str, Any]:
@@ -317,7 +356,7 @@ class State:
     def held(self) -> bool:
         """What others agreed on is fetched into these tensors in the background: nobody touches them until
         take() has given them back."""
-        return self._held
+        return self._phase is Phase.HELD
 
     def touch(self, *names: str) -> None:
         """With hash="on_change": these tensors may have changed; without names, all of them."""
@@ -330,8 +369,7 @@ class State:
     def restored(self) -> None:
         """Every tensor was written anew since the last sync, by other means than load(): the state is whole,
         whatever broke off then."""
-        self._restored = True
-        self._torn = False
+        self._restored, self._torn = True, False
         self.touch()
 
     def compute_hash(self) -> str:
@@ -362,6 +400,7 @@ class State:
         from . import _checkpoint
 
         self._check_free("load")
+        self._check_declared()
         self.revision = _checkpoint.load(path, self._tensors, self._entries())
         self.restored()
 
@@ -373,11 +412,13 @@ class State:
 
     def register(self, client: Client) -> Registration:
         """What the peerd of this client knows of it."""
+        self._check_declared()
         addresses = [tensor.address() for tensor in self._tensors]
         registration = self._registration
-        if self._held and registration is not None:
+        if self._phase in (Phase.IN_SYNC, Phase.HELD) and registration is not None:
             return registration
         if registration is None or registration.client is not client or registration.addresses != addresses:
+            self.unprepare()
             # Gives back what the old one holds first.
             self._registration = registration = None
             self._registration = registration = Registration(client, self._tensors, self._allow_unequal)
@@ -400,70 +441,90 @@ class State:
         finally:
             _native.library().lh_op_free(op)
         self._touched.clear()
-        self._prepared = registration
+        self._phase = Phase.PREPARED
 
-    def begin_sync(self, client: Client, options: _native.SyncOptions) -> Registration:
-        """Makes everything ready for a sync through this client."""
-        self._check_free("sync", held=True)
-        registration = self.register(client)
-        prepared = self._prepared is registration
-        self._prepared = None
-        mode = _native.HASH_MODES["on_change"] if prepared else self._mode
+    def unprepare(self) -> None:
+        """The next sync reads everything, as if there had been no prepare()."""
+        if self._phase is Phase.PREPARED:
+            self._phase = Phase.OWN
+
+    def begin_sync(self, comm: Comm, options: _native.SyncOptions) -> None:
+        """Makes everything ready for a sync of this member."""
+        self._check_free("sync", comm)
+        held = self._phase is Phase.HELD
+        registration = self.register(comm._client)
+        mode = _native.HASH_MODES["on_change"] if self._phase is Phase.PREPARED else self._mode
         for number in self._touched:
             registration.touch(number)
         for number, memory in registration.staged.items():
-            if not self._held and (mode == _native.HASH_MODES["always"] or number in self._touched):
+            if not held and (mode == _native.HASH_MODES["always"] or number in self._touched):
                 self._tensors[number].read(memory)
         options.state = registration.handle.value
         options.revision = self._revision
         options.hash = mode
+        options.torn = int(self._torn)
         options.restored = int(self._restored)
-        self._in_sync = True
-        return registration
+        self._phase = Phase.IN_SYNC
+        self._member = weakref.ref(comm)
 
-    def end_sync(self, info: _native.SyncInfoStruct, good: bool, out: bool = False) -> SyncInfo | None:
-        """The sync is over. out: so is its member, and nobody may be left who knows how far a transfer came."""
-        self._in_sync = False
-        lost = out and self._held
+    def end_sync(self, info: _native.SyncInfoStruct, problem: Error | None) -> SyncInfo | None:
+        """A sync or a take is over; of one that failed the library says what is known all the same."""
         registration = self._registration
         assert registration is not None
-        self._held = bool(info.background)
-        if self._held:
-            if not good:
+        if info.background:
+            self._phase = Phase.HELD
+            self._torn = self._restored = False
+            if problem is not None:
                 return None
             self._touched.clear()
             return SyncInfo(self._revision, "", 0, 0, info.seconds, False, background=True)
+        self._phase = Phase.OWN
         if info.bytes > 0 or info.resumed or info.replaced:
             for number, memory in registration.staged.items():
                 ranges = list(registration.changes(number))
                 if ranges:
                     self._tensors[number].write(memory, ranges)
-        if not good:
-            self._torn = bool(info.torn) or lost
+        if problem is not None:
             if info.replaced:
                 self._revision = info.revision
+                self._torn = False
+            elif info.torn:
+                self._torn, self._restored = True, False
             self.touch()
             return None
         self._touched.clear()
-        self._torn = False
-        self._restored = False
+        self._torn = self._restored = False
         self._revision = info.revision
         self._synced_hash = f"{info.hash_high:016x}{info.hash_low:016x}"
         return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
 
     def abandon(self) -> None:
-        """Its member is out while it was fetched into."""
-        if not self._held:
+        """Its member is out, and nobody is left who knows how far a transfer into it came."""
+        if self._phase not in (Phase.IN_SYNC, Phase.HELD):
             return
-        self._held = False
-        self._torn = True
+        self._phase = Phase.OWN
+        self._torn, self._restored = True, False
         self.touch()
 
-    def _check_free(self, what: str, held: bool = False) -> None:
-        if self._in_sync:
+    def _check_free(self, what: str, comm: Comm | None = None) -> None:
+        """Raises FailedPrecondition if the tensors are not the trainer's, nor held for this member."""
+        if self._phase not in (Phase.IN_SYNC, Phase.HELD):
+            return
+        member = None if self._member is None else self._member()
+        if member is None:
+            self.abandon()
+        else:
+            member._settle_if_out()
+        if self._phase is Phase.IN_SYNC:
             raise FailedPrecondition(f"{what}: a sync of this state goes on; wait for its end")
-        if self._held and not held:
+        if self._phase is Phase.HELD and comm is None:
             raise FailedPrecondition(f"{what}: the state is fetched into in the background; take() it first")
+        if self._phase is Phase.HELD and comm is not member:
+            raise FailedPrecondition(f"{what}: the state is fetched into for another member; that one has to take() it")
+
+    def _check_declared(self) -> None:
+        for tensor in self._tensors:
+            tensor.check_declared()
 
     def _entries(self) -> list[_digest.Entry]:
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import pathlib
 import socket
 import struct
@@ -30,30 +31,52 @@ REQUESTS = (
     "TAKE",
     "PREPARE",
 )
-DONE, PROGRESS = 64, 67
-PASSED, BACKGROUND = 1, 16
-DEADLINE_EXCEEDED = 5
+DONE, GONE, PROGRESS = 64, 66, 67
+PASSED, TORN, REPLACED, BACKGROUND = 1, 2, 8, 16  # of replies
+RESTORED, SYNC_TORN = 1, 2  # of SYNC and STEP
+ABORTED, DEADLINE_EXCEEDED, EVICTED = 4, 5, 7
 MEMBER = 1  # every member's handle
 
 
 class Request:
-    def __init__(self, connection: socket.socket, name: str, call: int) -> None:
+    def __init__(self, peerd: ScriptedPeerd, connection: socket.socket, frame: bytes) -> None:
+        self.peerd = peerd
         self.connection = connection
-        self.name = name
-        self.call = call
+        _, type_, self.call = struct.unpack_from("<IIQ", frame)
+        self.name = REQUESTS[type_ - 1]
+        self.body = frame[24:]
 
-    def answer(self, body: bytes = b"", status: int = 0, flags: int = 0) -> None:
-        self.say(DONE, self.call, body, status, flags)
+    def answer(self, body: bytes = b"", status: int = 0, flags: int = 0, put_back: int = 0) -> None:
+        """put_back: with REPLACED, the revision that the tensors have."""
+        self.say(DONE, self.call, body, status, flags, put_back)
+
+    @property
+    def sync_flags(self) -> int:
+        """Of a SYNC or STEP."""
+        flags: int = struct.unpack_from("<QQQQII", self.body)[5]
+        return flags
+
+    @property
+    def reads_all(self) -> bool:
+        """A SYNC or STEP does not say what was touched."""
+        touched: int = struct.unpack_from("<QQQQII", self.body)[2]
+        return touched == 0
+
+    def begin_writing(self) -> None:
+        """What peerd does in shared memory before it writes to the tensors of a SYNC or STEP."""
+        (state,) = struct.unpack_from("<Q", self.body)
+        region, offset = self.peerd.marks[state]
+        self.peerd.regions[region][offset] = 1
 
     def progress(self, done: int, total: int) -> None:
         self.say(PROGRESS, 0, struct.pack("<QQQII", done, total, 1000, 1, 0))
 
-    def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0) -> None:
+    def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0, put_back: int = 0) -> None:
         head = struct.pack("<IIQQiI", MAGIC, type_, call, MEMBER, status, flags)
         world = struct.pack("<QQIIII", 1, 7, 0, 1, 0, 0)
         # One that is gone need not hear it.
         with contextlib.suppress(OSError):
-            self.connection.sendall((head + world + body).ljust(REPLY_BYTES, b"\0"))
+            self.connection.sendall((head + world + body).ljust(REPLY_BYTES - 8, b"\0") + struct.pack("<Q", put_back))
 
 
 def op_info() -> bytes:
@@ -67,17 +90,25 @@ def sync_info(revision: int) -> bytes:
 
 
 class ScriptedPeerd:
-    """Answers at once, and well, what `on` has no function for. `heard`: the requests, in order."""
+    """Answers at once, and well, what `on` has no function for. `heard`: the names of `requests`, in order."""
 
     def __init__(self, path: str | None = None, **on: Callable[[Request], None]) -> None:
         self.on = on
         self.heard: list[str] = []
+        self.requests: list[Request] = []
+        self.regions: dict[int, mmap.mmap] = {}
+        # Region and offset of what a sync is to have changed, by state.
+        self.marks: dict[int, tuple[int, int]] = {}
         self.path = path or str(pathlib.Path(tempfile.mkdtemp(prefix="longhaul-", dir="/tmp")) / "peerd.sock")
         self._connections: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def evict(self) -> None:
+        """The member of the newest request is out."""
+        self.requests[-1].say(GONE, 0, b"evicted", EVICTED)
 
     def die(self) -> None:
         pathlib.Path(self.path).unlink()
@@ -103,19 +134,26 @@ class ScriptedPeerd:
 
     def _serve(self, connection: socket.socket) -> None:
         data = b""
+        descriptors: list[int] = []
         with contextlib.suppress(OSError):
             while True:
-                part, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES - len(data), 1)
-                for descriptor in descriptors:
-                    socket.close(descriptor)
+                part, received, _, _ = socket.recv_fds(connection, REQUEST_BYTES - len(data), 1)
+                descriptors += received
                 if not part:
                     return
                 data += part
                 if len(data) < REQUEST_BYTES:
                     continue
-                _, type_, call = struct.unpack_from("<IIQ", data)
+                request = Request(self, connection, data)
                 data = b""
-                request = Request(connection, REQUESTS[type_ - 1], call)
+                if request.name == "REGION":
+                    descriptor = descriptors.pop()
+                    self.regions[struct.unpack_from("<Q", request.body)[0]] = mmap.mmap(descriptor, 0)
+                    socket.close(descriptor)
+                if request.name == "STATE":
+                    state, _, _, region, offset = struct.unpack_from("<QQQQQ", request.body)
+                    self.marks[state] = (region, offset)
+                self.requests.append(request)
                 self.heard.append(request.name)
                 self.on.get(request.name.lower(), self._answer)(request)
 

@@ -1,0 +1,359 @@
+"""Whose the tensors of a State are, and what is known of them, when something fails."""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import wait_until
+from scripted_peerd import (
+    ABORTED,
+    BACKGROUND,
+    EVICTED,
+    PASSED,
+    REPLACED,
+    RESTORED,
+    SYNC_TORN,
+    TORN,
+    Request,
+    ScriptedPeerd,
+    sync_info,
+)
+
+import longhaul as lh
+
+
+@pytest.fixture
+def peerd() -> Iterator[ScriptedPeerd]:
+    with ScriptedPeerd() as scripted:
+        yield scripted
+
+
+def syncs(peerd: ScriptedPeerd) -> list[Request]:
+    return [request for request in peerd.requests if request.name == "SYNC"]
+
+
+def the(name: str, peerd: ScriptedPeerd) -> Request:
+    wait_until(lambda: name in peerd.heard)
+    return next(request for request in peerd.requests if request.name == name)
+
+
+def never(_: Request) -> None:
+    """Answers."""
+
+
+def joined(peerd: ScriptedPeerd) -> lh.Comm:
+    comm = lh.join("run", peerd=peerd.path)
+    comm.begin_step()  # the one of its join
+    return comm
+
+
+def in_place(peerd: ScriptedPeerd) -> lh.State:
+    """A state whose tensor peerd writes to directly."""
+    tensor = lh.empty(1000, peerd=peerd.path)
+    tensor[:] = 1
+    return lh.State({"w": tensor})
+
+
+def succeeds(request: Request) -> None:
+    request.answer(sync_info(0))
+
+
+def fails(flags: int = 0, put_back: int = 0) -> Callable[[Request], None]:
+    return lambda request: request.answer(b"by a test", ABORTED, flags, put_back)
+
+
+def hang_up(request: Request) -> None:
+    """As if peerd died."""
+    request.connection.shutdown(socket.SHUT_RDWR)
+
+
+def torn_of(peerd: ScriptedPeerd, comm: lh.Comm) -> lh.State:
+    state = in_place(peerd)
+    peerd.on["sync"] = fails(TORN)
+    with pytest.raises(lh.Aborted):
+        comm.sync_state(state)
+    assert state.torn
+    return state
+
+
+def evict(peerd: ScriptedPeerd, comm: lh.Comm) -> None:
+    """Returns when the member has heard of it."""
+    peerd.evict()
+    wait_until(lambda: "evicted" in repr(comm))
+
+
+# ---- torn
+
+
+def test_what_peerd_wrote_to_when_it_died_is_torn(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+
+    def die(request: Request) -> None:
+        request.begin_writing()
+        hang_up(request)
+
+    peerd.on["sync"] = die
+    with pytest.raises(lh.Unavailable):
+        comm.sync_state(state)
+    assert state.torn
+
+
+def test_what_peerd_did_not_write_to_is_as_it_was(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    peerd.on["sync"] = hang_up
+    with pytest.raises(lh.Unavailable):
+        comm.sync_state(state)
+    assert not state.torn
+
+
+def test_an_error_that_does_not_come_from_peerd_leaves_a_torn_state_torn(
+    peerd: ScriptedPeerd, tmp_path: pathlib.Path
+) -> None:
+    comm = joined(peerd)
+    state = torn_of(peerd, comm)
+    asked = len(syncs(peerd))
+    evict(peerd, comm)
+    with pytest.raises(lh.Evicted):
+        comm.sync_state(state)
+    assert len(syncs(peerd)) == asked
+    assert state.torn
+    with pytest.raises(lh.FailedPrecondition, match="torn"):
+        state.save(tmp_path / "mixture.safetensors")
+
+
+def test_the_next_member_says_that_its_state_is_torn(peerd: ScriptedPeerd) -> None:
+    state = torn_of(peerd, joined(peerd))
+    for _ in range(2):
+        comm = joined(peerd)
+        peerd.on["sync"] = succeeds
+        # Registered anew, too, as it is with another peerd.
+        state._registration = None
+        peerd.on["sync"] = fails()
+        with pytest.raises(lh.Aborted):
+            comm.sync_state(state)
+        assert peerd.requests[-1].sync_flags == SYNC_TORN
+        assert state.torn
+    peerd.on["sync"] = succeeds
+    comm.sync_state(state)
+    assert not state.torn
+    comm.sync_state(state)
+    assert peerd.requests[-1].sync_flags == 0
+
+
+def test_a_torn_state_of_copies_is_not_taken_for_whole(peerd: ScriptedPeerd) -> None:
+    """As after a restart of peerd: tensors that lay in the arena of the former one are copied now."""
+    state = torn_of(peerd, joined(peerd))
+    with ScriptedPeerd() as other:
+        joined(other).sync_state(state)
+        assert the("SYNC", other).sync_flags == SYNC_TORN
+
+
+def test_what_breaks_off_after_a_checkpoint_was_loaded_is_torn_again(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = torn_of(peerd, comm)
+    state.restored()
+    with pytest.raises(lh.Aborted):
+        comm.sync_state(state)
+    first, *_, last = (request.sync_flags for request in syncs(peerd)[5:])
+    assert (first, last) == (RESTORED, SYNC_TORN)
+    assert state.torn
+
+
+def test_what_was_put_back_is_whole(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = torn_of(peerd, comm)
+    peerd.on["sync"] = fails(REPLACED, put_back=5)
+    with pytest.raises(lh.Aborted):
+        comm.sync_state(state)
+    assert (state.torn, state.revision) == (False, 5)
+
+
+def test_a_member_that_leaves_in_a_sync_learns_what_became_of_it(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    peerd.on["sync"] = never
+    with pytest.raises(lh.DeadlineExceeded):
+        comm.sync_state(state, timeout=0.05)
+    the("SYNC", peerd).answer(b"left", EVICTED, TORN)
+    comm.leave()
+    assert state.torn
+    state.restored()  # it is its own again
+    assert not state.torn
+
+
+def test_a_sync_whose_member_is_out_does_not_keep_the_state(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    peerd.on["sync"] = never
+    with pytest.raises(lh.DeadlineExceeded):
+        comm.sync_state(state, timeout=0.05)
+    with pytest.raises(lh.FailedPrecondition, match="goes on"):
+        state.save("nowhere")
+    the("SYNC", peerd).answer(b"out", EVICTED)
+    evict(peerd, comm)
+    # Nobody asks it again.
+    peerd.on["sync"] = succeeds
+    joined(peerd).sync_state(state)
+    assert not state.torn
+
+
+# ---- held
+
+
+def hold(peerd: ScriptedPeerd, comm: lh.Comm, state: lh.State) -> None:
+    peerd.on["sync"] = lambda request: request.answer(flags=BACKGROUND)
+    assert comm.sync_state(state).background
+    assert state.held
+
+
+def test_what_is_fetched_into_when_peerd_dies_is_torn(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    hold(peerd, comm, state)
+    peerd.on["take"] = hang_up
+    with pytest.raises(lh.Unavailable):
+        comm.take_state(state, 1)
+    assert (state.held, state.torn) == (False, True)
+
+
+def test_a_take_that_is_refused_on_the_way_leaves_the_state_held(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    hold(peerd, comm, state)
+    peerd.on["step"] = never
+    with pytest.raises(lh.DeadlineExceeded):
+        comm.begin_step(timeout=0.05)
+    with pytest.raises(lh.FailedPrecondition):
+        comm.take_state(state)
+    assert (state.held, state.torn) == (True, False)
+    the("STEP", peerd).answer(flags=PASSED)
+    comm.begin_step()
+    assert comm.take_state(state)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_what_was_held_for_a_member_that_is_out_goes_to_the_next_one(peerd: ScriptedPeerd, dropped: bool) -> None:
+    comm = joined(peerd)
+    staged = np.ones((4, 8), np.float32)[:, ::2]
+    state = lh.State({"w": staged, "v": lh.empty(10, peerd=peerd.path)})
+    hold(peerd, comm, state)
+    if dropped:
+        del comm
+    else:
+        evict(peerd, comm)
+    other = joined(peerd)
+    peerd.on["sync"] = succeeds
+    read: list[Any] = []
+    tensor = state._tensors[0]
+    original = tensor.read
+
+    def noted(memory: Any) -> None:
+        read.append(memory)
+        original(memory)
+
+    tensor.read = noted  # type: ignore[method-assign]
+    other.sync_state(state)
+    assert peerd.requests[-1].sync_flags == SYNC_TORN
+    assert read, "what peerd has in its place is a mixture"
+    assert (state.held, state.torn) == (False, False)
+
+
+def test_what_is_held_for_another_member_is_refused(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    hold(peerd, comm, state)
+    with pytest.raises(lh.FailedPrecondition, match="another member"):
+        joined(peerd).sync_state(state)
+    assert state.held
+
+
+# ---- steps
+
+
+def test_a_step_without_its_state_does_not_end_one_that_has_it(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    peerd.on["step"] = never
+    with pytest.raises(lh.DeadlineExceeded):
+        with comm.step(state, timeout=0.05):
+            pass
+    the("STEP", peerd).answer(sync_info(5), flags=PASSED)
+    with pytest.raises(lh.FailedPrecondition, match=r"call step\(\) with it again"):
+        comm.begin_step(1)
+    with comm.step(state, timeout=10) as step:
+        assert step.sync is not None and step.sync.revision == 5
+    assert state.revision == 6
+    assert peerd.heard.count("STEP") == 1
+
+
+def test_a_step_with_a_state_does_not_take_the_end_of_one_without(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    peerd.on["step"] = never
+    with pytest.raises(lh.DeadlineExceeded):
+        comm.begin_step(0.05)
+    the("STEP", peerd).answer(flags=PASSED)
+    with pytest.raises(lh.FailedPrecondition, match="lh_begin_step"):
+        with comm.step(state, timeout=10):
+            pass
+    assert (state.revision, state.hash) == (0, None)
+    comm.begin_step(10)
+
+
+# ---- joins
+
+
+def test_a_join_that_failed_leaves_nothing_prepared(peerd: ScriptedPeerd) -> None:
+    peerd.on["join"] = never
+    state = lh.State({"w": np.ones(10, np.float32)})
+    with pytest.raises(lh.DeadlineExceeded):
+        lh.join("run", peerd=peerd.path, timeout=0.2, state=state)
+    del peerd.on["join"]
+    lh.join("run", peerd=peerd.path).sync_state(state)
+    assert syncs(peerd)[0].reads_all
+    with lh.join("run", peerd=peerd.path, state=state) as comm:
+        comm.sync_state(state)
+        assert not syncs(peerd)[1].reads_all
+        comm.sync_state(state)
+        assert syncs(peerd)[2].reads_all
+
+
+# ---- tensors that changed
+
+
+def test_a_tensor_that_was_converted_is_refused(peerd: ScriptedPeerd, tmp_path: pathlib.Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(64, 64, bias=False)
+    state = lh.State(dict(model.named_parameters()))
+    state.save(tmp_path / "state.safetensors")
+    model.bfloat16()
+    comm = joined(peerd)
+    calls: list[Callable[[], Any]] = [
+        lambda: comm.sync_state(state),
+        state.compute_hash,
+        lambda: state.save(tmp_path / "converted.safetensors"),
+        lambda: state.load(tmp_path / "state.safetensors"),
+        lambda: lh.join("run", peerd=peerd.path, state=state),
+    ]
+    for call in calls:
+        with pytest.raises(
+            lh.InvalidArgument, match=r"'weight' was declared as float32 \[64, 64\] and is bfloat16 .*lh.State"
+        ):
+            call()
+    model.float()
+    comm.sync_state(state)
+
+
+def test_a_tensor_that_was_resized_is_refused(peerd: ScriptedPeerd) -> None:
+    array = np.ones(1000, np.float32)
+    state = lh.State({"w": array})
+    array.resize(10, refcheck=False)
+    with pytest.raises(lh.InvalidArgument, match=r"'w' was declared as float32 \[1000\] and is float32 \[10\]"):
+        joined(peerd).sync_state(state)
