@@ -751,3 +751,42 @@ def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
         assert any(int(fetch.get("bytes_done", 0)) > 0 for fetch in seen)
         while fetches():
             assert time.monotonic() < deadline, "lhctl status shows a fetch that is over"
+
+
+def arena_state(cluster: LocalCluster, peer: int, revision: int) -> lh.State:
+    """Peerd writes to its tensor directly."""
+    tensor = lh.empty(6 << 20, peerd=cluster.socket(peer))
+    tensor[:] = revision
+    return lh.State({"w": tensor}, revision)
+
+
+def test_what_peerd_wrote_to_when_it_died_is_torn() -> None:
+    with LocalCluster(peers=2, peerd_flags=["--state-rate=5000000"]) as cluster, group_of(cluster, 2) as group:
+        whole, fetched = arena_state(cluster, 0, 1), arena_state(cluster, 1, 0)
+        killed: list[lh.Progress] = []
+
+        def kill(progress: lh.Progress) -> None:
+            if progress.bytes_done > 0 and not killed:
+                killed.append(progress)
+                cluster.kill_peer(1)
+
+        source = group.submit(lambda: group.comms[0].sync_state(whole, timeout=PATIENCE))
+        with pytest.raises(lh.Unavailable):
+            group.comms[1].sync_state(fetched, timeout=PATIENCE, progress=kill)
+        assert fetched.torn
+        assert source.result(PATIENCE).revision == 1
+        assert not whole.torn
+
+
+def test_what_peerd_had_not_written_to_when_it_died_is_whole() -> None:
+    with LocalCluster(peers=2) as cluster, group_of(cluster, 2) as group:
+        state = arena_state(cluster, 0, 1)
+        with pytest.raises(lh.DeadlineExceeded):
+            group.comms[0].sync_state(state, timeout=0.3)
+        cluster.kill_peer(0)
+        with pytest.raises(lh.Unavailable):
+            group.comms[0].sync_state(state, timeout=PATIENCE)
+        assert not state.torn
+        # It is what a group goes on from.
+        with lh.join("anew", 0, cluster.socket(1), PATIENCE) as comm:
+            assert comm.sync_state(state, timeout=PATIENCE).revision == 1
