@@ -651,6 +651,13 @@ bool OpTable::Stopping() const {
                      [](const auto& entry) { return entry.second->run == Run::kStopping; });
 }
 
+// Whether it is to be judged by who has announced it. It is if it may be committed or aborted, or,
+// where what has been answered lingers, may be the op before another one of its name. All others
+// are redone, and naming the op at each peer would make long reports of many.
+bool OpTable::NeedsMatches(const Op& op) {
+  return op.done || op.desc.on_fault == OnFault::kAbort || IsEager(op.desc);
+}
+
 std::vector<control::OpReport> OpTable::Report() const {
   std::vector<control::OpReport> reports;
   for (const auto& [ordinal, op] : by_ordinal_) {
@@ -663,6 +670,7 @@ std::vector<control::OpReport> OpTable::Report() const {
     report.done = op->done;
     report.abort_on_fault = op->desc.on_fault == OnFault::kAbort;
     for (const PeerId peer : op->participants->ring) {
+      if (!NeedsMatches(*op)) break;
       const auto it = op->readies.find(peer);
       if (it != op->readies.end()) report.matches.push_back({peer, it->second.ordinal});
     }

@@ -217,6 +217,7 @@ class OpTable {
   void Settle(Op& op, Tick now, std::vector<Action>* out);
   // Tells the trainers how it ended.
   void Conclude(Op& op, Tick now, std::vector<Action>* out);
+  static bool NeedsMatches(const Op& op);
   // Done, and may be answered before the others are known to be.
   static bool EndsAtOnce(const Op& op);
   void Linger(Op& op, Tick now, std::vector<Action>* out);
