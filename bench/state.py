@@ -239,7 +239,7 @@ def links(args: argparse.Namespace) -> dict[str, Any]:
             "mb_s": size / got["seconds"] / 1e6,
             "of_link": share,
             "plain_of_link": size / plain_s / link,
-            "refetched": hosts[-1].metric("longhaul_state_bytes_refetched_total") / size,
+            "refetched": hosts[-1].metric("longhaul_peerd_state_bytes_refetched_total") / size,
             "sources": got["sources"],
             "seconds": got["seconds"],
             "target": 0.9,
@@ -255,12 +255,12 @@ def death(args: argparse.Namespace) -> dict[str, Any]:
             source.start("sync", revision=1)
         begin = time.monotonic()
         joiner.start("sync", revision=0)
-        while hosts[-1].metric("longhaul_state_bytes_received_total") < size / 2:
+        while hosts[-1].metric("longhaul_peerd_state_bytes_received_total") < size / 2:
             if time.monotonic() - begin > PATIENCE_S:
                 raise Failure("half of the state does not come in time")
             time.sleep(0.05)
         died = time.monotonic() - begin
-        before = hosts[-1].metric("longhaul_state_bytes_received_total")
+        before = hosts[-1].metric("longhaul_peerd_state_bytes_received_total")
         hosts[0].peerd.kill()
         sources[0].kill()
         got = joiner.finish()
@@ -268,11 +268,11 @@ def death(args: argparse.Namespace) -> dict[str, Any]:
         if not joiner.do("check")["right"]:
             raise Failure("the joiner's bits are not those of its sources")
         # Metrics are published twice a second, all together.
-        while hosts[-1].metric("longhaul_state_bytes_received_total") < size:
+        while hosts[-1].metric("longhaul_peerd_state_bytes_received_total") < size:
             if time.monotonic() - begin > PATIENCE_S:
                 raise Failure("the metrics do not tell what came")
             time.sleep(0.1)
-        refetched = hosts[-1].metric("longhaul_state_bytes_refetched_total") / size
+        refetched = hosts[-1].metric("longhaul_peerd_state_bytes_refetched_total") / size
         left = args.link_mbit * 1e6 / 8 * (SOURCES - 1) / SOURCES
         rest = (size - before) / (got["seconds"] - died) / left
         return {

@@ -82,7 +82,7 @@ class Members:
 
         self.lh = lh
         self.cluster = cluster
-        self.syncs = int(max(peer.metric("longhaul_state_hash_seconds_count") for peer in cluster.peers))
+        self.syncs = int(max(peer.metric("longhaul_peerd_state_hash_seconds_count") for peer in cluster.peers))
         self.pool = ThreadPoolExecutor(2)
 
         def join(i: int) -> Any:
@@ -99,11 +99,11 @@ class Members:
     def hashed(self, syncs: int) -> list[float]:
         """Seconds that each peerd hashed so far. Waits until their metrics, which lag behind, know of so many syncs."""
         give_up = time.monotonic() + PATIENCE_S
-        while any(peer.metric("longhaul_state_hash_seconds_count") < syncs for peer in self.cluster.peers):
+        while any(peer.metric("longhaul_peerd_state_hash_seconds_count") < syncs for peer in self.cluster.peers):
             if time.monotonic() > give_up:
                 raise RuntimeError(f"the metrics of the peerds do not show {syncs} syncs")
             time.sleep(0.01)
-        return [peer.metric("longhaul_state_hash_seconds_sum") for peer in self.cluster.peers]
+        return [peer.metric("longhaul_peerd_state_hash_seconds_sum") for peer in self.cluster.peers]
 
     def measure(self, steps: int, size: int | None, hash: str) -> dict[str, Any]:
         """Medians, in seconds, of `steps` steps with a state of `size` bytes; None: without one."""

@@ -83,7 +83,7 @@ struct PeerMetrics::Impl {
                                                             0.3, 1, 3, 10, 30, 100})),
         fault_seconds(
             BuildHistogram()
-                .Name("longhaul_peer_fault_seconds")
+                .Name("longhaul_peerd_fault_seconds")
                 .Help("Of each fault: from the freeze of the ops to the agreement on them "
                       "(agree), from there to the end of the first op that was redone "
                       "(resume)")
@@ -91,20 +91,21 @@ struct PeerMetrics::Impl {
         fault_agree(AddFaultPhase(fault_seconds, "agree")),
         fault_resume(AddFaultPhase(fault_seconds, "resume")),
         state_hash_seconds(BuildHistogram()
-                               .Name("longhaul_state_hash_seconds")
+                               .Name("longhaul_peerd_state_hash_seconds")
                                .Help("Time to hash what may have changed of a state, of each sync")
                                .Register(r)
                                .Add({}, Histogram::BucketBoundaries{1e-4, 1e-3, 1e-2, 0.1, 0.3, 1,
                                                                     3, 10, 30, 100})),
-        state_sent(r, "longhaul_state_bytes_sent_total", "Bytes of shared state given to others"),
-        state_received(r, "longhaul_state_bytes_received_total",
+        state_sent(r, "longhaul_peerd_state_bytes_sent_total",
+                   "Bytes of shared state given to others"),
+        state_received(r, "longhaul_peerd_state_bytes_received_total",
                        "Bytes of shared state that came from others and were right"),
-        state_refetched(r, "longhaul_state_bytes_refetched_total",
+        state_refetched(r, "longhaul_peerd_state_bytes_refetched_total",
                         "Bytes of shared state that came for nothing: again, wrong, or broken off"),
-        state_corrupt(r, "longhaul_state_chunks_corrupt_total",
+        state_corrupt(r, "longhaul_peerd_state_chunks_corrupt_total",
                       "Chunks of shared state that were not what they should be"),
         state_kept(
-            AddGauge(r, "longhaul_state_kept_bytes",
+            AddGauge(r, "longhaul_peerd_state_kept_bytes",
                      "Memory of the states kept for members that are here or may come back")),
         relayed(r, "longhaul_peerd_frames_relayed_total",
                 "Frames passed on between two peers that cannot reach each other"),

@@ -42,7 +42,7 @@ def until(condition: Callable[[], bool]) -> bool:
 
 
 def kept_bytes(peer: Peer) -> float:
-    return peer.metric("longhaul_state_kept_bytes")
+    return peer.metric("longhaul_peerd_state_kept_bytes")
 
 
 def kept_mappings(peer: Peer) -> int:

@@ -653,7 +653,7 @@ def test_progress_of_a_long_transfer_is_told(cluster: LocalCluster) -> None:
 def test_several_sources_share_the_work(cluster: LocalCluster) -> None:
     size = 64 << 20
     with group_of(cluster, 4) as group:
-        before = [peer.metric("longhaul_state_bytes_sent_total") for peer in cluster.peers]
+        before = [peer.metric("longhaul_peerd_state_bytes_sent_total") for peer in cluster.peers]
         states = [lh.State({"w": np.full(size, rank == 3, np.uint8)}) for rank in range(4)]
         infos = group.sync(states)
         assert_equal(infos, states, 0)
@@ -663,7 +663,7 @@ def test_several_sources_share_the_work(cluster: LocalCluster) -> None:
         # Metrics are told every half second.
         deadline = time.monotonic() + PATIENCE
         while (sum(sent) < size or sent.count(0) > 4 - infos[3].sources) and time.monotonic() < deadline:
-            now = [peer.metric("longhaul_state_bytes_sent_total") for peer in cluster.peers]
+            now = [peer.metric("longhaul_peerd_state_bytes_sent_total") for peer in cluster.peers]
             sent = [b - a for a, b in zip(before, now)]
         assert sum(sent) >= size
         assert sum(amount > 0 for amount in sent) == infos[3].sources
@@ -712,7 +712,7 @@ def test_a_source_that_dies_half_way_is_replaced() -> None:
         states = [lh.State({"w": np.full(size, rank == 2, np.uint8)}) for rank in range(3)]
         started = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms, states)]
         deadline = time.monotonic() + PATIENCE
-        while cluster.peers[0].metric("longhaul_state_bytes_sent_total") == 0 and time.monotonic() < deadline:
+        while cluster.peers[0].metric("longhaul_peerd_state_bytes_sent_total") == 0 and time.monotonic() < deadline:
             time.sleep(0.01)
         cluster.kill_peer(0)
         info = started[2].result(PATIENCE)
@@ -722,9 +722,9 @@ def test_a_source_that_dies_half_way_is_replaced() -> None:
             started[0].result(PATIENCE)
         assert info.bytes == size
         # Metrics are told every half second, all together.
-        while cluster.peers[2].metric("longhaul_state_bytes_received_total") < size:
+        while cluster.peers[2].metric("longhaul_peerd_state_bytes_received_total") < size:
             assert time.monotonic() < deadline, "the metric does not tell what came"
-        assert cluster.peers[2].metric("longhaul_state_bytes_refetched_total") < 0.05 * size
+        assert cluster.peers[2].metric("longhaul_peerd_state_bytes_refetched_total") < 0.05 * size
 
 
 def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:

@@ -180,7 +180,7 @@ def test_the_last_member_completes_alone_unless_min_world_forbids() -> None:
         with pytest.raises(lh.TooFewMembers, match="1 members take part, min_world asks for 2"):
             never.wait(60)
         # Told to the operator: the log line and the histogram of the fault.
-        wait_until(lambda: cluster.peers[0].metric("longhaul_peer_fault_seconds_count") >= 2)
+        wait_until(lambda: cluster.peers[0].metric("longhaul_peerd_fault_seconds_count") >= 2)
         assert re.search(
             r"fault over .* ops_frozen=2 .* redone=2 .* agree_ms=\d+ resume_ms=\d+", cluster.peers[0].log.read_text()
         )
