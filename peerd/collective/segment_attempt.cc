@@ -208,7 +208,6 @@ void SegmentAttempt::Commit() {
       if (target != result_) std::memcpy(target + offset, result_ + offset, n);
     }
   }
-  ReleaseScratch();
 }
 
 void SegmentAttempt::Keep(const Plan::Grains& grains) {

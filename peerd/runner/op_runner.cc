@@ -254,6 +254,8 @@ void OpRunner::Finish(const FinishAttempt& action) {
   const std::shared_ptr<Op> op = it->second;
   LH_CHECK(action.commit);
   op->Forget();
+  // Repeats that somebody asked for though all have what they need.
+  transport_->DropSegments({op->out_.begin(), op->out_.end()});
   op->attempt_->Commit();
   Retire(op);
 }

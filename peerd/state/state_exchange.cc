@@ -156,6 +156,10 @@ absl::StatusOr<uint8_t*> StateExchange::OnDataHeader(const LinkKey& link,
   const auto it = comparisons_.find(header.op.value());
   if (it == comparisons_.end() || it->second.over || LinkOf(it->second) != link) return nullptr;
   Comparison& comparison = it->second;
+  // As EndComparison() detaches it: what is received under another name would outlive the buffer.
+  if (header.group != comparison.group.group || header.attempt != Epoch(kManifestAsk)) {
+    return absl::InvalidArgumentError("CHUNK_DATA of a manifest that was not asked for");
+  }
   if (comparison.buffer.empty()) {
     if (header.stamp > ManifestBytesMax()) {
       return absl::InvalidArgumentError(

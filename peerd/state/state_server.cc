@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kForgetAfter = 4;
 // Answers of one transfer that are not single chunks. A correct receiver has one open.
 constexpr size_t kWholeMax = 4;
+// Of the transfers that are served at a time, to one peer.
+constexpr int64_t kTransfersOfLinkMax = LH_STATE_TRANSFERS_MAX * 3 / 4;
 
 }  // namespace
 
@@ -136,9 +138,21 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
                                                    " says that those below ", header.stamp,
                                                    " are over, itself among them"));
   }
+  const MemberKey member({link.run, header.group}, body.source);
+  const auto found = served_.find(member);
+  const bool any_root = body.kind == ChunkKind::kManifest && body.root == Hash128{};
+  auto copy = Served::Copy::kNone;
+  if (found != served_.end()) {
+    copy = any_root ? Served::Copy::kLive : found->second.With(body.root);
+  }
   auto it = transfers_.find(key);
   if (it == transfers_.end()) {
-    if (transfers_.size() >= LH_STATE_TRANSFERS_MAX) {
+    // Nobody gets a place in the queue for what is not here.
+    if (copy == Served::Copy::kNone) {
+      Refuse(key, ask, ChunkRefusal::kNotHere);
+      return absl::OkStatus();
+    }
+    if (!HasRoomFor(link)) {
       Refuse(key, ask, ChunkRefusal::kBusy);
       return absl::OkStatus();
     }
@@ -160,13 +174,6 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   if (transfer.asks.size() >= size_t{2} * LH_STATE_ASKS_MAX) {
     Refuse(key, ask, ChunkRefusal::kBusy);
     return absl::OkStatus();
-  }
-  const MemberKey member({link.run, header.group}, body.source);
-  const auto found = served_.find(member);
-  const bool any_root = body.kind == ChunkKind::kManifest && body.root == Hash128{};
-  auto copy = Served::Copy::kNone;
-  if (found != served_.end()) {
-    copy = any_root ? Served::Copy::kLive : found->second.With(body.root);
   }
   if (copy == Served::Copy::kNone) {
     Refuse(key, ask, ChunkRefusal::kNotHere);
@@ -221,6 +228,13 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   }
   Pump(now);
   return absl::OkStatus();
+}
+
+// One peer alone does not take up all there is.
+bool StateServer::HasRoomFor(const LinkKey& link) const {
+  const auto of_link = std::count_if(transfers_.begin(), transfers_.end(),
+                                     [&](const auto& entry) { return entry.first.link == link; });
+  return transfers_.size() < LH_STATE_TRANSFERS_MAX && of_link < kTransfersOfLinkMax;
 }
 
 // Whoever asks for more than a receiver should does not get our memory.

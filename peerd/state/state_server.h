@@ -162,6 +162,7 @@ class StateServer {
   void OnCancel(const LinkKey& link, const FrameHeader& header);
   void Refuse(const TransferKey& key, uint64_t ask, ChunkRefusal code);
   // `copied`: of chunks a copy is sent.
+  bool HasRoomFor(const LinkKey& link) const;
   static bool MayAnswer(const Transfer& transfer, ChunkKind kind, bool copied);
   void AnswerChunk(const std::shared_ptr<Answer>& answer,
                    const std::shared_ptr<const MemoryState>& state, const ChunkRequestBody& body,

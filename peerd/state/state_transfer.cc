@@ -556,6 +556,9 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
   const bool early = now - source.since < Millis(spec_.detect_ms);
   if (body.code == ChunkRefusal::kBusy) {
     source.reason = "serves too many others";
+    // It is there and this transfer in its queue, however long that takes.
+    last_news_ = now;
+    if (plan_ != nullptr) plan_->OnNews(now);
   } else if (body.code == ChunkRefusal::kNotHere && early) {
     source.reason = "does not have the state yet";
   } else if (body.code == ChunkRefusal::kChanged && spec_.background && ask.plan) {

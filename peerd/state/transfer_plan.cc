@@ -401,7 +401,10 @@ std::vector<TransferAction> TransferPlan::Advance(Tick now) {
     out.push_back(PlaceSpare{chunks_[index].good_spare, chunks_[index].what});
     Arrived(index);
   }
-  for (auto& [member, source] : sources_) Measure(&source);
+  for (auto& [member, source] : sources_) {
+    if (source.busy_until <= now) source.busy_until = Tick();
+    Measure(&source);
+  }
   LeaveOut();
   FailIfHopeless(now);
   if (!failure_.empty()) {

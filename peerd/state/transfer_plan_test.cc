@@ -268,6 +268,21 @@ TEST_F(TransferPlanTest, ABusySourceIsAskedAgainLater) {
   EXPECT_TRUE(plan_->done());
 }
 
+TEST_F(TransferPlanTest, ThatASourceWasBusyIsForgotten) {
+  Begin(1, 2);
+  const AskChunk first = Asks().at(0);
+  const MemberId busy = first.source;
+  plan_->OnBusy(first.ask, now_);
+  plan_->SuspendSource(Asks().at(0).source);
+  now_ = plan_->NextDeadline();
+  const auto again = Asks();
+  ASSERT_EQ(again.size(), 1U);
+  ASSERT_EQ(again[0].source, busy);
+  plan_->OnChanged(again[0].ask);
+  EXPECT_TRUE(Asks().empty());
+  EXPECT_GT(plan_->NextDeadline(), now_) << "there is nothing to do";
+}
+
 TEST_F(TransferPlanTest, WhenNothingComesForLongItFailsAndSaysWhoDidNotAnswer) {
   Begin(2, 2);
   Asks();
