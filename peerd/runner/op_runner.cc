@@ -106,9 +106,7 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
 };
 
 OpRunner::OpRunner(Transport* transport, Options options)
-    : transport_(transport),
-      options_(options),
-      pool_(MakeScratchPool(options.scratch_limit)) {}
+    : transport_(transport), options_(options), pool_(MakeScratchPool(options.scratch_limit)) {}
 
 OpRunner::~OpRunner() = default;
 
