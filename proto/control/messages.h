@@ -114,7 +114,8 @@ struct OpMatch {
 };
 
 // An op that this peer has announced and not settled. `matches` is complete when `done` is true:
-// it names the same op at each other peer that takes part.
+// it names the same op at each other peer that takes part. It is empty where the fate does not
+// depend on it: not done, not to be aborted, and too large to be answered early.
 struct OpReport {
   OpOrdinal ordinal;
   Epoch boundary;

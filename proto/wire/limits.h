@@ -77,7 +77,11 @@
 /* How long the others wait for a member's vote: a day. */
 #define LH_STEP_DEADLINE_MS_MAX 86400000u
 
-/* One message on the control stream. */
+/* One message on the control stream. The longest is the report of the ops in flight when an epoch
+ * freezes: about 16 bytes for each other peer and each op that is done, aborts on faults or has at
+ * most LH_EAGER_BYTES_MAX; others need no more than 40 in all. So with 1024 peers some 500 such ops
+ * fit, with 400 all of LH_OPS_OPEN_MAX. A peer that has more loses its control stream each time it
+ * reports them, and is removed as silent. */
 #define LH_CONTROL_MESSAGE_BYTES_MAX (8u << 20)
 
 #endif /* LONGHAUL_PROTO_WIRE_LIMITS_H_ */
