@@ -331,9 +331,29 @@ class Loop {
     if (!LinkOf(host.id, via).stands) return;
     hosts_.at(via)->link[host.id].push_back({std::move(event), via == to ? PeerId() : to});
   }
-  // As the relay's driver.
+  // As the driver of the relay and of the destination: nothing that is sent here breaks the rules.
+  static bool MayCarry(const Host& host, const Event& event, PeerId origin, PeerId relay,
+                       PeerId destination) {
+    const auto* const ready = std::get_if<PeerReady>(&event);
+    const Epoch attempt = ready != nullptr ? ready->attempt : std::get<PeerDone>(event).attempt;
+    const RelayCheck check = host.core->CheckRelay({kGroup, origin, relay, destination, attempt});
+    EXPECT_NE(check, RelayCheck::kRefuse)
+        << ToString(host.id) << " of " << ToString(origin) << " to " << ToString(destination)
+        << " through " << ToString(relay) << " in attempt " << ToString(attempt);
+    return check == RelayCheck::kTake;
+  }
+  static bool Relayed(const Event& event) {
+    const auto* const ready = std::get_if<PeerReady>(&event);
+    const auto* const done = std::get_if<PeerDone>(&event);
+    return (ready != nullptr && ready->via) || (done != nullptr && done->via);
+  }
+  static bool MayTake(const Host& host, const Event& event, PeerId relay) {
+    const auto* const ready = std::get_if<PeerReady>(&event);
+    const PeerId origin = ready != nullptr ? ready->peer : std::get<PeerDone>(event).peer;
+    return MayCarry(host, event, origin, relay, host.id);
+  }
   void PassOn(Host& relay, PeerId from, Mail mail) {
-    if (!relay.core->HasPeer(kGroup, from) || !relay.core->HasPeer(kGroup, mail.forward)) return;
+    if (!MayCarry(relay, mail.event, from, relay.id, mail.forward)) return;
     if (!LinkOf(relay.id, mail.forward).stands) return;
     ++relayed_;
     if (auto* const ready = std::get_if<PeerReady>(&mail.event)) ready->via = relay.id;
@@ -786,6 +806,7 @@ class Loop {
         Mail mail = Pop(&host->link[from]);
         if (mail.forward) return PassOn(*host, from, std::move(mail));
         const Event& event = mail.event;
+        if (Relayed(event) && !MayTake(*host, event, from)) return;
         if (std::holds_alternative<LinkDown>(event)) LinkOf(host->id, from).open.erase(host->id);
         Give(*host, event);
       });

@@ -53,6 +53,23 @@ bool EpochFollower::HasPeer(PeerId peer) const {
   return PreparedPeers().contains(peer);
 }
 
+// A pair may have another relay in each epoch of an attempt, and an op keeps to the one of its own
+// epoch. Whoever sends by the way of an epoch has committed it, so all its peers have prepared it.
+RelayCheck EpochFollower::CheckRelay(const RelayedFrame& frame) const {
+  if (history_.empty() && !preparation_) return RelayCheck::kStale;
+  for (const PeerId peer : {frame.origin, frame.relay, frame.destination}) {
+    if (peer != self_ && !HasPeer(peer)) return RelayCheck::kStale;
+  }
+  const auto& [group, origin, relay, destination, attempt] = frame;
+  if (history_.Relays(attempt, relay, origin, destination)) return RelayCheck::kTake;
+  if (preparation_ && preparation_->message.attempt == attempt &&
+      RecordOf(preparation_->message).Relays(relay, origin, destination)) {
+    return RelayCheck::kTake;
+  }
+  const Epoch oldest = history_.empty() ? preparation_->message.attempt : history_.attempt();
+  return attempt < oldest ? RelayCheck::kStale : RelayCheck::kRefuse;
+}
+
 Epoch EpochFollower::Newest() const {
   return preparation_ ? preparation_->message.epoch : history_.committed();
 }

@@ -44,6 +44,7 @@ class EpochFollower {
   std::set<PeerId> LinkedPeers() const;
   // The peer is one of the committed or of the prepared epoch.
   bool HasPeer(PeerId peer) const;
+  RelayCheck CheckRelay(const RelayedFrame& frame) const;
 
   // True if it starts a preparation: links were asked for. Answers again if it is known and
   // answered.

@@ -218,6 +218,44 @@ TEST_F(EpochFollowerTest, ABlockedPairGetsNoLinkAndWaitsForNone) {
   EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
 }
 
+TEST_F(EpochFollowerTest, TakesRelayedFramesFromTheRelayOfABlockedPairOnly) {
+  const PeerId four(4);
+  const auto check = [this](PeerId origin, PeerId relay, PeerId destination, uint64_t attempt) {
+    return epochs_.CheckRelay({kGroup, origin, relay, destination, Epoch(attempt)});
+  };
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kStale);
+  // What is only prepared here may be committed at the others.
+  ASSERT_TRUE(Prepare(Square(2, 0, 2)));
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kTake);
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 1), RelayCheck::kStale);
+  epochs_.LinkUp(kTwo);
+  epochs_.LinkUp(four);
+  epochs_.Ready({}, &out_);
+  ASSERT_TRUE(Commit(2));
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kTake);
+  EXPECT_EQ(check(kSelf, kTwo, kThree, 2), RelayCheck::kTake);
+  // By another one, of a pair that has a link, of another attempt, of strangers.
+  EXPECT_EQ(check(kThree, four, kSelf, 2), RelayCheck::kRefuse);
+  EXPECT_EQ(check(kTwo, four, kSelf, 2), RelayCheck::kRefuse);
+  EXPECT_EQ(check(kTwo, kSelf, four, 2), RelayCheck::kRefuse);
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 3), RelayCheck::kRefuse);
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 1), RelayCheck::kStale);
+  EXPECT_EQ(check(PeerId(9), kTwo, kSelf, 2), RelayCheck::kStale);
+  // An epoch that only admits may have another relay: ops of the old one keep to theirs.
+  auto admit = MakePrepare(3, 2, 3, 2, {{1, 1, 1}, {4, 4, 1}, {3, 3, 1}, {2, 2, 1}, {5, 5, 3}});
+  admit.blocked = {{kSelf, kThree}};
+  ASSERT_TRUE(Prepare(admit));
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kTake);
+  EXPECT_EQ(check(kThree, four, kSelf, 2), RelayCheck::kTake);
+  EXPECT_EQ(check(kThree, PeerId(5), kSelf, 2), RelayCheck::kRefuse);
+  // A pair that gets its link back by the next freeze.
+  auto freed = Square(4, 2, 4);
+  freed.blocked.clear();
+  ASSERT_TRUE(Prepare(freed));
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kTake);
+  EXPECT_EQ(check(kThree, kTwo, kSelf, 4), RelayCheck::kRefuse);
+}
+
 TEST_F(EpochFollowerTest, APairBecomesBlockedOrGetsItsLinkBackByAFreezeOnly) {
   ASSERT_TRUE(Prepare(Square(1, 0, 0)));
   epochs_.LinkUp(kTwo);

@@ -70,6 +70,9 @@ std::set<PeerId> NeighboursOf(const EpochRecord& record, PeerId self) {
 
 int EpochRecord::RankOf(MemberId member) const { return RankIn(members, member); }
 bool EpochRecord::HasPeer(PeerId peer) const { return Contains(ring, peer); }
+bool EpochRecord::Relays(PeerId relay, PeerId a, PeerId b) const {
+  return Blocked(a, b) && control::RelayBetween(ring, blocked, a, b) == relay;
+}
 
 bool EpochRecord::InBackground(MemberId member) const {
   return std::any_of(members.begin(), members.end(), [member](const control::MemberInfo& info) {
@@ -181,6 +184,12 @@ void EpochHistory::Add(EpochRecord record) {
 void EpochHistory::Clear() {
   records_.clear();
   participants_.clear();
+}
+
+bool EpochHistory::Relays(Epoch attempt, PeerId relay, PeerId a, PeerId b) const {
+  return std::any_of(records_.begin(), records_.end(), [&](const auto& entry) {
+    return entry.second.attempt == attempt && entry.second.Relays(relay, a, b);
+  });
 }
 
 std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {

@@ -38,6 +38,8 @@ struct EpochRecord {
   std::vector<control::SyncSource> SourcesFor(MemberId member) const;
   // The two have no link.
   bool Blocked(PeerId a, PeerId b) const { return control::IsBlocked(blocked, a, b); }
+  // The two have no link, and it is `relay` that carries frames between them.
+  bool Relays(PeerId relay, PeerId a, PeerId b) const;
 };
 
 // Those who take part in the ops of one boundary: admitted by then, and still there.
@@ -94,6 +96,9 @@ class EpochHistory {
   const EpochRecord& current() const { return records_.rbegin()->second; }
   Epoch committed() const { return empty() ? Epoch() : current().epoch; }
   Epoch attempt() const { return empty() ? Epoch() : current().attempt; }
+
+  // One of them has this attempt and this relay: EpochRecord::Relays().
+  bool Relays(Epoch attempt, PeerId relay, PeerId a, PeerId b) const;
 
   // `record.epoch` is newer than committed(). Epochs before the attempt's are forgotten.
   void Add(EpochRecord record);

@@ -71,6 +71,7 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
       unmatched_(other.unmatched_),
       early_(other.early_),
       lost_(other.lost_),
+      muted_(other.muted_),
       expected_(other.expected_),
       attempt_(other.attempt_),
       frozen_(other.frozen_),
@@ -167,16 +168,29 @@ bool OpTable::Known(PeerId peer) const {
   return expected_.contains(peer) || (!history_->empty() && history_->current().HasPeer(peer));
 }
 
-void OpTable::Refuse(PeerId carrier, const std::string& reason, std::vector<Action>* out) {
+void OpTable::RefuseWay(PeerId carrier, const std::string& reason, std::vector<Action>* out) {
   ++counters_->frames_refused;
   out->push_back(BreakLink{group_.run, carrier, "group " + ToString(group_) + ": " + reason});
+}
+
+// The relay has only passed it on: its link is not to suffer. Where there is no link to break, the
+// peer counts as silent, since frames may build upon the one that is refused.
+void OpTable::Refuse(PeerId peer, PeerId via, Epoch attempt, const std::string& reason,
+                     std::vector<Action>* out) {
+  if (!via) return RefuseWay(peer, reason, out);
+  ++counters_->frames_refused;
+  Epoch& until = muted_[peer];
+  until = std::max(until, attempt);
+  out->push_back(LogLine{"peer not heard any more group=" + ToString(group_) +
+                         " attempt=" + ToString(attempt) + " peer=" + ToString(peer) +
+                         " relay=" + ToString(via) + " reason=\"" + reason + "\""});
 }
 
 template <class Frame>
 void OpTable::KeepEarly(const Frame& frame, std::vector<Action>* out) {
   std::vector<EarlyFrame>& frames = early_[frame.peer];
   if (frames.size() >= LH_READY_UNMATCHED_MAX) {
-    return Refuse(CarrierOf(frame), "too many frames of an attempt that has not begun", out);
+    return Refuse(frame, "too many frames of an attempt that has not begun", out);
   }
   frames.push_back(frame);
 }
@@ -184,11 +198,11 @@ void OpTable::KeepEarly(const Frame& frame, std::vector<Action>* out) {
 void OpTable::KeepUnmatched(const PeerReady& ready, std::vector<Action>* out) {
   Unmatched& unmatched = unmatched_[ready.peer];
   if (unmatched.count >= LH_READY_UNMATCHED_MAX) {
-    return Refuse(CarrierOf(ready), "too many READYs that no op here has met", out);
+    return Refuse(ready, "too many READYs that no op here has met", out);
   }
   std::deque<PeerReady>& queue = unmatched.by_key[{ready.boundary, ready.tag}];
   if (queue.size() >= kReadiesAheadMax) {
-    return Refuse(CarrierOf(ready), "too many READYs of tag " + std::to_string(ready.tag), out);
+    return Refuse(ready, "too many READYs of tag " + std::to_string(ready.tag), out);
   }
   queue.push_back(ready);
   ++unmatched.count;
@@ -199,8 +213,9 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
     ++counters_->frames_stale;
     return;
   }
+  if (Muted(ready)) return;
   if (const std::string problem = PayloadProblem(ready); !problem.empty()) {
-    return Refuse(CarrierOf(ready), problem, out);
+    return Refuse(ready, problem, out);
   }
   if (ready.attempt > attempt_) return KeepEarly(ready, out);
   // Whatever was announced in this attempt is announced again in the next.
@@ -209,9 +224,8 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
   if (found == nullptr) return KeepUnmatched(ready, out);
   Op& op = *found;
   if (!op.participants->HasPeer(ready.peer)) {
-    return Refuse(CarrierOf(ready),
-                  "READY of tag " + std::to_string(ready.tag) + " posted before the peer joined",
-                  out);
+    return Refuse(
+        ready, "READY of tag " + std::to_string(ready.tag) + " posted before the peer joined", out);
   }
   TakeReady(op, ready, out);
   if (op.AllReady()) NoteComplete(op, now);
@@ -224,6 +238,7 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     ++counters_->frames_stale;
     return;
   }
+  if (Muted(done)) return;
   if (done.attempt > attempt_) return KeepEarly(done, out);
   if (frozen_ || Torn(done)) return;
   const auto it = by_ordinal_.find(done.ordinal);
@@ -232,12 +247,17 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
       ++counters_->frames_stale;
       return;
     }
-    return Refuse(CarrierOf(done), "DONE for " + ToString(done.ordinal) + ", which never was", out);
+    return Refuse(done, "DONE for " + ToString(done.ordinal) + ", which never was", out);
   }
   Op& op = *it->second;
+  if (op.announced && op.participants->CarrierOf(self_, done.peer) != CarrierOf(done)) {
+    return RefuseWay(CarrierOf(done),
+                     "DONE of " + ToString(done.peer) + " did not come by the way of the epoch",
+                     out);
+  }
   // A peer is done with what every participant announced, itself included, and once only.
   if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
-    return Refuse(CarrierOf(done), "DONE for " + ToString(done.ordinal) + " out of order", out);
+    return Refuse(done, "DONE for " + ToString(done.ordinal) + " out of order", out);
   }
   op.dones.emplace(done.peer, done.refused);
   Advance(op, now, out);
@@ -255,18 +275,17 @@ OpTable::Op* OpTable::Expecting(const OpKey& key, PeerId peer) {
 
 void OpTable::TakeReady(Op& op, PeerReady ready, std::vector<Action>* out) {
   if (op.participants->CarrierOf(self_, ready.peer) != CarrierOf(ready)) {
-    return Refuse(CarrierOf(ready),
-                  "READY of " + ToString(ready.peer) + " did not come by the way of the epoch",
-                  out);
+    return RefuseWay(CarrierOf(ready),
+                     "READY of " + ToString(ready.peer) + " did not come by the way of the epoch",
+                     out);
   }
   if (!op.lingers && lingering_.count(op.key) >= kLingeringMax) {
-    return Refuse(CarrierOf(ready),
-                  "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before",
-                  out);
+    return Refuse(
+        ready, "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before", out);
   }
   if (ready.desc != op.desc || ready.local_mismatch) {
     if (op.lingers) {
-      return Refuse(CarrierOf(ready),
+      return Refuse(ready,
                     "READY of tag " + std::to_string(op.key.tag) +
                         " is announced again, and is another op than before",
                     out);
@@ -520,7 +539,8 @@ bool OpTable::CheckVerdicts(Op& op, std::vector<Action>* out) {
       continue;
     }
     good = false;
-    Refuse(op.participants->CarrierOf(self_, it->first),
+    const PeerId carrier = op.participants->CarrierOf(self_, it->first);
+    Refuse(it->first, carrier == it->first ? PeerId() : carrier, attempt_,
            "DONE for " + ToString(op.ordinal) + " with the wrong verdict", out);
     it = op.dones.erase(it);
   }
@@ -758,6 +778,7 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
   }
   attempt_ = record.attempt;
   frozen_ = false;
+  std::erase_if(muted_, [this](const auto& entry) { return entry.second < attempt_; });
   unmatched_.clear();
   std::map<OpOrdinal, control::Fate> by_ordinal;
   for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
@@ -802,6 +823,7 @@ void OpTable::Reset() {
   missed_.clear();
   unmatched_.clear();
   lost_.clear();
+  muted_.clear();
   attempt_ = Epoch();
   frozen_ = false;
   // What the peers of a preparation in progress sent early stays.
@@ -936,6 +958,7 @@ void OpTable::AddTo(Digester* digest) const {
     }
   }
   for (const PeerId peer : lost_) digest->Add(peer);
+  for (const auto& [peer, attempt] : muted_) digest->Add(peer).Add(attempt);
   for (const PeerId peer : expected_) digest->Add(peer);
 }
 

@@ -241,14 +241,27 @@ class OpTable {
   static void AddOp(const Op& op, Digester* digest);
 
   bool Known(PeerId peer) const;
-  // A frame that came on the link to `carrier` is against the protocol.
-  void Refuse(PeerId carrier, const std::string& reason, std::vector<Action>* out);
+  // The frame came on the link to `carrier`, which is not the way that it should have come.
+  void RefuseWay(PeerId carrier, const std::string& reason, std::vector<Action>* out);
+  // The peer said in this attempt what is against the protocol. `via`: who relayed it, or 0.
+  void Refuse(PeerId peer, PeerId via, Epoch attempt, const std::string& reason,
+              std::vector<Action>* out);
+  template <class Frame>
+  void Refuse(const Frame& frame, const std::string& reason, std::vector<Action>* out) {
+    Refuse(frame.peer, frame.via, frame.attempt, reason, out);
+  }
   template <class Frame>
   void KeepEarly(const Frame& frame, std::vector<Action>* out);
   // What was relayed before it may be lost with the relay's link: the next attempt begins anew.
   template <class Frame>
   bool Torn(const Frame& frame) const {
     return frame.via && lost_.contains(frame.via);
+  }
+  // A frame before it was refused and its link could not be broken, as there is none.
+  template <class Frame>
+  bool Muted(const Frame& frame) const {
+    const auto it = muted_.find(frame.peer);
+    return frame.via && it != muted_.end() && frame.attempt <= it->second;
   }
   void KeepUnmatched(const PeerReady& ready, std::vector<Action>* out);
 
@@ -265,6 +278,7 @@ class OpTable {
   std::map<PeerId, Unmatched> unmatched_;            // READYs of this attempt that no op has met
   std::map<PeerId, std::vector<EarlyFrame>> early_;  // of newer attempts, in order of arrival
   std::set<PeerId> lost_;
+  std::map<PeerId, Epoch> muted_;  // nothing relayed is taken of them up to this attempt
   std::set<PeerId> expected_;
   Epoch attempt_;
   bool frozen_ = false;

@@ -1099,6 +1099,73 @@ TEST_F(BlockedPairTest, AReadyByAnotherWayBreaksTheLinkItCameOn) {
   EXPECT_EQ(Get<BreakLink>(Post(8, Large())).at(0).peer, PeerId(3));
 }
 
+TEST_F(BlockedPairTest, ADoneByAnotherWayBreaksTheLinkItCameOnAndCountsForNobody) {
+  Enter(Square(1, 0));
+  Post(7, Large());
+  Ready(2, 7, Large());
+  Ready(4, 7, Large());
+  Ready(RelayedReady(7, Large()));
+  Complete(1);
+  const auto forged = [this](uint64_t origin, uint64_t via) {
+    out_.clear();
+    ops_.OnDone({kGroup, PeerId(origin), OpOrdinal(1), Epoch(), false, PeerId(via)}, now_, &out_);
+    return Get<BreakLink>(out_);
+  };
+  EXPECT_EQ(forged(2, 4).at(0).peer, PeerId(4));
+  EXPECT_EQ(forged(3, 4).at(0).peer, PeerId(4));
+  EXPECT_EQ(forged(3, 0).at(0).peer, PeerId(3));
+  // The real ones are not out of order.
+  Done(2, 1);
+  Done(4, 1);
+  EXPECT_TRUE(Get<PostDone>(RelayedDone(1)).at(0).outcome.ok());
+  EXPECT_EQ(counters_.frames_refused, 3u);
+}
+
+TEST_F(BlockedPairTest, WhoBreaksTheRulesThroughARelayIsNotHeardAnyMoreAndTheRelayIs) {
+  Enter(Square(1, 0));
+  RelayedDone(1000000);
+  EXPECT_TRUE(Get<BreakLink>(out_).empty());
+  EXPECT_NE(Get<LogLine>(out_).at(0).text.find("peer=p3 relay=p2"), std::string::npos);
+  EXPECT_EQ(counters_.frames_refused, 1u);
+  // What it says may build upon what was refused.
+  Post(7, Large());
+  EXPECT_TRUE(Ready(RelayedReady(7, Large())).empty());
+  EXPECT_FALSE(Get<CreditAttempt>(Ready(2, 7, Large())).empty());
+  // The next attempt begins anew.
+  Freeze();
+  Stopped(1);
+  Ready(RelayedReady(7, Large(), 2));
+  Enter(Square(2, 2), {{OpOrdinal(1), Fate::kRedo}});
+  EXPECT_EQ(Get<CreditAttempt>(out_).at(0).peer, PeerId(3));
+}
+
+TEST_F(BlockedPairTest, AWrongVerdictThroughARelayIsNotTheRelays) {
+  Enter(Square(1, 0));
+  Post(7, Large());
+  Ready(2, 7, Large());
+  Ready(4, 7, Large());
+  Ready(RelayedReady(7, Large()));
+  Complete(1);
+  RelayedDone(1, 0, /*refused=*/true);
+  EXPECT_TRUE(Get<BreakLink>(out_).empty());
+  EXPECT_EQ(Get<LogLine>(out_).size(), 1u);
+  Done(2, 1);
+  EXPECT_TRUE(Get<PostDone>(Done(4, 1)).empty());
+}
+
+TEST_F(BlockedPairTest, TooManyEarlyFramesThroughARelayCountAgainstWhoSentThem) {
+  Enter(Square(1, 0));
+  for (uint64_t tag = 0; tag < LH_READY_UNMATCHED_MAX; ++tag) Ready(RelayedReady(tag, Large(), 2));
+  EXPECT_TRUE(out_.empty());
+  Ready(RelayedReady(99999, Large(), 2));
+  EXPECT_EQ(Get<LogLine>(out_).size(), 1u);
+  EXPECT_TRUE(Get<BreakLink>(out_).empty());
+  // What comes behind the hole is not taken; it is said once.
+  EXPECT_TRUE(Ready(RelayedReady(99999, Large(), 2)).empty());
+  EXPECT_EQ(counters_.frames_refused, 1u);
+  EXPECT_TRUE(Ready(2, 7, Large(), 2).empty());
+}
+
 TEST_F(BlockedPairTest, AnOpWithoutARingEndsAbortedAtAllAndASmallOneGoesOn) {
   // Peer 4 came later: the op of boundary 1 is among 1, 2, 3.
   auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 2}});

@@ -76,7 +76,7 @@ class PeerCore::Impl {
     syncs_.SetProgress(local, progress);
   }
   MembersView GetMembers(LocalId local) const;
-  bool HasPeer(const GroupKey& group, PeerId peer) const;
+  RelayCheck CheckRelay(const RelayedFrame& frame) const;
   Stats GetStats() const;
   void CheckInvariants() const;
   uint64_t Digest() const;
@@ -668,9 +668,9 @@ PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
   return view;
 }
 
-bool PeerCore::Impl::HasPeer(const GroupKey& group, PeerId peer) const {
-  const auto it = groups_.find(group);
-  return it != groups_.end() && it->second->epochs.HasPeer(peer);
+RelayCheck PeerCore::Impl::CheckRelay(const RelayedFrame& frame) const {
+  const auto it = groups_.find(frame.group);
+  return it == groups_.end() ? RelayCheck::kStale : it->second->epochs.CheckRelay(frame);
 }
 
 PeerCore::Stats PeerCore::Impl::GetStats() const {
@@ -778,8 +778,8 @@ void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress
   impl_->SetProgress(local, progress);
 }
 PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->GetMembers(local); }
-bool PeerCore::HasPeer(const GroupKey& group, PeerId peer) const {
-  return impl_->HasPeer(group, peer);
+RelayCheck PeerCore::CheckRelay(const RelayedFrame& frame) const {
+  return impl_->CheckRelay(frame);
 }
 PeerCore::Stats PeerCore::GetStats() const { return impl_->GetStats(); }
 void PeerCore::CheckInvariants() const { impl_->CheckInvariants(); }

@@ -470,6 +470,21 @@ struct CoreConfig {
   uint32_t drain_timeout_ms = 30000;  // of a drain that the coordinator asks for
 };
 
+// READY or DONE of two peers that are to have no link, and the peer that carries it.
+struct RelayedFrame {
+  GroupKey group;
+  PeerId origin;
+  PeerId relay;
+  PeerId destination;
+  Epoch attempt;
+};
+
+enum class RelayCheck : uint8_t {
+  kTake,    // an epoch of the attempt, committed or prepared, blocks the pair and has this relay
+  kStale,   // of an attempt, a group or a peer that was
+  kRefuse,  // against the protocol: whoever it came from
+};
+
 class PeerCore {
  public:
   explicit PeerCore(CoreConfig config);
@@ -492,8 +507,8 @@ class PeerCore {
   };
   MembersView GetMembers(LocalId local) const;
 
-  // Whether the other peer is one of the group's epoch in force, or of the one that is prepared.
-  bool HasPeer(const GroupKey& group, PeerId peer) const;
+  // Of a frame that this peer is to pass on, or to take as the origin's.
+  RelayCheck CheckRelay(const RelayedFrame& frame) const;
 
   // Counts for metrics and the heartbeat.
   struct Stats {

@@ -389,15 +389,14 @@ TEST_F(PeerCoreTest, ADeathInOneGroupLeavesTheOpsOfAnotherAlone) {
   EXPECT_EQ(Get<SendReady>(Post(1, 8, Large())).size(), 1u);
 }
 
-TEST_F(PeerCoreTest, KnowsThePeersOfTheEpochInForceAndOfTheOneThatIsPrepared) {
-  EXPECT_FALSE(core_.HasPeer(kGroup, PeerId(2)));
+TEST_F(PeerCoreTest, RelaysForNobodyInAGroupThatIsNoneAndForNoPairThatHasALink) {
+  const auto check = [this](const GroupKey& group) {
+    return core_.CheckRelay({group, PeerId(2), PeerId(1), PeerId(2), Epoch()});
+  };
+  EXPECT_EQ(check(kGroup), RelayCheck::kStale);
   EnterTwo();
-  EXPECT_TRUE(core_.HasPeer(kGroup, PeerId(2)));
-  EXPECT_FALSE(core_.HasPeer(kGroup, PeerId(1)));
-  EXPECT_FALSE(core_.HasPeer(kGroup, PeerId(3)));
-  EXPECT_FALSE(core_.HasPeer({"run", 1}, PeerId(2)));
-  Say(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 2}}));
-  EXPECT_TRUE(core_.HasPeer(kGroup, PeerId(3)));
+  EXPECT_EQ(check({"run", 1}), RelayCheck::kStale);
+  EXPECT_EQ(check(kGroup), RelayCheck::kRefuse);
 }
 
 TEST_F(PeerCoreTest, ALinkThatWasNeverUpFailsTheEpochAfterItsDeadline) {

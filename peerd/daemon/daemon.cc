@@ -530,10 +530,8 @@ absl::Status DaemonImpl::OnControlFrame(const LinkKey& link, const FrameHeader& 
   if (StateExchange::IsOurs(header)) {
     return states_->exchange()->OnControlFrame(link, header, payload, ring_->Now());
   }
-  const auto is_peer = [this](const GroupKey& group, PeerId peer) {
-    return core_->HasPeer(group, peer);
-  };
-  LH_ASSIGN_OR_RETURN(TakenFrame taken, TakeFrame(link, header, payload, self_, is_peer));
+  const auto check = [this](const RelayedFrame& frame) { return core_->CheckRelay(frame); };
+  LH_ASSIGN_OR_RETURN(TakenFrame taken, TakeFrame(link, header, payload, self_, check));
   if (auto* const ready = std::get_if<PeerReady>(&taken)) {
     Post(std::move(*ready));
   } else if (const auto* const done = std::get_if<PeerDone>(&taken)) {

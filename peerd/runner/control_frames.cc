@@ -86,7 +86,7 @@ ControlFrame FrameOf(const SendDone& action, PeerId self) {
 
 absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& header,
                                      std::span<const uint8_t> payload, PeerId self,
-                                     const std::function<bool(const GroupKey&, PeerId)>& is_peer) {
+                                     const std::function<RelayCheck(const RelayedFrame&)>& check) {
   const GroupKey group{from.run, header.group};
   if (header.type == FrameType::kReady || header.type == FrameType::kDone) {
     return Open(group, from.peer, PeerId(), header, payload);
@@ -108,8 +108,17 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
         absl::StrCat("RELAY from ", ToString(body.origin), " to ", ToString(body.destination),
                      " does not belong on a link to ", ToString(from.peer)));
   }
-  if (!is_peer(group, from.peer) || !is_peer(group, arrived ? body.origin : body.destination)) {
-    return StaleFrame{};
+  const PeerId relay = arrived ? from.peer : self;
+  switch (check({group, body.origin, relay, body.destination, body.inner.attempt})) {
+    case RelayCheck::kTake:
+      break;
+    case RelayCheck::kStale:
+      return StaleFrame{};
+    case RelayCheck::kRefuse:
+      // Otherwise any peer could speak in the name of any other one.
+      return absl::InvalidArgumentError(absl::StrCat(
+          "RELAY from ", ToString(body.origin), " to ", ToString(body.destination), " in attempt ",
+          ToString(body.inner.attempt), ", in which ", ToString(relay), " is not their relay"));
   }
   if (arrived) {
     return Open(group, body.origin, from.peer, body.inner, payload.subspan(kRelayBodyBytes));

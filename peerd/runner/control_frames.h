@@ -42,10 +42,10 @@ struct StaleFrame {};
 
 using TakenFrame = std::variant<PeerReady, PeerDone, ControlFrame, StaleFrame>;
 
-// Takes a READY, DONE or RELAY that came on `from`. `is_peer`: whether the other peer is one of the
-// group's epoch, committed or prepared. InvalidArgument: against the protocol, close the link.
+// Takes a READY, DONE or RELAY that came on `from`. `check`: PeerCore::CheckRelay().
+// InvalidArgument: against the protocol, close the link.
 absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& header,
                                      std::span<const uint8_t> payload, PeerId self,
-                                     const std::function<bool(const GroupKey&, PeerId)>& is_peer);
+                                     const std::function<RelayCheck(const RelayedFrame&)>& check);
 
 }  // namespace longhaul::peerd

@@ -41,15 +41,22 @@ SendDone Done(PeerId via) {
   return action;
 }
 
+// A and C have no link, and the relayer is between them.
+RelayCheck Check(const RelayedFrame& frame) {
+  for (const PeerId peer : {frame.origin, frame.relay, frame.destination}) {
+    if (frame.group != kGroup || peer == kStranger) return RelayCheck::kStale;
+  }
+  EXPECT_EQ(frame.attempt, Epoch(4));
+  const bool right = frame.relay == kRelayer && frame.origin == kA && frame.destination == kC;
+  return right ? RelayCheck::kTake : RelayCheck::kRefuse;
+}
+
 // The frame, sent by `from`, as `self` takes it.
 absl::StatusOr<TakenFrame> Take(PeerId from, PeerId self, const ControlFrame& frame) {
   // As it crosses the lane.
   const auto header = ParseFrameHeader(Encode(frame.header), LaneKind::kControl);
   if (!header.ok()) return header.status();
-  const auto is_peer = [&](const GroupKey& group, PeerId peer) {
-    return group == kGroup && peer != self && peer != kStranger;
-  };
-  return TakeFrame({frame.link.run, from}, *header, frame.bytes(), self, is_peer);
+  return TakeFrame({frame.link.run, from}, *header, frame.bytes(), self, Check);
 }
 
 std::string Refusal(PeerId from, PeerId self, const ControlFrame& frame) {
@@ -186,6 +193,16 @@ TEST(ControlFrames, AreNotRelayedByTheirOrigin) {
   RelayBody body = Body();
   body.origin = kRelayer;
   EXPECT_NE(Refusal(kA, kRelayer, Altered(body)), "");
+}
+
+TEST(ControlFrames, AreRelayedByTheRelayOfThePairOnly) {
+  const std::string no = "RELAY from p1 to p3 in attempt 4, in which p4 is not their relay";
+  // It would speak in the name of A; and A would speak through whom it likes.
+  EXPECT_EQ(Refusal(PeerId(4), kC, Relayed()), no);
+  EXPECT_EQ(Refusal(kA, PeerId(4), Relayed()), no);
+  RelayBody body = Body();
+  body.origin = PeerId(4);
+  EXPECT_NE(Refusal(PeerId(4), kRelayer, Altered(body)), "");
 }
 
 TEST(ControlFrames, AreReadByTheRelayBeforeTheyArePassedOn) {

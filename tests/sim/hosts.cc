@@ -975,10 +975,8 @@ void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
 
 absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) {
-  const auto is_peer = [this](const GroupKey& group, PeerId peer) {
-    return core_->HasPeer(group, peer);
-  };
-  absl::StatusOr<peerd::TakenFrame> taken = peerd::TakeFrame(link, header, payload, id_, is_peer);
+  const auto check = [this](const peerd::RelayedFrame& frame) { return core_->CheckRelay(frame); };
+  absl::StatusOr<peerd::TakenFrame> taken = peerd::TakeFrame(link, header, payload, id_, check);
   if (!taken.ok()) return taken.status();
   const auto refresh = [this](auto& event) {
     if (context_.planted != Planted::kStaleFrames) return;
