@@ -41,6 +41,7 @@ class Narrow final : public Transport {
   void DetachReceives(const std::string&, const ReceiveKey&, uint64_t cookie) override {
     detached.push_back(cookie);
   }
+  uint64_t StateBytes(const LinkKey&) const override { return 0; }
   LinkUse BestUse(const LinkKey&) const override { return {1 << 20, false}; }
 
   std::string listen_address() const override { return ""; }

@@ -183,7 +183,10 @@ class Cluster {
  public:
   Cluster(Rings rings, uint64_t seed, int count, const Manifest& manifest, bool data = true,
           TransportOptions options = {})
-      : world(rings, seed, count, std::move(options), Network(seed),
+      : Cluster(rings, seed, count, manifest, data, std::move(options), Network(seed)) {}
+  Cluster(Rings rings, uint64_t seed, int count, const Manifest& manifest, bool data,
+          TransportOptions options, FakeRingOptions network)
+      : world(rings, seed, count, std::move(options), network,
               [] { return std::make_unique<StatePeer>(); }) {
     for (int i = 0; i < count; ++i) {
       at(i).Make();
@@ -1060,6 +1063,28 @@ TEST_P(ExchangeSeeds, SlowSourceThatGoesOnIsNotGivenUp) {
   ASSERT_TRUE(cluster.world.Until([&] { return cluster.Ended(); }, /*ms=*/60000));
   EXPECT_EQ(cluster.result().error, "");
   EXPECT_EQ(cluster.result().bytes_repeated, 0u);
+}
+
+// Pieces come side by side, and none of them is whole before the patience with silence is over.
+TEST_P(ExchangeSeeds, SlowLinkOfManyLanesIsNotGivenUp) {
+  TransportOptions options;
+  options.lanes = 8;
+  Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(2 * kMiB), true, options,
+                  {.stream_bytes_max = 2000, .partial = false});
+  cluster.Serve(1);
+  cluster.Start();
+  const Tick begin = cluster.world.Now();
+  bool stalled = false;
+  for (int turn = 0; !cluster.Ended() && cluster.world.Now() < begin + Seconds(60); ++turn) {
+    if (stalled != (turn % 50 != 0)) {
+      stalled = !stalled;
+      for (int i = 1; i <= 8; ++i) cluster.world.fake->StallConnection(i, stalled);
+    }
+    cluster.world.Step();
+  }
+  ASSERT_TRUE(cluster.Ended());
+  EXPECT_EQ(cluster.result().error, "");
+  EXPECT_GE(cluster.world.Now() - begin, Seconds(6));
 }
 
 // ------------------------------------------------------------------------------ any faults

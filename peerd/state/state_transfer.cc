@@ -580,6 +580,20 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
 
 // ------------------------------------------------------------------------------ work and end
 
+// On a slow link with many lanes all pieces that were asked for come side by side, and none is
+// complete for a long time.
+void StateTransfer::LookForNews(Tick now) {
+  std::set<PeerId> peers;
+  for (const auto& [member, source] : sources_) peers.insert(source.peer);
+  uint64_t arrived = 0;
+  for (const PeerId peer : peers) arrived += transport_->StateBytes({spec_.group.run, peer});
+  if (arrived > arrived_.value_or(arrived)) {
+    last_news_ = now;
+    if (plan_ != nullptr) plan_->OnNews(now);
+  }
+  arrived_ = arrived;
+}
+
 void StateTransfer::Work(Tick now) {
   if (result_.has_value()) return;
   for (const auto& [ask, bytes] : pieces_) {
@@ -588,6 +602,7 @@ void StateTransfer::Work(Tick now) {
   pieces_.clear();
   if (!dirty_ && now < due_) return;
   now_ = now;
+  if (!arrived_ || now >= due_) LookForNews(now);
   dirty_ = false;
   for (const auto& [id, digest] : std::exchange(hashed_, {})) OnHashed(id, digest, now);
   for (const uint64_t id : std::exchange(digests_in_, {})) {

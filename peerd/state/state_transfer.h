@@ -167,6 +167,7 @@ class StateTransfer {
   std::vector<MemberId> Usable() const;
   void PutOut(MemberId member, const std::string& reason);
 
+  void LookForNews(Tick now);
   void WorkDigests(Tick now);
   void AskForDigests(MemberId member, Tick now);
   void TakeDigests(MemberId member, ChunkDigests digests, Tick now);
@@ -222,6 +223,7 @@ class StateTransfer {
   uint64_t next_ask_ = 1;
   Tick now_;  // of the last call that had it
   Tick last_news_;
+  std::optional<uint64_t> arrived_;  // over the links of the sources, when it was looked last
   bool dirty_ = true;  // Work() has something to do
   Tick due_;           // else then
   std::string error_;

@@ -182,6 +182,7 @@ void Lane::TakeData(size_t bytes) {
   if (in_payload_) {
     const size_t part = std::min<size_t>(bytes, incoming_.payload_bytes - payload_have_);
     payload_have_ += part;
+    if (place_ != nullptr && incoming_.type == FrameType::kChunkData) stats_.state_bytes += part;
     for_header = bytes - part;
   }
   next_header_have_ += for_header;

@@ -97,12 +97,14 @@ struct LaneStats {
   uint64_t bytes_sent = 0;  // payload of segments
   uint64_t bytes_received = 0;
   uint64_t bytes_discarded = 0;
+  uint64_t state_bytes = 0;  // of CHUNK_DATA, in frames that are not complete, too
   uint64_t zero_copy_copied = 0;
 
   void Add(const LaneStats& other) {
     bytes_sent += other.bytes_sent;
     bytes_received += other.bytes_received;
     bytes_discarded += other.bytes_discarded;
+    state_bytes += other.state_bytes;
     zero_copy_copied += other.zero_copy_copied;
   }
 };

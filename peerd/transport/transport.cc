@@ -188,6 +188,7 @@ class TransportImpl final : public Transport, public LinkOwner {
                    uint64_t cookie, uint64_t owner) override;
   void WantDataLanes(const LinkKey& link) override;
   LinkUse BestUse(const LinkKey& link) const override;
+  uint64_t StateBytes(const LinkKey& link) const override;
   void ForgetSegments(uint64_t owner) override;
   void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
@@ -1773,6 +1774,14 @@ LinkUse TransportImpl::BestUse(const LinkKey& key) const {
   const auto peer = run->second.peers.find(key.peer);
   if (peer == run->second.peers.end() || peer->second.link == nullptr) return {};
   return peer->second.link->BestUse();
+}
+
+uint64_t TransportImpl::StateBytes(const LinkKey& key) const {
+  const auto run = runs_.find(key.run);
+  if (run == runs_.end()) return 0;
+  const auto peer = run->second.peers.find(key.peer);
+  if (peer == run->second.peers.end() || peer->second.link == nullptr) return 0;
+  return peer->second.link->stats().state_bytes;
 }
 
 void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) {

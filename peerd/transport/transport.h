@@ -210,6 +210,9 @@ class Transport {
   // as it is, and what is queued on it waits; ask again for another attempt.
   virtual void WantDataLanes(const LinkKey& link) = 0;
   virtual LinkUse BestUse(const LinkKey& link) const = 0;
+  // What has come over the link of the CHUNK_DATA that is received, all lanes together, also of
+  // frames that are not complete; 0: there is no such link.
+  virtual uint64_t StateBytes(const LinkKey& link) const = 0;
   // The owner has no use for what it sent: nothing of it is repeated any more. Owners are numbers
   // of the caller's choice.
   virtual void ForgetSegments(uint64_t owner) = 0;

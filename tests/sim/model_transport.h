@@ -65,6 +65,7 @@ class ModelTransport final : public peerd::Transport {
                    uint64_t cookie, uint64_t owner) override;
   void ForgetSegments(uint64_t owner) override;
   void WantDataLanes(const peerd::LinkKey&) override {}  // every link has some
+  uint64_t StateBytes(const peerd::LinkKey&) const override { return 0; }
   peerd::LinkUse BestUse(const peerd::LinkKey& link) const override {
     return {.window_bytes = 0, .long_way = link.peer.value() % 2 == 0};
   }
