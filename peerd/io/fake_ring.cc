@@ -175,6 +175,11 @@ absl::StatusOr<SocketAddress> FakeRing::PeerAddress(int fd) {
   return socket->remote;
 }
 
+void FakeRing::DialFrom(const std::string& host) {
+  dial_from_ = NumericAddress({.host = host, .port = 0});
+  LH_CHECK(dial_from_.has_value());
+}
+
 absl::StatusOr<int> FakeRing::Open(int) { return NewSocket(); }
 
 absl::Status FakeRing::Tune(int fd, const StreamTuning& tuning) {
@@ -281,6 +286,7 @@ IoId FakeRing::Connect(int fd, const sockaddr* address, socklen_t length, IoCall
   LH_CHECK(length <= sizeof(op.address.storage));
   memcpy(&op.address.storage, address, length);
   op.address.length = length;
+  op.from = dial_from_.value_or(op.address);
   return Start(std::move(op));
 }
 
@@ -467,7 +473,7 @@ void FakeRing::ProgressConnect(IoId id, Op* op) {
   const int fd = NewSocket();
   Socket* dialer = Find(op->fd);
   Socket* acceptor = Find(fd);
-  dialer->local = op->address;
+  dialer->local = op->from;
   SetPort(&dialer->local, next_port_++);
   acceptor->local = op->address;
   Join(dialer, acceptor);

@@ -19,6 +19,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -64,6 +65,8 @@ class FakeRing final : public Ring, private Sockets {
   void Refuse(const std::string& address, bool refused);
   // Connections to this address neither come about nor fail, as if its host were off.
   void Ignore(const std::string& address, bool ignored);
+  // Connect() calls from now on come from this host (numeric); at first, from where they go to.
+  void DialFrom(const std::string& host);
   int connections() const { return static_cast<int>(links_.size()); }
   // Bytes that one end of a connection has sent.
   uint64_t BytesSent(int connection, bool by_dialer) const;
@@ -153,6 +156,7 @@ class FakeRing final : public Ring, private Sockets {
     bool cancelled = false;
     std::string snapshot;   // of what is being sent
     SocketAddress address;  // connect
+    SocketAddress from;     // the same
     msghdr* message = nullptr;
     StreamRef out;           // notice
     uint64_t notice_at = 0;  // notice: bytes that the reader must have read
@@ -215,6 +219,7 @@ class FakeRing final : public Ring, private Sockets {
   std::vector<Link> links_;
   std::map<int, Fault> faults_;
   std::set<std::string> refusing_;
+  std::optional<SocketAddress> dial_from_;
   std::set<std::string> ignoring_;
   std::optional<TcpDelivery> delivery_;
   std::set<int> long_ways_;

@@ -284,6 +284,20 @@ bool Lane::SendFrame(const FrameHeader& header, std::span<const uint8_t> payload
   return true;
 }
 
+bool Lane::SendNewest(const FrameHeader& header) {
+  if (state_ != State::kOpen) return true;
+  for (const auto& [type, at] : newest_) {
+    if (type != header.type) continue;
+    const auto bytes = Encode(header);
+    std::copy(bytes.begin(), bytes.end(), queued_.begin() + static_cast<ptrdiff_t>(at));
+    return true;
+  }
+  const size_t at = queued_.size();
+  if (!SendFrame(header, {})) return false;
+  newest_.emplace_back(header.type, at);
+  return true;
+}
+
 bool Lane::SendFrames(std::span<const uint8_t> bytes, bool may_wait) {
   if (state_ != State::kOpen) return true;
   if (!HasRoom(bytes.size())) return false;
@@ -320,6 +334,7 @@ void Lane::SendControl() {
     flying_.clear();
     flying_sent_ = 0;
     flying_.swap(queued_);
+    newest_.clear();
   }
   if (flying_.empty()) return;
   send_id_ = ring_->Send(fd_, flying_.data() + flying_sent_, flying_.size() - flying_sent_, true,

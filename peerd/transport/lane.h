@@ -33,6 +33,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -123,6 +124,9 @@ class Lane {
   // The same of whole frames that are encoded already. `may_wait`: they go with the next ones, or
   // by themselves after kHoldUs: for what nobody waits for.
   bool SendFrames(std::span<const uint8_t> bytes, bool may_wait = false);
+  // The same of a frame without payload of which only the newest matters. It takes the place of one
+  // of its type that has not begun to be sent: to answer who asks and does not read costs nothing.
+  bool SendNewest(const FrameHeader& header);
   // Data lanes: there may be a segment to pull.
   void Pull();
   // Data lanes: lets the other side hear something, unless segments are under way. `quiet_ms`: how
@@ -248,6 +252,7 @@ class Lane {
   // Sending, control lane.
   bool send_due_ = false;  // SendControl() comes before the ring submits
   std::vector<uint8_t> queued_;
+  std::vector<std::pair<FrameType, size_t>> newest_;  // in queued_: where SendNewest() put it
   std::vector<uint8_t> flying_;
   size_t flying_sent_ = 0;
 

@@ -457,6 +457,36 @@ TEST(LaneTest, ControlQueueIsBounded) {
   pair.CheckEnd();
 }
 
+TEST(LaneTest, OfWhatOnlyTheNewestMattersOneWaitsInItsPlace) {
+  Pair pair({.seed = 5, .stream_bytes_max = 4096}, LaneKind::kControl);
+  const auto send = [&](FrameType type, uint64_t stamp) {
+    FrameHeader header{.type = type};
+    header.stamp = stamp;
+    return IsNumbered(type) ? pair.left_lane->SendFrame(header, {})
+                            : pair.left_lane->SendNewest(header);
+  };
+  pair.ring.StallConnection(0, true);
+  for (uint64_t i = 1; i <= 300000; ++i) {
+    ASSERT_TRUE(send(FrameType::kPong, i));
+    ASSERT_TRUE(send(FrameType::kAck, i));
+    if (i % 1000 == 0) pair.Step();
+    if (i == 200000) {
+      ASSERT_TRUE(send(FrameType::kWantLanes, i));
+    }
+  }
+  pair.ring.StallConnection(0, false);
+  const auto last = [&](FrameType type) {
+    const auto found = std::find_if(pair.right.frames.rbegin(), pair.right.frames.rend(),
+                                    [type](const auto& frame) { return frame.first.type == type; });
+    return found == pair.right.frames.rend() ? 0 : found->first.stamp;
+  };
+  EXPECT_TRUE(pair.Until([&] { return last(FrameType::kPong) == 300000; }));
+  EXPECT_TRUE(pair.Until([&] { return last(FrameType::kAck) == 300000; }));
+  EXPECT_TRUE(pair.Until([&] { return last(FrameType::kWantLanes) == 200000; }));
+  EXPECT_LT(pair.right.frames.size(), 1000u);
+  pair.CheckEnd();
+}
+
 TEST(LaneTest, ZeroCopyThatIsRefusedOrCopiesIsGivenUp) {
   for (const int error : {0, ENOMEM, ENOBUFS, EOPNOTSUPP, EINVAL}) {
     Pair pair({.seed = 6, .zero_copy_copies = true, .zero_copy_error = error}, LaneKind::kData,

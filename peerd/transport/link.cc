@@ -49,6 +49,9 @@ static_assert(kKeptBytesMax + (1 << 20) < kControlQueueBytesMax);
 // A correct peer acknowledges at least this often.
 constexpr uint32_t kAckFrames = 64;
 constexpr size_t kAckBytes = 64 << 10;
+// Answers to LANE_LOST of lanes that are not known here, until one of them is acknowledged. A peer
+// without a control lane may save up some for each data lane that it dialled meanwhile.
+constexpr uint64_t kUnknownLostMax = uint64_t{64} * LH_LANES_MAX;
 
 }  // namespace
 
@@ -190,7 +193,12 @@ void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> paylo
 }
 
 void Link::SendOnLane(const FrameHeader& header) {
-  if (control_ == nullptr || control_->SendFrame(header, {})) return;
+  if (control_ == nullptr) return;
+  // Of these only the newest matters; and how many there are may be up to the other side, which
+  // need not read them.
+  const bool newest = header.type == FrameType::kPing || header.type == FrameType::kPong ||
+                      header.type == FrameType::kAck;
+  if (newest ? control_->SendNewest(header) : control_->SendFrame(header, {})) return;
   BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
 }
 
@@ -635,12 +643,7 @@ absl::Status Link::OnLaneLost(const FrameHeader& header) {
   const auto lost = std::find_if(lost_.begin(), lost_.end(), [&](const DataLane& data) {
     return data.index == index && data.serial == serial;
   });
-  if (lost == lost_.end()) {
-    // Its handshake went wrong at this end only. It must not come into use now.
-    last_serial_[index] = std::max(last_serial_[index], serial);
-    SendLaneLost(index, serial, 0);
-    return absl::OkStatus();
-  }
+  if (lost == lost_.end()) return OnUnknownLaneLost(index, serial);
   if (lost->answered) return absl::InvalidArgumentError("LANE_LOST again");
   if (header.offset > lost->sent) {
     return absl::InvalidArgumentError(absl::StrCat("LANE_LOST after ", header.offset,
@@ -650,6 +653,23 @@ absl::Status Link::OnLaneLost(const FrameHeader& header) {
   Repeat(&*lost, header.offset);
   if (lost->told) lost_.erase(lost);
   PullAll();
+  return absl::OkStatus();
+}
+
+// Its handshake went wrong at this end only. It must not come into use now.
+absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
+  if (options_.dialled && serial >= next_serial_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LANE_LOST of lane ", index, " serial ", serial, ", which was never dialled"));
+  }
+  if (acked_ >= unknown_lost_answered_) unknown_lost_ = 0;
+  if (++unknown_lost_ > kUnknownLostMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "LANE_LOST of ", unknown_lost_, " lanes that are not known here, no answer acknowledged"));
+  }
+  last_serial_[index] = std::max(last_serial_[index], serial);
+  SendLaneLost(index, serial, 0);
+  unknown_lost_answered_ = sent_;
   return absl::OkStatus();
 }
 

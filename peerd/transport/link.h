@@ -242,6 +242,7 @@ class Link final : public LaneOwner {
   absl::Status OnResume(uint64_t acked);
   absl::Status OnAcked(uint64_t acked);
   absl::Status OnLaneLost(const FrameHeader& header);
+  absl::Status OnUnknownLaneLost(uint32_t index, uint64_t serial);
   void OnPong(const FrameHeader& header);
   absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload);
   void SendOnLane(const FrameHeader& header);
@@ -311,6 +312,10 @@ class Link final : public LaneOwner {
   std::vector<DataLane> data_;         // by lane index; without a lane: missing
   std::vector<uint64_t> last_serial_;  // by lane index: the newest that was in use or lost
   std::vector<DataLane> lost_;
+  // LANE_LOST of lanes that are not known here: how many came before an answer was acknowledged,
+  // and the number of the last answer.
+  uint64_t unknown_lost_ = 0;
+  uint64_t unknown_lost_answered_ = 0;
   // Records that the lanes of data_ and lost_ have: of each owner that is not forgotten, and in
   // all.
   std::unordered_map<uint64_t, size_t> records_of_;

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "peerd/transport/auth.h"
+#include "peerd/transport/callers.h"
 #include "peerd/transport/lane_handshake.h"
 #include "peerd/transport/link.h"
 #include "peerd/transport/probe_stream.h"
@@ -42,6 +43,8 @@ constexpr int kDataDialsMax = 32;
 constexpr int64_t kLossApartUs = Seconds(1);
 // Lost lanes of one peer that are logged in that time; the others are counted.
 constexpr int kLossesLogged = 4;
+// While callers are turned away, it is logged this often.
+constexpr int64_t kCrowdedLogUs = Seconds(60);
 // After a failed accept (too many open files): others may close some meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
 // Connections of others' probes at one time; more are told to come later.
@@ -110,6 +113,8 @@ struct Peering {
   size_t token_attempts = 0;
   // While the control lane is lost and the other side dials: is anybody there?
   std::vector<std::string> endpoints;  // of the peer, as told last
+  std::vector<AddressBlock> blocks;    // of those that are numeric
+  std::optional<AddressBlock> linked;  // of the last link
   int knocks = 0;                      // under way, names being resolved included
   int knocks_refused = 0;              // in this round
   int knocks_other = 0;
@@ -259,6 +264,7 @@ class TransportImpl final : public Transport, public LinkOwner {
   void PlanLanes(Peering* p, uint32_t lanes);
   void AskForOptionalLanes(Link* link, uint32_t lanes);
 
+  void SetEndpoints(Peering* p, const std::vector<std::string>& endpoints);
   void Evaluate(Peering* p);
   void Announce(const LinkKey& key, uint64_t serial);
   void Expire(Peering* p, const std::vector<Request>& expired);
@@ -303,7 +309,9 @@ class TransportImpl final : public Transport, public LinkOwner {
   void OnAccepted(int value);
   LaneVerdict Judge(const LaneHello& hello);
   LaneResult JudgeControl(const Peering& p, const LaneHello& hello) const;
-  void OnHandshakeAccepted(LaneHandshake* handshake);
+  bool PeerIsKnownAt(const AddressBlock& block);
+  void MakeRoom();
+  void OnHandshakeAccepted(uint64_t caller, LaneHandshake* handshake);
 
   int Pin(const uint8_t* data, Memory* memory, size_t piece);
   void UnpinNext();
@@ -323,8 +331,13 @@ class TransportImpl final : public Transport, public LinkOwner {
   std::map<std::string, Run> runs_;
   uint64_t next_serial_ = 1;
   std::map<LaneHandshake*, std::unique_ptr<LaneHandshake>> handshakes_;
-  std::deque<LaneAccept*> accepting_;  // oldest first
-  int accepts_ = 0;                    // those and the ones that are ending
+  Callers callers_;
+  std::map<uint64_t, LaneAccept*> accepting_;  // those
+  size_t accepts_ = 0;                         // those and the ones that are ending
+  std::set<AddressBlock> known_blocks_;        // of all peers
+  bool known_blocks_stale_ = false;
+  Tick crowded_log_at_;
+  uint64_t turned_away_ = 0;  // since the last log
   struct Retired {
     std::unique_ptr<Link> link;
     Tick abort_at;
@@ -642,6 +655,21 @@ void TransportImpl::PlanLanes(Peering* p, uint32_t lanes) {
 
 // ------------------------------------------------------------------------------ links
 
+void TransportImpl::SetEndpoints(Peering* p, const std::vector<std::string>& endpoints) {
+  if (endpoints.empty() || endpoints == p->endpoints) return;
+  p->endpoints = endpoints;
+  if (p->endpoints.size() > LH_ENDPOINTS_MAX) p->endpoints.resize(LH_ENDPOINTS_MAX);
+  p->blocks.clear();
+  for (const std::string& endpoint : p->endpoints) {
+    const auto host_port = ParseHostPort(endpoint);
+    if (!host_port.ok()) continue;
+    if (const auto address = NumericAddress(*host_port)) {
+      p->blocks.push_back(AddressBlock::Of(*address));
+    }
+  }
+  known_blocks_stale_ = true;
+}
+
 void TransportImpl::OpenLinks(const std::string& run_name, uint32_t group, Epoch epoch,
                               const std::string& token, const std::vector<LinkRequest>& links,
                               Tick deadline) {
@@ -661,8 +689,7 @@ void TransportImpl::OpenLinks(const std::string& run_name, uint32_t group, Epoch
       p.serial = next_serial_++;
     }
     p.groups.insert(group);
-    if (!link.endpoints.empty()) p.endpoints = link.endpoints;
-    if (p.endpoints.size() > LH_ENDPOINTS_MAX) p.endpoints.resize(LH_ENDPOINTS_MAX);
+    SetEndpoints(&p, link.endpoints);
     std::erase_if(p.requests, [group](const Request& r) { return r.group == group; });
     Request request{.group = group,
                     .epoch = epoch,
@@ -707,6 +734,7 @@ void TransportImpl::KeepLinks(const std::string& run_name, uint32_t group, Epoch
     }
     Retire(&p);
     it = run.peers.erase(it);
+    known_blocks_stale_ = true;
   }
   if (run.peers.empty() && run.tokens.empty()) runs_.erase(found);
 }
@@ -975,6 +1003,8 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .zero_copy_always = options_.zero_copy == TransportOptions::ZeroCopy::kOn,
                       .count_lanes = options_.lanes == 0};
   const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(fd);
+  p->linked = AddressBlock::Of(remote);
+  known_blocks_.insert(*p->linked);
   p->planned = PlannedLanes(remote, measured ? measured->rtt_us : 0);
   p->optional_until = Tick{};
   p->peer_wants_lanes = false;
@@ -1608,22 +1638,55 @@ void TransportImpl::OnAccepted(int value) {
     return;
   }
   ++stats_.connections_accepted;
-  // Whoever has been slowest makes room: a member needs one round trip.
-  if (accepting_.size() >= LH_HANDSHAKES_MAX) accepting_.front()->Fail("too many connections");
   const auto remote = ring_->sockets().PeerAddress(value);
-  if (handshakes_.size() >= size_t{4} * LH_HANDSHAKES_MAX || !remote.ok() ||
+  if (accepts_ >= size_t{4} * LH_HANDSHAKES_MAX || !remote.ok() ||
       !ring_->sockets().Tune(value, TuningFor(*remote)).ok()) {
     ++stats_.handshakes_refused;
     ring_->sockets().Abort(value);
     return AcceptNext();
   }
-  if (accepting_.size() >= LH_HANDSHAKES_MAX) accepting_.pop_front();
   ++accepts_;
-  accepting_.push_back(Keep(std::make_unique<LaneAccept>(
+  const AddressBlock block = AddressBlock::Of(*remote);
+  const uint64_t caller = callers_.Add(block, PeerIsKnownAt(block));
+  accepting_[caller] = Keep(std::make_unique<LaneAccept>(
       ring_, value, nonces_.Next(), ring_->Now() + 2 * Millis(options_.detect_ms),
-      [this](const LaneHello& hello) { return Judge(hello); },
-      [this](LaneHandshake* h) { OnHandshakeAccepted(h); })));
+      [this, caller](const LaneHello& hello) {
+        LaneVerdict verdict = Judge(hello);
+        if (verdict.result == LaneResult::kAccepted) callers_.SetJudged(caller);
+        return verdict;
+      },
+      [this, caller](LaneHandshake* h) { OnHandshakeAccepted(caller, h); }));
+  if (callers_.size() > LH_HANDSHAKES_MAX) MakeRoom();
   AcceptNext();
+}
+
+bool TransportImpl::PeerIsKnownAt(const AddressBlock& block) {
+  if (std::exchange(known_blocks_stale_, false)) {
+    known_blocks_.clear();
+    for (const auto& [name, run] : runs_) {
+      for (const auto& [id, peer] : run.peers) {
+        known_blocks_.insert(peer.blocks.begin(), peer.blocks.end());
+        if (peer.linked) known_blocks_.insert(*peer.linked);
+      }
+    }
+  }
+  return known_blocks_.contains(block);
+}
+
+// Somebody who was accepted goes again, perhaps the last one.
+void TransportImpl::MakeRoom() {
+  const Callers::Victim victim = callers_.First();
+  callers_.Remove(victim.caller);
+  const auto accept = accepting_.find(victim.caller);
+  accept->second->Fail("too many connections");
+  accepting_.erase(accept);
+  ++turned_away_;
+  if (ring_->Now() < crowded_log_at_) return;
+  crowded_log_at_ = ring_->Now() + kCrowdedLogUs;
+  Log(LogLevel::kWarning,
+      absl::StrCat("data port has more callers than it can listen to, some are turned away max=",
+                   LH_HANDSHAKES_MAX, " turned_away=", std::exchange(turned_away_, 0),
+                   " last_from=", ToString(victim.block)));
 }
 
 // Whether to let the caller prove that it is who it says.
@@ -1680,10 +1743,11 @@ LaneResult TransportImpl::JudgeControl(const Peering& p, const LaneHello& hello)
   return LaneResult::kAccepted;
 }
 
-void TransportImpl::OnHandshakeAccepted(LaneHandshake* handshake) {
+void TransportImpl::OnHandshakeAccepted(uint64_t caller, LaneHandshake* handshake) {
   ended_handshakes_.push_back(Release(handshake));
   Later([] {});
-  std::erase(accepting_, handshake);
+  callers_.Remove(caller);
+  accepting_.erase(caller);
   --accepts_;
   if (!handshake->ok() || closing_) {
     if (!handshake->ok()) ++stats_.handshakes_refused;

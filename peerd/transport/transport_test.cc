@@ -22,6 +22,7 @@
 #include "base/prng.h"
 #include "peerd/io/fake_ring.h"
 #include "peerd/transport/auth.h"
+#include "peerd/transport/lane_handshake.h"
 #include "peerd/transport/testing.h"
 
 namespace longhaul::peerd {
@@ -837,6 +838,239 @@ TEST_P(TransportTest, ManySilentConnectionsDoNotKeepMembersOut) {
   world->Open(0, 1, 1, true, 15000);
   EXPECT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
   for (auto& raw : raws) raw->Close();
+}
+
+// Connections that say nothing, from a host for each number, all kept until the end.
+class Flood {
+ public:
+  Flood(PeerWorld* world, std::string to) : world_(world), to_(std::move(to)) {}
+  ~Flood() {
+    for (const int fd : fds_) world_->fake->sockets().Close(fd);
+  }
+  void Come(int count, const std::function<std::string(int)>& host) {
+    const SocketAddress address = *NumericAddress(*ParseHostPort(to_));
+    size_t connected = 0;
+    for (int i = 0; i < count; ++i) {
+      fds_.push_back(*world_->fake->sockets().Open(address.family()));
+      world_->fake->DialFrom(host(i));
+      world_->fake->Connect(fds_.back(), address.get(), address.length,
+                            [&](IoResult) { ++connected; });
+    }
+    world_->fake->DialFrom("127.0.0.1");
+    EXPECT_TRUE(world_->Until([&] { return connected == static_cast<size_t>(count); }));
+  }
+  size_t size() const { return fds_.size(); }
+
+ private:
+  PeerWorld* world_;
+  const std::string to_;
+  std::vector<int> fds_;
+};
+
+// One who calls from `host` while others flood the data port. Its HELLO and its CONFIRM are on
+// their way for as long as it takes the others to fill all places four times. Whether it is heard.
+bool HeardInAFlood(const std::string& host, const std::function<std::string(int)>& flood_host) {
+  TransportOptions options;
+  options.detect_ms = 10000;
+  PeerWorld world(Rings::kFake, 1, 2, options);
+  Transport& port = *world.at(1).transport;
+  port.OpenLinks(kRun, 0, Epoch(1), kToken, {world.Request(0, false, false)},
+                 world.Now() + Seconds(20));
+  Flood flood(&world, port.listen_address());
+  flood.Come(LH_HANDSHAKES_MAX, flood_host);
+  world.fake->DialFrom(host);
+  Raw raw(&world, port.listen_address());
+  world.fake->DialFrom("127.0.0.1");
+  raw.Watch();
+  const auto come = [&] {
+    flood.Come(4 * LH_HANDSHAKES_MAX, flood_host);
+    EXPECT_TRUE(
+        world.Until([&] { return port.GetStats().connections_accepted == flood.size() + 1; }));
+    EXPECT_LT(world.fake->operations(), LH_HANDSHAKES_MAX + 50u);
+  };
+  come();
+  if (!raw.closed) raw.Send(HelloText(PeerId(1), PeerId(2)));
+  EXPECT_TRUE(world.Until([&] { return raw.closed || raw.got.size() >= kLaneAnswerBytes; }));
+  come();
+  const bool heard = !raw.closed;
+  raw.Close();
+  return heard;
+}
+
+std::string SomewhereElse(int i) {
+  return "20." + std::to_string(i / 256) + "." + std::to_string(i % 256) + ".1";
+}
+
+TEST(TransportFakeTest, AFloodFromOneBlockOfAddressesKeepsNobodyElseOut) {
+  EXPECT_TRUE(HeardInAFlood("10.9.9.9", [](int i) { return "20.0.0." + std::to_string(i % 256); }));
+}
+
+TEST(TransportFakeTest, AFloodFromEverywhereKeepsNobodyOutWhoCallsFromWhereAPeerIsKnown) {
+  EXPECT_TRUE(HeardInAFlood("127.0.0.1", SomewhereElse)) << "where the peer says that it listens";
+  EXPECT_FALSE(HeardInAFlood("10.9.9.9", SomewhereElse)) << "the flood is not large enough";
+}
+
+TEST(TransportFakeTest, APeerIsKnownWhereItWasLinkedFrom) {
+  TransportOptions options;
+  options.detect_ms = 10000;
+  PeerWorld world(Rings::kFake, 1, 2, options);
+  world.fake->DialFrom("10.9.9.9");  // not the address at which it says that it listens
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  Raw raw(&world, world.at(1).transport->listen_address());
+  raw.Watch();
+  Flood flood(&world, world.at(1).transport->listen_address());
+  flood.Come(4 * LH_HANDSHAKES_MAX, SomewhereElse);
+  EXPECT_TRUE(world.Until([&] {
+    return world.at(1).transport->GetStats().handshakes_refused >= 3u * LH_HANDSHAKES_MAX;
+  }));
+  EXPECT_FALSE(raw.closed);
+  raw.Close();
+}
+
+// A member that has a control lane to peer 2 of a world, and sends on it what it likes.
+class Member {
+ public:
+  explicit Member(PeerWorld* world) : world_(world), ring_(world->at(1).ring) {}
+
+  // Is called, or calls; then Watch() sees what comes.
+  void Join(bool dialled_by_victim) {
+    Transport& victim = *world_->at(1).transport;
+    LinkRequest request{.peer = PeerId(1), .endpoints = {}, .dial = dialled_by_victim};
+    const auto take = [this](LaneHandshake* h) {
+      EXPECT_TRUE(h->ok()) << h->error();
+      fd = h->TakeFd();
+    };
+    if (dialled_by_victim) {
+      listener_ = *ring_->sockets().Listen(*NumericAddress(*ParseHostPort("127.0.0.1:0")));
+      request.endpoints = {ToString(*ring_->sockets().LocalAddress(listener_))};
+      ring_->Accept(listener_, [this, take](IoResult result) {
+        const auto judge = [](const LaneHello&) {
+          return LaneVerdict{LaneResult::kAccepted, kToken};
+        };
+        handshake_ =
+            std::make_unique<LaneAccept>(ring_, result.value, Digest32{}, kNever, judge, take);
+      });
+    }
+    victim.OpenLinks(kRun, 0, Epoch(1), kToken, {request}, world_->Now() + Seconds(20));
+    if (!dialled_by_victim) {
+      LaneHello hello;
+      hello.run_digest = RunDigest(kRun);
+      hello.epoch = Epoch(1);
+      hello.dialer = PeerId(1);
+      hello.acceptor = PeerId(2);
+      DialSpec spec{.address = *NumericAddress(*ParseHostPort(victim.listen_address())),
+                    .tuning = {},
+                    .hello = hello,
+                    .token = kToken};
+      handshake_ = std::make_unique<LaneDial>(ring_, std::move(spec), kNever, take);
+    }
+    EXPECT_TRUE(world_->Until([&] { return fd >= 0; }));
+  }
+  // Returns once all of it is sent; the link may break meanwhile.
+  void Send(FrameHeader header, int count, const std::function<void(FrameHeader*, int)>& number) {
+    std::vector<uint8_t> bytes;
+    for (int i = 0; i < count; ++i) {
+      number(&header, i);
+      const auto encoded = Encode(header);
+      bytes.insert(bytes.end(), encoded.begin(), encoded.end());
+    }
+    bool sent = false;
+    ring_->Send(fd, bytes.data(), bytes.size(), true, [&](IoResult) { sent = true; });
+    EXPECT_TRUE(world_->Until([&] { return sent; }));
+    for (int i = 0; i < 100; ++i) world_->Step();
+  }
+  // Reads what has come for it.
+  std::vector<FrameHeader> Read() {
+    EXPECT_TRUE(world_->Until([&] {
+      std::vector<uint8_t> more(4096);
+      int got = 1;
+      const IoId id = ring_->Recv(fd, more.data(), more.size(), false,
+                                  [&](IoResult result) { got = result.value; });
+      for (int i = 0; i < 20; ++i) world_->Step();
+      ring_->Cancel(id);
+      for (int i = 0; i < 20; ++i) world_->Step();
+      if (got > 0) got_.insert(got_.end(), more.begin(), more.begin() + got);
+      return got <= 0;
+    }));
+    std::vector<FrameHeader> frames;
+    for (size_t at = 0; at + kFrameHeaderBytes <= got_.size(); at += kFrameHeaderBytes) {
+      const auto frame = ParseFrameHeader(
+          std::span<const uint8_t, kFrameHeaderBytes>(got_.data() + at, kFrameHeaderBytes),
+          LaneKind::kControl);
+      EXPECT_TRUE(frame.ok()) << frame.status();
+      if (frame.ok()) frames.push_back(*frame);
+    }
+    return frames;
+  }
+  ~Member() {
+    if (fd >= 0) ring_->sockets().Close(fd);
+    if (listener_ >= 0) ring_->sockets().Close(listener_);
+  }
+
+  int fd = -1;
+
+ private:
+  PeerWorld* world_;
+  Ring* ring_;
+  int listener_ = -1;
+  std::unique_ptr<LaneHandshake> handshake_;
+  std::vector<uint8_t> got_;
+};
+
+class MemberTest : public ::testing::Test {
+ protected:
+  MemberTest() : world_(Rings::kFake, 1, 2, PatientOptions()), member_(&world_) {}
+  static TransportOptions PatientOptions() {
+    TransportOptions options;
+    options.detect_ms = 600000;
+    return options;
+  }
+  void SendLaneLost(uint64_t first_serial, int count) {
+    member_.Send({.type = FrameType::kLaneLost}, count, [&](FrameHeader* lost, int i) {
+      lost->stamp = first_serial + static_cast<uint64_t>(i);
+    });
+  }
+  uint64_t refused() { return world_.at(1).transport->GetStats().frames_refused; }
+  static constexpr int kUnknownMax = 64 * LH_LANES_MAX;
+
+  PeerWorld world_;
+  Member member_;
+};
+
+TEST_F(MemberTest, WhoSendsPingsAndDoesNotReadIsOwedOneAnswer) {
+  member_.Join(false);
+  constexpr int kPings = 50000;
+  member_.Send({.type = FrameType::kPing}, kPings,
+               [](FrameHeader* ping, int i) { ping->stamp = static_cast<uint64_t>(i); });
+  const std::vector<FrameHeader> frames = member_.Read();
+  EXPECT_LT(frames.size(), 10000u) << "what the kernel holds, and one";
+  uint64_t last = 0;
+  for (const FrameHeader& frame : frames) {
+    if (frame.type == FrameType::kPong) last = frame.stamp;
+  }
+  EXPECT_EQ(last, uint64_t{kPings - 1});
+}
+
+TEST_F(MemberTest, LostLanesThatAreNotKnownAreAnsweredAsLongAsAnswersAreAcknowledged) {
+  member_.Join(false);
+  for (uint64_t i = 0; i < 3; ++i) {
+    SendLaneLost(1 + i * kUnknownMax, kUnknownMax);
+    EXPECT_EQ(refused(), 0u);
+    member_.Send({.type = FrameType::kAck}, 1,
+                 [&](FrameHeader* ack, int) { ack->acked = (i + 1) * kUnknownMax; });
+    EXPECT_EQ(refused(), 0u);
+  }
+  SendLaneLost(1, kUnknownMax);
+  EXPECT_EQ(refused(), 0u);
+  SendLaneLost(1, 1);
+  EXPECT_EQ(refused(), 1u);
+}
+
+TEST_F(MemberTest, LaneThatWasNeverDialledCannotBeLost) {
+  member_.Join(true);
+  SendLaneLost(1000, 1);
+  EXPECT_EQ(refused(), 1u);
 }
 
 // ------------------------------------------------------------------------------ pinned memory
