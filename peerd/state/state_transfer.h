@@ -224,8 +224,8 @@ class StateTransfer {
   Tick now_;  // of the last call that had it
   Tick last_news_;
   std::optional<uint64_t> arrived_;  // over the links of the sources, when it was looked last
-  bool dirty_ = true;  // Work() has something to do
-  Tick due_;           // else then
+  bool dirty_ = true;                // Work() has something to do
+  Tick due_;                         // else then
   std::string error_;
   std::set<PeerId> asked_;  // hear of the end
 
