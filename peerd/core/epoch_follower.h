@@ -21,9 +21,10 @@
 
 #include "base/ids.h"
 #include "base/tick.h"
+#include "peerd/core/actions.h"
 #include "peerd/core/digest.h"
 #include "peerd/core/epoch_record.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/relay.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::peerd {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "peerd/core/actions.h"
 #include "peerd/core/digest.h"
-#include "peerd/core/peer_core.h"
 #include "proto/control/blocked.h"
 #include "proto/control/messages.h"
 

@@ -47,8 +47,10 @@
 #include "base/ids.h"
 #include "base/outcome.h"
 #include "base/tick.h"
+#include "peerd/core/actions.h"
 #include "peerd/core/digest.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/events.h"
+#include "peerd/core/values.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::peerd {

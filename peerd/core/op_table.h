@@ -33,9 +33,11 @@
 #include "base/ids.h"
 #include "base/outcome.h"
 #include "base/tick.h"
+#include "peerd/core/actions.h"
 #include "peerd/core/digest.h"
 #include "peerd/core/epoch_record.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/events.h"
+#include "peerd/core/values.h"
 #include "proto/control/messages.h"
 #include "proto/wire/op_desc.h"
 

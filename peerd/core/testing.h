@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "peerd/core/actions.h"
 #include "peerd/core/epoch_record.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/values.h"
 #include "proto/control/messages.h"
 #include "proto/wire/op_desc.h"
 

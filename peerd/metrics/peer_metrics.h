@@ -7,7 +7,9 @@
 #include <string>
 
 #include "base/outcome.h"
+#include "peerd/core/actions.h"
 #include "peerd/core/peer_core.h"
+#include "peerd/core/values.h"
 #include "peerd/transport/transport.h"
 
 namespace longhaul::peerd {

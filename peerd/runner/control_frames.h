@@ -16,7 +16,9 @@
 
 #include "absl/status/statusor.h"
 #include "base/ids.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/actions.h"
+#include "peerd/core/events.h"
+#include "peerd/core/relay.h"
 #include "peerd/transport/transport.h"
 #include "proto/wire/frame.h"
 

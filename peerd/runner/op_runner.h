@@ -18,7 +18,9 @@
 
 #include "absl/status/statusor.h"
 #include "peerd/collective/attempt.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/actions.h"
+#include "peerd/core/events.h"
+#include "peerd/core/values.h"
 #include "peerd/transport/transport.h"
 
 namespace longhaul::peerd {

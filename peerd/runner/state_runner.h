@@ -25,7 +25,9 @@
 
 #include "base/ids.h"
 #include "base/tick.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/actions.h"
+#include "peerd/core/events.h"
+#include "peerd/core/values.h"
 #include "peerd/runner/sync_runner.h"
 #include "peerd/state/hash_pool.h"
 #include "peerd/state/kept_states.h"

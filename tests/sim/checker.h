@@ -21,7 +21,9 @@
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/core/records.h"
+#include "peerd/core/actions.h"
 #include "peerd/core/peer_core.h"
+#include "peerd/core/values.h"
 #include "proto/control/messages.h"
 #include "tests/sim/tensors.h"
 

@@ -17,7 +17,9 @@
 
 #include "base/hash128.h"
 #include "base/ids.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/actions.h"
+#include "peerd/core/events.h"
+#include "peerd/core/values.h"
 #include "peerd/state/transfer_plan.h"
 #include "tests/sim/planted.h"
 #include "tests/sim/story.h"

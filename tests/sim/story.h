@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/tick.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/core/values.h"
 #include "proto/control/messages.h"
 #include "proto/wire/frame.h"
 
