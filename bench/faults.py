@@ -255,6 +255,7 @@ class Coordinator:
         self.command = [
             str(find_binary("longhaul-coordinator")),
             f"--listen={self.address}",
+            "--admin=127.0.0.1:0",
             "--http=127.0.0.1:0",
             f"--store=sqlite:{directory}/coordinator.db",
             f"--ready-file={directory}/ready.json",

@@ -15,6 +15,8 @@ import urllib.request
 
 BINARY = os.path.abspath(sys.argv.pop(1))
 DEADLINE_S = 60
+# No test may meet the default ports: another coordinator may run on this machine.
+ANYWHERE = ("--listen=127.0.0.1:0", "--admin=127.0.0.1:0")
 
 
 def scratch():
@@ -31,7 +33,7 @@ class Coordinator:
             os.unlink(self.ready_file)  # of a killed one
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [BINARY, "--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--ready-file", self.ready_file, *flags],
+                [BINARY, *ANYWHERE, "--http=127.0.0.1:0", "--ready-file", self.ready_file, *flags],
                 stderr=log,
                 env={**os.environ, **(env or {})},
             )
@@ -75,7 +77,7 @@ class Usage(unittest.TestCase):
     def test_help_and_version(self):
         help_text = run("--help")
         self.assertEqual(help_text.returncode, 0)
-        for flag in ("--listen=", "--http=", "--store=", "--detect-ms=", "--ready-file", "--log-format", "--config"):
+        for flag in ("--listen=", "--admin=", "--http=", "--store=", "--detect-ms=", "--ready-file", "--log-format", "--config"):
             self.assertIn(flag, help_text.stdout)
         version = run("--version")
         self.assertEqual(version.returncode, 0)
@@ -88,6 +90,7 @@ class Usage(unittest.TestCase):
             (["--detect-ms=soon"], "--detect-ms=soon"),
             (["--detect-ms=5"], "--detect-ms=5: give 50 to 60000"),
             (["--listen=nowhere"], "--listen: address 'nowhere': no port"),
+            (["--admin=nowhere"], "--admin: address 'nowhere': no port"),
             (["--http=x:y"], "--http: address 'x:y'"),
             (["--store=etcd:http://h:2379"], "etcd is not in this version"),
             (["--store=paper"], "no such store"),
@@ -132,25 +135,47 @@ class Serving(unittest.TestCase):
 
     def test_used_grpc_port_is_exit_code_1(self):
         with scratch() as directory, Coordinator(directory) as coordinator:
-            second = run("--listen", coordinator.ready["grpc"], "--http=")
+            second = run("--listen", coordinator.ready["grpc"], "--admin=", "--http=")
             self.assertEqual(second.returncode, 1)
             self.assertIn("another process has the port", second.stderr)
             self.assertEqual(coordinator.get("/readyz")[0], 200)
 
     def test_used_http_port_is_exit_code_1(self):
         with scratch() as directory, Coordinator(directory) as coordinator:
-            second = run("--listen=127.0.0.1:0", "--http", coordinator.ready["http"])
+            second = run(*ANYWHERE, "--http", coordinator.ready["http"])
             self.assertEqual(second.returncode, 1)
             self.assertIn("choose another --http", second.stderr)
 
+    def test_used_admin_port_is_exit_code_1(self):
+        with scratch() as directory, Coordinator(directory) as coordinator:
+            second = run("--listen=127.0.0.1:0", "--admin", coordinator.ready["admin"], "--http=")
+            self.assertEqual(second.returncode, 1)
+            self.assertIn("choose another --admin", second.stderr)
+
+    def test_who_may_reach_what_by_default(self):
+        defaults = run("--help").stdout
+        for flag, default in (
+            ("listen", "0.0.0.0:29600"),
+            ("admin", "127.0.0.1:29602"),
+            ("http", "127.0.0.1:29601"),
+        ):
+            with self.subTest(flag=flag):
+                self.assertRegex(defaults, rf"--{flag}=[^\n]*{default}|--{flag}[^-]*{default}")
+
+    def test_operators_and_pages_may_be_switched_off(self):
+        with scratch() as directory, Coordinator(directory, "--admin=", "--http=") as coordinator:
+            self.assertEqual((coordinator.ready["admin"], coordinator.ready["http"]), ("", ""))
+            self.assertNotEqual(coordinator.ready["grpc"], "")
+            self.assertEqual(coordinator.stop(), 0)
+
     def test_address_of_another_host_is_exit_code_1(self):
-        result = run("--listen=192.0.2.1:1", "--http=")
+        result = run("--listen=192.0.2.1:1", "--admin=", "--http=")
         self.assertEqual(result.returncode, 1)
         self.assertIn("cannot listen for gRPC on 192.0.2.1:1", result.stderr)
 
-    def test_garbage_on_both_ports_leaves_it_alive(self):
+    def test_garbage_on_all_ports_leaves_it_alive(self):
         with scratch() as directory, Coordinator(directory) as coordinator:
-            for name in ("grpc", "http"):
+            for name in ("grpc", "admin", "http"):
                 host, port = coordinator.ready[name].rsplit(":", 1)
                 for garbage in (b"\x00" * 5000, b"GET / HTTP/9\r\n\r\n", b"\xff" * 20000, b""):
                     with socket.create_connection((host, int(port))) as connection:
@@ -172,7 +197,7 @@ class Storing(unittest.TestCase):
             path = os.path.join(directory, "store.db")
             store = f"--store=sqlite:{path}"
             with Coordinator(directory, store) as first:
-                second = run("--listen=127.0.0.1:0", "--http=", store)
+                second = run(*ANYWHERE, "--http=", store)
                 self.assertEqual(second.returncode, 1)
                 self.assertIn(f"in use by another coordinator (process {first.process.pid})", second.stderr)
                 first.process.kill()
@@ -192,7 +217,7 @@ class Storing(unittest.TestCase):
                 self.assertTrue(os.path.exists(f"{made}/coordinator.db"))
                 self.assertTrue(os.path.exists(f"{made}/journal"))
                 self.assertEqual(coordinator.stop(), 0)
-            result = run("--listen=127.0.0.1:0", "--http=", f"--store=sqlite:{directory}/no/such/store.db")
+            result = run(*ANYWHERE, "--http=", f"--store=sqlite:{directory}/no/such/store.db")
             self.assertEqual(result.returncode, 1)
             self.assertIn(f"cannot make directory {directory}/no/such for store", result.stderr)
 
@@ -201,7 +226,7 @@ class Storing(unittest.TestCase):
             path = os.path.join(directory, "store.db")
             with open(path, "w") as file:
                 file.write("not a database " * 1000)
-            result = run("--listen=127.0.0.1:0", "--http=", f"--store=sqlite:{path}")
+            result = run(*ANYWHERE, "--http=", f"--store=sqlite:{path}")
             self.assertEqual(result.returncode, 1)
             self.assertIn("not a database", result.stderr)
 
@@ -214,7 +239,7 @@ class Journaling(unittest.TestCase):
             journal = os.path.join(directory, "journal")
             with Coordinator(directory, f"--journal={journal}") as first:
                 file = os.stat(journal).st_ino
-                second = run("--listen=127.0.0.1:0", "--http=", f"--journal={journal}")
+                second = run(*ANYWHERE, "--http=", f"--journal={journal}")
                 self.assertEqual(second.returncode, 1)
                 self.assertIn(
                     f"journal {journal} is in use by another coordinator (process {first.process.pid}); "
@@ -231,13 +256,11 @@ class Journaling(unittest.TestCase):
                 crashed.process.kill()
                 crashed.process.wait()
             file = os.stat(journal).st_ino
-            for grpc, http, used in (
-                (busy.ready["grpc"], "", "--listen"),
-                ("127.0.0.1:0", busy.ready["http"], "--http"),
-            ):
-                again = run(f"--listen={grpc}", f"--http={http}", f"--journal={journal}")
+            for flag, name in (("--listen", "grpc"), ("--admin", "admin"), ("--http", "http")):
+                # Of two flags of one name the last counts.
+                again = run(*ANYWHERE, "--http=", f"{flag}={busy.ready[name]}", f"--journal={journal}")
                 self.assertEqual(again.returncode, 1)
-                self.assertIn(f"another process has the port, stop it or choose another {used}", again.stderr)
+                self.assertIn(f"another process has the port, stop it or choose another {flag}", again.stderr)
                 self.assertEqual(os.stat(journal).st_ino, file)
             with Coordinator(directory, f"--journal={journal}"):
                 self.assertEqual(os.stat(journal + ".1").st_ino, file)

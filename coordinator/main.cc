@@ -6,8 +6,11 @@
 #include "coordinator/server.h"
 
 ABSL_FLAG(std::string, listen, "0.0.0.0:29600",
-          "address for peers and lhctl (gRPC), host:port or [v6]:port; port 0: any free one");
-ABSL_FLAG(std::string, http, "0.0.0.0:29601",
+          "address for peers (gRPC), host:port or [v6]:port; port 0: any free one");
+ABSL_FLAG(std::string, admin, "127.0.0.1:29602",
+          "address for lhctl (gRPC); whoever reaches it may evict members and drain peers; empty: "
+          "none");
+ABSL_FLAG(std::string, http, "127.0.0.1:29601",
           "address of /metrics, /healthz and /readyz; empty: none");
 ABSL_FLAG(std::string, store, "memory",
           "where to keep what must survive a restart: memory (nothing survives) or sqlite:PATH");
@@ -33,11 +36,13 @@ int Main(int argc, char** argv) {
       "longhaul-coordinator",
       "Agrees with the peers of training runs on who takes part, and settles what a failure left "
       "open.\n\n"
-      "  longhaul-coordinator [--listen=HOST:PORT] [--store=sqlite:PATH] [flags]",
+      "  longhaul-coordinator [--listen=HOST:PORT] [--admin=HOST:PORT] [--store=sqlite:PATH] "
+      "[flags]",
       "LONGHAUL_COORDINATOR_"};
   InitDaemon(argc, argv, info);
   ServerOptions options;
   options.listen = absl::GetFlag(FLAGS_listen);
+  options.admin = absl::GetFlag(FLAGS_admin);
   options.http = absl::GetFlag(FLAGS_http);
   options.store = absl::GetFlag(FLAGS_store);
   options.detect_ms = absl::GetFlag(FLAGS_detect_ms);
@@ -49,8 +54,9 @@ int Main(int argc, char** argv) {
     ExitUsage(info, std::string(server.status().message()));
   }
   if (!server.ok()) return FatalExit(server.status());
-  const absl::Status ready =
-      AnnounceReady({{"grpc", (*server)->grpc_address()}, {"http", (*server)->http_address()}});
+  const absl::Status ready = AnnounceReady({{"grpc", (*server)->grpc_address()},
+                                            {"admin", (*server)->admin_address()},
+                                            {"http", (*server)->http_address()}});
   if (!ready.ok()) return FatalExit(ready);
 
   const int signal = WaitForStopSignal();

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -33,15 +34,27 @@ bool SameFile(const std::string& a, const std::string& b) {
   return plain(a) == plain(b);
 }
 
+struct Port {
+  const char* flag;
+  const std::string* address;
+  const char* service;
+};
+
+// Those that `options` asks for.
+std::vector<Port> PortsOf(const ServerOptions& options) {
+  std::vector<Port> ports = {{"--listen", &options.listen, "gRPC"}};
+  if (!options.admin.empty()) ports.push_back({"--admin", &options.admin, "gRPC"});
+  if (!options.http.empty()) ports.push_back({"--http", &options.http, "HTTP"});
+  return ports;
+}
+
 // Before anything is opened.
 absl::Status Check(const ServerOptions& options) {
-  if (const auto listen = ParseHostPort(options.listen); !listen.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--listen: ", std::string(listen.status().message())));
-  }
-  if (const auto http = ParseHostPort(options.http); !options.http.empty() && !http.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--http: ", std::string(http.status().message())));
+  for (const Port& port : PortsOf(options)) {
+    if (const auto address = ParseHostPort(*port.address); !address.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(port.flag, ": ", std::string(address.status().message())));
+    }
   }
   if (options.detect_ms < kDetectMsMin || options.detect_ms > kDetectMsMax) {
     return absl::InvalidArgumentError(absl::StrCat("--detect-ms=", options.detect_ms, ": give ",
@@ -66,11 +79,11 @@ absl::Status Check(const ServerOptions& options) {
 
 // A journal is set aside for a new one only by a coordinator that will serve.
 absl::Status TryPorts(const ServerOptions& options) {
-  LH_ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.listen));
-  LH_RETURN_IF_ERROR(TryListening(listen, "gRPC", "--listen"));
-  if (options.http.empty()) return absl::OkStatus();
-  LH_ASSIGN_OR_RETURN(const HostPort http, ParseHostPort(options.http));
-  return TryListening(http, "HTTP", "--http");
+  for (const Port& port : PortsOf(options)) {
+    LH_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(*port.address));
+    LH_RETURN_IF_ERROR(TryListening(address, port.service, port.flag));
+  }
+  return absl::OkStatus();
 }
 
 void ExitOnFatal(const absl::Status& status) {
@@ -100,10 +113,15 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     LH_ASSIGN_OR_RETURN(server->web_,
                         Web::Start(options.http, server->loop_.get(), &server->metrics_));
   }
+  if (!options.admin.empty()) {
+    LH_ASSIGN_OR_RETURN(server->admin_,
+                        GrpcServer::StartForOperators(options.admin, server->loop_.get()));
+  }
   // Last: from here on peers may come.
-  LH_ASSIGN_OR_RETURN(server->grpc_,
-                      GrpcServer::Start(options.listen, server->loop_.get(), &server->metrics_));
+  LH_ASSIGN_OR_RETURN(server->grpc_, GrpcServer::StartForPeers(options.listen, server->loop_.get(),
+                                                               &server->metrics_));
   Log(LogLevel::kInfo, "coordinator serving" + LogField("grpc", server->grpc_address()) +
+                           LogField("admin", server->admin_address()) +
                            LogField("http", server->http_address()) +
                            LogField("store", server->loop_->store_name()) +
                            LogField("incarnation", server->incarnation()) +
@@ -120,6 +138,7 @@ Server::~Server() {
 void Server::Stop(std::chrono::milliseconds grace) {
   if (web_) web_->SetStopping();
   grpc_->Stop(grace);
+  if (admin_) admin_->Stop(grace);
 }
 
 }  // namespace longhaul::coordinator

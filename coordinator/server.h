@@ -23,8 +23,9 @@ inline constexpr uint32_t kRingIntervalMax = 86400;  // a day, in seconds
 inline constexpr uint64_t kJournalBytesMin = 1 << 20;
 
 struct ServerOptions {
-  std::string listen = "127.0.0.1:0";
-  std::string http;  // empty: none
+  std::string listen = "127.0.0.1:0";  // for peers
+  std::string admin;                   // for operators; empty: none
+  std::string http;                    // empty: none
   std::string store = "memory";
   uint32_t detect_ms = 1500;
   uint32_t ring_interval_s = 300;  // 0: rings are never ordered anew
@@ -44,7 +45,8 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   const std::string& grpc_address() const { return grpc_->address(); }
-  // Empty if there is none.
+  // Empty if there is none, both.
+  std::string admin_address() const { return admin_ ? admin_->address() : ""; }
   std::string http_address() const { return web_ ? web_->address() : ""; }
   const std::string& incarnation() const { return loop_->core_config().incarnation; }
   CoordinatorLoop* loop() { return loop_.get(); }
@@ -59,6 +61,7 @@ class Server {
   CoordinatorMetrics metrics_;
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<GrpcServer> admin_;
   std::unique_ptr<Web> web_;
 };
 

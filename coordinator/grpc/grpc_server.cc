@@ -61,8 +61,9 @@ void EnablePlugins() {
 
 class GrpcServer::Impl {
  public:
-  Impl(CoordinatorLoop* loop, CoordinatorMetrics* metrics)
-      : attach_(MakeAttachService(loop, metrics)), admin_(MakeAdminService(loop)) {}
+  // `flag` chooses the address, `name` is the service's name on the wire.
+  Impl(std::unique_ptr<DrainableService> service, const char* name, const char* flag)
+      : service_(std::move(service)), name_(name), flag_(flag) {}
 
   ~Impl() {
     if (server_) Stop(std::chrono::seconds(1));
@@ -74,13 +75,12 @@ class GrpcServer::Impl {
     Configure(&builder, detect_ms);
     int port = 0;
     builder.AddListeningPort(ToString(listen), grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(attach_->service());
-    builder.RegisterService(admin_->service());
+    builder.RegisterService(service_->service());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
       server_ = nullptr;
       // gRPC only says that it could not.
-      LH_RETURN_IF_ERROR(TryListening(listen, "gRPC", "--listen"));
+      LH_RETURN_IF_ERROR(TryListening(listen, "gRPC", flag_));
       return absl::UnavailableError(absl::StrCat("cannot listen for gRPC on ", ToString(listen),
                                                  ": refused for a moment; try again"));
     }
@@ -92,8 +92,7 @@ class GrpcServer::Impl {
 
   void Stop(std::chrono::milliseconds grace) {
     SetServing(false);
-    attach_->EndStreams();
-    admin_->EndStreams();
+    service_->EndStreams();
     server_->Shutdown(std::chrono::system_clock::now() + grace);
     server_->Wait();
     server_ = nullptr;
@@ -107,12 +106,12 @@ class GrpcServer::Impl {
     grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
     if (health == nullptr) return;
     health->SetServingStatus(serving);
-    health->SetServingStatus("longhaul.v1.Coordinator", serving);
-    health->SetServingStatus("longhaul.v1.Admin", serving);
+    health->SetServingStatus(name_, serving);
   }
 
-  const std::unique_ptr<DrainableService> attach_;
-  const std::unique_ptr<DrainableService> admin_;
+  const std::unique_ptr<DrainableService> service_;
+  const char* const name_;
+  const char* const flag_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };
@@ -125,13 +124,26 @@ void GrpcServer::Stop(std::chrono::milliseconds grace) {
   if (impl_->serving()) impl_->Stop(grace);
 }
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& listen,
-                                                              CoordinatorLoop* loop,
-                                                              CoordinatorMetrics* metrics) {
-  LH_ASSIGN_OR_RETURN(HostPort address, ParseHostPort(listen));
-  auto impl = std::make_unique<Impl>(loop, metrics);
-  LH_RETURN_IF_ERROR(impl->Start(std::move(address), loop->core_config().detect_ms));
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(std::unique_ptr<Impl> impl,
+                                                              const std::string& address,
+                                                              uint32_t detect_ms) {
+  LH_ASSIGN_OR_RETURN(HostPort parsed, ParseHostPort(address));
+  LH_RETURN_IF_ERROR(impl->Start(std::move(parsed), detect_ms));
   return std::unique_ptr<GrpcServer>(new GrpcServer(std::move(impl)));
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForPeers(const std::string& address,
+                                                                      CoordinatorLoop* loop,
+                                                                      CoordinatorMetrics* metrics) {
+  return Start(std::make_unique<Impl>(MakeAttachService(loop, metrics), "longhaul.v1.Coordinator",
+                                      "--listen"),
+               address, loop->core_config().detect_ms);
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::StartForOperators(
+    const std::string& address, CoordinatorLoop* loop) {
+  return Start(std::make_unique<Impl>(MakeAdminService(loop), "longhaul.v1.Admin", "--admin"),
+               address, loop->core_config().detect_ms);
 }
 
 }  // namespace longhaul::coordinator

@@ -1,8 +1,10 @@
-// The coordinator's gRPC side: control streams of peers (Attach), the operator's Admin service, the
-// standard health and reflection services. No gRPC type appears here.
+// One gRPC port of the coordinator. Peers and operators have a port each: who can reach the peers'
+// port must not be able to evict members (docs/adr/0022-strangers-at-the-coordinator.md). Both
+// ports have the standard health and reflection services. No gRPC type appears here.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,11 +16,17 @@ namespace longhaul::coordinator {
 
 class GrpcServer {
  public:
-  // Serves on `listen` ("host:port"; port 0: any free one). `loop` and `metrics` outlive the
-  // server. InvalidArgument: not an address. Unavailable: it cannot be listened on; says why.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& listen,
-                                                           CoordinatorLoop* loop,
-                                                           CoordinatorMetrics* metrics);
+  // Serve on `address` ("host:port"; port 0: any free one). `loop` and `metrics` outlive the
+  // server. InvalidArgument: not an address. Unavailable: it cannot be listened on; says why, and
+  // names the flag that chooses the address.
+  //
+  // The service Coordinator (--listen): control streams of peers.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(const std::string& address,
+                                                                   CoordinatorLoop* loop,
+                                                                   CoordinatorMetrics* metrics);
+  // The service Admin (--admin): what operators ask and order.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(const std::string& address,
+                                                                       CoordinatorLoop* loop);
   // Stop() with a second of grace, unless it was called.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;
@@ -35,6 +43,9 @@ class GrpcServer {
  private:
   class Impl;
   explicit GrpcServer(std::unique_ptr<Impl> impl);
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(std::unique_ptr<Impl> impl,
+                                                           const std::string& address,
+                                                           uint32_t detect_ms);
   std::unique_ptr<Impl> impl_;
 };
 

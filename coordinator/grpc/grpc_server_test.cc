@@ -20,8 +20,10 @@
 namespace longhaul::coordinator {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 using AttachStream = grpc::ClientReaderWriter<v1::PeerMessage, v1::CoordinatorMessage>;
 
@@ -75,15 +77,22 @@ class GrpcServerTest : public ::testing::Test {
     options.core.detect_ms = 30000;
     options.core.entropy = std::string(32, 'e');
     loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
-    auto server = GrpcServer::Start("127.0.0.1:0", loop_.get(), &metrics_);
+    auto server = GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
+    auto operators = GrpcServer::StartForOperators("127.0.0.1:0", loop_.get());
+    EXPECT_TRUE(operators.ok()) << operators.status();
+    operators_ = *std::move(operators);
+    channel_ = Channel(*server_);
+    peers_ = v1::Coordinator::NewStub(channel_);
+    admin_channel_ = Channel(*operators_);
+    admin_ = v1::Admin::NewStub(admin_channel_);
+  }
+
+  static std::shared_ptr<grpc::Channel> Channel(const GrpcServer& server) {
     grpc::ChannelArguments args;
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    channel_ =
-        grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), args);
-    peers_ = v1::Coordinator::NewStub(channel_);
-    admin_ = v1::Admin::NewStub(channel_);
+    return grpc::CreateCustomChannel(server.address(), grpc::InsecureChannelCredentials(), args);
   }
 
   // A stream with one admitted member; its name in `member`.
@@ -136,7 +145,9 @@ class GrpcServerTest : public ::testing::Test {
   CoordinatorMetrics metrics_;
   std::unique_ptr<CoordinatorLoop> loop_;
   std::unique_ptr<GrpcServer> server_;
+  std::unique_ptr<GrpcServer> operators_;
   std::shared_ptr<grpc::Channel> channel_;
+  std::shared_ptr<grpc::Channel> admin_channel_;
   std::unique_ptr<v1::Coordinator::Stub> peers_;
   std::unique_ptr<v1::Admin::Stub> admin_;
 };
@@ -192,9 +203,10 @@ TEST_F(GrpcServerTest, TheJournalOfARealCoordinatorIsReplayedToTheSameStates) {
   options.journal.path = path;
   options.journal.digest_every = 1;
   server_.reset();
+  operators_.reset();
   loop_.reset();
   loop_ = *CoordinatorLoop::Start(std::move(options), MakeMemoryStore(), &metrics_);
-  server_ = *GrpcServer::Start("127.0.0.1:0", loop_.get(), &metrics_);
+  server_ = *GrpcServer::StartForPeers("127.0.0.1:0", loop_.get(), &metrics_);
   peers_ = v1::Coordinator::NewStub(
       grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
   {
@@ -308,6 +320,7 @@ TEST_F(GrpcServerTest, StopEndsStreamsAndWatchersWithUnavailable) {
   v1::Event event;
   ASSERT_TRUE(watcher->Read(&event));
   server_->Stop(std::chrono::seconds(30));
+  operators_->Stop(std::chrono::seconds(30));
   EXPECT_EQ(attached->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
   while (watcher->Read(&event)) {
   }
@@ -329,12 +342,48 @@ TEST_F(GrpcServerTest, StopDoesNotWaitForAClientThatDoesNotRead) {
 }
 
 TEST_F(GrpcServerTest, SecondServerOnThePortIsRefusedWithTheReason) {
-  const auto second = GrpcServer::Start(server_->address(), loop_.get(), &metrics_);
+  const auto second = GrpcServer::StartForPeers(server_->address(), loop_.get(), &metrics_);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(second.status().message()), HasSubstr("another process has the port"));
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr("another process has the port, stop it or choose another --listen"));
+  const auto operators = GrpcServer::StartForOperators(operators_->address(), loop_.get());
+  EXPECT_THAT(std::string(operators.status().message()), HasSubstr("choose another --admin"));
 }
 
 // ------------------------------------------------------------------------------ Admin
+
+TEST_F(GrpcServerTest, ThePeersPortTakesNoOrders) {
+  std::string member;
+  const auto attached = Member(0x1f, "run", &member);
+  const auto stranger = v1::Admin::NewStub(channel_);
+  {
+    grpc::ClientContext context;
+    v1::EvictRequest request;
+    request.set_run("run");
+    request.set_member(member);
+    v1::EvictResponse response;
+    EXPECT_EQ(stranger->Evict(&context, request, &response).error_code(),
+              grpc::StatusCode::UNIMPLEMENTED);
+  }
+  {
+    grpc::ClientContext context;
+    v1::DrainRequest request;
+    request.set_peer("p1f");
+    v1::DrainResponse response;
+    EXPECT_EQ(stranger->Drain(&context, request, &response).error_code(),
+              grpc::StatusCode::UNIMPLEMENTED);
+  }
+  {
+    grpc::ClientContext context;
+    v1::GetOverviewResponse overview;
+    EXPECT_EQ(stranger->GetOverview(&context, {}, &overview).error_code(),
+              grpc::StatusCode::UNIMPLEMENTED);
+  }
+  // Nor does the operators' port take peers.
+  const auto peers = v1::Coordinator::NewStub(admin_channel_);
+  Attached stray(peers.get());
+  EXPECT_EQ(stray.Finish().error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
 
 TEST_F(GrpcServerTest, ShowsRunsMembersAndRing) {
   std::string member;
@@ -510,14 +559,20 @@ TEST_F(GrpcServerTest, HealthSaysServing) {
   EXPECT_EQ(RawCall(channel_, "/grpc.health.v1.Health/Check", ""), "\x08\x01");
   EXPECT_EQ(RawCall(channel_, "/grpc.health.v1.Health/Check", "\x0a\x17longhaul.v1.Coordinator"),
             "\x08\x01");
+  EXPECT_EQ(RawCall(admin_channel_, "/grpc.health.v1.Health/Check", "\x0a\x11longhaul.v1.Admin"),
+            "\x08\x01");
 }
 
-TEST_F(GrpcServerTest, ReflectionListsTheServices) {
+TEST_F(GrpcServerTest, ReflectionListsTheServicesOfEachPort) {
   // ServerReflectionRequest{list_services: "*"}
-  const std::string response = RawCall(
-      channel_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "\x3a\x01*");
-  EXPECT_THAT(response, HasSubstr("longhaul.v1.Coordinator"));
-  EXPECT_THAT(response, HasSubstr("longhaul.v1.Admin"));
+  const auto list = [](const std::shared_ptr<grpc::Channel>& channel) {
+    return RawCall(channel, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                   "\x3a\x01*");
+  };
+  EXPECT_THAT(list(channel_),
+              AllOf(HasSubstr("longhaul.v1.Coordinator"), Not(HasSubstr("longhaul.v1.Admin"))));
+  EXPECT_THAT(list(admin_channel_),
+              AllOf(HasSubstr("longhaul.v1.Admin"), Not(HasSubstr("longhaul.v1.Coordinator"))));
 }
 
 }  // namespace

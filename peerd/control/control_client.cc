@@ -149,6 +149,11 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
         standing_ ? absl::StrCat("control stream to coordinator ", address_, " ended: ")
                   : absl::StrCat("cannot reach coordinator ", address_, ": ");
     if (!given_up_.empty()) return what + given_up_;
+    if (status_.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return what +
+             "it takes no peers: is that its port for operators (--admin)? Give the address of its "
+             "--listen, port 29600 unless it was started with another";
+    }
     return absl::StrCat(what, CodeName(status_.error_code()), " ", status_.error_message());
   }
 

@@ -379,6 +379,7 @@ class BareWorld:
             [
                 str(find_binary("longhaul-coordinator")),
                 f"--listen={self.coordinator_address}",
+                # --admin as by default: lhctl runs in this namespace, too.
                 "--http=10.77.0.1:29601",
                 f"--store=sqlite:{self.directory}/coordinator.db",
                 f"--detect-ms={self.detect_ms}",
@@ -391,7 +392,7 @@ class BareWorld:
         # What one coordinator remembers goes with it: its events are written down as they happen.
         self._events = self.start(
             self.coordinator_namespace,
-            [str(find_binary("lhctl")), f"--coordinator={self.coordinator_address}", "events", "--follow", "--json"],
+            [str(find_binary("lhctl")), "events", "--follow", "--json"],
             self.logs / "events.jsonl",
         )
 
@@ -414,7 +415,6 @@ class BareWorld:
                 "exec",
                 self.coordinator_namespace,
                 str(find_binary("lhctl")),
-                f"--coordinator={self.coordinator_address}",
                 *arguments,
             ],
             timeout,

@@ -183,7 +183,7 @@ def test_what_was_fetched_into_is_torn_when_its_member_was_evicted(cluster: Loca
     assert comm.sync_state(state, timeout=PATIENCE).background
     assert (state.held, state.torn) == (True, False)
     member = f"{run.name}/0/m{comm.member_id}"
-    command = [str(find_binary("lhctl")), f"--coordinator={cluster.coordinator}", "evict", member]
+    command = [str(find_binary("lhctl")), f"--coordinator={cluster.admin}", "evict", member]
     subprocess.run(command, timeout=PATIENCE, check=True)
     with pytest.raises(lh.Evicted):
         comm.all_reduce(np.ones(4, np.float32), tag=7, timeout=PATIENCE)

@@ -193,18 +193,22 @@ def test_an_unreachable_coordinator_fails_the_join_and_is_named(tmp_path: pathli
                 lh.join(run="x", peerd=alone.socket(0), timeout=30)
 
 
-@pytest.mark.parametrize("which", ["coordinator-grpc", "coordinator-http", "peerd-data", "peerd-http", "peerd-socket"])
+@pytest.mark.parametrize("which", ["coordinator-grpc", "coordinator-admin", "coordinator-http", "peerd-data", "peerd-http", "peerd-socket"])
 def test_an_address_in_use_is_named_and_ends_with_one(
     cluster: LocalCluster, which: str, tmp_path: pathlib.Path
 ) -> None:
     peer = cluster.peers[0]
     free = "127.0.0.1:0"
-    coordinator = [str(find_binary("longhaul-coordinator"))]
+    coordinator = [str(find_binary("longhaul-coordinator")), f"--admin={free}"]
     peerd = [str(find_binary("longhaul-peerd")), f"--coordinator={cluster.coordinator}"]
     command, named = {
         "coordinator-grpc": (
             [*coordinator, f"--listen={cluster.coordinator}", f"--http={free}"],
             cluster.coordinator,
+        ),
+        "coordinator-admin": (
+            [*coordinator, f"--listen={free}", f"--admin={peer.http}", f"--http={free}"],
+            peer.http,
         ),
         "coordinator-http": ([*coordinator, f"--listen={free}", f"--http={peer.http}"], peer.http),
         "peerd-data": (

@@ -140,7 +140,7 @@ def test_a_frozen_peer_is_left_behind_and_told_so_when_it_wakes(stack: ExitStack
 
 
 def why(cluster: LocalCluster) -> str:
-    command = [str(find_binary("lhctl")), f"--coordinator={cluster.coordinator}", "why"]
+    command = [str(find_binary("lhctl")), f"--coordinator={cluster.admin}", "why"]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
 
 

@@ -732,7 +732,7 @@ def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
     with LocalCluster(peers=2, peerd_flags=["--state-rate=4194304"]) as cluster, group_of(cluster, 2) as group:
 
         def fetches() -> list[dict[str, Any]]:
-            command = [str(find_binary("lhctl")), f"--coordinator={cluster.coordinator}", "status", "--json"]
+            command = [str(find_binary("lhctl")), f"--coordinator={cluster.admin}", "status", "--json"]
             status = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE).stdout)
             members = [member for each in status["groups"] for member in each["members"]]
             return [member["fetch"] for member in members if "fetch" in member]

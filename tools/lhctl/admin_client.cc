@@ -34,6 +34,16 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
 }
 
+// gRPC is spoken at the address, and there is no Admin service.
+absl::Status NoAdminHere(const std::string& address) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the server at ", address,
+      " takes no orders from operators: it is a coordinator's port for peers (--listen), or none "
+      "of "
+      "a coordinator. Give the coordinator's --admin address with --coordinator=HOST:PORT; that is "
+      "127.0.0.1:29602 on its host unless it was started with another"));
+}
+
 absl::Status FromGrpc(const grpc::Status& status) {
   // The numbers of both are those of google.rpc.Code.
   return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
@@ -53,11 +63,14 @@ class AdminClient::Impl {
       const grpc::Status status = call(stub.get());
       const bool absent = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+      if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) return NoAdminHere(address);
       if (!absent) return FromGrpc(status);
       absl::StrAppend(&tried, tried.empty() ? "" : "; ", address, ": ", status.error_message());
     }
-    return absl::UnavailableError(absl::StrCat("no coordinator answers (", tried,
-                                               "); give its address with --coordinator=HOST:PORT"));
+    return absl::UnavailableError(
+        absl::StrCat("no coordinator answers (", tried,
+                     "); run lhctl on its host, or give the address of its "
+                     "--admin with --coordinator=HOST:PORT"));
   }
 
   template <class Request, class Response>

@@ -14,11 +14,12 @@ namespace longhaul {
 
 class AdminClient {
  public:
-  // `addresses` are tried in turn until one answers.
+  // `addresses` (the coordinators' --admin) are tried in turn until one answers.
   explicit AdminClient(std::vector<std::string> addresses);
   ~AdminClient();
 
-  // Errors are the coordinator's, or Unavailable: none of the addresses answers; names them.
+  // Errors are the coordinator's, or Unavailable: none of the addresses answers; names them. Or
+  // FailedPrecondition: what answers has no Admin service.
   absl::StatusOr<v1::ListRunsResponse> ListRuns();
   absl::StatusOr<v1::GetOverviewResponse> GetOverview(const v1::Selector& selector);
   absl::StatusOr<v1::GetRingResponse> GetRing(const v1::Selector& selector);

@@ -20,14 +20,24 @@ class Lhctl(unittest.TestCase):
         cls.directory = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
         ready_file = os.path.join(cls.directory.name, "ready.json")
         cls.coordinator = subprocess.Popen(
-            [COORDINATOR, "--listen=127.0.0.1:0", "--http=", "--ready-file", ready_file, "--log-level=error"]
+            [
+                COORDINATOR,
+                "--listen=127.0.0.1:0",
+                "--admin=127.0.0.1:0",
+                "--http=",
+                "--ready-file",
+                ready_file,
+                "--log-level=error",
+            ]
         )
         until = time.monotonic() + DEADLINE_S
         while not os.path.exists(ready_file):
             assert cls.coordinator.poll() is None and time.monotonic() < until, "the coordinator did not start"
             time.sleep(0.01)
         with open(ready_file) as file:
-            cls.address = json.load(file)["grpc"]
+            ready = json.load(file)
+        cls.address = ready["admin"]
+        cls.peers_address = ready["grpc"]
 
     @classmethod
     def tearDownClass(cls):
@@ -106,6 +116,14 @@ class Lhctl(unittest.TestCase):
         second = self.lhctl("runs", address=f"127.0.0.1:1,{self.address}")
         self.assertEqual((second.returncode, second.stdout), (0, "no runs\n"))
 
+    def test_the_port_for_peers_takes_no_orders_and_lhctl_names_the_right_one(self):
+        for args in (["status"], ["evict", "demo/0/m3"], ["drain", "p1f"], ["events", "--follow"]):
+            with self.subTest(args=args):
+                result = self.lhctl(*args, address=self.peers_address)
+                self.assertEqual((result.returncode, result.stdout), (1, ""))
+                for text in (self.peers_address, "port for peers (--listen)", "--admin", "127.0.0.1:29602"):
+                    self.assertIn(text, result.stderr)
+
     def test_follow_goes_on_when_the_coordinator_is_killed_and_started_again(self):
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR")) as directory:
             store = os.path.join(directory, "store.db")
@@ -139,14 +157,15 @@ class Lhctl(unittest.TestCase):
                 follow.wait()
                 follow.stdout.close()
 
-    def start(self, directory, store, listen):
+    def start(self, directory, store, admin):
         ready_file = os.path.join(directory, "ready.json")
         if os.path.exists(ready_file):
             os.unlink(ready_file)
         process = subprocess.Popen(
             [
                 COORDINATOR,
-                f"--listen={listen}",
+                "--listen=127.0.0.1:0",
+                f"--admin={admin}",
                 "--http=",
                 "--store",
                 f"sqlite:{store}",
@@ -162,7 +181,7 @@ class Lhctl(unittest.TestCase):
             self.assertLess(time.monotonic(), until)
             time.sleep(0.01)
         with open(ready_file) as file:
-            return process, json.load(file)["grpc"]
+            return process, json.load(file)["admin"]
 
     def test_help(self):
         result = self.lhctl("--help")

@@ -18,8 +18,9 @@
 #include "tools/lhctl/admin_client.h"
 #include "tools/lhctl/render.h"
 
-ABSL_FLAG(std::string, coordinator, "127.0.0.1:29600",
-          "coordinator addresses, host:port[,host:port...]; tried in turn");
+ABSL_FLAG(
+    std::string, coordinator, "127.0.0.1:29602",
+    "admin addresses of coordinators (their --admin), host:port[,host:port...]; tried in turn");
 ABSL_FLAG(bool, json, false, "print JSON instead of tables");
 ABSL_FLAG(bool, follow, false, "events: go on with new ones as they happen");
 ABSL_FLAG(uint32_t, backlog, 0, "events: only so many past ones; 0: all that are remembered");
@@ -33,6 +34,9 @@ const ProgramInfo kInfo{
     "Asks and tells a longhaul-coordinator.\n"
     "\n"
     "  lhctl [--coordinator=HOST:PORT] COMMAND [ARGUMENT] [--json]\n"
+    "\n"
+    "HOST:PORT is the coordinator's --admin: not the port for peers. By default only the\n"
+    "coordinator's own host reaches it: run lhctl there.\n"
     "\n"
     "Commands; SELECTION is RUN or RUN/GROUP, all if it is left out:\n"
     "  status [SELECTION]         groups with epoch, members, ring, ops in flight, what waits\n"

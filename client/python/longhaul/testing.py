@@ -121,13 +121,16 @@ class LocalCluster:
         self._coordinator: subprocess.Popen[bytes] | None = None
         self.peers: list[Peer] = []  #: in order of their start; those that were killed too
         self.http: str | None = None  #: of the coordinator, if it was started here
+        self.admin: str | None = None  #: for lhctl --coordinator=..., if it was started here
         try:
             if coordinator is None:
-                flags = ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--store=memory", *coordinator_flags]
+                ports = [f"--{port}=127.0.0.1:0" for port in ("listen", "admin", "http")]
+                flags = [*ports, "--store=memory", *coordinator_flags]
                 self._coordinator, _, ready = self._start("longhaul-coordinator", "coordinator", flags)
                 coordinator = ready["grpc"]
+                self.admin = ready["admin"]
                 self.http = ready["http"]
-            self.coordinator = coordinator  #: its address, host:port
+            self.coordinator = coordinator  #: its address for peers, host:port
             for _ in range(peers):
                 self.add_peer()
         except BaseException:
