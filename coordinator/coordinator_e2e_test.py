@@ -77,7 +77,16 @@ class Usage(unittest.TestCase):
     def test_help_and_version(self):
         help_text = run("--help")
         self.assertEqual(help_text.returncode, 0)
-        for flag in ("--listen=", "--admin=", "--http=", "--store=", "--detect-ms=", "--ready-file", "--log-format", "--config"):
+        for flag in (
+            "--listen=",
+            "--admin=",
+            "--http=",
+            "--store=",
+            "--detect-ms=",
+            "--ready-file",
+            "--log-format",
+            "--config",
+        ):
             self.assertIn(flag, help_text.stdout)
         version = run("--version")
         self.assertEqual(version.returncode, 0)

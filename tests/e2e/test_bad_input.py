@@ -193,7 +193,9 @@ def test_an_unreachable_coordinator_fails_the_join_and_is_named(tmp_path: pathli
                 lh.join(run="x", peerd=alone.socket(0), timeout=30)
 
 
-@pytest.mark.parametrize("which", ["coordinator-grpc", "coordinator-admin", "coordinator-http", "peerd-data", "peerd-http", "peerd-socket"])
+@pytest.mark.parametrize(
+    "which", ["coordinator-grpc", "coordinator-admin", "coordinator-http", "peerd-data", "peerd-http", "peerd-socket"]
+)
 def test_an_address_in_use_is_named_and_ends_with_one(
     cluster: LocalCluster, which: str, tmp_path: pathlib.Path
 ) -> None:
