@@ -19,8 +19,8 @@
 
 #include "coordinator/core/coordinator_core.h"
 #include "peerd/core/peer_core.h"
-#include "peerd/runner/control_frames.h"
-#include "peerd/runner/op_runner.h"
+#include "peerd/engine/control_frames.h"
+#include "peerd/engine/op_runner.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/model_states.h"
 #include "tests/sim/model_transport.h"

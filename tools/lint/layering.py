@@ -67,6 +67,11 @@ LAYERS = [
         r"peerd/(io|transport)/|proto/wire/|base/|absl/|openssl/",
         "lanes know no ops",
     ),
+    Layer(
+        r"peerd/engine/",
+        r"peerd/(collective|core|engine|state|transport)/|proto/(control/messages\.h|wire/)|base/|absl/",
+        "the engine reaches trainers, coordinator and ring through its ports only",
+    ),
     Layer(r"client/", rf"client/|longhaul/|{_IPC}", "the client library depends on nothing"),
 ]
 

@@ -28,7 +28,7 @@
 #include "peerd/core/actions.h"
 #include "peerd/core/events.h"
 #include "peerd/core/values.h"
-#include "peerd/runner/sync_runner.h"
+#include "peerd/engine/sync_runner.h"
 #include "peerd/state/hash_pool.h"
 #include "peerd/state/kept_states.h"
 #include "peerd/state/local_state.h"

@@ -1,4 +1,4 @@
-#include "peerd/runner/state_runner.h"
+#include "peerd/engine/state_runner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "peerd/runner/sync_runner.h"
+#include "peerd/engine/sync_runner.h"
 
 #include <algorithm>
 #include <span>

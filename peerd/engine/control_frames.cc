@@ -1,4 +1,4 @@
-#include "peerd/runner/control_frames.h"
+#include "peerd/engine/control_frames.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "peerd/runner/op_runner.h"
+#include "peerd/engine/op_runner.h"
 
 #include <algorithm>
 #include <set>
