@@ -1,7 +1,7 @@
 #include "coordinator/core/judge.h"
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <string>
 
 #include "base/prng.h"
@@ -284,13 +284,14 @@ TEST(Judge, AbortsOfManyPeersAreJudgedInOnePassOfTheReports) {
       reports[PeerId(p)].push_back(Aborting(k, k, std::move(matches)));
     }
   }
-  const auto begun = std::chrono::steady_clock::now();
+  // Time of the processor: others on this machine take none of it.
+  const std::clock_t begun = std::clock();
   const std::vector<FatesRecord> fates = Judge(reports);
-  const auto took = std::chrono::steady_clock::now() - begun;
+  const double took_s = static_cast<double>(std::clock() - begun) / CLOCKS_PER_SEC;
   EXPECT_EQ(fates.size(), kPeers);
   EXPECT_TRUE(fates.back().missed.empty());
   // A fifth of a second; through all matches for each pair of peers it takes 14.
-  EXPECT_LT(took, std::chrono::seconds(5));
+  EXPECT_LT(took_s, 5);
 }
 
 }  // namespace

@@ -209,7 +209,7 @@ class Bench:
             elif case.phase in ("pending", "preparing"):
                 host = self.world.hosts[newcomer]
                 self.trainers[newcomer].start(
-                    "join", socket=host.socket, run=name, timeout=5 if victim == newcomer else self.args.patience
+                    "join", socket=host.socket, run=name, timeout=5 if newcomer not in healthy else self.args.patience
                 )
                 self.wait_pending(name, 1)
                 if case.phase == "pending":

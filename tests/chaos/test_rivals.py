@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from trainers import Trainer, trainers_of
+from trainers import HELD, Trainer, assemble, check, post, release, trainers_of
 from world import DATA_PORT, World, pair_drop, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
@@ -30,36 +30,21 @@ def hosts_of(stack: ExitStack, tmp_path: pathlib.Path, count: int, detect_ms: in
     return world
 
 
-def assemble(world: World, trainers: list[Trainer], run: str = "rivals", group: int = 0) -> None:
-    for i, trainer in enumerate(trainers):
-        trainer.start("assemble", socket=world.hosts[i].socket, run=run, group=group, size=len(trainers))
-    for trainer in trainers:
-        answer = trainer.finish()
-        assert "error" not in answer, answer
+def join_all(world: World, trainers: list[Trainer]) -> None:
+    assemble(trainers, [host.socket for host in world.hosts], "rivals")
 
 
-def begin_ops(trainers: list[Trainer], ops: int) -> None:
-    for bit, trainer in enumerate(trainers):
-        trainer.start("prepare", bit=bit, ops=ops, count=COUNT)
-    for trainer in trainers:
-        assert "error" not in trainer.finish()
-    for trainer in trainers:
-        trainer.start("run_ops", members=len(trainers))
-
-
-def end_ops(trainers: list[Trainer]) -> list[dict]:
+def end_ops(trainers: list[Trainer], ops: int) -> list[list[dict]]:
     """Every result is the exact sum over all of them."""
-    answers = [trainer.finish() for trainer in trainers]
-    for answer in answers:
-        for op in answer["ops"]:
-            assert "error" not in op, op
-            assert op["participants"] == list(range(len(trainers))), op
+    everybody = list(range(len(trainers)))
+    answers = check(trainers, ops, everybody)
+    assert all(op["participants"] == everybody for answer in answers for op in answer), answers
     return answers
 
 
-def one_round(trainers: list[Trainer]) -> list[dict]:
-    begin_ops(trainers, ops=4)
-    return end_ops(trainers)
+def one_round(trainers: list[Trainer]) -> list[list[dict]]:
+    post(trainers, 4, COUNT)
+    return end_ops(trainers, 4)
 
 
 def assert_nobody_was_removed(world: World) -> None:
@@ -72,7 +57,7 @@ def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_
     """PCCL: both healthy peers are kicked."""
     world = hosts_of(stack, tmp_path, 3)
     trainers = trainers_of(stack, 3)
-    assemble(world, trainers[:2])
+    join_all(world, trainers[:2])
     # Nobody can open a connection to the newcomer's data port; everything else reaches it.
     world.drop(f'oifname "{world.hosts[2].port}" tcp dport {DATA_PORT}')
     trainers[2].start("join", socket=world.hosts[2].socket, run="rivals", timeout=60)
@@ -84,8 +69,8 @@ def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_
         for trainer in trainers[:2]:
             answer = trainer.finish()
             assert answer.get("size") == 2, answer
-        for answer in one_round(trainers[:2]):
-            assert all(op["retries"] == 0 for op in answer["ops"])
+        for ops in one_round(trainers[:2]):
+            assert all(op["retries"] == 0 for op in ops)
         if not trainers[2].idle():
             refused = trainers[2].finish()
     assert refused is not None, "the newcomer was never refused"
@@ -99,7 +84,7 @@ def test_of_four_nobody_is_lost_when_a_pair_cannot_talk(stack: ExitStack, tmp_pa
     """PCCL: four peers with one blocked pair lose a healthy member."""
     world = hosts_of(stack, tmp_path, 4)
     trainers = trainers_of(stack, 4)
-    assemble(world, trainers)
+    join_all(world, trainers)
     one_round(trainers)
     for first, second in ((0, 1), (0, 2), (1, 3)):
         rules = pair_drop(world.hosts[first], world.hosts[second])
@@ -121,35 +106,38 @@ def test_a_pair_that_cannot_talk_from_the_start_meets_in_one_world_of_four(
     world = hosts_of(stack, tmp_path, 4)
     world.drop(*pair_drop(world.hosts[0], world.hosts[3]))
     trainers = trainers_of(stack, 4)
-    assemble(world, trainers)
+    join_all(world, trainers)
     one_round(trainers)
 
 
 @pytest.mark.parametrize("one_way", [False, True], ids=["both-ways", "one-way"])
 def test_a_silence_shorter_than_detect_ms_is_no_fault(stack: ExitStack, tmp_path: pathlib.Path, one_way: bool) -> None:
-    world = hosts_of(stack, tmp_path, 3, detect_ms=2000)
+    # TCP sends again when the silence has lasted for as long again.
+    world = hosts_of(stack, tmp_path, 3, detect_ms=8000)
     trainers = trainers_of(stack, 3)
-    assemble(world, trainers)
+    join_all(world, trainers)
     one_round(trainers)
     rules = pair_drop(world.hosts[0], world.hosts[1], one_way)
-    begin_ops(trainers, ops=8)
+    # The silence falls on ops in flight.
+    post(trainers, 8, COUNT, holder=trainers[1])
     world.drop(*rules)
+    release(trainers[1])
     time.sleep(0.8)
     world.undrop(*rules)
-    end_ops(trainers)
+    end_ops(trainers, 8 + HELD)
     assert_nobody_was_removed(world)
 
 
 def test_lanes_that_are_reset_cost_no_member(stack: ExitStack, tmp_path: pathlib.Path) -> None:
     world = hosts_of(stack, tmp_path, 3)
     trainers = trainers_of(stack, 3)
-    assemble(world, trainers)
+    join_all(world, trainers)
     for share in (1, 2, 1000):
-        begin_ops(trainers, ops=8)
-        time.sleep(0.02)
+        post(trainers, 8, COUNT, holder=trainers[1])
         victim = world.hosts[0]
         victim.reset(victim.connections()[:share])
-        end_ops(trainers)
+        release(trainers[1])
+        end_ops(trainers, 8 + HELD)
     assert_nobody_was_removed(world)
 
 
@@ -159,7 +147,7 @@ def test_a_trainer_that_asks_for_much_memory_does_not_silence_its_peer(
     """Fresh memory takes seconds to be cleared for some GiB: not by the peer, and not before it is used."""
     world = hosts_of(stack, tmp_path, 3, detect_ms=1000)
     trainers = trainers_of(stack, 3)
-    assemble(world, trainers)
+    join_all(world, trainers)
     one_round(trainers)
     trainers[2].start("allocate", socket=world.hosts[2].socket, mib=3072)
     answer = trainers[2].finish()
@@ -175,12 +163,13 @@ def test_a_trainer_that_dies_with_much_memory_does_not_silence_its_peer(
     """Its peer is the last to let go of the memory, and freeing some GiB takes a second and more."""
     world = hosts_of(stack, tmp_path, 3, detect_ms=1000)
     trainers = trainers_of(stack, 3)
-    assemble(world, trainers)
+    join_all(world, trainers)
     one_round(trainers)
     (rich,) = trainers_of(stack, 1)
     rich.do("allocate", timeout=300, socket=world.hosts[2].socket, mib=2048, fill=True)
-    begin_ops(trainers, ops=16)
+    post(trainers, 16, COUNT, holder=trainers[1])
     rich.kill()
-    end_ops(trainers)
+    release(trainers[1])
+    end_ops(trainers, 16 + HELD)
     one_round(trainers)
     assert_nobody_was_removed(world)

@@ -55,11 +55,11 @@ def why_not() -> str:
     ]
     try:
         for command in probe:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
             if done.returncode != 0:
                 return f"`{' '.join(command)}` is refused here: {done.stderr.strip()}"
     finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=PATIENCE_S)
     return ""
 
 
@@ -79,7 +79,7 @@ def remove_leftovers() -> None:
     for name in sorted(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else []:
         parts = name.split("-")
         if parts[0] == PREFIX and len(parts) == 3 and parts[1].isdigit() and not os.path.exists(f"/proc/{parts[1]}"):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=PATIENCE_S)
 
 
 class Process:
@@ -276,7 +276,7 @@ class Host:
         raise LookupError(f"no peer at {self.address} in the coordinator's status")
 
     def metric(self, name: str) -> float:
-        code = f"import urllib.request as u; print(u.urlopen('http://{self.address}:{HTTP_PORT}/metrics', timeout=10).read().decode())"
+        code = f"import urllib.request as u; print(u.urlopen('http://{self.address}:{HTTP_PORT}/metrics', timeout=60).read().decode())"
         text = self.run(sys.executable, "-S", "-c", code)
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M))
 
@@ -407,7 +407,7 @@ class BareWorld:
         self.hosts.append(host)
         return host
 
-    def lhctl(self, *arguments: str, timeout: float = 20) -> str:
+    def lhctl(self, *arguments: str, timeout: float = PATIENCE_S) -> str:
         return run(
             [
                 "ip",
@@ -469,7 +469,7 @@ class BareWorld:
             process.wait()
         self._processes.clear()
         for name in self._namespaces:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=PATIENCE_S)
         self._namespaces.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
 

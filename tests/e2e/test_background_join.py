@@ -96,7 +96,7 @@ class Run:
 
 
 @pytest.mark.parametrize("arena", [True, False], ids=["arena", "numpy"])
-@pytest.mark.parametrize("take", [10.0, None], ids=["takes", "waits"])
+@pytest.mark.parametrize("take", [PATIENCE / 2, None], ids=["takes", "waits"])
 def test_a_joiner_in_the_background_ends_equal_and_counts(
     cluster: LocalCluster, take: float | None, arena: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -150,7 +150,7 @@ def test_the_others_step_on_while_the_joiner_stands_still(
             assert "keep" not in request.node.name
         together = 0
         while together < 3:
-            together += models[2].step(comm, 10.0, True)
+            together += models[2].step(comm, PATIENCE / 2, True)
         mine = comm.sync_state(models[2].state, timeout=PATIENCE).hash
         assert {future.result(PATIENCE) for future in veterans} == {mine}
 
@@ -168,7 +168,7 @@ def test_a_joiner_that_is_killed_is_removed_and_nobody_else_notices(cluster: Loc
     run.wait_for_steps(4)
     # The next one is served all the same.
     models.append(Model(cluster, 2, 3))
-    joiner = run.newcomer(2, models[2], 10.0)
+    joiner = run.newcomer(2, models[2], PATIENCE / 2)
     assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1
 
 
@@ -206,14 +206,14 @@ def test_what_was_fetched_into_is_torn_when_its_member_was_evicted(cluster: Loca
 
 
 def test_a_source_that_dies_is_replaced() -> None:
-    with LocalCluster(peers=4, coordinator_flags=["--detect-ms=500"]) as cluster:
+    with LocalCluster(peers=4) as cluster:
         run = Run(cluster)
         models = [Model(cluster, peer, 1) for peer in range(4)]
         # The first one goes with its host; the others and the joiner are three.
         doomed = run.veteran(0, models[0])
         others = [run.veteran(peer, models[peer]) for peer in (1, 2)]
         run.wait_for_steps(9)
-        joiner = run.newcomer(3, models[3], 10.0)
+        joiner = run.newcomer(3, models[3], PATIENCE / 2)
         run.wait_for_steps(1)
         cluster.kill_peer(0)
         with pytest.raises(lh.Error):
@@ -240,7 +240,7 @@ def test_a_state_of_other_tensors_is_refused_with_the_first_difference(cluster: 
         comm.sync_state(odd, timeout=PATIENCE)
     comm.leave(PATIENCE)
     models.append(Model(cluster, 2, 3))
-    joiner = run.newcomer(2, models[2], 10.0)
+    joiner = run.newcomer(2, models[2], PATIENCE / 2)
     assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1
 
 

@@ -100,6 +100,21 @@ class Group:
         self._pool.shutdown()
 
 
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen in {PATIENCE} s: {what}"
+        time.sleep(0.01)
+
+
+def status_of(cluster: LocalCluster, run: str) -> list[dict[str, Any]]:
+    """The groups of the run, by `lhctl status`."""
+    command = [str(find_binary("lhctl")), f"--coordinator={cluster.admin}", "status", "--json", run]
+    shown = subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE).stdout
+    groups: list[dict[str, Any]] = json.loads(shown)["groups"]
+    return groups
+
+
 def sync(comm: lh.Comm, state: lh.State, strategy: str) -> lh.SyncInfo:
     return comm.sync_state(state, strategy, timeout=PATIENCE)
 
@@ -274,7 +289,10 @@ def test_a_member_that_leaves_is_not_waited_for(cluster: LocalCluster) -> None:
     with group_of(cluster, 3) as group:
         states = [state_of() for _ in range(3)]
         started = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms[:2], states)]
-        time.sleep(0.1)
+        until(
+            lambda: "sync waiting for 1 of 3" in status_of(cluster, group.run)[0].get("waiting_for", ""),
+            "two wait for the third",
+        )
         group.comms[2].leave(PATIENCE)
         assert_equal([each.result(PATIENCE) for each in started], states[:2], 0)
 
@@ -659,14 +677,14 @@ def test_several_sources_share_the_work(cluster: LocalCluster) -> None:
         assert_equal(infos, states, 0)
         assert infos[3].bytes == size
         assert infos[3].sources >= 2
-        sent: list[float] = []
-        # Metrics are told every half second.
-        deadline = time.monotonic() + PATIENCE
-        while (sum(sent) < size or sent.count(0) > 4 - infos[3].sources) and time.monotonic() < deadline:
+
+        def sent() -> list[float]:
             now = [peer.metric("longhaul_peerd_state_bytes_sent_total") for peer in cluster.peers]
-            sent = [b - a for a, b in zip(before, now)]
-        assert sum(sent) >= size
-        assert sum(amount > 0 for amount in sent) == infos[3].sources
+            return [b - a for a, b in zip(before, now)]
+
+        # Metrics are told every half second.
+        until(lambda: sum(sent()) >= size and sent().count(0) <= 4 - infos[3].sources, "the metrics tell what was sent")
+        assert sum(amount > 0 for amount in sent()) == infos[3].sources
 
 
 def test_a_rate_bounds_what_a_peer_sends() -> None:
@@ -706,51 +724,54 @@ def test_a_run_goes_on_from_the_newest_checkpoint(cluster: LocalCluster, tmp_pat
 
 
 def test_a_source_that_dies_half_way_is_replaced() -> None:
-    size = 128 << 20
-    # So slow that it is not over when the metrics, which lag behind, show that it has begun.
-    with LocalCluster(peers=3, peerd_flags=["--state-rate=33554432"]) as cluster, group_of(cluster, 3) as group:
+    size = 32 << 20
+    # Two sources that may send 2 MiB in a second each need eight seconds: one is killed before.
+    with LocalCluster(peers=3, peerd_flags=["--state-rate=2097152"]) as cluster, group_of(cluster, 3) as group:
         states = [lh.State({"w": np.full(size, rank == 2, np.uint8)}) for rank in range(3)]
-        started = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms, states)]
-        deadline = time.monotonic() + PATIENCE
-        while cluster.peers[0].metric("longhaul_peerd_state_bytes_sent_total") == 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        cluster.kill_peer(0)
-        info = started[2].result(PATIENCE)
+        started = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms[:2], states)]
+
+        def strike(progress: lh.Progress) -> None:
+            if progress.sources == 2 and progress.bytes_done > 0:
+                cluster.kill_peer(0)
+
+        info = group.comms[2].sync_state(states[2], timeout=PATIENCE, progress=strike)
+        assert cluster.peers[0].process.poll() is not None, "it was over before two sources had sent something"
         assert_equal([started[1].result(PATIENCE), info], states[1:], 0)
         assert not states[2].tensors["w"].any()
         with pytest.raises(lh.Unavailable):
             started[0].result(PATIENCE)
         assert info.bytes == size
         # Metrics are told every half second, all together.
-        while cluster.peers[2].metric("longhaul_peerd_state_bytes_received_total") < size:
-            assert time.monotonic() < deadline, "the metric does not tell what came"
+        until(
+            lambda: cluster.peers[2].metric("longhaul_peerd_state_bytes_received_total") >= size,
+            "the metric tells what came",
+        )
         assert cluster.peers[2].metric("longhaul_peerd_state_bytes_refetched_total") < 0.05 * size
 
 
 def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
+    # The source may send 1 MiB in a second: the fetch can be looked at for a quarter of a minute.
     size = 16 << 20
-    with LocalCluster(peers=2, peerd_flags=["--state-rate=4194304"]) as cluster, group_of(cluster, 2) as group:
+    with LocalCluster(peers=2, peerd_flags=["--state-rate=1048576"]) as cluster, group_of(cluster, 2) as group:
 
         def fetches() -> list[dict[str, Any]]:
-            command = [str(find_binary("lhctl")), f"--coordinator={cluster.admin}", "status", "--json"]
-            status = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE).stdout)
-            members = [member for each in status["groups"] for member in each["members"]]
+            members = [member for each in status_of(cluster, group.run) for member in each["members"]]
             return [member["fetch"] for member in members if "fetch" in member]
 
         # The second one fetches: its revision is lower.
         states = [lh.State({"w": np.full(size, i, np.uint8)}, revision=1 - i) for i in range(2)]
         syncing = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms, states)]
-        deadline = time.monotonic() + PATIENCE
         seen: list[dict[str, Any]] = []
-        while not all(future.done() for future in syncing) and time.monotonic() < deadline:
-            seen += [fetch for fetch in fetches() if int(fetch.get("bytes_total", 0)) > 0]
-        assert_equal([future.result(PATIENCE) for future in syncing], states, 1)
-        assert seen, "lhctl status does not show the fetch"
-        assert all(int(fetch["bytes_total"]) == size for fetch in seen)
+
+        def shown() -> bool:
+            seen.extend(fetches())
+            return bool(seen) and int(seen[-1].get("bytes_done", 0)) > 0
+
+        until(shown, "lhctl status shows the fetch")
+        assert int(seen[-1]["bytes_total"]) == size
         assert seen[-1]["sources"] == 1
-        assert any(int(fetch.get("bytes_done", 0)) > 0 for fetch in seen)
-        while fetches():
-            assert time.monotonic() < deadline, "lhctl status shows a fetch that is over"
+        assert_equal([future.result(PATIENCE) for future in syncing], states, 1)
+        until(lambda: not fetches(), "lhctl status does not show a fetch that is over")
 
 
 def arena_state(cluster: LocalCluster, peer: int, revision: int) -> lh.State:

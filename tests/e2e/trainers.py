@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import pathlib
 import queue
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from longhaul.testing import LocalCluster
+
 WORKER = pathlib.Path(__file__).with_name("worker.py")
+# Of a group in these tests.
+MEMBERS_MAX = 8
+# Ops that post() holds back.
+HELD = 2
 
 
 class Trainer:
@@ -68,7 +77,7 @@ class Trainer:
             assert self.process.stdin is not None
             self.process.stdin.close()
             try:
-                self.process.wait(timeout=10)
+                self.process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self.kill()
 
@@ -90,3 +99,100 @@ def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
         trainers.append(Trainer())
         stack.callback(trainers[-1].kill)
     return trainers
+
+
+def assemble(trainers: list[Trainer], sockets: list[str], run: str, group: int = 0) -> None:
+    """All of them become members of one group, each through the peerd at its socket."""
+    for trainer, socket in zip(trainers, sockets):
+        trainer.start("assemble", socket=socket, run=run, group=group, size=len(trainers))
+    for trainer in trainers:
+        answer = trainer.finish()
+        assert "error" not in answer, answer
+
+
+def post(trainers: list[Trainer], ops: int, count: int, holder: Trainer | None = None, **options: Any) -> None:
+    """Everybody posts `ops` ops at once; `check` takes the outcomes.
+
+    With a holder there are HELD more ops. The others post them too, and the holder does not: these ops stay in
+    flight until release(), however fast the machine is.
+    """
+    held = HELD if holder is not None else 0
+    for bit, trainer in enumerate(trainers):
+        trainer.start("prepare", bit=bit, ops=ops + held, count=count)
+    for trainer in trainers:
+        assert "error" not in trainer.finish()
+    for trainer in trainers:
+        if trainer is holder:
+            trainer.start("post_ops", ops=ops, **options)
+        else:
+            trainer.start("run_ops", members=MEMBERS_MAX, **options)
+
+
+def release(holder: Trainer, **options: Any) -> None:
+    """The holder of post() posts the ops that it held back."""
+    answer = holder.finish()
+    assert "error" not in answer, answer
+    holder.start("run_ops", members=MEMBERS_MAX, **options)
+
+
+def check(trainers: list[Trainer], ops: int, healthy: list[int]) -> list[list[dict[str, Any]]]:
+    """The outcomes of post(). Every op is done; each result is the exact sum over one set of members.
+
+    The set is the same at all trainers, has the size that OpInfo names, and has all the healthy members in it.
+    """
+    answers: list[list[dict[str, Any]]] = [trainer.finish()["ops"] for trainer in trainers]
+    for tag in range(ops):
+        for answer in answers:
+            op = answer[tag]
+            assert "error" not in op, f"tag {tag}: {op}"
+            assert op["participants"] is not None, f"tag {tag}: no set of members has this sum: {op}"
+            assert len(op["participants"]) == op["world_size"], f"tag {tag}: {op}"
+            assert set(op["participants"]) >= set(healthy), f"tag {tag}: {op}"
+            assert op["participants"] == answers[0][tag]["participants"], f"tag {tag}: members differ"
+    return answers
+
+
+def kill_at_many_points(
+    cluster: LocalCluster,
+    survivors: list[Trainer],
+    run: str,
+    ops: int,
+    count: int,
+    points: int,
+    seed: int,
+    kill_trainer: bool = True,
+    **options: Any,
+) -> Iterator[list[list[dict[str, Any]]]]:
+    """Kills one more host at many points of concurrent ops; checks and gives the survivors' outcomes of each.
+
+    A first round without a kill measures how long the ops take here. The points are spread over that time. Of each
+    round HELD ops are held back by a survivor until the host is dead: so each death hits ops in flight.
+    """
+    rng = random.Random(seed)
+    healthy = list(range(len(survivors)))
+    holder = survivors[-1]
+    span = 0.0
+    for point in range(-1, points):
+        peer = cluster.add_peer()
+        with ExitStack() as stack:
+            trainers = [*survivors, *trainers_of(stack, 1)]
+            sockets = [cluster.socket(i) for i in (*healthy, peer)]
+            assemble(trainers, sockets, f"{run}-{point + 1}")
+            if point < 0:
+                post(trainers, ops, count, **options)
+                begin = time.monotonic()
+                answers = check(trainers, ops, [*healthy, len(healthy)])
+                span = max(op["at"] for answer in answers for op in answer) - begin
+            else:
+                post(trainers, ops, count, holder, **options)
+                time.sleep(span * (point + rng.random()) / points)
+                cluster.kill_peer(peer)
+                if kill_trainer:
+                    trainers[-1].kill()
+                release(holder, **options)
+                answers = check(survivors, ops + HELD, healthy)
+                for op in answers[0][ops:]:
+                    assert op["participants"] == healthy, f"one that died before all had posted took part: {op}"
+                yield answers
+            all_do(survivors, "leave")
+        cluster.kill_peer(peer)

@@ -50,6 +50,7 @@ class Worker:
         self.inputs: list[np.ndarray] = []
         self.bit = 0
         self.prepared = (0, False)
+        self.works: list[lh.Work] = []
         self.state: lh.State | None = None
 
     def join(
@@ -57,7 +58,7 @@ class Worker:
         socket: str,
         run: str,
         group: int = 0,
-        timeout: float = 30,
+        timeout: float = 60,
         called: str | None = None,
         mode: Any = "blocking",
     ) -> dict[str, Any]:
@@ -91,6 +92,7 @@ class Worker:
 
     def prepare(self, bit: int, ops: int, count: int, arena: bool = True) -> dict[str, Any]:
         self.bit = bit
+        self.works = []
         if [data.size for data in self.inputs] == [count] * ops and self.prepared == (bit, arena):
             for tensor, data in zip(self.tensors, self.inputs):
                 tensor[:] = data
@@ -104,37 +106,45 @@ class Worker:
             self.tensors.append(tensor)
         return {}
 
-    def run_ops(self, members: int, timeout: float = 60, algorithm: str = "auto") -> dict[str, Any]:
-        """All tensors at once, in place, one tag each. For each: the set of participants, or the error."""
+    def post_ops(self, ops: int, algorithm: str = "auto") -> dict[str, Any]:
+        """Starts the ops of the first tensors, in place, one tag each; run_ops() starts the others."""
         assert self.comm is not None
-        works = [
-            self.comm.all_reduce(tensor, op="sum", tag=tag, algorithm=algorithm, async_op=True)
-            for tag, tensor in enumerate(self.tensors)
-        ]
-        ops: list[dict[str, Any]] = []
-        for tag, work in enumerate(works):
+        for tag in range(len(self.works), ops):
+            self.works.append(
+                self.comm.all_reduce(self.tensors[tag], op="sum", tag=tag, algorithm=algorithm, async_op=True)
+            )
+        return {}
+
+    def run_ops(self, members: int, timeout: float = 60, algorithm: str = "auto") -> dict[str, Any]:
+        """All tensors at once. For each: the set of participants, or the error."""
+        self.post_ops(len(self.tensors), algorithm)
+        # What is done here takes longer than the ops: all have their outcome before it begins.
+        outcomes: list[tuple[lh.OpInfo | lh.Error, float]] = []
+        for work in self.works:
             try:
-                info = work.wait(timeout=timeout)
-                at = time.monotonic()
-                ops.append(
-                    {
-                        "participants": participants_of(self.tensors[tag], tag, members),
-                        "seconds": info.seconds,
-                        "wait": info.seconds_wait,
-                        "at": at,
-                        "world_size": info.world_size,
-                        "retries": info.retries,
-                        "epoch": info.epoch,
-                        "algorithm": info.algorithm,
-                    }
-                )
+                outcomes.append((work.wait(timeout=timeout), time.monotonic()))
             except lh.Error as error:
-                intact = bool(np.array_equal(self.tensors[tag], self.inputs[tag]))
-                ops.append({"error": type(error).__name__, "text": str(error), "intact": intact})
-        return {"ops": ops}
+                outcomes.append((error, time.monotonic()))
+        self.works = []
+        return {"ops": [self._outcome(tag, *outcome, members) for tag, outcome in enumerate(outcomes)]}
+
+    def _outcome(self, tag: int, outcome: lh.OpInfo | lh.Error, at: float, members: int) -> dict[str, Any]:
+        if isinstance(outcome, lh.Error):
+            intact = bool(np.array_equal(self.tensors[tag], self.inputs[tag]))
+            return {"error": type(outcome).__name__, "text": str(outcome), "intact": intact}
+        return {
+            "participants": participants_of(self.tensors[tag], tag, members),
+            "seconds": outcome.seconds,
+            "wait": outcome.seconds_wait,
+            "at": at,
+            "world_size": outcome.world_size,
+            "retries": outcome.retries,
+            "epoch": outcome.epoch,
+            "algorithm": outcome.algorithm,
+        }
 
     def all_reduce(
-        self, count: int, dtype: str = "float32", op: str = "sum", value: float = 1, tag: int = 0, timeout: float = 30
+        self, count: int, dtype: str = "float32", op: str = "sum", value: float = 1, tag: int = 0, timeout: float = 60
     ) -> dict[str, Any]:
         assert self.comm is not None
         tensor = lh.empty(count, dtype=dtype)

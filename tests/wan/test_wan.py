@@ -124,7 +124,7 @@ def test_a_packet_takes_its_delay_and_is_swallowed_while_down(stack: ExitStack, 
 
     assert round_trip() >= 0.045
     wan.link("h0", "h1", delay="1ms")
-    assert min(round_trip() for _ in range(20)) < 0.045
+    until(lambda: round_trip() < 0.045)
 
     wan.down("h0", "h1")
     sender.send(b"never arrives")

@@ -75,7 +75,7 @@ class Peer:
 
     def metric(self, name: str) -> float:
         """A metric of the daemon as it is now, summed over its labels. KeyError: there is none of this name."""
-        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=60) as page:
             text = page.read().decode()
         values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         if not values:

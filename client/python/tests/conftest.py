@@ -11,17 +11,23 @@ from typing import TypeVar
 import pytest
 
 import longhaul as lh
-from longhaul.testing import LocalCluster
+from longhaul.testing import LocalCluster, Peer
 
 T = TypeVar("T")
 _runs = itertools.count()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"did not happen in {seconds} s"
         time.sleep(0.02)
+
+
+def wait_for_open_ops(peers: list[Peer], count: int = 1) -> None:
+    """Until each of the peers has that many ops in flight: what happens next hits them."""
+    for peer in peers:
+        wait_until(lambda peer=peer: peer.metric("longhaul_peerd_ops_open") >= count)  # type: ignore[misc]
 
 
 class Members:

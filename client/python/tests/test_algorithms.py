@@ -86,7 +86,7 @@ def test_members_that_want_different_ones_are_refused_with_both_names(three: Mem
 
 
 def done_by(peer: Peer, algorithm: str) -> float:
-    with urllib.request.urlopen(f"http://{peer.http}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://{peer.http}/metrics", timeout=60) as page:
         text = page.read().decode()
     found = re.search(rf'^longhaul_peerd_ops_done_total{{algorithm="{algorithm}"}} (\S+)$', text, re.MULTILINE)
     assert found, text

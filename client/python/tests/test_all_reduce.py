@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Members, wait_until
+from conftest import Members, wait_for_open_ops
 
 import longhaul as lh
 from longhaul.testing import LocalCluster
@@ -233,6 +233,7 @@ def test_survivors_redo_an_op_in_flight(cluster: LocalCluster) -> None:
         doomed = members.comms.pop()  # kept: a communicator that nobody has any more leaves
         survivors = members.comms
         works = [comm.all_reduce(np.full(50_000, 1 + i, np.float32), async_op=True) for i, comm in enumerate(survivors)]
+        wait_for_open_ops(cluster.peers[:2])
         victim.kill_peer(0)
         for work in works:
             info = work.wait(timeout=60)
@@ -254,8 +255,7 @@ def test_on_fault_abort_gives_the_inputs_back(cluster: LocalCluster) -> None:
             for comm, tensor in zip(survivors, tensors, strict=True)
         ]
         # An op that is announced after the death belongs to the epoch without the victim.
-        for peer in cluster.peers[:2]:
-            wait_until(lambda peer=peer: peer.metric("longhaul_peerd_ops_open") > 0)  # type: ignore[misc]
+        wait_for_open_ops(cluster.peers[:2])
         victim.kill_peer(0)
         for work in works:
             with pytest.raises(lh.Aborted):

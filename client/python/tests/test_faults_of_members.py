@@ -8,12 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import Members, wait_until
+from conftest import Members, wait_for_open_ops, wait_until
 from test_process import read_until
 
 import longhaul as lh
@@ -72,14 +71,7 @@ def admit(comm: lh.Comm, size: int) -> None:
         comm.begin_step(60)
 
 
-@pytest.fixture(scope="module")
-def quick() -> Iterator[LocalCluster]:
-    """Two peers that judge silence fast."""
-    with LocalCluster(peers=2, coordinator_flags=["--detect_ms=300"]) as started:
-        yield started
-
-
-def test_a_stopped_trainer_is_late_not_dead(quick: LocalCluster) -> None:
+def test_a_stopped_trainer_is_late_not_dead(cluster: LocalCluster) -> None:
     what = """
 comm.begin_step()
 print("standing")
@@ -87,13 +79,14 @@ sys.stdin.readline()
 comm.begin_step()
 comm.all_reduce(np.ones(9, np.float32))
 """
-    with lh.join("stopped", peerd=quick.socket(0)) as comm, Trainer(quick.socket(1), "stopped", what) as other:
+    with lh.join("stopped", peerd=cluster.socket(0)) as comm, Trainer(cluster.socket(1), "stopped", what) as other:
         admit(comm, 2)
         other.until("standing")
         other.send(signal.SIGSTOP)
+        wait_until(lambda: comm.pending == 0)
         world = comm.world()
         with pytest.raises(lh.DeadlineExceeded):
-            comm.begin_step(2)  # many times detect_ms
+            comm.begin_step(4)  # more than twice detect_ms
         assert comm.world() == world
         other.send(signal.SIGCONT)
         other.go_on()
@@ -134,13 +127,14 @@ def test_a_trainer_whose_peerd_is_killed_hears_of_it_at_once() -> None:
         members = Members([cluster.socket(0), cluster.socket(1)])
         first, second = members.comms
         work = second.all_reduce(np.ones(LARGE, np.float32), async_op=True)
+        wait_for_open_ops(cluster.peers[1:])
         with ThreadPoolExecutor(1) as pool:
-            stepping = pool.submit(second.begin_step, 30)
+            stepping = pool.submit(second.begin_step, 50)
             cluster.kill_peer(1)
             with pytest.raises(lh.Unavailable):
-                stepping.result(30)
+                stepping.result(50)
         with pytest.raises(lh.Unavailable):
-            work.wait(30)
+            work.wait(50)
         with pytest.raises(lh.Unavailable):
             second.all_reduce(np.ones(3, np.float32))
         members.comms = [first]
@@ -175,6 +169,7 @@ def test_the_last_member_completes_alone_unless_min_world_forbids() -> None:
         first = members.comms[0]
         alone = first.all_reduce(np.ones(LARGE, np.float32), tag=1, async_op=True)
         never = first.all_reduce(np.ones(LARGE, np.float32), tag=2, min_world=2, async_op=True)
+        wait_for_open_ops(cluster.peers[:1], 2)
         cluster.kill_peer(1)
         assert alone.wait(60).world_size == 1
         with pytest.raises(lh.TooFewMembers, match="1 members take part, min_world asks for 2"):
@@ -197,6 +192,7 @@ def test_the_fault_policy_of_the_join_holds_for_its_ops() -> None:
         tensor = np.ones(LARGE, np.float32)
         work = comm.all_reduce(tensor, async_op=True)
         again = comm.all_reduce(tensor.copy(), tag=1, on_fault="retry", async_op=True)
+        wait_for_open_ops(cluster.peers[:1], 2)
         cluster.kill_peer(1)
         with pytest.raises(lh.Aborted, match="source is unchanged"):
             work.wait(60)
@@ -225,6 +221,8 @@ def test_a_death_in_one_group_is_nothing_to_another() -> None:
         # In flight in both groups when peer 2 dies.
         open_calm = calm[0].all_reduce(np.ones(LARGE, np.float32), async_op=True)
         open_struck = [comm.all_reduce(np.ones(LARGE, np.float32), async_op=True) for comm in struck[:2]]
+        wait_for_open_ops(cluster.peers[:1], 2)
+        wait_for_open_ops(cluster.peers[1:2])
         cluster.kill_peer(2)
         infos = [open_calm, calm[1].all_reduce(np.ones(LARGE, np.float32), async_op=True)]
         assert [work.wait(60).retries for work in infos] == [0, 0]
@@ -235,7 +233,7 @@ def test_a_death_in_one_group_is_nothing_to_another() -> None:
         assert calm[0].epoch == epoch
 
 
-def test_a_stopped_trainer_with_a_step_deadline_is_removed_and_told_why(quick: LocalCluster) -> None:
+def test_a_stopped_trainer_with_a_step_deadline_is_removed_and_told_why(cluster: LocalCluster) -> None:
     what = """
 try:
     while True:
@@ -244,7 +242,7 @@ except lh.Evicted as reason:
     print("evicted:", reason)
 """
     join = "step_deadline=1"
-    with lh.join("judged", peerd=quick.socket(0)) as comm, Trainer(quick.socket(1), "judged", what, join) as other:
+    with lh.join("judged", peerd=cluster.socket(0)) as comm, Trainer(cluster.socket(1), "judged", what, join) as other:
         admit(comm, 2)
         other.until("in")
         other.send(signal.SIGSTOP)
@@ -279,6 +277,8 @@ def test_a_cohort_comes_and_goes_together(cluster: LocalCluster) -> None:
         for done in [pool.submit(both, comm) for comm in comms]:
             done.result(60)
         others = [each.result(60) for each in joining]
+        for comm in others:
+            comm.begin_step(60)  # the boundary that admitted it: returns at once
         # One of them leaves: the host does.
         others[0].leave(60)
         wait_until(lambda: [comm.world_size for comm in comms] == [1, 1])

@@ -56,7 +56,7 @@ WAITS = {
 def test_ctrl_c_ends_every_wait(cluster: LocalCluster, wait: str, request: pytest.FixtureRequest) -> None:
     run = f"interrupt-{wait}"
     code = f"""
-import signal, threading
+import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # not where it was ignored by who started the tests
 import numpy as np, longhaul as lh
 comm = lh.join({run!r}, timeout=None)
@@ -70,12 +70,17 @@ while comm.world_size < 2:
     comm.begin_step()
 held = lh.join('busy', group=1)
 print('member')
-def later():
-    import time
-    time.sleep(0.3)
+package = os.path.dirname(lh.__file__)
+begun = threading.Event()
+def watch():
+    # Until the main thread is in a call of the package.
+    begun.wait()
+    while not sys._current_frames()[threading.main_thread().ident].f_code.co_filename.startswith(package):
+        pass
     print('waiting')
-threading.Thread(target=later, daemon=True).start()
+threading.Thread(target=watch, daemon=True).start()
 try:
+    begun.set()
     {WAITS[wait]}
 except KeyboardInterrupt:
     print('interrupted')
@@ -92,7 +97,7 @@ except KeyboardInterrupt:
         try:
             read_until(process, "waiting")
             process.send_signal(signal.SIGINT)
-            read_until(process, "interrupted", seconds=10)
+            read_until(process, "interrupted")
         finally:
             process.kill()
             process.wait()
@@ -207,7 +212,7 @@ time.sleep(600)
     pids = [int(word) for word in read_until(process, "started").split()[:3]]
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(pathlib.Path(f"/proc/{pid}/cmdline").exists() and is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline, f"still there: {pids}"
         time.sleep(0.02)
