@@ -91,7 +91,7 @@ struct lhi_region *lhi_arena_surplus(struct lhi_arena *arena) {
   size_t empty = 0;
   struct lhi_region *surplus = NULL;
   for (struct lhi_region *region = arena->regions; region != NULL; region = region->next) {
-    if (region->used != 0 || region->pins != 0) continue;
+    if (region->used != 0) continue;
     empty += region->bytes;
     if (surplus == NULL || region->last < surplus->last) surplus = region;
   }
@@ -194,14 +194,35 @@ struct lhi_region *lhi_arena_region(const struct lhi_arena *arena, const void *d
   return NULL;
 }
 
-const struct lhi_block *lhi_region_block(const struct lhi_region *region, const void *data,
-                                         size_t bytes) {
+struct lhi_block *lhi_region_block(const struct lhi_region *region, const void *data,
+                                   size_t bytes) {
   const size_t at = (size_t)((const uint8_t *)data - region->base);
-  for (const struct lhi_block *block = region->blocks; block != NULL; block = block->next) {
+  for (struct lhi_block *block = region->blocks; block != NULL; block = block->next) {
     if (at < block->offset || at - block->offset >= block->bytes) continue;
     return block->used && bytes <= block->bytes - (at - block->offset) ? block : NULL;
   }
   return NULL;
+}
+
+bool lhi_arena_pin(const struct lhi_arena *arena, const void *data, size_t bytes,
+                   struct lhi_pin *pin) {
+  struct lhi_region *const region = lhi_arena_region(arena, data);
+  struct lhi_block *block;
+  pin->region = NULL;
+  pin->block = NULL;
+  if (region == NULL) return true;
+  block = lhi_region_block(region, data, bytes);
+  if (block == NULL) return false;
+  ++block->pins;
+  pin->region = region;
+  pin->block = block;
+  return true;
+}
+
+void lhi_unpin(struct lhi_pin *pin) {
+  if (pin->block != NULL) --pin->block->pins;
+  pin->region = NULL;
+  pin->block = NULL;
 }
 
 void lhi_arena_clear(struct lhi_arena *arena) {

@@ -1,7 +1,7 @@
 /* The client's memory that peerd sees too: regions (one memfd each), and blocks inside them.
  *
- * Knows neither socket nor lock: client.c registers regions with peerd and guards all of this with
- * the client's mutex.
+ * Knows neither socket nor lock: memory.c registers regions with peerd, and the client's mutex
+ * guards all of this.
  */
 #ifndef LONGHAUL_CLIENT_ARENA_H_
 #define LONGHAUL_CLIENT_ARENA_H_
@@ -31,6 +31,7 @@ struct lhi_block {
   size_t offset;
   size_t bytes;
   bool used;
+  uint32_t pins; /* uses of it that have to end before it is given back */
   struct lhi_block *previous;
   struct lhi_block *next;
 };
@@ -41,9 +42,14 @@ struct lhi_region {
   size_t bytes;
   size_t used;   /* bytes in used blocks */
   uint64_t last; /* value of the arena's `takes` when a block was taken here, or it was added */
-  uint32_t pins; /* operations in flight that name the region */
   struct lhi_block *blocks;
   struct lhi_region *next;
+};
+
+/* A use of a place in the arena; zeros: none. */
+struct lhi_pin {
+  struct lhi_region *region;
+  struct lhi_block *block;
 };
 
 struct lhi_arena {
@@ -86,8 +92,14 @@ bool lhi_arena_give(struct lhi_arena *arena, void *data);
 /* The region that contains the address, or NULL. */
 struct lhi_region *lhi_arena_region(const struct lhi_arena *arena, const void *data);
 /* The used block of the region that contains the range wholly, or NULL. */
-const struct lhi_block *lhi_region_block(const struct lhi_region *region, const void *data,
-                                         size_t bytes);
+struct lhi_block *lhi_region_block(const struct lhi_region *region, const void *data, size_t bytes);
+
+/* Pins the block that contains the range wholly; outside of the arena there is nothing to pin, and
+ * pin->region is NULL. False: part of the range lies elsewhere, or in a block that is free. */
+bool lhi_arena_pin(const struct lhi_arena *arena, const void *data, size_t bytes,
+                   struct lhi_pin *pin);
+/* Twice is once, and of none is nothing. */
+void lhi_unpin(struct lhi_pin *pin);
 
 /* Unmaps everything. */
 void lhi_arena_clear(struct lhi_arena *arena);

@@ -1,33 +1,22 @@
-/* Communicators: a member's way into a group, through step boundaries, and out. */
 #define _GNU_SOURCE
+#include "client/src/comm.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "client/src/internal.h"
+#include "client/src/connection.h"
+#include "client/src/error.h"
+#include "client/src/members.h"
+#include "client/src/ops.h"
+#include "client/src/replies.h"
+#include "client/src/request.h"
 
 #define LHI_JOIN_FIRST_BYTES (offsetof(lh_join_options, timeout_ms) + sizeof(int64_t))
 #define LHI_WORLD_FIRST_BYTES (offsetof(lh_world_info, member_id) + sizeof(uint64_t))
 /* Epochs may change between two pages of members; not this often. */
 #define LHI_MEMBERS_TRIES 16
-
-void lhi_comm_free_memory(lh_comm *comm) {
-  free(comm->gone_text);
-  free(comm);
-}
-
-void lhi_comm_unuse_locked(lh_comm *comm) {
-  if (--comm->users > 0 || comm->held) return;
-  if (comm->previous != NULL) {
-    comm->previous->next = comm->next;
-  } else {
-    comm->client->comms = comm->next;
-  }
-  if (comm->next != NULL) comm->next->previous = comm->previous;
-  lhi_state_forget_locked(comm->client, comm);
-  lhi_comm_free_memory(comm);
-}
 
 /* Whether the communicator stands at all, admitted or not. */
 static lh_status standing_locked(const lh_comm *comm, const char *call) {
@@ -80,7 +69,6 @@ lh_status lhi_member_check_locked(const lh_comm *comm, const char *call) {
   return LH_OK;
 }
 
-/* NULL and fork() checks of calls that take a communicator. */
 lh_status lhi_check_comm(const lh_comm *comm, const char *call) {
   if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", call);
   return lhi_process_check(comm->client, call);
@@ -131,6 +119,20 @@ static lh_status take_join_options(const char *call, const lh_join_options *opti
   return status;
 }
 
+static void join_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  lh_comm *const comm = op->comm;
+  if (op->status != LH_OK) {
+    lhi_member_gone_locked(comm, op->status, op->text);
+    return;
+  }
+  comm->handle = reply->member;
+  comm->admitted = true;
+  comm->at_join = true;
+  comm->world = reply->world;
+}
+
+static const struct lhi_op_type kJoin = {join_ended, NULL, NULL, NULL};
+
 static lh_status join_start(const char *call, lh_client *client, const lh_join_options *given,
                             lh_comm **comm_out, lh_op **op_out) {
   struct lh_ipc_request request;
@@ -140,7 +142,7 @@ static lh_status join_start(const char *call, lh_client *client, const lh_join_o
   if (status != LH_OK) return status;
   comm = calloc(1, sizeof *comm);
   if (comm == NULL) return lhi_fail(LH_UNAVAILABLE, "%s: out of memory", call);
-  op = lhi_op_make(client, LHI_JOIN, comm);
+  op = lhi_op_make(client, &kJoin, comm);
   if (op == NULL) {
     free(comm);
     return LH_UNAVAILABLE;
@@ -149,9 +151,7 @@ static lh_status join_start(const char *call, lh_client *client, const lh_join_o
   comm->held = true;
   comm->on_fault = given->on_fault;
   pthread_mutex_lock(&client->mutex);
-  comm->next = client->comms;
-  if (client->comms != NULL) client->comms->previous = comm;
-  client->comms = comm;
+  lhi_member_add_locked(comm);
   lhi_op_open_locked(op);
   comm->join_call = op->call;
   request = lhi_request(LH_IPC_JOIN, op);
@@ -224,6 +224,17 @@ lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **c
 
 /* ------------------------------------------------------------------ leave */
 
+static void leave_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  lh_comm *const comm = op->comm;
+  (void)reply;
+  /* A member that was removed meanwhile is out all the same. */
+  if (comm->gone != LH_OK) op->status = LH_OK;
+  comm->leaving = false;
+  comm->left = op->status == LH_OK;
+}
+
+static const struct lhi_op_type kLeave = {leave_ended, NULL, NULL, NULL};
+
 /* Begins to leave, or finds the leaving that a call began whose time ran out. Mutex held; *send:
  * the request has to be sent. NULL: no memory. */
 static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *send) {
@@ -231,10 +242,10 @@ static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *
   *send = false;
   comm->parked_leave = NULL;
   if (op != NULL) return op;
-  op = lhi_op_new_locked(comm->client, LHI_LEAVE, comm);
+  op = lhi_op_new_locked(comm->client, &kLeave, comm);
   if (op == NULL || op->state != LHI_OPEN) return op;
   if (comm->gone != LH_OK) {
-    lhi_op_end_locked(op, LH_OK, NULL); /* out already */
+    lhi_op_end_locked(op, LH_OK, NULL, NULL); /* out already */
     return op;
   }
   *request = lhi_request(LH_IPC_LEAVE, op);
@@ -271,12 +282,12 @@ static lh_status leave_start(const char *call, lh_comm *comm, lh_op **op_out) {
 }
 
 lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeout_ms,
-                     lh_sync_info_t *info) {
+                     lhi_sync_info_of *info_of, lh_sync_info_t *info) {
   lh_client *const client = op->client;
   lh_status status;
   pthread_mutex_lock(&client->mutex);
   if (lhi_wait_locked(op, lhi_deadline_ns(timeout_ms))) {
-    if (info != NULL) lhi_sync_info_locked(op, info);
+    if (info_of != NULL) info_of(op, info);
     status = lhi_outcome_locked(op);
     lhi_op_release_locked(op);
   } else {
@@ -297,7 +308,7 @@ lh_status lh_leave(lh_comm *comm, int64_t timeout_ms) {
   if (status == LH_OK) status = lhi_check_timeout("lh_leave", timeout_ms);
   if (status == LH_OK) status = leave_start("lh_leave", comm, &op);
   if (status != LH_OK) return status;
-  return lhi_finish("lh_leave", op, &comm->parked_leave, timeout_ms, NULL);
+  return lhi_finish("lh_leave", op, &comm->parked_leave, timeout_ms, NULL, NULL);
 }
 
 lh_status lh_leave_start(lh_comm *comm, lh_op **op_out) {
@@ -332,8 +343,8 @@ void lh_comm_free(lh_comm *comm) {
   comm->parked_leave = NULL;
   /* The request names the member by values: the communicator may go before it is sent. */
   comm->held = false;
-  ++comm->users;
-  lhi_comm_unuse_locked(comm);
+  lhi_member_use_locked(comm);
+  lhi_member_unuse_locked(comm);
   pthread_mutex_unlock(&client->mutex);
   if (send) lhi_send(client, &request, -1);
 }
@@ -372,7 +383,7 @@ lh_status lh_pending(lh_comm *comm, uint32_t *count_out) {
   return status;
 }
 
-lh_status lhi_ask(const char *call, lh_comm *comm, enum lhi_op_kind kind,
+lh_status lhi_ask(const char *call, lh_comm *comm, const struct lhi_op_type *type,
                   const struct lh_ipc_request *request, union lhi_answer *answer) {
   lh_client *const client = comm->client;
   struct lh_ipc_request asked;
@@ -381,7 +392,7 @@ lh_status lhi_ask(const char *call, lh_comm *comm, enum lhi_op_kind kind,
   pthread_mutex_lock(&client->mutex);
   status = lhi_member_check_locked(comm, call);
   if (status == LH_OK) {
-    op = lhi_op_new_locked(client, kind, comm);
+    op = lhi_op_new_locked(client, type, comm);
     if (op == NULL) status = LH_UNAVAILABLE;
   }
   if (op != NULL) {
@@ -392,17 +403,14 @@ lh_status lhi_ask(const char *call, lh_comm *comm, enum lhi_op_kind kind,
   pthread_mutex_unlock(&client->mutex);
   if (status != LH_OK) return status;
   lhi_send(client, &asked, -1);
-  pthread_mutex_lock(&client->mutex);
-  if (lhi_wait_locked(op, lhi_now_ns() + LHI_ANSWER_NS)) {
-    status = lhi_outcome_locked(op);
-    if (status == LH_OK) *answer = op->reply;
-  } else {
-    status = lhi_fail(LH_UNAVAILABLE, "%s: peerd does not answer; look at its log", call);
-  }
-  lhi_op_release_locked(op);
-  pthread_mutex_unlock(&client->mutex);
-  return status;
+  return lhi_call(op, call, answer);
 }
+
+static void members_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  if (op->status == LH_OK) op->reply.members = reply->u.members;
+}
+
+static const struct lhi_op_type kMembers = {members_ended, NULL, NULL, NULL};
 
 /* One page of the members, from rank `first`. */
 static lh_status members_page(lh_comm *comm, uint32_t first, struct lh_ipc_members_page *page) {
@@ -412,7 +420,7 @@ static lh_status members_page(lh_comm *comm, uint32_t first, struct lh_ipc_membe
   memset(&request, 0, sizeof request);
   request.type = LH_IPC_MEMBERS;
   request.u.members.first = first;
-  status = lhi_ask("lh_members", comm, LHI_MEMBERS, &request, &answer);
+  status = lhi_ask("lh_members", comm, &kMembers, &request, &answer);
   if (status == LH_OK) *page = answer.members;
   if (status == LH_OK && (page->first != first || page->count > LH_IPC_MEMBERS_PAGE)) {
     status =
@@ -456,6 +464,13 @@ lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *
 
 /* ------------------------------------------------------------------ step boundary */
 
+void lhi_step_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  op->comm->stepping = false;
+  if (reply != NULL && (reply->flags & LH_IPC_PASSED) != 0) op->comm->world = reply->world;
+}
+
+static const struct lhi_op_type kStep = {lhi_step_ended, NULL, NULL, NULL};
+
 static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
   lh_client *const client = comm->client;
   struct lh_ipc_request request;
@@ -477,12 +492,12 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
     status = lhi_member_check_locked(comm, call);
     if (status == LH_OK) status = lhi_free_check_locked(comm, call);
     if (status == LH_OK) {
-      op = lhi_op_new_locked(client, LHI_STEP, comm);
+      op = lhi_op_new_locked(client, &kStep, comm);
       if (op == NULL) status = LH_UNAVAILABLE;
     }
     if (op != NULL && op->state == LHI_OPEN && comm->at_join) {
       /* The others stand at this boundary too: it is the one that admitted this member. */
-      lhi_op_end_locked(op, LH_OK, NULL);
+      lhi_op_end_locked(op, LH_OK, NULL, NULL);
     } else if (op != NULL && op->state == LHI_OPEN) {
       comm->stepping = true;
       send = true;
@@ -503,7 +518,7 @@ static lh_status step(const char *call, lh_comm *comm, int64_t timeout_ms) {
   if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
   if (status == LH_OK) status = step_start(call, comm, &op);
   if (status != LH_OK) return status;
-  return lhi_finish(call, op, &comm->parked_step, timeout_ms, NULL);
+  return lhi_finish(call, op, &comm->parked_step, timeout_ms, NULL, NULL);
 }
 
 lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms) {

@@ -1,11 +1,13 @@
 #define _GNU_SOURCE
+#include "client/src/error.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "client/src/internal.h"
+#include "proto/wire/limits.h"
 
 #define LHI_TEXT_BYTES (LH_ERROR_TEXT_BYTES_MAX + 192)
 /* A struct from a far future would be this large; beyond it struct_size is garbage. */

@@ -1,224 +1,13 @@
-/* Operations: the all-reduce, and waiting for whatever is in flight. */
 #define _GNU_SOURCE
-#include <stdlib.h>
+#include "client/src/op.h"
+
 #include <unistd.h>
 
-#include "client/src/copy.h"
-#include "client/src/internal.h"
-
-#define LHI_ALL_REDUCE_FIRST_BYTES (offsetof(lh_all_reduce_options, on_fault) + sizeof(lh_on_fault))
-#define LHI_OP_INFO_FIRST_BYTES (offsetof(lh_op_info_t, seconds_wait) + sizeof(double))
-
-static const char kAllReduce[] = "lh_all_reduce_start";
-
-lh_status lhi_outcome_locked(const lh_op *op) {
-  if (op->status == LH_OK) return LH_OK;
-  return lhi_fail(op->status, "%s", op->text != NULL ? op->text : lh_strerror(op->status));
-}
-
-static lh_status check_all_reduce(const lh_all_reduce_options *o, size_t *bytes_out) {
-  const size_t element = lh_dtype_size(o->dtype);
-  const uintptr_t source = (uintptr_t)o->source;
-  const uintptr_t target = (uintptr_t)o->target;
-  const uintptr_t low = source < target ? source : target;
-  const uintptr_t high = source < target ? target : source;
-  if (o->source == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", kAllReduce);
-  if (o->target == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", kAllReduce);
-  if (element == 0 || o->dtype == LH_BOOL)
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d", kAllReduce, (int)o->dtype);
-  if ((unsigned)o->op > LH_MAX)
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d", kAllReduce, (int)o->op);
-  if ((unsigned)o->on_fault > LH_AS_JOINED) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d", kAllReduce, (int)o->on_fault);
-  }
-  if (o->min_world > LH_MEMBERS_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
-                    kAllReduce, (unsigned)o->min_world, LH_MEMBERS_MAX);
-  }
-  if ((unsigned)o->algorithm > LH_RING) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: algorithm is %d", kAllReduce, (int)o->algorithm);
-  }
-  if (o->count == 0) return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is 0", kAllReduce);
-  if (o->count > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; one tensor has at most 2^40 bytes",
-                    kAllReduce, (unsigned long long)o->count);
-  }
-  *bytes_out = (size_t)o->count * element;
-  if (o->algorithm == LH_ONESHOT && *bytes_out > LH_EAGER_BYTES_MAX) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: a one-shot op has at most %d bytes, this one %llu; leave the algorithm to "
-                    "Longhaul (LH_AUTO), or choose LH_MESH or LH_RING",
-                    kAllReduce, LH_EAGER_BYTES_MAX, (unsigned long long)*bytes_out);
-  }
-  if (UINTPTR_MAX - high < *bytes_out) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: source or target goes beyond the address space",
-                    kAllReduce);
-  }
-  if (low != high && high - low < *bytes_out) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: source and target overlap; they have to be equal or apart", kAllReduce);
-  }
-  return LH_OK;
-}
-
-/* Where a buffer of the caller is: *region_out stays NULL if it is not in the arena. */
-static lh_status locate_locked(lh_client *client, const char *what, const void *data, size_t bytes,
-                               size_t element, struct lhi_region **region_out) {
-  struct lhi_region *const region = lhi_arena_region(&client->arena, data);
-  *region_out = NULL;
-  if (region == NULL) return LH_OK;
-  if (lhi_region_block(region, data, bytes) == NULL) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_all_reduce_start: %s does not lie within one buffer of lh_alloc()", what);
-  }
-  /* Other memory is staged, and a staged block is aligned. */
-  if ((uintptr_t)data % element != 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_all_reduce_start: %s is not aligned to its elements, as tensors from "
-                    "lh_alloc() have to be; pass a copy of it",
-                    what);
-  }
-  *region_out = region;
-  return LH_OK;
-}
-
-/* Gives back what place() took, of an op that was never opened. */
-static void discard(lh_op *op) {
-  lh_client *const client = op->client;
-  pthread_mutex_lock(&client->mutex);
-  lhi_op_unpin_locked(op);
-  pthread_mutex_unlock(&client->mutex);
-  free(op);
-}
-
-static void pin_locked(lh_op *op, struct lhi_region *source, struct lhi_region *target) {
-  if (op->source_region == NULL && source != NULL) {
-    op->source_region = source;
-    ++source->pins;
-  }
-  if (op->target_region == NULL && target != NULL) {
-    op->target_region = target;
-    ++target->pins;
-  }
-}
-
-/* Takes a block for a copy of one of the op's tensors. */
-static lh_status stage(lh_op *op, void **block) {
-  lh_client *const client = op->client;
-  const lh_status status = lhi_alloc(client, kAllReduce, op->bytes, block);
-  op->staged = true;
-  if (status != LH_OK) return status;
-  pthread_mutex_lock(&client->mutex);
-  lhi_arena_stage(&client->arena, op->bytes);
-  pthread_mutex_unlock(&client->mutex);
-  return LH_OK;
-}
-
-/* Fills the ranges of an op that is not open yet; what lies outside the arena is staged. On failure
- * the caller discards the op. Regions of the caller's buffers are pinned first, so that none goes
- * away while others are allocated. */
-static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
-  lh_client *const client = op->client;
-  const size_t element = lh_dtype_size(o->dtype);
-  struct lhi_region *source;
-  struct lhi_region *target;
-  lh_status status;
-  op->source = (uint8_t *)(uintptr_t)o->source;
-  op->target = o->target;
-  pthread_mutex_lock(&client->mutex);
-  status = locate_locked(client, "source", o->source, op->bytes, element, &source);
-  if (status == LH_OK)
-    status = locate_locked(client, "target", o->target, op->bytes, element, &target);
-  if (status == LH_OK) pin_locked(op, source, target);
-  pthread_mutex_unlock(&client->mutex);
-  if (status == LH_OK && op->source_region == NULL) {
-    status = stage(op, &op->staged_source);
-    if (status == LH_OK) lhi_copy(op->staged_source, o->source, op->bytes);
-    op->source = op->staged_source;
-  }
-  if (status == LH_OK && op->target_region == NULL) {
-    /* Apart from the source also when the caller's are one: peerd then has no original to keep,
-     * which would take as much memory, and a copy more. */
-    status = stage(op, &op->staged_target);
-    op->target = op->staged_target;
-    op->copy_to = o->target;
-  }
-  if (status != LH_OK) return status;
-  pthread_mutex_lock(&client->mutex);
-  pin_locked(op, lhi_arena_region(&client->arena, op->source),
-             lhi_arena_region(&client->arena, op->target));
-  pthread_mutex_unlock(&client->mutex);
-  return LH_OK;
-}
-
-static struct lh_ipc_request all_reduce_request(const lh_op *op, const lh_all_reduce_options *o) {
-  struct lh_ipc_request request = lhi_request(LH_IPC_ALL_REDUCE, op);
-  request.member = op->comm->handle;
-  request.u.op.tag = o->tag;
-  request.u.op.count = o->count;
-  request.u.op.source.region = op->source_region->id;
-  request.u.op.source.offset = (uint64_t)(op->source - op->source_region->base);
-  request.u.op.target.region = op->target_region->id;
-  request.u.op.target.offset = (uint64_t)(op->target - op->target_region->base);
-  request.u.op.dtype = (uint8_t)o->dtype;
-  request.u.op.reduce = (uint8_t)o->op;
-  request.u.op.on_fault = (uint8_t)(o->on_fault == LH_AS_JOINED ? op->comm->on_fault : o->on_fault);
-  request.u.op.min_world = o->min_world;
-  request.u.op.algorithm = (uint8_t)o->algorithm;
-  return request;
-}
-
-lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options, lh_op **op_out) {
-  lh_all_reduce_options o = LH_ALL_REDUCE_OPTIONS_INIT;
-  struct lh_ipc_request request;
-  lh_client *client;
-  lh_status status;
-  size_t bytes = 0;
-  lh_op *op;
-  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kAllReduce);
-  *op_out = NULL;
-  if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", kAllReduce);
-  if (options == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: options is NULL", kAllReduce);
-  client = comm->client;
-  status = lhi_process_check(client, kAllReduce);
-  if (status == LH_OK) {
-    status = lhi_take(kAllReduce, "LH_ALL_REDUCE_OPTIONS_INIT", options, LHI_ALL_REDUCE_FIRST_BYTES,
-                      &o, sizeof o);
-  }
-  if (status == LH_OK) status = check_all_reduce(&o, &bytes);
-  if (status != LH_OK) return status;
-
-  pthread_mutex_lock(&client->mutex);
-  /* Keeps what peerd has for us from piling up when a program starts more than it waits for. */
-  lhi_pump_locked(client);
-  status = lhi_member_check_locked(comm, kAllReduce);
-  pthread_mutex_unlock(&client->mutex);
-  if (status != LH_OK) return status;
-
-  op = lhi_op_make(client, LHI_ALL_REDUCE, comm);
-  if (op == NULL) return LH_UNAVAILABLE;
-  op->bytes = bytes;
-  status = place(op, &o);
-  if (status != LH_OK) {
-    discard(op);
-    return status;
-  }
-  pthread_mutex_lock(&client->mutex);
-  status = lhi_member_check_locked(comm, kAllReduce);
-  if (status == LH_OK) {
-    comm->at_join = false;
-    lhi_op_open_locked(op);
-    request = all_reduce_request(op, &o);
-  }
-  pthread_mutex_unlock(&client->mutex);
-  if (status != LH_OK) {
-    discard(op);
-    return status;
-  }
-  lhi_send(client, &request, -1);
-  *op_out = op;
-  return LH_OK;
-}
+#include "client/src/connection.h"
+#include "client/src/error.h"
+#include "client/src/memory.h"
+#include "client/src/ops.h"
+#include "client/src/replies.h"
 
 lh_status lh_op_wait(lh_op *op, int64_t timeout_ms) {
   lh_client *client;
@@ -257,12 +46,11 @@ lh_status lh_op_test(lh_op *op, int *finished_out) {
   return LH_OK;
 }
 
-/* What is known of an op that has ended; zeros otherwise. */
-static lh_op_info_t info_locked(const lh_op *op) {
+lh_op_info_t lhi_op_info_locked(const lh_op *op) {
   lh_op_info_t info = LH_OP_INFO_INIT;
   if (op->state != LHI_ENDED) return info;
   info.staged = op->staged;
-  if (op->status == LH_OK && op->kind == LHI_ALL_REDUCE) {
+  if (op->status == LH_OK && op->reduces) {
     info.world_size = op->reply.info.size;
     info.retries = op->reply.info.retries;
     info.epoch = op->reply.info.epoch;
@@ -285,52 +73,12 @@ lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
   if (status != LH_OK) return status;
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
-  own = info_locked(op);
+  own = lhi_op_info_locked(op);
   pthread_mutex_unlock(&op->client->mutex);
   if (!ended) {
     return lhi_fail(LH_FAILED_PRECONDITION, "lh_op_info: no outcome yet; lh_op_wait() first");
   }
   return lhi_give("lh_op_info", "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
-}
-
-lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options, int64_t timeout_ms,
-                        lh_op_info_t *info, lh_op **op_out) {
-  static const char kCall[] = "lh_all_reduce";
-  lh_op_info_t own = LH_OP_INFO_INIT;
-  lh_client *client;
-  lh_status status;
-  lh_op *op = NULL;
-  bool ended;
-  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kCall);
-  *op_out = NULL;
-  status = lhi_check_timeout(kCall, timeout_ms);
-  /* What is wrong with it shows before anything is started. */
-  if (status == LH_OK && info != NULL) {
-    status = lhi_give(kCall, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
-  }
-  if (status == LH_OK) status = lh_all_reduce_start(comm, options, &op);
-  /* Never OK without an op, which clang's analyser cannot see. */
-  if (status != LH_OK || op == NULL) return status;
-  client = op->client;
-  pthread_mutex_lock(&client->mutex);
-  ended = lhi_wait_locked(op, lhi_deadline_ns(timeout_ms));
-  if (ended) {
-    own = info_locked(op);
-    status = lhi_outcome_locked(op);
-    lhi_op_release_locked(op);
-  }
-  pthread_mutex_unlock(&client->mutex);
-  if (!ended) {
-    *op_out = op;
-    return lhi_fail(LH_DEADLINE_EXCEEDED,
-                    "%s: no outcome within %lld ms; the operation goes on, lh_op_wait() for it",
-                    kCall, (long long)timeout_ms);
-  }
-  if (info != NULL) {
-    (void)lhi_give(kCall, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
-  }
-  lhi_trim(client);
-  return status;
 }
 
 void lh_op_free(lh_op *op) {

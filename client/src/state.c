@@ -1,10 +1,17 @@
-/* Shared state: its tensors, those of them that are copies, and syncs. */
 #define _GNU_SOURCE
+#include "client/src/state.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "client/src/internal.h"
+#include "client/src/comm.h"
+#include "client/src/connection.h"
+#include "client/src/error.h"
+#include "client/src/memory.h"
+#include "client/src/ops.h"
+#include "client/src/replies.h"
+#include "client/src/request.h"
 
 #define LHI_SYNC_FIRST_BYTES (offsetof(lh_sync_options, progress_context) + sizeof(void *))
 #define LHI_SYNC_INFO_FIRST_BYTES (offsetof(lh_sync_info_t, passed) + sizeof(uint32_t))
@@ -113,17 +120,13 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
   const uint8_t *end = NULL;
   for (uint32_t i = 0; i < state->count; ++i) {
     struct lhi_tensor *const tensor = &state->tensors[i];
-    struct lhi_region *region;
     if (tensor->bytes == 0) continue;
-    region = lhi_arena_region(&client->arena, tensor->data);
-    if (region != NULL && lhi_region_block(region, tensor->data, tensor->bytes) == NULL) {
+    if (!lhi_arena_pin(&client->arena, tensor->data, tensor->bytes, &tensor->pin)) {
       return lhi_fail(LH_INVALID_ARGUMENT,
                       "%s: tensor %u does not lie within one buffer of lh_alloc()", kNew,
                       (unsigned)i);
     }
-    if (region != NULL) {
-      tensor->region = region;
-      ++region->pins;
+    if (tensor->pin.region != NULL) {
       order[in_place++] = tensor;
     } else {
       tensor->copy_of = tensor->data;
@@ -133,8 +136,7 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
   for (size_t i = 0; i < in_place; ++i) {
     struct lhi_tensor *const tensor = order[i];
     if (end != NULL && tensor->data < end) {
-      --tensor->region->pins;
-      tensor->region = NULL;
+      lhi_unpin(&tensor->pin);
       tensor->copy_of = tensor->data;
     } else {
       end = tensor->data + tensor->bytes;
@@ -143,16 +145,15 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
   return LH_OK;
 }
 
-/* A block of the arena in a region that stays. */
+/* A block of the arena, pinned. */
 static lh_status take_block(lh_client *client, size_t bytes, uint8_t **data_out,
-                            struct lhi_region **region_out) {
+                            struct lhi_pin *pin) {
   void *data = NULL;
   const lh_status status = lhi_alloc(client, kNew, bytes, &data);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   *data_out = data;
-  *region_out = lhi_arena_region(&client->arena, data);
-  ++(*region_out)->pins;
+  (void)lhi_arena_pin(&client->arena, data, bytes, pin);
   pthread_mutex_unlock(&client->mutex);
   return LH_OK;
 }
@@ -170,7 +171,7 @@ static lh_status make_copies(lh_state *state) {
     ++state->copied;
   }
   if (bytes == 0) return LH_OK;
-  status = take_block(state->client, bytes, &state->copies, &state->copies_region);
+  status = take_block(state->client, bytes, &state->copies, &state->copies_pin);
   if (status != LH_OK) return status;
   bytes = 0;
   for (uint32_t i = 0; i < state->count; ++i) {
@@ -183,7 +184,7 @@ static lh_status make_copies(lh_state *state) {
 
 /* ------------------------------------------------------------------ the table */
 
-static void write_entry(const struct lhi_region *region, const struct lhi_tensor *own,
+static void write_entry(const struct lhi_pin *pin, const struct lhi_tensor *own,
                         const lh_tensor *tensor, struct lh_ipc_tensor *entry) {
   memset(entry, 0, sizeof *entry);
   memcpy(entry->name, tensor->name, strlen(tensor->name));
@@ -191,10 +192,7 @@ static void write_entry(const struct lhi_region *region, const struct lhi_tensor
   entry->dims = (uint8_t)tensor->dims;
   for (uint32_t i = 0; i < tensor->dims; ++i) entry->shape[i] = tensor->shape[i];
   entry->bytes = own->bytes;
-  if (own->bytes > 0) {
-    entry->data.region = region->id;
-    entry->data.offset = (uint64_t)(own->data - region->base);
-  }
+  if (own->bytes > 0) entry->data = lhi_range(pin, own->data);
   entry->flags = (tensor->flags & LH_ALLOW_UNEQUAL) != 0 ? LH_IPC_ALLOW_UNEQUAL : 0;
 }
 
@@ -202,7 +200,7 @@ static lh_status make_table(lh_state *state, const lh_tensor *tensors) {
   const size_t entries = (size_t)state->count * sizeof(struct lh_ipc_tensor);
   struct lh_ipc_tensor *table;
   lh_status status = take_block(state->client, entries + state->count + state->chunks,
-                                &state->table, &state->table_region);
+                                &state->table, &state->table_pin);
   if (status != LH_OK) return status;
   state->touched = state->table + entries;
   state->changed = state->touched + state->count;
@@ -211,17 +209,10 @@ static lh_status make_table(lh_state *state, const lh_tensor *tensors) {
   table = (struct lh_ipc_tensor *)(void *)state->table;
   for (uint32_t i = 0; i < state->count; ++i) {
     const struct lhi_tensor *const own = &state->tensors[i];
-    write_entry(own->region != NULL ? own->region : state->copies_region, own,
+    write_entry(own->pin.region != NULL ? &own->pin : &state->copies_pin, own,
                 tensor_at(tensors, i), &table[i]);
   }
   return LH_OK;
-}
-
-static struct lh_ipc_range range_of(const struct lhi_region *region, const uint8_t *data) {
-  struct lh_ipc_range range;
-  range.region = region->id;
-  range.offset = (uint64_t)(data - region->base);
-  return range;
 }
 
 static lh_status register_state(lh_state *state) {
@@ -229,19 +220,19 @@ static lh_status register_state(lh_state *state) {
   struct lh_ipc_request request;
   lh_op *op;
   pthread_mutex_lock(&client->mutex);
-  op = lhi_op_new_locked(client, LHI_STATE, NULL);
+  op = lhi_op_new_locked(client, &lhi_question, NULL);
   if (op != NULL) {
     state->id = client->next_state++;
     request = lhi_request(LH_IPC_STATE, op);
     request.u.state.state = state->id;
-    request.u.state.table = range_of(state->table_region, state->table);
-    request.u.state.changed = range_of(state->table_region, state->changed);
+    request.u.state.table = lhi_range(&state->table_pin, state->table);
+    request.u.state.changed = lhi_range(&state->table_pin, state->changed);
     request.u.state.count = state->count;
   }
   pthread_mutex_unlock(&client->mutex);
   if (op == NULL) return LH_UNAVAILABLE;
   lhi_send(client, &request, -1);
-  return lhi_call(op, kNew);
+  return lhi_call(op, kNew, NULL);
 }
 
 /* ------------------------------------------------------------------ new and free */
@@ -254,11 +245,9 @@ void lhi_state_free_memory(lh_state *state) {
 /* Gives back what it holds of the arena, and forgets it. */
 static void discard_locked(lh_state *state) {
   lh_client *const client = state->client;
-  for (uint32_t i = 0; i < state->count; ++i) {
-    if (state->tensors[i].region != NULL) --state->tensors[i].region->pins;
-  }
-  if (state->table_region != NULL) --state->table_region->pins;
-  if (state->copies_region != NULL) --state->copies_region->pins;
+  for (uint32_t i = 0; i < state->count; ++i) lhi_unpin(&state->tensors[i].pin);
+  lhi_unpin(&state->table_pin);
+  lhi_unpin(&state->copies_pin);
   lhi_give_back_locked(client, state->table);
   lhi_give_back_locked(client, state->copies);
   if (state->previous != NULL) {
@@ -316,6 +305,12 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
   return LH_OK;
 }
 
+/* Peerd fetches into the state. */
+static bool held_locked(const lh_state *state) {
+  const lh_comm *const comm = state->holder;
+  return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
+}
+
 /* Whether a sync of it waits for the call that asks for its outcome, which names the state. */
 static bool outcome_owed_locked(const lh_state *state) {
   for (const lh_comm *comm = state->client->comms; comm != NULL; comm = comm->next) {
@@ -339,7 +334,7 @@ lh_status lh_state_free(lh_state *state) {
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
-  if (lhi_state_held_locked(state)) {
+  if (held_locked(state)) {
     pthread_mutex_unlock(&client->mutex);
     return lhi_fail(
         LH_FAILED_PRECONDITION,
@@ -351,7 +346,7 @@ lh_status lh_state_free(lh_state *state) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "lh_state_free: a sync uses the state; wait for its end first");
   }
-  op = lhi_op_new_locked(client, LHI_UNSTATE, NULL);
+  op = lhi_op_new_locked(client, &lhi_question, NULL);
   if (op == NULL) {
     pthread_mutex_unlock(&client->mutex);
     return LH_UNAVAILABLE;
@@ -366,18 +361,6 @@ lh_status lh_state_free(lh_state *state) {
   if (send) lhi_send(client, &request, -1);
   lhi_trim(client);
   return LH_OK;
-}
-
-bool lhi_state_uses_locked(const lh_client *client, const uint8_t *data, size_t bytes) {
-  for (const lh_state *state = client->states; state != NULL; state = state->next) {
-    if (state->table == data || state->copies == data) return true;
-    for (uint32_t i = 0; i < state->count; ++i) {
-      const struct lhi_tensor *const tensor = &state->tensors[i];
-      if (tensor->region == NULL) continue;
-      if (tensor->data < data + bytes && data < tensor->data + tensor->bytes) return true;
-    }
-  }
-  return false;
 }
 
 static lh_status check_state(const lh_state *state, uint32_t tensor, const char *call) {
@@ -440,6 +423,12 @@ static lh_status check_same_client(const char *call, const lh_comm *comm, const 
   return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", call);
 }
 
+static void kept_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  if (op->status == LH_OK) op->reply.kept = reply->u.kept;
+}
+
+static const struct lhi_op_type kKept = {kept_ended, NULL, NULL, NULL};
+
 lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_out) {
   static const char kCall[] = "lh_kept_revision";
   struct lh_ipc_request request;
@@ -454,7 +443,7 @@ lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_ou
   memset(&request, 0, sizeof request);
   request.type = LH_IPC_KEPT;
   request.u.state.state = state->id;
-  status = lhi_ask(kCall, comm, LHI_KEPT, &request, &answer);
+  status = lhi_ask(kCall, comm, &kKept, &request, &answer);
   if (status == LH_OK && answer.kept.kept != 0) *revision_out = answer.kept.revision;
   return status;
 }
@@ -469,7 +458,8 @@ static void copy_in(const lh_state *state, bool touched_only) {
   }
 }
 
-void lhi_state_copy_back(const lh_state *state) {
+/* Copies what came from others to where the caller has it. Without the mutex. */
+static void copy_back(const lh_state *state) {
   for (uint32_t i = 0; i < state->count; ++i) {
     const struct lhi_tensor *const tensor = &state->tensors[i];
     const uint8_t *const changed = state->changed + tensor->first_chunk;
@@ -489,11 +479,6 @@ void lhi_state_copy_back(const lh_state *state) {
 
 /* ------------------------------------------------------------------ syncs */
 
-bool lhi_state_held_locked(const lh_state *state) {
-  const lh_comm *const comm = state->holder;
-  return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
-}
-
 /* Nobody is left who knows how far peerd came with fetching into it. */
 static void lost_locked(lh_state *state) {
   state->holder = NULL;
@@ -502,8 +487,9 @@ static void lost_locked(lh_state *state) {
   memset(state->touched, 1, state->count);
 }
 
-void lhi_state_forget_locked(lh_client *client, const lh_comm *comm) {
-  for (lh_state *state = client->states; state != NULL; state = state->next) {
+/* The communicator is gone. */
+static void forget_locked(lh_comm *comm) {
+  for (lh_state *state = comm->client->states; state != NULL; state = state->next) {
     if (state->holder == comm) lost_locked(state);
   }
 }
@@ -514,7 +500,8 @@ static bool may_be_written(const lh_state *state) {
   return !state->client->hung_up || memchr(state->changed, 1, state->chunks) != NULL;
 }
 
-void lhi_sync_ended_locked(lh_op *op, bool answered) {
+/* What is known of the tensors by what peerd says of a sync, or because it says nothing. */
+static void judge_locked(lh_op *op, bool take, bool answered) {
   lh_state *const state = op->synced;
   const bool held = state->holder != NULL;
   const bool background = (op->reply_flags & LH_IPC_BACKGROUND) != 0;
@@ -524,6 +511,7 @@ void lhi_sync_ended_locked(lh_op *op, bool answered) {
     if (may_be_written(state)) state->torn = state->torn || state->in_place;
   } else if (background) {
     state->holder = op->comm;
+    op->comm->on_free = forget_locked;
     state->torn = false;
   } else if (op->status == LH_OK || (op->in_place && replaced)) {
     state->holder = NULL;
@@ -531,23 +519,58 @@ void lhi_sync_ended_locked(lh_op *op, bool answered) {
   } else {
     state->holder = NULL;
     /* Tensors that are not given to who takes them are given up. */
-    if ((op->reply_flags & LH_IPC_TORN) != 0 || (held && op->kind == LHI_TAKE)) {
+    if ((op->reply_flags & LH_IPC_TORN) != 0 || (held && take)) {
       state->torn = state->torn || state->in_place;
     }
   }
   op->torn = state->torn;
 }
 
-void lhi_sync_over_locked(lh_op *op, bool good) {
+static void end_locked(lh_op *op, const struct lh_ipc_reply *reply, bool take) {
+  if (reply != NULL) {
+    op->reply_flags = reply->flags;
+    op->reply_revision = reply->revision;
+    if (op->status == LH_OK) op->reply.sync = reply->u.sync;
+  }
+  judge_locked(op, take, reply != NULL);
+  if (op->comm->sync == op) op->comm->sync = NULL;
+}
+
+static void sync_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  end_locked(op, reply, false);
+}
+
+static void take_ended(lh_op *op, const struct lh_ipc_reply *reply) { end_locked(op, reply, true); }
+
+static void step_ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  end_locked(op, reply, false);
+  lhi_step_ended(op, reply);
+}
+
+/* After a sync that failed: what fits to tensors in place that have changed. */
+static bool sync_arrived(const lh_op *op) {
+  if (op->synced->copied == 0) return false;
+  if (op->status != LH_OK) return op->in_place && (op->reply_flags & LH_IPC_REPLACED) != 0;
+  return op->reply.sync.bytes > 0 || (op->reply_flags & LH_IPC_RESUMED) != 0;
+}
+
+static void sync_collect(lh_op *op) { copy_back(op->synced); }
+
+/* The sync does not use its state any more. `good`: the caller's tensors are what all hold. */
+static void sync_over(lh_op *op, bool good) {
   lh_state *const state = op->synced;
-  if (state == NULL) return;
   op->synced = NULL;
   state->op = NULL;
   /* What the copies hold otherwise is not what the caller has. */
   memset(state->touched, good ? 0 : 1, state->count);
 }
 
-void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
+static const struct lhi_op_type kSync = {sync_ended, sync_arrived, sync_collect, sync_over};
+static const struct lhi_op_type kStep = {step_ended, sync_arrived, sync_collect, sync_over};
+static const struct lhi_op_type kTake = {take_ended, sync_arrived, sync_collect, sync_over};
+static const struct lhi_op_type kPrepare = {NULL, NULL, NULL, sync_over};
+
+static void sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
   const uint32_t size = info->struct_size;
   const bool ok = op->status == LH_OK;
   memset(info, 0, sizeof *info);
@@ -566,15 +589,6 @@ void lhi_sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
   info->hash_low = op->reply.sync.hash_low;
   info->bytes = op->reply.sync.bytes;
   info->seconds = (double)op->reply.sync.seconds_ns * 1e-9;
-}
-
-lh_progress lhi_progress_locked(const lh_op *op) {
-  lh_progress progress = LH_PROGRESS_INIT;
-  progress.sources = op->progress.sources;
-  progress.bytes_done = op->progress.bytes_done;
-  progress.bytes_total = op->progress.bytes_total;
-  progress.bytes_per_second = op->progress.bytes_per_second;
-  return progress;
 }
 
 static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync_options *options,
@@ -619,7 +633,7 @@ static lh_status check_unused_locked(const char *call, const lh_state *state) {
 static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh_state *state) {
   lh_status status = lhi_member_check_locked(comm, call);
   if (status == LH_OK) status = lhi_free_check_locked(comm, call);
-  if (status == LH_OK && state->holder != comm && lhi_state_held_locked(state)) {
+  if (status == LH_OK && state->holder != comm && held_locked(state)) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
                       "%s: the state is fetched into for another member of this client", call);
   }
@@ -641,7 +655,7 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
     request.u.sync.flags = LH_IPC_RESTORED;
   }
   if (given->hash == LH_HASH_ON_CHANGE) {
-    request.u.sync.touched = range_of(state->table_region, state->touched);
+    request.u.sync.touched = lhi_range(&state->table_pin, state->touched);
   }
   return request;
 }
@@ -670,7 +684,7 @@ static lh_status check_parked_locked(const char *call, const lh_op *parked, cons
 
 /* What is known of the tensors before a sync of them: what the caller says, too. */
 static void before_sync_locked(lh_state *state, const lh_sync_options *given) {
-  if (lhi_state_held_locked(state)) return;
+  if (held_locked(state)) return;
   if (state->holder != NULL) lost_locked(state);
   if (given->torn != 0) state->torn = true;
   if (given->restored != 0) state->torn = false;
@@ -707,7 +721,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   if (state->op == NULL && !state->starting) before_sync_locked(state, given);
   status = may_sync_locked(call, comm, state);
   if (status == LH_OK) state->starting = true;
-  held = lhi_state_held_locked(state);
+  held = held_locked(state);
   pthread_mutex_unlock(&client->mutex);
   if (status != LH_OK) return status;
 
@@ -717,7 +731,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   state->starting = false;
   status = may_sync_locked(call, comm, state);
   if (status == LH_OK) {
-    op = lhi_op_make(client, step ? LHI_STEP : LHI_SYNC, comm);
+    op = lhi_op_make(client, step ? &kStep : &kSync, comm);
     if (op == NULL) status = LH_UNAVAILABLE;
   }
   if (op != NULL) {
@@ -743,7 +757,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
 
 static lh_status may_prepare_locked(const char *call, const lh_state *state) {
   if (state->client->dead) return lhi_dead_locked(state->client);
-  if (lhi_state_held_locked(state)) {
+  if (held_locked(state)) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: the state is fetched into in the background; lh_state_take() first", call);
   }
@@ -769,7 +783,7 @@ static lh_status prepare_start(const char *call, lh_state *state, lh_op **op_out
 
   pthread_mutex_lock(&client->mutex);
   state->starting = false;
-  op = lhi_op_make(client, LHI_PREPARE, NULL);
+  op = lhi_op_make(client, &kPrepare, NULL);
   if (op == NULL) status = LH_UNAVAILABLE;
   if (op != NULL) {
     op->synced = state;
@@ -823,7 +837,7 @@ static lh_status check_info(const char *call, lh_sync_info_t *info, lh_sync_info
 static void info_before_sync(const lh_state *state, lh_sync_info_t *info) {
   if (state == NULL) return;
   pthread_mutex_lock(&state->client->mutex);
-  info->background = lhi_state_held_locked(state);
+  info->background = held_locked(state);
   info->torn = state->torn;
   pthread_mutex_unlock(&state->client->mutex);
 }
@@ -839,7 +853,8 @@ static lh_status sync_and_wait(const char *call, lh_comm *comm, const lh_sync_op
   if (status != LH_OK) return status;
   status = start(call, comm, &given, step, &op);
   if (status == LH_OK) {
-    status = lhi_finish(call, op, step ? &comm->parked_step : &comm->parked_sync, timeout_ms, &own);
+    status = lhi_finish(call, op, step ? &comm->parked_step : &comm->parked_sync, timeout_ms,
+                        sync_info_locked, &own);
   } else {
     info_before_sync(given.state, &own);
   }
@@ -877,7 +892,7 @@ static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, in
     op = comm->parked_take;
     comm->parked_take = NULL;
   } else {
-    if (state->holder != NULL && !lhi_state_held_locked(state)) lost_locked(state);
+    if (state->holder != NULL && !held_locked(state)) lost_locked(state);
     status = lhi_member_check_locked(comm, call);
     if (status == LH_OK) status = lhi_free_check_locked(comm, call);
     if (status == LH_OK && state->holder != comm) {
@@ -885,7 +900,7 @@ static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, in
                         "%s: nothing is fetched into this state in the background", call);
     }
     if (status == LH_OK) {
-      op = lhi_op_make(client, LHI_TAKE, comm);
+      op = lhi_op_make(client, &kTake, comm);
       if (op == NULL) status = LH_UNAVAILABLE;
     }
     if (op != NULL) {
@@ -915,7 +930,8 @@ lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_s
   if (status == LH_OK) {
     /* Peerd keeps the time: its answer says whose the tensors are. One that does not answer,
      * stopped for instance, is not waited for much longer. */
-    status = lhi_finish(kCall, op, &comm->parked_take, timeout_ms + LHI_TAKE_GRACE_MS, &own);
+    status = lhi_finish(kCall, op, &comm->parked_take, timeout_ms + LHI_TAKE_GRACE_MS,
+                        sync_info_locked, &own);
   } else {
     info_before_sync(state, &own);
   }
@@ -967,7 +983,7 @@ lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info) {
   if (status != LH_OK) return status;
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
-  if (ended && op->of_state != 0) lhi_sync_info_locked(op, &own);
+  if (ended && op->of_state != 0) sync_info_locked(op, &own);
   pthread_mutex_unlock(&op->client->mutex);
   if (!ended) {
     return lhi_fail(LH_FAILED_PRECONDITION, "lh_sync_info: no outcome yet; lh_op_wait() first");

@@ -1,0 +1,144 @@
+#define _GNU_SOURCE
+#include "client/src/connection.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "client/src/error.h"
+
+/* A peerd that takes nothing for so long hangs. */
+#define LHI_WRITE_NS ((int64_t)30 * 1000 * 1000 * 1000)
+#define LHI_SPIN_NS ((int64_t)300 * 1000)
+
+typedef char lhi_request_is_256_bytes[sizeof(struct lh_ipc_request) == 256 ? 1 : -1];
+typedef char lhi_tensor_is_360_bytes[sizeof(struct lh_ipc_tensor) == 360 ? 1 : -1];
+typedef char lhi_reply_is_528_bytes[sizeof(struct lh_ipc_reply) == 528 ? 1 : -1];
+
+lh_status lhi_process_check(const lh_client *client, const char *call) {
+  if (client->pid == getpid()) return LH_OK;
+  return lhi_fail(LH_FAILED_PRECONDITION,
+                  "%s: the client belongs to process %ld, which forked this one; open a client of "
+                  "this process with lh_open()",
+                  call, (long)client->pid);
+}
+
+lh_status lhi_dead_locked(const lh_client *client) {
+  return lhi_fail(client->dead_status, "%s",
+                  client->dead_text != NULL ? client->dead_text : "connection to peerd lost");
+}
+
+lh_status lhi_client_check(lh_client *client, const char *call) {
+  lh_status status = lhi_process_check(client, call);
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  if (client->dead) status = lhi_dead_locked(client);
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
+
+int lhi_connect(const char *path, int *fd_out) {
+  struct sockaddr_un address;
+  int error = 0;
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return errno;
+  memset(&address, 0, sizeof address);
+  address.sun_family = AF_UNIX;
+  memcpy(address.sun_path, path, strlen(path));
+  if (connect(fd, (const struct sockaddr *)&address, sizeof address) != 0) {
+    error = errno;
+    close(fd);
+  } else {
+    *fd_out = fd;
+  }
+  return error;
+}
+
+/* 0 or an errno. The send mutex is held. */
+static int write_request(int socket_fd, const struct lh_ipc_request *request, int fd) {
+  const int64_t deadline = lhi_now_ns() + LHI_WRITE_NS;
+  union {
+    char bytes[CMSG_SPACE(sizeof(int))];
+    struct cmsghdr align;
+  } control;
+  size_t sent = 0;
+  while (sent < sizeof *request) {
+    struct iovec iov = {(char *)(uintptr_t)request + sent, sizeof *request - sent};
+    struct msghdr message;
+    ssize_t wrote;
+    memset(&message, 0, sizeof message);
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    if (fd >= 0 && sent == 0) {
+      struct cmsghdr *header;
+      memset(&control, 0, sizeof control);
+      message.msg_control = control.bytes;
+      message.msg_controllen = sizeof control.bytes;
+      header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof fd);
+      memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    }
+    wrote = sendmsg(socket_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (wrote >= 0) {
+      sent += (size_t)wrote;
+    } else if (errno == EAGAIN) {
+      struct pollfd poll_fd = {socket_fd, POLLOUT, 0};
+      const int64_t left = deadline - lhi_now_ns();
+      if (left <= 0) return ETIMEDOUT;
+      (void)poll(&poll_fd, 1, (int)(left / 1000000) + 1);
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, int fd) {
+  int error;
+  pthread_mutex_lock(&client->send_mutex);
+  error = write_request(client->fd, request, fd);
+  pthread_mutex_unlock(&client->send_mutex);
+  return error;
+}
+
+ssize_t lhi_read_replies(lh_client *client) {
+  ssize_t got;
+  do {
+    got = recv(client->fd, (char *)client->inbox + client->inbox_bytes,
+               sizeof client->inbox - client->inbox_bytes, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return -errno;
+  client->inbox_bytes += (size_t)got;
+  return got;
+}
+
+/* Looks again and again for a moment: an answer that is nearly there costs no sleep, which takes
+ * longer than a small operation does. Others that want the processor get it in between. */
+static ssize_t read_briefly(lh_client *client) {
+  const int64_t until = lhi_now_ns() + LHI_SPIN_NS;
+  ssize_t got;
+  while ((got = lhi_read_replies(client)) == -EAGAIN && lhi_now_ns() < until) sched_yield();
+  return got;
+}
+
+ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns) {
+  struct pollfd poll_fd = {client->fd, POLLIN, 0};
+  int timeout = -1;
+  ssize_t got = -EAGAIN;
+  if (deadline_ns != LHI_NEVER) {
+    const int64_t left = deadline_ns - lhi_now_ns();
+    /* Rounded up: otherwise the last fraction of a millisecond is spent spinning. */
+    timeout = left <= 0                                  ? 0
+              : left / 1000000 >= (int64_t)INT32_MAX - 1 ? INT32_MAX
+                                                         : (int)((left + 999999) / 1000000);
+  }
+  if (timeout != 0) got = read_briefly(client);
+  if (got == -EAGAIN && poll(&poll_fd, 1, timeout) > 0) got = lhi_read_replies(client);
+  return got;
+}

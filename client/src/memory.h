@@ -1,0 +1,13 @@
+/* The arena, with peerd: memory for callers, and for copies of what they have elsewhere. */
+#ifndef LONGHAUL_CLIENT_MEMORY_H_
+#define LONGHAUL_CLIENT_MEMORY_H_
+
+#include "client/src/objects.h"
+
+/* A block from the arena; adds a region when none has room. */
+lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, void **data_out);
+void lhi_give_back_locked(lh_client *client, void *data);
+/* Removes empty regions beyond those kept. Not locked. */
+void lhi_trim(lh_client *client);
+
+#endif /* LONGHAUL_CLIENT_MEMORY_H_ */

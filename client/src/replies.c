@@ -1,0 +1,157 @@
+#define _GNU_SOURCE
+#include "client/src/replies.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "client/src/connection.h"
+#include "client/src/error.h"
+#include "client/src/members.h"
+#include "client/src/ops.h"
+#include "client/src/sleep.h"
+
+void lhi_die_locked(lh_client *client, lh_status status, const char *text) {
+  if (client->dead) return;
+  client->dead = true;
+  client->dead_status = status;
+  client->dead_text = lhi_copy_text(text);
+  /* Ends the wait of a reader; the descriptor itself stays until lh_close(). */
+  shutdown(client->fd, SHUT_RDWR);
+  for (size_t i = 0; i < LHI_TABLE_SIZE; ++i) {
+    while (client->table[i] != NULL) lhi_op_end_locked(client->table[i], status, text, NULL);
+  }
+  lhi_wake_locked(client);
+}
+
+static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
+  lh_op *const op = lhi_op_find_locked(client, reply->call);
+  if (reply->status < LH_OK || reply->status > LH_INTERNAL) reply->status = LH_INTERNAL;
+  if (op == NULL) {
+    lhi_die_locked(client, LH_INTERNAL,
+                   "peerd answered a call that was not asked; connection closed");
+    return;
+  }
+  lhi_op_end_locked(op, (lh_status)reply->status, reply->u.text, reply);
+}
+
+static void on_gone_locked(lh_client *client, struct lh_ipc_reply *reply) {
+  const lh_status status = reply->status != LH_OK ? (lh_status)reply->status : LH_UNAVAILABLE;
+  lh_comm *comm;
+  if (reply->member == 0) {
+    client->hung_up = true;
+    lhi_die_locked(client, status, reply->u.text);
+    return;
+  }
+  comm = lhi_member_find_locked(client, reply->member);
+  if (comm != NULL) lhi_member_gone_locked(comm, status, reply->u.text);
+}
+
+static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
+  lh_comm *comm;
+  if (client->dead) return;
+  if (reply->magic != LH_IPC_MAGIC) {
+    lhi_die_locked(client, LH_INTERNAL, "what answers on the socket is no peerd; check the path");
+    return;
+  }
+  reply->u.text[LH_ERROR_TEXT_BYTES_MAX] = '\0';
+  switch (reply->type) {
+    case LH_IPC_DONE:
+      on_done_locked(client, reply);
+      break;
+    case LH_IPC_WORLD:
+      comm = lhi_member_find_locked(client, reply->member);
+      if (comm != NULL) comm->world = reply->world;
+      break;
+    case LH_IPC_GONE:
+      on_gone_locked(client, reply);
+      break;
+    case LH_IPC_PROGRESS:
+      comm = lhi_member_find_locked(client, reply->member);
+      if (comm == NULL || comm->sync == NULL) break;
+      comm->sync->progress = reply->u.progress;
+      comm->sync->progress_told = false;
+      lhi_wake_locked(client);
+      break;
+    default:
+      lhi_die_locked(client, LH_INTERNAL,
+                     "peerd sent a reply of unknown type; install matching releases");
+      break;
+  }
+}
+
+/* Hands out what was read. `got` is what lhi_read_replies() returned. */
+static void dispatch_locked(lh_client *client, ssize_t got) {
+  const size_t frames = client->inbox_bytes / sizeof(struct lh_ipc_reply);
+  const size_t rest = client->inbox_bytes % sizeof(struct lh_ipc_reply);
+  for (size_t i = 0; i < frames; ++i) on_reply_locked(client, &client->inbox[i]);
+  if (frames > 0) memmove(client->inbox, &client->inbox[frames], rest);
+  client->inbox_bytes = rest;
+  if (got == 0) {
+    client->hung_up = true;
+    lhi_die_locked(
+        client, LH_UNAVAILABLE,
+        "peerd closed the connection: it stopped or died; look at its log, then lh_open() again");
+  } else if (got < 0 && got != -EAGAIN) {
+    char text[128];
+    client->hung_up = got == -ECONNRESET;
+    snprintf(text, sizeof text, "connection to peerd failed (%s); lh_open() again",
+             strerror((int)-got));
+    lhi_die_locked(client, LH_UNAVAILABLE, text);
+  }
+}
+
+void lhi_pump_locked(lh_client *client) {
+  ssize_t got = 1;
+  while (got > 0 && !client->reading && !client->dead) {
+    got = lhi_read_replies(client);
+    dispatch_locked(client, got);
+  }
+}
+
+/* One round of reading as the reader. */
+static void read_round_locked(lh_client *client, int64_t deadline_ns) {
+  ssize_t got;
+  client->reading = true;
+  pthread_mutex_unlock(&client->mutex);
+  got = lhi_await_replies(client, deadline_ns);
+  pthread_mutex_lock(&client->mutex);
+  client->reading = false;
+  dispatch_locked(client, got);
+}
+
+/* Calls the caller's function, without the mutex. */
+static void tell_progress_locked(lh_op *op) {
+  const lh_progress progress = lhi_progress_locked(op);
+  op->progress_told = true;
+  if (op->on_progress == NULL) return;
+  pthread_mutex_unlock(&op->client->mutex);
+  op->on_progress(&progress, op->progress_context);
+  pthread_mutex_lock(&op->client->mutex);
+}
+
+bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
+  lh_client *const client = op->client;
+  bool read = false;
+  bool last = false;
+  while (op->state != LHI_ENDED) {
+    if (!op->progress_told) tell_progress_locked(op);
+    if (op->state == LHI_ARRIVED) {
+      lhi_op_collect_locked(op);
+      continue;
+    }
+    if (last) break;
+    /* One look more after the deadline: what has arrived in time counts. */
+    last = deadline_ns != LHI_NEVER && lhi_now_ns() >= deadline_ns;
+    if (op->state == LHI_OPEN && !client->reading) {
+      read = true;
+      read_round_locked(client, deadline_ns);
+    } else if (!last) {
+      lhi_sleep_locked(client, deadline_ns);
+    }
+  }
+  /* Another one has to read now. */
+  if (read && client->sleepers > 0) lhi_wake_locked(client);
+  return op->state == LHI_ENDED;
+}

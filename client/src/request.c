@@ -1,0 +1,67 @@
+#define _GNU_SOURCE
+#include "client/src/request.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/src/connection.h"
+#include "client/src/error.h"
+#include "client/src/ops.h"
+#include "client/src/replies.h"
+#include "client/src/sleep.h"
+
+/* peerd answers what needs no other peer at once; beyond this it hangs. */
+#define LHI_ANSWER_NS ((int64_t)30 * 1000 * 1000 * 1000)
+/* Another thread reads why peerd closed: so often this one looks whether that is done. */
+#define LHI_LOOK_NS ((int64_t)20 * 1000 * 1000)
+
+struct lh_ipc_request lhi_request(uint32_t type, const lh_op *op) {
+  struct lh_ipc_request request;
+  memset(&request, 0, sizeof request);
+  request.magic = LH_IPC_MAGIC;
+  request.type = type;
+  request.call = op->call;
+  return request;
+}
+
+struct lh_ipc_range lhi_range(const struct lhi_pin *pin, const uint8_t *data) {
+  struct lh_ipc_range range;
+  range.region = pin->region->id;
+  range.offset = (uint64_t)(data - pin->region->base);
+  return range;
+}
+
+void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
+  const int error = lhi_write_request(client, request, fd);
+  if (error == 0) return;
+  pthread_mutex_lock(&client->mutex);
+  /* peerd may have said why, before it closed. */
+  if (error != ETIMEDOUT) {
+    while (client->reading && !client->dead) lhi_sleep_locked(client, lhi_now_ns() + LHI_LOOK_NS);
+    lhi_pump_locked(client);
+  }
+  if (!client->dead) {
+    char text[128];
+    snprintf(text, sizeof text,
+             "peerd takes no requests (%s); look at its log, then lh_open() again",
+             strerror(error));
+    lhi_die_locked(client, LH_UNAVAILABLE, text);
+  }
+  pthread_mutex_unlock(&client->mutex);
+}
+
+lh_status lhi_call(lh_op *op, const char *call, union lhi_answer *answer) {
+  lh_client *const client = op->client;
+  lh_status status;
+  pthread_mutex_lock(&client->mutex);
+  if (lhi_wait_locked(op, lhi_now_ns() + LHI_ANSWER_NS)) {
+    status = lhi_outcome_locked(op);
+    if (status == LH_OK && answer != NULL) *answer = op->reply;
+  } else {
+    status = lhi_fail(LH_UNAVAILABLE, "%s: peerd does not answer; look at its log", call);
+  }
+  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  return status;
+}
