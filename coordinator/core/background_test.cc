@@ -2,7 +2,7 @@
 // the boundary at which they say that they are ready (docs/adr/0014-shared-state.md, "Joiners").
 #include <gtest/gtest.h>
 
-#include "coordinator/core/core_harness.h"
+#include "tests/support/core_harness.h"
 
 namespace longhaul::coordinator {
 namespace {

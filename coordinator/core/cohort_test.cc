@@ -4,8 +4,8 @@
 
 #include "base/prng.h"
 #include "coordinator/core/coordinator_core.h"
-#include "coordinator/core/core_harness.h"
 #include "gtest/gtest.h"
+#include "tests/support/core_harness.h"
 
 namespace longhaul::coordinator {
 namespace {

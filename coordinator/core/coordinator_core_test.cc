@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/core/core_harness.h"
 #include "gtest/gtest.h"
 #include "proto/wire/limits.h"
+#include "tests/support/core_harness.h"
 
 namespace longhaul::coordinator {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/prng.h"
-#include "coordinator/core/core_harness.h"
 #include "gtest/gtest.h"
+#include "tests/support/core_harness.h"
 
 namespace longhaul::coordinator {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "coordinator/core/core_harness.h"
+#include "tests/support/core_harness.h"
 
 namespace longhaul::coordinator {
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "base/prng.h"
-#include "coordinator/core/core_harness.h"
 #include "coordinator/core/election.h"
+#include "tests/support/core_harness.h"
 
 namespace longhaul::coordinator {
 namespace {

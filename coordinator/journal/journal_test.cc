@@ -6,9 +6,9 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/core/core_harness.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/core_harness.h"
 
 namespace longhaul::coordinator {
 namespace {

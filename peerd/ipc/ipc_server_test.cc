@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "peerd/ipc/ipc_test_support.h"
 #include "proto/wire/ipc.h"
+#include "tests/support/ipc_harness.h"
 
 namespace longhaul::peerd {
 namespace {

@@ -90,7 +90,8 @@ CONFINED = [
         r"(coordinator|tests|tools)/",
         "only tests and tools see the coordinator's code",
     ),
-    Confined(r"peerd/", r"(peerd|tests|bench|tools)/", "only tests and tools see peerd's code"),
+    Confined(r"peerd/", r"(peerd|tests|bench|tools|client/tests)/", "only tests and tools see peerd's code"),
+    Confined(r"tests/", r".*_test\.(cc|h)$|tests/", "tests are above everything"),
     Confined(
         r"grpc(pp|\+\+)?/|google/protobuf/|.*\.pb\.h$",
         r"coordinator/(grpc|journal)/|peerd/control/|proto/|coordinator/store/etcd|tools/lhctl/|tests/|bench/",

@@ -62,6 +62,12 @@ class Layering(unittest.TestCase):
         self.allowed("tests/sim/a.cc", '"peerd/core/peer_core.h"')
         self.allowed("tests/sim/a.cc", '"coordinator/core/records.h"')
 
+    def test_only_tests_see_tests(self) -> None:
+        self.allowed("client/tests/client_test.cc", '"tests/support/ipc_harness.h"')
+        self.allowed("client/tests/client_test.cc", '"peerd/ipc/ipc_server.h"')
+        self.caught("client/src/a.c", '"peerd/ipc/ipc_server.h"')
+        self.caught("peerd/ipc/a.cc", '"tests/support/ipc_harness.h"')
+
     def test_client_sees_the_ipc_headers_only(self) -> None:
         self.allowed("client/src/a.c", '"proto/wire/ipc.h"')
         self.allowed("client/src/a.c", "<sys/socket.h>")

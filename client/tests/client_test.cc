@@ -1,4 +1,4 @@
-// The client library against the server, both as they are shipped.
+// The client library against the IPC server of peerd, both as they are shipped.
 #include <longhaul/longhaul.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@
 
 #include "client/cpp/longhaul.hpp"
 #include "gtest/gtest.h"
-#include "peerd/ipc/ipc_test_support.h"
 #include "proto/wire/limits.h"
+#include "tests/support/ipc_harness.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -26,9 +26,9 @@ bool Says(const std::string& part) {
   return std::string(lh_last_error()).find(part) != std::string::npos;
 }
 
-class IpcClientTest : public testing::Test {
+class ClientTest : public testing::Test {
  protected:
-  ~IpcClientTest() override {
+  ~ClientTest() override {
     lh_close(client_);  // frees communicators and ops
   }
 
@@ -87,7 +87,7 @@ class IpcClientTest : public testing::Test {
 
 // ------------------------------------------------------------------------------ open
 
-TEST_F(IpcClientTest, OpenNamesThePathThatNobodyAnswersOn) {
+TEST_F(ClientTest, OpenNamesThePathThatNobodyAnswersOn) {
   lh_open_options options = LH_OPEN_OPTIONS_INIT;
   options.socket_path = "/tmp/no-such-directory/peerd.sock";
   options.timeout_ms = 0;
@@ -97,7 +97,7 @@ TEST_F(IpcClientTest, OpenNamesThePathThatNobodyAnswersOn) {
   EXPECT_TRUE(Says("No such file")) << lh_last_error();
 }
 
-TEST_F(IpcClientTest, OpenWaitsForPeerdToAppear) {
+TEST_F(ClientTest, OpenWaitsForPeerdToAppear) {
   Start();
   const std::string path = harness_->path() + ".late";
   std::thread late([&] { LH_CHECK(link(harness_->path().c_str(), path.c_str()) == 0); });
@@ -109,7 +109,7 @@ TEST_F(IpcClientTest, OpenWaitsForPeerdToAppear) {
   unlink(path.c_str());
 }
 
-TEST_F(IpcClientTest, OpenChecksItsArguments) {
+TEST_F(ClientTest, OpenChecksItsArguments) {
   lh_open_options options = LH_OPEN_OPTIONS_INIT;
   options.timeout_ms = 0;
   EXPECT_EQ(lh_open(&options, nullptr), LH_INVALID_ARGUMENT);
@@ -130,7 +130,7 @@ TEST_F(IpcClientTest, OpenChecksItsArguments) {
   EXPECT_EQ(lh_open(&options, &client_), LH_INVALID_ARGUMENT);
 }
 
-TEST_F(IpcClientTest, OptionsOfALaterVersionPassWhileTheyAreZero) {
+TEST_F(ClientTest, OptionsOfALaterVersionPassWhileTheyAreZero) {
   Start();
   struct {
     lh_open_options known = LH_OPEN_OPTIONS_INIT;
@@ -145,7 +145,7 @@ TEST_F(IpcClientTest, OptionsOfALaterVersionPassWhileTheyAreZero) {
   EXPECT_EQ(lh_open(&options.known, &client_), LH_OK) << lh_last_error();
 }
 
-TEST_F(IpcClientTest, OpenPassesOnWhyPeerdRefuses) {
+TEST_F(ClientTest, OpenPassesOnWhyPeerdRefuses) {
   Start();
   std::vector<lh_client*> clients(LH_CLIENTS_MAX);
   lh_open_options options = LH_OPEN_OPTIONS_INIT;
@@ -159,7 +159,7 @@ TEST_F(IpcClientTest, OpenPassesOnWhyPeerdRefuses) {
 
 // ------------------------------------------------------------------------------ membership
 
-TEST_F(IpcClientTest, JoinsSeesTheWorldStepsAndLeaves) {
+TEST_F(ClientTest, JoinsSeesTheWorldStepsAndLeaves) {
   StartJoined();
   lh_world_info world = LH_WORLD_INFO_INIT;
   ASSERT_EQ(lh_world(comm_, &world), LH_OK);
@@ -187,7 +187,7 @@ TEST_F(IpcClientTest, JoinsSeesTheWorldStepsAndLeaves) {
             (std::vector<std::string>{"join 1 run/3 tester", "step 1", "step 1", "leave 1"}));
 }
 
-TEST_F(IpcClientTest, TheFirstStepAfterAJoinIsTheBoundaryThatAdmittedIt) {
+TEST_F(ClientTest, TheFirstStepAfterAJoinIsTheBoundaryThatAdmittedIt) {
   Start();
   Hold(&ScriptedHandler::hold_steps);
   Open();
@@ -200,7 +200,7 @@ TEST_F(IpcClientTest, TheFirstStepAfterAJoinIsTheBoundaryThatAdmittedIt) {
   EXPECT_TRUE(UntilEvents(2));
 }
 
-TEST_F(IpcClientTest, AfterAnOpTheFirstStepIsABoundaryOfItsOwn) {
+TEST_F(ClientTest, AfterAnOpTheFirstStepIsABoundaryOfItsOwn) {
   Start();
   Hold(&ScriptedHandler::hold_steps);
   Open();
@@ -213,7 +213,7 @@ TEST_F(IpcClientTest, AfterAnOpTheFirstStepIsABoundaryOfItsOwn) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, ListsMembersOverSeveralPages) {
+TEST_F(ClientTest, ListsMembersOverSeveralPages) {
   StartJoined();
   for (const size_t size : {size_t{1}, size_t{28}, size_t{29}, size_t{1024}}) {
     harness_->Run([size](ScriptedHandler& handler, IpcServer&) {
@@ -233,7 +233,7 @@ TEST_F(IpcClientTest, ListsMembersOverSeveralPages) {
   }
 }
 
-TEST_F(IpcClientTest, AJoinNamesItsCohortAndDeadline) {
+TEST_F(ClientTest, AJoinNamesItsCohortAndDeadline) {
   Start();
   ASSERT_NO_FATAL_FAILURE(Open());
   lh_join_options options = LH_JOIN_OPTIONS_INIT;
@@ -247,7 +247,7 @@ TEST_F(IpcClientTest, AJoinNamesItsCohortAndDeadline) {
       (std::vector<std::string>{"join 1 run/0 tester cohort host-7 of 2 step_deadline_ms 5000"}));
 }
 
-TEST_F(IpcClientTest, AJoinMayNameItsMember) {
+TEST_F(ClientTest, AJoinMayNameItsMember) {
   Start();
   ASSERT_NO_FATAL_FAILURE(Open());
   lh_join_options options = LH_JOIN_OPTIONS_INIT;
@@ -256,7 +256,7 @@ TEST_F(IpcClientTest, AJoinMayNameItsMember) {
   EXPECT_EQ(harness_->Events(), (std::vector<std::string>{"join 1 default/0 host-7.gpu-0"}));
 }
 
-TEST_F(IpcClientTest, JoinChecksItsOptions) {
+TEST_F(ClientTest, JoinChecksItsOptions) {
   Start();
   ASSERT_NO_FATAL_FAILURE(Open());
   const auto refused = [&](const std::string& part, auto set) {
@@ -283,7 +283,7 @@ TEST_F(IpcClientTest, JoinChecksItsOptions) {
   EXPECT_TRUE(harness_->Events().empty());
 }
 
-TEST_F(IpcClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
+TEST_F(ClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
   Start();
   ASSERT_NO_FATAL_FAILURE(Open());
   lh_join_options join = LH_JOIN_OPTIONS_INIT;
@@ -327,7 +327,7 @@ TEST_F(IpcClientTest, AnOpTakesItsFaultPolicyFromTheJoinUnlessItSays) {
   }
 }
 
-TEST_F(IpcClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesOn) {
+TEST_F(ClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesOn) {
   Start();
   Open();
   ASSERT_EQ(Join(), LH_OK) << lh_last_error();
@@ -379,7 +379,7 @@ TEST_F(IpcClientTest, AnAllReduceInOneCallGivesItsOutcomeOrTheOperationThatGoesO
   EXPECT_EQ(op, nullptr);
 }
 
-TEST_F(IpcClientTest, AnImpossibleAlgorithmIsRefusedAtOnce) {
+TEST_F(ClientTest, AnImpossibleAlgorithmIsRefusedAtOnce) {
   StartJoined();
   float* const data = Alloc(1025);
   lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
@@ -395,7 +395,7 @@ TEST_F(IpcClientTest, AnImpossibleAlgorithmIsRefusedAtOnce) {
   EXPECT_TRUE(Says("algorithm is 4")) << lh_last_error();
 }
 
-TEST_F(IpcClientTest, AJoinThatTakesTooLongIsWithdrawn) {
+TEST_F(ClientTest, AJoinThatTakesTooLongIsWithdrawn) {
   Start();
   Hold(&ScriptedHandler::hold_joins);
   Open();
@@ -413,7 +413,7 @@ TEST_F(IpcClientTest, AJoinThatTakesTooLongIsWithdrawn) {
   EXPECT_EQ(lh_join(client_, nullptr, &comm_), LH_OK) << lh_last_error();
 }
 
-TEST_F(IpcClientTest, AJoinThatIsRefusedGivesTheReason) {
+TEST_F(ClientTest, AJoinThatIsRefusedGivesTheReason) {
   Start();
   Hold(&ScriptedHandler::hold_joins);
   Open();
@@ -435,7 +435,7 @@ TEST_F(IpcClientTest, AJoinThatIsRefusedGivesTheReason) {
   EXPECT_EQ(harness_->Stats().members, 0u);
 }
 
-TEST_F(IpcClientTest, AStepThatTookTooLongIsWaitedForByTheNextCall) {
+TEST_F(ClientTest, AStepThatTookTooLongIsWaitedForByTheNextCall) {
   StartJoined();
   Hold(&ScriptedHandler::hold_steps);
   EXPECT_EQ(lh_begin_step(comm_, 0), LH_DEADLINE_EXCEEDED);
@@ -453,7 +453,7 @@ TEST_F(IpcClientTest, AStepThatTookTooLongIsWaitedForByTheNextCall) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, ALeaveThatTookTooLongIsWaitedForByTheNextCall) {
+TEST_F(ClientTest, ALeaveThatTookTooLongIsWaitedForByTheNextCall) {
   StartJoined();
   Hold(&ScriptedHandler::hold_leaves);
   EXPECT_EQ(lh_leave(comm_, 0), LH_DEADLINE_EXCEEDED);
@@ -463,7 +463,7 @@ TEST_F(IpcClientTest, ALeaveThatTookTooLongIsWaitedForByTheNextCall) {
   EXPECT_EQ(lh_leave(comm_, kPatienceMs), LH_OK) << lh_last_error();
 }
 
-TEST_F(IpcClientTest, FreeingACommunicatorLeaves) {
+TEST_F(ClientTest, FreeingACommunicatorLeaves) {
   StartJoined();
   lh_comm_free(comm_);
   EXPECT_TRUE(harness_->Until(
@@ -471,7 +471,7 @@ TEST_F(IpcClientTest, FreeingACommunicatorLeaves) {
   EXPECT_EQ(harness_->Events().back(), "leave 1");
 }
 
-TEST_F(IpcClientTest, AMemberThatWasRemovedIsToldWhy) {
+TEST_F(ClientTest, AMemberThatWasRemovedIsToldWhy) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   float* const data = Alloc(4);
@@ -491,7 +491,7 @@ TEST_F(IpcClientTest, AMemberThatWasRemovedIsToldWhy) {
 
 // ------------------------------------------------------------------------------ operations
 
-TEST_F(IpcClientTest, ArenaTensorsTravelWithoutACopy) {
+TEST_F(ClientTest, ArenaTensorsTravelWithoutACopy) {
   StartJoined();
   constexpr size_t kCount = 1 << 18;
   float* const source = Alloc(kCount);
@@ -514,7 +514,7 @@ TEST_F(IpcClientTest, ArenaTensorsTravelWithoutACopy) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, AnInPlaceOpInTheArenaIsOneRange) {
+TEST_F(ClientTest, AnInPlaceOpInTheArenaIsOneRange) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   float* const data = Alloc(16);
@@ -528,7 +528,7 @@ TEST_F(IpcClientTest, AnInPlaceOpInTheArenaIsOneRange) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, OtherTensorsAreStaged) {
+TEST_F(ClientTest, OtherTensorsAreStaged) {
   StartJoined();
   std::vector<float> source(1000, 3.0f);
   std::vector<float> target(1000, 1.0f);
@@ -555,7 +555,7 @@ TEST_F(IpcClientTest, OtherTensorsAreStaged) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, AStagedOpInPlaceHasATargetOfItsOwn) {
+TEST_F(ClientTest, AStagedOpInPlaceHasATargetOfItsOwn) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   std::vector<float> data(100, 3.0f);
@@ -572,7 +572,7 @@ TEST_F(IpcClientTest, AStagedOpInPlaceHasATargetOfItsOwn) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, TestNeverBlocks) {
+TEST_F(ClientTest, TestNeverBlocks) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   std::vector<float> data(10, 1.0f);
@@ -591,7 +591,7 @@ TEST_F(IpcClientTest, TestNeverBlocks) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, ManyThreadsWaitAtOnceForOutcomesInAnyOrder) {
+TEST_F(ClientTest, ManyThreadsWaitAtOnceForOutcomesInAnyOrder) {
   StartJoined();
   constexpr int kThreads = 6;
   constexpr int kRounds = 60;
@@ -627,7 +627,7 @@ TEST_F(IpcClientTest, ManyThreadsWaitAtOnceForOutcomesInAnyOrder) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_F(IpcClientTest, TwoThreadsMayWaitForOneOp) {
+TEST_F(ClientTest, TwoThreadsMayWaitForOneOp) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   std::vector<float> data(1 << 16, 1.0f);
@@ -644,7 +644,7 @@ TEST_F(IpcClientTest, TwoThreadsMayWaitForOneOp) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, OpsThatNobodyWaitsForDoNotPileUp) {
+TEST_F(ClientTest, OpsThatNobodyWaitsForDoNotPileUp) {
   StartJoined();
   float* const data = Alloc(4);
   for (int i = 0; i < 10000; ++i) {
@@ -655,7 +655,7 @@ TEST_F(IpcClientTest, OpsThatNobodyWaitsForDoNotPileUp) {
   EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
 }
 
-TEST_F(IpcClientTest, PeerdAnswersWhatTheClientCannotKnow) {
+TEST_F(ClientTest, PeerdAnswersWhatTheClientCannotKnow) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   float* const data = Alloc(8);
@@ -667,7 +667,7 @@ TEST_F(IpcClientTest, PeerdAnswersWhatTheClientCannotKnow) {
   lh_op_free(first);
 }
 
-TEST_F(IpcClientTest, AllReduceChecksItsArguments) {
+TEST_F(ClientTest, AllReduceChecksItsArguments) {
   StartJoined();
   float* const data = Alloc(64);
   lh_op* op = nullptr;
@@ -711,7 +711,7 @@ TEST_F(IpcClientTest, AllReduceChecksItsArguments) {
   EXPECT_EQ(lh_all_reduce_start(comm_, &options, nullptr), LH_INVALID_ARGUMENT);
 }
 
-TEST_F(IpcClientTest, NullIsRefusedEverywhere) {
+TEST_F(ClientTest, NullIsRefusedEverywhere) {
   StartJoined();
   void* data = nullptr;
   uint32_t count = 0;
@@ -756,7 +756,7 @@ TEST_F(IpcClientTest, NullIsRefusedEverywhere) {
 
 // ------------------------------------------------------------------------------ arena
 
-TEST_F(IpcClientTest, RegionsComeWithDemandAndGoWithIt) {
+TEST_F(ClientTest, RegionsComeWithDemandAndGoWithIt) {
   Start();
   Open();
   EXPECT_EQ(harness_->Stats().arena_bytes, 0u) << "nothing before it is needed";
@@ -772,7 +772,7 @@ TEST_F(IpcClientTest, RegionsComeWithDemandAndGoWithIt) {
   EXPECT_EQ(harness_->Stats().arena_bytes, 200 * kMiB) << "what was kept is used";
 }
 
-TEST_F(IpcClientTest, ABufferInUseIsNotFreed) {
+TEST_F(ClientTest, ABufferInUseIsNotFreed) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   float* const data = Alloc(64);
@@ -787,7 +787,7 @@ TEST_F(IpcClientTest, ABufferInUseIsNotFreed) {
   lh_op_free(op);
 }
 
-TEST_F(IpcClientTest, TheArenaLimitOfPeerdIsNamed) {
+TEST_F(ClientTest, TheArenaLimitOfPeerdIsNamed) {
   IpcServerOptions options;
   options.arena_limit = 8 * kMiB;
   StartJoined(options);
@@ -813,7 +813,7 @@ TEST_F(IpcClientTest, TheArenaLimitOfPeerdIsNamed) {
 
 // ------------------------------------------------------------------------------ ends
 
-TEST_F(IpcClientTest, WhenPeerdDiesEveryOpEnds) {
+TEST_F(ClientTest, WhenPeerdDiesEveryOpEnds) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   std::vector<float> data(100, 1.0f);
@@ -839,14 +839,14 @@ TEST_F(IpcClientTest, WhenPeerdDiesEveryOpEnds) {
   lh_comm_free(comm_);
 }
 
-TEST_F(IpcClientTest, AnOrderlyShutdownOfPeerdSaysSo) {
+TEST_F(ClientTest, AnOrderlyShutdownOfPeerdSaysSo) {
   StartJoined();
   harness_->Run([](ScriptedHandler&, IpcServer& server) { server.Close(); });
   EXPECT_EQ(lh_begin_step(comm_, LH_FOREVER), LH_UNAVAILABLE);
   EXPECT_TRUE(Says("peerd has shut down")) << lh_last_error();
 }
 
-TEST_F(IpcClientTest, AClientTellsWhetherItsConnectionStandsWithoutBeingUsed) {
+TEST_F(ClientTest, AClientTellsWhetherItsConnectionStandsWithoutBeingUsed) {
   StartJoined();
   EXPECT_EQ(lh_client_check(client_), LH_OK) << lh_last_error();
   harness_->Stop();
@@ -854,7 +854,7 @@ TEST_F(IpcClientTest, AClientTellsWhetherItsConnectionStandsWithoutBeingUsed) {
   EXPECT_TRUE(Says("peerd closed the connection")) << lh_last_error();
 }
 
-TEST_F(IpcClientTest, ClosingWithoutLeavingIsADeath) {
+TEST_F(ClientTest, ClosingWithoutLeavingIsADeath) {
   StartJoined();
   Hold(&ScriptedHandler::hold_posts);
   float* const data = Alloc(4);
@@ -872,7 +872,7 @@ TEST_F(IpcClientTest, ClosingWithoutLeavingIsADeath) {
 
 // ThreadSanitizer does not support threads on both sides of a fork().
 #if !defined(__SANITIZE_THREAD__)
-TEST_F(IpcClientTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
+TEST_F(ClientTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
   StartJoined();
   float* const data = Alloc(4);
   int to_child[2];
@@ -913,7 +913,7 @@ TEST_F(IpcClientTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
 
 // ------------------------------------------------------------------------------ C++
 
-TEST_F(IpcClientTest, TheCppHeaderCleansUpAfterItself) {
+TEST_F(ClientTest, TheCppHeaderCleansUpAfterItself) {
   Start();
   harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.members = {MemberId(7)}; });
   {
@@ -948,7 +948,7 @@ TEST_F(IpcClientTest, TheCppHeaderCleansUpAfterItself) {
 
 // The outcome comes at any moment of a loop that polls, between the look at the socket and the look
 // at the op too.
-TEST_F(IpcClientTest, ACppWaitThatTimesOutAsTheOutcomeComesIsNoError) {
+TEST_F(ClientTest, ACppWaitThatTimesOutAsTheOutcomeComesIsNoError) {
   Start();
   Hold(&ScriptedHandler::hold_posts);
   longhaul::Client client(harness_->path(), "cpp");
@@ -971,7 +971,7 @@ TEST_F(IpcClientTest, ACppWaitThatTimesOutAsTheOutcomeComesIsNoError) {
 // ------------------------------------------------------------------------------ states
 
 // Two tensors: "w" of 3 MiB and a half in the arena, "m" as large outside of it.
-class IpcClientStateTest : public IpcClientTest {
+class IpcClientStateTest : public ClientTest {
  protected:
   static constexpr uint64_t kSize = 7 * kMiB / 2;
 
