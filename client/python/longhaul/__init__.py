@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ._arena import empty
-from ._comm import Comm, OpInfo, Step, Work, World, join
+from ._comm import Comm, Step
 from ._errors import (
     Aborted,
     DeadlineExceeded,
@@ -43,8 +43,11 @@ from ._errors import (
     TooFewMembers,
     Unavailable,
 )
+from ._join import join
+from ._member import World
 from ._state import Progress, State, SyncInfo
 from ._version import __version__
+from ._work import OpInfo, Work
 
 if TYPE_CHECKING:
     from . import testing, torch

@@ -8,13 +8,11 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _digest
 from ._errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from ._state import _Tensor
+from ._state_tensor import StateTensor
 
 # In the file's metadata: texts by name.
 REVISION = "longhaul.revision"
@@ -49,7 +47,7 @@ def _package() -> Any:
 def save(
     path: str | os.PathLike[str],
     revision: int,
-    tensors: Sequence[_Tensor],
+    tensors: Sequence[StateTensor],
     entries: Sequence[_digest.Entry],
     digests: Sequence[bytes],
 ) -> None:
@@ -81,7 +79,7 @@ def save(
     _flush(os.path.dirname(target))
 
 
-def _spec(safetensors: Any, tensor: _Tensor, memory: Any) -> Any:
+def _spec(safetensors: Any, tensor: StateTensor, memory: Any) -> Any:
     shape = list(tensor.shape)
     if not hasattr(safetensors, "TensorSpec"):  # before 0.8, which is all there is for Python 3.9
         return {"dtype": tensor.dtype, "shape": shape, "data": bytes(memory)}
@@ -97,7 +95,7 @@ def _flush(path: str) -> None:
         os.close(handle)
 
 
-def load(path: str | os.PathLike[str], tensors: Sequence[_Tensor], entries: Sequence[_digest.Entry]) -> int:
+def load(path: str | os.PathLike[str], tensors: Sequence[StateTensor], entries: Sequence[_digest.Entry]) -> int:
     """Fills the tensors; the revision."""
     safetensors = _package()
     name = os.fspath(path)

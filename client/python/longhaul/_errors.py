@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from . import _native
 
-if TYPE_CHECKING:
-    from ._comm import Work
+
+class Pending(Protocol):
+    """An op that goes on: a longhaul.Work."""
+
+    def wait(self, timeout: float | None = None) -> Any: ...
+
+    def done(self) -> bool: ...
+
+    @property
+    def info(self) -> Any: ...
 
 
 class Error(Exception):
@@ -49,7 +57,7 @@ class DeadlineExceeded(Error, TimeoutError):
     """
 
     status = 5
-    work: Work | None = None
+    work: Pending | None = None
 
 
 class TooFewMembers(Error):
@@ -114,3 +122,11 @@ def error(status: int, what: str) -> Error:
 def check(status: int, what: str) -> None:
     if status != 0:
         raise error(status, what)
+
+
+def code_of(table: dict[str, int], value: str, name: str) -> int:
+    """The number of an option in the library; InvalidArgument names those that there are."""
+    try:
+        return table[value]
+    except (KeyError, TypeError):
+        raise InvalidArgument(f"{name} is {value!r}; give one of {', '.join(table)}") from None

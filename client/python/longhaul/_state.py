@@ -6,22 +6,27 @@ import ctypes
 import dataclasses
 import enum
 import functools
-import math
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Protocol, Union
 
 from . import _digest, _native
 from ._arena import Client
 from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check
+from ._state_tensor import Memory, StateTensor, tensor_of
 
-if TYPE_CHECKING:
-    from ._comm import Comm
 
-Memory = ctypes.Array[ctypes.c_char]
+class Holder(Protocol):
+    """The member that a State is in a sync of."""
+
+    @property
+    def client(self) -> Client: ...
+
+    def settle_if_out(self) -> None:
+        """Calls abandon() if that member is out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,145 +57,10 @@ class Progress:
 OnProgress = Union[bool, Callable[[Progress], None]]
 
 
-class _Tensor:
-    """A caller's tensor: what it is, and where its elements are."""
-
-    def __init__(self, name: str, value: Any, dtype: str) -> None:
-        if dtype not in _native.STATE_DTYPES:
-            raise InvalidArgument(
-                f"state tensor {name!r} has dtype {dtype}, which cannot be shared; "
-                f"convert it to one of {', '.join(_native.STATE_DTYPES)}"
-            )
-        self.name = name
-        self.value = value
-        self.dtype = dtype
-        self.shape: tuple[int, ...] = tuple(value.shape)
-        self.nbytes = math.prod(self.shape) * _native.ITEM_BYTES[dtype]
-
-    def dtype_now(self) -> str:
-        raise NotImplementedError
-
-    def check_declared(self) -> None:
-        """Raises InvalidArgument if it is no more what was declared: its memory would be taken for too large."""
-        dtype, shape = self.dtype_now(), tuple(self.value.shape)
-        if (dtype, shape) != (self.dtype, self.shape):
-            raise InvalidArgument(
-                f"state tensor {self.name!r} was declared as {self.dtype} {list(self.shape)} and is {dtype} {list(shape)} "
-                "now; make a new lh.State after what converts or resizes its tensors"
-            )
-
-    def address(self) -> int | None:
-        """Of its elements in host memory; None: they have gaps, or are elsewhere, and are staged."""
-        raise NotImplementedError
-
-    def read(self, memory: Memory) -> None:
-        """Copies its elements to `memory`."""
-        raise NotImplementedError
-
-    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
-        """Takes over what `memory` holds, at least these ranges of bytes, each (begin, end)."""
-        raise NotImplementedError
-
-    def host(self) -> Memory:
-        """Its bytes as they are now; a copy unless they lie in host memory without gaps."""
-        self.check_declared()
-        address = self.address()
-        if address is not None:
-            return (ctypes.c_char * self.nbytes).from_address(address)
-        memory = (ctypes.c_char * self.nbytes)()
-        self.read(memory)
-        return memory
-
-
-class _Array(_Tensor):
-    def __init__(self, name: str, array: Any) -> None:
-        if not array.dtype.isnative:
-            raise InvalidArgument(f"state tensor {name!r} is of another byte order; convert it with astype()")
-        if not array.flags.writeable:
-            raise InvalidArgument(f"state tensor {name!r} is read-only, and a sync may write to it; pass a copy")
-        super().__init__(name, array, array.dtype.name)
-
-    def dtype_now(self) -> str:
-        name: str = self.value.dtype.name
-        return name
-
-    def address(self) -> int | None:
-        if not self.value.flags.c_contiguous:
-            return None
-        address: int = self.value.__array_interface__["data"][0]
-        return address
-
-    def _view(self, memory: Any) -> Any:
-        import numpy
-
-        return numpy.frombuffer(memory, dtype=self.value.dtype).reshape(self.shape)
-
-    def read(self, memory: Memory) -> None:
-        self._view(memory)[...] = self.value
-
-    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
-        self.value[...] = self._view(memory)
-
-
-class _TorchTensor(_Tensor):
-    def __init__(self, name: str, torch: Any, tensor: Any) -> None:
-        if tensor.layout != torch.strided:
-            raise InvalidArgument(f"state tensor {name!r} has layout {tensor.layout}; pass to_dense() of it")
-        if tensor.is_conj() or tensor.is_neg():
-            raise InvalidArgument(f"state tensor {name!r} is a lazy view; pass resolve_conj().resolve_neg() of it")
-        super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""))
-        self.torch = torch
-
-    def dtype_now(self) -> str:
-        return str(self.value.dtype).replace("torch.", "")
-
-    def address(self) -> int | None:
-        if self.value.device.type != "cpu" or not self.value.is_contiguous():
-            return None
-        address: int = self.value.data_ptr()
-        return address
-
-    def _flat(self, memory: Memory) -> Any:
-        return self.torch.frombuffer(memory, dtype=self.value.dtype)
-
-    def _synchronize(self) -> None:
-        if self.value.device.type == "cuda":
-            self.torch.cuda.synchronize(self.value.device)
-
-    def read(self, memory: Memory) -> None:
-        # What streams still write to it has to be there; the copy itself waits for its end.
-        self._synchronize()
-        self._flat(memory).view(self.shape).copy_(self.value.detach())
-
-    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
-        flat = self._flat(memory)
-        own = self.value.detach()
-        if own.is_contiguous():
-            # Ranges are of whole chunks, and chunks of whole elements.
-            item = _native.ITEM_BYTES[self.dtype]
-            for begin, end in ranges:
-                part = slice(begin // item, end // item)
-                own.view(-1)[part].copy_(flat[part])
-        else:
-            own.copy_(flat.view(self.shape))
-        self._synchronize()
-
-
-def tensor_of(name: str, value: Any) -> _Tensor:
-    # A value can be of a package only if that is imported: neither is imported here.
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        return _Array(name, value)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _TorchTensor(name, torch, value)
-    raise TypeError(f"state tensor {name!r} is a {type(value).__name__}; pass a numpy array or a torch tensor")
-
-
 class Registration:
     """A state as one peerd knows it: until a tensor has moved, or the State is gone."""
 
-    def __init__(self, client: Client, tensors: list[_Tensor], allow_unequal: frozenset[str]) -> None:
+    def __init__(self, client: Client, tensors: list[StateTensor], allow_unequal: frozenset[str]) -> None:
         self.client = client
         self.addresses = [tensor.address() for tensor in tensors]
         # Where those that are staged lie in the arena, by number.
@@ -314,7 +184,7 @@ class State:
         self._registration: Registration | None = None
         self._phase = Phase.OWN
         # In sync, or held: for which member.
-        self._member: weakref.ref[Comm] | None = None
+        self._member: weakref.ref[Holder] | None = None
         # What peerd is to be told of them at the next sync; at most one is true. While they are held it knows.
         self._torn = False
         self._restored = False
@@ -408,7 +278,7 @@ class State:
         size = sum(tensor.nbytes for tensor in self._tensors)
         return f"<State revision={self._revision} tensors={len(self._tensors)} bytes={size} hash={self._synced_hash}>"
 
-    # ------------------------------------------------------------------ for Comm
+    # ------------------------------------------------------------------ for members
 
     def register(self, client: Client) -> Registration:
         """What the peerd of this client knows of it."""
@@ -448,11 +318,11 @@ class State:
         if self._phase is Phase.PREPARED:
             self._phase = Phase.OWN
 
-    def begin_sync(self, comm: Comm, options: _native.SyncOptions) -> None:
+    def begin_sync(self, member: Holder, options: _native.SyncOptions) -> None:
         """Makes everything ready for a sync of this member."""
-        self._check_free("sync", comm)
+        self._check_free("sync", member)
         held = self._phase is Phase.HELD
-        registration = self.register(comm._client)
+        registration = self.register(member.client)
         mode = _native.HASH_MODES["on_change"] if self._phase is Phase.PREPARED else self._mode
         for number in self._touched:
             registration.touch(number)
@@ -465,7 +335,7 @@ class State:
         options.torn = int(self._torn)
         options.restored = int(self._restored)
         self._phase = Phase.IN_SYNC
-        self._member = weakref.ref(comm)
+        self._member = weakref.ref(member)
 
     def end_sync(self, info: _native.SyncInfoStruct, problem: Error | None) -> SyncInfo | None:
         """A sync or a take is over; of one that failed the library says what is known all the same."""
@@ -506,7 +376,7 @@ class State:
         self._torn, self._restored = True, False
         self.touch()
 
-    def _check_free(self, what: str, comm: Comm | None = None) -> None:
+    def _check_free(self, what: str, asking: Holder | None = None) -> None:
         """Raises FailedPrecondition if the tensors are not the trainer's, nor held for this member."""
         if self._phase not in (Phase.IN_SYNC, Phase.HELD):
             return
@@ -514,12 +384,12 @@ class State:
         if member is None:
             self.abandon()
         else:
-            member._settle_if_out()
+            member.settle_if_out()
         if self._phase is Phase.IN_SYNC:
             raise FailedPrecondition(f"{what}: a sync of this state goes on; wait for its end")
-        if self._phase is Phase.HELD and comm is None:
+        if self._phase is Phase.HELD and asking is None:
             raise FailedPrecondition(f"{what}: the state is fetched into in the background; take() it first")
-        if self._phase is Phase.HELD and comm is not member:
+        if self._phase is Phase.HELD and asking is not member:
             raise FailedPrecondition(f"{what}: the state is fetched into for another member; that one has to take() it")
 
     def _check_declared(self) -> None:

@@ -1,0 +1,100 @@
+"""The all-reduces of one member: what a call asks for, and starting it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from . import _native
+from ._arena import Client
+from ._errors import DeadlineExceeded, InvalidArgument, code_of, error
+from ._tensor import Elements, elements_of
+from ._work import Op, OpInfo, Work, abandon, op_info
+
+
+def _elements(tensor: Any, out: Any) -> tuple[Elements, Elements]:
+    source = elements_of(tensor, "tensor", written=out is None)
+    target = source if out is None else elements_of(out, "out", written=True)
+    if (target.shape, target.dtype) != (source.shape, source.dtype):
+        raise InvalidArgument(
+            f"out is {target.dtype} {list(target.shape)}, tensor is {source.dtype} {list(source.shape)}: make them alike"
+        )
+    if source.count == 0:
+        raise InvalidArgument(f"tensor has no elements (shape {list(source.shape)}); there is nothing to reduce")
+    return source, target
+
+
+class AllReduces:
+    def __init__(self, client: Client, handle: ctypes.c_void_p) -> None:
+        self._client = client
+        self._handle = handle
+        # Ops that have ended within the call that started them.
+        self._spare: list[Op] = []
+
+    def run(
+        self,
+        owner: object,
+        tensor: Any,
+        op: str,
+        out: Any,
+        tag: int,
+        on_fault: str | None,
+        min_world: int,
+        algorithm: str,
+        async_op: bool,
+        timeout: float | None,
+    ) -> OpInfo | Work:
+        """As Comm.all_reduce(). The owner is kept while the op goes on."""
+        if async_op and timeout is not None:
+            raise InvalidArgument("timeout with async_op=True has no meaning; give it to wait()")
+        deadline = _native.Deadline(timeout)
+        source, target = _elements(tensor, out)
+        if not 0 <= tag < 1 << 64:
+            raise InvalidArgument(f"tag is {tag}; give a number from 0 to 2**64 - 1")
+        options = _native.AllReduceOptions()
+        options.source = source.address
+        options.target = target.address
+        options.count = source.count
+        options.dtype = _native.DTYPES[source.dtype]
+        options.op = code_of(_native.REDUCE_OPS, op, "op")
+        options.tag = tag
+        options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
+        if not 0 <= min_world < 1 << 32:
+            raise InvalidArgument(f"min_world is {min_world}; give a number of members, or 0")
+        options.min_world = min_world
+        options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
+        self._client.sweep()
+        try:
+            started = self._spare.pop()
+        except IndexError:
+            started = Op(self._client)
+        started.owner = owner
+        started.tensors = (source.owner, target.owner)
+        lib = _native.library()
+        handle = ctypes.byref(started.handle)
+        try:
+            if async_op:
+                status = lib.lh_all_reduce_start(self._handle, ctypes.byref(options), handle)
+            else:
+                info = _native.OpInfoStruct()
+                wait_ms = deadline.slice_ms()
+                status = lib.lh_all_reduce(self._handle, ctypes.byref(options), wait_ms, ctypes.byref(info), handle)
+                if status == _native.OK:
+                    started.owner = started.tensors = None
+                    self._spare.append(started)
+                    return op_info(info)
+            started.what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
+            if started.handle.value is None:
+                raise error(status, started.what)
+            if async_op:
+                return Work(started)
+            if started.wait(deadline):
+                return started.info()
+        except BaseException:
+            abandon(started)
+            raise
+        late = DeadlineExceeded(
+            f"{started.what}: no outcome after {timeout} s; it goes on and owns its tensors: wait for it with this error's .work"
+        )
+        late.work = Work(started)
+        raise late

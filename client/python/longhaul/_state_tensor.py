@@ -1,0 +1,149 @@
+"""Tensors of a state: what they are, and where their elements are."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from . import _native
+from ._errors import InvalidArgument
+
+Memory = ctypes.Array[ctypes.c_char]
+
+
+class StateTensor:
+    """A caller's tensor: what it is, and where its elements are."""
+
+    def __init__(self, name: str, value: Any, dtype: str) -> None:
+        if dtype not in _native.STATE_DTYPES:
+            raise InvalidArgument(
+                f"state tensor {name!r} has dtype {dtype}, which cannot be shared; "
+                f"convert it to one of {', '.join(_native.STATE_DTYPES)}"
+            )
+        self.name = name
+        self.value = value
+        self.dtype = dtype
+        self.shape: tuple[int, ...] = tuple(value.shape)
+        self.nbytes = math.prod(self.shape) * _native.ITEM_BYTES[dtype]
+
+    def dtype_now(self) -> str:
+        raise NotImplementedError
+
+    def check_declared(self) -> None:
+        """Raises InvalidArgument if it is no more what was declared: its memory would be taken for too large."""
+        dtype, shape = self.dtype_now(), tuple(self.value.shape)
+        if (dtype, shape) != (self.dtype, self.shape):
+            raise InvalidArgument(
+                f"state tensor {self.name!r} was declared as {self.dtype} {list(self.shape)} and is {dtype} {list(shape)} "
+                "now; make a new lh.State after what converts or resizes its tensors"
+            )
+
+    def address(self) -> int | None:
+        """Of its elements in host memory; None: they have gaps, or are elsewhere, and are staged."""
+        raise NotImplementedError
+
+    def read(self, memory: Memory) -> None:
+        """Copies its elements to `memory`."""
+        raise NotImplementedError
+
+    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
+        """Takes over what `memory` holds, at least these ranges of bytes, each (begin, end)."""
+        raise NotImplementedError
+
+    def host(self) -> Memory:
+        """Its bytes as they are now; a copy unless they lie in host memory without gaps."""
+        self.check_declared()
+        address = self.address()
+        if address is not None:
+            return (ctypes.c_char * self.nbytes).from_address(address)
+        memory = (ctypes.c_char * self.nbytes)()
+        self.read(memory)
+        return memory
+
+
+class _Array(StateTensor):
+    def __init__(self, name: str, array: Any) -> None:
+        if not array.dtype.isnative:
+            raise InvalidArgument(f"state tensor {name!r} is of another byte order; convert it with astype()")
+        if not array.flags.writeable:
+            raise InvalidArgument(f"state tensor {name!r} is read-only, and a sync may write to it; pass a copy")
+        super().__init__(name, array, array.dtype.name)
+
+    def dtype_now(self) -> str:
+        name: str = self.value.dtype.name
+        return name
+
+    def address(self) -> int | None:
+        if not self.value.flags.c_contiguous:
+            return None
+        address: int = self.value.__array_interface__["data"][0]
+        return address
+
+    def _view(self, memory: Any) -> Any:
+        import numpy
+
+        return numpy.frombuffer(memory, dtype=self.value.dtype).reshape(self.shape)
+
+    def read(self, memory: Memory) -> None:
+        self._view(memory)[...] = self.value
+
+    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
+        self.value[...] = self._view(memory)
+
+
+class _TorchTensor(StateTensor):
+    def __init__(self, name: str, torch: Any, tensor: Any) -> None:
+        if tensor.layout != torch.strided:
+            raise InvalidArgument(f"state tensor {name!r} has layout {tensor.layout}; pass to_dense() of it")
+        if tensor.is_conj() or tensor.is_neg():
+            raise InvalidArgument(f"state tensor {name!r} is a lazy view; pass resolve_conj().resolve_neg() of it")
+        super().__init__(name, tensor, str(tensor.dtype).replace("torch.", ""))
+        self.torch = torch
+
+    def dtype_now(self) -> str:
+        return str(self.value.dtype).replace("torch.", "")
+
+    def address(self) -> int | None:
+        if self.value.device.type != "cpu" or not self.value.is_contiguous():
+            return None
+        address: int = self.value.data_ptr()
+        return address
+
+    def _flat(self, memory: Memory) -> Any:
+        return self.torch.frombuffer(memory, dtype=self.value.dtype)
+
+    def _synchronize(self) -> None:
+        if self.value.device.type == "cuda":
+            self.torch.cuda.synchronize(self.value.device)
+
+    def read(self, memory: Memory) -> None:
+        # What streams still write to it has to be there; the copy itself waits for its end.
+        self._synchronize()
+        self._flat(memory).view(self.shape).copy_(self.value.detach())
+
+    def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
+        flat = self._flat(memory)
+        own = self.value.detach()
+        if own.is_contiguous():
+            # Ranges are of whole chunks, and chunks of whole elements.
+            item = _native.ITEM_BYTES[self.dtype]
+            for begin, end in ranges:
+                part = slice(begin // item, end // item)
+                own.view(-1)[part].copy_(flat[part])
+        else:
+            own.copy_(flat.view(self.shape))
+        self._synchronize()
+
+
+def tensor_of(name: str, value: Any) -> StateTensor:
+    # A value can be of a package only if that is imported: neither is imported here.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _Array(name, value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _TorchTensor(name, torch, value)
+    raise TypeError(f"state tensor {name!r} is a {type(value).__name__}; pass a numpy array or a torch tensor")

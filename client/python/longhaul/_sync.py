@@ -1,0 +1,191 @@
+"""The syncs of one member: those that go on, and what is fetched in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from . import _native
+from ._arena import Client
+from ._errors import DeadlineExceeded, FailedPrecondition, check, code_of, error
+from ._member import Member
+from ._state import Bar, OnProgress, Progress, State, SyncInfo
+
+# A transfer that fails fails for all of a sync, who are told to go on at once: this often.
+_SYNC_TRIES = 5
+
+
+@dataclasses.dataclass
+class _OpenSync:
+    """A sync that has no outcome yet."""
+
+    state: State
+    called_as_step: bool
+    at_step: bool  # its boundary is not behind this member yet
+    options: _native.SyncOptions
+
+
+def check_state(state: Any) -> None:
+    if not isinstance(state, State):
+        raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
+
+
+class Syncs:
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        # A sync whose call ended before it did: the next such call waits for it.
+        self._open_sync: _OpenSync | None = None
+        # In the background: what is fetched into.
+        self._held: State | None = None
+        # Peerd has not said whose its tensors are: it owes the answer to a take.
+        self._taking = False
+
+    @property
+    def client(self) -> Client:
+        return self._member.client
+
+    def check_begin_step(self) -> None:
+        """Raises FailedPrecondition where a boundary without a state is not what comes next."""
+        opened = self._open_sync
+        if opened is not None:
+            again = "step() with it" if opened.called_as_step else "sync_state()"
+            raise FailedPrecondition(f"begin_step: a sync of {opened.state!r} goes on; call {again} again")
+
+    def kept_revision(self, state: State) -> int | None:
+        self._member.check_joined()
+        check_state(state)
+        revision = ctypes.c_uint64()
+        registration = state.register(self._member.client)
+        check(
+            _native.library().lh_kept_revision(self._member.handle, registration.handle, ctypes.byref(revision)),
+            "kept_revision",
+        )
+        return None if revision.value == _native.NO_REVISION else revision.value
+
+    def take_state(self, state: State, timeout: float | None) -> bool:
+        self._member.check_joined()
+        check_state(state)
+        if self._held is not state:
+            raise FailedPrecondition(f"take of {state!r}: nothing is fetched into it in the background")
+        if self._open_sync is not None:
+            raise FailedPrecondition(f"take of {state!r}: a sync of it goes on; wait for its end")
+        if not state.held:
+            return True
+        deadline = _native.Deadline(timeout)
+        while True:
+            status = self._take(state, deadline.slice_ms())
+            if status != _native.DEADLINE_EXCEEDED or deadline.passed():
+                return status == _native.OK
+
+    def _take(self, state: State, wait_ms: int) -> int:
+        """OK: the tensors are this member's; DEADLINE_EXCEEDED, ABORTED: not yet. Raises other errors."""
+        info = _native.SyncInfoStruct()
+        handle = state.register(self._member.client).handle
+        status: int = _native.library().lh_state_take(self._member.handle, handle, wait_ms, ctypes.byref(info))
+        self._taking = status == _native.DEADLINE_EXCEEDED and not info.background
+        # Not here yet; or those who have it have changed it before it was, and the next step brings more.
+        if status in (_native.DEADLINE_EXCEEDED, _native.ABORTED):
+            return status
+        problem = None if status == _native.OK else error(status, f"take of {state!r}")
+        state.end_sync(info, problem)
+        if problem is not None:
+            self._held = state if info.background else None
+            raise problem
+        return status
+
+    def end_take(self, deadline: _native.Deadline) -> None:
+        """Waits for the answer that peerd owes, if it does."""
+        while self._taking and self._held is not None:
+            self._take(self._held, deadline.slice_ms())
+            if self._taking and deadline.passed():
+                raise DeadlineExceeded(f"take of {self._held!r}: peerd does not answer; look at its log, or call again")
+
+    def settle_if_out(self) -> None:
+        """If this member is out: its sync does not go on, and nothing is fetched for it any more."""
+        if self._member.is_out():
+            self.settle()
+
+    def settle(self) -> None:
+        opened = self._open_sync
+        if opened is not None:
+            with contextlib.suppress(DeadlineExceeded):
+                status, info = self._wait_for_sync(opened, _native.Deadline(0), None)
+                opened.state.end_sync(info, None if status == _native.OK else error(status, "sync"))
+            self._open_sync = None
+            # Of one without an outcome nobody will say how far it came.
+            opened.state.abandon()
+        if self._held is not None:
+            self._held.abandon()
+        self._held = None
+        self._taking = False
+
+    def sync(
+        self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
+    ) -> SyncInfo:
+        self._member.check_joined()
+        check_state(state)
+        self.end_take(deadline)
+        bar = Bar()
+        on_progress = bar if progress is True else progress or None
+        called_as_step = at_step
+        try:
+            for tries in range(_SYNC_TRIES):
+                if self._open_sync is None:
+                    options = _native.SyncOptions()
+                    options.strategy = code_of(_native.STRATEGIES, strategy, "strategy")
+                    state.begin_sync(self, options)
+                    self._open_sync = _OpenSync(state, called_as_step, at_step, options)
+                opened = self._open_sync
+                if opened.state is not state or opened.called_as_step != called_as_step:
+                    raise FailedPrecondition(
+                        f"sync of {state!r}: another one goes on, of {opened.state!r}: wait for its end first"
+                    )
+                at_step = opened.at_step
+                status, info = self._wait_for_sync(opened, deadline, on_progress)
+                problem = None if status == _native.OK else error(status, f"sync of {state!r}")
+                result = state.end_sync(info, problem)
+                self._held = state if info.background else None
+                if problem is None:
+                    assert result is not None
+                    return result
+                passed = bool(info.passed) or not at_step
+                if status != _native.ABORTED or not passed or tries + 1 == _SYNC_TRIES:
+                    raise problem
+                at_step = False
+        finally:
+            bar.close()
+        raise AssertionError("unreachable")
+
+    def _wait_for_sync(
+        self, opened: _OpenSync, deadline: _native.Deadline, on_progress: Callable[[Progress], None] | None
+    ) -> tuple[int, _native.SyncInfoStruct]:
+        """Begins it or finds it, whichever; its status and what is known of it."""
+        lib = _native.library()
+        call = lib.lh_begin_step_sync if opened.at_step else lib.lh_sync_state
+        info = _native.SyncInfoStruct()
+        told: Progress | None = None
+        while True:
+            status: int = call(
+                self._member.handle, ctypes.byref(opened.options), deadline.slice_ms(), ctypes.byref(info)
+            )
+            if status != _native.DEADLINE_EXCEEDED:
+                self._open_sync = None
+                return status, info
+            if on_progress is not None:
+                progress = self._progress()
+                if progress.bytes_total > 0 and progress != told:
+                    told = progress
+                    on_progress(progress)
+            if deadline.passed():
+                raise DeadlineExceeded(
+                    f"sync of {opened.state!r}: not done in time; it goes on and owns the tensors: "
+                    "call again to wait for it"
+                )
+
+    def _progress(self) -> Progress:
+        heard = _native.ProgressStruct()
+        check(_native.library().lh_sync_progress(self._member.handle, ctypes.byref(heard)), "progress")
+        return Progress(heard.bytes_done, heard.bytes_total, heard.bytes_per_second, heard.sources)
