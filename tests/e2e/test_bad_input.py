@@ -8,12 +8,11 @@ import random
 import re
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from trainers import Trainer
+from trainers import Trainer, assemble, trainers_of, until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary
@@ -25,13 +24,6 @@ SEED = int(os.environ.get("LONGHAUL_SEED", "1"))
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(peers=3) as started:
         yield started
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"did not happen in {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 def resident_mib(pid: int) -> float:
@@ -57,17 +49,8 @@ def test_members_that_disagree_all_get_invalid_argument_naming_both(
 ) -> None:
     run = "odd-" + request.node.callspec.id
     with ExitStack() as stack:
-        trainers: list[Trainer] = []
-        for i in range(3):
-            trainer = Trainer()
-            stack.callback(trainer.close)
-            trainer.start("join", socket=cluster.socket(i), run=run)
-            for other in trainers:
-                other.start("begin_step_until", size=i + 1)
-            for each in [*trainers, trainer]:
-                answer = each.finish()
-                assert "error" not in answer, answer
-            trainers.append(trainer)
+        trainers = trainers_of(stack, 3)
+        assemble(trainers, [cluster.socket(i) for i in range(3)], run)
         usual = {"count": 4096, "dtype": "float32", "op": "sum"}
         for i, trainer in enumerate(trainers):
             trainer.start("all_reduce", **{**usual, **(odd if i == 1 else {})})
@@ -137,11 +120,11 @@ def test_garbage_on_every_socket_is_refused_and_counted(cluster: LocalCluster) -
             throw(socket.AF_INET, host_port(peer.listen), data)
             throw(socket.AF_UNIX, peer.socket, data)
             throw(socket.AF_INET, host_port(cluster.coordinator), data)
-    wait_until(
+    until(
         lambda: peer.metric("longhaul_peerd_handshakes_refused_total") > handshakes + 100,
         "refused handshakes are counted",
     )
-    wait_until(
+    until(
         lambda: peer.metric("longhaul_peerd_requests_refused_total") > requests + 100,
         "refused requests are counted",
     )
@@ -163,17 +146,7 @@ def test_connections_that_say_nothing_do_not_keep_others_out(cluster: LocalClust
             sock = stack.enter_context(socket.socket())
             sock.settimeout(60)
             sock.connect(host_port(peer.listen))
-        trainers: list[Trainer] = []
-        for i in (0, 1):
-            trainer = Trainer()
-            stack.callback(trainer.close)
-            trainer.start("join", socket=cluster.socket(i), run="slow-strangers", timeout=60)
-            for other in trainers:
-                other.start("begin_step_until", size=i + 1)
-            for each in [*trainers, trainer]:
-                answer = each.finish()
-                assert "error" not in answer, answer
-            trainers.append(trainer)
+        assemble(trainers_of(stack, 2), [cluster.socket(i) for i in (0, 1)], "slow-strangers")
 
 
 # ---------------------------------------------------------------------- a wrong set-up

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-from trainers import Trainer, trainers_of
+from trainers import Trainer, trainers_of, until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, Peer
@@ -30,15 +29,6 @@ def cluster() -> Iterator[LocalCluster]:
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as started:
         yield started
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def kept_bytes(peer: Peer) -> float:
@@ -81,7 +71,7 @@ def test_the_last_holder_goes_on_where_it_crashed(cluster: LocalCluster, stack: 
     assert first["bytes"] == 0, "nothing came from other members"
     # And goes on: its own commits are kept in the same place.
     assert trainer.do("train", steps=2)["revision"] == 5
-    assert until(lambda: kept_bytes(cluster.peers[0]) == STATE_BYTES)
+    until(lambda: kept_bytes(cluster.peers[0]) == STATE_BYTES, "the state is kept")
     trainer.kill()
     trainer, kept = joined(stack, cluster, "t0", fill=0, place=place)
     assert kept == 5
@@ -114,7 +104,7 @@ def test_other_tensors_do_without_and_replace_what_was_kept(cluster: LocalCluste
     assert "kept state of no use" in log
     assert "has shape [200000] here and [700000] there" in log
     assert "kept state dropped" in log
-    assert until(lambda: 0 < kept_bytes(cluster.peers[0]) < STATE_BYTES)
+    until(lambda: 0 < kept_bytes(cluster.peers[0]) < STATE_BYTES, "the smaller state is kept")
 
 
 def test_a_member_that_comes_back_among_others_is_brought_to_the_present(stack: ExitStack) -> None:
@@ -172,11 +162,11 @@ def test_what_nobody_takes_up_is_given_back_in_time(stack: ExitStack) -> None:
         peer = cluster.peers[0]
         trainer, _ = joined(stack, cluster, "t0", fill=5)
         trainer.do("train", steps=3)
-        assert until(lambda: kept_bytes(peer) == STATE_BYTES)
+        until(lambda: kept_bytes(peer) == STATE_BYTES, "the state is kept")
         assert kept_mappings(peer) == 1
         trainer.kill()
-        assert until(lambda: kept_bytes(peer) == 0)
-        assert until(lambda: kept_mappings(peer) == 0)
+        until(lambda: kept_bytes(peer) == 0, "the state is dropped")
+        until(lambda: kept_mappings(peer) == 0, "its memory is given back")
         assert "nobody of its name came in time" in peer.log.read_text()
         trainer, kept = joined(stack, cluster, "t0", fill=0)
         assert kept is None
@@ -199,7 +189,7 @@ def test_a_transfer_that_breaks_off_leaves_what_was_agreed_on_before() -> None:
             array[:] = 7
         infos = [pool.submit(comms[i].sync_state, states[i], timeout=PATIENCE) for i in range(2)]
         agreed, _ = (info.result(PATIENCE).hash for info in infos)
-        assert until(lambda: kept_bytes(cluster.peers[1]) == size)
+        until(lambda: kept_bytes(cluster.peers[1]) == size, "the state is kept")
         for state, array, fill in zip(states, arrays, (8, 9)):
             state.revision = 1
             array[:] = fill

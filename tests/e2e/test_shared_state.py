@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from trainers import until
 
 import longhaul as lh
 from longhaul.testing import LocalCluster, find_binary
@@ -98,13 +98,6 @@ class Group:
             except lh.Error:
                 pass
         self._pool.shutdown()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"did not happen in {PATIENCE} s: {what}"
-        time.sleep(0.01)
 
 
 def status_of(cluster: LocalCluster, run: str) -> list[dict[str, Any]]:

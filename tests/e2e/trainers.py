@@ -11,17 +11,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from longhaul.testing import LocalCluster
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
+# How long anything may take on a busy machine.
+PATIENCE_S = 60
 # Of a group in these tests.
 MEMBERS_MAX = 8
 # Ops that post() holds back.
 HELD = 2
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Returns when the condition holds, and fails if that takes for ever."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen in {PATIENCE_S} s: {what}"
+        time.sleep(0.01)
 
 
 class Trainer:
