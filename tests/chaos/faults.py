@@ -7,15 +7,25 @@ import dataclasses
 import random
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from world import DATA_PORT, PATIENCE_S, Host, World, host_drop, pair_drop, reset_some, run
 
-if TYPE_CHECKING:
-    from chaos import Fleet
-
 # A silence shorter than this share of detect_ms must not be taken for a death.
 SHORT = 0.6
+
+
+class Fleet(Protocol):
+    """The hosts that faults befall."""
+
+    world: World
+
+    def start_trainers(self, host: Host) -> None: ...
+
+    def ended(self, host: Host) -> bool:
+        """By the book: SIGTERM to peerd, which drains. True: it is gone."""
+
+    def end_host(self, host: Host) -> None: ...
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ import unittest
 from collections.abc import Callable
 from pathlib import Path
 
+import cycles
 import layering
 import purity
 import sources
@@ -26,6 +27,35 @@ def findings(check: Check, files: dict[str, str]) -> list[str]:
 
 def one(check: Check, path: str, text: str) -> int:
     return len(findings(check, {path: text}))
+
+
+class Cycles(unittest.TestCase):
+    def test_a_header_and_its_source_are_one_module(self) -> None:
+        a = {"base/a.h": '#include "base/b.h"\n', "base/b.h": "", "base/b.cc": '#include "base/b.h"\n'}
+        self.assertEqual(findings(cycles.check, a), [])
+        a["base/b.cc"] += '#include "base/a.h"\n'
+        self.assertEqual(findings(cycles.check, a), ["base/a.h:1"])
+
+    def test_a_circle_is_told_once(self) -> None:
+        a = {f"base/{i}.h": f'\n#include "base/{(i + 1) % 3}.h"\n' for i in range(3)}
+        a["base/9.h"] = '#include "base/0.h"\n'
+        self.assertEqual(findings(cycles.check, a), ["base/0.h:2"])
+
+    def test_imports_for_types_count(self) -> None:
+        a = {
+            "client/p/_a.py": "from . import _b, _c\n",
+            "client/p/_b.py": "if TYPE_CHECKING:\n    from ._a import A\n",
+            "client/p/_c.py": "import os\n",
+        }
+        self.assertEqual(findings(cycles.check, a), ["client/p/_a.py:1"])
+        a["client/p/_b.py"] = "from ._c import C\n"
+        self.assertEqual(findings(cycles.check, a), [])
+
+    def test_a_module_of_the_same_directory_is_meant(self) -> None:
+        a = {"bench/ring.py": "from wan import Wan\n", "bench/wan.py": "", "tests/wan/wan.py": "import ring\n"}
+        self.assertEqual(findings(cycles.check, a), [])
+        a["bench/wan.py"] = "import ring\n"
+        self.assertEqual(findings(cycles.check, a), ["bench/ring.py:1"])
 
 
 class Layering(unittest.TestCase):

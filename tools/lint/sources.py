@@ -87,4 +87,4 @@ def main(check: Callable[[Path], tuple[int, list[Finding]]], title: str, advice:
 
 
 if __name__ == "__main__":
-    sys.exit("run layering.py or purity.py")
+    sys.exit("run cycles.py, layering.py or purity.py")
