@@ -22,7 +22,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 
-from wan import Wan, scenarios, settings_of  # noqa: E402
+from testbed import Wan, scenarios, settings_of  # noqa: E402
 from workers import MIB, Failure, Member, Trainer, finish_all, work  # noqa: E402
 
 SCENARIO = "six_hosts_asymmetric"

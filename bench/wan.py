@@ -42,7 +42,7 @@ sys.path[:0] = [str(ROOT / "tests" / "wan"), str(ROOT / "tests" / "chaos")]
 
 import machine  # noqa: E402
 import ring  # noqa: E402
-from wan import Wan, uniform, why_not  # noqa: E402
+from testbed import Wan, uniform, why_not  # noqa: E402
 from workers import MIB, Failure, Member, Trainer, finish_all, work  # noqa: E402
 from world import DATA_PORT, Host, Process  # noqa: E402
 
@@ -148,7 +148,8 @@ class Team:
         self.ops += 1
         for trainer in self.trainers:
             trainer.start("op")
-        return max(finish_all(self.trainers))
+        slowest: tuple[float, str] = max(finish_all(self.trainers))
+        return slowest
 
     def cpu_seconds(self) -> float:
         return machine.cpu_seconds(self.pids)

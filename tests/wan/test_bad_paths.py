@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 import pytest
+from testbed import Wan, uniform, why_not
 from trainer import main as trainer_main
-from wan import Wan, uniform, why_not
 
 MINUTES = float(os.environ.get("LONGHAUL_BAD_PATHS_MINUTES", "0.3"))
 HOSTS = 4

@@ -16,11 +16,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from trainers import all_do, trainers_of
-from wan import SETTINGS, EmulatorError, Wan, access_of, scenarios, settings_of, uniform, why_not
-
-# How long anything may take on a busy machine.
-PATIENCE_S = 60
+from testbed import SETTINGS, EmulatorError, Wan, access_of, scenarios, settings_of, uniform, why_not
+from trainers import PATIENCE_S, all_do, trainers_of, until
 
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
 
@@ -124,26 +121,19 @@ def test_a_packet_takes_its_delay_and_is_swallowed_while_down(stack: ExitStack, 
 
     assert round_trip() >= 0.045
     wan.link("h0", "h1", delay="1ms")
-    until(lambda: round_trip() < 0.045)
+    until(lambda: round_trip() < 0.045, "a packet takes less than it did")
 
     wan.down("h0", "h1")
     sender.send(b"never arrives")
-    until(lambda: wan.counters("h0", "h1").get("blackholed") == 1)
+    until(lambda: wan.counters("h0", "h1").get("blackholed") == 1, "it is swallowed")
     wan.up("h0", "h1")
     round_trip()
     wan.down("h1")
     receiver.sendto(b"never arrives", sender.getsockname())
-    until(lambda: wan.counters("h1", "h0").get("blackholed") == 1)
+    until(lambda: wan.counters("h1", "h0").get("blackholed") == 1, "it is swallowed")
     wan.up("h1")
     round_trip()
     assert wan.validity()["refused"] == 0
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @needs_namespaces
@@ -162,7 +152,7 @@ def test_the_share_of_datagrams_that_is_lost_is_what_was_set(stack: ExitStack, t
     count = 5000
     for i in range(count):
         sender.send(i.to_bytes(4, "big") + bytes(796))
-    until(lambda: wan.counters("h0", "h1").get("entered") == count)
+    until(lambda: wan.counters("h0", "h1").get("entered") == count, "all are on their way")
     wan.set("h0", "h1", loss="0")
     sender.send(b"end")
     thread.join(PATIENCE_S)
