@@ -93,8 +93,9 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::SyncDone& message);
   Violation Handle(PeerId peer, const control::LinkReport& message);
 
+  bool MayAttach(const control::Hello& hello) const;
   void Attach(SessionId session, const control::Hello& hello);
-  void Drop(SessionId session, const std::string& reason);
+  void Drop(SessionId session, const std::string& reason, StreamEnd end);
   void Detach(SessionId session, const std::string& reason);
   void PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms);
   bool Quiet(PeerId peer) const;
@@ -106,6 +107,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   GroupConfig GroupConfigNow() const { return {config_.detect_ms, config_.ring_interval_ms}; }
   void ForgetEmptyRuns();
   void OrderARing();
+  std::string RefuseGroup(const GroupKey& key) const;
   std::string RefuseJoin(PeerId peer, const control::Join& join) const;
   Group& EnsureGroup(const GroupKey& key);
   Group* FindGroup(const GroupKey& key);
@@ -260,13 +262,23 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
   if (!it->second.peer) {
     const auto* hello = std::get_if<control::Hello>(&event.message);
     if (hello == nullptr || !hello->peer) {
-      Drop(event.session, hello == nullptr ? "against the protocol: the first message is not Hello"
-                                           : "against the protocol: Hello names no peer");
+      Drop(event.session,
+           hello == nullptr ? "against the protocol: the first message is not Hello"
+                            : "against the protocol: Hello names no peer",
+           StreamEnd::kViolation);
     } else if (hello->protocol != control::kProtocolVersion) {
       Drop(event.session,
            "against the protocol: " + ToString(hello->peer) + " (release " + Clean(hello->version) +
                ") speaks protocol " + std::to_string(hello->protocol) + ", this coordinator " +
-               std::to_string(control::kProtocolVersion) + ": run the same release at both ends");
+               std::to_string(control::kProtocolVersion) + ": run the same release at both ends",
+           StreamEnd::kViolation);
+    } else if (!MayAttach(*hello)) {
+      Drop(event.session,
+           "another stream of " + ToString(hello->peer) +
+               " is heard, and this one does not bring that peer's secret: it is not the peer, or "
+               "has lost the answer to its first Hello; it may come when the other is silent for " +
+               std::to_string(config_.detect_ms) + " ms",
+           StreamEnd::kStranger);
     } else {
       Attach(event.session, *hello);
     }
@@ -275,7 +287,15 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
   const PeerId peer = it->second.peer;
   const Violation violation = std::visit(
       [this, peer](const auto& message) { return Handle(peer, message); }, event.message);
-  if (violation) Drop(event.session, "against the protocol: " + *violation);
+  if (violation) Drop(event.session, "against the protocol: " + *violation, StreamEnd::kViolation);
+}
+
+// A stranger must not end the stream of a peer that lives, which would remove the peer's members.
+// Where no stream is heard the peer comes back without a secret: it is of an earlier start of the
+// coordinator, or the Welcome with it was lost.
+bool CoordinatorCore::Impl::MayAttach(const control::Hello& hello) const {
+  if (!Attached(hello.peer) || Quiet(hello.peer)) return true;
+  return SameSecret(hello.secret, PeerSecret(config_.entropy, hello.peer));
 }
 
 void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hello) {
@@ -295,7 +315,8 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
        "peer attached peer=" + ToString(hello.peer) + " host=" + Clean(hello.host) +
            " endpoint=" + (hello.endpoints.empty() ? "" : Clean(hello.endpoints.front())) +
            " version=" + Clean(hello.version));
-  Send(hello.peer, control::Welcome{config_.incarnation, config_.detect_ms});
+  Send(hello.peer, control::Welcome{config_.incarnation, config_.detect_ms,
+                                    PeerSecret(config_.entropy, hello.peer)});
   if (!peer.drain_reason.empty()) Send(hello.peer, control::Drain{peer.drain_reason});
 
   // What it says of each group; nothing of the others that it has members in.
@@ -328,8 +349,8 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
 }
 
 // We end the session; whatever still arrives on it is ignored.
-void CoordinatorCore::Impl::Drop(SessionId session, const std::string& reason) {
-  actions_.push_back(CloseSession{session, reason});
+void CoordinatorCore::Impl::Drop(SessionId session, const std::string& reason, StreamEnd end) {
+  actions_.push_back(CloseSession{session, reason, end});
   Detach(session, reason);
 }
 
@@ -453,11 +474,27 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   return std::nullopt;
 }
 
+// Why there can be no such group; empty: there is one, or there can be.
+std::string CoordinatorCore::Impl::RefuseGroup(const GroupKey& key) const {
+  const std::string until = "; a run that has had no member for " +
+                            std::to_string(kRunEmptyMax / Seconds(1)) + " s is forgotten";
+  if (!runs_.contains(key.run) && runs_.size() >= LH_COORDINATOR_RUNS_MAX) {
+    return "the coordinator has " + std::to_string(runs_.size()) +
+           " runs, the most it can have (LH_COORDINATOR_RUNS_MAX)" + until;
+  }
+  if (!groups_.contains(key) && groups_.size() >= LH_COORDINATOR_GROUPS_MAX) {
+    return "the coordinator has " + std::to_string(groups_.size()) +
+           " groups of all its runs, the most it can have (LH_COORDINATOR_GROUPS_MAX)" + until;
+  }
+  return "";
+}
+
 // Why the peer can have no further member in the group; empty: it can.
 std::string CoordinatorCore::Impl::RefuseJoin(PeerId peer, const control::Join& join) const {
   const std::string what =
       "join of " + ToString(join.group) + " at " + ToString(peer) + " refused: ";
   if (Draining(peer)) return what + "the peer is draining; join at another host";
+  if (const std::string full = RefuseGroup(join.group); !full.empty()) return what + full;
   const auto group = groups_.find(join.group);
   size_t members = 0;
   size_t local = 0;
@@ -673,7 +710,7 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
   const std::string quiet = "silent for " + std::to_string(kLease * config_.detect_ms) + " ms";
   for (SessionId id : silent) {
     const PeerId peer = sessions_.at(id).peer;
-    Drop(id, quiet);
+    Drop(id, quiet, StreamEnd::kGone);
     if (peers_.contains(peer))
       PeerDied(peer, quiet, static_cast<uint32_t>(kLease) * config_.detect_ms);
   }

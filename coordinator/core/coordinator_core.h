@@ -80,10 +80,16 @@ struct ToPeer {
   SessionId session;
   control::CoordinatorMessage message;
 };
-// The peer broke the protocol or was replaced by a newer session.
+// Why a stream is ended; each has a status of its own on the wire.
+enum class StreamEnd : uint8_t {
+  kGone,       // replaced by a newer stream of the same peer, or silent
+  kViolation,  // the peer broke the protocol
+  kStranger,   // it speaks for a peer that is heard, and does not know the peer's secret
+};
 struct CloseSession {
   SessionId session;
   std::string reason;
+  StreamEnd end = StreamEnd::kGone;
 };
 // Mutations to make durable as one transaction, before anything after this action takes effect.
 struct Persist {
@@ -116,8 +122,8 @@ struct CoreConfig {
   // A group's ring is ordered anew at most so often, and a better one looked for at most ten times
   // in that; 0: never.
   uint32_t ring_interval_ms = 300000;
-  // 32 bytes of the system's randomness, fresh at each start: run secrets, and through them the
-  // tokens of epochs, derive from it. Nothing else in the core is random.
+  // 32 bytes of the system's randomness, fresh at each start. Derived from it: run secrets, and
+  // through them the tokens of epochs; the secrets of peers. Nothing else in the core is random.
   std::string entropy;
 };
 

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/core/token.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/wire/limits.h"
 #include "tests/support/core_harness.h"
@@ -10,6 +12,9 @@
 namespace longhaul::coordinator {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using Texts = std::vector<std::string>;
 
 class CoordinatorCoreTest : public testing::Test {
@@ -896,6 +901,106 @@ TEST_F(CoordinatorCoreTest, ASecondStreamReplacesTheFirst) {
   EXPECT_EQ(h.closings(), Texts{"replaced by a newer stream of p2"});
   h.Wait(3000);
   EXPECT_EQ(Admitted(), 2u);
+}
+
+// Whoever knows a peer's id, which is in every log, must not be able to end its stream: that would
+// remove its members.
+TEST_F(CoordinatorCoreTest, AStrangerDoesNotReplaceTheStreamOfAPeerThatIsHeard) {
+  Found(2);
+  const std::string secret = h.Secret(P(2));
+  ASSERT_EQ(secret.size(), kSecretBytes);
+  for (const std::string& guess : {std::string(), std::string("x"), std::string(kSecretBytes, 'x'),
+                                   h.Secret(P(1)), secret + "x"}) {
+    const SessionId stranger(500 + h.closings().size());
+    h.Step(SessionOpened{stranger});
+    control::Hello hello;
+    hello.peer = P(2);
+    hello.endpoints = {"10.6.6.6:29700"};
+    hello.protocol = control::kProtocolVersion;
+    hello.secret = guess;
+    h.Step(FromPeer{stranger, hello});
+    EXPECT_THAT(h.closings().back(), HasSubstr("another stream of p2 is heard"));
+    h.Step(SessionClosed{stranger});
+  }
+  EXPECT_EQ(h.closings().size(), 5u);
+  EXPECT_TRUE(h.HasStream(P(2)));
+  h.Wait(3000);
+  EXPECT_EQ(Admitted(), 2u);
+  EXPECT_EQ(h.Stored().committed, Epoch(2));
+  EXPECT_EQ(h.View().ring[1].endpoint, "10.0.0.2:29700");
+}
+
+// The first Welcome may be lost with the stream on which it went, or the stream may hang.
+TEST_F(CoordinatorCoreTest, APeerThatIsNotHeardComesBackWithoutASecret) {
+  Found(2);
+  h.Hang(P(2));
+  h.SetSecret(P(2), "");
+  h.Wait(900);
+  h.Reattach(P(2));
+  EXPECT_THAT(h.closings().back(), HasSubstr("it may come when the other is silent for 1000 ms"));
+  h.Wait(200);
+  h.Reattach(P(2));
+  h.Run();
+  EXPECT_EQ(h.closings().back(), "replaced by a newer stream of p2");
+  h.SetSecret(P(2), "");
+  h.Close(P(2));
+  h.Reattach(P(2));
+  h.Run();
+  EXPECT_EQ(h.closings().size(), 2u);
+  EXPECT_EQ(Admitted(), 2u);
+}
+
+// Secrets are of one start of the coordinator.
+TEST_F(CoordinatorCoreTest, AfterARestartPeersComeBackWithTheSecretOfBefore) {
+  Found(2);
+  const std::string before = h.Secret(P(2));
+  h.Boot();
+  for (const uint64_t p : {1, 2}) h.Reattach(P(p));
+  h.Run();
+  EXPECT_NE(h.Secret(P(2)), before);
+  EXPECT_TRUE(h.closings().empty());
+  h.Wait(5000);
+  EXPECT_EQ(Admitted(), 2u);
+}
+
+TEST_F(CoordinatorCoreTest, RunsAreBounded) {
+  h.SetUnchecked(true);
+  size_t runs = 0;
+  const auto join = [&](const std::string& run) {
+    const PeerId peer = P(1 + runs / LH_GROUPS_MAX);
+    if (!h.HasStream(peer)) h.Attach(peer);
+    h.Say(peer, control::Join{++runs, {run, 0}, "t"});
+    return h.Take(peer).back();
+  };
+  for (size_t i = 0; i < LH_COORDINATOR_RUNS_MAX; ++i) {
+    ASSERT_THAT(join("run" + std::to_string(i)), Not(HasSubstr("refused")));
+  }
+  EXPECT_EQ(h.store().runs.size(), LH_COORDINATOR_RUNS_MAX);
+  EXPECT_THAT(join("one-too-many"),
+              AllOf(HasSubstr("the coordinator has 1024 runs, the most it can have "
+                              "(LH_COORDINATOR_RUNS_MAX)"),
+                    HasSubstr("no member for 600 s is forgotten")));
+  EXPECT_FALSE(h.store().runs.contains("one-too-many"));
+  EXPECT_EQ(h.Notices("refuse").size(), 1u);
+  // Those that there are take members as before.
+  EXPECT_THAT(join("run7"), Not(HasSubstr("refused")));
+}
+
+TEST_F(CoordinatorCoreTest, GroupsOfAllRunsTogetherAreBounded) {
+  h.SetUnchecked(true);
+  uint32_t groups = 0;
+  const auto join = [&](const std::string& run) {
+    const PeerId peer = P(1 + groups / LH_GROUPS_MAX);
+    if (!h.HasStream(peer)) h.Attach(peer);
+    h.Say(peer, control::Join{++groups, {run, groups}, "t"});
+    return h.Take(peer).back();
+  };
+  for (size_t i = 0; i < LH_COORDINATOR_GROUPS_MAX; ++i) {
+    ASSERT_THAT(join(i % 2 == 0 ? "even" : "odd"), Not(HasSubstr("refused")));
+  }
+  EXPECT_THAT(join("even"), HasSubstr("4096 groups of all its runs, the most it can have "
+                                      "(LH_COORDINATOR_GROUPS_MAX)"));
+  EXPECT_EQ(h.store().groups.size(), LH_COORDINATOR_GROUPS_MAX);
 }
 
 TEST_F(CoordinatorCoreTest, WhatIsAgainstTheProtocolEndsTheStream) {

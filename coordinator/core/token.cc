@@ -90,6 +90,19 @@ std::string RunSecret(const std::string& entropy, uint64_t number, const std::st
   return Derive(entropy, data);
 }
 
+std::string PeerSecret(const std::string& entropy, PeerId peer) {
+  std::string data("longhaul peer secret 1\0", 23);
+  AppendLittle(peer.value(), 8, &data);
+  return Derive(entropy, data);
+}
+
+bool SameSecret(const std::string& a, const std::string& b) {
+  if (a.size() != b.size()) return false;
+  uint8_t different = 0;
+  for (size_t i = 0; i < a.size(); ++i) different |= static_cast<uint8_t>(a[i] ^ b[i]);
+  return different == 0;
+}
+
 std::string EpochToken(const std::string& run_secret, uint32_t group, Epoch epoch) {
   std::string data("longhaul epoch token 1\0", 23);
   AppendLittle(group, 4, &data);

@@ -1,10 +1,10 @@
-// Secrets of runs and epochs, derived so that knowing one tells nothing about another.
+// Secrets of runs, epochs and peers, derived so that knowing one tells nothing about another.
 //
-// The function behind both is SipHash-2-4 with 128 bits of output, a pseudo-random function keyed
-// with 128 bits. A 32-byte secret is two independent keys; each yields one half of the 32-byte
-// result. Guessing a result or a secret thus means searching 128 bits, and the members of one
-// epoch, who know its token, cannot compute the token of another. Pure: no library, no randomness
-// of its own.
+// The function behind all of them is SipHash-2-4 with 128 bits of output, a pseudo-random function
+// keyed with 128 bits. A 32-byte secret is two independent keys; each yields one half of the
+// 32-byte result. Guessing a result or a secret thus means searching 128 bits, and the members of
+// one epoch, who know its token, cannot compute the token of another. Pure: no library, no
+// randomness of its own.
 #pragma once
 
 #include <array>
@@ -24,6 +24,13 @@ std::array<uint8_t, 16> SipHash128(const std::array<uint8_t, 16>& key, std::stri
 
 // The secret of the `number`th run that a coordinator with this entropy creates.
 std::string RunSecret(const std::string& entropy, uint64_t number, const std::string& run);
+
+// What a peer has to know in order to replace its own control stream, at a coordinator with this
+// entropy.
+std::string PeerSecret(const std::string& entropy, PeerId peer);
+
+// Takes the same time whatever the secrets are, if both have the same size.
+bool SameSecret(const std::string& a, const std::string& b);
 
 // What authenticates the lanes of one epoch of one group.
 std::string EpochToken(const std::string& run_secret, uint32_t group, Epoch epoch);

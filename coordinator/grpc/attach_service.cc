@@ -12,19 +12,21 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <algorithm>
+#include <chrono>
 #include <deque>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "coordinator/grpc/services.h"
 #include "proto/control/convert.h"
 #include "proto/longhaul/v1/coordinator.grpc.pb.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -49,6 +51,18 @@ absl::StatusOr<control::PeerMessage> Parse(const grpc::ByteBuffer& buffer) {
       std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
 }
 
+grpc::StatusCode CodeOf(StreamEnd end) {
+  switch (end) {
+    case StreamEnd::kGone:
+      return grpc::StatusCode::ABORTED;
+    case StreamEnd::kViolation:
+      return grpc::StatusCode::INVALID_ARGUMENT;
+    case StreamEnd::kStranger:
+      return grpc::StatusCode::PERMISSION_DENIED;
+  }
+  return grpc::StatusCode::INTERNAL;
+}
+
 grpc::Status ShuttingDown() {
   return {grpc::StatusCode::UNAVAILABLE,
           "the coordinator is shutting down; try again, or the next address"};
@@ -69,8 +83,10 @@ class Stream final : public SessionPort, public std::enable_shared_from_this<Str
 
   // ---- SessionPort
   void Send(const control::CoordinatorMessage& message) override;
-  void Close(const std::string& reason) override;
+  void Close(StreamEnd end, const std::string& reason) override;
   void Taken() override;
+
+  const std::string& client() const { return client_; }
 
   void End(const grpc::Status& status) {
     MutexLock lock(&mutex_);
@@ -96,6 +112,7 @@ class Stream final : public SessionPort, public std::enable_shared_from_this<Str
   CoordinatorLoop* loop_ = nullptr;
   CoordinatorMetrics* metrics_ = nullptr;
   std::optional<SessionId> session_;
+  bool greeted_ = false;  // the peer has said something; of the reading thread
 
   Mutex mutex_;
   Reactor* reactor_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null when the call is over
@@ -127,8 +144,15 @@ class AttachService final
     for (const std::shared_ptr<Stream>& stream : streams) stream->End(ShuttingDown());
   }
 
+  // The peer has said Hello.
+  void Greeted(const Stream& stream) {
+    MutexLock lock(&mutex_);
+    TakeFromWaiting(stream);
+  }
+
   void Forget(const std::shared_ptr<Stream>& stream) {
     MutexLock lock(&mutex_);
+    TakeFromWaiting(*stream);
     streams_.erase(stream);
   }
 
@@ -137,20 +161,61 @@ class AttachService final
     auto stream = std::make_shared<Stream>(this, context);
     Reactor* const reactor = stream->MakeReactor();
     bool draining = false;
+    std::shared_ptr<Stream> put_out;
     {
       MutexLock lock(&mutex_);
       streams_.insert(stream);
+      waiting_.push_back(stream);
+      metrics_->SetStreamsWithoutHello(waiting_.size());
       draining = draining_;
+      if (waiting_.size() > LH_STREAMS_WITHOUT_HELLO_MAX) put_out = waiting_.front();
     }
     if (draining) stream->End(ShuttingDown());
+    if (put_out != nullptr) PutOut(*put_out);
     stream->Begin(loop_, metrics_);
     return reactor;
+  }
+
+  // Makes place for another stream. The one that has waited longest goes: a peer says Hello at
+  // once, so a flood of silent callers puts out its own.
+  void PutOut(Stream& stream) {
+    bool log = false;
+    {
+      MutexLock lock(&mutex_);
+      TakeFromWaiting(stream);
+      const auto now = std::chrono::steady_clock::now();
+      log = now >= quiet_until_;
+      if (log) quiet_until_ = now + std::chrono::minutes(1);
+    }
+    metrics_->OnRefused();
+    if (log) {
+      Log(LogLevel::kWarning, absl::StrCat("more than ", LH_STREAMS_WITHOUT_HELLO_MAX,
+                                           " control streams have not said Hello: those that wait "
+                                           "longest are ended",
+                                           LogField("client", stream.client())));
+    }
+    stream.End(
+        {grpc::StatusCode::RESOURCE_EXHAUSTED,
+         absl::StrCat("no Hello came on this stream, and ", LH_STREAMS_WITHOUT_HELLO_MAX,
+                      " later ones are waiting to say theirs (LH_STREAMS_WITHOUT_HELLO_MAX): "
+                      "send Hello as the first message, at once")});
+  }
+
+  void TakeFromWaiting(const Stream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto it = std::find_if(waiting_.begin(), waiting_.end(),
+                                 [&](const auto& other) { return other.get() == &stream; });
+    if (it == waiting_.end()) return;
+    waiting_.erase(it);
+    metrics_->SetStreamsWithoutHello(waiting_.size());
   }
 
   CoordinatorLoop* const loop_;
   CoordinatorMetrics* const metrics_;
   Mutex mutex_;
   std::set<std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
+  // Those of them that have not said Hello, in the order in which they came.
+  std::deque<std::shared_ptr<Stream>> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point quiet_until_ ABSL_GUARDED_BY(mutex_);  // no log line before
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -214,10 +279,9 @@ void Stream::Send(const control::CoordinatorMessage& message) {
   StartNextWriteLocked();
 }
 
-void Stream::Close(const std::string& reason) {
-  const bool refused = absl::StartsWith(reason, "against the protocol");
-  if (refused) Refused(reason);
-  End({refused ? grpc::StatusCode::INVALID_ARGUMENT : grpc::StatusCode::ABORTED, reason});
+void Stream::Close(StreamEnd end, const std::string& reason) {
+  if (end != StreamEnd::kGone) Refused(reason);
+  End({CodeOf(end), reason});
 }
 
 void Stream::Taken() {
@@ -234,6 +298,8 @@ void Stream::OnReadDone(bool ok) {
     Refused(why);
     return End({grpc::StatusCode::INVALID_ARGUMENT, why});
   }
+  // Whatever it is: the core ends a stream that begins with something else than Hello.
+  if (!std::exchange(greeted_, true)) service_->Greeted(*this);
   loop_->PostMessage(*session_, *std::move(message));
 }
 

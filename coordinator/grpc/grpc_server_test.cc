@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "coordinator/store/store.h"
 #include "gmock/gmock.h"
@@ -27,9 +28,10 @@ using ::testing::Not;
 
 using AttachStream = grpc::ClientReaderWriter<v1::PeerMessage, v1::CoordinatorMessage>;
 
-v1::PeerMessage Hello(uint64_t peer) {
+v1::PeerMessage Hello(uint64_t peer, const std::string& secret = "") {
   v1::PeerMessage message;
   v1::Hello* hello = message.mutable_hello();
+  hello->set_secret(secret);
   hello->set_peer(peer);
   hello->add_endpoints("10.0.0.1:29700");
   hello->set_protocol(control::kProtocolVersion);
@@ -290,11 +292,74 @@ TEST_F(GrpcServerTest, NewerStreamOfAPeerReplacesTheOlder) {
   ASSERT_TRUE(first.Write(Hello(1)));
   ASSERT_TRUE(first.stream->Read(&message));
   Attached second(peers_.get());
-  ASSERT_TRUE(second.Write(Hello(1)));
+  ASSERT_TRUE(second.Write(Hello(1, message.welcome().secret())));
   ASSERT_TRUE(second.stream->Read(&message));
   const grpc::Status status = first.Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
   EXPECT_THAT(status.error_message(), HasSubstr("replaced by a newer stream"));
+}
+
+TEST_F(GrpcServerTest, AStrangerDoesNotEndTheStreamOfAPeer) {
+  std::string member;
+  const auto attached = Member(1, "run", &member);
+  for (const std::string& guess : {std::string(), std::string(32, 'x')}) {
+    Attached stranger(peers_.get());
+    ASSERT_TRUE(stranger.Write(Hello(1, guess)));
+    const grpc::Status status = stranger.Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_THAT(status.error_message(), HasSubstr("does not bring that peer's secret"));
+  }
+  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_strangers_refused_total 2\n"));
+  // The peer goes on as if nothing had been.
+  v1::PeerMessage join = Join("other");
+  join.mutable_join()->set_request(2);
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(attached->Write(join));
+  EXPECT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kJoinPending, &message));
+}
+
+// Streams that never say Hello put out each other, and nobody else.
+TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
+  std::string member;
+  const auto peer = Member(1, "run", &member);
+  const auto waiting = [this] {
+    const std::string text = metrics_.Text();
+    const std::string name = "\nlonghaul_coordinator_streams_without_hello ";
+    return std::stoul(text.substr(text.find(name) + name.size()));
+  };
+  // A connection has less than so many streams.
+  const auto other = Channel(*server_);
+  const auto strangers = v1::Coordinator::NewStub(other);
+  std::vector<std::unique_ptr<Attached>> silent;
+  for (size_t i = 0; i < LH_STREAMS_WITHOUT_HELLO_MAX; ++i) {
+    silent.push_back(std::make_unique<Attached>(i % 2 == 0 ? strangers.get() : peers_.get()));
+    silent.back()->stream->WaitForInitialMetadata();
+  }
+  EXPECT_EQ(waiting(), LH_STREAMS_WITHOUT_HELLO_MAX);
+  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 0\n"));
+  // One more takes the place of the first.
+  Attached another(peers_.get());
+  another.stream->WaitForInitialMetadata();
+  const grpc::Status status = silent[0]->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("LH_STREAMS_WITHOUT_HELLO_MAX"));
+  EXPECT_EQ(waiting(), LH_STREAMS_WITHOUT_HELLO_MAX);
+  EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 1\n"));
+  // Peers come as before, and who has said Hello stays.
+  v1::CoordinatorMessage message;
+  ASSERT_TRUE(silent[1]->Write(Hello(2)));
+  EXPECT_TRUE(silent[1]->ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
+  EXPECT_EQ(waiting(), LH_STREAMS_WITHOUT_HELLO_MAX - 1);
+  ASSERT_TRUE(another.Write(Hello(3)));
+  EXPECT_TRUE(another.ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
+  v1::PeerMessage join = Join("other");
+  join.mutable_join()->set_request(2);
+  ASSERT_TRUE(peer->Write(join));
+  EXPECT_TRUE(peer->ReadUntil(v1::CoordinatorMessage::kJoinPending, &message));
+  // Those that end give their places back.
+  for (const auto& stream : silent) stream->context.TryCancel();
+  for (size_t i = 1; i < silent.size(); ++i) silent[i]->Finish();
+  while (waiting() > 0) std::this_thread::yield();
 }
 
 TEST_F(GrpcServerTest, CancelledAndBrokenStreamsAreGivenBack) {

@@ -4,7 +4,8 @@
 // For diagnosis, not for durability: the store is what survives (store/store.h). A record is handed
 // to the kernel before the core is stepped, so a journal survives SIGKILL and shows the event that
 // a crash came from; it is not flushed to the disk. If it cannot be written, it ends with a line in
-// the log, and the coordinator goes on. Secrets (entropy, run secrets, tokens) are not in it.
+// the log, and the coordinator goes on. Secrets (entropy, secrets of runs and peers,
+// tokens) are not in it.
 //
 // The format is described in proto/longhaul/v1/journal.proto.
 #pragma once

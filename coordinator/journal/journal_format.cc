@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/daemon/version.h"
 #include "base/status_macros.h"
+#include "coordinator/core/token.h"
 #include "proto/control/convert.h"
 #include "proto/longhaul/v1/coordinator.pb.h"
 
@@ -163,14 +164,27 @@ RingScore ScoreOf(const v1::JournalEvent::RingScore& proto) {
           proto.guessed()};
 }
 
+// The core decides by a peer's secret. A right one is recorded as the one that is right at a
+// replay, any other as one that is always wrong.
+control::PeerMessage WithoutSecrets(const control::PeerMessage& message,
+                                    const std::string& entropy) {
+  const auto* hello = std::get_if<control::Hello>(&message);
+  if (hello == nullptr || hello->secret.empty()) return message;
+  control::Hello recorded = *hello;
+  const bool right = SameSecret(hello->secret, PeerSecret(entropy, hello->peer));
+  recorded.secret = right ? PeerSecret(ReplayEntropy(), hello->peer) : "wrong";
+  return recorded;
+}
+
 struct EventFiller {
   v1::JournalEvent* proto;
+  const std::string& entropy;
 
   void operator()(const SessionOpened& e) const { proto->set_session_opened(e.session.value()); }
   void operator()(const SessionClosed& e) const { proto->set_session_closed(e.session.value()); }
   void operator()(const FromPeer& e) const {
     proto->mutable_from_peer()->set_session(e.session.value());
-    proto->mutable_from_peer()->set_message(control::Serialize(e.message));
+    proto->mutable_from_peer()->set_message(control::Serialize(WithoutSecrets(e.message, entropy)));
   }
   void operator()(const EvictMember& e) const {
     v1::JournalEvent::EvictMember* const evict = proto->mutable_evict();
@@ -211,6 +225,8 @@ std::string FrameOf(const v1::JournalRecord& record) {
   return frame + bytes;
 }
 
+std::string ReplayEntropy() { return std::string(kSecretBytes, 'e'); }
+
 v1::JournalStart StartOf(const CoreConfig& config, const Records& records) {
   v1::JournalStart start;
   start.set_format(kJournalFormat);
@@ -228,10 +244,10 @@ v1::JournalStart StartOf(const CoreConfig& config, const Records& records) {
   return start;
 }
 
-v1::JournalEvent EventOf(const Event& event, Tick now) {
+v1::JournalEvent EventOf(const Event& event, Tick now, const std::string& entropy) {
   v1::JournalEvent proto;
   proto.set_tick_us(now.us);
-  std::visit(EventFiller{&proto}, event);
+  std::visit(EventFiller{&proto, entropy}, event);
   return proto;
 }
 

@@ -20,8 +20,12 @@ uint32_t JournalChecksum(const std::string& bytes);
 // With length and checksum in front.
 std::string FrameOf(const v1::JournalRecord& record);
 
+// Stands for the entropy of the recorded core.
+std::string ReplayEntropy();
+
 v1::JournalStart StartOf(const CoreConfig& config, const Records& records);
-v1::JournalEvent EventOf(const Event& event, Tick now);
+// `entropy` is that of the recorded core.
+v1::JournalEvent EventOf(const Event& event, Tick now, const std::string& entropy);
 
 // Secrets are replaced by others. DataLoss: what no coordinator writes.
 absl::StatusOr<Records> RecordsOf(const v1::JournalStart& start);

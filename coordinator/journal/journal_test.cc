@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/core/token.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/core_harness.h"
@@ -46,19 +47,22 @@ class JournalTest : public ::testing::Test {
     now_ = now_ + Millis(ms);
     writer_->Write(event, now_);
     for (const Action& action : core_->Step(event, now_)) {
+      if (const auto* close = std::get_if<CloseSession>(&action)) closed_.push_back(close->session);
       const auto* persist = std::get_if<Persist>(&action);
       if (persist == nullptr) continue;
       for (const Mutation& mutation : persist->mutations) Apply(mutation, &store_);
     }
     writer_->Stepped(*core_);
   }
-  void Hello(uint64_t peer) {
-    Step(SessionOpened{SessionId(peer)}, 1);
+  void Hello(uint64_t peer) { Hello(peer, SessionId(peer), ""); }
+  void Hello(uint64_t peer, SessionId session, const std::string& secret) {
+    Step(SessionOpened{session}, 1);
     control::Hello hello;
     hello.peer = PeerId(peer);
     hello.endpoints = {"10.0.0.1:29700"};
     hello.protocol = control::kProtocolVersion;
-    Step(FromPeer{SessionId(peer), hello}, 1);
+    hello.secret = secret;
+    Step(FromPeer{session, hello}, 1);
   }
   // Two peers join; one is evicted, the other's stream closes and it dies.
   void Story() {
@@ -102,7 +106,8 @@ class JournalTest : public ::testing::Test {
   std::string path_;
   JournalOptions options_;
   Records store_;
-  Records synced_;  // after the sync of the Story()
+  Records synced_;                 // after the sync of the Story()
+  std::vector<SessionId> closed_;  // by the core
   Tick now_{Seconds(5)};
   std::unique_ptr<CoordinatorCore> core_;
   std::unique_ptr<JournalWriter> writer_;
@@ -167,6 +172,22 @@ TEST_F(JournalTest, SecretsAreNotInIt) {
   Story();
   EXPECT_THAT(Bytes(), Not(HasSubstr(kEntropy)));
   EXPECT_THAT(Bytes(), Not(HasSubstr("secret-of-the-run")));
+}
+
+// What a stranger and what the peer itself says is told apart at the replay as it was before.
+TEST_F(JournalTest, ReplacedStreamsAreReplayedWithoutThePeersSecret) {
+  Begin();
+  const std::string secret = PeerSecret(kEntropy, PeerId(1));
+  Hello(1);
+  Hello(1, SessionId(11), "a guess");
+  Hello(1, SessionId(12), std::string(secret.size(), 'g'));
+  EXPECT_THAT(closed_, ::testing::ElementsAre(SessionId(11), SessionId(12)));
+  Hello(1, SessionId(13), secret);
+  EXPECT_EQ(closed_.back(), SessionId(1));
+  EXPECT_THAT(Bytes(), Not(HasSubstr(secret)));
+  const auto report = Replay(path_, {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->digests, 8u);
 }
 
 TEST_F(JournalTest, ItStopsWhereItIsTold) {

@@ -97,7 +97,7 @@ absl::StatusOr<CoordinatorCore> MakeCore(const Reader& reader, const v1::Journal
   config.incarnation = start.incarnation();
   config.detect_ms = start.detect_ms();
   config.ring_interval_ms = start.ring_interval_ms();
-  config.entropy = std::string(32, 'e');
+  config.entropy = ReplayEntropy();
   return CoordinatorCore(std::move(config), *std::move(records));
 }
 

@@ -309,7 +309,8 @@ void CoordinatorLoop::Impl::Carry(Persist& action) {
 
 void CoordinatorLoop::Impl::Carry(::longhaul::coordinator::CloseSession& action) {
   if (const auto it = ports_.find(action.session); it != ports_.end()) {
-    it->second->Close(action.reason);
+    if (action.end == StreamEnd::kStranger) metrics_->OnStrangerRefused();
+    it->second->Close(action.end, action.reason);
   }
 }
 
@@ -336,6 +337,7 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
     if (event.sync) {
       metrics_->OnSync(std::chrono::milliseconds(event.sync->took_ms), event.sync->bytes);
     }
+    if (event.kind == "refuse") metrics_->OnJoinRefused();
     if (event.kind == "sync_failed") metrics_->OnSyncFailed();
     if (event.kind == "sync_refused") metrics_->OnSyncRefused();
     if (event.kind == "state_corrupt") metrics_->OnStateCorrupt();

@@ -37,8 +37,8 @@ class SessionPort {
  public:
   virtual ~SessionPort() = default;
   virtual void Send(const control::CoordinatorMessage& message) = 0;
-  // Ends the stream with this reason; CloseSession() is still expected.
-  virtual void Close(const std::string& reason) = 0;
+  // Ends the stream; CloseSession() is still expected.
+  virtual void Close(StreamEnd end, const std::string& reason) = 0;
   // The message posted last was taken: the next may be posted.
   virtual void Taken() = 0;
 };

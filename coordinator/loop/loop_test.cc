@@ -83,7 +83,9 @@ class FakePort final : public SessionPort {
     }
     journal_->Add(name_ + " " + kNames[message.index()]);
   }
-  void Close(const std::string& reason) override { journal_->Add(name_ + " closed " + reason); }
+  void Close(StreamEnd, const std::string& reason) override {
+    journal_->Add(name_ + " closed " + reason);
+  }
   void Taken() override { journal_->Add(name_ + " taken"); }
 
   std::atomic<uint64_t> member_{0};

@@ -54,6 +54,10 @@ struct CoordinatorMetrics::Impl {
   Gauge& streams =
       MakeGauge(registry, "longhaul_coordinator_streams", "Control streams of peers that stand");
 
+  Gauge& streams_without_hello =
+      MakeGauge(registry, "longhaul_coordinator_streams_without_hello",
+                "Control streams on which the peer has not said Hello yet; at most 256");
+
   prometheus::Family<Counter>& epochs = BuildCounter()
                                             .Name("longhaul_coordinator_epochs_total")
                                             .Help("Epochs committed, by what made them necessary")
@@ -87,6 +91,13 @@ struct CoordinatorMetrics::Impl {
   Counter& refused =
       MakeCounter(registry, "longhaul_coordinator_messages_refused_total",
                   "Messages against the protocol, and streams that were turned away");
+
+  Counter& strangers_refused = MakeCounter(
+      registry, "longhaul_coordinator_strangers_refused_total",
+      "Streams that spoke for a peer that is heard, and did not bring that peer's secret");
+  Counter& joins_refused =
+      MakeCounter(registry, "longhaul_coordinator_joins_refused_total",
+                  "Members that were not admitted; lhctl events says why (kind refuse)");
 
   Histogram& preparation =
       MakeHistogram(registry, "longhaul_coordinator_preparation_seconds",
@@ -156,6 +167,11 @@ void CoordinatorMetrics::OnStreamOpened() {
 }
 void CoordinatorMetrics::OnStreamClosed() { impl_->streams.Decrement(); }
 void CoordinatorMetrics::OnRefused() { impl_->refused.Increment(); }
+void CoordinatorMetrics::OnStrangerRefused() { impl_->strangers_refused.Increment(); }
+void CoordinatorMetrics::OnJoinRefused() { impl_->joins_refused.Increment(); }
+void CoordinatorMetrics::SetStreamsWithoutHello(size_t count) {
+  impl_->streams_without_hello.Set(static_cast<double>(count));
+}
 void CoordinatorMetrics::OnStoreWrite(std::chrono::duration<double> took) {
   impl_->store_write.Observe(took.count());
 }

@@ -42,6 +42,10 @@ class CoordinatorMetrics {
   void OnStreamClosed();
   // A message that is no message, or a stream that may not be.
   void OnRefused();
+  // A stream that spoke for a peer that is heard, without that peer's secret.
+  void OnStrangerRefused();
+  void OnJoinRefused();
+  void SetStreamsWithoutHello(size_t count);
   void OnStoreWrite(std::chrono::duration<double> took);
   // One event of the core, with all its actions.
   void OnStep(std::chrono::duration<double> took);

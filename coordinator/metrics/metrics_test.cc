@@ -20,6 +20,9 @@ TEST(CoordinatorMetrics, EverySeriesExistsBeforeItsFirstEvent) {
         "longhaul_coordinator_syncs_total{outcome=\"committed\"} 0\n",
         "longhaul_coordinator_sync_seconds_count 0\n",
         "longhaul_coordinator_messages_refused_total 0\n",
+        "longhaul_coordinator_strangers_refused_total 0\n",
+        "longhaul_coordinator_joins_refused_total 0\n",
+        "longhaul_coordinator_streams_without_hello 0\n",
         "longhaul_coordinator_preparation_seconds_count 0\n",
         "longhaul_coordinator_store_write_seconds_count 0\n"}) {
     EXPECT_THAT(text, HasSubstr(series));

@@ -168,6 +168,7 @@ class PeerCore::Impl {
   std::set<std::pair<std::string, PeerId>> links_up_;
   bool coordinator_up_ = false;  // the stream stands
   bool welcomed_ = false;        // and the coordinator has not refused this peer
+  std::string secret_;           // of the last Welcome: proves that the next stream is this peer's
   Tick coordinator_down_since_;
   Tick beat_due_ = kNever;
   std::optional<Drain> drain_;
@@ -211,6 +212,7 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
   hello.lanes = config_.lanes;
   hello.version = config_.version;
   hello.host = config_.host;
+  hello.secret = secret_;
   for (const auto& [key, group] : groups_) {
     std::vector<MemberId> members = members_.MembersOf(key);
     if (members.empty()) continue;
@@ -235,6 +237,7 @@ void PeerCore::Impl::On(const FromCoordinator& event) {
 
 void PeerCore::Impl::Take(const control::Welcome& message) {
   welcomed_ = coordinator_up_;
+  secret_ = message.secret;
   if (message.detect_ms == 0) return;
   detect_ms_ = message.detect_ms;
   syncs_.SetDetectMs(detect_ms_);
@@ -727,6 +730,7 @@ std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
   clone->links_up_ = links_up_;
   clone->coordinator_up_ = coordinator_up_;
   clone->welcomed_ = welcomed_;
+  clone->secret_ = secret_;
   clone->coordinator_down_since_ = coordinator_down_since_;
   clone->beat_due_ = beat_due_;
   clone->drain_ = drain_;
@@ -737,6 +741,7 @@ uint64_t PeerCore::Impl::Digest() const {
   Digester digest;
   digest.Add(uint64_t{detect_ms_}).Add(counters_.next_ordinal).Add(uint64_t{coordinator_up_});
   digest.Add(uint64_t{welcomed_})
+      .Add(secret_)
       .Add(coordinator_down_since_)
       .Add(beat_due_)
       .Add(counters_.committed);

@@ -126,6 +126,16 @@ TEST_F(PeerCoreTest, HelloIsTheFirstWord) {
   EXPECT_TRUE(hello[0].groups.empty());
 }
 
+TEST_F(PeerCoreTest, HelloBringsTheSecretOfTheLastWelcome) {
+  EXPECT_EQ(Sent<control::Hello>(Give(CoordinatorUp{})).at(0).secret, "");
+  Say(control::Welcome{"c", 300, "first"});
+  Give(CoordinatorDown{});
+  EXPECT_EQ(Sent<control::Hello>(Give(CoordinatorUp{})).at(0).secret, "first");
+  Say(control::Welcome{"d", 300, "second"});
+  Give(CoordinatorDown{});
+  EXPECT_EQ(Sent<control::Hello>(Give(CoordinatorUp{})).at(0).secret, "second");
+}
+
 TEST_F(PeerCoreTest, AJoinerIsToldItsWorldWhenItsEpochIsCommitted) {
   EnterTwo();
   EXPECT_EQ(Get<JoinDone>(out_).at(0).world, (World{Epoch(1), MemberId(1), 0, 2, 0}));

@@ -125,6 +125,15 @@ absl::Status GetEndpoints(const Repeated& in, std::vector<std::string>* out) {
   return absl::OkStatus();
 }
 
+absl::Status GetSecret(const std::string& in, std::string* out) {
+  if (in.size() > LH_PEER_SECRET_BYTES_MAX) {
+    return Refuse("secret", absl::StrCat(in.size(), " bytes long"),
+                  absl::StrCat("at most ", LH_PEER_SECRET_BYTES_MAX));
+  }
+  *out = in;
+  return absl::OkStatus();
+}
+
 absl::Status GetLanes(uint32_t in, uint32_t* out) {
   if (in > LH_LANES_MAX) return Refuse("lanes", absl::StrCat(in), "at most 256");
   *out = in;
@@ -141,6 +150,7 @@ void Put(const Hello& in, v1::Hello* out) {
   out->set_lanes(in.lanes);
   out->set_version(Label(in.version));
   out->set_host(Label(in.host));
+  out->set_secret(in.secret);
   for (const GroupState& group : in.groups) {
     v1::GroupState* const state = out->add_groups();
     Put(group.group, state->mutable_group());
@@ -156,6 +166,7 @@ absl::Status Get(const v1::Hello& in, Hello* out) {
   LH_RETURN_IF_ERROR(GetLanes(in.lanes(), &out->lanes));
   out->version = Label(in.version());
   out->host = Label(in.host());
+  LH_RETURN_IF_ERROR(GetSecret(in.secret(), &out->secret));
   LH_RETURN_IF_ERROR(CheckCount("groups", in.groups_size(), 0, LH_GROUPS_MAX));
   std::set<GroupKey> seen;
   for (const v1::GroupState& group : in.groups()) {
@@ -509,6 +520,7 @@ absl::Status Get(const v1::LinkReport& in, LinkReport* out) {
 void Put(const Welcome& in, v1::Welcome* out) {
   out->set_coordinator(Label(in.coordinator));
   out->set_detect_ms(in.detect_ms);
+  out->set_secret(in.secret);
 }
 
 absl::Status Get(const v1::Welcome& in, Welcome* out) {
@@ -517,7 +529,7 @@ absl::Status Get(const v1::Welcome& in, Welcome* out) {
     return Refuse("detect_ms", absl::StrCat(in.detect_ms()), "1 to 3600000");
   }
   out->detect_ms = in.detect_ms();
-  return absl::OkStatus();
+  return GetSecret(in.secret(), &out->secret);
 }
 
 void Put(const JoinPending& in, v1::JoinPending* out) {

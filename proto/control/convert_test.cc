@@ -25,6 +25,7 @@ class Generator {
         .peer = Make<PeerId>(), .endpoints = Endpoints(), .protocol = Small(), .lanes = Lanes()};
     m.version = Words();
     m.host = Words();
+    m.secret = Secret();
     for (uint32_t i = Count(3); i > 0; --i) {
       GroupState state{.group = {Label(), i}, .committed = Epoch(prng_.Below(5))};
       for (uint32_t j = Count(4); j > 0; --j) state.members.push_back(MemberId(100 * i + j));
@@ -104,7 +105,7 @@ class Generator {
   }
   Draining MakeDraining() { return {}; }
 
-  Welcome MakeWelcome() { return {Words(), 1 + Small()}; }
+  Welcome MakeWelcome() { return {Words(), 1 + Small(), Secret()}; }
   JoinPending MakeJoinPending() { return {Any(), Group(), Make<MemberId>()}; }
   JoinRefused MakeJoinRefused() {
     return {Any(), Group(), {static_cast<Code>(1 + prng_.Below(9)), Words()}};
@@ -179,6 +180,12 @@ class Generator {
   template <class T>
   T Make() {
     return T(Any());
+  }
+  // Any bytes, none among them.
+  std::string Secret() {
+    std::string secret(Count(LH_PEER_SECRET_BYTES_MAX), '\0');
+    for (char& byte : secret) byte = static_cast<char>(prng_.Below(256));
+    return secret;
   }
   uint32_t Small() { return static_cast<uint32_t>(prng_.Below(100)); }
   uint32_t Count(uint32_t max) { return static_cast<uint32_t>(prng_.Below(max + 1)); }
@@ -332,6 +339,15 @@ TEST(RefusalTest, Endpoints) {
             "");
   EXPECT_NE(REFUSAL(Hello, m->endpoints = {std::string(LH_ENDPOINT_BYTES_MAX - 1, 'h') + ":1"}),
             "");
+}
+
+TEST(RefusalTest, SecretsOfPeersAreBounded) {
+  EXPECT_EQ(REFUSAL(Hello, m->secret.assign(LH_PEER_SECRET_BYTES_MAX, '\xff')), "");
+  EXPECT_EQ(REFUSAL(Hello, m->secret.assign(LH_PEER_SECRET_BYTES_MAX + 1, '\xff')),
+            "Hello: secret is 65 bytes long, not at most 64");
+  EXPECT_EQ(REFUSAL(Welcome, m->secret.assign(LH_PEER_SECRET_BYTES_MAX, '\xff')), "");
+  EXPECT_EQ(REFUSAL(Welcome, m->secret.assign(LH_PEER_SECRET_BYTES_MAX + 1, '\xff')),
+            "Welcome: secret is 65 bytes long, not at most 64");
 }
 
 TEST(RefusalTest, CountsOfHello) {

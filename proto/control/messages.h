@@ -43,6 +43,7 @@ struct Hello {
   std::string version;
   std::string host;  // for people
   std::vector<GroupState> groups;
+  std::string secret;  // of the last Welcome; empty: there was none
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 
@@ -251,6 +252,9 @@ using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFail
 struct Welcome {
   std::string coordinator;  // names this start of the coordinator
   uint32_t detect_ms = 0;
+  // Known to this peer only. While the coordinator hears the peer, only a Hello with this secret
+  // replaces the peer's stream.
+  std::string secret = {};
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 

@@ -66,12 +66,21 @@
 /* Connections on the data port whose handshake is not finished. */
 #define LH_HANDSHAKES_MAX 256
 
+/* Runs that one coordinator knows, and groups of all its runs together. Runs and groups without
+ * members count until they are forgotten. */
+#define LH_COORDINATOR_RUNS_MAX 1024
+#define LH_COORDINATOR_GROUPS_MAX 4096
+/* Control streams on which the peer has not said Hello yet. */
+#define LH_STREAMS_WITHOUT_HELLO_MAX 256
+
 /* Arena regions of one client, and the size of each. */
 #define LH_REGIONS_MAX 256
 #define LH_REGION_BYTES_MAX ((uint64_t)1 << 40)
 
 /* The secret of an epoch. */
 #define LH_TOKEN_BYTES_MAX 256
+/* The secret of a peer at the coordinator. */
+#define LH_PEER_SECRET_BYTES_MAX 64
 /* The one knob of failure detection: an hour. */
 #define LH_DETECT_MS_MAX 3600000u
 /* How long the others wait for a member's vote: a day. */

@@ -84,6 +84,7 @@ class Harness {
     hello.version = "1";
     hello.host = "host" + std::to_string(peer.value());
     hello.groups = std::move(groups);
+    hello.secret = secrets_[peer];
     Say(peer, hello);
   }
   void Say(PeerId peer, control::PeerMessage message) {
@@ -101,6 +102,9 @@ class Harness {
     Step(SessionClosed{session});
     Run();
   }
+  // What the peer says in its next Hello.
+  void SetSecret(PeerId peer, const std::string& secret) { secrets_[peer] = secret; }
+  const std::string& Secret(PeerId peer) { return secrets_[peer]; }
   // The peer comes up where the other one was.
   void SetAddress(PeerId peer, PeerId other) { addresses_[peer] = other; }
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }
@@ -389,7 +393,9 @@ class Harness {
     }
     if (const auto* count = std::get_if<control::PendingCount>(&send.message)) {
       pending_[peer] = count->count;
-    } else if (!std::holds_alternative<control::Welcome>(send.message)) {
+    } else if (const auto* welcome = std::get_if<control::Welcome>(&send.message)) {
+      secrets_[peer] = welcome->secret;
+    } else {
       received_[peer].push_back(Describe(send.message));
     }
     inbox_.push_back({peer, send.session, send.message});
@@ -514,6 +520,7 @@ class Harness {
   uint64_t last_session_ = 0;
   std::map<PeerId, SessionId> sessions_;
   std::map<SessionId, PeerId> owners_;
+  std::map<PeerId, std::string> secrets_;  // of the last Welcome
   std::map<PeerId, PeerId> addresses_;
   std::set<PeerId> hanging_;
   std::map<PeerId, LivelyPeer> lively_;
