@@ -43,7 +43,8 @@ namespace {
 
 // How long closing lanes, sockets and the control stream may take at the end.
 constexpr int64_t kCloseUs = Seconds(2);
-constexpr int64_t kMetricsUs = Millis(500);
+// How often links are looked at, and metrics published though nobody asks for them.
+constexpr int64_t kWatchUs = Millis(500);
 // How often the coordinator hears of measured links at most.
 constexpr int64_t kReportUs = Seconds(2);
 const Outcome kLeaves{Code::kAborted, "the member leaves"};
@@ -111,7 +112,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   void WatchLinks();
   void ProbeLinks(const std::vector<LinkStats>& stats, Tick now);
   // On the HTTP server's thread.
-  HttpResponse Serve(const std::string& path) const;
+  HttpResponse Serve(const std::string& path);
 
   // ---- TransportListener
   void OnLinkUp(const LinkKey& link) override {
@@ -204,7 +205,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   std::atomic<bool> coordinator_up_ = false;
   Tick coordinator_down_since_;
   std::string coordinator_error_ = "not tried yet";
-  Tick metrics_due_;
+  Tick watch_due_;
   LinkWatch link_watch_{self_};
   ProbePlan probe_plan_{self_, Seconds(options_.probe_interval_s)};
   std::map<LinkKey, uint64_t> sent_before_;  // of the links that were up, when it was looked last
@@ -255,7 +256,7 @@ absl::Status DaemonImpl::Open() {
   core.drain_timeout_ms = options_.drain_timeout_ms;
   core_ = std::make_unique<PeerCore>(core);
 
-  metrics_ = std::make_unique<PeerMetrics>();
+  metrics_ = std::make_unique<PeerMetrics>([this] { ring_->Wake(); });
   if (!options_.http.empty()) {
     LH_ASSIGN_OR_RETURN(http_, HttpServer::Start(options_.http, [this](const std::string& path) {
                           return Serve(path);
@@ -301,10 +302,12 @@ absl::Status DaemonImpl::Run() {
       core_->SetProgress(local, progress);
     }
     FailHopelessJoins();
-    if (now >= metrics_due_) PublishMetrics();
+    const bool watch = now >= watch_due_;
+    if (watch) WatchLinks();
     Drain();
+    if (watch || metrics_->wanted()) PublishMetrics();
     if (Over()) break;
-    const Tick until = std::min({core_->NextDeadline(), states_->NextDeadline(), metrics_due_});
+    const Tick until = std::min({core_->NextDeadline(), states_->NextDeadline(), watch_due_});
     LH_RETURN_IF_ERROR(ring_->RunOnce(until));
   }
   if (signals_ >= 2) return absl::CancelledError("stopped by a second signal");
@@ -568,6 +571,10 @@ void DaemonImpl::OnSignal() {
 
 void DaemonImpl::WatchLinks() {
   const Tick now = ring_->Now();
+  watch_due_ = now + kWatchUs;
+  for (const auto& [group, traffic] : runner_->Traffic()) {
+    core_->SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
+  }
   for (const LinkDelivery& seen : transport_->TakeDeliveries()) {
     link_watch_.Add(
         seen.link.peer,
@@ -627,11 +634,6 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
 }
 
 void DaemonImpl::PublishMetrics() {
-  metrics_due_ = ring_->Now() + kMetricsUs;
-  WatchLinks();
-  for (const auto& [group, traffic] : runner_->Traffic()) {
-    core_->SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
-  }
   for (const int64_t us : states_->TakeHashTimes()) metrics_->ObserveStateHash(us);
   PeerSnapshot snapshot;
   snapshot.core = core_->GetStats();
@@ -648,7 +650,7 @@ void DaemonImpl::PublishMetrics() {
   metrics_->Publish(snapshot);
 }
 
-HttpResponse DaemonImpl::Serve(const std::string& path) const {
+HttpResponse DaemonImpl::Serve(const std::string& path) {
   if (path == "/metrics") {
     return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_->Text()};
   }

@@ -6,6 +6,8 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <utility>
+
 namespace longhaul::peerd {
 namespace {
 
@@ -181,7 +183,7 @@ struct PeerMetrics::Impl {
   std::shared_ptr<prometheus::Registry> registry;
 };
 
-PeerMetrics::PeerMetrics() {
+PeerMetrics::PeerMetrics(std::function<void()> wake) : wake_(std::move(wake)) {
   auto registry = std::make_shared<prometheus::Registry>();
   impl_ = std::make_unique<Impl>(*registry);
   impl_->registry = std::move(registry);
@@ -197,11 +199,22 @@ PeerMetrics::PeerMetrics() {
 
 PeerMetrics::~PeerMetrics() = default;
 
-std::string PeerMetrics::Text() const {
+std::string PeerMetrics::Text(std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  const uint64_t ask = ++asked_;
+  wake_();
+  {
+    MutexLock lock(&mutex_);
+    while (published_ < ask && std::chrono::steady_clock::now() < deadline) {
+      answered_.WaitFor(&mutex_, deadline - std::chrono::steady_clock::now());
+    }
+  }
   return prometheus::TextSerializer().Serialize(impl_->registry->Collect());
 }
 
 void PeerMetrics::Publish(const PeerSnapshot& s) {
+  // Who asks from here on waits for the next one.
+  const uint64_t answers = asked_;
   Impl& m = *impl_;
   m.members.Set(s.core.members);
   m.ops_open.Set(s.core.ops_open);
@@ -236,6 +249,9 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.probes_failed.Follow(s.transport.probes_failed);
   m.probe_bytes.Follow(s.transport.probe_bytes);
   m.copied.Follow(s.transport.zero_copy_copied);
+  MutexLock lock(&mutex_);
+  published_ = answers;
+  answered_.SignalAll();
 }
 
 void PeerMetrics::ObserveOp(Code outcome, const OpInfo& info) {

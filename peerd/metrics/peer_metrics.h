@@ -1,11 +1,18 @@
 // What peerd counts, for Prometheus. The only place of peerd that knows prometheus-cpp.
 //
-// Threads: Publish() and Observe...() from the reactor, Text() from the HTTP server's thread.
+// Threads: Text() from the HTTP server's thread, all others from the reactor. The reactor counts in
+// plain structs and publishes them when Text() asks, so that a page shows what is true when it is
+// served.
 #pragma once
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "base/mutex.h"
 #include "base/outcome.h"
 #include "peerd/core/actions.h"
 #include "peerd/core/peer_core.h"
@@ -42,20 +49,30 @@ struct PeerSnapshot {
 
 class PeerMetrics {
  public:
-  PeerMetrics();
+  // `wake` makes the reactor look at wanted(); called on the thread of Text(), must not block.
+  explicit PeerMetrics(std::function<void()> wake);
   ~PeerMetrics();
 
+  // Text() waits for Publish().
+  bool wanted() const { return published_ != asked_; }
   void Publish(const PeerSnapshot& snapshot);
   void ObserveOp(Code outcome, const OpInfo& info);
   void ObserveFault(const FaultOver& fault);
   // A local state was hashed for a sync, or what of it may have changed.
   void ObserveStateHash(int64_t us);
 
-  // Everything, in Prometheus' text format.
-  std::string Text() const;
+  // Everything, in Prometheus' text format: as it is now, or, if the reactor does not publish in
+  // time, as it was when it did last.
+  std::string Text(std::chrono::milliseconds patience = std::chrono::seconds(1));
 
  private:
   struct Impl;
+  const std::function<void()> wake_;
+  // Number of the last Text() that asked, and of the last one that was answered.
+  std::atomic<uint64_t> asked_ = 0;
+  std::atomic<uint64_t> published_ = 0;
+  Mutex mutex_;
+  CondVar answered_;
   std::unique_ptr<Impl> impl_;
 };
 

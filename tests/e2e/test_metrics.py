@@ -1,0 +1,54 @@
+"""A page of metrics shows what is true when it is served."""
+
+from __future__ import annotations
+
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import longhaul as lh
+from longhaul.testing import LocalCluster
+
+COUNT = 1 << 20
+OPS = 20
+
+
+def test_bytes_of_an_op_are_on_the_page_when_the_op_has_ended() -> None:
+    with LocalCluster(peers=2) as cluster, ThreadPoolExecutor(1) as pool:
+        comms = [lh.join("metrics", peerd=cluster.socket(0))]
+        joiner = pool.submit(lh.join, "metrics", peerd=cluster.socket(1))
+        while comms[0].world_size < 2:
+            comms[0].begin_step()
+        comms.append(joiner.result())
+        tensors = [comm.empty(COUNT) for comm in comms]
+        sent, received = [0, 0], [0, 0]
+        for op in range(OPS):
+            works = [comm.all_reduce(x, async_op=True) for comm, x in zip(comms, tensors)]
+            for i, (peer, work) in enumerate(zip(cluster.peers, works)):
+                info = work.wait(timeout=60)
+                sent[i] += info.bytes_sent
+                received[i] += info.bytes_received
+                assert info.bytes_sent > 0
+                assert peer.metric("longhaul_peerd_sent_bytes_total") == sent[i], f"op {op} at peer {i}"
+                assert peer.metric("longhaul_peerd_received_bytes_total") == received[i], f"op {op} at peer {i}"
+        assert cluster.peers[0].metric("longhaul_peerd_members") == 1
+        for comm in comms:
+            comm.leave()
+        assert cluster.peers[0].metric("longhaul_peerd_members") == 0
+
+
+def test_a_member_is_on_the_coordinators_page_when_its_join_has_returned() -> None:
+    with LocalCluster(peers=1) as cluster:
+
+        def page() -> list[str]:
+            with urllib.request.urlopen(f"http://{cluster.http}/metrics", timeout=10) as answer:
+                return answer.read().decode().splitlines()
+
+        comms = []
+        for members in range(1, 11):
+            comms.append(lh.join("metrics", group=members, peerd=cluster.socket(0)))
+            lines = page()
+            assert f"longhaul_coordinator_members {members}" in lines
+            assert f"longhaul_coordinator_groups {members}" in lines
+            assert f'longhaul_coordinator_epochs_total{{cause="admit"}} {members}' in lines
+            assert "longhaul_coordinator_streams 1" in lines
+            assert "longhaul_coordinator_streams_without_hello 0" in lines
