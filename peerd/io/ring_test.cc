@@ -468,8 +468,9 @@ void AnswerSetupWith(int error) {
 TEST(UringRefusalTest, NamesTheSeccompProfileOnEperm) {
   EXPECT_THAT(TextWhenRefused([] { AnswerSetupWith(EPERM); }),
               HasSubstr("FAILED_PRECONDITION: io_uring setup refused (EPERM): seccomp or "
-                        "kernel.io_uring_disabled blocks it; use "
-                        "deploy/docker/seccomp-peerd.json"));
+                        "kernel.io_uring_disabled blocks it; set the sysctl to 0, and allow "
+                        "io_uring_setup, io_uring_enter and io_uring_register in the "
+                        "container's seccomp profile"));
 }
 
 TEST(UringRefusalTest, NamesSeccompAndKernelOnEnosys) {

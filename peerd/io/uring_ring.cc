@@ -53,12 +53,14 @@ absl::Status SetupRefused(int error) {
     case EPERM:
     case EACCES:
       return absl::FailedPreconditionError(
-          "io_uring setup refused (EPERM): seccomp or kernel.io_uring_disabled blocks it; use "
-          "deploy/docker/seccomp-peerd.json");
+          "io_uring setup refused (EPERM): seccomp or kernel.io_uring_disabled blocks it; set the "
+          "sysctl to 0, and allow io_uring_setup, io_uring_enter and io_uring_register in the "
+          "container's seccomp profile");
     case ENOSYS:
       return absl::FailedPreconditionError(
-          "io_uring setup refused (ENOSYS): seccomp hides it, or this kernel has no io_uring; use "
-          "deploy/docker/seccomp-peerd.json, or Linux 6.1 or later");
+          "io_uring setup refused (ENOSYS): seccomp hides it, or this kernel has no io_uring; "
+          "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp "
+          "profile, or use Linux 6.1 or later");
     case ENOMEM:
       return absl::FailedPreconditionError(
           "io_uring setup refused (ENOMEM): the limit of locked memory is too low; raise it "

@@ -167,7 +167,7 @@ absl::StatusOr<RelayBody> ParseRelayBody(std::span<const uint8_t> payload);
 
 // What a peer asks of another one that holds a state.
 enum class ChunkKind : uint32_t {
-  kManifest = 1,  // EncodeManifest() (peerd/state/manifest_codec.h)
+  kManifest = 1,  // EncodeManifest() (peerd/state/memory_state.h)
   kDigests = 2,   // 16 bytes each (high u64, low u64), of all chunks of all tensors in order
   kChunk = 3,     // chunk `chunk` of tensor `tensor`
 };

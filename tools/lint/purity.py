@@ -73,7 +73,7 @@ PURE = [
         (CLOCK, THREAD, SYSTEM, RANDOM, OUTPUT, HASH_ORDER),
     ),
     Pure(
-        r"peerd/collective/|peerd/transport/(stripe|assembler)",
+        r"peerd/collective/",
         (CLOCK, THREAD, SYSTEM, RANDOM, OUTPUT),
     ),
 ]

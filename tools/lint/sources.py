@@ -12,7 +12,7 @@ DIRECTORIES = ("base", "bench", "client", "coordinator", "peerd", "proto", "test
 SUFFIXES = (".c", ".cc", ".h", ".hpp", ".inc")
 
 # Same meaning as in the build: tests and what only tests use.
-_TEST = re.compile(r"(^tests/|^bench/|_test\.cc$|_fuzz\.cc$|(^|/)testing\.(h|cc)$|(^|/)test_[^/]*$|(^|/)[^/]*_c99\.c$)")
+_TEST = re.compile(r"(^tests/|^bench/|_test\.cc$|(^|/)testing\.(h|cc)$|_c99\.c$)")
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
 _NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -46,6 +46,32 @@ def sources(root: Path) -> Iterator[str]:
             for name in sorted(names):
                 if name.endswith(SUFFIXES):
                     yield os.path.relpath(os.path.join(where, name), root)
+
+
+def protos(root: Path) -> Iterator[str]:
+    for where, _, names in os.walk(root / "proto"):
+        for name in sorted(names):
+            if name.endswith(".proto"):
+                yield os.path.relpath(os.path.join(where, name), root)
+
+
+def spelled_out(pattern: str) -> list[str]:
+    """The alternatives of a pattern, those in (groups) and of what may be missing (?) included."""
+    depth = 0
+    parts = [""]
+    for char in pattern:
+        depth += (char == "(") - (char == ")")
+        if char == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    if len(parts) > 1:
+        return [text for part in parts for text in spelled_out(part)]
+    group = re.search(r"\(([^()]*)\)", pattern)
+    if not group:
+        return [pattern]
+    before, after = pattern[: group.start()], pattern[group.end() :]
+    return [text for inner in group[1].split("|") for text in spelled_out(before + inner + after)]
 
 
 def is_test(path: str) -> bool:
@@ -87,4 +113,4 @@ def main(check: Callable[[Path], tuple[int, list[Finding]]], title: str, advice:
 
 
 if __name__ == "__main__":
-    sys.exit("run cycles.py, layering.py or purity.py")
+    sys.exit("run cycles.py, layering.py, names.py or purity.py")

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Checks that every file of this tree that a source or a document names by its path is there."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import sources
+
+_SUFFIXES = (*sources.SUFFIXES, ".py", ".md", ".proto", ".bazel", ".toml", ".ini")
+_DIRECTORIES = (*sources.DIRECTORIES, "deploy", "docs")
+_NAMED = re.compile(rf"(?<![\w/.-])((?:{'|'.join(_DIRECTORIES)})/[\w/.-]*\.(?:h|hpp|c|cc|inc|py|md|proto|json))\b")
+# Its tests write sources of their own.
+_LEFT_OUT = ("tools/lint/lint_test.py",)
+# What a command in a document makes.
+_MADE = ("bench/results/",)
+
+
+def texts(root: Path) -> Iterator[str]:
+    for where, subdirectories, names in os.walk(root):
+        here = os.path.relpath(where, root)
+        subdirectories[:] = sorted(
+            name for name in subdirectories if here != "." or name in (*_DIRECTORIES, "third_party", "bazel")
+        )
+        for name in sorted(names):
+            path = os.path.normpath(os.path.join(here, name))
+            if name.endswith(_SUFFIXES) and path not in _LEFT_OUT:
+                yield path
+
+
+def check(root: Path) -> tuple[int, list[sources.Finding]]:
+    files = 0
+    findings = []
+    for path in texts(root):
+        files += 1
+        text = (root / path).read_text(errors="replace")
+        for match in _NAMED.finditer(text):
+            # What is generated from a .proto is not in the tree.
+            name = re.sub(r"(\.grpc)?\.pb\.h$", ".proto", match[1])
+            places = (root / name, (root / path).parent / name, root / "client/include" / name)
+            if not name.startswith(_MADE) and not any(place.exists() for place in places):
+                findings.append(sources.Finding(path, sources.line_of(text, match.start()), f"there is no {match[1]}"))
+    return files, findings
+
+
+if __name__ == "__main__":
+    sys.exit(sources.main(check, "names", "Name the file as it is now, or say it without a file."))
