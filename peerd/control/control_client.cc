@@ -60,6 +60,8 @@ const char* CodeName(grpc::StatusCode code) {
       return "ABORTED";
     case grpc::StatusCode::UNAVAILABLE:
       return "UNAVAILABLE";
+    case grpc::StatusCode::PERMISSION_DENIED:
+      return "PERMISSION_DENIED";
     case grpc::StatusCode::RESOURCE_EXHAUSTED:
       return "RESOURCE_EXHAUSTED";
     case grpc::StatusCode::UNIMPLEMENTED:
