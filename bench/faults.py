@@ -273,7 +273,9 @@ class Coordinator:
         deadline = time.monotonic() + PATIENCE_S
         while not ready.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise Failure(f"the coordinator did not start: {self.directory}/coordinator.log")
+                # The log goes with its directory.
+                end = (self.directory / "coordinator.log").read_text(errors="replace")[-500:]
+                raise Failure(f"the coordinator did not start; its log ends: {end}")
             time.sleep(0.005)
 
     def kill(self) -> None:
