@@ -141,11 +141,11 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
 // a one-shot exchange, and the same each time. Positions that do not count send no input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
-// What an attempt cannot do without of the pool, at most: for originals, and in the mesh for inputs
-// of others.
-constexpr uint64_t RingScratchBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }
-constexpr uint64_t MeshScratchBytesMax(uint64_t tensor_bytes, int size) {
-  return 2 * tensor_bytes + 128 * (uint64_t{1} + size);
+// What an attempt cannot do without of the pool, at most, and takes before anything else: where all
+// local targets are in place, for originals; in the mesh, for inputs of others.
+constexpr uint64_t OriginalsBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }
+constexpr uint64_t MeshInputsBytesMax(uint64_t tensor_bytes, size_t size) {
+  return tensor_bytes + 128 * size;
 }
 
 // One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so

@@ -540,10 +540,11 @@ TEST(MeshTest, TakesNoMoreScratchThanItSaysAndFailsWhereThereIsNone) {
         for (const AttemptSpec& spec : op.specs) {
           EXPECT_EQ(MakeMeshAttempt(spec, nullptr, &pool).status().code(),
                     absl::StatusCode::kResourceExhausted);
-          EXPECT_LE(pool.taken, MeshScratchBytesMax(options.desc.bytes(), size));
+          EXPECT_LE(pool.taken, OriginalsBytesMax(options.desc.bytes()) +
+                                    MeshInputsBytesMax(options.desc.bytes(), size));
           EXPECT_EQ(MakeRingAttempt(spec, nullptr, &pool).status().code(),
                     absl::StatusCode::kResourceExhausted);
-          EXPECT_LE(pool.taken, RingScratchBytesMax(options.desc.bytes()));
+          EXPECT_LE(pool.taken, OriginalsBytesMax(options.desc.bytes()));
         }
       }
     }

@@ -40,7 +40,7 @@ inline constexpr control::LinkCost kDefaultLinkCost{25, 1'000'000'000, 1'000'000
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost);
 
-// Whether ops of this description use the mesh in some epoch.
-bool MayUseMesh(const OpDesc& desc);
+// Whether ops of this description use the mesh in some epoch in which at most `peers` take part.
+bool MayUseMesh(const OpDesc& desc, size_t peers);
 
 }  // namespace longhaul::peerd

@@ -93,10 +93,10 @@ TEST(ChooseAlgorithm, OpsThatMayUseTheMeshAreKnownBeforehand) {
     for (const uint64_t bytes : {uint64_t{16}, uint64_t{1} << 20, kMeshBytesMax + 1}) {
       for (const LinkCost& cost : {LinkCost{}, LinkCost{4'000'000'000, 1, 1},
                                    LinkCost{1, 1, UINT64_MAX}, LinkCost{1, UINT64_MAX, 1}}) {
-        for (const size_t peers : {3, 16}) {
+        for (const size_t peers : {1, 2, 3, 16}) {
           const OpDesc desc = Of(bytes, wanted);
           if (ChooseAlgorithm(desc, peers, true, cost) != Algorithm::kMesh) continue;
-          EXPECT_TRUE(MayUseMesh(desc)) << ToString(desc);
+          EXPECT_TRUE(MayUseMesh(desc, peers)) << ToString(desc);
         }
       }
     }

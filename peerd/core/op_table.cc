@@ -133,6 +133,15 @@ void OpTable::Evict(MemberId member, const Outcome& outcome, Tick now, std::vect
   }
 }
 
+void OpTable::ViewPost(Epoch boundary, uint64_t tag, PostView* view) const {
+  view->peers = history_->For(boundary)->ring.size();
+  const auto it = ops_.find({boundary, tag});
+  if (it == ops_.end()) return;
+  for (const LocalInput& input : it->second.inputs) {
+    view->together.emplace_back(input.post, input.member);
+  }
+}
+
 size_t OpTable::PostsOf(LocalId local) const {
   const auto it = tags_.find(local);
   return it == tags_.end() ? 0 : it->second.size();

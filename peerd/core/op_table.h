@@ -83,6 +83,8 @@ class OpTable {
   // The member is out: its posts are answered with `outcome` once their attempts are stopped. A
   // post of an op that is done, and that other local members wait for too, shares the op's outcome.
   void Evict(MemberId member, const Outcome& outcome, Tick now, std::vector<Action>* out);
+  // Of an op that a member may post: what waits for it here, and how many peers take part.
+  void ViewPost(Epoch boundary, uint64_t tag, PostView* view) const;
   // Posts that are not answered.
   size_t PostsOf(LocalId local) const;
   // Ops of the member that linger: without this peer somebody may never have their result.

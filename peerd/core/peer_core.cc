@@ -76,6 +76,7 @@ class PeerCore::Impl {
     syncs_.SetProgress(local, progress);
   }
   MembersView GetMembers(LocalId local) const;
+  std::optional<PostView> ViewPost(const LocalPost& post) const;
   RelayCheck CheckRelay(const RelayedFrame& frame) const;
   Stats GetStats() const;
   void CheckInvariants() const;
@@ -671,6 +672,17 @@ PeerCore::MembersView PeerCore::Impl::GetMembers(LocalId id) const {
   return view;
 }
 
+std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
+  if (!members_.MayPost(post.post.local).ok()) return std::nullopt;
+  const LocalMember& local = *members_.Find(post.post.local);
+  const Group& group = *groups_.at(local.group);
+  if (group.current() == nullptr || group.current()->RankOf(local.member) < 0) return std::nullopt;
+  PostView view;
+  view.member = local.member;
+  group.ops.ViewPost(local.boundary, post.tag, &view);
+  return view;
+}
+
 RelayCheck PeerCore::Impl::CheckRelay(const RelayedFrame& frame) const {
   const auto it = groups_.find(frame.group);
   return it == groups_.end() ? RelayCheck::kStale : it->second->epochs.CheckRelay(frame);
@@ -783,6 +795,9 @@ void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress
   impl_->SetProgress(local, progress);
 }
 PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->GetMembers(local); }
+std::optional<PostView> PeerCore::ViewPost(const LocalPost& post) const {
+  return impl_->ViewPost(post);
+}
 RelayCheck PeerCore::CheckRelay(const RelayedFrame& frame) const {
   return impl_->CheckRelay(frame);
 }

@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,9 @@ class PeerCore {
     std::vector<MemberId> members;
   };
   MembersView GetMembers(LocalId local) const;
+
+  // Of a post that the core is about to hear of. Nothing if the member may not post.
+  std::optional<PostView> ViewPost(const LocalPost& post) const;
 
   // Of a frame that this peer is to pass on, or to take as the origin's.
   RelayCheck CheckRelay(const RelayedFrame& frame) const;

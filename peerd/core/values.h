@@ -3,8 +3,11 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/hash128.h"
 #include "base/ids.h"
@@ -41,6 +44,13 @@ struct PostRef {
   LocalId local;
   uint64_t call = 0;
   friend auto operator<=>(const PostRef&, const PostRef&) = default;
+};
+
+// What the driver has to know of a post before the core hears of it, to find memory for it.
+struct PostView {
+  MemberId member;                                     // who posts
+  std::vector<std::pair<PostRef, MemberId>> together;  // posts of the same op that wait here
+  size_t peers = 0;  // that take part: as long as the op lasts they become fewer only
 };
 
 // How a one-shot op has ended at some participant, for those that were kept from it by a fault.

@@ -92,6 +92,8 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   // Steps the core until nothing is left to tell it.
   void Drain();
   void Carry(Action& action);
+  // False: it was answered, and is none of the core's business.
+  bool Admit(const LocalPost& post);
   void Send(const ControlFrame& frame) {
     if (frame.may_wait) {
       transport_->SendControlInTime(frame.link, frame.header, frame.bytes());
@@ -352,9 +354,20 @@ void DaemonImpl::Drain() {
     if (events_.empty()) return;
     const Event event = std::move(events_.front());
     events_.pop_front();
+    if (const auto* post = std::get_if<LocalPost>(&event); post && !Admit(*post)) continue;
     std::vector<Action> actions = core_->Step(event, ring_->Now());
     for (Action& action : actions) Carry(action);
   }
+}
+
+bool DaemonImpl::Admit(const LocalPost& post) {
+  const std::optional<PostView> view = core_->ViewPost(post);
+  if (!view) return true;  // the core says why it may not be
+  Outcome outcome = runner_->Admit(post, *view);
+  if (outcome.ok()) return true;
+  Action answer = PostDone{post.post, std::move(outcome), {}};
+  Carry(answer);
+  return false;
 }
 
 void DaemonImpl::Carry(Action& action) {
@@ -443,11 +456,7 @@ void DaemonImpl::OnJoin(const LocalJoin& join) {
 
 void DaemonImpl::OnPost(const IpcPost& post) {
   PostBuffers buffers{post.source, post.target, post.source_region, post.target_region};
-  const absl::Status added = runner_->AddPost(post.post, post.desc, std::move(buffers));
-  if (!added.ok()) {
-    ipc_->PostDone(post.post, {Code::kUnavailable, std::string(added.message())}, {}, 0, 0);
-    return;
-  }
+  runner_->AddPost(post.post, post.desc, std::move(buffers));
   Post(LocalPost{post.post, post.tag, post.desc});
 }
 

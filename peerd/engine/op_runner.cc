@@ -27,13 +27,74 @@ uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way)
          static_cast<uint32_t>(std::clamp(wanted, kShortWayGrainsMin, kShortWayGrainsMax));
 }
 
-uint64_t ScratchBytesMax(const OpDesc& desc) {
-  if (IsEager(desc)) return 0;
-  return MayUseMesh(desc) ? MeshScratchBytesMax(desc.bytes(), kMeshPeersMax)
-                          : RingScratchBytesMax(desc.bytes());
+// What one attempt at the op takes at most, with a post of ours that is in place or not. The others
+// may end before it.
+uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t peers) {
+  if (peers <= 1 || IsEager(desc)) return 0;
+  const uint64_t originals = in_place ? OriginalsBytesMax(desc.bytes()) : 0;
+  if (!MayUseMesh(desc, peers)) return originals;
+  return originals + MeshInputsBytesMax(desc.bytes(), std::min(peers, kMeshPeersMax));
+}
+
+struct Range {
+  const char* name;
+  const uint8_t* data;
+};
+
+bool Overlap(const uint8_t* a, uint64_t a_bytes, const uint8_t* b, uint64_t b_bytes) {
+  return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
 }
 
 }  // namespace
+
+// The memory of one op, for one attempt after the other. What an attempt takes first it cannot do
+// without: that is here. What it takes beyond, to be faster, comes from the pool.
+class OpRunner::Scratch final : public ScratchPool {
+ public:
+  explicit Scratch(OpRunner* runner) : runner_(runner) {}
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() override {
+    LH_CHECK(!lent_) << bytes_ << " bytes of an op are in use";
+    Resize(nullptr, 0);
+  }
+
+  uint64_t bytes() const { return bytes_; }
+
+  // While no attempt runs. ResourceExhausted: the system has no more, and it is as before.
+  absl::Status Grow(uint64_t bytes) {
+    LH_CHECK(!lent_) << bytes_ << " bytes of an op are in use";
+    if (bytes <= bytes_) return absl::OkStatus();
+    const absl::StatusOr<uint8_t*> data = runner_->pool_->Take(bytes);
+    if (!data.ok()) return data.status();
+    Resize(*data, bytes);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+    if (lent_ || data_ == nullptr) return runner_->pool_->Take(bytes);
+    LH_CHECK(bytes <= bytes_) << "an attempt needs " << bytes << " of " << bytes_ << " bytes";
+    lent_ = true;
+    return data_;
+  }
+  void Give(uint8_t* data) override {
+    if (data != data_) return runner_->pool_->Give(data);
+    lent_ = false;
+  }
+
+ private:
+  void Resize(uint8_t* data, uint64_t bytes) {
+    if (data_ != nullptr) runner_->pool_->Give(data_);
+    runner_->reserved_ += bytes - bytes_;
+    data_ = data;
+    bytes_ = bytes;
+  }
+
+  OpRunner* const runner_;
+  uint8_t* data_ = nullptr;
+  uint64_t bytes_ = 0;
+  bool lent_ = false;
+};
 
 // One attempt at one op, and where its segments go.
 class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_this<Op> {
@@ -93,6 +154,7 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   const std::vector<PostRef> posts_;
   std::vector<OpOrdinal> theirs_;  // by ring position; 0: not known yet
   std::vector<LinkKey> links_;
+  std::shared_ptr<Scratch> scratch_;  // outlives the attempt
   std::unique_ptr<Attempt> attempt_;
   std::string result_;      // of a one-shot op
   std::set<uint64_t> out_;  // cookies of segments in the transport
@@ -110,24 +172,66 @@ OpRunner::OpRunner(Transport* transport, Options options)
 
 OpRunner::~OpRunner() = default;
 
-absl::Status OpRunner::AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) {
-  const uint64_t reserved = ScratchBytesMax(desc);
-  if (reserved_ + reserved > options_.scratch_limit) {
-    return absl::UnavailableError(absl::StrCat(
-        "ops in flight hold ", reserved_, " bytes and this one needs ", reserved, "; the limit is ",
-        options_.scratch_limit, ": wait for some of them, or raise --scratch-limit of peerd"));
-  }
-  const bool added = posts_.emplace(post, Post{std::move(buffers), reserved, {}}).second;
+void OpRunner::AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) {
+  const bool added = posts_.emplace(post, Post{desc, std::move(buffers), nullptr, {}}).second;
   LH_CHECK(added);
-  reserved_ += reserved;
-  return absl::OkStatus();
+}
+
+Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
+  if (Outcome refusal = CheckApart(post, view); !refusal.ok()) return refusal;
+  Post& added = posts_.at(post.post);
+  std::shared_ptr<Scratch> scratch;
+  for (const auto& [other, member] : view.together) scratch = posts_.at(other).scratch;
+  if (scratch == nullptr) scratch = std::make_shared<Scratch>(this);
+  const bool in_place = added.buffers.source == added.buffers.target;
+  const uint64_t needed = ScratchBytesMax(post.desc, in_place, view.peers);
+  if (needed > scratch->bytes()) {
+    const auto refusal = [&](const std::string& why) {
+      return Outcome{Code::kUnavailable,
+                     absl::StrCat("all-reduce tag ", post.tag, " refused: it needs ", needed,
+                                  " bytes of scratch memory, ", why)};
+    };
+    if (reserved_ + (needed - scratch->bytes()) > options_.scratch_limit) {
+      return refusal(absl::StrCat("ops in flight hold ", reserved_, " and the limit is ",
+                                  options_.scratch_limit,
+                                  ": wait for some of them, or raise --scratch-limit of peerd"));
+    }
+    if (const absl::Status grown = scratch->Grow(needed); !grown.ok()) {
+      return refusal(absl::StrCat("and the host has no more (", std::string(grown.message()),
+                                  "): wait for ops in flight, or give the op a target of its own"));
+    }
+  }
+  added.scratch = std::move(scratch);
+  return {};
+}
+
+Outcome OpRunner::CheckApart(const LocalPost& post, const PostView& view) const {
+  const auto ranges = [this](const PostRef& ref) {
+    const PostBuffers& buffers = posts_.at(ref).buffers;
+    return std::pair(Range{"target", buffers.target}, Range{"source", buffers.source});
+  };
+  const auto [target, source] = ranges(post.post);
+  for (const auto& [other, member] : view.together) {
+    const auto [their_target, their_source] = ranges(other);
+    const uint64_t their_bytes = posts_.at(other).desc.bytes();
+    for (const auto& [mine, theirs] :
+         {std::pair(target, their_target), std::pair(target, their_source),
+          std::pair(source, their_target)}) {
+      if (!Overlap(mine.data, post.desc.bytes(), theirs.data, their_bytes)) continue;
+      return {Code::kInvalidArgument,
+              absl::StrCat("all-reduce tag ", post.tag, " refused: the ", mine.name, " of member ",
+                           ToString(view.member), " shares memory with the ", theirs.name,
+                           " of member ", ToString(member),
+                           " in the same op; post it again with a tensor of its own")};
+    }
+  }
+  return {};
 }
 
 OpTraffic OpRunner::TakePost(const PostRef& post) {
   const auto it = posts_.find(post);
   if (it == posts_.end()) return {};
   const OpTraffic traffic = it->second.traffic;
-  reserved_ -= it->second.reserved;
   posts_.erase(it);
   return traffic;
 }
@@ -170,7 +274,10 @@ void OpRunner::Start(const StartAttempt& action) {
   if (action.algorithm == Algorithm::kMesh) window = std::max(window, spec.window_bytes);
   if (window > 0) spec.window_bytes = window;
   spec.segment_bytes = SegmentBytes(action.desc.bytes() / spec.size, spec.grain_bytes, long_way);
-  for (const PostRef& post : action.posts) op->buffers_.push_back(posts_.at(post).buffers);
+  for (const PostRef& post : action.posts) {
+    op->buffers_.push_back(posts_.at(post).buffers);
+    op->scratch_ = posts_.at(post).scratch;
+  }
   spec.ring_counts = action.ring_counts;
   if (action.algorithm == Algorithm::kOneShot) {
     absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)
@@ -180,9 +287,9 @@ void OpRunner::Start(const StartAttempt& action) {
     op->attempt_ = MakeEagerAttempt(spec, *std::move(result));
   } else {
     absl::StatusOr<std::unique_ptr<Attempt>> attempt =
-        action.algorithm == Algorithm::kMesh ? MakeMeshAttempt(spec, op.get(), pool_.get())
-                                             : MakeRingAttempt(spec, op.get(), pool_.get());
-    // AddPost() bounds what is asked for: the host itself is out of memory.
+        action.algorithm == Algorithm::kMesh ? MakeMeshAttempt(spec, op.get(), op->scratch_.get())
+                                             : MakeRingAttempt(spec, op.get(), op->scratch_.get());
+    // Admit() has taken what it needs.
     LH_CHECK(attempt.ok()) << attempt.status();
     op->attempt_ = *std::move(attempt);
   }

@@ -4,6 +4,10 @@
 // it; what happened goes back as core events. Buffers of posts are held from AddPost() to
 // TakePost(), and longer while the kernel still refers to them.
 //
+// Memory of an op. All that any attempt at an op can need is taken when its posts are admitted,
+// once for all local posts of the op, and held until the last of them is taken back. So an op that
+// was announced to others never fails for lack of memory. Out of place, a ring needs none.
+//
 // Threads: the reactor thread only. Nothing here calls the core: events are collected (TakeEvents).
 #pragma once
 
@@ -17,6 +21,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/outcome.h"
 #include "peerd/collective/attempt.h"
 #include "peerd/core/actions.h"
 #include "peerd/core/events.h"
@@ -42,8 +47,8 @@ class OpRunner {
  public:
   struct Options {
     PeerId self;
-    // Bytes that the attempts at all posts may need at one time: to keep originals, and for what
-    // others send.
+    // Bytes that the attempts at all posted ops may need at one time: to keep originals, and for
+    // what others send.
     uint64_t scratch_limit = uint64_t{4} << 30;
     // Simulations, whose tensors are small, cut them finer; at every peer alike. And what is large
     // begins earlier there.
@@ -57,8 +62,12 @@ class OpRunner {
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
-  // Unavailable: what the attempts at one more op may need would exceed the scratch limit.
-  absl::Status AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers);
+  void AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers);
+  // Takes what the attempts at the op may need, before the core hears of the post. Not OK: how the
+  // post is to be answered; the core is not to hear of it, and nothing has changed.
+  // - InvalidArgument: its tensors overlap those of another local post of the op.
+  // - Unavailable: the memory would exceed the scratch limit, or the system has no more.
+  Outcome Admit(const LocalPost& post, const PostView& view);
   // Ends the post; what moved for it. Zeros for a post that is not known.
   OpTraffic TakePost(const PostRef& post);
 
@@ -89,6 +98,7 @@ class OpRunner {
 
  private:
   class Op;
+  class Scratch;
   struct OpKey {
     GroupKey group;
     OpOrdinal ordinal;
@@ -96,8 +106,9 @@ class OpRunner {
     friend bool operator==(const OpKey&, const OpKey&) = default;
   };
   struct Post {
+    OpDesc desc;
     PostBuffers buffers;
-    uint64_t reserved = 0;
+    std::shared_ptr<Scratch> scratch;  // of its op; null until it is admitted
     OpTraffic traffic;
   };
   // A segment in the transport: whose it is.
@@ -107,6 +118,8 @@ class OpRunner {
   };
 
   Op* Find(const LinkKey& link, const FrameHeader& header);
+  // InvalidArgument, naming both members: two posts of one op, and one writes where the other does.
+  Outcome CheckApart(const LocalPost& post, const PostView& view) const;
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
   AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
                        const std::vector<bool>& counts) const;

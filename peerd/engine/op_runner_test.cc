@@ -7,6 +7,8 @@
 #include <variant>
 #include <vector>
 
+#include "proto/wire/limits.h"
+
 namespace longhaul::peerd {
 namespace {
 
@@ -76,25 +78,42 @@ OpDesc Sum(uint64_t count) {
   return desc;
 }
 
-StartAttempt Ring(uint64_t ordinal, const OpDesc& desc, const PostRef& post) {
+// A ring of this peer and another one.
+StartAttempt Ring(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRef>& posts) {
   StartAttempt start;
   start.group = kGroup;
   start.ordinal = OpOrdinal(ordinal);
   start.attempt = Epoch(1);
   start.desc = desc;
   start.ring = {kSelf, kOther};
-  start.members = 2;
-  start.posts = {post};
-  start.counts = {true};
+  start.members = static_cast<uint32_t>(posts.size()) + 1;
+  start.posts = posts;
+  start.counts.assign(posts.size(), true);
   start.ring_counts = {true, true};
   return start;
 }
 
-PostBuffers InPlace(std::vector<float>* tensor) {
+PostBuffers OutOfPlace(const std::vector<float>& source, std::vector<float>* target) {
   PostBuffers buffers;
-  buffers.source = reinterpret_cast<const uint8_t*>(tensor->data());
-  buffers.target = reinterpret_cast<uint8_t*>(tensor->data());
+  buffers.source = reinterpret_cast<const uint8_t*>(source.data());
+  buffers.target = reinterpret_cast<uint8_t*>(target->data());
   return buffers;
+}
+PostBuffers InPlace(std::vector<float>* tensor) { return OutOfPlace(*tensor, tensor); }
+
+// As a driver: a post of local member n, who is member m(n), of the op whose posts `together` are.
+Outcome Post(OpRunner* runner, const PostRef& post, const OpDesc& desc, const PostBuffers& buffers,
+             const std::vector<PostRef>& together = {}, size_t peers = 2, uint64_t tag = 7) {
+  runner->AddPost(post, desc, buffers);
+  PostView view;
+  view.member = MemberId(post.local.value());
+  view.peers = peers;
+  for (const PostRef& other : together) {
+    view.together.emplace_back(other, MemberId(other.local.value()));
+  }
+  Outcome outcome = runner->Admit({post, tag, desc}, view);
+  if (!outcome.ok()) runner->TakePost(post);
+  return outcome;
 }
 
 TEST(OpRunner, AnOpThatIsStoppedQueuesNothingMore) {
@@ -103,8 +122,8 @@ TEST(OpRunner, AnOpThatIsStoppedQueuesNothingMore) {
   std::vector<float> tensor(8 << 20, 1);
   const PostRef post{LocalId(1), 1};
   const OpDesc desc = Sum(tensor.size());
-  ASSERT_TRUE(runner.AddPost(post, desc, InPlace(&tensor)).ok());
-  runner.Start(Ring(1, desc, post));
+  ASSERT_TRUE(Post(&runner, post, desc, InPlace(&tensor)).ok());
+  runner.Start(Ring(1, desc, {post}));
   runner.Credit({kGroup, OpOrdinal(1), Epoch(1), kOther, OpOrdinal(1)});
   EXPECT_EQ(transport.QueuedBytes(), 1u << 20);
 
@@ -126,20 +145,160 @@ TEST(OpRunner, AnOpThatIsStoppedQueuesNothingMore) {
   runner.TakePost(post);
 }
 
+// Stops every op that `runner` has started, up to `ordinal`.
+void StopAll(OpRunner* runner, Narrow* transport, uint64_t ordinal) {
+  for (uint64_t op = 1; op <= ordinal; ++op) runner->Stop({kGroup, OpOrdinal(op), Epoch(1)});
+  for (const uint64_t cookie : std::exchange(transport->detached, {})) {
+    runner->OnReceivesDetached(cookie);
+  }
+}
+
+// ------------------------------------------------------------------------------ memory of ops
+
 TEST(OpRunner, AllOpsThatTheScratchLimitAdmitsCanRun) {
   Narrow transport;
   OpRunner runner(&transport, {.self = kSelf, .scratch_limit = 1 << 20});
   std::vector<float> tensor(1280, 1);
   const OpDesc desc = Sum(tensor.size());
   uint64_t ops = 0;
-  while (runner.AddPost({LocalId(1), ops + 1}, desc, InPlace(&tensor)).ok()) {
+  while (Post(&runner, {LocalId(1), ops + 1}, desc, InPlace(&tensor)).ok()) {
     ++ops;
-    runner.Start(Ring(ops, desc, {LocalId(1), ops}));
+    runner.Start(Ring(ops, desc, {{LocalId(1), ops}}));
   }
   EXPECT_GE(ops, 50u);
-  for (uint64_t op = 1; op <= ops; ++op) runner.Stop({kGroup, OpOrdinal(op), Epoch(1)});
-  for (const uint64_t cookie : transport.detached) runner.OnReceivesDetached(cookie);
+  StopAll(&runner, &transport, ops);
   EXPECT_TRUE(runner.Idle());
+}
+
+TEST(OpRunner, ScratchIsTakenOnceForAllLocalPostsOfAnOp) {
+  Narrow transport;
+  std::vector<std::vector<float>> tensors(3, std::vector<float>(5000, 1));
+  const OpDesc desc = Sum(5000);
+  OpRunner runner(&transport, {.self = kSelf, .scratch_limit = OriginalsBytesMax(desc.bytes())});
+  std::vector<PostRef> posts;
+  for (uint64_t local = 1; local <= 3; ++local) {
+    const PostRef post{LocalId(local), 1};
+    const Outcome outcome = Post(&runner, post, desc, InPlace(&tensors[local - 1]), posts);
+    ASSERT_TRUE(outcome.ok()) << outcome.text;
+    posts.push_back(post);
+  }
+  // Another op has to wait until this one is over.
+  std::vector<float> other(5000, 1);
+  const PostRef more{LocalId(1), 2};
+  const Outcome refused = Post(&runner, more, desc, InPlace(&other), {}, 2, 8);
+  EXPECT_EQ(refused.code, Code::kUnavailable);
+  EXPECT_EQ(refused.text,
+            "all-reduce tag 8 refused: it needs 20064 bytes of scratch memory, ops in flight hold "
+            "20064 and the limit is 20064: wait for some of them, or raise --scratch-limit of "
+            "peerd");
+  runner.Start(Ring(1, desc, posts));
+  StopAll(&runner, &transport, 1);
+  runner.TakePost(posts[0]);
+  runner.TakePost(posts[1]);
+  EXPECT_EQ(Post(&runner, more, desc, InPlace(&other), {}, 2, 8).code, Code::kUnavailable);
+  runner.TakePost(posts[2]);
+  EXPECT_TRUE(Post(&runner, more, desc, InPlace(&other), {}, 2, 8).ok());
+}
+
+TEST(OpRunner, ScratchIsTakenOnlyWhereAnAttemptNeedsIt) {
+  Narrow transport;
+  OpRunner runner(&transport, {.self = kSelf, .scratch_limit = 0});
+  std::vector<float> source(5000, 1), target(5000);
+  const OpDesc desc = Sum(5000);
+  uint64_t call = 0;
+  const auto accepted = [&](const OpDesc& desc, bool in_place, size_t peers) {
+    const PostRef post{LocalId(1), ++call};
+    const PostBuffers buffers = in_place ? InPlace(&target) : OutOfPlace(source, &target);
+    return Post(&runner, post, desc, buffers, {}, peers).ok();
+  };
+  EXPECT_TRUE(accepted(desc, /*in_place=*/false, 2));  // a ring: through the target
+  EXPECT_FALSE(accepted(desc, /*in_place=*/true, 2));
+  EXPECT_FALSE(accepted(desc, /*in_place=*/false, 3));  // may be a mesh
+  OpDesc ring = desc;
+  ring.algorithm = Algorithm::kRing;
+  EXPECT_TRUE(accepted(ring, /*in_place=*/false, 3));
+  EXPECT_TRUE(accepted(desc, /*in_place=*/true, 1));  // alone
+  EXPECT_TRUE(accepted(Sum(16), /*in_place=*/true, 3));
+}
+
+// The member whose target took the sums may be gone when the op is redone.
+TEST(OpRunner, AnOpInPlaceCanRunWithoutTheOneThatWasNot) {
+  Narrow transport;
+  OpRunner runner(&transport, {.self = kSelf});
+  std::vector<float> source(5000, 1), target(5000), tensor(5000);
+  const OpDesc desc = Sum(5000);
+  const PostRef first{LocalId(1), 1}, second{LocalId(2), 1};
+  ASSERT_TRUE(Post(&runner, first, desc, OutOfPlace(source, &target)).ok());
+  ASSERT_TRUE(Post(&runner, second, desc, InPlace(&tensor), {first}).ok());
+  runner.Start(Ring(1, desc, {first, second}));
+  StopAll(&runner, &transport, 1);
+  runner.TakePost(first);
+  runner.Start(Ring(1, desc, {second}));
+  StopAll(&runner, &transport, 1);
+  EXPECT_TRUE(runner.Idle());
+}
+
+TEST(OpRunner, WithoutMemoryThePostIsRefusedAndTheNextOneIsTaken) {
+  Narrow transport;
+  OpRunner runner(&transport, {.self = kSelf, .scratch_limit = UINT64_MAX});
+  // Nobody has so much. Its tensor is never looked at.
+  std::vector<float> tensor(5000, 1);
+  OpDesc huge = Sum(LH_COUNT_MAX);
+  huge.algorithm = Algorithm::kRing;
+  const Outcome refused = Post(&runner, {LocalId(1), 1}, huge, InPlace(&tensor));
+  EXPECT_EQ(refused.code, Code::kUnavailable);
+  EXPECT_NE(refused.text.find("the host has no more"), std::string::npos) << refused.text;
+  EXPECT_TRUE(Post(&runner, {LocalId(1), 2}, Sum(5000), InPlace(&tensor)).ok());
+}
+
+// ------------------------------------------------------------------------------ tensors that share
+// memory
+
+class SharedMemory : public testing::Test {
+ protected:
+  // The text of the refusal of m2's post beside that of m1; "" if it is accepted. Places are
+  // elements of one array, tensors have 2000.
+  std::string Refusal(size_t source1, size_t target1, size_t source2, size_t target2) {
+    OpRunner runner(&transport_, {.self = kSelf});
+    const auto at = [&](size_t source, size_t target) {
+      PostBuffers buffers;
+      buffers.source = reinterpret_cast<const uint8_t*>(memory_.data() + source);
+      buffers.target = reinterpret_cast<uint8_t*>(memory_.data() + target);
+      return buffers;
+    };
+    const PostRef first{LocalId(1), 1}, second{LocalId(2), 1};
+    EXPECT_TRUE(Post(&runner, first, Sum(2000), at(source1, target1)).ok());
+    const Outcome outcome = Post(&runner, second, Sum(2000), at(source2, target2), {first});
+    EXPECT_TRUE(outcome.ok() || outcome.code == Code::kInvalidArgument);
+    // It may be posted again, beside the first, which waits.
+    const PostRef again{LocalId(2), 2};
+    if (!outcome.ok()) {
+      EXPECT_TRUE(Post(&runner, again, Sum(2000), at(8000, 8000), {first}).ok());
+    }
+    return outcome.text;
+  }
+  Narrow transport_;
+  std::vector<float> memory_ = std::vector<float>(10000);
+};
+
+TEST_F(SharedMemory, IsRefusedWhereOneMemberWritesAndNamesBoth) {
+  EXPECT_EQ(Refusal(0, 2000, 2000, 4000),
+            "all-reduce tag 7 refused: the source of member m2 shares memory with the target of "
+            "member m1 in the same op; post it again with a tensor of its own");
+  EXPECT_EQ(Refusal(0, 2000, 4000, 1999),
+            "all-reduce tag 7 refused: the target of member m2 shares memory with the target of "
+            "member m1 in the same op; post it again with a tensor of its own");
+  EXPECT_EQ(Refusal(0, 2000, 4000, 0),
+            "all-reduce tag 7 refused: the target of member m2 shares memory with the source of "
+            "member m1 in the same op; post it again with a tensor of its own");
+  EXPECT_NE(Refusal(0, 0, 0, 0), "");
+  EXPECT_NE(Refusal(0, 0, 1999, 4000), "");
+}
+
+TEST_F(SharedMemory, IsFineBetweenSourcesAndBesideEachOther) {
+  EXPECT_EQ(Refusal(0, 2000, 0, 4000), "");
+  EXPECT_EQ(Refusal(0, 3000, 1000, 5000), "");
+  EXPECT_EQ(Refusal(0, 0, 2000, 2000), "");
 }
 
 }  // namespace

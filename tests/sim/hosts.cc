@@ -461,6 +461,7 @@ void PeerHost::Pump() {
     peerd::Event event = std::move(events_.front());
     events_.pop_front();
     NoteRequest(event);
+    if (const auto* post = std::get_if<peerd::LocalPost>(&event)) Admit(*post);
     if (const auto* stopped = std::get_if<peerd::AttemptStopped>(&event)) SpoilSources(*stopped);
     if (const auto* complete = std::get_if<peerd::AttemptComplete>(&event)) {
       running_[{complete->group, complete->ordinal}].complete = true;
@@ -484,6 +485,13 @@ void PeerHost::Pump() {
   if (++pumps_ % 16 == 0) context_.story->Mix(core_->Digest());
   if (core_->NextDeadline() <= now) Checker::Fail(node_.name + ": its deadline stays in the past");
   Arm();
+}
+
+void PeerHost::Admit(const peerd::LocalPost& post) {
+  const auto view = core_->ViewPost(post);
+  if (!view) return;
+  const Outcome outcome = runner_->Admit(post, *view);
+  if (!outcome.ok()) Checker::Fail("post refused: " + outcome.text);
 }
 
 // From now on the core owes an answer.
@@ -795,8 +803,7 @@ void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpD
   names_[post] = name;
   sources_[post] = buffers.source == buffers.target ? buffers.target : nullptr;
   FromTrainer([this, post, tag, desc = wanted, buffers = std::move(buffers)] {
-    const absl::Status added = runner_->AddPost(post, desc, buffers);
-    if (!added.ok()) Checker::Fail("post refused: " + std::string(added.message()));
+    runner_->AddPost(post, desc, buffers);
     Tell(peerd::LocalPost{post, tag, desc});
   });
 }

@@ -209,6 +209,7 @@ class PeerHost final : private peerd::TransportListener {
   void FromTrainer(std::function<void()> what);
   void ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)> what);
   void Pump();
+  void Admit(const peerd::LocalPost& post);
   void NoteRequest(const peerd::Event& event);
   void Arm();
   void Carry(peerd::Action& action);
