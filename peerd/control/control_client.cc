@@ -27,6 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr char kMethod[] = "/longhaul.v1.Coordinator/Attach";
+constexpr char kBehind[] = "this peer is too far behind with what the coordinator says";
 constexpr size_t kQueuedMessagesMax = 65536;
 constexpr size_t kQueuedBytesMax = 64 << 20;
 
@@ -169,7 +170,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
       changed_.SignalAll();
     }
     // The first read follows, so no message comes before this.
-    callbacks_->connected();
+    if (!callbacks_->connected()) return GiveUp(kBehind);
     Read();
   }
 
@@ -187,7 +188,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
       const auto* welcome = std::get_if<control::Welcome>(&*message);
       if (welcome != nullptr) detect_ms_ = welcome->detect_ms;
     }
-    callbacks_->message(*std::move(message));
+    if (!callbacks_->message(*std::move(message))) return GiveUp(kBehind);
     Read();
   }
 

@@ -29,8 +29,9 @@ struct ControlClientOptions {
 // Called from threads of the client: one at a time, in order, no lock held. They hand over to the
 // owner's mailbox and return; none may call Stop().
 struct ControlClientCallbacks {
-  std::function<void()> connected;
-  std::function<void(control::CoordinatorMessage)> message;
+  // False: the owner has no room for it. The stream is given up then.
+  std::function<bool()> connected;
+  std::function<bool(control::CoordinatorMessage)> message;
   // Of a stream that stood, or of a try that failed. The reason names the address.
   std::function<void(std::string reason)> disconnected;
 };

@@ -21,9 +21,9 @@
 #include "base/http/http_server.h"
 #include "base/ids.h"
 #include "base/log.h"
-#include "base/mailbox.h"
 #include "base/status_macros.h"
 #include "peerd/control/control_client.h"
+#include "peerd/control/control_inbox.h"
 #include "peerd/core/peer_core.h"
 #include "peerd/daemon/advertise.h"
 #include "peerd/engine/control_frames.h"
@@ -48,7 +48,7 @@ constexpr int64_t kWatchUs = Millis(500);
 // How often the coordinator hears of measured links at most.
 constexpr int64_t kReportUs = Seconds(2);
 const Outcome kLeaves{Code::kAborted, "the member leaves"};
-// Things that gRPC threads may have under way towards the reactor.
+// Messages of the coordinator that may wait for the reactor.
 constexpr size_t kInboxMax = 65536;
 
 PeerId RandomPeerId() {
@@ -188,15 +188,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ControlClient> control_;
 
-  // What the control client's threads hand over.
-  struct ControlUp {};
-  struct ControlDown {
-    std::string reason;
-  };
-  using Inbound = std::variant<ControlUp, ControlDown, control::CoordinatorMessage>;
-  // Any thread. The coordinator's messages are few; a full mailbox means that the reactor hangs.
-  void FromControl(Inbound inbound) { LH_CHECK(inbox_.Post(std::move(inbound))); }
-  Mailbox<Inbound> inbox_;
+  ControlInbox inbox_;
 
   std::deque<Event> events_;
   std::map<LocalId, Tick> joins_;  // trainers that wait for admission, since when
@@ -274,12 +266,10 @@ absl::Status DaemonImpl::Open() {
   ControlClientOptions control;
   control.addresses = options_.coordinators;
   ControlClientCallbacks callbacks;
-  callbacks.connected = [this] { FromControl(ControlUp{}); };
-  callbacks.disconnected = [this](std::string reason) {
-    FromControl(ControlDown{std::move(reason)});
-  };
+  callbacks.connected = [this] { return inbox_.Begin(); };
+  callbacks.disconnected = [this](std::string reason) { inbox_.End(std::move(reason)); };
   callbacks.message = [this](control::CoordinatorMessage message) {
-    FromControl(std::move(message));
+    return inbox_.Add(std::move(message));
   };
   control_ = MakeControlClient(control, std::move(callbacks));
   coordinator_down_since_ = ring_->Now();
@@ -325,17 +315,17 @@ absl::Status DaemonImpl::Run() {
 }
 
 void DaemonImpl::TakeInbox() {
-  for (Inbound& inbound : inbox_.TakeAll()) {
-    if (std::holds_alternative<ControlUp>(inbound)) {
+  for (ControlInbox::Mail& mail : inbox_.TakeAll()) {
+    if (std::holds_alternative<StreamBegan>(mail)) {
       stream_up_ = true;
       Post(CoordinatorUp{});
-    } else if (const auto* down = std::get_if<ControlDown>(&inbound)) {
+    } else if (const auto* down = std::get_if<StreamEnded>(&mail)) {
       if (coordinator_up_) coordinator_down_since_ = ring_->Now();
       if (stream_up_) Post(CoordinatorDown{});
       stream_up_ = coordinator_up_ = false;
       coordinator_error_ = down->reason;
     } else {
-      auto& message = std::get<control::CoordinatorMessage>(inbound);
+      auto& message = std::get<control::CoordinatorMessage>(mail);
       if (const auto* welcome = std::get_if<control::Welcome>(&message)) {
         coordinator_up_ = true;
         link_watch_.SayAllAgain();

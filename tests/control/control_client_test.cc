@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <deque>
 #include <thread>
 
@@ -31,7 +32,10 @@ class Owner {
  public:
   peerd::ControlClientCallbacks Callbacks() {
     peerd::ControlClientCallbacks callbacks;
-    callbacks.connected = [this] { Add("connected"); };
+    callbacks.connected = [this] {
+      Add("connected");
+      return true;
+    };
     callbacks.disconnected = [this](const std::string& reason) { Add("disconnected " + reason); };
     callbacks.message = [this](control::CoordinatorMessage message) {
       if (const auto* welcome = std::get_if<control::Welcome>(&message)) {
@@ -45,6 +49,7 @@ class Owner {
       } else {
         Add("message");
       }
+      return !full_;
     };
     return callbacks;
   }
@@ -70,6 +75,9 @@ class Owner {
     return line;
   }
 
+  // Takes no message any more, or does again.
+  void SetFull(bool full) { full_ = full; }
+
  private:
   void Add(std::string line) {
     MutexLock lock(&mutex_);
@@ -77,6 +85,7 @@ class Owner {
     changed_.SignalAll();
   }
 
+  std::atomic<bool> full_ = false;
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::string> lines_ ABSL_GUARDED_BY(mutex_);
@@ -152,6 +161,19 @@ TEST_F(ControlClientTest, ComesBackToACoordinatorThatRestartsOnItsPort) {
                                      HasSubstr("shutting down")));
     server = StartServer(address);
   }
+}
+
+TEST_F(ControlClientTest, GivesUpAStreamWhoseMessagesItsOwnerHasNoRoomFor) {
+  const auto server = StartServer();
+  Connect({server->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  owner_.SetFull(true);
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  EXPECT_THAT(owner_.NextWith("disconnected"), HasSubstr("too far behind"));
+  ASSERT_EQ(owner_.NextWith("connected"), "connected");
+  owner_.SetFull(false);
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  EXPECT_EQ(owner_.Next(), "welcome " + server->incarnation());
 }
 
 TEST_F(ControlClientTest, MemberOutlivesTheCoordinatorThroughItsStore) {
