@@ -18,6 +18,10 @@
 // (phase reduce); it adds them and sends what is finished to all (phase gather). Two steps however
 // many positions there are, where a ring takes 2 (size - 1), and segments flow between any two.
 //
+// Work in slices: no call works on a whole tensor. What takes time in proportion to the tensor
+// (putting originals back, copying the result to other local members, adding up several members'
+// inputs before they are sent) is done by Work(), as much at a time as its caller allows.
+//
 // Undo: until Commit() the inputs can be had back. Out of place they are not touched. In place,
 // what arrives of others' inputs lives in a scratch buffer; before a sum, finished or not,
 // overwrites its input, the original moves there, and Stop() puts it back.
@@ -117,14 +121,21 @@ class Attempt {
   virtual void Sent(uint64_t cookie) = 0;
 
   // Gives up, before or after Complete(). No receive into a placed segment may be under way.
-  // Afterwards only Sent() may be called; the sink is not called any more. The inputs are as posted
-  // once Idle(): a finished segment that is on its way to a peer which does not know of the stop
-  // yet is restored at its Sent(), or that peer could take the original for the result.
+  // Afterwards only Sent() and Work() may be called; the sink is not called any more. The inputs
+  // are as posted once Idle(): a finished segment that is on its way to a peer which does not know
+  // of the stop yet is restored after its Sent(), or that peer could take the original for the
+  // result.
   virtual void Stop() = 0;
-  // The op is committed, after Complete(): puts the result into every target.
+  // The op is committed, after Complete(): once there is no more work, the result is in every
+  // target. Afterwards only Work() may be called.
   virtual void Commit() = 0;
-  // No segment handed to SendSegment() is still out, repeats aside: the object may be destroyed,
-  // and after Stop() the inputs are restored.
+  // Start(), Credit(), Sent(), Stop() and Commit() may leave work to be done, and so may Work().
+  virtual bool HasWork() const = 0;
+  // Does some of it: until it has read and written `bytes_max` bytes of tensors, or there is no
+  // more. The last piece, of one segment at most, may go beyond. Returns the bytes.
+  virtual uint64_t Work(uint64_t bytes_max) = 0;
+  // No segment handed to SendSegment() is still out, repeats aside, and there is no work: the
+  // object may be destroyed, and after Stop() the inputs are restored.
   virtual bool Idle() const = 0;
 
   // Payload handed to the sink; payload that was placed and came in whole.
@@ -154,7 +165,7 @@ constexpr uint64_t MeshInputsBytesMax(uint64_t tensor_bytes, size_t size) {
 // InvalidArgument: a payload is not as long as the op's tensor.
 absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                            const std::vector<std::string>& payloads);
-// Commit() stores the result, which is as long as the op's tensor.
+// Commit() stores the result, which is as long as the op's tensor, and leaves no work.
 std::unique_ptr<Attempt> MakeEagerAttempt(const AttemptSpec& spec, std::string result);
 
 // The input that this peer contributes to an eager op: its sources, reduced in order; zeros if none

@@ -72,7 +72,7 @@ void ExpectReduces(AttemptMaker make, const ModelOp::Options& options, uint64_t 
   ModelOp op(options);
   ModelNetwork network(make, op.specs, pool.get(), seed);
   ASSERT_TRUE(network.Run()) << Trace(options, seed) << ": " << network.ToString();
-  for (int i = 0; i < options.size; ++i) network.attempt(i).Commit();
+  for (int i = 0; i < options.size; ++i) CommitWhole(&network.attempt(i));
   EXPECT_EQ(op.ResultsDiffer(), "") << Trace(options, seed);
 }
 
@@ -191,7 +191,7 @@ TEST_P(AlgorithmTest, EveryPeerSendsTwiceItsShareAndNoMore) {
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(network.attempt(i).bytes_sent(), 2u * 3 * 4096);
     EXPECT_EQ(network.attempt(i).bytes_received(), 2u * 3 * 4096);
-    network.attempt(i).Commit();
+    CommitWhole(&network.attempt(i));
   }
 }
 
@@ -231,7 +231,7 @@ TEST(RingTest, InPlaceDoesWithoutLandings) {
   ModelOp op(options);
   ModelNetwork network(&MakeRingAttempt, op.specs, &pool, 1);
   ASSERT_TRUE(network.Run());
-  for (int i = 0; i < options.size; ++i) network.attempt(i).Commit();
+  for (int i = 0; i < options.size; ++i) CommitWhole(&network.attempt(i));
   EXPECT_EQ(op.ResultsDiffer(), "");
   EXPECT_EQ(pool.asked, 6);
 }
@@ -247,7 +247,7 @@ TEST_P(AlgorithmTest, OnePeerAloneIsCompleteAtOnceAndLeavesTheTargetUntilCommit)
   EXPECT_TRUE(network.Run());
   EXPECT_TRUE(network.attempt(0).CompleteAtOnce());
   EXPECT_EQ(op.InputsDiffer(), "");
-  network.attempt(0).Commit();
+  CommitWhole(&network.attempt(0));
   EXPECT_EQ(op.ResultsDiffer(), "");
 }
 
@@ -429,6 +429,8 @@ TEST_F(RingPlaceTest, IsIdleOnlyWhenEverySegmentHasReturned) {
   attempt_->Stop();
   EXPECT_FALSE(attempt_->Idle());
   attempt_->Sent(sink_.cookies_[0]);
+  EXPECT_FALSE(attempt_->Idle());
+  WorkOff(attempt_.get());
   EXPECT_TRUE(attempt_->Idle());
   sink_.cookies_.clear();
 }
@@ -501,14 +503,14 @@ TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
         payloads[0].clear();
         const auto attempt = MakeEagerAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
         attempt->Start();
-        attempt->Commit();
+        CommitWhole(attempt.get());
         results.emplace(reinterpret_cast<const char*>(op.specs[0].targets[0]),
                         options.desc.bytes());
         continue;
       }
       ModelNetwork network(&MakeMeshAttempt, op.specs, pool.get(), prng.Next());
       ASSERT_TRUE(network.Run());
-      for (int p = 0; p < options.size; ++p) network.attempt(p).Commit();
+      for (int p = 0; p < options.size; ++p) CommitWhole(&network.attempt(p));
       for (const AttemptSpec& spec : op.specs) {
         for (const uint8_t* target : spec.targets) {
           results.emplace(reinterpret_cast<const char*>(target), options.desc.bytes());
@@ -620,6 +622,7 @@ TEST_P(FaultTest, StopAfterCompleteRestoresEveryInput) {
     ModelNetwork network(Make(), op.specs, pool.get(), prng.Next());
     ASSERT_TRUE(network.Run());
     for (int p = 0; p < options.size; ++p) network.Stop(p);
+    network.Run();
     ASSERT_EQ(op.InputsDiffer(), "") << Trace(options, i);
   }
 }
@@ -639,7 +642,7 @@ TEST_P(FaultTest, ARedoFromRestoredInputsIsExact) {
     }
     ModelNetwork network(Make(), op.specs, pool.get(), prng.Next());
     ASSERT_TRUE(network.Run());
-    for (int p = 0; p < options.size; ++p) network.attempt(p).Commit();
+    for (int p = 0; p < options.size; ++p) CommitWhole(&network.attempt(p));
     ASSERT_EQ(op.ResultsDiffer(), "") << Trace(options, i);
   }
 }
@@ -674,9 +677,11 @@ TEST(RingFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsReturn) {
   const std::string finished(reinterpret_cast<const char*>(sink.gather), 64);
 
   attempt->Stop();
+  WorkOff(attempt.get());
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(sink.gather), 64), finished);
   EXPECT_NE(op.InputsDiffer(), "");
   for (const uint64_t cookie : sink.cookies) attempt->Sent(cookie);
+  WorkOff(attempt.get());
   EXPECT_TRUE(attempt->Idle());
   EXPECT_EQ(op.InputsDiffer(), "");
 }
@@ -706,12 +711,165 @@ TEST(MeshFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsLastReturn) {
 
   attempt->Stop();
   for (const int i : {0, 3, 1}) attempt->Sent(sink.cookies_[i]);
+  WorkOff(attempt.get());
   EXPECT_FALSE(attempt->Idle());
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(place), 64), finished);
   EXPECT_NE(op.InputsDiffer(), "");
   attempt->Sent(sink.cookies_[2]);
+  WorkOff(attempt.get());
   EXPECT_TRUE(attempt->Idle());
   EXPECT_EQ(op.InputsDiffer(), "");
+}
+
+// ------------------------------------------------------------------------------ slices
+
+// How many bytes of the local members' tensors each call changes.
+class SliceTest : public AlgorithmTest {
+ protected:
+  static constexpr uint64_t kSlice = 64 << 10;
+
+  static ModelOp::Options Options(int size, bool in_place) {
+    ModelOp::Options options;
+    options.desc = Desc(DType::kInt32, ReduceOp::kSum, 1 << 18);
+    options.size = size;
+    options.local_members.assign(size, 3);
+    options.in_place.assign(size, std::vector<bool>(3, in_place));
+    options.grain_bytes = 4096;
+    options.segment_grains = 4;
+    options.window_bytes = UINT64_MAX;
+    return options;
+  }
+  void Watch(const AttemptSpec& spec) {
+    spec_ = &spec;
+    before_.clear();
+    for (const uint8_t* tensor : spec.targets) before_.emplace_back(tensor, tensor + Bytes());
+  }
+  uint64_t Bytes() const { return spec_->desc.bytes(); }
+  // Since the last call; whole grains.
+  uint64_t Changed() {
+    uint64_t changed = 0;
+    for (size_t i = 0; i < before_.size(); ++i) {
+      for (uint64_t at = 0; at < Bytes(); at += 4096) {
+        const uint8_t* const now = spec_->targets[i] + at;
+        if (std::memcmp(&before_[i][at], now, 4096) == 0) continue;
+        changed += 4096;
+        std::memcpy(&before_[i][at], now, 4096);
+      }
+    }
+    return changed;
+  }
+  // In slices, each of which changes no more than it may, up to a piece. Returns how many.
+  int WorkOffInSlices(Attempt* attempt) {
+    int slices = 0;
+    for (; attempt->HasWork(); ++slices) {
+      attempt->Work(kSlice);
+      EXPECT_LE(Changed(), 2 * kSlice);
+    }
+    return slices;
+  }
+
+  const AttemptSpec* spec_ = nullptr;
+  std::vector<std::vector<uint8_t>> before_;
+};
+INSTANTIATE_TEST_SUITE_P(Both, SliceTest, testing::Values(kRing, kMesh), NameOfAlgorithm);
+
+TEST_P(SliceTest, AResultComesToTheTargetsOfACommittedOpInSlices) {
+  for (const int size : {1, 2}) {
+    const auto pool = MakeScratchPool(1 << 30);
+    const ModelOp::Options options = Options(size, /*in_place=*/true);
+    ModelOp op(options);
+    ModelNetwork network(Make(), op.specs, pool.get(), 1);
+    ASSERT_TRUE(network.Run());
+    Watch(op.specs[0]);
+    Attempt& attempt = network.attempt(0);
+    attempt.Commit();
+    EXPECT_EQ(Changed(), 0u);
+    EXPECT_FALSE(attempt.Idle());
+    EXPECT_GT(WorkOffInSlices(&attempt), 10);
+    EXPECT_TRUE(attempt.Idle());
+    for (int i = 1; i < size; ++i) CommitWhole(&network.attempt(i));
+    EXPECT_EQ(op.ResultsDiffer(), "");
+  }
+}
+
+TEST_P(SliceTest, OriginalsComeBackInSlices) {
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp::Options options = Options(2, /*in_place=*/true);
+  options.local_members = {1, 1};
+  ModelOp op(options);
+  ModelNetwork network(Make(), op.specs, pool.get(), 1);
+  ASSERT_TRUE(network.Run());
+  Watch(op.specs[0]);
+  Attempt& attempt = network.attempt(0);
+  attempt.Stop();
+  EXPECT_EQ(Changed(), 0u);
+  EXPECT_GT(WorkOffInSlices(&attempt), 10);
+  EXPECT_TRUE(attempt.Idle());
+  network.Stop(1);
+  network.Run();
+  EXPECT_EQ(op.InputsDiffer(), "");
+}
+
+// Each has a result of its own as soon as the op is done: nothing is left for its end.
+TEST_P(SliceTest, TargetsThatAreNoSourcesGetTheResultSegmentBySegment) {
+  const auto pool = MakeScratchPool(1 << 30);
+  ModelOp op(Options(2, /*in_place=*/false));
+  ModelNetwork network(Make(), op.specs, pool.get(), 1);
+  ASSERT_TRUE(network.Run());
+  EXPECT_EQ(op.InputsDiffer(), "");
+  EXPECT_EQ(op.ResultsDiffer(), "");
+  for (int i = 0; i < 2; ++i) {
+    network.attempt(i).Commit();
+    EXPECT_FALSE(network.attempt(i).HasWork());
+  }
+}
+
+// However far the other one lets it go ahead.
+TEST_P(SliceTest, InputsOfSeveralMembersAreAddedUpInSlices) {
+  const auto pool = MakeScratchPool(1 << 30);
+  Recorder sink;
+  ModelOp op(Options(2, /*in_place=*/false));
+  const auto attempt = *Make()(op.specs[0], &sink, pool.get());
+  Watch(op.specs[0]);
+  attempt->Start();
+  attempt->Credit(1);
+  EXPECT_EQ(Changed(), 0u);
+  EXPECT_GT(WorkOffInSlices(attempt.get()), 10);
+  uint64_t handed = 0;
+  for (const Segment& segment : sink.sent_) handed += segment.bytes;
+  EXPECT_EQ(handed, Bytes() / 2);
+  attempt->Stop();
+  for (const uint64_t cookie : sink.cookies_) attempt->Sent(cookie);
+}
+
+TEST(MeshSliceTest, WhoCountsAloneFinishesItsChunkInSlices) {
+  const auto pool = MakeScratchPool(1 << 30);
+  Recorder sink;
+  ModelOp::Options options;
+  options.desc = Desc(DType::kInt32, ReduceOp::kSum, 1 << 18);
+  options.size = 2;
+  options.counts = {{true}, {false}};
+  options.grain_bytes = 4096;
+  const ModelOp op(options);
+  const auto attempt = *MakeMeshAttempt(op.specs[0], &sink, pool.get());
+  attempt->Start();
+  EXPECT_TRUE(attempt->HasWork());
+  attempt->Work(1);
+  attempt->Credit(1);
+  uint64_t finished = 0;
+  for (const Segment& segment : sink.sent_) {
+    if (segment.phase == Phase::kGather) finished += segment.bytes;
+  }
+  EXPECT_GT(finished, 0u);
+  EXPECT_LE(finished, 4u * 4096);
+  WorkOff(attempt.get());
+  finished = 0;
+  for (const Segment& segment : sink.sent_) {
+    if (segment.phase == Phase::kGather) finished += segment.bytes;
+  }
+  EXPECT_EQ(finished, options.desc.bytes() / 2);
+  attempt->Stop();
+  for (const uint64_t cookie : sink.cookies_) attempt->Sent(cookie);
 }
 
 // ------------------------------------------------------------------------------ eager

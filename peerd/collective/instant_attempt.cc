@@ -14,30 +14,40 @@ namespace {
 
 class LocalAttempt final : public InstantAttempt {
  public:
-  explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec), inputs_(InputsOf(spec)) {}
+  explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec), inputs_(InputsOf(spec)) {
+    // The input of one member alone is the result.
+    const uint8_t* const only = inputs_.size() == 1 ? inputs_[0] : nullptr;
+    for (uint8_t* target : spec.targets) {
+      if (target != only) targets_.push_back(target);
+    }
+  }
+
+  void Commit() override { committed_ = true; }
+  bool HasWork() const override {
+    return committed_ && !targets_.empty() && done_ < spec_.desc.bytes();
+  }
 
   // Block by block, so that every source of a block is read before any target is written.
-  void Commit() override {
-    const uint64_t bytes = spec_.desc.bytes();
-    if (bytes == 0) return;
-    if (inputs_.size() == 1) {
-      for (uint8_t* target : spec_.targets) {
-        if (target != inputs_[0]) std::memcpy(target, inputs_[0], bytes);
-      }
-      return;
-    }
+  uint64_t Work(uint64_t bytes_max) override {
     alignas(64) uint8_t block[16 << 10];
-    for (uint64_t offset = 0; offset < bytes; offset += sizeof(block)) {
-      const uint64_t n = std::min<uint64_t>(sizeof(block), bytes - offset);
-      ReduceInputs(spec_.desc, inputs_, offset, n, block);
+    uint64_t worked = 0;
+    while (HasWork() && worked < bytes_max) {
+      const uint64_t n = std::min<uint64_t>(sizeof(block), spec_.desc.bytes() - done_);
+      ReduceInputs(spec_.desc, inputs_, done_, n, block);
       DivideSums(spec_, n, block);
-      for (uint8_t* target : spec_.targets) std::memcpy(target + offset, block, n);
+      for (uint8_t* target : targets_) std::memcpy(target + done_, block, n);
+      done_ += n;
+      worked += n * (inputs_.size() + targets_.size());
     }
+    return worked;
   }
 
  private:
   const AttemptSpec spec_;
   const Inputs inputs_;
+  std::vector<uint8_t*> targets_;  // that are to be written
+  bool committed_ = false;
+  uint64_t done_ = 0;  // bytes of the tensor
 };
 
 class EagerAttempt final : public InstantAttempt {

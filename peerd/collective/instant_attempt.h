@@ -18,12 +18,14 @@ class InstantAttempt : public Attempt {
   void Received(int from, const Segment& segment) override;
   void Sent(uint64_t cookie) override;
   void Stop() override {}
-  bool Idle() const override { return true; }
+  bool HasWork() const override { return false; }
+  uint64_t Work(uint64_t /*bytes_max*/) override { return 0; }
+  bool Idle() const override { return !HasWork(); }
   uint64_t bytes_sent() const override { return 0; }
   uint64_t bytes_received() const override { return 0; }
 };
 
-// One peer alone, or no elements: Commit() reduces its members' tensors.
+// One peer alone, or no elements: after Commit(), Work() reduces its members' tensors.
 std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec);
 
 }  // namespace longhaul::peerd

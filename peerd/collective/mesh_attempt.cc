@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -34,8 +35,6 @@ class MeshAttempt final : public SegmentAttempt {
     LH_CHECK(!started_);
     started_ = true;
     HandFresh();
-    // No other position counts.
-    if (own_.count > 0 && inputs_missing_.front() == 0) Finish(own_);
   }
 
   void Credit(int position) override {
@@ -54,6 +53,7 @@ class MeshAttempt final : public SegmentAttempt {
         own_marks_(own_.count * spec.size),
         credit_(spec.size),
         fresh_(spec.size),
+        alone_(own_.end()),
         turn_(Next(spec.position)) {
     uint8_t* part = memory.extra;
     uint16_t others = 0;
@@ -66,7 +66,8 @@ class MeshAttempt final : public SegmentAttempt {
       if (PositionCounts(spec_, spec_.position)) sends_open_ += plan_.GrainsOf(i).count;
       if (PositionCounts(spec_, i)) ++others;
     }
-    inputs_missing_.assign(own_.count, others);
+    if (others == 0) alone_ = own_.first;
+    inputs_missing_.assign(own_.count, std::max<uint16_t>(others, 1));
   }
 
   static uint64_t PartBytes(const Plan& plan, int chunk) {
@@ -132,29 +133,59 @@ class MeshAttempt final : public SegmentAttempt {
   }
 
   // Own input of others' chunks, as much as the window allows, to one after the other: none of them
-  // waits for its first segment until another one has its last.
+  // waits for its first segment until another one has its last. That of several members has to be
+  // added up before: Work() does that.
   void HandFresh() {
-    if (!started_ || !PositionCounts(spec_, spec_.position)) return;
-    for (int passed_by = 0; passed_by < spec_.size; turn_ = Next(turn_)) {
-      const uint64_t end = plan_.GrainsOf(turn_).end();
-      if (turn_ == spec_.position || !credit_[turn_] || fresh_[turn_] == end) {
-        ++passed_by;
-        continue;
-      }
-      const Plan::Grains grains = NextSegment(fresh_[turn_], end);
-      const Plan::Piece piece = plan_.PieceOf(grains);
-      if (fresh_out_bytes_ > 0 && fresh_out_bytes_ + piece.bytes > spec_.window_bytes) return;
-      fresh_out_bytes_ += piece.bytes;
-      fresh_[turn_] = grains.end();
-      passed_by = 0;
-      const uint8_t* data = inputs_[0] + piece.offset;
-      if (inputs_.size() > 1) {
-        // The finished grains come there later.
-        ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, result_ + piece.offset);
-        data = result_ + piece.offset;
-      }
-      Hand(turn_, Phase::kReduce, grains, data);
+    while (inputs_.size() == 1 && MayHandFresh()) HandOneFresh();
+  }
+  bool HasFresh(int position) const {
+    return position != spec_.position && credit_[position] &&
+           fresh_[position] < plan_.GrainsOf(position).end();
+  }
+  // Whose turn it is, among those that have fresh segments; spec_.size: there are none.
+  int NextFresh() const {
+    for (int i = 0, to = turn_; i < spec_.size; ++i, to = Next(to)) {
+      if (HasFresh(to)) return to;
     }
+    return spec_.size;
+  }
+  bool MayHandFresh() const {
+    if (!started_ || inputs_.empty()) return false;
+    const int to = NextFresh();
+    if (to == spec_.size) return false;
+    const uint64_t bytes = plan_.PieceOf(NextSegment(fresh_[to], plan_.GrainsOf(to).end())).bytes;
+    return fresh_out_bytes_ == 0 || fresh_out_bytes_ + bytes <= spec_.window_bytes;
+  }
+  uint64_t HandOneFresh() {
+    const int to = NextFresh();
+    const Plan::Grains grains = NextSegment(fresh_[to], plan_.GrainsOf(to).end());
+    const Plan::Piece piece = plan_.PieceOf(grains);
+    fresh_out_bytes_ += piece.bytes;
+    fresh_[to] = grains.end();
+    turn_ = Next(to);
+    const uint8_t* data = inputs_[0] + piece.offset;
+    if (inputs_.size() > 1) {
+      // The finished grains come there later.
+      ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, result_ + piece.offset);
+      data = result_ + piece.offset;
+    }
+    Hand(to, Phase::kReduce, grains, data);
+    return piece.bytes * (inputs_.size() + 1);
+  }
+
+  bool MayGoOn() const override {
+    return (started_ && alone_ < own_.end()) || (inputs_.size() > 1 && MayHandFresh());
+  }
+  uint64_t GoOn() override {
+    if (alone_ == own_.end()) return HandOneFresh();
+    // No other position counts.
+    const Plan::Grains grains = NextSegment(alone_, own_.end());
+    alone_ = grains.end();
+    for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
+      --inputs_missing_[grain - own_.first];
+    }
+    Finish(grains);
+    return plan_.PieceOf(grains).bytes * (inputs_.size() + 1);
   }
 
   // Grains of the own chunk, with all inputs here.
@@ -175,10 +206,10 @@ class MeshAttempt final : public SegmentAttempt {
       ReduceInputs(spec_.desc, inputs, 0, piece.bytes, result_ + piece.offset);
       DivideSums(spec_, piece.bytes, result_ + piece.offset);
     }
-    results_open_ -= grains.count;
     for (int to = Next(spec_.position); to != spec_.position; to = Next(to)) {
       if (credit_[to]) HandResult(to, grains);
     }
+    Finished(grains);
   }
 
   void HandResult(int to, const Plan::Grains& grains) {
@@ -192,7 +223,8 @@ class MeshAttempt final : public SegmentAttempt {
   std::vector<uint8_t*> parts_;           // by position; nullptr: has none
   std::vector<bool> credit_;              // by position
   std::vector<uint64_t> fresh_;           // by position: next grain of own input to hand over
-  int turn_;                              // whose it is
+  uint64_t alone_;  // next grain of the own chunk to finish, if no other position counts
+  int turn_;        // whose it is
   uint64_t fresh_out_bytes_ = 0;
 };
 

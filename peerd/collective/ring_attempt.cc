@@ -111,8 +111,8 @@ class RingAttempt final : public SegmentAttempt {
       if (last) DivideSums(spec_, piece.bytes, result_ + piece.offset);
     }
     if (!last) return Pass(Phase::kReduce, grains);
-    results_open_ -= grains.count;
     PassResult(grains);
+    Finished(grains);
   }
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {
@@ -123,21 +123,30 @@ class RingAttempt final : public SegmentAttempt {
     HandFresh();
   }
 
-  // Own input, as much as the window allows.
+  // Own input, as much as the window allows. That of several members has to be added up before:
+  // Work() does that.
   void HandFresh() {
-    if (!started_ || !credit_) return;
-    while (fresh_ < fresh_end_) {
-      const Plan::Grains grains = NextSegment(fresh_, fresh_end_);
-      const Plan::Piece piece = plan_.PieceOf(grains);
-      if (fresh_out_bytes_ > 0 && fresh_out_bytes_ + piece.bytes > spec_.window_bytes) return;
-      fresh_out_bytes_ += piece.bytes;
-      if (inputs_.size() > 1) {
-        ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
-      }
-      fresh_ = grains.end();
-      Pass(Phase::kReduce, grains);
-    }
+    while (inputs_.size() <= 1 && MayHandFresh()) HandOneFresh();
   }
+  bool MayHandFresh() const {
+    if (!started_ || !credit_ || fresh_ == fresh_end_) return false;
+    const uint64_t bytes = plan_.PieceOf(NextSegment(fresh_, fresh_end_)).bytes;
+    return fresh_out_bytes_ == 0 || fresh_out_bytes_ + bytes <= spec_.window_bytes;
+  }
+  uint64_t HandOneFresh() {
+    const Plan::Grains grains = NextSegment(fresh_, fresh_end_);
+    const Plan::Piece piece = plan_.PieceOf(grains);
+    fresh_out_bytes_ += piece.bytes;
+    if (inputs_.size() > 1) {
+      ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, partial_ + piece.offset);
+    }
+    fresh_ = grains.end();
+    Pass(Phase::kReduce, grains);
+    return piece.bytes * (inputs_.size() + 1);
+  }
+
+  bool MayGoOn() const override { return inputs_.size() > 1 && MayHandFresh(); }
+  uint64_t GoOn() override { return HandOneFresh(); }
 
   void PassResult(const Plan::Grains& grains) {
     if (SendsGather(HopOf(grains))) Pass(Phase::kGather, grains);

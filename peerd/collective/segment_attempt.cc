@@ -56,7 +56,13 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, Scrat
       pool_(pool),
       segment_grains_(
           std::clamp<uint64_t>(spec.segment_bytes / spec.grain_bytes, 1, kSegmentGrainsMax)),
-      reads_out_(plan_.grains()) {}
+      reads_out_(plan_.grains()) {
+  for (size_t i = 0; i < spec.targets.size(); ++i) {
+    if (spec.targets[i] == result_) continue;
+    (spec.targets[i] == spec.sources[i] ? late_targets_ : early_targets_)
+        .push_back(spec.targets[i]);
+  }
+}
 
 void SegmentAttempt::MakeLandings() {
   if (!in_place_ || spec_.desc.bytes() <= spec_.cached_bytes_max) return;
@@ -134,8 +140,9 @@ void SegmentAttempt::Received(int from, const Segment& segment) {
     MarkAfter(grain, &MarksOf(grain, from), reduce ? kReducePlaced : kGatherPlaced,
               reduce ? kReduceReceived : kGatherReceived);
   }
-  if (!reduce) results_open_ -= grains.count;
+  // Others wait for what it passes on.
   OnReceived(from, grains, segment.phase);
+  if (!reduce) Finished(grains);
   MaybeComplete();
 }
 
@@ -179,9 +186,9 @@ void SegmentAttempt::Sent(uint64_t cookie) {
               reduce ? kReduceSent : kGatherSent);
     if (!reduce || (marks_[grain] & kSumHanded)) --reads_out_[grain];
     if (reduce) marks_[grain] &= static_cast<uint16_t>(~kSumHanded);
-    if (stopped_) Restore(grain);
   }
   if (stopped_) {
+    if (in_place_) restore_.push_back(grains);
     if (Idle()) ReleaseScratch();
     return;
   }
@@ -192,20 +199,62 @@ void SegmentAttempt::Sent(uint64_t cookie) {
 void SegmentAttempt::Stop() {
   LH_CHECK(!committed_);
   if (std::exchange(stopped_, true)) return;
-  for (uint64_t grain = 0; grain < plan_.grains(); ++grain) Restore(grain);
+  if (in_place_ && plan_.grains() > 0) restore_.push_back({0, plan_.grains()});
   if (Idle()) ReleaseScratch();
 }
 
 void SegmentAttempt::Commit() {
   LH_CHECK(complete_ && !stopped_ && !committed_);
   committed_ = true;
+}
+
+bool SegmentAttempt::HasWork() const {
+  if (stopped_) return !restore_.empty();
+  if (committed_) return !late_targets_.empty() && copied_ < spec_.desc.bytes();
+  return MayGoOn();
+}
+
+uint64_t SegmentAttempt::Work(uint64_t bytes_max) {
+  if (stopped_) return RestoreSome(bytes_max);
+  if (committed_) return CopySome(bytes_max);
+  uint64_t worked = 0;
+  while (worked < bytes_max && MayGoOn()) worked += GoOn();
+  return worked;
+}
+
+uint64_t SegmentAttempt::RestoreSome(uint64_t bytes_max) {
+  uint64_t worked = 0;
+  while (worked < bytes_max && !restore_.empty()) {
+    Plan::Grains& grains = restore_.back();
+    worked += Restore(grains.first);
+    ++grains.first;
+    if (--grains.count == 0) restore_.pop_back();
+  }
+  if (Idle()) ReleaseScratch();
+  return worked;
+}
+
+uint64_t SegmentAttempt::CopySome(uint64_t bytes_max) {
   // With several copies to make, the result is read once.
-  constexpr uint64_t kBlockBytes = 64 << 10;
-  const uint64_t bytes = spec_.desc.bytes();
-  for (uint64_t offset = 0; offset < bytes && spec_.targets.size() > 1; offset += kBlockBytes) {
-    const uint64_t n = std::min(kBlockBytes, bytes - offset);
-    for (uint8_t* target : spec_.targets) {
-      if (target != result_) std::memcpy(target + offset, result_ + offset, n);
+  constexpr uint64_t kBlockBytes = 16 << 10;
+  uint64_t worked = 0;
+  while (worked < bytes_max && HasWork()) {
+    const uint64_t n = std::min(kBlockBytes, spec_.desc.bytes() - copied_);
+    for (uint8_t* target : late_targets_) std::memcpy(target + copied_, result_ + copied_, n);
+    copied_ += n;
+    worked += n * (1 + late_targets_.size());
+  }
+  return worked;
+}
+
+void SegmentAttempt::Finished(const Plan::Grains& grains) {
+  results_open_ -= grains.count;
+  const Plan::Piece piece = plan_.PieceOf(grains);
+  for (uint8_t* target : early_targets_) {
+    if (spec_.desc.bytes() > spec_.cached_bytes_max) {
+      CopyAside(target + piece.offset, result_ + piece.offset, piece.bytes);
+    } else {
+      std::memcpy(target + piece.offset, result_ + piece.offset, piece.bytes);
     }
   }
 }
@@ -271,12 +320,14 @@ void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const Inputs& inputs
   }
 }
 
-void SegmentAttempt::Restore(uint64_t grain) {
-  if (reads_out_[grain] > 0 || !(marks_[grain] & kOverwritten)) return;
+uint64_t SegmentAttempt::Restore(uint64_t grain) {
+  // What looking at it costs.
+  if (reads_out_[grain] > 0 || !(marks_[grain] & kOverwritten)) return 2 * sizeof(uint16_t);
   // Not twice: the inputs may be another op's by then.
   marks_[grain] &= static_cast<uint16_t>(~kOverwritten);
   const Plan::Piece piece = plan_.PieceOf({grain, 1});
   std::memcpy(result_ + piece.offset, scratch_ + piece.offset, piece.bytes);
+  return 2 * piece.bytes;
 }
 
 // Last in whatever calls it: the sink may stop or commit from within Complete().

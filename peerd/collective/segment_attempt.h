@@ -6,8 +6,11 @@
 //   one member, out of place   its target
 //   one member, in place       its target, which is the source: the original of a segment is kept
 //                              in scratch before a sum is written over it
-//   several members            a target that is no source, or scratch; Commit() copies it to the
-//                              other targets
+//   several members            a target that is no source, or scratch
+//
+// With several members, a finished segment is copied at once, while it is in cache, to the other
+// targets that are no sources. Those that are sources get theirs after Commit(): to keep the
+// originals of each would take as much scratch again.
 //
 // Where the original of a segment goes to scratch, and that is not in cache, what is to be added to
 // it is received elsewhere: to one of a few landings, which are in cache as they are used all the
@@ -42,7 +45,9 @@ class SegmentAttempt : public Attempt {
   void Sent(uint64_t cookie) final;
   void Stop() final;
   void Commit() final;
-  bool Idle() const final { return out_ == 0; }
+  bool HasWork() const final;
+  uint64_t Work(uint64_t bytes_max) final;
+  bool Idle() const final { return out_ == 0 && !HasWork(); }
   uint64_t bytes_sent() const final { return bytes_sent_; }
   uint64_t bytes_received() const final { return bytes_received_; }
 
@@ -87,6 +92,9 @@ class SegmentAttempt : public Attempt {
   virtual uint8_t* PlaceOf(int from, const Plan::Grains& grains) = 0;
   virtual void OnReceived(int from, const Plan::Grains& grains, Phase phase) = 0;
   virtual void OnSent(const Plan::Grains& grains, Phase phase) = 0;
+  // As HasWork() and Work(), of one segment, while the attempt is neither stopped nor committed.
+  virtual bool MayGoOn() const = 0;
+  virtual uint64_t GoOn() = 0;
 
   // In segments of as many grains as this position puts into one.
   void Hand(int to, Phase phase, const Plan::Grains& grains, const uint8_t* data);
@@ -94,6 +102,8 @@ class SegmentAttempt : public Attempt {
   Plan::Grains NextSegment(uint64_t first, uint64_t end) const {
     return {first, std::min(segment_grains_, end - first)};
   }
+  // These grains are finished, where the result goes.
+  void Finished(const Plan::Grains& grains);
   void Keep(const Plan::Grains& grains);
   // Their place is about to be written to.
   void Overwrite(const Plan::Grains& grains);
@@ -132,8 +142,11 @@ class SegmentAttempt : public Attempt {
   Plan::Grains GrainsOf(const Segment& segment) const;
   // The number of a send: which grains, to whom, in which phase.
   uint64_t CookieOf(int to, Phase phase, const Plan::Grains& grains) const;
-  // Its place has the original again, unless somebody may still read the result there.
-  void Restore(uint64_t grain);
+  // Its place has the original again, unless somebody may still read the result there. Returns the
+  // bytes that it read and wrote.
+  uint64_t Restore(uint64_t grain);
+  uint64_t RestoreSome(uint64_t bytes_max);
+  uint64_t CopySome(uint64_t bytes_max);
   void MaybeComplete();
   void ReleaseScratch();
 
@@ -145,6 +158,10 @@ class SegmentAttempt : public Attempt {
   bool committed_ = false;
   uint64_t landing_bytes_ = 0;
   std::vector<Landing> landings_;  // parts of one buffer of the pool, which begins with the first
+  std::vector<uint8_t*> early_targets_;  // others than the result's that are no sources
+  std::vector<uint8_t*> late_targets_;   // others that are
+  uint64_t copied_ = 0;                  // bytes of the result, to late ones
+  std::vector<Plan::Grains> restore_;    // stopped: to be looked at
   // By grain: sends that are out and read from its place what is not the original.
   std::vector<uint16_t> reads_out_;
   uint64_t out_ = 0;  // sends that have begun and not returned

@@ -11,6 +11,15 @@
 
 namespace longhaul::peerd {
 
+void WorkOff(Attempt* attempt, uint64_t bytes_max) {
+  while (attempt->HasWork()) attempt->Work(bytes_max);
+}
+
+void CommitWhole(Attempt* attempt) {
+  attempt->Commit();
+  WorkOff(attempt);
+}
+
 // ------------------------------------------------------------------------------ network
 
 void ModelNetwork::Peer::SendSegment(int to, const Segment& segment, const uint8_t* data,
@@ -60,9 +69,10 @@ ModelNetwork::~ModelNetwork() {
 }
 
 bool ModelNetwork::Step() {
-  std::vector<Peer*> waiting;  // to start, or for its credits to arrive
+  std::vector<Peer*> waiting;  // to start, for its credits to arrive, or with work
   for (const auto& peer : peers_) {
-    if ((!peer->started && !peer->stopped) || !peer->credit_due.empty()) {
+    if ((!peer->started && !peer->stopped) || !peer->credit_due.empty() ||
+        peer->attempt->HasWork()) {
       waiting.push_back(peer.get());
     }
   }
@@ -77,6 +87,10 @@ bool ModelNetwork::Step() {
 }
 
 void ModelNetwork::StepPeer(Peer* peer) {
+  if (peer->attempt->HasWork() && (peer->credit_due.empty() || prng_.Chance(0.5))) {
+    peer->attempt->Work(1 + prng_.Below(1000));
+    return;
+  }
   if (!peer->credit_due.empty()) {
     const auto sender = std::next(peer->credit_due.begin(), prng_.Below(peer->credit_due.size()));
     const int position = *sender;

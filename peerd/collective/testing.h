@@ -3,8 +3,9 @@
 // Whatever can happen next, happens in an order drawn from a seed: peers start, credits arrive, a
 // segment's header arrives, its memory is read (as late as the contract of AttemptSink allows), its
 // payload arrives, Sent() comes back early or late; segments overtake each other, and some are lost
-// half received and read and sent again, be it after their Sent(). Breaches of contract abort the
-// process: memory that changed while a segment referred to it, calls after Stop().
+// half received and read and sent again, be it after their Sent(); work is done in slices. Breaches
+// of contract abort the process: memory that changed while a segment referred to it, calls after
+// Stop().
 //
 // Plain objects: one thread, no clock. For tests and the simulation.
 #pragma once
@@ -23,6 +24,11 @@ namespace longhaul::peerd {
 // MakeRingAttempt or MakeMeshAttempt.
 using AttemptMaker = absl::StatusOr<std::unique_ptr<Attempt>> (*)(const AttemptSpec&, AttemptSink*,
                                                                   ScratchPool*);
+
+// All the work that is left, in slices of that size.
+void WorkOff(Attempt* attempt, uint64_t bytes_max = 1);
+// Commit(), to the end.
+void CommitWhole(Attempt* attempt);
 
 class ModelNetwork {
  public:

@@ -160,8 +160,8 @@ struct StopAttempt {
   OpOrdinal ordinal;
   Epoch attempt;
 };
-// The op is settled. commit: the result is in (or is to be put into) the targets; else the attempt
-// was stopped or never ran. The driver forgets the op; the PostDones follow.
+// The op is settled. commit: put the result into all targets, answer AttemptFinished; the PostDones
+// follow. Else the attempt was stopped or never ran, and there is no answer. The driver forgets it.
 struct FinishAttempt {
   GroupKey group;
   OpOrdinal ordinal;

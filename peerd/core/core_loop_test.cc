@@ -128,7 +128,8 @@ class Loop {
     std::map<OpOrdinal, RunState> runs;
     // What the op of this ordinal was, for the whole life of the host: (round, tag) of its posts.
     std::map<OpOrdinal, std::set<std::pair<uint64_t, uint64_t>>> meaning;
-    std::optional<RunState> finishing;  // of the FinishAttempt that was just carried out
+    std::map<OpOrdinal, RunState> finishing;  // committed, and not answered
+    std::optional<RunState> finished;         // of the AttemptFinished that was just told
   };
   struct Link {
     bool stands = false;
@@ -207,7 +208,10 @@ class Loop {
 
   void Give(Host& host, const Event& event) {
     now_ = now_ + 10;
-    host.finishing.reset();
+    host.finished.reset();
+    if (const auto* const finished = std::get_if<AttemptFinished>(&event)) {
+      host.finished = host.finishing.extract(finished->ordinal).mapped();
+    }
     std::vector<Action> actions = host.core->Step(event, now_);
     host.core->CheckInvariants();
     digest_ = digest_ * 31 + host.core->Digest();
@@ -261,16 +265,16 @@ class Loop {
       ASSERT_EQ(a.outcome.code, Code::kEvicted) << a.outcome.text;
       return;
     }
-    ASSERT_TRUE(host.finishing.has_value());
-    const Result& result = host.finishing->result;
+    ASSERT_TRUE(host.finished.has_value());
+    const Result& result = host.finished->result;
     const std::pair<uint64_t, uint64_t> op = posts_.at(a.post);
     size_t inputs = 0;
     for (const auto& [peer, ordinal] : result) {
       ASSERT_EQ(hosts_.at(peer)->meaning.at(ordinal), (std::set{op})) << "ops were mixed";
-      inputs += inputs_.at({peer, ordinal, host.finishing->counted});
+      inputs += inputs_.at({peer, ordinal, host.finished->counted});
     }
     ASSERT_EQ(a.info.size, inputs);
-    ASSERT_EQ(a.info.size, host.finishing->members);
+    ASSERT_EQ(a.info.size, host.finished->members);
     CheckResult(host, a.post.local, op, result);
   }
   // A small op may end otherwise where nobody is left who has its first result.
@@ -287,7 +291,7 @@ class Loop {
     }
     if (ended.holders.empty()) {
       ended.result = result;
-      ended.eager = host.finishing->eager;
+      ended.eager = host.finished->eager;
     }
     ASSERT_EQ(ended.result, result) << "two results of one op, " << Describe();
     ended.holders.emplace_back(host.id, local);
@@ -413,14 +417,14 @@ class Loop {
   }
   void Carry(Host& host, const FinishAttempt& a) {
     const auto it = host.runs.find(a.ordinal);
-    host.finishing.reset();
     if (!a.commit) {
       ASSERT_TRUE(it == host.runs.end());
       return;
     }
     ASSERT_TRUE(it != host.runs.end() && it->second.complete);
-    host.finishing = it->second;
+    host.finishing.emplace(a.ordinal, it->second);
     host.runs.erase(it);
+    host.stopped.push_back(AttemptFinished{a.group, a.ordinal});
   }
   // Trainers here have no state.
   void Carry(Host&, const SyncEnded&) { FAIL(); }

@@ -109,6 +109,11 @@ struct AttemptComplete {
   Epoch attempt;
   std::string result = {};  // the tensor's bytes, of kOneShot; else empty
 };
+// Answer to a FinishAttempt that commits: the result is in all targets.
+struct AttemptFinished {
+  GroupKey group;
+  OpOrdinal ordinal;
+};
 // Answer to StopAttempt: nothing more is written to the op's buffers, inputs are as posted.
 struct AttemptStopped {
   GroupKey group;
@@ -147,9 +152,10 @@ struct DrainRequested {
 };
 struct TimePassed {};
 
-using Event = std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep,
-                           LocalSync, LocalTake, LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown,
-                           PeerReady, PeerDone, AttemptComplete, AttemptStopped, TransferMeasured,
-                           TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
+using Event =
+    std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalSync,
+                 LocalTake, LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown, PeerReady, PeerDone,
+                 AttemptComplete, AttemptFinished, AttemptStopped, TransferMeasured, TransferEnded,
+                 ManifestCompared, DrainRequested, TimePassed>;
 
 }  // namespace longhaul::peerd

@@ -66,6 +66,7 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
       counters_(counters),
       ops_(other.ops_),
       lingering_(other.lingering_),
+      finishing_(other.finishing_),
       tags_(other.tags_),
       missed_(other.missed_),
       unmatched_(other.unmatched_),
@@ -327,6 +328,18 @@ void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Act
   Advance(op, now, out);
 }
 
+void OpTable::OnFinished(const AttemptFinished& event, Tick now, std::vector<Action>* out) {
+  const auto found = finishing_.extract(event.ordinal);
+  if (found.empty()) return;
+  const Finishing& op = found.mapped();
+  resumed_ = resumed_ || op.redone;
+  for (const LocalInput& input : op.inputs) {
+    OpInfo info = op.info;
+    info.wait_us = std::max<int64_t>(0, op.complete_at - input.posted);
+    Answer(op.tag, input, Outcome(), info, now, out);
+  }
+}
+
 void OpTable::OnStopped(const AttemptStopped& event, Tick now, std::vector<Action>* out) {
   const auto it = by_ordinal_.find(event.ordinal);
   if (it == by_ordinal_.end()) return;
@@ -576,11 +589,15 @@ void OpTable::Conclude(Op& op, Tick now, std::vector<Action>* out) {
   ++settled_;
   ++(op.Refused() ? counters_->refused : counters_->committed);
   out->push_back(FinishAttempt{group_, op.ordinal, !op.Refused()});
+  if (!op.Refused()) {
+    finishing_.emplace(op.ordinal, Finishing{op.key.tag, op.inputs, InfoOf(op), op.complete_at,
+                                             std::exchange(op.redone, false)});
+    return;
+  }
   for (const LocalInput& input : op.inputs) {
-    Outcome outcome;
-    if (op.unfit && op.Refused()) outcome = *op.unfit;
-    if (op.differs) outcome = {Code::kInvalidArgument, RefusalOf(op, input)};
-    Answer(op, input, std::move(outcome), now, out);
+    Answer(op, input,
+           op.differs ? Outcome{Code::kInvalidArgument, RefusalOf(op, input)} : *op.unfit, now,
+           out);
   }
 }
 
@@ -593,7 +610,6 @@ void OpTable::Linger(Op& op, Tick now, std::vector<Action>* out) {
   Conclude(op, now, out);
   op.run = Run::kNone;
   op.lingers = true;
-  if (std::exchange(op.redone, false)) resumed_ = true;
   lingering_.insert(ops_.extract(op.key));
   AdvanceLingering(op, now, out);
 }
@@ -624,23 +640,33 @@ void OpTable::Erase(Op& op) {
       std::find_if(first, last, [&](const auto& entry) { return &entry.second == &op; }));
 }
 
-void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
-                     std::vector<Action>* out) {
+OpInfo OpTable::InfoOf(const Op& op) {
   OpInfo info;
   if (op.participants) {
     info.epoch = op.participants->epoch;
     info.size = op.participants->counting;
   }
-  if (outcome.ok() && op.result) {
+  if (op.result && !op.Refused()) {
     info.epoch = op.result->epoch;
     info.size = op.result->members;
   }
   info.algorithm = op.algorithm;
   info.retries = op.retries;
-  info.total_us = now - input.posted;
+  return info;
+}
+
+void OpTable::Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
+                     std::vector<Action>* out) {
+  OpInfo info = InfoOf(op);
   if (op.complete_once) info.wait_us = std::max<int64_t>(0, op.complete_at - input.posted);
+  Answer(op.key.tag, input, std::move(outcome), info, now, out);
+}
+
+void OpTable::Answer(uint64_t tag, const LocalInput& input, Outcome outcome, OpInfo info, Tick now,
+                     std::vector<Action>* out) {
+  info.total_us = now - input.posted;
   const auto tags = tags_.find(input.post.local);
-  LH_CHECK(tags != tags_.end() && tags->second.erase(op.key.tag) == 1);
+  LH_CHECK(tags != tags_.end() && tags->second.erase(tag) == 1);
   if (tags->second.empty()) tags_.erase(tags);
   out->push_back(PostDone{input.post, std::move(outcome), info});
 }
@@ -797,6 +823,7 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
     Miss({op.boundary, op.tag}, AbortedBy(op.tag, record.cause), now, out);
   }
   resumed_ = false;
+  for (auto& [ordinal, op] : finishing_) op.redone = false;
   for (auto& [key, op] : ops_) {
     for (LocalInput& input : op.inputs) {
       if (input.evicted || record.RankOf(input.member) >= 0) continue;
@@ -826,7 +853,7 @@ void OpTable::Expect(std::set<PeerId> peers) {
 }
 
 void OpTable::Reset() {
-  LH_CHECK(ops_.empty());
+  LH_CHECK(open() == 0);
   lingering_.clear();
   by_ordinal_.clear();
   missed_.clear();
@@ -888,6 +915,13 @@ void OpTable::CheckInvariants() const {
     LH_CHECK(frozen_ || !op.AllDone()) << name << " is known everywhere";
     ++ordinals;
   }
+  for (const auto& [ordinal, op] : finishing_) {
+    const std::string name = ToString(group_) + " finishing tag " + std::to_string(op.tag);
+    LH_CHECK(!op.inputs.empty() && ordinal.value() < counters_->next_ordinal) << name;
+    for (const LocalInput& input : op.inputs) {
+      LH_CHECK(tags[input.post.local].insert(op.tag).second) << name;
+    }
+  }
   LH_CHECK(ordinals == by_ordinal_.size() && tags == tags_) << ToString(group_);
   for (const auto& [member, missed] : missed_) {
     LH_CHECK(!missed.empty()) << ToString(group_) << " " << ToString(member);
@@ -921,6 +955,11 @@ void AddReady(const PeerReady& ready, Digester* digest) {
 
 }  // namespace
 
+void OpTable::AddInput(const LocalInput& input, Digester* digest) {
+  digest->Add(input.post.local).Add(input.post.call).Add(input.member).Add(input.desc);
+  digest->Add(input.posted).Add(input.evicted ? input.evicted->text : "");
+}
+
 void OpTable::AddOp(const Op& op, Digester* digest) {
   digest->Add(op.key.boundary).Add(op.key.tag).Add(op.ordinal).Add(op.run_attempt);
   digest->Add(static_cast<uint64_t>(op.run)).Add(uint64_t{op.retries}).Add(op.complete_at);
@@ -930,10 +969,7 @@ void OpTable::AddOp(const Op& op, Digester* digest) {
   digest->Add(static_cast<uint64_t>(op.algorithm));
   digest->Add(op.unfit ? op.unfit->text : "");
   digest->Add(op.abort.value_or("")).Add(op.desc).Add(uint64_t{op.inputs.size()});
-  for (const LocalInput& input : op.inputs) {
-    digest->Add(input.post.local).Add(input.post.call).Add(input.member).Add(input.desc);
-    digest->Add(input.posted).Add(input.evicted ? input.evicted->text : "");
-  }
+  for (const LocalInput& input : op.inputs) AddInput(input, digest);
   for (const auto& [peer, ready] : op.readies) AddReady(ready, digest);
   for (const auto& [peer, refused] : op.dones) digest->Add(peer).Add(uint64_t{refused});
   digest->Add(uint64_t{op.lingers} | uint64_t{op.result.has_value()} << 1);
@@ -945,6 +981,11 @@ void OpTable::AddTo(Digester* digest) const {
   for (const auto& [key, op] : ops_) AddOp(op, digest);
   digest->Add(uint64_t{lingering_.size()});
   for (const auto& [key, op] : lingering_) AddOp(op, digest);
+  for (const auto& [ordinal, op] : finishing_) {
+    digest->Add(ordinal).Add(op.tag).Add(uint64_t{op.redone}).Add(op.complete_at);
+    digest->Add(op.info.epoch).Add(uint64_t{op.info.size}).Add(uint64_t{op.info.retries});
+    for (const LocalInput& input : op.inputs) AddInput(input, digest);
+  }
   for (const auto& [member, missed] : missed_) {
     digest->Add(member);
     for (const auto& [key, entry] : missed) {

@@ -9,6 +9,9 @@
 //   its attempt  none -> running -> complete -> none
 //                          +-----------+-> stopping -> none
 //
+// The posts of an op that is committed are answered when the driver has put the result into all
+// targets (AttemptFinished). Nothing else is decided about it meanwhile: no fault undoes it.
+//
 // A one-shot op that is done is answered at once: it *lingers* until every participant is known to
 // be done too, so that one which was kept from it by a fault can be given the result.
 //
@@ -98,6 +101,7 @@ class OpTable {
 
   // ---- the driver
   void OnComplete(const AttemptComplete& event, Tick now, std::vector<Action>* out);
+  void OnFinished(const AttemptFinished& event, Tick now, std::vector<Action>* out);
   void OnStopped(const AttemptStopped& event, Tick now, std::vector<Action>* out);
 
   // ---- epochs
@@ -121,7 +125,7 @@ class OpTable {
   // No local member is admitted any more, no op is open, and the history is empty: begin anew.
   void Reset();
 
-  uint32_t open() const { return static_cast<uint32_t>(ops_.size()); }
+  uint32_t open() const { return static_cast<uint32_t>(ops_.size() + finishing_.size()); }
   uint64_t settled() const { return settled_; }
 
   void CheckInvariants() const;
@@ -184,6 +188,14 @@ class OpTable {
     std::map<OpKey, std::deque<PeerReady>> by_key;
     size_t count = 0;
   };
+  // A committed op whose result is on its way to the targets.
+  struct Finishing {
+    uint64_t tag = 0;
+    std::vector<LocalInput> inputs;
+    OpInfo info;
+    Tick complete_at;
+    bool redone = false;
+  };
   // Posts that are still to come of an op that has ended.
   struct Missed {
     uint32_t count = 0;
@@ -228,7 +240,10 @@ class OpTable {
   // The op ends here alone, or aborted: no attempt of it is left.
   void Drop(Op& op, Tick now, std::vector<Action>* out);
   void Erase(Op& op);
+  static OpInfo InfoOf(const Op& op);
   void Answer(const Op& op, const LocalInput& input, Outcome outcome, Tick now,
+              std::vector<Action>* out);
+  void Answer(uint64_t tag, const LocalInput& input, Outcome outcome, OpInfo info, Tick now,
               std::vector<Action>* out);
   std::string RefusalOf(const Op& op, const LocalInput& input) const;
   // The op is to be announced again.
@@ -242,6 +257,7 @@ class OpTable {
   // Why the post ends at once, if its member missed the op.
   std::optional<std::string> TakeMissed(const NewPost& post);
 
+  static void AddInput(const LocalInput& input, Digester* digest);
   static void AddOp(const Op& op, Digester* digest);
 
   bool Known(PeerId peer) const;
@@ -277,6 +293,7 @@ class OpTable {
   std::map<OpKey, Op> ops_;             // not answered
   std::multimap<OpKey, Op> lingering_;  // answered, of one name in order of their ordinals
   std::map<OpOrdinal, Op*> by_ordinal_;
+  std::map<OpOrdinal, Finishing> finishing_;
   std::map<LocalId, std::set<uint64_t>> tags_;  // in flight, by member
   std::map<MemberId, std::map<OpKey, Missed>> missed_;
   std::map<PeerId, Unmatched> unmatched_;            // READYs of this attempt that no op has met

@@ -22,7 +22,7 @@ class OpTableTest : public testing::Test {
     out_.clear();
     history_.Add(RecordOf(prepare));
     ops_.Commit(fates, missed, std::move(lost), now_, &out_);
-    ops_.CheckInvariants();
+    Settled();
   }
   void EnterThree() { Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})); }
   // Peer 3 is gone.
@@ -32,7 +32,7 @@ class OpTableTest : public testing::Test {
   Actions& Post(uint64_t tag, const OpDesc& desc, uint64_t member = 1, uint64_t boundary = 1) {
     out_.clear();
     ops_.Post({{LocalId(member), tag}, MemberId(member), Epoch(boundary), tag, desc}, now_, &out_);
-    ops_.CheckInvariants();
+    Settled();
     return out_;
   }
   // Their ordinal is 100 * peer + tag.
@@ -44,7 +44,7 @@ class OpTableTest : public testing::Test {
   Actions& Ready(const PeerReady& ready) {
     out_.clear();
     ops_.OnReady(ready, now_, &out_);
-    ops_.CheckInvariants();
+    Settled();
     return out_;
   }
   Actions& Ready(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
@@ -53,32 +53,47 @@ class OpTableTest : public testing::Test {
   Actions& Done(uint64_t peer, uint64_t ordinal, uint64_t attempt = 0, bool refused = false) {
     out_.clear();
     ops_.OnDone({kGroup, PeerId(peer), OpOrdinal(ordinal), Epoch(attempt), refused}, now_, &out_);
-    ops_.CheckInvariants();
+    Settled();
     return out_;
   }
   Actions& Complete(uint64_t ordinal, uint64_t attempt = 0, const std::string& result = {}) {
     out_.clear();
     ops_.OnComplete({kGroup, OpOrdinal(ordinal), Epoch(attempt), result}, now_, &out_);
-    ops_.CheckInvariants();
+    Settled();
     return out_;
   }
   Actions& Stopped(uint64_t ordinal, uint64_t attempt = 0) {
     out_.clear();
     ops_.OnStopped({kGroup, OpOrdinal(ordinal), Epoch(attempt)}, now_, &out_);
-    ops_.CheckInvariants();
+    Settled();
     return out_;
   }
   Actions& Freeze() {
     out_.clear();
     ops_.Freeze(now_, &out_);
-    ops_.CheckInvariants();
+    Settled();
     return out_;
   }
   Actions& Evict(uint64_t member) {
     out_.clear();
     ops_.Evict(MemberId(member), {Code::kEvicted, "out"}, now_, &out_);
-    ops_.CheckInvariants();
+    Settled();
     return out_;
+  }
+  Actions& Finished(uint64_t ordinal) {
+    out_.clear();
+    ops_.OnFinished({kGroup, OpOrdinal(ordinal)}, now_, &out_);
+    Settled();
+    return out_;
+  }
+  // As a driver that puts results into the targets at once.
+  void Settled() {
+    for (size_t i = 0; finishes_ && i < out_.size(); ++i) {
+      const auto* const finish = std::get_if<FinishAttempt>(&out_[i]);
+      if (finish == nullptr || !finish->commit) continue;
+      ops_.OnFinished({kGroup, finish->ordinal}, now_, &out_);
+    }
+    ops_.CheckInvariants();
   }
   // The first op of the test, to where it is answered.
   void LingerSmall(uint64_t tag) {
@@ -99,6 +114,7 @@ class OpTableTest : public testing::Test {
   OpTable ops_{kGroup, PeerId(1), &history_, &counters_};
   Tick now_{1000};
   Actions out_;
+  bool finishes_ = true;  // false: the test says when
 };
 
 TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
@@ -139,6 +155,79 @@ TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   EXPECT_EQ(counters_.committed, 1u);
 }
 
+// ------------------------------------------------------------------------------ results on their
+// way to the targets
+
+TEST_F(OpTableTest, ACommittedOpIsAnsweredWhenItsResultIsInAllTargets) {
+  EnterThree();
+  finishes_ = false;
+  RunToDone(7);
+  Done(2, 1);
+  now_ = Tick{3000};
+  EXPECT_TRUE(Get<FinishAttempt>(Done(3, 1)).at(0).commit);
+  EXPECT_TRUE(Get<PostDone>(out_).empty());
+  EXPECT_EQ(counters_.committed, 1u);
+  // Nobody takes it for over: not its member, who would leave, nor the tag.
+  EXPECT_EQ(ops_.open(), 1u);
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 1u);
+  EXPECT_EQ(Get<PostDone>(Post(7, Large())).at(0).outcome.code, Code::kInvalidArgument);
+  now_ = Tick{9000};
+  const auto answers = Get<PostDone>(Finished(1));
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_TRUE(answers[0].outcome.ok());
+  EXPECT_EQ(answers[0].info, (OpInfo{Epoch(1), 3, 0, 8000, 0, Algorithm::kRing}));
+  EXPECT_EQ(ops_.open(), 0u);
+  EXPECT_EQ(ops_.PostsOf(LocalId(1)), 0u);
+  EXPECT_TRUE(Finished(1).empty());
+}
+
+TEST_F(OpTableTest, NoFaultUndoesAnOpWhoseResultIsOnItsWay) {
+  EnterThree();
+  finishes_ = false;
+  RunToDone(7);
+  Done(2, 1);
+  Done(3, 1);
+  EXPECT_TRUE(Freeze().empty());
+  EXPECT_FALSE(ops_.Stopping());
+  EXPECT_TRUE(ops_.Report().empty());
+  LoseThree({});
+  EXPECT_TRUE(out_.empty());
+  EXPECT_TRUE(Evict(1).empty());
+  EXPECT_TRUE(Get<PostDone>(Finished(1)).at(0).outcome.ok());
+  EXPECT_FALSE(ops_.resumed());
+}
+
+TEST_F(OpTableTest, AnOpThatWasRedoneHasResumedWhenItIsAnswered) {
+  EnterThree();
+  finishes_ = false;
+  Post(7, Large());
+  Freeze();
+  Stopped(1);
+  LoseThree({{OpOrdinal(1), Fate::kRedo}});
+  Ready(2, 7, Large(), 2);
+  Complete(1, 2);
+  EXPECT_TRUE(Get<FinishAttempt>(Done(2, 1, 2)).at(0).commit);
+  EXPECT_FALSE(ops_.resumed());
+  Finished(1);
+  EXPECT_TRUE(ops_.resumed());
+}
+
+TEST_F(OpTableTest, WhatLingersIsAnsweredOnceThoughAllAreDoneBefore) {
+  EnterThree();
+  finishes_ = false;
+  Post(7, Small());
+  Ready(2, 7, Small());
+  Ready(3, 7, Small());
+  EXPECT_TRUE(Get<PostDone>(Complete(1, 0, std::string(16, 'r'))).empty());
+  Done(2, 1);
+  EXPECT_TRUE(Done(3, 1).empty());
+  EXPECT_EQ(ops_.LingeringOf(LocalId(1)), 0u);
+  EXPECT_EQ(Get<PostDone>(Finished(1)).size(), 1u);
+}
+
+// ------------------------------------------------------------------------------ one after the
+// other
+
 TEST_F(OpTableTest, CreditsFollowTheStartWhenReadiesWereThereBefore) {
   EnterThree();
   EXPECT_TRUE(Ready(3, 7, Large()).empty());
@@ -167,7 +256,7 @@ TEST_F(OpTableTest, AnEagerOpStartsWithAllInputsInRingOrder) {
   const Actions& done = Complete(1, 0, std::string(16, 'r'));
   ASSERT_EQ(done.size(), 4u);
   EXPECT_TRUE(std::get<FinishAttempt>(done[0]).commit);
-  EXPECT_TRUE(std::get<PostDone>(done[1]).outcome.ok());
+  EXPECT_TRUE(Get<PostDone>(done).at(0).outcome.ok());
   for (const SendDone& told : Get<SendDone>(done)) EXPECT_TRUE(told.may_wait);
   EXPECT_EQ(ops_.open(), 0u);
   EXPECT_EQ(ops_.LingeringOf(LocalId(1)), 1u);
@@ -1023,7 +1112,7 @@ class BlockedPairTest : public OpTableTest {
     out_.clear();
     ops_.OnDone({kGroup, PeerId(3), OpOrdinal(ordinal), Epoch(attempt), refused, PeerId(2)}, now_,
                 &out_);
-    ops_.CheckInvariants();
+    Settled();
     return out_;
   }
 };

@@ -106,6 +106,7 @@ class PeerCore::Impl {
   void On(const PeerReady& event);
   void On(const PeerDone& event);
   void On(const AttemptComplete& event);
+  void On(const AttemptFinished& event);
   void On(const AttemptStopped& event);
   void On(const TransferMeasured& event) {
     syncs_.Measured(event.local, event.bytes_left, event.bytes_total);
@@ -505,6 +506,10 @@ void PeerCore::Impl::On(const PeerDone& event) {
 
 void PeerCore::Impl::On(const AttemptComplete& event) {
   if (Group* const group = FindGroup(event.group)) group->ops.OnComplete(event, now_, &out_);
+}
+
+void PeerCore::Impl::On(const AttemptFinished& event) {
+  if (Group* const group = FindGroup(event.group)) group->ops.OnFinished(event, now_, &out_);
 }
 
 void PeerCore::Impl::On(const AttemptStopped& event) {

@@ -288,6 +288,7 @@ absl::Status DaemonImpl::Run() {
     const Tick now = ring_->Now();
     if (now >= core_->NextDeadline()) Post(TimePassed{});
     TakeInbox();
+    runner_->Work();
     states_->Work();
     for (const auto& [local, progress] : states_->TakeProgress()) {
       ipc_->SyncProgress(local, progress);
@@ -299,7 +300,9 @@ absl::Status DaemonImpl::Run() {
     Drain();
     if (watch || metrics_->wanted()) PublishMetrics();
     if (Over()) break;
-    const Tick until = std::min({core_->NextDeadline(), states_->NextDeadline(), watch_due_});
+    const Tick until = runner_->HasWork()
+                           ? now
+                           : std::min({core_->NextDeadline(), states_->NextDeadline(), watch_due_});
     LH_RETURN_IF_ERROR(ring_->RunOnce(until));
   }
   if (signals_ >= 2) return absl::CancelledError("stopped by a second signal");

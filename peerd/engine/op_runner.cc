@@ -11,6 +11,9 @@
 namespace longhaul::peerd {
 namespace {
 
+// Of one op before the next one that has work is looked after.
+constexpr uint64_t kSliceBytes = 256 << 10;
+
 // In place of the attempt's cookie: the attempt was told that the segment was sent before.
 constexpr uint64_t kRepeat = UINT64_MAX;
 
@@ -134,6 +137,9 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   // Nothing in the transport refers to the attempt's memory.
   bool Idle() const { return out_.empty() && attempt_->Idle(); }
 
+  // Not between the end of the op and that of its attempt: nothing more is to be sent.
+  bool HasWork() const { return (!stopping_ || stopped_) && attempt_->HasWork(); }
+
   // From now on nothing is sent again.
   void Forget() {
     runner_->owners_.erase(owner_);
@@ -160,15 +166,21 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   std::set<uint64_t> out_;  // cookies of segments in the transport
   size_t repeats_ = 0;      // those of them that are sent again
   bool sent_any_ = false;
-  bool detached_ = false;     // stopping, and nothing is received any more
-  bool answer_stop_ = false;  // AttemptStopped is due when the segments that are out have returned
-  bool stopping_ = false;     // segments that arrive are thrown away
+  bool detached_ = false;       // stopping, and nothing is received any more
+  bool answer_stop_ = false;    // AttemptStopped is due once the attempt is idle
+  bool answer_finish_ = false;  // AttemptFinished is due once it has no more work
+  bool working_ = false;        // it is in work_
+  bool stopping_ = false;       // segments that arrive are thrown away
+  bool stopped_ = false;        // the attempt is
   // The memory that segments in the transport refer to; posts may be gone before them.
   std::vector<PostBuffers> buffers_;
 };
 
 OpRunner::OpRunner(Transport* transport, Options options)
-    : transport_(transport), options_(options), pool_(MakeScratchPool(options.scratch_limit)) {}
+    : transport_(transport),
+      options_(options),
+      pool_(MakeScratchPool(options.scratch_limit)),
+      turn_bytes_left_(options.turn_bytes_max) {}
 
 OpRunner::~OpRunner() = default;
 
@@ -298,17 +310,67 @@ void OpRunner::Start(const StartAttempt& action) {
   owners_.emplace(op->owner_, op.get());
   op->attempt_->Start();
   if (op->attempt_->CompleteAtOnce()) op->Complete();
+  Advance(op);
 }
 
 void OpRunner::Credit(const CreditAttempt& action) {
   const auto it = ops_.find({action.group, action.ordinal});
   if (it == ops_.end()) return;
-  Op& op = *it->second;
-  const int position = op.PositionOf(action.peer);
-  if (op.attempt_number_ != action.attempt || op.stopping_ || position < 0) return;
-  op.theirs_[position] = action.theirs;
-  op.attempt_->Credit(position);
+  const std::shared_ptr<Op> op = it->second;
+  const int position = op->PositionOf(action.peer);
+  if (op->attempt_number_ != action.attempt || op->stopping_ || position < 0) return;
+  op->theirs_[position] = action.theirs;
+  op->attempt_->Credit(position);
+  Advance(op);
 }
+
+// ------------------------------------------------------------------------------ slices
+
+void OpRunner::Work() {
+  turn_bytes_left_ = options_.turn_bytes_max;
+  WorkOn();
+}
+
+void OpRunner::Advance(const std::shared_ptr<Op>& op) {
+  if (!op->working_ && op->HasWork()) {
+    op->working_ = true;
+    work_.push_back(op);
+  }
+  WorkOn();
+}
+
+void OpRunner::WorkOn() {
+  while (turn_bytes_left_ > 0 && !work_.empty()) {
+    const std::shared_ptr<Op> op = std::move(work_.front());
+    work_.pop_front();
+    if (op->HasWork()) {
+      const uint64_t slice = std::min(turn_bytes_left_, kSliceBytes);
+      turn_bytes_left_ -= std::min(turn_bytes_left_, op->attempt_->Work(slice));
+    }
+    op->working_ = op->HasWork();
+    if (op->working_) {
+      work_.push_back(op);
+    } else {
+      Settle(op);
+    }
+  }
+}
+
+void OpRunner::Settle(const std::shared_ptr<Op>& op) {
+  if (op->attempt_->HasWork()) return;
+  const OpKey& key = op->key_;
+  if (std::exchange(op->answer_finish_, false)) {
+    events_.push_back(AttemptFinished{key.group, key.ordinal});
+  }
+  if (!op->Idle()) return;
+  std::erase(zombies_, op);
+  // Inputs are as posted only when the segments that are out have come back.
+  if (std::exchange(op->answer_stop_, false)) {
+    events_.push_back(AttemptStopped{key.group, key.ordinal, op->attempt_number_});
+  }
+}
+
+// ------------------------------------------------------------------------------ the end
 
 void OpRunner::Stop(const StopAttempt& action) {
   const auto it = ops_.find({action.group, action.ordinal});
@@ -337,16 +399,12 @@ void OpRunner::MaybeStop(const std::shared_ptr<Op>& op) {
   // The attempt takes what was Sent() for delivered, and would restore the input under it.
   if (!op->detached_ || op->repeats_ > 0) return;
   op->attempt_->Stop();
+  op->stopped_ = true;
   // What it handed over for what was dropped before: whoever waits for the stop waits for that.
   transport_->DropSegments({op->out_.begin(), op->out_.end()});
   op->Forget();
+  op->answer_stop_ = true;
   Retire(op);
-  // Inputs are as posted only when the segments that are out have come back.
-  if (op->Idle()) {
-    events_.push_back(AttemptStopped{op->key_.group, op->key_.ordinal, op->attempt_number_});
-  } else {
-    op->answer_stop_ = true;
-  }
 }
 
 void OpRunner::Finish(const FinishAttempt& action) {
@@ -362,6 +420,7 @@ void OpRunner::Finish(const FinishAttempt& action) {
   // Repeats that somebody asked for though all have what they need.
   transport_->DropSegments({op->out_.begin(), op->out_.end()});
   op->attempt_->Commit();
+  op->answer_finish_ = true;
   Retire(op);
 }
 
@@ -377,7 +436,9 @@ void OpRunner::Retire(const std::shared_ptr<Op>& op) {
     it->second.traffic.bytes_received += moved.bytes_received;
   }
   ops_.erase(op->key_);
-  if (!op->Idle()) zombies_.push_back(op);
+  zombies_.push_back(op);
+  Advance(op);
+  Settle(op);
 }
 
 OpRunner::Op* OpRunner::Find(const LinkKey& link, const FrameHeader& header) {
@@ -435,12 +496,8 @@ void OpRunner::OnSegmentSent(uint64_t cookie) {
   } else {
     out.op->attempt_->Sent(out.cookie);
   }
-  if (!out.op->Idle()) return;
-  std::erase(zombies_, out.op);
-  if (std::exchange(out.op->answer_stop_, false)) {
-    events_.push_back(
-        AttemptStopped{out.op->key_.group, out.op->key_.ordinal, out.op->attempt_number_});
-  }
+  Advance(out.op);
+  Settle(out.op);
 }
 
 uint64_t OpRunner::OnSegmentRepeat(uint64_t owner) {

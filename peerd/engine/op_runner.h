@@ -8,6 +8,11 @@
 // once for all local posts of the op, and held until the last of them is taken back. So an op that
 // was announced to others never fails for lack of memory. Out of place, a ring needs none.
 //
+// Work in slices. What takes time in proportion to a tensor (undo, several members' inputs, their
+// copies of the result) is done for a bounded number of bytes in each turn of the reactor, so that
+// links are served in between: at once as far as that goes, and the rest in later turns (Work()).
+// The core hears of its end by an event.
+//
 // Threads: the reactor thread only. Nothing here calls the core: events are collected (TakeEvents).
 #pragma once
 
@@ -27,6 +32,7 @@
 #include "peerd/core/events.h"
 #include "peerd/core/values.h"
 #include "peerd/transport/transport.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
 
@@ -54,6 +60,7 @@ class OpRunner {
     // begins earlier there.
     uint32_t grain_bytes = kGrainBytes;
     uint64_t cached_bytes_max = kCachedBytesMax;
+    uint64_t turn_bytes_max = LH_OP_TURN_BYTES_MAX;
   };
 
   // `transport` outlives the runner's last use of it.
@@ -78,6 +85,10 @@ class OpRunner {
   void Credit(const CreditAttempt& action);
   void Stop(const StopAttempt& action);
   void Finish(const FinishAttempt& action);
+  // Once in each turn of the reactor: goes on with what earlier turns left.
+  void Work();
+  // The next turn should follow at once.
+  bool HasWork() const { return !work_.empty(); }
 
   // As TransportListener.
   absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header);
@@ -123,6 +134,12 @@ class OpRunner {
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
   AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
                        const std::vector<bool>& counts) const;
+  // Does what is left to do for the attempt, as far as this turn allows; for those before it,
+  // first.
+  void Advance(const std::shared_ptr<Op>& op);
+  void WorkOn();
+  // Tells the core what it waits for, once that is so; forgets an attempt that is over.
+  void Settle(const std::shared_ptr<Op>& op);
   // Stops an attempt whose receives are detached, once no segment of it is being sent again.
   void MaybeStop(const std::shared_ptr<Op>& op);
   // Accounts the traffic of an attempt that ends; keeps it while the kernel refers to its memory.
@@ -139,6 +156,8 @@ class OpRunner {
   std::vector<std::shared_ptr<Op>> zombies_;  // ended, segments still out
   std::map<uint64_t, std::shared_ptr<Op>> detaching_;
   uint64_t next_detach_ = 1;
+  std::deque<std::shared_ptr<Op>> work_;  // that have some, a slice of each in turn
+  uint64_t turn_bytes_left_ = 0;
   std::vector<SegmentOut> segments_out_;  // by cookie - 1
   std::vector<uint64_t> free_cookies_;
   std::map<GroupKey, OpTraffic> traffic_;

@@ -153,6 +153,145 @@ void StopAll(OpRunner* runner, Narrow* transport, uint64_t ordinal) {
   }
 }
 
+// ------------------------------------------------------------------------------ slices
+
+// Of this peer alone.
+StartAttempt Alone(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRef>& posts) {
+  StartAttempt start = Ring(ordinal, desc, posts);
+  start.ring = {kSelf};
+  start.ring_counts = {true};
+  start.members = static_cast<uint32_t>(posts.size());
+  start.algorithm = Algorithm::kLocal;
+  return start;
+}
+
+class Slices : public testing::Test {
+ protected:
+  using Tensor = std::vector<float>;
+
+  // Two local members' op, in place, complete.
+  void RunLocal(OpRunner* runner, uint64_t ordinal, std::vector<Tensor>* tensors) {
+    const OpDesc desc = Sum(tensors->front().size());
+    std::vector<PostRef> posts;
+    for (Tensor& tensor : *tensors) {
+      const PostRef post{LocalId(posts.size() + 1), ordinal};
+      ASSERT_TRUE(Post(runner, post, desc, InPlace(&tensor), posts, 1, ordinal).ok());
+      posts.push_back(post);
+    }
+    runner->Start(Alone(ordinal, desc, posts));
+    const std::vector<Event> events = runner->TakeEvents();
+    ASSERT_EQ(events.size(), 1u);
+    ASSERT_EQ(std::get<AttemptComplete>(events[0]).ordinal, OpOrdinal(ordinal));
+  }
+  // How many bytes hold `value`.
+  static uint64_t Bytes(const std::vector<Tensor>& tensors, float value) {
+    uint64_t bytes = 0;
+    for (const Tensor& tensor : tensors) {
+      bytes += sizeof value * std::count(tensor.begin(), tensor.end(), value);
+    }
+    return bytes;
+  }
+  // Of the ops whose end was told since the last call.
+  static std::vector<uint64_t> Finished(OpRunner* runner) {
+    std::vector<uint64_t> ordinals;
+    for (const Event& event : runner->TakeEvents()) {
+      ordinals.push_back(std::get<AttemptFinished>(event).ordinal.value());
+    }
+    return ordinals;
+  }
+  Narrow transport_;
+};
+
+TEST_F(Slices, OneTurnWorksOnABoundedNumberOfBytesForAllOps) {
+  constexpr uint64_t kTurn = 256 << 10;
+  // The last block of a turn may go beyond.
+  constexpr uint64_t kBound = kTurn + 4 * (16 << 10);
+  OpRunner runner(&transport_, {.self = kSelf, .turn_bytes_max = kTurn});
+  std::vector<Tensor> first(2, Tensor(1 << 20, 1)), second(2, Tensor(1 << 20, 1));
+  RunLocal(&runner, 1, &first);
+  RunLocal(&runner, 2, &second);
+  runner.Finish({kGroup, OpOrdinal(1), true});
+  runner.Finish({kGroup, OpOrdinal(2), true});
+  uint64_t written = 0;
+  int turns = 0;
+  for (std::vector<uint64_t> told; told.size() < 2; ++turns) {
+    const uint64_t now = Bytes(first, 2) + Bytes(second, 2);
+    ASSERT_LE(now - written, kBound) << "in turn " << turns;
+    written = now;
+    for (const uint64_t ordinal : Finished(&runner)) {
+      told.push_back(ordinal);
+      EXPECT_EQ(Bytes(ordinal == 1 ? first : second, 2), 8u << 20) << "told before it was so";
+    }
+    ASSERT_EQ(runner.HasWork(), told.size() < 2);
+    runner.Work();
+  }
+  EXPECT_GE(turns, 60);
+  EXPECT_TRUE(runner.Idle());
+}
+
+TEST_F(Slices, ASmallOpIsFinishedAtOnceAndNoLargeOneHoldsItUp) {
+  OpRunner runner(&transport_, {.self = kSelf});
+  std::vector<Tensor> small(2, Tensor(10000, 1)), large(2, Tensor(4 << 20, 1)),
+      behind(2, Tensor(10000, 1));
+  RunLocal(&runner, 1, &small);
+  runner.Finish({kGroup, OpOrdinal(1), true});
+  EXPECT_EQ(Finished(&runner), std::vector<uint64_t>{1});
+  EXPECT_FALSE(runner.HasWork());
+  RunLocal(&runner, 2, &large);
+  RunLocal(&runner, 3, &behind);
+  runner.Finish({kGroup, OpOrdinal(2), true});
+  runner.Finish({kGroup, OpOrdinal(3), true});
+  EXPECT_TRUE(Finished(&runner).empty());
+  runner.Work();
+  EXPECT_EQ(Finished(&runner), std::vector<uint64_t>{3});
+  while (runner.HasWork()) runner.Work();
+  EXPECT_EQ(Finished(&runner), std::vector<uint64_t>{2});
+}
+
+TEST_F(Slices, AStoppedAttemptIsAnsweredWhenAllOriginalsAreBack) {
+  constexpr uint64_t kTurn = 256 << 10;
+  OpRunner runner(&transport_, {.self = kSelf, .turn_bytes_max = kTurn});
+  std::vector<Tensor> tensors(1, Tensor(2 << 20, 1));
+  const PostRef post{LocalId(1), 1};
+  const OpDesc desc = Sum(tensors[0].size());
+  ASSERT_TRUE(Post(&runner, post, desc, InPlace(&tensors[0])).ok());
+  runner.Start(Ring(1, desc, {post}));
+  runner.Credit({kGroup, OpOrdinal(1), Epoch(1), kOther, OpOrdinal(1)});
+  // The other one's part of the chunk that ends here.
+  FrameHeader header;
+  header.type = FrameType::kData;
+  header.op = OpOrdinal(1);
+  header.attempt = Epoch(1);
+  header.payload_bytes = 1 << 20;
+  for (header.offset = 4 << 20; header.offset < 8 << 20; header.offset += 1 << 20) {
+    auto* const place = reinterpret_cast<float*>(*runner.OnDataHeader({"demo", kOther}, header));
+    std::fill_n(place, (1 << 20) / sizeof(float), 4.0f);
+    ASSERT_TRUE(runner.OnDataReceived({"demo", kOther}, header).ok());
+  }
+  ASSERT_EQ(Bytes(tensors, 5), 4u << 20);
+  StopAll(&runner, &transport_, 1);
+  uint64_t left = 4 << 20;
+  int turns = 0;
+  for (;; ++turns) {
+    for (const uint64_t cookie : std::exchange(transport_.dropped, {})) {
+      runner.OnSegmentSent(cookie);
+    }
+    const uint64_t now = Bytes(tensors, 5);
+    ASSERT_LE(left - now, kTurn) << "in turn " << turns;
+    left = now;
+    const std::vector<Event> events = runner.TakeEvents();
+    if (!events.empty()) {
+      ASSERT_EQ(std::get<AttemptStopped>(events[0]).ordinal, OpOrdinal(1));
+      break;
+    }
+    runner.Work();
+  }
+  EXPECT_EQ(left, 0u);
+  EXPECT_EQ(Bytes(tensors, 1), 8u << 20);
+  EXPECT_GE(turns, 20);
+  EXPECT_TRUE(runner.Idle());
+}
+
 // ------------------------------------------------------------------------------ memory of ops
 
 TEST(OpRunner, AllOpsThatTheScratchLimitAdmitsCanRun) {

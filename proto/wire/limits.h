@@ -28,6 +28,10 @@
 /* READYs of one peer in one group that no local op has met yet. A correct peer stays below. */
 #define LH_READY_UNMATCHED_MAX 4096
 
+/* Bytes of tensors that one turn of a peer's reactor reads and writes for its ops beyond what is
+ * being sent and received, in some 1 ms: the rest waits for the next turn. */
+#define LH_OP_TURN_BYTES_MAX (4u << 20)
+
 /* An all-reduce of at most this many bytes travels inside its READY frames. */
 #define LH_EAGER_BYTES_MAX 4096
 /* Payload of one DATA frame. */

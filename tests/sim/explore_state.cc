@@ -87,6 +87,9 @@ struct EventHash {
   uint64_t operator()(const peerd::AttemptComplete& e) const {
     return Digester().Add(uint64_t{5}).Add(e.ordinal).Add(e.attempt).value();
   }
+  uint64_t operator()(const peerd::AttemptFinished& e) const {
+    return Digester().Add(uint64_t{9}).Add(e.ordinal).value();
+  }
   uint64_t operator()(const peerd::AttemptStopped& e) const {
     return Digester().Add(uint64_t{6}).Add(e.ordinal).Add(e.attempt).value();
   }
@@ -119,6 +122,9 @@ struct EventText {
   }
   std::string operator()(const peerd::AttemptComplete& e) const {
     return "attempt complete " + ToString(e.ordinal) + " attempt=" + ToString(e.attempt);
+  }
+  std::string operator()(const peerd::AttemptFinished& e) const {
+    return "attempt finished " + ToString(e.ordinal);
   }
   std::string operator()(const peerd::AttemptStopped& e) const {
     return "attempt stopped " + ToString(e.ordinal) + " attempt=" + ToString(e.attempt);
@@ -1054,6 +1060,9 @@ void ExploreState::Finish(int i, const peerd::FinishAttempt& finish) {
     Checker::Fail("an op ends whose attempt was not stopped");
   }
   if (it != peer.attempts.end()) peer.attempts.erase(it);
+  if (finish.commit) {
+    peer.local.push_back(PackEvent(peerd::AttemptFinished{TheGroup(), finish.ordinal}));
+  }
 }
 
 void ExploreState::OnPostDone(const peerd::PostDone& done) {

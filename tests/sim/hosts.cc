@@ -344,6 +344,7 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   runner.self = id;
   runner.grain_bytes = 512;
   runner.cached_bytes_max = 6000;  // between those of ops
+  runner.turn_bytes_max = 2000;
   runner_ = std::make_unique<peerd::OpRunner>(&transport_, runner);
   peerd::CoreConfig core;
   core.peer = id;
@@ -454,6 +455,7 @@ void PeerHost::Pump() {
   pumping_ = true;
   const Tick now = context_.world->now();
   if (now >= core_->NextDeadline()) events_.push_back(peerd::TimePassed{});
+  runner_->Work();
   const uint64_t life = node_.life;
   for (;;) {
     for (peerd::Event& event : runner_->TakeEvents()) events_.push_back(std::move(event));
@@ -484,6 +486,9 @@ void PeerHost::Pump() {
   }
   if (++pumps_ % 16 == 0) context_.story->Mix(core_->Digest());
   if (core_->NextDeadline() <= now) Checker::Fail(node_.name + ": its deadline stays in the past");
+  if (runner_->HasWork() && !std::exchange(pump_due_, true)) {
+    context_.world->On(&node_, now + 1, [this] { Pump(); });
+  }
   Arm();
 }
 
