@@ -1,6 +1,7 @@
 // What the coordinator remembers across a restart, and what it shows an operator. Plain values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -15,10 +16,13 @@
 
 namespace longhaul::coordinator {
 
+// Of the secret of a run.
+inline constexpr size_t kSecretBytes = 32;
+
 struct RunRecord {
   std::string run;
   uint64_t next_member = 1;
-  std::string secret;  // 32 random bytes: epoch tokens derive from it
+  std::string secret;  // kSecretBytes random bytes: epoch tokens derive from it
   friend bool operator==(const RunRecord&, const RunRecord&) = default;
 };
 

@@ -14,10 +14,9 @@
 #include <string_view>
 
 #include "base/ids.h"
+#include "coordinator/core/records.h"
 
 namespace longhaul::coordinator {
-
-inline constexpr size_t kSecretBytes = 32;
 
 // SipHash-2-4-128 of `data`. Exposed for its test against the published vectors.
 std::array<uint8_t, 16> SipHash128(const std::array<uint8_t, 16>& key, std::string_view data);

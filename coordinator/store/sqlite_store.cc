@@ -409,6 +409,10 @@ absl::Status SqliteStore::LoadRuns(Records* records) {
     record.run = row.TakeText();
     record.next_member = row.TakeInt();
     record.secret = row.TakeText();
+    if (record.secret.size() != kSecretBytes) {
+      return absl::StrCat("the secret of run ", record.run, " has ", record.secret.size(),
+                          " bytes instead of ", kSecretBytes);
+    }
     records->runs.emplace(record.run, record);
     return "";
   });

@@ -27,7 +27,9 @@ std::string NewPath() {
   return path;
 }
 
-RunRecord SomeRun(const std::string& name) { return {name, 7, std::string("\0\x01secret\xff", 9)}; }
+RunRecord SomeRun(const std::string& name) {
+  return {name, 7, std::string("\0\x01secret\xff", 9) + std::string(kSecretBytes - 9, 'x')};
+}
 
 GroupRecord SomeGroup(const std::string& run, uint32_t number) {
   GroupRecord group;
@@ -271,7 +273,9 @@ TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
   EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table blocked"));
   Execute("UPDATE blocked SET a='p3'; UPDATE members SET departs='perhaps' WHERE rank=0");
   EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table members"));
-  Execute("UPDATE members SET departs='left'; DELETE FROM runs");
+  Execute("UPDATE members SET departs='left'; UPDATE runs SET secret=x'00'");
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("has 1 bytes instead of 32"));
+  Execute("DELETE FROM runs");
   EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("of no run"));
 }
 
