@@ -265,3 +265,27 @@ def test_on_fault_abort_gives_the_inputs_back(cluster: LocalCluster) -> None:
         for i, tensor in enumerate(tensors):
             assert (tensor == 1 + i).all()
         members.close()
+
+
+def test_two_members_of_a_host_may_not_write_to_memory_that_both_have_in_an_op(cluster: LocalCluster) -> None:
+    members = Members([cluster.socket(0), cluster.socket(0), cluster.socket(1)])
+    try:
+        first, second, third = members.comms
+        memory = first.empty(3000, "float32")
+        memory[:] = 1
+        works = [
+            first.all_reduce(memory[:1000], out=memory[1000:2000], async_op=True),
+            third.all_reduce(np.full(1000, 3, "float32"), async_op=True),
+        ]
+        wait_for_open_ops([cluster.peers[0]])
+        with pytest.raises(lh.InvalidArgument, match="the source of member .* the target of member") as refused:
+            second.all_reduce(memory[1999:2999], out=second.empty(1000, "float32"), timeout=30)
+        for comm in (first, second):
+            assert f"m{comm.member_id}" in str(refused.value)
+        # The others wait for it: it may start again.
+        second.all_reduce(memory[2000:], timeout=30)
+        for work in works:
+            assert work.wait(30).world_size == 3
+        np.testing.assert_array_equal(memory, np.repeat([1, 5, 5], 1000).astype("float32"))
+    finally:
+        members.close()
