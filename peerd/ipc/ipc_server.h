@@ -40,16 +40,11 @@
 #include "peerd/core/events.h"
 #include "peerd/core/values.h"
 #include "peerd/io/ring.h"
+#include "peerd/ipc/arena_regions.h"
 #include "peerd/state/local_state.h"
 #include "proto/wire/op_desc.h"
 
 namespace longhaul::peerd {
-
-// Memory shared with a trainer. Mapped while any shared_ptr to it lives.
-struct ArenaRegion {
-  uint8_t* data = nullptr;
-  size_t bytes = 0;
-};
 
 struct IpcPost {
   PostRef post;

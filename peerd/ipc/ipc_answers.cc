@@ -1,0 +1,216 @@
+// What trainers are told: the answers to their requests, and what changed unasked.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "peerd/ipc/ipc_replies.h"
+#include "peerd/ipc/ipc_server_impl.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd::ipc {
+
+void Server::Answer(Client& client, uint64_t call, const Outcome& outcome) {
+  client.calls.erase(call);
+  Push(client, MakeReply(LH_IPC_DONE, call, 0, outcome));
+}
+
+void Server::AnswerWithWorld(Client& client, uint64_t call, LocalId local, const World& world) {
+  client.calls.erase(call);
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), {});
+  PutWorld(world, &reply);
+  // A later WORLD stands behind this one, not in the place of an earlier.
+  members_.at(local).world_frame = 0;
+  Push(client, reply);
+}
+
+Member* Server::Find(LocalId local) {
+  const auto it = members_.find(local);
+  if (it == members_.end() || it->second.client->ending) return nullptr;
+  return &it->second;
+}
+
+void Server::Forget(LocalId local, const Outcome& outcome) {
+  const auto it = members_.find(local);
+  Member member = std::move(it->second);
+  Client& client = *member.client;
+  members_.erase(it);
+  client.locals.erase(local);
+  client.gone.emplace_back(local, outcome);
+  if (client.gone.size() > LH_LOCAL_MEMBERS_MAX) client.gone.pop_front();
+  posts_open_ -= static_cast<uint32_t>(member.posts.size());
+  for (const auto& [call, post] : member.posts) {
+    --client.regions.at(post.source_region).posts;
+    --client.regions.at(post.target_region).posts;
+    Answer(client, call, outcome);
+  }
+  EndSync(member);
+  EndHold(member);
+  if (member.take_call != 0) Answer(client, member.take_call, outcome);
+  if (member.step_call != 0 && member.step_sync) {
+    AnswerWithSync(client, member.step_call, local, outcome, member.step_sync->second);
+  } else if (member.step_call != 0) {
+    Answer(client, member.step_call, outcome);
+  }
+  if (member.sync_call != 0) Answer(client, member.sync_call, outcome);
+  // Out is out, for whatever reason.
+  if (member.leave_call != 0) Answer(client, member.leave_call, {});
+}
+
+void Server::JoinDone(LocalId local, const Outcome& outcome, const World& world) {
+  Member* const member = Find(local);
+  if (member == nullptr || member->admitted) return;
+  Client& client = *member->client;
+  if (outcome.ok()) {
+    member->admitted = true;
+    AnswerWithWorld(client, member->join_call, local, world);
+  } else {
+    Answer(client, member->join_call, outcome);
+    Forget(local, outcome);
+  }
+}
+
+void Server::StepDone(LocalId local, const Outcome& outcome, const World& world) {
+  Member* const member = Find(local);
+  if (member == nullptr || member->step_call == 0) return;
+  LH_CHECK(member->sync_state == 0) << "a step is over before its sync";
+  Client& client = *member->client;
+  const uint64_t call = std::exchange(member->step_call, 0);
+  const auto sync = std::exchange(member->step_sync, std::nullopt);
+  const bool sync_failed = sync && !sync->first.ok();
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(),
+                                 outcome.ok() && sync_failed ? sync->first : outcome);
+  if (outcome.ok()) {
+    reply.flags |= LH_IPC_PASSED;
+    PutWorld(world, &reply);
+    // A later WORLD stands behind this one, not in the place of an earlier.
+    member->world_frame = 0;
+  }
+  if (sync) PutSync(sync->second, &reply);
+  client.calls.erase(call);
+  Push(client, reply);
+}
+
+void Server::EndSync(Member& member) {
+  if (member.sync_state == 0) return;
+  member.client->states.at(std::exchange(member.sync_state, 0)).syncing = false;
+}
+
+void Server::EndHold(Member& member) {
+  if (member.held_state == 0) return;
+  member.client->states.at(std::exchange(member.held_state, 0)).syncing = false;
+}
+
+void Server::SyncDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
+  Member* const member = Find(local);
+  if (member == nullptr || member->sync_state == 0) return;
+  const uint64_t state = member->sync_state;
+  EndSync(*member);
+  if (!info.background) {
+    EndHold(*member);
+  } else {
+    member->held_state = state;
+    member->client->states.at(state).syncing = true;
+  }
+  if (member->sync_call == 0) {
+    member->step_sync = {outcome, info};
+    return;
+  }
+  AnswerWithSync(*member->client, std::exchange(member->sync_call, 0), local, outcome, info);
+}
+
+void Server::TakeDone(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
+  Member* const member = Find(local);
+  if (member == nullptr || member->take_call == 0) return;
+  if (outcome.ok()) EndHold(*member);
+  AnswerWithSync(*member->client, std::exchange(member->take_call, 0), local, outcome, info);
+}
+
+void Server::AnswerWithSync(Client& client, uint64_t call, LocalId local, const Outcome& outcome,
+                            const StateSyncInfo& info) {
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, call, local.value(), outcome);
+  PutSync(info, &reply);
+  client.calls.erase(call);
+  Push(client, reply);
+}
+
+void Server::SyncProgress(LocalId local, const control::FetchProgress& progress) {
+  Member* const member = Find(local);
+  if (member == nullptr || (member->sync_state == 0 && member->held_state == 0)) return;
+  lh_ipc_reply reply = MakeReply(LH_IPC_PROGRESS, 0, local.value(), {});
+  reply.u.progress.bytes_done = progress.bytes_done;
+  reply.u.progress.bytes_total = progress.bytes_total;
+  reply.u.progress.bytes_per_second = progress.bytes_per_second;
+  reply.u.progress.sources = progress.sources;
+  PushLatest(*member->client, reply, &member->progress_frame);
+}
+
+void Server::LeaveDone(LocalId local, const Outcome& outcome) {
+  Member* const member = Find(local);
+  if (member == nullptr || member->leave_call == 0) return;
+  if (!outcome.ok()) {
+    Answer(*member->client, std::exchange(member->leave_call, 0), outcome);
+    return;
+  }
+  const Outcome left{Code::kAborted, "the member has left"};
+  if (!member->admitted) Answer(*member->client, member->join_call, left);
+  Forget(local, left);
+}
+
+void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo& info,
+                      uint64_t bytes_sent, uint64_t bytes_received) {
+  Member* const member = Find(post.local);
+  if (member == nullptr) return;
+  const auto it = member->posts.find(post.call);
+  if (it == member->posts.end()) return;
+  Client& client = *member->client;
+  --client.regions.at(it->second.source_region).posts;
+  --client.regions.at(it->second.target_region).posts;
+  member->tags.erase(it->second.tag);
+  member->posts.erase(it);
+  --posts_open_;
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, post.call, post.local.value(), outcome);
+  if (outcome.ok()) {
+    reply.u.op.epoch = info.epoch.value();
+    reply.u.op.bytes_sent = bytes_sent;
+    reply.u.op.bytes_received = bytes_received;
+    reply.u.op.seconds_total_ns = Nanoseconds(info.total_us);
+    reply.u.op.seconds_wait_ns = Nanoseconds(info.wait_us);
+    reply.u.op.size = info.size;
+    reply.u.op.retries = info.retries;
+    reply.u.op.algorithm = static_cast<uint32_t>(info.algorithm);
+  }
+  client.calls.erase(post.call);
+  Push(client, reply);
+}
+
+void Server::WorldChanged(LocalId local, const World& world) {
+  Member* const member = Find(local);
+  // Before admission JoinDone says it all.
+  if (member == nullptr || !member->admitted) return;
+  Client& client = *member->client;
+  lh_ipc_reply reply = MakeReply(LH_IPC_WORLD, 0, local.value(), {});
+  PutWorld(world, &reply);
+  PushLatest(client, reply, &member->world_frame);
+}
+
+void Server::PushLatest(Client& client, const lh_ipc_reply& reply, uint64_t* frame) {
+  if (*frame >= client.waiting_first) {
+    client.waiting[*frame - client.waiting_first] = reply;
+    return;
+  }
+  *frame = client.waiting_first + client.waiting.size();
+  Push(client, reply);
+}
+
+void Server::MemberGone(LocalId local, const Outcome& outcome) {
+  Member* const member = Find(local);
+  if (member == nullptr) return;
+  Client& client = *member->client;
+  if (!member->admitted) Answer(client, member->join_call, outcome);
+  // Before the answers: what they fail with is then known to be the end of the member.
+  Push(client, MakeReply(LH_IPC_GONE, 0, local.value(), outcome));
+  Forget(local, outcome);
+}
+
+}  // namespace longhaul::peerd::ipc

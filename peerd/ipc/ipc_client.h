@@ -1,0 +1,121 @@
+// What the server knows of a connection and of the local members behind it.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/outcome.h"
+#include "peerd/core/values.h"
+#include "peerd/io/ring.h"
+#include "peerd/ipc/arena_regions.h"
+#include "peerd/ipc/ipc_socket.h"
+#include "peerd/state/local_state.h"
+#include "proto/wire/ipc.h"
+
+namespace longhaul::peerd::ipc {
+
+class Server;
+
+// Callbacks of operations in the ring may come after the server's end.
+struct ServerLife {
+  Server* server = nullptr;  // null once the server is gone
+};
+
+// Descriptors that one read may bring; one is right, more are seen and closed.
+inline constexpr size_t kDescriptorsMax = 8;
+
+// Member of no epoch yet, or of one; requests of it that are open.
+struct Member {
+  struct Client* client = nullptr;
+  bool admitted = false;
+  uint64_t join_call = 0;
+  uint64_t step_call = 0;   // 0: none open
+  uint64_t sync_call = 0;   // 0: none open, or it is the step's
+  uint64_t sync_state = 0;  // that a sync or step with a sync uses; 0: none
+  uint64_t held_state = 0;  // that is fetched into in the background; 0: none
+  uint64_t take_call = 0;   // 0: none open
+  // Of a step with a sync: that has ended.
+  std::optional<std::pair<Outcome, StateSyncInfo>> step_sync;
+  uint64_t leave_call = 0;  // 0: none open
+  struct Post {
+    uint64_t tag = 0;
+    uint64_t source_region = 0;
+    uint64_t target_region = 0;
+  };
+  std::map<uint64_t, Post> posts;  // by call
+  std::set<uint64_t> tags;
+  // Numbers of the WORLD and PROGRESS frames that say the last about this member, to be overwritten
+  // while they wait.
+  uint64_t world_frame = 0;
+  uint64_t progress_frame = 0;
+};
+
+// One connection. Kept alive by the callbacks of its operations in the ring, which refer to its
+// memory.
+struct Client {
+  std::shared_ptr<ServerLife> life;
+  UniqueFd fd;
+  uint64_t number = 0;
+  PeerCredentials credentials;
+  std::string name;
+  bool greeted = false;
+
+  lh_ipc_request request{};
+  size_t have = 0;
+  std::vector<UniqueFd> descriptors;
+  msghdr message{};
+  iovec iov{};
+  alignas(cmsghdr) char control[CMSG_SPACE(kDescriptorsMax * sizeof(int))];
+
+  // Members that are out, the latest ones: a request may have crossed the news of it.
+  std::deque<std::pair<LocalId, Outcome>> gone;
+
+  std::vector<lh_ipc_reply> sending;
+  size_t sent = 0;
+  std::vector<lh_ipc_reply> waiting;
+  uint64_t waiting_first = 1;  // number of the first frame in `waiting`
+
+  IoId recv = 0;
+  IoId send = 0;
+  IoId timer = 0;
+  bool ending = false;            // nothing is read or answered any more
+  bool told = false;              // the handler has heard of it
+  bool end_when_flushed = false;  // the server closes
+  std::string reason;
+
+  struct Region {
+    std::shared_ptr<ArenaRegion> region;
+    uint32_t posts = 0;
+    uint32_t states = 0;
+  };
+  std::map<uint64_t, Region> regions;
+  struct State {
+    std::shared_ptr<LocalState> state;
+    std::set<uint64_t> regions;
+    bool syncing = false;  // or being prepared
+  };
+  std::map<uint64_t, State> states;
+  std::set<LocalId> locals;
+  std::set<uint64_t> calls;  // in use
+};
+
+// `bytes` at the place that a trainer named; nullptr: it does not lie in the arena.
+inline uint8_t* Locate(const Client& client, const lh_ipc_range& range, uint64_t bytes) {
+  const auto it = client.regions.find(range.region);
+  if (it == client.regions.end()) return nullptr;
+  const ArenaRegion& region = *it->second.region;
+  if (range.offset > region.bytes || bytes > region.bytes - range.offset) return nullptr;
+  return region.data + range.offset;
+}
+
+}  // namespace longhaul::peerd::ipc

@@ -1,0 +1,296 @@
+// Connections of trainers, from accept to their end, and the bytes on them.
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "peerd/ipc/ipc_replies.h"
+#include "peerd/ipc/ipc_server_impl.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd::ipc {
+namespace {
+
+// Replies that may wait for a client that does not read, beyond those of its members' ops.
+constexpr size_t kRepliesWaitingMax = size_t{2} * LH_OPS_OPEN_MAX;
+constexpr int64_t kAcceptRetryUs = Millis(100);
+constexpr int64_t kRefusalLogUs = Seconds(1);
+
+}  // namespace
+
+Server::~Server() {
+  life_->server = nullptr;
+  regions_.Close();
+  if (accept_ != 0) ring_->Cancel(accept_);
+  if (retry_ != 0) ring_->Cancel(retry_);
+  for (auto& [number, client] : clients_) {
+    shutdown(client->fd.get(), SHUT_RDWR);
+    for (const IoId id : {client->recv, client->send, client->timer}) {
+      if (id != 0) ring_->Cancel(id);
+    }
+    client->states.clear();
+    client->regions.clear();
+  }
+}
+
+void Server::StartAccept() {
+  accept_ = ring_->Accept(socket_.fd(), [life = life_](IoResult result) {
+    if (life->server == nullptr) {
+      if (result.value >= 0) close(result.value);
+      return;
+    }
+    life->server->OnAccept(result);
+  });
+}
+
+void Server::OnAccept(IoResult result) {
+  accept_ = 0;
+  if (closing_) {
+    if (result.value >= 0) close(result.value);
+    return;
+  }
+  if (result.value < 0) {
+    // Out of descriptors or memory: the next try would fail as fast.
+    CountRefusal(absl::StrCat("accept failed (", strerror(-result.value), ")"));
+    retry_ = ring_->Timeout(ring_->Now() + kAcceptRetryUs, [life = life_](IoResult) {
+      if (life->server == nullptr) return;
+      life->server->retry_ = 0;
+      if (!life->server->closing_) life->server->StartAccept();
+    });
+    return;
+  }
+  StartAccept();
+  UniqueFd fd(result.value);
+  absl::StatusOr<PeerCredentials> credentials = CredentialsOf(fd.get());
+  if (!credentials.ok()) {
+    return Refuse(fd.get(),
+                  {Code::kFailedPrecondition, std::string(credentials.status().message())});
+  }
+  if (!Permitted(*credentials, geteuid(), socket_.group())) {
+    return Refuse(fd.get(), {Code::kFailedPrecondition,
+                             absl::StrCat("connection refused: user ", credentials->uid,
+                                          " may not use this peerd; only root, user ", geteuid(),
+                                          " and members of group ", socket_.group(),
+                                          " may (--socket_group of peerd)")});
+  }
+  if (clients_.size() >= LH_CLIENTS_MAX) {
+    return Refuse(fd.get(), {Code::kUnavailable,
+                             absl::StrCat("connection refused: peerd has ", clients_.size(),
+                                          " clients already, the most it "
+                                          "takes; close some")});
+  }
+  auto client = std::make_shared<Client>();
+  client->life = life_;
+  client->fd = std::move(fd);
+  client->number = next_client_++;
+  client->credentials = *std::move(credentials);
+  clients_[client->number] = client;
+  client->timer =
+      ring_->Timeout(ring_->Now() + Millis(options_.hello_timeout_ms), [client](IoResult timeout) {
+        client->timer = 0;
+        Server* const server = client->life->server;
+        if (server == nullptr) return;
+        if (timeout.value == 0 && !client->greeted && !client->ending) {
+          server->Cut(*client, {Code::kDeadlineExceeded, "no HELLO in time"});
+        }
+        server->Settle(client);
+      });
+  StartRecv(client);
+}
+
+void Server::Refuse(int fd, const Outcome& outcome) {
+  ++connections_refused_;
+  CountRefusal(outcome.text);
+  // A new connection has room for one frame; whether anybody reads it is not our concern.
+  const lh_ipc_reply reply = MakeReply(LH_IPC_GONE, 0, 0, outcome);
+  (void)::send(fd, &reply, sizeof reply, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void Server::CountRefusal(const std::string& what) {
+  ++requests_refused_;
+  if (ring_->Now() < refusal_log_due_) {
+    ++refusals_unlogged_;
+    return;
+  }
+  refusal_log_due_ = ring_->Now() + kRefusalLogUs;
+  Log(LogLevel::kWarning,
+      "ipc refused" + LogField("reason", what) +
+          (refusals_unlogged_ > 0 ? LogField("unlogged", std::to_string(refusals_unlogged_)) : ""));
+  refusals_unlogged_ = 0;
+}
+
+void Server::StartRecv(const ClientPtr& client) {
+  Client& c = *client;
+  // To the end of this request only: so what descriptors come belong to it.
+  c.iov.iov_base = reinterpret_cast<char*>(&c.request) + c.have;
+  c.iov.iov_len = sizeof c.request - c.have;
+  c.message = {};
+  c.message.msg_iov = &c.iov;
+  c.message.msg_iovlen = 1;
+  c.message.msg_control = c.control;
+  c.message.msg_controllen = sizeof c.control;
+  c.recv = ring_->RecvMsg(c.fd.get(), &c.message, [client](IoResult result) {
+    client->recv = 0;
+    // Also when nobody cares any more: the descriptors are ours to close.
+    if (result.value > 0) {
+      ForEachDescriptor(client->message,
+                        [&client](int fd) { client->descriptors.emplace_back(fd); });
+    }
+    if (client->life->server != nullptr) client->life->server->OnRecv(client, result);
+  });
+}
+
+void Server::OnRecv(const ClientPtr& client, IoResult result) {
+  Client& c = *client;
+  if (!c.ending) {
+    if (result.value <= 0) {
+      if (c.have > 0) {
+        ++(c.greeted ? connections_cut_ : connections_refused_);
+        CountRefusal("connection ended in the middle of a request");
+      }
+      End(c, result.value == 0
+                 ? "trainer closed its connection"
+                 : absl::StrCat("connection to trainer failed (", strerror(-result.value), ")"));
+    } else if ((c.message.msg_flags & MSG_CTRUNC) != 0) {
+      Cut(c, {Code::kFailedPrecondition, "more descriptors than expected"});
+    } else {
+      c.have += static_cast<size_t>(result.value);
+      // One of another version may be shorter, and wait for us.
+      constexpr size_t kVersionEnd = offsetof(lh_ipc_request, u.hello.version) + sizeof(uint32_t);
+      const bool foreign = !c.greeted && c.have >= kVersionEnd && c.request.magic == LH_IPC_MAGIC &&
+                           c.request.type == LH_IPC_HELLO &&
+                           c.request.u.hello.version != LH_IPC_VERSION;
+      if (c.have == sizeof c.request || foreign) {
+        OnRequest(client);
+        c.have = 0;
+        c.descriptors.clear();
+      }
+    }
+  }
+  if (!c.ending) StartRecv(client);
+  Settle(client);
+}
+
+void Server::Push(Client& client, const lh_ipc_reply& reply) {
+  if (client.ending) return;
+  if (client.waiting.size() >= kRepliesWaitingMax + client.locals.size() * LH_OPS_OPEN_MAX) {
+    ++connections_cut_;
+    CountRefusal("client does not read its replies");
+    End(client, "trainer does not read its replies");
+    return;
+  }
+  client.waiting.push_back(reply);
+  if (client.send == 0) StartSend(clients_.at(client.number));
+}
+
+void Server::StartSend(const ClientPtr& client) {
+  Client& c = *client;
+  if (c.sent == c.sending.size() * sizeof(lh_ipc_reply)) {
+    c.waiting_first += c.waiting.size();
+    c.sending.clear();
+    std::swap(c.sending, c.waiting);
+    c.sent = 0;
+  }
+  const size_t bytes = c.sending.size() * sizeof(lh_ipc_reply) - c.sent;
+  c.send = ring_->Send(c.fd.get(), reinterpret_cast<const char*>(c.sending.data()) + c.sent, bytes,
+                       /*wait_all=*/true, [client](IoResult result) {
+                         client->send = 0;
+                         Server* const server = client->life->server;
+                         if (server != nullptr) server->OnSend(client, result);
+                       });
+}
+
+void Server::OnSend(const ClientPtr& client, IoResult result) {
+  Client& c = *client;
+  if (!c.ending) {
+    if (result.value <= 0) {
+      End(c, absl::StrCat("connection to trainer failed (", strerror(-result.value), ")"));
+    } else {
+      c.sent += static_cast<size_t>(result.value);
+      if (c.sent < c.sending.size() * sizeof(lh_ipc_reply) || !c.waiting.empty()) {
+        StartSend(client);
+      } else if (c.end_when_flushed) {
+        End(c, "peerd closes");
+      }
+    }
+  }
+  Settle(client);
+}
+
+void Server::Cut(Client& client, const Outcome& outcome) {
+  ++(client.greeted ? connections_cut_ : connections_refused_);
+  CountRefusal(outcome.text);
+  if (client.send == 0) {
+    const lh_ipc_reply reply = MakeReply(LH_IPC_GONE, 0, 0, outcome);
+    (void)::send(client.fd.get(), &reply, sizeof reply, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+  End(client, "trainer was cut off: " + outcome.text);
+}
+
+void Server::End(Client& client, const std::string& reason) {
+  if (client.ending) return;
+  client.ending = true;
+  client.reason = reason;
+  // Ends what is in flight, so that a callback comes.
+  shutdown(client.fd.get(), SHUT_RDWR);
+  for (const IoId id : {client.recv, client.send, client.timer}) {
+    if (id != 0) ring_->Cancel(id);
+  }
+}
+
+void Server::Settle(const ClientPtr& client) {
+  Client& c = *client;
+  if (!c.ending) return;
+  if (!c.told) {
+    c.told = true;
+    for (const LocalId local : std::exchange(c.locals, {})) {
+      const auto it = members_.find(local);
+      posts_open_ -= static_cast<uint32_t>(it->second.posts.size());
+      members_.erase(it);
+      if (!closing_) handler_->OnGone(local, c.reason);
+    }
+    c.states.clear();
+    c.regions.clear();
+    c.calls.clear();
+    c.waiting.clear();
+    c.descriptors.clear();
+    if (c.greeted) {
+      Log(LogLevel::kInfo, absl::StrCat("trainer detached client=", c.number) +
+                               LogField("name", c.name) + LogField("reason", c.reason));
+    }
+  }
+  if (c.recv == 0 && c.send == 0 && c.timer == 0) clients_.erase(c.number);
+}
+
+void Server::Close() {
+  if (closing_) return;
+  closing_ = true;
+  socket_.Remove();
+  if (accept_ != 0) ring_->Cancel(accept_);
+  if (retry_ != 0) ring_->Cancel(retry_);
+  for (auto& [number, client] : clients_) {
+    if (client->ending) continue;
+    Push(*client, MakeReply(LH_IPC_GONE, 0, 0, {Code::kUnavailable, "peerd has shut down"}));
+    client->end_when_flushed = true;
+  }
+}
+
+IpcStats Server::GetStats() const {
+  IpcStats stats;
+  stats.clients = static_cast<uint32_t>(clients_.size());
+  stats.members = static_cast<uint32_t>(members_.size());
+  stats.posts_open = posts_open_;
+  stats.arena_bytes = regions_.bytes_mapped();
+  stats.connections_refused = connections_refused_;
+  stats.connections_cut = connections_cut_;
+  stats.requests_refused = requests_refused_;
+  return stats;
+}
+
+}  // namespace longhaul::peerd::ipc

@@ -1,0 +1,432 @@
+// What trainers ask for: checked, and handed to the handler or refused with its reason.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "peerd/ipc/ipc_replies.h"
+#include "peerd/ipc/ipc_server_impl.h"
+#include "peerd/ipc/ipc_states.h"
+#include "proto/wire/ipc_check.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd::ipc {
+namespace {
+
+static_assert(static_cast<uint32_t>(control::SyncStrategy::kPopular) == LH_WIRE_POPULAR);
+static_assert(static_cast<uint32_t>(control::SyncStrategy::kReceive) == LH_WIRE_RECEIVE);
+static_assert(static_cast<uint32_t>(control::SyncStrategy::kSend) == LH_WIRE_SEND);
+
+}  // namespace
+
+void Server::OnRequest(const ClientPtr& client) {
+  Client& c = *client;
+  const lh_ipc_request& request = c.request;
+  const std::string wrong = IpcProtocolError(request, c.greeted, c.descriptors.size());
+  if (!wrong.empty()) return Cut(c, {Code::kFailedPrecondition, wrong});
+  if (closing_) return;
+  if (!c.calls.insert(request.call).second) {
+    return Cut(c, {Code::kFailedPrecondition, absl::StrCat("call ", request.call, " is in use")});
+  }
+  switch (request.type) {
+    case LH_IPC_HELLO:
+      return Greet(c);
+    case LH_IPC_REGION:
+      return AddRegion(c);
+    case LH_IPC_UNREGION:
+      return RemoveRegion(c);
+    case LH_IPC_JOIN:
+      return Join(c);
+    case LH_IPC_LEAVE:
+      return Leave(c);
+    case LH_IPC_STEP:
+      return Step(c);
+    case LH_IPC_ALL_REDUCE:
+      return AllReduce(c);
+    case LH_IPC_MEMBERS:
+      return Members(c);
+    case LH_IPC_STATE:
+      return AddState(c);
+    case LH_IPC_UNSTATE:
+      return RemoveState(c);
+    case LH_IPC_SYNC:
+      return Sync(c);
+    case LH_IPC_KEPT:
+      return Kept(c);
+    case LH_IPC_TAKE:
+      return Take(c);
+    case LH_IPC_PREPARE:
+      return Prepare(c);
+    default:
+      LH_CHECK(false) << "request " << request.type << " passed the check";
+  }
+}
+
+void Server::Greet(Client& client) {
+  client.greeted = true;
+  client.name = client.request.u.hello.name;
+  if (client.timer != 0) ring_->Cancel(client.timer);
+  Log(LogLevel::kInfo, absl::StrCat("trainer attached client=", client.number, " pid=",
+                                    client.credentials.pid, " uid=", client.credentials.uid) +
+                           LogField("name", client.name));
+  Answer(client, client.request.call, {});
+}
+
+void Server::Deny(Client& client, Code code, const std::string& text) {
+  ++requests_refused_;
+  Answer(client, client.request.call, {code, text});
+}
+
+void Server::AddRegion(Client& client) {
+  const lh_ipc_region& wanted = client.request.u.region;
+  const std::string what = absl::StrCat("arena region of ", wanted.bytes, " bytes refused: ");
+  if (wanted.bytes == 0 || wanted.bytes > LH_REGION_BYTES_MAX) {
+    return Deny(client, Code::kInvalidArgument, what + "1 to 2^40 are possible");
+  }
+  if (client.regions.count(wanted.region) != 0) {
+    return Deny(client, Code::kInvalidArgument,
+                absl::StrCat(what, "region ", wanted.region, " exists already"));
+  }
+  if (client.regions.size() >= LH_REGIONS_MAX) {
+    return Deny(client, Code::kUnavailable,
+                absl::StrCat(what, "a client has at most ", LH_REGIONS_MAX, " regions"));
+  }
+  if (options_.arena_limit != 0 &&
+      (regions_.bytes_mapped() > options_.arena_limit ||
+       wanted.bytes > options_.arena_limit - regions_.bytes_mapped())) {
+    return Deny(
+        client, Code::kUnavailable,
+        absl::StrCat(what, "the arena limit of peerd is ", options_.arena_limit, " bytes, and ",
+                     regions_.bytes_mapped(), " are in use; free tensors or raise --arena_limit"));
+  }
+  auto region = regions_.Map(client.descriptors.front().get(), wanted.bytes);
+  if (!region.ok()) {
+    return Deny(client,
+                absl::IsUnavailable(region.status()) ? Code::kUnavailable : Code::kInvalidArgument,
+                what + std::string(region.status().message()));
+  }
+  handler_->OnRegionAdded((*region)->data, (*region)->bytes);
+  client.regions[wanted.region].region = *std::move(region);
+  Answer(client, client.request.call, {});
+}
+
+void Server::RemoveRegion(Client& client) {
+  const uint64_t id = client.request.u.region.region;
+  const auto it = client.regions.find(id);
+  if (it == client.regions.end()) {
+    return Deny(client, Code::kInvalidArgument, absl::StrCat("no arena region ", id));
+  }
+  if (it->second.posts > 0) {
+    return Deny(client, Code::kFailedPrecondition,
+                absl::StrCat("arena region ", id, " is used by ", it->second.posts,
+                             " operations in flight; wait for them"));
+  }
+  if (it->second.states > 0) {
+    return Deny(client, Code::kFailedPrecondition,
+                absl::StrCat("arena region ", id, " holds ", it->second.states,
+                             " states; free them first"));
+  }
+  client.regions.erase(it);
+  Answer(client, client.request.call, {});
+}
+
+void Server::Join(Client& client) {
+  if (members_.size() >= LH_LOCAL_MEMBERS_MAX) {
+    return Deny(client, Code::kUnavailable,
+                absl::StrCat("join refused: peerd has ", members_.size(),
+                             " members already, the most it takes; run another peerd"));
+  }
+  const LocalId local(next_local_++);
+  Member& member = members_[local];
+  member.client = &client;
+  member.join_call = client.request.call;
+  client.locals.insert(local);
+  const lh_ipc_join& wish = client.request.u.join;
+  handler_->OnJoin({local,
+                    {wish.run, wish.group},
+                    wish.name[0] != '\0' ? wish.name : client.name,
+                    wish.cohort,
+                    wish.cohort_size,
+                    wish.step_deadline_ms,
+                    wish.background != 0});
+}
+
+void Server::Leave(Client& client) {
+  LocalId local(client.request.member);
+  if (!local) {
+    for (const LocalId own : client.locals) {
+      if (members_.at(own).join_call == client.request.u.leave.join) local = own;
+    }
+  }
+  if (client.locals.count(local) == 0) {
+    return DenyUnknown(client, local);
+  }
+  Member& member = members_.at(local);
+  if (member.leave_call != 0) {
+    return Deny(client, Code::kFailedPrecondition, "the member is leaving already");
+  }
+  member.leave_call = client.request.call;
+  handler_->OnLeave(local);
+}
+
+void Server::DenyUnknown(Client& client, LocalId local) {
+  for (const auto& [gone, outcome] : client.gone) {
+    if (gone != local) continue;
+    if (outcome.ok()) return Deny(client, Code::kFailedPrecondition, "the member has left");
+    return Deny(client, outcome.code, outcome.text);
+  }
+  Deny(client, Code::kFailedPrecondition, "no such member on this connection");
+}
+
+Member* Server::ActiveMember(Client& client) {
+  const LocalId local(client.request.member);
+  if (client.locals.count(local) == 0) {
+    DenyUnknown(client, local);
+    return nullptr;
+  }
+  Member& member = members_.at(local);
+  if (!member.admitted) {
+    Deny(client, Code::kFailedPrecondition, "the member is not admitted yet; wait for its join");
+    return nullptr;
+  }
+  if (member.leave_call != 0) {
+    Deny(client, Code::kFailedPrecondition, "the member is leaving");
+    return nullptr;
+  }
+  return &member;
+}
+
+void Server::Step(Client& client) {
+  Member* const member = ActiveMember(client);
+  if (member == nullptr) return;
+  if (member->step_call != 0) {
+    return Deny(client, Code::kFailedPrecondition, "the member waits at a step boundary already");
+  }
+  if (member->sync_call != 0) {
+    return Deny(client, Code::kFailedPrecondition, "the member is in a sync; wait for its end");
+  }
+  if (member->take_call != 0) {
+    return Deny(client, Code::kFailedPrecondition, "the member takes its state; wait for that");
+  }
+  StateSync sync;
+  const bool with_sync = client.request.u.sync.state != 0;
+  if (with_sync && !TakeSync(client, *member, &sync)) return;
+  member->step_call = client.request.call;
+  handler_->OnStep(LocalId(client.request.member), with_sync ? &sync : nullptr);
+}
+
+void Server::Sync(Client& client) {
+  Member* const member = ActiveMember(client);
+  if (member == nullptr) return;
+  if (member->step_call != 0 || member->sync_call != 0) {
+    return Deny(client, Code::kFailedPrecondition,
+                member->sync_call != 0 ? "the member is in a sync already; wait for its end"
+                                       : "the member waits at a step boundary; wait for it first");
+  }
+  if (member->take_call != 0) {
+    return Deny(client, Code::kFailedPrecondition, "the member takes its state; wait for that");
+  }
+  StateSync sync;
+  if (!TakeSync(client, *member, &sync)) return;
+  member->sync_call = client.request.call;
+  handler_->OnSync(LocalId(client.request.member), sync);
+}
+
+bool Server::TakeSync(Client& client, Member& member, StateSync* sync) {
+  const lh_ipc_sync& wish = client.request.u.sync;
+  const auto refuse = [&](Code code, const std::string& why) {
+    Deny(client, code, "sync refused: " + why);
+    return false;
+  };
+  const auto it = client.states.find(wish.state);
+  if (it == client.states.end()) {
+    return refuse(Code::kInvalidArgument, absl::StrCat("no state ", wish.state));
+  }
+  if (member.held_state != 0 && member.held_state != wish.state) {
+    return refuse(
+        Code::kFailedPrecondition,
+        "another state is fetched for this member in the background; take that one first");
+  }
+  if (it->second.syncing && member.held_state == 0) {
+    return refuse(Code::kFailedPrecondition, "another sync uses this state; wait for its end");
+  }
+  if (wish.revision > LH_REVISION_MAX) {
+    return refuse(Code::kInvalidArgument,
+                  absl::StrCat("revision ", wish.revision, "; at most 2^63 are possible"));
+  }
+  if (wish.touched.region != 0) {
+    const size_t bytes = it->second.state->manifest.size();
+    const uint8_t* const from = Locate(client, wish.touched, bytes);
+    if (from == nullptr) {
+      return refuse(Code::kInvalidArgument, "what was touched lies outside of the arena");
+    }
+    sync->touched.assign(from, from + bytes);
+  }
+  sync->state = it->second.state;
+  sync->strategy = static_cast<control::SyncStrategy>(wish.strategy);
+  sync->revision = wish.revision;
+  sync->restored = (wish.flags & LH_IPC_RESTORED) != 0;
+  sync->torn = (wish.flags & LH_IPC_SYNC_TORN) != 0;
+  it->second.syncing = true;
+  member.sync_state = wish.state;
+  member.step_sync.reset();
+  // A later PROGRESS stands behind what was said of earlier syncs.
+  member.progress_frame = 0;
+  return true;
+}
+
+void Server::AddState(Client& client) {
+  const lh_ipc_state wish = client.request.u.state;
+  const auto refuse = [&](Code code, const std::string& why) {
+    Deny(client, code, absl::StrCat("state of ", wish.count, " tensors refused: ", why));
+  };
+  if (client.states.count(wish.state) != 0) {
+    return refuse(Code::kInvalidArgument, absl::StrCat("state ", wish.state, " exists already"));
+  }
+  if (client.states.size() >= LH_STATES_MAX) {
+    return refuse(Code::kUnavailable,
+                  absl::StrCat("a client has at most ", LH_STATES_MAX, "; free some"));
+  }
+  if (wish.count == 0 || wish.count > LH_STATE_TENSORS_MAX) {
+    return refuse(Code::kInvalidArgument,
+                  absl::StrCat("1 to ", LH_STATE_TENSORS_MAX, " are possible"));
+  }
+  Client::State made;
+  const absl::StatusOr<std::vector<lh_ipc_tensor>> table = CopyTable(client, wish);
+  absl::Status status = table.status();
+  if (status.ok()) {
+    auto state = MakeState(client, wish, *table, &made.regions);
+    status = state.status();
+    if (state.ok()) made.state = *std::move(state);
+  }
+  if (!status.ok()) return refuse(Code::kInvalidArgument, std::string(status.message()));
+  for (const uint64_t region : made.regions) ++client.regions.at(region).states;
+  client.states[wish.state] = std::move(made);
+  Answer(client, client.request.call, {});
+}
+
+void Server::RemoveState(Client& client) {
+  const auto it = client.states.find(client.request.u.state.state);
+  if (it == client.states.end()) {
+    return Deny(client, Code::kInvalidArgument,
+                absl::StrCat("no state ", client.request.u.state.state));
+  }
+  if (it->second.syncing) {
+    return Deny(client, Code::kFailedPrecondition, "a sync uses this state; wait for its end");
+  }
+  for (const uint64_t region : it->second.regions) --client.regions.at(region).states;
+  client.states.erase(it);
+  Answer(client, client.request.call, {});
+}
+
+void Server::Prepare(Client& client) {
+  const uint64_t state = client.request.u.state.state;
+  const auto it = client.states.find(state);
+  if (it == client.states.end()) {
+    return Deny(client, Code::kInvalidArgument, absl::StrCat("no state ", state));
+  }
+  if (it->second.syncing) {
+    return Deny(client, Code::kFailedPrecondition, "a sync uses this state; wait for its end");
+  }
+  it->second.syncing = true;
+  handler_->OnPrepare(it->second.state,
+                      [this, number = client.number, state, call = client.request.call] {
+                        Prepared(number, state, call);
+                      });
+}
+
+void Server::Prepared(uint64_t client, uint64_t state, uint64_t call) {
+  const auto it = clients_.find(client);
+  if (it == clients_.end() || it->second->told) return;
+  it->second->states.at(state).syncing = false;
+  Answer(*it->second, call, {});
+}
+
+void Server::Take(Client& client) {
+  Member* const member = ActiveMember(client);
+  if (member == nullptr) return;
+  if (member->step_call != 0 || member->sync_call != 0 || member->take_call != 0) {
+    return Deny(client, Code::kFailedPrecondition,
+                "the member waits in another call; wait for its end");
+  }
+  member->take_call = client.request.call;
+  handler_->OnTake(LocalId(client.request.member), client.request.u.take.timeout_ms);
+}
+
+void Server::Kept(Client& client) {
+  if (ActiveMember(client) == nullptr) return;
+  const auto it = client.states.find(client.request.u.state.state);
+  if (it == client.states.end()) {
+    return Deny(client, Code::kInvalidArgument,
+                absl::StrCat("no state ", client.request.u.state.state));
+  }
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, client.request.member, {});
+  uint64_t revision = 0;
+  if (handler_->OnKept(LocalId(client.request.member), *it->second.state, &revision)) {
+    reply.u.kept.kept = 1;
+    reply.u.kept.revision = revision;
+  }
+  client.calls.erase(client.request.call);
+  Push(client, reply);
+}
+
+void Server::AllReduce(Client& client) {
+  Member* const member = ActiveMember(client);
+  if (member == nullptr) return;
+  const lh_ipc_op& op = client.request.u.op;
+  const auto source = client.regions.find(op.source.region);
+  const auto target = client.regions.find(op.target.region);
+  if (source == client.regions.end() || target == client.regions.end()) {
+    return Deny(client, Code::kInvalidArgument, "all-reduce refused: unknown arena region");
+  }
+  const absl::StatusOr<OpDesc> desc =
+      ParseIpcOp(op, source->second.region->bytes, target->second.region->bytes);
+  if (!desc.ok()) {
+    return Deny(client, Code::kInvalidArgument, std::string(desc.status().message()));
+  }
+  if (member->posts.size() >= LH_OPS_OPEN_MAX) {
+    return Deny(client, Code::kUnavailable,
+                absl::StrCat("all-reduce refused: ", member->posts.size(),
+                             " operations of the member are in flight; wait for some"));
+  }
+  if (!member->tags.insert(op.tag).second) {
+    return Deny(client, Code::kInvalidArgument,
+                absl::StrCat("all-reduce refused: tag ", op.tag, " is in flight already"));
+  }
+  member->posts[client.request.call] = {op.tag, op.source.region, op.target.region};
+  ++posts_open_;
+  ++source->second.posts;
+  ++target->second.posts;
+  IpcPost post;
+  post.post = {LocalId(client.request.member), client.request.call};
+  post.tag = op.tag;
+  post.desc = *desc;
+  post.source = source->second.region->data + op.source.offset;
+  post.target = target->second.region->data + op.target.offset;
+  post.source_region = source->second.region;
+  post.target_region = target->second.region;
+  handler_->OnPost(post);
+}
+
+void Server::Members(Client& client) {
+  if (ActiveMember(client) == nullptr) return;
+  const IpcMembers members = handler_->OnMembers(LocalId(client.request.member));
+  lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, client.request.member, {});
+  lh_ipc_members_page& page = reply.u.members;
+  const size_t first = std::min<size_t>(client.request.u.members.first, members.members.size());
+  page.epoch = members.epoch.value();
+  page.first = static_cast<uint32_t>(first);
+  page.count =
+      static_cast<uint32_t>(std::min<size_t>(LH_IPC_MEMBERS_PAGE, members.members.size() - first));
+  for (uint32_t i = 0; i < page.count; ++i) {
+    page.member_ids[i] = members.members[first + i].value();
+  }
+  client.calls.erase(client.request.call);
+  Push(client, reply);
+}
+
+}  // namespace longhaul::peerd::ipc

@@ -1,0 +1,110 @@
+#include "peerd/ipc/ipc_states.h"
+
+#include <string.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "proto/wire/ipc_check.h"
+#include "proto/wire/limits.h"
+
+namespace longhaul::peerd::ipc {
+namespace {
+
+// InvalidArgument if two tensors share bytes: a transfer into one would change the other.
+absl::Status CheckApart(const LocalState& state) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < state.places.size(); ++i) {
+    if (state.places[i] != nullptr) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return state.places[a] < state.places[b]; });
+  for (size_t k = 1; k < order.size(); ++k) {
+    const size_t low = order[k - 1];
+    const size_t high = order[k];
+    if (state.places[low] + state.manifest[low].bytes <= state.places[high]) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensors \"", state.manifest[low].name,
+                                                   "\" and \"", state.manifest[high].name,
+                                                   "\" share memory"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNames(const Manifest& manifest) {
+  std::set<std::string> names;
+  for (const StateTensor& tensor : manifest) {
+    if (!names.insert(tensor.name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("two tensors are called \"", tensor.name, "\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<lh_ipc_tensor>> CopyTable(const Client& client,
+                                                     const lh_ipc_state& wish) {
+  const uint64_t bytes = uint64_t{wish.count} * sizeof(lh_ipc_tensor);
+  const uint8_t* const from = Locate(client, wish.table, bytes);
+  if (from == nullptr) return absl::InvalidArgumentError("its table lies outside of the arena");
+  std::vector<lh_ipc_tensor> table(wish.count);
+  memcpy(table.data(), from, bytes);
+  return table;
+}
+
+absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
+                                                      const lh_ipc_state& wish,
+                                                      const std::vector<lh_ipc_tensor>& table,
+                                                      std::set<uint64_t>* regions) {
+  auto state = std::make_shared<LocalState>();
+  uint64_t bytes = 0;
+  uint64_t chunks = 0;
+  for (size_t i = 0; i < table.size(); ++i) {
+    const lh_ipc_tensor& entry = table[i];
+    const std::string error = IpcTensorError(entry);
+    if (!error.empty()) return absl::InvalidArgumentError(absl::StrCat("tensor ", i, ": ", error));
+    if (entry.bytes > LH_STATE_BYTES_MAX - bytes) {
+      return absl::InvalidArgumentError("all together have more than 2^50 bytes");
+    }
+    uint8_t* const data = entry.bytes == 0 ? nullptr : Locate(client, entry.data, entry.bytes);
+    if (entry.bytes != 0 && data == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", i, " \"", entry.name, "\" lies outside of the arena"));
+    }
+    if (data != nullptr) regions->insert(entry.data.region);
+    state->manifest.push_back({entry.name,
+                               entry.dtype,
+                               {entry.shape, entry.shape + entry.dims},
+                               entry.bytes,
+                               (entry.flags & LH_IPC_ALLOW_UNEQUAL) != 0});
+    state->places.push_back(data);
+    state->digests.emplace_back(CountChunks(entry.bytes));
+    bytes += entry.bytes;
+    chunks += CountChunks(entry.bytes);
+  }
+  uint8_t* const changed = chunks == 0 ? nullptr : Locate(client, wish.changed, chunks);
+  if (chunks != 0 && changed == nullptr) {
+    return absl::InvalidArgumentError("the marks of its chunks lie outside of the arena");
+  }
+  if (changed != nullptr) {
+    state->changed = {changed, chunks};
+    regions->insert(wish.changed.region);
+  }
+  LH_RETURN_IF_ERROR(CheckNames(state->manifest));
+  LH_RETURN_IF_ERROR(CheckApart(*state));
+  auto memory = std::make_shared<std::vector<std::shared_ptr<const ArenaRegion>>>();
+  for (const uint64_t region : *regions) memory->push_back(client.regions.at(region).region);
+  state->memory = std::move(memory);
+  auto declared = std::make_shared<MemoryState>();
+  declared->manifest = state->manifest;
+  declared->places.resize(state->places.size());
+  declared->digests.resize(state->digests.size());
+  state->declared = std::move(declared);
+  return state;
+}
+
+}  // namespace longhaul::peerd::ipc
