@@ -27,7 +27,9 @@
 // overwrites its input, the original moves there, and Stop() puts it back.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,9 +69,13 @@ class ScratchPool {
   virtual absl::StatusOr<uint8_t*> Take(uint64_t bytes) = 0;
   virtual void Give(uint8_t* data) = 0;
 };
+// Gives the pages of a mapping back to the system, which takes time in proportion to its size.
+using UnmapFunction = std::function<void(void* data, size_t bytes)>;
 // Keeps freed buffers for reuse, as long as they and what is taken are no more than
-// `kept_bytes_max`. How much is taken is for those to bound who take it.
-std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max);
+// `kept_bytes_max`. How much is taken is for those to bound who take it. `unmap`: what is done with
+// the others; null: munmap(), at once.
+std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max,
+                                             UnmapFunction unmap = nullptr);
 
 inline constexpr uint64_t kCachedBytesMax = 2 << 20;
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <unordered_map>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -47,7 +48,8 @@ uint8_t* Map(uint64_t size) {
 
 class MmapPool final : public ScratchPool {
  public:
-  explicit MmapPool(uint64_t kept_bytes_max) : kept_bytes_max_(kept_bytes_max) {}
+  MmapPool(uint64_t kept_bytes_max, UnmapFunction unmap)
+      : kept_bytes_max_(kept_bytes_max), unmap_(std::move(unmap)) {}
   MmapPool(const MmapPool&) = delete;
   MmapPool& operator=(const MmapPool&) = delete;
   ~MmapPool() override {
@@ -110,12 +112,17 @@ class MmapPool final : public ScratchPool {
   }
 
   void Release(Kept::iterator it) {
-    munmap(it->second, it->first);
+    if (unmap_) {
+      unmap_(it->second, it->first);
+    } else {
+      munmap(it->second, it->first);
+    }
     kept_bytes_ -= it->first;
     kept_.erase(it);
   }
 
   const uint64_t kept_bytes_max_;
+  const UnmapFunction unmap_;
   uint64_t taken_bytes_ = 0;
   uint64_t kept_bytes_ = 0;
   std::unordered_map<uint8_t*, uint64_t> taken_;  // never iterated
@@ -124,8 +131,8 @@ class MmapPool final : public ScratchPool {
 
 }  // namespace
 
-std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max) {
-  return std::make_unique<MmapPool>(kept_bytes_max);
+std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max, UnmapFunction unmap) {
+  return std::make_unique<MmapPool>(kept_bytes_max, std::move(unmap));
 }
 
 }  // namespace longhaul::peerd

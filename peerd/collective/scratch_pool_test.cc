@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "peerd/collective/attempt.h"
@@ -46,6 +47,24 @@ TEST(ScratchPoolTest, GivesBackToTheSystemWhatIsMoreThanItMayKeep) {
   EXPECT_FALSE(IsMapped(large, 8 << 20));
   pool->Give(more);
   EXPECT_TRUE(IsMapped(more, 1 << 20));
+}
+
+// Its owner may have a thread for that.
+TEST(ScratchPoolTest, LeavesUnmappingToItsOwner) {
+  std::vector<std::pair<void*, size_t>> given;
+  {
+    const auto pool = MakeScratchPool(
+        8 << 20, [&](void* data, size_t bytes) { given.emplace_back(data, bytes); });
+    uint8_t* const large = *pool->Take(8 << 20);
+    uint8_t* const more = *pool->Take(1 << 20);
+    pool->Give(large);
+    ASSERT_EQ(given.size(), 1u);
+    EXPECT_EQ(given[0], (std::pair<void*, size_t>(large, 8 << 20)));
+    EXPECT_TRUE(IsMapped(large, 8 << 20));
+    pool->Give(more);
+  }
+  EXPECT_EQ(given.size(), 2u);
+  for (const auto& [data, bytes] : given) munmap(data, bytes);
 }
 
 TEST(ScratchPoolTest, KeptBuffersMakeRoomForOthers) {

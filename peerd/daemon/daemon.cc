@@ -30,6 +30,7 @@
 #include "peerd/engine/op_runner.h"
 #include "peerd/engine/state_runner.h"
 #include "peerd/io/ring.h"
+#include "peerd/io/unmapper.h"
 #include "peerd/ipc/ipc_server.h"
 #include "peerd/metrics/peer_metrics.h"
 #include "peerd/probe/link_watch.h"
@@ -180,6 +181,7 @@ class DaemonImpl final : public Daemon, TransportListener, IpcHandler {
   const PeerId self_;
   std::unique_ptr<Ring> ring_;
   std::unique_ptr<Transport> transport_;
+  Unmapper unmapper_;  // of scratch memory
   std::unique_ptr<OpRunner> runner_;
   std::unique_ptr<StateRunner> states_;
   std::unique_ptr<IpcServer> ipc_;
@@ -226,6 +228,7 @@ absl::Status DaemonImpl::Open() {
   OpRunner::Options runner;
   runner.self = self_;
   runner.scratch_limit = options_.scratch_limit;
+  runner.unmap = [this](void* data, size_t bytes) { unmapper_.Unmap(data, bytes); };
   runner_ = std::make_unique<OpRunner>(transport_.get(), runner);
 
   StateRunner::Options states;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -178,9 +179,9 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
 
 OpRunner::OpRunner(Transport* transport, Options options)
     : transport_(transport),
-      options_(options),
-      pool_(MakeScratchPool(options.scratch_limit)),
-      turn_bytes_left_(options.turn_bytes_max) {}
+      options_(std::move(options)),
+      pool_(MakeScratchPool(options_.scratch_limit, options_.unmap)),
+      turn_bytes_left_(options_.turn_bytes_max) {}
 
 OpRunner::~OpRunner() = default;
 

@@ -61,6 +61,7 @@ class OpRunner {
     uint32_t grain_bytes = kGrainBytes;
     uint64_t cached_bytes_max = kCachedBytesMax;
     uint64_t turn_bytes_max = LH_OP_TURN_BYTES_MAX;
+    UnmapFunction unmap;  // of scratch memory; null: at once
   };
 
   // `transport` outlives the runner's last use of it.
