@@ -190,9 +190,9 @@ int Main(int argc, char** argv) {
                                             {"http", (*daemon)->http_address()}});
   if (!ready.ok()) return FatalExit(ready);
   if (const absl::Status status = (*daemon)->Run(); !status.ok()) {
-    // A second signal: whoever sent it does not want to wait for an orderly end.
-    if (absl::IsCancelled(status)) std::_Exit(1);
-    return FatalExit(status);
+    // A second signal, and whoever sent it does not want to wait for an orderly end; or the kernel
+    // failed. Operations of it may refer to memory of ops, so that nothing can be taken apart.
+    std::_Exit(absl::IsCancelled(status) ? 1 : FatalExit(status));
   }
   return 0;
 }
