@@ -513,11 +513,12 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
 }
 
 static lh_status step(const char *call, lh_comm *comm, int64_t timeout_ms) {
-  lh_op *op;
+  lh_op *op = NULL;
   lh_status status = lhi_check_comm(comm, call);
   if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
   if (status == LH_OK) status = step_start(call, comm, &op);
-  if (status != LH_OK) return status;
+  /* Never OK without an op, which clang's analyser cannot see. */
+  if (status != LH_OK || op == NULL) return status;
   return lhi_finish(call, op, &comm->parked_step, timeout_ms, NULL, NULL);
 }
 

@@ -85,6 +85,7 @@ void lhi_op_end_locked(lh_op *op, lh_status status, const char *text,
                        const struct lh_ipc_reply *reply) {
   const struct lhi_op_type *const type = op->type;
   lh_comm *const comm = op->comm;
+  const bool held = op->held;
   bool arrived;
   untable_locked(op);
   op->status = status;
@@ -92,13 +93,13 @@ void lhi_op_end_locked(lh_op *op, lh_status status, const char *text,
   if (type->ended != NULL) type->ended(op, reply);
   op->comm = NULL;
   arrived = type->arrived != NULL && type->arrived(op);
-  if (op->held && arrived) {
+  if (held && arrived) {
     op->state = LHI_ARRIVED;
   } else {
     over_locked(op, op->status == LH_OK && !arrived);
   }
   lhi_wake_locked(op->client);
-  if (!op->held) op_free_locked(op);
+  if (!held) op_free_locked(op);
   if (comm != NULL) lhi_member_unuse_locked(comm);
 }
 

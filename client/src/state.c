@@ -311,12 +311,16 @@ static bool held_locked(const lh_state *state) {
   return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
 }
 
+static bool is_of(const lh_op *parked, const lh_state *state) {
+  return parked != NULL && parked->of_state == state->id;
+}
+
 /* Whether a sync of it waits for the call that asks for its outcome, which names the state. */
 static bool outcome_owed_locked(const lh_state *state) {
   for (const lh_comm *comm = state->client->comms; comm != NULL; comm = comm->next) {
-    const lh_op *const parked[] = {comm->parked_step, comm->parked_sync, comm->parked_take};
-    for (size_t i = 0; i < sizeof parked / sizeof *parked; ++i) {
-      if (parked[i] != NULL && parked[i]->of_state == state->id) return true;
+    if (is_of(comm->parked_step, state) || is_of(comm->parked_sync, state) ||
+        is_of(comm->parked_take, state)) {
+      return true;
     }
   }
   return false;

@@ -109,7 +109,7 @@ class LocalCluster:
         coordinator: str | None = None,
         coordinator_flags: Sequence[str] = (),
         peerd_flags: Sequence[str] = (),
-        timeout: float = 30,
+        timeout: float = 120,
     ) -> None:
         self._binaries = binaries
         self._timeout = timeout
