@@ -118,9 +118,11 @@ bool InBackground(const MemberRecord& member) { return member.counts == control:
 Group::Group(GroupRecord record, std::string run_secret, const GroupConfig& config,
              const PeerDirectory* directory)
     : record_(std::move(record)),
+      issued_(record_.highest),
       run_secret_(std::move(run_secret)),
       detect_ms_(config.detect_ms),
       ring_interval_ms_(config.ring_interval_ms),
+      incarnation_(config.incarnation),
       directory_(directory),
       order_after_(kLongAgo) {
   ballot_ = Ballot(Survivors());
@@ -150,9 +152,9 @@ void Group::Attach(const PeerRecord& peer, const control::GroupState& state, boo
   // what the peer knows and what we know cannot be brought together, but numbers are not used
   // twice.
   const bool store_is_behind = state.committed > record_.committed;
-  if (store_is_behind && state.committed.value() < kEpochClaimMax) {
-    record_.highest = std::max(record_.highest, state.committed);
-  }
+  const Epoch newest = std::max(state.committed, state.prepared);
+  const bool forgotten = newest > issued_ && newest.value() < kEpochClaimMax;
+  if (forgotten) record_.highest = std::max(record_.highest, newest);
   const bool knows_group = state.committed || !state.members.empty();
   if (knows_group && InForce(peer.peer) && state.committed < record_.committed) {
     out->messages.emplace_back(peer.peer, MakeCommit(peer.peer));
@@ -179,20 +181,43 @@ void Group::Attach(const PeerRecord& peer, const control::GroupState& state, boo
              FaultNow("trainer_died", ToString(peer.peer)), out);
     }
   }
-  if (preparation_) {
-    // A changed one is replaced by Advance().
-    if (preparation_->changed.empty() && preparation_->answers.contains(peer.peer)) {
-      SendPrepare(peer.peer, now, out);
-    }
-  } else if (!store_is_behind && record_.highest > record_.committed &&
-             record_.attempt <= record_.committed && HasPeer(peer.peer)) {
-    out->messages.emplace_back(
-        peer.peer, control::AbortEpoch{record_.group, record_.highest, "it was given up"});
+  if (!store_is_behind && HasPeer(peer.peer)) TakeOver(peer.peer, state, forgotten, out);
+  // A changed one is replaced by Advance().
+  if (preparation_ && preparation_->changed.empty() && preparation_->answers.contains(peer.peer)) {
+    SendPrepare(peer.peer, now, out);
   }
   if (InForce(peer.peer)) {
     out->messages.emplace_back(peer.peer, control::PendingCount{record_.group, CountPending()});
     agreed_for_.insert(peer.peer);
   }
+}
+
+// What the peer has prepared ends: with the commit, with a preparation of a higher number, or with
+// AbortEpoch.
+void Group::TakeOver(PeerId peer, const control::GroupState& said, bool forgotten,
+                     GroupOutput* out) {
+  if (!said.prepared) return;
+  const bool in_force = InForce(peer);
+  if (preparation_ && preparation_->epoch == said.prepared &&
+      preparation_->id == said.preparation) {
+    return;  // it is the one that is open
+  }
+  if (in_force && said.prepared <= record_.committed) return;  // CommitEpoch was sent
+  // The store went back in time, or the number was given out again before this peer came.
+  const bool unknown = forgotten || (preparation_ && preparation_->epoch <= said.prepared);
+  const bool replaced = preparation_ && !unknown && (preparation_->freeze || !said.frozen);
+  if (replaced) return;
+  if (!unknown && !(in_force && said.frozen)) {
+    out->messages.emplace_back(
+        peer, control::AbortEpoch{record_.group, said.prepared, "it was given up"});
+    return;
+  }
+  const std::string text = ToString(peer) + " has prepared another epoch " +
+                           ToString(said.prepared) + " than the store knows";
+  MarkChanged(text);
+  if (!in_force) return;
+  repair_ = text;
+  NoteFault(FaultNow("restart", "coordinator"));
 }
 
 MemberId Group::FindRequest(PeerId peer, uint64_t request) const {
@@ -295,7 +320,7 @@ Violation Group::Ready(PeerId peer, const control::EpochReady& ready) {
   if (ready.epoch > record_.highest) {
     return "ready for epoch " + ToString(ready.epoch) + ", which was never prepared";
   }
-  if (!preparation_ || preparation_->epoch != ready.epoch) return std::nullopt;  // stale
+  if (!preparation_ || preparation_->id != ready.preparation) return std::nullopt;  // stale
   const auto it = preparation_->answers.find(peer);
   if (it == preparation_->answers.end()) return std::nullopt;
   Answer& answer = it->second;
@@ -314,7 +339,7 @@ Violation Group::Failed(PeerId peer, const control::EpochFailed& failed) {
   if (failed.epoch > record_.highest) {
     return "failure of epoch " + ToString(failed.epoch) + ", which was never prepared";
   }
-  if (!preparation_ || preparation_->epoch != failed.epoch) return std::nullopt;  // stale
+  if (!preparation_ || preparation_->id != failed.preparation) return std::nullopt;  // stale
   const auto it = preparation_->answers.find(peer);
   if (it == preparation_->answers.end()) return std::nullopt;
   std::map<PeerId, std::string> unreachable;
@@ -683,6 +708,7 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
   for (const auto& [member, departure] : Departures()) left.push_back(member);
   Preparation next;
   next.epoch = Epoch(record_.highest.value() + 1);
+  next.id = PreparationId(incarnation_, record_.group, next.epoch);
   next.freeze = decision.freeze;
   next.survivors = Survivors();
   next.joiners = decision.joiners;
@@ -718,7 +744,7 @@ void Group::Prepare(const Decision& decision, Tick now, GroupOutput* out) {
     NoteFault(FaultNow("unreachable", "coordinator"));
   }
 
-  record_.highest = next.epoch;
+  issued_ = record_.highest = next.epoch;
   if (!AnyAdmitted()) {
     // The first admission is a ballot that nobody had to vote in.
     if (!preparation_) ++record_.ballots;
@@ -831,7 +857,7 @@ void Group::CommitEmpty(GroupOutput* out) {
   std::vector<std::pair<MemberRecord, Departure>> removed;
   for (const auto& [member, departure] : Departures())
     removed.emplace_back(*Find(member), departure);
-  record_.highest = Epoch(record_.highest.value() + 1);
+  issued_ = record_.highest = Epoch(record_.highest.value() + 1);
   Preparation empty;
   empty.epoch = record_.highest;
   TakeEpoch(empty);
@@ -968,6 +994,7 @@ control::PrepareEpoch Group::MakePrepare() const {
   message.attempt = record_.attempt;
   message.freeze = p.freeze;
   message.token = EpochToken(run_secret_, record_.group.group, p.epoch);
+  message.preparation = p.id;
   message.cause = p.cause;
   message.blocked = p.blocked;
   message.cost = p.cost;
@@ -1604,6 +1631,7 @@ GroupView Group::View() const {
 void Group::CheckInvariants() const {
   const std::string name = ToString(record_.group);
   LH_CHECK(record_.committed <= record_.highest) << name;
+  LH_CHECK(issued_ <= record_.highest) << name;
   LH_CHECK(record_.boundary <= record_.committed) << name;
   LH_CHECK(record_.attempt <= record_.highest) << name;
 
@@ -1739,6 +1767,7 @@ void Group::AddTo(Digester* digest) const {
     digest->Add(fault.cause).Add(fault.detector).Add(uint64_t{fault.detect_ms}).Add(fault.since);
   };
   AddRecord(record_, digest);
+  digest->Add(issued_);
   AddMembers(ballot_.electorate(), digest);
   AddMembers(ballot_.voted(), digest);
   AddMembers(ready_, digest);
@@ -1772,7 +1801,7 @@ void Group::AddTo(Digester* digest) const {
   digest->Add(uint64_t{preparation_.has_value()});
   if (!preparation_) return;
   const Preparation& p = *preparation_;
-  digest->Add(p.epoch).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
+  digest->Add(p.epoch).Add(p.id).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
   digest->Add(uint64_t{p.reorders}).Add(uint64_t{p.cost.latency_us});
   digest->Add(p.cost.bytes_per_second).Add(p.cost.ring_bytes_per_second);
   digest->Add(p.cause).Add(p.changed).Add(p.blocked.size());

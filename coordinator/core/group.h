@@ -67,6 +67,7 @@ struct Removed {
 struct GroupConfig {
   uint32_t detect_ms = 0;
   uint32_t ring_interval_ms = 0;  // 0: the ring is never ordered anew
+  std::string incarnation;        // of the coordinator
 };
 
 struct GroupOutput {
@@ -180,6 +181,7 @@ class Group {
   };
   struct Preparation {
     Epoch epoch;
+    uint64_t id = 0;  // PrepareEpoch::preparation
     bool freeze = false;
     std::set<MemberId> survivors;  // admitted before
     std::set<MemberId> joiners;
@@ -226,6 +228,7 @@ class Group {
   void AnswerVote(MemberId member, GroupOutput* out);
   void Emit(SyncOutput sync, GroupOutput* out) const;
 
+  void TakeOver(PeerId peer, const control::GroupState& said, bool forgotten, GroupOutput* out);
   void TakeEpoch(const Preparation& done);
   void ChooseRing(Tick now, Preparation* preparation) const;
   void CompleteBallot();
@@ -301,9 +304,13 @@ class Group {
   bool InForce(PeerId peer) const;
 
   GroupRecord record_;
+  // The newest number that the store held or that was prepared since; above it, up to the record's
+  // `highest`, are numbers that only peers know.
+  Epoch issued_;
   std::string run_secret_;
   uint32_t detect_ms_;
   uint32_t ring_interval_ms_;
+  std::string incarnation_;
   const PeerDirectory* directory_;
 
   Ballot ballot_;  // its electorate: the admitted members that stay

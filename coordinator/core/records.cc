@@ -9,10 +9,13 @@ namespace {
 struct Applier {
   Records* records;
 
+  void operator()(const PutStore& put) const { records->store = put.record; }
   void operator()(const PutRun& put) const { records->runs[put.record.run] = put.record; }
   void operator()(const DeleteRun& del) const { records->runs.erase(del.run); }
   void operator()(const PutGroup& put) const { records->groups[put.record.group] = put.record; }
   void operator()(const DeleteGroup& del) const { records->groups.erase(del.group); }
+  void operator()(const PutDrain& put) const { records->drains[put.peer] = put.reason; }
+  void operator()(const DeleteDrain& del) const { records->drains.erase(del.peer); }
 };
 
 }  // namespace

@@ -25,6 +25,15 @@ inline std::string Clean(std::string text) {
   return text;
 }
 
+// 16 hexadecimal digits.
+inline std::string HexText(uint64_t number) {
+  std::string text(16, '0');
+  for (size_t i = 0; i < text.size(); ++i) {
+    text[i] = "0123456789abcdef"[number >> (60 - 4 * i) & 0xf];
+  }
+  return text;
+}
+
 // "m1,m4,m9"; with `max`, at most that many and how many more there are.
 template <class Ids>
 std::string List(const Ids& ids, const char* separator = ",", size_t max = SIZE_MAX) {
