@@ -199,6 +199,7 @@ bool Lane::TakePayload() {
   in_payload_ = false;
   place_ = nullptr;
   ++received_;
+  if (received_ - received_told_ >= LH_SEGMENTS_PER_ACK) AcknowledgeSoon();
   if (!kept) {
     stats_.bytes_discarded += incoming_.payload_bytes;
     return true;
@@ -230,7 +231,9 @@ bool Lane::TakeHeader() {
       return false;
     }
     quiet_us_ = Millis(static_cast<int64_t>(header->stamp));
-    return true;
+    const absl::Status status = owner_->OnLaneAcked(this, header->acked);
+    if (!status.ok() && state_ == State::kOpen) Broken(std::string(status.message()), true);
+    return state_ == State::kOpen;
   }
   if (header->type == FrameType::kClose) {
     closing_ = true;
@@ -347,6 +350,7 @@ void Lane::SendControl() {
 void Lane::Pull() {
   if (options_.kind != LaneKind::kData || send_id_ != 0 || batch_count_ != 0) return;
   if (state_ != State::kOpen && state_ != State::kFinishing) return;
+  if (ack_due_ && state_ == State::kOpen) return SendPing();
   FillBatch();
   if (batch_count_ != 0) {
     SendBatch();
@@ -357,10 +361,23 @@ void Lane::Pull() {
 
 bool Lane::Ping(uint32_t quiet_ms) {
   if (options_.kind != LaneKind::kData || state_ != State::kOpen) return false;
+  quiet_ms_ = quiet_ms;
   // Bytes that are on their way, or stuck, say as much as a PING.
   if (send_id_ != 0 || batch_count_ != 0) return false;
-  SendBare({.type = FrameType::kPing, .stamp = quiet_ms});
+  SendPing();
   return true;
+}
+
+// At once, or behind what is being sent.
+void Lane::AcknowledgeSoon() {
+  ack_due_ = true;
+  if (send_id_ == 0 && batch_count_ == 0) SendPing();
+}
+
+void Lane::SendPing() {
+  ack_due_ = false;
+  received_told_ = received_;
+  SendBare({.type = FrameType::kPing, .stamp = quiet_ms_, .acked = received_});
 }
 
 void Lane::SendBare(const FrameHeader& header) {

@@ -17,9 +17,9 @@
 // the next header in the same call, so that a stream of segments costs one call each.
 //
 // Every segment that was pulled comes back by OnLaneSegmentSent() exactly once, when the kernel
-// does not refer to its memory any more. Whether it has arrived is for the owner to find out,
-// should the lane break: the n-th segment that was pulled is the n-th that the other end counts as
-// received.
+// does not refer to its memory any more. Whether it has arrived is another matter: the n-th segment
+// that was pulled is the n-th that the other end counts as received. It says how many it has with
+// each PING, and sends one after every LH_SEGMENTS_PER_ACK of them.
 //
 // Threads: the ring's. Calls of the owner come from within Ring::RunOnce() only.
 #pragma once
@@ -57,11 +57,13 @@ struct OutgoingSegment {
 class LaneOwner {
  public:
   virtual ~LaneOwner() = default;
-  // An error of these three breaks the lane.
+  // An error of these four breaks the lane.
   virtual absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
   virtual absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) = 0;
   virtual absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) = 0;
+  // Data lanes: the other end has the first `segments` of those that were pulled.
+  virtual absl::Status OnLaneAcked(Lane* lane, uint64_t segments) = 0;
   // The payload whose place was named last will not be completed: nothing writes there any more.
   // Follows the end of a lane that was aborted, unless that receive was detached.
   virtual void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) = 0;
@@ -193,6 +195,8 @@ class Lane {
   void SendInTime();
   void SendControl();
   void FillBatch();
+  void AcknowledgeSoon();
+  void SendPing();
   void SendBare(const FrameHeader& header);
   void SendBatch();
   void OnSent(int value);
@@ -242,6 +246,7 @@ class Lane {
   FrameHeader incoming_;
   size_t payload_have_ = 0;
   uint64_t received_ = 0;
+  uint64_t received_told_ = 0;      // to the other end
   uint8_t* place_ = nullptr;        // of the payload; nullptr: thrown away
   bool recv_writes_place_ = false;  // the receive in flight may still write there
   std::vector<uint8_t> sink_;
@@ -257,6 +262,8 @@ class Lane {
   size_t flying_sent_ = 0;
 
   // Sending, data lane.
+  bool ack_due_ = false;   // before the next segment
+  uint32_t quiet_ms_ = 0;  // as Ping() was told last
   std::array<Packet, kBatchMax> batch_;
   size_t batch_count_ = 0;
   size_t batch_sent_ = 0;  // bytes, headers included

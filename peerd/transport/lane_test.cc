@@ -40,6 +40,10 @@ class End : public LaneOwner {
     received.push_back(header);
     return absl::OkStatus();
   }
+  absl::Status OnLaneAcked(Lane*, uint64_t segments) override {
+    acked = segments;
+    return absl::OkStatus();
+  }
   void OnLaneDataAbandoned(Lane*, const FrameHeader& header) override {
     EXPECT_EQ(headers.back(), header);
     ++abandoned;
@@ -79,6 +83,7 @@ class End : public LaneOwner {
   bool by_protocol = false;
   bool refuse = false;
   OpOrdinal discard_op;
+  uint64_t acked = 0;
   bool closing = false;
   bool given_up = false;
   int abandoned = 0;
@@ -341,6 +346,30 @@ TEST(LaneTest, DetachOfABreakingLaneIsAnsweredOnce) {
     EXPECT_EQ(first, second);
     pair.CheckEnd();
     EXPECT_EQ(answers, first ? 2 : 0);
+  }
+}
+
+TEST(LaneTest, SegmentsAreAcknowledgedAlsoByALaneThatIsSending) {
+  for (const bool busy : {false, true}) {
+    Pair pair({.seed = 12, .partial = false}, LaneKind::kData);
+    pair.Queue(std::vector<uint32_t>(3 * LH_SEGMENTS_PER_ACK + 5, 1000));
+    if (busy) {
+      FrameHeader header{.type = FrameType::kData, .payload_bytes = 1000};
+      header.op = OpOrdinal(1);
+      header.attempt = Epoch(3);
+      for (int i = 0; i < 1000; ++i) pair.right.queue.push_back({header, pair.source.data()});
+      pair.left.memory.resize(1000);
+      pair.right_lane->Pull();
+    }
+    pair.left_lane->Pull();
+    ASSERT_TRUE(pair.Until([&] { return pair.left.acked + LH_SEGMENTS_PER_ACK > pair.count; }));
+    EXPECT_LE(pair.left.acked, pair.right_lane->received());
+    EXPECT_EQ(pair.left.reason, "");
+    // The others go with a PING.
+    ASSERT_TRUE(pair.Until([&] { return pair.right_lane->received() == pair.count; }));
+    ASSERT_TRUE(pair.Until([&] { return pair.right_lane->Ping(0); }));
+    EXPECT_TRUE(pair.Until([&] { return pair.left.acked == pair.count; }));
+    pair.CheckEnd();
   }
 }
 

@@ -194,7 +194,6 @@ class TransportImpl final : public Transport, public LinkOwner {
   void WantDataLanes(const LinkKey& link) override;
   LinkUse BestUse(const LinkKey& link) const override;
   uint64_t StateBytes(const LinkKey& link) const override;
-  void ForgetSegments(uint64_t owner) override;
   void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
   void BreakLink(const LinkKey& link, const std::string& reason) override;
@@ -1811,10 +1810,6 @@ void TransportImpl::DropSegments(const std::vector<uint64_t>& cookies) {
   ForEachLink([&](Link* link) { link->DropSegments(wanted); });
 }
 
-void TransportImpl::ForgetSegments(uint64_t owner) {
-  ForEachLink([&](Link* link) { link->ForgetSegments(owner); });
-}
-
 void TransportImpl::WantDataLanes(const LinkKey& key) {
   Link* link = FindOpen(key);
   if (link == nullptr || link->closing() || link->data_lanes() > 0 || link->data_were_complete()) {
@@ -1959,6 +1954,7 @@ TransportStats TransportImpl::GetStats() const {
       if (peer.link->open()) ++stats.links_up;
       stats.lanes_up += peer.link->lanes();
       stats.lanes_used += peer.link->lanes_used();
+      stats.segments_unacked += peer.link->unacked();
     }
   }
   for (const Retired& retired : retired_) sum.Add(retired.link->stats());
