@@ -395,13 +395,15 @@ void Lane::FillBatch() {
   batch_zero_copy_ = false;
   batch_record_ = SIZE_MAX;
   uint32_t room = kAnyBytes;
+  ZeroCopyGate* const gate = options_.zero_copy;
   while (batch_count_ < kBatchMax) {
     Packet& packet = batch_[batch_count_];
     if (!owner_->NextSegment(this, room, &packet.segment)) return;
     const uint32_t bytes = packet.segment.header.payload_bytes;
     packet.header = Encode(packet.segment.header);
     ++batch_count_;
-    if (batch_count_ == 1 && options_.zero_copy && bytes >= kZeroCopyBytesMin) {
+    const Tick now = ring_->Now();
+    if (batch_count_ == 1 && gate != nullptr && bytes >= kZeroCopyBytesMin && gate->Pass(now)) {
       batch_zero_copy_ = true;
       if (zero_copy_free_.empty()) {
         zero_copy_free_.push_back(zero_copy_.size());
@@ -409,7 +411,7 @@ void Lane::FillBatch() {
       }
       batch_record_ = zero_copy_free_.back();
       zero_copy_free_.pop_back();
-      zero_copy_[batch_record_] = {.cookie = packet.segment.cookie, .used = true};
+      zero_copy_[batch_record_] = {.cookie = packet.segment.cookie, .begun = now, .used = true};
       return;
     }
     if (batch_count_ == 1) {
@@ -418,7 +420,7 @@ void Lane::FillBatch() {
     }
     room -= std::min(room, bytes);
     // What should go without a copy waits for its own turn.
-    if (options_.zero_copy) room = std::min(room, kZeroCopyBytesMin - 1);
+    if (gate != nullptr && gate->open()) room = std::min(room, kZeroCopyBytesMin - 1);
     if (room == 0) return;
   }
 }
@@ -479,9 +481,12 @@ void Lane::OnZeroCopy(size_t index, bool first, IoResult result) {
   }
   --notices_;
   --zero_copy_[index].notices;
+  const Tick begun = zero_copy_[index].begun;
   if (result.copied) {
     ++stats_.zero_copy_copied;
-    if (!options_.zero_copy_always) options_.zero_copy = false;
+    options_.zero_copy->Copied(begun, ring_->Now());
+  } else {
+    options_.zero_copy->Worked(begun);
   }
   ReleaseZeroCopy(index);
   Settle();
@@ -494,7 +499,7 @@ bool Lane::FallBackToCopying(int value) {
       value != -EFAULT) {
     return false;
   }
-  options_.zero_copy = false;
+  options_.zero_copy->Refused(zero_copy_[batch_record_].begun, ring_->Now());
   batch_zero_copy_ = false;
   return true;
 }

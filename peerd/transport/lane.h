@@ -41,6 +41,7 @@
 #include "absl/status/statusor.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
+#include "peerd/transport/zero_copy_gate.h"
 #include "proto/wire/frame.h"
 
 namespace longhaul::peerd {
@@ -89,10 +90,9 @@ inline constexpr size_t kControlQueueBytesMax = 512 << 20;
 
 struct LaneOptions {
   LaneKind kind = LaneKind::kControl;
-  uint32_t index = 0;  // of a data lane, for the owner
-  std::string name;    // for reasons: "control lane to 10.0.0.3:29700"
-  bool zero_copy = false;
-  bool zero_copy_always = false;  // even if the kernel says that it copies
+  uint32_t index = 0;                 // of a data lane, for the owner
+  std::string name;                   // for reasons: "control lane to 10.0.0.3:29700"
+  ZeroCopyGate* zero_copy = nullptr;  // of the link; nullptr: not at all
   size_t queue_bytes_max = kControlQueueBytesMax;
 };
 
@@ -176,6 +176,7 @@ class Lane {
   // A segment that was sent without copying, until its last notice.
   struct ZeroCopySend {
     uint64_t cookie = 0;
+    Tick begun;
     uint32_t notices = 0;
     bool sent = false;
     bool used = false;

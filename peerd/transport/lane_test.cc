@@ -94,8 +94,10 @@ class Pair {
  public:
   Pair(FakeRingOptions options, LaneKind kind, bool zero_copy = false) : ring(options) {
     const auto [a, b] = ring.Pair();
-    const LaneOptions lane{
-        .kind = kind, .name = "lane", .zero_copy = zero_copy, .queue_bytes_max = 8 << 20};
+    const LaneOptions lane{.kind = kind,
+                           .name = "lane",
+                           .zero_copy = zero_copy ? &gate : nullptr,
+                           .queue_bytes_max = 8 << 20};
     left_lane = std::make_unique<Lane>(&ring, a, lane, &left);
     right_lane = std::make_unique<Lane>(&ring, b, lane, &right);
     left_lane->StartReceiving();
@@ -151,6 +153,7 @@ class Pair {
   }
 
   FakeRing ring;
+  ZeroCopyGate gate{ZeroCopyGate::Use::kWhereOfUse};
   End left;
   End right;
   std::unique_ptr<Lane> left_lane;
@@ -532,6 +535,32 @@ TEST(LaneTest, ZeroCopyThatIsRefusedOrCopiesIsGivenUp) {
     } else {
       EXPECT_EQ(copied, 0u);
     }
+    pair.CheckEnd();
+  }
+}
+
+TEST(LaneTest, ZeroCopyThatWasGivenUpIsTriedAgainLater) {
+  for (const int error : {0, ENOBUFS}) {
+    Pair pair({.seed = 6, .zero_copy_copies = true, .zero_copy_error = error}, LaneKind::kData,
+              true);
+    const auto send = [&] {
+      const size_t sent = pair.left.sent.size();
+      const size_t before = pair.ring.zero_copy_sends();
+      pair.Queue(std::vector<uint32_t>(10, 100000));
+      for (auto& segment : pair.left.queue) segment.cookie += 1000 + sent;
+      pair.count = sent + 10;
+      pair.left_lane->Pull();
+      EXPECT_TRUE(pair.Until([&] {
+        return pair.left.sent.size() == pair.count && pair.right.received.size() == pair.count;
+      }));
+      return pair.ring.zero_copy_sends() - before;
+    };
+    send();
+    EXPECT_EQ(send(), 0u);
+    pair.ring.SetZeroCopy(false, 0);
+    pair.ring.AdvanceTime(Seconds(2));
+    EXPECT_GE(send(), 1u) << "a trial";
+    EXPECT_GE(send(), 10u);
     pair.CheckEnd();
   }
 }

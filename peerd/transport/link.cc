@@ -62,7 +62,8 @@ Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
       options_(std::move(options)),
       owner_(owner),
       heard_(ring->Now()),
-      last_serial_(LH_LANES_MAX) {
+      last_serial_(LH_LANES_MAX),
+      zero_copy_(options_.zero_copy) {
   control_ = MakeControl(fd);
   // The side that was dialled has seen the proof; the dialler waits for an answer to its first
   // PING.
@@ -148,8 +149,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
       LaneOptions{.kind = LaneKind::kData,
                   .index = index,
                   .name = absl::StrCat("data lane ", index, " to ", ToString(options_.remote)),
-                  .zero_copy = options_.zero_copy,
-                  .zero_copy_always = options_.zero_copy_always},
+                  .zero_copy = &zero_copy_},
       this);
   last_serial_[index] = serial;
   ++data_lanes_;
@@ -351,7 +351,8 @@ Tick Link::Nudge(Tick now) {
 }
 
 LinkUse Link::BestUse() const {
-  if (!long_way_ && !options_.zero_copy) return {data_lanes_ * kCopiedBytesPerLane, false};
+  if (!long_way_ && options_.zero_copy == ZeroCopyGate::Use::kNever)
+    return {data_lanes_ * kCopiedBytesPerLane, false};
   return {std::max(data_lanes_ * kWindowBytesPerLane, kWindowBytesMin), long_way_};
 }
 

@@ -105,8 +105,7 @@ struct LinkOptions {
   // What the control lane was authenticated with.
   uint32_t group = 0;
   Epoch epoch;
-  bool zero_copy = false;  // data lanes
-  bool zero_copy_always = false;
+  ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
   // On a long way: finds out how many data lanes are of use. Else all are used.
   bool count_lanes = false;
 };
@@ -314,6 +313,7 @@ class Link final : public LaneOwner {
   uint64_t unknown_lost_ = 0;
   uint64_t unknown_lost_answered_ = 0;
   size_t unacked_ = 0;  // segments that the lanes of data_ and lost_ keep
+  ZeroCopyGate zero_copy_;
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
   Tick data_lost_;                      // the last one

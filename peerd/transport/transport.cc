@@ -314,7 +314,7 @@ class TransportImpl final : public Transport, public LinkOwner {
 
   int Pin(const uint8_t* data, Memory* memory, size_t piece);
   void UnpinNext();
-  bool UseZeroCopy(const SocketAddress& remote) const;
+  ZeroCopyGate::Use UseZeroCopy(const SocketAddress& remote) const;
 
   TransportOptions options_;
   Ring* const ring_;
@@ -999,7 +999,6 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .group = hello.group,
                       .epoch = hello.epoch,
                       .zero_copy = UseZeroCopy(remote),
-                      .zero_copy_always = options_.zero_copy == TransportOptions::ZeroCopy::kOn,
                       .count_lanes = options_.lanes == 0};
   const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(fd);
   p->linked = AddressBlock::Of(remote);
@@ -1857,17 +1856,19 @@ void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key
 
 // ------------------------------------------------------------------------------ zero-copy memory
 
-bool TransportImpl::UseZeroCopy(const SocketAddress& remote) const {
-  if (!ring_->features().send_zero_copy) return false;
+ZeroCopyGate::Use TransportImpl::UseZeroCopy(const SocketAddress& remote) const {
+  using Use = ZeroCopyGate::Use;
+  if (!ring_->features().send_zero_copy) return Use::kNever;
   switch (options_.zero_copy) {
     case TransportOptions::ZeroCopy::kOn:
-      return true;
+      return Use::kAlways;
     case TransportOptions::ZeroCopy::kOff:
-      return false;
+      return Use::kNever;
     case TransportOptions::ZeroCopy::kAuto:
-      return !remote.loopback();  // where the kernel copies after all, at a higher price
+      // On loopback the kernel copies after all, at a higher price.
+      return remote.loopback() ? Use::kNever : Use::kWhereOfUse;
   }
-  return false;
+  return Use::kNever;
 }
 
 void TransportImpl::AddMemory(const uint8_t* data, size_t bytes) {

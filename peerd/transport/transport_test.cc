@@ -1176,6 +1176,31 @@ TEST_F(PinningTest, RemovedMemoryIsReleasedPieceByPieceAndItsRoomIsUsedAgain) {
   EXPECT_THAT(Pinned(), ::testing::ElementsAre(3));
 }
 
+TEST(TransportFakeTest, WhatOneLaneLearnsOfZeroCopyAllLanesOfTheLinkKnow) {
+  TransportOptions options;
+  options.zero_copy = TransportOptions::ZeroCopy::kOn;
+  options.lanes = 4;
+  PeerWorld world(Rings::kFake, 1, 2, options,
+                  {.stream_bytes_max = 1 << 20, .zero_copy_error = ENOBUFS});
+  for (int i = 0; i < 2; ++i) world.at(i).memory.resize(1 << 20);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  int sent = 0;
+  const auto send = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      world.at(0).Send(PeerId(2), 0, 100000, ++sent);
+      ASSERT_TRUE(world.Until([&] { return world.at(1).segments == sent; }));
+    }
+  };
+  send(40);  // one by one: each lane has its turn
+  EXPECT_LE(world.fake->zero_copy_sends(), 1u);
+  // What was refused for a moment goes on.
+  world.fake->SetZeroCopy(false, 0);
+  world.fake->AdvanceTime(Seconds(2));
+  send(40);
+  EXPECT_GE(world.fake->zero_copy_sends(), 39u);
+}
+
 // ------------------------------------------------------------------------------ faults, in memory
 
 class FakeSeeds : public ::testing::TestWithParam<int> {};
