@@ -155,7 +155,8 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
   ++data_lanes_;
   quiet_told_ = false;
   if (data_were_complete_ && !first) owner_->OnLinkLaneBack(this, data.lane->name());
-  data_were_complete_ |= data_complete();
+  const bool news = !data_were_complete_ && data_complete();
+  data_were_complete_ |= news;
   if (const auto measured = data.lane->Delivery(); measured && measured->rtt_us >= kLongWayUs) {
     data.lane->SetLongWay();
     long_way_ = true;
@@ -164,6 +165,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
       lane_count_.emplace(count, LH_LANES_MAX, measured->rtt_us);
     }
   }
+  if (news) Probed(options_.probed_rate);
   if (!delivering_) return;
   data.lane->StartReceiving();
   data.lane->Pull();
@@ -357,7 +359,14 @@ LinkUse Link::BestUse() const {
 }
 
 void Link::CountSent(uint64_t bytes, Tick now) {
-  if (!lane_count_ || !lane_count_->Sent(bytes, now)) return;
+  if (lane_count_ && lane_count_->Sent(bytes, now)) TellLaneCount();
+}
+
+void Link::Probed(uint64_t bytes_per_second) {
+  if (lane_count_ && lane_count_->Probed(bytes_per_second)) TellLaneCount();
+}
+
+void Link::TellLaneCount() {
   owner_->OnLinkLaneCount(this, lane_count_->lanes(), lane_count_->rate());
 }
 

@@ -108,6 +108,7 @@ struct LinkOptions {
   ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
   // On a long way: finds out how many data lanes are of use. Else all are used.
   bool count_lanes = false;
+  uint64_t probed_rate = 0;  // what a probe of this path has shown, bytes a second; 0: nothing
 };
 
 class Link final : public LaneOwner {
@@ -153,6 +154,8 @@ class Link final : public LaneOwner {
   // Of the data lanes that stand, those that it sends on.
   uint32_t lanes_used() const;
   LinkUse BestUse() const;
+  // A probe saw the path carry so much.
+  void Probed(uint64_t bytes_per_second);
 
   // The listener is being told of the link: frames and segments may be sent.
   void MarkOpen() { open_ = true; }
@@ -256,6 +259,7 @@ class Link final : public LaneOwner {
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
   void CountSent(uint64_t bytes, Tick now);
+  void TellLaneCount();
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
   void LoseControl();

@@ -115,6 +115,7 @@ struct Peering {
   std::vector<std::string> endpoints;  // of the peer, as told last
   std::vector<AddressBlock> blocks;    // of those that are numeric
   std::optional<AddressBlock> linked;  // of the last link
+  uint64_t probed_rate = 0;            // of the last probe that showed something
   int knocks = 0;                      // under way, names being resolved included
   int knocks_refused = 0;              // in this round
   int knocks_other = 0;
@@ -999,7 +1000,8 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .group = hello.group,
                       .epoch = hello.epoch,
                       .zero_copy = UseZeroCopy(remote),
-                      .count_lanes = options_.lanes == 0};
+                      .count_lanes = options_.lanes == 0,
+                      .probed_rate = p->probed_rate};
   const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(fd);
   p->linked = AddressBlock::Of(remote);
   known_blocks_.insert(*p->linked);
@@ -1583,6 +1585,10 @@ void TransportImpl::EndProbe(std::string error) {
   probed_->ended = ring_->Now();
   ++(probed_->error.empty() ? stats_.probes : stats_.probes_failed);
   stats_.probe_bytes += probed_->bytes_sent;
+  if (Peering* p = Find(probed_->link); p != nullptr && probed_->error.empty()) {
+    p->probed_rate = probed_->bytes_per_second;
+    if (p->link != nullptr) p->link->Probed(p->probed_rate);
+  }
   const std::set<LaneDial*> dials = std::move(probing_->dials);
   const std::vector<ProbeStream*> streams = std::move(probing_->streams);
   probing_.reset();

@@ -606,6 +606,26 @@ TEST_P(LongWay, LanesArePacedAndBothEndsHaveAsManyAsTheSenderTries) {
   EXPECT_EQ(from.lanes_lost + to.lanes_lost + from.lanes_redialled + to.lanes_redialled, 0u);
 }
 
+TEST_P(LongWay, AProbeSaysWithHowManyLanesToBegin) {
+  Start({}, 20000);
+  ASSERT_EQ(stats(0).lanes_up, 9u);
+  Transport& sender = *world_->at(GetParam()).transport;
+  ASSERT_TRUE(sender.StartProbe({kRun, world_->at(1 - GetParam()).id}));
+  std::optional<LinkProbe> probe;
+  ASSERT_TRUE(world_->Until([&] { return (probe = sender.TakeProbe()).has_value(); }));
+  ASSERT_GT(probe->bytes_per_second, 400000000u) << probe->error;
+  ASSERT_TRUE(world_->Until([&] { return stats(0).lanes_up == 65 && stats(1).lanes_up == 65; }));
+  EXPECT_EQ(stats(GetParam()).lanes_used, 64u);
+  EXPECT_EQ(stats(1 - GetParam()).lanes_used, 8u) << "it has probed nothing";
+  // A link that takes the place of this one begins with what is known.
+  sender.BreakLink({kRun, world_->at(1 - GetParam()).id}, "for a reason");
+  ASSERT_TRUE(world_->Until([&] { return world_->at(0).up.empty() && world_->at(1).up.empty(); }));
+  world_->Open(0, 1, 2);
+  ASSERT_TRUE(world_->Until([&] { return world_->Linked(0, 1); }));
+  ASSERT_TRUE(world_->Until([&] { return stats(0).lanes_up == 65 && stats(1).lanes_up == 65; }));
+  EXPECT_EQ(stats(GetParam()).lanes_used, 64u);
+}
+
 TEST_P(LongWay, ANumberOfLanesThatWasAskedForStays) {
   Start(WithLanes(5), 80000);
   Send(Seconds(10));
