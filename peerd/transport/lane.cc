@@ -199,7 +199,6 @@ bool Lane::TakePayload() {
   in_payload_ = false;
   place_ = nullptr;
   ++received_;
-  if (received_ - received_told_ >= LH_SEGMENTS_PER_ACK) AcknowledgeSoon();
   if (!kept) {
     stats_.bytes_discarded += incoming_.payload_bytes;
     return true;
@@ -231,9 +230,7 @@ bool Lane::TakeHeader() {
       return false;
     }
     quiet_us_ = Millis(static_cast<int64_t>(header->stamp));
-    const absl::Status status = owner_->OnLaneAcked(this, header->acked);
-    if (!status.ok() && state_ == State::kOpen) Broken(std::string(status.message()), true);
-    return state_ == State::kOpen;
+    return true;
   }
   if (header->type == FrameType::kClose) {
     closing_ = true;
@@ -350,7 +347,6 @@ void Lane::SendControl() {
 void Lane::Pull() {
   if (options_.kind != LaneKind::kData || send_id_ != 0 || batch_count_ != 0) return;
   if (state_ != State::kOpen && state_ != State::kFinishing) return;
-  if (ack_due_ && state_ == State::kOpen) return SendPing();
   FillBatch();
   if (batch_count_ != 0) {
     SendBatch();
@@ -361,23 +357,10 @@ void Lane::Pull() {
 
 bool Lane::Ping(uint32_t quiet_ms) {
   if (options_.kind != LaneKind::kData || state_ != State::kOpen) return false;
-  quiet_ms_ = quiet_ms;
   // Bytes that are on their way, or stuck, say as much as a PING.
   if (send_id_ != 0 || batch_count_ != 0) return false;
-  SendPing();
+  SendBare({.type = FrameType::kPing, .stamp = quiet_ms});
   return true;
-}
-
-// At once, or behind what is being sent.
-void Lane::AcknowledgeSoon() {
-  ack_due_ = true;
-  if (send_id_ == 0 && batch_count_ == 0) SendPing();
-}
-
-void Lane::SendPing() {
-  ack_due_ = false;
-  received_told_ = received_;
-  SendBare({.type = FrameType::kPing, .stamp = quiet_ms_, .acked = received_});
 }
 
 void Lane::SendBare(const FrameHeader& header) {
@@ -395,15 +378,13 @@ void Lane::FillBatch() {
   batch_zero_copy_ = false;
   batch_record_ = SIZE_MAX;
   uint32_t room = kAnyBytes;
-  ZeroCopyGate* const gate = options_.zero_copy;
   while (batch_count_ < kBatchMax) {
     Packet& packet = batch_[batch_count_];
     if (!owner_->NextSegment(this, room, &packet.segment)) return;
     const uint32_t bytes = packet.segment.header.payload_bytes;
     packet.header = Encode(packet.segment.header);
     ++batch_count_;
-    const Tick now = ring_->Now();
-    if (batch_count_ == 1 && gate != nullptr && bytes >= kZeroCopyBytesMin && gate->Pass(now)) {
+    if (batch_count_ == 1 && options_.zero_copy && bytes >= kZeroCopyBytesMin) {
       batch_zero_copy_ = true;
       if (zero_copy_free_.empty()) {
         zero_copy_free_.push_back(zero_copy_.size());
@@ -411,7 +392,7 @@ void Lane::FillBatch() {
       }
       batch_record_ = zero_copy_free_.back();
       zero_copy_free_.pop_back();
-      zero_copy_[batch_record_] = {.cookie = packet.segment.cookie, .begun = now, .used = true};
+      zero_copy_[batch_record_] = {.cookie = packet.segment.cookie, .used = true};
       return;
     }
     if (batch_count_ == 1) {
@@ -420,7 +401,7 @@ void Lane::FillBatch() {
     }
     room -= std::min(room, bytes);
     // What should go without a copy waits for its own turn.
-    if (gate != nullptr && gate->open()) room = std::min(room, kZeroCopyBytesMin - 1);
+    if (options_.zero_copy) room = std::min(room, kZeroCopyBytesMin - 1);
     if (room == 0) return;
   }
 }
@@ -481,12 +462,9 @@ void Lane::OnZeroCopy(size_t index, bool first, IoResult result) {
   }
   --notices_;
   --zero_copy_[index].notices;
-  const Tick begun = zero_copy_[index].begun;
   if (result.copied) {
     ++stats_.zero_copy_copied;
-    options_.zero_copy->Copied(begun, ring_->Now());
-  } else {
-    options_.zero_copy->Worked(begun);
+    if (!options_.zero_copy_always) options_.zero_copy = false;
   }
   ReleaseZeroCopy(index);
   Settle();
@@ -499,7 +477,7 @@ bool Lane::FallBackToCopying(int value) {
       value != -EFAULT) {
     return false;
   }
-  options_.zero_copy->Refused(zero_copy_[batch_record_].begun, ring_->Now());
+  options_.zero_copy = false;
   batch_zero_copy_ = false;
   return true;
 }
