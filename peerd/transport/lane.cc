@@ -199,6 +199,7 @@ bool Lane::TakePayload() {
   in_payload_ = false;
   place_ = nullptr;
   ++received_;
+  if (received_ - received_told_ >= LH_SEGMENTS_PER_ACK) AcknowledgeSoon();
   if (!kept) {
     stats_.bytes_discarded += incoming_.payload_bytes;
     return true;
@@ -230,7 +231,9 @@ bool Lane::TakeHeader() {
       return false;
     }
     quiet_us_ = Millis(static_cast<int64_t>(header->stamp));
-    return true;
+    const absl::Status status = owner_->OnLaneAcked(this, header->acked);
+    if (!status.ok() && state_ == State::kOpen) Broken(std::string(status.message()), true);
+    return state_ == State::kOpen;
   }
   if (header->type == FrameType::kClose) {
     closing_ = true;
@@ -347,6 +350,7 @@ void Lane::SendControl() {
 void Lane::Pull() {
   if (options_.kind != LaneKind::kData || send_id_ != 0 || batch_count_ != 0) return;
   if (state_ != State::kOpen && state_ != State::kFinishing) return;
+  if (ack_due_ && state_ == State::kOpen) return SendPing();
   FillBatch();
   if (batch_count_ != 0) {
     SendBatch();
@@ -357,10 +361,23 @@ void Lane::Pull() {
 
 bool Lane::Ping(uint32_t quiet_ms) {
   if (options_.kind != LaneKind::kData || state_ != State::kOpen) return false;
+  quiet_ms_ = quiet_ms;
   // Bytes that are on their way, or stuck, say as much as a PING.
   if (send_id_ != 0 || batch_count_ != 0) return false;
-  SendBare({.type = FrameType::kPing, .stamp = quiet_ms});
+  SendPing();
   return true;
+}
+
+// At once, or behind what is being sent.
+void Lane::AcknowledgeSoon() {
+  ack_due_ = true;
+  if (send_id_ == 0 && batch_count_ == 0) SendPing();
+}
+
+void Lane::SendPing() {
+  ack_due_ = false;
+  received_told_ = received_;
+  SendBare({.type = FrameType::kPing, .stamp = quiet_ms_, .acked = received_});
 }
 
 void Lane::SendBare(const FrameHeader& header) {
@@ -378,13 +395,15 @@ void Lane::FillBatch() {
   batch_zero_copy_ = false;
   batch_record_ = SIZE_MAX;
   uint32_t room = kAnyBytes;
+  ZeroCopyGate* const gate = options_.zero_copy;
   while (batch_count_ < kBatchMax) {
     Packet& packet = batch_[batch_count_];
     if (!owner_->NextSegment(this, room, &packet.segment)) return;
     const uint32_t bytes = packet.segment.header.payload_bytes;
     packet.header = Encode(packet.segment.header);
     ++batch_count_;
-    if (batch_count_ == 1 && options_.zero_copy && bytes >= kZeroCopyBytesMin) {
+    const Tick now = ring_->Now();
+    if (batch_count_ == 1 && gate != nullptr && bytes >= kZeroCopyBytesMin && gate->Pass(now)) {
       batch_zero_copy_ = true;
       if (zero_copy_free_.empty()) {
         zero_copy_free_.push_back(zero_copy_.size());
@@ -392,7 +411,7 @@ void Lane::FillBatch() {
       }
       batch_record_ = zero_copy_free_.back();
       zero_copy_free_.pop_back();
-      zero_copy_[batch_record_] = {.cookie = packet.segment.cookie, .used = true};
+      zero_copy_[batch_record_] = {.cookie = packet.segment.cookie, .begun = now, .used = true};
       return;
     }
     if (batch_count_ == 1) {
@@ -401,7 +420,7 @@ void Lane::FillBatch() {
     }
     room -= std::min(room, bytes);
     // What should go without a copy waits for its own turn.
-    if (options_.zero_copy) room = std::min(room, kZeroCopyBytesMin - 1);
+    if (gate != nullptr && gate->open()) room = std::min(room, kZeroCopyBytesMin - 1);
     if (room == 0) return;
   }
 }
@@ -462,9 +481,12 @@ void Lane::OnZeroCopy(size_t index, bool first, IoResult result) {
   }
   --notices_;
   --zero_copy_[index].notices;
+  const Tick begun = zero_copy_[index].begun;
   if (result.copied) {
     ++stats_.zero_copy_copied;
-    if (!options_.zero_copy_always) options_.zero_copy = false;
+    options_.zero_copy->Copied(begun, ring_->Now());
+  } else {
+    options_.zero_copy->Worked(begun);
   }
   ReleaseZeroCopy(index);
   Settle();
@@ -477,7 +499,7 @@ bool Lane::FallBackToCopying(int value) {
       value != -EFAULT) {
     return false;
   }
-  options_.zero_copy = false;
+  options_.zero_copy->Refused(zero_copy_[batch_record_].begun, ring_->Now());
   batch_zero_copy_ = false;
   return true;
 }

@@ -17,9 +17,9 @@
 // the next header in the same call, so that a stream of segments costs one call each.
 //
 // Every segment that was pulled comes back by OnLaneSegmentSent() exactly once, when the kernel
-// does not refer to its memory any more. Whether it has arrived is for the owner to find out,
-// should the lane break: the n-th segment that was pulled is the n-th that the other end counts as
-// received.
+// does not refer to its memory any more. Whether it has arrived is another matter: the n-th segment
+// that was pulled is the n-th that the other end counts as received. It says how many it has with
+// each PING, and sends one after every LH_SEGMENTS_PER_ACK of them.
 //
 // Threads: the ring's. Calls of the owner come from within Ring::RunOnce() only.
 #pragma once
@@ -41,6 +41,7 @@
 #include "absl/status/statusor.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
+#include "peerd/transport/zero_copy_gate.h"
 #include "proto/wire/frame.h"
 
 namespace longhaul::peerd {
@@ -57,11 +58,13 @@ struct OutgoingSegment {
 class LaneOwner {
  public:
   virtual ~LaneOwner() = default;
-  // An error of these three breaks the lane.
+  // An error of these four breaks the lane.
   virtual absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
   virtual absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) = 0;
   virtual absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) = 0;
+  // Data lanes: the other end has the first `segments` of those that were pulled.
+  virtual absl::Status OnLaneAcked(Lane* lane, uint64_t segments) = 0;
   // The payload whose place was named last will not be completed: nothing writes there any more.
   // Follows the end of a lane that was aborted, unless that receive was detached.
   virtual void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) = 0;
@@ -87,10 +90,9 @@ inline constexpr size_t kControlQueueBytesMax = 512 << 20;
 
 struct LaneOptions {
   LaneKind kind = LaneKind::kControl;
-  uint32_t index = 0;  // of a data lane, for the owner
-  std::string name;    // for reasons: "control lane to 10.0.0.3:29700"
-  bool zero_copy = false;
-  bool zero_copy_always = false;  // even if the kernel says that it copies
+  uint32_t index = 0;                 // of a data lane, for the owner
+  std::string name;                   // for reasons: "control lane to 10.0.0.3:29700"
+  ZeroCopyGate* zero_copy = nullptr;  // of the link; nullptr: not at all
   size_t queue_bytes_max = kControlQueueBytesMax;
 };
 
@@ -174,6 +176,7 @@ class Lane {
   // A segment that was sent without copying, until its last notice.
   struct ZeroCopySend {
     uint64_t cookie = 0;
+    Tick begun;
     uint32_t notices = 0;
     bool sent = false;
     bool used = false;
@@ -193,6 +196,8 @@ class Lane {
   void SendInTime();
   void SendControl();
   void FillBatch();
+  void AcknowledgeSoon();
+  void SendPing();
   void SendBare(const FrameHeader& header);
   void SendBatch();
   void OnSent(int value);
@@ -242,6 +247,7 @@ class Lane {
   FrameHeader incoming_;
   size_t payload_have_ = 0;
   uint64_t received_ = 0;
+  uint64_t received_told_ = 0;      // to the other end
   uint8_t* place_ = nullptr;        // of the payload; nullptr: thrown away
   bool recv_writes_place_ = false;  // the receive in flight may still write there
   std::vector<uint8_t> sink_;
@@ -257,6 +263,8 @@ class Lane {
   size_t flying_sent_ = 0;
 
   // Sending, data lane.
+  bool ack_due_ = false;   // before the next segment
+  uint32_t quiet_ms_ = 0;  // as Ping() was told last
   std::array<Packet, kBatchMax> batch_;
   size_t batch_count_ = 0;
   size_t batch_sent_ = 0;  // bytes, headers included

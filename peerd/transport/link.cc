@@ -46,6 +46,8 @@ constexpr int64_t kUsualRttUs = Millis(100);
 constexpr size_t kKeptBytesMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX *
                                  (2 * kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(kKeptBytesMax + (1 << 20) < kControlQueueBytesMax);
+// A sender that may send no more is not left waiting for an acknowledgement that is not due.
+static_assert(LH_LANES_MAX * LH_SEGMENTS_PER_ACK < LH_SEGMENTS_UNACKED_MAX);
 // A correct peer acknowledges at least this often.
 constexpr uint32_t kAckFrames = 64;
 constexpr size_t kAckBytes = 64 << 10;
@@ -60,7 +62,8 @@ Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
       options_(std::move(options)),
       owner_(owner),
       heard_(ring->Now()),
-      last_serial_(LH_LANES_MAX) {
+      last_serial_(LH_LANES_MAX),
+      zero_copy_(options_.zero_copy) {
   control_ = MakeControl(fd);
   // The side that was dialled has seen the proof; the dialler waits for an answer to its first
   // PING.
@@ -146,14 +149,14 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
       LaneOptions{.kind = LaneKind::kData,
                   .index = index,
                   .name = absl::StrCat("data lane ", index, " to ", ToString(options_.remote)),
-                  .zero_copy = options_.zero_copy,
-                  .zero_copy_always = options_.zero_copy_always},
+                  .zero_copy = &zero_copy_},
       this);
   last_serial_[index] = serial;
   ++data_lanes_;
   quiet_told_ = false;
   if (data_were_complete_ && !first) owner_->OnLinkLaneBack(this, data.lane->name());
-  data_were_complete_ |= data_complete();
+  const bool news = !data_were_complete_ && data_complete();
+  data_were_complete_ |= news;
   if (const auto measured = data.lane->Delivery(); measured && measured->rtt_us >= kLongWayUs) {
     data.lane->SetLongWay();
     long_way_ = true;
@@ -162,6 +165,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
       lane_count_.emplace(count, LH_LANES_MAX, measured->rtt_us);
     }
   }
+  if (news) Probed(options_.probed_rate);
   if (!delivering_) return;
   data.lane->StartReceiving();
   data.lane->Pull();
@@ -326,7 +330,8 @@ bool Link::LagsBehind(uint32_t index, uint32_t bytes, Tick now) {
 // round trips and more. A PING behind them does.
 void Link::RanDry(DataLane* data, Tick now) {
   if (lane_count_) lane_count_->Drained();
-  if (data->sent == std::exchange(data->sent_dry, data->sent)) return;
+  const uint64_t sent = data->segments.sent();
+  if (sent == std::exchange(data->sent_dry, sent)) return;
   data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
   owner_->OnLinkDue(this, data->nudge_at);
 }
@@ -342,18 +347,26 @@ Tick Link::Nudge(Tick now) {
       continue;
     }
     data.nudge_at = kNever;
-    if (data.sent == data.sent_dry) (void)data.lane->Ping(0);
+    if (data.segments.sent() == data.sent_dry) (void)data.lane->Ping(0);
   }
   return next;
 }
 
 LinkUse Link::BestUse() const {
-  if (!long_way_ && !options_.zero_copy) return {data_lanes_ * kCopiedBytesPerLane, false};
+  if (!long_way_ && options_.zero_copy == ZeroCopyGate::Use::kNever)
+    return {data_lanes_ * kCopiedBytesPerLane, false};
   return {std::max(data_lanes_ * kWindowBytesPerLane, kWindowBytesMin), long_way_};
 }
 
 void Link::CountSent(uint64_t bytes, Tick now) {
-  if (!lane_count_ || !lane_count_->Sent(bytes, now)) return;
+  if (lane_count_ && lane_count_->Sent(bytes, now)) TellLaneCount();
+}
+
+void Link::Probed(uint64_t bytes_per_second) {
+  if (lane_count_ && lane_count_->Probed(bytes_per_second)) TellLaneCount();
+}
+
+void Link::TellLaneCount() {
   owner_->OnLinkLaneCount(this, lane_count_->lanes(), lane_count_->rate());
 }
 
@@ -362,6 +375,8 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   // Not in the middle of what the lane sends at once.
   if (long_way_ && bytes_max == kAnyBytes) Measure(&data_[lane->index()], now);
   if (!Uses(lane->index())) return false;
+  // Nothing is repeated where the link ends.
+  if (alive() && unacked_ >= LH_SEGMENTS_UNACKED_MAX) return false;
   std::deque<OutgoingSegment>* const queue = NextQueue();
   if (queue == nullptr && long_way_) RanDry(&data_[lane->index()], now);
   if (queue != nullptr && long_way_ &&
@@ -376,11 +391,9 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   DataLane& data = data_[lane->index()];
   LH_CHECK(data.lane.get() == lane);
   last_segment_ = now;
-  const uint64_t number = data.sent++;
-  if (!forgotten_.contains(segment->owner)) {
-    data.records.push_back({number, *segment});
-    ++records_of_[segment->owner];
-    ++records_;
+  if (alive()) {
+    data.segments.Add(*segment);
+    ++unacked_;
   }
   if (long_way_) {
     data.given_at = now;
@@ -400,25 +413,6 @@ void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
   std::erase_if(ops_, drop);
   std::erase_if(chunks_, drop);
   if (!dropped.empty()) owner_->OnLinkSegmentsDropped(std::move(dropped));
-}
-
-void Link::ForgetSegments(uint64_t owner) {
-  const auto it = records_of_.find(owner);
-  if (it == records_of_.end()) return;
-  records_forgotten_ += it->second;
-  records_of_.erase(it);
-  forgotten_.insert(owner);
-  // Many at once: to look through all of them for each owner takes the longer the more there are.
-  if (2 * records_forgotten_ < records_) return;
-  const auto forget = [this](DataLane* data) {
-    std::erase_if(data->records, [this](const Record& record) {
-      return forgotten_.contains(record.segment.owner);
-    });
-  };
-  for (DataLane& data : data_) forget(&data);
-  for (DataLane& data : lost_) forget(&data);
-  records_ -= std::exchange(records_forgotten_, 0);
-  forgotten_.clear();
 }
 
 int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
@@ -555,6 +549,15 @@ absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
   return owner_->OnLinkDataReceived(this, header);
 }
 
+absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
+  const absl::StatusOr<size_t> news = data_[lane->index()].segments.Acknowledge(segments);
+  if (!news.ok()) return news.status();
+  const bool waits = unacked_ >= LH_SEGMENTS_UNACKED_MAX;
+  unacked_ -= *news;
+  if (waits && *news > 0) PullAll();
+  return absl::OkStatus();
+}
+
 void Link::OnLaneDataAbandoned(Lane*, const FrameHeader& header) {
   if (alive()) owner_->OnLinkDataAbandoned(this, header);
 }
@@ -645,13 +648,18 @@ absl::Status Link::OnLaneLost(const FrameHeader& header) {
   });
   if (lost == lost_.end()) return OnUnknownLaneLost(index, serial);
   if (lost->answered) return absl::InvalidArgumentError("LANE_LOST again");
-  if (header.offset > lost->sent) {
+  UnackedSegments segments = std::exchange(lost->segments, {});
+  if (header.offset < segments.acked()) {
     return absl::InvalidArgumentError(absl::StrCat("LANE_LOST after ", header.offset,
-                                                   " segments where ", lost->sent, " were sent"));
+                                                   " segments where ", segments.acked(),
+                                                   " were acknowledged"));
   }
+  unacked_ -= segments.segments().size();
+  const absl::StatusOr<size_t> news = segments.Acknowledge(header.offset);
+  if (!news.ok()) return news.status();
   lost->answered = true;
-  Repeat(&*lost, header.offset);
   if (lost->told) lost_.erase(lost);
+  Repeat(segments);
   PullAll();
   return absl::OkStatus();
 }
@@ -674,24 +682,14 @@ absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
 }
 
 // Others wait for these: they go first.
-void Link::Repeat(DataLane* lost, uint64_t received) {
+void Link::Repeat(const UnackedSegments& lost) {
   std::vector<OutgoingSegment> ops;
   std::vector<OutgoingSegment> chunks;
-  for (const Record& record : lost->records) {
-    OutgoingSegment segment = record.segment;
-    --records_;
-    if (forgotten_.contains(segment.owner)) {
-      --records_forgotten_;
-      continue;
-    }
-    const auto of = records_of_.find(segment.owner);
-    if (--of->second == 0) records_of_.erase(of);
-    if (record.number < received) continue;
+  for (OutgoingSegment segment : lost.segments()) {
     segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
     if (segment.cookie == 0) continue;
     (QueueOf(segment) == &chunks_ ? chunks : ops).push_back(segment);
   }
-  lost->records.clear();
   ops_.insert(ops_.begin(), ops.begin(), ops.end());
   chunks_.insert(chunks_.begin(), chunks.begin(), chunks.end());
 }
@@ -829,7 +827,8 @@ LinkDelivery Link::TakeDelivery() {
   const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);
   sum.limited_by_sender = fresh < kMeasuredBytesMin && !queued();
   for (DataLane& data : data_) {
-    const bool used = data.sent != std::exchange(data.sent_measured, data.sent);
+    const uint64_t sent = data.segments.sent();
+    const bool used = sent != std::exchange(data.sent_measured, sent);
     if (!data.lane || !used) continue;
     const std::optional<TcpDelivery> lane = data.lane->Delivery();
     if (!lane) continue;

@@ -16,11 +16,12 @@
 // A standing link outlives its lanes. Whoever dialled it dials what is missing, with serials that
 // grow, so that the two ends always agree which connection they speak of:
 //
-//   data lane      Each end keeps a record of every segment that it put on the lane until the
-//                  segment's owner is forgotten. An end that has lost a lane says LANE_LOST and how
-//                  many segments came in whole, once its receive has ended; the other one loses
-//                  the lane too, says the same, and puts the segments that did not arrive back to
-//                  the front of the queue. A place that was half filled is given back first.
+//   data lane      Each end keeps every segment that it put on the lane until it is acknowledged,
+//                  and puts no more on all lanes than it may keep. An end that has lost a lane says
+//                  LANE_LOST and how many segments came in whole, once its receive has ended; the
+//                  other one loses the lane too, says the same, and puts the segments that did not
+//                  arrive back to the front of the queue. A place that was half filled is given
+//                  back first.
 //   control lane   Frames that matter are numbered and kept until the other end has acknowledged
 //                  them. On the lane that takes the place of a lost one each end says RESUME and
 //                  how many it has, and the other one sends the rest.
@@ -41,7 +42,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -49,6 +49,7 @@
 #include "peerd/transport/lane.h"
 #include "peerd/transport/lane_count.h"
 #include "peerd/transport/transport.h"
+#include "peerd/transport/unacked_segments.h"
 
 namespace longhaul::peerd {
 
@@ -104,10 +105,10 @@ struct LinkOptions {
   // What the control lane was authenticated with.
   uint32_t group = 0;
   Epoch epoch;
-  bool zero_copy = false;  // data lanes
-  bool zero_copy_always = false;
+  ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
   // On a long way: finds out how many data lanes are of use. Else all are used.
   bool count_lanes = false;
+  uint64_t probed_rate = 0;  // what a probe of this path has shown, bytes a second; 0: nothing
 };
 
 class Link final : public LaneOwner {
@@ -153,6 +154,8 @@ class Link final : public LaneOwner {
   // Of the data lanes that stand, those that it sends on.
   uint32_t lanes_used() const;
   LinkUse BestUse() const;
+  // A probe saw the path carry so much.
+  void Probed(uint64_t bytes_per_second);
 
   // The listener is being told of the link: frames and segments may be sent.
   void MarkOpen() { open_ = true; }
@@ -166,7 +169,6 @@ class Link final : public LaneOwner {
                    bool may_wait = false);
   void SendSegment(const OutgoingSegment& segment);
   void DropSegments(const std::unordered_set<uint64_t>& cookies);
-  void ForgetSegments(uint64_t owner);
   // Calls of `done` that follow, one per lane that is receiving one of these.
   int Detach(const ReceiveKey& key, const std::function<void()>& done);
 
@@ -191,6 +193,8 @@ class Link final : public LaneOwner {
   // No round trip took long of late.
   bool short_way() const;
   LaneStats stats() const;
+  // Segments that were put on a lane and are not known to have arrived.
+  size_t unacked() const { return unacked_; }
   // What the data lanes that were used since the last call have delivered.
   LinkDelivery TakeDelivery();
   // Bytes that have arrived of what the data lanes that stand have sent.
@@ -198,17 +202,12 @@ class Link final : public LaneOwner {
 
  private:
   enum class State { kAlive, kFinishing, kBroken, kEnded };
-  // A segment that was put on a lane.
-  struct Record {
-    uint64_t number = 0;  // on that lane, from 0
-    OutgoingSegment segment;
-  };
   struct DataLane {
     std::unique_ptr<Lane> lane;
     uint32_t index = 0;
     uint64_t serial = 0;
-    uint64_t sent = 0;           // segments that it pulled
-    uint64_t sent_measured = 0;  // of those, when its delivery was looked at last
+    UnackedSegments segments;
+    uint64_t sent_measured = 0;  // of segments.sent(), when its delivery was looked at last
     // On a long way: what it was given last, how long it took for that of late (0: not known), and
     // whether it rests.
     Tick given_at;
@@ -218,7 +217,6 @@ class Link final : public LaneOwner {
     uint32_t rests = 0;     // in a row
     uint64_t sent_dry = 0;  // what it had pulled when there was nothing more
     Tick nudge_at = kNever;
-    std::deque<Record> records;
     // Of a lost one:
     bool told = false;      // LANE_LOST is sent
     bool answered = false;  // and received
@@ -228,6 +226,7 @@ class Link final : public LaneOwner {
                            std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) override;
   absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) override;
+  absl::Status OnLaneAcked(Lane* lane, uint64_t segments) override;
   void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) override;
   bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
@@ -249,7 +248,7 @@ class Link final : public LaneOwner {
   void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
   void AcknowledgeSoon(size_t bytes);
   void SendLaneLost(uint32_t index, uint64_t serial, uint64_t received);
-  void Repeat(DataLane* lost, uint64_t received);
+  void Repeat(const UnackedSegments& lost);
   std::deque<OutgoingSegment>* QueueOf(const OutgoingSegment& segment);
   // Whose turn it is; nullptr: nothing is queued.
   std::deque<OutgoingSegment>* NextQueue();
@@ -260,6 +259,7 @@ class Link final : public LaneOwner {
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
   void CountSent(uint64_t bytes, Tick now);
+  void TellLaneCount();
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
   void LoseControl();
@@ -316,12 +316,8 @@ class Link final : public LaneOwner {
   // and the number of the last answer.
   uint64_t unknown_lost_ = 0;
   uint64_t unknown_lost_answered_ = 0;
-  // Records that the lanes of data_ and lost_ have: of each owner that is not forgotten, and in
-  // all.
-  std::unordered_map<uint64_t, size_t> records_of_;
-  size_t records_ = 0;
-  size_t records_forgotten_ = 0;            // of those, of no use any more
-  std::unordered_set<uint64_t> forgotten_;  // whose they are
+  size_t unacked_ = 0;  // segments that the lanes of data_ and lost_ keep
+  ZeroCopyGate zero_copy_;
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
   Tick data_lost_;                      // the last one

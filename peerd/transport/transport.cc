@@ -115,6 +115,7 @@ struct Peering {
   std::vector<std::string> endpoints;  // of the peer, as told last
   std::vector<AddressBlock> blocks;    // of those that are numeric
   std::optional<AddressBlock> linked;  // of the last link
+  uint64_t probed_rate = 0;            // of the last probe that showed something
   int knocks = 0;                      // under way, names being resolved included
   int knocks_refused = 0;              // in this round
   int knocks_other = 0;
@@ -194,7 +195,6 @@ class TransportImpl final : public Transport, public LinkOwner {
   void WantDataLanes(const LinkKey& link) override;
   LinkUse BestUse(const LinkKey& link) const override;
   uint64_t StateBytes(const LinkKey& link) const override;
-  void ForgetSegments(uint64_t owner) override;
   void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) override;
   void DropSegments(const std::vector<uint64_t>& cookies) override;
   void BreakLink(const LinkKey& link, const std::string& reason) override;
@@ -315,7 +315,7 @@ class TransportImpl final : public Transport, public LinkOwner {
 
   int Pin(const uint8_t* data, Memory* memory, size_t piece);
   void UnpinNext();
-  bool UseZeroCopy(const SocketAddress& remote) const;
+  ZeroCopyGate::Use UseZeroCopy(const SocketAddress& remote) const;
 
   TransportOptions options_;
   Ring* const ring_;
@@ -1000,8 +1000,8 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
                       .group = hello.group,
                       .epoch = hello.epoch,
                       .zero_copy = UseZeroCopy(remote),
-                      .zero_copy_always = options_.zero_copy == TransportOptions::ZeroCopy::kOn,
-                      .count_lanes = options_.lanes == 0};
+                      .count_lanes = options_.lanes == 0,
+                      .probed_rate = p->probed_rate};
   const std::optional<TcpDelivery> measured = ring_->sockets().Delivery(fd);
   p->linked = AddressBlock::Of(remote);
   known_blocks_.insert(*p->linked);
@@ -1585,6 +1585,10 @@ void TransportImpl::EndProbe(std::string error) {
   probed_->ended = ring_->Now();
   ++(probed_->error.empty() ? stats_.probes : stats_.probes_failed);
   stats_.probe_bytes += probed_->bytes_sent;
+  if (Peering* p = Find(probed_->link); p != nullptr && probed_->error.empty()) {
+    p->probed_rate = probed_->bytes_per_second;
+    if (p->link != nullptr) p->link->Probed(p->probed_rate);
+  }
   const std::set<LaneDial*> dials = std::move(probing_->dials);
   const std::vector<ProbeStream*> streams = std::move(probing_->streams);
   probing_.reset();
@@ -1811,10 +1815,6 @@ void TransportImpl::DropSegments(const std::vector<uint64_t>& cookies) {
   ForEachLink([&](Link* link) { link->DropSegments(wanted); });
 }
 
-void TransportImpl::ForgetSegments(uint64_t owner) {
-  ForEachLink([&](Link* link) { link->ForgetSegments(owner); });
-}
-
 void TransportImpl::WantDataLanes(const LinkKey& key) {
   Link* link = FindOpen(key);
   if (link == nullptr || link->closing() || link->data_lanes() > 0 || link->data_were_complete()) {
@@ -1862,17 +1862,19 @@ void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key
 
 // ------------------------------------------------------------------------------ zero-copy memory
 
-bool TransportImpl::UseZeroCopy(const SocketAddress& remote) const {
-  if (!ring_->features().send_zero_copy) return false;
+ZeroCopyGate::Use TransportImpl::UseZeroCopy(const SocketAddress& remote) const {
+  using Use = ZeroCopyGate::Use;
+  if (!ring_->features().send_zero_copy) return Use::kNever;
   switch (options_.zero_copy) {
     case TransportOptions::ZeroCopy::kOn:
-      return true;
+      return Use::kAlways;
     case TransportOptions::ZeroCopy::kOff:
-      return false;
+      return Use::kNever;
     case TransportOptions::ZeroCopy::kAuto:
-      return !remote.loopback();  // where the kernel copies after all, at a higher price
+      // On loopback the kernel copies after all, at a higher price.
+      return remote.loopback() ? Use::kNever : Use::kWhereOfUse;
   }
-  return false;
+  return Use::kNever;
 }
 
 void TransportImpl::AddMemory(const uint8_t* data, size_t bytes) {
@@ -1959,6 +1961,7 @@ TransportStats TransportImpl::GetStats() const {
       if (peer.link->open()) ++stats.links_up;
       stats.lanes_up += peer.link->lanes();
       stats.lanes_used += peer.link->lanes_used();
+      stats.segments_unacked += peer.link->unacked();
     }
   }
   for (const Retired& retired : retired_) sum.Add(retired.link->stats());
