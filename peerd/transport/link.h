@@ -7,11 +7,8 @@
 //   any                  Finish(): finishing; what is queued is sent, then the lanes are closed
 //   broken, finishing    the last lane has ended: OnLinkEnded(); the link may be destroyed
 //
-// A lane that delivers far less than the others holds up whatever it is given: it rests, for longer
-// and longer, and is tried again with one segment.
-//
-// Two queues of segments feed all data lanes, one of ops and one of shared state: each lane pulls
-// the next segment when it has room, from the queue whose turn it is by bytes.
+// The data lanes pull segments from one queue: each the next one when it has room, unless it had
+// better leave that one to others (LaneSchedule).
 //
 // A standing link outlives its lanes. Whoever dialled it dials what is missing, with serials that
 // grow, so that the two ends always agree which connection they speak of:
@@ -47,7 +44,9 @@
 #include <vector>
 
 #include "peerd/transport/lane.h"
-#include "peerd/transport/lane_count.h"
+#include "peerd/transport/lane_schedule.h"
+#include "peerd/transport/numbered_frames.h"
+#include "peerd/transport/segment_queue.h"
 #include "peerd/transport/transport.h"
 #include "peerd/transport/unacked_segments.h"
 
@@ -208,14 +207,7 @@ class Link final : public LaneOwner {
     uint64_t serial = 0;
     UnackedSegments segments;
     uint64_t sent_measured = 0;  // of segments.sent(), when its delivery was looked at last
-    // On a long way: what it was given last, how long it took for that of late (0: not known), and
-    // whether it rests.
-    Tick given_at;
-    uint64_t given_bytes = 0;
-    double us_per_byte = 0;
-    Tick rests_until;
-    uint32_t rests = 0;     // in a row
-    uint64_t sent_dry = 0;  // what it had pulled when there was nothing more
+    uint64_t sent_dry = 0;       // the same when there was nothing more
     Tick nudge_at = kNever;
     // Of a lost one:
     bool told = false;      // LANE_LOST is sent
@@ -246,19 +238,11 @@ class Link final : public LaneOwner {
   absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload);
   void SendOnLane(const FrameHeader& header);
   void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
-  void AcknowledgeSoon(size_t bytes);
+  void PutNumberedOnLane(bool may_wait);
   void SendLaneLost(uint32_t index, uint64_t serial, uint64_t received);
   void Repeat(const UnackedSegments& lost);
-  std::deque<OutgoingSegment>* QueueOf(const OutgoingSegment& segment);
-  // Whose turn it is; nullptr: nothing is queued.
-  std::deque<OutgoingSegment>* NextQueue();
-  bool queued() const { return !ops_.empty() || !chunks_.empty(); }
-  bool Uses(uint32_t index) const;
-  void Measure(DataLane* data, Tick now);
-  bool LagsBehind(uint32_t index, uint32_t bytes, Tick now);
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
-  void CountSent(uint64_t bytes, Tick now);
   void TellLaneCount();
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
@@ -294,20 +278,10 @@ class Link final : public LaneOwner {
   // The control lane, or nullptr while it is lost.
   std::unique_ptr<Lane> control_;
   uint64_t control_serial_ = 0;
-  bool resumed_ = true;  // the other side has said what it has
   Tick control_lost_;
   std::vector<std::unique_ptr<Lane>> old_controls_;  // that have not ended
 
-  // Numbered frames: sent ones that are not acknowledged are in kept_, from kept_head_ on.
-  uint64_t sent_ = 0;
-  uint64_t put_on_lane_ = 0;  // of those, at least once
-  uint64_t acked_ = 0;
-  std::vector<uint8_t> kept_;
-  size_t kept_head_ = 0;
-  std::deque<uint32_t> kept_sizes_;
-  uint64_t received_ = 0;
-  uint32_t unacked_frames_ = 0;  // received since we acknowledged last
-  size_t unacked_bytes_ = 0;
+  NumberedFrames frames_;
 
   std::vector<DataLane> data_;         // by lane index; without a lane: missing
   std::vector<uint64_t> last_serial_;  // by lane index: the newest that was in use or lost
@@ -321,14 +295,9 @@ class Link final : public LaneOwner {
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
   Tick data_lost_;                      // the last one
-  std::deque<OutgoingSegment> ops_;     // DATA
-  std::deque<OutgoingSegment> chunks_;  // CHUNK_DATA
-  // While both have something: bytes of chunks that went onto lanes less bytes of ops.
-  int64_t chunks_ahead_ = 0;
-  size_t next_lane_ = 0;  // that is offered the next segment first
-  bool long_way_ = false;
-  int64_t long_way_us_ = 0;  // its round trip without queues
-  std::optional<LaneCount> lane_count_;
+  SegmentQueue queue_;
+  LaneSchedule schedule_;  // of the lanes of data_
+  size_t next_lane_ = 0;   // that is offered the next segment first
 
   // Frames that came before Deliver().
   std::vector<std::pair<FrameHeader, std::vector<uint8_t>>> held_;
