@@ -66,8 +66,7 @@ LaneSchedule::Others LaneSchedule::OthersThan(uint32_t index, Tick now) const {
   return others;
 }
 
-LaneSchedule::Verdict LaneSchedule::Judge(uint32_t index, uint32_t bytes, size_t queued,
-                                          Tick now) {
+LaneSchedule::Verdict LaneSchedule::Judge(uint32_t index, uint32_t bytes, size_t queued, Tick now) {
   if (!long_way_) return Verdict::kCarry;
   Lane& lane = lanes_[index];
   const Others others = OthersThan(index, now);

@@ -3,7 +3,8 @@
 // On a short way any: whichever has room. On a long way lanes of one path differ, and the end of an
 // op waits for the slowest:
 //   - only as many are used as are of use (LaneCount);
-//   - one that takes several times as long for a segment as the others rests, for longer and longer,
+//   - one that takes several times as long for a segment as the others rests, for longer and
+//   longer,
 //     and is tried again with one segment;
 //   - near the end of what is queued, a lane leaves a segment to others that will be done with it
 //     sooner (earliest completion first: Lim, Nahum, Towsley and Gibbens, "ECF: An MPTCP path

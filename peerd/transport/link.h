@@ -33,7 +33,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -294,7 +293,7 @@ class Link final : public LaneOwner {
   ZeroCopyGate zero_copy_;
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
-  Tick data_lost_;                      // the last one
+  Tick data_lost_;  // the last one
   SegmentQueue queue_;
   LaneSchedule schedule_;  // of the lanes of data_
   size_t next_lane_ = 0;   // that is offered the next segment first

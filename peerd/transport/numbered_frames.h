@@ -2,8 +2,8 @@
 // in order, over as many control lanes as it takes.
 //
 // Sent frames are kept until the other end has acknowledged them. On a lane that takes the place of
-// a lost one each end says RESUME and how many it has received; what the other one has not goes onto
-// that lane first.
+// a lost one each end says RESUME and how many it has received; what the other one has not goes
+// onto that lane first.
 //
 // Plain value.
 #pragma once

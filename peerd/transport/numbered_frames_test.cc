@@ -81,8 +81,8 @@ TEST(NumberedFramesTest, WhatIsKeptIsBounded) {
   FrameHeader ready{.type = FrameType::kReady, .payload_bytes = LH_CONTROL_PAYLOAD_BYTES_MAX};
   ready.op = OpOrdinal(1);
   constexpr size_t kBytes = kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX;
-  constexpr size_t kMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX *
-                          (kBytes + kFrameHeaderBytes) / kBytes;
+  constexpr size_t kMax =
+      size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX * (kBytes + kFrameHeaderBytes) / kBytes;
   for (size_t i = 0; i < kMax; ++i) ASSERT_TRUE(frames.Keep(ready, payload));
   EXPECT_FALSE(frames.Keep(ready, payload));
   EXPECT_EQ(frames.sent(), kMax);

@@ -10,7 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "peerd/transport/lane.h"
+#include "peerd/transport/segment_framing.h"
 
 namespace longhaul::peerd {
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <deque>
 
-#include "peerd/transport/lane.h"
+#include "peerd/transport/segment_framing.h"
 
 namespace longhaul::peerd {
 
