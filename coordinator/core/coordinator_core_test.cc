@@ -1284,8 +1284,7 @@ TEST_F(CoordinatorCoreTest, ARunEmptyForTenMinutesIsForgotten) {
   h.Wait(599999);
   EXPECT_EQ(h.store().groups.size(), 1u);
   h.Wait(1);
-  EXPECT_TRUE(h.store().groups.empty());
-  EXPECT_TRUE(h.store().runs.empty());
+  EXPECT_EQ(h.store(), Records{});
   h.LivelyJoin(P(1), 2);
   h.Run();
   EXPECT_EQ(Admitted(), 1u);

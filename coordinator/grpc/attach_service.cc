@@ -59,8 +59,6 @@ grpc::StatusCode CodeOf(StreamEnd end) {
       return grpc::StatusCode::INVALID_ARGUMENT;
     case StreamEnd::kStranger:
       return grpc::StatusCode::PERMISSION_DENIED;
-    case StreamEnd::kOtherStore:
-      return grpc::StatusCode::FAILED_PRECONDITION;
   }
   return grpc::StatusCode::INTERNAL;
 }

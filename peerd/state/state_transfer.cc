@@ -223,8 +223,10 @@ void StateTransfer::WorkChunks(Tick now) {
   for (const TransferAction& action : plan_->Advance(now)) {
     if (const auto* ask = std::get_if<AskChunk>(&action)) {
       Do(*ask, now);
+    } else if (const auto* drop = std::get_if<DropAsk>(&action)) {
+      Do(*drop);
     } else {
-      Do(std::get<DropAsk>(action));
+      Do(std::get<PlaceSpare>(action));
     }
   }
   EndPlan();
@@ -253,9 +255,15 @@ void StateTransfer::Do(const AskChunk& action, Tick now) {
           .peer = source.peer,
           .plan = action.ask,
           .chunk = action.chunk,
+          .spare = action.spare,
           .bytes = action.chunk.bytes,
           .heard = now};
-  ask.place = spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk);
+  if (ask.spare) {
+    ask.buffer.resize(ask.bytes);
+    ask.place = ask.buffer.data();
+  } else {
+    ask.place = spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk);
+  }
   by_plan_.emplace(action.ask, NewAsk(std::move(ask)));
 }
 
@@ -269,6 +277,18 @@ void StateTransfer::Do(const DropAsk& action) {
     std::erase(local_, it->first);
     Close(it, Ask::Then::kDropped, "");
   }
+}
+
+void StateTransfer::Do(const PlaceSpare& action) {
+  const auto it = asks_.find(by_plan_.at(action.ask));
+  LH_CHECK(it != asks_.end() && it->second.kept);
+  const Ask& ask = it->second;
+  wrote_ = true;
+  std::memcpy(spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk),
+              ask.buffer.data(), ask.bytes);
+  spec_.state->digests[ask.chunk.tensor][ask.chunk.chunk] =
+      expected_[ask.chunk.tensor][ask.chunk.chunk];
+  Erase(it);
 }
 
 void StateTransfer::CopyLocal() {
@@ -371,7 +391,7 @@ void StateTransfer::Close(Asks::iterator it, Ask::Then then, const std::string& 
   Ask& ask = it->second;
   LH_CHECK(!ask.hashing && ask.detaching == 0);
   dirty_ = true;
-  past_.bytes_repeated += ask.placed;
+  if (!ask.kept) past_.bytes_repeated += ask.placed;
   ask.then = then;
   ask.reason = reason;
   if (then == Ask::Then::kDropped && !Local(sources_.at(ask.source))) {
@@ -450,7 +470,7 @@ absl::StatusOr<uint8_t*> StateTransfer::OnDataHeader(const LinkKey& link,
 }
 
 void StateTransfer::WroteTo(const Ask& ask) {
-  if (!ask.plan) return;
+  if (ask.spare || !ask.plan) return;
   wrote_ = true;
   spec_.state->digests[ask.chunk.tensor][ask.chunk.chunk] = Hash128{};
 }
@@ -504,7 +524,7 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
   const bool good = digest == expected_[chunk.tensor][chunk.chunk];
   // Of a member of this host that goes on writing to it.
   const bool changed = !good && spec_.background && ask.peer == spec_.self;
-  if (good) spec_.state->digests[chunk.tensor][chunk.chunk] = digest;
+  if (good && !ask.spare) spec_.state->digests[chunk.tensor][chunk.chunk] = digest;
   if (!good && !ask.dropped && !changed) {
     Wrong(ask.source, absl::StrCat("chunk ", chunk.chunk, " of tensor ", chunk.tensor, " (",
                                    spec_.state->manifest[chunk.tensor].name, ")"));
@@ -515,8 +535,9 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
     Erase(it);
     return plan_->OnChanged(plan);
   }
-  plan_->OnChunk(ask.plan, good, now);
-  Erase(it);
+  // The plan may have dropped a spare without having said so yet.
+  ask.kept = plan_->OnChunk(ask.plan, good, now);
+  if (!ask.kept) Erase(it);
 }
 
 absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& header,
@@ -526,7 +547,7 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
   const auto it = asks_.find(header.attempt.value());
   if (it == asks_.end()) return absl::OkStatus();
   Ask& ask = it->second;
-  if (ask.peer != link.peer || ask.hashing || ask.detaching != 0) {
+  if (ask.peer != link.peer || ask.hashing || ask.kept || ask.detaching != 0) {
     return absl::OkStatus();
   }
   // Complete digests wait for Work().

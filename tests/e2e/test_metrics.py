@@ -41,7 +41,8 @@ def test_a_member_is_on_the_coordinators_page_when_its_join_has_returned() -> No
 
         def page() -> list[str]:
             with urllib.request.urlopen(f"http://{cluster.http}/metrics", timeout=10) as answer:
-                return answer.read().decode().splitlines()
+                text: str = answer.read().decode()
+                return text.splitlines()
 
         comms = []
         for members in range(1, 11):

@@ -92,6 +92,10 @@ class ModelTransfers {
     std::vector<uint64_t> digests;
     bool may_change = false;
   };
+  struct Ask {
+    size_t chunk = 0;
+    bool spare = false;
+  };
   struct Transfer {
     uint64_t id = 0;  // never reused in a run
     peerd::LocalId local;
@@ -109,7 +113,8 @@ class ModelTransfers {
     // From then on.
     std::optional<peerd::TransferPlan> plan;
     std::vector<uint64_t> digests;
-    std::map<peerd::AskId, size_t> asks;  // for this chunk
+    std::map<peerd::AskId, Ask> asks;
+    std::map<peerd::AskId, uint64_t> spares;
     Tick armed = kNever;
     bool wrote = false;
     bool stopping = false;

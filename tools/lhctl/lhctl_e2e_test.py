@@ -132,7 +132,7 @@ class Lhctl(unittest.TestCase):
             first.wait()
             # A coordinator that finds a run says that it was restarted.
             with sqlite3.connect(store) as database:
-                database.execute("INSERT INTO runs VALUES('demo', 1, x'00')")
+                database.execute("INSERT INTO runs VALUES('demo', 1, zeroblob(32))")
             database.close()
             second, _ = self.start(directory, store, address)
             follow = subprocess.Popen(
