@@ -161,7 +161,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   size_t CountCohort(const Cohort& cohort, uint32_t* size) const;
   void SetNumber(const Cohort& cohort);
   void RetireFellows();
-  void MindMissedBallots();
+  void MindPassedOver();
 
   void AdvanceTouched();
   void Emit(const GroupKey& key, GroupOutput output);
@@ -936,16 +936,17 @@ void CoordinatorCore::Impl::RetireFellows() {
 // A ballot that was to admit a member of a cohort went by without it (its peer was away, or had
 // begun to drain): all of it wait for a later one. If one was admitted by then, they cannot come in
 // together any more.
-void CoordinatorCore::Impl::MindMissedBallots() {
-  std::set<Cohort> missed;
+void CoordinatorCore::Impl::MindPassedOver() {
+  std::set<Cohort> passed_over;
   for (const GroupKey& key : touched_) {
     const auto group = groups_.find(key);
     if (group == groups_.end()) continue;
     for (const MemberRecord& member : group->second.record().members) {
-      if (group->second.Missed(member)) missed.insert({key.run, member.peer, member.cohort});
+      if (group->second.PassedOver(member))
+        passed_over.insert({key.run, member.peer, member.cohort});
     }
   }
-  for (const Cohort& cohort : missed) {
+  for (const Cohort& cohort : passed_over) {
     if (!CohortBegun(cohort.run, cohort.peer, cohort.name)) {
       SetNumber(cohort);
     } else {
@@ -967,7 +968,7 @@ void CoordinatorCore::Impl::AdvanceTouched() {
       On(key, [this](Group& group, GroupOutput* out) { group.Advance(now_, out); });
       runs.insert(key.run);
     }
-    MindMissedBallots();
+    MindPassedOver();
     if (bereft_.empty() && touched_ == advanced) break;
   }
   const std::set<GroupKey> touched = touched_;

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/tick.h"
@@ -111,6 +112,8 @@ struct GroupRecord {
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
   friend bool operator==(const GroupRecord&, const GroupRecord&) = default;
 };
+
+void AddTo(const GroupRecord& record, Digester* digest);
 
 // nullptr: not there.
 MemberRecord* FindMember(GroupRecord& record, MemberId member);
