@@ -434,7 +434,7 @@ Outcome PeerCore::Impl::MaySync(LocalId local, const SyncRequest& request) {
             "this member joined in the background: it has to get the state of the others, and "
             "cannot use send before it counts"};
   }
-  return syncs_.MayBegin(local, request);
+  return syncs_.MayBegin(local);
 }
 
 bool PeerCore::Impl::ReadyToCount(const LocalMember& local, const SyncRequest* request) {

@@ -36,7 +36,7 @@ StateTransfer::StateTransfer(TransferSpec spec, Transport* transport, Hasher* ha
       now_(now),
       last_news_(now),
       self_(std::make_shared<StateTransfer*>(this)) {
-  LH_CHECK(spec_.state != nullptr && spec_.state->places.size() == spec_.state->manifest.size());
+  LH_CHECK(spec_.state != nullptr && spec_.state->inbox.size() == spec_.state->manifest.size());
   ChangeSources(spec_.sources, now);
 }
 
@@ -199,7 +199,7 @@ void StateTransfer::MakePlan(MemberId only, Tick now) {
   for (uint32_t t = 0; t < manifest.size(); ++t) {
     if (manifest[t].allow_unequal != unequal_) continue;
     for (uint64_t c = 0; c < expected_[t].size(); ++c) {
-      if (spec_.state->digests[t][c] == expected_[t][c]) continue;
+      if (spec_.state->Has(t, c, expected_[t][c])) continue;
       chunks.push_back({t, c, ChunkBytes(manifest[t].bytes, c)});
     }
   }
@@ -262,7 +262,7 @@ void StateTransfer::Do(const AskChunk& action, Tick now) {
     ask.buffer.resize(ask.bytes);
     ask.place = ask.buffer.data();
   } else {
-    ask.place = spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk);
+    ask.place = spec_.state->BeginFetch(ask.chunk.tensor, ask.chunk.chunk);
   }
   by_plan_.emplace(action.ask, NewAsk(std::move(ask)));
 }
@@ -283,11 +283,9 @@ void StateTransfer::Do(const PlaceSpare& action) {
   const auto it = asks_.find(by_plan_.at(action.ask));
   LH_CHECK(it != asks_.end() && it->second.kept);
   const Ask& ask = it->second;
-  wrote_ = true;
-  std::memcpy(spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk),
-              ask.buffer.data(), ask.bytes);
-  spec_.state->digests[ask.chunk.tensor][ask.chunk.chunk] =
-      expected_[ask.chunk.tensor][ask.chunk.chunk];
+  const ChunkToFetch& chunk = ask.chunk;
+  std::memcpy(spec_.state->BeginFetch(chunk.tensor, chunk.chunk), ask.buffer.data(), ask.bytes);
+  spec_.state->Fetched(chunk.tensor, chunk.chunk, expected_[chunk.tensor][chunk.chunk]);
   Erase(it);
 }
 
@@ -301,9 +299,7 @@ void StateTransfer::CopyLocal() {
       Close(it, Ask::Then::kRefused, "does not have the state any more");
       continue;
     }
-    WroteTo(ask);
-    std::memcpy(ask.place, from->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk),
-                ask.bytes);
+    std::memcpy(ask.place, from->Chunk(ask.chunk.tensor, ask.chunk.chunk), ask.bytes);
     copied += ask.bytes;
     ask.placed = ask.got = ask.bytes;
     Hash(it->first, &ask);
@@ -465,14 +461,7 @@ absl::StatusOr<uint8_t*> StateTransfer::OnDataHeader(const LinkKey& link,
     return absl::InvalidArgumentError("CHUNK_DATA of more bytes than the answer has");
   }
   ask.placed += header.payload_bytes;
-  WroteTo(ask);
   return ask.place + header.offset;
-}
-
-void StateTransfer::WroteTo(const Ask& ask) {
-  if (ask.spare || !ask.plan) return;
-  wrote_ = true;
-  spec_.state->digests[ask.chunk.tensor][ask.chunk.chunk] = Hash128{};
 }
 
 absl::Status StateTransfer::OnDataReceived(const FrameHeader& header) {
@@ -524,7 +513,7 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
   const bool good = digest == expected_[chunk.tensor][chunk.chunk];
   // Of a member of this host that goes on writing to it.
   const bool changed = !good && spec_.background && ask.peer == spec_.self;
-  if (good && !ask.spare) spec_.state->digests[chunk.tensor][chunk.chunk] = digest;
+  if (good && !ask.spare) spec_.state->Fetched(chunk.tensor, chunk.chunk, digest);
   if (!good && !ask.dropped && !changed) {
     Wrong(ask.source, absl::StrCat("chunk ", chunk.chunk, " of tensor ", chunk.tensor, " (",
                                    spec_.state->manifest[chunk.tensor].name, ")"));
@@ -662,7 +651,6 @@ void StateTransfer::MaybeEnd() {
   for (const PeerId peer : asked_) SendCancel(peer, 0);
   if (plan_ != nullptr) TakePlan();
   result_ = TransferResult{.error = error_,
-                           .wrote = wrote_,
                            .bytes = past_.bytes_received,
                            .bytes_repeated = past_.bytes_repeated,
                            .sources = {used_.begin(), used_.end()},

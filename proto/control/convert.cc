@@ -247,7 +247,6 @@ void Put(const SyncOffer& in, v1::SyncOffer* out) {
   Put(in.state, out->mutable_state());
   out->set_incomplete(!in.complete);
   out->set_kept(in.kept);
-  out->set_unsettled(in.unsettled);
 }
 
 absl::Status Get(const v1::SyncOffer& in, SyncOffer* out) {
@@ -265,10 +264,6 @@ absl::Status Get(const v1::SyncOffer& in, SyncOffer* out) {
   out->state = Get(in.state());
   out->complete = !in.incomplete();
   out->kept = in.kept();
-  out->unsettled = in.unsettled();
-  if (out->unsettled && out->complete) {
-    return Refuse("offer", "complete and unsettled", "one of the two");
-  }
   if (!out->complete && out->strategy == SyncStrategy::kSend) {
     return Refuse("offer", "incomplete", "one of a member that sends");
   }

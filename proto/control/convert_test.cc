@@ -56,7 +56,6 @@ class Generator {
                     Hash()};
     offer.complete = offer.strategy == SyncStrategy::kSend || prng_.Chance(0.5);
     offer.kept = prng_.Chance(0.5);
-    offer.unsettled = !offer.complete && prng_.Chance(0.5);
     return offer;
   }
   SyncVote MakeSyncVote() { return {Group(), Make<MemberId>(), MakeSyncOffer()}; }
@@ -426,8 +425,6 @@ TEST(RefusalTest, OffersThatMakeNoSense) {
             "SyncVote: revision is 9223372036854775809, not at most 2^63");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = SyncStrategy::kSend; m->offer.complete = false),
             "SyncVote: offer is incomplete, not one of a member that sends");
-  EXPECT_EQ(REFUSAL(SyncVote, m->offer.complete = true; m->offer.unsettled = true),
-            "SyncVote: offer is complete and unsettled, not one of the two");
   EXPECT_EQ(REFUSAL(SyncVote, m->member = MemberId()), "SyncVote: member is 0, not an id");
   EXPECT_EQ(REFUSAL(Vote, m->sync = SyncOffer{}), "Vote: number of the offer is 0, not an id");
 }
@@ -520,12 +517,12 @@ TEST(GoldenTest, MessagesOfSyncs) {
   };
   const std::string group = "\x0a\x05\x0a\x03run";
   const std::string offer = std::string("\x08\x05\x10\x02\x18\x0d\x22\x12") + hash(1, 2) +
-                            "\x2a\x12" + hash(3, 4) + "\x30\x01\x38\x01\x40\x01";
-  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, false, true, true};
+                            "\x2a\x12" + hash(3, 4) + "\x30\x01\x38\x01";
+  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, false, true};
   EXPECT_EQ(Serialize(PeerMessage(SyncVote{{"run", 0}, MemberId(7), said})),
-            std::string("\x82\x01\x3f") + group + "\x10\x07\x1a\x34" + offer);
+            std::string("\x82\x01\x3d") + group + "\x10\x07\x1a\x32" + offer);
   EXPECT_EQ(Serialize(PeerMessage(Vote{{"run", 0}, MemberId(7), 9, said})),
-            std::string("\x22\x42") + group + "\x10\x07\x18\x09\x82\x01\x34" + offer);
+            std::string("\x22\x40") + group + "\x10\x07\x18\x09\x82\x01\x32" + offer);
   const SyncDone done{{"run", 0},    MemberId(7),  5, {Code::kAborted, "x"}, state, 6,
                       {MemberId(1)}, {MemberId(2)}};
   EXPECT_EQ(Serialize(PeerMessage(done)), std::string("\x8a\x01\x2c") + group +

@@ -367,7 +367,6 @@ ModelTransfers::Options PeerHost::TransferOptions() {
   options.detect_ms = context_.detect_ms;
   options.planted = context_.planted;
   options.flips = context_.flips;
-  options.keeps = context_.keeps;
   options.chunk_us = context_.chunk_us;
   options.find = [find = context_.find_peer](PeerId peer) -> ModelTransfers* {
     PeerHost* const host = find(peer);
@@ -706,12 +705,10 @@ void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
                          ended.local.value());
     return ToTrainer(ended.local, [=](TrainerSide* t) { t->OnSyncEnded(ended); });
   }
-  const ModelTransfers::Held held = transfers_.Release(ended.local);
+  const ModelTransfers::Held held = transfers_.Release(ended.local, ended.outcome.ok());
   context_.story->Tell(context_.world->now(), node_.name, "  sync of local ", ended.local.value(),
-                       " ends: ", Describe(ended.outcome), " revision=", ended.revision,
-                       ended.torn ? " torn" : "");
+                       " ends: ", Describe(ended.outcome), " revision=", ended.revision);
   context_.checker->OnSyncEnded(ended, held.strategy, held.begun, RootOf(*held.state));
-  if (ended.outcome.ok()) transfers_.Keep(ended.local, ended.revision, *held.state);
   ToTrainer(ended.local, [=](TrainerSide* t) { t->OnSyncEnded(ended); });
 }
 
@@ -720,7 +717,7 @@ void PeerHost::OnTakeDone(const peerd::TakeDone& done) {
   context_.story->Tell(context_.world->now(), node_.name, "  take of local ", done.local.value(),
                        " ends: ", Describe(done.outcome), " revision=", done.revision);
   if (done.outcome.ok()) {
-    const ModelTransfers::Held held = transfers_.Release(done.local);
+    const ModelTransfers::Held held = transfers_.Release(done.local, /*good=*/true);
     context_.checker->OnTaken(done, RootOf(*held.state));
   }
   ToTrainer(done.local, [=](TrainerSide* t) { t->OnTakeDone(done); });
@@ -781,10 +778,9 @@ void PeerHost::Sync(peerd::LocalId local, Offer offer) {
   });
 }
 
-// Hashed when it arrives, unless a transfer writes to it.
+// Hashed when it arrives.
 peerd::SyncRequest PeerHost::Hold(peerd::LocalId local, const Offer& offer) {
   peerd::SyncRequest request = offer.request;
-  request.fetching = transfers_.Fetches(local);
   request.state = RootOf(*offer.state);
   transfers_.Hold(local, offer.state, request.strategy);
   return request;

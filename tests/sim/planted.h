@@ -29,7 +29,7 @@ enum class Planted {
   kTermsIgnored,       // a member joins without the cohort and with a deadline it did not ask for
   kChunksUnchecked,    // what comes of a state is taken for what was asked for
   kResultForgotten,    // a small op that is announced again comes with zeros, not its result
-  kTornUntold,         // a transfer that broke off says that it has written nothing
+  kWrittenEarly,       // what is fetched is written to the tensors before the sync has ended
 };
 
 struct PlantedName {
@@ -56,7 +56,7 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kTermsIgnored, "terms_ignored", false},
     {Planted::kChunksUnchecked, "chunks_unchecked", false},
     {Planted::kResultForgotten, "result_forgotten"},
-    {Planted::kTornUntold, "torn_untold", false},
+    {Planted::kWrittenEarly, "written_early", false},
 };
 
 }  // namespace longhaul::sim

@@ -150,7 +150,7 @@ class Trainer final : public TrainerSide {
   std::map<uint64_t, Posted> posted_;  // by call
   std::vector<std::shared_ptr<Buffer>> graves_;
 
-  // Its tensors. Whatever a sync left there stays until the next one.
+  // Its tensors.
   Prng state_prng_;
   std::shared_ptr<ModelState> model_;
   Hash128 model_root_;
@@ -158,12 +158,8 @@ class Trainer final : public TrainerSide {
   bool in_step_ = false;   // the open sync is a step's
   bool again_ = false;     // the last sync was aborted
   bool changed_ = true;    // since the last sync that ended well
-  bool torn_ = false;
   bool held_ = false;              // the peer fetches into it, in the background
   uint64_t background_steps_ = 0;  // passed without counting
-  // The last state that all agreed on.
-  std::vector<uint64_t> saved_;
-  uint64_t saved_revision_ = 0;
 };
 
 }  // namespace longhaul::sim
