@@ -74,5 +74,4 @@ struct SyncRequest {
   friend bool operator==(const SyncRequest&, const SyncRequest&) = default;
 };
 
-
 }  // namespace longhaul::peerd
