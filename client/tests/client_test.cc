@@ -1170,7 +1170,7 @@ TEST_F(IpcClientStateTest, ATakeThatPeerdDoesNotAnswerEndsAndIsWaitedForByTheNex
     taken.revision = 9;
     taken.bytes = kMiB;
     taken.changed = true;
-  taken.changed = true;
+    taken.changed = true;
     server.TakeDone(LocalId(1), {}, taken);
   });
   EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION) << "also once the answer is here";

@@ -148,9 +148,8 @@ class Count {
     if ((!highest || (due_ && *highest + 1 < *due_)) && Postpone()) return;
     if (!highest) {
       ForEachLegal([this](const Candidate& c) {
-        Refuse(
-            c, Code::kFailedPrecondition,
-            "no member offers a state: each of them only receives; one has to use send");
+        Refuse(c, Code::kFailedPrecondition,
+               "no member offers a state: each of them only receives; one has to use send");
       });
       return;
     }

@@ -65,8 +65,7 @@ TEST(Election, WhereOnlyWhatIsFetchedMayWinAllOfferAgain) {
   e = Elect({fetching}, std::nullopt);
   EXPECT_FALSE(e.elected);
   EXPECT_TRUE(e.verdicts.empty());
-  EXPECT_EQ(e.again,
-            "no member offers a state that can be elected, and m2 was still fetching one");
+  EXPECT_EQ(e.again, "no member offers a state that can be elected, and m2 was still fetching one");
   EXPECT_EQ(e.revision, 4U);
   // What is below the committed revision cannot be elected, either.
   EXPECT_FALSE(Elect({Offer(1, 5, 3), fetching}, 5).again.empty());

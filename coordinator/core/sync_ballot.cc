@@ -350,8 +350,7 @@ void SyncBallot::AddTo(Digester* digest) const {
     digest->Add(offers.size());
     for (const auto& [member, offer] : offers) {
       digest->Add(member).Add(offer.number).Add(static_cast<uint64_t>(offer.strategy));
-      digest->Add(offer.revision)
-          .Add(uint64_t{offer.complete} | uint64_t{offer.kept} << 1);
+      digest->Add(offer.revision).Add(uint64_t{offer.complete} | uint64_t{offer.kept} << 1);
       digest->Add(offer.manifest);
       digest->Add(offer.state);
     }

@@ -39,8 +39,8 @@ struct StepDone {
 struct SyncEnded {
   LocalId local;
   Outcome outcome;
-  // OK: what all have now; what was fetched of it is to be written to the tensors. Not OK: they stay
-  // as the trainer brought them.
+  // OK: what all have now; what was fetched of it is to be written to the tensors. Not OK: they
+  // stay as the trainer brought them.
   uint64_t revision = 0;
   Hash128 state;
   uint64_t bytes = 0;

@@ -215,8 +215,7 @@ void StateRunner::Work() {
 void StateRunner::Over(StateExchange::Ended ended) {
   const LocalId local(ended.local);
   TransferResult& result = ended.result;
-  TransferEnded over{
-      local, {}, result.bytes, std::move(result.sources), std::move(result.corrupt)};
+  TransferEnded over{local, {}, result.bytes, std::move(result.sources), std::move(result.corrupt)};
   if (!result.error.empty()) over.outcome = {Code::kAborted, std::move(result.error)};
   const auto tell = [this, over] {
     fetches_.erase(over.local);

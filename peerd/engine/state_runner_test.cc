@@ -103,7 +103,10 @@ class RunnerPeer final : public Peer {
 // A state as a trainer registers it.
 struct State {
   State(uint64_t bytes, uint64_t seed, const std::string& name = "weights")
-      : memory(bytes), inbox(bytes), changed(CountChunks(bytes)), state(std::make_shared<LocalState>()) {
+      : memory(bytes),
+        inbox(bytes),
+        changed(CountChunks(bytes)),
+        state(std::make_shared<LocalState>()) {
     Prng random(seed);
     for (size_t i = 0; i + 8 <= bytes; i += 8) {
       const uint64_t value = random.Next();

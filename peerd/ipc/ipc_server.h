@@ -86,8 +86,8 @@ class IpcHandler {
   // The trainer is gone, or was cut off.
   virtual void OnGone(LocalId local, const std::string& reason) = 0;
 
-  // Memory that posts may name from now on, other than inboxes of states; the range will be unmapped
-  // after OnRegionRemoved returns, which is called for those, too.
+  // Memory that posts may name from now on, other than inboxes of states; the range will be
+  // unmapped after OnRegionRemoved returns, which is called for those, too.
   virtual void OnRegionAdded(const uint8_t* data, size_t bytes) = 0;
   virtual void OnRegionRemoved(const uint8_t* data, size_t bytes) = 0;
 };

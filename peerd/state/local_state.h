@@ -6,7 +6,8 @@
 //
 //   brought --(hashed)--> offered --(fetched, to the inbox)--> offered, as fetched
 //     --(the sync ends well)--> Settle(): the trainer copies what is marked
-//     --(it fails)--> Forget(): the next sync hashes all anew, and finds in the inbox what was right
+//     --(it fails)--> Forget(): the next sync hashes all anew, and finds in the inbox what was
+//     right
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,8 @@ struct LocalState : MemoryState {
   }
   // The trainer may have written to the tensor: what it holds is not known until it is hashed.
   void Bring(size_t tensor);
-  // Marks what came from others; whether anything did. The inbox is the trainer's from here on, until
-  // the next sync.
+  // Marks what came from others; whether anything did. The inbox is the trainer's from here on,
+  // until the next sync.
   bool Settle();
   // Nothing is known of any tensor until it is hashed; what the inbox holds is.
   void Forget();

@@ -2,8 +2,8 @@
 // chunks.
 //
 // Whoever hashed it made it. A transfer writes to the inbox, never to the places, and keeps the
-// digests up to date as it does: what the state consists of then lies in both. `memory` keeps all of
-// it mapped as long as the object lives, also when its owner is gone.
+// digests up to date as it does: what the state consists of then lies in both. `memory` keeps all
+// of it mapped as long as the object lives, also when its owner is gone.
 //
 // Threads: the reactor's.
 #pragma once

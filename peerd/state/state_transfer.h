@@ -1,13 +1,13 @@
-// The side of a transfer that fetches: brings one local state to an elected root. All that it writes
-// goes to the inbox of the state (memory_state.h).
+// The side of a transfer that fetches: brings one local state to an elected root. All that it
+// writes goes to the inbox of the state (memory_state.h).
 //
 //   digests --(one source's add up to the root)--> chunks --(all here)--> done
 //   chunks --(tensors that may be unequal are wanted, too)--> digests of a source for those
 //   any --(no hope | Stop())--> ending --(nothing writes any more)--> done, with the reason
 //
 // Chunks whose digest is right already are not asked for. What to ask of whom is TransferPlan's;
-// this class moves the bytes: asks over the links, receives straight into the inbox (a spare ask into
-// a buffer), hashes what is complete, and takes the result to the plan. A source on this host
+// this class moves the bytes: asks over the links, receives straight into the inbox (a spare ask
+// into a buffer), hashes what is complete, and takes the result to the plan. A source on this host
 // is read from memory, and while there is one others are not asked.
 //
 // A source that does not have the state is asked again for detect_ms: the one that fetches may have
@@ -70,7 +70,7 @@ struct TransferSpec {
 };
 
 struct TransferResult {
-  std::string error;  // "": the state has the root
+  std::string error;   // "": the state has the root
   uint64_t bytes = 0;  // of chunks that came and were right
   // That came for nothing: wrong, again, or parts of answers that were broken off.
   uint64_t bytes_repeated = 0;

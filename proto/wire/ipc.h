@@ -131,7 +131,7 @@ struct lh_ipc_tensor {
   /* `data` itself where that is a copy of the trainer's tensor, made anew before each call; else as
    * many bytes elsewhere. */
   struct lh_ipc_range inbox;
-  uint8_t dtype;                          /* lh_wire_dtype or LH_WIRE_BOOL */
+  uint8_t dtype; /* lh_wire_dtype or LH_WIRE_BOOL */
   uint8_t dims;
   uint8_t flags;
   uint8_t zero[5];

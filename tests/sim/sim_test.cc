@@ -204,20 +204,19 @@ int Main(int argc, char** argv) {
   if (options.all_plants) return FindAllPlants() ? 0 : 1;
   Totals totals;
   const uint64_t failed = RunSeeds(20, &totals);
-  std::printf("seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
-              " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " aborted=%" PRIu64
-              " refused=%" PRIu64 " too_few=%" PRIu64 " removed=%" PRIu64 " retries=%" PRIu64
-              " epochs=%" PRIu64 " freezing=%" PRIu64 " ops_committed_by_fate=%" PRIu64
-              " frames_relayed=%" PRIu64 " cohorts=%" PRIu64 " deadlines_missed=%" PRIu64
-              " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64 " syncs_refused=%" PRIu64
-              " syncs_fetched=%" PRIu64 " background=%" PRIu64
-              " taken=%" PRIu64 " rings=%" PRIu64 "\n",
-              totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
-              totals.by_mesh, totals.by_ring, totals.aborted, totals.refused, totals.too_few,
-              totals.removed, totals.retries, totals.epochs, totals.freezes, totals.fates,
-              totals.relayed, totals.cohorts, totals.missed, totals.syncs_ok, totals.syncs_aborted,
-              totals.syncs_refused, totals.syncs_fetched, totals.background,
-              totals.taken, totals.rings);
+  std::printf(
+      "seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
+      " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " aborted=%" PRIu64
+      " refused=%" PRIu64 " too_few=%" PRIu64 " removed=%" PRIu64 " retries=%" PRIu64
+      " epochs=%" PRIu64 " freezing=%" PRIu64 " ops_committed_by_fate=%" PRIu64
+      " frames_relayed=%" PRIu64 " cohorts=%" PRIu64 " deadlines_missed=%" PRIu64
+      " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64 " syncs_refused=%" PRIu64
+      " syncs_fetched=%" PRIu64 " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 "\n",
+      totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok, totals.by_mesh,
+      totals.by_ring, totals.aborted, totals.refused, totals.too_few, totals.removed,
+      totals.retries, totals.epochs, totals.freezes, totals.fates, totals.relayed, totals.cohorts,
+      totals.missed, totals.syncs_ok, totals.syncs_aborted, totals.syncs_refused,
+      totals.syncs_fetched, totals.background, totals.taken, totals.rings);
   // Many seeds have all of it.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {
     std::printf("no op went over the mesh, or none round the ring\n");

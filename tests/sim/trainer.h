@@ -154,10 +154,10 @@ class Trainer final : public TrainerSide {
   Prng state_prng_;
   std::shared_ptr<ModelState> model_;
   Hash128 model_root_;
-  uint64_t revision_ = 0;  // to be offered
-  bool in_step_ = false;   // the open sync is a step's
-  bool again_ = false;     // the last sync was aborted
-  bool changed_ = true;    // since the last sync that ended well
+  uint64_t revision_ = 0;          // to be offered
+  bool in_step_ = false;           // the open sync is a step's
+  bool again_ = false;             // the last sync was aborted
+  bool changed_ = true;            // since the last sync that ended well
   bool held_ = false;              // the peer fetches into it, in the background
   uint64_t background_steps_ = 0;  // passed without counting
 };
