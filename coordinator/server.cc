@@ -1,7 +1,9 @@
 #include "coordinator/server.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/daemon/host_port.h"
+#include "base/digest.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "coordinator/store/store.h"
@@ -23,6 +26,25 @@ std::string RandomBytes(size_t size) {
   std::string bytes(size, '\0');
   LH_CHECK(getrandom(bytes.data(), size, 0) == static_cast<ssize_t>(size));
   return bytes;
+}
+
+// The name that a new store gets. One in memory is new at each start, and peers are to take it for
+// the one that was at its address before, which has forgotten everything: so its name is its place.
+// With a port that the system chooses nobody comes back to it.
+uint64_t StoreName(const ServerOptions& options) {
+  const absl::StatusOr<HostPort> listen = ParseHostPort(options.listen);
+  if (options.store == "memory" && listen.ok() && listen->port != 0) {
+    char host[256] = {};
+    gethostname(host, sizeof host - 1);
+    const uint64_t name = Digester().Add(std::string(host)).Add(options.listen).value();
+    if (name != 0) return name;
+  }
+  uint64_t name = 0;
+  while (name == 0) {
+    const std::string bytes = RandomBytes(sizeof name);
+    memcpy(&name, bytes.data(), sizeof name);
+  }
+  return name;
 }
 
 // However the two paths are written, and whether the file is there or not.
@@ -102,6 +124,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   LH_RETURN_IF_ERROR(TryPorts(options));
   CoordinatorLoop::Options loop;
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
+  loop.core.store = StoreName(options);
   loop.core.detect_ms = options.detect_ms;
   loop.core.ring_interval_ms = options.ring_interval_s * 1000;
   loop.core.entropy = RandomBytes(32);

@@ -19,6 +19,9 @@ namespace {
 
 // A run that nobody has been in for so long is forgotten.
 constexpr int64_t kRunEmptyMax = Seconds(600);
+// What a peer claims to know of terms and numbers of members counts up to here: no correct peer
+// comes near, and none can use the numbers up.
+constexpr uint64_t kClaimMax = uint64_t{1} << 62;
 
 Tick TickAfter(Tick now, uint32_t ms, int64_t times) { return now + times * Millis(ms); }
 
@@ -66,6 +69,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
     PeerRecord record;
     bool draining = false;
     std::string drain_reason;  // set if an operator asked
+    // It has no stream, but its time to come back is not over: an operator's wish waits for it.
+    bool awaited() const { return !drain_reason.empty() && dead_at != kNever; }
     std::map<GroupKey, control::GroupLoad> loads;
     std::vector<control::FetchLoad> fetches;  // shown, and nothing else
   };
@@ -94,7 +99,12 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::LinkReport& message);
 
   bool MayAttach(const control::Hello& hello) const;
+  // Why this coordinator may not serve the peer; empty: it may.
+  std::string RefuseHello(const control::Hello& hello) const;
   void Attach(SessionId session, const control::Hello& hello);
+  void LearnTerm(const control::Hello& hello);
+  void LearnNumbers(const control::GroupState& said);
+  void Forget(PeerId peer);
   void Drop(SessionId session, const std::string& reason, StreamEnd end);
   void Detach(SessionId session, const std::string& reason);
   void PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms);
@@ -104,7 +114,9 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void BuryIfAccused(PeerId peer);
   void Heard(Session* session) const;
   void ForgiveOwnStall();
-  GroupConfig GroupConfigNow() const { return {config_.detect_ms, config_.ring_interval_ms}; }
+  GroupConfig GroupConfigNow() const {
+    return {config_.detect_ms, config_.ring_interval_ms, config_.incarnation};
+  }
   void ForgetEmptyRuns();
   void OrderARing();
   std::string RefuseGroup(const GroupKey& key) const;
@@ -149,7 +161,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   size_t CountCohort(const Cohort& cohort, uint32_t* size) const;
   void SetNumber(const Cohort& cohort);
   void RetireFellows();
-  void MindMissedBallots();
+  void MindPassedOver();
 
   void AdvanceTouched();
   void Emit(const GroupKey& key, GroupOutput output);
@@ -159,6 +171,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
   CoreConfig config_;
   bool started_ = false;
+  StoreRecord store_;
   std::map<SessionId, Session> sessions_;
   std::map<PeerId, Peer> peers_;
   std::map<std::string, RunRecord> runs_;
@@ -185,6 +198,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
 CoordinatorCore::Impl::Impl(CoreConfig config, Records records)
     : config_(std::move(config)), runs_(records.runs), durable_(std::move(records)) {
   LH_CHECK(config_.detect_ms > 0);
+  LH_CHECK(config_.store != 0);
   LH_CHECK(config_.entropy.size() == kSecretBytes)
       << "CoreConfig.entropy has " << config_.entropy.size() << " bytes";
   for (const auto& [key, record] : durable_.groups) {
@@ -193,11 +207,18 @@ CoordinatorCore::Impl::Impl(CoreConfig config, Records records)
     groups_.emplace(key, Group(record, runs_.at(key.run).secret, GroupConfigNow(), this));
     for (const PeerRecord& peer : record.peers) peers_[peer.peer].record = peer;
   }
+  for (const auto& [id, reason] : durable_.drains) {
+    Peer& peer = peers_[id];
+    peer.record.peer = id;
+    peer.draining = true;
+    peer.drain_reason = reason;
+  }
 }
 
 CoordinatorCore::Impl::Impl(const Impl& other)
     : config_(other.config_),
       started_(other.started_),
+      store_(other.store_),
       sessions_(other.sessions_),
       peers_(other.peers_),
       runs_(other.runs_),
@@ -230,6 +251,9 @@ std::vector<Action> CoordinatorCore::Impl::Step(const Event& event, Tick now) {
 // The time of whatever waits since the start counts from the first step.
 void CoordinatorCore::Impl::Start() {
   started_ = true;
+  store_ = durable_.store;
+  if (store_.store == 0) store_.store = config_.store;
+  ++store_.term;
   for (auto& [id, peer] : peers_) {
     peer.dead_at = TickAfter(now_, config_.detect_ms, kLease);
     peer.quiet_at = TickAfter(now_, config_.detect_ms, kShortLease);
@@ -279,6 +303,8 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
                "has lost the answer to its first Hello; it may come when the other is silent for " +
                std::to_string(config_.detect_ms) + " ms",
            StreamEnd::kStranger);
+    } else if (const std::string refusal = RefuseHello(*hello); !refusal.empty()) {
+      Drop(event.session, refusal, StreamEnd::kOtherStore);
     } else {
       Attach(event.session, *hello);
     }
@@ -298,7 +324,41 @@ bool CoordinatorCore::Impl::MayAttach(const control::Hello& hello) const {
   return SameSecret(hello.secret, PeerSecret(config_.entropy, hello.peer));
 }
 
+// Members of another store are none of ours. The peer would lose them here, and could found a
+// second group of the same name.
+std::string CoordinatorCore::Impl::RefuseHello(const control::Hello& hello) const {
+  const bool has_members =
+      std::any_of(hello.groups.begin(), hello.groups.end(),
+                  [](const control::GroupState& state) { return !state.members.empty(); });
+  if (hello.store == 0 || hello.store == store_.store || !has_members) return "";
+  return "refused: " + ToString(hello.peer) + " has members in store " + HexText(hello.store) +
+         ", and this coordinator has store " + HexText(store_.store) +
+         ": list only coordinators of one store in --coordinator, or let the members leave first";
+}
+
+// The peer knows a term that this store does not: the store went back in time. From now on this
+// start is the newest one all the same.
+void CoordinatorCore::Impl::LearnTerm(const control::Hello& hello) {
+  if (hello.store != store_.store || hello.term >= kClaimMax) return;
+  const bool newer = hello.term > store_.term;
+  const bool twin = hello.term == store_.term && hello.coordinator != config_.incarnation;
+  if (!newer && !twin) return;
+  Note("restart", hello.peer,
+       "store went back term=" + std::to_string(store_.term) +
+           " known_term=" + std::to_string(hello.term) + " peer=" + ToString(hello.peer));
+  store_.term = hello.term + 1;
+}
+
+// So it is with the members that it names.
+void CoordinatorCore::Impl::LearnNumbers(const control::GroupState& said) {
+  uint64_t& next = runs_.at(said.group.run).next_member;
+  for (MemberId member : said.members) {
+    if (member.value() < kClaimMax) next = std::max(next, member.value() + 1);
+  }
+}
+
 void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hello) {
+  LearnTerm(hello);
   Peer& peer = peers_[hello.peer];
   const bool anew = peer.closed || peer.session;
   if (peer.session) {
@@ -315,8 +375,9 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
        "peer attached peer=" + ToString(hello.peer) + " host=" + Clean(hello.host) +
            " endpoint=" + (hello.endpoints.empty() ? "" : Clean(hello.endpoints.front())) +
            " version=" + Clean(hello.version));
-  Send(hello.peer, control::Welcome{config_.incarnation, config_.detect_ms,
-                                    PeerSecret(config_.entropy, hello.peer)});
+  Send(hello.peer,
+       control::Welcome{config_.incarnation, config_.detect_ms,
+                        PeerSecret(config_.entropy, hello.peer), store_.store, store_.term});
   if (!peer.drain_reason.empty()) Send(hello.peer, control::Drain{peer.drain_reason});
 
   // What it says of each group; nothing of the others that it has members in.
@@ -326,11 +387,17 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
     control::GroupState& state = states[said.group];
     state.group = said.group;
     state.committed = std::max(state.committed, said.committed);
+    if (said.prepared > state.prepared) {
+      state.prepared = said.prepared;
+      state.preparation = said.preparation;
+      state.frozen = said.frozen;
+    }
     state.members.insert(state.members.end(), said.members.begin(), said.members.end());
   }
   for (const auto& [key, state] : states) {
     const bool known = FindGroup(key) != nullptr;
     if (known) {
+      LearnNumbers(state);
       On(key, [&, &said = state](Group& group, GroupOutput* out) {
         group.Attach(peer.record, said, anew, now_, out);
       });
@@ -367,13 +434,14 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   peer.quiet_at = kNever;
   Note("detach", id, "peer detached peer=" + ToString(id) + " reason=" + reason);
   const std::vector<GroupKey> groups = GroupsOf(id);
-  if (groups.empty()) {
-    peers_.erase(id);
-    links_.Forget(id);
-    return;
-  }
+  if (groups.empty() && !peer.awaited()) return Forget(id);
   touched_.insert(groups.begin(), groups.end());
   BuryIfAccused(id);
+}
+
+void CoordinatorCore::Impl::Forget(PeerId peer) {
+  peers_.erase(peer);
+  links_.Forget(peer);
 }
 
 void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason, uint32_t silent_ms) {
@@ -381,6 +449,7 @@ void CoordinatorCore::Impl::PeerDied(PeerId peer, const std::string& reason, uin
   for (const GroupKey& key : GroupsOf(peer)) {
     On(key, [&](Group& group, GroupOutput* out) { group.PeerDied(peer, reason, silent_ms, out); });
   }
+  if (!Attached(peer) && GroupsOf(peer).empty()) Forget(peer);
 }
 
 void CoordinatorCore::Impl::Heard(Session* session) const {
@@ -867,16 +936,17 @@ void CoordinatorCore::Impl::RetireFellows() {
 // A ballot that was to admit a member of a cohort went by without it (its peer was away, or had
 // begun to drain): all of it wait for a later one. If one was admitted by then, they cannot come in
 // together any more.
-void CoordinatorCore::Impl::MindMissedBallots() {
-  std::set<Cohort> missed;
+void CoordinatorCore::Impl::MindPassedOver() {
+  std::set<Cohort> passed_over;
   for (const GroupKey& key : touched_) {
     const auto group = groups_.find(key);
     if (group == groups_.end()) continue;
     for (const MemberRecord& member : group->second.record().members) {
-      if (group->second.Missed(member)) missed.insert({key.run, member.peer, member.cohort});
+      if (group->second.PassedOver(member))
+        passed_over.insert({key.run, member.peer, member.cohort});
     }
   }
-  for (const Cohort& cohort : missed) {
+  for (const Cohort& cohort : passed_over) {
     if (!CohortBegun(cohort.run, cohort.peer, cohort.name)) {
       SetNumber(cohort);
     } else {
@@ -898,7 +968,7 @@ void CoordinatorCore::Impl::AdvanceTouched() {
       On(key, [this](Group& group, GroupOutput* out) { group.Advance(now_, out); });
       runs.insert(key.run);
     }
-    MindMissedBallots();
+    MindPassedOver();
     if (bereft_.empty() && touched_ == advanced) break;
   }
   const std::set<GroupKey> touched = touched_;
@@ -917,7 +987,8 @@ void CoordinatorCore::Impl::AdvanceTouched() {
   // Peers that lost their last member and have no stream.
   if (!touched.empty()) {
     std::erase_if(peers_, [this](const auto& entry) {
-      if (entry.second.session || !GroupsOf(entry.first).empty()) return false;
+      const Peer& peer = entry.second;
+      if (peer.session || peer.awaited() || !GroupsOf(entry.first).empty()) return false;
       links_.Forget(entry.first);
       return true;
     });
@@ -957,6 +1028,7 @@ void CoordinatorCore::Impl::EmitPersist() {
   std::set<std::string> runs;
   for (const GroupKey& key : touched_) runs.insert(key.run);
   std::vector<Mutation> mutations;
+  if (store_ != durable_.store) mutations.push_back(PutStore{store_});
   for (const std::string& run : runs) {
     const auto record = runs_.find(run);
     if (record == runs_.end()) continue;
@@ -982,6 +1054,16 @@ void CoordinatorCore::Impl::EmitPersist() {
     for (const auto& [run, record] : durable_.runs) {
       if (!runs_.contains(run)) mutations.push_back(DeleteRun{run});
     }
+  }
+  for (const auto& [id, peer] : peers_) {
+    if (peer.drain_reason.empty()) continue;
+    const auto durable = durable_.drains.find(id);
+    if (durable == durable_.drains.end() || durable->second != peer.drain_reason) {
+      mutations.push_back(PutDrain{id, peer.drain_reason});
+    }
+  }
+  for (const auto& [id, reason] : durable_.drains) {
+    if (!peers_.contains(id)) mutations.push_back(DeleteDrain{id});
   }
   touched_.clear();
   if (mutations.empty()) return;
@@ -1050,14 +1132,19 @@ void CoordinatorCore::Impl::CheckInvariants() const {
   }
   for (const auto& [id, peer] : peers_) {
     LH_CHECK(peer.record.peer == id) << ToString(id);
-    LH_CHECK(peer.session || !GroupsOf(id).empty()) << ToString(id) << " is kept for nothing";
+    LH_CHECK(peer.session || peer.awaited() || !GroupsOf(id).empty())
+        << ToString(id) << " is kept for nothing";
     if (!peer.session) continue;
     LH_CHECK(sessions_.contains(peer.session)) << ToString(id);
     LH_CHECK(sessions_.at(peer.session).peer == id) << ToString(id);
     LH_CHECK(peer.dead_at == kNever && !peer.closed) << ToString(id);
   }
   Records now;
+  now.store = store_;
   now.runs = runs_;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer.drain_reason.empty()) now.drains.emplace(id, peer.drain_reason);
+  }
   for (const auto& [key, group] : groups_) {
     group.CheckInvariants();
     LH_CHECK(group.record().group == key) << ToString(key);
@@ -1093,6 +1180,7 @@ void CoordinatorCore::Impl::CheckInvariants() const {
 uint64_t CoordinatorCore::Impl::Digest() const {
   Digester digest;
   digest.Add(config_.incarnation).Add(uint64_t{config_.detect_ms});
+  digest.Add(config_.store).Add(store_.store).Add(store_.term);
   digest.Add(uint64_t{started_}).Add(runs_created_).Add(uint64_t{config_.ring_interval_ms});
   links_.AddTo(&digest);
   digest.Add(ring_requests_).Add(uint64_t{ordering_.has_value()});

@@ -47,8 +47,8 @@ struct FromPeer {
   SessionId session;
   control::PeerMessage message;
 };
-// Operator's wishes; answered by nothing but their effect. An eviction is durable with the Persist
-// of its step.
+// Operator's wishes; answered by nothing but their effect, which is durable with the Persist of the
+// step.
 struct EvictMember {
   GroupKey group;
   MemberId member;
@@ -82,9 +82,10 @@ struct ToPeer {
 };
 // Why a stream is ended; each has a status of its own on the wire.
 enum class StreamEnd : uint8_t {
-  kGone,       // replaced by a newer stream of the same peer, or silent
-  kViolation,  // the peer broke the protocol
-  kStranger,   // it speaks for a peer that is heard, and does not know the peer's secret
+  kGone,        // replaced by a newer stream of the same peer, or silent
+  kViolation,   // the peer broke the protocol
+  kStranger,    // it speaks for a peer that is heard, and does not know the peer's secret
+  kOtherStore,  // the peer has members in another store
 };
 struct CloseSession {
   SessionId session;
@@ -117,7 +118,9 @@ RingOrdered Solve(const OrderRing& order);
 // ------------------------------------------------------------------------------ the core
 
 struct CoreConfig {
-  std::string incarnation;    // names this start of the coordinator
+  // Names this start of the coordinator: random, no two starts on one store have the same.
+  std::string incarnation;
+  uint64_t store = 1;         // random: the name of the store if it is new; not 0
   uint32_t detect_ms = 1500;  // all deadlines derive from it
   // A group's ring is ordered anew at most so often, and a better one looked for at most ten times
   // in that; 0: never.

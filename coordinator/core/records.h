@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/tick.h"
@@ -18,6 +19,13 @@ namespace longhaul::coordinator {
 
 // Of the secret of a run.
 inline constexpr size_t kSecretBytes = 32;
+
+// The store itself.
+struct StoreRecord {
+  uint64_t store = 0;  // random, as old as the store; 0: it is new, nobody has named it yet
+  uint64_t term = 0;   // rises with each start of a coordinator on it
+  friend bool operator==(const StoreRecord&, const StoreRecord&) = default;
+};
 
 struct RunRecord {
   std::string run;
@@ -105,10 +113,15 @@ struct GroupRecord {
   friend bool operator==(const GroupRecord&, const GroupRecord&) = default;
 };
 
+void AddTo(const GroupRecord& record, Digester* digest);
+
 // nullptr: not there.
 MemberRecord* FindMember(GroupRecord& record, MemberId member);
 const MemberRecord* FindMember(const GroupRecord& record, MemberId member);
 
+struct PutStore {
+  StoreRecord record;
+};
 struct PutRun {
   RunRecord record;
 };
@@ -121,11 +134,22 @@ struct PutGroup {
 struct DeleteGroup {
   GroupKey group;
 };
-using Mutation = std::variant<PutRun, DeleteRun, PutGroup, DeleteGroup>;
+// An operator drains the peer.
+struct PutDrain {
+  PeerId peer;
+  std::string reason;
+};
+struct DeleteDrain {
+  PeerId peer;
+};
+using Mutation =
+    std::variant<PutStore, PutRun, DeleteRun, PutGroup, DeleteGroup, PutDrain, DeleteDrain>;
 
 struct Records {
+  StoreRecord store;
   std::map<std::string, RunRecord> runs;
   std::map<GroupKey, GroupRecord> groups;
+  std::map<PeerId, std::string> drains;  // the reason, of peers that are not gone
   friend bool operator==(const Records&, const Records&) = default;
 };
 

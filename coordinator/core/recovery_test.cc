@@ -408,6 +408,183 @@ TEST(Recovery, WithAStoreThatWentBackInTimeMembersAreRemovedAndNumbersGoOn) {
   EXPECT_TRUE(h.Stored().members.empty());
 }
 
+// Epoch 3 was prepared, p1 answered, and then the store went back to a time before.
+TEST(Recovery, APreparationThatTheStoreForgotLeadsToANewFreeze) {
+  Story s;
+  s.Found(2);
+  const Records backup = s.h.store();
+  s.h.Lively(P(2)).mute = true;
+  s.h.Say(P(1), control::LinkLost{G(), Epoch(2), P(2), "reset"});
+  s.h.Wait(100);
+  ASSERT_EQ(s.h.View().preparing, Epoch(3));
+  s.h.Restore(backup);
+  s.h.ForgetReceived();
+  s.h.Lively(P(2)).mute = false;
+  // A peer says again what was not answered.
+  const uint64_t forgotten = s.h.Prepared(P(1)).preparation;
+  s.h.Reattach(P(1));
+  s.h.Say(P(1), control::EpochReady{G(), Epoch(3), {}, forgotten});
+  s.h.Reattach(P(2));
+  s.h.Run();
+  EXPECT_TRUE(s.h.closings().empty()) << s.h.closings().front();
+  EXPECT_EQ(s.h.Take(P(2)),
+            (std::vector<std::string>{
+                "Prepare 4 base=2 boundary=2 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
+                "Commit 4"}));
+}
+
+// The coordinator has prepared number 3 again by the time that p2 comes back, which had answered
+// the epoch 3 that is forgotten: that answer is none to the new one.
+TEST(Recovery, AnAnswerToAForgottenPreparationDoesNotCommitTheNewOneOfItsNumber) {
+  Story s;
+  s.Found(3);
+  const Records backup = s.h.store();
+  s.h.Lively(P(1)).mute = true;
+  s.h.Say(P(1), control::LinkLost{G(), Epoch(3), P(2), "reset"});
+  s.h.Wait(100);
+  ASSERT_EQ(s.h.View().preparing, Epoch(4));
+  s.h.Lively(P(1)).mute = false;
+  // p1 was away all the time.
+  s.h.Lively(P(1)).groups.at(G()).prepared.reset();
+  s.h.Lively(P(1)).groups.at(G()).frozen = false;
+  s.h.Lively(P(3)).groups.at(G()).prepared.reset();
+  s.h.Lively(P(3)).groups.at(G()).frozen = false;
+  const uint64_t forgotten = s.h.Prepared(P(2)).preparation;
+  s.h.Restore(backup);
+  s.h.Reattach(P(1));
+  s.h.Reattach(P(3));
+  s.h.LivelyLeave(P(3), MemberId(3));
+  s.h.Run();
+  ASSERT_EQ(s.h.View().preparing, Epoch(4));
+  s.h.ForgetReceived();
+  s.h.Lively(P(2)).mute = true;
+  s.h.Reattach(P(2));
+  s.h.Say(P(2), control::EpochReady{G(), Epoch(4), {}, forgotten});
+  EXPECT_EQ(s.h.View().committed, Epoch(3));
+  EXPECT_EQ(s.h.View().preparing, Epoch(5));
+}
+
+// An admission froze nothing, so it could be given up; but whoever was ready for it may have heard
+// that it is in force.
+TEST(Recovery, AForgottenAdmissionLeadsToANewFreezeToo) {
+  Story s;
+  s.Add(1);
+  s.h.LivelyJoin(P(1), 1);
+  s.Settle();
+  s.Add(2);
+  s.h.LivelyJoin(P(2), 1);
+  const Records backup = s.h.store();
+  s.h.Lively(P(2)).mute = true;
+  s.VoteAll();
+  s.h.Run();
+  ASSERT_EQ(s.h.View().preparing, Epoch(2));
+  s.h.Restore(backup);
+  s.h.ForgetReceived();
+  s.h.Lively(P(2)).mute = false;
+  s.h.Reattach(P(2));
+  s.h.Reattach(P(1));
+  s.h.Run();
+  EXPECT_EQ(s.h.Take(P(1)),
+            (std::vector<std::string>{
+                "Prepare 3 base=1 boundary=1 attempt=3 freeze members=m1@1 ring=p1", "Commit 3",
+                "Prepare 4 base=3 boundary=4 attempt=3 members=m1@1,m2@4 ring=p1,p2", "Commit 4",
+                "VoteResult m1 number=1 epoch=4"}));
+}
+
+// What the peers know of terms and numbers is not given out again.
+TEST(Recovery, AStoreThatWentBackLearnsItsTermAndItsNumbersFromThePeers) {
+  Story s;
+  s.Found(1);
+  const Records backup = s.h.store();
+  s.h.Boot();
+  s.h.Reattach(P(1));
+  ASSERT_EQ(s.h.Welcomed(P(1)).term, 2u);
+  s.Add(2);
+  s.h.LivelyJoin(P(2), 1);
+  s.h.Run();
+  ASSERT_EQ(s.h.Lively(P(2)).members.count(MemberId(2)), 1u);
+  s.h.Restore(backup);
+  // The harness checks that no peer is welcomed by a term that is not above the one before.
+  s.h.Reattach(P(2));
+  EXPECT_EQ(s.h.Welcomed(P(2)).term, 3u);
+  EXPECT_EQ(s.h.store().store.term, 3u);
+  EXPECT_EQ(s.h.Notices("restart").back(), "store went back term=2 known_term=2 peer=p2");
+  s.h.Reattach(P(1));
+  s.h.LivelyJoin(P(1), 2);
+  s.h.Run();
+  EXPECT_EQ(s.h.Lively(P(1)).members.count(MemberId(3)), 1u);
+}
+
+TEST(Recovery, APeerWithMembersInAnotherStoreIsLeftAlone) {
+  Harness h;
+  h.AddLively(P(1));
+  h.LivelyJoin(P(1), 1);
+  h.Run();
+  Harness other;
+  const auto say_hello = [&](std::vector<control::GroupState> groups) {
+    other.Step(SessionOpened{SessionId(77)});
+    control::Hello hello;
+    hello.peer = P(1);
+    hello.endpoints = {"10.0.0.1:29700"};
+    hello.protocol = control::kProtocolVersion;
+    hello.groups = std::move(groups);
+    hello.store = 5;
+    hello.term = 1;
+    hello.coordinator = "another";
+    other.Step(FromPeer{SessionId(77), hello});
+  };
+  say_hello({{G(), Epoch(1), {MemberId(1)}}});
+  ASSERT_EQ(other.closings().size(), 1u);
+  EXPECT_EQ(other.closings().back(),
+            "refused: p1 has members in store 0000000000000005, and this coordinator has store "
+            "0000000000000001: list only coordinators of one store in --coordinator, or let the "
+            "members leave first");
+  EXPECT_FALSE(other.core().HasPeer(P(1)));
+}
+
+TEST(Recovery, ADrainOfAPeerWithoutMembersWaitsForItToComeBack) {
+  Harness h;
+  h.Attach(P(1));
+  h.Drain(P(1));
+  EXPECT_EQ(h.store().drains.count(P(1)), 1u);
+  h.Boot();
+  h.Pass();
+  h.Attach(P(1));
+  EXPECT_EQ(h.Take(P(1)), (std::vector<std::string>{"Drain", "Drain"}));
+  h.Close(P(1));
+  EXPECT_EQ(h.store().drains.count(P(1)), 1u);
+  h.Wait(2000);
+  EXPECT_TRUE(h.store().drains.empty());
+  EXPECT_FALSE(h.core().HasPeer(P(1)));
+}
+
+TEST(Recovery, ADrainedPeerWithoutMembersThatFallsSilentIsForgotten) {
+  Harness h;
+  h.Attach(P(1));
+  h.Drain(P(1));
+  h.Hang(P(1));
+  h.Wait(4001);
+  EXPECT_FALSE(h.core().HasPeer(P(1)));
+  EXPECT_TRUE(h.store().drains.empty());
+}
+
+TEST(Recovery, ADrainThatWasAcknowledgedOutlivesARestart) {
+  Story s;
+  s.Found(2);
+  s.h.Drain(P(2));
+  s.h.Boot();
+  s.h.ForgetReceived();
+  s.h.Reattach(P(1));
+  s.h.Reattach(P(2));
+  s.h.Run();
+  EXPECT_EQ(s.h.Take(P(2)), std::vector<std::string>{"Drain"});
+  EXPECT_TRUE(s.h.core().GetOverview().groups[0].ring[1].draining);
+  s.Kill(2);
+  s.h.Wait(6000);
+  EXPECT_EQ(s.h.View().members.size(), 1u);
+  EXPECT_TRUE(s.h.store().drains.empty());
+}
+
 TEST(Recovery, VotesThatTheStoreLostAreTakenAsTheyCome) {
   Harness h;
   h.AddLively(P(1));

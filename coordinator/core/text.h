@@ -25,6 +25,17 @@ inline std::string Clean(std::string text) {
   return text;
 }
 
+// 16 hexadecimal digits.
+inline std::string HexText(uint64_t number) {
+  std::string text(16, '0');
+  for (size_t i = 0; i < text.size(); ++i) {
+    text[i] = "0123456789abcdef"[number >> (60 - 4 * i) & 0xf];
+  }
+  return text;
+}
+
+inline constexpr size_t kNamesShownMax = 8;
+
 // "m1,m4,m9"; with `max`, at most that many and how many more there are.
 template <class Ids>
 std::string List(const Ids& ids, const char* separator = ",", size_t max = SIZE_MAX) {
@@ -37,6 +48,10 @@ std::string List(const Ids& ids, const char* separator = ",", size_t max = SIZE_
   }
   if (count > max) text += " and " + std::to_string(count - max) + " more";
   return text;
+}
+
+inline std::string LinkText(PeerId from, PeerId to, const std::string& reason) {
+  return ToString(from) + " lost its link to " + ToString(to) + ": " + reason;
 }
 
 }  // namespace longhaul::coordinator

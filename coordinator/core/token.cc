@@ -103,6 +103,18 @@ bool SameSecret(const std::string& a, const std::string& b) {
   return different == 0;
 }
 
+uint64_t PreparationId(const std::string& incarnation, const GroupKey& group, Epoch epoch) {
+  std::string data("longhaul preparation 1\0", 23);
+  AppendLittle(group.group, 4, &data);
+  AppendLittle(epoch.value(), 8, &data);
+  AppendLittle(group.run.size(), 8, &data);
+  data += group.run + incarnation;
+  const std::array<uint8_t, 16> hash = SipHash128({}, data);
+  uint64_t id = 0;
+  for (size_t i = 0; i < 8; ++i) id |= uint64_t{hash[i]} << (8 * i);
+  return id == 0 ? 1 : id;
+}
+
 std::string EpochToken(const std::string& run_secret, uint32_t group, Epoch epoch) {
   std::string data("longhaul epoch token 1\0", 23);
   AppendLittle(group, 4, &data);

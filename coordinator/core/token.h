@@ -31,6 +31,10 @@ std::string PeerSecret(const std::string& entropy, PeerId peer);
 // Takes the same time whatever the secrets are, if both have the same size.
 bool SameSecret(const std::string& a, const std::string& b);
 
+// Names one preparation of an epoch: random as the name of the coordinator's start is, and no
+// secret. Never 0.
+uint64_t PreparationId(const std::string& incarnation, const GroupKey& group, Epoch epoch);
+
 // What authenticates the lanes of one epoch of one group.
 std::string EpochToken(const std::string& run_secret, uint32_t group, Epoch epoch);
 

@@ -59,6 +59,8 @@ grpc::StatusCode CodeOf(StreamEnd end) {
       return grpc::StatusCode::INVALID_ARGUMENT;
     case StreamEnd::kStranger:
       return grpc::StatusCode::PERMISSION_DENIED;
+    case StreamEnd::kOtherStore:
+      return grpc::StatusCode::FAILED_PRECONDITION;
   }
   return grpc::StatusCode::INTERNAL;
 }

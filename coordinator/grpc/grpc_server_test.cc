@@ -109,6 +109,7 @@ class GrpcServerTest : public ::testing::Test {
     v1::PeerMessage ready;
     *ready.mutable_epoch_ready()->mutable_group() = message.prepare_epoch().group();
     ready.mutable_epoch_ready()->set_epoch(message.prepare_epoch().epoch());
+    ready.mutable_epoch_ready()->set_preparation(message.prepare_epoch().preparation());
     EXPECT_TRUE(attached->Write(ready));
     EXPECT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kCommitEpoch, &message));
     return attached;

@@ -241,6 +241,14 @@ v1::JournalStart StartOf(const CoreConfig& config, const Records& records) {
     r->set_secret_digest(SecretDigest(run.secret));
   }
   for (const auto& [key, group] : records.groups) Fill(group, start.add_groups());
+  start.set_store(records.store.store);
+  start.set_term(records.store.term);
+  start.set_new_store(config.store);
+  for (const auto& [peer, reason] : records.drains) {
+    v1::JournalDrain* const drain = start.add_drains();
+    drain->set_peer(peer.value());
+    drain->set_reason(reason);
+  }
   return start;
 }
 
@@ -253,6 +261,10 @@ v1::JournalEvent EventOf(const Event& event, Tick now, const std::string& entrop
 
 absl::StatusOr<Records> RecordsOf(const v1::JournalStart& start) {
   Records records;
+  records.store = {start.store(), start.term()};
+  for (const v1::JournalDrain& drain : start.drains()) {
+    records.drains.emplace(PeerId(drain.peer()), drain.reason());
+  }
   for (const v1::JournalRun& run : start.runs()) {
     // Tokens derive from it, and nothing is decided by a token.
     records.runs[run.run()] = {run.run(), run.next_member(), std::string(32, 's')};

@@ -10,7 +10,7 @@
 
 namespace longhaul::coordinator {
 
-inline constexpr uint32_t kJournalFormat = 3;
+inline constexpr uint32_t kJournalFormat = 4;
 // Length and checksum.
 inline constexpr size_t kJournalHeadBytes = 8;
 // The start of a journal holds all records; no other record comes near.

@@ -64,17 +64,22 @@ class JournalTest : public ::testing::Test {
     hello.secret = secret;
     Step(FromPeer{session, hello}, 1);
   }
+  control::EpochReady ReadyFor(const GroupKey& group, uint64_t epoch) const {
+    const uint64_t preparation =
+        PreparationId(core_->GetOverview().incarnation, group, Epoch(epoch));
+    return {group, Epoch(epoch), {}, preparation};
+  }
   // Two peers join; one is evicted, the other's stream closes and it dies.
   void Story() {
     const GroupKey group{"run", 0};
     Hello(1);
     Step(FromPeer{SessionId(1), control::Join{1, group, "t"}}, 1);
-    Step(FromPeer{SessionId(1), control::EpochReady{group, Epoch(1), {}}}, 1);
+    Step(FromPeer{SessionId(1), ReadyFor(group, 1)}, 1);
     Hello(2);
     Step(FromPeer{SessionId(2), control::Join{1, group, "t"}}, 1);
     Step(FromPeer{SessionId(1), control::Vote{group, MemberId(1), 1}}, 1);
     for (uint64_t p : {1, 2}) {
-      Step(FromPeer{SessionId(p), control::EpochReady{group, Epoch(2), {}}}, 1);
+      Step(FromPeer{SessionId(p), ReadyFor(group, 2)}, 1);
     }
     // They agree on a state, which the second has to fetch.
     const control::SyncOffer offer{1, control::SyncStrategy::kPopular, 13, {1, 1}, {2, 2}};
@@ -88,10 +93,11 @@ class JournalTest : public ::testing::Test {
     Step(RingOrdered{7, group, {PeerId(2), PeerId(1)}, {1, 2, 3, 4, 5}, {5, 4, 3, 2, 1}}, 1);
     Step(DrainPeer{PeerId(2), "x"}, 1);
     Step(EvictMember{group, MemberId(2), "x"}, 1);
-    Step(FromPeer{SessionId(1), control::EpochReady{group, Epoch(3), {}}}, 1);
+    Step(FromPeer{SessionId(1), ReadyFor(group, 3)}, 1);
     Step(SessionClosed{SessionId(2)}, 1);
     Step(SessionClosed{SessionId(1)}, 1);
-    Step(TimePassed{}, 4000);
+    Step(TimePassed{}, 2000);
+    Step(TimePassed{}, 2000);
   }
   std::string Bytes() const {
     std::ifstream file(path_, std::ios::binary);
@@ -118,8 +124,8 @@ TEST_F(JournalTest, AStoryIsReplayedToTheSameStates) {
   Story();
   const auto report = Replay(path_, {});
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->events, 21u);
-  EXPECT_EQ(report->digests, 21u);
+  EXPECT_EQ(report->events, 22u);
+  EXPECT_EQ(report->digests, 22u);
   EXPECT_EQ(report->torn, "");
   ASSERT_EQ(report->overview.groups.size(), 1u);
   EXPECT_EQ(report->overview.groups[0].committed, Epoch(4));

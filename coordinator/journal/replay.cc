@@ -91,10 +91,12 @@ absl::StatusOr<CoordinatorCore> MakeCore(const Reader& reader, const v1::Journal
                      kJournalFormat, "; use the lh-replay of release ", start.version()));
   }
   if (start.detect_ms() == 0) return reader.Damaged("detect_ms is 0");
+  if (start.new_store() == 0) return reader.Damaged("new_store is 0");
   auto records = RecordsOf(start);
   if (!records.ok()) return reader.Damaged(std::string(records.status().message()));
   CoreConfig config;
   config.incarnation = start.incarnation();
+  config.store = start.new_store();
   config.detect_ms = start.detect_ms();
   config.ring_interval_ms = start.ring_interval_ms();
   config.entropy = ReplayEntropy();

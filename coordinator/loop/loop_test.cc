@@ -80,6 +80,7 @@ class FakePort final : public SessionPort {
     }
     if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
       epoch_ = prepare->epoch.value();
+      preparation_ = prepare->preparation;
     }
     journal_->Add(name_ + " " + kNames[message.index()]);
   }
@@ -90,6 +91,7 @@ class FakePort final : public SessionPort {
 
   std::atomic<uint64_t> member_{0};
   std::atomic<uint64_t> epoch_{0};
+  std::atomic<uint64_t> preparation_{0};
 
  private:
   Journal* const journal_;
@@ -129,7 +131,8 @@ class LoopTest : public ::testing::Test {
     EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
     loop_->PostMessage(*session, control::Join{1, {"run", 0}, "t"});
     EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
-    loop_->PostMessage(*session, control::EpochReady{{"run", 0}, Epoch(port->epoch_), {}});
+    loop_->PostMessage(
+        *session, control::EpochReady{{"run", 0}, Epoch(port->epoch_), {}, port->preparation_});
     EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
     return *session;
   }

@@ -30,10 +30,12 @@ namespace longhaul::coordinator {
 namespace {
 
 constexpr int kApplicationId = 0x4c48434f;  // "LHCO"
-constexpr int kSchemaVersion = 4;
+constexpr int kSchemaVersion = 5;
 constexpr int kBusyTimeoutMs = 5000;
 
 constexpr char kSchema[] = R"(
+CREATE TABLE store(store INTEGER NOT NULL, term INTEGER NOT NULL);
+CREATE TABLE drains(peer TEXT NOT NULL PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE runs(
   run TEXT NOT NULL PRIMARY KEY, next_member INTEGER NOT NULL, secret BLOB NOT NULL);
 CREATE TABLE groups(
@@ -257,6 +259,8 @@ class SqliteStore final : public Store {
   absl::Status CheckFormat();
   absl::Status Configure();
 
+  absl::Status LoadStore(Records* records);
+  absl::Status LoadDrains(Records* records);
   absl::Status LoadRuns(Records* records);
   absl::Status LoadGroups(Records* records);
   absl::Status LoadMembers(Records* records);
@@ -268,6 +272,9 @@ class SqliteStore final : public Store {
   absl::Status ForEach(const char* sql, Row row);
 
   absl::Status Write(const Mutation& mutation);
+  absl::Status Write(const PutStore& put);
+  absl::Status Write(const PutDrain& put);
+  absl::Status Write(const DeleteDrain& gone);
   absl::Status Write(const PutRun& put);
   absl::Status Write(const DeleteRun& gone);
   absl::Status Write(const PutGroup& put);
@@ -401,6 +408,24 @@ absl::Status SqliteStore::ForEach(const char* sql, Row row) {
     if (const std::string wrong = row(statement); !wrong.empty()) return Corrupt(wrong);
   }
   return step == SQLITE_DONE ? absl::OkStatus() : Error("cannot read");
+}
+
+absl::Status SqliteStore::LoadStore(Records* records) {
+  return ForEach("SELECT store, term FROM store", [&](Statement& row) -> std::string {
+    if (records->store.store != 0) return "it has two names";
+    records->store.store = row.TakeInt();
+    records->store.term = row.TakeInt();
+    return records->store.store == 0 ? "its name is 0" : "";
+  });
+}
+
+absl::Status SqliteStore::LoadDrains(Records* records) {
+  return ForEach("SELECT peer, reason FROM drains", [&](Statement& row) -> std::string {
+    bool bad = false;
+    const PeerId peer = row.TakePeer(&bad);
+    records->drains.emplace(peer, row.TakeText());
+    return bad ? "bad row in table drains" : "";
+  });
 }
 
 absl::Status SqliteStore::LoadRuns(Records* records) {
@@ -538,6 +563,8 @@ absl::Status SqliteStore::LoadBlocked(Records* records) {
 
 absl::StatusOr<Records> SqliteStore::Load() {
   Records records;
+  LH_RETURN_IF_ERROR(LoadStore(&records));
+  LH_RETURN_IF_ERROR(LoadDrains(&records));
   LH_RETURN_IF_ERROR(LoadRuns(&records));
   LH_RETURN_IF_ERROR(LoadGroups(&records));
   LH_RETURN_IF_ERROR(LoadMembers(&records));
@@ -562,6 +589,31 @@ absl::Status SqliteStore::Write(const Mutation& mutation) {
   LH_RETURN_IF_ERROR(std::visit([this](const auto& m) { return Write(m); }, mutation));
   coordinator::Apply(mutation, &records_);
   return absl::OkStatus();
+}
+
+absl::Status SqliteStore::Write(const PutStore& put) {
+  {
+    LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared, Prepare("DELETE FROM store"));
+    Statement statement(prepared);
+    LH_RETURN_IF_ERROR(Run(statement));
+  }
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
+                      Prepare("INSERT INTO store(store, term) VALUES(?, ?)"));
+  Statement statement(prepared);
+  return Run(statement.Int(put.record.store).Int(put.record.term));
+}
+
+absl::Status SqliteStore::Write(const PutDrain& put) {
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared,
+                      Prepare("INSERT OR REPLACE INTO drains(peer, reason) VALUES(?, ?)"));
+  Statement statement(prepared);
+  return Run(statement.Text(ToString(put.peer)).Text(put.reason));
+}
+
+absl::Status SqliteStore::Write(const DeleteDrain& gone) {
+  LH_ASSIGN_OR_RETURN(sqlite3_stmt * prepared, Prepare("DELETE FROM drains WHERE peer=?"));
+  Statement statement(prepared);
+  return Run(statement.Text(ToString(gone.peer)));
 }
 
 absl::Status SqliteStore::Write(const PutRun& put) {

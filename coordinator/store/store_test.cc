@@ -119,6 +119,13 @@ TEST_P(StoreContract, KeepsEveryFieldOfEveryRecord) {
   ApplyAndCompare({PutRun{SomeRun("b")}, PutGroup{SomeGroup("b", UINT32_MAX)}});
 }
 
+TEST_P(StoreContract, KeepsItsNameItsTermAndDrains) {
+  ApplyAndCompare({PutStore{{UINT64_MAX, 1}}, PutDrain{PeerId(0x1f), "a \"reason\""}});
+  ApplyAndCompare(
+      {PutStore{{UINT64_MAX, 2}}, PutDrain{PeerId(0x1f), "another"}, PutDrain{PeerId(2), ""}});
+  ApplyAndCompare({DeleteDrain{PeerId(0x1f)}, DeleteDrain{PeerId(3)}});
+}
+
 TEST_P(StoreContract, ReplacesAndDeletes) {
   ApplyAndCompare({PutRun{SomeRun("a")}, PutGroup{SomeGroup("a", 0)}, PutGroup{SomeGroup("a", 1)}});
   GroupRecord group = SomeGroup("a", 0);
@@ -224,16 +231,16 @@ TEST_F(SqliteFile, SecondCoordinatorIsRefusedUntilTheFirstIsGone) {
 
 TEST_F(SqliteFile, FileOfANewerVersionIsRefused) {
   Create();
-  Execute("PRAGMA user_version=5");
+  Execute("PRAGMA user_version=6");
   EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
-              HasSubstr("its schema is 5, this version knows up to 4"));
+              HasSubstr("its schema is 6, this version knows up to 5"));
 }
 
 TEST_F(SqliteFile, FileOfAnOlderVersionIsRefusedWithWhatToDo) {
   Create();
-  Execute("PRAGMA user_version=3");
+  Execute("PRAGMA user_version=4");
   EXPECT_THAT(Error(absl::StatusCode::kFailedPrecondition),
-              HasSubstr("its schema is 3, this version writes 4; end the runs with the older one"));
+              HasSubstr("its schema is 4, this version writes 5; end the runs with the older one"));
 }
 
 TEST_F(SqliteFile, AStateThatIsNoDigestIsRefused) {

@@ -57,6 +57,8 @@ const char* CodeName(grpc::StatusCode code) {
       return "CANCELLED";
     case grpc::StatusCode::INVALID_ARGUMENT:
       return "INVALID_ARGUMENT";
+    case grpc::StatusCode::FAILED_PRECONDITION:
+      return "FAILED_PRECONDITION";
     case grpc::StatusCode::ABORTED:
       return "ABORTED";
     case grpc::StatusCode::UNAVAILABLE:
@@ -121,6 +123,12 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     GiveUpLocked(why);
   }
 
+  void Refuse(const std::string& why) {
+    MutexLock lock(&mutex_);
+    refused_ = true;
+    GiveUpLocked(why);
+  }
+
   // Waits until the stream stands or is done, or until the deadline.
   void WaitUntilStanding(Clock::time_point deadline) {
     MutexLock lock(&mutex_);
@@ -140,7 +148,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   // Once it is done.
   bool worked() {
     MutexLock lock(&mutex_);
-    return worked_;
+    return worked_ && !refused_;
   }
   uint32_t detect_ms() {
     MutexLock lock(&mutex_);
@@ -254,6 +262,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // stays true when it ends
   bool said_hello_ ABSL_GUARDED_BY(mutex_) = false;
   bool worked_ ABSL_GUARDED_BY(mutex_) = false;  // a message came
+  bool refused_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
@@ -277,6 +286,15 @@ class ControlClientImpl final : public ControlClient {
       stream = stream_;
     }
     return stream != nullptr && stream->Send(message);
+  }
+
+  void Refuse(const std::string& reason) override {
+    std::shared_ptr<Stream> stream;
+    {
+      MutexLock lock(&mutex_);
+      stream = stream_;
+    }
+    if (stream != nullptr) stream->Refuse(absl::StrCat("this peer refuses it: ", reason));
   }
 
   void Stop() override {

@@ -2,6 +2,7 @@
 //
 //   connecting --(stream stands)--> connected() --> message()... --(stream ends)--> disconnected()
 //   connecting --(refused, or not there in time)--> disconnected()
+//   connected --(Refuse())--> disconnected()
 //   disconnected() --(pause)--> connecting, at the next address unless this one had worked
 //
 // Pauses rise from 50 to 500 ms with each round of failures, with jitter, so that the peers of a
@@ -47,6 +48,10 @@ class ControlClient {
   // The first message on a stream is Hello: others are dropped before it, and a second Hello is.
   // The owner learns of streams by mail, so what it says may be meant for the stream before.
   virtual bool Send(const control::PeerMessage& message) = 0;
+
+  // The stream that stands leads to a coordinator that the owner does not follow: ends the stream,
+  // and goes on to the next address. Any thread.
+  virtual void Refuse(const std::string& reason) = 0;
 
   // Ends the stream. After it returns no callback is called any more. Safe to repeat.
   virtual void Stop() = 0;

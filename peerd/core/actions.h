@@ -237,10 +237,17 @@ struct BreakLink {
   std::string reason;
 };
 
-using Action = std::variant<ToCoordinator, JoinDone, StepDone, SyncEnded, TakeDone, LeaveDone,
-                            PostDone, WorldChanged, MemberGone, OpenLinks, KeepLinks, SendReady,
-                            SendDone, StartAttempt, CreditAttempt, StopAttempt, FinishAttempt,
-                            ServeState, EndServe, StartTransfer, ChangeSources, StopTransfer,
-                            CompareManifest, FaultOver, Drained, LogLine, BreakLink>;
+// The stream leads to a coordinator that this peer may not follow: end it, and go on to the next
+// address. CoordinatorDown follows.
+struct RefuseCoordinator {
+  std::string reason;
+};
+
+using Action =
+    std::variant<ToCoordinator, JoinDone, StepDone, SyncEnded, TakeDone, LeaveDone, PostDone,
+                 WorldChanged, MemberGone, OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt,
+                 CreditAttempt, StopAttempt, FinishAttempt, ServeState, EndServe, StartTransfer,
+                 ChangeSources, StopTransfer, CompareManifest, FaultOver, Drained, LogLine,
+                 BreakLink, RefuseCoordinator>;
 
 }  // namespace longhaul::peerd

@@ -439,6 +439,7 @@ class Loop {
   void Carry(Host&, const Drained&) { FAIL(); }
   void Carry(Host&, const LogLine& a) { last_log_ = a.text; }
   void Carry(Host&, const BreakLink& a) { FAIL() << "protocol broken: " << a.reason; }
+  void Carry(Host&, const RefuseCoordinator& a) { FAIL() << "refused: " << a.reason; }
 
   // Bytes flow over links that stand, between attempts that run.
   bool CanComplete(const Host& host, const RunState& run) {

@@ -77,8 +77,8 @@ Epoch EpochFollower::Newest() const {
 // ------------------------------------------------------------------------------ the coordinator
 
 std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) const {
-  if (message.epoch < Newest() || message.epoch == history_.committed()) {
-    return "it is older than epoch " + ToString(Newest());
+  if (message.epoch <= Newest()) {
+    return "it is no newer than epoch " + ToString(Newest());
   }
   if (std::string problem = ProblemOf(message, self_); !problem.empty()) return problem;
   if (history_.empty()) return "";
@@ -121,7 +121,8 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
 
 bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detect_ms, Tick now,
                             std::vector<Action>* out) {
-  if (preparation_ && preparation_->message.epoch == message.epoch) {
+  if (preparation_ && preparation_->message.epoch == message.epoch &&
+      preparation_->message.preparation == message.preparation) {
     // Repeated after a reconnect.
     SendAnswer(out);
     return false;
@@ -282,9 +283,11 @@ Tick EpochFollower::NextDeadline() const {
 void EpochFollower::SendAnswer(std::vector<Action>* out) const {
   const Epoch epoch = preparation_->message.epoch;
   if (preparation_->answer == Answer::kReady) {
-    out->push_back(ToCoordinator{control::EpochReady{group_, epoch, preparation_->ops}});
+    out->push_back(ToCoordinator{
+        control::EpochReady{group_, epoch, preparation_->ops, preparation_->message.preparation}});
   } else if (preparation_->answer == Answer::kFailed) {
-    out->push_back(ToCoordinator{control::EpochFailed{group_, epoch, preparation_->unreachable}});
+    out->push_back(ToCoordinator{control::EpochFailed{group_, epoch, preparation_->unreachable,
+                                                      preparation_->message.preparation}});
   }
 }
 
@@ -294,6 +297,14 @@ void EpochFollower::Resend(std::vector<Action>* out) const {
     out->push_back(
         ToCoordinator{control::LinkLost{group_, Newest(), peer, why.reason, why.silent_ms}});
   }
+}
+
+void EpochFollower::Forget(std::vector<Action>* out) {
+  if (!preparation_) return;
+  const Epoch epoch = preparation_->message.epoch;
+  preparation_.reset();
+  reported_.clear();
+  out->push_back(KeepLinks{group_, epoch, {}});
 }
 
 void EpochFollower::Reset() {
@@ -325,6 +336,7 @@ void EpochFollower::AddTo(Digester* digest) const {
   digest->Add(uint64_t{preparation_.has_value()});
   if (preparation_) {
     digest->Add(preparation_->message.epoch).Add(preparation_->deadline);
+    digest->Add(preparation_->message.preparation);
     digest->Add(static_cast<uint64_t>(preparation_->answer)).Add(preparation_->message.token);
     for (const auto& [peer, link] : preparation_->links) {
       digest->Add(peer).Add(static_cast<uint64_t>(link.state)).Add(link.reason);

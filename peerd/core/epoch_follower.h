@@ -37,6 +37,10 @@ class EpochFollower {
 
   const EpochHistory& history() const { return history_; }
   bool preparing() const { return preparation_.has_value(); }
+  // nullptr: there is no preparation.
+  const control::PrepareEpoch* prepared() const {
+    return preparation_ ? &preparation_->message : nullptr;
+  }
   // A preparation that freezes stands.
   bool freezing() const { return preparation_ && preparation_->message.freeze; }
   // Of the preparation; empty if there is none.
@@ -79,6 +83,8 @@ class EpochFollower {
   void Resend(std::vector<Action>* out) const;
   // No local member is admitted any more: back to no epoch. A preparation goes on.
   void Reset();
+  // The coordinator knows no local member (any more), so nobody is in the preparation.
+  void Forget(std::vector<Action>* out);
 
   void CheckInvariants() const;
   void AddTo(Digester* digest) const;

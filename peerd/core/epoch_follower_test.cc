@@ -87,6 +87,19 @@ TEST_F(EpochFollowerTest, ARepeatedPrepareIsAnsweredAgain) {
   EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
 }
 
+TEST_F(EpochFollowerTest, AnotherPreparationOfTheSameNumberIsNotAnswered) {
+  ASSERT_TRUE(Prepare(First()));
+  epochs_.LinkUp(kTwo);
+  epochs_.Ready({}, &out_);
+  EXPECT_EQ(Sent<control::EpochReady>(out_).at(0).preparation, First().preparation);
+  control::PrepareEpoch other = First();
+  other.preparation = 5;
+  EXPECT_FALSE(Prepare(other));
+  EXPECT_TRUE(Sent<control::EpochReady>(out_).empty());
+  EXPECT_EQ(Get<LogLine>(out_).size(), 1u);
+  EXPECT_EQ(epochs_.prepared()->preparation, First().preparation);
+}
+
 TEST_F(EpochFollowerTest, TellsAllThatFailedOnceEveryLinkIsDecided) {
   ASSERT_TRUE(Prepare(Admit(1)));
   Down(kTwo, false, "refused by h:1");

@@ -414,6 +414,12 @@ std::vector<MemberId> LocalMembers::MembersOf(const GroupKey& group) const {
   return members;
 }
 
+bool LocalMembers::AnyNumbered() const {
+  return std::any_of(members_.begin(), members_.end(), [](const auto& entry) {
+    return entry.second.member && !entry.second.removed;
+  });
+}
+
 bool LocalMembers::HasAny(const GroupKey& group) const {
   return std::any_of(members_.begin(), members_.end(),
                      [&](const auto& entry) { return entry.second.group == group; });

@@ -122,6 +122,8 @@ class LocalMembers {
   bool empty() const { return members_.empty(); }
   // Known to the coordinator, by member id.
   std::vector<MemberId> MembersOf(const GroupKey& group) const;
+  // Of any group.
+  bool AnyNumbered() const;
   bool HasAny(const GroupKey& group) const;
   bool HasAdmitted(const GroupKey& group) const;
   // Every admitted member of the group is removed, and only waits for its posts.

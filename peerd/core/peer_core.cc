@@ -138,6 +138,9 @@ class PeerCore::Impl {
   bool ReadyToCount(const LocalMember& local, const SyncRequest* request);
   void BeginSync(const LocalMember& local, const SyncRequest& request, bool with_vote);
   void BeginBackground(const LocalMember& local, const SyncRequest& request);
+  // Why this peer may not follow the coordinator; "" if it may.
+  std::string ProblemWith(const control::Welcome& message) const;
+  control::GroupState StateOf(const GroupKey& key, const Group& group) const;
   void Send(control::PeerMessage message) { out_.push_back(ToCoordinator{std::move(message)}); }
   void Ignore(const char* what, const GroupKey& group);
   Group* FindGroup(const GroupKey& key);
@@ -168,9 +171,10 @@ class PeerCore::Impl {
   LocalSyncs syncs_{config_.detect_ms};
   std::map<GroupKey, std::unique_ptr<Group>> groups_;
   std::set<std::pair<std::string, PeerId>> links_up_;
+  control::Welcome welcome_;     // the last that was accepted; store 0: none was
   bool coordinator_up_ = false;  // the stream stands
-  bool welcomed_ = false;        // and the coordinator has not refused this peer
-  std::string secret_;           // of the last Welcome: proves that the next stream is this peer's
+  bool refused_ = false;         // what still comes on it is for nobody
+  bool welcomed_ = false;        // neither has the coordinator refused this peer, nor the peer it
   Tick coordinator_down_since_;
   Tick beat_due_ = kNever;
   std::optional<Drain> drain_;
@@ -203,8 +207,22 @@ Group* PeerCore::Impl::FindGroup(const GroupKey& key) {
 
 // ------------------------------------------------------------------------------ control stream
 
+// What is deferred is as good as prepared: it will be.
+control::GroupState PeerCore::Impl::StateOf(const GroupKey& key, const Group& group) const {
+  control::GroupState state{key, group.epochs.history().committed(), members_.MembersOf(key)};
+  const control::PrepareEpoch* const prepared =
+      group.deferred ? &*group.deferred : group.epochs.prepared();
+  if (prepared != nullptr) {
+    state.prepared = prepared->epoch;
+    state.preparation = prepared->preparation;
+    state.frozen = prepared->freeze;
+  }
+  return state;
+}
+
 void PeerCore::Impl::On(const CoordinatorUp&) {
   coordinator_up_ = true;
+  refused_ = false;
   beat_due_ = now_ + BeatUs();
   members_.ForgetUnheard();
   control::Hello hello;
@@ -214,12 +232,16 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
   hello.lanes = config_.lanes;
   hello.version = config_.version;
   hello.host = config_.host;
-  hello.secret = secret_;
   for (const auto& [key, group] : groups_) {
-    std::vector<MemberId> members = members_.MembersOf(key);
-    if (members.empty()) continue;
-    hello.groups.push_back({key, group->epochs.history().committed(), std::move(members)});
+    control::GroupState state = StateOf(key, *group);
+    // Messages about its epochs follow, even if no member of it is left.
+    if (state.members.empty() && !state.committed && !state.prepared) continue;
+    hello.groups.push_back(std::move(state));
   }
+  hello.secret = welcome_.secret;
+  hello.store = welcome_.store;
+  hello.term = welcome_.term;
+  hello.coordinator = welcome_.coordinator;
   Send(std::move(hello));
   if (drain_) Send(control::Draining{});
   members_.Resend([this](LocalId id) { return syncs_.OfferOf(id); }, &out_);
@@ -228,18 +250,42 @@ void PeerCore::Impl::On(const CoordinatorUp&) {
 }
 
 void PeerCore::Impl::On(const CoordinatorDown&) {
-  coordinator_up_ = false;
+  coordinator_up_ = refused_ = false;
   if (std::exchange(welcomed_, false)) coordinator_down_since_ = now_;
   beat_due_ = kNever;
 }
 
 void PeerCore::Impl::On(const FromCoordinator& event) {
+  if (refused_) return;
   std::visit([this](const auto& message) { Take(message); }, event.message);
 }
 
+std::string PeerCore::Impl::ProblemWith(const control::Welcome& message) const {
+  if (welcome_.store == 0) return "";
+  if (message.store != welcome_.store) {
+    if (!members_.AnyNumbered()) return "";
+    return "it has another store than the coordinator that the members here are of: list only "
+           "coordinators of one store, or let the members leave first";
+  }
+  const bool later = message.term > welcome_.term;
+  const bool same = message.term == welcome_.term && message.coordinator == welcome_.coordinator;
+  return later || same ? "" : "a later start of a coordinator on its store is known here";
+}
+
 void PeerCore::Impl::Take(const control::Welcome& message) {
+  if (const std::string problem = ProblemWith(message); !problem.empty()) {
+    out_.push_back(LogLine{
+        "coordinator refused coordinator=" + message.coordinator +
+        " term=" + std::to_string(message.term) + " known_coordinator=" + welcome_.coordinator +
+        " known_term=" + std::to_string(welcome_.term) + " why=\"" + problem + "\""});
+    out_.push_back(RefuseCoordinator{problem});
+    refused_ = true;
+    coordinator_up_ = welcomed_ = false;
+    beat_due_ = kNever;
+    return;
+  }
+  welcome_ = message;
   welcomed_ = coordinator_up_;
-  secret_ = message.secret;
   if (message.detect_ms == 0) return;
   detect_ms_ = message.detect_ms;
   syncs_.SetDetectMs(detect_ms_);
@@ -360,7 +406,14 @@ void PeerCore::Impl::Take(const control::AbortEpoch& message) {
 void PeerCore::Impl::Take(const control::Removed& message) {
   // Unknown: the answer to a Leave that was sent twice.
   const LocalMember* const local = members_.Removed(message, &out_);
-  if (local != nullptr) TakeOut(*local);
+  if (local != nullptr) return TakeOut(*local);
+  // It asks again, and the number that it gets may be prepared under a number of old.
+  Group* const group = FindGroup(message.group);
+  if (group == nullptr || group->current() != nullptr) return;
+  if (!members_.MembersOf(message.group).empty()) return;
+  group->epochs.Forget(&out_);
+  group->ops.Expect({});
+  ForgetLinks();
 }
 
 void PeerCore::Impl::TakeOut(const LocalMember& local) {
@@ -745,9 +798,10 @@ std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
     clone->groups_.emplace(key, std::make_unique<Group>(*group, &clone->counters_));
   }
   clone->links_up_ = links_up_;
+  clone->welcome_ = welcome_;
   clone->coordinator_up_ = coordinator_up_;
+  clone->refused_ = refused_;
   clone->welcomed_ = welcomed_;
-  clone->secret_ = secret_;
   clone->coordinator_down_since_ = coordinator_down_since_;
   clone->beat_due_ = beat_due_;
   clone->drain_ = drain_;
@@ -757,8 +811,9 @@ std::unique_ptr<PeerCore::Impl> PeerCore::Impl::Clone() const {
 uint64_t PeerCore::Impl::Digest() const {
   Digester digest;
   digest.Add(uint64_t{detect_ms_}).Add(counters_.next_ordinal).Add(uint64_t{coordinator_up_});
+  digest.Add(welcome_.store).Add(welcome_.term).Add(welcome_.coordinator).Add(welcome_.secret);
+  digest.Add(uint64_t{refused_});
   digest.Add(uint64_t{welcomed_})
-      .Add(secret_)
       .Add(coordinator_down_since_)
       .Add(beat_due_)
       .Add(counters_.committed);
@@ -773,6 +828,7 @@ uint64_t PeerCore::Impl::Digest() const {
     digest.Add(key).Add(uint64_t{group->pending});
     digest.Add(group->bytes_sent).Add(group->bytes_received);
     digest.Add(group->deferred ? group->deferred->epoch : Epoch());
+    digest.Add(group->deferred ? group->deferred->preparation : 0);
     digest.Add(uint64_t{group->agreed.has_value()});
     if (group->agreed) digest.Add(group->agreed->revision).Add(group->agreed->state);
     group->epochs.AddTo(&digest);

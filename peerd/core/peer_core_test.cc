@@ -165,7 +165,7 @@ TEST_F(PeerCoreTest, NothingIsSaidWhileTheStreamIsDownAndAllOfItAfterwards) {
   Give(CoordinatorUp{});
   ASSERT_GE(out_.size(), 3u);
   EXPECT_EQ(Sent<control::Hello>(out_).at(0).groups.at(0),
-            (control::GroupState{kGroup, Epoch(), {MemberId(1)}}));
+            (control::GroupState{kGroup, Epoch(), {MemberId(1)}, Epoch(1), 1001}));
   EXPECT_EQ(Sent<control::Join>(out_).size(), 1u);
   EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
   Commit(1);
@@ -189,6 +189,80 @@ TEST_F(PeerCoreTest, OpsGoOnWithoutTheCoordinator) {
   EXPECT_EQ(Get<PostDone>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(1), Epoch(), false})).size(),
             1u);
   EXPECT_EQ(core_.GetStats().ops_committed, 1u);
+}
+
+// The store of the coordinator may have forgotten it.
+TEST_F(PeerCoreTest, HelloTellsWhatIsPreparedAndAnswersNameIt) {
+  EnterTwo();
+  Say(MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}}));
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  EXPECT_EQ(Sent<control::Hello>(out_).at(0).groups.at(0),
+            (control::GroupState{kGroup, Epoch(1), {MemberId(1)}, Epoch(2), 1002, true}));
+  EXPECT_TRUE(Sent<control::EpochReady>(out_).empty());
+  Up(2);
+  ASSERT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+  EXPECT_EQ(Sent<control::EpochReady>(out_)[0].preparation, 1002u);
+}
+
+TEST_F(PeerCoreTest, WhoIsForgottenBeforeItsFirstEpochFollowsLowerNumbersAgain) {
+  Give(CoordinatorUp{});
+  Join(1);
+  Say(MakePrepare(7, 0, 7, 0, {{1, 1, 7}, {2, 2, 7}}));
+  Removed(1, Removal::kUnknown);
+  ASSERT_EQ(Sent<control::Join>(out_).size(), 1u);
+  EXPECT_EQ(Get<KeepLinks>(out_).size(), 1u);
+  Say(control::JoinPending{1, kGroup, MemberId(3)});
+  Say(MakePrepare(1, 0, 1, 0, {{3, 1, 1}}));
+  EXPECT_EQ(Sent<control::EpochReady>(out_).size(), 1u);
+}
+
+TEST_F(PeerCoreTest, ALowerTermOfItsStoreIsRefused) {
+  Give(CoordinatorUp{});
+  Say(control::Welcome{"c5", 300, "", 77, 5});
+  EXPECT_TRUE(out_.empty());
+  Give(CoordinatorDown{});
+  const auto hello = Sent<control::Hello>(Give(CoordinatorUp{}));
+  EXPECT_EQ(hello.at(0).store, 77u);
+  EXPECT_EQ(hello.at(0).term, 5u);
+  EXPECT_EQ(hello.at(0).coordinator, "c5");
+  Say(control::Welcome{"c4", 300, "", 77, 4});
+  ASSERT_EQ(Get<RefuseCoordinator>(out_).size(), 1u);
+  EXPECT_EQ(Get<LogLine>(out_).at(0).text,
+            "coordinator refused coordinator=c4 term=4 known_coordinator=c5 known_term=5 why=\"a "
+            "later start of a coordinator on its store is known here\"");
+  // What follows on the stream is for nobody, and nothing is said on it.
+  Give(LocalJoin{LocalId(1), kGroup, "t"});
+  EXPECT_TRUE(Get<ToCoordinator>(out_).empty());
+  EXPECT_TRUE(Say(control::JoinPending{1, kGroup, MemberId(1)}).empty());
+  EXPECT_EQ(core_.NextDeadline(), kNever);
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  EXPECT_EQ(Sent<control::Join>(out_).size(), 1u);
+  // Two starts of one term: one of them was forgotten.
+  Say(control::Welcome{"other", 300, "", 77, 5});
+  EXPECT_EQ(Get<RefuseCoordinator>(out_).size(), 1u);
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  EXPECT_TRUE(Get<RefuseCoordinator>(Say(control::Welcome{"other", 300, "", 77, 6})).empty());
+}
+
+TEST_F(PeerCoreTest, AnotherStoreIsRefusedWhileThereAreMembers) {
+  Give(CoordinatorUp{});
+  Say(control::Welcome{"a", 300, "", 77, 5});
+  Join(1);
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  EXPECT_EQ(Get<RefuseCoordinator>(Say(control::Welcome{"b", 300, "", 78, 9})).size(), 1u);
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  Say(control::Welcome{"a2", 300, "", 77, 6});
+  EXPECT_TRUE(Get<RefuseCoordinator>(out_).empty());
+  Give(LocalLeave{LocalId(1)});
+  Removed(1, Removal::kLeft);
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  EXPECT_TRUE(Get<RefuseCoordinator>(Say(control::Welcome{"b", 300, "", 78, 9})).empty());
 }
 
 TEST_F(PeerCoreTest, AStepEndsWithTheVoteResult) {

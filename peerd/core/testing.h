@@ -58,6 +58,7 @@ inline control::PrepareEpoch MakePrepare(uint64_t epoch, uint64_t base, uint64_t
   prepare.freeze = attempt == epoch;
   prepare.token = "token" + std::to_string(epoch);
   prepare.cause = "test";
+  prepare.preparation = 1000 + epoch;
   for (const At& at : members) {
     prepare.members.push_back(
         {MemberId(at.member), PeerId(at.peer), Epoch(at.joined), "n", at.counts});

@@ -434,6 +434,10 @@ void DaemonImpl::Carry(Action& action) {
     void operator()(StopTransfer& a) { d->states_->Carry(a); }
     void operator()(CompareManifest& a) { d->states_->Carry(a); }
     void operator()(BreakLink& a) { d->transport_->BreakLink({a.run, a.peer}, a.reason); }
+    void operator()(RefuseCoordinator& a) {
+      d->coordinator_up_ = false;
+      d->control_->Refuse(a.reason);
+    }
     void operator()(FaultOver& a) { d->metrics_->ObserveFault(a); }
     void operator()(Drained&) { d->drained_ = true; }
     void operator()(LogLine& a) { Log(LogLevel::kInfo, a.text); }

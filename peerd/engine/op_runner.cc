@@ -131,7 +131,6 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
     header.phase = segment.phase;
     const uint64_t out = runner_->NewSegmentCookie(shared_from_this(), cookie);
     out_.insert(out);
-    sent_any_ = true;
     runner_->transport_->SendSegment(links_[to], header, data, out, owner_);
   }
 
@@ -142,10 +141,7 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   bool HasWork() const { return (!stopping_ || stopped_) && attempt_->HasWork(); }
 
   // From now on nothing is sent again.
-  void Forget() {
-    runner_->owners_.erase(owner_);
-    if (sent_any_) runner_->transport_->ForgetSegments(owner_);
-  }
+  void Forget() { runner_->owners_.erase(owner_); }
 
   void Complete() override {
     runner_->events_.push_back(
@@ -163,10 +159,9 @@ class OpRunner::Op final : public AttemptSink, public std::enable_shared_from_th
   std::vector<LinkKey> links_;
   std::shared_ptr<Scratch> scratch_;  // outlives the attempt
   std::unique_ptr<Attempt> attempt_;
-  std::string result_;      // of a one-shot op
-  std::set<uint64_t> out_;  // cookies of segments in the transport
-  size_t repeats_ = 0;      // those of them that are sent again
-  bool sent_any_ = false;
+  std::string result_;          // of a one-shot op
+  std::set<uint64_t> out_;      // cookies of segments in the transport
+  size_t repeats_ = 0;          // those of them that are sent again
   bool detached_ = false;       // stopping, and nothing is received any more
   bool answer_stop_ = false;    // AttemptStopped is due once the attempt is idle
   bool answer_finish_ = false;  // AttemptFinished is due once it has no more work

@@ -53,7 +53,6 @@ class Narrow final : public Transport {
   void SendControl(const LinkKey&, const FrameHeader&, std::span<const uint8_t>) override {}
   void SendControlInTime(const LinkKey&, const FrameHeader&, std::span<const uint8_t>) override {}
   void WantDataLanes(const LinkKey&) override {}
-  void ForgetSegments(uint64_t) override {}
   void BreakLink(const LinkKey&, const std::string&) override {}
   void AddMemory(const uint8_t*, size_t) override {}
   void RemoveMemory(const uint8_t*) override {}

@@ -313,6 +313,7 @@ IoId FakeRing::SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback 
 }
 
 IoId FakeRing::SendZeroCopy(int fd, const void* data, size_t bytes, int buffer, IoCallback done) {
+  ++zero_copy_sends_;
   if (buffer >= 0) {
     const auto it = registered_.find(buffer);
     LH_CHECK(it != registered_.end()) << "buffer " << buffer << " is not registered";

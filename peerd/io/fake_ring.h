@@ -61,6 +61,12 @@ class FakeRing final : public Ring, private Sockets {
   void SetDelivery(const TcpDelivery& delivery) { delivery_ = delivery; }
   // Nothing arrives in either direction any more, and nobody is told; false: it goes on.
   void StallConnection(int connection, bool stalled);
+  // What becomes of SendZeroCopy() from now on, as FakeRingOptions say it for the beginning.
+  void SetZeroCopy(bool copies, int error) {
+    options_.zero_copy_copies = copies;
+    options_.zero_copy_error = error;
+  }
+  size_t zero_copy_sends() const { return zero_copy_sends_; }
   // Connections to this address are refused, as if its process were gone.
   void Refuse(const std::string& address, bool refused);
   // Connections to this address neither come about nor fail, as if its host were off.
@@ -202,7 +208,8 @@ class FakeRing final : public Ring, private Sockets {
   bool Step();
   bool JumpTo(Tick until);
 
-  const FakeRingOptions options_;
+  FakeRingOptions options_;
+  size_t zero_copy_sends_ = 0;
   RingFeatures features_;
   Prng random_;
   Tick now_{Seconds(1000)};

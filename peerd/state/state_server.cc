@@ -355,7 +355,6 @@ void StateServer::End(const std::shared_ptr<Answer>& answer) {
     queued_ -= std::erase(it->second.queue, answer);
   }
   owners_.erase(answer->owner);
-  transport_->ForgetSegments(answer->owner);
   if (!answer->out.empty()) {
     transport_->DropSegments({answer->out.begin(), answer->out.end()});
   }

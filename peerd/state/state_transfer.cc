@@ -223,10 +223,8 @@ void StateTransfer::WorkChunks(Tick now) {
   for (const TransferAction& action : plan_->Advance(now)) {
     if (const auto* ask = std::get_if<AskChunk>(&action)) {
       Do(*ask, now);
-    } else if (const auto* drop = std::get_if<DropAsk>(&action)) {
-      Do(*drop);
     } else {
-      Do(std::get<PlaceSpare>(action));
+      Do(std::get<DropAsk>(action));
     }
   }
   EndPlan();
@@ -255,15 +253,9 @@ void StateTransfer::Do(const AskChunk& action, Tick now) {
           .peer = source.peer,
           .plan = action.ask,
           .chunk = action.chunk,
-          .spare = action.spare,
           .bytes = action.chunk.bytes,
           .heard = now};
-  if (ask.spare) {
-    ask.buffer.resize(ask.bytes);
-    ask.place = ask.buffer.data();
-  } else {
-    ask.place = spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk);
-  }
+  ask.place = spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk);
   by_plan_.emplace(action.ask, NewAsk(std::move(ask)));
 }
 
@@ -277,18 +269,6 @@ void StateTransfer::Do(const DropAsk& action) {
     std::erase(local_, it->first);
     Close(it, Ask::Then::kDropped, "");
   }
-}
-
-void StateTransfer::Do(const PlaceSpare& action) {
-  const auto it = asks_.find(by_plan_.at(action.ask));
-  LH_CHECK(it != asks_.end() && it->second.kept);
-  const Ask& ask = it->second;
-  wrote_ = true;
-  std::memcpy(spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk),
-              ask.buffer.data(), ask.bytes);
-  spec_.state->digests[ask.chunk.tensor][ask.chunk.chunk] =
-      expected_[ask.chunk.tensor][ask.chunk.chunk];
-  Erase(it);
 }
 
 void StateTransfer::CopyLocal() {
@@ -391,7 +371,7 @@ void StateTransfer::Close(Asks::iterator it, Ask::Then then, const std::string& 
   Ask& ask = it->second;
   LH_CHECK(!ask.hashing && ask.detaching == 0);
   dirty_ = true;
-  if (!ask.kept) past_.bytes_repeated += ask.placed;
+  past_.bytes_repeated += ask.placed;
   ask.then = then;
   ask.reason = reason;
   if (then == Ask::Then::kDropped && !Local(sources_.at(ask.source))) {
@@ -470,7 +450,7 @@ absl::StatusOr<uint8_t*> StateTransfer::OnDataHeader(const LinkKey& link,
 }
 
 void StateTransfer::WroteTo(const Ask& ask) {
-  if (ask.spare || !ask.plan) return;
+  if (!ask.plan) return;
   wrote_ = true;
   spec_.state->digests[ask.chunk.tensor][ask.chunk.chunk] = Hash128{};
 }
@@ -524,7 +504,7 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
   const bool good = digest == expected_[chunk.tensor][chunk.chunk];
   // Of a member of this host that goes on writing to it.
   const bool changed = !good && spec_.background && ask.peer == spec_.self;
-  if (good && !ask.spare) spec_.state->digests[chunk.tensor][chunk.chunk] = digest;
+  if (good) spec_.state->digests[chunk.tensor][chunk.chunk] = digest;
   if (!good && !ask.dropped && !changed) {
     Wrong(ask.source, absl::StrCat("chunk ", chunk.chunk, " of tensor ", chunk.tensor, " (",
                                    spec_.state->manifest[chunk.tensor].name, ")"));
@@ -535,9 +515,8 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
     Erase(it);
     return plan_->OnChanged(plan);
   }
-  // The plan may have dropped a spare without having said so yet.
-  ask.kept = plan_->OnChunk(ask.plan, good, now);
-  if (!ask.kept) Erase(it);
+  plan_->OnChunk(ask.plan, good, now);
+  Erase(it);
 }
 
 absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& header,
@@ -547,7 +526,7 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
   const auto it = asks_.find(header.attempt.value());
   if (it == asks_.end()) return absl::OkStatus();
   Ask& ask = it->second;
-  if (ask.peer != link.peer || ask.hashing || ask.kept || ask.detaching != 0) {
+  if (ask.peer != link.peer || ask.hashing || ask.detaching != 0) {
     return absl::OkStatus();
   }
   // Complete digests wait for Work().

@@ -5,9 +5,9 @@
 //   any --(no hope | Stop())--> ending --(nothing writes any more)--> done, with the reason
 //
 // Chunks whose digest is right already are not asked for. What to ask of whom is TransferPlan's;
-// this class moves the bytes: asks over the links, receives straight into the tensors (a spare ask
-// into a buffer), hashes what is complete, and takes the result to the plan. A source on this host
-// is read from memory, and while there is one others are not asked.
+// this class moves the bytes: asks over the links, receives straight into the tensors, hashes what
+// is complete, and takes the result to the plan. A source on this host is read from memory, and
+// while there is one others are not asked.
 //
 // A source that does not have the state is asked again for detect_ms: the one that fetches may have
 // been told before the one that serves. Where no source is left, or none can be reached, others may
@@ -142,9 +142,8 @@ class StateTransfer {
     PeerId peer;
     AskId plan;  // 0: for digests
     ChunkToFetch chunk;
-    bool spare = false;
     uint8_t* place = nullptr;
-    std::vector<uint8_t> buffer;  // of digests and of spares
+    std::vector<uint8_t> buffer;  // of digests
     uint64_t bytes = 0;           // of the answer
     uint64_t placed = 0;          // of that, a place was given for
     uint64_t got = 0;
@@ -152,7 +151,6 @@ class StateTransfer {
     bool news = false;  // digests: a piece came
     bool hashing = false;
     bool dropped = false;    // while it was being hashed
-    bool kept = false;       // a spare that was right: waits for PlaceSpare
     uint64_t detaching = 0;  // by this cookie
     // What the plan is told when it is detached.
     enum class Then { kDropped, kRefused, kChanged, kBusy } then = Then::kDropped;
@@ -180,7 +178,6 @@ class StateTransfer {
   void TakePlan();
   void Do(const AskChunk& action, Tick now);
   void Do(const DropAsk& action);
-  void Do(const PlaceSpare& action);
   void CopyLocal();
 
   uint64_t NewAsk(Ask ask);

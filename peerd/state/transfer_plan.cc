@@ -73,47 +73,30 @@ void TransferPlan::DropAll(MemberId source) {
   for (const auto& [id, ask] : asks_) {
     if (ask.source == source && !ask.dropped) asks.push_back(id);
   }
-  for (const AskId id : asks) {
-    const size_t index = asks_.at(id).chunk;
-    Drop(id);
-    Requeue(index);
-  }
+  for (const AskId id : asks) Drop(id);
 }
 
 // ------------------------------------------------------------------------------ answers
 
-bool TransferPlan::OnChunk(AskId id, bool good, Tick now) {
+void TransferPlan::OnChunk(AskId id, bool good, Tick now) {
   const auto it = asks_.find(id);
-  if (it == asks_.end()) return false;
-  if (it->second.dropped) {
-    OnChunkOfDropped(id, good);
-    return false;
-  }
+  if (it == asks_.end()) return;
+  if (it->second.dropped) return OnChunkOfDropped(id, good);
   const Ask ask = it->second;
-  Chunk& chunk = chunks_[ask.chunk];
+  const uint32_t bytes = chunks_[ask.chunk].what.bytes;
   Source& source = sources_.at(ask.source);
-  Close(id, /*answered=*/true);
+  Close(id);
   if (!good) {
-    progress_.bytes_repeated += chunk.what.bytes;
+    progress_.bytes_repeated += bytes;
     Requeue(ask.chunk);
-    Forgo(ask.source, Standing::kCorrupt, "sent bits that are not what they should be");
-    return false;
+    return Forgo(ask.source, Standing::kCorrupt, "sent bits that are not what they should be");
   }
-  Hear(&source, chunk.what.bytes - ask.came, now);
+  Hear(&source, bytes - ask.came, now);
   source.latency_min_us = std::min(source.latency_min_us, std::max<int64_t>(now - ask.asked, 1));
   source.last_answer = now;
   if (!ask.late) source.late_in_a_row = 0;
-  source.bytes_good += chunk.what.bytes;
   last_news_ = now;
-  progress_.bytes_received += chunk.what.bytes;
-  for (const AskId other : std::vector<AskId>(chunk.open)) Drop(other);
-  if (!ask.spare) {
-    Arrived(ask.chunk);
-    return false;
-  }
-  chunk.good_spare = id;
-  if (!chunk.writer) to_place_.push_back(ask.chunk);
-  return true;
+  Arrived(ask);
 }
 
 void TransferPlan::OnPiece(AskId id, uint32_t bytes, Tick now) {
@@ -144,17 +127,13 @@ void TransferPlan::Measure(Source* source) {
 // It was faster than its drop. What is good in its place is not asked for again.
 void TransferPlan::OnChunkOfDropped(AskId id, bool good) {
   const Ask ask = asks_.at(id);
-  Chunk& chunk = chunks_[ask.chunk];
-  if (!good || ask.spare || chunk.here || chunk.good_spare || !failure_.empty()) {
-    progress_.bytes_repeated += chunk.what.bytes;
-    return OnDropped(id);
-  }
+  const bool wanted = good && failure_.empty();
+  if (!wanted) progress_.bytes_repeated += chunks_[ask.chunk].what.bytes;
   OnDropped(id);
-  sources_.at(ask.source).bytes_good += chunk.what.bytes;
-  progress_.bytes_received += chunk.what.bytes;
+  if (!wanted) return;
   todo_.erase(ask.chunk);
-  for (const AskId other : std::vector<AskId>(chunk.open)) Drop(other);
-  Arrived(ask.chunk);
+  SetHeir(ask.chunk, MemberId());
+  Arrived(ask);
 }
 
 MemberId TransferPlan::GiveBack(AskId id) {
@@ -165,7 +144,7 @@ MemberId TransferPlan::GiveBack(AskId id) {
     return {};
   }
   const Ask ask = it->second;
-  Close(id, /*answered=*/true);
+  Close(id);
   Requeue(ask.chunk);
   return ask.source;
 }
@@ -193,39 +172,48 @@ void TransferPlan::OnDropped(AskId id) {
   if (it == asks_.end() || !it->second.dropped) return;
   const size_t index = it->second.chunk;
   asks_.erase(it);
-  Chunk& chunk = chunks_[index];
-  if (chunk.writer != id) return;
-  chunk.writer = AskId();
-  if (chunk.good_spare && !chunk.here) to_place_.push_back(index);
+  chunks_[index].ask = AskId();
+  Requeue(index);
 }
 
 // ------------------------------------------------------------------------------ bookkeeping
 
-void TransferPlan::Close(AskId id, bool answered) {
-  Ask& ask = asks_.at(id);
-  Chunk& chunk = chunks_[ask.chunk];
+void TransferPlan::Count(const Ask& ask) {
   Source& source = sources_.at(ask.source);
-  source.in_flight -= chunk.what.bytes;
+  source.in_flight -= chunks_[ask.chunk].what.bytes;
   --source.asks;
-  std::erase(chunk.open, id);
-  if (!answered) return;
-  if (chunk.writer == id) chunk.writer = AskId();
+}
+
+void TransferPlan::Close(AskId id) {
+  const Ask& ask = asks_.at(id);
+  Count(ask);
+  chunks_[ask.chunk].ask = AskId();
   asks_.erase(id);
 }
 
-void TransferPlan::Drop(AskId id) {
-  Close(id, /*answered=*/false);
-  asks_.at(id).dropped = true;
+void TransferPlan::Drop(AskId id, MemberId heir) {
+  Ask& ask = asks_.at(id);
+  Count(ask);
+  ask.dropped = true;
+  SetHeir(ask.chunk, heir);
 }
 
-// It is to be asked for again, unless somebody is asked already.
-void TransferPlan::Requeue(size_t index) {
-  const Chunk& chunk = chunks_[index];
-  if (!chunk.here && !chunk.good_spare && chunk.open.empty()) todo_.insert(index);
-}
-
-void TransferPlan::Arrived(size_t index) {
+void TransferPlan::SetHeir(size_t index, MemberId heir) {
   Chunk& chunk = chunks_[index];
+  if (chunk.heir) --sources_.at(chunk.heir).heir;
+  chunk.heir = heir;
+  if (heir) ++sources_.at(heir).heir;
+}
+
+// It is to be asked for.
+void TransferPlan::Requeue(size_t index) {
+  if (failure_.empty()) todo_.insert(index);
+}
+
+void TransferPlan::Arrived(const Ask& ask) {
+  Chunk& chunk = chunks_[ask.chunk];
+  sources_.at(ask.source).bytes_good += chunk.what.bytes;
+  progress_.bytes_received += chunk.what.bytes;
   chunk.here = true;
   progress_.bytes_done += chunk.what.bytes;
   --missing_;
@@ -262,18 +250,15 @@ double TransferPlan::FinishOf(const Source& source, uint64_t bytes) const {
   return TimeFor(source, source.in_flight + bytes);
 }
 
-MemberId TransferPlan::ChooseSource(const Chunk& chunk, bool again, Tick now) const {
+MemberId TransferPlan::ChooseSource(const Chunk& chunk, MemberId late, Tick now) const {
   MemberId best;
   std::pair<uint32_t, double> best_rank;
   for (const auto& [member, source] : sources_) {
     if (!Usable(source, now) || !HasRoom(source, chunk.what.bytes)) continue;
-    if (ChangedAt(chunk, member)) continue;
-    const bool asked = std::any_of(chunk.open.begin(), chunk.open.end(),
-                                   [&, m = member](AskId id) { return asks_.at(id).source == m; });
-    if (asked) continue;
-    const uint32_t late = again || source.late_in_a_row >= kLateMax ? source.late_in_a_row : 0;
+    if (member == late || ChangedAt(chunk, member)) continue;
+    const uint32_t count = late || source.late_in_a_row >= kLateMax ? source.late_in_a_row : 0;
     const std::pair rank(
-        late, again ? static_cast<double>(now - source.heard) : FinishOf(source, chunk.what.bytes));
+        count, late ? static_cast<double>(now - source.heard) : FinishOf(source, chunk.what.bytes));
     if (best && rank >= best_rank) continue;
     best = member;
     best_rank = rank;
@@ -301,6 +286,7 @@ void TransferPlan::LeaveOut() {
   }
   for (const size_t index : gone) {
     chunks_[index].left_out = true;
+    SetHeir(index, MemberId());
     todo_.erase(index);
     changed_.erase(index);
     --missing_;
@@ -322,11 +308,9 @@ void TransferPlan::AskFor(size_t index, MemberId member, Tick now,
   Chunk& chunk = chunks_[index];
   Source& source = sources_.at(member);
   const AskId id(++last_ask_);
-  Ask ask{member, index, now};
-  ask.spare = static_cast<bool>(chunk.writer);
-  if (!ask.spare) chunk.writer = id;
-  chunk.open.push_back(id);
-  asks_.emplace(id, ask);
+  SetHeir(index, MemberId());
+  chunk.ask = id;
+  asks_.emplace(id, Ask{member, index, now});
   if (source.asks == 0) {
     source.measured = now;
     source.measured_bytes = 0;
@@ -334,58 +318,45 @@ void TransferPlan::AskFor(size_t index, MemberId member, Tick now,
   source.in_flight += chunk.what.bytes;
   ++source.asks;
   todo_.erase(index);
-  out->push_back(AskChunk{id, member, chunk.what, ask.spare});
+  out->push_back(AskChunk{id, member, chunk.what});
 }
 
-// Chunks that are late are asked for at another source, as soon as one has room; if they are late
-// at two, the older ask makes way for a third.
-void TransferPlan::AskAgain(Tick now, std::vector<TransferAction>* out) {
-  std::set<size_t> late;
+// Chunks that are late are asked for at another source, as soon as one has room.
+void TransferPlan::AskElsewhere(Tick now) {
   for (auto& [id, ask] : asks_) {
-    if (ask.dropped) continue;
-    if (!ask.late && LateAt(ask) <= now) {
-      ask.late = true;
-      ++sources_.at(ask.source).late_in_a_row;
-    }
-    if (ask.late) late.insert(ask.chunk);
-  }
-  for (const size_t index : late) {
-    const std::vector<AskId>& open = chunks_[index].open;
-    if (!std::all_of(open.begin(), open.end(), [&](AskId id) { return asks_.at(id).late; })) {
-      continue;
-    }
-    const MemberId other = ChooseSource(chunks_[index], /*again=*/true, now);
-    if (!other) continue;
-    if (open.size() > 1) Drop(open.front());
-    AskFor(index, other, now, out);
+    if (ask.dropped || (!ask.late && LateAt(ask) > now)) continue;
+    if (!std::exchange(ask.late, true)) ++sources_.at(ask.source).late_in_a_row;
+    const MemberId other = ChooseSource(chunks_[ask.chunk], ask.source, now);
+    // Whoever has as many chunks to take over as it has room for is not asked for more.
+    if (other && sources_.at(other).heir < kWindowChunksMin) Drop(id, other);
   }
 }
 
 // Nothing is left to ask for the first time: a source without work takes over the last chunk of one
 // that would take far longer to come to it.
-void TransferPlan::Help(Tick now, std::vector<TransferAction>* out) {
+void TransferPlan::Help(Tick now) {
   for (const auto& [member, source] : sources_) {
-    if (!Usable(source, now) || source.asks != 0 || source.bytes_per_us == 0) continue;
-    if (source.late_in_a_row >= kLateMax) continue;
-    size_t slowest = chunks_.size();
+    if (!Usable(source, now) || source.asks != 0 || source.heir != 0) continue;
+    if (source.bytes_per_us == 0 || source.late_in_a_row >= kLateMax) continue;
+    AskId slowest;
     double slowest_us = 0;
     std::map<MemberId, uint64_t> before;  // bytes that come first, from each
     for (const auto& [id, ask] : asks_) {
       const Chunk& chunk = chunks_[ask.chunk];
       if (ask.dropped || ask.source == member) continue;
       const uint64_t bytes = before[ask.source] += chunk.what.bytes;
-      if (chunk.open.size() > 1 || ChangedAt(chunk, member)) continue;
+      if (ChangedAt(chunk, member)) continue;
       const Source& other = sources_.at(ask.source);
       const Tick since = std::max(ask.asked, other.last_answer);
       const double left = TimeFor(other, bytes) - static_cast<double>(now - since);
       if (left <= slowest_us) continue;
-      slowest = ask.chunk;
+      slowest = id;
       slowest_us = left;
     }
-    if (slowest == chunks_.size()) continue;
-    const double own =
-        FinishOf(source, chunks_[slowest].what.bytes) + static_cast<double>(source.latency_min_us);
-    if (own < kHelpFactor * slowest_us) AskFor(slowest, member, now, out);
+    if (!slowest) continue;
+    const uint32_t bytes = chunks_[asks_.at(slowest).chunk].what.bytes;
+    const double own = FinishOf(source, bytes) + static_cast<double>(source.latency_min_us);
+    if (own < kHelpFactor * slowest_us) Drop(slowest, member);
   }
 }
 
@@ -397,10 +368,6 @@ void TransferPlan::TellDrops(std::vector<TransferAction>* out) {
 
 std::vector<TransferAction> TransferPlan::Advance(Tick now) {
   std::vector<TransferAction> out;
-  for (const size_t index : std::exchange(to_place_, {})) {
-    out.push_back(PlaceSpare{chunks_[index].good_spare, chunks_[index].what});
-    Arrived(index);
-  }
   for (auto& [member, source] : sources_) {
     if (source.busy_until <= now) source.busy_until = Tick();
     Measure(&source);
@@ -415,18 +382,24 @@ std::vector<TransferAction> TransferPlan::Advance(Tick now) {
     TellDrops(&out);
     return out;
   }
-  AskAgain(now, &out);
-  TellDrops(&out);
+  AskElsewhere(now);
   for (auto it = todo_.begin(); it != todo_.end();) {
     const size_t index = *it++;
-    const MemberId source = ChooseSource(chunks_[index], /*again=*/false, now);
+    const Chunk& chunk = chunks_[index];
+    MemberId source = chunk.heir;
+    if (source && Usable(sources_.at(source), now)) {
+      if (!HasRoom(sources_.at(source), chunk.what.bytes)) continue;
+    } else {
+      source = ChooseSource(chunk, /*late=*/MemberId(), now);
+    }
     if (source) {
       AskFor(index, source, now, &out);
-    } else if (chunks_[index].changed_at.empty()) {
+    } else if (chunk.changed_at.empty()) {
       break;  // so it is with the others
     }
   }
-  if (todo_.empty() && missing_ != 0) Help(now, &out);
+  if (todo_.empty() && missing_ != 0) Help(now);
+  TellDrops(&out);
   return out;
 }
 
@@ -488,27 +461,28 @@ std::vector<MemberId> TransferPlan::corrupt() const {
 
 void TransferPlan::CheckInvariants() const {
   std::map<MemberId, std::pair<uint64_t, uint32_t>> open;
+  std::map<MemberId, size_t> heirs;
   size_t missing = 0;
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const Chunk& chunk = chunks_[i];
     if (!chunk.here && !chunk.left_out) ++missing;
-    LH_CHECK(chunk.open.size() <= 2) << i;
-    LH_CHECK(!(chunk.here || chunk.good_spare) || chunk.open.empty()) << i;
-    const bool waits = chunk.here || chunk.left_out || chunk.good_spare || !chunk.open.empty();
+    LH_CHECK(!chunk.here || !chunk.ask) << i;
+    const bool waits = chunk.here || chunk.left_out || chunk.ask;
     LH_CHECK(!failure_.empty() || waits != todo_.contains(i)) << i;
-    LH_CHECK(!chunk.writer || (asks_.contains(chunk.writer) && !asks_.at(chunk.writer).spare)) << i;
-    for (const AskId id : chunk.open) {
-      const Ask& ask = asks_.at(id);
-      LH_CHECK(ask.chunk == i && !ask.dropped) << i;
-      LH_CHECK(ask.spare || chunk.writer == id) << "two write to chunk " << i;
-      open[ask.source].first += chunk.what.bytes;
-      open[ask.source].second += 1;
-    }
+    LH_CHECK(!chunk.heir || !chunk.here) << i;
+    if (chunk.heir) ++heirs[chunk.heir];
+    if (!chunk.ask) continue;
+    const Ask& ask = asks_.at(chunk.ask);
+    LH_CHECK(ask.chunk == i) << i;
+    if (ask.dropped) continue;
+    open[ask.source].first += chunk.what.bytes;
+    open[ask.source].second += 1;
   }
   LH_CHECK(missing == missing_);
   for (const auto& [member, source] : sources_) {
     LH_CHECK(source.in_flight == open[member].first) << ToString(member);
     LH_CHECK(source.asks == open[member].second) << ToString(member);
+    LH_CHECK(source.heir == heirs[member]) << ToString(member);
     LH_CHECK(source.asks == 0 || source.standing == Standing::kUsable) << ToString(member);
     LH_CHECK(source.asks <= kWindowChunksMin || source.in_flight <= options_.window_bytes_max);
     LH_CHECK(source.asks <= options_.window_asks_max);

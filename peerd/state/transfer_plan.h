@@ -1,8 +1,9 @@
 // Which chunk is asked of which source: the plan of one member that fetches a state.
 //
-//   todo --(Ask)--> asked --(arrived, good)--> here
-//   asked --(arrived bad | refused | its source is gone)--> todo
-//   asked --(late, or a faster source has nothing else to do)--> asked twice
+//   todo --(AskChunk)--> asked --(arrived, good)--> here
+//   asked --(arrived bad | refused)--> todo
+//   asked --(its source is gone | late | a faster source has nothing else to do)--> dropped
+//   dropped --(OnDropped)--> todo, for that other source first
 //
 // Each source has a window of bytes that are asked for and not here; it grows with the throughput
 // that the source shows, so that fast sources serve more. A source that sent bits that are not what
@@ -12,9 +13,8 @@
 // begun to arrive. Nothing of it is late while anything comes from it; whoever helps it takes over
 // what it was asked last.
 //
-// Two asks never write to one place: the first goes into the tensor itself, one that is made while
-// another may still write there is a `spare` and goes into a buffer of its own, which Place puts
-// into the tensor once nothing writes there any more. Hence each Drop is answered with OnDropped().
+// A chunk has one place, and one ask at a time writes there: what is dropped is asked for again
+// when nothing writes for it any more, which OnDropped() says.
 //
 // Plain state machine: no clock, no thread, the same for the same calls.
 #pragma once
@@ -47,7 +47,6 @@ struct AskChunk {
   AskId ask;
   MemberId source;
   ChunkToFetch chunk;
-  bool spare = false;
   friend bool operator==(const AskChunk&, const AskChunk&) = default;
 };
 // What still comes for the ask goes nowhere; answered with OnDropped() when nothing is written for
@@ -56,13 +55,7 @@ struct DropAsk {
   AskId ask;
   friend bool operator==(const DropAsk&, const DropAsk&) = default;
 };
-// Copy the buffer of this spare, which was good, into the tensor.
-struct PlaceSpare {
-  AskId ask;
-  ChunkToFetch chunk;
-  friend bool operator==(const PlaceSpare&, const PlaceSpare&) = default;
-};
-using TransferAction = std::variant<AskChunk, DropAsk, PlaceSpare>;
+using TransferAction = std::variant<AskChunk, DropAsk>;
 
 struct TransferOptions {
   // A chunk is not late before; the failure detector's detect_ms.
@@ -93,8 +86,7 @@ class TransferPlan {
   // ---- answers; those to asks that are over are ignored.
   // A part of the chunk is here; the rest follows, and OnChunk().
   void OnPiece(AskId ask, uint32_t bytes, Tick now);
-  // True: it is a spare that PlaceSpare will name; until then its buffer is kept.
-  bool OnChunk(AskId ask, bool good, Tick now);
+  void OnChunk(AskId ask, bool good, Tick now);
   // The source has not got it (any more).
   void OnRefused(AskId ask, const std::string& reason);
   // The source has other bits there by now. A chunk that has changed at all sources is left out.
@@ -153,23 +145,22 @@ class TransferPlan {
     Tick busy_until;
     uint32_t late_in_a_row = 0;
     uint64_t bytes_good = 0;
+    size_t heir = 0;  // of so many chunks
   };
   struct Chunk {
     ChunkToFetch what;
-    bool here = false;  // good bits are in the tensor
+    bool here = false;  // good bits are in its place
     bool left_out = false;
     std::vector<MemberId> changed_at;
-    std::vector<AskId> open;  // asked, not dropped: at most two
-    AskId writer;             // may write into the tensor: asked in place and not over
-    AskId good_spare;         // arrived, waits for `writer` to be over
+    AskId ask;      // asked, and not over; it may be dropped
+    MemberId heir;  // dropped: who is to be asked next
   };
   struct Ask {
     MemberId source;
     size_t chunk = 0;
     Tick asked;
-    uint32_t came = 0;  // bytes that OnPiece() has told of
-    bool spare = false;
-    bool late = false;     // was asked elsewhere for that
+    uint32_t came = 0;     // bytes that OnPiece() has told of
+    bool late = false;     // is counted as such
     bool dropped = false;  // OnDropped() is to come
     bool told = false;     // the DropAsk was given out
   };
@@ -182,9 +173,9 @@ class TransferPlan {
   static double TimeFor(const Source& source, uint64_t bytes);
   // When what is asked of it would be here, if one more chunk was asked now.
   double FinishOf(const Source& source, uint64_t bytes) const;
-  // The best source with room in its window that is not asked for the chunk already; none: none.
-  // `again`: for a chunk that is late, so that the one that answered last is best.
-  MemberId ChooseSource(const Chunk& chunk, bool again, Tick now) const;
+  // The best source with room in its window, other than `late`; none: none. With `late`, whose
+  // chunk it is, the one that was heard last is best.
+  MemberId ChooseSource(const Chunk& chunk, MemberId late, Tick now) const;
   Tick LateAt(const Ask& ask) const;
   static void Hear(Source* source, uint32_t bytes, Tick now);
   static void Measure(Source* source);
@@ -192,19 +183,22 @@ class TransferPlan {
   void AskFor(size_t index, MemberId source, Tick now, std::vector<TransferAction>* out);
   static bool ChangedAt(const Chunk& chunk, MemberId source);
   void LeaveOut();
-  void AskAgain(Tick now, std::vector<TransferAction>* out);
+  void AskElsewhere(Tick now);
   void TellDrops(std::vector<TransferAction>* out);
-  void Help(Tick now, std::vector<TransferAction>* out);
+  void Help(Tick now);
   // The ask is over and has brought nothing: its chunk is to be asked for again. Its source; none:
   // it was over already.
   MemberId GiveBack(AskId id);
-  // The ask is over, or is to be dropped.
-  void Close(AskId id, bool answered);
-  void Drop(AskId id);
+  // The ask is answered.
+  void Close(AskId id);
+  // Its source is asked for less.
+  void Count(const Ask& ask);
+  void Drop(AskId id, MemberId heir = {});
+  void SetHeir(size_t index, MemberId heir);
   void OnChunkOfDropped(AskId id, bool good);
   void DropAll(MemberId source);
   void Requeue(size_t index);
-  void Arrived(size_t index);
+  void Arrived(const Ask& ask);
   void FailIfHopeless(Tick now);
 
   const TransferOptions options_;
@@ -212,7 +206,6 @@ class TransferPlan {
   std::set<size_t> todo_;  // neither here nor asked
   std::map<MemberId, Source> sources_;
   std::map<AskId, Ask> asks_;
-  std::vector<size_t> to_place_;
   uint64_t last_ask_ = 0;
   size_t missing_ = 0;
   size_t left_out_ = 0;

@@ -69,7 +69,6 @@ TEST_F(TransferPlanTest, AllSourcesAreAskedAtTheSameTimeForDifferentChunks) {
   for (const AskChunk& ask : asks) {
     ++count[ask.source];
     EXPECT_TRUE(chunks.insert(ask.chunk.chunk).second);
-    EXPECT_FALSE(ask.spare);
   }
   EXPECT_EQ(count, (std::map<MemberId, int>{{M(1), 2}, {M(2), 2}, {M(3), 2}}));
 }
@@ -125,43 +124,36 @@ TEST_F(TransferPlanTest, ASourceThatIsGoneIsAskedNoMoreAndItsChunksAreAskedElsew
   ASSERT_EQ(asks.size(), 4U);
   plan_->RemoveSource(M(2), "left");
   EXPECT_FALSE(plan_->failure().size());
-  const Actions actions = Advance();
-  const auto drops = Get<DropAsk>(actions);
+  const auto drops = Get<DropAsk>(Advance());
   EXPECT_EQ(drops.size(), 2U);
-  EXPECT_TRUE(Get<AskChunk>(actions).empty()) << "the other has no room";
   for (const AskChunk& ask : asks) {
     if (ask.source == M(1)) Good(ask);
   }
-  for (const AskChunk& ask : Asks(1)) {
-    EXPECT_EQ(ask.source, M(1));
-    EXPECT_TRUE(ask.spare) << "the first may still write";
-    Good(ask);
-  }
-  EXPECT_TRUE(Get<PlaceSpare>(Advance()).empty());
+  EXPECT_TRUE(Asks(1).empty()) << "the first may still write to their places";
   EXPECT_FALSE(plan_->done());
   for (const DropAsk& drop : drops) plan_->OnDropped(drop.ask);
-  EXPECT_EQ(Get<PlaceSpare>(Advance()).size(), 2U);
+  const auto again = Asks();
+  EXPECT_EQ(again.size(), 2U);
+  for (const AskChunk& ask : again) {
+    EXPECT_EQ(ask.source, M(1));
+    Good(ask);
+  }
   EXPECT_TRUE(plan_->done());
 }
 
-TEST_F(TransferPlanTest, WhatWasDroppedInTimeIsAskedForInPlace) {
+TEST_F(TransferPlanTest, WhatIsDroppedIsAskedForWhenNothingWritesForItAnyMore) {
   Begin(1, 2);
   const auto asks = Asks();
   plan_->SuspendSource(asks[0].source);
   plan_->AddSource(asks[0].source);
-  Actions actions = Advance();
-  ASSERT_EQ(Get<DropAsk>(actions).size(), 1U);
-  const auto spare = Get<AskChunk>(actions);
-  ASSERT_EQ(spare.size(), 1U);
+  const Actions actions = Advance();
+  EXPECT_EQ(actions, (Actions{DropAsk{asks[0].ask}}));
+  EXPECT_TRUE(Advance(1).empty()) << "once";
   plan_->OnDropped(asks[0].ask);
-  plan_->SuspendSource(spare[0].source);
-  actions = Advance();
-  const auto again = Get<AskChunk>(actions);
-  ASSERT_EQ(again.size(), 1U);
-  EXPECT_FALSE(again[0].spare);
+  EXPECT_EQ(Asks().size(), 1U);
 }
 
-TEST_F(TransferPlanTest, ALateChunkIsAskedForAtAnotherSourceAndTheFirstToComeCounts) {
+TEST_F(TransferPlanTest, ALateChunkIsAskedForAtAnotherSource) {
   Begin(2, 2);
   const auto asks = Asks();
   const AskChunk slow = asks[0].source == M(1) ? asks[0] : asks[1];
@@ -169,51 +161,59 @@ TEST_F(TransferPlanTest, ALateChunkIsAskedForAtAnotherSourceAndTheFirstToComeCou
     if (ask.source != slow.source) Good(ask);
   }
   EXPECT_EQ(plan_->NextDeadline(), now_ + Millis(1500));
-  const auto again = Asks(1500);
+  EXPECT_EQ(Advance(1500), (Actions{DropAsk{slow.ask}}));
+  plan_->OnDropped(slow.ask);
+  const auto again = Asks();
   ASSERT_EQ(again.size(), 1U);
   EXPECT_EQ(again[0].chunk, slow.chunk);
-  EXPECT_TRUE(again[0].spare);
+  EXPECT_NE(again[0].source, slow.source);
   Good(again[0]);
-  const auto drops = Get<DropAsk>(Advance());
-  EXPECT_EQ(drops, std::vector<DropAsk>{{slow.ask}});
-  // It came all the same, before it could be dropped.
-  Good(slow);
-  EXPECT_EQ(plan_->progress().bytes_repeated, kMiB);
-  EXPECT_EQ(Get<PlaceSpare>(Advance()).size(), 1U);
+  EXPECT_TRUE(plan_->done());
+  EXPECT_EQ(plan_->progress().bytes_repeated, 0U);
+}
+
+TEST_F(TransferPlanTest, ALateChunkOfTheOnlySourceIsWaitedFor) {
+  Begin(1, 1);
+  const auto asks = Asks();
+  EXPECT_TRUE(Advance(1500).empty());
+  Good(asks[0]);
   EXPECT_TRUE(plan_->done());
 }
 
-TEST_F(TransferPlanTest, IfTheLateOneComesFirstTheSpareIsDropped) {
+TEST_F(TransferPlanTest, ALateChunkThatComesBeforeItIsDroppedCounts) {
   Begin(1, 2);
   const auto asks = Asks();
-  const auto again = Asks(1500);
-  ASSERT_EQ(again.size(), 1U);
+  EXPECT_EQ(Advance(1500), (Actions{DropAsk{asks[0].ask}}));
   Good(asks[0]);
-  EXPECT_EQ(Get<DropAsk>(Advance()), std::vector<DropAsk>{{again[0].ask}});
-  EXPECT_FALSE(plan_->done());
-  plan_->OnDropped(again[0].ask);
   EXPECT_TRUE(plan_->done());
+  plan_->OnDropped(asks[0].ask);
   EXPECT_TRUE(Advance().empty());
+  EXPECT_EQ(plan_->progress().bytes_repeated, 0U);
 }
 
-// Both were hashed in one turn: the plan has dropped the spare and not said so yet.
-TEST_F(TransferPlanTest, OnlyASpareThatWillBePlacedIsKept) {
-  for (const bool spare_first : {true, false}) {
-    Begin(1, 2);
-    const AskChunk late = Asks()[0];
-    const AskChunk spare = Asks(1500)[0];
-    ASSERT_TRUE(spare.spare);
-    if (spare_first) {
-      EXPECT_TRUE(plan_->OnChunk(spare.ask, true, now_));
-      EXPECT_FALSE(plan_->OnChunk(late.ask, true, now_));
-      EXPECT_EQ(Get<PlaceSpare>(Advance()).size(), 1U);
-    } else {
-      EXPECT_FALSE(plan_->OnChunk(late.ask, true, now_));
-      EXPECT_FALSE(plan_->OnChunk(spare.ask, true, now_));
-      EXPECT_TRUE(Get<PlaceSpare>(Advance()).empty());
-    }
-    EXPECT_TRUE(plan_->done());
-  }
+TEST_F(TransferPlanTest, AWrongChunkThatComesBeforeItIsDroppedIsAskedForAgain) {
+  Begin(1, 2);
+  const auto asks = Asks();
+  Advance(1500);
+  Bad(asks[0]);
+  EXPECT_EQ(plan_->progress().bytes_repeated, kMiB);
+  const auto again = Asks();
+  ASSERT_EQ(again.size(), 1U);
+  EXPECT_NE(again[0].source, asks[0].source);
+}
+
+TEST_F(TransferPlanTest, WhereTheOneThatWasToTakeOverIsGoneAnotherOneDoes) {
+  Begin(1, 3);
+  const AskChunk late = Asks()[0];
+  Advance(1500);
+  // Whoever it was, of the two.
+  const MemberId others[] = {late.source == M(1) ? M(2) : M(1), late.source == M(3) ? M(2) : M(3)};
+  plan_->RemoveSource(others[0], "left");
+  plan_->OnDropped(late.ask);
+  plan_->RemoveSource(late.source, "left");
+  const auto again = Asks();
+  ASSERT_EQ(again.size(), 1U);
+  EXPECT_EQ(again[0].source, others[1]);
 }
 
 TEST_F(TransferPlanTest, ASourceThatSendsWrongBitsIsAskedNothingMoreAndNamed) {
@@ -273,7 +273,10 @@ TEST_F(TransferPlanTest, ThatASourceWasBusyIsForgotten) {
   const AskChunk first = Asks().at(0);
   const MemberId busy = first.source;
   plan_->OnBusy(first.ask, now_);
-  plan_->SuspendSource(Asks().at(0).source);
+  const AskChunk second = Asks().at(0);
+  plan_->SuspendSource(second.source);
+  Advance();
+  plan_->OnDropped(second.ask);
   now_ = plan_->NextDeadline();
   const auto again = Asks();
   ASSERT_EQ(again.size(), 1U);
@@ -316,10 +319,12 @@ TEST_F(TransferPlanTest, ASourceWithoutWorkHelpsOneThatIsFarSlower) {
   Good(slow[0]);
   while (fast.size() < 4) sort(Asks());
   for (size_t i = 2; i < fast.size(); ++i) Good(fast[i]);
+  const auto drops = Get<DropAsk>(Advance());
+  ASSERT_EQ(drops.size(), 1U) << "one at a time";
+  plan_->OnDropped(drops[0].ask);
   const auto help = Asks();
   ASSERT_FALSE(help.empty());
   EXPECT_EQ(help[0].source, M(1));
-  EXPECT_TRUE(help[0].spare);
 }
 
 TEST_F(TransferPlanTest, WhoHelpsTakesOverWhatTheOtherWasAskedLast) {
@@ -331,12 +336,12 @@ TEST_F(TransferPlanTest, WhoHelpsTakesOverWhatTheOtherWasAskedLast) {
   now_ = now_ + Millis(10);
   plan_->OnPiece(slow[0].ask, 100 << 10, now_);
   for (const AskChunk& ask : fast) Good(ask);
+  EXPECT_EQ(Advance(), (Actions{DropAsk{slow[1].ask}})) << "the first one is arriving";
+  plan_->OnDropped(slow[1].ask);
   const auto help = Asks();
   ASSERT_EQ(help.size(), 1U);
   EXPECT_EQ(help[0].source, M(1));
-  EXPECT_EQ(help[0].chunk, slow[1].chunk) << "the first one is arriving";
-  Good(help[0]);
-  EXPECT_EQ(Get<DropAsk>(Advance()), std::vector<DropAsk>{{slow[1].ask}});
+  EXPECT_EQ(help[0].chunk, slow[1].chunk);
 }
 
 TEST_F(TransferPlanTest, NothingIsLateWhileItsSourceSends) {
@@ -466,10 +471,8 @@ class World {
     const uint64_t n = ask.source.value();
     Source& source = sources_.at(n);
     EXPECT_FALSE(good_[ask.chunk.chunk]);
-    if (!ask.spare) {
-      EXPECT_EQ(writers_.count(ask.chunk.chunk), 0U) << "two write in one place";
-      writers_[ask.chunk.chunk] = ask.ask;
-    }
+    EXPECT_EQ(writers_.count(ask.chunk.chunk), 0U) << "two write in one place";
+    writers_[ask.chunk.chunk] = ask.ask;
     open_.emplace(ask.ask, ask);
     if (now_ >= source.dies || now_ >= source.silent) return;
     const AskId id = ask.ask;
@@ -496,20 +499,10 @@ class World {
       plan_->OnDropped(id);
     });
   }
-  void Take(const PlaceSpare& place) {
-    EXPECT_EQ(writers_.count(place.chunk.chunk), 0U) << "placed while somebody writes";
-    EXPECT_TRUE(spares_.erase(place.ask) == 1) << "placed what is not good";
-    good_[place.chunk.chunk] = true;
-  }
-
   // Nothing comes any more for the ask. Returns it.
   AskChunk End(AskId id, bool good) {
     const AskChunk ask = open_.at(id);
     open_.erase(id);
-    if (ask.spare) {
-      if (good) spares_.insert(id);
-      return ask;
-    }
     writers_.erase(ask.chunk.chunk);
     good_[ask.chunk.chunk] = good;
     return ask;
@@ -539,7 +532,6 @@ class World {
   std::optional<TransferPlan> plan_;
   std::map<AskId, AskChunk> open_;
   std::map<uint64_t, AskId> writers_;
-  std::set<AskId> spares_;  // good ones
   std::map<std::pair<Tick, uint64_t>, std::function<void()>> events_;
   uint64_t serial_ = 0;
   uint64_t trace_ = 0;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -12,10 +13,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// Several frames of a control lane fit; one always does.
-constexpr size_t kControlReceiveBytes = 16 << 10;
-static_assert(kControlReceiveBytes >= kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX);
-// What is thrown away is read in pieces of this size.
+// What comes once we are finishing is read in pieces of this size.
 constexpr size_t kDiscardBytes = 64 << 10;
 // Below this a zero-copy send costs more than the copy.
 constexpr uint32_t kZeroCopyBytesMin = 32 << 10;
@@ -27,9 +25,12 @@ bool IsTransient(int value) { return value == -EINTR || value == -EAGAIN; }
 }  // namespace
 
 Lane::Lane(Ring* ring, int fd, LaneOptions options, LaneOwner* owner)
-    : ring_(ring), fd_(fd), options_(std::move(options)), owner_(owner), last_heard_(ring->Now()) {
-  if (options_.kind == LaneKind::kControl) rx_.resize(kControlReceiveBytes);
-}
+    : ring_(ring),
+      fd_(fd),
+      options_(std::move(options)),
+      owner_(owner),
+      last_heard_(ring->Now()),
+      control_out_(options_.queue_bytes_max) {}
 
 Lane::~Lane() = default;
 
@@ -65,30 +66,19 @@ void Lane::Receive() {
     return;
   }
   if (options_.kind == LaneKind::kControl) {
-    recv_id_ = ring_->Recv(fd_, rx_.data() + rx_have_, rx_.size() - rx_have_, false, done);
+    const std::span<uint8_t> room = control_in_.Room();
+    recv_id_ = ring_->Recv(fd_, room.data(), room.size(), false, done);
     return;
   }
-  if (!in_payload_) {
-    recv_id_ = ring_->Recv(fd_, next_header_.data() + next_header_have_,
-                           next_header_.size() - next_header_have_, false, done);
+  const size_t parts = segments_in_.Room(recv_parts_);
+  if (!segments_in_.in_payload()) {
+    recv_id_ = ring_->Recv(fd_, recv_parts_[0].iov_base, recv_parts_[0].iov_len, false, done);
     return;
   }
-  const size_t rest = incoming_.payload_bytes - payload_have_;
-  size_t part = rest;
-  uint8_t* into = nullptr;
-  if (place_ != nullptr) {
-    into = place_ + payload_have_;
-  } else {
-    sink_.resize(kDiscardBytes);
-    into = sink_.data();
-    part = std::min(rest, sink_.size());
-  }
-  recv_writes_place_ = place_ != nullptr;
-  recv_parts_[0] = {into, part};
-  recv_parts_[1] = {next_header_.data(), next_header_.size()};
+  recv_writes_place_ = segments_in_.kept();
   recv_message_ = {};
   recv_message_.msg_iov = recv_parts_;
-  recv_message_.msg_iovlen = part == rest ? 2 : 1;
+  recv_message_.msg_iovlen = parts;
   recv_id_ = ring_->RecvMsg(fd_, &recv_message_, done);
 }
 
@@ -139,7 +129,7 @@ void Lane::OnReceived(IoResult result) {
 
 void Lane::OnPeerEnded() {
   peer_ended_ = true;
-  if (rx_have_ != 0 || next_header_have_ != 0 || in_payload_) {
+  if (control_in_.in_frame() || segments_in_.in_frame()) {
     Broken("closed by the other side in the middle of a frame", false);
   } else if (!closing_) {
     Broken("closed by the other side", false);
@@ -149,111 +139,99 @@ void Lane::OnPeerEnded() {
 }
 
 void Lane::TakeControl(size_t bytes) {
-  rx_have_ += bytes;
-  size_t used = 0;
-  while (rx_have_ - used >= kFrameHeaderBytes) {
-    const auto header = ParseFrameHeader(
-        std::span<const uint8_t, kFrameHeaderBytes>(rx_.data() + used, kFrameHeaderBytes),
-        LaneKind::kControl);
-    if (!header.ok()) return Broken(std::string(header.status().message()), true);
-    const size_t whole = kFrameHeaderBytes + header->payload_bytes;
-    if (rx_have_ - used < whole) break;
+  control_in_.Took(bytes);
+  while (true) {
+    const auto frame = control_in_.Next();
+    if (!frame.ok()) return Broken(std::string(frame.status().message()), true);
+    if (!frame->has_value()) return;
+    const auto& [header, payload] = **frame;
     if (closing_) return Broken("a frame after CLOSE", true);
-    if (header->type == FrameType::kClose) {
+    if (header.type == FrameType::kClose) {
       closing_ = true;
-      owner_->OnLaneClosing(this, header->flags & kFlagGivenUp);
+      owner_->OnLaneClosing(this, header.flags & kFlagGivenUp);
       if (state_ != State::kOpen) return;
-      used += whole;
       continue;
     }
-    const absl::Status status = owner_->OnLaneFrame(
-        this, *header,
-        std::span<const uint8_t>(rx_.data() + used + kFrameHeaderBytes, header->payload_bytes));
+    const absl::Status status = owner_->OnLaneFrame(this, header, payload);
     if (state_ != State::kOpen) return;
     if (!status.ok()) return Broken(std::string(status.message()), true);
-    used += whole;
   }
-  memmove(rx_.data(), rx_.data() + used, rx_have_ - used);
-  rx_have_ -= used;
 }
 
 void Lane::TakeData(size_t bytes) {
-  size_t for_header = bytes;
-  if (in_payload_) {
-    const size_t part = std::min<size_t>(bytes, incoming_.payload_bytes - payload_have_);
-    payload_have_ += part;
-    if (place_ != nullptr && incoming_.type == FrameType::kChunkData) stats_.state_bytes += part;
-    for_header = bytes - part;
+  const size_t payload = segments_in_.Took(bytes);
+  if (segments_in_.kept() && segments_in_.header().type == FrameType::kChunkData) {
+    stats_.state_bytes += payload;
   }
-  next_header_have_ += for_header;
   while (state_ == State::kOpen) {
-    if (in_payload_ && !TakePayload()) return;
+    if (segments_in_.in_payload()) {
+      if (!segments_in_.payload_is_whole()) return;
+      TakePayload();
+    }
     if (state_ != State::kOpen || !TakeHeader()) return;
   }
 }
 
-// A payload that is complete is handed over. False: it is not.
-bool Lane::TakePayload() {
-  if (payload_have_ < incoming_.payload_bytes) return false;
-  const bool kept = place_ != nullptr;
-  in_payload_ = false;
-  place_ = nullptr;
+// It is complete, and handed over.
+void Lane::TakePayload() {
+  const FrameHeader header = segments_in_.header();
+  const bool kept = segments_in_.kept();
+  segments_in_.EndPayload();
   ++received_;
+  if (received_ - received_told_ >= LH_SEGMENTS_PER_ACK) AcknowledgeSoon();
   if (!kept) {
-    stats_.bytes_discarded += incoming_.payload_bytes;
-    return true;
+    stats_.bytes_discarded += header.payload_bytes;
+    return;
   }
-  stats_.bytes_received += incoming_.payload_bytes;
-  const absl::Status status = owner_->OnLaneDataReceived(this, incoming_);
+  stats_.bytes_received += header.payload_bytes;
+  const absl::Status status = owner_->OnLaneDataReceived(this, header);
   if (!status.ok() && state_ == State::kOpen) Broken(std::string(status.message()), true);
-  return true;
 }
 
-// False: the header is not complete.
+// False: the header is not complete, or the lane is broken.
 bool Lane::TakeHeader() {
-  if (next_header_have_ < kFrameHeaderBytes) return false;
-  next_header_have_ = 0;
-  const auto header = ParseFrameHeader(next_header_, LaneKind::kData);
-  if (!header.ok()) {
-    Broken(std::string(header.status().message()), true);
+  const auto taken = segments_in_.TakeHeader();
+  if (!taken.ok()) {
+    Broken(std::string(taken.status().message()), true);
     return false;
   }
+  if (!taken->has_value()) return false;
+  const FrameHeader& header = **taken;
   if (closing_) {
     Broken("a frame after CLOSE", true);
     return false;
   }
   quiet_us_ = 0;
-  if (header->type == FrameType::kPing) {
+  if (header.type == FrameType::kPing) {
     constexpr uint32_t kQuietMsMax = LH_QUIET_MS_MAX;
-    if (header->stamp > kQuietMsMax) {
-      Broken(absl::StrCat("PING that promises ", header->stamp, " ms of silence"), true);
+    if (header.stamp > kQuietMsMax) {
+      Broken(absl::StrCat("PING that promises ", header.stamp, " ms of silence"), true);
       return false;
     }
-    quiet_us_ = Millis(static_cast<int64_t>(header->stamp));
-    return true;
+    quiet_us_ = Millis(static_cast<int64_t>(header.stamp));
+    const absl::Status status = owner_->OnLaneAcked(this, header.acked);
+    if (!status.ok() && state_ == State::kOpen) Broken(std::string(status.message()), true);
+    return state_ == State::kOpen;
   }
-  if (header->type == FrameType::kClose) {
+  if (header.type == FrameType::kClose) {
     closing_ = true;
-    owner_->OnLaneClosing(this, header->flags & kFlagGivenUp);
+    owner_->OnLaneClosing(this, header.flags & kFlagGivenUp);
     return true;
   }
-  const absl::StatusOr<uint8_t*> place = owner_->OnLaneData(this, *header);
+  const absl::StatusOr<uint8_t*> place = owner_->OnLaneData(this, header);
   if (state_ != State::kOpen) return false;
   if (!place.ok()) {
     Broken(std::string(place.status().message()), true);
     return false;
   }
-  incoming_ = *header;
-  in_payload_ = true;
-  payload_have_ = 0;
-  place_ = *place;
+  segments_in_.BeginPayload(header, *place);
   return true;
 }
 
 bool Lane::Detach(const std::function<bool(const FrameHeader&)>& names,
                   absl::AnyInvocable<void()> done) {
-  if (!names(incoming_)) return false;
-  place_ = nullptr;
+  if (!names(segments_in_.header())) return false;
+  segments_in_.Divert();
   // It may be on its way to nowhere already, with the receive still under way.
   if (recv_id_ == 0 || !recv_writes_place_) return false;
   detached_.push_back(std::move(done));
@@ -269,39 +247,24 @@ void Lane::RunDetached() {
 
 // ------------------------------------------------------------------------------ sending
 
-bool Lane::HasRoom(size_t bytes) const {
-  return queued_.size() + flying_.size() - flying_sent_ + bytes <= options_.queue_bytes_max;
-}
-
 bool Lane::SendFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
   if (state_ != State::kOpen) return true;
-  LH_CHECK(options_.kind == LaneKind::kControl && payload.size() == header.payload_bytes);
-  if (!HasRoom(kFrameHeaderBytes + payload.size())) return false;
-  const auto bytes = Encode(header);
-  queued_.insert(queued_.end(), bytes.begin(), bytes.end());
-  queued_.insert(queued_.end(), payload.begin(), payload.end());
+  LH_CHECK(options_.kind == LaneKind::kControl);
+  if (!control_out_.Add(header, payload)) return false;
   SendSoon();
   return true;
 }
 
 bool Lane::SendNewest(const FrameHeader& header) {
   if (state_ != State::kOpen) return true;
-  for (const auto& [type, at] : newest_) {
-    if (type != header.type) continue;
-    const auto bytes = Encode(header);
-    std::copy(bytes.begin(), bytes.end(), queued_.begin() + static_cast<ptrdiff_t>(at));
-    return true;
-  }
-  const size_t at = queued_.size();
-  if (!SendFrame(header, {})) return false;
-  newest_.emplace_back(header.type, at);
+  if (!control_out_.AddNewest(header)) return false;
+  SendSoon();
   return true;
 }
 
 bool Lane::SendFrames(std::span<const uint8_t> bytes, bool may_wait) {
   if (state_ != State::kOpen) return true;
-  if (!HasRoom(bytes.size())) return false;
-  queued_.insert(queued_.end(), bytes.begin(), bytes.end());
+  if (!control_out_.Add(bytes)) return false;
   if (may_wait) {
     SendInTime();
   } else {
@@ -330,25 +293,20 @@ void Lane::SendSoon() {
 
 void Lane::SendControl() {
   if (send_id_ != 0) return;
-  if (flying_sent_ == flying_.size()) {
-    flying_.clear();
-    flying_sent_ = 0;
-    flying_.swap(queued_);
-    newest_.clear();
-  }
-  if (flying_.empty()) return;
-  send_id_ = ring_->Send(fd_, flying_.data() + flying_sent_, flying_.size() - flying_sent_, true,
-                         [this](IoResult result) {
-                           send_id_ = 0;
-                           OnSent(result.value);
-                         });
+  const std::span<const uint8_t> bytes = control_out_.Take();
+  if (bytes.empty()) return;
+  send_id_ = ring_->Send(fd_, bytes.data(), bytes.size(), true, [this](IoResult result) {
+    send_id_ = 0;
+    OnSent(result.value);
+  });
 }
 
 void Lane::Pull() {
-  if (options_.kind != LaneKind::kData || send_id_ != 0 || batch_count_ != 0) return;
+  if (options_.kind != LaneKind::kData || send_id_ != 0 || !batch_.empty()) return;
   if (state_ != State::kOpen && state_ != State::kFinishing) return;
+  if (ack_due_ && state_ == State::kOpen) return SendPing();
   FillBatch();
-  if (batch_count_ != 0) {
+  if (!batch_.empty()) {
     SendBatch();
   } else if (state_ == State::kFinishing && !std::exchange(close_queued_, true)) {
     SendBare({.type = FrameType::kClose, .flags = close_flags_});
@@ -357,16 +315,28 @@ void Lane::Pull() {
 
 bool Lane::Ping(uint32_t quiet_ms) {
   if (options_.kind != LaneKind::kData || state_ != State::kOpen) return false;
+  quiet_ms_ = quiet_ms;
   // Bytes that are on their way, or stuck, say as much as a PING.
-  if (send_id_ != 0 || batch_count_ != 0) return false;
-  SendBare({.type = FrameType::kPing, .stamp = quiet_ms});
+  if (send_id_ != 0 || !batch_.empty()) return false;
+  SendPing();
   return true;
 }
 
+// At once, or behind what is being sent.
+void Lane::AcknowledgeSoon() {
+  ack_due_ = true;
+  if (send_id_ == 0 && batch_.empty()) SendPing();
+}
+
+void Lane::SendPing() {
+  ack_due_ = false;
+  received_told_ = received_;
+  SendBare({.type = FrameType::kPing, .stamp = quiet_ms_, .acked = received_});
+}
+
 void Lane::SendBare(const FrameHeader& header) {
-  batch_[0] = {.header = Encode(header), .segment = {.header = header}};
-  batch_count_ = 1;
-  batch_sent_ = 0;
+  batch_.Clear();
+  batch_.Add({.header = header});
   batch_zero_copy_ = false;
   batch_record_ = SIZE_MAX;
   batch_bare_ = true;
@@ -374,17 +344,18 @@ void Lane::SendBare(const FrameHeader& header) {
 }
 
 void Lane::FillBatch() {
-  batch_sent_ = 0;
+  batch_.Clear();
   batch_zero_copy_ = false;
   batch_record_ = SIZE_MAX;
   uint32_t room = kAnyBytes;
-  while (batch_count_ < kBatchMax) {
-    Packet& packet = batch_[batch_count_];
-    if (!owner_->NextSegment(this, room, &packet.segment)) return;
-    const uint32_t bytes = packet.segment.header.payload_bytes;
-    packet.header = Encode(packet.segment.header);
-    ++batch_count_;
-    if (batch_count_ == 1 && options_.zero_copy && bytes >= kZeroCopyBytesMin) {
+  ZeroCopyGate* const gate = options_.zero_copy;
+  while (!batch_.full()) {
+    OutgoingSegment segment;
+    if (!owner_->NextSegment(this, room, &segment)) return;
+    const uint32_t bytes = segment.header.payload_bytes;
+    batch_.Add(segment);
+    const Tick now = ring_->Now();
+    if (batch_.size() == 1 && gate != nullptr && bytes >= kZeroCopyBytesMin && gate->Pass(now)) {
       batch_zero_copy_ = true;
       if (zero_copy_free_.empty()) {
         zero_copy_free_.push_back(zero_copy_.size());
@@ -392,32 +363,24 @@ void Lane::FillBatch() {
       }
       batch_record_ = zero_copy_free_.back();
       zero_copy_free_.pop_back();
-      zero_copy_[batch_record_] = {.cookie = packet.segment.cookie, .used = true};
+      zero_copy_[batch_record_] = {.cookie = segment.cookie, .begun = now, .used = true};
       return;
     }
-    if (batch_count_ == 1) {
+    if (batch_.size() == 1) {
       if (bytes >= kBatchBytes) return;
       room = kBatchBytes;
     }
     room -= std::min(room, bytes);
     // What should go without a copy waits for its own turn.
-    if (options_.zero_copy) room = std::min(room, kZeroCopyBytesMin - 1);
+    if (gate != nullptr && gate->open()) room = std::min(room, kZeroCopyBytesMin - 1);
     if (room == 0) return;
   }
 }
 
-size_t Lane::BatchBytes() const {
-  size_t bytes = 0;
-  for (size_t i = 0; i < batch_count_; ++i) {
-    bytes += kFrameHeaderBytes + batch_[i].segment.header.payload_bytes;
-  }
-  return bytes;
-}
-
 void Lane::SendBatch() {
-  if (batch_zero_copy_ && batch_sent_ >= kFrameHeaderBytes) {
-    const OutgoingSegment& segment = batch_[0].segment;
-    const size_t sent = batch_sent_ - kFrameHeaderBytes;
+  if (batch_zero_copy_ && batch_.sent() >= kFrameHeaderBytes) {
+    const OutgoingSegment& segment = batch_[0];
+    const size_t sent = batch_.sent() - kFrameHeaderBytes;
     const size_t rest = segment.header.payload_bytes - sent;
     send_id_ = ring_->SendZeroCopy(
         fd_, segment.data + sent, rest, owner_->FindBuffer(segment.data + sent, rest),
@@ -426,21 +389,7 @@ void Lane::SendBatch() {
         });
     return;
   }
-  size_t skip = batch_sent_;
-  size_t parts = 0;
-  const auto add = [&](const uint8_t* data, size_t bytes) {
-    const size_t skipped = std::min(skip, bytes);
-    skip -= skipped;
-    if (bytes > skipped) {
-      send_parts_[parts++] = {const_cast<uint8_t*>(data) + skipped, bytes - skipped};
-    }
-  };
-  for (size_t i = 0; i < batch_count_; ++i) {
-    add(batch_[i].header.data(), kFrameHeaderBytes);
-    if (!batch_zero_copy_) {
-      add(batch_[i].segment.data, batch_[i].segment.header.payload_bytes);
-    }
-  }
+  const size_t parts = batch_.Parts(/*payloads=*/!batch_zero_copy_, &send_parts_);
   send_message_ = {};
   send_message_.msg_iov = send_parts_.data();
   send_message_.msg_iovlen = parts;
@@ -462,9 +411,12 @@ void Lane::OnZeroCopy(size_t index, bool first, IoResult result) {
   }
   --notices_;
   --zero_copy_[index].notices;
+  const Tick begun = zero_copy_[index].begun;
   if (result.copied) {
     ++stats_.zero_copy_copied;
-    if (!options_.zero_copy_always) options_.zero_copy = false;
+    options_.zero_copy->Copied(begun, ring_->Now());
+  } else {
+    options_.zero_copy->Worked(begun);
   }
   ReleaseZeroCopy(index);
   Settle();
@@ -472,12 +424,12 @@ void Lane::OnZeroCopy(size_t index, bool first, IoResult result) {
 
 // Whether a zero-copy send was refused as such: the rest of the segment goes out copied.
 bool Lane::FallBackToCopying(int value) {
-  if (!batch_zero_copy_ || batch_sent_ < kFrameHeaderBytes) return false;
+  if (!batch_zero_copy_ || batch_.sent() < kFrameHeaderBytes) return false;
   if (value != -ENOMEM && value != -ENOBUFS && value != -EOPNOTSUPP && value != -EINVAL &&
       value != -EFAULT) {
     return false;
   }
-  options_.zero_copy = false;
+  options_.zero_copy->Refused(zero_copy_[batch_record_].begun, ring_->Now());
   batch_zero_copy_ = false;
   return true;
 }
@@ -503,18 +455,18 @@ void Lane::OnSent(int value) {
 }
 
 void Lane::AdvanceControl(size_t bytes) {
-  flying_sent_ += bytes;
+  control_out_.Sent(bytes);
   SendControl();
 }
 
 void Lane::AdvanceBatch(size_t bytes) {
-  batch_sent_ += bytes;
-  if (batch_sent_ < BatchBytes()) {
+  batch_.Sent(bytes);
+  if (batch_.sent() < batch_.bytes()) {
     SendBatch();
     return;
   }
-  for (size_t i = 0; i < batch_count_; ++i) {
-    stats_.bytes_sent += batch_[i].segment.header.payload_bytes;
+  for (size_t i = 0; i < batch_.size(); ++i) {
+    stats_.bytes_sent += batch_[i].header.payload_bytes;
   }
   ReleaseBatch();
   Pull();
@@ -524,18 +476,16 @@ void Lane::AdvanceBatch(size_t bytes) {
 void Lane::ReleaseBatch() {
   if (batch_record_ != SIZE_MAX) {
     const size_t index = std::exchange(batch_record_, SIZE_MAX);
-    batch_count_ = 0;
+    batch_.Clear();
     zero_copy_[index].sent = true;
     ReleaseZeroCopy(index);
     return;
   }
-  if (std::exchange(batch_bare_, false)) {
-    batch_count_ = 0;
-    return;
-  }
-  std::array<uint64_t, kBatchMax> cookies;
-  const size_t count = std::exchange(batch_count_, 0);
-  for (size_t i = 0; i < count; ++i) cookies[i] = batch_[i].segment.cookie;
+  if (std::exchange(batch_bare_, false)) return batch_.Clear();
+  std::array<uint64_t, SegmentBatch::kMax> cookies;
+  const size_t count = batch_.size();
+  for (size_t i = 0; i < count; ++i) cookies[i] = batch_[i].cookie;
+  batch_.Clear();
   for (size_t i = 0; i < count; ++i) owner_->OnLaneSegmentSent(cookies[i]);
 }
 
@@ -561,13 +511,11 @@ void Lane::Broken(const std::string& reason, bool protocol) {
 void Lane::Finish(uint8_t flags) {
   if (state_ != State::kOpen) return;
   state_ = State::kFinishing;
-  place_ = nullptr;
+  segments_in_.Divert();
   close_flags_ = flags;
   if (hold_id_ != 0) ring_->Cancel(hold_id_);
   if (options_.kind == LaneKind::kControl) {
-    FrameHeader close{.type = FrameType::kClose, .flags = flags};
-    const auto bytes = Encode(close);
-    queued_.insert(queued_.end(), bytes.begin(), bytes.end());
+    control_out_.AddLast({.type = FrameType::kClose, .flags = flags});
     close_queued_ = true;
     SendControl();
   }
@@ -592,7 +540,8 @@ void Lane::Post() {
 }
 
 void Lane::MaybeShutdown() {
-  if (shutdown_ || !close_queued_ || send_id_ != 0 || batch_count_ != 0 || !queued_.empty()) return;
+  if (shutdown_ || !close_queued_ || send_id_ != 0) return;
+  if (!batch_.empty() || control_out_.waiting()) return;
   shutdown_ = true;
   ring_->sockets().ShutdownSend(fd_);
 }
@@ -600,7 +549,7 @@ void Lane::MaybeShutdown() {
 void Lane::Abort() {
   if (state_ == State::kAborting || state_ == State::kEnded) return;
   state_ = State::kAborting;
-  queued_.clear();
+  control_out_.DropWaiting();
   if (recv_id_ != 0) ring_->Cancel(recv_id_);
   if (send_id_ != 0) ring_->Cancel(send_id_);
   if (hold_id_ != 0) ring_->Cancel(hold_id_);
@@ -620,9 +569,9 @@ void Lane::Settle() {
     socket_open_ = false;
     ring_->sockets().Abort(fd_);
     ReleaseBatch();
-    if (in_payload_ && place_ != nullptr) {
-      place_ = nullptr;
-      owner_->OnLaneDataAbandoned(this, incoming_);
+    if (segments_in_.in_payload() && segments_in_.kept()) {
+      segments_in_.Divert();
+      owner_->OnLaneDataAbandoned(this, segments_in_.header());
     }
   }
   if (notices_ == 0) End(true);

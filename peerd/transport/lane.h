@@ -17,16 +17,15 @@
 // the next header in the same call, so that a stream of segments costs one call each.
 //
 // Every segment that was pulled comes back by OnLaneSegmentSent() exactly once, when the kernel
-// does not refer to its memory any more. Whether it has arrived is for the owner to find out,
-// should the lane break: the n-th segment that was pulled is the n-th that the other end counts as
-// received.
+// does not refer to its memory any more. Whether it has arrived is another matter: the n-th segment
+// that was pulled is the n-th that the other end counts as received. It says how many it has with
+// each PING, and sends one after every LH_SEGMENTS_PER_ACK of them.
 //
 // Threads: the ring's. Calls of the owner come from within Ring::RunOnce() only.
 #pragma once
 
 #include <sys/uio.h>
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -41,27 +40,25 @@
 #include "absl/status/statusor.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
+#include "peerd/transport/control_framing.h"
+#include "peerd/transport/segment_framing.h"
+#include "peerd/transport/zero_copy_gate.h"
 #include "proto/wire/frame.h"
 
 namespace longhaul::peerd {
 
 class Lane;
 
-struct OutgoingSegment {
-  FrameHeader header;
-  const uint8_t* data = nullptr;
-  uint64_t cookie = 0;
-  uint64_t owner = 0;  // see Transport::SendSegment
-};
-
 class LaneOwner {
  public:
   virtual ~LaneOwner() = default;
-  // An error of these three breaks the lane.
+  // An error of these four breaks the lane.
   virtual absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
   virtual absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) = 0;
   virtual absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) = 0;
+  // Data lanes: the other end has the first `segments` of those that were pulled.
+  virtual absl::Status OnLaneAcked(Lane* lane, uint64_t segments) = 0;
   // The payload whose place was named last will not be completed: nothing writes there any more.
   // Follows the end of a lane that was aborted, unless that receive was detached.
   virtual void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) = 0;
@@ -87,10 +84,9 @@ inline constexpr size_t kControlQueueBytesMax = 512 << 20;
 
 struct LaneOptions {
   LaneKind kind = LaneKind::kControl;
-  uint32_t index = 0;  // of a data lane, for the owner
-  std::string name;    // for reasons: "control lane to 10.0.0.3:29700"
-  bool zero_copy = false;
-  bool zero_copy_always = false;  // even if the kernel says that it copies
+  uint32_t index = 0;                 // of a data lane, for the owner
+  std::string name;                   // for reasons: "control lane to 10.0.0.3:29700"
+  ZeroCopyGate* zero_copy = nullptr;  // of the link; nullptr: not at all
   size_t queue_bytes_max = kControlQueueBytesMax;
 };
 
@@ -165,15 +161,11 @@ class Lane {
 
  private:
   enum class State { kOpen, kFinishing, kAborting, kEnded };
-  static constexpr size_t kBatchMax = 16;
   static constexpr int64_t kHoldUs = 2000;
-  struct Packet {
-    std::array<uint8_t, kFrameHeaderBytes> header;
-    OutgoingSegment segment;
-  };
   // A segment that was sent without copying, until its last notice.
   struct ZeroCopySend {
     uint64_t cookie = 0;
+    Tick begun;
     uint32_t notices = 0;
     bool sent = false;
     bool used = false;
@@ -185,14 +177,15 @@ class Lane {
   void TakeControl(size_t bytes);
   void TakeData(size_t bytes);
   bool TakeHeader();
-  bool TakePayload();
+  void TakePayload();
   void RunDetached();
 
   void SendSoon();
-  bool HasRoom(size_t bytes) const;
   void SendInTime();
   void SendControl();
   void FillBatch();
+  void AcknowledgeSoon();
+  void SendPing();
   void SendBare(const FrameHeader& header);
   void SendBatch();
   void OnSent(int value);
@@ -202,7 +195,6 @@ class Lane {
   bool FallBackToCopying(int value);
   void ReleaseBatch();
   void ReleaseZeroCopy(size_t index);
-  size_t BatchBytes() const;
 
   void Broken(const std::string& reason, bool protocol);
   void Settle();
@@ -233,37 +225,29 @@ class Lane {
   uint8_t close_flags_ = 0;
   bool close_queued_ = false;
 
-  // Receiving. Control: frames in rx_. Data: a header, then its payload to place_ or sink_.
-  std::vector<uint8_t> rx_;
-  size_t rx_have_ = 0;
-  std::array<uint8_t, kFrameHeaderBytes> next_header_;
-  size_t next_header_have_ = 0;
-  bool in_payload_ = false;
-  FrameHeader incoming_;
-  size_t payload_have_ = 0;
+  // Receiving.
+  ControlReader control_in_;
+  SegmentReader segments_in_;
   uint64_t received_ = 0;
-  uint8_t* place_ = nullptr;        // of the payload; nullptr: thrown away
-  bool recv_writes_place_ = false;  // the receive in flight may still write there
-  std::vector<uint8_t> sink_;
+  uint64_t received_told_ = 0;      // to the other end
+  bool recv_writes_place_ = false;  // the receive in flight may still write to a payload's place
+  std::vector<uint8_t> sink_;       // finishing
   iovec recv_parts_[2];
   msghdr recv_message_{};
   std::vector<absl::AnyInvocable<void()>> detached_;
 
   // Sending, control lane.
   bool send_due_ = false;  // SendControl() comes before the ring submits
-  std::vector<uint8_t> queued_;
-  std::vector<std::pair<FrameType, size_t>> newest_;  // in queued_: where SendNewest() put it
-  std::vector<uint8_t> flying_;
-  size_t flying_sent_ = 0;
+  ControlWriter control_out_;
 
   // Sending, data lane.
-  std::array<Packet, kBatchMax> batch_;
-  size_t batch_count_ = 0;
-  size_t batch_sent_ = 0;  // bytes, headers included
+  bool ack_due_ = false;   // before the next segment
+  uint32_t quiet_ms_ = 0;  // as Ping() was told last
+  SegmentBatch batch_;
   bool batch_zero_copy_ = false;
   bool batch_bare_ = false;         // a frame of our own, no segment
   size_t batch_record_ = SIZE_MAX;  // in zero_copy_, of the only segment of the batch
-  std::array<iovec, 2 * kBatchMax> send_parts_;
+  SegmentBatch::PartsArray send_parts_;
   msghdr send_message_{};
   std::deque<ZeroCopySend> zero_copy_;
   std::vector<size_t> zero_copy_free_;

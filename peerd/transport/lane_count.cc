@@ -5,16 +5,23 @@
 #include <utility>
 
 #include "base/check.h"
+#include "peerd/io/sockets.h"
 
 namespace longhaul::peerd {
 namespace {
 
-// In round trips: the pause after which a burst begins, what is left out of it, what new
+// In round trips: the pause after which a burst begins, what is left out of a long one, what new
 // connections take to reach their speed, and what is measured.
 constexpr int64_t kPause = 2;
 constexpr int64_t kSkipped = 3;
 constexpr int64_t kSettling = 6;
 constexpr int64_t kMeasured = 8;
+// Up to so many a burst is a short one. So much of short ones is measured, each with one more: it
+// takes a round trip until the last byte is known to have arrived.
+constexpr int64_t kShort = 5;
+constexpr int64_t kShortMeasured = 16;
+// A short burst says something if it is so many times as large as what the kernel may hold unsent.
+constexpr uint64_t kShortMin = 2;
 // A shorter round trip counts as this: the scheduling of processes would be in what is measured.
 constexpr int64_t kRttUsMin = Millis(10);
 
@@ -38,6 +45,8 @@ constexpr int64_t kAgainUs = Seconds(300);
 constexpr int64_t kRttUsPerLane = 2500;
 constexpr int64_t kFirstMin = 4;
 constexpr int64_t kFirstMax = 64;
+// What a new connection has sent after three round trips: 10, 20 and 40 packets.
+constexpr uint64_t kGrownBytes = 70 * 1460;
 
 bool Exceeds(uint64_t more, uint64_t less, uint64_t percent) { return more * 100 > less * percent; }
 
@@ -53,14 +62,34 @@ LaneCount::LaneCount(uint32_t first, uint32_t max, int64_t rtt_us)
   LH_CHECK(first >= 1 && first <= max);
 }
 
+bool LaneCount::Probed(uint64_t bytes_per_second) {
+  if (rate_ != 0 || trying_) return false;
+  const uint64_t in_flight = std::min(bytes_per_second, UINT64_MAX / Seconds(60)) *
+                             static_cast<uint64_t>(rtt_us_) / Seconds(1);
+  const uint64_t most = std::min<uint64_t>(max_, kFirstMax);
+  const auto lanes = static_cast<uint32_t>(std::bit_floor(std::min(in_flight / kGrownBytes, most)));
+  if (lanes <= lanes_) return false;
+  Use(lanes);
+  return true;
+}
+
 bool LaneCount::Sent(uint64_t bytes, Tick now) {
-  const int64_t us = now - std::exchange(last_, now);
-  const bool paused = us > kPause * rtt_us_;
-  if (paused) skip_until_ = now + kSkipped * rtt_us_;
-  if (std::exchange(drained_, false)) {
+  const Tick before = std::exchange(last_, now);
+  const int64_t us = now - before;
+  const bool drained = std::exchange(drained_, false);
+  if (us > kPause * rtt_us_) {
+    const bool changed = EndBurst(before);
+    burst_begun_ = now;
+    burst_bytes_ = bytes;
+    burst_idle_us_ = 0;
+    skip_until_ = now + kSkipped * rtt_us_;
+    return changed;
+  }
+  burst_bytes_ += bytes;
+  if (drained) {
+    burst_idle_us_ += us;
     skip_until_ = std::max(skip_until_, now + rtt_us_ / kAfterDrained);
   }
-  if (paused) return false;
   if (settle_us_ > 0) {
     settle_us_ -= us;
     return false;
@@ -71,7 +100,9 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
     bytes_ += bytes;
   }
   const int64_t enough = kMeasured * rtt_us_;
-  if (us_ >= enough) return Judge(now);
+  if (us_ >= enough) {
+    return Judge(Kind::kLong, bytes_ * Seconds(1) / static_cast<uint64_t>(us_), true, now);
+  }
   if (all_us_ >= (trying_ ? kPatienceTrying : kPatience) * enough) {
     trying_ = false;
     Restart();
@@ -79,11 +110,43 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   return false;
 }
 
-bool LaneCount::Judge(Tick now) {
-  const uint64_t rate = bytes_ * Seconds(1) / static_cast<uint64_t>(us_);
+// It was over at `end`, and a pause followed.
+bool LaneCount::EndBurst(Tick end) {
+  const int64_t us = end - burst_begun_;
+  const uint64_t unsent = uint64_t{lanes_} * kUnsentBytes;
+  if (us > kShort * rtt_us_ || burst_idle_us_ > us / 2) return false;
+  if (burst_bytes_ <= kShortMin * unsent) return false;
+  if (settle_us_ > 0) {
+    settle_us_ -= rtt_us_;
+    return false;
+  }
+  // What is unsent leaves as fast as the rest did.
+  const double share =
+      static_cast<double>(burst_bytes_) / static_cast<double>(burst_bytes_ - unsent);
+  short_us_ += static_cast<int64_t>(static_cast<double>(us) * share) + rtt_us_;
+  short_bytes_ += burst_bytes_;
+  if (short_us_ < kShortMeasured * rtt_us_) return false;
+  const uint64_t rate = short_bytes_ * Seconds(1) / static_cast<uint64_t>(short_us_);
+  // With twice as many lanes it has to say something, too.
+  return Judge(Kind::kShort, rate, burst_bytes_ > 2 * kShortMin * unsent, end);
+}
+
+bool LaneCount::Judge(Kind kind, uint64_t rate, bool more, Tick now) {
+  if (kind != std::exchange(kind_, kind)) {
+    rate_ = 0;
+    found_ = false;
+    found_until_ = now;
+    last_rate_ = 0;
+    if (std::exchange(trying_, false)) {
+      Use(lanes_ / 2);
+      return true;
+    }
+  }
   us_ = 0;
   bytes_ = 0;
   all_us_ = 0;
+  short_us_ = 0;
+  short_bytes_ = 0;
   const uint64_t before = std::exchange(last_rate_, rate);
   const bool steady =
       !Exceeds(rate, before, kSteadyPercent) && !Exceeds(before, rate, kSteadyPercent);
@@ -102,7 +165,7 @@ bool LaneCount::Judge(Tick now) {
   }
   if (now < found_until_) return false;
   rate_ = rate;
-  if (lanes_ > max_ / 2) {
+  if (lanes_ > max_ / 2 || !more) {
     found_ = true;
     return false;
   }
@@ -121,6 +184,8 @@ void LaneCount::Restart() {
   us_ = 0;
   bytes_ = 0;
   all_us_ = 0;
+  short_us_ = 0;
+  short_bytes_ = 0;
   last_rate_ = 0;
   unsteady_ = 0;
 }

@@ -7,11 +7,20 @@
 // end of an op waits for the slowest. It tries again when what it gets has changed by much, and now
 // and then.
 //
+// A burst is what is sent without a pause of two round trips, for instance an op. Bursts add up to
+// a measurement in one of two ways:
+//   long bursts    Their beginning is left out: then the kernel takes more than the path does.
+//   short bursts   The beginning is most of them, and what the number of lanes is to speed up. They
+//                  are measured as a whole, less what the kernel may have taken and not sent.
+// The two are never compared with each other: when ops become longer or shorter, the search begins
+// anew.
+//
 // Measured is while something waits for a lane: what comes from a neighbour in the ring is no
-// faster than the neighbour. The beginning of each burst is left out: then the kernel takes more
-// than the path does. Nothing is tried while lanes wait most of the time. What grows or falls by
-// itself, as connections do that are new or begin to lose packets, is not taken for an effect of
-// their number: two measurements in a row have to agree. Plain value: no clock.
+// faster than the neighbour. Nothing is tried while lanes wait most of the time. What grows or
+// falls by itself, as connections do that are new or begin to lose packets, is not taken for an
+// effect of their number: two measurements in a row have to agree.
+//
+// Plain value: no clock.
 #pragma once
 
 #include <cstdint>
@@ -38,13 +47,21 @@ class LaneCount {
   // this path, or there are no more.
   bool found() const { return found_; }
 
+  // A probe saw the path carry so much. Before anything was measured: as many lanes are used as
+  // bring a burst to that rate before connections have grown; never fewer than before, since the
+  // probe's connections may have lost packets. True: lanes() is another number now.
+  bool Probed(uint64_t bytes_per_second);
   // `bytes` were put on lanes. True: lanes() is another number now.
   bool Sent(uint64_t bytes, Tick now);
   // A lane could take more, and there was nothing.
   void Drained() { drained_ = true; }
 
  private:
-  bool Judge(Tick now);
+  enum class Kind { kLong, kShort };  // of bursts
+
+  bool EndBurst(Tick end);
+  // `more`: more lanes may be tried.
+  bool Judge(Kind kind, uint64_t rate, bool more, Tick now);
   void Restart();
   void Use(uint32_t lanes);
 
@@ -58,13 +75,22 @@ class LaneCount {
   Tick last_;
   Tick skip_until_;
   int64_t settle_us_ = 0;
-  bool drained_ = false;    // since last_
-  uint64_t last_rate_ = 0;  // measured just before with as many; 0: nothing
-  int unsteady_ = 0;        // measurements in a row that did not agree
-  // What is being measured: time in which something waited, and bytes; and all the time for that.
+  bool drained_ = false;     // since last_
+  uint64_t last_rate_ = 0;   // measured just before with as many; 0: nothing
+  int unsteady_ = 0;         // measurements in a row that did not agree
+  Kind kind_ = Kind::kLong;  // that rate_ and last_rate_ are of
+  // What is being measured of long bursts: time in which something waited, and bytes; and all the
+  // time for that.
   int64_t us_ = 0;
   uint64_t bytes_ = 0;
   int64_t all_us_ = 0;
+  // The burst that is under way. `idle`: time in which there was nothing to send.
+  Tick burst_begun_;
+  uint64_t burst_bytes_ = 0;
+  int64_t burst_idle_us_ = 0;
+  // What is being measured of short ones.
+  int64_t short_us_ = 0;
+  uint64_t short_bytes_ = 0;
 };
 
 }  // namespace longhaul::peerd

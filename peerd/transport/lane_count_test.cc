@@ -160,13 +160,101 @@ TEST_F(LaneCountTest, GoesBackFromMoreAlsoIfItsNeighbourIsSlowerForAPart) {
   EXPECT_EQ(most_, 64u);
 }
 
-TEST_F(LaneCountTest, MeasuresNothingAtTheBeginningOfABurst) {
+TEST_F(LaneCountTest, OfALongBurstTheBeginningIsLeftOut) {
+  LaneCount count(16, 16, kRttUs);
+  for (int i = 0; i < 20; ++i) {
+    changes_ += count.Sent(50000000, now_);  // the kernel takes more than the path does
+    Send(&count, {60000, 3000}, 800);
+    now_ = now_ + Millis(200);
+  }
+  EXPECT_EQ(count.rate(), 48000000u);
+  EXPECT_EQ(changes_, 0);
+}
+
+TEST_F(LaneCountTest, ShortBurstsTogetherAreOneMeasurement) {
+  // Round trips that each lasts; the longest is not long enough for what is measured otherwise.
+  for (const int64_t tenths : {10, 20, 30, 45}) {
+    LaneCount count(16, 256, kRttUs);
+    changes_ = 0;
+    for (int i = 0; i < 100; ++i) {
+      Send(&count, {60000, 3000}, tenths * kRttUs / 10 / Millis(1));
+      now_ = now_ + Millis(200);
+    }
+    EXPECT_EQ(count.lanes(), 32u) << tenths << ": 20 are enough";
+    EXPECT_EQ(changes_, 3) << "32, 64, and back";
+    EXPECT_TRUE(count.found());
+  }
+}
+
+TEST_F(LaneCountTest, ShortBurstsGetMoreLanesWhereConnectionsBeginSlowly) {
+  // Each connection sends ten packets in the first round trip after a pause, and twice as many in
+  // each one that follows.
   LaneCount count(16, 256, kRttUs);
   for (int i = 0; i < 100; ++i) {
-    Send(&count, {60000, 3000}, 240);
+    int64_t left = 6000000 - count.lanes() * int64_t{32 << 10};
+    now_ = now_ + Millis(1);
+    changes_ += count.Sent(count.lanes() * uint64_t{32 << 10}, now_);  // not sent yet
+    for (int64_t ms = 0; left > 0; ++ms) {
+      const uint64_t window = uint64_t{14600} << (ms / (kRttUs / Millis(1)));
+      const uint64_t carried = std::min<uint64_t>(
+          std::min<uint64_t>(count.lanes() * window / (kRttUs / Millis(1)), 62500), left);
+      now_ = now_ + Millis(1);
+      changes_ += count.Sent(carried, now_);
+      left -= static_cast<int64_t>(carried);
+    }
+    now_ = now_ + Millis(400);
+  }
+  EXPECT_EQ(count.lanes(), 64u);
+  EXPECT_TRUE(count.found());
+}
+
+TEST_F(LaneCountTest, BurstsThatTheKernelTakesAtOnceSayNothing) {
+  LaneCount count(16, 256, kRttUs);
+  for (int i = 0; i < 1000; ++i) {
+    changes_ += count.Sent(1000000, now_);
     now_ = now_ + Millis(200);
   }
   EXPECT_EQ(changes_, 0);
+  EXPECT_EQ(count.rate(), 0u);
+}
+
+TEST_F(LaneCountTest, ShortBurstsThatWaitForTheirNeighbourTryNothing) {
+  LaneCount count(16, 256, kRttUs);
+  for (int i = 0; i < 100; ++i) {
+    Send(&count, {60000, 3000, 20000}, 200);
+    now_ = now_ + Millis(200);
+  }
+  EXPECT_EQ(changes_, 0);
+}
+
+TEST_F(LaneCountTest, OpsThatBecomeShorterOrLongerAreMeasuredAnew) {
+  LaneCount count(16, 256, kRttUs);
+  Send(&count, {60000, 3000}, 1700);
+  ASSERT_EQ(count.lanes(), 32u) << "tried";
+  for (int i = 0; i < 60; ++i) {
+    now_ = now_ + Millis(200);
+    Send(&count, {60000, 60000}, 200);
+  }
+  EXPECT_EQ(count.lanes(), 16u) << "of short ones 16 carry as much";
+  EXPECT_TRUE(count.found());
+  now_ = now_ + Millis(200);
+  Send(&count, {60000, 1000}, 20000);
+  EXPECT_EQ(count.lanes(), 64u);
+}
+
+TEST_F(LaneCountTest, BeginsWithMoreWhereAProbeShowedThatThePathIsFast) {
+  LaneCount count(32, 256, kRttUs);
+  EXPECT_FALSE(count.Probed(10000000)) << "never fewer: its connections may have lost packets";
+  EXPECT_EQ(count.lanes(), 32u);
+  EXPECT_TRUE(count.Probed(100000000));
+  EXPECT_EQ(count.lanes(), 64u);
+  EXPECT_FALSE(count.Probed(uint64_t{1} << 40)) << "as many as it begins with on the longest way";
+  // What it has measured itself counts more.
+  LaneCount measured(32, 256, kRttUs);
+  Send(&measured, {60000, 60000}, 10000);
+  ASSERT_EQ(measured.lanes(), 32u);
+  EXPECT_FALSE(measured.Probed(100000000));
+  EXPECT_EQ(measured.lanes(), 32u);
 }
 
 TEST_F(LaneCountTest, BurstsTogetherAreOneMeasurement) {

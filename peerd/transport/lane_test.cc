@@ -40,6 +40,10 @@ class End : public LaneOwner {
     received.push_back(header);
     return absl::OkStatus();
   }
+  absl::Status OnLaneAcked(Lane*, uint64_t segments) override {
+    acked = segments;
+    return absl::OkStatus();
+  }
   void OnLaneDataAbandoned(Lane*, const FrameHeader& header) override {
     EXPECT_EQ(headers.back(), header);
     ++abandoned;
@@ -79,6 +83,7 @@ class End : public LaneOwner {
   bool by_protocol = false;
   bool refuse = false;
   OpOrdinal discard_op;
+  uint64_t acked = 0;
   bool closing = false;
   bool given_up = false;
   int abandoned = 0;
@@ -89,8 +94,10 @@ class Pair {
  public:
   Pair(FakeRingOptions options, LaneKind kind, bool zero_copy = false) : ring(options) {
     const auto [a, b] = ring.Pair();
-    const LaneOptions lane{
-        .kind = kind, .name = "lane", .zero_copy = zero_copy, .queue_bytes_max = 8 << 20};
+    const LaneOptions lane{.kind = kind,
+                           .name = "lane",
+                           .zero_copy = zero_copy ? &gate : nullptr,
+                           .queue_bytes_max = 8 << 20};
     left_lane = std::make_unique<Lane>(&ring, a, lane, &left);
     right_lane = std::make_unique<Lane>(&ring, b, lane, &right);
     left_lane->StartReceiving();
@@ -146,6 +153,7 @@ class Pair {
   }
 
   FakeRing ring;
+  ZeroCopyGate gate{ZeroCopyGate::Use::kWhereOfUse};
   End left;
   End right;
   std::unique_ptr<Lane> left_lane;
@@ -344,6 +352,30 @@ TEST(LaneTest, DetachOfABreakingLaneIsAnsweredOnce) {
   }
 }
 
+TEST(LaneTest, SegmentsAreAcknowledgedAlsoByALaneThatIsSending) {
+  for (const bool busy : {false, true}) {
+    Pair pair({.seed = 12, .partial = false}, LaneKind::kData);
+    pair.Queue(std::vector<uint32_t>(3 * LH_SEGMENTS_PER_ACK + 5, 1000));
+    if (busy) {
+      FrameHeader header{.type = FrameType::kData, .payload_bytes = 1000};
+      header.op = OpOrdinal(1);
+      header.attempt = Epoch(3);
+      for (int i = 0; i < 1000; ++i) pair.right.queue.push_back({header, pair.source.data()});
+      pair.left.memory.resize(1000);
+      pair.right_lane->Pull();
+    }
+    pair.left_lane->Pull();
+    ASSERT_TRUE(pair.Until([&] { return pair.left.acked + LH_SEGMENTS_PER_ACK > pair.count; }));
+    EXPECT_LE(pair.left.acked, pair.right_lane->received());
+    EXPECT_EQ(pair.left.reason, "");
+    // The others go with a PING.
+    ASSERT_TRUE(pair.Until([&] { return pair.right_lane->received() == pair.count; }));
+    ASSERT_TRUE(pair.Until([&] { return pair.right_lane->Ping(0); }));
+    EXPECT_TRUE(pair.Until([&] { return pair.left.acked == pair.count; }));
+    pair.CheckEnd();
+  }
+}
+
 TEST(LaneTest, DiscardedPayloadIsCountedAndTouchesNothing) {
   Pair pair({.seed = 3}, LaneKind::kData);
   pair.right.discard_op = OpOrdinal(2);
@@ -503,6 +535,32 @@ TEST(LaneTest, ZeroCopyThatIsRefusedOrCopiesIsGivenUp) {
     } else {
       EXPECT_EQ(copied, 0u);
     }
+    pair.CheckEnd();
+  }
+}
+
+TEST(LaneTest, ZeroCopyThatWasGivenUpIsTriedAgainLater) {
+  for (const int error : {0, ENOBUFS}) {
+    Pair pair({.seed = 6, .zero_copy_copies = true, .zero_copy_error = error}, LaneKind::kData,
+              true);
+    const auto send = [&] {
+      const size_t sent = pair.left.sent.size();
+      const size_t before = pair.ring.zero_copy_sends();
+      pair.Queue(std::vector<uint32_t>(10, 100000));
+      for (auto& segment : pair.left.queue) segment.cookie += 1000 + sent;
+      pair.count = sent + 10;
+      pair.left_lane->Pull();
+      EXPECT_TRUE(pair.Until([&] {
+        return pair.left.sent.size() == pair.count && pair.right.received.size() == pair.count;
+      }));
+      return pair.ring.zero_copy_sends() - before;
+    };
+    send();
+    EXPECT_EQ(send(), 0u);
+    pair.ring.SetZeroCopy(false, 0);
+    pair.ring.AdvanceTime(Seconds(2));
+    EXPECT_GE(send(), 1u) << "a trial";
+    EXPECT_GE(send(), 10u);
     pair.CheckEnd();
   }
 }

@@ -17,19 +17,7 @@ constexpr size_t kHeldBytesMax = 1 << 20;
 constexpr uint64_t kWindowBytesPerLane = 1 << 20;
 constexpr uint64_t kWindowBytesMin = 8 << 20;
 constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
-// A lane that takes so many times as long as the others on average rests. Lanes of one path may
-// differ by a factor of three or four for a while, by chance.
-constexpr double kLagFactor = 6;
-// And it would hold up a segment for so many round trips.
-constexpr int64_t kLagRtts = 4;
-// A lane leaves the next segment to others if they will be through with all that is queued, and
-// that one, in less than the time that it would take: by this factor, since lanes differ by chance.
-constexpr double kLateFactor = 2;
 constexpr int64_t kNudgeUsMin = Millis(5);
-// A rest, and how long a slow lane is not tried otherwise. What it is tried with may hold up one
-// op.
-constexpr int64_t kRestUsMin = Seconds(10);
-constexpr int64_t kRestUsMax = Seconds(600);
 // PINGs in one detect_ms: two may be lost to a slow moment without anyone noticing.
 constexpr int64_t kPingsPerDetect = 3;
 
@@ -41,14 +29,8 @@ constexpr int64_t kBusyDetects = 2;
 constexpr uint32_t kQuietDetects = 4;
 // A round trip that is not worth more patience; a busy process takes as long.
 constexpr int64_t kUsualRttUs = Millis(100);
-// Numbered frames that are not acknowledged: no more than the members here can cause, with all the
-// ops that they may have open at one time announced and done. They fit into a control lane's queue.
-constexpr size_t kKeptBytesMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX *
-                                 (2 * kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX);
-static_assert(kKeptBytesMax + (1 << 20) < kControlQueueBytesMax);
-// A correct peer acknowledges at least this often.
-constexpr uint32_t kAckFrames = 64;
-constexpr size_t kAckBytes = 64 << 10;
+// A sender that may send no more is not left waiting for an acknowledgement that is not due.
+static_assert(LH_LANES_MAX * LH_SEGMENTS_PER_ACK < LH_SEGMENTS_UNACKED_MAX);
 // Answers to LANE_LOST of lanes that are not known here, until one of them is acknowledged. A peer
 // without a control lane may save up some for each data lane that it dialled meanwhile.
 constexpr uint64_t kUnknownLostMax = uint64_t{64} * LH_LANES_MAX;
@@ -60,7 +42,8 @@ Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
       options_(std::move(options)),
       owner_(owner),
       heard_(ring->Now()),
-      last_serial_(LH_LANES_MAX) {
+      last_serial_(LH_LANES_MAX),
+      zero_copy_(options_.zero_copy) {
   control_ = MakeControl(fd);
   // The side that was dialled has seen the proof; the dialler waits for an answer to its first
   // PING.
@@ -106,12 +89,10 @@ void Link::ResumeControl(int fd, uint64_t serial) {
   if (control_ != nullptr) LoseLane(control_.get(), "replaced by a new connection of the peer");
   control_serial_ = serial;
   control_ = MakeControl(fd);
-  resumed_ = false;
+  frames_.BeginLane();
   control_->StartReceiving();
   FrameHeader resume{.type = FrameType::kResume};
-  resume.acked = received_;
-  unacked_frames_ = 0;
-  unacked_bytes_ = 0;
+  resume.acked = frames_.received();
   SendOnLane(resume);
 }
 
@@ -146,22 +127,20 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
       LaneOptions{.kind = LaneKind::kData,
                   .index = index,
                   .name = absl::StrCat("data lane ", index, " to ", ToString(options_.remote)),
-                  .zero_copy = options_.zero_copy,
-                  .zero_copy_always = options_.zero_copy_always},
+                  .zero_copy = &zero_copy_},
       this);
   last_serial_[index] = serial;
+  schedule_.Add(index);
   ++data_lanes_;
   quiet_told_ = false;
   if (data_were_complete_ && !first) owner_->OnLinkLaneBack(this, data.lane->name());
-  data_were_complete_ |= data_complete();
+  const bool news = !data_were_complete_ && data_complete();
+  data_were_complete_ |= news;
   if (const auto measured = data.lane->Delivery(); measured && measured->rtt_us >= kLongWayUs) {
     data.lane->SetLongWay();
-    long_way_ = true;
-    long_way_us_ = measured->rtt_us;
-    if (options_.count_lanes && !lane_count_) {
-      lane_count_.emplace(count, LH_LANES_MAX, measured->rtt_us);
-    }
+    schedule_.SetLongWay(measured->rtt_us, options_.count_lanes, count);
   }
+  if (news) Probed(options_.probed_rate);
   if (!delivering_) return;
   data.lane->StartReceiving();
   data.lane->Pull();
@@ -204,24 +183,19 @@ void Link::SendOnLane(const FrameHeader& header) {
 
 void Link::SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload,
                         bool may_wait) {
-  const size_t bytes = kFrameHeaderBytes + payload.size();
-  if (kept_.size() - kept_head_ + bytes > kKeptBytesMax) {
+  if (!frames_.Keep(header, payload)) {
     BreakAs(absl::StrCat("control lane to ", ToString(options_.remote),
                          ": the other side does not acknowledge what it is sent"),
             false, false);
     return;
   }
-  const auto encoded = Encode(header);
-  const size_t start = kept_.size();
-  kept_.insert(kept_.end(), encoded.begin(), encoded.end());
-  kept_.insert(kept_.end(), payload.begin(), payload.end());
-  kept_sizes_.push_back(static_cast<uint32_t>(bytes));
-  ++sent_;
-  if (control_ == nullptr || !resumed_) return;
-  put_on_lane_ = sent_;
-  if (!control_->SendFrames(std::span<const uint8_t>(kept_).subspan(start), may_wait)) {
-    BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
-  }
+  PutNumberedOnLane(may_wait);
+}
+
+void Link::PutNumberedOnLane(bool may_wait) {
+  if (control_ == nullptr || !frames_.resumed()) return;
+  if (control_->SendFrames(frames_.TakeForLane(), may_wait)) return;
+  BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
 }
 
 void Link::SendSegment(const OutgoingSegment& segment) {
@@ -229,104 +203,26 @@ void Link::SendSegment(const OutgoingSegment& segment) {
     owner_->OnLinkSegmentsDropped({segment.cookie});
     return;
   }
-  QueueOf(segment)->push_back(segment);
+  queue_.Push(segment);
   PullAll();
-}
-
-std::deque<OutgoingSegment>* Link::QueueOf(const OutgoingSegment& segment) {
-  return segment.header.type == FrameType::kChunkData ? &chunks_ : &ops_;
-}
-
-// Ops first, and never behind: of a link that both want they have half or more.
-std::deque<OutgoingSegment>* Link::NextQueue() {
-  if (ops_.empty() && chunks_.empty()) return nullptr;
-  if (ops_.empty() || chunks_.empty()) {
-    chunks_ahead_ = 0;
-    return ops_.empty() ? &chunks_ : &ops_;
-  }
-  return chunks_ahead_ < 0 ? &chunks_ : &ops_;
 }
 
 // Idle lanes in turn; a busy one pulls when it is done.
 void Link::PullAll() {
-  for (size_t i = 0; i < data_.size() && queued(); ++i) {
+  for (size_t i = 0; i < data_.size() && !queue_.empty(); ++i) {
     next_lane_ = (next_lane_ + 1) % data_.size();
     if (data_[next_lane_].lane != nullptr) data_[next_lane_].lane->Pull();
   }
 }
 
-uint32_t Link::lanes_used() const {
-  const Tick now = ring_->Now();
-  uint32_t used = 0;
-  for (uint32_t i = 0; i < data_.size(); ++i) {
-    if (data_[i].lane != nullptr && Uses(i) && now >= data_[i].rests_until) ++used;
-  }
-  return used;
-}
-
-// The first lanes, or while none of them stands any.
-bool Link::Uses(uint32_t index) const {
-  if (!lane_count_ || index < lane_count_->lanes()) return true;
-  return std::none_of(data_.begin(), data_.begin() + lane_count_->lanes(),
-                      [](const DataLane& data) { return data.lane != nullptr; });
-}
-
-// A lane asks for more: what it was given last is in the kernel, but for little.
-void Link::Measure(DataLane* data, Tick now) {
-  if (data->given_bytes == 0) return;
-  const double us = std::max<double>(now - data->given_at, 1);
-  const double us_per_byte = us / static_cast<double>(std::exchange(data->given_bytes, 0));
-  data->us_per_byte += (us_per_byte - data->us_per_byte) / (data->us_per_byte == 0 ? 1 : 4);
-}
-
-// Whether a lane had better not carry the next segment, of so many bytes: it is so slow that it
-// rests, or near the end of what is queued the others are done with it sooner (earliest completion
-// first: Lim, Nahum, Towsley and Gibbens, "ECF: An MPTCP path scheduler to manage heterogeneous
-// paths", 2017).
-bool Link::LagsBehind(uint32_t index, uint32_t bytes, Tick now) {
-  DataLane& data = data_[index];
-  // Of the others: times, since one that had room for all it was given says little.
-  double times = 0;
-  double rate = 0;  // of all of them, in bytes a microsecond
-  int known = 0;
-  bool others = false;
-  for (uint32_t i = 0; i < data_.size(); ++i) {
-    if (i == index || data_[i].lane == nullptr || !Uses(i) || now < data_[i].rests_until) {
-      continue;
-    }
-    others = true;
-    if (data_[i].us_per_byte == 0) continue;
-    times += data_[i].us_per_byte;
-    rate += 1 / data_[i].us_per_byte;
-    ++known;
-  }
-  if (!others) return false;
-  if (now < data.rests_until) return true;
-  if (known == 0 || data.us_per_byte == 0) return false;
-  // It goes behind what the lane keeps unsent.
-  const double length = static_cast<double>(bytes) + kUnsentBytes;
-  const double own = data.us_per_byte * length;
-  const double usual = times / known * length;
-  if (own <= kLagFactor * usual || own < static_cast<double>(kLagRtts * long_way_us_)) {
-    data.rests = 0;
-    const double queued = static_cast<double>(bytes) * (ops_.size() + chunks_.size());
-    if (own <= kLateFactor * usual + queued / rate) return false;
-    if (now - data.given_at < kRestUsMin) return true;
-    data.us_per_byte = 0;  // it may have recovered
-    return false;
-  }
-  const int64_t us = std::min(kRestUsMin << std::min(data.rests++, 16u), kRestUsMax);
-  data.rests_until = now + us;
-  data.us_per_byte = 0;
-  owner_->OnLinkLaneRests(this);
-  return true;
-}
+uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
 
 // Should the last packets before a pause be lost, nothing behind them tells TCP: it waits for two
 // round trips and more. A PING behind them does.
 void Link::RanDry(DataLane* data, Tick now) {
-  if (lane_count_) lane_count_->Drained();
-  if (data->sent == std::exchange(data->sent_dry, data->sent)) return;
+  schedule_.Drained();
+  const uint64_t sent = data->segments.sent();
+  if (sent == std::exchange(data->sent_dry, sent)) return;
   data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
   owner_->OnLinkDue(this, data->nudge_at);
 }
@@ -342,83 +238,57 @@ Tick Link::Nudge(Tick now) {
       continue;
     }
     data.nudge_at = kNever;
-    if (data.sent == data.sent_dry) (void)data.lane->Ping(0);
+    if (data.segments.sent() == data.sent_dry) (void)data.lane->Ping(0);
   }
   return next;
 }
 
 LinkUse Link::BestUse() const {
-  if (!long_way_ && !options_.zero_copy) return {data_lanes_ * kCopiedBytesPerLane, false};
-  return {std::max(data_lanes_ * kWindowBytesPerLane, kWindowBytesMin), long_way_};
+  const bool copied = options_.zero_copy == ZeroCopyGate::Use::kNever;
+  if (copied && !schedule_.long_way()) return {data_lanes_ * kCopiedBytesPerLane, false};
+  return {std::max(data_lanes_ * kWindowBytesPerLane, kWindowBytesMin), schedule_.long_way()};
 }
 
-void Link::CountSent(uint64_t bytes, Tick now) {
-  if (!lane_count_ || !lane_count_->Sent(bytes, now)) return;
-  owner_->OnLinkLaneCount(this, lane_count_->lanes(), lane_count_->rate());
+void Link::Probed(uint64_t bytes_per_second) {
+  if (schedule_.Probed(bytes_per_second)) TellLaneCount();
+}
+
+void Link::TellLaneCount() {
+  owner_->OnLinkLaneCount(this, schedule_.lanes_of_use(), schedule_.rate());
 }
 
 bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
   const Tick now = ring_->Now();
+  const uint32_t index = lane->index();
   // Not in the middle of what the lane sends at once.
-  if (long_way_ && bytes_max == kAnyBytes) Measure(&data_[lane->index()], now);
-  if (!Uses(lane->index())) return false;
-  std::deque<OutgoingSegment>* const queue = NextQueue();
-  if (queue == nullptr && long_way_) RanDry(&data_[lane->index()], now);
-  if (queue != nullptr && long_way_ &&
-      LagsBehind(lane->index(), queue->front().header.payload_bytes, now)) {
+  if (bytes_max == kAnyBytes) schedule_.Asks(index, now);
+  if (!schedule_.Uses(index)) return false;
+  // Nothing is repeated where the link ends.
+  if (alive() && unacked_ >= LH_SEGMENTS_UNACKED_MAX) return false;
+  const OutgoingSegment* const next = queue_.Next();
+  if (next == nullptr) {
+    if (schedule_.long_way()) RanDry(&data_[index], now);
     return false;
   }
-  if (queue == nullptr || queue->front().header.payload_bytes > bytes_max) return false;
-  *segment = queue->front();
-  const int64_t bytes = segment->header.payload_bytes;
-  if (!ops_.empty() && !chunks_.empty()) chunks_ahead_ += queue == &chunks_ ? bytes : -bytes;
-  queue->pop_front();
-  DataLane& data = data_[lane->index()];
+  const uint32_t bytes = next->header.payload_bytes;
+  const LaneSchedule::Verdict verdict = schedule_.Judge(index, bytes, queue_.size(), now);
+  if (verdict == LaneSchedule::Verdict::kRest) owner_->OnLinkLaneRests(this);
+  if (verdict != LaneSchedule::Verdict::kCarry || bytes > bytes_max) return false;
+  *segment = queue_.Pop();
+  DataLane& data = data_[index];
   LH_CHECK(data.lane.get() == lane);
   last_segment_ = now;
-  const uint64_t number = data.sent++;
-  if (!forgotten_.contains(segment->owner)) {
-    data.records.push_back({number, *segment});
-    ++records_of_[segment->owner];
-    ++records_;
+  if (alive()) {
+    data.segments.Add(*segment);
+    ++unacked_;
   }
-  if (long_way_) {
-    data.given_at = now;
-    data.given_bytes += segment->header.payload_bytes;
-  }
-  CountSent(bytes, now);
+  if (schedule_.Gave(index, bytes, now)) TellLaneCount();
   return true;
 }
 
 void Link::DropSegments(const std::unordered_set<uint64_t>& cookies) {
-  std::vector<uint64_t> dropped;
-  const auto drop = [&](const OutgoingSegment& segment) {
-    if (cookies.count(segment.cookie) == 0) return false;
-    dropped.push_back(segment.cookie);
-    return true;
-  };
-  std::erase_if(ops_, drop);
-  std::erase_if(chunks_, drop);
+  std::vector<uint64_t> dropped = queue_.Drop(cookies);
   if (!dropped.empty()) owner_->OnLinkSegmentsDropped(std::move(dropped));
-}
-
-void Link::ForgetSegments(uint64_t owner) {
-  const auto it = records_of_.find(owner);
-  if (it == records_of_.end()) return;
-  records_forgotten_ += it->second;
-  records_of_.erase(it);
-  forgotten_.insert(owner);
-  // Many at once: to look through all of them for each owner takes the longer the more there are.
-  if (2 * records_forgotten_ < records_) return;
-  const auto forget = [this](DataLane* data) {
-    std::erase_if(data->records, [this](const Record& record) {
-      return forgotten_.contains(record.segment.owner);
-    });
-  };
-  for (DataLane& data : data_) forget(&data);
-  for (DataLane& data : lost_) forget(&data);
-  records_ -= std::exchange(records_forgotten_, 0);
-  forgotten_.clear();
 }
 
 int Link::Detach(const ReceiveKey& key, const std::function<void()>& done) {
@@ -440,10 +310,13 @@ void Link::OnLaneSegmentSent(uint64_t cookie) { owner_->OnLinkSegmentSent(cookie
 
 absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const uint8_t> payload) {
   if (!IsNumbered(header.type)) return TakeFrame(header, payload);
-  if (!resumed_) return absl::InvalidArgumentError("a frame before RESUME");
-  ++received_;
-  absl::Status status = TakeFrame(header, payload);
-  if (status.ok() && alive()) AcknowledgeSoon(kFrameHeaderBytes + payload.size());
+  absl::Status status = frames_.OnReceived();
+  if (status.ok()) status = TakeFrame(header, payload);
+  if (status.ok() && alive() && frames_.AckIsDue(kFrameHeaderBytes + payload.size())) {
+    FrameHeader ack{.type = FrameType::kAck};
+    ack.acked = frames_.received();
+    SendOnLane(ack);
+  }
   return status;
 }
 
@@ -452,15 +325,15 @@ absl::Status Link::TakeFrame(const FrameHeader& header, std::span<const uint8_t>
     case FrameType::kPing: {
       FrameHeader pong{.type = FrameType::kPong};
       pong.stamp = header.stamp;
-      pong.acked = received_;
+      pong.acked = frames_.received();
       SendOnLane(pong);
-      return alive() ? OnAcked(header.acked) : absl::OkStatus();
+      return alive() ? frames_.OnAcked(header.acked) : absl::OkStatus();
     }
     case FrameType::kPong:
       OnPong(header);
-      return alive() ? OnAcked(header.acked) : absl::OkStatus();
+      return alive() ? frames_.OnAcked(header.acked) : absl::OkStatus();
     case FrameType::kAck:
-      return OnAcked(header.acked);
+      return frames_.OnAcked(header.acked);
     case FrameType::kResume:
       return OnResume(header.acked);
     case FrameType::kLaneLost:
@@ -480,49 +353,12 @@ absl::Status Link::TakeFrame(const FrameHeader& header, std::span<const uint8_t>
   }
 }
 
-void Link::AcknowledgeSoon(size_t bytes) {
-  ++unacked_frames_;
-  unacked_bytes_ += bytes;
-  if (unacked_frames_ < kAckFrames && unacked_bytes_ < kAckBytes) return;
-  unacked_frames_ = 0;
-  unacked_bytes_ = 0;
-  FrameHeader ack{.type = FrameType::kAck};
-  ack.acked = received_;
-  SendOnLane(ack);
-}
-
-absl::Status Link::OnAcked(uint64_t acked) {
-  if (acked > sent_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("acknowledges ", acked, " frames where ", sent_, " were sent"));
-  }
-  if (acked <= acked_) return absl::OkStatus();
-  for (; acked_ < acked; ++acked_) {
-    kept_head_ += kept_sizes_.front();
-    kept_sizes_.pop_front();
-  }
-  if (kept_head_ * 2 >= kept_.size()) {
-    kept_.erase(kept_.begin(), kept_.begin() + static_cast<ptrdiff_t>(kept_head_));
-    kept_head_ = 0;
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Link::OnResume(uint64_t acked) {
-  if (resumed_) return absl::InvalidArgumentError("RESUME on a lane that was not lost");
-  if (acked < acked_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("RESUME after ", acked, " frames where ", acked_, " were acknowledged"));
-  }
-  absl::Status status = OnAcked(acked);
-  if (!status.ok()) return status;
-  resumed_ = true;
-  owner_->OnLinkFramesRepeated(put_on_lane_ > acked_ ? put_on_lane_ - acked_ : 0);
+  const absl::StatusOr<uint64_t> repeated = frames_.OnResume(acked);
+  if (!repeated.ok()) return repeated.status();
+  owner_->OnLinkFramesRepeated(*repeated);
   owner_->OnLinkLaneBack(this, control_->name());
-  put_on_lane_ = sent_;
-  if (!control_->SendFrames(std::span<const uint8_t>(kept_).subspan(kept_head_))) {
-    BreakAs(absl::StrCat(control_->name(), ": the other side does not read"), false, false);
-  }
+  PutNumberedOnLane(/*may_wait=*/false);
   return absl::OkStatus();
 }
 
@@ -553,6 +389,15 @@ absl::StatusOr<uint8_t*> Link::OnLaneData(Lane*, const FrameHeader& header) {
 
 absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
   return owner_->OnLinkDataReceived(this, header);
+}
+
+absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
+  const absl::StatusOr<size_t> news = data_[lane->index()].segments.Acknowledge(segments);
+  if (!news.ok()) return news.status();
+  const bool waits = unacked_ >= LH_SEGMENTS_UNACKED_MAX;
+  unacked_ -= *news;
+  if (waits && *news > 0) PullAll();
+  return absl::OkStatus();
 }
 
 void Link::OnLaneDataAbandoned(Lane*, const FrameHeader& header) {
@@ -596,6 +441,7 @@ void Link::LoseControl() {
 
 void Link::LoseData(uint32_t index) {
   lost_.push_back(std::exchange(data_[index], DataLane{}));
+  schedule_.Remove(index);
   --data_lanes_;
   data_lost_ = ring_->Now();
 }
@@ -645,13 +491,18 @@ absl::Status Link::OnLaneLost(const FrameHeader& header) {
   });
   if (lost == lost_.end()) return OnUnknownLaneLost(index, serial);
   if (lost->answered) return absl::InvalidArgumentError("LANE_LOST again");
-  if (header.offset > lost->sent) {
+  UnackedSegments segments = std::exchange(lost->segments, {});
+  if (header.offset < segments.acked()) {
     return absl::InvalidArgumentError(absl::StrCat("LANE_LOST after ", header.offset,
-                                                   " segments where ", lost->sent, " were sent"));
+                                                   " segments where ", segments.acked(),
+                                                   " were acknowledged"));
   }
+  unacked_ -= segments.segments().size();
+  const absl::StatusOr<size_t> news = segments.Acknowledge(header.offset);
+  if (!news.ok()) return news.status();
   lost->answered = true;
-  Repeat(&*lost, header.offset);
   if (lost->told) lost_.erase(lost);
+  Repeat(segments);
   PullAll();
   return absl::OkStatus();
 }
@@ -662,38 +513,25 @@ absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
     return absl::InvalidArgumentError(
         absl::StrCat("LANE_LOST of lane ", index, " serial ", serial, ", which was never dialled"));
   }
-  if (acked_ >= unknown_lost_answered_) unknown_lost_ = 0;
+  if (frames_.acked() >= unknown_lost_answered_) unknown_lost_ = 0;
   if (++unknown_lost_ > kUnknownLostMax) {
     return absl::InvalidArgumentError(absl::StrCat(
         "LANE_LOST of ", unknown_lost_, " lanes that are not known here, no answer acknowledged"));
   }
   last_serial_[index] = std::max(last_serial_[index], serial);
   SendLaneLost(index, serial, 0);
-  unknown_lost_answered_ = sent_;
+  unknown_lost_answered_ = frames_.sent();
   return absl::OkStatus();
 }
 
 // Others wait for these: they go first.
-void Link::Repeat(DataLane* lost, uint64_t received) {
-  std::vector<OutgoingSegment> ops;
-  std::vector<OutgoingSegment> chunks;
-  for (const Record& record : lost->records) {
-    OutgoingSegment segment = record.segment;
-    --records_;
-    if (forgotten_.contains(segment.owner)) {
-      --records_forgotten_;
-      continue;
-    }
-    const auto of = records_of_.find(segment.owner);
-    if (--of->second == 0) records_of_.erase(of);
-    if (record.number < received) continue;
+void Link::Repeat(const UnackedSegments& lost) {
+  std::vector<OutgoingSegment> repeated;
+  for (OutgoingSegment segment : lost.segments()) {
     segment.cookie = owner_->OnLinkSegmentRepeat(segment.owner);
-    if (segment.cookie == 0) continue;
-    (QueueOf(segment) == &chunks_ ? chunks : ops).push_back(segment);
+    if (segment.cookie != 0) repeated.push_back(segment);
   }
-  lost->records.clear();
-  ops_.insert(ops_.begin(), ops.begin(), ops.end());
-  chunks_.insert(chunks_.begin(), chunks.begin(), chunks.end());
+  queue_.PushFront(repeated);
 }
 
 // ------------------------------------------------------------------------------ life
@@ -792,7 +630,7 @@ void Link::SendPings(Tick now) {
   last_ping_ = now;
   FrameHeader ping{.type = FrameType::kPing};
   ping.stamp = static_cast<uint64_t>(now.us);
-  ping.acked = received_;
+  ping.acked = frames_.received();
   SendOnLane(ping);
 }
 
@@ -823,13 +661,14 @@ LaneStats Link::stats() const {
 }
 
 LinkDelivery Link::TakeDelivery() {
-  LinkDelivery sum{.link = options_.key, .lanes_growing = lane_count_ && !lane_count_->found()};
+  LinkDelivery sum{.link = options_.key, .lanes_growing = schedule_.growing()};
   // The end of an op is sent by few lanes, and with losses slowly.
   const uint64_t bytes = stats().bytes_sent;
   const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);
-  sum.limited_by_sender = fresh < kMeasuredBytesMin && !queued();
+  sum.limited_by_sender = fresh < kMeasuredBytesMin && queue_.empty();
   for (DataLane& data : data_) {
-    const bool used = data.sent != std::exchange(data.sent_measured, data.sent);
+    const uint64_t sent = data.segments.sent();
+    const bool used = sent != std::exchange(data.sent_measured, sent);
     if (!data.lane || !used) continue;
     const std::optional<TcpDelivery> lane = data.lane->Delivery();
     if (!lane) continue;
@@ -929,13 +768,7 @@ void Link::Abort() {
 }
 
 void Link::DropQueue() {
-  if (!queued()) return;
-  std::vector<uint64_t> cookies;
-  for (const OutgoingSegment& segment : ops_) cookies.push_back(segment.cookie);
-  for (const OutgoingSegment& segment : chunks_) cookies.push_back(segment.cookie);
-  ops_.clear();
-  chunks_.clear();
-  owner_->OnLinkSegmentsDropped(std::move(cookies));
+  if (!queue_.empty()) owner_->OnLinkSegmentsDropped(queue_.DropAll());
 }
 
 void Link::CheckEnded() {

@@ -7,20 +7,18 @@
 //   any                  Finish(): finishing; what is queued is sent, then the lanes are closed
 //   broken, finishing    the last lane has ended: OnLinkEnded(); the link may be destroyed
 //
-// A lane that delivers far less than the others holds up whatever it is given: it rests, for longer
-// and longer, and is tried again with one segment.
-//
-// Two queues of segments feed all data lanes, one of ops and one of shared state: each lane pulls
-// the next segment when it has room, from the queue whose turn it is by bytes.
+// The data lanes pull segments from one queue: each the next one when it has room, unless it had
+// better leave that one to others (LaneSchedule).
 //
 // A standing link outlives its lanes. Whoever dialled it dials what is missing, with serials that
 // grow, so that the two ends always agree which connection they speak of:
 //
-//   data lane      Each end keeps a record of every segment that it put on the lane until the
-//                  segment's owner is forgotten. An end that has lost a lane says LANE_LOST and how
-//                  many segments came in whole, once its receive has ended; the other one loses
-//                  the lane too, says the same, and puts the segments that did not arrive back to
-//                  the front of the queue. A place that was half filled is given back first.
+//   data lane      Each end keeps every segment that it put on the lane until it is acknowledged,
+//                  and puts no more on all lanes than it may keep. An end that has lost a lane says
+//                  LANE_LOST and how many segments came in whole, once its receive has ended; the
+//                  other one loses the lane too, says the same, and puts the segments that did not
+//                  arrive back to the front of the queue. A place that was half filled is given
+//                  back first.
 //   control lane   Frames that matter are numbered and kept until the other end has acknowledged
 //                  them. On the lane that takes the place of a lost one each end says RESUME and
 //                  how many it has, and the other one sends the rest.
@@ -35,20 +33,21 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "peerd/transport/lane.h"
-#include "peerd/transport/lane_count.h"
+#include "peerd/transport/lane_schedule.h"
+#include "peerd/transport/numbered_frames.h"
+#include "peerd/transport/segment_queue.h"
 #include "peerd/transport/transport.h"
+#include "peerd/transport/unacked_segments.h"
 
 namespace longhaul::peerd {
 
@@ -104,10 +103,10 @@ struct LinkOptions {
   // What the control lane was authenticated with.
   uint32_t group = 0;
   Epoch epoch;
-  bool zero_copy = false;  // data lanes
-  bool zero_copy_always = false;
+  ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
   // On a long way: finds out how many data lanes are of use. Else all are used.
   bool count_lanes = false;
+  uint64_t probed_rate = 0;  // what a probe of this path has shown, bytes a second; 0: nothing
 };
 
 class Link final : public LaneOwner {
@@ -153,6 +152,8 @@ class Link final : public LaneOwner {
   // Of the data lanes that stand, those that it sends on.
   uint32_t lanes_used() const;
   LinkUse BestUse() const;
+  // A probe saw the path carry so much.
+  void Probed(uint64_t bytes_per_second);
 
   // The listener is being told of the link: frames and segments may be sent.
   void MarkOpen() { open_ = true; }
@@ -166,7 +167,6 @@ class Link final : public LaneOwner {
                    bool may_wait = false);
   void SendSegment(const OutgoingSegment& segment);
   void DropSegments(const std::unordered_set<uint64_t>& cookies);
-  void ForgetSegments(uint64_t owner);
   // Calls of `done` that follow, one per lane that is receiving one of these.
   int Detach(const ReceiveKey& key, const std::function<void()>& done);
 
@@ -191,6 +191,8 @@ class Link final : public LaneOwner {
   // No round trip took long of late.
   bool short_way() const;
   LaneStats stats() const;
+  // Segments that were put on a lane and are not known to have arrived.
+  size_t unacked() const { return unacked_; }
   // What the data lanes that were used since the last call have delivered.
   LinkDelivery TakeDelivery();
   // Bytes that have arrived of what the data lanes that stand have sent.
@@ -198,27 +200,14 @@ class Link final : public LaneOwner {
 
  private:
   enum class State { kAlive, kFinishing, kBroken, kEnded };
-  // A segment that was put on a lane.
-  struct Record {
-    uint64_t number = 0;  // on that lane, from 0
-    OutgoingSegment segment;
-  };
   struct DataLane {
     std::unique_ptr<Lane> lane;
     uint32_t index = 0;
     uint64_t serial = 0;
-    uint64_t sent = 0;           // segments that it pulled
-    uint64_t sent_measured = 0;  // of those, when its delivery was looked at last
-    // On a long way: what it was given last, how long it took for that of late (0: not known), and
-    // whether it rests.
-    Tick given_at;
-    uint64_t given_bytes = 0;
-    double us_per_byte = 0;
-    Tick rests_until;
-    uint32_t rests = 0;     // in a row
-    uint64_t sent_dry = 0;  // what it had pulled when there was nothing more
+    UnackedSegments segments;
+    uint64_t sent_measured = 0;  // of segments.sent(), when its delivery was looked at last
+    uint64_t sent_dry = 0;       // the same when there was nothing more
     Tick nudge_at = kNever;
-    std::deque<Record> records;
     // Of a lost one:
     bool told = false;      // LANE_LOST is sent
     bool answered = false;  // and received
@@ -228,6 +217,7 @@ class Link final : public LaneOwner {
                            std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) override;
   absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) override;
+  absl::Status OnLaneAcked(Lane* lane, uint64_t segments) override;
   void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) override;
   bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) override;
   int FindBuffer(const uint8_t* data, size_t bytes) override;
@@ -247,19 +237,12 @@ class Link final : public LaneOwner {
   absl::Status Hold(const FrameHeader& header, std::span<const uint8_t> payload);
   void SendOnLane(const FrameHeader& header);
   void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
-  void AcknowledgeSoon(size_t bytes);
+  void PutNumberedOnLane(bool may_wait);
   void SendLaneLost(uint32_t index, uint64_t serial, uint64_t received);
-  void Repeat(DataLane* lost, uint64_t received);
-  std::deque<OutgoingSegment>* QueueOf(const OutgoingSegment& segment);
-  // Whose turn it is; nullptr: nothing is queued.
-  std::deque<OutgoingSegment>* NextQueue();
-  bool queued() const { return !ops_.empty() || !chunks_.empty(); }
-  bool Uses(uint32_t index) const;
-  void Measure(DataLane* data, Tick now);
-  bool LagsBehind(uint32_t index, uint32_t bytes, Tick now);
+  void Repeat(const UnackedSegments& lost);
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
-  void CountSent(uint64_t bytes, Tick now);
+  void TellLaneCount();
   void PullAll();
   void LoseLane(Lane* lane, const std::string& reason);
   void LoseControl();
@@ -294,20 +277,10 @@ class Link final : public LaneOwner {
   // The control lane, or nullptr while it is lost.
   std::unique_ptr<Lane> control_;
   uint64_t control_serial_ = 0;
-  bool resumed_ = true;  // the other side has said what it has
   Tick control_lost_;
   std::vector<std::unique_ptr<Lane>> old_controls_;  // that have not ended
 
-  // Numbered frames: sent ones that are not acknowledged are in kept_, from kept_head_ on.
-  uint64_t sent_ = 0;
-  uint64_t put_on_lane_ = 0;  // of those, at least once
-  uint64_t acked_ = 0;
-  std::vector<uint8_t> kept_;
-  size_t kept_head_ = 0;
-  std::deque<uint32_t> kept_sizes_;
-  uint64_t received_ = 0;
-  uint32_t unacked_frames_ = 0;  // received since we acknowledged last
-  size_t unacked_bytes_ = 0;
+  NumberedFrames frames_;
 
   std::vector<DataLane> data_;         // by lane index; without a lane: missing
   std::vector<uint64_t> last_serial_;  // by lane index: the newest that was in use or lost
@@ -316,23 +289,14 @@ class Link final : public LaneOwner {
   // and the number of the last answer.
   uint64_t unknown_lost_ = 0;
   uint64_t unknown_lost_answered_ = 0;
-  // Records that the lanes of data_ and lost_ have: of each owner that is not forgotten, and in
-  // all.
-  std::unordered_map<uint64_t, size_t> records_of_;
-  size_t records_ = 0;
-  size_t records_forgotten_ = 0;            // of those, of no use any more
-  std::unordered_set<uint64_t> forgotten_;  // whose they are
+  size_t unacked_ = 0;  // segments that the lanes of data_ and lost_ keep
+  ZeroCopyGate zero_copy_;
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
-  Tick data_lost_;                      // the last one
-  std::deque<OutgoingSegment> ops_;     // DATA
-  std::deque<OutgoingSegment> chunks_;  // CHUNK_DATA
-  // While both have something: bytes of chunks that went onto lanes less bytes of ops.
-  int64_t chunks_ahead_ = 0;
-  size_t next_lane_ = 0;  // that is offered the next segment first
-  bool long_way_ = false;
-  int64_t long_way_us_ = 0;  // its round trip without queues
-  std::optional<LaneCount> lane_count_;
+  Tick data_lost_;  // the last one
+  SegmentQueue queue_;
+  LaneSchedule schedule_;  // of the lanes of data_
+  size_t next_lane_ = 0;   // that is offered the next segment first
 
   // Frames that came before Deliver().
   std::vector<std::pair<FrameHeader, std::vector<uint8_t>>> held_;

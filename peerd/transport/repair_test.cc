@@ -231,10 +231,9 @@ TEST_P(RepairSeeds, ForgottenSegmentsAreNotSentAgain) {
   ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
   for (int i = 0; i < 20; ++i) traffic.Segment(0, 1, 1000 * i, 200000, 1 + i % 2);
   for (int i = 0; i < GetParam(); ++i) world.Step();
-  // Dropped or not, and one owner asks for it, the other one says no when it is asked.
+  // Dropped or not, their owners say no when they are asked.
   world.at(0).transport->DropSegments({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
-  world.at(0).transport->ForgetSegments(1);
-  world.at(0).forgotten = {2};
+  world.at(0).forgotten = {1, 2};
   world.fake->CutConnection(1, true, 0);
   world.fake->CutConnection(2, false, 0);
   ASSERT_TRUE(world.Until([&] {
@@ -410,6 +409,49 @@ TEST(RepairTest, AsManyOpsAsMembersMayHaveOpenBreakNoLink) {
   for (int i = 0; i < 10; ++i) world.Step();
   world.fake->StallConnection(0, false);
   EXPECT_TRUE(world.Until([&] { return world.at(1).frames.size() == ops; }));
+  ExpectNoLinkWasLost(&world);
+}
+
+// One op of more segments than are kept for repair.
+TEST(RepairTest, WhatIsKeptForRepairDoesNotGrowWithTheOp) {
+  PeerWorld world(Rings::kFake, 1, 2, {}, {.partial = false});
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  for (int i = 0; i < 2; ++i) world.at(i).memory.resize(1 << 10);
+  constexpr int kCount = 2 * LH_SEGMENTS_UNACKED_MAX + 1000;
+  for (int i = 0; i < kCount; ++i) world.at(0).Send(PeerId(2), 0, 16, 1 + i);
+  uint64_t most = 0;
+  ASSERT_TRUE(world.Until([&] {
+    most = std::max(most, world.at(0).transport->GetStats().segments_unacked);
+    return world.at(1).segments == kCount;
+  }));
+  EXPECT_LE(most, uint64_t{LH_SEGMENTS_UNACKED_MAX});
+  // The rest is acknowledged with the PINGs.
+  EXPECT_TRUE(world.Until([&] { return world.at(0).transport->GetStats().segments_unacked == 0; }));
+  ExpectNoLinkWasLost(&world);
+}
+
+// Nothing is acknowledged: exactly as many go onto lanes as may. All lanes are lost then.
+TEST(RepairTest, AtTheLimitOfWhatIsKeptForRepairTheRestWaitsAndALostLaneLosesNothing) {
+  TransportOptions options;
+  options.detect_ms = 60000;
+  PeerWorld world(Rings::kFake, 1, 2, options, {.stream_bytes_max = 64 << 20, .partial = false});
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  for (int i = 0; i < 2; ++i) world.at(i).memory.resize(1 << 10);
+  for (int i = 1; i < world.fake->connections(); ++i) world.fake->StallConnection(i, true);
+  constexpr int kCount = LH_SEGMENTS_UNACKED_MAX + 1000;
+  for (int i = 0; i < kCount; ++i) world.at(0).Send(PeerId(2), 0, 16, 1 + i);
+  for (int i = 0; i < 20000; ++i) world.Step();
+  EXPECT_EQ(world.at(0).transport->GetStats().segments_unacked, uint64_t{LH_SEGMENTS_UNACKED_MAX});
+  EXPECT_EQ(world.at(0).sent.size(), size_t{LH_SEGMENTS_UNACKED_MAX});
+  EXPECT_EQ(world.at(1).segments, 0);
+  for (int i = 1; i < world.fake->connections(); ++i) world.fake->CutConnection(i, true, 0);
+  for (int i = 1; i < world.fake->connections(); ++i) world.fake->StallConnection(i, false);
+  ASSERT_TRUE(world.Until([&] { return world.at(1).segments == kCount; }));
+  for (const auto& [segment, times] : world.at(1).arrived) ASSERT_EQ(times, 1);
+  EXPECT_EQ(world.at(1).arrived.size(), size_t{kCount});
+  EXPECT_GT(world.at(0).transport->GetStats().segments_repeated, 0u);
   ExpectNoLinkWasLost(&world);
 }
 

@@ -132,6 +132,7 @@ struct TransportStats {
   uint32_t lanes_up = 0;
   uint32_t lanes_used = 0;        // data lanes that we send on
   uint64_t zero_copy_copied = 0;  // zero-copy sends that the kernel copied after all
+  uint64_t segments_unacked = 0;  // kept now, in case their lane is lost
 };
 
 struct LinkStats {
@@ -202,8 +203,8 @@ class Transport {
                                  std::span<const uint8_t> payload) = 0;
   // Queues a DATA or CHUNK_DATA frame; `data` stays until OnSegmentSent(cookie), which comes
   // exactly once, link up or not. Should the segment be lost with its lane, it is read again: so
-  // the memory stays, and its bytes as they are, until the receiver has the segment or
-  // ForgetSegments(owner), or OnSegmentRepeat(owner) says no.
+  // the memory stays, and its bytes as they are, until the receiver has the segment, or
+  // OnSegmentRepeat(owner) says no. Owners are numbers of the caller's choice, never used again.
   virtual void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                            uint64_t cookie, uint64_t owner) = 0;
   // A link that is up and was built without data lanes gets some. If they cannot be built it stays
@@ -213,9 +214,6 @@ class Transport {
   // What has come over the link of the CHUNK_DATA that is received, all lanes together, also of
   // frames that are not complete; 0: there is no such link.
   virtual uint64_t StateBytes(const LinkKey& link) const = 0;
-  // The owner has no use for what it sent: nothing of it is repeated any more. Owners are numbers
-  // of the caller's choice.
-  virtual void ForgetSegments(uint64_t owner) = 0;
   // What is being received of these segments is diverted to nowhere. OnReceivesDetached(cookie)
   // follows, never from within this call: from then on nothing is written to memory named for them.
   virtual void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) = 0;

@@ -156,7 +156,25 @@ void Put(const Hello& in, v1::Hello* out) {
     Put(group.group, state->mutable_group());
     state->set_committed(group.committed.value());
     for (const MemberId member : group.members) state->add_members(member.value());
+    state->set_prepared(group.prepared.value());
+    state->set_preparation(group.preparation);
+    state->set_frozen(group.frozen);
   }
+  out->set_store(in.store);
+  out->set_term(in.term);
+  out->set_coordinator(Label(in.coordinator));
+}
+
+absl::Status GetPrepared(const v1::GroupState& in, GroupState* out) {
+  out->prepared = Epoch(in.prepared());
+  out->preparation = in.preparation();
+  out->frozen = in.frozen();
+  const bool there = out->prepared.value() != 0;
+  if (there != (out->preparation != 0) || (out->frozen && !there)) {
+    return Refuse("prepared", absl::StrCat(in.prepared(), " with preparation ", in.preparation()),
+                  "both or none");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Get(const v1::Hello& in, Hello* out) {
@@ -183,7 +201,11 @@ absl::Status Get(const v1::Hello& in, Hello* out) {
       LH_RETURN_IF_ERROR(members.Add(MemberId(member)));
       state.members.push_back(MemberId(member));
     }
+    LH_RETURN_IF_ERROR(GetPrepared(group, &state));
   }
+  out->store = in.store();
+  out->term = in.term();
+  out->coordinator = Label(in.coordinator());
   return absl::OkStatus();
 }
 
@@ -379,6 +401,7 @@ void Put(const EpochReady& in, v1::EpochReady* out) {
   Put(in.group, out->mutable_group());
   out->set_epoch(in.epoch.value());
   for (const OpReport& op : in.ops) Put(op, out->add_ops());
+  out->set_preparation(in.preparation);
 }
 
 absl::Status Get(const v1::EpochReady& in, EpochReady* out) {
@@ -390,7 +413,7 @@ absl::Status Get(const v1::EpochReady& in, EpochReady* out) {
     LH_RETURN_IF_ERROR(Get(op, &out->ops.emplace_back()));
     LH_RETURN_IF_ERROR(ordinals.Add(out->ops.back().ordinal));
   }
-  return absl::OkStatus();
+  return Get("preparation", in.preparation(), &out->preparation);
 }
 
 void Put(const EpochFailed& in, v1::EpochFailed* out) {
@@ -401,6 +424,7 @@ void Put(const EpochFailed& in, v1::EpochFailed* out) {
     u->set_peer(unreachable.peer.value());
     u->set_reason(Text(unreachable.reason));
   }
+  out->set_preparation(in.preparation);
 }
 
 absl::Status Get(const v1::EpochFailed& in, EpochFailed* out) {
@@ -412,7 +436,7 @@ absl::Status Get(const v1::EpochFailed& in, EpochFailed* out) {
     LH_RETURN_IF_ERROR(peers.Add(PeerId(unreachable.peer())));
     out->unreachable.push_back({PeerId(unreachable.peer()), Text(unreachable.reason())});
   }
-  return absl::OkStatus();
+  return Get("preparation", in.preparation(), &out->preparation);
 }
 
 void Put(const LinkLost& in, v1::LinkLost* out) {
@@ -521,6 +545,8 @@ void Put(const Welcome& in, v1::Welcome* out) {
   out->set_coordinator(Label(in.coordinator));
   out->set_detect_ms(in.detect_ms);
   out->set_secret(in.secret);
+  out->set_store(in.store);
+  out->set_term(in.term);
 }
 
 absl::Status Get(const v1::Welcome& in, Welcome* out) {
@@ -529,7 +555,9 @@ absl::Status Get(const v1::Welcome& in, Welcome* out) {
     return Refuse("detect_ms", absl::StrCat(in.detect_ms()), "1 to 3600000");
   }
   out->detect_ms = in.detect_ms();
-  return GetSecret(in.secret(), &out->secret);
+  LH_RETURN_IF_ERROR(GetSecret(in.secret(), &out->secret));
+  LH_RETURN_IF_ERROR(Get("store", in.store(), &out->store));
+  return Get("term", in.term(), &out->term);
 }
 
 void Put(const JoinPending& in, v1::JoinPending* out) {
@@ -603,6 +631,7 @@ void Put(const PrepareEpoch& in, v1::PrepareEpoch* out) {
   }
   out->set_token(in.token);
   out->set_cause(Text(in.cause));
+  out->set_preparation(in.preparation);
   if (in.cost == LinkCost{}) return;
   out->mutable_cost()->set_latency_us(in.cost.latency_us);
   out->mutable_cost()->set_bytes_per_second(in.cost.bytes_per_second);
@@ -691,7 +720,7 @@ absl::Status Get(const v1::PrepareEpoch& in, PrepareEpoch* out) {
   out->cause = Text(in.cause());
   out->cost = {in.cost().latency_us(), in.cost().bytes_per_second(),
                in.cost().ring_bytes_per_second()};
-  return absl::OkStatus();
+  return Get("preparation", in.preparation(), &out->preparation);
 }
 
 void Put(const CommitEpoch& in, v1::CommitEpoch* out) {

@@ -29,8 +29,16 @@ class Generator {
     for (uint32_t i = Count(3); i > 0; --i) {
       GroupState state{.group = {Label(), i}, .committed = Epoch(prng_.Below(5))};
       for (uint32_t j = Count(4); j > 0; --j) state.members.push_back(MemberId(100 * i + j));
+      if (prng_.Chance(0.5)) {
+        state.prepared = Make<Epoch>();
+        state.preparation = Any();
+        state.frozen = prng_.Chance(0.5);
+      }
       m.groups.push_back(state);
     }
+    m.store = Any();
+    m.term = Any();
+    m.coordinator = Words();
     return m;
   }
   Join MakeJoin() {
@@ -76,7 +84,7 @@ class Generator {
     return m;
   }
   EpochReady MakeEpochReady() {
-    EpochReady m{.group = Group(), .epoch = Make<Epoch>()};
+    EpochReady m{.group = Group(), .epoch = Make<Epoch>(), .preparation = Any()};
     for (uint32_t i = Count(4); i > 0; --i) {
       OpReport op{OpOrdinal(i), Make<Epoch>(), prng_.Next(), prng_.Chance(0.5), prng_.Chance(0.5)};
       for (uint32_t j = Count(3); j > 0; --j) op.matches.push_back({PeerId(j), Make<OpOrdinal>()});
@@ -85,7 +93,7 @@ class Generator {
     return m;
   }
   EpochFailed MakeEpochFailed() {
-    EpochFailed m{.group = Group(), .epoch = Make<Epoch>()};
+    EpochFailed m{.group = Group(), .epoch = Make<Epoch>(), .preparation = Any()};
     for (uint32_t i = 1 + Count(3); i > 0; --i) m.unreachable.push_back({PeerId(i), Words()});
     return m;
   }
@@ -105,7 +113,7 @@ class Generator {
   }
   Draining MakeDraining() { return {}; }
 
-  Welcome MakeWelcome() { return {Words(), 1 + Small(), Secret()}; }
+  Welcome MakeWelcome() { return {Words(), 1 + Small(), Secret(), Any(), Any()}; }
   JoinPending MakeJoinPending() { return {Any(), Group(), Make<MemberId>()}; }
   JoinRefused MakeJoinRefused() {
     return {Any(), Group(), {static_cast<Code>(1 + prng_.Below(9)), Words()}};
@@ -113,7 +121,7 @@ class Generator {
   VoteResult MakeVoteResult() { return {Group(), Make<MemberId>(), Any(), Make<Epoch>()}; }
   PrepareEpoch MakePrepareEpoch() {
     const uint64_t epoch = 2 + prng_.Below(1000);
-    PrepareEpoch m{.group = Group(), .epoch = Epoch(epoch)};
+    PrepareEpoch m{.group = Group(), .epoch = Epoch(epoch), .preparation = Any()};
     m.base = Epoch(prng_.Below(epoch));
     m.boundary = Epoch(1 + prng_.Below(epoch));
     m.attempt = Epoch(prng_.Chance(0.5) ? epoch : prng_.Below(epoch));
@@ -583,6 +591,7 @@ TEST(RefusalTest, StepDeadlines) {
 TEST(RefusalTest, BlockedPairs) {
   const auto refusal = [](uint64_t peers, BlockedPairs blocked) {
     PrepareEpoch m{.group = {"run", 0}, .epoch = Epoch(2), .base = Epoch(1), .boundary = Epoch(2)};
+    m.preparation = 1;
     m.token = "t";
     for (uint64_t i = 1; i <= peers; ++i) {
       m.peers.push_back({PeerId(i), {"h:1"}, 0});
@@ -624,6 +633,7 @@ TEST(RefusalTest, SilenceIsCutNotRefused) {
 TEST(RefusalTest, MembersOfAnEpochAreBounded) {
   const auto accepts = [](uint32_t n) {
     PrepareEpoch m{.group = {"run", 0}, .epoch = Epoch(2), .base = Epoch(1), .boundary = Epoch(2)};
+    m.preparation = 1;
     m.token = "t";
     m.peers = {{PeerId(1), {"h:1"}, 0}};
     for (uint32_t i = 0; i < n; ++i) {
@@ -639,6 +649,14 @@ TEST(RefusalTest, TokensAndKnobs) {
   EXPECT_NE(REFUSAL(PrepareEpoch, m->token.clear()), "");
   EXPECT_EQ(REFUSAL(PrepareEpoch, m->token.assign(LH_TOKEN_BYTES_MAX, '\0')), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->token.assign(LH_TOKEN_BYTES_MAX + 1, '\0')), "");
+  EXPECT_EQ(REFUSAL(PrepareEpoch, m->preparation = 0), "PrepareEpoch: preparation is 0, not an id");
+  EXPECT_EQ(REFUSAL(EpochReady, m->preparation = 0), "EpochReady: preparation is 0, not an id");
+  EXPECT_EQ(REFUSAL(EpochFailed, m->preparation = 0), "EpochFailed: preparation is 0, not an id");
+  EXPECT_EQ(REFUSAL(Welcome, m->store = 0), "Welcome: store is 0, not an id");
+  EXPECT_EQ(REFUSAL(Welcome, m->term = 0), "Welcome: term is 0, not an id");
+  EXPECT_EQ(REFUSAL(Hello, m->groups = {{{"run", 1}, Epoch(), {}, Epoch(4), 0}}),
+            "Hello: prepared is 4 with preparation 0, not both or none");
+  EXPECT_NE(REFUSAL(Hello, m->groups = {{{"run", 1}, Epoch(), {}, Epoch(), 0, true}}), "");
   EXPECT_NE(REFUSAL(Welcome, m->detect_ms = 0), "");
   EXPECT_EQ(REFUSAL(Welcome, m->detect_ms = LH_DETECT_MS_MAX), "");
   EXPECT_NE(REFUSAL(Welcome, m->detect_ms = LH_DETECT_MS_MAX + 1), "");

@@ -22,7 +22,7 @@ namespace longhaul::control {
 
 // What both ends must have in common. Rises whenever one release's messages would be misunderstood
 // by another; Hello says it, and the coordinator refuses a stream of another version.
-inline constexpr uint32_t kProtocolVersion = 5;
+inline constexpr uint32_t kProtocolVersion = 6;
 
 // ---------------------------------------------------------------- peer to coordinator
 
@@ -31,6 +31,10 @@ struct GroupState {
   GroupKey group;
   Epoch committed;                // last epoch committed here; 0: none yet
   std::vector<MemberId> members;  // local members, pending or admitted
+  // The epoch that is prepared here and not committed; 0: none.
+  Epoch prepared;
+  uint64_t preparation = 0;  // PrepareEpoch::preparation of it
+  bool frozen = false;       // it froze ops
   friend bool operator==(const GroupState&, const GroupState&) = default;
 };
 
@@ -44,6 +48,10 @@ struct Hello {
   std::string host;  // for people
   std::vector<GroupState> groups;
   std::string secret;  // of the last Welcome; empty: there was none
+  // What the last Welcome said that this peer accepted; 0, 0 and "": none yet.
+  uint64_t store = 0;
+  uint64_t term = 0;
+  std::string coordinator;
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 
@@ -133,6 +141,7 @@ struct EpochReady {
   GroupKey group;
   Epoch epoch;
   std::vector<OpReport> ops;
+  uint64_t preparation = 0;  // of the PrepareEpoch that it answers
   friend bool operator==(const EpochReady&, const EpochReady&) = default;
 };
 
@@ -147,6 +156,7 @@ struct EpochFailed {
   GroupKey group;
   Epoch epoch;
   std::vector<Unreachable> unreachable;
+  uint64_t preparation = 0;  // of the PrepareEpoch that it answers
   friend bool operator==(const EpochFailed&, const EpochFailed&) = default;
 };
 
@@ -248,13 +258,17 @@ using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFail
 
 // ---------------------------------------------------------------- coordinator to peer
 
-// Answer to Hello.
+// Answer to Hello. The peer refuses it, and goes on to the next address, if it names the store of
+// the Welcome before and not a later start of the coordinator, or another store while the peer has
+// members (docs/adr/0021-stores-terms-and-prepared-epochs.md).
 struct Welcome {
   std::string coordinator;  // names this start of the coordinator
   uint32_t detect_ms = 0;
   // Known to this peer only. While the coordinator hears the peer, only a Hello with this secret
   // replaces the peer's stream.
   std::string secret = {};
+  uint64_t store = 0;  // random, as old as the store
+  uint64_t term = 0;   // rises with each start of a coordinator on the store
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 
@@ -330,6 +344,9 @@ struct PrepareEpoch {
   std::string token;  // secret of this epoch: authenticates lanes
   std::string cause;
   LinkCost cost;
+  // Random: two preparations never have the same, not even if the store forgot the first one and
+  // its number is used again. Answers repeat it.
+  uint64_t preparation = 0;
   friend bool operator==(const PrepareEpoch&, const PrepareEpoch&) = default;
 };
 

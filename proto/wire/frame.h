@@ -5,7 +5,7 @@
 //  56 acked u64
 //
 // The run is not in a frame: a lane belongs to one run from its handshake on.
-// Data lanes carry DATA, CHUNK_DATA, PING (unanswered) and CLOSE; control lanes carry everything
+// Data lanes carry DATA, CHUNK_DATA, PING (no PONG follows) and CLOSE; control lanes carry everything
 // but DATA and CHUNK_DATA.
 //
 // READY, DONE, RELAY, WANT_LANES, LANE_LOST, CHUNK_REQUEST, CHUNK_REFUSED and CHUNK_CANCEL are
@@ -13,6 +13,9 @@
 // goes. Each end says in `acked` how many it has received, and after the loss of a control lane
 // sends those again that the other end has not. PING, PONG, ACK, RESUME and CLOSE belong to the
 // connection on which they go.
+//
+// DATA and CHUNK_DATA are counted on each data lane: `acked` of a PING there is how many of them
+// its sender received whole on that lane. A PING follows at the latest LH_SEGMENTS_PER_ACK of them.
 //
 // The four of CHUNK_ move shared state (docs/adr/0014-shared-state.md). `op` is the transfer of the
 // peer that fetches, `attempt` one ask of it; both are that peer's own numbers. They are never
@@ -36,7 +39,9 @@ inline constexpr uint32_t kFrameMagic = 0x3146484cu;  // "LHF1"
 inline constexpr size_t kFrameHeaderBytes = 64;
 
 enum class FrameType : uint8_t {
-  kPing = 1,  // stamp: the sender's clock, returned in the PONG
+  // stamp: on a control lane the sender's clock, returned in the PONG; on a data lane for how many
+  // ms longer than usual it may say nothing
+  kPing = 1,
   kPong = 2,
   kReady = 3,  // op: the sender's ordinal. Payload: ReadyBody, then an eager input or a result
   kDone = 4,   // op: the receiver's ordinal. flags bit 0: refused
@@ -81,7 +86,8 @@ struct FrameHeader {
   uint64_t offset = 0;  // bytes from the start of the tensor, or of the answer
   Phase phase = Phase::kReduce;
   uint64_t stamp = 0;
-  uint64_t acked = 0;  // PING, PONG, ACK, RESUME: numbered frames received
+  // PING, PONG, ACK, RESUME: numbered frames received; PING on a data lane: segments
+  uint64_t acked = 0;
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
 

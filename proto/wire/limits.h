@@ -65,6 +65,11 @@
 
 /* Data lanes of one link. */
 #define LH_LANES_MAX 256
+/* Segments of one link that were sent and are not acknowledged: the sender keeps what it takes to
+ * send them again, and sends no more of them than this. A receiver acknowledges a lane at the latest
+ * when so many segments came in whole on it since it did last. */
+#define LH_SEGMENTS_UNACKED_MAX 32768
+#define LH_SEGMENTS_PER_ACK 64
 /* What a PING on a data lane may promise of silence. */
 #define LH_QUIET_MS_MAX (10u * 60 * 1000)
 /* Connections on the data port whose handshake is not finished. */

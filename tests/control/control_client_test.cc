@@ -39,10 +39,12 @@ class Owner {
     callbacks.disconnected = [this](const std::string& reason) { Add("disconnected " + reason); };
     callbacks.message = [this](control::CoordinatorMessage message) {
       if (const auto* welcome = std::get_if<control::Welcome>(&message)) {
+        welcome_store_ = welcome->store;
         Add(absl::StrCat("welcome ", welcome->coordinator));
       } else if (const auto* pending = std::get_if<control::JoinPending>(&message)) {
         Add(absl::StrCat("pending ", pending->request));
       } else if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
+        preparation_ = prepare->preparation;
         Add("prepare " + ToString(prepare->epoch));
       } else if (const auto* commit = std::get_if<control::CommitEpoch>(&message)) {
         Add("commit " + ToString(commit->epoch));
@@ -77,6 +79,9 @@ class Owner {
 
   // Takes no message any more, or does again.
   void SetFull(bool full) { full_ = full; }
+  // Of the last PrepareEpoch, of the last Welcome.
+  uint64_t preparation() const { return preparation_; }
+  uint64_t welcome_store() const { return welcome_store_; }
 
  private:
   void Add(std::string line) {
@@ -88,6 +93,8 @@ class Owner {
   std::atomic<bool> full_ = false;
   Mutex mutex_;
   CondVar changed_;
+  std::atomic<uint64_t> preparation_{0};
+  std::atomic<uint64_t> welcome_store_{0};
   std::deque<std::string> lines_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -186,7 +193,7 @@ TEST_F(ControlClientTest, MemberOutlivesTheCoordinatorThroughItsStore) {
   ASSERT_TRUE(client_->Send(HelloOf(1)));
   ASSERT_TRUE(client_->Send(control::Join{1, {"run", 0}, "t"}));
   ASSERT_EQ(owner_.NextWith("prepare"), "prepare 1");
-  ASSERT_TRUE(client_->Send(control::EpochReady{{"run", 0}, Epoch(1), {}}));
+  ASSERT_TRUE(client_->Send(control::EpochReady{{"run", 0}, Epoch(1), {}, owner_.preparation()}));
   ASSERT_EQ(owner_.NextWith("commit"), "commit 1");
   server.reset();
   server = StartServer(address, store);
@@ -210,6 +217,49 @@ TEST_F(ControlClientTest, TriesTheNextAddress) {
   EXPECT_THAT(owner_.Next(), StartsWith("disconnected cannot reach coordinator 127.0.0.1:1: "));
   EXPECT_THAT(owner_.Next(), StartsWith("disconnected cannot reach coordinator nosuchhost"));
   EXPECT_EQ(owner_.Next(), "connected");
+}
+
+TEST_F(ControlClientTest, ACoordinatorThatIsRefusedIsFollowedByTheNextAddress) {
+  const auto first = StartServer();
+  const auto second = StartServer();
+  Connect({first->grpc_address(), second->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  EXPECT_EQ(owner_.Next(), "welcome " + first->incarnation());
+  client_->Refuse("it is another one");
+  EXPECT_THAT(owner_.Next(), AllOf(StartsWith("disconnected control stream to coordinator"),
+                                   HasSubstr("this peer refuses it: it is another one")));
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  EXPECT_EQ(owner_.Next(), "welcome " + second->incarnation());
+}
+
+// The peer's own coordinator is away for a moment: the other one does not take its members.
+TEST_F(ControlClientTest, ACoordinatorOfAnotherStoreSendsAPeerWithMembersAway) {
+  auto own = StartServer();
+  const std::string own_address = own->grpc_address();
+  const auto other = StartServer();
+  Connect({own_address, other->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  ASSERT_TRUE(client_->Send(HelloOf(1)));
+  const std::string incarnation = own->incarnation();
+  EXPECT_EQ(owner_.Next(), "welcome " + incarnation);
+  control::Hello hello = HelloOf(1);
+  hello.groups = {{{"run", 0}, Epoch(1), {MemberId(1)}}};
+  hello.store = owner_.welcome_store();
+  hello.term = 1;
+  hello.coordinator = incarnation;
+  own.reset();
+  for (;;) {
+    ASSERT_EQ(owner_.NextWith("connected"), "connected");
+    ASSERT_TRUE(client_->Send(hello));
+    const std::string line = owner_.Next();
+    if (line.rfind("disconnected", 0) != 0) FAIL() << line;
+    if (line.find("p1 has members in store") != std::string::npos) break;
+  }
+  const auto overview = other->loop()->QueryAndWait(kDeadline);
+  ASSERT_TRUE(overview.ok()) << overview.status();
+  EXPECT_TRUE(overview->groups.empty());
 }
 
 TEST_F(ControlClientTest, TellsWhyItsMessageWasRefused) {

@@ -369,9 +369,37 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
   }
 }
 
+// Numbers that nobody but peers remembers may be given out again, as long as no membership of such
+// a number comes into force that some peer takes for another one.
+void Checker::OnStoreWentBack(const coordinator::Records& durable) {
+  std::erase_if(epochs_, [&](const auto& entry) {
+    const auto& [group, epoch] = entry.first;
+    const auto known = durable.groups.find({entry.second.group.run, group});
+    return known == durable.groups.end() || epoch > known->second.highest;
+  });
+  std::erase_if(members_, [&](const auto& entry) {
+    const auto run = durable.runs.find("demo");
+    return run == durable.runs.end() || entry.first.second.value() >= run->second.next_member;
+  });
+  departed_.clear();
+}
+
 void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
+  if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
+    auto& newest = prepared_at_[{at, prepare->group.group}];
+    newest = std::max(newest, {prepare->epoch, prepare->preparation},
+                      [](const auto& a, const auto& b) { return a.first < b.first; });
+  }
   const auto* commit = std::get_if<control::CommitEpoch>(&message);
   if (commit == nullptr) return;
+  const auto prepared = prepared_at_.find({at, commit->group.group});
+  const auto epoch = epochs_.find({commit->group.group, commit->epoch});
+  if (prepared != prepared_at_.end() && epoch != epochs_.end() &&
+      prepared->second.first == commit->epoch &&
+      prepared->second.second != epoch->second.preparation) {
+    Fail("epoch " + longhaul::ToString(commit->epoch) + " is committed, and " +
+         longhaul::ToString(at) + " has prepared another one of that number");
+  }
   for (const control::OpFate& fate : commit->fates) {
     const auto op = announced_.find({at, commit->group.group, fate.ordinal});
     if (op == announced_.end()) {

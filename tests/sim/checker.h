@@ -66,6 +66,8 @@ class Checker {
   // A message leaves the coordinator for a peer; `durable` is what its store holds.
   void OnSend(PeerId to, const control::CoordinatorMessage& message,
               const coordinator::Records& durable);
+  // The store holds this from now on, and has forgotten plans (store_back.h).
+  void OnStoreWentBack(const coordinator::Records& durable);
   // It arrives.
   void OnArrival(PeerId at, const control::CoordinatorMessage& message);
 
@@ -195,6 +197,8 @@ class Checker {
   std::set<std::pair<uint32_t, MemberId>> departed_;
   std::map<std::pair<uint32_t, MemberId>, Member> members_;
   std::map<std::pair<uint32_t, Epoch>, control::PrepareEpoch> epochs_;
+  // The newest that arrived, by peer and group: epoch and preparation.
+  std::map<std::pair<PeerId, uint32_t>, std::pair<Epoch, uint64_t>> prepared_at_;
   std::set<std::pair<uint32_t, Epoch>> committed_;
   std::set<std::tuple<PeerId, uint32_t, Epoch>> told_;  // commits, to whom
   std::map<uint32_t, uint64_t> last_step_;              // highest of the group

@@ -10,6 +10,7 @@
 #include "proto/control/convert.h"
 #include "proto/wire/limits.h"
 #include "tests/sim/checker.h"
+#include "tests/sim/store_back.h"
 #include "tests/sim/story.h"
 
 namespace longhaul::sim {
@@ -21,8 +22,6 @@ constexpr uint32_t kDetectMs = 300;
 // Whoever waits for longer after the last fault waits for ever.
 constexpr int64_t kPatience = 30 * Millis(kDetectMs);
 constexpr uint64_t kLargeCount = LH_EAGER_BYTES_MAX;  // elements of eight bytes
-// A peer whose stream the coordinator has closed tries again after this time.
-constexpr int64_t kPause = Millis(kDetectMs) / 2;
 // A transfer that finds no source for so long has failed.
 constexpr int64_t kStall = 4 * Millis(kDetectMs);
 constexpr Hash128 kManifest{7, 7};
@@ -139,6 +138,28 @@ struct EventText {
     return "event";
   }
 };
+
+uint64_t DigestOf(const coordinator::Records& records) {
+  Digester digest;
+  digest.Add(records.store.term);
+  for (const auto& [name, run] : records.runs) digest.Add(run.next_member);
+  for (const auto& [key, group] : records.groups) {
+    digest.Add(group.committed).Add(group.highest).Add(group.boundary).Add(group.attempt);
+    for (const auto& member : group.members) {
+      digest.Add(member.member).Add(member.joined).Add(member.votes).Add(member.syncs);
+      digest.Add(uint64_t{member.departs.has_value()});
+    }
+    if (group.state) digest.Add(group.state->revision).Add(group.state->state);
+    for (const auto& fates : group.fates) {
+      digest.Add(fates.peer);
+      for (const auto& fate : fates.fates) {
+        digest.Add(fate.ordinal).Add(static_cast<uint64_t>(fate.fate));
+      }
+      for (const auto& op : fates.missed) digest.Add(op.boundary).Add(op.tag);
+    }
+  }
+  return digest.value();
+}
 
 template <class Queue>
 Queue Drained(Queue* queue) {
@@ -286,7 +307,7 @@ std::vector<Move> ExploreState::Moves(bool faults) const {
       if (!ControlTo(i, j).empty()) add(Kind::kControl, i, j);
       if (!DataTo(i, j).empty()) add(Kind::kData, i, j);
     }
-    if (coordinator_ && !stream.peer_up && stream.to_peer.empty() && now_ >= stream.not_before) {
+    if (coordinator_ && !stream.peer_up && stream.to_peer.empty()) {
       add(Kind::kReconnect, i);
       if (!stream.to_coordinator.empty()) add(Kind::kReconnectFirst, i);
     }
@@ -341,6 +362,7 @@ void ExploreState::AddFaults(bool busy, std::vector<Move>* moves) const {
   if (coordinator_) {
     add(Kind::kCrashCoordinator, 0);
     add(Kind::kCrashCoordinatorLost, 0);
+    if (before_ != nullptr) add(Kind::kStoreGoesBack, 0);
   }
   if (busy && NextDeadline() != kNever) add(Kind::kEarly, 0);
 }
@@ -353,8 +375,6 @@ Tick ExploreState::NextDeadline() const {
     for (const auto& [peer, request] : peers_[i]->requests) due = std::min(due, request.deadline);
     for (const auto& [peer, when] : peers_[i]->silent) due = std::min(due, when);
     for (const auto& [m, fetch] : peers_[i]->fetches) due = std::min(due, fetch.fails_at);
-    const StreamState& stream = streams_[i];
-    if (!stream.peer_up && stream.not_before > now_) due = std::min(due, stream.not_before);
   }
   return due;
 }
@@ -450,6 +470,10 @@ bool ExploreState::Apply(const Move& move) {
     case Kind::kCrashCoordinator:
     case Kind::kCrashCoordinatorLost:
       CrashCoordinator(move.kind == Kind::kCrashCoordinatorLost);
+      break;
+    case Kind::kStoreGoesBack:
+      CrashCoordinator(/*lost=*/false);
+      GoBack();
       break;
     case Kind::kCount:
       Checker::Fail("no such move");
@@ -685,6 +709,8 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
         coordinator::Apply(m, records.get());
       }
       durable_ = std::move(records);
+      before_ = ForgetsPlansOnly(*before, *durable_) ? before : nullptr;
+      before_digest_ = before_ != nullptr ? DigestOf(*before_) : 0;
       CheckState(*before);
     } else if (const auto* to_peer = std::get_if<coordinator::ToPeer>(&action)) {
       SendToPeer(*to_peer);
@@ -702,7 +728,6 @@ void ExploreState::CloseSession(uint64_t session) {
   for (StreamState& stream : streams_) {
     if (stream.session != session || !stream.live) continue;
     stream.live = false;
-    stream.not_before = now_ + kPause;
     stream.to_peer.push_back(PackEnd());
   }
 }
@@ -744,9 +769,11 @@ void ExploreState::SendToPeer(const coordinator::ToPeer& action) {
   streams_[i].to_peer.push_back(Pack(*std::move(parsed), HashOf(bytes, 1)));
 }
 
-void ExploreState::SendToCoordinator(int i, const control::PeerMessage& message) {
+void ExploreState::SendToCoordinator(int i, const control::PeerMessage& said) {
   StreamState& stream = streams_[i];
   if (!stream.peer_up || !stream.live) return;
+  control::PeerMessage message = said;
+  Withhold(planted_, "c" + std::to_string(starts_), &message);
   const std::string bytes = control::Serialize(message);
   auto parsed = control::ParsePeerMessage(bytes);
   if (!parsed.ok()) {
@@ -893,6 +920,9 @@ void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
     void operator()(peerd::FaultOver&) {}
     void operator()(peerd::Drained&) {}
     void operator()(peerd::LogLine& a) { s->Say(NameOf(i) + " logs " + a.text); }
+    void operator()(peerd::RefuseCoordinator& a) {
+      Checker::Fail(NameOf(i) + " refuses the only coordinator there is: " + a.reason);
+    }
     void operator()(peerd::BreakLink& a) {
       Checker::Fail(NameOf(i) + " breaks its link to " + ToString(a.peer) + ": " + a.reason);
     }
@@ -1440,6 +1470,15 @@ void ExploreState::CrashCoordinator(bool lost) {
   }
 }
 
+void ExploreState::GoBack() {
+  durable_ = std::exchange(before_, nullptr);
+  before_digest_ = 0;
+  // Numbers that only peers remember may be given out again.
+  const auto group = durable_->groups.find(TheGroup());
+  const uint64_t highest = group == durable_->groups.end() ? 0 : group->second.highest.value();
+  std::erase_if(epochs_, [&](const auto& entry) { return entry.first > highest; });
+}
+
 void ExploreState::Reconnect(int i, bool first) {
   StreamState& stream = streams_[i];
   if (first) {
@@ -1487,7 +1526,7 @@ uint64_t ExploreState::Digest() const {
       for (const control::SyncSource& source : fetch.sources) digest.Add(source.member);
     }
     const StreamState& stream = streams_[i];
-    digest.Add(stream.session).Add(std::max(stream.not_before, now_));
+    digest.Add(stream.session);
     digest.Add(uint64_t{stream.live} | uint64_t{stream.peer_up} << 1 |
                uint64_t{stream.opened} << 2);
     add_queue(stream.to_coordinator);
@@ -1503,22 +1542,8 @@ uint64_t ExploreState::Digest() const {
     }
   }
   // The records that are durable are part of the coordinator's digest, unless it is down.
-  if (!coordinator_) {
-    for (const auto& [key, group] : durable_->groups) {
-      digest.Add(group.committed).Add(group.highest).Add(group.boundary).Add(group.attempt);
-      for (const auto& member : group.members) {
-        digest.Add(member.member).Add(member.joined).Add(member.votes).Add(member.syncs);
-      }
-      if (group.state) digest.Add(group.state->revision).Add(group.state->state);
-      for (const auto& fates : group.fates) {
-        digest.Add(fates.peer);
-        for (const auto& fate : fates.fates) {
-          digest.Add(fate.ordinal).Add(static_cast<uint64_t>(fate.fate));
-        }
-        for (const auto& op : fates.missed) digest.Add(op.boundary).Add(op.tag);
-      }
-    }
-  }
+  if (!coordinator_) digest.Add(DigestOf(*durable_));
+  digest.Add(before_digest_);
   for (const Member& member : members_) {
     digest.Add(uint64_t{member.next}).Add(member.boundary).Add(member.calls);
     digest.Add(uint64_t{member.dead} | uint64_t{member.gone} << 1 |
@@ -1617,6 +1642,8 @@ std::string ExploreState::Text(const Move& move) const {
       return "the coordinator dies";
     case Kind::kCrashCoordinatorLost:
       return "the coordinator dies, and what it had sent is lost";
+    case Kind::kStoreGoesBack:
+      return "the coordinator dies, and its store has lost its last write";
     case Kind::kEarly:
       return "messages are slower than time, which passes to " +
              std::to_string(NextDeadline().us / 1000) + " ms";

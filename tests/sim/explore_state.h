@@ -86,7 +86,8 @@ struct Move {
     kBreakStreamLost,
     kCrashCoordinator,
     kCrashCoordinatorLost,
-    kEarly,  // time passes although something else could happen
+    kStoreGoesBack,  // it dies, and its store has lost its last write
+    kEarly,          // time passes although something else could happen
     kCount,
   };
   Kind kind = Kind::kTime;
@@ -198,7 +199,6 @@ class ExploreState {
     bool live = false;
     bool peer_up = false;
     bool opened = false;  // the coordinator has seen it
-    Tick not_before;      // the coordinator closed it: the peer pauses until then
     Queue to_coordinator, to_peer, late_end;
   };
   struct Pair {
@@ -253,6 +253,7 @@ class ExploreState {
 
   void CrashPeer(int i, Move::Kind how);
   void CrashCoordinator(bool lost);
+  void GoBack();
   void Restart();
   void BreakLink(int a, int b, bool lost);
   void BreakStream(int i, bool lost);
@@ -299,6 +300,8 @@ class ExploreState {
   std::shared_ptr<const coordinator::CoordinatorCore> coordinator_;  // none: down
   uint64_t coordinator_digest_ = 0;
   std::shared_ptr<const coordinator::Records> durable_;
+  std::shared_ptr<const coordinator::Records> before_;  // the last write; none: it cannot be lost
+  uint64_t before_digest_ = 0;
   uint64_t starts_ = 0;
   uint64_t sessions_ = 0;
   bool evict_done_ = false;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "proto/control/convert.h"
 #include "proto/wire/limits.h"
+#include "tests/sim/store_back.h"
 
 namespace longhaul::sim {
 namespace {
@@ -20,6 +21,8 @@ constexpr int64_t kStreamSilence = 2;
 constexpr size_t kQueueMax = 2000;
 // Messages of a coordinator that may come again after its end.
 constexpr size_t kEchoesMax = 12;
+// Writes that the store may lose.
+constexpr size_t kBackupsMax = 6;
 
 Node MakeNode(int index, std::string name) {
   Node node;
@@ -46,7 +49,7 @@ void CoordinatorHost::Start() {
   ++starts_;
   node_.alive = true;
   coordinator::CoreConfig config;
-  config.incarnation = "c" + std::to_string(starts_);
+  config.incarnation = incarnation();
   config.detect_ms = context_.detect_ms;
   config.ring_interval_ms = context_.ring_interval_ms;
   for (int i = 0; i < 4; ++i) {
@@ -60,6 +63,7 @@ void CoordinatorHost::Start() {
       group.attempt = std::min(group.attempt, group.committed);
     }
   }
+  if (context_.planted == Planted::kDrainForgotten) records.drains.clear();
   core_.emplace(config, std::move(records));
   context_.story->Tell(context_.world->now(), "coordinator  starts");
   Step(coordinator::TimePassed{});
@@ -74,9 +78,7 @@ void CoordinatorHost::Crash(bool resets) {
   armed_ = kNever;
   // What was being written may have been written.
   if (persisting_ && context_.world->Chance(0.5)) {
-    for (const coordinator::Mutation& m : std::get<Persist>(out_.front().action).mutations) {
-      Apply(m);
-    }
+    Apply(std::get<Persist>(out_.front().action));
   }
   persisting_ = false;
   out_.clear();
@@ -93,12 +95,32 @@ void CoordinatorHost::Crash(bool resets) {
   }
 }
 
-void CoordinatorHost::Apply(const coordinator::Mutation& mutation) {
-  if (const auto* put = std::get_if<coordinator::PutGroup>(&mutation)) {
-    const auto before = durable_.groups.find(put->record.group);
-    if (before != durable_.groups.end()) context_.checker->OnStored(before->second, put->record);
+void CoordinatorHost::Apply(const Persist& persist) {
+  backups_.push_back(durable_);
+  if (backups_.size() > kBackupsMax) backups_.pop_front();
+  for (const coordinator::Mutation& mutation : persist.mutations) {
+    if (const auto* put = std::get_if<coordinator::PutGroup>(&mutation)) {
+      const auto before = durable_.groups.find(put->record.group);
+      if (before != durable_.groups.end()) context_.checker->OnStored(before->second, put->record);
+    }
+    coordinator::Apply(mutation, &durable_);
   }
-  coordinator::Apply(mutation, &durable_);
+}
+
+void CoordinatorHost::GoBack() {
+  if (node_.alive) return;
+  std::erase_if(backups_, [this](const coordinator::Records& backup) {
+    return !ForgetsPlansOnly(backup, durable_);
+  });
+  if (backups_.empty()) return;
+  const size_t chosen = context_.world->Below(backups_.size());
+  durable_ = backups_[chosen];
+  backups_.clear();
+  // What a coordinator of the forgotten time had sent ended with its streams.
+  ++went_back_;
+  sent_.clear();
+  context_.story->Tell(context_.world->now(), "store  goes back");
+  context_.checker->OnStoreWentBack(durable_);
 }
 
 std::string CoordinatorHost::WaitingFor() const {
@@ -174,9 +196,7 @@ void CoordinatorHost::PumpOut() {
       const int64_t takes = context_.world->Between(0, context_.persist_us);
       context_.world->On(&node_, context_.world->now() + takes, [this] {
         persisting_ = false;
-        for (const coordinator::Mutation& m : std::get<Persist>(out_.front().action).mutations) {
-          Apply(m);
-        }
+        Apply(std::get<Persist>(out_.front().action));
         out_.pop_front();
         context_.trigger(Moment::kCommitDurable, PeerId());
         if (node_.alive) PumpOut();
@@ -310,7 +330,9 @@ void CoordinatorHost::Echo(int64_t within_us) {
   for (const auto& [peer, bytes] : std::exchange(sent_, {})) {
     if (!peer->node()->alive) continue;
     world.On(peer->node(), world.now() + world.Between(0, within_us),
-             [peer = peer, bytes = bytes] { peer->OnEcho(bytes); });
+             [this, peer = peer, bytes = bytes, life = went_back_] {
+               if (life == went_back_) peer->OnEcho(bytes);
+             });
   }
 }
 
@@ -667,6 +689,9 @@ void PeerHost::Carry(peerd::Action& action) {
       story.Tell(world.now(), h->node_.name, "  logs ", a.text);
     }
     void operator()(peerd::BreakLink& a) { h->transport_.BreakLink({a.run, a.peer}, a.reason); }
+    void operator()(peerd::RefuseCoordinator&) {
+      if (const StreamPtr stream = h->stream_) h->OnStreamEnd(stream);
+    }
   };
   std::visit(Visitor{this, world, story}, action);
 }
@@ -903,8 +928,10 @@ void PeerHost::OnStreamEnd(const StreamPtr& stream) {
   Connect();
 }
 
-void PeerHost::SendToCoordinator(const control::PeerMessage& message) {
+void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
   if (!stream_ || !stream_->connected) return;
+  control::PeerMessage message = said;
+  Withhold(context_.planted, coordinator_->incarnation(), &message);
   const std::string bytes = control::Serialize(message);
   if (!std::holds_alternative<control::Heartbeat>(message)) {
     context_.story->TellLater(context_.world->now(), bytes,

@@ -92,6 +92,8 @@ class CoordinatorHost {
   Node* node() { return &node_; }
   const coordinator::Records& durable() const { return durable_; }
   std::string WaitingFor() const;
+  // Names the start that runs, or ran last.
+  std::string incarnation() const { return "c" + std::to_string(starts_); }
   // What the last one that crashed had sent of late comes (again) at some time within so long, on
   // whatever stream the peer has then.
   void Echo(int64_t within_us);
@@ -106,6 +108,8 @@ class CoordinatorHost {
   void Evict(const GroupKey& group, MemberId member);
   void Drain(PeerId peer);
   void Crash(bool resets);
+  // It is down: its store loses some of its last writes, of which nothing was decided.
+  void GoBack();
   void Start();
 
  private:
@@ -113,7 +117,7 @@ class CoordinatorHost {
     std::variant<coordinator::Persist, coordinator::ToPeer, coordinator::CloseSession> action;
   };
   void Step(const coordinator::Event& event);
-  void Apply(const coordinator::Mutation& mutation);
+  void Apply(const coordinator::Persist& persist);
   void Arm();
   void PumpOut();
   void Carry(const coordinator::ToPeer& action);
@@ -125,6 +129,8 @@ class CoordinatorHost {
   Node node_;
   std::optional<coordinator::CoordinatorCore> core_;
   coordinator::Records durable_;
+  std::deque<coordinator::Records> backups_;  // what the store held of late
+  uint64_t went_back_ = 0;
   std::map<coordinator::SessionId, StreamPtr> streams_;
   std::deque<std::pair<PeerHost*, std::string>> sent_;  // of late
   std::deque<Out> out_;

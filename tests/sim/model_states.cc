@@ -252,7 +252,7 @@ void ModelTransfers::Carry(Transfer& transfer, const peerd::TransferAction& acti
   const uint64_t id = transfer.id;
   if (const auto* ask = std::get_if<peerd::AskChunk>(&action)) {
     const size_t chunk = ask->chunk.chunk;
-    transfer.asks[ask->ask] = {chunk, ask->spare};
+    transfer.asks[ask->ask] = chunk;
     Send(transfer.sources.at(ask->source),
          [=, self = self_, number = ask->ask, source = ask->source, group = transfer.group,
           root = transfer.root, digest = transfer.digests[chunk]](ModelTransfers* t) {
@@ -260,18 +260,14 @@ void ModelTransfers::Carry(Transfer& transfer, const peerd::TransferAction& acti
                self, group, source, root, chunk, digest,
                [=](ModelTransfers* back, Chunk given) { back->OnChunk(local, id, number, given); });
          });
-  } else if (const auto* drop = std::get_if<peerd::DropAsk>(&action)) {
+  } else {
     world.On(options_.node, world.now() + world.Between(0, Millis(2)),
-             [this, local, id, ask = drop->ask] {
+             [this, local, id, ask = std::get<peerd::DropAsk>(action).ask] {
                Transfer* const found = Find(local, id);
                if (found == nullptr || found->asks.erase(ask) == 0) return;
                found->plan->OnDropped(ask);
                Pump(local, id);
              });
-  } else {
-    const auto& place = std::get<peerd::PlaceSpare>(action);
-    held_.at(local).state->chunks[place.chunk.chunk] = transfer.spares.at(place.ask);
-    transfer.wrote = true;
   }
 }
 
@@ -282,20 +278,16 @@ void ModelTransfers::OnChunk(LocalId local, uint64_t id, AskId number, Chunk giv
   if (transfer == nullptr) return;
   const auto it = transfer->asks.find(number);
   if (it == transfer->asks.end()) return;
-  const Ask ask = it->second;
+  const size_t chunk = it->second;
   transfer->asks.erase(it);
   if (!value && given.changed) {
     transfer->plan->OnChanged(number);
   } else if (!value) {
     transfer->plan->OnRefused(number, "has it no more");
   } else {
-    if (ask.spare) {
-      transfer->spares[number] = *value;
-    } else {
-      held_.at(local).state->chunks[ask.chunk] = *value;
-      transfer->wrote = true;
-    }
-    const bool good = DigestOf(*value) == transfer->digests[ask.chunk] ||
+    held_.at(local).state->chunks[chunk] = *value;
+    transfer->wrote = true;
+    const bool good = DigestOf(*value) == transfer->digests[chunk] ||
                       options_.planted == Planted::kChunksUnchecked;
     transfer->plan->OnChunk(number, good, options_.world->now());
   }

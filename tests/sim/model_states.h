@@ -92,10 +92,6 @@ class ModelTransfers {
     std::vector<uint64_t> digests;
     bool may_change = false;
   };
-  struct Ask {
-    size_t chunk = 0;
-    bool spare = false;
-  };
   struct Transfer {
     uint64_t id = 0;  // never reused in a run
     peerd::LocalId local;
@@ -113,8 +109,7 @@ class ModelTransfers {
     // From then on.
     std::optional<peerd::TransferPlan> plan;
     std::vector<uint64_t> digests;
-    std::map<peerd::AskId, Ask> asks;
-    std::map<peerd::AskId, uint64_t> spares;
+    std::map<peerd::AskId, size_t> asks;  // for this chunk
     Tick armed = kNever;
     bool wrote = false;
     bool stopping = false;

@@ -579,8 +579,6 @@ void ModelTransport::DetachReceives(const std::string& run, const peerd::Receive
 }
 
 // The listener says no when it is asked for a repeat; what is queued is dropped by its cookie.
-void ModelTransport::ForgetSegments(uint64_t) {}
-
 void ModelTransport::DropSegments(const std::vector<uint64_t>& cookies) {
   for (const uint64_t cookie : cookies) {
     const auto it = segments_.find(cookie);

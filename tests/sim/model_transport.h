@@ -63,7 +63,6 @@ class ModelTransport final : public peerd::Transport {
   }
   void SendSegment(const peerd::LinkKey& link, const FrameHeader& header, const uint8_t* data,
                    uint64_t cookie, uint64_t owner) override;
-  void ForgetSegments(uint64_t owner) override;
   void WantDataLanes(const peerd::LinkKey&) override {}  // every link has some
   uint64_t StateBytes(const peerd::LinkKey&) const override { return 0; }
   peerd::LinkUse BestUse(const peerd::LinkKey& link) const override {

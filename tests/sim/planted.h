@@ -30,6 +30,9 @@ enum class Planted {
   kChunksUnchecked,    // what comes of a state is taken for what was asked for
   kResultForgotten,    // a small op that is announced again comes with zeros, not its result
   kTornUntold,         // a transfer that broke off says that it has written nothing
+  kPreparedUntold,     // a peer does not say what it has prepared, nor which preparation it answers
+  kTermUntold,         // a peer does not say which term of the store it knows
+  kDrainForgotten,     // a coordinator that restarts forgets whom an operator drains
 };
 
 struct PlantedName {
@@ -57,6 +60,9 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kChunksUnchecked, "chunks_unchecked", false},
     {Planted::kResultForgotten, "result_forgotten"},
     {Planted::kTornUntold, "torn_untold", false},
+    {Planted::kPreparedUntold, "prepared_untold"},
+    {Planted::kTermUntold, "term_untold"},
+    {Planted::kDrainForgotten, "drain_forgotten", false},
 };
 
 }  // namespace longhaul::sim

@@ -197,6 +197,7 @@ enum class FaultKind {
   kEvictAndCrash,  // and the coordinator dies before it is through with it
   kCutOff,
   kDrain,
+  kStoreGoesBack,  // the coordinator dies, and its store has lost its last writes
   kCount,
 };
 
@@ -466,6 +467,27 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
         StopCoordinator();
         sim_.coordinator().Echo(Detect(0.2, 4));
       };
+    case FaultKind::kStoreGoesBack:
+      return [=, this](PeerHost* at) {
+        static constexpr Moment kPlans[] = {Moment::kPrepareSent, Moment::kPrepareArrived,
+                                            Moment::kReadySent};
+        const auto go_back = [this] {
+          if (sim_.now() >= quiet_) return;
+          StopCoordinator();
+          sim_.coordinator().GoBack();
+        };
+        if (prng_.Chance(0.4)) {
+          // To a time before the last start.
+          StopCoordinator();
+          sim_.world().At(sim_.now() + Detect(0.1, 1.5), go_back);
+          return;
+        }
+        PeerHost* const a = victim(at);
+        PeerHost* const b = AnyPeer();
+        if (a->node()->alive && a != b) sim_.ResetLink(a, b->id());
+        sim_.Trigger(kPlans[prng_.Below(std::size(kPlans))], static_cast<int>(prng_.Between(1, 4)),
+                     [go_back](PeerHost*) { go_back(); });
+      };
     case FaultKind::kEvict:
       return [=](PeerHost*) { evict(); };
     case FaultKind::kEvictAndCrash:
@@ -497,6 +519,11 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
       victim(at)->Drain();
     } else {
       sim_.coordinator().Drain(victim(at)->id());
+      if (!prng_.Chance(0.5)) return;
+      // As soon as the order is durable.
+      sim_.Trigger(Moment::kCommitDurable, 1, [this](PeerHost*) {
+        if (sim_.now() < quiet_) StopCoordinator();
+      });
     }
   };
 }
@@ -561,7 +588,13 @@ SeedResult RandomRun::Run() {
   }
   // What is on its way still arrives.
   sim_.RunUntil(sim_.now() + 3 * Millis(detect_ms_), [] { return false; });
-  for (const auto& peer : sim_.peers()) peer->CheckAllAnswered();
+  for (const auto& peer : sim_.peers()) {
+    peer->CheckAllAnswered();
+    if (!peer->node()->alive || peer->drained()) continue;
+    if (sim_.coordinator().durable().drains.contains(peer->id())) {
+      Checker::Fail(ToString(peer->id()) + " was to drain, and does not");
+    }
+  }
   return {sim_.story().digest(), sim_.world().events(), sim_.now(), sim_.checker().counts()};
 }
 

@@ -84,12 +84,20 @@ class Harness {
     hello.version = "1";
     hello.host = "host" + std::to_string(peer.value());
     hello.groups = std::move(groups);
-    hello.secret = secrets_[peer];
+    const auto welcome = welcomes_.find(peer);
+    if (welcome != welcomes_.end()) {
+      hello.secret = welcome->second.secret;
+      hello.store = welcome->second.store;
+      hello.term = welcome->second.term;
+      hello.coordinator = welcome->second.coordinator;
+    }
     Say(peer, hello);
   }
   void Say(PeerId peer, control::PeerMessage message) {
     const auto it = sessions_.find(peer);
     LH_CHECK(it != sessions_.end()) << ToString(peer) << " has no stream";
+    if (auto* ready = std::get_if<control::EpochReady>(&message)) NamePreparation(peer, ready);
+    if (auto* failed = std::get_if<control::EpochFailed>(&message)) NamePreparation(peer, failed);
     Step(FromPeer{it->second, std::move(message)});
     Run();
   }
@@ -103,8 +111,8 @@ class Harness {
     Run();
   }
   // What the peer says in its next Hello.
-  void SetSecret(PeerId peer, const std::string& secret) { secrets_[peer] = secret; }
-  const std::string& Secret(PeerId peer) { return secrets_[peer]; }
+  void SetSecret(PeerId peer, const std::string& secret) { welcomes_[peer].secret = secret; }
+  const std::string& Secret(PeerId peer) { return welcomes_[peer].secret; }
   // The peer comes up where the other one was.
   void SetAddress(PeerId peer, PeerId other) { addresses_[peer] = other; }
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }
@@ -129,7 +137,14 @@ class Harness {
       control::GroupState& state = states[local.group];
       state.group = local.group;
       const auto group = lively.groups.find(local.group);
-      if (group != lively.groups.end()) state.committed = group->second.committed;
+      if (group != lively.groups.end()) {
+        state.committed = group->second.committed;
+        if (group->second.prepared) {
+          state.prepared = group->second.prepared->epoch;
+          state.preparation = group->second.prepared->preparation;
+          state.frozen = group->second.frozen;
+        }
+      }
       state.members.push_back(member);
     }
     std::vector<control::GroupState> said;
@@ -256,6 +271,11 @@ class Harness {
     config.entropy = std::string(31, 'e') + static_cast<char>(boots_);
     core_ = std::make_unique<CoordinatorCore>(config, store_);
   }
+  // The same with a store that went back in time.
+  void Restore(Records records) {
+    store_ = std::move(records);
+    Boot();
+  }
   // Dies at the `number`th Persist from now (from 1): with `kept`, when the store has it and
   // nothing was sent; otherwise before.
   void CrashAt(int number, bool kept) {
@@ -291,6 +311,7 @@ class Harness {
   // What the peer received since the last call, Welcome and PendingCount left out.
   std::vector<std::string> Take(PeerId peer) { return std::exchange(received_[peer], {}); }
   void ForgetReceived() { received_.clear(); }
+  const control::Welcome& Welcomed(PeerId peer) const { return welcomes_.at(peer); }
   // The last PrepareEpoch that the peer received.
   const control::PrepareEpoch& Prepared(PeerId peer) const { return prepared_.at(peer); }
   uint32_t pending_count(PeerId peer) const { return pending_.at(peer); }
@@ -356,6 +377,16 @@ class Harness {
     control::CoordinatorMessage message;
   };
 
+  // An answer of a scripted peer is to what it was sent last, unless it says otherwise.
+  template <class Answer>
+  void NamePreparation(PeerId peer, Answer* answer) {
+    const auto prepared = prepared_.find(peer);
+    if (answer->preparation != 0 || prepared == prepared_.end()) return;
+    if (prepared->second.epoch == answer->epoch) {
+      answer->preparation = prepared->second.preparation;
+    }
+  }
+
   void SendVote(PeerId peer, MemberId member, const LivelyPeer::LocalMember& local) {
     control::Vote vote{local.group, member, local.votes + 1};
     if (local.sync_with_vote) vote.sync = local.sync;
@@ -394,7 +425,13 @@ class Harness {
     if (const auto* count = std::get_if<control::PendingCount>(&send.message)) {
       pending_[peer] = count->count;
     } else if (const auto* welcome = std::get_if<control::Welcome>(&send.message)) {
-      secrets_[peer] = welcome->secret;
+      const control::Welcome& before = welcomes_[peer];
+      LH_CHECK(store_.store == (StoreRecord{welcome->store, welcome->term}))
+          << "a term that is not durable";
+      LH_CHECK(before.store != welcome->store || before.term < welcome->term ||
+               (before.term == welcome->term && before.coordinator == welcome->coordinator))
+          << ToString(peer) << " was welcomed by a later start";
+      welcomes_[peer] = *welcome;
     } else {
       received_[peer].push_back(Describe(send.message));
     }
@@ -463,11 +500,12 @@ class Harness {
       }
     }
     if (!unreachable.empty()) {
-      Tell(peer, control::EpochFailed{m.group, m.epoch, unreachable});
+      Tell(peer, control::EpochFailed{m.group, m.epoch, unreachable, m.preparation});
       return;
     }
     Tell(peer, control::EpochReady{m.group, m.epoch,
-                                   m.freeze ? group.ops : std::vector<control::OpReport>{}});
+                                   m.freeze ? group.ops : std::vector<control::OpReport>{},
+                                   m.preparation});
   }
   void On(PeerId peer, LivelyPeer& self, const control::CommitEpoch& m) {
     LivelyPeer::GroupAtPeer& group = self.groups[m.group];
@@ -520,13 +558,13 @@ class Harness {
   uint64_t last_session_ = 0;
   std::map<PeerId, SessionId> sessions_;
   std::map<SessionId, PeerId> owners_;
-  std::map<PeerId, std::string> secrets_;  // of the last Welcome
   std::map<PeerId, PeerId> addresses_;
   std::set<PeerId> hanging_;
   std::map<PeerId, LivelyPeer> lively_;
   std::deque<Letter> inbox_;
   std::map<PeerId, std::vector<std::string>> received_;
   std::map<PeerId, control::PrepareEpoch> prepared_;
+  std::map<PeerId, control::Welcome> welcomes_;
   std::map<PeerId, uint32_t> pending_;
   std::vector<std::string> closings_;
   std::vector<EventRecord> notices_;

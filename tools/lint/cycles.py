@@ -19,7 +19,7 @@ _SOURCE = re.compile(r"\.(c|cc|h|hpp)$")
 _IMPORT = re.compile(r"^\s*(?:from (\.*)([\w.]*) import ([^\n]*)|import (\w[\w.]*))", re.M)
 
 # Modules of circles that are known and wait for being broken: none is added.
-KNOWN = {"peerd/transport/link", "peerd/transport/transport"}
+KNOWN: set[str] = set()
 
 # Of each module what it uses, with where it says so.
 Graph = dict[str, dict[str, sources.Finding]]

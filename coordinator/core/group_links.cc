@@ -1,0 +1,256 @@
+#include <algorithm>
+
+#include "coordinator/core/group.h"
+#include "coordinator/core/text.h"
+
+// What Group makes of links that are lost or cannot be built.
+namespace longhaul::coordinator {
+namespace {
+
+using control::Removal;
+
+// Lost links in one series of preparations before they count as links that
+// cannot be built: what flaps must not hold the others for ever.
+constexpr uint32_t kRebuildsMax = 3;
+
+}  // namespace
+
+// ------------------------------------------------------------------------------
+// reports
+
+Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, GroupOutput *out) {
+  if (lost.epoch > record_.highest) {
+    return "lost link in epoch " + ToString(lost.epoch) + ", which was never prepared";
+  }
+  // An older report is answered by the freeze that came after it: that
+  // preparation checks all links. An epoch that froze nothing answers nothing,
+  // whatever its number.
+  const bool answered = lost.epoch < record_.attempt;
+  if ((answered && record_.attempt <= record_.committed) || lost.peer == peer) return std::nullopt;
+  const auto counts = [this](PeerId id) {
+    return preparation_ ? preparation_->answers.contains(id)
+                        : PeersOf(record_, Survivors(record_)).contains(id);
+  };
+  if (!counts(peer) || !counts(lost.peer)) return std::nullopt;
+  if (RoutedAround(peer, lost.peer)) return std::nullopt;
+  const LostLink link(peer, lost.peer);
+  const bool unheard = lost.silent_ms > 0 && !HeardOfLate(lost.peer);
+  const Suspicion::Evidence evidence{lost.silent_ms, unheard, Witnesses(lost.peer).size()};
+  suspicion_.Accuse(link, evidence, now);
+  // What broke is likely to be built anew by then. Where nothing came through
+  // for detect_ms, the freeze may wait for what does not come through now
+  // either.
+  if (answered && lost.silent_ms == 0) return std::nullopt;
+  const std::string reason = Clean(lost.reason);
+  const Fault fault =
+      FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer), lost.silent_ms);
+  if (suspicion_.Lose(link, evidence, {Tick(), lost.epoch, reason, fault}, now)) {
+    Note("link_lost", MemberId{}, peer,
+         "link lost from=" + ToString(peer) + " to=" + ToString(lost.peer) +
+             " silent_ms=" + std::to_string(lost.silent_ms) + " reason=" + reason,
+         out);
+  }
+  return std::nullopt;
+}
+
+// The grace is over, and a death would have shown by now: both peers live, only
+// their link is lost.
+void Group::LossGraceOver(LostLink link, GroupOutput *out) {
+  const std::optional<Suspicion::Loss> loss = suspicion_.TakeLoss(link);
+  if (!loss || RoutedAround(link.first, link.second)) return;
+  const std::string text = LinkText(link.first, link.second, loss->reason);
+  const LostLinks again{{link, text + " (again and again)"}};
+  const std::set<PeerId> in_force = PeersOf(record_, Survivors(record_));
+  const bool freeze = in_force.contains(link.first) && in_force.contains(link.second);
+  const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
+  suspicion_.Strike(pair, directory_->Now());
+  if (freeze) {
+    // Both ends report one loss: the other's report is the same strike.
+    suspicion_.ForgetLoss({link.second, link.first});
+    NoteFault(loss->fault);
+    repair_ = text;
+    // A connection that broke is likely to be rebuilt at once. Where nothing
+    // came through for detect_ms, nobody is made to wait for what may come
+    // through now.
+    if (loss->fault.detect_ms > 0 && CanRouteAround(RoutesNow(), {{link, text}})) {
+      return Block({{link, text}}, suspicion_.TakeSilentRetry(pair), out);
+    }
+    if (suspicion_.StrikesTooOften(pair) && CanRouteAround(RoutesNow(), again)) {
+      return Block(again, kBlockedRetry, out);
+    }
+  }
+  if (!preparation_) return;
+  Preparation &p = *preparation_;
+  if (!p.answers.contains(link.first) || !p.answers.contains(link.second)) return;
+  if (p.changed.empty() && ++p.rebuilds > kRebuildsMax) return Settle(again, out);
+  MarkChanged(text);
+}
+
+bool Group::AccusedBy(PeerId other, PeerId peer, Tick at) const {
+  if (suspicion_.Accuses({other, peer}, at)) return true;
+  if (!preparation_) return false;
+  const auto answer = preparation_->answers.find(other);
+  return answer != preparation_->answers.end() && answer->second.unreachable.contains(peer);
+}
+
+bool Group::Accused(PeerId peer, Tick now) const {
+  return std::any_of(record_.peers.begin(), record_.peers.end(),
+                     [&](const PeerRecord &other) { return AccusedBy(other.peer, peer, now); });
+}
+
+bool Group::AccusedByAll(PeerId peer) const {
+  const std::vector<PeerId> witnesses = Witnesses(peer);
+  return witnesses.size() >= 2 &&
+         std::all_of(witnesses.begin(), witnesses.end(), [&](PeerId other) {
+           return AccusedBy(other, peer, kNever) || RoutedAround(other, peer);
+         });
+}
+
+bool Group::HeardOfLate(PeerId peer) const {
+  return directory_->HeardWithin(peer, suspicion_.heard_of_late_us());
+}
+
+std::vector<PeerId> Group::Witnesses(PeerId peer) const {
+  std::vector<PeerId> others = Participants();
+  std::erase_if(others, [&](PeerId other) {
+    return other == peer || (directory_->Attached(other) && !HeardOfLate(other));
+  });
+  return others;
+}
+
+// ------------------------------------------------------------------------------
+// no link
+
+// All have answered, and some cannot reach others: decides what to do about it.
+// It waits for all answers since the first ones do not show which end of a pair
+// is the one that nobody reaches.
+void Group::ResolveUnreachable(GroupOutput *out) {
+  if (!preparation_ || !preparation_->changed.empty()) return;
+  if (preparation_->reorders) {
+    for (const auto &[peer, answer] : preparation_->answers) {
+      if (!answer.failed) continue;
+      const auto &[other, reason] = *answer.unreachable.begin();
+      return KeepRing(ToString(peer) + " cannot reach " + ToString(other) + ": " + reason, out);
+    }
+  }
+  LostLinks pairs;
+  for (const auto &[peer, answer] : preparation_->answers) {
+    if (!answer.answered()) return;
+    for (const auto &[other, reason] : answer.unreachable) {
+      pairs.emplace(LostLink(peer, other),
+                    ToString(peer) + " cannot reach " + ToString(other) + ": " + reason);
+    }
+  }
+  Settle(std::move(pairs), out);
+}
+
+// Removes peers until the lost links that are left, if any, can be routed
+// around.
+void Group::Settle(LostLinks lost, GroupOutput *out) {
+  while (!lost.empty()) {
+    const Routes routes = RoutesNow();
+    if (CanRouteAround(routes, lost)) return Block(lost, kBlockedRetry, out);
+    // Before anybody goes, what was blocked at another time is tried again.
+    if (const auto old = BlockedBefore(); !old.empty() && CanRouteAround(routes, lost, old)) {
+      for (const control::BlockedPair &pair : old) suspicion_.TryAgain(pair);
+      return Block(lost, kBlockedRetry, out);
+    }
+    // Or those are taken along who wait to come in, once, where they are the
+    // way around.
+    if (std::set<MemberId> waiting = Waiting(); !waiting.empty() && !preparation_->widened) {
+      std::set<PeerId> peers = PeersOf(record_, waiting);
+      peers.insert(routes.peers.begin(), routes.peers.end());
+      if (CanRouteAround(RoutesOf(peers), lost)) {
+        preparation_->joiners.merge(waiting);
+        preparation_->widened = true;
+        return Block(lost, kBlockedRetry, out);
+      }
+    }
+    const PeerId victim = ChooseVictim(routes, lost, record_);
+    std::string reason;
+    std::string reporter;
+    std::erase_if(lost, [&](const auto &entry) {
+      const auto &[link, text] = entry;
+      if (link.first != victim && link.second != victim) return false;
+      if (reason.empty()) {
+        reason = text;
+        reporter = ToString(link.first);
+      }
+      return true;
+    });
+    RemovePeer(victim, Removal::kUnreachable, Clean(reason), FaultNow("unreachable", reporter),
+               out);
+  }
+}
+
+Routes Group::RoutesOf(const std::set<PeerId> &peers) const {
+  const std::vector<PeerId> order = OrderOf(record_, peers);
+  return {order, PeersOf(record_, Survivors(record_)), BlockedAmong(record_, order)};
+}
+
+Routes Group::RoutesNow() const {
+  const std::vector<PeerId> peers = Participants();
+  return RoutesOf({peers.begin(), peers.end()});
+}
+
+// The pairs that were blocked before this series of preparations, and are not
+// tried in it.
+control::BlockedPairs Group::BlockedBefore() const {
+  control::BlockedPairs old = preparation_->blocked;
+  std::erase_if(old, [this](const control::BlockedPair &pair) {
+    return !suspicion_.BlockedBefore(pair, preparation_->begun);
+  });
+  return old;
+}
+
+std::set<MemberId> Group::Waiting() const {
+  // With nobody to admit, votes may be missing.
+  if (!preparation_ || preparation_->joiners.empty()) return {};
+  std::set<MemberId> waiting = Admissible();
+  for (MemberId joiner : preparation_->joiners) waiting.erase(joiner);
+  return waiting;
+}
+
+void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
+  const std::set<PeerId> in_force = PeersOf(record_, Survivors(record_));
+  for (const auto &[link, reason] : lost) {
+    const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
+    const bool fresh = suspicion_.Block(pair, retry_us, directory_->Now());
+    const std::string text =
+        ToString(pair.a) + " and " + ToString(pair.b) + " have no link: " + Clean(reason);
+    MarkChanged(text);
+    if (!fresh) continue;
+    record_.blocked.push_back({pair, Clean(reason)});
+    std::sort(record_.blocked.begin(), record_.blocked.end(),
+              [](const BlockedRecord &x, const BlockedRecord &y) { return x.pair < y.pair; });
+    // Ops in flight may use the link, if it once stood.
+    if (in_force.contains(pair.a) && in_force.contains(pair.b)) {
+      repair_ = Clean(text);
+      NoteFault(FaultNow("unreachable", ToString(link.first)));
+    }
+    Note("block", MemberId{}, link.first,
+         "pair routed around a=" + ToString(pair.a) + " b=" + ToString(pair.b) +
+             " reason=" + Clean(reason),
+         out);
+  }
+}
+
+// A peer that has left the group is tried again if it comes back.
+void Group::ForgetStrangers() {
+  ForgetBlockedOfStrangers(&record_);
+  const auto stranger = [this](PeerId peer) { return !HasPeer(peer); };
+  suspicion_.ForgetReportsOf(stranger);
+  suspicion_.ForgetPairsOf(stranger, [this](const control::BlockedPair &pair) {
+    return std::any_of(record_.blocked.begin(), record_.blocked.end(),
+                       [&](const BlockedRecord &b) { return b.pair == pair; });
+  });
+}
+
+// They were told that they get no link.
+bool Group::RoutedAround(PeerId x, PeerId y) const {
+  if (record_.blocked.empty()) return false;
+  return control::IsBlocked(preparation_ ? preparation_->blocked : BlockedAmong(record_, Ring()), x,
+                            y);
+}
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,202 @@
+#include "coordinator/core/preparation.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "coordinator/core/membership.h"
+#include "coordinator/core/text.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+void AddMembers(const std::set<MemberId> &members, Digester *digest) {
+  digest->Add(members.size());
+  for (MemberId member : members) digest->Add(member);
+}
+
+void AddReport(const control::OpReport &op, Digester *digest) {
+  digest->Add(op.ordinal).Add(op.boundary).Add(op.tag);
+  digest->Add(uint64_t{op.done}).Add(uint64_t{op.abort_on_fault}).Add(op.matches.size());
+  for (const control::OpMatch &match : op.matches) digest->Add(match.peer).Add(match.ordinal);
+}
+
+}  // namespace
+
+bool TakeReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation) {
+  if (preparation->id != ready.preparation) return false;
+  const auto it = preparation->answers.find(peer);
+  if (it == preparation->answers.end()) return false;
+  Answer &answer = it->second;
+  answer.ready = true;
+  answer.failed = false;
+  answer.unreachable.clear();
+  if (preparation->freeze) answer.ops = ready.ops;
+  return true;
+}
+
+Violation TakeFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation) {
+  if (preparation->id != failed.preparation) return std::nullopt;  // stale
+  const auto it = preparation->answers.find(peer);
+  if (it == preparation->answers.end()) return std::nullopt;
+  std::map<PeerId, std::string> unreachable;
+  for (const control::Unreachable &other : failed.unreachable) {
+    if (other.peer == peer || !preparation->answers.contains(other.peer)) continue;
+    unreachable.emplace(other.peer, Clean(other.reason));
+  }
+  if (unreachable.empty()) {
+    return "failure of epoch " + ToString(failed.epoch) + " names no other peer of that epoch";
+  }
+  Answer &answer = it->second;
+  answer.ready = false;
+  answer.failed = true;
+  answer.ops.clear();
+  answer.unreachable = std::move(unreachable);
+  return std::nullopt;
+}
+
+control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
+                                const std::string &token) {
+  control::PrepareEpoch message;
+  message.group = record.group;
+  message.epoch = p.epoch;
+  message.base = record.committed;
+  message.boundary = p.AtBoundary() ? p.epoch : record.boundary;
+  message.attempt = record.attempt;
+  message.freeze = p.freeze;
+  message.token = token;
+  message.preparation = p.id;
+  message.cause = p.cause;
+  message.blocked = p.blocked;
+  message.cost = p.cost;
+
+  std::map<PeerId, const PeerRecord *> records;
+  for (const PeerRecord &peer : record.peers) records[peer.peer] = &peer;
+  for (PeerId id : p.ring) {
+    const PeerRecord *peer = records.at(id);
+    message.peers.push_back({peer->peer, peer->endpoints, peer->lanes});
+  }
+  std::vector<MemberRecord> members = record.members;
+  SortMembers(p.ring, p.joiners, &members);
+  for (const MemberRecord &m : members) {
+    if (p.joiners.contains(m.member)) {
+      const Epoch counts = p.survivors.empty() ? Epoch() : m.counts;
+      message.members.push_back({m.member, m.peer, p.epoch, m.name, counts});
+    } else if (p.survivors.contains(m.member)) {
+      const Epoch counts = p.raised.contains(m.member) ? p.epoch : m.counts;
+      message.members.push_back({m.member, m.peer, m.joined, m.name, counts});
+    }
+  }
+  return message;
+}
+
+void TakeEpoch(const Preparation &done, GroupRecord *record) {
+  std::erase_if(record->blocked, [&done](const BlockedRecord &b) {
+    return done.answers.contains(b.pair.a) && done.answers.contains(b.pair.b) &&
+           !control::IsBlocked(done.blocked, b.pair.a, b.pair.b);
+  });
+  record->committed = done.epoch;
+  if (done.AtBoundary()) record->boundary = done.epoch;
+  record->fates.clear();
+  std::erase_if(record->members, [](const MemberRecord &m) { return m.departs.has_value(); });
+  for (MemberRecord &member : record->members) {
+    if (done.joiners.contains(member.member)) {
+      member.joined = done.epoch;
+      // There is nobody whom it could hold up.
+      if (done.survivors.empty()) member.counts = Epoch();
+    }
+    if (done.raised.contains(member.member)) member.counts = done.epoch;
+  }
+  SortPeers(done.ring, record);
+  SortMembers(done.ring, done.joiners, &record->members);
+}
+
+std::string WaitingForAnswers(const Preparation &preparation, const PeerDirectory &directory) {
+  std::string text;
+  size_t missing = 0;
+  for (const auto &[peer, answer] : preparation.answers) {
+    if (answer.ready) continue;
+    if (++missing > kNamesShownMax) continue;
+    text += " " + ToString(peer);
+    if (answer.failed) {
+      std::vector<PeerId> others;
+      for (const auto &[other, reason] : answer.unreachable) others.push_back(other);
+      text += " (cannot reach " + List(others, " ", kNamesShownMax) + ")";
+    } else if (!directory.Attached(peer)) {
+      text += " (not attached)";
+    }
+  }
+  if (missing == 0) return "";
+  if (missing > kNamesShownMax) {
+    text += " and " + std::to_string(missing - kNamesShownMax) + " more";
+  }
+  return "epoch " + ToString(preparation.epoch) + " waiting for " + std::to_string(missing) +
+         " of " + std::to_string(preparation.answers.size()) + " peers:" + text;
+}
+
+std::vector<PeerId> Silent(const Preparation &preparation, Tick now) {
+  std::vector<PeerId> silent;
+  for (const auto &[peer, answer] : preparation.answers) {
+    if (!answer.answered() && answer.due <= now) silent.push_back(peer);
+  }
+  return silent;
+}
+
+Tick NextDeadline(const Preparation &preparation) {
+  Tick next = kNever;
+  for (const auto &[peer, answer] : preparation.answers) {
+    if (!answer.answered()) next = std::min(next, answer.due);
+  }
+  return next;
+}
+
+void CheckInvariants(const Preparation &p, const GroupRecord &record,
+                     const PeerDirectory &directory) {
+  const std::string name = ToString(record.group);
+  LH_CHECK(p.epoch > record.committed && p.epoch <= record.highest) << name;
+  LH_CHECK(p.changed.empty()) << name << " keeps an outdated preparation";
+  LH_CHECK(p.freeze == (record.attempt > record.committed)) << name;
+  LH_CHECK(p.freeze || !AnyDeparts(record)) << name << " removes members without a freeze";
+  const std::string ring_fault = control::RingFault(p.ring, p.blocked);
+  LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
+  LH_CHECK(p.ring.size() == p.answers.size()) << name;
+  LH_CHECK(!p.freeze || record.attempt == p.epoch) << name;
+  LH_CHECK(!p.reorders || (!p.freeze && p.joiners.empty() && p.raised.empty()))
+      << name << " orders the ring anew and does more";
+  LH_CHECK(p.survivors == Survivors(record)) << name << " prepares " << List(p.survivors);
+  std::set<PeerId> participants = PeersOf(record, p.survivors);
+  for (MemberId member : p.joiners) {
+    const MemberRecord *joiner = FindMember(record, member);
+    LH_CHECK(joiner != nullptr && !IsAdmitted(*joiner)) << name << " " << ToString(member);
+    participants.insert(joiner->peer);
+  }
+  std::set<PeerId> asked;
+  for (const auto &[peer, answer] : p.answers) {
+    asked.insert(peer);
+    LH_CHECK(!(answer.ready && answer.failed)) << name << " " << ToString(peer);
+    LH_CHECK(answer.failed != answer.unreachable.empty()) << name << " " << ToString(peer);
+    LH_CHECK(!directory.Attached(peer) || answer.due != kNever) << name << " " << ToString(peer);
+  }
+  LH_CHECK(asked == participants && !asked.empty()) << name << " asks " << List(asked);
+}
+
+void AddTo(const Preparation &p, Digester *digest) {
+  digest->Add(p.epoch).Add(p.id).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
+  digest->Add(uint64_t{p.reorders}).Add(uint64_t{p.widened}).Add(uint64_t{p.cost.latency_us});
+  digest->Add(p.cost.bytes_per_second).Add(p.cost.ring_bytes_per_second);
+  digest->Add(p.cause).Add(p.changed).Add(p.blocked.size());
+  for (PeerId peer : p.ring) digest->Add(peer);
+  for (const control::BlockedPair &pair : p.blocked) digest->Add(pair.a).Add(pair.b);
+  AddMembers(p.survivors, digest);
+  AddMembers(p.joiners, digest);
+  AddMembers(p.raised, digest);
+  digest->Add(p.answers.size());
+  for (const auto &[peer, answer] : p.answers) {
+    digest->Add(peer).Add(answer.due).Add(uint64_t{answer.ready}).Add(uint64_t{answer.failed});
+    digest->Add(answer.ops.size());
+    for (const control::OpReport &op : answer.ops) AddReport(op, digest);
+    digest->Add(answer.unreachable.size());
+    for (const auto &[other, reason] : answer.unreachable) digest->Add(other).Add(reason);
+  }
+}
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,114 @@
+#include "coordinator/core/ring_choice.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "coordinator/core/text.h"
+
+namespace longhaul::coordinator {
+namespace {
+
+// A better ring is looked for so long after a link was measured, as other
+// measurements come with it, and no more often than so: shares of the interval
+// at which the ring may change.
+constexpr int64_t kSettles = 60;
+constexpr int64_t kEvery = 10;
+// What peers are told of their links is worth an epoch when it differs by so
+// much.
+constexpr uint32_t kTellLatencyUs = 1000;
+constexpr uint32_t kTellFactor = 2;
+
+std::string MegabytesText(uint64_t bytes_per_second) {
+  if (bytes_per_second == 0) return "unknown";
+  const uint64_t tenths = bytes_per_second / 100000;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
+}
+
+// What a better ring is better in.
+std::string GainText(const RingScore &score, const RingScore &present) {
+  return "slowest_mb_s=" + MegabytesText(score.bottleneck) +
+         " was=" + MegabytesText(present.bottleneck) +
+         " rtt_sum_ms=" + std::to_string(score.latency_us / 1000) +
+         " was=" + std::to_string(present.latency_us / 1000);
+}
+
+// Whether peers may choose other algorithms by the one than by the other: what
+// they depend on is how long a way is, and whether some link is slower than
+// those of the ring. Unknown ones are near and alike.
+bool TellsMore(const control::LinkCost &told, const control::LinkCost &now) {
+  const auto [near, far] = std::minmax(told.latency_us, now.latency_us);
+  if (far - near >= kTellLatencyUs && far / kTellFactor >= near) return true;
+  const auto unevenness = [](const control::LinkCost &cost) {
+    if (cost.bytes_per_second == 0 || cost.ring_bytes_per_second == 0) return 1.0;
+    return static_cast<double>(cost.ring_bytes_per_second) /
+           static_cast<double>(cost.bytes_per_second);
+  };
+  const auto [even, uneven] = std::minmax({unevenness(told), unevenness(now)});
+  return uneven >= kTellFactor * even;
+}
+
+}  // namespace
+
+std::string CostText(const control::LinkCost &cost) {
+  return "latency_us=" + std::to_string(cost.latency_us) +
+         " slowest_mb_s=" + MegabytesText(cost.bytes_per_second) +
+         " ring_mb_s=" + MegabytesText(cost.ring_bytes_per_second);
+}
+
+void RingChoice::Measured(Tick now) {
+  if (interval_ms_ == 0 || due_ != kNever) return;
+  due_ = std::max(now + Millis(interval_ms_) / kSettles, not_before_);
+}
+
+bool RingChoice::TakeDue(Tick now, size_t peers, bool preparing) {
+  if (due_ > now) return false;
+  due_ = kNever;
+  Hold(now + Millis(interval_ms_) / kEvery);
+  if (preparing) Measured(now);
+  // Two have one ring only.
+  return !preparing && peers > 2;
+}
+
+void RingChoice::Hold(Tick until) {
+  not_before_ = std::max(not_before_, until);
+  if (due_ != kNever) due_ = std::max(due_, not_before_);
+}
+
+std::string RingChoice::Found(const std::vector<PeerId> &ring, const std::vector<PeerId> &present,
+                              const RingScore &score, const RingScore &present_score,
+                              const control::LinkCost &cost) {
+  // What was found before may have ceased to be better.
+  better_.clear();
+  if (ring != present && WorthChanging(present_score, score)) {
+    better_ = ring;
+    gain_ = GainText(score, present_score);
+    return "better ring found ring=" + List(ring, ",", kNamesShownMax) + " " + gain_;
+  }
+  if (TellsMore(told_, cost)) {
+    better_ = present;
+    gain_ = CostText(cost);
+  }
+  return "";
+}
+
+void RingChoice::GiveUp(Tick now) {
+  better_.clear();
+  Hold(now + Millis(interval_ms_));
+  Measured(now);
+}
+
+void RingChoice::Ordered(Epoch epoch, Tick now) {
+  ordered_epoch_ = epoch;
+  ordered_gain_ = std::exchange(gain_, "");
+  Hold(now + Millis(interval_ms_));
+}
+
+void RingChoice::AddTo(Digester *digest) const {
+  digest->Add(better_.size());
+  for (PeerId peer : better_) digest->Add(peer);
+  digest->Add(uint64_t{told_.latency_us}).Add(told_.bytes_per_second);
+  digest->Add(told_.ring_bytes_per_second);
+  digest->Add(gain_).Add(due_).Add(not_before_).Add(ordered_epoch_).Add(ordered_gain_);
+}
+
+}  // namespace longhaul::coordinator

@@ -1,0 +1,184 @@
+#include "peerd/transport/admission.h"
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+
+namespace longhaul::peerd {
+namespace {
+
+// While callers are turned away, it is logged this often.
+constexpr int64_t kCrowdedLogUs = Seconds(60);
+// After a failed accept (too many open files): others may close some meanwhile.
+constexpr int64_t kAcceptPauseUs = Millis(50);
+
+}  // namespace
+
+absl::Status Admission::Listen(const SocketAddress& address) {
+  LH_ASSIGN_OR_RETURN(listen_fd_, ring_->sockets().Listen(address));
+  LH_ASSIGN_OR_RETURN(const SocketAddress bound, ring_->sockets().LocalAddress(listen_fd_));
+  address_ = ToString(bound);
+  AcceptNext();
+  return absl::OkStatus();
+}
+
+void Admission::Close() {
+  closing_ = true;
+  if (accept_ != 0) {
+    ring_->Cancel(accept_);
+  } else {
+    ring_->sockets().Close(std::exchange(listen_fd_, -1));
+  }
+}
+
+void Admission::AcceptNext() {
+  accept_ = ring_->Accept(listen_fd_, [this](IoResult result) {
+    accept_ = 0;
+    OnAccepted(result.value);
+  });
+}
+
+void Admission::OnAccepted(int value) {
+  if (closing_) {
+    if (value >= 0) ring_->sockets().Close(value);
+    ring_->sockets().Close(std::exchange(listen_fd_, -1));
+    return;
+  }
+  if (value < 0) {
+    if (value == -EINTR || value == -EAGAIN || value == -ECONNABORTED) return AcceptNext();
+    if (!std::exchange(warned_, true)) {
+      Log(LogLevel::kWarning, absl::StrCat("accept failed, trying again address=", address_) +
+                                  LogField("error", strerror(-value)));
+    }
+    accept_ = ring_->Timeout(ring_->Now() + kAcceptPauseUs, [this](IoResult) {
+      accept_ = 0;
+      if (closing_) {
+        ring_->sockets().Close(std::exchange(listen_fd_, -1));
+      } else {
+        AcceptNext();
+      }
+    });
+    return;
+  }
+  ++accepted_;
+  const auto remote = ring_->sockets().PeerAddress(value);
+  if (accepts_ >= size_t{4} * LH_HANDSHAKES_MAX || !remote.ok() ||
+      !ring_->sockets().Tune(value, handshakes_->TuningFor(*remote)).ok()) {
+    ++refused_;
+    ring_->sockets().Abort(value);
+    return AcceptNext();
+  }
+  ++accepts_;
+  const AddressBlock block = AddressBlock::Of(*remote);
+  const uint64_t caller = callers_.Add(block, runs_->PeerIsKnownAt(block));
+  accepting_[caller] = handshakes_->Accept(
+      value, ring_->Now() + 2 * Millis(options_->detect_ms),
+      [this, caller](const LaneHello& hello) {
+        LaneVerdict verdict = Judge(hello);
+        if (verdict.result == LaneResult::kAccepted) callers_.SetJudged(caller);
+        return verdict;
+      },
+      [this, caller](LaneAccept* handshake) { OnHandshake(caller, handshake); });
+  if (callers_.size() > LH_HANDSHAKES_MAX) MakeRoom();
+  AcceptNext();
+}
+
+// Somebody who was accepted goes again, perhaps the last one.
+void Admission::MakeRoom() {
+  const Callers::Victim victim = callers_.First();
+  callers_.Remove(victim.caller);
+  const auto accept = accepting_.find(victim.caller);
+  accept->second->Fail("too many connections");
+  accepting_.erase(accept);
+  ++turned_away_;
+  if (ring_->Now() < crowded_log_at_) return;
+  crowded_log_at_ = ring_->Now() + kCrowdedLogUs;
+  Log(LogLevel::kWarning,
+      absl::StrCat("data port has more callers than it can listen to, some are turned away max=",
+                   LH_HANDSHAKES_MAX, " turned_away=", std::exchange(turned_away_, 0),
+                   " last_from=", ToString(victim.block)));
+}
+
+// Whether to let the caller prove that it is who it says.
+LaneVerdict Admission::Judge(const LaneHello& hello) const {
+  // The caller looks for one that was here before.
+  if (hello.acceptor != options_->self) return {LaneResult::kWrongPeer, ""};
+  Run* run = runs_->Find(hello.run_digest);
+  if (hello.link != 0) {
+    // Whoever has lost the link does not have the epoch any more, as a rule.
+    const Peering* p = run == nullptr ? nullptr : runs_->Find({run->name, hello.dialer});
+    if (p == nullptr || p->link == nullptr || p->link->options().id != hello.link) {
+      return {LaneResult::kUnknownLink, ""};
+    }
+  }
+  const std::string* token =
+      run == nullptr ? nullptr : runs_->FindToken(*run, hello.group, hello.epoch);
+  if (token == nullptr) return {LaneResult::kUnknownEpoch, ""};
+  const auto peer = run->peers.find(hello.dialer);
+  if (peer == run->peers.end() || !peer->second.needed()) {
+    return {LaneResult::kWrongPeer, ""};
+  }
+  const Peering& p = peer->second;
+  LaneResult result = LaneResult::kAccepted;
+  if (hello.kind == LaneKind::kControl) {
+    result = JudgeControl(p, hello);
+  } else if (hello.kind == LaneKind::kProbe) {
+    if (!owner_->HasRoomForProbe()) result = LaneResult::kBusy;
+  } else if (!p.link->FitsDataLane(hello.lane, hello.lanes, hello.serial)) {
+    result = LaneResult::kBusy;  // a newer one stands
+  } else if (p.link->options().dialled) {
+    result = LaneResult::kWrongPeer;  // data lanes are dialled by the side that dialled the first
+  }
+  return {result, result == LaneResult::kAccepted ? *token : std::string()};
+}
+
+// One control lane a pair. A second one takes the place of the first if that one is older or
+// silent. If both sides dial at once, the smaller id's connection stays.
+LaneResult Admission::JudgeControl(const Peering& p, const LaneHello& hello) const {
+  const bool ours_first = options_->self < p.key.peer;
+  if (hello.link != 0) {
+    // Dialled again by the side that dialled the first.
+    if (p.link->options().dialled) return LaneResult::kWrongPeer;
+    return p.link->FitsControl(hello.serial) ? LaneResult::kAccepted : LaneResult::kBusy;
+  }
+  if (p.link != nullptr) {
+    // The peer would not begin anew if it had not given up what is lost.
+    if (!p.link->has_control()) return LaneResult::kAccepted;
+    if (!p.link->established()) return ours_first ? LaneResult::kBusy : LaneResult::kAccepted;
+    const LinkOptions& link = p.link->options();
+    const bool newer = hello.group == link.group && hello.epoch > link.epoch;
+    const bool silent = ring_->Now() - p.link->last_heard() > Millis(options_->detect_ms) * 2 / 3;
+    return newer || silent ? LaneResult::kAccepted : LaneResult::kBusy;
+  }
+  const LaneDial* const dial = p.control.dial;
+  if (dial != nullptr && dial->connected() && ours_first) return LaneResult::kBusy;
+  return LaneResult::kAccepted;
+}
+
+void Admission::OnHandshake(uint64_t caller, LaneAccept* handshake) {
+  callers_.Remove(caller);
+  accepting_.erase(caller);
+  --accepts_;
+  if (!handshake->ok() || closing_) {
+    if (!handshake->ok()) ++refused_;
+    if (handshake->ok()) ring_->sockets().Close(handshake->TakeFd());
+    return;
+  }
+  // Much may have happened since the HELLO.
+  const LaneHello& hello = handshake->hello();
+  const int fd = handshake->TakeFd();
+  const auto remote = ring_->sockets().PeerAddress(fd);
+  if (!remote.ok() || Judge(hello).result != LaneResult::kAccepted) {
+    ++refused_;
+    ring_->sockets().Abort(fd);
+    return;
+  }
+  Run* const run = runs_->Find(hello.run_digest);
+  owner_->OnAdmitted(&run->peers[hello.dialer], fd, hello, *remote);
+}
+
+}  // namespace longhaul::peerd

@@ -1,0 +1,108 @@
+#include "peerd/transport/handshakes.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace longhaul::peerd {
+
+Handshakes::~Handshakes() {
+  for (auto& [raw, handshake] : running_) (void)handshake.release();
+}
+
+// Which one to use on loopback if none was asked for: a model that paces (bbr, the default of many
+// systems) has nothing to protect there, and its timers cost a quarter of the processor time of a
+// large op.
+absl::Status Handshakes::CheckCongestion(int family) {
+  LH_ASSIGN_OR_RETURN(const int probe, ring_->sockets().Open(family));
+  const auto tune = [&](const std::string& congestion) {
+    return ring_->sockets().Tune(probe, {.user_timeout_ms = 0, .congestion = congestion});
+  };
+  absl::Status status;
+  if (!options_->congestion.empty()) {
+    status = tune(options_->congestion);
+    loopback_congestion_ = options_->congestion;
+  } else {
+    for (const char* without_pacing : {"cubic", "reno"}) {
+      if (!loopback_congestion_.empty() || !tune(without_pacing).ok()) continue;
+      loopback_congestion_ = without_pacing;
+    }
+  }
+  ring_->sockets().Close(probe);
+  return status;
+}
+
+StreamTuning Handshakes::TuningFor(const SocketAddress& remote) const {
+  // Later than the silence that the control lane notices, so that the reason names the silence.
+  return {.user_timeout_ms = 4 * options_->detect_ms,
+          .congestion = remote.loopback() ? loopback_congestion_ : options_->congestion};
+}
+
+DialSpec Handshakes::Introduce(const Peering& p, const Digest32& run, LaneKind kind,
+                               const SocketAddress& address, Credential credential) {
+  DialSpec spec{.address = address,
+                .tuning = TuningFor(address),
+                .hello = {},
+                .token = std::move(credential.token)};
+  spec.hello = {.kind = kind,
+                .run_digest = run,
+                .group = credential.group,
+                .epoch = credential.epoch,
+                .dialer = options_->self,
+                .acceptor = p.key.peer,
+                .nonce = nonces_.Next()};
+  return spec;
+}
+
+LaneDial* Handshakes::Dial(DialSpec spec, Tick deadline, Done<LaneDial> done) {
+  return Keep(std::make_unique<LaneDial>(ring_, std::move(spec), deadline, Over(std::move(done))));
+}
+
+LaneKnock* Handshakes::Knock(const SocketAddress& address, Tick deadline, Done<LaneKnock> done) {
+  return Keep(std::make_unique<LaneKnock>(ring_, address, TuningFor(address), deadline,
+                                          Over(std::move(done))));
+}
+
+LaneAccept* Handshakes::Accept(int fd, Tick deadline, LaneAccept::Judge judge,
+                               Done<LaneAccept> done) {
+  return Keep(std::make_unique<LaneAccept>(ring_, fd, nonces_.Next(), deadline, std::move(judge),
+                                           Over(std::move(done))));
+}
+
+Tick Handshakes::Work(Tick now) {
+  Tick next = kNever;
+  for (auto& [raw, handshake] : running_) {
+    if (handshake->deadline() <= now) {
+      handshake->Fail("no answer in time");
+    } else {
+      next = std::min(next, handshake->deadline());
+    }
+  }
+  return next;
+}
+
+void Handshakes::FailAll(const std::string& reason) {
+  for (auto& [raw, handshake] : running_) handshake->Fail(reason);
+}
+
+template <class T>
+T* Handshakes::Keep(std::unique_ptr<T> handshake) {
+  T* const raw = handshake.get();
+  alarm_->Set(raw->deadline());
+  running_[raw] = std::move(handshake);
+  return raw;
+}
+
+template <class T>
+LaneHandshake::Done Handshakes::Over(Done<T> done) {
+  return [this, done = std::move(done)](LaneHandshake* handshake) mutable {
+    const auto it = running_.find(handshake);
+    LH_CHECK(it != running_.end());
+    events_->DestroyLater(std::move(it->second));
+    running_.erase(it);
+    done(static_cast<T*>(handshake));
+  };
+}
+
+}  // namespace longhaul::peerd

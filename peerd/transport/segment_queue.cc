@@ -1,0 +1,70 @@
+#include "peerd/transport/segment_queue.h"
+
+#include "base/check.h"
+
+namespace longhaul::peerd {
+namespace {
+
+bool IsChunk(const OutgoingSegment& segment) {
+  return segment.header.type == FrameType::kChunkData;
+}
+
+}  // namespace
+
+void SegmentQueue::Push(const OutgoingSegment& segment) {
+  (IsChunk(segment) ? chunks_ : ops_).push_back(segment);
+}
+
+void SegmentQueue::PushFront(const std::vector<OutgoingSegment>& segments) {
+  for (auto it = segments.rbegin(); it != segments.rend(); ++it) {
+    (IsChunk(*it) ? chunks_ : ops_).push_front(*it);
+  }
+}
+
+// Ops first, and never behind: of a link that both want they have half or more.
+std::deque<OutgoingSegment>* SegmentQueue::Turn() {
+  if (empty()) return nullptr;
+  if (ops_.empty() || chunks_.empty()) {
+    chunks_ahead_ = 0;
+    return ops_.empty() ? &chunks_ : &ops_;
+  }
+  return chunks_ahead_ < 0 ? &chunks_ : &ops_;
+}
+
+const OutgoingSegment* SegmentQueue::Next() {
+  const std::deque<OutgoingSegment>* const queue = Turn();
+  return queue == nullptr ? nullptr : &queue->front();
+}
+
+OutgoingSegment SegmentQueue::Pop() {
+  std::deque<OutgoingSegment>* const queue = Turn();
+  LH_CHECK(queue != nullptr);
+  const OutgoingSegment segment = queue->front();
+  const int64_t bytes = segment.header.payload_bytes;
+  if (!ops_.empty() && !chunks_.empty()) chunks_ahead_ += queue == &chunks_ ? bytes : -bytes;
+  queue->pop_front();
+  return segment;
+}
+
+std::vector<uint64_t> SegmentQueue::Drop(const std::unordered_set<uint64_t>& cookies) {
+  std::vector<uint64_t> dropped;
+  const auto drop = [&](const OutgoingSegment& segment) {
+    if (!cookies.contains(segment.cookie)) return false;
+    dropped.push_back(segment.cookie);
+    return true;
+  };
+  std::erase_if(ops_, drop);
+  std::erase_if(chunks_, drop);
+  return dropped;
+}
+
+std::vector<uint64_t> SegmentQueue::DropAll() {
+  std::vector<uint64_t> dropped;
+  for (const OutgoingSegment& segment : ops_) dropped.push_back(segment.cookie);
+  for (const OutgoingSegment& segment : chunks_) dropped.push_back(segment.cookie);
+  ops_.clear();
+  chunks_.clear();
+  return dropped;
+}
+
+}  // namespace longhaul::peerd
