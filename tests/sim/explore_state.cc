@@ -22,6 +22,8 @@ constexpr uint32_t kDetectMs = 300;
 // Whoever waits for longer after the last fault waits for ever.
 constexpr int64_t kPatience = 30 * Millis(kDetectMs);
 constexpr uint64_t kLargeCount = LH_EAGER_BYTES_MAX;  // elements of eight bytes
+// A peer whose stream the coordinator has closed tries again after this time.
+constexpr int64_t kPause = Millis(kDetectMs) / 2;
 // A transfer that finds no source for so long has failed.
 constexpr int64_t kStall = 4 * Millis(kDetectMs);
 constexpr Hash128 kManifest{7, 7};
@@ -307,7 +309,7 @@ std::vector<Move> ExploreState::Moves(bool faults) const {
       if (!ControlTo(i, j).empty()) add(Kind::kControl, i, j);
       if (!DataTo(i, j).empty()) add(Kind::kData, i, j);
     }
-    if (coordinator_ && !stream.peer_up && stream.to_peer.empty()) {
+    if (coordinator_ && !stream.peer_up && stream.to_peer.empty() && now_ >= stream.not_before) {
       add(Kind::kReconnect, i);
       if (!stream.to_coordinator.empty()) add(Kind::kReconnectFirst, i);
     }
@@ -375,6 +377,8 @@ Tick ExploreState::NextDeadline() const {
     for (const auto& [peer, request] : peers_[i]->requests) due = std::min(due, request.deadline);
     for (const auto& [peer, when] : peers_[i]->silent) due = std::min(due, when);
     for (const auto& [m, fetch] : peers_[i]->fetches) due = std::min(due, fetch.fails_at);
+    const StreamState& stream = streams_[i];
+    if (!stream.peer_up && stream.not_before > now_) due = std::min(due, stream.not_before);
   }
   return due;
 }
@@ -728,6 +732,7 @@ void ExploreState::CloseSession(uint64_t session) {
   for (StreamState& stream : streams_) {
     if (stream.session != session || !stream.live) continue;
     stream.live = false;
+    stream.not_before = now_ + kPause;
     stream.to_peer.push_back(PackEnd());
   }
 }
@@ -1526,7 +1531,7 @@ uint64_t ExploreState::Digest() const {
       for (const control::SyncSource& source : fetch.sources) digest.Add(source.member);
     }
     const StreamState& stream = streams_[i];
-    digest.Add(stream.session);
+    digest.Add(stream.session).Add(std::max(stream.not_before, now_));
     digest.Add(uint64_t{stream.live} | uint64_t{stream.peer_up} << 1 |
                uint64_t{stream.opened} << 2);
     add_queue(stream.to_coordinator);

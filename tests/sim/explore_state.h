@@ -199,6 +199,7 @@ class ExploreState {
     bool live = false;
     bool peer_up = false;
     bool opened = false;  // the coordinator has seen it
+    Tick not_before;      // the coordinator closed it: the peer pauses until then
     Queue to_coordinator, to_peer, late_end;
   };
   struct Pair {
