@@ -14,8 +14,6 @@ using control::SyncAction;
 using control::SyncStrategy;
 using Do = SyncVerdict::Do;
 
-constexpr size_t kNamesShownMax = 8;
-
 EventRecord Note(std::string kind, MemberId member, std::string text) {
   return {std::move(kind), {}, {}, member, {}, std::move(text)};
 }
