@@ -1,8 +1,7 @@
-// The peerd process behind its flags: one reactor thread that owns ring, transport, IPC server,
-// peer core and op runner, and the control client beside it.
+// The peerd process behind its flags: one reactor thread that owns the ring, the engine and what is
+// behind its ports, and the control client beside it.
 //
-// Everything that happens becomes an event of the core; the core's actions are carried out in
-// order. Other threads (gRPC, HTTP) reach the reactor through a bounded mailbox only.
+// Other threads (gRPC, HTTP) reach the reactor through a bounded mailbox only.
 #pragma once
 
 #include <cstdint>

@@ -31,25 +31,13 @@
 #include "peerd/core/actions.h"
 #include "peerd/core/events.h"
 #include "peerd/core/values.h"
+#include "peerd/engine/ports.h"
 #include "peerd/transport/transport.h"
 #include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
 
-// Memory of one post, both as long as the op's tensor; the holders keep them mapped.
-struct PostBuffers {
-  const uint8_t* source = nullptr;
-  uint8_t* target = nullptr;
-  std::shared_ptr<const void> source_holder;
-  std::shared_ptr<const void> target_holder;
-};
-
-struct OpTraffic {
-  uint64_t bytes_sent = 0;
-  uint64_t bytes_received = 0;
-};
-
-class OpRunner {
+class OpRunner final : public OpPort, private SegmentListener {
  public:
   struct Options {
     PeerId self;
@@ -66,49 +54,39 @@ class OpRunner {
 
   // `transport` outlives the runner's last use of it.
   OpRunner(Transport* transport, Options options);
-  ~OpRunner();
+  ~OpRunner() override;
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
-  void AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers);
-  // Takes what the attempts at the op may need, before the core hears of the post. Not OK: how the
-  // post is to be answered; the core is not to hear of it, and nothing has changed.
-  // - InvalidArgument: its tensors overlap those of another local post of the op.
-  // - Unavailable: the memory would exceed the scratch limit, or the system has no more.
-  Outcome Admit(const LocalPost& post, const PostView& view);
-  // Ends the post; what moved for it. Zeros for a post that is not known.
-  OpTraffic TakePost(const PostRef& post);
-
-  // The bytes of a SendReady that is eager.
-  std::string Payload(const SendReady& ready) const;
-
-  void Start(const StartAttempt& action);
-  void Credit(const CreditAttempt& action);
-  void Stop(const StopAttempt& action);
-  void Finish(const FinishAttempt& action);
-  // Once in each turn of the reactor: goes on with what earlier turns left.
-  void Work();
-  // The next turn should follow at once.
-  bool HasWork() const { return !work_.empty(); }
-
-  // As TransportListener.
-  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header);
-  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header);
-  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header);
-  void OnSegmentSent(uint64_t cookie);
-  uint64_t OnSegmentRepeat(uint64_t owner);
-  void OnReceivesDetached(uint64_t cookie);
-
-  // What the core has to be told, in order.
-  std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
+  // ---- OpPort
+  void AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) override;
+  Outcome Admit(const LocalPost& post, const PostView& view) override;
+  OpTraffic TakePost(const PostRef& post) override;
+  std::string Payload(const SendReady& ready) const override;
+  void Start(const StartAttempt& action) override;
+  void Credit(const CreditAttempt& action) override;
+  void Stop(const StopAttempt& action) override;
+  void Finish(const FinishAttempt& action) override;
+  void ForgetGroup(const GroupKey& group) override { traffic_.erase(group); }
+  void Work() override;
+  bool HasWork() const override { return !work_.empty(); }
+  std::vector<Event> TakeEvents() override { return std::exchange(events_, {}); }
+  SegmentListener* segments() override { return this; }
 
   // Bytes that attempts which have ended moved, by group.
   const std::map<GroupKey, OpTraffic>& Traffic() const { return traffic_; }
-  void ForgetGroup(const GroupKey& group) { traffic_.erase(group); }
   // No attempt refers to memory any more.
   bool Idle() const { return ops_.empty() && zombies_.empty(); }
 
  private:
+  // ---- SegmentListener
+  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override;
+  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override;
+  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override;
+  void OnSegmentSent(uint64_t cookie) override;
+  uint64_t OnSegmentRepeat(uint64_t owner) override;
+  void OnReceivesDetached(uint64_t cookie) override;
+
   class Op;
   class Scratch;
   struct OpKey {

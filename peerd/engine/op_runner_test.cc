@@ -130,11 +130,11 @@ TEST(OpRunner, AnOpThatIsStoppedQueuesNothingMore) {
   EXPECT_EQ(transport.QueuedBytes(), 0u);
   const auto deliver = [&] {
     for (const uint64_t cookie : std::exchange(transport.dropped, {})) {
-      runner.OnSegmentSent(cookie);
+      runner.segments()->OnSegmentSent(cookie);
     }
   };
   deliver();
-  for (const uint64_t cookie : transport.detached) runner.OnReceivesDetached(cookie);
+  for (const uint64_t cookie : transport.detached) runner.segments()->OnReceivesDetached(cookie);
   deliver();
   EXPECT_EQ(transport.QueuedBytes(), 0u);
   const std::vector<Event> events = runner.TakeEvents();
@@ -148,7 +148,7 @@ TEST(OpRunner, AnOpThatIsStoppedQueuesNothingMore) {
 void StopAll(OpRunner* runner, Narrow* transport, uint64_t ordinal) {
   for (uint64_t op = 1; op <= ordinal; ++op) runner->Stop({kGroup, OpOrdinal(op), Epoch(1)});
   for (const uint64_t cookie : std::exchange(transport->detached, {})) {
-    runner->OnReceivesDetached(cookie);
+    runner->segments()->OnReceivesDetached(cookie);
   }
 }
 
@@ -263,9 +263,10 @@ TEST_F(Slices, AStoppedAttemptIsAnsweredWhenAllOriginalsAreBack) {
   header.attempt = Epoch(1);
   header.payload_bytes = 1 << 20;
   for (header.offset = 4 << 20; header.offset < 8 << 20; header.offset += 1 << 20) {
-    auto* const place = reinterpret_cast<float*>(*runner.OnDataHeader({"demo", kOther}, header));
+    auto* const place =
+        reinterpret_cast<float*>(*runner.segments()->OnDataHeader({"demo", kOther}, header));
     std::fill_n(place, (1 << 20) / sizeof(float), 4.0f);
-    ASSERT_TRUE(runner.OnDataReceived({"demo", kOther}, header).ok());
+    ASSERT_TRUE(runner.segments()->OnDataReceived({"demo", kOther}, header).ok());
   }
   ASSERT_EQ(Bytes(tensors, 5), 4u << 20);
   StopAll(&runner, &transport_, 1);
@@ -273,7 +274,7 @@ TEST_F(Slices, AStoppedAttemptIsAnsweredWhenAllOriginalsAreBack) {
   int turns = 0;
   for (;; ++turns) {
     for (const uint64_t cookie : std::exchange(transport_.dropped, {})) {
-      runner.OnSegmentSent(cookie);
+      runner.segments()->OnSegmentSent(cookie);
     }
     const uint64_t now = Bytes(tensors, 5);
     ASSERT_LE(left - now, kTurn) << "in turn " << turns;

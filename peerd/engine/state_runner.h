@@ -28,6 +28,7 @@
 #include "peerd/core/actions.h"
 #include "peerd/core/events.h"
 #include "peerd/core/values.h"
+#include "peerd/engine/ports.h"
 #include "peerd/engine/sync_runner.h"
 #include "peerd/state/hash_pool.h"
 #include "peerd/state/kept_states.h"
@@ -37,7 +38,7 @@
 
 namespace longhaul::peerd {
 
-class StateRunner {
+class StateRunner final : public StatePort {
  public:
   struct Options {
     PeerId self;
@@ -52,56 +53,65 @@ class StateRunner {
               std::function<Tick()> clock);
   StateRunner(const StateRunner&) = delete;
   StateRunner& operator=(const StateRunner&) = delete;
-  void SetDetectMs(uint32_t detect_ms) { exchange_.SetDetectMs(detect_ms); }
+  void SetDetectMs(uint32_t detect_ms) override { exchange_.SetDetectMs(detect_ms); }
 
   StateExchange* exchange() { return &exchange_; }
 
+  // ---- links: what is of shared state
+  void OnLinkUp(const LinkKey& link) override { exchange_.OnLinkUp(link, Now()); }
+  void OnLinkDown(const LinkKey& link) override { exchange_.OnLinkDown(link, Now()); }
+  absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
+                              std::span<const uint8_t> payload) override {
+    return exchange_.OnControlFrame(link, header, payload, Now());
+  }
+  SegmentListener* segments() override { return &exchange_; }
+
   // ---- trainers; see SyncRunner
   // The member is here; its trainer is gone, or it was not admitted.
-  void Add(LocalId local, const GroupKey& group, const std::string& name) {
+  void Add(LocalId local, const GroupKey& group, const std::string& name) override {
     kept_.Add(local.value(), group, name);
   }
-  void Gone(LocalId local);
+  void Gone(LocalId local) override;
   // The revision of what is kept for the member, of these tensors; false: nothing is.
-  bool KeptRevision(LocalId local, const Manifest& manifest, uint64_t* revision) const {
-    return kept_.Revision(local.value(), manifest, revision);
+  bool KeptRevision(LocalId local, const LocalState& state, uint64_t* revision) const override {
+    return kept_.Revision(local.value(), state.manifest, revision);
   }
-  void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) {
+  void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) override {
     syncs_.Prepare(state, std::move(done));
   }
-  void Begin(LocalId local, const GroupKey& group, const StateSync& sync, bool with_step);
-  std::optional<StateSyncInfo> Withdraw(LocalId local) { return syncs_.Withdraw(local); }
+  void Begin(LocalId local, const GroupKey& group, const StateSync& sync, bool with_step) override;
+  std::optional<StateSyncInfo> Withdraw(LocalId local) override { return syncs_.Withdraw(local); }
   // The member is out: nobody asks for its state any more.
-  void Forget(LocalId local);
+  void Forget(LocalId local) override;
 
   // ---- actions of the core
-  void Carry(const ServeState& action);
-  void Carry(const EndServe& action);
-  void Carry(const StartTransfer& action);
-  void Carry(const ChangeSources& action);
-  void Carry(const StopTransfer& action);
-  void Carry(const CompareManifest& action);
-  StateSyncInfo Carry(const SyncEnded& action);
-  StateSyncInfo Carry(const TakeDone& action) { return syncs_.End(action); }
+  void Carry(const ServeState& action) override;
+  void Carry(const EndServe& action) override;
+  void Carry(const StartTransfer& action) override;
+  void Carry(const ChangeSources& action) override;
+  void Carry(const StopTransfer& action) override;
+  void Carry(const CompareManifest& action) override;
+  StateSyncInfo Carry(const SyncEnded& action) override;
+  StateSyncInfo Carry(const TakeDone& action) override { return syncs_.End(action); }
 
   // Runs `act` once nothing reads the member's tensors, because it has served them or because they
   // are to be kept: at once, or within a later Work(). What is handed over for one member runs in
   // that order.
-  void WhenUnread(LocalId local, std::function<void()> act);
+  void WhenUnread(LocalId local, std::function<void()> act) override;
 
   // Goes on with whatever can.
-  void Work();
+  void Work() override;
   // When to call Work() at the latest.
-  Tick NextDeadline() const;
+  Tick NextDeadline() const override;
   // What the core has to be told, in order.
-  std::vector<Event> TakeEvents();
+  std::vector<Event> TakeEvents() override;
   // What trainers that fetch are to be told: of each at most ten a second.
-  std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress();
+  std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() override;
   std::vector<int64_t> TakeHashTimes() { return syncs_.TakeHashTimes(); }
   // Something is being hashed: `wake` follows.
   bool hashing() const { return !pool_.idle(); }
   // Something waits for WhenUnread().
-  bool reading() const { return !reads_.empty(); }
+  bool reading() const override { return !reads_.empty(); }
   uint64_t kept_bytes() const { return kept_.bytes(); }
 
  private:

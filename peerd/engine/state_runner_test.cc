@@ -325,7 +325,7 @@ TEST_F(StateRunnerTest, WhatWasAgreedOnIsKeptBeforeTheAnswerAndServedFromThenOn)
   EXPECT_FALSE(runner(1).reading());
   EXPECT_EQ(runner(1).kept_bytes(), 4 * kMiB + 4096);
   uint64_t revision = 0;
-  EXPECT_TRUE(runner(1).KeptRevision(kLocal, held.state->manifest, &revision));
+  EXPECT_TRUE(runner(1).KeptRevision(kLocal, *held.state, &revision));
   EXPECT_EQ(revision, 1u);
   // It trains, and is asked for what it had.
   std::fill(held.memory.begin(), held.memory.end(), uint8_t{9});
@@ -359,10 +359,10 @@ TEST_F(StateRunnerTest, WhatCameInTheBackgroundIsCopiedBeforeItCounts) {
   ASSERT_TRUE(world_->Until([&] { return Ended().size() == 2; }));
   EXPECT_TRUE(Ended()[1].outcome.ok()) << Ended()[1].outcome.text;
   uint64_t revision = 0;
-  EXPECT_FALSE(runner(0).KeptRevision(kLocal, held.state->manifest, &revision));
+  EXPECT_FALSE(runner(0).KeptRevision(kLocal, *held.state, &revision));
   runner(0).Carry(SyncEnded{kLocal, {}, 1, root, false, 8 * kMiB, 1});
   EXPECT_FALSE(runner(0).reading()) << "the others would wait for the answer";
-  EXPECT_TRUE(runner(0).KeptRevision(kLocal, held.state->manifest, &revision));
+  EXPECT_TRUE(runner(0).KeptRevision(kLocal, *held.state, &revision));
   EXPECT_EQ(revision, 1u);
 }
 

@@ -401,20 +401,15 @@ void Server::AllReduce(Client& client) {
   ++posts_open_;
   ++source->second.posts;
   ++target->second.posts;
-  IpcPost post;
-  post.post = {LocalId(client.request.member), client.request.call};
-  post.tag = op.tag;
-  post.desc = *desc;
-  post.source = source->second.region->data + op.source.offset;
-  post.target = target->second.region->data + op.target.offset;
-  post.source_region = source->second.region;
-  post.target_region = target->second.region;
-  handler_->OnPost(post);
+  const PostBuffers buffers{source->second.region->data + op.source.offset,
+                            target->second.region->data + op.target.offset, source->second.region,
+                            target->second.region};
+  handler_->OnPost({{LocalId(client.request.member), client.request.call}, op.tag, *desc}, buffers);
 }
 
 void Server::Members(Client& client) {
   if (ActiveMember(client) == nullptr) return;
-  const IpcMembers members = handler_->OnMembers(LocalId(client.request.member));
+  const PeerCore::MembersView members = handler_->OnMembers(LocalId(client.request.member));
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, client.request.call, client.request.member, {});
   lh_ipc_members_page& page = reply.u.members;
   const size_t first = std::min<size_t>(client.request.u.members.first, members.members.size());

@@ -5,7 +5,7 @@
 namespace longhaul::peerd {
 
 absl::StatusOr<std::unique_ptr<IpcServer>> MakeIpcServer(const IpcServerOptions& options,
-                                                         Ring* ring, IpcHandler* handler) {
+                                                         Ring* ring, TrainerRequests* handler) {
   LH_ASSIGN_OR_RETURN(ListeningSocket socket,
                       ListenOnPath(options.path, options.mode, options.group));
   return std::unique_ptr<IpcServer>(

@@ -22,7 +22,7 @@ namespace longhaul::peerd::ipc {
 
 class Server final : public IpcServer {
  public:
-  Server(IpcServerOptions options, ListeningSocket socket, Ring* ring, IpcHandler* handler)
+  Server(IpcServerOptions options, ListeningSocket socket, Ring* ring, TrainerRequests* handler)
       : options_(std::move(options)),
         socket_(std::move(socket)),
         ring_(ring),
@@ -112,7 +112,7 @@ class Server final : public IpcServer {
   const IpcServerOptions options_;
   ListeningSocket socket_;
   Ring* const ring_;
-  IpcHandler* const handler_;
+  TrainerRequests* const handler_;
   const std::shared_ptr<ServerLife> life_ = std::make_shared<ServerLife>();
   ArenaRegions regions_;
   IoId accept_ = 0;

@@ -30,7 +30,7 @@
 
 namespace longhaul::peerd {
 
-class StateExchange {
+class StateExchange final : public SegmentListener {
  public:
   // What the driver calls a local member.
   using Local = uint64_t;
@@ -63,7 +63,7 @@ class StateExchange {
 
   // `transport` and `hasher` outlive it.
   StateExchange(PeerId self, Transport* transport, Hasher* hasher, uint32_t detect_ms);
-  ~StateExchange();
+  ~StateExchange() override;
   StateExchange(const StateExchange&) = delete;
   StateExchange& operator=(const StateExchange&) = delete;
   void SetDetectMs(uint32_t detect_ms);
@@ -88,12 +88,12 @@ class StateExchange {
   void OnLinkDown(const LinkKey& link, Tick now);
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload, Tick now);
-  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header);
-  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header);
-  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header);
-  void OnSegmentSent(uint64_t cookie) { server_.OnSegmentSent(cookie); }
-  uint64_t OnSegmentRepeat(uint64_t owner) { return server_.OnSegmentRepeat(owner); }
-  void OnReceivesDetached(uint64_t cookie);
+  absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override;
+  absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) override;
+  void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) override;
+  void OnSegmentSent(uint64_t cookie) override { server_.OnSegmentSent(cookie); }
+  uint64_t OnSegmentRepeat(uint64_t owner) override { return server_.OnSegmentRepeat(owner); }
+  void OnReceivesDetached(uint64_t cookie) override;
 
   void Work(Tick now);
   // When to call Work() at the latest; in the past: at once.

@@ -57,19 +57,10 @@ struct ReceiveKey {
   }
 };
 
-class TransportListener {
+// Whoever sends and receives segments.
+class SegmentListener {
  public:
-  virtual ~TransportListener() = default;
-  virtual void OnLinkUp(const LinkKey& link) = 0;
-  // After this nothing more comes from the link; its queued frames and segments are gone (their
-  // OnSegmentSent has been or will be called all the same, once the kernel let go of the memory).
-  // `silent_ms`: for so long nothing had been heard from the peer; 0 if something had within
-  // detect_ms. What the other side has given up counts as silent: it heard nothing, and lives.
-  virtual void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) = 0;
-  // READY, DONE, RELAY, CHUNK_REQUEST, CHUNK_REFUSED, CHUNK_CANCEL: whole frames of the control
-  // lane, in order. InvalidArgument closes the link.
-  virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
-                                      std::span<const uint8_t> payload) = 0;
+  virtual ~SegmentListener() = default;
   // Where the payload of a DATA or CHUNK_DATA frame goes: header.payload_bytes bytes from the
   // pointer on; nullptr: read and thrown away (a stale attempt). InvalidArgument closes the link.
   virtual absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) = 0;
@@ -83,6 +74,20 @@ class TransportListener {
   virtual uint64_t OnSegmentRepeat(uint64_t owner) = 0;
   // Answer to DetachReceives().
   virtual void OnReceivesDetached(uint64_t cookie) = 0;
+};
+
+class TransportListener : public SegmentListener {
+ public:
+  virtual void OnLinkUp(const LinkKey& link) = 0;
+  // After this nothing more comes from the link; its queued frames and segments are gone (their
+  // OnSegmentSent has been or will be called all the same, once the kernel let go of the memory).
+  // `silent_ms`: for so long nothing had been heard from the peer; 0 if something had within
+  // detect_ms. What the other side has given up counts as silent: it heard nothing, and lives.
+  virtual void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) = 0;
+  // READY, DONE, RELAY, CHUNK_REQUEST, CHUNK_REFUSED, CHUNK_CANCEL: whole frames of the control
+  // lane, in order. InvalidArgument closes the link.
+  virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
+                                      std::span<const uint8_t> payload) = 0;
 };
 
 struct TransportOptions {
@@ -173,13 +178,10 @@ struct LinkProbe {
   std::string error;
 };
 
-class Transport {
+// Links and whole frames: what can be said to other peers without moving bytes of tensors.
+class Links {
  public:
-  // If it is not closed(), the ring must not be run any more, only destroyed.
-  virtual ~Transport() = default;
-
-  // The bound address, port filled in.
-  virtual std::string listen_address() const = 0;
+  virtual ~Links() = default;
 
   // The epoch's token authenticates lanes from now on, in both directions. Links that already stand
   // are reported up again (OnLinkUp, later); missing ones are built. OnLinkDown when the deadline
@@ -201,6 +203,27 @@ class Transport {
   // after some milliseconds.
   virtual void SendControlInTime(const LinkKey& link, const FrameHeader& header,
                                  std::span<const uint8_t> payload) = 0;
+
+  // The peer broke the protocol in what its frames mean: closes the link and counts it among
+  // frames_refused. OnLinkDown follows, not from within this call.
+  virtual void BreakLink(const LinkKey& link, const std::string& reason) = 0;
+
+  // Memory that segments may be sent from. Where that is possible it is pinned, piece by piece, as
+  // it is sent from; it is not touched before. After RemoveMemory() it may be unmapped at once.
+  virtual void AddMemory(const uint8_t* data, size_t bytes) = 0;
+  virtual void RemoveMemory(const uint8_t* data) = 0;
+
+  virtual void SetDetectMs(uint32_t detect_ms) = 0;
+};
+
+class Transport : public Links {
+ public:
+  // If it is not closed(), the ring must not be run any more, only destroyed.
+  ~Transport() override = default;
+
+  // The bound address, port filled in.
+  virtual std::string listen_address() const = 0;
+
   // Queues a DATA or CHUNK_DATA frame; `data` stays until OnSegmentSent(cookie), which comes
   // exactly once, link up or not. Should the segment be lost with its lane, it is read again: so
   // the memory stays, and its bytes as they are, until the receiver has the segment, or
@@ -220,16 +243,6 @@ class Transport {
   // Drops those of the queued segments whose sending has not begun: OnSegmentSent follows for each.
   virtual void DropSegments(const std::vector<uint64_t>& cookies) = 0;
 
-  // The peer broke the protocol in what its frames mean: closes the link and counts it among
-  // frames_refused. OnLinkDown follows, not from within this call.
-  virtual void BreakLink(const LinkKey& link, const std::string& reason) = 0;
-
-  // Memory that segments may be sent from. Where that is possible it is pinned, piece by piece, as
-  // it is sent from; it is not touched before. After RemoveMemory() it may be unmapped at once.
-  virtual void AddMemory(const uint8_t* data, size_t bytes) = 0;
-  virtual void RemoveMemory(const uint8_t* data) = 0;
-
-  virtual void SetDetectMs(uint32_t detect_ms) = 0;
   virtual TransportStats GetStats() const = 0;
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
   // Of the links whose data lanes were used since the last call: a system call for each such lane.

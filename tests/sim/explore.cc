@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "base/check.h"
 #include "base/digest.h"
+#include "base/log.h"
 
 namespace longhaul::sim {
 namespace {
@@ -110,6 +111,7 @@ void Search::Try(const Frame& frame, const Move& move) {
 }
 
 ExploreResult Search::Run() {
+  SetLogLevel(LogLevel::kError);  // stories tell what engines do
   running_ = this;
   SetCheckHook(&Search::TellPath);
   ExploreState start(&scenario_, options_.planted);

@@ -70,23 +70,6 @@ uint64_t HashOf(const std::string& bytes, uint64_t salt) {
 struct EventHash {
   uint64_t operator()(const peerd::LinkUp& e) const { return Of(1, e.peer); }
   uint64_t operator()(const peerd::LinkDown& e) const { return Of(2, e.peer); }
-  uint64_t operator()(const peerd::PeerReady& e) const {
-    return Digester()
-        .Add(uint64_t{3})
-        .Add(e.peer)
-        .Add(e.ordinal)
-        .Add(e.attempt)
-        .Add(e.boundary)
-        .Add(e.tag)
-        .Add(e.desc)
-        .Add(e.payload)
-        .Add(e.result ? e.result->bytes : "none")
-        .Add(e.result ? e.result->epoch : Epoch())
-        .value();
-  }
-  uint64_t operator()(const peerd::PeerDone& e) const {
-    return Digester().Add(Of(4, e.peer)).Add(e.ordinal).Add(e.attempt).value();
-  }
   uint64_t operator()(const peerd::AttemptComplete& e) const {
     return Digester().Add(uint64_t{5}).Add(e.ordinal).Add(e.attempt).value();
   }
@@ -113,15 +96,6 @@ struct EventText {
   std::string operator()(const peerd::LinkUp& e) const { return "link up to " + ToString(e.peer); }
   std::string operator()(const peerd::LinkDown& e) const {
     return "link down to " + ToString(e.peer);
-  }
-  std::string operator()(const peerd::PeerReady& e) const {
-    return "READY of " + ToString(e.peer) + " ordinal=" + ToString(e.ordinal) +
-           " attempt=" + ToString(e.attempt) + " boundary=" + ToString(e.boundary) +
-           " tag=" + std::to_string(e.tag);
-  }
-  std::string operator()(const peerd::PeerDone& e) const {
-    return "DONE of " + ToString(e.peer) + " for " + ToString(e.ordinal) +
-           " attempt=" + ToString(e.attempt);
   }
   std::string operator()(const peerd::AttemptComplete& e) const {
     return "attempt complete " + ToString(e.ordinal) + " attempt=" + ToString(e.attempt);
@@ -193,6 +167,221 @@ ExploreState::Peer& ExploreState::Write(int i) {
   return const_cast<Peer&>(*peers_[i]);
 }
 
+// ------------------------------------------------------------------------------ ports
+
+// One object behind all ports: a port of the engine is a few lines here.
+class ExploreState::Ports final : public peerd::TrainerPort,
+                                  public peerd::OpPort,
+                                  public peerd::StatePort,
+                                  public peerd::Links,
+                                  public peerd::EngineObserver {
+ public:
+  Ports(ExploreState* state, int i, std::optional<peerd::Event> due = std::nullopt)
+      : s(state), i(i) {
+    if (due) events_.push_back(*std::move(due));
+  }
+
+  peerd::EnginePorts all() {
+    peerd::EnginePorts ports;
+    ports.trainers = this;
+    ports.links = this;
+    ports.ops = this;
+    ports.states = this;
+    ports.to_coordinator = [this](const control::PeerMessage& m) { s->SendToCoordinator(i, m); };
+    ports.refuse_coordinator = [this](const std::string& reason) {
+      Checker::Fail(NameOf(i) + " refuses the only coordinator there is: " + reason);
+    };
+    ports.clock = [this] { return s->now_; };
+    ports.observer = this;
+    return ports;
+  }
+
+  // ---- TrainerPort
+  void JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override {
+    const int m = s->MemberOf(local);
+    Member& member = s->members_[m];
+    s->Answered(&member.join_open, "join", m);
+    if (!outcome.ok()) {
+      member.gone = true;
+      return;
+    }
+    member.joined = true;
+    s->EnterWorld(m, world);
+  }
+  void StepDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override {
+    const int m = s->MemberOf(local);
+    s->Answered(&s->members_[m].step_open, "step", m);
+    if (outcome.ok()) s->EnterWorld(m, world);
+  }
+  void SyncDone(peerd::LocalId, const Outcome&, const peerd::StateSyncInfo&) override {
+    s->OnSyncEnded(ended_);
+  }
+  void TakeDone(peerd::LocalId, const Outcome&, const peerd::StateSyncInfo&) override {
+    Checker::Fail("a state that nobody wants to take");
+  }
+  void SyncProgress(peerd::LocalId, const control::FetchProgress&) override {}
+  void LeaveDone(peerd::LocalId local, const Outcome&) override {
+    const int m = s->MemberOf(local);
+    s->Answered(&s->members_[m].leave_open, "leave", m);
+  }
+  void PostDone(const peerd::PostRef& post, const Outcome& outcome, const peerd::OpInfo& info,
+                uint64_t, uint64_t) override {
+    s->OnPostDone({post, outcome, info});
+    if (s->planted_ == Planted::kAnswerTwice) s->OnPostDone({post, outcome, info});
+  }
+  void WorldChanged(peerd::LocalId local, const peerd::World&) override {
+    const int m = s->MemberOf(local);
+    if (!s->members_[m].joined) Checker::Fail("WorldChanged outside a membership");
+    s->CheckMembers(m);
+  }
+  void MemberGone(peerd::LocalId local, const Outcome& outcome) override {
+    const int m = s->MemberOf(local);
+    Member& member = s->members_[m];
+    s->Say("t" + std::to_string(m + 1) + " is out: " + outcome.text);
+    if (!member.joined || member.gone) Checker::Fail("MemberGone outside a membership");
+    if (member.join_open || member.step_open || member.sync_open || member.leave_open ||
+        !member.posts.empty()) {
+      Checker::Fail("t" + std::to_string(m + 1) + " is out, and has calls that are not answered");
+    }
+    member.gone = true;
+  }
+
+  // ---- OpPort
+  void AddPost(const peerd::PostRef&, const OpDesc&, peerd::PostBuffers) override {}
+  Outcome Admit(const peerd::LocalPost&, const peerd::PostView&) override { return {}; }
+  peerd::OpTraffic TakePost(const peerd::PostRef&) override { return {}; }
+  std::string Payload(const peerd::SendReady& ready) const override {
+    return Bytes(s->InputsOf(ready.posts));
+  }
+  void Start(const peerd::StartAttempt& action) override { s->Start(i, action); }
+  void Credit(const peerd::CreditAttempt& action) override { s->Credit(i, action); }
+  void Stop(const peerd::StopAttempt& action) override { s->Stop(i, action); }
+  void Finish(const peerd::FinishAttempt& action) override { s->Finish(i, action); }
+  void ForgetGroup(const GroupKey&) override {}
+  // Of ops and of states.
+  std::vector<peerd::Event> TakeEvents() override { return std::exchange(events_, {}); }
+  peerd::SegmentListener* segments() override { Checker::Fail("a segment, which nobody sends"); }
+
+  // ---- StatePort
+  void SetDetectMs(uint32_t) override {}
+  void Add(peerd::LocalId, const GroupKey&, const std::string&) override {}
+  void Gone(peerd::LocalId) override {}
+  void Forget(peerd::LocalId) override {}
+  bool KeptRevision(peerd::LocalId, const peerd::LocalState&, uint64_t*) const override {
+    return false;
+  }
+  void Prepare(const std::shared_ptr<peerd::LocalState>&, std::function<void()>) override {}
+  void Begin(peerd::LocalId local, const GroupKey&, const peerd::StateSync&,
+             bool with_step) override {
+    const peerd::SyncRequest request = s->RequestOf(s->MemberOf(local));
+    if (with_step) {
+      events_.push_back(peerd::LocalStep{local, request});
+    } else {
+      events_.push_back(peerd::LocalSync{local, request});
+    }
+  }
+  std::optional<peerd::StateSyncInfo> Withdraw(peerd::LocalId) override { return std::nullopt; }
+  void Carry(const peerd::ServeState& action) override { s->Serve(i, action); }
+  void Carry(const peerd::EndServe& action) override {
+    if (s->Write(i).served.erase(s->MemberOf(action.local)) == 0) {
+      Checker::Fail("what ends to be served was not served");
+    }
+  }
+  void Carry(const peerd::StartTransfer& action) override { s->StartFetch(i, action); }
+  void Carry(const peerd::ChangeSources& action) override {
+    const auto fetch = s->Write(i).fetches.find(s->MemberOf(action.local));
+    if (fetch == s->Write(i).fetches.end()) return;  // it has ended, and the core not heard of it
+    fetch->second.sources = action.sources;
+    fetch->second.fails_at = s->now_ + kStall;
+  }
+  void Carry(const peerd::StopTransfer& action) override {
+    const int m = s->MemberOf(action.local);
+    if (s->peers_[i]->fetches.contains(m)) s->EndFetch(i, m, /*ok=*/false);
+  }
+  void Carry(const peerd::CompareManifest&) override {
+    Checker::Fail("manifests are compared, and all are the same");
+  }
+  peerd::StateSyncInfo Carry(const peerd::SyncEnded& action) override {
+    ended_ = action;
+    return {};
+  }
+  peerd::StateSyncInfo Carry(const peerd::TakeDone&) override { return {}; }
+  void WhenUnread(peerd::LocalId, std::function<void()> act) override { act(); }
+  bool reading() const override { return false; }
+  void OnLinkUp(const peerd::LinkKey&) override {}
+  void OnLinkDown(const peerd::LinkKey&) override {}
+  absl::Status OnControlFrame(const peerd::LinkKey&, const FrameHeader&,
+                              std::span<const uint8_t>) override {
+    Checker::Fail("a frame of a transfer, which nobody sends");
+  }
+  void Work() override {}  // of ops and of states
+  bool HasWork() const override { return false; }
+  Tick NextDeadline() const override { return kNever; }
+  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> TakeProgress() override {
+    return {};
+  }
+
+  // ---- Links
+  void OpenLinks(const std::string&, uint32_t, Epoch epoch, const std::string&,
+                 const std::vector<peerd::LinkRequest>& links, Tick deadline) override {
+    s->OpenLinks(i, epoch, links, deadline);
+  }
+  void KeepLinks(const std::string&, uint32_t, Epoch epoch,
+                 const std::vector<PeerId>& peers) override {
+    s->KeepLinks(i, epoch, peers);
+  }
+  void SendControl(const peerd::LinkKey& link, const FrameHeader& header,
+                   std::span<const uint8_t> payload) override {
+    s->SendFrame(i, link.peer, header,
+                 std::string(reinterpret_cast<const char*>(payload.data()), payload.size()));
+  }
+  void SendControlInTime(const peerd::LinkKey& link, const FrameHeader& header,
+                         std::span<const uint8_t> payload) override {
+    SendControl(link, header, payload);
+  }
+  void BreakLink(const peerd::LinkKey& link, const std::string& reason) override {
+    Checker::Fail(NameOf(i) + " breaks its link to " + ToString(link.peer) + ": " + reason);
+  }
+  void AddMemory(const uint8_t*, size_t) override {}
+  void RemoveMemory(const uint8_t*) override {}
+
+  // ---- EngineObserver
+  void OnActions(std::vector<peerd::Action>* actions) override {
+    s->turning_->core().CheckInvariants();
+    for (peerd::Action& action : *actions) {
+      auto* const ready = std::get_if<peerd::SendReady>(&action);
+      if (ready == nullptr) continue;
+      (void)s->InputsOf(ready->posts);  // which have to be as they were posted
+      if (!ready->result || s->planted_ != Planted::kResultForgotten) continue;
+      ready->result.reset();
+      ready->eager = true;
+    }
+  }
+  bool OnAction(const peerd::Action& action) override {
+    if (s->crash_after_ != 0 && done_ == s->crash_after_) {
+      s->crashed_ = true;
+      return false;
+    }
+    const bool visible = std::holds_alternative<peerd::ToCoordinator>(action) ||
+                         std::holds_alternative<peerd::PostDone>(action) ||
+                         std::holds_alternative<peerd::SendReady>(action) ||
+                         std::holds_alternative<peerd::SendDone>(action) ||
+                         std::holds_alternative<peerd::SyncEnded>(action);
+    done_ += visible ? 1 : 0;
+    if (const auto* line = std::get_if<peerd::LogLine>(&action)) {
+      s->Say(NameOf(i) + " logs " + line->text);
+    }
+    return true;
+  }
+
+ private:
+  ExploreState* const s;
+  const int i;
+  std::vector<peerd::Event> events_;
+  peerd::SyncEnded ended_;
+  uint32_t done_ = 0;  // that others can see
+};
+
 // ------------------------------------------------------------------------------ setting up
 
 ExploreState::ExploreState(const ExploreScenario* scenario, Planted planted)
@@ -201,15 +390,18 @@ ExploreState::ExploreState(const ExploreScenario* scenario, Planted planted)
   members_.resize(scenario->members.size());
   Restart();
   for (int i = 0; i < peers(); ++i) {
-    peerd::CoreConfig config;
-    config.peer = IdOf(i);
-    config.endpoints = {"host" + std::to_string(i) + ":29700"};
-    config.lanes = 1;
-    config.version = "explore";
-    config.host = "host" + std::to_string(i);
-    config.detect_ms = kDetectMs;
+    peerd::EngineOptions options;
+    options.core.peer = IdOf(i);
+    options.core.endpoints = {"host" + std::to_string(i) + ":29700"};
+    options.core.lanes = 1;
+    options.core.version = "explore";
+    options.core.host = "host" + std::to_string(i);
+    options.core.detect_ms = kDetectMs;
+    auto engine = std::make_shared<peerd::Engine>();
+    Ports ports(this, i);
+    engine->Start(options, ports.all());
     auto peer = std::make_shared<Peer>();
-    peer->core = std::make_shared<peerd::PeerCore>(config);
+    peer->engine = std::move(engine);
     peers_[i] = std::move(peer);
   }
 }
@@ -298,7 +490,7 @@ std::vector<Move> ExploreState::Moves(bool faults) const {
     const StreamState& stream = streams_[i];
     if (coordinator_ && !stream.to_coordinator.empty()) add(Kind::kToCoordinator, i);
     if (coordinator_ && !stream.late_end.empty()) add(Kind::kLateEnd, i);
-    if (!peers_[i]->core) continue;
+    if (!peers_[i]->engine) continue;
     if (!stream.to_peer.empty()) add(Kind::kToPeer, i);
     if (!peers_[i]->local.empty()) add(Kind::kLocal, i);
     for (const auto& [m, fetch] : peers_[i]->fetches) {
@@ -339,9 +531,9 @@ void ExploreState::AddFaults(bool busy, std::vector<Move>* moves) const {
     moves->push_back(move);
   }
   int alive = 0;
-  for (int i = 0; i < peers(); ++i) alive += peers_[i]->core ? 1 : 0;
+  for (int i = 0; i < peers(); ++i) alive += peers_[i]->engine ? 1 : 0;
   for (int i = 0; i < peers(); ++i) {
-    if (!peers_[i]->core) continue;
+    if (!peers_[i]->engine) continue;
     add(Kind::kCrashPeer, i);
     add(Kind::kCrashPeerLost, i);
     add(Kind::kCrashPeerSilent, i);
@@ -372,8 +564,8 @@ void ExploreState::AddFaults(bool busy, std::vector<Move>* moves) const {
 Tick ExploreState::NextDeadline() const {
   Tick due = coordinator_ ? coordinator_->NextDeadline() : kNever;
   for (int i = 0; i < peers(); ++i) {
-    if (!peers_[i]->core) continue;
-    due = std::min(due, peers_[i]->core->NextDeadline());
+    if (!peers_[i]->engine) continue;
+    due = std::min(due, CoreOf(i).NextDeadline());
     for (const auto& [peer, request] : peers_[i]->requests) due = std::min(due, request.deadline);
     for (const auto& [peer, when] : peers_[i]->silent) due = std::min(due, when);
     for (const auto& [m, fetch] : peers_[i]->fetches) due = std::min(due, fetch.fails_at);
@@ -415,7 +607,8 @@ bool ExploreState::Apply(const Move& move) {
       Queue& queue = Write(a).local;
       const Packet packet = queue.front();
       queue.erase(queue.begin());
-      StepPeer(a, std::get<peerd::Event>(packet->what));
+      Turn(
+          a, [](peerd::Engine*) {}, std::get<peerd::Event>(packet->what));
       break;
     }
     case Kind::kTransfer:
@@ -492,14 +685,14 @@ void ExploreState::DeliverToPeer(int i) {
   stream.to_peer.erase(stream.to_peer.begin());
   if (std::holds_alternative<End>(packet->what)) {
     stream.peer_up = false;
-    StepPeer(i, peerd::CoordinatorDown{});
+    Turn(i, [](peerd::Engine* engine) { engine->OnStreamDown("it ended"); });
     return;
   }
   const auto& message = std::get<control::CoordinatorMessage>(packet->what);
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
     Write(i).attempt_seen = std::max(peers_[i]->attempt_seen, prepare->attempt.value());
   }
-  StepPeer(i, peerd::FromCoordinator{message});
+  Turn(i, [&](peerd::Engine* engine) { engine->OnMessage(message); });
 }
 
 void ExploreState::DeliverToCoordinator(int i) {
@@ -523,19 +716,28 @@ void ExploreState::DeliverControl(int to, int from) {
   queue.erase(queue.begin());
   if (std::holds_alternative<End>(packet->what)) {
     DataTo(to, from).clear();
-    StepPeer(to, peerd::LinkDown{TheGroup().run, IdOf(from), "connection reset by peer"});
+    Turn(to, [&](peerd::Engine* engine) {
+      engine->OnLinkDown({TheGroup().run, IdOf(from)}, "connection reset by peer", 0);
+    });
     return;
   }
-  peerd::Event event = std::get<peerd::Event>(packet->what);
-  if (planted_ == Planted::kStaleFrames) {
-    const Epoch seen(peers_[to]->attempt_seen);
-    if (auto* ready = std::get_if<peerd::PeerReady>(&event)) {
-      ready->attempt = std::max(ready->attempt, seen);
-    } else if (auto* done = std::get_if<peerd::PeerDone>(&event)) {
-      done->attempt = std::max(done->attempt, seen);
-    }
+  if (std::holds_alternative<peerd::Event>(packet->what)) {
+    Turn(to, [&](peerd::Engine* engine) { engine->OnLinkUp({TheGroup().run, IdOf(from)}); });
+    return;
   }
-  StepPeer(to, event);
+  auto [header, payload] = std::get<Frame>(packet->what);
+  if (planted_ == Planted::kStaleFrames) {
+    header.attempt = std::max(header.attempt, Epoch(peers_[to]->attempt_seen));
+  }
+  Turn(to, [&](peerd::Engine* engine) {
+    const absl::Status status =
+        engine->OnControlFrame({TheGroup().run, IdOf(from)}, header,
+                               {reinterpret_cast<const uint8_t*>(payload.data()), payload.size()});
+    if (!status.ok()) {
+      Checker::Fail(NameOf(to) + " refuses a frame of " + NameOf(from) + ": " +
+                    std::string(status.message()));
+    }
+  });
 }
 
 void ExploreState::PassTime() {
@@ -546,18 +748,15 @@ void ExploreState::PassTime() {
   }
   now_ = std::max(now_, due);
   for (int i = 0; i < peers(); ++i) {
-    if (!peers_[i]->core) continue;
-    std::vector<peerd::Event> events;
-    const auto down = [&](int other, const char* reason) {
-      events.push_back(peerd::LinkDown{TheGroup().run, IdOf(other), reason});
-    };
+    if (!peers_[i]->engine) continue;
+    std::vector<std::pair<int, const char*>> down;
     Peer& peer = Write(i);
     for (auto it = peer.silent.begin(); it != peer.silent.end();) {
       if (it->second > now_) {
         ++it;
         continue;
       }
-      down(it->first, "silent");
+      down.emplace_back(it->first, "silent");
       it = peer.silent.erase(it);
     }
     for (auto it = peer.requests.begin(); it != peer.requests.end();) {
@@ -565,10 +764,13 @@ void ExploreState::PassTime() {
         ++it;
         continue;
       }
-      down(it->first, "no link by the deadline");
+      down.emplace_back(it->first, "no link by the deadline");
       it = peer.requests.erase(it);
     }
-    for (const peerd::Event& event : events) StepPeer(i, event);
+    for (const auto& [other, reason] : down) {
+      const peerd::LinkKey link{TheGroup().run, IdOf(other)};
+      Turn(i, [&, why = reason](peerd::Engine* engine) { engine->OnLinkDown(link, why, 0); });
+    }
     const std::map<int, Fetch> fetches = peers_[i]->fetches;
     for (const auto& [m, fetch] : fetches) {
       if (fetch.fails_at > now_) continue;
@@ -578,8 +780,8 @@ void ExploreState::PassTime() {
         EndFetch(i, m, /*ok=*/false);
       }
     }
-    if (peers_[i]->core->NextDeadline() <= now_) StepPeer(i, peerd::TimePassed{});
-    if (peers_[i]->core->NextDeadline() <= now_) {
+    if (CoreOf(i).NextDeadline() <= now_) Turn(i, [](peerd::Engine*) {});
+    if (CoreOf(i).NextDeadline() <= now_) {
       Checker::Fail(NameOf(i) + ": its deadline stays in the past");
     }
   }
@@ -606,8 +808,9 @@ void ExploreState::DoAct(int m) {
   switch (act.kind) {
     case Act::Kind::kJoin:
       member.join_open = true;
-      return StepPeer(script.peer,
-                      peerd::LocalJoin{local, TheGroup(), "t" + std::to_string(m + 1)});
+      return Turn(script.peer, [&](peerd::Engine* engine) {
+        engine->OnJoin({local, TheGroup(), "t" + std::to_string(m + 1)});
+      });
     case Act::Kind::kStep:
     case Act::Kind::kSync:
       if (act.state != 0) {
@@ -617,10 +820,10 @@ void ExploreState::DoAct(int m) {
         return BeginSync(m, act.kind == Act::Kind::kStep);
       }
       member.step_open = true;
-      return StepPeer(script.peer, peerd::LocalStep{local});
+      return Turn(script.peer, [&](peerd::Engine* engine) { engine->OnStep(local, nullptr); });
     case Act::Kind::kLeave:
       member.leave_open = true;
-      return StepPeer(script.peer, peerd::LocalLeave{local});
+      return Turn(script.peer, [&](peerd::Engine* engine) { engine->OnLeave(local); });
     case Act::Kind::kPost: {
       const uint64_t call = ++member.calls;
       Post post;
@@ -632,7 +835,9 @@ void ExploreState::DoAct(int m) {
       post.act = index;
       member.posts.emplace(call, post);
       ops_[{post.boundary, post.tag, post.turn}].posted |= InputOf(m);
-      return StepPeer(script.peer, peerd::LocalPost{{local, call}, act.tag, DescOf(act)});
+      return Turn(script.peer, [&](peerd::Engine* engine) {
+        engine->OnPost({{local, call}, act.tag, DescOf(act)}, {});
+      });
     }
   }
 }
@@ -800,139 +1005,27 @@ void ExploreState::SendToCoordinator(int i, const control::PeerMessage& said) {
 
 // ------------------------------------------------------------------------------ a peer
 
-void ExploreState::StepPeer(int i, const peerd::Event& event) {
-  Peer& peer = Write(i);
-  auto core = std::make_shared<peerd::PeerCore>(peer.core->Clone());
-  if (core->Digest() != peer.digest && peer.digest != 0) {
-    Checker::Fail("PeerCore::Clone() makes another core");
-  }
-  std::vector<peerd::Action> actions = core->Step(event, now_);
-  core->CheckInvariants();
-  peer.digest = core->Digest();
-  peer.core = std::move(core);
-  uint32_t done = 0;
-  for (peerd::Action& action : actions) {
-    bool visible = false;
-    if (crash_after_ != 0 && done == crash_after_) {
-      crashed_ = true;
-      CrashPeer(i, Kind::kCrashPeer);
-      return;
-    }
-    Carry(i, action, &visible);
-    if (planted_ == Planted::kAnswerTwice && std::holds_alternative<peerd::PostDone>(action)) {
-      Carry(i, action, &visible);
-    }
-    done += visible ? 1 : 0;
-  }
+const peerd::PeerCore& ExploreState::CoreOf(int i) const {
+  return turning_peer_ == i ? turning_->core() : peers_[i]->engine->core();
 }
 
-void ExploreState::Carry(int i, peerd::Action& action, bool* visible) {
-  struct Visitor {
-    ExploreState* s;
-    int i;
-    bool* visible;
-    void operator()(peerd::ToCoordinator& a) {
-      *visible = true;
-      s->SendToCoordinator(i, a.message);
-    }
-    void operator()(peerd::JoinDone& a) {
-      const int m = s->MemberOf(a.local);
-      Member& member = s->members_[m];
-      s->Answered(&member.join_open, "join", m);
-      if (!a.outcome.ok()) {
-        member.gone = true;
-        return;
-      }
-      member.joined = true;
-      s->EnterWorld(m, a.world);
-    }
-    void operator()(peerd::StepDone& a) {
-      const int m = s->MemberOf(a.local);
-      s->Answered(&s->members_[m].step_open, "step", m);
-      if (a.outcome.ok()) s->EnterWorld(m, a.world);
-    }
-    void operator()(peerd::LeaveDone& a) {
-      const int m = s->MemberOf(a.local);
-      s->Answered(&s->members_[m].leave_open, "leave", m);
-    }
-    void operator()(peerd::PostDone& a) {
-      *visible = true;
-      s->OnPostDone(a);
-    }
-    void operator()(peerd::WorldChanged& a) {
-      const int m = s->MemberOf(a.local);
-      if (!s->members_[m].joined) Checker::Fail("WorldChanged outside a membership");
-      s->CheckMembers(m);
-    }
-    void operator()(peerd::MemberGone& a) {
-      const int m = s->MemberOf(a.local);
-      Member& member = s->members_[m];
-      s->Say("t" + std::to_string(m + 1) + " is out: " + a.outcome.text);
-      if (!member.joined || member.gone) Checker::Fail("MemberGone outside a membership");
-      if (member.join_open || member.step_open || member.sync_open || member.leave_open ||
-          !member.posts.empty()) {
-        Checker::Fail("t" + std::to_string(m + 1) + " is out, and has calls that are not answered");
-      }
-      member.gone = true;
-    }
-    void operator()(peerd::OpenLinks& a) { s->OpenLinks(i, a); }
-    void operator()(peerd::KeepLinks& a) { s->KeepLinks(i, a); }
-    void operator()(peerd::SendReady& a) {
-      *visible = true;
-      if (a.result && s->planted_ == Planted::kResultForgotten) {
-        a.result.reset();
-        a.eager = true;
-      }
-      const uint64_t input = s->InputsOf(a.posts);
-      s->SendFrame(
-          i, a.to,
-          peerd::PeerReady{a.group, IdOf(i), a.ordinal, a.attempt, a.boundary, a.tag, a.desc,
-                           a.local_mismatch, a.eager ? Bytes(input) : "", PeerId(), a.result});
-    }
-    void operator()(peerd::SendDone& a) {
-      *visible = true;
-      s->SendFrame(i, a.to, peerd::PeerDone{a.group, IdOf(i), a.ordinal, a.attempt, a.refused});
-    }
-    void operator()(peerd::StartAttempt& a) { s->Start(i, a); }
-    void operator()(peerd::CreditAttempt& a) { s->Credit(i, a); }
-    void operator()(peerd::StopAttempt& a) { s->Stop(i, a); }
-    void operator()(peerd::FinishAttempt& a) { s->Finish(i, a); }
-    void operator()(peerd::SyncEnded& a) {
-      *visible = true;
-      s->OnSyncEnded(a);
-    }
-    void operator()(peerd::TakeDone&) { Checker::Fail("a state that nobody wants to take"); }
-    void operator()(peerd::ServeState& a) { s->Serve(i, a); }
-    void operator()(peerd::EndServe& a) {
-      if (s->Write(i).served.erase(s->MemberOf(a.local)) == 0) {
-        Checker::Fail("what ends to be served was not served");
-      }
-    }
-    void operator()(peerd::StartTransfer& a) { s->StartFetch(i, a); }
-    void operator()(peerd::ChangeSources& a) {
-      const auto fetch = s->Write(i).fetches.find(s->MemberOf(a.local));
-      if (fetch == s->Write(i).fetches.end()) return;  // it has ended, and the core not heard of it
-      fetch->second.sources = a.sources;
-      fetch->second.fails_at = s->now_ + kStall;
-    }
-    void operator()(peerd::StopTransfer& a) {
-      const int m = s->MemberOf(a.local);
-      if (s->peers_[i]->fetches.contains(m)) s->EndFetch(i, m, /*ok=*/false);
-    }
-    void operator()(peerd::CompareManifest&) {
-      Checker::Fail("manifests are compared, and all are the same");
-    }
-    void operator()(peerd::FaultOver&) {}
-    void operator()(peerd::Drained&) {}
-    void operator()(peerd::LogLine& a) { s->Say(NameOf(i) + " logs " + a.text); }
-    void operator()(peerd::RefuseCoordinator& a) {
-      Checker::Fail(NameOf(i) + " refuses the only coordinator there is: " + a.reason);
-    }
-    void operator()(peerd::BreakLink& a) {
-      Checker::Fail(NameOf(i) + " breaks its link to " + ToString(a.peer) + ": " + a.reason);
-    }
-  };
-  std::visit(Visitor{this, i, visible}, action);
+void ExploreState::Turn(int i, const std::function<void(peerd::Engine*)>& what,
+                        std::optional<peerd::Event> due) {
+  Peer& peer = Write(i);
+  Ports ports(this, i, std::move(due));
+  std::shared_ptr<peerd::Engine> engine = peer.engine->Clone(ports.all());
+  if (engine->Digest() != peer.digest && peer.digest != 0) {
+    Checker::Fail("Engine::Clone() makes another engine");
+  }
+  turning_ = engine.get();
+  turning_peer_ = i;
+  what(engine.get());
+  engine->Turn();
+  turning_ = nullptr;
+  turning_peer_ = -1;
+  if (crashed_) return CrashPeer(i, Kind::kCrashPeer);
+  peer.digest = engine->Digest();
+  peer.engine = std::move(engine);
 }
 
 int ExploreState::MemberOf(peerd::LocalId local) const {
@@ -960,7 +1053,7 @@ void ExploreState::EnterWorld(int m, const peerd::World& world) {
 }
 
 void ExploreState::CheckMembers(int m) {
-  const auto view = peers_[scenario_->members[m].peer]->core->GetMembers(LocalOf(m));
+  const auto view = CoreOf(scenario_->members[m].peer).GetMembers(LocalOf(m));
   if (!view.epoch) return;
   std::vector<MemberId> expected;
   for (const auto& info : epochs_.at(view.epoch.value())->members) expected.push_back(info.member);
@@ -1079,7 +1172,12 @@ void ExploreState::Stop(int i, const peerd::StopAttempt& stop) {
   }
   if (planted_ == Planted::kDoneWhileFrozen) {
     for (const auto& [peer, theirs] : attempt.theirs) {
-      SendFrame(i, IdOf(peer), peerd::PeerDone{TheGroup(), IdOf(i), theirs, stop.attempt, false});
+      FrameHeader header;
+      header.type = FrameType::kDone;
+      header.group = TheGroup().group;
+      header.op = theirs;
+      header.attempt = stop.attempt;
+      SendFrame(i, IdOf(peer), header, "");
     }
   }
   attempt.stopped = true;
@@ -1180,15 +1278,25 @@ void ExploreState::BeginSync(int m, bool with_step) {
   member.sync_again = false;
   member.sync_open = true;
   ++member.syncs;
+  member.step_open = member.step_open || with_step;
+  const peerd::StateSync sync;
+  Turn(scenario_->members[m].peer, [&](peerd::Engine* engine) {
+    if (with_step) {
+      engine->OnStep(LocalOf(m), &sync);
+    } else {
+      engine->OnSync(LocalOf(m), sync);
+    }
+  });
+}
+
+peerd::SyncRequest ExploreState::RequestOf(int m) {
+  Member& member = members_[m];
   peerd::SyncRequest sync;
   sync.revision = member.revision;
   sync.manifest = kManifest;
   sync.state = HashOfState(member.state);
   sync.restored = std::exchange(member.restored, false);
-  const int peer = scenario_->members[m].peer;
-  if (!with_step) return StepPeer(peer, peerd::LocalSync{LocalOf(m), sync});
-  member.step_open = true;
-  StepPeer(peer, peerd::LocalStep{LocalOf(m), sync});
+  return sync;
 }
 
 void ExploreState::Serve(int i, const peerd::ServeState& serve) {
@@ -1205,7 +1313,7 @@ bool ExploreState::HasSource(int i, const Fetch& fetch) const {
   return std::any_of(fetch.sources.begin(), fetch.sources.end(),
                      [&](const control::SyncSource& source) {
                        const int other = IndexOf(source.peer);
-                       if (!peers_[other]->core || (other != i && !PairOf(i, other).connected))
+                       if (!peers_[other]->engine || (other != i && !PairOf(i, other).connected))
                          return false;
                        const auto& served = peers_[other]->served;
                        return std::any_of(served.begin(), served.end(), [&](const auto& entry) {
@@ -1315,18 +1423,22 @@ void ExploreState::OnSyncEnded(const peerd::SyncEnded& ended) {
 
 // ------------------------------------------------------------------------------ links
 
-void ExploreState::SendFrame(int from, PeerId to, peerd::Event event) {
+void ExploreState::SendFrame(int from, PeerId to, const FrameHeader& header, std::string payload) {
   const int other = IndexOf(to);
-  Say(NameOf(from) + " -> " + ToString(to) + "  " + std::visit(EventText(), event));
+  Say(NameOf(from) + " -> " + ToString(to) + "  " + (trace_ ? Describe(header) : ""));
   if (!PairOf(from, other).connected || EndPending(from, other)) return;
-  ControlTo(other, from).push_back(PackEvent(std::move(event)));
+  const auto bytes = Encode(header);
+  const uint64_t hash =
+      HashOf(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()) + payload, 3);
+  ControlTo(other, from).push_back(Pack(Frame{header, std::move(payload)}, hash));
 }
 
-void ExploreState::OpenLinks(int i, const peerd::OpenLinks& open) {
+void ExploreState::OpenLinks(int i, Epoch epoch, const std::vector<peerd::LinkRequest>& links,
+                             Tick deadline) {
   Peer& peer = Write(i);
-  peer.tokens.insert(open.epoch.value());
-  for (const peerd::LinkWanted& wanted : open.links) {
-    const int other = IndexOf(wanted.peer.peer);
+  peer.tokens.insert(epoch.value());
+  for (const peerd::LinkRequest& wanted : links) {
+    const int other = IndexOf(wanted.peer);
     peer.requests.erase(other);
     // As this end sees it: it may have ended, and we not know yet.
     const bool silent = peer.silent.contains(other);
@@ -1334,16 +1446,16 @@ void ExploreState::OpenLinks(int i, const peerd::OpenLinks& open) {
       Queue& queue = ControlTo(i, other);
       queue.insert(queue.begin(), PackEvent(peerd::LinkUp{TheGroup().run, IdOf(other)}));
     } else {
-      peer.requests[other] = {open.epoch, open.deadline};
+      peer.requests[other] = {epoch, deadline};
     }
   }
 }
 
-void ExploreState::KeepLinks(int i, const peerd::KeepLinks& keep) {
+void ExploreState::KeepLinks(int i, Epoch epoch, const std::vector<PeerId>& keep) {
   Peer& peer = Write(i);
   std::set<int> kept;
-  for (const PeerId id : keep.peers) kept.insert(IndexOf(id));
-  std::erase_if(peer.tokens, [&](uint64_t epoch) { return epoch < keep.epoch.value(); });
+  for (const PeerId id : keep) kept.insert(IndexOf(id));
+  std::erase_if(peer.tokens, [&](uint64_t token) { return token < epoch.value(); });
   std::erase_if(peer.requests, [&](const auto& entry) { return !kept.contains(entry.first); });
   std::erase_if(peer.silent, [&](const auto& entry) { return !kept.contains(entry.first); });
   for (int other = 0; other < peers(); ++other) {
@@ -1362,7 +1474,7 @@ void ExploreState::Connect() {
   for (int a = 0; a < peers(); ++a) {
     for (int b = a + 1; b < peers(); ++b) {
       Pair& pair = PairOf(a, b);
-      if (pair.connected || !peers_[a]->core || !peers_[b]->core) continue;
+      if (pair.connected || !peers_[a]->engine || !peers_[b]->engine) continue;
       const auto wants = [this](int from, int to) {
         const auto request = peers_[from]->requests.find(to);
         return request != peers_[from]->requests.end() &&
@@ -1386,10 +1498,7 @@ namespace {
 // What was sent is lost; what this end is told by its own transport is not.
 template <class Queue>
 void LoseFrames(Queue* queue) {
-  std::erase_if(*queue, [](const auto& packet) {
-    const auto* event = std::get_if<peerd::Event>(&packet->what);
-    return event != nullptr && !std::holds_alternative<peerd::LinkUp>(*event);
-  });
+  std::erase_if(*queue, [](const auto& packet) { return packet->frame(); });
 }
 
 }  // namespace
@@ -1455,7 +1564,8 @@ void ExploreState::CrashPeer(int i, Kind how) {
 // Its queues are left: what it posted is still mapped at its peer.
 void ExploreState::KillTrainer(int m) {
   members_[m].dead = true;
-  StepPeer(scenario_->members[m].peer, peerd::LocalDied{LocalOf(m), "its connection broke"});
+  Turn(scenario_->members[m].peer,
+       [&](peerd::Engine* engine) { engine->OnGone(LocalOf(m), "its connection broke"); });
 }
 
 void ExploreState::CrashCoordinator(bool lost) {
@@ -1496,7 +1606,7 @@ void ExploreState::Reconnect(int i, bool first) {
   stream.live = stream.peer_up = true;
   stream.opened = false;
   stream.to_coordinator.push_back(Pack(Opened{}, 78, stream.session));
-  StepPeer(i, peerd::CoordinatorUp{});
+  Turn(i, [](peerd::Engine* engine) { engine->OnStreamUp(); });
 }
 
 // ------------------------------------------------------------------------------ views
@@ -1511,7 +1621,7 @@ uint64_t ExploreState::Digest() const {
   digest.Add(uint64_t{evict_done_}).Add(uint64_t{measure_done_});
   for (int i = 0; i < peers(); ++i) {
     const Peer& peer = *peers_[i];
-    digest.Add(uint64_t{peer.core != nullptr}).Add(peer.digest);
+    digest.Add(uint64_t{peer.engine != nullptr}).Add(peer.digest);
     add_queue(peer.local);
     for (const auto& [ordinal, attempt] : peer.attempts) {
       digest.Add(ordinal).Add(attempt.attempt).Add(attempt.sum);
@@ -1586,6 +1696,7 @@ std::string ExploreState::Text(const Move& move) const {
     if (std::holds_alternative<Data>(what)) return "data";
     if (const auto* m = std::get_if<control::PeerMessage>(&what)) return Describe(*m);
     if (const auto* m = std::get_if<control::CoordinatorMessage>(&what)) return Describe(*m);
+    if (const auto* frame = std::get_if<Frame>(&what)) return Describe(frame->header);
     return std::visit(EventText(), std::get<peerd::Event>(what));
   };
   const std::string a = NameOf(move.a);

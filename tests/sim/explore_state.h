@@ -1,7 +1,8 @@
-// A small run as a value: the production cores and whatever is under way between them.
+// A small run as a value: the production coordinator core, the production engines of the peers with
+// their cores, and whatever is under way between them.
 //
-// For exhaustive search (explore.h). Everything around the cores is reduced to what a core can
-// notice: control messages (as the production conversion gives them back) and frames in one queue a
+// For exhaustive search (explore.h). Everything around them is reduced to what a core can notice:
+// control messages (as the production conversion gives them back) and frames in one queue a
 // direction, links and streams that stand or do not, attempts whose result is a sum, trainers that
 // follow a script, states that are a number, transfers that take one move. Moves() lists all that
 // can happen next and Apply() does one of it; nothing else decides, so a path of moves is a run.
@@ -17,6 +18,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,8 +28,9 @@
 #include <vector>
 
 #include "coordinator/core/coordinator_core.h"
-#include "peerd/core/peer_core.h"
+#include "peerd/engine/engine.h"
 #include "proto/control/messages.h"
+#include "proto/wire/frame.h"
 #include "tests/sim/planted.h"
 
 namespace longhaul::sim {
@@ -122,6 +125,10 @@ class ExploreState {
  private:
   struct End {};
   struct Opened {};
+  struct Frame {
+    FrameHeader header;
+    std::string payload;
+  };
   struct Data {
     OpOrdinal ordinal;
     Epoch attempt;
@@ -129,10 +136,13 @@ class ExploreState {
     bool finished = false;  // mesh: the part of the result that the sender owns
   };
   struct Body {
-    std::variant<End, Opened, Data, control::PeerMessage, control::CoordinatorMessage, peerd::Event>
+    std::variant<End, Opened, Data, Frame, control::PeerMessage, control::CoordinatorMessage,
+                 peerd::Event>
         what;
     uint64_t session = 0;  // to the coordinator
     uint64_t hash = 0;
+
+    bool frame() const { return std::holds_alternative<Frame>(what); }
   };
   using Packet = std::shared_ptr<const Body>;
   using Queue = std::vector<Packet>;
@@ -183,7 +193,8 @@ class ExploreState {
     Tick deadline;
   };
   struct Peer {
-    std::shared_ptr<const peerd::PeerCore> core;  // none: dead
+    // None: dead. Between moves nothing is behind its ports.
+    std::shared_ptr<const peerd::Engine> engine;
     uint64_t digest = 0;
     uint64_t attempt_seen = 0;
     Queue local;
@@ -236,8 +247,13 @@ class ExploreState {
   Tick NextDeadline() const;
   void AddFaults(bool busy, std::vector<Move>* moves) const;
 
-  void StepPeer(int i, const peerd::Event& event);
-  void Carry(int i, peerd::Action& action, bool* visible);
+  // All that is behind the ports of one peer's engine during a move.
+  class Ports;
+  // Something happens to the peer's engine, and it makes a turn. `due`: an event that the models of
+  // ops and states have for it.
+  void Turn(int i, const std::function<void(peerd::Engine*)>& what,
+            std::optional<peerd::Event> due = std::nullopt);
+  const peerd::PeerCore& CoreOf(int i) const;
   void StepCoordinator(const coordinator::Event& event);
   void MeasureLinks();
   void SendToCoordinator(int i, const control::PeerMessage& message);
@@ -261,10 +277,10 @@ class ExploreState {
   void EndOfStream(int i, bool lost);
   void KillTrainer(int member);
 
-  void OpenLinks(int i, const peerd::OpenLinks& open);
-  void KeepLinks(int i, const peerd::KeepLinks& keep);
+  void OpenLinks(int i, Epoch epoch, const std::vector<peerd::LinkRequest>& links, Tick deadline);
+  void KeepLinks(int i, Epoch epoch, const std::vector<PeerId>& peers);
   void Connect();
-  void SendFrame(int from, PeerId to, peerd::Event event);
+  void SendFrame(int from, PeerId to, const FrameHeader& header, std::string payload);
   void Start(int i, const peerd::StartAttempt& start);
   void Credit(int i, const peerd::CreditAttempt& credit);
   void Stop(int i, const peerd::StopAttempt& stop);
@@ -283,6 +299,7 @@ class ExploreState {
 
   bool HasSource(int i, const Fetch& fetch) const;
   void BeginSync(int member, bool with_step);
+  peerd::SyncRequest RequestOf(int member);
   void Serve(int i, const peerd::ServeState& serve);
   void StartFetch(int i, const peerd::StartTransfer& start);
   void EndFetch(int i, int member, bool ok);
@@ -324,6 +341,8 @@ class ExploreState {
   Peer& Write(int i);  // a copy, unless it is ours alone
   uint32_t crash_after_ = 0;
   bool crashed_ = false;
+  const peerd::Engine* turning_ = nullptr;  // the engine that makes a turn, of this peer
+  int turning_peer_ = -1;
 };
 
 }  // namespace longhaul::sim

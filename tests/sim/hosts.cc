@@ -355,6 +355,89 @@ void CoordinatorHost::Drain(PeerId peer) {
 
 // ------------------------------------------------------------------------------ a peerd
 
+// In front of the model of states. Hashing takes no time here: the core hears of every sync.
+class PeerHost::States final : public peerd::StatePort {
+ public:
+  explicit States(PeerHost* host) : h_(host) {}
+
+  void Tell(peerd::Event event) { events_.push_back(std::move(event)); }
+
+  void SetDetectMs(uint32_t) override {}
+  void Add(peerd::LocalId, const GroupKey&, const std::string&) override {}
+  void Gone(peerd::LocalId) override {}
+  void Forget(peerd::LocalId local) override { h_->transfers_.Forget(local); }
+  bool KeptRevision(peerd::LocalId, const peerd::LocalState&, uint64_t*) const override {
+    return false;
+  }
+  void Prepare(const std::shared_ptr<peerd::LocalState>&, std::function<void()> done) override {
+    done();
+  }
+  void Begin(peerd::LocalId local, const GroupKey&, const peerd::StateSync&,
+             bool with_step) override {
+    const Offer& offer = h_->offers_.at(local);
+    peerd::SyncRequest request = offer.request;
+    request.fetching = h_->transfers_.Fetches(local);
+    request.state = RootOf(*offer.state);
+    h_->transfers_.Hold(local, offer.state, request.strategy);
+    if (with_step) {
+      Tell(peerd::LocalStep{local, request});
+    } else {
+      Tell(peerd::LocalSync{local, request});
+    }
+  }
+  std::optional<peerd::StateSyncInfo> Withdraw(peerd::LocalId) override { return std::nullopt; }
+
+  void Carry(const peerd::ServeState& action) override { h_->transfers_.Serve(action); }
+  void Carry(const peerd::EndServe& action) override { h_->transfers_.EndServe(action); }
+  void Carry(const peerd::StartTransfer& action) override {
+    WhenUnread(action.local, [this, action] { h_->transfers_.Start(action); });
+  }
+  void Carry(const peerd::ChangeSources& action) override {
+    WhenUnread(action.local, [this, action] { h_->transfers_.Change(action); });
+  }
+  void Carry(const peerd::StopTransfer& action) override {
+    WhenUnread(action.local, [this, action] { h_->transfers_.Stop(action); });
+  }
+  void Carry(const peerd::CompareManifest& action) override { h_->transfers_.Compare(action); }
+  peerd::StateSyncInfo Carry(const peerd::SyncEnded& ended) override {
+    h_->ended_[ended.local] = ended;
+    h_->OnSyncEnded(ended);
+    return {};
+  }
+  peerd::StateSyncInfo Carry(const peerd::TakeDone& done) override {
+    h_->taken_[done.local] = done;
+    h_->OnTakeDone(done);
+    return {};
+  }
+
+  void WhenUnread(peerd::LocalId local, std::function<void()> act) override {
+    if (h_->context_.planted == Planted::kReadersForgotten) return act();
+    h_->transfers_.WhenUnread(local, std::move(act));
+  }
+  bool reading() const override { return h_->transfers_.reading(); }
+
+  void OnLinkUp(const peerd::LinkKey&) override {}
+  void OnLinkDown(const peerd::LinkKey& link) override { h_->transfers_.OnLinkDown(link.peer); }
+  absl::Status OnControlFrame(const peerd::LinkKey&, const FrameHeader&,
+                              std::span<const uint8_t>) override {
+    Checker::Fail("a frame of a transfer, which the model does not send");
+  }
+  peerd::SegmentListener* segments() override {
+    Checker::Fail("a segment of a transfer, which the model does not send");
+  }
+
+  void Work() override {}
+  Tick NextDeadline() const override { return kNever; }
+  std::vector<peerd::Event> TakeEvents() override { return std::exchange(events_, {}); }
+  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> TakeProgress() override {
+    return {};
+  }
+
+ private:
+  PeerHost* const h_;
+  std::vector<peerd::Event> events_;
+};
+
 PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int index, PeerId id)
     : context_(context),
       coordinator_(coordinator),
@@ -368,14 +451,27 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   runner.cached_bytes_max = 6000;  // between those of ops
   runner.turn_bytes_max = 2000;
   runner_ = std::make_unique<peerd::OpRunner>(&transport_, runner);
-  peerd::CoreConfig core;
-  core.peer = id;
-  core.endpoints = {"host" + std::to_string(index) + ":29700"};
-  core.lanes = static_cast<uint32_t>(context.transport.lanes);
-  core.version = "sim";
-  core.host = "host" + std::to_string(index);
-  core.detect_ms = context.detect_ms;
-  core_.emplace(core);
+  engine_ = std::make_unique<peerd::Engine>();
+  states_ = std::make_unique<States>(this);
+  peerd::EngineOptions options;
+  options.core.peer = id;
+  options.core.endpoints = {"host" + std::to_string(index) + ":29700"};
+  options.core.lanes = static_cast<uint32_t>(context.transport.lanes);
+  options.core.version = "sim";
+  options.core.host = "host" + std::to_string(index);
+  options.core.detect_ms = context.detect_ms;
+  peerd::EnginePorts ports;
+  ports.trainers = this;
+  ports.links = &transport_;
+  ports.ops = runner_.get();
+  ports.states = states_.get();
+  ports.to_coordinator = [this](const control::PeerMessage& m) { SendToCoordinator(m); };
+  ports.refuse_coordinator = [this](const std::string&) {
+    if (const StreamPtr stream = stream_) OnStreamEnd(stream);
+  };
+  ports.clock = [this] { return context_.world->now(); };
+  ports.observer = this;
+  engine_->Start(std::move(options), std::move(ports));
   context_.story->Tell(context_.world->now(), node_.name, "  starts");
   Connect();
   Beat();
@@ -395,7 +491,10 @@ ModelTransfers::Options PeerHost::TransferOptions() {
     PeerHost* const host = find(peer);
     return host != nullptr && host->node_.alive ? &host->transfers_ : nullptr;
   };
-  options.tell = [this](peerd::Event event) { Tell(std::move(event)); };
+  options.tell = [this](peerd::Event event) {
+    states_->Tell(std::move(event));
+    Wake();
+  };
   options.chunk_arrived = [this] { context_.trigger(Moment::kChunkArrived, id_); };
   return options;
 }
@@ -411,12 +510,11 @@ void PeerHost::Dispose() {
   for (;;) {
     const std::vector<uint64_t> cookies = transport_.TakeSegmentsOut();
     if (cookies.empty()) break;
-    for (const uint64_t cookie : cookies) runner_->OnSegmentSent(cookie);
+    for (const uint64_t cookie : cookies) runner_->segments()->OnSegmentSent(cookie);
   }
   runner_.reset();
-  core_.reset();
+  engine_.reset();
   transfers_.Die();
-  events_.clear();
 }
 
 void PeerHost::Crash(bool resets) {
@@ -434,6 +532,11 @@ void PeerHost::Crash(bool resets) {
           [c = coordinator_, stream] { c->OnEnd(stream); });
     }
   }
+  // In the middle of a turn: its engine ends with the turn.
+  if (!pumping_) Bury();
+}
+
+void PeerHost::Bury() {
   Dispose();
   for (auto& [id, local] : locals_) {
     if (TrainerSide* const trainer = std::exchange(local.trainer, nullptr)) trainer->OnPeerGone();
@@ -460,14 +563,14 @@ void PeerHost::Drain() {
   if (!node_.alive) return;
   context_.story->Tell(context_.world->now(), node_.name, "  is told to stop");
   context_.world->On(&node_, context_.world->now(), [this] {
-    Tell(peerd::DrainRequested{context_.world->now() + 4 * Millis(context_.detect_ms)});
+    engine_->OnDrain(context_.world->now() + 4 * Millis(context_.detect_ms));
+    Wake();
   });
 }
 
 // ---- the loop
 
-void PeerHost::Tell(peerd::Event event) {
-  events_.push_back(std::move(event));
+void PeerHost::Wake() {
   if (pumping_ || std::exchange(pump_due_, true)) return;
   context_.world->On(&node_, context_.world->now(), [this] { Pump(); });
 }
@@ -476,66 +579,26 @@ void PeerHost::Pump() {
   pump_due_ = false;
   pumping_ = true;
   const Tick now = context_.world->now();
-  if (now >= core_->NextDeadline()) events_.push_back(peerd::TimePassed{});
-  runner_->Work();
-  const uint64_t life = node_.life;
-  for (;;) {
-    for (peerd::Event& event : runner_->TakeEvents()) events_.push_back(std::move(event));
-    if (events_.empty()) break;
-    peerd::Event event = std::move(events_.front());
-    events_.pop_front();
-    NoteRequest(event);
-    if (const auto* post = std::get_if<peerd::LocalPost>(&event)) Admit(*post);
-    if (const auto* stopped = std::get_if<peerd::AttemptStopped>(&event)) SpoilSources(*stopped);
-    if (const auto* complete = std::get_if<peerd::AttemptComplete>(&event)) {
-      running_[{complete->group, complete->ordinal}].complete = true;
-      context_.trigger(Moment::kAttemptComplete, id_);
-      if (node_.life != life) break;
-    }
-    std::vector<peerd::Action> actions = core_->Step(event, now);
-    core_->CheckInvariants();
-    CheckBounds();
-    for (peerd::Action& action : actions) {
-      Carry(action);
-      if (node_.life != life) break;
-    }
-    if (node_.life != life) break;
-  }
+  life_ = node_.life;
+  engine_->Turn();
+  AfterAction();
   pumping_ = false;
-  if (node_.life != life) {
-    Dispose();
+  if (node_.life != life_) {
+    Bury();
     return;
   }
-  if (++pumps_ % 16 == 0) context_.story->Mix(core_->Digest());
-  if (core_->NextDeadline() <= now) Checker::Fail(node_.name + ": its deadline stays in the past");
+  if (++pumps_ % 16 == 0) context_.story->Mix(engine_->Digest());
+  if (core().NextDeadline() <= now) {
+    Checker::Fail(node_.name + ": its deadline stays in the past");
+  }
   if (runner_->HasWork() && !std::exchange(pump_due_, true)) {
     context_.world->On(&node_, now + 1, [this] { Pump(); });
   }
   Arm();
 }
 
-void PeerHost::Admit(const peerd::LocalPost& post) {
-  const auto view = core_->ViewPost(post);
-  if (!view) return;
-  const Outcome outcome = runner_->Admit(post, *view);
-  if (!outcome.ok()) Checker::Fail("post refused: " + outcome.text);
-}
-
-// From now on the core owes an answer.
-void PeerHost::NoteRequest(const peerd::Event& event) {
-  if (const auto* join = std::get_if<peerd::LocalJoin>(&event)) open_[join->local].join = true;
-  if (const auto* step = std::get_if<peerd::LocalStep>(&event)) {
-    open_[step->local].step = true;
-    open_[step->local].sync = step->sync.has_value();
-  }
-  if (const auto* sync = std::get_if<peerd::LocalSync>(&event)) open_[sync->local].sync = true;
-  if (const auto* take = std::get_if<peerd::LocalTake>(&event)) open_[take->local].take = true;
-  if (const auto* leave = std::get_if<peerd::LocalLeave>(&event)) open_[leave->local].leave = true;
-  if (const auto* post = std::get_if<peerd::LocalPost>(&event)) open_posts_.insert(post->post);
-}
-
 void PeerHost::Arm() {
-  const Tick due = core_->NextDeadline();
+  const Tick due = core().NextDeadline();
   if (due == kNever || due >= armed_) return;
   armed_ = due;
   context_.world->On(&node_, std::max(due, context_.world->now()), [this, due] {
@@ -544,163 +607,161 @@ void PeerHost::Arm() {
   });
 }
 
-void PeerHost::Carry(peerd::Action& action) {
-  World& world = *context_.world;
-  Story& story = *context_.story;
-  struct Visitor {
-    PeerHost* h;
-    World& world;
-    Story& story;
+// ---- what passes through the engine
 
-    void operator()(peerd::ToCoordinator& a) { h->SendToCoordinator(a.message); }
-    void operator()(peerd::JoinDone& a) {
-      if (!std::exchange(h->open_[a.local].join, false)) h->Twice("JoinDone", a.local);
-      if (a.outcome.ok()) h->CheckWorld(a.local, a.world);
-      h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnJoinDone(a.outcome, a.world); });
-    }
-    void operator()(peerd::StepDone& a) {
-      if (!std::exchange(h->open_[a.local].step, false)) h->Twice("StepDone", a.local);
-      if (h->open_[a.local].sync) Checker::Fail("a step has returned before its sync");
-      if (a.outcome.ok()) h->CheckWorld(a.local, a.world);
-      h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnStepDone(a.outcome, a.world); });
-    }
-    void operator()(peerd::LeaveDone& a) {
-      if (!std::exchange(h->open_[a.local].leave, false)) h->Twice("LeaveDone", a.local);
-      h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnLeaveDone(a.outcome); });
-    }
-    void operator()(peerd::PostDone& a) {
-      if (h->open_posts_.erase(a.post) == 0) h->Twice("PostDone", a.post.local);
-      h->runner_->TakePost(a.post);
-      story.TellLater(world.now(), a.outcome.text, [&] {
-        return h->node_.name + "  " + ToString(h->names_.at(a.post)) +
-               " ends: " + Describe(a.outcome) +
-               (a.outcome.ok() ? " members=" + std::to_string(a.info.size) +
-                                     " retries=" + std::to_string(a.info.retries)
-                               : "");
-      });
-      const auto tell = [=](TrainerSide* t) { t->OnPostDone(a.post.call, a.outcome, a.info); };
-      h->ToTrainer(a.post.local, tell);
-      if (h->context_.planted == Planted::kAnswerTwice && world.Chance(0.02)) {
-        h->ToTrainer(a.post.local, tell);
-      }
-    }
-    void operator()(peerd::WorldChanged& a) {
-      if (h->locals_.at(a.local).gone) h->Twice("WorldChanged", a.local);
-      h->CheckWorld(a.local, a.world);
-      h->ToTrainer(a.local, [=](TrainerSide* t) { t->OnWorldChanged(a.world); });
-    }
-    void operator()(peerd::MemberGone& a) {
-      if (std::exchange(h->locals_.at(a.local).gone, true)) h->Twice("MemberGone", a.local);
-      h->CheckAnswered(a.local);
-      h->transfers_.Forget(a.local);
-      // What it asked for in the meantime is answered, but it does not listen any more.
-      h->ToTrainer(a.local, [h = h, a](TrainerSide* t) {
-        h->locals_.at(a.local).trainer = nullptr;
-        t->OnMemberGone(a.outcome);
-      });
-    }
-    void operator()(peerd::OpenLinks& a) {
-      std::vector<peerd::LinkRequest> links;
-      for (const peerd::LinkWanted& want : a.links) {
-        links.push_back({want.peer.peer, want.peer.endpoints, want.dial, want.data});
-      }
-      h->transport_.OpenLinks(a.group.run, a.group.group, a.epoch, a.token, links, a.deadline);
-    }
-    void operator()(peerd::KeepLinks& a) {
-      h->transport_.KeepLinks(a.group.run, a.group.group, a.epoch, a.peers);
-    }
-    void operator()(peerd::SendReady& a) {
-      for (const peerd::PostRef& post : a.posts) {
-        h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
-      }
-      std::string input = a.eager ? h->runner_->Payload(a) : "";
-      if (a.result && h->context_.planted == Planted::kResultForgotten) {
-        input.assign(a.result->bytes.size(), '\0');
-        a.result.reset();
-      }
-      const peerd::ControlFrame frame = peerd::FrameOf(a, h->id_, input);
-      story.TellLater(world.now(), frame.payload, [&] {
-        return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
-               " attempt=" + ToString(a.attempt) + Way(a.to, a.via) +
-               " tag=" + std::to_string(a.tag) + " boundary=" + ToString(a.boundary) + " desc=\"" +
-               ToString(a.desc) + "\"" +
-               (a.result ? " with the result of epoch=" + ToString(a.result->epoch) : "");
-      });
-      if (a.via != a.to) h->context_.checker->OnRelayed();
-      h->Send(frame);
-    }
-    void operator()(peerd::SendDone& a) {
-      if (a.via != a.to) h->context_.checker->OnRelayed();
-      story.TellLater(world.now(), "DONE", [&] {
-        return h->node_.name + " -> " + ToString(a.to) + "  DONE to=" + ToString(a.ordinal) +
-               " attempt=" + ToString(a.attempt) + (a.refused ? " refused" : "") + Way(a.to, a.via);
-      });
-      h->Send(peerd::FrameOf(a, h->id_));
-      h->context_.trigger(Moment::kDoneSent, h->id_);
-    }
-    void operator()(peerd::StartAttempt& a) {
-      story.Tell(world.now(), h->node_.name, "  starts ", ToString(a.ordinal),
-                 " attempt=", ToString(a.attempt), " peers=", a.ring.size(), " ",
-                 Name(a.algorithm));
-      for (const peerd::PostRef& post : a.posts) {
-        h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
-      }
-      Running& running = h->running_[{a.group, a.ordinal}];
-      running.attempt = a.attempt;
-      running.complete = false;
-      running.posts = a.posts;
-      h->runner_->Start(a);
-      h->context_.trigger(Moment::kAttemptStarted, h->id_);
-    }
-    void operator()(peerd::CreditAttempt& a) {
-      const auto it = h->running_.find({a.group, a.ordinal});
-      if (it != h->running_.end()) it->second.theirs[a.peer] = a.theirs;
-      h->runner_->Credit(a);
-    }
-    void operator()(peerd::StopAttempt& a) {
-      story.Tell(world.now(), h->node_.name, "  stops ", ToString(a.ordinal),
-                 " attempt=", ToString(a.attempt));
-      if (h->context_.planted == Planted::kDoneWhileFrozen) h->ForgeDone(a.group);
-      h->runner_->Stop(a);
-    }
-    void operator()(peerd::FinishAttempt& a) {
-      story.Tell(world.now(), h->node_.name, "  finishes ", ToString(a.ordinal),
-                 a.commit ? " commit" : " without result");
-      h->running_.erase({a.group, a.ordinal});
-      h->runner_->Finish(a);
-    }
-    void operator()(peerd::SyncEnded& a) { h->OnSyncEnded(a); }
-    void operator()(peerd::TakeDone& a) { h->OnTakeDone(a); }
-    void operator()(peerd::ServeState& a) { h->transfers_.Serve(a); }
-    void operator()(peerd::EndServe& a) { h->transfers_.EndServe(a); }
-    void operator()(peerd::StartTransfer& a) {
-      h->transfers_.Start(a);
-      h->context_.trigger(Moment::kTransferStarted, h->id_);
-    }
-    void operator()(peerd::ChangeSources& a) { h->transfers_.Change(a); }
-    void operator()(peerd::StopTransfer& a) { h->transfers_.Stop(a); }
-    void operator()(peerd::CompareManifest& a) { h->transfers_.Compare(a); }
-    void operator()(peerd::FaultOver&) {}
-    void operator()(peerd::Drained&) {
-      story.Tell(world.now(), h->node_.name, "  is drained");
-      h->drained_ = true;
-    }
-    void operator()(peerd::LogLine& a) {
-      story.Tell(world.now(), h->node_.name, "  logs ", a.text);
-    }
-    void operator()(peerd::BreakLink& a) { h->transport_.BreakLink({a.run, a.peer}, a.reason); }
-    void operator()(peerd::RefuseCoordinator&) {
-      if (const StreamPtr stream = h->stream_) h->OnStreamEnd(stream);
-    }
+bool PeerHost::OnEvent(peerd::Event* event) {
+  if (!AfterAction()) return false;
+  NoteHeard(*event);
+  if (const auto* stopped = std::get_if<peerd::AttemptStopped>(event)) SpoilSources(*stopped);
+  if (const auto* complete = std::get_if<peerd::AttemptComplete>(event)) {
+    running_[{complete->group, complete->ordinal}].complete = true;
+    context_.trigger(Moment::kAttemptComplete, id_);
+  }
+  if (const auto* finished = std::get_if<peerd::AttemptFinished>(event);
+      finished != nullptr && context_.planted == Planted::kFinishLate &&
+      !told_.insert({finished->group, finished->ordinal}).second) {
+    *event = peerd::TimePassed{};
+  }
+  const auto refresh = [this](auto* frame) {
+    if (frame == nullptr || context_.planted != Planted::kStaleFrames) return;
+    frame->attempt = std::max(frame->attempt, attempts_[frame->group]);
   };
-  std::visit(Visitor{this, world, story}, action);
+  refresh(std::get_if<peerd::PeerReady>(event));
+  refresh(std::get_if<peerd::PeerDone>(event));
+  if (context_.planted == Planted::kLinkDownLost &&
+      std::holds_alternative<peerd::LinkDown>(*event) && (!stream_ || !stream_->connected)) {
+    *event = peerd::TimePassed{};
+  }
+  return node_.life == life_;
+}
+
+void PeerHost::OnActions(std::vector<peerd::Action>* actions) {
+  core().CheckInvariants();
+  CheckBounds();
+  const auto move_to = [actions](auto what, std::vector<peerd::Action>* to) {
+    std::erase_if(*actions, [&](peerd::Action& action) {
+      if (!what(action)) return false;
+      to->push_back(std::move(action));
+      return true;
+    });
+  };
+  if (context_.planted == Planted::kFinishLate) {
+    // Milliseconds later, and the core is told at once that the results are in place.
+    if (context_.world->now() > late_until_) {
+      std::vector<peerd::Action> due = std::exchange(late_, {});
+      actions->insert(actions->begin(), due.begin(), due.end());
+      late_until_ = context_.world->now() + Millis(3);
+      return;
+    }
+    const size_t known = late_.size();
+    move_to(
+        [](const peerd::Action& action) {
+          const auto* finish = std::get_if<peerd::FinishAttempt>(&action);
+          return finish != nullptr && finish->commit;
+        },
+        &late_);
+    for (size_t i = known; i < late_.size(); ++i) {
+      const auto& finish = std::get<peerd::FinishAttempt>(late_[i]);
+      states_->Tell(peerd::AttemptFinished{finish.group, finish.ordinal});
+    }
+  }
+  if (context_.planted == Planted::kGoneFirst) {
+    std::vector<peerd::Action> first;
+    move_to([](const peerd::Action& a) { return std::holds_alternative<peerd::MemberGone>(a); },
+            &first);
+    actions->insert(actions->begin(), first.begin(), first.end());
+  }
+  if (context_.planted == Planted::kResultForgotten) {
+    for (peerd::Action& action : *actions) {
+      auto* const ready = std::get_if<peerd::SendReady>(&action);
+      if (ready == nullptr || !ready->result) continue;
+      ready->result->bytes.assign(ready->result->bytes.size(), '\0');
+    }
+  }
+}
+
+bool PeerHost::AfterAction() {
+  if (node_.life == life_ && moment_) context_.trigger(*std::exchange(moment_, std::nullopt), id_);
+  moment_.reset();
+  return node_.life == life_;
+}
+
+bool PeerHost::OnAction(const peerd::Action& action) {
+  if (!AfterAction()) return false;
+  Note(action);
+  return true;
+}
+
+// What the story and the checker hear of it.
+struct PeerHost::Noter {
+  PeerHost* h;
+  Story& story;
+  Tick now;
+
+  void operator()(const peerd::SendReady& a) {
+    for (const peerd::PostRef& post : a.posts) {
+      h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
+    }
+    story.TellLater(now, "READY", [&] {
+      return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
+             " attempt=" + ToString(a.attempt) + Way(a.to, a.via) +
+             " tag=" + std::to_string(a.tag) + " boundary=" + ToString(a.boundary) + " desc=\"" +
+             ToString(a.desc) + "\"" +
+             (a.result ? " with the result of epoch=" + ToString(a.result->epoch) : "");
+    });
+    if (a.via != a.to) h->context_.checker->OnRelayed();
+  }
+  void operator()(const peerd::SendDone& a) {
+    if (a.via != a.to) h->context_.checker->OnRelayed();
+    story.TellLater(now, "DONE", [&] {
+      return h->node_.name + " -> " + ToString(a.to) + "  DONE to=" + ToString(a.ordinal) +
+             " attempt=" + ToString(a.attempt) + (a.refused ? " refused" : "") + Way(a.to, a.via);
+    });
+    h->moment_ = Moment::kDoneSent;
+  }
+  void operator()(const peerd::StartAttempt& a) {
+    story.Tell(now, h->node_.name, "  starts ", ToString(a.ordinal),
+               " attempt=", ToString(a.attempt), " peers=", a.ring.size(), " ", Name(a.algorithm));
+    for (const peerd::PostRef& post : a.posts) {
+      h->context_.checker->OnAnnounced(h->id_, a.group, a.ordinal, h->names_.at(post));
+    }
+    Running& running = h->running_[{a.group, a.ordinal}];
+    running.attempt = a.attempt;
+    running.complete = false;
+    running.posts = a.posts;
+    h->moment_ = Moment::kAttemptStarted;
+  }
+  void operator()(const peerd::CreditAttempt& a) {
+    const auto it = h->running_.find({a.group, a.ordinal});
+    if (it != h->running_.end()) it->second.theirs[a.peer] = a.theirs;
+  }
+  void operator()(const peerd::StopAttempt& a) {
+    story.Tell(now, h->node_.name, "  stops ", ToString(a.ordinal),
+               " attempt=", ToString(a.attempt));
+    if (h->context_.planted == Planted::kDoneWhileFrozen) h->ForgeDone(a.group);
+  }
+  void operator()(const peerd::FinishAttempt& a) {
+    story.Tell(now, h->node_.name, "  finishes ", ToString(a.ordinal),
+               a.commit ? " commit" : " without result");
+    h->running_.erase({a.group, a.ordinal});
+  }
+  void operator()(const peerd::MemberGone& a) { h->locals_.at(a.local).out = true; }
+  void operator()(const peerd::StartTransfer&) { h->moment_ = Moment::kTransferStarted; }
+  void operator()(const peerd::Drained&) { story.Tell(now, h->node_.name, "  is drained"); }
+  void operator()(const peerd::LogLine& a) { story.Tell(now, h->node_.name, "  logs ", a.text); }
+  template <class Other>
+  void operator()(const Other&) {}
+};
+
+void PeerHost::Note(const peerd::Action& action) {
+  std::visit(Noter{this, *context_.story, context_.world->now()}, action);
 }
 
 void PeerHost::CheckBounds() const {
-  if (events_.size() > kQueueMax) Checker::Fail(node_.name + ": its queue of events runs over");
+  if (engine_->queued() > kQueueMax) Checker::Fail(node_.name + ": its queue of events runs over");
   size_t posts = 0;
   for (const auto& [local, state] : locals_) posts += state.gone ? 0 : LH_OPS_OPEN_MAX;
-  if (core_->GetStats().ops_open > posts) Checker::Fail(node_.name + " keeps ops of nobody");
+  if (core().GetStats().ops_open > posts) Checker::Fail(node_.name + " keeps ops of nobody");
   transport_.CheckBounds();
 }
 
@@ -709,11 +770,28 @@ void PeerHost::Twice(const char* what, peerd::LocalId local) {
                 ", which did not ask or was answered before");
 }
 
-void PeerHost::CheckAnswered(peerd::LocalId local) const {
-  const auto it = open_.find(local);
-  bool open = it != open_.end() && (it->second.join || it->second.step || it->second.sync ||
-                                    it->second.take || it->second.leave);
-  for (const peerd::PostRef& post : open_posts_) open = open || post.local == local;
+void PeerHost::NoteHeard(const peerd::Event& event) {
+  if (const auto* join = std::get_if<peerd::LocalJoin>(&event)) heard_[join->local].join = true;
+  if (const auto* step = std::get_if<peerd::LocalStep>(&event)) {
+    heard_[step->local].step = true;
+    heard_[step->local].sync = step->sync.has_value();
+  }
+  if (const auto* sync = std::get_if<peerd::LocalSync>(&event)) heard_[sync->local].sync = true;
+  if (const auto* take = std::get_if<peerd::LocalTake>(&event)) heard_[take->local].take = true;
+  if (const auto* leave = std::get_if<peerd::LocalLeave>(&event)) {
+    heard_[leave->local].leave = true;
+  }
+  if (const auto* post = std::get_if<peerd::LocalPost>(&event)) heard_posts_.insert(post->post);
+}
+
+void PeerHost::CheckAnswered(peerd::LocalId local, bool heard) const {
+  const auto& requests = heard ? heard_ : open_;
+  const auto it = requests.find(local);
+  bool open = it != requests.end() && (it->second.join || it->second.step || it->second.sync ||
+                                       it->second.take || it->second.leave);
+  for (const peerd::PostRef& post : heard ? heard_posts_ : open_posts_) {
+    open = open || post.local == local;
+  }
   if (!open) return;
   Checker::Fail(node_.name + ": a request of local " + std::to_string(local.value()) +
                 " is not answered, and the member is gone");
@@ -721,15 +799,91 @@ void PeerHost::CheckAnswered(peerd::LocalId local) const {
 
 void PeerHost::CheckAllAnswered() const {
   if (!node_.alive) return;
-  for (const auto& [local, state] : locals_) CheckAnswered(local);
+  for (const auto& [local, state] : locals_) CheckAnswered(local, /*heard=*/false);
+  // Nobody here breaks the protocol.
+  if (core().GetStats().frames_refused != 0) Checker::Fail(node_.name + " has refused a frame");
 }
 
+// ---- answers
+
+void PeerHost::JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) {
+  if (!std::exchange(open_[local].join, false)) Twice("JoinDone", local);
+  heard_[local].join = false;
+  if (outcome.ok()) CheckWorld(local, world);
+  ToTrainer(local, [=](TrainerSide* t) { t->OnJoinDone(outcome, world); });
+}
+
+void PeerHost::StepDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) {
+  if (!std::exchange(open_[local].step, false)) Twice("StepDone", local);
+  heard_[local].step = false;
+  if (open_[local].sync) Checker::Fail("a step has returned before its sync");
+  if (outcome.ok()) CheckWorld(local, world);
+  ToTrainer(local, [=](TrainerSide* t) { t->OnStepDone(outcome, world); });
+}
+
+void PeerHost::SyncDone(peerd::LocalId local, const Outcome& outcome, const peerd::StateSyncInfo&) {
+  if (!std::exchange(open_[local].sync, false)) Twice("SyncDone", local);
+  heard_[local].sync = false;
+  peerd::SyncEnded ended{local, outcome};
+  const auto known = ended_.find(local);
+  if (known != ended_.end()) ended = known->second;
+  ended_.erase(local);
+  ToTrainer(local, [ended](TrainerSide* t) { t->OnSyncEnded(ended); });
+}
+
+void PeerHost::TakeDone(peerd::LocalId local, const Outcome&, const peerd::StateSyncInfo&) {
+  if (!std::exchange(open_[local].take, false)) Twice("TakeDone", local);
+  heard_[local].take = false;
+  ToTrainer(local, [done = taken_.at(local)](TrainerSide* t) { t->OnTakeDone(done); });
+}
+
+void PeerHost::LeaveDone(peerd::LocalId local, const Outcome& outcome) {
+  if (!std::exchange(open_[local].leave, false)) Twice("LeaveDone", local);
+  heard_[local].leave = false;
+  ToTrainer(local, [=](TrainerSide* t) { t->OnLeaveDone(outcome); });
+}
+
+void PeerHost::PostDone(const peerd::PostRef& post, const Outcome& outcome,
+                        const peerd::OpInfo& info, uint64_t, uint64_t) {
+  if (open_posts_.erase(post) == 0) Twice("PostDone", post.local);
+  heard_posts_.erase(post);
+  context_.story->TellLater(context_.world->now(), outcome.text, [&] {
+    return node_.name + "  " + ToString(names_.at(post)) + " ends: " + Describe(outcome) +
+           (outcome.ok() ? " members=" + std::to_string(info.size) +
+                               " retries=" + std::to_string(info.retries)
+                         : "");
+  });
+  const auto tell = [=](TrainerSide* t) { t->OnPostDone(post.call, outcome, info); };
+  ToTrainer(post.local, tell);
+  if (context_.planted == Planted::kAnswerTwice && context_.world->Chance(0.02)) {
+    ToTrainer(post.local, tell);
+  }
+}
+
+void PeerHost::WorldChanged(peerd::LocalId local, const peerd::World& world) {
+  if (locals_.at(local).gone) Twice("WorldChanged", local);
+  CheckWorld(local, world);
+  ToTrainer(local, [=](TrainerSide* t) { t->OnWorldChanged(world); });
+}
+
+void PeerHost::MemberGone(peerd::LocalId local, const Outcome& outcome) {
+  if (std::exchange(locals_.at(local).gone, true)) Twice("MemberGone", local);
+  // A request that is on its way to the core is answered by this.
+  if (!locals_.at(local).asked_late) CheckAnswered(local, /*heard=*/true);
+  // What it asked for in the meantime is answered, but it does not listen any more.
+  ToTrainer(local, [this, local, outcome](TrainerSide* t) {
+    locals_.at(local).trainer = nullptr;
+    t->OnMemberGone(outcome);
+  });
+}
+
+// ---- states
+
 void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
-  if (!std::exchange(open_[ended.local].sync, false)) Twice("SyncEnded", ended.local);
   if (ended.background) {
     context_.story->Tell(context_.world->now(), node_.name, "  holds the state of local ",
                          ended.local.value());
-    return ToTrainer(ended.local, [=](TrainerSide* t) { t->OnSyncEnded(ended); });
+    return;
   }
   const ModelTransfers::Held held = transfers_.Release(ended.local);
   context_.story->Tell(context_.world->now(), node_.name, "  sync of local ", ended.local.value(),
@@ -737,24 +891,20 @@ void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
                        ended.torn ? " torn" : "");
   context_.checker->OnSyncEnded(ended, held.strategy, held.begun, RootOf(*held.state));
   if (ended.outcome.ok()) transfers_.Keep(ended.local, ended.revision, *held.state);
-  ToTrainer(ended.local, [=](TrainerSide* t) { t->OnSyncEnded(ended); });
 }
 
 void PeerHost::OnTakeDone(const peerd::TakeDone& done) {
-  if (!std::exchange(open_[done.local].take, false)) Twice("TakeDone", done.local);
   context_.story->Tell(context_.world->now(), node_.name, "  take of local ", done.local.value(),
                        " ends: ", Describe(done.outcome), " revision=", done.revision);
-  if (done.outcome.ok()) {
-    const ModelTransfers::Held held = transfers_.Release(done.local);
-    context_.checker->OnTaken(done, RootOf(*held.state));
-  }
-  ToTrainer(done.local, [=](TrainerSide* t) { t->OnTakeDone(done); });
+  if (!done.outcome.ok()) return;
+  const ModelTransfers::Held held = transfers_.Release(done.local);
+  context_.checker->OnTaken(done, RootOf(*held.state));
 }
 
 void PeerHost::CheckWorld(peerd::LocalId local, const peerd::World& world) {
   const GroupKey& group = locals_.at(local).group;
   context_.checker->OnWorld({id_, local}, group, world);
-  context_.checker->OnMembers({id_, local}, group, core_->GetMembers(local));
+  context_.checker->OnMembers({id_, local}, group, core().GetMembers(local));
 }
 
 // ---- trainers
@@ -763,6 +913,11 @@ void PeerHost::FromTrainer(std::function<void()> what) {
   World& world = *context_.world;
   ipc_in_ = std::max(ipc_in_, world.now() + world.Between(5, 100));
   world.On(&node_, ipc_in_, std::move(what));
+}
+
+PeerHost::Answers& PeerHost::Asks(peerd::LocalId local) {
+  if (locals_.at(local).out) locals_.at(local).asked_late = true;
+  return open_[local];
 }
 
 void PeerHost::ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)> what) {
@@ -786,43 +941,48 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
     asked = {"", 0, terms.step_deadline_ms == 0 ? context_.detect_ms : 0, false};
   }
   FromTrainer([this, local, group, name, asked] {
-    Tell(peerd::LocalJoin{local, group, name, asked.cohort, asked.cohort_size,
-                          asked.step_deadline_ms, asked.background});
+    Asks(local).join = true;
+    engine_->OnJoin({local, group, name, asked.cohort, asked.cohort_size, asked.step_deadline_ms,
+                     asked.background});
+    Wake();
   });
   return local;
 }
 
 void PeerHost::Step(peerd::LocalId local, std::optional<Offer> offer) {
   FromTrainer([this, local, offer = std::move(offer)] {
-    peerd::LocalStep step{local};
-    if (offer) step.sync = Hold(local, *offer);
-    Tell(std::move(step));
+    Asks(local).step = true;
+    if (offer) Asks(local).sync = true;
+    if (offer) offers_[local] = *offer;
+    const peerd::StateSync sync;
+    engine_->OnStep(local, offer ? &sync : nullptr);
+    Wake();
   });
 }
 
 void PeerHost::Sync(peerd::LocalId local, Offer offer) {
   FromTrainer([this, local, offer = std::move(offer)] {
-    Tell(peerd::LocalSync{local, Hold(local, offer)});
+    Asks(local).sync = true;
+    offers_[local] = offer;
+    engine_->OnSync(local, {});
+    Wake();
   });
-}
-
-// Hashed when it arrives, unless a transfer writes to it.
-peerd::SyncRequest PeerHost::Hold(peerd::LocalId local, const Offer& offer) {
-  peerd::SyncRequest request = offer.request;
-  request.fetching = transfers_.Fetches(local);
-  request.state = RootOf(*offer.state);
-  transfers_.Hold(local, offer.state, request.strategy);
-  return request;
 }
 
 void PeerHost::TakeState(peerd::LocalId local, int64_t wait_us) {
   FromTrainer([this, local, wait_us] {
-    Tell(peerd::LocalTake{local, context_.world->now() + wait_us});
+    Asks(local).take = true;
+    engine_->OnTake(local, static_cast<uint32_t>(wait_us / 1000));
+    Wake();
   });
 }
 
 void PeerHost::Leave(peerd::LocalId local) {
-  FromTrainer([this, local] { Tell(peerd::LocalLeave{local}); });
+  FromTrainer([this, local] {
+    Asks(local).leave = true;
+    engine_->OnLeave(local);
+    Wake();
+  });
 }
 
 void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
@@ -833,15 +993,20 @@ void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpD
   names_[post] = name;
   sources_[post] = buffers.source == buffers.target ? buffers.target : nullptr;
   FromTrainer([this, post, tag, desc = wanted, buffers = std::move(buffers)] {
-    runner_->AddPost(post, desc, buffers);
-    Tell(peerd::LocalPost{post, tag, desc});
+    Asks(post.local);
+    open_posts_.insert(post);
+    engine_->OnPost({post, tag, desc}, buffers);
+    Wake();
   });
 }
 
 void PeerHost::TrainerDied(peerd::LocalId local) {
   context_.checker->OnMemberLost();
   locals_.at(local).trainer = nullptr;
-  FromTrainer([this, local] { Tell(peerd::LocalDied{local, "its connection broke"}); });
+  FromTrainer([this, local] {
+    engine_->OnGone(local, "its connection broke");
+    Wake();
+  });
 }
 
 // ---- the stream
@@ -849,7 +1014,7 @@ void PeerHost::TrainerDied(peerd::LocalId local) {
 void PeerHost::Connect() {
   World& world = *context_.world;
   world.On(&node_, world.now() + world.Between(Millis(1), Millis(40)), [this, &world] {
-    if (stream_ || drained_) return;
+    if (stream_ || drained()) return;
     auto stream = std::make_shared<Stream>();
     stream->id = coordinator::SessionId(world.NewNumber());
     stream->peer = this;
@@ -873,7 +1038,8 @@ void PeerHost::OnStreamUp(const StreamPtr& stream) {
   if (stream_ != stream || !stream->at_peer) return;
   stream->connected = true;
   stream->heard = context_.world->now();
-  Tell(peerd::CoordinatorUp{});
+  engine_->OnStreamUp();
+  Wake();
 }
 
 void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) {
@@ -910,14 +1076,17 @@ void PeerHost::Take(const control::CoordinatorMessage& message) {
   if (std::holds_alternative<control::CommitEpoch>(message)) {
     context_.trigger(Moment::kCommitArrived, id_);
   }
-  if (node_.life == life) Tell(peerd::FromCoordinator{message});
+  if (node_.life != life) return;
+  engine_->OnMessage(message);
+  Wake();
 }
 
 void PeerHost::OnStreamEnd(const StreamPtr& stream) {
   if (stream_ != stream) return;
   stream_.reset();
   stream->at_peer = false;
-  if (stream->connected) Tell(peerd::CoordinatorDown{});
+  engine_->OnStreamDown(stream->connected ? "it ended" : "it never stood");
+  Wake();
   // The other end is told, as soon as news can pass.
   Node* const node = coordinator_->node();
   if (node->alive) {
@@ -1001,70 +1170,54 @@ void PeerHost::Beat() {
 
 void PeerHost::OnLinkUp(const peerd::LinkKey& link) {
   context_.story->Tell(context_.world->now(), node_.name, "  link up to ", ToString(link.peer));
-  Tell(peerd::LinkUp{link.run, link.peer});
+  engine_->OnLinkUp(link);
+  Wake();
 }
 
 void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
                           uint32_t silent_ms) {
   context_.story->Tell(context_.world->now(), node_.name, "  link down to ", ToString(link.peer),
                        ": ", reason);
-  transfers_.OnLinkDown(link.peer);
-  Tell(peerd::LinkDown{link.run, link.peer, reason, silent_ms});
+  engine_->OnLinkDown(link, reason, silent_ms);
+  Wake();
 }
 
 absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) {
-  const auto check = [this](const peerd::RelayedFrame& frame) { return core_->CheckRelay(frame); };
-  absl::StatusOr<peerd::TakenFrame> taken = peerd::TakeFrame(link, header, payload, id_, check);
-  if (!taken.ok()) return taken.status();
-  const auto refresh = [this](auto& event) {
-    if (context_.planted != Planted::kStaleFrames) return;
-    event.attempt = std::max(event.attempt, attempts_[event.group]);
-  };
-  if (auto* const ready = std::get_if<peerd::PeerReady>(&*taken)) {
-    refresh(*ready);
-    Tell(std::move(*ready));
-  } else if (auto* const done = std::get_if<peerd::PeerDone>(&*taken)) {
-    refresh(*done);
-    Tell(*done);
-  } else if (const auto* const forward = std::get_if<peerd::ControlFrame>(&*taken)) {
-    if (context_.planted != Planted::kRelayLost) Send(*forward);
+  if (context_.planted == Planted::kRelayLost && header.type == FrameType::kRelay) {
+    const auto body = ParseRelayBody(payload);
+    if (body.ok() && body->destination != id_) return absl::OkStatus();
   }
-  return absl::OkStatus();
+  const absl::Status status = engine_->OnControlFrame(link, header, payload);
+  Wake();
+  return status;
 }
 
 absl::StatusOr<uint8_t*> PeerHost::OnDataHeader(const peerd::LinkKey& link,
                                                 const FrameHeader& header) {
-  return runner_->OnDataHeader(link, header);
+  return engine_->OnDataHeader(link, header);
 }
 
 absl::Status PeerHost::OnDataReceived(const peerd::LinkKey& link, const FrameHeader& header) {
-  const absl::Status status = runner_->OnDataReceived(link, header);
-  if (!pump_due_) {
-    pump_due_ = true;
-    context_.world->On(&node_, context_.world->now(), [this] { Pump(); });
-  }
+  const absl::Status status = engine_->OnDataReceived(link, header);
+  Wake();
   return status;
 }
 
 void PeerHost::OnDataAbandoned(const peerd::LinkKey& link, const FrameHeader& header) {
-  runner_->OnDataAbandoned(link, header);
+  engine_->OnDataAbandoned(link, header);
 }
 
-uint64_t PeerHost::OnSegmentRepeat(uint64_t owner) { return runner_->OnSegmentRepeat(owner); }
+uint64_t PeerHost::OnSegmentRepeat(uint64_t owner) { return engine_->OnSegmentRepeat(owner); }
 
 void PeerHost::OnSegmentSent(uint64_t cookie) {
-  runner_->OnSegmentSent(cookie);
-  if (!std::exchange(pump_due_, true)) {
-    context_.world->On(&node_, context_.world->now(), [this] { Pump(); });
-  }
+  engine_->OnSegmentSent(cookie);
+  Wake();
 }
 
 void PeerHost::OnReceivesDetached(uint64_t cookie) {
-  runner_->OnReceivesDetached(cookie);
-  if (!std::exchange(pump_due_, true)) {
-    context_.world->On(&node_, context_.world->now(), [this] { Pump(); });
-  }
+  engine_->OnReceivesDetached(cookie);
+  Wake();
 }
 
 // ---- planted bugs

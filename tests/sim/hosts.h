@@ -1,10 +1,10 @@
-// The processes of a simulated run: the coordinator and peerds, each a driver around its production
-// core, and the streams between them.
+// The processes of a simulated run: the coordinator, a driver around its production core, peerds,
+// and the streams between them.
 //
 // CoordinatorHost does what the coordinator's loop does: steps the core, makes mutations durable
-// before anything that follows leaves, and starts again from the store after a crash. PeerHost does
-// what the daemon's reactor does: events to the core, actions to the production OpRunner and to the
-// model transport. Every control message crosses as protobuf bytes.
+// before anything that follows leaves, and starts again from the store after a crash. PeerHost is
+// the surroundings of a production engine (peerd/engine) with the production OpRunner: it stands
+// behind all other ports. Every control message crosses as protobuf bytes.
 #pragma once
 
 #include <deque>
@@ -19,8 +19,9 @@
 
 #include "coordinator/core/coordinator_core.h"
 #include "peerd/core/peer_core.h"
-#include "peerd/engine/control_frames.h"
+#include "peerd/engine/engine.h"
 #include "peerd/engine/op_runner.h"
+#include "peerd/engine/ports.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/model_states.h"
 #include "tests/sim/model_transport.h"
@@ -156,7 +157,9 @@ class TrainerSide {
   virtual void OnPeerGone() = 0;
 };
 
-class PeerHost final : private peerd::TransportListener {
+class PeerHost final : private peerd::TransportListener,
+                       private peerd::TrainerPort,
+                       private peerd::EngineObserver {
  public:
   PeerHost(const Context& context, CoordinatorHost* coordinator, int index, PeerId id);
   ~PeerHost() override;
@@ -166,8 +169,8 @@ class PeerHost final : private peerd::TransportListener {
   ModelTransport& transport() { return transport_; }
   ModelTransfers& transfers() { return transfers_; }
   const StreamPtr& stream() const { return stream_; }
-  const peerd::PeerCore& core() const { return *core_; }
-  bool drained() const { return drained_; }
+  const peerd::PeerCore& core() const { return engine_->core(); }
+  bool drained() const { return engine_ != nullptr && engine_->drained(); }
 
   // ---- what its trainers ask for; each arrives after a little while, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
@@ -209,28 +212,31 @@ class PeerHost final : private peerd::TransportListener {
     TrainerSide* trainer = nullptr;  // nullptr: died
     GroupKey group;
     bool gone = false;
+    bool out = false;         // the core has said so
+    bool asked_late = false;  // something, after that
   };
 
-  void Tell(peerd::Event event);
   void FromTrainer(std::function<void()> what);
+  // A request has arrived: from now on the engine owes an answer.
+  struct Answers;
+  Answers& Asks(peerd::LocalId local);
   void ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)> what);
+  // The engine has something to do.
+  void Wake();
   void Pump();
-  void Admit(const peerd::LocalPost& post);
-  void NoteRequest(const peerd::Event& event);
   void Arm();
-  void Carry(peerd::Action& action);
+  // The process is gone, and with it all that it had.
+  void Bury();
   void ReportLinks();
-  void Send(const peerd::ControlFrame& frame) {
-    transport_.SendControl(frame.link, frame.header, frame.bytes());
-  }
   [[noreturn]] void Twice(const char* what, peerd::LocalId local);
-  void CheckAnswered(peerd::LocalId local) const;
+  // `heard`: only requests that the core has heard of.
+  void CheckAnswered(peerd::LocalId local, bool heard) const;
+  void NoteHeard(const peerd::Event& event);
   void CheckWorld(peerd::LocalId local, const peerd::World& world);
   void Take(const control::CoordinatorMessage& message);
   void CheckBounds() const;
   void OnSyncEnded(const peerd::SyncEnded& ended);
   void OnTakeDone(const peerd::TakeDone& done);
-  peerd::SyncRequest Hold(peerd::LocalId local, const Offer& offer);
   void Beat();
   void Connect();
   void SendToCoordinator(const control::PeerMessage& message);
@@ -239,6 +245,30 @@ class PeerHost final : private peerd::TransportListener {
   void SpoilSources(const peerd::AttemptStopped& stopped);
   ModelTransfers::Options TransferOptions();
 
+  // ---- TrainerPort
+  void JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override;
+  void StepDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override;
+  void SyncDone(peerd::LocalId local, const Outcome& outcome,
+                const peerd::StateSyncInfo& info) override;
+  void TakeDone(peerd::LocalId local, const Outcome& outcome,
+                const peerd::StateSyncInfo& info) override;
+  void SyncProgress(peerd::LocalId, const control::FetchProgress&) override {}
+  void LeaveDone(peerd::LocalId local, const Outcome& outcome) override;
+  void PostDone(const peerd::PostRef& post, const Outcome& outcome, const peerd::OpInfo& info,
+                uint64_t bytes_sent, uint64_t bytes_received) override;
+  void WorldChanged(peerd::LocalId local, const peerd::World& world) override;
+  void MemberGone(peerd::LocalId local, const Outcome& outcome) override;
+
+  // ---- EngineObserver
+  bool OnEvent(peerd::Event* event) override;
+  void OnActions(std::vector<peerd::Action>* actions) override;
+  bool OnAction(const peerd::Action& action) override;
+  struct Noter;
+  void Note(const peerd::Action& action);
+  // What a trigger waits for, once the action is carried out. False: this process died of it.
+  bool AfterAction();
+
+  // ---- TransportListener
   void OnLinkUp(const peerd::LinkKey& link) override;
   void OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
                   uint32_t silent_ms) override;
@@ -259,13 +289,18 @@ class PeerHost final : private peerd::TransportListener {
   ModelTransport transport_;
   ModelTransfers transfers_;
   std::unique_ptr<peerd::OpRunner> runner_;
-  std::optional<peerd::PeerCore> core_;
-  std::deque<peerd::Event> events_;
+  std::unique_ptr<peerd::Engine> engine_;
+  class States;  // the port
+  std::unique_ptr<States> states_;
+  std::map<peerd::LocalId, Offer> offers_;  // by the engine's next Begin()
+  std::map<peerd::LocalId, peerd::SyncEnded> ended_;
+  std::map<peerd::LocalId, peerd::TakeDone> taken_;
+  uint64_t life_ = 0;  // of the node, when the turn began
+  std::optional<Moment> moment_;
   bool pumping_ = false;
   bool pump_due_ = false;
   uint64_t pumps_ = 0;
   Tick armed_ = kNever;
-  bool drained_ = false;
 
   StreamPtr stream_;
   uint64_t next_local_ = 1;
@@ -276,8 +311,10 @@ class PeerHost final : private peerd::TransportListener {
   struct Answers {
     bool join = false, step = false, sync = false, take = false, leave = false;
   };
-  std::map<peerd::LocalId, Answers> open_;  // requests that the core has not answered
+  std::map<peerd::LocalId, Answers> open_;  // requests that are not answered
   std::set<peerd::PostRef> open_posts_;
+  std::map<peerd::LocalId, Answers> heard_;  // those of them that the core has heard of
+  std::set<peerd::PostRef> heard_posts_;
 
   // For planted bugs: ops under way and what the others call them.
   struct Running {
@@ -289,6 +326,9 @@ class PeerHost final : private peerd::TransportListener {
   std::map<std::pair<GroupKey, OpOrdinal>, Running> running_;
   std::map<peerd::PostRef, uint8_t*> sources_;
   std::map<GroupKey, Epoch> attempts_;
+  std::vector<peerd::Action> late_;  // actions that are carried out too late
+  Tick late_until_;
+  std::set<std::pair<GroupKey, OpOrdinal>> told_;  // ops whose end the core was told
   std::map<GroupKey, control::PrepareEpoch> prepared_;
 };
 

@@ -1,5 +1,6 @@
 #include "tests/sim/model_states.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -45,6 +46,7 @@ void ModelTransfers::Die() {
   kept_.clear();
   serving_.clear();
   transfers_.clear();
+  reads_.clear();
 }
 
 void ModelTransfers::Hold(LocalId local, std::shared_ptr<ModelState> state,
@@ -91,8 +93,8 @@ void ModelTransfers::Serve(const peerd::ServeState& action) {
   if (RootOf(*held.state) != action.state) {
     Checker::Fail(ToString(action.member) + " serves a state that it has not got");
   }
-  serving_[action.local] = {action.group, action.member,          action.state,     held.strategy,
-                            held.state,   DigestsOf(*held.state), action.may_change};
+  serving_[action.local] = {action.group, action.member,          action.state,      held.strategy,
+                            held.state,   DigestsOf(*held.state), action.may_change, action.local};
 }
 
 void ModelTransfers::EndServe(const peerd::EndServe& action) {
@@ -111,23 +113,50 @@ const ModelTransfers::Serving* ModelTransfers::FindServing(const GroupKey& group
 void ModelTransfers::Give(PeerId to, const GroupKey& group, MemberId member, const Hash128& root,
                           size_t chunk, uint64_t digest,
                           std::function<void(ModelTransfers*, Chunk)> answer) {
-  Chunk given;
-  if (const Serving* const serving = FindServing(group, member, root)) {
-    if (serving->strategy == control::SyncStrategy::kReceive) {
+  std::optional<Serving> serving;
+  if (const Serving* const found = FindServing(group, member, root)) {
+    if (found->strategy == control::SyncStrategy::kReceive) {
       Checker::Fail(ToString(member) + " only receives, and is asked for its state");
     }
-    given.value = serving->state->chunks[chunk];
-    if (DigestOf(*given.value) != digest) {
-      if (!serving->may_change) Checker::Fail(ToString(member) + " changed while it served");
-      given = {std::nullopt, true};
-    }
-    if (given.value && options_.world->Chance(options_.flips)) *given.value ^= 0x100;
+    serving = *found;
+    ++reads_[serving->local].count;
   }
   World& world = *options_.world;
-  world.On(options_.node, world.now() + world.Between(0, options_.chunk_us),
-           [this, to, answer = std::move(answer), given] {
-             Send(to, [=](ModelTransfers* t) { answer(t, given); });
-           });
+  world.On(options_.node, world.now() + world.Between(0, options_.chunk_us), [=, this] {
+    const Chunk given = serving ? Read(*serving, chunk, digest) : Chunk();
+    Send(to, [=](ModelTransfers* t) { answer(t, given); });
+    if (serving) EndRead(serving->local);
+  });
+}
+
+ModelTransfers::Chunk ModelTransfers::Read(const Serving& serving, size_t chunk, uint64_t digest) {
+  Chunk given{serving.state->chunks[chunk], false};
+  if (DigestOf(*given.value) != digest) {
+    if (!serving.may_change) Checker::Fail(ToString(serving.member) + " changed while it was read");
+    return {std::nullopt, true};
+  }
+  if (options_.world->Chance(options_.flips)) *given.value ^= 0x100;
+  return given;
+}
+
+void ModelTransfers::EndRead(LocalId local) {
+  Reads& reads = reads_.at(local);
+  if (--reads.count > 0) return;
+  const std::deque<std::function<void()>> then = std::move(reads.then);
+  reads_.erase(local);
+  for (const auto& act : then) act();
+}
+
+void ModelTransfers::WhenUnread(LocalId local, std::function<void()> act) {
+  const auto it = reads_.find(local);
+  // What others may still ask for is read for as long as they do.
+  if (it == reads_.end() || serving_.contains(local)) return act();
+  it->second.then.push_back(std::move(act));
+}
+
+bool ModelTransfers::reading() const {
+  return std::any_of(reads_.begin(), reads_.end(),
+                     [](const auto& entry) { return !entry.second.then.empty(); });
 }
 
 // ------------------------------------------------------------------------------ receiving

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -78,6 +79,10 @@ class ModelTransfers {
   void Stop(const peerd::StopTransfer& action);
   void Compare(const peerd::CompareManifest& action);
 
+  // Runs `act` once no chunk of the member's state is being read: at once, or later, in order.
+  void WhenUnread(peerd::LocalId local, std::function<void()> act);
+  bool reading() const;
+
   // What is asked of the peer is asked again.
   void OnLinkDown(PeerId peer);
   void Die();
@@ -91,6 +96,13 @@ class ModelTransfers {
     std::shared_ptr<ModelState> state;
     std::vector<uint64_t> digests;
     bool may_change = false;
+    peerd::LocalId local;
+  };
+  // The network reads a chunk some time after it was asked for, also of a state that is not served
+  // any more by then.
+  struct Reads {
+    int count = 0;
+    std::deque<std::function<void()>> then;
   };
   struct Transfer {
     uint64_t id = 0;  // never reused in a run
@@ -120,21 +132,24 @@ class ModelTransfers {
   Transfer* Find(peerd::LocalId local, uint64_t id);
   const Serving* FindServing(const GroupKey& group, MemberId member, const Hash128& root) const;
 
+  struct Chunk {
+    std::optional<uint64_t> value;
+    bool changed = false;  // no value: the source has another one now
+  };
+
   // ---- at the receiver
   void AskDigests(Transfer& transfer);
   void OnDigests(peerd::LocalId local, uint64_t id, uint64_t ask,
                  std::optional<std::vector<uint64_t>> digests);
   void Pump(peerd::LocalId local, uint64_t id);
   void Carry(Transfer& transfer, const peerd::TransferAction& action);
-  struct Chunk {
-    std::optional<uint64_t> value;
-    bool changed = false;  // no value: the source has another one now
-  };
   void OnChunk(peerd::LocalId local, uint64_t id, peerd::AskId ask, Chunk chunk);
   void Arm(Transfer& transfer);
   void End(Transfer& transfer, Outcome outcome);
 
   // ---- at the source
+  Chunk Read(const Serving& serving, size_t chunk, uint64_t digest);
+  void EndRead(peerd::LocalId local);
   void Give(PeerId to, const GroupKey& group, MemberId member, const Hash128& root, size_t chunk,
             uint64_t digest, std::function<void(ModelTransfers*, Chunk)> answer);
 
@@ -144,6 +159,7 @@ class ModelTransfers {
   std::map<peerd::LocalId, std::pair<uint64_t, ModelState>> kept_;  // with its revision
   std::map<peerd::LocalId, Serving> serving_;
   std::map<peerd::LocalId, Transfer> transfers_;
+  std::map<peerd::LocalId, Reads> reads_;
 };
 
 }  // namespace longhaul::sim

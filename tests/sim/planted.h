@@ -1,8 +1,8 @@
 // Bugs that the harness can plant, to show that its checkers find them.
 //
 // They are made by the harness, outside the production code: it changes, drops or forges what
-// passes through its hands, so that the run looks as if a core, the runner, the transport or the
-// driver had the bug.
+// passes through its hands, so that the run looks as if a core, the engine or the transport had the
+// bug.
 #pragma once
 
 #include <string_view>
@@ -33,6 +33,11 @@ enum class Planted {
   kPreparedUntold,     // a peer does not say what it has prepared, nor which preparation it answers
   kTermUntold,         // a peer does not say which term of the store it knows
   kDrainForgotten,     // a coordinator that restarts forgets whom an operator drains
+  // Of the engine:
+  kFinishLate,        // trainers are told of an op before its result is in place
+  kGoneFirst,         // that a member is out is told before its requests are answered
+  kLinkDownLost,      // a link that is lost while the coordinator is away is forgotten
+  kReadersForgotten,  // a sync is told to be over while the network still reads the tensors
 };
 
 struct PlantedName {
@@ -63,6 +68,10 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kPreparedUntold, "prepared_untold"},
     {Planted::kTermUntold, "term_untold"},
     {Planted::kDrainForgotten, "drain_forgotten", false},
+    {Planted::kFinishLate, "finish_late", false},
+    {Planted::kGoneFirst, "gone_first", false},
+    {Planted::kLinkDownLost, "link_down_lost", false},
+    {Planted::kReadersForgotten, "readers_forgotten", false},
 };
 
 }  // namespace longhaul::sim

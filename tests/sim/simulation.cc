@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 
 namespace longhaul::sim {
 
@@ -14,6 +15,7 @@ Simulation::Simulation(const SimulationOptions& options)
       world_(options.seed, options.latency, options.scripted),
       story_(options.mode),
       checker_(options.seed) {
+  SetLogLevel(LogLevel::kError);  // the story tells what engines do
   context_.world = &world_;
   context_.story = &story_;
   context_.checker = &checker_;

@@ -32,7 +32,7 @@ inline int OpenDescriptors() {
 
 // Runs on the reactor thread. By default joins, steps and leaves succeed at once, and the result of
 // an op is twice its source (of float32): as if two members had posted the same.
-class ScriptedHandler : public IpcHandler {
+class ScriptedHandler : public TrainerRequests {
  public:
   void OnJoin(const LocalJoin& join) override {
     events.push_back("join " + std::to_string(join.local.value()) + " " + ToString(join.group) +
@@ -61,11 +61,11 @@ class ScriptedHandler : public IpcHandler {
     events.push_back("leave " + std::to_string(local.value()));
     if (!hold_leaves) server->LeaveDone(local, {});
   }
-  void OnPost(const IpcPost& post) override {
-    posts.push_back(post);
+  void OnPost(const LocalPost& post, PostBuffers buffers) override {
+    posts.push_back({post, std::move(buffers)});
     if (!hold_posts) FinishPost();
   }
-  IpcMembers OnMembers(LocalId) override { return {Epoch(epoch), members}; }
+  PeerCore::MembersView OnMembers(LocalId) override { return {Epoch(epoch), members}; }
   void OnTake(LocalId local, uint32_t timeout_ms) override {
     events.push_back("take " + std::to_string(local.value()) + " " + std::to_string(timeout_ms));
   }
@@ -94,7 +94,7 @@ class ScriptedHandler : public IpcHandler {
   // Answers the post at `index`, the newest by default.
   void FinishPost(const Outcome& outcome = {}, size_t index = SIZE_MAX) {
     if (index == SIZE_MAX) index = posts.size() - 1;
-    const IpcPost post = std::move(posts[index]);
+    const HeldPost post = std::move(posts[index]);
     posts.erase(posts.begin() + static_cast<std::ptrdiff_t>(index));
     if (outcome.ok() && post.desc.dtype == DType::kFloat32) {
       const auto* source = reinterpret_cast<const float*>(post.source);
@@ -111,6 +111,8 @@ class ScriptedHandler : public IpcHandler {
     server->SyncDone(local, outcome, sync_info);
   }
 
+  struct HeldPost : LocalPost, PostBuffers {};
+
   IpcServer* server = nullptr;
   uint64_t epoch = 1;
   std::vector<MemberId> members;
@@ -126,7 +128,7 @@ class ScriptedHandler : public IpcHandler {
   std::vector<Manifest> prepared;               // all
   std::vector<std::function<void()>> prepares;  // held
   std::vector<StateSync> syncs;                 // all
-  std::vector<IpcPost> posts;                   // held
+  std::vector<HeldPost> posts;                  // held
   std::vector<std::string> events;
   uint64_t bytes_added = 0;
   uint64_t bytes_removed = 0;

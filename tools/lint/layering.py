@@ -105,7 +105,7 @@ LAYERS = [
     ),
     Layer(
         r"peerd/ipc/",
-        r"peerd/core/(events|values)\.h|peerd/state/local_state\.h|peerd/(io|ipc)/|proto/wire/|base/|absl/",
+        r"peerd/engine/trainers\.h|peerd/core/(events|values)\.h|peerd/state/local_state\.h|peerd/(io|ipc)/|proto/wire/|base/|absl/",
         "the socket turns bytes into events, and knows neither links nor decisions",
     ),
     Layer(

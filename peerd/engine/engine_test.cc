@@ -1,0 +1,410 @@
+#include "peerd/engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "proto/control/messages.h"
+#include "proto/wire/frame.h"
+
+namespace longhaul::peerd {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+const GroupKey kGroup{"run", 0};
+constexpr PeerId kSelf(1);
+constexpr PeerId kOther(2);
+constexpr LocalId kLocal(1);
+constexpr MemberId kMember(11);
+constexpr uint32_t kPatienceMs = 10000;
+
+// What stands behind the ports tells each call in one list, so that tests see the order.
+class Surroundings final : public TrainerPort, public OpPort, public StatePort, public Links {
+ public:
+  std::vector<std::string> told;
+  std::vector<Outcome> outcomes;
+  std::vector<Event> op_events;
+  std::vector<Event> state_events;
+  std::vector<FrameHeader> frames;
+  std::deque<std::function<void()>> unread;  // what waits, while `read` is true
+  bool read = false;
+  Outcome admitted;
+  bool has_work = false;
+  std::optional<StateSyncInfo> withdrawn;
+  Tick now{Seconds(1)};
+  std::vector<control::PeerMessage> sent;
+
+  void ReadersGone() {
+    for (const auto& act : std::exchange(unread, {})) act();
+  }
+  std::vector<std::string> Told() { return std::exchange(told, {}); }
+
+  // ---- TrainerPort
+  void JoinDone(LocalId, const Outcome& outcome, const World&) override {
+    Answer("join done", outcome);
+  }
+  void StepDone(LocalId, const Outcome& outcome, const World&) override {
+    Answer("step done", outcome);
+  }
+  void SyncDone(LocalId, const Outcome& outcome, const StateSyncInfo&) override {
+    Answer("sync done", outcome);
+  }
+  void TakeDone(LocalId, const Outcome& outcome, const StateSyncInfo&) override {
+    Answer("take done", outcome);
+  }
+  void SyncProgress(LocalId, const control::FetchProgress&) override {}
+  void LeaveDone(LocalId, const Outcome& outcome) override { Answer("leave done", outcome); }
+  void PostDone(const PostRef&, const Outcome& outcome, const OpInfo&, uint64_t sent_bytes,
+                uint64_t) override {
+    Answer("post done sent=" + std::to_string(sent_bytes), outcome);
+  }
+  void WorldChanged(LocalId, const World&) override { told.push_back("world changed"); }
+  void MemberGone(LocalId, const Outcome& outcome) override { Answer("member gone", outcome); }
+
+  // ---- OpPort
+  void AddPost(const PostRef&, const OpDesc&, PostBuffers) override {}
+  Outcome Admit(const LocalPost&, const PostView&) override { return admitted; }
+  bool HasWork() const override { return has_work; }
+  OpTraffic TakePost(const PostRef&) override {
+    told.push_back("take post");
+    return {7, 7};
+  }
+  std::string Payload(const SendReady& ready) const override {
+    return std::string(ready.desc.bytes(), 'x');
+  }
+  void Start(const StartAttempt& a) override {
+    told.push_back("start");
+    op_events.push_back(AttemptComplete{a.group, a.ordinal, a.attempt, "result"});
+  }
+  void Credit(const CreditAttempt&) override { told.push_back("credit"); }
+  void Stop(const StopAttempt&) override { told.push_back("stop"); }
+  void Finish(const FinishAttempt& a) override {
+    told.push_back(a.commit ? "finish commit" : "finish");
+    if (a.commit) op_events.push_back(AttemptFinished{a.group, a.ordinal});
+  }
+  void ForgetGroup(const GroupKey&) override {}
+  std::vector<Event> TakeEvents() override {
+    std::vector<Event> events = std::exchange(op_events, {});
+    for (Event& event : std::exchange(state_events, {})) events.push_back(std::move(event));
+    return events;
+  }
+  SegmentListener* segments() override { return nullptr; }
+
+  // ---- StatePort
+  void Add(LocalId, const GroupKey&, const std::string&) override {}
+  void Gone(LocalId) override { told.push_back("states gone"); }
+  void Forget(LocalId) override { told.push_back("states forget"); }
+  bool KeptRevision(LocalId, const LocalState&, uint64_t*) const override { return false; }
+  void Prepare(const std::shared_ptr<LocalState>&, std::function<void()> done) override { done(); }
+  void Begin(LocalId, const GroupKey&, const StateSync&, bool) override {
+    told.push_back("states begin");
+  }
+  std::optional<StateSyncInfo> Withdraw(LocalId) override {
+    return std::exchange(withdrawn, std::nullopt);
+  }
+  void Carry(const ServeState&) override {}
+  void Carry(const EndServe&) override {}
+  void Carry(const StartTransfer&) override {}
+  void Carry(const ChangeSources&) override {}
+  void Carry(const StopTransfer&) override {}
+  void Carry(const CompareManifest&) override {}
+  StateSyncInfo Carry(const SyncEnded&) override { return {}; }
+  StateSyncInfo Carry(const peerd::TakeDone&) override { return {}; }
+  void WhenUnread(LocalId, std::function<void()> act) override {
+    if (!read) return act();
+    unread.push_back(std::move(act));
+  }
+  bool reading() const override { return !unread.empty(); }
+  void OnLinkUp(const LinkKey&) override { told.push_back("states link up"); }
+  void OnLinkDown(const LinkKey&) override { told.push_back("states link down"); }
+  absl::Status OnControlFrame(const LinkKey&, const FrameHeader&,
+                              std::span<const uint8_t>) override {
+    told.push_back("states frame");
+    return absl::OkStatus();
+  }
+  void Work() override {}
+  Tick NextDeadline() const override { return kNever; }
+  std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() override { return {}; }
+
+  // ---- Links
+  void OpenLinks(const std::string&, uint32_t, Epoch, const std::string&,
+                 const std::vector<LinkRequest>& links, Tick) override {
+    told.push_back("open links " + std::to_string(links.size()));
+  }
+  void KeepLinks(const std::string&, uint32_t, Epoch, const std::vector<PeerId>&) override {}
+  void SendControl(const LinkKey&, const FrameHeader& header, std::span<const uint8_t>) override {
+    told.push_back(header.type == FrameType::kReady ? "send READY" : "send DONE");
+    frames.push_back(header);
+  }
+  void SendControlInTime(const LinkKey& link, const FrameHeader& header,
+                         std::span<const uint8_t> payload) override {
+    told.push_back("in time");
+    SendControl(link, header, payload);
+  }
+  void BreakLink(const LinkKey&, const std::string&) override { told.push_back("break link"); }
+  void AddMemory(const uint8_t*, size_t) override {}
+  void RemoveMemory(const uint8_t*) override {}
+  void SetDetectMs(uint32_t detect_ms) override { detect = detect_ms; }
+
+  uint32_t detect = 0;
+
+ private:
+  void Answer(std::string what, const Outcome& outcome) {
+    told.push_back(std::move(what));
+    outcomes.push_back(outcome);
+  }
+};
+
+class EngineTest : public testing::Test {
+ protected:
+  EngineTest() {
+    SetLogSink([](std::string_view) {});
+    EngineOptions options;
+    options.core.peer = kSelf;
+    options.core.endpoints = {"h:1"};
+    options.coordinator_timeout_ms = kPatienceMs;
+    options.coordinators = "c:1";
+    engine.Start(options, Ports());
+  }
+  ~EngineTest() override { SetLogSink(nullptr); }
+
+  EnginePorts Ports(EngineObserver* observer = nullptr) {
+    EnginePorts ports;
+    ports.trainers = &world;
+    ports.links = &world;
+    ports.ops = &world;
+    ports.states = &world;
+    ports.to_coordinator = [this](const control::PeerMessage& m) { world.sent.push_back(m); };
+    ports.refuse_coordinator = [this](const std::string&) { world.told.push_back("refuse"); };
+    ports.clock = [this] { return world.now; };
+    ports.observer = observer;
+    return ports;
+  }
+
+  void Attach() {
+    engine.OnStreamUp();
+    engine.Turn();
+    control::Welcome welcome;
+    welcome.detect_ms = 700;
+    engine.OnMessage(welcome);
+    engine.Turn();
+  }
+
+  // This peer's member and one of another peer are in epoch 1.
+  void Join() {
+    Attach();
+    engine.OnJoin({kLocal, kGroup, "t"});
+    engine.Turn();
+    engine.OnMessage(control::JoinPending{kLocal.value(), kGroup, kMember});
+    control::PrepareEpoch prepare;
+    prepare.group = kGroup;
+    prepare.epoch = prepare.attempt = prepare.boundary = Epoch(1);
+    prepare.members = {{kMember, kSelf, Epoch(1), "t"}, {MemberId(12), kOther, Epoch(1), "u"}};
+    prepare.peers = {{kSelf, {"h:1"}, 0}, {kOther, {"h:2"}, 0}};
+    engine.OnMessage(prepare);
+    engine.Turn();
+    engine.OnLinkUp({"run", kOther});
+    engine.Turn();
+    engine.OnMessage(control::CommitEpoch{kGroup, Epoch(1), {}});
+    engine.Turn();
+    ASSERT_TRUE(engine.OnMembers(kLocal).epoch);
+    world.told.clear();
+    world.outcomes.clear();
+  }
+
+  static OpDesc Small() {
+    OpDesc desc;
+    desc.dtype = DType::kInt64;
+    desc.count = 1;
+    return desc;
+  }
+
+  // The other peer announces the op that this one has posted with tag 5.
+  static void Ready(Engine* engine) {
+    FrameHeader header;
+    header.type = FrameType::kReady;
+    header.op = OpOrdinal(1);
+    header.attempt = Epoch(1);
+    const auto body = Encode(ReadyBody{Epoch(1), 5, Small(), false});
+    std::vector<uint8_t> payload(body.begin(), body.end());
+    payload.resize(payload.size() + Small().bytes());
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    ASSERT_TRUE(engine->OnControlFrame({"run", kOther}, header, payload).ok());
+  }
+
+  Surroundings world;
+  Engine engine;
+};
+
+TEST_F(EngineTest, NothingIsDoneBeforeATurn) {
+  engine.OnStreamUp();
+  EXPECT_THAT(world.sent, IsEmpty());
+  engine.Turn();
+  ASSERT_EQ(world.sent.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<control::Hello>(world.sent[0]));
+}
+
+TEST_F(EngineTest, WorkThatIsLeftOverAsksForTheNextTurnAtOnce) {
+  EXPECT_GT(engine.NextDeadline(), world.now);
+  world.has_work = true;
+  EXPECT_EQ(engine.NextDeadline(), world.now);
+}
+
+TEST_F(EngineTest, WelcomeTellsLinksHowLongSilenceMayBe) {
+  Attach();
+  EXPECT_TRUE(engine.welcome());
+  EXPECT_EQ(world.detect, 700u);
+  engine.OnStreamDown("reset");
+  EXPECT_FALSE(engine.welcome());
+}
+
+TEST_F(EngineTest, ARefusedPostIsAnsweredAndTheCoreHearsNothingOfIt) {
+  Join();
+  world.admitted = {Code::kUnavailable, "no memory"};
+  engine.OnPost({{kLocal, 1}, 5, Small()}, {});
+  engine.Turn();
+  EXPECT_THAT(world.Told(), ElementsAre("take post", "post done sent=7"));
+  EXPECT_EQ(world.outcomes[0].code, Code::kUnavailable);
+  EXPECT_EQ(engine.core().GetStats().ops_open, 0u);
+}
+
+// The result is in place before the trainer is told, and nobody waits for the DONE of a small op.
+TEST_F(EngineTest, AnOpIsFinishedBeforeItsTrainerIsTold) {
+  Join();
+  engine.OnPost({{kLocal, 1}, 5, Small()}, {});
+  engine.Turn();
+  EXPECT_THAT(world.Told(), ElementsAre("send READY"));
+  Ready(&engine);
+  engine.Turn();
+  // What the attempt does at once is part of the same turn.
+  EXPECT_THAT(world.Told(), ElementsAre("start", "finish commit", "in time", "send DONE",
+                                        "take post", "post done sent=7"));
+}
+
+TEST_F(EngineTest, WhatIsSaidOfAMemberWaitsForTheReadersOfItsTensors) {
+  Join();
+  world.read = true;
+  engine.OnLeave(kLocal);
+  engine.Turn();
+  engine.OnMessage(control::Removed{kGroup, kMember, control::Removal::kLeft, ""});
+  engine.Turn();
+  EXPECT_THAT(world.Told(), IsEmpty());
+  world.ReadersGone();
+  EXPECT_THAT(world.Told(), ElementsAre("leave done", "states forget", "member gone"));
+}
+
+TEST_F(EngineTest, ASyncThatTheCoreHasNotHeardOfEndsWithItsMember) {
+  Join();
+  const StateSync sync;
+  engine.OnStep(kLocal, &sync);
+  engine.Turn();
+  world.withdrawn = StateSyncInfo();
+  engine.OnLeave(kLocal);
+  EXPECT_THAT(world.Told(), ElementsAre("states begin", "sync done", "step done"));
+  EXPECT_EQ(world.outcomes[0].code, Code::kAborted);
+}
+
+// 1. The member is removed while others still read its tensors, so its trainer is not told yet.
+// 2. The trainer begins a sync.
+TEST_F(EngineTest, ASyncOfAMemberThatIsOutIsAnswered) {
+  Join();
+  world.read = true;
+  engine.OnMessage(control::Removed{kGroup, kMember, control::Removal::kEvicted, ""});
+  engine.Turn();
+  const StateSync sync;
+  engine.OnStep(kLocal, &sync);
+  engine.Turn();
+  world.ReadersGone();
+  EXPECT_THAT(world.Told(), ElementsAre("states forget", "member gone", "sync done", "step done"));
+}
+
+TEST_F(EngineTest, AJoinFailsWhenNoCoordinatorServesThePeer) {
+  engine.OnStreamDown("c:1 refused");
+  engine.OnJoin({kLocal, kGroup, "t"});
+  engine.Turn();
+  world.now = world.now + (Millis(kPatienceMs) - 1);
+  engine.Turn();
+  EXPECT_THAT(world.Told(), IsEmpty());
+  world.now = world.now + 1;
+  engine.Turn();
+  ASSERT_FALSE(world.outcomes.empty());
+  EXPECT_EQ(world.outcomes[0].code, Code::kUnavailable);
+  EXPECT_THAT(world.outcomes[0].text, HasSubstr("c:1 refused"));
+  // The coordinator comes back: nobody asks for the member any more.
+  Attach();
+  EXPECT_EQ(engine.core().GetStats().members, 0u);
+}
+
+TEST_F(EngineTest, AStreamThatNeverStoodIsNoNewsForTheCore) {
+  engine.OnStreamDown("c:1 refused");
+  EXPECT_EQ(engine.queued(), 0u);
+}
+
+TEST_F(EngineTest, FramesOfTransfersGoToTheStates) {
+  FrameHeader header;
+  header.type = FrameType::kChunkRequest;
+  EXPECT_TRUE(engine.OnControlFrame({"run", kOther}, header, {}).ok());
+  EXPECT_THAT(world.Told(), ElementsAre("states frame"));
+  EXPECT_EQ(engine.queued(), 0u);
+}
+
+TEST_F(EngineTest, AFrameAgainstTheProtocolClosesTheLink) {
+  FrameHeader header;
+  header.type = FrameType::kReady;
+  EXPECT_FALSE(engine.OnControlFrame({"run", kOther}, header, {}).ok());
+  EXPECT_EQ(engine.queued(), 0u);
+}
+
+TEST_F(EngineTest, ACloneGoesOnByItself) {
+  Join();
+  const std::unique_ptr<Engine> clone = engine.Clone(Ports());
+  EXPECT_EQ(clone->Digest(), engine.Digest());
+  clone->OnLinkDown({"run", kOther}, "reset", 0);
+  clone->Turn();
+  EXPECT_NE(clone->Digest(), engine.Digest());
+}
+
+// Whoever looks may end the turn: a process that is killed between two actions.
+TEST_F(EngineTest, AnObserverEndsATurnBetweenTwoActions) {
+  struct Killer final : EngineObserver {
+    bool OnAction(const Action& action) override {
+      return !std::holds_alternative<PostDone>(action);
+    }
+  } killer;
+  Join();
+  engine.OnPost({{kLocal, 1}, 5, Small()}, {});
+  engine.Turn();
+  world.told.clear();
+  const std::unique_ptr<Engine> doomed = engine.Clone(Ports(&killer));
+  Ready(doomed.get());
+  doomed->Turn();
+  EXPECT_THAT(world.Told(), ElementsAre("start", "finish commit", "in time", "send DONE"));
+}
+
+TEST_F(EngineTest, DrainedAndReadIsOver) {
+  Join();
+  engine.OnDrain(world.now);
+  engine.Turn();
+  world.now = world.now + Seconds(1);
+  engine.Turn();
+  world.read = true;
+  engine.OnMessage(control::Removed{kGroup, kMember, control::Removal::kLeft, ""});
+  engine.Turn();
+  EXPECT_TRUE(engine.drained());
+  EXPECT_FALSE(engine.over());
+  world.unread.clear();
+  EXPECT_TRUE(engine.over());
+}
+
+}  // namespace
+}  // namespace longhaul::peerd

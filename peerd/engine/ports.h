@@ -1,0 +1,152 @@
+// What the engine needs of its surroundings.
+//
+//   trainers ----- TrainerRequests -----> engine ----- TrainerPort -----> trainers
+//   transport ---- TransportListener ---> engine ----- Links -----------> other peers
+//   OpPort, StatePort: the two parts of the engine that move bytes
+//
+// The daemon puts the IPC server, the transport, OpRunner and StateRunner behind these ports. The
+// simulation and the search of small runs put models there, and run the same engine.
+//
+// Threads: the reactor thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/ids.h"
+#include "base/outcome.h"
+#include "base/tick.h"
+#include "peerd/core/actions.h"
+#include "peerd/core/events.h"
+#include "peerd/core/values.h"
+#include "peerd/engine/trainers.h"
+#include "peerd/state/local_state.h"
+#include "peerd/transport/transport.h"
+#include "proto/control/messages.h"
+#include "proto/wire/frame.h"
+#include "proto/wire/op_desc.h"
+
+namespace longhaul::peerd {
+
+// ------------------------------------------------------------------------------ bytes
+
+struct OpTraffic {
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+};
+
+// Runs the attempts that the core asks for. Production: OpRunner.
+class OpPort {
+ public:
+  virtual ~OpPort() = default;
+
+  virtual void AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) = 0;
+  // Takes what the attempts at the op may need, before the core hears of the post. Not OK: how the
+  // post is to be answered; the core is not to hear of it, and nothing has changed.
+  // - InvalidArgument: its tensors overlap those of another local post of the op.
+  // - Unavailable: the memory would exceed the scratch limit, or the system has no more.
+  virtual Outcome Admit(const LocalPost& post, const PostView& view) = 0;
+  // Ends the post; what moved for it. Zeros for a post that is not known.
+  virtual OpTraffic TakePost(const PostRef& post) = 0;
+  // The bytes of a SendReady that is eager.
+  virtual std::string Payload(const SendReady& ready) const = 0;
+  virtual void Start(const StartAttempt& action) = 0;
+  virtual void Credit(const CreditAttempt& action) = 0;
+  virtual void Stop(const StopAttempt& action) = 0;
+  virtual void Finish(const FinishAttempt& action) = 0;
+  virtual void ForgetGroup(const GroupKey& group) = 0;
+  // Once in each turn: goes on with what earlier turns left.
+  virtual void Work() = 0;
+  // The next turn should follow at once.
+  virtual bool HasWork() const = 0;
+  // What the core has to be told, in order.
+  virtual std::vector<Event> TakeEvents() = 0;
+  // The segments of ops.
+  virtual SegmentListener* segments() = 0;
+};
+
+// Hashes, serves and fetches states. Production: StateRunner, which says what each call means.
+class StatePort {
+ public:
+  virtual ~StatePort() = default;
+
+  virtual void SetDetectMs(uint32_t detect_ms) = 0;
+
+  // ---- trainers
+  virtual void Add(LocalId local, const GroupKey& group, const std::string& name) = 0;
+  virtual void Gone(LocalId local) = 0;
+  virtual void Forget(LocalId local) = 0;
+  virtual bool KeptRevision(LocalId local, const LocalState& state, uint64_t* revision) const = 0;
+  virtual void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) = 0;
+  virtual void Begin(LocalId local, const GroupKey& group, const StateSync& sync,
+                     bool with_step) = 0;
+  virtual std::optional<StateSyncInfo> Withdraw(LocalId local) = 0;
+
+  // ---- actions of the core
+  virtual void Carry(const ServeState& action) = 0;
+  virtual void Carry(const EndServe& action) = 0;
+  virtual void Carry(const StartTransfer& action) = 0;
+  virtual void Carry(const ChangeSources& action) = 0;
+  virtual void Carry(const StopTransfer& action) = 0;
+  virtual void Carry(const CompareManifest& action) = 0;
+  virtual StateSyncInfo Carry(const SyncEnded& action) = 0;
+  virtual StateSyncInfo Carry(const TakeDone& action) = 0;
+
+  // Runs `act` once nothing reads the member's tensors: at once, or within a later Work(). What is
+  // handed over for one member runs in that order.
+  virtual void WhenUnread(LocalId local, std::function<void()> act) = 0;
+  // Something waits for that.
+  virtual bool reading() const = 0;
+
+  // ---- links
+  virtual void OnLinkUp(const LinkKey& link) = 0;
+  virtual void OnLinkDown(const LinkKey& link) = 0;
+  virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
+                                      std::span<const uint8_t> payload) = 0;
+  virtual SegmentListener* segments() = 0;
+
+  // ---- time
+  virtual void Work() = 0;
+  virtual Tick NextDeadline() const = 0;
+  virtual std::vector<Event> TakeEvents() = 0;
+  virtual std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() = 0;
+};
+
+// ------------------------------------------------------------------------------ all together
+
+// Looks at what passes through the engine: metrics and, in tests, checks.
+//
+// Tests may change events and actions, to see whether a bug of the engine would be found. And they
+// may end the turn by answering false: nothing further is done, as if the process had been killed.
+class EngineObserver {
+ public:
+  virtual ~EngineObserver() = default;
+  // Before the core is told.
+  virtual bool OnEvent(Event*) { return true; }
+  // After it has decided, before anything is carried out.
+  virtual void OnActions(std::vector<Action>*) {}
+  // Before the action is carried out.
+  virtual bool OnAction(const Action&) { return true; }
+};
+
+// All outlive the engine.
+struct EnginePorts {
+  TrainerPort* trainers = nullptr;
+  Links* links = nullptr;
+  OpPort* ops = nullptr;
+  StatePort* states = nullptr;
+  std::function<void(const control::PeerMessage&)> to_coordinator;
+  // Ends the stream, and goes on to the next address.
+  std::function<void(const std::string& reason)> refuse_coordinator;
+  std::function<Tick()> clock;
+  EngineObserver* observer = nullptr;  // none: nobody looks
+};
+
+}  // namespace longhaul::peerd
