@@ -119,13 +119,14 @@ void ModelTransfers::Give(PeerId to, const GroupKey& group, MemberId member, con
       Checker::Fail(ToString(member) + " only receives, and is asked for its state");
     }
     serving = *found;
-    ++reads_[serving->local].count;
+    // The trainer of a state that may change does not wait for readers.
+    if (!serving->may_change) ++reads_[serving->local].count;
   }
   World& world = *options_.world;
   world.On(options_.node, world.now() + world.Between(0, options_.chunk_us), [=, this] {
     const Chunk given = serving ? Read(*serving, chunk, digest) : Chunk();
     Send(to, [=](ModelTransfers* t) { answer(t, given); });
-    if (serving) EndRead(serving->local);
+    if (serving && !serving->may_change) EndRead(serving->local);
   });
 }
 
@@ -149,8 +150,10 @@ void ModelTransfers::EndRead(LocalId local) {
 
 void ModelTransfers::WhenUnread(LocalId local, std::function<void()> act) {
   const auto it = reads_.find(local);
-  // What others may still ask for is read for as long as they do.
-  if (it == reads_.end() || serving_.contains(local)) return act();
+  const auto serving = serving_.find(local);
+  // Nothing waits for readers as long as there may be more of them.
+  const bool served = serving != serving_.end() && !serving->second.may_change;
+  if (it == reads_.end() || served) return act();
   it->second.then.push_back(std::move(act));
 }
 
