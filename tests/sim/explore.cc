@@ -76,7 +76,7 @@ bool Search::Chosen(uint64_t digest, const Move& move) const {
 
 void Search::Enter(ExploreState state, int faults_left) {
   const uint64_t digest =
-      Digester().Add(state.Digest()).Add(static_cast<uint64_t>(faults_left)).value();
+      Digester().Add(state.Digest(faults_left > 0)).Add(static_cast<uint64_t>(faults_left)).value();
   if (!seen_.insert(digest).second) return;
   if (++result_.states >= options_.states_max) result_.complete = false;
   LH_CHECK(stack_.size() < kDepthMax) << "a run does not come to its end";
@@ -174,18 +174,23 @@ ExploreScenario Measured(ExploreScenario scenario) {
   return scenario;
 }
 
+ExploreScenario GoesBack(ExploreScenario scenario) {
+  scenario.store_goes_back = true;
+  return scenario;
+}
+
 }  // namespace
 
 const std::vector<ExploreScenario>& ExploreScenarios() {
   static const std::vector<ExploreScenario> scenarios = {
-      Make("one_op", 2, {Inside(0, {Post(1)}), Inside(1, {Post(1)})}),
+      GoesBack(Make("one_op", 2, {Inside(0, {Post(1)}), Inside(1, {Post(1)})})),
       Make("one_ring_op", 2, {Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}),
       Make("one_mesh_op", 2, {Inside(0, {PostMesh(1)}), Inside(1, {PostMesh(1)})}),
       Make("abort_on_fault", 2, {Inside(0, {PostOrAbort(1)}), Inside(1, {PostOrAbort(1)})}),
       Make("given_up", 3,
            {Inside(0, {PostOrGiveUp(1)}), Inside(1, {PostOrGiveUp(1)}),
             Inside(2, {PostOrGiveUp(1)})}),
-      Make("two_tags", 2, {Inside(0, {Post(1), Post(2)}), Inside(1, {Post(2), Post(1)})}),
+      GoesBack(Make("two_tags", 2, {Inside(0, {Post(1), Post(2)}), Inside(1, {Post(2), Post(1)})})),
       Make("tag_again", 2, {Inside(0, {Post(1), Post(1)}), Inside(1, {Post(1), Post(1)})}),
       Make("tag_again_or_abort", 3,
            {Inside(0, {Post(1), PostOrAbort(1)}), Inside(1, {Post(1), PostOrAbort(1)}),
@@ -193,13 +198,15 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("two_members_of_one_peer", 2,
            {Inside(0, {Post(1)}), Inside(0, {Post(1)}), Inside(1, {Post(1)})}),
       Make("three_peers", 3, {Inside(0, {Post(1)}), Inside(1, {Post(1)}), Inside(2, {Post(1)})}),
-      Make("join", 2,
-           {Inside(0, {Post(1), Step(), Post(2), Leave()}), Outside(1, {Post(2), Leave()})}),
+      GoesBack(
+          Make("join", 2,
+               {Inside(0, {Post(1), Step(), Post(2), Leave()}), Outside(1, {Post(2), Leave()})})),
       Make("join_during_an_op", 3,
            {Inside(0, {Post(1), Step(), Post(2), Leave()}),
             Inside(1, {Post(1), Step(), Post(2), Leave()}), Outside(2, {Post(2), Leave()})}),
-      Make("leave", 2, {Inside(0, {Post(1), Leave()}), Inside(1, {Post(1), Step(), Post(2)})}),
-      Make("evict", 2, {Inside(0, {Post(1), Step()}), Inside(1, {Post(1), Step()})}, 1),
+      GoesBack(
+          Make("leave", 2, {Inside(0, {Post(1), Leave()}), Inside(1, {Post(1), Step(), Post(2)})})),
+      GoesBack(Make("evict", 2, {Inside(0, {Post(1), Step()}), Inside(1, {Post(1), Step()})}, 1)),
       // Freezes an op whose links all stand.
       Make("evict_one_of_two", 2,
            {Inside(0, {PostRing(1)}), Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}, 1),
@@ -208,12 +215,12 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
                     {Inside(0, {PostRing(1), Step(), PostRing(2)}),
                      Inside(1, {PostRing(1), Step(), PostRing(2)}),
                      Inside(2, {PostRing(1), Step(), PostRing(2)})})),
-      Make("sync", 2, {Inside(0, {Sync(5), Post(1)}), Inside(1, {Sync(6), Post(1)})}),
+      GoesBack(Make("sync", 2, {Inside(0, {Sync(5), Post(1)}), Inside(1, {Sync(6), Post(1)})})),
       Make("sync_at_a_boundary", 2,
            {Inside(0, {StepWith(5), StepWith(7)}), Inside(1, {StepWith(6), StepWith(8)})}),
       Make("sync_of_three", 3, {Inside(0, {Sync(6)}), Inside(1, {Sync(5)}), Inside(2, {Sync(6)})}),
-      Make("sync_of_a_joiner", 2,
-           {Inside(0, {StepWith(5), Leave()}), Outside(1, {Sync(6), Leave()})}),
+      GoesBack(Make("sync_of_a_joiner", 2,
+                    {Inside(0, {StepWith(5), Leave()}), Outside(1, {Sync(6), Leave()})})),
   };
   return scenarios;
 }

@@ -918,7 +918,8 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
         coordinator::Apply(m, records.get());
       }
       durable_ = std::move(records);
-      before_ = ForgetsPlansOnly(*before, *durable_) ? before : nullptr;
+      const bool may_go_back = scenario_->store_goes_back && ForgetsPlansOnly(*before, *durable_);
+      before_ = may_go_back ? before : nullptr;
       before_digest_ = before_ != nullptr ? DigestOf(*before_) : 0;
       CheckState(*before);
     } else if (const auto* to_peer = std::get_if<coordinator::ToPeer>(&action)) {
@@ -1611,7 +1612,7 @@ void ExploreState::Reconnect(int i, bool first) {
 
 // ------------------------------------------------------------------------------ views
 
-uint64_t ExploreState::Digest() const {
+uint64_t ExploreState::Digest(bool faults) const {
   Digester digest;
   const auto add_queue = [&](const Queue& queue) {
     digest.Add(uint64_t{queue.size()});
@@ -1658,7 +1659,8 @@ uint64_t ExploreState::Digest() const {
   }
   // The records that are durable are part of the coordinator's digest, unless it is down.
   if (!coordinator_) digest.Add(DigestOf(*durable_));
-  digest.Add(before_digest_);
+  // Only a fault brings the write before the last one back.
+  if (faults) digest.Add(before_digest_);
   for (const Member& member : members_) {
     digest.Add(uint64_t{member.next}).Add(member.boundary).Add(member.calls);
     digest.Add(uint64_t{member.dead} | uint64_t{member.gone} << 1 |

@@ -58,6 +58,9 @@ struct ExploreScenario {
   std::vector<ScriptedMember> members;
   int evicted = -1;       // the member that an operator evicts at some time
   bool measured = false;  // at some time all links are, and another ring is the better one
+  // The store may lose its last write. Every state is there once for each such write, so only
+  // scenarios that are small have this fault.
+  bool store_goes_back = false;
 };
 
 struct Move {
@@ -114,7 +117,8 @@ class ExploreState {
   std::vector<Move> Moves(bool faults) const;
   // False if `crash_after` is more than there is to do; the state is of no use then.
   bool Apply(const Move& move);
-  uint64_t Digest() const;
+  // `faults`: more of them may follow.
+  uint64_t Digest(bool faults) const;
 
   std::string Text(const Move& move) const;
   // Told of each action, for stories.

@@ -66,7 +66,7 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kResultForgotten, "result_forgotten"},
     {Planted::kTornUntold, "torn_untold", false},
     {Planted::kPreparedUntold, "prepared_untold"},
-    {Planted::kTermUntold, "term_untold"},
+    {Planted::kTermUntold, "term_untold", false},
     {Planted::kDrainForgotten, "drain_forgotten", false},
     {Planted::kFinishLate, "finish_late", false},
     {Planted::kGoneFirst, "gone_first", false},
