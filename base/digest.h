@@ -2,21 +2,34 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
-#include "base/hash128.h"
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
 
 namespace longhaul {
 
-// For other types of value: a function AddTo(const T&, Digester*) beside the type.
+// Takes numbers, enums, strings, ids, structs that name their fields (base/fields.h; their secrets
+// are left out), classes with a member AddTo(Digester*) const or a function AddTo(const T&, Digester*)
+// beside them, and vectors, sets, maps, pairs and
+// optionals of these.
 class Digester {
  public:
   Digester& Add(uint64_t value) {
     state_ = (state_ ^ value) * 0x9e3779b97f4a7c15u;
     state_ ^= state_ >> 29;
     return *this;
+  }
+  template <class T>
+  requires std::is_integral_v<T> || std::is_enum_v<T> Digester& Add(T value) {
+    return Add(static_cast<uint64_t>(value));
   }
   Digester& Add(const std::string& text) {
     Add(text.size());
@@ -28,17 +41,57 @@ class Digester {
   Digester& Add(Id<Kind> id) {
     return Add(id.value());
   }
-  Digester& Add(const Hash128& hash) { return Add(hash.high).Add(hash.low); }
-  Digester& Add(const GroupKey& key) { return Add(key.run).Add(uint64_t{key.group}); }
+  template <class T>
+  Digester& Add(const std::optional<T>& value) {
+    Add(value.has_value());
+    return value ? Add(*value) : *this;
+  }
+  template <class T>
+  Digester& Add(const std::vector<T>& list) {
+    return AddEach(list);
+  }
+  template <class T>
+  Digester& Add(const std::set<T>& set) {
+    return AddEach(set);
+  }
+  template <class K, class V>
+  Digester& Add(const std::map<K, V>& map) {
+    return AddEach(map);
+  }
+  template <class A, class B>
+  Digester& Add(const std::pair<A, B>& pair) {
+    return Add(pair.first).Add(pair.second);
+  }
+  template <class T>
+  requires requires(const T& value, Digester* digest) { value.AddTo(digest); }
+  Digester& Add(const T& value) {
+    value.AddTo(this);
+    return *this;
+  }
   template <class T>
   requires requires(const T& value, Digester* digest) { AddTo(value, digest); }
   Digester& Add(const T& value) {
     AddTo(value, this);
     return *this;
   }
+  template <HasFields T>
+  Digester& Add(const T& value) {
+    ForEachField<T>([&](const auto& field) {
+      using Rule = std::decay_t<decltype(field.rule)>;
+      if constexpr (!std::is_same_v<Rule, rule::Secret>) Add(value.*field.member);
+    });
+    return *this;
+  }
   uint64_t value() const { return state_; }
 
  private:
+  template <class List>
+  Digester& AddEach(const List& list) {
+    Add(list.size());
+    for (const auto& element : list) Add(element);
+    return *this;
+  }
+
   uint64_t state_ = 0xcbf29ce484222325u;
 };
 

@@ -5,12 +5,15 @@
 #include <cstdint>
 #include <string>
 
+#include "base/fields.h"
+
 namespace longhaul {
 
 struct Hash128 {
   uint64_t high = 0;
   uint64_t low = 0;
   friend auto operator<=>(const Hash128&, const Hash128&) = default;
+  LH_FIELDS(Hash128, LH_FIELD(high), LH_FIELD(low));
 };
 
 // 32 lower-case hexadecimal digits.

@@ -6,6 +6,8 @@
 #include <string>
 #include <tuple>
 
+#include "base/fields.h"
+
 namespace longhaul {
 
 template <class Kind>
@@ -33,12 +35,14 @@ using Epoch = Id<struct EpochKind>;
 // Different peers name the same op by different ordinals.
 using OpOrdinal = Id<struct OpOrdinalKind>;
 
+inline constexpr size_t kRunNameBytesMax = 64;
+
 // The members whose tensors are combined: group `group` of run `run`.
 struct GroupKey {
   std::string run;
   uint32_t group = 0;
   friend auto operator<=>(const GroupKey&, const GroupKey&) = default;
-  friend bool operator==(const GroupKey&, const GroupKey&) = default;
+  LH_FIELDS(GroupKey, LH_FIELD(run, rule::Name{1, kRunNameBytesMax}), LH_FIELD(group));
 };
 
 // "p1f" and the like in logs; ids print as a letter and a number.
@@ -54,6 +58,34 @@ inline std::string ToString(Epoch epoch) { return std::to_string(epoch.value());
 inline std::string ToString(OpOrdinal ordinal) { return "o" + std::to_string(ordinal.value()); }
 inline std::string ToString(const GroupKey& key) {
   return key.run + "/" + std::to_string(key.group);
+}
+
+// The letter of ids that print with one; 0 for those that print as a number.
+template <class Kind>
+constexpr char IdPrefix(Id<Kind>) {
+  return 0;
+}
+constexpr char IdPrefix(PeerId) { return 'p'; }
+constexpr char IdPrefix(MemberId) { return 'm'; }
+constexpr char IdPrefix(OpOrdinal) { return 'o'; }
+
+// The reverse of ToString(); false, and *id as it was, for any other text.
+template <class Kind>
+bool ParseId(const std::string& text, Id<Kind>* id) {
+  constexpr uint64_t kBase = IdPrefix(Id<Kind>()) == 'p' ? 16 : 10;
+  const size_t letters = IdPrefix(*id) == 0 ? 0 : 1;
+  if (text.size() <= letters || (letters != 0 && text[0] != IdPrefix(*id))) return false;
+  uint64_t value = 0;
+  for (size_t i = letters; i < text.size(); ++i) {
+    const char c = text[i];
+    uint64_t digit = kBase;
+    if (c >= '0' && c <= '9') digit = static_cast<uint64_t>(c - '0');
+    if (c >= 'a' && c <= 'f') digit = static_cast<uint64_t>(c - 'a') + 10;
+    if (digit >= kBase || value > (UINT64_MAX - digit) / kBase) return false;
+    value = value * kBase + digit;
+  }
+  *id = Id<Kind>(value);
+  return true;
 }
 
 }  // namespace longhaul

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/fields.h"
+
 namespace longhaul {
 
 enum class Code : int32_t {
@@ -20,12 +22,21 @@ enum class Code : int32_t {
   kInternal = 9,
 };
 
+constexpr auto NamesOf(Code) {
+  return EnumNames{
+      0,
+      {"ok", "invalid_argument", "failed_precondition", "unavailable", "aborted",
+       "deadline_exceeded", "too_few_members", "evicted", "state_mismatch", "internal"}};
+}
+
+inline constexpr size_t kOutcomeTextBytesMax = 448;
+
 // A code and, unless it is kOk, a text that says what was seen and what to do.
 struct Outcome {
   Code code = Code::kOk;
   std::string text;
   bool ok() const { return code == Code::kOk; }
-  friend bool operator==(const Outcome&, const Outcome&) = default;
+  LH_FIELDS(Outcome, LH_FIELD(code), LH_FIELD(text, rule::Text{kOutcomeTextBytesMax}));
 };
 
 }  // namespace longhaul

@@ -35,16 +35,6 @@ grpc::Status BadRequest(const std::string& what) {
   return {grpc::StatusCode::INVALID_ARGUMENT, what};
 }
 
-// "m3" and "p1f"; 0 if it is not written so.
-uint64_t ParseId(const std::string& text, char letter, bool hex) {
-  uint64_t value = 0;
-  if (text.size() < 2 || text.size() > 21 || text[0] != letter) return 0;
-  const std::string digits = text.substr(1);
-  if (digits.find_first_not_of("0123456789abcdef") != std::string::npos) return 0;
-  const bool read = hex ? absl::SimpleHexAtoi(digits, &value) : absl::SimpleAtoi(digits, &value);
-  return read ? value : 0;
-}
-
 // ------------------------------------------------------------------------------ to protobuf
 
 bool Selects(const v1::Selector& selector, const GroupKey& group) {
@@ -71,7 +61,7 @@ absl::StatusOr<std::vector<const GroupView*>> Select(const v1::Selector& selecto
 void Fill(const MemberView& member, v1::MemberStatus* status) {
   status->set_member(ToString(member.member));
   status->set_peer(ToString(member.peer));
-  status->set_name(control::CleanText(member.name, LH_MEMBER_NAME_BYTES_MAX));
+  status->set_name(CleanText(member.name, LH_MEMBER_NAME_BYTES_MAX));
   status->set_joined(member.joined.value());
   status->set_voting(member.voting);
   status->set_background(member.background && member.joined);
@@ -85,8 +75,8 @@ void Fill(const MemberView& member, v1::MemberStatus* status) {
 
 void Fill(const PeerView& peer, v1::PeerStatus* status) {
   status->set_peer(ToString(peer.peer));
-  status->set_host(control::CleanText(peer.host, LH_ERROR_TEXT_BYTES_MAX));
-  status->set_endpoint(control::CleanText(peer.endpoint, LH_ENDPOINT_BYTES_MAX));
+  status->set_host(CleanText(peer.host, LH_ERROR_TEXT_BYTES_MAX));
+  status->set_endpoint(CleanText(peer.endpoint, LH_ENDPOINT_BYTES_MAX));
   status->set_attached(peer.attached);
   status->set_draining(peer.draining);
   status->set_ops_open(peer.load.ops_open);
@@ -105,14 +95,14 @@ void Fill(const GroupView& group, v1::GroupStatus* status) {
   status->set_group(group.group.group);
   status->set_epoch(group.committed.value());
   status->set_preparing(group.preparing.value());
-  status->set_waiting_for(control::CleanText(group.waiting_for, SIZE_MAX));
+  status->set_waiting_for(CleanText(group.waiting_for, SIZE_MAX));
   for (const MemberView& member : group.members) Fill(member, status->add_members());
   for (const PeerView& peer : group.ring) Fill(peer, status->add_ring());
   for (const BlockedRecord& blocked : group.blocked) {
     v1::BlockedStatus* const b = status->add_blocked();
     b->set_a(ToString(blocked.pair.a));
     b->set_b(ToString(blocked.pair.b));
-    b->set_reason(control::CleanText(blocked.reason, LH_ERROR_TEXT_BYTES_MAX));
+    b->set_reason(CleanText(blocked.reason, LH_ERROR_TEXT_BYTES_MAX));
   }
   status->set_ring_epoch(group.ring_epoch.value());
   status->set_ring_gain(group.ring_gain);
@@ -131,7 +121,7 @@ void Fill(const StampedEvent& stamped, const std::string& incarnation, v1::Event
   proto->set_epoch(event.epoch.value());
   if (event.member) proto->set_member(ToString(event.member));
   if (event.peer) proto->set_peer(ToString(event.peer));
-  proto->set_text(control::CleanText(event.text, SIZE_MAX));
+  proto->set_text(CleanText(event.text, SIZE_MAX));
   proto->set_incarnation(incarnation);
   if (event.sync) {
     v1::Sync* const sync = proto->mutable_sync();
@@ -353,7 +343,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     response->set_incarnation(loop_->core_config().incarnation);
     response->set_version(kVersion);
     response->set_detect_ms(loop_->core_config().detect_ms);
-    response->set_store(control::CleanText(loop_->store_name(), SIZE_MAX));
+    response->set_store(CleanText(loop_->store_name(), SIZE_MAX));
     response->set_streams(static_cast<uint32_t>(loop_->sessions()));
     return ForEach(context, request->selector(),
                    [response](const GroupView& group) { Fill(group, response->add_groups()); });
@@ -380,29 +370,29 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
       v1::ExplainResponse::Group* proto = response->add_groups();
       proto->set_run(group.group.run);
       proto->set_group(group.group.group);
-      proto->set_verdict(control::CleanText(explanation.verdict, SIZE_MAX));
+      proto->set_verdict(CleanText(explanation.verdict, SIZE_MAX));
       for (const std::string& fact : explanation.facts) {
-        proto->add_facts(control::CleanText(fact, SIZE_MAX));
+        proto->add_facts(CleanText(fact, SIZE_MAX));
       }
     });
   }
 
   Unary* Drain(Context* context, const v1::DrainRequest* request, v1::DrainResponse*) override {
     Unary* reactor = context->DefaultReactor();
-    const PeerId peer(ParseId(request->peer(), 'p', true));
-    if (!peer) {
+    PeerId peer;
+    if (!ParseId(request->peer(), &peer) || !peer) {
       reactor->Finish(BadRequest("peer: write it as in `lhctl ring`, for instance p1f"));
       return reactor;
     }
-    loop_->Drain({peer, control::CleanText(request->reason(), LH_ERROR_TEXT_BYTES_MAX)},
+    loop_->Drain({peer, CleanText(request->reason(), LH_ERROR_TEXT_BYTES_MAX)},
                  [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
     return reactor;
   }
 
   Unary* Evict(Context* context, const v1::EvictRequest* request, v1::EvictResponse*) override {
     Unary* reactor = context->DefaultReactor();
-    const MemberId member(ParseId(request->member(), 'm', false));
-    if (!member) {
+    MemberId member;
+    if (!ParseId(request->member(), &member) || !member) {
       reactor->Finish(BadRequest("member: write it as in `lhctl members`, for instance m3"));
       return reactor;
     }
@@ -412,7 +402,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     }
     loop_->Evict({{request->run(), request->group()},
                   member,
-                  control::CleanText(request->reason(), LH_ERROR_TEXT_BYTES_MAX)},
+                  CleanText(request->reason(), LH_ERROR_TEXT_BYTES_MAX)},
                  [reactor](const absl::Status& status) { reactor->Finish(ToGrpc(status)); });
     return reactor;
   }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/ids.h"
 
 namespace longhaul::control {
@@ -18,6 +19,7 @@ struct BlockedPair {
   PeerId a;  // a < b
   PeerId b;
   friend auto operator<=>(const BlockedPair&, const BlockedPair&) = default;
+  LH_FIELDS(BlockedPair, LH_FIELD(a), LH_FIELD(b));
 };
 
 // In rising order, each pair once, as in PrepareEpoch.

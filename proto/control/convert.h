@@ -1,8 +1,8 @@
 // Control messages as protobuf and back: the border at which foreign messages are checked.
 //
-// What FromProto() lets through needs no further doubt: exactly one message is set, names have the
-// right length and alphabet, counts are within proto/wire/limits.h, ids that a message needs are
-// not 0 and not twice in one list, enums are known, epochs are in order, endpoints are host:port.
+// Derived from the fields that the messages name (proto/control/messages.h, base/fields.h): a field
+// of a struct is the field of that name in the .proto file. What FromProto() lets through needs no
+// further doubt: exactly one message is set, and nothing in it breaks a rule of its fields.
 // Texts for people are not worth a refusal: they are cut to their limit, and made valid UTF-8.
 // Fields of newer releases are ignored, kinds of message of newer releases refused.
 //
@@ -24,7 +24,8 @@ namespace longhaul::control {
 v1::PeerMessage ToProto(const PeerMessage& message);
 v1::CoordinatorMessage ToProto(const CoordinatorMessage& message);
 
-// InvalidArgument: the text names message, field and value. The stream is to be closed.
+// InvalidArgument: the text names message, field and value ("EpochReady: ops[3].ordinal is 0, not
+// an id"). The stream is to be closed.
 absl::StatusOr<PeerMessage> FromProto(const v1::PeerMessage& proto);
 absl::StatusOr<CoordinatorMessage> FromProto(const v1::CoordinatorMessage& proto);
 
@@ -34,13 +35,5 @@ std::string Serialize(const PeerMessage& message);
 std::string Serialize(const CoordinatorMessage& message);
 absl::StatusOr<PeerMessage> ParsePeerMessage(const std::string& bytes);
 absl::StatusOr<CoordinatorMessage> ParseCoordinatorMessage(const std::string& bytes);
-
-// "EpochReady" and so on: for logs and metrics.
-const char* Name(const PeerMessage& message);
-const char* Name(const CoordinatorMessage& message);
-
-// `text` cut to at most `bytes_max` bytes at the border of a character, with what is no UTF-8
-// replaced by '?'. Every text for people passes here on its way out and in.
-std::string CleanText(const std::string& text, size_t bytes_max);
 
 }  // namespace longhaul::control

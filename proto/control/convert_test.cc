@@ -1,12 +1,14 @@
 #include "proto/control/convert.h"
 
 #include <functional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/fields.h"
 #include "base/prng.h"
 #include "gtest/gtest.h"
 #include "proto/longhaul/v1/coordinator.pb.h"
@@ -265,6 +267,62 @@ TEST(ConvertTest, GarbageIsRefusedOrCanonical) {
   }
 }
 
+// The names of the fields of T and of all structs in it, as "offer.number"; those of a protobuf
+// message.
+template <HasFields T>
+void AddNames(const std::string& prefix, std::set<std::string>* names) {
+  ForEachField<T>([&](const auto& field) {
+    using Member = std::remove_cvref_t<decltype(std::declval<T>().*field.member)>;
+    using Rule = std::remove_cvref_t<decltype(field.rule)>;
+    const auto add = [&]<class V>(V*) {
+      if constexpr (HasFields<V>) {
+        const bool flat = std::is_same_v<Rule, rule::Flat>;
+        AddNames<V>(flat ? prefix : prefix + field.name + ".", names);
+        if (flat) return;
+      }
+      names->insert(prefix + field.name);
+    };
+    if constexpr (kIsVector<Member> || kIsOptional<Member>) {
+      add(static_cast<typename Member::value_type*>(nullptr));
+    } else {
+      add(static_cast<Member*>(nullptr));
+    }
+  });
+}
+void AddNames(const google::protobuf::Descriptor* type, const std::string& prefix,
+              std::set<std::string>* names) {
+  for (int i = 0; i < type->field_count(); ++i) {
+    const std::string name = prefix + type->field(i)->name();
+    names->insert(name);
+    if (type->field(i)->message_type() == nullptr) continue;
+    AddNames(type->field(i)->message_type(), name + ".", names);
+  }
+}
+
+template <class... Kinds>
+void ExpectSameFields(const google::protobuf::Descriptor* envelope, std::variant<Kinds...>*) {
+  EXPECT_EQ(size_t(envelope->field_count()), sizeof...(Kinds));
+  const auto expect_same = [&]<class Kind>(Kind*) {
+    const google::protobuf::FieldDescriptor* proto = nullptr;
+    for (int i = 0; i < envelope->field_count(); ++i) {
+      const bool found = envelope->field(i)->message_type()->name() == Kind::kName;
+      if (found) proto = envelope->field(i);
+    }
+    ASSERT_NE(proto, nullptr) << Kind::kName;
+    std::set<std::string> ours;
+    std::set<std::string> theirs;
+    AddNames<Kind>("", &ours);
+    AddNames(proto->message_type(), "", &theirs);
+    EXPECT_EQ(ours, theirs) << Kind::kName;
+  };
+  (expect_same(static_cast<Kinds*>(nullptr)), ...);
+}
+
+TEST(ConvertTest, ProtoFileAndStructsHaveTheSameFields) {
+  ExpectSameFields(v1::PeerMessage::descriptor(), static_cast<PeerMessage*>(nullptr));
+  ExpectSameFields(v1::CoordinatorMessage::descriptor(), static_cast<CoordinatorMessage*>(nullptr));
+}
+
 // Why a message, changed by `spoil`, is refused; "" if it is not.
 template <class Message>
 std::string Refusal(Message message, const std::function<void(Message*)>& spoil) {
@@ -288,9 +346,9 @@ TEST(RefusalTest, MessageOfNoKind) {
 
 TEST(RefusalTest, GroupNames) {
   EXPECT_EQ(REFUSAL(Vote, m->group.run = ""),
-            "Vote: run is \"\", not 1 to 64 bytes of [A-Za-z0-9._-]");
+            "Vote: group.run is \"\", not 1 to 64 bytes of [A-Za-z0-9._-]");
   EXPECT_EQ(REFUSAL(Vote, m->group.run = "a/b"),
-            "Vote: run is \"a/b\", not 1 to 64 bytes of [A-Za-z0-9._-]");
+            "Vote: group.run is \"a/b\", not 1 to 64 bytes of [A-Za-z0-9._-]");
   EXPECT_EQ(REFUSAL(Vote, m->group.run = std::string(LH_RUN_NAME_BYTES_MAX, 'a')), "");
   EXPECT_NE(REFUSAL(Vote, m->group.run = std::string(LH_RUN_NAME_BYTES_MAX + 1, 'a')), "");
   v1::PeerMessage without;
@@ -352,10 +410,10 @@ TEST(RefusalTest, Endpoints) {
 TEST(RefusalTest, SecretsOfPeersAreBounded) {
   EXPECT_EQ(REFUSAL(Hello, m->secret.assign(LH_PEER_SECRET_BYTES_MAX, '\xff')), "");
   EXPECT_EQ(REFUSAL(Hello, m->secret.assign(LH_PEER_SECRET_BYTES_MAX + 1, '\xff')),
-            "Hello: secret is 65 bytes long, not at most 64");
+            "Hello: secret is 65 bytes, not 0 to 64");
   EXPECT_EQ(REFUSAL(Welcome, m->secret.assign(LH_PEER_SECRET_BYTES_MAX, '\xff')), "");
   EXPECT_EQ(REFUSAL(Welcome, m->secret.assign(LH_PEER_SECRET_BYTES_MAX + 1, '\xff')),
-            "Welcome: secret is 65 bytes long, not at most 64");
+            "Welcome: secret is 65 bytes, not 0 to 64");
 }
 
 TEST(RefusalTest, CountsOfHello) {
@@ -381,18 +439,18 @@ TEST(RefusalTest, CountsOfHello) {
 
 TEST(RefusalTest, WhatComesTwice) {
   EXPECT_EQ(REFUSAL(Hello, m->groups.assign(2, {{"run", 1}, Epoch(), {}})),
-            "Hello: group run/1 comes twice");
+            "Hello: groups has run/1 twice");
   EXPECT_EQ(REFUSAL(Hello, m->groups = {{{"run", 1}, Epoch(), {MemberId(2), MemberId(2)}}}),
-            "Hello: member m2 comes twice");
+            "Hello: groups[0].members has m2 twice");
   EXPECT_EQ(REFUSAL(EpochReady, m->ops.assign(2, {OpOrdinal(3), Epoch(1)})),
-            "EpochReady: ordinal o3 comes twice");
+            "EpochReady: ops has o3 twice");
   EXPECT_EQ(REFUSAL(EpochReady, m->ops = {{OpOrdinal(3), Epoch(1)}};
                     m->ops[0].matches.assign(2, {PeerId(4), OpOrdinal(1)})),
-            "EpochReady: peer of matches p4 comes twice");
+            "EpochReady: ops[0].matches has p4 twice");
   EXPECT_EQ(REFUSAL(EpochFailed, m->unreachable.assign(2, {PeerId(4), ""})),
-            "EpochFailed: peer of unreachable p4 comes twice");
+            "EpochFailed: unreachable has p4 twice");
   EXPECT_EQ(REFUSAL(CommitEpoch, m->fates.assign(2, {OpOrdinal(3), Fate::kRedo})),
-            "CommitEpoch: ordinal o3 comes twice");
+            "CommitEpoch: fates has o3 twice");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members.push_back(m->members[0])), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.push_back(m->peers[0])), "");
 }
@@ -411,42 +469,40 @@ TEST(RefusalTest, OpsThatAreNotNamed) {
 
 TEST(RefusalTest, NumbersThatAreNoEnum) {
   EXPECT_EQ(REFUSAL(CommitEpoch, m->fates = {{OpOrdinal(1), static_cast<Fate>(0)}}),
-            "CommitEpoch: fate is 0, not 1 to 3");
+            "CommitEpoch: fates[0].fate is 0, not 1 to 3");
   EXPECT_EQ(REFUSAL(CommitEpoch, m->fates = {{OpOrdinal(1), static_cast<Fate>(4)}}),
-            "CommitEpoch: fate is 4, not 1 to 3");
+            "CommitEpoch: fates[0].fate is 4, not 1 to 3");
   EXPECT_EQ(REFUSAL(Removed, m->why = static_cast<Removal>(0)), "Removed: why is 0, not 1 to 5");
   EXPECT_EQ(REFUSAL(Removed, m->why = static_cast<Removal>(6)), "Removed: why is 6, not 1 to 5");
   EXPECT_EQ(REFUSAL(JoinRefused, m->outcome.code = Code::kOk),
             "JoinRefused: code is 0, not one of an error");
   EXPECT_EQ(REFUSAL(JoinRefused, m->outcome.code = static_cast<Code>(10)),
-            "JoinRefused: code is 10, not one of an error");
+            "JoinRefused: code is 10, not at most 9");
 }
 
 TEST(RefusalTest, OffersThatMakeNoSense) {
-  EXPECT_EQ(REFUSAL(SyncVote, m->offer.number = 0),
-            "SyncVote: number of the offer is 0, not an id");
+  EXPECT_EQ(REFUSAL(SyncVote, m->offer.number = 0), "SyncVote: offer.number is 0, not an id");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = static_cast<SyncStrategy>(0)),
-            "SyncVote: strategy is 0, not 1 to 3");
+            "SyncVote: offer.strategy is 0, not 1 to 3");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = static_cast<SyncStrategy>(4)),
-            "SyncVote: strategy is 4, not 1 to 3");
+            "SyncVote: offer.strategy is 4, not 1 to 3");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.revision = LH_REVISION_MAX), "");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.revision = LH_REVISION_MAX + 1),
-            "SyncVote: revision is 9223372036854775809, not at most 2^63");
+            "SyncVote: offer.revision is 9223372036854775809, not at most 9223372036854775808");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = SyncStrategy::kSend; m->offer.complete = false),
-            "SyncVote: offer is incomplete, not one of a member that sends");
+            "SyncVote: offer.complete is 0, not 1, as the member sends");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.complete = true; m->offer.unsettled = true),
-            "SyncVote: offer is complete and unsettled, not one of the two");
+            "SyncVote: offer.unsettled is 1, not 0, as the state is complete");
   EXPECT_EQ(REFUSAL(SyncVote, m->member = MemberId()), "SyncVote: member is 0, not an id");
-  EXPECT_EQ(REFUSAL(Vote, m->sync = SyncOffer{}), "Vote: number of the offer is 0, not an id");
+  EXPECT_EQ(REFUSAL(Vote, m->sync = SyncOffer{}), "Vote: sync.number is 0, not an id");
 }
 
 TEST(RefusalTest, EndsOfSyncsThatMakeNoSense) {
   EXPECT_EQ(REFUSAL(SyncDone, m->number = 0), "SyncDone: number is 0, not an id");
   EXPECT_EQ(REFUSAL(SyncDone, m->outcome.code = static_cast<Code>(10)),
-            "SyncDone: code is 10, not 0 to 9");
-  EXPECT_EQ(REFUSAL(SyncDone, m->corrupt.assign(2, MemberId(4))),
-            "SyncDone: corrupt m4 comes twice");
-  EXPECT_EQ(REFUSAL(SyncDone, m->sources = {MemberId()}), "SyncDone: sources is 0, not an id");
+            "SyncDone: code is 10, not at most 9");
+  EXPECT_EQ(REFUSAL(SyncDone, m->corrupt.assign(2, MemberId(4))), "SyncDone: corrupt has m4 twice");
+  EXPECT_EQ(REFUSAL(SyncDone, m->sources = {MemberId()}), "SyncDone: sources[0] is 0, not an id");
   const auto accepts = [](uint64_t sources) {
     SyncDone done = Generator(7).MakeSyncDone();
     done.sources.clear();
@@ -465,14 +521,14 @@ TEST(RefusalTest, MeasuredLinksThatMakeNoSense) {
   EXPECT_EQ(refusal({PeerId(1), PeerId(2), 5, 0, 0}), "");
   EXPECT_EQ(refusal({PeerId(1), PeerId(2), 0, 5, 0}), "");
   EXPECT_EQ(refusal({PeerId(1), PeerId(2), 0, 0, 5}),
-            "LinkReport: bytes_per_second is 0, and so is rtt_us, not a measurement");
-  EXPECT_EQ(refusal({PeerId(0), PeerId(2), 5, 5, 5}), "LinkReport: from is 0, not an id");
-  EXPECT_EQ(refusal({PeerId(1), PeerId(0), 5, 5, 5}), "LinkReport: to is 0, not an id");
+            "LinkReport: links[0].bytes_per_second is 0, and so is rtt_us, not a measurement");
+  EXPECT_EQ(refusal({PeerId(0), PeerId(2), 5, 5, 5}), "LinkReport: links[0].from is 0, not an id");
+  EXPECT_EQ(refusal({PeerId(1), PeerId(0), 5, 5, 5}), "LinkReport: links[0].to is 0, not an id");
   EXPECT_EQ(refusal({PeerId(1), PeerId(1), 5, 5, 5}),
-            "LinkReport: to is p1, not another peer than from");
+            "LinkReport: links[0].to is p1, not another peer than from");
   const LinkMeasure link{PeerId(1), PeerId(2), 5, 5, 5};
   EXPECT_EQ(ParsePeerMessage(Serialize(PeerMessage(LinkReport{{link, link}}))).status().message(),
-            "LinkReport: link from p1 to p2 comes twice");
+            "LinkReport: links has p1-p2 twice");
   const auto accepts = [](uint64_t links) {
     LinkReport report;
     for (uint64_t i = 1; i <= links; ++i) {
@@ -508,15 +564,15 @@ TEST(RefusalTest, ResultsOfSyncsThatMakeNoSense) {
             "SyncResult: sources is 0 long, not 1 to 64");
   EXPECT_EQ(refusal(SyncAction::kFetch, Code::kOk, LH_SYNC_SOURCES_MAX), "");
   EXPECT_EQ(refusal(SyncAction::kFetch, Code::kOk, LH_SYNC_SOURCES_MAX + 1),
-            "SyncResult: sources is 65 long, not 1 to 64");
+            "SyncResult: sources is 65 long, not 0 to 64");
   EXPECT_EQ(refusal(static_cast<SyncAction>(0), Code::kOk, 0),
             "SyncResult: action is 0, not 1 to 3");
   EXPECT_EQ(REFUSAL(StateAgreed, m->revision = uint64_t{LH_REVISION_MAX} + 1),
-            "StateAgreed: revision is 9223372036854775809, not at most 2^63");
+            "StateAgreed: revision is 9223372036854775809, not at most 9223372036854775808");
   EXPECT_EQ(REFUSAL(SyncResult, m->number = 0), "SyncResult: number is 0, not an id");
   EXPECT_EQ(REFUSAL(SyncResult, m->action = SyncAction::kFetch; m->outcome = {};
                     m->sources = {{MemberId(1), PeerId()}}),
-            "SyncResult: peer of sources is 0, not an id");
+            "SyncResult: sources[0].peer is 0, not an id");
 }
 
 // What other releases read: the bytes of one message of each kind, by hand.
@@ -528,12 +584,12 @@ TEST(GoldenTest, MessagesOfSyncs) {
   };
   const std::string group = "\x0a\x05\x0a\x03run";
   const std::string offer = std::string("\x08\x05\x10\x02\x18\x0d\x22\x12") + hash(1, 2) +
-                            "\x2a\x12" + hash(3, 4) + "\x30\x01\x38\x01\x40\x01";
-  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, false, true, true};
+                            "\x2a\x12" + hash(3, 4) + "\x30\x01\x38\x01";
+  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, true, true, false};
   EXPECT_EQ(Serialize(PeerMessage(SyncVote{{"run", 0}, MemberId(7), said})),
-            std::string("\x82\x01\x3f") + group + "\x10\x07\x1a\x34" + offer);
+            std::string("\x82\x01\x3d") + group + "\x10\x07\x1a\x32" + offer);
   EXPECT_EQ(Serialize(PeerMessage(Vote{{"run", 0}, MemberId(7), 9, said})),
-            std::string("\x22\x42") + group + "\x10\x07\x18\x09\x82\x01\x34" + offer);
+            std::string("\x22\x40") + group + "\x10\x07\x18\x09\x82\x01\x32" + offer);
   const SyncDone done{{"run", 0},    MemberId(7),  5, {Code::kAborted, "x"}, state, 6,
                       {MemberId(1)}, {MemberId(2)}};
   EXPECT_EQ(Serialize(PeerMessage(done)), std::string("\x8a\x01\x2c") + group +
@@ -655,7 +711,7 @@ TEST(RefusalTest, TokensAndKnobs) {
   EXPECT_EQ(REFUSAL(Welcome, m->store = 0), "Welcome: store is 0, not an id");
   EXPECT_EQ(REFUSAL(Welcome, m->term = 0), "Welcome: term is 0, not an id");
   EXPECT_EQ(REFUSAL(Hello, m->groups = {{{"run", 1}, Epoch(), {}, Epoch(4), 0}}),
-            "Hello: prepared is 4 with preparation 0, not both or none");
+            "Hello: groups[0].prepared is 4 with preparation 0, not both or none");
   EXPECT_NE(REFUSAL(Hello, m->groups = {{{"run", 1}, Epoch(), {}, Epoch(), 0, true}}), "");
   EXPECT_NE(REFUSAL(Welcome, m->detect_ms = 0), "");
   EXPECT_EQ(REFUSAL(Welcome, m->detect_ms = LH_DETECT_MS_MAX), "");

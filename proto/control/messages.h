@@ -1,7 +1,9 @@
 // What a peer and the coordinator say to each other, as plain values.
 //
-// Both cores speak in these; proto/control/convert.h turns them into the protobuf messages of
-// proto/longhaul/v1 and back, validating what comes in. No protobuf, clock or socket here.
+// Both cores speak in these. Each names its fields and what they may hold (base/fields.h), and
+// proto/control/convert.h derives from that how they become the protobuf messages of
+// proto/longhaul/v1 and back. A new field therefore is: a member, its place in the list below it,
+// and a line of the .proto file under the same name. No protobuf, clock or socket here.
 //
 // Peer to coordinator, all of it safe to repeat: after a reconnect the peer says Hello and then
 // again whatever has not been answered (Join, Vote, SyncVote, Leave, EpochReady).
@@ -10,19 +12,33 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/outcome.h"
 #include "proto/control/blocked.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::control {
 
 // What both ends must have in common. Rises whenever one release's messages would be misunderstood
 // by another; Hello says it, and the coordinator refuses a stream of another version.
 inline constexpr uint32_t kProtocolVersion = 6;
+
+// Rules of fields (base/fields.h) that several messages share.
+inline constexpr rule::Text kText{LH_ERROR_TEXT_BYTES_MAX};
+inline constexpr rule::Text kLabel{128};  // versions, names of hosts and of coordinators
+inline constexpr rule::List kEndpoints{1, LH_ENDPOINTS_MAX, rule::Endpoint{LH_ENDPOINT_BYTES_MAX}};
+static_assert(kRunNameBytesMax == LH_RUN_NAME_BYTES_MAX);
+static_assert(kOutcomeTextBytesMax == LH_ERROR_TEXT_BYTES_MAX);
+
+// Ops that one peer can have in flight in one group, and ops of others that it can miss.
+inline constexpr size_t kOpReportsMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX;
+inline constexpr size_t kMissedOpsMax = 262144;
 
 // ---------------------------------------------------------------- peer to coordinator
 
@@ -35,7 +51,11 @@ struct GroupState {
   Epoch prepared;
   uint64_t preparation = 0;  // PrepareEpoch::preparation of it
   bool frozen = false;       // it froze ops
-  friend bool operator==(const GroupState&, const GroupState&) = default;
+  std::string Fault() const;
+  GroupKey Key() const { return group; }
+  LH_FIELDS(GroupState, LH_FIELD(group), LH_FIELD(committed),
+            LH_FIELD(members, rule::List{0, LH_LOCAL_MEMBERS_MAX}), LH_FIELD(prepared),
+            LH_FIELD(preparation), LH_FIELD(frozen));
 };
 
 // First message on every stream.
@@ -52,7 +72,12 @@ struct Hello {
   uint64_t store = 0;
   uint64_t term = 0;
   std::string coordinator;
-  friend bool operator==(const Hello&, const Hello&) = default;
+  LH_MESSAGE(Hello, hello, LH_FIELD(peer, rule::Needed{}), LH_FIELD(endpoints, kEndpoints),
+             LH_FIELD(protocol), LH_FIELD(lanes, rule::Range{0, LH_LANES_MAX}),
+             LH_FIELD(version, kLabel), LH_FIELD(host, kLabel),
+             LH_FIELD(groups, rule::List{0, LH_GROUPS_MAX}),
+             LH_FIELD(secret, rule::Secret{0, LH_PEER_SECRET_BYTES_MAX}), LH_FIELD(store),
+             LH_FIELD(term), LH_FIELD(coordinator, kLabel));
 };
 
 // A local trainer asks to become a member. `request` names the asking within this peer for ever.
@@ -70,7 +95,12 @@ struct Join {
   // Nobody is to wait until it has the group's state: MemberInfo::counts is kCountsNotYet at first,
   // unless the group is empty.
   bool background = false;
-  friend bool operator==(const Join&, const Join&) = default;
+  std::string Fault() const;
+  LH_MESSAGE(Join, join, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
+             LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}),
+             LH_FIELD(cohort, rule::Name{0, LH_COHORT_NAME_BYTES_MAX}), LH_FIELD(cohort_size),
+             LH_FIELD(step_deadline_ms, rule::Range{0, LH_STEP_DEADLINE_MS_MAX}),
+             LH_FIELD(background));
 };
 
 // A member, pending or admitted, is gone: by its own wish, or because its trainer died.
@@ -79,11 +109,13 @@ struct Leave {
   MemberId member;
   bool died = false;
   std::string reason;
-  friend bool operator==(const Leave&, const Leave&) = default;
+  LH_MESSAGE(Leave, leave, LH_FIELD(group), LH_FIELD(member, rule::Needed{}), LH_FIELD(died),
+             LH_FIELD(reason, kText));
 };
 
 // How a member takes part in a sync of shared state (docs/adr/0014-shared-state.md).
 enum class SyncStrategy : uint8_t { kPopular = 1, kReceive = 2, kSend = 3 };
+constexpr auto NamesOf(SyncStrategy) { return EnumNames{1, {"popular", "receive", "send"}}; }
 
 // The state that a member brings to a sync.
 struct SyncOffer {
@@ -100,7 +132,10 @@ struct SyncOffer {
   // Not complete, and not known to be broken: a transfer into it is not over, for instance. Offered
   // again it may be complete.
   bool unsettled = false;
-  friend bool operator==(const SyncOffer&, const SyncOffer&) = default;
+  std::string Fault() const;
+  LH_FIELDS(SyncOffer, LH_FIELD(number, rule::Needed{}), LH_FIELD(strategy),
+            LH_FIELD(revision, rule::Range{0, LH_REVISION_MAX}), LH_FIELD(manifest),
+            LH_FIELD(state), LH_FIELD(complete), LH_FIELD(kept), LH_FIELD(unsettled));
 };
 
 // The member stands at a step boundary. `number` counts the boundaries of this member from 1.
@@ -113,13 +148,15 @@ struct Vote {
   // Of a member in the background: from this boundary on it counts. Its vote carries no offer
   // otherwise.
   bool ready = false;
-  friend bool operator==(const Vote&, const Vote&) = default;
+  LH_MESSAGE(Vote, vote, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+             LH_FIELD(number, rule::Needed{}), LH_FIELD(sync), LH_FIELD(ready));
 };
 
 struct OpMatch {
   PeerId peer;
   OpOrdinal ordinal;
-  friend bool operator==(const OpMatch&, const OpMatch&) = default;
+  PeerId Key() const { return peer; }
+  LH_FIELDS(OpMatch, LH_FIELD(peer, rule::Needed{}), LH_FIELD(ordinal, rule::Needed{}));
 };
 
 // An op that this peer has announced and not settled. `matches` is complete when `done` is true:
@@ -132,7 +169,10 @@ struct OpReport {
   bool done = false;
   bool abort_on_fault = false;
   std::vector<OpMatch> matches;
-  friend bool operator==(const OpReport&, const OpReport&) = default;
+  OpOrdinal Key() const { return ordinal; }
+  LH_FIELDS(OpReport, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(boundary, rule::Needed{}),
+            LH_FIELD(tag), LH_FIELD(done), LH_FIELD(abort_on_fault),
+            LH_FIELD(matches, rule::List{0, LH_MEMBERS_MAX}));
 };
 
 // All links of the epoch stand. If the epoch freezes ops, they are frozen here: this peer sends no
@@ -142,13 +182,15 @@ struct EpochReady {
   Epoch epoch;
   std::vector<OpReport> ops;
   uint64_t preparation = 0;  // of the PrepareEpoch that it answers
-  friend bool operator==(const EpochReady&, const EpochReady&) = default;
+  LH_MESSAGE(EpochReady, epoch_ready, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
+             LH_FIELD(ops, rule::List{0, kOpReportsMax}), LH_FIELD(preparation, rule::Needed{}));
 };
 
 struct Unreachable {
   PeerId peer;
   std::string reason;  // names the address tried
-  friend bool operator==(const Unreachable&, const Unreachable&) = default;
+  PeerId Key() const { return peer; }
+  LH_FIELDS(Unreachable, LH_FIELD(peer, rule::Needed{}), LH_FIELD(reason, kText));
 };
 
 // Some links of the epoch could not be built.
@@ -157,7 +199,9 @@ struct EpochFailed {
   Epoch epoch;
   std::vector<Unreachable> unreachable;
   uint64_t preparation = 0;  // of the PrepareEpoch that it answers
-  friend bool operator==(const EpochFailed&, const EpochFailed&) = default;
+  LH_MESSAGE(EpochFailed, epoch_failed, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
+             LH_FIELD(unreachable, rule::List{1, LH_MEMBERS_MAX}),
+             LH_FIELD(preparation, rule::Needed{}));
 };
 
 // The link to a peer of the group broke or fell silent. `epoch` is the newest epoch (prepared or
@@ -170,7 +214,9 @@ struct LinkLost {
   PeerId peer;
   std::string reason;
   uint32_t silent_ms = 0;
-  friend bool operator==(const LinkLost&, const LinkLost&) = default;
+  LH_MESSAGE(LinkLost, link_lost, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
+             LH_FIELD(peer, rule::Needed{}), LH_FIELD(reason, kText),
+             LH_FIELD(silent_ms, rule::Capped{LH_DETECT_MS_MAX}));
 };
 
 struct GroupLoad {
@@ -179,7 +225,8 @@ struct GroupLoad {
   uint64_t ops_settled = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
-  friend bool operator==(const GroupLoad&, const GroupLoad&) = default;
+  LH_FIELDS(GroupLoad, LH_FIELD(group), LH_FIELD(ops_open), LH_FIELD(ops_settled),
+            LH_FIELD(bytes_sent), LH_FIELD(bytes_received));
 };
 
 // How far a fetch of shared state is.
@@ -188,26 +235,29 @@ struct FetchProgress {
   uint64_t bytes_total = 0;  // that differ; 0: not known yet
   uint64_t bytes_per_second = 0;
   uint32_t sources = 0;  // that are being asked
-  friend bool operator==(const FetchProgress&, const FetchProgress&) = default;
+  LH_FIELDS(FetchProgress, LH_FIELD(bytes_done), LH_FIELD(bytes_total), LH_FIELD(bytes_per_second),
+            LH_FIELD(sources));
 };
 
 struct FetchLoad {
   GroupKey group;
   MemberId member;
   FetchProgress progress;
-  friend bool operator==(const FetchLoad&, const FetchLoad&) = default;
+  LH_FIELDS(FetchLoad, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+            LH_FIELD(progress, rule::Flat{}));
 };
 
 // Sent every detect_ms / 3 whatever else is sent: its absence is silence.
 struct Heartbeat {
   std::vector<GroupLoad> loads;
   std::vector<FetchLoad> fetches;
-  friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
+  LH_MESSAGE(Heartbeat, heartbeat, LH_FIELD(loads, rule::List{0, LH_GROUPS_MAX}),
+             LH_FIELD(fetches, rule::List{0, LH_LOCAL_MEMBERS_MAX}));
 };
 
 // The daemon is being stopped or drained: no new members here.
 struct Draining {
-  friend bool operator==(const Draining&, const Draining&) = default;
+  LH_MESSAGE(Draining, draining);
 };
 
 // The member waits for the others to agree on one state.
@@ -215,7 +265,8 @@ struct SyncVote {
   GroupKey group;
   MemberId member;
   SyncOffer offer;
-  friend bool operator==(const SyncVote&, const SyncVote&) = default;
+  LH_MESSAGE(SyncVote, sync_vote, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+             LH_FIELD(offer));
 };
 
 // What the member was told to fetch is here and verified (`outcome` is OK), or will not come.
@@ -228,7 +279,10 @@ struct SyncDone {
   uint64_t bytes = 0;             // received
   std::vector<MemberId> sources;  // who sent any of them
   std::vector<MemberId> corrupt;  // whose bits were not what they said, and were not used
-  friend bool operator==(const SyncDone&, const SyncDone&) = default;
+  LH_MESSAGE(SyncDone, sync_done, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+             LH_FIELD(number, rule::Needed{}), LH_FIELD(outcome, rule::Flat{}), LH_FIELD(state),
+             LH_FIELD(bytes), LH_FIELD(sources, rule::List{0, LH_SYNC_SOURCES_MAX}),
+             LH_FIELD(corrupt, rule::List{0, LH_SYNC_SOURCES_MAX}));
 };
 
 // What was measured of one direction of a link. One of its ends is the peer that reports it; of
@@ -240,7 +294,10 @@ struct LinkMeasure {
   uint32_t rtt_us = 0;            // there and back, without queues; 0: not measured
   uint32_t age_ms = 0;            // how long ago
   bool at_least = false;          // with few connections, or for a moment: ops may get more
-  friend bool operator==(const LinkMeasure&, const LinkMeasure&) = default;
+  std::pair<PeerId, PeerId> Key() const { return {from, to}; }
+  std::string Fault() const;
+  LH_FIELDS(LinkMeasure, LH_FIELD(from, rule::Needed{}), LH_FIELD(to, rule::Needed{}),
+            LH_FIELD(bytes_per_second), LH_FIELD(rtt_us), LH_FIELD(age_ms), LH_FIELD(at_least));
 };
 
 // Each direction of the links to all other peers of a group (LH_MEMBERS_MAX).
@@ -250,7 +307,7 @@ inline constexpr size_t kLinkMeasuresMax = 2048;
 // forgotten, every few minutes; never needed for anything to go on.
 struct LinkReport {
   std::vector<LinkMeasure> links;  // at most kLinkMeasuresMax
-  friend bool operator==(const LinkReport&, const LinkReport&) = default;
+  LH_MESSAGE(LinkReport, link_report, LH_FIELD(links, rule::List{0, kLinkMeasuresMax}));
 };
 
 using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
@@ -269,7 +326,10 @@ struct Welcome {
   std::string secret = {};
   uint64_t store = 0;  // random, as old as the store
   uint64_t term = 0;   // rises with each start of a coordinator on the store
-  friend bool operator==(const Welcome&, const Welcome&) = default;
+  LH_MESSAGE(Welcome, welcome, LH_FIELD(coordinator, kLabel),
+             LH_FIELD(detect_ms, rule::Range{1, LH_DETECT_MS_MAX}),
+             LH_FIELD(secret, rule::Secret{0, LH_PEER_SECRET_BYTES_MAX}),
+             LH_FIELD(store, rule::Needed{}), LH_FIELD(term, rule::Needed{}));
 };
 
 // The join is known; the member waits for admission.
@@ -277,14 +337,17 @@ struct JoinPending {
   uint64_t request = 0;
   GroupKey group;
   MemberId member;
-  friend bool operator==(const JoinPending&, const JoinPending&) = default;
+  LH_MESSAGE(JoinPending, join_pending, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
+             LH_FIELD(member, rule::Needed{}));
 };
 
 struct JoinRefused {
   uint64_t request = 0;
   GroupKey group;
   Outcome outcome;
-  friend bool operator==(const JoinRefused&, const JoinRefused&) = default;
+  std::string Fault() const;
+  LH_MESSAGE(JoinRefused, join_refused, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
+             LH_FIELD(outcome, rule::Flat{}));
 };
 
 // Every member stands at the boundary and what was pending has been decided. `epoch` is the epoch
@@ -294,7 +357,8 @@ struct VoteResult {
   MemberId member;
   uint64_t number = 0;
   Epoch epoch;
-  friend bool operator==(const VoteResult&, const VoteResult&) = default;
+  LH_MESSAGE(VoteResult, vote_result, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+             LH_FIELD(number, rule::Needed{}), LH_FIELD(epoch, rule::Needed{}));
 };
 
 // Of a member in the background (docs/adr/0014-shared-state.md, "Joiners").
@@ -308,14 +372,19 @@ struct MemberInfo {
   // Ops of older boundaries than this one leave its input out, syncs do not wait for it before. 0:
   // it counts in all that it takes part in.
   Epoch counts;
-  friend bool operator==(const MemberInfo&, const MemberInfo&) = default;
+  MemberId Key() const { return member; }
+  LH_FIELDS(MemberInfo, LH_FIELD(member, rule::Needed{}), LH_FIELD(peer, rule::Needed{}),
+            LH_FIELD(joined, rule::Needed{}),
+            LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(counts));
 };
 
 struct PeerInfo {
   PeerId peer;
   std::vector<std::string> endpoints;
   uint32_t lanes = 0;
-  friend bool operator==(const PeerInfo&, const PeerInfo&) = default;
+  PeerId Key() const { return peer; }
+  LH_FIELDS(PeerInfo, LH_FIELD(peer, rule::Needed{}), LH_FIELD(endpoints, kEndpoints),
+            LH_FIELD(lanes, rule::Range{0, LH_LANES_MAX}));
 };
 
 // What the links of a group cost, as far as they were measured when the epoch was prepared: told to
@@ -324,7 +393,8 @@ struct LinkCost {
   uint32_t latency_us = 0;        // one way between the two that are farthest apart; 0: unknown
   uint64_t bytes_per_second = 0;  // of the slowest direction of a link; 0: unknown
   uint64_t ring_bytes_per_second = 0;  // of the slowest from a peer to the next; 0: unknown
-  friend bool operator==(const LinkCost&, const LinkCost&) = default;
+  LH_FIELDS(LinkCost, LH_FIELD(latency_us), LH_FIELD(bytes_per_second),
+            LH_FIELD(ring_bytes_per_second));
 };
 
 // Build what the epoch needs, answer EpochReady or EpochFailed. Replaces an earlier PrepareEpoch
@@ -347,15 +417,24 @@ struct PrepareEpoch {
   // Random: two preparations never have the same, not even if the store forgot the first one and
   // its number is used again. Answers repeat it.
   uint64_t preparation = 0;
-  friend bool operator==(const PrepareEpoch&, const PrepareEpoch&) = default;
+  std::string Fault() const;
+  LH_MESSAGE(PrepareEpoch, prepare_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
+             LH_FIELD(base), LH_FIELD(boundary, rule::Needed{}), LH_FIELD(attempt),
+             LH_FIELD(freeze), LH_FIELD(members, rule::List{1, LH_MEMBERS_MAX}),
+             LH_FIELD(peers, rule::List{1, LH_MEMBERS_MAX}),
+             LH_FIELD(blocked, rule::List{0, LH_BLOCKED_PAIRS_MAX}),
+             LH_FIELD(token, rule::Secret{1, LH_TOKEN_BYTES_MAX}), LH_FIELD(cause, kText),
+             LH_FIELD(cost), LH_FIELD(preparation, rule::Needed{}));
 };
 
 enum class Fate : uint8_t { kCommit = 1, kRedo = 2, kAbort = 3 };
+constexpr auto NamesOf(Fate) { return EnumNames{1, {"commit", "redo", "abort"}}; }
 
 struct OpFate {
   OpOrdinal ordinal;
   Fate fate = Fate::kRedo;
-  friend bool operator==(const OpFate&, const OpFate&) = default;
+  OpOrdinal Key() const { return ordinal; }
+  LH_FIELDS(OpFate, LH_FIELD(ordinal, rule::Needed{}), LH_FIELD(fate));
 };
 
 // An op that others had announced and abort, and this peer had not: its members' posts end Aborted,
@@ -364,7 +443,7 @@ struct MissedOp {
   Epoch boundary;
   uint64_t tag = 0;
   friend auto operator<=>(const MissedOp&, const MissedOp&) = default;
-  friend bool operator==(const MissedOp&, const MissedOp&) = default;
+  LH_FIELDS(MissedOp, LH_FIELD(boundary, rule::Needed{}), LH_FIELD(tag));
 };
 
 // The epoch is in force. `fates` covers exactly the ops of this peer's EpochReady (freezing
@@ -374,7 +453,10 @@ struct CommitEpoch {
   Epoch epoch;
   std::vector<OpFate> fates;
   std::vector<MissedOp> missed;  // in rising order
-  friend bool operator==(const CommitEpoch&, const CommitEpoch&) = default;
+  std::string Fault() const;
+  LH_MESSAGE(CommitEpoch, commit_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
+             LH_FIELD(fates, rule::List{0, kOpReportsMax}),
+             LH_FIELD(missed, rule::List{0, kMissedOpsMax}));
 };
 
 // The prepared epoch will not come, and nothing replaces it. Never sent for one that freezes.
@@ -382,10 +464,14 @@ struct AbortEpoch {
   GroupKey group;
   Epoch epoch;
   std::string reason;
-  friend bool operator==(const AbortEpoch&, const AbortEpoch&) = default;
+  LH_MESSAGE(AbortEpoch, abort_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
+             LH_FIELD(reason, kText));
 };
 
 enum class Removal : uint8_t { kLeft = 1, kDied = 2, kEvicted = 3, kUnreachable = 4, kUnknown = 5 };
+constexpr auto NamesOf(Removal) {
+  return EnumNames{1, {"left", "died", "evicted", "unreachable", "unknown"}};
+}
 
 // The member is no longer one. Also the answer to its Leave.
 struct Removed {
@@ -393,26 +479,29 @@ struct Removed {
   MemberId member;
   Removal why = Removal::kLeft;
   std::string reason;
-  friend bool operator==(const Removed&, const Removed&) = default;
+  LH_MESSAGE(Removed, removed, LH_FIELD(group), LH_FIELD(member, rule::Needed{}), LH_FIELD(why),
+             LH_FIELD(reason, kText));
 };
 
 // How many wait for admission, whenever that changes.
 struct PendingCount {
   GroupKey group;
   uint32_t count = 0;
-  friend bool operator==(const PendingCount&, const PendingCount&) = default;
+  LH_MESSAGE(PendingCount, pending_count, LH_FIELD(group),
+             LH_FIELD(count, rule::Range{0, LH_MEMBERS_MAX}));
 };
 
 // An operator asks this peer to drain, as SIGTERM would.
 struct Drain {
   std::string reason;
-  friend bool operator==(const Drain&, const Drain&) = default;
+  LH_MESSAGE(Drain, drain, LH_FIELD(reason, kText));
 };
 
 struct SyncSource {
   MemberId member;
   PeerId peer;
-  friend bool operator==(const SyncSource&, const SyncSource&) = default;
+  MemberId Key() const { return member; }
+  LH_FIELDS(SyncSource, LH_FIELD(member, rule::Needed{}), LH_FIELD(peer, rule::Needed{}));
 };
 
 enum class SyncAction : uint8_t {
@@ -423,6 +512,8 @@ enum class SyncAction : uint8_t {
   // named any more are gone, others have come.
   kFetch = 3,
 };
+
+constexpr auto NamesOf(SyncAction) { return EnumNames{1, {"end", "serve", "fetch"}}; }
 
 // Answer to an offer.
 struct SyncResult {
@@ -436,7 +527,11 @@ struct SyncResult {
   Hash128 state;
   // kFetch: who has it, at least one. kEnd because of another manifest: whose to compare with.
   std::vector<SyncSource> sources;
-  friend bool operator==(const SyncResult&, const SyncResult&) = default;
+  std::string Fault() const;
+  LH_MESSAGE(SyncResult, sync_result, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+             LH_FIELD(number, rule::Needed{}), LH_FIELD(action), LH_FIELD(outcome, rule::Flat{}),
+             LH_FIELD(revision), LH_FIELD(manifest), LH_FIELD(state),
+             LH_FIELD(sources, rule::List{0, LH_SYNC_SOURCES_MAX}));
 };
 
 // What the group has agreed on last, to peers with a member in the background: with each commit of
@@ -446,11 +541,19 @@ struct StateAgreed {
   uint64_t revision = 0;
   Hash128 manifest;
   Hash128 state;
-  friend bool operator==(const StateAgreed&, const StateAgreed&) = default;
+  LH_MESSAGE(StateAgreed, state_agreed, LH_FIELD(group),
+             LH_FIELD(revision, rule::Range{0, LH_REVISION_MAX}), LH_FIELD(manifest),
+             LH_FIELD(state));
 };
 
 using CoordinatorMessage =
     std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch, CommitEpoch,
                  AbortEpoch, Removed, PendingCount, Drain, SyncResult, StateAgreed>;
+
+// "EpochReady" and so on: for logs and metrics.
+template <class... Kinds>
+const char* Name(const std::variant<Kinds...>& message) {
+  return std::visit([](const auto& m) { return std::decay_t<decltype(m)>::kName; }, message);
+}
 
 }  // namespace longhaul::control

@@ -1,0 +1,340 @@
+// One definition of a message or record: a struct names its fields once, next to its members.
+//
+//   struct Join {
+//     uint64_t request = 0;
+//     std::string name;
+//     LH_FIELDS(Join, LH_FIELD(request, rule::Needed{}), LH_FIELD(name, rule::Name{0, 64}))
+//   };
+//
+// Everything else that has to know the fields derives from this list: equality (in the macro),
+// checks (FaultIn, below), the protobuf message of the same field names (proto/control/convert.cc),
+// the text in stores, journals and logs (base/fields_json.h), and digests (base/digest.h). A field
+// that the list leaves out is a compile error for none of them, so list every field.
+//
+// A struct may also have
+//   std::string Fault() const;  what is wrong between its fields, as FaultIn() would say it, or ""
+//   auto Key() const;           lists of such structs hold each key at most once
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace longhaul {
+
+template <class Kind>
+class Id;
+
+// What a field may hold, beyond what its type says. An enum is always one of its names.
+namespace rule {
+
+struct Any {};
+// Of an id or a number: not 0.
+struct Needed {};
+// Of a number.
+struct Range {
+  uint64_t min;
+  uint64_t max;
+};
+// Of a number for people and histograms: more is cut, not refused.
+struct Capped {
+  uint64_t max;
+};
+// Of a string: so many bytes of [A-Za-z0-9._-].
+struct Name {
+  size_t min;
+  size_t max;
+};
+// Of a string for people: cut to so many bytes and made valid UTF-8 (CleanText), never refused.
+struct Text {
+  size_t max;
+};
+// Of a string that is no text.
+struct Bytes {
+  size_t min;
+  size_t max;
+};
+// Of a string: bytes that are in no log, journal or digest.
+struct Secret {
+  size_t min;
+  size_t max;
+};
+// Of a string: host:port of at most `max` bytes.
+struct Endpoint {
+  size_t max;
+};
+// Of a vector: so many elements, each of which `element` holds for. Ids are different from each
+// other and not 0; so are keys.
+template <class Element = Any>
+struct List {
+  size_t min;
+  size_t max;
+  Element element = {};
+};
+// Of a vector of structs in a record: a store keeps each element as a row of its own.
+struct Rows {};
+// Of a struct: in the protobuf message and in texts its fields stand among those of the outer one.
+struct Flat {};
+
+}  // namespace rule
+
+// The values of an enum, in order from `first`, by name. Beside the enum stands a function
+//   constexpr auto NamesOf(Fate) { return EnumNames{1, {"commit", "redo", "abort"}}; }
+template <size_t kCount>
+struct EnumNames {
+  constexpr EnumNames(uint64_t first_value, const char* const (&list)[kCount])
+      : first(first_value) {
+    for (size_t i = 0; i < kCount; ++i) names[i] = list[i];
+  }
+  uint64_t first;
+  const char* names[kCount] = {};
+
+  uint64_t last() const { return first + kCount - 1; }
+  bool Has(uint64_t value) const { return value >= first && value <= last(); }
+};
+
+template <class T>
+concept HasNames = std::is_enum_v<T> && requires(T value) {
+  NamesOf(value);
+};
+
+// "evicted"; "?" for a number that is no value of the enum.
+template <HasNames T>
+const char* NameOf(T value) {
+  const auto names = NamesOf(T());
+  const auto number = static_cast<uint64_t>(value);
+  return names.Has(number) ? names.names[number - names.first] : "?";
+}
+
+// How a protobuf message is asked for the field of some name. A C struct is asked with kPlain: the
+// answer is a pointer to its member of that name, nullptr (of that type) if it has none.
+enum class ProtoAsk { kGet, kSet, kMutable, kHas, kPlain };
+template <ProtoAsk kAsk>
+using Asking = std::integral_constant<ProtoAsk, kAsk>;
+
+template <class Struct, class T, class Rule, class Proto>
+struct Field {
+  const char* name;
+  T Struct::*member;
+  Rule rule;
+  Proto proto;  // proto(Asking<...>(), message, value...)
+};
+template <class Struct, class T, class Rule, class Proto>
+Field(const char*, T Struct::*, Rule, Proto) -> Field<Struct, T, Rule, Proto>;
+
+namespace fields_internal {
+constexpr rule::Any RuleOr() { return {}; }
+template <class Rule>
+constexpr Rule RuleOr(Rule rule) {
+  return rule;
+}
+}  // namespace fields_internal
+
+#define LH_PROTO(field)                                                            \
+  [](auto ask, auto& message, auto&&... value) -> decltype(auto) {                 \
+    if constexpr (decltype(ask)::value == ::longhaul::ProtoAsk::kGet) {            \
+      return (message.field());                                                    \
+    } else if constexpr (decltype(ask)::value == ::longhaul::ProtoAsk::kSet) {     \
+      message.set_##field(value...);                                               \
+    } else if constexpr (decltype(ask)::value == ::longhaul::ProtoAsk::kMutable) { \
+      return message.mutable_##field();                                            \
+    } else if constexpr (decltype(ask)::value == ::longhaul::ProtoAsk::kPlain) {   \
+      if constexpr (requires { message.field; }) {                                 \
+        return &message.field;                                                     \
+      } else {                                                                     \
+        return nullptr;                                                            \
+      }                                                                            \
+    } else {                                                                       \
+      return message.has_##field();                                                \
+    }                                                                              \
+  }
+// The field, and optionally its rule.
+#define LH_FIELD(field, ...)                                                                \
+  ::longhaul::Field(#field, &Self::field, ::longhaul::fields_internal::RuleOr(__VA_ARGS__), \
+                    LH_PROTO(field))
+#define LH_FIELDS(Struct, ...)            \
+  static constexpr auto Fields() {        \
+    using Self [[maybe_unused]] = Struct; \
+    return std::tuple(__VA_ARGS__);       \
+  }                                       \
+  friend bool operator==(const Struct&, const Struct&) = default
+// Of a struct that is a kind of a variant: its name in texts, and its fields.
+#define LH_NAMED(Struct, ...)                   \
+  static constexpr const char* kName = #Struct; \
+  LH_FIELDS(Struct, __VA_ARGS__)
+
+// Of a kind of message: `field` is its name in the oneof of the protobuf envelope.
+#define LH_MESSAGE(Struct, field, ...)                     \
+  static constexpr auto Kind() { return LH_PROTO(field); } \
+  LH_NAMED(Struct, __VA_ARGS__)
+
+template <class T>
+concept HasFields = requires {
+  T::Fields();
+};
+
+// Calls visit(field) for each Field of T, in order.
+template <HasFields T, class Visit>
+constexpr void ForEachField(Visit&& visit) {
+  std::apply([&](const auto&... field) { (visit(field), ...); }, T::Fields());
+}
+
+namespace fields_internal {
+template <class T>
+struct IsIdType : std::false_type {};
+template <class Kind>
+struct IsIdType<Id<Kind>> : std::true_type {};
+template <class T>
+struct IsVectorType : std::false_type {};
+template <class T>
+struct IsVectorType<std::vector<T>> : std::true_type {};
+template <class T>
+struct IsOptionalType : std::false_type {};
+template <class T>
+struct IsOptionalType<std::optional<T>> : std::true_type {};
+}  // namespace fields_internal
+
+template <class T>
+inline constexpr bool kIsId = fields_internal::IsIdType<T>::value;
+template <class T>
+inline constexpr bool kIsVector = fields_internal::IsVectorType<T>::value;
+template <class T>
+inline constexpr bool kIsOptional = fields_internal::IsOptionalType<T>::value;
+
+// ------------------------------------------------------------------------------ checks
+
+// `text` cut to at most `bytes_max` bytes at the border of a character, with what is no UTF-8
+// replaced by '?'. Every text for people passes here on its way out and in.
+std::string CleanText(const std::string& text, size_t bytes_max);
+
+// "field is seen, not wanted".
+std::string Refusal(std::string_view field, const std::string& seen, const std::string& wanted);
+
+namespace fields_internal {
+
+// What follows the field's name: " is 0, not an id". "": nothing is wrong.
+std::string NumberFault(uint64_t value, uint64_t min, uint64_t max);
+std::string NeededFault(uint64_t value);
+std::string NameFault(const std::string& value, size_t min, size_t max);
+std::string BytesFault(const std::string& value, size_t min, size_t max);
+std::string EndpointFault(const std::string& value, size_t max);
+std::string CountFault(size_t count, size_t min, size_t max);
+
+template <class T>
+std::string KeyText(const T& key) {
+  return ToString(key);
+}
+template <class A, class B>
+std::string KeyText(const std::pair<A, B>& key) {
+  return ToString(key.first) + "-" + ToString(key.second);
+}
+
+}  // namespace fields_internal
+
+template <HasFields T>
+std::string FaultIn(const T& value);
+
+namespace fields_internal {
+
+template <class T, class Rule>
+std::string ValueFault(const T& value, const Rule& rule);
+
+template <class T>
+std::string TwiceFault(const std::vector<T>& list) {
+  const auto key_of = [](const T& element) {
+    if constexpr (HasFields<T>) {
+      return element.Key();
+    } else {
+      return element;
+    }
+  };
+  std::set<decltype(key_of(list[0]))> seen;
+  for (const T& element : list) {
+    if (!seen.insert(key_of(element)).second) {
+      return " has " + KeyText(key_of(element)) + " twice";
+    }
+  }
+  return "";
+}
+
+template <class T, class Element>
+std::string ListFault(const std::vector<T>& list, const rule::List<Element>& rule) {
+  std::string fault = CountFault(list.size(), rule.min, rule.max);
+  for (size_t i = 0; fault.empty() && i < list.size(); ++i) {
+    if constexpr (kIsId<T>) {
+      fault = NeededFault(list[i].value());
+    } else {
+      fault = ValueFault(list[i], rule.element);
+    }
+    if (!fault.empty()) fault = "[" + std::to_string(i) + "]" + fault;
+  }
+  if constexpr (kIsId<T> || requires(const T& element) { element.Key(); }) {
+    if (fault.empty()) fault = TwiceFault(list);
+  }
+  return fault;
+}
+
+template <class T, class Rule>
+std::string ValueFault(const T& value, const Rule& rule) {
+  if constexpr (kIsOptional<T>) {
+    return value ? ValueFault(*value, rule) : "";
+  } else if constexpr (HasFields<T>) {
+    std::string fault = FaultIn(value);
+    if (!fault.empty() && !std::is_same_v<Rule, rule::Flat>) fault.insert(0, 1, '.');
+    return fault;
+  } else if constexpr (HasNames<T>) {
+    const auto names = NamesOf(T());
+    return NumberFault(static_cast<uint64_t>(value), names.first, names.last());
+  } else if constexpr (std::is_same_v<Rule, rule::Needed>) {
+    if constexpr (kIsId<T>) {
+      return NeededFault(value.value());
+    } else {
+      return NeededFault(value);
+    }
+  } else if constexpr (std::is_same_v<Rule, rule::Range>) {
+    return NumberFault(value, rule.min, rule.max);
+  } else if constexpr (std::is_same_v<Rule, rule::Name>) {
+    return NameFault(value, rule.min, rule.max);
+  } else if constexpr (std::is_same_v<Rule, rule::Bytes> || std::is_same_v<Rule, rule::Secret>) {
+    return BytesFault(value, rule.min, rule.max);
+  } else if constexpr (std::is_same_v<Rule, rule::Endpoint>) {
+    return EndpointFault(value, rule.max);
+  } else if constexpr (kIsVector<T>) {
+    static_assert(!std::is_same_v<Rule, rule::Any>, "a list needs bounds: rule::List");
+    if constexpr (std::is_same_v<Rule, rule::Rows>) {
+      return ListFault(value, rule::List<>{0, SIZE_MAX});
+    } else {
+      return ListFault(value, rule);
+    }
+  } else {
+    return "";
+  }
+}
+
+}  // namespace fields_internal
+
+// Which rule `value` breaks first, with the path to the field and what was seen there:
+// "ops[3].ordinal is 0, not an id"; "" if none. Each field's own rule first, then Fault().
+template <HasFields T>
+std::string FaultIn(const T& value) {
+  std::string fault;
+  ForEachField<T>([&](const auto& field) {
+    if (!fault.empty()) return;
+    fault = fields_internal::ValueFault(value.*field.member, field.rule);
+    using Rule = std::decay_t<decltype(field.rule)>;
+    if (!fault.empty() && !std::is_same_v<Rule, rule::Flat>) fault.insert(0, field.name);
+  });
+  if constexpr (requires { value.Fault(); }) {
+    if (fault.empty()) fault = value.Fault();
+  }
+  return fault;
+}
+
+}  // namespace longhaul
