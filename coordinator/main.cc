@@ -1,4 +1,6 @@
 // longhaul-coordinator: agrees with the peers on who takes part. See coordinator/server.h.
+#include <algorithm>
+
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "base/daemon/daemon.h"
@@ -45,8 +47,9 @@ int Main(int argc, char** argv) {
   options.admin = absl::GetFlag(FLAGS_admin);
   options.http = absl::GetFlag(FLAGS_http);
   options.store = absl::GetFlag(FLAGS_store);
-  options.detect_ms = absl::GetFlag(FLAGS_detect_ms);
-  options.ring_interval_s = absl::GetFlag(FLAGS_ring_interval_s);
+  options.core.detect_ms = absl::GetFlag(FLAGS_detect_ms);
+  options.core.ring_interval_ms = static_cast<uint32_t>(
+      std::min<uint64_t>(uint64_t{absl::GetFlag(FLAGS_ring_interval_s)} * 1000, UINT32_MAX));
   options.journal.path = absl::GetFlag(FLAGS_journal);
   options.journal.bytes_max = absl::GetFlag(FLAGS_journal_limit);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);

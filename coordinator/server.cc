@@ -78,13 +78,15 @@ absl::Status Check(const ServerOptions& options) {
           absl::StrCat(port.flag, ": ", std::string(address.status().message())));
     }
   }
-  if (options.detect_ms < kDetectMsMin || options.detect_ms > kDetectMsMax) {
-    return absl::InvalidArgumentError(absl::StrCat("--detect-ms=", options.detect_ms, ": give ",
+  const CoreConfig& core = options.core;
+  if (core.detect_ms < kDetectMsMin || core.detect_ms > kDetectMsMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--detect-ms=", core.detect_ms, ": give ",
                                                    kDetectMsMin, " to ", kDetectMsMax));
   }
-  if (options.ring_interval_s > kRingIntervalMax) {
-    return absl::InvalidArgumentError(absl::StrCat("--ring-interval-s=", options.ring_interval_s,
-                                                   ": give at most ", kRingIntervalMax));
+  if (core.ring_interval_ms > kRingIntervalMsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ring-interval-s=", core.ring_interval_ms / 1000, ": give at most ",
+                     kRingIntervalMsMax / 1000));
   }
   if (options.journal.bytes_max < kJournalBytesMin) {
     return absl::InvalidArgumentError(absl::StrCat("--journal-limit=", options.journal.bytes_max,
@@ -123,10 +125,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   LH_ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenStore(options.store));
   LH_RETURN_IF_ERROR(TryPorts(options));
   CoordinatorLoop::Options loop;
+  loop.core = options.core;
   loop.core.incarnation = absl::BytesToHexString(RandomBytes(8));
   loop.core.store = StoreName(options);
-  loop.core.detect_ms = options.detect_ms;
-  loop.core.ring_interval_ms = options.ring_interval_s * 1000;
   loop.core.entropy = RandomBytes(32);
   loop.journal = options.journal;
   loop.fatal = options.fatal ? options.fatal : ExitOnFatal;
@@ -148,7 +149,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
                            LogField("http", server->http_address()) +
                            LogField("store", server->loop_->store_name()) +
                            LogField("incarnation", server->incarnation()) +
-                           LogField("detect_ms", std::to_string(options.detect_ms)));
+                           LogField("detect_ms", std::to_string(options.core.detect_ms)));
   return server;
 }
 

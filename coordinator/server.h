@@ -19,7 +19,7 @@ namespace longhaul::coordinator {
 
 inline constexpr uint32_t kDetectMsMin = 50;
 inline constexpr uint32_t kDetectMsMax = 60000;
-inline constexpr uint32_t kRingIntervalMax = 86400;  // a day, in seconds
+inline constexpr uint32_t kRingIntervalMsMax = 86400000;  // a day
 inline constexpr uint64_t kJournalBytesMin = 1 << 20;
 
 struct ServerOptions {
@@ -27,9 +27,8 @@ struct ServerOptions {
   std::string admin;                   // for operators; empty: none
   std::string http;                    // empty: none
   std::string store = "memory";
-  uint32_t detect_ms = 1500;
-  uint32_t ring_interval_s = 300;  // 0: rings are never ordered anew
-  JournalOptions journal;          // without a path: none
+  CoreConfig core;         // Start() names the start and draws the entropy
+  JournalOptions journal;  // without a path: none
   // Called once on the loop's thread when the store failed. Default: logs, and ends the process
   // with exit code 1.
   std::function<void(const absl::Status&)> fatal;

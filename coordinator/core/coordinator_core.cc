@@ -114,9 +114,6 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void BuryIfAccused(PeerId peer);
   void Heard(Session* session) const;
   void ForgiveOwnStall();
-  GroupConfig GroupConfigNow() const {
-    return {config_.detect_ms, config_.ring_interval_ms, config_.incarnation};
-  }
   void ForgetEmptyRuns();
   void OrderARing();
   std::string RefuseGroup(const GroupKey& key) const;
@@ -204,14 +201,14 @@ CoordinatorCore::Impl::Impl(CoreConfig config, Records records)
   for (const auto& [key, record] : durable_.groups) {
     LH_CHECK(runs_.contains(key.run))
         << "the store has group " << ToString(key) << " without its run";
-    groups_.emplace(key, Group(record, runs_.at(key.run).secret, GroupConfigNow(), this));
+    groups_.emplace(key, Group(record, runs_.at(key.run).secret, config_, this));
     for (const PeerRecord& peer : record.peers) peers_[peer.peer].record = peer;
   }
-  for (const auto& [id, reason] : durable_.drains) {
+  for (const auto& [id, drain] : durable_.drains) {
     Peer& peer = peers_[id];
     peer.record.peer = id;
     peer.draining = true;
-    peer.drain_reason = reason;
+    peer.drain_reason = drain.reason;
   }
 }
 
@@ -862,7 +859,7 @@ Group& CoordinatorCore::Impl::EnsureGroup(const GroupKey& key) {
   if (Group* group = FindGroup(key)) return *group;
   GroupRecord record;
   record.group = key;
-  Group group(record, runs_.at(key.run).secret, GroupConfigNow(), this);
+  Group group(record, runs_.at(key.run).secret, config_, this);
   return groups_.emplace(key, std::move(group)).first->second;
 }
 
@@ -1058,11 +1055,11 @@ void CoordinatorCore::Impl::EmitPersist() {
   for (const auto& [id, peer] : peers_) {
     if (peer.drain_reason.empty()) continue;
     const auto durable = durable_.drains.find(id);
-    if (durable == durable_.drains.end() || durable->second != peer.drain_reason) {
-      mutations.push_back(PutDrain{id, peer.drain_reason});
+    if (durable == durable_.drains.end() || durable->second.reason != peer.drain_reason) {
+      mutations.push_back(PutDrain{{id, peer.drain_reason}});
     }
   }
-  for (const auto& [id, reason] : durable_.drains) {
+  for (const auto& [id, drain] : durable_.drains) {
     if (!peers_.contains(id)) mutations.push_back(DeleteDrain{id});
   }
   touched_.clear();
@@ -1143,7 +1140,7 @@ void CoordinatorCore::Impl::CheckInvariants() const {
   now.store = store_;
   now.runs = runs_;
   for (const auto& [id, peer] : peers_) {
-    if (!peer.drain_reason.empty()) now.drains.emplace(id, peer.drain_reason);
+    if (!peer.drain_reason.empty()) now.drains.emplace(id, DrainRecord{id, peer.drain_reason});
   }
   for (const auto& [key, group] : groups_) {
     group.CheckInvariants();
@@ -1179,9 +1176,7 @@ void CoordinatorCore::Impl::CheckInvariants() const {
 
 uint64_t CoordinatorCore::Impl::Digest() const {
   Digester digest;
-  digest.Add(config_.incarnation).Add(uint64_t{config_.detect_ms});
-  digest.Add(config_.store).Add(store_.store).Add(store_.term);
-  digest.Add(uint64_t{started_}).Add(runs_created_).Add(uint64_t{config_.ring_interval_ms});
+  digest.Add(config_).Add(store_).Add(started_).Add(runs_created_);
   links_.AddTo(&digest);
   digest.Add(ring_requests_).Add(uint64_t{ordering_.has_value()});
   if (ordering_) digest.Add(ordering_->group).Add(ordering_->epoch);
@@ -1193,21 +1188,9 @@ uint64_t CoordinatorCore::Impl::Digest() const {
   for (const auto& [id, peer] : peers_) {
     digest.Add(id).Add(peer.session).Add(uint64_t{peer.closed}).Add(peer.dead_at);
     digest.Add(peer.quiet_at);
-    digest.Add(uint64_t{peer.draining}).Add(peer.drain_reason);
-    digest.Add(peer.record.lanes).Add(peer.record.host).Add(peer.record.endpoints.size());
-    for (const std::string& endpoint : peer.record.endpoints) digest.Add(endpoint);
-    digest.Add(peer.loads.size());
-    for (const auto& [key, load] : peer.loads) {
-      digest.Add(key.run).Add(key.group).Add(load.ops_open).Add(load.ops_settled);
-      digest.Add(load.bytes_sent).Add(load.bytes_received);
-    }
+    digest.Add(peer.draining).Add(peer.drain_reason).Add(peer.record).Add(peer.loads);
   }
-  digest.Add(runs_.size());
-  for (const auto& [name, run] : runs_) digest.Add(name).Add(run.next_member);
-  digest.Add(groups_.size());
-  for (const auto& [key, group] : groups_) group.AddTo(&digest);
-  digest.Add(empty_since_.size());
-  for (const auto& [run, since] : empty_since_) digest.Add(run).Add(since);
+  digest.Add(runs_).Add(groups_).Add(empty_since_);
   return digest.value();
 }
 

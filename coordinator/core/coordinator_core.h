@@ -24,8 +24,10 @@
 #include <variant>
 #include <vector>
 
+#include "base/fields.h"
 #include "base/ids.h"
 #include "base/tick.h"
+#include "coordinator/core/config.h"
 #include "coordinator/core/records.h"
 #include "coordinator/solver/ring_solver.h"
 #include "proto/control/messages.h"
@@ -39,13 +41,16 @@ using SessionId = Id<struct SessionIdKind>;
 
 struct SessionOpened {
   SessionId session;
+  LH_NAMED(SessionOpened, LH_FIELD(session));
 };
 struct SessionClosed {
   SessionId session;
+  LH_NAMED(SessionClosed, LH_FIELD(session));
 };
 struct FromPeer {
   SessionId session;
   control::PeerMessage message;
+  LH_NAMED(FromPeer, LH_FIELD(session), LH_FIELD(message));
 };
 // Operator's wishes; answered by nothing but their effect, which is durable with the Persist of the
 // step.
@@ -53,10 +58,12 @@ struct EvictMember {
   GroupKey group;
   MemberId member;
   std::string reason;
+  LH_NAMED(EvictMember, LH_FIELD(group), LH_FIELD(member), LH_FIELD(reason));
 };
 struct DrainPeer {
   PeerId peer;
   std::string reason;
+  LH_NAMED(DrainPeer, LH_FIELD(peer), LH_FIELD(reason));
 };
 // The answer to OrderRing, exactly one to each.
 struct RingOrdered {
@@ -65,11 +72,15 @@ struct RingOrdered {
   std::vector<PeerId> ring;
   RingScore score;
   RingScore present;  // of the ring that it was asked about
+  LH_NAMED(RingOrdered, LH_FIELD(request), LH_FIELD(group), LH_FIELD(ring), LH_FIELD(score),
+           LH_FIELD(present));
 };
 // Time has passed; the driver sends it no later than NextDeadline(). Deadlines are judged by this
 // event only, so what was received before should be stepped first. One that comes more than
 // detect_ms / 2 late shows that this process itself was held up: everybody's time starts again.
-struct TimePassed {};
+struct TimePassed {
+  LH_NAMED(TimePassed);
+};
 
 using Event = std::variant<SessionOpened, SessionClosed, FromPeer, EvictMember, DrainPeer,
                            RingOrdered, TimePassed>;
@@ -116,19 +127,6 @@ using Action = std::variant<ToPeer, CloseSession, Persist, Notice, OrderRing>;
 RingOrdered Solve(const OrderRing& order);
 
 // ------------------------------------------------------------------------------ the core
-
-struct CoreConfig {
-  // Names this start of the coordinator: random, no two starts on one store have the same.
-  std::string incarnation;
-  uint64_t store = 1;         // random: the name of the store if it is new; not 0
-  uint32_t detect_ms = 1500;  // all deadlines derive from it
-  // A group's ring is ordered anew at most so often, and a better one looked for at most ten times
-  // in that; 0: never.
-  uint32_t ring_interval_ms = 300000;
-  // 32 bytes of the system's randomness, fresh at each start. Derived from it: run secrets, and
-  // through them the tokens of epochs; the secrets of peers. Nothing else in the core is random.
-  std::string entropy;
-};
 
 class CoordinatorCore {
  public:

@@ -51,7 +51,7 @@ const char *RemovalNotice(Removal why, bool pending) {
 
 }  // namespace
 
-Group::Group(GroupRecord record, std::string run_secret, const GroupConfig &config,
+Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &config,
              const PeerDirectory *directory)
     : record_(std::move(record)),
       issued_(record_.highest),

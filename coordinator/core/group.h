@@ -46,6 +46,7 @@
 #include "base/ids.h"
 #include "base/tick.h"
 #include "coordinator/core/ballot.h"
+#include "coordinator/core/config.h"
 #include "coordinator/core/membership.h"
 #include "coordinator/core/peer_directory.h"
 #include "coordinator/core/preparation.h"
@@ -65,12 +66,6 @@ struct Removed {
   std::string reason;
 };
 
-struct GroupConfig {
-  uint32_t detect_ms = 0;
-  uint32_t ring_interval_ms = 0;  // 0: the ring is never ordered anew
-  std::string incarnation;        // of the coordinator
-};
-
 struct GroupOutput {
   std::vector<std::pair<PeerId, control::CoordinatorMessage>> messages;
   std::vector<EventRecord> notices;
@@ -80,7 +75,7 @@ struct GroupOutput {
 class Group {
  public:
   // `directory` outlives the group.
-  Group(GroupRecord record, std::string run_secret, const GroupConfig &config,
+  Group(GroupRecord record, std::string run_secret, const CoreConfig &config,
         const PeerDirectory *directory);
   // Of a copy: the directory that it belongs to.
   void SetDirectory(const PeerDirectory *directory) { directory_ = directory; }

@@ -7,21 +7,6 @@
 #include "coordinator/core/text.h"
 
 namespace longhaul::coordinator {
-namespace {
-
-void AddMembers(const std::set<MemberId> &members, Digester *digest) {
-  digest->Add(members.size());
-  for (MemberId member : members) digest->Add(member);
-}
-
-void AddReport(const control::OpReport &op, Digester *digest) {
-  digest->Add(op.ordinal).Add(op.boundary).Add(op.tag);
-  digest->Add(uint64_t{op.done}).Add(uint64_t{op.abort_on_fault}).Add(op.matches.size());
-  for (const control::OpMatch &match : op.matches) digest->Add(match.peer).Add(match.ordinal);
-}
-
-}  // namespace
-
 bool TakeReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation) {
   if (preparation->id != ready.preparation) return false;
   const auto it = preparation->answers.find(peer);
@@ -181,21 +166,12 @@ void CheckInvariants(const Preparation &p, const GroupRecord &record,
 
 void AddTo(const Preparation &p, Digester *digest) {
   digest->Add(p.epoch).Add(p.id).Add(uint64_t{p.freeze}).Add(p.begun).Add(uint64_t{p.rebuilds});
-  digest->Add(uint64_t{p.reorders}).Add(uint64_t{p.widened}).Add(uint64_t{p.cost.latency_us});
-  digest->Add(p.cost.bytes_per_second).Add(p.cost.ring_bytes_per_second);
-  digest->Add(p.cause).Add(p.changed).Add(p.blocked.size());
-  for (PeerId peer : p.ring) digest->Add(peer);
-  for (const control::BlockedPair &pair : p.blocked) digest->Add(pair.a).Add(pair.b);
-  AddMembers(p.survivors, digest);
-  AddMembers(p.joiners, digest);
-  AddMembers(p.raised, digest);
+  digest->Add(p.reorders).Add(p.widened).Add(p.cost).Add(p.cause).Add(p.changed);
+  digest->Add(p.ring).Add(p.blocked).Add(p.survivors).Add(p.joiners).Add(p.raised);
   digest->Add(p.answers.size());
   for (const auto &[peer, answer] : p.answers) {
-    digest->Add(peer).Add(answer.due).Add(uint64_t{answer.ready}).Add(uint64_t{answer.failed});
-    digest->Add(answer.ops.size());
-    for (const control::OpReport &op : answer.ops) AddReport(op, digest);
-    digest->Add(answer.unreachable.size());
-    for (const auto &[other, reason] : answer.unreachable) digest->Add(other).Add(reason);
+    digest->Add(peer).Add(answer.due).Add(answer.ready).Add(answer.failed);
+    digest->Add(answer.ops).Add(answer.unreachable);
   }
 }
 

@@ -1,4 +1,8 @@
 // What the coordinator remembers across a restart, and what it shows an operator. Plain values.
+//
+// Records name their fields (base/fields.h). The text in stores and journals and the digest derive
+// from that: a new field is a member and its place in the list. A store that an older release wrote
+// has the default there.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +13,12 @@
 #include <variant>
 #include <vector>
 
-#include "base/digest.h"
+#include "base/fields.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "proto/control/messages.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::coordinator {
 
@@ -24,21 +29,23 @@ inline constexpr size_t kSecretBytes = 32;
 struct StoreRecord {
   uint64_t store = 0;  // random, as old as the store; 0: it is new, nobody has named it yet
   uint64_t term = 0;   // rises with each start of a coordinator on it
-  friend bool operator==(const StoreRecord&, const StoreRecord&) = default;
+  LH_FIELDS(StoreRecord, LH_FIELD(store), LH_FIELD(term));
 };
 
 struct RunRecord {
   std::string run;
   uint64_t next_member = 1;
   std::string secret;  // kSecretBytes random bytes: epoch tokens derive from it
-  friend bool operator==(const RunRecord&, const RunRecord&) = default;
+  std::string Key() const { return run; }
+  LH_FIELDS(RunRecord, LH_FIELD(run), LH_FIELD(next_member),
+            LH_FIELD(secret, rule::Secret{kSecretBytes, kSecretBytes}));
 };
 
 // Why an admitted member will not be in the next epoch.
 struct Departure {
   control::Removal why = control::Removal::kDied;
   std::string reason;
-  friend bool operator==(const Departure&, const Departure&) = default;
+  LH_FIELDS(Departure, LH_FIELD(why), LH_FIELD(reason));
 };
 
 // The members of an incomplete cohort are admissible after this ballot.
@@ -62,7 +69,10 @@ struct MemberRecord {
   // Set while the epoch without it is being agreed: what was decided, also by an operator, outlives
   // the coordinator.
   std::optional<Departure> departs;
-  friend bool operator==(const MemberRecord&, const MemberRecord&) = default;
+  LH_FIELDS(MemberRecord, LH_FIELD(member), LH_FIELD(peer), LH_FIELD(request), LH_FIELD(name),
+            LH_FIELD(joined), LH_FIELD(votes), LH_FIELD(syncs), LH_FIELD(cohort),
+            LH_FIELD(cohort_size), LH_FIELD(after), LH_FIELD(step_deadline_ms), LH_FIELD(counts),
+            LH_FIELD(departs));
 };
 
 struct PeerRecord {
@@ -70,7 +80,8 @@ struct PeerRecord {
   std::vector<std::string> endpoints;
   uint32_t lanes = 0;
   std::string host;
-  friend bool operator==(const PeerRecord&, const PeerRecord&) = default;
+  LH_FIELDS(PeerRecord, LH_FIELD(peer), LH_FIELD(endpoints, rule::List{0, LH_ENDPOINTS_MAX}),
+            LH_FIELD(lanes), LH_FIELD(host));
 };
 
 // Fates of the last commit, by peer, until the next one: a peer that lost its stream between
@@ -79,14 +90,15 @@ struct FatesRecord {
   PeerId peer;
   std::vector<control::OpFate> fates;
   std::vector<control::MissedOp> missed;
-  friend bool operator==(const FatesRecord&, const FatesRecord&) = default;
+  LH_FIELDS(FatesRecord, LH_FIELD(peer), LH_FIELD(fates, rule::List{0, control::kOpReportsMax}),
+            LH_FIELD(missed, rule::List{0, control::kMissedOpsMax}));
 };
 
 // A pair of peers that is routed around.
 struct BlockedRecord {
   control::BlockedPair pair;
   std::string reason;
-  friend bool operator==(const BlockedRecord&, const BlockedRecord&) = default;
+  LH_FIELDS(BlockedRecord, LH_FIELD(pair, rule::Flat{}), LH_FIELD(reason));
 };
 
 // The shared state that was agreed on last.
@@ -94,7 +106,7 @@ struct StateRecord {
   uint64_t revision = 0;
   Hash128 state;
   Hash128 manifest;
-  friend bool operator==(const StateRecord&, const StateRecord&) = default;
+  LH_FIELDS(StateRecord, LH_FIELD(revision), LH_FIELD(state), LH_FIELD(manifest));
 };
 
 struct GroupRecord {
@@ -110,10 +122,20 @@ struct GroupRecord {
   std::vector<PeerRecord> peers;      // ring order
   std::vector<FatesRecord> fates;
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
-  friend bool operator==(const GroupRecord&, const GroupRecord&) = default;
+  GroupKey Key() const { return group; }
+  LH_FIELDS(GroupRecord, LH_FIELD(group, rule::Flat{}), LH_FIELD(committed), LH_FIELD(highest),
+            LH_FIELD(boundary), LH_FIELD(attempt), LH_FIELD(ballots), LH_FIELD(state),
+            LH_FIELD(members, rule::Rows{}), LH_FIELD(peers, rule::Rows{}),
+            LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}));
 };
 
-void AddTo(const GroupRecord& record, Digester* digest);
+// An operator drains the peer.
+struct DrainRecord {
+  PeerId peer;
+  std::string reason;
+  PeerId Key() const { return peer; }
+  LH_FIELDS(DrainRecord, LH_FIELD(peer), LH_FIELD(reason));
+};
 
 // nullptr: not there.
 MemberRecord* FindMember(GroupRecord& record, MemberId member);
@@ -134,10 +156,8 @@ struct PutGroup {
 struct DeleteGroup {
   GroupKey group;
 };
-// An operator drains the peer.
 struct PutDrain {
-  PeerId peer;
-  std::string reason;
+  DrainRecord record;
 };
 struct DeleteDrain {
   PeerId peer;
@@ -149,8 +169,8 @@ struct Records {
   StoreRecord store;
   std::map<std::string, RunRecord> runs;
   std::map<GroupKey, GroupRecord> groups;
-  std::map<PeerId, std::string> drains;  // the reason, of peers that are not gone
-  friend bool operator==(const Records&, const Records&) = default;
+  std::map<PeerId, DrainRecord> drains;  // of peers that are not gone
+  LH_FIELDS(Records, LH_FIELD(store), LH_FIELD(runs), LH_FIELD(groups), LH_FIELD(drains));
 };
 
 // Applies one mutation as a store would.

@@ -104,10 +104,7 @@ void RingChoice::Ordered(Epoch epoch, Tick now) {
 }
 
 void RingChoice::AddTo(Digester *digest) const {
-  digest->Add(better_.size());
-  for (PeerId peer : better_) digest->Add(peer);
-  digest->Add(uint64_t{told_.latency_us}).Add(told_.bytes_per_second);
-  digest->Add(told_.ring_bytes_per_second);
+  digest->Add(better_).Add(told_);
   digest->Add(gain_).Add(due_).Add(not_before_).Add(ordered_epoch_).Add(ordered_gain_);
 }
 

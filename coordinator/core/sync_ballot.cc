@@ -344,46 +344,13 @@ void SyncBallot::CheckInvariants(const std::set<MemberId>& voters,
 }
 
 void SyncBallot::AddTo(Digester* digest) const {
-  const auto add_offers = [&](const std::map<MemberId, control::SyncOffer>& offers) {
-    digest->Add(offers.size());
-    for (const auto& [member, offer] : offers) {
-      digest->Add(member).Add(offer.number).Add(static_cast<uint64_t>(offer.strategy));
-      digest->Add(offer.revision)
-          .Add(uint64_t{offer.complete} | uint64_t{offer.kept} << 1 |
-               uint64_t{offer.unsettled} << 2);
-      digest->Add(offer.manifest);
-      digest->Add(offer.state);
-    }
-  };
-  const auto add_members = [digest](const auto& members) {
-    digest->Add(members.size());
-    for (const MemberId member : members) digest->Add(member);
-  };
-  add_offers(held_);
-  const auto add_results = [digest](const std::map<MemberId, control::SyncResult>& results) {
-    digest->Add(results.size());
-    for (const auto& [member, result] : results) {
-      digest->Add(member).Add(result.number).Add(static_cast<uint64_t>(result.outcome.code));
-      digest->Add(result.outcome.text).Add(result.sources.size());
-    }
-  };
-  add_offers(offers_);
-  digest->Add(first_offer_).Add(last_end_);
-  add_results(refused_);
-  add_results(aborted_);
-  digest->Add(uint64_t{fetching_.has_value()});
+  digest->Add(held_).Add(offers_).Add(first_offer_).Add(last_end_).Add(refused_).Add(aborted_);
+  digest->Add(fetching_.has_value());
   if (!fetching_) return;
   const Fetching& f = *fetching_;
-  digest->Add(f.revision).Add(f.bytes).Add(f.begun).Add(f.failed);
-  digest->Add(uint64_t{f.sources_changed});
-  digest->Add(f.manifest);
-  digest->Add(f.state);
-  add_offers(f.offers);
-  add_results(f.refused);
-  add_members(f.fetching);
-  add_members(f.holders);
-  add_members(f.fetched);
-  add_members(f.sources);
+  digest->Add(f.revision).Add(f.bytes).Add(f.begun).Add(f.failed).Add(f.sources_changed);
+  digest->Add(f.manifest).Add(f.state).Add(f.offers).Add(f.refused);
+  digest->Add(f.fetching).Add(f.holders).Add(f.fetched).Add(f.sources);
 }
 
 }  // namespace longhaul::coordinator

@@ -28,6 +28,7 @@ v1::JournalStart StartOf(const CoreConfig& config, const Records& records);
 v1::JournalEvent EventOf(const Event& event, Tick now, const std::string& entropy);
 
 // Secrets are replaced by others. DataLoss: what no coordinator writes.
+absl::StatusOr<CoreConfig> ConfigOf(const v1::JournalStart& start);
 absl::StatusOr<Records> RecordsOf(const v1::JournalStart& start);
 absl::StatusOr<Event> EventOf(const v1::JournalEvent& proto);
 

@@ -210,7 +210,7 @@ TEST_F(JournalTest, ItStopsWhereItIsTold) {
   const auto report = Replay(path_, options);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->events, 4u);
-  EXPECT_EQ(steps[0], "1 stream 1 opened");
+  EXPECT_EQ(steps[0], "1 {\"SessionOpened\":{\"session\":1}}");
   EXPECT_THAT(steps,
               ::testing::Contains("notice admit: member admitted member=m1 peer=p1 epoch=1"));
 }

@@ -7,11 +7,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/fields_json.h"
 #include "base/status_macros.h"
 #include "coordinator/journal/journal.h"
 #include "coordinator/journal/journal_format.h"
-#include "proto/control/convert.h"
-#include "proto/longhaul/v1/coordinator.pb.h"
 
 namespace longhaul::coordinator {
 namespace {
@@ -90,17 +89,11 @@ absl::StatusOr<CoordinatorCore> MakeCore(const Reader& reader, const v1::Journal
         absl::StrCat("the journal has format ", start.format(), ", this release reads ",
                      kJournalFormat, "; use the lh-replay of release ", start.version()));
   }
-  if (start.detect_ms() == 0) return reader.Damaged("detect_ms is 0");
-  if (start.new_store() == 0) return reader.Damaged("new_store is 0");
+  auto config = ConfigOf(start);
+  if (!config.ok()) return reader.Damaged(std::string(config.status().message()));
   auto records = RecordsOf(start);
   if (!records.ok()) return reader.Damaged(std::string(records.status().message()));
-  CoreConfig config;
-  config.incarnation = start.incarnation();
-  config.store = start.new_store();
-  config.detect_ms = start.detect_ms();
-  config.ring_interval_ms = start.ring_interval_ms();
-  config.entropy = ReplayEntropy();
-  return CoordinatorCore(std::move(config), *std::move(records));
+  return CoordinatorCore(*std::move(config), *std::move(records));
 }
 
 }  // namespace
@@ -152,39 +145,13 @@ absl::StatusOr<ReplayReport> Replay(const std::string& path, const ReplayOptions
   return report;
 }
 
-std::string Describe(const Event& event) {
-  struct Describer {
-    std::string operator()(const SessionOpened& e) const {
-      return absl::StrCat("stream ", e.session.value(), " opened");
-    }
-    std::string operator()(const SessionClosed& e) const {
-      return absl::StrCat("stream ", e.session.value(), " closed");
-    }
-    std::string operator()(const FromPeer& e) const {
-      return absl::StrCat("stream ", e.session.value(), " says ",
-                          control::ToProto(e.message).ShortDebugString());
-    }
-    std::string operator()(const EvictMember& e) const {
-      return absl::StrCat("evict ", ToString(e.member), " of ", ToString(e.group), ": ", e.reason);
-    }
-    std::string operator()(const DrainPeer& e) const {
-      return absl::StrCat("drain ", ToString(e.peer), ": ", e.reason);
-    }
-    std::string operator()(const RingOrdered& e) const {
-      std::string ring;
-      for (PeerId peer : e.ring) absl::StrAppend(&ring, ring.empty() ? "" : ",", ToString(peer));
-      return absl::StrCat("ring of ", ToString(e.group), " solved: ", ring);
-    }
-    std::string operator()(const TimePassed&) const { return "time has passed"; }
-  };
-  return std::visit(Describer{}, event);
-}
+std::string Describe(const Event& event) { return ToJson(event, {.secrets = false}); }
 
 std::string Describe(const Action& action) {
   struct Describer {
     std::string operator()(const ToPeer& a) const {
       return absl::StrCat("to stream ", a.session.value(), ": ",
-                          control::ToProto(a.message).ShortDebugString());
+                          ToJson(a.message, {.secrets = false}));
     }
     std::string operator()(const CloseSession& a) const {
       return absl::StrCat("close stream ", a.session.value(), ": ", a.reason);

@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/fields.h"
+
 namespace longhaul::coordinator {
 
 // One direction of a link.
@@ -50,7 +52,8 @@ struct RingScore {
   uint64_t bottleneck = 0;  // bytes a second of the slowest known link; 0: none is known
   uint64_t latency_us = 0;  // sum over the ring, as compared
   uint32_t guessed = 0;     // links of unknown latency
-  friend bool operator==(const RingScore&, const RingScore&) = default;
+  LH_FIELDS(RingScore, LH_FIELD(blocked), LH_FIELD(unknown), LH_FIELD(bottleneck),
+            LH_FIELD(latency_us), LH_FIELD(guessed));
 };
 
 // Below 0: `a` is the better ring, above: `b`. Both are of one matrix.

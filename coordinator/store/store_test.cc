@@ -120,9 +120,9 @@ TEST_P(StoreContract, KeepsEveryFieldOfEveryRecord) {
 }
 
 TEST_P(StoreContract, KeepsItsNameItsTermAndDrains) {
-  ApplyAndCompare({PutStore{{UINT64_MAX, 1}}, PutDrain{PeerId(0x1f), "a \"reason\""}});
+  ApplyAndCompare({PutStore{{UINT64_MAX, 1}}, PutDrain{{PeerId(0x1f), "a \"reason\""}}});
   ApplyAndCompare(
-      {PutStore{{UINT64_MAX, 2}}, PutDrain{PeerId(0x1f), "another"}, PutDrain{PeerId(2), ""}});
+      {PutStore{{UINT64_MAX, 2}}, PutDrain{{PeerId(0x1f), "another"}}, PutDrain{{PeerId(2), ""}}});
   ApplyAndCompare({DeleteDrain{PeerId(0x1f)}, DeleteDrain{PeerId(3)}});
 }
 
@@ -245,8 +245,10 @@ TEST_F(SqliteFile, FileOfAnOlderVersionIsRefusedWithWhatToDo) {
 
 TEST_F(SqliteFile, AStateThatIsNoDigestIsRefused) {
   Create();
-  Execute("UPDATE groups SET state='1234'");
-  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad state of group a/0"));
+  Execute(
+      "UPDATE records SET record=json_set(record, '$.state.state', '1234') WHERE kind='groups'");
+  EXPECT_THAT(Error(absl::StatusCode::kDataLoss),
+              HasSubstr("record 0 of groups of a/0: no digest at byte "));
 }
 
 TEST_F(SqliteFile, FileOfAnotherProgramIsRefusedAndUntouched) {
@@ -271,19 +273,44 @@ TEST_F(SqliteFile, CorruptPagesAreRefused) {
 }
 
 TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
+  const auto refuses = [this](const std::string& sql, const std::string& why) {
+    Create();
+    Execute(sql);
+    EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr(why)) << sql;
+    Execute("DELETE FROM records");
+  };
+  const auto set = [](const std::string& kind, const std::string& field, const std::string& value) {
+    return absl::StrCat("UPDATE records SET record=json_set(record, '$.", field, "', ", value,
+                        ") WHERE kind='", kind, "' AND place=0");
+  };
+  refuses(set("members", "peer", "'x7'"), "record 0 of members of a/0: no id at byte ");
+  refuses(set("members", "peer", "7"), "record 0 of members of a/0: no '\"' at byte ");
+  refuses(set("members", "departs.why", "'perhaps'"), "\"perhaps\" is no name of a value");
+  refuses(set("members", "cohort_size", "4294967296"), "too large a number");
+  refuses(set("members", "of_a_newer_release", "1"), "field \"of_a_newer_release\" is not known");
+  refuses(set("fates", "fates[0].fate", "'maybe'"), "\"maybe\" is no name of a value");
+  refuses(set("blocked", "a", "'m3'"), "record 0 of blocked of a/0: no id");
+  refuses(set("runs", "secret", "'00'"),
+          "record 0 of runs of a/0: secret is 1 bytes, not 32 to 32");
+  refuses("UPDATE records SET record='' WHERE kind='runs'", "record 0 of runs of a/0: no '{'");
+  refuses("DELETE FROM records WHERE kind='runs'",
+          "record 0 of groups of a/0: there is no such run");
+  refuses("DELETE FROM records WHERE kind='groups'", "there is no such group");
+  refuses("DELETE FROM records WHERE kind='members' AND place=1",
+          "record 2 of members of a/0: the one before it is missing");
+}
+
+// A release that added a field reads what the one before wrote.
+TEST_F(SqliteFile, AFieldThatIsNotThereHasItsDefault) {
   Create();
-  Execute("UPDATE members SET peer='x7' WHERE rank=0");
-  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table members"));
-  Execute("UPDATE members SET peer='p7'; UPDATE fates SET ops='o1=maybe' WHERE place=0");
-  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table fates"));
-  Execute("UPDATE fates SET ops=''; UPDATE blocked SET a='m3' WHERE place=0");
-  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table blocked"));
-  Execute("UPDATE blocked SET a='p3'; UPDATE members SET departs='perhaps' WHERE rank=0");
-  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("bad row in table members"));
-  Execute("UPDATE members SET departs='left'; UPDATE runs SET secret=x'00'");
-  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("has 1 bytes instead of 32"));
-  Execute("DELETE FROM runs");
-  EXPECT_THAT(Error(absl::StatusCode::kDataLoss), HasSubstr("of no run"));
+  Execute("UPDATE records SET record=json_remove(record, '$.votes') WHERE kind='members'");
+  auto store = OpenSqliteStore(path_);
+  ASSERT_TRUE(store.ok()) << store.status();
+  const auto records = (*store)->Load();
+  ASSERT_TRUE(records.ok()) << records.status();
+  GroupRecord group = SomeGroup("a", 0);
+  for (MemberRecord& member : group.members) member.votes = 0;
+  EXPECT_EQ(records->groups.at({"a", 0}), group);
 }
 
 TEST_F(SqliteFile, UnusablePathsAreRefusedWithTheReason) {
@@ -300,7 +327,7 @@ TEST_F(SqliteFile, CanBeReadWhileTheCoordinatorWrites) {
   sqlite3* reader = nullptr;
   ASSERT_EQ(sqlite3_open_v2(path_.c_str(), &reader, SQLITE_OPEN_READONLY, nullptr), SQLITE_OK);
   sqlite3_stmt* statement = nullptr;
-  ASSERT_EQ(sqlite3_prepare_v2(reader, "SELECT member FROM members ORDER BY rank", -1, &statement,
+  ASSERT_EQ(sqlite3_prepare_v2(reader, "SELECT member FROM members ORDER BY place", -1, &statement,
                                nullptr),
             SQLITE_OK);
   ASSERT_EQ(sqlite3_step(statement), SQLITE_ROW);

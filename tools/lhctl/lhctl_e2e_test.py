@@ -132,7 +132,8 @@ class Lhctl(unittest.TestCase):
             first.wait()
             # A coordinator that finds a run says that it was restarted.
             with sqlite3.connect(store) as database:
-                database.execute("INSERT INTO runs VALUES('demo', 1, zeroblob(32))")
+                run = json.dumps({"run": "demo", "next_member": 1, "secret": "00" * 32})
+                database.execute("INSERT INTO records VALUES('runs', 'demo', 0, 0, ?)", (run,))
             database.close()
             second, _ = self.start(directory, store, address)
             follow = subprocess.Popen(
