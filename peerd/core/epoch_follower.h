@@ -19,10 +19,10 @@
 #include <string>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "peerd/core/actions.h"
-#include "peerd/core/digest.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/relay.h"
 #include "proto/control/messages.h"

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/ids.h"
 #include "peerd/core/actions.h"
-#include "peerd/core/digest.h"
 #include "proto/control/blocked.h"
 #include "proto/control/messages.h"
 

@@ -33,11 +33,11 @@
 #include <variant>
 #include <vector>
 
+#include "base/digest.h"
 #include "base/ids.h"
 #include "base/outcome.h"
 #include "base/tick.h"
 #include "peerd/core/actions.h"
-#include "peerd/core/digest.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/events.h"
 #include "peerd/core/values.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "peerd/core/digest.h"
+#include "base/digest.h"
 #include "peerd/core/epoch_follower.h"
 #include "peerd/core/epoch_record.h"
 #include "peerd/core/local_members.h"

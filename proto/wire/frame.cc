@@ -184,17 +184,8 @@ std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body) {
   ByteWriter writer(bytes);
   writer.U64(body.boundary.value());
   writer.U64(body.tag);
-  writer.U8(static_cast<uint8_t>(body.desc.kind));
-  writer.U8(static_cast<uint8_t>(body.desc.dtype));
-  writer.U8(static_cast<uint8_t>(body.desc.reduce));
-  writer.U8(static_cast<uint8_t>(body.desc.on_fault));
-  writer.U8(body.desc.quantization);
+  Write(body.desc, &writer);
   writer.U8(body.local_mismatch ? 1 : 0);
-  writer.U16(body.desc.min_world);
-  writer.U64(body.desc.count);
-  writer.U8(static_cast<uint8_t>(body.desc.algorithm));
-  writer.U8(0);
-  writer.U16(0);
   writer.U32(body.result_members);
   writer.U64(body.result_epoch.value());
   return bytes;
@@ -205,43 +196,15 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   ReadyBody body;
   body.boundary = Epoch(reader.U64());
   body.tag = reader.U64();
-  const uint8_t kind = reader.U8();
-  const uint8_t dtype = reader.U8();
-  const uint8_t reduce = reader.U8();
-  const uint8_t on_fault = reader.U8();
-  body.desc.quantization = reader.U8();
+  const std::string fault = Read(&reader, &body.desc);
   const uint8_t local_mismatch = reader.U8();
-  body.desc.min_world = reader.U16();
-  body.desc.count = reader.U64();
-  const uint8_t algorithm = reader.U8();
-  const bool zeros = reader.Zeros(3);
   body.result_members = reader.U32();
   body.result_epoch = Epoch(reader.U64());
   if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "48 or more");
-  if (!zeros) return absl::InvalidArgumentError("reserved bytes 33 to 35 are not zero");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
-  if (kind != LH_WIRE_ALL_REDUCE) return Refuse("kind", kind, "1 (all-reduce)");
-  if (dtype >= LH_WIRE_DTYPE_COUNT) return Refuse("dtype", dtype, "below 12");
-  if (reduce >= LH_WIRE_REDUCE_COUNT) return Refuse("reduce", reduce, "below 5");
-  if (on_fault > LH_WIRE_ABORT) return Refuse("on_fault", on_fault, "0 or 1");
-  if (body.desc.quantization != 0) return Refuse("quantization", body.desc.quantization, "0");
+  if (!fault.empty()) return absl::InvalidArgumentError(fault);
   if (local_mismatch > 1) return Refuse("local_mismatch", local_mismatch, "0 or 1");
-  if (body.desc.min_world == 1 || body.desc.min_world > LH_MEMBERS_MAX) {
-    return Refuse("min_world", body.desc.min_world, "0 or 2 to 1024");
-  }
-  if (body.desc.count > LH_COUNT_MAX) {
-    return Refuse("count", body.desc.count, "at most 2^48");
-  }
-  if (algorithm >= LH_WIRE_ALGORITHM_COUNT) return Refuse("algorithm", algorithm, "below 4");
-  body.desc.algorithm = static_cast<Algorithm>(algorithm);
-  body.desc.kind = static_cast<OpKind>(kind);
-  body.desc.dtype = static_cast<DType>(dtype);
-  body.desc.reduce = static_cast<ReduceOp>(reduce);
-  body.desc.on_fault = static_cast<OnFault>(on_fault);
   body.local_mismatch = local_mismatch != 0;
-  if (body.desc.algorithm == Algorithm::kOneShot && !IsEager(body.desc)) {
-    return Refuse("bytes of a one-shot op", body.desc.bytes(), "at most 4096");
-  }
   if (body.result_epoch ? body.result_members == 0 || body.result_members > LH_MEMBERS_MAX
                         : body.result_members != 0) {
     return Refuse("result_members", body.result_members,

@@ -137,9 +137,8 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
                                              LaneKind kind);
 
 // The fixed part of a READY's payload, 48 bytes; an eager input or a result follows:
-//   0 boundary u64 | 8 tag u64 | 16 kind u8 | 17 dtype u8 | 18 reduce u8 | 19 on_fault u8
-//  20 quantization u8 | 21 local_mismatch u8 | 22 min_world u16 | 24 count u64
-//  32 algorithm u8 | 33 zero 3 bytes | 36 result_members u32 | 40 result_epoch u64
+//   0 boundary u64 | 8 tag u64 | 16 the fields of OpDesc in their order | 32 zero 3 bytes
+//  35 local_mismatch u8 | 36 result_members u32 | 40 result_epoch u64
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;

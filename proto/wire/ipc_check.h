@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/fields.h"
 #include "proto/wire/ipc.h"
 #include "proto/wire/limits.h"
 #include "proto/wire/op_desc.h"
@@ -266,32 +268,22 @@ inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_re
   const auto refuse = [](const std::string& what) {
     return absl::InvalidArgumentError("all-reduce refused: " + what);
   };
-  if (op.dtype >= LH_WIRE_DTYPE_COUNT) return refuse("dtype " + std::to_string(op.dtype));
-  if (op.reduce >= LH_WIRE_REDUCE_COUNT) return refuse("reduce op " + std::to_string(op.reduce));
-  if (op.on_fault > LH_WIRE_ABORT) return refuse("on_fault " + std::to_string(op.on_fault));
-  if (op.quantization != 0) return refuse("quantization " + std::to_string(op.quantization));
-  if (op.count == 0) return refuse("count is 0");
-  if (op.count > LH_COUNT_MAX) return refuse("count " + std::to_string(op.count));
-  if (op.min_world > LH_MEMBERS_MAX) {
-    return refuse("min_world " + std::to_string(op.min_world) + ", and a group has at most " +
-                  std::to_string(LH_MEMBERS_MAX) + " members");
-  }
-  if (op.algorithm >= LH_WIRE_ALGORITHM_COUNT) {
-    return refuse("algorithm " + std::to_string(op.algorithm));
-  }
   OpDesc desc;
-  desc.algorithm = static_cast<Algorithm>(op.algorithm);
-  desc.dtype = static_cast<DType>(op.dtype);
-  desc.reduce = static_cast<ReduceOp>(op.reduce);
-  desc.on_fault = static_cast<OnFault>(op.on_fault);
-  desc.count = op.count;
+  std::string fault;
+  ForEachField<OpDesc>([&](const auto& field) {
+    const auto seen = field.proto(Asking<ProtoAsk::kPlain>(), op);
+    if constexpr (!std::is_null_pointer_v<std::remove_const_t<decltype(seen)>>) {
+      auto& member = desc.*field.member;
+      member = static_cast<std::remove_reference_t<decltype(member)>>(*seen);
+      const bool fits = static_cast<uint64_t>(member) == *seen;
+      if (!fits && fault.empty()) fault = Refusal(field.name, std::to_string(*seen), "so large");
+    }
+  });
   // One is there in any case: members that say 0 and 1 mean the same.
-  if (op.min_world > 1) desc.min_world = static_cast<uint16_t>(op.min_world);
-  if (desc.algorithm == Algorithm::kOneShot && !IsEager(desc)) {
-    return refuse("a one-shot op has at most " + std::to_string(LH_EAGER_BYTES_MAX) +
-                  " bytes, this one " + std::to_string(desc.bytes()) +
-                  "; leave the algorithm to Longhaul, or choose mesh or ring");
-  }
+  if (desc.min_world == 1) desc.min_world = 0;
+  if (fault.empty()) fault = FaultIn(desc);
+  if (fault.empty() && desc.count == 0) fault = Refusal("count", "0", "1 or more");
+  if (!fault.empty()) return refuse(fault);
   const uint64_t bytes = desc.bytes();
   const auto inside = [bytes](const lh_ipc_range& range, uint64_t region_bytes) {
     return range.offset <= region_bytes && bytes <= region_bytes - range.offset;

@@ -1,5 +1,11 @@
 #include "proto/wire/op_desc.h"
 
+#include <algorithm>
+#include <iterator>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
 #include "base/check.h"
 #include "proto/wire/limits.h"
 
@@ -28,83 +34,81 @@ size_t SizeOf(DType dtype) {
   return 0;
 }
 
-const char* Name(DType dtype) {
-  switch (dtype) {
-    case DType::kUint8:
-      return "uint8";
-    case DType::kInt8:
-      return "int8";
-    case DType::kUint16:
-      return "uint16";
-    case DType::kInt16:
-      return "int16";
-    case DType::kUint32:
-      return "uint32";
-    case DType::kInt32:
-      return "int32";
-    case DType::kUint64:
-      return "uint64";
-    case DType::kInt64:
-      return "int64";
-    case DType::kFloat16:
-      return "float16";
-    case DType::kBfloat16:
-      return "bfloat16";
-    case DType::kFloat32:
-      return "float32";
-    case DType::kFloat64:
-      return "float64";
-  }
-  return "unknown";
-}
-
-const char* Name(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kAvg:
-      return "avg";
-    case ReduceOp::kProd:
-      return "prod";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-  }
-  return "unknown";
-}
-
-const char* Name(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kAuto:
-      return "auto";
-    case Algorithm::kOneShot:
-      return "oneshot";
-    case Algorithm::kMesh:
-      return "mesh";
-    case Algorithm::kRing:
-      return "ring";
-    case Algorithm::kLocal:
-      return "local";
-  }
-  return "unknown";
-}
-
 bool IsEager(const OpDesc& desc) {
   const bool may = desc.algorithm == Algorithm::kAuto || desc.algorithm == Algorithm::kOneShot;
   return may && desc.count <= LH_EAGER_BYTES_MAX && desc.bytes() <= LH_EAGER_BYTES_MAX;
 }
 
+std::string OpDesc::Fault() const {
+  if (algorithm == Algorithm::kLocal) return Refusal("algorithm", "4", "at most 3");
+  if (min_world == 1) {
+    return Refusal("min_world", "1", "0 or 2 to " + std::to_string(LH_MEMBERS_MAX));
+  }
+  if (algorithm != Algorithm::kOneShot || IsEager(*this)) return "";
+  return "a one-shot op has at most " + std::to_string(LH_EAGER_BYTES_MAX) + " bytes, this one " +
+         std::to_string(bytes()) + "; leave the algorithm to Longhaul, or choose mesh or ring";
+}
+
 std::string ToString(const OpDesc& desc) {
   std::string text = std::string(Name(desc.reduce)) + " of " + Name(desc.dtype) + " x " +
                      std::to_string(desc.count);
-  if (desc.quantization != 0) text += " quantization " + std::to_string(desc.quantization);
-  if (desc.on_fault == OnFault::kAbort) text += " abort on fault";
-  if (desc.min_world != 0) text += " min_world " + std::to_string(desc.min_world);
-  if (desc.algorithm != Algorithm::kAuto) {
-    text += std::string(" algorithm ") + Name(desc.algorithm);
-  }
+  static constexpr std::string_view kSaid[] = {"kind", "reduce", "dtype", "count"};
+  ForEachField<OpDesc>([&](const auto& field) {
+    const auto value = desc.*field.member;
+    if (std::count(std::begin(kSaid), std::end(kSaid), field.name) != 0) return;
+    if (value == OpDesc().*field.member) return;
+    text += std::string(" ") + field.name + " ";
+    if constexpr (HasNames<std::remove_const_t<decltype(value)>>) {
+      text += NameOf(value);
+    } else {
+      text += std::to_string(value);
+    }
+  });
   return text;
+}
+
+namespace {
+
+// Fields are numbers and enums of 1, 2 or 8 bytes.
+constexpr size_t FieldBytes() {
+  size_t bytes = 0;
+  ForEachField<OpDesc>(
+      [&](const auto& field) { bytes += sizeof(std::declval<OpDesc>().*field.member); });
+  return bytes;
+}
+constexpr size_t kReservedBytes = kOpDescBytes - FieldBytes();
+static_assert(FieldBytes() <= kOpDescBytes, "READY has no room for it");
+
+}  // namespace
+
+void Write(const OpDesc& desc, ByteWriter* writer) {
+  ForEachField<OpDesc>([&](const auto& field) {
+    const auto value = desc.*field.member;
+    if constexpr (sizeof(value) == 1) {
+      writer->U8(static_cast<uint8_t>(value));
+    } else if constexpr (sizeof(value) == 2) {
+      writer->U16(static_cast<uint16_t>(value));
+    } else {
+      writer->U64(static_cast<uint64_t>(value));
+    }
+  });
+  for (size_t i = 0; i < kReservedBytes; ++i) writer->U8(0);
+}
+
+std::string Read(ByteReader* reader, OpDesc* desc) {
+  ForEachField<OpDesc>([&](const auto& field) {
+    auto& value = desc->*field.member;
+    using Value = std::remove_reference_t<decltype(value)>;
+    if constexpr (sizeof(value) == 1) {
+      value = static_cast<Value>(reader->U8());
+    } else if constexpr (sizeof(value) == 2) {
+      value = static_cast<Value>(reader->U16());
+    } else {
+      value = static_cast<Value>(reader->U64());
+    }
+  });
+  if (!reader->Zeros(kReservedBytes)) return "reserved bytes of the op are not zero";
+  return FaultIn(*desc);
 }
 
 }  // namespace longhaul

@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <string>
 
+#include "base/bytes.h"
+#include "base/fields.h"
+#include "proto/wire/limits.h"
 #include "proto/wire/types.h"
 
 namespace longhaul {
@@ -43,11 +46,28 @@ enum class Algorithm : uint8_t {
   kLocal = LH_WIRE_LOCAL,  // of ops that ran, not of descriptors
 };
 
-size_t SizeOf(DType dtype);             // bytes of one element
-const char* Name(DType dtype);          // "float32"
-const char* Name(ReduceOp op);          // "sum"
-const char* Name(Algorithm algorithm);  // "oneshot"
+constexpr auto NamesOf(DType) {
+  return EnumNames{0,
+                   {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+                    "float16", "bfloat16", "float32", "float64"}};
+}
+constexpr auto NamesOf(ReduceOp) { return EnumNames{0, {"sum", "avg", "prod", "min", "max"}}; }
+constexpr auto NamesOf(OpKind) { return EnumNames{1, {"all-reduce"}}; }
+constexpr auto NamesOf(OnFault) { return EnumNames{0, {"retry", "abort"}}; }
+constexpr auto NamesOf(Algorithm) {
+  return EnumNames{0, {"auto", "oneshot", "mesh", "ring", "local"}};
+}
 
+// "float32", "sum", "oneshot".
+template <HasNames T>
+const char* Name(T value) {
+  return NameOf(value);
+}
+size_t SizeOf(DType dtype);  // bytes of one element
+
+// The one definition of an op and its options: from the request of the trainer (proto/wire/ipc.h,
+// fields of the same names) through the core to the attempts. The checks, what READY carries, the
+// text of a mismatch and digests derive from the list below. READY has room for 3 more bytes.
 struct OpDesc {
   OpKind kind = OpKind::kAllReduce;
   DType dtype = DType::kFloat32;
@@ -60,13 +80,25 @@ struct OpDesc {
   uint64_t count = 0;  // elements
 
   uint64_t bytes() const { return count * SizeOf(dtype); }
-  friend bool operator==(const OpDesc&, const OpDesc&) = default;
+  std::string Fault() const;
+  // In the order of READY: a new field is the last.
+  LH_FIELDS(OpDesc, LH_FIELD(kind), LH_FIELD(dtype), LH_FIELD(reduce), LH_FIELD(on_fault),
+            LH_FIELD(quantization, rule::Range{0, 0}), LH_FIELD(algorithm),
+            LH_FIELD(min_world, rule::Range{0, LH_MEMBERS_MAX}),
+            LH_FIELD(count, rule::Range{0, LH_COUNT_MAX}));
 };
 
 // Whether an op of this description travels inside its READYs.
 bool IsEager(const OpDesc& desc);
 
-// "sum of float32 x 1048576": as it stands in the error when descriptors differ.
+// "sum of float32 x 1048576 min_world 5": as it stands in the error when descriptors differ.
+// Options that have their defaults are left out.
 std::string ToString(const OpDesc& desc);
+
+// What READY carries of an op, in so many bytes.
+inline constexpr size_t kOpDescBytes = 19;
+void Write(const OpDesc& desc, ByteWriter* writer);
+// Returns what is wrong with it (FaultIn), "" if nothing. Beyond the reader's end: anything.
+std::string Read(ByteReader* reader, OpDesc* desc);
 
 }  // namespace longhaul

@@ -401,10 +401,10 @@ TEST(ReadyTest, BodyIsGolden) {
             "01"
             "01"  // kind, dtype, reduce, on_fault
             "00"
-            "01"
-            "0302"                // quantization, local_mismatch, min_world
+            "02"
+            "0302"                // quantization, algorithm, min_world
             "2524232221000000"    // count
-            "02000000"            // algorithm
+            "00000001"            // reserved, local_mismatch
             "00000000"            // result_members
             "0000000000000000");  // result_epoch
 }
@@ -422,18 +422,23 @@ absl::Status ParseWith(size_t at, uint8_t value) {
 }
 
 TEST(ReadyTest, RefusesUnknownNumbers) {
-  EXPECT_EQ(Message(ParseWith(16, 2)), "kind is 2, not 1 (all-reduce)");
-  EXPECT_EQ(Message(ParseWith(17, 12)), "dtype is 12, not below 12");
+  EXPECT_EQ(Message(ParseWith(16, 2)), "kind is 2, not 1 to 1");
+  EXPECT_EQ(Message(ParseWith(17, 12)), "dtype is 12, not at most 11");
   EXPECT_TRUE(ParseWith(17, 11).ok());
-  EXPECT_EQ(Message(ParseWith(18, 5)), "reduce is 5, not below 5");
+  EXPECT_EQ(Message(ParseWith(18, 5)), "reduce is 5, not at most 4");
   EXPECT_TRUE(ParseWith(18, 4).ok());
-  EXPECT_EQ(Message(ParseWith(19, 2)), "on_fault is 2, not 0 or 1");
-  EXPECT_EQ(Message(ParseWith(20, 1)), "quantization is 1, not 0");
-  EXPECT_EQ(Message(ParseWith(21, 2)), "local_mismatch is 2, not 0 or 1");
-  EXPECT_EQ(Message(ParseWith(32, 4)), "algorithm is 4, not below 4");
-  EXPECT_TRUE(ParseWith(32, 3).ok());
-  EXPECT_EQ(Message(ParseWith(32, 1)), "bytes of a one-shot op is 1138453193000, not at most 4096");
-  EXPECT_EQ(Message(ParseWith(35, 1)), "reserved bytes 33 to 35 are not zero");
+  EXPECT_EQ(Message(ParseWith(19, 2)), "on_fault is 2, not at most 1");
+  EXPECT_EQ(Message(ParseWith(20, 1)), "quantization is 1, not at most 0");
+  EXPECT_EQ(Message(ParseWith(35, 2)), "local_mismatch is 2, not 0 or 1");
+  EXPECT_EQ(Message(ParseWith(21, 5)), "algorithm is 5, not at most 4");
+  EXPECT_EQ(Message(ParseWith(21, 4)), "algorithm is 4, not at most 3");
+  EXPECT_TRUE(ParseWith(21, 3).ok());
+  EXPECT_EQ(Message(ParseWith(21, 1)),
+            "a one-shot op has at most 4096 bytes, this one 1138453193000; leave the algorithm to "
+            "Longhaul, or choose mesh or ring");
+  for (const size_t reserved : {32, 33, 34}) {
+    EXPECT_EQ(Message(ParseWith(reserved, 1)), "reserved bytes of the op are not zero");
+  }
   EXPECT_EQ(Message(ParseWith(36, 1)), "result_members is 1, not 0 without a result");
   EXPECT_EQ(Message(ParseWith(40, 1)), "result_members is 0, not 1 to 1024");
   ReadyBody body = Body();
@@ -484,7 +489,7 @@ TEST(ReadyTest, CountIsBounded) {
   EXPECT_TRUE(ParseReadyBody(Encode(body)).ok());
   body.desc.count = LH_COUNT_MAX + 1;
   EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()),
-            "count is 281474976710657, not at most 2^48");
+            "count is 281474976710657, not at most 281474976710656");
 }
 
 // READY of `count` bytes with `eager` bytes of input behind the body.
@@ -767,10 +772,10 @@ TEST(OpDescTest, TextNamesWhatDiffers) {
   desc.reduce = ReduceOp::kMax;
   desc.dtype = DType::kBfloat16;
   desc.on_fault = OnFault::kAbort;
-  EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 abort on fault");
+  EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 on_fault abort");
   EXPECT_EQ(desc.bytes(), 2097152u);
   desc.algorithm = Algorithm::kMesh;
-  EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 abort on fault algorithm mesh");
+  EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 on_fault abort algorithm mesh");
 }
 
 TEST(OpDescTest, WhatIsSmallIsEagerUnlessTheCallerWantsItOtherwise) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "peerd/core/digest.h"
+#include "base/digest.h"
 #include "proto/control/convert.h"
 #include "proto/wire/limits.h"
 #include "tests/sim/checker.h"
