@@ -305,7 +305,7 @@ TEST_F(ControlClientTest, GivesUpAnAddressThatDoesNotAnswer) {
   const auto server = StartServer();
   peerd::ControlClientOptions options;
   options.addresses = {absl::StrCat("127.0.0.1:", ntohs(address.sin_port)), server->grpc_address()};
-  options.core.detect_ms = 100;
+  options.detect_ms = 100;
   client_ = peerd::MakeControlClient(options, owner_.Callbacks());
   EXPECT_THAT(owner_.Next(), StartsWith("disconnected cannot reach coordinator 127.0.0.1:"));
   EXPECT_EQ(owner_.Next(), "connected");
