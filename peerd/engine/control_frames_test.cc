@@ -211,7 +211,7 @@ TEST(ControlFrames, AreReadByTheRelayBeforeTheyArePassedOn) {
   EXPECT_EQ(Refusal(kA, kRelayer, Altered(body)), "RELAY of group 7 carries a frame of group 8");
   ControlFrame frame = Relayed();
   frame.payload[kRelayBodyBytes + 17] = 12;
-  EXPECT_EQ(Refusal(kA, kRelayer, frame), "dtype is 12, not below 12");
+  EXPECT_EQ(Refusal(kA, kRelayer, frame), "dtype is 12, not at most 11");
   frame = Relayed();
   frame.payload.pop_back();
   EXPECT_NE(Refusal(kA, kRelayer, frame), "");
