@@ -1,5 +1,3 @@
-#include "peerd/transport/transport.h"
-
 #include <algorithm>
 #include <functional>
 #include <set>
@@ -21,6 +19,7 @@
 #include "peerd/transport/repair.h"
 #include "peerd/transport/resolver.h"
 #include "peerd/transport/run_table.h"
+#include "peerd/transport/transport.h"
 
 namespace longhaul::peerd {
 namespace {

@@ -5,8 +5,8 @@
 //  56 acked u64
 //
 // The run is not in a frame: a lane belongs to one run from its handshake on.
-// Data lanes carry DATA, CHUNK_DATA, PING (no PONG follows) and CLOSE; control lanes carry everything
-// but DATA and CHUNK_DATA.
+// Data lanes carry DATA, CHUNK_DATA, PING (no PONG follows) and CLOSE; control lanes carry
+// everything but DATA and CHUNK_DATA.
 //
 // READY, DONE, RELAY, WANT_LANES, LANE_LOST, CHUNK_REQUEST, CHUNK_REFUSED and CHUNK_CANCEL are
 // numbered: the n-th that an end of the link sends is its number n, on whichever control lane it

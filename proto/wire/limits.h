@@ -66,8 +66,8 @@
 /* Data lanes of one link. */
 #define LH_LANES_MAX 256
 /* Segments of one link that were sent and are not acknowledged: the sender keeps what it takes to
- * send them again, and sends no more of them than this. A receiver acknowledges a lane at the latest
- * when so many segments came in whole on it since it did last. */
+ * send them again, and sends no more of them than this. A receiver acknowledges a lane at the
+ * latest when so many segments came in whole on it since it did last. */
 #define LH_SEGMENTS_UNACKED_MAX 32768
 #define LH_SEGMENTS_PER_ACK 64
 /* What a PING on a data lane may promise of silence. */
