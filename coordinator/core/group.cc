@@ -145,7 +145,7 @@ void Group::Join(const PeerRecord &peer, const control::Join &join, MemberId mem
   record.cohort_size = join.cohort_size;
   if (!join.cohort.empty()) record.after = kCohortIncomplete;
   record.step_deadline_ms = join.step_deadline_ms;
-  if (join.background) record.counts = control::kCountsNotYet;
+  if (join.background) record.background_until = control::kInBackground;
   record_.members.push_back(record);
   out->messages.emplace_back(peer.peer, control::JoinPending{join.request, record_.group, member});
   Note("join", member, peer.peer,
@@ -588,7 +588,8 @@ void Group::CheckInvariants() const {
     LH_CHECK(m.member && m.peer) << name;
     LH_CHECK(seen.insert(m.member).second) << name << " has " << ToString(m.member) << " twice";
     LH_CHECK(m.joined <= record_.committed) << name << " " << ToString(m.member);
-    LH_CHECK(InBackground(m) || m.counts <= record_.boundary) << name << " " << ToString(m.member);
+    LH_CHECK(InBackground(m) || m.background_until <= record_.boundary)
+        << name << " " << ToString(m.member);
     LH_CHECK(!(pending_behind && IsAdmitted(m)))
         << name << " admitted " << ToString(m.member) << " behind a pending member";
     LH_CHECK(!m.departs || IsAdmitted(m)) << name << " " << ToString(m.member) << " departs";

@@ -268,7 +268,8 @@ void Group::Commit(Tick now, GroupOutput *out) {
   }
   for (MemberId member : done.raised) {
     Note("ready", member, Find(member)->peer,
-         "member counts member=" + ToString(member) + " epoch=" + ToString(record_.committed), out);
+         "member contributes member=" + ToString(member) + " epoch=" + ToString(record_.committed),
+         out);
   }
   if (!done.joiners.empty()) agreed_for_.merge(BackgroundPeers());
   if (done.reorders) ring_choice_.Drop();

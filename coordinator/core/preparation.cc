@@ -64,11 +64,11 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   SortMembers(p.ring, p.joiners, &members);
   for (const MemberRecord &m : members) {
     if (p.joiners.contains(m.member)) {
-      const Epoch counts = p.survivors.empty() ? Epoch() : m.counts;
-      message.members.push_back({m.member, m.peer, p.epoch, m.name, counts});
+      const Epoch background_until = p.survivors.empty() ? Epoch() : m.background_until;
+      message.members.push_back({m.member, m.peer, p.epoch, m.name, background_until});
     } else if (p.survivors.contains(m.member)) {
-      const Epoch counts = p.raised.contains(m.member) ? p.epoch : m.counts;
-      message.members.push_back({m.member, m.peer, m.joined, m.name, counts});
+      const Epoch background_until = p.raised.contains(m.member) ? p.epoch : m.background_until;
+      message.members.push_back({m.member, m.peer, m.joined, m.name, background_until});
     }
   }
   return message;
@@ -87,9 +87,9 @@ void TakeEpoch(const Preparation &done, GroupRecord *record) {
     if (done.joiners.contains(member.member)) {
       member.joined = done.epoch;
       // There is nobody whom it could hold up.
-      if (done.survivors.empty()) member.counts = Epoch();
+      if (done.survivors.empty()) member.background_until = Epoch();
     }
-    if (done.raised.contains(member.member)) member.counts = done.epoch;
+    if (done.raised.contains(member.member)) member.background_until = done.epoch;
   }
   SortPeers(done.ring, record);
   SortMembers(done.ring, done.joiners, &record->members);

@@ -44,7 +44,7 @@ struct Preparation {
   bool freeze = false;
   std::set<MemberId> survivors;  // admitted before
   std::set<MemberId> joiners;
-  std::set<MemberId> raised;  // survivors that count from this epoch on
+  std::set<MemberId> raised;  // survivors that contribute from this epoch on
   bool reorders = false;      // to a better ring; it does nothing else then
   bool AtBoundary() const { return !joiners.empty() || !raised.empty() || reorders; }
   std::map<PeerId, Answer> answers;  // exactly the peers of survivors and joiners

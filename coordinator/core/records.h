@@ -64,15 +64,15 @@ struct MemberRecord {
   uint32_t cohort_size = 0;
   uint64_t after = 0;  // pending: it is admitted by a ballot of a number above this one
   uint32_t step_deadline_ms = 0;
-  // As MemberInfo::counts; kCountsNotYet also of a pending one that joins in the background.
-  Epoch counts;
+  // As MemberInfo::background_until; kInBackground also of one that is pending.
+  Epoch background_until;
   // Set while the epoch without it is being agreed: what was decided, also by an operator, outlives
   // the coordinator.
   std::optional<Departure> departs;
   LH_FIELDS(MemberRecord, LH_FIELD(member), LH_FIELD(peer), LH_FIELD(request), LH_FIELD(name),
             LH_FIELD(joined), LH_FIELD(votes), LH_FIELD(syncs), LH_FIELD(cohort),
-            LH_FIELD(cohort_size), LH_FIELD(after), LH_FIELD(step_deadline_ms), LH_FIELD(counts),
-            LH_FIELD(departs));
+            LH_FIELD(cohort_size), LH_FIELD(after), LH_FIELD(step_deadline_ms),
+            LH_FIELD(background_until), LH_FIELD(departs));
 };
 
 struct PeerRecord {
@@ -219,7 +219,7 @@ struct MemberView {
   bool voting = false;
   std::string cohort;
   std::optional<control::FetchProgress> fetch = std::nullopt;
-  bool background = false;  // its input does not count yet
+  bool background = false;  // its input is not in results yet
 };
 // One direction of a link, as measured.
 struct LinkView {

@@ -50,10 +50,10 @@ ModelOp::Options RandomOptions(Prng* prng, int size) {
   }
   if (prng->Chance(0.5)) {
     for (const int local : options.local_members) {
-      options.counts.emplace_back();
-      for (int m = 0; m < local; ++m) options.counts.back().push_back(prng->Chance(0.5));
+      options.contributes.emplace_back();
+      for (int m = 0; m < local; ++m) options.contributes.back().push_back(prng->Chance(0.5));
     }
-    options.counts[prng->Below(options.counts.size())][0] = true;
+    options.contributes[prng->Below(options.contributes.size())][0] = true;
   }
   options.grain_bytes = 64 * (1 + prng->Below(4));
   options.window_bytes = 64 << prng->Below(5);
@@ -109,8 +109,8 @@ TEST_P(WorldTest, WhoDoesNotCountGetsTheResultAndAddsNothing) {
         options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
         options.size = Size();
         options.in_place.assign(options.size, {in_place});
-        options.counts.assign(options.size, {false});
-        options.counts[dtype % options.size] = {true};
+        options.contributes.assign(options.size, {false});
+        options.contributes[dtype % options.size] = {true};
         options.grain_bytes = 128;
         Expect(options, 7 * dtype + static_cast<int>(reduce));
       }
@@ -272,13 +272,13 @@ struct Recorder final : AttemptSink {
 class PlaceTest : public testing::Test {
  protected:
   // Position 1 of 3, in place; chunks of 128 bytes, grains of 64, of which it puts one into a
-  // segment. The input of position 2 does not count.
+  // segment. Position 2 does not contribute.
   explicit PlaceTest(const Algorithm& algorithm) : pool_(MakeScratchPool(1 << 20)) {
     ModelOp::Options options;
     options.desc = Desc(DType::kInt32, ReduceOp::kSum, 96);
     options.size = 3;
     options.in_place = {{true}, {true}, {true}};
-    options.counts = {{true}, {true}, {false}};
+    options.contributes = {{true}, {true}, {false}};
     options.segment_grains = 1;
     options.window_bytes = 1 << 20;
     op_ = std::make_unique<ModelOp>(options);
@@ -445,7 +445,7 @@ TEST_F(MeshPlaceTest, AcceptsInputsOfItsChunkThatCountOnce) {
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 128), "it came before");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "accepted");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "it came before");
-  EXPECT_EQ(Refusal(2, Phase::kReduce, 128, 64), "the sender's input does not count");
+  EXPECT_EQ(Refusal(2, Phase::kReduce, 128, 64), "the sender does not contribute");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "the chunk is not this position's");
   EXPECT_EQ(Refusal(1, Phase::kReduce, 128, 64), "not from another position");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 160, 64), "not as the tensor is cut");
@@ -842,13 +842,13 @@ TEST_P(SliceTest, InputsOfSeveralMembersAreAddedUpInSlices) {
   for (const uint64_t cookie : sink.cookies_) attempt->Sent(cookie);
 }
 
-TEST(MeshSliceTest, WhoCountsAloneFinishesItsChunkInSlices) {
+TEST(MeshSliceTest, WhoContributesAloneFinishesItsChunkInSlices) {
   const auto pool = MakeScratchPool(1 << 30);
   Recorder sink;
   ModelOp::Options options;
   options.desc = Desc(DType::kInt32, ReduceOp::kSum, 1 << 18);
   options.size = 2;
-  options.counts = {{true}, {false}};
+  options.contributes = {{true}, {false}};
   options.grain_bytes = 4096;
   const ModelOp op(options);
   const auto attempt = *MakeMeshAttempt(op.specs[0], &sink, pool.get());

@@ -119,10 +119,10 @@ absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
     return i == spec.position ? own : payloads[i];
   };
   int first = 0;
-  while (!PositionCounts(spec, first)) ++first;
+  while (!PositionContributes(spec, first)) ++first;
   std::string result = input(first);
   for (int i = first + 1; i < spec.size; ++i) {
-    if (!PositionCounts(spec, i)) continue;
+    if (!PositionContributes(spec, i)) continue;
     ReduceInto(Bytes(result), Bytes(input(i)), spec.desc.count, spec.desc.dtype, spec.desc.reduce);
   }
   DivideSums(spec, bytes, Bytes(result));

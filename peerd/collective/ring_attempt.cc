@@ -171,8 +171,8 @@ class RingAttempt final : public SegmentAttempt {
     Hand(next_, phase, grains, data);
   }
 
-  // Of one segment. Where a sum begins here and no input of ours counts: as if there had been one
-  // that changes nothing.
+  // Of one segment. Where a sum begins here and no input of ours contributes: as if there had been
+  // one that changes nothing.
   std::vector<uint8_t> identity_;
   const int next_;
   const int previous_;

@@ -121,7 +121,7 @@ class SegmentAttempt : public Attempt {
   void SumInPlace(const Plan::Grains& grains, const Inputs& inputs, bool finished);
 
   const AttemptSpec spec_;
-  const Inputs inputs_;  // those of its sources that count
+  const Inputs inputs_;  // those of its sources that contribute
   const Plan plan_;
   uint8_t* scratch_;
   uint8_t* const result_;

@@ -118,7 +118,7 @@ struct SendReady {
   bool eager = false;                                  // attach the input of `posts`
   std::optional<OneShotResult> result = std::nullopt;  // or attach this
   std::vector<PostRef> posts;
-  std::vector<bool> counts;  // by post; the others are left out
+  std::vector<bool> contributes;  // by post; the others are left out
 };
 struct SendDone {
   GroupKey group;
@@ -139,8 +139,8 @@ struct StartAttempt {
   std::vector<PeerId> ring;  // participants in ring order, this peer among them
   uint32_t members = 0;
   std::vector<PostRef> posts;
-  std::vector<bool> counts;                // by post: its input is in the result
-  std::vector<bool> ring_counts;           // by ring position: the input of one of its members is
+  std::vector<bool> contributes;           // by post: its input is in the result
+  std::vector<bool> ring_contributes;      // by ring position: the input of one of its members is
   Algorithm algorithm = Algorithm::kRing;  // never kAuto. Of kOneShot all inputs are here:
   std::vector<std::string> payloads;       // by ring position, own one empty
   // Or, in their place, what comes out: somebody has it, from an attempt before.

@@ -76,12 +76,12 @@ bool EpochRecord::Relays(PeerId relay, PeerId a, PeerId b) const {
 
 bool EpochRecord::InBackground(MemberId member) const {
   return std::any_of(members.begin(), members.end(), [member](const control::MemberInfo& info) {
-    return info.member == member && info.counts == control::kCountsNotYet;
+    return info.member == member && info.background_until == control::kInBackground;
   });
 }
 bool EpochRecord::AnyInBackground() const {
   return std::any_of(members.begin(), members.end(), [](const control::MemberInfo& info) {
-    return info.counts == control::kCountsNotYet;
+    return info.background_until == control::kInBackground;
   });
 }
 std::vector<control::SyncSource> EpochRecord::SourcesFor(MemberId member) const {
@@ -90,20 +90,20 @@ std::vector<control::SyncSource> EpochRecord::SourcesFor(MemberId member) const 
   // Neighbours in rank first, so that many do not all ask the same.
   for (size_t i = 1; i <= members.size() && sources.size() < LH_SYNC_SOURCES_MAX; ++i) {
     const control::MemberInfo& info = members[(std::max(rank, 0) + i) % members.size()];
-    if (info.member == member || info.counts == control::kCountsNotYet) continue;
+    if (info.member == member || info.background_until == control::kInBackground) continue;
     sources.push_back({info.member, info.peer});
   }
   return sources;
 }
 
-bool Participants::Counts(MemberId member) const {
+bool Participants::Contributes(MemberId member) const {
   return std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& info) {
-    return info.member == member && info.counts <= boundary;
+    return info.member == member && info.background_until <= boundary;
   });
 }
-bool Participants::Counts(PeerId peer) const {
+bool Participants::Contributes(PeerId peer) const {
   return std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& info) {
-    return info.peer == peer && info.counts <= boundary;
+    return info.peer == peer && info.background_until <= boundary;
   });
 }
 bool Participants::HasPeer(PeerId peer) const { return Contains(ring, peer); }
@@ -134,8 +134,9 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
     if (!member.joined || member.joined > prepare.boundary) {
       return name + " joined after the boundary";
     }
-    if (member.counts > prepare.boundary && member.counts != control::kCountsNotYet) {
-      return name + " counts after the boundary";
+    if (member.background_until > prepare.boundary &&
+        member.background_until != control::kInBackground) {
+      return name + " is in the background until after the boundary";
     }
     used.insert(member.peer);
   }
@@ -205,7 +206,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   for (const control::MemberInfo& member : record.members) {
     if (member.joined > boundary) continue;
     participants->members.push_back(member);
-    if (member.counts <= boundary) ++participants->counting;
+    if (member.background_until <= boundary) ++participants->contributing;
   }
   // Without the peers that came later a blocked pair may have become neighbours.
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
@@ -226,7 +227,7 @@ void EpochHistory::AddTo(Digester* digest) const {
     digest->Add(epoch).Add(record.boundary).Add(record.attempt).Add(record.cause);
     digest->Add(uint64_t{record.members.size()});
     for (const control::MemberInfo& member : record.members) {
-      digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.counts);
+      digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.background_until);
     }
     for (const PeerId peer : record.ring) digest->Add(peer);
     for (const auto& [a, b] : record.blocked) digest->Add(a).Add(b);

@@ -31,10 +31,10 @@ struct EpochRecord {
   // -1 if it is none of the members.
   int RankOf(MemberId member) const;
   bool HasPeer(PeerId peer) const;
-  // The member is there, and its input counts in no op yet.
+  // The member is there, and its input is in no result yet.
   bool InBackground(MemberId member) const;
   bool AnyInBackground() const;
-  // Those that count, other than `member`: who may have what was agreed on.
+  // Those not in the background, other than `member`: who may have what was agreed on.
   std::vector<control::SyncSource> SourcesFor(MemberId member) const;
   // The two have no link.
   bool Blocked(PeerId a, PeerId b) const { return control::IsBlocked(blocked, a, b); }
@@ -48,7 +48,7 @@ struct Participants {
   Epoch boundary;  // of the ops
   std::vector<PeerId> ring;
   std::vector<control::MemberInfo> members;  // rank order
-  uint32_t counting = 0;                     // those whose input is in the result
+  uint32_t contributing = 0;                 // those whose input is in the result
   // No order of the ring avoids its blocked pairs: ops that need one cannot run.
   bool gap = false;
   // Each of them has a link with data lanes to each other one.
@@ -60,9 +60,9 @@ struct Participants {
 
   bool HasPeer(PeerId peer) const;
   int RankOf(MemberId member) const;
-  bool Counts(MemberId member) const;
+  bool Contributes(MemberId member) const;
   // A member of the peer does.
-  bool Counts(PeerId peer) const;
+  bool Contributes(PeerId peer) const;
   // Who takes a frame of `from` to `to`: `to` itself, or a relay.
   PeerId CarrierOf(PeerId from, PeerId to) const {
     return control::RelayBetween(epoch_ring, blocked, from, to);

@@ -179,7 +179,7 @@ TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {
 
 TEST(EpochRecord, SourcesAreThoseThatCountFromTheNextRankOn) {
   const EpochRecord record = RecordOf(MakePrepare(
-      5, 4, 5, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 5, control::kCountsNotYet}, {4, 4, 1}}));
+      5, 4, 5, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 5, control::kInBackground}, {4, 4, 1}}));
   EXPECT_TRUE(record.AnyInBackground());
   EXPECT_TRUE(record.InBackground(MemberId(3)));
   EXPECT_FALSE(record.InBackground(MemberId(4)));
@@ -188,13 +188,13 @@ TEST(EpochRecord, SourcesAreThoseThatCountFromTheNextRankOn) {
   EXPECT_EQ(record.SourcesFor(MemberId(3)), sources);
 }
 
-TEST(ProblemOf, WhoCountsDoesSoFromABoundary) {
+TEST(ProblemOf, ABackgroundEndsAtABoundary) {
   auto late = Good();
   late.boundary = Epoch(4);
   late.members[1].joined = Epoch(2);
-  late.members[1].counts = Epoch(5);
-  EXPECT_EQ(ProblemOf(late, PeerId(1)), "member m2 counts after the boundary");
-  late.members[1].counts = control::kCountsNotYet;
+  late.members[1].background_until = Epoch(5);
+  EXPECT_EQ(ProblemOf(late, PeerId(1)), "member m2 is in the background until after the boundary");
+  late.members[1].background_until = control::kInBackground;
   EXPECT_EQ(ProblemOf(late, PeerId(1)), "");
 }
 

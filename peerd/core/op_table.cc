@@ -323,7 +323,7 @@ void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Act
   if (op.run != Run::kRunning || op.run_attempt != event.attempt) return;
   op.run = Run::kComplete;
   if (EndsAtOnce(op) && !op.result) {
-    op.result = OneShotResult{op.participants->epoch, op.participants->counting, event.result};
+    op.result = OneShotResult{op.participants->epoch, op.participants->contributing, event.result};
   }
   Advance(op, now, out);
 }
@@ -453,7 +453,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   } else {
     ready.eager = IsEager(op.desc) && !op.local_mismatch;
     for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
-    ready.counts = CountsOf(op);
+    ready.contributes = ContributesOf(op);
   }
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
@@ -474,17 +474,18 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
 
 std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   const Participants& participants = *op.participants;
-  if (participants.counting < op.desc.min_world) {
+  if (participants.contributing < op.desc.min_world) {
     return Outcome{Code::kTooFewMembers,
-                   Subject(op.key.tag) + " ended: " + std::to_string(participants.counting) +
+                   Subject(op.key.tag) + " ended: " + std::to_string(participants.contributing) +
                        " members take part, min_world asks for " +
                        std::to_string(op.desc.min_world) + "; the input is intact"};
   }
-  if (participants.counting == 0) {
-    return Outcome{Code::kTooFewMembers,
-                   Subject(op.key.tag) +
-                       " ended: all that are left joined in the background and do not count yet; "
-                       "they do from the next step boundary on; the input is intact"};
+  if (participants.contributing == 0) {
+    return Outcome{
+        Code::kTooFewMembers,
+        Subject(op.key.tag) +
+            " ended: all that are left are in the background and contribute nothing yet; "
+            "they do from the next step boundary on; the input is intact"};
   }
   if (participants.gap && op.algorithm == Algorithm::kRing) {
     return Outcome{Code::kAborted,
@@ -496,12 +497,12 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   return std::nullopt;
 }
 
-std::vector<bool> OpTable::CountsOf(const Op& op) {
-  std::vector<bool> counts;
+std::vector<bool> OpTable::ContributesOf(const Op& op) {
+  std::vector<bool> contributes;
   for (const LocalInput& input : op.inputs) {
-    counts.push_back(op.participants->Counts(input.member));
+    contributes.push_back(op.participants->Contributes(input.member));
   }
-  return counts;
+  return contributes;
 }
 
 void OpTable::Start(Op& op, std::vector<Action>* out) {
@@ -511,11 +512,11 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   start.attempt = attempt_;
   start.desc = op.desc;
   start.ring = op.participants->ring;
-  start.members = op.participants->counting;
+  start.members = op.participants->contributing;
   for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
-  start.counts = CountsOf(op);
+  start.contributes = ContributesOf(op);
   for (const PeerId peer : start.ring) {
-    start.ring_counts.push_back(op.participants->Counts(peer));
+    start.ring_contributes.push_back(op.participants->Contributes(peer));
   }
   start.algorithm = op.algorithm;
   if (op.result) {
@@ -644,7 +645,7 @@ OpInfo OpTable::InfoOf(const Op& op) {
   OpInfo info;
   if (op.participants) {
     info.epoch = op.participants->epoch;
-    info.size = op.participants->counting;
+    info.size = op.participants->contributing;
   }
   if (op.result && !op.Refused()) {
     info.epoch = op.result->epoch;

@@ -220,7 +220,7 @@ class OpTable {
   std::optional<Outcome> UnfitnessOf(const Op& op) const;
   void NoteComplete(Op& op, Tick now);
   // By input.
-  static std::vector<bool> CountsOf(const Op& op);
+  static std::vector<bool> ContributesOf(const Op& op);
   void Start(Op& op, std::vector<Action>* out);
   void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;
   void Stop(Op& op, std::vector<Action>* out);

@@ -419,7 +419,7 @@ TEST_F(OpTableTest, AMeshOpRunsAsAnyOtherAndSaysThatItWasOne) {
   const auto start = Get<StartAttempt>(Post(7, desc));
   ASSERT_EQ(start.size(), 1u);
   EXPECT_EQ(start[0].algorithm, Algorithm::kMesh);
-  EXPECT_EQ(start[0].ring_counts, std::vector<bool>(3, true));
+  EXPECT_EQ(start[0].ring_contributes, std::vector<bool>(3, true));
   EXPECT_EQ(Get<CreditAttempt>(Ready(2, 7, desc)).size(), 1u);
   EXPECT_EQ(Get<CreditAttempt>(Ready(3, 7, desc)).size(), 1u);
   Complete(1);
@@ -1409,11 +1409,11 @@ TEST_F(OpTableTest, DigestsTellStatesApart) {
 // ---- members in the background
 
 TEST_F(OpTableTest, WhoDoesNotCountTakesPartWithoutAnInput) {
-  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kCountsNotYet}}));
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kInBackground}}));
   Post(7, Large());
   EXPECT_EQ(Get<SendReady>(out_).size(), 2u);
   EXPECT_EQ(Get<StartAttempt>(out_).at(0).members, 2u);
-  EXPECT_EQ(Get<StartAttempt>(out_).at(0).counts, std::vector<bool>{true});
+  EXPECT_EQ(Get<StartAttempt>(out_).at(0).contributes, std::vector<bool>{true});
   Ready(2, 7, Large());
   Ready(3, 7, Large());
   Complete(1);
@@ -1422,17 +1422,17 @@ TEST_F(OpTableTest, WhoDoesNotCountTakesPartWithoutAnInput) {
 }
 
 TEST_F(OpTableTest, SmallOpsLeaveItOutByItsPlaceInTheRing) {
-  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1, control::kCountsNotYet}, {2, 2, 1}, {3, 3, 1}}));
-  EXPECT_EQ(Get<SendReady>(Post(7, Small())).at(0).counts, std::vector<bool>{false});
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1, control::kInBackground}, {2, 2, 1}, {3, 3, 1}}));
+  EXPECT_EQ(Get<SendReady>(Post(7, Small())).at(0).contributes, std::vector<bool>{false});
   Ready(2, 7, Small());
   Ready(3, 7, Small());
   const auto start = Get<StartAttempt>(out_).at(0);
-  EXPECT_EQ(start.ring_counts, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(start.ring_contributes, (std::vector<bool>{false, true, true}));
   EXPECT_EQ(start.members, 2u);
 }
 
 TEST_F(OpTableTest, AnOpOfAnOlderBoundaryLeavesItOutAlsoWhenItIsRedone) {
-  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kCountsNotYet}}));
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1, control::kInBackground}}));
   Post(7, Large());
   Ready(2, 7, Large());
   Ready(3, 7, Large());
@@ -1444,19 +1444,19 @@ TEST_F(OpTableTest, AnOpOfAnOlderBoundaryLeavesItOutAlsoWhenItIsRedone) {
   EXPECT_EQ(Get<StartAttempt>(Post(8, Large(), 1, 2)).at(0).members, 2u);
 }
 
-TEST_F(OpTableTest, AnOpOfNobodyThatCountsEndsTooFewMembers) {
+TEST_F(OpTableTest, AnOpToWhichNobodyContributesEndsTooFewMembers) {
   Enter(MakePrepare(1, 0, 1, 0,
-                    {{1, 1, 1, control::kCountsNotYet}, {2, 2, 1, control::kCountsNotYet}}));
+                    {{1, 1, 1, control::kInBackground}, {2, 2, 1, control::kInBackground}}));
   Post(7, Large());
   EXPECT_TRUE(Get<StartAttempt>(out_).empty());
   Ready(2, 7, Large());
   const auto done = Get<PostDone>(Done(2, 1, 0, /*refused=*/true));
   EXPECT_EQ(done.at(0).outcome.code, Code::kTooFewMembers);
-  EXPECT_NE(done.at(0).outcome.text.find("joined in the background"), std::string::npos);
+  EXPECT_NE(done.at(0).outcome.text.find("are in the background"), std::string::npos);
 }
 
 TEST_F(OpTableTest, MinWorldMeansThoseThatCount) {
-  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1, control::kCountsNotYet}}));
+  Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1, control::kInBackground}}));
   Post(7, AtLeast(2));
   Ready(2, 7, AtLeast(2));
   EXPECT_EQ(Get<PostDone>(Done(2, 1, 0, /*refused=*/true)).at(0).outcome.text,

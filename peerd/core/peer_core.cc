@@ -135,7 +135,7 @@ class PeerCore::Impl {
   // Why the member, which is there, may not begin this sync.
   Outcome MaySync(LocalId local, const SyncRequest& request);
   // A member in the background has no reason to stay there. `request`: what it brings, or nullptr.
-  bool ReadyToCount(const LocalMember& local, const SyncRequest* request);
+  bool ReadyToContribute(const LocalMember& local, const SyncRequest* request);
   void BeginSync(const LocalMember& local, const SyncRequest& request, bool with_vote);
   void BeginBackground(const LocalMember& local, const SyncRequest& request);
   // Why this peer may not follow the coordinator; "" if it may.
@@ -145,7 +145,7 @@ class PeerCore::Impl {
   void Ignore(const char* what, const GroupKey& group);
   Group* FindGroup(const GroupKey& key);
   void BeginDrain(Tick deadline, const std::string& reason);
-  // The member does not count yet.
+  // The member is in the background.
   bool InBackground(const LocalMember& local);
   // It fetches what the group has agreed on.
   void Chase(const LocalMember& local);
@@ -459,7 +459,7 @@ void PeerCore::Impl::On(const LocalStep& event) {
   }
   const LocalMember& local = *members_.Find(event.local);
   const bool background = InBackground(local);
-  const bool ready = background && ReadyToCount(local, event.sync ? &*event.sync : nullptr);
+  const bool ready = background && ReadyToContribute(local, event.sync ? &*event.sync : nullptr);
   if (event.sync && background && !ready) {
     BeginBackground(local, *event.sync);
   } else if (event.sync) {
@@ -485,12 +485,12 @@ Outcome PeerCore::Impl::MaySync(LocalId local, const SyncRequest& request) {
   if (request.strategy == control::SyncStrategy::kSend && InBackground(*members_.Find(local))) {
     return {Code::kInvalidArgument,
             "this member joined in the background: it has to get the state of the others, and "
-            "cannot use send before it counts"};
+            "cannot use send before its input is in results"};
   }
   return syncs_.MayBegin(local, request);
 }
 
-bool PeerCore::Impl::ReadyToCount(const LocalMember& local, const SyncRequest* request) {
+bool PeerCore::Impl::ReadyToContribute(const LocalMember& local, const SyncRequest* request) {
   const Group& group = *FindGroup(local.group);
   const bool alone = group.current()->SourcesFor(local.member).empty();
   return alone || !group.agreed || syncs_.Ready(local.id, request, *group.agreed);

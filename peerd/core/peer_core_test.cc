@@ -958,23 +958,23 @@ TEST_F(PeerCoreTest, ACoreCanBeMoved) {
 
 class BackgroundCoreTest : public PeerCoreTest {
  protected:
-  // Members 2 and 3 at their peers count; member 1 here joins in the background.
+  // Members 2 and 3 at their peers contribute; member 1 here joins in the background.
   void Enter() {
     Give(CoordinatorUp{});
     Give(LocalJoin{LocalId(1), kGroup, "t", "", 0, 0, true});
     EXPECT_TRUE(Sent<control::Join>(out_).at(0).background);
     Say(control::JoinPending{1, kGroup, MemberId(1)});
-    Say(MakePrepare(2, 0, 2, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, control::kCountsNotYet}}));
+    Say(MakePrepare(2, 0, 2, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, control::kInBackground}}));
     Up(2);
     Up(3);
     Commit(2);
     ASSERT_TRUE(Get<JoinDone>(out_).at(0).outcome.ok());
-    EXPECT_FALSE(Get<JoinDone>(out_).at(0).world.counts);
+    EXPECT_TRUE(Get<JoinDone>(out_).at(0).world.background);
   }
   Actions& Agreed(uint64_t revision) {
     return Say(control::StateAgreed{kGroup, revision, {1, 1}, {100 + revision, 0}});
   }
-  // It counts from epoch 3 on.
+  // It contributes from epoch 3 on.
   void Raise() {
     Say(MakePrepare(3, 2, 3, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, Epoch(3)}}));
     Up(2);
@@ -1032,10 +1032,10 @@ TEST_F(BackgroundCoreTest, TheStepThatIsReadyCarriesAnOfferAndIsInTheSyncOfItsBo
   EXPECT_TRUE(Get<StepDone>(out_).empty());
   Result(1, SyncAction::kEnd, 8);
   EXPECT_FALSE(Get<SyncEnded>(out_).at(0).background);
-  EXPECT_TRUE(Get<StepDone>(out_).at(0).world.counts);
+  EXPECT_FALSE(Get<StepDone>(out_).at(0).world.background);
 }
 
-TEST_F(BackgroundCoreTest, ItCannotSendBeforeItCounts) {
+TEST_F(BackgroundCoreTest, ItCannotSendBeforeItContributes) {
   Enter();
   Agreed(3);
   Give(LocalStep{LocalId(1), State(7, SyncStrategy::kSend)});
@@ -1062,10 +1062,10 @@ TEST_F(BackgroundCoreTest, WhereNothingWasAgreedOnItIsReadyAtItsFirstBoundary) {
   EXPECT_TRUE(Sent<control::Vote>(out_).at(0).ready);
 }
 
-TEST_F(BackgroundCoreTest, WhereNobodyElseCountsItIsReady) {
+TEST_F(BackgroundCoreTest, WhereNobodyElseContributesItIsReady) {
   Enter();
   Agreed(3);
-  Say(MakePrepare(3, 2, 2, 3, {{1, 1, 2, control::kCountsNotYet}}));
+  Say(MakePrepare(3, 2, 2, 3, {{1, 1, 2, control::kInBackground}}));
   Commit(3);
   Give(LocalStep{LocalId(1)});
   EXPECT_TRUE(Sent<control::Vote>(out_).at(0).ready);
@@ -1075,7 +1075,7 @@ TEST_F(BackgroundCoreTest, AnEpochInTheMiddleNamesTheSourcesThatAreLeft) {
   Enter();
   Agreed(3);
   Sync(1, 7);
-  Say(MakePrepare(3, 2, 2, 3, {{3, 3, 1}, {1, 1, 2, control::kCountsNotYet}}));
+  Say(MakePrepare(3, 2, 2, 3, {{3, 3, 1}, {1, 1, 2, control::kInBackground}}));
   Up(3);
   Commit(3);
   EXPECT_EQ(Get<ChangeSources>(out_).at(0).sources,
@@ -1113,7 +1113,7 @@ TEST_F(BackgroundCoreTest, ACallBetweenRemovalAndEndIsNotToldThatItsTensorsAreFr
 TEST_F(BackgroundCoreTest, HoldersServeOnBehindTheCommitWhileSomebodyFetches) {
   Give(CoordinatorUp{});
   Join(1);
-  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1, control::kCountsNotYet}}));
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1, control::kInBackground}}));
   Up(2);
   Commit(1);
   Sync(1, 5);

@@ -43,7 +43,7 @@ struct At {
   uint64_t member;
   uint64_t peer;
   uint64_t joined;
-  Epoch counts = Epoch();
+  Epoch background_until = Epoch();
 };
 
 // Ranks and ring in the order given.
@@ -61,7 +61,7 @@ inline control::PrepareEpoch MakePrepare(uint64_t epoch, uint64_t base, uint64_t
   prepare.preparation = 1000 + epoch;
   for (const At& at : members) {
     prepare.members.push_back(
-        {MemberId(at.member), PeerId(at.peer), Epoch(at.joined), "n", at.counts});
+        {MemberId(at.member), PeerId(at.peer), Epoch(at.joined), "n", at.background_until});
     bool known = false;
     for (const auto& peer : prepare.peers) known = known || peer.peer == PeerId(at.peer);
     if (!known) prepare.peers.push_back({PeerId(at.peer), {"h:1"}, 0});

@@ -25,7 +25,7 @@ struct World {
   uint32_t rank = 0;
   uint32_t size = 0;
   uint32_t pending = 0;
-  bool counts = true;  // false: this member is in the background
+  bool background = false;  // its input is not in results yet
   friend bool operator==(const World&, const World&) = default;
 };
 

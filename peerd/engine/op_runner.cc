@@ -245,9 +245,9 @@ OpTraffic OpRunner::TakePost(const PostRef& post) {
 }
 
 AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
-                               const std::vector<bool>& counts) const {
+                               const std::vector<bool>& contributes) const {
   AttemptSpec spec;
-  spec.counts = counts;
+  spec.contributes = contributes;
   spec.desc = desc;
   spec.grain_bytes = options_.grain_bytes;
   spec.cached_bytes_max = options_.cached_bytes_max;
@@ -260,12 +260,12 @@ AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& p
 }
 
 std::string OpRunner::Payload(const SendReady& ready) const {
-  return EagerPayload(MakeSpec(ready.desc, ready.posts, ready.counts));
+  return EagerPayload(MakeSpec(ready.desc, ready.posts, ready.contributes));
 }
 
 void OpRunner::Start(const StartAttempt& action) {
   auto op = std::make_shared<Op>(this, action);
-  AttemptSpec spec = MakeSpec(action.desc, action.posts, action.counts);
+  AttemptSpec spec = MakeSpec(action.desc, action.posts, action.contributes);
   spec.size = static_cast<int>(action.ring.size());
   spec.members = action.members;
   spec.position = op->PositionOf(options_.self);
@@ -286,7 +286,7 @@ void OpRunner::Start(const StartAttempt& action) {
     op->buffers_.push_back(posts_.at(post).buffers);
     op->scratch_ = posts_.at(post).scratch;
   }
-  spec.ring_counts = action.ring_counts;
+  spec.ring_contributes = action.ring_contributes;
   if (action.algorithm == Algorithm::kOneShot) {
     absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)
                                                        : ReducePayloads(spec, action.payloads);

@@ -112,7 +112,7 @@ class OpRunner final : public OpPort, private SegmentListener {
   Outcome CheckApart(const LocalPost& post, const PostView& view) const;
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
   AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
-                       const std::vector<bool>& counts) const;
+                       const std::vector<bool>& contributes) const;
   // Does what is left to do for the attempt, as far as this turn allows; for those before it,
   // first.
   void Advance(const std::shared_ptr<Op>& op);

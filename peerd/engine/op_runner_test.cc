@@ -87,8 +87,8 @@ StartAttempt Ring(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRe
   start.ring = {kSelf, kOther};
   start.members = static_cast<uint32_t>(posts.size()) + 1;
   start.posts = posts;
-  start.counts.assign(posts.size(), true);
-  start.ring_counts = {true, true};
+  start.contributes.assign(posts.size(), true);
+  start.ring_contributes = {true, true};
   return start;
 }
 
@@ -158,7 +158,7 @@ void StopAll(OpRunner* runner, Narrow* transport, uint64_t ordinal) {
 StartAttempt Alone(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRef>& posts) {
   StartAttempt start = Ring(ordinal, desc, posts);
   start.ring = {kSelf};
-  start.ring_counts = {true};
+  start.ring_contributes = {true};
   start.members = static_cast<uint32_t>(posts.size());
   start.algorithm = Algorithm::kLocal;
   return start;

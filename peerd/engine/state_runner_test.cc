@@ -337,7 +337,7 @@ TEST_F(StateRunnerTest, WhatWasAgreedOnIsKeptBeforeTheAnswerAndServedFromThenOn)
   EXPECT_EQ(wanted.memory, agreed);
 }
 
-TEST_F(StateRunnerTest, WhatCameInTheBackgroundIsCopiedBeforeItCounts) {
+TEST_F(StateRunnerTest, WhatCameInTheBackgroundIsCopiedBeforeItContributes) {
   const State held(8 * kMiB, 1);
   const State wanted(8 * kMiB, 2);
   Make(2, /*state_rate=*/4 << 20, /*keep_state=*/64 * kMiB);

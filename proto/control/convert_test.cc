@@ -133,7 +133,8 @@ class Generator {
       for (uint32_t j = 1 + Count(2); j > 0; --j) {
         m.members.push_back(
             {MemberId(10 * i + j), PeerId(i), Epoch(1 + prng_.Below(epoch)), Label()});
-        m.members.back().counts = prng_.Chance(0.3) ? kCountsNotYet : Epoch(prng_.Below(epoch));
+        m.members.back().background_until =
+            prng_.Chance(0.3) ? kInBackground : Epoch(prng_.Below(epoch));
       }
     }
     // Peers stand in falling order: 5 4 3 2 1.
@@ -616,8 +617,9 @@ TEST(RefusalTest, EpochsOutOfOrder) {
 TEST(RefusalTest, MembersAndPeersThatDoNotMeet) {
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].peer = PeerId(99)), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.push_back({PeerId(99), {"h:1"}, 0})), "");
-  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].counts = Epoch(m->epoch.value() + 1)), "");
-  EXPECT_EQ(REFUSAL(PrepareEpoch, m->members[0].counts = kCountsNotYet), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].background_until = Epoch(m->epoch.value() + 1)),
+            "");
+  EXPECT_EQ(REFUSAL(PrepareEpoch, m->members[0].background_until = kInBackground), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members.clear()), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.clear()), "");
 }

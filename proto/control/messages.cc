@@ -17,8 +17,9 @@ std::string MembersFault(const PrepareEpoch& m) {
     if (member.joined > m.epoch) {
       return Refusal("joined", ToString(member.joined), "an epoch up to this one");
     }
-    if (member.counts > m.epoch && member.counts != kCountsNotYet) {
-      return Refusal("counts", ToString(member.counts), "an epoch up to this one, or 2^64 - 1");
+    if (member.background_until > m.epoch && member.background_until != kInBackground) {
+      return Refusal("background_until", ToString(member.background_until),
+                     "an epoch up to this one, or 2^64 - 1");
     }
   }
   if (used.size() == peers.size()) return "";

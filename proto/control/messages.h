@@ -92,8 +92,8 @@ struct Join {
   // Once the first vote of a ballot is in, the member has so long to vote before it is evicted; 0:
   // for ever.
   uint32_t step_deadline_ms = 0;
-  // Nobody is to wait until it has the group's state: MemberInfo::counts is kCountsNotYet at first,
-  // unless the group is empty.
+  // Nobody is to wait until it has the group's state: MemberInfo::background_until is kInBackground
+  // at first, unless the group is empty.
   bool background = false;
   std::string Fault() const;
   LH_MESSAGE(Join, join, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
@@ -145,7 +145,7 @@ struct Vote {
   uint64_t number = 0;
   // Counts from the VoteResult on, as if it came then with a SyncVote.
   std::optional<SyncOffer> sync = std::nullopt;
-  // Of a member in the background: from this boundary on it counts. Its vote carries no offer
+  // Of a member in the background: from this boundary on it contributes. Its vote carries no offer
   // otherwise.
   bool ready = false;
   LH_MESSAGE(Vote, vote, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
@@ -362,7 +362,7 @@ struct VoteResult {
 };
 
 // Of a member in the background (docs/adr/0014-shared-state.md, "Joiners").
-inline constexpr Epoch kCountsNotYet{UINT64_MAX};
+inline constexpr Epoch kInBackground{UINT64_MAX};
 
 struct MemberInfo {
   MemberId member;
@@ -370,12 +370,12 @@ struct MemberInfo {
   Epoch joined;  // the epoch that admitted it
   std::string name;
   // Ops of older boundaries than this one leave its input out, syncs do not wait for it before. 0:
-  // it counts in all that it takes part in.
-  Epoch counts;
+  // it contributes to all that it takes part in.
+  Epoch background_until;
   MemberId Key() const { return member; }
   LH_FIELDS(MemberInfo, LH_FIELD(member, rule::Needed{}), LH_FIELD(peer, rule::Needed{}),
             LH_FIELD(joined, rule::Needed{}),
-            LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(counts));
+            LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(background_until));
 };
 
 struct PeerInfo {

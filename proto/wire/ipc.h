@@ -179,7 +179,7 @@ struct lh_ipc_world {
   uint32_t rank;
   uint32_t size;
   uint32_t pending;    /* members waiting for admission */
-  uint32_t background; /* 1: this member's input does not count yet */
+  uint32_t background; /* 1: this member's input is not in results yet */
 };
 
 struct lh_ipc_op_info {

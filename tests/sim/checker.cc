@@ -176,7 +176,7 @@ void Checker::CheckTerms(const Local& local, const coordinator::MemberRecord& me
   const Terms& asked = terms_.at(local);
   if (member.cohort == asked.cohort && member.cohort_size == asked.cohort_size &&
       member.step_deadline_ms == asked.step_deadline_ms &&
-      (asked.background || member.counts != control::kCountsNotYet)) {
+      (asked.background || member.background_until != control::kInBackground)) {
     return;
   }
   Fail(ToString(local) + " asked for cohort \"" + asked.cohort + "\" and a deadline of " +
@@ -337,7 +337,7 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
   std::optional<uint64_t> step;
   bool joins = false;
   for (const control::MemberInfo& member : prepare.members) {
-    if (member.joined == prepare.epoch || member.counts == prepare.epoch) joins = true;
+    if (member.joined == prepare.epoch || member.background_until == prepare.epoch) joins = true;
   }
   if (!joins) return;
   for (const control::MemberInfo& info : prepare.members) {
@@ -358,12 +358,12 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
     if (info.joined == prepare.epoch) {
       member.first_step = first;
       member.step = first;
-      if (info.counts != control::kCountsNotYet) member.counts_step = first;
-    } else if (info.counts == prepare.epoch) {
-      if (member.counts_step) {
-        Fail(longhaul::ToString(info.member) + " counts already, and begins to count");
+      if (info.background_until != control::kInBackground) member.contributes_step = first;
+    } else if (info.background_until == prepare.epoch) {
+      if (member.contributes_step) {
+        Fail(longhaul::ToString(info.member) + " contributes already, and begins to");
       }
-      member.counts_step = first;
+      member.contributes_step = first;
       ++counts_.background;
     }
   }
@@ -431,7 +431,7 @@ void Checker::OnStored(const coordinator::GroupRecord& before,
 void Checker::OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable) {
   if (const auto it = durable.groups.find(result.group); it != durable.groups.end()) {
     const coordinator::MemberRecord* const member = FindMember(it->second, result.member);
-    if (member != nullptr && member->counts == control::kCountsNotYet) {
+    if (member != nullptr && member->background_until == control::kInBackground) {
       Fail(longhaul::ToString(result.member) + " is in the background and in a sync");
     }
   }
@@ -490,7 +490,8 @@ void Checker::OnGivenUp(const OpName& name) {
   if (known.result) Fail(ToString(name) + " is given up, and succeeded at another member");
 }
 
-std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch, bool counting) const {
+std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch,
+                                            bool contributing) const {
   const auto it = epochs_.find({name.group, epoch});
   if (it == epochs_.end() || !committed_.contains(it->first)) {
     Fail(ToString(name) + " ended in epoch " + longhaul::ToString(epoch) +
@@ -499,7 +500,8 @@ std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch, boo
   std::vector<uint32_t> slots;
   for (const control::MemberInfo& info : it->second.members) {
     const Member& member = members_.at({name.group, info.member});
-    const std::optional<uint64_t>& from = counting ? member.counts_step : member.first_step;
+    const std::optional<uint64_t>& from =
+        contributing ? member.contributes_step : member.first_step;
     if (from && *from <= name.step) slots.push_back(slots_.at(*member.local));
   }
   return slots;
@@ -583,7 +585,7 @@ bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
   if (!known.at_once || epoch == known.result_epoch) return false;
   const std::set<uint32_t> older = epoch > known.result_epoch ? known.holders : std::set{op.slot};
   const std::vector<uint32_t> there =
-      Participants(op.name, std::max(epoch, known.result_epoch), /*counting=*/false);
+      Participants(op.name, std::max(epoch, known.result_epoch), /*contributing=*/false);
   return std::none_of(there.begin(), there.end(),
                       [&](uint32_t slot) { return older.contains(slot); });
 }
@@ -591,8 +593,8 @@ bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
 void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
-  const std::vector<uint32_t> all = Participants(op.name, info.epoch, /*counting=*/false);
-  const std::vector<uint32_t> slots = Participants(op.name, info.epoch, /*counting=*/true);
+  const std::vector<uint32_t> all = Participants(op.name, info.epoch, /*contributing=*/false);
+  const std::vector<uint32_t> slots = Participants(op.name, info.epoch, /*contributing=*/true);
   if (std::find(all.begin(), all.end(), op.slot) == all.end()) {
     Fail(name + " succeeded at slot " + std::to_string(op.slot) +
          ", which takes no part in epoch " + longhaul::ToString(info.epoch));

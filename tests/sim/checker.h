@@ -133,7 +133,7 @@ class Checker {
     uint64_t syncs_refused = 0;
     uint64_t syncs_fetched = 0;  // brought something
     uint64_t syncs_torn = 0;
-    uint64_t background = 0;  // members that came to count after they had joined
+    uint64_t background = 0;  // members that came out of the background after they had joined
     uint64_t taken = 0;       // states that came in the background
     uint64_t rings = 0;       // ordered anew
   };
@@ -144,7 +144,7 @@ class Checker {
   struct Member {
     std::optional<Local> local;
     std::optional<uint64_t> first_step;
-    std::optional<uint64_t> counts_step;  // from which on its input counts
+    std::optional<uint64_t> contributes_step;  // from which on it contributes
     uint64_t step = 0;
   };
   struct Op {
@@ -182,8 +182,8 @@ class Checker {
   // In this epoch some of those that take part are routed around, and without the peers that came
   // later there is no ring that does.
   bool HasNoRing(const OpName& name, Epoch epoch) const;
-  // `counting`: those whose input is in the result.
-  std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool counting) const;
+  // `contributing`: those whose input is in the result.
+  std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool contributing) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
   // The op has another result in another epoch: a small one may, if nobody who has the older one
   // takes part in the newer epoch.

@@ -350,7 +350,7 @@ void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
   world_seen_ = world;
   ++step_;
   context_.checker->OnStep(plan_.group, world.member, step_);
-  background_steps_ = world.counts ? 0 : background_steps_ + 1;
+  background_steps_ = world.background ? background_steps_ + 1 : 0;
   if (background_steps_ > 100) Checker::Fail(name_ + " does not come out of the background");
   Say("begins step " + std::to_string(step_) + " in epoch " + ToString(world.epoch) + " of " +
       std::to_string(world.size));
@@ -368,7 +368,7 @@ bool Trainer::SyncsAt(uint64_t step) const {
 PeerHost::Offer Trainer::MakeOffer(uint64_t step) {
   peerd::SyncRequest request;
   if (plan_.syncs == Syncs::kSendReceive) {
-    const bool sends = !torn_ && !held_ && world_seen_.counts && (slot_ + step) % 3 == 0;
+    const bool sends = !torn_ && !held_ && !world_seen_.background && (slot_ + step) % 3 == 0;
     request.strategy = sends ? control::SyncStrategy::kSend : control::SyncStrategy::kReceive;
   }
   request.revision = revision_;

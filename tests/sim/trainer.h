@@ -160,7 +160,7 @@ class Trainer final : public TrainerSide {
   bool changed_ = true;    // since the last sync that ended well
   bool torn_ = false;
   bool held_ = false;              // the peer fetches into it, in the background
-  uint64_t background_steps_ = 0;  // passed without counting
+  uint64_t background_steps_ = 0;  // passed in the background
   // The last state that all agreed on.
   std::vector<uint64_t> saved_;
   uint64_t saved_revision_ = 0;

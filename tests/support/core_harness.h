@@ -601,10 +601,10 @@ struct Describer {
     for (const control::MemberInfo& member : m.members) {
       if (!members.empty()) members += ",";
       members += ToString(member.member) + "@" + ToString(member.joined);
-      if (member.counts == control::kCountsNotYet) {
+      if (member.background_until == control::kInBackground) {
         members += "-";
-      } else if (member.counts) {
-        members += "+" + ToString(member.counts);
+      } else if (member.background_until) {
+        members += "+" + ToString(member.background_until);
       }
     }
     std::string ring;

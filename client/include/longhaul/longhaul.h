@@ -142,10 +142,10 @@ LH_API lh_status lh_free(lh_client *client, void *data);
 
 /* How a newcomer gets the shared state of a group that has one. BLOCKING: all wait for it in their
  * first sync with it. BACKGROUND: nobody waits. It is admitted and takes part in all operations
- * without being counted: it gets results, and its input is left out. Its calls of lh_sync_state()
+ * in the background: it gets results, and its input is left out. Its calls of lh_sync_state()
  * and lh_begin_step_sync() return at once (lh_sync_info_t.background), and the state is fetched
- * while it and the others go on; see lh_state_take(). When it has caught up, it counts from a step
- * boundary on. In a group that is empty the two are the same. */
+ * while it and the others go on; see lh_state_take(). When it has caught up, it contributes from a
+ * step boundary on. In a group that is empty the two are the same. */
 typedef enum lh_join_mode { LH_BLOCKING = 0, LH_BACKGROUND = 1 } lh_join_mode;
 
 typedef struct lh_join_options {
@@ -195,9 +195,8 @@ typedef struct lh_world_info {
   uint32_t size;    /* members */
   uint32_t pending; /* members waiting for admission */
   uint64_t epoch;
-  uint64_t member_id; /* of this member, unique in the run */
-  uint32_t weight;    /* of this member's input: 1; 0: it joined in the background and does not
-                         count yet */
+  uint64_t member_id;  /* of this member, unique in the run */
+  uint32_t background; /* 1: this member's input is not in results yet (LH_BACKGROUND) */
   uint32_t zero;
 } lh_world_info;
 #define LH_WORLD_INFO_INIT \
@@ -400,10 +399,10 @@ LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *
 /* After a sync that returned with info->background: waits until the tensors hold what the group has
  * agreed on last, at most a day, and gives them back: from then on they are the caller's, up to its
  * next sync. Who then does with them what the others do at this step, and offers revision + 1 with
- * its next lh_begin_step_sync(), counts from that boundary on; others do so when little is left to
- * fetch. `info` may be NULL; `revision` says what they hold. LH_DEADLINE_EXCEEDED: not all is here
- * yet; they are fetched into. LH_ABORTED: so they are, but with the next step only: those who had
- * it have changed it meanwhile, which nobody does whose peerd has --keep-state.
+ * its next lh_begin_step_sync(), contributes from that boundary on; others do so when little is
+ * left to fetch. `info` may be NULL; `revision` says what they hold. LH_DEADLINE_EXCEEDED: not all
+ * is here yet; they are fetched into. LH_ABORTED: so they are, but with the next step only: those
+ * who had it have changed it meanwhile, which nobody does whose peerd has --keep-state.
  * LH_FAILED_PRECONDITION: nothing is fetched for this member.
  * A peerd that does not answer is waited for a second longer than timeout_ms: LH_DEADLINE_EXCEEDED
  * with *info all 0, and the next call waits for the same answer. Until it is here nobody knows
@@ -425,7 +424,7 @@ LH_API lh_status lh_op_test(lh_op *op, int *finished_out);
 
 typedef struct lh_op_info_t {
   uint32_t struct_size;
-  uint32_t world_size; /* members whose tensors are in the result: those of weight 1 */
+  uint32_t world_size; /* members whose tensors are in the result: those not in the background */
   uint32_t retries;    /* attempts beyond the first */
   uint32_t staged;     /* 1: a buffer was not from lh_alloc() */
   uint64_t epoch;

@@ -99,7 +99,7 @@ class WorldInfo(_Sized):
         ("pending", c_uint32),
         ("epoch", c_uint64),
         ("member_id", c_uint64),
-        ("weight", c_uint32),
+        ("background", c_uint32),
         ("zero", c_uint32),
     ]
 

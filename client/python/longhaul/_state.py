@@ -39,7 +39,7 @@ class SyncInfo:
     sources: int  #: members that sent some of them
     seconds: float  #: from the call to its end, at peerd
     resumed: bool  #: the tensors were filled from what peerd had kept of a member of this name, before
-    #: This member joined in the background and does not count yet: the state is fetched while it goes on, and
+    #: This member is in the background: the state is fetched while it goes on, and
     #: nobody touches its tensors until take() has given them back. The other fields say nothing.
     background: bool = False
 
