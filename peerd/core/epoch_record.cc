@@ -211,7 +211,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   // Without the peers that came later a blocked pair may have become neighbours.
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
   std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, record.blocked);
-  participants->gap = !ring.has_value();
+  participants->ring_blocked = !ring.has_value();
   participants->mesh = record.ring.size() <= kMeshPeersMax && !AnyBlocked(order, record.blocked);
   participants->ring = ring ? *std::move(ring) : std::move(order);
   participants->epoch_ring = record.ring;

@@ -50,7 +50,7 @@ struct Participants {
   std::vector<control::MemberInfo> members;  // rank order
   uint32_t contributing = 0;                 // those whose input is in the result
   // No order of the ring avoids its blocked pairs: ops that need one cannot run.
-  bool gap = false;
+  bool ring_blocked = false;
   // Each of them has a link with data lanes to each other one.
   bool mesh = false;
   // Of the epoch, those who take no part included.

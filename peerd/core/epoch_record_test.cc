@@ -140,7 +140,7 @@ TEST(EpochHistory, WithoutNewcomersTheRingAvoidsBlockedPairsInItsOwnOrder) {
   history.Add(RecordOf(prepare));
   EXPECT_EQ(history.For(Epoch(2))->ring, Peers({1, 5, 3, 2, 4}));
   const auto old = history.For(Epoch(1));
-  EXPECT_FALSE(old->gap);
+  EXPECT_FALSE(old->ring_blocked);
   ASSERT_EQ(old->ring.size(), 4u);
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_FALSE(control::IsBlocked(prepare.blocked, old->ring[i], old->ring[(i + 1) % 4])) << i;
@@ -156,8 +156,8 @@ TEST(EpochHistory, ThreeOfWhichTwoAreBlockedHaveNoRing) {
   auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {5, 5, 2}, {3, 3, 1}, {2, 2, 1}});
   prepare.blocked = {{PeerId(1), PeerId(3)}};
   history.Add(RecordOf(prepare));
-  EXPECT_FALSE(history.For(Epoch(2))->gap);
-  EXPECT_TRUE(history.For(Epoch(1))->gap);
+  EXPECT_FALSE(history.For(Epoch(2))->ring_blocked);
+  EXPECT_TRUE(history.For(Epoch(1))->ring_blocked);
 }
 
 TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {

@@ -487,7 +487,7 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
             " ended: all that are left are in the background and contribute nothing yet; "
             "they do from the next step boundary on; the input is intact"};
   }
-  if (participants.gap && op.algorithm == Algorithm::kRing) {
+  if (participants.ring_blocked && op.algorithm == Algorithm::kRing) {
     return Outcome{Code::kAborted,
                    Subject(op.key.tag) +
                        " aborted: some of the peers that take part cannot reach each other, and no "
