@@ -110,7 +110,7 @@ class Attempt {
 
   // Begins to send and compute. Call once.
   virtual void Start() = 0;
-  // Nothing has to be sent or received (one peer, an eager op, no elements): complete as soon as
+  // Nothing has to be sent or received (one peer, a one-shot op, no elements): complete as soon as
   // started, and the sink's Complete() is not called.
   virtual bool CompleteAtOnce() const = 0;
   // Segments may be sent to ring position `position` from now on. May come before Start().
@@ -173,10 +173,10 @@ constexpr uint64_t MeshInputsBytesMax(uint64_t tensor_bytes, size_t size) {
 absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                            const std::vector<std::string>& payloads);
 // Commit() stores the result, which is as long as the op's tensor, and leaves no work.
-std::unique_ptr<Attempt> MakeEagerAttempt(const AttemptSpec& spec, std::string result);
+std::unique_ptr<Attempt> MakeOneShotAttempt(const AttemptSpec& spec, std::string result);
 
-// The input that this peer contributes to an eager op: its sources, reduced in order; zeros if none
-// of them contributes.
-std::string EagerPayload(const AttemptSpec& spec);
+// The input that this peer contributes to a one-shot op: its sources, reduced in order; zeros if
+// none of them contributes.
+std::string OneShotPayload(const AttemptSpec& spec);
 
 }  // namespace longhaul::peerd

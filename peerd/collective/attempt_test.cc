@@ -499,9 +499,10 @@ TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
       op.FillWithFractions(options.seed);
       if (turn == 0) {
         std::vector<std::string> payloads;
-        for (const AttemptSpec& spec : op.specs) payloads.push_back(EagerPayload(spec));
+        for (const AttemptSpec& spec : op.specs) payloads.push_back(OneShotPayload(spec));
         payloads[0].clear();
-        const auto attempt = MakeEagerAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
+        const auto attempt =
+            MakeOneShotAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
         attempt->Start();
         CommitWhole(attempt.get());
         results.emplace(reinterpret_cast<const char*>(op.specs[0].targets[0]),
@@ -872,20 +873,20 @@ TEST(MeshSliceTest, WhoContributesAloneFinishesItsChunkInSlices) {
   for (const uint64_t cookie : sink.cookies_) attempt->Sent(cookie);
 }
 
-// ------------------------------------------------------------------------------ eager
+// ------------------------------------------------------------------------------ one-shot
 
-class EagerTest : public testing::TestWithParam<int> {
+class OneShotTest : public testing::TestWithParam<int> {
  protected:
   static std::vector<std::string> Payloads(const ModelOp& op, int position) {
     std::vector<std::string> payloads;
     for (const AttemptSpec& spec : op.specs) {
-      payloads.push_back(spec.position == position ? "" : EagerPayload(spec));
+      payloads.push_back(spec.position == position ? "" : OneShotPayload(spec));
     }
     return payloads;
   }
 };
 
-TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
+TEST_P(OneShotTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
   Prng prng(GetParam());
   for (int i = 0; i < 40; ++i) {
     const ModelOp::Options options = RandomOptions(&prng, GetParam());
@@ -894,7 +895,7 @@ TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
     for (const AttemptSpec& spec : op.specs) {
       const auto result = ReducePayloads(spec, Payloads(op, spec.position));
       ASSERT_TRUE(result.ok()) << result.status();
-      attempts.push_back(MakeEagerAttempt(spec, *result));
+      attempts.push_back(MakeOneShotAttempt(spec, *result));
       attempts.back()->Start();
       EXPECT_TRUE(attempts.back()->CompleteAtOnce());
       EXPECT_TRUE(attempts.back()->Idle());
@@ -905,9 +906,9 @@ TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, EagerTest, testing::Range(1, 17));
+INSTANTIATE_TEST_SUITE_P(Worlds, OneShotTest, testing::Range(1, 17));
 
-TEST(EagerRefusalTest, PayloadsOfAnotherLengthAreRefused) {
+TEST(OneShotRefusalTest, PayloadsOfAnotherLengthAreRefused) {
   ModelOp::Options options;
   options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 4);
   options.size = 3;
@@ -920,11 +921,11 @@ TEST(EagerRefusalTest, PayloadsOfAnotherLengthAreRefused) {
   }
 }
 
-TEST(EagerRefusalTest, SegmentsAreRefused) {
+TEST(OneShotRefusalTest, SegmentsAreRefused) {
   ModelOp::Options options;
   options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 4);
   const ModelOp op(options);
-  const auto attempt = MakeEagerAttempt(op.specs[0], std::string(16, '\0'));
+  const auto attempt = MakeOneShotAttempt(op.specs[0], std::string(16, '\0'));
   EXPECT_EQ(attempt->Place(0, {Phase::kReduce, 0, 16}).status().code(),
             absl::StatusCode::kInvalidArgument);
 }

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "peerd/collective/instant_attempt.h"
 #include "peerd/collective/segment_attempt.h"
+#include "peerd/collective/segmentless_attempt.h"
 
 namespace longhaul::peerd {
 namespace {

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "peerd/collective/instant_attempt.h"
 #include "peerd/collective/kernels.h"
 #include "peerd/collective/segment_attempt.h"
+#include "peerd/collective/segmentless_attempt.h"
 
 namespace longhaul::peerd {
 namespace {

@@ -115,7 +115,7 @@ struct SendReady {
   uint64_t tag = 0;
   OpDesc desc;
   bool local_mismatch = false;
-  bool eager = false;                                  // attach the input of `posts`
+  bool one_shot = false;                               // attach the input of `posts`
   std::optional<OneShotResult> result = std::nullopt;  // or attach this
   std::vector<PostRef> posts;
   std::vector<bool> contributes;  // by post; the others are left out

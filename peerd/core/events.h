@@ -88,7 +88,7 @@ struct PeerReady {
   uint64_t tag = 0;
   OpDesc desc;
   bool local_mismatch = false;
-  std::string payload;  // eager input, else empty
+  std::string payload;  // one-shot input, else empty
   PeerId via;           // who relayed it; 0: it came straight from the peer
   // In place of an input: the op has ended there, before the fault that has it announced again.
   std::optional<OneShotResult> result = std::nullopt;

@@ -31,9 +31,9 @@ PeerId CarrierOf(const Frame& frame) {
 }
 
 std::string PayloadProblem(const PeerReady& ready) {
-  const bool eager = IsEager(ready.desc) && !ready.local_mismatch;
+  const bool one_shot = IsOneShot(ready.desc) && !ready.local_mismatch;
   if (ready.result) {
-    const bool may = eager && ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
+    const bool may = one_shot && ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
     if (may && ready.result->bytes.size() == ready.desc.bytes() &&
         ready.result->epoch < ready.attempt) {
       return "";
@@ -43,7 +43,7 @@ std::string PayloadProblem(const PeerReady& ready) {
            ToString(ready.result->epoch) + ", which cannot be one of " + ToString(ready.desc) +
            " in attempt " + ToString(ready.attempt);
   }
-  const uint64_t expected = eager ? ready.desc.bytes() : 0;
+  const uint64_t expected = one_shot ? ready.desc.bytes() : 0;
   if (ready.payload.size() == expected) return "";
   return "READY " + ToString(ready.ordinal) + " carries " + std::to_string(ready.payload.size()) +
          " bytes where " + std::to_string(expected) + " belong";
@@ -451,7 +451,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   if (op.lingers) {
     ready.result = op.result;
   } else {
-    ready.eager = IsEager(op.desc) && !op.local_mismatch;
+    ready.one_shot = IsOneShot(op.desc) && !op.local_mismatch;
     for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
     ready.contributes = ContributesOf(op);
   }
@@ -535,7 +535,7 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
 }
 
 void OpTable::Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const {
-  if (op.Refused() || IsEager(op.desc)) return;
+  if (op.Refused() || IsOneShot(op.desc)) return;
   out->push_back(CreditAttempt{group_, op.ordinal, attempt_, ready.peer, ready.ordinal});
 }
 
@@ -711,7 +711,7 @@ bool OpTable::Stopping() const {
 // where what has been answered lingers, may be the op before another one of its name. All others
 // are redone, and naming the op at each peer would make long reports of many.
 bool OpTable::NeedsMatches(const Op& op) {
-  return op.done || op.desc.on_fault == OnFault::kAbort || IsEager(op.desc);
+  return op.done || op.desc.on_fault == OnFault::kAbort || IsOneShot(op.desc);
 }
 
 std::vector<control::OpReport> OpTable::Report() const {

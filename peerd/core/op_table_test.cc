@@ -125,7 +125,7 @@ TEST_F(OpTableTest, ARingOpGoesFromPostToSettled) {
   EXPECT_EQ(readies[0].to, PeerId(2));
   EXPECT_EQ(readies[1].to, PeerId(3));
   EXPECT_EQ(readies[0].ordinal, OpOrdinal(1));
-  EXPECT_FALSE(readies[0].eager);
+  EXPECT_FALSE(readies[0].one_shot);
   const auto start = Get<StartAttempt>(out_);
   ASSERT_EQ(start.size(), 1u);
   EXPECT_EQ(start[0].ring.size(), 3u);
@@ -238,10 +238,10 @@ TEST_F(OpTableTest, CreditsFollowTheStartWhenReadiesWereThereBefore) {
   EXPECT_EQ(Get<CreditAttempt>(out_).size(), 2u);
 }
 
-TEST_F(OpTableTest, AnEagerOpStartsWithAllInputsInRingOrder) {
+TEST_F(OpTableTest, AOneShotOpStartsWithAllInputsInRingOrder) {
   EnterThree();
   Post(7, Small());
-  EXPECT_TRUE(Get<SendReady>(out_)[0].eager);
+  EXPECT_TRUE(Get<SendReady>(out_)[0].one_shot);
   EXPECT_TRUE(Get<StartAttempt>(out_).empty());
   auto third = ReadyOf(3, 7, Small());
   third.payload = std::string(16, 'c');
@@ -292,7 +292,7 @@ TEST_F(OpTableTest, WhoHasTheResultTellsItToThoseWhoWereKeptFromIt) {
   const auto ready = Get<SendReady>(out_);
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_EQ(ready[0].result, (OneShotResult{Epoch(1), 3, std::string(16, 'r')}));
-  EXPECT_FALSE(ready[0].eager);
+  EXPECT_FALSE(ready[0].one_shot);
   EXPECT_TRUE(ready[0].posts.empty());
   EXPECT_FALSE(ops_.Report().at(0).done) << "its matches are not complete";
   // The next of the name is another op, also while the first one goes round again.
@@ -401,7 +401,7 @@ TEST_F(OpTableTest, WhatIsMissedIsTheOpAfterTheOneThatIsRedone) {
   EXPECT_EQ(Get<PostDone>(Post(7, Small())).at(0).outcome.code, Code::kAborted);
 }
 
-TEST_F(OpTableTest, AnEmptyOpIsEager) {
+TEST_F(OpTableTest, AnEmptyOpIsOneShot) {
   EnterThree();
   Post(7, Desc(0));
   Ready(2, 7, Desc(0));
@@ -432,11 +432,11 @@ TEST_F(OpTableTest, WhatIsSmallIsNoOneShotOpIfTheCallerWantsAnother) {
   for (const Algorithm wanted : {Algorithm::kMesh, Algorithm::kRing}) {
     const auto tag = static_cast<uint64_t>(wanted);
     Post(tag, Wanting(wanted, Small()));
-    EXPECT_FALSE(Get<SendReady>(out_).at(0).eager);
+    EXPECT_FALSE(Get<SendReady>(out_).at(0).one_shot);
     EXPECT_EQ(Get<StartAttempt>(out_).at(0).algorithm, wanted);
   }
   Post(7, Wanting(Algorithm::kOneShot, Small()));
-  EXPECT_TRUE(Get<SendReady>(out_).at(0).eager);
+  EXPECT_TRUE(Get<SendReady>(out_).at(0).one_shot);
 }
 
 TEST_F(OpTableTest, MembersThatWantDifferentAlgorithmsAreRefusedWithBothNames) {
@@ -580,7 +580,7 @@ TEST_F(OpTableTest, LocalMembersThatDifferRefuseTheOpAndSendNoBytes) {
   const auto ready = Get<SendReady>(out_);
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_TRUE(ready[0].local_mismatch);
-  EXPECT_FALSE(ready[0].eager);
+  EXPECT_FALSE(ready[0].one_shot);
   EXPECT_TRUE(Get<StartAttempt>(out_).empty());
   EXPECT_TRUE(Get<SendDone>(Ready(2, 7, Small())).at(0).refused);
   Done(2, 1, 0, true);

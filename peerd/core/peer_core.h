@@ -12,7 +12,7 @@
 //   any of these --(PrepareEpoch that freezes)--> frozen: attempt stopped unless done, reported
 //   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
 //
-// An op of at most LH_EAGER_BYTES_MAX bytes carries its input in the READY and has no segments.
+// An op of at most LH_ONE_SHOT_BYTES_MAX bytes carries its input in the READY and has no segments.
 // Which way the others go: algorithm.h.
 //
 // Syncs of shared state: local_syncs.h. The driver hashes states and moves their chunks.

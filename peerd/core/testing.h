@@ -78,12 +78,12 @@ inline OpDesc Desc(uint64_t count, DType dtype = DType::kFloat32,
   return desc;
 }
 
-// Beyond the eager limit, and large enough for a ring.
+// Beyond the one-shot limit, and large enough for a ring.
 inline OpDesc Large() { return Desc(32 << 20); }
 inline OpDesc Small() { return Desc(4); }
 
 inline std::string PayloadOf(const OpDesc& desc) {
-  return IsEager(desc) ? std::string(desc.bytes(), 'x') : "";
+  return IsOneShot(desc) ? std::string(desc.bytes(), 'x') : "";
 }
 
 }  // namespace longhaul::peerd

@@ -35,7 +35,7 @@ struct ControlFrame {
   }
 };
 
-// `input` is what travels inside; "" unless the action is eager.
+// `input` is what travels inside; "" unless the action is one-shot.
 ControlFrame FrameOf(const SendReady& action, PeerId self, const std::string& input);
 ControlFrame FrameOf(const SendDone& action, PeerId self);
 

@@ -26,7 +26,7 @@ SendReady Ready(PeerId via) {
   action.boundary = Epoch(3);
   action.tag = 5;
   action.desc.count = 2;
-  action.eager = true;
+  action.one_shot = true;
   return action;
 }
 
@@ -117,7 +117,7 @@ TEST(ControlFrames, GoStraightWhereThereIsALink) {
 
 TEST(ControlFrames, CarryAResultInPlaceOfAnInput) {
   SendReady action = Ready(kC);
-  action.eager = false;
+  action.one_shot = false;
   action.result = OneShotResult{Epoch(3), 2, "abcdefgh"};
   const auto taken = Take(kA, kC, FrameOf(action, kA, ""));
   ASSERT_TRUE(taken.ok()) << taken.status();

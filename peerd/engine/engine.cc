@@ -143,7 +143,7 @@ struct Engine::Carrier {
 
   // ---- ops
   void operator()(SendReady& a) {
-    e->Send(FrameOf(a, e->options_.core.peer, a.eager ? ports.ops->Payload(a) : ""));
+    e->Send(FrameOf(a, e->options_.core.peer, a.one_shot ? ports.ops->Payload(a) : ""));
   }
   void operator()(SendDone& a) { e->Send(FrameOf(a, e->options_.core.peer)); }
   void operator()(StartAttempt& a) { ports.ops->Start(a); }

@@ -34,7 +34,7 @@ uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way)
 // What one attempt at the op takes at most, with a post of ours that is in place or not. The others
 // may end before it.
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t peers) {
-  if (peers <= 1 || IsEager(desc)) return 0;
+  if (peers <= 1 || IsOneShot(desc)) return 0;
   const uint64_t originals = in_place ? OriginalsBytesMax(desc.bytes()) : 0;
   if (!MayUseMesh(desc, peers)) return originals;
   return originals + MeshInputsBytesMax(desc.bytes(), std::min(peers, kMeshPeersMax));
@@ -260,7 +260,7 @@ AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& p
 }
 
 std::string OpRunner::Payload(const SendReady& ready) const {
-  return EagerPayload(MakeSpec(ready.desc, ready.posts, ready.contributes));
+  return OneShotPayload(MakeSpec(ready.desc, ready.posts, ready.contributes));
 }
 
 void OpRunner::Start(const StartAttempt& action) {
@@ -292,7 +292,7 @@ void OpRunner::Start(const StartAttempt& action) {
                                                        : ReducePayloads(spec, action.payloads);
     LH_CHECK(result.ok()) << result.status();
     op->result_ = *result;
-    op->attempt_ = MakeEagerAttempt(spec, *std::move(result));
+    op->attempt_ = MakeOneShotAttempt(spec, *std::move(result));
   } else {
     absl::StatusOr<std::unique_ptr<Attempt>> attempt =
         action.algorithm == Algorithm::kMesh ? MakeMeshAttempt(spec, op.get(), op->scratch_.get())

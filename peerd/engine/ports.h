@@ -55,7 +55,7 @@ class OpPort {
   virtual Outcome Admit(const LocalPost& post, const PostView& view) = 0;
   // Ends the post; what moved for it. Zeros for a post that is not known.
   virtual OpTraffic TakePost(const PostRef& post) = 0;
-  // The bytes of a SendReady that is eager.
+  // The bytes of a SendReady that is one-shot.
   virtual std::string Payload(const SendReady& ready) const = 0;
   virtual void Start(const StartAttempt& action) = 0;
   virtual void Credit(const CreditAttempt& action) = 0;

@@ -418,7 +418,7 @@ TEST(ParseIpcOpTest, AOneShotOpIsSmall) {
   op.source.region = 1;
   op.target.region = 2;
   op.source.offset = op.target.offset = 0;
-  op.count = LH_EAGER_BYTES_MAX / 4;
+  op.count = LH_ONE_SHOT_BYTES_MAX / 4;
   EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20)->algorithm, Algorithm::kOneShot);
   ++op.count;
   EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20).status().message(),

@@ -234,13 +234,14 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   const FrameHeader ready = Control(FrameType::kReady);
   EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes - 1));
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
-  EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes + LH_EAGER_BYTES_MAX));
-  EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX));
+  EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX + 1));
   const FrameHeader relay = Control(FrameType::kRelay);
   EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes - 1));
   EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes));
-  EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX));
-  EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX));
+  EXPECT_FALSE(
+      AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX + 1));
   for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
                                FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
                                FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
@@ -478,9 +479,9 @@ TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
   body.local_mismatch = true;
   EXPECT_FALSE(parse(body, 3).ok());
   body.local_mismatch = false;
-  body.desc.count = LH_EAGER_BYTES_MAX + 1;
+  body.desc.count = LH_ONE_SHOT_BYTES_MAX + 1;
   EXPECT_EQ(Message(parse(body, 0).status()),
-            "READY for " + ToString(body.desc) + " carries a result, and is not eager");
+            "READY for " + ToString(body.desc) + " carries a result, and is not one-shot");
 }
 
 TEST(ReadyTest, CountIsBounded) {
@@ -492,9 +493,9 @@ TEST(ReadyTest, CountIsBounded) {
             "count is 281474976710657, not at most 281474976710656");
 }
 
-// READY of `count` bytes with `eager` bytes of input behind the body.
-bool AcceptsEager(uint64_t count, size_t eager, bool mismatch = false,
-                  Algorithm algorithm = Algorithm::kAuto) {
+// READY of `count` bytes with `one_shot` bytes of input behind the body.
+bool AcceptsOneShot(uint64_t count, size_t one_shot, bool mismatch = false,
+                    Algorithm algorithm = Algorithm::kAuto) {
   ReadyBody body = Body();
   body.desc.algorithm = algorithm;
   body.desc.dtype = DType::kUint8;
@@ -502,25 +503,25 @@ bool AcceptsEager(uint64_t count, size_t eager, bool mismatch = false,
   body.local_mismatch = mismatch;
   const auto fixed = Encode(body);
   std::vector<uint8_t> payload(fixed.begin(), fixed.end());
-  payload.resize(payload.size() + eager);
+  payload.resize(payload.size() + one_shot);
   return ParseReadyBody(payload).ok();
 }
 
 TEST(ReadyTest, InputTravelsInsideExactlyWhenItIsSmall) {
-  EXPECT_TRUE(AcceptsEager(0, 0));
-  EXPECT_TRUE(AcceptsEager(10, 10));
-  EXPECT_FALSE(AcceptsEager(10, 9));
-  EXPECT_FALSE(AcceptsEager(10, 11));
-  EXPECT_FALSE(AcceptsEager(10, 0));
-  EXPECT_TRUE(AcceptsEager(10, 0, true));
-  EXPECT_TRUE(AcceptsEager(LH_EAGER_BYTES_MAX, LH_EAGER_BYTES_MAX));
-  EXPECT_TRUE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, 0));
-  EXPECT_FALSE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, LH_EAGER_BYTES_MAX + 1));
-  EXPECT_TRUE(AcceptsEager(10, 10, false, Algorithm::kOneShot));
-  EXPECT_FALSE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, 0, false, Algorithm::kOneShot));
+  EXPECT_TRUE(AcceptsOneShot(0, 0));
+  EXPECT_TRUE(AcceptsOneShot(10, 10));
+  EXPECT_FALSE(AcceptsOneShot(10, 9));
+  EXPECT_FALSE(AcceptsOneShot(10, 11));
+  EXPECT_FALSE(AcceptsOneShot(10, 0));
+  EXPECT_TRUE(AcceptsOneShot(10, 0, true));
+  EXPECT_TRUE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX, LH_ONE_SHOT_BYTES_MAX));
+  EXPECT_TRUE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, 0));
+  EXPECT_FALSE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, LH_ONE_SHOT_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsOneShot(10, 10, false, Algorithm::kOneShot));
+  EXPECT_FALSE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, 0, false, Algorithm::kOneShot));
   for (const Algorithm algorithm : {Algorithm::kMesh, Algorithm::kRing}) {
-    EXPECT_TRUE(AcceptsEager(10, 0, false, algorithm));
-    EXPECT_FALSE(AcceptsEager(10, 10, false, algorithm));
+    EXPECT_TRUE(AcceptsOneShot(10, 0, false, algorithm));
+    EXPECT_FALSE(AcceptsOneShot(10, 10, false, algorithm));
   }
 }
 
@@ -778,23 +779,23 @@ TEST(OpDescTest, TextNamesWhatDiffers) {
   EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 on_fault abort algorithm mesh");
 }
 
-TEST(OpDescTest, WhatIsSmallIsEagerUnlessTheCallerWantsItOtherwise) {
-  const auto eager = [](uint64_t count, DType dtype, Algorithm algorithm = Algorithm::kAuto) {
+TEST(OpDescTest, WhatIsSmallIsOneShotUnlessTheCallerWantsItOtherwise) {
+  const auto one_shot = [](uint64_t count, DType dtype, Algorithm algorithm = Algorithm::kAuto) {
     OpDesc desc;
     desc.count = count;
     desc.dtype = dtype;
     desc.algorithm = algorithm;
-    return IsEager(desc);
+    return IsOneShot(desc);
   };
-  EXPECT_TRUE(eager(0, DType::kFloat32));
-  EXPECT_TRUE(eager(LH_EAGER_BYTES_MAX / 4, DType::kFloat32));
-  EXPECT_FALSE(eager(LH_EAGER_BYTES_MAX / 4 + 1, DType::kFloat32));
-  EXPECT_TRUE(eager(LH_EAGER_BYTES_MAX, DType::kUint8));
+  EXPECT_TRUE(one_shot(0, DType::kFloat32));
+  EXPECT_TRUE(one_shot(LH_ONE_SHOT_BYTES_MAX / 4, DType::kFloat32));
+  EXPECT_FALSE(one_shot(LH_ONE_SHOT_BYTES_MAX / 4 + 1, DType::kFloat32));
+  EXPECT_TRUE(one_shot(LH_ONE_SHOT_BYTES_MAX, DType::kUint8));
   // count * 4 overflows.
-  EXPECT_FALSE(eager(uint64_t{1} << 62, DType::kFloat32));
-  EXPECT_TRUE(eager(4, DType::kFloat32, Algorithm::kOneShot));
-  EXPECT_FALSE(eager(4, DType::kFloat32, Algorithm::kMesh));
-  EXPECT_FALSE(eager(4, DType::kFloat32, Algorithm::kRing));
+  EXPECT_FALSE(one_shot(uint64_t{1} << 62, DType::kFloat32));
+  EXPECT_TRUE(one_shot(4, DType::kFloat32, Algorithm::kOneShot));
+  EXPECT_FALSE(one_shot(4, DType::kFloat32, Algorithm::kMesh));
+  EXPECT_FALSE(one_shot(4, DType::kFloat32, Algorithm::kRing));
 }
 
 TEST(OpDescTest, EveryDtypeHasASizeAndAName) {

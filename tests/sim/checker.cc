@@ -633,7 +633,7 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     known.result = *op.target;
     known.participants = slots;
     known.result_epoch = info.epoch;
-    known.at_once = IsEager(op.desc) && op.desc.on_fault == OnFault::kRetry;
+    known.at_once = IsOneShot(op.desc) && op.desc.on_fault == OnFault::kRetry;
     known.algorithm = info.algorithm;
   } else if (known.algorithm != info.algorithm && known.result_epoch == info.epoch) {
     Fail(name + " went two ways in one epoch: " + Name(known.algorithm) + " and " +

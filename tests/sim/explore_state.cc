@@ -21,7 +21,7 @@ using Kind = Move::Kind;
 constexpr uint32_t kDetectMs = 300;
 // Whoever waits for longer after the last fault waits for ever.
 constexpr int64_t kPatience = 30 * Millis(kDetectMs);
-constexpr uint64_t kLargeCount = LH_EAGER_BYTES_MAX;  // elements of eight bytes
+constexpr uint64_t kLargeCount = LH_ONE_SHOT_BYTES_MAX;  // elements of eight bytes
 // A peer whose stream the coordinator has closed tries again after this time.
 constexpr int64_t kPause = Millis(kDetectMs) / 2;
 // A transfer that finds no source for so long has failed.
@@ -354,7 +354,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
       (void)s->InputsOf(ready->posts);  // which have to be as they were posted
       if (!ready->result || s->planted_ != Planted::kResultForgotten) continue;
       ready->result.reset();
-      ready->eager = true;
+      ready->one_shot = true;
     }
   }
   bool OnAction(const peerd::Action& action) override {

@@ -56,7 +56,7 @@ class ScriptedTrainer final : public TrainerSide {
     post.desc.count = count;
     post.desc.on_fault = on_fault;
     // Nothing is left to the costs of links.
-    if (!IsEager(post.desc)) post.desc.algorithm = algorithm;
+    if (!IsOneShot(post.desc)) post.desc.algorithm = algorithm;
     post.memory = std::make_shared<std::vector<uint8_t>>(InputOf(post.name, post.desc, slot_));
     Say("lh_all_reduce tag " + std::to_string(tag));
     const uint64_t call = ++calls_;
