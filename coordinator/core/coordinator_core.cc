@@ -95,7 +95,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::Heartbeat& message);
   Violation Handle(PeerId peer, const control::Draining& message);
   Violation Handle(PeerId peer, const control::SyncVote& message);
-  Violation Handle(PeerId peer, const control::SyncDone& message);
+  Violation Handle(PeerId peer, const control::FetchDone& message);
   Violation Handle(PeerId peer, const control::LinkReport& message);
 
   bool MayAttach(const control::Hello& hello) const;
@@ -665,9 +665,9 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::SyncVote& vo
             [&](Group& group, GroupOutput* out) { return group.Sync(peer, vote, out); });
 }
 
-Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::SyncDone& done) {
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::FetchDone& done) {
   if (FindGroup(done.group) == nullptr) return std::nullopt;
-  On(done.group, [&](Group& group, GroupOutput* out) { group.SyncDone(peer, done, out); });
+  On(done.group, [&](Group& group, GroupOutput* out) { group.FetchDone(peer, done, out); });
   return std::nullopt;
 }
 

@@ -215,11 +215,11 @@ Violation Group::Sync(PeerId peer, const control::SyncVote &vote, GroupOutput *o
   return std::nullopt;
 }
 
-void Group::SyncDone(PeerId peer, const control::SyncDone &done, GroupOutput *out) {
+void Group::FetchDone(PeerId peer, const control::FetchDone &done, GroupOutput *out) {
   const MemberRecord *member = Find(done.member);
   if (member == nullptr || member->peer != peer) return;  // stale
   SyncOutput sync;
-  sync_.Done(done, &sync);
+  sync_.FetchDone(done, &sync);
   Emit(std::move(sync), out);
 }
 

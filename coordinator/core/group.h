@@ -94,7 +94,7 @@ class Group {
   void Leave(PeerId peer, const control::Leave &leave, GroupOutput *out);
   Violation Vote(PeerId peer, const control::Vote &vote, GroupOutput *out);
   Violation Sync(PeerId peer, const control::SyncVote &vote, GroupOutput *out);
-  void SyncDone(PeerId peer, const control::SyncDone &done, GroupOutput *out);
+  void FetchDone(PeerId peer, const control::FetchDone &done, GroupOutput *out);
   Violation Ready(PeerId peer, const control::EpochReady &ready);
   Violation Failed(PeerId peer, const control::EpochFailed &failed);
   Violation LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, GroupOutput *out);

@@ -68,7 +68,7 @@ void SyncBallot::Offer(MemberId member, const control::SyncOffer& offer, const G
   if (first_offer_ == kNever && refused == refused_.end()) first_offer_ = now;
 }
 
-void SyncBallot::Done(const control::SyncDone& done, SyncOutput* out) {
+void SyncBallot::FetchDone(const control::FetchDone& done, SyncOutput* out) {
   if (!fetching_ || !fetching_->fetching.contains(done.member)) return;
   Fetching& f = *fetching_;
   if (f.offers.at(done.member).number != done.number) return;

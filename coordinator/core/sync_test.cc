@@ -673,7 +673,7 @@ TEST_F(SyncTest, AnEndWithAnotherStateFailsTheSync) {
   h_.Lively(P(2)).fetches = false;
   Sync(1, State(5));
   Sync(2, State(9));
-  h_.Say(P(2), control::SyncDone{Harness::G(), M(2), 1, {}, {6, 0}, 1, {}, {}});
+  h_.Say(P(2), control::FetchDone{Harness::G(), M(2), 1, {}, {6, 0}, 1, {}, {}});
   EXPECT_EQ(End(1).outcome.code, Code::kAborted);
 }
 

@@ -36,7 +36,7 @@ struct StepDone {
   World world;
 };
 // The answer to a LocalSync; of a LocalStep with a sync the first of two, before StepDone.
-struct SyncEnded {
+struct SyncDone {
   LocalId local;
   Outcome outcome;
   // OK: what the tensors hold now. Not OK: what was put back in them (PutBack), if anything was.
@@ -49,7 +49,7 @@ struct SyncEnded {
   // The member is in the background: the tensors are the driver's until it takes them (LocalTake),
   // syncs again, or is gone (MemberGone): they are torn then.
   bool background = false;
-  friend bool operator==(const SyncEnded&, const SyncEnded&) = default;
+  friend bool operator==(const SyncDone&, const SyncDone&) = default;
 };
 // The answer to a LocalTake. OK: nobody writes to the tensors, which hold this.
 struct TakeDone {
@@ -244,7 +244,7 @@ struct RefuseCoordinator {
 };
 
 using Action =
-    std::variant<ToCoordinator, JoinDone, StepDone, SyncEnded, TakeDone, LeaveDone, PostDone,
+    std::variant<ToCoordinator, JoinDone, StepDone, SyncDone, TakeDone, LeaveDone, PostDone,
                  WorldChanged, MemberGone, OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt,
                  CreditAttempt, StopAttempt, FinishAttempt, ServeState, EndServe, StartTransfer,
                  ChangeSources, StopTransfer, CompareManifest, FaultOver, Drained, LogLine,

@@ -38,7 +38,7 @@ struct LocalJoin {
   bool background = false;
 };
 // At most one LocalStep and one LocalLeave is open for a member; the driver sees to it. From the
-// event until SyncEnded nobody but the driver writes to the tensors of `sync`.
+// event until SyncDone nobody but the driver writes to the tensors of `sync`.
 struct LocalStep {
   LocalId local;
   std::optional<SyncRequest> sync = std::nullopt;

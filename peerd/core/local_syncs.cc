@@ -39,8 +39,8 @@ Outcome LocalSyncs::MayBegin(LocalId local, const SyncRequest& request) const {
   return {};
 }
 
-SyncEnded LocalSyncs::Refused(LocalId local, Outcome refusal) const {
-  SyncEnded ended{local, std::move(refusal)};
+SyncDone LocalSyncs::Refused(LocalId local, Outcome refusal) const {
+  SyncDone ended{local, std::move(refusal)};
   const auto it = syncs_.find(local);
   ended.torn = it != syncs_.end() && it->second.torn;
   if (it == syncs_.end()) return ended;
@@ -183,7 +183,7 @@ void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
       if (!sync.offer.complete || sync.offer.state != result.state) {
         return StartFetch(id, sync, result, out);
       }
-      // SyncDone was lost with the stream.
+      // FetchDone was lost with the stream.
       sync.told = result;
       return SayDone(sync, {id, {}, 0, {}, {}, false}, out);
     case Phase::kFetching:
@@ -318,7 +318,7 @@ std::vector<control::FetchLoad> LocalSyncs::Fetches() const {
 }
 
 void LocalSyncs::SayDone(const Sync& sync, const TransferEnded& event, std::vector<Action>* out) {
-  control::SyncDone done{sync.group, sync.member, sync.offer.number, event.outcome};
+  control::FetchDone done{sync.group, sync.member, sync.offer.number, event.outcome};
   if (event.outcome.ok()) done.state = sync.offer.state;
   done.bytes = event.bytes;
   done.sources = event.sources;
@@ -365,7 +365,7 @@ void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
     sync.torn = true;
     sync.offer.complete = false;
   }
-  SyncEnded ended{id, *std::exchange(sync.ends, std::nullopt)};
+  SyncDone ended{id, *std::exchange(sync.ends, std::nullopt)};
   if (ended.outcome.ok() || sync.put_back) {
     ended.revision = sync.offer.revision;
     ended.state = sync.offer.state;
@@ -440,7 +440,7 @@ void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId 
     }
     return Finish(local, out);
   }
-  SyncEnded ended{local};
+  SyncDone ended{local};
   ended.torn = sync.torn;
   ended.background = true;
   out->push_back(std::move(ended));

@@ -3,7 +3,7 @@
 //
 //   idle --(Begin)--> offered
 //   offered --(fetch)--> fetching
-//   fetching --(TransferEnded)--> offered: SyncDone, with the reason if it failed
+//   fetching --(TransferEnded)--> offered: FetchDone, with the reason if it failed
 //   fetching --(fetch of another state, after a restart of the coordinator)--> stopping
 //   stopping --(TransferEnded)--> fetching
 //   any --(end)--> idle, once no transfer writes any more; if it names somebody to compare the
@@ -63,7 +63,7 @@ class LocalSyncs {
   // Why the member may not begin this sync; OK if it may.
   Outcome MayBegin(LocalId local, const SyncRequest& request) const;
   // The answer to a call that was refused, also to one of a member that is out.
-  SyncEnded Refused(LocalId local, Outcome refusal) const;
+  SyncDone Refused(LocalId local, Outcome refusal) const;
   // A trainer's call that MayBegin(). `with_vote`: the offer goes with the vote of its step
   // boundary (OfferOf()), until VoteAnswered().
   void Begin(LocalId local, const GroupKey& group, MemberId member, const SyncRequest& request,

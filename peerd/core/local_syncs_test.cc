@@ -20,7 +20,7 @@ using control::SyncStrategy;
 // Those that there are here; they can be compared.
 using LocalSyncAction =
     std::variant<ToCoordinator, ServeState, EndServe, StartTransfer, ChangeSources, StopTransfer,
-                 CompareManifest, SyncEnded, TakeDone>;
+                 CompareManifest, SyncDone, TakeDone>;
 using Actions = std::vector<LocalSyncAction>;
 
 Actions Narrow(const std::vector<Action>& actions) {
@@ -169,7 +169,7 @@ TEST_F(LocalSyncsTest, WhatAllHaveIsCommittedWithOneMessageEachWay) {
   EXPECT_EQ(votes[0].offer,
             (control::SyncOffer{1, SyncStrategy::kPopular, 3, {1, 1}, {5, 0}, true}));
   EXPECT_EQ(Commit(1, 1, 5, 3),
-            (Actions{EndServe{LocalId(1)}, SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
+            (Actions{EndServe{LocalId(1)}, SyncDone{LocalId(1), {}, 3, {5, 0}}}));
   EXPECT_FALSE(Open(1));
   EXPECT_EQ(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.number, 2U);
 }
@@ -186,7 +186,7 @@ TEST_F(LocalSyncsTest, ATornStateThatItsTrainerHasRestoredIsWhole) {
   Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
   EXPECT_TRUE(Said<control::SyncVote>(out_).at(0).offer.complete);
   Refuse(1, 2, {Code::kAborted, "sync again"});
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
 }
 
 // Whoever is told to fetch may ask before the source hears of the election.
@@ -196,7 +196,7 @@ TEST_F(LocalSyncsTest, WhatIsOfferedIsServedUntilTheEnd) {
             (std::vector<ServeState>{{LocalId(1), kRun, MemberId(1), {5, 0}}}));
   EXPECT_TRUE(Serve(1, 1, 5).empty());
   EXPECT_EQ(Commit(1, 1, 5, 3),
-            (Actions{EndServe{LocalId(1)}, SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
+            (Actions{EndServe{LocalId(1)}, SyncDone{LocalId(1), {}, 3, {5, 0}}}));
 }
 
 TEST_F(LocalSyncsTest, WhoOnlyReceivesServesNothing) {
@@ -216,11 +216,12 @@ TEST_F(LocalSyncsTest, AFetcherFetchesSaysDoneAndServesFromThenOn) {
                                                                          kSources,
                                                                          /*unequal_too=*/true}}));
   Ended(1);
-  const auto done = Said<control::SyncDone>(out_);
+  const auto done = Said<control::FetchDone>(out_);
   ASSERT_EQ(done.size(), 1U);
-  EXPECT_EQ(done[0], (control::SyncDone{kRun, MemberId(1), 1, {}, {5, 0}, 100, {MemberId(8)}, {}}));
+  EXPECT_EQ(done[0],
+            (control::FetchDone{kRun, MemberId(1), 1, {}, {5, 0}, 100, {MemberId(8)}, {}}));
   EXPECT_EQ(Only<ServeState>(out_).size(), 1U);
-  SyncEnded ended{LocalId(1), {}, 4, {5, 0}};
+  SyncDone ended{LocalId(1), {}, 4, {5, 0}};
   ended.bytes = 100;
   ended.sources = 1;
   EXPECT_EQ(Commit(1, 1, 5, 4), (Actions{EndServe{LocalId(1)}, ended}));
@@ -239,20 +240,20 @@ TEST_F(LocalSyncsTest, AFetchThatIsSaidAgainChangesTheSources) {
 TEST_F(LocalSyncsTest, ATransferThatBreaksOffLeavesATornStateThatIsNeverOfferedWhole) {
   Begin(1, 9);
   Fetch(1, 1, 5);
-  const auto done = Said<control::SyncDone>(Ended(1, {Code::kUnavailable, "nobody"}));
+  const auto done = Said<control::FetchDone>(Ended(1, {Code::kUnavailable, "nobody"}));
   EXPECT_EQ(done.at(0).outcome, (Outcome{Code::kUnavailable, "nobody"}));
   EXPECT_EQ(done.at(0).state, Hash128());
   Refuse(1, 1, {Code::kAborted, "failed"});
-  const auto ended = Only<SyncEnded>(out_);
+  const auto ended = Only<SyncDone>(out_);
   ASSERT_EQ(ended.size(), 1U);
   EXPECT_TRUE(ended[0].torn);
   EXPECT_EQ(Begin(1, 77, 3, false, SyncStrategy::kSend).size(), 1U);
-  EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(Only<SyncDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
   EXPECT_FALSE(Said<control::SyncVote>(Begin(1, 77)).at(0).offer.complete);
   Fetch(1, 2, 5);
   Ended(1);
   Commit(1, 2, 5, 4);
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.complete);
 }
 
@@ -265,12 +266,12 @@ TEST_F(LocalSyncsTest, WhatIsPutBackAfterATransferBrokeOffIsOfferedInItsPlace) {
     syncs_.Ended(ended, &given_);
   });
   EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{8, 0}));
-  EXPECT_EQ(Said<control::SyncDone>(out_).at(0).outcome.code, Code::kUnavailable);
+  EXPECT_EQ(Said<control::FetchDone>(out_).at(0).outcome.code, Code::kUnavailable);
   EXPECT_EQ(
       Said<control::SyncVote>(Resend()).at(0).offer,
       (control::SyncOffer{1, SyncStrategy::kPopular, 2, {1, 1}, {8, 0}, true, /*kept=*/true}));
   Refuse(1, 1, {Code::kAborted, "failed"});
-  const SyncEnded ended = Only<SyncEnded>(out_).at(0);
+  const SyncDone ended = Only<SyncDone>(out_).at(0);
   EXPECT_FALSE(ended.torn);
   EXPECT_EQ(ended.revision, 2U);
   EXPECT_EQ(ended.state, (Hash128{8, 0}));
@@ -294,7 +295,7 @@ TEST_F(LocalSyncsTest, ACopyOfKeptBitsThatBrokeOffLeavesATornState) {
   Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
   EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.complete);
   Refuse(1, 1, {Code::kFailedPrecondition, "nobody has any"});
-  EXPECT_TRUE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_TRUE(Only<SyncDone>(out_).at(0).torn);
 }
 
 // Its trainer knows it from a former member, of which nothing is left here.
@@ -312,7 +313,7 @@ TEST_F(LocalSyncsTest, AStateThatComesTornIsNoSourceAndIsFetched) {
   EXPECT_EQ(Only<StartTransfer>(Fetch(1, 1, 9)).size(), 1U);
   Ended(1);
   Commit(1, 1, 9, 4);
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.complete);
 }
 
@@ -321,7 +322,7 @@ TEST_F(LocalSyncsTest, ATransferThatWroteNothingLeavesTheStateAsItWas) {
   Fetch(1, 1, 5);
   Ended(1, {Code::kUnavailable, "no digests"}, /*wrote=*/false);
   Refuse(1, 1, {Code::kAborted, "failed"});
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
 }
 
 TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesATornState) {
@@ -329,7 +330,7 @@ TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesATornState) {
   Fetch(1, 1, 5);
   Ended(1);
   Refuse(1, 1, {Code::kAborted, "another one failed"});
-  const SyncEnded ended = Only<SyncEnded>(out_).at(0);
+  const SyncDone ended = Only<SyncDone>(out_).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kAborted);
   EXPECT_EQ(ended.state, Hash128());
   EXPECT_TRUE(ended.torn);
@@ -343,7 +344,7 @@ TEST_F(LocalSyncsTest, WhatWasFetchedIsServedAlsoIfTheNextFetchBroughtNothing) {
   Ended(1, {Code::kUnavailable, "no digests"}, /*wrote=*/false);
   EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{5, 0}));
   Refuse(1, 1, {Code::kAborted, "failed"});
-  EXPECT_TRUE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_TRUE(Only<SyncDone>(out_).at(0).torn);
 }
 
 TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore) {
@@ -351,7 +352,7 @@ TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore
   Fetch(1, 1, 5);
   EXPECT_EQ(Refuse(1, 1, {Code::kAborted, "failed"}), (Actions{StopTransfer{LocalId(1)}}));
   EXPECT_TRUE(Open(1));
-  const auto ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"}));
+  const auto ended = Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"}));
   ASSERT_EQ(ended.size(), 1U);
   EXPECT_EQ(ended[0].outcome.text, "failed");
   EXPECT_TRUE(ended[0].torn);
@@ -363,7 +364,7 @@ TEST_F(LocalSyncsTest, WhoIsRefusedWhileATransferIsOnIsToldWhatTheOthersAreTold)
   Begin(1, 9);
   Fetch(1, 1, 5);
   Refuse(1, 1, refusal);
-  const auto ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "no source"}, /*wrote=*/false));
+  const auto ended = Only<SyncDone>(Ended(1, {Code::kAborted, "no source"}, /*wrote=*/false));
   ASSERT_EQ(ended.size(), 1U);
   EXPECT_EQ(ended[0].outcome, refusal);
   EXPECT_FALSE(ended[0].torn);
@@ -375,7 +376,7 @@ TEST_F(LocalSyncsTest, WhoComesOutOfTheBackgroundInTheMiddleIsToldWhatTheOthersA
   Chase(3);
   Begin(1, 7);
   EXPECT_EQ(Refuse(1, 1, refusal), Actions{});
-  EXPECT_EQ(Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome, refusal);
+  EXPECT_EQ(Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome, refusal);
 }
 
 TEST_F(LocalSyncsTest, WhatATransferWritesToIsOfferedAsUnsettled) {
@@ -404,7 +405,7 @@ TEST_F(LocalSyncsTest, WhatWasStoppedBeforeItWroteIsOfferedAsUnsettledAndThenWho
   Ended(1, {Code::kAborted, "stopped"}, /*wrote=*/false);
   EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
   Refuse(1, 1, {Code::kAborted, "m1 is not settled"});
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 7, 0)).at(0).offer.complete);
 }
 
@@ -416,7 +417,7 @@ TEST_F(LocalSyncsTest, AnotherManifestIsComparedBeforeTheErrorIsTold) {
   Do([&] {
     syncs_.ManifestCompared(LocalId(1), "tensor 0 is \"a\" here and \"b\" there", &given_);
   });
-  EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.text,
+  EXPECT_EQ(Only<SyncDone>(out_).at(0).outcome.text,
             "differs: tensor 0 is \"a\" here and \"b\" there");
   EXPECT_TRUE(Do([&] { syncs_.ManifestCompared(LocalId(1), "late", &given_); }).empty());
 }
@@ -426,7 +427,7 @@ TEST_F(LocalSyncsTest, TheErrorDoesNotWaitLongForTheManifest) {
   Refuse(1, 1, {Code::kStateMismatch, "differs"}, {kSources[0]});
   now_ = syncs_.NextDeadline();
   Do([&] { syncs_.OnTime(now_, &given_); });
-  EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.text, "differs");
+  EXPECT_EQ(Only<SyncDone>(out_).at(0).outcome.text, "differs");
   EXPECT_EQ(syncs_.NextDeadline(), kNever);
 }
 
@@ -438,7 +439,7 @@ TEST_F(LocalSyncsTest, AnOfferWithAVoteIsNotSaidAlone) {
   syncs_.VoteAnswered(LocalId(1));
   EXPECT_EQ(syncs_.OfferOf(LocalId(1)), std::nullopt);
   EXPECT_EQ(Said<control::SyncVote>(Resend()).size(), 1U);
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 5, 3)).size(), 1U);
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 5, 3)).size(), 1U);
   EXPECT_TRUE(Resend().empty());
 }
 
@@ -450,11 +451,11 @@ TEST_F(LocalSyncsTest, AfterAReconnectItSaysWhatIsThereNow) {
   Ended(1);
   offer = Said<control::SyncVote>(Resend()).at(0).offer;
   EXPECT_EQ(offer, (control::SyncOffer{1, SyncStrategy::kPopular, 4, {1, 1}, {5, 0}, true}));
-  // The same coordinator, which did not hear SyncDone.
-  EXPECT_EQ(Said<control::SyncDone>(Fetch(1, 1, 5)).at(0).state, (Hash128{5, 0}));
+  // The same coordinator, which did not hear FetchDone.
+  EXPECT_EQ(Said<control::FetchDone>(Fetch(1, 1, 5)).at(0).state, (Hash128{5, 0}));
   // Another one, for which this member is a holder.
   EXPECT_TRUE(Serve(1, 1, 5, 4).empty()) << "it serves already";
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 5, 4)).at(0).revision, 4U);
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 5, 4)).at(0).revision, 4U);
 }
 
 TEST_F(LocalSyncsTest, AnotherCoordinatorMayElectAnotherState) {
@@ -468,12 +469,12 @@ TEST_F(LocalSyncsTest, AnotherCoordinatorMayElectAnotherState) {
   // And once more, when it was there.
   EXPECT_EQ(Only<EndServe>(Fetch(1, 1, 7, 6)).size(), 1U);
   Ended(1);
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 7, 6)).at(0).state, (Hash128{7, 0}));
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 7, 6)).at(0).state, (Hash128{7, 0}));
 }
 
 TEST_F(LocalSyncsTest, OneSyncAtATime) {
   Begin(1, 5);
-  EXPECT_EQ(Only<SyncEnded>(Begin(1, 5)).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(Only<SyncDone>(Begin(1, 5)).at(0).outcome.code, Code::kFailedPrecondition);
   EXPECT_TRUE(Said<control::SyncVote>(Begin(2, 5)).size() == 1) << "another member may";
 }
 
@@ -483,12 +484,12 @@ TEST_F(LocalSyncsTest, AMemberThatIsOutIsAnsweredWhenNothingWritesAnyMore) {
   EXPECT_EQ(Remove(1), (Actions{StopTransfer{LocalId(1)}}));
   EXPECT_TRUE(Open(1));
   EXPECT_TRUE(Resend().empty());
-  EXPECT_EQ(Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome.text, "out");
+  EXPECT_EQ(Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome.text, "out");
   EXPECT_FALSE(Open(1));
   Begin(2, 5);
   Serve(2, 1, 5);
   EXPECT_EQ(Only<EndServe>(Remove(2)).size(), 1U);
-  EXPECT_EQ(Only<SyncEnded>(out_).size(), 1U);
+  EXPECT_EQ(Only<SyncDone>(out_).size(), 1U);
   EXPECT_TRUE(Remove(3).empty());
 }
 
@@ -504,7 +505,7 @@ TEST_F(LocalSyncsTest, AnswersToOtherSyncsAreLeftAside) {
 
 TEST_F(LocalSyncsTest, ACommitOfWhatIsNotThereIsAnError) {
   Begin(1, 5);
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 6, 3)).at(0).outcome.code, Code::kInternal);
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 6, 3)).at(0).outcome.code, Code::kInternal);
 }
 
 // Whatever comes in whatever order: each call is answered once, no transfer is started while
@@ -531,7 +532,7 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
           EXPECT_EQ(serving.erase(end->local.value()), 1U);
         } else if (const auto* stop = std::get_if<StopTransfer>(&action)) {
           EXPECT_TRUE(transfers.contains(stop->local.value()));
-        } else if (const auto* ended = std::get_if<SyncEnded>(&action)) {
+        } else if (const auto* ended = std::get_if<SyncDone>(&action)) {
           EXPECT_EQ(--calls[ended->local.value()], 0);
           EXPECT_FALSE(transfers.contains(ended->local.value()));
           EXPECT_FALSE(serving.contains(ended->local.value()));
@@ -599,7 +600,7 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
 // ------------------------------------------------------------------------------ the background
 
 TEST_F(LocalSyncsTest, ACallInTheBackgroundIsAnsweredAtOnceAndWhatWasAgreedIsFetched) {
-  SyncEnded ended{LocalId(1)};
+  SyncDone ended{LocalId(1)};
   ended.background = true;
   EXPECT_EQ(Hold(Brought(7, 0)), Actions{ended});
   EXPECT_FALSE(Open(1));
@@ -732,7 +733,7 @@ TEST_F(LocalSyncsTest, WhoIsReadyInTheMiddleOffersWhatIsIncomplete) {
   EXPECT_EQ(Ended(1, {Code::kAborted, "stopped"}),
             (Actions{StartTransfer{LocalId(1), kRun, 4, {1, 1}, {104, 0}, kSources, true, false}}));
   Ended(1);
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 104, 4)).at(0).outcome, Outcome{});
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 104, 4)).at(0).outcome, Outcome{});
 }
 
 TEST_F(LocalSyncsTest, WhatEndedBeforeTheOfferIsOfferedAsItIs) {
@@ -759,7 +760,7 @@ TEST_F(LocalSyncsTest, OtherTensorsThanThoseAgreedOnAreRefusedWithTheDifference)
   EXPECT_TRUE(Open(1));
   EXPECT_EQ(Resend(), Actions{});
   Do([&] { syncs_.ManifestCompared(LocalId(1), "tensor 3", &given_); });
-  const SyncEnded ended = Only<SyncEnded>(out_).at(0);
+  const SyncDone ended = Only<SyncDone>(out_).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kStateMismatch);
   EXPECT_NE(ended.outcome.text.find(": tensor 3"), std::string::npos);
   EXPECT_EQ(Chase(3), Actions{});
@@ -773,7 +774,7 @@ TEST_F(LocalSyncsTest, OtherTensorsAreRefusedWhenNothingWritesToThemAnyMore) {
             (Actions{StopTransfer{LocalId(1)}, CompareManifest{LocalId(1), kSources.front()}}));
   Do([&] { syncs_.ManifestCompared(LocalId(1), "tensor 3", &given_); });
   EXPECT_EQ(out_, Actions{});
-  const SyncEnded ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"})).at(0);
+  const SyncDone ended = Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"})).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kStateMismatch);
   EXPECT_TRUE(ended.torn);
   EXPECT_FALSE(ended.background);
@@ -804,7 +805,7 @@ TEST_F(LocalSyncsTest, WhatWasAgreedOnIsServedForOthersInTheBackgroundUntilTheNe
   Begin(1, 5);
   EXPECT_EQ(Commit(1, 1, 5, 3),
             (Actions{EndServe{LocalId(1)}, ServeState{LocalId(1), kRun, MemberId(1), {5, 0}, true},
-                     SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
+                     SyncDone{LocalId(1), {}, 3, {5, 0}}}));
   EXPECT_EQ(Begin(1, 6).front(), LocalSyncAction(EndServe{LocalId(1)}));
   Commit(1, 2, 6, 4);
   EXPECT_EQ(Do([&] { syncs_.EndSharing(LocalId(1), &given_); }), Actions{EndServe{LocalId(1)}});

@@ -642,16 +642,16 @@ TEST_F(PeerCoreTest, AStepWithAStateIsOneVoteAndReturnsWhenBothAnswersAreIn) {
   EXPECT_TRUE(Passed(1).empty());
   EXPECT_TRUE(Passed(1).empty()) << "said again";
   Result(1, SyncAction::kEnd, 5);
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0), (SyncEnded{LocalId(1), {}, 4, {5, 0}}));
+  EXPECT_EQ(Get<SyncDone>(out_).at(0), (SyncDone{LocalId(1), {}, 4, {5, 0}}));
   EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok());
-  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+  EXPECT_LT(Index<SyncDone>(), Index<StepDone>());
 }
 
 TEST_F(PeerCoreTest, AStepReturnsWithItsVoteWhenItsSyncWasAnsweredBefore) {
   EnterTwo();
   Step(1, 5);
   Refuse(1, {Code::kStateMismatch, "no"});
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kStateMismatch);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kStateMismatch);
   EXPECT_TRUE(Get<StepDone>(out_).empty());
   EXPECT_TRUE(Get<StepDone>(Passed(1)).at(0).outcome.ok());
 }
@@ -686,14 +686,14 @@ TEST_F(PeerCoreTest, ASyncOutsideAStepIsAnsweredByItself) {
   EXPECT_EQ(Get<ServeState>(out_).size(), 1u);
   Result(1, SyncAction::kEnd, 5);
   EXPECT_EQ(Get<EndServe>(out_).size(), 1u);
-  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  EXPECT_EQ(Get<SyncDone>(out_).size(), 1u);
   EXPECT_TRUE(Get<StepDone>(out_).empty());
 }
 
 TEST_F(PeerCoreTest, AFetchedStateIsReportedAndServed) {
   FetchInStep();
   Transferred(1);
-  const auto done = Sent<control::SyncDone>(out_);
+  const auto done = Sent<control::FetchDone>(out_);
   ASSERT_EQ(done.size(), 1u);
   EXPECT_EQ(done[0].state, (Hash128{5, 0}));
   EXPECT_EQ(done[0].sources, std::vector<MemberId>{MemberId(2)});
@@ -703,12 +703,12 @@ TEST_F(PeerCoreTest, AFetchedStateIsReportedAndServed) {
 
 TEST_F(PeerCoreTest, SyncsOutOfPlaceSayWhy) {
   Give(CoordinatorUp{});
-  const auto refused = [this] { return Get<SyncEnded>(out_).at(0).outcome.code; };
+  const auto refused = [this] { return Get<SyncDone>(out_).at(0).outcome.code; };
   Sync(1, 5);
   EXPECT_EQ(refused(), Code::kEvicted) << "nobody";
   Step(1, 5);
   EXPECT_EQ(refused(), Code::kEvicted);
-  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+  EXPECT_LT(Index<SyncDone>(), Index<StepDone>());
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
   Join(1);
   Sync(1, 5);
@@ -725,7 +725,7 @@ TEST_F(PeerCoreTest, SyncsOutOfPlaceSayWhy) {
   Result(1, SyncAction::kEnd, 5);
   Give(LocalStep{LocalId(1)});
   Sync(1, 5);
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.text,
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.text,
             "this member stands at a step boundary: sync with the step, or after it");
 }
 
@@ -733,11 +733,11 @@ TEST_F(PeerCoreTest, AStepThatWouldSendATornStateIsRefusedAsAWhole) {
   FetchInStep();
   Transferred(1, {Code::kUnavailable, "nobody has it"});
   Refuse(1, {Code::kAborted, "sync again"});
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
+  EXPECT_TRUE(Get<SyncDone>(out_).at(0).torn);
   EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok()) << "the boundary is passed all the same";
   Give(LocalStep{LocalId(1), State(7, SyncStrategy::kSend)});
   EXPECT_TRUE(Sent<control::Vote>(out_).empty());
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
+  EXPECT_TRUE(Get<SyncDone>(out_).at(0).torn);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
   EXPECT_FALSE(Sent<control::Vote>(Step(1, 7)).at(0).sync->complete);
 }
@@ -775,10 +775,10 @@ TEST_F(PeerCoreTest, AnEvictedMemberIsGoneWhenNothingWritesToItsTensors) {
   EXPECT_EQ(Get<StopTransfer>(out_).size(), 1u);
   EXPECT_TRUE(Get<MemberGone>(out_).empty());
   Transferred(1, {Code::kAborted, "stopped"});
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(Get<SyncDone>(out_).at(0).torn);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
-  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+  EXPECT_LT(Index<SyncDone>(), Index<StepDone>());
   EXPECT_LT(Index<StepDone>(), Index<MemberGone>());
   EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
 }
@@ -799,7 +799,7 @@ TEST_F(PeerCoreTest, ALeaverDoesNotWaitForItsSync) {
   EXPECT_EQ(Sent<control::Leave>(Give(LocalLeave{LocalId(1)})).size(), 1u);
   Transferred(1);
   EXPECT_TRUE(Get<StepDone>(Result(1, SyncAction::kEnd, 5)).empty()) << "it is on its way out";
-  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  EXPECT_EQ(Get<SyncDone>(out_).size(), 1u);
   Removed(1, Removal::kLeft);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
   EXPECT_EQ(Get<LeaveDone>(out_).size(), 1u);
@@ -812,7 +812,7 @@ TEST_F(PeerCoreTest, ADeadTrainersTransferStopsWhenItIsOut) {
   EXPECT_TRUE(Sent<control::Leave>(Give(LocalDied{LocalId(1), "killed"})).at(0).died);
   EXPECT_EQ(Get<StopTransfer>(Removed(1, Removal::kDied)).size(), 1u);
   Transferred(1, {Code::kAborted, "stopped"});
-  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  EXPECT_EQ(Get<SyncDone>(out_).size(), 1u);
   EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
 }
 
@@ -823,7 +823,7 @@ TEST_F(PeerCoreTest, AnOfferThatIsMadeWhileDrainingEndsWithTheMember) {
   EXPECT_TRUE(Sent<control::Vote>(out_).empty());
   EXPECT_EQ(Sent<control::Leave>(out_).size(), 1u);
   Removed(1, Removal::kLeft);
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kEvicted);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
   EXPECT_EQ(Get<Drained>(out_).size(), 1u);
 }
@@ -834,14 +834,14 @@ TEST_F(PeerCoreTest, TheDifferenceOfManifestsIsWaitedForNoLongerThanDetectMs) {
   Sync(1, 5);
   Refuse(1, {Code::kStateMismatch, "differs"}, {{MemberId(2), PeerId(2)}});
   EXPECT_EQ(Get<CompareManifest>(out_).size(), 1u);
-  EXPECT_TRUE(Get<SyncEnded>(out_).empty());
+  EXPECT_TRUE(Get<SyncDone>(out_).empty());
   const Tick due = now_ + Millis(300);
   while (now_ < due) {
     EXPECT_LE(core_.NextDeadline(), due);
     now_ = core_.NextDeadline();
     Give(TimePassed{});
   }
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.text, "differs");
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.text, "differs");
   EXPECT_TRUE(Give(ManifestCompared{LocalId(1), "late"}).empty());
 }
 
@@ -996,7 +996,7 @@ TEST_F(BackgroundCoreTest, ItsStepIsAVoteWithoutAnOfferAndTheFetchBeginsBehindIt
   ASSERT_EQ(Sent<control::Vote>(out_).size(), 1u);
   EXPECT_FALSE(Sent<control::Vote>(out_)[0].sync.has_value());
   EXPECT_FALSE(Sent<control::Vote>(out_)[0].ready);
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).background);
+  EXPECT_TRUE(Get<SyncDone>(out_).at(0).background);
   Passed(1, 1, 2);
   EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok());
   const StartTransfer start = Get<StartTransfer>(out_).at(0);
@@ -1010,7 +1010,7 @@ TEST_F(BackgroundCoreTest, ASyncAloneBeginsToFetchAtOnceAndFollowsEachCommit) {
   Enter();
   Agreed(3);
   Sync(1, 7);
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).background);
+  EXPECT_TRUE(Get<SyncDone>(out_).at(0).background);
   EXPECT_EQ(Get<StartTransfer>(out_).size(), 1u);
   EXPECT_EQ(Get<StopTransfer>(Agreed(4)).size(), 1u);
   Give(TransferEnded{LocalId(1), {Code::kAborted, "stopped"}});
@@ -1031,7 +1031,7 @@ TEST_F(BackgroundCoreTest, TheStepThatIsReadyCarriesAnOfferAndIsInTheSyncOfItsBo
   Raise();
   EXPECT_TRUE(Get<StepDone>(out_).empty());
   Result(1, SyncAction::kEnd, 8);
-  EXPECT_FALSE(Get<SyncEnded>(out_).at(0).background);
+  EXPECT_FALSE(Get<SyncDone>(out_).at(0).background);
   EXPECT_FALSE(Get<StepDone>(out_).at(0).world.background);
 }
 
@@ -1039,7 +1039,7 @@ TEST_F(BackgroundCoreTest, ItCannotSendBeforeItContributes) {
   Enter();
   Agreed(3);
   Give(LocalStep{LocalId(1), State(7, SyncStrategy::kSend)});
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kInvalidArgument);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kInvalidArgument);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kInvalidArgument);
   EXPECT_TRUE(Sent<control::Vote>(out_).empty());
 }
@@ -1102,8 +1102,8 @@ TEST_F(BackgroundCoreTest, ACallBetweenRemovalAndEndIsNotToldThatItsTensorsAreFr
   Removed(1, Removal::kEvicted);
   EXPECT_EQ(Get<StopTransfer>(out_).size(), 1u);
   Bring(7, 0);
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
-  EXPECT_TRUE(Get<SyncEnded>(out_)[0].background);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(Get<SyncDone>(out_)[0].background);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
   EXPECT_TRUE(Get<MemberGone>(out_).empty());
   Give(TransferEnded{LocalId(1), {Code::kAborted, "stopped"}});

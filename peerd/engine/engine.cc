@@ -152,7 +152,7 @@ struct Engine::Carrier {
   void operator()(FinishAttempt& a) { ports.ops->Finish(a); }
 
   // ---- shared state
-  void operator()(SyncEnded& a) { e->EndSync(a); }
+  void operator()(SyncDone& a) { e->EndSync(a); }
   void operator()(TakeDone& a) {
     const StateSyncInfo info = ports.states->Carry(a);
     if (info.bytes > 0) LogSync(a.local, a.outcome, info);
@@ -325,7 +325,7 @@ void Engine::WithdrawSync(LocalId local, const Outcome& outcome) {
   ports_.trainers->StepDone(local, outcome, {});
 }
 
-void Engine::EndSync(const SyncEnded& ended) {
+void Engine::EndSync(const SyncDone& ended) {
   const StateSyncInfo info = ports_.states->Carry(ended);
   // Where all were equal there is nothing to tell: that is so at each step.
   if (!ended.outcome.ok() || info.bytes > 0) LogSync(ended.local, ended.outcome, info);

@@ -128,7 +128,7 @@ class Engine final : public TransportListener, public TrainerRequests {
   bool Admit(const LocalPost& post);
   void Send(const ControlFrame& frame);
   void BeginSync(LocalId local, const StateSync& sync, bool with_step);
-  void EndSync(const SyncEnded& ended);
+  void EndSync(const SyncDone& ended);
   // The answer to a sync that the core has not heard of and never will.
   void WithdrawSync(LocalId local, const Outcome& outcome);
   void Unwelcome();

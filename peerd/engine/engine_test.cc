@@ -118,7 +118,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   void Carry(const ChangeSources&) override {}
   void Carry(const StopTransfer&) override {}
   void Carry(const CompareManifest&) override {}
-  StateSyncInfo Carry(const SyncEnded&) override { return {}; }
+  StateSyncInfo Carry(const peerd::SyncDone&) override { return {}; }
   StateSyncInfo Carry(const peerd::TakeDone&) override { return {}; }
   void WhenUnread(LocalId, std::function<void()> act) override {
     if (!read) return act();

@@ -96,7 +96,7 @@ class StatePort {
   virtual void Carry(const ChangeSources& action) = 0;
   virtual void Carry(const StopTransfer& action) = 0;
   virtual void Carry(const CompareManifest& action) = 0;
-  virtual StateSyncInfo Carry(const SyncEnded& action) = 0;
+  virtual StateSyncInfo Carry(const SyncDone& action) = 0;
   virtual StateSyncInfo Carry(const TakeDone& action) = 0;
 
   // Runs `act` once nothing reads the member's tensors: at once, or within a later Work(). What is

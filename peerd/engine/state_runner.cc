@@ -147,7 +147,7 @@ void StateRunner::Carry(const CompareManifest& action) {
                             {action.other.member, action.other.peer}, Now());
 }
 
-StateSyncInfo StateRunner::Carry(const SyncEnded& action) {
+StateSyncInfo StateRunner::Carry(const SyncDone& action) {
   const auto it = members_.find(action.local);
   // Nobody reads what the copy changes.
   if (it != members_.end() && it->second.served && action.outcome.ok()) {

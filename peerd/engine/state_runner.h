@@ -91,7 +91,7 @@ class StateRunner final : public StatePort {
   void Carry(const ChangeSources& action) override;
   void Carry(const StopTransfer& action) override;
   void Carry(const CompareManifest& action) override;
-  StateSyncInfo Carry(const SyncEnded& action) override;
+  StateSyncInfo Carry(const SyncDone& action) override;
   StateSyncInfo Carry(const TakeDone& action) override { return syncs_.End(action); }
 
   // Runs `act` once nothing reads the member's tensors, because it has served them or because they

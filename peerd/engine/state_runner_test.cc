@@ -316,7 +316,7 @@ TEST_F(StateRunnerTest, WhatWasAgreedOnIsKeptBeforeTheAnswerAndServedFromThenOn)
   const Hash128 root = Serve(1, held);
   const std::vector<uint8_t> agreed = held.memory;
   runner(1).Carry(EndServe{kLocal});
-  runner(1).Carry(SyncEnded{kLocal, {}, 1, root, false, 0, 0});
+  runner(1).Carry(SyncDone{kLocal, {}, 1, root, false, 0, 0});
   bool answered = false;
   runner(1).WhenUnread(kLocal, [&] { answered = true; });
   EXPECT_FALSE(answered) << "its trainer would write to what is being copied";
@@ -360,7 +360,7 @@ TEST_F(StateRunnerTest, WhatCameInTheBackgroundIsCopiedBeforeItContributes) {
   EXPECT_TRUE(Ended()[1].outcome.ok()) << Ended()[1].outcome.text;
   uint64_t revision = 0;
   EXPECT_FALSE(runner(0).KeptRevision(kLocal, *held.state, &revision));
-  runner(0).Carry(SyncEnded{kLocal, {}, 1, root, false, 8 * kMiB, 1});
+  runner(0).Carry(SyncDone{kLocal, {}, 1, root, false, 8 * kMiB, 1});
   EXPECT_FALSE(runner(0).reading()) << "the others would wait for the answer";
   EXPECT_TRUE(runner(0).KeptRevision(kLocal, *held.state, &revision));
   EXPECT_EQ(revision, 1u);
@@ -373,7 +373,7 @@ TEST_F(StateRunnerTest, WhatATrainerLeftIsNotServedAnyMore) {
   runner(1).Add(kLocal, kGroup, "a");
   const Hash128 root = Serve(1, held);
   runner(1).Carry(EndServe{kLocal});
-  runner(1).Carry(SyncEnded{kLocal, {}, 1, root, false, 0, 0});
+  runner(1).Carry(SyncDone{kLocal, {}, 1, root, false, 0, 0});
   ASSERT_TRUE(world_->Until([&] { return !runner(1).reading(); }));
   EXPECT_EQ(held.state.use_count(), 1) << "nobody holds on to the memory";
   runner(1).Gone(kLocal);
@@ -392,7 +392,7 @@ TEST_F(StateRunnerTest, ATransferThatBreaksOffIsUndoneBeforeTheCoreHearsOfIt) {
   const Hash128 before = Serve(0, own);
   const std::vector<uint8_t> agreed = own.memory;
   runner(0).Carry(EndServe{kLocal});
-  runner(0).Carry(SyncEnded{kLocal, {}, 1, before, false, 0, 0});
+  runner(0).Carry(SyncDone{kLocal, {}, 1, before, false, 0, 0});
   ASSERT_TRUE(world_->Until([&] { return !runner(0).reading(); }));
   own.memory[7] ^= 1;
   const Hash128 root = Serve(1, held);
@@ -420,7 +420,7 @@ TEST_F(StateRunnerTest, AfterASyncOthersMayCompareTheManifestAndFetchNothing) {
   ASSERT_NE(difference, "");
   EXPECT_EQ(Difference(), difference);
   runner(1).Carry(EndServe{kLocal});
-  runner(1).Carry(SyncEnded{kLocal, {}, 1, root, false, 0, 0});
+  runner(1).Carry(SyncDone{kLocal, {}, 1, root, false, 0, 0});
   EXPECT_EQ(Difference(), difference);
   EXPECT_EQ(held.state.use_count(), 1) << "nobody holds on to the memory";
   Fetch(root, {1});
@@ -450,7 +450,7 @@ TEST_F(StateRunnerTest, ATrainerIsAnsweredWhenNothingReadsItsTensors) {
   Make(2);
   ServeAndStall(held, wanted);
   runner(1).Carry(EndServe{kLocal});
-  runner(1).Carry(SyncEnded{kLocal, {}, 1, {}, false, 0, 0});
+  runner(1).Carry(SyncDone{kLocal, {}, 1, {}, false, 0, 0});
   std::vector<int> told;
   runner(1).WhenUnread(kLocal, [&] { told.push_back(1); });
   runner(1).WhenUnread(kLocal, [&] { told.push_back(2); });

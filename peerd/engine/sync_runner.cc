@@ -200,7 +200,7 @@ void SyncRunner::TransferOver(TransferEnded ended) {
                            });
 }
 
-StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
+StateSyncInfo SyncRunner::End(const SyncDone& ended) {
   StateSyncInfo info;
   info.revision = ended.revision;
   info.state = ended.state;

@@ -1,7 +1,7 @@
 // Syncs between a trainer's call and the peer core: has what may have changed hashed, tells the
 // core what there is, and gives the answer its numbers.
 //
-//   Begin --(hashed)--> a LocalSync or LocalStep for the core --(SyncEnded)--> End
+//   Begin --(hashed)--> a LocalSync or LocalStep for the core --(SyncDone)--> End
 //
 // Where states are kept (kept_states.h):
 // - Begin of a member that brings a lower revision than one of its name left, and has committed
@@ -56,7 +56,7 @@ class SyncRunner {
   // Nothing of the transfer writes any more; the core hears of it by TakeEvents().
   void TransferOver(TransferEnded ended);
   // The core has answered: what the trainer is told, once it is not Keeping() any more.
-  StateSyncInfo End(const SyncEnded& ended);
+  StateSyncInfo End(const SyncDone& ended);
   // The trainer has its tensors back, or not yet.
   StateSyncInfo End(const TakeDone& done);
   // The member is out.

@@ -208,7 +208,7 @@ class HeldSyncsTest : public SyncRunnerTest {
   // The member is in the background: its call has ended, its tensors are held.
   void Hold() {
     RequestOf(Sync());
-    SyncEnded ended{kLocal};
+    SyncDone ended{kLocal};
     ended.background = true;
     const StateSyncInfo info = runner_.End(ended);
     EXPECT_TRUE(info.background);
@@ -245,7 +245,7 @@ TEST_F(HeldSyncsTest, WhatHasChangedIsToldAgainstWhatTheTrainerHas) {
   // Another call in between, while it is fetched.
   runner_.Begin(kLocal, Sync(), /*with_step=*/false, /*fetching=*/true);
   runner_.TakeEvents();
-  SyncEnded ended{kLocal};
+  SyncDone ended{kLocal};
   ended.background = true;
   runner_.End(ended);
   state_->digests[2][0] = {3, 4};

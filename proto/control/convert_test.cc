@@ -70,9 +70,9 @@ class Generator {
     return offer;
   }
   SyncVote MakeSyncVote() { return {Group(), Make<MemberId>(), MakeSyncOffer()}; }
-  SyncDone MakeSyncDone() {
-    SyncDone m{Group(), Make<MemberId>(), Any(), {static_cast<Code>(prng_.Below(10)), Words()},
-               Hash(),  prng_.Next()};
+  FetchDone MakeFetchDone() {
+    FetchDone m{Group(), Make<MemberId>(), Any(), {static_cast<Code>(prng_.Below(10)), Words()},
+                Hash(),  prng_.Next()};
     for (uint32_t i = Count(3); i > 0; --i) m.sources.push_back(MemberId(i));
     for (uint32_t i = Count(2); i > 0; --i) m.corrupt.push_back(MemberId(i));
     return m;
@@ -176,9 +176,9 @@ class Generator {
   StateAgreed MakeStateAgreed() { return {Group(), prng_.Below(LH_REVISION_MAX), Hash(), Hash()}; }
 
   std::vector<PeerMessage> PeerMessages() {
-    return {MakeHello(),      MakeJoin(),        MakeLeave(),    MakeVote(),
-            MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(), MakeHeartbeat(),
-            MakeDraining(),   MakeSyncVote(),    MakeSyncDone(), MakeLinkReport()};
+    return {MakeHello(),      MakeJoin(),        MakeLeave(),     MakeVote(),
+            MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(),  MakeHeartbeat(),
+            MakeDraining(),   MakeSyncVote(),    MakeFetchDone(), MakeLinkReport()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
@@ -499,13 +499,14 @@ TEST(RefusalTest, OffersThatMakeNoSense) {
 }
 
 TEST(RefusalTest, EndsOfSyncsThatMakeNoSense) {
-  EXPECT_EQ(REFUSAL(SyncDone, m->number = 0), "SyncDone: number is 0, not an id");
-  EXPECT_EQ(REFUSAL(SyncDone, m->outcome.code = static_cast<Code>(10)),
-            "SyncDone: code is 10, not at most 9");
-  EXPECT_EQ(REFUSAL(SyncDone, m->corrupt.assign(2, MemberId(4))), "SyncDone: corrupt has m4 twice");
-  EXPECT_EQ(REFUSAL(SyncDone, m->sources = {MemberId()}), "SyncDone: sources[0] is 0, not an id");
+  EXPECT_EQ(REFUSAL(FetchDone, m->number = 0), "FetchDone: number is 0, not an id");
+  EXPECT_EQ(REFUSAL(FetchDone, m->outcome.code = static_cast<Code>(10)),
+            "FetchDone: code is 10, not at most 9");
+  EXPECT_EQ(REFUSAL(FetchDone, m->corrupt.assign(2, MemberId(4))),
+            "FetchDone: corrupt has m4 twice");
+  EXPECT_EQ(REFUSAL(FetchDone, m->sources = {MemberId()}), "FetchDone: sources[0] is 0, not an id");
   const auto accepts = [](uint64_t sources) {
-    SyncDone done = Generator(7).MakeSyncDone();
+    FetchDone done = Generator(7).MakeFetchDone();
     done.sources.clear();
     for (uint64_t i = 1; i <= sources; ++i) done.sources.push_back(MemberId(i));
     return ParsePeerMessage(Serialize(PeerMessage(done))).ok();
@@ -591,8 +592,8 @@ TEST(GoldenTest, MessagesOfSyncs) {
             std::string("\x82\x01\x3d") + group + "\x10\x07\x1a\x32" + offer);
   EXPECT_EQ(Serialize(PeerMessage(Vote{{"run", 0}, MemberId(7), 9, said})),
             std::string("\x22\x40") + group + "\x10\x07\x18\x09\x82\x01\x32" + offer);
-  const SyncDone done{{"run", 0},    MemberId(7),  5, {Code::kAborted, "x"}, state, 6,
-                      {MemberId(1)}, {MemberId(2)}};
+  const FetchDone done{{"run", 0},    MemberId(7),  5, {Code::kAborted, "x"}, state, 6,
+                       {MemberId(1)}, {MemberId(2)}};
   EXPECT_EQ(Serialize(PeerMessage(done)), std::string("\x8a\x01\x2c") + group +
                                               "\x10\x07\x18\x05\x20\x04\x2a\x01x\x32\x12" +
                                               hash(3, 4) + "\x38\x06\x42\x01\x01\x4a\x01\x02");

@@ -270,7 +270,7 @@ struct SyncVote {
 };
 
 // What the member was told to fetch is here and verified (`outcome` is OK), or will not come.
-struct SyncDone {
+struct FetchDone {
   GroupKey group;
   MemberId member;
   uint64_t number = 0;  // of its offer
@@ -279,7 +279,7 @@ struct SyncDone {
   uint64_t bytes = 0;             // received
   std::vector<MemberId> sources;  // who sent any of them
   std::vector<MemberId> corrupt;  // whose bits were not what they said, and were not used
-  LH_MESSAGE(SyncDone, sync_done, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+  LH_MESSAGE(FetchDone, fetch_done, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
              LH_FIELD(number, rule::Needed{}), LH_FIELD(outcome, rule::Flat{}), LH_FIELD(state),
              LH_FIELD(bytes), LH_FIELD(sources, rule::List{0, LH_SYNC_SOURCES_MAX}),
              LH_FIELD(corrupt, rule::List{0, LH_SYNC_SOURCES_MAX}));
@@ -311,7 +311,7 @@ struct LinkReport {
 };
 
 using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
-                                 Heartbeat, Draining, SyncVote, SyncDone, LinkReport>;
+                                 Heartbeat, Draining, SyncVote, FetchDone, LinkReport>;
 
 // ---------------------------------------------------------------- coordinator to peer
 
@@ -508,7 +508,7 @@ enum class SyncAction : uint8_t {
   kEnd = 1,  // `outcome`; OK: committed, all have the state
   // It has the elected state. Wait for kEnd; others may ask it for chunks.
   kServe = 2,
-  // Get the elected state from the sources, then SyncDone. May be said again: sources that are not
+  // Get the elected state from the sources, then FetchDone. May be said again: sources that are not
   // named any more are gone, others have come.
   kFetch = 3,
 };

@@ -446,8 +446,8 @@ void Checker::OnSyncResult(const control::SyncResult& result, const coordinator:
   }
 }
 
-void Checker::OnSyncEnded(const peerd::SyncEnded& ended, control::SyncStrategy strategy,
-                          const Hash128& begun, const Hash128& now) {
+void Checker::OnSyncDone(const peerd::SyncDone& ended, control::SyncStrategy strategy,
+                         const Hash128& begun, const Hash128& now) {
   if (strategy == control::SyncStrategy::kSend && now != begun) {
     Fail("the state of a member that only sends was written");
   }

@@ -76,8 +76,8 @@ class Checker {
   // The store changes.
   void OnStored(const coordinator::GroupRecord& before, const coordinator::GroupRecord& after);
   // The answer to a trainer whose tensors were `begun` when it asked and are `now`.
-  void OnSyncEnded(const peerd::SyncEnded& ended, control::SyncStrategy strategy,
-                   const Hash128& begun, const Hash128& now);
+  void OnSyncDone(const peerd::SyncDone& ended, control::SyncStrategy strategy,
+                  const Hash128& begun, const Hash128& now);
   // A trainer in the background gets its tensors back, which are `now`.
   void OnTaken(const peerd::TakeDone& done, const Hash128& now);
 

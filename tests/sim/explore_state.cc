@@ -214,7 +214,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
     if (outcome.ok()) s->EnterWorld(m, world);
   }
   void SyncDone(peerd::LocalId, const Outcome&, const peerd::StateSyncInfo&) override {
-    s->OnSyncEnded(ended_);
+    s->OnSyncDone(ended_);
   }
   void TakeDone(peerd::LocalId, const Outcome&, const peerd::StateSyncInfo&) override {
     Checker::Fail("a state that nobody wants to take");
@@ -301,7 +301,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void Carry(const peerd::CompareManifest&) override {
     Checker::Fail("manifests are compared, and all are the same");
   }
-  peerd::StateSyncInfo Carry(const peerd::SyncEnded& action) override {
+  peerd::StateSyncInfo Carry(const peerd::SyncDone& action) override {
     ended_ = action;
     return {};
   }
@@ -366,7 +366,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
                          std::holds_alternative<peerd::PostDone>(action) ||
                          std::holds_alternative<peerd::SendReady>(action) ||
                          std::holds_alternative<peerd::SendDone>(action) ||
-                         std::holds_alternative<peerd::SyncEnded>(action);
+                         std::holds_alternative<peerd::SyncDone>(action);
     done_ += visible ? 1 : 0;
     if (const auto* line = std::get_if<peerd::LogLine>(&action)) {
       s->Say(NameOf(i) + " logs " + line->text);
@@ -378,7 +378,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   ExploreState* const s;
   const int i;
   std::vector<peerd::Event> events_;
-  peerd::SyncEnded ended_;
+  peerd::SyncDone ended_;
   uint32_t done_ = 0;  // that others can see
 };
 
@@ -1377,7 +1377,7 @@ void ExploreState::CheckState(const coordinator::Records& before) {
   }
 }
 
-void ExploreState::OnSyncEnded(const peerd::SyncEnded& ended) {
+void ExploreState::OnSyncDone(const peerd::SyncDone& ended) {
   const int m = MemberOf(ended.local);
   Member& member = members_[m];
   const std::string name = "t" + std::to_string(m + 1);

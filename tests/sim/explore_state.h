@@ -308,7 +308,7 @@ class ExploreState {
   void StartFetch(int i, const peerd::StartTransfer& start);
   void EndFetch(int i, int member, bool ok);
   void CheckState(const coordinator::Records& before);
-  void OnSyncEnded(const peerd::SyncEnded& ended);
+  void OnSyncDone(const peerd::SyncDone& ended);
   void Write(int member, uint64_t state);
   void CheckPrepare(const control::PrepareEpoch& prepare);
   void Say(const std::string& text) const;

@@ -399,9 +399,9 @@ class PeerHost::States final : public peerd::StatePort {
     WhenUnread(action.local, [this, action] { h_->transfers_.Stop(action); });
   }
   void Carry(const peerd::CompareManifest& action) override { h_->transfers_.Compare(action); }
-  peerd::StateSyncInfo Carry(const peerd::SyncEnded& ended) override {
+  peerd::StateSyncInfo Carry(const peerd::SyncDone& ended) override {
     h_->ended_[ended.local] = ended;
-    h_->OnSyncEnded(ended);
+    h_->OnSyncDone(ended);
     return {};
   }
   peerd::StateSyncInfo Carry(const peerd::TakeDone& done) override {
@@ -824,11 +824,11 @@ void PeerHost::StepDone(peerd::LocalId local, const Outcome& outcome, const peer
 void PeerHost::SyncDone(peerd::LocalId local, const Outcome& outcome, const peerd::StateSyncInfo&) {
   if (!std::exchange(open_[local].sync, false)) Twice("SyncDone", local);
   heard_[local].sync = false;
-  peerd::SyncEnded ended{local, outcome};
+  peerd::SyncDone ended{local, outcome};
   const auto known = ended_.find(local);
   if (known != ended_.end()) ended = known->second;
   ended_.erase(local);
-  ToTrainer(local, [ended](TrainerSide* t) { t->OnSyncEnded(ended); });
+  ToTrainer(local, [ended](TrainerSide* t) { t->OnSyncDone(ended); });
 }
 
 void PeerHost::TakeDone(peerd::LocalId local, const Outcome&, const peerd::StateSyncInfo&) {
@@ -879,7 +879,7 @@ void PeerHost::MemberGone(peerd::LocalId local, const Outcome& outcome) {
 
 // ---- states
 
-void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
+void PeerHost::OnSyncDone(const peerd::SyncDone& ended) {
   if (ended.background) {
     context_.story->Tell(context_.world->now(), node_.name, "  holds the state of local ",
                          ended.local.value());
@@ -889,7 +889,7 @@ void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
   context_.story->Tell(context_.world->now(), node_.name, "  sync of local ", ended.local.value(),
                        " ends: ", Describe(ended.outcome), " revision=", ended.revision,
                        ended.torn ? " torn" : "");
-  context_.checker->OnSyncEnded(ended, held.strategy, held.begun, RootOf(*held.state));
+  context_.checker->OnSyncDone(ended, held.strategy, held.begun, RootOf(*held.state));
   if (ended.outcome.ok()) transfers_.Keep(ended.local, ended.revision, *held.state);
 }
 
@@ -1119,8 +1119,8 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
     context_.trigger(Moment::kReadySent, id_);
   }
   if (std::holds_alternative<control::Vote>(message)) context_.trigger(Moment::kVoteSent, id_);
-  if (std::holds_alternative<control::SyncDone>(message)) {
-    context_.trigger(Moment::kSyncDoneSent, id_);
+  if (std::holds_alternative<control::FetchDone>(message)) {
+    context_.trigger(Moment::kFetchDoneSent, id_);
   }
   Node* const node = coordinator_->node();
   if (node_.life != life || !node->alive || !stream_ || stream_->cut) return;

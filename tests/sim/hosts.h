@@ -47,7 +47,7 @@ enum class Moment {
   // Only in runs whose trainers have a state.
   kTransferStarted,
   kChunkArrived,
-  kSyncDoneSent,
+  kFetchDoneSent,
   kCount,
 };
 
@@ -147,7 +147,7 @@ class TrainerSide {
   virtual ~TrainerSide() = default;
   virtual void OnJoinDone(const Outcome& outcome, const peerd::World& world) = 0;
   virtual void OnStepDone(const Outcome& outcome, const peerd::World& world) = 0;
-  virtual void OnSyncEnded(const peerd::SyncEnded& ended) = 0;
+  virtual void OnSyncDone(const peerd::SyncDone& ended) = 0;
   virtual void OnTakeDone(const peerd::TakeDone& done) = 0;
   virtual void OnLeaveDone(const Outcome& outcome) = 0;
   virtual void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) = 0;
@@ -175,7 +175,7 @@ class PeerHost final : private peerd::TransportListener,
   // ---- what its trainers ask for; each arrives after a little while, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
                       uint32_t slot, const Terms& terms = {});
-  // With the state that it brings, if any; that is the peer's to write until OnSyncEnded.
+  // With the state that it brings, if any; that is the peer's to write until OnSyncDone.
   struct Offer {
     peerd::SyncRequest request;
     std::shared_ptr<ModelState> state;
@@ -235,7 +235,7 @@ class PeerHost final : private peerd::TransportListener,
   void CheckWorld(peerd::LocalId local, const peerd::World& world);
   void Take(const control::CoordinatorMessage& message);
   void CheckBounds() const;
-  void OnSyncEnded(const peerd::SyncEnded& ended);
+  void OnSyncDone(const peerd::SyncDone& ended);
   void OnTakeDone(const peerd::TakeDone& done);
   void Beat();
   void Connect();
@@ -293,7 +293,7 @@ class PeerHost final : private peerd::TransportListener,
   class States;  // the port
   std::unique_ptr<States> states_;
   std::map<peerd::LocalId, Offer> offers_;  // by the engine's next Begin()
-  std::map<peerd::LocalId, peerd::SyncEnded> ended_;
+  std::map<peerd::LocalId, peerd::SyncDone> ended_;
   std::map<peerd::LocalId, peerd::TakeDone> taken_;
   uint64_t life_ = 0;  // of the node, when the turn began
   std::optional<Moment> moment_;

@@ -83,7 +83,7 @@ class ScriptedTrainer final : public TrainerSide {
     sim_->checker().OnStep(0, world.member, ++step_);
     Say("lh_begin_step: ok, " + Text(world));
   }
-  void OnSyncEnded(const peerd::SyncEnded& ended) override {
+  void OnSyncDone(const peerd::SyncDone& ended) override {
     Say("lh_sync: " + Describe(ended.outcome));
   }
   void OnTakeDone(const peerd::TakeDone& done) override { Say("take: " + Describe(done.outcome)); }

@@ -136,7 +136,7 @@ struct Details {
     return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.offer.number) +
            " revision=" + Number(m.offer.revision) + " state=" + ToString(m.offer.state);
   }
-  std::string operator()(const control::SyncDone& m) const {
+  std::string operator()(const control::FetchDone& m) const {
     return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number) + " " +
            Describe(m.outcome);
   }

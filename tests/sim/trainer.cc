@@ -403,8 +403,8 @@ void Trainer::Sync() {
   peer_->Sync(local_, MakeOffer(step_));
 }
 
-void Trainer::OnSyncEnded(const peerd::SyncEnded& ended) {
-  if (!sync_since_) Checker::Fail(name_ + ": SyncEnded was not asked for");
+void Trainer::OnSyncDone(const peerd::SyncDone& ended) {
+  if (!sync_since_) Checker::Fail(name_ + ": SyncDone was not asked for");
   sync_since_.reset();
   held_ = ended.background;
   if (held_) {

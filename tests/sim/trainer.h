@@ -74,7 +74,7 @@ class Trainer final : public TrainerSide {
 
   void OnJoinDone(const Outcome& outcome, const peerd::World& world) override;
   void OnStepDone(const Outcome& outcome, const peerd::World& world) override;
-  void OnSyncEnded(const peerd::SyncEnded& ended) override;
+  void OnSyncDone(const peerd::SyncDone& ended) override;
   void OnTakeDone(const peerd::TakeDone& done) override;
   void OnLeaveDone(const Outcome& outcome) override;
   void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) override;

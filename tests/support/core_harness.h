@@ -200,14 +200,14 @@ class Harness {
       local.sync->revision = told.revision;
       local.sync->complete = true;
     }
-    const control::SyncDone done{local.group,
-                                 member,
-                                 told.number,
-                                 outcome,
-                                 told.state,
-                                 bytes,
-                                 {told.sources.front().member},
-                                 std::move(corrupt)};
+    const control::FetchDone done{local.group,
+                                  member,
+                                  told.number,
+                                  outcome,
+                                  told.state,
+                                  bytes,
+                                  {told.sources.front().member},
+                                  std::move(corrupt)};
     Tell(peer, done);
   }
   void LivelyLeave(PeerId peer, MemberId member) {
