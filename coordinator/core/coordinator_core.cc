@@ -55,7 +55,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
  private:
   struct Session {
     PeerId peer;  // none before Hello
-    // Unless something is heard, dead then if another peer misses it; kNever: that time has passed.
+    // Unless something is heard, dead then if another peer lost its link; kNever: that time has
+    // passed.
     Tick quiet_at;
     Tick silent_at;  // dead then in any case
   };
@@ -64,7 +65,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
     SessionId session;      // none: not attached
     bool closed = false;    // its stream was seen to close, it is not only expected after a restart
     Tick dead_at = kNever;  // not attached: dead then
-    // Not attached: dead then if another peer misses it; kNever: that time has passed.
+    // Not attached: dead then if another peer lost its link; kNever: that time has passed.
     Tick quiet_at = kNever;
     PeerRecord record;
     bool draining = false;
@@ -484,7 +485,7 @@ bool CoordinatorCore::Impl::Succeeded(PeerId id) const {
   });
 }
 
-// Unheard here and missed by another peer: it is gone, not the network between it and one of us.
+// Silent here and to another peer: it is gone, not the network between it and one of us.
 // After a restart it may only not have come back yet, unless nobody hears it.
 void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
   const bool quiet = Quiet(peer);
@@ -1005,7 +1006,7 @@ void CoordinatorCore::Impl::Emit(const GroupKey& key, GroupOutput output) {
   for (EventRecord& event : output.notices) actions_.push_back(Notice{std::move(event)});
 }
 
-// A peer without a stream hears what it missed when it attaches.
+// A peer without a stream hears what was said meanwhile when it attaches.
 void CoordinatorCore::Impl::Send(PeerId peer, control::CoordinatorMessage message) {
   const auto it = peers_.find(peer);
   if (it == peers_.end() || !it->second.session) return;

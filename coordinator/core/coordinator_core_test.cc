@@ -357,7 +357,7 @@ TEST_F(CoordinatorCoreTest, ASilentPeerIsDeadAndItsStreamClosed) {
   EXPECT_EQ(h.closings(), Texts{"silent for 4000 ms"});
 }
 
-TEST_F(CoordinatorCoreTest, ASilentPeerThatAnotherOneMissesIsDeadAfterDetectMs) {
+TEST_F(CoordinatorCoreTest, APeerThatIsSilentToAnotherOneTooIsDeadAfterDetectMs) {
   Found(3);
   h.Hang(P(3));
   h.Lively(P(3)).mute = true;
@@ -380,7 +380,7 @@ TEST_F(CoordinatorCoreTest, AReportOfSilenceCountsAMomentLater) {
       h.Wait(1400);
       h.Say(P(1), control::LinkLost{G(), Epoch(peers), P(peers), "silent for 1000 ms", 1000});
       EXPECT_EQ(h.Notices("death").size(), 0u);
-      // Longer where another one would miss it, too.
+      // Longer where another one would report its silence, too.
       h.Wait(peers == 2 ? 190 : 490);
       EXPECT_EQ(h.Notices("death").size(), 0u);
       if (comes_back) h.Say(P(peers), control::Heartbeat{});
@@ -430,7 +430,7 @@ TEST_F(CoordinatorCoreTest, AReportOfSilenceOutlivesAnotherFault) {
   EXPECT_EQ(h.Notices("death").size(), 2u);
 }
 
-TEST_F(CoordinatorCoreTest, APeerThatIsMissedButHeardStays) {
+TEST_F(CoordinatorCoreTest, APeerThatIsSilentToOthersButHeardHereStays) {
   Found(3);
   h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "silent"});
   h.Wait(6000);
@@ -454,7 +454,7 @@ TEST_F(CoordinatorCoreTest, ClosedStreamAfterLinkLostIsDeathAtOnce) {
   EXPECT_EQ(Committed(), Epoch(4));
 }
 
-TEST_F(CoordinatorCoreTest, AReportFromBeforeAFreezeStillNamesWhoIsMissed) {
+TEST_F(CoordinatorCoreTest, AReportFromBeforeAFreezeStillNamesWhoIsSilent) {
   Found(3);
   h.Lively(P(1)).mute = h.Lively(P(3)).mute = true;
   h.LivelyLeave(P(2), M(2));
@@ -1163,7 +1163,7 @@ TEST_F(FatesTest, AreJudgedFromTheReportsAndSentWithTheCommit) {
   EXPECT_EQ(h.Take(P(2)).back(), "Commit 4 o21=commit o22=redo missed=3/4");
 }
 
-TEST_F(FatesTest, AreSentAgainToAPeerThatMissedTheCommit) {
+TEST_F(FatesTest, AreSentAgainToAPeerThatDidNotHearTheCommit) {
   Fail();
   h.Lively(P(1)).mute = true;
   h.Wait(4000);

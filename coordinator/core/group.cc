@@ -314,8 +314,8 @@ void Group::EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std:
 
 void Group::OnTime(Tick now, GroupOutput *out) {
   for (const LostLink &link : suspicion_.LossesDue(now)) LossGraceOver(link, out);
-  EvictLate(&Group::VoteDue, "missed the step boundary: no vote", now, out);
-  EvictLate(&Group::OfferDue, "missed the sync: no offer", now, out);
+  EvictLate(&Group::VoteDue, "late at the step boundary: no vote", now, out);
+  EvictLate(&Group::OfferDue, "late for the sync: no offer", now, out);
   if (!preparation_) return;
   const std::vector<PeerId> silent = Silent(*preparation_, now);
   if (!silent.empty() && preparation_->reorders) {

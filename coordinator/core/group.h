@@ -26,7 +26,7 @@
 // applies it, until there is nothing to do but wait.
 //
 // Messages are for peers, not sessions: what is for a peer that is not attached
-// may be dropped, since Attach() says again what the peer may have missed. They
+// may be dropped, since Attach() says again what the peer may not have heard. They
 // depend on record(): the owner makes the record durable before it lets them
 // out.
 //
@@ -232,7 +232,7 @@ class Group {
   bool AccusedBy(PeerId other, PeerId peer, Tick at) const;
   // Its stream is not silent.
   bool HeardOfLate(PeerId peer) const;
-  // Who would miss the peer if it was dead: the others, but for those that may
+  // Who would report the peer silent if it was dead: the others, but for those that may
   // be dead themselves.
   std::vector<PeerId> Witnesses(PeerId peer) const;
   // Who takes part in what is being agreed, in ring order before blocked pairs

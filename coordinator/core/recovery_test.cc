@@ -143,7 +143,7 @@ void CheckAtRest(Story& s, const std::string& where) {
   EXPECT_EQ(at_coordinator, at_peers) << where;
 }
 
-// Votes until nobody waits: a newcomer may have missed the boundary because of the crash.
+// Votes until nobody waits: a newcomer may be late for the boundary because of the crash.
 void Finish(Story& s) {
   for (int round = 0; round < 3; ++round) {
     s.VoteAll();
@@ -274,7 +274,7 @@ TEST(Recovery, EveryPersistOfACohortMayBeTheLast) {
   EXPECT_GT(crashes, 20);
 }
 
-TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfMissed) {
+TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfSilentToOthers) {
   Story s;
   s.Found(2);
   s.h.Boot();

@@ -399,7 +399,7 @@ TEST_F(RoutingTest, WhoDoesNotVoteWithinItsDeadlineOfTheFirstIsEvicted) {
   EXPECT_EQ(h.Take(P(1)).back(), "VoteResult m1 number=3 epoch=4");
   EXPECT_EQ(
       h.Notices("evict"),
-      Texts{"member removed member=m3 peer=p3 why=evicted reason=missed the step boundary: no "
+      Texts{"member removed member=m3 peer=p3 why=evicted reason=late at the step boundary: no "
             "vote within 5000 ms of the first"});
   EXPECT_EQ(h.View().fault.cause, "step_deadline");
   EXPECT_EQ(h.View().fault.detect_ms, 5000u);

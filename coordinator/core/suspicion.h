@@ -43,7 +43,7 @@ namespace longhaul::coordinator {
 //         twice as late)
 //   doubt of a silence, where two or more       report     the accusation
 //   counts; with fewer it is
-//     others would miss the suspect                         as long as the
+//     others would report it silent                         as long as the
 //     grace
 //   a peer is heard of late                     last word  it is not a witness
 //   any more
@@ -86,7 +86,7 @@ class Suspicion {
   struct Evidence {
     uint32_t silent_ms = 0;  // of the report; 0: the link broke
     bool unheard = false;    // the suspect is silent on its stream, too
-    size_t witnesses = 0;    // that would miss the suspect if it was dead
+    size_t witnesses = 0;    // that would report the suspect silent if it was dead
   };
   struct Loss {
     Tick due;  // the end of its grace

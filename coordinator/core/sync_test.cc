@@ -492,7 +492,7 @@ TEST_F(SyncTest, AMemberThatNeverSyncsIsNamedInsteadOfWaitedForForEver) {
 }
 
 // Held up by the sync that it takes part in, not by itself.
-TEST_F(SyncTest, WhoStillFetchesMissesNoStepBoundary) {
+TEST_F(SyncTest, WhoStillFetchesIsNotLateAtTheStepBoundary) {
   EnterWithDeadline(5000);
   h_.Lively(P(2)).fetches = false;
   Sync(1, State(5));
@@ -510,7 +510,7 @@ TEST_F(SyncTest, WhoStillFetchesMissesNoStepBoundary) {
   EXPECT_EQ(h_.Notices("evict").size(), 1U);
 }
 
-TEST_F(SyncTest, WhoWaitsForAnotherOnesOfferMissesNoStepBoundary) {
+TEST_F(SyncTest, WhoWaitsForAnotherOnesOfferIsNotLateAtTheStepBoundary) {
   EnterWithDeadline(5000);
   Add(3);
   Sync(2, State(5));
@@ -520,7 +520,7 @@ TEST_F(SyncTest, WhoWaitsForAnotherOnesOfferMissesNoStepBoundary) {
   EXPECT_TRUE(h_.Notices("evict").empty());
 }
 
-TEST_F(SyncTest, AMemberThatMissesTheSyncByItsDeadlineIsEvicted) {
+TEST_F(SyncTest, AMemberThatIsLateForTheSyncByItsDeadlineIsEvicted) {
   EnterWithDeadline(5000);
   Sync(1, State(5));
   h_.Wait(4900);

@@ -79,7 +79,7 @@ class EpochFollower {
   void FailIfDue(Tick now, std::vector<Action>* out);
   Tick NextDeadline() const;
 
-  // What the coordinator may have missed: the answer, and links that broke.
+  // What the coordinator may not have heard: the answer, and links that broke.
   void Resend(std::vector<Action>* out) const;
   // No local member is admitted any more: back to no epoch. A preparation goes on.
   void Reset();

@@ -89,8 +89,8 @@ TEST(EpochHistory, ThereIsAMeshWhereAllLinksHaveDataLanesAndNoneIsBlocked) {
     EpochHistory history;
     history.Add(RecordOf(prepare));
     EXPECT_EQ(history.For(Epoch(2))->mesh, all_data) << peers;
-    // The last one came later: it has no part in ops of boundary 1, and who misses it is all the
-    // same.
+    // The last one came later: it has no part in ops of boundary 1, and who has no link to it is
+    // all the same.
     prepare.epoch = Epoch(3);
     prepare.blocked = {{PeerId(2), PeerId(peers)}};
     if (peers == 2) prepare.blocked.clear();

@@ -122,7 +122,7 @@ class Link final : public LaneOwner {
   bool finishing() const { return state_ == State::kFinishing; }
   bool established() const { return established_; }
   bool open() const { return open_ && alive(); }
-  // Lanes that end are not missed.
+  // Lanes that end now are not lost.
   bool closing() const { return !closing_lane_.empty(); }
 
   // The side that dials draws the serials of new lanes.

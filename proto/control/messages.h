@@ -36,7 +36,8 @@ inline constexpr rule::List kEndpoints{1, LH_ENDPOINTS_MAX, rule::Endpoint{LH_EN
 static_assert(kRunNameBytesMax == LH_RUN_NAME_BYTES_MAX);
 static_assert(kOutcomeTextBytesMax == LH_ERROR_TEXT_BYTES_MAX);
 
-// Ops that one peer can have in flight in one group, and ops of others that it can miss.
+// Ops that one peer can have in flight in one group, and ops of others that it may not have
+// reported.
 inline constexpr size_t kOpReportsMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX;
 inline constexpr size_t kMissedOpsMax = 262144;
 

@@ -190,11 +190,12 @@ void Checker::OnDepartures(const coordinator::GroupRecord& group) {
     if (!member.departs) continue;
     if (!departed_.insert({group.group.group, member.member}).second) continue;
     const std::string name = longhaul::ToString(member.member);
-    const bool missed = member.departs->reason.starts_with("missed the step boundary") ||
-                        member.departs->reason.starts_with("missed the sync");
-    if (missed) {
-      if (member.step_deadline_ms == 0) Fail(name + " missed a deadline that it did not ask for");
-      ++counts_.deadlines_missed;
+    const bool late = member.departs->reason.starts_with("late at the step boundary") ||
+                      member.departs->reason.starts_with("late for the sync");
+    if (late) {
+      if (member.step_deadline_ms == 0)
+        Fail(name + " is late by a deadline that it did not ask for");
+      ++counts_.late;
     }
     if (member.departs->why == control::Removal::kEvicted) member_lost_ = true;
     if (member.departs->why == control::Removal::kLeft || member_lost_ || all_disturbed_) continue;

@@ -125,9 +125,9 @@ class Checker {
     uint64_t epochs = 0;
     uint64_t freezes = 0;
     uint64_t committed_by_fate = 0;
-    uint64_t relayed = 0;           // frames
-    uint64_t cohorts = 0;           // admitted
-    uint64_t deadlines_missed = 0;  // by members that were removed for it
+    uint64_t relayed = 0;  // frames
+    uint64_t cohorts = 0;  // admitted
+    uint64_t late = 0;     // members that were removed for it
     uint64_t syncs_ok = 0;
     uint64_t syncs_aborted = 0;
     uint64_t syncs_refused = 0;

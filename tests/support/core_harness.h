@@ -487,7 +487,7 @@ class Harness {
     for (const control::MemberInfo& member : m.members) {
       // A peer that only has newcomers may have been in the group long ago.
       if (member.peer != peer || member.joined == m.epoch) continue;
-      LH_CHECK(m.base == group.committed) << ToString(peer) << " missed a commit";
+      LH_CHECK(m.base == group.committed) << ToString(peer) << " did not hear of a commit";
     }
     group.prepared = m;
     group.frozen = m.freeze && group.committed;  // a newcomer has nothing to freeze
