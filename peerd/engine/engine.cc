@@ -72,7 +72,7 @@ void Engine::Turn() {
     core_->SetProgress(local, progress);
   }
   FailHopelessJoins();
-  Drain();
+  CarryOut();
 }
 
 Tick Engine::NextDeadline() const {
@@ -170,7 +170,7 @@ struct Engine::Carrier {
   void operator()(LogLine& a) { Log(LogLevel::kInfo, a.text); }
 };
 
-void Engine::Drain() {
+void Engine::CarryOut() {
   while (true) {
     for (Event& event : ports_.ops->TakeEvents()) Post(std::move(event));
     for (Event& event : ports_.states->TakeEvents()) Post(std::move(event));

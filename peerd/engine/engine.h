@@ -122,8 +122,8 @@ class Engine final : public TransportListener, public TrainerRequests {
 
   Tick Now() const { return ports_.clock(); }
   void Post(Event event) { events_.push_back(std::move(event)); }
-  // Tells the core all that there is.
-  void Drain();
+  // Gives the core all events that there are, and carries out its actions.
+  void CarryOut();
   // False: it was answered, and is none of the core's business.
   bool Admit(const LocalPost& post);
   void Send(const ControlFrame& frame);

@@ -220,7 +220,7 @@ uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
 // Should the last packets before a pause be lost, nothing behind them tells TCP: it waits for two
 // round trips and more. A PING behind them does.
 void Link::RanDry(DataLane* data, Tick now) {
-  schedule_.Drained();
+  schedule_.QueueEmptied();
   const uint64_t sent = data->segments.sent();
   if (sent == std::exchange(data->sent_dry, sent)) return;
   data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);

@@ -138,7 +138,7 @@ uint64_t DigestOf(const coordinator::Records& records) {
 }
 
 template <class Queue>
-Queue Drained(Queue* queue) {
+Queue Emptied(Queue* queue) {
   return std::exchange(*queue, Queue());
 }
 
@@ -1599,7 +1599,7 @@ void ExploreState::Reconnect(int i, bool first) {
   StreamState& stream = streams_[i];
   if (first) {
     // Of the old stream nothing but its end will be heard, and that late.
-    for (const Packet& packet : Drained(&stream.to_coordinator)) {
+    for (const Packet& packet : Emptied(&stream.to_coordinator)) {
       if (std::holds_alternative<End>(packet->what)) stream.late_end.push_back(packet);
     }
   }
