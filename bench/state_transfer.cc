@@ -238,7 +238,7 @@ Taken Transfer(std::vector<uint8_t>* from, std::vector<uint8_t>* to, int sources
   std::vector<StateExchange::Ended> ended;
   while (ended.empty()) {
     receiver.Turn();
-    ended = receiver.exchange_->TakeEnded();
+    ended = receiver.exchange_->PopEnded();
   }
   const Taken taken{Seconds() - start, CpuSeconds() - cpu};
   LH_CHECK(ended[0].result.error.empty()) << ended[0].result.error;

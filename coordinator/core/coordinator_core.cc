@@ -683,7 +683,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
   std::vector<PeerId> others;  // whose link is another than was thought
   for (const control::LinkMeasure& link : report.links) {
     if (!peers_.contains(link.from) || !peers_.contains(link.to)) continue;
-    if (links_.Take(link, now_)) others.push_back(link.from == peer ? link.to : link.from);
+    if (links_.Record(link, now_)) others.push_back(link.from == peer ? link.to : link.from);
   }
   for (auto& [key, group] : groups_) {
     if (group.OrderDue() != kNever || !group.HasPeer(peer)) continue;
@@ -733,7 +733,7 @@ void CoordinatorCore::Impl::OrderARing() {
     if (group.OrderDue() <= now_) due.emplace(std::pair(group.OrderDue(), key), &group);
   }
   for (const auto& [when, group] : due) {
-    if (!group->TakeOrderDue(now_) || links_.size() == 0) continue;
+    if (!group->OrderFallsDue(now_) || links_.size() == 0) continue;
     const GroupRecord& record = group->record();
     OrderRing order{++ring_requests_, record.group, group->Ring(), {}};
     order.problem.links = links_.Matrix(order.peers, now_);
@@ -771,7 +771,7 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
     quiet_peers.push_back(id);
   }
   for (auto& [key, group] : groups_) {
-    for (const PeerId peer : group.TakeAccused(now_)) quiet_peers.push_back(peer);
+    for (const PeerId peer : group.NewlyAccused(now_)) quiet_peers.push_back(peer);
   }
   for (const PeerId peer : quiet_peers) BuryIfAccused(peer);
   const std::string quiet = "silent for " + std::to_string(kLease * config_.detect_ms) + " ms";

@@ -114,7 +114,7 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
              FaultNow("trainer_died", ToString(peer.peer)), out);
     }
   }
-  if (!store_is_behind && HasPeer(peer.peer)) TakeOver(peer.peer, state, forgotten, out);
+  if (!store_is_behind && HasPeer(peer.peer)) Reconcile(peer.peer, state, forgotten, out);
   // A changed one is replaced by Advance().
   if (preparation_ && preparation_->changed.empty() && preparation_->answers.contains(peer.peer)) {
     SendPrepare(peer.peer, now, out);
@@ -227,7 +227,7 @@ Violation Group::Ready(PeerId peer, const control::EpochReady &ready) {
   if (ready.epoch > record_.highest) {
     return "ready for epoch " + ToString(ready.epoch) + ", which was never prepared";
   }
-  if (preparation_ && TakeReady(peer, ready, &*preparation_)) suspicion_.Absolve(peer, ready.epoch);
+  if (preparation_ && NoteReady(peer, ready, &*preparation_)) suspicion_.Absolve(peer, ready.epoch);
   return std::nullopt;
 }
 
@@ -235,7 +235,7 @@ Violation Group::Failed(PeerId peer, const control::EpochFailed &failed) {
   if (failed.epoch > record_.highest) {
     return "failure of epoch " + ToString(failed.epoch) + ", which was never prepared";
   }
-  return preparation_ ? TakeFailed(peer, failed, &*preparation_) : std::nullopt;
+  return preparation_ ? NoteFailed(peer, failed, &*preparation_) : std::nullopt;
 }
 
 void Group::Evict(MemberId member, const std::string &reason, GroupOutput *out) {
@@ -268,8 +268,8 @@ void Group::AdmitCohortAfter(PeerId peer, const std::string &cohort, uint64_t ba
   }
 }
 
-bool Group::TakeOrderDue(Tick now) {
-  return ring_choice_.TakeDue(now, Ring().size(), preparation_.has_value());
+bool Group::OrderFallsDue(Tick now) {
+  return ring_choice_.FallsDue(now, Ring().size(), preparation_.has_value());
 }
 
 void Group::RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,

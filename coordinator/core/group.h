@@ -114,7 +114,7 @@ class Group {
   void LinkMeasured(Tick now) { ring_choice_.Measured(now); }
   // A better ring is to be looked for, as Ring() may not be the best any more.
   // Says so once.
-  bool TakeOrderDue(Tick now);
+  bool OrderFallsDue(Tick now);
   // What was found, for the ring of the epoch `asked_in`. Left if it does not
   // fit any more.
   void RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,
@@ -153,9 +153,9 @@ class Group {
   // would have heard it.
   bool AccusedByAll(PeerId peer) const;
   // Whose accusers' moment is over; each is told once.
-  std::vector<PeerId> TakeAccused(Tick now) { return suspicion_.TakeAccused(now); }
+  std::vector<PeerId> NewlyAccused(Tick now) { return suspicion_.NewlyAccused(now); }
   Tick NextDeadline() const;
-  // When TakeOrderDue() is due; kNever: not before something changes.
+  // When OrderFallsDue() is due; kNever: not before something changes.
   Tick OrderDue() const { return ring_choice_.due(); }
   // The group without its ring, which only the owner can describe.
   GroupView View() const;
@@ -192,7 +192,7 @@ class Group {
   void AnswerVote(MemberId member, GroupOutput *out);
   void Emit(SyncOutput sync, GroupOutput *out) const;
 
-  void TakeOver(PeerId peer, const control::GroupState &said, bool forgotten, GroupOutput *out);
+  void Reconcile(PeerId peer, const control::GroupState &said, bool forgotten, GroupOutput *out);
   void ChooseRing(Tick now, Preparation *preparation) const;
   void CompleteBallot();
   bool FitsRing(const std::vector<PeerId> &ring) const;

@@ -225,7 +225,7 @@ void Group::Commit(Tick now, GroupOutput *out) {
   const bool first = !AnyAdmitted(record_);
   const std::vector<PeerId> ring = Ring();
 
-  TakeEpoch(done, &record_);
+  AdoptEpoch(done, &record_);
   ForgetStrangers();
   ring_choice_.Told(done.cost);
   std::string fault_text;
@@ -300,7 +300,7 @@ void Group::CommitEmpty(GroupOutput *out) {
   issued_ = record_.highest = Epoch(record_.highest.value() + 1);
   Preparation empty;
   empty.epoch = record_.highest;
-  TakeEpoch(empty, &record_);
+  AdoptEpoch(empty, &record_);
   ForgetStrangers();
   ballot_ = Ballot();
   first_vote_ = kNever;
@@ -382,8 +382,8 @@ control::CommitEpoch Group::MakeCommit(PeerId peer) const {
 
 // What the peer has prepared ends: with the commit, with a preparation of a
 // higher number, or with AbortEpoch.
-void Group::TakeOver(PeerId peer, const control::GroupState &said, bool forgotten,
-                     GroupOutput *out) {
+void Group::Reconcile(PeerId peer, const control::GroupState &said, bool forgotten,
+                      GroupOutput *out) {
   if (!said.prepared) return;
   const bool in_force = InForce(peer);
   if (preparation_ && preparation_->epoch == said.prepared &&

@@ -7,7 +7,7 @@
 #include "coordinator/core/text.h"
 
 namespace longhaul::coordinator {
-bool TakeReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation) {
+bool NoteReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation) {
   if (preparation->id != ready.preparation) return false;
   const auto it = preparation->answers.find(peer);
   if (it == preparation->answers.end()) return false;
@@ -19,7 +19,7 @@ bool TakeReady(PeerId peer, const control::EpochReady &ready, Preparation *prepa
   return true;
 }
 
-Violation TakeFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation) {
+Violation NoteFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation) {
   if (preparation->id != failed.preparation) return std::nullopt;  // stale
   const auto it = preparation->answers.find(peer);
   if (it == preparation->answers.end()) return std::nullopt;
@@ -74,7 +74,7 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   return message;
 }
 
-void TakeEpoch(const Preparation &done, GroupRecord *record) {
+void AdoptEpoch(const Preparation &done, GroupRecord *record) {
   std::erase_if(record->blocked, [&done](const BlockedRecord &b) {
     return done.answers.contains(b.pair.a) && done.answers.contains(b.pair.b) &&
            !control::IsBlocked(done.blocked, b.pair.a, b.pair.b);

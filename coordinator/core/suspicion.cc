@@ -40,7 +40,7 @@ std::vector<LostLink> Suspicion::LossesDue(Tick now) const {
   return due;
 }
 
-std::optional<Suspicion::Loss> Suspicion::TakeLoss(const LostLink &link) {
+std::optional<Suspicion::Loss> Suspicion::RemoveLoss(const LostLink &link) {
   auto loss = losses_.extract(link);
   if (loss.empty()) return std::nullopt;
   return std::move(loss.mapped());
@@ -51,7 +51,7 @@ bool Suspicion::Accuses(const LostLink &link, Tick at) const {
   return accusation != accusations_.end() && accusation->second <= at;
 }
 
-std::vector<PeerId> Suspicion::TakeAccused(Tick now) {
+std::vector<PeerId> Suspicion::NewlyAccused(Tick now) {
   std::vector<PeerId> accused;
   for (auto &[link, from] : accusations_) {
     if (from == kLongAgo || from > now) continue;
@@ -86,7 +86,7 @@ bool Suspicion::StrikesTooOften(const control::BlockedPair &pair) const {
   return strikes != strikes_.end() && strikes->second.count > kStrikesMax;
 }
 
-int64_t Suspicion::TakeSilentRetry(const control::BlockedPair &pair) {
+int64_t Suspicion::NextSilentRetry(const control::BlockedPair &pair) {
   return std::min(kSilentRetry << 2 * std::min(strikes_[pair].silences++, 3u), kBlockedRetry);
 }
 

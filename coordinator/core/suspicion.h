@@ -110,12 +110,12 @@ class Suspicion {
 
   const std::map<LostLink, Loss> &losses() const { return losses_; }
   std::vector<LostLink> LossesDue(Tick now) const;
-  std::optional<Loss> TakeLoss(const LostLink &link);
+  std::optional<Loss> RemoveLoss(const LostLink &link);
   // The accusation stands, and counts by `at`.
   bool Accuses(const LostLink &link, Tick at) const;
   // Suspects of accusations that have come to count; each accusation is told
   // once.
-  std::vector<PeerId> TakeAccused(Tick now);
+  std::vector<PeerId> NewlyAccused(Tick now);
 
   // ---- blocked pairs
 
@@ -129,7 +129,7 @@ class Suspicion {
   bool StrikesTooOften(const control::BlockedPair &pair) const;
   // When a pair that fell silent is tried again; longer each time that it is
   // asked for.
-  int64_t TakeSilentRetry(const control::BlockedPair &pair);
+  int64_t NextSilentRetry(const control::BlockedPair &pair);
   // To be tried with the next freeze, whenever that is: the pair; all pairs of
   // the peer.
   void TryAgain(const control::BlockedPair &pair);
@@ -169,7 +169,7 @@ class Suspicion {
 
   int64_t detect_us_;
   std::map<LostLink, Loss> losses_;
-  // From when on each counts. Long ago: it does, and TakeAccused() has told.
+  // From when on each counts. Long ago: it does, and NewlyAccused() has told.
   std::map<LostLink, Tick> accusations_;
   std::map<control::BlockedPair, Strikes> strikes_;
   std::map<control::BlockedPair, Retry> retries_;  // of each blocked pair

@@ -66,7 +66,7 @@ class ScratchPool {
  public:
   virtual ~ScratchPool() = default;
   // At least `bytes`, 64-byte aligned, not cleared; ResourceExhausted: the system has no more.
-  virtual absl::StatusOr<uint8_t*> Take(uint64_t bytes) = 0;
+  virtual absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) = 0;
   virtual void Give(uint8_t* data) = 0;
 };
 // Gives the pages of a mapping back to the system, which takes time in proportion to its size.

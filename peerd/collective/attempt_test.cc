@@ -197,7 +197,7 @@ TEST_P(AlgorithmTest, EveryPeerSendsTwiceItsShareAndNoMore) {
 
 TEST(RingTest, OutOfPlaceNeedsNoScratchAndInPlaceSaysWhenThereIsNone) {
   struct None final : ScratchPool {
-    absl::StatusOr<uint8_t*> Take(uint64_t) override {
+    absl::StatusOr<uint8_t*> Borrow(uint64_t) override {
       return absl::ResourceExhaustedError("none");
     }
     void Give(uint8_t*) override { FAIL() << "nothing was taken"; }
@@ -215,10 +215,10 @@ TEST(RingTest, OutOfPlaceNeedsNoScratchAndInPlaceSaysWhenThereIsNone) {
 TEST(RingTest, InPlaceDoesWithoutLandings) {
   // Has room for the originals only.
   struct Tight final : ScratchPool {
-    absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+    absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
       ++asked;
       if (asked % 2 == 0) return absl::ResourceExhaustedError("none");
-      return pool->Take(bytes);
+      return pool->Borrow(bytes);
     }
     void Give(uint8_t* data) override { pool->Give(data); }
     std::unique_ptr<ScratchPool> pool = MakeScratchPool(1 << 20);
@@ -524,7 +524,7 @@ TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
 
 TEST(MeshTest, TakesNoMoreScratchThanItSaysAndFailsWhereThereIsNone) {
   struct Limited final : ScratchPool {
-    absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+    absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
       taken = bytes;
       return absl::ResourceExhaustedError("none");
     }

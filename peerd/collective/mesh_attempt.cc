@@ -26,7 +26,7 @@ class MeshAttempt final : public SegmentAttempt {
     const uint64_t part = PartBytes(plan, spec.position);
     uint64_t parts = 0;
     for (int i = 0; i < spec.size; ++i) parts += HasPart(spec, i) ? 1 : 0;
-    const auto memory = TakeMemory(spec, parts * part, pool);
+    const auto memory = BorrowMemory(spec, parts * part, pool);
     if (!memory.ok()) return memory.status();
     return std::unique_ptr<Attempt>(new MeshAttempt(spec, sink, pool, *memory));
   }

@@ -102,7 +102,7 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
     refusal = {Code::kInvalidArgument, Subject(post.tag) + " refused: this member has " +
                                            std::to_string(tags.size()) +
                                            " ops in flight, the limit; wait for some of them"};
-  } else if (const std::optional<std::string> why = TakeMissed(post)) {
+  } else if (const std::optional<std::string> why = SettleMissed(post)) {
     refusal = {Code::kAborted, *why};
   }
   if (!refusal.ok()) {
@@ -156,7 +156,7 @@ size_t OpTable::LingeringOf(LocalId local) const {
   });
 }
 
-std::optional<std::string> OpTable::TakeMissed(const NewPost& post) {
+std::optional<std::string> OpTable::SettleMissed(const NewPost& post) {
   const auto member = missed_.find(post.member);
   if (member == missed_.end()) return std::nullopt;
   // What it has left behind it will not post any more.
@@ -237,7 +237,7 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
     return Refuse(
         ready, "READY of tag " + std::to_string(ready.tag) + " posted before the peer joined", out);
   }
-  TakeReady(op, ready, out);
+  AcceptReady(op, ready, out);
   if (op.AllReady()) NoteComplete(op, now);
   if (op.Live()) Credit(op, ready, out);
   Advance(op, now, out);
@@ -283,7 +283,7 @@ OpTable::Op* OpTable::Expecting(const OpKey& key, PeerId peer) {
   return it != ops_.end() && expects(it->second) ? &it->second : nullptr;
 }
 
-void OpTable::TakeReady(Op& op, PeerReady ready, std::vector<Action>* out) {
+void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
   if (op.participants->CarrierOf(self_, ready.peer) != CarrierOf(ready)) {
     return RefuseWay(CarrierOf(ready),
                      "READY of " + ToString(ready.peer) + " did not come by the way of the epoch",
@@ -464,7 +464,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
     if (from == unmatched_.end()) continue;
     const auto waiting = from->second.by_key.find(op.key);
     if (waiting == from->second.by_key.end()) continue;
-    TakeReady(op, std::move(waiting->second.front()), out);
+    AcceptReady(op, std::move(waiting->second.front()), out);
     waiting->second.pop_front();
     if (waiting->second.empty()) from->second.by_key.erase(waiting);
     if (--from->second.count == 0) unmatched_.erase(from);

@@ -212,8 +212,7 @@ class OpTable {
   // Every local participant has posted.
   bool Gathered(const Op& op) const;
   void Announce(Op& op, Tick now, std::vector<Action>* out);
-  void TakeReady(Op& op, PeerReady ready, std::vector<Action>* out);
-  void TakeResult(Op& op, PeerReady* ready, std::vector<Action>* out);
+  void AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out);
   // The op that the peer means with its next READY of the name, if it is announced here.
   Op* Expecting(const OpKey& key, PeerId peer);
   // How the announced op has to end whatever the others offer; nothing if it can run.
@@ -255,7 +254,7 @@ class OpTable {
   // posted it are told, the others when they do.
   void Miss(const OpKey& key, const std::string& why, Tick now, std::vector<Action>* out);
   // Why the post ends at once, if its member missed the op.
-  std::optional<std::string> TakeMissed(const NewPost& post);
+  std::optional<std::string> SettleMissed(const NewPost& post);
 
   static void AddInput(const LocalInput& input, Digester* digest);
   static void AddOp(const Op& op, Digester* digest);

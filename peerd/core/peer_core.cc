@@ -119,18 +119,18 @@ class PeerCore::Impl {
   void On(const TimePassed&) {}
 
   // ---- messages of the coordinator
-  void Take(const control::Welcome& message);
-  void Take(const control::JoinPending& message) { members_.Pending(message, &out_); }
-  void Take(const control::JoinRefused& message) { members_.Refused(message, &out_); }
-  void Take(const control::VoteResult& message);
-  void Take(const control::PrepareEpoch& message);
-  void Take(const control::CommitEpoch& message);
-  void Take(const control::AbortEpoch& message);
-  void Take(const control::Removed& message);
-  void Take(const control::PendingCount& message);
-  void Take(const control::Drain& message);
-  void Take(const control::SyncResult& message);
-  void Take(const control::StateAgreed& message);
+  void Handle(const control::Welcome& message);
+  void Handle(const control::JoinPending& message) { members_.Pending(message, &out_); }
+  void Handle(const control::JoinRefused& message) { members_.Refused(message, &out_); }
+  void Handle(const control::VoteResult& message);
+  void Handle(const control::PrepareEpoch& message);
+  void Handle(const control::CommitEpoch& message);
+  void Handle(const control::AbortEpoch& message);
+  void Handle(const control::Removed& message);
+  void Handle(const control::PendingCount& message);
+  void Handle(const control::Drain& message);
+  void Handle(const control::SyncResult& message);
+  void Handle(const control::StateAgreed& message);
 
   // Why the member, which is there, may not begin this sync.
   Outcome MaySync(LocalId local, const SyncRequest& request);
@@ -150,7 +150,7 @@ class PeerCore::Impl {
   // It fetches what the group has agreed on.
   void Chase(const LocalMember& local);
   // The member is removed: its posts and its sync end.
-  void TakeOut(const LocalMember& local);
+  void PutOut(const LocalMember& local);
   void CloseFault(const GroupKey& key, Group& group, bool resumed);
 
   // ---- after each event: whatever has become possible or due
@@ -257,7 +257,7 @@ void PeerCore::Impl::On(const CoordinatorDown&) {
 
 void PeerCore::Impl::On(const FromCoordinator& event) {
   if (refused_) return;
-  std::visit([this](const auto& message) { Take(message); }, event.message);
+  std::visit([this](const auto& message) { Handle(message); }, event.message);
 }
 
 std::string PeerCore::Impl::ProblemWith(const control::Welcome& message) const {
@@ -272,7 +272,7 @@ std::string PeerCore::Impl::ProblemWith(const control::Welcome& message) const {
   return later || same ? "" : "a later start of a coordinator on its store is known here";
 }
 
-void PeerCore::Impl::Take(const control::Welcome& message) {
+void PeerCore::Impl::Handle(const control::Welcome& message) {
   if (const std::string problem = ProblemWith(message); !problem.empty()) {
     out_.push_back(LogLine{
         "coordinator refused coordinator=" + message.coordinator +
@@ -292,7 +292,7 @@ void PeerCore::Impl::Take(const control::Welcome& message) {
   if (coordinator_up_) beat_due_ = std::min(beat_due_, now_ + BeatUs());
 }
 
-void PeerCore::Impl::Take(const control::VoteResult& message) {
+void PeerCore::Impl::Handle(const control::VoteResult& message) {
   const Group* const group = FindGroup(message.group);
   if (group == nullptr) return;
   const LocalMember* const local = members_.Voted(message, group->current(), &out_);
@@ -301,7 +301,7 @@ void PeerCore::Impl::Take(const control::VoteResult& message) {
   Chase(*local);
 }
 
-void PeerCore::Impl::Take(const control::SyncResult& message) {
+void PeerCore::Impl::Handle(const control::SyncResult& message) {
   const LocalMember* const local = members_.Find(message.group, message.member);
   const Group* const group = FindGroup(message.group);
   if (local == nullptr || group == nullptr) return;
@@ -321,7 +321,7 @@ void PeerCore::Impl::Chase(const LocalMember& local) {
   syncs_.Chase(local.id, *group->agreed, group->current()->SourcesFor(local.member), &out_);
 }
 
-void PeerCore::Impl::Take(const control::StateAgreed& message) {
+void PeerCore::Impl::Handle(const control::StateAgreed& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("StateAgreed", message.group);
   group->agreed = message;
@@ -330,7 +330,7 @@ void PeerCore::Impl::Take(const control::StateAgreed& message) {
   }
 }
 
-void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
+void PeerCore::Impl::Handle(const control::PrepareEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("PrepareEpoch", message.group);
   if (group->current() != nullptr && members_.AllAdmittedRemoved(message.group)) {
@@ -347,7 +347,7 @@ void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
   }
 }
 
-void PeerCore::Impl::Take(const control::CommitEpoch& message) {
+void PeerCore::Impl::Handle(const control::CommitEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("CommitEpoch", message.group);
   if (!group->epochs.Commit(message, now_, &out_)) return;
@@ -391,7 +391,7 @@ void PeerCore::Impl::CloseFault(const GroupKey& key, Group& group, bool resumed)
   out_.push_back(over);
 }
 
-void PeerCore::Impl::Take(const control::AbortEpoch& message) {
+void PeerCore::Impl::Handle(const control::AbortEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("AbortEpoch", message.group);
   if (group->deferred && group->deferred->epoch == message.epoch) {
@@ -403,10 +403,10 @@ void PeerCore::Impl::Take(const control::AbortEpoch& message) {
   ForgetLinks();
 }
 
-void PeerCore::Impl::Take(const control::Removed& message) {
+void PeerCore::Impl::Handle(const control::Removed& message) {
   // Unknown: the answer to a Leave that was sent twice.
   const LocalMember* const local = members_.Removed(message, &out_);
-  if (local != nullptr) return TakeOut(*local);
+  if (local != nullptr) return PutOut(*local);
   // It asks again, and the number that it gets may be prepared under a number of old.
   Group* const group = FindGroup(message.group);
   if (group == nullptr || group->current() != nullptr) return;
@@ -416,7 +416,7 @@ void PeerCore::Impl::Take(const control::Removed& message) {
   ForgetLinks();
 }
 
-void PeerCore::Impl::TakeOut(const LocalMember& local) {
+void PeerCore::Impl::PutOut(const LocalMember& local) {
   const Outcome left{Code::kFailedPrecondition, "this member has left"};
   syncs_.Remove(local.id, local.removed->ok() ? left : *local.removed, &out_);
   Group* const group = FindGroup(local.group);
@@ -426,7 +426,7 @@ void PeerCore::Impl::TakeOut(const LocalMember& local) {
   group->ops.Evict(local.member, outcome, now_, &out_);
 }
 
-void PeerCore::Impl::Take(const control::PendingCount& message) {
+void PeerCore::Impl::Handle(const control::PendingCount& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr || group->pending == message.count) return;
   group->pending = message.count;
@@ -434,7 +434,7 @@ void PeerCore::Impl::Take(const control::PendingCount& message) {
   members_.PendingChanged(message.group, *group->current(), group->pending, &out_);
 }
 
-void PeerCore::Impl::Take(const control::Drain& message) {
+void PeerCore::Impl::Handle(const control::Drain& message) {
   BeginDrain(now_ + Millis(config_.drain_timeout_ms), message.reason);
 }
 
@@ -597,7 +597,7 @@ void PeerCore::Impl::SweepDrain() {
     out_.push_back(LogLine{"draining without the coordinator: it cannot be reached"});
     for (const LocalMember* local :
          members_.RemoveAll("this peer stops, and no coordinator could be reached to leave")) {
-      TakeOut(*local);
+      PutOut(*local);
     }
   }
 }
@@ -649,7 +649,7 @@ void PeerCore::Impl::SweepGroups() {
       const std::set<PeerId> peers = epochs.LinkedPeers();
       out_.push_back(KeepLinks{key, committed, {peers.begin(), peers.end()}});
       closed = true;
-      if (group.deferred) Take(*std::exchange(group.deferred, std::nullopt));
+      if (group.deferred) Handle(*std::exchange(group.deferred, std::nullopt));
     }
     if (group.fault && group.fault->committed != Tick() && group.ops.resumed()) {
       CloseFault(key, group, /*resumed=*/true);

@@ -67,7 +67,7 @@ void Engine::Turn() {
   if (Now() >= core_->NextDeadline()) Post(TimePassed{});
   ports_.ops->Work();
   ports_.states->Work();
-  for (const auto& [local, progress] : ports_.states->TakeProgress()) {
+  for (const auto& [local, progress] : ports_.states->PopProgress()) {
     ports_.trainers->SyncProgress(local, progress);
     core_->SetProgress(local, progress);
   }
@@ -111,7 +111,7 @@ struct Engine::Carrier {
         a.local, [trainers = ports.trainers, a] { trainers->LeaveDone(a.local, a.outcome); });
   }
   void operator()(PostDone& a) {
-    const OpTraffic traffic = ports.ops->TakePost(a.post);
+    const OpTraffic traffic = ports.ops->EndPost(a.post);
     ports.trainers->PostDone(a.post, a.outcome, a.info, traffic.bytes_sent, traffic.bytes_received);
   }
   void operator()(WorldChanged& a) {
@@ -172,8 +172,8 @@ struct Engine::Carrier {
 
 void Engine::CarryOut() {
   while (true) {
-    for (Event& event : ports_.ops->TakeEvents()) Post(std::move(event));
-    for (Event& event : ports_.states->TakeEvents()) Post(std::move(event));
+    for (Event& event : ports_.ops->PopEvents()) Post(std::move(event));
+    for (Event& event : ports_.states->PopEvents()) Post(std::move(event));
     if (events_.empty()) return;
     Event event = std::move(events_.front());
     events_.pop_front();

@@ -75,7 +75,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   void AddPost(const PostRef&, const OpDesc&, PostBuffers) override {}
   Outcome Admit(const LocalPost&, const PostView&) override { return admitted; }
   bool HasWork() const override { return has_work; }
-  OpTraffic TakePost(const PostRef&) override {
+  OpTraffic EndPost(const PostRef&) override {
     told.push_back("take post");
     return {7, 7};
   }
@@ -93,7 +93,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
     if (a.commit) op_events.push_back(AttemptFinished{a.group, a.ordinal});
   }
   void ForgetGroup(const GroupKey&) override {}
-  std::vector<Event> TakeEvents() override {
+  std::vector<Event> PopEvents() override {
     std::vector<Event> events = std::exchange(op_events, {});
     for (Event& event : std::exchange(state_events, {})) events.push_back(std::move(event));
     return events;
@@ -134,7 +134,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   }
   void Work() override {}
   Tick NextDeadline() const override { return kNever; }
-  std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() override { return {}; }
+  std::vector<std::pair<LocalId, control::FetchProgress>> PopProgress() override { return {}; }
 
   // ---- Links
   void OpenLinks(const std::string&, uint32_t, Epoch, const std::string&,

@@ -69,14 +69,14 @@ class OpRunner::Scratch final : public ScratchPool {
   absl::Status Grow(uint64_t bytes) {
     LH_CHECK(!lent_) << bytes_ << " bytes of an op are in use";
     if (bytes <= bytes_) return absl::OkStatus();
-    const absl::StatusOr<uint8_t*> data = runner_->pool_->Take(bytes);
+    const absl::StatusOr<uint8_t*> data = runner_->pool_->Borrow(bytes);
     if (!data.ok()) return data.status();
     Resize(*data, bytes);
     return absl::OkStatus();
   }
 
-  absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
-    if (lent_ || data_ == nullptr) return runner_->pool_->Take(bytes);
+  absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
+    if (lent_ || data_ == nullptr) return runner_->pool_->Borrow(bytes);
     LH_CHECK(bytes <= bytes_) << "an attempt needs " << bytes << " of " << bytes_ << " bytes";
     lent_ = true;
     return data_;
@@ -236,7 +236,7 @@ Outcome OpRunner::CheckApart(const LocalPost& post, const PostView& view) const 
   return {};
 }
 
-OpTraffic OpRunner::TakePost(const PostRef& post) {
+OpTraffic OpRunner::EndPost(const PostRef& post) {
   const auto it = posts_.find(post);
   if (it == posts_.end()) return {};
   const OpTraffic traffic = it->second.traffic;

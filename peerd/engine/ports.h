@@ -54,7 +54,7 @@ class OpPort {
   // - Unavailable: the memory would exceed the scratch limit, or the system has no more.
   virtual Outcome Admit(const LocalPost& post, const PostView& view) = 0;
   // Ends the post; what moved for it. Zeros for a post that is not known.
-  virtual OpTraffic TakePost(const PostRef& post) = 0;
+  virtual OpTraffic EndPost(const PostRef& post) = 0;
   // The bytes of a SendReady that is one-shot.
   virtual std::string Payload(const SendReady& ready) const = 0;
   virtual void Start(const StartAttempt& action) = 0;
@@ -67,7 +67,7 @@ class OpPort {
   // The next turn should follow at once.
   virtual bool HasWork() const = 0;
   // What the core has to be told, in order.
-  virtual std::vector<Event> TakeEvents() = 0;
+  virtual std::vector<Event> PopEvents() = 0;
   // The segments of ops.
   virtual SegmentListener* segments() = 0;
 };
@@ -115,8 +115,8 @@ class StatePort {
   // ---- time
   virtual void Work() = 0;
   virtual Tick NextDeadline() const = 0;
-  virtual std::vector<Event> TakeEvents() = 0;
-  virtual std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() = 0;
+  virtual std::vector<Event> PopEvents() = 0;
+  virtual std::vector<std::pair<LocalId, control::FetchProgress>> PopProgress() = 0;
 };
 
 // ------------------------------------------------------------------------------ all together

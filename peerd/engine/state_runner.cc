@@ -205,11 +205,11 @@ void StateRunner::Work() {
     fetch.measure = false;
     events_.push_back(TransferMeasured{local, progress.bytes_total, fetch.state_bytes});
   }
-  for (StateExchange::Ended& ended : exchange_.TakeEnded()) {
+  for (StateExchange::Ended& ended : exchange_.PopEnded()) {
     LogCorrupt(ended);
     Over(std::move(ended));
   }
-  for (StateExchange::Compared& compared : exchange_.TakeCompared()) {
+  for (StateExchange::Compared& compared : exchange_.PopCompared()) {
     events_.push_back(ManifestCompared{LocalId(compared.local), std::move(compared.difference)});
   }
 }
@@ -236,13 +236,13 @@ Tick StateRunner::NextDeadline() const {
   return due;
 }
 
-std::vector<Event> StateRunner::TakeEvents() {
+std::vector<Event> StateRunner::PopEvents() {
   std::vector<Event> events = std::exchange(events_, {});
-  for (Event& event : syncs_.TakeEvents()) events.push_back(std::move(event));
+  for (Event& event : syncs_.PopEvents()) events.push_back(std::move(event));
   return events;
 }
 
-std::vector<std::pair<LocalId, control::FetchProgress>> StateRunner::TakeProgress() {
+std::vector<std::pair<LocalId, control::FetchProgress>> StateRunner::PopProgress() {
   std::vector<std::pair<LocalId, control::FetchProgress>> out;
   const Tick now = Now();
   for (auto& [local, fetch] : fetches_) {

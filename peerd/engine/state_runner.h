@@ -104,10 +104,10 @@ class StateRunner final : public StatePort {
   // When to call Work() at the latest.
   Tick NextDeadline() const override;
   // What the core has to be told, in order.
-  std::vector<Event> TakeEvents() override;
+  std::vector<Event> PopEvents() override;
   // What trainers that fetch are to be told: of each at most ten a second.
-  std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() override;
-  std::vector<int64_t> TakeHashTimes() { return syncs_.TakeHashTimes(); }
+  std::vector<std::pair<LocalId, control::FetchProgress>> PopProgress() override;
+  std::vector<int64_t> PopHashTimes() { return syncs_.PopHashTimes(); }
   // Something is being hashed: `wake` follows.
   bool hashing() const { return !pool_.idle(); }
   // Something waits for WhenUnread().

@@ -79,8 +79,8 @@ class RunnerPeer final : public Peer {
       ASSERT_TRUE(woken_.try_acquire_until(deadline)) << "nothing is hashed";
       runner->Work();
     }
-    for (Event& event : runner->TakeEvents()) events.push_back(std::move(event));
-    for (auto& [local, told] : runner->TakeProgress()) progress.emplace_back(ring->Now(), told);
+    for (Event& event : runner->PopEvents()) events.push_back(std::move(event));
+    for (auto& [local, told] : runner->PopProgress()) progress.emplace_back(ring->Now(), told);
   }
 
   template <class T>

@@ -75,7 +75,7 @@ void SyncRunner::Start(LocalId local) {
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || it->second.stage != Stage::kWaiting) return;  // withdrawn
   Sync& sync = it->second;
-  sync.kept = kept_->Take(local.value(), sync.sync.state->manifest);
+  sync.kept = kept_->Inherit(local.value(), sync.sync.state->manifest);
   // What is torn has no revision to speak of.
   const bool older =
       sync.kept != nullptr && (sync.sync.torn || sync.sync.revision < sync.kept->revision);

@@ -11,7 +11,7 @@
 //   kept before the core hears of the end.
 // - End of a sync that all agreed on keeps the state; Keeping() until that is done.
 //
-// Threads: the reactor's. Nothing here calls the core: events are collected (TakeEvents).
+// Threads: the reactor's. Nothing here calls the core: events are collected (PopEvents).
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ class SyncRunner {
   // The member does not want it any more, or is gone. What the caller answers it with: the core has
   // not heard of the sync and never will. nullopt: it has, or there is none.
   std::optional<StateSyncInfo> Withdraw(LocalId local);
-  // Nothing of the transfer writes any more; the core hears of it by TakeEvents().
+  // Nothing of the transfer writes any more; the core hears of it by PopEvents().
   void TransferOver(TransferEnded ended);
   // The core has answered: what the trainer is told, once it is not Keeping() any more.
   StateSyncInfo End(const SyncDone& ended);
@@ -68,9 +68,9 @@ class SyncRunner {
   // background; else nullptr.
   std::shared_ptr<LocalState> StateOf(LocalId local) const;
 
-  std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
+  std::vector<Event> PopEvents() { return std::exchange(events_, {}); }
   // How long it took to hash, of each sync that was handed to the core since the last call.
-  std::vector<int64_t> TakeHashTimes() { return std::exchange(hash_times_us_, {}); }
+  std::vector<int64_t> PopHashTimes() { return std::exchange(hash_times_us_, {}); }
 
  private:
   enum class Stage : uint8_t {

@@ -47,7 +47,7 @@ class SyncRunnerTest : public testing::Test {
     std::vector<Event> events;
     while (events.empty()) {
       pool_.Deliver();
-      events = runner_.TakeEvents();
+      events = runner_.PopEvents();
       if (events.empty() && !woken_.try_acquire_until(deadline)) break;
     }
     return events;
@@ -120,7 +120,7 @@ TEST_F(SyncRunnerTest, WhatWasPreparedIsKnown) {
     ASSERT_TRUE(woken_.try_acquire_for(std::chrono::seconds(30)));
     pool_.Deliver();
   }
-  EXPECT_TRUE(runner_.TakeEvents().empty());
+  EXPECT_TRUE(runner_.PopEvents().empty());
   bytes_[1] ^= 1;
   const SyncRequest request = RequestOf(Sync({0, 0, 0}));
   bytes_[1] ^= 1;
@@ -233,7 +233,7 @@ TEST_F(HeldSyncsTest, NothingIsHashedThatATransferWritesTo) {
   Hold();
   state_->digests[0][1] = {};
   runner_.Begin(kLocal, Sync(), /*with_step=*/true, /*fetching=*/true);
-  const std::vector<Event> events = runner_.TakeEvents();
+  const std::vector<Event> events = runner_.PopEvents();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_TRUE(std::get<LocalStep>(events[0]).sync->fetching);
   EXPECT_EQ(state_->digests[0][1], Hash128{});
@@ -244,7 +244,7 @@ TEST_F(HeldSyncsTest, WhatHasChangedIsToldAgainstWhatTheTrainerHas) {
   state_->digests[0][1] = {1, 2};
   // Another call in between, while it is fetched.
   runner_.Begin(kLocal, Sync(), /*with_step=*/false, /*fetching=*/true);
-  runner_.TakeEvents();
+  runner_.PopEvents();
   SyncDone ended{kLocal};
   ended.background = true;
   runner_.End(ended);
@@ -257,7 +257,7 @@ TEST_F(HeldSyncsTest, ASyncThatEndsAsUsualTellsTheSame) {
   Hold();
   state_->digests[0][1] = {1, 2};
   runner_.Begin(kLocal, Sync(), /*with_step=*/false, /*fetching=*/true);
-  runner_.TakeEvents();
+  runner_.PopEvents();
   runner_.End({kLocal, {}, 13, {1, 2}, false, 77, 3});
   EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 0}));
   EXPECT_EQ(runner_.StateOf(kLocal), nullptr);

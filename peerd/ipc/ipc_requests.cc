@@ -214,7 +214,7 @@ void Server::Step(Client& client) {
   }
   StateSync sync;
   const bool with_sync = client.request.u.sync.state != 0;
-  if (with_sync && !TakeSync(client, *member, &sync)) return;
+  if (with_sync && !ReadSync(client, *member, &sync)) return;
   member->step_call = client.request.call;
   handler_->OnStep(LocalId(client.request.member), with_sync ? &sync : nullptr);
 }
@@ -231,12 +231,12 @@ void Server::Sync(Client& client) {
     return Deny(client, Code::kFailedPrecondition, "the member takes its state; wait for that");
   }
   StateSync sync;
-  if (!TakeSync(client, *member, &sync)) return;
+  if (!ReadSync(client, *member, &sync)) return;
   member->sync_call = client.request.call;
   handler_->OnSync(LocalId(client.request.member), sync);
 }
 
-bool Server::TakeSync(Client& client, Member& member, StateSync* sync) {
+bool Server::ReadSync(Client& client, Member& member, StateSync* sync) {
   const lh_ipc_sync& wish = client.request.u.sync;
   const auto refuse = [&](Code code, const std::string& why) {
     Deny(client, code, "sync refused: " + why);

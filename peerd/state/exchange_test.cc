@@ -117,11 +117,11 @@ class StatePeer final : public Peer {
   void AfterTurn() override {
     hasher->Run();
     exchange->Work(ring->Now());
-    for (auto& ended : exchange->TakeEnded()) {
+    for (auto& ended : exchange->PopEnded()) {
       EXPECT_FALSE(results.contains(ended.local)) << "ended twice";
       results[ended.local] = ended.result;
     }
-    for (auto& compared : exchange->TakeCompared())
+    for (auto& compared : exchange->PopCompared())
       differences[compared.local] = compared.difference;
   }
 

@@ -138,7 +138,7 @@ bool KeptStates::Revision(Local local, const Manifest& manifest, uint64_t* revis
   return true;
 }
 
-std::shared_ptr<const KeptState> KeptStates::Take(Local local, const Manifest& manifest) {
+std::shared_ptr<const KeptState> KeptStates::Inherit(Local local, const Manifest& manifest) {
   const Kept* const found = Accessible(local);
   if (found == nullptr || found->job != 0) return nullptr;
   const Name& name = members_.at(local).name;

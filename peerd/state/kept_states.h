@@ -74,7 +74,7 @@ class KeptStates {
   // Of what Find() gives or, once it is copied, will give. False: nothing.
   bool Revision(Local local, const Manifest& manifest, uint64_t* revision) const;
   // The same, and from now on it belongs to the member. The log tells if it does not fit.
-  std::shared_ptr<const KeptState> Take(Local local, const Manifest& manifest);
+  std::shared_ptr<const KeptState> Inherit(Local local, const Manifest& manifest);
   // The member has what one of its name left, and has committed nothing itself.
   bool Inherited(Local local) const;
   // A copy is being made of what one of the member's name committed last.

@@ -316,7 +316,7 @@ void StateServer::SendPiece(const std::shared_ptr<Answer>& answer, Tick now) {
       static_cast<uint32_t>(std::min<uint64_t>(kPieceBytes, answer->size - answer->sent));
   answer->sent += header.payload_bytes;
   stats_.bytes_sent += header.payload_bytes;
-  bucket_.Take(header.payload_bytes, now);
+  bucket_.Spend(header.payload_bytes, now);
   transport_->SendSegment(answer->transfer.link, header, answer->data + header.offset,
                           NewCookie(answer), answer->owner);
 }

@@ -172,18 +172,18 @@ void StateTransfer::AskForDigests(MemberId member, Tick now) {
   const Source& source = sources_.at(member);
   if (Local(source)) {
     const MemoryState* const state = server_->Find(spec_.group, member, spec_.root);
-    return TakeDigests(member, state->digests, now);
+    return AcceptDigests(member, state->digests, now);
   }
   Ask ask{.source = member, .peer = source.peer, .heard = now};
   ask.bytes = CountChunks(spec_.state->manifest) * kDigestBytes;
-  if (ask.bytes == 0) return TakeDigests(member, ParseDigests(spec_.state->manifest, {}), now);
+  if (ask.bytes == 0) return AcceptDigests(member, ParseDigests(spec_.state->manifest, {}), now);
   ask.buffer.resize(ask.bytes);
   ask.place = ask.buffer.data();
   NewAsk(std::move(ask));
 }
 
 // Of all that is compared: chunks to tensors to the root. Of the rest it is the source's word.
-void StateTransfer::TakeDigests(MemberId member, ChunkDigests digests, Tick now) {
+void StateTransfer::AcceptDigests(MemberId member, ChunkDigests digests, Tick now) {
   if (RootOf(spec_.state->manifest, digests) != spec_.root) {
     return Wrong(member, "its digests do not add up to the root");
   }
@@ -296,7 +296,7 @@ void StateTransfer::EndPlan() {
   if ((!failed && !plan_->done()) || !by_plan_.empty()) return;
   const std::string failure = plan_->failure();
   const size_t left_out = plan_->left_out();
-  TakePlan();
+  RetirePlan();
   last_news_ = now_;
   dirty_ = true;
   if (failed && !unequal_) return Fail(failure);
@@ -322,7 +322,7 @@ void StateTransfer::EndPlan() {
   if (!sources_.at(digests_from_).out) MakePlan(digests_from_, now_);
 }
 
-void StateTransfer::TakePlan() {
+void StateTransfer::RetirePlan() {
   past_ += plan_->progress();
   for (const MemberId member : plan_->sources_used()) used_.insert(member);
   plan_.reset();
@@ -591,7 +591,7 @@ void StateTransfer::Work(Tick now) {
     const std::vector<uint8_t> bytes = std::move(it->second.buffer);
     Erase(it);
     if (phase_ == Phase::kDigests && !sources_.at(source).out) {
-      TakeDigests(source, ParseDigests(spec_.state->manifest, bytes), now);
+      AcceptDigests(source, ParseDigests(spec_.state->manifest, bytes), now);
     }
   }
   if (phase_ == Phase::kDigests) WorkDigests(now);
@@ -639,7 +639,7 @@ void StateTransfer::Fail(const std::string& reason) {
 void StateTransfer::MaybeEnd() {
   if (phase_ != Phase::kEnding || !asks_.empty()) return;
   for (const PeerId peer : asked_) SendCancel(peer, 0);
-  if (plan_ != nullptr) TakePlan();
+  if (plan_ != nullptr) RetirePlan();
   result_ = TransferResult{.error = error_,
                            .wrote = wrote_,
                            .bytes = past_.bytes_received,

@@ -168,14 +168,14 @@ class StateTransfer {
   void LookForNews(Tick now);
   void WorkDigests(Tick now);
   void AskForDigests(MemberId member, Tick now);
-  void TakeDigests(MemberId member, ChunkDigests digests, Tick now);
+  void AcceptDigests(MemberId member, ChunkDigests digests, Tick now);
   void MakePlan(MemberId only, Tick now);
 
   void WorkChunks(Tick now);
   void UpdatePlanSources();
   void EndPlan();
   // It is over; its figures stay.
-  void TakePlan();
+  void RetirePlan();
   void Do(const AskChunk& action, Tick now);
   void Do(const DropAsk& action);
   void CopyLocal();

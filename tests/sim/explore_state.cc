@@ -249,7 +249,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   // ---- OpPort
   void AddPost(const peerd::PostRef&, const OpDesc&, peerd::PostBuffers) override {}
   Outcome Admit(const peerd::LocalPost&, const peerd::PostView&) override { return {}; }
-  peerd::OpTraffic TakePost(const peerd::PostRef&) override { return {}; }
+  peerd::OpTraffic EndPost(const peerd::PostRef&) override { return {}; }
   std::string Payload(const peerd::SendReady& ready) const override {
     return Bytes(s->InputsOf(ready.posts));
   }
@@ -259,7 +259,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void Finish(const peerd::FinishAttempt& action) override { s->Finish(i, action); }
   void ForgetGroup(const GroupKey&) override {}
   // Of ops and of states.
-  std::vector<peerd::Event> TakeEvents() override { return std::exchange(events_, {}); }
+  std::vector<peerd::Event> PopEvents() override { return std::exchange(events_, {}); }
   peerd::SegmentListener* segments() override { Checker::Fail("a segment, which nobody sends"); }
 
   // ---- StatePort
@@ -317,7 +317,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void Work() override {}  // of ops and of states
   bool HasWork() const override { return false; }
   Tick NextDeadline() const override { return kNever; }
-  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> TakeProgress() override {
+  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> PopProgress() override {
     return {};
   }
 

@@ -428,8 +428,8 @@ class PeerHost::States final : public peerd::StatePort {
 
   void Work() override {}
   Tick NextDeadline() const override { return kNever; }
-  std::vector<peerd::Event> TakeEvents() override { return std::exchange(events_, {}); }
-  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> TakeProgress() override {
+  std::vector<peerd::Event> PopEvents() override { return std::exchange(events_, {}); }
+  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> PopProgress() override {
     return {};
   }
 
@@ -508,7 +508,7 @@ void PeerHost::Dispose() {
   // Nothing refers to the process's memory any more: what is out comes back, and what that sets
   // free to be sent comes back at once.
   for (;;) {
-    const std::vector<uint64_t> cookies = transport_.TakeSegmentsOut();
+    const std::vector<uint64_t> cookies = transport_.PopSegmentsOut();
     if (cookies.empty()) break;
     for (const uint64_t cookie : cookies) runner_->segments()->OnSegmentSent(cookie);
   }
@@ -1050,7 +1050,7 @@ void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) 
     Checker::Fail(node_.name + " refuses a message of the coordinator: " +
                   std::string(message.status().message()));
   }
-  Take(*message);
+  Hear(*message);
 }
 
 // The streams of a coordinator that is gone end, so the driver would not pass it on. The core has
@@ -1062,10 +1062,10 @@ void PeerHost::OnEcho(const std::string& bytes) {
   context_.story->TellLater(context_.world->now(), bytes, [&] {
     return node_.name + "  hears of a coordinator of old: " + Describe(*message);
   });
-  Take(*message);
+  Hear(*message);
 }
 
-void PeerHost::Take(const control::CoordinatorMessage& message) {
+void PeerHost::Hear(const control::CoordinatorMessage& message) {
   context_.checker->OnArrival(id_, message);
   const uint64_t life = node_.life;
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {

@@ -233,7 +233,7 @@ class PeerHost final : private peerd::TransportListener,
   void CheckAnswered(peerd::LocalId local, bool heard) const;
   void NoteHeard(const peerd::Event& event);
   void CheckWorld(peerd::LocalId local, const peerd::World& world);
-  void Take(const control::CoordinatorMessage& message);
+  void Hear(const control::CoordinatorMessage& message);
   void CheckBounds() const;
   void OnSyncDone(const peerd::SyncDone& ended);
   void OnTakeDone(const peerd::TakeDone& done);

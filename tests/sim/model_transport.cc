@@ -279,7 +279,7 @@ void ModelTransport::Die(bool resets) {
   receives_.clear();
 }
 
-std::vector<uint64_t> ModelTransport::TakeSegmentsOut() {
+std::vector<uint64_t> ModelTransport::PopSegmentsOut() {
   std::vector<uint64_t> cookies;
   for (const auto& [cookie, segment] : segments_) {
     segment->sent = true;

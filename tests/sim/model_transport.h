@@ -77,9 +77,9 @@ class ModelTransport final : public peerd::Transport {
   void SetDetectMs(uint32_t detect_ms) override { model_.detect_ms = detect_ms; }
   peerd::TransportStats GetStats() const override { return {}; }
   std::vector<peerd::LinkStats> GetLinkStats() const override { return {}; }
-  std::vector<peerd::LinkDelivery> TakeDeliveries() override { return {}; }
+  std::vector<peerd::LinkDelivery> PopDeliveries() override { return {}; }
   bool StartProbe(const peerd::LinkKey&) override { return false; }
-  std::optional<peerd::LinkProbe> TakeProbe() override { return std::nullopt; }
+  std::optional<peerd::LinkProbe> PopProbe() override { return std::nullopt; }
   void Close() override {}
   bool closed() const override { return true; }
 
@@ -96,7 +96,7 @@ class ModelTransport final : public peerd::Transport {
   // The process is gone. With `resets` its kernel tells the others; else they find out by silence.
   void Die(bool resets);
   // Cookies of segments that have not been Sent: their memory may be referred to.
-  std::vector<uint64_t> TakeSegmentsOut();
+  std::vector<uint64_t> PopSegmentsOut();
   // What is under way is bounded by what is open, not by how long the run lasts. Fails if not.
   void CheckBounds() const;
 
