@@ -118,7 +118,7 @@ TEST_F(BackgroundTest, AReadyVoteLetsItCountFromThatBoundaryOn) {
   EXPECT_LT(Info(3).joined, epoch);
   EXPECT_EQ(
       h_.Take(P(3)),
-      (Texts{"Prepare 4 base=3 boundary=4 attempt=0 members=m1@1,m2@2,m3@3+4 ring=p1,p2,p3",
+      (Texts{"Prepare 4 base=3 boundary=4 last_freeze=0 members=m1@1,m2@2,m3@3+4 ring=p1,p2,p3",
              "Commit 4", "VoteResult m3 number=1 epoch=4", "Sync m3 1 end revision=1 state=6"}));
   EXPECT_TRUE(Committed(1, 6, 1) && Committed(2, 6, 1));
   EXPECT_FALSE(h_.View().members[2].background);
@@ -174,7 +174,7 @@ TEST_F(BackgroundTest, ADeathWhileTheEpochIsPreparedFreezesAndLetsItCountAllTheS
   h_.Run();
   EXPECT_FALSE(Votes(3));
   EXPECT_EQ(Stored(3).background_until, h_.Stored().committed);
-  EXPECT_EQ(h_.Stored().attempt, h_.Stored().committed);
+  EXPECT_EQ(h_.Stored().last_freeze, h_.Stored().committed);
   EXPECT_EQ(h_.Stored().members.size(), 2u);
 }
 

@@ -65,8 +65,8 @@ Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &confi
   for (const BlockedRecord &blocked : record_.blocked) suspicion_.Restore(blocked.pair);
   // The predecessor froze ops and did not commit: peers wait for the next
   // commit.
-  if (record_.attempt > record_.committed && AnyAdmitted(record_)) {
-    repair_ = "the coordinator restarted in epoch " + ToString(record_.attempt) +
+  if (record_.last_freeze > record_.committed && AnyAdmitted(record_)) {
+    repair_ = "the coordinator restarted in epoch " + ToString(record_.last_freeze) +
               ", which was prepared and froze ops";
   }
 }
@@ -579,7 +579,7 @@ void Group::CheckInvariants() const {
   LH_CHECK(record_.committed <= record_.highest) << name;
   LH_CHECK(issued_ <= record_.highest) << name;
   LH_CHECK(record_.boundary <= record_.committed) << name;
-  LH_CHECK(record_.attempt <= record_.highest) << name;
+  LH_CHECK(record_.last_freeze <= record_.highest) << name;
 
   std::set<MemberId> seen;
   std::set<PeerId> peers_of_members;
@@ -624,7 +624,7 @@ void Group::CheckInvariants() const {
     LH_CHECK(!fault_) << name << " forgot " << fault_->cause;
     const std::string ring_fault = control::RingFault(Ring(), BlockedAmong(record_, Ring()));
     LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
-    LH_CHECK(record_.attempt <= record_.committed) << name << " left ops frozen";
+    LH_CHECK(record_.last_freeze <= record_.committed) << name << " left ops frozen";
     return;
   }
   const Preparation &p = *preparation_;

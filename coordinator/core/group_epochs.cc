@@ -189,7 +189,7 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
   if (next.freeze && !fault_) fault_ = Fault{"restart", "coordinator", 0, now};
   if (!next.survivors.empty() && !next.joiners.empty()) admission_tried_ = true;
   if (next.freeze) {
-    record_.attempt = next.epoch;
+    record_.last_freeze = next.epoch;
     suspicion_.ForgetLosses();
   }
   repair_.clear();

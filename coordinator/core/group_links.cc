@@ -25,8 +25,9 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
   // An older report is answered by the freeze that came after it: that
   // preparation checks all links. An epoch that froze nothing answers nothing,
   // whatever its number.
-  const bool answered = lost.epoch < record_.attempt;
-  if ((answered && record_.attempt <= record_.committed) || lost.peer == peer) return std::nullopt;
+  const bool answered = lost.epoch < record_.last_freeze;
+  if ((answered && record_.last_freeze <= record_.committed) || lost.peer == peer)
+    return std::nullopt;
   const auto counts = [this](PeerId id) {
     return preparation_ ? preparation_->answers.contains(id)
                         : PeersOf(record_, Survivors(record_)).contains(id);

@@ -46,7 +46,7 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   message.epoch = p.epoch;
   message.base = record.committed;
   message.boundary = p.AtBoundary() ? p.epoch : record.boundary;
-  message.attempt = record.attempt;
+  message.last_freeze = record.last_freeze;
   message.freeze = p.freeze;
   message.token = token;
   message.preparation = p.id;
@@ -139,12 +139,12 @@ void CheckInvariants(const Preparation &p, const GroupRecord &record,
   const std::string name = ToString(record.group);
   LH_CHECK(p.epoch > record.committed && p.epoch <= record.highest) << name;
   LH_CHECK(p.changed.empty()) << name << " keeps an outdated preparation";
-  LH_CHECK(p.freeze == (record.attempt > record.committed)) << name;
+  LH_CHECK(p.freeze == (record.last_freeze > record.committed)) << name;
   LH_CHECK(p.freeze || !AnyDeparts(record)) << name << " removes members without a freeze";
   const std::string ring_fault = control::RingFault(p.ring, p.blocked);
   LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
   LH_CHECK(p.ring.size() == p.answers.size()) << name;
-  LH_CHECK(!p.freeze || record.attempt == p.epoch) << name;
+  LH_CHECK(!p.freeze || record.last_freeze == p.epoch) << name;
   LH_CHECK(!p.reorders || (!p.freeze && p.joiners.empty() && p.raised.empty()))
       << name << " orders the ring anew and does more";
   LH_CHECK(p.survivors == Survivors(record)) << name << " prepares " << List(p.survivors);

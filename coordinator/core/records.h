@@ -114,7 +114,7 @@ struct GroupRecord {
   Epoch committed;
   Epoch highest;  // highest number ever prepared
   Epoch boundary;
-  Epoch attempt;
+  Epoch last_freeze;
   uint64_t ballots = 0;  // completed; the first admission into an empty group counts as one
   // None: nothing was agreed on since the group was last empty, any revision may come.
   std::optional<StateRecord> state;
@@ -124,7 +124,7 @@ struct GroupRecord {
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
   GroupKey Key() const { return group; }
   LH_FIELDS(GroupRecord, LH_FIELD(group, rule::Flat{}), LH_FIELD(committed), LH_FIELD(highest),
-            LH_FIELD(boundary), LH_FIELD(attempt), LH_FIELD(ballots), LH_FIELD(state),
+            LH_FIELD(boundary), LH_FIELD(last_freeze), LH_FIELD(ballots), LH_FIELD(state),
             LH_FIELD(members, rule::Rows{}), LH_FIELD(peers, rule::Rows{}),
             LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}));
 };

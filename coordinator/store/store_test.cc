@@ -37,7 +37,7 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
   group.committed = Epoch(4);
   group.highest = Epoch(6);
   group.boundary = Epoch(3);
-  group.attempt = Epoch(4);
+  group.last_freeze = Epoch(4);
   group.members = {
       {MemberId(2), PeerId(UINT64_MAX), UINT64_MAX, "trainer-a", Epoch(1), 12},
       {MemberId(1), PeerId(0x1f), 9, "", Epoch(3), 0},

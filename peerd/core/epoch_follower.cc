@@ -62,11 +62,12 @@ RelayCheck EpochFollower::CheckRelay(const RelayedFrame& frame) const {
   }
   const auto& [group, origin, relay, destination, attempt] = frame;
   if (history_.Relays(attempt, relay, origin, destination)) return RelayCheck::kTake;
-  if (preparation_ && preparation_->message.attempt == attempt &&
+  if (preparation_ && preparation_->message.last_freeze == attempt &&
       RecordOf(preparation_->message).Relays(relay, origin, destination)) {
     return RelayCheck::kTake;
   }
-  const Epoch oldest = history_.empty() ? preparation_->message.attempt : history_.attempt();
+  const Epoch oldest =
+      history_.empty() ? preparation_->message.last_freeze : history_.last_freeze();
   return attempt < oldest ? RelayCheck::kStale : RelayCheck::kRefuse;
 }
 
@@ -90,7 +91,8 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
            ToString(current.epoch);
   }
   if (message.boundary < current.boundary) return "its boundary goes back";
-  if (!message.freeze && message.attempt != current.attempt) return "its attempt changed";
+  if (!message.freeze && message.last_freeze != current.last_freeze)
+    return "its last_freeze changed";
   std::set<MemberId> kept;
   for (const control::MemberInfo& member : message.members) {
     const int rank = current.RankOf(member.member);

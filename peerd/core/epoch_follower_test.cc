@@ -199,8 +199,9 @@ TEST_F(EpochFollowerTest, AnEpochThatOnlyAdmitsIsNotReadyOverALostLink) {
 }
 
 // Ring 1, 2, 3, 4, and no link between 1 and 3.
-control::PrepareEpoch Square(uint64_t epoch, uint64_t base, uint64_t attempt) {
-  auto prepare = MakePrepare(epoch, base, 1, attempt, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
+control::PrepareEpoch Square(uint64_t epoch, uint64_t base, uint64_t last_freeze) {
+  auto prepare =
+      MakePrepare(epoch, base, 1, last_freeze, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
   prepare.blocked = {{kSelf, kThree}};
   return prepare;
 }
@@ -319,8 +320,8 @@ TEST_F(EpochFollowerTest, IgnoresWhatMakesNoSense) {
   back.members.pop_back();
   back.peers.pop_back();
   back.boundary = Epoch(1);
-  back.attempt = Epoch(2);
-  EXPECT_TRUE(refused(back));  // attempt without freeze
+  back.last_freeze = Epoch(2);
+  EXPECT_TRUE(refused(back));  // last_freeze without freeze
   EXPECT_TRUE(refused(MakePrepare(3, 1, 3, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})));
   EXPECT_TRUE(refused(MakePrepare(3, 1, 3, 0, {{1, 1, 1}, {2, 2, 3}})));
   out_.clear();

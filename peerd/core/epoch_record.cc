@@ -121,10 +121,11 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
     if (!peers.insert(peer.peer).second) return "peer " + ToString(peer.peer) + " stands twice";
   }
   if (!peers.contains(self)) return "this peer is not in the ring";
-  if (prepare.boundary > prepare.epoch || prepare.attempt > prepare.epoch) {
-    return "boundary or attempt is newer than the epoch";
+  if (prepare.boundary > prepare.epoch || prepare.last_freeze > prepare.epoch) {
+    return "boundary or last_freeze is newer than the epoch";
   }
-  if (prepare.freeze && prepare.attempt != prepare.epoch) return "it freezes an older attempt";
+  if (prepare.freeze && prepare.last_freeze != prepare.epoch)
+    return "it freezes, and its last_freeze is older";
   std::set<MemberId> members;
   std::set<PeerId> used;
   for (const control::MemberInfo& member : prepare.members) {
@@ -148,7 +149,7 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   EpochRecord record;
   record.epoch = prepare.epoch;
   record.boundary = prepare.boundary;
-  record.attempt = prepare.attempt;
+  record.last_freeze = prepare.last_freeze;
   record.members = prepare.members;
   for (const control::PeerInfo& peer : prepare.peers) record.ring.push_back(peer.peer);
   record.blocked = prepare.blocked;
@@ -177,9 +178,9 @@ std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId sel
 void EpochHistory::Add(EpochRecord record) {
   LH_CHECK(record.epoch > committed());
   participants_.clear();
-  const Epoch attempt = record.attempt;
+  const Epoch last_freeze = record.last_freeze;
   records_.emplace(record.epoch, std::move(record));
-  records_.erase(records_.begin(), records_.lower_bound(attempt));
+  records_.erase(records_.begin(), records_.lower_bound(last_freeze));
 }
 
 void EpochHistory::Clear() {
@@ -189,7 +190,7 @@ void EpochHistory::Clear() {
 
 bool EpochHistory::Relays(Epoch attempt, PeerId relay, PeerId a, PeerId b) const {
   return std::any_of(records_.begin(), records_.end(), [&](const auto& entry) {
-    return entry.second.attempt == attempt && entry.second.Relays(relay, a, b);
+    return entry.second.last_freeze == attempt && entry.second.Relays(relay, a, b);
   });
 }
 
@@ -197,7 +198,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   LH_CHECK(!empty());
   std::shared_ptr<const Participants>& cached = participants_[boundary];
   if (cached) return cached;
-  auto it = records_.lower_bound(std::max(boundary, attempt()));
+  auto it = records_.lower_bound(std::max(boundary, last_freeze()));
   if (it == records_.end()) --it;
   const EpochRecord& record = it->second;
   auto participants = std::make_shared<Participants>();
@@ -224,7 +225,7 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
 void EpochHistory::AddTo(Digester* digest) const {
   digest->Add(uint64_t{records_.size()});
   for (const auto& [epoch, record] : records_) {
-    digest->Add(epoch).Add(record.boundary).Add(record.attempt).Add(record.cause);
+    digest->Add(epoch).Add(record.boundary).Add(record.last_freeze).Add(record.cause);
     digest->Add(uint64_t{record.members.size()});
     for (const control::MemberInfo& member : record.members) {
       digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.background_until);

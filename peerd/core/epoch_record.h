@@ -21,7 +21,7 @@ namespace longhaul::peerd {
 struct EpochRecord {
   Epoch epoch;
   Epoch boundary;
-  Epoch attempt;
+  Epoch last_freeze;
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<PeerId> ring;
   control::BlockedPairs blocked;
@@ -95,12 +95,12 @@ class EpochHistory {
   // The newest. Not while empty().
   const EpochRecord& current() const { return records_.rbegin()->second; }
   Epoch committed() const { return empty() ? Epoch() : current().epoch; }
-  Epoch attempt() const { return empty() ? Epoch() : current().attempt; }
+  Epoch last_freeze() const { return empty() ? Epoch() : current().last_freeze; }
 
   // One of them has this attempt and this relay: EpochRecord::Relays().
   bool Relays(Epoch attempt, PeerId relay, PeerId a, PeerId b) const;
 
-  // `record.epoch` is newer than committed(). Epochs before the attempt's are forgotten.
+  // `record.epoch` is newer than committed(). Epochs before its last freeze are forgotten.
   void Add(EpochRecord record);
   void Clear();
 

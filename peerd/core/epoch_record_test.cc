@@ -24,9 +24,9 @@ TEST(ProblemOf, SaysWhatMakesNoSense) {
   auto boundary = Good();
   boundary.boundary = Epoch(6);
   EXPECT_NE(ProblemOf(boundary, PeerId(1)), "");
-  auto attempt = Good();
-  attempt.freeze = true;
-  EXPECT_EQ(ProblemOf(attempt, PeerId(1)), "it freezes an older attempt");
+  auto older = Good();
+  older.freeze = true;
+  EXPECT_EQ(ProblemOf(older, PeerId(1)), "it freezes, and its last_freeze is older");
   auto member = Good();
   member.members.push_back(member.members[0]);
   EXPECT_EQ(ProblemOf(member, PeerId(1)), "member m1 stands twice");

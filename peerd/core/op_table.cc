@@ -807,12 +807,12 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
   FateCounts counts;
   const EpochRecord& record = history_->current();
   lost_ = std::move(lost);
-  if (record.attempt == attempt_) {
+  if (record.last_freeze == attempt_) {
     Expect({});
     AdvanceAll(now, out);
     return counts;
   }
-  attempt_ = record.attempt;
+  attempt_ = record.last_freeze;
   frozen_ = false;
   std::erase_if(muted_, [this](const auto& entry) { return entry.second < attempt_; });
   unmatched_.clear();

@@ -48,14 +48,14 @@ struct At {
 
 // Ranks and ring in the order given.
 inline control::PrepareEpoch MakePrepare(uint64_t epoch, uint64_t base, uint64_t boundary,
-                                         uint64_t attempt, const std::vector<At>& members) {
+                                         uint64_t last_freeze, const std::vector<At>& members) {
   control::PrepareEpoch prepare;
   prepare.group = kGroup;
   prepare.epoch = Epoch(epoch);
   prepare.base = Epoch(base);
   prepare.boundary = Epoch(boundary);
-  prepare.attempt = Epoch(attempt);
-  prepare.freeze = attempt == epoch;
+  prepare.last_freeze = Epoch(last_freeze);
+  prepare.freeze = last_freeze == epoch;
   prepare.token = "token" + std::to_string(epoch);
   prepare.cause = "test";
   prepare.preparation = 1000 + epoch;

@@ -208,7 +208,7 @@ class EngineTest : public testing::Test {
     engine.OnMessage(control::JoinPending{kLocal.value(), kGroup, kMember});
     control::PrepareEpoch prepare;
     prepare.group = kGroup;
-    prepare.epoch = prepare.attempt = prepare.boundary = Epoch(1);
+    prepare.epoch = prepare.last_freeze = prepare.boundary = Epoch(1);
     prepare.members = {{kMember, kSelf, Epoch(1), "t"}, {MemberId(12), kOther, Epoch(1), "u"}};
     prepare.peers = {{kSelf, {"h:1"}, 0}, {kOther, {"h:2"}, 0}};
     engine.OnMessage(prepare);

@@ -126,8 +126,8 @@ class Generator {
     PrepareEpoch m{.group = Group(), .epoch = Epoch(epoch), .preparation = Any()};
     m.base = Epoch(prng_.Below(epoch));
     m.boundary = Epoch(1 + prng_.Below(epoch));
-    m.attempt = Epoch(prng_.Chance(0.5) ? epoch : prng_.Below(epoch));
-    m.freeze = m.attempt == m.epoch;
+    m.last_freeze = Epoch(prng_.Chance(0.5) ? epoch : prng_.Below(epoch));
+    m.freeze = m.last_freeze == m.epoch;
     for (uint32_t i = 1 + Count(4); i > 0; --i) {
       m.peers.push_back({PeerId(i), Endpoints(), Lanes()});
       for (uint32_t j = 1 + Count(2); j > 0; --j) {
@@ -609,7 +609,7 @@ TEST(RefusalTest, EpochsOutOfOrder) {
   EXPECT_NE(REFUSAL(PrepareEpoch, m->base = m->epoch), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->boundary = Epoch(m->epoch.value() + 1)), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->boundary = Epoch()), "");
-  EXPECT_NE(REFUSAL(PrepareEpoch, m->attempt = Epoch(m->epoch.value() + 1)), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->last_freeze = Epoch(m->epoch.value() + 1)), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->freeze = !m->freeze), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].joined = Epoch()), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].joined = Epoch(m->epoch.value() + 1)), "");

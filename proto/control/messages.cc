@@ -63,10 +63,11 @@ std::string JoinRefused::Fault() const {
 }
 
 std::string PrepareEpoch::Fault() const {
-  if (base >= epoch || boundary > epoch || attempt > epoch || freeze != (attempt == epoch)) {
+  if (base >= epoch || boundary > epoch || last_freeze > epoch ||
+      freeze != (last_freeze == epoch)) {
     return Refusal("epoch",
                    ToString(epoch) + " after " + ToString(base) + " with boundary " +
-                       ToString(boundary) + ", attempt " + ToString(attempt) + ", freeze " +
+                       ToString(boundary) + ", last_freeze " + ToString(last_freeze) + ", freeze " +
                        (freeze ? "1" : "0"),
                    "above its base and consistent");
   }

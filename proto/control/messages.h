@@ -403,10 +403,10 @@ struct LinkCost {
 struct PrepareEpoch {
   GroupKey group;
   Epoch epoch;
-  Epoch base;                       // the committed epoch that it follows; 0 for the first
-  Epoch boundary;                   // newest epoch up to this one that admitted members
-  Epoch attempt;                    // newest epoch up to this one that froze ops
-  bool freeze = false;              // epoch == attempt: ops in flight are frozen, judged, redone
+  Epoch base;           // the committed epoch that it follows; 0 for the first
+  Epoch boundary;       // newest epoch up to this one that admitted members
+  Epoch last_freeze;    // newest epoch up to this one that froze ops
+  bool freeze = false;  // epoch == last_freeze: ops in flight are frozen, judged, redone
   std::vector<MemberInfo> members;  // in rank order
   std::vector<PeerInfo> peers;      // in ring order
   // Pairs that get no link: RingFault() finds nothing. What the two have to say to each other goes
@@ -420,7 +420,7 @@ struct PrepareEpoch {
   uint64_t preparation = 0;
   std::string Fault() const;
   LH_MESSAGE(PrepareEpoch, prepare_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
-             LH_FIELD(base), LH_FIELD(boundary, rule::Needed{}), LH_FIELD(attempt),
+             LH_FIELD(base), LH_FIELD(boundary, rule::Needed{}), LH_FIELD(last_freeze),
              LH_FIELD(freeze), LH_FIELD(members, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(peers, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(blocked, rule::List{0, LH_BLOCKED_PAIRS_MAX}),

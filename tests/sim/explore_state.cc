@@ -120,7 +120,7 @@ uint64_t DigestOf(const coordinator::Records& records) {
   digest.Add(records.store.term);
   for (const auto& [name, run] : records.runs) digest.Add(run.next_member);
   for (const auto& [key, group] : records.groups) {
-    digest.Add(group.committed).Add(group.highest).Add(group.boundary).Add(group.attempt);
+    digest.Add(group.committed).Add(group.highest).Add(group.boundary).Add(group.last_freeze);
     for (const auto& member : group.members) {
       digest.Add(member.member).Add(member.joined).Add(member.votes).Add(member.syncs);
       digest.Add(uint64_t{member.departs.has_value()});
@@ -690,7 +690,7 @@ void ExploreState::DeliverToPeer(int i) {
   }
   const auto& message = std::get<control::CoordinatorMessage>(packet->what);
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
-    Write(i).attempt_seen = std::max(peers_[i]->attempt_seen, prepare->attempt.value());
+    Write(i).attempt_seen = std::max(peers_[i]->attempt_seen, prepare->last_freeze.value());
   }
   Turn(i, [&](peerd::Engine* engine) { engine->OnMessage(message); });
 }
@@ -855,7 +855,7 @@ void ExploreState::Restart() {
   if (planted_ == Planted::kEpochReused) {
     for (auto& [key, group] : records.groups) {
       group.highest = group.committed;
-      group.attempt = std::min(group.attempt, group.committed);
+      group.last_freeze = std::min(group.last_freeze, group.committed);
     }
   }
   coordinator_ = std::make_shared<coordinator::CoordinatorCore>(config, std::move(records));

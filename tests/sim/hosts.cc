@@ -60,7 +60,7 @@ void CoordinatorHost::Start() {
   if (context_.planted == Planted::kEpochReused) {
     for (auto& [key, group] : records.groups) {
       group.highest = group.committed;
-      group.attempt = std::min(group.attempt, group.committed);
+      group.last_freeze = std::min(group.last_freeze, group.committed);
     }
   }
   if (context_.planted == Planted::kDrainForgotten) records.drains.clear();
@@ -1070,7 +1070,7 @@ void PeerHost::Hear(const control::CoordinatorMessage& message) {
   const uint64_t life = node_.life;
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
     context_.trigger(Moment::kPrepareArrived, id_);
-    attempts_[prepare->group] = std::max(attempts_[prepare->group], prepare->attempt);
+    attempts_[prepare->group] = std::max(attempts_[prepare->group], prepare->last_freeze);
     prepared_[prepare->group] = *prepare;
   }
   if (std::holds_alternative<control::CommitEpoch>(message)) {

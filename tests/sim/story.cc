@@ -105,7 +105,7 @@ struct Details {
   }
   std::string operator()(const control::PrepareEpoch& m) const {
     return Group(m.group) + " epoch=" + ToString(m.epoch) + " base=" + ToString(m.base) +
-           " boundary=" + ToString(m.boundary) + " attempt=" + ToString(m.attempt) +
+           " boundary=" + ToString(m.boundary) + " last_freeze=" + ToString(m.last_freeze) +
            (m.freeze ? " freeze" : "") + " members=" +
            Join(m.members, [](const control::MemberInfo& i) { return ToString(i.member); }) +
            " ring=" + Join(m.peers, [](const control::PeerInfo& i) { return ToString(i.peer); }) +

@@ -616,7 +616,7 @@ struct Describer {
       blocked += (blocked.empty() ? " blocked=" : ",") + ToString(a) + "-" + ToString(b);
     }
     return "Prepare " + ToString(m.epoch) + " base=" + ToString(m.base) +
-           " boundary=" + ToString(m.boundary) + " attempt=" + ToString(m.attempt) +
+           " boundary=" + ToString(m.boundary) + " last_freeze=" + ToString(m.last_freeze) +
            (m.freeze ? " freeze" : "") + " members=" + members + " ring=" + ring + blocked;
   }
   std::string operator()(const control::CommitEpoch& m) const {
