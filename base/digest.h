@@ -17,9 +17,8 @@
 namespace longhaul {
 
 // Takes numbers, enums, strings, ids, structs that name their fields (base/fields.h; their secrets
-// are left out), classes with a member AddTo(Digester*) const or a function AddTo(const T&, Digester*)
-// beside them, and vectors, sets, maps, pairs and
-// optionals of these.
+// are left out), classes with a member AddTo(Digester*) const or a function AddTo(const T&,
+// Digester*) beside them, and vectors, sets, maps, pairs and optionals of these.
 class Digester {
  public:
   Digester& Add(uint64_t value) {
