@@ -86,31 +86,40 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
 
 // ------------------------------------------------------------------------------ local members
 
+Outcome OpTable::MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const {
+  if (desc.count > LH_COUNT_MAX) {
+    return {Code::kInvalidArgument, Subject(tag) + " refused: " + ToString(desc) +
+                                        " is beyond the limit of " + std::to_string(LH_COUNT_MAX) +
+                                        " elements"};
+  }
+  const auto tags = tags_.find(local);
+  if (tags == tags_.end()) return {};
+  if (tags->second.contains(tag)) {
+    return {Code::kInvalidArgument,
+            Subject(tag) +
+                " refused: this member has an op with this tag in flight; wait for it, or use "
+                "another tag"};
+  }
+  if (tags->second.size() >= LH_OPS_OPEN_MAX) {
+    return {Code::kUnavailable, Subject(tag) + " refused: this member has " +
+                                    std::to_string(tags->second.size()) +
+                                    " ops in flight, the limit; wait for some of them"};
+  }
+  return {};
+}
+
 void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
-  std::set<uint64_t>& tags = tags_[post.post.local];
-  Outcome refusal;
-  if (post.desc.count > LH_COUNT_MAX) {
-    refusal = {Code::kInvalidArgument, Subject(post.tag) + " refused: " + ToString(post.desc) +
-                                           " is beyond the limit of " +
-                                           std::to_string(LH_COUNT_MAX) + " elements"};
-  } else if (tags.contains(post.tag)) {
-    refusal = {Code::kInvalidArgument,
-               Subject(post.tag) +
-                   " refused: this member has an op with this tag in flight; wait for it, or use "
-                   "another tag"};
-  } else if (tags.size() >= LH_OPS_OPEN_MAX) {
-    refusal = {Code::kInvalidArgument, Subject(post.tag) + " refused: this member has " +
-                                           std::to_string(tags.size()) +
-                                           " ops in flight, the limit; wait for some of them"};
-  } else if (const std::optional<std::string> why = SettleMissed(post)) {
-    refusal = {Code::kAborted, *why};
+  Outcome refusal = MayPost(post.post.local, post.tag, post.desc);
+  if (refusal.ok()) {
+    if (const std::optional<std::string> why = SettleMissed(post)) {
+      refusal = {Code::kAborted, *why};
+    }
   }
   if (!refusal.ok()) {
     out->push_back(PostDone{post.post, refusal, {}});
-    if (tags.empty()) tags_.erase(post.post.local);
     return;
   }
-  tags.insert(post.tag);
+  tags_[post.post.local].insert(post.tag);
   const OpKey key{post.boundary, post.tag};
   Op& op = ops_[key];
   op.key = key;

@@ -82,6 +82,9 @@ class OpTable {
 
   // ---- local members. An epoch that has the member is committed. A post that cannot be taken is
   // answered at once.
+
+  // Not OK: a post of this op would be refused, with this answer.
+  Outcome MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const;
   void Post(const NewPost& post, Tick now, std::vector<Action>* out);
   // The member is out: its posts are answered with `outcome` once their attempts are stopped. A
   // post of an op that is done, and that other local members wait for too, shares the op's outcome.

@@ -550,7 +550,7 @@ TEST_F(OpTableTest, PostsBeyondTheRulesAreRefused) {
   for (uint64_t tag = 100; ops_.open() < LH_OPS_OPEN_MAX; ++tag) {
     ops_.Post({{LocalId(1), tag}, MemberId(1), Epoch(1), tag, Large()}, now_, &out_);
   }
-  EXPECT_EQ(Get<PostDone>(Post(9, Large())).at(0).outcome.code, Code::kInvalidArgument);
+  EXPECT_EQ(Get<PostDone>(Post(9, Large())).at(0).outcome.code, Code::kUnavailable);
   EXPECT_EQ(ops_.PostsOf(LocalId(1)), size_t{LH_OPS_OPEN_MAX});
 }
 

@@ -735,6 +735,7 @@ std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
   const LocalMember& local = *members_.Find(post.post.local);
   const Group& group = *groups_.at(local.group);
   if (group.current() == nullptr || group.current()->RankOf(local.member) < 0) return std::nullopt;
+  if (!group.ops.MayPost(post.post.local, post.tag, post.desc).ok()) return std::nullopt;
   PostView view;
   view.member = local.member;
   group.ops.ViewPost(local.boundary, post.tag, &view);

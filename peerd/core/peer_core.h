@@ -66,7 +66,7 @@ class PeerCore {
   };
   MembersView GetMembers(LocalId local) const;
 
-  // Of a post that the core is about to hear of. Nothing if the member may not post.
+  // Of a post that the core is about to hear of. Nothing if the core will refuse it.
   std::optional<PostView> ViewPost(const LocalPost& post) const;
 
   // Of a frame that this peer is to pass on, or to take as the origin's.

@@ -39,6 +39,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   std::deque<std::function<void()>> unread;  // what waits, while `read` is true
   bool read = false;
   Outcome admitted;
+  int admissions = 0;
   bool has_work = false;
   std::optional<StateSyncInfo> withdrawn;
   Tick now{Seconds(1)};
@@ -73,7 +74,10 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
 
   // ---- OpPort
   void AddPost(const PostRef&, const OpDesc&, PostBuffers) override {}
-  Outcome Admit(const LocalPost&, const PostView&) override { return admitted; }
+  Outcome Admit(const LocalPost&, const PostView&) override {
+    ++admissions;
+    return admitted;
+  }
   bool HasWork() const override { return has_work; }
   OpTraffic EndPost(const PostRef&) override {
     told.push_back("take post");
@@ -276,6 +280,20 @@ TEST_F(EngineTest, ARefusedPostIsAnsweredAndTheCoreHearsNothingOfIt) {
   EXPECT_THAT(world.Told(), ElementsAre("take post", "post done sent=7"));
   EXPECT_EQ(world.outcomes[0].code, Code::kUnavailable);
   EXPECT_EQ(engine.core().GetStats().ops_open, 0u);
+}
+
+// The core decides whether a post may be; no memory is taken for one that may not.
+TEST_F(EngineTest, NoMemoryIsTakenForAPostThatTheCoreRefuses) {
+  Join();
+  engine.OnPost({{kLocal, 1}, 5, Small()}, {});
+  engine.Turn();
+  EXPECT_EQ(world.admissions, 1);
+  world.Told();
+  engine.OnPost({{kLocal, 2}, 5, Small()}, {});
+  engine.Turn();
+  EXPECT_EQ(world.admissions, 1);
+  EXPECT_THAT(world.Told(), ElementsAre("take post", "post done sent=7"));
+  EXPECT_THAT(world.outcomes.back().text, HasSubstr("op with this tag in flight"));
 }
 
 // The result is in place before the trainer is told, and nobody waits for the DONE of a small op.

@@ -388,16 +388,7 @@ void Server::AllReduce(Client& client) {
   if (!desc.ok()) {
     return Deny(client, Code::kInvalidArgument, std::string(desc.status().message()));
   }
-  if (member->posts.size() >= LH_OPS_OPEN_MAX) {
-    return Deny(client, Code::kUnavailable,
-                absl::StrCat("all-reduce refused: ", member->posts.size(),
-                             " operations of the member are in flight; wait for some"));
-  }
-  if (!member->tags.insert(op.tag).second) {
-    return Deny(client, Code::kInvalidArgument,
-                absl::StrCat("all-reduce refused: tag ", op.tag, " is in flight already"));
-  }
-  member->posts[client.request.call] = {op.tag, op.source.region, op.target.region};
+  member->posts[client.request.call] = {op.source.region, op.target.region};
   ++posts_open_;
   ++source->second.posts;
   ++target->second.posts;

@@ -402,35 +402,6 @@ TEST(IpcServerTest, OpsAreCheckedAgainstTheirRegions) {
   EXPECT_EQ(client.Ask(Op(10, member, 1)), 0);
 }
 
-TEST(IpcServerTest, ATagIsInFlightOnce) {
-  Harness harness;
-  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
-  RawClient client(harness.path());
-  const uint64_t member = client.Attach();
-  client.Send(Op(10, member, 1));
-  EXPECT_EQ(client.Ask(Op(11, member, 1)), static_cast<int>(Code::kInvalidArgument));
-  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
-  EXPECT_EQ(client.Status(), 0);
-  client.Send(Op(12, member, 1));
-  EXPECT_TRUE(harness.Until(
-      [](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == 1; }));
-}
-
-TEST(IpcServerTest, OpsInFlightAreBounded) {
-  Harness harness;
-  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
-  RawClient client(harness.path());
-  const uint64_t member = client.Attach();
-  for (uint64_t i = 0; i < LH_OPS_OPEN_MAX; ++i) ASSERT_TRUE(client.Send(Op(10 + i, member, i)));
-  EXPECT_EQ(client.Ask(Op(5000, member, 5000)), static_cast<int>(Code::kUnavailable));
-  EXPECT_EQ(harness.Stats().posts_open, uint32_t{LH_OPS_OPEN_MAX});
-  harness.Run([](ScriptedHandler& handler, IpcServer&) {
-    while (!handler.posts.empty()) handler.FinishPost();
-  });
-  for (uint64_t i = 0; i < LH_OPS_OPEN_MAX; ++i) ASSERT_EQ(client.Status(), 0);
-  EXPECT_EQ(harness.Stats().posts_open, 0u);
-}
-
 TEST(IpcServerTest, AMemberIsAskedForInOrder) {
   Harness harness;
   harness.Run([](ScriptedHandler& handler, IpcServer&) {
