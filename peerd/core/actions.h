@@ -103,12 +103,11 @@ struct KeepLinks {
   std::vector<PeerId> peers;
 };
 
-// READY and DONE go to `via`, which hands them on to `to`: `to` itself, unless the epoch says that
-// the two peers have no link.
+// Where the epoch gives the two peers no link, READY and DONE go through a third one: see
+// PeerCore::CarrierOf().
 struct SendReady {
   GroupKey group;
   PeerId to;
-  PeerId via;
   OpOrdinal ordinal;
   Epoch attempt;
   Epoch boundary;
@@ -123,7 +122,6 @@ struct SendReady {
 struct SendDone {
   GroupKey group;
   PeerId to;
-  PeerId via;
   OpOrdinal ordinal;  // theirs
   Epoch attempt;
   bool refused = false;
@@ -229,11 +227,12 @@ struct LogLine {
   std::string text;  // fixed words, then key=value
 };
 
-// A frame of the peer was against the protocol: close the link. LinkDown follows as for any link
-// that breaks.
+// A frame of the peer was against the protocol, and the core takes no more of it in this attempt:
+// close the link, if there is one. LinkDown follows as for any link that breaks.
 struct BreakLink {
-  std::string run;
+  GroupKey group;
   PeerId peer;
+  Epoch attempt;
   std::string reason;
 };
 

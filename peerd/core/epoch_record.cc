@@ -70,9 +70,6 @@ std::set<PeerId> NeighboursOf(const EpochRecord& record, PeerId self) {
 
 int EpochRecord::RankOf(MemberId member) const { return RankIn(members, member); }
 bool EpochRecord::HasPeer(PeerId peer) const { return Contains(ring, peer); }
-bool EpochRecord::Relays(PeerId relay, PeerId a, PeerId b) const {
-  return Blocked(a, b) && control::RelayBetween(ring, blocked, a, b) == relay;
-}
 
 bool EpochRecord::InBackground(MemberId member) const {
   return std::any_of(members.begin(), members.end(), [member](const control::MemberInfo& info) {
@@ -152,6 +149,9 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   record.last_freeze = prepare.last_freeze;
   record.members = prepare.members;
   for (const control::PeerInfo& peer : prepare.peers) record.ring.push_back(peer.peer);
+  std::set<std::pair<Epoch, PeerId>> ages;
+  for (const auto& [peer, joined] : ArrivalOf(record.members)) ages.emplace(joined, peer);
+  for (const auto& [joined, peer] : ages) record.by_age.push_back(peer);
   record.blocked = prepare.blocked;
   record.cause = prepare.cause;
   record.cost = prepare.cost;
@@ -188,12 +188,6 @@ void EpochHistory::Clear() {
   participants_.clear();
 }
 
-bool EpochHistory::Relays(Epoch attempt, PeerId relay, PeerId a, PeerId b) const {
-  return std::any_of(records_.begin(), records_.end(), [&](const auto& entry) {
-    return entry.second.last_freeze == attempt && entry.second.Relays(relay, a, b);
-  });
-}
-
 std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   LH_CHECK(!empty());
   std::shared_ptr<const Participants>& cached = participants_[boundary];
@@ -215,8 +209,6 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   participants->ring_blocked = !ring.has_value();
   participants->mesh = record.ring.size() <= kMeshPeersMax && !AnyBlocked(order, record.blocked);
   participants->ring = ring ? *std::move(ring) : std::move(order);
-  participants->epoch_ring = record.ring;
-  participants->blocked = record.blocked;
   participants->cost = record.cost;
   cached = std::move(participants);
   return cached;

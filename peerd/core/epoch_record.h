@@ -24,6 +24,7 @@ struct EpochRecord {
   Epoch last_freeze;
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<PeerId> ring;
+  std::vector<PeerId> by_age;  // the same peers; who came into the group first stands first
   control::BlockedPairs blocked;
   std::string cause;
   control::LinkCost cost;
@@ -38,8 +39,12 @@ struct EpochRecord {
   std::vector<control::SyncSource> SourcesFor(MemberId member) const;
   // The two have no link.
   bool Blocked(PeerId a, PeerId b) const { return control::IsBlocked(blocked, a, b); }
-  // The two have no link, and it is `relay` that carries frames between them.
-  bool Relays(PeerId relay, PeerId a, PeerId b) const;
+  // Who takes a frame of `from` to `to`: `to` itself, or the relay of a blocked pair. That is the
+  // oldest peer which reaches both, so that newcomers change nothing: all epochs of an attempt that
+  // have the two name the same one.
+  PeerId CarrierOf(PeerId from, PeerId to) const {
+    return control::RelayBetween(by_age, blocked, from, to);
+  }
 };
 
 // Those who take part in the ops of one boundary: admitted by then, and still there.
@@ -53,9 +58,6 @@ struct Participants {
   bool ring_blocked = false;
   // Each of them has a link with data lanes to each other one.
   bool mesh = false;
-  // Of the epoch, those who take no part included.
-  std::vector<PeerId> epoch_ring;
-  control::BlockedPairs blocked;
   control::LinkCost cost;
 
   bool HasPeer(PeerId peer) const;
@@ -63,10 +65,6 @@ struct Participants {
   bool Contributes(MemberId member) const;
   // A member of the peer does.
   bool Contributes(PeerId peer) const;
-  // Who takes a frame of `from` to `to`: `to` itself, or a relay.
-  PeerId CarrierOf(PeerId from, PeerId to) const {
-    return control::RelayBetween(epoch_ring, blocked, from, to);
-  }
   // The first member of the peer in rank order: names the peer to people. 0 if it has none.
   MemberId FirstMemberOf(PeerId peer) const;
 };
@@ -96,9 +94,6 @@ class EpochHistory {
   const EpochRecord& current() const { return records_.rbegin()->second; }
   Epoch committed() const { return empty() ? Epoch() : current().epoch; }
   Epoch last_freeze() const { return empty() ? Epoch() : current().last_freeze; }
-
-  // One of them has this attempt and this relay: EpochRecord::Relays().
-  bool Relays(Epoch attempt, PeerId relay, PeerId a, PeerId b) const;
 
   // `record.epoch` is newer than committed(). Epochs before its last freeze are forgotten.
   void Add(EpochRecord record);

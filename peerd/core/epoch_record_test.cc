@@ -145,10 +145,25 @@ TEST(EpochHistory, WithoutNewcomersTheRingAvoidsBlockedPairsInItsOwnOrder) {
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_FALSE(control::IsBlocked(prepare.blocked, old->ring[i], old->ring[(i + 1) % 4])) << i;
   }
-  // Relays may take no part themselves.
-  EXPECT_EQ(old->CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
-  EXPECT_EQ(old->CarrierOf(PeerId(3), PeerId(1)), PeerId(5));
-  EXPECT_EQ(old->CarrierOf(PeerId(1), PeerId(2)), PeerId(2));
+}
+
+TEST(EpochRecord, TheRelayOfABlockedPairIsTheOldestPeerThatReachesBoth) {
+  auto prepare = MakePrepare(3, 2, 3, 3, {{1, 1, 1}, {4, 4, 2}, {5, 5, 2}, {3, 3, 1}, {2, 2, 3}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}, {PeerId(3), PeerId(4)}};
+  ASSERT_EQ(ProblemOf(prepare, PeerId(1)), "");
+  EpochRecord record = RecordOf(prepare);
+  // Peer 4 came as early as peer 5 and has the smaller number, but does not reach peer 3.
+  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
+  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(1)), PeerId(5));
+  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(4)), PeerId(5));
+  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(2)), PeerId(2));
+  // Neither another ring nor another member at an old peer changes it, nor who comes later.
+  prepare = MakePrepare(
+      4, 3, 4, 3, {{1, 1, 1}, {2, 2, 3}, {6, 6, 4}, {3, 3, 1}, {5, 5, 2}, {7, 5, 4}, {4, 4, 2}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}, {PeerId(3), PeerId(4)}};
+  record = RecordOf(prepare);
+  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
+  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(4)), PeerId(5));
 }
 
 TEST(EpochHistory, ThreeOfWhichTwoAreBlockedHaveNoRing) {

@@ -89,7 +89,6 @@ struct PeerReady {
   OpDesc desc;
   bool local_mismatch = false;
   std::string payload;  // one-shot input, else empty
-  PeerId via;           // who relayed it; 0: it came straight from the peer
   // In place of an input: the op has ended there, before the fault that has it announced again.
   std::optional<OneShotResult> result = std::nullopt;
 };
@@ -99,7 +98,6 @@ struct PeerDone {
   OpOrdinal ordinal;  // ours
   Epoch attempt;
   bool refused = false;
-  PeerId via;  // as in PeerReady
 };
 
 // The attempt's result is complete and all its sends have returned.

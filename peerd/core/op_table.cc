@@ -24,12 +24,6 @@ std::string AbortedBy(uint64_t tag, const std::string& cause) {
          "; the source is unchanged: look at the world and start it again";
 }
 
-// The link that a frame came on.
-template <class Frame>
-PeerId CarrierOf(const Frame& frame) {
-  return frame.via ? frame.via : frame.peer;
-}
-
 std::string PayloadProblem(const PeerReady& ready) {
   const bool one_shot = IsOneShot(ready.desc) && !ready.local_mismatch;
   if (ready.result) {
@@ -72,7 +66,6 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
       unmatched_(other.unmatched_),
       early_(other.early_),
       lost_(other.lost_),
-      muted_(other.muted_),
       expected_(other.expected_),
       attempt_(other.attempt_),
       frozen_(other.frozen_),
@@ -187,22 +180,20 @@ bool OpTable::Known(PeerId peer) const {
   return expected_.contains(peer) || (!history_->empty() && history_->current().HasPeer(peer));
 }
 
-void OpTable::RefuseWay(PeerId carrier, const std::string& reason, std::vector<Action>* out) {
-  ++counters_->frames_refused;
-  out->push_back(BreakLink{group_.run, carrier, "group " + ToString(group_) + ": " + reason});
+void OpTable::Lose(const std::set<PeerId>& peers) {
+  for (const PeerId peer : peers) lost_[peer] = std::max(lost_[peer], attempt_);
 }
 
-// The relay has only passed it on: its link is not to suffer. Where there is no link to break, the
-// peer counts as silent, since frames may build upon the one that is refused.
-void OpTable::Refuse(PeerId peer, PeerId via, Epoch attempt, const std::string& reason,
+bool OpTable::Lost(PeerId peer, Epoch attempt) const {
+  const auto it = lost_.find(peer);
+  return it != lost_.end() && attempt <= it->second;
+}
+
+void OpTable::Refuse(PeerId peer, Epoch attempt, const std::string& reason,
                      std::vector<Action>* out) {
-  if (!via) return RefuseWay(peer, reason, out);
   ++counters_->frames_refused;
-  Epoch& until = muted_[peer];
-  until = std::max(until, attempt);
-  out->push_back(LogLine{"peer not heard any more group=" + ToString(group_) +
-                         " attempt=" + ToString(attempt) + " peer=" + ToString(peer) +
-                         " relay=" + ToString(via) + " reason=\"" + reason + "\""});
+  lost_[peer] = std::max(lost_[peer], attempt);
+  out->push_back(BreakLink{group_, peer, attempt, "group " + ToString(group_) + ": " + reason});
 }
 
 template <class Frame>
@@ -232,13 +223,13 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
     ++counters_->frames_stale;
     return;
   }
-  if (Muted(ready)) return;
+  if (Lost(ready.peer, ready.attempt)) return;
   if (const std::string problem = PayloadProblem(ready); !problem.empty()) {
     return Refuse(ready, problem, out);
   }
   if (ready.attempt > attempt_) return KeepEarly(ready, out);
   // Whatever was announced in this attempt is announced again in the next.
-  if (frozen_ || Torn(ready)) return;
+  if (frozen_) return;
   Op* const found = Expecting({ready.boundary, ready.tag}, ready.peer);
   if (found == nullptr) return KeepUnmatched(ready, out);
   Op& op = *found;
@@ -257,9 +248,9 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     ++counters_->frames_stale;
     return;
   }
-  if (Muted(done)) return;
+  if (Lost(done.peer, done.attempt)) return;
   if (done.attempt > attempt_) return KeepEarly(done, out);
-  if (frozen_ || Torn(done)) return;
+  if (frozen_) return;
   const auto it = by_ordinal_.find(done.ordinal);
   if (it == by_ordinal_.end()) {
     if (done.ordinal && done.ordinal.value() < counters_->next_ordinal) {
@@ -269,11 +260,6 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + ", which never was", out);
   }
   Op& op = *it->second;
-  if (op.announced && op.participants->CarrierOf(self_, done.peer) != CarrierOf(done)) {
-    return RefuseWay(CarrierOf(done),
-                     "DONE of " + ToString(done.peer) + " did not come by the way of the epoch",
-                     out);
-  }
   // A peer is done with what every participant announced, itself included, and once only.
   if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + " out of order", out);
@@ -293,11 +279,6 @@ OpTable::Op* OpTable::Expecting(const OpKey& key, PeerId peer) {
 }
 
 void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
-  if (op.participants->CarrierOf(self_, ready.peer) != CarrierOf(ready)) {
-    return RefuseWay(CarrierOf(ready),
-                     "READY of " + ToString(ready.peer) + " did not come by the way of the epoch",
-                     out);
-  }
   if (!op.lingers && lingering_.count(op.key) >= kLingeringMax) {
     return Refuse(
         ready, "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before", out);
@@ -467,8 +448,7 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
     ready.to = peer;
-    ready.via = op.participants->CarrierOf(self_, peer);
-    if (!lost_.contains(ready.via)) out->push_back(ready);
+    if (!Lost(peer, attempt_)) out->push_back(ready);
     const auto from = unmatched_.find(peer);
     if (from == unmatched_.end()) continue;
     const auto waiting = from->second.by_key.find(op.key);
@@ -555,10 +535,8 @@ void OpTable::Stop(Op& op, std::vector<Action>* out) {
 
 void OpTable::SendDones(const Op& op, std::vector<Action>* out) const {
   for (const PeerId peer : op.participants->ring) {
-    if (peer == self_) continue;
-    const PeerId via = op.participants->CarrierOf(self_, peer);
-    if (lost_.contains(via)) continue;
-    out->push_back(SendDone{group_, peer, via, op.readies.at(peer).ordinal, attempt_, op.Refused(),
+    if (peer == self_ || Lost(peer, attempt_)) continue;
+    out->push_back(SendDone{group_, peer, op.readies.at(peer).ordinal, attempt_, op.Refused(),
                             /*may_wait=*/op.lingers});
   }
 }
@@ -571,9 +549,8 @@ bool OpTable::CheckVerdicts(Op& op, std::vector<Action>* out) {
       continue;
     }
     good = false;
-    const PeerId carrier = op.participants->CarrierOf(self_, it->first);
-    Refuse(it->first, carrier == it->first ? PeerId() : carrier, attempt_,
-           "DONE for " + ToString(op.ordinal) + " with the wrong verdict", out);
+    Refuse(it->first, attempt_, "DONE for " + ToString(op.ordinal) + " with the wrong verdict",
+           out);
     it = op.dones.erase(it);
   }
   return good;
@@ -811,19 +788,20 @@ void OpTable::Miss(const OpKey& key, const std::string& why, Tick now, std::vect
 }
 
 FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
-                           const std::vector<control::MissedOp>& missed, std::set<PeerId> lost,
-                           Tick now, std::vector<Action>* out) {
+                           const std::vector<control::MissedOp>& missed,
+                           const std::set<PeerId>& lost, Tick now, std::vector<Action>* out) {
   FateCounts counts;
   const EpochRecord& record = history_->current();
-  lost_ = std::move(lost);
   if (record.last_freeze == attempt_) {
+    Lose(lost);
     Expect({});
     AdvanceAll(now, out);
     return counts;
   }
   attempt_ = record.last_freeze;
   frozen_ = false;
-  std::erase_if(muted_, [this](const auto& entry) { return entry.second < attempt_; });
+  std::erase_if(lost_, [this](const auto& entry) { return entry.second != attempt_; });
+  Lose(lost);
   unmatched_.clear();
   std::map<OpOrdinal, control::Fate> by_ordinal;
   for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
@@ -869,7 +847,6 @@ void OpTable::Reset() {
   missed_.clear();
   unmatched_.clear();
   lost_.clear();
-  muted_.clear();
   attempt_ = Epoch();
   frozen_ = false;
   // What the peers of a preparation in progress sent early stays.
@@ -959,7 +936,7 @@ void AddResult(const OneShotResult& result, Digester* digest) {
 void AddReady(const PeerReady& ready, Digester* digest) {
   digest->Add(ready.peer).Add(ready.ordinal).Add(ready.attempt).Add(ready.boundary);
   digest->Add(ready.tag).Add(ready.desc).Add(uint64_t{ready.local_mismatch}).Add(ready.payload);
-  digest->Add(ready.via).Add(uint64_t{ready.result.has_value()});
+  digest->Add(uint64_t{ready.result.has_value()});
   if (ready.result) AddResult(*ready.result, digest);
 }
 
@@ -1017,8 +994,7 @@ void OpTable::AddTo(Digester* digest) const {
       }
     }
   }
-  for (const PeerId peer : lost_) digest->Add(peer);
-  for (const auto& [peer, attempt] : muted_) digest->Add(peer).Add(attempt);
+  for (const auto& [peer, attempt] : lost_) digest->Add(peer).Add(attempt);
   for (const PeerId peer : expected_) digest->Add(peer);
 }
 

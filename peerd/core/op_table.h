@@ -99,8 +99,9 @@ class OpTable {
   // ---- other peers
   void OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out);
   void OnDone(const PeerDone& done, Tick now, std::vector<Action>* out);
-  // No frame is sent to the peer until the next commit.
-  void Lose(PeerId peer) { lost_.insert(peer); }
+  // Frames to or from the peers may be missing: nothing is sent to them, and nothing of them taken,
+  // until the next attempt.
+  void Lose(const std::set<PeerId>& peers);
 
   // ---- the driver
   void OnComplete(const AttemptComplete& event, Tick now, std::vector<Action>* out);
@@ -115,11 +116,10 @@ class OpTable {
   // Announced and unsettled ops, by ordinal.
   std::vector<control::OpReport> Report() const;
   // The newest epoch of the history is in force. `fates` judge what was reported, if it freezes;
-  // `missed` are ops that others abort and this peer did not report; `lost` are peers whose link is
-  // gone again already.
+  // `missed` are ops that others abort and this peer did not report; `lost` are peers as in Lose().
   FateCounts Commit(const std::vector<control::OpFate>& fates,
-                    const std::vector<control::MissedOp>& missed, std::set<PeerId> lost, Tick now,
-                    std::vector<Action>* out);
+                    const std::vector<control::MissedOp>& missed, const std::set<PeerId>& lost,
+                    Tick now, std::vector<Action>* out);
   // An op that the newest freezing commit had judged redo has been answered.
   bool resumed() const { return resumed_; }
   // Frames are taken from peers of the newest epoch, and from these, which the next one may bring.
@@ -263,28 +263,17 @@ class OpTable {
   static void AddOp(const Op& op, Digester* digest);
 
   bool Known(PeerId peer) const;
-  // The frame came on the link to `carrier`, which is not the way that it should have come.
-  void RefuseWay(PeerId carrier, const std::string& reason, std::vector<Action>* out);
-  // The peer said in this attempt what is against the protocol. `via`: who relayed it, or 0.
-  void Refuse(PeerId peer, PeerId via, Epoch attempt, const std::string& reason,
-              std::vector<Action>* out);
+  // What is said in the attempt does not reach the peer, or may have holes.
+  bool Lost(PeerId peer, Epoch attempt) const;
+  // The peer said in this attempt what is against the protocol. What it says next may build upon
+  // that, so it counts as lost.
+  void Refuse(PeerId peer, Epoch attempt, const std::string& reason, std::vector<Action>* out);
   template <class Frame>
   void Refuse(const Frame& frame, const std::string& reason, std::vector<Action>* out) {
-    Refuse(frame.peer, frame.via, frame.attempt, reason, out);
+    Refuse(frame.peer, frame.attempt, reason, out);
   }
   template <class Frame>
   void KeepEarly(const Frame& frame, std::vector<Action>* out);
-  // What was relayed before it may be lost with the relay's link: the next attempt begins anew.
-  template <class Frame>
-  bool Torn(const Frame& frame) const {
-    return frame.via && lost_.contains(frame.via);
-  }
-  // A frame before it was refused and its link could not be broken, as there is none.
-  template <class Frame>
-  bool Muted(const Frame& frame) const {
-    const auto it = muted_.find(frame.peer);
-    return frame.via && it != muted_.end() && frame.attempt <= it->second;
-  }
   void KeepUnmatched(const PeerReady& ready, std::vector<Action>* out);
 
   const GroupKey group_;
@@ -300,8 +289,7 @@ class OpTable {
   std::map<MemberId, std::map<OpKey, Missed>> missed_;
   std::map<PeerId, Unmatched> unmatched_;            // READYs of this attempt that no op has met
   std::map<PeerId, std::vector<EarlyFrame>> early_;  // of newer attempts, in order of arrival
-  std::set<PeerId> lost_;
-  std::map<PeerId, Epoch> muted_;  // nothing relayed is taken of them up to this attempt
+  std::map<PeerId, Epoch> lost_;                     // up to this attempt
   std::set<PeerId> expected_;
   Epoch attempt_;
   bool frozen_ = false;

@@ -77,7 +77,8 @@ class PeerCore::Impl {
   }
   MembersView GetMembers(LocalId local) const;
   std::optional<PostView> ViewPost(const LocalPost& post) const;
-  RelayCheck CheckRelay(const RelayedFrame& frame) const;
+  std::optional<PeerId> CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
+                                  PeerId to) const;
   Stats GetStats() const;
   void CheckInvariants() const;
   uint64_t Digest() const;
@@ -351,10 +352,8 @@ void PeerCore::Impl::Handle(const control::CommitEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("CommitEpoch", message.group);
   if (!group->epochs.Commit(message, now_, &out_)) return;
-  std::set<PeerId> lost;
-  for (const auto& [peer, why] : group->epochs.lost()) lost.insert(peer);
   const FateCounts fates =
-      group->ops.Commit(message.fates, message.missed, std::move(lost), now_, &out_);
+      group->ops.Commit(message.fates, message.missed, group->epochs.LostPeers(), now_, &out_);
   if (group->fault && group->fault->committed == Tick()) {
     group->fault->committed = now_;
     group->fault->epoch = message.epoch;
@@ -543,7 +542,7 @@ void PeerCore::Impl::On(const LinkDown& event) {
   for (const auto& [key, group] : groups_) {
     if (key.run != event.run) continue;
     group->epochs.LinkDown(event.peer, was_up, {event.reason, event.silent_ms}, &out_);
-    group->ops.Lose(event.peer);
+    group->ops.Lose(group->epochs.LostPeers());
   }
 }
 
@@ -742,9 +741,11 @@ std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
   return view;
 }
 
-RelayCheck PeerCore::Impl::CheckRelay(const RelayedFrame& frame) const {
-  const auto it = groups_.find(frame.group);
-  return it == groups_.end() ? RelayCheck::kStale : it->second->epochs.CheckRelay(frame);
+std::optional<PeerId> PeerCore::Impl::CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
+                                                PeerId to) const {
+  const auto it = groups_.find(group);
+  if (it == groups_.end()) return std::nullopt;
+  return it->second->epochs.CarrierOf(attempt, from, to);
 }
 
 PeerCore::Stats PeerCore::Impl::GetStats() const {
@@ -860,8 +861,9 @@ PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->
 std::optional<PostView> PeerCore::ViewPost(const LocalPost& post) const {
   return impl_->ViewPost(post);
 }
-RelayCheck PeerCore::CheckRelay(const RelayedFrame& frame) const {
-  return impl_->CheckRelay(frame);
+std::optional<PeerId> PeerCore::CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
+                                          PeerId to) const {
+  return impl_->CarrierOf(group, attempt, from, to);
 }
 PeerCore::Stats PeerCore::GetStats() const { return impl_->GetStats(); }
 void PeerCore::CheckInvariants() const { impl_->CheckInvariants(); }

@@ -28,7 +28,6 @@
 #include "base/tick.h"
 #include "peerd/core/actions.h"
 #include "peerd/core/events.h"
-#include "peerd/core/relay.h"
 #include "peerd/core/values.h"
 #include "proto/control/messages.h"
 
@@ -69,8 +68,11 @@ class PeerCore {
   // Of a post that the core is about to hear of. Nothing if the core will refuse it.
   std::optional<PostView> ViewPost(const LocalPost& post) const;
 
-  // Of a frame that this peer is to pass on, or to take as the origin's.
-  RelayCheck CheckRelay(const RelayedFrame& frame) const;
+  // Who takes a frame of the attempt from one peer of the group to another one: `to` itself, or the
+  // third one that carries between two that have no link. It stays the same in an attempt. nullopt:
+  // the attempt is over here, or one of the two is no peer of it.
+  std::optional<PeerId> CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
+                                  PeerId to) const;
 
   // Counts for metrics and the heartbeat.
   struct Stats {

@@ -482,14 +482,42 @@ TEST_F(PeerCoreTest, ADeathInOneGroupLeavesTheOpsOfAnotherAlone) {
   EXPECT_EQ(Get<SendReady>(Post(1, 8, Large())).size(), 1u);
 }
 
-TEST_F(PeerCoreTest, RelaysForNobodyInAGroupThatIsNoneAndForNoPairThatHasALink) {
-  const auto check = [this](const GroupKey& group) {
-    return core_.CheckRelay({group, PeerId(2), PeerId(1), PeerId(2), Epoch()});
+TEST_F(PeerCoreTest, NobodyCarriesInAGroupThatIsNoneAndForAPairThatHasALink) {
+  const auto carrier = [this](const GroupKey& group) {
+    return core_.CarrierOf(group, Epoch(), PeerId(1), PeerId(2));
   };
-  EXPECT_EQ(check(kGroup), RelayCheck::kStale);
+  EXPECT_EQ(carrier(kGroup), std::nullopt);
   EnterTwo();
-  EXPECT_EQ(check({"run", 1}), RelayCheck::kStale);
-  EXPECT_EQ(check(kGroup), RelayCheck::kRefuse);
+  EXPECT_EQ(carrier({"run", 1}), std::nullopt);
+  EXPECT_EQ(carrier(kGroup), PeerId(2));
+}
+
+// Ring 1, 2, 3, 4: peers 1 and 3 have no link, and 2 carries for them.
+TEST_F(PeerCoreTest, WhoIsReachedThroughALostRelayIsLostWithIt) {
+  Give(CoordinatorUp{});
+  Join(1);
+  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  Say(prepare);
+  Up(2);
+  Up(4);
+  Say(control::CommitEpoch{kGroup, Epoch(1), {}});
+  const auto told = [this] {
+    std::vector<PeerId> peers;
+    for (const SendReady& ready : Get<SendReady>(out_)) peers.push_back(ready.to);
+    return peers;
+  };
+  Post(1, 7, Large());
+  EXPECT_EQ(told(), (std::vector<PeerId>{PeerId(2), PeerId(3), PeerId(4)}));
+  // A link that another group has to peer 3 is none of this one's business.
+  Down(3);
+  EXPECT_EQ(Get<CreditAttempt>(Ready(3, 7, Large())).size(), 1u);
+  Down(2);
+  Post(1, 8, Large());
+  EXPECT_EQ(told(), std::vector<PeerId>{PeerId(4)});
+  // The READY before it may have gone down with the relay's link.
+  EXPECT_TRUE(Get<CreditAttempt>(Ready(3, 8, Large())).empty());
+  EXPECT_EQ(Get<CreditAttempt>(Ready(4, 8, Large())).size(), 1u);
 }
 
 TEST_F(PeerCoreTest, ALinkThatWasNeverUpFailsTheEpochAfterItsDeadline) {
@@ -625,8 +653,8 @@ TEST_F(PeerCoreTest, APreparationThatWaitedForThatMayBeAborted) {
 TEST_F(PeerCoreTest, AFrameAgainstTheProtocolBreaksTheLink) {
   EnterTwo();
   EXPECT_EQ(
-      Get<BreakLink>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(5), Epoch(), false})).at(0).run,
-      "run");
+      Get<BreakLink>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(5), Epoch(), false})).at(0).group,
+      kGroup);
   EXPECT_EQ(core_.GetStats().frames_refused, 1u);
 }
 

@@ -139,13 +139,23 @@ struct Engine::Carrier {
     if (a.peers.empty()) ports.ops->ForgetGroup(a.group);
     ports.links->KeepLinks(a.group.run, a.group.group, a.epoch, a.peers);
   }
-  void operator()(BreakLink& a) { ports.links->BreakLink({a.run, a.peer}, a.reason); }
+  void operator()(BreakLink& a) {
+    const PeerId self = e->options_.core.peer;
+    const PeerId carrier = e->core_->CarrierOf(a.group, a.attempt, self, a.peer).value_or(a.peer);
+    if (carrier == a.peer) return ports.links->BreakLink({a.group.run, a.peer}, a.reason);
+    // The relay has only passed it on: its link is not to suffer.
+    Log(LogLevel::kInfo, absl::StrCat("peer not heard any more group=", ToString(a.group),
+                                      " attempt=", ToString(a.attempt), " peer=", ToString(a.peer),
+                                      " relay=", ToString(carrier)) +
+                             LogField("reason", a.reason));
+  }
 
   // ---- ops
   void operator()(SendReady& a) {
-    e->Send(FrameOf(a, e->options_.core.peer, a.one_shot ? ports.ops->Payload(a) : ""));
+    e->Send(
+        FrameOf(a, e->options_.core.peer, e->CarriersNow(), a.one_shot ? ports.ops->Payload(a) : ""));
   }
-  void operator()(SendDone& a) { e->Send(FrameOf(a, e->options_.core.peer)); }
+  void operator()(SendDone& a) { e->Send(FrameOf(a, e->options_.core.peer, e->CarriersNow())); }
   void operator()(StartAttempt& a) { ports.ops->Start(a); }
   void operator()(CreditAttempt& a) { ports.ops->Credit(a); }
   void operator()(StopAttempt& a) { ports.ops->Stop(a); }
@@ -338,6 +348,12 @@ void Engine::EndSync(const SyncDone& ended) {
 
 // ------------------------------------------------------------------------------ links and frames
 
+Carriers Engine::CarriersNow() const {
+  return [this](const GroupKey& group, Epoch attempt, PeerId from, PeerId to) {
+    return core_->CarrierOf(group, attempt, from, to);
+  };
+}
+
 void Engine::Send(const ControlFrame& frame) {
   if (frame.may_wait) {
     ports_.links->SendControlInTime(frame.link, frame.header, frame.bytes());
@@ -359,9 +375,8 @@ void Engine::OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t
 absl::Status Engine::OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                     std::span<const uint8_t> payload) {
   if (StateExchange::IsOurs(header)) return ports_.states->OnControlFrame(link, header, payload);
-  const auto check = [this](const RelayedFrame& frame) { return core_->CheckRelay(frame); };
   LH_ASSIGN_OR_RETURN(TakenFrame taken,
-                      TakeFrame(link, header, payload, options_.core.peer, check));
+                      TakeFrame(link, header, payload, options_.core.peer, CarriersNow()));
   if (auto* const ready = std::get_if<PeerReady>(&taken)) {
     Post(std::move(*ready));
   } else if (const auto* const done = std::get_if<PeerDone>(&taken)) {

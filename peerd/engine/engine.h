@@ -127,6 +127,8 @@ class Engine final : public TransportListener, public TrainerRequests {
   // False: it was answered, and is none of the core's business.
   bool Admit(const LocalPost& post);
   void Send(const ControlFrame& frame);
+  // Who carries for whom, as the core knows it.
+  Carriers CarriersNow() const;
   void BeginSync(LocalId local, const StateSync& sync, bool with_step);
   void EndSync(const SyncDone& ended);
   // The answer to a sync that the core has not heard of and never will.

@@ -147,7 +147,9 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   }
   void KeepLinks(const std::string&, uint32_t, Epoch, const std::vector<PeerId>&) override {}
   void SendControl(const LinkKey&, const FrameHeader& header, std::span<const uint8_t>) override {
-    told.push_back(header.type == FrameType::kReady ? "send READY" : "send DONE");
+    told.push_back(header.type == FrameType::kReady   ? "send READY"
+                   : header.type == FrameType::kRelay ? "send RELAY"
+                                                      : "send DONE");
     frames.push_back(header);
   }
   void SendControlInTime(const LinkKey& link, const FrameHeader& header,
@@ -155,7 +157,9 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
     told.push_back("in time");
     SendControl(link, header, payload);
   }
-  void BreakLink(const LinkKey&, const std::string&) override { told.push_back("break link"); }
+  void BreakLink(const LinkKey& link, const std::string&) override {
+    told.push_back("break link to " + ToString(link.peer));
+  }
   void AddMemory(const uint8_t*, size_t) override {}
   void RemoveMemory(const uint8_t*) override {}
   void SetDetectMs(uint32_t detect_ms) override { detect = detect_ms; }
@@ -381,6 +385,60 @@ TEST_F(EngineTest, AFrameAgainstTheProtocolClosesTheLink) {
   header.type = FrameType::kReady;
   EXPECT_FALSE(engine.OnControlFrame({"run", kOther}, header, {}).ok());
   EXPECT_EQ(engine.queued(), 0u);
+}
+
+// What the other peer and one without a link to this one say, and what is said to them.
+TEST_F(EngineTest, APeerWithoutALinkIsSpokenToThroughItsRelay) {
+  constexpr PeerId kFar(3);
+  Attach();
+  engine.OnJoin({kLocal, kGroup, "t"});
+  engine.Turn();
+  engine.OnMessage(control::JoinPending{kLocal.value(), kGroup, kMember});
+  control::PrepareEpoch prepare;
+  prepare.group = kGroup;
+  prepare.epoch = prepare.last_freeze = prepare.boundary = Epoch(1);
+  const PeerId ring[] = {kSelf, kOther, kFar, PeerId(4)};
+  for (const PeerId peer : ring) {
+    prepare.members.push_back({MemberId(10 + peer.value()), peer, Epoch(1), "t"});
+    prepare.peers.push_back({peer, {"h:1"}, 0});
+  }
+  prepare.blocked = {{kSelf, kFar}};
+  engine.OnMessage(prepare);
+  engine.OnLinkUp({"run", kOther});
+  engine.OnLinkUp({"run", PeerId(4)});
+  engine.Turn();
+  engine.OnMessage(control::CommitEpoch{kGroup, Epoch(1), {}});
+  engine.Turn();
+  world.told.clear();
+  engine.OnPost({{kLocal, 1}, 5, Small()}, {});
+  engine.Turn();
+  EXPECT_THAT(world.Told(), ElementsAre("send READY", "send RELAY", "send READY"));
+
+  // A DONE for an op that never was.
+  FrameHeader done;
+  done.type = FrameType::kDone;
+  done.op = OpOrdinal(99);
+  done.attempt = Epoch(1);
+  FrameHeader header;
+  header.type = FrameType::kRelay;
+  const auto take = [&](PeerId link, const RelayBody& body) {
+    const auto payload = Encode(body);
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    const bool ok = engine.OnControlFrame({"run", link}, header, payload).ok();
+    engine.Turn();
+    return ok;
+  };
+  EXPECT_FALSE(take(PeerId(4), {kSelf, kFar, done})) << "not their relay";
+  EXPECT_EQ(engine.core().GetStats().frames_refused, 0u);
+  // The relay has only passed it on, and there is no link to the origin.
+  EXPECT_TRUE(take(kOther, {kSelf, kFar, done}));
+  EXPECT_EQ(engine.core().GetStats().frames_refused, 1u);
+  EXPECT_THAT(world.Told(), IsEmpty());
+  EXPECT_TRUE(take(kOther, {kSelf, kFar, done}));
+  EXPECT_EQ(engine.core().GetStats().frames_refused, 1u) << "it is not heard any more";
+  ASSERT_TRUE(engine.OnControlFrame({"run", kOther}, done, {}).ok());
+  engine.Turn();
+  EXPECT_THAT(world.Told(), ElementsAre("break link to p2"));
 }
 
 TEST_F(EngineTest, ACloneGoesOnByItself) {

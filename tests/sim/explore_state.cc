@@ -368,6 +368,10 @@ class ExploreState::Ports final : public peerd::TrainerPort,
                          std::holds_alternative<peerd::SendDone>(action) ||
                          std::holds_alternative<peerd::SyncDone>(action);
     done_ += visible ? 1 : 0;
+    if (const auto* refused = std::get_if<peerd::BreakLink>(&action)) {
+      Checker::Fail(NameOf(i) + " takes no more of " + ToString(refused->peer) + ": " +
+                    refused->reason);
+    }
     if (const auto* line = std::get_if<peerd::LogLine>(&action)) {
       s->Say(NameOf(i) + " logs " + line->text);
     }

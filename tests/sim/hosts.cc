@@ -31,8 +31,6 @@ Node MakeNode(int index, std::string name) {
   return node;
 }
 
-std::string Way(PeerId to, PeerId via) { return via == to ? "" : " via=" + ToString(via); }
-
 const char* NameOf(const coordinator::EventRecord& event) { return event.text.c_str(); }
 
 }  // namespace
@@ -704,18 +702,15 @@ struct PeerHost::Noter {
     }
     story.TellLater(now, "READY", [&] {
       return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
-             " attempt=" + ToString(a.attempt) + Way(a.to, a.via) +
-             " tag=" + std::to_string(a.tag) + " boundary=" + ToString(a.boundary) + " desc=\"" +
-             ToString(a.desc) + "\"" +
+             " attempt=" + ToString(a.attempt) + " tag=" + std::to_string(a.tag) +
+             " boundary=" + ToString(a.boundary) + " desc=\"" + ToString(a.desc) + "\"" +
              (a.result ? " with the result of epoch=" + ToString(a.result->epoch) : "");
     });
-    if (a.via != a.to) h->context_.checker->OnRelayed();
   }
   void operator()(const peerd::SendDone& a) {
-    if (a.via != a.to) h->context_.checker->OnRelayed();
     story.TellLater(now, "DONE", [&] {
       return h->node_.name + " -> " + ToString(a.to) + "  DONE to=" + ToString(a.ordinal) +
-             " attempt=" + ToString(a.attempt) + (a.refused ? " refused" : "") + Way(a.to, a.via);
+             " attempt=" + ToString(a.attempt) + (a.refused ? " refused" : "");
     });
     h->moment_ = Moment::kDoneSent;
   }
@@ -744,6 +739,10 @@ struct PeerHost::Noter {
     story.Tell(now, h->node_.name, "  finishes ", ToString(a.ordinal),
                a.commit ? " commit" : " without result");
     h->running_.erase({a.group, a.ordinal});
+  }
+  // Also of a peer to which there is no link that could break.
+  void operator()(const peerd::BreakLink& a) {
+    Checker::Fail(h->node_.name + " takes no more of " + ToString(a.peer) + ": " + a.reason);
   }
   void operator()(const peerd::MemberGone& a) { h->locals_.at(a.local).out = true; }
   void operator()(const peerd::StartTransfer&) { h->moment_ = Moment::kTransferStarted; }
@@ -1188,7 +1187,13 @@ absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHea
     const auto body = ParseRelayBody(payload);
     if (body.ok() && body->destination != id_) return absl::OkStatus();
   }
+  const uint64_t passed_on = engine_->relays().passed_on;
   const absl::Status status = engine_->OnControlFrame(link, header, payload);
+  if (engine_->relays().passed_on != passed_on) {
+    context_.story->Tell(context_.world->now(), node_.name, "  passes on a frame of ",
+                         ToString(link.peer));
+    context_.checker->OnRelayed();
+  }
   Wake();
   return status;
 }
