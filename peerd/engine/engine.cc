@@ -152,8 +152,8 @@ struct Engine::Carrier {
 
   // ---- ops
   void operator()(SendReady& a) {
-    e->Send(
-        FrameOf(a, e->options_.core.peer, e->CarriersNow(), a.one_shot ? ports.ops->Payload(a) : ""));
+    e->Send(FrameOf(a, e->options_.core.peer, e->CarriersNow(),
+                    a.one_shot ? ports.ops->Payload(a) : ""));
   }
   void operator()(SendDone& a) { e->Send(FrameOf(a, e->options_.core.peer, e->CarriersNow())); }
   void operator()(StartAttempt& a) { ports.ops->Start(a); }
