@@ -190,6 +190,7 @@ std::shared_ptr<MemoryState> MakeState(std::vector<uint8_t>* bytes) {
   for (uint64_t c = 0; c < CountChunks(bytes->size()); ++c) {
     digests.push_back(HashChunk({bytes->data() + ChunkOffset(c), ChunkBytes(bytes->size(), c)}));
   }
+  state->FetchInto(state->places);
   return state;
 }
 

@@ -133,9 +133,9 @@ TEST_F(BackgroundTest, OnceItContributesSyncsWaitForIt) {
   Sync(1, State(6, 1));
   Sync(2, State(6, 1));
   EXPECT_EQ(h_.View().waiting_for, "sync waiting for 1 of 3 members: m3");
-  SyncOffer torn = State(9, 0);
-  torn.complete = false;
-  Sync(3, torn);
+  SyncOffer fetching = State(9, 0);
+  fetching.complete = false;
+  Sync(3, fetching);
   EXPECT_TRUE(Committed(1, 6, 1) && Committed(3, 6, 1));
 }
 

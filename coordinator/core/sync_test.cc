@@ -584,35 +584,34 @@ TEST_F(SyncTest, WithoutAHolderTheSyncFailsForAllAndIsVotedAgain) {
             "sync of revision 4 failed: nobody is left who has it; sync again");
   EXPECT_FALSE(h_.Stored().state);
   // What a transfer left half done does not win.
-  SyncOffer torn = State(1, 3);
-  torn.complete = false;
+  SyncOffer fetching = State(1, 3);
+  fetching.complete = false;
   h_.Lively(P(2)).fetches = true;
-  Sync(2, torn);
+  Sync(2, fetching);
   Sync(3, State(8, 3));
   EXPECT_TRUE(Committed(2, 8, 3) && Committed(3, 8, 3));
 }
 
-TEST_F(SyncTest, WhereNobodyHasAStateAndOneIsNotSettledAllAreToldToSyncAgain) {
+TEST_F(SyncTest, WhereNobodyHasAStateAndOneWasFetchedAllAreToldToSyncAgain) {
   Enter(3);
-  SyncOffer unsettled = State(1, 3);
-  unsettled.complete = false;
-  unsettled.unsettled = true;
-  SyncOffer torn = State(2, 3);
-  torn.complete = false;
-  Sync(1, unsettled);
-  Sync(2, torn);
+  SyncOffer fetching = State(1, 3);
+  fetching.complete = false;
+  SyncOffer other = State(2, 3);
+  other.complete = false;
+  Sync(1, fetching);
+  Sync(2, other);
   Sync(3, State(9, 3, SyncStrategy::kPopular, /*manifest=*/2));
   // Also who would be refused: the others are about to wait for it.
   for (uint64_t n = 1; n <= 3; ++n) EXPECT_EQ(End(n).outcome.code, Code::kAborted) << n;
   EXPECT_EQ(End(3).outcome.text,
-            "sync of revision 3 failed: no member offers a state that can be elected, and that of "
-            "m1 is not settled yet; sync again");
+            "sync of revision 3 failed: no member offers a state that can be elected, and m1 was "
+            "still fetching one; sync again");
   EXPECT_EQ(h_.Notices("sync_failed").size(), 1U);
   // Nothing of it is durable.
   EXPECT_FALSE(h_.Stored().state);
   for (const MemberRecord& member : h_.Stored().members) EXPECT_EQ(member.syncs, 0U);
   Sync(1, State(1, 3));
-  Sync(2, torn);
+  Sync(2, other);
   Sync(3, State(9, 3, SyncStrategy::kPopular, /*manifest=*/2));
   EXPECT_TRUE(Committed(1, 1, 3) && Committed(2, 1, 3));
   EXPECT_EQ(End(3).outcome.code, Code::kStateMismatch);

@@ -39,19 +39,18 @@ struct StepDone {
 struct SyncDone {
   LocalId local;
   Outcome outcome;
-  // OK: what the tensors hold now. Not OK: what was put back in them (PutBack), if anything was.
+  // OK: what all have now; what was fetched of it is to be written to the tensors. Not OK: they
+  // stay as the trainer brought them.
   uint64_t revision = 0;
   Hash128 state;
-  // They hold nothing of use; also if a transfer was complete and its sync failed.
-  bool torn = false;
   uint64_t bytes = 0;
   uint32_t sources = 0;
-  // The member is in the background: the tensors are the driver's until it takes them (LocalTake),
-  // syncs again, or is gone (MemberGone): they are torn then.
+  // The member is in the background: nobody writes to the tensors until it takes what is fetched
+  // (LocalTake), a later sync says no more of this, or it is gone (MemberGone).
   bool background = false;
   friend bool operator==(const SyncDone&, const SyncDone&) = default;
 };
-// The answer to a LocalTake. OK: nobody writes to the tensors, which hold this.
+// The answer to a LocalTake. OK: this is here, as in SyncDone.
 struct TakeDone {
   LocalId local;
   Outcome outcome;
@@ -180,8 +179,8 @@ struct EndServe {
   LocalId local;
   friend bool operator==(const EndServe&, const EndServe&) = default;
 };
-// Fetch into the member's tensors what differs, and check that they have this state then. Ends with
-// exactly one TransferEnded, after which nothing writes to the tensors.
+// Fetch what differs from the member's state, and check that it is this state then. The trainer's
+// tensors stay as they are. Ends with exactly one TransferEnded.
 struct StartTransfer {
   LocalId local;
   GroupKey group;

@@ -72,7 +72,7 @@ class LocalSyncsTest : public testing::Test {
                  SyncStrategy strategy = SyncStrategy::kPopular) {
     const SyncRequest request{strategy, revision, {1, 1}, {state, 0}};
     return Do([&] {
-      Outcome refusal = syncs_.MayBegin(LocalId(id), request);
+      Outcome refusal = syncs_.MayBegin(LocalId(id));
       if (refusal.ok()) {
         syncs_.Begin(LocalId(id), kRun, MemberId(id), request, with_vote, &given_);
       } else {
@@ -108,10 +108,8 @@ class LocalSyncsTest : public testing::Test {
   Actions& Tell(uint64_t id, const SyncResult& result) {
     return Do([&] { syncs_.Result(LocalId(id), result, share_, now_, &given_); });
   }
-  Actions& Ended(uint64_t id, const Outcome& outcome = {}, bool wrote = true) {
-    return Do([&] {
-      syncs_.Ended({LocalId(id), outcome, 100, {MemberId(8)}, {}, wrote}, &given_);
-    });
+  Actions& Ended(uint64_t id, const Outcome& outcome = {}) {
+    return Do([&] { syncs_.Ended({LocalId(id), outcome, 100, {MemberId(8)}, {}}, &given_); });
   }
   Actions& Resend() {
     return Do([&] { syncs_.Resend(&given_); });
@@ -128,10 +126,9 @@ class LocalSyncsTest : public testing::Test {
   static SyncRequest Brought(uint64_t state, uint64_t revision) {
     return {SyncStrategy::kPopular, revision, {1, 1}, {state, 0}};
   }
-  // A sync of the member in the background, whose tensors a transfer may be writing to.
+  // A sync of the member in the background, for which a transfer may be on.
   void SyncHeld(bool with_vote) {
-    SyncRequest request = Brought(0, 0);
-    request.fetching = true;
+    const SyncRequest request = Brought(0, 0);
     Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, with_vote, &given_); });
   }
   Actions& Hold(const SyncRequest& request, std::optional<control::StateAgreed> agreed = {}) {
@@ -174,19 +171,15 @@ TEST_F(LocalSyncsTest, WhatAllHaveIsCommittedWithOneMessageEachWay) {
   EXPECT_EQ(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.number, 2U);
 }
 
-TEST_F(LocalSyncsTest, ATornStateThatItsTrainerHasRestoredIsWhole) {
+TEST_F(LocalSyncsTest, AfterASyncThatFailedTheTrainersOwnStateIsOfferedWhole) {
   Begin(1, 9);
   Fetch(1, 1, 5);
   Ended(1, {Code::kUnavailable, "nobody"});
   Refuse(1, 1, {Code::kAborted, "sync again"});
-  SyncRequest request{SyncStrategy::kSend, 3, {1, 1}, {7, 0}};
-  EXPECT_FALSE(syncs_.MayBegin(LocalId(1), request).ok());
-  request.restored = true;
-  ASSERT_TRUE(syncs_.MayBegin(LocalId(1), request).ok());
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
-  EXPECT_TRUE(Said<control::SyncVote>(out_).at(0).offer.complete);
-  Refuse(1, 2, {Code::kAborted, "sync again"});
-  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
+  const auto vote = Said<control::SyncVote>(Begin(1, 9, 3, false, SyncStrategy::kSend)).at(0);
+  EXPECT_TRUE(vote.offer.complete);
+  EXPECT_EQ(vote.offer.state, (Hash128{9, 0}));
+  EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{9, 0}));
 }
 
 // Whoever is told to fetch may ask before the source hears of the election.
@@ -237,45 +230,16 @@ TEST_F(LocalSyncsTest, AFetchThatIsSaidAgainChangesTheSources) {
   EXPECT_EQ(Fetch(1, 1, 5, 4, left), (Actions{ChangeSources{LocalId(1), left}}));
 }
 
-TEST_F(LocalSyncsTest, ATransferThatBreaksOffLeavesATornStateThatIsNeverOfferedWhole) {
+TEST_F(LocalSyncsTest, WhatATransferLeftHalfDoneIsNeverOfferedWhole) {
   Begin(1, 9);
   Fetch(1, 1, 5);
   const auto done = Said<control::FetchDone>(Ended(1, {Code::kUnavailable, "nobody"}));
   EXPECT_EQ(done.at(0).outcome, (Outcome{Code::kUnavailable, "nobody"}));
   EXPECT_EQ(done.at(0).state, Hash128());
+  EXPECT_TRUE(Only<ServeState>(out_).empty());
+  EXPECT_FALSE(Said<control::SyncVote>(Resend()).at(0).offer.complete);
   Refuse(1, 1, {Code::kAborted, "failed"});
-  const auto ended = Only<SyncDone>(out_);
-  ASSERT_EQ(ended.size(), 1U);
-  EXPECT_TRUE(ended[0].torn);
-  EXPECT_EQ(Begin(1, 77, 3, false, SyncStrategy::kSend).size(), 1U);
-  EXPECT_EQ(Only<SyncDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
-  EXPECT_FALSE(Said<control::SyncVote>(Begin(1, 77)).at(0).offer.complete);
-  Fetch(1, 2, 5);
-  Ended(1);
-  Commit(1, 2, 5, 4);
-  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
-  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.complete);
-}
-
-TEST_F(LocalSyncsTest, WhatIsPutBackAfterATransferBrokeOffIsOfferedInItsPlace) {
-  Begin(1, 9, 4);
-  Fetch(1, 1, 5);
-  Do([&] {
-    TransferEnded ended{LocalId(1), {Code::kUnavailable, "nobody"}, 100, {}, {}, true};
-    ended.put_back = PutBack{2, {8, 0}};
-    syncs_.Ended(ended, &given_);
-  });
-  EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{8, 0}));
-  EXPECT_EQ(Said<control::FetchDone>(out_).at(0).outcome.code, Code::kUnavailable);
-  EXPECT_EQ(
-      Said<control::SyncVote>(Resend()).at(0).offer,
-      (control::SyncOffer{1, SyncStrategy::kPopular, 2, {1, 1}, {8, 0}, true, /*kept=*/true}));
-  Refuse(1, 1, {Code::kAborted, "failed"});
-  const SyncDone ended = Only<SyncDone>(out_).at(0);
-  EXPECT_FALSE(ended.torn);
-  EXPECT_EQ(ended.revision, 2U);
-  EXPECT_EQ(ended.state, (Hash128{8, 0}));
-  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 8, 2)).at(0).offer.complete);
+  EXPECT_EQ(out_, (Actions{SyncDone{LocalId(1), {Code::kAborted, "failed"}, 0, {}, 100, 1}}));
 }
 
 TEST_F(LocalSyncsTest, WhatWasKeptIsOfferedAsSuchUntilSomethingElseIsThere) {
@@ -289,62 +253,17 @@ TEST_F(LocalSyncsTest, WhatWasKeptIsOfferedAsSuchUntilSomethingElseIsThere) {
   EXPECT_FALSE(Said<control::SyncVote>(Resend()).at(0).offer.kept);
 }
 
-TEST_F(LocalSyncsTest, ACopyOfKeptBitsThatBrokeOffLeavesATornState) {
-  SyncRequest request{SyncStrategy::kPopular, 7, {1, 1}, {9, 0}, /*restored=*/true};
-  request.torn = true;
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
-  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.complete);
-  Refuse(1, 1, {Code::kFailedPrecondition, "nobody has any"});
-  EXPECT_TRUE(Only<SyncDone>(out_).at(0).torn);
-}
-
-// Its trainer knows it from a former member, of which nothing is left here.
-TEST_F(LocalSyncsTest, AStateThatComesTornIsNoSourceAndIsFetched) {
-  SyncRequest request{SyncStrategy::kSend, 7, {1, 1}, {9, 0}};
-  request.torn = true;
-  EXPECT_EQ(syncs_.MayBegin(LocalId(1), request).code, Code::kFailedPrecondition);
-  request.strategy = SyncStrategy::kPopular;
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
-  const control::SyncOffer offer = Said<control::SyncVote>(out_).at(0).offer;
-  EXPECT_FALSE(offer.complete);
-  EXPECT_FALSE(offer.unsettled) << "nothing will come of it by itself";
-  EXPECT_TRUE(Only<ServeState>(out_).empty());
-  // Also if its bits are said to be those that are wanted.
-  EXPECT_EQ(Only<StartTransfer>(Fetch(1, 1, 9)).size(), 1U);
-  Ended(1);
-  Commit(1, 1, 9, 4);
-  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
-  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.complete);
-}
-
-TEST_F(LocalSyncsTest, ATransferThatWroteNothingLeavesTheStateAsItWas) {
-  Begin(1, 9);
-  Fetch(1, 1, 5);
-  Ended(1, {Code::kUnavailable, "no digests"}, /*wrote=*/false);
-  Refuse(1, 1, {Code::kAborted, "failed"});
-  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
-}
-
-TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesATornState) {
+TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesTheStateAsItWas) {
   Begin(1, 9);
   Fetch(1, 1, 5);
   Ended(1);
   Refuse(1, 1, {Code::kAborted, "another one failed"});
   const SyncDone ended = Only<SyncDone>(out_).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kAborted);
-  EXPECT_EQ(ended.state, Hash128());
-  EXPECT_TRUE(ended.torn);
-}
-
-TEST_F(LocalSyncsTest, WhatWasFetchedIsServedAlsoIfTheNextFetchBroughtNothing) {
-  Begin(1, 9);
-  Fetch(1, 1, 5);
-  Ended(1);
-  Fetch(1, 1, 6);
-  Ended(1, {Code::kUnavailable, "no digests"}, /*wrote=*/false);
-  EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{5, 0}));
-  Refuse(1, 1, {Code::kAborted, "failed"});
-  EXPECT_TRUE(Only<SyncDone>(out_).at(0).torn);
+  EXPECT_EQ(ended.state, Hash128()) << "nothing is to be written";
+  const auto vote = Said<control::SyncVote>(Begin(1, 9)).at(0);
+  EXPECT_TRUE(vote.offer.complete);
+  EXPECT_EQ(vote.offer.state, (Hash128{9, 0}));
 }
 
 TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore) {
@@ -355,7 +274,6 @@ TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore
   const auto ended = Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"}));
   ASSERT_EQ(ended.size(), 1U);
   EXPECT_EQ(ended[0].outcome.text, "failed");
-  EXPECT_TRUE(ended[0].torn);
 }
 
 // The others were told the same, and go on to where they wait for this member.
@@ -364,10 +282,9 @@ TEST_F(LocalSyncsTest, WhoIsRefusedWhileATransferIsOnIsToldWhatTheOthersAreTold)
   Begin(1, 9);
   Fetch(1, 1, 5);
   Refuse(1, 1, refusal);
-  const auto ended = Only<SyncDone>(Ended(1, {Code::kAborted, "no source"}, /*wrote=*/false));
+  const auto ended = Only<SyncDone>(Ended(1, {Code::kAborted, "no source"}));
   ASSERT_EQ(ended.size(), 1U);
   EXPECT_EQ(ended[0].outcome, refusal);
-  EXPECT_FALSE(ended[0].torn);
 }
 
 TEST_F(LocalSyncsTest, WhoComesOutOfTheBackgroundInTheMiddleIsToldWhatTheOthersAreTold) {
@@ -379,33 +296,28 @@ TEST_F(LocalSyncsTest, WhoComesOutOfTheBackgroundInTheMiddleIsToldWhatTheOthersA
   EXPECT_EQ(Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome, refusal);
 }
 
-TEST_F(LocalSyncsTest, WhatATransferWritesToIsOfferedAsUnsettled) {
-  const auto unsettled = [this] {
-    const control::SyncOffer offer = Said<control::SyncVote>(Resend()).at(0).offer;
-    EXPECT_FALSE(offer.complete);
-    return offer.unsettled;
-  };
+TEST_F(LocalSyncsTest, WhatIsBeingFetchedIsOfferedAsIncomplete) {
+  const auto complete = [this] { return Said<control::SyncVote>(Resend()).at(0).offer.complete; };
   Begin(1, 9);
-  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.unsettled);
+  EXPECT_TRUE(complete());
   Fetch(1, 1, 5);
-  EXPECT_TRUE(unsettled());
+  EXPECT_FALSE(complete());
   Fetch(1, 1, 6);  // another coordinator
-  EXPECT_TRUE(unsettled());
+  EXPECT_FALSE(complete());
   Ended(1, {Code::kAborted, "stopped"});
-  EXPECT_TRUE(unsettled()) << "the next one has begun";
-  Ended(1, {Code::kUnavailable, "nobody"});
-  EXPECT_FALSE(unsettled()) << "it is torn";
+  EXPECT_FALSE(complete()) << "the next one has begun";
+  Ended(1);
+  EXPECT_TRUE(complete());
 }
 
-TEST_F(LocalSyncsTest, WhatWasStoppedBeforeItWroteIsOfferedAsUnsettledAndThenWhole) {
+TEST_F(LocalSyncsTest, WhatWasStoppedIsOfferedAsIncompleteAndThenWhole) {
   Hold(Brought(7, 0));
   Chase(3);
   SyncHeld(/*with_vote=*/true);
-  EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
-  Ended(1, {Code::kAborted, "stopped"}, /*wrote=*/false);
-  EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
-  Refuse(1, 1, {Code::kAborted, "m1 is not settled"});
-  EXPECT_FALSE(Only<SyncDone>(out_).at(0).torn);
+  EXPECT_FALSE(syncs_.OfferOf(LocalId(1))->complete);
+  Ended(1, {Code::kAborted, "stopped"});
+  EXPECT_FALSE(syncs_.OfferOf(LocalId(1))->complete);
+  Refuse(1, 1, {Code::kAborted, "m1 was still fetching"});
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 7, 0)).at(0).offer.complete);
 }
 
@@ -509,7 +421,7 @@ TEST_F(LocalSyncsTest, ACommitOfWhatIsNotThereIsAnError) {
 }
 
 // Whatever comes in whatever order: each call is answered once, no transfer is started while
-// another writes, and what is torn is never served.
+// another writes, and what is half done is never served.
 TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -570,9 +482,8 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
           if (!transfers.contains(id)) break;
           transfers.erase(id);
           Do([&] {
-            TransferEnded ended{LocalId(id), {}, 100, {MemberId(8)}, {}, prng.Chance(0.5)};
+            TransferEnded ended{LocalId(id), {}, 100, {MemberId(8)}, {}};
             if (prng.Chance(0.5)) ended.outcome = {Code::kUnavailable, "x"};
-            if (!ended.outcome.ok() && prng.Chance(0.3)) ended.put_back = PutBack{1, {state, 0}};
             syncs_.Ended(ended, &given_);
           });
           break;
@@ -776,7 +687,6 @@ TEST_F(LocalSyncsTest, OtherTensorsAreRefusedWhenNothingWritesToThemAnyMore) {
   EXPECT_EQ(out_, Actions{});
   const SyncDone ended = Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"})).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kStateMismatch);
-  EXPECT_TRUE(ended.torn);
   EXPECT_FALSE(ended.background);
 }
 

@@ -486,7 +486,7 @@ Outcome PeerCore::Impl::MaySync(LocalId local, const SyncRequest& request) {
             "this member joined in the background: it has to get the state of the others, and "
             "cannot use send before its input is in results"};
   }
-  return syncs_.MayBegin(local, request);
+  return syncs_.MayBegin(local);
 }
 
 bool PeerCore::Impl::ReadyToContribute(const LocalMember& local, const SyncRequest* request) {

@@ -21,7 +21,6 @@ void LogSync(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
   Log(LogLevel::kInfo, absl::StrCat("state sync ended local=", local.value(), " ok=", outcome.ok(),
                                     " revision=", info.revision, " bytes=", info.bytes,
                                     " sources=", info.sources, " took_ms=", info.total_us / 1000) +
-                           LogField("torn", info.torn ? "yes" : "no") +
                            LogField("reason", outcome.text));
 }
 

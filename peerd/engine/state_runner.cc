@@ -44,7 +44,7 @@ void StateRunner::Begin(LocalId local, const GroupKey& group, const StateSync& s
   members_[local].group = group;
   // The digests by which copies are checked are made anew.
   EndShare(local);
-  syncs_.Begin(local, sync, with_step, fetches_.contains(local));
+  syncs_.Begin(local, sync, with_step);
 }
 
 void StateRunner::Gone(LocalId local) {
@@ -106,11 +106,9 @@ void StateRunner::Start(const StartTransfer& action) {
                                     {Code::kAborted, "the trainer is gone"},
                                     /*bytes=*/0,
                                     /*sources=*/{},
-                                    /*corrupt=*/{},
-                                    /*wrote=*/false});
+                                    /*corrupt=*/{}});
     return;
   }
-  state->BeginWriting();
   StateExchange::Start start;
   start.local = action.local.value();
   start.group = action.group;
@@ -217,12 +215,11 @@ void StateRunner::Work() {
 void StateRunner::Over(StateExchange::Ended ended) {
   const LocalId local(ended.local);
   TransferResult& result = ended.result;
-  TransferEnded over{
-      local, {}, result.bytes, std::move(result.sources), std::move(result.corrupt), result.wrote};
+  TransferEnded over{local, {}, result.bytes, std::move(result.sources), std::move(result.corrupt)};
   if (!result.error.empty()) over.outcome = {Code::kAborted, std::move(result.error)};
   const auto tell = [this, over] {
     fetches_.erase(over.local);
-    syncs_.TransferOver(over);
+    events_.push_back(over);
   };
   // Nobody waits for what comes in the background, as they would at the commit.
   const std::shared_ptr<LocalState> state =

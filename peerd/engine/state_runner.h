@@ -8,7 +8,7 @@
 // A member that has synced stays known to others until Forget(): by its manifest only, so that the
 // memory of a state goes back to its trainer's hands with the end of the sync. What was being sent
 // then the kernel may still read. Until it has let go, nothing is told to the trainer and nothing
-// is written to the tensors (WhenUnread()), so that nobody gets bits of the next step and takes
+// is written to the inbox (WhenUnread()), so that nobody gets bits of the next step and takes
 // them for corruption. That takes no longer than the transport waits for a lane that stands still.
 //
 // Threads: the reactor's; `wake` of the pool of threads comes from any.
@@ -94,8 +94,8 @@ class StateRunner final : public StatePort {
   StateSyncInfo Carry(const SyncDone& action) override;
   StateSyncInfo Carry(const TakeDone& action) override { return syncs_.End(action); }
 
-  // Runs `act` once nothing reads the member's tensors, because it has served them or because they
-  // are to be kept: at once, or within a later Work(). What is handed over for one member runs in
+  // Runs `act` once nothing reads the member's state, because it has served it or because it is to
+  // be kept: at once, or within a later Work(). What is handed over for one member runs in
   // that order.
   void WhenUnread(LocalId local, std::function<void()> act) override;
 

@@ -109,7 +109,7 @@ void Server::AddRegion(Client& client) {
                 absl::IsUnavailable(region.status()) ? Code::kUnavailable : Code::kInvalidArgument,
                 what + std::string(region.status().message()));
   }
-  handler_->OnRegionAdded((*region)->data, (*region)->bytes);
+  if (wanted.flags == 0) handler_->OnRegionAdded((*region)->data, (*region)->bytes);
   client.regions[wanted.region].region = *std::move(region);
   Answer(client, client.request.call, {});
 }
@@ -269,8 +269,6 @@ bool Server::ReadSync(Client& client, Member& member, StateSync* sync) {
   sync->state = it->second.state;
   sync->strategy = static_cast<control::SyncStrategy>(wish.strategy);
   sync->revision = wish.revision;
-  sync->restored = (wish.flags & LH_IPC_RESTORED) != 0;
-  sync->torn = (wish.flags & LH_IPC_SYNC_TORN) != 0;
   it->second.syncing = true;
   member.sync_state = wish.state;
   member.step_sync.reset();

@@ -95,9 +95,8 @@ class KeptStates {
   bool Prepare(Local local, const std::shared_ptr<const MemoryState>& state,
                std::function<void()> done);
 
-  // Copies what is kept to `state`, of the same manifest: chunks whose digest differs there. Its
-  // digests tell what is there, at the end; 0 until then. `done` runs once: whether `state` is what
-  // is kept. A job that is cancelled leaves a mixture.
+  // Copies what is kept to the inbox of `state`, of the same manifest: chunks whose digest differs
+  // there. `done` runs once: whether `state` is what is kept.
   HashPool::JobId CopyTo(const std::shared_ptr<const KeptState>& kept,
                          const std::shared_ptr<MemoryState>& state, std::function<void(bool)> done);
 

@@ -31,6 +31,7 @@ struct TrainerState : MemoryState {
                 {"rng", LH_WIRE_UINT8, {100}, 100, true}};
     places = {bytes.data(), nullptr, bytes.data() + kTensorBytes};
     Hash();
+    FetchInto(places);
   }
   void Hash() {
     digests = {{}, {}, {HashChunk({places[2], 100})}};
@@ -290,22 +291,22 @@ TEST_F(KeptStatesTest, WhatIsBeingCopiedWhenItsMemberDiesIsWaitedFor) {
   EXPECT_EQ(kept_->Inherit(2, state->manifest)->revision, 12u);
 }
 
-TEST_F(KeptStatesTest, ChunksThatAreRightAreNotCopiedBack) {
+TEST_F(KeptStatesTest, ChunksThatAreRightAreNotCopied) {
   kept_->Add(1, kGroup, "a");
   const auto state = std::make_shared<TrainerState>(7);
   Keep(1, state, 12);
-  const auto torn = std::make_shared<TrainerState>(7);
-  torn->bytes[3] = 1;  // its digest says that it is right
-  torn->bytes[2 * kStateChunkBytes] = 2;
-  torn->digests[0][2] = {};
-  torn->digests[2][0] = {1, 2};
-  EXPECT_TRUE(Restore(kept_->Find(1, state->manifest), torn));
-  EXPECT_EQ(torn->bytes[3], 1);
-  EXPECT_EQ(torn->bytes[2 * kStateChunkBytes], 7);
-  EXPECT_EQ(torn->digests, state->digests);
+  const auto other = std::make_shared<TrainerState>(7);
+  other->bytes[3] = 1;  // its digest says that it is right
+  other->bytes[2 * kStateChunkBytes] = 2;
+  other->digests[0][2] = {};
+  other->digests[2][0] = {1, 2};
+  EXPECT_TRUE(Restore(kept_->Find(1, state->manifest), other));
+  EXPECT_EQ(other->bytes[3], 1);
+  EXPECT_EQ(other->bytes[2 * kStateChunkBytes], 7);
+  EXPECT_EQ(other->digests, state->digests);
 }
 
-TEST_F(KeptStatesTest, ACopyBackTellsIfItIsNotWhatWasKept) {
+TEST_F(KeptStatesTest, ACopyTellsIfItIsNotWhatWasKept) {
   kept_->Add(1, kGroup, "a");
   const auto state = std::make_shared<TrainerState>(7);
   Keep(1, state, 12);

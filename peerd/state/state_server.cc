@@ -257,7 +257,7 @@ void StateServer::AnswerChunk(const std::shared_ptr<Answer>& answer,
                               const std::shared_ptr<const MemoryState>& state,
                               const ChunkRequestBody& body, bool copied) {
   const uint32_t bytes = ChunkBytes(state->manifest[body.tensor].bytes, body.chunk);
-  const uint8_t* const data = state->places[body.tensor] + ChunkOffset(body.chunk);
+  const uint8_t* const data = state->Chunk(body.tensor, body.chunk);
   if (copied) {
     AnswerChecked(answer, state->digests[body.tensor][body.chunk], {data, bytes});
   } else {

@@ -36,7 +36,7 @@ StateTransfer::StateTransfer(TransferSpec spec, Transport* transport, Hasher* ha
       now_(now),
       last_news_(now),
       self_(std::make_shared<StateTransfer*>(this)) {
-  LH_CHECK(spec_.state != nullptr && spec_.state->places.size() == spec_.state->manifest.size());
+  LH_CHECK(spec_.state != nullptr && spec_.state->inbox.size() == spec_.state->manifest.size());
   ChangeSources(spec_.sources, now);
 }
 
@@ -199,7 +199,7 @@ void StateTransfer::MakePlan(MemberId only, Tick now) {
   for (uint32_t t = 0; t < manifest.size(); ++t) {
     if (manifest[t].allow_unequal != unequal_) continue;
     for (uint64_t c = 0; c < expected_[t].size(); ++c) {
-      if (spec_.state->digests[t][c] == expected_[t][c]) continue;
+      if (spec_.state->Has(t, c, expected_[t][c])) continue;
       chunks.push_back({t, c, ChunkBytes(manifest[t].bytes, c)});
     }
   }
@@ -255,7 +255,7 @@ void StateTransfer::Do(const AskChunk& action, Tick now) {
           .chunk = action.chunk,
           .bytes = action.chunk.bytes,
           .heard = now};
-  ask.place = spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk);
+  ask.place = spec_.state->BeginFetch(ask.chunk.tensor, ask.chunk.chunk);
   by_plan_.emplace(action.ask, NewAsk(std::move(ask)));
 }
 
@@ -281,9 +281,7 @@ void StateTransfer::CopyLocal() {
       Close(it, Ask::Then::kRefused, "does not have the state any more");
       continue;
     }
-    WroteTo(ask);
-    std::memcpy(ask.place, from->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk),
-                ask.bytes);
+    std::memcpy(ask.place, from->Chunk(ask.chunk.tensor, ask.chunk.chunk), ask.bytes);
     copied += ask.bytes;
     ask.placed = ask.got = ask.bytes;
     Hash(it->first, &ask);
@@ -445,14 +443,7 @@ absl::StatusOr<uint8_t*> StateTransfer::OnDataHeader(const LinkKey& link,
     return absl::InvalidArgumentError("CHUNK_DATA of more bytes than the answer has");
   }
   ask.placed += header.payload_bytes;
-  WroteTo(ask);
   return ask.place + header.offset;
-}
-
-void StateTransfer::WroteTo(const Ask& ask) {
-  if (!ask.plan) return;
-  wrote_ = true;
-  spec_.state->digests[ask.chunk.tensor][ask.chunk.chunk] = Hash128{};
 }
 
 absl::Status StateTransfer::OnDataReceived(const FrameHeader& header) {
@@ -504,7 +495,7 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
   const bool good = digest == expected_[chunk.tensor][chunk.chunk];
   // Of a member of this host that goes on writing to it.
   const bool changed = !good && spec_.background && ask.peer == spec_.self;
-  if (good) spec_.state->digests[chunk.tensor][chunk.chunk] = digest;
+  if (good) spec_.state->Fetched(chunk.tensor, chunk.chunk, digest);
   if (!good && !ask.dropped && !changed) {
     Wrong(ask.source, absl::StrCat("chunk ", chunk.chunk, " of tensor ", chunk.tensor, " (",
                                    spec_.state->manifest[chunk.tensor].name, ")"));
@@ -641,7 +632,6 @@ void StateTransfer::MaybeEnd() {
   for (const PeerId peer : asked_) SendCancel(peer, 0);
   if (plan_ != nullptr) RetirePlan();
   result_ = TransferResult{.error = error_,
-                           .wrote = wrote_,
                            .bytes = past_.bytes_received,
                            .bytes_repeated = past_.bytes_repeated,
                            .sources = {used_.begin(), used_.end()},

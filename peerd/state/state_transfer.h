@@ -1,11 +1,12 @@
-// The side of a transfer that fetches: brings one local state to an elected root.
+// The side of a transfer that fetches: brings one local state to an elected root. All that it
+// writes goes to the inbox of the state (memory_state.h).
 //
 //   digests --(one source's add up to the root)--> chunks --(all here)--> done
 //   chunks --(tensors that may be unequal are wanted, too)--> digests of a source for those
 //   any --(no hope | Stop())--> ending --(nothing writes any more)--> done, with the reason
 //
 // Chunks whose digest is right already are not asked for. What to ask of whom is TransferPlan's;
-// this class moves the bytes: asks over the links, receives straight into the tensors, hashes what
+// this class moves the bytes: asks over the links, receives straight into the inbox, hashes what
 // is complete, and takes the result to the plan. A source on this host is read from memory, and
 // while there is one others are not asked.
 //
@@ -14,7 +15,7 @@
 // be named, those that fetch beside this one and are done above all, or a link may come back: it
 // gives up when nothing was heard from anybody for 4 * detect_ms.
 //
-// Until result() there may be writes to the tensors, and the state, server, hasher and transport
+// Until result() there may be writes to the inbox, and the state, server, hasher and transport
 // have to stay. Whatever is read of the source's own memory happens within Work().
 //
 // Threads: the reactor's. Calls of the transport's listener go to those methods that have their
@@ -58,7 +59,7 @@ struct TransferSpec {
   PeerId self;
   GroupKey group;
   Hash128 root;
-  // Manifest and tensors that are to get this root; its digests say what is there now.
+  // What is to get this root, with an inbox; its digests say what is there now.
   std::shared_ptr<MemoryState> state;
   std::vector<StateSource> sources;
   bool unequal_too = false;  // also the tensors that may be unequal
@@ -69,8 +70,7 @@ struct TransferSpec {
 };
 
 struct TransferResult {
-  std::string error;  // "": the tensors have the root
-  bool wrote = false;
+  std::string error;   // "": the state has the root
   uint64_t bytes = 0;  // of chunks that came and were right
   // That came for nothing: wrong, again, or parts of answers that were broken off.
   uint64_t bytes_repeated = 0;
@@ -110,7 +110,7 @@ class StateTransfer {
   // When to call Work() at the latest; in the past: there is something to do now.
   Tick NextDeadline() const;
 
-  // Set once, when nothing writes to the tensors any more.
+  // Set once, when nothing is written any more.
   const std::optional<TransferResult>& result() const { return result_; }
   const TransferSpec& spec() const { return spec_; }
 
@@ -190,7 +190,6 @@ class StateTransfer {
   void OnComplete(uint64_t id, Ask* ask);
   void Hash(uint64_t id, Ask* ask);
   void OnHashed(uint64_t id, Hash128 digest, Tick now);
-  void WroteTo(const Ask& ask);
   void Wrong(MemberId member, const std::string& what);
 
   void Fail(const std::string& reason);
@@ -229,7 +228,6 @@ class StateTransfer {
   TransferPlan::Progress past_;  // of plans that are over, and what came and is not of any
   std::set<MemberId> used_;
   std::set<MemberId> corrupt_;
-  bool wrote_ = false;
   bool measured_ = false;
   std::optional<TransferResult> result_;
   std::shared_ptr<StateTransfer*> self_;  // digests that come later find out if we are gone

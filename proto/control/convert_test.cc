@@ -66,7 +66,6 @@ class Generator {
                     Hash()};
     offer.complete = offer.strategy == SyncStrategy::kSend || prng_.Chance(0.5);
     offer.kept = prng_.Chance(0.5);
-    offer.unsettled = !offer.complete && prng_.Chance(0.5);
     return offer;
   }
   SyncVote MakeSyncVote() { return {Group(), Make<MemberId>(), MakeSyncOffer()}; }
@@ -492,8 +491,6 @@ TEST(RefusalTest, OffersThatMakeNoSense) {
             "SyncVote: offer.revision is 9223372036854775809, not at most 9223372036854775808");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = SyncStrategy::kSend; m->offer.complete = false),
             "SyncVote: offer.complete is 0, not 1, as the member sends");
-  EXPECT_EQ(REFUSAL(SyncVote, m->offer.complete = true; m->offer.unsettled = true),
-            "SyncVote: offer.unsettled is 1, not 0, as the state is complete");
   EXPECT_EQ(REFUSAL(SyncVote, m->member = MemberId()), "SyncVote: member is 0, not an id");
   EXPECT_EQ(REFUSAL(Vote, m->sync = SyncOffer{}), "Vote: sync.number is 0, not an id");
 }
@@ -587,7 +584,7 @@ TEST(GoldenTest, MessagesOfSyncs) {
   const std::string group = "\x0a\x05\x0a\x03run";
   const std::string offer = std::string("\x08\x05\x10\x02\x18\x0d\x22\x12") + hash(1, 2) +
                             "\x2a\x12" + hash(3, 4) + "\x30\x01\x38\x01";
-  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, true, true, false};
+  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, true, true};
   EXPECT_EQ(Serialize(PeerMessage(SyncVote{{"run", 0}, MemberId(7), said})),
             std::string("\x82\x01\x3d") + group + "\x10\x07\x1a\x32" + offer);
   EXPECT_EQ(Serialize(PeerMessage(Vote{{"run", 0}, MemberId(7), 9, said})),

@@ -45,7 +45,6 @@ std::string GroupState::Fault() const {
 }
 
 std::string SyncOffer::Fault() const {
-  if (unsettled && complete) return Refusal("unsettled", "1", "0, as the state is complete");
   if (!complete && strategy == SyncStrategy::kSend) {
     return Refusal("complete", "0", "1, as the member sends");
   }

@@ -125,18 +125,16 @@ struct SyncOffer {
   uint64_t revision = 0;
   Hash128 manifest;  // names, order, dtypes, shapes, flags
   Hash128 state;     // the root: of the manifest and of the tensors that are compared
-  // False: the bits are nobody's, since a transfer into them was broken off. It can only receive.
+  // False: it was being fetched when this was offered, and can only receive in this sync. The
+  // trainer's own tensors are as they were: the next offer may be complete.
   bool complete = true;
   // The revision is that of bits which its peer kept of a former member, and which may be of
   // another history of the group: if it is too high, they are outdated.
   bool kept = false;
-  // Not complete, and not known to be broken: a transfer into it is not over, for instance. Offered
-  // again it may be complete.
-  bool unsettled = false;
   std::string Fault() const;
   LH_FIELDS(SyncOffer, LH_FIELD(number, rule::Needed{}), LH_FIELD(strategy),
             LH_FIELD(revision, rule::Range{0, LH_REVISION_MAX}), LH_FIELD(manifest),
-            LH_FIELD(state), LH_FIELD(complete), LH_FIELD(kept), LH_FIELD(unsettled));
+            LH_FIELD(state), LH_FIELD(complete), LH_FIELD(kept));
 };
 
 // The member stands at a step boundary. `number` counts the boundaries of this member from 1.

@@ -453,17 +453,14 @@ void Checker::OnSyncDone(const peerd::SyncDone& ended, control::SyncStrategy str
     Fail("the state of a member that only sends was written");
   }
   if (ended.bytes != 0) ++counts_.syncs_fetched;
-  if (ended.torn) ++counts_.syncs_torn;
   if (ended.outcome.ok()) {
     ++counts_.syncs_ok;
     if (now != ended.state) Fail("a sync is committed, and a member has another state");
-    if (ended.torn) Fail("a sync is committed, and a member's state is torn");
     return;
   }
   if (ended.outcome.code == Code::kInternal) Fail("a sync ended as: " + ended.outcome.text);
   ++(ended.outcome.code == Code::kAborted ? counts_.syncs_aborted : counts_.syncs_refused);
-  if (ended.torn || now == begun) return;
-  if (ended.state != now) Fail("a state is torn, and nobody is told");
+  if (now != begun) Fail("a sync has failed, and the tensors of a member were written");
 }
 
 void Checker::OnTaken(const peerd::TakeDone& done, const Hash128& now) {

@@ -5,8 +5,9 @@
 // seen; epochs never go back and their numbers are not used twice; nothing leaves the coordinator
 // that its store does not hold; fates agree with each other and with outcomes; each request is
 // answered exactly once. After a sync that is committed a member has the state that the store
-// holds, revisions never fall, who only sends keeps every bit, and a state that is neither is told
-// to be torn. Liveness: when the faults have stopped, every request is answered in time.
+// holds, revisions never fall, who only sends keeps every bit, and a sync that fails leaves every
+// member's tensors as they were. Liveness: when the faults have stopped, every request is answered
+// in time.
 //
 // A violation ends the process with a text; see Fail().
 #pragma once
@@ -132,10 +133,9 @@ class Checker {
     uint64_t syncs_aborted = 0;
     uint64_t syncs_refused = 0;
     uint64_t syncs_fetched = 0;  // brought something
-    uint64_t syncs_torn = 0;
-    uint64_t background = 0;  // members that came out of the background after they had joined
-    uint64_t taken = 0;       // states that came in the background
-    uint64_t rings = 0;       // ordered anew
+    uint64_t background = 0;     // members that came out of the background after they had joined
+    uint64_t taken = 0;          // states that came in the background
+    uint64_t rings = 0;          // ordered anew
   };
   const Counts& counts() const { return counts_; }
   void OnRingOrdered() { ++counts_.rings; }

@@ -28,7 +28,6 @@ constexpr int64_t kPause = Millis(kDetectMs) / 2;
 constexpr int64_t kStall = 4 * Millis(kDetectMs);
 constexpr Hash128 kManifest{7, 7};
 // What tensors hold that a transfer was broken off in.
-constexpr uint64_t kMixture = 999;
 
 Hash128 HashOfState(uint64_t state) { return {state, 1}; }
 
@@ -819,7 +818,6 @@ void ExploreState::DoAct(int m) {
     case Act::Kind::kSync:
       if (act.state != 0) {
         member.state = act.state;
-        member.restored = member.torn;
         brought_.insert(act.state);
         return BeginSync(m, act.kind == Act::Kind::kStep);
       }
@@ -1300,16 +1298,17 @@ peerd::SyncRequest ExploreState::RequestOf(int m) {
   sync.revision = member.revision;
   sync.manifest = kManifest;
   sync.state = HashOfState(member.state);
-  sync.restored = std::exchange(member.restored, false);
   return sync;
 }
 
 void ExploreState::Serve(int i, const peerd::ServeState& serve) {
   const int m = MemberOf(serve.local);
-  if (serve.state != HashOfState(members_[m].state)) {
+  const Member& member = members_[m];
+  const uint64_t state = member.fetched != 0 ? member.fetched : member.state;
+  if (serve.state != HashOfState(state)) {
     Checker::Fail("t" + std::to_string(m + 1) + " serves a state that it does not have");
   }
-  if (!Write(i).served.emplace(m, std::pair(serve.member, members_[m].state)).second) {
+  if (!Write(i).served.emplace(m, std::pair(serve.member, state)).second) {
     Checker::Fail("t" + std::to_string(m + 1) + " serves two states");
   }
 }
@@ -1328,8 +1327,7 @@ bool ExploreState::HasSource(int i, const Fetch& fetch) const {
 }
 
 void ExploreState::StartFetch(int i, const peerd::StartTransfer& start) {
-  Fetch fetch{start.state.high, start.sources, false, now_ + kStall};
-  fetch.begun = HasSource(i, fetch);
+  Fetch fetch{start.state.high, start.sources, now_ + kStall};
   if (!Write(i).fetches.emplace(MemberOf(start.local), std::move(fetch)).second) {
     Checker::Fail("a transfer is started while another one is on");
   }
@@ -1340,25 +1338,17 @@ void ExploreState::EndFetch(int i, int m, bool ok) {
   const Fetch fetch = Write(i).fetches.at(m);
   Write(i).fetches.erase(m);
   peerd::TransferEnded ended{LocalOf(m)};
-  ended.wrote = ok || fetch.begun;
+  if (Write(i).served.contains(m)) {
+    Checker::Fail("t" + std::to_string(m + 1) + " fetches while others may ask for its state");
+  }
   if (ok) {
-    Write(m, fetch.state);
+    members_[m].fetched = fetch.state;
     ended.bytes = 1;
     ended.sources = {fetch.sources.front().member};
   } else {
-    if (ended.wrote) Write(m, kMixture);
-    ended.outcome = {Code::kAborted, ended.wrote ? "broken off" : "no source"};
+    ended.outcome = {Code::kAborted, "broken off"};
   }
   Write(i).local.push_back(PackEvent(std::move(ended)));
-}
-
-void ExploreState::Write(int m, uint64_t state) {
-  for (int i = 0; i < peers(); ++i) {
-    if (peers_[i]->served.contains(m)) {
-      Checker::Fail("t" + std::to_string(m + 1) + " is written to while others may ask for it");
-    }
-  }
-  members_[m].state = state;
 }
 
 // What was made durable just now.
@@ -1386,36 +1376,27 @@ void ExploreState::OnSyncDone(const peerd::SyncDone& ended) {
   Member& member = members_[m];
   const std::string name = "t" + std::to_string(m + 1);
   Answered(&member.sync_open, "sync", m);
-  member.torn = ended.torn;
+  const uint64_t fetched = std::exchange(member.fetched, 0);
   if (peers_[scenario_->members[m].peer]->served.contains(m)) {
     Checker::Fail(name + " has its answer, and others may still ask for its state");
-  }
-  if (member.state == kMixture && !ended.torn) {
-    Checker::Fail(name + " holds a mixture, and nobody says so");
   }
   if (!ended.outcome.ok()) {
     if (member.dead || ended.outcome.code == Code::kEvicted ||
         ended.outcome.code == Code::kUnavailable) {
       return;
     }
-    // Whoever has nothing that could be agreed on loads what it brought before.
-    const bool reload = ended.torn && (ended.outcome.code == Code::kStateMismatch ||
-                                       ended.outcome.code == Code::kFailedPrecondition);
     if (ended.outcome.code == Code::kAborted &&
         committed_syncs_.contains({MemberId(member.member), member.syncs})) {
       Checker::Fail(name + " is told that its sync failed, and it is committed");
     }
-    if (ended.outcome.code != Code::kAborted && !reload) {
+    if (ended.outcome.code != Code::kAborted) {
       Checker::Fail(name + "'s sync ended as " + Describe(ended.outcome));
-    }
-    if (reload) {
-      member.state = scenario_->members[m].acts[member.next - 1].state;
-      member.restored = true;
     }
     member.sync_again = true;
     return;
   }
   ++syncs_ok_;
+  if (fetched != 0) member.state = fetched;
   if (ended.state != HashOfState(member.state) || !brought_.contains(member.state)) {
     Checker::Fail(name + " holds something else than was agreed on");
   }
@@ -1642,7 +1623,7 @@ uint64_t ExploreState::Digest(bool faults) const {
     for (const auto& [other, when] : peer.silent) digest.Add(uint64_t(other)).Add(when);
     for (const auto& [m, state] : peer.served) digest.Add(uint64_t(m)).Add(state.second);
     for (const auto& [m, fetch] : peer.fetches) {
-      digest.Add(uint64_t(m)).Add(fetch.state).Add(fetch.fails_at).Add(uint64_t{fetch.begun});
+      digest.Add(uint64_t(m)).Add(fetch.state).Add(fetch.fails_at);
       for (const control::SyncSource& source : fetch.sources) digest.Add(source.member);
     }
     const StreamState& stream = streams_[i];
@@ -1670,9 +1651,8 @@ uint64_t ExploreState::Digest(bool faults) const {
     digest.Add(uint64_t{member.dead} | uint64_t{member.gone} << 1 |
                uint64_t{member.join_open} << 2 | uint64_t{member.step_open} << 3 |
                uint64_t{member.leave_open} << 4 | uint64_t{member.joined} << 5 |
-               uint64_t{member.sync_open} << 6 | uint64_t{member.sync_again} << 7 |
-               uint64_t{member.torn} << 8 | uint64_t{member.restored} << 9);
-    digest.Add(member.state).Add(member.revision).Add(member.syncs);
+               uint64_t{member.sync_open} << 6 | uint64_t{member.sync_again} << 7);
+    digest.Add(member.state).Add(member.fetched).Add(member.revision).Add(member.syncs);
     for (const size_t act : member.again) digest.Add(uint64_t{act});
     for (const auto& [call, post] : member.posts) digest.Add(call).Add(post.buffer);
   }

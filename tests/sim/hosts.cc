@@ -374,7 +374,6 @@ class PeerHost::States final : public peerd::StatePort {
              bool with_step) override {
     const Offer& offer = h_->offers_.at(local);
     peerd::SyncRequest request = offer.request;
-    request.fetching = h_->transfers_.Fetches(local);
     request.state = RootOf(*offer.state);
     h_->transfers_.Hold(local, offer.state, request.strategy);
     if (with_step) {
@@ -483,7 +482,6 @@ ModelTransfers::Options PeerHost::TransferOptions() {
   options.detect_ms = context_.detect_ms;
   options.planted = context_.planted;
   options.flips = context_.flips;
-  options.keeps = context_.keeps;
   options.chunk_us = context_.chunk_us;
   options.find = [find = context_.find_peer](PeerId peer) -> ModelTransfers* {
     PeerHost* const host = find(peer);
@@ -884,19 +882,17 @@ void PeerHost::OnSyncDone(const peerd::SyncDone& ended) {
                          ended.local.value());
     return;
   }
-  const ModelTransfers::Held held = transfers_.Release(ended.local);
+  const ModelTransfers::Held held = transfers_.Release(ended.local, ended.outcome.ok());
   context_.story->Tell(context_.world->now(), node_.name, "  sync of local ", ended.local.value(),
-                       " ends: ", Describe(ended.outcome), " revision=", ended.revision,
-                       ended.torn ? " torn" : "");
+                       " ends: ", Describe(ended.outcome), " revision=", ended.revision);
   context_.checker->OnSyncDone(ended, held.strategy, held.begun, RootOf(*held.state));
-  if (ended.outcome.ok()) transfers_.Keep(ended.local, ended.revision, *held.state);
 }
 
 void PeerHost::OnTakeDone(const peerd::TakeDone& done) {
   context_.story->Tell(context_.world->now(), node_.name, "  take of local ", done.local.value(),
                        " ends: ", Describe(done.outcome), " revision=", done.revision);
   if (!done.outcome.ok()) return;
-  const ModelTransfers::Held held = transfers_.Release(done.local);
+  const ModelTransfers::Held held = transfers_.Release(done.local, /*good=*/true);
   context_.checker->OnTaken(done, RootOf(*held.state));
 }
 

@@ -65,7 +65,6 @@ struct Context {
   TransportModel transport;
   int64_t persist_us = 0;         // the longest that making durable takes
   double flips = 0;               // share of a state's chunks that come with a bit flipped
-  bool keeps = false;             // peers put back what they kept of a state
   int64_t chunk_us = 0;           // the longest that a source takes for a chunk
   uint32_t ring_interval_ms = 0;  // 0: peers measure no links
   std::function<void(Moment, PeerId)> trigger;

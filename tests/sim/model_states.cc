@@ -43,7 +43,6 @@ ModelTransfers::ModelTransfers(PeerId self, Options options)
 
 void ModelTransfers::Die() {
   held_.clear();
-  kept_.clear();
   serving_.clear();
   transfers_.clear();
   reads_.clear();
@@ -51,11 +50,17 @@ void ModelTransfers::Die() {
 
 void ModelTransfers::Hold(LocalId local, std::shared_ptr<ModelState> state,
                           control::SyncStrategy strategy) {
+  const auto it = held_.find(local);
+  if (it != held_.end()) {
+    // In the background since an earlier call.
+    it->second.strategy = strategy;
+    return;
+  }
   const Hash128 begun = RootOf(*state);
-  held_[local] = {std::move(state), strategy, begun};
+  held_[local] = {std::move(state), strategy, begun, nullptr};
 }
 
-ModelTransfers::Held ModelTransfers::Release(LocalId local) {
+ModelTransfers::Held ModelTransfers::Release(LocalId local, bool good) {
   const auto it = held_.find(local);
   if (it == held_.end()) return {};
   const auto serving = serving_.find(local);
@@ -64,11 +69,8 @@ ModelTransfers::Held ModelTransfers::Release(LocalId local) {
   }
   Held held = std::move(it->second);
   held_.erase(it);
+  if (good) *held.state = *held.now();
   return held;
-}
-
-void ModelTransfers::Keep(LocalId local, uint64_t revision, const ModelState& state) {
-  if (options_.keeps) kept_[local] = {revision, state};
 }
 
 void ModelTransfers::Forget(LocalId local) {
@@ -90,11 +92,16 @@ void ModelTransfers::Send(PeerId to, Answer what) {
 
 void ModelTransfers::Serve(const peerd::ServeState& action) {
   const Held& held = held_.at(action.local);
-  if (RootOf(*held.state) != action.state) {
+  const std::shared_ptr<ModelState> now = held.now();
+  if (RootOf(*now) != action.state) {
     Checker::Fail(ToString(action.member) + " serves a state that it has not got");
   }
-  serving_[action.local] = {action.group, action.member,          action.state,      held.strategy,
-                            held.state,   DigestsOf(*held.state), action.may_change, action.local};
+  // By the time that it may change, the trainer has it.
+  serving_[action.local] = {action.group,   action.member,
+                            action.state,   held.strategy,
+                            action.may_change ? held.state : now,
+                            DigestsOf(*now), action.may_change,
+                            action.local};
 }
 
 void ModelTransfers::EndServe(const peerd::EndServe& action) {
@@ -174,9 +181,11 @@ void ModelTransfers::Start(const peerd::StartTransfer& action) {
   if (transfers_.contains(action.local)) Checker::Fail("two transfers into one state");
   if (serving_.contains(action.local)) Checker::Fail("a state is written while it is served");
   if (action.manifest != kModelManifest) Checker::Fail("a transfer of another manifest");
-  if (held_.at(action.local).strategy == control::SyncStrategy::kSend) {
+  Held& held = held_.at(action.local);
+  if (held.strategy == control::SyncStrategy::kSend) {
     Checker::Fail("a member that only sends is told to fetch");
   }
+  if (held.fetched == nullptr) held.fetched = std::make_shared<ModelState>(*held.state);
   Transfer& transfer = transfers_[action.local];
   transfer.id = options_.world->NewNumber();
   transfer.local = action.local;
@@ -237,7 +246,7 @@ void ModelTransfers::OnDigests(LocalId local, uint64_t id, uint64_t ask,
     return AskDigests(*transfer);
   }
   transfer->digests = *std::move(digests);
-  const std::vector<uint64_t> own = DigestsOf(*held_.at(local).state);
+  const std::vector<uint64_t> own = DigestsOf(*held_.at(local).now());
   std::vector<peerd::ChunkToFetch> chunks;
   for (size_t i = 0; i < own.size(); ++i) {
     if (own[i] != transfer->digests[i]) chunks.push_back({0, i, kChunkBytes});
@@ -268,7 +277,7 @@ void ModelTransfers::Pump(LocalId local, uint64_t id) {
     return End(*transfer, {Code::kAborted, "chunks have changed at all sources"});
   }
   if (plan.done()) {
-    const bool right = RootOf(*held_.at(local).state) == transfer->root ||
+    const bool right = RootOf(*held_.at(local).now()) == transfer->root ||
                        options_.planted == Planted::kChunksUnchecked;
     return End(*transfer, right ? Outcome{} : Outcome{Code::kInternal, "the root is another one"});
   }
@@ -303,6 +312,12 @@ void ModelTransfers::Carry(Transfer& transfer, const peerd::TransferAction& acti
   }
 }
 
+void ModelTransfers::Write(const Transfer& transfer, size_t chunk, uint64_t value) {
+  const Held& held = held_.at(transfer.local);
+  held.fetched->chunks[chunk] = value;
+  if (options_.planted == Planted::kWrittenEarly) held.state->chunks[chunk] = value;
+}
+
 // No value: it was refused.
 void ModelTransfers::OnChunk(LocalId local, uint64_t id, AskId number, Chunk given) {
   const std::optional<uint64_t>& value = given.value;
@@ -317,8 +332,7 @@ void ModelTransfers::OnChunk(LocalId local, uint64_t id, AskId number, Chunk giv
   } else if (!value) {
     transfer->plan->OnRefused(number, "has it no more");
   } else {
-    held_.at(local).state->chunks[chunk] = *value;
-    transfer->wrote = true;
+    Write(*transfer, chunk, *value);
     const bool good = DigestOf(*value) == transfer->digests[chunk] ||
                       options_.planted == Planted::kChunksUnchecked;
     transfer->plan->OnChunk(number, good, options_.world->now());
@@ -399,15 +413,9 @@ void ModelTransfers::End(Transfer& transfer, Outcome outcome) {
     for (const MemberId member : transfer.plan->corrupt()) corrupt.insert(member);
   }
   ended.corrupt = {corrupt.begin(), corrupt.end()};
-  ended.wrote = transfer.wrote && options_.planted != Planted::kTornUntold;
-  const auto kept = kept_.find(transfer.local);
-  if (!ended.outcome.ok() && ended.wrote && kept != kept_.end()) {
-    *held_.at(transfer.local).state = kept->second.second;
-    ended.put_back = peerd::PutBack{kept->second.first, RootOf(kept->second.second)};
-  }
   options_.story->Tell(options_.world->now(), ToString(self_), "  transfer of local ",
                        transfer.local.value(), " ends: ", Describe(ended.outcome),
-                       " bytes=", ended.bytes, ended.put_back ? " put back" : "");
+                       " bytes=", ended.bytes);
   transfers_.erase(transfer.local);
   options_.tell(std::move(ended));
 }

@@ -3,7 +3,8 @@
 // A state is a handful of chunks, each a number that stands for its bytes. Production code plans a
 // transfer (TransferPlan); the model carries its asks and answers over the simulated network, where
 // they wait for blocked paths, die with a process, and may come with a bit flipped. A chunk is
-// written in place and then checked, as by the daemon.
+// written to an inbox and then checked, as by the daemon; a trainer's tensors are written when a
+// sync has ended well.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +48,6 @@ class ModelTransfers {
     uint32_t detect_ms = 1500;
     Planted planted = Planted::kNone;
     double flips = 0;                             // share of chunks that come with a bit flipped
-    bool keeps = false;                           // --keep-state
     int64_t chunk_us = 0;                         // the longest that a source takes for one
     std::function<ModelTransfers*(PeerId)> find;  // nullptr: no such peer, or it is dead
     std::function<void(peerd::Event)> tell;
@@ -59,15 +59,15 @@ class ModelTransfers {
   struct Held {
     std::shared_ptr<ModelState> state;
     control::SyncStrategy strategy = control::SyncStrategy::kPopular;
-    Hash128 begun;  // what it was then
+    Hash128 begun;                        // what it was then
+    std::shared_ptr<ModelState> fetched;  // over that; nullptr: nothing is
+
+    const std::shared_ptr<ModelState>& now() const { return fetched != nullptr ? fetched : state; }
   };
   void Hold(peerd::LocalId local, std::shared_ptr<ModelState> state,
             control::SyncStrategy strategy);
-  Held Release(peerd::LocalId local);
-  // The member has committed this: a later transfer that breaks off is undone to it.
-  void Keep(peerd::LocalId local, uint64_t revision, const ModelState& state);
-  bool Holds(peerd::LocalId local) const { return held_.contains(local); }
-  bool Fetches(peerd::LocalId local) const { return transfers_.contains(local); }
+  // `good`: the trainer has what was fetched from now on.
+  Held Release(peerd::LocalId local, bool good);
   // The member is out.
   void Forget(peerd::LocalId local);
 
@@ -123,7 +123,6 @@ class ModelTransfers {
     std::vector<uint64_t> digests;
     std::map<peerd::AskId, size_t> asks;  // for this chunk
     Tick armed = kNever;
-    bool wrote = false;
     bool stopping = false;
   };
   using Answer = std::function<void(ModelTransfers*)>;
@@ -143,6 +142,7 @@ class ModelTransfers {
                  std::optional<std::vector<uint64_t>> digests);
   void Pump(peerd::LocalId local, uint64_t id);
   void Carry(Transfer& transfer, const peerd::TransferAction& action);
+  void Write(const Transfer& transfer, size_t chunk, uint64_t value);
   void OnChunk(peerd::LocalId local, uint64_t id, peerd::AskId ask, Chunk chunk);
   void Arm(Transfer& transfer);
   void End(Transfer& transfer, Outcome outcome);
@@ -156,7 +156,6 @@ class ModelTransfers {
   const PeerId self_;
   const Options options_;
   std::map<peerd::LocalId, Held> held_;
-  std::map<peerd::LocalId, std::pair<uint64_t, ModelState>> kept_;  // with its revision
   std::map<peerd::LocalId, Serving> serving_;
   std::map<peerd::LocalId, Transfer> transfers_;
   std::map<peerd::LocalId, Reads> reads_;

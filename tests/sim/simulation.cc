@@ -26,7 +26,6 @@ Simulation::Simulation(const SimulationOptions& options)
                         options.planted};
   context_.persist_us = options.persist_us;
   context_.flips = options.flips;
-  context_.keeps = options.keeps;
   context_.chunk_us = options.chunk_us;
   context_.ring_interval_ms = options.ring_interval_ms;
   context_.find_peer = [this](PeerId peer) -> PeerHost* {
@@ -270,7 +269,6 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   background_draws_ = Prng(seed ^ 0xbac6);
   if (background_draws_.Chance(0.35)) background_ = background_draws_.Chance(0.5) ? 0.3 : 0.7;
   if (states.Chance(0.4)) options.chunk_us = states.Between(0, Millis(options.detect_ms) / 2);
-  options.keeps = states.Chance(0.5);
   Prng rings(seed ^ 0x71265);
   if (rings.Chance(0.35)) options.ring_interval_ms = 1 + static_cast<uint32_t>(rings.Below(400));
   options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);

@@ -34,7 +34,6 @@ struct SimulationOptions {
   Planted planted = Planted::kNone;
   Story::Mode mode = Story::Mode::kQuiet;
   double flips = 0;  // of the chunks of states
-  bool keeps = false;
   int64_t chunk_us = 0;
   uint32_t ring_interval_ms = 0;  // 0: no link is measured, and rings are left alone
   bool scripted = false;          // nothing is left to chance

@@ -98,13 +98,11 @@ void Trainer::Join() {
   world_seen_ = {};
   strands_.clear();
   // Its group may have been empty in between, and then begins at any revision.
-  revision_ = saved_revision_ = 0;
-  saved_.clear();
+  revision_ = 0;
   changed_ = true;
-  torn_ = in_step_ = again_ = working_ = held_ = false;
+  in_step_ = again_ = working_ = held_ = false;
   background_steps_ = 0;
-  // What it had was being fetched into, maybe.
-  model_root_ = RootOf(*model_);
+  CheckState();
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
   local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, plan_.terms);
   // One of them may have ended before.
@@ -368,20 +366,14 @@ bool Trainer::SyncsAt(uint64_t step) const {
 PeerHost::Offer Trainer::MakeOffer(uint64_t step) {
   peerd::SyncRequest request;
   if (plan_.syncs == Syncs::kSendReceive) {
-    const bool sends = !torn_ && !held_ && !world_seen_.background && (slot_ + step) % 3 == 0;
+    const bool sends = !held_ && !world_seen_.background && (slot_ + step) % 3 == 0;
     request.strategy = sends ? control::SyncStrategy::kSend : control::SyncStrategy::kReceive;
   }
   request.revision = revision_;
   request.manifest = kModelManifest;
   if (held_) return {request, model_};
   CheckState();
-  if (torn_ && !saved_.empty() && state_prng_.Chance(0.5)) {
-    Say("loads its checkpoint of revision " + std::to_string(saved_revision_));
-    model_->chunks = saved_;
-    revision_ = saved_revision_;
-    request.restored = true;
-    torn_ = false;
-  } else if (!changed_) {
+  if (!changed_) {
     // What was trained since; only some of it.
     for (size_t i = 0; i < kStateChunks; ++i) {
       if ((step + i) % 3 != 0) model_->chunks[i] = model_->chunks[i] * 31 + step;
@@ -411,14 +403,12 @@ void Trainer::OnSyncDone(const peerd::SyncDone& ended) {
     if (!in_step_ && state_ == State::kInside) BeginStep();
     return;
   }
-  model_root_ = RootOf(*model_);
-  torn_ = ended.torn;
-  if (ended.state == model_root_) revision_ = ended.revision;
   if (ended.outcome.ok()) {
-    saved_ = model_->chunks;
-    saved_revision_ = revision_;
+    model_root_ = RootOf(*model_);
+    revision_ = ended.revision;
     changed_ = false;
   }
+  CheckState();
   again_ = ended.outcome.code == Code::kAborted;     // so is that of all who took part
   if (in_step_ || state_ != State::kInside) return;  // StepDone follows
   if (ended.outcome.code == Code::kEvicted || ended.outcome.code == Code::kUnavailable) return;
@@ -439,9 +429,8 @@ void Trainer::OnTakeDone(const peerd::TakeDone& done) {
   held_ = false;
   model_root_ = RootOf(*model_);
   if (done.state != model_root_) Checker::Fail(name_ + ": what it took has been written since");
-  revision_ = saved_revision_ = done.revision;
-  saved_ = model_->chunks;
-  changed_ = torn_ = false;
+  revision_ = done.revision;
+  changed_ = false;
 }
 
 // Nobody else writes to them between two syncs.

@@ -150,20 +150,16 @@ class Trainer final : public TrainerSide {
   std::map<uint64_t, Posted> posted_;  // by call
   std::vector<std::shared_ptr<Buffer>> graves_;
 
-  // Its tensors. Whatever a sync left there stays until the next one.
+  // Its tensors.
   Prng state_prng_;
   std::shared_ptr<ModelState> model_;
   Hash128 model_root_;
-  uint64_t revision_ = 0;  // to be offered
-  bool in_step_ = false;   // the open sync is a step's
-  bool again_ = false;     // the last sync was aborted
-  bool changed_ = true;    // since the last sync that ended well
-  bool torn_ = false;
+  uint64_t revision_ = 0;          // to be offered
+  bool in_step_ = false;           // the open sync is a step's
+  bool again_ = false;             // the last sync was aborted
+  bool changed_ = true;            // since the last sync that ended well
   bool held_ = false;              // the peer fetches into it, in the background
   uint64_t background_steps_ = 0;  // passed in the background
-  // The last state that all agreed on.
-  std::vector<uint64_t> saved_;
-  uint64_t saved_revision_ = 0;
 };
 
 }  // namespace longhaul::sim

@@ -337,49 +337,40 @@ typedef struct lh_sync_options {
   lh_state *state;
   uint64_t revision; /* of the state: one more than at the last sync; any at the group's first */
   lh_hash hash;
-  uint32_t restored; /* 1: every byte was written since the last sync, from a checkpoint for
-                        instance; makes a torn state whole */
+  uint32_t zero;
   /* Called while this member fetches, at most ten times a second, by the thread that waits; NULL:
    * nobody is told. It may call the library, but not free what the sync uses. */
   void (*progress)(const lh_progress *progress, void *context);
   void *progress_context;
-  /* 1: the last sync of these tensors left them torn (lh_sync_info_t.torn). Of one through the same
-   * lh_state that is known; it has to be said where the state was declared anew since, as after a
-   * restart of peerd. Torn tensors are never sent to others. Not together with `restored`. */
-  uint32_t torn;
-  uint32_t zero;
 } lh_sync_options;
 #define LH_SYNC_OPTIONS_INIT \
-  { sizeof(lh_sync_options), LH_POPULAR, NULL, 0, LH_HASH_ALWAYS, 0, NULL, NULL, 0, 0 }
+  { sizeof(lh_sync_options), LH_POPULAR, NULL, 0, LH_HASH_ALWAYS, 0, NULL, NULL }
 
 typedef struct lh_sync_info_t {
   uint32_t struct_size;
   uint32_t sources;  /* members that sent some of `bytes` */
-  uint64_t revision; /* that all hold now; with `replaced`: that the tensors hold */
+  uint64_t revision; /* that all hold now */
   uint64_t hash_high;
   uint64_t hash_low;
   uint64_t bytes; /* received; 0: this member had the state */
   double seconds; /* from the call to its end, at peerd */
   /* Also if the sync failed, or could not begin: */
-  uint32_t torn;       /* 1: a transfer into tensors that are in place broke off, now or in an
-                          earlier sync, or nobody is left who could tell; they are of no use
-                          until a sync ends well or all of them are written again */
   uint32_t passed;     /* of a step boundary: 1: it is behind this member */
-  uint32_t replaced;   /* 1: the sync failed, and the tensors hold another state than was offered:
-                          that of `revision`, which is the one to offer next */
   uint32_t resumed;    /* 1: the tensors were filled from what peerd had kept; that counts as having
                           come from others, too */
-  uint32_t background; /* 1: this member is in the background: nobody touches the tensors until
-                          lh_state_take() has given them back, or a later sync returns without
-                          this. The other fields say nothing */
+  uint32_t background; /* 1: this member is in the background: nobody writes to the tensors until
+                          lh_state_take() has ended well, or a later sync returns without this. The
+                          other fields say nothing */
+  uint32_t zero;
 } lh_sync_info_t;
 #define LH_SYNC_INFO_INIT \
-  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0 }
+  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
 
 /* Brings the tensors of all members of the group to the same bits: the members vote by digest, and
  * those that differ fetch what differs from those that do not. Ends when all members have called
  * it and hold the same. `info` may be NULL; it is filled whenever there is an outcome.
- * Tensors: nobody writes to them until it has ended. LH_OK: they hold what all hold. LH_ABORTED:
+ * Tensors: nobody writes to them until it has ended. LH_OK: they hold what all hold; otherwise they
+ * are as they were. What came is written to them by the call that waits for the end. LH_ABORTED:
  * the transfer failed for all, call again. LH_STATE_MISMATCH: this member's state cannot be brought
  * together with the others'; the text says why. LH_DEADLINE_EXCEEDED: it goes on; the next call
  * waits for it. */

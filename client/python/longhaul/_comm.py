@@ -193,8 +193,8 @@ class Comm:
 
         Raises StateMismatch if this member's state cannot be brought together with the others' (the
         message names the first difference, or the revision to load), Aborted if transfers fail
-        again and again, FailedPrecondition, Evicted, Unavailable. After an error that leaves
-        `state.torn`, the tensors hold nothing of use until a sync ends well.
+        again and again, FailedPrecondition, Evicted, Unavailable. After an error the tensors are as
+        they were.
         """
         return self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
 
