@@ -122,6 +122,7 @@ struct lh_state {
   uint8_t *copies; /* NULL: none */
   uint8_t *inbox;  /* of tensors that are no copies; NULL: none */
   size_t inbox_bytes;
+  bool fetched; /* chunks may have come since the inbox was given back */
   struct lhi_pin table_pin;
   struct lhi_pin copies_pin;
   struct lhi_pin inbox_pin;

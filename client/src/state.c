@@ -483,9 +483,8 @@ static void copy_in(const lh_state *state, bool touched_only) {
   }
 }
 
-/* Copies what came from others to where the caller has it. Without the mutex. */
-static void sync_collect(lh_op *op) {
-  const lh_state *const state = op->synced;
+/* Copies the chunks that are marked to where the caller has them. */
+static void write_changed(const lh_state *state) {
   for (uint32_t i = 0; i < state->count; ++i) {
     const struct lhi_tensor *const tensor = &state->tensors[i];
     const uint8_t *const changed = state->changed + tensor->first_chunk;
@@ -501,8 +500,15 @@ static void sync_collect(lh_op *op) {
       first += count;
     }
   }
+}
+
+/* What came from others is the caller's now. Without the mutex. */
+static void sync_collect(lh_op *op) {
+  lh_state *const state = op->synced;
+  if ((op->reply_flags & LH_IPC_CHANGED) != 0) write_changed(state);
   /* Between two syncs it needs no memory. */
   if (state->inbox != NULL) (void)madvise(state->inbox, state->inbox_bytes, MADV_REMOVE);
+  state->fetched = false;
 }
 
 /* ------------------------------------------------------------------ syncs */
@@ -527,6 +533,9 @@ static void sync_ended(lh_op *op, const struct lh_ipc_reply *reply) {
   if (reply != NULL) {
     op->reply_flags = reply->flags;
     if (op->status == LH_OK) op->reply.sync = reply->u.sync;
+    if (op->status != LH_OK || (reply->flags & (LH_IPC_CHANGED | LH_IPC_BACKGROUND)) != 0) {
+      state->fetched = true;
+    }
     if ((reply->flags & LH_IPC_BACKGROUND) != 0) {
       state->holder = op->comm;
       op->comm->on_free = forget_locked;
@@ -541,7 +550,7 @@ static void step_ended(lh_op *op, const struct lh_ipc_reply *reply) {
 }
 
 static bool sync_arrived(const lh_op *op) {
-  return op->status == LH_OK && (op->reply_flags & LH_IPC_CHANGED) != 0;
+  return op->status == LH_OK && (op->reply_flags & LH_IPC_BACKGROUND) == 0 && op->synced->fetched;
 }
 
 /* The sync does not use its state any more. `good`: the caller's tensors are what all hold. */

@@ -1170,7 +1170,6 @@ TEST_F(IpcClientStateTest, ATakeThatPeerdDoesNotAnswerEndsAndIsWaitedForByTheNex
     taken.revision = 9;
     taken.bytes = kMiB;
     taken.changed = true;
-    taken.changed = true;
     server.TakeDone(LocalId(1), {}, taken);
   });
   EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION) << "also once the answer is here";
@@ -1278,6 +1277,21 @@ TEST_F(IpcClientStateTest, AnInboxHasMemoryOnlyFromTheFetchToTheEndOfTheSync) {
   EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
   peer.join();
   harness_->Run([&](ScriptedHandler&, IpcServer&) { EXPECT_EQ(resident(inbox), 0); });
+  // After one that failed, until another one ended well, whether or not it needed what came.
+  memset(in_place_, 1, kSize);
+  std::fill(copied_.begin(), copied_.end(), uint8_t{2});
+  peer = std::thread([this] { Fetch({Code::kAborted, "source died"}); });
+  EXPECT_EQ(Sync(), LH_ABORTED);
+  peer.join();
+  harness_->Run([&](ScriptedHandler&, IpcServer&) { EXPECT_GT(resident(inbox), 0); });
+  Hold(&ScriptedHandler::hold_syncs, false);
+  const std::vector<uint8_t> before(in_place_, in_place_ + kSize);
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(std::vector<uint8_t>(in_place_, in_place_ + kSize), before);
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(resident(inbox), 0);
+    handler.syncs.clear();
+  });
 }
 
 TEST_F(IpcClientStateTest, WhatWasKeptReachesTheTensorsThoughNothingCameFromOthers) {

@@ -60,7 +60,7 @@ class SyncRunnerTest : public testing::Test {
     return std::get<LocalSync>(events.at(0)).sync;
   }
   StateSyncInfo End(Outcome outcome = {}) {
-    return runner_.End({kLocal, std::move(outcome), 12, {}, 0, 0});
+    return runner_.End(SyncDone{kLocal, std::move(outcome), 12, {}, 0, 0});
   }
 
   std::vector<uint8_t> bytes_ = std::vector<uint8_t>(2500101);
@@ -161,7 +161,7 @@ TEST_F(SyncRunnerTest, WhatWasFetchedOverACopyIsForgottenWhenTheCopyIsMadeAnew) 
 TEST_F(SyncRunnerTest, TheAnswerSaysHowLongItTook) {
   RequestOf(Sync());
   now_ = Tick{5000};
-  const StateSyncInfo info = runner_.End({kLocal, {}, 13, {1, 2}, 77, 3});
+  const StateSyncInfo info = runner_.End(SyncDone{kLocal, {}, 13, {1, 2}, 77, 3});
   EXPECT_EQ(info.total_us, 5000);
   EXPECT_EQ(info.revision, 13u);
   EXPECT_EQ(info.state, (Hash128{1, 2}));
@@ -174,7 +174,7 @@ TEST_F(SyncRunnerTest, TheTrainerIsToldWhichChunksCameFromOthers) {
   RequestOf(Sync());
   state_->Fetched(0, 1, {1, 2});
   state_->Fetched(2, 0, {3, 4});
-  EXPECT_TRUE(runner_.End({kLocal, {}, 13, {1, 2}, 77, 3}).changed);
+  EXPECT_TRUE(runner_.End(SyncDone{kLocal, {}, 13, {1, 2}, 77, 3}).changed);
   EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 1}));
   EXPECT_EQ(state_->Chunk(0, 1), bytes_.data() + 1 + kStateChunkBytes) << "its trainer has it";
   RequestOf(Sync());
@@ -261,7 +261,7 @@ TEST_F(HeldSyncsTest, ASyncThatEndsAsUsualTellsTheSame) {
   state_->Fetched(0, 1, {1, 2});
   runner_.Begin(kLocal, Sync(), /*with_step=*/false);
   runner_.PopEvents();
-  runner_.End({kLocal, {}, 13, {1, 2}, 77, 3});
+  runner_.End(SyncDone{kLocal, {}, 13, {1, 2}, 77, 3});
   EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 0}));
   EXPECT_EQ(runner_.StateOf(kLocal), nullptr);
 }
@@ -298,7 +298,8 @@ class KeptSyncsTest : public SyncRunnerTest {
   // A sync of what is there, to its end: the trainer has been answered.
   StateSyncInfo Commit(LocalId local, uint64_t revision) {
     const SyncRequest request = Begin(local, revision);
-    const StateSyncInfo info = runner_.End({local, {}, request.revision, request.state, 0, 0});
+    const StateSyncInfo info =
+        runner_.End(SyncDone{local, {}, request.revision, request.state, 0, 0});
     EXPECT_TRUE(Until([&] { return !runner_.Keeping(local); }));
     return info;
   }
@@ -336,7 +337,7 @@ TEST_F(KeptSyncsTest, AMemberGoesOnWhereOneOfItsNameWas) {
   EXPECT_TRUE(AllOfferedAre(7));
   EXPECT_TRUE(AllAre(0)) << "before all have agreed on it";
   EXPECT_EQ(request.state, RootOf(state_->manifest, state_->digests));
-  const StateSyncInfo info = runner_.End({kLocal, {}, 20, request.state, 0, 0});
+  const StateSyncInfo info = runner_.End(SyncDone{kLocal, {}, 20, request.state, 0, 0});
   EXPECT_TRUE(info.resumed);
   EXPECT_TRUE(info.changed);
   EXPECT_EQ(info.revision, 20u);
@@ -385,7 +386,7 @@ TEST_F(KeptSyncsTest, InPlaceOfKeptBitsThatAreDamagedTheTrainersOwnAreOffered) {
   EXPECT_EQ(request.revision, 3u);
   EXPECT_FALSE(request.kept);
   EXPECT_TRUE(AllOfferedAre(0));
-  const StateSyncInfo info = runner_.End({kLocal, {}, 3, request.state, 0, 0});
+  const StateSyncInfo info = runner_.End(SyncDone{kLocal, {}, 3, request.state, 0, 0});
   EXPECT_FALSE(info.resumed);
   EXPECT_FALSE(info.changed);
 }
@@ -406,7 +407,7 @@ TEST_F(KeptSyncsTest, ASuccessorWaitsForWhatIsStillBeingCopied) {
   std::fill(bytes_.begin(), bytes_.end(), uint8_t{7});
   const SyncRequest offered = Begin(former, 20);
   // A trainer of its own, with tensors of its own: here they lie in the same place.
-  runner_.End({former, {}, 20, offered.state, 0, 0});
+  runner_.End(SyncDone{former, {}, 20, offered.state, 0, 0});
   EXPECT_TRUE(runner_.Keeping(former));
   kept_.Remove(former.value());
   const LocalId next(78);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "peerd/state/fresh_pages.h"
 #include "peerd/state/state_hash.h"
 
 namespace longhaul::peerd {
@@ -27,6 +28,7 @@ struct HashPool::Job {
   JobId id = 0;  // 0: of a single chunk
   std::vector<std::span<const uint8_t>> chunks;
   std::vector<uint8_t*> targets;   // of a copy: where each chunk goes; else empty
+  uint8_t* touch = nullptr;        // the chunk, if it is to be touched and not hashed
   std::vector<Hash128> digests;    // of the chunks; each written by one thread
   std::vector<size_t> per_tensor;  // chunks of each tensor
   // The reactor's.
@@ -40,6 +42,7 @@ struct HashPool::Job {
 
   void Work(size_t chunk) {
     std::span<const uint8_t> bytes = chunks[chunk];
+    if (touch != nullptr) return TouchPages({touch, bytes.size()});
     if (!targets.empty()) {
       memcpy(targets[chunk], bytes.data(), bytes.size());
       bytes = {targets[chunk], bytes.size()};
@@ -75,9 +78,19 @@ HashPool::~HashPool() {
 }
 
 void HashPool::Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) {
-  LH_CHECK(bytes <= kStateChunkBytes);
+  StartAlone({reinterpret_cast<const uint8_t*>(data), bytes}, nullptr, std::move(done));
+}
+
+void HashPool::Touch(std::span<uint8_t> memory, std::function<void()> done) {
+  StartAlone(memory, memory.data(), [done = std::move(done)](Hash128) { done(); });
+}
+
+void HashPool::StartAlone(std::span<const uint8_t> chunk, uint8_t* touch,
+                          std::function<void(Hash128)> done) {
+  LH_CHECK(chunk.size() <= kStateChunkBytes);
   auto job = std::make_shared<Job>();
-  job->chunks.emplace_back(reinterpret_cast<const uint8_t*>(data), bytes);
+  job->chunks.push_back(chunk);
+  job->touch = touch;
   job->chunk_done = std::move(done);
   ++alone_;
   Start(std::move(job));

@@ -1,9 +1,9 @@
 // Threads that hash: single chunks that have come over the network, whole states before a sync, and
-// chunks that they copy.
+// chunks that they copy. They also touch the memory that chunks will come to.
 //
-// Single chunks (Hash) go before states; states are begun in the order they came, and all threads
-// work on one before they begin the next; copies are states in this. Ends come in any order, of
-// states as of chunks. The digests are the same for any number of threads.
+// Single chunks (Hash, Touch) go before states; states are begun in the order they came, and all
+// threads work on one before they begin the next; copies are states in this. Ends come in any
+// order, of states as of chunks. The digests are the same for any number of threads.
 //
 // Memory: `holder` keeps what a state consists of readable, and is released on the reactor thread.
 // Chunks have no holder, see Hasher. Nothing here can be hit by SIGBUS: what trainers share are
@@ -47,6 +47,7 @@ class HashPool final : public Hasher {
   HashPool& operator=(const HashPool&) = delete;
 
   void Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) override;
+  void Touch(std::span<uint8_t> memory, std::function<void()> done) override;
 
   // One chunk to be copied, to memory of as many bytes that does not overlap it.
   struct Copy {
@@ -80,6 +81,8 @@ class HashPool final : public Hasher {
     size_t end = 0;
   };
 
+  void StartAlone(std::span<const uint8_t> chunk, uint8_t* touch,
+                  std::function<void(Hash128)> done);
   JobId Open(std::shared_ptr<Job> job);
   void Start(std::shared_ptr<Job> job);
   void StartThreads();

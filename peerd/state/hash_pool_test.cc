@@ -238,5 +238,17 @@ TEST(HashPoolTest, TheNumberOfThreadsFitsTheMachine) {
   EXPECT_LE(DefaultHashThreads(), 8u);
 }
 
+TEST(HashPoolTest, MemoryThatIsTouchedKeepsItsBytes) {
+  Owner owner(2);
+  const Bytes before = Random(kStateChunkBytes, 5);
+  Bytes memory = before;
+  bool touched = false;
+  owner.pool.Touch(memory, [&] { touched = true; });
+  EXPECT_FALSE(owner.pool.idle());
+  ASSERT_TRUE(owner.Until([&] { return touched; }));
+  EXPECT_TRUE(owner.pool.idle());
+  EXPECT_EQ(memory, before);
+}
+
 }  // namespace
 }  // namespace longhaul::peerd

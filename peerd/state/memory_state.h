@@ -39,6 +39,8 @@ struct MemoryState {
   // Where the chunk is that has its digest.
   const uint8_t* Chunk(size_t tensor, uint64_t chunk) const;
   bool InInbox(size_t tensor, uint64_t chunk) const;
+  // The inbox of the tensor is memory of its own, which may have no pages yet.
+  bool FreshInbox(size_t tensor) const { return inbox[tensor] != places[tensor]; }
   // The chunk is received or copied to where this says, and not known until Fetched().
   uint8_t* BeginFetch(size_t tensor, uint64_t chunk);
   void Fetched(size_t tensor, uint64_t chunk, const Hash128& digest);

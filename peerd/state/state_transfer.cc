@@ -248,6 +248,26 @@ void StateTransfer::UpdatePlanSources() {
 }
 
 void StateTransfer::Do(const AskChunk& action, Tick now) {
+  const ChunkToFetch& chunk = action.chunk;
+  if (!spec_.state->FreshInbox(chunk.tensor)) return AskFor(action, now);
+  touching_[action.ask] = {action};
+  hasher_->Touch({spec_.state->BeginFetch(chunk.tensor, chunk.chunk), chunk.bytes},
+                 [self = self_, plan = action.ask] {
+                   StateTransfer* const transfer = *self;
+                   if (transfer == nullptr) return;
+                   transfer->touched_.push_back(plan);
+                   transfer->dirty_ = true;
+                 });
+}
+
+void StateTransfer::OnTouched(AskId plan, Tick now) {
+  const Touching touched = touching_.extract(plan).mapped();
+  if (phase_ == Phase::kEnding) return;
+  if (touched.dropped) return plan_->OnDropped(plan);
+  AskFor(touched.action, now);
+}
+
+void StateTransfer::AskFor(const AskChunk& action, Tick now) {
   const Source& source = sources_.at(action.source);
   Ask ask{.source = action.source,
           .peer = source.peer,
@@ -260,6 +280,10 @@ void StateTransfer::Do(const AskChunk& action, Tick now) {
 }
 
 void StateTransfer::Do(const DropAsk& action) {
+  if (const auto touching = touching_.find(action.ask); touching != touching_.end()) {
+    touching->second.dropped = true;
+    return;
+  }
   const auto it = asks_.find(by_plan_.at(action.ask));
   LH_CHECK(it != asks_.end());
   Ask& ask = it->second;
@@ -291,7 +315,7 @@ void StateTransfer::CopyLocal() {
 // What has become of the plan, once nothing writes for it any more.
 void StateTransfer::EndPlan() {
   const bool failed = !plan_->failure().empty();
-  if ((!failed && !plan_->done()) || !by_plan_.empty()) return;
+  if ((!failed && !plan_->done()) || !by_plan_.empty() || !touching_.empty()) return;
   const std::string failure = plan_->failure();
   const size_t left_out = plan_->left_out();
   RetirePlan();
@@ -574,6 +598,7 @@ void StateTransfer::Work(Tick now) {
   now_ = now;
   if (!arrived_ || now >= due_) LookForNews(now);
   dirty_ = false;
+  for (const AskId plan : std::exchange(touched_, {})) OnTouched(plan, now);
   for (const auto& [id, digest] : std::exchange(hashed_, {})) OnHashed(id, digest, now);
   for (const uint64_t id : std::exchange(digests_in_, {})) {
     const auto it = asks_.find(id);
@@ -628,7 +653,7 @@ void StateTransfer::Fail(const std::string& reason) {
 }
 
 void StateTransfer::MaybeEnd() {
-  if (phase_ != Phase::kEnding || !asks_.empty()) return;
+  if (phase_ != Phase::kEnding || !asks_.empty() || !touching_.empty()) return;
   for (const PeerId peer : asked_) SendCancel(peer, 0);
   if (plan_ != nullptr) RetirePlan();
   result_ = TransferResult{.error = error_,

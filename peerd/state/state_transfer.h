@@ -6,9 +6,9 @@
 //   any --(no hope | Stop())--> ending --(nothing writes any more)--> done, with the reason
 //
 // Chunks whose digest is right already are not asked for. What to ask of whom is TransferPlan's;
-// this class moves the bytes: asks over the links, receives straight into the inbox, hashes what
-// is complete, and takes the result to the plan. A source on this host is read from memory, and
-// while there is one others are not asked.
+// this class moves the bytes: has the memory of a chunk touched, asks over the links, receives
+// straight into the inbox, hashes what is complete, and takes the result to the plan. A source on
+// this host is read from memory, and while there is one others are not asked.
 //
 // A source that does not have the state is asked again for detect_ms: the one that fetches may have
 // been told before the one that serves. Where no source is left, or none can be reached, others may
@@ -157,6 +157,11 @@ class StateTransfer {
     std::string reason;
   };
   using Asks = std::map<uint64_t, Ask>;
+  // An ask of the plan that is no Ask yet.
+  struct Touching {
+    AskChunk action;
+    bool dropped = false;
+  };
 
   bool Local(const Source& source) const { return source.peer == spec_.self; }
   bool Reachable(MemberId member, const Source& source) const;
@@ -178,6 +183,8 @@ class StateTransfer {
   void RetirePlan();
   void Do(const AskChunk& action, Tick now);
   void Do(const DropAsk& action);
+  void OnTouched(AskId plan, Tick now);
+  void AskFor(const AskChunk& action, Tick now);
   void CopyLocal();
 
   uint64_t NewAsk(Ask ask);
@@ -212,6 +219,8 @@ class StateTransfer {
   MemberId plan_only_;  // the plan has this source alone; 0: all
   Asks asks_;
   std::map<AskId, uint64_t> by_plan_;
+  std::map<AskId, Touching> touching_;  // the pages of their memory are being made
+  std::vector<AskId> touched_;
   std::deque<uint64_t> local_;        // asks of a source on this host, to be copied
   std::vector<uint64_t> digests_in_;  // asks for digests that are complete
   std::vector<std::pair<uint64_t, Hash128>> hashed_;

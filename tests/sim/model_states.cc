@@ -97,10 +97,13 @@ void ModelTransfers::Serve(const peerd::ServeState& action) {
     Checker::Fail(ToString(action.member) + " serves a state that it has not got");
   }
   // By the time that it may change, the trainer has it.
-  serving_[action.local] = {action.group,   action.member,
-                            action.state,   held.strategy,
+  serving_[action.local] = {action.group,
+                            action.member,
+                            action.state,
+                            held.strategy,
                             action.may_change ? held.state : now,
-                            DigestsOf(*now), action.may_change,
+                            DigestsOf(*now),
+                            action.may_change,
                             action.local};
 }
 
