@@ -663,6 +663,11 @@ TEST_F(ClientTest, PeerdAnswersWhatTheClientCannotKnow) {
   float* const data = Alloc(8);
   lh_op* const first = AllReduce(data, data, 4, 5);
   lh_op* const second = AllReduce(data + 4, data + 4, 4, 5);  // the same tag
+  ASSERT_TRUE(harness_->Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == 2; }));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.FinishPost({Code::kInvalidArgument, "all-reduce tag 5 refused"});
+  });
   EXPECT_EQ(lh_op_wait(second, kPatienceMs), LH_INVALID_ARGUMENT);
   EXPECT_TRUE(Says("tag 5")) << lh_last_error();
   lh_op_free(second);
