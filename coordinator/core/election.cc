@@ -171,7 +171,7 @@ class Count {
     election_.revision = *highest;
     election_.state = MostVotes(votes);
     ForEachLegal([&](const Candidate& c) {
-      if (MayWin(c) && Holds(c)) election_.holders.push_back(c.member);
+      if (c.offer.complete && Holds(c)) election_.holders.push_back(c.member);
     });
     ForEachLegal([&](const Candidate& c) {
       if (c.offer.strategy != SyncStrategy::kSend || c.offer.state == election_.state) return;

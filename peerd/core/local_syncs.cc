@@ -49,6 +49,7 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
   sync.member = member;
   sync.call = true;
   sync.with_vote = with_vote;
+  sync.elected = false;
   const bool held = sync.background && sync.background->held;
   if (sync.phase == Phase::kFetching) {
     out->push_back(StopTransfer{local});
@@ -61,8 +62,13 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
   if (!held) Bring(sync, request);
   sync.offer.number = ++sync.syncs;
   sync.offer.strategy = request.strategy;
-  // What may be unequal comes with the last transfer, for which its sources wait.
-  if (sync.background && request.unequal && !sync.agreed) sync.offer.complete = false;
+  // What may be unequal comes with the last transfer, for which its sources wait. Nothing comes to
+  // a sender.
+  const bool sends = request.strategy == SyncStrategy::kSend;
+  const bool lacks = request.unequal && !sync.agreed && (held || !sends);
+  if (sync.background && lacks) sync.offer.complete = false;
+  // Who is still fetched for has nothing to send.
+  if (sends && !sync.offer.complete) sync.offer.strategy = SyncStrategy::kReceive;
   sync.background.reset();
   Serve(local, sync, out);
   if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, sync.offer}});
@@ -124,7 +130,8 @@ void LocalSyncs::Result(LocalId local, const SyncResult& result, bool share, Tic
   sync.share = share;
   switch (result.action) {
     case SyncAction::kServe:
-      return;  // it does
+      sync.elected = true;
+      return Serve(local, sync, out);
     case SyncAction::kFetch:
       return Fetch(local, sync, result, out);
     case SyncAction::kEnd:
@@ -133,8 +140,8 @@ void LocalSyncs::Result(LocalId local, const SyncResult& result, bool share, Tic
 }
 
 void LocalSyncs::Serve(LocalId id, Sync& sync, std::vector<Action>* out) {
-  const bool serves = sync.phase == Phase::kOffered && sync.offer.complete &&
-                      sync.offer.strategy != SyncStrategy::kReceive;
+  const bool may = sync.elected || sync.offer.strategy != SyncStrategy::kReceive;
+  const bool serves = sync.phase == Phase::kOffered && sync.offer.complete && may;
   if (serves == sync.serving) return;
   sync.serving = serves;
   if (serves) {
@@ -154,6 +161,8 @@ void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
       }
       // FetchDone was lost with the stream.
       sync.told = result;
+      sync.elected = true;
+      Serve(id, sync, out);
       return SayDone(sync, {id, {}, 0, {}, {}}, out);
     case Phase::kFetching:
       sync.told = result;
@@ -181,6 +190,7 @@ void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
   sync.told = result;
   sync.progress = {};
   sync.offer.complete = false;
+  sync.elected = false;
   Serve(id, sync, out);
   const bool background = sync.background.has_value();
   out->push_back(StartTransfer{id, sync.group, result.revision, result.manifest, result.state,
@@ -236,6 +246,7 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
     sync.offer.revision = sync.told.revision;
     sync.offer.complete = true;
     sync.offer.kept = false;
+    sync.elected = true;
     sync.phase = Phase::kOffered;
     Serve(event.local, sync, out);
     return SayDone(sync, event, out);
@@ -578,7 +589,8 @@ void LocalSyncs::AddTo(Digester* digest) const {
     digest->Add(static_cast<uint64_t>(sync.phase) | uint64_t{sync.agreed} << 8 |
                 uint64_t{sync.with_vote} << 9 | uint64_t{sync.removed} << 10 |
                 uint64_t{sync.next.has_value()} << 11 | uint64_t{sync.offer.complete} << 12 |
-                uint64_t{sync.serving} << 13 | uint64_t{sync.offer.kept} << 14);
+                uint64_t{sync.serving} << 13 | uint64_t{sync.offer.kept} << 14 |
+                uint64_t{sync.elected} << 15);
     digest->Add(sync.bytes).Add(uint64_t{sync.sources}).Add(sync.offer.revision);
     digest->Add(static_cast<uint64_t>(sync.offer.strategy));
     digest->Add(sync.offer.manifest);

@@ -10,8 +10,8 @@
 //                  manifest with, after that or after detect_ms
 //   any --(the member is gone)--> forgotten, once no transfer writes any more
 //
-// Whatever is offered is served from then on, unless the member only receives: whoever is told to
-// fetch may ask before the source hears of the election.
+// Whatever is offered is served from then on: whoever is told to fetch may ask before the source
+// hears of the election. A member that only receives serves nothing but what was elected.
 //
 // What is fetched lies apart from the trainer's tensors, which are written when the sync has ended
 // well and not before (peerd/state/local_state.h). From the beginning of a transfer until its good
@@ -145,6 +145,7 @@ class LocalSyncs {
     std::optional<Background> background;
     bool with_vote = false;
     control::SyncOffer offer;         // says what is there now
+    bool elected = false;             // that is what all are to have
     bool serving = false;             // it may be asked for that
     bool shared = false;              // it is served although its call is answered
     bool share = false;               // that is wanted

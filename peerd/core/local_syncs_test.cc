@@ -192,11 +192,27 @@ TEST_F(LocalSyncsTest, WhatIsOfferedIsServedUntilTheEnd) {
             (Actions{EndServe{LocalId(1)}, SyncDone{LocalId(1), {}, 3, {5, 0}}}));
 }
 
-TEST_F(LocalSyncsTest, WhoOnlyReceivesServesNothing) {
+TEST_F(LocalSyncsTest, WhoOnlyReceivesServesWhatItBroughtOnceThatIsElected) {
+  EXPECT_TRUE(Only<ServeState>(Begin(1, 5, 3, false, SyncStrategy::kReceive)).empty());
+  EXPECT_EQ(Only<ServeState>(Serve(1, 1, 5)).size(), 1U);
+  EXPECT_TRUE(Serve(1, 1, 5).empty());
+  EXPECT_EQ(Only<EndServe>(Commit(1, 1, 5, 3)).size(), 1U);
+}
+
+TEST_F(LocalSyncsTest, WhoOnlyReceivesServesWhatItFetchedAndNothingElse) {
   Begin(1, 9, 3, false, SyncStrategy::kReceive);
   EXPECT_TRUE(Only<ServeState>(out_).empty());
-  Fetch(1, 1, 5);
-  EXPECT_TRUE(Only<ServeState>(Ended(1)).empty());
+  EXPECT_TRUE(Only<ServeState>(Fetch(1, 1, 5)).empty());
+  EXPECT_EQ(Only<ServeState>(Ended(1)),
+            (std::vector<ServeState>{{LocalId(1), kRun, MemberId(1), {5, 0}}}));
+  EXPECT_EQ(Only<EndServe>(Commit(1, 1, 5, 4)).size(), 1U);
+  EXPECT_TRUE(Only<ServeState>(Begin(1, 5, 5, false, SyncStrategy::kReceive)).empty());
+}
+
+TEST_F(LocalSyncsTest, AReceiverThatHasTheElectedStateServesItOnceItHasSaidSo) {
+  Begin(1, 5, 3, false, SyncStrategy::kReceive);
+  EXPECT_EQ(Only<ServeState>(Fetch(1, 1, 5)).size(), 1U);
+  EXPECT_EQ(Said<control::FetchDone>(out_).size(), 1U);
 }
 
 TEST_F(LocalSyncsTest, AFetcherFetchesSaysDoneAndServesFromThenOn) {
@@ -319,6 +335,30 @@ TEST_F(LocalSyncsTest, WhatWasStoppedIsOfferedAsIncompleteAndThenWhole) {
   EXPECT_FALSE(syncs_.OfferOf(LocalId(1))->complete);
   Refuse(1, 1, {Code::kAborted, "m1 was still fetching"});
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 7, 0)).at(0).offer.complete);
+}
+
+// The coordinator refuses a message that offers an incomplete state to be sent.
+TEST_F(LocalSyncsTest, ASenderOffersAllThatItHasOrReceives) {
+  SyncRequest request = Brought(103, 3);
+  request.strategy = SyncStrategy::kSend;
+  request.unequal = true;
+  const auto begin = [&] {
+    Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+    return Said<control::SyncVote>(out_).at(0).offer;
+  };
+  Hold(Brought(7, 0));
+  Chase(3);
+  Ended(1);
+  Take();
+  const control::SyncOffer taken = begin();
+  EXPECT_TRUE(taken.complete);
+  EXPECT_EQ(taken.strategy, SyncStrategy::kSend);
+  syncs_ = LocalSyncs(1500);
+  Hold(Brought(7, 0));
+  Chase(3);
+  const control::SyncOffer held = begin();
+  EXPECT_FALSE(held.complete);
+  EXPECT_EQ(held.strategy, SyncStrategy::kReceive);
 }
 
 TEST_F(LocalSyncsTest, AnotherManifestIsComparedBeforeTheErrorIsTold) {
