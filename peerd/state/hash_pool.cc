@@ -62,9 +62,7 @@ struct HashPool::Job {
 };
 
 HashPool::HashPool(uint32_t threads, std::function<void()> wake)
-    : thread_count_(threads), ended_(kEndedMax, std::move(wake)) {
-  LH_CHECK(threads > 0);
-}
+    : thread_count_(threads), ended_(kEndedMax, std::move(wake)) {}
 
 HashPool::~HashPool() {
   {
@@ -190,12 +188,12 @@ void HashPool::Deliver() {
 
 // ------------------------------------------------------------------------------ threads
 
-HashPool::Piece HashPool::NextPiece() {
+HashPool::Piece HashPool::NextPiece(uint64_t limit) {
   std::deque<std::shared_ptr<Job>>& queue = chunks_.empty() ? states_ : chunks_;
   Piece piece{queue.front(), queue.front()->next, queue.front()->next};
   Job& job = *piece.job;
   size_t bytes = 0;
-  while (piece.end < job.chunks.size() && bytes < kPieceBytes) {
+  while (piece.end < job.chunks.size() && bytes < limit) {
     bytes += job.chunks[piece.end++].size();
   }
   job.next = piece.end;
@@ -206,22 +204,33 @@ HashPool::Piece HashPool::NextPiece() {
 void HashPool::Run() {
   mutex_.Lock();
   while (true) {
-    while (!ending_ && chunks_.empty() && states_.empty()) work_.Wait(&mutex_);
+    while (!ending_ && !HasWork()) work_.Wait(&mutex_);
     if (ending_) break;
-    const Piece piece = NextPiece();
-    mutex_.Unlock();
-    Job& job = *piece.job;
-    for (size_t i = piece.begin; i < piece.end; ++i) job.Work(i);
-    mutex_.Lock();
-    job.left -= piece.end - piece.begin;
-    if (job.left > 0) continue;
-    job.posted = true;
-    if (!job.targets.empty()) copied_.SignalAll();
-    mutex_.Unlock();
-    LH_CHECK(ended_.Post(piece.job));
-    mutex_.Lock();
+    WorkOn(NextPiece(kPieceBytes));
   }
   mutex_.Unlock();
+}
+
+void HashPool::WorkOn(const Piece& piece) {
+  mutex_.Unlock();
+  Job& job = *piece.job;
+  for (size_t i = piece.begin; i < piece.end; ++i) job.Work(i);
+  mutex_.Lock();
+  job.left -= piece.end - piece.begin;
+  if (job.left > 0) return;
+  job.posted = true;
+  if (!job.targets.empty()) copied_.SignalAll();
+  mutex_.Unlock();
+  LH_CHECK(ended_.Post(piece.job));
+  mutex_.Lock();
+}
+
+bool HashPool::WorkHere() {
+  LH_CHECK(thread_count_ == 0);
+  MutexLock lock(&mutex_);
+  if (!HasWork()) return false;
+  WorkOn(NextPiece(/*limit=*/1));
+  return true;
 }
 
 }  // namespace longhaul::peerd

@@ -10,7 +10,8 @@
 // files sealed against shrinking (ipc_server.cc insists), and their pages are not file-backed.
 //
 // Threads: the reactor's, which `wake` wakes when there is something to deliver; `wake` is called
-// by the pool's own threads. Those start with the first job.
+// by the pool's own threads. Those start with the first job. A pool of 0 threads works when its
+// owner calls WorkHere(), so that a simulation decides when.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,7 @@ class HashPool final : public Hasher {
   // For each tensor the digests of its chunks.
   using Digests = std::vector<std::vector<Hash128>>;
 
-  // `threads` is 1 or more.
+  // 0 threads: only WorkHere() works.
   HashPool(uint32_t threads, std::function<void()> wake);
   // What has not been delivered never is. Waits for the chunks that are being read.
   ~HashPool() override;
@@ -69,6 +70,8 @@ class HashPool final : public Hasher {
 
   // Runs the callbacks of what has ended; they may start and cancel jobs.
   void Deliver();
+  // Of a pool without threads: works on the chunk that is next. False: there is none.
+  bool WorkHere();
   // Nothing is under way that Deliver() would bring.
   bool idle() const { return open_.empty() && alone_ == 0; }
 
@@ -87,7 +90,13 @@ class HashPool final : public Hasher {
   void Start(std::shared_ptr<Job> job);
   void StartThreads();
   void Run();
-  Piece NextPiece() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !chunks_.empty() || !states_.empty();
+  }
+  // Of `limit` bytes or more, unless the job ends before that.
+  Piece NextPiece(uint64_t limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Without the mutex as long as it works.
+  void WorkOn(const Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint32_t thread_count_;
   Mailbox<std::shared_ptr<Job>> ended_;

@@ -269,6 +269,10 @@ void KeptStates::Copied(const Name& name, bool right) {
   for (const auto& ready : waiting) ready();
 }
 
+std::shared_ptr<void> KeptStates::NewMemory(uint64_t bytes) const {
+  return options_.memory ? options_.memory(bytes) : MapMemory(bytes, unmapper_);
+}
+
 KeptStates::Kept* KeptStates::Create(Local local, Member* member, const MemoryState& state) {
   const uint64_t bytes = BytesToKeep(state.manifest);
   if (!MakeRoom(bytes)) {
@@ -277,7 +281,7 @@ KeptStates::Kept* KeptStates::Create(Local local, Member* member, const MemorySt
   }
   std::shared_ptr<void> memory;
   if (bytes > 0) {
-    memory = MapMemory(bytes, unmapper_);
+    memory = NewMemory(bytes);
     if (memory == nullptr) {
       Refuse(local, member, bytes,
              absl::StrCat("its memory cannot be had (", strerror(errno), ")"));

@@ -51,6 +51,9 @@ class KeptStates {
   struct Options {
     uint64_t bytes_max = 0;  // of all together; 0: nothing is kept
     int64_t keep_us = 0;     // after its member is gone
+    // Zeros of so many bytes; nullptr: there are none, and errno says why. Without the function:
+    // the pages of a memfd, which a thread gives back.
+    std::function<std::shared_ptr<void>(uint64_t bytes)> memory = nullptr;
   };
 
   // The pool outlives it. `clock`: the reactor's.
@@ -134,6 +137,7 @@ class KeptStates {
   bool Copy(const Name& name, const std::shared_ptr<const MemoryState>& state,
             std::function<void(bool right)> done);
   bool MakeRoom(uint64_t bytes);
+  std::shared_ptr<void> NewMemory(uint64_t bytes) const;
   Kept* Create(Local local, Member* member, const MemoryState& state);
   void Refuse(Local local, Member* member, uint64_t bytes, const std::string& why);
   void Copied(const Name& name, bool right);
