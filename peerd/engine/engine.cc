@@ -328,10 +328,10 @@ void Engine::OnRegionRemoved(const uint8_t* data, size_t) { ports_.links->Remove
 
 // Syncs that the core has heard of end with the member, and are answered then.
 void Engine::WithdrawSync(LocalId local, const Outcome& outcome) {
-  const std::optional<StateSyncInfo> info = ports_.states->Withdraw(local);
-  if (!info) return;
-  ports_.trainers->SyncDone(local, outcome, *info);
-  ports_.trainers->StepDone(local, outcome, {});
+  const std::optional<bool> with_step = ports_.states->Withdraw(local);
+  if (!with_step) return;
+  ports_.trainers->SyncDone(local, outcome, {});
+  if (*with_step) ports_.trainers->StepDone(local, outcome, {});
 }
 
 void Engine::EndSync(const SyncDone& ended) {

@@ -41,7 +41,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   Outcome admitted;
   int admissions = 0;
   bool has_work = false;
-  std::optional<StateSyncInfo> withdrawn;
+  std::optional<bool> withdrawn;  // with a step
   Tick now{Seconds(1)};
   std::vector<control::PeerMessage> sent;
 
@@ -113,7 +113,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   void Begin(LocalId, const GroupKey&, const StateSync&, bool) override {
     told.push_back("states begin");
   }
-  std::optional<StateSyncInfo> Withdraw(LocalId) override {
+  std::optional<bool> Withdraw(LocalId) override {
     return std::exchange(withdrawn, std::nullopt);
   }
   void Carry(const ServeState&) override {}
@@ -330,10 +330,21 @@ TEST_F(EngineTest, ASyncThatTheCoreHasNotHeardOfEndsWithItsMember) {
   const StateSync sync;
   engine.OnStep(kLocal, &sync);
   engine.Turn();
-  world.withdrawn = StateSyncInfo();
+  world.withdrawn = true;
   engine.OnLeave(kLocal);
   EXPECT_THAT(world.Told(), ElementsAre("states begin", "sync done", "step done"));
   EXPECT_EQ(world.outcomes[0].code, Code::kAborted);
+}
+
+TEST_F(EngineTest, ASyncWithoutAStepThatEndsWithItsMemberIsAnsweredAlone) {
+  Join();
+  engine.OnSync(kLocal, {});
+  engine.Turn();
+  world.withdrawn = false;
+  engine.OnMessage(control::Removed{kGroup, kMember, control::Removal::kEvicted, ""});
+  engine.Turn();
+  EXPECT_THAT(world.Told(),
+              ElementsAre("states begin", "sync done", "states forget", "member gone"));
 }
 
 // 1. The member is removed while others still read its tensors, so its trainer is not told yet.

@@ -5,7 +5,8 @@
 //   OpPort, StatePort: the two parts of the engine that move bytes
 //
 // The daemon puts the IPC server, the transport, OpRunner and StateRunner behind these ports. The
-// simulation and the search of small runs put models there, and run the same engine.
+// simulation puts the same two runners there, and models behind the others. The search of small
+// runs has models everywhere. All run the same engine.
 //
 // Threads: the reactor thread only.
 #pragma once
@@ -87,7 +88,8 @@ class StatePort {
   virtual void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) = 0;
   virtual void Begin(LocalId local, const GroupKey& group, const StateSync& sync,
                      bool with_step) = 0;
-  virtual std::optional<StateSyncInfo> Withdraw(LocalId local) = 0;
+  // A sync was withdrawn: whether it came with a step.
+  virtual std::optional<bool> Withdraw(LocalId local) = 0;
 
   // ---- actions of the core
   virtual void Carry(const ServeState& action) = 0;

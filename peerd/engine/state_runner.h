@@ -38,11 +38,11 @@
 
 namespace longhaul::peerd {
 
-class StateRunner final : public StatePort {
+class StateRunner : public StatePort {
  public:
   struct Options {
     PeerId self;
-    uint32_t hash_threads = 1;
+    uint32_t hash_threads = 1;  // 0: see HashHere()
     uint32_t detect_ms = 1500;
     uint64_t state_rate = 0;  // bytes of states that are sent a second; 0: no limit
     KeptStates::Options kept;
@@ -80,7 +80,7 @@ class StateRunner final : public StatePort {
     syncs_.Prepare(state, std::move(done));
   }
   void Begin(LocalId local, const GroupKey& group, const StateSync& sync, bool with_step) override;
-  std::optional<StateSyncInfo> Withdraw(LocalId local) override { return syncs_.Withdraw(local); }
+  std::optional<bool> Withdraw(LocalId local) override { return syncs_.Withdraw(local); }
   // The member is out: nobody asks for its state any more.
   void Forget(LocalId local) override;
 
@@ -110,6 +110,8 @@ class StateRunner final : public StatePort {
   std::vector<int64_t> PopHashTimes() { return syncs_.PopHashTimes(); }
   // Something is being hashed: `wake` follows.
   bool hashing() const { return !pool_.idle(); }
+  // Without threads: HashPool::WorkHere().
+  bool HashHere() { return pool_.WorkHere(); }
   // Something waits for WhenUnread().
   bool reading() const override { return !reads_.empty(); }
   uint64_t kept_bytes() const { return kept_.bytes(); }

@@ -141,12 +141,13 @@ void SyncRunner::Tell(LocalId local, bool with_step, const SyncRequest& request)
   }
 }
 
-std::optional<StateSyncInfo> SyncRunner::Withdraw(LocalId local) {
+std::optional<bool> SyncRunner::Withdraw(LocalId local) {
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || it->second.stage == Stage::kTold) return std::nullopt;
   pool_->Cancel(it->second.job);
+  const bool with_step = it->second.with_step;
   syncs_.erase(it);
-  return StateSyncInfo();
+  return with_step;
 }
 
 StateSyncInfo SyncRunner::End(const SyncDone& ended) {

@@ -47,9 +47,10 @@ class SyncRunner {
 
   // At most one of a member at a time. `with_step`: the core gets a LocalStep.
   void Begin(LocalId local, const StateSync& sync, bool with_step);
-  // The member does not want it any more, or is gone. What the caller answers it with: the core has
-  // not heard of the sync and never will. nullopt: it has, or there is none.
-  std::optional<StateSyncInfo> Withdraw(LocalId local);
+  // The member does not want it any more, or is gone. The core has not heard of the sync and never
+  // will, so the caller answers it: whether it came with a step. nullopt: the core has heard of it,
+  // or there is none.
+  std::optional<bool> Withdraw(LocalId local);
   // The core has answered: what the trainer is told, once it is not Keeping() any more.
   StateSyncInfo End(const SyncDone& ended);
   // The trainer gets what is fetched, or not yet.

@@ -391,6 +391,13 @@ void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
     newest = std::max(newest, {prepare->epoch, prepare->preparation},
                       [](const auto& a, const auto& b) { return a.first < b.first; });
   }
+  // Given up there; the coordinator may have forgotten the number.
+  if (const auto* abort = std::get_if<control::AbortEpoch>(&message)) {
+    const auto given_up = prepared_at_.find({at, abort->group.group});
+    if (given_up != prepared_at_.end() && given_up->second.first == abort->epoch) {
+      prepared_at_.erase(given_up);
+    }
+  }
   const auto* commit = std::get_if<control::CommitEpoch>(&message);
   if (commit == nullptr) return;
   const auto prepared = prepared_at_.find({at, commit->group.group});
@@ -447,26 +454,27 @@ void Checker::OnSyncResult(const control::SyncResult& result, const coordinator:
   }
 }
 
-void Checker::OnSyncDone(const peerd::SyncDone& ended, control::SyncStrategy strategy,
-                         const Hash128& begun, const Hash128& now) {
+void Checker::OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info,
+                         control::SyncStrategy strategy, const Hash128& begun, const Hash128& now) {
   if (strategy == control::SyncStrategy::kSend && now != begun) {
     Fail("the state of a member that only sends was written");
   }
-  if (ended.bytes != 0) ++counts_.syncs_fetched;
-  if (ended.outcome.ok()) {
+  if (info.bytes != 0) ++counts_.syncs_fetched;
+  if (outcome.ok()) {
     ++counts_.syncs_ok;
-    if (now != ended.state) Fail("a sync is committed, and a member has another state");
+    if (info.resumed) ++counts_.syncs_resumed;
+    if (now != info.state) Fail("a sync is committed, and a member has another state");
+    if (now != begun && !info.changed) Fail("a state has changed, and its trainer is not told");
     return;
   }
-  if (ended.outcome.code == Code::kInternal) Fail("a sync ended as: " + ended.outcome.text);
-  ++(ended.outcome.code == Code::kAborted ? counts_.syncs_aborted : counts_.syncs_refused);
+  if (outcome.code == Code::kInternal) Fail("a sync ended as: " + outcome.text);
+  ++(outcome.code == Code::kAborted ? counts_.syncs_aborted : counts_.syncs_refused);
   if (now != begun) Fail("a sync has failed, and the tensors of a member were written");
 }
 
-void Checker::OnTaken(const peerd::TakeDone& done, const Hash128& now) {
-  if (!done.outcome.ok()) return;
+void Checker::OnTaken(const peerd::StateSyncInfo& info, const Hash128& now) {
   ++counts_.taken;
-  if (done.state != now) Fail("a state is taken that is not what was agreed on");
+  if (info.state != now) Fail("a state is taken that is not what was agreed on");
 }
 
 // ------------------------------------------------------------------------------ ops

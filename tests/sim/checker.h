@@ -25,6 +25,7 @@
 #include "peerd/core/actions.h"
 #include "peerd/core/peer_core.h"
 #include "peerd/core/values.h"
+#include "peerd/state/local_state.h"
 #include "proto/control/messages.h"
 #include "tests/sim/tensors.h"
 
@@ -77,10 +78,10 @@ class Checker {
   // The store changes.
   void OnStored(const coordinator::GroupRecord& before, const coordinator::GroupRecord& after);
   // The answer to a trainer whose tensors were `begun` when it asked and are `now`.
-  void OnSyncDone(const peerd::SyncDone& ended, control::SyncStrategy strategy,
-                  const Hash128& begun, const Hash128& now);
-  // A trainer in the background gets its tensors back, which are `now`.
-  void OnTaken(const peerd::TakeDone& done, const Hash128& now);
+  void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info,
+                  control::SyncStrategy strategy, const Hash128& begun, const Hash128& now);
+  // The same of a take that ended well.
+  void OnTaken(const peerd::StateSyncInfo& info, const Hash128& now);
 
   // ---- ops
 
@@ -133,6 +134,7 @@ class Checker {
     uint64_t syncs_aborted = 0;
     uint64_t syncs_refused = 0;
     uint64_t syncs_fetched = 0;  // brought something
+    uint64_t syncs_resumed = 0;  // from what a peer had kept
     uint64_t background = 0;     // members that came out of the background after they had joined
     uint64_t taken = 0;          // states that came in the background
     uint64_t rings = 0;          // ordered anew

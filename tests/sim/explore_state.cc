@@ -279,7 +279,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
       events_.push_back(peerd::LocalSync{local, request});
     }
   }
-  std::optional<peerd::StateSyncInfo> Withdraw(peerd::LocalId) override { return std::nullopt; }
+  std::optional<bool> Withdraw(peerd::LocalId) override { return std::nullopt; }
   void Carry(const peerd::ServeState& action) override { s->Serve(i, action); }
   void Carry(const peerd::EndServe& action) override {
     if (s->Write(i).served.erase(s->MemberOf(action.local)) == 0) {

@@ -83,10 +83,12 @@ class ScriptedTrainer final : public TrainerSide {
     sim_->checker().OnStep(0, world.member, ++step_);
     Say("lh_begin_step: ok, " + Text(world));
   }
-  void OnSyncDone(const peerd::SyncDone& ended) override {
-    Say("lh_sync: " + Describe(ended.outcome));
+  void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo&) override {
+    Say("lh_sync: " + Describe(outcome));
   }
-  void OnTakeDone(const peerd::TakeDone& done) override { Say("take: " + Describe(done.outcome)); }
+  void OnTakeDone(const Outcome& outcome, const peerd::StateSyncInfo&) override {
+    Say("take: " + Describe(outcome));
+  }
   void OnLeaveDone(const Outcome& outcome) override { Say("lh_leave: " + Describe(outcome)); }
   void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) override {
     const Post post = posts_.at(call);

@@ -186,6 +186,13 @@ std::string Describe(const FrameHeader& header) {
              " attempt=" + ToString(header.attempt) +
              (header.phase == Phase::kReduce ? " reduce" : " gather") +
              " offset=" + Number(header.offset) + " bytes=" + Number(header.payload_bytes);
+    case FrameType::kChunkRequest:
+    case FrameType::kChunkRefused:
+    case FrameType::kChunkCancel:
+      return std::string(header.type == FrameType::kChunkRequest   ? "CHUNK_REQUEST"
+                         : header.type == FrameType::kChunkRefused ? "CHUNK_REFUSED"
+                                                                   : "CHUNK_CANCEL") +
+             " transfer=" + ToString(header.op) + " ask=" + ToString(header.attempt);
     default:
       return "frame";
   }
