@@ -113,9 +113,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   void Begin(LocalId, const GroupKey&, const StateSync&, bool) override {
     told.push_back("states begin");
   }
-  std::optional<bool> Withdraw(LocalId) override {
-    return std::exchange(withdrawn, std::nullopt);
-  }
+  std::optional<bool> Withdraw(LocalId) override { return std::exchange(withdrawn, std::nullopt); }
   void Carry(const ServeState&) override {}
   void Carry(const EndServe&) override {}
   void Carry(const StartTransfer&) override {}
