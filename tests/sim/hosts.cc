@@ -1084,6 +1084,10 @@ void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) 
     Checker::Fail(node_.name + " refuses a message of the coordinator: " +
                   std::string(message.status().message()));
   }
+  if (const auto* result = std::get_if<control::SyncResult>(&*message);
+      result != nullptr && result->action != control::SyncAction::kEnd) {
+    elected_[result->member] = result->state;
+  }
   Hear(*message);
 }
 
@@ -1106,10 +1110,6 @@ void PeerHost::Hear(const control::CoordinatorMessage& message) {
     context_.trigger(Moment::kPrepareArrived, id_);
     attempts_[prepare->group] = std::max(attempts_[prepare->group], prepare->last_freeze);
     prepared_[prepare->group] = *prepare;
-  }
-  if (const auto* result = std::get_if<control::SyncResult>(&message);
-      result != nullptr && result->action != control::SyncAction::kEnd) {
-    elected_[result->member] = result->state;
   }
   if (std::holds_alternative<control::CommitEpoch>(message)) {
     context_.trigger(Moment::kCommitArrived, id_);
