@@ -44,7 +44,7 @@ def model(mib: int, fill: float) -> tuple[lh.State, np.ndarray]:
 
 
 def train(socket: str, options: argparse.Namespace, mode: str | None, results: Any) -> None:
-    """mode None: a veteran. Puts (when, seconds, weight of the newcomer) of each step, or the newcomer's times."""
+    """mode None: a veteran. Puts (when, seconds) of each step, or the newcomer's times."""
     os.environ["LONGHAUL_SOCKET"] = socket
     state, small = model(options.mib, 1.0 if mode is None else 0.0)
     gradient = lh.empty(options.op_mib << 18, dtype="float32")
@@ -56,8 +56,8 @@ def train(socket: str, options: argparse.Namespace, mode: str | None, results: A
         while together < options.steps:
             began = time.monotonic()
             with comm.step(state, 600) as step:
-                if mode is not None and step.weight and "counts" not in told:
-                    told["counts"] = time.monotonic()
+                if mode is not None and not step.background and "contributes" not in told:
+                    told["contributes"] = time.monotonic()
                 time.sleep(options.think)
                 gradient[:] = 1.0
                 gradient[0] = mode is not None
@@ -95,8 +95,8 @@ def measure(options: argparse.Namespace, mode: str) -> dict[str, Any]:
             process.join(60)
     newcomer = next(one for one in told if one["mode"] is not None)
     veteran = next(one for one in told if one["mode"] is None)
-    # From its admission to the step that counts it. Its own memory is made before.
-    since, until = newcomer["joined"], newcomer["counts"]
+    # From its admission to its first step outside the background. Its own memory is made before.
+    since, until = newcomer["joined"], newcomer["contributes"]
     before = [seconds for at, seconds in veteran["steps"] if began - options.before / 2 < at < began]
     during = [seconds for at, seconds in veteran["steps"] if at + seconds > since and at < until]
     return {
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--op_mib", type=int, default=4, help="that a step reduces")
     parser.add_argument("--think", type=float, default=0.25, help="seconds of a step")
     parser.add_argument("--before", type=float, default=20, help="seconds before the newcomer comes")
-    parser.add_argument("--steps", type=int, default=3, help="that it counts in")
+    parser.add_argument("--steps", type=int, default=3, help="that it contributes to")
     parser.add_argument("--rate", type=int, default=0, help="bytes per second of states that each source sends; 0: any")
     options = parser.parse_args()
     for mode in ("background", "blocking"):

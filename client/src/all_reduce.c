@@ -79,11 +79,11 @@ static lh_status check_all_reduce(const lh_all_reduce_options *o, size_t *bytes_
                     kAllReduce, (unsigned long long)o->count);
   }
   *bytes_out = (size_t)o->count * element;
-  if (o->algorithm == LH_ONESHOT && *bytes_out > LH_EAGER_BYTES_MAX) {
+  if (o->algorithm == LH_ONESHOT && *bytes_out > LH_ONE_SHOT_BYTES_MAX) {
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: a one-shot op has at most %d bytes, this one %llu; leave the algorithm to "
                     "Longhaul (LH_AUTO), or choose LH_MESH or LH_RING",
-                    kAllReduce, LH_EAGER_BYTES_MAX, (unsigned long long)*bytes_out);
+                    kAllReduce, LH_ONE_SHOT_BYTES_MAX, (unsigned long long)*bytes_out);
   }
   if (UINTPTR_MAX - high < *bytes_out) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: source or target goes beyond the address space",

@@ -92,6 +92,7 @@ struct lhi_region *lhi_arena_surplus(struct lhi_arena *arena) {
   struct lhi_region *surplus = NULL;
   for (struct lhi_region *region = arena->regions; region != NULL; region = region->next) {
     if (region->used != 0) continue;
+    if (region->inbox) return region;
     empty += region->bytes;
     if (surplus == NULL || region->last < surplus->last) surplus = region;
   }
@@ -142,11 +143,18 @@ static bool carve(struct lhi_block *block, size_t offset, size_t bytes) {
   return true;
 }
 
+void *lhi_arena_take_inbox(struct lhi_region *region) {
+  region->inbox = true;
+  region->blocks->used = true;
+  region->used = region->bytes;
+  return region->base;
+}
+
 void *lhi_arena_take(struct lhi_arena *arena, size_t bytes) {
   const size_t align = bytes >= LHI_PAGE_ALIGN_FROM ? LHI_PAGE : LHI_ALIGN;
   const size_t size = round_up(bytes, LHI_ALIGN);
   for (struct lhi_region *region = arena->regions; region != NULL; region = region->next) {
-    if (region->bytes - region->used < size) continue;
+    if (region->inbox || region->bytes - region->used < size) continue;
     for (struct lhi_block *block = region->blocks; block != NULL; block = block->next) {
       const size_t offset = round_up(block->offset, align);
       const size_t gap = offset - block->offset;

@@ -42,6 +42,7 @@ struct lhi_region {
   size_t bytes;
   size_t used;   /* bytes in used blocks */
   uint64_t last; /* value of the arena's `takes` when a block was taken here, or it was added */
+  bool inbox;    /* of one state: all of it is one block, and no other one is taken here */
   struct lhi_block *blocks;
   struct lhi_region *next;
 };
@@ -77,13 +78,15 @@ void lhi_arena_unstage(struct lhi_arena *arena, size_t bytes);
 /* An operation is over: time to look for what is surplus. */
 void lhi_arena_look(struct lhi_arena *arena);
 /* A region of the list that is empty and beyond what is kept, that for which there has been no use
- * for longest; NULL: none. */
+ * for longest; an empty inbox is never kept. NULL: none. */
 struct lhi_region *lhi_arena_surplus(struct lhi_arena *arena);
 
 /* The size of region to add for a block of `bytes`: large regions in large arenas, since their
  * number is limited; `least`: the smallest that holds the block. `bytes` is at most 2^40. */
 size_t lhi_region_bytes(const struct lhi_arena *arena, size_t bytes, bool least);
 
+/* The region, which was just added, is an inbox: its one block. */
+void *lhi_arena_take_inbox(struct lhi_region *region);
 /* First fit; NULL: no region has room. `bytes` is not 0. */
 void *lhi_arena_take(struct lhi_arena *arena, size_t bytes);
 /* False: `data` does not begin a used block. */

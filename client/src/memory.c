@@ -36,10 +36,12 @@ void lhi_trim(lh_client *client) {
   pthread_mutex_unlock(&client->mutex);
 }
 
-/* Makes a region of `region_bytes`, tells peerd, and takes a block of `bytes` from it. */
+/* Makes a region of `region_bytes`, tells peerd, and takes a block of `bytes` from it, or all of it
+ * for an inbox. */
 static lh_status add_region(lh_client *client, const char *call, size_t region_bytes, size_t bytes,
-                            void **data_out) {
+                            bool inbox, void **data_out) {
   struct lh_ipc_request request;
+  struct lhi_region *region;
   uint8_t *base = NULL;
   int fd = -1;
   uint64_t id = 0;
@@ -57,6 +59,7 @@ static lh_status add_region(lh_client *client, const char *call, size_t region_b
     request = lhi_request(LH_IPC_REGION, op);
     request.u.region.region = id;
     request.u.region.bytes = region_bytes;
+    if (inbox) request.u.region.flags = LH_IPC_REGION_INBOX;
   }
   pthread_mutex_unlock(&client->mutex);
   if (op == NULL) {
@@ -71,14 +74,26 @@ static lh_status add_region(lh_client *client, const char *call, size_t region_b
     return status;
   }
   pthread_mutex_lock(&client->mutex);
-  if (lhi_arena_add(&client->arena, id, base, region_bytes) == NULL) {
+  region = lhi_arena_add(&client->arena, id, base, region_bytes);
+  if (region == NULL) {
     munmap(base, region_bytes);
     status = lhi_fail(LH_UNAVAILABLE, "%s: out of memory", call);
+  } else if (inbox) {
+    *data_out = lhi_arena_take_inbox(region);
   } else if ((*data_out = lhi_arena_take(&client->arena, bytes)) == NULL) {
     status = lhi_fail(LH_UNAVAILABLE, "%s: out of memory", call);
   }
   pthread_mutex_unlock(&client->mutex);
   return status;
+}
+
+lh_status lhi_inbox(lh_client *client, const char *call, size_t bytes, void **data_out) {
+  if (bytes > LH_REGION_BYTES_MAX - LHI_REGION_ROUND) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: %zu bytes from lh_alloc(); a state has at most 2^40 of them", call, bytes);
+  }
+  return add_region(client, call, lhi_region_bytes(&client->arena, bytes, true), bytes, true,
+                    data_out);
 }
 
 lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, void **data_out) {
@@ -99,10 +114,10 @@ lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, void **da
   least_bytes = lhi_region_bytes(&client->arena, bytes, true);
   pthread_mutex_unlock(&client->mutex);
   if (*data_out != NULL) return LH_OK;
-  status = add_region(client, call, region_bytes, bytes, data_out);
+  status = add_region(client, call, region_bytes, bytes, false, data_out);
   /* The limit of peerd may leave room for this block, if not for the others to come. */
   if (status == LH_UNAVAILABLE && least_bytes < region_bytes) {
-    status = add_region(client, call, least_bytes, bytes, data_out);
+    status = add_region(client, call, least_bytes, bytes, false, data_out);
   }
   return status;
 }

@@ -74,7 +74,6 @@ struct lh_op {
     struct lh_ipc_kept kept;
   } reply;
   uint32_t reply_flags;
-  uint64_t reply_revision;
 
   /* all-reduce */
   bool reduces;
@@ -88,9 +87,7 @@ struct lh_op {
   /* sync, and step with one */
   lh_state *synced;  /* NULL once nothing of it is used any more */
   uint64_t of_state; /* number of the state that it is or was a sync of; 0: none */
-  bool in_place;     /* as in lh_state */
   bool passed;       /* the boundary is behind the member, whatever becomes of the sync */
-  bool torn;         /* once ended: that of its state */
   void (*on_progress)(const lh_progress *progress, void *context);
   void *progress_context;
   struct lh_ipc_progress progress;
@@ -99,11 +96,12 @@ struct lh_op {
 
 /* One tensor of a state. */
 struct lhi_tensor {
-  uint8_t *data; /* in the arena */
+  uint8_t *data;  /* in the arena: what peerd reads */
+  uint8_t *inbox; /* where peerd puts what it fetches: `data` where that is a copy */
+  uint8_t *own;   /* where the caller has it: other than `data` if that is our copy */
+  bool staged;    /* `data` is the caller's copy: made anew, and looked at, by the caller */
   size_t bytes;
-  bool staged;        /* the caller says that it is a copy */
-  uint8_t *copy_of;   /* the caller's memory, if `data` is a copy of it; else NULL */
-  struct lhi_pin pin; /* of a tensor in place */
+  struct lhi_pin pin; /* of `data`, if that is no copy of ours */
   size_t first_chunk; /* in lh_state.changed */
 };
 
@@ -116,19 +114,18 @@ struct lh_state {
   lh_comm *holder;           /* in the background: peerd fetches into it for this member, or NULL */
   uint32_t count;
   struct lhi_tensor *tensors;
-  uint32_t copied; /* tensors that are copies of ours */
-  bool in_place;   /* some are no copies, of ours or of the caller */
-  /* Its tensors hold a mixture, as far as is known here; meanwhile peerd knows of a state that is
-   * held. */
-  bool torn;
   size_t chunks;
   /* Blocks of the arena, pinned. */
   uint8_t *table; /* of struct lh_ipc_tensor; behind it, in one block: */
   uint8_t *touched;
   uint8_t *changed;
   uint8_t *copies; /* NULL: none */
+  uint8_t *inbox;  /* of tensors that are no copies; NULL: none */
+  size_t inbox_bytes;
+  bool fetched; /* chunks may have come since the inbox was given back */
   struct lhi_pin table_pin;
   struct lhi_pin copies_pin;
+  struct lhi_pin inbox_pin;
 };
 
 struct lh_comm {
@@ -170,7 +167,6 @@ struct lh_client {
   bool dead;
   lh_status dead_status;
   char *dead_text;
-  bool hung_up; /* peerd ended the connection: it does nothing any more for this client */
   uint64_t next_call;
   uint64_t next_region;
   lh_op *table[LHI_TABLE_SIZE];

@@ -40,7 +40,6 @@ static void on_gone_locked(lh_client *client, struct lh_ipc_reply *reply) {
   const lh_status status = reply->status != LH_OK ? (lh_status)reply->status : LH_UNAVAILABLE;
   lh_comm *comm;
   if (reply->member == 0) {
-    client->hung_up = true;
     lhi_die_locked(client, status, reply->u.text);
     return;
   }
@@ -89,13 +88,11 @@ static void dispatch_locked(lh_client *client, ssize_t got) {
   if (frames > 0) memmove(client->inbox, &client->inbox[frames], rest);
   client->inbox_bytes = rest;
   if (got == 0) {
-    client->hung_up = true;
     lhi_die_locked(
         client, LH_UNAVAILABLE,
         "peerd closed the connection: it stopped or died; look at its log, then lh_open() again");
   } else if (got < 0 && got != -EAGAIN) {
     char text[128];
-    client->hung_up = got == -ECONNRESET;
     snprintf(text, sizeof text, "connection to peerd failed (%s); lh_open() again",
              strerror((int)-got));
     lhi_die_locked(client, LH_UNAVAILABLE, text);

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "client/src/comm.h"
@@ -14,7 +15,7 @@
 #include "client/src/request.h"
 
 #define LHI_SYNC_FIRST_BYTES (offsetof(lh_sync_options, progress_context) + sizeof(void *))
-#define LHI_SYNC_INFO_FIRST_BYTES (offsetof(lh_sync_info_t, passed) + sizeof(uint32_t))
+#define LHI_SYNC_INFO_FIRST_BYTES (offsetof(lh_sync_info_t, background) + sizeof(uint32_t))
 /* What peerd may take longer to answer than it was told to wait. */
 #define LHI_TAKE_GRACE_MS 1000
 #define LHI_TENSOR_FIRST_BYTES (offsetof(lh_tensor, flags) + sizeof(uint32_t))
@@ -95,7 +96,7 @@ static lh_status check_tensors(lh_state *state, const lh_tensor *tensors) {
                       kNew);
     }
     total += own->bytes;
-    own->data = known.data;
+    own->data = own->own = known.data;
     own->first_chunk = state->chunks;
     own->staged = (known.flags & LH_STAGED) != 0;
     state->chunks += chunks_of(own->bytes);
@@ -126,18 +127,13 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
                       "%s: tensor %u does not lie within one buffer of lh_alloc()", kNew,
                       (unsigned)i);
     }
-    if (tensor->pin.region != NULL) {
-      order[in_place++] = tensor;
-    } else {
-      tensor->copy_of = tensor->data;
-    }
+    if (tensor->pin.region != NULL) order[in_place++] = tensor;
   }
   qsort(order, in_place, sizeof(struct lhi_tensor *), by_address);
   for (size_t i = 0; i < in_place; ++i) {
     struct lhi_tensor *const tensor = order[i];
     if (end != NULL && tensor->data < end) {
       lhi_unpin(&tensor->pin);
-      tensor->copy_of = tensor->data;
     } else {
       end = tensor->data + tensor->bytes;
     }
@@ -146,10 +142,11 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
 }
 
 /* A block of the arena, pinned. */
-static lh_status take_block(lh_client *client, size_t bytes, uint8_t **data_out,
-                            struct lhi_pin *pin) {
+static lh_status take_block(lh_client *client,
+                            lh_status (*take)(lh_client *, const char *, size_t, void **),
+                            size_t bytes, uint8_t **data_out, struct lhi_pin *pin) {
   void *data = NULL;
-  const lh_status status = lhi_alloc(client, kNew, bytes, &data);
+  const lh_status status = take(client, kNew, bytes, &data);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   *data_out = data;
@@ -158,33 +155,54 @@ static lh_status take_block(lh_client *client, size_t bytes, uint8_t **data_out,
   return LH_OK;
 }
 
+/* Our copy of the caller's tensor, which holds nothing of use between two syncs. */
+static bool is_copy(const struct lhi_tensor *tensor) {
+  return tensor->pin.region == NULL && tensor->bytes > 0;
+}
+
+/* The caller has it in the arena, and does not copy it by itself. */
+static bool needs_inbox(const struct lhi_tensor *tensor) {
+  return tensor->pin.region != NULL && !tensor->staged;
+}
+
+/* Copies of what is not in the arena, and the inbox of what is. */
 static lh_status make_copies(lh_state *state) {
-  size_t bytes = 0;
-  lh_status status;
+  size_t copies = 0;
+  size_t inbox = 0;
+  lh_status status = LH_OK;
   for (uint32_t i = 0; i < state->count; ++i) {
-    if (state->tensors[i].bytes > 0 && state->tensors[i].copy_of == NULL &&
-        !state->tensors[i].staged) {
-      state->in_place = true;
-    }
-    if (state->tensors[i].copy_of == NULL) continue;
-    bytes += round_up(state->tensors[i].bytes, LHI_ALIGN);
-    ++state->copied;
+    const size_t bytes = round_up(state->tensors[i].bytes, LHI_ALIGN);
+    if (is_copy(&state->tensors[i])) copies += bytes;
+    if (needs_inbox(&state->tensors[i])) inbox += bytes;
   }
-  if (bytes == 0) return LH_OK;
-  status = take_block(state->client, bytes, &state->copies, &state->copies_pin);
+  state->inbox_bytes = inbox;
+  if (copies > 0) {
+    status = take_block(state->client, lhi_alloc, copies, &state->copies, &state->copies_pin);
+  }
+  if (status == LH_OK && inbox > 0) {
+    status = take_block(state->client, lhi_inbox, inbox, &state->inbox, &state->inbox_pin);
+  }
   if (status != LH_OK) return status;
-  bytes = 0;
+  copies = inbox = 0;
   for (uint32_t i = 0; i < state->count; ++i) {
-    if (state->tensors[i].copy_of == NULL) continue;
-    state->tensors[i].data = state->copies + bytes;
-    bytes += round_up(state->tensors[i].bytes, LHI_ALIGN);
+    struct lhi_tensor *const tensor = &state->tensors[i];
+    const size_t bytes = round_up(tensor->bytes, LHI_ALIGN);
+    if (is_copy(tensor)) {
+      tensor->data = state->copies + copies;
+      copies += bytes;
+    }
+    tensor->inbox = tensor->data;
+    if (needs_inbox(tensor)) {
+      tensor->inbox = state->inbox + inbox;
+      inbox += bytes;
+    }
   }
   return LH_OK;
 }
 
 /* ------------------------------------------------------------------ the table */
 
-static void write_entry(const struct lhi_pin *pin, const struct lhi_tensor *own,
+static void write_entry(const lh_state *state, const struct lhi_tensor *own,
                         const lh_tensor *tensor, struct lh_ipc_tensor *entry) {
   memset(entry, 0, sizeof *entry);
   memcpy(entry->name, tensor->name, strlen(tensor->name));
@@ -192,14 +210,17 @@ static void write_entry(const struct lhi_pin *pin, const struct lhi_tensor *own,
   entry->dims = (uint8_t)tensor->dims;
   for (uint32_t i = 0; i < tensor->dims; ++i) entry->shape[i] = tensor->shape[i];
   entry->bytes = own->bytes;
-  if (own->bytes > 0) entry->data = lhi_range(pin, own->data);
+  if (own->bytes > 0) {
+    entry->data = lhi_range(is_copy(own) ? &state->copies_pin : &own->pin, own->data);
+    entry->inbox = needs_inbox(own) ? lhi_range(&state->inbox_pin, own->inbox) : entry->data;
+  }
   entry->flags = (tensor->flags & LH_ALLOW_UNEQUAL) != 0 ? LH_IPC_ALLOW_UNEQUAL : 0;
 }
 
 static lh_status make_table(lh_state *state, const lh_tensor *tensors) {
   const size_t entries = (size_t)state->count * sizeof(struct lh_ipc_tensor);
   struct lh_ipc_tensor *table;
-  lh_status status = take_block(state->client, entries + state->count + state->chunks,
+  lh_status status = take_block(state->client, lhi_alloc, entries + state->count + state->chunks,
                                 &state->table, &state->table_pin);
   if (status != LH_OK) return status;
   state->touched = state->table + entries;
@@ -208,9 +229,7 @@ static lh_status make_table(lh_state *state, const lh_tensor *tensors) {
   memset(state->changed, 0, state->chunks);
   table = (struct lh_ipc_tensor *)(void *)state->table;
   for (uint32_t i = 0; i < state->count; ++i) {
-    const struct lhi_tensor *const own = &state->tensors[i];
-    write_entry(own->pin.region != NULL ? &own->pin : &state->copies_pin, own,
-                tensor_at(tensors, i), &table[i]);
+    write_entry(state, &state->tensors[i], tensor_at(tensors, i), &table[i]);
   }
   return LH_OK;
 }
@@ -248,8 +267,10 @@ static void discard_locked(lh_state *state) {
   for (uint32_t i = 0; i < state->count; ++i) lhi_unpin(&state->tensors[i].pin);
   lhi_unpin(&state->table_pin);
   lhi_unpin(&state->copies_pin);
+  lhi_unpin(&state->inbox_pin);
   lhi_give_back_locked(client, state->table);
   lhi_give_back_locked(client, state->copies);
+  lhi_give_back_locked(client, state->inbox);
   if (state->previous != NULL) {
     state->previous->next = state->next;
   } else {
@@ -457,36 +478,44 @@ lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_ou
 static void copy_in(const lh_state *state, bool touched_only) {
   for (uint32_t i = 0; i < state->count; ++i) {
     const struct lhi_tensor *const tensor = &state->tensors[i];
-    if (tensor->copy_of == NULL || (touched_only && state->touched[i] == 0)) continue;
-    memcpy(tensor->data, tensor->copy_of, tensor->bytes);
+    if (!is_copy(tensor) || (touched_only && state->touched[i] == 0)) continue;
+    memcpy(tensor->data, tensor->own, tensor->bytes);
   }
 }
 
-/* Copies what came from others to where the caller has it. Without the mutex. */
-static void copy_back(const lh_state *state) {
+/* Copies the chunks that are marked to where the caller has them. */
+static void write_changed(const lh_state *state) {
   for (uint32_t i = 0; i < state->count; ++i) {
     const struct lhi_tensor *const tensor = &state->tensors[i];
     const uint8_t *const changed = state->changed + tensor->first_chunk;
     const size_t chunks = chunks_of(tensor->bytes);
     size_t first = 0;
     size_t count;
-    if (tensor->copy_of == NULL) continue;
+    if (tensor->staged && !is_copy(tensor)) continue;
     while ((count = next_changed(changed, chunks, &first)) > 0) {
       const size_t at = first * LH_STATE_CHUNK_BYTES;
       size_t end = (first + count) * LH_STATE_CHUNK_BYTES;
       if (end > tensor->bytes) end = tensor->bytes;
-      memcpy(tensor->copy_of + at, tensor->data + at, end - at);
+      memcpy(tensor->own + at, tensor->inbox + at, end - at);
       first += count;
     }
   }
 }
 
+/* What came from others is the caller's now. Without the mutex. */
+static void sync_collect(lh_op *op) {
+  lh_state *const state = op->synced;
+  if ((op->reply_flags & LH_IPC_CHANGED) != 0) write_changed(state);
+  /* Between two syncs it needs no memory. */
+  if (state->inbox != NULL) (void)madvise(state->inbox, state->inbox_bytes, MADV_REMOVE);
+  state->fetched = false;
+}
+
 /* ------------------------------------------------------------------ syncs */
 
-/* Nobody is left who knows how far peerd came with fetching into it. */
+/* Peerd has not got it any more. */
 static void lost_locked(lh_state *state) {
   state->holder = NULL;
-  state->torn = state->torn || state->in_place;
   /* What the copies hold is not what the caller has. */
   memset(state->touched, 1, state->count);
 }
@@ -498,67 +527,31 @@ static void forget_locked(lh_comm *comm) {
   }
 }
 
-/* Whether peerd may have written to the tensors by the time that it was gone. What this side has
- * broken off may still go on there. */
-static bool may_be_written(const lh_state *state) {
-  return !state->client->hung_up || memchr(state->changed, 1, state->chunks) != NULL;
-}
-
-/* What is known of the tensors by what peerd says of a sync, or because it says nothing. */
-static void judge_locked(lh_op *op, bool take, bool answered) {
+static void sync_ended(lh_op *op, const struct lh_ipc_reply *reply) {
   lh_state *const state = op->synced;
-  const bool held = state->holder != NULL;
-  const bool background = (op->reply_flags & LH_IPC_BACKGROUND) != 0;
-  const bool replaced = (op->reply_flags & LH_IPC_REPLACED) != 0;
-  if (!answered) {
-    if (held) lost_locked(state);
-    if (may_be_written(state)) state->torn = state->torn || state->in_place;
-  } else if (background) {
-    state->holder = op->comm;
-    op->comm->on_free = forget_locked;
-    state->torn = false;
-  } else if (op->status == LH_OK || (op->in_place && replaced)) {
-    state->holder = NULL;
-    state->torn = false;
-  } else {
-    state->holder = NULL;
-    /* Tensors that are not given to who takes them are given up. */
-    if ((op->reply_flags & LH_IPC_TORN) != 0 || (held && take)) {
-      state->torn = state->torn || state->in_place;
-    }
-  }
-  op->torn = state->torn;
-}
-
-static void end_locked(lh_op *op, const struct lh_ipc_reply *reply, bool take) {
+  state->holder = NULL;
   if (reply != NULL) {
     op->reply_flags = reply->flags;
-    op->reply_revision = reply->revision;
     if (op->status == LH_OK) op->reply.sync = reply->u.sync;
+    if (op->status != LH_OK || (reply->flags & (LH_IPC_CHANGED | LH_IPC_BACKGROUND)) != 0) {
+      state->fetched = true;
+    }
+    if ((reply->flags & LH_IPC_BACKGROUND) != 0) {
+      state->holder = op->comm;
+      op->comm->on_free = forget_locked;
+    }
   }
-  judge_locked(op, take, reply != NULL);
   if (op->comm->sync == op) op->comm->sync = NULL;
 }
 
-static void sync_ended(lh_op *op, const struct lh_ipc_reply *reply) {
-  end_locked(op, reply, false);
-}
-
-static void take_ended(lh_op *op, const struct lh_ipc_reply *reply) { end_locked(op, reply, true); }
-
 static void step_ended(lh_op *op, const struct lh_ipc_reply *reply) {
-  end_locked(op, reply, false);
+  sync_ended(op, reply);
   lhi_step_ended(op, reply);
 }
 
-/* After a sync that failed: what fits to tensors in place that have changed. */
 static bool sync_arrived(const lh_op *op) {
-  if (op->synced->copied == 0) return false;
-  if (op->status != LH_OK) return op->in_place && (op->reply_flags & LH_IPC_REPLACED) != 0;
-  return op->reply.sync.bytes > 0 || (op->reply_flags & LH_IPC_RESUMED) != 0;
+  return op->status == LH_OK && (op->reply_flags & LH_IPC_BACKGROUND) == 0 && op->synced->fetched;
 }
-
-static void sync_collect(lh_op *op) { copy_back(op->synced); }
 
 /* The sync does not use its state any more. `good`: the caller's tensors are what all hold. */
 static void sync_over(lh_op *op, bool good) {
@@ -571,7 +564,7 @@ static void sync_over(lh_op *op, bool good) {
 
 static const struct lhi_op_type kSync = {sync_ended, sync_arrived, sync_collect, sync_over};
 static const struct lhi_op_type kStep = {step_ended, sync_arrived, sync_collect, sync_over};
-static const struct lhi_op_type kTake = {take_ended, sync_arrived, sync_collect, sync_over};
+static const struct lhi_op_type kTake = {sync_ended, sync_arrived, sync_collect, sync_over};
 static const struct lhi_op_type kPrepare = {NULL, NULL, NULL, sync_over};
 
 static void sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
@@ -580,13 +573,9 @@ static void sync_info_locked(const lh_op *op, lh_sync_info_t *info) {
   memset(info, 0, sizeof *info);
   info->struct_size = size;
   info->background = (op->reply_flags & LH_IPC_BACKGROUND) != 0;
-  info->torn = op->torn;
   info->passed = op->passed || (op->reply_flags & LH_IPC_PASSED) != 0;
-  /* What befell copies is nothing to the caller. */
-  info->replaced = op->in_place && (op->reply_flags & LH_IPC_REPLACED) != 0;
-  info->resumed = (ok || info->replaced != 0) && (op->reply_flags & LH_IPC_RESUMED) != 0;
-  if (info->replaced != 0) info->revision = op->reply_revision;
   if (!ok) return;
+  info->resumed = (op->reply_flags & LH_IPC_RESUMED) != 0;
   info->sources = op->reply.sync.sources;
   info->revision = op->reply.sync.revision;
   info->hash_high = op->reply.sync.hash_high;
@@ -608,16 +597,6 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
   }
   if ((unsigned)given->hash > LH_HASH_ON_CHANGE) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: hash is %d", call, (int)given->hash);
-  }
-  if (given->restored > 1) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: restored is %u; 0 or 1", call,
-                    (unsigned)given->restored);
-  }
-  if (given->torn > 1) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: torn is %u; 0 or 1", call, (unsigned)given->torn);
-  }
-  if (given->torn != 0 && given->restored != 0) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: the state is either torn or restored", call);
   }
   if (given->revision > LH_REVISION_MAX) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: revision is %llu; at most 2^63 is possible", call,
@@ -652,12 +631,6 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
   request.u.sync.state = state->id;
   request.u.sync.revision = given->revision;
   request.u.sync.strategy = (uint32_t)given->strategy;
-  if (state->torn) {
-    request.u.sync.flags = LH_IPC_SYNC_TORN;
-  } else if (given->restored != 0 || !state->in_place) {
-    /* A copy is made anew, whatever broke off. */
-    request.u.sync.flags = LH_IPC_RESTORED;
-  }
   if (given->hash == LH_HASH_ON_CHANGE) {
     request.u.sync.touched = lhi_range(&state->table_pin, state->touched);
   }
@@ -668,7 +641,6 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
 static bool open_locked(lh_op *op, lh_comm *comm, lh_state *state) {
   op->synced = state;
   op->of_state = state->id;
-  op->in_place = state->in_place;
   state->op = op;
   comm->sync = op;
   lhi_op_open_locked(op);
@@ -684,14 +656,6 @@ static lh_status check_parked_locked(const char *call, const lh_op *parked, cons
                         "lh_begin_step() again"
                       : "%s: a sync of another state goes on; wait for its end with that",
                   call);
-}
-
-/* What is known of the tensors before a sync of them: what the caller says, too. */
-static void before_sync_locked(lh_state *state, const lh_sync_options *given) {
-  if (held_locked(state)) return;
-  if (state->holder != NULL) lost_locked(state);
-  if (given->torn != 0) state->torn = true;
-  if (given->restored != 0) state->torn = false;
 }
 
 /* Begins a sync, or finds the one that a call began whose time ran out. `step`: at a boundary. */
@@ -722,7 +686,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
     pthread_mutex_unlock(&client->mutex);
     return status;
   }
-  if (state->op == NULL && !state->starting) before_sync_locked(state, given);
+  if (state->holder != NULL && !held_locked(state)) lost_locked(state);
   status = may_sync_locked(call, comm, state);
   if (status == LH_OK) state->starting = true;
   held = held_locked(state);
@@ -741,7 +705,6 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
   if (op != NULL) {
     op->on_progress = given->progress;
     op->progress_context = given->progress_context;
-    if (!held) memset(state->changed, 0, state->chunks);
     send = open_locked(op, comm, state);
   }
   if (send) {
@@ -842,7 +805,6 @@ static void info_before_sync(const lh_state *state, lh_sync_info_t *info) {
   if (state == NULL) return;
   pthread_mutex_lock(&state->client->mutex);
   info->background = held_locked(state);
-  info->torn = state->torn;
   pthread_mutex_unlock(&state->client->mutex);
 }
 

@@ -1,8 +1,10 @@
 // The client library against the IPC server of peerd, both as they are shipped.
 #include <longhaul/longhaul.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -661,6 +663,11 @@ TEST_F(ClientTest, PeerdAnswersWhatTheClientCannotKnow) {
   float* const data = Alloc(8);
   lh_op* const first = AllReduce(data, data, 4, 5);
   lh_op* const second = AllReduce(data + 4, data + 4, 4, 5);  // the same tag
+  ASSERT_TRUE(harness_->Until(
+      [](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == 2; }));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.FinishPost({Code::kInvalidArgument, "all-reduce tag 5 refused"});
+  });
   EXPECT_EQ(lh_op_wait(second, kPatienceMs), LH_INVALID_ARGUMENT);
   EXPECT_TRUE(Says("tag 5")) << lh_last_error();
   lh_op_free(second);
@@ -1031,13 +1038,13 @@ class IpcClientStateTest : public ClientTest {
         EXPECT_EQ(state.Tensor(tensor)[0], tensor + 1);
         EXPECT_EQ(state.Tensor(tensor)[kSize - 1], tensor + 1);
         // All of it, but only the third and fourth chunk are said to have changed.
-        memset(state.places[tensor], static_cast<int>(10 + tensor), kSize);
+        memset(state.inbox[tensor], static_cast<int>(10 + tensor), kSize);
         state.changed[tensor * 4 + 2] = 1;
         state.changed[tensor * 4 + 3] = 1;
       }
       handler.sync_info.bytes = 3 * kMiB;
       handler.sync_info.sources = 2;
-      handler.sync_info.torn = !outcome.ok();
+      handler.sync_info.changed = outcome.ok();
       handler.FinishSync(LocalId(1), outcome);
       handler.syncs.clear();
       handler.sync_info = {};
@@ -1052,7 +1059,7 @@ class IpcClientStateTest : public ClientTest {
       handler.syncs.clear();
       LocalState& state = *sync.state;
       for (size_t tensor = 0; tensor < state.places.size(); ++tensor) {
-        memset(state.places[tensor], static_cast<int>(10 + tensor), kSize);
+        memset(state.inbox[tensor], static_cast<int>(10 + tensor), kSize);
       }
       std::fill(state.changed.begin(), state.changed.end(), uint8_t{1});
       server.SyncDone(LocalId(1), outcome, info);
@@ -1074,13 +1081,11 @@ TEST_F(IpcClientStateTest, ASyncOfEqualStatesSaysWhatAllHold) {
   EXPECT_EQ(info_.hash_high, 0xau);
   EXPECT_EQ(info_.hash_low, 0xbu);
   EXPECT_EQ(info_.bytes, 0u);
-  EXPECT_EQ(info_.torn, 0u);
   EXPECT_NEAR(info_.seconds, 0.005, 1e-9);
   harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
     EXPECT_EQ(handler.events.back(), "sync 1 revision 12");
     const StateSync& sync = handler.syncs.back();
     EXPECT_EQ(sync.strategy, control::SyncStrategy::kPopular);
-    EXPECT_FALSE(sync.restored);
     EXPECT_TRUE(sync.touched.empty());
     EXPECT_EQ(sync.state->manifest, (Manifest{{"w", LH_UINT8, {kSize}, kSize, false},
                                               {"m", LH_UINT8, {kSize}, kSize, true}}));
@@ -1090,7 +1095,7 @@ TEST_F(IpcClientStateTest, ASyncOfEqualStatesSaysWhatAllHold) {
   });
 }
 
-TEST_F(IpcClientStateTest, InTheBackgroundNobodyTouchesTheTensorsUntilTheyAreTaken) {
+TEST_F(IpcClientStateTest, InTheBackgroundTheTensorsAreWrittenWhenTheyAreTaken) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   EXPECT_EQ(lh_state_take(comm_, state_, 0, nullptr), LH_FAILED_PRECONDITION);
   std::shared_ptr<LocalState> state;
@@ -1128,6 +1133,7 @@ TEST_F(IpcClientStateTest, InTheBackgroundNobodyTouchesTheTensorsUntilTheyAreTak
   StateSyncInfo taken;
   taken.revision = 9;
   taken.bytes = kMiB;
+  taken.changed = true;
   peer = answer({}, taken);
   lh_sync_info_t info = LH_SYNC_INFO_INIT;
   EXPECT_EQ(lh_state_take(comm_, state_, 5, &info), LH_OK) << lh_last_error();
@@ -1168,6 +1174,7 @@ TEST_F(IpcClientStateTest, ATakeThatPeerdDoesNotAnswerEndsAndIsWaitedForByTheNex
     StateSyncInfo taken;
     taken.revision = 9;
     taken.bytes = kMiB;
+    taken.changed = true;
     server.TakeDone(LocalId(1), {}, taken);
   });
   EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION) << "also once the answer is here";
@@ -1210,7 +1217,7 @@ TEST_F(IpcClientStateTest, ATakeThatNobodyWaitsForGoesWithItsCommunicator) {
   harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
 }
 
-TEST_F(IpcClientStateTest, WhatCameFromOthersIsCopiedBack) {
+TEST_F(IpcClientStateTest, WhatCameFromOthersIsWrittenToTheTensors) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   Hold(&ScriptedHandler::hold_syncs);
   std::thread peer([this] { Fetch(); });
@@ -1218,7 +1225,10 @@ TEST_F(IpcClientStateTest, WhatCameFromOthersIsCopiedBack) {
   peer.join();
   EXPECT_EQ(info_.bytes, 3 * kMiB);
   EXPECT_EQ(info_.sources, 2u);
-  EXPECT_EQ(in_place_[0], 10);
+  EXPECT_EQ(in_place_[0], 1) << "did not change";
+  EXPECT_EQ(in_place_[2 * kMiB - 1], 1);
+  EXPECT_EQ(in_place_[2 * kMiB], 10);
+  EXPECT_EQ(in_place_[kSize - 1], 10);
   EXPECT_EQ(copied_[0], 2) << "did not change";
   EXPECT_EQ(copied_[2 * kMiB - 1], 2);
   EXPECT_EQ(copied_[2 * kMiB], 11);
@@ -1235,70 +1245,74 @@ TEST_F(IpcClientStateTest, WhatCameFromOthersIsCopiedBack) {
   }
 }
 
-TEST_F(IpcClientStateTest, ASyncThatFailsLeavesWhatIsACopyAsItWas) {
+TEST_F(IpcClientStateTest, ASyncThatFailsLeavesAllTensorsAsTheyWere) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   Hold(&ScriptedHandler::hold_syncs);
   std::thread peer([this] { Fetch({Code::kAborted, "source died"}); });
   EXPECT_EQ(Sync(), LH_ABORTED);
   peer.join();
   EXPECT_TRUE(Says("source died")) << lh_last_error();
-  EXPECT_EQ(info_.torn, 1u);
-  EXPECT_EQ(copied_[kSize - 1], 2);
+  EXPECT_EQ(std::vector<uint8_t>(in_place_, in_place_ + kSize), std::vector<uint8_t>(kSize, 1));
+  EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 2));
   Hold(&ScriptedHandler::hold_syncs, false);
   ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
   EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 1}));
 }
 
-TEST_F(IpcClientStateTest, WhatWasKeptReachesCopiesThoughNothingCameFromOthers) {
+// Most of the time it holds nothing, and nobody is to pay for that.
+TEST_F(IpcClientStateTest, AnInboxHasMemoryOnlyFromTheFetchToTheEndOfTheSync) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  const auto resident = [](const uint8_t* data) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    std::vector<uint8_t> pages(kSize / page - 1);
+    EXPECT_EQ(mincore(reinterpret_cast<void*>(first), pages.size() * page, pages.data()), 0);
+    return std::count_if(pages.begin(), pages.end(), [](uint8_t p) { return (p & 1) != 0; });
+  };
+  const uint8_t* inbox = nullptr;
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    inbox = handler.syncs.back().state->inbox[0];
+    EXPECT_NE(inbox, handler.syncs.back().state->places[0]);
+    EXPECT_EQ(resident(inbox), 0);
+    handler.syncs.clear();
+  });
+  Hold(&ScriptedHandler::hold_syncs);
+  std::thread peer([this] { Fetch(); });
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  peer.join();
+  harness_->Run([&](ScriptedHandler&, IpcServer&) { EXPECT_EQ(resident(inbox), 0); });
+  // After one that failed, until another one ended well, whether or not it needed what came.
+  memset(in_place_, 1, kSize);
+  std::fill(copied_.begin(), copied_.end(), uint8_t{2});
+  peer = std::thread([this] { Fetch({Code::kAborted, "source died"}); });
+  EXPECT_EQ(Sync(), LH_ABORTED);
+  peer.join();
+  harness_->Run([&](ScriptedHandler&, IpcServer&) { EXPECT_GT(resident(inbox), 0); });
+  Hold(&ScriptedHandler::hold_syncs, false);
+  const std::vector<uint8_t> before(in_place_, in_place_ + kSize);
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  EXPECT_EQ(std::vector<uint8_t>(in_place_, in_place_ + kSize), before);
+  harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
+    EXPECT_EQ(resident(inbox), 0);
+    handler.syncs.clear();
+  });
+}
+
+TEST_F(IpcClientStateTest, WhatWasKeptReachesTheTensorsThoughNothingCameFromOthers) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   Hold(&ScriptedHandler::hold_syncs);
   StateSyncInfo info;
   info.revision = 20;
   info.resumed = true;
+  info.changed = true;
   std::thread peer([&] { Fill({}, info); });
   EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
   peer.join();
   EXPECT_EQ(info_.resumed, 1u);
-  EXPECT_EQ(info_.replaced, 0u);
   EXPECT_EQ(info_.revision, 20u);
   EXPECT_EQ(in_place_[0], 10);
   EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 11));
-}
-
-TEST_F(IpcClientStateTest, CopiesFollowTensorsInPlaceThatHaveAnotherStateAfterAFailure) {
-  ASSERT_NO_FATAL_FAILURE(StartWithState());
-  Hold(&ScriptedHandler::hold_syncs);
-  StateSyncInfo info;
-  info.revision = 7;
-  info.replaced = true;
-  std::thread peer([&] { Fill({Code::kAborted, "source died"}, info); });
-  EXPECT_EQ(Sync(), LH_ABORTED);
-  peer.join();
-  EXPECT_TRUE(Says("source died")) << lh_last_error();
-  EXPECT_EQ(info_.replaced, 1u);
-  EXPECT_EQ(info_.torn, 0u);
-  EXPECT_EQ(info_.revision, 7u) << "the one to offer next";
-  EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 11));
-  Hold(&ScriptedHandler::hold_syncs, false);
-  ASSERT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK);
-  EXPECT_EQ(TouchedLast(), (std::vector<uint8_t>{1, 1}));
-}
-
-TEST_F(IpcClientStateTest, AStateOfCopiesStaysAsItWasAfterAFailure) {
-  StartJoined();
-  ASSERT_EQ(New({Tensor("m", copied_.data())}), LH_OK) << lh_last_error();
-  Hold(&ScriptedHandler::hold_syncs);
-  StateSyncInfo info;
-  info.revision = 7;
-  info.resumed = true;
-  info.replaced = true;
-  std::thread peer([&] { Fill({Code::kAborted, "source died"}, info); });
-  EXPECT_EQ(Sync(), LH_ABORTED);
-  peer.join();
-  EXPECT_EQ(info_.replaced, 0u);
-  EXPECT_EQ(info_.resumed, 0u);
-  EXPECT_EQ(info_.revision, 0u);
-  EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 0));
 }
 
 TEST_F(IpcClientStateTest, PeerdSaysWhichRevisionIsKept) {
@@ -1385,25 +1399,26 @@ TEST_F(IpcClientStateTest, OnChangeNamesWhatWasTouchedSinceTheLastGoodSync) {
   EXPECT_EQ(lh_state_touch(state_, 2), LH_INVALID_ARGUMENT);
 }
 
-TEST_F(IpcClientStateTest, AStateOfCopiesIsWholeAgainWhateverBrokeOff) {
-  StartJoined();
-  ASSERT_EQ(New({Tensor("m", copied_.data())}), LH_OK) << lh_last_error();
-  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
-  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
-    EXPECT_TRUE(handler.syncs.back().restored);
-    handler.syncs.clear();
-  });
-}
-
-TEST_F(IpcClientStateTest, SoIsWhatTheCallerStages) {
+TEST_F(IpcClientStateTest, CopiesNeedNoInbox) {
   StartJoined();
   in_place_ = reinterpret_cast<uint8_t*>(Alloc(kSize));
+  memset(in_place_, 1, kSize);
   ASSERT_EQ(New({Tensor("w", in_place_, LH_STAGED), Tensor("m", copied_.data())}), LH_OK);
-  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
-  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
-    EXPECT_TRUE(handler.syncs.back().restored);
-    handler.syncs.clear();
+  Hold(&ScriptedHandler::hold_syncs);
+  StateSyncInfo info;
+  info.changed = true;
+  std::thread peer([&] {
+    ASSERT_TRUE(UntilSyncs(1));
+    harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+      const LocalState& state = *handler.syncs.back().state;
+      EXPECT_EQ(state.inbox, state.places);
+    });
+    Fill({}, info);
   });
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  peer.join();
+  EXPECT_EQ(in_place_[0], 10) << "the caller looks there";
+  EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 11));
 }
 
 TEST_F(IpcClientStateTest, TensorsThatShareBytesAreCopied) {
@@ -1447,7 +1462,6 @@ TEST_F(IpcClientStateTest, ABoundaryMayBePassedAndTheSyncFail) {
   EXPECT_EQ(lh_begin_step_sync(comm_, &options, kPatienceMs, &info_), LH_ABORTED);
   peer.join();
   EXPECT_EQ(info_.passed, 1u);
-  EXPECT_EQ(info_.torn, 1u);
   lh_world_info world = LH_WORLD_INFO_INIT;
   ASSERT_EQ(lh_world(comm_, &world), LH_OK);
   EXPECT_EQ(world.epoch, 9u);
@@ -1653,9 +1667,6 @@ TEST_F(IpcClientStateTest, ChecksItsArguments) {
   sync_refused("state", [](lh_sync_options* o) { o->state = nullptr; });
   sync_refused("strategy", [](lh_sync_options* o) { o->strategy = static_cast<lh_strategy>(0); });
   sync_refused("hash", [](lh_sync_options* o) { o->hash = static_cast<lh_hash>(2); });
-  sync_refused("restored", [](lh_sync_options* o) { o->restored = 2; });
-  sync_refused("torn", [](lh_sync_options* o) { o->torn = 2; });
-  sync_refused("either", [](lh_sync_options* o) { o->torn = o->restored = 1; });
   sync_refused("revision", [](lh_sync_options* o) { o->revision = UINT64_MAX; });
   const lh_sync_options options = Options();
   lh_sync_info_t info = LH_SYNC_INFO_INIT;
@@ -1674,142 +1685,50 @@ TEST_F(IpcClientStateTest, ASyncEndsWithTheConnection) {
   });
   EXPECT_EQ(Sync(), LH_UNAVAILABLE);
   peer.join();
-  EXPECT_EQ(info_.torn, 0u) << "nothing was written";
   EXPECT_EQ(Sync(), LH_UNAVAILABLE);
 }
 
-// ---- torn states
-
-TEST_F(IpcClientStateTest, WhatPeerdWroteToWhenItDiedIsTorn) {
+TEST_F(IpcClientStateTest, APeerdThatDiesInTheMiddleOfAFetchLeavesTheTensorsAsTheyWere) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   Hold(&ScriptedHandler::hold_syncs);
   std::thread peer([this] {
     ASSERT_TRUE(UntilSyncs(1));
-    harness_->Run(
-        [](ScriptedHandler& handler, IpcServer&) { handler.syncs[0].state->BeginWriting(); });
+    harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+      for (uint8_t* const inbox : handler.syncs[0].state->inbox) memset(inbox, 77, kMiB);
+    });
     harness_->Stop();
   });
   EXPECT_EQ(Sync(), LH_UNAVAILABLE);
   peer.join();
-  EXPECT_EQ(info_.torn, 1u);
-  EXPECT_EQ(Sync(), LH_UNAVAILABLE);
-  EXPECT_EQ(info_.torn, 1u) << "still";
+  EXPECT_EQ(std::vector<uint8_t>(in_place_, in_place_ + kSize), std::vector<uint8_t>(kSize, 1));
+  EXPECT_EQ(copied_, std::vector<uint8_t>(kSize, 2));
 }
 
-TEST_F(IpcClientStateTest, WhatPeerdWroteToInASyncBeforeIsNotTornWhenItDies) {
-  ASSERT_NO_FATAL_FAILURE(StartWithState());
-  Hold(&ScriptedHandler::hold_syncs);
-  std::thread peer([this] { Fetch(); });
-  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
-  peer.join();
-  peer = std::thread([this] {
-    ASSERT_TRUE(UntilSyncs(1));
-    harness_->Stop();
-  });
-  EXPECT_EQ(Sync(), LH_UNAVAILABLE);
-  peer.join();
-  EXPECT_EQ(info_.torn, 0u);
-}
-
-TEST_F(IpcClientStateTest, ATornStateIsSaidToBeSoUntilItIsWhole) {
-  ASSERT_NO_FATAL_FAILURE(StartWithState());
-  Hold(&ScriptedHandler::hold_syncs);
-  const auto fails = [this](bool torn) {
-    std::thread peer([this, torn] {
-      ASSERT_TRUE(UntilSyncs(1));
-      harness_->Run([torn](ScriptedHandler& handler, IpcServer&) {
-        handler.sync_info.torn = torn;
-        handler.FinishSync(LocalId(1), {Code::kAborted, "source died"});
-        handler.syncs.clear();
-      });
-    });
-    EXPECT_EQ(Sync(), LH_ABORTED);
-    peer.join();
-  };
-  const auto told = [this](lh_sync_options options) {
-    lh_op* op = nullptr;
-    EXPECT_EQ(lh_sync_state_start(comm_, &options, &op), LH_OK) << lh_last_error();
-    EXPECT_TRUE(UntilSyncs(1));
-    std::pair<bool, bool> seen;
-    harness_->Run([&](ScriptedHandler& handler, IpcServer&) {
-      seen = {handler.syncs[0].torn, handler.syncs[0].restored};
-      handler.sync_info.torn = false;
-      handler.FinishSync(LocalId(1));
-      handler.syncs.clear();
-    });
-    EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
-    lh_op_free(op);
-    return seen;
-  };
-  fails(true);
-  EXPECT_EQ(info_.torn, 1u);
-  // An answer that does not know of it, and a call that does not reach peerd.
-  fails(false);
-  EXPECT_EQ(info_.torn, 1u);
-  lh_op* leaving = nullptr;
-  EXPECT_EQ(told(Options()), std::pair(true, false));
-  EXPECT_EQ(told(Options()), std::pair(false, false)) << "a sync has ended well";
-  fails(true);
-  lh_sync_options restored = Options();
-  restored.restored = 1;
-  EXPECT_EQ(told(restored), std::pair(false, true));
-  fails(true);
-  Hold(&ScriptedHandler::hold_leaves);
-  ASSERT_EQ(lh_leave_start(comm_, &leaving), LH_OK) << lh_last_error();
-  EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION);
-  EXPECT_EQ(info_.torn, 1u);
-  Hold(&ScriptedHandler::hold_leaves, false);
-  lh_op_free(leaving);
-}
-
-TEST_F(IpcClientStateTest, ACallerMaySayThatItsTensorsAreTorn) {
-  StartJoined();
-  // As after a restart of peerd: what was in its arena is copied now.
-  ASSERT_EQ(New({Tensor("m", copied_.data())}), LH_OK) << lh_last_error();
-  lh_sync_options options = Options();
-  options.torn = 1;
-  Hold(&ScriptedHandler::hold_syncs);
-  for (const bool good : {false, true}) {
-    std::thread peer([this, good] {
-      ASSERT_TRUE(UntilSyncs(1));
-      harness_->Run([good](ScriptedHandler& handler, IpcServer&) {
-        EXPECT_TRUE(handler.syncs[0].torn);
-        EXPECT_FALSE(handler.syncs[0].restored);
-        handler.FinishSync(LocalId(1), good ? Outcome{} : Outcome{Code::kAborted, "nobody"});
-        handler.syncs.clear();
-      });
-    });
-    EXPECT_EQ(lh_sync_state(comm_, &options, kPatienceMs, &info_), good ? LH_OK : LH_ABORTED);
-    peer.join();
-    EXPECT_EQ(info_.torn, good ? 0u : 1u);
-  }
-}
-
-TEST_F(IpcClientStateTest, WhatWasHeldIsTornWhenItsMemberIsOut) {
+TEST_F(IpcClientStateTest, WhatWasHeldIsTheCallersAgainWhenItsMemberIsOut) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
   ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
-  EXPECT_EQ(info_.torn, 0u);
   harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
+    for (uint8_t* const inbox : handler.syncs.back().state->inbox) memset(inbox, 77, kSize);
     handler.syncs.clear();
     handler.sync_info.background = false;
     server.MemberGone(LocalId(1), {Code::kEvicted, "too late"});
   });
   EXPECT_EQ(Sync(), LH_EVICTED);
   EXPECT_EQ(info_.background, 0u);
-  EXPECT_EQ(info_.torn, 1u);
-  // Its next member tells peerd, and what peerd has of its copies counts no more.
+  EXPECT_EQ(in_place_[0], 1);
+  // What peerd has of its copies counts no more.
   lh_comm_free(comm_);
   ASSERT_EQ(Join(), LH_OK) << lh_last_error();
   EXPECT_EQ(Sync(LH_HASH_ON_CHANGE), LH_OK) << lh_last_error();
   harness_->Run([](ScriptedHandler& handler, IpcServer&) {
-    EXPECT_TRUE(handler.syncs.back().torn);
     EXPECT_EQ(handler.syncs.back().touched, (std::vector<uint8_t>{1, 1}));
+    EXPECT_EQ(handler.syncs.back().state->Tensor(1)[0], 2);
     handler.syncs.clear();
   });
 }
 
-TEST_F(IpcClientStateTest, SoItIsWhenPeerdIsGoneOrItCannotBeTaken) {
+TEST_F(IpcClientStateTest, SoItIsWhenPeerdIsGone) {
   ASSERT_NO_FATAL_FAILURE(StartWithState());
   harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
   ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
@@ -1817,7 +1736,7 @@ TEST_F(IpcClientStateTest, SoItIsWhenPeerdIsGoneOrItCannotBeTaken) {
   harness_->Stop();
   EXPECT_EQ(lh_state_take(comm_, state_, 5, &info_), LH_UNAVAILABLE);
   EXPECT_EQ(info_.background, 0u);
-  EXPECT_EQ(info_.torn, 1u);
+  EXPECT_EQ(in_place_[0], 1);
 }
 
 TEST_F(IpcClientStateTest, AStepWithAStateAndOneWithoutAreNotMixedUp) {

@@ -1,5 +1,5 @@
-// Members that join in the background: admitted without counting, waited for by no sync, let in at
-// the boundary at which they say that they are ready (docs/adr/0014-shared-state.md, "Joiners").
+// Members that join in the background: admitted without contributing, waited for by no sync, let in
+// at the boundary at which they say that they are ready (docs/adr/0014-shared-state.md, "Joiners").
 #include <gtest/gtest.h>
 
 #include "tests/support/core_harness.h"
@@ -66,18 +66,18 @@ class BackgroundTest : public testing::Test {
   Harness h_;
 };
 
-TEST_F(BackgroundTest, WhoJoinsAnEmptyGroupCountsAtOnce) {
+TEST_F(BackgroundTest, WhoJoinsAnEmptyGroupContributesAtOnce) {
   Join(1, true);
-  EXPECT_EQ(h_.Prepared(P(1)).members.front().counts, Epoch());
-  EXPECT_EQ(Stored(1).counts, Epoch());
+  EXPECT_EQ(h_.Prepared(P(1)).members.front().background_until, Epoch());
+  EXPECT_EQ(Stored(1).background_until, Epoch());
   Sync(1, State(5));
   EXPECT_TRUE(Committed(1, 5, 0));
 }
 
 TEST_F(BackgroundTest, ANewcomerIsAdmittedWithoutCountingAndToldWhatWasAgreed) {
   Enter();
-  EXPECT_EQ(Info(1).counts, Epoch());
-  EXPECT_EQ(Info(3).counts, control::kCountsNotYet);
+  EXPECT_EQ(Info(1).background_until, Epoch());
+  EXPECT_EQ(Info(3).background_until, control::kInBackground);
   EXPECT_TRUE(h_.View().members[2].background);
   EXPECT_EQ(h_.Lively(P(3)).agreed, (control::StateAgreed{Harness::G(), 0, {1, 0}, {5, 0}}));
   EXPECT_FALSE(h_.Lively(P(1)).agreed.has_value());
@@ -101,7 +101,7 @@ TEST_F(BackgroundTest, ItVotesAtBoundariesLikeAllOthers) {
   EXPECT_EQ(h_.View().waiting_for, "waiting for 1 of 3 votes: m3");
   Step(3);
   EXPECT_FALSE(Votes(1) || Votes(3));
-  EXPECT_EQ(Stored(3).counts, control::kCountsNotYet);
+  EXPECT_EQ(Stored(3).background_until, control::kInBackground);
 }
 
 TEST_F(BackgroundTest, AReadyVoteLetsItCountFromThatBoundaryOn) {
@@ -114,18 +114,18 @@ TEST_F(BackgroundTest, AReadyVoteLetsItCountFromThatBoundaryOn) {
   const Epoch epoch(before.value() + 1);
   EXPECT_EQ(h_.Stored().committed, epoch);
   EXPECT_EQ(h_.Stored().boundary, epoch);
-  EXPECT_EQ(Info(3).counts, epoch);
+  EXPECT_EQ(Info(3).background_until, epoch);
   EXPECT_LT(Info(3).joined, epoch);
   EXPECT_EQ(
       h_.Take(P(3)),
-      (Texts{"Prepare 4 base=3 boundary=4 attempt=0 members=m1@1,m2@2,m3@3+4 ring=p1,p2,p3",
+      (Texts{"Prepare 4 base=3 boundary=4 last_freeze=0 members=m1@1,m2@2,m3@3+4 ring=p1,p2,p3",
              "Commit 4", "VoteResult m3 number=1 epoch=4", "Sync m3 1 end revision=1 state=6"}));
   EXPECT_TRUE(Committed(1, 6, 1) && Committed(2, 6, 1));
   EXPECT_FALSE(h_.View().members[2].background);
-  EXPECT_EQ(h_.Notices("ready"), Texts{"member counts member=m3 epoch=4"});
+  EXPECT_EQ(h_.Notices("ready"), Texts{"member contributes member=m3 epoch=4"});
 }
 
-TEST_F(BackgroundTest, OnceItCountsSyncsWaitForIt) {
+TEST_F(BackgroundTest, OnceItContributesSyncsWaitForIt) {
   Enter();
   Step(1);
   Step(2);
@@ -133,9 +133,9 @@ TEST_F(BackgroundTest, OnceItCountsSyncsWaitForIt) {
   Sync(1, State(6, 1));
   Sync(2, State(6, 1));
   EXPECT_EQ(h_.View().waiting_for, "sync waiting for 1 of 3 members: m3");
-  SyncOffer torn = State(9, 0);
-  torn.complete = false;
-  Sync(3, torn);
+  SyncOffer fetching = State(9, 0);
+  fetching.complete = false;
+  Sync(3, fetching);
   EXPECT_TRUE(Committed(1, 6, 1) && Committed(3, 6, 1));
 }
 
@@ -147,8 +147,8 @@ TEST_F(BackgroundTest, ANewcomerOfTheSameBoundaryComesInTheSameEpoch) {
   Step(2);
   Step(3, std::nullopt, /*ready=*/true);
   EXPECT_EQ(h_.Stored().committed, Epoch(before.value() + 1));
-  EXPECT_EQ(Info(3).counts, h_.Stored().committed);
-  EXPECT_EQ(Info(4).counts, control::kCountsNotYet);
+  EXPECT_EQ(Info(3).background_until, h_.Stored().committed);
+  EXPECT_EQ(Info(4).background_until, control::kInBackground);
 }
 
 TEST_F(BackgroundTest, ANewcomerThatNobodyReachesDoesNotKeepItBack) {
@@ -159,7 +159,7 @@ TEST_F(BackgroundTest, ANewcomerThatNobodyReachesDoesNotKeepItBack) {
   Step(2);
   Step(3, std::nullopt, /*ready=*/true);
   EXPECT_FALSE(Votes(1) || Votes(3));
-  EXPECT_EQ(Stored(3).counts, h_.Stored().committed);
+  EXPECT_EQ(Stored(3).background_until, h_.Stored().committed);
   EXPECT_EQ(h_.Stored().members.size(), 3u);
 }
 
@@ -173,8 +173,8 @@ TEST_F(BackgroundTest, ADeathWhileTheEpochIsPreparedFreezesAndLetsItCountAllTheS
   h_.LivelyLeave(P(1), M(1));
   h_.Run();
   EXPECT_FALSE(Votes(3));
-  EXPECT_EQ(Stored(3).counts, h_.Stored().committed);
-  EXPECT_EQ(h_.Stored().attempt, h_.Stored().committed);
+  EXPECT_EQ(Stored(3).background_until, h_.Stored().committed);
+  EXPECT_EQ(h_.Stored().last_freeze, h_.Stored().committed);
   EXPECT_EQ(h_.Stored().members.size(), 2u);
 }
 
@@ -204,7 +204,7 @@ TEST_F(BackgroundTest, ItsSyncIsAgainstTheProtocol) {
   EXPECT_EQ(h_.closings(), Texts{"against the protocol: offer of m3, which is in the background"});
 }
 
-TEST_F(BackgroundTest, AnotherCoordinatorKnowsWhoCountsAndTellsWhatWasAgreed) {
+TEST_F(BackgroundTest, AnotherCoordinatorKnowsWhoContributesAndTellsWhatWasAgreed) {
   Enter();
   h_.Boot();
   h_.Lively(P(3)).agreed.reset();
@@ -231,7 +231,7 @@ TEST_F(BackgroundTest, AReadyVoteIsSaidAgainToAnotherCoordinatorAtEveryWrite) {
         h_.Run();
       }
       const std::string name = "persist " + std::to_string(at) + (kept ? " kept" : " lost");
-      EXPECT_EQ(Stored(3).counts, h_.Stored().boundary) << name;
+      EXPECT_EQ(Stored(3).background_until, h_.Stored().boundary) << name;
       EXPECT_TRUE(Committed(1, 6, 1) && Committed(3, 6, 1)) << name;
     }
   }
@@ -242,9 +242,9 @@ TEST_F(BackgroundTest, ItIsLetInWhenNobodyElseIsLeft) {
   h_.LivelyLeave(P(1), M(1));
   h_.LivelyLeave(P(2), M(2));
   h_.Run();
-  EXPECT_EQ(Stored(3).counts, control::kCountsNotYet);
+  EXPECT_EQ(Stored(3).background_until, control::kInBackground);
   Step(3, std::nullopt, /*ready=*/true);
-  EXPECT_EQ(Stored(3).counts, h_.Stored().boundary);
+  EXPECT_EQ(Stored(3).background_until, h_.Stored().boundary);
 }
 
 TEST_F(BackgroundTest, AStepDeadlineDoesNotAskItForAnOffer) {

@@ -190,7 +190,7 @@ TEST_F(CohortTest, OneNameAtTwoPeersIsTwoCohorts) {
 
 // The ballot passes in group 0 while the peer of the newcomers is away; it comes back before group
 // 1 votes. They come in by the next ballot, in both.
-TEST_F(CohortTest, ABallotMissedInOneGroupIsMissedInAll) {
+TEST_F(CohortTest, WhoIsLateForABallotOfOneGroupIsLateInAll) {
   Found(1);
   h.AddLively(P(2));
   Join(2, 0);

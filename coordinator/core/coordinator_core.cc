@@ -55,7 +55,8 @@ class CoordinatorCore::Impl : public PeerDirectory {
  private:
   struct Session {
     PeerId peer;  // none before Hello
-    // Unless something is heard, dead then if another peer misses it; kNever: that time has passed.
+    // Unless something is heard, dead then if another peer lost its link; kNever: that time has
+    // passed.
     Tick quiet_at;
     Tick silent_at;  // dead then in any case
   };
@@ -64,7 +65,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
     SessionId session;      // none: not attached
     bool closed = false;    // its stream was seen to close, it is not only expected after a restart
     Tick dead_at = kNever;  // not attached: dead then
-    // Not attached: dead then if another peer misses it; kNever: that time has passed.
+    // Not attached: dead then if another peer lost its link; kNever: that time has passed.
     Tick quiet_at = kNever;
     PeerRecord record;
     bool draining = false;
@@ -95,7 +96,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::Heartbeat& message);
   Violation Handle(PeerId peer, const control::Draining& message);
   Violation Handle(PeerId peer, const control::SyncVote& message);
-  Violation Handle(PeerId peer, const control::SyncDone& message);
+  Violation Handle(PeerId peer, const control::FetchDone& message);
   Violation Handle(PeerId peer, const control::LinkReport& message);
 
   bool MayAttach(const control::Hello& hello) const;
@@ -484,7 +485,7 @@ bool CoordinatorCore::Impl::Succeeded(PeerId id) const {
   });
 }
 
-// Unheard here and missed by another peer: it is gone, not the network between it and one of us.
+// Silent here and to another peer: it is gone, not the network between it and one of us.
 // After a restart it may only not have come back yet, unless nobody hears it.
 void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
   const bool quiet = Quiet(peer);
@@ -665,9 +666,9 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::SyncVote& vo
             [&](Group& group, GroupOutput* out) { return group.Sync(peer, vote, out); });
 }
 
-Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::SyncDone& done) {
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::FetchDone& done) {
   if (FindGroup(done.group) == nullptr) return std::nullopt;
-  On(done.group, [&](Group& group, GroupOutput* out) { group.SyncDone(peer, done, out); });
+  On(done.group, [&](Group& group, GroupOutput* out) { group.FetchDone(peer, done, out); });
   return std::nullopt;
 }
 
@@ -682,7 +683,7 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
   std::vector<PeerId> others;  // whose link is another than was thought
   for (const control::LinkMeasure& link : report.links) {
     if (!peers_.contains(link.from) || !peers_.contains(link.to)) continue;
-    if (links_.Take(link, now_)) others.push_back(link.from == peer ? link.to : link.from);
+    if (links_.Record(link, now_)) others.push_back(link.from == peer ? link.to : link.from);
   }
   for (auto& [key, group] : groups_) {
     if (group.OrderDue() != kNever || !group.HasPeer(peer)) continue;
@@ -732,7 +733,7 @@ void CoordinatorCore::Impl::OrderARing() {
     if (group.OrderDue() <= now_) due.emplace(std::pair(group.OrderDue(), key), &group);
   }
   for (const auto& [when, group] : due) {
-    if (!group->TakeOrderDue(now_) || links_.size() == 0) continue;
+    if (!group->OrderFallsDue(now_) || links_.size() == 0) continue;
     const GroupRecord& record = group->record();
     OrderRing order{++ring_requests_, record.group, group->Ring(), {}};
     order.problem.links = links_.Matrix(order.peers, now_);
@@ -770,7 +771,7 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
     quiet_peers.push_back(id);
   }
   for (auto& [key, group] : groups_) {
-    for (const PeerId peer : group.TakeAccused(now_)) quiet_peers.push_back(peer);
+    for (const PeerId peer : group.NewlyAccused(now_)) quiet_peers.push_back(peer);
   }
   for (const PeerId peer : quiet_peers) BuryIfAccused(peer);
   const std::string quiet = "silent for " + std::to_string(kLease * config_.detect_ms) + " ms";
@@ -1005,7 +1006,7 @@ void CoordinatorCore::Impl::Emit(const GroupKey& key, GroupOutput output) {
   for (EventRecord& event : output.notices) actions_.push_back(Notice{std::move(event)});
 }
 
-// A peer without a stream hears what it missed when it attaches.
+// A peer without a stream hears what was said meanwhile when it attaches.
 void CoordinatorCore::Impl::Send(PeerId peer, control::CoordinatorMessage message) {
   const auto it = peers_.find(peer);
   if (it == peers_.end() || !it->second.session) return;

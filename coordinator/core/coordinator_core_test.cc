@@ -61,8 +61,9 @@ class CoordinatorCoreTest : public testing::Test {
 TEST_F(CoordinatorCoreTest, AMemberAloneIsAdmittedAtOnce) {
   h.Attach(P(1));
   h.Say(P(1), control::Join{7, G(), "t"});
-  EXPECT_EQ(h.Take(P(1)), (Texts{"JoinPending 7 m1",
-                                 "Prepare 1 base=0 boundary=1 attempt=0 members=m1@1 ring=p1"}));
+  EXPECT_EQ(h.Take(P(1)),
+            (Texts{"JoinPending 7 m1",
+                   "Prepare 1 base=0 boundary=1 last_freeze=0 members=m1@1 ring=p1"}));
   EXPECT_EQ(h.View().waiting_for, "epoch 1 waiting for 1 of 1 peers: p1");
   h.Say(P(1), Ready(1));
   EXPECT_EQ(h.Take(P(1)), Texts{"Commit 1"});
@@ -81,7 +82,7 @@ TEST_F(CoordinatorCoreTest, SecondJoinerWaitsForTheVote) {
   EXPECT_EQ(h.pending_count(P(1)), 1u);
   h.LivelyVote(P(1), M(1));
   h.Run();
-  const Texts expected = {"Prepare 2 base=1 boundary=2 attempt=0 members=m1@1,m2@2 ring=p1,p2",
+  const Texts expected = {"Prepare 2 base=1 boundary=2 last_freeze=0 members=m1@1,m2@2 ring=p1,p2",
                           "Commit 2"};
   EXPECT_EQ(h.Take(P(2)), expected);
   Texts voter = expected;
@@ -106,8 +107,9 @@ TEST_F(CoordinatorCoreTest, UnanimousVoteAdmitsTwoJoiners) {
   // Newcomers stand behind, in order of their peers.
   EXPECT_EQ(
       h.Take(P(1)),
-      (Texts{"Prepare 3 base=2 boundary=3 attempt=0 members=m1@1,m2@2,m4@3,m3@3 ring=p1,p2,p3,p4",
-             "Commit 3", "VoteResult m1 number=2 epoch=3"}));
+      (Texts{
+          "Prepare 3 base=2 boundary=3 last_freeze=0 members=m1@1,m2@2,m4@3,m3@3 ring=p1,p2,p3,p4",
+          "Commit 3", "VoteResult m1 number=2 epoch=3"}));
   EXPECT_EQ(h.View().members[2].member, M(4));
 }
 
@@ -213,7 +215,7 @@ TEST_F(CoordinatorCoreTest, ALeaverIsOutWithTheNextEpochAndHearsOfItThen) {
   h.Say(P(1), Ready(4));
   EXPECT_EQ(h.Take(P(3)), Texts{"Removed m3 left"});
   EXPECT_EQ(h.Take(P(2)),
-            (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
+            (Texts{"Prepare 4 base=3 boundary=3 last_freeze=4 freeze members=m1@1,m2@2 ring=p1,p2",
                    "Commit 4"}));
   EXPECT_EQ(h.Notices("commit").back(),
             "epoch committed epoch=4 members=2 joined= left=m3 ring=p1,p2 took_ms=0 "
@@ -227,7 +229,7 @@ TEST_F(CoordinatorCoreTest, LeaverDecidesTheBallot) {
   h.LivelyLeave(P(3), M(3));
   h.Run();
   EXPECT_EQ(h.Take(P(1)),
-            (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
+            (Texts{"Prepare 4 base=3 boundary=3 last_freeze=4 freeze members=m1@1,m2@2 ring=p1,p2",
                    "Commit 4", "VoteResult m1 number=3 epoch=4"}));
 }
 
@@ -242,7 +244,7 @@ TEST_F(CoordinatorCoreTest, ALeaverWhosePeerKeepsAMemberIsInTheEpochItself) {
   h.LivelyLeave(P(1), M(1));
   h.Run();
   EXPECT_EQ(h.Take(P(1)),
-            (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m2@2,m3@3 ring=p1,p2",
+            (Texts{"Prepare 4 base=3 boundary=3 last_freeze=4 freeze members=m2@2,m3@3 ring=p1,p2",
                    "Commit 4", "Removed m1 left"}));
 }
 
@@ -271,8 +273,8 @@ TEST_F(CoordinatorCoreTest, TheLastLeaverEndsInAnEmptyEpochAndNumbersGoOn) {
   h.LivelyJoin(P(1), 2);
   h.Run();
   EXPECT_EQ(h.Take(P(1)),
-            (Texts{"JoinPending 2 m2", "Prepare 3 base=2 boundary=3 attempt=0 members=m2@3 ring=p1",
-                   "Commit 3"}));
+            (Texts{"JoinPending 2 m2",
+                   "Prepare 3 base=2 boundary=3 last_freeze=0 members=m2@3 ring=p1", "Commit 3"}));
 }
 
 TEST_F(CoordinatorCoreTest, WhenAllAreGoneThePendingAreAdmittedAtOnce) {
@@ -331,7 +333,7 @@ TEST_F(CoordinatorCoreTest, APeerIsDeadWhenItHasNoStreamForFourDetectMs) {
   EXPECT_EQ(h.Take(P(1)), Texts{});
   h.Wait(1);
   EXPECT_EQ(h.Take(P(1)),
-            (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
+            (Texts{"Prepare 4 base=3 boundary=3 last_freeze=4 freeze members=m1@1,m2@2 ring=p1,p2",
                    "Commit 4"}));
   EXPECT_EQ(h.Notices("death").size(), 1u);
 }
@@ -357,7 +359,7 @@ TEST_F(CoordinatorCoreTest, ASilentPeerIsDeadAndItsStreamClosed) {
   EXPECT_EQ(h.closings(), Texts{"silent for 4000 ms"});
 }
 
-TEST_F(CoordinatorCoreTest, ASilentPeerThatAnotherOneMissesIsDeadAfterDetectMs) {
+TEST_F(CoordinatorCoreTest, APeerThatIsSilentToAnotherOneTooIsDeadAfterDetectMs) {
   Found(3);
   h.Hang(P(3));
   h.Lively(P(3)).mute = true;
@@ -380,7 +382,7 @@ TEST_F(CoordinatorCoreTest, AReportOfSilenceCountsAMomentLater) {
       h.Wait(1400);
       h.Say(P(1), control::LinkLost{G(), Epoch(peers), P(peers), "silent for 1000 ms", 1000});
       EXPECT_EQ(h.Notices("death").size(), 0u);
-      // Longer where another one would miss it, too.
+      // Longer where another one would report its silence, too.
       h.Wait(peers == 2 ? 190 : 490);
       EXPECT_EQ(h.Notices("death").size(), 0u);
       if (comes_back) h.Say(P(peers), control::Heartbeat{});
@@ -430,7 +432,7 @@ TEST_F(CoordinatorCoreTest, AReportOfSilenceOutlivesAnotherFault) {
   EXPECT_EQ(h.Notices("death").size(), 2u);
 }
 
-TEST_F(CoordinatorCoreTest, APeerThatIsMissedButHeardStays) {
+TEST_F(CoordinatorCoreTest, APeerThatIsSilentToOthersButHeardHereStays) {
   Found(3);
   h.Say(P(1), control::LinkLost{G(), Epoch(3), P(3), "silent"});
   h.Wait(6000);
@@ -454,7 +456,7 @@ TEST_F(CoordinatorCoreTest, ClosedStreamAfterLinkLostIsDeathAtOnce) {
   EXPECT_EQ(Committed(), Epoch(4));
 }
 
-TEST_F(CoordinatorCoreTest, AReportFromBeforeAFreezeStillNamesWhoIsMissed) {
+TEST_F(CoordinatorCoreTest, AReportFromBeforeAFreezeStillNamesWhoIsSilent) {
   Found(3);
   h.Lively(P(1)).mute = h.Lively(P(3)).mute = true;
   h.LivelyLeave(P(2), M(2));
@@ -485,9 +487,9 @@ TEST_F(CoordinatorCoreTest, DeathWhileVotingDecidesTheBallot) {
   h.Kill(P(3));
   h.Wait(4000);
   EXPECT_EQ(h.Take(P(1)),
-            (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
+            (Texts{"Prepare 4 base=3 boundary=3 last_freeze=4 freeze members=m1@1,m2@2 ring=p1,p2",
                    "Commit 4",
-                   "Prepare 5 base=4 boundary=5 attempt=4 members=m1@1,m2@2,m4@5 ring=p1,p2,p4",
+                   "Prepare 5 base=4 boundary=5 last_freeze=4 members=m1@1,m2@2,m4@5 ring=p1,p2,p4",
                    "Commit 5", "VoteResult m1 number=3 epoch=5"}));
 }
 
@@ -504,7 +506,7 @@ TEST_F(CoordinatorCoreTest, DeathDuringAnAdmissionStartsTheNextNumberWithEveryth
   h.Lively(P(3)).mute = false;
   h.Wait(4000);
   EXPECT_EQ(h.Take(P(1)),
-            (Texts{"Prepare 4 base=2 boundary=4 attempt=4 freeze members=m1@1,m3@4 ring=p1,p3",
+            (Texts{"Prepare 4 base=2 boundary=4 last_freeze=4 freeze members=m1@1,m3@4 ring=p1,p3",
                    "Commit 4", "VoteResult m1 number=2 epoch=4"}));
   EXPECT_EQ(h.Notices("commit").back(),
             "epoch committed epoch=4 members=2 joined=m3 left=m2 ring=p1,p3 took_ms=4000 "
@@ -520,8 +522,8 @@ TEST_F(CoordinatorCoreTest, DeathDuringARemovalFreezesAgain) {
   h.Wait(4000);
   EXPECT_EQ(
       h.Take(P(1)),
-      (Texts{"Prepare 4 base=3 boundary=3 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
-             "Prepare 5 base=3 boundary=3 attempt=5 freeze members=m1@1 ring=p1", "Commit 5"}));
+      (Texts{"Prepare 4 base=3 boundary=3 last_freeze=4 freeze members=m1@1,m2@2 ring=p1,p2",
+             "Prepare 5 base=3 boundary=3 last_freeze=5 freeze members=m1@1 ring=p1", "Commit 5"}));
   EXPECT_EQ(h.Take(P(3)), Texts{"Removed m3 left"});
 }
 
@@ -534,8 +536,8 @@ TEST_F(CoordinatorCoreTest, ANewcomersDeathDuringItsAdmissionGivesTheEpochUp) {
   h.Kill(P(2));
   h.Wait(4000);
   EXPECT_EQ(h.Take(P(1)),
-            (Texts{"Prepare 2 base=1 boundary=2 attempt=0 members=m1@1,m2@2 ring=p1,p2", "Abort 2",
-                   "VoteResult m1 number=1 epoch=1"}));
+            (Texts{"Prepare 2 base=1 boundary=2 last_freeze=0 members=m1@1,m2@2 ring=p1,p2",
+                   "Abort 2", "VoteResult m1 number=1 epoch=1"}));
   EXPECT_EQ(h.Notices("abort").size(), 1u);
 }
 
@@ -598,7 +600,7 @@ TEST_F(CoordinatorCoreTest, LostLinkBetweenLivingPeersIsRepairedWithTheSameMembe
   EXPECT_EQ(h.Take(P(1)), Texts{});
   h.Wait(1);
   EXPECT_EQ(h.Take(P(1)),
-            (Texts{"Prepare 3 base=2 boundary=2 attempt=3 freeze members=m1@1,m2@2 ring=p1,p2",
+            (Texts{"Prepare 3 base=2 boundary=2 last_freeze=3 freeze members=m1@1,m2@2 ring=p1,p2",
                    "Commit 3"}));
   h.Wait(5000);
   EXPECT_EQ(Committed(), Epoch(3));
@@ -617,11 +619,11 @@ TEST_F(CoordinatorCoreTest, AReportFromBeforeTheLastFreezeIsStale) {
 // An admission freezes nothing, so a link lost in the epoch before it still needs its repair.
 TEST_F(CoordinatorCoreTest, AReportFromBeforeAnAdmissionStillCounts) {
   Found(2);
-  ASSERT_EQ(h.Stored().attempt, Epoch(0));
+  ASSERT_EQ(h.Stored().last_freeze, Epoch(0));
   h.Say(P(1), control::LinkLost{G(), Epoch(1), P(2), "late"});
   h.Wait(4000);
   EXPECT_EQ(Committed(), Epoch(3));
-  EXPECT_EQ(h.Stored().attempt, Epoch(3));
+  EXPECT_EQ(h.Stored().last_freeze, Epoch(3));
 }
 
 TEST_F(CoordinatorCoreTest, ALostLinkDuringAnAdmissionMakesItFreeze) {
@@ -637,8 +639,9 @@ TEST_F(CoordinatorCoreTest, ALostLinkDuringAnAdmissionMakesItFreeze) {
   h.Wait(100);
   EXPECT_EQ(
       h.Take(P(3)),
-      (Texts{"Prepare 4 base=2 boundary=4 attempt=4 freeze members=m1@1,m2@2,m3@4 ring=p1,p2,p3",
-             "Commit 4"}));
+      (Texts{
+          "Prepare 4 base=2 boundary=4 last_freeze=4 freeze members=m1@1,m2@2,m3@4 ring=p1,p2,p3",
+          "Commit 4"}));
 }
 
 TEST_F(CoordinatorCoreTest, ANewcomersLostLinkRebuildsWithoutFreezingAndNotForEver) {
@@ -652,7 +655,7 @@ TEST_F(CoordinatorCoreTest, ANewcomersLostLinkRebuildsWithoutFreezingAndNotForEv
     h.Wait(100);
   }
   const Texts got = h.Take(P(1));
-  EXPECT_EQ(got[3], "Prepare 5 base=1 boundary=5 attempt=0 members=m1@1,m2@5 ring=p1,p2");
+  EXPECT_EQ(got[3], "Prepare 5 base=1 boundary=5 last_freeze=0 members=m1@1,m2@5 ring=p1,p2");
   EXPECT_EQ(got[4], "Abort 5");
   EXPECT_EQ(got[5], "VoteResult m1 number=1 epoch=1");
   EXPECT_EQ(h.Take(P(2)).back(), "Removed m2 unreachable");
@@ -676,9 +679,9 @@ TEST_F(CoordinatorCoreTest, ALinkThatANewcomerLosesBeforeTheCommitFreezesNothing
   h.Wait(99);
   EXPECT_EQ(Committed(), Epoch(1));
   h.Wait(1);
-  EXPECT_EQ(
-      h.Take(P(2)),
-      (Texts{"Prepare 3 base=1 boundary=3 attempt=0 members=m1@1,m2@3 ring=p1,p2", "Commit 3"}));
+  EXPECT_EQ(h.Take(P(2)),
+            (Texts{"Prepare 3 base=1 boundary=3 last_freeze=0 members=m1@1,m2@3 ring=p1,p2",
+                   "Commit 3"}));
 }
 
 // Both ends are in the epoch in force: ops may have lost a frame with the link.
@@ -697,8 +700,9 @@ TEST_F(CoordinatorCoreTest, ALinkLostBetweenMembersBeforeTheCommitFreezesOnce) {
   h.Wait(100);
   EXPECT_EQ(
       h.Take(P(3)),
-      (Texts{"Prepare 4 base=2 boundary=4 attempt=4 freeze members=m1@1,m2@2,m3@4 ring=p1,p2,p3",
-             "Commit 4"}));
+      (Texts{
+          "Prepare 4 base=2 boundary=4 last_freeze=4 freeze members=m1@1,m2@2,m3@4 ring=p1,p2,p3",
+          "Commit 4"}));
   h.Wait(4000);
   EXPECT_EQ(Committed(), Epoch(4));
 }
@@ -857,7 +861,7 @@ TEST_F(CoordinatorCoreTest, OfTwoNewcomersThatCannotMeetTheLaterOneIsRefused) {
   EXPECT_EQ(Ring(), "p2");
   EXPECT_EQ(h.Take(P(3)),
             (Texts{"JoinPending 1 m3",
-                   "Prepare 2 base=0 boundary=2 attempt=0 members=m2@2,m3@2 ring=p2,p3",
+                   "Prepare 2 base=0 boundary=2 last_freeze=0 members=m2@2,m3@2 ring=p2,p3",
                    "Removed m3 unreachable"}));
 }
 
@@ -1095,7 +1099,7 @@ TEST_F(CoordinatorCoreTest, AReattachingPeerGetsTheOpenPreparationAgain) {
   h.Reattach(P(2));
   h.Run();
   EXPECT_EQ(h.Take(P(2)),
-            (Texts{"Prepare 3 base=2 boundary=2 attempt=3 freeze members=m1@1,m2@2 ring=p1,p2",
+            (Texts{"Prepare 3 base=2 boundary=2 last_freeze=3 freeze members=m1@1,m2@2 ring=p1,p2",
                    "Commit 3"}));
 }
 
@@ -1163,7 +1167,7 @@ TEST_F(FatesTest, AreJudgedFromTheReportsAndSentWithTheCommit) {
   EXPECT_EQ(h.Take(P(2)).back(), "Commit 4 o21=commit o22=redo missed=3/4");
 }
 
-TEST_F(FatesTest, AreSentAgainToAPeerThatMissedTheCommit) {
+TEST_F(FatesTest, AreSentAgainToAPeerThatDidNotHearTheCommit) {
   Fail();
   h.Lively(P(1)).mute = true;
   h.Wait(4000);

@@ -95,7 +95,7 @@ class Count {
     for (Candidate& c : offers_) {
       if (c.offer.revision <= *due_ || refused_.contains(c.member)) continue;
       if (c.offer.kept) {
-        c.offer.complete = false;
+        c.offer.strategy = SyncStrategy::kReceive;
         continue;
       }
       Refuse(c, Code::kStateMismatch,
@@ -128,15 +128,15 @@ class Count {
 
   // Whether nobody is elected for now, since there may be a candidate the next time.
   bool Postpone() {
-    std::optional<MemberId> unsettled;
+    std::optional<MemberId> fetching;
     ForEachLegal([&](const Candidate& c) {
-      if (!c.offer.unsettled || c.offer.strategy == SyncStrategy::kReceive || unsettled) return;
-      unsettled = c.member;
+      if (c.offer.complete || c.offer.strategy == SyncStrategy::kReceive || fetching) return;
+      fetching = c.member;
       election_.revision = c.offer.revision;
     });
-    if (!unsettled) return false;
-    election_.again = "no member offers a state that can be elected, and that of " +
-                      ToString(*unsettled) + " is not settled yet";
+    if (!fetching) return false;
+    election_.again = "no member offers a state that can be elected, and " + ToString(*fetching) +
+                      " was still fetching one";
     return true;
   }
 
@@ -148,10 +148,8 @@ class Count {
     if ((!highest || (due_ && *highest + 1 < *due_)) && Postpone()) return;
     if (!highest) {
       ForEachLegal([this](const Candidate& c) {
-        Refuse(
-            c, Code::kFailedPrecondition,
-            "no member offers a state: each of them only receives, or holds what a transfer left "
-            "half done; one has to use send, or load a checkpoint");
+        Refuse(c, Code::kFailedPrecondition,
+               "no member offers a state: each of them only receives; one has to use send");
       });
       return;
     }
@@ -173,7 +171,7 @@ class Count {
     election_.revision = *highest;
     election_.state = MostVotes(votes);
     ForEachLegal([&](const Candidate& c) {
-      if (MayWin(c) && Holds(c)) election_.holders.push_back(c.member);
+      if (c.offer.complete && Holds(c)) election_.holders.push_back(c.member);
     });
     ForEachLegal([&](const Candidate& c) {
       if (c.offer.strategy != SyncStrategy::kSend || c.offer.state == election_.state) return;

@@ -15,7 +15,7 @@
 //  4. Candidates: with kPopular everybody, otherwise those that send; but nobody whose offer is
 //     incomplete. Among those with the highest legal revision the digest with most votes wins, ties
 //     go to the lowest digest. Without a candidate nobody syncs: all are refused, or, if an offer
-//     that is unsettled may be one the next time, all are to offer again. All alike: who is refused
+//     is incomplete and may be one the next time, all are to offer again. All alike: who is refused
 //     goes on, and who offers again waits for the others.
 //  5. Whoever has the elected state keeps it; the others fetch it, except a sender, which is
 //     refused.

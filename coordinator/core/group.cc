@@ -65,8 +65,8 @@ Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &confi
   for (const BlockedRecord &blocked : record_.blocked) suspicion_.Restore(blocked.pair);
   // The predecessor froze ops and did not commit: peers wait for the next
   // commit.
-  if (record_.attempt > record_.committed && AnyAdmitted(record_)) {
-    repair_ = "the coordinator restarted in epoch " + ToString(record_.attempt) +
+  if (record_.last_freeze > record_.committed && AnyAdmitted(record_)) {
+    repair_ = "the coordinator restarted in epoch " + ToString(record_.last_freeze) +
               ", which was prepared and froze ops";
   }
 }
@@ -114,7 +114,7 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
              FaultNow("trainer_died", ToString(peer.peer)), out);
     }
   }
-  if (!store_is_behind && HasPeer(peer.peer)) TakeOver(peer.peer, state, forgotten, out);
+  if (!store_is_behind && HasPeer(peer.peer)) Reconcile(peer.peer, state, forgotten, out);
   // A changed one is replaced by Advance().
   if (preparation_ && preparation_->changed.empty() && preparation_->answers.contains(peer.peer)) {
     SendPrepare(peer.peer, now, out);
@@ -145,7 +145,7 @@ void Group::Join(const PeerRecord &peer, const control::Join &join, MemberId mem
   record.cohort_size = join.cohort_size;
   if (!join.cohort.empty()) record.after = kCohortIncomplete;
   record.step_deadline_ms = join.step_deadline_ms;
-  if (join.background) record.counts = control::kCountsNotYet;
+  if (join.background) record.background_until = control::kInBackground;
   record_.members.push_back(record);
   out->messages.emplace_back(peer.peer, control::JoinPending{join.request, record_.group, member});
   Note("join", member, peer.peer,
@@ -215,11 +215,11 @@ Violation Group::Sync(PeerId peer, const control::SyncVote &vote, GroupOutput *o
   return std::nullopt;
 }
 
-void Group::SyncDone(PeerId peer, const control::SyncDone &done, GroupOutput *out) {
+void Group::FetchDone(PeerId peer, const control::FetchDone &done, GroupOutput *out) {
   const MemberRecord *member = Find(done.member);
   if (member == nullptr || member->peer != peer) return;  // stale
   SyncOutput sync;
-  sync_.Done(done, &sync);
+  sync_.FetchDone(done, &sync);
   Emit(std::move(sync), out);
 }
 
@@ -227,7 +227,7 @@ Violation Group::Ready(PeerId peer, const control::EpochReady &ready) {
   if (ready.epoch > record_.highest) {
     return "ready for epoch " + ToString(ready.epoch) + ", which was never prepared";
   }
-  if (preparation_ && TakeReady(peer, ready, &*preparation_)) suspicion_.Absolve(peer, ready.epoch);
+  if (preparation_ && NoteReady(peer, ready, &*preparation_)) suspicion_.Absolve(peer, ready.epoch);
   return std::nullopt;
 }
 
@@ -235,7 +235,7 @@ Violation Group::Failed(PeerId peer, const control::EpochFailed &failed) {
   if (failed.epoch > record_.highest) {
     return "failure of epoch " + ToString(failed.epoch) + ", which was never prepared";
   }
-  return preparation_ ? TakeFailed(peer, failed, &*preparation_) : std::nullopt;
+  return preparation_ ? NoteFailed(peer, failed, &*preparation_) : std::nullopt;
 }
 
 void Group::Evict(MemberId member, const std::string &reason, GroupOutput *out) {
@@ -268,8 +268,8 @@ void Group::AdmitCohortAfter(PeerId peer, const std::string &cohort, uint64_t ba
   }
 }
 
-bool Group::TakeOrderDue(Tick now) {
-  return ring_choice_.TakeDue(now, Ring().size(), preparation_.has_value());
+bool Group::OrderFallsDue(Tick now) {
+  return ring_choice_.FallsDue(now, Ring().size(), preparation_.has_value());
 }
 
 void Group::RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,
@@ -314,8 +314,8 @@ void Group::EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std:
 
 void Group::OnTime(Tick now, GroupOutput *out) {
   for (const LostLink &link : suspicion_.LossesDue(now)) LossGraceOver(link, out);
-  EvictLate(&Group::VoteDue, "missed the step boundary: no vote", now, out);
-  EvictLate(&Group::OfferDue, "missed the sync: no offer", now, out);
+  EvictLate(&Group::VoteDue, "late at the step boundary: no vote", now, out);
+  EvictLate(&Group::OfferDue, "late for the sync: no offer", now, out);
   if (!preparation_) return;
   const std::vector<PeerId> silent = Silent(*preparation_, now);
   if (!silent.empty() && preparation_->reorders) {
@@ -579,7 +579,7 @@ void Group::CheckInvariants() const {
   LH_CHECK(record_.committed <= record_.highest) << name;
   LH_CHECK(issued_ <= record_.highest) << name;
   LH_CHECK(record_.boundary <= record_.committed) << name;
-  LH_CHECK(record_.attempt <= record_.highest) << name;
+  LH_CHECK(record_.last_freeze <= record_.highest) << name;
 
   std::set<MemberId> seen;
   std::set<PeerId> peers_of_members;
@@ -588,7 +588,8 @@ void Group::CheckInvariants() const {
     LH_CHECK(m.member && m.peer) << name;
     LH_CHECK(seen.insert(m.member).second) << name << " has " << ToString(m.member) << " twice";
     LH_CHECK(m.joined <= record_.committed) << name << " " << ToString(m.member);
-    LH_CHECK(InBackground(m) || m.counts <= record_.boundary) << name << " " << ToString(m.member);
+    LH_CHECK(InBackground(m) || m.background_until <= record_.boundary)
+        << name << " " << ToString(m.member);
     LH_CHECK(!(pending_behind && IsAdmitted(m)))
         << name << " admitted " << ToString(m.member) << " behind a pending member";
     LH_CHECK(!m.departs || IsAdmitted(m)) << name << " " << ToString(m.member) << " departs";
@@ -623,7 +624,7 @@ void Group::CheckInvariants() const {
     LH_CHECK(!fault_) << name << " forgot " << fault_->cause;
     const std::string ring_fault = control::RingFault(Ring(), BlockedAmong(record_, Ring()));
     LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
-    LH_CHECK(record_.attempt <= record_.committed) << name << " left ops frozen";
+    LH_CHECK(record_.last_freeze <= record_.committed) << name << " left ops frozen";
     return;
   }
   const Preparation &p = *preparation_;

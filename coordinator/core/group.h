@@ -26,7 +26,7 @@
 // applies it, until there is nothing to do but wait.
 //
 // Messages are for peers, not sessions: what is for a peer that is not attached
-// may be dropped, since Attach() says again what the peer may have missed. They
+// may be dropped, since Attach() says again what the peer may not have heard. They
 // depend on record(): the owner makes the record durable before it lets them
 // out.
 //
@@ -94,7 +94,7 @@ class Group {
   void Leave(PeerId peer, const control::Leave &leave, GroupOutput *out);
   Violation Vote(PeerId peer, const control::Vote &vote, GroupOutput *out);
   Violation Sync(PeerId peer, const control::SyncVote &vote, GroupOutput *out);
-  void SyncDone(PeerId peer, const control::SyncDone &done, GroupOutput *out);
+  void FetchDone(PeerId peer, const control::FetchDone &done, GroupOutput *out);
   Violation Ready(PeerId peer, const control::EpochReady &ready);
   Violation Failed(PeerId peer, const control::EpochFailed &failed);
   Violation LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, GroupOutput *out);
@@ -114,7 +114,7 @@ class Group {
   void LinkMeasured(Tick now) { ring_choice_.Measured(now); }
   // A better ring is to be looked for, as Ring() may not be the best any more.
   // Says so once.
-  bool TakeOrderDue(Tick now);
+  bool OrderFallsDue(Tick now);
   // What was found, for the ring of the epoch `asked_in`. Left if it does not
   // fit any more.
   void RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,
@@ -153,9 +153,9 @@ class Group {
   // would have heard it.
   bool AccusedByAll(PeerId peer) const;
   // Whose accusers' moment is over; each is told once.
-  std::vector<PeerId> TakeAccused(Tick now) { return suspicion_.TakeAccused(now); }
+  std::vector<PeerId> NewlyAccused(Tick now) { return suspicion_.NewlyAccused(now); }
   Tick NextDeadline() const;
-  // When TakeOrderDue() is due; kNever: not before something changes.
+  // When OrderFallsDue() is due; kNever: not before something changes.
   Tick OrderDue() const { return ring_choice_.due(); }
   // The group without its ring, which only the owner can describe.
   GroupView View() const;
@@ -192,7 +192,7 @@ class Group {
   void AnswerVote(MemberId member, GroupOutput *out);
   void Emit(SyncOutput sync, GroupOutput *out) const;
 
-  void TakeOver(PeerId peer, const control::GroupState &said, bool forgotten, GroupOutput *out);
+  void Reconcile(PeerId peer, const control::GroupState &said, bool forgotten, GroupOutput *out);
   void ChooseRing(Tick now, Preparation *preparation) const;
   void CompleteBallot();
   bool FitsRing(const std::vector<PeerId> &ring) const;
@@ -232,7 +232,7 @@ class Group {
   bool AccusedBy(PeerId other, PeerId peer, Tick at) const;
   // Its stream is not silent.
   bool HeardOfLate(PeerId peer) const;
-  // Who would miss the peer if it was dead: the others, but for those that may
+  // Who would report the peer silent if it was dead: the others, but for those that may
   // be dead themselves.
   std::vector<PeerId> Witnesses(PeerId peer) const;
   // Who takes part in what is being agreed, in ring order before blocked pairs

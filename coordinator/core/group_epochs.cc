@@ -189,7 +189,7 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
   if (next.freeze && !fault_) fault_ = Fault{"restart", "coordinator", 0, now};
   if (!next.survivors.empty() && !next.joiners.empty()) admission_tried_ = true;
   if (next.freeze) {
-    record_.attempt = next.epoch;
+    record_.last_freeze = next.epoch;
     suspicion_.ForgetLosses();
   }
   repair_.clear();
@@ -225,7 +225,7 @@ void Group::Commit(Tick now, GroupOutput *out) {
   const bool first = !AnyAdmitted(record_);
   const std::vector<PeerId> ring = Ring();
 
-  TakeEpoch(done, &record_);
+  AdoptEpoch(done, &record_);
   ForgetStrangers();
   ring_choice_.Told(done.cost);
   std::string fault_text;
@@ -268,7 +268,8 @@ void Group::Commit(Tick now, GroupOutput *out) {
   }
   for (MemberId member : done.raised) {
     Note("ready", member, Find(member)->peer,
-         "member counts member=" + ToString(member) + " epoch=" + ToString(record_.committed), out);
+         "member contributes member=" + ToString(member) + " epoch=" + ToString(record_.committed),
+         out);
   }
   if (!done.joiners.empty()) agreed_for_.merge(BackgroundPeers());
   if (done.reorders) ring_choice_.Drop();
@@ -299,7 +300,7 @@ void Group::CommitEmpty(GroupOutput *out) {
   issued_ = record_.highest = Epoch(record_.highest.value() + 1);
   Preparation empty;
   empty.epoch = record_.highest;
-  TakeEpoch(empty, &record_);
+  AdoptEpoch(empty, &record_);
   ForgetStrangers();
   ballot_ = Ballot();
   first_vote_ = kNever;
@@ -381,8 +382,8 @@ control::CommitEpoch Group::MakeCommit(PeerId peer) const {
 
 // What the peer has prepared ends: with the commit, with a preparation of a
 // higher number, or with AbortEpoch.
-void Group::TakeOver(PeerId peer, const control::GroupState &said, bool forgotten,
-                     GroupOutput *out) {
+void Group::Reconcile(PeerId peer, const control::GroupState &said, bool forgotten,
+                      GroupOutput *out) {
   if (!said.prepared) return;
   const bool in_force = InForce(peer);
   if (preparation_ && preparation_->epoch == said.prepared &&

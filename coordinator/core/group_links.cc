@@ -25,8 +25,9 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
   // An older report is answered by the freeze that came after it: that
   // preparation checks all links. An epoch that froze nothing answers nothing,
   // whatever its number.
-  const bool answered = lost.epoch < record_.attempt;
-  if ((answered && record_.attempt <= record_.committed) || lost.peer == peer) return std::nullopt;
+  const bool answered = lost.epoch < record_.last_freeze;
+  if ((answered && record_.last_freeze <= record_.committed) || lost.peer == peer)
+    return std::nullopt;
   const auto counts = [this](PeerId id) {
     return preparation_ ? preparation_->answers.contains(id)
                         : PeersOf(record_, Survivors(record_)).contains(id);
@@ -56,7 +57,7 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
 // The grace is over, and a death would have shown by now: both peers live, only
 // their link is lost.
 void Group::LossGraceOver(LostLink link, GroupOutput *out) {
-  const std::optional<Suspicion::Loss> loss = suspicion_.TakeLoss(link);
+  const std::optional<Suspicion::Loss> loss = suspicion_.RemoveLoss(link);
   if (!loss || RoutedAround(link.first, link.second)) return;
   const std::string text = LinkText(link.first, link.second, loss->reason);
   const LostLinks again{{link, text + " (again and again)"}};
@@ -73,7 +74,7 @@ void Group::LossGraceOver(LostLink link, GroupOutput *out) {
     // came through for detect_ms, nobody is made to wait for what may come
     // through now.
     if (loss->fault.detect_ms > 0 && CanRouteAround(RoutesNow(), {{link, text}})) {
-      return Block({{link, text}}, suspicion_.TakeSilentRetry(pair), out);
+      return Block({{link, text}}, suspicion_.NextSilentRetry(pair), out);
     }
     if (suspicion_.StrikesTooOften(pair) && CanRouteAround(RoutesNow(), again)) {
       return Block(again, kBlockedRetry, out);

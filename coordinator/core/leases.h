@@ -5,10 +5,11 @@
 
 namespace longhaul::coordinator {
 
-// While no other peer misses it: a connection to us that stalls or breaks is not a peer that died.
+// While no other peer reports it silent: a connection to us that stalls or breaks is not a peer
+// that died.
 inline constexpr int64_t kLease = 4;
 // The same where less is at stake, or the peer had to come back by itself: a newcomer without a
-// stream; a peer that others miss, after a restart of the coordinator.
+// stream; a peer that is silent to others, after a restart of the coordinator.
 inline constexpr int64_t kShortLease = 2;
 
 }  // namespace longhaul::coordinator

@@ -18,7 +18,7 @@ bool Differs(const MeasuredLink& a, const MeasuredLink& b) {
 
 }  // namespace
 
-bool LinkTable::Take(const control::LinkMeasure& measure, Tick now) {
+bool LinkTable::Record(const control::LinkMeasure& measure, Tick now) {
   const Tick at = now + -Millis(measure.age_ms);
   if (now - at >= kLinkExpires) return false;
   const bool known = Fresh(measure.from, measure.to, now) != nullptr;

@@ -35,7 +35,7 @@ class LinkTable {
  public:
   // Takes in what was reported now; what is older than what is known changes nothing. True if a
   // ring may come out differently: the link was unknown, or it differs by more than noise.
-  bool Take(const control::LinkMeasure& measure, Tick now);
+  bool Record(const control::LinkMeasure& measure, Tick now);
   // None: unknown, or expired. The way there and back is taken from the other direction if it was
   // not measured in this one.
   std::optional<MeasuredLink> Find(PeerId from, PeerId to, Tick now) const;

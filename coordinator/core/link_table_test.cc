@@ -12,33 +12,33 @@ const PeerId kA(1), kB(2), kC(3);
 
 TEST(LinkTable, TellsWhatDiffersByMoreThanNoise) {
   LinkTable links;
-  EXPECT_TRUE(links.Take({kA, kB, 1000000, 50000}, kNow));
-  EXPECT_FALSE(links.Take({kA, kB, 1000000, 50000}, kNow));
-  EXPECT_FALSE(links.Take({kA, kB, 1020000, 53000}, kNow));
-  EXPECT_TRUE(links.Take({kA, kB, 1100000, 53000}, kNow));
-  EXPECT_TRUE(links.Take({kA, kB, 1100000, 80000}, kNow));
-  EXPECT_TRUE(links.Take({kA, kB, 500000, 80000}, kNow));
-  EXPECT_TRUE(links.Take({kB, kA, 500000, 80000}, kNow)) << "another direction";
+  EXPECT_TRUE(links.Record({kA, kB, 1000000, 50000}, kNow));
+  EXPECT_FALSE(links.Record({kA, kB, 1000000, 50000}, kNow));
+  EXPECT_FALSE(links.Record({kA, kB, 1020000, 53000}, kNow));
+  EXPECT_TRUE(links.Record({kA, kB, 1100000, 53000}, kNow));
+  EXPECT_TRUE(links.Record({kA, kB, 1100000, 80000}, kNow));
+  EXPECT_TRUE(links.Record({kA, kB, 500000, 80000}, kNow));
+  EXPECT_TRUE(links.Record({kB, kA, 500000, 80000}, kNow)) << "another direction";
   EXPECT_EQ(links.size(), 2u);
 }
 
 TEST(LinkTable, KeepsTheNewestOfEachKind) {
   LinkTable links;
-  links.Take({kA, kB, 1000000, 0, 2000}, kNow);
-  links.Take({kA, kB, 9000000, 70000, 3000}, kNow);
+  links.Record({kA, kB, 1000000, 0, 2000}, kNow);
+  links.Record({kA, kB, 9000000, 70000, 3000}, kNow);
   EXPECT_EQ(links.Find(kA, kB, kNow), (MeasuredLink{1000000, 0, kNow + -Seconds(2)}))
       << "an older one came later";
-  links.Take({kA, kB, 0, 50000, 1000}, kNow);
+  links.Record({kA, kB, 0, 50000, 1000}, kNow);
   EXPECT_EQ(links.Find(kA, kB, kNow), (MeasuredLink{1000000, 50000, kNow + -Seconds(1)}));
 }
 
 TEST(LinkTable, TakesTheWayThereAndBackFromTheOtherDirection) {
   LinkTable links;
-  links.Take({kA, kB, 1000000, 50000}, kNow);
+  links.Record({kA, kB, 1000000, 50000}, kNow);
   EXPECT_EQ(links.Find(kB, kA, kNow), (MeasuredLink{0, 50000, kNow}));
-  links.Take({kB, kA, 3000000, 0}, kNow);
+  links.Record({kB, kA, 3000000, 0}, kNow);
   EXPECT_EQ(links.Find(kB, kA, kNow), (MeasuredLink{3000000, 50000, kNow}));
-  links.Take({kB, kA, 0, 60000}, kNow);
+  links.Record({kB, kA, 0, 60000}, kNow);
   const LinkMatrix matrix = links.Matrix({kC, kB, kA}, kNow);
   EXPECT_EQ(matrix.At(2, 1), (LinkQuality{1000000, 50000, false}));
   EXPECT_EQ(matrix.At(1, 2), (LinkQuality{3000000, 60000, false}));
@@ -47,24 +47,24 @@ TEST(LinkTable, TakesTheWayThereAndBackFromTheOtherDirection) {
 
 TEST(LinkTable, AProbeWithFewConnectionsOrdersRingsAndSaysNothingOfWhatOpsWouldGet) {
   LinkTable links;
-  links.Take({kA, kB, 9000000, 70000}, kNow);
-  EXPECT_TRUE(links.Take({kB, kA, 1000000, 70000, 0, /*at_least=*/true}, kNow));
+  links.Record({kA, kB, 9000000, 70000}, kNow);
+  EXPECT_TRUE(links.Record({kB, kA, 1000000, 70000, 0, /*at_least=*/true}, kNow));
   EXPECT_EQ(links.Cost({kA, kB}, kNow), (control::LinkCost{35000, 9000000, 9000000}));
   EXPECT_EQ(links.Matrix({kA, kB}, kNow).At(1, 0), (LinkQuality{1000000, 70000, false}));
-  EXPECT_TRUE(links.Take({kB, kA, 1000000, 70000}, kNow)) << "an op got no more";
+  EXPECT_TRUE(links.Record({kB, kA, 1000000, 70000}, kNow)) << "an op got no more";
   EXPECT_EQ(links.Cost({kA, kB}, kNow), (control::LinkCost{35000, 1000000, 1000000}));
 }
 
 TEST(LinkTable, ForgetsWhatIsOldAndWhoIsGone) {
   LinkTable links;
-  links.Take({kA, kB, 1000000, 50000, 60000}, kNow);
-  links.Take({kB, kC, 1000000, 50000}, kNow);
+  links.Record({kA, kB, 1000000, 50000, 60000}, kNow);
+  links.Record({kB, kC, 1000000, 50000}, kNow);
   const Tick later = kNow + (kLinkExpires - Seconds(30));
   EXPECT_FALSE(links.Find(kA, kB, later));
   EXPECT_TRUE(links.Find(kB, kC, later));
   EXPECT_EQ(links.Matrix({kA, kB}, later).At(0, 1), LinkQuality{});
-  EXPECT_TRUE(links.Take({kA, kB, 1000000, 50000}, later)) << "it was unknown again";
-  EXPECT_FALSE(links.Take({kA, kC, 1, 1, static_cast<uint32_t>(kLinkExpires / 1000)}, later));
+  EXPECT_TRUE(links.Record({kA, kB, 1000000, 50000}, later)) << "it was unknown again";
+  EXPECT_FALSE(links.Record({kA, kC, 1, 1, static_cast<uint32_t>(kLinkExpires / 1000)}, later));
   EXPECT_EQ(links.size(), 2u);
   links.Forget(kB);
   EXPECT_EQ(links.size(), 0u);
@@ -74,11 +74,11 @@ TEST(LinkTable, ForgetsWhatIsOldAndWhoIsGone) {
 TEST(LinkTable, TheWorstOfWhatIsKnownIsTheCostOfAGroup) {
   LinkTable links;
   EXPECT_EQ(links.Cost({kA, kB, kC}, kNow), control::LinkCost{});
-  links.Take({kA, kB, 2000000, 50000}, kNow);
-  links.Take({kB, kA, 1000000, 0}, kNow);
-  links.Take({kB, kC, 0, 70000}, kNow);
-  links.Take({kC, PeerId(9), 10, 900000}, kNow);
-  links.Take({kC, kA, 3000000, 20000, 60000}, kNow);
+  links.Record({kA, kB, 2000000, 50000}, kNow);
+  links.Record({kB, kA, 1000000, 0}, kNow);
+  links.Record({kB, kC, 0, 70000}, kNow);
+  links.Record({kC, PeerId(9), 10, 900000}, kNow);
+  links.Record({kC, kA, 3000000, 20000, 60000}, kNow);
   EXPECT_EQ(links.Cost({kA, kB, kC}, kNow), (control::LinkCost{35000, 1000000, 2000000}));
   EXPECT_EQ(links.Cost({kA, kC, kB}, kNow), (control::LinkCost{35000, 1000000, 1000000}));
   EXPECT_EQ(links.Cost({kC, kA}, kNow + (kLinkExpires - Seconds(30))), control::LinkCost{})
@@ -88,12 +88,12 @@ TEST(LinkTable, TheWorstOfWhatIsKnownIsTheCostOfAGroup) {
 TEST(LinkTable, IsBounded) {
   LinkTable links;
   for (uint64_t i = 0; i < kLinksMax; ++i) {
-    links.Take({PeerId(1 + i / 1024), PeerId(5000 + i % 1024), 1000, 0}, kNow);
+    links.Record({PeerId(1 + i / 1024), PeerId(5000 + i % 1024), 1000, 0}, kNow);
   }
   EXPECT_EQ(links.size(), kLinksMax);
-  EXPECT_FALSE(links.Take({kA, kB, 1000, 0}, kNow));
-  EXPECT_FALSE(links.Take({PeerId(9000), kB, 1000, 0}, kNow));
-  EXPECT_TRUE(links.Take({kA, PeerId(5000), 9000, 0}, kNow)) << "a known one";
+  EXPECT_FALSE(links.Record({kA, kB, 1000, 0}, kNow));
+  EXPECT_FALSE(links.Record({PeerId(9000), kB, 1000, 0}, kNow));
+  EXPECT_TRUE(links.Record({kA, PeerId(5000), 9000, 0}, kNow)) << "a known one";
   EXPECT_EQ(links.size(), kLinksMax);
 }
 

@@ -2,7 +2,7 @@
 //
 // A member is *pending* until an epoch admits it. An *admitted* member that
 // departs is still in the epoch in force, and not in the next one: those that
-// stay are the *survivors*. A member in the background does not *count* yet.
+// stay are the *survivors*. A member in the background contributes to no result yet.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace longhaul::coordinator {
 
 inline bool IsAdmitted(const MemberRecord &member) { return static_cast<bool>(member.joined); }
 inline bool InBackground(const MemberRecord &member) {
-  return member.counts == control::kCountsNotYet;
+  return member.background_until == control::kInBackground;
 }
 
 std::set<MemberId> Admitted(const GroupRecord &group);

@@ -7,7 +7,7 @@
 #include "coordinator/core/text.h"
 
 namespace longhaul::coordinator {
-bool TakeReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation) {
+bool NoteReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation) {
   if (preparation->id != ready.preparation) return false;
   const auto it = preparation->answers.find(peer);
   if (it == preparation->answers.end()) return false;
@@ -19,7 +19,7 @@ bool TakeReady(PeerId peer, const control::EpochReady &ready, Preparation *prepa
   return true;
 }
 
-Violation TakeFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation) {
+Violation NoteFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation) {
   if (preparation->id != failed.preparation) return std::nullopt;  // stale
   const auto it = preparation->answers.find(peer);
   if (it == preparation->answers.end()) return std::nullopt;
@@ -46,7 +46,7 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   message.epoch = p.epoch;
   message.base = record.committed;
   message.boundary = p.AtBoundary() ? p.epoch : record.boundary;
-  message.attempt = record.attempt;
+  message.last_freeze = record.last_freeze;
   message.freeze = p.freeze;
   message.token = token;
   message.preparation = p.id;
@@ -64,17 +64,17 @@ control::PrepareEpoch MessageOf(const Preparation &p, const GroupRecord &record,
   SortMembers(p.ring, p.joiners, &members);
   for (const MemberRecord &m : members) {
     if (p.joiners.contains(m.member)) {
-      const Epoch counts = p.survivors.empty() ? Epoch() : m.counts;
-      message.members.push_back({m.member, m.peer, p.epoch, m.name, counts});
+      const Epoch background_until = p.survivors.empty() ? Epoch() : m.background_until;
+      message.members.push_back({m.member, m.peer, p.epoch, m.name, background_until});
     } else if (p.survivors.contains(m.member)) {
-      const Epoch counts = p.raised.contains(m.member) ? p.epoch : m.counts;
-      message.members.push_back({m.member, m.peer, m.joined, m.name, counts});
+      const Epoch background_until = p.raised.contains(m.member) ? p.epoch : m.background_until;
+      message.members.push_back({m.member, m.peer, m.joined, m.name, background_until});
     }
   }
   return message;
 }
 
-void TakeEpoch(const Preparation &done, GroupRecord *record) {
+void AdoptEpoch(const Preparation &done, GroupRecord *record) {
   std::erase_if(record->blocked, [&done](const BlockedRecord &b) {
     return done.answers.contains(b.pair.a) && done.answers.contains(b.pair.b) &&
            !control::IsBlocked(done.blocked, b.pair.a, b.pair.b);
@@ -87,9 +87,9 @@ void TakeEpoch(const Preparation &done, GroupRecord *record) {
     if (done.joiners.contains(member.member)) {
       member.joined = done.epoch;
       // There is nobody whom it could hold up.
-      if (done.survivors.empty()) member.counts = Epoch();
+      if (done.survivors.empty()) member.background_until = Epoch();
     }
-    if (done.raised.contains(member.member)) member.counts = done.epoch;
+    if (done.raised.contains(member.member)) member.background_until = done.epoch;
   }
   SortPeers(done.ring, record);
   SortMembers(done.ring, done.joiners, &record->members);
@@ -139,12 +139,12 @@ void CheckInvariants(const Preparation &p, const GroupRecord &record,
   const std::string name = ToString(record.group);
   LH_CHECK(p.epoch > record.committed && p.epoch <= record.highest) << name;
   LH_CHECK(p.changed.empty()) << name << " keeps an outdated preparation";
-  LH_CHECK(p.freeze == (record.attempt > record.committed)) << name;
+  LH_CHECK(p.freeze == (record.last_freeze > record.committed)) << name;
   LH_CHECK(p.freeze || !AnyDeparts(record)) << name << " removes members without a freeze";
   const std::string ring_fault = control::RingFault(p.ring, p.blocked);
   LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
   LH_CHECK(p.ring.size() == p.answers.size()) << name;
-  LH_CHECK(!p.freeze || record.attempt == p.epoch) << name;
+  LH_CHECK(!p.freeze || record.last_freeze == p.epoch) << name;
   LH_CHECK(!p.reorders || (!p.freeze && p.joiners.empty() && p.raised.empty()))
       << name << " orders the ring anew and does more";
   LH_CHECK(p.survivors == Survivors(record)) << name << " prepares " << List(p.survivors);

@@ -44,7 +44,7 @@ struct Preparation {
   bool freeze = false;
   std::set<MemberId> survivors;  // admitted before
   std::set<MemberId> joiners;
-  std::set<MemberId> raised;  // survivors that count from this epoch on
+  std::set<MemberId> raised;  // survivors that contribute from this epoch on
   bool reorders = false;      // to a better ring; it does nothing else then
   bool AtBoundary() const { return !joiners.empty() || !raised.empty() || reorders; }
   std::map<PeerId, Answer> answers;  // exactly the peers of survivors and joiners
@@ -59,15 +59,15 @@ struct Preparation {
 };
 
 // False: the answer is to another preparation, or of a peer that is not asked.
-bool TakeReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation);
-Violation TakeFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation);
+bool NoteReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation);
+Violation NoteFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation);
 
 // What the peers of a preparation are told.
 control::PrepareEpoch MessageOf(const Preparation &preparation, const GroupRecord &record,
                                 const std::string &token);
 // The record once every peer is ready: who departs is out, newcomers are in,
 // the rest waits behind.
-void TakeEpoch(const Preparation &done, GroupRecord *record);
+void AdoptEpoch(const Preparation &done, GroupRecord *record);
 
 // "" if every peer is ready.
 std::string WaitingForAnswers(const Preparation &preparation, const PeerDirectory &directory);

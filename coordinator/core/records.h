@@ -64,15 +64,15 @@ struct MemberRecord {
   uint32_t cohort_size = 0;
   uint64_t after = 0;  // pending: it is admitted by a ballot of a number above this one
   uint32_t step_deadline_ms = 0;
-  // As MemberInfo::counts; kCountsNotYet also of a pending one that joins in the background.
-  Epoch counts;
+  // As MemberInfo::background_until; kInBackground also of one that is pending.
+  Epoch background_until;
   // Set while the epoch without it is being agreed: what was decided, also by an operator, outlives
   // the coordinator.
   std::optional<Departure> departs;
   LH_FIELDS(MemberRecord, LH_FIELD(member), LH_FIELD(peer), LH_FIELD(request), LH_FIELD(name),
             LH_FIELD(joined), LH_FIELD(votes), LH_FIELD(syncs), LH_FIELD(cohort),
-            LH_FIELD(cohort_size), LH_FIELD(after), LH_FIELD(step_deadline_ms), LH_FIELD(counts),
-            LH_FIELD(departs));
+            LH_FIELD(cohort_size), LH_FIELD(after), LH_FIELD(step_deadline_ms),
+            LH_FIELD(background_until), LH_FIELD(departs));
 };
 
 struct PeerRecord {
@@ -114,7 +114,7 @@ struct GroupRecord {
   Epoch committed;
   Epoch highest;  // highest number ever prepared
   Epoch boundary;
-  Epoch attempt;
+  Epoch last_freeze;
   uint64_t ballots = 0;  // completed; the first admission into an empty group counts as one
   // None: nothing was agreed on since the group was last empty, any revision may come.
   std::optional<StateRecord> state;
@@ -124,7 +124,7 @@ struct GroupRecord {
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
   GroupKey Key() const { return group; }
   LH_FIELDS(GroupRecord, LH_FIELD(group, rule::Flat{}), LH_FIELD(committed), LH_FIELD(highest),
-            LH_FIELD(boundary), LH_FIELD(attempt), LH_FIELD(ballots), LH_FIELD(state),
+            LH_FIELD(boundary), LH_FIELD(last_freeze), LH_FIELD(ballots), LH_FIELD(state),
             LH_FIELD(members, rule::Rows{}), LH_FIELD(peers, rule::Rows{}),
             LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}));
 };
@@ -219,7 +219,7 @@ struct MemberView {
   bool voting = false;
   std::string cohort;
   std::optional<control::FetchProgress> fetch = std::nullopt;
-  bool background = false;  // its input does not count yet
+  bool background = false;  // its input is not in results yet
 };
 // One direction of a link, as measured.
 struct LinkView {

@@ -143,7 +143,7 @@ void CheckAtRest(Story& s, const std::string& where) {
   EXPECT_EQ(at_coordinator, at_peers) << where;
 }
 
-// Votes until nobody waits: a newcomer may have missed the boundary because of the crash.
+// Votes until nobody waits: a newcomer may be late for the boundary because of the crash.
 void Finish(Story& s) {
   for (int round = 0; round < 3; ++round) {
     s.VoteAll();
@@ -274,7 +274,7 @@ TEST(Recovery, EveryPersistOfACohortMayBeTheLast) {
   EXPECT_GT(crashes, 20);
 }
 
-TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfMissed) {
+TEST(Recovery, KnownMembersHaveTwiceTheTimeToAttachIfSilentToOthers) {
   Story s;
   s.Found(2);
   s.h.Boot();
@@ -359,7 +359,7 @@ TEST(Recovery, AFreezeThatWasOpenIsFollowedByTheNextFreeze) {
   s.h.Run();
   EXPECT_EQ(s.h.Take(P(2)),
             (std::vector<std::string>{
-                "Prepare 4 base=2 boundary=2 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
+                "Prepare 4 base=2 boundary=2 last_freeze=4 freeze members=m1@1,m2@2 ring=p1,p2",
                 "Commit 4"}));
 }
 
@@ -382,7 +382,7 @@ TEST(Recovery, AnAdmissionThatWasOpenBeginsAgainWithTheVotes) {
   s.h.Run();
   EXPECT_EQ(s.h.Take(P(1)),
             (std::vector<std::string>{
-                "Abort 2", "Prepare 3 base=1 boundary=3 attempt=0 members=m1@1,m2@3 ring=p1,p2",
+                "Abort 2", "Prepare 3 base=1 boundary=3 last_freeze=0 members=m1@1,m2@3 ring=p1,p2",
                 "Commit 3", "VoteResult m1 number=1 epoch=3"}));
 }
 
@@ -429,7 +429,7 @@ TEST(Recovery, APreparationThatTheStoreForgotLeadsToANewFreeze) {
   EXPECT_TRUE(s.h.closings().empty()) << s.h.closings().front();
   EXPECT_EQ(s.h.Take(P(2)),
             (std::vector<std::string>{
-                "Prepare 4 base=2 boundary=2 attempt=4 freeze members=m1@1,m2@2 ring=p1,p2",
+                "Prepare 4 base=2 boundary=2 last_freeze=4 freeze members=m1@1,m2@2 ring=p1,p2",
                 "Commit 4"}));
 }
 
@@ -486,9 +486,9 @@ TEST(Recovery, AForgottenAdmissionLeadsToANewFreezeToo) {
   s.h.Run();
   EXPECT_EQ(s.h.Take(P(1)),
             (std::vector<std::string>{
-                "Prepare 3 base=1 boundary=1 attempt=3 freeze members=m1@1 ring=p1", "Commit 3",
-                "Prepare 4 base=3 boundary=4 attempt=3 members=m1@1,m2@4 ring=p1,p2", "Commit 4",
-                "VoteResult m1 number=1 epoch=4"}));
+                "Prepare 3 base=1 boundary=1 last_freeze=3 freeze members=m1@1 ring=p1", "Commit 3",
+                "Prepare 4 base=3 boundary=4 last_freeze=3 members=m1@1,m2@4 ring=p1,p2",
+                "Commit 4", "VoteResult m1 number=1 epoch=4"}));
 }
 
 // What the peers know of terms and numbers is not given out again.

@@ -60,7 +60,7 @@ void RingChoice::Measured(Tick now) {
   due_ = std::max(now + Millis(interval_ms_) / kSettles, not_before_);
 }
 
-bool RingChoice::TakeDue(Tick now, size_t peers, bool preparing) {
+bool RingChoice::FallsDue(Tick now, size_t peers, bool preparing) {
   if (due_ > now) return false;
   due_ = kNever;
   Hold(now + Millis(interval_ms_) / kEvery);

@@ -1,6 +1,6 @@
 // Which ring a group would rather have, and when a better one is looked for.
 //
-//   a link was measured --(others are, too)--> due --(TakeDue)--> solved
+//   a link was measured --(others are, too)--> due --(FallsDue)--> solved
 //   elsewhere --(Found)--> better() --(the next boundary)--> Ordered()
 //
 // A better ring is a wish: it waits for a boundary at which nothing else is to
@@ -28,11 +28,11 @@ class RingChoice {
   // A link between two of its peers was measured, and is another than was
   // thought.
   void Measured(Tick now);
-  // When TakeDue() is due; kNever: not before something changes.
+  // When FallsDue() is due; kNever: not before something changes.
   Tick due() const { return due_; }
   // A better ring is to be looked for among so many peers. Says so once.
   // `preparing`: there may soon be another ring.
-  bool TakeDue(Tick now, size_t peers, bool preparing);
+  bool FallsDue(Tick now, size_t peers, bool preparing);
 
   // What the search found for the present ring, whose links cost that much.
   // What an operator is to be told; "" if nothing.

@@ -90,7 +90,7 @@ TEST_F(RingOrderTest, TheNextBoundaryAdoptsABetterRingWithoutAFreeze) {
             "better ring found ring=p1,p3,p2,p4 slowest_mb_s=10.0 was=2.0 rtt_sum_ms=160 was=160");
   Vote();
   EXPECT_EQ(h_.Take(P(1)),
-            (Texts{"Prepare 3 base=2 boundary=3 attempt=0 members=m1@1,m2@2,m3@2,m4@2 "
+            (Texts{"Prepare 3 base=2 boundary=3 last_freeze=0 members=m1@1,m2@2,m3@2,m4@2 "
                    "ring=p1,p3,p2,p4",
                    "Commit 3", "VoteResult m1 number=2 epoch=3"}));
   EXPECT_EQ(Ring(), (std::vector<uint64_t>{1, 3, 2, 4}));
@@ -98,7 +98,7 @@ TEST_F(RingOrderTest, TheNextBoundaryAdoptsABetterRingWithoutAFreeze) {
             "ring ordered anew epoch=3 ring=p1,p3,p2,p4 slowest_mb_s=10.0 was=2.0 rtt_sum_ms=160 "
             "was=160");
   EXPECT_EQ(h_.View().ring_epoch, Epoch(3));
-  EXPECT_EQ(h_.Stored().attempt, Epoch());
+  EXPECT_EQ(h_.Stored().last_freeze, Epoch());
   Vote();
   EXPECT_EQ(h_.Take(P(2)).back(), "VoteResult m2 number=2 epoch=3");
 }
@@ -121,7 +121,7 @@ TEST_F(RingOrderTest, WhatLinksCostIsToldAtTheNextBoundaryThoughNoRingIsBetter) 
   EXPECT_EQ(h_.Take(P(1)), Texts{}) << "ops and trainers go on";
   Vote();
   EXPECT_EQ(h_.Take(P(1)),
-            (Texts{"Prepare 3 base=2 boundary=3 attempt=0 members=m1@1,m2@2,m3@2,m4@2 "
+            (Texts{"Prepare 3 base=2 boundary=3 last_freeze=0 members=m1@1,m2@2,m3@2,m4@2 "
                    "ring=p1,p2,p3,p4",
                    "Commit 3", "VoteResult m1 number=2 epoch=3"}));
   EXPECT_EQ(h_.Prepared(P(4)).cost, (control::LinkCost{20000, 10 * kMega, 10 * kMega}));
@@ -268,7 +268,7 @@ TEST_F(RingOrderTest, APeerThatCannotBuildItsLinksKeepsTheRing) {
   h_.Lively(P(3)).cannot_reach = {P(2)};
   Vote();
   EXPECT_EQ(h_.Take(P(1)),
-            (Texts{"Prepare 3 base=2 boundary=3 attempt=0 members=m1@1,m2@2,m3@2,m4@2 "
+            (Texts{"Prepare 3 base=2 boundary=3 last_freeze=0 members=m1@1,m2@2,m3@2,m4@2 "
                    "ring=p1,p3,p2,p4",
                    "Abort 3", "VoteResult m1 number=2 epoch=2"}));
   EXPECT_EQ(h_.Notices("ring").back(),

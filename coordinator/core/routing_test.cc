@@ -75,9 +75,9 @@ TEST_F(RoutingTest, APairAmongFourThatCannotMeetIsRoutedAround) {
   Cut(1, 2);
   Lose(1, 2);
   EXPECT_EQ(h.Take(P(3)),
-            (Texts{"Prepare 5 base=4 boundary=4 attempt=5 freeze members=m1@1,m2@2,m3@3,m4@4 "
+            (Texts{"Prepare 5 base=4 boundary=4 last_freeze=5 freeze members=m1@1,m2@2,m3@3,m4@4 "
                    "ring=p1,p2,p3,p4",
-                   "Prepare 6 base=4 boundary=4 attempt=6 freeze members=m1@1,m2@2,m3@3,m4@4 "
+                   "Prepare 6 base=4 boundary=4 last_freeze=6 freeze members=m1@1,m2@2,m3@3,m4@4 "
                    "ring=p1,p3,p2,p4 blocked=p1-p2",
                    "Commit 6"}));
   EXPECT_EQ(Ring(), "p1,p3,p2,p4");
@@ -144,7 +144,7 @@ TEST_F(RoutingTest, ANewcomerThatMostReachIsTakenWithItsBlockedPair) {
   EXPECT_EQ(Ring(), "p1,p2,p4,p3");
   EXPECT_EQ(Blocked(), "p1-p4");
   // Ops in flight have nothing to do with a link that never stood.
-  EXPECT_EQ(h.Stored().attempt, Epoch(0));
+  EXPECT_EQ(h.Stored().last_freeze, Epoch(0));
 }
 
 TEST_F(RoutingTest, ANewcomerBehindABlockedPairIsTakenWithThoseWhoCameAfterIt) {
@@ -218,7 +218,7 @@ TEST_F(RoutingTest, AnAdmissionThatFreezesNothingKeepsTheBlockedPairs) {
   Join(5);
   VoteAll(4);
   EXPECT_EQ(h.Take(P(3)).front(),
-            "Prepare 7 base=6 boundary=7 attempt=6 members=m1@1,m2@2,m3@3,m4@4,m5@7 "
+            "Prepare 7 base=6 boundary=7 last_freeze=6 members=m1@1,m2@2,m3@3,m4@4,m5@7 "
             "ring=p1,p3,p2,p4,p5 blocked=p1-p2");
   EXPECT_EQ(Blocked(), "p1-p2");
   Lose(3, 4);
@@ -308,7 +308,7 @@ TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundAtOnce) {
   Cut(1, 2);
   Lose(1, 2, 1000);
   EXPECT_EQ(h.Take(P(3)),
-            (Texts{"Prepare 5 base=4 boundary=4 attempt=5 freeze members=m1@1,m2@2,m3@3,m4@4 "
+            (Texts{"Prepare 5 base=4 boundary=4 last_freeze=5 freeze members=m1@1,m2@2,m3@3,m4@4 "
                    "ring=p1,p3,p2,p4 blocked=p1-p2",
                    "Commit 5"}));
   EXPECT_EQ(Blocked(), "p1-p2");
@@ -380,7 +380,7 @@ TEST_F(RoutingTest, BlockedPairsOutliveTheCoordinator) {
   h.ForgetReceived();
   Lose(3, 4);
   EXPECT_EQ(h.Take(P(1))[0],
-            "Prepare 7 base=6 boundary=4 attempt=7 freeze members=m1@1,m2@2,m3@3,m4@4 "
+            "Prepare 7 base=6 boundary=4 last_freeze=7 freeze members=m1@1,m2@2,m3@3,m4@4 "
             "ring=p1,p3,p2,p4 blocked=p1-p2");
 }
 
@@ -399,7 +399,7 @@ TEST_F(RoutingTest, WhoDoesNotVoteWithinItsDeadlineOfTheFirstIsEvicted) {
   EXPECT_EQ(h.Take(P(1)).back(), "VoteResult m1 number=3 epoch=4");
   EXPECT_EQ(
       h.Notices("evict"),
-      Texts{"member removed member=m3 peer=p3 why=evicted reason=missed the step boundary: no "
+      Texts{"member removed member=m3 peer=p3 why=evicted reason=late at the step boundary: no "
             "vote within 5000 ms of the first"});
   EXPECT_EQ(h.View().fault.cause, "step_deadline");
   EXPECT_EQ(h.View().fault.detect_ms, 5000u);

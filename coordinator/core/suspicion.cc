@@ -12,9 +12,9 @@ constexpr Tick kLongAgo{INT64_MIN / 2};
 // ------------------------------------------------------------------------------
 // reports
 
-// After an outage somebody hears the suspect in a moment. If it is dead all
-// miss it in a moment: so there is time to doubt where there are more to miss
-// it.
+// After an outage somebody hears the suspect in a moment. If it is dead it
+// is silent to all in a moment: so there is time to doubt where more could
+// report it.
 void Suspicion::Accuse(const LostLink &link, const Evidence &evidence, Tick now) {
   const int64_t doubt_us = evidence.witnesses >= 2 ? detect_us_ / kDoubtShare : Grace(evidence);
   accusations_.try_emplace(link, evidence.silent_ms > 0 ? now + doubt_us : kLongAgo);
@@ -40,7 +40,7 @@ std::vector<LostLink> Suspicion::LossesDue(Tick now) const {
   return due;
 }
 
-std::optional<Suspicion::Loss> Suspicion::TakeLoss(const LostLink &link) {
+std::optional<Suspicion::Loss> Suspicion::RemoveLoss(const LostLink &link) {
   auto loss = losses_.extract(link);
   if (loss.empty()) return std::nullopt;
   return std::move(loss.mapped());
@@ -51,7 +51,7 @@ bool Suspicion::Accuses(const LostLink &link, Tick at) const {
   return accusation != accusations_.end() && accusation->second <= at;
 }
 
-std::vector<PeerId> Suspicion::TakeAccused(Tick now) {
+std::vector<PeerId> Suspicion::NewlyAccused(Tick now) {
   std::vector<PeerId> accused;
   for (auto &[link, from] : accusations_) {
     if (from == kLongAgo || from > now) continue;
@@ -86,7 +86,7 @@ bool Suspicion::StrikesTooOften(const control::BlockedPair &pair) const {
   return strikes != strikes_.end() && strikes->second.count > kStrikesMax;
 }
 
-int64_t Suspicion::TakeSilentRetry(const control::BlockedPair &pair) {
+int64_t Suspicion::NextSilentRetry(const control::BlockedPair &pair) {
   return std::min(kSilentRetry << 2 * std::min(strikes_[pair].silences++, 3u), kBlockedRetry);
 }
 

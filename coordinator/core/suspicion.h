@@ -43,7 +43,7 @@ namespace longhaul::coordinator {
 //         twice as late)
 //   doubt of a silence, where two or more       report     the accusation
 //   counts; with fewer it is
-//     others would miss the suspect                         as long as the
+//     others would report it silent                         as long as the
 //     grace
 //   a peer is heard of late                     last word  it is not a witness
 //   any more
@@ -86,7 +86,7 @@ class Suspicion {
   struct Evidence {
     uint32_t silent_ms = 0;  // of the report; 0: the link broke
     bool unheard = false;    // the suspect is silent on its stream, too
-    size_t witnesses = 0;    // that would miss the suspect if it was dead
+    size_t witnesses = 0;    // that would report the suspect silent if it was dead
   };
   struct Loss {
     Tick due;  // the end of its grace
@@ -110,12 +110,12 @@ class Suspicion {
 
   const std::map<LostLink, Loss> &losses() const { return losses_; }
   std::vector<LostLink> LossesDue(Tick now) const;
-  std::optional<Loss> TakeLoss(const LostLink &link);
+  std::optional<Loss> RemoveLoss(const LostLink &link);
   // The accusation stands, and counts by `at`.
   bool Accuses(const LostLink &link, Tick at) const;
   // Suspects of accusations that have come to count; each accusation is told
   // once.
-  std::vector<PeerId> TakeAccused(Tick now);
+  std::vector<PeerId> NewlyAccused(Tick now);
 
   // ---- blocked pairs
 
@@ -129,7 +129,7 @@ class Suspicion {
   bool StrikesTooOften(const control::BlockedPair &pair) const;
   // When a pair that fell silent is tried again; longer each time that it is
   // asked for.
-  int64_t TakeSilentRetry(const control::BlockedPair &pair);
+  int64_t NextSilentRetry(const control::BlockedPair &pair);
   // To be tried with the next freeze, whenever that is: the pair; all pairs of
   // the peer.
   void TryAgain(const control::BlockedPair &pair);
@@ -169,7 +169,7 @@ class Suspicion {
 
   int64_t detect_us_;
   std::map<LostLink, Loss> losses_;
-  // From when on each counts. Long ago: it does, and TakeAccused() has told.
+  // From when on each counts. Long ago: it does, and NewlyAccused() has told.
   std::map<LostLink, Tick> accusations_;
   std::map<control::BlockedPair, Strikes> strikes_;
   std::map<control::BlockedPair, Retry> retries_;  // of each blocked pair

@@ -32,8 +32,8 @@ TEST_F(SuspicionTest, ABrokenLinkAccusesAtOnceAndIsLostAfterATenth) {
   EXPECT_EQ(suspicion_.NextDeadline(), At(100));
   EXPECT_TRUE(suspicion_.LossesDue(At(99)).empty());
   EXPECT_EQ(suspicion_.LossesDue(At(100)), std::vector<LostLink>{kLink});
-  EXPECT_EQ(suspicion_.TakeLoss(kLink)->reason, "reset");
-  EXPECT_FALSE(suspicion_.TakeLoss(kLink).has_value());
+  EXPECT_EQ(suspicion_.RemoveLoss(kLink)->reason, "reset");
+  EXPECT_FALSE(suspicion_.RemoveLoss(kLink).has_value());
 }
 
 TEST_F(SuspicionTest, ASilenceIsDoubtedForLongerWhereOthersWouldMissTheSuspect) {
@@ -49,9 +49,9 @@ TEST_F(SuspicionTest, ASilenceIsDoubtedForLongerWhereOthersWouldMissTheSuspect) 
 
 TEST_F(SuspicionTest, AnAccusationIsToldOnceAndStandsUntilItsReporterHasAllLinks) {
   suspicion_.Accuse(kLink, {1000, false, 2}, At(0));
-  EXPECT_TRUE(suspicion_.TakeAccused(At(499)).empty());
-  EXPECT_EQ(suspicion_.TakeAccused(At(500)), std::vector<PeerId>{kTwo});
-  EXPECT_TRUE(suspicion_.TakeAccused(At(501)).empty());
+  EXPECT_TRUE(suspicion_.NewlyAccused(At(499)).empty());
+  EXPECT_EQ(suspicion_.NewlyAccused(At(500)), std::vector<PeerId>{kTwo});
+  EXPECT_TRUE(suspicion_.NewlyAccused(At(501)).empty());
   EXPECT_TRUE(suspicion_.Accuses(kLink, At(501)));
   suspicion_.Absolve(kTwo, Epoch(9));
   EXPECT_TRUE(suspicion_.Accuses(kLink, At(501)));
@@ -86,13 +86,13 @@ TEST_F(SuspicionTest, APairThatIsLostFourTimesInAMinuteStrikesTooOften) {
 
 TEST_F(SuspicionTest, APairThatFallsSilentIsTriedAgainLaterEachTime) {
   suspicion_.Strike(kPair, At(0));
-  EXPECT_EQ(suspicion_.TakeSilentRetry(kPair), Seconds(30));
-  EXPECT_EQ(suspicion_.TakeSilentRetry(kPair), Seconds(120));
-  EXPECT_EQ(suspicion_.TakeSilentRetry(kPair), Seconds(480));
-  EXPECT_EQ(suspicion_.TakeSilentRetry(kPair), Seconds(600));
-  EXPECT_EQ(suspicion_.TakeSilentRetry(kPair), Seconds(600));
+  EXPECT_EQ(suspicion_.NextSilentRetry(kPair), Seconds(30));
+  EXPECT_EQ(suspicion_.NextSilentRetry(kPair), Seconds(120));
+  EXPECT_EQ(suspicion_.NextSilentRetry(kPair), Seconds(480));
+  EXPECT_EQ(suspicion_.NextSilentRetry(kPair), Seconds(600));
+  EXPECT_EQ(suspicion_.NextSilentRetry(kPair), Seconds(600));
   suspicion_.Strike(kPair, At(1200001));
-  EXPECT_EQ(suspicion_.TakeSilentRetry(kPair), Seconds(30));
+  EXPECT_EQ(suspicion_.NextSilentRetry(kPair), Seconds(30));
 }
 
 TEST_F(SuspicionTest, ABlockedPairIsTriedAgainWhenItsTimeHasComeOrAnEndCameBack) {

@@ -68,7 +68,7 @@ void SyncBallot::Offer(MemberId member, const control::SyncOffer& offer, const G
   if (first_offer_ == kNever && refused == refused_.end()) first_offer_ = now;
 }
 
-void SyncBallot::Done(const control::SyncDone& done, SyncOutput* out) {
+void SyncBallot::FetchDone(const control::FetchDone& done, SyncOutput* out) {
   if (!fetching_ || !fetching_->fetching.contains(done.member)) return;
   Fetching& f = *fetching_;
   if (f.offers.at(done.member).number != done.number) return;
@@ -91,7 +91,7 @@ void SyncBallot::Done(const control::SyncDone& done, SyncOutput* out) {
   }
   f.fetching.erase(done.member);
   f.fetched.push_back(done.member);
-  if (f.offers.at(done.member).strategy == SyncStrategy::kReceive) return;
+  // Also one that only receives: somebody may reach it and no sender.
   f.holders.insert(done.member);
   f.sources_changed = true;
 }
@@ -335,7 +335,6 @@ void SyncBallot::CheckInvariants(const std::set<MemberId>& voters,
   }
   for (const MemberId member : f.holders) {
     LH_CHECK(f.offers.contains(member)) << ToString(member);
-    LH_CHECK(f.offers.at(member).strategy != SyncStrategy::kReceive) << ToString(member);
   }
   for (const auto& [member, offer] : f.offers) {
     LH_CHECK(!offers_.contains(member) && !f.refused.contains(member))

@@ -7,8 +7,8 @@
 //   elected --(nobody is, but somebody may be the next time)--> failed
 //   elected --(nobody fetches)--> committed
 //   elected --(somebody does)--> fetching
-//   fetching --(SyncDone OK of each)--> committed
-//   fetching --(a SyncDone that is not OK | nobody is left who has it)--> failed
+//   fetching --(FetchDone OK of each)--> committed
+//   fetching --(a FetchDone that is not OK | nobody is left who has it)--> failed
 //
 // All that have offered end together. Those that the election refuses are told so with the commit,
 // and by one transaction: if they went on before it, a coordinator that restarts would wait for
@@ -51,7 +51,7 @@ class SyncBallot {
   // Of an admitted member that stays. A repeated one is answered again.
   void Offer(MemberId member, const control::SyncOffer& offer, const GroupRecord& record, Tick now,
              SyncOutput* out);
-  void Done(const control::SyncDone& done, SyncOutput* out);
+  void FetchDone(const control::FetchDone& done, SyncOutput* out);
   // The member is gone, or is about to.
   void Leave(MemberId member);
   void Clear() { *this = SyncBallot(); }

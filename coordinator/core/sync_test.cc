@@ -372,7 +372,8 @@ TEST_F(SyncTest, OneSenderGivesItsStateToAllReceivers) {
   EXPECT_FALSE(Fetched(3));
 }
 
-TEST_F(SyncTest, AReceiverIsNeverASource) {
+// Else a receiver without a link to any sender would never get it.
+TEST_F(SyncTest, AReceiverIsASourceFromTheEndOfItsFetchOn) {
   Enter(3);
   h_.Lively(P(2)).fetches = false;
   h_.Lively(P(3)).fetches = false;
@@ -382,7 +383,7 @@ TEST_F(SyncTest, AReceiverIsNeverASource) {
   h_.ForgetReceived();
   h_.LivelyFetched(P(2), M(2));
   h_.Run();
-  EXPECT_EQ(h_.Take(P(3)), Texts{});
+  EXPECT_EQ(h_.Take(P(3)), Texts{"Sync m3 1 fetch revision=0 state=5 sources=m1,m2"});
   h_.LivelyFetched(P(3), M(3));
   h_.Run();
   EXPECT_TRUE(Committed(3, 5));
@@ -492,7 +493,7 @@ TEST_F(SyncTest, AMemberThatNeverSyncsIsNamedInsteadOfWaitedForForEver) {
 }
 
 // Held up by the sync that it takes part in, not by itself.
-TEST_F(SyncTest, WhoStillFetchesMissesNoStepBoundary) {
+TEST_F(SyncTest, WhoStillFetchesIsNotLateAtTheStepBoundary) {
   EnterWithDeadline(5000);
   h_.Lively(P(2)).fetches = false;
   Sync(1, State(5));
@@ -510,7 +511,7 @@ TEST_F(SyncTest, WhoStillFetchesMissesNoStepBoundary) {
   EXPECT_EQ(h_.Notices("evict").size(), 1U);
 }
 
-TEST_F(SyncTest, WhoWaitsForAnotherOnesOfferMissesNoStepBoundary) {
+TEST_F(SyncTest, WhoWaitsForAnotherOnesOfferIsNotLateAtTheStepBoundary) {
   EnterWithDeadline(5000);
   Add(3);
   Sync(2, State(5));
@@ -520,7 +521,7 @@ TEST_F(SyncTest, WhoWaitsForAnotherOnesOfferMissesNoStepBoundary) {
   EXPECT_TRUE(h_.Notices("evict").empty());
 }
 
-TEST_F(SyncTest, AMemberThatMissesTheSyncByItsDeadlineIsEvicted) {
+TEST_F(SyncTest, AMemberThatIsLateForTheSyncByItsDeadlineIsEvicted) {
   EnterWithDeadline(5000);
   Sync(1, State(5));
   h_.Wait(4900);
@@ -584,35 +585,34 @@ TEST_F(SyncTest, WithoutAHolderTheSyncFailsForAllAndIsVotedAgain) {
             "sync of revision 4 failed: nobody is left who has it; sync again");
   EXPECT_FALSE(h_.Stored().state);
   // What a transfer left half done does not win.
-  SyncOffer torn = State(1, 3);
-  torn.complete = false;
+  SyncOffer fetching = State(1, 3);
+  fetching.complete = false;
   h_.Lively(P(2)).fetches = true;
-  Sync(2, torn);
+  Sync(2, fetching);
   Sync(3, State(8, 3));
   EXPECT_TRUE(Committed(2, 8, 3) && Committed(3, 8, 3));
 }
 
-TEST_F(SyncTest, WhereNobodyHasAStateAndOneIsNotSettledAllAreToldToSyncAgain) {
+TEST_F(SyncTest, WhereNobodyHasAStateAndOneWasFetchedAllAreToldToSyncAgain) {
   Enter(3);
-  SyncOffer unsettled = State(1, 3);
-  unsettled.complete = false;
-  unsettled.unsettled = true;
-  SyncOffer torn = State(2, 3);
-  torn.complete = false;
-  Sync(1, unsettled);
-  Sync(2, torn);
+  SyncOffer fetching = State(1, 3);
+  fetching.complete = false;
+  SyncOffer other = State(2, 3);
+  other.complete = false;
+  Sync(1, fetching);
+  Sync(2, other);
   Sync(3, State(9, 3, SyncStrategy::kPopular, /*manifest=*/2));
   // Also who would be refused: the others are about to wait for it.
   for (uint64_t n = 1; n <= 3; ++n) EXPECT_EQ(End(n).outcome.code, Code::kAborted) << n;
   EXPECT_EQ(End(3).outcome.text,
-            "sync of revision 3 failed: no member offers a state that can be elected, and that of "
-            "m1 is not settled yet; sync again");
+            "sync of revision 3 failed: no member offers a state that can be elected, and m1 was "
+            "still fetching one; sync again");
   EXPECT_EQ(h_.Notices("sync_failed").size(), 1U);
   // Nothing of it is durable.
   EXPECT_FALSE(h_.Stored().state);
   for (const MemberRecord& member : h_.Stored().members) EXPECT_EQ(member.syncs, 0U);
   Sync(1, State(1, 3));
-  Sync(2, torn);
+  Sync(2, other);
   Sync(3, State(9, 3, SyncStrategy::kPopular, /*manifest=*/2));
   EXPECT_TRUE(Committed(1, 1, 3) && Committed(2, 1, 3));
   EXPECT_EQ(End(3).outcome.code, Code::kStateMismatch);
@@ -673,7 +673,7 @@ TEST_F(SyncTest, AnEndWithAnotherStateFailsTheSync) {
   h_.Lively(P(2)).fetches = false;
   Sync(1, State(5));
   Sync(2, State(9));
-  h_.Say(P(2), control::SyncDone{Harness::G(), M(2), 1, {}, {6, 0}, 1, {}, {}});
+  h_.Say(P(2), control::FetchDone{Harness::G(), M(2), 1, {}, {6, 0}, 1, {}, {}});
   EXPECT_EQ(End(1).outcome.code, Code::kAborted);
 }
 

@@ -187,7 +187,7 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
       MutexLock lock(&mutex_);
       context->AddInitialMetadata(control::kWatchedIncarnation, incarnation_);
       context->AddInitialMetadata(control::kWatchedAfter, absl::StrCat(after_));
-      // Tells the watcher that from now on it misses nothing.
+      // Tells the watcher that from now on it hears of everything.
       if (!stopped_) StartSendInitialMetadata();
     }
     subscription_ = log_->Subscribe([this] { Advance(); });

@@ -86,7 +86,7 @@ class Stream final : public SessionPort, public std::enable_shared_from_this<Str
   // ---- SessionPort
   void Send(const control::CoordinatorMessage& message) override;
   void Close(StreamEnd end, const std::string& reason) override;
-  void Taken() override;
+  void Accepted() override;
 
   const std::string& client() const { return client_; }
 
@@ -149,12 +149,12 @@ class AttachService final
   // The peer has said Hello.
   void Greeted(const Stream& stream) {
     MutexLock lock(&mutex_);
-    TakeFromWaiting(stream);
+    RemoveFromWaiting(stream);
   }
 
   void Forget(const std::shared_ptr<Stream>& stream) {
     MutexLock lock(&mutex_);
-    TakeFromWaiting(*stream);
+    RemoveFromWaiting(*stream);
     streams_.erase(stream);
   }
 
@@ -184,7 +184,7 @@ class AttachService final
     bool log = false;
     {
       MutexLock lock(&mutex_);
-      TakeFromWaiting(stream);
+      RemoveFromWaiting(stream);
       const auto now = std::chrono::steady_clock::now();
       log = now >= quiet_until_;
       if (log) quiet_until_ = now + std::chrono::minutes(1);
@@ -203,7 +203,7 @@ class AttachService final
                       "send Hello as the first message, at once")});
   }
 
-  void TakeFromWaiting(const Stream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void RemoveFromWaiting(const Stream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto it = std::find_if(waiting_.begin(), waiting_.end(),
                                  [&](const auto& other) { return other.get() == &stream; });
     if (it == waiting_.end()) return;
@@ -286,7 +286,7 @@ void Stream::Close(StreamEnd end, const std::string& reason) {
   End({CodeOf(end), reason});
 }
 
-void Stream::Taken() {
+void Stream::Accepted() {
   MutexLock lock(&mutex_);
   StartReadLocked();
 }

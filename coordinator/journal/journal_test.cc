@@ -87,7 +87,7 @@ class JournalTest : public ::testing::Test {
     other.state = {3, 3};
     Step(FromPeer{SessionId(1), control::SyncVote{group, MemberId(1), offer}}, 1);
     Step(FromPeer{SessionId(2), control::SyncVote{group, MemberId(2), other}}, 1);
-    Step(FromPeer{SessionId(2), control::SyncDone{group, MemberId(2), 1, {}, {2, 2}, 100}}, 1);
+    Step(FromPeer{SessionId(2), control::FetchDone{group, MemberId(2), 1, {}, {2, 2}, 100}}, 1);
     synced_ = store_;
     Step(FromPeer{SessionId(2), control::LinkReport{{{PeerId(2), PeerId(1), 5, 6, 7}}}}, 1);
     Step(RingOrdered{7, group, {PeerId(2), PeerId(1)}, {1, 2, 3, 4, 5}, {5, 4, 3, 2, 1}}, 1);

@@ -57,7 +57,7 @@ void AddPeers(const GroupView& group, uint32_t detect_ms, std::vector<std::strin
       // Who is in the ring has admitted members.
       facts->push_back(absl::StrCat(PeerName(peer), " has no control stream: unless it returns ",
                                     "within ", kLease * detect_ms, " ms of its loss (at once if ",
-                                    "another peer misses it), its members ",
+                                    "another peer reports it silent), its members ",
                                     MembersAt(group, peer.peer), " count as dead"));
     } else if (peer.draining) {
       facts->push_back(absl::StrCat(PeerName(peer), " is draining: its members ",

@@ -51,11 +51,12 @@ TEST(Explain, NamesThePeerWithoutAStreamAndTheDrainingOne) {
   group.ring[0].draining = true;
   const Explanation e = Explain(group, 1500);
   EXPECT_EQ(e.verdict, "epoch 4 is being prepared: waiting for pb");
-  EXPECT_THAT(e.facts, ElementsAre(HasSubstr("peer pa (host h1, 10.0.0.1:1) is draining: its "
-                                             "members m1 leave"),
-                                   HasSubstr("peer pb (host h2, 10.0.0.2:1) has no control stream: "
-                                             "unless it returns within 6000 ms of its loss (at "
-                                             "once if another peer misses it), its members m2")));
+  EXPECT_THAT(e.facts,
+              ElementsAre(HasSubstr("peer pa (host h1, 10.0.0.1:1) is draining: its "
+                                    "members m1 leave"),
+                          HasSubstr("peer pb (host h2, 10.0.0.2:1) has no control stream: "
+                                    "unless it returns within 6000 ms of its loss (at "
+                                    "once if another peer reports it silent), its members m2")));
 }
 
 TEST(Explain, NamesThePeerThatHasNotPosted) {

@@ -154,9 +154,9 @@ class CoordinatorLoop::Impl {
   // Waits for mail or the core's next deadline. False: stop.
   bool Wait();
   void Handle(Mail& mail);
-  void TakeOpen(Open& open);
-  void TakeMessage(Message& message);
-  void TakeClosed(const Closed& closed);
+  void HandleOpen(Open& open);
+  void HandleMessage(Message& message);
+  void HandleClosed(const Closed& closed);
   // The store failed: lets nothing further out, and nobody waiting.
   void Fail(const absl::Status& status);
   void RefuseRest(std::vector<Mail> mail);
@@ -165,7 +165,7 @@ class CoordinatorLoop::Impl {
   void Carry(Persist& action);
   void Carry(::longhaul::coordinator::CloseSession& action);
   void Carry(Notice& action);
-  void Carry(OrderRing& action) { ring_worker_.Take(std::move(action)); }
+  void Carry(OrderRing& action) { ring_worker_.Submit(std::move(action)); }
   // Before the actions of one step are carried out.
   void Measure(const std::vector<Action>& actions);
   void MeasureCommit(const GroupKey& group, const std::vector<Action>& actions);
@@ -233,29 +233,29 @@ bool CoordinatorLoop::Impl::Wait() {
 }
 
 void CoordinatorLoop::Impl::Handle(Mail& mail) {
-  if (auto* open = std::get_if<Open>(&mail)) return TakeOpen(*open);
-  if (auto* message = std::get_if<Message>(&mail)) return TakeMessage(*message);
-  if (auto* closed = std::get_if<Closed>(&mail)) return TakeClosed(*closed);
+  if (auto* open = std::get_if<Open>(&mail)) return HandleOpen(*open);
+  if (auto* message = std::get_if<Message>(&mail)) return HandleMessage(*message);
+  if (auto* closed = std::get_if<Closed>(&mail)) return HandleClosed(*closed);
   if (auto* ring = std::get_if<RingOrdered>(&mail)) return Step(*ring);
   requests_.fetch_sub(1);
   (*std::get<std::shared_ptr<Request>>(mail))(this, absl::OkStatus());
 }
 
-void CoordinatorLoop::Impl::TakeOpen(Open& open) {
+void CoordinatorLoop::Impl::HandleOpen(Open& open) {
   ports_.emplace(open.session, std::move(open.port));
   metrics_->OnStreamOpened();
   Step(SessionOpened{open.session});
 }
 
-void CoordinatorLoop::Impl::TakeMessage(Message& message) {
+void CoordinatorLoop::Impl::HandleMessage(Message& message) {
   if (std::holds_alternative<control::Vote>(message.message)) metrics_->OnVote();
   const SessionId session = message.session;
   Step(FromPeer{session, std::move(message.message)});
   if (failed_) return;
-  if (const auto it = ports_.find(session); it != ports_.end()) it->second->Taken();
+  if (const auto it = ports_.find(session); it != ports_.end()) it->second->Accepted();
 }
 
-void CoordinatorLoop::Impl::TakeClosed(const Closed& closed) {
+void CoordinatorLoop::Impl::HandleClosed(const Closed& closed) {
   ports_.erase(closed.session);
   sessions_.fetch_sub(1);
   metrics_->OnStreamClosed();

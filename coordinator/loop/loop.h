@@ -7,8 +7,8 @@
 //
 // Rings are solved on a thread of their own (ring_worker.h), one at a time.
 //
-// Bounded: a session has at most one message in the mailbox. Taken() tells it when the next may be
-// posted, which is how a slow disk slows the peers down instead of filling memory.
+// Bounded: a session has at most one message in the mailbox. Accepted() tells it when the next may
+// be posted, which is how a slow disk slows the peers down instead of filling memory.
 #pragma once
 
 #include <chrono>
@@ -39,8 +39,8 @@ class SessionPort {
   virtual void Send(const control::CoordinatorMessage& message) = 0;
   // Ends the stream; CloseSession() is still expected.
   virtual void Close(StreamEnd end, const std::string& reason) = 0;
-  // The message posted last was taken: the next may be posted.
-  virtual void Taken() = 0;
+  // The message posted last was accepted: the next may be posted.
+  virtual void Accepted() = 0;
 };
 
 class CoordinatorLoop {
@@ -68,7 +68,7 @@ class CoordinatorLoop {
 
   // None: there are kSessionsMax already, or the loop has stopped.
   std::optional<SessionId> OpenSession(std::shared_ptr<SessionPort> port);
-  // At most one message of a session between two calls of Taken().
+  // At most one message of a session between two calls of Accepted().
   void PostMessage(SessionId session, control::PeerMessage message);
   // Exactly once for each session that was opened; it may not post afterwards.
   void CloseSession(SessionId session);

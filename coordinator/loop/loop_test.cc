@@ -87,7 +87,7 @@ class FakePort final : public SessionPort {
   void Close(StreamEnd, const std::string& reason) override {
     journal_->Add(name_ + " closed " + reason);
   }
-  void Taken() override { journal_->Add(name_ + " taken"); }
+  void Accepted() override { journal_->Add(name_ + " accepted"); }
 
   std::atomic<uint64_t> member_{0};
   std::atomic<uint64_t> epoch_{0};
@@ -128,12 +128,12 @@ class LoopTest : public ::testing::Test {
     const std::optional<SessionId> session = loop_->OpenSession(port);
     EXPECT_TRUE(session.has_value());
     loop_->PostMessage(*session, HelloOf(peer));
-    EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
+    EXPECT_NE(journal_.TakeUntil(name + " accepted"), "");
     loop_->PostMessage(*session, control::Join{1, {"run", 0}, "t"});
-    EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
+    EXPECT_NE(journal_.TakeUntil(name + " accepted"), "");
     loop_->PostMessage(
         *session, control::EpochReady{{"run", 0}, Epoch(port->epoch_), {}, port->preparation_});
-    EXPECT_NE(journal_.TakeUntil(name + " taken"), "");
+    EXPECT_NE(journal_.TakeUntil(name + " accepted"), "");
     return *session;
   }
 
@@ -149,11 +149,11 @@ TEST_F(LoopTest, PersistsBeforeItAnswers) {
   const auto session = loop_->OpenSession(port);
   ASSERT_TRUE(session.has_value());
   loop_->PostMessage(*session, HelloOf(1));
-  ASSERT_NE(journal_.TakeUntil("a taken"), "");
+  ASSERT_NE(journal_.TakeUntil("a accepted"), "");
   loop_->PostMessage(*session, control::Join{1, {"run", 0}, "t"});
   ASSERT_EQ(journal_.TakeUntil("a pending"), "a pending");
   loop_->PostMessage(*session, control::Join{2, {"run", 1}, "t"});
-  ASSERT_NE(journal_.TakeUntil("a taken"), "");
+  ASSERT_NE(journal_.TakeUntil("a accepted"), "");
   ASSERT_EQ(journal_.TakeUntil("persist"), "persist");
   EXPECT_EQ(journal_.TakeUntil("a pending"), "a pending");
 }
@@ -163,7 +163,7 @@ TEST_F(LoopTest, NothingLeavesAfterTheStoreFailed) {
   auto port = std::make_shared<FakePort>(&journal_, "a");
   const auto session = loop_->OpenSession(port);
   loop_->PostMessage(*session, HelloOf(1));
-  ASSERT_NE(journal_.TakeUntil("a taken"), "");
+  ASSERT_NE(journal_.TakeUntil("a accepted"), "");
   store_->fail_ = true;
   loop_->PostMessage(*session, control::Join{1, {"run", 0}, "t"});
   EXPECT_EQ(journal_.TakeUntil("fatal"), "fatal disk on fire");

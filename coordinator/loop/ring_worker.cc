@@ -18,7 +18,7 @@ RingWorker::~RingWorker() {
   thread_.join();
 }
 
-void RingWorker::Take(OrderRing order) {
+void RingWorker::Submit(OrderRing order) {
   {
     MutexLock lock(&mutex_);
     LH_CHECK(!order_) << "two rings at a time";

@@ -20,7 +20,7 @@ class RingWorker {
   RingWorker& operator=(const RingWorker&) = delete;
 
   // From one thread; not before the order before has been answered.
-  void Take(OrderRing order);
+  void Submit(OrderRing order);
 
  private:
   void Run();

@@ -63,7 +63,7 @@ TEST(RingWorker, AnswersEachOrderOnAThreadOfItsOwn) {
   Answers answers;
   RingWorker worker([&answers](RingOrdered answer) { answers.Add(std::move(answer)); });
   for (uint64_t request = 1; request <= 3; ++request) {
-    worker.Take(Order(request));
+    worker.Submit(Order(request));
     const auto answer = answers.Take();
     ASSERT_TRUE(answer);
     EXPECT_NE(answer->second, std::this_thread::get_id());
@@ -91,7 +91,7 @@ TEST(RingWorker, EndsWithoutAnOrderAndWithOneUnderWay) {
       go_on.get_future().wait_for(kDeadline);
       answers.Add(std::move(answer));
     });
-    busy.Take(Order(1));
+    busy.Submit(Order(1));
     ASSERT_EQ(begun.get_future().wait_for(kDeadline), std::future_status::ready);
     go_on.set_value();
   }

@@ -398,7 +398,7 @@ class Exchanges {
     steps_ += 2 * nodes_ * nodes_;
   }
 
-  void Take(Order ring) {
+  void Adopt(Order ring) {
     ring_ = std::move(ring);
     queued_.assign(nodes_, false);
     queue_.clear();
@@ -668,7 +668,7 @@ class Search {
       Order ring = cover.Join();
       if (HasSlow(costs_.Sum(ring))) {
         if (!exchanges) exchanges.emplace(costs_, problem_.seed);
-        exchanges->Take(std::move(ring));
+        exchanges->Adopt(std::move(ring));
         exchanges->ImproveAll(exchanges->steps() + Left() / 8);
         ring = exchanges->ring();
       }
@@ -689,7 +689,7 @@ class Search {
     const uint64_t base = steps_ + costs_.nodes() * costs_.nodes();
     const auto there = [&] { return only_reach && !HasSlow(exchanges.cost()); };
     const uint64_t steps_max = until > base ? until - base : 0;
-    exchanges.Take(best_);
+    exchanges.Adopt(best_);
     exchanges.ImproveAll(steps_max);
     while (exchanges.steps() < steps_max && !there()) exchanges.Kick(&prng_, steps_max);
     steps_ = base + exchanges.steps();

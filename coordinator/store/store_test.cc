@@ -37,7 +37,7 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
   group.committed = Epoch(4);
   group.highest = Epoch(6);
   group.boundary = Epoch(3);
-  group.attempt = Epoch(4);
+  group.last_freeze = Epoch(4);
   group.members = {
       {MemberId(2), PeerId(UINT64_MAX), UINT64_MAX, "trainer-a", Epoch(1), 12},
       {MemberId(1), PeerId(0x1f), 9, "", Epoch(3), 0},
@@ -55,8 +55,8 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
   group.members[0].cohort_size = 256;
   group.members[0].after = 11;
   group.members[0].step_deadline_ms = 86400000;
-  group.members[0].counts = Epoch(3);
-  group.members[1].counts = control::kCountsNotYet;
+  group.members[0].background_until = Epoch(3);
+  group.members[1].background_until = control::kInBackground;
   group.members[0].departs = Departure{control::Removal::kEvicted, "by an operator: \"x\", 'y'"};
   group.members[1].departs = Departure{control::Removal::kLeft, ""};
   group.members[2].cohort = "b";

@@ -66,7 +66,7 @@ class ScratchPool {
  public:
   virtual ~ScratchPool() = default;
   // At least `bytes`, 64-byte aligned, not cleared; ResourceExhausted: the system has no more.
-  virtual absl::StatusOr<uint8_t*> Take(uint64_t bytes) = 0;
+  virtual absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) = 0;
   virtual void Give(uint8_t* data) = 0;
 };
 // Gives the pages of a mapping back to the system, which takes time in proportion to its size.
@@ -83,15 +83,16 @@ struct AttemptSpec {
   OpDesc desc;
   int size = 1;          // ring positions (peers)
   int position = 0;      // of this peer
-  uint32_t members = 1;  // whose input counts, in all: the divisor of avg
+  uint32_t members = 1;  // who contribute, in all: the divisor of avg
   // One of each per local member; targets[i] is sources[i] or does not overlap any of them.
   std::vector<const uint8_t*> sources;
   std::vector<uint8_t*> targets;
-  // By source: false: its contents are left out, it gets the result all the same. Empty: all count.
-  std::vector<bool> counts;
-  // By position: whether a source there counts; at least one does. Empty: all do. A ring, in which
-  // sums pass by all positions, has no use for it.
-  std::vector<bool> ring_counts;
+  // By source: its contents are in the result. The others are left out, and get it all the same.
+  // Empty: all do.
+  std::vector<bool> contributes;
+  // By position: whether a source there contributes; at least one does. Empty: all do. A ring, in
+  // which sums pass by all positions, has no use for it.
+  std::vector<bool> ring_contributes;
   // A multiple of 64; the same at every peer.
   uint32_t grain_bytes = kGrainBytes;
   // What this peer puts into a segment, at most (but one grain always).
@@ -109,7 +110,7 @@ class Attempt {
 
   // Begins to send and compute. Call once.
   virtual void Start() = 0;
-  // Nothing has to be sent or received (one peer, an eager op, no elements): complete as soon as
+  // Nothing has to be sent or received (one peer, a one-shot op, no elements): complete as soon as
   // started, and the sink's Complete() is not called.
   virtual bool CompleteAtOnce() const = 0;
   // Segments may be sent to ring position `position` from now on. May come before Start().
@@ -155,7 +156,7 @@ absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec
 
 // The same over the mesh. The inputs (of several members on one host: their sum) are added in ring
 // order of positions, whatever the order in which they arrive: the bits of the result are those of
-// a one-shot exchange, and the same each time. Positions that do not count send no input.
+// a one-shot exchange, and the same each time. Positions that do not contribute send no input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
 // What an attempt cannot do without of the pool, at most, and takes before anything else: where all
@@ -167,15 +168,15 @@ constexpr uint64_t MeshInputsBytesMax(uint64_t tensor_bytes, size_t size) {
 
 // One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so
 // all get the same bits. payloads[i] is the (locally reduced) input of position i; that of
-// `position` is empty and taken from the sources. Positions that do not count are left out.
+// `position` is empty and taken from the sources. Positions that do not contribute are left out.
 // InvalidArgument: a payload is not as long as the op's tensor.
 absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                            const std::vector<std::string>& payloads);
 // Commit() stores the result, which is as long as the op's tensor, and leaves no work.
-std::unique_ptr<Attempt> MakeEagerAttempt(const AttemptSpec& spec, std::string result);
+std::unique_ptr<Attempt> MakeOneShotAttempt(const AttemptSpec& spec, std::string result);
 
-// The input that this peer contributes to an eager op: its sources, reduced in order; zeros if none
-// of them counts.
-std::string EagerPayload(const AttemptSpec& spec);
+// The input that this peer contributes to a one-shot op: its sources, reduced in order; zeros if
+// none of them contributes.
+std::string OneShotPayload(const AttemptSpec& spec);
 
 }  // namespace longhaul::peerd

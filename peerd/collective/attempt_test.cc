@@ -50,10 +50,10 @@ ModelOp::Options RandomOptions(Prng* prng, int size) {
   }
   if (prng->Chance(0.5)) {
     for (const int local : options.local_members) {
-      options.counts.emplace_back();
-      for (int m = 0; m < local; ++m) options.counts.back().push_back(prng->Chance(0.5));
+      options.contributes.emplace_back();
+      for (int m = 0; m < local; ++m) options.contributes.back().push_back(prng->Chance(0.5));
     }
-    options.counts[prng->Below(options.counts.size())][0] = true;
+    options.contributes[prng->Below(options.contributes.size())][0] = true;
   }
   options.grain_bytes = 64 * (1 + prng->Below(4));
   options.window_bytes = 64 << prng->Below(5);
@@ -109,8 +109,8 @@ TEST_P(WorldTest, WhoDoesNotCountGetsTheResultAndAddsNothing) {
         options.desc = Desc(static_cast<DType>(dtype), reduce, 211);
         options.size = Size();
         options.in_place.assign(options.size, {in_place});
-        options.counts.assign(options.size, {false});
-        options.counts[dtype % options.size] = {true};
+        options.contributes.assign(options.size, {false});
+        options.contributes[dtype % options.size] = {true};
         options.grain_bytes = 128;
         Expect(options, 7 * dtype + static_cast<int>(reduce));
       }
@@ -197,7 +197,7 @@ TEST_P(AlgorithmTest, EveryPeerSendsTwiceItsShareAndNoMore) {
 
 TEST(RingTest, OutOfPlaceNeedsNoScratchAndInPlaceSaysWhenThereIsNone) {
   struct None final : ScratchPool {
-    absl::StatusOr<uint8_t*> Take(uint64_t) override {
+    absl::StatusOr<uint8_t*> Borrow(uint64_t) override {
       return absl::ResourceExhaustedError("none");
     }
     void Give(uint8_t*) override { FAIL() << "nothing was taken"; }
@@ -215,10 +215,10 @@ TEST(RingTest, OutOfPlaceNeedsNoScratchAndInPlaceSaysWhenThereIsNone) {
 TEST(RingTest, InPlaceDoesWithoutLandings) {
   // Has room for the originals only.
   struct Tight final : ScratchPool {
-    absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+    absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
       ++asked;
       if (asked % 2 == 0) return absl::ResourceExhaustedError("none");
-      return pool->Take(bytes);
+      return pool->Borrow(bytes);
     }
     void Give(uint8_t* data) override { pool->Give(data); }
     std::unique_ptr<ScratchPool> pool = MakeScratchPool(1 << 20);
@@ -272,13 +272,13 @@ struct Recorder final : AttemptSink {
 class PlaceTest : public testing::Test {
  protected:
   // Position 1 of 3, in place; chunks of 128 bytes, grains of 64, of which it puts one into a
-  // segment. The input of position 2 does not count.
+  // segment. Position 2 does not contribute.
   explicit PlaceTest(const Algorithm& algorithm) : pool_(MakeScratchPool(1 << 20)) {
     ModelOp::Options options;
     options.desc = Desc(DType::kInt32, ReduceOp::kSum, 96);
     options.size = 3;
     options.in_place = {{true}, {true}, {true}};
-    options.counts = {{true}, {true}, {false}};
+    options.contributes = {{true}, {true}, {false}};
     options.segment_grains = 1;
     options.window_bytes = 1 << 20;
     op_ = std::make_unique<ModelOp>(options);
@@ -445,7 +445,7 @@ TEST_F(MeshPlaceTest, AcceptsInputsOfItsChunkThatCountOnce) {
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 128), "it came before");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "accepted");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 128, 64), "it came before");
-  EXPECT_EQ(Refusal(2, Phase::kReduce, 128, 64), "the sender's input does not count");
+  EXPECT_EQ(Refusal(2, Phase::kReduce, 128, 64), "the sender does not contribute");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 0, 64), "the chunk is not this position's");
   EXPECT_EQ(Refusal(1, Phase::kReduce, 128, 64), "not from another position");
   EXPECT_EQ(Refusal(0, Phase::kReduce, 160, 64), "not as the tensor is cut");
@@ -499,9 +499,10 @@ TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
       op.FillWithFractions(options.seed);
       if (turn == 0) {
         std::vector<std::string> payloads;
-        for (const AttemptSpec& spec : op.specs) payloads.push_back(EagerPayload(spec));
+        for (const AttemptSpec& spec : op.specs) payloads.push_back(OneShotPayload(spec));
         payloads[0].clear();
-        const auto attempt = MakeEagerAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
+        const auto attempt =
+            MakeOneShotAttempt(op.specs[0], *ReducePayloads(op.specs[0], payloads));
         attempt->Start();
         CommitWhole(attempt.get());
         results.emplace(reinterpret_cast<const char*>(op.specs[0].targets[0]),
@@ -523,7 +524,7 @@ TEST(MeshTest, TheBitsAreThoseOfAOneShotExchangeWhateverTheOrderOfArrival) {
 
 TEST(MeshTest, TakesNoMoreScratchThanItSaysAndFailsWhereThereIsNone) {
   struct Limited final : ScratchPool {
-    absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+    absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
       taken = bytes;
       return absl::ResourceExhaustedError("none");
     }
@@ -842,13 +843,13 @@ TEST_P(SliceTest, InputsOfSeveralMembersAreAddedUpInSlices) {
   for (const uint64_t cookie : sink.cookies_) attempt->Sent(cookie);
 }
 
-TEST(MeshSliceTest, WhoCountsAloneFinishesItsChunkInSlices) {
+TEST(MeshSliceTest, WhoContributesAloneFinishesItsChunkInSlices) {
   const auto pool = MakeScratchPool(1 << 30);
   Recorder sink;
   ModelOp::Options options;
   options.desc = Desc(DType::kInt32, ReduceOp::kSum, 1 << 18);
   options.size = 2;
-  options.counts = {{true}, {false}};
+  options.contributes = {{true}, {false}};
   options.grain_bytes = 4096;
   const ModelOp op(options);
   const auto attempt = *MakeMeshAttempt(op.specs[0], &sink, pool.get());
@@ -872,20 +873,20 @@ TEST(MeshSliceTest, WhoCountsAloneFinishesItsChunkInSlices) {
   for (const uint64_t cookie : sink.cookies_) attempt->Sent(cookie);
 }
 
-// ------------------------------------------------------------------------------ eager
+// ------------------------------------------------------------------------------ one-shot
 
-class EagerTest : public testing::TestWithParam<int> {
+class OneShotTest : public testing::TestWithParam<int> {
  protected:
   static std::vector<std::string> Payloads(const ModelOp& op, int position) {
     std::vector<std::string> payloads;
     for (const AttemptSpec& spec : op.specs) {
-      payloads.push_back(spec.position == position ? "" : EagerPayload(spec));
+      payloads.push_back(spec.position == position ? "" : OneShotPayload(spec));
     }
     return payloads;
   }
 };
 
-TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
+TEST_P(OneShotTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
   Prng prng(GetParam());
   for (int i = 0; i < 40; ++i) {
     const ModelOp::Options options = RandomOptions(&prng, GetParam());
@@ -894,7 +895,7 @@ TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
     for (const AttemptSpec& spec : op.specs) {
       const auto result = ReducePayloads(spec, Payloads(op, spec.position));
       ASSERT_TRUE(result.ok()) << result.status();
-      attempts.push_back(MakeEagerAttempt(spec, *result));
+      attempts.push_back(MakeOneShotAttempt(spec, *result));
       attempts.back()->Start();
       EXPECT_TRUE(attempts.back()->CompleteAtOnce());
       EXPECT_TRUE(attempts.back()->Idle());
@@ -905,9 +906,9 @@ TEST_P(EagerTest, RandomOpsAreExactAndInputsIntactUntilCommit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, EagerTest, testing::Range(1, 17));
+INSTANTIATE_TEST_SUITE_P(Worlds, OneShotTest, testing::Range(1, 17));
 
-TEST(EagerRefusalTest, PayloadsOfAnotherLengthAreRefused) {
+TEST(OneShotRefusalTest, PayloadsOfAnotherLengthAreRefused) {
   ModelOp::Options options;
   options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 4);
   options.size = 3;
@@ -920,11 +921,11 @@ TEST(EagerRefusalTest, PayloadsOfAnotherLengthAreRefused) {
   }
 }
 
-TEST(EagerRefusalTest, SegmentsAreRefused) {
+TEST(OneShotRefusalTest, SegmentsAreRefused) {
   ModelOp::Options options;
   options.desc = Desc(DType::kFloat32, ReduceOp::kSum, 4);
   const ModelOp op(options);
-  const auto attempt = MakeEagerAttempt(op.specs[0], std::string(16, '\0'));
+  const auto attempt = MakeOneShotAttempt(op.specs[0], std::string(16, '\0'));
   EXPECT_EQ(attempt->Place(0, {Phase::kReduce, 0, 16}).status().code(),
             absl::StatusCode::kInvalidArgument);
 }

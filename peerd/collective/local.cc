@@ -15,16 +15,16 @@ constexpr uint64_t kBlockBytes = 32 << 10;
 }  // namespace
 
 Inputs InputsOf(const AttemptSpec& spec) {
-  if (spec.counts.empty()) return spec.sources;
+  if (spec.contributes.empty()) return spec.sources;
   Inputs inputs;
   for (size_t i = 0; i < spec.sources.size(); ++i) {
-    if (spec.counts[i]) inputs.push_back(spec.sources[i]);
+    if (spec.contributes[i]) inputs.push_back(spec.sources[i]);
   }
   return inputs;
 }
 
-bool PositionCounts(const AttemptSpec& spec, int position) {
-  return spec.ring_counts.empty() || spec.ring_counts[position];
+bool PositionContributes(const AttemptSpec& spec, int position) {
+  return spec.ring_contributes.empty() || spec.ring_contributes[position];
 }
 
 void AddInputs(const OpDesc& desc, const Inputs& inputs, uint64_t offset, uint64_t bytes,
@@ -68,14 +68,14 @@ void CheckSpec(const AttemptSpec& spec) {
       << "position " << spec.position << " of " << spec.size;
   LH_CHECK(!spec.sources.empty() && spec.sources.size() == spec.targets.size())
       << spec.sources.size() << " sources, " << spec.targets.size() << " targets";
-  LH_CHECK(spec.counts.empty() || spec.counts.size() == spec.sources.size())
-      << spec.counts.size() << " of " << spec.sources.size() << " sources";
-  LH_CHECK(
-      spec.ring_counts.empty() ||
-      (spec.ring_counts.size() == static_cast<size_t>(spec.size) &&
-       spec.ring_counts[spec.position] == !InputsOf(spec).empty() &&
-       std::find(spec.ring_counts.begin(), spec.ring_counts.end(), true) != spec.ring_counts.end()))
-      << spec.ring_counts.size() << " of " << spec.size << " positions";
+  LH_CHECK(spec.contributes.empty() || spec.contributes.size() == spec.sources.size())
+      << spec.contributes.size() << " of " << spec.sources.size() << " sources";
+  LH_CHECK(spec.ring_contributes.empty() ||
+           (spec.ring_contributes.size() == static_cast<size_t>(spec.size) &&
+            spec.ring_contributes[spec.position] == !InputsOf(spec).empty() &&
+            std::find(spec.ring_contributes.begin(), spec.ring_contributes.end(), true) !=
+                spec.ring_contributes.end()))
+      << spec.ring_contributes.size() << " of " << spec.size << " positions";
   LH_CHECK(spec.members >= 1 && spec.members >= InputsOf(spec).size())
       << spec.members << " members";
 }

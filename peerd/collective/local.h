@@ -10,11 +10,11 @@ namespace longhaul::peerd {
 
 using Inputs = std::vector<const uint8_t*>;
 
-// The sources that count.
+// The sources that contribute.
 Inputs InputsOf(const AttemptSpec& spec);
 
-// A source there counts.
-bool PositionCounts(const AttemptSpec& spec, int position);
+// A source there contributes.
+bool PositionContributes(const AttemptSpec& spec, int position);
 
 // out = inputs[0] op inputs[1] ..., for the bytes [offset, offset + bytes) of the tensors. `out`
 // overlaps none of the inputs, of which there is at least one.

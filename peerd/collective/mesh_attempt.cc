@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "peerd/collective/instant_attempt.h"
 #include "peerd/collective/segment_attempt.h"
+#include "peerd/collective/segmentless_attempt.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -26,7 +26,7 @@ class MeshAttempt final : public SegmentAttempt {
     const uint64_t part = PartBytes(plan, spec.position);
     uint64_t parts = 0;
     for (int i = 0; i < spec.size; ++i) parts += HasPart(spec, i) ? 1 : 0;
-    const auto memory = TakeMemory(spec, parts * part, pool);
+    const auto memory = BorrowMemory(spec, parts * part, pool);
     if (!memory.ok()) return memory.status();
     return std::unique_ptr<Attempt>(new MeshAttempt(spec, sink, pool, *memory));
   }
@@ -63,8 +63,8 @@ class MeshAttempt final : public SegmentAttempt {
       if (parts_.back() != nullptr) part += PartBytes(plan_, spec_.position);
       if (i == spec_.position) continue;
       sends_open_ += own_.count;
-      if (PositionCounts(spec_, spec_.position)) sends_open_ += plan_.GrainsOf(i).count;
-      if (PositionCounts(spec_, i)) ++others;
+      if (PositionContributes(spec_, spec_.position)) sends_open_ += plan_.GrainsOf(i).count;
+      if (PositionContributes(spec_, i)) ++others;
     }
     if (others == 0) alone_ = own_.first;
     inputs_missing_.assign(own_.count, std::max<uint16_t>(others, 1));
@@ -77,7 +77,7 @@ class MeshAttempt final : public SegmentAttempt {
   // reduced there; one member's is where it was posted, or among the originals.
   static bool HasPart(const AttemptSpec& spec, int position) {
     if (position == spec.position) return InputsOf(spec).size() > 1;
-    return PositionCounts(spec, position);
+    return PositionContributes(spec, position);
   }
   int Next(int position) const { return (position + 1) % spec_.size; }
   bool Owns(uint64_t grain) const { return grain >= own_.first && grain < own_.end(); }
@@ -89,10 +89,10 @@ class MeshAttempt final : public SegmentAttempt {
   const char* Objection(int from, const Plan::Grains& grains, Phase phase) override {
     if (phase == Phase::kReduce) {
       if (!Owns(grains.first)) return "the chunk is not this position's";
-      return PositionCounts(spec_, from) ? nullptr : "the sender's input does not count";
+      return PositionContributes(spec_, from) ? nullptr : "the sender does not contribute";
     }
     if (plan_.ChunkOf(grains.first) != from) return "the chunk is not the sender's";
-    if (!PositionCounts(spec_, spec_.position)) return nullptr;
+    if (!PositionContributes(spec_, spec_.position)) return nullptr;
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
       if (!(marks_[grain] & kReduceHanded)) return "finished before this position added to it";
     }
@@ -178,7 +178,7 @@ class MeshAttempt final : public SegmentAttempt {
   }
   uint64_t GoOn() override {
     if (alone_ == own_.end()) return HandOneFresh();
-    // No other position counts.
+    // No other position contributes.
     const Plan::Grains grains = NextSegment(alone_, own_.end());
     alone_ = grains.end();
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
@@ -197,7 +197,7 @@ class MeshAttempt final : public SegmentAttempt {
     }
     Inputs inputs;
     for (int i = 0; i < spec_.size; ++i) {
-      if (!PositionCounts(spec_, i)) continue;
+      if (!PositionContributes(spec_, i)) continue;
       inputs.push_back(parts_[i] != nullptr ? parts_[i] + skip : inputs_[0] + piece.offset);
     }
     if (in_place_) {
@@ -223,7 +223,7 @@ class MeshAttempt final : public SegmentAttempt {
   std::vector<uint8_t*> parts_;           // by position; nullptr: has none
   std::vector<bool> credit_;              // by position
   std::vector<uint64_t> fresh_;           // by position: next grain of own input to hand over
-  uint64_t alone_;  // next grain of the own chunk to finish, if no other position counts
+  uint64_t alone_;  // next grain of the own chunk to finish, if no other position contributes
   int turn_;        // whose it is
   uint64_t fresh_out_bytes_ = 0;
 };

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "peerd/collective/instant_attempt.h"
 #include "peerd/collective/kernels.h"
 #include "peerd/collective/segment_attempt.h"
+#include "peerd/collective/segmentless_attempt.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -28,7 +28,7 @@ class RingAttempt final : public SegmentAttempt {
  public:
   static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, AttemptSink* sink,
                                                        ScratchPool* pool) {
-    const auto memory = TakeMemory(spec, 0, pool);
+    const auto memory = BorrowMemory(spec, 0, pool);
     if (!memory.ok()) return memory.status();
     return std::unique_ptr<Attempt>(new RingAttempt(spec, sink, pool, *memory));
   }
@@ -91,7 +91,7 @@ class RingAttempt final : public SegmentAttempt {
   uint8_t* PlaceOf(int /*from*/, const Plan::Grains& grains) override {
     const Plan::Piece piece = plan_.PieceOf(grains);
     if (in_place_ && AddsTo(HopOf(grains))) {
-      if (uint8_t* const landing = TakeLanding(piece)) return landing;
+      if (uint8_t* const landing = BorrowLanding(piece)) return landing;
     }
     return partial_ + piece.offset;
   }
@@ -171,8 +171,8 @@ class RingAttempt final : public SegmentAttempt {
     Hand(next_, phase, grains, data);
   }
 
-  // Of one segment. Where a sum begins here and no input of ours counts: as if there had been one
-  // that changes nothing.
+  // Of one segment. Where a sum begins here and no input of ours contributes: as if there had been
+  // one that changes nothing.
   std::vector<uint8_t> identity_;
   const int next_;
   const int previous_;

@@ -57,7 +57,7 @@ class MmapPool final : public ScratchPool {
     while (!kept_.empty()) Release(std::prev(kept_.end()));
   }
 
-  absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
+  absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
     const uint64_t size = SizeClass(bytes);
     if (size == 0) {
       return absl::ResourceExhaustedError(absl::StrCat("no machine has ", bytes, " bytes"));

@@ -22,9 +22,9 @@ constexpr uint64_t kLandingBytesMax = 512 << 10;
 
 }  // namespace
 
-absl::StatusOr<SegmentAttempt::Memory> SegmentAttempt::TakeMemory(const AttemptSpec& spec,
-                                                                  uint64_t extra_bytes,
-                                                                  ScratchPool* pool) {
+absl::StatusOr<SegmentAttempt::Memory> SegmentAttempt::BorrowMemory(const AttemptSpec& spec,
+                                                                    uint64_t extra_bytes,
+                                                                    ScratchPool* pool) {
   Memory memory;
   // A target that is not an input can be written to at once.
   for (size_t i = 0; i < spec.targets.size() && memory.result == nullptr; ++i) {
@@ -32,7 +32,7 @@ absl::StatusOr<SegmentAttempt::Memory> SegmentAttempt::TakeMemory(const AttemptS
   }
   const uint64_t whole = memory.result == nullptr ? Aligned(spec.desc.bytes()) : 0;
   if (whole + extra_bytes == 0) return memory;
-  auto scratch = pool->Take(whole + extra_bytes);
+  auto scratch = pool->Borrow(whole + extra_bytes);
   if (!scratch.ok()) return scratch.status();
   memory.scratch = *scratch;
   memory.extra = memory.scratch + whole;
@@ -68,7 +68,7 @@ void SegmentAttempt::MakeLandings() {
   if (!in_place_ || spec_.desc.bytes() <= spec_.cached_bytes_max) return;
   landing_bytes_ = std::min(Aligned(segment_grains_ * spec_.grain_bytes), kLandingBytesMax);
   // Without room for it an op takes longer, no more.
-  const absl::StatusOr<uint8_t*> memory = pool_->Take(kLandings * landing_bytes_);
+  const absl::StatusOr<uint8_t*> memory = pool_->Borrow(kLandings * landing_bytes_);
   for (uint64_t i = 0; memory.ok() && i < kLandings; ++i) {
     landings_.push_back({*memory + i * landing_bytes_, std::nullopt});
   }
@@ -275,7 +275,7 @@ void SegmentAttempt::Overwrite(const Plan::Grains& grains) {
   for (uint64_t grain = grains.first; grain < grains.end(); ++grain) marks_[grain] |= kOverwritten;
 }
 
-uint8_t* SegmentAttempt::TakeLanding(const Plan::Piece& piece) {
+uint8_t* SegmentAttempt::BorrowLanding(const Plan::Piece& piece) {
   if (piece.bytes > landing_bytes_) return nullptr;
   for (Landing& landing : landings_) {
     if (landing.offset) continue;

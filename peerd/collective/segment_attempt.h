@@ -77,8 +77,8 @@ class SegmentAttempt : public Attempt {
     uint8_t* extra = nullptr;  // 64-byte aligned
   };
   // With `extra_bytes` for the attempt's own use. ResourceExhausted: the pool has no room.
-  static absl::StatusOr<Memory> TakeMemory(const AttemptSpec& spec, uint64_t extra_bytes,
-                                           ScratchPool* pool);
+  static absl::StatusOr<Memory> BorrowMemory(const AttemptSpec& spec, uint64_t extra_bytes,
+                                             ScratchPool* pool);
 
   SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, ScratchPool* pool,
                  const Memory& memory);
@@ -110,7 +110,7 @@ class SegmentAttempt : public Attempt {
   // If originals go to scratch that is not in cache.
   void MakeLandings();
   // For a segment; nullptr: there is no free one of that length.
-  uint8_t* TakeLanding(const Plan::Piece& piece);
+  uint8_t* BorrowLanding(const Plan::Piece& piece);
   // The one where that segment is, or nullptr.
   uint8_t* LandingOf(const Plan::Piece& piece) const;
   // It is free for another segment.
@@ -121,7 +121,7 @@ class SegmentAttempt : public Attempt {
   void SumInPlace(const Plan::Grains& grains, const Inputs& inputs, bool finished);
 
   const AttemptSpec spec_;
-  const Inputs inputs_;  // those of its sources that count
+  const Inputs inputs_;  // those of its sources that contribute
   const Plan plan_;
   uint8_t* scratch_;
   uint8_t* const result_;

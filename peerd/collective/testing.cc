@@ -241,7 +241,7 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
   };
   std::vector<int64_t> sums(desc.count, desc.reduce == ReduceOp::kProd ? 1 : 0);
   uint32_t members = 0;
-  std::vector<bool> ring_counts;
+  std::vector<bool> ring_contributes;
   for (int position = 0; position < options.size; ++position) {
     AttemptSpec spec;
     spec.desc = desc;
@@ -256,18 +256,18 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
     bool any = false;
     for (int i = 0; i < local; ++i) {
       uint8_t* const source = new_memory();
-      const bool counts = position >= static_cast<int>(options.counts.size()) ||
-                          i >= static_cast<int>(options.counts[position].size()) ||
-                          options.counts[position][i];
-      spec.counts.push_back(counts);
-      any = any || counts;
+      const bool contributes = position >= static_cast<int>(options.contributes.size()) ||
+                               i >= static_cast<int>(options.contributes[position].size()) ||
+                               options.contributes[position][i];
+      spec.contributes.push_back(contributes);
+      any = any || contributes;
       for (uint64_t e = 0; e < desc.count; ++e) {
         // A product stays below 2^14: every element has its factors of two at few members.
         const bool two = (e + members) % 16 == 0 && members < 14 * 16;
         const int64_t value = desc.reduce == ReduceOp::kProd ? (two ? 2 : 1) : prng.Below(5);
         const std::string bytes = Encode(desc.dtype, value);
         std::copy(bytes.begin(), bytes.end(), source + e * bytes.size());
-        if (!counts) continue;
+        if (!contributes) continue;
         int64_t& sum = sums[e];
         switch (desc.reduce) {
           case ReduceOp::kSum:
@@ -291,14 +291,14 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
                             options.in_place[position][i];
       spec.sources.push_back(source);
       spec.targets.push_back(in_place ? source : new_memory());
-      if (counts) ++members;
+      if (contributes) ++members;
     }
-    ring_counts.push_back(any);
+    ring_contributes.push_back(any);
     specs.push_back(std::move(spec));
   }
   for (AttemptSpec& spec : specs) {
     spec.members = members;
-    spec.ring_counts = ring_counts;
+    spec.ring_contributes = ring_contributes;
   }
   for (const int64_t sum : sums) expected_ += Encode(desc.dtype, sum);
   if (desc.reduce == ReduceOp::kAvg && members > 1) {

@@ -104,7 +104,7 @@ struct ModelOp {
     // By position, then local member; missing ones are out of place.
     std::vector<std::vector<bool>> in_place;
     // The same; missing ones count. At least one does.
-    std::vector<std::vector<bool>> counts;
+    std::vector<std::vector<bool>> contributes;
     // Segments have up to `segment_grains` of them, each position's another number.
     uint32_t grain_bytes = 64;
     uint32_t segment_grains = 4;

@@ -36,22 +36,21 @@ struct StepDone {
   World world;
 };
 // The answer to a LocalSync; of a LocalStep with a sync the first of two, before StepDone.
-struct SyncEnded {
+struct SyncDone {
   LocalId local;
   Outcome outcome;
-  // OK: what the tensors hold now. Not OK: what was put back in them (PutBack), if anything was.
+  // OK: what all have now; what was fetched of it is to be written to the tensors. Not OK: they
+  // stay as the trainer brought them.
   uint64_t revision = 0;
   Hash128 state;
-  // They hold nothing of use; also if a transfer was complete and its sync failed.
-  bool torn = false;
   uint64_t bytes = 0;
   uint32_t sources = 0;
-  // The member is in the background: the tensors are the driver's until it takes them (LocalTake),
-  // syncs again, or is gone (MemberGone): they are torn then.
+  // The member is in the background: nobody writes to the tensors until it takes what is fetched
+  // (LocalTake), a later sync says no more of this, or it is gone (MemberGone).
   bool background = false;
-  friend bool operator==(const SyncEnded&, const SyncEnded&) = default;
+  friend bool operator==(const SyncDone&, const SyncDone&) = default;
 };
-// The answer to a LocalTake. OK: nobody writes to the tensors, which hold this.
+// The answer to a LocalTake. OK: this is here, as in SyncDone.
 struct TakeDone {
   LocalId local;
   Outcome outcome;
@@ -103,27 +102,25 @@ struct KeepLinks {
   std::vector<PeerId> peers;
 };
 
-// READY and DONE go to `via`, which hands them on to `to`: `to` itself, unless the epoch says that
-// the two peers have no link.
+// Where the epoch gives the two peers no link, READY and DONE go through a third one: see
+// PeerCore::CarrierOf().
 struct SendReady {
   GroupKey group;
   PeerId to;
-  PeerId via;
   OpOrdinal ordinal;
   Epoch attempt;
   Epoch boundary;
   uint64_t tag = 0;
   OpDesc desc;
   bool local_mismatch = false;
-  bool eager = false;                                  // attach the input of `posts`
+  bool one_shot = false;                               // attach the input of `posts`
   std::optional<OneShotResult> result = std::nullopt;  // or attach this
   std::vector<PostRef> posts;
-  std::vector<bool> counts;  // by post; the others are left out
+  std::vector<bool> contributes;  // by post; the others are left out
 };
 struct SendDone {
   GroupKey group;
   PeerId to;
-  PeerId via;
   OpOrdinal ordinal;  // theirs
   Epoch attempt;
   bool refused = false;
@@ -139,8 +136,8 @@ struct StartAttempt {
   std::vector<PeerId> ring;  // participants in ring order, this peer among them
   uint32_t members = 0;
   std::vector<PostRef> posts;
-  std::vector<bool> counts;                // by post: its input is in the result
-  std::vector<bool> ring_counts;           // by ring position: the input of one of its members is
+  std::vector<bool> contributes;           // by post: its input is in the result
+  std::vector<bool> ring_contributes;      // by ring position: the input of one of its members is
   Algorithm algorithm = Algorithm::kRing;  // never kAuto. Of kOneShot all inputs are here:
   std::vector<std::string> payloads;       // by ring position, own one empty
   // Or, in their place, what comes out: somebody has it, from an attempt before.
@@ -182,8 +179,8 @@ struct EndServe {
   LocalId local;
   friend bool operator==(const EndServe&, const EndServe&) = default;
 };
-// Fetch into the member's tensors what differs, and check that they have this state then. Ends with
-// exactly one TransferEnded, after which nothing writes to the tensors.
+// Fetch what differs from the member's state, and check that it is this state then. The trainer's
+// tensors stay as they are. Ends with exactly one TransferEnded.
 struct StartTransfer {
   LocalId local;
   GroupKey group;
@@ -229,11 +226,12 @@ struct LogLine {
   std::string text;  // fixed words, then key=value
 };
 
-// A frame of the peer was against the protocol: close the link. LinkDown follows as for any link
-// that breaks.
+// A frame of the peer was against the protocol, and the core takes no more of it in this attempt:
+// close the link, if there is one. LinkDown follows as for any link that breaks.
 struct BreakLink {
-  std::string run;
+  GroupKey group;
   PeerId peer;
+  Epoch attempt;
   std::string reason;
 };
 
@@ -244,7 +242,7 @@ struct RefuseCoordinator {
 };
 
 using Action =
-    std::variant<ToCoordinator, JoinDone, StepDone, SyncEnded, TakeDone, LeaveDone, PostDone,
+    std::variant<ToCoordinator, JoinDone, StepDone, SyncDone, TakeDone, LeaveDone, PostDone,
                  WorldChanged, MemberGone, OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt,
                  CreditAttempt, StopAttempt, FinishAttempt, ServeState, EndServe, StartTransfer,
                  ChangeSources, StopTransfer, CompareManifest, FaultOver, Drained, LogLine,

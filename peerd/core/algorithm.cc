@@ -42,7 +42,7 @@ bool MeshIsFaster(uint64_t bytes, uint64_t peers, const control::LinkCost& known
 }  // namespace
 
 bool MayUseMesh(const OpDesc& desc, size_t peers) {
-  if (peers <= 1 || IsEager(desc)) return false;
+  if (peers <= 1 || IsOneShot(desc)) return false;
   if (desc.algorithm == Algorithm::kAuto) {
     // Between two peers the mesh is never the faster one.
     return peers > 2 && desc.count <= kMeshBytesMax && desc.bytes() <= kMeshBytesMax;
@@ -53,7 +53,7 @@ bool MayUseMesh(const OpDesc& desc, size_t peers) {
 Algorithm ChooseAlgorithm(const OpDesc& desc, size_t peers, bool mesh,
                           const control::LinkCost& cost) {
   if (peers <= 1) return Algorithm::kLocal;
-  if (IsEager(desc)) return Algorithm::kOneShot;
+  if (IsOneShot(desc)) return Algorithm::kOneShot;
   if (!mesh || !MayUseMesh(desc, peers)) return Algorithm::kRing;
   if (desc.algorithm == Algorithm::kMesh) return Algorithm::kMesh;
   return MeshIsFaster(desc.bytes(), peers, cost) ? Algorithm::kMesh : Algorithm::kRing;

@@ -1,10 +1,10 @@
 // Which way an op's bytes go: the same at all its members, since it is a function of the op and the
 // epoch only.
 //
-// Up to LH_EAGER_BYTES_MAX bytes an op is a one-shot exchange. Beyond, mesh and ring move the same
-// number of bytes out of and into every peer, and the times of both are estimated as usual (Thakur,
-// Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005):
-// N peers, n bytes, a message of m bytes takes L + m / B:
+// Up to LH_ONE_SHOT_BYTES_MAX bytes an op is a one-shot exchange. Beyond, mesh and ring move the
+// same number of bytes out of and into every peer, and the times of both are estimated as usual
+// (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+// 2005): N peers, n bytes, a message of m bytes takes L + m / B:
 //
 //   ring  2 (N - 1) (L + n/N / R)     R: of the ring's slowest hop, which every byte passes
 //   mesh  2 L + max(2 n/N / B,        B: of the slowest of all links, each of which carries n/N

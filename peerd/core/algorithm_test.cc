@@ -23,22 +23,22 @@ Algorithm Choose(uint64_t bytes, size_t peers, const LinkCost& cost = {}) {
 
 // Tensors of more than that go round the ring.
 uint64_t MeshUpTo(size_t peers, const LinkCost& cost) {
-  uint64_t bytes = LH_EAGER_BYTES_MAX + 1;
+  uint64_t bytes = LH_ONE_SHOT_BYTES_MAX + 1;
   while (Choose(bytes, peers, cost) == Algorithm::kMesh) bytes += bytes / 16;
   return bytes;
 }
 
 TEST(ChooseAlgorithm, SmallOpsAreOneShotAndOnePeerIsLocal) {
   EXPECT_EQ(Choose(1, 3), Algorithm::kOneShot);
-  EXPECT_EQ(Choose(LH_EAGER_BYTES_MAX, 16), Algorithm::kOneShot);
-  EXPECT_NE(Choose(LH_EAGER_BYTES_MAX + 1, 3), Algorithm::kOneShot);
+  EXPECT_EQ(Choose(LH_ONE_SHOT_BYTES_MAX, 16), Algorithm::kOneShot);
+  EXPECT_NE(Choose(LH_ONE_SHOT_BYTES_MAX + 1, 3), Algorithm::kOneShot);
   EXPECT_EQ(Choose(1, 1), Algorithm::kLocal);
   EXPECT_EQ(ChooseAlgorithm(Of(1 << 20, Algorithm::kMesh), 1, true, {}), Algorithm::kLocal);
 }
 
 TEST(ChooseAlgorithm, LatencyDecidesForTheMeshAndBytesForTheRing) {
   for (size_t peers = 3; peers <= kMeshPeersMax; ++peers) {
-    EXPECT_EQ(Choose(LH_EAGER_BYTES_MAX + 1, peers), Algorithm::kMesh) << peers;
+    EXPECT_EQ(Choose(LH_ONE_SHOT_BYTES_MAX + 1, peers), Algorithm::kMesh) << peers;
     EXPECT_EQ(Choose(kMeshBytesMax + 1, peers), Algorithm::kRing) << peers;
     EXPECT_EQ(Choose(uint64_t{1} << 50, peers), Algorithm::kRing) << peers;
     // Once the ring, always the ring.

@@ -53,21 +53,16 @@ bool EpochFollower::HasPeer(PeerId peer) const {
   return PreparedPeers().contains(peer);
 }
 
-// A pair may have another relay in each epoch of an attempt, and an op keeps to the one of its own
-// epoch. Whoever sends by the way of an epoch has committed it, so all its peers have prepared it.
-RelayCheck EpochFollower::CheckRelay(const RelayedFrame& frame) const {
-  if (history_.empty() && !preparation_) return RelayCheck::kStale;
-  for (const PeerId peer : {frame.origin, frame.relay, frame.destination}) {
-    if (peer != self_ && !HasPeer(peer)) return RelayCheck::kStale;
+// Whoever sends in an attempt has committed an epoch of it, so all its peers have prepared it.
+std::optional<PeerId> EpochFollower::CarrierOf(Epoch attempt, PeerId from, PeerId to) const {
+  const EpochRecord* record = history_.empty() ? nullptr : &history_.current();
+  if (preparation_ && (record == nullptr || preparation_->record.last_freeze == attempt)) {
+    record = &preparation_->record;
   }
-  const auto& [group, origin, relay, destination, attempt] = frame;
-  if (history_.Relays(attempt, relay, origin, destination)) return RelayCheck::kTake;
-  if (preparation_ && preparation_->message.attempt == attempt &&
-      RecordOf(preparation_->message).Relays(relay, origin, destination)) {
-    return RelayCheck::kTake;
-  }
-  const Epoch oldest = history_.empty() ? preparation_->message.attempt : history_.attempt();
-  return attempt < oldest ? RelayCheck::kStale : RelayCheck::kRefuse;
+  if (record == nullptr || attempt < record->last_freeze) return std::nullopt;
+  if (attempt > record->last_freeze) return to;
+  if (!record->HasPeer(from) || !record->HasPeer(to)) return std::nullopt;
+  return record->CarrierOf(from, to);
 }
 
 Epoch EpochFollower::Newest() const {
@@ -90,7 +85,8 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
            ToString(current.epoch);
   }
   if (message.boundary < current.boundary) return "its boundary goes back";
-  if (!message.freeze && message.attempt != current.attempt) return "its attempt changed";
+  if (!message.freeze && message.last_freeze != current.last_freeze)
+    return "its last_freeze changed";
   std::set<MemberId> kept;
   for (const control::MemberInfo& member : message.members) {
     const int rank = current.RankOf(member.member);
@@ -135,6 +131,7 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
   Preparation preparation;
   preparation.begun = preparation_ ? preparation_->begun : now;
   preparation.message = message;
+  preparation.record = RecordOf(message);
   // Connecting and shaking hands takes some round trips, and on a lossy path some repeats. A peer
   // that dies meanwhile is found otherwise.
   const Tick deadline = now + kBuildDetects * Millis(detect_ms);
@@ -143,7 +140,7 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
   for (const LinkWanted& link : links) preparation.links.emplace(link.peer.peer, WantedLink{});
   preparation_ = std::move(preparation);
   reported_.clear();
-  const std::vector<PeerId> ring = RecordOf(message).ring;
+  const std::vector<PeerId>& ring = preparation_->record.ring;
   out->push_back(LogLine{"epoch preparing group=" + ToString(group_) + " epoch=" +
                          ToString(message.epoch) + " freeze=" + (message.freeze ? "1" : "0") +
                          " ring=" + RingText(ring) + " cause=\"" + message.cause + "\""});
@@ -170,7 +167,7 @@ bool EpochFollower::Commit(const control::CommitEpoch& message, Tick now,
     return false;
   }
   const Preparation preparation = *std::exchange(preparation_, std::nullopt);
-  const EpochRecord record = RecordOf(preparation.message);
+  const EpochRecord& record = preparation.record;
   history_.Add(record);
   // Lost again after it was prepared: the other end may have sent frames of this epoch already.
   lost_.clear();
@@ -238,6 +235,16 @@ void EpochFollower::LinkDown(PeerId peer, bool was_up, const LostLink& why,
   } else if (it->second.state == Link::kWanted) {
     it->second = {Link::kFailed, why.reason};
   }
+}
+
+std::set<PeerId> EpochFollower::LostPeers() const {
+  std::set<PeerId> peers;
+  if (lost_.empty()) return peers;
+  const EpochRecord& current = history_.current();
+  for (const PeerId peer : current.ring) {
+    if (peer != self_ && lost_.contains(current.CarrierOf(self_, peer))) peers.insert(peer);
+  }
+  return peers;
 }
 
 bool EpochFollower::WantsReady() const {

@@ -24,7 +24,6 @@
 #include "base/tick.h"
 #include "peerd/core/actions.h"
 #include "peerd/core/epoch_record.h"
-#include "peerd/core/relay.h"
 #include "proto/control/messages.h"
 
 namespace longhaul::peerd {
@@ -49,7 +48,10 @@ class EpochFollower {
   std::set<PeerId> LinkedPeers() const;
   // The peer is one of the committed or of the prepared epoch.
   bool HasPeer(PeerId peer) const;
-  RelayCheck CheckRelay(const RelayedFrame& frame) const;
+  // Who takes a frame of the attempt from one peer to another one: `to` itself, also in an attempt
+  // that is not known here yet, or the relay of a pair without a link. nullopt: the attempt is over
+  // here, or one of the two is no peer of it.
+  std::optional<PeerId> CarrierOf(Epoch attempt, PeerId from, PeerId to) const;
 
   // True if it starts a preparation: links were asked for. Answers again if it is known and
   // answered.
@@ -68,8 +70,9 @@ class EpochFollower {
   // `was_up`: LinkUp had been told since the last LinkDown. Of a peer that the epoch gives no link
   // to, it means nothing.
   void LinkDown(PeerId peer, bool was_up, const LostLink& why, std::vector<Action>* out);
-  // Peers whose link broke since the last commit, or after it was prepared.
-  const std::map<PeerId, LostLink>& lost() const { return lost_; }
+  // Peers of the committed epoch from whom frames may be missing: the link to them, or to who
+  // carries for them, broke since the last commit, or after it was prepared.
+  std::set<PeerId> LostPeers() const;
 
   // Nothing but the state of the ops (if it freezes) is missing for EpochReady.
   bool WantsReady() const;
@@ -79,7 +82,7 @@ class EpochFollower {
   void FailIfDue(Tick now, std::vector<Action>* out);
   Tick NextDeadline() const;
 
-  // What the coordinator may have missed: the answer, and links that broke.
+  // What the coordinator may not have heard: the answer, and links that broke.
   void Resend(std::vector<Action>* out) const;
   // No local member is admitted any more: back to no epoch. A preparation goes on.
   void Reset();
@@ -98,6 +101,7 @@ class EpochFollower {
   enum class Answer : uint8_t { kNone, kReady, kFailed };
   struct Preparation {
     control::PrepareEpoch message;
+    EpochRecord record;
     std::map<PeerId, WantedLink> links;
     Tick begun;
     Tick deadline;  // the driver has given up on a link by then

@@ -159,7 +159,7 @@ TEST_F(EpochFollowerTest, ALinkThatStoodAndBreaksIsLostNotFailed) {
   EXPECT_TRUE(out_.empty());
   // The coordinator may have committed before it heard of that.
   ASSERT_TRUE(Commit(2));
-  EXPECT_TRUE(epochs_.lost().contains(kTwo));
+  EXPECT_TRUE(epochs_.LostPeers().contains(kTwo));
   out_.clear();
   epochs_.Resend(&out_);
   EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
@@ -178,7 +178,7 @@ TEST_F(EpochFollowerTest, ALostLinkIsToldOncePerEpoch) {
   epochs_.LinkUp(kTwo);
   epochs_.Ready({}, &out_);
   ASSERT_TRUE(Commit(2));
-  EXPECT_TRUE(epochs_.lost().empty());
+  EXPECT_TRUE(epochs_.LostPeers().empty());
 }
 
 TEST_F(EpochFollowerTest, AnEpochThatOnlyAdmitsIsNotReadyOverALostLink) {
@@ -199,8 +199,9 @@ TEST_F(EpochFollowerTest, AnEpochThatOnlyAdmitsIsNotReadyOverALostLink) {
 }
 
 // Ring 1, 2, 3, 4, and no link between 1 and 3.
-control::PrepareEpoch Square(uint64_t epoch, uint64_t base, uint64_t attempt) {
-  auto prepare = MakePrepare(epoch, base, 1, attempt, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
+control::PrepareEpoch Square(uint64_t epoch, uint64_t base, uint64_t last_freeze) {
+  auto prepare =
+      MakePrepare(epoch, base, 1, last_freeze, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
   prepare.blocked = {{kSelf, kThree}};
   return prepare;
 }
@@ -225,48 +226,61 @@ TEST_F(EpochFollowerTest, ABlockedPairGetsNoLinkAndWaitsForNone) {
   // A link of another group, or a try of the other end.
   Down(kThree, true);
   EXPECT_TRUE(out_.empty());
-  EXPECT_TRUE(epochs_.lost().empty());
-  // Of a relay it means what it always does.
+  EXPECT_TRUE(epochs_.LostPeers().empty());
+  // Of a relay it means what it always does, and frames of the pair may be missing.
+  Down(PeerId(4), true);
+  EXPECT_EQ(epochs_.LostPeers(), std::set<PeerId>{PeerId(4)});
   Down(kTwo, true);
   EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
+  EXPECT_EQ(epochs_.LostPeers(), (std::set<PeerId>{kTwo, kThree, PeerId(4)}));
 }
 
-TEST_F(EpochFollowerTest, TakesRelayedFramesFromTheRelayOfABlockedPairOnly) {
+TEST_F(EpochFollowerTest, ARelayThatIsLostBeforeTheCommitIsLostAfterIt) {
+  ASSERT_TRUE(Prepare(Square(1, 0, 0)));
+  epochs_.LinkUp(kTwo);
+  epochs_.LinkUp(PeerId(4));
+  epochs_.Ready({}, &out_);
+  Down(kTwo, true);
+  EXPECT_TRUE(epochs_.LostPeers().empty());
+  ASSERT_TRUE(Commit(1));
+  EXPECT_EQ(epochs_.LostPeers(), (std::set<PeerId>{kTwo, kThree}));
+}
+
+TEST_F(EpochFollowerTest, KnowsWhoCarriesForABlockedPairInEachAttempt) {
   const PeerId four(4);
-  const auto check = [this](PeerId origin, PeerId relay, PeerId destination, uint64_t attempt) {
-    return epochs_.CheckRelay({kGroup, origin, relay, destination, Epoch(attempt)});
+  const std::optional<PeerId> over;
+  const auto carrier = [this](PeerId from, PeerId to, uint64_t attempt) {
+    return epochs_.CarrierOf(Epoch(attempt), from, to);
   };
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kStale);
+  EXPECT_EQ(carrier(kThree, kSelf, 2), over);
   // What is only prepared here may be committed at the others.
   ASSERT_TRUE(Prepare(Square(2, 0, 2)));
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kTake);
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 1), RelayCheck::kStale);
+  EXPECT_EQ(carrier(kThree, kSelf, 2), kTwo);
+  EXPECT_EQ(carrier(kThree, kSelf, 1), over);
   epochs_.LinkUp(kTwo);
   epochs_.LinkUp(four);
   epochs_.Ready({}, &out_);
   ASSERT_TRUE(Commit(2));
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kTake);
-  EXPECT_EQ(check(kSelf, kTwo, kThree, 2), RelayCheck::kTake);
-  // By another one, of a pair that has a link, of another attempt, of strangers.
-  EXPECT_EQ(check(kThree, four, kSelf, 2), RelayCheck::kRefuse);
-  EXPECT_EQ(check(kTwo, four, kSelf, 2), RelayCheck::kRefuse);
-  EXPECT_EQ(check(kTwo, kSelf, four, 2), RelayCheck::kRefuse);
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 3), RelayCheck::kRefuse);
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 1), RelayCheck::kStale);
-  EXPECT_EQ(check(PeerId(9), kTwo, kSelf, 2), RelayCheck::kStale);
-  // An epoch that only admits may have another relay: ops of the old one keep to theirs.
+  EXPECT_EQ(carrier(kThree, kSelf, 2), kTwo);
+  EXPECT_EQ(carrier(kSelf, kThree, 2), kTwo);
+  // Of a pair that has a link, of another attempt, of strangers.
+  EXPECT_EQ(carrier(kTwo, kSelf, 2), kSelf);
+  EXPECT_EQ(carrier(kTwo, four, 2), four);
+  EXPECT_EQ(carrier(kThree, kSelf, 3), kSelf) << "nobody but the origin itself";
+  EXPECT_EQ(carrier(kThree, kSelf, 1), over);
+  EXPECT_EQ(carrier(PeerId(9), kSelf, 2), over);
+  // An epoch that only admits has the same one, whatever its ring. Newcomers have theirs.
   auto admit = MakePrepare(3, 2, 3, 2, {{1, 1, 1}, {4, 4, 1}, {3, 3, 1}, {2, 2, 1}, {5, 5, 3}});
-  admit.blocked = {{kSelf, kThree}};
+  admit.blocked = {{kSelf, kThree}, {kThree, PeerId(5)}};
   ASSERT_TRUE(Prepare(admit));
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kTake);
-  EXPECT_EQ(check(kThree, four, kSelf, 2), RelayCheck::kTake);
-  EXPECT_EQ(check(kThree, PeerId(5), kSelf, 2), RelayCheck::kRefuse);
+  EXPECT_EQ(carrier(kThree, kSelf, 2), kTwo);
+  EXPECT_EQ(carrier(PeerId(5), kThree, 2), kTwo);
   // A pair that gets its link back by the next freeze.
   auto freed = Square(4, 2, 4);
   freed.blocked.clear();
   ASSERT_TRUE(Prepare(freed));
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 2), RelayCheck::kTake);
-  EXPECT_EQ(check(kThree, kTwo, kSelf, 4), RelayCheck::kRefuse);
+  EXPECT_EQ(carrier(kThree, kSelf, 2), kTwo);
+  EXPECT_EQ(carrier(kThree, kSelf, 4), kSelf);
 }
 
 TEST_F(EpochFollowerTest, APairBecomesBlockedOrGetsItsLinkBackByAFreezeOnly) {
@@ -299,7 +313,7 @@ TEST_F(EpochFollowerTest, ALossOfAPeerThatTheNextEpochLeavesOutIsNotTold) {
   ASSERT_TRUE(Prepare(MakePrepare(2, 1, 1, 2, {{1, 1, 1}})));
   Down(kTwo, true);
   EXPECT_TRUE(out_.empty());
-  EXPECT_TRUE(epochs_.lost().contains(kTwo));
+  EXPECT_TRUE(epochs_.LostPeers().contains(kTwo));
 }
 
 TEST_F(EpochFollowerTest, IgnoresWhatMakesNoSense) {
@@ -319,8 +333,8 @@ TEST_F(EpochFollowerTest, IgnoresWhatMakesNoSense) {
   back.members.pop_back();
   back.peers.pop_back();
   back.boundary = Epoch(1);
-  back.attempt = Epoch(2);
-  EXPECT_TRUE(refused(back));  // attempt without freeze
+  back.last_freeze = Epoch(2);
+  EXPECT_TRUE(refused(back));  // last_freeze without freeze
   EXPECT_TRUE(refused(MakePrepare(3, 1, 3, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}})));
   EXPECT_TRUE(refused(MakePrepare(3, 1, 3, 0, {{1, 1, 1}, {2, 2, 3}})));
   out_.clear();

@@ -70,18 +70,15 @@ std::set<PeerId> NeighboursOf(const EpochRecord& record, PeerId self) {
 
 int EpochRecord::RankOf(MemberId member) const { return RankIn(members, member); }
 bool EpochRecord::HasPeer(PeerId peer) const { return Contains(ring, peer); }
-bool EpochRecord::Relays(PeerId relay, PeerId a, PeerId b) const {
-  return Blocked(a, b) && control::RelayBetween(ring, blocked, a, b) == relay;
-}
 
 bool EpochRecord::InBackground(MemberId member) const {
   return std::any_of(members.begin(), members.end(), [member](const control::MemberInfo& info) {
-    return info.member == member && info.counts == control::kCountsNotYet;
+    return info.member == member && info.background_until == control::kInBackground;
   });
 }
 bool EpochRecord::AnyInBackground() const {
   return std::any_of(members.begin(), members.end(), [](const control::MemberInfo& info) {
-    return info.counts == control::kCountsNotYet;
+    return info.background_until == control::kInBackground;
   });
 }
 std::vector<control::SyncSource> EpochRecord::SourcesFor(MemberId member) const {
@@ -90,20 +87,20 @@ std::vector<control::SyncSource> EpochRecord::SourcesFor(MemberId member) const 
   // Neighbours in rank first, so that many do not all ask the same.
   for (size_t i = 1; i <= members.size() && sources.size() < LH_SYNC_SOURCES_MAX; ++i) {
     const control::MemberInfo& info = members[(std::max(rank, 0) + i) % members.size()];
-    if (info.member == member || info.counts == control::kCountsNotYet) continue;
+    if (info.member == member || info.background_until == control::kInBackground) continue;
     sources.push_back({info.member, info.peer});
   }
   return sources;
 }
 
-bool Participants::Counts(MemberId member) const {
+bool Participants::Contributes(MemberId member) const {
   return std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& info) {
-    return info.member == member && info.counts <= boundary;
+    return info.member == member && info.background_until <= boundary;
   });
 }
-bool Participants::Counts(PeerId peer) const {
+bool Participants::Contributes(PeerId peer) const {
   return std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& info) {
-    return info.peer == peer && info.counts <= boundary;
+    return info.peer == peer && info.background_until <= boundary;
   });
 }
 bool Participants::HasPeer(PeerId peer) const { return Contains(ring, peer); }
@@ -121,10 +118,11 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
     if (!peers.insert(peer.peer).second) return "peer " + ToString(peer.peer) + " stands twice";
   }
   if (!peers.contains(self)) return "this peer is not in the ring";
-  if (prepare.boundary > prepare.epoch || prepare.attempt > prepare.epoch) {
-    return "boundary or attempt is newer than the epoch";
+  if (prepare.boundary > prepare.epoch || prepare.last_freeze > prepare.epoch) {
+    return "boundary or last_freeze is newer than the epoch";
   }
-  if (prepare.freeze && prepare.attempt != prepare.epoch) return "it freezes an older attempt";
+  if (prepare.freeze && prepare.last_freeze != prepare.epoch)
+    return "it freezes, and its last_freeze is older";
   std::set<MemberId> members;
   std::set<PeerId> used;
   for (const control::MemberInfo& member : prepare.members) {
@@ -134,8 +132,9 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
     if (!member.joined || member.joined > prepare.boundary) {
       return name + " joined after the boundary";
     }
-    if (member.counts > prepare.boundary && member.counts != control::kCountsNotYet) {
-      return name + " counts after the boundary";
+    if (member.background_until > prepare.boundary &&
+        member.background_until != control::kInBackground) {
+      return name + " is in the background until after the boundary";
     }
     used.insert(member.peer);
   }
@@ -147,9 +146,12 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   EpochRecord record;
   record.epoch = prepare.epoch;
   record.boundary = prepare.boundary;
-  record.attempt = prepare.attempt;
+  record.last_freeze = prepare.last_freeze;
   record.members = prepare.members;
   for (const control::PeerInfo& peer : prepare.peers) record.ring.push_back(peer.peer);
+  std::set<std::pair<Epoch, PeerId>> ages;
+  for (const auto& [peer, joined] : ArrivalOf(record.members)) ages.emplace(joined, peer);
+  for (const auto& [joined, peer] : ages) record.by_age.push_back(peer);
   record.blocked = prepare.blocked;
   record.cause = prepare.cause;
   record.cost = prepare.cost;
@@ -176,9 +178,9 @@ std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId sel
 void EpochHistory::Add(EpochRecord record) {
   LH_CHECK(record.epoch > committed());
   participants_.clear();
-  const Epoch attempt = record.attempt;
+  const Epoch last_freeze = record.last_freeze;
   records_.emplace(record.epoch, std::move(record));
-  records_.erase(records_.begin(), records_.lower_bound(attempt));
+  records_.erase(records_.begin(), records_.lower_bound(last_freeze));
 }
 
 void EpochHistory::Clear() {
@@ -186,17 +188,11 @@ void EpochHistory::Clear() {
   participants_.clear();
 }
 
-bool EpochHistory::Relays(Epoch attempt, PeerId relay, PeerId a, PeerId b) const {
-  return std::any_of(records_.begin(), records_.end(), [&](const auto& entry) {
-    return entry.second.attempt == attempt && entry.second.Relays(relay, a, b);
-  });
-}
-
 std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   LH_CHECK(!empty());
   std::shared_ptr<const Participants>& cached = participants_[boundary];
   if (cached) return cached;
-  auto it = records_.lower_bound(std::max(boundary, attempt()));
+  auto it = records_.lower_bound(std::max(boundary, last_freeze()));
   if (it == records_.end()) --it;
   const EpochRecord& record = it->second;
   auto participants = std::make_shared<Participants>();
@@ -205,16 +201,14 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   for (const control::MemberInfo& member : record.members) {
     if (member.joined > boundary) continue;
     participants->members.push_back(member);
-    if (member.counts <= boundary) ++participants->counting;
+    if (member.background_until <= boundary) ++participants->contributing;
   }
   // Without the peers that came later a blocked pair may have become neighbours.
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
   std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, record.blocked);
-  participants->gap = !ring.has_value();
+  participants->ring_blocked = !ring.has_value();
   participants->mesh = record.ring.size() <= kMeshPeersMax && !AnyBlocked(order, record.blocked);
   participants->ring = ring ? *std::move(ring) : std::move(order);
-  participants->epoch_ring = record.ring;
-  participants->blocked = record.blocked;
   participants->cost = record.cost;
   cached = std::move(participants);
   return cached;
@@ -223,10 +217,10 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
 void EpochHistory::AddTo(Digester* digest) const {
   digest->Add(uint64_t{records_.size()});
   for (const auto& [epoch, record] : records_) {
-    digest->Add(epoch).Add(record.boundary).Add(record.attempt).Add(record.cause);
+    digest->Add(epoch).Add(record.boundary).Add(record.last_freeze).Add(record.cause);
     digest->Add(uint64_t{record.members.size()});
     for (const control::MemberInfo& member : record.members) {
-      digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.counts);
+      digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.background_until);
     }
     for (const PeerId peer : record.ring) digest->Add(peer);
     for (const auto& [a, b] : record.blocked) digest->Add(a).Add(b);

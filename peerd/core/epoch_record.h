@@ -21,9 +21,10 @@ namespace longhaul::peerd {
 struct EpochRecord {
   Epoch epoch;
   Epoch boundary;
-  Epoch attempt;
+  Epoch last_freeze;
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<PeerId> ring;
+  std::vector<PeerId> by_age;  // the same peers; who came into the group first stands first
   control::BlockedPairs blocked;
   std::string cause;
   control::LinkCost cost;
@@ -31,15 +32,19 @@ struct EpochRecord {
   // -1 if it is none of the members.
   int RankOf(MemberId member) const;
   bool HasPeer(PeerId peer) const;
-  // The member is there, and its input counts in no op yet.
+  // The member is there, and its input is in no result yet.
   bool InBackground(MemberId member) const;
   bool AnyInBackground() const;
-  // Those that count, other than `member`: who may have what was agreed on.
+  // Those not in the background, other than `member`: who may have what was agreed on.
   std::vector<control::SyncSource> SourcesFor(MemberId member) const;
   // The two have no link.
   bool Blocked(PeerId a, PeerId b) const { return control::IsBlocked(blocked, a, b); }
-  // The two have no link, and it is `relay` that carries frames between them.
-  bool Relays(PeerId relay, PeerId a, PeerId b) const;
+  // Who takes a frame of `from` to `to`: `to` itself, or the relay of a blocked pair. That is the
+  // oldest peer which reaches both, so that newcomers change nothing: all epochs of an attempt that
+  // have the two name the same one.
+  PeerId CarrierOf(PeerId from, PeerId to) const {
+    return control::RelayBetween(by_age, blocked, from, to);
+  }
 };
 
 // Those who take part in the ops of one boundary: admitted by then, and still there.
@@ -48,25 +53,18 @@ struct Participants {
   Epoch boundary;  // of the ops
   std::vector<PeerId> ring;
   std::vector<control::MemberInfo> members;  // rank order
-  uint32_t counting = 0;                     // those whose input is in the result
+  uint32_t contributing = 0;                 // those whose input is in the result
   // No order of the ring avoids its blocked pairs: ops that need one cannot run.
-  bool gap = false;
+  bool ring_blocked = false;
   // Each of them has a link with data lanes to each other one.
   bool mesh = false;
-  // Of the epoch, those who take no part included.
-  std::vector<PeerId> epoch_ring;
-  control::BlockedPairs blocked;
   control::LinkCost cost;
 
   bool HasPeer(PeerId peer) const;
   int RankOf(MemberId member) const;
-  bool Counts(MemberId member) const;
+  bool Contributes(MemberId member) const;
   // A member of the peer does.
-  bool Counts(PeerId peer) const;
-  // Who takes a frame of `from` to `to`: `to` itself, or a relay.
-  PeerId CarrierOf(PeerId from, PeerId to) const {
-    return control::RelayBetween(epoch_ring, blocked, from, to);
-  }
+  bool Contributes(PeerId peer) const;
   // The first member of the peer in rank order: names the peer to people. 0 if it has none.
   MemberId FirstMemberOf(PeerId peer) const;
 };
@@ -95,12 +93,9 @@ class EpochHistory {
   // The newest. Not while empty().
   const EpochRecord& current() const { return records_.rbegin()->second; }
   Epoch committed() const { return empty() ? Epoch() : current().epoch; }
-  Epoch attempt() const { return empty() ? Epoch() : current().attempt; }
+  Epoch last_freeze() const { return empty() ? Epoch() : current().last_freeze; }
 
-  // One of them has this attempt and this relay: EpochRecord::Relays().
-  bool Relays(Epoch attempt, PeerId relay, PeerId a, PeerId b) const;
-
-  // `record.epoch` is newer than committed(). Epochs before the attempt's are forgotten.
+  // `record.epoch` is newer than committed(). Epochs before its last freeze are forgotten.
   void Add(EpochRecord record);
   void Clear();
 

@@ -24,9 +24,9 @@ TEST(ProblemOf, SaysWhatMakesNoSense) {
   auto boundary = Good();
   boundary.boundary = Epoch(6);
   EXPECT_NE(ProblemOf(boundary, PeerId(1)), "");
-  auto attempt = Good();
-  attempt.freeze = true;
-  EXPECT_EQ(ProblemOf(attempt, PeerId(1)), "it freezes an older attempt");
+  auto older = Good();
+  older.freeze = true;
+  EXPECT_EQ(ProblemOf(older, PeerId(1)), "it freezes, and its last_freeze is older");
   auto member = Good();
   member.members.push_back(member.members[0]);
   EXPECT_EQ(ProblemOf(member, PeerId(1)), "member m1 stands twice");
@@ -89,8 +89,8 @@ TEST(EpochHistory, ThereIsAMeshWhereAllLinksHaveDataLanesAndNoneIsBlocked) {
     EpochHistory history;
     history.Add(RecordOf(prepare));
     EXPECT_EQ(history.For(Epoch(2))->mesh, all_data) << peers;
-    // The last one came later: it has no part in ops of boundary 1, and who misses it is all the
-    // same.
+    // The last one came later: it has no part in ops of boundary 1, and who has no link to it is
+    // all the same.
     prepare.epoch = Epoch(3);
     prepare.blocked = {{PeerId(2), PeerId(peers)}};
     if (peers == 2) prepare.blocked.clear();
@@ -140,15 +140,30 @@ TEST(EpochHistory, WithoutNewcomersTheRingAvoidsBlockedPairsInItsOwnOrder) {
   history.Add(RecordOf(prepare));
   EXPECT_EQ(history.For(Epoch(2))->ring, Peers({1, 5, 3, 2, 4}));
   const auto old = history.For(Epoch(1));
-  EXPECT_FALSE(old->gap);
+  EXPECT_FALSE(old->ring_blocked);
   ASSERT_EQ(old->ring.size(), 4u);
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_FALSE(control::IsBlocked(prepare.blocked, old->ring[i], old->ring[(i + 1) % 4])) << i;
   }
-  // Relays may take no part themselves.
-  EXPECT_EQ(old->CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
-  EXPECT_EQ(old->CarrierOf(PeerId(3), PeerId(1)), PeerId(5));
-  EXPECT_EQ(old->CarrierOf(PeerId(1), PeerId(2)), PeerId(2));
+}
+
+TEST(EpochRecord, TheRelayOfABlockedPairIsTheOldestPeerThatReachesBoth) {
+  auto prepare = MakePrepare(3, 2, 3, 3, {{1, 1, 1}, {4, 4, 2}, {5, 5, 2}, {3, 3, 1}, {2, 2, 3}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}, {PeerId(3), PeerId(4)}};
+  ASSERT_EQ(ProblemOf(prepare, PeerId(1)), "");
+  EpochRecord record = RecordOf(prepare);
+  // Peer 4 came as early as peer 5 and has the smaller number, but does not reach peer 3.
+  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
+  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(1)), PeerId(5));
+  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(4)), PeerId(5));
+  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(2)), PeerId(2));
+  // Neither another ring nor another member at an old peer changes it, nor who comes later.
+  prepare = MakePrepare(
+      4, 3, 4, 3, {{1, 1, 1}, {2, 2, 3}, {6, 6, 4}, {3, 3, 1}, {5, 5, 2}, {7, 5, 4}, {4, 4, 2}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}, {PeerId(3), PeerId(4)}};
+  record = RecordOf(prepare);
+  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
+  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(4)), PeerId(5));
 }
 
 TEST(EpochHistory, ThreeOfWhichTwoAreBlockedHaveNoRing) {
@@ -156,8 +171,8 @@ TEST(EpochHistory, ThreeOfWhichTwoAreBlockedHaveNoRing) {
   auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {5, 5, 2}, {3, 3, 1}, {2, 2, 1}});
   prepare.blocked = {{PeerId(1), PeerId(3)}};
   history.Add(RecordOf(prepare));
-  EXPECT_FALSE(history.For(Epoch(2))->gap);
-  EXPECT_TRUE(history.For(Epoch(1))->gap);
+  EXPECT_FALSE(history.For(Epoch(2))->ring_blocked);
+  EXPECT_TRUE(history.For(Epoch(1))->ring_blocked);
 }
 
 TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {
@@ -179,7 +194,7 @@ TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {
 
 TEST(EpochRecord, SourcesAreThoseThatCountFromTheNextRankOn) {
   const EpochRecord record = RecordOf(MakePrepare(
-      5, 4, 5, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 5, control::kCountsNotYet}, {4, 4, 1}}));
+      5, 4, 5, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 5, control::kInBackground}, {4, 4, 1}}));
   EXPECT_TRUE(record.AnyInBackground());
   EXPECT_TRUE(record.InBackground(MemberId(3)));
   EXPECT_FALSE(record.InBackground(MemberId(4)));
@@ -188,13 +203,13 @@ TEST(EpochRecord, SourcesAreThoseThatCountFromTheNextRankOn) {
   EXPECT_EQ(record.SourcesFor(MemberId(3)), sources);
 }
 
-TEST(ProblemOf, WhoCountsDoesSoFromABoundary) {
+TEST(ProblemOf, ABackgroundEndsAtABoundary) {
   auto late = Good();
   late.boundary = Epoch(4);
   late.members[1].joined = Epoch(2);
-  late.members[1].counts = Epoch(5);
-  EXPECT_EQ(ProblemOf(late, PeerId(1)), "member m2 counts after the boundary");
-  late.members[1].counts = control::kCountsNotYet;
+  late.members[1].background_until = Epoch(5);
+  EXPECT_EQ(ProblemOf(late, PeerId(1)), "member m2 is in the background until after the boundary");
+  late.members[1].background_until = control::kInBackground;
   EXPECT_EQ(ProblemOf(late, PeerId(1)), "");
 }
 

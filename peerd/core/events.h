@@ -38,7 +38,7 @@ struct LocalJoin {
   bool background = false;
 };
 // At most one LocalStep and one LocalLeave is open for a member; the driver sees to it. From the
-// event until SyncEnded nobody but the driver writes to the tensors of `sync`.
+// event until SyncDone nobody writes to the tensors of `sync`.
 struct LocalStep {
   LocalId local;
   std::optional<SyncRequest> sync = std::nullopt;
@@ -47,7 +47,7 @@ struct LocalSync {
   LocalId local;
   SyncRequest sync;
 };
-// The member in the background wants its tensors back as soon as they hold what was agreed on last:
+// The member in the background wants to have what was agreed on last, as soon as all of it is here:
 // one TakeDone, by `deadline` at the latest.
 struct LocalTake {
   LocalId local;
@@ -88,8 +88,7 @@ struct PeerReady {
   uint64_t tag = 0;
   OpDesc desc;
   bool local_mismatch = false;
-  std::string payload;  // eager input, else empty
-  PeerId via;           // who relayed it; 0: it came straight from the peer
+  std::string payload;  // one-shot input, else empty
   // In place of an input: the op has ended there, before the fault that has it announced again.
   std::optional<OneShotResult> result = std::nullopt;
 };
@@ -99,7 +98,6 @@ struct PeerDone {
   OpOrdinal ordinal;  // ours
   Epoch attempt;
   bool refused = false;
-  PeerId via;  // as in PeerReady
 };
 
 // The attempt's result is complete and all its sends have returned.
@@ -121,16 +119,13 @@ struct AttemptStopped {
   Epoch attempt;
 };
 
-// Of a StartTransfer: nothing writes to the tensors any more.
+// Of a StartTransfer: nothing is received for it any more.
 struct TransferEnded {
   LocalId local;
   Outcome outcome;  // OK: the state is there and verified
   uint64_t bytes = 0;
   std::vector<MemberId> sources;  // that sent some of it
   std::vector<MemberId> corrupt;
-  bool wrote = true;  // not OK: something was written to the tensors
-  // Not OK: in place of a mixture they hold this, which was agreed on before.
-  std::optional<PutBack> put_back = std::nullopt;
 };
 // Of a StartTransfer: what differs is known. `bytes_left` of a state of `bytes_total` are to be
 // fetched. May be left out.

@@ -205,7 +205,7 @@ World LocalMembers::WorldOf(const LocalMember& local, const EpochRecord& record,
                static_cast<uint32_t>(record.RankOf(local.member)),
                static_cast<uint32_t>(record.members.size()),
                pending,
-               !record.InBackground(local.member)};
+               record.InBackground(local.member)};
 }
 
 void LocalMembers::Committed(const GroupKey& group, const EpochRecord& record, uint32_t pending,

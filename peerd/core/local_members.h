@@ -46,7 +46,7 @@ struct LocalMember {
 
   bool join_open = true;
   bool step_open = false;
-  bool step_ready = false;   // it asks to count from this boundary on
+  bool step_ready = false;   // it asks to contribute from this boundary on
   bool step_passed = false;  // its vote is answered, its sync is not over
   bool leave_open = false;
   uint64_t boundaries = 0;  // step boundaries reached, the open one included

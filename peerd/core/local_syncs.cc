@@ -25,24 +25,14 @@ constexpr uint32_t kFlatRoundsMax = 8;
 
 // ------------------------------------------------------------------------------ trainers
 
-Outcome LocalSyncs::MayBegin(LocalId local, const SyncRequest& request) const {
-  if (Open(local)) {
-    return {Code::kFailedPrecondition, "this member is in a sync already: wait for its end"};
-  }
-  const auto it = syncs_.find(local);
-  const bool torn = request.torn || (it != syncs_.end() && it->second.torn && !request.restored);
-  if (torn && request.strategy == SyncStrategy::kSend) {
-    return {Code::kFailedPrecondition,
-            "the state of this member is torn, since a transfer into it broke off: it cannot be "
-            "sent; load a checkpoint, or sync with popular or receive first"};
-  }
-  return {};
+Outcome LocalSyncs::MayBegin(LocalId local) const {
+  if (!Open(local)) return {};
+  return {Code::kFailedPrecondition, "this member is in a sync already: wait for its end"};
 }
 
-SyncEnded LocalSyncs::Refused(LocalId local, Outcome refusal) const {
-  SyncEnded ended{local, std::move(refusal)};
+SyncDone LocalSyncs::Refused(LocalId local, Outcome refusal) const {
+  SyncDone ended{local, std::move(refusal)};
   const auto it = syncs_.find(local);
-  ended.torn = it != syncs_.end() && it->second.torn;
   if (it == syncs_.end()) return ended;
   // Of one that is out, too, until nothing writes any more.
   const Sync& sync = it->second;
@@ -52,15 +42,15 @@ SyncEnded LocalSyncs::Refused(LocalId local, Outcome refusal) const {
 
 void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
                        const SyncRequest& request, bool with_vote, std::vector<Action>* out) {
-  LH_CHECK(MayBegin(local, request).ok()) << "local " << local.value();
+  LH_CHECK(MayBegin(local).ok()) << "local " << local.value();
   Sync& sync = syncs_[local];
   EndShare(local, sync, out);
   sync.group = group;
   sync.member = member;
   sync.call = true;
   sync.with_vote = with_vote;
+  sync.elected = false;
   const bool held = sync.background && sync.background->held;
-  const control::SyncOffer before = sync.offer;
   if (sync.phase == Phase::kFetching) {
     out->push_back(StopTransfer{local});
     sync.phase = Phase::kStopping;
@@ -68,44 +58,29 @@ void LocalSyncs::Begin(LocalId local, const GroupKey& group, MemberId member,
     sync.phase = Phase::kOffered;
   }
   AnswerTake(local, sync, {Code::kAborted, "this member has called again"}, out);
+  // What is held is known: the trainer brings nothing.
   if (!held) Bring(sync, request);
-  sync.brought = false;
-  sync.put_back = false;
-  ++sync.syncs;
-  sync.offer = MakeOffer(sync, request);
-  if (sync.phase == Phase::kStopping) {
-    sync.offer.complete = false;
-  } else if (held && request.fetching) {
-    // The transfer has ended meanwhile: we know better what is there.
-    sync.offer.state = before.state;
-    sync.offer.revision = before.revision;
-    sync.offer.complete = before.complete;
-  }
-  // What may be unequal comes with the last transfer, for which its sources wait.
-  if (sync.background && request.unequal && !sync.agreed) sync.offer.complete = false;
+  sync.offer.number = ++sync.syncs;
+  sync.offer.strategy = request.strategy;
+  // What may be unequal comes with the last transfer, for which its sources wait. Nothing comes to
+  // a sender.
+  const bool sends = request.strategy == SyncStrategy::kSend;
+  const bool lacks = request.unequal && !sync.agreed && (held || !sends);
+  if (sync.background && lacks) sync.offer.complete = false;
+  // Who is still fetched for has nothing to send.
+  if (sends && !sync.offer.complete) sync.offer.strategy = SyncStrategy::kReceive;
   sync.background.reset();
   Serve(local, sync, out);
-  if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, OfferOf(sync)}});
+  if (!with_vote) out->push_back(ToCoordinator{control::SyncVote{group, member, sync.offer}});
 }
 
 void LocalSyncs::Bring(Sync& sync, const SyncRequest& request) {
   sync.bytes = 0;
   sync.sources = 0;
-  if (request.restored) sync.torn = false;
-  if (request.torn) sync.torn = true;
   // It has what may be unequal as well.
   if (request.kept) sync.agreed = true;
-}
-
-control::SyncOffer LocalSyncs::MakeOffer(const Sync& sync, const SyncRequest& request) {
-  return {sync.syncs,    request.strategy, request.revision, request.manifest,
-          request.state, !sync.torn,       request.kept};
-}
-
-control::SyncOffer LocalSyncs::OfferOf(const Sync& sync) {
-  control::SyncOffer offer = sync.offer;
-  offer.unsettled = !offer.complete && (Writes(sync) || !sync.torn);
-  return offer;
+  sync.offer = {sync.syncs,    request.strategy,  request.revision, request.manifest,
+                request.state, /*complete=*/true, request.kept};
 }
 
 void LocalSyncs::VoteAnswered(LocalId local) {
@@ -116,7 +91,7 @@ void LocalSyncs::VoteAnswered(LocalId local) {
 std::optional<control::SyncOffer> LocalSyncs::OfferOf(LocalId local) const {
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || !it->second.with_vote) return std::nullopt;
-  return OfferOf(it->second);
+  return it->second.offer;
 }
 
 void LocalSyncs::Remove(LocalId local, const Outcome& outcome, std::vector<Action>* out) {
@@ -155,7 +130,8 @@ void LocalSyncs::Result(LocalId local, const SyncResult& result, bool share, Tic
   sync.share = share;
   switch (result.action) {
     case SyncAction::kServe:
-      return;  // it does
+      sync.elected = true;
+      return Serve(local, sync, out);
     case SyncAction::kFetch:
       return Fetch(local, sync, result, out);
     case SyncAction::kEnd:
@@ -164,8 +140,8 @@ void LocalSyncs::Result(LocalId local, const SyncResult& result, bool share, Tic
 }
 
 void LocalSyncs::Serve(LocalId id, Sync& sync, std::vector<Action>* out) {
-  const bool serves = sync.phase == Phase::kOffered && sync.offer.complete &&
-                      sync.offer.strategy != SyncStrategy::kReceive;
+  const bool may = sync.elected || sync.offer.strategy != SyncStrategy::kReceive;
+  const bool serves = sync.phase == Phase::kOffered && sync.offer.complete && may;
   if (serves == sync.serving) return;
   sync.serving = serves;
   if (serves) {
@@ -183,9 +159,11 @@ void LocalSyncs::Fetch(LocalId id, Sync& sync, const SyncResult& result,
       if (!sync.offer.complete || sync.offer.state != result.state) {
         return StartFetch(id, sync, result, out);
       }
-      // SyncDone was lost with the stream.
+      // FetchDone was lost with the stream.
       sync.told = result;
-      return SayDone(sync, {id, {}, 0, {}, {}, false}, out);
+      sync.elected = true;
+      Serve(id, sync, out);
+      return SayDone(sync, {id, {}, 0, {}, {}}, out);
     case Phase::kFetching:
       sync.told = result;
       if (same) {
@@ -212,6 +190,7 @@ void LocalSyncs::StartFetch(LocalId id, Sync& sync, const SyncResult& result,
   sync.told = result;
   sync.progress = {};
   sync.offer.complete = false;
+  sync.elected = false;
   Serve(id, sync, out);
   const bool background = sync.background.has_value();
   out->push_back(StartTransfer{id, sync.group, result.revision, result.manifest, result.state,
@@ -225,7 +204,6 @@ void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
     if (sync.offer.state == result.state && sync.offer.complete) {
       sync.offer.revision = result.revision;
       sync.agreed = true;
-      sync.torn = false;
     } else {
       sync.ends = {Code::kInternal, "the coordinator ended the sync with state " +
                                         ToString(result.state) +
@@ -246,7 +224,7 @@ void LocalSyncs::End(LocalId id, Sync& sync, const SyncResult& result, Tick now,
 void LocalSyncs::Resend(std::vector<Action>* out) const {
   for (const auto& [id, sync] : syncs_) {
     if (!sync.call || sync.ends || sync.with_vote) continue;
-    out->push_back(ToCoordinator{control::SyncVote{sync.group, sync.member, OfferOf(sync)}});
+    out->push_back(ToCoordinator{control::SyncVote{sync.group, sync.member, sync.offer}});
   }
 }
 
@@ -268,30 +246,14 @@ void LocalSyncs::Ended(const TransferEnded& event, std::vector<Action>* out) {
     sync.offer.revision = sync.told.revision;
     sync.offer.complete = true;
     sync.offer.kept = false;
-    sync.brought = true;
-    sync.put_back = false;
-    sync.torn = false;
+    sync.elected = true;
     sync.phase = Phase::kOffered;
     Serve(event.local, sync, out);
     return SayDone(sync, event, out);
   }
-  if (event.put_back) {
-    sync.offer.state = event.put_back->state;
-    sync.offer.revision = event.put_back->revision;
-    sync.offer.kept = true;
-    sync.brought = false;
-    sync.put_back = true;
-    sync.torn = false;
-  } else if (event.outcome.ok() || event.wrote) {
-    sync.torn = true;
-    sync.brought = false;
-    sync.put_back = false;
-  }
   if (told) {
     // The coordinator ends it for all.
-    sync.offer.complete = !sync.torn;
     sync.phase = Phase::kOffered;
-    Serve(event.local, sync, out);
     return SayDone(sync, event, out);
   }
   if (sync.next) {
@@ -318,7 +280,7 @@ std::vector<control::FetchLoad> LocalSyncs::Fetches() const {
 }
 
 void LocalSyncs::SayDone(const Sync& sync, const TransferEnded& event, std::vector<Action>* out) {
-  control::SyncDone done{sync.group, sync.member, sync.offer.number, event.outcome};
+  control::FetchDone done{sync.group, sync.member, sync.offer.number, event.outcome};
   if (event.outcome.ok()) done.state = sync.offer.state;
   done.bytes = event.bytes;
   done.sources = event.sources;
@@ -359,18 +321,11 @@ Tick LocalSyncs::NextDeadline() const {
 void LocalSyncs::Finish(LocalId id, std::vector<Action>* out) {
   Sync& sync = syncs_.at(id);
   if (!sync.ends || sync.phase == Phase::kStopping || sync.compare_by != kNever) return;
-  // Nobody else may have what was brought, and where the trainer's tensors are copies, its own
-  // bits are still the old ones.
-  if (!sync.ends->ok() && sync.brought) {
-    sync.torn = true;
-    sync.offer.complete = false;
-  }
-  SyncEnded ended{id, *std::exchange(sync.ends, std::nullopt)};
-  if (ended.outcome.ok() || sync.put_back) {
+  SyncDone ended{id, *std::exchange(sync.ends, std::nullopt)};
+  if (ended.outcome.ok()) {
     ended.revision = sync.offer.revision;
     ended.state = sync.offer.state;
   }
-  ended.torn = sync.torn;
   ended.bytes = sync.bytes;
   ended.sources = sync.sources;
   const bool served = std::exchange(sync.serving, false);
@@ -405,7 +360,7 @@ void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId 
                                  const std::optional<control::StateAgreed>& agreed,
                                  const std::vector<control::SyncSource>& sources, Tick now,
                                  std::vector<Action>* out) {
-  LH_CHECK(MayBegin(local, request).ok()) << "local " << local.value();
+  LH_CHECK(MayBegin(local).ok()) << "local " << local.value();
   Sync& sync = syncs_[local];
   sync.group = group;
   sync.member = member;
@@ -421,10 +376,7 @@ void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId 
     }
     b.held = false;
   }
-  if (!std::exchange(b.held, true)) {
-    Bring(sync, request);
-    sync.offer = MakeOffer(sync, request);
-  }
+  if (!std::exchange(b.held, true)) Bring(sync, request);
   b.taken = false;
   if (agreed && agreed->manifest != request.manifest) {
     b.held = false;
@@ -440,8 +392,7 @@ void LocalSyncs::BeginBackground(LocalId local, const GroupKey& group, MemberId 
     }
     return Finish(local, out);
   }
-  SyncEnded ended{local};
-  ended.torn = sync.torn;
+  SyncDone ended{local};
   ended.background = true;
   out->push_back(std::move(ended));
 }
@@ -527,13 +478,10 @@ void LocalSyncs::BackgroundEnded(LocalId id, Sync& sync, const TransferEnded& ev
     sync.offer.state = sync.told.state;
     sync.offer.revision = sync.told.revision;
     sync.offer.complete = true;
-    sync.torn = false;
     if (!sync.background->measured) Measure(sync, event.bytes, 0);
     if (sync.background->take_by != kNever) AnswerTake(id, sync, {}, out);
     return;
   }
-  sync.torn = sync.torn || event.outcome.ok() || event.wrote;
-  sync.offer.complete = !sync.torn;
   if (sync.removed) {
     syncs_.erase(id);
     return;
@@ -572,7 +520,7 @@ Outcome LocalSyncs::Failed(const Background& background) {
                               "of peerd give it also while they train"};
 }
 
-// If it waits for its tensors. OK: they are whole.
+// If it waits for that. OK: all is here.
 void LocalSyncs::AnswerTake(LocalId id, Sync& sync, const Outcome& outcome,
                             std::vector<Action>* out) {
   if (!sync.background || std::exchange(sync.background->take_by, kNever) == kNever) return;
@@ -631,7 +579,6 @@ void LocalSyncs::CheckInvariants() const {
     LH_CHECK(!sync.ends || sync.phase == Phase::kStopping || sync.compare_by != kNever) << name;
     LH_CHECK(sync.phase != Phase::kFetching || !sync.offer.complete) << name;
     LH_CHECK(!sync.serving || (sync.phase == Phase::kOffered && sync.offer.complete)) << name;
-    LH_CHECK(!sync.torn || !sync.offer.complete) << name << " offers what is torn";
   }
 }
 
@@ -640,11 +587,10 @@ void LocalSyncs::AddTo(Digester* digest) const {
   for (const auto& [id, sync] : syncs_) {
     digest->Add(id).Add(sync.group).Add(sync.member).Add(sync.syncs).Add(sync.compare_by);
     digest->Add(static_cast<uint64_t>(sync.phase) | uint64_t{sync.agreed} << 8 |
-                uint64_t{sync.torn} << 9 | uint64_t{sync.with_vote} << 10 |
-                uint64_t{sync.brought} << 11 | uint64_t{sync.removed} << 12 |
-                uint64_t{sync.next.has_value()} << 13 | uint64_t{sync.offer.complete} << 14 |
-                uint64_t{sync.serving} << 15 | uint64_t{sync.offer.kept} << 16 |
-                uint64_t{sync.put_back} << 17);
+                uint64_t{sync.with_vote} << 9 | uint64_t{sync.removed} << 10 |
+                uint64_t{sync.next.has_value()} << 11 | uint64_t{sync.offer.complete} << 12 |
+                uint64_t{sync.serving} << 13 | uint64_t{sync.offer.kept} << 14 |
+                uint64_t{sync.elected} << 15);
     digest->Add(sync.bytes).Add(uint64_t{sync.sources}).Add(sync.offer.revision);
     digest->Add(static_cast<uint64_t>(sync.offer.strategy));
     digest->Add(sync.offer.manifest);

@@ -3,29 +3,28 @@
 //
 //   idle --(Begin)--> offered
 //   offered --(fetch)--> fetching
-//   fetching --(TransferEnded)--> offered: SyncDone, with the reason if it failed
+//   fetching --(TransferEnded)--> offered: FetchDone, with the reason if it failed
 //   fetching --(fetch of another state, after a restart of the coordinator)--> stopping
 //   stopping --(TransferEnded)--> fetching
 //   any --(end)--> idle, once no transfer writes any more; if it names somebody to compare the
 //                  manifest with, after that or after detect_ms
 //   any --(the member is gone)--> forgotten, once no transfer writes any more
 //
-// Whatever is offered is served from then on, unless the member only receives: whoever is told to
-// fetch may ask before the source hears of the election.
+// Whatever is offered is served from then on: whoever is told to fetch may ask before the source
+// hears of the election. A member that only receives serves nothing but what was elected.
 //
-// A state that a transfer has begun to write and not finished is torn: it is offered as incomplete
-// until a later sync put it right, or the trainer did (SyncRequest::restored). Where the driver has
-// put back what was agreed on before, that is offered. While a transfer writes nobody knows what
-// there will be: what is offered then is incomplete, but unsettled (SyncOffer). After a reconnect
-// each open sync says what is there by then.
+// What is fetched lies apart from the trainer's tensors, which are written when the sync has ended
+// well and not before (peerd/state/local_state.h). From the beginning of a transfer until its good
+// end the offer is incomplete; the trainer's next call offers its own tensors again. After a
+// reconnect each open sync says what is there by then.
 //
 // The outcome of a sync is the coordinator's, word by word: a member that was refused goes on to
 // where others wait for it, one whose sync was aborted waits for them, so all have to be told the
 // same.
 //
 // A member in the background (docs/adr/0014-shared-state.md, "Joiners") has no part in syncs. Its
-// calls are answered at once, and its tensors are held: whatever is agreed on is fetched into them,
-// the newest first, until it takes them or syncs again.
+// calls are answered at once, and its state is held: whatever is agreed on is fetched, the newest
+// first, until the trainer takes it or syncs again.
 //
 //   idle --(BeginBackground)--> held --(Chase)--> fetching, no call open
 //   fetching --(Chase of another state)--> stopping, then fetching that
@@ -61,9 +60,9 @@ class LocalSyncs {
   void SetDetectMs(uint32_t detect_ms) { detect_ms_ = detect_ms; }
 
   // Why the member may not begin this sync; OK if it may.
-  Outcome MayBegin(LocalId local, const SyncRequest& request) const;
+  Outcome MayBegin(LocalId local) const;
   // The answer to a call that was refused, also to one of a member that is out.
-  SyncEnded Refused(LocalId local, Outcome refusal) const;
+  SyncDone Refused(LocalId local, Outcome refusal) const;
   // A trainer's call that MayBegin(). `with_vote`: the offer goes with the vote of its step
   // boundary (OfferOf()), until VoteAnswered().
   void Begin(LocalId local, const GroupKey& group, MemberId member, const SyncRequest& request,
@@ -112,7 +111,7 @@ class LocalSyncs {
 
   // A call is not answered.
   bool Open(LocalId local) const;
-  // A transfer may still write.
+  // A transfer may still write to what was fetched.
   bool Writing(LocalId local) const;
 
   void CheckInvariants() const;
@@ -122,7 +121,7 @@ class LocalSyncs {
   enum class Phase : uint8_t { kIdle, kOffered, kFetching, kStopping };
   // How a member in the background catches up.
   struct Background {
-    bool held = false;            // the tensors are ours
+    bool held = false;            // the trainer has handed its state over
     bool taken = false;           // since it last called, it took `newest`
     Tick take_by = kNever;        // it waits until then
     control::StateAgreed newest;  // what it is to become
@@ -141,12 +140,12 @@ class LocalSyncs {
     MemberId member;
     uint64_t syncs = 0;   // numbers used
     bool agreed = false;  // it has taken part in a commit
-    bool torn = false;
     Phase phase = Phase::kIdle;
     bool call = false;  // is not answered
     std::optional<Background> background;
     bool with_vote = false;
     control::SyncOffer offer;         // says what is there now
+    bool elected = false;             // that is what all are to have
     bool serving = false;             // it may be asked for that
     bool shared = false;              // it is served although its call is answered
     bool share = false;               // that is wanted
@@ -154,8 +153,6 @@ class LocalSyncs {
     control::FetchProgress progress;  // of the transfer
     uint64_t bytes = 0;
     uint32_t sources = 0;
-    bool brought = false;   // by a transfer of this sync, what is offered
-    bool put_back = false;  // what is offered, after a transfer of this sync broke off
     std::optional<control::SyncResult> next;  // kStopping: a fetch that begins then
     std::optional<Outcome> ends;              // how it ends when nothing is waited for any more
     Tick compare_by = kNever;                 // the difference is waited for until then
@@ -164,9 +161,6 @@ class LocalSyncs {
 
   // What the trainer brings is what is there now.
   static void Bring(Sync& sync, const SyncRequest& request);
-  static control::SyncOffer MakeOffer(const Sync& sync, const SyncRequest& request);
-  // As it is told to the coordinator now.
-  static control::SyncOffer OfferOf(const Sync& sync);
   static bool Writes(const Sync& sync) {
     return sync.phase == Phase::kFetching || sync.phase == Phase::kStopping;
   }

@@ -20,7 +20,7 @@ using control::SyncStrategy;
 // Those that there are here; they can be compared.
 using LocalSyncAction =
     std::variant<ToCoordinator, ServeState, EndServe, StartTransfer, ChangeSources, StopTransfer,
-                 CompareManifest, SyncEnded, TakeDone>;
+                 CompareManifest, SyncDone, TakeDone>;
 using Actions = std::vector<LocalSyncAction>;
 
 Actions Narrow(const std::vector<Action>& actions) {
@@ -72,7 +72,7 @@ class LocalSyncsTest : public testing::Test {
                  SyncStrategy strategy = SyncStrategy::kPopular) {
     const SyncRequest request{strategy, revision, {1, 1}, {state, 0}};
     return Do([&] {
-      Outcome refusal = syncs_.MayBegin(LocalId(id), request);
+      Outcome refusal = syncs_.MayBegin(LocalId(id));
       if (refusal.ok()) {
         syncs_.Begin(LocalId(id), kRun, MemberId(id), request, with_vote, &given_);
       } else {
@@ -108,10 +108,8 @@ class LocalSyncsTest : public testing::Test {
   Actions& Tell(uint64_t id, const SyncResult& result) {
     return Do([&] { syncs_.Result(LocalId(id), result, share_, now_, &given_); });
   }
-  Actions& Ended(uint64_t id, const Outcome& outcome = {}, bool wrote = true) {
-    return Do([&] {
-      syncs_.Ended({LocalId(id), outcome, 100, {MemberId(8)}, {}, wrote}, &given_);
-    });
+  Actions& Ended(uint64_t id, const Outcome& outcome = {}) {
+    return Do([&] { syncs_.Ended({LocalId(id), outcome, 100, {MemberId(8)}, {}}, &given_); });
   }
   Actions& Resend() {
     return Do([&] { syncs_.Resend(&given_); });
@@ -128,10 +126,9 @@ class LocalSyncsTest : public testing::Test {
   static SyncRequest Brought(uint64_t state, uint64_t revision) {
     return {SyncStrategy::kPopular, revision, {1, 1}, {state, 0}};
   }
-  // A sync of the member in the background, whose tensors a transfer may be writing to.
+  // A sync of the member in the background, for which a transfer may be on.
   void SyncHeld(bool with_vote) {
-    SyncRequest request = Brought(0, 0);
-    request.fetching = true;
+    const SyncRequest request = Brought(0, 0);
     Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, with_vote, &given_); });
   }
   Actions& Hold(const SyncRequest& request, std::optional<control::StateAgreed> agreed = {}) {
@@ -169,24 +166,20 @@ TEST_F(LocalSyncsTest, WhatAllHaveIsCommittedWithOneMessageEachWay) {
   EXPECT_EQ(votes[0].offer,
             (control::SyncOffer{1, SyncStrategy::kPopular, 3, {1, 1}, {5, 0}, true}));
   EXPECT_EQ(Commit(1, 1, 5, 3),
-            (Actions{EndServe{LocalId(1)}, SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
+            (Actions{EndServe{LocalId(1)}, SyncDone{LocalId(1), {}, 3, {5, 0}}}));
   EXPECT_FALSE(Open(1));
   EXPECT_EQ(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.number, 2U);
 }
 
-TEST_F(LocalSyncsTest, ATornStateThatItsTrainerHasRestoredIsWhole) {
+TEST_F(LocalSyncsTest, AfterASyncThatFailedTheTrainersOwnStateIsOfferedWhole) {
   Begin(1, 9);
   Fetch(1, 1, 5);
   Ended(1, {Code::kUnavailable, "nobody"});
   Refuse(1, 1, {Code::kAborted, "sync again"});
-  SyncRequest request{SyncStrategy::kSend, 3, {1, 1}, {7, 0}};
-  EXPECT_FALSE(syncs_.MayBegin(LocalId(1), request).ok());
-  request.restored = true;
-  ASSERT_TRUE(syncs_.MayBegin(LocalId(1), request).ok());
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
-  EXPECT_TRUE(Said<control::SyncVote>(out_).at(0).offer.complete);
-  Refuse(1, 2, {Code::kAborted, "sync again"});
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  const auto vote = Said<control::SyncVote>(Begin(1, 9, 3, false, SyncStrategy::kSend)).at(0);
+  EXPECT_TRUE(vote.offer.complete);
+  EXPECT_EQ(vote.offer.state, (Hash128{9, 0}));
+  EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{9, 0}));
 }
 
 // Whoever is told to fetch may ask before the source hears of the election.
@@ -196,14 +189,30 @@ TEST_F(LocalSyncsTest, WhatIsOfferedIsServedUntilTheEnd) {
             (std::vector<ServeState>{{LocalId(1), kRun, MemberId(1), {5, 0}}}));
   EXPECT_TRUE(Serve(1, 1, 5).empty());
   EXPECT_EQ(Commit(1, 1, 5, 3),
-            (Actions{EndServe{LocalId(1)}, SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
+            (Actions{EndServe{LocalId(1)}, SyncDone{LocalId(1), {}, 3, {5, 0}}}));
 }
 
-TEST_F(LocalSyncsTest, WhoOnlyReceivesServesNothing) {
+TEST_F(LocalSyncsTest, WhoOnlyReceivesServesWhatItBroughtOnceThatIsElected) {
+  EXPECT_TRUE(Only<ServeState>(Begin(1, 5, 3, false, SyncStrategy::kReceive)).empty());
+  EXPECT_EQ(Only<ServeState>(Serve(1, 1, 5)).size(), 1U);
+  EXPECT_TRUE(Serve(1, 1, 5).empty());
+  EXPECT_EQ(Only<EndServe>(Commit(1, 1, 5, 3)).size(), 1U);
+}
+
+TEST_F(LocalSyncsTest, WhoOnlyReceivesServesWhatItFetchedAndNothingElse) {
   Begin(1, 9, 3, false, SyncStrategy::kReceive);
   EXPECT_TRUE(Only<ServeState>(out_).empty());
-  Fetch(1, 1, 5);
-  EXPECT_TRUE(Only<ServeState>(Ended(1)).empty());
+  EXPECT_TRUE(Only<ServeState>(Fetch(1, 1, 5)).empty());
+  EXPECT_EQ(Only<ServeState>(Ended(1)),
+            (std::vector<ServeState>{{LocalId(1), kRun, MemberId(1), {5, 0}}}));
+  EXPECT_EQ(Only<EndServe>(Commit(1, 1, 5, 4)).size(), 1U);
+  EXPECT_TRUE(Only<ServeState>(Begin(1, 5, 5, false, SyncStrategy::kReceive)).empty());
+}
+
+TEST_F(LocalSyncsTest, AReceiverThatHasTheElectedStateServesItOnceItHasSaidSo) {
+  Begin(1, 5, 3, false, SyncStrategy::kReceive);
+  EXPECT_EQ(Only<ServeState>(Fetch(1, 1, 5)).size(), 1U);
+  EXPECT_EQ(Said<control::FetchDone>(out_).size(), 1U);
 }
 
 TEST_F(LocalSyncsTest, AFetcherFetchesSaysDoneAndServesFromThenOn) {
@@ -216,11 +225,12 @@ TEST_F(LocalSyncsTest, AFetcherFetchesSaysDoneAndServesFromThenOn) {
                                                                          kSources,
                                                                          /*unequal_too=*/true}}));
   Ended(1);
-  const auto done = Said<control::SyncDone>(out_);
+  const auto done = Said<control::FetchDone>(out_);
   ASSERT_EQ(done.size(), 1U);
-  EXPECT_EQ(done[0], (control::SyncDone{kRun, MemberId(1), 1, {}, {5, 0}, 100, {MemberId(8)}, {}}));
+  EXPECT_EQ(done[0],
+            (control::FetchDone{kRun, MemberId(1), 1, {}, {5, 0}, 100, {MemberId(8)}, {}}));
   EXPECT_EQ(Only<ServeState>(out_).size(), 1U);
-  SyncEnded ended{LocalId(1), {}, 4, {5, 0}};
+  SyncDone ended{LocalId(1), {}, 4, {5, 0}};
   ended.bytes = 100;
   ended.sources = 1;
   EXPECT_EQ(Commit(1, 1, 5, 4), (Actions{EndServe{LocalId(1)}, ended}));
@@ -236,45 +246,16 @@ TEST_F(LocalSyncsTest, AFetchThatIsSaidAgainChangesTheSources) {
   EXPECT_EQ(Fetch(1, 1, 5, 4, left), (Actions{ChangeSources{LocalId(1), left}}));
 }
 
-TEST_F(LocalSyncsTest, ATransferThatBreaksOffLeavesATornStateThatIsNeverOfferedWhole) {
+TEST_F(LocalSyncsTest, WhatATransferLeftHalfDoneIsNeverOfferedWhole) {
   Begin(1, 9);
   Fetch(1, 1, 5);
-  const auto done = Said<control::SyncDone>(Ended(1, {Code::kUnavailable, "nobody"}));
+  const auto done = Said<control::FetchDone>(Ended(1, {Code::kUnavailable, "nobody"}));
   EXPECT_EQ(done.at(0).outcome, (Outcome{Code::kUnavailable, "nobody"}));
   EXPECT_EQ(done.at(0).state, Hash128());
+  EXPECT_TRUE(Only<ServeState>(out_).empty());
+  EXPECT_FALSE(Said<control::SyncVote>(Resend()).at(0).offer.complete);
   Refuse(1, 1, {Code::kAborted, "failed"});
-  const auto ended = Only<SyncEnded>(out_);
-  ASSERT_EQ(ended.size(), 1U);
-  EXPECT_TRUE(ended[0].torn);
-  EXPECT_EQ(Begin(1, 77, 3, false, SyncStrategy::kSend).size(), 1U);
-  EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.code, Code::kFailedPrecondition);
-  EXPECT_FALSE(Said<control::SyncVote>(Begin(1, 77)).at(0).offer.complete);
-  Fetch(1, 2, 5);
-  Ended(1);
-  Commit(1, 2, 5, 4);
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
-  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.complete);
-}
-
-TEST_F(LocalSyncsTest, WhatIsPutBackAfterATransferBrokeOffIsOfferedInItsPlace) {
-  Begin(1, 9, 4);
-  Fetch(1, 1, 5);
-  Do([&] {
-    TransferEnded ended{LocalId(1), {Code::kUnavailable, "nobody"}, 100, {}, {}, true};
-    ended.put_back = PutBack{2, {8, 0}};
-    syncs_.Ended(ended, &given_);
-  });
-  EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{8, 0}));
-  EXPECT_EQ(Said<control::SyncDone>(out_).at(0).outcome.code, Code::kUnavailable);
-  EXPECT_EQ(
-      Said<control::SyncVote>(Resend()).at(0).offer,
-      (control::SyncOffer{1, SyncStrategy::kPopular, 2, {1, 1}, {8, 0}, true, /*kept=*/true}));
-  Refuse(1, 1, {Code::kAborted, "failed"});
-  const SyncEnded ended = Only<SyncEnded>(out_).at(0);
-  EXPECT_FALSE(ended.torn);
-  EXPECT_EQ(ended.revision, 2U);
-  EXPECT_EQ(ended.state, (Hash128{8, 0}));
-  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 8, 2)).at(0).offer.complete);
+  EXPECT_EQ(out_, (Actions{SyncDone{LocalId(1), {Code::kAborted, "failed"}, 0, {}, 100, 1}}));
 }
 
 TEST_F(LocalSyncsTest, WhatWasKeptIsOfferedAsSuchUntilSomethingElseIsThere) {
@@ -288,62 +269,17 @@ TEST_F(LocalSyncsTest, WhatWasKeptIsOfferedAsSuchUntilSomethingElseIsThere) {
   EXPECT_FALSE(Said<control::SyncVote>(Resend()).at(0).offer.kept);
 }
 
-TEST_F(LocalSyncsTest, ACopyOfKeptBitsThatBrokeOffLeavesATornState) {
-  SyncRequest request{SyncStrategy::kPopular, 7, {1, 1}, {9, 0}, /*restored=*/true};
-  request.torn = true;
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
-  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.complete);
-  Refuse(1, 1, {Code::kFailedPrecondition, "nobody has any"});
-  EXPECT_TRUE(Only<SyncEnded>(out_).at(0).torn);
-}
-
-// Its trainer knows it from a former member, of which nothing is left here.
-TEST_F(LocalSyncsTest, AStateThatComesTornIsNoSourceAndIsFetched) {
-  SyncRequest request{SyncStrategy::kSend, 7, {1, 1}, {9, 0}};
-  request.torn = true;
-  EXPECT_EQ(syncs_.MayBegin(LocalId(1), request).code, Code::kFailedPrecondition);
-  request.strategy = SyncStrategy::kPopular;
-  Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
-  const control::SyncOffer offer = Said<control::SyncVote>(out_).at(0).offer;
-  EXPECT_FALSE(offer.complete);
-  EXPECT_FALSE(offer.unsettled) << "nothing will come of it by itself";
-  EXPECT_TRUE(Only<ServeState>(out_).empty());
-  // Also if its bits are said to be those that are wanted.
-  EXPECT_EQ(Only<StartTransfer>(Fetch(1, 1, 9)).size(), 1U);
-  Ended(1);
-  Commit(1, 1, 9, 4);
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
-  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 6)).at(0).offer.complete);
-}
-
-TEST_F(LocalSyncsTest, ATransferThatWroteNothingLeavesTheStateAsItWas) {
-  Begin(1, 9);
-  Fetch(1, 1, 5);
-  Ended(1, {Code::kUnavailable, "no digests"}, /*wrote=*/false);
-  Refuse(1, 1, {Code::kAborted, "failed"});
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
-}
-
-TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesATornState) {
+TEST_F(LocalSyncsTest, ASyncThatFailsAfterTheFetchLeavesTheStateAsItWas) {
   Begin(1, 9);
   Fetch(1, 1, 5);
   Ended(1);
   Refuse(1, 1, {Code::kAborted, "another one failed"});
-  const SyncEnded ended = Only<SyncEnded>(out_).at(0);
+  const SyncDone ended = Only<SyncDone>(out_).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kAborted);
-  EXPECT_EQ(ended.state, Hash128());
-  EXPECT_TRUE(ended.torn);
-}
-
-TEST_F(LocalSyncsTest, WhatWasFetchedIsServedAlsoIfTheNextFetchBroughtNothing) {
-  Begin(1, 9);
-  Fetch(1, 1, 5);
-  Ended(1);
-  Fetch(1, 1, 6);
-  Ended(1, {Code::kUnavailable, "no digests"}, /*wrote=*/false);
-  EXPECT_EQ(Only<ServeState>(out_).at(0).state, (Hash128{5, 0}));
-  Refuse(1, 1, {Code::kAborted, "failed"});
-  EXPECT_TRUE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_EQ(ended.state, Hash128()) << "nothing is to be written";
+  const auto vote = Said<control::SyncVote>(Begin(1, 9)).at(0);
+  EXPECT_TRUE(vote.offer.complete);
+  EXPECT_EQ(vote.offer.state, (Hash128{9, 0}));
 }
 
 TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore) {
@@ -351,10 +287,9 @@ TEST_F(LocalSyncsTest, AnEndInTheMiddleOfATransferIsToldWhenNothingWritesAnyMore
   Fetch(1, 1, 5);
   EXPECT_EQ(Refuse(1, 1, {Code::kAborted, "failed"}), (Actions{StopTransfer{LocalId(1)}}));
   EXPECT_TRUE(Open(1));
-  const auto ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"}));
+  const auto ended = Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"}));
   ASSERT_EQ(ended.size(), 1U);
   EXPECT_EQ(ended[0].outcome.text, "failed");
-  EXPECT_TRUE(ended[0].torn);
 }
 
 // The others were told the same, and go on to where they wait for this member.
@@ -363,10 +298,9 @@ TEST_F(LocalSyncsTest, WhoIsRefusedWhileATransferIsOnIsToldWhatTheOthersAreTold)
   Begin(1, 9);
   Fetch(1, 1, 5);
   Refuse(1, 1, refusal);
-  const auto ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "no source"}, /*wrote=*/false));
+  const auto ended = Only<SyncDone>(Ended(1, {Code::kAborted, "no source"}));
   ASSERT_EQ(ended.size(), 1U);
   EXPECT_EQ(ended[0].outcome, refusal);
-  EXPECT_FALSE(ended[0].torn);
 }
 
 TEST_F(LocalSyncsTest, WhoComesOutOfTheBackgroundInTheMiddleIsToldWhatTheOthersAreTold) {
@@ -375,37 +309,56 @@ TEST_F(LocalSyncsTest, WhoComesOutOfTheBackgroundInTheMiddleIsToldWhatTheOthersA
   Chase(3);
   Begin(1, 7);
   EXPECT_EQ(Refuse(1, 1, refusal), Actions{});
-  EXPECT_EQ(Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome, refusal);
+  EXPECT_EQ(Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome, refusal);
 }
 
-TEST_F(LocalSyncsTest, WhatATransferWritesToIsOfferedAsUnsettled) {
-  const auto unsettled = [this] {
-    const control::SyncOffer offer = Said<control::SyncVote>(Resend()).at(0).offer;
-    EXPECT_FALSE(offer.complete);
-    return offer.unsettled;
-  };
+TEST_F(LocalSyncsTest, WhatIsBeingFetchedIsOfferedAsIncomplete) {
+  const auto complete = [this] { return Said<control::SyncVote>(Resend()).at(0).offer.complete; };
   Begin(1, 9);
-  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.unsettled);
+  EXPECT_TRUE(complete());
   Fetch(1, 1, 5);
-  EXPECT_TRUE(unsettled());
+  EXPECT_FALSE(complete());
   Fetch(1, 1, 6);  // another coordinator
-  EXPECT_TRUE(unsettled());
+  EXPECT_FALSE(complete());
   Ended(1, {Code::kAborted, "stopped"});
-  EXPECT_TRUE(unsettled()) << "the next one has begun";
-  Ended(1, {Code::kUnavailable, "nobody"});
-  EXPECT_FALSE(unsettled()) << "it is torn";
+  EXPECT_FALSE(complete()) << "the next one has begun";
+  Ended(1);
+  EXPECT_TRUE(complete());
 }
 
-TEST_F(LocalSyncsTest, WhatWasStoppedBeforeItWroteIsOfferedAsUnsettledAndThenWhole) {
+TEST_F(LocalSyncsTest, WhatWasStoppedIsOfferedAsIncompleteAndThenWhole) {
   Hold(Brought(7, 0));
   Chase(3);
   SyncHeld(/*with_vote=*/true);
-  EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
-  Ended(1, {Code::kAborted, "stopped"}, /*wrote=*/false);
-  EXPECT_TRUE(syncs_.OfferOf(LocalId(1))->unsettled);
-  Refuse(1, 1, {Code::kAborted, "m1 is not settled"});
-  EXPECT_FALSE(Only<SyncEnded>(out_).at(0).torn);
+  EXPECT_FALSE(syncs_.OfferOf(LocalId(1))->complete);
+  Ended(1, {Code::kAborted, "stopped"});
+  EXPECT_FALSE(syncs_.OfferOf(LocalId(1))->complete);
+  Refuse(1, 1, {Code::kAborted, "m1 was still fetching"});
   EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 7, 0)).at(0).offer.complete);
+}
+
+// The coordinator refuses a message that offers an incomplete state to be sent.
+TEST_F(LocalSyncsTest, ASenderOffersAllThatItHasOrReceives) {
+  SyncRequest request = Brought(103, 3);
+  request.strategy = SyncStrategy::kSend;
+  request.unequal = true;
+  const auto begin = [&] {
+    Do([&] { syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_); });
+    return Said<control::SyncVote>(out_).at(0).offer;
+  };
+  Hold(Brought(7, 0));
+  Chase(3);
+  Ended(1);
+  Take();
+  const control::SyncOffer taken = begin();
+  EXPECT_TRUE(taken.complete);
+  EXPECT_EQ(taken.strategy, SyncStrategy::kSend);
+  syncs_ = LocalSyncs(1500);
+  Hold(Brought(7, 0));
+  Chase(3);
+  const control::SyncOffer held = begin();
+  EXPECT_FALSE(held.complete);
+  EXPECT_EQ(held.strategy, SyncStrategy::kReceive);
 }
 
 TEST_F(LocalSyncsTest, AnotherManifestIsComparedBeforeTheErrorIsTold) {
@@ -416,7 +369,7 @@ TEST_F(LocalSyncsTest, AnotherManifestIsComparedBeforeTheErrorIsTold) {
   Do([&] {
     syncs_.ManifestCompared(LocalId(1), "tensor 0 is \"a\" here and \"b\" there", &given_);
   });
-  EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.text,
+  EXPECT_EQ(Only<SyncDone>(out_).at(0).outcome.text,
             "differs: tensor 0 is \"a\" here and \"b\" there");
   EXPECT_TRUE(Do([&] { syncs_.ManifestCompared(LocalId(1), "late", &given_); }).empty());
 }
@@ -426,7 +379,7 @@ TEST_F(LocalSyncsTest, TheErrorDoesNotWaitLongForTheManifest) {
   Refuse(1, 1, {Code::kStateMismatch, "differs"}, {kSources[0]});
   now_ = syncs_.NextDeadline();
   Do([&] { syncs_.OnTime(now_, &given_); });
-  EXPECT_EQ(Only<SyncEnded>(out_).at(0).outcome.text, "differs");
+  EXPECT_EQ(Only<SyncDone>(out_).at(0).outcome.text, "differs");
   EXPECT_EQ(syncs_.NextDeadline(), kNever);
 }
 
@@ -438,7 +391,7 @@ TEST_F(LocalSyncsTest, AnOfferWithAVoteIsNotSaidAlone) {
   syncs_.VoteAnswered(LocalId(1));
   EXPECT_EQ(syncs_.OfferOf(LocalId(1)), std::nullopt);
   EXPECT_EQ(Said<control::SyncVote>(Resend()).size(), 1U);
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 5, 3)).size(), 1U);
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 5, 3)).size(), 1U);
   EXPECT_TRUE(Resend().empty());
 }
 
@@ -450,11 +403,11 @@ TEST_F(LocalSyncsTest, AfterAReconnectItSaysWhatIsThereNow) {
   Ended(1);
   offer = Said<control::SyncVote>(Resend()).at(0).offer;
   EXPECT_EQ(offer, (control::SyncOffer{1, SyncStrategy::kPopular, 4, {1, 1}, {5, 0}, true}));
-  // The same coordinator, which did not hear SyncDone.
-  EXPECT_EQ(Said<control::SyncDone>(Fetch(1, 1, 5)).at(0).state, (Hash128{5, 0}));
+  // The same coordinator, which did not hear FetchDone.
+  EXPECT_EQ(Said<control::FetchDone>(Fetch(1, 1, 5)).at(0).state, (Hash128{5, 0}));
   // Another one, for which this member is a holder.
   EXPECT_TRUE(Serve(1, 1, 5, 4).empty()) << "it serves already";
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 5, 4)).at(0).revision, 4U);
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 5, 4)).at(0).revision, 4U);
 }
 
 TEST_F(LocalSyncsTest, AnotherCoordinatorMayElectAnotherState) {
@@ -468,12 +421,12 @@ TEST_F(LocalSyncsTest, AnotherCoordinatorMayElectAnotherState) {
   // And once more, when it was there.
   EXPECT_EQ(Only<EndServe>(Fetch(1, 1, 7, 6)).size(), 1U);
   Ended(1);
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 7, 6)).at(0).state, (Hash128{7, 0}));
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 7, 6)).at(0).state, (Hash128{7, 0}));
 }
 
 TEST_F(LocalSyncsTest, OneSyncAtATime) {
   Begin(1, 5);
-  EXPECT_EQ(Only<SyncEnded>(Begin(1, 5)).at(0).outcome.code, Code::kFailedPrecondition);
+  EXPECT_EQ(Only<SyncDone>(Begin(1, 5)).at(0).outcome.code, Code::kFailedPrecondition);
   EXPECT_TRUE(Said<control::SyncVote>(Begin(2, 5)).size() == 1) << "another member may";
 }
 
@@ -483,12 +436,12 @@ TEST_F(LocalSyncsTest, AMemberThatIsOutIsAnsweredWhenNothingWritesAnyMore) {
   EXPECT_EQ(Remove(1), (Actions{StopTransfer{LocalId(1)}}));
   EXPECT_TRUE(Open(1));
   EXPECT_TRUE(Resend().empty());
-  EXPECT_EQ(Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome.text, "out");
+  EXPECT_EQ(Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"})).at(0).outcome.text, "out");
   EXPECT_FALSE(Open(1));
   Begin(2, 5);
   Serve(2, 1, 5);
   EXPECT_EQ(Only<EndServe>(Remove(2)).size(), 1U);
-  EXPECT_EQ(Only<SyncEnded>(out_).size(), 1U);
+  EXPECT_EQ(Only<SyncDone>(out_).size(), 1U);
   EXPECT_TRUE(Remove(3).empty());
 }
 
@@ -504,11 +457,11 @@ TEST_F(LocalSyncsTest, AnswersToOtherSyncsAreLeftAside) {
 
 TEST_F(LocalSyncsTest, ACommitOfWhatIsNotThereIsAnError) {
   Begin(1, 5);
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 6, 3)).at(0).outcome.code, Code::kInternal);
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 6, 3)).at(0).outcome.code, Code::kInternal);
 }
 
 // Whatever comes in whatever order: each call is answered once, no transfer is started while
-// another writes, and what is torn is never served.
+// another writes, and what is half done is never served.
 TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -531,7 +484,7 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
           EXPECT_EQ(serving.erase(end->local.value()), 1U);
         } else if (const auto* stop = std::get_if<StopTransfer>(&action)) {
           EXPECT_TRUE(transfers.contains(stop->local.value()));
-        } else if (const auto* ended = std::get_if<SyncEnded>(&action)) {
+        } else if (const auto* ended = std::get_if<SyncDone>(&action)) {
           EXPECT_EQ(--calls[ended->local.value()], 0);
           EXPECT_FALSE(transfers.contains(ended->local.value()));
           EXPECT_FALSE(serving.contains(ended->local.value()));
@@ -569,9 +522,8 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
           if (!transfers.contains(id)) break;
           transfers.erase(id);
           Do([&] {
-            TransferEnded ended{LocalId(id), {}, 100, {MemberId(8)}, {}, prng.Chance(0.5)};
+            TransferEnded ended{LocalId(id), {}, 100, {MemberId(8)}, {}};
             if (prng.Chance(0.5)) ended.outcome = {Code::kUnavailable, "x"};
-            if (!ended.outcome.ok() && prng.Chance(0.3)) ended.put_back = PutBack{1, {state, 0}};
             syncs_.Ended(ended, &given_);
           });
           break;
@@ -599,7 +551,7 @@ TEST_F(LocalSyncsTest, RandomStoriesKeepTheContract) {
 // ------------------------------------------------------------------------------ the background
 
 TEST_F(LocalSyncsTest, ACallInTheBackgroundIsAnsweredAtOnceAndWhatWasAgreedIsFetched) {
-  SyncEnded ended{LocalId(1)};
+  SyncDone ended{LocalId(1)};
   ended.background = true;
   EXPECT_EQ(Hold(Brought(7, 0)), Actions{ended});
   EXPECT_FALSE(Open(1));
@@ -732,7 +684,7 @@ TEST_F(LocalSyncsTest, WhoIsReadyInTheMiddleOffersWhatIsIncomplete) {
   EXPECT_EQ(Ended(1, {Code::kAborted, "stopped"}),
             (Actions{StartTransfer{LocalId(1), kRun, 4, {1, 1}, {104, 0}, kSources, true, false}}));
   Ended(1);
-  EXPECT_EQ(Only<SyncEnded>(Commit(1, 1, 104, 4)).at(0).outcome, Outcome{});
+  EXPECT_EQ(Only<SyncDone>(Commit(1, 1, 104, 4)).at(0).outcome, Outcome{});
 }
 
 TEST_F(LocalSyncsTest, WhatEndedBeforeTheOfferIsOfferedAsItIs) {
@@ -759,7 +711,7 @@ TEST_F(LocalSyncsTest, OtherTensorsThanThoseAgreedOnAreRefusedWithTheDifference)
   EXPECT_TRUE(Open(1));
   EXPECT_EQ(Resend(), Actions{});
   Do([&] { syncs_.ManifestCompared(LocalId(1), "tensor 3", &given_); });
-  const SyncEnded ended = Only<SyncEnded>(out_).at(0);
+  const SyncDone ended = Only<SyncDone>(out_).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kStateMismatch);
   EXPECT_NE(ended.outcome.text.find(": tensor 3"), std::string::npos);
   EXPECT_EQ(Chase(3), Actions{});
@@ -773,9 +725,8 @@ TEST_F(LocalSyncsTest, OtherTensorsAreRefusedWhenNothingWritesToThemAnyMore) {
             (Actions{StopTransfer{LocalId(1)}, CompareManifest{LocalId(1), kSources.front()}}));
   Do([&] { syncs_.ManifestCompared(LocalId(1), "tensor 3", &given_); });
   EXPECT_EQ(out_, Actions{});
-  const SyncEnded ended = Only<SyncEnded>(Ended(1, {Code::kAborted, "stopped"})).at(0);
+  const SyncDone ended = Only<SyncDone>(Ended(1, {Code::kAborted, "stopped"})).at(0);
   EXPECT_EQ(ended.outcome.code, Code::kStateMismatch);
-  EXPECT_TRUE(ended.torn);
   EXPECT_FALSE(ended.background);
 }
 
@@ -804,7 +755,7 @@ TEST_F(LocalSyncsTest, WhatWasAgreedOnIsServedForOthersInTheBackgroundUntilTheNe
   Begin(1, 5);
   EXPECT_EQ(Commit(1, 1, 5, 3),
             (Actions{EndServe{LocalId(1)}, ServeState{LocalId(1), kRun, MemberId(1), {5, 0}, true},
-                     SyncEnded{LocalId(1), {}, 3, {5, 0}}}));
+                     SyncDone{LocalId(1), {}, 3, {5, 0}}}));
   EXPECT_EQ(Begin(1, 6).front(), LocalSyncAction(EndServe{LocalId(1)}));
   Commit(1, 2, 6, 4);
   EXPECT_EQ(Do([&] { syncs_.EndSharing(LocalId(1), &given_); }), Actions{EndServe{LocalId(1)}});

@@ -24,16 +24,10 @@ std::string AbortedBy(uint64_t tag, const std::string& cause) {
          "; the source is unchanged: look at the world and start it again";
 }
 
-// The link that a frame came on.
-template <class Frame>
-PeerId CarrierOf(const Frame& frame) {
-  return frame.via ? frame.via : frame.peer;
-}
-
 std::string PayloadProblem(const PeerReady& ready) {
-  const bool eager = IsEager(ready.desc) && !ready.local_mismatch;
+  const bool one_shot = IsOneShot(ready.desc) && !ready.local_mismatch;
   if (ready.result) {
-    const bool may = eager && ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
+    const bool may = one_shot && ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
     if (may && ready.result->bytes.size() == ready.desc.bytes() &&
         ready.result->epoch < ready.attempt) {
       return "";
@@ -43,7 +37,7 @@ std::string PayloadProblem(const PeerReady& ready) {
            ToString(ready.result->epoch) + ", which cannot be one of " + ToString(ready.desc) +
            " in attempt " + ToString(ready.attempt);
   }
-  const uint64_t expected = eager ? ready.desc.bytes() : 0;
+  const uint64_t expected = one_shot ? ready.desc.bytes() : 0;
   if (ready.payload.size() == expected) return "";
   return "READY " + ToString(ready.ordinal) + " carries " + std::to_string(ready.payload.size()) +
          " bytes where " + std::to_string(expected) + " belong";
@@ -72,7 +66,6 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
       unmatched_(other.unmatched_),
       early_(other.early_),
       lost_(other.lost_),
-      muted_(other.muted_),
       expected_(other.expected_),
       attempt_(other.attempt_),
       frozen_(other.frozen_),
@@ -86,31 +79,40 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
 
 // ------------------------------------------------------------------------------ local members
 
+Outcome OpTable::MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const {
+  if (desc.count > LH_COUNT_MAX) {
+    return {Code::kInvalidArgument, Subject(tag) + " refused: " + ToString(desc) +
+                                        " is beyond the limit of " + std::to_string(LH_COUNT_MAX) +
+                                        " elements"};
+  }
+  const auto tags = tags_.find(local);
+  if (tags == tags_.end()) return {};
+  if (tags->second.contains(tag)) {
+    return {Code::kInvalidArgument,
+            Subject(tag) +
+                " refused: this member has an op with this tag in flight; wait for it, or use "
+                "another tag"};
+  }
+  if (tags->second.size() >= LH_OPS_OPEN_MAX) {
+    return {Code::kUnavailable, Subject(tag) + " refused: this member has " +
+                                    std::to_string(tags->second.size()) +
+                                    " ops in flight, the limit; wait for some of them"};
+  }
+  return {};
+}
+
 void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
-  std::set<uint64_t>& tags = tags_[post.post.local];
-  Outcome refusal;
-  if (post.desc.count > LH_COUNT_MAX) {
-    refusal = {Code::kInvalidArgument, Subject(post.tag) + " refused: " + ToString(post.desc) +
-                                           " is beyond the limit of " +
-                                           std::to_string(LH_COUNT_MAX) + " elements"};
-  } else if (tags.contains(post.tag)) {
-    refusal = {Code::kInvalidArgument,
-               Subject(post.tag) +
-                   " refused: this member has an op with this tag in flight; wait for it, or use "
-                   "another tag"};
-  } else if (tags.size() >= LH_OPS_OPEN_MAX) {
-    refusal = {Code::kInvalidArgument, Subject(post.tag) + " refused: this member has " +
-                                           std::to_string(tags.size()) +
-                                           " ops in flight, the limit; wait for some of them"};
-  } else if (const std::optional<std::string> why = TakeMissed(post)) {
-    refusal = {Code::kAborted, *why};
+  Outcome refusal = MayPost(post.post.local, post.tag, post.desc);
+  if (refusal.ok()) {
+    if (const std::optional<std::string> why = SettleMissed(post)) {
+      refusal = {Code::kAborted, *why};
+    }
   }
   if (!refusal.ok()) {
     out->push_back(PostDone{post.post, refusal, {}});
-    if (tags.empty()) tags_.erase(post.post.local);
     return;
   }
-  tags.insert(post.tag);
+  tags_[post.post.local].insert(post.tag);
   const OpKey key{post.boundary, post.tag};
   Op& op = ops_[key];
   op.key = key;
@@ -156,7 +158,7 @@ size_t OpTable::LingeringOf(LocalId local) const {
   });
 }
 
-std::optional<std::string> OpTable::TakeMissed(const NewPost& post) {
+std::optional<std::string> OpTable::SettleMissed(const NewPost& post) {
   const auto member = missed_.find(post.member);
   if (member == missed_.end()) return std::nullopt;
   // What it has left behind it will not post any more.
@@ -178,22 +180,20 @@ bool OpTable::Known(PeerId peer) const {
   return expected_.contains(peer) || (!history_->empty() && history_->current().HasPeer(peer));
 }
 
-void OpTable::RefuseWay(PeerId carrier, const std::string& reason, std::vector<Action>* out) {
-  ++counters_->frames_refused;
-  out->push_back(BreakLink{group_.run, carrier, "group " + ToString(group_) + ": " + reason});
+void OpTable::Lose(const std::set<PeerId>& peers) {
+  for (const PeerId peer : peers) lost_[peer] = std::max(lost_[peer], attempt_);
 }
 
-// The relay has only passed it on: its link is not to suffer. Where there is no link to break, the
-// peer counts as silent, since frames may build upon the one that is refused.
-void OpTable::Refuse(PeerId peer, PeerId via, Epoch attempt, const std::string& reason,
+bool OpTable::Lost(PeerId peer, Epoch attempt) const {
+  const auto it = lost_.find(peer);
+  return it != lost_.end() && attempt <= it->second;
+}
+
+void OpTable::Refuse(PeerId peer, Epoch attempt, const std::string& reason,
                      std::vector<Action>* out) {
-  if (!via) return RefuseWay(peer, reason, out);
   ++counters_->frames_refused;
-  Epoch& until = muted_[peer];
-  until = std::max(until, attempt);
-  out->push_back(LogLine{"peer not heard any more group=" + ToString(group_) +
-                         " attempt=" + ToString(attempt) + " peer=" + ToString(peer) +
-                         " relay=" + ToString(via) + " reason=\"" + reason + "\""});
+  lost_[peer] = std::max(lost_[peer], attempt);
+  out->push_back(BreakLink{group_, peer, attempt, "group " + ToString(group_) + ": " + reason});
 }
 
 template <class Frame>
@@ -223,13 +223,13 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
     ++counters_->frames_stale;
     return;
   }
-  if (Muted(ready)) return;
+  if (Lost(ready.peer, ready.attempt)) return;
   if (const std::string problem = PayloadProblem(ready); !problem.empty()) {
     return Refuse(ready, problem, out);
   }
   if (ready.attempt > attempt_) return KeepEarly(ready, out);
   // Whatever was announced in this attempt is announced again in the next.
-  if (frozen_ || Torn(ready)) return;
+  if (frozen_) return;
   Op* const found = Expecting({ready.boundary, ready.tag}, ready.peer);
   if (found == nullptr) return KeepUnmatched(ready, out);
   Op& op = *found;
@@ -237,7 +237,7 @@ void OpTable::OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out
     return Refuse(
         ready, "READY of tag " + std::to_string(ready.tag) + " posted before the peer joined", out);
   }
-  TakeReady(op, ready, out);
+  AcceptReady(op, ready, out);
   if (op.AllReady()) NoteComplete(op, now);
   if (op.Live()) Credit(op, ready, out);
   Advance(op, now, out);
@@ -248,9 +248,9 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     ++counters_->frames_stale;
     return;
   }
-  if (Muted(done)) return;
+  if (Lost(done.peer, done.attempt)) return;
   if (done.attempt > attempt_) return KeepEarly(done, out);
-  if (frozen_ || Torn(done)) return;
+  if (frozen_) return;
   const auto it = by_ordinal_.find(done.ordinal);
   if (it == by_ordinal_.end()) {
     if (done.ordinal && done.ordinal.value() < counters_->next_ordinal) {
@@ -260,11 +260,6 @@ void OpTable::OnDone(const PeerDone& done, Tick now, std::vector<Action>* out) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + ", which never was", out);
   }
   Op& op = *it->second;
-  if (op.announced && op.participants->CarrierOf(self_, done.peer) != CarrierOf(done)) {
-    return RefuseWay(CarrierOf(done),
-                     "DONE of " + ToString(done.peer) + " did not come by the way of the epoch",
-                     out);
-  }
   // A peer is done with what every participant announced, itself included, and once only.
   if (!op.announced || !op.readies.contains(done.peer) || op.dones.contains(done.peer)) {
     return Refuse(done, "DONE for " + ToString(done.ordinal) + " out of order", out);
@@ -283,12 +278,7 @@ OpTable::Op* OpTable::Expecting(const OpKey& key, PeerId peer) {
   return it != ops_.end() && expects(it->second) ? &it->second : nullptr;
 }
 
-void OpTable::TakeReady(Op& op, PeerReady ready, std::vector<Action>* out) {
-  if (op.participants->CarrierOf(self_, ready.peer) != CarrierOf(ready)) {
-    return RefuseWay(CarrierOf(ready),
-                     "READY of " + ToString(ready.peer) + " did not come by the way of the epoch",
-                     out);
-  }
+void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
   if (!op.lingers && lingering_.count(op.key) >= kLingeringMax) {
     return Refuse(
         ready, "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before", out);
@@ -323,7 +313,7 @@ void OpTable::OnComplete(const AttemptComplete& event, Tick now, std::vector<Act
   if (op.run != Run::kRunning || op.run_attempt != event.attempt) return;
   op.run = Run::kComplete;
   if (EndsAtOnce(op) && !op.result) {
-    op.result = OneShotResult{op.participants->epoch, op.participants->counting, event.result};
+    op.result = OneShotResult{op.participants->epoch, op.participants->contributing, event.result};
   }
   Advance(op, now, out);
 }
@@ -451,20 +441,19 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   if (op.lingers) {
     ready.result = op.result;
   } else {
-    ready.eager = IsEager(op.desc) && !op.local_mismatch;
+    ready.one_shot = IsOneShot(op.desc) && !op.local_mismatch;
     for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
-    ready.counts = CountsOf(op);
+    ready.contributes = ContributesOf(op);
   }
   for (const PeerId peer : op.participants->ring) {
     if (peer == self_) continue;
     ready.to = peer;
-    ready.via = op.participants->CarrierOf(self_, peer);
-    if (!lost_.contains(ready.via)) out->push_back(ready);
+    if (!Lost(peer, attempt_)) out->push_back(ready);
     const auto from = unmatched_.find(peer);
     if (from == unmatched_.end()) continue;
     const auto waiting = from->second.by_key.find(op.key);
     if (waiting == from->second.by_key.end()) continue;
-    TakeReady(op, std::move(waiting->second.front()), out);
+    AcceptReady(op, std::move(waiting->second.front()), out);
     waiting->second.pop_front();
     if (waiting->second.empty()) from->second.by_key.erase(waiting);
     if (--from->second.count == 0) unmatched_.erase(from);
@@ -474,19 +463,20 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
 
 std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   const Participants& participants = *op.participants;
-  if (participants.counting < op.desc.min_world) {
+  if (participants.contributing < op.desc.min_world) {
     return Outcome{Code::kTooFewMembers,
-                   Subject(op.key.tag) + " ended: " + std::to_string(participants.counting) +
+                   Subject(op.key.tag) + " ended: " + std::to_string(participants.contributing) +
                        " members take part, min_world asks for " +
                        std::to_string(op.desc.min_world) + "; the input is intact"};
   }
-  if (participants.counting == 0) {
-    return Outcome{Code::kTooFewMembers,
-                   Subject(op.key.tag) +
-                       " ended: all that are left joined in the background and do not count yet; "
-                       "they do from the next step boundary on; the input is intact"};
+  if (participants.contributing == 0) {
+    return Outcome{
+        Code::kTooFewMembers,
+        Subject(op.key.tag) +
+            " ended: all that are left are in the background and contribute nothing yet; "
+            "they do from the next step boundary on; the input is intact"};
   }
-  if (participants.gap && op.algorithm == Algorithm::kRing) {
+  if (participants.ring_blocked && op.algorithm == Algorithm::kRing) {
     return Outcome{Code::kAborted,
                    Subject(op.key.tag) +
                        " aborted: some of the peers that take part cannot reach each other, and no "
@@ -496,12 +486,12 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   return std::nullopt;
 }
 
-std::vector<bool> OpTable::CountsOf(const Op& op) {
-  std::vector<bool> counts;
+std::vector<bool> OpTable::ContributesOf(const Op& op) {
+  std::vector<bool> contributes;
   for (const LocalInput& input : op.inputs) {
-    counts.push_back(op.participants->Counts(input.member));
+    contributes.push_back(op.participants->Contributes(input.member));
   }
-  return counts;
+  return contributes;
 }
 
 void OpTable::Start(Op& op, std::vector<Action>* out) {
@@ -511,11 +501,11 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   start.attempt = attempt_;
   start.desc = op.desc;
   start.ring = op.participants->ring;
-  start.members = op.participants->counting;
+  start.members = op.participants->contributing;
   for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
-  start.counts = CountsOf(op);
+  start.contributes = ContributesOf(op);
   for (const PeerId peer : start.ring) {
-    start.ring_counts.push_back(op.participants->Counts(peer));
+    start.ring_contributes.push_back(op.participants->Contributes(peer));
   }
   start.algorithm = op.algorithm;
   if (op.result) {
@@ -534,7 +524,7 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
 }
 
 void OpTable::Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const {
-  if (op.Refused() || IsEager(op.desc)) return;
+  if (op.Refused() || IsOneShot(op.desc)) return;
   out->push_back(CreditAttempt{group_, op.ordinal, attempt_, ready.peer, ready.ordinal});
 }
 
@@ -545,10 +535,8 @@ void OpTable::Stop(Op& op, std::vector<Action>* out) {
 
 void OpTable::SendDones(const Op& op, std::vector<Action>* out) const {
   for (const PeerId peer : op.participants->ring) {
-    if (peer == self_) continue;
-    const PeerId via = op.participants->CarrierOf(self_, peer);
-    if (lost_.contains(via)) continue;
-    out->push_back(SendDone{group_, peer, via, op.readies.at(peer).ordinal, attempt_, op.Refused(),
+    if (peer == self_ || Lost(peer, attempt_)) continue;
+    out->push_back(SendDone{group_, peer, op.readies.at(peer).ordinal, attempt_, op.Refused(),
                             /*may_wait=*/op.lingers});
   }
 }
@@ -561,9 +549,8 @@ bool OpTable::CheckVerdicts(Op& op, std::vector<Action>* out) {
       continue;
     }
     good = false;
-    const PeerId carrier = op.participants->CarrierOf(self_, it->first);
-    Refuse(it->first, carrier == it->first ? PeerId() : carrier, attempt_,
-           "DONE for " + ToString(op.ordinal) + " with the wrong verdict", out);
+    Refuse(it->first, attempt_, "DONE for " + ToString(op.ordinal) + " with the wrong verdict",
+           out);
     it = op.dones.erase(it);
   }
   return good;
@@ -644,7 +631,7 @@ OpInfo OpTable::InfoOf(const Op& op) {
   OpInfo info;
   if (op.participants) {
     info.epoch = op.participants->epoch;
-    info.size = op.participants->counting;
+    info.size = op.participants->contributing;
   }
   if (op.result && !op.Refused()) {
     info.epoch = op.result->epoch;
@@ -710,7 +697,7 @@ bool OpTable::Stopping() const {
 // where what has been answered lingers, may be the op before another one of its name. All others
 // are redone, and naming the op at each peer would make long reports of many.
 bool OpTable::NeedsMatches(const Op& op) {
-  return op.done || op.desc.on_fault == OnFault::kAbort || IsEager(op.desc);
+  return op.done || op.desc.on_fault == OnFault::kAbort || IsOneShot(op.desc);
 }
 
 std::vector<control::OpReport> OpTable::Report() const {
@@ -801,19 +788,20 @@ void OpTable::Miss(const OpKey& key, const std::string& why, Tick now, std::vect
 }
 
 FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
-                           const std::vector<control::MissedOp>& missed, std::set<PeerId> lost,
-                           Tick now, std::vector<Action>* out) {
+                           const std::vector<control::MissedOp>& missed,
+                           const std::set<PeerId>& lost, Tick now, std::vector<Action>* out) {
   FateCounts counts;
   const EpochRecord& record = history_->current();
-  lost_ = std::move(lost);
-  if (record.attempt == attempt_) {
+  if (record.last_freeze == attempt_) {
+    Lose(lost);
     Expect({});
     AdvanceAll(now, out);
     return counts;
   }
-  attempt_ = record.attempt;
+  attempt_ = record.last_freeze;
   frozen_ = false;
-  std::erase_if(muted_, [this](const auto& entry) { return entry.second < attempt_; });
+  std::erase_if(lost_, [this](const auto& entry) { return entry.second != attempt_; });
+  Lose(lost);
   unmatched_.clear();
   std::map<OpOrdinal, control::Fate> by_ordinal;
   for (const control::OpFate& fate : fates) by_ordinal.emplace(fate.ordinal, fate.fate);
@@ -859,7 +847,6 @@ void OpTable::Reset() {
   missed_.clear();
   unmatched_.clear();
   lost_.clear();
-  muted_.clear();
   attempt_ = Epoch();
   frozen_ = false;
   // What the peers of a preparation in progress sent early stays.
@@ -949,7 +936,7 @@ void AddResult(const OneShotResult& result, Digester* digest) {
 void AddReady(const PeerReady& ready, Digester* digest) {
   digest->Add(ready.peer).Add(ready.ordinal).Add(ready.attempt).Add(ready.boundary);
   digest->Add(ready.tag).Add(ready.desc).Add(uint64_t{ready.local_mismatch}).Add(ready.payload);
-  digest->Add(ready.via).Add(uint64_t{ready.result.has_value()});
+  digest->Add(uint64_t{ready.result.has_value()});
   if (ready.result) AddResult(*ready.result, digest);
 }
 
@@ -1007,8 +994,7 @@ void OpTable::AddTo(Digester* digest) const {
       }
     }
   }
-  for (const PeerId peer : lost_) digest->Add(peer);
-  for (const auto& [peer, attempt] : muted_) digest->Add(peer).Add(attempt);
+  for (const auto& [peer, attempt] : lost_) digest->Add(peer).Add(attempt);
   for (const PeerId peer : expected_) digest->Add(peer);
 }
 

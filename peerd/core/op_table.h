@@ -82,6 +82,9 @@ class OpTable {
 
   // ---- local members. An epoch that has the member is committed. A post that cannot be taken is
   // answered at once.
+
+  // Not OK: a post of this op would be refused, with this answer.
+  Outcome MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const;
   void Post(const NewPost& post, Tick now, std::vector<Action>* out);
   // The member is out: its posts are answered with `outcome` once their attempts are stopped. A
   // post of an op that is done, and that other local members wait for too, shares the op's outcome.
@@ -96,8 +99,9 @@ class OpTable {
   // ---- other peers
   void OnReady(const PeerReady& ready, Tick now, std::vector<Action>* out);
   void OnDone(const PeerDone& done, Tick now, std::vector<Action>* out);
-  // No frame is sent to the peer until the next commit.
-  void Lose(PeerId peer) { lost_.insert(peer); }
+  // Frames to or from the peers may be missing: nothing is sent to them, and nothing of them taken,
+  // until the next attempt.
+  void Lose(const std::set<PeerId>& peers);
 
   // ---- the driver
   void OnComplete(const AttemptComplete& event, Tick now, std::vector<Action>* out);
@@ -112,11 +116,10 @@ class OpTable {
   // Announced and unsettled ops, by ordinal.
   std::vector<control::OpReport> Report() const;
   // The newest epoch of the history is in force. `fates` judge what was reported, if it freezes;
-  // `missed` are ops that others abort and this peer did not report; `lost` are peers whose link is
-  // gone again already.
+  // `missed` are ops that others abort and this peer did not report; `lost` are peers as in Lose().
   FateCounts Commit(const std::vector<control::OpFate>& fates,
-                    const std::vector<control::MissedOp>& missed, std::set<PeerId> lost, Tick now,
-                    std::vector<Action>* out);
+                    const std::vector<control::MissedOp>& missed, const std::set<PeerId>& lost,
+                    Tick now, std::vector<Action>* out);
   // An op that the newest freezing commit had judged redo has been answered.
   bool resumed() const { return resumed_; }
   // Frames are taken from peers of the newest epoch, and from these, which the next one may bring.
@@ -212,15 +215,14 @@ class OpTable {
   // Every local participant has posted.
   bool Gathered(const Op& op) const;
   void Announce(Op& op, Tick now, std::vector<Action>* out);
-  void TakeReady(Op& op, PeerReady ready, std::vector<Action>* out);
-  void TakeResult(Op& op, PeerReady* ready, std::vector<Action>* out);
+  void AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out);
   // The op that the peer means with its next READY of the name, if it is announced here.
   Op* Expecting(const OpKey& key, PeerId peer);
   // How the announced op has to end whatever the others offer; nothing if it can run.
   std::optional<Outcome> UnfitnessOf(const Op& op) const;
   void NoteComplete(Op& op, Tick now);
   // By input.
-  static std::vector<bool> CountsOf(const Op& op);
+  static std::vector<bool> ContributesOf(const Op& op);
   void Start(Op& op, std::vector<Action>* out);
   void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;
   void Stop(Op& op, std::vector<Action>* out);
@@ -255,34 +257,23 @@ class OpTable {
   // posted it are told, the others when they do.
   void Miss(const OpKey& key, const std::string& why, Tick now, std::vector<Action>* out);
   // Why the post ends at once, if its member missed the op.
-  std::optional<std::string> TakeMissed(const NewPost& post);
+  std::optional<std::string> SettleMissed(const NewPost& post);
 
   static void AddInput(const LocalInput& input, Digester* digest);
   static void AddOp(const Op& op, Digester* digest);
 
   bool Known(PeerId peer) const;
-  // The frame came on the link to `carrier`, which is not the way that it should have come.
-  void RefuseWay(PeerId carrier, const std::string& reason, std::vector<Action>* out);
-  // The peer said in this attempt what is against the protocol. `via`: who relayed it, or 0.
-  void Refuse(PeerId peer, PeerId via, Epoch attempt, const std::string& reason,
-              std::vector<Action>* out);
+  // What is said in the attempt does not reach the peer, or may have holes.
+  bool Lost(PeerId peer, Epoch attempt) const;
+  // The peer said in this attempt what is against the protocol. What it says next may build upon
+  // that, so it counts as lost.
+  void Refuse(PeerId peer, Epoch attempt, const std::string& reason, std::vector<Action>* out);
   template <class Frame>
   void Refuse(const Frame& frame, const std::string& reason, std::vector<Action>* out) {
-    Refuse(frame.peer, frame.via, frame.attempt, reason, out);
+    Refuse(frame.peer, frame.attempt, reason, out);
   }
   template <class Frame>
   void KeepEarly(const Frame& frame, std::vector<Action>* out);
-  // What was relayed before it may be lost with the relay's link: the next attempt begins anew.
-  template <class Frame>
-  bool Torn(const Frame& frame) const {
-    return frame.via && lost_.contains(frame.via);
-  }
-  // A frame before it was refused and its link could not be broken, as there is none.
-  template <class Frame>
-  bool Muted(const Frame& frame) const {
-    const auto it = muted_.find(frame.peer);
-    return frame.via && it != muted_.end() && frame.attempt <= it->second;
-  }
   void KeepUnmatched(const PeerReady& ready, std::vector<Action>* out);
 
   const GroupKey group_;
@@ -298,8 +289,7 @@ class OpTable {
   std::map<MemberId, std::map<OpKey, Missed>> missed_;
   std::map<PeerId, Unmatched> unmatched_;            // READYs of this attempt that no op has met
   std::map<PeerId, std::vector<EarlyFrame>> early_;  // of newer attempts, in order of arrival
-  std::set<PeerId> lost_;
-  std::map<PeerId, Epoch> muted_;  // nothing relayed is taken of them up to this attempt
+  std::map<PeerId, Epoch> lost_;                     // up to this attempt
   std::set<PeerId> expected_;
   Epoch attempt_;
   bool frozen_ = false;

@@ -77,7 +77,8 @@ class PeerCore::Impl {
   }
   MembersView GetMembers(LocalId local) const;
   std::optional<PostView> ViewPost(const LocalPost& post) const;
-  RelayCheck CheckRelay(const RelayedFrame& frame) const;
+  std::optional<PeerId> CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
+                                  PeerId to) const;
   Stats GetStats() const;
   void CheckInvariants() const;
   uint64_t Digest() const;
@@ -119,23 +120,23 @@ class PeerCore::Impl {
   void On(const TimePassed&) {}
 
   // ---- messages of the coordinator
-  void Take(const control::Welcome& message);
-  void Take(const control::JoinPending& message) { members_.Pending(message, &out_); }
-  void Take(const control::JoinRefused& message) { members_.Refused(message, &out_); }
-  void Take(const control::VoteResult& message);
-  void Take(const control::PrepareEpoch& message);
-  void Take(const control::CommitEpoch& message);
-  void Take(const control::AbortEpoch& message);
-  void Take(const control::Removed& message);
-  void Take(const control::PendingCount& message);
-  void Take(const control::Drain& message);
-  void Take(const control::SyncResult& message);
-  void Take(const control::StateAgreed& message);
+  void Handle(const control::Welcome& message);
+  void Handle(const control::JoinPending& message) { members_.Pending(message, &out_); }
+  void Handle(const control::JoinRefused& message) { members_.Refused(message, &out_); }
+  void Handle(const control::VoteResult& message);
+  void Handle(const control::PrepareEpoch& message);
+  void Handle(const control::CommitEpoch& message);
+  void Handle(const control::AbortEpoch& message);
+  void Handle(const control::Removed& message);
+  void Handle(const control::PendingCount& message);
+  void Handle(const control::Drain& message);
+  void Handle(const control::SyncResult& message);
+  void Handle(const control::StateAgreed& message);
 
   // Why the member, which is there, may not begin this sync.
   Outcome MaySync(LocalId local, const SyncRequest& request);
   // A member in the background has no reason to stay there. `request`: what it brings, or nullptr.
-  bool ReadyToCount(const LocalMember& local, const SyncRequest* request);
+  bool ReadyToContribute(const LocalMember& local, const SyncRequest* request);
   void BeginSync(const LocalMember& local, const SyncRequest& request, bool with_vote);
   void BeginBackground(const LocalMember& local, const SyncRequest& request);
   // Why this peer may not follow the coordinator; "" if it may.
@@ -145,12 +146,12 @@ class PeerCore::Impl {
   void Ignore(const char* what, const GroupKey& group);
   Group* FindGroup(const GroupKey& key);
   void BeginDrain(Tick deadline, const std::string& reason);
-  // The member does not count yet.
+  // The member is in the background.
   bool InBackground(const LocalMember& local);
   // It fetches what the group has agreed on.
   void Chase(const LocalMember& local);
   // The member is removed: its posts and its sync end.
-  void TakeOut(const LocalMember& local);
+  void PutOut(const LocalMember& local);
   void CloseFault(const GroupKey& key, Group& group, bool resumed);
 
   // ---- after each event: whatever has become possible or due
@@ -257,7 +258,7 @@ void PeerCore::Impl::On(const CoordinatorDown&) {
 
 void PeerCore::Impl::On(const FromCoordinator& event) {
   if (refused_) return;
-  std::visit([this](const auto& message) { Take(message); }, event.message);
+  std::visit([this](const auto& message) { Handle(message); }, event.message);
 }
 
 std::string PeerCore::Impl::ProblemWith(const control::Welcome& message) const {
@@ -272,7 +273,7 @@ std::string PeerCore::Impl::ProblemWith(const control::Welcome& message) const {
   return later || same ? "" : "a later start of a coordinator on its store is known here";
 }
 
-void PeerCore::Impl::Take(const control::Welcome& message) {
+void PeerCore::Impl::Handle(const control::Welcome& message) {
   if (const std::string problem = ProblemWith(message); !problem.empty()) {
     out_.push_back(LogLine{
         "coordinator refused coordinator=" + message.coordinator +
@@ -292,7 +293,7 @@ void PeerCore::Impl::Take(const control::Welcome& message) {
   if (coordinator_up_) beat_due_ = std::min(beat_due_, now_ + BeatUs());
 }
 
-void PeerCore::Impl::Take(const control::VoteResult& message) {
+void PeerCore::Impl::Handle(const control::VoteResult& message) {
   const Group* const group = FindGroup(message.group);
   if (group == nullptr) return;
   const LocalMember* const local = members_.Voted(message, group->current(), &out_);
@@ -301,7 +302,7 @@ void PeerCore::Impl::Take(const control::VoteResult& message) {
   Chase(*local);
 }
 
-void PeerCore::Impl::Take(const control::SyncResult& message) {
+void PeerCore::Impl::Handle(const control::SyncResult& message) {
   const LocalMember* const local = members_.Find(message.group, message.member);
   const Group* const group = FindGroup(message.group);
   if (local == nullptr || group == nullptr) return;
@@ -321,7 +322,7 @@ void PeerCore::Impl::Chase(const LocalMember& local) {
   syncs_.Chase(local.id, *group->agreed, group->current()->SourcesFor(local.member), &out_);
 }
 
-void PeerCore::Impl::Take(const control::StateAgreed& message) {
+void PeerCore::Impl::Handle(const control::StateAgreed& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("StateAgreed", message.group);
   group->agreed = message;
@@ -330,7 +331,7 @@ void PeerCore::Impl::Take(const control::StateAgreed& message) {
   }
 }
 
-void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
+void PeerCore::Impl::Handle(const control::PrepareEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("PrepareEpoch", message.group);
   if (group->current() != nullptr && members_.AllAdmittedRemoved(message.group)) {
@@ -347,14 +348,12 @@ void PeerCore::Impl::Take(const control::PrepareEpoch& message) {
   }
 }
 
-void PeerCore::Impl::Take(const control::CommitEpoch& message) {
+void PeerCore::Impl::Handle(const control::CommitEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("CommitEpoch", message.group);
   if (!group->epochs.Commit(message, now_, &out_)) return;
-  std::set<PeerId> lost;
-  for (const auto& [peer, why] : group->epochs.lost()) lost.insert(peer);
   const FateCounts fates =
-      group->ops.Commit(message.fates, message.missed, std::move(lost), now_, &out_);
+      group->ops.Commit(message.fates, message.missed, group->epochs.LostPeers(), now_, &out_);
   if (group->fault && group->fault->committed == Tick()) {
     group->fault->committed = now_;
     group->fault->epoch = message.epoch;
@@ -391,7 +390,7 @@ void PeerCore::Impl::CloseFault(const GroupKey& key, Group& group, bool resumed)
   out_.push_back(over);
 }
 
-void PeerCore::Impl::Take(const control::AbortEpoch& message) {
+void PeerCore::Impl::Handle(const control::AbortEpoch& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr) return Ignore("AbortEpoch", message.group);
   if (group->deferred && group->deferred->epoch == message.epoch) {
@@ -403,10 +402,10 @@ void PeerCore::Impl::Take(const control::AbortEpoch& message) {
   ForgetLinks();
 }
 
-void PeerCore::Impl::Take(const control::Removed& message) {
+void PeerCore::Impl::Handle(const control::Removed& message) {
   // Unknown: the answer to a Leave that was sent twice.
   const LocalMember* const local = members_.Removed(message, &out_);
-  if (local != nullptr) return TakeOut(*local);
+  if (local != nullptr) return PutOut(*local);
   // It asks again, and the number that it gets may be prepared under a number of old.
   Group* const group = FindGroup(message.group);
   if (group == nullptr || group->current() != nullptr) return;
@@ -416,7 +415,7 @@ void PeerCore::Impl::Take(const control::Removed& message) {
   ForgetLinks();
 }
 
-void PeerCore::Impl::TakeOut(const LocalMember& local) {
+void PeerCore::Impl::PutOut(const LocalMember& local) {
   const Outcome left{Code::kFailedPrecondition, "this member has left"};
   syncs_.Remove(local.id, local.removed->ok() ? left : *local.removed, &out_);
   Group* const group = FindGroup(local.group);
@@ -426,7 +425,7 @@ void PeerCore::Impl::TakeOut(const LocalMember& local) {
   group->ops.Evict(local.member, outcome, now_, &out_);
 }
 
-void PeerCore::Impl::Take(const control::PendingCount& message) {
+void PeerCore::Impl::Handle(const control::PendingCount& message) {
   Group* const group = FindGroup(message.group);
   if (group == nullptr || group->pending == message.count) return;
   group->pending = message.count;
@@ -434,7 +433,7 @@ void PeerCore::Impl::Take(const control::PendingCount& message) {
   members_.PendingChanged(message.group, *group->current(), group->pending, &out_);
 }
 
-void PeerCore::Impl::Take(const control::Drain& message) {
+void PeerCore::Impl::Handle(const control::Drain& message) {
   BeginDrain(now_ + Millis(config_.drain_timeout_ms), message.reason);
 }
 
@@ -459,7 +458,7 @@ void PeerCore::Impl::On(const LocalStep& event) {
   }
   const LocalMember& local = *members_.Find(event.local);
   const bool background = InBackground(local);
-  const bool ready = background && ReadyToCount(local, event.sync ? &*event.sync : nullptr);
+  const bool ready = background && ReadyToContribute(local, event.sync ? &*event.sync : nullptr);
   if (event.sync && background && !ready) {
     BeginBackground(local, *event.sync);
   } else if (event.sync) {
@@ -485,12 +484,12 @@ Outcome PeerCore::Impl::MaySync(LocalId local, const SyncRequest& request) {
   if (request.strategy == control::SyncStrategy::kSend && InBackground(*members_.Find(local))) {
     return {Code::kInvalidArgument,
             "this member joined in the background: it has to get the state of the others, and "
-            "cannot use send before it counts"};
+            "cannot use send before its input is in results"};
   }
-  return syncs_.MayBegin(local, request);
+  return syncs_.MayBegin(local);
 }
 
-bool PeerCore::Impl::ReadyToCount(const LocalMember& local, const SyncRequest* request) {
+bool PeerCore::Impl::ReadyToContribute(const LocalMember& local, const SyncRequest* request) {
   const Group& group = *FindGroup(local.group);
   const bool alone = group.current()->SourcesFor(local.member).empty();
   return alone || !group.agreed || syncs_.Ready(local.id, request, *group.agreed);
@@ -543,7 +542,7 @@ void PeerCore::Impl::On(const LinkDown& event) {
   for (const auto& [key, group] : groups_) {
     if (key.run != event.run) continue;
     group->epochs.LinkDown(event.peer, was_up, {event.reason, event.silent_ms}, &out_);
-    group->ops.Lose(event.peer);
+    group->ops.Lose(group->epochs.LostPeers());
   }
 }
 
@@ -597,7 +596,7 @@ void PeerCore::Impl::SweepDrain() {
     out_.push_back(LogLine{"draining without the coordinator: it cannot be reached"});
     for (const LocalMember* local :
          members_.RemoveAll("this peer stops, and no coordinator could be reached to leave")) {
-      TakeOut(*local);
+      PutOut(*local);
     }
   }
 }
@@ -649,7 +648,7 @@ void PeerCore::Impl::SweepGroups() {
       const std::set<PeerId> peers = epochs.LinkedPeers();
       out_.push_back(KeepLinks{key, committed, {peers.begin(), peers.end()}});
       closed = true;
-      if (group.deferred) Take(*std::exchange(group.deferred, std::nullopt));
+      if (group.deferred) Handle(*std::exchange(group.deferred, std::nullopt));
     }
     if (group.fault && group.fault->committed != Tick() && group.ops.resumed()) {
       CloseFault(key, group, /*resumed=*/true);
@@ -735,15 +734,18 @@ std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
   const LocalMember& local = *members_.Find(post.post.local);
   const Group& group = *groups_.at(local.group);
   if (group.current() == nullptr || group.current()->RankOf(local.member) < 0) return std::nullopt;
+  if (!group.ops.MayPost(post.post.local, post.tag, post.desc).ok()) return std::nullopt;
   PostView view;
   view.member = local.member;
   group.ops.ViewPost(local.boundary, post.tag, &view);
   return view;
 }
 
-RelayCheck PeerCore::Impl::CheckRelay(const RelayedFrame& frame) const {
-  const auto it = groups_.find(frame.group);
-  return it == groups_.end() ? RelayCheck::kStale : it->second->epochs.CheckRelay(frame);
+std::optional<PeerId> PeerCore::Impl::CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
+                                                PeerId to) const {
+  const auto it = groups_.find(group);
+  if (it == groups_.end()) return std::nullopt;
+  return it->second->epochs.CarrierOf(attempt, from, to);
 }
 
 PeerCore::Stats PeerCore::Impl::GetStats() const {
@@ -859,8 +861,9 @@ PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->
 std::optional<PostView> PeerCore::ViewPost(const LocalPost& post) const {
   return impl_->ViewPost(post);
 }
-RelayCheck PeerCore::CheckRelay(const RelayedFrame& frame) const {
-  return impl_->CheckRelay(frame);
+std::optional<PeerId> PeerCore::CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
+                                          PeerId to) const {
+  return impl_->CarrierOf(group, attempt, from, to);
 }
 PeerCore::Stats PeerCore::GetStats() const { return impl_->GetStats(); }
 void PeerCore::CheckInvariants() const { impl_->CheckInvariants(); }

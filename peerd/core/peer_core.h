@@ -12,7 +12,7 @@
 //   any of these --(PrepareEpoch that freezes)--> frozen: attempt stopped unless done, reported
 //   frozen --(CommitEpoch)--> settled (commit, abort) or announced again (redo, next attempt)
 //
-// An op of at most LH_EAGER_BYTES_MAX bytes carries its input in the READY and has no segments.
+// An op of at most LH_ONE_SHOT_BYTES_MAX bytes carries its input in the READY and has no segments.
 // Which way the others go: algorithm.h.
 //
 // Syncs of shared state: local_syncs.h. The driver hashes states and moves their chunks.
@@ -28,7 +28,6 @@
 #include "base/tick.h"
 #include "peerd/core/actions.h"
 #include "peerd/core/events.h"
-#include "peerd/core/relay.h"
 #include "peerd/core/values.h"
 #include "proto/control/messages.h"
 
@@ -66,11 +65,14 @@ class PeerCore {
   };
   MembersView GetMembers(LocalId local) const;
 
-  // Of a post that the core is about to hear of. Nothing if the member may not post.
+  // Of a post that the core is about to hear of. Nothing if the core will refuse it.
   std::optional<PostView> ViewPost(const LocalPost& post) const;
 
-  // Of a frame that this peer is to pass on, or to take as the origin's.
-  RelayCheck CheckRelay(const RelayedFrame& frame) const;
+  // Who takes a frame of the attempt from one peer of the group to another one: `to` itself, or the
+  // third one that carries between two that have no link. It stays the same in an attempt. nullopt:
+  // the attempt is over here, or one of the two is no peer of it.
+  std::optional<PeerId> CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
+                                  PeerId to) const;
 
   // Counts for metrics and the heartbeat.
   struct Stats {

@@ -482,14 +482,42 @@ TEST_F(PeerCoreTest, ADeathInOneGroupLeavesTheOpsOfAnotherAlone) {
   EXPECT_EQ(Get<SendReady>(Post(1, 8, Large())).size(), 1u);
 }
 
-TEST_F(PeerCoreTest, RelaysForNobodyInAGroupThatIsNoneAndForNoPairThatHasALink) {
-  const auto check = [this](const GroupKey& group) {
-    return core_.CheckRelay({group, PeerId(2), PeerId(1), PeerId(2), Epoch()});
+TEST_F(PeerCoreTest, NobodyCarriesInAGroupThatIsNoneAndForAPairThatHasALink) {
+  const auto carrier = [this](const GroupKey& group) {
+    return core_.CarrierOf(group, Epoch(), PeerId(1), PeerId(2));
   };
-  EXPECT_EQ(check(kGroup), RelayCheck::kStale);
+  EXPECT_EQ(carrier(kGroup), std::nullopt);
   EnterTwo();
-  EXPECT_EQ(check({"run", 1}), RelayCheck::kStale);
-  EXPECT_EQ(check(kGroup), RelayCheck::kRefuse);
+  EXPECT_EQ(carrier({"run", 1}), std::nullopt);
+  EXPECT_EQ(carrier(kGroup), PeerId(2));
+}
+
+// Ring 1, 2, 3, 4: peers 1 and 3 have no link, and 2 carries for them.
+TEST_F(PeerCoreTest, WhoIsReachedThroughALostRelayIsLostWithIt) {
+  Give(CoordinatorUp{});
+  Join(1);
+  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
+  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  Say(prepare);
+  Up(2);
+  Up(4);
+  Say(control::CommitEpoch{kGroup, Epoch(1), {}});
+  const auto told = [this] {
+    std::vector<PeerId> peers;
+    for (const SendReady& ready : Get<SendReady>(out_)) peers.push_back(ready.to);
+    return peers;
+  };
+  Post(1, 7, Large());
+  EXPECT_EQ(told(), (std::vector<PeerId>{PeerId(2), PeerId(3), PeerId(4)}));
+  // A link that another group has to peer 3 is none of this one's business.
+  Down(3);
+  EXPECT_EQ(Get<CreditAttempt>(Ready(3, 7, Large())).size(), 1u);
+  Down(2);
+  Post(1, 8, Large());
+  EXPECT_EQ(told(), std::vector<PeerId>{PeerId(4)});
+  // The READY before it may have gone down with the relay's link.
+  EXPECT_TRUE(Get<CreditAttempt>(Ready(3, 8, Large())).empty());
+  EXPECT_EQ(Get<CreditAttempt>(Ready(4, 8, Large())).size(), 1u);
 }
 
 TEST_F(PeerCoreTest, ALinkThatWasNeverUpFailsTheEpochAfterItsDeadline) {
@@ -625,8 +653,8 @@ TEST_F(PeerCoreTest, APreparationThatWaitedForThatMayBeAborted) {
 TEST_F(PeerCoreTest, AFrameAgainstTheProtocolBreaksTheLink) {
   EnterTwo();
   EXPECT_EQ(
-      Get<BreakLink>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(5), Epoch(), false})).at(0).run,
-      "run");
+      Get<BreakLink>(Give(PeerDone{kGroup, PeerId(2), OpOrdinal(5), Epoch(), false})).at(0).group,
+      kGroup);
   EXPECT_EQ(core_.GetStats().frames_refused, 1u);
 }
 
@@ -642,16 +670,16 @@ TEST_F(PeerCoreTest, AStepWithAStateIsOneVoteAndReturnsWhenBothAnswersAreIn) {
   EXPECT_TRUE(Passed(1).empty());
   EXPECT_TRUE(Passed(1).empty()) << "said again";
   Result(1, SyncAction::kEnd, 5);
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0), (SyncEnded{LocalId(1), {}, 4, {5, 0}}));
+  EXPECT_EQ(Get<SyncDone>(out_).at(0), (SyncDone{LocalId(1), {}, 4, {5, 0}}));
   EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok());
-  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+  EXPECT_LT(Index<SyncDone>(), Index<StepDone>());
 }
 
 TEST_F(PeerCoreTest, AStepReturnsWithItsVoteWhenItsSyncWasAnsweredBefore) {
   EnterTwo();
   Step(1, 5);
   Refuse(1, {Code::kStateMismatch, "no"});
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kStateMismatch);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kStateMismatch);
   EXPECT_TRUE(Get<StepDone>(out_).empty());
   EXPECT_TRUE(Get<StepDone>(Passed(1)).at(0).outcome.ok());
 }
@@ -686,14 +714,14 @@ TEST_F(PeerCoreTest, ASyncOutsideAStepIsAnsweredByItself) {
   EXPECT_EQ(Get<ServeState>(out_).size(), 1u);
   Result(1, SyncAction::kEnd, 5);
   EXPECT_EQ(Get<EndServe>(out_).size(), 1u);
-  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  EXPECT_EQ(Get<SyncDone>(out_).size(), 1u);
   EXPECT_TRUE(Get<StepDone>(out_).empty());
 }
 
 TEST_F(PeerCoreTest, AFetchedStateIsReportedAndServed) {
   FetchInStep();
   Transferred(1);
-  const auto done = Sent<control::SyncDone>(out_);
+  const auto done = Sent<control::FetchDone>(out_);
   ASSERT_EQ(done.size(), 1u);
   EXPECT_EQ(done[0].state, (Hash128{5, 0}));
   EXPECT_EQ(done[0].sources, std::vector<MemberId>{MemberId(2)});
@@ -703,12 +731,12 @@ TEST_F(PeerCoreTest, AFetchedStateIsReportedAndServed) {
 
 TEST_F(PeerCoreTest, SyncsOutOfPlaceSayWhy) {
   Give(CoordinatorUp{});
-  const auto refused = [this] { return Get<SyncEnded>(out_).at(0).outcome.code; };
+  const auto refused = [this] { return Get<SyncDone>(out_).at(0).outcome.code; };
   Sync(1, 5);
   EXPECT_EQ(refused(), Code::kEvicted) << "nobody";
   Step(1, 5);
   EXPECT_EQ(refused(), Code::kEvicted);
-  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+  EXPECT_LT(Index<SyncDone>(), Index<StepDone>());
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
   Join(1);
   Sync(1, 5);
@@ -725,21 +753,17 @@ TEST_F(PeerCoreTest, SyncsOutOfPlaceSayWhy) {
   Result(1, SyncAction::kEnd, 5);
   Give(LocalStep{LocalId(1)});
   Sync(1, 5);
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.text,
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.text,
             "this member stands at a step boundary: sync with the step, or after it");
 }
 
-TEST_F(PeerCoreTest, AStepThatWouldSendATornStateIsRefusedAsAWhole) {
+TEST_F(PeerCoreTest, AStepWhoseSyncFailedIsPassedAllTheSame) {
   FetchInStep();
   Transferred(1, {Code::kUnavailable, "nobody has it"});
   Refuse(1, {Code::kAborted, "sync again"});
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
-  EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok()) << "the boundary is passed all the same";
-  Give(LocalStep{LocalId(1), State(7, SyncStrategy::kSend)});
-  EXPECT_TRUE(Sent<control::Vote>(out_).empty());
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
-  EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
-  EXPECT_FALSE(Sent<control::Vote>(Step(1, 7)).at(0).sync->complete);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kAborted);
+  EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok()) << "the boundary is passed";
+  EXPECT_TRUE(Sent<control::Vote>(Step(1, 7)).at(0).sync->complete);
 }
 
 TEST_F(PeerCoreTest, AnOfferIsSaidAgainWithItsVoteAndThenByItself) {
@@ -775,10 +799,9 @@ TEST_F(PeerCoreTest, AnEvictedMemberIsGoneWhenNothingWritesToItsTensors) {
   EXPECT_EQ(Get<StopTransfer>(out_).size(), 1u);
   EXPECT_TRUE(Get<MemberGone>(out_).empty());
   Transferred(1, {Code::kAborted, "stopped"});
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).torn);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kEvicted);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
-  EXPECT_LT(Index<SyncEnded>(), Index<StepDone>());
+  EXPECT_LT(Index<SyncDone>(), Index<StepDone>());
   EXPECT_LT(Index<StepDone>(), Index<MemberGone>());
   EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
 }
@@ -799,7 +822,7 @@ TEST_F(PeerCoreTest, ALeaverDoesNotWaitForItsSync) {
   EXPECT_EQ(Sent<control::Leave>(Give(LocalLeave{LocalId(1)})).size(), 1u);
   Transferred(1);
   EXPECT_TRUE(Get<StepDone>(Result(1, SyncAction::kEnd, 5)).empty()) << "it is on its way out";
-  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  EXPECT_EQ(Get<SyncDone>(out_).size(), 1u);
   Removed(1, Removal::kLeft);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kFailedPrecondition);
   EXPECT_EQ(Get<LeaveDone>(out_).size(), 1u);
@@ -812,7 +835,7 @@ TEST_F(PeerCoreTest, ADeadTrainersTransferStopsWhenItIsOut) {
   EXPECT_TRUE(Sent<control::Leave>(Give(LocalDied{LocalId(1), "killed"})).at(0).died);
   EXPECT_EQ(Get<StopTransfer>(Removed(1, Removal::kDied)).size(), 1u);
   Transferred(1, {Code::kAborted, "stopped"});
-  EXPECT_EQ(Get<SyncEnded>(out_).size(), 1u);
+  EXPECT_EQ(Get<SyncDone>(out_).size(), 1u);
   EXPECT_EQ(Get<MemberGone>(out_).size(), 1u);
 }
 
@@ -823,7 +846,7 @@ TEST_F(PeerCoreTest, AnOfferThatIsMadeWhileDrainingEndsWithTheMember) {
   EXPECT_TRUE(Sent<control::Vote>(out_).empty());
   EXPECT_EQ(Sent<control::Leave>(out_).size(), 1u);
   Removed(1, Removal::kLeft);
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kEvicted);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
   EXPECT_EQ(Get<Drained>(out_).size(), 1u);
 }
@@ -834,14 +857,14 @@ TEST_F(PeerCoreTest, TheDifferenceOfManifestsIsWaitedForNoLongerThanDetectMs) {
   Sync(1, 5);
   Refuse(1, {Code::kStateMismatch, "differs"}, {{MemberId(2), PeerId(2)}});
   EXPECT_EQ(Get<CompareManifest>(out_).size(), 1u);
-  EXPECT_TRUE(Get<SyncEnded>(out_).empty());
+  EXPECT_TRUE(Get<SyncDone>(out_).empty());
   const Tick due = now_ + Millis(300);
   while (now_ < due) {
     EXPECT_LE(core_.NextDeadline(), due);
     now_ = core_.NextDeadline();
     Give(TimePassed{});
   }
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.text, "differs");
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.text, "differs");
   EXPECT_TRUE(Give(ManifestCompared{LocalId(1), "late"}).empty());
 }
 
@@ -958,23 +981,23 @@ TEST_F(PeerCoreTest, ACoreCanBeMoved) {
 
 class BackgroundCoreTest : public PeerCoreTest {
  protected:
-  // Members 2 and 3 at their peers count; member 1 here joins in the background.
+  // Members 2 and 3 at their peers contribute; member 1 here joins in the background.
   void Enter() {
     Give(CoordinatorUp{});
     Give(LocalJoin{LocalId(1), kGroup, "t", "", 0, 0, true});
     EXPECT_TRUE(Sent<control::Join>(out_).at(0).background);
     Say(control::JoinPending{1, kGroup, MemberId(1)});
-    Say(MakePrepare(2, 0, 2, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, control::kCountsNotYet}}));
+    Say(MakePrepare(2, 0, 2, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, control::kInBackground}}));
     Up(2);
     Up(3);
     Commit(2);
     ASSERT_TRUE(Get<JoinDone>(out_).at(0).outcome.ok());
-    EXPECT_FALSE(Get<JoinDone>(out_).at(0).world.counts);
+    EXPECT_TRUE(Get<JoinDone>(out_).at(0).world.background);
   }
   Actions& Agreed(uint64_t revision) {
     return Say(control::StateAgreed{kGroup, revision, {1, 1}, {100 + revision, 0}});
   }
-  // It counts from epoch 3 on.
+  // It contributes from epoch 3 on.
   void Raise() {
     Say(MakePrepare(3, 2, 3, 0, {{2, 2, 1}, {3, 3, 1}, {1, 1, 2, Epoch(3)}}));
     Up(2);
@@ -996,7 +1019,7 @@ TEST_F(BackgroundCoreTest, ItsStepIsAVoteWithoutAnOfferAndTheFetchBeginsBehindIt
   ASSERT_EQ(Sent<control::Vote>(out_).size(), 1u);
   EXPECT_FALSE(Sent<control::Vote>(out_)[0].sync.has_value());
   EXPECT_FALSE(Sent<control::Vote>(out_)[0].ready);
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).background);
+  EXPECT_TRUE(Get<SyncDone>(out_).at(0).background);
   Passed(1, 1, 2);
   EXPECT_TRUE(Get<StepDone>(out_).at(0).outcome.ok());
   const StartTransfer start = Get<StartTransfer>(out_).at(0);
@@ -1010,7 +1033,7 @@ TEST_F(BackgroundCoreTest, ASyncAloneBeginsToFetchAtOnceAndFollowsEachCommit) {
   Enter();
   Agreed(3);
   Sync(1, 7);
-  EXPECT_TRUE(Get<SyncEnded>(out_).at(0).background);
+  EXPECT_TRUE(Get<SyncDone>(out_).at(0).background);
   EXPECT_EQ(Get<StartTransfer>(out_).size(), 1u);
   EXPECT_EQ(Get<StopTransfer>(Agreed(4)).size(), 1u);
   Give(TransferEnded{LocalId(1), {Code::kAborted, "stopped"}});
@@ -1031,15 +1054,15 @@ TEST_F(BackgroundCoreTest, TheStepThatIsReadyCarriesAnOfferAndIsInTheSyncOfItsBo
   Raise();
   EXPECT_TRUE(Get<StepDone>(out_).empty());
   Result(1, SyncAction::kEnd, 8);
-  EXPECT_FALSE(Get<SyncEnded>(out_).at(0).background);
-  EXPECT_TRUE(Get<StepDone>(out_).at(0).world.counts);
+  EXPECT_FALSE(Get<SyncDone>(out_).at(0).background);
+  EXPECT_FALSE(Get<StepDone>(out_).at(0).world.background);
 }
 
-TEST_F(BackgroundCoreTest, ItCannotSendBeforeItCounts) {
+TEST_F(BackgroundCoreTest, ItCannotSendBeforeItContributes) {
   Enter();
   Agreed(3);
   Give(LocalStep{LocalId(1), State(7, SyncStrategy::kSend)});
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kInvalidArgument);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kInvalidArgument);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kInvalidArgument);
   EXPECT_TRUE(Sent<control::Vote>(out_).empty());
 }
@@ -1062,10 +1085,10 @@ TEST_F(BackgroundCoreTest, WhereNothingWasAgreedOnItIsReadyAtItsFirstBoundary) {
   EXPECT_TRUE(Sent<control::Vote>(out_).at(0).ready);
 }
 
-TEST_F(BackgroundCoreTest, WhereNobodyElseCountsItIsReady) {
+TEST_F(BackgroundCoreTest, WhereNobodyElseContributesItIsReady) {
   Enter();
   Agreed(3);
-  Say(MakePrepare(3, 2, 2, 3, {{1, 1, 2, control::kCountsNotYet}}));
+  Say(MakePrepare(3, 2, 2, 3, {{1, 1, 2, control::kInBackground}}));
   Commit(3);
   Give(LocalStep{LocalId(1)});
   EXPECT_TRUE(Sent<control::Vote>(out_).at(0).ready);
@@ -1075,7 +1098,7 @@ TEST_F(BackgroundCoreTest, AnEpochInTheMiddleNamesTheSourcesThatAreLeft) {
   Enter();
   Agreed(3);
   Sync(1, 7);
-  Say(MakePrepare(3, 2, 2, 3, {{3, 3, 1}, {1, 1, 2, control::kCountsNotYet}}));
+  Say(MakePrepare(3, 2, 2, 3, {{3, 3, 1}, {1, 1, 2, control::kInBackground}}));
   Up(3);
   Commit(3);
   EXPECT_EQ(Get<ChangeSources>(out_).at(0).sources,
@@ -1102,8 +1125,8 @@ TEST_F(BackgroundCoreTest, ACallBetweenRemovalAndEndIsNotToldThatItsTensorsAreFr
   Removed(1, Removal::kEvicted);
   EXPECT_EQ(Get<StopTransfer>(out_).size(), 1u);
   Bring(7, 0);
-  EXPECT_EQ(Get<SyncEnded>(out_).at(0).outcome.code, Code::kEvicted);
-  EXPECT_TRUE(Get<SyncEnded>(out_)[0].background);
+  EXPECT_EQ(Get<SyncDone>(out_).at(0).outcome.code, Code::kEvicted);
+  EXPECT_TRUE(Get<SyncDone>(out_)[0].background);
   EXPECT_EQ(Get<StepDone>(out_).at(0).outcome.code, Code::kEvicted);
   EXPECT_TRUE(Get<MemberGone>(out_).empty());
   Give(TransferEnded{LocalId(1), {Code::kAborted, "stopped"}});
@@ -1113,7 +1136,7 @@ TEST_F(BackgroundCoreTest, ACallBetweenRemovalAndEndIsNotToldThatItsTensorsAreFr
 TEST_F(BackgroundCoreTest, HoldersServeOnBehindTheCommitWhileSomebodyFetches) {
   Give(CoordinatorUp{});
   Join(1);
-  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1, control::kCountsNotYet}}));
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1, control::kInBackground}}));
   Up(2);
   Commit(1);
   Sync(1, 5);

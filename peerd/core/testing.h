@@ -43,25 +43,25 @@ struct At {
   uint64_t member;
   uint64_t peer;
   uint64_t joined;
-  Epoch counts = Epoch();
+  Epoch background_until = Epoch();
 };
 
 // Ranks and ring in the order given.
 inline control::PrepareEpoch MakePrepare(uint64_t epoch, uint64_t base, uint64_t boundary,
-                                         uint64_t attempt, const std::vector<At>& members) {
+                                         uint64_t last_freeze, const std::vector<At>& members) {
   control::PrepareEpoch prepare;
   prepare.group = kGroup;
   prepare.epoch = Epoch(epoch);
   prepare.base = Epoch(base);
   prepare.boundary = Epoch(boundary);
-  prepare.attempt = Epoch(attempt);
-  prepare.freeze = attempt == epoch;
+  prepare.last_freeze = Epoch(last_freeze);
+  prepare.freeze = last_freeze == epoch;
   prepare.token = "token" + std::to_string(epoch);
   prepare.cause = "test";
   prepare.preparation = 1000 + epoch;
   for (const At& at : members) {
     prepare.members.push_back(
-        {MemberId(at.member), PeerId(at.peer), Epoch(at.joined), "n", at.counts});
+        {MemberId(at.member), PeerId(at.peer), Epoch(at.joined), "n", at.background_until});
     bool known = false;
     for (const auto& peer : prepare.peers) known = known || peer.peer == PeerId(at.peer);
     if (!known) prepare.peers.push_back({PeerId(at.peer), {"h:1"}, 0});
@@ -78,12 +78,12 @@ inline OpDesc Desc(uint64_t count, DType dtype = DType::kFloat32,
   return desc;
 }
 
-// Beyond the eager limit, and large enough for a ring.
+// Beyond the one-shot limit, and large enough for a ring.
 inline OpDesc Large() { return Desc(32 << 20); }
 inline OpDesc Small() { return Desc(4); }
 
 inline std::string PayloadOf(const OpDesc& desc) {
-  return IsEager(desc) ? std::string(desc.bytes(), 'x') : "";
+  return IsOneShot(desc) ? std::string(desc.bytes(), 'x') : "";
 }
 
 }  // namespace longhaul::peerd

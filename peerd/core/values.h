@@ -25,7 +25,7 @@ struct World {
   uint32_t rank = 0;
   uint32_t size = 0;
   uint32_t pending = 0;
-  bool counts = true;  // false: this member is in the background
+  bool background = false;  // its input is not in results yet
   friend bool operator==(const World&, const World&) = default;
 };
 
@@ -67,25 +67,11 @@ struct SyncRequest {
   uint64_t revision = 0;
   Hash128 manifest;
   Hash128 state;
-  // The trainer has written all of it since its last sync, from a checkpoint for instance: whatever
-  // broke off then, it is whole.
-  bool restored = false;
   // It is what the peer kept of a former member of the name, at the revision that it had then.
   bool kept = false;
-  // It holds nothing of use: a copy of kept bits into it broke off, or a transfer, for a former
-  // member of its trainer for instance.
-  bool torn = false;
   // Some of its tensors may be unequal.
   bool unequal = false;
-  // A transfer in the background writes to it: `state` says nothing.
-  bool fetching = false;
   friend bool operator==(const SyncRequest&, const SyncRequest&) = default;
-};
-
-// A state that the peer kept for a member.
-struct PutBack {
-  uint64_t revision = 0;
-  Hash128 state;
 };
 
 }  // namespace longhaul::peerd

@@ -85,7 +85,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   absl::Status Run() override;
 
  private:
-  void TakeInbox();
+  void HandleInbox();
   void WatchSignals();
   void OnSignal();
   void PublishMetrics();
@@ -210,7 +210,7 @@ absl::Status DaemonImpl::Open() {
 absl::Status DaemonImpl::Run() {
   WatchSignals();
   while (signals_ < 2) {
-    TakeInbox();
+    HandleInbox();
     const bool watch = ring_->Now() >= watch_due_;
     if (watch) WatchLinks();
     engine_->Turn();
@@ -231,7 +231,7 @@ absl::Status DaemonImpl::Run() {
   return absl::OkStatus();
 }
 
-void DaemonImpl::TakeInbox() {
+void DaemonImpl::HandleInbox() {
   for (ControlInbox::Mail& mail : inbox_.TakeAll()) {
     if (std::holds_alternative<StreamBegan>(mail)) {
       engine_->OnStreamUp();
@@ -281,7 +281,7 @@ void DaemonImpl::WatchLinks() {
   for (const auto& [group, traffic] : ops_->Traffic()) {
     engine_->core().SetBytes(group, traffic.bytes_sent, traffic.bytes_received);
   }
-  for (const LinkDelivery& seen : transport_->TakeDeliveries()) {
+  for (const LinkDelivery& seen : transport_->PopDeliveries()) {
     link_watch_.Add(
         seen.link.peer,
         {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us, seen.lanes_growing}, now);
@@ -296,12 +296,12 @@ void DaemonImpl::WatchLinks() {
   peers.reserve(links.size());
   for (const LinkStats& link : links) peers.push_back(link.link.peer);
   link_watch_.Keep(peers);
-  const control::LinkReport report = link_watch_.TakeReport(now);
+  const control::LinkReport report = link_watch_.PopReport(now);
   if (!report.links.empty()) control_->Send(report);
 }
 
 void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
-  if (const std::optional<LinkProbe> probe = transport_->TakeProbe()) {
+  if (const std::optional<LinkProbe> probe = transport_->PopProbe()) {
     probe_plan_.Ended(probe->begun, probe->ended);
     if (probe->error.empty()) {
       const auto link = std::find_if(stats.begin(), stats.end(), [&](const LinkStats& link) {
@@ -340,7 +340,7 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
 }
 
 void DaemonImpl::PublishMetrics() {
-  for (const int64_t us : states_->TakeHashTimes()) metrics_->ObserveStateHash(us);
+  for (const int64_t us : states_->PopHashTimes()) metrics_->ObserveStateHash(us);
   PeerSnapshot snapshot;
   snapshot.core = engine_->core().GetStats();
   snapshot.transport = transport_->GetStats();

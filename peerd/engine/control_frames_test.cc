@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <set>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,25 +16,23 @@ constexpr PeerId kC(3);
 constexpr PeerId kStranger(9);
 const GroupKey kGroup{"run", 7};
 
-SendReady Ready(PeerId via) {
+SendReady Ready() {
   SendReady action;
   action.group = kGroup;
   action.to = kC;
-  action.via = via;
   action.ordinal = OpOrdinal(11);
   action.attempt = Epoch(4);
   action.boundary = Epoch(3);
   action.tag = 5;
   action.desc.count = 2;
-  action.eager = true;
+  action.one_shot = true;
   return action;
 }
 
-SendDone Done(PeerId via) {
+SendDone Done() {
   SendDone action;
   action.group = kGroup;
   action.to = kC;
-  action.via = via;
   action.ordinal = OpOrdinal(12);
   action.attempt = Epoch(4);
   action.refused = true;
@@ -42,21 +40,25 @@ SendDone Done(PeerId via) {
 }
 
 // A and C have no link, and the relayer is between them.
-RelayCheck Check(const RelayedFrame& frame) {
-  for (const PeerId peer : {frame.origin, frame.relay, frame.destination}) {
-    if (frame.group != kGroup || peer == kStranger) return RelayCheck::kStale;
-  }
-  EXPECT_EQ(frame.attempt, Epoch(4));
-  const bool right = frame.relay == kRelayer && frame.origin == kA && frame.destination == kC;
-  return right ? RelayCheck::kTake : RelayCheck::kRefuse;
+std::optional<PeerId> Between(const GroupKey& group, Epoch attempt, PeerId from, PeerId to) {
+  if (group != kGroup || from == kStranger || to == kStranger) return std::nullopt;
+  EXPECT_EQ(attempt, Epoch(4));
+  return std::pair(from, to) == std::pair(kA, kC) ? kRelayer : to;
 }
 
+// All have links.
+std::optional<PeerId> Straight(const GroupKey&, Epoch, PeerId, PeerId to) { return to; }
+
+// Nothing is known of the group or the attempt.
+std::optional<PeerId> Nobody(const GroupKey&, Epoch, PeerId, PeerId) { return std::nullopt; }
+
 // The frame, sent by `from`, as `self` takes it.
-absl::StatusOr<TakenFrame> Take(PeerId from, PeerId self, const ControlFrame& frame) {
+absl::StatusOr<TakenFrame> Take(PeerId from, PeerId self, const ControlFrame& frame,
+                                const Carriers& carriers = Between) {
   // As it crosses the lane.
   const auto header = ParseFrameHeader(Encode(frame.header), LaneKind::kControl);
   if (!header.ok()) return header.status();
-  return TakeFrame({frame.link.run, from}, *header, frame.bytes(), self, Check);
+  return TakeFrame({frame.link.run, from}, *header, frame.bytes(), self, carriers);
 }
 
 std::string Refusal(PeerId from, PeerId self, const ControlFrame& frame) {
@@ -68,33 +70,31 @@ bool Stale(PeerId from, PeerId self, const ControlFrame& frame) {
   return taken.ok() && std::holds_alternative<StaleFrame>(*taken);
 }
 
-void ExpectReady(const TakenFrame& taken, PeerId via) {
+void ExpectReady(const TakenFrame& taken) {
   const auto* const ready = std::get_if<PeerReady>(&taken);
   ASSERT_NE(ready, nullptr);
   EXPECT_EQ(ready->group, kGroup);
   EXPECT_EQ(ready->peer, kA);
-  EXPECT_EQ(ready->via, via);
   EXPECT_EQ(ready->ordinal, OpOrdinal(11));
   EXPECT_EQ(ready->attempt, Epoch(4));
   EXPECT_EQ(ready->boundary, Epoch(3));
   EXPECT_EQ(ready->tag, 5u);
-  EXPECT_EQ(ready->desc, Ready(kC).desc);
+  EXPECT_EQ(ready->desc, Ready().desc);
   EXPECT_EQ(ready->payload, "12345678");
 }
 
-void ExpectDone(const TakenFrame& taken, PeerId via) {
+void ExpectDone(const TakenFrame& taken) {
   const auto* const done = std::get_if<PeerDone>(&taken);
   ASSERT_NE(done, nullptr);
   EXPECT_EQ(done->group, kGroup);
   EXPECT_EQ(done->peer, kA);
-  EXPECT_EQ(done->via, via);
   EXPECT_EQ(done->ordinal, OpOrdinal(12));
   EXPECT_EQ(done->attempt, Epoch(4));
   EXPECT_TRUE(done->refused);
 }
 
 // What A says to C through the relay, as it leaves A.
-ControlFrame Relayed() { return FrameOf(Ready(kRelayer), kA, "12345678"); }
+ControlFrame Relayed() { return FrameOf(Ready(), kA, Between, "12345678"); }
 
 // With another body, of the same payload.
 ControlFrame Altered(RelayBody body) {
@@ -106,20 +106,33 @@ ControlFrame Altered(RelayBody body) {
 RelayBody Body() { return *ParseRelayBody(Relayed().bytes()); }
 
 TEST(ControlFrames, GoStraightWhereThereIsALink) {
-  const ControlFrame ready = FrameOf(Ready(kC), kA, "12345678");
+  const ControlFrame ready = FrameOf(Ready(), kA, Straight, "12345678");
   EXPECT_EQ(ready.link, (LinkKey{"run", kC}));
   EXPECT_EQ(ready.header.type, FrameType::kReady);
-  ExpectReady(*Take(kA, kC, ready), PeerId());
-  const ControlFrame done = FrameOf(Done(kC), kA);
+  ExpectReady(*Take(kA, kC, ready, Straight));
+  const ControlFrame done = FrameOf(Done(), kA, Straight);
   EXPECT_EQ(done.link, (LinkKey{"run", kC}));
-  ExpectDone(*Take(kA, kC, done), PeerId());
+  ExpectDone(*Take(kA, kC, done, Straight));
+}
+
+TEST(ControlFrames, DoNotGoStraightWhereThePairIsBlocked) {
+  EXPECT_EQ(Refusal(kA, kC, FrameOf(Ready(), kA, Straight, "12345678")),
+            "READY from p1 in attempt 4, in which p2 carries between the two");
+  EXPECT_EQ(Refusal(kA, kC, FrameOf(Done(), kA, Straight)),
+            "DONE from p1 in attempt 4, in which p2 carries between the two");
+}
+
+TEST(ControlFrames, OfAnAttemptThatIsOverGoStraightToTheCore) {
+  const ControlFrame ready = FrameOf(Ready(), kA, Nobody, "12345678");
+  EXPECT_EQ(ready.link, (LinkKey{"run", kC}));
+  ExpectReady(*Take(kA, kC, ready, Nobody));
 }
 
 TEST(ControlFrames, CarryAResultInPlaceOfAnInput) {
-  SendReady action = Ready(kC);
-  action.eager = false;
+  SendReady action = Ready();
+  action.one_shot = false;
   action.result = OneShotResult{Epoch(3), 2, "abcdefgh"};
-  const auto taken = Take(kA, kC, FrameOf(action, kA, ""));
+  const auto taken = Take(kA, kC, FrameOf(action, kA, Straight, ""), Straight);
   ASSERT_TRUE(taken.ok()) << taken.status();
   const auto& ready = std::get<PeerReady>(*taken);
   EXPECT_EQ(ready.result, action.result);
@@ -127,15 +140,15 @@ TEST(ControlFrames, CarryAResultInPlaceOfAnInput) {
 }
 
 TEST(ControlFrames, MayWaitIfTheActionMay) {
-  SendDone action = Done(kC);
-  EXPECT_FALSE(FrameOf(action, kA).may_wait);
+  SendDone action = Done();
+  EXPECT_FALSE(FrameOf(action, kA, Straight).may_wait);
   action.may_wait = true;
-  EXPECT_TRUE(FrameOf(action, kA).may_wait);
+  EXPECT_TRUE(FrameOf(action, kA, Straight).may_wait);
 }
 
 TEST(ControlFrames, ArePassedOnByTheRelayAndTakenAsTheOrigins) {
   for (const bool done : {false, true}) {
-    const ControlFrame frame = done ? FrameOf(Done(kRelayer), kA) : Relayed();
+    const ControlFrame frame = done ? FrameOf(Done(), kA, Between) : Relayed();
     EXPECT_EQ(frame.link, (LinkKey{"run", kRelayer}));
     EXPECT_EQ(frame.header.type, FrameType::kRelay);
     const auto at_relay = Take(kA, kRelayer, frame);
@@ -147,7 +160,7 @@ TEST(ControlFrames, ArePassedOnByTheRelayAndTakenAsTheOrigins) {
     EXPECT_EQ(on->payload, frame.payload);
     const auto at_end = Take(kRelayer, kC, *on);
     ASSERT_TRUE(at_end.ok()) << at_end.status();
-    done ? ExpectDone(*at_end, kRelayer) : ExpectReady(*at_end, kRelayer);
+    done ? ExpectDone(*at_end) : ExpectReady(*at_end);
   }
 }
 
@@ -158,7 +171,7 @@ TEST(ControlFrames, OfPeersThatAreNoneAreLeftAside) {
   body = Body();
   body.origin = kStranger;
   EXPECT_TRUE(Stale(kRelayer, kC, Altered(body)));
-  EXPECT_TRUE(Stale(kStranger, kC, Relayed()));
+  EXPECT_NE(Refusal(kStranger, kC, Relayed()), "") << "by a stranger";
 }
 
 TEST(ControlFrames, OfAGroupThatIsNoneAreLeftAside) {

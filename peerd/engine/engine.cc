@@ -21,7 +21,6 @@ void LogSync(LocalId local, const Outcome& outcome, const StateSyncInfo& info) {
   Log(LogLevel::kInfo, absl::StrCat("state sync ended local=", local.value(), " ok=", outcome.ok(),
                                     " revision=", info.revision, " bytes=", info.bytes,
                                     " sources=", info.sources, " took_ms=", info.total_us / 1000) +
-                           LogField("torn", info.torn ? "yes" : "no") +
                            LogField("reason", outcome.text));
 }
 
@@ -67,12 +66,12 @@ void Engine::Turn() {
   if (Now() >= core_->NextDeadline()) Post(TimePassed{});
   ports_.ops->Work();
   ports_.states->Work();
-  for (const auto& [local, progress] : ports_.states->TakeProgress()) {
+  for (const auto& [local, progress] : ports_.states->PopProgress()) {
     ports_.trainers->SyncProgress(local, progress);
     core_->SetProgress(local, progress);
   }
   FailHopelessJoins();
-  Drain();
+  CarryOut();
 }
 
 Tick Engine::NextDeadline() const {
@@ -111,7 +110,7 @@ struct Engine::Carrier {
         a.local, [trainers = ports.trainers, a] { trainers->LeaveDone(a.local, a.outcome); });
   }
   void operator()(PostDone& a) {
-    const OpTraffic traffic = ports.ops->TakePost(a.post);
+    const OpTraffic traffic = ports.ops->EndPost(a.post);
     ports.trainers->PostDone(a.post, a.outcome, a.info, traffic.bytes_sent, traffic.bytes_received);
   }
   void operator()(WorldChanged& a) {
@@ -139,20 +138,30 @@ struct Engine::Carrier {
     if (a.peers.empty()) ports.ops->ForgetGroup(a.group);
     ports.links->KeepLinks(a.group.run, a.group.group, a.epoch, a.peers);
   }
-  void operator()(BreakLink& a) { ports.links->BreakLink({a.run, a.peer}, a.reason); }
+  void operator()(BreakLink& a) {
+    const PeerId self = e->options_.core.peer;
+    const PeerId carrier = e->core_->CarrierOf(a.group, a.attempt, self, a.peer).value_or(a.peer);
+    if (carrier == a.peer) return ports.links->BreakLink({a.group.run, a.peer}, a.reason);
+    // The relay has only passed it on: its link is not to suffer.
+    Log(LogLevel::kInfo, absl::StrCat("peer not heard any more group=", ToString(a.group),
+                                      " attempt=", ToString(a.attempt), " peer=", ToString(a.peer),
+                                      " relay=", ToString(carrier)) +
+                             LogField("reason", a.reason));
+  }
 
   // ---- ops
   void operator()(SendReady& a) {
-    e->Send(FrameOf(a, e->options_.core.peer, a.eager ? ports.ops->Payload(a) : ""));
+    e->Send(FrameOf(a, e->options_.core.peer, e->CarriersNow(),
+                    a.one_shot ? ports.ops->Payload(a) : ""));
   }
-  void operator()(SendDone& a) { e->Send(FrameOf(a, e->options_.core.peer)); }
+  void operator()(SendDone& a) { e->Send(FrameOf(a, e->options_.core.peer, e->CarriersNow())); }
   void operator()(StartAttempt& a) { ports.ops->Start(a); }
   void operator()(CreditAttempt& a) { ports.ops->Credit(a); }
   void operator()(StopAttempt& a) { ports.ops->Stop(a); }
   void operator()(FinishAttempt& a) { ports.ops->Finish(a); }
 
   // ---- shared state
-  void operator()(SyncEnded& a) { e->EndSync(a); }
+  void operator()(SyncDone& a) { e->EndSync(a); }
   void operator()(TakeDone& a) {
     const StateSyncInfo info = ports.states->Carry(a);
     if (info.bytes > 0) LogSync(a.local, a.outcome, info);
@@ -170,10 +179,10 @@ struct Engine::Carrier {
   void operator()(LogLine& a) { Log(LogLevel::kInfo, a.text); }
 };
 
-void Engine::Drain() {
+void Engine::CarryOut() {
   while (true) {
-    for (Event& event : ports_.ops->TakeEvents()) Post(std::move(event));
-    for (Event& event : ports_.states->TakeEvents()) Post(std::move(event));
+    for (Event& event : ports_.ops->PopEvents()) Post(std::move(event));
+    for (Event& event : ports_.states->PopEvents()) Post(std::move(event));
     if (events_.empty()) return;
     Event event = std::move(events_.front());
     events_.pop_front();
@@ -319,13 +328,13 @@ void Engine::OnRegionRemoved(const uint8_t* data, size_t) { ports_.links->Remove
 
 // Syncs that the core has heard of end with the member, and are answered then.
 void Engine::WithdrawSync(LocalId local, const Outcome& outcome) {
-  const std::optional<StateSyncInfo> info = ports_.states->Withdraw(local);
-  if (!info) return;
-  ports_.trainers->SyncDone(local, outcome, *info);
-  ports_.trainers->StepDone(local, outcome, {});
+  const std::optional<bool> with_step = ports_.states->Withdraw(local);
+  if (!with_step) return;
+  ports_.trainers->SyncDone(local, outcome, {});
+  if (*with_step) ports_.trainers->StepDone(local, outcome, {});
 }
 
-void Engine::EndSync(const SyncEnded& ended) {
+void Engine::EndSync(const SyncDone& ended) {
   const StateSyncInfo info = ports_.states->Carry(ended);
   // Where all were equal there is nothing to tell: that is so at each step.
   if (!ended.outcome.ok() || info.bytes > 0) LogSync(ended.local, ended.outcome, info);
@@ -337,6 +346,12 @@ void Engine::EndSync(const SyncEnded& ended) {
 }
 
 // ------------------------------------------------------------------------------ links and frames
+
+Carriers Engine::CarriersNow() const {
+  return [this](const GroupKey& group, Epoch attempt, PeerId from, PeerId to) {
+    return core_->CarrierOf(group, attempt, from, to);
+  };
+}
 
 void Engine::Send(const ControlFrame& frame) {
   if (frame.may_wait) {
@@ -359,9 +374,8 @@ void Engine::OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t
 absl::Status Engine::OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                     std::span<const uint8_t> payload) {
   if (StateExchange::IsOurs(header)) return ports_.states->OnControlFrame(link, header, payload);
-  const auto check = [this](const RelayedFrame& frame) { return core_->CheckRelay(frame); };
   LH_ASSIGN_OR_RETURN(TakenFrame taken,
-                      TakeFrame(link, header, payload, options_.core.peer, check));
+                      TakeFrame(link, header, payload, options_.core.peer, CarriersNow()));
   if (auto* const ready = std::get_if<PeerReady>(&taken)) {
     Post(std::move(*ready));
   } else if (const auto* const done = std::get_if<PeerDone>(&taken)) {

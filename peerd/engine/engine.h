@@ -122,13 +122,15 @@ class Engine final : public TransportListener, public TrainerRequests {
 
   Tick Now() const { return ports_.clock(); }
   void Post(Event event) { events_.push_back(std::move(event)); }
-  // Tells the core all that there is.
-  void Drain();
+  // Gives the core all events that there are, and carries out its actions.
+  void CarryOut();
   // False: it was answered, and is none of the core's business.
   bool Admit(const LocalPost& post);
   void Send(const ControlFrame& frame);
+  // Who carries for whom, as the core knows it.
+  Carriers CarriersNow() const;
   void BeginSync(LocalId local, const StateSync& sync, bool with_step);
-  void EndSync(const SyncEnded& ended);
+  void EndSync(const SyncDone& ended);
   // The answer to a sync that the core has not heard of and never will.
   void WithdrawSync(LocalId local, const Outcome& outcome);
   void Unwelcome();

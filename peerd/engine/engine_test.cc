@@ -39,8 +39,9 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   std::deque<std::function<void()>> unread;  // what waits, while `read` is true
   bool read = false;
   Outcome admitted;
+  int admissions = 0;
   bool has_work = false;
-  std::optional<StateSyncInfo> withdrawn;
+  std::optional<bool> withdrawn;  // with a step
   Tick now{Seconds(1)};
   std::vector<control::PeerMessage> sent;
 
@@ -73,9 +74,12 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
 
   // ---- OpPort
   void AddPost(const PostRef&, const OpDesc&, PostBuffers) override {}
-  Outcome Admit(const LocalPost&, const PostView&) override { return admitted; }
+  Outcome Admit(const LocalPost&, const PostView&) override {
+    ++admissions;
+    return admitted;
+  }
   bool HasWork() const override { return has_work; }
-  OpTraffic TakePost(const PostRef&) override {
+  OpTraffic EndPost(const PostRef&) override {
     told.push_back("take post");
     return {7, 7};
   }
@@ -93,7 +97,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
     if (a.commit) op_events.push_back(AttemptFinished{a.group, a.ordinal});
   }
   void ForgetGroup(const GroupKey&) override {}
-  std::vector<Event> TakeEvents() override {
+  std::vector<Event> PopEvents() override {
     std::vector<Event> events = std::exchange(op_events, {});
     for (Event& event : std::exchange(state_events, {})) events.push_back(std::move(event));
     return events;
@@ -109,16 +113,14 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   void Begin(LocalId, const GroupKey&, const StateSync&, bool) override {
     told.push_back("states begin");
   }
-  std::optional<StateSyncInfo> Withdraw(LocalId) override {
-    return std::exchange(withdrawn, std::nullopt);
-  }
+  std::optional<bool> Withdraw(LocalId) override { return std::exchange(withdrawn, std::nullopt); }
   void Carry(const ServeState&) override {}
   void Carry(const EndServe&) override {}
   void Carry(const StartTransfer&) override {}
   void Carry(const ChangeSources&) override {}
   void Carry(const StopTransfer&) override {}
   void Carry(const CompareManifest&) override {}
-  StateSyncInfo Carry(const SyncEnded&) override { return {}; }
+  StateSyncInfo Carry(const peerd::SyncDone&) override { return {}; }
   StateSyncInfo Carry(const peerd::TakeDone&) override { return {}; }
   void WhenUnread(LocalId, std::function<void()> act) override {
     if (!read) return act();
@@ -134,7 +136,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   }
   void Work() override {}
   Tick NextDeadline() const override { return kNever; }
-  std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() override { return {}; }
+  std::vector<std::pair<LocalId, control::FetchProgress>> PopProgress() override { return {}; }
 
   // ---- Links
   void OpenLinks(const std::string&, uint32_t, Epoch, const std::string&,
@@ -143,7 +145,9 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
   }
   void KeepLinks(const std::string&, uint32_t, Epoch, const std::vector<PeerId>&) override {}
   void SendControl(const LinkKey&, const FrameHeader& header, std::span<const uint8_t>) override {
-    told.push_back(header.type == FrameType::kReady ? "send READY" : "send DONE");
+    told.push_back(header.type == FrameType::kReady   ? "send READY"
+                   : header.type == FrameType::kRelay ? "send RELAY"
+                                                      : "send DONE");
     frames.push_back(header);
   }
   void SendControlInTime(const LinkKey& link, const FrameHeader& header,
@@ -151,7 +155,9 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
     told.push_back("in time");
     SendControl(link, header, payload);
   }
-  void BreakLink(const LinkKey&, const std::string&) override { told.push_back("break link"); }
+  void BreakLink(const LinkKey& link, const std::string&) override {
+    told.push_back("break link to " + ToString(link.peer));
+  }
   void AddMemory(const uint8_t*, size_t) override {}
   void RemoveMemory(const uint8_t*) override {}
   void SetDetectMs(uint32_t detect_ms) override { detect = detect_ms; }
@@ -208,7 +214,7 @@ class EngineTest : public testing::Test {
     engine.OnMessage(control::JoinPending{kLocal.value(), kGroup, kMember});
     control::PrepareEpoch prepare;
     prepare.group = kGroup;
-    prepare.epoch = prepare.attempt = prepare.boundary = Epoch(1);
+    prepare.epoch = prepare.last_freeze = prepare.boundary = Epoch(1);
     prepare.members = {{kMember, kSelf, Epoch(1), "t"}, {MemberId(12), kOther, Epoch(1), "u"}};
     prepare.peers = {{kSelf, {"h:1"}, 0}, {kOther, {"h:2"}, 0}};
     engine.OnMessage(prepare);
@@ -278,6 +284,20 @@ TEST_F(EngineTest, ARefusedPostIsAnsweredAndTheCoreHearsNothingOfIt) {
   EXPECT_EQ(engine.core().GetStats().ops_open, 0u);
 }
 
+// The core decides whether a post may be; no memory is taken for one that may not.
+TEST_F(EngineTest, NoMemoryIsTakenForAPostThatTheCoreRefuses) {
+  Join();
+  engine.OnPost({{kLocal, 1}, 5, Small()}, {});
+  engine.Turn();
+  EXPECT_EQ(world.admissions, 1);
+  world.Told();
+  engine.OnPost({{kLocal, 2}, 5, Small()}, {});
+  engine.Turn();
+  EXPECT_EQ(world.admissions, 1);
+  EXPECT_THAT(world.Told(), ElementsAre("take post", "post done sent=7"));
+  EXPECT_THAT(world.outcomes.back().text, HasSubstr("op with this tag in flight"));
+}
+
 // The result is in place before the trainer is told, and nobody waits for the DONE of a small op.
 TEST_F(EngineTest, AnOpIsFinishedBeforeItsTrainerIsTold) {
   Join();
@@ -308,10 +328,21 @@ TEST_F(EngineTest, ASyncThatTheCoreHasNotHeardOfEndsWithItsMember) {
   const StateSync sync;
   engine.OnStep(kLocal, &sync);
   engine.Turn();
-  world.withdrawn = StateSyncInfo();
+  world.withdrawn = true;
   engine.OnLeave(kLocal);
   EXPECT_THAT(world.Told(), ElementsAre("states begin", "sync done", "step done"));
   EXPECT_EQ(world.outcomes[0].code, Code::kAborted);
+}
+
+TEST_F(EngineTest, ASyncWithoutAStepThatEndsWithItsMemberIsAnsweredAlone) {
+  Join();
+  engine.OnSync(kLocal, {});
+  engine.Turn();
+  world.withdrawn = false;
+  engine.OnMessage(control::Removed{kGroup, kMember, control::Removal::kEvicted, ""});
+  engine.Turn();
+  EXPECT_THAT(world.Told(),
+              ElementsAre("states begin", "sync done", "states forget", "member gone"));
 }
 
 // 1. The member is removed while others still read its tensors, so its trainer is not told yet.
@@ -363,6 +394,60 @@ TEST_F(EngineTest, AFrameAgainstTheProtocolClosesTheLink) {
   header.type = FrameType::kReady;
   EXPECT_FALSE(engine.OnControlFrame({"run", kOther}, header, {}).ok());
   EXPECT_EQ(engine.queued(), 0u);
+}
+
+// What the other peer and one without a link to this one say, and what is said to them.
+TEST_F(EngineTest, APeerWithoutALinkIsSpokenToThroughItsRelay) {
+  constexpr PeerId kFar(3);
+  Attach();
+  engine.OnJoin({kLocal, kGroup, "t"});
+  engine.Turn();
+  engine.OnMessage(control::JoinPending{kLocal.value(), kGroup, kMember});
+  control::PrepareEpoch prepare;
+  prepare.group = kGroup;
+  prepare.epoch = prepare.last_freeze = prepare.boundary = Epoch(1);
+  const PeerId ring[] = {kSelf, kOther, kFar, PeerId(4)};
+  for (const PeerId peer : ring) {
+    prepare.members.push_back({MemberId(10 + peer.value()), peer, Epoch(1), "t"});
+    prepare.peers.push_back({peer, {"h:1"}, 0});
+  }
+  prepare.blocked = {{kSelf, kFar}};
+  engine.OnMessage(prepare);
+  engine.OnLinkUp({"run", kOther});
+  engine.OnLinkUp({"run", PeerId(4)});
+  engine.Turn();
+  engine.OnMessage(control::CommitEpoch{kGroup, Epoch(1), {}});
+  engine.Turn();
+  world.told.clear();
+  engine.OnPost({{kLocal, 1}, 5, Small()}, {});
+  engine.Turn();
+  EXPECT_THAT(world.Told(), ElementsAre("send READY", "send RELAY", "send READY"));
+
+  // A DONE for an op that never was.
+  FrameHeader done;
+  done.type = FrameType::kDone;
+  done.op = OpOrdinal(99);
+  done.attempt = Epoch(1);
+  FrameHeader header;
+  header.type = FrameType::kRelay;
+  const auto take = [&](PeerId link, const RelayBody& body) {
+    const auto payload = Encode(body);
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    const bool ok = engine.OnControlFrame({"run", link}, header, payload).ok();
+    engine.Turn();
+    return ok;
+  };
+  EXPECT_FALSE(take(PeerId(4), {kSelf, kFar, done})) << "not their relay";
+  EXPECT_EQ(engine.core().GetStats().frames_refused, 0u);
+  // The relay has only passed it on, and there is no link to the origin.
+  EXPECT_TRUE(take(kOther, {kSelf, kFar, done}));
+  EXPECT_EQ(engine.core().GetStats().frames_refused, 1u);
+  EXPECT_THAT(world.Told(), IsEmpty());
+  EXPECT_TRUE(take(kOther, {kSelf, kFar, done}));
+  EXPECT_EQ(engine.core().GetStats().frames_refused, 1u) << "it is not heard any more";
+  ASSERT_TRUE(engine.OnControlFrame({"run", kOther}, done, {}).ok());
+  engine.Turn();
+  EXPECT_THAT(world.Told(), ElementsAre("break link to p2"));
 }
 
 TEST_F(EngineTest, ACloneGoesOnByItself) {

@@ -34,7 +34,7 @@ uint32_t SegmentBytes(uint64_t chunk_bytes, uint32_t grain_bytes, bool long_way)
 // What one attempt at the op takes at most, with a post of ours that is in place or not. The others
 // may end before it.
 uint64_t ScratchBytesMax(const OpDesc& desc, bool in_place, size_t peers) {
-  if (peers <= 1 || IsEager(desc)) return 0;
+  if (peers <= 1 || IsOneShot(desc)) return 0;
   const uint64_t originals = in_place ? OriginalsBytesMax(desc.bytes()) : 0;
   if (!MayUseMesh(desc, peers)) return originals;
   return originals + MeshInputsBytesMax(desc.bytes(), std::min(peers, kMeshPeersMax));
@@ -69,14 +69,14 @@ class OpRunner::Scratch final : public ScratchPool {
   absl::Status Grow(uint64_t bytes) {
     LH_CHECK(!lent_) << bytes_ << " bytes of an op are in use";
     if (bytes <= bytes_) return absl::OkStatus();
-    const absl::StatusOr<uint8_t*> data = runner_->pool_->Take(bytes);
+    const absl::StatusOr<uint8_t*> data = runner_->pool_->Borrow(bytes);
     if (!data.ok()) return data.status();
     Resize(*data, bytes);
     return absl::OkStatus();
   }
 
-  absl::StatusOr<uint8_t*> Take(uint64_t bytes) override {
-    if (lent_ || data_ == nullptr) return runner_->pool_->Take(bytes);
+  absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
+    if (lent_ || data_ == nullptr) return runner_->pool_->Borrow(bytes);
     LH_CHECK(bytes <= bytes_) << "an attempt needs " << bytes << " of " << bytes_ << " bytes";
     lent_ = true;
     return data_;
@@ -236,7 +236,7 @@ Outcome OpRunner::CheckApart(const LocalPost& post, const PostView& view) const 
   return {};
 }
 
-OpTraffic OpRunner::TakePost(const PostRef& post) {
+OpTraffic OpRunner::EndPost(const PostRef& post) {
   const auto it = posts_.find(post);
   if (it == posts_.end()) return {};
   const OpTraffic traffic = it->second.traffic;
@@ -245,9 +245,9 @@ OpTraffic OpRunner::TakePost(const PostRef& post) {
 }
 
 AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
-                               const std::vector<bool>& counts) const {
+                               const std::vector<bool>& contributes) const {
   AttemptSpec spec;
-  spec.counts = counts;
+  spec.contributes = contributes;
   spec.desc = desc;
   spec.grain_bytes = options_.grain_bytes;
   spec.cached_bytes_max = options_.cached_bytes_max;
@@ -260,12 +260,12 @@ AttemptSpec OpRunner::MakeSpec(const OpDesc& desc, const std::vector<PostRef>& p
 }
 
 std::string OpRunner::Payload(const SendReady& ready) const {
-  return EagerPayload(MakeSpec(ready.desc, ready.posts, ready.counts));
+  return OneShotPayload(MakeSpec(ready.desc, ready.posts, ready.contributes));
 }
 
 void OpRunner::Start(const StartAttempt& action) {
   auto op = std::make_shared<Op>(this, action);
-  AttemptSpec spec = MakeSpec(action.desc, action.posts, action.counts);
+  AttemptSpec spec = MakeSpec(action.desc, action.posts, action.contributes);
   spec.size = static_cast<int>(action.ring.size());
   spec.members = action.members;
   spec.position = op->PositionOf(options_.self);
@@ -286,13 +286,13 @@ void OpRunner::Start(const StartAttempt& action) {
     op->buffers_.push_back(posts_.at(post).buffers);
     op->scratch_ = posts_.at(post).scratch;
   }
-  spec.ring_counts = action.ring_counts;
+  spec.ring_contributes = action.ring_contributes;
   if (action.algorithm == Algorithm::kOneShot) {
     absl::StatusOr<std::string> result = action.result ? absl::StatusOr<std::string>(*action.result)
                                                        : ReducePayloads(spec, action.payloads);
     LH_CHECK(result.ok()) << result.status();
     op->result_ = *result;
-    op->attempt_ = MakeEagerAttempt(spec, *std::move(result));
+    op->attempt_ = MakeOneShotAttempt(spec, *std::move(result));
   } else {
     absl::StatusOr<std::unique_ptr<Attempt>> attempt =
         action.algorithm == Algorithm::kMesh ? MakeMeshAttempt(spec, op.get(), op->scratch_.get())

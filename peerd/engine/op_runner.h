@@ -2,7 +2,7 @@
 //
 // The core says start, credit, stop, finish; segments go out through the transport and come in from
 // it; what happened goes back as core events. Buffers of posts are held from AddPost() to
-// TakePost(), and longer while the kernel still refers to them.
+// EndPost(), and longer while the kernel still refers to them.
 //
 // Memory of an op. All that any attempt at an op can need is taken when its posts are admitted,
 // once for all local posts of the op, and held until the last of them is taken back. So an op that
@@ -13,7 +13,7 @@
 // links are served in between: at once as far as that goes, and the rest in later turns (Work()).
 // The core hears of its end by an event.
 //
-// Threads: the reactor thread only. Nothing here calls the core: events are collected (TakeEvents).
+// Threads: the reactor thread only. Nothing here calls the core: events are collected (PopEvents).
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ class OpRunner final : public OpPort, private SegmentListener {
   // ---- OpPort
   void AddPost(const PostRef& post, const OpDesc& desc, PostBuffers buffers) override;
   Outcome Admit(const LocalPost& post, const PostView& view) override;
-  OpTraffic TakePost(const PostRef& post) override;
+  OpTraffic EndPost(const PostRef& post) override;
   std::string Payload(const SendReady& ready) const override;
   void Start(const StartAttempt& action) override;
   void Credit(const CreditAttempt& action) override;
@@ -70,7 +70,7 @@ class OpRunner final : public OpPort, private SegmentListener {
   void ForgetGroup(const GroupKey& group) override { traffic_.erase(group); }
   void Work() override;
   bool HasWork() const override { return !work_.empty(); }
-  std::vector<Event> TakeEvents() override { return std::exchange(events_, {}); }
+  std::vector<Event> PopEvents() override { return std::exchange(events_, {}); }
   SegmentListener* segments() override { return this; }
 
   // Bytes that attempts which have ended moved, by group.
@@ -112,7 +112,7 @@ class OpRunner final : public OpPort, private SegmentListener {
   Outcome CheckApart(const LocalPost& post, const PostView& view) const;
   uint64_t NewSegmentCookie(std::shared_ptr<Op> op, uint64_t cookie);
   AttemptSpec MakeSpec(const OpDesc& desc, const std::vector<PostRef>& posts,
-                       const std::vector<bool>& counts) const;
+                       const std::vector<bool>& contributes) const;
   // Does what is left to do for the attempt, as far as this turn allows; for those before it,
   // first.
   void Advance(const std::shared_ptr<Op>& op);

@@ -59,9 +59,9 @@ class Narrow final : public Transport {
   void SetDetectMs(uint32_t) override {}
   TransportStats GetStats() const override { return {}; }
   std::vector<LinkStats> GetLinkStats() const override { return {}; }
-  std::vector<LinkDelivery> TakeDeliveries() override { return {}; }
+  std::vector<LinkDelivery> PopDeliveries() override { return {}; }
   bool StartProbe(const LinkKey&) override { return false; }
-  std::optional<LinkProbe> TakeProbe() override { return std::nullopt; }
+  std::optional<LinkProbe> PopProbe() override { return std::nullopt; }
   void Close() override {}
   bool closed() const override { return true; }
 
@@ -87,8 +87,8 @@ StartAttempt Ring(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRe
   start.ring = {kSelf, kOther};
   start.members = static_cast<uint32_t>(posts.size()) + 1;
   start.posts = posts;
-  start.counts.assign(posts.size(), true);
-  start.ring_counts = {true, true};
+  start.contributes.assign(posts.size(), true);
+  start.ring_contributes = {true, true};
   return start;
 }
 
@@ -111,7 +111,7 @@ Outcome Post(OpRunner* runner, const PostRef& post, const OpDesc& desc, const Po
     view.together.emplace_back(other, MemberId(other.local.value()));
   }
   Outcome outcome = runner->Admit({post, tag, desc}, view);
-  if (!outcome.ok()) runner->TakePost(post);
+  if (!outcome.ok()) runner->EndPost(post);
   return outcome;
 }
 
@@ -137,11 +137,11 @@ TEST(OpRunner, AnOpThatIsStoppedQueuesNothingMore) {
   for (const uint64_t cookie : transport.detached) runner.segments()->OnReceivesDetached(cookie);
   deliver();
   EXPECT_EQ(transport.QueuedBytes(), 0u);
-  const std::vector<Event> events = runner.TakeEvents();
+  const std::vector<Event> events = runner.PopEvents();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(std::get<AttemptStopped>(events[0]).ordinal, OpOrdinal(1));
   EXPECT_TRUE(runner.Idle());
-  runner.TakePost(post);
+  runner.EndPost(post);
 }
 
 // Stops every op that `runner` has started, up to `ordinal`.
@@ -158,7 +158,7 @@ void StopAll(OpRunner* runner, Narrow* transport, uint64_t ordinal) {
 StartAttempt Alone(uint64_t ordinal, const OpDesc& desc, const std::vector<PostRef>& posts) {
   StartAttempt start = Ring(ordinal, desc, posts);
   start.ring = {kSelf};
-  start.ring_counts = {true};
+  start.ring_contributes = {true};
   start.members = static_cast<uint32_t>(posts.size());
   start.algorithm = Algorithm::kLocal;
   return start;
@@ -178,7 +178,7 @@ class Slices : public testing::Test {
       posts.push_back(post);
     }
     runner->Start(Alone(ordinal, desc, posts));
-    const std::vector<Event> events = runner->TakeEvents();
+    const std::vector<Event> events = runner->PopEvents();
     ASSERT_EQ(events.size(), 1u);
     ASSERT_EQ(std::get<AttemptComplete>(events[0]).ordinal, OpOrdinal(ordinal));
   }
@@ -193,7 +193,7 @@ class Slices : public testing::Test {
   // Of the ops whose end was told since the last call.
   static std::vector<uint64_t> Finished(OpRunner* runner) {
     std::vector<uint64_t> ordinals;
-    for (const Event& event : runner->TakeEvents()) {
+    for (const Event& event : runner->PopEvents()) {
       ordinals.push_back(std::get<AttemptFinished>(event).ordinal.value());
     }
     return ordinals;
@@ -279,7 +279,7 @@ TEST_F(Slices, AStoppedAttemptIsAnsweredWhenAllOriginalsAreBack) {
     const uint64_t now = Bytes(tensors, 5);
     ASSERT_LE(left - now, kTurn) << "in turn " << turns;
     left = now;
-    const std::vector<Event> events = runner.TakeEvents();
+    const std::vector<Event> events = runner.PopEvents();
     if (!events.empty()) {
       ASSERT_EQ(std::get<AttemptStopped>(events[0]).ordinal, OpOrdinal(1));
       break;
@@ -332,10 +332,10 @@ TEST(OpRunner, ScratchIsTakenOnceForAllLocalPostsOfAnOp) {
             "peerd");
   runner.Start(Ring(1, desc, posts));
   StopAll(&runner, &transport, 1);
-  runner.TakePost(posts[0]);
-  runner.TakePost(posts[1]);
+  runner.EndPost(posts[0]);
+  runner.EndPost(posts[1]);
   EXPECT_EQ(Post(&runner, more, desc, InPlace(&other), {}, 2, 8).code, Code::kUnavailable);
-  runner.TakePost(posts[2]);
+  runner.EndPost(posts[2]);
   EXPECT_TRUE(Post(&runner, more, desc, InPlace(&other), {}, 2, 8).ok());
 }
 
@@ -371,7 +371,7 @@ TEST(OpRunner, AnOpInPlaceCanRunWithoutTheOneThatWasNot) {
   ASSERT_TRUE(Post(&runner, second, desc, InPlace(&tensor), {first}).ok());
   runner.Start(Ring(1, desc, {first, second}));
   StopAll(&runner, &transport, 1);
-  runner.TakePost(first);
+  runner.EndPost(first);
   runner.Start(Ring(1, desc, {second}));
   StopAll(&runner, &transport, 1);
   EXPECT_TRUE(runner.Idle());

@@ -5,7 +5,8 @@
 //   OpPort, StatePort: the two parts of the engine that move bytes
 //
 // The daemon puts the IPC server, the transport, OpRunner and StateRunner behind these ports. The
-// simulation and the search of small runs put models there, and run the same engine.
+// simulation puts the same two runners there, and models behind the others. The search of small
+// runs has models everywhere. All run the same engine.
 //
 // Threads: the reactor thread only.
 #pragma once
@@ -54,8 +55,8 @@ class OpPort {
   // - Unavailable: the memory would exceed the scratch limit, or the system has no more.
   virtual Outcome Admit(const LocalPost& post, const PostView& view) = 0;
   // Ends the post; what moved for it. Zeros for a post that is not known.
-  virtual OpTraffic TakePost(const PostRef& post) = 0;
-  // The bytes of a SendReady that is eager.
+  virtual OpTraffic EndPost(const PostRef& post) = 0;
+  // The bytes of a SendReady that is one-shot.
   virtual std::string Payload(const SendReady& ready) const = 0;
   virtual void Start(const StartAttempt& action) = 0;
   virtual void Credit(const CreditAttempt& action) = 0;
@@ -67,7 +68,7 @@ class OpPort {
   // The next turn should follow at once.
   virtual bool HasWork() const = 0;
   // What the core has to be told, in order.
-  virtual std::vector<Event> TakeEvents() = 0;
+  virtual std::vector<Event> PopEvents() = 0;
   // The segments of ops.
   virtual SegmentListener* segments() = 0;
 };
@@ -87,7 +88,8 @@ class StatePort {
   virtual void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done) = 0;
   virtual void Begin(LocalId local, const GroupKey& group, const StateSync& sync,
                      bool with_step) = 0;
-  virtual std::optional<StateSyncInfo> Withdraw(LocalId local) = 0;
+  // A sync was withdrawn: whether it came with a step.
+  virtual std::optional<bool> Withdraw(LocalId local) = 0;
 
   // ---- actions of the core
   virtual void Carry(const ServeState& action) = 0;
@@ -96,7 +98,7 @@ class StatePort {
   virtual void Carry(const ChangeSources& action) = 0;
   virtual void Carry(const StopTransfer& action) = 0;
   virtual void Carry(const CompareManifest& action) = 0;
-  virtual StateSyncInfo Carry(const SyncEnded& action) = 0;
+  virtual StateSyncInfo Carry(const SyncDone& action) = 0;
   virtual StateSyncInfo Carry(const TakeDone& action) = 0;
 
   // Runs `act` once nothing reads the member's tensors: at once, or within a later Work(). What is
@@ -115,8 +117,8 @@ class StatePort {
   // ---- time
   virtual void Work() = 0;
   virtual Tick NextDeadline() const = 0;
-  virtual std::vector<Event> TakeEvents() = 0;
-  virtual std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() = 0;
+  virtual std::vector<Event> PopEvents() = 0;
+  virtual std::vector<std::pair<LocalId, control::FetchProgress>> PopProgress() = 0;
 };
 
 // ------------------------------------------------------------------------------ all together

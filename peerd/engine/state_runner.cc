@@ -44,7 +44,7 @@ void StateRunner::Begin(LocalId local, const GroupKey& group, const StateSync& s
   members_[local].group = group;
   // The digests by which copies are checked are made anew.
   EndShare(local);
-  syncs_.Begin(local, sync, with_step, fetches_.contains(local));
+  syncs_.Begin(local, sync, with_step);
 }
 
 void StateRunner::Gone(LocalId local) {
@@ -106,11 +106,9 @@ void StateRunner::Start(const StartTransfer& action) {
                                     {Code::kAborted, "the trainer is gone"},
                                     /*bytes=*/0,
                                     /*sources=*/{},
-                                    /*corrupt=*/{},
-                                    /*wrote=*/false});
+                                    /*corrupt=*/{}});
     return;
   }
-  state->BeginWriting();
   StateExchange::Start start;
   start.local = action.local.value();
   start.group = action.group;
@@ -147,7 +145,7 @@ void StateRunner::Carry(const CompareManifest& action) {
                             {action.other.member, action.other.peer}, Now());
 }
 
-StateSyncInfo StateRunner::Carry(const SyncEnded& action) {
+StateSyncInfo StateRunner::Carry(const SyncDone& action) {
   const auto it = members_.find(action.local);
   // Nobody reads what the copy changes.
   if (it != members_.end() && it->second.served && action.outcome.ok()) {
@@ -205,11 +203,11 @@ void StateRunner::Work() {
     fetch.measure = false;
     events_.push_back(TransferMeasured{local, progress.bytes_total, fetch.state_bytes});
   }
-  for (StateExchange::Ended& ended : exchange_.TakeEnded()) {
+  for (StateExchange::Ended& ended : exchange_.PopEnded()) {
     LogCorrupt(ended);
     Over(std::move(ended));
   }
-  for (StateExchange::Compared& compared : exchange_.TakeCompared()) {
+  for (StateExchange::Compared& compared : exchange_.PopCompared()) {
     events_.push_back(ManifestCompared{LocalId(compared.local), std::move(compared.difference)});
   }
 }
@@ -217,12 +215,11 @@ void StateRunner::Work() {
 void StateRunner::Over(StateExchange::Ended ended) {
   const LocalId local(ended.local);
   TransferResult& result = ended.result;
-  TransferEnded over{
-      local, {}, result.bytes, std::move(result.sources), std::move(result.corrupt), result.wrote};
+  TransferEnded over{local, {}, result.bytes, std::move(result.sources), std::move(result.corrupt)};
   if (!result.error.empty()) over.outcome = {Code::kAborted, std::move(result.error)};
   const auto tell = [this, over] {
     fetches_.erase(over.local);
-    syncs_.TransferOver(over);
+    events_.push_back(over);
   };
   // Nobody waits for what comes in the background, as they would at the commit.
   const std::shared_ptr<LocalState> state =
@@ -236,13 +233,13 @@ Tick StateRunner::NextDeadline() const {
   return due;
 }
 
-std::vector<Event> StateRunner::TakeEvents() {
+std::vector<Event> StateRunner::PopEvents() {
   std::vector<Event> events = std::exchange(events_, {});
-  for (Event& event : syncs_.TakeEvents()) events.push_back(std::move(event));
+  for (Event& event : syncs_.PopEvents()) events.push_back(std::move(event));
   return events;
 }
 
-std::vector<std::pair<LocalId, control::FetchProgress>> StateRunner::TakeProgress() {
+std::vector<std::pair<LocalId, control::FetchProgress>> StateRunner::PopProgress() {
   std::vector<std::pair<LocalId, control::FetchProgress>> out;
   const Tick now = Now();
   for (auto& [local, fetch] : fetches_) {

@@ -8,7 +8,7 @@
 // A member that has synced stays known to others until Forget(): by its manifest only, so that the
 // memory of a state goes back to its trainer's hands with the end of the sync. What was being sent
 // then the kernel may still read. Until it has let go, nothing is told to the trainer and nothing
-// is written to the tensors (WhenUnread()), so that nobody gets bits of the next step and takes
+// is written to the inbox (WhenUnread()), so that nobody gets bits of the next step and takes
 // them for corruption. That takes no longer than the transport waits for a lane that stands still.
 //
 // Threads: the reactor's; `wake` of the pool of threads comes from any.
@@ -38,11 +38,11 @@
 
 namespace longhaul::peerd {
 
-class StateRunner final : public StatePort {
+class StateRunner : public StatePort {
  public:
   struct Options {
     PeerId self;
-    uint32_t hash_threads = 1;
+    uint32_t hash_threads = 1;  // 0: see HashHere()
     uint32_t detect_ms = 1500;
     uint64_t state_rate = 0;  // bytes of states that are sent a second; 0: no limit
     KeptStates::Options kept;
@@ -80,7 +80,7 @@ class StateRunner final : public StatePort {
     syncs_.Prepare(state, std::move(done));
   }
   void Begin(LocalId local, const GroupKey& group, const StateSync& sync, bool with_step) override;
-  std::optional<StateSyncInfo> Withdraw(LocalId local) override { return syncs_.Withdraw(local); }
+  std::optional<bool> Withdraw(LocalId local) override { return syncs_.Withdraw(local); }
   // The member is out: nobody asks for its state any more.
   void Forget(LocalId local) override;
 
@@ -91,11 +91,11 @@ class StateRunner final : public StatePort {
   void Carry(const ChangeSources& action) override;
   void Carry(const StopTransfer& action) override;
   void Carry(const CompareManifest& action) override;
-  StateSyncInfo Carry(const SyncEnded& action) override;
+  StateSyncInfo Carry(const SyncDone& action) override;
   StateSyncInfo Carry(const TakeDone& action) override { return syncs_.End(action); }
 
-  // Runs `act` once nothing reads the member's tensors, because it has served them or because they
-  // are to be kept: at once, or within a later Work(). What is handed over for one member runs in
+  // Runs `act` once nothing reads the member's state, because it has served it or because it is to
+  // be kept: at once, or within a later Work(). What is handed over for one member runs in
   // that order.
   void WhenUnread(LocalId local, std::function<void()> act) override;
 
@@ -104,12 +104,14 @@ class StateRunner final : public StatePort {
   // When to call Work() at the latest.
   Tick NextDeadline() const override;
   // What the core has to be told, in order.
-  std::vector<Event> TakeEvents() override;
+  std::vector<Event> PopEvents() override;
   // What trainers that fetch are to be told: of each at most ten a second.
-  std::vector<std::pair<LocalId, control::FetchProgress>> TakeProgress() override;
-  std::vector<int64_t> TakeHashTimes() { return syncs_.TakeHashTimes(); }
+  std::vector<std::pair<LocalId, control::FetchProgress>> PopProgress() override;
+  std::vector<int64_t> PopHashTimes() { return syncs_.PopHashTimes(); }
   // Something is being hashed: `wake` follows.
   bool hashing() const { return !pool_.idle(); }
+  // Without threads: HashPool::WorkHere().
+  bool HashHere() { return pool_.WorkHere(); }
   // Something waits for WhenUnread().
   bool reading() const override { return !reads_.empty(); }
   uint64_t kept_bytes() const { return kept_.bytes(); }

@@ -18,24 +18,6 @@ bool MayHaveChanged(const StateSync& sync, size_t tensor) {
   return std::find(digests.begin(), digests.end(), Hash128{}) != digests.end();
 }
 
-void Forget(std::vector<Hash128>* digests) {
-  std::fill(digests->begin(), digests->end(), Hash128{});
-}
-
-// Where the state is not what it was when it was offered; everywhere if it was filled before that.
-void MarkChanged(bool filled, const ChunkDigests& offered, LocalState* state) {
-  if (filled) {
-    std::fill(state->changed.begin(), state->changed.end(), uint8_t{1});
-    return;
-  }
-  size_t chunk = 0;
-  for (size_t tensor = 0; tensor < offered.size(); ++tensor) {
-    for (size_t i = 0; i < offered[tensor].size(); ++i, ++chunk) {
-      state->changed[chunk] = offered[tensor][i] != state->digests[tensor][i];
-    }
-  }
-}
-
 SyncRequest RequestOf(const StateSync& sync) {
   const LocalState& state = *sync.state;
   SyncRequest request;
@@ -43,7 +25,6 @@ SyncRequest RequestOf(const StateSync& sync) {
   request.revision = sync.revision;
   request.manifest = HashManifest(state.manifest);
   request.state = RootOf(state.manifest, state.digests);
-  request.restored = sync.restored;
   request.unequal = std::any_of(state.manifest.begin(), state.manifest.end(),
                                 [](const StateTensor& tensor) { return tensor.allow_unequal; });
   return request;
@@ -55,18 +36,16 @@ SyncRunner::~SyncRunner() {
   for (const auto& [local, sync] : syncs_) pool_->Cancel(sync.job);
 }
 
-void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step, bool fetching) {
+void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step) {
   LH_CHECK(!syncs_.contains(local)) << "two syncs of local " << local.value();
-  std::fill(sync.state->changed.begin(), sync.state->changed.end(), uint8_t{0});
   Sync& made = syncs_[local];
   made.sync = sync;
   made.with_step = with_step;
   made.began = clock_();
-  if (fetching) {
+  if (held_.contains(local)) {
+    // The core knows what there is; a transfer may be writing to it.
     made.stage = Stage::kTold;
-    SyncRequest request = RequestOf(made.sync);
-    request.fetching = true;
-    return Tell(local, with_step, request);
+    return Tell(local, with_step, RequestOf(made.sync));
   }
   kept_->WhenIdle(local.value(), [this, local] { Start(local); });
 }
@@ -75,10 +54,8 @@ void SyncRunner::Start(LocalId local) {
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || it->second.stage != Stage::kWaiting) return;  // withdrawn
   Sync& sync = it->second;
-  sync.kept = kept_->Take(local.value(), sync.sync.state->manifest);
-  // What is torn has no revision to speak of.
-  const bool older =
-      sync.kept != nullptr && (sync.sync.torn || sync.sync.revision < sync.kept->revision);
+  sync.kept = kept_->Inherit(local.value(), sync.sync.state->manifest);
+  const bool older = sync.kept != nullptr && sync.sync.revision < sync.kept->revision;
   const bool fill = older && kept_->Inherited(local.value()) &&
                     sync.sync.strategy != control::SyncStrategy::kSend;
   if (fill) {
@@ -90,8 +67,7 @@ void SyncRunner::Start(LocalId local) {
 
 void SyncRunner::Fill(LocalId local, Sync* sync) {
   const std::shared_ptr<LocalState>& state = sync->sync.state;
-  for (std::vector<Hash128>& digests : state->digests) Forget(&digests);
-  state->BeginWriting();
+  for (size_t tensor = 0; tensor < state->manifest.size(); ++tensor) state->Bring(tensor);
   sync->stage = Stage::kFilling;
   sync->resumed = true;
   const uint64_t brought = std::exchange(sync->sync.revision, sync->kept->revision);
@@ -102,9 +78,13 @@ void SyncRunner::Fill(LocalId local, Sync* sync) {
                      " revision=", filled.kept->revision,
                      " took_ms=", (clock_() - filled.began) / 1000) +
             LogField("right", right ? "yes" : "no"));
-    // It would leave the same mixture again.
-    if (!right) filled.kept = nullptr;
-    Offer(local, /*torn=*/!right);
+    if (right) return Offer(local);
+    // What the trainer brought is as it was, and all of it may have changed.
+    filled.kept = nullptr;
+    filled.resumed = false;
+    filled.sync.revision = brought;
+    filled.sync.touched.clear();
+    Hash(local, &filled);
   });
 }
 
@@ -112,7 +92,7 @@ void SyncRunner::Hash(LocalId local, Sync* sync) {
   sync->stage = Stage::kHashing;
   sync->job = HashTensors(sync->sync, [this, local] {
     hash_times_us_.push_back(clock_() - syncs_.at(local).began);
-    Offer(local, syncs_.at(local).sync.torn);
+    Offer(local);
   });
 }
 
@@ -129,7 +109,7 @@ HashPool::JobId SyncRunner::HashTensors(const StateSync& sync, std::function<voi
   for (size_t i = 0; i < state->manifest.size(); ++i) {
     if (state->manifest[i].bytes == 0 || !MayHaveChanged(sync, i)) continue;
     // Not known until it is hashed, also if nobody waits for that any more.
-    Forget(&state->digests[i]);
+    state->Bring(i);
     tensors.push_back(i);
     bytes.push_back(state->Tensor(i));
   }
@@ -142,17 +122,14 @@ HashPool::JobId SyncRunner::HashTensors(const StateSync& sync, std::function<voi
                             });
 }
 
-void SyncRunner::Offer(LocalId local, bool torn) {
+void SyncRunner::Offer(LocalId local) {
   Sync& sync = syncs_.at(local);
   sync.stage = Stage::kTold;
   sync.job = 0;
-  sync.offered = sync.sync.state->digests;
   SyncRequest request = RequestOf(sync.sync);
   // Also when it was filled in an earlier sync, which failed.
-  request.kept = !torn && sync.kept != nullptr && kept_->Inherited(local.value()) &&
+  request.kept = sync.kept != nullptr && kept_->Inherited(local.value()) &&
                  request.revision == sync.kept->revision && request.state == sync.kept->root;
-  request.torn = torn;
-  if (sync.resumed && !torn) request.restored = true;
   Tell(local, sync.with_step, request);
 }
 
@@ -164,79 +141,43 @@ void SyncRunner::Tell(LocalId local, bool with_step, const SyncRequest& request)
   }
 }
 
-std::optional<StateSyncInfo> SyncRunner::Withdraw(LocalId local) {
+std::optional<bool> SyncRunner::Withdraw(LocalId local) {
   const auto it = syncs_.find(local);
   if (it == syncs_.end() || it->second.stage == Stage::kTold) return std::nullopt;
-  StateSyncInfo info;
-  info.torn = it->second.stage == Stage::kFilling;
   pool_->Cancel(it->second.job);
+  const bool with_step = it->second.with_step;
   syncs_.erase(it);
-  return info;
+  return with_step;
 }
 
-void SyncRunner::TransferOver(TransferEnded ended) {
-  const auto it = syncs_.find(ended.local);
-  const bool mixture = !ended.outcome.ok() && ended.wrote;
-  if (it == syncs_.end() || !mixture || it->second.kept == nullptr || held_.contains(ended.local)) {
-    events_.push_back(std::move(ended));
-    return;
-  }
-  Sync& sync = it->second;
-  sync.job = kept_->CopyTo(sync.kept, sync.sync.state,
-                           [this, kept = sync.kept, ended = std::move(ended)](bool right) mutable {
-                             Sync& over = syncs_.at(ended.local);
-                             over.job = 0;
-                             if (right) {
-                               over.put_back = true;
-                               ended.put_back = PutBack{kept->revision, kept->root};
-                             } else {
-                               over.kept = nullptr;
-                             }
-                             Log(LogLevel::kInfo,
-                                 absl::StrCat("kept state put back local=", ended.local.value(),
-                                              " revision=", kept->revision) +
-                                     LogField("right", right ? "yes" : "no"));
-                             events_.push_back(std::move(ended));
-                           });
-}
-
-StateSyncInfo SyncRunner::End(const SyncEnded& ended) {
+StateSyncInfo SyncRunner::End(const SyncDone& ended) {
   StateSyncInfo info;
   info.revision = ended.revision;
   info.state = ended.state;
-  info.torn = ended.torn;
   info.bytes = ended.bytes;
   info.sources = ended.sources;
   auto found = syncs_.extract(ended.local);
   if (found.empty()) return info;
   Sync& sync = found.mapped();
+  const std::shared_ptr<LocalState>& state = sync.sync.state;
   info.total_us = clock_() - sync.began;
   if (ended.background) {
     info.background = true;
-    // Not again: what the trainer has is what it brought first.
-    held_.try_emplace(ended.local,
-                      Held{sync.sync.state, std::move(sync.offered), sync.began, sync.resumed});
+    held_.try_emplace(ended.local, Held{state, sync.began, sync.resumed});
     return info;
   }
-  if (auto held = held_.extract(ended.local); !held.empty()) {
-    sync.offered = std::move(held.mapped().offered);
+  if (const auto held = held_.extract(ended.local); !held.empty()) {
     sync.resumed = sync.resumed || held.mapped().resumed;
   }
-  info.resumed = sync.resumed || (sync.put_back && ended.outcome.ok());
-  if (!ended.outcome.ok() && !ended.torn) {
-    info.replaced = sync.resumed || ended.state != Hash128{};
-    if (info.replaced && ended.state == Hash128{}) info.revision = sync.sync.revision;
+  if (!ended.outcome.ok()) {
+    state->Forget();
+    return info;
   }
-  LocalState& state = *sync.sync.state;
-  MarkChanged(sync.resumed, sync.offered, &state);
-  if (ended.torn) {
-    // What lies there is known again when it was hashed again.
-    for (std::vector<Hash128>& digests : state.digests) Forget(&digests);
-  }
-  if (!ended.outcome.ok()) return info;
-  const bool kept = kept_->Keep(ended.local.value(), sync.sync.state, ended.revision, ended.state,
+  info.resumed = sync.resumed;
+  const bool kept = kept_->Keep(ended.local.value(), state, ended.revision, ended.state,
                                 [this, local = ended.local] { keeping_.erase(local); });
   if (!kept) keeping_.insert(ended.local);
+  info.changed = state->Settle();
   return info;
 }
 
@@ -254,8 +195,12 @@ StateSyncInfo SyncRunner::End(const TakeDone& done) {
   if (held.empty()) return info;  // taken before
   info.total_us = clock_() - held.mapped().began;
   info.resumed = held.mapped().resumed;
-  MarkChanged(info.resumed, held.mapped().offered, held.mapped().state.get());
+  info.changed = held.mapped().state->Settle();
   return info;
+}
+
+void SyncRunner::Gone(LocalId local) {
+  if (const auto held = held_.extract(local); !held.empty()) held.mapped().state->Forget();
 }
 
 std::shared_ptr<LocalState> SyncRunner::StateOf(LocalId local) const {

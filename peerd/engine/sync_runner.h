@@ -1,17 +1,15 @@
 // Syncs between a trainer's call and the peer core: has what may have changed hashed, tells the
 // core what there is, and gives the answer its numbers.
 //
-//   Begin --(hashed)--> a LocalSync or LocalStep for the core --(SyncEnded)--> End
+//   Begin --(hashed)--> a LocalSync or LocalStep for the core --(SyncDone)--> End
 //
 // Where states are kept (kept_states.h):
 // - Begin of a member that brings a lower revision than one of its name left, and has committed
-//   nothing itself, fills its tensors from that: it is what the core hears of. A member that only
-//   sends stays as it is.
-// - A transfer that leaves a mixture is undone as far as possible: TransferOver() puts back what is
-//   kept before the core hears of the end.
+//   nothing itself, copies that to the inbox of its state: it is what the core hears of. A member
+//   that only sends stays as it is.
 // - End of a sync that all agreed on keeps the state; Keeping() until that is done.
 //
-// Threads: the reactor's. Nothing here calls the core: events are collected (TakeEvents).
+// Threads: the reactor's. Nothing here calls the core: events are collected (PopEvents).
 #pragma once
 
 #include <cstdint>
@@ -47,30 +45,28 @@ class SyncRunner {
   // then runs `done`, within HashPool::Deliver(). No sync uses the state.
   void Prepare(const std::shared_ptr<LocalState>& state, std::function<void()> done);
 
-  // At most one of a member at a time. `with_step`: the core gets a LocalStep. `fetching`: a
-  // transfer in the background writes to the tensors, so that nothing can be said of them.
-  void Begin(LocalId local, const StateSync& sync, bool with_step, bool fetching = false);
-  // The member does not want it any more, or is gone. What the caller answers it with: the core has
-  // not heard of the sync and never will. nullopt: it has, or there is none.
-  std::optional<StateSyncInfo> Withdraw(LocalId local);
-  // Nothing of the transfer writes any more; the core hears of it by TakeEvents().
-  void TransferOver(TransferEnded ended);
+  // At most one of a member at a time. `with_step`: the core gets a LocalStep.
+  void Begin(LocalId local, const StateSync& sync, bool with_step);
+  // The member does not want it any more, or is gone. The core has not heard of the sync and never
+  // will, so the caller answers it: whether it came with a step. nullopt: the core has heard of it,
+  // or there is none.
+  std::optional<bool> Withdraw(LocalId local);
   // The core has answered: what the trainer is told, once it is not Keeping() any more.
-  StateSyncInfo End(const SyncEnded& ended);
-  // The trainer has its tensors back, or not yet.
+  StateSyncInfo End(const SyncDone& ended);
+  // The trainer gets what is fetched, or not yet.
   StateSyncInfo End(const TakeDone& done);
   // The member is out.
-  void Gone(LocalId local) { held_.erase(local); }
-  // What the member has agreed on is being copied from its tensors.
+  void Gone(LocalId local);
+  // What the member has agreed on is being copied.
   bool Keeping(LocalId local) const { return keeping_.contains(local); }
 
   // The state of a sync that the core has heard of and not ended, or that is held in the
   // background; else nullptr.
   std::shared_ptr<LocalState> StateOf(LocalId local) const;
 
-  std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
+  std::vector<Event> PopEvents() { return std::exchange(events_, {}); }
   // How long it took to hash, of each sync that was handed to the core since the last call.
-  std::vector<int64_t> TakeHashTimes() { return std::exchange(hash_times_us_, {}); }
+  std::vector<int64_t> PopHashTimes() { return std::exchange(hash_times_us_, {}); }
 
  private:
   enum class Stage : uint8_t {
@@ -85,18 +81,15 @@ class SyncRunner {
     Tick began;
     Stage stage = Stage::kWaiting;
     HashPool::JobId job = 0;
-    std::shared_ptr<const KeptState> kept;  // can be put back
-    bool resumed = false;                   // the tensors were filled from it
-    bool put_back = false;                  // it was, after a transfer broke off
-    ChunkDigests offered;
+    std::shared_ptr<const KeptState> kept;
+    bool resumed = false;  // it took the place of the tensors
   };
 
   // A state into which what others agree on is fetched in the background.
   struct Held {
     std::shared_ptr<LocalState> state;
-    ChunkDigests offered;  // what the trainer has, as far as it knows
     Tick began;
-    bool resumed = false;  // the tensors were filled from what was kept
+    bool resumed = false;  // what was kept took the place of the tensors
   };
 
   void Start(LocalId local);
@@ -104,7 +97,7 @@ class SyncRunner {
   void Hash(LocalId local, Sync* sync);
   // What may have changed.
   HashPool::JobId HashTensors(const StateSync& sync, std::function<void()> done);
-  void Offer(LocalId local, bool torn);
+  void Offer(LocalId local);
   void Tell(LocalId local, bool with_step, const SyncRequest& request);
 
   HashPool* const pool_;

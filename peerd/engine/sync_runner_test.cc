@@ -31,6 +31,7 @@ class SyncRunnerTest : public testing::Test {
     state_->digests.resize(3);
     state_->digests[0].resize(3);
     state_->digests[2].resize(1);
+    state_->FetchInto({inbox_.data() + 1, nullptr, inbox_.data() + 2500001});
   }
 
   StateSync Sync(std::vector<uint8_t> touched = {}) {
@@ -47,7 +48,7 @@ class SyncRunnerTest : public testing::Test {
     std::vector<Event> events;
     while (events.empty()) {
       pool_.Deliver();
-      events = runner_.TakeEvents();
+      events = runner_.PopEvents();
       if (events.empty() && !woken_.try_acquire_until(deadline)) break;
     }
     return events;
@@ -58,11 +59,12 @@ class SyncRunnerTest : public testing::Test {
     EXPECT_EQ(events.size(), 1u);
     return std::get<LocalSync>(events.at(0)).sync;
   }
-  void End(Outcome outcome = {}, bool torn = false) {
-    runner_.End({kLocal, std::move(outcome), 12, {}, torn, 0, 0});
+  StateSyncInfo End(Outcome outcome = {}) {
+    return runner_.End(SyncDone{kLocal, std::move(outcome), 12, {}, 0, 0});
   }
 
   std::vector<uint8_t> bytes_ = std::vector<uint8_t>(2500101);
+  std::vector<uint8_t> inbox_ = std::vector<uint8_t>(2500101, 99);
   std::vector<uint8_t> changed_ = std::vector<uint8_t>(4, 1);
   std::shared_ptr<LocalState> state_;
   Tick now_;
@@ -82,22 +84,18 @@ TEST_F(SyncRunnerTest, TellsTheCoreWhatThereIs) {
   EXPECT_EQ(request.manifest, HashManifest(state_->manifest));
   EXPECT_EQ(request.strategy, control::SyncStrategy::kSend);
   EXPECT_EQ(request.revision, 12u);
-  EXPECT_FALSE(request.restored);
   EXPECT_EQ(state_->digests[0], chunks);
-  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 0));
   EXPECT_EQ(runner_.StateOf(kLocal), state_);
 }
 
 TEST_F(SyncRunnerTest, AStepCarriesTheSync) {
-  StateSync sync = Sync();
-  sync.restored = true;
-  runner_.Begin(kLocal, sync, /*with_step=*/true);
+  runner_.Begin(kLocal, Sync(), /*with_step=*/true);
   const std::vector<Event> events = Events();
   ASSERT_EQ(events.size(), 1u);
   const auto& step = std::get<LocalStep>(events[0]);
   EXPECT_EQ(step.local, kLocal);
   ASSERT_TRUE(step.sync.has_value());
-  EXPECT_TRUE(step.sync->restored);
+  EXPECT_EQ(step.sync->revision, 12u);
 }
 
 TEST_F(SyncRunnerTest, HashesWhatWasTouchedAndWhatIsNotKnown) {
@@ -120,7 +118,7 @@ TEST_F(SyncRunnerTest, WhatWasPreparedIsKnown) {
     ASSERT_TRUE(woken_.try_acquire_for(std::chrono::seconds(30)));
     pool_.Deliver();
   }
-  EXPECT_TRUE(runner_.TakeEvents().empty());
+  EXPECT_TRUE(runner_.PopEvents().empty());
   bytes_[1] ^= 1;
   const SyncRequest request = RequestOf(Sync({0, 0, 0}));
   bytes_[1] ^= 1;
@@ -135,25 +133,35 @@ TEST_F(SyncRunnerTest, WhatMayBeUnequalDoesNotCount) {
   EXPECT_EQ(RequestOf(Sync()).state, before.state);
 }
 
-TEST_F(SyncRunnerTest, ATornStateIsHashedAgain) {
+TEST_F(SyncRunnerTest, AfterASyncThatFailedAllIsHashedAgainAndWhatHadComeIsNotAskedForAgain) {
   const SyncRequest before = RequestOf(Sync());
-  End({Code::kAborted, "source died"}, /*torn=*/true);
-  bytes_[1] ^= 1;
-  EXPECT_NE(RequestOf(Sync({0, 0, 0})).state, before.state);
+  const Hash128 came{1, 2};
+  state_->BeginFetch(0, 1);
+  state_->Fetched(0, 1, came);
+  state_->BeginFetch(0, 2);
+  End({Code::kAborted, "source died"});
+  EXPECT_EQ(RequestOf(Sync({0, 0, 0})).state, before.state);
+  EXPECT_EQ(state_->Chunk(0, 1), bytes_.data() + 1 + kStateChunkBytes);
+  EXPECT_TRUE(state_->Has(0, 1, came));
+  EXPECT_EQ(state_->Chunk(0, 1), inbox_.data() + 1 + kStateChunkBytes);
+  EXPECT_FALSE(state_->Has(0, 2, came));
 }
 
-TEST_F(SyncRunnerTest, WhatItsTrainerSaysIsTornIsToldTheCore) {
-  EXPECT_FALSE(RequestOf(Sync()).torn);
-  End();
-  StateSync sync = Sync();
-  sync.torn = true;
-  EXPECT_TRUE(RequestOf(sync).torn);
+// Where the tensors are copies, what is fetched goes over them.
+TEST_F(SyncRunnerTest, WhatWasFetchedOverACopyIsForgottenWhenTheCopyIsMadeAnew) {
+  state_->FetchInto(state_->places);
+  RequestOf(Sync());
+  state_->BeginFetch(0, 1);
+  state_->Fetched(0, 1, {1, 2});
+  End({Code::kAborted, "source died"});
+  RequestOf(Sync());
+  EXPECT_FALSE(state_->Has(0, 1, {1, 2}));
 }
 
 TEST_F(SyncRunnerTest, TheAnswerSaysHowLongItTook) {
   RequestOf(Sync());
   now_ = Tick{5000};
-  const StateSyncInfo info = runner_.End({kLocal, {}, 13, {1, 2}, false, 77, 3});
+  const StateSyncInfo info = runner_.End(SyncDone{kLocal, {}, 13, {1, 2}, 77, 3});
   EXPECT_EQ(info.total_us, 5000);
   EXPECT_EQ(info.revision, 13u);
   EXPECT_EQ(info.state, (Hash128{1, 2}));
@@ -164,26 +172,20 @@ TEST_F(SyncRunnerTest, TheAnswerSaysHowLongItTook) {
 
 TEST_F(SyncRunnerTest, TheTrainerIsToldWhichChunksCameFromOthers) {
   RequestOf(Sync());
-  state_->BeginWriting();
-  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1)) << "should this process die";
-  state_->digests[0][1] = {1, 2};
-  state_->digests[2][0] = {3, 4};
-  runner_.End({kLocal, {}, 13, {1, 2}, false, 77, 3});
+  state_->Fetched(0, 1, {1, 2});
+  state_->Fetched(2, 0, {3, 4});
+  EXPECT_TRUE(runner_.End(SyncDone{kLocal, {}, 13, {1, 2}, 77, 3}).changed);
   EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 1}));
+  EXPECT_EQ(state_->Chunk(0, 1), bytes_.data() + 1 + kStateChunkBytes) << "its trainer has it";
   RequestOf(Sync());
-  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 0));
-  // A transfer that found nothing to fetch.
-  state_->BeginWriting();
-  End();
+  EXPECT_FALSE(End().changed);
   EXPECT_EQ(changed_, std::vector<uint8_t>(4, 0));
 }
 
 TEST_F(SyncRunnerTest, AWithdrawnSyncNeverReachesTheCore) {
   runner_.Begin(kLocal, Sync(), /*with_step=*/false);
   EXPECT_EQ(runner_.StateOf(kLocal), nullptr);
-  const std::optional<StateSyncInfo> withdrawn = runner_.Withdraw(kLocal);
-  ASSERT_TRUE(withdrawn.has_value());
-  EXPECT_FALSE(withdrawn->torn);
+  EXPECT_EQ(runner_.Withdraw(kLocal), false);
   EXPECT_FALSE(runner_.Withdraw(kLocal).has_value());
   // Another one of the same member; what was dropped is hashed again.
   const LocalId other(5);
@@ -196,8 +198,8 @@ TEST_F(SyncRunnerTest, AWithdrawnSyncNeverReachesTheCore) {
 }
 
 TEST_F(SyncRunnerTest, EndsOfWithdrawnSyncsAreIgnored) {
-  const StateSyncInfo info = runner_.End({kLocal, {Code::kEvicted, "late"}, 0, {}, true, 0, 0});
-  EXPECT_TRUE(info.torn);
+  const StateSyncInfo info = End({Code::kEvicted, "late"});
+  EXPECT_FALSE(info.changed);
   EXPECT_EQ(info.total_us, 0);
 }
 
@@ -208,7 +210,7 @@ class HeldSyncsTest : public SyncRunnerTest {
   // The member is in the background: its call has ended, its tensors are held.
   void Hold() {
     RequestOf(Sync());
-    SyncEnded ended{kLocal};
+    SyncDone ended{kLocal};
     ended.background = true;
     const StateSyncInfo info = runner_.End(ended);
     EXPECT_TRUE(info.background);
@@ -229,36 +231,36 @@ TEST_F(HeldSyncsTest, WhatIsHeldIsThereForTransfersUntilItIsTaken) {
   EXPECT_EQ(runner_.StateOf(kLocal), nullptr);
 }
 
-TEST_F(HeldSyncsTest, NothingIsHashedThatATransferWritesTo) {
+TEST_F(HeldSyncsTest, NothingIsHashedOfWhatIsHeld) {
   Hold();
   state_->digests[0][1] = {};
-  runner_.Begin(kLocal, Sync(), /*with_step=*/true, /*fetching=*/true);
-  const std::vector<Event> events = runner_.TakeEvents();
+  runner_.Begin(kLocal, Sync(), /*with_step=*/true);
+  const std::vector<Event> events = runner_.PopEvents();
   ASSERT_EQ(events.size(), 1u);
-  EXPECT_TRUE(std::get<LocalStep>(events[0]).sync->fetching);
+  EXPECT_TRUE(std::get<LocalStep>(events[0]).sync.has_value());
   EXPECT_EQ(state_->digests[0][1], Hash128{});
 }
 
 TEST_F(HeldSyncsTest, WhatHasChangedIsToldAgainstWhatTheTrainerHas) {
   Hold();
-  state_->digests[0][1] = {1, 2};
+  state_->Fetched(0, 1, {1, 2});
   // Another call in between, while it is fetched.
-  runner_.Begin(kLocal, Sync(), /*with_step=*/false, /*fetching=*/true);
-  runner_.TakeEvents();
-  SyncEnded ended{kLocal};
+  runner_.Begin(kLocal, Sync(), /*with_step=*/false);
+  runner_.PopEvents();
+  SyncDone ended{kLocal};
   ended.background = true;
   runner_.End(ended);
-  state_->digests[2][0] = {3, 4};
+  state_->Fetched(2, 0, {3, 4});
   runner_.End(TakeDone{kLocal, {}, 13, {1, 2}, 77, 3});
   EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 1}));
 }
 
 TEST_F(HeldSyncsTest, ASyncThatEndsAsUsualTellsTheSame) {
   Hold();
-  state_->digests[0][1] = {1, 2};
-  runner_.Begin(kLocal, Sync(), /*with_step=*/false, /*fetching=*/true);
-  runner_.TakeEvents();
-  runner_.End({kLocal, {}, 13, {1, 2}, false, 77, 3});
+  state_->Fetched(0, 1, {1, 2});
+  runner_.Begin(kLocal, Sync(), /*with_step=*/false);
+  runner_.PopEvents();
+  runner_.End(SyncDone{kLocal, {}, 13, {1, 2}, 77, 3});
   EXPECT_EQ(changed_, (std::vector<uint8_t>{0, 1, 0, 0}));
   EXPECT_EQ(runner_.StateOf(kLocal), nullptr);
 }
@@ -296,7 +298,7 @@ class KeptSyncsTest : public SyncRunnerTest {
   StateSyncInfo Commit(LocalId local, uint64_t revision) {
     const SyncRequest request = Begin(local, revision);
     const StateSyncInfo info =
-        runner_.End({local, {}, request.revision, request.state, false, 0, 0});
+        runner_.End(SyncDone{local, {}, request.revision, request.state, 0, 0});
     EXPECT_TRUE(Until([&] { return !runner_.Keeping(local); }));
     return info;
   }
@@ -313,11 +315,16 @@ class KeptSyncsTest : public SyncRunnerTest {
   bool AllAre(uint8_t value) const {
     return std::all_of(bytes_.begin() + 1, bytes_.end(), [&](uint8_t b) { return b == value; });
   }
-  TransferEnded Over(TransferEnded ended) {
-    runner_.TransferOver(std::move(ended));
-    const std::vector<Event> events = Events();
-    EXPECT_EQ(events.size(), 1u);
-    return std::get<TransferEnded>(events.at(0));
+  // What is offered.
+  bool AllOfferedAre(uint8_t value) const {
+    for (size_t tensor = 0; tensor < state_->manifest.size(); ++tensor) {
+      for (uint64_t chunk = 0; chunk < state_->digests[tensor].size(); ++chunk) {
+        const uint8_t* const at = state_->Chunk(tensor, chunk);
+        const uint8_t* const end = at + ChunkBytes(state_->manifest[tensor].bytes, chunk);
+        if (!std::all_of(at, end, [&](uint8_t b) { return b == value; })) return false;
+      }
+    }
+    return true;
   }
 };
 
@@ -326,15 +333,14 @@ TEST_F(KeptSyncsTest, AMemberGoesOnWhereOneOfItsNameWas) {
   const SyncRequest request = Begin(kLocal, 3);
   EXPECT_EQ(request.revision, 20u);
   EXPECT_TRUE(request.kept);
-  EXPECT_TRUE(request.restored);
-  EXPECT_FALSE(request.torn);
-  EXPECT_TRUE(AllAre(7));
+  EXPECT_TRUE(AllOfferedAre(7));
+  EXPECT_TRUE(AllAre(0)) << "before all have agreed on it";
   EXPECT_EQ(request.state, RootOf(state_->manifest, state_->digests));
-  const StateSyncInfo info = runner_.End({kLocal, {}, 20, request.state, false, 0, 0});
+  const StateSyncInfo info = runner_.End(SyncDone{kLocal, {}, 20, request.state, 0, 0});
   EXPECT_TRUE(info.resumed);
-  EXPECT_FALSE(info.replaced);
+  EXPECT_TRUE(info.changed);
   EXPECT_EQ(info.revision, 20u);
-  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1)) << "copies have to be made of all of it";
+  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1)) << "all of it is to be copied";
   // Its own commits are its own: a lower revision later is what the trainer wants.
   EXPECT_EQ(Begin(kLocal, 2).revision, 2u);
 }
@@ -350,113 +356,47 @@ TEST_F(KeptSyncsTest, WhatTheTrainerBringsStaysIfItIsNotOlder) {
   }
 }
 
-TEST_F(KeptSyncsTest, WhatIsTornIsFilledWhateverItsRevision) {
-  Leave("a", 7, 20);
-  StateSync sync = Sync();
-  sync.strategy = control::SyncStrategy::kPopular;
-  sync.revision = 21;
-  sync.torn = true;
-  const SyncRequest request = RequestOf(sync);
-  EXPECT_EQ(request.revision, 20u);
-  EXPECT_FALSE(request.torn);
-  EXPECT_TRUE(request.restored);
-  EXPECT_TRUE(AllAre(7));
-}
-
 TEST_F(KeptSyncsTest, AMemberThatOnlySendsStaysAsItIs) {
   Leave("a", 7, 20);
   EXPECT_EQ(Begin(kLocal, 3, control::SyncStrategy::kSend).revision, 3u);
-  EXPECT_TRUE(AllAre(0));
+  EXPECT_TRUE(AllOfferedAre(0));
   End({Code::kStateMismatch, "no"});
   EXPECT_EQ(Begin(kLocal, 3, control::SyncStrategy::kReceive).revision, 20u);
-  EXPECT_TRUE(AllAre(7));
+  EXPECT_TRUE(AllOfferedAre(7));
 }
 
-TEST_F(KeptSyncsTest, ASyncThatFailsTellsWhatTheTensorsHold) {
+TEST_F(KeptSyncsTest, ASyncThatFailsLeavesTheTensorsAndWhatIsKept) {
   Leave("a", 7, 20);
   Begin(kLocal, 3);
-  const StateSyncInfo info = runner_.End({kLocal, {Code::kAborted, "x"}, 0, {}, false, 0, 0});
-  EXPECT_TRUE(info.resumed);
-  EXPECT_TRUE(info.replaced);
-  EXPECT_EQ(info.revision, 20u);
-  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1));
-  // Offered again, at the revision that was told, it is still what was kept.
-  EXPECT_TRUE(Begin(kLocal, 20).kept);
-  End({Code::kAborted, "x"});
-  // A trainer that works on copies has its own bits and revision: filled again.
-  std::fill(bytes_.begin(), bytes_.end(), uint8_t{0});
-  EXPECT_EQ(Begin(kLocal, 3).revision, 20u);
-  EXPECT_TRUE(AllAre(7));
-}
-
-TEST_F(KeptSyncsTest, ATransferThatBreaksOffIsUndone) {
-  std::fill(bytes_.begin(), bytes_.end(), uint8_t{5});
-  Commit(kLocal, 12);
-  const Hash128 before = RootOf(state_->manifest, state_->digests);
-  std::fill(bytes_.begin(), bytes_.end(), uint8_t{6});
-  Begin(kLocal, 13);
-  // Some of it was fetched.
-  bytes_[100] = 1;
-  state_->digests[0][0] = {};
-  const TransferEnded over = Over({kLocal, {Code::kAborted, "x"}, 1 << 20, {}, {}, true});
-  ASSERT_TRUE(over.put_back.has_value());
-  EXPECT_EQ(over.put_back->revision, 12u);
-  EXPECT_EQ(over.put_back->state, before);
-  EXPECT_TRUE(AllAre(5));
-  const StateSyncInfo info = runner_.End({kLocal, {Code::kAborted, "x"}, 12, before, false, 0, 0});
-  EXPECT_TRUE(info.replaced);
-  EXPECT_FALSE(info.torn);
+  const StateSyncInfo info = End({Code::kAborted, "x"});
   EXPECT_FALSE(info.resumed);
-  EXPECT_EQ(info.revision, 12u);
-  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1));
+  EXPECT_FALSE(info.changed);
+  EXPECT_TRUE(AllAre(0));
+  const SyncRequest again = Begin(kLocal, 3);
+  EXPECT_EQ(again.revision, 20u);
+  EXPECT_TRUE(again.kept);
+  EXPECT_TRUE(AllOfferedAre(7));
 }
 
-TEST_F(KeptSyncsTest, ATransferThatWroteNothingOrEndedWellIsLeftAlone) {
-  Commit(kLocal, 12);
-  bytes_[1] ^= 1;
-  Begin(kLocal, 13);
-  EXPECT_FALSE(Over({kLocal, {Code::kAborted, "x"}, 0, {}, {}, false}).put_back.has_value());
-  EXPECT_FALSE(Over({kLocal, {}, 0, {}, {}, true}).put_back.has_value());
-  EXPECT_FALSE(Over({LocalId(5), {Code::kAborted, "x"}, 0, {}, {}, true}).put_back.has_value());
-}
-
-TEST_F(KeptSyncsTest, WithoutAnythingKeptAMixtureStaysOne) {
-  Begin(kLocal, 13);
-  EXPECT_FALSE(Over({kLocal, {Code::kAborted, "x"}, 0, {}, {}, true}).put_back.has_value());
-}
-
-TEST_F(KeptSyncsTest, WhatWasPutBackAndAgreedOnAfterAllReachesCopies) {
-  Commit(kLocal, 12);
-  const Hash128 before = RootOf(state_->manifest, state_->digests);
-  bytes_[1] ^= 1;
-  Begin(kLocal, 13);
-  bytes_[2] ^= 1;
-  state_->digests[0][0] = {};
-  ASSERT_TRUE(Over({kLocal, {Code::kAborted, "x"}, 0, {}, {}, true}).put_back.has_value());
-  // A coordinator that restarted has elected it.
-  const StateSyncInfo info = runner_.End({kLocal, {}, 12, before, false, 0, 0});
-  EXPECT_TRUE(info.resumed);
-  EXPECT_EQ(changed_, (std::vector<uint8_t>{1, 0, 0, 0}));
-}
-
-TEST_F(KeptSyncsTest, KeptBitsThatAreDamagedMakeATornState) {
+TEST_F(KeptSyncsTest, InPlaceOfKeptBitsThatAreDamagedTheTrainersOwnAreOffered) {
   Leave("a", 7, 20);
   kept_.Find(kLocal.value(), state_->manifest)->places[0][5] ^= 1;
   const SyncRequest request = Begin(kLocal, 3);
-  EXPECT_TRUE(request.torn);
+  EXPECT_EQ(request.revision, 3u);
   EXPECT_FALSE(request.kept);
-  EXPECT_FALSE(request.restored);
+  EXPECT_TRUE(AllOfferedAre(0));
+  const StateSyncInfo info = runner_.End(SyncDone{kLocal, {}, 3, request.state, 0, 0});
+  EXPECT_FALSE(info.resumed);
+  EXPECT_FALSE(info.changed);
 }
 
-TEST_F(KeptSyncsTest, AMemberThatLeavesWhileItsTensorsAreFilledIsToldThatTheyAreTorn) {
+TEST_F(KeptSyncsTest, AMemberMayLeaveWhileWhatIsKeptIsCopied) {
   Leave("a", 7, 20);
   StateSync sync = Sync();
   sync.strategy = control::SyncStrategy::kPopular;
   runner_.Begin(kLocal, sync, /*with_step=*/true);
-  const std::optional<StateSyncInfo> info = runner_.Withdraw(kLocal);
-  ASSERT_TRUE(info.has_value());
-  EXPECT_TRUE(info->torn);
-  EXPECT_EQ(changed_, std::vector<uint8_t>(4, 1)) << "also if this process dies";
+  EXPECT_EQ(runner_.Withdraw(kLocal), true) << "it came with a step";
+  EXPECT_TRUE(AllAre(0));
   EXPECT_EQ(state_->digests[0], std::vector<Hash128>(3)) << "it is hashed before it is offered";
 }
 
@@ -466,13 +406,13 @@ TEST_F(KeptSyncsTest, ASuccessorWaitsForWhatIsStillBeingCopied) {
   std::fill(bytes_.begin(), bytes_.end(), uint8_t{7});
   const SyncRequest offered = Begin(former, 20);
   // A trainer of its own, with tensors of its own: here they lie in the same place.
-  runner_.End({former, {}, 20, offered.state, false, 0, 0});
+  runner_.End(SyncDone{former, {}, 20, offered.state, 0, 0});
   EXPECT_TRUE(runner_.Keeping(former));
   kept_.Remove(former.value());
   const LocalId next(78);
   Join(next, "b");
   EXPECT_EQ(Begin(next, 3).revision, 20u);
-  EXPECT_TRUE(AllAre(7));
+  EXPECT_TRUE(AllOfferedAre(7));
 }
 
 }  // namespace

@@ -55,8 +55,8 @@ class TrainerRequests {
   // The trainer is gone, or was cut off.
   virtual void OnGone(LocalId local, const std::string& reason) = 0;
 
-  // Memory that posts may name from now on; the range will be unmapped after OnRegionRemoved
-  // returns.
+  // Memory that posts may name from now on, other than inboxes of states; the range will be
+  // unmapped after OnRegionRemoved returns, which is called for those, too.
   virtual void OnRegionAdded(const uint8_t* data, size_t bytes) = 0;
   virtual void OnRegionRemoved(const uint8_t* data, size_t bytes) = 0;
 };

@@ -35,7 +35,7 @@ constexpr int kIndexBits = 24;    // of an IoId; the rest is a generation of at 
 constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
 constexpr unsigned kBufferSlots = 16384;             // what the kernel allows
 constexpr size_t kBufferBytesMax = size_t{1} << 30;  // likewise
-constexpr int64_t kDestructorDrainUs = Seconds(1);
+constexpr int64_t kDestructorWaitUs = Seconds(1);
 
 Tick MonotonicNow() {
   timespec ts;
@@ -298,7 +298,7 @@ UringRing::~UringRing() {
     for (size_t i = 0; i < ops_.size(); ++i) {
       if (ops_[i].kind == Kind::kKernel) Cancel(ops_[i].generation << kIndexBits | i);
     }
-    const Tick deadline = MonotonicNow() + kDestructorDrainUs;
+    const Tick deadline = MonotonicNow() + kDestructorWaitUs;
     while (kernel_ops_ > 0 && MonotonicNow() < deadline) {
       FlushOverflow();
       const int rc = Enter(deadline);

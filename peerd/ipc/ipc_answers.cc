@@ -166,7 +166,6 @@ void Server::PostDone(const PostRef& post, const Outcome& outcome, const OpInfo&
   Client& client = *member->client;
   --client.regions.at(it->second.source_region).posts;
   --client.regions.at(it->second.target_region).posts;
-  member->tags.erase(it->second.tag);
   member->posts.erase(it);
   --posts_open_;
   lh_ipc_reply reply = MakeReply(LH_IPC_DONE, post.call, post.local.value(), outcome);

@@ -48,12 +48,10 @@ struct Member {
   std::optional<std::pair<Outcome, StateSyncInfo>> step_sync;
   uint64_t leave_call = 0;  // 0: none open
   struct Post {
-    uint64_t tag = 0;
     uint64_t source_region = 0;
     uint64_t target_region = 0;
   };
   std::map<uint64_t, Post> posts;  // by call
-  std::set<uint64_t> tags;
   // Numbers of the WORLD and PROGRESS frames that say the last about this member, to be overwritten
   // while they wait.
   uint64_t world_frame = 0;

@@ -33,19 +33,15 @@ void PutWorld(const World& world, lh_ipc_reply* reply) {
   reply->world.rank = world.rank;
   reply->world.size = world.size;
   reply->world.pending = world.pending;
-  reply->world.background = world.counts ? 0 : 1;
+  reply->world.background = world.background ? 1 : 0;
 }
 
 uint64_t Nanoseconds(int64_t us) { return us < 0 ? 0 : static_cast<uint64_t>(us) * 1000; }
 
 void PutSync(const StateSyncInfo& info, lh_ipc_reply* reply) {
-  if (info.torn) reply->flags |= LH_IPC_TORN;
   if (info.background) reply->flags |= LH_IPC_BACKGROUND;
   if (info.resumed) reply->flags |= LH_IPC_RESUMED;
-  if (info.replaced) {
-    reply->flags |= LH_IPC_REPLACED;
-    reply->revision = info.revision;
-  }
+  if (info.changed) reply->flags |= LH_IPC_CHANGED;
   if (reply->status != 0) return;  // the text is there
   reply->u.sync.revision = info.revision;
   reply->u.sync.hash_high = info.state.high;

@@ -109,7 +109,7 @@ void Server::AddRegion(Client& client) {
                 absl::IsUnavailable(region.status()) ? Code::kUnavailable : Code::kInvalidArgument,
                 what + std::string(region.status().message()));
   }
-  handler_->OnRegionAdded((*region)->data, (*region)->bytes);
+  if (wanted.flags == 0) handler_->OnRegionAdded((*region)->data, (*region)->bytes);
   client.regions[wanted.region].region = *std::move(region);
   Answer(client, client.request.call, {});
 }
@@ -214,7 +214,7 @@ void Server::Step(Client& client) {
   }
   StateSync sync;
   const bool with_sync = client.request.u.sync.state != 0;
-  if (with_sync && !TakeSync(client, *member, &sync)) return;
+  if (with_sync && !ReadSync(client, *member, &sync)) return;
   member->step_call = client.request.call;
   handler_->OnStep(LocalId(client.request.member), with_sync ? &sync : nullptr);
 }
@@ -231,12 +231,12 @@ void Server::Sync(Client& client) {
     return Deny(client, Code::kFailedPrecondition, "the member takes its state; wait for that");
   }
   StateSync sync;
-  if (!TakeSync(client, *member, &sync)) return;
+  if (!ReadSync(client, *member, &sync)) return;
   member->sync_call = client.request.call;
   handler_->OnSync(LocalId(client.request.member), sync);
 }
 
-bool Server::TakeSync(Client& client, Member& member, StateSync* sync) {
+bool Server::ReadSync(Client& client, Member& member, StateSync* sync) {
   const lh_ipc_sync& wish = client.request.u.sync;
   const auto refuse = [&](Code code, const std::string& why) {
     Deny(client, code, "sync refused: " + why);
@@ -269,8 +269,6 @@ bool Server::TakeSync(Client& client, Member& member, StateSync* sync) {
   sync->state = it->second.state;
   sync->strategy = static_cast<control::SyncStrategy>(wish.strategy);
   sync->revision = wish.revision;
-  sync->restored = (wish.flags & LH_IPC_RESTORED) != 0;
-  sync->torn = (wish.flags & LH_IPC_SYNC_TORN) != 0;
   it->second.syncing = true;
   member.sync_state = wish.state;
   member.step_sync.reset();
@@ -388,16 +386,7 @@ void Server::AllReduce(Client& client) {
   if (!desc.ok()) {
     return Deny(client, Code::kInvalidArgument, std::string(desc.status().message()));
   }
-  if (member->posts.size() >= LH_OPS_OPEN_MAX) {
-    return Deny(client, Code::kUnavailable,
-                absl::StrCat("all-reduce refused: ", member->posts.size(),
-                             " operations of the member are in flight; wait for some"));
-  }
-  if (!member->tags.insert(op.tag).second) {
-    return Deny(client, Code::kInvalidArgument,
-                absl::StrCat("all-reduce refused: tag ", op.tag, " is in flight already"));
-  }
-  member->posts[client.request.call] = {op.tag, op.source.region, op.target.region};
+  member->posts[client.request.call] = {op.source.region, op.target.region};
   ++posts_open_;
   ++source->second.posts;
   ++target->second.posts;

@@ -127,7 +127,7 @@ class RawClient {
           static_cast<uint8_t*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     }
     lh_ipc_request request = Request(LH_IPC_REGION, 1000000 + region);
-    request.u.region = {region, bytes};
+    request.u.region = {region, bytes, 0, 0};
     const int status = Ask(request, {fd});
     close(fd);
     return status;
@@ -174,7 +174,7 @@ TEST(IpcServerTest, CarriesAnOpInSharedMemory) {
       static_cast<float*>(mmap(nullptr, kRegionBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
   for (int i = 0; i < 4; ++i) data[i] = static_cast<float>(i + 1);
   lh_ipc_request region = Request(LH_IPC_REGION, 2);
-  region.u.region = {1, kRegionBytes};
+  region.u.region = {1, kRegionBytes, 0, 0};
   ASSERT_EQ(client.Ask(region, {fd}), 0);
   close(fd);
   const uint64_t member = client.Join();
@@ -289,7 +289,7 @@ TEST(IpcServerTest, RegionsAreSealedMemfdsOfTheirSize) {
   const int invalid = static_cast<int>(Code::kInvalidArgument);
   const auto offer = [&client](int fd, uint64_t bytes) {
     lh_ipc_request request = Request(LH_IPC_REGION, 2);
-    request.u.region = {1, bytes};
+    request.u.region = {1, bytes, 0, 0};
     const int status = client.Ask(request, {fd});
     close(fd);
     return status;
@@ -400,35 +400,6 @@ TEST(IpcServerTest, OpsAreCheckedAgainstTheirRegions) {
   EXPECT_EQ(client.Ask(op), invalid);
   EXPECT_EQ(harness.Stats().requests_refused, 5u);
   EXPECT_EQ(client.Ask(Op(10, member, 1)), 0);
-}
-
-TEST(IpcServerTest, ATagIsInFlightOnce) {
-  Harness harness;
-  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
-  RawClient client(harness.path());
-  const uint64_t member = client.Attach();
-  client.Send(Op(10, member, 1));
-  EXPECT_EQ(client.Ask(Op(11, member, 1)), static_cast<int>(Code::kInvalidArgument));
-  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
-  EXPECT_EQ(client.Status(), 0);
-  client.Send(Op(12, member, 1));
-  EXPECT_TRUE(harness.Until(
-      [](ScriptedHandler& handler, IpcServer&) { return handler.posts.size() == 1; }));
-}
-
-TEST(IpcServerTest, OpsInFlightAreBounded) {
-  Harness harness;
-  harness.Run([](ScriptedHandler& handler, IpcServer&) { handler.hold_posts = true; });
-  RawClient client(harness.path());
-  const uint64_t member = client.Attach();
-  for (uint64_t i = 0; i < LH_OPS_OPEN_MAX; ++i) ASSERT_TRUE(client.Send(Op(10 + i, member, i)));
-  EXPECT_EQ(client.Ask(Op(5000, member, 5000)), static_cast<int>(Code::kUnavailable));
-  EXPECT_EQ(harness.Stats().posts_open, uint32_t{LH_OPS_OPEN_MAX});
-  harness.Run([](ScriptedHandler& handler, IpcServer&) {
-    while (!handler.posts.empty()) handler.FinishPost();
-  });
-  for (uint64_t i = 0; i < LH_OPS_OPEN_MAX; ++i) ASSERT_EQ(client.Status(), 0);
-  EXPECT_EQ(harness.Stats().posts_open, 0u);
 }
 
 TEST(IpcServerTest, AMemberIsAskedForInOrder) {
@@ -601,9 +572,9 @@ TEST(IpcServerTest, LosesNoDescriptors) {
     client.Attach();
     EXPECT_EQ(client.AddRegion(2, 4096), 0);
     lh_ipc_request region = Request(LH_IPC_REGION, 50);
-    region.u.region = {3, 8192};
+    region.u.region = {3, 8192, 0, 0};
     EXPECT_EQ(client.Ask(region, {fd}), static_cast<int>(Code::kInvalidArgument));
-    region.u.region = {3, 4096};
+    region.u.region = {3, 4096, 0, 0};
     // Too many with a request, more than are even looked at, and some that nobody asked for.
     const int ends = static_cast<int>(Code::kFailedPrecondition);
     if (round % 3 == 0) {
@@ -697,8 +668,13 @@ struct StateTrainer {
     for (size_t i = 0; i < shape.size(); ++i) tensor.shape[i] = shape[i];
     tensor.bytes = bytes;
     tensor.data = data;
+    tensor.inbox = data;
     tensor.flags = flags;
     memcpy(memory + kTableAt + index * sizeof tensor, &tensor, sizeof tensor);
+  }
+  void Inbox(size_t index, lh_ipc_range inbox) {
+    memcpy(memory + kTableAt + index * sizeof(lh_ipc_tensor) + offsetof(lh_ipc_tensor, inbox),
+           &inbox, sizeof inbox);
   }
   lh_ipc_request State(uint64_t state, uint32_t count = 2) {
     lh_ipc_request request = Request(LH_IPC_STATE, 50);
@@ -735,7 +711,6 @@ TEST(IpcServerTest, AStateIsHandedOverWithItsMemory) {
   trainer.memory[kTensorsAt + 400] = 1;
   ASSERT_EQ(trainer.Register(), 0) << trainer.client.text();
   lh_ipc_request sync = trainer.Sync(60);
-  sync.u.sync.flags = LH_IPC_RESTORED;
   sync.u.sync.touched = {1, kTouchedAt};
   trainer.memory[kTouchedAt + 1] = 1;
   ASSERT_EQ(trainer.client.Ask(sync), 0);
@@ -751,7 +726,6 @@ TEST(IpcServerTest, AStateIsHandedOverWithItsMemory) {
     const StateSync& got = handler.syncs[0];
     EXPECT_EQ(got.strategy, control::SyncStrategy::kReceive);
     EXPECT_EQ(got.revision, 12u);
-    EXPECT_TRUE(got.restored);
     EXPECT_EQ(got.touched, (std::vector<uint8_t>{0, 1}));
     const LocalState& state = *got.state;
     EXPECT_EQ(state.manifest, (Manifest{{"w", LH_WIRE_FLOAT32, {100}, 400, false},
@@ -759,17 +733,49 @@ TEST(IpcServerTest, AStateIsHandedOverWithItsMemory) {
     EXPECT_EQ(state.Tensor(0)[0], 42);
     EXPECT_EQ(state.Tensor(1)[0], 1);
     ASSERT_EQ(state.changed.size(), 2u);
-    EXPECT_FALSE(got.torn);
     state.changed[1] = 1;
   });
   EXPECT_EQ(trainer.memory[kChangedAt], 0);
   EXPECT_EQ(trainer.memory[kChangedAt + 1], 1);
-  sync.u.sync.flags = LH_IPC_SYNC_TORN;
-  ASSERT_EQ(trainer.client.Ask(sync), 0);
+}
+
+TEST(IpcServerTest, AnInboxIsWhereItsTensorIsOrApartFromAllTensors) {
+  Harness harness;
+  StateTrainer trainer(harness);
+  const auto refused = [&](const std::string& reason) {
+    EXPECT_EQ(trainer.Register(), kInvalid) << reason;
+    EXPECT_TRUE(trainer.Says(reason)) << trainer.client.text();
+  };
+  trainer.Inbox(0, {9, 0});
+  refused("tensor 0 \"w\" has an inbox that lies outside");
+  trainer.Inbox(0, {1, kRegionBytes - 399});
+  refused("has an inbox that lies outside");
+  trainer.Inbox(0, {1, kTensorsAt + 7});
+  refused("share memory");
+  trainer.Inbox(0, {1, kTensorsAt + 405});
+  refused("share memory");
+  trainer.Inbox(0, {1, kTensorsAt + 406});
+  ASSERT_EQ(trainer.Register(), 0) << trainer.client.text();
+  ASSERT_EQ(trainer.client.Ask(trainer.Sync(60)), 0);
   harness.Run([](ScriptedHandler& handler, IpcServer&) {
-    EXPECT_TRUE(handler.syncs.back().torn);
-    EXPECT_FALSE(handler.syncs.back().restored);
+    const LocalState& state = *handler.syncs.back().state;
+    EXPECT_EQ(state.inbox[0], state.places[0] + 406);
+    EXPECT_EQ(state.inbox[1], state.places[1]);
+    handler.syncs.clear();
   });
+}
+
+TEST(IpcServerTest, NobodySendsFromARegionOfInboxes) {
+  Harness harness;
+  RawClient client(harness.path());
+  ASSERT_EQ(client.Ask(Hello()), 0);
+  lh_ipc_request request = Request(LH_IPC_REGION, 2);
+  request.u.region = {1, 8192, LH_IPC_REGION_INBOX, 0};
+  const int fd = MakeMemfd(8192, F_SEAL_SHRINK);
+  EXPECT_EQ(client.Ask(request, {fd}), 0);
+  close(fd);
+  harness.Run([](ScriptedHandler& handler, IpcServer&) { EXPECT_EQ(handler.bytes_added, 0U); });
+  EXPECT_EQ(harness.Stats().arena_bytes, 8192U);
 }
 
 TEST(IpcServerTest, AJoinNamesItsMemberOrTheHelloDid) {
@@ -859,11 +865,10 @@ TEST(IpcServerTest, TheAnswerTellsWhatBecameOfTheTensors) {
   ASSERT_EQ(trainer.Register(), 0);
   harness.Run([](ScriptedHandler& handler, IpcServer&) {
     handler.sync_info.resumed = true;
-    handler.sync_info.replaced = true;
+    handler.sync_info.changed = true;
   });
   ASSERT_EQ(trainer.client.Ask(trainer.Sync(60)), 0);
-  EXPECT_EQ(trainer.client.reply().flags, uint32_t{LH_IPC_RESUMED | LH_IPC_REPLACED});
-  EXPECT_EQ(trainer.client.reply().revision, 12u);
+  EXPECT_EQ(trainer.client.reply().flags, uint32_t{LH_IPC_RESUMED | LH_IPC_CHANGED});
 }
 
 TEST(IpcServerTest, ATableIsCopiedBeforeItIsChecked) {
@@ -995,11 +1000,10 @@ TEST(IpcServerTest, AStepWithASyncHasOneAnswerForBoth) {
   const LocalId local(trainer.member);
   harness.Run(
       [](ScriptedHandler& handler, IpcServer&) { handler.hold_syncs = handler.hold_steps = true; });
-  const auto answered = [&](const Outcome& sync, bool torn, const Outcome& step) {
+  const auto answered = [&](const Outcome& sync, const Outcome& step) {
     trainer.client.Send(trainer.Sync(60, LH_IPC_STEP));
     EXPECT_TRUE(harness.Until([&](ScriptedHandler& handler, IpcServer& server) {
       if (handler.syncs.empty()) return false;
-      handler.sync_info.torn = torn;
       handler.FinishSync(local, sync);
       handler.syncs.clear();
       server.StepDone(local, step, handler.WorldOf(local));
@@ -1010,15 +1014,15 @@ TEST(IpcServerTest, AStepWithASyncHasOneAnswerForBoth) {
   const Outcome aborted{Code::kAborted, "source died"};
   const Outcome evicted{Code::kEvicted, "too late"};
   const lh_ipc_reply& reply = trainer.client.reply();
-  EXPECT_EQ(answered({}, false, {}), 0);
+  EXPECT_EQ(answered({}, {}), 0);
   EXPECT_EQ(reply.flags, uint32_t{LH_IPC_PASSED});
   EXPECT_EQ(reply.u.sync.revision, 12u);
   EXPECT_EQ(reply.world.epoch, 1u);
-  EXPECT_EQ(answered(aborted, true, {}), static_cast<int>(Code::kAborted));
-  EXPECT_EQ(reply.flags, uint32_t{LH_IPC_PASSED | LH_IPC_TORN});
+  EXPECT_EQ(answered(aborted, {}), static_cast<int>(Code::kAborted));
+  EXPECT_EQ(reply.flags, uint32_t{LH_IPC_PASSED});
   EXPECT_TRUE(trainer.Says("source died"));
   EXPECT_EQ(reply.world.epoch, 1u);
-  EXPECT_EQ(answered(aborted, false, evicted), static_cast<int>(Code::kEvicted));
+  EXPECT_EQ(answered(aborted, evicted), static_cast<int>(Code::kEvicted));
   EXPECT_EQ(reply.flags, 0u);
   EXPECT_TRUE(trainer.Says("too late"));
 }
@@ -1169,7 +1173,6 @@ TEST(IpcServerTest, TheEndOfAMemberTellsWhatItsSyncHasDoneThoughItsStepIsOpen) {
   ASSERT_TRUE(
       harness.Until([](ScriptedHandler& handler, IpcServer&) { return !handler.syncs.empty(); }));
   harness.Run([&](ScriptedHandler& handler, IpcServer& server) {
-    handler.sync_info.torn = true;
     handler.FinishSync(LocalId(trainer.member), {Code::kAborted, "source died"});
     server.MemberGone(LocalId(trainer.member), {Code::kEvicted, "too late"});
   });
@@ -1177,7 +1180,7 @@ TEST(IpcServerTest, TheEndOfAMemberTellsWhatItsSyncHasDoneThoughItsStepIsOpen) {
   EXPECT_EQ(trainer.client.reply().type, uint32_t{LH_IPC_GONE});
   EXPECT_EQ(trainer.client.Status(), static_cast<int>(Code::kEvicted));
   EXPECT_EQ(trainer.client.reply().call, 60u);
-  EXPECT_EQ(trainer.client.reply().flags, uint32_t{LH_IPC_TORN});
+  EXPECT_EQ(trainer.client.reply().flags, 0U);
 }
 
 TEST(IpcServerTest, AStateOutlivesItsTrainerAsLongAsItIsHeld) {

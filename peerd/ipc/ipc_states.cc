@@ -14,20 +14,22 @@
 namespace longhaul::peerd::ipc {
 namespace {
 
-// InvalidArgument if two tensors share bytes: a transfer into one would change the other.
+// InvalidArgument if two tensors share bytes, or a tensor and the inbox of another one: what is
+// fetched of the one would change the other.
 absl::Status CheckApart(const LocalState& state) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < state.places.size(); ++i) {
-    if (state.places[i] != nullptr) order.push_back(i);
+  std::vector<std::pair<const uint8_t*, size_t>> order;  // and the tensor
+  for (size_t i = 0; i < state.manifest.size(); ++i) {
+    if (state.manifest[i].bytes == 0) continue;
+    order.emplace_back(state.places[i], i);
+    if (state.inbox[i] != state.places[i]) order.emplace_back(state.inbox[i], i);
   }
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return state.places[a] < state.places[b]; });
+  std::sort(order.begin(), order.end());
   for (size_t k = 1; k < order.size(); ++k) {
-    const size_t low = order[k - 1];
-    const size_t high = order[k];
-    if (state.places[low] + state.manifest[low].bytes <= state.places[high]) continue;
-    return absl::InvalidArgumentError(absl::StrCat("tensors \"", state.manifest[low].name,
-                                                   "\" and \"", state.manifest[high].name,
+    const auto& [low, first] = order[k - 1];
+    const auto& [high, second] = order[k];
+    if (low + state.manifest[first].bytes <= high) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensors \"", state.manifest[first].name,
+                                                   "\" and \"", state.manifest[second].name,
                                                    "\" share memory"));
   }
   return absl::OkStatus();
@@ -61,6 +63,7 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
                                                       const std::vector<lh_ipc_tensor>& table,
                                                       std::set<uint64_t>* regions) {
   auto state = std::make_shared<LocalState>();
+  std::vector<uint8_t*> inboxes;
   uint64_t bytes = 0;
   uint64_t chunks = 0;
   for (size_t i = 0; i < table.size(); ++i) {
@@ -71,11 +74,13 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
       return absl::InvalidArgumentError("all together have more than 2^50 bytes");
     }
     uint8_t* const data = entry.bytes == 0 ? nullptr : Locate(client, entry.data, entry.bytes);
-    if (entry.bytes != 0 && data == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensor ", i, " \"", entry.name, "\" lies outside of the arena"));
+    uint8_t* const inbox = entry.bytes == 0 ? nullptr : Locate(client, entry.inbox, entry.bytes);
+    if (entry.bytes != 0 && (data == nullptr || inbox == nullptr)) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", i, " \"", entry.name, "\"",
+                                                     data == nullptr ? "" : " has an inbox that",
+                                                     " lies outside of the arena"));
     }
-    if (data != nullptr) regions->insert(entry.data.region);
+    if (data != nullptr) regions->insert({entry.data.region, entry.inbox.region});
     state->manifest.push_back({entry.name,
                                entry.dtype,
                                {entry.shape, entry.shape + entry.dims},
@@ -83,6 +88,7 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
                                (entry.flags & LH_IPC_ALLOW_UNEQUAL) != 0});
     state->places.push_back(data);
     state->digests.emplace_back(CountChunks(entry.bytes));
+    inboxes.push_back(inbox);
     bytes += entry.bytes;
     chunks += CountChunks(entry.bytes);
   }
@@ -95,6 +101,7 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
     regions->insert(wish.changed.region);
   }
   LH_RETURN_IF_ERROR(CheckNames(state->manifest));
+  state->FetchInto(std::move(inboxes));
   LH_RETURN_IF_ERROR(CheckApart(*state));
   auto memory = std::make_shared<std::vector<std::shared_ptr<const ArenaRegion>>>();
   for (const uint64_t region : *regions) memory->push_back(client.regions.at(region).region);

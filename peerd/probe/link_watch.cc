@@ -59,7 +59,7 @@ std::optional<Tick> LinkWatch::Measured(PeerId peer) const {
   return link->second.at;
 }
 
-control::LinkReport LinkWatch::TakeReport(Tick now) {
+control::LinkReport LinkWatch::PopReport(Tick now) {
   control::LinkReport report;
   for (auto& [peer, link] : links_) {
     if (link.rate == 0 || now - link.at > kForget) continue;

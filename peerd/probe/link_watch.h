@@ -50,7 +50,7 @@ class LinkWatch {
   // When its bandwidth was seen last; none: never.
   std::optional<Tick> Measured(PeerId peer) const;
   // What has changed by more than a twentieth since it was said, and what is due again.
-  control::LinkReport TakeReport(Tick now);
+  control::LinkReport PopReport(Tick now);
   // A coordinator that has heard nothing.
   void SayAllAgain();
   // Links to others are forgotten.

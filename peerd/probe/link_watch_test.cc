@@ -17,21 +17,21 @@ TEST(LinkWatch, SaysWhatALinkCarried) {
   watch.Add(kOther, {10 * kMega, false, 40000}, At(0));
   watch.Add(kThird, {0, false, 30000}, At(0));
   EXPECT_EQ(
-      watch.TakeReport(At(2)).links,
+      watch.PopReport(At(2)).links,
       (std::vector<LinkMeasure>{{kSelf, kOther, 10 * kMega, 40000, 2000, /*at_least=*/true}}));
-  EXPECT_TRUE(watch.TakeReport(At(3)).links.empty()) << "it was said";
+  EXPECT_TRUE(watch.PopReport(At(3)).links.empty()) << "it was said";
 }
 
 TEST(LinkWatch, SaysOnlyWhatHasChanged) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {100 * kMega, false, 40000}, At(0));
-  watch.TakeReport(At(0));
+  watch.PopReport(At(0));
   watch.Add(kOther, {104 * kMega, false, 40000}, At(1));
-  EXPECT_TRUE(watch.TakeReport(At(1)).links.empty());
+  EXPECT_TRUE(watch.PopReport(At(1)).links.empty());
   watch.Add(kOther, {110 * kMega, false, 40000}, At(2));
-  EXPECT_EQ(watch.TakeReport(At(2)).links.at(0).bytes_per_second, 110 * kMega);
+  EXPECT_EQ(watch.PopReport(At(2)).links.at(0).bytes_per_second, 110 * kMega);
   watch.Add(kOther, {110 * kMega, false, 20000}, At(3));
-  EXPECT_EQ(watch.TakeReport(At(3)).links.at(0).rtt_us, 20000u);
+  EXPECT_EQ(watch.PopReport(At(3)).links.at(0).rtt_us, 20000u);
 }
 
 TEST(LinkWatch, TheHighestOfTheWindowCounts) {
@@ -39,9 +39,9 @@ TEST(LinkWatch, TheHighestOfTheWindowCounts) {
   watch.Add(kOther, {100 * kMega, false, 1000}, At(0));
   watch.Add(kOther, {30 * kMega, false, 1000}, At(5));
   watch.Add(kOther, {60 * kMega, false, 1000}, At(10));
-  EXPECT_EQ(watch.TakeReport(At(10)).links.at(0).bytes_per_second, 100 * kMega);
+  EXPECT_EQ(watch.PopReport(At(10)).links.at(0).bytes_per_second, 100 * kMega);
   watch.Add(kOther, {20 * kMega, false, 1000}, At(21));
-  EXPECT_EQ(watch.TakeReport(At(21)).links.at(0).bytes_per_second, 60 * kMega)
+  EXPECT_EQ(watch.PopReport(At(21)).links.at(0).bytes_per_second, 60 * kMega)
       << "the highest one is too old";
 }
 
@@ -50,27 +50,27 @@ TEST(LinkWatch, TheShortestRoundTripOfTheWindowCounts) {
   watch.Add(kOther, {100 * kMega, false, 5000}, At(0));
   watch.Add(kOther, {100 * kMega, false, 100000}, At(5));
   watch.Add(kOther, {100 * kMega, false, 0}, At(10));
-  EXPECT_EQ(watch.TakeReport(At(10)).links.at(0).rtt_us, 5000u);
+  EXPECT_EQ(watch.PopReport(At(10)).links.at(0).rtt_us, 5000u);
   watch.Add(kOther, {100 * kMega, false, 0}, At(21));
-  EXPECT_TRUE(watch.TakeReport(At(21)).links.empty()) << "it is not known any better";
+  EXPECT_TRUE(watch.PopReport(At(21)).links.empty()) << "it is not known any better";
   watch.Add(kOther, {100 * kMega, false, 120000}, At(22));
-  EXPECT_EQ(watch.TakeReport(At(22)).links.at(0).rtt_us, 100000u) << "another route";
+  EXPECT_EQ(watch.PopReport(At(22)).links.at(0).rtt_us, 100000u) << "another route";
   watch.Add(kOther, {100 * kMega, false, 90000}, At(60));
-  EXPECT_EQ(watch.TakeReport(At(60)).links.at(0).rtt_us, 90000u);
+  EXPECT_EQ(watch.PopReport(At(60)).links.at(0).rtt_us, 90000u);
 }
 
 TEST(LinkWatch, ASenderWithTooLittleToSendShowsALinkIsFasterAndNeverSlower) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {5 * kMega, true, 1000}, At(0));
-  EXPECT_TRUE(watch.TakeReport(At(0)).links.empty()) << "it says next to nothing";
+  EXPECT_TRUE(watch.PopReport(At(0)).links.empty()) << "it says next to nothing";
   watch.Add(kOther, {50 * kMega, false, 1000}, At(1));
   watch.Add(kOther, {20 * kMega, true, 1000}, At(2));
   watch.Add(kOther, {20 * kMega, true, 1000}, At(40));
   EXPECT_EQ(watch.Measured(kOther), At(1));
   EXPECT_FALSE(watch.Measured(kThird));
-  EXPECT_EQ(watch.TakeReport(At(40)).links.at(0).bytes_per_second, 50 * kMega);
+  EXPECT_EQ(watch.PopReport(At(40)).links.at(0).bytes_per_second, 50 * kMega);
   watch.Add(kOther, {80 * kMega, true, 1000}, At(41));
-  EXPECT_EQ(watch.TakeReport(At(41)).links.at(0).bytes_per_second, 80 * kMega);
+  EXPECT_EQ(watch.PopReport(At(41)).links.at(0).bytes_per_second, 80 * kMega);
 }
 
 TEST(LinkWatch, TheFirstSamplesAfterAPauseMakeNoLinkSlower) {
@@ -78,80 +78,80 @@ TEST(LinkWatch, TheFirstSamplesAfterAPauseMakeNoLinkSlower) {
   watch.Add(kOther, {60 * kMega, false, 1000}, At(0));
   watch.Add(kOther, {1 * kMega, false, 1000}, At(70));
   watch.Add(kOther, {2 * kMega, false, 1000}, At(79));
-  EXPECT_EQ(watch.TakeReport(At(79)).links.at(0).bytes_per_second, 60 * kMega);
+  EXPECT_EQ(watch.PopReport(At(79)).links.at(0).bytes_per_second, 60 * kMega);
   watch.Add(kOther, {50 * kMega, false, 1000}, At(80));
-  EXPECT_EQ(watch.TakeReport(At(80)).links.at(0).bytes_per_second, 50 * kMega) << "it is slower";
+  EXPECT_EQ(watch.PopReport(At(80)).links.at(0).bytes_per_second, 50 * kMega) << "it is slower";
   watch.Add(kOther, {70 * kMega, false, 1000}, At(200));
-  EXPECT_EQ(watch.TakeReport(At(200)).links.at(0).bytes_per_second, 70 * kMega)
+  EXPECT_EQ(watch.PopReport(At(200)).links.at(0).bytes_per_second, 70 * kMega)
       << "faster shows at once";
 }
 
 TEST(LinkWatch, WhatWasSeenForAMomentOnlyIsALowerBound) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {20 * kMega, false, 1000}, At(0));
-  EXPECT_TRUE(watch.TakeReport(At(0)).links.at(0).at_least);
+  EXPECT_TRUE(watch.PopReport(At(0)).links.at(0).at_least);
   watch.Add(kOther, {60 * kMega, false, 1000}, At(5));
-  EXPECT_TRUE(watch.TakeReport(At(5)).links.at(0).at_least);
+  EXPECT_TRUE(watch.PopReport(At(5)).links.at(0).at_least);
   watch.Add(kOther, {60 * kMega, false, 1000}, At(10));
-  EXPECT_FALSE(watch.TakeReport(At(10)).links.at(0).at_least);
+  EXPECT_FALSE(watch.PopReport(At(10)).links.at(0).at_least);
   watch.Add(kOther, {70 * kMega, false, 1000}, At(100));
-  EXPECT_FALSE(watch.TakeReport(At(100)).links.at(0).at_least) << "a pause takes nothing back";
+  EXPECT_FALSE(watch.PopReport(At(100)).links.at(0).at_least) << "a pause takes nothing back";
 }
 
 TEST(LinkWatch, AProbeWithFewConnectionsIsALowerBound) {
   LinkWatch watch(kSelf);
   const RateSample probe{15 * kMega, false, 1000, /*few_connections=*/true};
   watch.Add(kOther, probe, At(0));
-  EXPECT_EQ(watch.TakeReport(At(0)).links,
+  EXPECT_EQ(watch.PopReport(At(0)).links,
             (std::vector<LinkMeasure>{{kSelf, kOther, 15 * kMega, 1000, 0, /*at_least=*/true}}));
   watch.Add(kOther, {15 * kMega, false, 1000}, At(10));
-  EXPECT_FALSE(watch.TakeReport(At(10)).links.at(0).at_least) << "an op got as much";
+  EXPECT_FALSE(watch.PopReport(At(10)).links.at(0).at_least) << "an op got as much";
   watch.Add(kOther, {60 * kMega, false, 1000}, At(15));
   watch.Add(kOther, probe, At(100));
   watch.Add(kOther, probe, At(111));
-  EXPECT_EQ(watch.TakeReport(At(111)).links.at(0).bytes_per_second, 60 * kMega);
+  EXPECT_EQ(watch.PopReport(At(111)).links.at(0).bytes_per_second, 60 * kMega);
   // What nobody has confirmed for so long is not known any more.
   watch.Add(kOther, probe, At(700));
-  EXPECT_EQ(watch.TakeReport(At(700)).links.at(0).bytes_per_second, 15 * kMega);
+  EXPECT_EQ(watch.PopReport(At(700)).links.at(0).bytes_per_second, 15 * kMega);
 }
 
 TEST(LinkWatch, WhatLanesGetWhileTheirNumberGrowsIsALowerBound) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {20 * kMega, false, 1000, /*few_connections=*/true}, At(0));
   watch.Add(kOther, {30 * kMega, false, 1000, /*few_connections=*/true}, At(15));
-  EXPECT_TRUE(watch.TakeReport(At(15)).links.at(0).at_least) << "however long it takes";
+  EXPECT_TRUE(watch.PopReport(At(15)).links.at(0).at_least) << "however long it takes";
   watch.Add(kOther, {60 * kMega, false, 1000}, At(16));
-  EXPECT_FALSE(watch.TakeReport(At(16)).links.at(0).at_least);
+  EXPECT_FALSE(watch.PopReport(At(16)).links.at(0).at_least);
   // The path changes, and another number of lanes is looked for.
   watch.Add(kOther, {10 * kMega, false, 1000, /*few_connections=*/true}, At(30));
   watch.Add(kOther, {20 * kMega, false, 1000, /*few_connections=*/true}, At(40));
-  EXPECT_TRUE(watch.TakeReport(At(40)).links.empty());
+  EXPECT_TRUE(watch.PopReport(At(40)).links.empty());
   watch.Add(kOther, {20 * kMega, false, 1000}, At(45));
   watch.Add(kOther, {20 * kMega, false, 1000}, At(55));
-  EXPECT_EQ(watch.TakeReport(At(55)).links.at(0).bytes_per_second, 20 * kMega);
+  EXPECT_EQ(watch.PopReport(At(55)).links.at(0).bytes_per_second, 20 * kMega);
 }
 
 TEST(LinkWatch, SaysItAgainBeforeItIsForgotten) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {50 * kMega, false, 1000}, At(0));
-  EXPECT_EQ(watch.TakeReport(At(0)).links.size(), 1u);
-  EXPECT_TRUE(watch.TakeReport(At(299)).links.empty());
-  EXPECT_EQ(watch.TakeReport(At(300)).links.at(0).age_ms, 300000u);
-  EXPECT_TRUE(watch.TakeReport(At(601)).links.empty()) << "nobody has confirmed it for long";
+  EXPECT_EQ(watch.PopReport(At(0)).links.size(), 1u);
+  EXPECT_TRUE(watch.PopReport(At(299)).links.empty());
+  EXPECT_EQ(watch.PopReport(At(300)).links.at(0).age_ms, 300000u);
+  EXPECT_TRUE(watch.PopReport(At(601)).links.empty()) << "nobody has confirmed it for long";
   watch.SayAllAgain();
-  EXPECT_TRUE(watch.TakeReport(At(601)).links.empty());
+  EXPECT_TRUE(watch.PopReport(At(601)).links.empty());
 }
 
 TEST(LinkWatch, ANewCoordinatorHearsAllOfIt) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {50 * kMega, false, 1000}, At(0));
   watch.Add(kThird, {60 * kMega, false, 1000}, At(0));
-  EXPECT_EQ(watch.TakeReport(At(0)).links.size(), 2u);
+  EXPECT_EQ(watch.PopReport(At(0)).links.size(), 2u);
   watch.SayAllAgain();
-  EXPECT_EQ(watch.TakeReport(At(1)).links.size(), 2u);
+  EXPECT_EQ(watch.PopReport(At(1)).links.size(), 2u);
   watch.Keep({kThird});
   watch.SayAllAgain();
-  EXPECT_EQ(watch.TakeReport(At(2)).links.at(0).to, kThird);
+  EXPECT_EQ(watch.PopReport(At(2)).links.at(0).to, kThird);
 }
 
 TEST(LinkWatch, KeepsFewSamples) {
@@ -161,7 +161,7 @@ TEST(LinkWatch, KeepsFewSamples) {
               At(0) + Millis(15 * i));
   }
   // The oldest are gone, though they were higher.
-  EXPECT_EQ(watch.TakeReport(At(15)).links.at(0).bytes_per_second,
+  EXPECT_EQ(watch.PopReport(At(15)).links.at(0).bytes_per_second,
             (2000 - 1000 + LinkWatch::kSamplesMax) * kMega);
 }
 

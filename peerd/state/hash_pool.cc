@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "peerd/state/fresh_pages.h"
 #include "peerd/state/state_hash.h"
 
 namespace longhaul::peerd {
@@ -27,6 +28,7 @@ struct HashPool::Job {
   JobId id = 0;  // 0: of a single chunk
   std::vector<std::span<const uint8_t>> chunks;
   std::vector<uint8_t*> targets;   // of a copy: where each chunk goes; else empty
+  uint8_t* touch = nullptr;        // the chunk, if it is to be touched and not hashed
   std::vector<Hash128> digests;    // of the chunks; each written by one thread
   std::vector<size_t> per_tensor;  // chunks of each tensor
   // The reactor's.
@@ -40,6 +42,7 @@ struct HashPool::Job {
 
   void Work(size_t chunk) {
     std::span<const uint8_t> bytes = chunks[chunk];
+    if (touch != nullptr) return TouchPages({touch, bytes.size()});
     if (!targets.empty()) {
       memcpy(targets[chunk], bytes.data(), bytes.size());
       bytes = {targets[chunk], bytes.size()};
@@ -59,9 +62,7 @@ struct HashPool::Job {
 };
 
 HashPool::HashPool(uint32_t threads, std::function<void()> wake)
-    : thread_count_(threads), ended_(kEndedMax, std::move(wake)) {
-  LH_CHECK(threads > 0);
-}
+    : thread_count_(threads), ended_(kEndedMax, std::move(wake)) {}
 
 HashPool::~HashPool() {
   {
@@ -75,9 +76,19 @@ HashPool::~HashPool() {
 }
 
 void HashPool::Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) {
-  LH_CHECK(bytes <= kStateChunkBytes);
+  StartAlone({reinterpret_cast<const uint8_t*>(data), bytes}, nullptr, std::move(done));
+}
+
+void HashPool::Touch(std::span<uint8_t> memory, std::function<void()> done) {
+  StartAlone(memory, memory.data(), [done = std::move(done)](Hash128) { done(); });
+}
+
+void HashPool::StartAlone(std::span<const uint8_t> chunk, uint8_t* touch,
+                          std::function<void(Hash128)> done) {
+  LH_CHECK(chunk.size() <= kStateChunkBytes);
   auto job = std::make_shared<Job>();
-  job->chunks.emplace_back(reinterpret_cast<const uint8_t*>(data), bytes);
+  job->chunks.push_back(chunk);
+  job->touch = touch;
   job->chunk_done = std::move(done);
   ++alone_;
   Start(std::move(job));
@@ -177,12 +188,12 @@ void HashPool::Deliver() {
 
 // ------------------------------------------------------------------------------ threads
 
-HashPool::Piece HashPool::NextPiece() {
+HashPool::Piece HashPool::NextPiece(uint64_t limit) {
   std::deque<std::shared_ptr<Job>>& queue = chunks_.empty() ? states_ : chunks_;
   Piece piece{queue.front(), queue.front()->next, queue.front()->next};
   Job& job = *piece.job;
   size_t bytes = 0;
-  while (piece.end < job.chunks.size() && bytes < kPieceBytes) {
+  while (piece.end < job.chunks.size() && bytes < limit) {
     bytes += job.chunks[piece.end++].size();
   }
   job.next = piece.end;
@@ -193,22 +204,33 @@ HashPool::Piece HashPool::NextPiece() {
 void HashPool::Run() {
   mutex_.Lock();
   while (true) {
-    while (!ending_ && chunks_.empty() && states_.empty()) work_.Wait(&mutex_);
+    while (!ending_ && !HasWork()) work_.Wait(&mutex_);
     if (ending_) break;
-    const Piece piece = NextPiece();
-    mutex_.Unlock();
-    Job& job = *piece.job;
-    for (size_t i = piece.begin; i < piece.end; ++i) job.Work(i);
-    mutex_.Lock();
-    job.left -= piece.end - piece.begin;
-    if (job.left > 0) continue;
-    job.posted = true;
-    if (!job.targets.empty()) copied_.SignalAll();
-    mutex_.Unlock();
-    LH_CHECK(ended_.Post(piece.job));
-    mutex_.Lock();
+    WorkOn(NextPiece(kPieceBytes));
   }
   mutex_.Unlock();
+}
+
+void HashPool::WorkOn(const Piece& piece) {
+  mutex_.Unlock();
+  Job& job = *piece.job;
+  for (size_t i = piece.begin; i < piece.end; ++i) job.Work(i);
+  mutex_.Lock();
+  job.left -= piece.end - piece.begin;
+  if (job.left > 0) return;
+  job.posted = true;
+  if (!job.targets.empty()) copied_.SignalAll();
+  mutex_.Unlock();
+  LH_CHECK(ended_.Post(piece.job));
+  mutex_.Lock();
+}
+
+bool HashPool::WorkHere() {
+  LH_CHECK(thread_count_ == 0);
+  MutexLock lock(&mutex_);
+  if (!HasWork()) return false;
+  WorkOn(NextPiece(/*limit=*/1));
+  return true;
 }
 
 }  // namespace longhaul::peerd

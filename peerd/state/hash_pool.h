@@ -1,16 +1,17 @@
 // Threads that hash: single chunks that have come over the network, whole states before a sync, and
-// chunks that they copy.
+// chunks that they copy. They also touch the memory that chunks will come to.
 //
-// Single chunks (Hash) go before states; states are begun in the order they came, and all threads
-// work on one before they begin the next; copies are states in this. Ends come in any order, of
-// states as of chunks. The digests are the same for any number of threads.
+// Single chunks (Hash, Touch) go before states; states are begun in the order they came, and all
+// threads work on one before they begin the next; copies are states in this. Ends come in any
+// order, of states as of chunks. The digests are the same for any number of threads.
 //
 // Memory: `holder` keeps what a state consists of readable, and is released on the reactor thread.
 // Chunks have no holder, see Hasher. Nothing here can be hit by SIGBUS: what trainers share are
 // files sealed against shrinking (ipc_server.cc insists), and their pages are not file-backed.
 //
 // Threads: the reactor's, which `wake` wakes when there is something to deliver; `wake` is called
-// by the pool's own threads. Those start with the first job.
+// by the pool's own threads. Those start with the first job. A pool of 0 threads works when its
+// owner calls WorkHere(), so that a simulation decides when.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,7 @@ class HashPool final : public Hasher {
   // For each tensor the digests of its chunks.
   using Digests = std::vector<std::vector<Hash128>>;
 
-  // `threads` is 1 or more.
+  // 0 threads: only WorkHere() works.
   HashPool(uint32_t threads, std::function<void()> wake);
   // What has not been delivered never is. Waits for the chunks that are being read.
   ~HashPool() override;
@@ -47,6 +48,7 @@ class HashPool final : public Hasher {
   HashPool& operator=(const HashPool&) = delete;
 
   void Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) override;
+  void Touch(std::span<uint8_t> memory, std::function<void()> done) override;
 
   // One chunk to be copied, to memory of as many bytes that does not overlap it.
   struct Copy {
@@ -68,6 +70,8 @@ class HashPool final : public Hasher {
 
   // Runs the callbacks of what has ended; they may start and cancel jobs.
   void Deliver();
+  // Of a pool without threads: works on the chunk that is next. False: there is none.
+  bool WorkHere();
   // Nothing is under way that Deliver() would bring.
   bool idle() const { return open_.empty() && alone_ == 0; }
 
@@ -80,11 +84,19 @@ class HashPool final : public Hasher {
     size_t end = 0;
   };
 
+  void StartAlone(std::span<const uint8_t> chunk, uint8_t* touch,
+                  std::function<void(Hash128)> done);
   JobId Open(std::shared_ptr<Job> job);
   void Start(std::shared_ptr<Job> job);
   void StartThreads();
   void Run();
-  Piece NextPiece() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !chunks_.empty() || !states_.empty();
+  }
+  // Of `limit` bytes or more, unless the job ends before that.
+  Piece NextPiece(uint64_t limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Without the mutex as long as it works.
+  void WorkOn(const Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint32_t thread_count_;
   Mailbox<std::shared_ptr<Job>> ended_;

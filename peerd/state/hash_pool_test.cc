@@ -227,6 +227,34 @@ TEST(HashPoolTest, NothingIsWrittenAfterACopyWasCancelled) {
   }
 }
 
+TEST(HashPoolTest, WithoutThreadsTheOwnerWorksOnOneChunkAtATime) {
+  int woken = 0;
+  HashPool pool(0, [&] { ++woken; });
+  const std::vector<Bytes> tensors = {Random(kStateChunkBytes + 1, 5), Random(100, 6)};
+  HashPool::Digests got;
+  pool.HashTensors(Spans(tensors), nullptr, [&](auto digests) { got = digests; });
+  const HashPool::JobId cancelled = pool.HashTensors({tensors[1]}, nullptr, [](auto) { FAIL(); });
+  Hash128 alone;
+  pool.Hash(reinterpret_cast<const std::byte*>(tensors[1].data()), 100,
+            [&](Hash128 digest) { alone = digest; });
+  EXPECT_EQ(woken, 0);
+  EXPECT_TRUE(pool.WorkHere());  // the single chunk goes first
+  EXPECT_EQ(woken, 1);
+  pool.Deliver();
+  EXPECT_EQ(alone, Expected(tensors)[1][0]);
+  for (int i = 0; i < 3; ++i) {
+    pool.Deliver();
+    EXPECT_TRUE(got.empty());
+    EXPECT_TRUE(pool.WorkHere());
+  }
+  pool.Cancel(cancelled);
+  EXPECT_FALSE(pool.WorkHere());
+  EXPECT_EQ(woken, 2);
+  pool.Deliver();
+  EXPECT_EQ(got, Expected(tensors));
+  EXPECT_TRUE(pool.idle());
+}
+
 TEST(HashPoolTest, EndsInTheMiddleOfItsWork) {
   const Bytes data = Random(32 << 20, 1);
   Owner owner(2);
@@ -236,6 +264,18 @@ TEST(HashPoolTest, EndsInTheMiddleOfItsWork) {
 TEST(HashPoolTest, TheNumberOfThreadsFitsTheMachine) {
   EXPECT_GE(DefaultHashThreads(), 1u);
   EXPECT_LE(DefaultHashThreads(), 8u);
+}
+
+TEST(HashPoolTest, MemoryThatIsTouchedKeepsItsBytes) {
+  Owner owner(2);
+  const Bytes before = Random(kStateChunkBytes, 5);
+  Bytes memory = before;
+  bool touched = false;
+  owner.pool.Touch(memory, [&] { touched = true; });
+  EXPECT_FALSE(owner.pool.idle());
+  ASSERT_TRUE(owner.Until([&] { return touched; }));
+  EXPECT_TRUE(owner.pool.idle());
+  EXPECT_EQ(memory, before);
 }
 
 }  // namespace

@@ -55,21 +55,21 @@ struct ChunkId {
   size_t chunk = 0;
 };
 
-// What is known and differs, as copies from one to the other.
-std::vector<HashPool::Copy> Differences(const MemoryState& from, const MemoryState& to,
-                                        std::vector<ChunkId>* ids) {
-  std::vector<HashPool::Copy> copies;
+// What is known and differs.
+std::vector<ChunkId> Differences(const MemoryState& from, const MemoryState& to) {
+  std::vector<ChunkId> ids;
   for (size_t t = 0; t < from.manifest.size(); ++t) {
     for (size_t c = 0; c < from.digests[t].size(); ++c) {
       const Hash128& digest = from.digests[t][c];
-      if (digest == Hash128{} || digest == to.digests[t][c]) continue;
-      const uint64_t offset = ChunkOffset(c);
-      const uint8_t* const data = from.places[t] + offset;
-      copies.push_back({{data, ChunkBytes(from.manifest[t].bytes, c)}, to.places[t] + offset});
-      ids->push_back({t, c});
+      if (digest != Hash128{} && digest != to.digests[t][c]) ids.push_back({t, c});
     }
   }
-  return copies;
+  return ids;
+}
+
+HashPool::Copy CopyOf(const MemoryState& from, const ChunkId& id, uint8_t* to) {
+  return {{from.Chunk(id.tensor, id.chunk), ChunkBytes(from.manifest[id.tensor].bytes, id.chunk)},
+          to};
 }
 
 }  // namespace
@@ -138,7 +138,7 @@ bool KeptStates::Revision(Local local, const Manifest& manifest, uint64_t* revis
   return true;
 }
 
-std::shared_ptr<const KeptState> KeptStates::Take(Local local, const Manifest& manifest) {
+std::shared_ptr<const KeptState> KeptStates::Inherit(Local local, const Manifest& manifest) {
   const Kept* const found = Accessible(local);
   if (found == nullptr || found->job != 0) return nullptr;
   const Name& name = members_.at(local).name;
@@ -236,11 +236,12 @@ bool KeptStates::Prepare(Local local, const std::shared_ptr<const MemoryState>& 
 bool KeptStates::Copy(const Name& name, const std::shared_ptr<const MemoryState>& state,
                       std::function<void(bool right)> done) {
   Kept& kept = entries_.at(name);
-  std::vector<ChunkId> ids;
-  std::vector<HashPool::Copy> copies = Differences(*state, *kept.state, &ids);
-  if (copies.empty()) return true;
+  std::vector<ChunkId> ids = Differences(*state, *kept.state);
+  if (ids.empty()) return true;
+  std::vector<HashPool::Copy> copies;
   std::vector<Hash128> wanted;
   for (const ChunkId& id : ids) {
+    copies.push_back(CopyOf(*state, id, kept.state->places[id.tensor] + ChunkOffset(id.chunk)));
     wanted.push_back(state->digests[id.tensor][id.chunk]);
     // Not known while it is written.
     kept.state->digests[id.tensor][id.chunk] = {};
@@ -268,6 +269,10 @@ void KeptStates::Copied(const Name& name, bool right) {
   for (const auto& ready : waiting) ready();
 }
 
+std::shared_ptr<void> KeptStates::NewMemory(uint64_t bytes) const {
+  return options_.memory ? options_.memory(bytes) : MapMemory(bytes, unmapper_);
+}
+
 KeptStates::Kept* KeptStates::Create(Local local, Member* member, const MemoryState& state) {
   const uint64_t bytes = BytesToKeep(state.manifest);
   if (!MakeRoom(bytes)) {
@@ -276,7 +281,7 @@ KeptStates::Kept* KeptStates::Create(Local local, Member* member, const MemorySt
   }
   std::shared_ptr<void> memory;
   if (bytes > 0) {
-    memory = MapMemory(bytes, unmapper_);
+    memory = NewMemory(bytes);
     if (memory == nullptr) {
       Refuse(local, member, bytes,
              absl::StrCat("its memory cannot be had (", strerror(errno), ")"));
@@ -344,14 +349,16 @@ HashPool::JobId KeptStates::CopyTo(const std::shared_ptr<const KeptState>& kept,
                                    const std::shared_ptr<MemoryState>& state,
                                    std::function<void(bool)> done) {
   LH_CHECK(kept->manifest == state->manifest);
-  std::vector<ChunkId> ids;
-  std::vector<HashPool::Copy> copies = Differences(*kept, *state, &ids);
-  for (const ChunkId& id : ids) state->digests[id.tensor][id.chunk] = {};
+  std::vector<ChunkId> ids = Differences(*kept, *state);
+  std::vector<HashPool::Copy> copies;
+  for (const ChunkId& id : ids) {
+    copies.push_back(CopyOf(*kept, id, state->BeginFetch(id.tensor, id.chunk)));
+  }
   return pool_->CopyChunks(std::move(copies), Both(kept, state),
                            [kept, state, ids = std::move(ids),
                             done = std::move(done)](const std::vector<Hash128>& digests) {
                              for (size_t i = 0; i < ids.size(); ++i) {
-                               state->digests[ids[i].tensor][ids[i].chunk] = digests[i];
+                               state->Fetched(ids[i].tensor, ids[i].chunk, digests[i]);
                              }
                              done(state->digests == kept->digests);
                            });

@@ -51,6 +51,9 @@ class KeptStates {
   struct Options {
     uint64_t bytes_max = 0;  // of all together; 0: nothing is kept
     int64_t keep_us = 0;     // after its member is gone
+    // Zeros of so many bytes; nullptr: there are none, and errno says why. Without the function:
+    // the pages of a memfd, which a thread gives back.
+    std::function<std::shared_ptr<void>(uint64_t bytes)> memory = nullptr;
   };
 
   // The pool outlives it. `clock`: the reactor's.
@@ -74,7 +77,7 @@ class KeptStates {
   // Of what Find() gives or, once it is copied, will give. False: nothing.
   bool Revision(Local local, const Manifest& manifest, uint64_t* revision) const;
   // The same, and from now on it belongs to the member. The log tells if it does not fit.
-  std::shared_ptr<const KeptState> Take(Local local, const Manifest& manifest);
+  std::shared_ptr<const KeptState> Inherit(Local local, const Manifest& manifest);
   // The member has what one of its name left, and has committed nothing itself.
   bool Inherited(Local local) const;
   // A copy is being made of what one of the member's name committed last.
@@ -95,9 +98,8 @@ class KeptStates {
   bool Prepare(Local local, const std::shared_ptr<const MemoryState>& state,
                std::function<void()> done);
 
-  // Copies what is kept to `state`, of the same manifest: chunks whose digest differs there. Its
-  // digests tell what is there, at the end; 0 until then. `done` runs once: whether `state` is what
-  // is kept. A job that is cancelled leaves a mixture.
+  // Copies what is kept to the inbox of `state`, of the same manifest: chunks whose digest differs
+  // there. `done` runs once: whether `state` is what is kept.
   HashPool::JobId CopyTo(const std::shared_ptr<const KeptState>& kept,
                          const std::shared_ptr<MemoryState>& state, std::function<void(bool)> done);
 
@@ -135,6 +137,7 @@ class KeptStates {
   bool Copy(const Name& name, const std::shared_ptr<const MemoryState>& state,
             std::function<void(bool right)> done);
   bool MakeRoom(uint64_t bytes);
+  std::shared_ptr<void> NewMemory(uint64_t bytes) const;
   Kept* Create(Local local, Member* member, const MemoryState& state);
   void Refuse(Local local, Member* member, uint64_t bytes, const std::string& why);
   void Copied(const Name& name, bool right);

@@ -31,6 +31,7 @@ struct TrainerState : MemoryState {
                 {"rng", LH_WIRE_UINT8, {100}, 100, true}};
     places = {bytes.data(), nullptr, bytes.data() + kTensorBytes};
     Hash();
+    FetchInto(places);
   }
   void Hash() {
     digests = {{}, {}, {HashChunk({places[2], 100})}};
@@ -102,7 +103,7 @@ TEST_F(KeptStatesTest, WhatWasCommittedIsThereForTheNextOfTheName) {
   EXPECT_EQ(kept_->bytes(), kStateBytes);
   kept_->Remove(1);
   kept_->Add(2, kGroup, "a");
-  const auto kept = kept_->Take(2, state->manifest);
+  const auto kept = kept_->Inherit(2, state->manifest);
   ASSERT_NE(kept, nullptr);
   EXPECT_EQ(kept->revision, 12u);
   EXPECT_EQ(kept->root, state->root());
@@ -129,7 +130,7 @@ TEST_F(KeptStatesTest, NamesAndGroupsAreApart) {
   kept_->Add(4, {"other", 3}, "a");
   for (const uint64_t local : {2u, 3u, 4u}) {
     EXPECT_EQ(kept_->Find(local, state->manifest), nullptr) << local;
-    EXPECT_EQ(kept_->Take(local, state->manifest), nullptr) << local;
+    EXPECT_EQ(kept_->Inherit(local, state->manifest), nullptr) << local;
   }
 }
 
@@ -188,7 +189,7 @@ TEST_F(KeptStatesTest, OtherTensorsAreOfNoUseAndReplaceItWhenTheyAreCommitted) {
   kept_->Remove(1);
   kept_->Add(2, kGroup, "a");
   const auto other = std::make_shared<TrainerState>(8, "v");
-  EXPECT_EQ(kept_->Take(2, other->manifest), nullptr);
+  EXPECT_EQ(kept_->Inherit(2, other->manifest), nullptr);
   EXPECT_THAT(log_, HasSubstr("tensor 0 is \\\"v\\\" here and \\\"w\\\" there"));
   EXPECT_EQ(kept_->bytes(), kStateBytes);
   Keep(2, other, 1);
@@ -233,7 +234,7 @@ TEST_F(KeptStatesTest, TheOldestThatWaitsMakesRoomAndThoseThatAreHereDoNot) {
   kept_->Add(6, kGroup, "b");
   EXPECT_NE(kept_->Find(5, state->manifest), nullptr);
   EXPECT_EQ(kept_->Find(6, state->manifest), nullptr) << "it went first";
-  EXPECT_NE(kept_->Take(5, state->manifest), nullptr);
+  EXPECT_NE(kept_->Inherit(5, state->manifest), nullptr);
   EXPECT_EQ(log_.find("state not kept"), std::string::npos);
   Keep(6, state, 6);
   Keep(6, state, 7);
@@ -287,25 +288,25 @@ TEST_F(KeptStatesTest, WhatIsBeingCopiedWhenItsMemberDiesIsWaitedFor) {
   EXPECT_FALSE(ready);
   EXPECT_TRUE(Until([&] { return ready; }));
   EXPECT_TRUE(kept);
-  EXPECT_EQ(kept_->Take(2, state->manifest)->revision, 12u);
+  EXPECT_EQ(kept_->Inherit(2, state->manifest)->revision, 12u);
 }
 
-TEST_F(KeptStatesTest, ChunksThatAreRightAreNotCopiedBack) {
+TEST_F(KeptStatesTest, ChunksThatAreRightAreNotCopied) {
   kept_->Add(1, kGroup, "a");
   const auto state = std::make_shared<TrainerState>(7);
   Keep(1, state, 12);
-  const auto torn = std::make_shared<TrainerState>(7);
-  torn->bytes[3] = 1;  // its digest says that it is right
-  torn->bytes[2 * kStateChunkBytes] = 2;
-  torn->digests[0][2] = {};
-  torn->digests[2][0] = {1, 2};
-  EXPECT_TRUE(Restore(kept_->Find(1, state->manifest), torn));
-  EXPECT_EQ(torn->bytes[3], 1);
-  EXPECT_EQ(torn->bytes[2 * kStateChunkBytes], 7);
-  EXPECT_EQ(torn->digests, state->digests);
+  const auto other = std::make_shared<TrainerState>(7);
+  other->bytes[3] = 1;  // its digest says that it is right
+  other->bytes[2 * kStateChunkBytes] = 2;
+  other->digests[0][2] = {};
+  other->digests[2][0] = {1, 2};
+  EXPECT_TRUE(Restore(kept_->Find(1, state->manifest), other));
+  EXPECT_EQ(other->bytes[3], 1);
+  EXPECT_EQ(other->bytes[2 * kStateChunkBytes], 7);
+  EXPECT_EQ(other->digests, state->digests);
 }
 
-TEST_F(KeptStatesTest, ACopyBackTellsIfItIsNotWhatWasKept) {
+TEST_F(KeptStatesTest, ACopyTellsIfItIsNotWhatWasKept) {
   kept_->Add(1, kGroup, "a");
   const auto state = std::make_shared<TrainerState>(7);
   Keep(1, state, 12);
@@ -323,7 +324,7 @@ TEST_F(KeptStatesTest, WhatIsCopiedAheadIsNobodysAndSparesTheCommitItsCopy) {
   Prepare(1, state);
   EXPECT_EQ(kept_->bytes(), kStateBytes);
   EXPECT_EQ(kept_->Find(1, state->manifest), nullptr);
-  EXPECT_EQ(kept_->Take(1, state->manifest), nullptr);
+  EXPECT_EQ(kept_->Inherit(1, state->manifest), nullptr);
   EXPECT_EQ(kept_->Committed(1), nullptr);
   EXPECT_FALSE(kept_->Inherited(1));
   uint64_t revision = 0;
@@ -374,7 +375,7 @@ TEST_F(KeptStatesTest, ACopyAheadGoesWithItsMember) {
   kept_->Remove(2);
   kept_->Add(3, kGroup, "a");
   EXPECT_FALSE(kept_->Busy(3));
-  EXPECT_EQ(kept_->Take(3, state->manifest), nullptr);
+  EXPECT_EQ(kept_->Inherit(3, state->manifest), nullptr);
   EXPECT_TRUE(kept_->Prepare(3, state, [] { FAIL(); }));
   EXPECT_TRUE(Until([&] { return done; }));
   EXPECT_EQ(kept_->bytes(), 0u);
@@ -390,7 +391,7 @@ TEST_F(KeptStatesTest, NothingIsCopiedAheadOverWhatWasLeftOrWithoutRoom) {
   kept_->Add(2, kGroup, "a");
   const auto other = std::make_shared<TrainerState>(9);
   EXPECT_TRUE(kept_->Prepare(2, other, [] { FAIL(); }));
-  EXPECT_THAT(Bytes(*kept_->Take(2, state->manifest), 0), Each(7));
+  EXPECT_THAT(Bytes(*kept_->Inherit(2, state->manifest), 0), Each(7));
   Restart(kStateBytes - 1);
   kept_->Add(3, kGroup, "a");
   EXPECT_TRUE(kept_->Prepare(3, state, [] { FAIL(); }));

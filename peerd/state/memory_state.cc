@@ -21,6 +21,41 @@ absl::Status Refuse(size_t tensor, const char* what, uint64_t value, const char*
 
 }  // namespace
 
+void MemoryState::FetchInto(std::vector<uint8_t*> where) {
+  LH_CHECK(where.size() == places.size() && digests.size() == places.size());
+  inbox = std::move(where);
+  fetched.clear();
+  for (const std::vector<Hash128>& tensor : digests) fetched.emplace_back(tensor.size());
+}
+
+bool MemoryState::InInbox(size_t tensor, uint64_t chunk) const {
+  if (inbox.empty()) return false;
+  const Hash128& digest = fetched[tensor][chunk];
+  return digest != Hash128{} && digest == digests[tensor][chunk];
+}
+
+const uint8_t* MemoryState::Chunk(size_t tensor, uint64_t chunk) const {
+  return (InInbox(tensor, chunk) ? inbox : places)[tensor] + ChunkOffset(chunk);
+}
+
+uint8_t* MemoryState::BeginFetch(size_t tensor, uint64_t chunk) {
+  fetched[tensor][chunk] = {};
+  digests[tensor][chunk] = {};
+  return inbox[tensor] + ChunkOffset(chunk);
+}
+
+void MemoryState::Fetched(size_t tensor, uint64_t chunk, const Hash128& digest) {
+  fetched[tensor][chunk] = digest;
+  digests[tensor][chunk] = digest;
+}
+
+bool MemoryState::Has(size_t tensor, uint64_t chunk, const Hash128& digest) {
+  if (digests[tensor][chunk] == digest) return true;
+  if (fetched[tensor][chunk] != digest) return false;
+  digests[tensor][chunk] = digest;
+  return true;
+}
+
 uint32_t ChunkBytes(uint64_t tensor_bytes, uint64_t chunk) {
   LH_CHECK(chunk < CountChunks(tensor_bytes));
   return static_cast<uint32_t>(std::min(kStateChunkBytes, tensor_bytes - ChunkOffset(chunk)));

@@ -98,8 +98,8 @@ class StateExchange final : public SegmentListener {
   void Work(Tick now);
   // When to call Work() at the latest; in the past: at once.
   Tick NextDeadline() const;
-  std::vector<Ended> TakeEnded() { return std::exchange(ended_, {}); }
-  std::vector<Compared> TakeCompared() { return std::exchange(compared_, {}); }
+  std::vector<Ended> PopEnded() { return std::exchange(ended_, {}); }
+  std::vector<Compared> PopCompared() { return std::exchange(compared_, {}); }
 
   Stats GetStats() const;
 

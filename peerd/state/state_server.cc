@@ -257,7 +257,7 @@ void StateServer::AnswerChunk(const std::shared_ptr<Answer>& answer,
                               const std::shared_ptr<const MemoryState>& state,
                               const ChunkRequestBody& body, bool copied) {
   const uint32_t bytes = ChunkBytes(state->manifest[body.tensor].bytes, body.chunk);
-  const uint8_t* const data = state->places[body.tensor] + ChunkOffset(body.chunk);
+  const uint8_t* const data = state->Chunk(body.tensor, body.chunk);
   if (copied) {
     AnswerChecked(answer, state->digests[body.tensor][body.chunk], {data, bytes});
   } else {
@@ -316,7 +316,7 @@ void StateServer::SendPiece(const std::shared_ptr<Answer>& answer, Tick now) {
       static_cast<uint32_t>(std::min<uint64_t>(kPieceBytes, answer->size - answer->sent));
   answer->sent += header.payload_bytes;
   stats_.bytes_sent += header.payload_bytes;
-  bucket_.Take(header.payload_bytes, now);
+  bucket_.Spend(header.payload_bytes, now);
   transport_->SendSegment(answer->transfer.link, header, answer->data + header.offset,
                           NewCookie(answer), answer->owner);
 }

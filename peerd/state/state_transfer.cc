@@ -36,7 +36,7 @@ StateTransfer::StateTransfer(TransferSpec spec, Transport* transport, Hasher* ha
       now_(now),
       last_news_(now),
       self_(std::make_shared<StateTransfer*>(this)) {
-  LH_CHECK(spec_.state != nullptr && spec_.state->places.size() == spec_.state->manifest.size());
+  LH_CHECK(spec_.state != nullptr && spec_.state->inbox.size() == spec_.state->manifest.size());
   ChangeSources(spec_.sources, now);
 }
 
@@ -172,18 +172,18 @@ void StateTransfer::AskForDigests(MemberId member, Tick now) {
   const Source& source = sources_.at(member);
   if (Local(source)) {
     const MemoryState* const state = server_->Find(spec_.group, member, spec_.root);
-    return TakeDigests(member, state->digests, now);
+    return AcceptDigests(member, state->digests, now);
   }
   Ask ask{.source = member, .peer = source.peer, .heard = now};
   ask.bytes = CountChunks(spec_.state->manifest) * kDigestBytes;
-  if (ask.bytes == 0) return TakeDigests(member, ParseDigests(spec_.state->manifest, {}), now);
+  if (ask.bytes == 0) return AcceptDigests(member, ParseDigests(spec_.state->manifest, {}), now);
   ask.buffer.resize(ask.bytes);
   ask.place = ask.buffer.data();
   NewAsk(std::move(ask));
 }
 
 // Of all that is compared: chunks to tensors to the root. Of the rest it is the source's word.
-void StateTransfer::TakeDigests(MemberId member, ChunkDigests digests, Tick now) {
+void StateTransfer::AcceptDigests(MemberId member, ChunkDigests digests, Tick now) {
   if (RootOf(spec_.state->manifest, digests) != spec_.root) {
     return Wrong(member, "its digests do not add up to the root");
   }
@@ -199,7 +199,7 @@ void StateTransfer::MakePlan(MemberId only, Tick now) {
   for (uint32_t t = 0; t < manifest.size(); ++t) {
     if (manifest[t].allow_unequal != unequal_) continue;
     for (uint64_t c = 0; c < expected_[t].size(); ++c) {
-      if (spec_.state->digests[t][c] == expected_[t][c]) continue;
+      if (spec_.state->Has(t, c, expected_[t][c])) continue;
       chunks.push_back({t, c, ChunkBytes(manifest[t].bytes, c)});
     }
   }
@@ -248,6 +248,26 @@ void StateTransfer::UpdatePlanSources() {
 }
 
 void StateTransfer::Do(const AskChunk& action, Tick now) {
+  const ChunkToFetch& chunk = action.chunk;
+  if (!spec_.state->FreshInbox(chunk.tensor)) return AskFor(action, now);
+  touching_[action.ask] = {action};
+  hasher_->Touch({spec_.state->BeginFetch(chunk.tensor, chunk.chunk), chunk.bytes},
+                 [self = self_, plan = action.ask] {
+                   StateTransfer* const transfer = *self;
+                   if (transfer == nullptr) return;
+                   transfer->touched_.push_back(plan);
+                   transfer->dirty_ = true;
+                 });
+}
+
+void StateTransfer::OnTouched(AskId plan, Tick now) {
+  const Touching touched = touching_.extract(plan).mapped();
+  if (phase_ == Phase::kEnding) return;
+  if (touched.dropped) return plan_->OnDropped(plan);
+  AskFor(touched.action, now);
+}
+
+void StateTransfer::AskFor(const AskChunk& action, Tick now) {
   const Source& source = sources_.at(action.source);
   Ask ask{.source = action.source,
           .peer = source.peer,
@@ -255,11 +275,15 @@ void StateTransfer::Do(const AskChunk& action, Tick now) {
           .chunk = action.chunk,
           .bytes = action.chunk.bytes,
           .heard = now};
-  ask.place = spec_.state->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk);
+  ask.place = spec_.state->BeginFetch(ask.chunk.tensor, ask.chunk.chunk);
   by_plan_.emplace(action.ask, NewAsk(std::move(ask)));
 }
 
 void StateTransfer::Do(const DropAsk& action) {
+  if (const auto touching = touching_.find(action.ask); touching != touching_.end()) {
+    touching->second.dropped = true;
+    return;
+  }
   const auto it = asks_.find(by_plan_.at(action.ask));
   LH_CHECK(it != asks_.end());
   Ask& ask = it->second;
@@ -281,9 +305,7 @@ void StateTransfer::CopyLocal() {
       Close(it, Ask::Then::kRefused, "does not have the state any more");
       continue;
     }
-    WroteTo(ask);
-    std::memcpy(ask.place, from->places[ask.chunk.tensor] + ChunkOffset(ask.chunk.chunk),
-                ask.bytes);
+    std::memcpy(ask.place, from->Chunk(ask.chunk.tensor, ask.chunk.chunk), ask.bytes);
     copied += ask.bytes;
     ask.placed = ask.got = ask.bytes;
     Hash(it->first, &ask);
@@ -293,10 +315,10 @@ void StateTransfer::CopyLocal() {
 // What has become of the plan, once nothing writes for it any more.
 void StateTransfer::EndPlan() {
   const bool failed = !plan_->failure().empty();
-  if ((!failed && !plan_->done()) || !by_plan_.empty()) return;
+  if ((!failed && !plan_->done()) || !by_plan_.empty() || !touching_.empty()) return;
   const std::string failure = plan_->failure();
   const size_t left_out = plan_->left_out();
-  TakePlan();
+  RetirePlan();
   last_news_ = now_;
   dirty_ = true;
   if (failed && !unequal_) return Fail(failure);
@@ -322,7 +344,7 @@ void StateTransfer::EndPlan() {
   if (!sources_.at(digests_from_).out) MakePlan(digests_from_, now_);
 }
 
-void StateTransfer::TakePlan() {
+void StateTransfer::RetirePlan() {
   past_ += plan_->progress();
   for (const MemberId member : plan_->sources_used()) used_.insert(member);
   plan_.reset();
@@ -445,14 +467,7 @@ absl::StatusOr<uint8_t*> StateTransfer::OnDataHeader(const LinkKey& link,
     return absl::InvalidArgumentError("CHUNK_DATA of more bytes than the answer has");
   }
   ask.placed += header.payload_bytes;
-  WroteTo(ask);
   return ask.place + header.offset;
-}
-
-void StateTransfer::WroteTo(const Ask& ask) {
-  if (!ask.plan) return;
-  wrote_ = true;
-  spec_.state->digests[ask.chunk.tensor][ask.chunk.chunk] = Hash128{};
 }
 
 absl::Status StateTransfer::OnDataReceived(const FrameHeader& header) {
@@ -504,7 +519,7 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
   const bool good = digest == expected_[chunk.tensor][chunk.chunk];
   // Of a member of this host that goes on writing to it.
   const bool changed = !good && spec_.background && ask.peer == spec_.self;
-  if (good) spec_.state->digests[chunk.tensor][chunk.chunk] = digest;
+  if (good) spec_.state->Fetched(chunk.tensor, chunk.chunk, digest);
   if (!good && !ask.dropped && !changed) {
     Wrong(ask.source, absl::StrCat("chunk ", chunk.chunk, " of tensor ", chunk.tensor, " (",
                                    spec_.state->manifest[chunk.tensor].name, ")"));
@@ -583,6 +598,7 @@ void StateTransfer::Work(Tick now) {
   now_ = now;
   if (!arrived_ || now >= due_) LookForNews(now);
   dirty_ = false;
+  for (const AskId plan : std::exchange(touched_, {})) OnTouched(plan, now);
   for (const auto& [id, digest] : std::exchange(hashed_, {})) OnHashed(id, digest, now);
   for (const uint64_t id : std::exchange(digests_in_, {})) {
     const auto it = asks_.find(id);
@@ -591,7 +607,7 @@ void StateTransfer::Work(Tick now) {
     const std::vector<uint8_t> bytes = std::move(it->second.buffer);
     Erase(it);
     if (phase_ == Phase::kDigests && !sources_.at(source).out) {
-      TakeDigests(source, ParseDigests(spec_.state->manifest, bytes), now);
+      AcceptDigests(source, ParseDigests(spec_.state->manifest, bytes), now);
     }
   }
   if (phase_ == Phase::kDigests) WorkDigests(now);
@@ -637,11 +653,10 @@ void StateTransfer::Fail(const std::string& reason) {
 }
 
 void StateTransfer::MaybeEnd() {
-  if (phase_ != Phase::kEnding || !asks_.empty()) return;
+  if (phase_ != Phase::kEnding || !asks_.empty() || !touching_.empty()) return;
   for (const PeerId peer : asked_) SendCancel(peer, 0);
-  if (plan_ != nullptr) TakePlan();
+  if (plan_ != nullptr) RetirePlan();
   result_ = TransferResult{.error = error_,
-                           .wrote = wrote_,
                            .bytes = past_.bytes_received,
                            .bytes_repeated = past_.bytes_repeated,
                            .sources = {used_.begin(), used_.end()},

@@ -1,20 +1,21 @@
-// The side of a transfer that fetches: brings one local state to an elected root.
+// The side of a transfer that fetches: brings one local state to an elected root. All that it
+// writes goes to the inbox of the state (memory_state.h).
 //
 //   digests --(one source's add up to the root)--> chunks --(all here)--> done
 //   chunks --(tensors that may be unequal are wanted, too)--> digests of a source for those
 //   any --(no hope | Stop())--> ending --(nothing writes any more)--> done, with the reason
 //
 // Chunks whose digest is right already are not asked for. What to ask of whom is TransferPlan's;
-// this class moves the bytes: asks over the links, receives straight into the tensors, hashes what
-// is complete, and takes the result to the plan. A source on this host is read from memory, and
-// while there is one others are not asked.
+// this class moves the bytes: has the memory of a chunk touched, asks over the links, receives
+// straight into the inbox, hashes what is complete, and takes the result to the plan. A source on
+// this host is read from memory, and while there is one others are not asked.
 //
 // A source that does not have the state is asked again for detect_ms: the one that fetches may have
 // been told before the one that serves. Where no source is left, or none can be reached, others may
 // be named, those that fetch beside this one and are done above all, or a link may come back: it
 // gives up when nothing was heard from anybody for 4 * detect_ms.
 //
-// Until result() there may be writes to the tensors, and the state, server, hasher and transport
+// Until result() there may be writes to the inbox, and the state, server, hasher and transport
 // have to stay. Whatever is read of the source's own memory happens within Work().
 //
 // Threads: the reactor's. Calls of the transport's listener go to those methods that have their
@@ -58,7 +59,7 @@ struct TransferSpec {
   PeerId self;
   GroupKey group;
   Hash128 root;
-  // Manifest and tensors that are to get this root; its digests say what is there now.
+  // What is to get this root, with an inbox; its digests say what is there now.
   std::shared_ptr<MemoryState> state;
   std::vector<StateSource> sources;
   bool unequal_too = false;  // also the tensors that may be unequal
@@ -69,8 +70,7 @@ struct TransferSpec {
 };
 
 struct TransferResult {
-  std::string error;  // "": the tensors have the root
-  bool wrote = false;
+  std::string error;   // "": the state has the root
   uint64_t bytes = 0;  // of chunks that came and were right
   // That came for nothing: wrong, again, or parts of answers that were broken off.
   uint64_t bytes_repeated = 0;
@@ -110,7 +110,7 @@ class StateTransfer {
   // When to call Work() at the latest; in the past: there is something to do now.
   Tick NextDeadline() const;
 
-  // Set once, when nothing writes to the tensors any more.
+  // Set once, when nothing is written any more.
   const std::optional<TransferResult>& result() const { return result_; }
   const TransferSpec& spec() const { return spec_; }
 
@@ -157,6 +157,11 @@ class StateTransfer {
     std::string reason;
   };
   using Asks = std::map<uint64_t, Ask>;
+  // An ask of the plan that is no Ask yet.
+  struct Touching {
+    AskChunk action;
+    bool dropped = false;
+  };
 
   bool Local(const Source& source) const { return source.peer == spec_.self; }
   bool Reachable(MemberId member, const Source& source) const;
@@ -168,16 +173,18 @@ class StateTransfer {
   void LookForNews(Tick now);
   void WorkDigests(Tick now);
   void AskForDigests(MemberId member, Tick now);
-  void TakeDigests(MemberId member, ChunkDigests digests, Tick now);
+  void AcceptDigests(MemberId member, ChunkDigests digests, Tick now);
   void MakePlan(MemberId only, Tick now);
 
   void WorkChunks(Tick now);
   void UpdatePlanSources();
   void EndPlan();
   // It is over; its figures stay.
-  void TakePlan();
+  void RetirePlan();
   void Do(const AskChunk& action, Tick now);
   void Do(const DropAsk& action);
+  void OnTouched(AskId plan, Tick now);
+  void AskFor(const AskChunk& action, Tick now);
   void CopyLocal();
 
   uint64_t NewAsk(Ask ask);
@@ -190,7 +197,6 @@ class StateTransfer {
   void OnComplete(uint64_t id, Ask* ask);
   void Hash(uint64_t id, Ask* ask);
   void OnHashed(uint64_t id, Hash128 digest, Tick now);
-  void WroteTo(const Ask& ask);
   void Wrong(MemberId member, const std::string& what);
 
   void Fail(const std::string& reason);
@@ -213,6 +219,8 @@ class StateTransfer {
   MemberId plan_only_;  // the plan has this source alone; 0: all
   Asks asks_;
   std::map<AskId, uint64_t> by_plan_;
+  std::map<AskId, Touching> touching_;  // the pages of their memory are being made
+  std::vector<AskId> touched_;
   std::deque<uint64_t> local_;        // asks of a source on this host, to be copied
   std::vector<uint64_t> digests_in_;  // asks for digests that are complete
   std::vector<std::pair<uint64_t, Hash128>> hashed_;
@@ -229,7 +237,6 @@ class StateTransfer {
   TransferPlan::Progress past_;  // of plans that are over, and what came and is not of any
   std::set<MemberId> used_;
   std::set<MemberId> corrupt_;
-  bool wrote_ = false;
   bool measured_ = false;
   std::optional<TransferResult> result_;
   std::shared_ptr<StateTransfer*> self_;  // digests that come later find out if we are gone

@@ -21,7 +21,7 @@ class TokenBucket {
 
   // From then on the next piece may go; in the past: now.
   Tick NextAt() const { return paid_at_; }
-  void Take(uint32_t bytes, Tick now) {
+  void Spend(uint32_t bytes, Tick now) {
     if (bytes_per_second_ == 0) return;
     paid_at_ = std::max(paid_at_, now + -kBurstUs);
     const uint64_t owed = uint64_t{bytes} * uint64_t{1000000} + rest_;

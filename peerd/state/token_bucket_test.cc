@@ -16,26 +16,26 @@ TEST(TokenBucketTest, WithoutALimitEverythingGoesAtOnce) {
   TokenBucket bucket;
   for (int i = 0; i < 1000; ++i) {
     EXPECT_LE(bucket.NextAt(), kStart);
-    bucket.Take(UINT32_MAX, kStart);
+    bucket.Spend(UINT32_MAX, kStart);
   }
 }
 
 TEST(TokenBucketTest, APieceIsPaidForInTime) {
   TokenBucket bucket(1000000);
-  bucket.Take(250000, kStart);
+  bucket.Spend(250000, kStart);
   EXPECT_EQ(bucket.NextAt(), kStart + Millis(250) + -TokenBucket::kBurstUs);
   const Tick next = bucket.NextAt();
-  bucket.Take(1000, next);
+  bucket.Spend(1000, next);
   EXPECT_EQ(bucket.NextAt(), next + Millis(1)) << "nothing is left of the burst";
 }
 
 TEST(TokenBucketTest, APauseIsWorthNoMoreThanTheBurst) {
   TokenBucket bucket(1000000);
-  bucket.Take(1, kStart);
+  bucket.Spend(1, kStart);
   const Tick later = kStart + Seconds(3600);
   uint64_t sent = 0;
   while (bucket.NextAt() <= later) {
-    bucket.Take(1000, later);
+    bucket.Spend(1000, later);
     sent += 1000;
   }
   EXPECT_EQ(sent, 21000u);
@@ -44,10 +44,10 @@ TEST(TokenBucketTest, APauseIsWorthNoMoreThanTheBurst) {
 TEST(TokenBucketTest, RatesThatDoNotDivideAMicrosecondAreKeptExactly) {
   TokenBucket bucket(3000000007);
   Tick now = kStart;
-  bucket.Take(1, now);
+  bucket.Spend(1, now);
   for (int i = 0; i < 3000; ++i) {
     now = std::max(now, bucket.NextAt());
-    bucket.Take(1000000, now);
+    bucket.Spend(1000000, now);
   }
   EXPECT_NEAR(static_cast<double>(bucket.NextAt() - kStart), 1e6, TokenBucket::kBurstUs + 1);
 }
@@ -64,7 +64,7 @@ TEST(TokenBucketTest, OverNoStretchOfTimeMoreThanTheRateAndTheBurst) {
       if (random.Chance(0.1)) now = now + static_cast<int64_t>(random.Below(Seconds(1)));
       now = std::max(now, bucket.NextAt());
       const auto bytes = static_cast<uint32_t>(1 + random.Below(kPieceMax));
-      bucket.Take(bytes, now);
+      bucket.Spend(bytes, now);
       sent.emplace_back(now, bytes);
     }
     for (size_t from = 0; from < sent.size(); from += 7) {

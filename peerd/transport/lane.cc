@@ -36,7 +36,7 @@ Lane::~Lane() = default;
 
 void Lane::Tune(const StreamTuning& tuning) {
   user_timeout_ms_ = tuning.user_timeout_ms;
-  // What could not be set when the lane was new is not missed now.
+  // What could not be set when the lane was new is not called for now.
   if (socket_open_) (void)ring_->sockets().Tune(fd_, tuning);
 }
 

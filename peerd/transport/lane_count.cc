@@ -26,7 +26,7 @@ constexpr uint64_t kShortMin = 2;
 constexpr int64_t kRttUsMin = Millis(10);
 
 // Part of a round trip after lanes had nothing to send: they take at once what they have room for.
-constexpr int64_t kAfterDrained = 2;
+constexpr int64_t kAfterEmptied = 2;
 // What is to be measured may take so many times as long, since there is not always something that
 // waits; if it takes longer, it is not lanes that it waits for.
 constexpr int64_t kPatience = 3;
@@ -76,7 +76,7 @@ bool LaneCount::Probed(uint64_t bytes_per_second) {
 bool LaneCount::Sent(uint64_t bytes, Tick now) {
   const Tick before = std::exchange(last_, now);
   const int64_t us = now - before;
-  const bool drained = std::exchange(drained_, false);
+  const bool emptied = std::exchange(emptied_, false);
   if (us > kPause * rtt_us_) {
     const bool changed = EndBurst(before);
     burst_begun_ = now;
@@ -86,9 +86,9 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
     return changed;
   }
   burst_bytes_ += bytes;
-  if (drained) {
+  if (emptied) {
     burst_idle_us_ += us;
-    skip_until_ = std::max(skip_until_, now + rtt_us_ / kAfterDrained);
+    skip_until_ = std::max(skip_until_, now + rtt_us_ / kAfterEmptied);
   }
   if (settle_us_ > 0) {
     settle_us_ -= us;

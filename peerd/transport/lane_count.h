@@ -54,7 +54,7 @@ class LaneCount {
   // `bytes` were put on lanes. True: lanes() is another number now.
   bool Sent(uint64_t bytes, Tick now);
   // A lane could take more, and there was nothing.
-  void Drained() { drained_ = true; }
+  void QueueEmptied() { emptied_ = true; }
 
  private:
   enum class Kind { kLong, kShort };  // of bursts
@@ -75,7 +75,7 @@ class LaneCount {
   Tick last_;
   Tick skip_until_;
   int64_t settle_us_ = 0;
-  bool drained_ = false;     // since last_
+  bool emptied_ = false;     // since last_
   uint64_t last_rate_ = 0;   // measured just before with as many; 0: nothing
   int unsteady_ = 0;         // measurements in a row that did not agree
   Kind kind_ = Kind::kLong;  // that rate_ and last_rate_ are of

@@ -24,7 +24,7 @@ class LaneCountTest : public ::testing::Test {
     for (; ms > 0; --ms) {
       now_ = now_ + Millis(1);
       const uint64_t carried = std::min(path.rate, count->lanes() * path.lane_rate);
-      if (path.supply < carried) count->Drained();
+      if (path.supply < carried) count->QueueEmptied();
       changes_ += count->Sent(std::min(carried, path.supply), now_);
       most_ = std::max(most_, count->lanes());
     }

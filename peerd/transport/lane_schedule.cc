@@ -98,8 +98,8 @@ bool LaneSchedule::Gave(uint32_t index, uint32_t bytes, Tick now) {
   return count_ && count_->Sent(bytes, now);
 }
 
-void LaneSchedule::Drained() {
-  if (count_) count_->Drained();
+void LaneSchedule::QueueEmptied() {
+  if (count_) count_->QueueEmptied();
 }
 
 bool LaneSchedule::Probed(uint64_t bytes_per_second) {

@@ -42,7 +42,7 @@ class LaneSchedule {
   // It got one. True: lanes_of_use() is another number now.
   bool Gave(uint32_t index, uint32_t bytes, Tick now);
   // It could take more, and there was nothing.
-  void Drained();
+  void QueueEmptied();
   // A probe saw the path carry so much. True: as above.
   bool Probed(uint64_t bytes_per_second);
 

@@ -220,7 +220,7 @@ uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
 // Should the last packets before a pause be lost, nothing behind them tells TCP: it waits for two
 // round trips and more. A PING behind them does.
 void Link::RanDry(DataLane* data, Tick now) {
-  schedule_.Drained();
+  schedule_.QueueEmptied();
   const uint64_t sent = data->segments.sent();
   if (sent == std::exchange(data->sent_dry, sent)) return;
   data->nudge_at = now + std::max(rtt_us_ / 4, kNudgeUsMin);
@@ -309,9 +309,9 @@ void Link::OnLaneSegmentSent(uint64_t cookie) { owner_->OnLinkSegmentSent(cookie
 // ------------------------------------------------------------------------------ receiving
 
 absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const uint8_t> payload) {
-  if (!IsNumbered(header.type)) return TakeFrame(header, payload);
+  if (!IsNumbered(header.type)) return HandleFrame(header, payload);
   absl::Status status = frames_.OnReceived();
-  if (status.ok()) status = TakeFrame(header, payload);
+  if (status.ok()) status = HandleFrame(header, payload);
   if (status.ok() && alive() && frames_.AckIsDue(kFrameHeaderBytes + payload.size())) {
     FrameHeader ack{.type = FrameType::kAck};
     ack.acked = frames_.received();
@@ -320,7 +320,7 @@ absl::Status Link::OnLaneFrame(Lane*, const FrameHeader& header, std::span<const
   return status;
 }
 
-absl::Status Link::TakeFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
+absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload) {
   switch (header.type) {
     case FrameType::kPing: {
       FrameHeader pong{.type = FrameType::kPong};
@@ -660,7 +660,7 @@ LaneStats Link::stats() const {
   return sum;
 }
 
-LinkDelivery Link::TakeDelivery() {
+LinkDelivery Link::PopDelivery() {
   LinkDelivery sum{.link = options_.key, .lanes_growing = schedule_.growing()};
   // The end of an op is sent by few lanes, and with losses slowly.
   const uint64_t bytes = stats().bytes_sent;

@@ -122,7 +122,7 @@ class Link final : public LaneOwner {
   bool finishing() const { return state_ == State::kFinishing; }
   bool established() const { return established_; }
   bool open() const { return open_ && alive(); }
-  // Lanes that end are not missed.
+  // Lanes that end now are not lost.
   bool closing() const { return !closing_lane_.empty(); }
 
   // The side that dials draws the serials of new lanes.
@@ -194,7 +194,7 @@ class Link final : public LaneOwner {
   // Segments that were put on a lane and are not known to have arrived.
   size_t unacked() const { return unacked_; }
   // What the data lanes that were used since the last call have delivered.
-  LinkDelivery TakeDelivery();
+  LinkDelivery PopDelivery();
   // Bytes that have arrived of what the data lanes that stand have sent.
   uint64_t arrived_bytes() const;
 
@@ -228,7 +228,7 @@ class Link final : public LaneOwner {
   void OnLaneEnded(Lane* lane) override;
 
   std::unique_ptr<Lane> MakeControl(int fd);
-  absl::Status TakeFrame(const FrameHeader& header, std::span<const uint8_t> payload);
+  absl::Status HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload);
   absl::Status OnResume(uint64_t acked);
   absl::Status OnAcked(uint64_t acked);
   absl::Status OnLaneLost(const FrameHeader& header);

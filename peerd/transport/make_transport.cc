@@ -71,9 +71,9 @@ class TransportImpl final : public Transport,
   void SetDetectMs(uint32_t detect_ms) override;
   TransportStats GetStats() const override;
   std::vector<LinkStats> GetLinkStats() const override;
-  std::vector<LinkDelivery> TakeDeliveries() override;
+  std::vector<LinkDelivery> PopDeliveries() override;
   bool StartProbe(const LinkKey& key) override { return probing_.Start(key); }
-  std::optional<LinkProbe> TakeProbe() override { return probing_.Take(); }
+  std::optional<LinkProbe> PopProbe() override { return probing_.PopResult(); }
   void Close() override;
   bool closed() const override;
 
@@ -612,7 +612,7 @@ void TransportImpl::CancelDials(Peering* p, const char* why) {
 
 void TransportImpl::OnAdmitted(Peering* p, int fd, const LaneHello& hello,
                                const SocketAddress& remote) {
-  if (hello.kind == LaneKind::kProbe) return probing_.TakeIn(fd);
+  if (hello.kind == LaneKind::kProbe) return probing_.Adopt(fd);
   if (hello.kind == LaneKind::kData) {
     p->link->AddDataLane(fd, hello.lane, hello.lanes, hello.serial);
     Evaluate(p);
@@ -773,12 +773,12 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
   return result;
 }
 
-std::vector<LinkDelivery> TransportImpl::TakeDeliveries() {
+std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
   std::vector<LinkDelivery> result;
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
       if (peer.link == nullptr || !peer.link->open()) continue;
-      const LinkDelivery delivery = peer.link->TakeDelivery();
+      const LinkDelivery delivery = peer.link->PopDelivery();
       if (delivery.bytes_per_second != 0) result.push_back(delivery);
     }
   }

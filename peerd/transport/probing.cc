@@ -81,7 +81,7 @@ void Probing::OnDialled(LaneDial* dial) {
 
 bool Probing::HasRoom() const { return sinks_ < kSinksMax; }
 
-void Probing::TakeIn(int fd) { AddStream(fd, false); }
+void Probing::Adopt(int fd) { AddStream(fd, false); }
 
 void Probing::AddStream(int fd, bool sends) {
   const Tick now = ring_->Now();
@@ -185,7 +185,7 @@ void Probing::End(std::string error) {
   done_(*result_);
 }
 
-std::optional<LinkProbe> Probing::Take() { return std::exchange(result_, std::nullopt); }
+std::optional<LinkProbe> Probing::PopResult() { return std::exchange(result_, std::nullopt); }
 
 void Probing::Close() {
   closing_ = true;

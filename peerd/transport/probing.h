@@ -25,7 +25,8 @@ namespace longhaul::peerd {
 
 class Probing {
  public:
-  // `done`: the probe that was started is over; what it has shown, before Take() gives it away.
+  // `done`: the probe that was started is over; what it has shown, before PopResult() gives it
+  // away.
   Probing(Ring* ring, const TransportOptions* options, EventQueue* events, Alarm* alarm,
           Handshakes* handshakes, RunTable* runs, absl::AnyInvocable<void(const LinkProbe&)> done)
       : ring_(ring),
@@ -38,12 +39,12 @@ class Probing {
   // Connections that the kernel still refers to are left alone.
   ~Probing();
 
-  // See Transport::StartProbe() and TakeProbe().
+  // See Transport::StartProbe() and PopProbe().
   bool Start(const LinkKey& key);
-  std::optional<LinkProbe> Take();
+  std::optional<LinkProbe> PopResult();
   // Whether there is room for one more connection of others' probes; takes it in.
   bool HasRoom() const;
-  void TakeIn(int fd);
+  void Adopt(int fd);
 
   // Stops what has had its time; looks at what our probe has shown, and ends it. When to call
   // again.

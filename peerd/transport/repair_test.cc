@@ -404,7 +404,7 @@ TEST(RepairTest, AsManyOpsAsMembersMayHaveOpenBreakNoLink) {
   world.fake->StallConnection(0, true);
   const uint64_t ops = 4 * LH_OPS_OPEN_MAX;
   for (uint64_t op = 1; op <= ops; ++op) {
-    world.at(0).SendReady(world.at(1).id, op, LH_EAGER_BYTES_MAX);
+    world.at(0).SendReady(world.at(1).id, op, LH_ONE_SHOT_BYTES_MAX);
   }
   for (int i = 0; i < 10; ++i) world.Step();
   world.fake->StallConnection(0, false);

@@ -246,14 +246,14 @@ class Transport : public Links {
   virtual TransportStats GetStats() const = 0;
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
   // Of the links whose data lanes were used since the last call: a system call for each such lane.
-  virtual std::vector<LinkDelivery> TakeDeliveries() = 0;
+  virtual std::vector<LinkDelivery> PopDeliveries() = 0;
 
   // Finds out what a link that is up carries: sends up to kProbeBytesMax, for kProbeUsMax at most,
   // to be thrown away there, over as many connections as the link has data lanes, dialled for it.
-  // One at a time; false: one is under way, or the link is not up. The answer comes by TakeProbe().
+  // One at a time; false: one is under way, or the link is not up. The answer comes by PopProbe().
   virtual bool StartProbe(const LinkKey& link) = 0;
   // The probe that was started is over.
-  virtual std::optional<LinkProbe> TakeProbe() = 0;
+  virtual std::optional<LinkProbe> PopProbe() = 0;
 
   // Stops listening and closes every lane in an orderly way. Of the listener only OnSegmentSent()
   // and OnReceivesDetached() are called after this. Run the ring until closed() or a deadline.

@@ -111,12 +111,12 @@ TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
   world->Open(0, 1);
   ASSERT_TRUE(world->Until([&] { return world->Linked(0, 1); }));
   Transport& sender = *world->at(0).transport;
-  EXPECT_TRUE(sender.TakeDeliveries().empty()) << "nothing was sent";
+  EXPECT_TRUE(sender.PopDeliveries().empty()) << "nothing was sent";
   constexpr uint32_t kBytes = 200000;
   for (int i = 0; i < 2; ++i) world->at(i).memory.resize(16 * kBytes);
   for (int i = 0; i < 16; ++i) world->at(0).Send(PeerId(2), i * kBytes, kBytes, 1000 + i);
   ASSERT_TRUE(world->Until([&] { return world->at(1).segments == 16; }));
-  const std::vector<LinkDelivery> seen = sender.TakeDeliveries();
+  const std::vector<LinkDelivery> seen = sender.PopDeliveries();
   ASSERT_EQ(seen.size(), 1u);
   EXPECT_EQ(seen[0].link, (LinkKey{kRun, PeerId(2)}));
   if (world->fake != nullptr) {
@@ -128,8 +128,8 @@ TEST_P(TransportTest, TellsOnceWhatTheLanesThatWereUsedHaveDelivered) {
     EXPECT_GT(seen[0].bytes_per_second, 0u);
     EXPECT_GT(seen[0].rtt_us, 0u);
   }
-  EXPECT_TRUE(sender.TakeDeliveries().empty());
-  EXPECT_TRUE(world->at(1).transport->TakeDeliveries().empty()) << "it sent nothing";
+  EXPECT_TRUE(sender.PopDeliveries().empty());
+  EXPECT_TRUE(world->at(1).transport->PopDeliveries().empty()) << "it sent nothing";
 }
 
 TEST_P(TransportTest, AFewBytesSayNothingAgainstALink) {
@@ -143,7 +143,7 @@ TEST_P(TransportTest, AFewBytesSayNothingAgainstALink) {
     const int before = world->at(1).segments;
     world->at(0).Send(PeerId(2), 0, bytes, 1000);
     EXPECT_TRUE(world->Until([&] { return world->at(1).segments == before + 1; }));
-    return world->at(0).transport->TakeDeliveries().at(0).limited_by_sender;
+    return world->at(0).transport->PopDeliveries().at(0).limited_by_sender;
   };
   EXPECT_TRUE(limited_after(32 << 10));
   EXPECT_FALSE(limited_after(2 << 20));
@@ -159,12 +159,12 @@ TEST_P(TransportTest, AProbeShowsWhatALinkCarriesAndLeavesItAlone) {
   for (const auto& [from, to] : {std::pair(0, 1), std::pair(1, 0)}) {
     Transport& transport = *world->at(from).transport;
     const LinkKey link{kRun, PeerId(static_cast<uint64_t>(to) + 1)};
-    EXPECT_FALSE(transport.TakeProbe());
+    EXPECT_FALSE(transport.PopProbe());
     EXPECT_FALSE(transport.StartProbe({kRun, PeerId(9)}));
     ASSERT_TRUE(transport.StartProbe(link));
     EXPECT_FALSE(transport.StartProbe(link)) << "one at a time";
     std::optional<LinkProbe> probe;
-    ASSERT_TRUE(world->Until([&] { return (probe = transport.TakeProbe()).has_value(); }));
+    ASSERT_TRUE(world->Until([&] { return (probe = transport.PopProbe()).has_value(); }));
     EXPECT_EQ(probe->link, link);
     EXPECT_EQ(probe->error, "");
     EXPECT_GT(probe->bytes_per_second, 0u);
@@ -192,7 +192,7 @@ TEST_P(TransportTest, AProbeOfAPeerThatGoesAwayEnds) {
   world->at(1).transport->Close();
   std::optional<LinkProbe> probe;
   ASSERT_TRUE(
-      world->Until([&] { return (probe = world->at(0).transport->TakeProbe()).has_value(); }));
+      world->Until([&] { return (probe = world->at(0).transport->PopProbe()).has_value(); }));
   // It may have been quicker.
   EXPECT_EQ(probe->error.empty(), probe->bytes_per_second != 0);
 }
@@ -612,7 +612,7 @@ TEST_P(LongWay, AProbeSaysWithHowManyLanesToBegin) {
   Transport& sender = *world_->at(GetParam()).transport;
   ASSERT_TRUE(sender.StartProbe({kRun, world_->at(1 - GetParam()).id}));
   std::optional<LinkProbe> probe;
-  ASSERT_TRUE(world_->Until([&] { return (probe = sender.TakeProbe()).has_value(); }));
+  ASSERT_TRUE(world_->Until([&] { return (probe = sender.PopProbe()).has_value(); }));
   ASSERT_GT(probe->bytes_per_second, 400000000u) << probe->error;
   ASSERT_TRUE(world_->Until([&] { return stats(0).lanes_up == 65 && stats(1).lanes_up == 65; }));
   EXPECT_EQ(stats(GetParam()).lanes_used, 64u);

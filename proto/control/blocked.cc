@@ -100,10 +100,10 @@ bool IsBlocked(const BlockedPairs& blocked, PeerId x, PeerId y) {
   return std::binary_search(blocked.begin(), blocked.end(), MakeBlockedPair(x, y));
 }
 
-PeerId RelayBetween(const std::vector<PeerId>& ring, const BlockedPairs& blocked, PeerId from,
+PeerId RelayBetween(const std::vector<PeerId>& order, const BlockedPairs& blocked, PeerId from,
                     PeerId to) {
   if (!IsBlocked(blocked, from, to)) return to;
-  for (PeerId peer : ring) {
+  for (PeerId peer : order) {
     if (peer == from || peer == to) continue;
     if (!IsBlocked(blocked, peer, from) && !IsBlocked(blocked, peer, to)) return peer;
   }

@@ -28,9 +28,10 @@ using BlockedPairs = std::vector<BlockedPair>;
 BlockedPair MakeBlockedPair(PeerId x, PeerId y);
 bool IsBlocked(const BlockedPairs& blocked, PeerId x, PeerId y);
 
-// Who carries control frames between two peers of a blocked pair: the first in ring order that is
-// blocked with neither; none if there is nobody. If the two are not blocked it is `to`.
-PeerId RelayBetween(const std::vector<PeerId>& ring, const BlockedPairs& blocked, PeerId from,
+// Who carries control frames between two peers of a blocked pair: the first of `order` that is
+// blocked with neither; none if there is nobody. If the two are not blocked it is `to`. Peers take
+// the order in which they came into the group, so that the relay outlives newcomers and new rings.
+PeerId RelayBetween(const std::vector<PeerId>& order, const BlockedPairs& blocked, PeerId from,
                     PeerId to);
 
 // An order of the same peers in which no blocked pair are neighbours, the last and the first being

@@ -66,13 +66,12 @@ class Generator {
                     Hash()};
     offer.complete = offer.strategy == SyncStrategy::kSend || prng_.Chance(0.5);
     offer.kept = prng_.Chance(0.5);
-    offer.unsettled = !offer.complete && prng_.Chance(0.5);
     return offer;
   }
   SyncVote MakeSyncVote() { return {Group(), Make<MemberId>(), MakeSyncOffer()}; }
-  SyncDone MakeSyncDone() {
-    SyncDone m{Group(), Make<MemberId>(), Any(), {static_cast<Code>(prng_.Below(10)), Words()},
-               Hash(),  prng_.Next()};
+  FetchDone MakeFetchDone() {
+    FetchDone m{Group(), Make<MemberId>(), Any(), {static_cast<Code>(prng_.Below(10)), Words()},
+                Hash(),  prng_.Next()};
     for (uint32_t i = Count(3); i > 0; --i) m.sources.push_back(MemberId(i));
     for (uint32_t i = Count(2); i > 0; --i) m.corrupt.push_back(MemberId(i));
     return m;
@@ -126,14 +125,15 @@ class Generator {
     PrepareEpoch m{.group = Group(), .epoch = Epoch(epoch), .preparation = Any()};
     m.base = Epoch(prng_.Below(epoch));
     m.boundary = Epoch(1 + prng_.Below(epoch));
-    m.attempt = Epoch(prng_.Chance(0.5) ? epoch : prng_.Below(epoch));
-    m.freeze = m.attempt == m.epoch;
+    m.last_freeze = Epoch(prng_.Chance(0.5) ? epoch : prng_.Below(epoch));
+    m.freeze = m.last_freeze == m.epoch;
     for (uint32_t i = 1 + Count(4); i > 0; --i) {
       m.peers.push_back({PeerId(i), Endpoints(), Lanes()});
       for (uint32_t j = 1 + Count(2); j > 0; --j) {
         m.members.push_back(
             {MemberId(10 * i + j), PeerId(i), Epoch(1 + prng_.Below(epoch)), Label()});
-        m.members.back().counts = prng_.Chance(0.3) ? kCountsNotYet : Epoch(prng_.Below(epoch));
+        m.members.back().background_until =
+            prng_.Chance(0.3) ? kInBackground : Epoch(prng_.Below(epoch));
       }
     }
     // Peers stand in falling order: 5 4 3 2 1.
@@ -175,9 +175,9 @@ class Generator {
   StateAgreed MakeStateAgreed() { return {Group(), prng_.Below(LH_REVISION_MAX), Hash(), Hash()}; }
 
   std::vector<PeerMessage> PeerMessages() {
-    return {MakeHello(),      MakeJoin(),        MakeLeave(),    MakeVote(),
-            MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(), MakeHeartbeat(),
-            MakeDraining(),   MakeSyncVote(),    MakeSyncDone(), MakeLinkReport()};
+    return {MakeHello(),      MakeJoin(),        MakeLeave(),     MakeVote(),
+            MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(),  MakeHeartbeat(),
+            MakeDraining(),   MakeSyncVote(),    MakeFetchDone(), MakeLinkReport()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
@@ -491,20 +491,19 @@ TEST(RefusalTest, OffersThatMakeNoSense) {
             "SyncVote: offer.revision is 9223372036854775809, not at most 9223372036854775808");
   EXPECT_EQ(REFUSAL(SyncVote, m->offer.strategy = SyncStrategy::kSend; m->offer.complete = false),
             "SyncVote: offer.complete is 0, not 1, as the member sends");
-  EXPECT_EQ(REFUSAL(SyncVote, m->offer.complete = true; m->offer.unsettled = true),
-            "SyncVote: offer.unsettled is 1, not 0, as the state is complete");
   EXPECT_EQ(REFUSAL(SyncVote, m->member = MemberId()), "SyncVote: member is 0, not an id");
   EXPECT_EQ(REFUSAL(Vote, m->sync = SyncOffer{}), "Vote: sync.number is 0, not an id");
 }
 
 TEST(RefusalTest, EndsOfSyncsThatMakeNoSense) {
-  EXPECT_EQ(REFUSAL(SyncDone, m->number = 0), "SyncDone: number is 0, not an id");
-  EXPECT_EQ(REFUSAL(SyncDone, m->outcome.code = static_cast<Code>(10)),
-            "SyncDone: code is 10, not at most 9");
-  EXPECT_EQ(REFUSAL(SyncDone, m->corrupt.assign(2, MemberId(4))), "SyncDone: corrupt has m4 twice");
-  EXPECT_EQ(REFUSAL(SyncDone, m->sources = {MemberId()}), "SyncDone: sources[0] is 0, not an id");
+  EXPECT_EQ(REFUSAL(FetchDone, m->number = 0), "FetchDone: number is 0, not an id");
+  EXPECT_EQ(REFUSAL(FetchDone, m->outcome.code = static_cast<Code>(10)),
+            "FetchDone: code is 10, not at most 9");
+  EXPECT_EQ(REFUSAL(FetchDone, m->corrupt.assign(2, MemberId(4))),
+            "FetchDone: corrupt has m4 twice");
+  EXPECT_EQ(REFUSAL(FetchDone, m->sources = {MemberId()}), "FetchDone: sources[0] is 0, not an id");
   const auto accepts = [](uint64_t sources) {
-    SyncDone done = Generator(7).MakeSyncDone();
+    FetchDone done = Generator(7).MakeFetchDone();
     done.sources.clear();
     for (uint64_t i = 1; i <= sources; ++i) done.sources.push_back(MemberId(i));
     return ParsePeerMessage(Serialize(PeerMessage(done))).ok();
@@ -585,13 +584,13 @@ TEST(GoldenTest, MessagesOfSyncs) {
   const std::string group = "\x0a\x05\x0a\x03run";
   const std::string offer = std::string("\x08\x05\x10\x02\x18\x0d\x22\x12") + hash(1, 2) +
                             "\x2a\x12" + hash(3, 4) + "\x30\x01\x38\x01";
-  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, true, true, false};
+  const SyncOffer said{5, SyncStrategy::kReceive, 13, manifest, state, true, true};
   EXPECT_EQ(Serialize(PeerMessage(SyncVote{{"run", 0}, MemberId(7), said})),
             std::string("\x82\x01\x3d") + group + "\x10\x07\x1a\x32" + offer);
   EXPECT_EQ(Serialize(PeerMessage(Vote{{"run", 0}, MemberId(7), 9, said})),
             std::string("\x22\x40") + group + "\x10\x07\x18\x09\x82\x01\x32" + offer);
-  const SyncDone done{{"run", 0},    MemberId(7),  5, {Code::kAborted, "x"}, state, 6,
-                      {MemberId(1)}, {MemberId(2)}};
+  const FetchDone done{{"run", 0},    MemberId(7),  5, {Code::kAborted, "x"}, state, 6,
+                       {MemberId(1)}, {MemberId(2)}};
   EXPECT_EQ(Serialize(PeerMessage(done)), std::string("\x8a\x01\x2c") + group +
                                               "\x10\x07\x18\x05\x20\x04\x2a\x01x\x32\x12" +
                                               hash(3, 4) + "\x38\x06\x42\x01\x01\x4a\x01\x02");
@@ -607,7 +606,7 @@ TEST(RefusalTest, EpochsOutOfOrder) {
   EXPECT_NE(REFUSAL(PrepareEpoch, m->base = m->epoch), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->boundary = Epoch(m->epoch.value() + 1)), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->boundary = Epoch()), "");
-  EXPECT_NE(REFUSAL(PrepareEpoch, m->attempt = Epoch(m->epoch.value() + 1)), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->last_freeze = Epoch(m->epoch.value() + 1)), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->freeze = !m->freeze), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].joined = Epoch()), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].joined = Epoch(m->epoch.value() + 1)), "");
@@ -616,8 +615,9 @@ TEST(RefusalTest, EpochsOutOfOrder) {
 TEST(RefusalTest, MembersAndPeersThatDoNotMeet) {
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].peer = PeerId(99)), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.push_back({PeerId(99), {"h:1"}, 0})), "");
-  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].counts = Epoch(m->epoch.value() + 1)), "");
-  EXPECT_EQ(REFUSAL(PrepareEpoch, m->members[0].counts = kCountsNotYet), "");
+  EXPECT_NE(REFUSAL(PrepareEpoch, m->members[0].background_until = Epoch(m->epoch.value() + 1)),
+            "");
+  EXPECT_EQ(REFUSAL(PrepareEpoch, m->members[0].background_until = kInBackground), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->members.clear()), "");
   EXPECT_NE(REFUSAL(PrepareEpoch, m->peers.clear()), "");
 }

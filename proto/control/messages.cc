@@ -17,8 +17,9 @@ std::string MembersFault(const PrepareEpoch& m) {
     if (member.joined > m.epoch) {
       return Refusal("joined", ToString(member.joined), "an epoch up to this one");
     }
-    if (member.counts > m.epoch && member.counts != kCountsNotYet) {
-      return Refusal("counts", ToString(member.counts), "an epoch up to this one, or 2^64 - 1");
+    if (member.background_until > m.epoch && member.background_until != kInBackground) {
+      return Refusal("background_until", ToString(member.background_until),
+                     "an epoch up to this one, or 2^64 - 1");
     }
   }
   if (used.size() == peers.size()) return "";
@@ -44,7 +45,6 @@ std::string GroupState::Fault() const {
 }
 
 std::string SyncOffer::Fault() const {
-  if (unsettled && complete) return Refusal("unsettled", "1", "0, as the state is complete");
   if (!complete && strategy == SyncStrategy::kSend) {
     return Refusal("complete", "0", "1, as the member sends");
   }
@@ -62,10 +62,11 @@ std::string JoinRefused::Fault() const {
 }
 
 std::string PrepareEpoch::Fault() const {
-  if (base >= epoch || boundary > epoch || attempt > epoch || freeze != (attempt == epoch)) {
+  if (base >= epoch || boundary > epoch || last_freeze > epoch ||
+      freeze != (last_freeze == epoch)) {
     return Refusal("epoch",
                    ToString(epoch) + " after " + ToString(base) + " with boundary " +
-                       ToString(boundary) + ", attempt " + ToString(attempt) + ", freeze " +
+                       ToString(boundary) + ", last_freeze " + ToString(last_freeze) + ", freeze " +
                        (freeze ? "1" : "0"),
                    "above its base and consistent");
   }

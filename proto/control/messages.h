@@ -36,7 +36,8 @@ inline constexpr rule::List kEndpoints{1, LH_ENDPOINTS_MAX, rule::Endpoint{LH_EN
 static_assert(kRunNameBytesMax == LH_RUN_NAME_BYTES_MAX);
 static_assert(kOutcomeTextBytesMax == LH_ERROR_TEXT_BYTES_MAX);
 
-// Ops that one peer can have in flight in one group, and ops of others that it can miss.
+// Ops that one peer can have in flight in one group, and ops of others that it may not have
+// reported.
 inline constexpr size_t kOpReportsMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX;
 inline constexpr size_t kMissedOpsMax = 262144;
 
@@ -92,8 +93,8 @@ struct Join {
   // Once the first vote of a ballot is in, the member has so long to vote before it is evicted; 0:
   // for ever.
   uint32_t step_deadline_ms = 0;
-  // Nobody is to wait until it has the group's state: MemberInfo::counts is kCountsNotYet at first,
-  // unless the group is empty.
+  // Nobody is to wait until it has the group's state: MemberInfo::background_until is kInBackground
+  // at first, unless the group is empty.
   bool background = false;
   std::string Fault() const;
   LH_MESSAGE(Join, join, LH_FIELD(request, rule::Needed{}), LH_FIELD(group),
@@ -124,18 +125,16 @@ struct SyncOffer {
   uint64_t revision = 0;
   Hash128 manifest;  // names, order, dtypes, shapes, flags
   Hash128 state;     // the root: of the manifest and of the tensors that are compared
-  // False: the bits are nobody's, since a transfer into them was broken off. It can only receive.
+  // False: it was being fetched when this was offered, and can only receive in this sync. The
+  // trainer's own tensors are as they were: the next offer may be complete.
   bool complete = true;
   // The revision is that of bits which its peer kept of a former member, and which may be of
   // another history of the group: if it is too high, they are outdated.
   bool kept = false;
-  // Not complete, and not known to be broken: a transfer into it is not over, for instance. Offered
-  // again it may be complete.
-  bool unsettled = false;
   std::string Fault() const;
   LH_FIELDS(SyncOffer, LH_FIELD(number, rule::Needed{}), LH_FIELD(strategy),
             LH_FIELD(revision, rule::Range{0, LH_REVISION_MAX}), LH_FIELD(manifest),
-            LH_FIELD(state), LH_FIELD(complete), LH_FIELD(kept), LH_FIELD(unsettled));
+            LH_FIELD(state), LH_FIELD(complete), LH_FIELD(kept));
 };
 
 // The member stands at a step boundary. `number` counts the boundaries of this member from 1.
@@ -145,7 +144,7 @@ struct Vote {
   uint64_t number = 0;
   // Counts from the VoteResult on, as if it came then with a SyncVote.
   std::optional<SyncOffer> sync = std::nullopt;
-  // Of a member in the background: from this boundary on it counts. Its vote carries no offer
+  // Of a member in the background: from this boundary on it contributes. Its vote carries no offer
   // otherwise.
   bool ready = false;
   LH_MESSAGE(Vote, vote, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
@@ -270,7 +269,7 @@ struct SyncVote {
 };
 
 // What the member was told to fetch is here and verified (`outcome` is OK), or will not come.
-struct SyncDone {
+struct FetchDone {
   GroupKey group;
   MemberId member;
   uint64_t number = 0;  // of its offer
@@ -279,7 +278,7 @@ struct SyncDone {
   uint64_t bytes = 0;             // received
   std::vector<MemberId> sources;  // who sent any of them
   std::vector<MemberId> corrupt;  // whose bits were not what they said, and were not used
-  LH_MESSAGE(SyncDone, sync_done, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
+  LH_MESSAGE(FetchDone, fetch_done, LH_FIELD(group), LH_FIELD(member, rule::Needed{}),
              LH_FIELD(number, rule::Needed{}), LH_FIELD(outcome, rule::Flat{}), LH_FIELD(state),
              LH_FIELD(bytes), LH_FIELD(sources, rule::List{0, LH_SYNC_SOURCES_MAX}),
              LH_FIELD(corrupt, rule::List{0, LH_SYNC_SOURCES_MAX}));
@@ -311,7 +310,7 @@ struct LinkReport {
 };
 
 using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
-                                 Heartbeat, Draining, SyncVote, SyncDone, LinkReport>;
+                                 Heartbeat, Draining, SyncVote, FetchDone, LinkReport>;
 
 // ---------------------------------------------------------------- coordinator to peer
 
@@ -362,7 +361,7 @@ struct VoteResult {
 };
 
 // Of a member in the background (docs/adr/0014-shared-state.md, "Joiners").
-inline constexpr Epoch kCountsNotYet{UINT64_MAX};
+inline constexpr Epoch kInBackground{UINT64_MAX};
 
 struct MemberInfo {
   MemberId member;
@@ -370,12 +369,12 @@ struct MemberInfo {
   Epoch joined;  // the epoch that admitted it
   std::string name;
   // Ops of older boundaries than this one leave its input out, syncs do not wait for it before. 0:
-  // it counts in all that it takes part in.
-  Epoch counts;
+  // it contributes to all that it takes part in.
+  Epoch background_until;
   MemberId Key() const { return member; }
   LH_FIELDS(MemberInfo, LH_FIELD(member, rule::Needed{}), LH_FIELD(peer, rule::Needed{}),
             LH_FIELD(joined, rule::Needed{}),
-            LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(counts));
+            LH_FIELD(name, rule::Name{0, LH_MEMBER_NAME_BYTES_MAX}), LH_FIELD(background_until));
 };
 
 struct PeerInfo {
@@ -402,10 +401,10 @@ struct LinkCost {
 struct PrepareEpoch {
   GroupKey group;
   Epoch epoch;
-  Epoch base;                       // the committed epoch that it follows; 0 for the first
-  Epoch boundary;                   // newest epoch up to this one that admitted members
-  Epoch attempt;                    // newest epoch up to this one that froze ops
-  bool freeze = false;              // epoch == attempt: ops in flight are frozen, judged, redone
+  Epoch base;           // the committed epoch that it follows; 0 for the first
+  Epoch boundary;       // newest epoch up to this one that admitted members
+  Epoch last_freeze;    // newest epoch up to this one that froze ops
+  bool freeze = false;  // epoch == last_freeze: ops in flight are frozen, judged, redone
   std::vector<MemberInfo> members;  // in rank order
   std::vector<PeerInfo> peers;      // in ring order
   // Pairs that get no link: RingFault() finds nothing. What the two have to say to each other goes
@@ -419,7 +418,7 @@ struct PrepareEpoch {
   uint64_t preparation = 0;
   std::string Fault() const;
   LH_MESSAGE(PrepareEpoch, prepare_epoch, LH_FIELD(group), LH_FIELD(epoch, rule::Needed{}),
-             LH_FIELD(base), LH_FIELD(boundary, rule::Needed{}), LH_FIELD(attempt),
+             LH_FIELD(base), LH_FIELD(boundary, rule::Needed{}), LH_FIELD(last_freeze),
              LH_FIELD(freeze), LH_FIELD(members, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(peers, rule::List{1, LH_MEMBERS_MAX}),
              LH_FIELD(blocked, rule::List{0, LH_BLOCKED_PAIRS_MAX}),
@@ -508,7 +507,7 @@ enum class SyncAction : uint8_t {
   kEnd = 1,  // `outcome`; OK: committed, all have the state
   // It has the elected state. Wait for kEnd; others may ask it for chunks.
   kServe = 2,
-  // Get the elected state from the sources, then SyncDone. May be said again: sources that are not
+  // Get the elected state from the sources, then FetchDone. May be said again: sources that are not
   // named any more are gone, others have come.
   kFetch = 3,
 };

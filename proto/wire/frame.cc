@@ -33,7 +33,7 @@ bool CarriesAck(FrameType type) {
 absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   switch (type) {
     case FrameType::kReady:
-      if (bytes < kReadyBodyBytes || bytes > kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
+      if (bytes < kReadyBodyBytes || bytes > kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX) {
         return Refuse("payload_bytes of READY", bytes, "48 to 4144");
       }
       return absl::OkStatus();
@@ -59,7 +59,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
       return absl::OkStatus();
     case FrameType::kRelay:
       if (bytes < kRelayBodyBytes ||
-          bytes > kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX) {
+          bytes > kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX) {
         return Refuse("payload_bytes of RELAY", bytes, "80 to 4224");
       }
       return absl::OkStatus();
@@ -77,10 +77,10 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   }
   return absl::OkStatus();
 }
-static_assert(kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4144);
+static_assert(kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX == 4144);
 static_assert(kRelayBodyBytes == 80);
-static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX == 4224);
-static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX <=
+static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX == 4224);
+static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX <=
               LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
@@ -210,17 +210,17 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
     return Refuse("result_members", body.result_members,
                   body.result_epoch ? "1 to 1024" : "0 without a result");
   }
-  if (body.result_epoch && (!IsEager(body.desc) || body.local_mismatch)) {
+  if (body.result_epoch && (!IsOneShot(body.desc) || body.local_mismatch)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not eager"));
+        absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not one-shot"));
   }
-  const uint64_t eager = IsEager(body.desc) ? body.desc.bytes() : 0;
+  const uint64_t one_shot = IsOneShot(body.desc) ? body.desc.bytes() : 0;
   // A sender whose own members disagree has no input to offer.
   const bool nothing = body.local_mismatch && reader.remaining() == 0;
-  if (reader.remaining() != eager && !nothing) {
+  if (reader.remaining() != one_shot && !nothing) {
     return absl::InvalidArgumentError(absl::StrCat("READY for ", ToString(body.desc), " carries ",
                                                    reader.remaining(), " bytes of input, not ",
-                                                   eager));
+                                                   one_shot));
   }
   return body;
 }

@@ -43,7 +43,7 @@ enum class FrameType : uint8_t {
   // ms longer than usual it may say nothing
   kPing = 1,
   kPong = 2,
-  kReady = 3,  // op: the sender's ordinal. Payload: ReadyBody, then an eager input or a result
+  kReady = 3,  // op: the sender's ordinal. Payload: ReadyBody, then a one-shot input or a result
   kDone = 4,   // op: the receiver's ordinal. flags bit 0: refused
   kData = 5,   // op: the receiver's ordinal. offset, phase, payload: the segment
   // The sender needs data lanes that the receiver has to dial. flags bit 0: if they cannot be
@@ -136,7 +136,7 @@ std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
                                              LaneKind kind);
 
-// The fixed part of a READY's payload, 48 bytes; an eager input or a result follows:
+// The fixed part of a READY's payload, 48 bytes; a one-shot input or a result follows:
 //   0 boundary u64 | 8 tag u64 | 16 the fields of OpDesc in their order | 32 zero 3 bytes
 //  35 local_mismatch u8 | 36 result_members u32 | 40 result_epoch u64
 struct ReadyBody {

@@ -21,7 +21,7 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 8
+#define LH_IPC_VERSION 9
 
 enum lh_ipc_type {
   /* requests */
@@ -37,7 +37,7 @@ enum lh_ipc_type {
   LH_IPC_UNSTATE = 10,   /* u.state.state; refused while a sync uses it */
   LH_IPC_SYNC = 11,      /* member, u.sync; DONE when the members' states are equal */
   LH_IPC_KEPT = 12,      /* member, u.state.state; DONE with u.kept: what peerd keeps for it */
-  LH_IPC_TAKE = 13,      /* member, u.take; DONE when what was agreed on last is all there */
+  LH_IPC_TAKE = 13,      /* member, u.take; DONE when what was agreed on last is all here */
   LH_IPC_PREPARE = 14,   /* u.state.state; DONE when all its tensors are hashed: to the next sync
                             they are as after one that ended well. Nobody writes until then */
   /* replies */
@@ -54,9 +54,17 @@ struct lh_ipc_hello {
   char name[LH_MEMBER_NAME_BYTES_MAX + 8]; /* for people, NUL-terminated */
 };
 
+enum lh_ipc_region_flags {
+  /* Only inboxes of states lie in it. Its pages come as peerd writes to them, and the trainer gives
+   * them back (MADV_REMOVE) when it has copied what came: peerd never pins them. */
+  LH_IPC_REGION_INBOX = 1
+};
+
 struct lh_ipc_region {
   uint64_t region; /* chosen by the trainer, not 0 */
   uint64_t bytes;
+  uint32_t flags;
+  uint32_t zero;
 };
 
 struct lh_ipc_join {
@@ -99,11 +107,12 @@ struct lh_ipc_members {
   uint32_t zero;
 };
 
-/* A state: `count` entries of struct lh_ipc_tensor at `table`. `changed` has one byte for each
- * chunk of each tensor, in order: when a sync ends, it is 1 where the chunk came from others. While
- * one is on, some of it is not 0 before peerd writes to any tensor: should peerd die, that is all
- * that its trainer learns; so the trainer clears it before a request. Both are the trainer's again
- * after UNSTATE; the ranges of tensors do not overlap. */
+/* A state: `count` entries of struct lh_ipc_tensor at `table`. Peerd reads a tensor at `data`, and
+ * writes what it fetches of it to `inbox`. `changed` has one byte for each chunk of each tensor, in
+ * order: when a SYNC, a STEP or a TAKE ends well, it is 1 where the chunk came from others, and the
+ * trainer copies it from the inbox to where it has the tensor. A call that fails, and a peerd that
+ * dies, leave the trainer's tensors as they were. All of it is the trainer's again after UNSTATE;
+ * no two ranges overlap. */
 struct lh_ipc_state {
   uint64_t state; /* chosen by the trainer, not 0 */
   struct lh_ipc_range table;
@@ -119,19 +128,13 @@ struct lh_ipc_tensor {
   uint64_t shape[LH_STATE_DIMS_MAX];      /* 0 beyond `dims` */
   uint64_t bytes;                         /* 0: without elements; data is 0, too */
   struct lh_ipc_range data;               /* of any alignment */
-  uint8_t dtype;                          /* lh_wire_dtype or LH_WIRE_BOOL */
+  /* `data` itself where that is a copy of the trainer's tensor, made anew before each call; else as
+   * many bytes elsewhere. */
+  struct lh_ipc_range inbox;
+  uint8_t dtype; /* lh_wire_dtype or LH_WIRE_BOOL */
   uint8_t dims;
   uint8_t flags;
   uint8_t zero[5];
-};
-
-/* At most one of them. Of a state that is in the background neither says anything: peerd knows. */
-enum lh_ipc_sync_flags {
-  /* every byte was written since the last sync, from a checkpoint for instance */
-  LH_IPC_RESTORED = 1,
-  /* A transfer into it broke off, maybe of another member or with another peerd, and it was not put
-   * right since: it is never a source, and is fetched where anybody has something. */
-  LH_IPC_SYNC_TORN = 2
 };
 
 /* In a STEP the state may be 0: none, and so is the rest then. Nobody writes to the tensors until
@@ -143,12 +146,11 @@ struct lh_ipc_sync {
    * Region 0: all of them may have. */
   struct lh_ipc_range touched;
   uint32_t strategy; /* lh_wire_strategy */
-  uint32_t flags;
+  uint32_t zero;
 };
 
-/* The tensors that a member in the background has handed over (LH_IPC_BACKGROUND) are its own
- * again, or, after this time, LH_DEADLINE_EXCEEDED: not yet. No sync of the member is open
- * meanwhile. */
+/* All that was agreed on last is here (LH_IPC_BACKGROUND), to be copied; or, after this time,
+ * LH_DEADLINE_EXCEEDED: not yet. No sync of the member is open meanwhile. */
 struct lh_ipc_take {
   uint32_t timeout_ms; /* at most LH_STEP_DEADLINE_MS_MAX */
   uint32_t zero;
@@ -179,7 +181,7 @@ struct lh_ipc_world {
   uint32_t rank;
   uint32_t size;
   uint32_t pending;    /* members waiting for admission */
-  uint32_t background; /* 1: this member's input does not count yet */
+  uint32_t background; /* 1: this member's input is not in results yet */
 };
 
 struct lh_ipc_op_info {
@@ -230,17 +232,14 @@ struct lh_ipc_progress {
 /* A STEP may be refused, its sync may, or both: `status` is the first of these that is not OK. */
 enum lh_ipc_reply_flags {
   LH_IPC_PASSED = 1, /* DONE of STEP: the boundary is behind the member, whatever the status */
-  LH_IPC_TORN = 2,   /* a transfer into the state broke off: what its tensors hold is of no use */
-  /* The tensors were filled from what peerd had kept of a member of this name, since the trainer
-   * brought a lower revision, or a transfer broke off. Those chunks count as changed, too. */
-  LH_IPC_RESUMED = 4,
-  /* status is not OK, and the tensors hold another state than the trainer brought: that of
-   * `revision`. */
-  LH_IPC_REPLACED = 8,
+  /* What peerd had kept of a member of this name took the place of the trainer's tensors, since the
+   * trainer brought a lower revision. Those chunks count as changed, too. */
+  LH_IPC_RESUMED = 2,
   /* DONE of SYNC, STEP and TAKE: the member is in the background. What others agree on is fetched
-   * into its tensors, which nobody else touches until TAKE ends well or a later sync says no more
-   * of this. */
-  LH_IPC_BACKGROUND = 16
+   * into the inbox of its state, whose tensors nobody writes to until TAKE ends well or a later
+   * sync says no more of this. */
+  LH_IPC_BACKGROUND = 4,
+  LH_IPC_CHANGED = 8 /* chunks are marked as changed */
 };
 
 struct lh_ipc_reply {
@@ -259,13 +258,12 @@ struct lh_ipc_reply {
     struct lh_ipc_members_page members;
     char text[LH_ERROR_TEXT_BYTES_MAX + 8]; /* status not OK: NUL-terminated */
   } u;
-  uint64_t revision; /* with LH_IPC_REPLACED; else 0 */
 };
 
 #if defined(__cplusplus)
 static_assert(sizeof(struct lh_ipc_request) == 256, "wire size");
-static_assert(sizeof(struct lh_ipc_reply) == 528, "wire size");
-static_assert(sizeof(struct lh_ipc_tensor) == 360, "wire size");
+static_assert(sizeof(struct lh_ipc_reply) == 520, "wire size");
+static_assert(sizeof(struct lh_ipc_tensor) == 376, "wire size");
 #endif
 
 #endif /* LONGHAUL_PROTO_WIRE_IPC_H_ */

@@ -82,10 +82,7 @@ inline std::string IpcSyncError(const lh_ipc_sync& sync) {
   if (sync.strategy < LH_WIRE_POPULAR || sync.strategy > LH_WIRE_SEND) {
     return "strategy " + std::to_string(sync.strategy);
   }
-  if ((sync.flags & ~uint32_t{LH_IPC_RESTORED | LH_IPC_SYNC_TORN}) != 0) {
-    return "unknown flags of a sync";
-  }
-  if (sync.flags == (LH_IPC_RESTORED | LH_IPC_SYNC_TORN)) return "a state both restored and torn";
+  if (sync.zero != 0) return "reserved bytes are not zero";
   if (sync.touched.region == 0 && sync.touched.offset != 0) return "an offset in no region";
   return "";
 }
@@ -127,6 +124,10 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
     case LH_IPC_UNREGION:
       if (request.member != 0) return "member in a request that has none";
       if (request.u.region.region == 0) return "region is 0";
+      if ((request.u.region.flags & ~uint32_t{LH_IPC_REGION_INBOX}) != 0) {
+        return "unknown flags of a region";
+      }
+      if (request.u.region.zero != 0) return "reserved bytes are not zero";
       break;
     case LH_IPC_JOIN:
       if (request.member != 0) return "member in a request that has none";
@@ -255,7 +256,8 @@ inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
   if (tensor.bytes != (empty ? 0 : count * element)) {
     return "its shape and its " + std::to_string(tensor.bytes) + " bytes do not fit together";
   }
-  if (empty && (tensor.data.region != 0 || tensor.data.offset != 0)) {
+  if (empty && (tensor.data.region != 0 || tensor.data.offset != 0 || tensor.inbox.region != 0 ||
+                tensor.inbox.offset != 0)) {
     return "a place for no elements";
   }
   return "";

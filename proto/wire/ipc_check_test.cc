@@ -48,7 +48,7 @@ TEST(IpcProtocolErrorTest, PassesWhatAClientSends) {
   EXPECT_TRUE(Fine(Hello(), /*greeted=*/false));
   EXPECT_TRUE(Fine(Join()));
   lh_ipc_request region = Request(LH_IPC_REGION);
-  region.u.region = {7, 4096};
+  region.u.region = {7, 4096, 0, 0};
   EXPECT_TRUE(Fine(region, true, 1));
   lh_ipc_request step = Request(LH_IPC_STEP);
   step.member = 3;
@@ -149,9 +149,16 @@ TEST(IpcProtocolErrorTest, RefusesWrongMagicTypeAndCall) {
 
 TEST(IpcProtocolErrorTest, DescriptorsComeWithRegionsOnlyAndOneEach) {
   lh_ipc_request region = Request(LH_IPC_REGION);
-  region.u.region = {7, 4096};
+  region.u.region = {7, 4096, 0, 0};
   EXPECT_FALSE(Fine(region, true, 0));
   EXPECT_FALSE(Fine(region, true, 2));
+  EXPECT_TRUE(Fine(region, true, 1));
+  region.u.region.flags = LH_IPC_REGION_INBOX;
+  EXPECT_TRUE(Fine(region, true, 1));
+  region.u.region.flags = 2;
+  EXPECT_FALSE(Fine(region, true, 1));
+  region.u.region = {7, 4096, 0, 1};
+  EXPECT_FALSE(Fine(region, true, 1));
   EXPECT_FALSE(Fine(Join(), true, 1));
 }
 
@@ -224,15 +231,10 @@ lh_ipc_request Sync(uint32_t type = LH_IPC_SYNC) {
 TEST(IpcProtocolErrorTest, ASyncNamesMemberStateAndStrategy) {
   EXPECT_TRUE(Fine(Sync()));
   lh_ipc_request request = Sync();
-  request.u.sync.flags = LH_IPC_RESTORED;
   request.u.sync.touched = {1, 64};
   EXPECT_TRUE(Fine(request));
-  request.u.sync.flags = LH_IPC_SYNC_TORN;
-  EXPECT_TRUE(Fine(request));
-  for (const uint32_t flags : {LH_IPC_RESTORED | LH_IPC_SYNC_TORN, 4}) {
-    request.u.sync.flags = flags;
-    EXPECT_FALSE(Fine(request)) << flags;
-  }
+  request.u.sync.zero = 1;
+  EXPECT_FALSE(Fine(request));
   request = Sync();
   request.u.sync.touched = {0, 64};
   EXPECT_FALSE(Fine(request));
@@ -284,6 +286,7 @@ lh_ipc_tensor Tensor() {
   tensor.shape[1] = 5;
   tensor.bytes = 30;
   tensor.data = {1, 7};
+  tensor.inbox = {2, 64};
   return tensor;
 }
 
@@ -303,6 +306,8 @@ TEST(IpcTensorErrorTest, TakesTensorsScalarsAndEmptyOnes) {
   tensor.bytes = 0;
   EXPECT_NE(IpcTensorError(tensor), "") << "it is nowhere";
   tensor.data = {0, 0};
+  EXPECT_NE(IpcTensorError(tensor), "") << "it has an inbox";
+  tensor.inbox = {0, 0};
   EXPECT_EQ(IpcTensorError(tensor), "");
 }
 
@@ -418,7 +423,7 @@ TEST(ParseIpcOpTest, AOneShotOpIsSmall) {
   op.source.region = 1;
   op.target.region = 2;
   op.source.offset = op.target.offset = 0;
-  op.count = LH_EAGER_BYTES_MAX / 4;
+  op.count = LH_ONE_SHOT_BYTES_MAX / 4;
   EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20)->algorithm, Algorithm::kOneShot);
   ++op.count;
   EXPECT_EQ(ParseIpcOp(op, 1 << 20, 1 << 20).status().message(),

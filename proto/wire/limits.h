@@ -33,11 +33,11 @@
 #define LH_OP_TURN_BYTES_MAX (4u << 20)
 
 /* An all-reduce of at most this many bytes travels inside its READY frames. */
-#define LH_EAGER_BYTES_MAX 4096
+#define LH_ONE_SHOT_BYTES_MAX 4096
 /* Payload of one DATA frame. */
 #define LH_SEGMENT_BYTES_MAX (4u << 20)
 /* Payload of one frame on a control lane. */
-#define LH_CONTROL_PAYLOAD_BYTES_MAX (128 + LH_EAGER_BYTES_MAX)
+#define LH_CONTROL_PAYLOAD_BYTES_MAX (128 + LH_ONE_SHOT_BYTES_MAX)
 /* Elements of one tensor. */
 #define LH_COUNT_MAX ((uint64_t)1 << 48)
 
@@ -97,9 +97,9 @@
 
 /* One message on the control stream. The longest is the report of the ops in flight when an epoch
  * freezes: about 16 bytes for each other peer and each op that is done, aborts on faults or has at
- * most LH_EAGER_BYTES_MAX; others need no more than 40 in all. So with 1024 peers some 500 such ops
- * fit, with 400 all of LH_OPS_OPEN_MAX. A peer that has more loses its control stream each time it
- * reports them, and is removed as silent. */
+ * most LH_ONE_SHOT_BYTES_MAX; others need no more than 40 in all. So with 1024 peers some 500 such
+ * ops fit, with 400 all of LH_OPS_OPEN_MAX. A peer that has more loses its control stream each time
+ * it reports them, and is removed as silent. */
 #define LH_CONTROL_MESSAGE_BYTES_MAX (8u << 20)
 
 #endif /* LONGHAUL_PROTO_WIRE_LIMITS_H_ */

@@ -34,9 +34,9 @@ size_t SizeOf(DType dtype) {
   return 0;
 }
 
-bool IsEager(const OpDesc& desc) {
+bool IsOneShot(const OpDesc& desc) {
   const bool may = desc.algorithm == Algorithm::kAuto || desc.algorithm == Algorithm::kOneShot;
-  return may && desc.count <= LH_EAGER_BYTES_MAX && desc.bytes() <= LH_EAGER_BYTES_MAX;
+  return may && desc.count <= LH_ONE_SHOT_BYTES_MAX && desc.bytes() <= LH_ONE_SHOT_BYTES_MAX;
 }
 
 std::string OpDesc::Fault() const {
@@ -44,9 +44,10 @@ std::string OpDesc::Fault() const {
   if (min_world == 1) {
     return Refusal("min_world", "1", "0 or 2 to " + std::to_string(LH_MEMBERS_MAX));
   }
-  if (algorithm != Algorithm::kOneShot || IsEager(*this)) return "";
-  return "a one-shot op has at most " + std::to_string(LH_EAGER_BYTES_MAX) + " bytes, this one " +
-         std::to_string(bytes()) + "; leave the algorithm to Longhaul, or choose mesh or ring";
+  if (algorithm != Algorithm::kOneShot || IsOneShot(*this)) return "";
+  return "a one-shot op has at most " + std::to_string(LH_ONE_SHOT_BYTES_MAX) +
+         " bytes, this one " + std::to_string(bytes()) +
+         "; leave the algorithm to Longhaul, or choose mesh or ring";
 }
 
 std::string ToString(const OpDesc& desc) {

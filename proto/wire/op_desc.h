@@ -89,7 +89,7 @@ struct OpDesc {
 };
 
 // Whether an op of this description travels inside its READYs.
-bool IsEager(const OpDesc& desc);
+bool IsOneShot(const OpDesc& desc);
 
 // "sum of float32 x 1048576 min_world 5": as it stands in the error when descriptors differ.
 // Options that have their defaults are left out.

@@ -43,7 +43,7 @@ enum lh_wire_on_fault { LH_WIRE_RETRY = 0, LH_WIRE_ABORT = 1 };
  * of an op that ran, and whose members were all at one peer. */
 enum lh_wire_algorithm {
   LH_WIRE_AUTO = 0,
-  LH_WIRE_ONESHOT = 1, /* with the announcement: at most LH_EAGER_BYTES_MAX */
+  LH_WIRE_ONESHOT = 1, /* with the announcement: at most LH_ONE_SHOT_BYTES_MAX */
   LH_WIRE_MESH = 2,
   LH_WIRE_RING = 3,
   LH_WIRE_ALGORITHM_COUNT = 4,

@@ -234,13 +234,14 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   const FrameHeader ready = Control(FrameType::kReady);
   EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes - 1));
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
-  EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes + LH_EAGER_BYTES_MAX));
-  EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX));
+  EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX + 1));
   const FrameHeader relay = Control(FrameType::kRelay);
   EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes - 1));
   EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes));
-  EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX));
-  EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_EAGER_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX));
+  EXPECT_FALSE(
+      AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX + 1));
   for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
                                FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
                                FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
@@ -478,9 +479,9 @@ TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
   body.local_mismatch = true;
   EXPECT_FALSE(parse(body, 3).ok());
   body.local_mismatch = false;
-  body.desc.count = LH_EAGER_BYTES_MAX + 1;
+  body.desc.count = LH_ONE_SHOT_BYTES_MAX + 1;
   EXPECT_EQ(Message(parse(body, 0).status()),
-            "READY for " + ToString(body.desc) + " carries a result, and is not eager");
+            "READY for " + ToString(body.desc) + " carries a result, and is not one-shot");
 }
 
 TEST(ReadyTest, CountIsBounded) {
@@ -492,9 +493,9 @@ TEST(ReadyTest, CountIsBounded) {
             "count is 281474976710657, not at most 281474976710656");
 }
 
-// READY of `count` bytes with `eager` bytes of input behind the body.
-bool AcceptsEager(uint64_t count, size_t eager, bool mismatch = false,
-                  Algorithm algorithm = Algorithm::kAuto) {
+// READY of `count` bytes with `one_shot` bytes of input behind the body.
+bool AcceptsOneShot(uint64_t count, size_t one_shot, bool mismatch = false,
+                    Algorithm algorithm = Algorithm::kAuto) {
   ReadyBody body = Body();
   body.desc.algorithm = algorithm;
   body.desc.dtype = DType::kUint8;
@@ -502,25 +503,25 @@ bool AcceptsEager(uint64_t count, size_t eager, bool mismatch = false,
   body.local_mismatch = mismatch;
   const auto fixed = Encode(body);
   std::vector<uint8_t> payload(fixed.begin(), fixed.end());
-  payload.resize(payload.size() + eager);
+  payload.resize(payload.size() + one_shot);
   return ParseReadyBody(payload).ok();
 }
 
 TEST(ReadyTest, InputTravelsInsideExactlyWhenItIsSmall) {
-  EXPECT_TRUE(AcceptsEager(0, 0));
-  EXPECT_TRUE(AcceptsEager(10, 10));
-  EXPECT_FALSE(AcceptsEager(10, 9));
-  EXPECT_FALSE(AcceptsEager(10, 11));
-  EXPECT_FALSE(AcceptsEager(10, 0));
-  EXPECT_TRUE(AcceptsEager(10, 0, true));
-  EXPECT_TRUE(AcceptsEager(LH_EAGER_BYTES_MAX, LH_EAGER_BYTES_MAX));
-  EXPECT_TRUE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, 0));
-  EXPECT_FALSE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, LH_EAGER_BYTES_MAX + 1));
-  EXPECT_TRUE(AcceptsEager(10, 10, false, Algorithm::kOneShot));
-  EXPECT_FALSE(AcceptsEager(LH_EAGER_BYTES_MAX + 1, 0, false, Algorithm::kOneShot));
+  EXPECT_TRUE(AcceptsOneShot(0, 0));
+  EXPECT_TRUE(AcceptsOneShot(10, 10));
+  EXPECT_FALSE(AcceptsOneShot(10, 9));
+  EXPECT_FALSE(AcceptsOneShot(10, 11));
+  EXPECT_FALSE(AcceptsOneShot(10, 0));
+  EXPECT_TRUE(AcceptsOneShot(10, 0, true));
+  EXPECT_TRUE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX, LH_ONE_SHOT_BYTES_MAX));
+  EXPECT_TRUE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, 0));
+  EXPECT_FALSE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, LH_ONE_SHOT_BYTES_MAX + 1));
+  EXPECT_TRUE(AcceptsOneShot(10, 10, false, Algorithm::kOneShot));
+  EXPECT_FALSE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, 0, false, Algorithm::kOneShot));
   for (const Algorithm algorithm : {Algorithm::kMesh, Algorithm::kRing}) {
-    EXPECT_TRUE(AcceptsEager(10, 0, false, algorithm));
-    EXPECT_FALSE(AcceptsEager(10, 10, false, algorithm));
+    EXPECT_TRUE(AcceptsOneShot(10, 0, false, algorithm));
+    EXPECT_FALSE(AcceptsOneShot(10, 10, false, algorithm));
   }
 }
 
@@ -618,7 +619,7 @@ LaneHello Hello() {
 TEST(HandshakeTest, HelloIsGolden) {
   EXPECT_EQ(Hex(Encode(Hello())),
             "4c484831"
-            "0400"
+            "0500"
             "01"
             "00"
             "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
@@ -641,7 +642,7 @@ TEST(HandshakeTest, AnswerIsGolden) {
   answer.proof = Sequence(0x60);
   EXPECT_EQ(Hex(Encode(answer)),
             "4c484831"
-            "0400"
+            "0500"
             "00"
             "00"
             "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
@@ -655,7 +656,7 @@ TEST(HandshakeTest, ConfirmIsGolden) {
   confirm.proof = Sequence(0xa0);
   EXPECT_EQ(Hex(Encode(confirm)),
             "4c484831"
-            "0400"
+            "0500"
             "0000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
   EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
@@ -669,8 +670,8 @@ std::string HelloRefusalWith(size_t at, uint8_t value) {
 
 TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
-  EXPECT_EQ(HelloRefusalWith(4, 5),
-            "HELLO: lane protocol version is 5, not 4; run the same release at both ends");
+  EXPECT_EQ(HelloRefusalWith(4, 4),
+            "HELLO: lane protocol version is 4, not 5; run the same release at both ends");
   EXPECT_EQ(HelloRefusalWith(6, 3), "HELLO: lane kind is 3, not 0 to 2");
   EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
   EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");
@@ -778,23 +779,23 @@ TEST(OpDescTest, TextNamesWhatDiffers) {
   EXPECT_EQ(ToString(desc), "max of bfloat16 x 1048576 on_fault abort algorithm mesh");
 }
 
-TEST(OpDescTest, WhatIsSmallIsEagerUnlessTheCallerWantsItOtherwise) {
-  const auto eager = [](uint64_t count, DType dtype, Algorithm algorithm = Algorithm::kAuto) {
+TEST(OpDescTest, WhatIsSmallIsOneShotUnlessTheCallerWantsItOtherwise) {
+  const auto one_shot = [](uint64_t count, DType dtype, Algorithm algorithm = Algorithm::kAuto) {
     OpDesc desc;
     desc.count = count;
     desc.dtype = dtype;
     desc.algorithm = algorithm;
-    return IsEager(desc);
+    return IsOneShot(desc);
   };
-  EXPECT_TRUE(eager(0, DType::kFloat32));
-  EXPECT_TRUE(eager(LH_EAGER_BYTES_MAX / 4, DType::kFloat32));
-  EXPECT_FALSE(eager(LH_EAGER_BYTES_MAX / 4 + 1, DType::kFloat32));
-  EXPECT_TRUE(eager(LH_EAGER_BYTES_MAX, DType::kUint8));
+  EXPECT_TRUE(one_shot(0, DType::kFloat32));
+  EXPECT_TRUE(one_shot(LH_ONE_SHOT_BYTES_MAX / 4, DType::kFloat32));
+  EXPECT_FALSE(one_shot(LH_ONE_SHOT_BYTES_MAX / 4 + 1, DType::kFloat32));
+  EXPECT_TRUE(one_shot(LH_ONE_SHOT_BYTES_MAX, DType::kUint8));
   // count * 4 overflows.
-  EXPECT_FALSE(eager(uint64_t{1} << 62, DType::kFloat32));
-  EXPECT_TRUE(eager(4, DType::kFloat32, Algorithm::kOneShot));
-  EXPECT_FALSE(eager(4, DType::kFloat32, Algorithm::kMesh));
-  EXPECT_FALSE(eager(4, DType::kFloat32, Algorithm::kRing));
+  EXPECT_FALSE(one_shot(uint64_t{1} << 62, DType::kFloat32));
+  EXPECT_TRUE(one_shot(4, DType::kFloat32, Algorithm::kOneShot));
+  EXPECT_FALSE(one_shot(4, DType::kFloat32, Algorithm::kMesh));
+  EXPECT_FALSE(one_shot(4, DType::kFloat32, Algorithm::kRing));
 }
 
 TEST(OpDescTest, EveryDtypeHasASizeAndAName) {

@@ -122,11 +122,9 @@ class Bench:
             raise Bad(f"{what}: members have different sums: {answers}")
         return answers
 
-    def collect_synced(self, healthy: list[int], alone_with_torn: bool) -> str:
-        """What was moved. `alone_with_torn`: who is left may have been about to fetch from the one that is gone."""
+    def collect_synced(self, healthy: list[int]) -> str:
+        """What was moved."""
         answers = {i: self.trainers[i].finish(self.args.patience + 10) for i in healthy}
-        if alone_with_torn and all(answer.get("torn") for answer in answers.values()):
-            return "its only source gone"
         for i, answer in answers.items():
             self.good(i, answer, "sync")
             if answer["odd"] is None:
@@ -245,7 +243,7 @@ class Bench:
                 time.sleep(self.rng.uniform(0, 0.25))
                 struck = time.time()
                 self.strike(case, victim)
-                synced = self.collect_synced(healthy, alone_with_torn=size == 2 and victim not in healthy)
+                synced = self.collect_synced(healthy)
                 busy_victim = victim not in healthy
             elif case.phase == "leave":
                 self.trainers[victim].start("leave", timeout=self.args.patience)

@@ -42,7 +42,7 @@ def resident_mib(pid: int) -> float:
         ({"dtype": "float64"}, ("float32", "float64")),
         ({"op": "max"}, ("sum", "max")),
     ],
-    ids=["count", "count-eager-against-ring", "dtype", "op"],
+    ids=["count", "count-one-shot-against-ring", "dtype", "op"],
 )
 def test_members_that_disagree_all_get_invalid_argument_naming_both(
     cluster: LocalCluster, odd: dict, words: tuple[str, str], request: pytest.FixtureRequest

@@ -173,7 +173,7 @@ def test_what_nobody_takes_up_is_given_back_in_time(stack: ExitStack) -> None:
         assert trainer.do("train", steps=1)["revision"] == 0
 
 
-def test_a_transfer_that_breaks_off_leaves_what_was_agreed_on_before() -> None:
+def test_a_transfer_that_breaks_off_leaves_the_tensors_as_they_were() -> None:
     # The source may send 1 MiB in a second: it is killed long before all 16 MiB are there.
     size = 16 << 20
     flags = [f"--keep-state={2 * size}", "--state-rate=1048576"]
@@ -188,7 +188,8 @@ def test_a_transfer_that_breaks_off_leaves_what_was_agreed_on_before() -> None:
         for array in arrays:
             array[:] = 7
         infos = [pool.submit(comms[i].sync_state, states[i], timeout=PATIENCE) for i in range(2)]
-        agreed, _ = (info.result(PATIENCE).hash for info in infos)
+        for info in infos:
+            info.result(PATIENCE)
         until(lambda: kept_bytes(cluster.peers[1]) == size, "the state is kept")
         for state, array, fill in zip(states, arrays, (8, 9)):
             state.revision = 1
@@ -205,9 +206,6 @@ def test_a_transfer_that_breaks_off_leaves_what_was_agreed_on_before() -> None:
             comms[1].sync_state(states[1], "receive", timeout=PATIENCE, progress=strike)
         with pytest.raises(lh.Error):
             sending.result(PATIENCE)
-        assert "kept state put back" in cluster.peers[1].log.read_text()
-        assert not states[1].torn
-        assert states[1].revision == 0
-        assert np.all(arrays[1] == 7)
-        info = comms[1].sync_state(states[1], timeout=PATIENCE)
-        assert (info.revision, info.hash) == (0, agreed)
+        assert states[1].revision == 1
+        assert np.all(arrays[1] == 9)
+        assert comms[1].sync_state(states[1], timeout=PATIENCE).revision == 1

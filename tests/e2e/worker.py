@@ -177,7 +177,7 @@ class Worker:
         try:
             info = self.comm.sync_state(self.state, timeout=timeout)
         except lh.Error as error:
-            return {"error": type(error).__name__, "text": str(error), "torn": self.state.torn}
+            return {"error": type(error).__name__, "text": str(error)}
         tensor = self.held
         odd = bool(tensor[0] != ramp(tensor.size)[0])
         same = bool(np.array_equal(tensor, ramp(tensor.size) + np.float32(odd)))

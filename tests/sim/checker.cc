@@ -176,7 +176,7 @@ void Checker::CheckTerms(const Local& local, const coordinator::MemberRecord& me
   const Terms& asked = terms_.at(local);
   if (member.cohort == asked.cohort && member.cohort_size == asked.cohort_size &&
       member.step_deadline_ms == asked.step_deadline_ms &&
-      (asked.background || member.counts != control::kCountsNotYet)) {
+      (asked.background || member.background_until != control::kInBackground)) {
     return;
   }
   Fail(ToString(local) + " asked for cohort \"" + asked.cohort + "\" and a deadline of " +
@@ -190,11 +190,12 @@ void Checker::OnDepartures(const coordinator::GroupRecord& group) {
     if (!member.departs) continue;
     if (!departed_.insert({group.group.group, member.member}).second) continue;
     const std::string name = longhaul::ToString(member.member);
-    const bool missed = member.departs->reason.starts_with("missed the step boundary") ||
-                        member.departs->reason.starts_with("missed the sync");
-    if (missed) {
-      if (member.step_deadline_ms == 0) Fail(name + " missed a deadline that it did not ask for");
-      ++counts_.deadlines_missed;
+    const bool late = member.departs->reason.starts_with("late at the step boundary") ||
+                      member.departs->reason.starts_with("late for the sync");
+    if (late) {
+      if (member.step_deadline_ms == 0)
+        Fail(name + " is late by a deadline that it did not ask for");
+      ++counts_.late;
     }
     if (member.departs->why == control::Removal::kEvicted) member_lost_ = true;
     if (member.departs->why == control::Removal::kLeft || member_lost_ || all_disturbed_) continue;
@@ -337,7 +338,7 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
   std::optional<uint64_t> step;
   bool joins = false;
   for (const control::MemberInfo& member : prepare.members) {
-    if (member.joined == prepare.epoch || member.counts == prepare.epoch) joins = true;
+    if (member.joined == prepare.epoch || member.background_until == prepare.epoch) joins = true;
   }
   if (!joins) return;
   for (const control::MemberInfo& info : prepare.members) {
@@ -358,12 +359,12 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
     if (info.joined == prepare.epoch) {
       member.first_step = first;
       member.step = first;
-      if (info.counts != control::kCountsNotYet) member.counts_step = first;
-    } else if (info.counts == prepare.epoch) {
-      if (member.counts_step) {
-        Fail(longhaul::ToString(info.member) + " counts already, and begins to count");
+      if (info.background_until != control::kInBackground) member.contributes_step = first;
+    } else if (info.background_until == prepare.epoch) {
+      if (member.contributes_step) {
+        Fail(longhaul::ToString(info.member) + " contributes already, and begins to");
       }
-      member.counts_step = first;
+      member.contributes_step = first;
       ++counts_.background;
     }
   }
@@ -389,6 +390,13 @@ void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
     auto& newest = prepared_at_[{at, prepare->group.group}];
     newest = std::max(newest, {prepare->epoch, prepare->preparation},
                       [](const auto& a, const auto& b) { return a.first < b.first; });
+  }
+  // Given up there; the coordinator may have forgotten the number.
+  if (const auto* abort = std::get_if<control::AbortEpoch>(&message)) {
+    const auto given_up = prepared_at_.find({at, abort->group.group});
+    if (given_up != prepared_at_.end() && given_up->second.first == abort->epoch) {
+      prepared_at_.erase(given_up);
+    }
   }
   const auto* commit = std::get_if<control::CommitEpoch>(&message);
   if (commit == nullptr) return;
@@ -431,7 +439,7 @@ void Checker::OnStored(const coordinator::GroupRecord& before,
 void Checker::OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable) {
   if (const auto it = durable.groups.find(result.group); it != durable.groups.end()) {
     const coordinator::MemberRecord* const member = FindMember(it->second, result.member);
-    if (member != nullptr && member->counts == control::kCountsNotYet) {
+    if (member != nullptr && member->background_until == control::kInBackground) {
       Fail(longhaul::ToString(result.member) + " is in the background and in a sync");
     }
   }
@@ -446,29 +454,27 @@ void Checker::OnSyncResult(const control::SyncResult& result, const coordinator:
   }
 }
 
-void Checker::OnSyncEnded(const peerd::SyncEnded& ended, control::SyncStrategy strategy,
-                          const Hash128& begun, const Hash128& now) {
+void Checker::OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info,
+                         control::SyncStrategy strategy, const Hash128& begun, const Hash128& now) {
   if (strategy == control::SyncStrategy::kSend && now != begun) {
     Fail("the state of a member that only sends was written");
   }
-  if (ended.bytes != 0) ++counts_.syncs_fetched;
-  if (ended.torn) ++counts_.syncs_torn;
-  if (ended.outcome.ok()) {
+  if (info.bytes != 0) ++counts_.syncs_fetched;
+  if (outcome.ok()) {
     ++counts_.syncs_ok;
-    if (now != ended.state) Fail("a sync is committed, and a member has another state");
-    if (ended.torn) Fail("a sync is committed, and a member's state is torn");
+    if (info.resumed) ++counts_.syncs_resumed;
+    if (now != info.state) Fail("a sync is committed, and a member has another state");
+    if (now != begun && !info.changed) Fail("a state has changed, and its trainer is not told");
     return;
   }
-  if (ended.outcome.code == Code::kInternal) Fail("a sync ended as: " + ended.outcome.text);
-  ++(ended.outcome.code == Code::kAborted ? counts_.syncs_aborted : counts_.syncs_refused);
-  if (ended.torn || now == begun) return;
-  if (ended.state != now) Fail("a state is torn, and nobody is told");
+  if (outcome.code == Code::kInternal) Fail("a sync ended as: " + outcome.text);
+  ++(outcome.code == Code::kAborted ? counts_.syncs_aborted : counts_.syncs_refused);
+  if (now != begun) Fail("a sync has failed, and the tensors of a member were written");
 }
 
-void Checker::OnTaken(const peerd::TakeDone& done, const Hash128& now) {
-  if (!done.outcome.ok()) return;
+void Checker::OnTaken(const peerd::StateSyncInfo& info, const Hash128& now) {
   ++counts_.taken;
-  if (done.state != now) Fail("a state is taken that is not what was agreed on");
+  if (info.state != now) Fail("a state is taken that is not what was agreed on");
 }
 
 // ------------------------------------------------------------------------------ ops
@@ -490,7 +496,8 @@ void Checker::OnGivenUp(const OpName& name) {
   if (known.result) Fail(ToString(name) + " is given up, and succeeded at another member");
 }
 
-std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch, bool counting) const {
+std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch,
+                                            bool contributing) const {
   const auto it = epochs_.find({name.group, epoch});
   if (it == epochs_.end() || !committed_.contains(it->first)) {
     Fail(ToString(name) + " ended in epoch " + longhaul::ToString(epoch) +
@@ -499,7 +506,8 @@ std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch, boo
   std::vector<uint32_t> slots;
   for (const control::MemberInfo& info : it->second.members) {
     const Member& member = members_.at({name.group, info.member});
-    const std::optional<uint64_t>& from = counting ? member.counts_step : member.first_step;
+    const std::optional<uint64_t>& from =
+        contributing ? member.contributes_step : member.first_step;
     if (from && *from <= name.step) slots.push_back(slots_.at(*member.local));
   }
   return slots;
@@ -583,7 +591,7 @@ bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
   if (!known.at_once || epoch == known.result_epoch) return false;
   const std::set<uint32_t> older = epoch > known.result_epoch ? known.holders : std::set{op.slot};
   const std::vector<uint32_t> there =
-      Participants(op.name, std::max(epoch, known.result_epoch), /*counting=*/false);
+      Participants(op.name, std::max(epoch, known.result_epoch), /*contributing=*/false);
   return std::none_of(there.begin(), there.end(),
                       [&](uint32_t slot) { return older.contains(slot); });
 }
@@ -591,8 +599,8 @@ bool Checker::Outlived(const Ended& op, const Op& known, Epoch epoch) const {
 void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
-  const std::vector<uint32_t> all = Participants(op.name, info.epoch, /*counting=*/false);
-  const std::vector<uint32_t> slots = Participants(op.name, info.epoch, /*counting=*/true);
+  const std::vector<uint32_t> all = Participants(op.name, info.epoch, /*contributing=*/false);
+  const std::vector<uint32_t> slots = Participants(op.name, info.epoch, /*contributing=*/true);
   if (std::find(all.begin(), all.end(), op.slot) == all.end()) {
     Fail(name + " succeeded at slot " + std::to_string(op.slot) +
          ", which takes no part in epoch " + longhaul::ToString(info.epoch));
@@ -631,7 +639,7 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
     known.result = *op.target;
     known.participants = slots;
     known.result_epoch = info.epoch;
-    known.at_once = IsEager(op.desc) && op.desc.on_fault == OnFault::kRetry;
+    known.at_once = IsOneShot(op.desc) && op.desc.on_fault == OnFault::kRetry;
     known.algorithm = info.algorithm;
   } else if (known.algorithm != info.algorithm && known.result_epoch == info.epoch) {
     Fail(name + " went two ways in one epoch: " + Name(known.algorithm) + " and " +

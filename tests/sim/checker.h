@@ -5,8 +5,9 @@
 // seen; epochs never go back and their numbers are not used twice; nothing leaves the coordinator
 // that its store does not hold; fates agree with each other and with outcomes; each request is
 // answered exactly once. After a sync that is committed a member has the state that the store
-// holds, revisions never fall, who only sends keeps every bit, and a state that is neither is told
-// to be torn. Liveness: when the faults have stopped, every request is answered in time.
+// holds, revisions never fall, who only sends keeps every bit, and a sync that fails leaves every
+// member's tensors as they were. Liveness: when the faults have stopped, every request is answered
+// in time.
 //
 // A violation ends the process with a text; see Fail().
 #pragma once
@@ -24,6 +25,7 @@
 #include "peerd/core/actions.h"
 #include "peerd/core/peer_core.h"
 #include "peerd/core/values.h"
+#include "peerd/state/local_state.h"
 #include "proto/control/messages.h"
 #include "tests/sim/tensors.h"
 
@@ -76,10 +78,10 @@ class Checker {
   // The store changes.
   void OnStored(const coordinator::GroupRecord& before, const coordinator::GroupRecord& after);
   // The answer to a trainer whose tensors were `begun` when it asked and are `now`.
-  void OnSyncEnded(const peerd::SyncEnded& ended, control::SyncStrategy strategy,
-                   const Hash128& begun, const Hash128& now);
-  // A trainer in the background gets its tensors back, which are `now`.
-  void OnTaken(const peerd::TakeDone& done, const Hash128& now);
+  void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info,
+                  control::SyncStrategy strategy, const Hash128& begun, const Hash128& now);
+  // The same of a take that ended well.
+  void OnTaken(const peerd::StateSyncInfo& info, const Hash128& now);
 
   // ---- ops
 
@@ -125,17 +127,17 @@ class Checker {
     uint64_t epochs = 0;
     uint64_t freezes = 0;
     uint64_t committed_by_fate = 0;
-    uint64_t relayed = 0;           // frames
-    uint64_t cohorts = 0;           // admitted
-    uint64_t deadlines_missed = 0;  // by members that were removed for it
+    uint64_t relayed = 0;  // frames
+    uint64_t cohorts = 0;  // admitted
+    uint64_t late = 0;     // members that were removed for it
     uint64_t syncs_ok = 0;
     uint64_t syncs_aborted = 0;
     uint64_t syncs_refused = 0;
     uint64_t syncs_fetched = 0;  // brought something
-    uint64_t syncs_torn = 0;
-    uint64_t background = 0;  // members that came to count after they had joined
-    uint64_t taken = 0;       // states that came in the background
-    uint64_t rings = 0;       // ordered anew
+    uint64_t syncs_resumed = 0;  // from what a peer had kept
+    uint64_t background = 0;     // members that came out of the background after they had joined
+    uint64_t taken = 0;          // states that came in the background
+    uint64_t rings = 0;          // ordered anew
   };
   const Counts& counts() const { return counts_; }
   void OnRingOrdered() { ++counts_.rings; }
@@ -144,7 +146,7 @@ class Checker {
   struct Member {
     std::optional<Local> local;
     std::optional<uint64_t> first_step;
-    std::optional<uint64_t> counts_step;  // from which on its input counts
+    std::optional<uint64_t> contributes_step;  // from which on it contributes
     uint64_t step = 0;
   };
   struct Op {
@@ -182,8 +184,8 @@ class Checker {
   // In this epoch some of those that take part are routed around, and without the peers that came
   // later there is no ring that does.
   bool HasNoRing(const OpName& name, Epoch epoch) const;
-  // `counting`: those whose input is in the result.
-  std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool counting) const;
+  // `contributing`: those whose input is in the result.
+  std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool contributing) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
   // The op has another result in another epoch: a small one may, if nobody who has the older one
   // takes part in the newer epoch.

@@ -21,14 +21,13 @@ using Kind = Move::Kind;
 constexpr uint32_t kDetectMs = 300;
 // Whoever waits for longer after the last fault waits for ever.
 constexpr int64_t kPatience = 30 * Millis(kDetectMs);
-constexpr uint64_t kLargeCount = LH_EAGER_BYTES_MAX;  // elements of eight bytes
+constexpr uint64_t kLargeCount = LH_ONE_SHOT_BYTES_MAX;  // elements of eight bytes
 // A peer whose stream the coordinator has closed tries again after this time.
 constexpr int64_t kPause = Millis(kDetectMs) / 2;
 // A transfer that finds no source for so long has failed.
 constexpr int64_t kStall = 4 * Millis(kDetectMs);
 constexpr Hash128 kManifest{7, 7};
 // What tensors hold that a transfer was broken off in.
-constexpr uint64_t kMixture = 999;
 
 Hash128 HashOfState(uint64_t state) { return {state, 1}; }
 
@@ -120,7 +119,7 @@ uint64_t DigestOf(const coordinator::Records& records) {
   digest.Add(records.store.term);
   for (const auto& [name, run] : records.runs) digest.Add(run.next_member);
   for (const auto& [key, group] : records.groups) {
-    digest.Add(group.committed).Add(group.highest).Add(group.boundary).Add(group.attempt);
+    digest.Add(group.committed).Add(group.highest).Add(group.boundary).Add(group.last_freeze);
     for (const auto& member : group.members) {
       digest.Add(member.member).Add(member.joined).Add(member.votes).Add(member.syncs);
       digest.Add(uint64_t{member.departs.has_value()});
@@ -138,7 +137,7 @@ uint64_t DigestOf(const coordinator::Records& records) {
 }
 
 template <class Queue>
-Queue Drained(Queue* queue) {
+Queue Emptied(Queue* queue) {
   return std::exchange(*queue, Queue());
 }
 
@@ -214,7 +213,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
     if (outcome.ok()) s->EnterWorld(m, world);
   }
   void SyncDone(peerd::LocalId, const Outcome&, const peerd::StateSyncInfo&) override {
-    s->OnSyncEnded(ended_);
+    s->OnSyncDone(ended_);
   }
   void TakeDone(peerd::LocalId, const Outcome&, const peerd::StateSyncInfo&) override {
     Checker::Fail("a state that nobody wants to take");
@@ -249,7 +248,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   // ---- OpPort
   void AddPost(const peerd::PostRef&, const OpDesc&, peerd::PostBuffers) override {}
   Outcome Admit(const peerd::LocalPost&, const peerd::PostView&) override { return {}; }
-  peerd::OpTraffic TakePost(const peerd::PostRef&) override { return {}; }
+  peerd::OpTraffic EndPost(const peerd::PostRef&) override { return {}; }
   std::string Payload(const peerd::SendReady& ready) const override {
     return Bytes(s->InputsOf(ready.posts));
   }
@@ -259,7 +258,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void Finish(const peerd::FinishAttempt& action) override { s->Finish(i, action); }
   void ForgetGroup(const GroupKey&) override {}
   // Of ops and of states.
-  std::vector<peerd::Event> TakeEvents() override { return std::exchange(events_, {}); }
+  std::vector<peerd::Event> PopEvents() override { return std::exchange(events_, {}); }
   peerd::SegmentListener* segments() override { Checker::Fail("a segment, which nobody sends"); }
 
   // ---- StatePort
@@ -280,7 +279,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
       events_.push_back(peerd::LocalSync{local, request});
     }
   }
-  std::optional<peerd::StateSyncInfo> Withdraw(peerd::LocalId) override { return std::nullopt; }
+  std::optional<bool> Withdraw(peerd::LocalId) override { return std::nullopt; }
   void Carry(const peerd::ServeState& action) override { s->Serve(i, action); }
   void Carry(const peerd::EndServe& action) override {
     if (s->Write(i).served.erase(s->MemberOf(action.local)) == 0) {
@@ -301,7 +300,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void Carry(const peerd::CompareManifest&) override {
     Checker::Fail("manifests are compared, and all are the same");
   }
-  peerd::StateSyncInfo Carry(const peerd::SyncEnded& action) override {
+  peerd::StateSyncInfo Carry(const peerd::SyncDone& action) override {
     ended_ = action;
     return {};
   }
@@ -317,7 +316,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void Work() override {}  // of ops and of states
   bool HasWork() const override { return false; }
   Tick NextDeadline() const override { return kNever; }
-  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> TakeProgress() override {
+  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> PopProgress() override {
     return {};
   }
 
@@ -354,7 +353,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
       (void)s->InputsOf(ready->posts);  // which have to be as they were posted
       if (!ready->result || s->planted_ != Planted::kResultForgotten) continue;
       ready->result.reset();
-      ready->eager = true;
+      ready->one_shot = true;
     }
   }
   bool OnAction(const peerd::Action& action) override {
@@ -366,8 +365,12 @@ class ExploreState::Ports final : public peerd::TrainerPort,
                          std::holds_alternative<peerd::PostDone>(action) ||
                          std::holds_alternative<peerd::SendReady>(action) ||
                          std::holds_alternative<peerd::SendDone>(action) ||
-                         std::holds_alternative<peerd::SyncEnded>(action);
+                         std::holds_alternative<peerd::SyncDone>(action);
     done_ += visible ? 1 : 0;
+    if (const auto* refused = std::get_if<peerd::BreakLink>(&action)) {
+      Checker::Fail(NameOf(i) + " takes no more of " + ToString(refused->peer) + ": " +
+                    refused->reason);
+    }
     if (const auto* line = std::get_if<peerd::LogLine>(&action)) {
       s->Say(NameOf(i) + " logs " + line->text);
     }
@@ -378,7 +381,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   ExploreState* const s;
   const int i;
   std::vector<peerd::Event> events_;
-  peerd::SyncEnded ended_;
+  peerd::SyncDone ended_;
   uint32_t done_ = 0;  // that others can see
 };
 
@@ -690,7 +693,7 @@ void ExploreState::DeliverToPeer(int i) {
   }
   const auto& message = std::get<control::CoordinatorMessage>(packet->what);
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
-    Write(i).attempt_seen = std::max(peers_[i]->attempt_seen, prepare->attempt.value());
+    Write(i).attempt_seen = std::max(peers_[i]->attempt_seen, prepare->last_freeze.value());
   }
   Turn(i, [&](peerd::Engine* engine) { engine->OnMessage(message); });
 }
@@ -815,7 +818,6 @@ void ExploreState::DoAct(int m) {
     case Act::Kind::kSync:
       if (act.state != 0) {
         member.state = act.state;
-        member.restored = member.torn;
         brought_.insert(act.state);
         return BeginSync(m, act.kind == Act::Kind::kStep);
       }
@@ -855,7 +857,7 @@ void ExploreState::Restart() {
   if (planted_ == Planted::kEpochReused) {
     for (auto& [key, group] : records.groups) {
       group.highest = group.committed;
-      group.attempt = std::min(group.attempt, group.committed);
+      group.last_freeze = std::min(group.last_freeze, group.committed);
     }
   }
   coordinator_ = std::make_shared<coordinator::CoordinatorCore>(config, std::move(records));
@@ -1296,16 +1298,17 @@ peerd::SyncRequest ExploreState::RequestOf(int m) {
   sync.revision = member.revision;
   sync.manifest = kManifest;
   sync.state = HashOfState(member.state);
-  sync.restored = std::exchange(member.restored, false);
   return sync;
 }
 
 void ExploreState::Serve(int i, const peerd::ServeState& serve) {
   const int m = MemberOf(serve.local);
-  if (serve.state != HashOfState(members_[m].state)) {
+  const Member& member = members_[m];
+  const uint64_t state = member.fetched != 0 ? member.fetched : member.state;
+  if (serve.state != HashOfState(state)) {
     Checker::Fail("t" + std::to_string(m + 1) + " serves a state that it does not have");
   }
-  if (!Write(i).served.emplace(m, std::pair(serve.member, members_[m].state)).second) {
+  if (!Write(i).served.emplace(m, std::pair(serve.member, state)).second) {
     Checker::Fail("t" + std::to_string(m + 1) + " serves two states");
   }
 }
@@ -1324,8 +1327,7 @@ bool ExploreState::HasSource(int i, const Fetch& fetch) const {
 }
 
 void ExploreState::StartFetch(int i, const peerd::StartTransfer& start) {
-  Fetch fetch{start.state.high, start.sources, false, now_ + kStall};
-  fetch.begun = HasSource(i, fetch);
+  Fetch fetch{start.state.high, start.sources, now_ + kStall};
   if (!Write(i).fetches.emplace(MemberOf(start.local), std::move(fetch)).second) {
     Checker::Fail("a transfer is started while another one is on");
   }
@@ -1336,25 +1338,17 @@ void ExploreState::EndFetch(int i, int m, bool ok) {
   const Fetch fetch = Write(i).fetches.at(m);
   Write(i).fetches.erase(m);
   peerd::TransferEnded ended{LocalOf(m)};
-  ended.wrote = ok || fetch.begun;
+  if (Write(i).served.contains(m)) {
+    Checker::Fail("t" + std::to_string(m + 1) + " fetches while others may ask for its state");
+  }
   if (ok) {
-    Write(m, fetch.state);
+    members_[m].fetched = fetch.state;
     ended.bytes = 1;
     ended.sources = {fetch.sources.front().member};
   } else {
-    if (ended.wrote) Write(m, kMixture);
-    ended.outcome = {Code::kAborted, ended.wrote ? "broken off" : "no source"};
+    ended.outcome = {Code::kAborted, "broken off"};
   }
   Write(i).local.push_back(PackEvent(std::move(ended)));
-}
-
-void ExploreState::Write(int m, uint64_t state) {
-  for (int i = 0; i < peers(); ++i) {
-    if (peers_[i]->served.contains(m)) {
-      Checker::Fail("t" + std::to_string(m + 1) + " is written to while others may ask for it");
-    }
-  }
-  members_[m].state = state;
 }
 
 // What was made durable just now.
@@ -1377,41 +1371,32 @@ void ExploreState::CheckState(const coordinator::Records& before) {
   }
 }
 
-void ExploreState::OnSyncEnded(const peerd::SyncEnded& ended) {
+void ExploreState::OnSyncDone(const peerd::SyncDone& ended) {
   const int m = MemberOf(ended.local);
   Member& member = members_[m];
   const std::string name = "t" + std::to_string(m + 1);
   Answered(&member.sync_open, "sync", m);
-  member.torn = ended.torn;
+  const uint64_t fetched = std::exchange(member.fetched, 0);
   if (peers_[scenario_->members[m].peer]->served.contains(m)) {
     Checker::Fail(name + " has its answer, and others may still ask for its state");
-  }
-  if (member.state == kMixture && !ended.torn) {
-    Checker::Fail(name + " holds a mixture, and nobody says so");
   }
   if (!ended.outcome.ok()) {
     if (member.dead || ended.outcome.code == Code::kEvicted ||
         ended.outcome.code == Code::kUnavailable) {
       return;
     }
-    // Whoever has nothing that could be agreed on loads what it brought before.
-    const bool reload = ended.torn && (ended.outcome.code == Code::kStateMismatch ||
-                                       ended.outcome.code == Code::kFailedPrecondition);
     if (ended.outcome.code == Code::kAborted &&
         committed_syncs_.contains({MemberId(member.member), member.syncs})) {
       Checker::Fail(name + " is told that its sync failed, and it is committed");
     }
-    if (ended.outcome.code != Code::kAborted && !reload) {
+    if (ended.outcome.code != Code::kAborted) {
       Checker::Fail(name + "'s sync ended as " + Describe(ended.outcome));
-    }
-    if (reload) {
-      member.state = scenario_->members[m].acts[member.next - 1].state;
-      member.restored = true;
     }
     member.sync_again = true;
     return;
   }
   ++syncs_ok_;
+  if (fetched != 0) member.state = fetched;
   if (ended.state != HashOfState(member.state) || !brought_.contains(member.state)) {
     Checker::Fail(name + " holds something else than was agreed on");
   }
@@ -1599,7 +1584,7 @@ void ExploreState::Reconnect(int i, bool first) {
   StreamState& stream = streams_[i];
   if (first) {
     // Of the old stream nothing but its end will be heard, and that late.
-    for (const Packet& packet : Drained(&stream.to_coordinator)) {
+    for (const Packet& packet : Emptied(&stream.to_coordinator)) {
       if (std::holds_alternative<End>(packet->what)) stream.late_end.push_back(packet);
     }
   }
@@ -1638,7 +1623,7 @@ uint64_t ExploreState::Digest(bool faults) const {
     for (const auto& [other, when] : peer.silent) digest.Add(uint64_t(other)).Add(when);
     for (const auto& [m, state] : peer.served) digest.Add(uint64_t(m)).Add(state.second);
     for (const auto& [m, fetch] : peer.fetches) {
-      digest.Add(uint64_t(m)).Add(fetch.state).Add(fetch.fails_at).Add(uint64_t{fetch.begun});
+      digest.Add(uint64_t(m)).Add(fetch.state).Add(fetch.fails_at);
       for (const control::SyncSource& source : fetch.sources) digest.Add(source.member);
     }
     const StreamState& stream = streams_[i];
@@ -1666,9 +1651,8 @@ uint64_t ExploreState::Digest(bool faults) const {
     digest.Add(uint64_t{member.dead} | uint64_t{member.gone} << 1 |
                uint64_t{member.join_open} << 2 | uint64_t{member.step_open} << 3 |
                uint64_t{member.leave_open} << 4 | uint64_t{member.joined} << 5 |
-               uint64_t{member.sync_open} << 6 | uint64_t{member.sync_again} << 7 |
-               uint64_t{member.torn} << 8 | uint64_t{member.restored} << 9);
-    digest.Add(member.state).Add(member.revision).Add(member.syncs);
+               uint64_t{member.sync_open} << 6 | uint64_t{member.sync_again} << 7);
+    digest.Add(member.state).Add(member.fetched).Add(member.revision).Add(member.syncs);
     for (const size_t act : member.again) digest.Add(uint64_t{act});
     for (const auto& [call, post] : member.posts) digest.Add(call).Add(post.buffer);
   }

@@ -166,8 +166,8 @@ class ExploreState {
     bool dead = false, gone = false, joined = false;
     bool join_open = false, step_open = false, leave_open = false;
     bool sync_open = false, sync_again = false;
-    bool torn = false, restored = false;
     uint64_t state = 0;     // what its tensors hold
+    uint64_t fetched = 0;   // by the open sync; 0: nothing
     uint64_t revision = 0;  // that it offers next
     uint64_t syncs = 0;     // begun
     uint64_t calls = 0;
@@ -189,8 +189,7 @@ class ExploreState {
   struct Fetch {
     uint64_t state = 0;
     std::vector<control::SyncSource> sources;
-    bool begun = false;  // a source had it, so something was written
-    Tick fails_at;       // unless a source has it by then
+    Tick fails_at;  // unless a source has it by then
   };
   struct LinkRequest {
     Epoch epoch;
@@ -308,8 +307,7 @@ class ExploreState {
   void StartFetch(int i, const peerd::StartTransfer& start);
   void EndFetch(int i, int member, bool ok);
   void CheckState(const coordinator::Records& before);
-  void OnSyncEnded(const peerd::SyncEnded& ended);
-  void Write(int member, uint64_t state);
+  void OnSyncDone(const peerd::SyncDone& ended);
   void CheckPrepare(const control::PrepareEpoch& prepare);
   void Say(const std::string& text) const;
 

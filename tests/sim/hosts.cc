@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "peerd/engine/state_runner.h"
+#include "peerd/state/state_hash.h"
 #include "proto/control/convert.h"
 #include "proto/wire/limits.h"
 #include "tests/sim/store_back.h"
@@ -19,6 +21,8 @@ using coordinator::ToPeer;
 constexpr int64_t kStreamSilence = 2;
 // Nothing in a simulated run waits in such numbers, unless something grows without bounds.
 constexpr size_t kQueueMax = 2000;
+// Turns of a loop that has something to do at once, each time.
+constexpr uint32_t kPumpsAtOnceMax = 1000;
 // Messages of a coordinator that may come again after its end.
 constexpr size_t kEchoesMax = 12;
 // Writes that the store may lose.
@@ -30,8 +34,6 @@ Node MakeNode(int index, std::string name) {
   node.name = std::move(name);
   return node;
 }
-
-std::string Way(PeerId to, PeerId via) { return via == to ? "" : " via=" + ToString(via); }
 
 const char* NameOf(const coordinator::EventRecord& event) { return event.text.c_str(); }
 
@@ -60,7 +62,7 @@ void CoordinatorHost::Start() {
   if (context_.planted == Planted::kEpochReused) {
     for (auto& [key, group] : records.groups) {
       group.highest = group.committed;
-      group.attempt = std::min(group.attempt, group.committed);
+      group.last_freeze = std::min(group.last_freeze, group.committed);
     }
   }
   if (context_.planted == Planted::kDrainForgotten) records.drains.clear();
@@ -355,82 +357,25 @@ void CoordinatorHost::Drain(PeerId peer) {
 
 // ------------------------------------------------------------------------------ a peerd
 
-// In front of the model of states. Hashing takes no time here: the core hears of every sync.
-class PeerHost::States final : public peerd::StatePort {
+// The production runner, with the bugs that are planted in it.
+class PeerHost::States final : public peerd::StateRunner {
  public:
-  explicit States(PeerHost* host) : h_(host) {}
+  States(PeerHost* host, const Options& options)
+      : StateRunner(
+            options, &host->transport_, [host] { host->Wake(); },
+            [host] { return host->context_.world->now(); }),
+        h_(host) {}
 
   void Tell(peerd::Event event) { events_.push_back(std::move(event)); }
 
-  void SetDetectMs(uint32_t) override {}
-  void Add(peerd::LocalId, const GroupKey&, const std::string&) override {}
-  void Gone(peerd::LocalId) override {}
-  void Forget(peerd::LocalId local) override { h_->transfers_.Forget(local); }
-  bool KeptRevision(peerd::LocalId, const peerd::LocalState&, uint64_t*) const override {
-    return false;
-  }
-  void Prepare(const std::shared_ptr<peerd::LocalState>&, std::function<void()> done) override {
-    done();
-  }
-  void Begin(peerd::LocalId local, const GroupKey&, const peerd::StateSync&,
-             bool with_step) override {
-    const Offer& offer = h_->offers_.at(local);
-    peerd::SyncRequest request = offer.request;
-    request.fetching = h_->transfers_.Fetches(local);
-    request.state = RootOf(*offer.state);
-    h_->transfers_.Hold(local, offer.state, request.strategy);
-    if (with_step) {
-      Tell(peerd::LocalStep{local, request});
-    } else {
-      Tell(peerd::LocalSync{local, request});
-    }
-  }
-  std::optional<peerd::StateSyncInfo> Withdraw(peerd::LocalId) override { return std::nullopt; }
-
-  void Carry(const peerd::ServeState& action) override { h_->transfers_.Serve(action); }
-  void Carry(const peerd::EndServe& action) override { h_->transfers_.EndServe(action); }
-  void Carry(const peerd::StartTransfer& action) override {
-    WhenUnread(action.local, [this, action] { h_->transfers_.Start(action); });
-  }
-  void Carry(const peerd::ChangeSources& action) override {
-    WhenUnread(action.local, [this, action] { h_->transfers_.Change(action); });
-  }
-  void Carry(const peerd::StopTransfer& action) override {
-    WhenUnread(action.local, [this, action] { h_->transfers_.Stop(action); });
-  }
-  void Carry(const peerd::CompareManifest& action) override { h_->transfers_.Compare(action); }
-  peerd::StateSyncInfo Carry(const peerd::SyncEnded& ended) override {
-    h_->ended_[ended.local] = ended;
-    h_->OnSyncEnded(ended);
-    return {};
-  }
-  peerd::StateSyncInfo Carry(const peerd::TakeDone& done) override {
-    h_->taken_[done.local] = done;
-    h_->OnTakeDone(done);
-    return {};
-  }
-
   void WhenUnread(peerd::LocalId local, std::function<void()> act) override {
     if (h_->context_.planted == Planted::kReadersForgotten) return act();
-    h_->transfers_.WhenUnread(local, std::move(act));
+    StateRunner::WhenUnread(local, std::move(act));
   }
-  bool reading() const override { return h_->transfers_.reading(); }
-
-  void OnLinkUp(const peerd::LinkKey&) override {}
-  void OnLinkDown(const peerd::LinkKey& link) override { h_->transfers_.OnLinkDown(link.peer); }
-  absl::Status OnControlFrame(const peerd::LinkKey&, const FrameHeader&,
-                              std::span<const uint8_t>) override {
-    Checker::Fail("a frame of a transfer, which the model does not send");
-  }
-  peerd::SegmentListener* segments() override {
-    Checker::Fail("a segment of a transfer, which the model does not send");
-  }
-
-  void Work() override {}
-  Tick NextDeadline() const override { return kNever; }
-  std::vector<peerd::Event> TakeEvents() override { return std::exchange(events_, {}); }
-  std::vector<std::pair<peerd::LocalId, control::FetchProgress>> TakeProgress() override {
-    return {};
+  std::vector<peerd::Event> PopEvents() override {
+    std::vector<peerd::Event> events = std::exchange(events_, {});
+    for (peerd::Event& event : StateRunner::PopEvents()) events.push_back(std::move(event));
+    return events;
   }
 
  private:
@@ -443,8 +388,7 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
       coordinator_(coordinator),
       node_(MakeNode(index, ToString(id))),
       id_(id),
-      transport_(context.world, &node_, id, context.transport, context.switchboard, this),
-      transfers_(id, TransferOptions()) {
+      transport_(context.world, &node_, id, context.transport, context.switchboard, this) {
   peerd::OpRunner::Options runner;
   runner.self = id;
   runner.grain_bytes = 512;
@@ -452,7 +396,15 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   runner.turn_bytes_max = 2000;
   runner_ = std::make_unique<peerd::OpRunner>(&transport_, runner);
   engine_ = std::make_unique<peerd::Engine>();
-  states_ = std::make_unique<States>(this);
+  peerd::StateRunner::Options states;
+  states.self = id;
+  states.hash_threads = 0;
+  states.detect_ms = context.detect_ms;
+  states.state_rate = context.state_rate;
+  states.kept.bytes_max = context.keep_bytes;
+  states.kept.keep_us = 10 * Millis(context.detect_ms);
+  states.kept.memory = [](uint64_t bytes) { return std::make_shared<uint8_t[]>(bytes); };
+  states_ = std::make_unique<States>(this, states);
   peerd::EngineOptions options;
   options.core.peer = id;
   options.core.endpoints = {"host" + std::to_string(index) + ":29700"};
@@ -477,28 +429,6 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   Beat();
 }
 
-ModelTransfers::Options PeerHost::TransferOptions() {
-  ModelTransfers::Options options;
-  options.world = context_.world;
-  options.node = &node_;
-  options.story = context_.story;
-  options.detect_ms = context_.detect_ms;
-  options.planted = context_.planted;
-  options.flips = context_.flips;
-  options.keeps = context_.keeps;
-  options.chunk_us = context_.chunk_us;
-  options.find = [find = context_.find_peer](PeerId peer) -> ModelTransfers* {
-    PeerHost* const host = find(peer);
-    return host != nullptr && host->node_.alive ? &host->transfers_ : nullptr;
-  };
-  options.tell = [this](peerd::Event event) {
-    states_->Tell(std::move(event));
-    Wake();
-  };
-  options.chunk_arrived = [this] { context_.trigger(Moment::kChunkArrived, id_); };
-  return options;
-}
-
 PeerHost::~PeerHost() { Dispose(); }
 
 void PeerHost::Dispose() {
@@ -508,13 +438,13 @@ void PeerHost::Dispose() {
   // Nothing refers to the process's memory any more: what is out comes back, and what that sets
   // free to be sent comes back at once.
   for (;;) {
-    const std::vector<uint64_t> cookies = transport_.TakeSegmentsOut();
+    const std::vector<uint64_t> cookies = transport_.PopSegmentsOut();
     if (cookies.empty()) break;
-    for (const uint64_t cookie : cookies) runner_->segments()->OnSegmentSent(cookie);
+    for (const uint64_t cookie : cookies) engine_->OnSegmentSent(cookie);
   }
   runner_.reset();
   engine_.reset();
-  transfers_.Die();
+  states_.reset();
 }
 
 void PeerHost::Crash(bool resets) {
@@ -591,19 +521,36 @@ void PeerHost::Pump() {
   if (core().NextDeadline() <= now) {
     Checker::Fail(node_.name + ": its deadline stays in the past");
   }
-  if (runner_->HasWork() && !std::exchange(pump_due_, true)) {
-    context_.world->On(&node_, now + 1, [this] { Pump(); });
-  }
+  Hash();
   Arm();
 }
 
 void PeerHost::Arm() {
-  const Tick due = core().NextDeadline();
-  if (due == kNever || due >= armed_) return;
+  const Tick now = context_.world->now();
+  const Tick due = engine_->NextDeadline();
+  const bool at_once = due <= now;
+  pumps_at_once_ = at_once ? pumps_at_once_ + 1 : 0;
+  if (pumps_at_once_ > kPumpsAtOnceMax) Checker::Fail(node_.name + ": its loop spins");
+  if (at_once && !std::exchange(pump_due_, true)) {
+    context_.world->On(&node_, now + 1, [this] { Pump(); });
+  }
+  if (at_once || due == kNever || due >= armed_) return;
   armed_ = due;
-  context_.world->On(&node_, std::max(due, context_.world->now()), [this, due] {
+  context_.world->On(&node_, due, [this, due] {
     if (armed_ == due) armed_ = kNever;
     Pump();
+  });
+}
+
+// One chunk after the other, each when a thread might be through with it.
+void PeerHost::Hash() {
+  if (!states_->hashing() || std::exchange(hash_due_, true)) return;
+  World& world = *context_.world;
+  world.On(&node_, world.now() + world.Between(0, context_.hash_us), [this] {
+    hash_due_ = false;
+    // What has ended is delivered by the next turn.
+    if (!states_->HashHere()) return Wake();
+    Hash();
   });
 }
 
@@ -613,6 +560,7 @@ bool PeerHost::OnEvent(peerd::Event* event) {
   if (!AfterAction()) return false;
   NoteHeard(*event);
   if (const auto* stopped = std::get_if<peerd::AttemptStopped>(event)) SpoilSources(*stopped);
+  if (const auto* ended = std::get_if<peerd::TransferEnded>(event)) OnTransferEnded(*ended);
   if (const auto* complete = std::get_if<peerd::AttemptComplete>(event)) {
     running_[{complete->group, complete->ordinal}].complete = true;
     context_.trigger(Moment::kAttemptComplete, id_);
@@ -704,18 +652,15 @@ struct PeerHost::Noter {
     }
     story.TellLater(now, "READY", [&] {
       return h->node_.name + " -> " + ToString(a.to) + "  READY ordinal=" + ToString(a.ordinal) +
-             " attempt=" + ToString(a.attempt) + Way(a.to, a.via) +
-             " tag=" + std::to_string(a.tag) + " boundary=" + ToString(a.boundary) + " desc=\"" +
-             ToString(a.desc) + "\"" +
+             " attempt=" + ToString(a.attempt) + " tag=" + std::to_string(a.tag) +
+             " boundary=" + ToString(a.boundary) + " desc=\"" + ToString(a.desc) + "\"" +
              (a.result ? " with the result of epoch=" + ToString(a.result->epoch) : "");
     });
-    if (a.via != a.to) h->context_.checker->OnRelayed();
   }
   void operator()(const peerd::SendDone& a) {
-    if (a.via != a.to) h->context_.checker->OnRelayed();
     story.TellLater(now, "DONE", [&] {
       return h->node_.name + " -> " + ToString(a.to) + "  DONE to=" + ToString(a.ordinal) +
-             " attempt=" + ToString(a.attempt) + (a.refused ? " refused" : "") + Way(a.to, a.via);
+             " attempt=" + ToString(a.attempt) + (a.refused ? " refused" : "");
     });
     h->moment_ = Moment::kDoneSent;
   }
@@ -745,8 +690,77 @@ struct PeerHost::Noter {
                a.commit ? " commit" : " without result");
     h->running_.erase({a.group, a.ordinal});
   }
-  void operator()(const peerd::MemberGone& a) { h->locals_.at(a.local).out = true; }
-  void operator()(const peerd::StartTransfer&) { h->moment_ = Moment::kTransferStarted; }
+  // Also of a peer to which there is no link that could break.
+  void operator()(const peerd::BreakLink& a) {
+    Checker::Fail(h->node_.name + " takes no more of " + ToString(a.peer) + ": " + a.reason);
+  }
+  void operator()(const peerd::MemberGone& a) {
+    h->locals_.at(a.local).out = true;
+    if (h->serving_.contains(a.local) || h->fetching_.contains(a.local)) {
+      Checker::Fail("a member is out, and its state is still served or fetched");
+    }
+  }
+
+  // ---- shared state
+  void operator()(const peerd::ServeState& a) {
+    const peerd::StateSync& brought = h->brought_.at(a.local);
+    // The trainer writes to one that may change.
+    if (!a.may_change && RootOfBytes(*brought.state) != a.state) {
+      Checker::Fail(ToString(a.member) + " serves a state that it has not got");
+    }
+    const auto elected = h->elected_.find(a.member);
+    const bool own = elected == h->elected_.end() || elected->second != a.state;
+    if (brought.strategy == control::SyncStrategy::kReceive && own) {
+      Checker::Fail(ToString(a.member) + " only receives, and serves a state of its own");
+    }
+    h->serving_[a.local] = a.may_change;
+  }
+  void operator()(const peerd::EndServe& a) {
+    if (h->serving_.erase(a.local) == 0) Checker::Fail("nothing is served that ends");
+  }
+  void operator()(const peerd::StartTransfer& a) {
+    const peerd::StateSync& brought = h->brought_.at(a.local);
+    if (h->fetching_.contains(a.local)) Checker::Fail("two transfers into one state");
+    if (h->serving_.contains(a.local)) Checker::Fail("a state is fetched while it is served");
+    if (a.manifest != peerd::HashManifest(brought.state->manifest)) {
+      Checker::Fail("a transfer of another manifest");
+    }
+    if (brought.strategy == control::SyncStrategy::kSend) {
+      Checker::Fail("a member that only sends is told to fetch");
+    }
+    story.Tell(now, h->node_.name, "  fetches for local ", a.local.value(),
+               " revision=", a.revision, a.background ? " background" : "");
+    NoteSources(a.local, a.sources);
+    h->moment_ = Moment::kTransferStarted;
+  }
+  void operator()(const peerd::ChangeSources& a) {
+    if (h->fetching_.contains(a.local)) NoteSources(a.local, a.sources);
+  }
+  void NoteSources(peerd::LocalId local, const std::vector<control::SyncSource>& sources) {
+    auto& known = h->fetching_[local];
+    for (const control::SyncSource& source : sources) known[source.member] = source.peer;
+  }
+  void operator()(const peerd::SyncDone& a) {
+    if (a.background) {
+      return story.Tell(now, h->node_.name, "  holds the state of local ", a.local.value());
+    }
+    story.Tell(now, h->node_.name, "  sync of local ", a.local.value(),
+               " ends: ", Describe(a.outcome), " revision=", a.revision);
+    CheckOver(a.local);
+  }
+  void operator()(const peerd::TakeDone& a) {
+    story.Tell(now, h->node_.name, "  take of local ", a.local.value(),
+               " ends: ", Describe(a.outcome), " revision=", a.revision);
+    if (a.outcome.ok()) CheckOver(a.local);
+  }
+  void CheckOver(peerd::LocalId local) {
+    const auto serving = h->serving_.find(local);
+    const bool served = serving != h->serving_.end() && !serving->second;
+    if (served || h->fetching_.contains(local)) {
+      Checker::Fail("a sync has ended, and the state is still served or fetched");
+    }
+  }
+
   void operator()(const peerd::Drained&) { story.Tell(now, h->node_.name, "  is drained"); }
   void operator()(const peerd::LogLine& a) { story.Tell(now, h->node_.name, "  logs ", a.text); }
   template <class Other>
@@ -799,7 +813,8 @@ void PeerHost::CheckAnswered(peerd::LocalId local, bool heard) const {
 
 void PeerHost::CheckAllAnswered() const {
   if (!node_.alive) return;
-  for (const auto& [local, state] : locals_) CheckAnswered(local, /*heard=*/false);
+  // What a trainer that died had asked for ends with it, unless the core has heard of that.
+  for (const auto& [local, state] : locals_) CheckAnswered(local, /*heard=*/state.died);
   // Nobody here breaks the protocol.
   if (core().GetStats().frames_refused != 0) Checker::Fail(node_.name + " has refused a frame");
 }
@@ -821,20 +836,20 @@ void PeerHost::StepDone(peerd::LocalId local, const Outcome& outcome, const peer
   ToTrainer(local, [=](TrainerSide* t) { t->OnStepDone(outcome, world); });
 }
 
-void PeerHost::SyncDone(peerd::LocalId local, const Outcome& outcome, const peerd::StateSyncInfo&) {
+void PeerHost::SyncDone(peerd::LocalId local, const Outcome& outcome,
+                        const peerd::StateSyncInfo& info) {
   if (!std::exchange(open_[local].sync, false)) Twice("SyncDone", local);
   heard_[local].sync = false;
-  peerd::SyncEnded ended{local, outcome};
-  const auto known = ended_.find(local);
-  if (known != ended_.end()) ended = known->second;
-  ended_.erase(local);
-  ToTrainer(local, [ended](TrainerSide* t) { t->OnSyncEnded(ended); });
+  if (!info.background) CheckUnused(local);
+  ToTrainer(local, [outcome, info](TrainerSide* t) { t->OnSyncDone(outcome, info); });
 }
 
-void PeerHost::TakeDone(peerd::LocalId local, const Outcome&, const peerd::StateSyncInfo&) {
+void PeerHost::TakeDone(peerd::LocalId local, const Outcome& outcome,
+                        const peerd::StateSyncInfo& info) {
   if (!std::exchange(open_[local].take, false)) Twice("TakeDone", local);
   heard_[local].take = false;
-  ToTrainer(local, [done = taken_.at(local)](TrainerSide* t) { t->OnTakeDone(done); });
+  if (outcome.ok()) CheckUnused(local);
+  ToTrainer(local, [outcome, info](TrainerSide* t) { t->OnTakeDone(outcome, info); });
 }
 
 void PeerHost::LeaveDone(peerd::LocalId local, const Outcome& outcome) {
@@ -870,6 +885,7 @@ void PeerHost::MemberGone(peerd::LocalId local, const Outcome& outcome) {
   if (std::exchange(locals_.at(local).gone, true)) Twice("MemberGone", local);
   // A request that is on its way to the core is answered by this.
   if (!locals_.at(local).asked_late) CheckAnswered(local, /*heard=*/true);
+  if (brought_.contains(local)) CheckUnused(local);
   // What it asked for in the meantime is answered, but it does not listen any more.
   ToTrainer(local, [this, local, outcome](TrainerSide* t) {
     locals_.at(local).trainer = nullptr;
@@ -879,26 +895,35 @@ void PeerHost::MemberGone(peerd::LocalId local, const Outcome& outcome) {
 
 // ---- states
 
-void PeerHost::OnSyncEnded(const peerd::SyncEnded& ended) {
-  if (ended.background) {
-    context_.story->Tell(context_.world->now(), node_.name, "  holds the state of local ",
-                         ended.local.value());
-    return;
+// The trainer has its tensors back: nothing under way reads or writes them.
+void PeerHost::CheckUnused(peerd::LocalId local) const {
+  const peerd::LocalState& state = *brought_.at(local).state;
+  for (size_t i = 0; i < state.manifest.size(); ++i) {
+    const uint64_t bytes = state.manifest[i].bytes;
+    if (!transport_.Uses(state.places[i], bytes) && !transport_.Uses(state.inbox[i], bytes))
+      continue;
+    Checker::Fail(node_.name + ": a trainer is answered while the network still uses its state");
   }
-  const ModelTransfers::Held held = transfers_.Release(ended.local);
-  context_.story->Tell(context_.world->now(), node_.name, "  sync of local ", ended.local.value(),
-                       " ends: ", Describe(ended.outcome), " revision=", ended.revision,
-                       ended.torn ? " torn" : "");
-  context_.checker->OnSyncEnded(ended, held.strategy, held.begun, RootOf(*held.state));
-  if (ended.outcome.ok()) transfers_.Keep(ended.local, ended.revision, *held.state);
 }
 
-void PeerHost::OnTakeDone(const peerd::TakeDone& done) {
-  context_.story->Tell(context_.world->now(), node_.name, "  take of local ", done.local.value(),
-                       " ends: ", Describe(done.outcome), " revision=", done.revision);
-  if (!done.outcome.ok()) return;
-  const ModelTransfers::Held held = transfers_.Release(done.local);
-  context_.checker->OnTaken(done, RootOf(*held.state));
+void PeerHost::OnTransferEnded(const peerd::TransferEnded& ended) {
+  context_.story->Tell(context_.world->now(), node_.name, "  transfer of local ",
+                       ended.local.value(), " ends: ", Describe(ended.outcome),
+                       " bytes=", ended.bytes);
+  const auto from = fetching_.find(ended.local);
+  if (from == fetching_.end()) Checker::Fail("a transfer has ended twice");
+  for (const MemberId member : ended.corrupt) {
+    if (transport_.Flipped(from->second.at(member))) continue;
+    Checker::Fail(ToString(member) + " is said to have sent wrong bits, and none was flipped");
+  }
+  fetching_.erase(from);
+  if (context_.planted != Planted::kChunksUnchecked || ended.bytes == 0) return;
+  // As if a flipped bit had not been noticed.
+  const peerd::LocalState& state = *brought_.at(ended.local).state;
+  for (size_t i = 0; i < state.manifest.size(); ++i) {
+    if (state.InInbox(i, 0) && context_.world->Chance(context_.transport.flips))
+      state.inbox[i][0] ^= 1;
+  }
 }
 
 void PeerHost::CheckWorld(peerd::LocalId local, const peerd::World& world) {
@@ -949,22 +974,30 @@ peerd::LocalId PeerHost::Join(TrainerSide* trainer, const GroupKey& group, const
   return local;
 }
 
-void PeerHost::Step(peerd::LocalId local, std::optional<Offer> offer) {
-  FromTrainer([this, local, offer = std::move(offer)] {
+void PeerHost::Step(peerd::LocalId local, std::optional<peerd::StateSync> sync) {
+  FromTrainer([this, local, sync = std::move(sync)] {
     Asks(local).step = true;
-    if (offer) Asks(local).sync = true;
-    if (offer) offers_[local] = *offer;
-    const peerd::StateSync sync;
-    engine_->OnStep(local, offer ? &sync : nullptr);
+    if (sync) Asks(local).sync = true;
+    if (sync) brought_[local] = *sync;
+    engine_->OnStep(local, sync ? &*sync : nullptr);
     Wake();
   });
 }
 
-void PeerHost::Sync(peerd::LocalId local, Offer offer) {
-  FromTrainer([this, local, offer = std::move(offer)] {
+void PeerHost::Sync(peerd::LocalId local, const peerd::StateSync& sync) {
+  FromTrainer([this, local, sync] {
     Asks(local).sync = true;
-    offers_[local] = offer;
-    engine_->OnSync(local, {});
+    brought_[local] = sync;
+    engine_->OnSync(local, sync);
+    Wake();
+  });
+}
+
+void PeerHost::Prepare(peerd::LocalId local, const std::shared_ptr<peerd::LocalState>& state,
+                       std::function<void()> done) {
+  FromTrainer([this, local, state, done = std::move(done)] {
+    engine_->OnPrepare(state,
+                       [this, local, done] { ToTrainer(local, [done](TrainerSide*) { done(); }); });
     Wake();
   });
 }
@@ -1003,6 +1036,7 @@ void PeerHost::Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpD
 void PeerHost::TrainerDied(peerd::LocalId local) {
   context_.checker->OnMemberLost();
   locals_.at(local).trainer = nullptr;
+  locals_.at(local).died = true;
   FromTrainer([this, local] {
     engine_->OnGone(local, "its connection broke");
     Wake();
@@ -1050,7 +1084,11 @@ void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) 
     Checker::Fail(node_.name + " refuses a message of the coordinator: " +
                   std::string(message.status().message()));
   }
-  Take(*message);
+  if (const auto* result = std::get_if<control::SyncResult>(&*message);
+      result != nullptr && result->action != control::SyncAction::kEnd) {
+    elected_[result->member] = result->state;
+  }
+  Hear(*message);
 }
 
 // The streams of a coordinator that is gone end, so the driver would not pass it on. The core has
@@ -1062,15 +1100,15 @@ void PeerHost::OnEcho(const std::string& bytes) {
   context_.story->TellLater(context_.world->now(), bytes, [&] {
     return node_.name + "  hears of a coordinator of old: " + Describe(*message);
   });
-  Take(*message);
+  Hear(*message);
 }
 
-void PeerHost::Take(const control::CoordinatorMessage& message) {
+void PeerHost::Hear(const control::CoordinatorMessage& message) {
   context_.checker->OnArrival(id_, message);
   const uint64_t life = node_.life;
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
     context_.trigger(Moment::kPrepareArrived, id_);
-    attempts_[prepare->group] = std::max(attempts_[prepare->group], prepare->attempt);
+    attempts_[prepare->group] = std::max(attempts_[prepare->group], prepare->last_freeze);
     prepared_[prepare->group] = *prepare;
   }
   if (std::holds_alternative<control::CommitEpoch>(message)) {
@@ -1119,8 +1157,8 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
     context_.trigger(Moment::kReadySent, id_);
   }
   if (std::holds_alternative<control::Vote>(message)) context_.trigger(Moment::kVoteSent, id_);
-  if (std::holds_alternative<control::SyncDone>(message)) {
-    context_.trigger(Moment::kSyncDoneSent, id_);
+  if (std::holds_alternative<control::FetchDone>(message)) {
+    context_.trigger(Moment::kFetchDoneSent, id_);
   }
   Node* const node = coordinator_->node();
   if (node_.life != life || !node->alive || !stream_ || stream_->cut) return;
@@ -1188,7 +1226,13 @@ absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHea
     const auto body = ParseRelayBody(payload);
     if (body.ok() && body->destination != id_) return absl::OkStatus();
   }
+  const uint64_t passed_on = engine_->relays().passed_on;
   const absl::Status status = engine_->OnControlFrame(link, header, payload);
+  if (engine_->relays().passed_on != passed_on) {
+    context_.story->Tell(context_.world->now(), node_.name, "  passes on a frame of ",
+                         ToString(link.peer));
+    context_.checker->OnRelayed();
+  }
   Wake();
   return status;
 }
@@ -1201,6 +1245,7 @@ absl::StatusOr<uint8_t*> PeerHost::OnDataHeader(const peerd::LinkKey& link,
 absl::Status PeerHost::OnDataReceived(const peerd::LinkKey& link, const FrameHeader& header) {
   const absl::Status status = engine_->OnDataReceived(link, header);
   Wake();
+  if (header.type == FrameType::kChunkData) context_.trigger(Moment::kChunkArrived, id_);
   return status;
 }
 

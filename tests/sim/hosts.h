@@ -3,8 +3,9 @@
 //
 // CoordinatorHost does what the coordinator's loop does: steps the core, makes mutations durable
 // before anything that follows leaves, and starts again from the store after a crash. PeerHost is
-// the surroundings of a production engine (peerd/engine) with the production OpRunner: it stands
-// behind all other ports. Every control message crosses as protobuf bytes.
+// the surroundings of a production engine (peerd/engine) with the production OpRunner and
+// StateRunner: it stands behind all other ports, and decides when something is hashed. Every
+// control message crosses as protobuf bytes.
 #pragma once
 
 #include <deque>
@@ -22,10 +23,11 @@
 #include "peerd/engine/engine.h"
 #include "peerd/engine/op_runner.h"
 #include "peerd/engine/ports.h"
+#include "peerd/state/local_state.h"
 #include "tests/sim/checker.h"
-#include "tests/sim/model_states.h"
 #include "tests/sim/model_transport.h"
 #include "tests/sim/planted.h"
+#include "tests/sim/state_memory.h"
 #include "tests/sim/story.h"
 #include "tests/sim/world.h"
 
@@ -47,7 +49,7 @@ enum class Moment {
   // Only in runs whose trainers have a state.
   kTransferStarted,
   kChunkArrived,
-  kSyncDoneSent,
+  kFetchDoneSent,
   kCount,
 };
 
@@ -64,9 +66,10 @@ struct Context {
   uint32_t detect_ms = 1500;
   TransportModel transport;
   int64_t persist_us = 0;         // the longest that making durable takes
-  double flips = 0;               // share of a state's chunks that come with a bit flipped
-  bool keeps = false;             // peers put back what they kept of a state
-  int64_t chunk_us = 0;           // the longest that a source takes for a chunk
+  StateShape shape;               // of what trainers share
+  uint64_t state_rate = 0;        // bytes of states that a peer sends a second; 0: no limit
+  int64_t hash_us = 0;            // the longest that hashing a chunk takes
+  uint64_t keep_bytes = 0;        // that a peer keeps of states
   uint32_t ring_interval_ms = 0;  // 0: peers measure no links
   std::function<void(Moment, PeerId)> trigger;
   std::function<PeerHost*(PeerId)> find_peer;  // nullptr: there is none
@@ -147,8 +150,8 @@ class TrainerSide {
   virtual ~TrainerSide() = default;
   virtual void OnJoinDone(const Outcome& outcome, const peerd::World& world) = 0;
   virtual void OnStepDone(const Outcome& outcome, const peerd::World& world) = 0;
-  virtual void OnSyncEnded(const peerd::SyncEnded& ended) = 0;
-  virtual void OnTakeDone(const peerd::TakeDone& done) = 0;
+  virtual void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info) = 0;
+  virtual void OnTakeDone(const Outcome& outcome, const peerd::StateSyncInfo& info) = 0;
   virtual void OnLeaveDone(const Outcome& outcome) = 0;
   virtual void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) = 0;
   virtual void OnWorldChanged(const peerd::World& world) = 0;
@@ -167,7 +170,6 @@ class PeerHost final : private peerd::TransportListener,
   Node* node() { return &node_; }
   PeerId id() const { return id_; }
   ModelTransport& transport() { return transport_; }
-  ModelTransfers& transfers() { return transfers_; }
   const StreamPtr& stream() const { return stream_; }
   const peerd::PeerCore& core() const { return engine_->core(); }
   bool drained() const { return engine_ != nullptr && engine_->drained(); }
@@ -175,13 +177,12 @@ class PeerHost final : private peerd::TransportListener,
   // ---- what its trainers ask for; each arrives after a little while, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
                       uint32_t slot, const Terms& terms = {});
-  // With the state that it brings, if any; that is the peer's to write until OnSyncEnded.
-  struct Offer {
-    peerd::SyncRequest request;
-    std::shared_ptr<ModelState> state;
-  };
-  void Step(peerd::LocalId local, std::optional<Offer> offer = std::nullopt);
-  void Sync(peerd::LocalId local, Offer offer);
+  // With the state that it brings, if any. Nobody writes to that until OnSyncDone.
+  void Step(peerd::LocalId local, std::optional<peerd::StateSync> sync = std::nullopt);
+  void Sync(peerd::LocalId local, const peerd::StateSync& sync);
+  // Has the state hashed ahead of its first sync.
+  void Prepare(peerd::LocalId local, const std::shared_ptr<peerd::LocalState>& state,
+               std::function<void()> done);
   // In the background: its state is wanted back.
   void TakeState(peerd::LocalId local, int64_t wait_us);
   void Leave(peerd::LocalId local);
@@ -214,6 +215,7 @@ class PeerHost final : private peerd::TransportListener,
     bool gone = false;
     bool out = false;         // the core has said so
     bool asked_late = false;  // something, after that
+    bool died = false;        // its trainer
   };
 
   void FromTrainer(std::function<void()> what);
@@ -233,17 +235,18 @@ class PeerHost final : private peerd::TransportListener,
   void CheckAnswered(peerd::LocalId local, bool heard) const;
   void NoteHeard(const peerd::Event& event);
   void CheckWorld(peerd::LocalId local, const peerd::World& world);
-  void Take(const control::CoordinatorMessage& message);
+  void Hear(const control::CoordinatorMessage& message);
   void CheckBounds() const;
-  void OnSyncEnded(const peerd::SyncEnded& ended);
-  void OnTakeDone(const peerd::TakeDone& done);
+  void CheckUnused(peerd::LocalId local) const;
+  void OnTransferEnded(const peerd::TransferEnded& ended);
+  // What is to be hashed is, some time.
+  void Hash();
   void Beat();
   void Connect();
   void SendToCoordinator(const control::PeerMessage& message);
   void ForgeDone(const GroupKey& group);
   void ForgeLinkLost();
   void SpoilSources(const peerd::AttemptStopped& stopped);
-  ModelTransfers::Options TransferOptions();
 
   // ---- TrainerPort
   void JoinDone(peerd::LocalId local, const Outcome& outcome, const peerd::World& world) override;
@@ -287,19 +290,21 @@ class PeerHost final : private peerd::TransportListener,
   Node node_;
   const PeerId id_;
   ModelTransport transport_;
-  ModelTransfers transfers_;
   std::unique_ptr<peerd::OpRunner> runner_;
   std::unique_ptr<peerd::Engine> engine_;
-  class States;  // the port
+  class States;
   std::unique_ptr<States> states_;
-  std::map<peerd::LocalId, Offer> offers_;  // by the engine's next Begin()
-  std::map<peerd::LocalId, peerd::SyncEnded> ended_;
-  std::map<peerd::LocalId, peerd::TakeDone> taken_;
+  bool hash_due_ = false;
+  std::map<peerd::LocalId, peerd::StateSync> brought_;             // last
+  std::map<peerd::LocalId, bool> serving_;                         // whether that may change
+  std::map<MemberId, Hash128> elected_;                            // that a member was told of last
+  std::map<peerd::LocalId, std::map<MemberId, PeerId>> fetching_;  // from
   uint64_t life_ = 0;  // of the node, when the turn began
   std::optional<Moment> moment_;
   bool pumping_ = false;
   bool pump_due_ = false;
   uint64_t pumps_ = 0;
+  uint32_t pumps_at_once_ = 0;  // in a row
   Tick armed_ = kNever;
 
   StreamPtr stream_;

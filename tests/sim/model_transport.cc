@@ -194,6 +194,7 @@ void ModelTransport::KeepLinks(const std::string& run, uint32_t group, Epoch epo
   }
   for (const ConnectionPtr& c : idle) {
     const int end = EndOf(c);
+    SendWaiting({c->run, c->end[1 - end]->self_});
     c->open[end] = false;
     c->finishing[end] = true;
     links_.erase({c->run, c->end[1 - end]->self_});
@@ -217,7 +218,10 @@ void ModelTransport::Release(const ConnectionPtr& c) {
   c->open[end] = false;
   c->finishing[end] = false;
   const LinkKey key{c->run, c->end[1 - end]->self_};
-  if (const auto it = links_.find(key); it != links_.end() && it->second == c) links_.erase(it);
+  if (const auto it = links_.find(key); it != links_.end() && it->second == c) {
+    links_.erase(it);
+    waiting_.erase(key);
+  }
   std::erase(finishing_, c);
   std::erase_if(receives_, [&](const Receive& r) { return r.connection == c; });
   c->way[end].queue.clear();
@@ -275,11 +279,12 @@ void ModelTransport::Die(bool resets) {
     if (resets) TellEnd(c, "connection reset by peer");
   }
   links_.clear();
+  waiting_.clear();
   finishing_.clear();
   receives_.clear();
 }
 
-std::vector<uint64_t> ModelTransport::TakeSegmentsOut() {
+std::vector<uint64_t> ModelTransport::PopSegmentsOut() {
   std::vector<uint64_t> cookies;
   for (const auto& [cookie, segment] : segments_) {
     segment->sent = true;
@@ -346,13 +351,34 @@ void ModelTransport::SendOnControl(const ConnectionPtr& c, std::function<void()>
 
 void ModelTransport::SendControl(const LinkKey& link, const FrameHeader& header,
                                  std::span<const uint8_t> payload) {
+  SendWaiting(link);
+  SendFrame(link, header, {payload.begin(), payload.end()});
+}
+
+void ModelTransport::SendControlInTime(const LinkKey& link, const FrameHeader& header,
+                                       std::span<const uint8_t> payload) {
+  if (Find(link) == nullptr) return;
+  auto& waiting = waiting_[link];
+  waiting.emplace_back(header, std::vector<uint8_t>(payload.begin(), payload.end()));
+  if (waiting.size() > 1) return;
+  world_->On(node_, world_->now() + world_->Between(0, Millis(5)),
+             [this, link] { SendWaiting(link); });
+}
+
+void ModelTransport::SendWaiting(const LinkKey& link) {
+  const auto waiting = waiting_.extract(link);
+  if (waiting.empty()) return;
+  for (const auto& [header, payload] : waiting.mapped()) SendFrame(link, header, payload);
+}
+
+void ModelTransport::SendFrame(const LinkKey& link, const FrameHeader& header,
+                               const std::vector<uint8_t>& payload) {
   const ConnectionPtr c = Find(link);
   if (c == nullptr) return;
   ModelTransport* const other = c->end[1 - EndOf(c)];
   // The bytes take the way through the production parser, as on a wire.
   const auto bytes = Encode(header);
-  SendOnControl(c, [this, other, bytes, run = link.run,
-                    payload = std::vector<uint8_t>(payload.begin(), payload.end())] {
+  SendOnControl(c, [this, other, bytes, run = link.run, payload] {
     const auto parsed = ParseFrameHeader(bytes, LaneKind::kControl);
     absl::Status status = parsed.status();
     if (status.ok()) {
@@ -421,12 +447,15 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
   way.flying.push_back(segment);
   const Tick gone = world_->now() + world_->Between(1, model_.segment_us);
   segment->copied = !world_->Chance(model_.zero_copy);
-  const bool early = model_.planted == Planted::kSentTooEarly && !segment->copied;
+  const bool early = model_.planted == Planted::kSentTooEarly && !segment->copied &&
+                     segment->header.type == FrameType::kData;
   if (segment->copied) {
     segment->copy.assign(segment->data, segment->data + segment->header.payload_bytes);
   }
   const Tick header = std::max({lane.last_arrival, world_->Arrival(*node_, *other->node_)});
-  const Tick rest = header + world_->Between(1, model_.segment_us);
+  // The memory is somebody else's by then, as a rule.
+  const int64_t late = early ? world_->Between(0, Millis(10)) : 0;
+  const Tick rest = header + world_->Between(1, model_.segment_us) + late;
   lane.last_arrival = rest;
   if (other->node_->alive) {
     world_->On(other->node_, header, [c, other, segment] { other->ReceiveHeader(c, segment); });
@@ -511,6 +540,31 @@ bool ModelTransport::Readable(const ConnectionPtr& c, int from, const Segment& s
   return !segment.sent && c->end[from]->node_->alive;
 }
 
+void ModelTransport::Arrive(const ConnectionPtr& c, const Segment& segment, uint8_t* place,
+                            size_t at, size_t bytes) {
+  const uint8_t* const data = segment.copied ? segment.copy.data() : segment.data;
+  std::memcpy(place + at, data + at, bytes);
+  if (segment.header.type != FrameType::kChunkData) return;
+  const int end = EndOf(c);
+  c->state_bytes[end] += bytes;
+  if (model_.flips == 0 || bytes == 0 || !world_->Chance(model_.flips / 2)) return;
+  place[at + world_->Below(bytes)] ^= static_cast<uint8_t>(1u << world_->Below(8));
+  flipped_.insert(c->end[1 - end]->self_);
+}
+
+uint64_t ModelTransport::StateBytes(const LinkKey& link) const {
+  const ConnectionPtr c = Find(link);
+  return c == nullptr ? 0 : c->state_bytes[EndOf(c)];
+}
+
+bool ModelTransport::Uses(const uint8_t* memory, size_t bytes) const {
+  const auto within = [&](const uint8_t* at) { return memory <= at && at < memory + bytes; };
+  return std::any_of(segments_.begin(), segments_.end(),
+                     [&](const auto& entry) { return within(entry.second->data); }) ||
+         std::any_of(receives_.begin(), receives_.end(),
+                     [&](const Receive& receive) { return within(receive.place); });
+}
+
 void ModelTransport::ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segment> segment) {
   const int end = EndOf(c);
   Way& way = c->way[1 - end];
@@ -531,10 +585,7 @@ void ModelTransport::ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segme
     Down(c, "a segment was refused");
     return;
   }
-  if (*place != nullptr) {
-    const uint8_t* const data = segment->copied ? segment->copy.data() : segment->data;
-    std::memcpy(*place, data, parsed->payload_bytes / 2);
-  }
+  if (*place != nullptr) Arrive(c, *segment, *place, 0, parsed->payload_bytes / 2);
   receives_.push_back({c, std::move(segment), *place});
 }
 
@@ -554,9 +605,8 @@ void ModelTransport::ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<S
   receives_.erase(it);
   c->heard[end] = world_->now();
   if (place == nullptr) return;
-  const uint8_t* const data = segment->copied ? segment->copy.data() : segment->data;
   const size_t half = segment->header.payload_bytes / 2;
-  std::memcpy(place + half, data + half, segment->header.payload_bytes - half);
+  Arrive(c, *segment, place, half, segment->header.payload_bytes - half);
   const PeerId from = c->end[1 - end]->self_;
   const absl::Status status = listener_->OnDataReceived({c->run, from}, segment->header);
   if (!status.ok()) {

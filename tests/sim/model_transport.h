@@ -6,7 +6,7 @@
 // told to be Sent; lanes are lost and replaced below the link, which shows as a delay, half
 // received segments that are given back, and segments that are read and sent again, be it after
 // they were Sent; silence and resets take a link down at either end by itself, at different times;
-// a link is built only while both ends hold the token of one epoch.
+// a link is built only while both ends hold the token of one epoch. Bits of states may flip.
 #pragma once
 
 #include <array>
@@ -31,6 +31,7 @@ struct TransportModel {
   int lanes = 2;
   double zero_copy = 0.5;  // share of segments whose memory is read until they have arrived
   int64_t segment_us = 200;
+  double flips = 0;  // share of the segments of states that come with a bit flipped
   Planted planted = Planted::kNone;
 };
 
@@ -58,13 +59,11 @@ class ModelTransport final : public peerd::Transport {
   void SendControl(const peerd::LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override;
   void SendControlInTime(const peerd::LinkKey& link, const FrameHeader& header,
-                         std::span<const uint8_t> payload) override {
-    SendControl(link, header, payload);
-  }
+                         std::span<const uint8_t> payload) override;
   void SendSegment(const peerd::LinkKey& link, const FrameHeader& header, const uint8_t* data,
                    uint64_t cookie, uint64_t owner) override;
   void WantDataLanes(const peerd::LinkKey&) override {}  // every link has some
-  uint64_t StateBytes(const peerd::LinkKey&) const override { return 0; }
+  uint64_t StateBytes(const peerd::LinkKey& link) const override;
   peerd::LinkUse BestUse(const peerd::LinkKey& link) const override {
     return {.window_bytes = 0, .long_way = link.peer.value() % 2 == 0};
   }
@@ -77,9 +76,9 @@ class ModelTransport final : public peerd::Transport {
   void SetDetectMs(uint32_t detect_ms) override { model_.detect_ms = detect_ms; }
   peerd::TransportStats GetStats() const override { return {}; }
   std::vector<peerd::LinkStats> GetLinkStats() const override { return {}; }
-  std::vector<peerd::LinkDelivery> TakeDeliveries() override { return {}; }
+  std::vector<peerd::LinkDelivery> PopDeliveries() override { return {}; }
   bool StartProbe(const peerd::LinkKey&) override { return false; }
-  std::optional<peerd::LinkProbe> TakeProbe() override { return std::nullopt; }
+  std::optional<peerd::LinkProbe> PopProbe() override { return std::nullopt; }
   void Close() override {}
   bool closed() const override { return true; }
 
@@ -96,7 +95,11 @@ class ModelTransport final : public peerd::Transport {
   // The process is gone. With `resets` its kernel tells the others; else they find out by silence.
   void Die(bool resets);
   // Cookies of segments that have not been Sent: their memory may be referred to.
-  std::vector<uint64_t> TakeSegmentsOut();
+  std::vector<uint64_t> PopSegmentsOut();
+  // Something that is under way is read from there, or written to there.
+  bool Uses(const uint8_t* memory, size_t bytes) const;
+  // Bits of a state that this one sent have come flipped to us.
+  bool Flipped(PeerId from) const { return flipped_.contains(from); }
   // What is under way is bounded by what is open, not by how long the run lasts. Fails if not.
   void CheckBounds() const;
 
@@ -139,7 +142,8 @@ class ModelTransport final : public peerd::Transport {
     std::array<bool, 2> finishing{};    // no listener any more, but the queue is still sent
     std::array<bool, 2> data{};         // data lanes stand, as this end knows
     std::array<Tick, 2> heard{};
-    std::array<Way, 2> way;  // by sending end
+    std::array<uint64_t, 2> state_bytes{};  // that came to this end
+    std::array<Way, 2> way;                 // by sending end
   };
   using ConnectionPtr = std::shared_ptr<Connection>;
   // A payload that is being received.
@@ -173,6 +177,9 @@ class ModelTransport final : public peerd::Transport {
   bool GivesWay(PeerId from, const Request& request) const;
   void OnAnswer(uint64_t request);
   void OnConfirm(const ConnectionPtr& c, const Request& request);
+  void SendFrame(const peerd::LinkKey& link, const FrameHeader& header,
+                 const std::vector<uint8_t>& payload);
+  void SendWaiting(const peerd::LinkKey& link);
   // Something small that keeps its place among the frames of the control lane.
   void SendOnControl(const ConnectionPtr& c, std::function<void()> at_other_end);
   void Pump(const ConnectionPtr& c, int end);
@@ -181,6 +188,9 @@ class ModelTransport final : public peerd::Transport {
   void Abandon(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment);
   void Repeat(const ConnectionPtr& c, const Segment& lost);
   void SegmentSent(const std::shared_ptr<Segment>& segment);
+  // Half of the payload is here: `bytes` of it from `at` on.
+  void Arrive(const ConnectionPtr& c, const Segment& segment, uint8_t* place, size_t at,
+              size_t bytes);
   bool Readable(const ConnectionPtr& c, int from, const Segment& segment) const;
   void ReceiveHeader(const ConnectionPtr& c, std::shared_ptr<Segment> segment);
   void ReceiveRest(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment);
@@ -202,7 +212,10 @@ class ModelTransport final : public peerd::Transport {
   std::map<GroupAt, std::set<PeerId>> keep_;
   std::map<peerd::LinkKey, ConnectionPtr> links_;
   std::vector<ConnectionPtr> finishing_;
+  // Frames that wait for the next one to go with.
+  std::map<peerd::LinkKey, std::vector<std::pair<FrameHeader, std::vector<uint8_t>>>> waiting_;
   std::vector<Receive> receives_;
+  std::set<PeerId> flipped_;
   std::map<uint64_t, std::shared_ptr<Segment>> segments_;  // not Sent, by cookie
 };
 

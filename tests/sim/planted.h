@@ -29,7 +29,7 @@ enum class Planted {
   kTermsIgnored,       // a member joins without the cohort and with a deadline it did not ask for
   kChunksUnchecked,    // what comes of a state is taken for what was asked for
   kResultForgotten,    // a small op that is announced again comes with zeros, not its result
-  kTornUntold,         // a transfer that broke off says that it has written nothing
+  kWrittenEarly,       // what is fetched is written to the tensors before the sync has ended
   kPreparedUntold,     // a peer does not say what it has prepared, nor which preparation it answers
   kTermUntold,         // a peer does not say which term of the store it knows
   kDrainForgotten,     // a coordinator that restarts forgets whom an operator drains
@@ -64,7 +64,7 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kTermsIgnored, "terms_ignored", false},
     {Planted::kChunksUnchecked, "chunks_unchecked", false},
     {Planted::kResultForgotten, "result_forgotten"},
-    {Planted::kTornUntold, "torn_untold", false},
+    {Planted::kWrittenEarly, "written_early", false},
     {Planted::kPreparedUntold, "prepared_untold"},
     {Planted::kTermUntold, "term_untold", false},
     {Planted::kDrainForgotten, "drain_forgotten", false},

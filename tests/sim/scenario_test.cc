@@ -56,7 +56,7 @@ class ScriptedTrainer final : public TrainerSide {
     post.desc.count = count;
     post.desc.on_fault = on_fault;
     // Nothing is left to the costs of links.
-    if (!IsEager(post.desc)) post.desc.algorithm = algorithm;
+    if (!IsOneShot(post.desc)) post.desc.algorithm = algorithm;
     post.memory = std::make_shared<std::vector<uint8_t>>(InputOf(post.name, post.desc, slot_));
     Say("lh_all_reduce tag " + std::to_string(tag));
     const uint64_t call = ++calls_;
@@ -83,10 +83,12 @@ class ScriptedTrainer final : public TrainerSide {
     sim_->checker().OnStep(0, world.member, ++step_);
     Say("lh_begin_step: ok, " + Text(world));
   }
-  void OnSyncEnded(const peerd::SyncEnded& ended) override {
-    Say("lh_sync: " + Describe(ended.outcome));
+  void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo&) override {
+    Say("lh_sync: " + Describe(outcome));
   }
-  void OnTakeDone(const peerd::TakeDone& done) override { Say("take: " + Describe(done.outcome)); }
+  void OnTakeDone(const Outcome& outcome, const peerd::StateSyncInfo&) override {
+    Say("take: " + Describe(outcome));
+  }
   void OnLeaveDone(const Outcome& outcome) override { Say("lh_leave: " + Describe(outcome)); }
   void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) override {
     const Post post = posts_.at(call);

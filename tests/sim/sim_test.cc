@@ -52,8 +52,8 @@ void SayHowToRepeat(uint64_t seed) {
 struct Totals {
   uint64_t seeds = 0, events = 0, ok = 0, by_mesh = 0, by_ring = 0, aborted = 0, refused = 0,
            too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0, fates = 0, relayed = 0,
-           cohorts = 0, missed = 0, syncs_ok = 0, syncs_aborted = 0, syncs_refused = 0,
-           syncs_fetched = 0, syncs_torn = 0, background = 0, taken = 0, rings = 0;
+           cohorts = 0, late = 0, syncs_ok = 0, syncs_aborted = 0, syncs_refused = 0,
+           syncs_fetched = 0, syncs_resumed = 0, background = 0, taken = 0, rings = 0;
   int64_t virtual_us = 0;
 };
 
@@ -78,12 +78,12 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->fates += first.counts.committed_by_fate;
   totals->relayed += first.counts.relayed;
   totals->cohorts += first.counts.cohorts;
-  totals->missed += first.counts.deadlines_missed;
+  totals->late += first.counts.late;
   totals->syncs_ok += first.counts.syncs_ok;
   totals->syncs_aborted += first.counts.syncs_aborted;
   totals->syncs_refused += first.counts.syncs_refused;
   totals->syncs_fetched += first.counts.syncs_fetched;
-  totals->syncs_torn += first.counts.syncs_torn;
+  totals->syncs_resumed += first.counts.syncs_resumed;
   totals->background += first.counts.background;
   totals->taken += first.counts.taken;
   totals->rings += first.counts.rings;
@@ -127,12 +127,12 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->fates += one.fates;
     totals->relayed += one.relayed;
     totals->cohorts += one.cohorts;
-    totals->missed += one.missed;
+    totals->late += one.late;
     totals->syncs_ok += one.syncs_ok;
     totals->syncs_aborted += one.syncs_aborted;
     totals->syncs_refused += one.syncs_refused;
     totals->syncs_fetched += one.syncs_fetched;
-    totals->syncs_torn += one.syncs_torn;
+    totals->syncs_resumed += one.syncs_resumed;
     totals->background += one.background;
     totals->taken += one.taken;
     totals->rings += one.rings;
@@ -212,13 +212,13 @@ int Main(int argc, char** argv) {
               " epochs=%" PRIu64 " freezing=%" PRIu64 " ops_committed_by_fate=%" PRIu64
               " frames_relayed=%" PRIu64 " cohorts=%" PRIu64 " deadlines_missed=%" PRIu64
               " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64 " syncs_refused=%" PRIu64
-              " syncs_fetched=%" PRIu64 " syncs_torn=%" PRIu64 " background=%" PRIu64
+              " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64 " background=%" PRIu64
               " taken=%" PRIu64 " rings=%" PRIu64 "\n",
               totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
               totals.by_mesh, totals.by_ring, totals.aborted, totals.refused, totals.too_few,
               totals.removed, totals.retries, totals.epochs, totals.freezes, totals.fates,
-              totals.relayed, totals.cohorts, totals.missed, totals.syncs_ok, totals.syncs_aborted,
-              totals.syncs_refused, totals.syncs_fetched, totals.syncs_torn, totals.background,
+              totals.relayed, totals.cohorts, totals.late, totals.syncs_ok, totals.syncs_aborted,
+              totals.syncs_refused, totals.syncs_fetched, totals.syncs_resumed, totals.background,
               totals.taken, totals.rings);
   // Many seeds have all of it.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {

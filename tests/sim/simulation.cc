@@ -22,12 +22,17 @@ Simulation::Simulation(const SimulationOptions& options)
   context_.switchboard = this;
   context_.planted = options.planted;
   context_.detect_ms = options.detect_ms;
-  context_.transport = {options.detect_ms, options.lanes, options.zero_copy, options.segment_us,
-                        options.planted};
+  context_.transport = {options.detect_ms,  options.lanes, options.zero_copy,
+                        options.segment_us, options.flips, options.planted};
   context_.persist_us = options.persist_us;
-  context_.flips = options.flips;
-  context_.keeps = options.keeps;
-  context_.chunk_us = options.chunk_us;
+  context_.shape = DrawShape(options.seed);
+  const uint64_t bytes = context_.shape.total_bytes();
+  if (options.transfer_us > 0) {
+    context_.state_rate = bytes * 1000000 / static_cast<uint64_t>(options.transfer_us);
+  }
+  context_.hash_us = options.hash_us;
+  // Pages are counted: there is room for two or three members of a peer.
+  if (options.keeps) context_.keep_bytes = 2 * (bytes + 5000);
   context_.ring_interval_ms = options.ring_interval_ms;
   context_.find_peer = [this](PeerId peer) -> PeerHost* {
     const auto it = by_id_.find(peer);
@@ -66,10 +71,11 @@ ModelTransport* Simulation::Find(PeerId peer) {
 void Simulation::OnProtocolError(const std::string& text) { Checker::Fail(text); }
 
 void Simulation::OnFrame(PeerId from, PeerId to, const FrameHeader& header) {
-  if (header.type == FrameType::kData) {
+  if (header.type == FrameType::kData || header.type == FrameType::kChunkData) {
     story_.Mix(header.op.value() ^ header.offset ^ static_cast<uint64_t>(now().us));
     return;
   }
+  if (IsOfTransfer(header.type)) story_.Mix(header.op.value() ^ header.attempt.value() << 20);
   story_.TellLater(now(), header.type == FrameType::kDone ? "D" : "R", [&] {
     return ToString(to) + " <- " + ToString(from) + "  " + sim::Describe(header);
   });
@@ -247,6 +253,8 @@ class RandomRun {
   Syncs syncs_ = Syncs::kNone;
   double background_ = 0;     // share of those that join so
   Prng background_draws_{1};  // of their own, as above
+  double odd_ = 0;            // share of those that declare other tensors
+  Prng odd_draws_{1};
   Planted planted_ = Planted::kNone;
   Simulation sim_;
 };
@@ -269,8 +277,13 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   // Transfers that take their time, so that other faults hit them.
   background_draws_ = Prng(seed ^ 0xbac6);
   if (background_draws_.Chance(0.35)) background_ = background_draws_.Chance(0.5) ? 0.3 : 0.7;
-  if (states.Chance(0.4)) options.chunk_us = states.Between(0, Millis(options.detect_ms) / 2);
+  if (states.Chance(0.4)) options.transfer_us = states.Between(1, Millis(options.detect_ms) / 2);
   options.keeps = states.Chance(0.5);
+  options.hash_us = states.Chance(0.3) ? states.Between(0, Millis(20)) : states.Between(0, 200);
+  // Who is refused has no state to come out of the background with, and a manifest with a bit
+  // flipped is against the protocol.
+  odd_draws_ = Prng(seed ^ 0x0dd);
+  if (odd_draws_.Chance(0.2) && background_ == 0 && options.flips == 0) odd_ = 0.15;
   Prng rings(seed ^ 0x71265);
   if (rings.Chance(0.35)) options.ring_interval_ms = 1 + static_cast<uint32_t>(rings.Below(400));
   options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);
@@ -297,6 +310,7 @@ TrainerPlan RandomRun::DrawPlan() {
   }
   plan.syncs = syncs_;
   plan.terms.background = background_draws_.Chance(background_);
+  plan.odd = odd_draws_.Chance(odd_);
   return plan;
 }
 

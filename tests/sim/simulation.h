@@ -33,9 +33,10 @@ struct SimulationOptions {
   int64_t segment_us = 200;
   Planted planted = Planted::kNone;
   Story::Mode mode = Story::Mode::kQuiet;
-  double flips = 0;  // of the chunks of states
-  bool keeps = false;
-  int64_t chunk_us = 0;
+  double flips = 0;               // of the segments of states
+  int64_t transfer_us = 0;        // that a peer needs to send a state; 0: no more than its lanes do
+  int64_t hash_us = 0;            // the longest that hashing a chunk takes
+  bool keeps = false;             // peers keep states of members that are gone
   uint32_t ring_interval_ms = 0;  // 0: no link is measured, and rings are left alone
   bool scripted = false;          // nothing is left to chance
 };

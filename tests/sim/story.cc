@@ -105,7 +105,7 @@ struct Details {
   }
   std::string operator()(const control::PrepareEpoch& m) const {
     return Group(m.group) + " epoch=" + ToString(m.epoch) + " base=" + ToString(m.base) +
-           " boundary=" + ToString(m.boundary) + " attempt=" + ToString(m.attempt) +
+           " boundary=" + ToString(m.boundary) + " last_freeze=" + ToString(m.last_freeze) +
            (m.freeze ? " freeze" : "") + " members=" +
            Join(m.members, [](const control::MemberInfo& i) { return ToString(i.member); }) +
            " ring=" + Join(m.peers, [](const control::PeerInfo& i) { return ToString(i.peer); }) +
@@ -136,7 +136,7 @@ struct Details {
     return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.offer.number) +
            " revision=" + Number(m.offer.revision) + " state=" + ToString(m.offer.state);
   }
-  std::string operator()(const control::SyncDone& m) const {
+  std::string operator()(const control::FetchDone& m) const {
     return Group(m.group) + " member=" + ToString(m.member) + " number=" + Number(m.number) + " " +
            Describe(m.outcome);
   }
@@ -186,6 +186,13 @@ std::string Describe(const FrameHeader& header) {
              " attempt=" + ToString(header.attempt) +
              (header.phase == Phase::kReduce ? " reduce" : " gather") +
              " offset=" + Number(header.offset) + " bytes=" + Number(header.payload_bytes);
+    case FrameType::kChunkRequest:
+    case FrameType::kChunkRefused:
+    case FrameType::kChunkCancel:
+      return std::string(header.type == FrameType::kChunkRequest   ? "CHUNK_REQUEST"
+                         : header.type == FrameType::kChunkRefused ? "CHUNK_REFUSED"
+                                                                   : "CHUNK_CANCEL") +
+             " transfer=" + ToString(header.op) + " ask=" + ToString(header.attempt);
     default:
       return "frame";
   }

@@ -140,7 +140,7 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   if (prng.Chance(0.4)) {
     desc.count = prng.Chance(0.05) ? 0 : prng.Below(200 / size) + 1;
   } else {
-    desc.count = (LH_EAGER_BYTES_MAX + prng.Below(4000)) / size + 1;
+    desc.count = (LH_ONE_SHOT_BYTES_MAX + prng.Below(4000)) / size + 1;
   }
   shape.mismatched = prng.Chance(0.02);
   if (prng.Chance(0.1)) desc.min_world = static_cast<uint16_t>(2 + prng.Below(3));

@@ -41,12 +41,17 @@ Trainer::Trainer(const Context& context, uint64_t seed, int index, PeerHost* pee
       plan_(plan),
       slots_(slots),
       prng_(seed * 1000 + static_cast<uint64_t>(index)),
-      state_prng_(seed * 1009 + static_cast<uint64_t>(index)),
-      model_(std::make_shared<ModelState>()) {
-  // Some begin with what others have, some with something of their own.
-  const uint64_t first = state_prng_.Chance(0.5) ? seed : state_prng_.Next();
-  for (size_t i = 0; i < kStateChunks; ++i) model_->chunks.push_back(first + i);
-  model_root_ = RootOf(*model_);
+      state_prng_(seed * 1009 + static_cast<uint64_t>(index)) {
+  NewTensors();
+}
+
+// Some begin with what others have, some with something of their own.
+void Trainer::NewTensors() {
+  if (tensors_ != nullptr) lost_.push_back(std::move(tensors_));
+  const uint64_t content = state_prng_.Chance(0.5) ? seed_ : state_prng_.Next();
+  tensors_ = std::make_unique<StateMemory>(context_.shape, content, state_prng_.Next(), plan_.odd,
+                                           context_.planted);
+  root_ = tensors_->Root();
 }
 
 void Trainer::Say(const std::string& text) {
@@ -98,13 +103,12 @@ void Trainer::Join() {
   world_seen_ = {};
   strands_.clear();
   // Its group may have been empty in between, and then begins at any revision.
-  revision_ = saved_revision_ = 0;
-  saved_.clear();
+  revision_ = 0;
   changed_ = true;
-  torn_ = in_step_ = again_ = working_ = held_ = false;
+  in_step_ = again_ = working_ = held_ = false;
   background_steps_ = 0;
-  // What it had was being fetched into, maybe.
-  model_root_ = RootOf(*model_);
+  CheckState();
+  tensors_->Register();
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
   local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, plan_.terms);
   // One of them may have ended before.
@@ -118,7 +122,12 @@ void Trainer::Die() {
   Say("dies");
   // What it had posted stays mapped at the peer.
   if (peer_->node()->alive) peer_->TrainerDied(local_);
-  Finish("is dead");
+  if (!plan_.rejoin || !state_prng_.Chance(0.5)) return Finish("is dead");
+  join_since_ = step_since_ = sync_since_ = take_since_ = leave_since_ = std::nullopt;
+  posted_.clear();
+  CheckGraves();
+  NewTensors();
+  JoinAgain(Millis(200));
 }
 
 void Trainer::Finish(const std::string& how) {
@@ -153,8 +162,11 @@ void Trainer::OnJoinDone(const Outcome& outcome, const peerd::World& world) {
       std::to_string(world.size) + " in epoch " + ToString(world.epoch) + ", step " +
       std::to_string(step_));
   context_.checker->OnStep(plan_.group, world.member, step_);
-  if (SyncsAt(step_)) return After(0, plan_.think_us / 10, [this] { Sync(); });
-  BeginStep();
+  if (!SyncsAt(step_)) return BeginStep();
+  if (state_prng_.Chance(0.5)) return After(0, plan_.think_us / 10, [this] { Sync(); });
+  peer_->Prepare(local_, tensors_->registered(), [this, life = life_] {
+    if (life == life_) Sync();
+  });
 }
 
 void Trainer::OnWorldChanged(const peerd::World& world) {
@@ -174,9 +186,13 @@ void Trainer::OnMemberGone(const Outcome& outcome) {
   Say("is no member any more: " + Describe(outcome));
   const bool again = state_ == State::kInside && plan_.rejoin;
   if (!again) return Finish("ends");
+  JoinAgain(Millis(50));
+}
+
+void Trainer::JoinAgain(int64_t within_us) {
   state_ = State::kIdle;
   ++life_;
-  After(Millis(1), Millis(50), [this] {
+  After(Millis(1), within_us, [this] {
     if (peer_->node()->alive && !peer_->drained()) return Join();
     Finish("has no peerd to join at");
   });
@@ -350,7 +366,7 @@ void Trainer::OnStepDone(const Outcome& outcome, const peerd::World& world) {
   world_seen_ = world;
   ++step_;
   context_.checker->OnStep(plan_.group, world.member, step_);
-  background_steps_ = world.counts ? 0 : background_steps_ + 1;
+  background_steps_ = world.background ? background_steps_ + 1 : 0;
   if (background_steps_ > 100) Checker::Fail(name_ + " does not come out of the background");
   Say("begins step " + std::to_string(step_) + " in epoch " + ToString(world.epoch) + " of " +
       std::to_string(world.size));
@@ -365,34 +381,22 @@ bool Trainer::SyncsAt(uint64_t step) const {
   return Prng(seed_ * 15485863 + plan_.group * 31 + step).Chance(0.8);
 }
 
-PeerHost::Offer Trainer::MakeOffer(uint64_t step) {
-  peerd::SyncRequest request;
+peerd::StateSync Trainer::MakeOffer(uint64_t step) {
+  strategy_ = control::SyncStrategy::kPopular;
   if (plan_.syncs == Syncs::kSendReceive) {
-    const bool sends = !torn_ && !held_ && world_seen_.counts && (slot_ + step) % 3 == 0;
-    request.strategy = sends ? control::SyncStrategy::kSend : control::SyncStrategy::kReceive;
+    const bool sends = !held_ && !world_seen_.background && (slot_ + step) % 3 == 0;
+    strategy_ = sends ? control::SyncStrategy::kSend : control::SyncStrategy::kReceive;
   }
-  request.revision = revision_;
-  request.manifest = kModelManifest;
-  if (held_) return {request, model_};
   CheckState();
-  if (torn_ && !saved_.empty() && state_prng_.Chance(0.5)) {
-    Say("loads its checkpoint of revision " + std::to_string(saved_revision_));
-    model_->chunks = saved_;
-    revision_ = saved_revision_;
-    request.restored = true;
-    torn_ = false;
-  } else if (!changed_) {
-    // What was trained since; only some of it.
-    for (size_t i = 0; i < kStateChunks; ++i) {
-      if ((step + i) % 3 != 0) model_->chunks[i] = model_->chunks[i] * 31 + step;
-    }
-    if (state_prng_.Chance(0.05)) model_->chunks[step % kStateChunks] ^= 0x55;
+  if (!held_ && !changed_) {
+    // What was trained since.
+    tensors_->Train(step);
+    if (state_prng_.Chance(0.05)) tensors_->Diverge(step);
+    root_ = tensors_->Root();
     changed_ = true;
     ++revision_;
   }
-  request.revision = revision_;
-  request.state = model_root_ = RootOf(*model_);
-  return {request, model_};
+  return tensors_->Offer(strategy_, revision_, held_, state_prng_.Chance(0.5));
 }
 
 void Trainer::Sync() {
@@ -403,25 +407,27 @@ void Trainer::Sync() {
   peer_->Sync(local_, MakeOffer(step_));
 }
 
-void Trainer::OnSyncEnded(const peerd::SyncEnded& ended) {
-  if (!sync_since_) Checker::Fail(name_ + ": SyncEnded was not asked for");
+void Trainer::OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info) {
+  if (!sync_since_) Checker::Fail(name_ + ": SyncDone was not asked for");
   sync_since_.reset();
-  held_ = ended.background;
+  held_ = info.background;
   if (held_) {
     if (!in_step_ && state_ == State::kInside) BeginStep();
     return;
   }
-  model_root_ = RootOf(*model_);
-  torn_ = ended.torn;
-  if (ended.state == model_root_) revision_ = ended.revision;
-  if (ended.outcome.ok()) {
-    saved_ = model_->chunks;
-    saved_revision_ = revision_;
+  const Hash128 begun = root_;
+  if (outcome.ok()) {
+    tensors_->Collect(info.changed);
+    revision_ = info.revision;
     changed_ = false;
+  } else {
+    tensors_->Failed();
   }
-  again_ = ended.outcome.code == Code::kAborted;     // so is that of all who took part
+  root_ = tensors_->Root();
+  context_.checker->OnSyncDone(outcome, info, strategy_, begun, root_);
+  again_ = outcome.code == Code::kAborted;           // so is that of all who took part
   if (in_step_ || state_ != State::kInside) return;  // StepDone follows
-  if (ended.outcome.code == Code::kEvicted || ended.outcome.code == Code::kUnavailable) return;
+  if (outcome.code == Code::kEvicted || outcome.code == Code::kUnavailable) return;
   if (again_) return After(0, plan_.think_us / 10, [this] { Sync(); });
   BeginStep();
 }
@@ -432,21 +438,22 @@ void Trainer::TakeState() {
   peer_->TakeState(local_, state_prng_.Chance(0.5) ? 0 : plan_.think_us);
 }
 
-void Trainer::OnTakeDone(const peerd::TakeDone& done) {
+void Trainer::OnTakeDone(const Outcome& outcome, const peerd::StateSyncInfo& info) {
   if (!take_since_) Checker::Fail(name_ + ": TakeDone was not asked for");
   take_since_.reset();
-  if (!done.outcome.ok()) return;
+  if (!outcome.ok()) return;
   held_ = false;
-  model_root_ = RootOf(*model_);
-  if (done.state != model_root_) Checker::Fail(name_ + ": what it took has been written since");
-  revision_ = saved_revision_ = done.revision;
-  saved_ = model_->chunks;
-  changed_ = torn_ = false;
+  CheckState();
+  tensors_->Collect(info.changed);
+  root_ = tensors_->Root();
+  context_.checker->OnTaken(info, root_);
+  revision_ = info.revision;
+  changed_ = false;
 }
 
 // Nobody else writes to them between two syncs.
 void Trainer::CheckState() {
-  if (RootOf(*model_) != model_root_) {
+  if (tensors_->Root() != root_) {
     Checker::Fail(name_ + ": the state was written after its sync had ended");
   }
 }

@@ -4,6 +4,8 @@
 // of its own and at a pace of its own, some in place and some not, some awaited one step later. An
 // op that is aborted is posted again. A trainer that is removed may join again as a new member.
 //
+// One that dies may be started again, with the memory of a new process.
+//
 // In some runs they have a state: a step changes it, alike at all members unless one diverges, and
 // most steps begin with a sync, of newcomers as well. One that is aborted is tried again, by all;
 // who is refused goes on as it is. Some join in the background; of those, some take their state as
@@ -20,7 +22,7 @@
 #include "base/prng.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/hosts.h"
-#include "tests/sim/model_states.h"
+#include "tests/sim/state_memory.h"
 #include "tests/sim/tensors.h"
 
 namespace longhaul::sim {
@@ -42,6 +44,7 @@ struct TrainerPlan {
   int64_t dawdle_us = 0;          // now and then, between its last op and the boundary
   Terms terms;
   Syncs syncs = Syncs::kNone;
+  bool odd = false;  // declares other tensors than the others
 };
 
 class Trainer final : public TrainerSide {
@@ -74,8 +77,8 @@ class Trainer final : public TrainerSide {
 
   void OnJoinDone(const Outcome& outcome, const peerd::World& world) override;
   void OnStepDone(const Outcome& outcome, const peerd::World& world) override;
-  void OnSyncEnded(const peerd::SyncEnded& ended) override;
-  void OnTakeDone(const peerd::TakeDone& done) override;
+  void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info) override;
+  void OnTakeDone(const Outcome& outcome, const peerd::StateSyncInfo& info) override;
   void OnLeaveDone(const Outcome& outcome) override;
   void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) override;
   void OnWorldChanged(const peerd::World& world) override;
@@ -114,12 +117,14 @@ class Trainer final : public TrainerSide {
   void ReachBoundary();
   // Whether the step begins with a sync.
   bool SyncsAt(uint64_t step) const;
-  PeerHost::Offer MakeOffer(uint64_t step);
+  peerd::StateSync MakeOffer(uint64_t step);
   void Sync();
   void TakeState();
   void CheckState();
   void Finish(const std::string& how);
   void GiveUpJoin();
+  void JoinAgain(int64_t within_us);
+  void NewTensors();
   void After(int64_t low_us, int64_t high_us, std::function<void()> what);
   std::vector<Strand> StrandsOf(uint64_t step) const;
   void Say(const std::string& text);
@@ -150,20 +155,18 @@ class Trainer final : public TrainerSide {
   std::map<uint64_t, Posted> posted_;  // by call
   std::vector<std::shared_ptr<Buffer>> graves_;
 
-  // Its tensors. Whatever a sync left there stays until the next one.
+  // Its tensors.
   Prng state_prng_;
-  std::shared_ptr<ModelState> model_;
-  Hash128 model_root_;
-  uint64_t revision_ = 0;  // to be offered
-  bool in_step_ = false;   // the open sync is a step's
-  bool again_ = false;     // the last sync was aborted
-  bool changed_ = true;    // since the last sync that ended well
-  bool torn_ = false;
-  bool held_ = false;              // the peer fetches into it, in the background
+  std::unique_ptr<StateMemory> tensors_;
+  std::vector<std::unique_ptr<StateMemory>> lost_;  // of processes that died; peers may use it
+  Hash128 root_;                                    // of what they hold
+  control::SyncStrategy strategy_ = control::SyncStrategy::kPopular;  // of the open sync
+  uint64_t revision_ = 0;                                             // to be offered
+  bool in_step_ = false;                                              // the open sync is a step's
+  bool again_ = false;                                                // the last sync was aborted
+  bool changed_ = true;            // since the last sync that ended well
+  bool held_ = false;              // the peer fetches, in the background
   uint64_t background_steps_ = 0;  // passed without counting
-  // The last state that all agreed on.
-  std::vector<uint64_t> saved_;
-  uint64_t saved_revision_ = 0;
 };
 
 }  // namespace longhaul::sim

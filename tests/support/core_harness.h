@@ -200,14 +200,14 @@ class Harness {
       local.sync->revision = told.revision;
       local.sync->complete = true;
     }
-    const control::SyncDone done{local.group,
-                                 member,
-                                 told.number,
-                                 outcome,
-                                 told.state,
-                                 bytes,
-                                 {told.sources.front().member},
-                                 std::move(corrupt)};
+    const control::FetchDone done{local.group,
+                                  member,
+                                  told.number,
+                                  outcome,
+                                  told.state,
+                                  bytes,
+                                  {told.sources.front().member},
+                                  std::move(corrupt)};
     Tell(peer, done);
   }
   void LivelyLeave(PeerId peer, MemberId member) {
@@ -487,7 +487,7 @@ class Harness {
     for (const control::MemberInfo& member : m.members) {
       // A peer that only has newcomers may have been in the group long ago.
       if (member.peer != peer || member.joined == m.epoch) continue;
-      LH_CHECK(m.base == group.committed) << ToString(peer) << " missed a commit";
+      LH_CHECK(m.base == group.committed) << ToString(peer) << " did not hear of a commit";
     }
     group.prepared = m;
     group.frozen = m.freeze && group.committed;  // a newcomer has nothing to freeze
@@ -601,10 +601,10 @@ struct Describer {
     for (const control::MemberInfo& member : m.members) {
       if (!members.empty()) members += ",";
       members += ToString(member.member) + "@" + ToString(member.joined);
-      if (member.counts == control::kCountsNotYet) {
+      if (member.background_until == control::kInBackground) {
         members += "-";
-      } else if (member.counts) {
-        members += "+" + ToString(member.counts);
+      } else if (member.background_until) {
+        members += "+" + ToString(member.background_until);
       }
     }
     std::string ring;
@@ -616,7 +616,7 @@ struct Describer {
       blocked += (blocked.empty() ? " blocked=" : ",") + ToString(a) + "-" + ToString(b);
     }
     return "Prepare " + ToString(m.epoch) + " base=" + ToString(m.base) +
-           " boundary=" + ToString(m.boundary) + " attempt=" + ToString(m.attempt) +
+           " boundary=" + ToString(m.boundary) + " last_freeze=" + ToString(m.last_freeze) +
            (m.freeze ? " freeze" : "") + " members=" + members + " ring=" + ring + blocked;
   }
   std::string operator()(const control::CommitEpoch& m) const {

@@ -121,7 +121,7 @@ class ScriptedHandler : public TrainerRequests {
   bool hold_leaves = false;
   bool hold_posts = false;
   bool hold_syncs = false;
-  StateSyncInfo sync_info{0, {0xa, 0xb}, false, 0, 0, 5000};
+  StateSyncInfo sync_info{0, {0xa, 0xb}, 0, 0, 5000};
   uint64_t kept_revision = 0;  // 0: nothing is kept
   std::vector<Manifest> kept_asked;
   bool hold_prepares = false;

@@ -96,7 +96,7 @@ TEST(FollowEvents, GoesOnWhereACoordinatorEndsBeforeItHadAnEvent) {
   EXPECT_THAT(followed.events, ElementsAre(1, 2));
   ASSERT_EQ(coordinator.asked().size(), 3u);
   EXPECT_TRUE(coordinator.asked()[0].no_backlog());
-  // What happened meanwhile is not missed, and nothing is given twice.
+  // What happened meanwhile is told, and nothing is given twice.
   EXPECT_FALSE(coordinator.asked()[1].no_backlog());
   EXPECT_EQ(coordinator.asked()[1].incarnation(), "first");
   EXPECT_EQ(coordinator.asked()[1].after_sequence(), 7u);

@@ -142,10 +142,10 @@ LH_API lh_status lh_free(lh_client *client, void *data);
 
 /* How a newcomer gets the shared state of a group that has one. BLOCKING: all wait for it in their
  * first sync with it. BACKGROUND: nobody waits. It is admitted and takes part in all operations
- * without being counted: it gets results, and its input is left out. Its calls of lh_sync_state()
+ * in the background: it gets results, and its input is left out. Its calls of lh_sync_state()
  * and lh_begin_step_sync() return at once (lh_sync_info_t.background), and the state is fetched
- * while it and the others go on; see lh_state_take(). When it has caught up, it counts from a step
- * boundary on. In a group that is empty the two are the same. */
+ * while it and the others go on; see lh_state_take(). When it has caught up, it contributes from a
+ * step boundary on. In a group that is empty the two are the same. */
 typedef enum lh_join_mode { LH_BLOCKING = 0, LH_BACKGROUND = 1 } lh_join_mode;
 
 typedef struct lh_join_options {
@@ -195,9 +195,8 @@ typedef struct lh_world_info {
   uint32_t size;    /* members */
   uint32_t pending; /* members waiting for admission */
   uint64_t epoch;
-  uint64_t member_id; /* of this member, unique in the run */
-  uint32_t weight;    /* of this member's input: 1; 0: it joined in the background and does not
-                         count yet */
+  uint64_t member_id;  /* of this member, unique in the run */
+  uint32_t background; /* 1: this member's input is not in results yet (LH_BACKGROUND) */
   uint32_t zero;
 } lh_world_info;
 #define LH_WORLD_INFO_INIT \
@@ -338,49 +337,40 @@ typedef struct lh_sync_options {
   lh_state *state;
   uint64_t revision; /* of the state: one more than at the last sync; any at the group's first */
   lh_hash hash;
-  uint32_t restored; /* 1: every byte was written since the last sync, from a checkpoint for
-                        instance; makes a torn state whole */
+  uint32_t zero;
   /* Called while this member fetches, at most ten times a second, by the thread that waits; NULL:
    * nobody is told. It may call the library, but not free what the sync uses. */
   void (*progress)(const lh_progress *progress, void *context);
   void *progress_context;
-  /* 1: the last sync of these tensors left them torn (lh_sync_info_t.torn). Of one through the same
-   * lh_state that is known; it has to be said where the state was declared anew since, as after a
-   * restart of peerd. Torn tensors are never sent to others. Not together with `restored`. */
-  uint32_t torn;
-  uint32_t zero;
 } lh_sync_options;
 #define LH_SYNC_OPTIONS_INIT \
-  { sizeof(lh_sync_options), LH_POPULAR, NULL, 0, LH_HASH_ALWAYS, 0, NULL, NULL, 0, 0 }
+  { sizeof(lh_sync_options), LH_POPULAR, NULL, 0, LH_HASH_ALWAYS, 0, NULL, NULL }
 
 typedef struct lh_sync_info_t {
   uint32_t struct_size;
   uint32_t sources;  /* members that sent some of `bytes` */
-  uint64_t revision; /* that all hold now; with `replaced`: that the tensors hold */
+  uint64_t revision; /* that all hold now */
   uint64_t hash_high;
   uint64_t hash_low;
   uint64_t bytes; /* received; 0: this member had the state */
   double seconds; /* from the call to its end, at peerd */
   /* Also if the sync failed, or could not begin: */
-  uint32_t torn;       /* 1: a transfer into tensors that are in place broke off, now or in an
-                          earlier sync, or nobody is left who could tell; they are of no use
-                          until a sync ends well or all of them are written again */
   uint32_t passed;     /* of a step boundary: 1: it is behind this member */
-  uint32_t replaced;   /* 1: the sync failed, and the tensors hold another state than was offered:
-                          that of `revision`, which is the one to offer next */
   uint32_t resumed;    /* 1: the tensors were filled from what peerd had kept; that counts as having
                           come from others, too */
-  uint32_t background; /* 1: this member is in the background: nobody touches the tensors until
-                          lh_state_take() has given them back, or a later sync returns without
-                          this. The other fields say nothing */
+  uint32_t background; /* 1: this member is in the background: nobody writes to the tensors until
+                          lh_state_take() has ended well, or a later sync returns without this. The
+                          other fields say nothing */
+  uint32_t zero;
 } lh_sync_info_t;
 #define LH_SYNC_INFO_INIT \
-  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0, 0 }
+  { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
 
 /* Brings the tensors of all members of the group to the same bits: the members vote by digest, and
  * those that differ fetch what differs from those that do not. Ends when all members have called
  * it and hold the same. `info` may be NULL; it is filled whenever there is an outcome.
- * Tensors: nobody writes to them until it has ended. LH_OK: they hold what all hold. LH_ABORTED:
+ * Tensors: nobody writes to them until it has ended. LH_OK: they hold what all hold; otherwise they
+ * are as they were. What came is written to them by the call that waits for the end. LH_ABORTED:
  * the transfer failed for all, call again. LH_STATE_MISMATCH: this member's state cannot be brought
  * together with the others'; the text says why. LH_DEADLINE_EXCEEDED: it goes on; the next call
  * waits for it. */
@@ -400,10 +390,10 @@ LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *
 /* After a sync that returned with info->background: waits until the tensors hold what the group has
  * agreed on last, at most a day, and gives them back: from then on they are the caller's, up to its
  * next sync. Who then does with them what the others do at this step, and offers revision + 1 with
- * its next lh_begin_step_sync(), counts from that boundary on; others do so when little is left to
- * fetch. `info` may be NULL; `revision` says what they hold. LH_DEADLINE_EXCEEDED: not all is here
- * yet; they are fetched into. LH_ABORTED: so they are, but with the next step only: those who had
- * it have changed it meanwhile, which nobody does whose peerd has --keep-state.
+ * its next lh_begin_step_sync(), contributes from that boundary on; others do so when little is
+ * left to fetch. `info` may be NULL; `revision` says what they hold. LH_DEADLINE_EXCEEDED: not all
+ * is here yet; they are fetched into. LH_ABORTED: so they are, but with the next step only: those
+ * who had it have changed it meanwhile, which nobody does whose peerd has --keep-state.
  * LH_FAILED_PRECONDITION: nothing is fetched for this member.
  * A peerd that does not answer is waited for a second longer than timeout_ms: LH_DEADLINE_EXCEEDED
  * with *info all 0, and the next call waits for the same answer. Until it is here nobody knows
@@ -425,7 +415,7 @@ LH_API lh_status lh_op_test(lh_op *op, int *finished_out);
 
 typedef struct lh_op_info_t {
   uint32_t struct_size;
-  uint32_t world_size; /* members whose tensors are in the result: those of weight 1 */
+  uint32_t world_size; /* members whose tensors are in the result: those not in the background */
   uint32_t retries;    /* attempts beyond the first */
   uint32_t staged;     /* 1: a buffer was not from lh_alloc() */
   uint64_t epoch;

@@ -33,20 +33,17 @@ class Step:
     world_size: int
     changed: bool  #: the epoch is another one than at the boundary before
     sync: SyncInfo | None = None  #: what became of the state that was given to step()
-    weight: int = 1  #: of this member's input in this step
+    #: This member's input is not in results yet. A state given to step() is fetched meanwhile: hands off its
+    #: tensors until take().
+    background: bool = False
     _take: Callable[[float | None], bool] | None = dataclasses.field(default=None, repr=False, compare=False)
-
-    @property
-    def background(self) -> bool:
-        """The state is fetched while this member takes part with weight 0: hands off its tensors until take()."""
-        return self.sync is not None and self.sync.background
 
     def take(self, timeout: float | None = 0.0) -> bool:
         """Whether the tensors of the state are this member's, and hold what all agreed on at this step.
 
         True where there was nothing to fetch. In the background: waits until they are there, at most
-        `timeout` seconds (None: for ever), and takes them back. Who then changes them as the others do counts
-        from the next step on; leaving the block raises `state.revision` for them as well.
+        `timeout` seconds (None: for ever), and takes them back. Who then changes them as the others do
+        contributes from the next step on; leaving the block raises `state.revision` for them as well.
         """
         return True if self._take is None else self._take(timeout)
 
@@ -98,9 +95,9 @@ class Comm:
         return self.world().pending
 
     @property
-    def weight(self) -> int:
-        """Of this member's input: 1; 0 while it is in the background (`join_mode`)."""
-        return self.world().weight
+    def background(self) -> bool:
+        """This member's input is not in results yet (`join_mode`)."""
+        return self.world().background
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -139,7 +136,7 @@ class Comm:
         world = self.world()
         changed = world.epoch != self._epoch_of_step
         self._epoch_of_step = world.epoch
-        return Step(world.epoch, world.rank, world.world_size, changed, weight=world.weight)
+        return Step(world.epoch, world.rank, world.world_size, changed, background=world.background)
 
     def admit(self, timeout: float | None = None) -> Step:
         """The admission of those that wait, by itself; today the same as begin_step()."""
@@ -196,8 +193,8 @@ class Comm:
 
         Raises StateMismatch if this member's state cannot be brought together with the others' (the
         message names the first difference, or the revision to load), Aborted if transfers fail
-        again and again, FailedPrecondition, Evicted, Unavailable. After an error that leaves
-        `state.torn`, the tensors hold nothing of use until a sync ends well.
+        again and again, FailedPrecondition, Evicted, Unavailable. After an error the tensors are as
+        they were.
         """
         return self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
 

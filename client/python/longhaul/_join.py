@@ -47,9 +47,9 @@ def join(
     name: of the member, in logs and `lhctl`: 1 to 64 of [A-Za-z0-9._-]; None: the process id. With
         `--keep-state` of peerd, the next member of this name goes on where this one was.
     join_mode: "blocking": the others wait in the first sync of shared state until this member has it.
-        "background": they do not. It takes part in all ops with weight 0, which means that it gets the
-        result and its input is left out, while the state is fetched (`Step.background`, `Step.take`); it
-        counts from a later step boundary on. The same where nobody is there yet.
+        "background": they do not. It takes part in all ops in the background, which means that it gets the
+        result and its input is left out, while the state is fetched (`Step.background`, `Step.take`); its
+        input is in results from a later step boundary on. The same where nobody is there yet.
     state: what the first `Comm.step` or `Comm.sync_state` will bring. It is copied and hashed before
         the others hear of this member: from its admission on they wait for it. Until that first call
         has returned, the tensors are not written to, or named by `State.touch`.

@@ -21,7 +21,7 @@ class World:
     world_size: int  #: members
     pending: int  #: members that wait for the next step boundary
     member_id: int  #: of this member, unique in the run
-    weight: int = 1  #: of this member's input; 0: it joined in the background and does not count yet
+    background: bool = False  #: this member's input is not in results yet
 
 
 # It is given the client so that that is closed after all that belongs to it, whatever order the
@@ -50,7 +50,7 @@ class Member:
         self.check_joined()
         info = _native.WorldInfo()
         check(_native.library().lh_world(self.handle, ctypes.byref(info)), "world")
-        return World(info.epoch, info.rank, info.size, info.pending, info.member_id, info.weight)
+        return World(info.epoch, info.rank, info.size, info.pending, info.member_id, bool(info.background))
 
     def is_out(self) -> bool:
         info = _native.WorldInfo()

@@ -99,7 +99,7 @@ class WorldInfo(_Sized):
         ("pending", c_uint32),
         ("epoch", c_uint64),
         ("member_id", c_uint64),
-        ("weight", c_uint32),
+        ("background", c_uint32),
         ("zero", c_uint32),
     ]
 
@@ -165,11 +165,9 @@ class SyncOptions(_Sized):
         ("state", c_void_p),
         ("revision", c_uint64),
         ("hash", c_int),
-        ("restored", c_uint32),
+        ("zero", c_uint32),
         ("progress", c_void_p),  # none: Ctrl-C in a callback of C would be lost
         ("progress_context", c_void_p),
-        ("torn", c_uint32),
-        ("zero", c_uint32),
     ]
 
 
@@ -182,11 +180,10 @@ class SyncInfoStruct(_Sized):
         ("hash_low", c_uint64),
         ("bytes", c_uint64),
         ("seconds", c_double),
-        ("torn", c_uint32),
         ("passed", c_uint32),
-        ("replaced", c_uint32),
         ("resumed", c_uint32),
         ("background", c_uint32),
+        ("zero", c_uint32),
     ]
 
 

@@ -39,7 +39,7 @@ class SyncInfo:
     sources: int  #: members that sent some of them
     seconds: float  #: from the call to its end, at peerd
     resumed: bool  #: the tensors were filled from what peerd had kept of a member of this name, before
-    #: This member joined in the background and does not count yet: the state is fetched while it goes on, and
+    #: This member is in the background: the state is fetched while it goes on, and
     #: nobody touches its tensors until take() has given them back. The other fields say nothing.
     background: bool = False
 
@@ -129,13 +129,13 @@ class Phase(enum.Enum):
     own, prepared, held --begin_sync()--> in sync
     in sync --end_sync()--> own; or held, if the member is in the background
     held --end_sync(), of a take--> own; or held, if it was refused
-    in sync, held --abandon()--> own, and torn
+    in sync, held --abandon()--> own
     """
 
     OWN = "the trainer's"
     PREPARED = "the trainer's, and hashed by peerd: the next sync reads what touch() names"
     IN_SYNC = "a sync goes on, maybe one of tensors that were held"
-    HELD = "peerd's, who fetches into them in the background"
+    HELD = "to be left as they are: peerd compares what it fetches in the background with them"
 
 
 class State:
@@ -185,9 +185,6 @@ class State:
         self._phase = Phase.OWN
         # In sync, or held: for which member.
         self._member: weakref.ref[Holder] | None = None
-        # What peerd is to be told of them at the next sync; at most one is true. While they are held it knows.
-        self._torn = False
-        self._restored = False
         self._touched = set(range(len(self._tensors)))
         self._synced_hash: str | None = None
 
@@ -217,15 +214,9 @@ class State:
         return self._synced_hash
 
     @property
-    def torn(self) -> bool:
-        """A transfer into these tensors broke off: they hold nothing of use until a sync ends well, or a
-        checkpoint is loaded."""
-        return self._torn
-
-    @property
     def held(self) -> bool:
-        """What others agreed on is fetched into these tensors in the background: nobody touches them until
-        take() has given them back."""
+        """What others agreed on is fetched in the background: nobody writes to these tensors until take() has
+        brought it."""
         return self._phase is Phase.HELD
 
     def touch(self, *names: str) -> None:
@@ -236,12 +227,6 @@ class State:
         for number in [self._numbers[name] for name in names] or range(len(self._tensors)):
             self._touched.add(number)
 
-    def restored(self) -> None:
-        """Every tensor was written anew since the last sync, by other means than load(): the state is whole,
-        whatever broke off then."""
-        self._restored, self._torn = True, False
-        self.touch()
-
     def compute_hash(self) -> str:
         """The hash of what the tensors hold now, read by this process; equal to what a sync says of the same
         contents. Needs the package xxhash."""
@@ -250,14 +235,12 @@ class State:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes tensors, revision and hash to a safetensors file, which appears as a whole or not at all.
 
-        Needs the packages safetensors and xxhash. Raises FailedPrecondition for a torn state or one in
-        a sync, OSError if the file cannot be written.
+        Needs the packages safetensors and xxhash. Raises FailedPrecondition for a state in a sync, OSError if
+        the file cannot be written.
         """
         from . import _checkpoint
 
         self._check_free("save")
-        if self._torn:
-            raise FailedPrecondition("save: the state is torn, a transfer into it broke off; sync it first")
         _checkpoint.save(path, self._revision, self._tensors, self._entries(), self._digests())
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -272,7 +255,7 @@ class State:
         self._check_free("load")
         self._check_declared()
         self.revision = _checkpoint.load(path, self._tensors, self._entries())
-        self.restored()
+        self.touch()
 
     def __repr__(self) -> str:
         size = sum(tensor.nbytes for tensor in self._tensors)
@@ -332,8 +315,6 @@ class State:
         options.state = registration.handle.value
         options.revision = self._revision
         options.hash = mode
-        options.torn = int(self._torn)
-        options.restored = int(self._restored)
         self._phase = Phase.IN_SYNC
         self._member = weakref.ref(member)
 
@@ -343,37 +324,28 @@ class State:
         assert registration is not None
         if info.background:
             self._phase = Phase.HELD
-            self._torn = self._restored = False
             if problem is not None:
                 return None
             self._touched.clear()
             return SyncInfo(self._revision, "", 0, 0, info.seconds, False, background=True)
         self._phase = Phase.OWN
-        if info.bytes > 0 or info.resumed or info.replaced:
-            for number, memory in registration.staged.items():
-                ranges = list(registration.changes(number))
-                if ranges:
-                    self._tensors[number].write(memory, ranges)
         if problem is not None:
-            if info.replaced:
-                self._revision = info.revision
-                self._torn = False
-            elif info.torn:
-                self._torn, self._restored = True, False
             self.touch()
             return None
+        for number, memory in registration.staged.items():
+            ranges = list(registration.changes(number))
+            if ranges:
+                self._tensors[number].write(memory, ranges)
         self._touched.clear()
-        self._torn = self._restored = False
         self._revision = info.revision
         self._synced_hash = f"{info.hash_high:016x}{info.hash_low:016x}"
         return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
 
     def abandon(self) -> None:
-        """Its member is out, and nobody is left who knows how far a transfer into it came."""
+        """Its member is out: what was fetched for it is nobody's, and the tensors are as they were."""
         if self._phase not in (Phase.IN_SYNC, Phase.HELD):
             return
         self._phase = Phase.OWN
-        self._torn, self._restored = True, False
         self.touch()
 
     def _check_free(self, what: str, asking: Holder | None = None) -> None:

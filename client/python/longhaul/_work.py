@@ -14,7 +14,7 @@ from ._errors import DeadlineExceeded, Error, FailedPrecondition, check, error
 class OpInfo(NamedTuple):
     """What one op did."""
 
-    world_size: int  #: members whose tensors are in the result: those of weight 1
+    world_size: int  #: members whose tensors are in the result: those not in the background
     epoch: int  #: the epoch of the attempt that counted
     retries: int  #: attempts beyond the first
     staged: bool  #: a tensor was not in memory shared with peerd, and was copied

@@ -14,7 +14,7 @@ from collections.abc import Callable
 # As in proto/wire/ipc.h.
 MAGIC = 0x3149484C
 REQUEST_BYTES = 256
-REPLY_BYTES = 528
+REPLY_BYTES = 520
 REQUESTS = (
     "HELLO",
     "REGION",
@@ -32,8 +32,7 @@ REQUESTS = (
     "PREPARE",
 )
 DONE, GONE, PROGRESS = 64, 66, 67
-PASSED, TORN, REPLACED, BACKGROUND = 1, 2, 8, 16  # of replies
-RESTORED, SYNC_TORN = 1, 2  # of SYNC and STEP
+PASSED, BACKGROUND, CHANGED = 1, 4, 8  # of replies
 ABORTED, DEADLINE_EXCEEDED, EVICTED = 4, 5, 7
 MEMBER = 1  # every member's handle
 
@@ -46,15 +45,8 @@ class Request:
         self.name = REQUESTS[type_ - 1]
         self.body = frame[24:]
 
-    def answer(self, body: bytes = b"", status: int = 0, flags: int = 0, put_back: int = 0) -> None:
-        """put_back: with REPLACED, the revision that the tensors have."""
-        self.say(DONE, self.call, body, status, flags, put_back)
-
-    @property
-    def sync_flags(self) -> int:
-        """Of a SYNC or STEP."""
-        flags: int = struct.unpack_from("<QQQQII", self.body)[5]
-        return flags
+    def answer(self, body: bytes = b"", status: int = 0, flags: int = 0) -> None:
+        self.say(DONE, self.call, body, status, flags)
 
     @property
     def reads_all(self) -> bool:
@@ -62,21 +54,26 @@ class Request:
         touched: int = struct.unpack_from("<QQQQII", self.body)[2]
         return touched == 0
 
-    def begin_writing(self) -> None:
-        """What peerd does in shared memory before it writes to the tensors of a SYNC or STEP."""
+    def fetch(self, content: bytes) -> None:
+        """Puts this into the inbox of the first tensor of the state of a SYNC or STEP, and marks its first chunk."""
         (state,) = struct.unpack_from("<Q", self.body)
-        region, offset = self.peerd.marks[state]
+        table, marks = self.peerd.states[state]
+        region, offset = table
+        # Where lh_ipc_tensor.inbox is.
+        inbox, at = struct.unpack_from("<QQ", self.peerd.regions[region], offset + 352)
+        self.peerd.regions[inbox][at : at + len(content)] = content
+        region, offset = marks
         self.peerd.regions[region][offset] = 1
 
     def progress(self, done: int, total: int) -> None:
         self.say(PROGRESS, 0, struct.pack("<QQQII", done, total, 1000, 1, 0))
 
-    def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0, put_back: int = 0) -> None:
+    def say(self, type_: int, call: int, body: bytes, status: int = 0, flags: int = 0) -> None:
         head = struct.pack("<IIQQiI", MAGIC, type_, call, MEMBER, status, flags)
         world = struct.pack("<QQIIII", 1, 7, 0, 1, 0, 0)
         # One that is gone need not hear it.
         with contextlib.suppress(OSError):
-            self.connection.sendall((head + world + body).ljust(REPLY_BYTES - 8, b"\0") + struct.pack("<Q", put_back))
+            self.connection.sendall((head + world + body).ljust(REPLY_BYTES, b"\0"))
 
 
 def op_info() -> bytes:
@@ -97,8 +94,8 @@ class ScriptedPeerd:
         self.heard: list[str] = []
         self.requests: list[Request] = []
         self.regions: dict[int, mmap.mmap] = {}
-        # Region and offset of what a sync is to have changed, by state.
-        self.marks: dict[int, tuple[int, int]] = {}
+        # By state: region and offset of its table, and of what a sync is to have changed.
+        self.states: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
         self.path = path or str(pathlib.Path(tempfile.mkdtemp(prefix="longhaul-", dir="/tmp")) / "peerd.sock")
         self._connections: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -151,8 +148,8 @@ class ScriptedPeerd:
                     self.regions[struct.unpack_from("<Q", request.body)[0]] = mmap.mmap(descriptor, 0)
                     socket.close(descriptor)
                 if request.name == "STATE":
-                    state, _, _, region, offset = struct.unpack_from("<QQQQQ", request.body)
-                    self.marks[state] = (region, offset)
+                    state, *ranges = struct.unpack_from("<QQQQQ", request.body)
+                    self.states[state] = ((ranges[0], ranges[1]), (ranges[2], ranges[3]))
                 self.requests.append(request)
                 self.heard.append(request.name)
                 self.on.get(request.name.lower(), self._answer)(request)

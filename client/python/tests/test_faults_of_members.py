@@ -251,7 +251,7 @@ except lh.Evicted as reason:
             comm.begin_step(60)
         other.send(signal.SIGCONT)
         text = other.until("end")
-        assert "missed the step boundary" in text, text
+        assert "late at the step boundary" in text, text
         assert "join again" in text
 
 

@@ -13,12 +13,9 @@ from conftest import wait_until
 from scripted_peerd import (
     ABORTED,
     BACKGROUND,
+    CHANGED,
     EVICTED,
     PASSED,
-    REPLACED,
-    RESTORED,
-    SYNC_TORN,
-    TORN,
     Request,
     ScriptedPeerd,
     sync_info,
@@ -53,7 +50,7 @@ def joined(peerd: ScriptedPeerd) -> lh.Comm:
 
 
 def in_place(peerd: ScriptedPeerd) -> lh.State:
-    """A state whose tensor peerd writes to directly."""
+    """A state whose tensor is in the arena."""
     tensor = lh.empty(1000, peerd=peerd.path)
     tensor[:] = 1
     return lh.State({"w": tensor})
@@ -63,22 +60,9 @@ def succeeds(request: Request) -> None:
     request.answer(sync_info(0))
 
 
-def fails(flags: int = 0, put_back: int = 0) -> Callable[[Request], None]:
-    return lambda request: request.answer(b"by a test", ABORTED, flags, put_back)
-
-
 def hang_up(request: Request) -> None:
     """As if peerd died."""
     request.connection.shutdown(socket.SHUT_RDWR)
-
-
-def torn_of(peerd: ScriptedPeerd, comm: lh.Comm) -> lh.State:
-    state = in_place(peerd)
-    peerd.on["sync"] = fails(TORN)
-    with pytest.raises(lh.Aborted):
-        comm.sync_state(state)
-    assert state.torn
-    return state
 
 
 def evict(peerd: ScriptedPeerd, comm: lh.Comm) -> None:
@@ -87,105 +71,58 @@ def evict(peerd: ScriptedPeerd, comm: lh.Comm) -> None:
     wait_until(lambda: "evicted" in repr(comm))
 
 
-# ---- torn
+def fetches(content: float, status: int = 0, flags: int = CHANGED) -> Callable[[Request], None]:
+    """Fetches a tensor that is all `content`."""
+
+    def fetch(request: Request) -> None:
+        request.fetch(np.full(1000, content, np.float32).tobytes())
+        request.answer(b"by a test" if status else sync_info(5), status, flags if status == 0 else 0)
+
+    return fetch
 
 
-def test_what_peerd_wrote_to_when_it_died_is_torn(peerd: ScriptedPeerd) -> None:
+# ---- what the tensors hold
+
+
+def test_what_was_fetched_is_written_when_the_sync_has_ended_well(peerd: ScriptedPeerd) -> None:
     comm = joined(peerd)
     state = in_place(peerd)
-
-    def die(request: Request) -> None:
-        request.begin_writing()
-        hang_up(request)
-
-    peerd.on["sync"] = die
-    with pytest.raises(lh.Unavailable):
-        comm.sync_state(state)
-    assert state.torn
+    peerd.on["sync"] = fetches(7)
+    comm.sync_state(state)
+    assert (state.tensors["w"] == 7).all()
+    assert state.revision == 5
 
 
-def test_what_peerd_did_not_write_to_is_as_it_was(peerd: ScriptedPeerd) -> None:
-    comm = joined(peerd)
-    state = in_place(peerd)
-    peerd.on["sync"] = hang_up
-    with pytest.raises(lh.Unavailable):
-        comm.sync_state(state)
-    assert not state.torn
-
-
-def test_an_error_that_does_not_come_from_peerd_leaves_a_torn_state_torn(
-    peerd: ScriptedPeerd, tmp_path: pathlib.Path
+@pytest.mark.parametrize("dies", [False, True])
+def test_whatever_breaks_off_the_tensors_are_as_they_were(
+    peerd: ScriptedPeerd, dies: bool, tmp_path: pathlib.Path
 ) -> None:
     comm = joined(peerd)
-    state = torn_of(peerd, comm)
-    asked = len(syncs(peerd))
-    evict(peerd, comm)
-    with pytest.raises(lh.Evicted):
+    state = in_place(peerd)
+    before = state.compute_hash()
+
+    def die(request: Request) -> None:
+        request.fetch(b"half of something")
+        hang_up(request)
+
+    peerd.on["sync"] = die if dies else fetches(7, ABORTED)
+    with pytest.raises(lh.Unavailable if dies else lh.Aborted):
         comm.sync_state(state)
-    assert len(syncs(peerd)) == asked
-    assert state.torn
-    with pytest.raises(lh.FailedPrecondition, match="torn"):
-        state.save(tmp_path / "mixture.safetensors")
+    assert state.compute_hash() == before
+    assert state.revision == 0
+    state.save(tmp_path / "state.safetensors")
 
 
-def test_the_next_member_says_that_its_state_is_torn(peerd: ScriptedPeerd) -> None:
-    state = torn_of(peerd, joined(peerd))
-    for _ in range(2):
-        comm = joined(peerd)
-        peerd.on["sync"] = succeeds
-        # Registered anew, too, as it is with another peerd.
-        state._registration = None
-        peerd.on["sync"] = fails()
-        with pytest.raises(lh.Aborted):
-            comm.sync_state(state)
-        assert peerd.requests[-1].sync_flags == SYNC_TORN
-        assert state.torn
-    peerd.on["sync"] = succeeds
-    comm.sync_state(state)
-    assert not state.torn
-    comm.sync_state(state)
-    assert peerd.requests[-1].sync_flags == 0
-
-
-def test_a_torn_state_of_copies_is_not_taken_for_whole(peerd: ScriptedPeerd) -> None:
-    """As after a restart of peerd: tensors that lay in the arena of the former one are copied now."""
-    state = torn_of(peerd, joined(peerd))
-    with ScriptedPeerd() as other:
-        joined(other).sync_state(state)
-        assert the("SYNC", other).sync_flags == SYNC_TORN
-
-
-def test_what_breaks_off_after_a_checkpoint_was_loaded_is_torn_again(peerd: ScriptedPeerd) -> None:
-    comm = joined(peerd)
-    state = torn_of(peerd, comm)
-    state.restored()
-    with pytest.raises(lh.Aborted):
-        comm.sync_state(state)
-    first, *_, last = (request.sync_flags for request in syncs(peerd)[5:])
-    assert (first, last) == (RESTORED, SYNC_TORN)
-    assert state.torn
-
-
-def test_what_was_put_back_is_whole(peerd: ScriptedPeerd) -> None:
-    comm = joined(peerd)
-    state = torn_of(peerd, comm)
-    peerd.on["sync"] = fails(REPLACED, put_back=5)
-    with pytest.raises(lh.Aborted):
-        comm.sync_state(state)
-    assert (state.torn, state.revision) == (False, 5)
-
-
-def test_a_member_that_leaves_in_a_sync_learns_what_became_of_it(peerd: ScriptedPeerd) -> None:
+def test_a_member_that_leaves_in_a_sync_has_its_state_again(peerd: ScriptedPeerd) -> None:
     comm = joined(peerd)
     state = in_place(peerd)
     peerd.on["sync"] = never
     with pytest.raises(lh.DeadlineExceeded):
         comm.sync_state(state, timeout=0.05)
-    the("SYNC", peerd).answer(b"left", EVICTED, TORN)
+    the("SYNC", peerd).answer(b"left", EVICTED)
     comm.leave()
-    assert state.torn
-    state.restored()  # it is its own again
-    assert not state.torn
+    peerd.on["sync"] = succeeds
+    joined(peerd).sync_state(state)
 
 
 def test_a_sync_whose_member_is_out_does_not_keep_the_state(peerd: ScriptedPeerd) -> None:
@@ -201,7 +138,6 @@ def test_a_sync_whose_member_is_out_does_not_keep_the_state(peerd: ScriptedPeerd
     # Nobody asks it again.
     peerd.on["sync"] = succeeds
     joined(peerd).sync_state(state)
-    assert not state.torn
 
 
 # ---- held
@@ -213,14 +149,15 @@ def hold(peerd: ScriptedPeerd, comm: lh.Comm, state: lh.State) -> None:
     assert state.held
 
 
-def test_what_is_fetched_into_when_peerd_dies_is_torn(peerd: ScriptedPeerd) -> None:
+def test_a_peerd_that_dies_holds_nothing(peerd: ScriptedPeerd) -> None:
     comm = joined(peerd)
     state = in_place(peerd)
     hold(peerd, comm, state)
     peerd.on["take"] = hang_up
     with pytest.raises(lh.Unavailable):
         comm.take_state(state, 1)
-    assert (state.held, state.torn) == (False, True)
+    assert not state.held
+    assert (state.tensors["w"] == 1).all()
 
 
 def test_a_take_that_is_refused_on_the_way_leaves_the_state_held(peerd: ScriptedPeerd) -> None:
@@ -232,7 +169,7 @@ def test_a_take_that_is_refused_on_the_way_leaves_the_state_held(peerd: Scripted
         comm.begin_step(timeout=0.05)
     with pytest.raises(lh.FailedPrecondition):
         comm.take_state(state)
-    assert (state.held, state.torn) == (True, False)
+    assert state.held
     the("STEP", peerd).answer(flags=PASSED)
     comm.begin_step()
     assert comm.take_state(state)
@@ -260,9 +197,8 @@ def test_what_was_held_for_a_member_that_is_out_goes_to_the_next_one(peerd: Scri
 
     tensor.read = noted  # type: ignore[method-assign]
     other.sync_state(state)
-    assert peerd.requests[-1].sync_flags == SYNC_TORN
-    assert read, "what peerd has in its place is a mixture"
-    assert (state.held, state.torn) == (False, False)
+    assert read, "what peerd has in its place is not the trainer's"
+    assert not state.held
 
 
 def test_what_is_held_for_another_member_is_refused(peerd: ScriptedPeerd) -> None:

@@ -1,4 +1,4 @@
-#include "peerd/collective/instant_attempt.h"
+#include "peerd/collective/segmentless_attempt.h"
 
 #include <algorithm>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace longhaul::peerd {
 namespace {
 
-class LocalAttempt final : public InstantAttempt {
+class LocalAttempt final : public SegmentlessAttempt {
  public:
   explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec), inputs_(InputsOf(spec)) {
     // The input of one member alone is the result.
@@ -50,9 +50,9 @@ class LocalAttempt final : public InstantAttempt {
   uint64_t done_ = 0;  // bytes of the tensor
 };
 
-class EagerAttempt final : public InstantAttempt {
+class OneShotAttempt final : public SegmentlessAttempt {
  public:
-  EagerAttempt(const AttemptSpec& spec, std::string result)
+  OneShotAttempt(const AttemptSpec& spec, std::string result)
       : targets_(spec.targets),
         result_(std::move(result)),
         bytes_moved_(result_.size() * (spec.size - 1)) {}
@@ -78,15 +78,15 @@ const uint8_t* Bytes(const std::string& text) {
 
 }  // namespace
 
-void InstantAttempt::Abandoned(int /*from*/, const Segment& /*segment*/) {
+void SegmentlessAttempt::Abandoned(int /*from*/, const Segment& /*segment*/) {
   LH_CHECK(false) << "no segment was placed";
 }
 
-void InstantAttempt::Received(int /*from*/, const Segment& /*segment*/) {
+void SegmentlessAttempt::Received(int /*from*/, const Segment& /*segment*/) {
   LH_CHECK(false) << "no segment was placed";
 }
 
-void InstantAttempt::Sent(uint64_t cookie) {
+void SegmentlessAttempt::Sent(uint64_t cookie) {
   LH_CHECK(false) << "no segment was sent as " << cookie;
 }
 
@@ -94,7 +94,7 @@ std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec) {
   return std::make_unique<LocalAttempt>(spec);
 }
 
-std::string EagerPayload(const AttemptSpec& spec) {
+std::string OneShotPayload(const AttemptSpec& spec) {
   std::string payload(spec.desc.bytes(), '\0');
   const Inputs inputs = InputsOf(spec);
   if (!payload.empty() && !inputs.empty()) {
@@ -114,24 +114,24 @@ absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                                    payloads[i].size(), " bytes, ",
                                                    ToString(spec.desc), " has ", bytes));
   }
-  const std::string own = EagerPayload(spec);
+  const std::string own = OneShotPayload(spec);
   const auto input = [&](int i) -> const std::string& {
     return i == spec.position ? own : payloads[i];
   };
   int first = 0;
-  while (!PositionCounts(spec, first)) ++first;
+  while (!PositionContributes(spec, first)) ++first;
   std::string result = input(first);
   for (int i = first + 1; i < spec.size; ++i) {
-    if (!PositionCounts(spec, i)) continue;
+    if (!PositionContributes(spec, i)) continue;
     ReduceInto(Bytes(result), Bytes(input(i)), spec.desc.count, spec.desc.dtype, spec.desc.reduce);
   }
   DivideSums(spec, bytes, Bytes(result));
   return result;
 }
 
-std::unique_ptr<Attempt> MakeEagerAttempt(const AttemptSpec& spec, std::string result) {
+std::unique_ptr<Attempt> MakeOneShotAttempt(const AttemptSpec& spec, std::string result) {
   LH_CHECK(result.size() == spec.desc.bytes()) << result.size() << " bytes";
-  return std::make_unique<EagerAttempt>(spec, std::move(result));
+  return std::make_unique<OneShotAttempt>(spec, std::move(result));
 }
 
 }  // namespace longhaul::peerd

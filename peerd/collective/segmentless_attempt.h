@@ -6,7 +6,7 @@
 
 namespace longhaul::peerd {
 
-class InstantAttempt : public Attempt {
+class SegmentlessAttempt : public Attempt {
  public:
   void Start() override {}
   bool CompleteAtOnce() const override { return true; }

@@ -1,0 +1,40 @@
+#include "peerd/state/fresh_pages.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // since Linux 5.14
+#endif
+
+namespace longhaul::peerd {
+namespace {
+
+const uintptr_t kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+
+// An atomic write of what is there already.
+void TouchEach(std::span<uint8_t> memory) {
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  for (size_t at = 0; at < memory.size(); at += kPage - (begin + at) % kPage) {
+    std::atomic_ref<uint8_t>(memory[at]).fetch_or(0, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
+void TouchPages(std::span<uint8_t> memory) {
+  if (memory.empty()) return;
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  const uintptr_t first = begin / kPage * kPage;
+  const size_t bytes = begin + memory.size() - first;
+  if (madvise(reinterpret_cast<void*>(first), bytes, MADV_POPULATE_WRITE) == 0) return;
+  // An older kernel does not know it. Other errors say that there is no memory: a write would be
+  // fatal then, here and now; later there may be some.
+  if (errno == EINVAL) TouchEach(memory);
+}
+
+}  // namespace longhaul::peerd
