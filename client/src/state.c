@@ -320,6 +320,7 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
     pthread_mutex_lock(&client->mutex);
     discard_locked(state);
     pthread_mutex_unlock(&client->mutex);
+    lhi_trim(client);
     return status;
   }
   *state_out = state;

@@ -91,7 +91,8 @@ struct FatesRecord {
   std::vector<control::OpFate> fates;
   std::vector<control::MissedOp> missed;
   LH_FIELDS(FatesRecord, LH_FIELD(peer), LH_FIELD(fates, rule::List{0, control::kOpReportsMax}),
-            LH_FIELD(missed, rule::List{0, control::kMissedOpsMax}));
+            // As many as there are: what was written can be read. The message has the limit.
+            LH_FIELD(missed, rule::List{0, SIZE_MAX}));
 };
 
 // A pair of peers that is routed around.

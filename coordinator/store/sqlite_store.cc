@@ -53,6 +53,14 @@ std::string ReadRecord(const std::string& text, T* record) {
   return wrong.empty() ? FaultIn(*record) : wrong;
 }
 
+// Of a record that is no element of a list: there is one, and it says of whom as its row does.
+template <HasFields T, class Key>
+std::string ReadOnly(const std::string& text, const Key& key, uint64_t place, T* record) {
+  std::string wrong = ReadRecord(text, record);
+  if (wrong.empty() && (place != 0 || record->Key() != key)) wrong = "it is the record of another";
+  return wrong;
+}
+
 // ------------------------------------------------------------------------------ views
 
 // Calls visit(kind, element type) for each list that a T keeps as records of their own.
@@ -331,20 +339,20 @@ absl::StatusOr<Records> SqliteStore::Load() {
         if (wrong.empty() && records.store.store == 0) wrong = "its name is 0";
         return wrong;
       }));
-  LH_RETURN_IF_ERROR(
-      ForEach(kDrains, [&](const GroupKey& key, uint64_t, const std::string& text) -> std::string {
+  LH_RETURN_IF_ERROR(ForEach(
+      kDrains, [&](const GroupKey& key, uint64_t place, const std::string& text) -> std::string {
         PeerId peer;
         if (!ParseId(key.run, &peer)) return "there is no such peer";
-        return ReadRecord(text, &records.drains[peer]);
+        return ReadOnly(text, peer, place, &records.drains[peer]);
       }));
-  LH_RETURN_IF_ERROR(
-      ForEach(kRuns, [&](const GroupKey& key, uint64_t, const std::string& text) -> std::string {
-        return ReadRecord(text, &records.runs[key.run]);
+  LH_RETURN_IF_ERROR(ForEach(
+      kRuns, [&](const GroupKey& key, uint64_t place, const std::string& text) -> std::string {
+        return ReadOnly(text, key.run, place, &records.runs[key.run]);
       }));
-  LH_RETURN_IF_ERROR(
-      ForEach(kGroups, [&](const GroupKey& key, uint64_t, const std::string& text) -> std::string {
+  LH_RETURN_IF_ERROR(ForEach(
+      kGroups, [&](const GroupKey& key, uint64_t place, const std::string& text) -> std::string {
         if (!records.runs.contains(key.run)) return "there is no such run";
-        return ReadRecord(text, &records.groups[key]);
+        return ReadOnly(text, key, place, &records.groups[key]);
       }));
   absl::Status status;
   ForEachList<GroupRecord>([&](const auto& list) {

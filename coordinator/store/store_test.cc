@@ -292,6 +292,7 @@ TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
   refuses(set("blocked", "a", "'m3'"), "record 0 of blocked of a/0: no id");
   refuses(set("runs", "secret", "'00'"),
           "record 0 of runs of a/0: secret is 1 bytes, not 32 to 32");
+  refuses(set("runs", "run", "'b'"), "record 0 of runs of a/0: it is the record of another");
   refuses("UPDATE records SET record='' WHERE kind='runs'", "record 0 of runs of a/0: no '{'");
   refuses("DELETE FROM records WHERE kind='runs'",
           "record 0 of groups of a/0: there is no such run");
@@ -301,6 +302,25 @@ TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
 }
 
 // A release that added a field reads what the one before wrote.
+// A message carries fewer; what was written has to be there after a restart all the same.
+TEST_F(SqliteFile, AListLongerThanAMessageAllowsIsReadAgain) {
+  constexpr size_t kMany = control::kMissedOpsMax + 1;
+  {
+    auto store = OpenSqliteStore(path_);
+    ASSERT_TRUE(store.ok()) << store.status();
+    GroupRecord group = SomeGroup("a", 0);
+    ASSERT_FALSE(group.fates.empty());
+    group.fates[0].missed.clear();
+    for (size_t i = 0; i < kMany; ++i) group.fates[0].missed.push_back({Epoch(1), i});
+    ASSERT_TRUE((*store)->Apply({PutRun{SomeRun("a")}, PutGroup{group}}).ok());
+  }
+  auto store = OpenSqliteStore(path_);
+  ASSERT_TRUE(store.ok()) << store.status();
+  const auto records = (*store)->Load();
+  ASSERT_TRUE(records.ok()) << records.status();
+  EXPECT_EQ(records->groups.at({"a", 0}).fates[0].missed.size(), kMany);
+}
+
 TEST_F(SqliteFile, AFieldThatIsNotThereHasItsDefault) {
   Create();
   Execute("UPDATE records SET record=json_remove(record, '$.votes') WHERE kind='members'");

@@ -38,6 +38,8 @@ SyncRunner::~SyncRunner() {
 
 void SyncRunner::Begin(LocalId local, const StateSync& sync, bool with_step) {
   LH_CHECK(!syncs_.contains(local)) << "two syncs of local " << local.value();
+  // What an earlier sync marked is not of this one.
+  std::fill(sync.state->changed.begin(), sync.state->changed.end(), uint8_t{0});
   Sync& made = syncs_[local];
   made.sync = sync;
   made.with_step = with_step;

@@ -87,7 +87,6 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
                                entry.bytes,
                                (entry.flags & LH_IPC_ALLOW_UNEQUAL) != 0});
     state->places.push_back(data);
-    state->digests.emplace_back(CountChunks(entry.bytes));
     inboxes.push_back(inbox);
     bytes += entry.bytes;
     chunks += CountChunks(entry.bytes);
@@ -101,8 +100,13 @@ absl::StatusOr<std::shared_ptr<LocalState>> MakeState(const Client& client,
     regions->insert(wish.changed.region);
   }
   LH_RETURN_IF_ERROR(CheckNames(state->manifest));
-  state->FetchInto(std::move(inboxes));
+  state->inbox = inboxes;
   LH_RETURN_IF_ERROR(CheckApart(*state));
+  // Only now: ranges that lie apart in the arena bound the number of chunks.
+  for (const StateTensor& tensor : state->manifest) {
+    state->digests.emplace_back(CountChunks(tensor.bytes));
+  }
+  state->FetchInto(std::move(inboxes));
   auto memory = std::make_shared<std::vector<std::shared_ptr<const ArenaRegion>>>();
   for (const uint64_t region : *regions) memory->push_back(client.regions.at(region).region);
   state->memory = std::move(memory);

@@ -91,8 +91,10 @@ void GetPlain(const Seen& in, const Rule& rule, T* out) {
 
 template <class T, class Rule, class Repeated>
 std::string GetList(const Repeated& in, const rule::List<Rule>& rule, std::vector<T>* out) {
+  std::string fault =
+      fields_internal::CountFault(static_cast<size_t>(in.size()), rule.min, rule.max);
+  if (!fault.empty()) return fault;  // before anything is copied
   out->reserve(static_cast<size_t>(in.size()));
-  std::string fault;
   for (const auto& element : in) {
     if constexpr (HasFields<T>) {
       fault = Get(element, &out->emplace_back());

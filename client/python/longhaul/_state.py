@@ -329,8 +329,9 @@ class State:
             self._touched.clear()
             return SyncInfo(self._revision, "", 0, 0, info.seconds, False, background=True)
         self._phase = Phase.OWN
+        # Until all is written below: who is interrupted there does not know what the tensors hold.
+        self.touch()
         if problem is not None:
-            self.touch()
             return None
         for number, memory in registration.staged.items():
             ranges = list(registration.changes(number))
