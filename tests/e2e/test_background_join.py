@@ -190,7 +190,11 @@ def test_what_was_being_fetched_is_nobodys_when_its_member_was_evicted(cluster: 
         comm.all_reduce(np.ones(4, np.float32), tag=7, timeout=PATIENCE)
     # While the transfer is stopped the state is still held.
     deadline = time.monotonic() + PATIENCE
-    while state.held:
+
+    def held() -> bool:
+        return state.held
+
+    while held():
         assert time.monotonic() < deadline
         with pytest.raises(lh.Evicted):
             comm.sync_state(state, timeout=PATIENCE)
