@@ -78,6 +78,9 @@ struct List {
   size_t max;
   Element element = {};
 };
+List(size_t, size_t)->List<Any>;
+template <class Element>
+List(size_t, size_t, Element) -> List<Element>;
 // Of a vector of structs in a record: a store keeps each element as a row of its own.
 struct Rows {};
 // Of a struct: in the protobuf message and in texts its fields stand among those of the outer one.
@@ -121,13 +124,13 @@ using Asking = std::integral_constant<ProtoAsk, kAsk>;
 
 template <class Struct, class T, class Rule, class Proto>
 struct Field {
+  constexpr Field(const char* field, T Struct::*of, Rule holds, Proto ask)
+      : name(field), member(of), rule(holds), proto(ask) {}
   const char* name;
   T Struct::*member;
   Rule rule;
   Proto proto;  // proto(Asking<...>(), message, value...)
 };
-template <class Struct, class T, class Rule, class Proto>
-Field(const char*, T Struct::*, Rule, Proto) -> Field<Struct, T, Rule, Proto>;
 
 namespace fields_internal {
 constexpr rule::Any RuleOr() { return {}; }
@@ -273,7 +276,7 @@ std::string ListFault(const std::vector<T>& list, const rule::List<Element>& rul
     } else {
       fault = ValueFault(list[i], rule.element);
     }
-    if (!fault.empty()) fault = "[" + std::to_string(i) + "]" + fault;
+    if (!fault.empty()) fault.insert(0, "[" + std::to_string(i) + "]");
   }
   if constexpr (kIsId<T> || requires(const T& element) { element.Key(); }) {
     if (fault.empty()) fault = TwiceFault(list);
