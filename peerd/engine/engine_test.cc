@@ -207,7 +207,9 @@ class EngineTest : public testing::Test {
   }
 
   // This peer's member and one of another peer are in epoch 1.
-  void Join() {
+  void Join() { Enter({kSelf, kOther}); }
+  // One member of each peer of the ring is in epoch 1.
+  void Enter(const std::vector<PeerId>& ring, const control::BlockedPairs& blocked = {}) {
     Attach();
     engine.OnJoin({kLocal, kGroup, "t"});
     engine.Turn();
@@ -215,11 +217,17 @@ class EngineTest : public testing::Test {
     control::PrepareEpoch prepare;
     prepare.group = kGroup;
     prepare.epoch = prepare.last_freeze = prepare.boundary = Epoch(1);
-    prepare.members = {{kMember, kSelf, Epoch(1), "t"}, {MemberId(12), kOther, Epoch(1), "u"}};
-    prepare.peers = {{kSelf, {"h:1"}, 0}, {kOther, {"h:2"}, 0}};
+    for (const PeerId peer : ring) {
+      prepare.members.push_back({MemberId(10 + peer.value()), peer, Epoch(1), "t"});
+      prepare.peers.push_back({peer, {"h:1"}, 0});
+    }
+    prepare.blocked = blocked;
     engine.OnMessage(prepare);
     engine.Turn();
-    engine.OnLinkUp({"run", kOther});
+    for (const PeerId peer : ring) {
+      const bool linked = !control::IsBlocked(blocked, kSelf, peer);
+      if (peer != kSelf && linked) engine.OnLinkUp({"run", peer});
+    }
     engine.Turn();
     engine.OnMessage(control::CommitEpoch{kGroup, Epoch(1), {}});
     engine.Turn();
@@ -399,26 +407,7 @@ TEST_F(EngineTest, AFrameAgainstTheProtocolClosesTheLink) {
 // What the other peer and one without a link to this one say, and what is said to them.
 TEST_F(EngineTest, APeerWithoutALinkIsSpokenToThroughItsRelay) {
   constexpr PeerId kFar(3);
-  Attach();
-  engine.OnJoin({kLocal, kGroup, "t"});
-  engine.Turn();
-  engine.OnMessage(control::JoinPending{kLocal.value(), kGroup, kMember});
-  control::PrepareEpoch prepare;
-  prepare.group = kGroup;
-  prepare.epoch = prepare.last_freeze = prepare.boundary = Epoch(1);
-  const PeerId ring[] = {kSelf, kOther, kFar, PeerId(4)};
-  for (const PeerId peer : ring) {
-    prepare.members.push_back({MemberId(10 + peer.value()), peer, Epoch(1), "t"});
-    prepare.peers.push_back({peer, {"h:1"}, 0});
-  }
-  prepare.blocked = {{kSelf, kFar}};
-  engine.OnMessage(prepare);
-  engine.OnLinkUp({"run", kOther});
-  engine.OnLinkUp({"run", PeerId(4)});
-  engine.Turn();
-  engine.OnMessage(control::CommitEpoch{kGroup, Epoch(1), {}});
-  engine.Turn();
-  world.told.clear();
+  Enter({kSelf, kOther, kFar, PeerId(4)}, {{kSelf, kFar}});
   engine.OnPost({{kLocal, 1}, 5, Small()}, {});
   engine.Turn();
   EXPECT_THAT(world.Told(), ElementsAre("send READY", "send RELAY", "send READY"));
