@@ -1084,10 +1084,6 @@ void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) 
     Checker::Fail(node_.name + " refuses a message of the coordinator: " +
                   std::string(message.status().message()));
   }
-  if (const auto* result = std::get_if<control::SyncResult>(&*message);
-      result != nullptr && result->action != control::SyncAction::kEnd) {
-    elected_[result->member] = result->state;
-  }
   Hear(*message);
 }
 
@@ -1105,6 +1101,10 @@ void PeerHost::OnEcho(const std::string& bytes) {
 
 void PeerHost::Hear(const control::CoordinatorMessage& message) {
   context_.checker->OnArrival(id_, message);
+  if (const auto* result = std::get_if<control::SyncResult>(&message);
+      result != nullptr && result->action != control::SyncAction::kEnd) {
+    elected_[result->member] = result->state;
+  }
   const uint64_t life = node_.life;
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
     context_.trigger(Moment::kPrepareArrived, id_);
