@@ -385,6 +385,17 @@ void Checker::OnStoreWentBack(const coordinator::Records& durable) {
   departed_.clear();
 }
 
+// With its last member a peer forgets the group, and what was prepared of it.
+void Checker::OnHello(PeerId from, const control::Hello& hello) {
+  std::erase_if(prepared_at_, [&](const auto& entry) {
+    const auto& [peer, group] = entry.first;
+    return peer == from && std::none_of(hello.groups.begin(), hello.groups.end(),
+                                        [&](const control::GroupState& known) {
+                                          return known.group.group == group;
+                                        });
+  });
+}
+
 void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {
     auto& newest = prepared_at_[{at, prepare->group.group}];

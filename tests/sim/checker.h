@@ -70,6 +70,8 @@ class Checker {
               const coordinator::Records& durable);
   // The store holds this from now on, and has forgotten plans (store_back.h).
   void OnStoreWentBack(const coordinator::Records& durable);
+  // A peer tells which groups it knows.
+  void OnHello(PeerId from, const control::Hello& hello);
   // It arrives.
   void OnArrival(PeerId at, const control::CoordinatorMessage& message);
 

@@ -1157,6 +1157,9 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
     context_.trigger(Moment::kReadySent, id_);
   }
   if (std::holds_alternative<control::Vote>(message)) context_.trigger(Moment::kVoteSent, id_);
+  if (const auto* hello = std::get_if<control::Hello>(&message)) {
+    context_.checker->OnHello(id_, *hello);
+  }
   if (std::holds_alternative<control::FetchDone>(message)) {
     context_.trigger(Moment::kFetchDoneSent, id_);
   }
