@@ -709,7 +709,7 @@ struct PeerHost::Noter {
       Checker::Fail(ToString(a.member) + " serves a state that it has not got");
     }
     const auto elected = h->elected_.find(a.member);
-    const bool own = elected == h->elected_.end() || elected->second != a.state;
+    const bool own = elected == h->elected_.end() || elected->second.state != a.state;
     if (brought.strategy == control::SyncStrategy::kReceive && own) {
       Checker::Fail(ToString(a.member) + " only receives, and serves a state of its own");
     }
@@ -1103,7 +1103,8 @@ void PeerHost::Hear(const control::CoordinatorMessage& message) {
   context_.checker->OnArrival(id_, message);
   if (const auto* result = std::get_if<control::SyncResult>(&message);
       result != nullptr && result->action != control::SyncAction::kEnd) {
-    elected_[result->member] = result->state;
+    control::SyncResult& last = elected_[result->member];
+    if (result->number >= last.number) last = *result;
   }
   const uint64_t life = node_.life;
   if (const auto* prepare = std::get_if<control::PrepareEpoch>(&message)) {

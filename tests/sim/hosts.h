@@ -297,7 +297,7 @@ class PeerHost final : private peerd::TransportListener,
   bool hash_due_ = false;
   std::map<peerd::LocalId, peerd::StateSync> brought_;             // last
   std::map<peerd::LocalId, bool> serving_;                         // whether that may change
-  std::map<MemberId, Hash128> elected_;                            // that a member was told of last
+  std::map<MemberId, control::SyncResult> elected_;                // that a member was told of last
   std::map<peerd::LocalId, std::map<MemberId, PeerId>> fetching_;  // from
   uint64_t life_ = 0;  // of the node, when the turn began
   std::optional<Moment> moment_;

@@ -602,8 +602,8 @@ SeedResult RandomRun::Run() {
                      [this] { return sim_.now() >= quiet_ && sim_.finished(); })) {
     Checker::Fail("the run does not end: " + sim_.Describe());
   }
-  // What is on its way still arrives.
-  sim_.RunUntil(sim_.now() + 3 * Millis(detect_ms_), [] { return false; });
+  // What is on its way still arrives, also at a coordinator that was down.
+  sim_.RunUntil(std::max(sim_.now(), calm) + 3 * Millis(detect_ms_), [] { return false; });
   for (const auto& peer : sim_.peers()) {
     peer->CheckAllAnswered();
     if (!peer->node()->alive || peer->drained()) continue;
