@@ -206,7 +206,7 @@ void Checker::OnDepartures(const coordinator::GroupRecord& group) {
 }
 
 // Complete if any of it is admitted; and what is decided about one is decided about all.
-void Checker::CheckCohorts(const coordinator::Records& durable) const {
+void Checker::CheckCohorts(const coordinator::Records& durable) {
   struct Seen {
     uint32_t there = 0, size = 0;
     bool admitted = false;
@@ -221,6 +221,8 @@ void Checker::CheckCohorts(const coordinator::Records& durable) const {
       seen.admitted = seen.admitted || member.joined;
     }
   }
+  // One that was removed may come again under its name.
+  std::erase_if(cohort_ballots_, [&](const auto& entry) { return !cohorts.contains(entry.first); });
   for (const auto& [key, seen] : cohorts) {
     if (!seen.admitted || seen.there == seen.size) continue;
     Fail("cohort " + key.second + " has " + std::to_string(seen.there) + " of " +

@@ -180,7 +180,7 @@ class Checker {
   void CheckFreeze(const control::PrepareEpoch& prepare) const;
   void OnDepartures(const coordinator::GroupRecord& group);
   void CheckTerms(const Local& local, const coordinator::MemberRecord& member) const;
-  void CheckCohorts(const coordinator::Records& durable) const;
+  void CheckCohorts(const coordinator::Records& durable);
   void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
   bool RedoneForALeaver(const OpName& name) const;
   // In this epoch some of those that take part are routed around, and without the peers that came
