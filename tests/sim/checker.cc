@@ -318,17 +318,24 @@ void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
     Admit(prepared->second);
     AdmitCohorts(prepared->second, group->second);
     CheckCohorts(durable);
+    if (group->second.committed == commit.epoch) {
+      for (const coordinator::FatesRecord& record : group->second.fates) {
+        CheckFates(commit.epoch, commit.group.group, record);
+      }
+    }
   }
-  // When it is said again, those that have heard it may have gone on.
-  if (!told_.insert({to, commit.group.group, commit.epoch}).second) return;
-  for (const control::OpFate& fate : commit.fates) {
-    const auto op = announced_.find({to, commit.group.group, fate.ordinal});
+}
+
+// Before anybody hears of it: later those that have heard may have gone on.
+void Checker::CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record) {
+  for (const control::OpFate& fate : record.fates) {
+    const auto op = announced_.find({record.peer, group, fate.ordinal});
     if (op == announced_.end() || fate.fate == control::Fate::kCommit) continue;
     const Op& known = ops_[op->second];
     // A small op goes round once more, so that those who were kept from its result hear of it.
     if ((known.result && !known.at_once) || known.refused) {
-      Fail(ToString(op->second) + " is not committed at " + longhaul::ToString(to) + " in epoch " +
-           longhaul::ToString(commit.epoch) + ", but has ended at another member");
+      Fail(ToString(op->second) + " is not committed at " + longhaul::ToString(record.peer) +
+           " in epoch " + longhaul::ToString(epoch) + ", but has ended at another member");
     }
   }
 }

@@ -181,6 +181,7 @@ class Checker {
   void OnDepartures(const coordinator::GroupRecord& group);
   void CheckTerms(const Local& local, const coordinator::MemberRecord& member) const;
   void CheckCohorts(const coordinator::Records& durable);
+  void CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record);
   void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
   bool RedoneForALeaver(const OpName& name) const;
   // In this epoch some of those that take part are routed around, and without the peers that came
@@ -204,8 +205,7 @@ class Checker {
   // The newest that arrived, by peer and group: epoch and preparation.
   std::map<std::pair<PeerId, uint32_t>, std::pair<Epoch, uint64_t>> prepared_at_;
   std::set<std::pair<uint32_t, Epoch>> committed_;
-  std::set<std::tuple<PeerId, uint32_t, Epoch>> told_;  // commits, to whom
-  std::map<uint32_t, uint64_t> last_step_;              // highest of the group
+  std::map<uint32_t, uint64_t> last_step_;  // highest of the group
   std::map<Local, Epoch> last_epoch_;
   std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpName> announced_;
   std::map<OpName, Op> ops_;
