@@ -7,7 +7,7 @@ import ctypes
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _digest
@@ -17,7 +17,7 @@ from ._state_tensor import StateTensor
 # In the file's metadata: texts by name.
 REVISION = "longhaul.revision"
 HASH = "longhaul.hash"  # as a sync says it
-CHECKSUM = "longhaul.checksum"  # of everything, whatever may be unequal
+CHECKSUM = "longhaul.checksum"  # of the two texts above, and of all tensors with their names
 
 _DTYPES = {
     "BOOL": "bool",
@@ -61,11 +61,8 @@ def save(
         memory = tensor.host()
         keep.append(memory)
         specs[tensor.name] = _spec(safetensors, tensor, memory)
-    metadata = {
-        REVISION: str(revision),
-        HASH: _digest.of_state(entries, digests),
-        CHECKSUM: _checksum(entries, digests),
-    }
+    metadata = {REVISION: str(revision), HASH: _digest.of_state(entries, digests)}
+    metadata[CHECKSUM] = _checksum(metadata, entries, digests)
     unfinished = f"{target}.unfinished-{os.getpid()}"
     try:
         safetensors.serialize_file(specs, unfinished, metadata)
@@ -108,11 +105,11 @@ def load(path: str | os.PathLike[str], tensors: Sequence[StateTensor], entries: 
             metadata = file.metadata() or {}
             revision = _revision(name, metadata)
             _check_manifest(name, file, entries)
-            found = _checksum(entries, [_digest.of_tensor(memory) for memory in _contents(file, entries)])
+            found = _checksum(metadata, entries, [_digest.of_tensor(memory) for memory in _contents(file, entries)])
             if metadata.get(CHECKSUM) != found:
                 raise InvalidArgument(
-                    f"{name}: what it holds has checksum {found}, it was saved with {metadata.get(CHECKSUM)}: "
-                    "the file is damaged; take another checkpoint"
+                    f"{name}: its revision, hash and tensors have checksum {found}, and the file says "
+                    f"{metadata.get(CHECKSUM)}: the file is damaged; take another checkpoint"
                 )
             # Nothing can be wrong any more.
             for tensor, memory in zip(tensors, _contents(file, entries)):
@@ -123,11 +120,13 @@ def load(path: str | os.PathLike[str], tensors: Sequence[StateTensor], entries: 
     return revision
 
 
-def _checksum(entries: Sequence[_digest.Entry], digests: Sequence[bytes]) -> str:
+def _checksum(metadata: Mapping[str, str], entries: Sequence[_digest.Entry], digests: Sequence[bytes]) -> str:
+    """Of what the file says, and of all tensors: also those that may be unequal, in whichever order they come."""
     ordered = sorted(zip(entries, digests), key=lambda pair: pair[0].name)
-    return _digest.of_state(
+    tensors = _digest.of_state(
         [dataclasses.replace(entry, allow_unequal=False) for entry, _ in ordered], [digest for _, digest in ordered]
     )
+    return _digest.of_texts([metadata.get(REVISION, ""), metadata.get(HASH, ""), tensors])
 
 
 def _revision(name: str, metadata: Any) -> int:

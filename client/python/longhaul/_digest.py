@@ -65,6 +65,13 @@ def of_tensor(data: Any) -> bytes:
     return stream.end()
 
 
+def of_texts(texts: Sequence[str]) -> str:
+    stream = _Stream().number(len(texts))
+    for text in texts:
+        stream.text(text)
+    return stream.end().hex()
+
+
 def of_manifest(entries: Sequence[Entry]) -> bytes:
     stream = _Stream().number(len(entries))
     for entry in entries:
