@@ -7,7 +7,7 @@
 //   comm.AllReduce(x, LH_AVG);
 //
 // Errors are exceptions of class longhaul::Error. Objects are movable; whatever came from a client
-// goes before it does. An Op that is destroyed before its outcome is waited for, since its buffers
+// (Buffer, Comm, Op, State) goes before the client does. An Op that is destroyed before its outcome is waited for, since its buffers
 // belong to it until then.
 //
 // Under -fno-exceptions an error ends the process with its text.
@@ -169,7 +169,10 @@ class State {
   lh_state* state_ = nullptr;
 };
 
-// `size` elements as a tensor of a state, in one dimension; `size` outlives the use of it.
+// `size` elements as a tensor of a state, in one dimension. The tensor points to `name` and `size`:
+// both have to live until the State is made, so a temporary such as v.size() does not compile.
+template <class T>
+lh_tensor Tensor(const char* name, T* data, const uint64_t&& size, uint32_t flags = 0) = delete;
 template <class T>
 lh_tensor Tensor(const char* name, T* data, const uint64_t& size, uint32_t flags = 0) {
   lh_tensor tensor = LH_TENSOR_INIT;

@@ -11,6 +11,7 @@
 #include "client/src/ops.h"
 #include "client/src/replies.h"
 #include "client/src/request.h"
+#include "client/src/uses.h"
 
 #define LHI_ALL_REDUCE_FIRST_BYTES (offsetof(lh_all_reduce_options, on_fault) + sizeof(lh_on_fault))
 
@@ -123,9 +124,9 @@ static void discard(lh_op *op) {
 }
 
 /* Takes a block for a copy of one of the op's tensors. */
-static lh_status stage(lh_op *op, void **block, struct lhi_pin *pin) {
+static lh_status stage(lh_op *op, int64_t deadline_ns, void **block, struct lhi_pin *pin) {
   lh_client *const client = op->client;
-  const lh_status status = lhi_alloc(client, kAllReduce, op->bytes, block);
+  const lh_status status = lhi_alloc(client, kAllReduce, op->bytes, deadline_ns, block);
   op->staged = true;
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
@@ -141,24 +142,28 @@ static lh_status stage(lh_op *op, void **block, struct lhi_pin *pin) {
 static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
   lh_client *const client = op->client;
   const size_t element = lh_dtype_size(o->dtype);
+  const int64_t deadline_ns = lhi_answer_deadline_ns(client);
   lh_status status;
   op->source = (uint8_t *)(uintptr_t)o->source;
   op->target = o->target;
   pthread_mutex_lock(&client->mutex);
-  status = pin_locked(client, "source", o->source, op->bytes, element, &op->source_pin);
+  status = lhi_check_states_locked(kAllReduce, op);
+  if (status == LH_OK) {
+    status = pin_locked(client, "source", o->source, op->bytes, element, &op->source_pin);
+  }
   if (status == LH_OK) {
     status = pin_locked(client, "target", o->target, op->bytes, element, &op->target_pin);
   }
   pthread_mutex_unlock(&client->mutex);
   if (status == LH_OK && op->source_pin.region == NULL) {
-    status = stage(op, &op->staged_source, &op->source_pin);
+    status = stage(op, deadline_ns, &op->staged_source, &op->source_pin);
     if (status == LH_OK) lhi_copy(op->staged_source, o->source, op->bytes);
     op->source = op->staged_source;
   }
   if (status == LH_OK && op->target_pin.region == NULL) {
     /* Apart from the source also when the caller's are one: peerd then has no original to keep,
      * which would take as much memory, and a copy more. */
-    status = stage(op, &op->staged_target, &op->target_pin);
+    status = stage(op, deadline_ns, &op->staged_target, &op->target_pin);
     op->target = op->staged_target;
     op->copy_to = o->target;
   }
@@ -210,7 +215,10 @@ lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *option
   op = lhi_op_make(client, &kType, comm);
   if (op == NULL) return LH_UNAVAILABLE;
   op->reduces = true;
+  op->tag = o.tag;
   op->bytes = bytes;
+  op->from = o.source;
+  op->to = o.target;
   status = place(op, &o);
   if (status != LH_OK) {
     discard(op);
@@ -218,6 +226,7 @@ lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *option
   }
   pthread_mutex_lock(&client->mutex);
   status = lhi_member_check_locked(comm, kAllReduce);
+  if (status == LH_OK) status = lhi_check_states_locked(kAllReduce, op);
   if (status == LH_OK) {
     comm->at_join = false;
     lhi_op_open_locked(op);

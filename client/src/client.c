@@ -17,7 +17,10 @@
 #include "client/src/state.h"
 
 #define LHI_DEFAULT_SOCKET "/run/longhaul/peerd.sock"
-#define LHI_GREET_NS ((int64_t)2 * 1000 * 1000 * 1000)
+/* A peerd that listens takes a moment to answer, however short the wait for it to appear. */
+#define LHI_GREET_NS ((int64_t)100 * 1000 * 1000)
+/* peerd answers what needs no other peer at once; beyond this it hangs. */
+#define LHI_ANSWER_NS ((int64_t)30 * 1000 * 1000 * 1000)
 #define LHI_CONNECT_RETRY_NS ((int64_t)20 * 1000 * 1000)
 #define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
 
@@ -117,6 +120,7 @@ static lh_client *client_new(int fd) {
   if (client == NULL) return NULL;
   client->pid = getpid();
   client->fd = fd;
+  client->answer_ns = LHI_ANSWER_NS;
   client->next_call = 1;
   client->next_region = 1;
   client->next_state = 1;
@@ -192,7 +196,6 @@ static lh_status open_once(const struct paths *paths, const char *name, int64_t 
     return lhi_fail(LH_UNAVAILABLE, "lh_open: out of memory");
   }
   enlist(client);
-  /* One that is there may take a moment to answer, however short the wait for it to appear. */
   if (deadline_ns < lhi_now_ns() + LHI_GREET_NS) deadline_ns = lhi_now_ns() + LHI_GREET_NS;
   status = greet(client, paths->path[i], name, deadline_ns);
   if (status == LH_OK) {

@@ -384,7 +384,8 @@ lh_status lh_pending(lh_comm *comm, uint32_t *count_out) {
 }
 
 lh_status lhi_ask(const char *call, lh_comm *comm, const struct lhi_op_type *type,
-                  const struct lh_ipc_request *request, union lhi_answer *answer) {
+                  const struct lh_ipc_request *request, int64_t deadline_ns,
+                  union lhi_answer *answer) {
   lh_client *const client = comm->client;
   struct lh_ipc_request asked;
   lh_op *op = NULL;
@@ -403,7 +404,7 @@ lh_status lhi_ask(const char *call, lh_comm *comm, const struct lhi_op_type *typ
   pthread_mutex_unlock(&client->mutex);
   if (status != LH_OK) return status;
   lhi_send(client, &asked, -1);
-  return lhi_call(op, call, answer);
+  return lhi_call(op, call, deadline_ns, answer);
 }
 
 static void members_ended(lh_op *op, const struct lh_ipc_reply *reply) {
@@ -413,14 +414,15 @@ static void members_ended(lh_op *op, const struct lh_ipc_reply *reply) {
 static const struct lhi_op_type kMembers = {members_ended, NULL, NULL, NULL};
 
 /* One page of the members, from rank `first`. */
-static lh_status members_page(lh_comm *comm, uint32_t first, struct lh_ipc_members_page *page) {
+static lh_status members_page(lh_comm *comm, uint32_t first, int64_t deadline_ns,
+                              struct lh_ipc_members_page *page) {
   struct lh_ipc_request request;
   union lhi_answer answer;
   lh_status status;
   memset(&request, 0, sizeof request);
   request.type = LH_IPC_MEMBERS;
   request.u.members.first = first;
-  status = lhi_ask("lh_members", comm, &kMembers, &request, &answer);
+  status = lhi_ask("lh_members", comm, &kMembers, &request, deadline_ns, &answer);
   if (status == LH_OK) *page = answer.members;
   if (status == LH_OK && (page->first != first || page->count > LH_IPC_MEMBERS_PAGE)) {
     status =
@@ -433,13 +435,15 @@ lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *
   struct lh_ipc_members_page page = {0, 0, 0, {0}};
   uint64_t epoch = 0;
   uint32_t count = 0;
+  int64_t deadline_ns;
   int tries = 0;
   lh_status status = lhi_check_comm(comm, "lh_members");
   if (status != LH_OK) return status;
   if (count_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_members: count_out is NULL");
   if (ids == NULL && capacity > 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_members: ids is NULL");
+  deadline_ns = lhi_answer_deadline_ns(comm->client);
   while (true) {
-    status = members_page(comm, count, &page);
+    status = members_page(comm, count, deadline_ns, &page);
     if (status == LH_INTERNAL && count > 0 && ++tries < LHI_MEMBERS_TRIES) {
       count = 0; /* the epoch has fewer members than there were */
       continue;

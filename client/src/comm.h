@@ -16,10 +16,11 @@ lh_status lhi_free_check_locked(const lh_comm *comm, const char *call);
 /* Forgets a take that was answered late, by "not yet": that is what its caller was told. */
 void lhi_drop_take_locked(lh_comm *comm);
 
-/* Asks peerd what it knows at once: `request` with its type and what is asked; the rest is put in.
- */
+/* Asks peerd what it knows at once (lhi_call()): `request` with its type and what is asked; the
+ * rest is put in. */
 lh_status lhi_ask(const char *call, lh_comm *comm, const struct lhi_op_type *type,
-                  const struct lh_ipc_request *request, union lhi_answer *answer);
+                  const struct lh_ipc_request *request, int64_t deadline_ns,
+                  union lhi_answer *answer);
 /* Waits for a call of a member that goes on by itself; one that does not end in time is kept in
  * *parked. `info_of` fills `info` at the end if it is not NULL. */
 lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeout_ms,

@@ -9,6 +9,7 @@
 #include "client/src/connection.h"
 #include "client/src/error.h"
 #include "client/src/ops.h"
+#include "client/src/replies.h"
 #include "client/src/request.h"
 
 void lhi_give_back_locked(lh_client *client, void *data) {
@@ -39,7 +40,7 @@ void lhi_trim(lh_client *client) {
 /* Makes a region of `region_bytes`, tells peerd, and takes a block of `bytes` from it, or all of it
  * for an inbox. */
 static lh_status add_region(lh_client *client, const char *call, size_t region_bytes, size_t bytes,
-                            bool inbox, void **data_out) {
+                            bool inbox, int64_t deadline_ns, void **data_out) {
   struct lh_ipc_request request;
   struct lhi_region *region;
   uint8_t *base = NULL;
@@ -66,7 +67,14 @@ static lh_status add_region(lh_client *client, const char *call, size_t region_b
     status = LH_UNAVAILABLE;
   } else {
     lhi_send(client, &request, fd);
-    status = lhi_call(op, call, NULL);
+    status = lhi_call(op, call, deadline_ns, NULL);
+    if (status == LH_UNAVAILABLE && lhi_now_ns() >= deadline_ns) {
+      /* A peerd that answers late gives it up again. */
+      memset(&request, 0, sizeof request);
+      request.type = LH_IPC_UNREGION;
+      request.u.region.region = id;
+      (void)lhi_tell(client, &request);
+    }
   }
   close(fd);
   if (status != LH_OK) {
@@ -87,16 +95,18 @@ static lh_status add_region(lh_client *client, const char *call, size_t region_b
   return status;
 }
 
-lh_status lhi_inbox(lh_client *client, const char *call, size_t bytes, void **data_out) {
+lh_status lhi_inbox(lh_client *client, const char *call, size_t bytes, int64_t deadline_ns,
+                    void **data_out) {
   if (bytes > LH_REGION_BYTES_MAX - LHI_REGION_ROUND) {
     return lhi_fail(LH_INVALID_ARGUMENT,
                     "%s: %zu bytes from lh_alloc(); a state has at most 2^40 of them", call, bytes);
   }
   return add_region(client, call, lhi_region_bytes(&client->arena, bytes, true), bytes, true,
-                    data_out);
+                    deadline_ns, data_out);
 }
 
-lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, void **data_out) {
+lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, int64_t deadline_ns,
+                    void **data_out) {
   size_t region_bytes;
   size_t least_bytes;
   lh_status status;
@@ -114,10 +124,10 @@ lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, void **da
   least_bytes = lhi_region_bytes(&client->arena, bytes, true);
   pthread_mutex_unlock(&client->mutex);
   if (*data_out != NULL) return LH_OK;
-  status = add_region(client, call, region_bytes, bytes, false, data_out);
+  status = add_region(client, call, region_bytes, bytes, false, deadline_ns, data_out);
   /* The limit of peerd may leave room for this block, if not for the others to come. */
-  if (status == LH_UNAVAILABLE && least_bytes < region_bytes) {
-    status = add_region(client, call, least_bytes, bytes, false, data_out);
+  if (status == LH_UNAVAILABLE && least_bytes < region_bytes && lhi_now_ns() < deadline_ns) {
+    status = add_region(client, call, least_bytes, bytes, false, deadline_ns, data_out);
   }
   return status;
 }
@@ -130,7 +140,7 @@ lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out) {
   if (bytes == 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: bytes is 0");
   status = lhi_process_check(client, "lh_alloc");
   if (status != LH_OK) return status;
-  return lhi_alloc(client, "lh_alloc", bytes, data_out);
+  return lhi_alloc(client, "lh_alloc", bytes, lhi_answer_deadline_ns(client), data_out);
 }
 
 lh_status lh_free(lh_client *client, void *data) {
@@ -144,6 +154,8 @@ lh_status lh_free(lh_client *client, void *data) {
   pthread_mutex_lock(&client->mutex);
   region = lhi_arena_region(&client->arena, data);
   if (region != NULL) block = lhi_region_block(region, data, 1);
+  /* What used the buffer may have ended since anybody looked. */
+  if (block != NULL && block->pins > 0) lhi_pump_locked(client);
   if (block == NULL || region->base + block->offset != (uint8_t *)data) {
     status = lhi_fail(LH_INVALID_ARGUMENT, "lh_free: %p was not returned by lh_alloc(), or is free",
                       data);

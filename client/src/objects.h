@@ -12,6 +12,7 @@
  *   ops           operations: what peerd is asked, from the question to the outcome
  *   replies       what peerd says: who reads it, and who is told
  *   request       asking peerd
+ *   uses          whether an operation and a state use the same memory of the caller
  *   memory        the arena, with peerd
  *   op, comm
  *   all_reduce, state
@@ -77,6 +78,9 @@ struct lh_op {
 
   /* all-reduce */
   bool reduces;
+  uint64_t tag;
+  const void *from; /* the caller's memory, wherever it is */
+  void *to;
   struct lhi_pin source_pin, target_pin; /* while they are used */
   uint8_t *source, *target;              /* in the arena */
   size_t bytes;
@@ -157,6 +161,7 @@ struct lh_comm {
 struct lh_client {
   pid_t pid;
   int fd;
+  int64_t answer_ns; /* peerd answers in this time what needs no other peer; beyond it, it hangs */
   lh_client *next_client; /* of the process, for fork() */
   pthread_mutex_t send_mutex;
 

@@ -71,6 +71,10 @@ lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
   if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_info: info is NULL");
   status = lhi_process_check(op->client, "lh_op_info");
   if (status != LH_OK) return status;
+  if (!op->reduces) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "lh_op_info: op is no all-reduce; lh_sync_info() is for a sync");
+  }
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
   own = lhi_op_info_locked(op);

@@ -11,8 +11,6 @@
 #include "client/src/replies.h"
 #include "client/src/sleep.h"
 
-/* peerd answers what needs no other peer at once; beyond this it hangs. */
-#define LHI_ANSWER_NS ((int64_t)30 * 1000 * 1000 * 1000)
 /* Another thread reads why peerd closed: so often this one looks whether that is done. */
 #define LHI_LOOK_NS ((int64_t)20 * 1000 * 1000)
 
@@ -51,15 +49,37 @@ void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
   pthread_mutex_unlock(&client->mutex);
 }
 
-lh_status lhi_call(lh_op *op, const char *call, union lhi_answer *answer) {
+bool lhi_tell(lh_client *client, const struct lh_ipc_request *request) {
+  struct lh_ipc_request asked;
+  bool send = false;
+  lh_op *op;
+  pthread_mutex_lock(&client->mutex);
+  op = lhi_op_new_locked(client, &lhi_question, NULL);
+  if (op != NULL) {
+    asked = lhi_request(request->type, op);
+    asked.u = request->u;
+    send = op->state == LHI_OPEN;
+    lhi_op_release_locked(op);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (send) lhi_send(client, &asked, -1);
+  return op != NULL;
+}
+
+int64_t lhi_answer_deadline_ns(const lh_client *client) { return lhi_now_ns() + client->answer_ns; }
+
+lh_status lhi_call(lh_op *op, const char *call, int64_t deadline_ns, union lhi_answer *answer) {
   lh_client *const client = op->client;
   lh_status status;
   pthread_mutex_lock(&client->mutex);
-  if (lhi_wait_locked(op, lhi_now_ns() + LHI_ANSWER_NS)) {
+  if (lhi_wait_locked(op, deadline_ns)) {
     status = lhi_outcome_locked(op);
     if (status == LH_OK && answer != NULL) *answer = op->reply;
   } else {
-    status = lhi_fail(LH_UNAVAILABLE, "%s: peerd does not answer; look at its log", call);
+    status = lhi_fail(LH_UNAVAILABLE,
+                      "%s: peerd has not answered for %lld s: it is stopped or hangs; look at its "
+                      "log, then call again",
+                      call, (long long)(client->answer_ns / 1000000000));
   }
   lhi_op_release_locked(op);
   pthread_mutex_unlock(&client->mutex);

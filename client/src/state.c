@@ -13,6 +13,7 @@
 #include "client/src/ops.h"
 #include "client/src/replies.h"
 #include "client/src/request.h"
+#include "client/src/uses.h"
 
 #define LHI_SYNC_FIRST_BYTES (offsetof(lh_sync_options, progress_context) + sizeof(void *))
 #define LHI_SYNC_INFO_FIRST_BYTES (offsetof(lh_sync_info_t, background) + sizeof(uint32_t))
@@ -143,10 +144,11 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
 
 /* A block of the arena, pinned. */
 static lh_status take_block(lh_client *client,
-                            lh_status (*take)(lh_client *, const char *, size_t, void **),
-                            size_t bytes, uint8_t **data_out, struct lhi_pin *pin) {
+                            lh_status (*take)(lh_client *, const char *, size_t, int64_t, void **),
+                            size_t bytes, int64_t deadline_ns, uint8_t **data_out,
+                            struct lhi_pin *pin) {
   void *data = NULL;
-  const lh_status status = take(client, kNew, bytes, &data);
+  const lh_status status = take(client, kNew, bytes, deadline_ns, &data);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   *data_out = data;
@@ -166,7 +168,7 @@ static bool needs_inbox(const struct lhi_tensor *tensor) {
 }
 
 /* Copies of what is not in the arena, and the inbox of what is. */
-static lh_status make_copies(lh_state *state) {
+static lh_status make_copies(lh_state *state, int64_t deadline_ns) {
   size_t copies = 0;
   size_t inbox = 0;
   lh_status status = LH_OK;
@@ -177,10 +179,12 @@ static lh_status make_copies(lh_state *state) {
   }
   state->inbox_bytes = inbox;
   if (copies > 0) {
-    status = take_block(state->client, lhi_alloc, copies, &state->copies, &state->copies_pin);
+    status = take_block(state->client, lhi_alloc, copies, deadline_ns, &state->copies,
+                        &state->copies_pin);
   }
   if (status == LH_OK && inbox > 0) {
-    status = take_block(state->client, lhi_inbox, inbox, &state->inbox, &state->inbox_pin);
+    status =
+        take_block(state->client, lhi_inbox, inbox, deadline_ns, &state->inbox, &state->inbox_pin);
   }
   if (status != LH_OK) return status;
   copies = inbox = 0;
@@ -217,11 +221,11 @@ static void write_entry(const lh_state *state, const struct lhi_tensor *own,
   entry->flags = (tensor->flags & LH_ALLOW_UNEQUAL) != 0 ? LH_IPC_ALLOW_UNEQUAL : 0;
 }
 
-static lh_status make_table(lh_state *state, const lh_tensor *tensors) {
+static lh_status make_table(lh_state *state, const lh_tensor *tensors, int64_t deadline_ns) {
   const size_t entries = (size_t)state->count * sizeof(struct lh_ipc_tensor);
   struct lh_ipc_tensor *table;
   lh_status status = take_block(state->client, lhi_alloc, entries + state->count + state->chunks,
-                                &state->table, &state->table_pin);
+                                deadline_ns, &state->table, &state->table_pin);
   if (status != LH_OK) return status;
   state->touched = state->table + entries;
   state->changed = state->touched + state->count;
@@ -234,9 +238,19 @@ static lh_status make_table(lh_state *state, const lh_tensor *tensors) {
   return LH_OK;
 }
 
-static lh_status register_state(lh_state *state) {
+/* Peerd forgets the state. False: out of memory. */
+static bool tell_unstate(const lh_state *state) {
+  struct lh_ipc_request request;
+  memset(&request, 0, sizeof request);
+  request.type = LH_IPC_UNSTATE;
+  request.u.state.state = state->id;
+  return lhi_tell(state->client, &request);
+}
+
+static lh_status register_state(lh_state *state, int64_t deadline_ns) {
   lh_client *const client = state->client;
   struct lh_ipc_request request;
+  lh_status status;
   lh_op *op;
   pthread_mutex_lock(&client->mutex);
   op = lhi_op_new_locked(client, &lhi_question, NULL);
@@ -251,7 +265,10 @@ static lh_status register_state(lh_state *state) {
   pthread_mutex_unlock(&client->mutex);
   if (op == NULL) return LH_UNAVAILABLE;
   lhi_send(client, &request, -1);
-  return lhi_call(op, kNew, NULL);
+  status = lhi_call(op, kNew, deadline_ns, NULL);
+  /* A peerd that answers late forgets the state again. */
+  if (status == LH_UNAVAILABLE && lhi_now_ns() >= deadline_ns) (void)tell_unstate(state);
+  return status;
 }
 
 /* ------------------------------------------------------------------ new and free */
@@ -284,6 +301,7 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
                        lh_state **state_out) {
   lh_state *state;
   struct lhi_tensor **order;
+  int64_t deadline_ns;
   lh_status status;
   if (state_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: state_out is NULL", kNew);
   *state_out = NULL;
@@ -295,6 +313,7 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
   }
   status = lhi_client_check(client, kNew);
   if (status != LH_OK) return status;
+  deadline_ns = lhi_answer_deadline_ns(client);
   state = calloc(1, sizeof *state);
   order = calloc(count, sizeof(struct lhi_tensor *));
   if (state != NULL) state->tensors = calloc(count, sizeof *state->tensors);
@@ -313,9 +332,9 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
   if (status == LH_OK) status = find_places_locked(state, order);
   pthread_mutex_unlock(&client->mutex);
   free(order);
-  if (status == LH_OK) status = make_copies(state);
-  if (status == LH_OK) status = make_table(state, tensors);
-  if (status == LH_OK) status = register_state(state);
+  if (status == LH_OK) status = make_copies(state, deadline_ns);
+  if (status == LH_OK) status = make_table(state, tensors, deadline_ns);
+  if (status == LH_OK) status = register_state(state, deadline_ns);
   if (status != LH_OK) {
     pthread_mutex_lock(&client->mutex);
     discard_locked(state);
@@ -325,12 +344,6 @@ lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t cou
   }
   *state_out = state;
   return LH_OK;
-}
-
-/* Peerd fetches into the state. */
-static bool held_locked(const lh_state *state) {
-  const lh_comm *const comm = state->holder;
-  return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
 }
 
 static bool is_of(const lh_op *parked, const lh_state *state) {
@@ -349,18 +362,15 @@ static bool outcome_owed_locked(const lh_state *state) {
 }
 
 lh_status lh_state_free(lh_state *state) {
-  struct lh_ipc_request request;
   lh_client *client;
-  lh_op *op;
   lh_status status;
-  bool send = false;
   if (state == NULL) return LH_OK;
   client = state->client;
   status = lhi_process_check(client, "lh_state_free");
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
-  if (held_locked(state)) {
+  if (lhi_state_held_locked(state)) {
     pthread_mutex_unlock(&client->mutex);
     return lhi_fail(
         LH_FAILED_PRECONDITION,
@@ -372,19 +382,12 @@ lh_status lh_state_free(lh_state *state) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "lh_state_free: a sync uses the state; wait for its end first");
   }
-  op = lhi_op_new_locked(client, &lhi_question, NULL);
-  if (op == NULL) {
-    pthread_mutex_unlock(&client->mutex);
-    return LH_UNAVAILABLE;
-  }
-  request = lhi_request(LH_IPC_UNSTATE, op);
-  request.u.state.state = state->id;
-  send = op->state == LHI_OPEN;
-  /* peerd hears of it before of anything that takes its place. */
-  lhi_op_release_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  /* Before its memory can go: peerd keeps regions that a state lies in. */
+  if (!tell_unstate(state)) return LH_UNAVAILABLE;
+  pthread_mutex_lock(&client->mutex);
   discard_locked(state);
   pthread_mutex_unlock(&client->mutex);
-  if (send) lhi_send(client, &request, -1);
   lhi_trim(client);
   return LH_OK;
 }
@@ -469,7 +472,7 @@ lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_ou
   memset(&request, 0, sizeof request);
   request.type = LH_IPC_KEPT;
   request.u.state.state = state->id;
-  status = lhi_ask(kCall, comm, &kKept, &request, &answer);
+  status = lhi_ask(kCall, comm, &kKept, &request, lhi_answer_deadline_ns(comm->client), &answer);
   if (status == LH_OK && answer.kept.kept != 0) *revision_out = answer.kept.revision;
   return status;
 }
@@ -606,9 +609,9 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
   return LH_OK;
 }
 
-/* Whether another call uses it. */
+/* Whether another call uses the state, or an operation its tensors. */
 static lh_status check_unused_locked(const char *call, const lh_state *state) {
-  if (state->op == NULL && !state->starting) return LH_OK;
+  if (state->op == NULL && !state->starting) return lhi_check_ops_locked(call, state);
   return lhi_fail(LH_FAILED_PRECONDITION,
                   "%s: another sync uses this state; wait for its end first", call);
 }
@@ -617,7 +620,7 @@ static lh_status check_unused_locked(const char *call, const lh_state *state) {
 static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh_state *state) {
   lh_status status = lhi_member_check_locked(comm, call);
   if (status == LH_OK) status = lhi_free_check_locked(comm, call);
-  if (status == LH_OK && state->holder != comm && held_locked(state)) {
+  if (status == LH_OK && state->holder != comm && lhi_state_held_locked(state)) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
                       "%s: the state is fetched into for another member of this client", call);
   }
@@ -687,10 +690,10 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
     pthread_mutex_unlock(&client->mutex);
     return status;
   }
-  if (state->holder != NULL && !held_locked(state)) lost_locked(state);
+  if (state->holder != NULL && !lhi_state_held_locked(state)) lost_locked(state);
   status = may_sync_locked(call, comm, state);
   if (status == LH_OK) state->starting = true;
-  held = held_locked(state);
+  held = lhi_state_held_locked(state);
   pthread_mutex_unlock(&client->mutex);
   if (status != LH_OK) return status;
 
@@ -725,7 +728,7 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
 
 static lh_status may_prepare_locked(const char *call, const lh_state *state) {
   if (state->client->dead) return lhi_dead_locked(state->client);
-  if (held_locked(state)) {
+  if (lhi_state_held_locked(state)) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: the state is fetched into in the background; lh_state_take() first", call);
   }
@@ -805,7 +808,7 @@ static lh_status check_info(const char *call, lh_sync_info_t *info, lh_sync_info
 static void info_before_sync(const lh_state *state, lh_sync_info_t *info) {
   if (state == NULL) return;
   pthread_mutex_lock(&state->client->mutex);
-  info->background = held_locked(state);
+  info->background = lhi_state_held_locked(state);
   pthread_mutex_unlock(&state->client->mutex);
 }
 
@@ -859,13 +862,14 @@ static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, in
     op = comm->parked_take;
     comm->parked_take = NULL;
   } else {
-    if (state->holder != NULL && !held_locked(state)) lost_locked(state);
+    if (state->holder != NULL && !lhi_state_held_locked(state)) lost_locked(state);
     status = lhi_member_check_locked(comm, call);
     if (status == LH_OK) status = lhi_free_check_locked(comm, call);
     if (status == LH_OK && state->holder != comm) {
       status = lhi_fail(LH_FAILED_PRECONDITION,
                         "%s: nothing is fetched into this state in the background", call);
     }
+    if (status == LH_OK) status = lhi_check_ops_locked(call, state);
     if (status == LH_OK) {
       op = lhi_op_make(client, &kTake, comm);
       if (op == NULL) status = LH_UNAVAILABLE;
@@ -948,9 +952,13 @@ lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info) {
   if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_sync_info: info is NULL");
   status = lhi_process_check(op->client, "lh_sync_info");
   if (status != LH_OK) return status;
+  if (op->of_state == 0) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "lh_sync_info: op is no sync; lh_op_info() is for an all-reduce");
+  }
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
-  if (ended && op->of_state != 0) sync_info_locked(op, &own);
+  if (ended) sync_info_locked(op, &own);
   pthread_mutex_unlock(&op->client->mutex);
   if (!ended) {
     return lhi_fail(LH_FAILED_PRECONDITION, "lh_sync_info: no outcome yet; lh_op_wait() first");

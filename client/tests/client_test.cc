@@ -1,19 +1,28 @@
 // The client library against the IPC server of peerd, both as they are shipped.
 #include <longhaul/longhaul.h>
+#include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <numeric>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "client/cpp/longhaul.hpp"
+#include "client/src/objects.h"
 #include "gtest/gtest.h"
 #include "proto/wire/limits.h"
 #include "tests/support/ipc_harness.h"
@@ -26,6 +35,16 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 bool Says(const std::string& part) {
   return std::string(lh_last_error()).find(part) != std::string::npos;
+}
+
+// Asks until it is so, for as long as a busy host may take.
+bool Soon(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 class ClientTest : public testing::Test {
@@ -111,6 +130,28 @@ TEST_F(ClientTest, OpenWaitsForPeerdToAppear) {
   unlink(path.c_str());
 }
 
+TEST_F(ClientTest, OpenTakesNoLongerThanItIsTold) {
+  char directory[] = "/tmp/lh_open_XXXXXX";
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::string path = std::string(directory) + "/silent.sock";
+  memcpy(address.sun_path, path.c_str(), path.size());
+  const int silent = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(bind(silent, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(silent, 8), 0);
+  lh_open_options options = LH_OPEN_OPTIONS_INIT;
+  options.socket_path = path.c_str();
+  options.timeout_ms = 250;
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_EQ(lh_open(&options, &client_), LH_UNAVAILABLE);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(1900));
+  EXPECT_TRUE(Says("does not answer")) << lh_last_error();
+  close(silent);
+  unlink(path.c_str());
+  rmdir(directory);
+}
+
 TEST_F(ClientTest, OpenChecksItsArguments) {
   lh_open_options options = LH_OPEN_OPTIONS_INIT;
   options.timeout_ms = 0;
@@ -154,7 +195,10 @@ TEST_F(ClientTest, OpenPassesOnWhyPeerdRefuses) {
   options.socket_path = harness_->path().c_str();
   for (lh_client*& client : clients) ASSERT_EQ(lh_open(&options, &client), LH_OK);
   options.timeout_ms = 0;
-  EXPECT_EQ(lh_open(&options, &client_), LH_UNAVAILABLE);
+  // Without a wait, a peerd on a busy host may be too slow to say so.
+  do {
+    ASSERT_EQ(lh_open(&options, &client_), LH_UNAVAILABLE);
+  } while (Says("does not answer"));
   EXPECT_TRUE(Says("256 clients")) << lh_last_error();
   for (lh_client* client : clients) lh_close(client);
 }
@@ -794,6 +838,17 @@ TEST_F(ClientTest, ABufferInUseIsNotFreed) {
   lh_op_free(op);
 }
 
+TEST_F(ClientTest, ABufferIsFreeWhenItsOpHasEndedThoughNobodyWaitedForIt) {
+  StartJoined();
+  Hold(&ScriptedHandler::hold_posts);
+  float* const data = Alloc(64);
+  lh_op_free(AllReduce(data, data, 8));
+  EXPECT_EQ(lh_free(client_, data), LH_FAILED_PRECONDITION);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+  EXPECT_TRUE(Soon([&] { return lh_free(client_, data) == LH_OK; })) << lh_last_error();
+}
+
 TEST_F(ClientTest, TheArenaLimitOfPeerdIsNamed) {
   IpcServerOptions options;
   options.arena_limit = 8 * kMiB;
@@ -1015,6 +1070,27 @@ class IpcClientStateTest : public ClientTest {
     const lh_sync_options options = Options(hash);
     info_ = LH_SYNC_INFO_INIT;
     return lh_sync_state(comm_, &options, kPatienceMs, &info_);
+  }
+  // An all-reduce of bytes, tag 7.
+  lh_status ReduceStart(const uint8_t* source, uint8_t* target, uint64_t count, lh_op** op) {
+    lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
+    options.source = source;
+    options.target = target;
+    options.count = count;
+    options.dtype = LH_UINT8;
+    options.tag = 7;
+    return lh_all_reduce_start(comm_, &options, op);
+  }
+  lh_op* Reduce(const uint8_t* source, uint8_t* target, uint64_t count) {
+    lh_op* op = nullptr;
+    EXPECT_EQ(ReduceStart(source, target, count, &op), LH_OK) << lh_last_error();
+    return op;
+  }
+  lh_status ReduceFails(const uint8_t* source, uint8_t* target, uint64_t count) {
+    lh_op* op = nullptr;
+    const lh_status status = ReduceStart(source, target, count, &op);
+    EXPECT_EQ(op, nullptr);
+    return status;
   }
   std::vector<uint8_t> TouchedLast() {
     std::vector<uint8_t> touched;
@@ -1611,6 +1687,165 @@ TEST_F(IpcClientStateTest, BuffersOfAStateAreNotFreed) {
   EXPECT_EQ(lh_free(client_, in_place_), LH_OK) << lh_last_error();
 }
 
+// The tensors and memory of its own: what an op on each may do.
+TEST_F(IpcClientStateTest, ASyncIsRefusedWhileAnOpUsesATensorOfItsState) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_posts);
+  std::vector<uint8_t> other(64);
+  const std::pair<uint8_t*, std::string> tensors[] = {{in_place_, "\"w\""},
+                                                      {copied_.data(), "\"m\""}};
+  for (const auto& [tensor, name] : tensors) {
+    for (const bool written : {false, true}) {
+      lh_op* const op = written ? Reduce(other.data(), tensor + kSize - 64, 64)
+                                : Reduce(tensor + kSize - 64, other.data(), 64);
+      EXPECT_EQ(Sync(), LH_FAILED_PRECONDITION);
+      EXPECT_TRUE(Says(name) && Says("tag 7")) << lh_last_error();
+      const lh_sync_options options = Options();
+      EXPECT_EQ(lh_begin_step_sync(comm_, &options, 0, &info_), LH_FAILED_PRECONDITION);
+      EXPECT_TRUE(Says(name)) << lh_last_error();
+      EXPECT_EQ(info_.passed, 0u);
+      EXPECT_EQ(lh_state_prepare(state_, 0), LH_FAILED_PRECONDITION);
+      EXPECT_TRUE(Says(name)) << lh_last_error();
+      ASSERT_TRUE(UntilPosts(1));
+      harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.FinishPost(); });
+      ASSERT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+      EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+      lh_op_free(op);
+    }
+  }
+  // What was staged of an op that nobody can wait for is not copied any more.
+  lh_op_free(Reduce(copied_.data(), copied_.data(), 64));
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
+}
+
+TEST_F(IpcClientStateTest, AnOpIsRefusedWhileASyncOwnsItsTensor) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  Hold(&ScriptedHandler::hold_syncs);
+  const lh_sync_options options = Options();
+  ASSERT_EQ(lh_sync_state(comm_, &options, 0, nullptr), LH_DEADLINE_EXCEEDED);
+  std::vector<uint8_t> other(64);
+  EXPECT_EQ(ReduceFails(in_place_, other.data(), 64), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("source of tag 7") && Says("\"w\"")) << lh_last_error();
+  EXPECT_EQ(ReduceFails(other.data(), copied_.data() + kSize - 1, 1), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("target of tag 7") && Says("\"m\"")) << lh_last_error();
+  lh_op* const apart = Reduce(other.data(), other.data(), 64);
+  EXPECT_EQ(lh_op_wait(apart, kPatienceMs), LH_OK) << lh_last_error();
+  lh_op_free(apart);
+  ASSERT_TRUE(UntilSyncs(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) {
+    handler.FinishSync(LocalId(1));
+    handler.syncs.clear();
+  });
+  ASSERT_EQ(lh_sync_state(comm_, &options, kPatienceMs, nullptr), LH_OK) << lh_last_error();
+  lh_op* const after = Reduce(in_place_, copied_.data(), 64);
+  EXPECT_EQ(lh_op_wait(after, kPatienceMs), LH_OK) << lh_last_error();
+  lh_op_free(after);
+}
+
+TEST_F(IpcClientStateTest, WhatIsHeldIsReadByOpsAndNotWritten) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.sync_info.background = true; });
+  ASSERT_EQ(Sync(), LH_OK) << lh_last_error();
+  Hold(&ScriptedHandler::hold_posts);
+  std::vector<uint8_t> other(64);
+  EXPECT_EQ(ReduceFails(in_place_, in_place_, 64), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("lh_state_take()") && Says("\"w\"")) << lh_last_error();
+  lh_op* const op = Reduce(in_place_, other.data(), 64);
+  EXPECT_EQ(lh_state_take(comm_, state_, 0, &info_), LH_FAILED_PRECONDITION);
+  EXPECT_TRUE(Says("tag 7") && Says("\"w\"")) << lh_last_error();
+  EXPECT_EQ(info_.background, 1u);
+  ASSERT_TRUE(UntilPosts(1));
+  harness_->Run([](ScriptedHandler& handler, IpcServer& server) {
+    handler.FinishPost();
+    handler.syncs.clear();
+    server.MemberGone(LocalId(1), {Code::kEvicted, "enough"});
+  });
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  lh_op_free(op);
+}
+
+TEST_F(IpcClientStateTest, AnInfoIsOfItsKindOfOp) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  lh_op* const op = Reduce(in_place_, in_place_, 64);
+  EXPECT_EQ(lh_op_wait(op, kPatienceMs), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_sync_info(op, &info_), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("lh_op_info()")) << lh_last_error();
+  lh_op_free(op);
+  lh_op* sync = nullptr;
+  const lh_sync_options options = Options();
+  ASSERT_EQ(lh_sync_state_start(comm_, &options, &sync), LH_OK) << lh_last_error();
+  EXPECT_EQ(lh_op_wait(sync, kPatienceMs), LH_OK) << lh_last_error();
+  lh_op_info_t info = LH_OP_INFO_INIT;
+  EXPECT_EQ(lh_op_info(sync, &info), LH_INVALID_ARGUMENT);
+  EXPECT_TRUE(Says("lh_sync_info()")) << lh_last_error();
+  EXPECT_EQ(lh_sync_info(sync, &info_), LH_OK) << lh_last_error();
+  lh_op_free(sync);
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
+}
+
+TEST_F(IpcClientStateTest, AStoppedPeerdIsNotWaitedForWithoutEnd) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  const uint64_t arena_bytes = harness_->Stats().arena_bytes;
+  const int64_t answer_ns = std::exchange(client_->answer_ns, int64_t{200} * 1000 * 1000);
+  std::promise<void> stopped;
+  std::promise<void> goes_on;
+  std::thread stop([&] {
+    harness_->Run([&](ScriptedHandler&, IpcServer&) {
+      stopped.set_value();
+      goes_on.get_future().wait();
+    });
+  });
+  stopped.get_future().wait();
+  void* data = nullptr;
+  EXPECT_EQ(lh_alloc(client_, 80 * kMiB, &data), LH_UNAVAILABLE);
+  EXPECT_TRUE(Says("stopped or hangs")) << lh_last_error();
+  std::vector<uint8_t> more(kSize);
+  const lh_tensor tensor = Tensor("x", more.data());
+  lh_state* state = nullptr;
+  EXPECT_EQ(lh_state_new(client_, &tensor, 1, &state), LH_UNAVAILABLE);
+  EXPECT_TRUE(Says("stopped or hangs")) << lh_last_error();
+  uint64_t revision = 0;
+  EXPECT_EQ(lh_kept_revision(comm_, state_, &revision), LH_UNAVAILABLE);
+  EXPECT_TRUE(Says("stopped or hangs")) << lh_last_error();
+  uint32_t count = 0;
+  EXPECT_EQ(lh_members(comm_, nullptr, 0, &count), LH_UNAVAILABLE);
+  EXPECT_TRUE(Says("stopped or hangs")) << lh_last_error();
+  goes_on.set_value();
+  stop.join();
+  // What it does late is undone.
+  client_->answer_ns = answer_ns;
+  EXPECT_EQ(lh_members(comm_, nullptr, 0, &count), LH_OK) << lh_last_error();
+  EXPECT_TRUE(Soon([&] { return harness_->Stats().arena_bytes == arena_bytes; }));
+  EXPECT_EQ(harness_->Stats().requests_refused, 0u);
+  EXPECT_EQ(Sync(), LH_OK) << lh_last_error();
+  harness_->Run([](ScriptedHandler& handler, IpcServer&) { handler.syncs.clear(); });
+}
+
+// Another thread may give regions back at any time.
+TEST_F(IpcClientStateTest, PeerdHearsThatAStateIsGoneBeforeItsMemoryIs) {
+  ASSERT_NO_FATAL_FAILURE(StartWithState());
+  std::atomic<bool> done{false};
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; ++i) {
+    others.emplace_back([&] {
+      while (!done) {
+        void* data = nullptr;
+        if (lh_alloc(client_, 64, &data) == LH_OK) (void)lh_free(client_, data);
+      }
+    });
+  }
+  const lh_tensor tensor = Tensor("x", in_place_);
+  for (int i = 0; i < 1000; ++i) {
+    lh_state* state = nullptr;
+    ASSERT_EQ(lh_state_new(client_, &tensor, 1, &state), LH_OK) << lh_last_error();
+    ASSERT_EQ(lh_state_free(state), LH_OK);
+  }
+  done = true;
+  for (std::thread& other : others) other.join();
+  EXPECT_EQ(harness_->Stats().requests_refused, 0u);
+}
+
 TEST_F(IpcClientStateTest, ManyStatesComeAndGo) {
   StartJoined();
   for (int i = 0; i < 3 * LH_STATES_MAX; ++i) {
@@ -1769,6 +2004,15 @@ TEST_F(IpcClientStateTest, AStepWithAStateAndOneWithoutAreNotMixedUp) {
   EXPECT_TRUE(Says("lh_begin_step() again")) << lh_last_error();
   EXPECT_EQ(lh_begin_step(comm_, kPatienceMs), LH_OK) << lh_last_error();
 }
+
+template <class Size>
+concept IsASize = requires(float* data, Size&& size) {
+  longhaul::Tensor("w", data, std::forward<Size>(size));
+};
+// A tensor points to its size.
+static_assert(IsASize<const uint64_t&>);
+static_assert(!IsASize<uint64_t>, "as v.size() is");
+static_assert(!IsASize<const int&>, "a copy of it would be");
 
 TEST_F(IpcClientStateTest, CppSyncsAState) {
   Start();

@@ -8,6 +8,20 @@
  * peerd and its outcome is collected by lh_op_wait() or lh_op_test().
  *
  * Errors: functions return an lh_status; lh_last_error() gives the calling thread's text for it.
+ *
+ * Time: a timeout is in milliseconds. 0 does not wait, LH_FOREVER waits for ever, any other
+ * negative number is LH_INVALID_ARGUMENT. Functions without a timeout return at once, or after an
+ * answer of peerd that needs no other peer. A peerd that is stopped or hangs is waited for 30 s at
+ * most: such a call returns LH_UNAVAILABLE and has changed nothing. A peerd that reads nothing for
+ * 30 s, so that a request cannot be handed over, counts as dead.
+ *
+ * Structs: options and infos begin with struct_size, which their _INIT macro sets. A struct of an
+ * older release may be shorter: what it lacks has its default. One of a newer release may be
+ * longer: what this library does not know has to be 0 in options, and is set to 0 in infos. Any
+ * other size is LH_INVALID_ARGUMENT.
+ *
+ * Pointers: structs and results have to be aligned as C demands. Tensors outside of lh_alloc() may
+ * have any alignment; those from lh_alloc() begin at a multiple of their element's size.
  */
 #ifndef LONGHAUL_LONGHAUL_H_
 #define LONGHAUL_LONGHAUL_H_
@@ -60,7 +74,10 @@ typedef enum lh_dtype {
   LH_BOOL = 12 /* of tensors of a state only: it cannot be reduced */
 } lh_dtype;
 
-/* AVG of integers is the sum (wrapping, as SUM) divided by the world size, rounded towards zero. */
+/* AVG of integers is the sum (wrapping, as SUM) divided by the world size, rounded towards zero.
+ * AVG of floats is the sum, in their own dtype, divided at the end: a sum of float16 beyond 65504
+ * is infinite, and so is its average. Divide before, or use LH_BFLOAT16 or LH_FLOAT32. MIN and MAX:
+ * NaN if any member has NaN there; -0 is less than +0. */
 typedef enum lh_reduce_op {
   LH_SUM = 0,
   LH_AVG = 1,
@@ -69,10 +86,11 @@ typedef enum lh_reduce_op {
   LH_MAX = 4
 } lh_reduce_op;
 
-/* What happens to an operation when a member dies: the survivors redo it, or it ends LH_ABORTED.
- * LH_ABORTED comes at all members of the operation, at those that had not started it yet as soon
- * as they do. Start it again at all of them, or at none.
- * LH_AS_JOINED: what lh_join_options.on_fault said. Equal at all members of an operation. */
+/* What happens to an operation when a member dies, is removed, or leaves without having started the
+ * operation: the others redo it, or it ends LH_ABORTED. LH_ABORTED comes at all members of the
+ * operation, at those that had not started it yet as soon as they do. Start it again at all of
+ * them, or at none. LH_AS_JOINED: what lh_join_options.on_fault said. Equal at all members of an
+ * operation. */
 typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_fault;
 
 /* How the bytes of an operation travel. AUTO: chosen by its size and the links, the same at all
@@ -114,7 +132,8 @@ typedef struct lh_open_options {
   const char *socket_path; /* NULL: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
                               $XDG_RUNTIME_DIR/longhaul/peerd.sock */
   const char *name;        /* of its members: 1 to 64 of [A-Za-z0-9._-]; NULL: the process id */
-  int64_t timeout_ms;      /* waits this long for peerd to appear */
+  int64_t timeout_ms;      /* waits this long for peerd to appear and to answer; one that listens
+                              gets 100 ms at least */
 } lh_open_options;
 #define LH_OPEN_OPTIONS_INIT \
   { sizeof(lh_open_options), NULL, NULL, 10000 }
@@ -123,8 +142,12 @@ typedef struct lh_open_options {
  * and the reason. A client belongs to the process that opened it: after fork() the child's calls
  * return LH_FAILED_PRECONDITION, and the parent goes on undisturbed. */
 LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out);
-/* Ends the connection; members of this client that have not left count as dead. Operations, buffers
- * and communicators of the client are freed with it. Not while another thread uses any of them. */
+/* Ends the connection; members of this client that have not left count as dead. All that came from
+ * the client is freed with it: operations, buffers, communicators, states. No function may be
+ * called with any of them afterwards, their own lh_..._free() included. Not while another thread
+ * uses any of them. An operation that a dead member had started and others had not keeps the member
+ * in the group for up to 2 * detect_ms (3 s), for which the others' next operation may wait: until
+ * then they may still start it and have its tensor in the result. */
 LH_API void lh_close(lh_client *client);
 /* Whether the connection stands, as far as can be told without waiting. LH_UNAVAILABLE: peerd has
  * stopped or died; what belongs to this client is of no use any more but to be read: open another
@@ -135,7 +158,8 @@ LH_API lh_status lh_client_check(lh_client *client);
  * a copy. LH_UNAVAILABLE: the arena limit of peerd or the memory of the host is used up. */
 LH_API lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out);
 /* NULL is allowed. LH_INVALID_ARGUMENT: not from lh_alloc(). LH_FAILED_PRECONDITION: an operation
- * in flight uses it. Memory goes back to the host when large parts of the arena are free. */
+ * in flight or a state uses it; an operation that has ended does not, whether or not it was waited
+ * for. Memory goes back to the host when large parts of the arena are free. */
 LH_API lh_status lh_free(lh_client *client, void *data);
 
 /* ------------------------------------------------------------------ membership */
@@ -181,8 +205,10 @@ LH_API lh_status lh_join(lh_client *client, const lh_join_options *options, lh_c
 LH_API lh_status lh_join_start(lh_client *client, const lh_join_options *options,
                                lh_comm **comm_out, lh_op **op_out);
 
-/* Leaves when the member's operations in flight have ended; the others go on without it. LH_OK also
- * for a member that was removed. LH_DEADLINE_EXCEEDED: it goes on; the next call waits for it. */
+/* Leaves when the member's operations in flight have ended; the others go on without it. Operations
+ * that they started and this member did not go on as after a death (lh_on_fault). LH_OK also for a
+ * member that was removed. LH_DEADLINE_EXCEEDED: it goes on; the next call waits for it.
+ * LH_FAILED_PRECONDITION: it has left, or another thread waits for that already. */
 LH_API lh_status lh_leave(lh_comm *comm, int64_t timeout_ms);
 LH_API lh_status lh_leave_start(lh_comm *comm, lh_op **op_out);
 /* Frees the communicator; a member that has not left leaves. NULL is allowed. Not with operations
@@ -204,7 +230,8 @@ typedef struct lh_world_info {
 
 /* The world as last heard from peerd. LH_EVICTED: this member was removed; the text says why. */
 LH_API lh_status lh_world(lh_comm *comm, lh_world_info *info);
-/* Members waiting for admission, as last heard. */
+/* Members waiting for admission, as last heard. Those that a step boundary admitted are not among
+ * them when lh_begin_step() has returned. */
 LH_API lh_status lh_pending(lh_comm *comm, uint32_t *count_out);
 /* Ids of the members in rank order. Writes at most `capacity` of them, and their number to
  * *count_out. */
@@ -231,7 +258,9 @@ typedef struct lh_all_reduce_options {
   uint64_t count; /* elements, at least 1, equal at all members */
   lh_dtype dtype;
   lh_reduce_op op;
-  uint64_t tag; /* names the operation among those in flight on this communicator */
+  /* Names the operation among those in flight on this communicator. A second one of the same tag
+   * ends with LH_INVALID_ARGUMENT; the first goes on. */
+  uint64_t tag;
   lh_on_fault on_fault;
   /* With fewer members than this (deaths shrink the world) there is no result: LH_TOO_FEW_MEMBERS.
    * 0 or 1: the last member completes alone. At most 1024; equal at all members. */
@@ -245,9 +274,12 @@ typedef struct lh_all_reduce_options {
         0                                                                                          \
   }
 
-/* Starts an all-reduce and returns at once; lh_op_wait() gives the outcome.
+/* Starts an all-reduce and returns at once; lh_op_wait() gives the outcome. A member has at most
+ * 1024 operations in flight: one more ends with LH_UNAVAILABLE.
  * Buffers: they belong to the operation until lh_op_wait() returns its outcome; from lh_alloc()
- * they travel without a copy, others are staged through the arena. Outcome: LH_OK - every member of
+ * they travel without a copy, others are staged through the arena. LH_FAILED_PRECONDITION: one has
+ * memory of a tensor of a state that is in a sync, or is the target and has memory of one that is
+ * fetched into in the background (lh_state_take()). Outcome: LH_OK - every member of
  * the epoch that stays one ends with the same bytes in target. LH_ABORTED - source is unchanged.
  * LH_TOO_FEW_MEMBERS - fewer than min_world, at all of them, and source is unchanged.
  * LH_INVALID_ARGUMENT - the members' count, dtype, op, on_fault, min_world or algorithm differ, at
@@ -286,7 +318,7 @@ typedef struct lh_tensor {
 
 /* Declares a state: 1 to 65536 tensors, at all members the same ones in the same order. Nothing is
  * read yet; the memory of the tensors stays the caller's, and has to stay there until
- * lh_state_free(). LH_UNAVAILABLE: no room in the arena for the copies. */
+ * lh_state_free() or lh_close(). LH_UNAVAILABLE: no room in the arena for the copies. */
 LH_API lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t count,
                               lh_state **state_out);
 /* NULL is allowed. LH_FAILED_PRECONDITION: a sync uses it, also one that has ended and whose call
@@ -296,8 +328,9 @@ LH_API lh_status lh_state_free(lh_state *state);
 /* Reads all tensors ahead of a sync: what has to be copied is, and peerd hashes them. For a
  * newcomer before it joins, since the others wait for it from its admission on. To the next sync
  * with LH_HASH_ON_CHANGE the tensors are untouched then; until that is over they are not written to
- * without lh_state_touch(). LH_FAILED_PRECONDITION: a sync uses the state, or it is fetched into in
- * the background. LH_DEADLINE_EXCEEDED: it goes on, and the state is in use until its end. */
+ * without lh_state_touch(). LH_FAILED_PRECONDITION: a sync uses the state, an operation in flight
+ * uses a tensor of it, or it is fetched into in the background. LH_DEADLINE_EXCEEDED: it goes on,
+ * and the state is in use until its end. */
 LH_API lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms);
 LH_API lh_status lh_state_prepare_start(lh_state *state, lh_op **op_out);
 
@@ -371,7 +404,8 @@ typedef struct lh_sync_info_t {
  * it and hold the same. `info` may be NULL; it is filled whenever there is an outcome.
  * Tensors: nobody writes to them until it has ended. LH_OK: they hold what all hold; otherwise they
  * are as they were. What came is written to them by the call that waits for the end. LH_ABORTED:
- * the transfer failed for all, call again. LH_STATE_MISMATCH: this member's state cannot be brought
+ * the transfer failed for all, call again. LH_FAILED_PRECONDITION: an operation in flight uses
+ * memory of a tensor; or as the text says. LH_STATE_MISMATCH: this member's state cannot be brought
  * together with the others'; the text says why. LH_DEADLINE_EXCEEDED: it goes on; the next call
  * waits for it. */
 LH_API lh_status lh_sync_state(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
@@ -394,15 +428,16 @@ LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *
  * left to fetch. `info` may be NULL; `revision` says what they hold. LH_DEADLINE_EXCEEDED: not all
  * is here yet; they are fetched into. LH_ABORTED: so they are, but with the next step only: those
  * who had it have changed it meanwhile, which nobody does whose peerd has --keep-state.
- * LH_FAILED_PRECONDITION: nothing is fetched for this member.
- * A peerd that does not answer is waited for a second longer than timeout_ms: LH_DEADLINE_EXCEEDED
- * with *info all 0, and the next call waits for the same answer. Until it is here nobody knows
- * whose the tensors are, and the member can begin neither a step nor a sync
+ * LH_FAILED_PRECONDITION: nothing is fetched for this member, or an operation in flight uses memory
+ * of a tensor. A peerd that does not answer is waited for a second longer than timeout_ms:
+ * LH_DEADLINE_EXCEEDED with *info all 0, and the next call waits for the same answer. Until it is
+ * here nobody knows whose the tensors are, and the member can begin neither a step nor a sync
  * (LH_FAILED_PRECONDITION); once it is, neither before this was called again, unless the answer is
  * one of those two. */
 LH_API lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms,
                                lh_sync_info_t *info);
-/* Of a sync, by itself or at a boundary. LH_FAILED_PRECONDITION before there is an outcome. */
+/* Of a sync, by itself or at a boundary. LH_FAILED_PRECONDITION before there is an outcome.
+ * LH_INVALID_ARGUMENT: the operation is no sync. */
 LH_API lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info);
 
 /* ------------------------------------------------------------------ waiting */
@@ -429,7 +464,8 @@ typedef struct lh_op_info_t {
 #define LH_OP_INFO_INIT \
   { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0 }
 
-/* LH_FAILED_PRECONDITION before there is an outcome. */
+/* Of an all-reduce. LH_FAILED_PRECONDITION before there is an outcome. LH_INVALID_ARGUMENT: the
+ * operation is no all-reduce. */
 LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
 /* lh_all_reduce_start(), lh_op_wait(), lh_op_info() and lh_op_free() in one: returns the outcome.
  * `info` may be NULL; without an outcome of LH_OK all of it but `staged` is 0. *op_out is NULL,

@@ -48,7 +48,7 @@ class Client:
             if status not in (_native.UNAVAILABLE, _native.DEADLINE_EXCEEDED) or deadline.passed():
                 raise error(status, "connecting to peerd")
             # A peerd that answers slowly gets longer at each try.
-            slice_ms = min(2 * slice_ms, 1000)
+            slice_ms = min(2 * slice_ms, 2000)
 
     def alive(self) -> bool:
         """Whether the connection stands, as far as can be told without waiting."""

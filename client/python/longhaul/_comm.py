@@ -193,8 +193,8 @@ class Comm:
 
         Raises StateMismatch if this member's state cannot be brought together with the others' (the
         message names the first difference, or the revision to load), Aborted if transfers fail
-        again and again, FailedPrecondition, Evicted, Unavailable. After an error the tensors are as
-        they were.
+        again and again, FailedPrecondition (an op in flight uses one of the tensors, for instance), Evicted,
+        Unavailable. After an error the tensors are as they were, also where this member's own peerd died.
         """
         return self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
 
@@ -266,11 +266,14 @@ class Comm:
             float16, bfloat16, float32 or float64. Number of elements (1 or more), dtype and op must
             be equal at all members. Tensors from `longhaul.empty` travel without a copy.
         op: "sum", "avg" (the sum divided by the world size, for integers rounded towards zero),
-            "prod", "min", "max".
+            "prod", "min", "max". A sum is taken in the tensor's dtype, that of "avg", too: beyond 65504 it is
+            infinite in float16; divide before, or use bfloat16 or float32. "min" and "max" give NaN where
+            any member has NaN, and take -0 for less than +0.
         out: where the result goes, of the same shape and dtype, not overlapping; None: in place.
         tag: names the op among those in flight on this communicator, 0 to 2**64 - 1. Members match
-            by tag, so tags may be started in any order.
-        on_fault: when a member dies, "retry" redoes the op among the survivors, "abort" ends it
+            by tag, so tags may be started in any order. A second op of a tag in flight ends with
+            InvalidArgument, which wait() raises; the first goes on.
+        on_fault: when a member dies, or leaves without having started the op, "retry" redoes the op among the survivors, "abort" ends it
             with Aborted at all of them, also at those that start it later; start it again at all
             of them, or at none. Both leave the tensor intact until the outcome. None: as given to join().
         min_world: with fewer members than this in the op it ends with TooFewMembers at all of them,
@@ -280,11 +283,12 @@ class Comm:
             all, in twice the latency of the longest way; in groups of at most 16 hosts that all reach
             each other, elsewhere it is the ring. "ring": sums pass from host to host. Equal at all members;
             `OpInfo.algorithm` says which it was.
-        async_op: return a Work at once instead of waiting.
+        async_op: return a Work at once instead of waiting. At most 1024 ops of a member are in flight; one more
+            ends with Unavailable.
         timeout: seconds to wait; None for ever. Not with async_op.
 
-        Raises InvalidArgument (naming both offers, if the members' calls differ), Aborted,
-        TooFewMembers, Evicted: the tensor is as before. DeadlineExceeded: the op goes on, and is in `.work`.
+        Raises FailedPrecondition if a sync owns the tensor (`State`). Raises InvalidArgument (naming both
+        offers, if the members' calls differ), Aborted, TooFewMembers, Evicted: the tensor is as before. DeadlineExceeded: the op goes on, and is in `.work`.
         Unavailable: peerd itself stopped or died, and the others may have the result. The tensor is as
         before, unless the op was in place on one from `longhaul.empty`: its original lay in peerd, and
         it may be overwritten in part. Join again, take the state of the others (`Comm.step` with a

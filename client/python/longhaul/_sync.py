@@ -75,6 +75,7 @@ class Syncs:
         if not state.held:
             return True
         deadline = _native.Deadline(timeout)
+        self._member.client.sweep()
         while True:
             status = self._take(state, deadline.slice_ms())
             if status != _native.DEADLINE_EXCEEDED or deadline.passed():
@@ -128,6 +129,8 @@ class Syncs:
         self._member.check_joined()
         check_state(state)
         self.end_take(deadline)
+        # Ops that nobody waits for have their tensors until their end is seen.
+        self._member.client.sweep()
         bar = Bar()
         on_progress = bar if progress is True else progress or None
         called_as_step = at_step

@@ -1,0 +1,73 @@
+#include "client/src/uses.h"
+
+#include "client/src/error.h"
+
+static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+  const uintptr_t a_at = (uintptr_t)a;
+  const uintptr_t b_at = (uintptr_t)b;
+  return a_at < b_at + b_bytes && b_at < a_at + a_bytes;
+}
+
+/* What the caller calls the tensor. */
+static const char *name_of(const lh_state *state, uint32_t index) {
+  return ((const struct lh_ipc_tensor *)(const void *)state->table)[index].name;
+}
+
+/* The number of the first tensor with bytes in the range; state->count: none has. */
+static uint32_t tensor_in(const lh_state *state, const void *data, size_t bytes) {
+  uint32_t i = 0;
+  while (i < state->count &&
+         (state->tensors[i].bytes == 0 ||
+          !overlap(state->tensors[i].own, state->tensors[i].bytes, data, bytes))) {
+    ++i;
+  }
+  return i;
+}
+
+bool lhi_state_held_locked(const lh_state *state) {
+  const lh_comm *const comm = state->holder;
+  return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
+}
+
+/* Nobody copies what was staged for an operation whose handle was freed: then its own memory is not
+ * used any more. */
+static bool uses_source(const lh_op *op) { return op->staged_source == NULL || op->held; }
+static bool uses_target(const lh_op *op) { return op->copy_to == NULL || op->held; }
+
+lh_status lhi_check_ops_locked(const char *call, const lh_state *state) {
+  for (const lh_op *op = state->client->ops; op != NULL; op = op->next) {
+    uint32_t tensor = state->count;
+    if (!op->reduces || op->state == LHI_ENDED) continue;
+    if (uses_source(op)) tensor = tensor_in(state, op->from, op->bytes);
+    if (tensor == state->count && uses_target(op)) tensor = tensor_in(state, op->to, op->bytes);
+    if (tensor == state->count) continue;
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "%s: the all-reduce of tag %llu in flight uses tensor \"%.64s\" of the state; "
+                    "lh_op_wait() for it first",
+                    call, (unsigned long long)op->tag, name_of(state, tensor));
+  }
+  return LH_OK;
+}
+
+lh_status lhi_check_states_locked(const char *call, const lh_op *op) {
+  for (const lh_state *state = op->client->states; state != NULL; state = state->next) {
+    const bool in_use = state->op != NULL || state->starting;
+    const char *what = "target";
+    uint32_t tensor;
+    if (!in_use && !lhi_state_held_locked(state)) continue;
+    tensor = tensor_in(state, op->to, op->bytes);
+    if (tensor == state->count && in_use) {
+      what = "source";
+      tensor = tensor_in(state, op->from, op->bytes);
+    }
+    if (tensor == state->count) continue;
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    in_use
+                        ? "%s: the %s of tag %llu has memory of tensor \"%.64s\" of a state that "
+                          "is in a sync; wait for its end first"
+                        : "%s: the %s of tag %llu has memory of tensor \"%.64s\" of a state that "
+                          "is fetched into in the background; lh_state_take() it first",
+                    call, what, (unsigned long long)op->tag, name_of(state, tensor));
+  }
+  return LH_OK;
+}
