@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, InvalidArgument, code_of, error
+from ._errors import DeadlineExceeded, InvalidArgument, code_of, error, number_of
 from ._tensor import Elements, elements_of
 from ._work import Op, OpInfo, Work, abandon, op_info
 
@@ -49,19 +49,15 @@ class AllReduces:
             raise InvalidArgument("timeout with async_op=True has no meaning; give it to wait()")
         deadline = _native.Deadline(timeout)
         source, target = _elements(tensor, out)
-        if not 0 <= tag < 1 << 64:
-            raise InvalidArgument(f"tag is {tag}; give a number from 0 to 2**64 - 1")
         options = _native.AllReduceOptions()
         options.source = source.address
         options.target = target.address
         options.count = source.count
         options.dtype = _native.DTYPES[source.dtype]
         options.op = code_of(_native.REDUCE_OPS, op, "op")
-        options.tag = tag
+        options.tag = number_of(tag, "tag", (1 << 64) - 1)
         options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
-        if not 0 <= min_world < 1 << 32:
-            raise InvalidArgument(f"min_world is {min_world}; give a number of members, or 0")
-        options.min_world = min_world
+        options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
         options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
         self._client.sweep()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any, Protocol
 
@@ -122,6 +123,18 @@ def error(status: int, what: str) -> Error:
 def check(status: int, what: str) -> None:
     if status != 0:
         raise error(status, what)
+
+
+def number_of(value: Any, name: str, most: int) -> int:
+    """The number, from 0 to `most`; InvalidArgument for any other, and for what is none."""
+    try:
+        # True is an index, too, and never meant.
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= most:
+        raise InvalidArgument(f"{name} is {value!r}; give a number from 0 to {most}")
+    return number
 
 
 def code_of(table: dict[str, int], value: str, name: str) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 from . import _native
 from ._arena import Client, PathLike, client_of
 from ._comm import Comm
-from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check, code_of
+from ._errors import DeadlineExceeded, InvalidArgument, Unavailable, check, code_of, number_of
 from ._member import Member
 from ._state import State
 from ._sync import check_state
@@ -82,11 +82,9 @@ def _join_options(
     join_mode: str,
 ) -> _native.JoinOptions:
     what = f"joining run {run} group {group}"
-    if not 0 <= group < 1 << 32:
-        raise InvalidArgument(f"{what}: give a group from 0 to 2**32 - 1")
     options = _native.JoinOptions()
     options.run = run.encode()
-    options.group = group
+    options.group = number_of(group, f"{what}: group", (1 << 32) - 1)
     options.timeout_ms = _native.FOREVER  # join() keeps the time
     if cohort is not None:
         try:

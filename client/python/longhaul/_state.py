@@ -15,7 +15,7 @@ from typing import Any, Protocol, Union
 
 from . import _digest, _native
 from ._arena import Client
-from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check
+from ._errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, check, number_of
 from ._state_tensor import Memory, StateTensor, tensor_of
 
 
@@ -151,12 +151,14 @@ class State:
         from `longhaul.empty` are hashed and filled where they are; others are copied to memory
         shared with peerd and back, for which there has to be room.
     revision: of what they hold now. Any at the first sync of a group; from then on one more at each.
-    allow_unequal: names of tensors that are not compared, such as a random generator's state; a
-        newcomer gets them once.
+    allow_unequal: names of tensors that are not compared, such as a random generator's state. A newcomer
+        that fetches gets them with the rest, once; one that has all that is compared keeps its own.
     hash: "always" reads all tensors at each sync. "on_change" reads those that were named by
         touch() since the last one: all changes have to be named, at every member.
 
-    One sync at a time uses a State. Nobody writes to its tensors while one is on.
+    One sync at a time uses a State. Nobody writes to its tensors while one is on, and none begins while
+    an op uses one of them: both raise FailedPrecondition where the library sees it, which it does not for
+    tensors on a GPU or with gaps.
     """
 
     def __init__(
@@ -180,9 +182,9 @@ class State:
             if name not in self._numbers:
                 raise InvalidArgument(f"allow_unequal names {name!r}, which is no tensor of the state")
         self._mode = _native.HASH_MODES[hash]
-        self.revision = revision
         self._registration: Registration | None = None
         self._phase = Phase.OWN
+        self.revision = revision
         # In sync, or held: for which member.
         self._member: weakref.ref[Holder] | None = None
         self._touched = set(range(len(self._tensors)))
@@ -199,14 +201,16 @@ class State:
 
     @property
     def revision(self) -> int:
-        """Of what the tensors hold. Raised by one at the end of a step; set by a sync, or by you."""
+        """Of what the tensors hold. Raised by one at the end of a step; set by a sync, or by you.
+
+        Setting it raises FailedPrecondition while the tensors are not yours: in a sync, and while `held`.
+        """
         return self._revision
 
     @revision.setter
     def revision(self, value: int) -> None:
-        if not 0 <= value <= _native.REVISION_MAX:
-            raise InvalidArgument(f"revision is {value!r}; give a number from 0 to 2**63")
-        self._revision = value
+        self._check_free("setting the revision")
+        self._revision = number_of(value, "revision", _native.REVISION_MAX)
 
     @property
     def hash(self) -> str | None:
@@ -220,7 +224,11 @@ class State:
         return self._phase is Phase.HELD
 
     def touch(self, *names: str) -> None:
-        """With hash="on_change": these tensors may have changed; without names, all of them."""
+        """With hash="on_change": these tensors may have changed; without names, all of them.
+
+        Raises FailedPrecondition in a sync, and while the state is `held`: nobody changes the tensors then.
+        """
+        self._check_free("touch")
         for name in names:
             if name not in self._numbers:
                 raise InvalidArgument(f"touch: {name!r} is no tensor of the state")
@@ -281,6 +289,7 @@ class State:
     def prepare(self, client: Client, deadline: _native.Deadline) -> None:
         """Has all tensors staged and hashed: the next sync through this client reads what touch() names."""
         self._check_free("prepare")
+        client.sweep()
         registration = self.register(client)
         for number, memory in registration.staged.items():
             self._tensors[number].read(memory)

@@ -5,19 +5,39 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
 from . import _native
 from ._errors import InvalidArgument
+from ._tensor import check_unmasked
 
 Memory = ctypes.Array[ctypes.c_char]
+
+
+def _is_plain(name: str) -> bool:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:  # half of a character
+        return False
+    # As peerd has it (proto/wire/ipc_check.h).
+    return 0 < size <= _native.STATE_NAME_BYTES_MAX and not any(unicodedata.category(c) == "Cc" for c in name)
 
 
 class StateTensor:
     """A caller's tensor: what it is, and where its elements are."""
 
     def __init__(self, name: str, value: Any, dtype: str) -> None:
+        if not (isinstance(name, str) and _is_plain(name)):
+            raise InvalidArgument(
+                f"state tensor {name!r}: a name has 1 to {_native.STATE_NAME_BYTES_MAX} bytes of UTF-8 without "
+                "control characters"
+            )
+        if len(value.shape) > _native.STATE_DIMS_MAX:
+            raise InvalidArgument(
+                f"state tensor {name!r} has {len(value.shape)} dimensions; at most {_native.STATE_DIMS_MAX} are possible"
+            )
         if dtype not in _native.STATE_DTYPES:
             raise InvalidArgument(
                 f"state tensor {name!r} has dtype {dtype}, which cannot be shared; "
@@ -66,6 +86,7 @@ class StateTensor:
 
 class _Array(StateTensor):
     def __init__(self, name: str, array: Any) -> None:
+        check_unmasked(array, f"state tensor {name!r}")
         if not array.dtype.isnative:
             raise InvalidArgument(f"state tensor {name!r} is of another byte order; convert it with astype()")
         if not array.flags.writeable:

@@ -30,7 +30,16 @@ def _name_of_dtype(dtype: Any) -> str | None:
     return name if name in _native.DTYPES and dtype.isnative else None
 
 
+def check_unmasked(array: Any, name: str) -> None:
+    """Raises InvalidArgument for a masked numpy array."""
+    # As below: an array can be masked only if that module is imported.
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(array, masked.MaskedArray):
+        raise InvalidArgument(f"{name} is a masked array, and masks are not sent; pass .filled(value) of it, or .data")
+
+
 def _elements_of_array(array: Any, name: str, written: bool) -> Elements:
+    check_unmasked(array, name)
     dtype = _name_of_dtype(array.dtype)
     if dtype is None:
         raise InvalidArgument(

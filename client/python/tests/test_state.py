@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from scripted_peerd import (
     PASSED,
     Request,
     ScriptedPeerd,
+    op_info,
     sync_info,
 )
 
@@ -208,6 +210,63 @@ def test_what_is_held_for_another_member_is_refused(peerd: ScriptedPeerd) -> Non
     with pytest.raises(lh.FailedPrecondition, match="another member"):
         joined(peerd).sync_state(state)
     assert state.held
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_touch_and_the_revision_are_the_trainers_while_the_tensors_are(peerd: ScriptedPeerd, held: bool) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd)
+    if held:
+        hold(peerd, comm, state)
+    else:
+        peerd.on["sync"] = never
+        with pytest.raises(lh.DeadlineExceeded):
+            comm.sync_state(state, timeout=0.05)
+    with pytest.raises(lh.FailedPrecondition, match="touch"):
+        state.touch("w")
+    with pytest.raises(lh.FailedPrecondition, match="revision"):
+        state.revision = 7
+    assert state.revision == 0
+
+
+# ---- ops and syncs
+
+
+@pytest.mark.parametrize("arena", [False, True])
+def test_a_tensor_is_in_an_op_or_in_a_sync(peerd: ScriptedPeerd, arena: bool) -> None:
+    comm = joined(peerd)
+    state = in_place(peerd) if arena else lh.State({"w": np.ones(1000, np.float32)})
+    peerd.on["all_reduce"] = never
+    work = comm.all_reduce(state.tensors["w"], tag=3, async_op=True)
+    with pytest.raises(lh.FailedPrecondition, match=r'tag 3 in flight uses tensor "w".*; wait\(\)'):
+        comm.sync_state(state)
+    with pytest.raises(lh.FailedPrecondition, match='tag 3 in flight uses tensor "w"'):
+        with comm.step(state):
+            pass
+    the("ALL_REDUCE", peerd).answer(op_info())
+    work.wait(10)
+    peerd.on["sync"] = never
+    with pytest.raises(lh.DeadlineExceeded):
+        comm.sync_state(state, timeout=0.05)
+    with pytest.raises(lh.FailedPrecondition, match='tag 4 has memory of tensor "w" of a state that is in a sync'):
+        comm.all_reduce(state.tensors["w"][:10], tag=4)
+    the("SYNC", peerd).answer(sync_info(0))
+    comm.sync_state(state)
+
+
+def test_an_op_that_nobody_waits_for_does_not_stand_in_the_way_of_a_sync(peerd: ScriptedPeerd) -> None:
+    comm = joined(peerd)
+    state = lh.State({"w": np.ones(1000, np.float32)})
+    answered = threading.Event()
+
+    def answer(request: Request) -> None:
+        request.answer(op_info())
+        answered.set()
+
+    peerd.on["all_reduce"] = answer
+    comm.all_reduce(state.tensors["w"], async_op=True)
+    assert answered.wait(60)
+    comm.sync_state(state)
 
 
 # ---- steps
