@@ -362,6 +362,12 @@ void PeerCore::Impl::Handle(const control::CommitEpoch& message) {
     if (fates.redone == 0) CloseFault(message.group, *group, /*resumed=*/false);
   }
   const EpochRecord& record = *group->current();
+  // Whoever passes the boundary that admitted them asks at once who is still to come in; the
+  // coordinator's own count is on its way behind this.
+  const auto admitted = static_cast<uint32_t>(
+      std::count_if(record.members.begin(), record.members.end(),
+                    [&](const auto& member) { return member.joined == record.epoch; }));
+  group->pending -= std::min(group->pending, admitted);
   members_.Committed(message.group, record, group->pending, &out_);
   for (const auto& [id, local] : members_.all()) {
     if (local.group != message.group || !local.admitted) continue;

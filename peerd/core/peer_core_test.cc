@@ -313,6 +313,18 @@ TEST_F(PeerCoreTest, PendingCountsReachTheMembers) {
   EXPECT_TRUE(Say(control::PendingCount{{"x", 0}, 3}).empty());
 }
 
+TEST_F(PeerCoreTest, WhoWasAdmittedIsNotPendingAnyMore) {
+  EnterTwo();
+  Say(control::PendingCount{kGroup, 3});
+  Step(1, 5);
+  // Two of them; the third is late. The coordinator counts again behind all this.
+  Say(MakePrepare(2, 1, 2, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 2}, {4, 3, 2}}));
+  Up(2);
+  Up(3);
+  EXPECT_EQ(Get<WorldChanged>(Commit(2)).at(0).world, (World{Epoch(2), MemberId(1), 0, 4, 1}));
+  EXPECT_TRUE(Say(control::PendingCount{kGroup, 1}).empty());
+}
+
 TEST_F(PeerCoreTest, PostsOutOfPlaceAreRefused) {
   Give(CoordinatorUp{});
   Join(1);
