@@ -79,8 +79,8 @@ void LocalSyncs::Bring(Sync& sync, const SyncRequest& request) {
   sync.sources = 0;
   // It has what may be unequal as well.
   if (request.kept) sync.agreed = true;
-  sync.offer = {sync.syncs,    request.strategy,  request.revision, request.manifest,
-                request.state, /*complete=*/true, request.kept};
+  sync.offer = {sync.syncs,    request.strategy, request.revision, request.manifest,
+                request.state, request.whole,    request.kept};
 }
 
 void LocalSyncs::VoteAnswered(LocalId local) {

@@ -326,6 +326,20 @@ TEST_F(LocalSyncsTest, WhatIsBeingFetchedIsOfferedAsIncomplete) {
   EXPECT_TRUE(complete());
 }
 
+TEST_F(LocalSyncsTest, WhatIsNotWholeIsOfferedAsIncompleteUntilItIsFetched) {
+  Do([&] {
+    SyncRequest request{SyncStrategy::kPopular, 3, {1, 1}, {7, 0}};
+    request.whole = false;
+    syncs_.Begin(LocalId(1), kRun, MemberId(1), request, false, &given_);
+  });
+  EXPECT_FALSE(Said<control::SyncVote>(out_).at(0).offer.complete);
+  EXPECT_TRUE(Only<ServeState>(out_).empty());
+  EXPECT_EQ(Only<StartTransfer>(Fetch(1, 1, 7)).size(), 1u) << "though the digests may be the same";
+  EXPECT_EQ(Only<ServeState>(Ended(1)).size(), 1u);
+  Commit(1, 1, 7, 4);
+  EXPECT_TRUE(Said<control::SyncVote>(Begin(1, 8, 5)).at(0).offer.complete);
+}
+
 TEST_F(LocalSyncsTest, WhatWasStoppedIsOfferedAsIncompleteAndThenWhole) {
   Hold(Brought(7, 0));
   Chase(3);

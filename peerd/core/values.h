@@ -71,6 +71,8 @@ struct SyncRequest {
   bool kept = false;
   // Some of its tensors may be unequal.
   bool unequal = false;
+  // False: the bytes are nobody's, and cannot be elected. The rest says what was brought.
+  bool whole = true;
   friend bool operator==(const SyncRequest&, const SyncRequest&) = default;
 };
 

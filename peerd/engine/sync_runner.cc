@@ -18,6 +18,14 @@ bool MayHaveChanged(const StateSync& sync, size_t tensor) {
   return std::find(digests.begin(), digests.end(), Hash128{}) != digests.end();
 }
 
+// What peerd has of a tensor is a copy, and what is fetched goes over it.
+bool AnyIsCopy(const LocalState& state) {
+  for (size_t tensor = 0; tensor < state.manifest.size(); ++tensor) {
+    if (state.manifest[tensor].bytes > 0 && !state.FreshInbox(tensor)) return true;
+  }
+  return false;
+}
+
 SyncRequest RequestOf(const StateSync& sync) {
   const LocalState& state = *sync.state;
   SyncRequest request;
@@ -81,12 +89,24 @@ void SyncRunner::Fill(LocalId local, Sync* sync) {
                      " took_ms=", (clock_() - filled.began) / 1000) +
             LogField("right", right ? "yes" : "no"));
     if (right) return Offer(local);
-    // What the trainer brought is as it was, and all of it may have changed.
+    kept_->Discard(local.value());
     filled.kept = nullptr;
     filled.resumed = false;
     filled.sync.revision = brought;
-    filled.sync.touched.clear();
-    Hash(local, &filled);
+    if (!AnyIsCopy(*filled.sync.state)) {
+      // What the trainer brought is as it was, and all of it may have changed.
+      filled.sync.touched.clear();
+      return Hash(local, &filled);
+    }
+    // What the trainer has elsewhere was copied here and is written over. The chunks that are here
+    // are fetched ones in place of the trainer's: known one by one, and nobody's state together.
+    filled.whole = false;
+    for (size_t tensor = 0; tensor < filled.sync.state->manifest.size(); ++tensor) {
+      // Nobody can tell whether these are right: the trainer keeps its own, unless others give
+      // theirs.
+      if (filled.sync.state->manifest[tensor].allow_unequal) filled.sync.state->Bring(tensor);
+    }
+    Offer(local);
   });
 }
 
@@ -129,6 +149,7 @@ void SyncRunner::Offer(LocalId local) {
   sync.stage = Stage::kTold;
   sync.job = 0;
   SyncRequest request = RequestOf(sync.sync);
+  request.whole = sync.whole;
   // Also when it was filled in an earlier sync, which failed.
   request.kept = sync.kept != nullptr && kept_->Inherited(local.value()) &&
                  request.revision == sync.kept->revision && request.state == sync.kept->root;

@@ -6,7 +6,10 @@
 // Where states are kept (kept_states.h):
 // - Begin of a member that brings a lower revision than one of its name left, and has committed
 //   nothing itself, copies that to the inbox of its state: it is what the core hears of. A member
-//   that only sends stays as it is.
+//   that only sends stays as it is. If the copy turns out to be damaged, what was kept is
+//   forgotten, and the core hears of what the trainer brought. Where peerd has that as a copy only,
+//   which the damaged bits went over, the core hears of a state that is not whole: it has to be
+//   fetched.
 // - End of a sync that all agreed on keeps the state; Keeping() until that is done.
 //
 // Threads: the reactor's. Nothing here calls the core: events are collected (PopEvents).
@@ -83,6 +86,7 @@ class SyncRunner {
     HashPool::JobId job = 0;
     std::shared_ptr<const KeptState> kept;
     bool resumed = false;  // it took the place of the tensors
+    bool whole = true;     // false: copies of the tensors were written over by what was damaged
   };
 
   // A state into which what others agree on is fetched in the background.

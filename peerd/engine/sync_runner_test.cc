@@ -1,5 +1,7 @@
 #include "peerd/engine/sync_runner.h"
 
+#include <string.h>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -388,6 +390,38 @@ TEST_F(KeptSyncsTest, InPlaceOfKeptBitsThatAreDamagedTheTrainersOwnAreOffered) {
   const StateSyncInfo info = runner_.End(SyncDone{kLocal, {}, 3, request.state, 0, 0});
   EXPECT_FALSE(info.resumed);
   EXPECT_FALSE(info.changed);
+}
+
+TEST_F(KeptSyncsTest, WhatIsDamagedIsNotTriedAgain) {
+  Leave("a", 7, 20);
+  kept_.Find(kLocal.value(), state_->manifest)->places[0][5] ^= 1;
+  Begin(kLocal, 3);
+  End({Code::kAborted, "x"});
+  EXPECT_EQ(kept_.Find(kLocal.value(), state_->manifest), nullptr);
+  EXPECT_EQ(kept_.bytes(), 0u);
+}
+
+// The trainer's own tensors are elsewhere: the copies were written over, and nobody has the bits
+// that they are now.
+TEST_F(KeptSyncsTest, CopiesThatDamagedBitsWereWrittenToAreNotOffered) {
+  Leave("a", 7, 20);
+  state_->FetchInto(state_->places);
+  kept_.Find(kLocal.value(), state_->manifest)->places[0][5] ^= 1;
+  const SyncRequest request = Begin(kLocal, 3);
+  EXPECT_FALSE(request.whole);
+  EXPECT_FALSE(request.kept);
+  EXPECT_EQ(request.revision, 3u);
+  // The others' state is what was kept, but for the damage: one chunk is fetched. The trainer has
+  // none of it.
+  const Hash128 right = HashChunk(std::vector<uint8_t>(1 << 20, 7));
+  EXPECT_NE(state_->digests[0][0], right);
+  EXPECT_EQ(state_->digests[0][1], right);
+  memset(state_->BeginFetch(0, 0), 7, 1 << 20);
+  state_->Fetched(0, 0, right);
+  EXPECT_TRUE(AllOfferedAre(7));
+  const StateSyncInfo info = runner_.End(SyncDone{kLocal, {}, 20, {1, 2}, 1 << 20, 1});
+  EXPECT_TRUE(info.changed);
+  EXPECT_EQ(changed_, (std::vector<uint8_t>{1, 1, 1, 0})) << "all that is compared is to be copied";
 }
 
 TEST_F(KeptSyncsTest, AMemberMayLeaveWhileWhatIsKeptIsCopied) {

@@ -157,6 +157,14 @@ std::shared_ptr<const KeptState> KeptStates::Inherit(Local local, const Manifest
   return kept.state;
 }
 
+void KeptStates::Discard(Local local) {
+  const auto member = members_.find(local);
+  if (member == members_.end()) return;
+  const auto it = entries_.find(member->second.name);
+  if (it == entries_.end() || it->second.owner != local || it->second.job != 0) return;
+  Drop(it, "read back, it was not what had been agreed on: its memory is damaged");
+}
+
 bool KeptStates::Inherited(Local local) const {
   const Kept* const kept = Accessible(local);
   return kept != nullptr && kept->owner == local && kept->inherited;

@@ -10,6 +10,7 @@
 //   whole --(its member is gone)--> waiting --(Take by one of the name)--> whole
 //   waiting --(the time is up | room is needed for a member that is here)--> none
 //   any --(other tensors are committed | a copy is not what was agreed on)--> none
+//   whole --Discard--> none
 //   none --Prepare--> ahead --Keep--> updating;  ahead --(its member is gone)--> none
 //
 // Ahead is a copy of what a member fetches before it commits anything, which nobody else gets.
@@ -78,6 +79,8 @@ class KeptStates {
   bool Revision(Local local, const Manifest& manifest, uint64_t* revision) const;
   // The same, and from now on it belongs to the member. The log tells if it does not fit.
   std::shared_ptr<const KeptState> Inherit(Local local, const Manifest& manifest);
+  // What Inherit() gave, read back, is not what was agreed on: forgets it.
+  void Discard(Local local);
   // The member has what one of its name left, and has committed nothing itself.
   bool Inherited(Local local) const;
   // A copy is being made of what one of the member's name committed last.
