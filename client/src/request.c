@@ -52,10 +52,12 @@ void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
 bool lhi_tell(lh_client *client, const struct lh_ipc_request *request) {
   struct lh_ipc_request asked;
   bool send = false;
+  bool made;
   lh_op *op;
   pthread_mutex_lock(&client->mutex);
   op = lhi_op_new_locked(client, &lhi_question, NULL);
-  if (op != NULL) {
+  made = op != NULL;
+  if (made) {
     asked = lhi_request(request->type, op);
     asked.u = request->u;
     send = op->state == LHI_OPEN;
@@ -63,7 +65,7 @@ bool lhi_tell(lh_client *client, const struct lh_ipc_request *request) {
   }
   pthread_mutex_unlock(&client->mutex);
   if (send) lhi_send(client, &asked, -1);
-  return op != NULL;
+  return made;
 }
 
 int64_t lhi_answer_deadline_ns(const lh_client *client) { return lhi_now_ns() + client->answer_ns; }

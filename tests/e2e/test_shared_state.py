@@ -588,6 +588,23 @@ def test_a_newcomer_receives_everything_also_what_may_be_unequal(cluster: LocalC
         assert [float(state.tensors["rng"][0]) for state in states] == [5, 6, 7]
 
 
+def test_a_newcomer_that_has_all_that_is_compared_keeps_the_rest(cluster: LocalCluster) -> None:
+    def made(rng: float) -> lh.State:
+        return lh.State({"w": weights(1), "rng": np.full(100, rng)}, 7, allow_unequal={"rng"})
+
+    with group_of(cluster, 2) as group:
+        states = [made(1), made(2)]
+        group.sync(states)
+        group.add()
+        for state in states:
+            state.revision = 8
+        states.append(made(3))  # from a checkpoint, with the rest of its own
+        infos = group.sync(states)
+        assert_equal(infos, states, 8)
+        assert [info.bytes for info in infos] == [0, 0, 0]
+        assert [float(state.tensors["rng"][0]) for state in states] == [1, 2, 3]
+
+
 def test_a_receiver_takes_what_a_sender_has(cluster: LocalCluster) -> None:
     with group_of(cluster, 3) as group:
         states = [state_of(1), state_of(2), state_of(1)]

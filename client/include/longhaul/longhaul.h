@@ -297,7 +297,8 @@ LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options 
 
 /* lh_tensor.flags */
 enum {
-  LH_ALLOW_UNEQUAL = 1, /* not compared; sent once to a newcomer */
+  LH_ALLOW_UNEQUAL = 1, /* not compared; a newcomer that fetches gets it once, with the rest. One
+                           that has all that is compared keeps its own */
   LH_STAGED = 2         /* a copy that the caller makes anew before each sync */
 };
 
