@@ -211,7 +211,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
         (({"\ud800": np.ones(3)},), "UTF-8"),
         (({7: np.ones(3)},), "state tensor 7"),
         (({"w": np.ones((1,) * 9)},), "9 dimensions"),
-        (({"w": np.ma.masked_array(np.ones(3), [0, 1, 0])},), "filled"),
+        (({"w": np.ma.masked_array(np.ones(3), [False, True, False])},), "filled"),
         (({"w": np.ones(3, complex)},), "dtype complex128"),
         (({"w": np.ones(3, ">f4")},), "byte order"),
         (({"w": torch.ones(3, dtype=torch.complex64)},), "dtype complex64"),
