@@ -1836,7 +1836,7 @@ TEST_F(IpcClientStateTest, PeerdHearsThatAStateIsGoneBeforeItsMemoryIs) {
     });
   }
   const lh_tensor tensor = Tensor("x", in_place_);
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 300; ++i) {
     lh_state* state = nullptr;
     ASSERT_EQ(lh_state_new(client_, &tensor, 1, &state), LH_OK) << lh_last_error();
     ASSERT_EQ(lh_state_free(state), LH_OK);
