@@ -64,6 +64,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   struct Peer {
     SessionId session;      // none: not attached
     bool closed = false;    // its stream was seen to close, it is not only expected after a restart
+    bool ended = false;     // the peer or its host closed it: that was heard, and is no silence
     Tick dead_at = kNever;  // not attached: dead then
     // Not attached: dead then if another peer lost its link; kNever: that time has passed.
     Tick quiet_at = kNever;
@@ -115,6 +116,13 @@ class CoordinatorCore::Impl : public PeerDirectory {
   void BuryIfAccused(PeerId peer);
   void Heard(Session* session) const;
   void ForgiveOwnStall();
+  bool HearsNobody() const;
+  bool MayDie(PeerId peer) const;
+  bool AnyoneFallsDue() const;
+  void EndIsolation();
+  Tick GroupDeadline(const Group& group) const {
+    return isolated_ ? group.GraceDue() : std::min(group.GraceDue(), group.SilenceDue());
+  }
   void ForgetEmptyRuns();
   void OrderARing();
   std::string RefuseGroup(const GroupKey& key) const;
@@ -169,6 +177,10 @@ class CoordinatorCore::Impl : public PeerDirectory {
 
   CoreConfig config_;
   bool started_ = false;
+  // No peer was heard for detect_ms when somebody was to be removed for silence: it is this
+  // coordinator that is cut off. Until a peer is heard nobody is removed for silence.
+  bool isolated_ = false;
+  Tick isolated_since_;  // meaningless unless isolated_
   StoreRecord store_;
   std::map<SessionId, Session> sessions_;
   std::map<PeerId, Peer> peers_;
@@ -216,6 +228,8 @@ CoordinatorCore::Impl::Impl(CoreConfig config, Records records)
 CoordinatorCore::Impl::Impl(const Impl& other)
     : config_(other.config_),
       started_(other.started_),
+      isolated_(other.isolated_),
+      isolated_since_(other.isolated_since_),
       store_(other.store_),
       sessions_(other.sessions_),
       peers_(other.peers_),
@@ -236,8 +250,7 @@ std::vector<Action> CoordinatorCore::Impl::Step(const Event& event, Tick now) {
   now_ = now;
   if (!started_) {
     Start();
-  } else if (std::holds_alternative<TimePassed>(event) && due != kNever &&
-             now - due > Millis(config_.detect_ms) / 2) {
+  } else if (due != kNever && now - due > Millis(config_.detect_ms) / 2) {
     ForgiveOwnStall();
   }
   std::visit([this](const auto& e) { Handle(e); }, event);
@@ -309,6 +322,7 @@ void CoordinatorCore::Impl::Handle(const FromPeer& event) {
     return;
   }
   const PeerId peer = it->second.peer;
+  if (isolated_) EndIsolation();
   const Violation violation = std::visit(
       [this, peer](const auto& message) { return Handle(peer, message); }, event.message);
   if (violation) Drop(event.session, "against the protocol: " + *violation, StreamEnd::kViolation);
@@ -357,6 +371,7 @@ void CoordinatorCore::Impl::LearnNumbers(const control::GroupState& said) {
 
 void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hello) {
   LearnTerm(hello);
+  if (isolated_) EndIsolation();
   Peer& peer = peers_[hello.peer];
   const bool anew = peer.closed || peer.session;
   if (peer.session) {
@@ -366,7 +381,7 @@ void CoordinatorCore::Impl::Attach(SessionId session, const control::Hello& hell
   }
   sessions_.at(session).peer = hello.peer;
   peer.session = session;
-  peer.closed = false;
+  peer.closed = peer.ended = false;
   peer.dead_at = peer.quiet_at = kNever;
   peer.record = {hello.peer, hello.endpoints, hello.lanes, hello.host};
   Note("attach", hello.peer,
@@ -423,12 +438,18 @@ void CoordinatorCore::Impl::Detach(SessionId session, const std::string& reason)
   const auto it = sessions_.find(session);
   if (it == sessions_.end()) return;
   const PeerId id = it->second.peer;
+  const Tick silent_at = it->second.silent_at;
+  const bool heard = it->second.quiet_at != kNever && it->second.quiet_at > now_;
   sessions_.erase(it);
   if (!id) return;
   Peer& peer = peers_.at(id);
   peer.session = SessionId{};
   peer.closed = true;
-  peer.dead_at = TickAfter(now_, config_.detect_ms, HasAdmitted(id) ? kLease : kShortLease);
+  peer.ended = heard;
+  // The time runs from the last word. A stream that closes because nothing came on it for long does
+  // not give the peer that time a second time.
+  const int64_t shorter = HasAdmitted(id) ? 0 : kLease - kShortLease;
+  peer.dead_at = std::max(now_, TickAfter(silent_at, config_.detect_ms, -shorter));
   peer.quiet_at = kNever;
   Note("detach", id, "peer detached peer=" + ToString(id) + " reason=" + reason);
   const std::vector<GroupKey> groups = GroupsOf(id);
@@ -757,6 +778,13 @@ void CoordinatorCore::Impl::OrderARing() {
 }
 
 void CoordinatorCore::Impl::Handle(const TimePassed&) {
+  if (!isolated_ && AnyoneFallsDue() && HearsNobody()) {
+    isolated_ = true;
+    isolated_since_ = now_;
+    Note("isolated", PeerId{},
+         "no peer is heard, so nobody is removed for silence until one is peers=" +
+             std::to_string(peers_.size()));
+  }
   std::vector<SessionId> silent;
   std::vector<PeerId> quiet_peers;
   for (auto& [id, session] : sessions_) {
@@ -778,12 +806,11 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
   for (SessionId id : silent) {
     const PeerId peer = sessions_.at(id).peer;
     Drop(id, quiet, StreamEnd::kGone);
-    if (peers_.contains(peer))
-      PeerDied(peer, quiet, static_cast<uint32_t>(kLease) * config_.detect_ms);
+    if (MayDie(peer)) PeerDied(peer, quiet, static_cast<uint32_t>(kLease) * config_.detect_ms);
   }
   std::vector<PeerId> dead;
   for (const auto& [id, peer] : peers_) {
-    if (peer.dead_at <= now_) dead.push_back(id);
+    if (peer.dead_at <= now_ && MayDie(id)) dead.push_back(id);
   }
   for (PeerId id : dead) {
     PeerDied(id,
@@ -792,11 +819,61 @@ void CoordinatorCore::Impl::Handle(const TimePassed&) {
              static_cast<uint32_t>(kLease) * config_.detect_ms);
   }
   for (auto& [key, group] : groups_) {
-    if (group.NextDeadline() > now_) continue;
-    On(key, [&](Group& g, GroupOutput* out) { g.OnTime(now_, out); });
+    if (GroupDeadline(group) > now_) continue;
+    On(key, [&](Group& g, GroupOutput* out) {
+      g.OnGraceOver(now_, out);
+      if (!isolated_) g.OnSilence(now_, out);
+    });
   }
   OrderARing();
   ForgetEmptyRuns();
+}
+
+// None with a stream was heard for detect_ms.
+bool CoordinatorCore::Impl::HearsNobody() const {
+  return std::all_of(sessions_.begin(), sessions_.end(), [this](const auto& entry) {
+    const Session& session = entry.second;
+    return !session.peer || session.quiet_at == kNever || session.quiet_at <= now_;
+  });
+}
+
+// False: its members stay, since it is not known which side is cut off.
+bool CoordinatorCore::Impl::MayDie(PeerId peer) const {
+  const auto it = peers_.find(peer);
+  return it != peers_.end() && (!isolated_ || it->second.ended || GroupsOf(peer).empty());
+}
+
+// A member is to be removed now since nothing came of it or of its peer.
+bool CoordinatorCore::Impl::AnyoneFallsDue() const {
+  return std::any_of(sessions_.begin(), sessions_.end(),
+                     [this](const auto& entry) {
+                       const Session& session = entry.second;
+                       return session.silent_at <= now_ && !GroupsOf(session.peer).empty();
+                     }) ||
+         std::any_of(peers_.begin(), peers_.end(),
+                     [this](const auto& entry) {
+                       const auto& [id, peer] = entry;
+                       return peer.dead_at <= now_ && !peer.ended && !GroupsOf(id).empty();
+                     }) ||
+         std::any_of(groups_.begin(), groups_.end(),
+                     [this](const auto& entry) { return entry.second.SilenceDue() <= now_; });
+}
+
+// A peer is heard again. The others come back, too, and need the time for it that they have after a
+// restart. Whoever is really gone is removed then.
+void CoordinatorCore::Impl::EndIsolation() {
+  isolated_ = false;
+  Note("isolated", PeerId{},
+       "peers are heard again isolated_ms=" + std::to_string((now_ - isolated_since_) / Millis(1)));
+  for (auto& [id, session] : sessions_) Heard(&session);
+  for (auto& [id, peer] : peers_) {
+    if (peer.session) continue;
+    peer.dead_at = TickAfter(now_, config_.detect_ms, kLease);
+    peer.quiet_at = TickAfter(now_, config_.detect_ms, kShortLease);
+  }
+  for (auto& [key, group] : groups_) {
+    group.PostponeSilence(now_ - isolated_since_ + kLease * Millis(config_.detect_ms));
+  }
 }
 
 // The driver is late: this process did not run, and what the others said meanwhile is still to be
@@ -833,10 +910,12 @@ Tick CoordinatorCore::Impl::NextDeadline() const {
     next = std::min({next, session.quiet_at, session.silent_at});
   }
   for (const auto& [id, peer] : peers_) {
-    if (!peer.session) next = std::min({next, peer.dead_at, peer.quiet_at});
+    if (peer.session) continue;
+    next = std::min(next, peer.quiet_at);
+    if (MayDie(id)) next = std::min(next, peer.dead_at);
   }
   for (const auto& [key, group] : groups_) {
-    next = std::min(next, group.NextDeadline());
+    next = std::min(next, GroupDeadline(group));
     if (!ordering_) next = std::min(next, group.OrderDue());
   }
   for (const auto& [run, since] : empty_since_) next = std::min(next, since + kRunEmptyMax);
@@ -1092,6 +1171,10 @@ Overview CoordinatorCore::Impl::GetOverview() const {
   overview.incarnation = config_.incarnation;
   for (const auto& [key, group] : groups_) {
     GroupView view = group.View();
+    if (isolated_) {
+      view.waiting_for = "the coordinator hears no peer, so nobody is removed for silence" +
+                         (view.waiting_for.empty() ? "" : "; " + view.waiting_for);
+    }
     for (PeerId id : group.Ring()) {
       const Peer& peer = peers_.at(id);
       PeerView& shown = view.ring.emplace_back();
@@ -1177,7 +1260,8 @@ void CoordinatorCore::Impl::CheckInvariants() const {
 
 uint64_t CoordinatorCore::Impl::Digest() const {
   Digester digest;
-  digest.Add(config_).Add(store_).Add(started_).Add(runs_created_);
+  digest.Add(config_).Add(store_).Add(started_).Add(runs_created_).Add(isolated_);
+  if (isolated_) digest.Add(isolated_since_);
   links_.AddTo(&digest);
   digest.Add(ring_requests_).Add(uint64_t{ordering_.has_value()});
   if (ordering_) digest.Add(ordering_->group).Add(ordering_->epoch);
@@ -1187,7 +1271,7 @@ uint64_t CoordinatorCore::Impl::Digest() const {
   }
   digest.Add(peers_.size());
   for (const auto& [id, peer] : peers_) {
-    digest.Add(id).Add(peer.session).Add(uint64_t{peer.closed}).Add(peer.dead_at);
+    digest.Add(id).Add(peer.session).Add(uint64_t{peer.closed}).Add(peer.dead_at).Add(peer.ended);
     digest.Add(peer.quiet_at);
     digest.Add(peer.draining).Add(peer.drain_reason).Add(peer.record).Add(peer.loads);
   }

@@ -359,6 +359,131 @@ TEST_F(CoordinatorCoreTest, ASilentPeerIsDeadAndItsStreamClosed) {
   EXPECT_EQ(h.closings(), Texts{"silent for 4000 ms"});
 }
 
+// A stream that stalls is closed by one of its ends when it has been silent for some time.
+TEST_F(CoordinatorCoreTest, AStreamThatClosesLateGivesNoSecondPeriod) {
+  for (const bool admitted : {true, false}) {
+    h = Harness();
+    Found(2);
+    h.AddLively(P(3));
+    h.LivelyJoin(P(3), 1);
+    h.Run();
+    const uint64_t silent = admitted ? 2 : 3;
+    h.Say(P(silent), control::Heartbeat{});
+    h.Hang(P(silent));
+    h.Wait(1900);
+    h.Close(P(silent));
+    h.Wait(admitted ? 2099 : 99);
+    EXPECT_EQ(h.Notices("death").size(), 0u);
+    h.Wait(1);
+    EXPECT_EQ(h.Notices("death").size(), 1u);
+  }
+}
+
+TEST_F(CoordinatorCoreTest, AStreamThatClosedWhileTheCoordinatorStoodStillGivesTheWholePeriod) {
+  Found(2);
+  h.Stall(20000);
+  h.Close(P(2));
+  h.Say(P(1), control::Heartbeat{});
+  h.Wait(3999);
+  EXPECT_EQ(Admitted(), 2u);
+  h.Wait(1);
+  EXPECT_EQ(Admitted(), 1u);
+}
+
+TEST_F(CoordinatorCoreTest, WhoIsHeardByNobodyElseIsNotRemovedByACoordinatorThatHearsNobody) {
+  for (const int64_t cut_ms : {7000, 13000, 27000}) {
+    for (const bool closed : {true, false}) {
+      h = Harness();
+      Found(4);
+      for (const uint64_t n : {1, 2, 3, 4}) h.Hang(P(n));
+      h.Wait(2500);
+      for (const uint64_t n : {1, 2, 3, 4}) {
+        if (closed) h.Close(P(n));
+      }
+      h.Wait(cut_ms - 2500);
+      EXPECT_EQ(h.Notices("death"), Texts{});
+      EXPECT_THAT(h.View().waiting_for, HasSubstr("hears no peer"));
+      // One after the other comes back.
+      for (const uint64_t n : {3, 1, 4, 2}) {
+        h.Unhang(P(n));
+        h.Reattach(P(n));
+        h.Wait(1000);
+      }
+      h.Wait(10000);
+      EXPECT_EQ(Admitted(), 4u);
+      EXPECT_EQ(h.Notices("death"), Texts{});
+      EXPECT_EQ(h.Notices("isolated").size(), 2u);
+      EXPECT_EQ(h.View().waiting_for, "");
+    }
+  }
+}
+
+// Their hosts have said so: the network is there.
+TEST_F(CoordinatorCoreTest, PeersThatAllCloseTheirStreamsAreDeadInTimeThoughNobodyIsHeard) {
+  Found(2);
+  for (const uint64_t n : {1, 2}) h.Kill(P(n));
+  h.Wait(3999);
+  EXPECT_EQ(Admitted(), 2u);
+  h.Wait(1);
+  EXPECT_EQ(Admitted(), 0u);
+}
+
+TEST_F(CoordinatorCoreTest, WhoDoesNotComeBackAfterAnIsolationIsDeadThen) {
+  Found(3);
+  for (const uint64_t n : {1, 2, 3}) h.Hang(P(n));
+  h.Wait(9000);
+  for (const uint64_t n : {1, 2}) {
+    h.Unhang(P(n));
+    h.Reattach(P(n));
+  }
+  h.Wait(3999);
+  EXPECT_EQ(h.Notices("death"), Texts{});
+  h.Wait(1);
+  EXPECT_EQ(h.Notices("death").size(), 1u);
+  EXPECT_EQ(Ring(), "p1,p2");
+}
+
+TEST_F(CoordinatorCoreTest, APeerThatTheOthersReportAfterAnIsolationIsNotWaitedForSoLong) {
+  Found(4);
+  for (const uint64_t n : {1, 2, 3, 4}) h.Hang(P(n));
+  h.Wait(9000);
+  for (const uint64_t n : {1, 2, 3}) {
+    h.Unhang(P(n));
+    h.Reattach(P(n));
+  }
+  for (const uint64_t n : {1, 2, 3}) {
+    h.Say(P(n), control::LinkLost{G(), Epoch(4), P(4), "silent for 1000 ms", 1000});
+  }
+  EXPECT_EQ(h.Notices("death").size(), 1u);
+}
+
+// Nobody has answered, since nobody could.
+TEST_F(CoordinatorCoreTest, APreparationAndAStepDeadlineStandStillWhileNobodyIsHeard) {
+  Found(2);
+  control::Join late{.request = 1, .group = G(), .name = "t"};
+  late.step_deadline_ms = 5000;
+  h.AddLively(P(3));
+  h.LivelyJoin(P(3), late);
+  h.Run();
+  h.LivelyVote(P(1), M(1));
+  h.LivelyVote(P(2), M(2));
+  h.Run();
+  ASSERT_EQ(Admitted(), 3u);
+  h.LivelyVote(P(1), M(1));
+  h.Run();
+  for (const uint64_t n : {1, 2, 3}) h.Hang(P(n));
+  h.Wait(30000);
+  for (const uint64_t n : {1, 2, 3}) {
+    h.Unhang(P(n));
+    h.Reattach(P(n));
+  }
+  h.Run();
+  h.Wait(3000);
+  EXPECT_EQ(Admitted(), 3u);
+  h.Wait(60000);
+  EXPECT_EQ(Admitted(), 2u) << "the deadline goes on";
+}
+
 TEST_F(CoordinatorCoreTest, APeerThatIsSilentToAnotherOneTooIsDeadAfterDetectMs) {
   Found(3);
   h.Hang(P(3));

@@ -312,8 +312,11 @@ void Group::EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std:
   }
 }
 
-void Group::OnTime(Tick now, GroupOutput *out) {
+void Group::OnGraceOver(Tick now, GroupOutput *out) {
   for (const LostLink &link : suspicion_.LossesDue(now)) LossGraceOver(link, out);
+}
+
+void Group::OnSilence(Tick now, GroupOutput *out) {
   EvictLate(&Group::VoteDue, "late at the step boundary: no vote", now, out);
   EvictLate(&Group::OfferDue, "late for the sync: no offer", now, out);
   if (!preparation_) return;
@@ -332,8 +335,7 @@ void Group::OnTime(Tick now, GroupOutput *out) {
   }
 }
 
-void Group::Postpone(int64_t us) {
-  suspicion_.Postpone(us);
+void Group::PostponeSilence(int64_t us) {
   if (first_vote_ != kNever) first_vote_ = first_vote_ + us;
   sync_.Postpone(us);
   if (!preparation_) return;
@@ -476,8 +478,8 @@ void Group::Note(std::string kind, MemberId member, PeerId peer, std::string tex
 // ------------------------------------------------------------------------------
 // view
 
-Tick Group::NextDeadline() const {
-  Tick next = suspicion_.NextDeadline();
+Tick Group::SilenceDue() const {
+  Tick next = kNever;
   for (const MemberRecord &member : record_.members) {
     next = std::min({next, VoteDue(member), OfferDue(member)});
   }

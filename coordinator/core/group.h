@@ -119,11 +119,18 @@ class Group {
   // fit any more.
   void RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,
                  const RingScore &present, GroupOutput *out);
-  // Handles what is due by now.
-  void OnTime(Tick now, GroupOutput *out);
+  // Handles reports of lost links whose grace is over by now.
+  void OnGraceOver(Tick now, GroupOutput *out);
+  // Removes whoever had to say something by now, and did not.
+  void OnSilence(Tick now, GroupOutput *out);
   // The coordinator itself was held up for so long: nobody else is to pay for
   // it.
-  void Postpone(int64_t us);
+  void Postpone(int64_t us) {
+    suspicion_.Postpone(us);
+    PostponeSilence(us);
+  }
+  // It ran, and heard nobody.
+  void PostponeSilence(int64_t us);
 
   // Decides and applies until there is nothing to do but wait.
   void Advance(Tick now, GroupOutput *out);
@@ -154,7 +161,9 @@ class Group {
   bool AccusedByAll(PeerId peer) const;
   // Whose accusers' moment is over; each is told once.
   std::vector<PeerId> NewlyAccused(Tick now) { return suspicion_.NewlyAccused(now); }
-  Tick NextDeadline() const;
+  // When OnGraceOver() or NewlyAccused(), and OnSilence() are due.
+  Tick GraceDue() const { return suspicion_.NextDeadline(); }
+  Tick SilenceDue() const;
   // When OrderFallsDue() is due; kNever: not before something changes.
   Tick OrderDue() const { return ring_choice_.due(); }
   // The group without its ring, which only the owner can describe.

@@ -190,7 +190,11 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
   if (!next.survivors.empty() && !next.joiners.empty()) admission_tried_ = true;
   if (next.freeze) {
     record_.last_freeze = next.epoch;
-    suspicion_.ForgetLosses();
+    // It builds anew what broke. A link that fell silent would hold it up: a report of that counts
+    // on, unless the pair is routed around by now, or its reporter has all its links in time.
+    suspicion_.ForgetLosses([&next](const LostLink &link, const Suspicion::Loss &loss) {
+      return loss.fault.detect_ms == 0 || control::IsBlocked(next.blocked, link.first, link.second);
+    });
   }
   repair_.clear();
   preparation_ = std::move(next);
@@ -310,7 +314,7 @@ void Group::CommitEmpty(GroupOutput *out) {
   admission_tried_ = false;
   repair_.clear();
   fault_.reset();
-  suspicion_.ForgetLosses();
+  suspicion_.ForgetLosses([](const LostLink &, const Suspicion::Loss &) { return true; });
   std::vector<MemberId> left;
   for (const MemberRecord &member : removed) {
     left.push_back(member.member);

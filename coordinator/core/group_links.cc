@@ -60,6 +60,12 @@ void Group::LossGraceOver(LostLink link, GroupOutput *out) {
   const std::optional<Suspicion::Loss> loss = suspicion_.RemoveLoss(link);
   if (!loss || RoutedAround(link.first, link.second)) return;
   const std::string text = LinkText(link.first, link.second, loss->reason);
+  // The freeze that is prepared came after the report, and waits for this link. Where no ring goes
+  // around the link, there is nothing better to do.
+  if (preparation_ && preparation_->freeze && loss->epoch < preparation_->epoch &&
+      !CanRouteAround(RoutesNow(), {{link, text}})) {
+    return;
+  }
   const LostLinks again{{link, text + " (again and again)"}};
   const std::set<PeerId> in_force = PeersOf(record_, Survivors(record_));
   const bool freeze = in_force.contains(link.first) && in_force.contains(link.second);

@@ -198,8 +198,8 @@ struct SyncRecord {
 };
 
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
-// refuse, prepare, commit, abort, link_lost, block, ring, attach, detach, restart, ready, fetch,
-// sync, sync_refused, sync_failed, state_corrupt.
+// refuse, prepare, commit, abort, link_lost, block, ring, attach, detach, restart, isolated, ready,
+// fetch, sync, sync_refused, sync_failed, state_corrupt.
 struct EventRecord {
   std::string kind;
   GroupKey group;                                   // run empty: concerns no group

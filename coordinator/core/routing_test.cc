@@ -336,6 +336,49 @@ TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundWhileAFreezeIsPrepared) {
   }
 }
 
+// The freeze is prepared for the first pair, and would wait for the second one.
+TEST_F(RoutingTest, TwoPairsThatFallSilentWithinAMomentAreBothRoutedAround) {
+  for (const int64_t apart_ms : {0, 50, 99, 100, 150, 300}) {
+    h = Harness();
+    Found(5);
+    Cut(1, 2);
+    Cut(3, 4);
+    // Peers give a link four detect_ms before they say that it cannot be built.
+    for (const uint64_t n : {1, 2, 3, 4}) h.Lively(P(n)).patient = true;
+    const auto report = [&](uint64_t from, uint64_t to) {
+      h.Say(P(from), control::LinkLost{G(), Epoch(5), P(to), "silent", 1000});
+    };
+    const Tick begun = h.now();
+    report(1, 2);
+    report(2, 1);
+    h.Wait(apart_ms);
+    report(3, 4);
+    report(4, 3);
+    h.Wait(101);
+    EXPECT_EQ(h.View().preparing, Epoch()) << apart_ms << " " << h.View().waiting_for;
+    EXPECT_EQ(Blocked(), "p1-p2 p3-p4") << apart_ms;
+    EXPECT_EQ(h.View().members.size(), 5u);
+    EXPECT_LE(h.now() - begun, Millis(101 + apart_ms));
+  }
+}
+
+// Then a peer has to go, and the answers say which.
+TEST_F(RoutingTest, ASecondSilenceThatNoRingGoesAroundIsLeftToTheFreezeThatIsPrepared) {
+  Found(4);
+  for (const uint64_t n : {2, 3, 4}) {
+    Cut(1, n);
+    h.Lively(P(n)).patient = true;
+  }
+  h.Lively(P(1)).patient = true;
+  for (const uint64_t n : {2, 3, 4}) {
+    h.Say(P(1), control::LinkLost{G(), Epoch(4), P(n), "silent", 1000});
+    h.Wait(10);
+  }
+  h.Wait(1000);
+  EXPECT_EQ(h.View().preparing, Epoch(5)) << "nobody is made to begin again";
+  EXPECT_EQ(h.View().members.size(), 4u);
+}
+
 TEST_F(RoutingTest, APairThatFellSilentIsTriedAgainSoonAndThenLessAndLessOften) {
   Found(4);
   for (const int64_t seconds : {30, 120, 480, 600, 600}) {

@@ -104,8 +104,10 @@ class Suspicion {
   // All links of the reporter stand in this epoch: what it said of older ones
   // is over.
   void Absolve(PeerId reporter, Epoch epoch);
-  // A freeze builds all links anew.
-  void ForgetLosses() { losses_.clear(); }
+  // A freeze makes up for these.
+  void ForgetLosses(const std::function<bool(const LostLink &, const Loss &)> &made_up) {
+    std::erase_if(losses_, [&](const auto &e) { return made_up(e.first, e.second); });
+  }
   void ForgetLoss(const LostLink &link) { losses_.erase(link); }
 
   const std::map<LostLink, Loss> &losses() const { return losses_; }

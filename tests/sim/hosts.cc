@@ -19,6 +19,9 @@ using coordinator::ToPeer;
 
 // When a stream that hears nothing is given up, in detect_ms.
 constexpr int64_t kStreamSilence = 2;
+// When the coordinator's end of a stream gives it up, in quarters of detect_ms: a little before its
+// core would (proto/control/grpc/support.cc).
+constexpr int64_t kKeepaliveQuarters = 15;
 // Nothing in a simulated run waits in such numbers, unless something grows without bounds.
 constexpr size_t kQueueMax = 2000;
 // Turns of a loop that has something to do at once, each time.
@@ -284,8 +287,10 @@ void CoordinatorHost::Carry(const ToPeer& action) {
 void CoordinatorHost::OnOpen(const StreamPtr& stream) {
   if (stream->cut) return;
   stream->at_coordinator = true;
+  stream->heard_there = context_.world->now();
   streams_[stream->id] = stream;
   Step(coordinator::SessionOpened{stream->id});
+  KeepAlive(stream);
   PeerHost* const peer = stream->peer;
   if (!peer->node()->alive) return;
   stream->to_peer = std::max(stream->to_peer, context_.world->Arrival(node_, *peer->node()));
@@ -294,8 +299,19 @@ void CoordinatorHost::OnOpen(const StreamPtr& stream) {
   });
 }
 
+void CoordinatorHost::KeepAlive(const StreamPtr& stream) {
+  const int64_t patience = kKeepaliveQuarters * Millis(context_.detect_ms) / 4;
+  context_.world->On(&node_, stream->heard_there + patience, [this, stream, patience] {
+    if (!stream->at_coordinator) return;
+    if (context_.world->now() - stream->heard_there < patience) return KeepAlive(stream);
+    Close(stream);
+    Step(coordinator::SessionClosed{stream->id});
+  });
+}
+
 void CoordinatorHost::OnBytes(const StreamPtr& stream, const std::string& bytes) {
   if (!stream->at_coordinator || stream->cut) return;
+  stream->heard_there = context_.world->now();
   const auto message = control::ParsePeerMessage(bytes);
   if (!message.ok()) {
     Checker::Fail("the coordinator refuses a message of " + ToString(stream->peer->id()) + ": " +

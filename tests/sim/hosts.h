@@ -85,7 +85,8 @@ struct Stream {
   bool cut = false;  // nothing passes any more but the news of its end
   Tick to_coordinator;
   Tick to_peer;
-  Tick heard;  // by the peer
+  Tick heard;        // by the peer
+  Tick heard_there;  // by the coordinator
 };
 using StreamPtr = std::shared_ptr<Stream>;
 
@@ -127,6 +128,8 @@ class CoordinatorHost {
   void Carry(const coordinator::ToPeer& action);
   void SolveRing(coordinator::OrderRing order);
   void Close(StreamPtr stream);
+  // Gives up a stream on which nothing comes.
+  void KeepAlive(const StreamPtr& stream);
   void Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop);
 
   const Context context_;

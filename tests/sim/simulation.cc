@@ -206,6 +206,9 @@ enum class FaultKind {
   kCutOff,
   kDrain,
   kStoreGoesBack,  // the coordinator dies, and its store has lost its last writes
+  // From here on with draws of their own: seeds without them stay what they were.
+  kTwoPairs,           // blocked both ways, one shortly after the other
+  kCoordinatorCutOff,  // from all
   kCount,
 };
 
@@ -255,6 +258,7 @@ class RandomRun {
   Prng background_draws_{1};  // of their own, as above
   double odd_ = 0;            // share of those that declare other tensors
   Prng odd_draws_{1};
+  Prng later_kinds_draws_{1};
   Planted planted_ = Planted::kNone;
   Simulation sim_;
 };
@@ -284,6 +288,7 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   // flipped is against the protocol.
   odd_draws_ = Prng(seed ^ 0x0dd);
   if (odd_draws_.Chance(0.2) && background_ == 0 && options.flips == 0) odd_ = 0.15;
+  later_kinds_draws_ = Prng(seed ^ 0x1a7e);
   Prng rings(seed ^ 0x71265);
   if (rings.Chance(0.35)) options.ring_interval_ms = 1 + static_cast<uint32_t>(rings.Below(400));
   options.persist_us = prng_.Chance(0.3) ? 0 : prng_.Between(100, 5000);
@@ -457,6 +462,25 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
         sim_.Block(a->node()->index, b->node()->index, us);
         sim_.Block(b->node()->index, a->node()->index, us);
       };
+    case FaultKind::kTwoPairs:
+      return [=, this](PeerHost* at) {
+        const auto cut = [this](PeerHost* a, PeerHost* b, int64_t us) {
+          if (a == b) return;
+          sim_.Block(a->node()->index, b->node()->index, us);
+          sim_.Block(b->node()->index, a->node()->index, us);
+        };
+        const int64_t us = Detect(1, 8);
+        cut(victim(at), AnyPeer(), us);
+        sim_.world().At(sim_.now() + Detect(0, 0.2), [=, this] { cut(AnyPeer(), AnyPeer(), us); });
+      };
+    case FaultKind::kCoordinatorCutOff:
+      return [this](PeerHost*) {
+        const int64_t us = Detect(0.5, 8);
+        for (int index = 1; index <= static_cast<int>(sim_.peers().size()); ++index) {
+          sim_.Block(0, index, us);
+          sim_.Block(index, 0, us);
+        }
+      };
     case FaultKind::kBlockCoordinator:  // one-way
       return [=, this](PeerHost* at) {
         const int index = victim(at)->node()->index;
@@ -558,11 +582,15 @@ void RandomRun::StopCoordinator() {
 
 void RandomRun::DrawKinds() {
   const double share = prng_.Chance(0.3) ? 1 : 0.25;
-  for (int kind = 0; kind < static_cast<int>(FaultKind::kCount); ++kind) {
+  for (int kind = 0; kind < static_cast<int>(FaultKind::kTwoPairs); ++kind) {
     if (prng_.Chance(share)) kinds_.push_back(static_cast<FaultKind>(kind));
   }
   if (kinds_.empty()) kinds_.push_back(FaultKind::kDrain);
   if (prng_.Chance(0.05)) kinds_ = {FaultKind::kLanes};
+  for (int kind = static_cast<int>(FaultKind::kTwoPairs);
+       kind < static_cast<int>(FaultKind::kCount); ++kind) {
+    if (later_kinds_draws_.Chance(0.08)) kinds_.push_back(static_cast<FaultKind>(kind));
+  }
 }
 
 void RandomRun::PlanFaults() {

@@ -52,6 +52,7 @@ struct LivelyPeer {
   std::set<PeerId> cannot_reach;
   std::optional<control::StateAgreed> agreed;  // the last one that it was told
   bool mute = false;                           // answers no preparation
+  bool patient = false;                        // says nothing yet of those that it cannot reach
   bool fetches = true;                         // what it is told to fetch is there at once
 };
 
@@ -118,6 +119,7 @@ class Harness {
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }
   // The peer hangs: no heartbeats from now on.
   void Hang(PeerId peer) { hanging_.insert(peer); }
+  void Unhang(PeerId peer) { hanging_.erase(peer); }
 
   LivelyPeer& AddLively(PeerId peer) {
     LivelyPeer& lively = lively_[peer];
@@ -499,6 +501,7 @@ class Harness {
         unreachable.push_back({other.peer, "no route to " + other.endpoints.front()});
       }
     }
+    if (!unreachable.empty() && self.patient) return;
     if (!unreachable.empty()) {
       Tell(peer, control::EpochFailed{m.group, m.epoch, unreachable, m.preparation});
       return;

@@ -1,0 +1,187 @@
+// For how long a group stands still over a fault, and whom the fault costs its place.
+//
+// Trainers that reduce one tensor after the other, and pass a step boundary after each. A fault
+// comes at a chosen time, from each of some seeds. What is promised of the fault is checked: the
+// longest time without an op that ended, and who was removed.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/sim/simulation.h"
+
+namespace longhaul::sim {
+namespace {
+
+// Reduces, passes a boundary, and begins again, until its peer or its membership is gone.
+class BusyTrainer final : public TrainerSide {
+ public:
+  BusyTrainer(Simulation* sim, PeerHost* peer, uint32_t slot)
+      : sim_(sim), peer_(peer), slot_(slot) {
+    local_ = peer_->Join(this, {"demo", 0}, "t" + std::to_string(slot), slot_);
+  }
+
+  PeerId peer() const { return peer_->id(); }
+  bool member() const { return member_; }
+  const Outcome& end() const { return end_; }
+  // When its ops ended.
+  const std::vector<Tick>& ops() const { return ops_; }
+  int64_t LongestGap(Tick from, Tick to) const {
+    int64_t longest = 0;
+    Tick last = from;
+    for (const Tick op : ops_) {
+      if (op <= from || op > to) continue;
+      longest = std::max(longest, op - last);
+      last = op;
+    }
+    return std::max(longest, to - last);
+  }
+
+  void OnJoinDone(const Outcome& outcome, const peerd::World& world) override {
+    if (!outcome.ok()) return;
+    member_ = true;
+    step_ = sim_->checker().FirstStep(0, world.member);
+    sim_->checker().OnStep(0, world.member, step_);
+    Post();
+  }
+  void OnStepDone(const Outcome& outcome, const peerd::World& world) override {
+    if (!outcome.ok()) return;
+    sim_->checker().OnStep(0, world.member, ++step_);
+    Post();
+  }
+  void OnSyncDone(const Outcome&, const peerd::StateSyncInfo&) override {}
+  void OnTakeDone(const Outcome&, const peerd::StateSyncInfo&) override {}
+  void OnLeaveDone(const Outcome&) override {}
+  void OnPostDone(uint64_t, const Outcome& outcome, const peerd::OpInfo&) override {
+    if (!outcome.ok()) return;
+    ops_.push_back(sim_->now());
+    peer_->Step(local_);
+  }
+  void OnWorldChanged(const peerd::World&) override {}
+  void OnMemberGone(const Outcome& outcome) override {
+    member_ = false;
+    end_ = outcome;
+  }
+  void OnPeerGone() override { member_ = false; }
+
+ private:
+  void Post() {
+    const OpName name{0, step_, 1, 0};
+    OpDesc desc;
+    desc.dtype = DType::kInt64;
+    desc.count = 1000;
+    desc.algorithm = Algorithm::kRing;
+    memory_ = std::make_shared<std::vector<uint8_t>>(InputOf(name, desc, slot_));
+    peer_->Post(local_, ++calls_, 1, desc, {memory_->data(), memory_->data(), memory_, memory_},
+                name);
+  }
+
+  Simulation* const sim_;
+  PeerHost* const peer_;
+  const uint32_t slot_;
+  peerd::LocalId local_;
+  bool member_ = false;
+  Outcome end_;
+  uint64_t step_ = 0;
+  uint64_t calls_ = 0;
+  std::shared_ptr<std::vector<uint8_t>> memory_;
+  std::vector<Tick> ops_;
+};
+
+constexpr uint64_t kSeeds = 8;
+constexpr int64_t kDetect = Millis(1500);
+
+class FaultTimesTest : public testing::TestWithParam<uint64_t> {
+ protected:
+  FaultTimesTest() : sim_(Options()) {}
+
+  static SimulationOptions Options() {
+    SimulationOptions options;
+    options.seed = GetParam();
+    options.latency = {200, Millis(2)};
+    options.persist_us = Millis(1);
+    return options;
+  }
+
+  // Hosts 1..n with a member each, which have worked for a while.
+  void Start(int n) {
+    for (int i = 0; i < n; ++i) Add();
+    ASSERT_TRUE(sim_.RunUntil(sim_.now() + Seconds(10), [&] { return Members() == n; }));
+    // Each seed meets another moment.
+    Pass(Seconds(2) + sim_.world().Between(0, Millis(500)));
+    from_ = sim_.now();
+  }
+  BusyTrainer& Add() {
+    PeerHost* const peer = sim_.AddPeer();
+    trainers_.push_back(
+        std::make_unique<BusyTrainer>(&sim_, peer, static_cast<uint32_t>(trainers_.size())));
+    return *trainers_.back();
+  }
+  void Pass(int64_t us) {
+    sim_.RunUntil(sim_.now() + us, [] { return false; });
+  }
+  // Both ways; 0 is the coordinator.
+  void Cut(int a, int b, int64_t us) {
+    sim_.Block(a, b, us);
+    sim_.Block(b, a, us);
+  }
+  int Members() const {
+    return static_cast<int>(std::count_if(trainers_.begin(), trainers_.end(),
+                                          [](const auto& t) { return t->member(); }));
+  }
+  // Of those that are members, since the fault.
+  int64_t LongestGap() const {
+    int64_t longest = 0;
+    for (const auto& trainer : trainers_) {
+      if (trainer->member()) longest = std::max(longest, trainer->LongestGap(from_, sim_.now()));
+    }
+    return longest;
+  }
+
+  Simulation sim_;
+  std::vector<std::unique_ptr<BusyTrainer>> trainers_;
+  Tick from_;  // the fault
+};
+
+INSTANTIATE_TEST_SUITE_P(Seeds, FaultTimesTest, testing::Range(uint64_t{1}, kSeeds + 1));
+
+TEST_P(FaultTimesTest, TwoPairsThatAreCutShortlyAfterEachOtherCostTheTimeOfOne) {
+  Start(5);
+  Cut(1, 2, Seconds(60));
+  Pass(sim_.world().Between(0, Millis(200)));
+  Cut(3, 4, Seconds(60));
+  Pass(Seconds(20));
+  EXPECT_EQ(Members(), 5);
+  EXPECT_LT(LongestGap(), Millis(2500));
+}
+
+TEST_P(FaultTimesTest, ACoordinatorThatIsCutOffRemovesNobody) {
+  for (const int64_t seconds : {10, 20, 40}) {
+    if (trainers_.empty()) Start(4);
+    for (int host = 1; host <= 4; ++host) Cut(0, host, Seconds(seconds));
+    Pass(Seconds(seconds + 10));
+    EXPECT_EQ(Members(), 4) << seconds;
+    // Boundaries wait for the coordinator, and for nothing else.
+    EXPECT_LT(LongestGap(), Seconds(seconds) + 3 * kDetect);
+    from_ = sim_.now();
+  }
+}
+
+// Its links stand: nobody but the coordinator misses it. The stream closes before the time is up,
+// and no other period begins then.
+TEST_P(FaultTimesTest, AHostThatTheCoordinatorDoesNotHearIsRemovedAfterOnePeriod) {
+  Start(3);
+  Cut(0, 3, Seconds(60));
+  Pass(Seconds(20));
+  EXPECT_FALSE(trainers_[2]->member() && trainers_[2]->LongestGap(from_, sim_.now()) < Seconds(10));
+  const int64_t gap = std::max(trainers_[0]->LongestGap(from_, sim_.now()),
+                               trainers_[1]->LongestGap(from_, sim_.now()));
+  EXPECT_GT(gap, 3 * kDetect);
+  EXPECT_LT(gap, 4 * kDetect + kDetect / 2);
+}
+
+}  // namespace
+}  // namespace longhaul::sim
