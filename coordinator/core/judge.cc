@@ -27,6 +27,7 @@ struct OpsOfName {
   using ByPeer = std::map<PeerId, std::vector<const control::OpReport*>>;
   ByPeer reported;
   ByPeer aborted;
+  std::set<PeerId> redone;  // the newest op of each of these
 };
 
 // The peers among `reports` that have not announced an op of this name that another one aborts.
@@ -67,6 +68,25 @@ std::set<PeerId> MissedBy(const OpsOfName& name, const Reports& reports) {
   return missed;
 }
 
+void Redo(const std::vector<const control::OpReport*>& ops, std::vector<control::OpFate>* fates) {
+  for (const control::OpReport* const op : ops) {
+    for (control::OpFate& fate : *fates) {
+      if (fate.ordinal == op->ordinal) fate.fate = control::Fate::kRedo;
+    }
+  }
+}
+
+// Members differ about whether a fault aborts the op: some peer aborts it, and another one, which
+// has announced the same op, is to redo it. They find out when all of them have announced it again,
+// and refuse it.
+bool DiffersAboutFaults(const OpsOfName& name, const std::set<PeerId>& missed) {
+  if (name.aborted.empty()) return false;
+  return std::any_of(name.reported.begin(), name.reported.end(), [&](const auto& entry) {
+    const auto& [peer, ops] = entry;
+    return !missed.contains(peer) && !ops.back()->abort_on_fault && name.redone.contains(peer);
+  });
+}
+
 }  // namespace
 
 std::vector<FatesRecord> Judge(const Reports& reports) {
@@ -85,11 +105,21 @@ std::vector<FatesRecord> Judge(const Reports& reports) {
       OpsOfName& name = names[{op.boundary, op.tag}];
       name.reported[peer].push_back(&op);
       if (!commit && op.abort_on_fault) name.aborted[peer].push_back(&op);
+      if (commit || op.abort_on_fault) {
+        name.redone.erase(peer);
+      } else {
+        name.redone.insert(peer);
+      }
     }
   }
   std::map<PeerId, std::set<control::MissedOp>> missed;
   for (const auto& [name, ops] : names) {
-    for (const PeerId peer : MissedBy(ops, reports)) missed[peer].insert(name);
+    const std::set<PeerId> missed_by = MissedBy(ops, reports);
+    if (DiffersAboutFaults(ops, missed_by)) {
+      for (const auto& [peer, aborted] : ops.aborted) Redo(aborted, &fates[peer]);
+      continue;
+    }
+    for (const PeerId peer : missed_by) missed[peer].insert(name);
   }
   std::vector<FatesRecord> records;
   for (const auto& [peer, ops] : reports) {

@@ -105,6 +105,34 @@ OpReport Aborting(uint64_t ordinal, uint64_t tag, std::vector<control::OpMatch> 
   return op;
 }
 
+// Each has the READY of the other, or not yet. C is gone, and had not announced it.
+TEST(Judge, AnOpThatOneAbortsAndAnotherRetriesIsRedoneByBothWhichRefuseIt) {
+  for (const bool matched : {true, false}) {
+    OpReport retried = Aborting(5, 7, {});
+    retried.abort_on_fault = false;
+    std::vector<control::OpMatch> matches;
+    if (matched) matches = {At(kB, 5)};
+    const std::vector<FatesRecord> fates =
+        Judge({{kA, {Aborting(1, 7, matches)}}, {kB, {retried}}});
+    EXPECT_EQ(FateOf(fates, kA, 1), Fate::kRedo);
+    EXPECT_EQ(FateOf(fates, kB, 5), Fate::kRedo);
+    EXPECT_TRUE(Of(fates, kA).missed.empty() && Of(fates, kB).missed.empty());
+  }
+}
+
+// B has announced only the op before, which is another one of the same name: it may differ.
+TEST(Judge, TheOpBeforeOfWhoIsBehindDoesNotDiffer) {
+  OpReport before = Aborting(5, 7, {At(kA, 1)});
+  before.abort_on_fault = false;
+  before.done = true;
+  const std::vector<FatesRecord> fates =
+      Judge({{kA, {Aborting(2, 7, {})}}, {kB, {before}}, {kC, {Aborting(9, 7, {})}}});
+  EXPECT_EQ(FateOf(fates, kA, 2), Fate::kAbort);
+  EXPECT_EQ(FateOf(fates, kB, 5), Fate::kCommit);
+  EXPECT_EQ(FateOf(fates, kC, 9), Fate::kAbort);
+  EXPECT_EQ(Of(fates, kB).missed, (std::vector<control::MissedOp>{{Epoch(4), 7}}));
+}
+
 TEST(Judge, AnAbortedOpIsMissedByWhoHasNotAnnouncedIt) {
   const std::vector<FatesRecord> fates =
       Judge({{kA, {Aborting(1, 7, {})}}, {kB, {Aborting(5, 8, {})}}, {kC, {}}});

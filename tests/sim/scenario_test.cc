@@ -285,6 +285,22 @@ TEST_F(ScenarioTest, DescriptorsThatDiffer) {
   Check("descriptors_that_differ");
 }
 
+TEST_F(ScenarioTest, OnFaultThatDiffersAndOneThatLeaves) {
+  for (const uint64_t count : {kSmall, kLarge}) {
+    if (trainers_.empty()) StartTogether(4);
+    const int leaver = count == kSmall ? 4 : 3;
+    T(1).AllReduce(1, count, OnFault::kAbort);
+    T(2).AllReduce(1, count, OnFault::kRetry);
+    if (count == kSmall) T(3).AllReduce(1, count, OnFault::kRetry);
+    Pass(5);
+    Tell("t" + std::to_string(leaver) + " leaves and has not posted");
+    T(leaver).Leave();
+    UntilSettled();
+    Until([&] { return T(leaver).gone(); });
+  }
+  Check("on_fault_that_differs_and_one_that_leaves");
+}
+
 TEST_F(ScenarioTest, DeathWhileIdle) {
   StartTogether(3);
   P(3).Crash(/*resets=*/true);

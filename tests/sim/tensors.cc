@@ -164,6 +164,10 @@ OpDesc DescOf(uint64_t seed, const OpName& name, uint32_t slot) {
     case 1:
       desc.reduce = desc.reduce == ReduceOp::kMax ? ReduceOp::kMin : ReduceOp::kMax;
       break;
+    case 3:
+      if (name.tag == kLateTag) break;
+      desc.on_fault = desc.on_fault == OnFault::kAbort ? OnFault::kRetry : OnFault::kAbort;
+      break;
     default:
       break;
   }
