@@ -283,8 +283,10 @@ typedef struct lh_all_reduce_options {
  * the epoch that stays one ends with the same bytes in target. LH_ABORTED - source is unchanged.
  * LH_TOO_FEW_MEMBERS - fewer than min_world, at all of them, and source is unchanged.
  * LH_INVALID_ARGUMENT - the members' count, dtype, op, on_fault, min_world or algorithm differ, at
- * all of them. LH_EVICTED - this member was removed, and source is unchanged. LH_UNAVAILABLE -
- * peerd stopped or died: the others may have the result all the same. Source is unchanged where it
+ * all of them, and source is unchanged. LH_EVICTED - this member was removed, and source is
+ * unchanged. Unless the outcome is LH_OK, a target apart from source may hold anything: parts of
+ * the result come there before all members' offers have been compared. LH_UNAVAILABLE - peerd
+ * stopped or died: the others may have the result all the same. Source is unchanged where it
  * is apart from target or not from lh_alloc(); in place in memory from lh_alloc() it may be
  * overwritten in part, since the original lay in the memory of peerd. Take what it was computed
  * from out of the shared state (of the others, or a checkpoint) and compute it again; who needs it

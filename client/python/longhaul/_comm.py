@@ -270,6 +270,7 @@ class Comm:
             infinite in float16; divide before, or use bfloat16 or float32. "min" and "max" give NaN where
             any member has NaN, and take -0 for less than +0.
         out: where the result goes, of the same shape and dtype, not overlapping; None: in place.
+            An op that raises may have written to it: it may hold anything then.
         tag: names the op among those in flight on this communicator, 0 to 2**64 - 1. Members match
             by tag, so tags may be started in any order. A second op of a tag in flight ends with
             InvalidArgument, which wait() raises; the first goes on.
@@ -288,7 +289,8 @@ class Comm:
         timeout: seconds to wait; None for ever. Not with async_op.
 
         Raises FailedPrecondition if a sync owns the tensor (`State`). Raises InvalidArgument (naming both
-        offers, if the members' calls differ), Aborted, TooFewMembers, Evicted: the tensor is as before. DeadlineExceeded: the op goes on, and is in `.work`.
+        offers, if the members' calls differ), Aborted, TooFewMembers, Evicted: the tensor is as before
+        (not `out`, see there). DeadlineExceeded: the op goes on, and is in `.work`.
         Unavailable: peerd itself stopped or died, and the others may have the result. The tensor is as
         before, unless the op was in place on one from `longhaul.empty`: its original lay in peerd, and
         it may be overwritten in part. Join again, take the state of the others (`Comm.step` with a

@@ -27,7 +27,8 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """The call is wrong, or the members' calls do not fit together. Nothing was changed."""
+    """The call is wrong, or the members' calls do not fit together. Nothing was changed, except that
+    the `out=` of an op that all members refuse may hold anything."""
 
     status = 1
 
