@@ -7,9 +7,12 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/daemon/host_port.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 
 namespace longhaul::peerd {
@@ -55,6 +58,27 @@ absl::StatusOr<std::string> AdvertisedEndpoint(const std::string& listen,
   return absl::FailedPreconditionError(
       "no way to any coordinator, so it is not known which address others can reach; say so with "
       "--advertise=HOST:PORT");
+}
+
+AdvertisedAddress::AdvertisedAddress(std::string fixed, Derive derive)
+    : derive_(fixed.empty() ? std::move(derive) : nullptr), endpoint_(std::move(fixed)) {}
+
+absl::Status AdvertisedAddress::Refresh() {
+  if (!derive_) return absl::OkStatus();
+  absl::StatusOr<std::string> endpoint = derive_();  // may take its time, so without the lock
+  MutexLock lock(&mutex_);
+  if (!endpoint.ok()) return endpoint_.empty() ? endpoint.status() : absl::OkStatus();
+  if (!endpoint_.empty() && endpoint_ != *endpoint) {
+    Log(LogLevel::kInfo,
+        absl::StrCat("this host has another address advertise=", *endpoint, " before=", endpoint_));
+  }
+  endpoint_ = *std::move(endpoint);
+  return absl::OkStatus();
+}
+
+std::string AdvertisedAddress::Get() const {
+  MutexLock lock(&mutex_);
+  return endpoint_;
 }
 
 }  // namespace longhaul::peerd

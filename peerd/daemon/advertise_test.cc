@@ -16,5 +16,34 @@ TEST(AdvertisedEndpoint, SaysWhatToDoWhenNothingIsKnown) {
   EXPECT_NE(endpoint.status().message().find("--advertise"), absl::string_view::npos);
 }
 
+// A host that got another address was dialled at the old one for ever.
+TEST(AdvertisedAddress, IsDerivedAnewEachTime) {
+  absl::StatusOr<std::string> here = "10.0.0.1:4000";
+  AdvertisedAddress address("", [&] { return here; });
+  EXPECT_EQ(address.Get(), "");
+  EXPECT_TRUE(address.Refresh().ok());
+  EXPECT_EQ(address.Get(), "10.0.0.1:4000");
+  here = "10.0.0.2:4000";
+  EXPECT_TRUE(address.Refresh().ok());
+  EXPECT_EQ(address.Get(), "10.0.0.2:4000");
+  here = absl::FailedPreconditionError("no way");
+  EXPECT_TRUE(address.Refresh().ok()) << "the last one may still be right";
+  EXPECT_EQ(address.Get(), "10.0.0.2:4000");
+}
+
+TEST(AdvertisedAddress, IsAnErrorIfItWasNeverKnown) {
+  AdvertisedAddress address("", [] { return absl::FailedPreconditionError("no way"); });
+  EXPECT_EQ(address.Refresh().message(), "no way");
+}
+
+TEST(AdvertisedAddress, OfTheOperatorStays) {
+  AdvertisedAddress address("host:4000", []() -> absl::StatusOr<std::string> {
+    ADD_FAILURE() << "derived";
+    return "10.0.0.1:4000";
+  });
+  EXPECT_TRUE(address.Refresh().ok());
+  EXPECT_EQ(address.Get(), "host:4000");
+}
+
 }  // namespace
 }  // namespace longhaul::peerd

@@ -85,6 +85,8 @@ class DaemonImpl final : public Daemon, EngineObserver {
   absl::Status Run() override;
 
  private:
+  // To the coordinator. The core does not know that this host may change its address.
+  void Send(const control::PeerMessage& message);
   void HandleInbox();
   void WatchSignals();
   void OnSignal();
@@ -108,6 +110,9 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::unique_ptr<IpcServer> ipc_;
   std::unique_ptr<PeerMetrics> metrics_;
   std::unique_ptr<HttpServer> http_;
+  AdvertisedAddress address_{
+      options_.advertise,
+      [this] { return AdvertisedEndpoint(transport_->listen_address(), options_.coordinators); }};
   std::unique_ptr<ControlClient> control_;
 
   ControlInbox inbox_;
@@ -151,11 +156,7 @@ absl::Status DaemonImpl::Open() {
   states_ = std::make_unique<StateRunner>(
       states, transport_.get(), [this] { ring_->Wake(); }, [this] { return ring_->Now(); });
 
-  std::string endpoint = options_.advertise;
-  if (endpoint.empty()) {
-    LH_ASSIGN_OR_RETURN(endpoint,
-                        AdvertisedEndpoint(transport_->listen_address(), options_.coordinators));
-  }
+  LH_RETURN_IF_ERROR(address_.Refresh());
   metrics_ = std::make_unique<PeerMetrics>([this] { ring_->Wake(); });
   if (!options_.http.empty()) {
     LH_ASSIGN_OR_RETURN(http_, HttpServer::Start(options_.http, [this](const std::string& path) {
@@ -172,7 +173,11 @@ absl::Status DaemonImpl::Open() {
   ControlClientOptions control;
   control.addresses = options_.coordinators;
   ControlClientCallbacks callbacks;
-  callbacks.connected = [this] { return inbox_.Begin(); };
+  callbacks.connected = [this] {
+    // On a thread of the client: names are looked up for it.
+    (void)address_.Refresh();
+    return inbox_.Begin();
+  };
   callbacks.disconnected = [this](std::string reason) { inbox_.End(std::move(reason)); };
   callbacks.message = [this](control::CoordinatorMessage message) {
     return inbox_.Add(std::move(message));
@@ -181,7 +186,7 @@ absl::Status DaemonImpl::Open() {
 
   EngineOptions engine;
   engine.core.peer = self_;
-  engine.core.endpoints = {endpoint};
+  engine.core.endpoints = {address_.Get()};
   engine.core.lanes = options_.lanes;
   engine.core.version = options_.version;
   engine.core.host = HostName();
@@ -193,16 +198,27 @@ absl::Status DaemonImpl::Open() {
   ports.links = transport_.get();
   ports.ops = ops_.get();
   ports.states = states_.get();
-  ports.to_coordinator = [this](const control::PeerMessage& m) { control_->Send(m); };
+  ports.to_coordinator = [this](const control::PeerMessage& m) { Send(m); };
   ports.refuse_coordinator = [this](const std::string& reason) { control_->Refuse(reason); };
   ports.clock = [this] { return ring_->Now(); };
   ports.observer = this;
   engine_->Start(std::move(engine), std::move(ports));
   Log(LogLevel::kInfo,
       absl::StrCat("peerd serving peer=", ToString(self_), " listen=", listen_address(),
-                   " advertise=", endpoint, " socket=", options_.socket_path,
+                   " advertise=", address_.Get(), " socket=", options_.socket_path,
                    " coordinator=", absl::StrJoin(options_.coordinators, ",")));
   return absl::OkStatus();
+}
+
+void DaemonImpl::Send(const control::PeerMessage& message) {
+  const auto* hello = std::get_if<control::Hello>(&message);
+  if (hello == nullptr) {
+    control_->Send(message);
+    return;
+  }
+  control::Hello now = *hello;
+  now.endpoints = {address_.Get()};
+  control_->Send(now);
 }
 
 // ------------------------------------------------------------------------------ the loop
