@@ -454,7 +454,7 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
   }
   const Tick header = std::max({lane.last_arrival, world_->Arrival(*node_, *other->node_)});
   // The memory is somebody else's by then, as a rule.
-  const int64_t late = early ? world_->Between(0, Millis(10)) : 0;
+  const int64_t late = early ? world_->Between(0, Millis(100)) : 0;
   const Tick rest = header + world_->Between(1, model_.segment_us) + late;
   lane.last_arrival = rest;
   if (other->node_->alive) {
