@@ -91,7 +91,7 @@ class BusyTrainer final : public TrainerSide {
   std::vector<Tick> ops_;
 };
 
-constexpr uint64_t kSeeds = 8;
+constexpr uint64_t kSeeds = 4;
 constexpr int64_t kDetect = Millis(1500);
 
 class FaultTimesTest : public testing::TestWithParam<uint64_t> {
