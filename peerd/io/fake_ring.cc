@@ -132,6 +132,8 @@ void FakeRing::Join(Socket* dialer, Socket* acceptor) {
       link.from_dialer->cut = link.to_dialer->cut = true;
     }
   }
+  link.from_dialer->segment_bytes_max = dialer->segment_bytes_max;
+  link.to_dialer->segment_bytes_max = dialer->segment_bytes_max;
   dialer->out = acceptor->in = link.from_dialer;
   dialer->in = acceptor->out = link.to_dialer;
   dialer->remote = acceptor->local;
@@ -187,6 +189,7 @@ absl::Status FakeRing::Tune(int fd, const StreamTuning& tuning) {
     return absl::InvalidArgumentError("congestion control none-such: No such file or directory");
   }
   if (!tuning.congestion.empty()) Find(fd)->congestion = tuning.congestion;
+  if (tuning.segment_bytes_max != 0) Find(fd)->segment_bytes_max = tuning.segment_bytes_max;
   return absl::OkStatus();
 }
 
@@ -527,6 +530,10 @@ void FakeRing::ProgressSend(IoId id, Op* op) {
       out->data[out->data.size() - amount + (out->flip_at - out->written)] ^= 1;
     }
     out->written += amount;
+    if (swallow_above_ != 0 &&
+        std::min<size_t>(op->bytes, out->segment_bytes_max) > swallow_above_) {
+      out->stalled = true;
+    }
     if (out->written >= out->cut_after) out->cut = socket->in->cut = true;
     ended = !op->wait_all || op->done == op->bytes;
   }

@@ -61,6 +61,9 @@ class FakeRing final : public Ring, private Sockets {
   void SetDelivery(const TcpDelivery& delivery) { delivery_ = delivery; }
   // Nothing arrives in either direction any more, and nobody is told; false: it goes on.
   void StallConnection(int connection, bool stalled);
+  // A path on which packets of more than `bytes` vanish: from such a send on nothing arrives in its
+  // direction, unless the connection was dialled with segments of at most `bytes`. 0: no more.
+  void SwallowLarge(size_t bytes) { swallow_above_ = bytes; }
   // What becomes of SendZeroCopy() from now on, as FakeRingOptions say it for the beginning.
   void SetZeroCopy(bool copies, int error) {
     options_.zero_copy_copies = copies;
@@ -125,6 +128,7 @@ class FakeRing final : public Ring, private Sockets {
     bool reader_gone = false;  // the reader has closed
     bool cut = false;          // ECONNRESET: for the writer now, for the reader after `data`
     bool stalled = false;
+    uint32_t segment_bytes_max = UINT32_MAX;
 
     size_t size() const { return data.size() - head; }
     void Drop(size_t bytes);
@@ -137,6 +141,7 @@ class FakeRing final : public Ring, private Sockets {
     bool closing = false;  // closed by its owner, kept by operations in flight
     bool abort = false;
     std::string congestion;
+    uint32_t segment_bytes_max = UINT32_MAX;
     int holds = 0;
     std::deque<int> backlog;
     StreamRef in;
@@ -209,6 +214,7 @@ class FakeRing final : public Ring, private Sockets {
   bool JumpTo(Tick until);
 
   FakeRingOptions options_;
+  size_t swallow_above_ = 0;
   size_t zero_copy_sends_ = 0;
   RingFeatures features_;
   Prng random_;

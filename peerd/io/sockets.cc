@@ -100,6 +100,9 @@ class SystemSocketsImpl final : public Sockets {
     // short outage it is not held up for as long as the outage was.
     SetInt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
     SetInt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(tuning.user_timeout_ms));
+    if (tuning.segment_bytes_max != 0) {
+      SetInt(fd, IPPROTO_TCP, TCP_MAXSEG, static_cast<int>(tuning.segment_bytes_max));
+    }
     if (!tuning.congestion.empty() &&
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, tuning.congestion.data(),
                    tuning.congestion.size()) != 0) {

@@ -46,6 +46,8 @@ struct StreamTuning {
   uint32_t user_timeout_ms =
       0;                   // unacknowledged data breaks the connection after this; 0: system's
   std::string congestion;  // "": system's
+  // Largest payload of a packet, in both directions; only before connect(). 0: system's.
+  uint32_t segment_bytes_max = 0;
 };
 
 // As much as a connection of 25 Mbit/s sends in 10 ms.

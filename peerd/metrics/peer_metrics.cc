@@ -123,6 +123,8 @@ struct PeerMetrics::Impl {
         links_lost(r, "longhaul_peerd_links_lost_total", "Links that broke or fell silent"),
         lanes_lost(r, "longhaul_peerd_lanes_lost_total", "Lanes of standing links that broke"),
         lanes_redialled(r, "longhaul_peerd_lanes_redialled_total", "Lost lanes that were replaced"),
+        links_small_packets(r, "longhaul_peerd_links_small_packets_total",
+                            "Links on which large packets vanished: their lanes use small ones"),
         lane_rests(r, "longhaul_peerd_lane_rests_total",
                    "Times a lane was left alone for a while: it delivered far less than others"),
         segments_repeated(r, "longhaul_peerd_segments_repeated_total",
@@ -170,6 +172,7 @@ struct PeerMetrics::Impl {
   Follower links_lost;
   Follower lanes_lost;
   Follower lanes_redialled;
+  Follower links_small_packets;
   Follower lane_rests;
   Follower segments_repeated;
   Follower frames_repeated;
@@ -239,6 +242,7 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.links_lost.Follow(s.transport.links_lost);
   m.lanes_lost.Follow(s.transport.lanes_lost);
   m.lanes_redialled.Follow(s.transport.lanes_redialled);
+  m.links_small_packets.Follow(s.transport.links_small_packets);
   m.lane_rests.Follow(s.transport.lane_rests);
   m.segments_repeated.Follow(s.transport.segments_repeated);
   m.frames_repeated.Follow(s.transport.frames_repeated);

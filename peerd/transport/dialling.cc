@@ -252,6 +252,7 @@ void Dialling::DialDataLane(Peering* p, uint32_t lane, const Credential& credent
   spec.hello.lanes = p->data.planned;
   spec.hello.link = link->options().id;
   spec.hello.serial = link->NewSerial();
+  if (link->small_packets()) spec.tuning.segment_bytes_max = kSmallSegmentBytes;
   if (link->data_were_complete()) {
     spec.connect_by = ReconnectBy(*link, options_->detect_ms, ring_->Now());
   }

@@ -92,6 +92,7 @@ void Link::ResumeControl(int fd, uint64_t serial) {
   frames_.BeginLane();
   control_->StartReceiving();
   FrameHeader resume{.type = FrameType::kResume};
+  resume.flags = control_barren_ ? kFlagBarren : 0;
   resume.acked = frames_.received();
   SendOnLane(resume);
 }
@@ -279,6 +280,7 @@ bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment)
   LH_CHECK(data.lane.get() == lane);
   last_segment_ = now;
   if (alive()) {
+    if (data.segments.sent() == 0) data.sent_first = now;
     data.segments.Add(*segment);
     ++unacked_;
   }
@@ -335,7 +337,7 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
     case FrameType::kAck:
       return frames_.OnAcked(header.acked);
     case FrameType::kResume:
-      return OnResume(header.acked);
+      return OnResume(header);
     case FrameType::kLaneLost:
       return OnLaneLost(header);
     case FrameType::kWantLanes:
@@ -353,9 +355,13 @@ absl::Status Link::HandleFrame(const FrameHeader& header, std::span<const uint8_
   }
 }
 
-absl::Status Link::OnResume(uint64_t acked) {
-  const absl::StatusOr<uint64_t> repeated = frames_.OnResume(acked);
+absl::Status Link::OnResume(const FrameHeader& header) {
+  const absl::StatusOr<uint64_t> repeated = frames_.OnResume(header.acked);
   if (!repeated.ok()) return repeated.status();
+  control_acked_ = frames_.acked();
+  control_since_ = ring_->Now();
+  if ((header.flags & kFlagBarren) != 0) OnBarrenLane(LaneKind::kControl);
+  if (!alive()) return absl::OkStatus();
   owner_->OnLinkFramesRepeated(*repeated);
   owner_->OnLinkLaneBack(this, control_->name());
   PutNumberedOnLane(/*may_wait=*/false);
@@ -394,6 +400,7 @@ absl::Status Link::OnLaneDataReceived(Lane*, const FrameHeader& header) {
 absl::Status Link::OnLaneAcked(Lane* lane, uint64_t segments) {
   const absl::StatusOr<size_t> news = data_[lane->index()].segments.Acknowledge(segments);
   if (!news.ok()) return news.status();
+  if (*news > 0) black_hole_.OnAcknowledged();
   const bool waits = unacked_ >= LH_SEGMENTS_UNACKED_MAX;
   unacked_ -= *news;
   if (waits && *news > 0) PullAll();
@@ -431,16 +438,64 @@ void Link::LoseLane(Lane* lane, const std::string& reason) {
     MaybeClosed();
   } else {
     owner_->OnLinkLaneLost(this, control ? LaneKind::kControl : LaneKind::kData, reason);
+    if (control ? control_barren_ : lost_.back().barren) {
+      OnBarrenLane(control ? LaneKind::kControl : LaneKind::kData);
+    }
   }
+}
+
+void Link::OnBarrenLane(LaneKind kind) {
+  switch (black_hole_.OnBarren(kind == LaneKind::kControl, ring_->Now(), detect_ms_)) {
+    case BlackHole::Verdict::kWait:
+      return;
+    case BlackHole::Verdict::kDialSmall:
+      owner_->OnLinkSmallPackets(this);
+      return ReplaceBarren();
+    case BlackHole::Verdict::kBreak:
+      return Break("lanes carry nothing, with small packets either, while PINGs come through");
+  }
+}
+
+// A connection that is reset soon says nothing of large packets.
+bool Link::WaitsLong(Tick since) const { return ring_->Now() - since >= Millis(detect_ms_) / 4; }
+
+bool Link::Barren(const DataLane& data) const {
+  return data.segments.acked() == 0 && !data.segments.segments().empty() &&
+         WaitsLong(data.sent_first);
+}
+
+// Data lanes of large packets that seem to be about to end the same way.
+void Link::ReplaceBarren() {
+  std::vector<Lane*> barren;
+  for (const DataLane& data : data_) {
+    if (data.lane != nullptr && Barren(data)) barren.push_back(data.lane.get());
+  }
+  for (Lane* lane : barren) {
+    LoseLane(lane, absl::StrCat(lane->name(), ": replaced by one of small packets"));
+    if (!alive()) return;
+  }
+}
+
+// On a lane that is in use.
+bool Link::HeardOfLate() const {
+  const auto heard = [&](const Lane* lane) {
+    return lane != nullptr && ring_->Now() - lane->last_heard() <= Millis(detect_ms_) / 2;
+  };
+  return heard(control_.get()) || std::any_of(data_.begin(), data_.end(), [&](const DataLane& d) {
+           return heard(d.lane.get());
+         });
 }
 
 void Link::LoseControl() {
   old_controls_.push_back(std::move(control_));
   control_lost_ = ring_->Now();
+  control_barren_ = frames_.sent() > frames_.acked() && frames_.acked() == control_acked_ &&
+                    WaitsLong(control_since_) && HeardOfLate();
 }
 
 void Link::LoseData(uint32_t index) {
-  lost_.push_back(std::exchange(data_[index], DataLane{}));
+  DataLane& lost = lost_.emplace_back(std::exchange(data_[index], DataLane{}));
+  lost.barren = Barren(lost) && HeardOfLate();
   schedule_.Remove(index);
   --data_lanes_;
   data_lost_ = ring_->Now();
@@ -459,23 +514,22 @@ void Link::OnLaneEnded(Lane* lane) {
   if (data != lost_.end()) {
     gone_.Add(lane->stats());
     owner_->OnLinkLaneEnded(std::move(data->lane));
-    const uint32_t index = data->index;
-    const uint64_t serial = data->serial;
     data->told = true;
-    if (data->answered) lost_.erase(data);
     // Only now: nothing is written to a place that a repeated segment may be received into.
-    SendLaneLost(index, serial, lane->received());
+    SendLaneLost(*data, lane->received());
+    if (data->answered) lost_.erase(data);
   }
   CheckEnded();
 }
 
-void Link::SendLaneLost(uint32_t index, uint64_t serial, uint64_t received) {
+void Link::SendLaneLost(const DataLane& lost, uint64_t received) {
   if (!alive() || closing()) return;
-  FrameHeader lost{.type = FrameType::kLaneLost};
-  lost.group = index;
-  lost.stamp = serial;
-  lost.offset = received;
-  SendNumbered(lost, {}, /*may_wait=*/false);
+  FrameHeader frame{.type = FrameType::kLaneLost};
+  frame.flags = lost.barren ? kFlagBarren : 0;
+  frame.group = lost.index;
+  frame.stamp = lost.serial;
+  frame.offset = received;
+  SendNumbered(frame, {}, /*may_wait=*/false);
 }
 
 absl::Status Link::OnLaneLost(const FrameHeader& header) {
@@ -500,9 +554,11 @@ absl::Status Link::OnLaneLost(const FrameHeader& header) {
   unacked_ -= segments.segments().size();
   const absl::StatusOr<size_t> news = segments.Acknowledge(header.offset);
   if (!news.ok()) return news.status();
+  if (*news > 0) black_hole_.OnAcknowledged();
   lost->answered = true;
   if (lost->told) lost_.erase(lost);
   Repeat(segments);
+  if ((header.flags & kFlagBarren) != 0) OnBarrenLane(LaneKind::kData);
   PullAll();
   return absl::OkStatus();
 }
@@ -519,7 +575,7 @@ absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
         "LANE_LOST of ", unknown_lost_, " lanes that are not known here, no answer acknowledged"));
   }
   last_serial_[index] = std::max(last_serial_[index], serial);
-  SendLaneLost(index, serial, 0);
+  SendLaneLost({.index = index, .serial = serial}, 0);
   unknown_lost_answered_ = frames_.sent();
   return absl::OkStatus();
 }
@@ -565,6 +621,7 @@ bool Link::short_way() const { return rtt_us_ > 0 && rtt_high_us_ <= kUsualRttUs
 
 Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   if (!alive()) return kNever;
+  detect_ms_ = detect_ms;
   const int64_t detect = Millis(detect_ms);
   const int64_t interval = detect / kPingsPerDetect;
   if (BreakIfDead(now, detect_ms, repair_error)) return kNever;

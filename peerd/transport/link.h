@@ -42,6 +42,7 @@
 #include <utility>
 #include <vector>
 
+#include "peerd/transport/black_hole.h"
 #include "peerd/transport/lane.h"
 #include "peerd/transport/lane_schedule.h"
 #include "peerd/transport/numbered_frames.h"
@@ -80,6 +81,8 @@ class LinkOwner {
   // dialled.
   virtual void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) = 0;
   virtual void OnLinkLaneBack(Link* link, const std::string& name) = 0;
+  // Large packets vanish on the way: new lanes are to use small ones, as small_packets() says.
+  virtual void OnLinkSmallPackets(Link* link) = 0;
   // It sends on so many data lanes from now on, and would if it had so many. `rate`: what it got
   // before, bytes a second. Act on it later, not from within this call.
   virtual void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) = 0;
@@ -138,6 +141,7 @@ class Link final : public LaneOwner {
   // A data lane `index` of `count` or more. False: it does not fit the lanes that are there.
   bool FitsDataLane(uint32_t index, uint32_t count, uint64_t serial) const;
   void AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial);
+  bool small_packets() const { return black_hole_.small(); }
   bool HasDataLane(uint32_t index) const;
   uint32_t data_lanes() const { return data_lanes_; }
   // All of those that the dialler announced, and at least one.
@@ -208,7 +212,9 @@ class Link final : public LaneOwner {
     uint64_t sent_measured = 0;  // of segments.sent(), when its delivery was looked at last
     uint64_t sent_dry = 0;       // the same when there was nothing more
     Tick nudge_at = kNever;
+    Tick sent_first;  // its first segment
     // Of a lost one:
+    bool barren = false;    // as black_hole.h says
     bool told = false;      // LANE_LOST is sent
     bool answered = false;  // and received
   };
@@ -229,7 +235,7 @@ class Link final : public LaneOwner {
 
   std::unique_ptr<Lane> MakeControl(int fd);
   absl::Status HandleFrame(const FrameHeader& header, std::span<const uint8_t> payload);
-  absl::Status OnResume(uint64_t acked);
+  absl::Status OnResume(const FrameHeader& header);
   absl::Status OnAcked(uint64_t acked);
   absl::Status OnLaneLost(const FrameHeader& header);
   absl::Status OnUnknownLaneLost(uint32_t index, uint64_t serial);
@@ -238,7 +244,13 @@ class Link final : public LaneOwner {
   void SendOnLane(const FrameHeader& header);
   void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
   void PutNumberedOnLane(bool may_wait);
-  void SendLaneLost(uint32_t index, uint64_t serial, uint64_t received);
+  void SendLaneLost(const DataLane& lost, uint64_t received);
+  // At either end. The side that dials decides how large the packets of a lane are, both ways.
+  void OnBarrenLane(LaneKind kind);
+  bool WaitsLong(Tick since) const;
+  bool Barren(const DataLane& data) const;
+  void ReplaceBarren();
+  bool HeardOfLate() const;
   void Repeat(const UnackedSegments& lost);
   void RanDry(DataLane* data, Tick now);
   Tick Nudge(Tick now);
@@ -278,6 +290,9 @@ class Link final : public LaneOwner {
   std::unique_ptr<Lane> control_;
   uint64_t control_serial_ = 0;
   Tick control_lost_;
+  Tick control_since_;                               // it is in use
+  uint64_t control_acked_ = 0;                       // frames, at that time
+  bool control_barren_ = false;                      // the one before it, as black_hole.h says
   std::vector<std::unique_ptr<Lane>> old_controls_;  // that have not ended
 
   NumberedFrames frames_;
@@ -294,6 +309,8 @@ class Link final : public LaneOwner {
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
   Tick data_lost_;  // the last one
+  BlackHole black_hole_;
+  uint32_t detect_ms_ = 0;  // as Work() was told last
   SegmentQueue queue_;
   LaneSchedule schedule_;  // of the lanes of data_
   size_t next_lane_ = 0;   // that is offered the next segment first

@@ -89,6 +89,7 @@ class TransportImpl final : public Transport,
   uint64_t OnLinkSegmentRepeat(uint64_t owner) override;
   void OnLinkFramesRepeated(uint64_t frames) override { stats_.frames_repeated += frames; }
   void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) override;
+  void OnLinkSmallPackets(Link* link) override;
   void OnLinkLaneBack(Link* link, const std::string& name) override;
   void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) override;
   void OnLinkDue(Link*, Tick at) override { alarm_.Set(at); }
@@ -465,6 +466,17 @@ void TransportImpl::OnLinkLaneLost(Link* link, LaneKind kind, const std::string&
   LH_CHECK(p != nullptr);
   ++stats_.lanes_lost;
   repair_.OnLaneLost(p, kind, reason);
+}
+
+void TransportImpl::OnLinkSmallPackets(Link* link) {
+  ++stats_.links_small_packets;
+  Log(LogLevel::kWarning,
+      absl::StrCat("large packets vanish peer=", ToString(link->key().peer),
+                   " run=", link->key().run, " remote=", ToString(link->options().remote)) +
+          LogField("why",
+                   "data lanes die with their first segments while PINGs come through; "
+                   "lanes use small packets from now on; check the MTU of the path, and "
+                   "that ICMP \"fragmentation needed\" is let through"));
 }
 
 void TransportImpl::OnLinkLaneBack(Link* link, const std::string& name) {

@@ -97,6 +97,7 @@ void Repair::Redial(Peering* p, Tick now) {
   spec.hello.lanes = p->data.planned;
   spec.hello.link = p->link->options().id;
   spec.hello.serial = p->link->NewSerial();
+  if (p->link->small_packets()) spec.tuning.segment_bytes_max = kSmallSegmentBytes;
   spec.connect_by = ReconnectBy(*p->link, options_->detect_ms, now);
   p->repair.redial =
       handshakes_->Dial(std::move(spec), now + Millis(options_->detect_ms),

@@ -208,6 +208,28 @@ TEST_P(RepairSeeds, StalledLaneIsReplacedWhileOthersAreHeard) {
   }
 }
 
+// Tunnels with a small MTU, and a firewall that drops ICMP: handshakes and PINGs pass.
+TEST_P(RepairSeeds, WhereLargePacketsVanishLanesUseSmallOnes) {
+  TransportOptions options;
+  options.lanes = 1 + GetParam() % 3;
+  PeerWorld world(Rings::kFake, GetParam(), 2, options);
+  Traffic traffic(&world);
+  world.Open(0, 1);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(0, 1); }));
+  world.fake->SwallowLarge(600);
+  // To whoever dialled, to the other one, or both ways.
+  for (int i = 0; i < 10; ++i) {
+    if (GetParam() % 3 != 0) traffic.Segment(0, 1, 1000 * i, 30000);
+    if (GetParam() % 3 != 1) traffic.Segment(1, 0, 7000 * i, 30000);
+  }
+  ASSERT_TRUE(world.Until([&] { return traffic.AllIsThere(); }, 30000));
+  traffic.ExpectOnce();
+  ExpectNoLinkWasLost(&world);
+  const uint64_t small = world.at(0).transport->GetStats().links_small_packets +
+                         world.at(1).transport->GetStats().links_small_packets;
+  EXPECT_GE(small, 1u);
+}
+
 TEST_P(RepairSeeds, IdleStalledLanesAreNoticedAndSilenceStillEndsTheLink) {
   PeerWorld world(Rings::kFake, GetParam(), 2);
   world.Open(0, 1);

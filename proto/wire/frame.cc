@@ -111,6 +111,7 @@ absl::Status CheckFields(const FrameHeader& header) {
   if (type == FrameType::kDone) known = kFlagRefused;
   if (type == FrameType::kClose) known = kFlagGivenUp;
   if (type == FrameType::kWantLanes) known = kFlagOptional;
+  if (type == FrameType::kLaneLost || type == FrameType::kResume) known = kFlagBarren;
   if ((header.flags & ~known) != 0) return Refuse("flags", header.flags, "known for this type");
   const bool names_op =
       type == FrameType::kReady || type == FrameType::kDone || type == FrameType::kData;

@@ -72,6 +72,7 @@ enum class FrameType : uint8_t {
 inline constexpr uint8_t kFlagRefused = 1;   // DONE
 inline constexpr uint8_t kFlagGivenUp = 1;   // CLOSE
 inline constexpr uint8_t kFlagOptional = 1;  // WANT_LANES
+inline constexpr uint8_t kFlagBarren = 1;    // LANE_LOST, RESUME: of the lane before
 
 // Which half of an all-reduce a segment belongs to.
 enum class Phase : uint32_t { kReduce = 0, kGather = 1 };
