@@ -39,6 +39,7 @@ class Record:
     fatal: bool  #: members of these hosts may be removed for it
     blocks_pair: bool = False  #: in a world of two or three one of the pair may be removed
     silent: bool = False  #: the group has to wait for these hosts, until they are removed or the fault ends
+    watched: list[str] | None = None  #: whose ops show what the fault costs; None: of all it was not done to
     end: float | None = None
 
 

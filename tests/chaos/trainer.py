@@ -30,6 +30,9 @@ import longhaul as lh
 
 WORD = (1 << 64) - 1
 SYNC_TAG = 1 << 40
+# An op that is not larger, and is retried after a fault, answers before the others are known to be done
+# (docs/adr/0019-small-ops-answer-at-once.md).
+ONE_SHOT_BYTES = 4096
 # Bits of this many members fit; ids are given in rising order, so members of one time are close to one another.
 SLOTS = 31
 
@@ -220,7 +223,9 @@ class Trainer:
                     raise Wrong(f"{what}: the source of an op out of place was changed")
                 if abort and info.retries:
                     raise Wrong(f"{what}: retried {info.retries} times, and was to be aborted")
-                ops.append([tag, f"{total:x}", info.retries, aborted[tag], info.epoch, round(time.monotonic(), 4)])
+                early = target.nbytes <= ONE_SHOT_BYTES and not abort
+                now = round(time.monotonic(), 4)
+                ops.append([tag, f"{total:x}", info.retries, aborted[tag], info.epoch, now, early])
                 results[tag] = (source.size, total)
             open_ops = again
         if problem is not None:

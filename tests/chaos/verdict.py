@@ -55,7 +55,10 @@ def judge(logs: pathlib.Path, faults: list[Record], detect_s: float) -> Verdict:
         fields = line.fields
         if fields["k"] in ("step", "part"):
             name = f"m{fields['m']} on {line.host}"
-            for tag, total, *_ in fields["ops"]:
+            for tag, total, *_, early in fields["ops"]:
+                # What a small op told a member that is no survivor, the survivors may never see.
+                if early and fields["k"] == "part":
+                    continue
                 results[(line.group, fields["g"], fields["s"], tag)].setdefault(total, name)
             if fields["k"] == "step":
                 states[(line.group, fields["g"], fields["s"])].setdefault(fields["state"], name)
@@ -216,7 +219,7 @@ def stalls(lines: list[Line], faults: list[Record]) -> dict[str, list[float]]:
         end = fault.end if fault.end is not None else fault.begin
         worst = 0.0
         for (host, _), times in finished.items():
-            if host in fault.hosts:
+            if host in fault.hosts if fault.watched is None else host not in fault.watched:
                 continue
             first = bisect.bisect_right(times, fault.begin)
             # Gaps that begin before the fault is over (or at most two seconds after it was made).

@@ -82,6 +82,10 @@ def remove_leftovers() -> None:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=PATIENCE_S)
 
 
+def endpoint(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 class Process:
     """A daemon or trainer in a namespace."""
 
@@ -214,7 +218,7 @@ class Host:
         self.number = number
         self.name = f"h{number}"
         self.namespace = f"{PREFIX}-{os.getpid()}-{self.name}"
-        self.address = f"10.77.0.{10 + number}"
+        self.address = world.address_of(10 + number)
         self.socket = str(world.directory / f"{self.name}.sock")
         self.peerd: Process | None = None
         self.trainers: dict[str, Process] = {}
@@ -238,8 +242,8 @@ class Host:
                 str(find_binary("longhaul-peerd")),
                 f"--coordinator={self.world.coordinator_address}",
                 f"--socket={self.socket}",
-                f"--listen={self.address}:{DATA_PORT}",
-                f"--http={self.address}:{HTTP_PORT}",
+                f"--listen={endpoint(self.address, DATA_PORT)}",
+                f"--http={endpoint(self.address, HTTP_PORT)}",
                 f"--ready-file={ready}",
                 *self.world.peerd_flags,
                 *flags,
@@ -271,12 +275,12 @@ class Host:
         status = self.world.status()
         for group in status.get("groups", []):
             for peer in group["ring"]:
-                if peer["endpoint"] == f"{self.address}:{DATA_PORT}":
+                if peer["endpoint"] == endpoint(self.address, DATA_PORT):
                     return str(peer["peer"])
         raise LookupError(f"no peer at {self.address} in the coordinator's status")
 
     def metric(self, name: str) -> float:
-        code = f"import urllib.request as u; print(u.urlopen('http://{self.address}:{HTTP_PORT}/metrics', timeout=60).read().decode())"
+        code = f"import urllib.request as u; print(u.urlopen('http://{endpoint(self.address, HTTP_PORT)}/metrics', timeout=60).read().decode())"
         text = self.run(sys.executable, "-S", "-c", code)
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M))
 
@@ -316,7 +320,7 @@ class BareWorld:
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="lhc-", dir="/tmp"))
         self.hosts: list[Host] = []
         self.coordinator: Process | None = None
-        self.coordinator_address = f"10.77.0.1:{COORDINATOR_PORT}"
+        self.coordinator_address = endpoint(self.address_of(1), COORDINATOR_PORT)
         self._namespaces: list[str] = []
         self._processes: list[Process] = []
         self._events: Process | None = None
@@ -324,12 +328,16 @@ class BareWorld:
         try:
             remove_leftovers()
             self.open_network()
-            self.add_namespace(self.coordinator_namespace, "pco", "10.77.0.1")
+            self.add_namespace(self.coordinator_namespace, "pco", self.address_of(1))
         except BaseException:
             self.close()
             raise
 
     # ------------------------------------------------------------------ the network
+
+    def address_of(self, number: int) -> str:
+        """Of the coordinator (1) or a host (10 and its number)."""
+        return f"10.77.0.{number}"
 
     def open_network(self) -> None:
         """What the namespaces will be joined by."""
@@ -380,7 +388,7 @@ class BareWorld:
                 str(find_binary("longhaul-coordinator")),
                 f"--listen={self.coordinator_address}",
                 # --admin as by default: lhctl runs in this namespace, too.
-                "--http=10.77.0.1:29601",
+                f"--http={endpoint(self.address_of(1), 29601)}",
                 f"--store=sqlite:{self.directory}/coordinator.db",
                 f"--detect-ms={self.detect_ms}",
                 f"--ready-file={ready}",
@@ -483,10 +491,25 @@ class BareWorld:
 
 
 class World(BareWorld):
-    """Hosts on one bridge, which drops what it is told to."""
+    """Hosts on one bridge, which drops what it is told to. ipv6: they have no IPv4 addresses."""
+
+    def __init__(
+        self, logs: pathlib.Path, detect_ms: int = 1500, peerd_flags: Sequence[str] = (), ipv6: bool = False
+    ) -> None:
+        self.ipv6 = ipv6
+        super().__init__(logs, detect_ms, peerd_flags)
+
+    def address_of(self, number: int) -> str:
+        return f"fd77::{number:x}" if self.ipv6 else super().address_of(number)
+
+    def address_command(self, what: str, namespace: str, address: str) -> list[str]:
+        """what: add or del."""
+        bits = ["/64", "nodad"] if self.ipv6 and what == "add" else ["/64"] if self.ipv6 else ["/24"]
+        return ["ip", "-n", namespace, "addr", what, address + bits[0], *bits[1:], "dev", "eth0"]
 
     def open_network(self) -> None:
         self._rules: list[str] = []
+        self._spare = 0
         self.switch = f"{PREFIX}-{os.getpid()}-sw"
         self.make_namespace(self.switch)
         bridge = ["link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0"]
@@ -497,8 +520,13 @@ class World(BareWorld):
         self.make_namespace(name)
         run(["ip", "-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name])
         run(["ip", "-n", self.switch, "link", "set", port, "master", "br0", "up"])
-        run(["ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0"])
+        run(self.address_command("add", name, address))
         run(["ip", "-n", name, "link", "set", "eth0", "up"])
+
+    def spare_address(self) -> str:
+        """One that no host has had yet."""
+        self._spare += 1
+        return self.address_of(200 + self._spare)
 
     def network_state(self) -> str:
         return f"dropped at the bridge: {self._rules}"
