@@ -7,8 +7,8 @@
 //   comm.AllReduce(x, LH_AVG);
 //
 // Errors are exceptions of class longhaul::Error. Objects are movable; whatever came from a client
-// (Buffer, Comm, Op, State) goes before the client does. An Op that is destroyed before its outcome is waited for, since its buffers
-// belong to it until then.
+// (Buffer, Comm, Op, State) goes before the client does. An Op that is destroyed before its outcome
+// is waited for, since its buffers belong to it until then.
 //
 // Under -fno-exceptions an error ends the process with its text.
 #ifndef LONGHAUL_LONGHAUL_HPP_
