@@ -1021,6 +1021,21 @@ TEST_P(ExchangeTest, ManifestsAreComparedWithoutServing) {
       cluster.world.Until([&] { return cluster.at(1).exchange->server()->transfers() == 0; }));
 }
 
+// Who is refused for its manifest asks when the sync of the other one is about to end, too.
+TEST_P(ExchangeTest, AManifestThatWasAskedForIsSentThoughItsSyncEnds) {
+  Cluster cluster(GetParam().rings, GetParam().seed, 2, OneTensor(100));
+  cluster.Serve(1);
+  StateServer* const server = cluster.at(1).exchange->server();
+  cluster.at(0).exchange->CompareManifest(1, kGroup,
+                                          std::make_shared<const Manifest>(OneTensor(101)),
+                                          {MemberOf(1), PeerId(2)}, cluster.world.Now());
+  ASSERT_TRUE(cluster.world.Until([&] { return server->transfers() == 1; }));
+  server->EndServe(kGroup, MemberOf(1));
+  server->Register(kGroup, MemberOf(1), State(OneTensor(100)).state);
+  ASSERT_TRUE(cluster.world.Until([&] { return cluster.at(0).differences.size() == 1; }));
+  EXPECT_EQ(cluster.at(0).differences[1], FirstDifference(OneTensor(101), OneTensor(100)));
+}
+
 // ------------------------------------------------------------------------------ with ops
 
 TEST_P(ExchangeTest, OpsAndATransferShareALinkAndBothProgress) {

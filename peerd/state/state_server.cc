@@ -65,7 +65,7 @@ void StateServer::EndServe(const GroupKey& group, MemberId member) {
   std::vector<std::shared_ptr<Answer>> open;
   for (const auto& [key, transfer] : transfers_) {
     for (const auto& [ask, answer] : transfer.asks) {
-      if (answer->member == it->first) open.push_back(answer);
+      if (answer->member == it->first && !answer->manifest) open.push_back(answer);
     }
   }
   // An ask whose pieces have all been sent is refused too: the receiver does not know it any more
@@ -208,7 +208,7 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
         served.encoded_manifest =
             std::make_shared<const std::vector<uint8_t>>(EncodeManifest(manifest));
       }
-      answer->whole = true;
+      answer->whole = answer->manifest = true;
       answer->bytes = served.encoded_manifest;
       Send(answer, answer->bytes->data(), answer->bytes->size());
       break;

@@ -142,6 +142,7 @@ class StateServer {
     uint64_t owner = 0;
     bool over = false;                         // nobody wants it any more
     bool whole = false;                        // not a chunk
+    bool manifest = false;                     // true of the member as long as it is there
     std::shared_ptr<const MemoryState> state;  // what is read; nullptr: `bytes` is
     std::shared_ptr<const std::vector<uint8_t>> bytes;
     // What is sent, and how much of it the transport has.
