@@ -359,6 +359,7 @@ HashPool::JobId KeptStates::CopyTo(const std::shared_ptr<const KeptState>& kept,
   LH_CHECK(kept->manifest == state->manifest);
   std::vector<ChunkId> ids = Differences(*kept, *state);
   std::vector<HashPool::Copy> copies;
+  copies.reserve(ids.size());
   for (const ChunkId& id : ids) {
     copies.push_back(CopyOf(*kept, id, state->BeginFetch(id.tensor, id.chunk)));
   }
