@@ -948,6 +948,22 @@ TEST_F(CoordinatorCoreTest, ALaterAnswerReplacesAnEarlierOne) {
   EXPECT_EQ(Admitted(), 2u);
 }
 
+TEST_F(CoordinatorCoreTest, AnAnswerToAnotherPreparationOfTheNumberDoesNotCount) {
+  Found(2);
+  h.Lively(P(1)).mute = h.Lively(P(2)).mute = true;
+  h.Say(P(1), Lost(P(2)));
+  h.Wait(100);
+  const uint64_t other = h.Prepared(P(2)).preparation + 1;
+  h.Say(P(1), Ready(3));
+  h.Say(P(2), control::EpochReady{G(), Epoch(3), {}, other});
+  EXPECT_EQ(h.View().preparing, Epoch(3));
+  h.Say(P(2), control::EpochFailed{G(), Epoch(3), {{P(1), "x"}}, other});
+  EXPECT_EQ(h.View().preparing, Epoch(3));
+  h.Say(P(2), Ready(3));
+  EXPECT_EQ(Committed(), Epoch(3));
+  EXPECT_EQ(Admitted(), 2u);
+}
+
 TEST_F(CoordinatorCoreTest, AFailureThatNamesADetachedPeerIsItsDeath) {
   Found(2);
   h.Lively(P(2)).mute = true;
@@ -1130,6 +1146,10 @@ TEST_F(CoordinatorCoreTest, GroupsOfAllRunsTogetherAreBounded) {
   EXPECT_THAT(join("even"), HasSubstr("4096 groups of all its runs, the most it can have "
                                       "(LH_COORDINATOR_GROUPS_MAX)"));
   EXPECT_EQ(h.store().groups.size(), LH_COORDINATOR_GROUPS_MAX);
+  // Those that there are take members as before.
+  h.Attach(P(1000));
+  h.Say(P(1000), control::Join{1, {"even", 1}, "t"});
+  EXPECT_THAT(h.Take(P(1000)).back(), Not(HasSubstr("refused")));
 }
 
 TEST_F(CoordinatorCoreTest, WhatIsAgainstTheProtocolEndsTheStream) {

@@ -49,7 +49,11 @@ v1::PeerMessage Join(const std::string& run) {
 
 // One call of Attach.
 struct Attached {
-  explicit Attached(v1::Coordinator::Stub* stub) : stream(stub->Attach(&context)) {}
+  explicit Attached(v1::Coordinator::Stub* stub) {
+    // What waits for an end that does not come fails, and says where.
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    stream = stub->Attach(&context);
+  }
 
   bool Write(const v1::PeerMessage& message) { return stream->Write(message); }
   // The next message of this kind; false if the stream ends before.

@@ -248,6 +248,19 @@ TEST_F(LoopTest, EvictsAndDrainsWhatThereIs) {
   EXPECT_EQ(journal_.TakeUntil("b drain"), "b drain");
 }
 
+TEST_F(LoopTest, ADrainIsAcknowledgedOnlyWhenItIsWritten) {
+  Start();
+  auto port = std::make_shared<FakePort>(&journal_, "a");
+  const auto session = loop_->OpenSession(port);
+  loop_->PostMessage(*session, HelloOf(1));
+  ASSERT_NE(journal_.TakeUntil("a accepted"), "");
+  store_->fail_ = true;
+  std::promise<absl::Status> answer;
+  loop_->Drain({PeerId(1), "why"},
+               [&answer](const absl::Status& status) { answer.set_value(status); });
+  EXPECT_EQ(answer.get_future().get().code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(LoopTest, SessionsAreBoundedAndGivenBack) {
   Start();
   auto port = std::make_shared<FakePort>(&journal_, "a");

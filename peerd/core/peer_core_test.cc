@@ -205,6 +205,29 @@ TEST_F(PeerCoreTest, HelloTellsWhatIsPreparedAndAnswersNameIt) {
   EXPECT_EQ(Sent<control::EpochReady>(out_)[0].preparation, 1002u);
 }
 
+// It waits for an attempt to stop, and will be prepared then.
+TEST_F(PeerCoreTest, HelloTellsOfAPreparationThatWaits) {
+  EnterTwo();
+  Join(5);
+  Post(1, 7, Large());
+  Removed(1, Removal::kEvicted);
+  Say(MakePrepare(3, 0, 3, 0, {{5, 1, 3}}));
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  EXPECT_EQ(Sent<control::Hello>(out_).at(0).groups.at(0),
+            (control::GroupState{kGroup, Epoch(1), {MemberId(5)}, Epoch(3), 1003}));
+}
+
+TEST_F(PeerCoreTest, HelloTellsOfAnEpochWhoseMembersHereAreGone) {
+  EnterTwo();
+  Post(1, 7, Large());
+  Removed(1, Removal::kEvicted);
+  Give(CoordinatorDown{});
+  Give(CoordinatorUp{});
+  ASSERT_EQ(Sent<control::Hello>(out_).at(0).groups.size(), 1u);
+  EXPECT_EQ(Sent<control::Hello>(out_)[0].groups[0], (control::GroupState{kGroup, Epoch(1), {}}));
+}
+
 TEST_F(PeerCoreTest, WhoIsForgottenBeforeItsFirstEpochFollowsLowerNumbersAgain) {
   Give(CoordinatorUp{});
   Join(1);
@@ -234,7 +257,8 @@ TEST_F(PeerCoreTest, ALowerTermOfItsStoreIsRefused) {
   // What follows on the stream is for nobody, and nothing is said on it.
   Give(LocalJoin{LocalId(1), kGroup, "t"});
   EXPECT_TRUE(Get<ToCoordinator>(out_).empty());
-  EXPECT_TRUE(Say(control::JoinPending{1, kGroup, MemberId(1)}).empty());
+  EXPECT_TRUE(
+      Say(control::JoinRefused{1, kGroup, {Code::kFailedPrecondition, "not here"}}).empty());
   EXPECT_EQ(core_.NextDeadline(), kNever);
   Give(CoordinatorDown{});
   Give(CoordinatorUp{});

@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr std::chrono::seconds kDeadline{60};
+constexpr std::chrono::seconds kDeadline{20};
 
 // What the client's callbacks said, one line each.
 class Owner {
@@ -34,7 +34,7 @@ class Owner {
     peerd::ControlClientCallbacks callbacks;
     callbacks.connected = [this] {
       Add("connected");
-      return true;
+      return !full_of_streams_;
     };
     callbacks.disconnected = [this](const std::string& reason) { Add("disconnected " + reason); };
     callbacks.message = [this](control::CoordinatorMessage message) {
@@ -79,6 +79,8 @@ class Owner {
 
   // Takes no message any more, or does again.
   void SetFull(bool full) { full_ = full; }
+  // Takes no beginning of a stream.
+  void SetFullOfStreams(bool full) { full_of_streams_ = full; }
   // Of the last PrepareEpoch, of the last Welcome.
   uint64_t preparation() const { return preparation_; }
   uint64_t welcome_store() const { return welcome_store_; }
@@ -90,7 +92,7 @@ class Owner {
     changed_.SignalAll();
   }
 
-  std::atomic<bool> full_ = false;
+  std::atomic<bool> full_ = false, full_of_streams_ = false;
   Mutex mutex_;
   CondVar changed_;
   std::atomic<uint64_t> preparation_{0};
@@ -181,6 +183,17 @@ TEST_F(ControlClientTest, GivesUpAStreamWhoseMessagesItsOwnerHasNoRoomFor) {
   owner_.SetFull(false);
   ASSERT_TRUE(client_->Send(HelloOf(1)));
   EXPECT_EQ(owner_.Next(), "welcome " + server->incarnation());
+}
+
+// Nobody would ever say Hello on it.
+TEST_F(ControlClientTest, GivesUpAStreamWhoseBeginningItsOwnerHasNoRoomFor) {
+  const auto server = StartServer();
+  owner_.SetFullOfStreams(true);
+  Connect({server->grpc_address()});
+  ASSERT_EQ(owner_.Next(), "connected");
+  EXPECT_THAT(owner_.Next(), HasSubstr("too far behind"));
+  owner_.SetFullOfStreams(false);
+  ASSERT_EQ(owner_.NextWith("connected"), "connected");
 }
 
 TEST_F(ControlClientTest, MemberOutlivesTheCoordinatorThroughItsStore) {
