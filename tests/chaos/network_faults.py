@@ -208,8 +208,9 @@ class NewAddress(Fault):
         assert self.host is not None
         old, self.host.address = self.host.address, self.world.spare_address()
         record = self.record(f"{self.host.name} has the address {self.host.address} now", fatal=True, silent=True)
-        run(self.world.address_command("add", self.host.namespace, self.host.address))
+        # With the first address of a network the system removes the others of it.
         run(self.world.address_command("del", self.host.namespace, old))
+        run(self.world.address_command("add", self.host.namespace, self.host.address))
         return record
 
 
