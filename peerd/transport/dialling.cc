@@ -273,8 +273,10 @@ void Dialling::OnDataDialled(const LinkKey& key, uint32_t lane, LaneDial* dial) 
     // The dial is cancelled with its link, so the link is the one it was started for.
     LH_CHECK(p->link != nullptr);
     const int fd = dial->TakeFd();
-    if (!p->link->FitsDataLane(lane, data.planned, dial->hello().serial)) {
-      // Lost at the other end before it was in use here, or the link is closing.
+    const bool too_large = p->link->small_packets() && !dial->small_packets();
+    if (too_large || !p->link->FitsDataLane(lane, data.planned, dial->hello().serial)) {
+      // Dialled before it was known that large packets vanish; or lost at the other end before it
+      // was in use here; or the link is closing.
       ring_->sockets().Abort(fd);
       alarm_->Set(ring_->Now());
       return;

@@ -85,6 +85,7 @@ class LaneDial final : public LaneHandshake {
  public:
   LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done);
   const SocketAddress& address() const { return spec_.address; }
+  bool small_packets() const { return spec_.tuning.segment_bytes_max != 0; }
   // HELLO is out: the other side knows of us.
   bool connected() const { return connected_; }
   LaneResult refused() const { return refused_; }

@@ -361,7 +361,6 @@ absl::Status Link::OnResume(const FrameHeader& header) {
   control_acked_ = frames_.acked();
   control_since_ = ring_->Now();
   if ((header.flags & kFlagBarren) != 0) OnBarrenLane(LaneKind::kControl);
-  if (!alive()) return absl::OkStatus();
   owner_->OnLinkFramesRepeated(*repeated);
   owner_->OnLinkLaneBack(this, control_->name());
   PutNumberedOnLane(/*may_wait=*/false);
@@ -444,12 +443,21 @@ void Link::LoseLane(Lane* lane, const std::string& reason) {
   }
 }
 
+// Work() acts on the verdict: the caller is in the middle of losing or replacing lanes.
 void Link::OnBarrenLane(LaneKind kind) {
-  switch (black_hole_.OnBarren(kind == LaneKind::kControl, ring_->Now(), detect_ms_)) {
+  const BlackHole::Verdict verdict =
+      black_hole_.OnBarren(kind == LaneKind::kControl, ring_->Now(), detect_ms_);
+  if (verdict == BlackHole::Verdict::kWait) return;
+  black_hole_verdict_ = verdict;
+  if (verdict == BlackHole::Verdict::kDialSmall) owner_->OnLinkSmallPackets(this);
+  owner_->OnLinkDue(this, ring_->Now());
+}
+
+void Link::ActOnBlackHole() {
+  switch (std::exchange(black_hole_verdict_, BlackHole::Verdict::kWait)) {
     case BlackHole::Verdict::kWait:
       return;
     case BlackHole::Verdict::kDialSmall:
-      owner_->OnLinkSmallPackets(this);
       return ReplaceBarren();
     case BlackHole::Verdict::kBreak:
       return Break("lanes carry nothing, with small packets either, while PINGs come through");
@@ -457,7 +465,10 @@ void Link::OnBarrenLane(LaneKind kind) {
 }
 
 // A connection that is reset soon says nothing of large packets.
-bool Link::WaitsLong(Tick since) const { return ring_->Now() - since >= Millis(detect_ms_) / 4; }
+// Before the first Work() nothing has waited long.
+bool Link::WaitsLong(Tick since) const {
+  return detect_ms_ > 0 && ring_->Now() - since >= Millis(detect_ms_) / 4;
+}
 
 bool Link::Barren(const DataLane& data) const {
   return data.segments.acked() == 0 && !data.segments.segments().empty() &&
@@ -626,6 +637,7 @@ Tick Link::Work(Tick now, uint32_t detect_ms, const std::string& repair_error) {
   const int64_t interval = detect / kPingsPerDetect;
   if (BreakIfDead(now, detect_ms, repair_error)) return kNever;
   LoseStalled(now, detect_ms);
+  if (alive()) ActOnBlackHole();
   if (!alive()) return kNever;
   TuneLanes(detect_ms);
   if (now - last_ping_ >= interval) {

@@ -249,6 +249,7 @@ class Link final : public LaneOwner {
   void OnBarrenLane(LaneKind kind);
   bool WaitsLong(Tick since) const;
   bool Barren(const DataLane& data) const;
+  void ActOnBlackHole();
   void ReplaceBarren();
   bool HeardOfLate() const;
   void Repeat(const UnackedSegments& lost);
@@ -310,7 +311,8 @@ class Link final : public LaneOwner {
   bool data_were_complete_ = false;
   Tick data_lost_;  // the last one
   BlackHole black_hole_;
-  uint32_t detect_ms_ = 0;  // as Work() was told last
+  BlackHole::Verdict black_hole_verdict_ = BlackHole::Verdict::kWait;  // to be acted on
+  uint32_t detect_ms_ = 0;                                             // as Work() was told last
   SegmentQueue queue_;
   LaneSchedule schedule_;  // of the lanes of data_
   size_t next_lane_ = 0;   // that is offered the next segment first

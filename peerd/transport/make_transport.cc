@@ -474,7 +474,7 @@ void TransportImpl::OnLinkSmallPackets(Link* link) {
       absl::StrCat("large packets vanish peer=", ToString(link->key().peer),
                    " run=", link->key().run, " remote=", ToString(link->options().remote)) +
           LogField("why",
-                   "data lanes die with their first segments while PINGs come through; "
+                   "lanes die with their first large packets while PINGs come through; "
                    "lanes use small packets from now on; check the MTU of the path, and "
                    "that ICMP \"fragmentation needed\" is let through"));
 }

@@ -114,7 +114,8 @@ void Repair::OnRedialled(const LinkKey& key, LaneDial* dial) {
   p->repair.redial = nullptr;
   if (dial->ok()) {
     const int fd = dial->TakeFd();
-    if (p->link->FitsControl(dial->hello().serial)) {
+    const bool too_large = p->link->small_packets() && !dial->small_packets();
+    if (!too_large && p->link->FitsControl(dial->hello().serial)) {
       p->link->ResumeControl(fd, dial->hello().serial);
     } else {
       ring_->sockets().Abort(fd);
