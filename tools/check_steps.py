@@ -129,24 +129,19 @@ def mypy(name: str, log: pathlib.Path) -> Result:
     return Result(3 - failed, failed)
 
 
-def chaos(name: str, log: pathlib.Path) -> Result:
-    """One run; where network namespaces cannot be used it says so and counts as nothing."""
-    seed = os.environ.get("LONGHAUL_SEED", "1")
-    code, output = run(name, ["tests/chaos/run", "--minutes=2", f"--seed={seed}", f"--logs={LOGS}/chaos"], log)
-    if code == 77:
-        print(output.strip(), end=" ", flush=True)
-        return Result(0, 0)
-    return Result(int(code == 0), int(code != 0))
+def faults(*command: str, logs: bool = False) -> Callable[[str, pathlib.Path], Result]:
+    """One run with a seed; where network namespaces cannot be used it says so and counts as nothing."""
 
+    def step(name: str, log: pathlib.Path) -> Result:
+        seed = os.environ.get("LONGHAUL_SEED", "1")
+        place = [f"--logs={LOGS}/{name}"] if logs else []
+        code, output = run(name, [*command, f"--seed={seed}", *place], log)
+        if code == 77:
+            print(output.strip(), end=" ", flush=True)
+            return Result(0, 0)
+        return Result(int(code == 0), int(code != 0))
 
-def network(name: str, log: pathlib.Path) -> Result:
-    """Some faults of the network; where namespaces cannot be used it says so and counts as nothing."""
-    seed = os.environ.get("LONGHAUL_SEED", "1")
-    code, output = run(name, ["tests/chaos/network", "--faults=12", f"--seed={seed}"], log)
-    if code == 77:
-        print(output.strip(), end=" ", flush=True)
-        return Result(0, 0)
-    return Result(int(code == 0), int(code != 0))
+    return step
 
 
 def clang_format(name: str, log: pathlib.Path) -> Result:
@@ -189,8 +184,8 @@ STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
     "python": pytest("client/python/tests"),
     "e2e": pytest("tests/e2e", "tests/chaos", "tests/wan"),
     "bench": pytest("bench"),
-    "chaos": chaos,
-    "network": network,
+    "chaos": faults("tests/chaos/run", "--minutes=2", logs=True),
+    "network": faults("tests/chaos/network", "--faults=12"),
     "tidy": clang_tidy(everything=False),
     "tidy-all": clang_tidy(everything=True),
     "asan": bazel_test("--config=asan"),

@@ -6,7 +6,18 @@ import random
 import time
 from collections.abc import Sequence
 
-from faults import DropHost, DropHostIn, DropHostOut, DropPair, DropPairOneWay, Fault, Fleet, Record, ResetLanes
+from faults import (
+    DropHost,
+    DropHostIn,
+    DropHostOut,
+    DropPair,
+    DropPairOneWay,
+    Fault,
+    Fleet,
+    Record,
+    ResetControl,
+    ResetLanes,
+)
 from world import DATA_PORT, Host, endpoint, pair_drop, run
 
 # Of an Ethernet frame: what a path with a small MTU and no ICMP lets through.
@@ -90,16 +101,6 @@ class TwoPairs(Rules):
         time.sleep(self.rng.uniform(0, 0.2))
         self.world.drop(*second)
         self.rules = first + second
-        return record
-
-
-class ResetStream(Fault):
-    kind = "reset stream"
-
-    def make(self) -> Record:
-        assert self.host is not None
-        record = self.record(f"reset the coordinator stream of {self.host.name}")
-        self.host.run("ss", "-KHtn", "dst", self.world.coordinator_address)
         return record
 
 
@@ -253,7 +254,7 @@ KINDS: dict[str, type[Fault]] = {
         CoordinatorFromOne,
         CoordinatorFromAll,
         ResetLanes,
-        ResetStream,
+        ResetControl,
         Flap,
         Loss,
         BlackHole,
