@@ -522,7 +522,9 @@ void CoordinatorCore::Impl::BuryIfAccused(PeerId peer) {
                              : dead.closed ? "its stream closed"
                              : succeeded   ? "another peer listens at its address"
                                            : "it did not come back after the coordinator's restart";
-    PeerDied(peer, here + " and a peer of " + ToString(key) + " lost its link to it",
+    PeerDied(peer,
+             here + " and lost by " + List(group.Accusers(peer), " ", kNamesShownMax) + " of " +
+                 ToString(key),
              dead.session ? config_.detect_ms : 0);
     return;
   }

@@ -484,6 +484,41 @@ TEST_F(CoordinatorCoreTest, APreparationAndAStepDeadlineStandStillWhileNobodyIsH
   EXPECT_EQ(Admitted(), 2u) << "the deadline goes on";
 }
 
+// It comes back with members that are none any more.
+TEST_F(CoordinatorCoreTest, APeerThatWasRemovedHearsByWhomAndWhenAndWhy) {
+  Found(3);
+  h.Hang(P(3));
+  h.Wait(6000);
+  ASSERT_EQ(Admitted(), 2u);
+  h.Reattach(P(3));
+  EXPECT_EQ(h.RemovedText(P(3)),
+            "the coordinator removed it 2000 ms before its peer came back (died, found by the "
+            "coordinator: silent for 4000 ms)");
+  h.Boot();
+  for (const uint64_t n : {1, 2}) h.Reattach(P(n));
+  h.Attach(P(3), {{.group = G(), .committed = Epoch(3), .members = {M(3)}}});
+  EXPECT_THAT(h.RemovedText(P(3)), HasSubstr("before the coordinator started"));
+}
+
+TEST_F(CoordinatorCoreTest, APeerThatOthersReportedHearsWhoDid) {
+  Found(3);
+  h.Hang(P(3));
+  h.Wait(1500);
+  for (const uint64_t n : {1, 2}) {
+    EXPECT_EQ(Admitted(), 3u);
+    h.Wait(10);
+    h.Say(P(n), control::LinkLost{G(), Epoch(3), P(3), "silent for 1000 ms", 1000});
+  }
+  ASSERT_EQ(Admitted(), 2u);
+  const std::string text = "it is silent for 1000 ms and lost by p1 p2 of run/0";
+  EXPECT_EQ(h.RemovedText(P(3)), text) << "said on a stream that nobody reads";
+  h.Wait(700);
+  h.Attach(P(3), {{.group = G(), .committed = Epoch(3), .members = {M(3)}}});
+  EXPECT_EQ(h.RemovedText(P(3)),
+            "the coordinator removed it 700 ms before its peer came back (died, found by p1: " +
+                text + ")");
+}
+
 TEST_F(CoordinatorCoreTest, APeerThatIsSilentToAnotherOneTooIsDeadAfterDetectMs) {
   Found(3);
   h.Hang(P(3));
@@ -870,9 +905,12 @@ TEST_F(CoordinatorCoreTest, AnUnreachableNewcomerIsRefusedAndTheVotersGoOn) {
   const Texts got = h.Take(P(1));
   EXPECT_EQ(got[1], "Abort 3");
   EXPECT_EQ(got[2], "VoteResult m1 number=2 epoch=2");
-  EXPECT_EQ(h.Notices("refuse"),
-            Texts{"member removed member=m3 peer=p3 why=unreachable reason=p1 cannot reach p3: no "
-                  "route to 10.0.0.3:29700"});
+  EXPECT_EQ(
+      h.Notices("refuse"),
+      Texts{"member removed member=m3 peer=p3 why=unreachable reason=p1 cannot reach p3: no "
+            "route to 10.0.0.3:29700; open 10.0.0.3:29700 (TCP) of that host for the hosts of "
+            "the group, or name the address that they reach with --advertise of its "
+            "longhaul-peerd; the group tries this address again in 40 s at the earliest"});
 }
 
 // It asks again at once; the voters are not held a second time.

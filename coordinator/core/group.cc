@@ -34,6 +34,9 @@ const char *WhyText(Removal why) {
   return "unknown";
 }
 
+// Of those that were removed, so many are remembered.
+constexpr size_t kGoneMax = 1024;
+
 const char *RemovalNotice(Removal why, bool pending) {
   switch (why) {
     case Removal::kLeft:
@@ -60,6 +63,7 @@ Group::Group(GroupRecord record, std::string run_secret, const CoreConfig &confi
       incarnation_(config.incarnation),
       directory_(directory),
       suspicion_(config.detect_ms),
+      pauses_(config.detect_ms),
       ring_choice_(config.ring_interval_ms) {
   ballot_ = Ballot(Survivors(record_));
   for (const BlockedRecord &blocked : record_.blocked) suspicion_.Restore(blocked.pair);
@@ -99,9 +103,7 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
   }
   for (MemberId member : named) {
     if (known.contains(member)) continue;
-    out->messages.emplace_back(
-        peer.peer, control::Removed{record_.group, member, Removal::kUnknown,
-                                    "the coordinator does not know the member (any more)"});
+    out->messages.emplace_back(peer.peer, Unknown(member));
   }
   for (MemberId member : known) {
     if (store_is_behind) {
@@ -169,9 +171,7 @@ void Group::Leave(PeerId peer, const control::Leave &leave, GroupOutput *out) {
 Violation Group::Vote(PeerId peer, const control::Vote &vote, GroupOutput *out) {
   MemberRecord *member = Find(vote.member);
   if (member == nullptr || member->peer != peer) {
-    out->messages.emplace_back(
-        peer, control::Removed{record_.group, vote.member, Removal::kUnknown,
-                               "the coordinator does not know the member (any more)"});
+    out->messages.emplace_back(peer, Unknown(vote.member));
     return std::nullopt;
   }
   if (vote.number == 0) return "vote of " + ToString(vote.member) + " has no number";
@@ -199,9 +199,7 @@ Violation Group::Vote(PeerId peer, const control::Vote &vote, GroupOutput *out) 
 Violation Group::Sync(PeerId peer, const control::SyncVote &vote, GroupOutput *out) {
   const MemberRecord *member = Find(vote.member);
   if (member == nullptr || member->peer != peer) {
-    out->messages.emplace_back(
-        peer, control::Removed{record_.group, vote.member, Removal::kUnknown,
-                               "the coordinator does not know the member (any more)"});
+    out->messages.emplace_back(peer, Unknown(vote.member));
     return std::nullopt;
   }
   if (!IsAdmitted(*member)) return "sync of " + ToString(vote.member) + ", which is not admitted";
@@ -421,6 +419,7 @@ void Group::Remove(MemberId id, Removal why, const std::string &reason, const Fa
   if (member.departs) return;
   const bool pending = !IsAdmitted(member);
   if (!member.cohort.empty()) out->removed.push_back({member, reason});
+  Remember(id, why, reason, fault.detector);
   if (!pending) {
     Find(id)->departs = Departure{why, reason};
     NoteFault(fault);
@@ -444,6 +443,26 @@ void Group::Remove(MemberId id, Removal why, const std::string &reason, const Fa
        "member removed member=" + ToString(id) + " peer=" + ToString(member.peer) +
            " why=" + WhyText(why) + " reason=" + reason,
        out);
+}
+
+void Group::Remember(MemberId member, Removal why, const std::string &reason,
+                     const std::string &by) {
+  const std::string who = by == "coordinator" || by == "operator" ? "the " + by : by;
+  gone_[member] = {directory_->Now(),
+                   std::string(WhyText(why)) + ", found by " + who + ": " + reason};
+  if (gone_.size() > kGoneMax) gone_.erase(gone_.begin());
+}
+
+control::Removed Group::Unknown(MemberId member) const {
+  const auto gone = gone_.find(member);
+  const std::string text =
+      gone == gone_.end()
+          ? "the coordinator does not know the member: it was removed before the coordinator "
+            "started, or so many others have been since"
+          : "the coordinator removed it " +
+                std::to_string((directory_->Now() - gone->second.at) / Millis(1)) +
+                " ms before its peer came back (" + gone->second.text + ")";
+  return {record_.group, member, Removal::kUnknown, Clean(text)};
 }
 
 void Group::RemovePeer(PeerId peer, Removal why, const std::string &reason, const Fault &fault,
@@ -544,7 +563,7 @@ std::set<MemberId> Group::Admissible() const {
                               : (preparation_ ? record_.ballots : kCohortIncomplete);
   std::set<MemberId> members;
   for (const MemberRecord &m : record_.members) {
-    if (m.after >= ballot) continue;
+    if (m.after >= ballot || IsPaused(m)) continue;
     if (!IsAdmitted(m) && directory_->Attached(m.peer) && !directory_->Draining(m.peer)) {
       members.insert(m.member);
     }
@@ -560,6 +579,15 @@ GroupView Group::View() const {
   view.waiting_for = Decide().why;
   const std::string sync = sync_.WaitingFor(Counting(record_));
   if (!sync.empty()) view.waiting_for += (view.waiting_for.empty() ? "" : "; ") + sync;
+  std::vector<MemberId> paused;
+  for (const MemberRecord &m : record_.members) {
+    if (!IsAdmitted(m) && IsPaused(m)) paused.push_back(m.member);
+  }
+  if (!paused.empty()) {
+    view.waiting_for += (view.waiting_for.empty() ? "" : "; ") +
+                        ("not tried again yet, since members could not reach it: " +
+                         List(paused, " ", kNamesShownMax));
+  }
   view.state = record_.state;
   for (const MemberRecord &m : record_.members) {
     view.members.push_back({m.member, m.peer, m.name, m.joined, ballot_.HasVoted(m.member),
@@ -656,6 +684,9 @@ void Group::AddTo(Digester *digest) const {
   digest->Add(uint64_t{admission_tried_}).Add(repair_).Add(uint64_t{pending_told_});
   digest->Add(first_vote_);
   sync_.AddTo(digest);
+  pauses_.AddTo(digest);
+  digest->Add(gone_.size());
+  for (const auto &[member, gone] : gone_) digest->Add(member).Add(gone.at).Add(gone.text);
   digest->Add(uint64_t{fault_.has_value()});
   if (fault_) digest->Add(*fault_);
   digest->Add(fault_epoch_).Add(last_fault_.cause).Add(last_fault_.detector);

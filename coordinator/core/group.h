@@ -48,6 +48,7 @@
 #include "coordinator/core/ballot.h"
 #include "coordinator/core/config.h"
 #include "coordinator/core/membership.h"
+#include "coordinator/core/pauses.h"
 #include "coordinator/core/peer_directory.h"
 #include "coordinator/core/preparation.h"
 #include "coordinator/core/records.h"
@@ -155,6 +156,8 @@ class Group {
   // a moment later only: what was lost in a short outage is on its way again,
   // after up to twice the outage.
   bool Accused(PeerId peer, Tick now) const;
+  // Who says so, be it too early to count.
+  std::vector<PeerId> Accusers(PeerId peer) const;
   // All others say so, or are routed around it; and they are two or more. What
   // they say counts at once: if anything of it were on its way, one of them
   // would have heard it.
@@ -223,6 +226,14 @@ class Group {
                   GroupOutput *out);
   void ResolveUnreachable(GroupOutput *out);
   void Settle(LostLinks lost, GroupOutput *out);
+  bool RefuseUnreached(GroupOutput *out);
+  // It could not be admitted: `reason` and what to do about it. Its address waits before it is
+  // tried again.
+  std::string Refusal(PeerId newcomer, const std::string &reason);
+  // It could not be reached a while ago. Members of cohorts do not wait: they come in together in
+  // all groups, which do not know of each other.
+  bool IsPaused(const MemberRecord &member) const;
+  const PeerRecord &PeerOf(PeerId peer) const;
   Routes RoutesOf(const std::set<PeerId> &peers) const;
   Routes RoutesNow() const;
   control::BlockedPairs BlockedBefore() const;
@@ -231,6 +242,10 @@ class Group {
   void LossGraceOver(LostLink link, GroupOutput *out);
   Fault FaultNow(std::string cause, std::string detector, uint32_t detect_ms = 0) const;
   void NoteFault(const Fault &fault);
+  // To a peer that speaks of a member that is none: who removed it, when and why.
+  control::Removed Unknown(MemberId member) const;
+  void Remember(MemberId member, control::Removal why, const std::string &reason,
+                const std::string &by);
   void MarkChanged(const std::string &why);
   void Note(std::string kind, MemberId member, PeerId peer, std::string text,
             GroupOutput *out) const;
@@ -283,6 +298,13 @@ class Group {
   std::string repair_;  // why the next epoch must freeze; empty: it need not
   std::optional<Preparation> preparation_;
   Suspicion suspicion_;
+  Pauses pauses_;  // of newcomers
+  // Members that were removed of late: their peers may ask.
+  struct Gone {
+    Tick at;
+    std::string text;
+  };
+  std::map<MemberId, Gone> gone_;
   RingChoice ring_choice_;
   std::optional<Fault> fault_;
   Epoch fault_epoch_;  // of `last_fault_`

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/check.h"
 #include "coordinator/core/group.h"
 #include "coordinator/core/text.h"
 
@@ -12,6 +13,8 @@ using control::Removal;
 // Lost links in one series of preparations before they count as links that
 // cannot be built: what flaps must not hold the others for ever.
 constexpr uint32_t kRebuildsMax = 3;
+// So many peers of members decide about a newcomer without waiting for all.
+constexpr size_t kMembersThatDecide = 3;
 
 }  // namespace
 
@@ -105,6 +108,14 @@ bool Group::Accused(PeerId peer, Tick now) const {
                      [&](const PeerRecord &other) { return AccusedBy(other.peer, peer, now); });
 }
 
+std::vector<PeerId> Group::Accusers(PeerId peer) const {
+  std::vector<PeerId> accusers;
+  for (const PeerRecord &other : record_.peers) {
+    if (AccusedBy(other.peer, peer, kNever)) accusers.push_back(other.peer);
+  }
+  return accusers;
+}
+
 bool Group::AccusedByAll(PeerId peer) const {
   const std::vector<PeerId> witnesses = Witnesses(peer);
   return witnesses.size() >= 2 &&
@@ -140,6 +151,7 @@ void Group::ResolveUnreachable(GroupOutput *out) {
       return KeepRing(ToString(peer) + " cannot reach " + ToString(other) + ": " + reason, out);
     }
   }
+  if (RefuseUnreached(out)) return;
   LostLinks pairs;
   for (const auto &[peer, answer] : preparation_->answers) {
     if (!answer.answered()) return;
@@ -149,6 +161,54 @@ void Group::ResolveUnreachable(GroupOutput *out) {
     }
   }
   Settle(std::move(pairs), out);
+}
+
+// A newcomer that members cannot reach, half of all others or more, is refused whatever those say
+// that have not answered: nobody waits for them. (Unless somebody waits who may reach it.)
+bool Group::RefuseUnreached(GroupOutput *out) {
+  if (!Waiting().empty() && !preparation_->widened) return false;
+  // In a small group those who come meanwhile may be the way around.
+  if (AdmittedPeers(record_).size() < kMembersThatDecide) return false;
+  std::map<PeerId, std::map<PeerId, std::string>> reports;  // by newcomer, then reporter
+  for (const auto &[peer, answer] : preparation_->answers) {
+    if (!InForce(peer)) continue;
+    for (const auto &[other, reason] : answer.unreachable) {
+      if (!InForce(other)) reports[other].emplace(peer, reason);
+    }
+  }
+  for (const auto &[newcomer, reporters] : reports) {
+    if (2 * reporters.size() < preparation_->answers.size() - 1) continue;
+    const auto &[reporter, reason] = *reporters.begin();
+    const std::string text =
+        ToString(reporter) + " cannot reach " + ToString(newcomer) + ": " + reason;
+    RemovePeer(newcomer, Removal::kUnreachable, Refusal(newcomer, text),
+               FaultNow("unreachable", ToString(reporter)), out);
+    return true;
+  }
+  return false;
+}
+
+std::string Group::Refusal(PeerId newcomer, const std::string &reason) {
+  const std::vector<std::string> &endpoints = PeerOf(newcomer).endpoints;
+  const int64_t pause_us = pauses_.Begin(endpoints, directory_->Now());
+  const std::string address = endpoints.empty() ? "its address" : endpoints.front();
+  return Clean(reason + "; open " + address +
+               " (TCP) of that host for the hosts of the group, or name the address that they "
+               "reach with --advertise of its longhaul-peerd; the group tries this address again "
+               "in " +
+               std::to_string(pause_us / Seconds(1)) + " s at the earliest");
+}
+
+bool Group::IsPaused(const MemberRecord &member) const {
+  return member.cohort.empty() && AnyAdmitted(record_) && !InForce(member.peer) &&
+         pauses_.Waits(PeerOf(member.peer).endpoints, directory_->Now());
+}
+
+const PeerRecord &Group::PeerOf(PeerId peer) const {
+  const auto found = std::find_if(record_.peers.begin(), record_.peers.end(),
+                                  [&](const PeerRecord &record) { return record.peer == peer; });
+  LH_CHECK(found != record_.peers.end()) << ToString(record_.group) << " " << ToString(peer);
+  return *found;
 }
 
 // Removes peers until the lost links that are left, if any, can be routed
@@ -176,17 +236,20 @@ void Group::Settle(LostLinks lost, GroupOutput *out) {
     const PeerId victim = ChooseVictim(routes, lost, record_);
     std::string reason;
     std::string reporter;
+    bool tried = false;  // `reason` is of a peer that tried to reach the victim
     std::erase_if(lost, [&](const auto &entry) {
       const auto &[link, text] = entry;
       if (link.first != victim && link.second != victim) return false;
-      if (reason.empty()) {
+      // What the victim says of its own port shows less: it may listen, and a firewall drops.
+      if (reason.empty() || (!tried && link.second == victim)) {
         reason = text;
         reporter = ToString(link.first);
+        tried = link.second == victim;
       }
       return true;
     });
-    RemovePeer(victim, Removal::kUnreachable, Clean(reason), FaultNow("unreachable", reporter),
-               out);
+    reason = routes.established.contains(victim) ? Clean(reason) : Refusal(victim, reason);
+    RemovePeer(victim, Removal::kUnreachable, reason, FaultNow("unreachable", reporter), out);
   }
 }
 

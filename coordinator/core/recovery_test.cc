@@ -326,8 +326,7 @@ TEST(Recovery, WhoseAddressAnotherPeerHasIsNotWaitedFor) {
   EXPECT_EQ(s.h.View().members.size(), 2u);
   EXPECT_EQ(s.h.Notices("death"),
             std::vector<std::string>{"member removed member=m3 peer=p3 why=died reason=another "
-                                     "peer listens at its address and a peer of run/0 lost its "
-                                     "link to it"});
+                                     "peer listens at its address and lost by p1 of run/0"});
 }
 
 // Two that are given the same address by mistake: nobody has lost the one that is a member.

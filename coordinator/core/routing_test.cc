@@ -189,9 +189,64 @@ TEST_F(RoutingTest, ANewcomerThatHalfOfTheOthersCannotReachIsRefused) {
   VoteAll(4);
   EXPECT_EQ(Ring(), "p1,p2,p3,p4");
   EXPECT_EQ(Blocked(), "");
-  EXPECT_EQ(h.Notices("refuse"),
-            Texts{"member removed member=m5 peer=p5 why=unreachable reason=p1 cannot reach p5: no "
-                  "route to 10.0.0.5:29700"});
+  EXPECT_EQ(
+      h.Notices("refuse"),
+      Texts{"member removed member=m5 peer=p5 why=unreachable reason=p1 cannot reach p5: no "
+            "route to 10.0.0.5:29700; open 10.0.0.5:29700 (TCP) of that host for the hosts of "
+            "the group, or name the address that they reach with --advertise of its "
+            "longhaul-peerd; the group tries this address again in 40 s at the earliest"});
+}
+
+// Its port is closed, so members say so at once. It waits for links until the deadline.
+TEST_F(RoutingTest, ANewcomerIsRefusedAsSoonAsTheAnswersOfTheMembersDecide) {
+  Found(4);
+  Join(5);
+  for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach = {P(5)};
+  for (const uint64_t n : {3, 4, 5}) h.Lively(P(n)).mute = true;
+  VoteAll(4);
+  EXPECT_EQ(h.View().preparing, Epoch());
+  EXPECT_EQ(h.Take(P(5)).back(), "Removed m5 unreachable");
+  for (const uint64_t n : {1, 2, 3, 4}) {
+    EXPECT_EQ(h.Take(P(n)).back().substr(0, 10), "VoteResult") << n;
+  }
+}
+
+TEST_F(RoutingTest, ANewcomerAloneCannotHaveAnotherOneRefused) {
+  Found(1);
+  Join(2);
+  Join(3);
+  h.Lively(P(2)).cannot_reach = {P(3)};
+  h.Lively(P(1)).mute = h.Lively(P(3)).mute = true;
+  VoteAll(1);
+  EXPECT_EQ(h.Notices("refuse"), Texts{});
+}
+
+// However often it asks.
+TEST_F(RoutingTest, ANewcomerThatCouldNotBeReachedWaitsLongerBeforeEachTry) {
+  Found(2);
+  h.AddLively(P(3));
+  for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach = {P(3)};
+  uint64_t request = 0;
+  for (const int64_t seconds : {0, 40, 80, 160, 320, 400, 400}) {
+    h.LivelyJoin(P(3), ++request);
+    h.Run();
+    for (int64_t left = seconds; left > 0; left -= 10) {
+      h.ForgetReceived();
+      VoteAll(2);
+      EXPECT_EQ(h.Take(P(3)), Texts{}) << left;
+      EXPECT_NE(h.View().waiting_for.find("not tried again yet"), std::string::npos);
+      EXPECT_EQ(h.Take(P(1)).size(), 1u) << "the vote is answered, and nothing is prepared";
+      h.Wait(10000);
+    }
+    VoteAll(2);
+    EXPECT_EQ(h.Notices("refuse").size(), request) << seconds;
+  }
+  // Reached: the next time it begins anew.
+  for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach.clear();
+  h.LivelyJoin(P(3), ++request);
+  h.Wait(400 * 1000);
+  VoteAll(2);
+  EXPECT_EQ(Ring(), "p1,p2,p3");
 }
 
 TEST_F(RoutingTest, ABlockedPairIsNotTriedByEveryPreparationButAfterTenMinutes) {

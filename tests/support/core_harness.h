@@ -316,6 +316,8 @@ class Harness {
   const control::Welcome& Welcomed(PeerId peer) const { return welcomes_.at(peer); }
   // The last PrepareEpoch that the peer received.
   const control::PrepareEpoch& Prepared(PeerId peer) const { return prepared_.at(peer); }
+  // Why its last member was removed, as the peer was told.
+  const std::string& RemovedText(PeerId peer) const { return removed_.at(peer); }
   uint32_t pending_count(PeerId peer) const { return pending_.at(peer); }
   const std::vector<std::string>& closings() const { return closings_; }
   std::vector<std::string> Notices(const std::string& kind) const {
@@ -423,6 +425,9 @@ class Harness {
         LH_CHECK(state && state->state == end->state && state->revision == end->revision)
             << "state committed before it was durable";
       }
+    }
+    if (const auto* removed = std::get_if<control::Removed>(&send.message)) {
+      removed_[peer] = removed->reason;
     }
     if (const auto* count = std::get_if<control::PendingCount>(&send.message)) {
       pending_[peer] = count->count;
@@ -569,6 +574,7 @@ class Harness {
   std::map<PeerId, control::PrepareEpoch> prepared_;
   std::map<PeerId, control::Welcome> welcomes_;
   std::map<PeerId, uint32_t> pending_;
+  std::map<PeerId, std::string> removed_;
   std::vector<std::string> closings_;
   std::vector<EventRecord> notices_;
   std::vector<OrderRing> ring_orders_;
