@@ -99,6 +99,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   Violation Handle(PeerId peer, const control::SyncVote& message);
   Violation Handle(PeerId peer, const control::FetchDone& message);
   Violation Handle(PeerId peer, const control::LinkReport& message);
+  Violation Handle(PeerId peer, const control::PeerTried& message);
 
   bool MayAttach(const control::Hello& hello) const;
   // Why this coordinator may not serve the peer; empty: it may.
@@ -167,6 +168,7 @@ class CoordinatorCore::Impl : public PeerDirectory {
   size_t CountCohort(const Cohort& cohort, uint32_t* size) const;
   void SetNumber(const Cohort& cohort);
   void RetireFellows();
+  bool CompleteCohorts();
   void MindPassedOver();
 
   void AdvanceTouched();
@@ -556,11 +558,6 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::Join& join) 
   On(join.group, [&](Group& group, GroupOutput* out) {
     group.Join(peers_.at(peer).record, join, member, out);
   });
-  if (!join.cohort.empty()) {
-    const Cohort cohort{join.group.run, peer, join.cohort};
-    uint32_t size = 0;
-    if (CountCohort(cohort, &size) == size) SetNumber(cohort);
-  }
   return std::nullopt;
 }
 
@@ -692,6 +689,12 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::SyncVote& vo
 Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::FetchDone& done) {
   if (FindGroup(done.group) == nullptr) return std::nullopt;
   On(done.group, [&](Group& group, GroupOutput* out) { group.FetchDone(peer, done, out); });
+  return std::nullopt;
+}
+
+Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::PeerTried& tried) {
+  if (FindGroup(tried.group) == nullptr) return std::nullopt;
+  On(tried.group, [&](Group& group, GroupOutput*) { group.Tried(peer, tried); });
   return std::nullopt;
 }
 
@@ -998,6 +1001,32 @@ void CoordinatorCore::Impl::SetNumber(const Cohort& cohort) {
   });
 }
 
+// Those whose last member has joined, and that are reached in all their groups. True if there was
+// one.
+bool CoordinatorCore::Impl::CompleteCohorts() {
+  std::set<Cohort> open;
+  for (const GroupKey& key : touched_) {
+    const auto group = groups_.find(key);
+    if (group == groups_.end()) continue;
+    for (const MemberRecord& member : group->second.record().members) {
+      if (member.after == kCohortIncomplete) open.insert({key.run, member.peer, member.cohort});
+    }
+  }
+  bool any = false;
+  for (const Cohort& cohort : open) {
+    uint32_t size = 0;
+    if (CountCohort(cohort, &size) != size) continue;
+    bool reached = true;
+    ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
+      reached = reached && group.MayAdmit(cohort.peer);
+    });
+    if (!reached) continue;
+    SetNumber(cohort);
+    any = true;
+  }
+  return any;
+}
+
 void CoordinatorCore::Impl::RetireFellows() {
   while (!bereft_.empty()) {
     const std::pair<Cohort, std::string> loss = bereft_.front();
@@ -1042,13 +1071,14 @@ void CoordinatorCore::Impl::AdvanceTouched() {
   for (int round = 0;; ++round) {
     LH_CHECK(round < 64) << "cohorts do not come to rest";
     RetireFellows();
+    CompleteCohorts();
     const std::set<GroupKey> advanced = touched_;
     for (const GroupKey& key : advanced) {
       On(key, [this](Group& group, GroupOutput* out) { group.Advance(now_, out); });
       runs.insert(key.run);
     }
     MindPassedOver();
-    if (bereft_.empty() && touched_ == advanced) break;
+    if (bereft_.empty() && touched_ == advanced && !CompleteCohorts()) break;
   }
   const std::set<GroupKey> touched = touched_;
   for (const std::string& run : runs) {

@@ -83,7 +83,9 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
   // What blocked it may have gone with its old stream.
   if (anew) suspicion_.TryAgain(peer.peer);
   for (PeerRecord &known : record_.peers) {
-    if (known.peer == peer.peer) known = peer;
+    if (known.peer != peer.peer) continue;
+    if (known.endpoints != peer.endpoints) trials_.Forget(peer.peer);
+    known = peer;
   }
   // Commits are durable before anybody hears of them, so this is a store that
   // went back in time: what the peer knows and what we know cannot be brought
@@ -122,8 +124,7 @@ void Group::Attach(const PeerRecord &peer, const control::GroupState &state, boo
     SendPrepare(peer.peer, now, out);
   }
   if (InForce(peer.peer)) {
-    out->messages.emplace_back(peer.peer,
-                               control::PendingCount{record_.group, CountPending(record_)});
+    out->messages.emplace_back(peer.peer, control::PendingCount{record_.group, CountComing()});
     agreed_for_.insert(peer.peer);
   }
 }
@@ -234,6 +235,10 @@ Violation Group::Failed(PeerId peer, const control::EpochFailed &failed) {
     return "failure of epoch " + ToString(failed.epoch) + ", which was never prepared";
   }
   return preparation_ ? NoteFailed(peer, failed, &*preparation_) : std::nullopt;
+}
+
+void Group::Tried(PeerId peer, const control::PeerTried &tried) {
+  trials_.Answer(peer, tried.trial, tried.peer, Clean(tried.reason));
 }
 
 void Group::Evict(MemberId member, const std::string &reason, GroupOutput *out) {
@@ -347,6 +352,7 @@ void Group::Advance(Tick now, GroupOutput *out) {
   for (int round = 0;; ++round) {
     LH_CHECK(round < 16) << "group " << ToString(record_.group) << " does not come to rest";
     ResolveUnreachable(out);
+    TryNewcomers(now, out);
     // Of other peers by now, or two that were to be neighbours are blocked.
     if (!Better().empty() && !FitsRing(Better())) ring_choice_.Drop();
     const Decision decision = Decide();
@@ -359,7 +365,7 @@ void Group::Advance(Tick now, GroupOutput *out) {
   Emit(std::move(sync), out);
   if (record_.state != before) agreed_for_.merge(BackgroundPeers());
   SendAgreed(out);
-  if (CountPending(record_) != pending_told_) SendPendingCount(out);
+  if (CountComing() != pending_told_) SendPendingCount(out);
 }
 
 // ------------------------------------------------------------------------------
@@ -385,7 +391,7 @@ void Group::Emit(SyncOutput sync, GroupOutput *out) const {
 }
 
 void Group::SendPendingCount(GroupOutput *out) {
-  pending_told_ = CountPending(record_);
+  pending_told_ = CountComing();
   for (PeerId peer : AdmittedPeers(record_)) {
     out->messages.emplace_back(peer, control::PendingCount{record_.group, pending_told_});
   }
@@ -563,7 +569,7 @@ std::set<MemberId> Group::Admissible() const {
                               : (preparation_ ? record_.ballots : kCohortIncomplete);
   std::set<MemberId> members;
   for (const MemberRecord &m : record_.members) {
-    if (m.after >= ballot || IsPaused(m)) continue;
+    if (m.after >= ballot || !MayAdmit(m.peer)) continue;
     if (!IsAdmitted(m) && directory_->Attached(m.peer) && !directory_->Draining(m.peer)) {
       members.insert(m.member);
     }
@@ -579,14 +585,14 @@ GroupView Group::View() const {
   view.waiting_for = Decide().why;
   const std::string sync = sync_.WaitingFor(Counting(record_));
   if (!sync.empty()) view.waiting_for += (view.waiting_for.empty() ? "" : "; ") + sync;
-  std::vector<MemberId> paused;
-  for (const MemberRecord &m : record_.members) {
-    if (!IsAdmitted(m) && IsPaused(m)) paused.push_back(m.member);
+  std::vector<PeerId> waits;
+  for (const PeerId newcomer : Untried()) {
+    if (pauses_.Until(PeerOf(newcomer).endpoints) > directory_->Now()) waits.push_back(newcomer);
   }
-  if (!paused.empty()) {
+  if (!waits.empty()) {
     view.waiting_for += (view.waiting_for.empty() ? "" : "; ") +
                         ("not tried again yet, since members could not reach it: " +
-                         List(paused, " ", kNamesShownMax));
+                         List(waits, " ", kNamesShownMax));
   }
   view.state = record_.state;
   for (const MemberRecord &m : record_.members) {
@@ -684,6 +690,7 @@ void Group::AddTo(Digester *digest) const {
   digest->Add(uint64_t{admission_tried_}).Add(repair_).Add(uint64_t{pending_told_});
   digest->Add(first_vote_);
   sync_.AddTo(digest);
+  trials_.AddTo(digest);
   pauses_.AddTo(digest);
   digest->Add(gone_.size());
   for (const auto &[member, gone] : gone_) digest->Add(member).Add(gone.at).Add(gone.text);

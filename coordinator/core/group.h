@@ -4,7 +4,8 @@
 // record), ballot.h (votes), preparation.h (the next epoch, and who has
 // answered), suspicion.h (reports of lost links, blocked pairs), routes.h
 // (whether blocked pairs can be routed around), ring_choice.h (a better ring),
-// sync_ballot.h (shared state).
+// sync_ballot.h (shared state), trials.h and pauses.h (whether newcomers are
+// reached).
 //
 // group.cc takes what happens, group_epochs.cc prepares and commits epochs,
 // group_links.cc handles links that are lost or cannot be built.
@@ -56,6 +57,7 @@
 #include "coordinator/core/routes.h"
 #include "coordinator/core/suspicion.h"
 #include "coordinator/core/sync_ballot.h"
+#include "coordinator/core/trials.h"
 #include "coordinator/solver/ring_solver.h"
 #include "proto/control/messages.h"
 
@@ -99,6 +101,8 @@ class Group {
   Violation Ready(PeerId peer, const control::EpochReady &ready);
   Violation Failed(PeerId peer, const control::EpochFailed &failed);
   Violation LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, GroupOutput *out);
+  // A peer has tried a newcomer's data port.
+  void Tried(PeerId peer, const control::PeerTried &tried);
   void Evict(MemberId member, const std::string &reason, GroupOutput *out);
   // The peer is dead: all its members are. `silent_ms`: nothing was heard of it
   // for so long before.
@@ -164,8 +168,15 @@ class Group {
   bool AccusedByAll(PeerId peer) const;
   // Whose accusers' moment is over; each is told once.
   std::vector<PeerId> NewlyAccused(Tick now) { return suspicion_.NewlyAccused(now); }
-  // When OnGraceOver() or NewlyAccused(), and OnSilence() are due.
-  Tick GraceDue() const { return suspicion_.NextDeadline(); }
+  // Nobody is held up by the admission of a member of this peer: members reach
+  // it, or there are none.
+  bool MayAdmit(PeerId peer) const {
+    return !AnyAdmitted(record_) || InForce(peer) || trials_.Reached(peer);
+  }
+  // When OnGraceOver(), NewlyAccused() or Advance(), and OnSilence() are due.
+  Tick GraceDue() const {
+    return std::min({suspicion_.NextDeadline(), trials_.NextDeadline(), PauseOver()});
+  }
   Tick SilenceDue() const;
   // When OrderFallsDue() is due; kNever: not before something changes.
   Tick OrderDue() const { return ring_choice_.due(); }
@@ -227,12 +238,17 @@ class Group {
   void ResolveUnreachable(GroupOutput *out);
   void Settle(LostLinks lost, GroupOutput *out);
   bool RefuseUnreached(GroupOutput *out);
-  // It could not be admitted: `reason` and what to do about it. Its address waits before it is
-  // tried again.
-  std::string Refusal(PeerId newcomer, const std::string &reason);
-  // It could not be reached a while ago. Members of cohorts do not wait: they come in together in
-  // all groups, which do not know of each other.
-  bool IsPaused(const MemberRecord &member) const;
+  // Begins trials of newcomers and ends them.
+  void TryNewcomers(Tick now, GroupOutput *out);
+  // Peers of pending members that are to be tried, now or after their pause.
+  std::set<PeerId> Untried() const;
+  std::set<PeerId> Triers() const;
+  // The first time from now on at which an untried one may be tried.
+  Tick PauseOver() const;
+  uint32_t CountComing() const;
+  // It could not be reached: `reason` and what to do about it. Its address waits before it is
+  // tried again. `held`: the group waited for it.
+  std::string Refusal(PeerId newcomer, const std::string &reason, bool held);
   const PeerRecord &PeerOf(PeerId peer) const;
   Routes RoutesOf(const std::set<PeerId> &peers) const;
   Routes RoutesNow() const;
@@ -298,7 +314,8 @@ class Group {
   std::string repair_;  // why the next epoch must freeze; empty: it need not
   std::optional<Preparation> preparation_;
   Suspicion suspicion_;
-  Pauses pauses_;  // of newcomers
+  Trials trials_;  // of newcomers
+  Pauses pauses_;
   // Members that were removed of late: their peers may ask.
   struct Gone {
     Tick at;

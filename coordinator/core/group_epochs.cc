@@ -266,6 +266,7 @@ void Group::Commit(Tick now, GroupOutput *out) {
   for (MemberId member : done.joiners) {
     const MemberRecord *joiner = Find(member);
     pauses_.Forget(PeerOf(joiner->peer).endpoints);
+    trials_.Forget(joiner->peer);
     Note("admit", member, joiner->peer,
          "member admitted member=" + ToString(member) + " peer=" + ToString(joiner->peer) +
              " epoch=" + ToString(record_.committed),

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "coordinator/core/group.h"
 #include "coordinator/core/text.h"
+#include "proto/wire/limits.h"
 
 // What Group makes of links that are lost or cannot be built.
 namespace longhaul::coordinator {
@@ -181,27 +182,22 @@ bool Group::RefuseUnreached(GroupOutput *out) {
     const auto &[reporter, reason] = *reporters.begin();
     const std::string text =
         ToString(reporter) + " cannot reach " + ToString(newcomer) + ": " + reason;
-    RemovePeer(newcomer, Removal::kUnreachable, Refusal(newcomer, text),
+    RemovePeer(newcomer, Removal::kUnreachable, Refusal(newcomer, text, /*held=*/true),
                FaultNow("unreachable", ToString(reporter)), out);
     return true;
   }
   return false;
 }
 
-std::string Group::Refusal(PeerId newcomer, const std::string &reason) {
+std::string Group::Refusal(PeerId newcomer, const std::string &reason, bool held) {
   const std::vector<std::string> &endpoints = PeerOf(newcomer).endpoints;
-  const int64_t pause_us = pauses_.Begin(endpoints, directory_->Now());
+  const int64_t pause_us = pauses_.Begin(endpoints, held, directory_->Now());
   const std::string address = endpoints.empty() ? "its address" : endpoints.front();
   return Clean(reason + "; open " + address +
                " (TCP) of that host for the hosts of the group, or name the address that they "
                "reach with --advertise of its longhaul-peerd; the group tries this address again "
                "in " +
                std::to_string(pause_us / Seconds(1)) + " s at the earliest");
-}
-
-bool Group::IsPaused(const MemberRecord &member) const {
-  return member.cohort.empty() && AnyAdmitted(record_) && !InForce(member.peer) &&
-         pauses_.Waits(PeerOf(member.peer).endpoints, directory_->Now());
 }
 
 const PeerRecord &Group::PeerOf(PeerId peer) const {
@@ -248,7 +244,8 @@ void Group::Settle(LostLinks lost, GroupOutput *out) {
       }
       return true;
     });
-    reason = routes.established.contains(victim) ? Clean(reason) : Refusal(victim, reason);
+    reason = routes.established.contains(victim) ? Clean(reason)
+                                                 : Refusal(victim, reason, /*held=*/true);
     RemovePeer(victim, Removal::kUnreachable, reason, FaultNow("unreachable", reporter), out);
   }
 }
@@ -305,11 +302,84 @@ void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
   }
 }
 
+// ------------------------------------------------------------------------------
+// newcomers
+
+// Nobody is held for a newcomer that members do not reach: they try it while it is pending.
+void Group::TryNewcomers(Tick now, GroupOutput *out) {
+  if (!AnyAdmitted(record_)) return trials_.ForgetIf([](PeerId) { return true; });
+  for (const Trials::Refusal &refusal : trials_.End(now)) {
+    std::string reason;
+    for (const auto &[peer, error] : refusal.errors) {
+      reason += (reason.empty() ? "" : ", ") + ToString(peer) + " cannot reach " +
+                ToString(refusal.newcomer) + ": " + error;
+      if (reason.size() > LH_ERROR_TEXT_BYTES_MAX / 2) break;
+    }
+    reason += " (" + std::to_string(refusal.errors.size()) + " of " +
+              std::to_string(refusal.asked) + " members that tried cannot)";
+    const std::string reporter = ToString(refusal.errors.begin()->first);
+    RemovePeer(refusal.newcomer, Removal::kUnreachable,
+               Refusal(refusal.newcomer, reason, /*held=*/false), FaultNow("unreachable", reporter),
+               out);
+  }
+  const std::set<PeerId> asked = Triers();
+  if (asked.empty()) return;
+  for (const PeerId newcomer : Untried()) {
+    const PeerRecord &record = PeerOf(newcomer);
+    if (now < pauses_.Until(record.endpoints)) continue;
+    const uint64_t trial =
+        trials_.Begin(newcomer, asked, now + kTrialHalfDetects * Millis(detect_ms_) / 2);
+    for (const PeerId peer : asked) {
+      out->messages.emplace_back(
+          peer, control::TryPeer{record_.group, trial, {newcomer, record.endpoints, record.lanes}});
+    }
+  }
+}
+
+std::set<PeerId> Group::Untried() const {
+  std::set<PeerId> untried;
+  for (const MemberRecord &member : record_.members) {
+    const PeerId peer = member.peer;
+    if (IsAdmitted(member) || MayAdmit(peer) || trials_.Running(peer)) continue;
+    if (directory_->Attached(peer) && !directory_->Draining(peer)) untried.insert(peer);
+  }
+  return untried;
+}
+
+// Some of the members' peers that are heard, from all parts of the ring.
+std::set<PeerId> Group::Triers() const {
+  std::vector<PeerId> heard = OrderOf(record_, PeersOf(record_, Survivors(record_)));
+  std::erase_if(heard,
+                [this](PeerId peer) { return !directory_->Attached(peer) || !HeardOfLate(peer); });
+  std::set<PeerId> triers;
+  const size_t count = std::min(heard.size(), kTriersMax);
+  for (size_t i = 0; i < count; ++i) triers.insert(heard[i * heard.size() / count]);
+  return triers;
+}
+
+Tick Group::PauseOver() const {
+  Tick next = kNever;
+  for (const PeerId newcomer : Untried()) {
+    const Tick until = pauses_.Until(PeerOf(newcomer).endpoints);
+    if (until > directory_->Now()) next = std::min(next, until);
+  }
+  return next;
+}
+
+// Pending members that the next boundary may admit. The others hold nobody, and nobody has to hurry
+// to a boundary for them.
+uint32_t Group::CountComing() const {
+  return static_cast<uint32_t>(
+      std::count_if(record_.members.begin(), record_.members.end(),
+                    [this](const MemberRecord &m) { return !IsAdmitted(m) && MayAdmit(m.peer); }));
+}
+
 // A peer that has left the group is tried again if it comes back.
 void Group::ForgetStrangers() {
   ForgetBlockedOfStrangers(&record_);
   const auto stranger = [this](PeerId peer) { return !HasPeer(peer); };
   suspicion_.ForgetReportsOf(stranger);
+  trials_.ForgetIf(stranger);
   suspicion_.ForgetPairsOf(stranger, [this](const control::BlockedPair &pair) {
     return std::any_of(record_.blocked.begin(), record_.blocked.end(),
                        [&](const BlockedRecord &b) { return b.pair == pair; });

@@ -15,9 +15,10 @@
 
 namespace longhaul::coordinator {
 
-// The first pause and the longest one, in detect_ms. The next one is twice as long each time.
-inline constexpr int64_t kPauseMinDetects = 40;
-inline constexpr int64_t kPauseMaxDetects = 400;
+// The first pause and the longest one, in detect_ms. The next one is twice as long each time. After
+// a trial, which costs the members a connection each; after an admission that held the group.
+inline constexpr int64_t kTrialPause[2] = {1, 40};
+inline constexpr int64_t kAdmissionPause[2] = {40, 400};
 inline constexpr size_t kPausesMax = 1024;
 
 class Pauses {
@@ -26,10 +27,10 @@ class Pauses {
 
   explicit Pauses(uint32_t detect_ms) : detect_us_(Millis(detect_ms)) {}
 
-  // Whether it waits now.
-  bool Waits(const Endpoints& endpoints, Tick now) const;
-  // It could not be reached. How long it waits from now on.
-  int64_t Begin(const Endpoints& endpoints, Tick now);
+  // Until when it waits; long ago: it does not.
+  Tick Until(const Endpoints& endpoints) const;
+  // It could not be reached. How long it waits from now on. `held`: the group has, for it.
+  int64_t Begin(const Endpoints& endpoints, bool held, Tick now);
   // It was reached.
   void Forget(const Endpoints& endpoints) { pauses_.erase(endpoints); }
 

@@ -102,6 +102,14 @@ struct KeepLinks {
   std::vector<PeerId> peers;
 };
 
+// Find out whether the peer answers at its data port. PeerTried follows, by the deadline.
+struct TryAddress {
+  GroupKey group;
+  uint64_t trial = 0;
+  control::PeerInfo peer;
+  Tick deadline;
+};
+
 // Where the epoch gives the two peers no link, READY and DONE go through a third one: see
 // PeerCore::CarrierOf().
 struct SendReady {
@@ -243,9 +251,9 @@ struct RefuseCoordinator {
 
 using Action =
     std::variant<ToCoordinator, JoinDone, StepDone, SyncDone, TakeDone, LeaveDone, PostDone,
-                 WorldChanged, MemberGone, OpenLinks, KeepLinks, SendReady, SendDone, StartAttempt,
-                 CreditAttempt, StopAttempt, FinishAttempt, ServeState, EndServe, StartTransfer,
-                 ChangeSources, StopTransfer, CompareManifest, FaultOver, Drained, LogLine,
-                 BreakLink, RefuseCoordinator>;
+                 WorldChanged, MemberGone, OpenLinks, KeepLinks, TryAddress, SendReady, SendDone,
+                 StartAttempt, CreditAttempt, StopAttempt, FinishAttempt, ServeState, EndServe,
+                 StartTransfer, ChangeSources, StopTransfer, CompareManifest, FaultOver, Drained,
+                 LogLine, BreakLink, RefuseCoordinator>;
 
 }  // namespace longhaul::peerd

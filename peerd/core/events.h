@@ -79,6 +79,13 @@ struct LinkDown {
   std::string reason;
   uint32_t silent_ms = 0;  // nothing was heard of the peer for this long; 0: it broke
 };
+// Answer to TryAddress. `error`: names the address and what was seen; empty: the peer answers.
+struct PeerTried {
+  GroupKey group;
+  uint64_t trial = 0;
+  PeerId peer;
+  std::string error;
+};
 struct PeerReady {
   GroupKey group;
   PeerId peer;
@@ -149,8 +156,8 @@ struct TimePassed {};
 
 using Event =
     std::variant<CoordinatorUp, CoordinatorDown, FromCoordinator, LocalJoin, LocalStep, LocalSync,
-                 LocalTake, LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown, PeerReady, PeerDone,
-                 AttemptComplete, AttemptFinished, AttemptStopped, TransferMeasured, TransferEnded,
-                 ManifestCompared, DrainRequested, TimePassed>;
+                 LocalTake, LocalLeave, LocalDied, LocalPost, LinkUp, LinkDown, PeerTried,
+                 PeerReady, PeerDone, AttemptComplete, AttemptFinished, AttemptStopped,
+                 TransferMeasured, TransferEnded, ManifestCompared, DrainRequested, TimePassed>;
 
 }  // namespace longhaul::peerd

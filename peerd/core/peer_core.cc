@@ -21,6 +21,9 @@ namespace {
 // How many detect_ms a dead trainer's ops are given to settle before its member leaves all the
 // same. Members that died while they waited for each other's posts would otherwise never leave.
 constexpr int64_t kDeathGrace = 2;
+// For so long a newcomer's data port is tried, in halves of detect_ms: SYN is sent a second time
+// meanwhile.
+constexpr int64_t kTryHalfDetects = 3;
 
 // What a freezing epoch is told as: one log line, two observations.
 struct Fault {
@@ -104,6 +107,9 @@ class PeerCore::Impl {
   void On(const LocalPost& event);
   void On(const LinkUp& event);
   void On(const LinkDown& event);
+  void On(const PeerTried& event) {
+    Send(control::PeerTried{event.group, event.trial, event.peer, event.error});
+  }
   void On(const PeerReady& event);
   void On(const PeerDone& event);
   void On(const AttemptComplete& event);
@@ -127,6 +133,10 @@ class PeerCore::Impl {
   void Handle(const control::PrepareEpoch& message);
   void Handle(const control::CommitEpoch& message);
   void Handle(const control::AbortEpoch& message);
+  void Handle(const control::TryPeer& message) {
+    const Tick deadline = now_ + kTryHalfDetects * Millis(detect_ms_) / 2;
+    out_.push_back(TryAddress{message.group, message.trial, message.peer, deadline});
+  }
   void Handle(const control::Removed& message);
   void Handle(const control::PendingCount& message);
   void Handle(const control::Drain& message);

@@ -138,6 +138,9 @@ struct Engine::Carrier {
     if (a.peers.empty()) ports.ops->ForgetGroup(a.group);
     ports.links->KeepLinks(a.group.run, a.group.group, a.epoch, a.peers);
   }
+  void operator()(TryAddress& a) {
+    ports.links->TryPeer(a.group, a.trial, a.peer.peer, a.peer.endpoints, a.deadline);
+  }
   void operator()(BreakLink& a) {
     const PeerId self = e->options_.core.peer;
     const PeerId carrier = e->core_->CarrierOf(a.group, a.attempt, self, a.peer).value_or(a.peer);

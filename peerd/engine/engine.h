@@ -94,6 +94,10 @@ class Engine final : public TransportListener, public TrainerRequests {
   // ---- TransportListener
   void OnLinkUp(const LinkKey& link) override;
   void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) override;
+  void OnPeerTried(const GroupKey& group, uint64_t trial, PeerId peer,
+                   const std::string& error) override {
+    Post(PeerTried{group, trial, peer, error});
+  }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) override;

@@ -144,6 +144,7 @@ class Surroundings final : public TrainerPort, public OpPort, public StatePort, 
     told.push_back("open links " + std::to_string(links.size()));
   }
   void KeepLinks(const std::string&, uint32_t, Epoch, const std::vector<PeerId>&) override {}
+  void TryPeer(const GroupKey&, uint64_t, PeerId, const std::vector<std::string>&, Tick) override {}
   void SendControl(const LinkKey&, const FrameHeader& header, std::span<const uint8_t>) override {
     told.push_back(header.type == FrameType::kReady   ? "send READY"
                    : header.type == FrameType::kRelay ? "send RELAY"

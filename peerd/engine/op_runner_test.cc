@@ -50,6 +50,7 @@ class Narrow final : public Transport {
   void OpenLinks(const std::string&, uint32_t, Epoch, const std::string&,
                  const std::vector<LinkRequest>&, Tick) override {}
   void KeepLinks(const std::string&, uint32_t, Epoch, const std::vector<PeerId>&) override {}
+  void TryPeer(const GroupKey&, uint64_t, PeerId, const std::vector<std::string>&, Tick) override {}
   void SendControl(const LinkKey&, const FrameHeader&, std::span<const uint8_t>) override {}
   void SendControlInTime(const LinkKey&, const FrameHeader&, std::span<const uint8_t>) override {}
   void WantDataLanes(const LinkKey&) override {}

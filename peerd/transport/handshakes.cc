@@ -55,6 +55,14 @@ DialSpec Handshakes::Introduce(const Peering& p, const Digest32& run, LaneKind k
   return spec;
 }
 
+// No run has this digest, and no epoch of it a token.
+DialSpec Handshakes::LookFor(PeerId peer, const SocketAddress& address) {
+  DialSpec spec{.address = address, .tuning = TuningFor(address), .hello = {}, .token = ""};
+  spec.hello = {
+      .epoch = Epoch(1), .dialer = options_->self, .acceptor = peer, .nonce = nonces_.Next()};
+  return spec;
+}
+
 LaneDial* Handshakes::Dial(DialSpec spec, Tick deadline, Done<LaneDial> done) {
   return Keep(std::make_unique<LaneDial>(ring_, std::move(spec), deadline, Over(std::move(done))));
 }

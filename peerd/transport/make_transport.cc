@@ -20,6 +20,7 @@
 #include "peerd/transport/resolver.h"
 #include "peerd/transport/run_table.h"
 #include "peerd/transport/transport.h"
+#include "peerd/transport/trying.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -43,6 +44,7 @@ class TransportImpl final : public Transport,
         repair_(ring, &options_, &alarm_, &handshakes_, &resolver_, &runs_),
         probing_(ring, &options_, &events_, &alarm_, &handshakes_, &runs_,
                  [this](const LinkProbe& probe) { OnProbed(probe); }),
+        trying_(ring, &alarm_, &handshakes_, &resolver_),
         admission_(ring, &options_, &handshakes_, &runs_, this),
         memory_(ring, &events_) {}
   ~TransportImpl() override;
@@ -54,6 +56,8 @@ class TransportImpl final : public Transport,
                  const std::vector<LinkRequest>& links, Tick deadline) override;
   void KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
                  const std::vector<PeerId>& peers) override;
+  void TryPeer(const GroupKey& group, uint64_t trial, PeerId peer,
+               const std::vector<std::string>& endpoints, Tick deadline) override;
   void SendControl(const LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override;
   void SendControlInTime(const LinkKey& link, const FrameHeader& header,
@@ -153,6 +157,7 @@ class TransportImpl final : public Transport,
   Dialling dialling_;
   Repair repair_;
   Probing probing_;
+  Trying trying_;
   Admission admission_;
   PinnedMemory memory_;
 
@@ -198,6 +203,7 @@ void TransportImpl::Close() {
   }
   handshakes_.FailAll("closing");
   probing_.Close();
+  trying_.Close();
   for (auto& [name, run] : runs_.all()) {
     for (auto& [id, peer] : run.peers) Retire(&peer);
   }
@@ -226,7 +232,8 @@ void TransportImpl::Work(Tick due) {
       if (link->alive()) link->ForgiveSilence(late);
     });
   }
-  Tick next = std::min({handshakes_.Work(now), WorkRetired(now), probing_.Work(now)});
+  Tick next =
+      std::min({handshakes_.Work(now), WorkRetired(now), probing_.Work(now), trying_.Work(now)});
   for (auto& [name, run] : runs_.all()) {
     for (auto& [id, peer] : run.peers) next = std::min(next, WorkPeering(&peer, now));
   }
@@ -355,6 +362,14 @@ void TransportImpl::KeepLinks(const std::string& run_name, uint32_t group, Epoch
     it = runs_.Drop(&run, it);
   }
   if (run.peers.empty() && run.tokens.empty()) runs_.all().erase(found);
+}
+
+void TransportImpl::TryPeer(const GroupKey& group, uint64_t trial, PeerId peer,
+                            const std::vector<std::string>& endpoints, Tick deadline) {
+  if (closing_) return;
+  trying_.Begin(peer, endpoints, deadline, [this, group, trial, peer](const std::string& error) {
+    listener_->OnPeerTried(group, trial, peer, error);
+  });
 }
 
 // The end of a peering: what is queued still goes out.

@@ -84,6 +84,8 @@ class TransportListener : public SegmentListener {
   // `silent_ms`: for so long nothing had been heard from the peer; 0 if something had within
   // detect_ms. What the other side has given up counts as silent: it heard nothing, and lives.
   virtual void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) = 0;
+  // Answer to TryPeer(). `error`: names the address and what was seen; empty: the peer answers.
+  virtual void OnPeerTried(const GroupKey&, uint64_t /*trial*/, PeerId, const std::string&) {}
   // READY, DONE, RELAY, CHUNK_REQUEST, CHUNK_REFUSED, CHUNK_CANCEL: whole frames of the control
   // lane, in order. InvalidArgument closes the link.
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
@@ -196,6 +198,11 @@ class Links {
   // for them.
   virtual void KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
                          const std::vector<PeerId>& peers) = 0;
+
+  // Whether the peer answers at one of its endpoints, though it is in no epoch with this one yet.
+  // OnPeerTried() follows with the same group and number, by `deadline`.
+  virtual void TryPeer(const GroupKey& group, uint64_t trial, PeerId peer,
+                       const std::vector<std::string>& endpoints, Tick deadline) = 0;
 
   // Queues a frame on the control lane; payload is copied. Dropped if the link is not up.
   virtual void SendControl(const LinkKey& link, const FrameHeader& header,

@@ -174,15 +174,19 @@ class Generator {
 
   StateAgreed MakeStateAgreed() { return {Group(), prng_.Below(LH_REVISION_MAX), Hash(), Hash()}; }
 
+  PeerTried MakePeerTried() { return {Group(), Any(), Make<PeerId>(), Words()}; }
+  TryPeer MakeTryPeer() { return {Group(), Any(), {Make<PeerId>(), {"10.0.0.1:29700"}, 4}}; }
+
   std::vector<PeerMessage> PeerMessages() {
-    return {MakeHello(),      MakeJoin(),        MakeLeave(),     MakeVote(),
-            MakeEpochReady(), MakeEpochFailed(), MakeLinkLost(),  MakeHeartbeat(),
-            MakeDraining(),   MakeSyncVote(),    MakeFetchDone(), MakeLinkReport()};
+    return {MakeHello(),       MakeJoin(),       MakeLeave(),     MakeVote(),     MakeEpochReady(),
+            MakeEpochFailed(), MakeLinkLost(),   MakeHeartbeat(), MakeDraining(), MakeSyncVote(),
+            MakeFetchDone(),   MakeLinkReport(), MakePeerTried()};
   }
   std::vector<CoordinatorMessage> CoordinatorMessages() {
     return {MakeWelcome(),      MakeJoinPending(), MakeJoinRefused(), MakeVoteResult(),
             MakePrepareEpoch(), MakeCommitEpoch(), MakeAbortEpoch(),  MakeRemoved(),
-            MakePendingCount(), MakeDrain(),       MakeSyncResult(),  MakeStateAgreed()};
+            MakePendingCount(), MakeDrain(),       MakeSyncResult(),  MakeStateAgreed(),
+            MakeTryPeer()};
   }
 
  private:

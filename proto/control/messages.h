@@ -27,7 +27,7 @@ namespace longhaul::control {
 
 // What both ends must have in common. Rises whenever one release's messages would be misunderstood
 // by another; Hello says it, and the coordinator refuses a stream of another version.
-inline constexpr uint32_t kProtocolVersion = 6;
+inline constexpr uint32_t kProtocolVersion = 7;
 
 // Rules of fields (base/fields.h) that several messages share.
 inline constexpr rule::Text kText{LH_ERROR_TEXT_BYTES_MAX};
@@ -309,8 +309,18 @@ struct LinkReport {
   LH_MESSAGE(LinkReport, link_report, LH_FIELD(links, rule::List{0, kLinkMeasuresMax}));
 };
 
+// Answer to TryPeer.
+struct PeerTried {
+  GroupKey group;
+  uint64_t trial = 0;  // TryPeer::trial
+  PeerId peer;
+  std::string reason;  // names the address tried and what was seen there; empty: the peer answers
+  LH_MESSAGE(PeerTried, peer_tried, LH_FIELD(group), LH_FIELD(trial, rule::Needed{}),
+             LH_FIELD(peer, rule::Needed{}), LH_FIELD(reason, kText));
+};
+
 using PeerMessage = std::variant<Hello, Join, Leave, Vote, EpochReady, EpochFailed, LinkLost,
-                                 Heartbeat, Draining, SyncVote, FetchDone, LinkReport>;
+                                 Heartbeat, Draining, SyncVote, FetchDone, LinkReport, PeerTried>;
 
 // ---------------------------------------------------------------- coordinator to peer
 
@@ -545,9 +555,18 @@ struct StateAgreed {
              LH_FIELD(state));
 };
 
+// Connect to the data port of a peer that wants to come into the group, and say what was seen. It
+// is no peer of an epoch yet, so there is no token. Answered once, within a bounded time.
+struct TryPeer {
+  GroupKey group;
+  uint64_t trial = 0;  // told apart by the answer
+  PeerInfo peer;
+  LH_MESSAGE(TryPeer, try_peer, LH_FIELD(group), LH_FIELD(trial, rule::Needed{}), LH_FIELD(peer));
+};
+
 using CoordinatorMessage =
     std::variant<Welcome, JoinPending, JoinRefused, VoteResult, PrepareEpoch, CommitEpoch,
-                 AbortEpoch, Removed, PendingCount, Drain, SyncResult, StateAgreed>;
+                 AbortEpoch, Removed, PendingCount, Drain, SyncResult, StateAgreed, TryPeer>;
 
 // "EpochReady" and so on: for logs and metrics.
 template <class... Kinds>

@@ -329,6 +329,11 @@ class ExploreState::Ports final : public peerd::TrainerPort,
                  const std::vector<PeerId>& peers) override {
     s->KeepLinks(i, epoch, peers);
   }
+  // Found at once: that a newcomer may not be reached is for the seeds.
+  void TryPeer(const GroupKey& group, uint64_t trial, PeerId peer, const std::vector<std::string>&,
+               Tick) override {
+    s->Tried(i, group, trial, peer);
+  }
   void SendControl(const peerd::LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override {
     s->SendFrame(i, link.peer, header,
@@ -1408,6 +1413,11 @@ void ExploreState::OnSyncDone(const peerd::SyncDone& ended) {
 }
 
 // ------------------------------------------------------------------------------ links
+
+void ExploreState::Tried(int i, const GroupKey& group, uint64_t trial, PeerId peer) {
+  LH_CHECK(turning_ != nullptr && turning_peer_ == i);
+  turning_->OnPeerTried(group, trial, peer, "");
+}
 
 void ExploreState::SendFrame(int from, PeerId to, const FrameHeader& header, std::string payload) {
   const int other = IndexOf(to);

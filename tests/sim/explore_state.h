@@ -283,6 +283,7 @@ class ExploreState {
   void OpenLinks(int i, Epoch epoch, const std::vector<peerd::LinkRequest>& links, Tick deadline);
   void KeepLinks(int i, Epoch epoch, const std::vector<PeerId>& peers);
   void Connect();
+  void Tried(int i, const GroupKey& group, uint64_t trial, PeerId peer);
   void SendFrame(int from, PeerId to, const FrameHeader& header, std::string payload);
   void Start(int i, const peerd::StartAttempt& start);
   void Credit(int i, const peerd::CreditAttempt& credit);
@@ -343,7 +344,7 @@ class ExploreState {
   Peer& Write(int i);  // a copy, unless it is ours alone
   uint32_t crash_after_ = 0;
   bool crashed_ = false;
-  const peerd::Engine* turning_ = nullptr;  // the engine that makes a turn, of this peer
+  peerd::Engine* turning_ = nullptr;  // the engine that makes a turn, of this peer
   int turning_peer_ = -1;
 };
 

@@ -1240,6 +1240,12 @@ void PeerHost::OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
   Wake();
 }
 
+void PeerHost::OnPeerTried(const GroupKey& group, uint64_t trial, PeerId peer,
+                           const std::string& error) {
+  engine_->OnPeerTried(group, trial, peer, error);
+  Wake();
+}
+
 absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) {
   if (context_.planted == Planted::kRelayLost && header.type == FrameType::kRelay) {

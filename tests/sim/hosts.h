@@ -278,6 +278,8 @@ class PeerHost final : private peerd::TransportListener,
   void OnLinkUp(const peerd::LinkKey& link) override;
   void OnLinkDown(const peerd::LinkKey& link, const std::string& reason,
                   uint32_t silent_ms) override;
+  void OnPeerTried(const GroupKey& group, uint64_t trial, PeerId peer,
+                   const std::string& error) override;
   absl::Status OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override;
   absl::StatusOr<uint8_t*> OnDataHeader(const peerd::LinkKey& link,

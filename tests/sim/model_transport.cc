@@ -58,6 +58,29 @@ void ModelTransport::OpenLinks(const std::string& run, uint32_t group, Epoch epo
   }
 }
 
+void ModelTransport::TryPeer(const GroupKey& group, uint64_t trial, PeerId peer,
+                             const std::vector<std::string>& endpoints, Tick deadline) {
+  const uint64_t id = world_->NewNumber();
+  tries_[id] = [=, this](const std::string& error) {
+    listener_->OnPeerTried(group, trial, peer, error);
+  };
+  world_->On(node_, std::max(deadline, world_->now()),
+             [=, this] { EndTry(id, "connect to " + endpoints.front() + ": no answer in time"); });
+  ModelTransport* const other = switchboard_->Find(peer);
+  if (other == nullptr || !other->node_->alive) return;
+  world_->On(other->node_, world_->Arrival(*node_, *other->node_), [=, this] {
+    if (!node_->alive || other->port_ == Port::kDrops) return;
+    const bool refused = other->port_ == Port::kRefuses;
+    world_->On(node_, world_->Arrival(*other->node_, *node_), [=, this] {
+      EndTry(id, refused ? "connect to " + endpoints.front() + ": Connection refused" : "");
+    });
+  });
+}
+
+void ModelTransport::EndTry(uint64_t id, const std::string& error) {
+  if (auto answer = tries_.extract(id)) answer.mapped()(error);
+}
+
 ModelTransport::Request* ModelTransport::FindRequest(uint64_t id) {
   for (Request& request : requests_) {
     if (request.id == id) return &request;
@@ -109,6 +132,7 @@ void ModelTransport::Dial(uint64_t id) {
 }
 
 void ModelTransport::OnDial(ModelTransport* from, const Request& request) {
+  if (port_ != Port::kOpen) return;
   const auto token = tokens_.find({request.run, request.group, request.epoch});
   if (token == tokens_.end() || token->second != request.token) return;
   if (!from->node_->alive || !GivesWay(from->self_, request)) return;
@@ -278,6 +302,7 @@ void ModelTransport::Die(bool resets) {
     c->way[end].queue.clear();
     if (resets) TellEnd(c, "connection reset by peer");
   }
+  tries_.clear();
   links_.clear();
   waiting_.clear();
   finishing_.clear();

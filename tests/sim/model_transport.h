@@ -56,6 +56,8 @@ class ModelTransport final : public peerd::Transport {
                  const std::vector<peerd::LinkRequest>& links, Tick deadline) override;
   void KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
                  const std::vector<PeerId>& peers) override;
+  void TryPeer(const GroupKey& group, uint64_t trial, PeerId peer,
+               const std::vector<std::string>& endpoints, Tick deadline) override;
   void SendControl(const peerd::LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override;
   void SendControlInTime(const peerd::LinkKey& link, const FrameHeader& header,
@@ -92,6 +94,9 @@ class ModelTransport final : public peerd::Transport {
   void LoseLanes(PeerId peer);
   // Breaks the link to `peer` as a reset in the network would.
   void Reset(PeerId peer);
+  // Whoever dials it from now on is refused, or hears nothing.
+  enum class Port { kOpen, kRefuses, kDrops };
+  void SetPort(Port port) { port_ = port; }
   // The process is gone. With `resets` its kernel tells the others; else they find out by silence.
   void Die(bool resets);
   // Cookies of segments that have not been Sent: their memory may be referred to.
@@ -164,6 +169,7 @@ class ModelTransport final : public peerd::Transport {
     bool data = false;
     Tick deadline;
   };
+  using TryAnswer = std::function<void(const std::string& error)>;
   using TokenKey = std::tuple<std::string, uint32_t, Epoch>;
   using GroupAt = std::pair<std::string, uint32_t>;
 
@@ -176,6 +182,7 @@ class ModelTransport final : public peerd::Transport {
   void OnDial(ModelTransport* from, const Request& request);
   bool GivesWay(PeerId from, const Request& request) const;
   void OnAnswer(uint64_t request);
+  void EndTry(uint64_t id, const std::string& error);
   void OnConfirm(const ConnectionPtr& c, const Request& request);
   void SendFrame(const peerd::LinkKey& link, const FrameHeader& header,
                  const std::vector<uint8_t>& payload);
@@ -214,6 +221,8 @@ class ModelTransport final : public peerd::Transport {
   std::vector<ConnectionPtr> finishing_;
   // Frames that wait for the next one to go with.
   std::map<peerd::LinkKey, std::vector<std::pair<FrameHeader, std::vector<uint8_t>>>> waiting_;
+  Port port_ = Port::kOpen;
+  std::map<uint64_t, TryAnswer> tries_;  // not answered
   std::vector<Receive> receives_;
   std::set<PeerId> flipped_;
   std::map<uint64_t, std::shared_ptr<Segment>> segments_;  // not Sent, by cookie

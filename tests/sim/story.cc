@@ -145,6 +145,14 @@ struct Details {
              return ToString(l.from) + ">" + ToString(l.to) + ":" + Number(l.bytes_per_second);
            });
   }
+  std::string operator()(const control::PeerTried& m) const {
+    return Group(m.group) + " trial=" + Number(m.trial) + " peer=" + ToString(m.peer) +
+           " reason=\"" + m.reason + "\"";
+  }
+  std::string operator()(const control::TryPeer& m) const {
+    return "TryPeer" + Group(m.group) + " trial=" + Number(m.trial) +
+           " peer=" + ToString(m.peer.peer);
+  }
   std::string operator()(const control::StateAgreed& m) const {
     return "StateAgreed revision=" + std::to_string(m.revision) + " state=" + ToString(m.state);
   }

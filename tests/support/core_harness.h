@@ -50,6 +50,8 @@ struct LivelyPeer {
   std::map<MemberId, LocalMember> members;
   std::map<GroupKey, GroupAtPeer> groups;
   std::set<PeerId> cannot_reach;
+  bool tries_well = false;    // a trial shows nothing of those that it cannot reach
+  bool tries_nobody = false;  // answers no trial
   std::optional<control::StateAgreed> agreed;  // the last one that it was told
   bool mute = false;                           // answers no preparation
   bool patient = false;                        // says nothing yet of those that it cannot reach
@@ -332,6 +334,9 @@ class Harness {
 
   // Lets lively peers answer until nothing moves.
   void Run() {
+    for (const auto& [peer, attempt] : std::exchange(tries_, {})) {
+      Tell(peer, control::PeerTried{attempt.group, attempt.trial, attempt.peer.peer, ""});
+    }
     while (!inbox_.empty() && !crashed_) {
       auto [peer, session, message] = inbox_.front();
       inbox_.pop_front();
@@ -439,6 +444,9 @@ class Harness {
                (before.term == welcome->term && before.coordinator == welcome->coordinator))
           << ToString(peer) << " was welcomed by a later start";
       welcomes_[peer] = *welcome;
+    } else if (const auto* attempt = std::get_if<control::TryPeer>(&send.message)) {
+      // Scripted peers reach everybody.
+      if (!lively_.contains(peer)) tries_.push_back({peer, *attempt});
     } else {
       received_[peer].push_back(Describe(send.message));
     }
@@ -450,6 +458,12 @@ class Harness {
   }
   void On(PeerId, LivelyPeer&, const control::Welcome&) {}
   void On(PeerId, LivelyPeer&, const control::PendingCount&) {}
+  void On(PeerId peer, LivelyPeer& self, const control::TryPeer& m) {
+    if (self.tries_nobody) return;
+    const bool fails = !self.tries_well && self.cannot_reach.contains(m.peer.peer);
+    const std::string reason = fails ? "no route to " + m.peer.endpoints.front() : "";
+    Tell(peer, control::PeerTried{m.group, m.trial, m.peer.peer, reason});
+  }
   void On(PeerId, LivelyPeer& self, const control::JoinPending& m) {
     if (self.joins.erase(m.request) > 0) self.members[m.member].group = m.group;
   }
@@ -574,6 +588,7 @@ class Harness {
   std::map<PeerId, control::PrepareEpoch> prepared_;
   std::map<PeerId, control::Welcome> welcomes_;
   std::map<PeerId, uint32_t> pending_;
+  std::vector<std::pair<PeerId, control::TryPeer>> tries_;  // of scripted peers, not answered
   std::map<PeerId, std::string> removed_;
   std::vector<std::string> closings_;
   std::vector<EventRecord> notices_;
@@ -649,6 +664,7 @@ struct Describer {
     return "Pending " + std::to_string(m.count);
   }
   std::string operator()(const control::Drain&) const { return "Drain"; }
+  std::string operator()(const control::TryPeer& m) const { return "Try " + ToString(m.peer.peer); }
   std::string operator()(const control::StateAgreed& m) const {
     return "Agreed revision=" + std::to_string(m.revision) +
            " state=" + std::to_string(m.state.high);

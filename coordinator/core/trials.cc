@@ -1,0 +1,88 @@
+#include "coordinator/core/trials.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace longhaul::coordinator {
+
+uint64_t Trials::Begin(PeerId newcomer, const std::set<PeerId>& asked, Tick due) {
+  LH_CHECK(!asked.empty());
+  Trial& trial = running_[newcomer];
+  trial = Trial{++last_, due, {}};
+  for (const PeerId peer : asked) trial.answers[peer];
+  reached_.erase(newcomer);
+  return trial.number;
+}
+
+void Trials::Answer(PeerId from, uint64_t trial, PeerId newcomer, const std::string& error) {
+  const auto running = running_.find(newcomer);
+  if (running == running_.end() || running->second.number != trial) return;
+  const auto answer = running->second.answers.find(from);
+  if (answer != running->second.answers.end()) answer->second = error;
+}
+
+Trials::Verdict Trials::Judge(const Trial& trial, Tick now) {
+  size_t failed = 0;
+  size_t missing = 0;
+  for (const auto& [peer, answer] : trial.answers) {
+    if (!answer) {
+      ++missing;
+    } else if (!answer->empty()) {
+      ++failed;
+    }
+  }
+  size_t asked = trial.answers.size();
+  if (trial.due <= now) asked -= std::exchange(missing, 0);
+  if (failed > 0 && 2 * failed >= asked) return Verdict::kRefused;
+  if (missing == 0 || 2 * (failed + missing) < asked) return Verdict::kReached;
+  return Verdict::kOpen;
+}
+
+std::vector<Trials::Refusal> Trials::End(Tick now) {
+  std::vector<Refusal> refusals;
+  for (auto it = running_.begin(); it != running_.end();) {
+    const auto& [newcomer, trial] = *it;
+    const Verdict verdict = Judge(trial, now);
+    if (verdict == Verdict::kOpen) {
+      ++it;
+      continue;
+    }
+    if (verdict == Verdict::kReached) reached_.insert(newcomer);
+    if (verdict == Verdict::kRefused) {
+      Refusal& refusal = refusals.emplace_back(Refusal{newcomer, {}, trial.answers.size()});
+      for (const auto& [peer, answer] : trial.answers) {
+        if (answer && !answer->empty()) refusal.errors[peer] = *answer;
+      }
+    }
+    it = running_.erase(it);
+  }
+  return refusals;
+}
+
+void Trials::Forget(PeerId newcomer) {
+  running_.erase(newcomer);
+  reached_.erase(newcomer);
+}
+
+void Trials::ForgetIf(const std::function<bool(PeerId)>& stranger) {
+  std::erase_if(running_, [&](const auto& entry) { return stranger(entry.first); });
+  std::erase_if(reached_, stranger);
+}
+
+Tick Trials::NextDeadline() const {
+  Tick next = kNever;
+  for (const auto& [newcomer, trial] : running_) next = std::min(next, trial.due);
+  return next;
+}
+
+void Trials::AddTo(Digester* digest) const {
+  digest->Add(last_).Add(running_.size());
+  for (const auto& [newcomer, trial] : running_) {
+    digest->Add(newcomer).Add(trial.number).Add(trial.due).Add(trial.answers);
+  }
+  digest->Add(reached_);
+}
+
+}  // namespace longhaul::coordinator

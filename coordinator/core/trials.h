@@ -1,0 +1,72 @@
+// Whether the members of a group reach a newcomer's data port. That is tried before the newcomer is
+// admitted, while nobody waits for it: one that cannot be reached costs the group nothing.
+//
+//   unknown --(Begin)--> tried --(most of those asked reach it)--> reached
+//   tried --(half of those asked, or more, cannot reach it)--> refused: unknown again
+//
+// A trial ends as soon as the answers that are missing cannot change how it ends. Whoever has not
+// answered when its time is up is not counted; if nobody has, the newcomer passes, and the
+// preparation of its epoch shows more.
+//
+// Plain value: no clock, no thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/digest.h"
+#include "base/ids.h"
+#include "base/tick.h"
+
+namespace longhaul::coordinator {
+
+// How many members try a newcomer.
+inline constexpr size_t kTriersMax = 8;
+// How many detect_ms the answers have, in halves; a peer tries for three halves (peerd/core).
+inline constexpr int64_t kTrialHalfDetects = 5;
+
+class Trials {
+ public:
+  bool Reached(PeerId newcomer) const { return reached_.contains(newcomer); }
+  bool Running(PeerId newcomer) const { return running_.contains(newcomer); }
+
+  // The number of the trial. `asked` is not empty.
+  uint64_t Begin(PeerId newcomer, const std::set<PeerId>& asked, Tick due);
+  // `error`: "": it reached the newcomer. What is said of another trial is ignored.
+  void Answer(PeerId from, uint64_t trial, PeerId newcomer, const std::string& error);
+  struct Refusal {
+    PeerId newcomer;
+    std::map<PeerId, std::string> errors;  // of those that cannot reach it
+    size_t asked = 0;
+  };
+  // Ends the trials that are decided by now. Those that are refused.
+  std::vector<Refusal> End(Tick now);
+
+  void Forget(PeerId newcomer);
+  void ForgetIf(const std::function<bool(PeerId)>& stranger);
+
+  // When the first trial's time is up.
+  Tick NextDeadline() const;
+  void AddTo(Digester* digest) const;
+
+ private:
+  enum class Verdict { kOpen, kReached, kRefused };
+  struct Trial {
+    uint64_t number = 0;
+    Tick due;
+    std::map<PeerId, std::optional<std::string>> answers;  // of those asked
+  };
+  static Verdict Judge(const Trial& trial, Tick now);
+
+  uint64_t last_ = 0;
+  std::map<PeerId, Trial> running_;
+  std::set<PeerId> reached_;
+};
+
+}  // namespace longhaul::coordinator

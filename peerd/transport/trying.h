@@ -1,0 +1,60 @@
+// Whether a peer answers at its data port: connects and says whom it looks for, without a token.
+// The peer answers that it does not know the epoch, and by that shows that bytes pass both ways.
+//
+// Threads: the ring's. `done` is called from within Ring::RunOnce().
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "base/ids.h"
+#include "base/tick.h"
+#include "peerd/io/ring.h"
+#include "peerd/transport/alarm.h"
+#include "peerd/transport/handshakes.h"
+#include "peerd/transport/resolver.h"
+
+namespace longhaul::peerd {
+
+class Trying {
+ public:
+  // What was seen at the address that was tried last; empty: the peer answers.
+  using Done = absl::AnyInvocable<void(const std::string& error)>;
+
+  Trying(Ring* ring, Alarm* alarm, Handshakes* handshakes, Resolver* resolver)
+      : ring_(ring), alarm_(alarm), handshakes_(handshakes), resolver_(resolver) {}
+
+  // Tries the endpoints in order. `done` follows, by `deadline` at the latest, never from within.
+  void Begin(PeerId peer, const std::vector<std::string>& endpoints, Tick deadline, Done done);
+  // Begins what is next, and ends what has had its time. When to call again.
+  Tick Work(Tick now);
+  void Close() { trials_.clear(); }
+
+ private:
+  struct Trial {
+    PeerId peer;
+    Tick deadline;
+    Done done;
+    std::deque<SocketAddress> candidates;
+    int resolving = 0;
+    bool dialling = false;
+    std::string error;
+  };
+  void Resolve(uint64_t id, Trial* trial, const std::string& endpoint);
+  void Dial(uint64_t id, Trial* trial, Tick now);
+  void OnDialled(uint64_t id, LaneDial* dial);
+  void End(uint64_t id, const std::string& error);
+
+  Ring* const ring_;
+  Alarm* const alarm_;
+  Handshakes* const handshakes_;
+  Resolver* const resolver_;
+  uint64_t last_ = 0;
+  std::map<uint64_t, Trial> trials_;
+};
+
+}  // namespace longhaul::peerd
