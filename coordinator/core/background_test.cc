@@ -192,37 +192,6 @@ TEST_F(BackgroundTest, TheOneThatIsReadyMayDieWhileItsEpochIsPrepared) {
   EXPECT_EQ(h_.Stored().members.size(), 2u);
 }
 
-// m1 and m2 have no link. No sync waits for those in the background, so none of them can pass a
-// state on from one to the other.
-TEST_F(BackgroundTest, OnlyMembersOfTheSyncPassAStateToOneThatHasNoLinkToItsSource) {
-  for (const bool contributes : {false, true}) {
-    h_ = Harness();
-    Enter();
-    Join(4, true);
-    Step(1);
-    Step(2);
-    Step(3, std::nullopt, /*ready=*/contributes);
-    ASSERT_TRUE(Member(4).admitted);
-    ASSERT_EQ(h_.View().members[2].background, !contributes);
-    h_.Lively(P(1)).cannot_reach.insert(P(2));
-    h_.Say(P(1), control::LinkLost{Harness::G(), h_.View().committed, P(2), "reset", 0});
-    h_.Wait(100);
-    ASSERT_EQ(h_.Stored().blocked.size(), 1u);
-    Sync(1, State(6, 1));
-    Sync(2, State(5, 0));
-    if (contributes) Sync(3, State(5, 0));
-    EXPECT_TRUE(Committed(1, 6, 1));
-    EXPECT_EQ(Committed(2, 6, 1), contributes);
-    EXPECT_EQ(h_.Stored().members.size(), 4u);
-    if (contributes) continue;
-    EXPECT_EQ(Member(2).sync_results.back().outcome,
-              (Outcome{Code::kFailedPrecondition,
-                       "sync of revision 1: m1 can give it, but p2 of m2 has no link to a peer "
-                       "that has it or fetches it; sync again at the next step, when others may "
-                       "have it, or let the peers reach each other"}));
-  }
-}
-
 TEST_F(BackgroundTest, ItsOfferWithoutReadyIsAgainstTheProtocol) {
   Enter();
   Step(3, State(6, 1));

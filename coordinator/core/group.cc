@@ -290,7 +290,7 @@ bool Group::FitsRing(const std::vector<PeerId> &ring) const {
   const std::vector<PeerId> present = Ring();
   return ring.size() == present.size() &&
          std::is_permutation(ring.begin(), ring.end(), present.begin()) &&
-         control::RingFault(ring, BlockedAmong(record_, ring)).empty();
+         control::RingAvoiding(ring, BlockedAmong(record_, ring)) == ring;
 }
 
 // A better ring is a wish: nobody is removed for it.
@@ -658,8 +658,8 @@ void Group::CheckInvariants() const {
   if (!preparation_) {
     LH_CHECK(!AnyDeparts(record_) && repair_.empty()) << name << " forgot a change";
     LH_CHECK(!fault_) << name << " forgot " << fault_->cause;
-    const std::string ring_fault = control::RingFault(Ring(), BlockedAmong(record_, Ring()));
-    LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
+    const std::string fault = control::BlockedFault(Ring(), BlockedAmong(record_, Ring()));
+    LH_CHECK(fault.empty()) << name << " " << fault;
     LH_CHECK(record_.last_freeze <= record_.committed) << name << " left ops frozen";
     return;
   }

@@ -3,7 +3,7 @@
 // What it decides from has modules of its own: membership.h (who is in its
 // record), ballot.h (votes), preparation.h (the next epoch, and who has
 // answered), suspicion.h (reports of lost links, blocked pairs), routes.h
-// (whether blocked pairs can be routed around), ring_choice.h (a better ring),
+// (through whom links of blocked pairs go), ring_choice.h (a better ring),
 // sync_ballot.h (shared state), trials.h and pauses.h (whether newcomers are
 // reached).
 //
@@ -162,7 +162,7 @@ class Group {
   bool Accused(PeerId peer, Tick now) const;
   // Who says so, be it too early to count.
   std::vector<PeerId> Accusers(PeerId peer) const;
-  // All others say so, or are routed around it; and they are two or more. What
+  // All others say so, or have no straight link to it; and they are two or more. What
   // they say counts at once: if anything of it were on its way, one of them
   // would have heard it.
   bool AccusedByAll(PeerId peer) const;
@@ -217,6 +217,7 @@ class Group {
 
   void Reconcile(PeerId peer, const control::GroupState &said, bool forgotten, GroupOutput *out);
   void ChooseRing(Tick now, Preparation *preparation) const;
+  bool ChangesWays(const Preparation &next) const;
   void CompleteBallot();
   bool FitsRing(const std::vector<PeerId> &ring) const;
   bool AllAttached(const std::vector<PeerId> &peers) const;
@@ -256,6 +257,7 @@ class Group {
   void Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out);
   void ForgetStrangers();
   void LossGraceOver(LostLink link, GroupOutput *out);
+  void BlameRelays(LostLinks *lost);
   Fault FaultNow(std::string cause, std::string detector, uint32_t detect_ms = 0) const;
   void NoteFault(const Fault &fault);
   // To a peer that speaks of a member that is none: who removed it, when and why.
@@ -280,7 +282,8 @@ class Group {
   std::vector<PeerId> Participants() const;
   // Newcomers that this admission could take in as well.
   std::set<MemberId> Waiting() const;
-  bool RoutedAround(PeerId x, PeerId y) const;
+  // Through whom the link of the two goes, as they were told last; 0: straight.
+  PeerId RelayNow(PeerId x, PeerId y) const;
   // When the member is evicted unless it votes, or offers its state; kNever: it
   // is not.
   Tick VoteDue(const MemberRecord &member) const;

@@ -168,12 +168,7 @@ void Group::Prepare(const Decision &decision, Tick now, GroupOutput *out) {
   for (PeerId peer : PeersOf(record_, next.joiners)) next.answers[peer];
   ChooseRing(now, &next);
   next.cost = directory_->CostOf(next.ring);
-  const control::BlockedPairs before =
-      BlockedAmong(record_, OrderOf(record_, PeersOf(record_, next.survivors)));
-  if (!next.freeze &&
-      !std::includes(next.blocked.begin(), next.blocked.end(), before.begin(), before.end())) {
-    // No ring with the newcomers avoids them all. A pair gets a link in a
-    // freezing epoch only.
+  if (!next.freeze && ChangesWays(next)) {
     next.freeze = true;
     NoteFault(FaultNow("unreachable", "coordinator"));
   }
@@ -215,9 +210,24 @@ void Group::ChooseRing(Tick now, Preparation *preparation) const {
   std::erase_if(blocked, [&](const control::BlockedPair &pair) {
     return preparation->freeze && suspicion_.TryDue(pair, now);
   });
-  RingPlan plan = RingOver(order, blocked);
-  preparation->ring = std::move(plan.ring);
-  preparation->blocked = std::move(plan.blocked);
+  ChooseRelays(ByAge(record_, peers), suspicion_.failed_relays(), &blocked);
+  // Nobody reaches both: the straight link is tried once more.
+  std::erase_if(blocked, [](const control::BlockedPair &pair) { return !pair.relay; });
+  preparation->ring = control::RingAvoiding(order, blocked).value_or(order);
+  preparation->blocked = std::move(blocked);
+}
+
+// Frames would be lost with the old link between two that stay.
+bool Group::ChangesWays(const Preparation &next) const {
+  const std::set<PeerId> staying = PeersOf(record_, next.survivors);
+  const control::BlockedPairs before = BlockedAmong(record_, {staying.begin(), staying.end()});
+  const auto differs = [&](const control::BlockedPair &pair) {
+    return staying.contains(pair.a) && staying.contains(pair.b) &&
+           control::RelayOf(before, pair.a, pair.b) !=
+               control::RelayOf(next.blocked, pair.a, pair.b);
+  };
+  return std::any_of(before.begin(), before.end(), differs) ||
+         std::any_of(next.blocked.begin(), next.blocked.end(), differs);
 }
 
 void Group::Commit(Tick now, GroupOutput *out) {

@@ -37,11 +37,15 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
                         : PeersOf(record_, Survivors(record_)).contains(id);
   };
   if (!counts(peer) || !counts(lost.peer)) return std::nullopt;
-  if (RoutedAround(peer, lost.peer)) return std::nullopt;
   const LostLink link(peer, lost.peer);
-  const bool unheard = lost.silent_ms > 0 && !HeardOfLate(lost.peer);
+  const PeerId relay = RelayNow(peer, lost.peer);
+  // The straight link is given up.
+  if (relay && answered) return std::nullopt;
+  // Whether the relay is gone is seen first.
+  const bool unheard = relay || (lost.silent_ms > 0 && !HeardOfLate(lost.peer));
   const Suspicion::Evidence evidence{lost.silent_ms, unheard, Witnesses(lost.peer).size()};
-  suspicion_.Accuse(link, evidence, now);
+  // What goes through a relay says nothing of the far end.
+  if (!relay) suspicion_.Accuse(link, evidence, now);
   // What broke is likely to be built anew by then. Where nothing came through
   // for detect_ms, the freeze may wait for what does not come through now
   // either.
@@ -62,7 +66,7 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
 // their link is lost.
 void Group::LossGraceOver(LostLink link, GroupOutput *out) {
   const std::optional<Suspicion::Loss> loss = suspicion_.RemoveLoss(link);
-  if (!loss || RoutedAround(link.first, link.second)) return;
+  if (!loss) return;
   const std::string text = LinkText(link.first, link.second, loss->reason);
   // The freeze that is prepared came after the report, and waits for this link. Where no ring goes
   // around the link, there is nothing better to do.
@@ -80,13 +84,19 @@ void Group::LossGraceOver(LostLink link, GroupOutput *out) {
     suspicion_.ForgetLoss({link.second, link.first});
     NoteFault(loss->fault);
     repair_ = text;
-    // A connection that broke is likely to be rebuilt at once. Where nothing
-    // came through for detect_ms, nobody is made to wait for what may come
-    // through now.
-    if (loss->fault.detect_ms > 0 && CanRouteAround(RoutesNow(), {{link, text}})) {
+    const bool silent = loss->fault.detect_ms > 0;
+    const bool often = suspicion_.StrikesTooOften(pair);
+    if (const PeerId relay = RelayNow(link.first, link.second)) {
+      // Another one may do better. The only one there is is tried again.
+      Routes others = RoutesNow();
+      others.failed[pair].insert(relay);
+      if ((silent || often) && CanRouteAround(others, {})) suspicion_.FailRelay(pair, relay);
+    } else if (silent && CanRouteAround(RoutesNow(), {{link, text}})) {
+      // A connection that broke is likely to be rebuilt at once. Where nothing
+      // came through for detect_ms, nobody is made to wait for what may come
+      // through now.
       return Block({{link, text}}, suspicion_.NextSilentRetry(pair), out);
-    }
-    if (suspicion_.StrikesTooOften(pair) && CanRouteAround(RoutesNow(), again)) {
+    } else if (often && CanRouteAround(RoutesNow(), again)) {
       return Block(again, kBlockedRetry, out);
     }
   }
@@ -101,7 +111,8 @@ bool Group::AccusedBy(PeerId other, PeerId peer, Tick at) const {
   if (suspicion_.Accuses({other, peer}, at)) return true;
   if (!preparation_) return false;
   const auto answer = preparation_->answers.find(other);
-  return answer != preparation_->answers.end() && answer->second.unreachable.contains(peer);
+  return answer != preparation_->answers.end() && answer->second.unreachable.contains(peer) &&
+         !RelayNow(other, peer);
 }
 
 bool Group::Accused(PeerId peer, Tick now) const {
@@ -121,7 +132,7 @@ bool Group::AccusedByAll(PeerId peer) const {
   const std::vector<PeerId> witnesses = Witnesses(peer);
   return witnesses.size() >= 2 &&
          std::all_of(witnesses.begin(), witnesses.end(), [&](PeerId other) {
-           return AccusedBy(other, peer, kNever) || RoutedAround(other, peer);
+           return AccusedBy(other, peer, kNever) || RelayNow(other, peer);
          });
 }
 
@@ -207,9 +218,27 @@ const PeerRecord &Group::PeerOf(PeerId peer) const {
   return *found;
 }
 
-// Removes peers until the lost links that are left, if any, can be routed
-// around.
+// Where a link through a relay could not be built: if the relay is not reached,
+// that is why, and the pair is not at fault. If it is reached, it is not to be
+// the relay.
+void Group::BlameRelays(LostLinks *lost) {
+  const LostLinks all = *lost;
+  const auto missing = [&](PeerId x, PeerId y) {
+    return all.contains({x, y}) || all.contains({y, x});
+  };
+  std::erase_if(*lost, [&](const auto &entry) {
+    const auto [from, to] = entry.first;
+    const PeerId relay = RelayNow(from, to);
+    if (!relay) return false;
+    if (missing(from, relay) || missing(to, relay)) return true;
+    suspicion_.FailRelay(control::MakeBlockedPair(from, to), relay);
+    return false;
+  });
+}
+
+// Removes peers until there is a way for each lost link that is left, if any.
 void Group::Settle(LostLinks lost, GroupOutput *out) {
+  BlameRelays(&lost);
   while (!lost.empty()) {
     const Routes routes = RoutesNow();
     if (CanRouteAround(routes, lost)) return Block(lost, kBlockedRetry, out);
@@ -251,8 +280,9 @@ void Group::Settle(LostLinks lost, GroupOutput *out) {
 }
 
 Routes Group::RoutesOf(const std::set<PeerId> &peers) const {
-  const std::vector<PeerId> order = OrderOf(record_, peers);
-  return {order, PeersOf(record_, Survivors(record_)), BlockedAmong(record_, order)};
+  const std::vector<PeerId> order = ByAge(record_, peers);
+  return {order, PeersOf(record_, Survivors(record_)), BlockedAmong(record_, order),
+          suspicion_.failed_relays()};
 }
 
 Routes Group::RoutesNow() const {
@@ -282,11 +312,11 @@ void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
   const std::set<PeerId> in_force = PeersOf(record_, Survivors(record_));
   for (const auto &[link, reason] : lost) {
     const control::BlockedPair pair = control::MakeBlockedPair(link.first, link.second);
-    const bool fresh = suspicion_.Block(pair, retry_us, directory_->Now());
     const std::string text =
         ToString(pair.a) + " and " + ToString(pair.b) + " have no link: " + Clean(reason);
     MarkChanged(text);
-    if (!fresh) continue;
+    if (RelayNow(pair.a, pair.b)) continue;  // it gets another relay
+    if (!suspicion_.Block(pair, retry_us, directory_->Now())) continue;
     record_.blocked.push_back({pair, Clean(reason)});
     std::sort(record_.blocked.begin(), record_.blocked.end(),
               [](const BlockedRecord &x, const BlockedRecord &y) { return x.pair < y.pair; });
@@ -381,16 +411,16 @@ void Group::ForgetStrangers() {
   suspicion_.ForgetReportsOf(stranger);
   trials_.ForgetIf(stranger);
   suspicion_.ForgetPairsOf(stranger, [this](const control::BlockedPair &pair) {
-    return std::any_of(record_.blocked.begin(), record_.blocked.end(),
-                       [&](const BlockedRecord &b) { return b.pair == pair; });
+    return std::any_of(record_.blocked.begin(), record_.blocked.end(), [&](const BlockedRecord &b) {
+      return b.pair.a == pair.a && b.pair.b == pair.b;
+    });
   });
 }
 
-// They were told that they get no link.
-bool Group::RoutedAround(PeerId x, PeerId y) const {
-  if (record_.blocked.empty()) return false;
-  return control::IsBlocked(preparation_ ? preparation_->blocked : BlockedAmong(record_, Ring()), x,
-                            y);
+PeerId Group::RelayNow(PeerId x, PeerId y) const {
+  if (record_.blocked.empty()) return PeerId();
+  return control::RelayOf(preparation_ ? preparation_->blocked : BlockedAmong(record_, Ring()), x,
+                          y);
 }
 
 }  // namespace longhaul::coordinator

@@ -92,6 +92,19 @@ std::vector<PeerId> OrderOf(const GroupRecord &group, const std::set<PeerId> &pe
   return order;
 }
 
+std::vector<PeerId> ByAge(const GroupRecord &group, const std::set<PeerId> &peers) {
+  std::map<PeerId, Epoch> ages;
+  for (PeerId peer : peers) ages[peer] = Epoch(UINT64_MAX);
+  for (const MemberRecord &m : group.members) {
+    const auto age = ages.find(m.peer);
+    if (age != ages.end() && IsAdmitted(m)) age->second = std::min(age->second, m.joined);
+  }
+  std::vector<PeerId> order(peers.begin(), peers.end());
+  std::stable_sort(order.begin(), order.end(),
+                   [&](PeerId a, PeerId b) { return ages.at(a) < ages.at(b); });
+  return order;
+}
+
 control::BlockedPairs BlockedAmong(const GroupRecord &group, const std::vector<PeerId> &peers) {
   const std::set<PeerId> there(peers.begin(), peers.end());
   control::BlockedPairs blocked;

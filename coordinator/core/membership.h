@@ -41,6 +41,8 @@ std::set<PeerId> AdmittedPeers(const GroupRecord &group);
 std::vector<PeerId> RingOf(const GroupRecord &group);
 // The order of first admission, then of ids.
 std::vector<PeerId> OrderOf(const GroupRecord &group, const std::set<PeerId> &peers);
+// Who came into the group first stands first; newcomers behind, by their ids.
+std::vector<PeerId> ByAge(const GroupRecord &group, const std::set<PeerId> &peers);
 // Blocked pairs of which both are there.
 control::BlockedPairs BlockedAmong(const GroupRecord &group, const std::vector<PeerId> &peers);
 

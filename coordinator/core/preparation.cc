@@ -79,6 +79,9 @@ void AdoptEpoch(const Preparation &done, GroupRecord *record) {
     return done.answers.contains(b.pair.a) && done.answers.contains(b.pair.b) &&
            !control::IsBlocked(done.blocked, b.pair.a, b.pair.b);
   });
+  for (BlockedRecord &b : record->blocked) {
+    b.pair.relay = control::RelayOf(done.blocked, b.pair.a, b.pair.b);
+  }
   record->committed = done.epoch;
   if (done.AtBoundary()) record->boundary = done.epoch;
   record->fates.clear();
@@ -141,8 +144,8 @@ void CheckInvariants(const Preparation &p, const GroupRecord &record,
   LH_CHECK(p.changed.empty()) << name << " keeps an outdated preparation";
   LH_CHECK(p.freeze == (record.last_freeze > record.committed)) << name;
   LH_CHECK(p.freeze || !AnyDeparts(record)) << name << " removes members without a freeze";
-  const std::string ring_fault = control::RingFault(p.ring, p.blocked);
-  LH_CHECK(ring_fault.empty()) << name << " " << ring_fault;
+  const std::string fault = control::BlockedFault(p.ring, p.blocked);
+  LH_CHECK(fault.empty()) << name << " " << fault;
   LH_CHECK(p.ring.size() == p.answers.size()) << name;
   LH_CHECK(!p.freeze || record.last_freeze == p.epoch) << name;
   LH_CHECK(!p.reorders || (!p.freeze && p.joiners.empty() && p.raised.empty()))

@@ -95,7 +95,8 @@ struct FatesRecord {
             LH_FIELD(missed, rule::List{0, SIZE_MAX}));
 };
 
-// A pair of peers that is routed around.
+// A pair of peers that cannot reach each other. Its relay is that of the committed epoch; 0: the
+// pair is not blocked there yet.
 struct BlockedRecord {
   control::BlockedPair pair;
   std::string reason;

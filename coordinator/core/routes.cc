@@ -1,7 +1,6 @@
 #include "coordinator/core/routes.h"
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -9,6 +8,25 @@
 #include "proto/wire/limits.h"
 
 namespace longhaul::coordinator {
+
+bool ChooseRelays(const std::vector<PeerId> &by_age, const FailedRelays &failed,
+                  control::BlockedPairs *blocked) {
+  const control::BlockedPairs pairs = *blocked;
+  const std::set<PeerId> there(by_age.begin(), by_age.end());
+  bool all = true;
+  for (control::BlockedPair &pair : *blocked) {
+    const auto fits = [&](PeerId peer) {
+      const auto out = failed.find(pair);
+      return there.contains(peer) && control::CanRelay(pairs, pair, peer) &&
+             (out == failed.end() || !out->second.contains(peer));
+    };
+    if (fits(pair.relay)) continue;
+    const auto oldest = std::find_if(by_age.begin(), by_age.end(), fits);
+    pair.relay = oldest == by_age.end() ? PeerId() : *oldest;
+    all = all && pair.relay;
+  }
+  return all;
+}
 
 bool CanRouteAround(const Routes &routes, const LostLinks &lost, const control::BlockedPairs &but) {
   std::set<control::BlockedPair> all(routes.blocked.begin(), routes.blocked.end());
@@ -23,11 +41,11 @@ bool CanRouteAround(const Routes &routes, const LostLinks &lost, const control::
     ++count[pair.b];
   }
   for (const auto &[peer, pairs] : count) {
-    if (!routes.established.contains(peer) && 2 * pairs >= routes.peers.size() - 1) return false;
+    if (routes.established.contains(peer) || pairs == 1) continue;
+    if (2 * pairs >= routes.peers.size() - 1) return false;
   }
-  const control::BlockedPairs blocked(all.begin(), all.end());
-  const auto ring = control::RingAvoiding(routes.peers, blocked);
-  return ring && control::RingFault(*ring, blocked).empty();
+  control::BlockedPairs blocked(all.begin(), all.end());
+  return ChooseRelays(routes.peers, routes.failed, &blocked);
 }
 
 PeerId ChooseVictim(const Routes &routes, const LostLinks &lost, const GroupRecord &record) {
@@ -37,7 +55,7 @@ PeerId ChooseVictim(const Routes &routes, const LostLinks &lost, const GroupReco
     undirected.insert(std::minmax(link.first, link.second));
     candidates.insert({link.first, link.second});
   }
-  for (const auto &[a, b] : routes.blocked) undirected.insert({a, b});
+  for (const control::BlockedPair &pair : routes.blocked) undirected.insert({pair.a, pair.b});
   std::map<PeerId, size_t> count;
   for (const auto &[a, b] : undirected) {
     ++count[a];
@@ -57,12 +75,6 @@ PeerId ChooseVictim(const Routes &routes, const LostLinks &lost, const GroupReco
     if (weight(peer) > weight(victim)) victim = peer;
   }
   return victim;
-}
-
-RingPlan RingOver(const std::vector<PeerId> &order, const control::BlockedPairs &blocked) {
-  std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, blocked);
-  if (!ring || !control::RingFault(*ring, blocked).empty()) return {order, {}};
-  return {*std::move(ring), blocked};
 }
 
 }  // namespace longhaul::coordinator

@@ -1,5 +1,6 @@
-// Whether a group can go on although some pairs of its peers have no link:
-// which ring avoids them, and who goes if none does. Pure functions.
+// Whether a group can go on although some pairs of its peers cannot reach each
+// other: through whom their links go, and who goes if nobody reaches both. Pure
+// functions.
 #pragma once
 
 #include <map>
@@ -19,14 +20,23 @@ using LostLinks = std::map<LostLink, std::string>;
 
 // Who is to be in the next epoch, and what is known of them.
 struct Routes {
-  std::vector<PeerId> peers;      // in ring order, before blocked pairs are looked at
+  std::vector<PeerId> peers;      // who came into the group first stands first
   std::set<PeerId> established;   // in the epoch in force, and staying
   control::BlockedPairs blocked;  // among them
+  // Relays over which the link of a pair could not be kept.
+  FailedRelays failed;
 };
 
-// True if the group can go on with all of these peers although the lost links,
-// and the blocked pairs but for those in `but`, have no link. A newcomer is not
-// worth it that half of the others or more cannot reach.
+// Gives each of the blocked pairs a relay: the one that it has if that one
+// still reaches both, else the oldest of those that do. A newcomer changes
+// nothing. False: there is none for some pair.
+bool ChooseRelays(const std::vector<PeerId> &by_age, const FailedRelays &failed,
+                  control::BlockedPairs *blocked);
+
+// True if the group can go on with all of these peers although the ends of lost
+// links, and of the blocked pairs but for those in `but`, cannot reach each
+// other. A newcomer is not worth it that two or more, and half of the others,
+// cannot reach.
 bool CanRouteAround(const Routes &routes, const LostLinks &lost,
                     const control::BlockedPairs &but = {});
 
@@ -36,13 +46,5 @@ bool CanRouteAround(const Routes &routes, const LostLinks &lost,
 // worse for it: a pair counts once, whoever reported it, and age has nothing to
 // do with reporting.
 PeerId ChooseVictim(const Routes &routes, const LostLinks &lost, const GroupRecord &record);
-
-struct RingPlan {
-  std::vector<PeerId> ring;
-  control::BlockedPairs blocked;  // that get no link
-};
-// `order`, changed as little as it takes to part the blocked pairs. Where that
-// is not possible, as with three peers left, all pairs get a link.
-RingPlan RingOver(const std::vector<PeerId> &order, const control::BlockedPairs &blocked);
 
 }  // namespace longhaul::coordinator

@@ -1,4 +1,4 @@
-// Pairs of peers that cannot have a link, step deadlines, and what a fault is said to be.
+// Pairs of peers that cannot reach each other, step deadlines, and what a fault is said to be.
 #include <string>
 #include <vector>
 
@@ -66,6 +66,18 @@ class RoutingTest : public testing::Test {
     }
     return text;
   }
+  // Of the committed epoch.
+  PeerId Relay(uint64_t a, uint64_t b) {
+    for (const BlockedRecord& record : h.Stored().blocked) {
+      if (record.pair.a == P(a) && record.pair.b == P(b)) return record.pair.relay;
+    }
+    return PeerId();
+  }
+  // The link through the relay of a blocked pair is lost.
+  void LoseRelayed(uint64_t from, uint64_t to, uint32_t silent_ms = 0) {
+    Lose(from, to, silent_ms);
+    h.Wait(200);
+  }
 
   Harness h;
 };
@@ -78,7 +90,7 @@ TEST_F(RoutingTest, APairAmongFourThatCannotMeetIsRoutedAround) {
             (Texts{"Prepare 5 base=4 boundary=4 last_freeze=5 freeze members=m1@1,m2@2,m3@3,m4@4 "
                    "ring=p1,p2,p3,p4",
                    "Prepare 6 base=4 boundary=4 last_freeze=6 freeze members=m1@1,m2@2,m3@3,m4@4 "
-                   "ring=p1,p3,p2,p4 blocked=p1-p2",
+                   "ring=p1,p3,p2,p4 blocked=p1-p2 through p3",
                    "Commit 6"}));
   EXPECT_EQ(Ring(), "p1,p3,p2,p4");
   EXPECT_EQ(Blocked(), "p1-p2");
@@ -88,22 +100,44 @@ TEST_F(RoutingTest, APairAmongFourThatCannotMeetIsRoutedAround) {
                                       "route to 10.0.0.2:29700"});
 }
 
-TEST_F(RoutingTest, AmongThreeThereIsNoWayAroundAndTheYoungerGoesWhoeverReports) {
+TEST_F(RoutingTest, AmongThreeTheThirdIsTheRelayAndNobodyGoes) {
   for (const uint64_t reporter : {1, 2}) {
-    h = Harness();
-    Found(3);
-    h.Lively(P(reporter)).cannot_reach = {P(3 - reporter)};
-    Lose(reporter, 3 - reporter);
-    EXPECT_EQ(Ring(), "p1,p3") << "reported by p" << reporter;
-    EXPECT_EQ(Blocked(), "");
+    for (const uint32_t silent_ms : {0, 1000}) {
+      h = Harness();
+      Found(3);
+      h.Lively(P(reporter)).cannot_reach = {P(3 - reporter)};
+      Lose(reporter, 3 - reporter, silent_ms);
+      EXPECT_EQ(Ring(), "p1,p2,p3") << "no ring avoids the pair";
+      EXPECT_EQ(Blocked(), "p1-p2");
+      EXPECT_EQ(Relay(1, 2), P(3));
+      EXPECT_EQ(h.Notices("evict"), Texts{});
+      // A link that fell silent is not waited for.
+      EXPECT_EQ(h.View().committed, Epoch(silent_ms == 0 ? 5 : 4));
+    }
   }
 }
 
-TEST_F(RoutingTest, WhoIsReachedByFewestGoesAndTheOthersStay) {
+TEST_F(RoutingTest, OfTwoThatCannotMeetTheYoungerGoes) {
+  Found(2);
+  Cut(1, 2);
+  Lose(1, 2, 1000);
+  EXPECT_EQ(Ring(), "p1");
+}
+
+TEST_F(RoutingTest, AHostThatOneOtherReachesStays) {
   Found(5);
   Cut(1, 2);
   Cut(1, 3);
   Cut(1, 4);
+  Lose(2, 1);
+  EXPECT_EQ(h.View().members.size(), 5u);
+  EXPECT_EQ(Blocked(), "p1-p2 p1-p3 p1-p4");
+  for (const uint64_t other : {2, 3, 4}) EXPECT_EQ(Relay(1, other), P(5));
+}
+
+TEST_F(RoutingTest, WhoIsReachedByNobodyGoesAndTheOthersStay) {
+  Found(5);
+  for (const uint64_t other : {2, 3, 4, 5}) Cut(1, other);
   Lose(2, 1);
   EXPECT_EQ(Ring(), "p2,p3,p4,p5");
   EXPECT_EQ(h.Take(P(1)).back(), "Removed m1 unreachable");
@@ -115,12 +149,13 @@ TEST_F(RoutingTest, AKnownPairThatCanMeetAgainCostsNobodyItsPlace) {
   Cut(1, 2);
   Lose(1, 2);
   ASSERT_EQ(Blocked(), "p1-p2");
-  // There is no way around both pairs, but the first one is mended.
+  // Nobody reaches p1 but p2, with which it is blocked; and that pair is mended.
   Mend(1, 2);
   Cut(1, 3);
+  Cut(1, 4);
   Lose(1, 3);
   EXPECT_EQ(h.View().members.size(), 4u);
-  EXPECT_EQ(Blocked(), "p1-p3");
+  EXPECT_EQ(Blocked(), "p1-p3 p1-p4");
   EXPECT_EQ(h.Notices("evict"), Texts{});
 }
 
@@ -129,11 +164,124 @@ TEST_F(RoutingTest, PairsThatAreKnownCountForTheNextVictim) {
   Cut(1, 2);
   Lose(1, 2);
   ASSERT_EQ(Blocked(), "p1-p2");
-  // With a second one p1 has a single neighbour left; p3 is younger, and reached by more.
+  // Nobody reaches p1 any more; p3 is younger, and reached by more.
   Cut(1, 3);
+  Cut(1, 4);
   Lose(3, 1);
   EXPECT_EQ(Ring(), "p3,p2,p4");
   EXPECT_EQ(Blocked(), "");
+}
+
+// ------------------------------------------------------------------------------ relays
+
+TEST_F(RoutingTest, ALostLinkThroughARelayIsBuiltAgainAndBlamesNobody) {
+  Found(3);
+  Cut(1, 2);
+  Lose(1, 2);
+  const Epoch before = h.View().committed;
+  LoseRelayed(1, 2);
+  EXPECT_GT(h.View().committed, before) << "frames may be missing";
+  EXPECT_EQ(h.Stored().last_freeze, h.View().committed);
+  EXPECT_EQ(Ring(), "p1,p2,p3");
+  EXPECT_EQ(Relay(1, 2), P(3)) << "there is no other one";
+  // Who is silent, and whom its neighbours say to be silent, is dead soon. What goes through a
+  // relay does not count.
+  h.Hang(P(2));
+  h.Wait(500);
+  h.Say(P(1), control::LinkLost{G(), h.View().committed, P(2), "silent", 1000});
+  h.Wait(2000);
+  EXPECT_EQ(h.Notices("death"), Texts{});
+  h.Say(P(3), control::LinkLost{G(), h.View().committed, P(2), "silent", 1000});
+  h.Wait(1000);
+  EXPECT_EQ(h.Notices("death").size(), 1u);
+}
+
+TEST_F(RoutingTest, WhatCrossesTheFreezeIsOfTheStraightLink) {
+  Found(3);
+  const Epoch before = h.View().committed;
+  Lose(1, 2, 1000);
+  const Epoch after = h.View().committed;
+  h.Say(P(2), control::LinkLost{G(), before, P(1), "silent", 1000});
+  h.Wait(5000);
+  EXPECT_EQ(h.View().committed, after);
+}
+
+TEST_F(RoutingTest, ALinkThatFellSilentThroughARelayGetsAnotherOne) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  ASSERT_EQ(Relay(1, 2), P(3));
+  LoseRelayed(1, 2);
+  EXPECT_EQ(Relay(1, 2), P(3)) << "it broke, and stands again";
+  LoseRelayed(1, 2, 1000);
+  EXPECT_EQ(Relay(1, 2), P(4));
+  EXPECT_EQ(h.View().members.size(), 4u);
+}
+
+TEST_F(RoutingTest, ARelayThatCannotBeUsedMakesWayForAnotherOneThenOneOfThePairGoes) {
+  Found(4);
+  for (const uint64_t end : {1, 2}) h.Lively(P(end)).no_way_through = {P(3)};
+  Cut(1, 2);
+  Lose(1, 2);
+  EXPECT_EQ(h.View().members.size(), 4u);
+  EXPECT_EQ(Relay(1, 2), P(4));
+  for (const uint64_t end : {1, 2}) h.Lively(P(end)).no_way_through = {P(3), P(4)};
+  LoseRelayed(1, 2);
+  EXPECT_EQ(Ring(), "p1,p3,p4");
+}
+
+TEST_F(RoutingTest, ARelayThatDiesTakesNobodyWithIt) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  ASSERT_EQ(Relay(1, 2), P(3));
+  h.Say(P(1), control::LinkLost{G(), h.View().committed, P(2), "reset", 0});
+  h.Say(P(2), control::LinkLost{G(), h.View().committed, P(1), "reset", 0});
+  h.Kill(P(3));
+  h.Wait(4000);
+  EXPECT_EQ(h.View().members.size(), 3u);
+  EXPECT_EQ(Ring().find("p3"), std::string::npos);
+  EXPECT_EQ(Relay(1, 2), P(4));
+}
+
+TEST_F(RoutingTest, ARelayThatLosesItsLinkToAnEndOfThePairMakesWayForAnotherOne) {
+  Found(4);
+  Cut(1, 2);
+  Lose(1, 2);
+  ASSERT_EQ(Relay(1, 2), P(3));
+  Cut(1, 3);
+  Lose(1, 3);
+  EXPECT_EQ(Blocked(), "p1-p2 p1-p3");
+  EXPECT_EQ(Relay(1, 2), P(4));
+  EXPECT_EQ(Relay(1, 3), P(4));
+  EXPECT_EQ(h.Notices("evict"), Texts{});
+}
+
+TEST_F(RoutingTest, ARelayStaysThoughAnOlderOneWouldDo) {
+  Found(4);
+  h.Lively(P(1)).no_way_through = {P(3)};
+  Cut(1, 2);
+  Lose(1, 2);
+  ASSERT_EQ(Relay(1, 2), P(4));
+  // A coordinator that does not know why.
+  h.Boot();
+  for (uint64_t i = 1; i <= 4; ++i) h.Reattach(P(i));
+  Join(5);
+  VoteAll(4);
+  EXPECT_EQ(h.View().members.size(), 5u);
+  EXPECT_EQ(Relay(1, 2), P(4));
+}
+
+// ------------------------------------------------------------------------------ newcomers
+
+TEST_F(RoutingTest, ANewcomerThatOneOfTwoCannotReachIsTaken) {
+  Found(2);
+  Join(3);
+  Cut(1, 3);
+  VoteAll(2);
+  EXPECT_EQ(Ring(), "p1,p2,p3");
+  EXPECT_EQ(Relay(1, 3), P(2));
+  EXPECT_EQ(h.Stored().last_freeze, Epoch(0));
 }
 
 TEST_F(RoutingTest, ANewcomerThatMostReachIsTakenWithItsBlockedPair) {
@@ -274,7 +422,7 @@ TEST_F(RoutingTest, AnAdmissionThatFreezesNothingKeepsTheBlockedPairs) {
   VoteAll(4);
   EXPECT_EQ(h.Take(P(3)).front(),
             "Prepare 7 base=6 boundary=7 last_freeze=6 members=m1@1,m2@2,m3@3,m4@4,m5@7 "
-            "ring=p1,p3,p2,p4,p5 blocked=p1-p2");
+            "ring=p1,p3,p2,p4,p5 blocked=p1-p2 through p3");
   EXPECT_EQ(Blocked(), "p1-p2");
   Lose(3, 4);
   EXPECT_EQ(Blocked(), "");
@@ -315,24 +463,22 @@ TEST_F(RoutingTest, APairIsForgottenWithThePeerThatLeaves) {
   EXPECT_EQ(Ring(), "p1,p3,p4,p5");
 }
 
-TEST_F(RoutingTest, WhenTooFewAreLeftToGoAroundThePairIsTriedAgain) {
-  Found(4);
-  Cut(1, 2);
-  Lose(1, 2);
-  Mend(1, 2);
-  h.Kill(P(4));
-  h.Wait(4000);
-  EXPECT_EQ(Ring(), "p1,p3,p2");
-  EXPECT_EQ(Blocked(), "");
-}
-
-TEST_F(RoutingTest, WhenTooFewAreLeftAndThePairStillCannotMeetTheYoungerGoes) {
-  Found(4);
-  Cut(1, 2);
-  Lose(1, 2);
-  h.Kill(P(4));
-  h.Wait(4000);
-  EXPECT_EQ(Ring(), "p1,p3");
+TEST_F(RoutingTest, WhenNobodyIsLeftToBeTheRelayThePairIsTriedAgain) {
+  for (const bool mended : {true, false}) {
+    h = Harness();
+    Found(4);
+    Cut(1, 2);
+    Lose(1, 2);
+    if (mended) Mend(1, 2);
+    h.Kill(P(4));
+    h.Wait(4000);
+    EXPECT_EQ(Ring(), "p1,p3,p2");
+    EXPECT_EQ(Blocked(), "p1-p2");
+    h.Kill(P(3));
+    h.Wait(4000);
+    EXPECT_EQ(Ring(), mended ? "p1,p2" : "p1");
+    EXPECT_EQ(Blocked(), "");
+  }
 }
 
 // Connections come up and fall silent again: a firewall that forgets, a path that loses large
@@ -364,7 +510,7 @@ TEST_F(RoutingTest, ALinkThatFellSilentIsRoutedAroundAtOnce) {
   Lose(1, 2, 1000);
   EXPECT_EQ(h.Take(P(3)),
             (Texts{"Prepare 5 base=4 boundary=4 last_freeze=5 freeze members=m1@1,m2@2,m3@3,m4@4 "
-                   "ring=p1,p3,p2,p4 blocked=p1-p2",
+                   "ring=p1,p3,p2,p4 blocked=p1-p2 through p3",
                    "Commit 5"}));
   EXPECT_EQ(Blocked(), "p1-p2");
 }
@@ -458,17 +604,6 @@ TEST_F(RoutingTest, OfTwoWhoseLinkIsLostAgainAndAgainNobodyIsEvictedWhileItCanBe
   EXPECT_EQ(Ring(), "p1,p2");
 }
 
-TEST_F(RoutingTest, ALostLinkOfAPairThatIsRoutedAroundSaysNothing) {
-  Found(4);
-  Cut(1, 2);
-  Lose(1, 2);
-  const Epoch before = h.View().committed;
-  Lose(1, 2);
-  Lose(2, 1);
-  h.Wait(5000);
-  EXPECT_EQ(h.View().committed, before);
-}
-
 TEST_F(RoutingTest, BlockedPairsOutliveTheCoordinator) {
   Found(4);
   Cut(1, 2);
@@ -479,7 +614,7 @@ TEST_F(RoutingTest, BlockedPairsOutliveTheCoordinator) {
   Lose(3, 4);
   EXPECT_EQ(h.Take(P(1))[0],
             "Prepare 7 base=6 boundary=4 last_freeze=7 freeze members=m1@1,m2@2,m3@3,m4@4 "
-            "ring=p1,p3,p2,p4 blocked=p1-p2");
+            "ring=p1,p3,p2,p4 blocked=p1-p2 through p3");
 }
 
 // ------------------------------------------------------------------------------ step deadlines

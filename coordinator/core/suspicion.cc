@@ -71,7 +71,10 @@ void Suspicion::Start(Tick now) {
 }
 
 bool Suspicion::Block(const control::BlockedPair &pair, int64_t retry_us, Tick now) {
-  return retries_.insert_or_assign(pair, Retry{now, retry_us}).second;
+  const auto [retry, fresh] = retries_.try_emplace(pair);
+  retry->second.since = now;
+  retry->second.after_us = retry_us;
+  return fresh;
 }
 
 void Suspicion::Strike(const control::BlockedPair &pair, Tick now) {
@@ -84,6 +87,18 @@ void Suspicion::Strike(const control::BlockedPair &pair, Tick now) {
 bool Suspicion::StrikesTooOften(const control::BlockedPair &pair) const {
   const auto strikes = strikes_.find(pair);
   return strikes != strikes_.end() && strikes->second.count > kStrikesMax;
+}
+
+void Suspicion::FailRelay(const control::BlockedPair &pair, PeerId relay) {
+  retries_.at(pair).failed_relays.insert(relay);
+}
+
+FailedRelays Suspicion::failed_relays() const {
+  FailedRelays failed;
+  for (const auto &[pair, retry] : retries_) {
+    if (!retry.failed_relays.empty()) failed.emplace(pair, retry.failed_relays);
+  }
+  return failed;
 }
 
 int64_t Suspicion::NextSilentRetry(const control::BlockedPair &pair) {
@@ -151,6 +166,7 @@ void Suspicion::AddTo(Digester *digest) const {
   for (const auto &[pair, retry] : retries_) {
     digest->Add(pair.a).Add(pair.b);
     digest->Add(retry.since).Add(static_cast<uint64_t>(retry.after_us));
+    digest->Add(retry.failed_relays);
   }
   digest->Add(losses_.size());
   for (const auto &[link, loss] : losses_) {

@@ -8,9 +8,9 @@
 //   loss        speaks against the link: if its grace ends and nobody turned
 //   out to be dead, the
 //               link is to be built again, or to be routed around.
-// A pair of peers that cannot keep a link is a *blocked pair*: it gets no link
-// until it is tried again. The pairs themselves stand in the group's record;
-// here are the times.
+// A pair of peers that cannot keep a link is a *blocked pair*: its link goes
+// through a relay until the straight one is tried again. The pairs themselves
+// stand in the group's record; here are the times, and relays that failed.
 //
 // Plain value: no clock, no thread. It knows nothing of members, epochs in
 // force or preparations: the group asks, and decides.
@@ -21,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,6 +74,9 @@ struct Fault {
 inline void AddTo(const Fault &fault, Digester *digest) {
   digest->Add(fault.cause).Add(fault.detector).Add(uint64_t{fault.detect_ms}).Add(fault.since);
 }
+
+// Peers through which the link of a pair could not be built or kept.
+using FailedRelays = std::map<control::BlockedPair, std::set<PeerId>>;
 
 // The reporter, and the suspect.
 using LostLink = std::pair<PeerId, PeerId>;
@@ -129,6 +133,9 @@ class Suspicion {
   // The link of the pair was lost, and neither of them is dead.
   void Strike(const control::BlockedPair &pair, Tick now);
   bool StrikesTooOften(const control::BlockedPair &pair) const;
+  // Not that relay any more, for as long as the pair is blocked.
+  void FailRelay(const control::BlockedPair &pair, PeerId relay);
+  FailedRelays failed_relays() const;
   // When a pair that fell silent is tried again; longer each time that it is
   // asked for.
   int64_t NextSilentRetry(const control::BlockedPair &pair);
@@ -164,6 +171,7 @@ class Suspicion {
   struct Retry {
     Tick since;
     int64_t after_us = 0;
+    std::set<PeerId> failed_relays = {};
   };
   int64_t Grace(const Evidence &evidence) const {
     return detect_us_ / (evidence.unheard ? kUnheardGraceShare : kGraceShare);

@@ -183,7 +183,6 @@ void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
     last_end_ = now;
     return;
   }
-  RefuseCutOff(*record, &f);
   if (f.fetching.empty()) return Commit(std::move(f), record, now, out);
   fetching_ = std::move(f);
   out->notices.push_back(Note("fetch", {},
@@ -193,39 +192,6 @@ void SyncBallot::Elect(GroupRecord* record, Tick now, SyncOutput* out) {
                                   " fetching=" + List(fetching_->fetching, ",", kNamesShownMax)));
   for (const auto& [member, offer] : fetching_->offers) {
     out->results.push_back(ResultFor(member, *record));
-  }
-}
-
-// Blocked pairs have no link, and states pass only between peers of this sync. Without an answer
-// all would sync again for ever.
-void SyncBallot::RefuseCutOff(const GroupRecord& record, Fetching* f) {
-  if (record.blocked.empty()) return;
-  control::BlockedPairs blocked;
-  for (const BlockedRecord& b : record.blocked) blocked.push_back(b.pair);
-  const auto peer_of = [&](MemberId member) { return FindMember(record, member)->peer; };
-  std::vector<MemberId> reached(f->holders.begin(), f->holders.end());
-  std::set<MemberId> cut_off = f->fetching;
-  for (size_t i = 0; i < reached.size(); ++i) {
-    std::erase_if(cut_off, [&](MemberId member) {
-      const bool linked = !control::IsBlocked(blocked, peer_of(reached[i]), peer_of(member));
-      if (linked) reached.push_back(member);
-      return linked;
-    });
-  }
-  const std::string have = List(f->holders, " ", kNamesShownMax);
-  for (const MemberId member : cut_off) {
-    const std::string text =
-        "sync of revision " + std::to_string(f->revision) + ": " + have + " can give it, but " +
-        ToString(peer_of(member)) + " of " + ToString(member) +
-        " has no link to a peer that has it or fetches it; sync again at the "
-        "next step, when others may have it, or let the peers reach each other";
-    f->refused[member] = {{},
-                          member,
-                          f->offers.at(member).number,
-                          SyncAction::kEnd,
-                          {Code::kFailedPrecondition, Clean(text)}};
-    f->offers.erase(member);
-    f->fetching.erase(member);
   }
 }
 

@@ -97,8 +97,6 @@ class SyncBallot {
   };
 
   void Elect(GroupRecord* record, Tick now, SyncOutput* out);
-  // Those that would fetch, and have no link to anybody from whom they could.
-  static void RefuseCutOff(const GroupRecord& record, Fetching* f);
   void Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput* out);
   void Fail(const Fetching& f, Tick now, SyncOutput* out);
   void RefuseStalemate(const std::set<MemberId>& missing, GroupRecord* record, Tick now,

@@ -69,9 +69,13 @@ void AddPeers(const GroupView& group, uint32_t detect_ms, std::vector<std::strin
 
 void AddFaults(const GroupView& group, std::vector<std::string>* facts) {
   for (const BlockedRecord& blocked : group.blocked) {
-    facts->push_back(absl::StrCat("peers ", ToString(blocked.pair.a), " and ",
-                                  ToString(blocked.pair.b), " have no link and are routed around (",
-                                  blocked.reason, "); open the data port between them"));
+    facts->push_back(absl::StrCat(
+        "peers ", ToString(blocked.pair.a), " and ", ToString(blocked.pair.b),
+        " cannot reach each other (", blocked.reason, ")",
+        blocked.pair.relay
+            ? absl::StrCat("; ", ToString(blocked.pair.relay), " passes on what they send")
+            : "",
+        "; open the data port between them"));
   }
   if (group.fault_epoch) {
     facts->push_back(absl::StrCat(

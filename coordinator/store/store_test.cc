@@ -62,8 +62,8 @@ GroupRecord SomeGroup(const std::string& run, uint32_t number) {
   group.members[2].cohort = "b";
   group.members[2].cohort_size = 2;
   group.members[2].after = kCohortIncomplete;
-  group.blocked = {{{PeerId(0x1f), PeerId(0x20)}, "no route, 100%"},
-                   {{PeerId(0x20), PeerId(UINT64_MAX)}, ""}};
+  group.blocked = {{{PeerId(0x1f), PeerId(0x20), PeerId(0x21)}, "no route, 100%"},
+                   {{PeerId(0x20), PeerId(UINT64_MAX), PeerId()}, ""}};
   group.fates = {
       {PeerId(0x1f),
        {{OpOrdinal(3), control::Fate::kCommit}, {OpOrdinal(4), control::Fate::kRedo}},

@@ -84,6 +84,7 @@ struct MemberGone {
 // same. A link that cannot be built within the deadline ends in LinkDown.
 struct LinkWanted {
   control::PeerInfo peer;
+  PeerId relay;       // through which the link goes, one of the others; 0: straight
   bool dial = false;  // we dial (the other one waits); false: we wait
   bool data = false;  // data lanes too, not only the control lane
 };
@@ -110,8 +111,6 @@ struct TryAddress {
   Tick deadline;
 };
 
-// Where the epoch gives the two peers no link, READY and DONE go through a third one: see
-// PeerCore::CarrierOf().
 struct SendReady {
   GroupKey group;
   PeerId to;
@@ -235,11 +234,10 @@ struct LogLine {
 };
 
 // A frame of the peer was against the protocol, and the core takes no more of it in this attempt:
-// close the link, if there is one. LinkDown follows as for any link that breaks.
+// close the link. LinkDown follows as for any link that breaks.
 struct BreakLink {
   GroupKey group;
   PeerId peer;
-  Epoch attempt;
   std::string reason;
 };
 

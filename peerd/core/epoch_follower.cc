@@ -1,7 +1,6 @@
 #include "peerd/core/epoch_follower.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -29,40 +28,18 @@ std::set<PeerId> EpochFollower::PreparedPeers() const {
   return peers;
 }
 
-bool EpochFollower::Linked(PeerId peer) const {
-  return !history_.empty() && peer != self_ && history_.current().HasPeer(peer) &&
-         !history_.current().Blocked(self_, peer);
+bool EpochFollower::Committed(PeerId peer) const {
+  return !history_.empty() && peer != self_ && history_.current().HasPeer(peer);
 }
 
-std::set<PeerId> EpochFollower::LinkedPeers() const {
-  std::set<PeerId> peers;
-  if (preparation_) {
-    for (const auto& [peer, link] : preparation_->links) peers.insert(peer);
-  }
+std::set<PeerId> EpochFollower::OtherPeers() const {
+  std::set<PeerId> peers = PreparedPeers();
   if (!history_.empty()) {
-    for (const PeerId peer : history_.current().ring) {
-      if (Linked(peer)) peers.insert(peer);
-    }
+    const std::vector<PeerId>& ring = history_.current().ring;
+    peers.insert(ring.begin(), ring.end());
   }
+  peers.erase(self_);
   return peers;
-}
-
-bool EpochFollower::HasPeer(PeerId peer) const {
-  if (peer == self_) return false;
-  if (!history_.empty() && history_.current().HasPeer(peer)) return true;
-  return PreparedPeers().contains(peer);
-}
-
-// Whoever sends in an attempt has committed an epoch of it, so all its peers have prepared it.
-std::optional<PeerId> EpochFollower::CarrierOf(Epoch attempt, PeerId from, PeerId to) const {
-  const EpochRecord* record = history_.empty() ? nullptr : &history_.current();
-  if (preparation_ && (record == nullptr || preparation_->record.last_freeze == attempt)) {
-    record = &preparation_->record;
-  }
-  if (record == nullptr || attempt < record->last_freeze) return std::nullopt;
-  if (attempt > record->last_freeze) return to;
-  if (!record->HasPeer(from) || !record->HasPeer(to)) return std::nullopt;
-  return record->CarrierOf(from, to);
 }
 
 Epoch EpochFollower::Newest() const {
@@ -102,15 +79,13 @@ std::string EpochFollower::ProblemWith(const control::PrepareEpoch& message) con
   }
   if (message.freeze) return "";
   if (kept.size() != current.members.size()) return "it removes members and does not freeze";
-  // Frames of ops in flight would overtake each other on a new way.
-  control::BlockedPairs changed;
-  std::set_symmetric_difference(current.blocked.begin(), current.blocked.end(),
-                                message.blocked.begin(), message.blocked.end(),
-                                std::back_inserter(changed));
-  for (const auto& [a, b] : changed) {
-    if (!current.HasPeer(a) || !current.HasPeer(b)) continue;
-    return "it changes whether " + ToString(a) + " and " + ToString(b) +
-           " are blocked and does not freeze";
+  // Frames of ops in flight would be lost with the old link.
+  for (const PeerId a : current.ring) {
+    for (const PeerId b : current.ring) {
+      if (!(a < b) || current.RelayOf(a, b) == control::RelayOf(message.blocked, a, b)) continue;
+      return "it changes the way between " + ToString(a) + " and " + ToString(b) +
+             " and does not freeze";
+    }
   }
   return "";
 }
@@ -137,7 +112,14 @@ bool EpochFollower::Prepare(const control::PrepareEpoch& message, uint32_t detec
   const Tick deadline = now + kBuildDetects * Millis(detect_ms);
   preparation.deadline = deadline + Millis(detect_ms) / 4;
   std::vector<LinkWanted> links = LinksOf(message, self_);
-  for (const LinkWanted& link : links) preparation.links.emplace(link.peer.peer, WantedLink{});
+  const EpochRecord* before = history_.empty() ? nullptr : &history_.current();
+  if (preparation_) before = &preparation_->record;
+  for (const LinkWanted& link : links) {
+    const PeerId peer = link.peer.peer;
+    preparation.links.emplace(peer, WantedLink{});
+    if (before == nullptr || !before->HasPeer(peer)) continue;
+    if (before->RelayOf(self_, peer) != link.relay) preparation.relinked.insert(peer);
+  }
   preparation_ = std::move(preparation);
   reported_.clear();
   const std::vector<PeerId>& ring = preparation_->record.ring;
@@ -173,10 +155,10 @@ bool EpochFollower::Commit(const control::CommitEpoch& message, Tick now,
   lost_.clear();
   std::vector<PeerId> others;
   for (const PeerId peer : record.ring) {
-    if (Linked(peer)) others.push_back(peer);
+    if (Committed(peer)) others.push_back(peer);
   }
   for (const auto& [peer, why] : reported_) {
-    if (Linked(peer)) lost_.emplace(peer, why);
+    if (Committed(peer)) lost_.emplace(peer, why);
   }
   out->push_back(KeepLinks{group_, record.epoch, std::move(others)});
   out->push_back(LogLine{
@@ -195,7 +177,7 @@ bool EpochFollower::Abort(const control::AbortEpoch& message, std::vector<Action
   }
   preparation_.reset();
   reported_.clear();
-  const std::set<PeerId> peers = LinkedPeers();
+  const std::set<PeerId> peers = OtherPeers();
   out->push_back(KeepLinks{group_, history_.committed(), {peers.begin(), peers.end()}});
   out->push_back(LogLine{"epoch aborted group=" + ToString(group_) + " epoch=" +
                          ToString(message.epoch) + " reason=\"" + message.reason + "\""});
@@ -217,18 +199,21 @@ void EpochFollower::ReportLost(PeerId peer, const LostLink& why, std::vector<Act
 void EpochFollower::LinkUp(PeerId peer) {
   if (!preparation_) return;
   const auto it = preparation_->links.find(peer);
-  if (it != preparation_->links.end()) it->second.state = Link::kUp;
+  if (it == preparation_->links.end()) return;
+  it->second.state = Link::kUp;
+  preparation_->relinked.erase(peer);
 }
 
 void EpochFollower::LinkDown(PeerId peer, bool was_up, const LostLink& why,
                              std::vector<Action>* out) {
-  if (Linked(peer)) {
+  if (Committed(peer)) {
     lost_.emplace(peer, why);
     if (!preparation_) return ReportLost(peer, why, out);
   }
   if (!preparation_) return;
   const auto it = preparation_->links.find(peer);
   if (it == preparation_->links.end()) return;
+  if (was_up && preparation_->relinked.erase(peer) != 0) return;
   if (was_up) {
     it->second.state = Link::kLost;
     ReportLost(peer, why, out);
@@ -239,11 +224,7 @@ void EpochFollower::LinkDown(PeerId peer, bool was_up, const LostLink& why,
 
 std::set<PeerId> EpochFollower::LostPeers() const {
   std::set<PeerId> peers;
-  if (lost_.empty()) return peers;
-  const EpochRecord& current = history_.current();
-  for (const PeerId peer : current.ring) {
-    if (peer != self_ && lost_.contains(current.CarrierOf(self_, peer))) peers.insert(peer);
-  }
+  for (const auto& [peer, why] : lost_) peers.insert(peer);
   return peers;
 }
 

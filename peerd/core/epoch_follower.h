@@ -44,14 +44,8 @@ class EpochFollower {
   bool freezing() const { return preparation_ && preparation_->message.freeze; }
   // Of the preparation; empty if there is none.
   std::set<PeerId> PreparedPeers() const;
-  // Peers that the committed or the prepared epoch gives this one a link to.
-  std::set<PeerId> LinkedPeers() const;
-  // The peer is one of the committed or of the prepared epoch.
-  bool HasPeer(PeerId peer) const;
-  // Who takes a frame of the attempt from one peer to another one: `to` itself, also in an attempt
-  // that is not known here yet, or the relay of a pair without a link. nullopt: the attempt is over
-  // here, or one of the two is no peer of it.
-  std::optional<PeerId> CarrierOf(Epoch attempt, PeerId from, PeerId to) const;
+  // The other peers of the committed and of the prepared epoch.
+  std::set<PeerId> OtherPeers() const;
 
   // True if it starts a preparation: links were asked for. Answers again if it is known and
   // answered.
@@ -67,11 +61,10 @@ class EpochFollower {
     std::string reason;
     uint32_t silent_ms = 0;
   };
-  // `was_up`: LinkUp had been told since the last LinkDown. Of a peer that the epoch gives no link
-  // to, it means nothing.
+  // `was_up`: LinkUp had been told since the last LinkDown.
   void LinkDown(PeerId peer, bool was_up, const LostLink& why, std::vector<Action>* out);
-  // Peers of the committed epoch from whom frames may be missing: the link to them, or to who
-  // carries for them, broke since the last commit, or after it was prepared.
+  // Peers of the committed epoch from whom frames may be missing: the link to them broke since the
+  // last commit, or after it was prepared.
   std::set<PeerId> LostPeers() const;
 
   // Nothing but the state of the ops (if it freezes) is missing for EpochReady.
@@ -103,6 +96,9 @@ class EpochFollower {
     control::PrepareEpoch message;
     EpochRecord record;
     std::map<PeerId, WantedLink> links;
+    // The links to these peers go another way than before: through a relay and not straight, the
+    // other way round, or through another relay. The end of the old one means nothing.
+    std::set<PeerId> relinked;
     Tick begun;
     Tick deadline;  // the driver has given up on a link by then
     Answer answer = Answer::kNone;
@@ -113,8 +109,8 @@ class EpochFollower {
   // Why the message cannot be followed; "" if it can.
   std::string ProblemWith(const control::PrepareEpoch& message) const;
   Epoch Newest() const;
-  // Has a link in the committed epoch.
-  bool Linked(PeerId peer) const;
+  // Is another peer of the committed epoch.
+  bool Committed(PeerId peer) const;
   void ReportLost(PeerId peer, const LostLink& why, std::vector<Action>* out);
   void SendAnswer(std::vector<Action>* out) const;
 

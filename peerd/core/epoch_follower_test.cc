@@ -30,6 +30,9 @@ class EpochFollowerTest : public testing::Test {
     epochs_.LinkDown(peer, was_up, {reason, 700}, &out_);
     epochs_.CheckInvariants();
   }
+  void UpAll() {
+    for (const PeerId peer : {kTwo, kThree, PeerId(4)}) epochs_.LinkUp(peer);
+  }
   // Two peers in epoch 1.
   void Begin() {
     ASSERT_TRUE(Prepare(First()));
@@ -198,95 +201,63 @@ TEST_F(EpochFollowerTest, AnEpochThatOnlyAdmitsIsNotReadyOverALostLink) {
   EXPECT_EQ(Get<KeepLinks>(out_)[0].peers, std::vector<PeerId>{kTwo});
 }
 
-// Ring 1, 2, 3, 4, and no link between 1 and 3.
+// Ring 1, 2, 3, 4, and the link between 1 and 3 goes through 2.
 control::PrepareEpoch Square(uint64_t epoch, uint64_t base, uint64_t last_freeze) {
   auto prepare =
       MakePrepare(epoch, base, 1, last_freeze, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
-  prepare.blocked = {{kSelf, kThree}};
+  prepare.blocked = {{kSelf, kThree, kTwo}};
   return prepare;
 }
 
-TEST_F(EpochFollowerTest, ABlockedPairGetsNoLinkAndWaitsForNone) {
+TEST_F(EpochFollowerTest, ABlockedPairHasALinkThroughItsRelay) {
   ASSERT_TRUE(Prepare(Square(1, 0, 0)));
-  std::vector<PeerId> wanted;
+  std::vector<std::pair<PeerId, PeerId>> wanted;
   const OpenLinks open = Get<OpenLinks>(out_).at(0);
-  for (const LinkWanted& link : open.links) wanted.push_back(link.peer.peer);
-  EXPECT_EQ(wanted, (std::vector<PeerId>{kTwo, PeerId(4)}));
-  Down(kThree, false);
-  EXPECT_TRUE(out_.empty());
-  epochs_.LinkUp(kTwo);
-  epochs_.LinkUp(PeerId(4));
+  for (const LinkWanted& link : open.links) wanted.emplace_back(link.peer.peer, link.relay);
+  EXPECT_EQ(wanted, (std::vector<std::pair<PeerId, PeerId>>{
+                        {kTwo, PeerId()}, {kThree, kTwo}, {PeerId(4), PeerId()}}));
+  UpAll();
   ASSERT_TRUE(epochs_.WantsReady());
   epochs_.Ready({}, &out_);
   ASSERT_TRUE(Commit(1));
-  EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, (std::vector<PeerId>{kTwo, PeerId(4)}));
-  EXPECT_TRUE(epochs_.HasPeer(kThree));
-  EXPECT_FALSE(epochs_.HasPeer(kSelf));
-  EXPECT_FALSE(epochs_.HasPeer(PeerId(9)));
-  // A link of another group, or a try of the other end.
+  EXPECT_EQ(Get<KeepLinks>(out_).at(0).peers, (std::vector<PeerId>{kTwo, kThree, PeerId(4)}));
+  // It is lost like any other, and nobody is lost with it.
   Down(kThree, true);
-  EXPECT_TRUE(out_.empty());
-  EXPECT_TRUE(epochs_.LostPeers().empty());
-  // Of a relay it means what it always does, and frames of the pair may be missing.
-  Down(PeerId(4), true);
-  EXPECT_EQ(epochs_.LostPeers(), std::set<PeerId>{PeerId(4)});
-  Down(kTwo, true);
-  EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
-  EXPECT_EQ(epochs_.LostPeers(), (std::set<PeerId>{kTwo, kThree, PeerId(4)}));
+  EXPECT_EQ(Sent<control::LinkLost>(out_).at(0).peer, kThree);
+  EXPECT_EQ(epochs_.LostPeers(), std::set<PeerId>{kThree});
 }
 
-TEST_F(EpochFollowerTest, ARelayThatIsLostBeforeTheCommitIsLostAfterIt) {
-  ASSERT_TRUE(Prepare(Square(1, 0, 0)));
-  epochs_.LinkUp(kTwo);
-  epochs_.LinkUp(PeerId(4));
+TEST_F(EpochFollowerTest, ThatALinkGoesAnotherWayIsNoLoss) {
+  auto straight = Square(1, 0, 0);
+  straight.blocked.clear();
+  ASSERT_TRUE(Prepare(straight));
+  UpAll();
   epochs_.Ready({}, &out_);
-  Down(kTwo, true);
-  EXPECT_TRUE(epochs_.LostPeers().empty());
   ASSERT_TRUE(Commit(1));
-  EXPECT_EQ(epochs_.LostPeers(), (std::set<PeerId>{kTwo, kThree}));
-}
-
-TEST_F(EpochFollowerTest, KnowsWhoCarriesForABlockedPairInEachAttempt) {
-  const PeerId four(4);
-  const std::optional<PeerId> over;
-  const auto carrier = [this](PeerId from, PeerId to, uint64_t attempt) {
-    return epochs_.CarrierOf(Epoch(attempt), from, to);
-  };
-  EXPECT_EQ(carrier(kThree, kSelf, 2), over);
-  // What is only prepared here may be committed at the others.
-  ASSERT_TRUE(Prepare(Square(2, 0, 2)));
-  EXPECT_EQ(carrier(kThree, kSelf, 2), kTwo);
-  EXPECT_EQ(carrier(kThree, kSelf, 1), over);
-  epochs_.LinkUp(kTwo);
-  epochs_.LinkUp(four);
-  epochs_.Ready({}, &out_);
-  ASSERT_TRUE(Commit(2));
-  EXPECT_EQ(carrier(kThree, kSelf, 2), kTwo);
-  EXPECT_EQ(carrier(kSelf, kThree, 2), kTwo);
-  // Of a pair that has a link, of another attempt, of strangers.
-  EXPECT_EQ(carrier(kTwo, kSelf, 2), kSelf);
-  EXPECT_EQ(carrier(kTwo, four, 2), four);
-  EXPECT_EQ(carrier(kThree, kSelf, 3), kSelf) << "nobody but the origin itself";
-  EXPECT_EQ(carrier(kThree, kSelf, 1), over);
-  EXPECT_EQ(carrier(PeerId(9), kSelf, 2), over);
-  // An epoch that only admits has the same one, whatever its ring. Newcomers have theirs.
-  auto admit = MakePrepare(3, 2, 3, 2, {{1, 1, 1}, {4, 4, 1}, {3, 3, 1}, {2, 2, 1}, {5, 5, 3}});
-  admit.blocked = {{kSelf, kThree}, {kThree, PeerId(5)}};
-  ASSERT_TRUE(Prepare(admit));
-  EXPECT_EQ(carrier(kThree, kSelf, 2), kTwo);
-  EXPECT_EQ(carrier(PeerId(5), kThree, 2), kTwo);
-  // A pair that gets its link back by the next freeze.
-  auto freed = Square(4, 2, 4);
-  freed.blocked.clear();
-  ASSERT_TRUE(Prepare(freed));
-  EXPECT_EQ(carrier(kThree, kSelf, 2), kTwo);
-  EXPECT_EQ(carrier(kThree, kSelf, 4), kSelf);
-}
-
-TEST_F(EpochFollowerTest, APairBecomesBlockedOrGetsItsLinkBackByAFreezeOnly) {
-  ASSERT_TRUE(Prepare(Square(1, 0, 0)));
+  ASSERT_TRUE(Prepare(Square(2, 1, 2)));
+  out_.clear();
+  Down(kThree, true);  // the old one
+  EXPECT_TRUE(out_.empty());
+  UpAll();
+  EXPECT_TRUE(epochs_.WantsReady());
+  // The new one.
+  Down(kThree, true);
+  EXPECT_EQ(Sent<control::LinkLost>(out_).size(), 1u);
+  // Another relay, while the first one is prepared.
+  auto other = Square(3, 1, 3);
+  other.blocked = {{kSelf, kThree, PeerId(4)}};
+  ASSERT_TRUE(Prepare(other));
+  out_.clear();
+  Down(kThree, false);
   epochs_.LinkUp(kTwo);
   epochs_.LinkUp(PeerId(4));
+  epochs_.FailIfDue(Tick(), &out_);
+  EXPECT_EQ(Sent<control::EpochFailed>(out_).at(0).unreachable.at(0).peer, kThree);
+}
+
+TEST_F(EpochFollowerTest, ALinkGoesAnotherWayByAFreezeOnly) {
+  ASSERT_TRUE(Prepare(Square(1, 0, 0)));
+  UpAll();
   epochs_.Ready({}, &out_);
   ASSERT_TRUE(Commit(1));
   auto admit = Square(2, 1, 0);
@@ -297,15 +268,17 @@ TEST_F(EpochFollowerTest, APairBecomesBlockedOrGetsItsLinkBackByAFreezeOnly) {
   freed.blocked.clear();
   EXPECT_FALSE(Prepare(freed));
   auto more = admit;
-  more.blocked = {{kSelf, kThree}, {kTwo, PeerId(4)}};
+  more.blocked = {{kSelf, kThree, kTwo}, {kTwo, PeerId(4), kThree}};
   EXPECT_FALSE(Prepare(more));
+  auto other = admit;
+  other.blocked = {{kSelf, kThree, PeerId(4)}};
+  EXPECT_FALSE(Prepare(other));
   // Of the newcomer nobody's frames are under way.
-  admit.blocked = {{kSelf, kThree}, {kTwo, PeerId(5)}};
+  admit.blocked = {{kSelf, kThree, kTwo}, {kTwo, PeerId(5), kSelf}};
   EXPECT_TRUE(Prepare(admit));
   freed = Square(3, 1, 3);
   freed.blocked.clear();
   EXPECT_TRUE(Prepare(freed));
-  EXPECT_EQ(Get<OpenLinks>(out_).at(0).links.size(), 3u);
 }
 
 TEST_F(EpochFollowerTest, ALossOfAPeerThatTheNextEpochLeavesOutIsNotTold) {
@@ -380,7 +353,7 @@ TEST_F(EpochFollowerTest, ResetKeepsThePreparation) {
   epochs_.Reset();
   EXPECT_TRUE(epochs_.history().empty());
   EXPECT_TRUE(epochs_.preparing());
-  EXPECT_EQ(epochs_.LinkedPeers(), std::set<PeerId>{kTwo});
+  EXPECT_EQ(epochs_.OtherPeers(), std::set<PeerId>{kTwo});
 }
 
 }  // namespace

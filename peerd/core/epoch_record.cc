@@ -139,7 +139,7 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self) {
     used.insert(member.peer);
   }
   if (used.size() != peers.size()) return "a peer of the ring has no member";
-  return control::RingFault(RecordOf(prepare).ring, prepare.blocked);
+  return control::BlockedFault(RecordOf(prepare).ring, prepare.blocked);
 }
 
 EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
@@ -149,9 +149,6 @@ EpochRecord RecordOf(const control::PrepareEpoch& prepare) {
   record.last_freeze = prepare.last_freeze;
   record.members = prepare.members;
   for (const control::PeerInfo& peer : prepare.peers) record.ring.push_back(peer.peer);
-  std::set<std::pair<Epoch, PeerId>> ages;
-  for (const auto& [peer, joined] : ArrivalOf(record.members)) ages.emplace(joined, peer);
-  for (const auto& [joined, peer] : ages) record.by_age.push_back(peer);
   record.blocked = prepare.blocked;
   record.cause = prepare.cause;
   record.cost = prepare.cost;
@@ -162,14 +159,16 @@ std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId sel
   const EpochRecord record = RecordOf(prepare);
   const std::map<PeerId, Epoch> arrival = ArrivalOf(prepare.members);
   const bool mesh = prepare.peers.size() <= kMeshPeersMax;
-  const std::set<PeerId> neighbours = mesh ? std::set<PeerId>() : NeighboursOf(record, self);
+  const std::set<PeerId> neighbours = NeighboursOf(record, self);
   std::vector<LinkWanted> links;
   for (const control::PeerInfo& peer : prepare.peers) {
-    if (peer.peer == self || record.Blocked(self, peer.peer)) continue;
+    if (peer.peer == self) continue;
     LinkWanted link;
     link.peer = peer;
     link.dial = std::pair(arrival.at(self), self) < std::pair(arrival.at(peer.peer), peer.peer);
-    link.data = mesh || neighbours.contains(peer.peer);
+    link.relay = record.RelayOf(self, peer.peer);
+    // No mesh uses a blocked pair.
+    link.data = (mesh && !link.relay) || neighbours.contains(peer.peer);
     links.push_back(std::move(link));
   }
   return links;
@@ -206,7 +205,6 @@ std::shared_ptr<const Participants> EpochHistory::For(Epoch boundary) const {
   // Without the peers that came later a blocked pair may have become neighbours.
   std::vector<PeerId> order = OrderAt(boundary, record, ArrivalOf(record.members));
   std::optional<std::vector<PeerId>> ring = control::RingAvoiding(order, record.blocked);
-  participants->ring_blocked = !ring.has_value();
   participants->mesh = record.ring.size() <= kMeshPeersMax && !AnyBlocked(order, record.blocked);
   participants->ring = ring ? *std::move(ring) : std::move(order);
   participants->cost = record.cost;
@@ -223,7 +221,7 @@ void EpochHistory::AddTo(Digester* digest) const {
       digest->Add(member.member).Add(member.peer).Add(member.joined).Add(member.background_until);
     }
     for (const PeerId peer : record.ring) digest->Add(peer);
-    for (const auto& [a, b] : record.blocked) digest->Add(a).Add(b);
+    for (const auto& [a, b, relay] : record.blocked) digest->Add(a).Add(b).Add(relay);
     digest->Add(uint64_t{record.cost.latency_us}).Add(record.cost.bytes_per_second);
     digest->Add(record.cost.ring_bytes_per_second);
   }

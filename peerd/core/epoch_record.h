@@ -24,7 +24,6 @@ struct EpochRecord {
   Epoch last_freeze;
   std::vector<control::MemberInfo> members;  // rank order
   std::vector<PeerId> ring;
-  std::vector<PeerId> by_age;  // the same peers; who came into the group first stands first
   control::BlockedPairs blocked;
   std::string cause;
   control::LinkCost cost;
@@ -37,14 +36,8 @@ struct EpochRecord {
   bool AnyInBackground() const;
   // Those not in the background, other than `member`: who may have what was agreed on.
   std::vector<control::SyncSource> SourcesFor(MemberId member) const;
-  // The two have no link.
-  bool Blocked(PeerId a, PeerId b) const { return control::IsBlocked(blocked, a, b); }
-  // Who takes a frame of `from` to `to`: `to` itself, or the relay of a blocked pair. That is the
-  // oldest peer which reaches both, so that newcomers change nothing: all epochs of an attempt that
-  // have the two name the same one.
-  PeerId CarrierOf(PeerId from, PeerId to) const {
-    return control::RelayBetween(by_age, blocked, from, to);
-  }
+  // The peer through which the link of the two goes; 0: it goes straight.
+  PeerId RelayOf(PeerId a, PeerId b) const { return control::RelayOf(blocked, a, b); }
 };
 
 // Those who take part in the ops of one boundary: admitted by then, and still there.
@@ -54,9 +47,7 @@ struct Participants {
   std::vector<PeerId> ring;
   std::vector<control::MemberInfo> members;  // rank order
   uint32_t contributing = 0;                 // those whose input is in the result
-  // No order of the ring avoids its blocked pairs: ops that need one cannot run.
-  bool ring_blocked = false;
-  // Each of them has a link with data lanes to each other one.
+  // Each of them has a straight link with data lanes to each other one.
   bool mesh = false;
   control::LinkCost cost;
 
@@ -75,8 +66,8 @@ std::string ProblemOf(const control::PrepareEpoch& prepare, PeerId self);
 // Of a message without problem.
 EpochRecord RecordOf(const control::PrepareEpoch& prepare);
 
-// The links that `self` needs in the epoch, in ring order: one to every other peer that it is not
-// blocked with. Both ends of a link come to the same `data` and to opposite `dial`.
+// The links that `self` needs in the epoch, in ring order: one to every other peer. Both ends of a
+// link come to the same `data` and `relay`, and to opposite `dial`.
 std::vector<LinkWanted> LinksOf(const control::PrepareEpoch& prepare, PeerId self);
 
 // The committed epochs that ops in flight may still refer to, the newest included.

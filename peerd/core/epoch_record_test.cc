@@ -41,12 +41,35 @@ TEST(ProblemOf, SaysWhatMakesNoSense) {
   EXPECT_EQ(ProblemOf(idle, PeerId(1)), "a peer of the ring has no member");
 }
 
-TEST(ProblemOf, NamesABlockedPairThatCannotBeRoutedAround) {
+TEST(ProblemOf, NamesABlockedPairWithoutARelay) {
   auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
-  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  prepare.blocked = {{PeerId(1), PeerId(2), PeerId(4)}};
   EXPECT_EQ(ProblemOf(prepare, PeerId(1)), "");
-  prepare.blocked = {{PeerId(1), PeerId(2)}};
-  EXPECT_NE(ProblemOf(prepare, PeerId(1)), "");
+  prepare.blocked = {{PeerId(1), PeerId(2), PeerId()}};
+  EXPECT_EQ(ProblemOf(prepare, PeerId(1)), "blocked pair p1-p2 has no relay");
+}
+
+TEST(LinksOf, ABlockedPairIsLinkedThroughItsRelayAndHasDataLanesWhereTheRingNeedsIt) {
+  // The ring of four avoids the pair, that of three cannot.
+  for (const bool four : {true, false}) {
+    std::vector<At> members = {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}};
+    if (four) members.push_back({4, 4, 1});
+    auto prepare = MakePrepare(1, 0, 1, 0, members);
+    prepare.blocked = {{PeerId(1), PeerId(3), PeerId(2)}};
+    for (const uint64_t self : {1, 3}) {
+      const uint64_t other = 4 - self;
+      const auto links = LinksOf(prepare, PeerId(self));
+      EXPECT_EQ(links.size(), members.size() - 1);
+      for (const LinkWanted& link : links) {
+        const bool blocked = link.peer.peer == PeerId(other);
+        EXPECT_EQ(link.relay, blocked ? PeerId(2) : PeerId());
+        EXPECT_EQ(link.data, !blocked || !four);
+        if (blocked) {
+          EXPECT_EQ(link.dial, self == 1);
+        }
+      }
+    }
+  }
 }
 
 TEST(LinksOf, TheElderDialsThenTheSmallerId) {
@@ -92,7 +115,7 @@ TEST(EpochHistory, ThereIsAMeshWhereAllLinksHaveDataLanesAndNoneIsBlocked) {
     // The last one came later: it has no part in ops of boundary 1, and who has no link to it is
     // all the same.
     prepare.epoch = Epoch(3);
-    prepare.blocked = {{PeerId(2), PeerId(peers)}};
+    prepare.blocked = {{PeerId(2), PeerId(peers), PeerId(1)}};
     if (peers == 2) prepare.blocked.clear();
     EpochHistory later;
     later.Add(RecordOf(prepare));
@@ -135,44 +158,23 @@ TEST(EpochHistory, WithoutNewcomersTheRingAvoidsBlockedPairsInItsOwnOrder) {
   EpochHistory history;
   // Without peer 5 the neighbours of peer 1 would be 3 and 4.
   auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {5, 5, 2}, {3, 3, 1}, {2, 2, 1}, {4, 4, 1}});
-  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  prepare.blocked = {{PeerId(1), PeerId(3), PeerId(2)}};
   ASSERT_EQ(ProblemOf(prepare, PeerId(1)), "");
   history.Add(RecordOf(prepare));
   EXPECT_EQ(history.For(Epoch(2))->ring, Peers({1, 5, 3, 2, 4}));
   const auto old = history.For(Epoch(1));
-  EXPECT_FALSE(old->ring_blocked);
   ASSERT_EQ(old->ring.size(), 4u);
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_FALSE(control::IsBlocked(prepare.blocked, old->ring[i], old->ring[(i + 1) % 4])) << i;
   }
 }
 
-TEST(EpochRecord, TheRelayOfABlockedPairIsTheOldestPeerThatReachesBoth) {
-  auto prepare = MakePrepare(3, 2, 3, 3, {{1, 1, 1}, {4, 4, 2}, {5, 5, 2}, {3, 3, 1}, {2, 2, 3}});
-  prepare.blocked = {{PeerId(1), PeerId(3)}, {PeerId(3), PeerId(4)}};
-  ASSERT_EQ(ProblemOf(prepare, PeerId(1)), "");
-  EpochRecord record = RecordOf(prepare);
-  // Peer 4 came as early as peer 5 and has the smaller number, but does not reach peer 3.
-  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
-  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(1)), PeerId(5));
-  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(4)), PeerId(5));
-  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(2)), PeerId(2));
-  // Neither another ring nor another member at an old peer changes it, nor who comes later.
-  prepare = MakePrepare(
-      4, 3, 4, 3, {{1, 1, 1}, {2, 2, 3}, {6, 6, 4}, {3, 3, 1}, {5, 5, 2}, {7, 5, 4}, {4, 4, 2}});
-  prepare.blocked = {{PeerId(1), PeerId(3)}, {PeerId(3), PeerId(4)}};
-  record = RecordOf(prepare);
-  EXPECT_EQ(record.CarrierOf(PeerId(1), PeerId(3)), PeerId(5));
-  EXPECT_EQ(record.CarrierOf(PeerId(3), PeerId(4)), PeerId(5));
-}
-
-TEST(EpochHistory, ThreeOfWhichTwoAreBlockedHaveNoRing) {
+TEST(EpochHistory, ThreeOfWhichTwoAreBlockedHaveTheRingOfTheirOrder) {
   EpochHistory history;
   auto prepare = MakePrepare(3, 2, 2, 3, {{1, 1, 1}, {5, 5, 2}, {3, 3, 1}, {2, 2, 1}});
-  prepare.blocked = {{PeerId(1), PeerId(3)}};
+  prepare.blocked = {{PeerId(1), PeerId(3), PeerId(2)}};
   history.Add(RecordOf(prepare));
-  EXPECT_FALSE(history.For(Epoch(2))->ring_blocked);
-  EXPECT_TRUE(history.For(Epoch(1))->ring_blocked);
+  EXPECT_EQ(history.For(Epoch(1))->ring, Peers({1, 3, 2}));
 }
 
 TEST(EpochHistory, AFreezingEpochReplacesAllOlderOnes) {

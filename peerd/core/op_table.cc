@@ -193,7 +193,7 @@ void OpTable::Refuse(PeerId peer, Epoch attempt, const std::string& reason,
                      std::vector<Action>* out) {
   ++counters_->frames_refused;
   lost_[peer] = std::max(lost_[peer], attempt);
-  out->push_back(BreakLink{group_, peer, attempt, "group " + ToString(group_) + ": " + reason});
+  out->push_back(BreakLink{group_, peer, "group " + ToString(group_) + ": " + reason});
 }
 
 template <class Frame>
@@ -475,13 +475,6 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
         Subject(op.key.tag) +
             " ended: all that are left are in the background and contribute nothing yet; "
             "they do from the next step boundary on; the input is intact"};
-  }
-  if (participants.ring_blocked && op.algorithm == Algorithm::kRing) {
-    return Outcome{Code::kAborted,
-                   Subject(op.key.tag) +
-                       " aborted: some of the peers that take part cannot reach each other, and no "
-                       "ring of them avoids it; the source is unchanged: start it again after the "
-                       "next step boundary"};
   }
   return std::nullopt;
 }

@@ -80,8 +80,6 @@ class PeerCore::Impl {
   }
   MembersView GetMembers(LocalId local) const;
   std::optional<PostView> ViewPost(const LocalPost& post) const;
-  std::optional<PeerId> CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
-                                  PeerId to) const;
   Stats GetStats() const;
   void CheckInvariants() const;
   uint64_t Digest() const;
@@ -547,7 +545,7 @@ void PeerCore::Impl::On(const LocalPost& event) {
 
 void PeerCore::Impl::On(const LinkUp& event) {
   for (const auto& [key, group] : groups_) {
-    if (key.run != event.run || !group->epochs.LinkedPeers().contains(event.peer)) continue;
+    if (key.run != event.run || !group->epochs.OtherPeers().contains(event.peer)) continue;
     links_up_.emplace(event.run, event.peer);
     group->epochs.LinkUp(event.peer);
   }
@@ -661,7 +659,7 @@ void PeerCore::Impl::SweepGroups() {
       group.ops.Reset();
       group.fault.reset();
       group.agreed.reset();
-      const std::set<PeerId> peers = epochs.LinkedPeers();
+      const std::set<PeerId> peers = epochs.OtherPeers();
       out_.push_back(KeepLinks{key, committed, {peers.begin(), peers.end()}});
       closed = true;
       if (group.deferred) Handle(*std::exchange(group.deferred, std::nullopt));
@@ -685,7 +683,7 @@ void PeerCore::Impl::SweepGroups() {
 void PeerCore::Impl::ForgetLinks() {
   std::set<std::pair<std::string, PeerId>> needed;
   for (const auto& [key, group] : groups_) {
-    for (const PeerId peer : group->epochs.LinkedPeers()) needed.emplace(key.run, peer);
+    for (const PeerId peer : group->epochs.OtherPeers()) needed.emplace(key.run, peer);
   }
   std::erase_if(links_up_, [&](const auto& link) { return !needed.contains(link); });
 }
@@ -755,13 +753,6 @@ std::optional<PostView> PeerCore::Impl::ViewPost(const LocalPost& post) const {
   view.member = local.member;
   group.ops.ViewPost(local.boundary, post.tag, &view);
   return view;
-}
-
-std::optional<PeerId> PeerCore::Impl::CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
-                                                PeerId to) const {
-  const auto it = groups_.find(group);
-  if (it == groups_.end()) return std::nullopt;
-  return it->second->epochs.CarrierOf(attempt, from, to);
 }
 
 PeerCore::Stats PeerCore::Impl::GetStats() const {
@@ -876,10 +867,6 @@ void PeerCore::SetProgress(LocalId local, const control::FetchProgress& progress
 PeerCore::MembersView PeerCore::GetMembers(LocalId local) const { return impl_->GetMembers(local); }
 std::optional<PostView> PeerCore::ViewPost(const LocalPost& post) const {
   return impl_->ViewPost(post);
-}
-std::optional<PeerId> PeerCore::CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
-                                          PeerId to) const {
-  return impl_->CarrierOf(group, attempt, from, to);
 }
 PeerCore::Stats PeerCore::GetStats() const { return impl_->GetStats(); }
 void PeerCore::CheckInvariants() const { impl_->CheckInvariants(); }

@@ -68,12 +68,6 @@ class PeerCore {
   // Of a post that the core is about to hear of. Nothing if the core will refuse it.
   std::optional<PostView> ViewPost(const LocalPost& post) const;
 
-  // Who takes a frame of the attempt from one peer of the group to another one: `to` itself, or the
-  // third one that carries between two that have no link. It stays the same in an attempt. nullopt:
-  // the attempt is over here, or one of the two is no peer of it.
-  std::optional<PeerId> CarrierOf(const GroupKey& group, Epoch attempt, PeerId from,
-                                  PeerId to) const;
-
   // Counts for metrics and the heartbeat.
   struct Stats {
     uint32_t members = 0;

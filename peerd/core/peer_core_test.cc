@@ -518,42 +518,23 @@ TEST_F(PeerCoreTest, ADeathInOneGroupLeavesTheOpsOfAnotherAlone) {
   EXPECT_EQ(Get<SendReady>(Post(1, 8, Large())).size(), 1u);
 }
 
-TEST_F(PeerCoreTest, NobodyCarriesInAGroupThatIsNoneAndForAPairThatHasALink) {
-  const auto carrier = [this](const GroupKey& group) {
-    return core_.CarrierOf(group, Epoch(), PeerId(1), PeerId(2));
-  };
-  EXPECT_EQ(carrier(kGroup), std::nullopt);
-  EnterTwo();
-  EXPECT_EQ(carrier({"run", 1}), std::nullopt);
-  EXPECT_EQ(carrier(kGroup), PeerId(2));
-}
-
-// Ring 1, 2, 3, 4: peers 1 and 3 have no link, and 2 carries for them.
-TEST_F(PeerCoreTest, WhoIsReachedThroughALostRelayIsLostWithIt) {
+// The link to peer 3 goes another way from the freeze on: the end of the old one is no news, and if
+// the new one cannot be built, the epoch fails.
+TEST_F(PeerCoreTest, ALinkThatIsToGoThroughARelayFailsTheEpochIfItCannot) {
   Give(CoordinatorUp{});
   Join(1);
-  auto prepare = MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4, 1}});
-  prepare.blocked = {{PeerId(1), PeerId(3)}};
-  Say(prepare);
+  Say(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}}));
   Up(2);
-  Up(4);
+  Up(3);
   Say(control::CommitEpoch{kGroup, Epoch(1), {}});
-  const auto told = [this] {
-    std::vector<PeerId> peers;
-    for (const SendReady& ready : Get<SendReady>(out_)) peers.push_back(ready.to);
-    return peers;
-  };
-  Post(1, 7, Large());
-  EXPECT_EQ(told(), (std::vector<PeerId>{PeerId(2), PeerId(3), PeerId(4)}));
-  // A link that another group has to peer 3 is none of this one's business.
+  auto prepare = MakePrepare(2, 1, 1, 2, {{1, 1, 1}, {2, 2, 1}, {3, 3, 1}});
+  prepare.blocked = {{PeerId(1), PeerId(3), PeerId(2)}};
+  Say(prepare);
+  EXPECT_EQ(Get<OpenLinks>(out_).at(0).links.at(1).relay, PeerId(2));
   Down(3);
-  EXPECT_EQ(Get<CreditAttempt>(Ready(3, 7, Large())).size(), 1u);
-  Down(2);
-  Post(1, 8, Large());
-  EXPECT_EQ(told(), std::vector<PeerId>{PeerId(4)});
-  // The READY before it may have gone down with the relay's link.
-  EXPECT_TRUE(Get<CreditAttempt>(Ready(3, 8, Large())).empty());
-  EXPECT_EQ(Get<CreditAttempt>(Ready(4, 8, Large())).size(), 1u);
+  EXPECT_TRUE(Sent<control::LinkLost>(out_).empty());
+  Up(2);
+  EXPECT_EQ(Sent<control::EpochFailed>(Down(3)).at(0).unreachable.at(0).peer, PeerId(3));
 }
 
 TEST_F(PeerCoreTest, ALinkThatWasNeverUpFailsTheEpochAfterItsDeadline) {

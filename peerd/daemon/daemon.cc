@@ -344,6 +344,7 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
   for (const LinkStats& link : stats) {
     const PeerId peer = link.link.peer;
     sent[link.link] = link.bytes_sent;
+    if (link.relay) continue;  // the ring avoids it, whatever it carries
     // One that is linked in two runs is the same peer.
     if (!links.emplace(peer, link.link).second) continue;
     const auto before = sent_before_.find(link.link);
@@ -361,7 +362,6 @@ void DaemonImpl::PublishMetrics() {
   snapshot.core = engine_->core().GetStats();
   snapshot.transport = transport_->GetStats();
   const IpcStats ipc = ipc_->GetStats();
-  snapshot.relays = {engine_->relays().passed_on, engine_->relays().stale};
   const StateExchange::Stats states = states_->exchange()->GetStats();
   snapshot.states = {states.bytes_sent, states.bytes_received, states.bytes_repeated,
                      states.chunks_corrupt, states_->kept_bytes()};

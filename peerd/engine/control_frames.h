@@ -1,17 +1,11 @@
 // READY and DONE between the peer core and the control lanes.
 //
-// What the core sends becomes a frame and the link that it goes out on; what arrives becomes a core
-// event. Two peers of an epoch may have no link to each other (a blocked pair). Then they have a
-// virtual one, made of two real links: the frame travels as RELAY to a third peer, which hands the
-// same bytes to the destination. The core speaks to all peers alike, and takes frames of all alike;
-// it only knows who carries for whom (PeerCore::CarrierOf()), as that follows from the epochs.
+// What the core sends becomes a frame; what arrives becomes a core event.
 //
 // Plain functions: no state, any thread.
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -36,25 +30,14 @@ struct ControlFrame {
   }
 };
 
-// PeerCore::CarrierOf().
-using Carriers =
-    std::function<std::optional<PeerId>(const GroupKey&, Epoch attempt, PeerId from, PeerId to)>;
-
 // `input` is what travels inside; "" unless the action is one-shot.
-ControlFrame FrameOf(const SendReady& action, PeerId self, const Carriers& carriers,
-                     const std::string& input);
-ControlFrame FrameOf(const SendDone& action, PeerId self, const Carriers& carriers);
+ControlFrame FrameOf(const SendReady& action, const std::string& input);
+ControlFrame FrameOf(const SendDone& action);
 
-// A frame of a group or between peers that are none here (any more): nothing is to be done.
-struct StaleFrame {};
+using TakenFrame = std::variant<PeerReady, PeerDone>;
 
-using TakenFrame = std::variant<PeerReady, PeerDone, ControlFrame, StaleFrame>;
-
-// Takes a READY, DONE or RELAY that came on `from`. InvalidArgument: against the protocol, close
-// the link. That is also a frame that did not come by the way of its attempt: otherwise any peer
-// could speak in the name of any other one, or make another one pass on what it likes.
+// Takes a READY or DONE that came on `from`. InvalidArgument: against the protocol, close the link.
 absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& header,
-                                     std::span<const uint8_t> payload, PeerId self,
-                                     const Carriers& carriers);
+                                     std::span<const uint8_t> payload);
 
 }  // namespace longhaul::peerd

@@ -45,7 +45,6 @@ std::unique_ptr<Engine> Engine::Clone(EnginePorts ports) const {
   clone->welcome_ = welcome_;
   clone->unserved_since_ = unserved_since_;
   clone->stream_error_ = stream_error_;
-  clone->relays_ = relays_;
   clone->drained_ = drained_;
   return clone;
 }
@@ -128,9 +127,12 @@ struct Engine::Carrier {
 
   // ---- links
   void operator()(OpenLinks& a) {
+    std::map<PeerId, const control::PeerInfo*> infos;
+    for (const LinkWanted& want : a.links) infos[want.peer.peer] = &want.peer;
     std::vector<LinkRequest> links;
     for (const LinkWanted& want : a.links) {
-      links.push_back({want.peer.peer, want.peer.endpoints, want.dial, want.data});
+      const PeerId at = want.relay ? want.relay : want.peer.peer;
+      links.push_back({want.peer.peer, want.relay, infos.at(at)->endpoints, want.dial, want.data});
     }
     ports.links->OpenLinks(a.group.run, a.group.group, a.epoch, a.token, links, a.deadline);
   }
@@ -141,23 +143,11 @@ struct Engine::Carrier {
   void operator()(TryAddress& a) {
     ports.links->TryPeer(a.group, a.trial, a.peer.peer, a.peer.endpoints, a.deadline);
   }
-  void operator()(BreakLink& a) {
-    const PeerId self = e->options_.core.peer;
-    const PeerId carrier = e->core_->CarrierOf(a.group, a.attempt, self, a.peer).value_or(a.peer);
-    if (carrier == a.peer) return ports.links->BreakLink({a.group.run, a.peer}, a.reason);
-    // The relay has only passed it on: its link is not to suffer.
-    Log(LogLevel::kInfo, absl::StrCat("peer not heard any more group=", ToString(a.group),
-                                      " attempt=", ToString(a.attempt), " peer=", ToString(a.peer),
-                                      " relay=", ToString(carrier)) +
-                             LogField("reason", a.reason));
-  }
+  void operator()(BreakLink& a) { ports.links->BreakLink({a.group.run, a.peer}, a.reason); }
 
   // ---- ops
-  void operator()(SendReady& a) {
-    e->Send(FrameOf(a, e->options_.core.peer, e->CarriersNow(),
-                    a.one_shot ? ports.ops->Payload(a) : ""));
-  }
-  void operator()(SendDone& a) { e->Send(FrameOf(a, e->options_.core.peer, e->CarriersNow())); }
+  void operator()(SendReady& a) { e->Send(FrameOf(a, a.one_shot ? ports.ops->Payload(a) : "")); }
+  void operator()(SendDone& a) { e->Send(FrameOf(a)); }
   void operator()(StartAttempt& a) { ports.ops->Start(a); }
   void operator()(CreditAttempt& a) { ports.ops->Credit(a); }
   void operator()(StopAttempt& a) { ports.ops->Stop(a); }
@@ -350,12 +340,6 @@ void Engine::EndSync(const SyncDone& ended) {
 
 // ------------------------------------------------------------------------------ links and frames
 
-Carriers Engine::CarriersNow() const {
-  return [this](const GroupKey& group, Epoch attempt, PeerId from, PeerId to) {
-    return core_->CarrierOf(group, attempt, from, to);
-  };
-}
-
 void Engine::Send(const ControlFrame& frame) {
   if (frame.may_wait) {
     ports_.links->SendControlInTime(frame.link, frame.header, frame.bytes());
@@ -377,18 +361,8 @@ void Engine::OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t
 absl::Status Engine::OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                     std::span<const uint8_t> payload) {
   if (StateExchange::IsOurs(header)) return ports_.states->OnControlFrame(link, header, payload);
-  LH_ASSIGN_OR_RETURN(TakenFrame taken,
-                      TakeFrame(link, header, payload, options_.core.peer, CarriersNow()));
-  if (auto* const ready = std::get_if<PeerReady>(&taken)) {
-    Post(std::move(*ready));
-  } else if (const auto* const done = std::get_if<PeerDone>(&taken)) {
-    Post(*done);
-  } else if (const auto* const forward = std::get_if<ControlFrame>(&taken)) {
-    ++relays_.passed_on;
-    Send(*forward);
-  } else {
-    ++relays_.stale;
-  }
+  LH_ASSIGN_OR_RETURN(TakenFrame taken, TakeFrame(link, header, payload));
+  std::visit([this](auto& frame) { Post(std::move(frame)); }, taken);
   return absl::OkStatus();
 }
 

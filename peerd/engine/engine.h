@@ -81,12 +81,6 @@ class Engine final : public TransportListener, public TrainerRequests {
   // For metrics and the heartbeat.
   PeerCore& core() { return *core_; }
   const PeerCore& core() const { return *core_; }
-  // Frames for pairs of peers without a link.
-  struct Relays {
-    uint64_t passed_on = 0;
-    uint64_t stale = 0;  // of peers that are none any more
-  };
-  const Relays& relays() const { return relays_; }
   size_t queued() const { return events_.size(); }
   // Of the engine and its core; not of what is behind the ports.
   uint64_t Digest() const;
@@ -131,8 +125,6 @@ class Engine final : public TransportListener, public TrainerRequests {
   // False: it was answered, and is none of the core's business.
   bool Admit(const LocalPost& post);
   void Send(const ControlFrame& frame);
-  // Who carries for whom, as the core knows it.
-  Carriers CarriersNow() const;
   void BeginSync(LocalId local, const StateSync& sync, bool with_step);
   void EndSync(const SyncDone& ended);
   // The answer to a sync that the core has not heard of and never will.
@@ -152,7 +144,6 @@ class Engine final : public TransportListener, public TrainerRequests {
   bool welcome_ = false;
   Tick unserved_since_;  // not welcome since then
   std::string stream_error_ = "not tried yet";
-  Relays relays_;
   bool drained_ = false;
 };
 

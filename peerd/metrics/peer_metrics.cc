@@ -109,8 +109,10 @@ struct PeerMetrics::Impl {
         state_kept(
             AddGauge(r, "longhaul_peerd_state_kept_bytes",
                      "Memory of the states kept for members that are here or may come back")),
-        relayed(r, "longhaul_peerd_frames_relayed_total",
-                "Frames passed on between two peers that cannot reach each other"),
+        carried(r, "longhaul_peerd_bytes_carried_total",
+                "Bytes passed on between two peers that cannot reach each other"),
+        tunnels(AddGauge(r, "longhaul_peerd_tunnels",
+                         "Lanes carried for pairs of peers that cannot reach each other")),
         retries(r, "longhaul_peerd_op_retries_total", "Attempts that had to be repeated"),
         frames_stale(r, "longhaul_peerd_frames_stale_total", "Frames of attempts that were over"),
         frames_refused(r, "longhaul_peerd_frames_refused_total",
@@ -162,7 +164,8 @@ struct PeerMetrics::Impl {
   Follower state_refetched;
   Follower state_corrupt;
   Gauge& state_kept;
-  Follower relayed;
+  Follower carried;
+  prometheus::Gauge& tunnels;
   Follower retries;
   Follower frames_stale;
   Follower frames_refused;
@@ -233,8 +236,9 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.state_refetched.Follow(s.states.bytes_refetched);
   m.state_corrupt.Follow(s.states.chunks_corrupt);
   m.state_kept.Set(static_cast<double>(s.states.bytes_kept));
-  m.relayed.Follow(s.relays.passed_on);
-  m.frames_stale.Follow(s.core.frames_stale + s.relays.stale);
+  m.carried.Follow(s.transport.bytes_carried);
+  m.tunnels.Set(s.transport.tunnels);
+  m.frames_stale.Follow(s.core.frames_stale);
   m.frames_refused.Follow(s.core.frames_refused + s.transport.frames_refused);
   m.accepted.Follow(s.transport.connections_accepted);
   m.handshakes_refused.Follow(s.transport.handshakes_refused);

@@ -21,12 +21,6 @@
 
 namespace longhaul::peerd {
 
-// Frames between two other peers.
-struct RelayCounts {
-  uint64_t passed_on = 0;
-  uint64_t stale = 0;  // of peers that are none any more
-};
-
 // Chunks of shared state.
 struct StateCounts {
   uint64_t bytes_sent = 0;
@@ -38,7 +32,6 @@ struct StateCounts {
 
 struct PeerSnapshot {
   PeerCore::Stats core;
-  RelayCounts relays;
   StateCounts states;
   TransportStats transport;
   uint32_t clients = 0;

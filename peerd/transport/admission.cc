@@ -105,6 +105,10 @@ void Admission::MakeRoom() {
 
 // Whether to let the caller prove that it is who it says.
 LaneVerdict Admission::Judge(const LaneHello& hello) const {
+  if (hello.relay == options_->self) {
+    const LaneResult result = tunnels_->Judge(hello);
+    return {result, "", result == LaneResult::kAccepted};
+  }
   // The caller looks for one that was here before.
   if (hello.acceptor != options_->self) return {LaneResult::kWrongPeer, ""};
   Run* run = runs_->Find(hello.run_digest);
@@ -124,7 +128,10 @@ LaneVerdict Admission::Judge(const LaneHello& hello) const {
   }
   const Peering& p = peer->second;
   LaneResult result = LaneResult::kAccepted;
-  if (hello.kind == LaneKind::kControl) {
+  if (hello.link == 0 && !p.Wants(hello.relay)) {
+    // It follows another epoch than we do.
+    result = LaneResult::kUnknownEpoch;
+  } else if (hello.kind == LaneKind::kControl) {
     result = JudgeControl(p, hello);
   } else if (hello.kind == LaneKind::kProbe) {
     if (!owner_->HasRoomForProbe()) result = LaneResult::kBusy;
@@ -177,6 +184,7 @@ void Admission::OnHandshake(uint64_t caller, LaneAccept* handshake) {
     ring_->sockets().Abort(fd);
     return;
   }
+  if (hello.relay == options_->self) return tunnels_->Open(fd, handshake->hello_bytes(), hello);
   Run* const run = runs_->Find(hello.run_digest);
   owner_->OnAdmitted(&run->peers[hello.dialer], fd, hello, *remote);
 }

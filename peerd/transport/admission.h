@@ -13,6 +13,7 @@
 #include "peerd/transport/callers.h"
 #include "peerd/transport/handshakes.h"
 #include "peerd/transport/run_table.h"
+#include "peerd/transport/tunnels.h"
 
 namespace longhaul::peerd {
 
@@ -29,8 +30,13 @@ class AdmissionOwner {
 class Admission {
  public:
   Admission(Ring* ring, const TransportOptions* options, Handshakes* handshakes, RunTable* runs,
-            AdmissionOwner* owner)
-      : ring_(ring), options_(options), handshakes_(handshakes), runs_(runs), owner_(owner) {}
+            Tunnels* tunnels, AdmissionOwner* owner)
+      : ring_(ring),
+        options_(options),
+        handshakes_(handshakes),
+        runs_(runs),
+        tunnels_(tunnels),
+        owner_(owner) {}
 
   // Unavailable: the address cannot be bound.
   absl::Status Listen(const SocketAddress& address);
@@ -55,6 +61,7 @@ class Admission {
   const TransportOptions* const options_;
   Handshakes* const handshakes_;
   RunTable* const runs_;
+  Tunnels* const tunnels_;
   AdmissionOwner* const owner_;
   std::string address_;
   int listen_fd_ = -1;

@@ -147,7 +147,7 @@ void Dialling::StartControlDial(Peering* p, const Request& request, Tick now) {
         (request.deadline - now) / static_cast<int64_t>(control.candidates.size() + 1);
     deadline = std::min(deadline, now + std::max(share, kAttemptMinUs));
   }
-  DialSpec spec = handshakes_->Introduce(*p, run.digest, LaneKind::kControl, address,
+  DialSpec spec = handshakes_->Introduce(*p, run.digest, LaneKind::kControl, address, request.relay,
                                          {request.group, request.epoch, *token});
   spec.hello.lanes = PlannedLanes(address, 0);
   control.dial = handshakes_->Dial(std::move(spec), deadline, [this, key = p->key](LaneDial* dial) {
@@ -247,7 +247,7 @@ void Dialling::DialDataLane(Peering* p, uint32_t lane, const Credential& credent
                             Tick deadline) {
   Link* const link = p->link.get();
   DialSpec spec = handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kData,
-                                         link->options().remote, credential);
+                                         link->options().remote, link->options().relay, credential);
   spec.hello.lane = lane;
   spec.hello.lanes = p->data.planned;
   spec.hello.link = link->options().id;

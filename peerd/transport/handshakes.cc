@@ -40,7 +40,7 @@ StreamTuning Handshakes::TuningFor(const SocketAddress& remote) const {
 }
 
 DialSpec Handshakes::Introduce(const Peering& p, const Digest32& run, LaneKind kind,
-                               const SocketAddress& address, Credential credential) {
+                               const SocketAddress& address, PeerId relay, Credential credential) {
   DialSpec spec{.address = address,
                 .tuning = TuningFor(address),
                 .hello = {},
@@ -51,6 +51,7 @@ DialSpec Handshakes::Introduce(const Peering& p, const Digest32& run, LaneKind k
                 .epoch = credential.epoch,
                 .dialer = options_->self,
                 .acceptor = p.key.peer,
+                .relay = relay,
                 .nonce = nonces_.Next()};
   return spec;
 }

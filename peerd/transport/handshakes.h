@@ -39,7 +39,7 @@ class Handshakes {
 
   // A dial of this peer. What says which lane it is to be is left to the caller.
   DialSpec Introduce(const Peering& p, const Digest32& run, LaneKind kind,
-                     const SocketAddress& address, Credential credential);
+                     const SocketAddress& address, PeerId relay, Credential credential);
   // A dial to whoever listens there, which ends with a refusal: kUnknownEpoch if it is the peer.
   DialSpec LookFor(PeerId peer, const SocketAddress& address);
   LaneDial* Dial(DialSpec spec, Tick deadline, Done<LaneDial> done);

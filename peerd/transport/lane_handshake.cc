@@ -27,6 +27,8 @@ const char* Explain(LaneResult result) {
       return "it has a connection to us that it takes for alive";
     case LaneResult::kUnknownLink:
       return "it has given the link up";
+    case LaneResult::kNoWay:
+      return "the relay could not connect to the peer";
   }
   return "unknown";
 }
@@ -205,6 +207,7 @@ void LaneAccept::OnHello() {
     Fail(std::string(hello.status().message()));
     return End();
   }
+  if (verdict.carry) return End();
   LaneAnswer answer{.result = verdict.result};
   if (verdict.result != LaneResult::kAccepted) {
     refusal_ = absl::StrCat("refused: ", Explain(verdict.result));

@@ -33,6 +33,7 @@ class LaneHandshake {
   bool ok() const { return error_.empty(); }
   const std::string& error() const { return error_; }
   const LaneHello& hello() const { return hello_; }
+  const HelloBytes& hello_bytes() const { return hello_bytes_; }
   int TakeFd();
 
  protected:
@@ -86,6 +87,7 @@ class LaneDial final : public LaneHandshake {
   LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done);
   const SocketAddress& address() const { return spec_.address; }
   bool small_packets() const { return spec_.tuning.segment_bytes_max != 0; }
+  PeerId relay() const { return spec_.hello.relay; }
   // HELLO is out: the other side knows of us.
   bool connected() const { return connected_; }
   LaneResult refused() const { return refused_; }
@@ -126,6 +128,7 @@ class LaneKnock final : public LaneHandshake {
 struct LaneVerdict {
   LaneResult result = LaneResult::kUnknownEpoch;
   std::string token;
+  bool carry = false;  // accepted for another peer, which will answer: it ends here
 };
 
 // Reads who calls, asks the judge, answers, and has the caller prove itself.

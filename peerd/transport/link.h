@@ -102,6 +102,7 @@ struct LinkOptions {
   LinkKey key;
   uint64_t id = 0;  // NewLinkId() of the HELLO that made it
   SocketAddress remote;
+  PeerId relay;          // it goes through that one, which is at `remote`; 0: straight
   bool dialled = false;  // by us
   // What the control lane was authenticated with.
   uint32_t group = 0;

@@ -21,6 +21,7 @@
 #include "peerd/transport/run_table.h"
 #include "peerd/transport/transport.h"
 #include "peerd/transport/trying.h"
+#include "peerd/transport/tunnels.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -45,7 +46,8 @@ class TransportImpl final : public Transport,
         probing_(ring, &options_, &events_, &alarm_, &handshakes_, &runs_,
                  [this](const LinkProbe& probe) { OnProbed(probe); }),
         trying_(ring, &alarm_, &handshakes_, &resolver_),
-        admission_(ring, &options_, &handshakes_, &runs_, this),
+        tunnels_(ring, &options_, &events_, &alarm_, &handshakes_, &resolver_, &runs_),
+        admission_(ring, &options_, &handshakes_, &runs_, &tunnels_, this),
         memory_(ring, &events_) {}
   ~TransportImpl() override;
 
@@ -136,6 +138,7 @@ class TransportImpl final : public Transport,
   void ReportDown(const Peering& p, const std::string& reason, int64_t silent_us = 0);
   void Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote, bool dialled);
   void Retire(Peering* p);
+  void RetireLink(Peering* p);
   void CancelDials(Peering* p, const char* why);
   ZeroCopyGate::Use UseZeroCopy(const SocketAddress& remote) const;
 
@@ -158,6 +161,7 @@ class TransportImpl final : public Transport,
   Repair repair_;
   Probing probing_;
   Trying trying_;
+  Tunnels tunnels_;
   Admission admission_;
   PinnedMemory memory_;
 
@@ -204,6 +208,7 @@ void TransportImpl::Close() {
   handshakes_.FailAll("closing");
   probing_.Close();
   trying_.Close();
+  tunnels_.Close();
   for (auto& [name, run] : runs_.all()) {
     for (auto& [id, peer] : run.peers) Retire(&peer);
   }
@@ -213,14 +218,15 @@ void TransportImpl::Close() {
 
 bool TransportImpl::closed() const {
   return closing_ && admission_.idle() && handshakes_.empty() && retired_.empty() &&
-         events_.idle() && probing_.idle() && alarm_.idle() && resolver_.closed();
+         events_.idle() && probing_.idle() && tunnels_.idle() && alarm_.idle() &&
+         resolver_.closed();
 }
 
 // ------------------------------------------------------------------------------ time
 
 void TransportImpl::OnEventsRun() {
   // Nothing is left to watch over: closed() need not wait for the timer.
-  if (closing_ && retired_.empty() && handshakes_.empty()) alarm_.Stop();
+  if (closing_ && retired_.empty() && handshakes_.empty() && tunnels_.idle()) alarm_.Stop();
 }
 
 void TransportImpl::Work(Tick due) {
@@ -232,8 +238,8 @@ void TransportImpl::Work(Tick due) {
       if (link->alive()) link->ForgiveSilence(late);
     });
   }
-  Tick next =
-      std::min({handshakes_.Work(now), WorkRetired(now), probing_.Work(now), trying_.Work(now)});
+  Tick next = std::min({handshakes_.Work(now), WorkRetired(now), probing_.Work(now),
+                        tunnels_.Work(now), trying_.Work(now)});
   for (auto& [name, run] : runs_.all()) {
     for (auto& [id, peer] : run.peers) next = std::min(next, WorkPeering(&peer, now));
   }
@@ -318,13 +324,21 @@ void TransportImpl::OpenLinks(const std::string& run_name, uint32_t group, Epoch
   for (const LinkRequest& link : links) {
     if (link.peer == options_.self || !link.peer) continue;
     Peering& p = runs_.GetPeering(&run, link.peer);
-    p.groups.insert(group);
+    p.groups[group] = link.relay;
     runs_.SetEndpoints(&p, link.endpoints);
+    if (p.control.dial != nullptr && !p.Wants(p.control.dial->relay())) {
+      dialling_.CancelControl(&p, "the link is to go another way");
+    }
+    if (p.link != nullptr && !p.Wants(p.link->options().relay)) {
+      if (p.link->was_open()) ReportDown(p, "the link is to go another way");
+      RetireLink(&p);
+    }
     std::erase_if(p.requests, [group](const Request& r) { return r.group == group; });
     Request request{.group = group,
                     .epoch = epoch,
                     .dial = link.dial,
                     .data = link.data,
+                    .relay = link.relay,
                     .endpoints = link.endpoints,
                     .started = now,
                     .deadline = deadline};
@@ -349,7 +363,7 @@ void TransportImpl::KeepLinks(const std::string& run_name, uint32_t group, Epoch
   for (auto it = run.peers.begin(); it != run.peers.end();) {
     Peering& p = it->second;
     if (kept.count(p.key.peer) != 0) {
-      p.groups.insert(group);
+      p.groups.try_emplace(group);
     } else {
       p.groups.erase(group);
       std::erase_if(p.requests, [group](const Request& r) { return r.group == group; });
@@ -375,8 +389,13 @@ void TransportImpl::TryPeer(const GroupKey& group, uint64_t trial, PeerId peer,
 // The end of a peering: what is queued still goes out.
 void TransportImpl::Retire(Peering* p) {
   dialling_.CancelControl(p, "not needed any more");
+  if (p->link != nullptr) RetireLink(p);
+}
+
+void TransportImpl::RetireLink(Peering* p) {
   CancelDials(p, "not needed any more");
-  if (p->link == nullptr) return;
+  p->data.peer_wants = false;
+  p->data.want_sent = false;
   Link* link = p->link.get();
   const Tick abort_at = ring_->Now() + Millis(options_.detect_ms);
   retired_.push_back({std::move(p->link), abort_at});
@@ -422,10 +441,13 @@ void TransportImpl::Announce(const LinkKey& key, uint64_t serial) {
   const bool news = !link->open();
   link->MarkOpen();
   if (news) {
-    Log(LogLevel::kInfo, absl::StrCat("link up peer=", ToString(key.peer), " run=", key.run,
-                                      " address=", ToString(link->options().remote),
-                                      " dialled=", link->options().dialled ? "here" : "there",
-                                      " data_lanes=", link->data_lanes()));
+    Log(LogLevel::kInfo,
+        absl::StrCat("link up peer=", ToString(key.peer), " run=", key.run,
+                     " address=", ToString(link->options().remote),
+                     " dialled=", link->options().dialled ? "here" : "there",
+                     " data_lanes=", link->data_lanes()) +
+            (link->options().relay ? absl::StrCat(" relay=", ToString(link->options().relay))
+                                   : ""));
   }
   listener_->OnLinkUp(key);
   link->Deliver();
@@ -616,6 +638,7 @@ void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const Sock
   LinkOptions options{.key = p->key,
                       .id = NewLinkId(hello),
                       .remote = remote,
+                      .relay = hello.relay,
                       .dialled = dialled,
                       .group = hello.group,
                       .epoch = hello.epoch,
@@ -776,6 +799,8 @@ TransportStats TransportImpl::GetStats() const {
   stats.probes = probing_.probes();
   stats.probes_failed = probing_.failed();
   stats.probe_bytes = probing_.bytes();
+  stats.tunnels = tunnels_.count();
+  stats.bytes_carried = tunnels_.bytes();
   stats.bytes_sent = sum.bytes_sent;
   stats.bytes_received = sum.bytes_received;
   stats.bytes_discarded = sum.bytes_discarded;
@@ -790,6 +815,7 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
       if (peer.link == nullptr || !peer.link->open()) continue;
       const LaneStats s = peer.link->stats();
       result.push_back({.link = peer.key,
+                        .relay = peer.link->options().relay,
                         .lanes = peer.link->lanes(),
                         .lanes_used = peer.link->lanes_used(),
                         .rtt_us = peer.link->rtt_us(),
@@ -804,7 +830,8 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
   std::vector<LinkDelivery> result;
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
-      if (peer.link == nullptr || !peer.link->open()) continue;
+      // What TCP sees of a lane through a relay is the way to the relay.
+      if (peer.link == nullptr || !peer.link->open() || peer.link->options().relay) continue;
       const LinkDelivery delivery = peer.link->PopDelivery();
       if (delivery.bytes_per_second != 0) result.push_back(delivery);
     }

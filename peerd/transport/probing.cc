@@ -31,7 +31,7 @@ Probing::~Probing() {
 
 bool Probing::Start(const LinkKey& key) {
   const Link* link = runs_->FindOpen(key);
-  if (link == nullptr || probe_ || result_ || closing_) return false;
+  if (link == nullptr || link->options().relay || probe_ || result_ || closing_) return false;
   const Peering& p = *runs_->Find(key);
   const std::optional<SocketAddress> address = DataAddress(p);
   const std::optional<Credential> credential = runs_->AnyToken(p);
@@ -44,8 +44,8 @@ bool Probing::Start(const LinkKey& key) {
   const uint32_t lanes = link->data_lanes() != 0 ? link->data_lanes_announced() : p.data.planned;
   probe_->connections = std::clamp(lanes, 1u, kProbeConnectionsMax);
   for (uint32_t i = 0; i < probe_->connections; ++i) {
-    DialSpec spec =
-        handshakes_->Introduce(p, runs_->RunOf(p).digest, LaneKind::kProbe, *address, *credential);
+    DialSpec spec = handshakes_->Introduce(p, runs_->RunOf(p).digest, LaneKind::kProbe, *address,
+                                           PeerId(), *credential);
     spec.hello.lane = i;
     spec.hello.lanes = probe_->connections;
     spec.hello.link = link->options().id;

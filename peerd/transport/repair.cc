@@ -78,6 +78,8 @@ Tick Repair::Work(Peering* p, Tick now) {
     if (repair.redial == nullptr && repair.redial_backoff.next <= now) Redial(p, now);
     return repair.redial == nullptr ? repair.redial_backoff.next : kNever;
   }
+  // The relay's port would only say that the relay is there.
+  if (link.options().relay) return kNever;
   if (repair.knocks == 0 && repair.knock_backoff.next <= now) Knock(p, now);
   return repair.knocks == 0 && p->link != nullptr ? repair.knock_backoff.next : kNever;
 }
@@ -92,8 +94,9 @@ void Repair::Redial(Peering* p, Tick now) {
     p->repair.redial_backoff.Failed(now);
     return;
   }
-  DialSpec spec = handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kControl,
-                                         p->link->options().remote, *credential);
+  DialSpec spec =
+      handshakes_->Introduce(*p, runs_->RunOf(*p).digest, LaneKind::kControl,
+                             p->link->options().remote, p->link->options().relay, *credential);
   spec.hello.lanes = p->data.planned;
   spec.hello.link = p->link->options().id;
   spec.hello.serial = p->link->NewSerial();

@@ -101,7 +101,7 @@ std::optional<Credential> RunTable::AnyToken(const Peering& p) const {
   };
   for (auto it = p.requests.rbegin(); it != p.requests.rend(); ++it) add(it->group);
   add(p.link->options().group);
-  for (const uint32_t g : p.groups) add(g);
+  for (const auto& [g, relay] : p.groups) add(g);
   if (names.empty()) return std::nullopt;
   const auto& [group, epoch] = names[p.token_attempts % names.size()];
   return Credential{group, epoch, *FindToken(run, group, epoch)};

@@ -30,6 +30,7 @@ struct Request {
   Epoch epoch;
   bool dial = false;
   bool data = false;
+  PeerId relay;
   std::vector<std::string> endpoints;
   Tick started;
   Tick deadline;
@@ -59,14 +60,14 @@ struct Credential {
 // One peer in one run. Each part of the transport has its own of the structs below.
 struct Peering {
   LinkKey key;
-  uint64_t serial = 0;  // tells it from an earlier one of the same key
-  std::set<uint32_t> groups;
+  uint64_t serial = 0;                // tells it from an earlier one of the same key
+  std::map<uint32_t, PeerId> groups;  // that need the link, through which relay; 0: straight
   std::vector<Request> requests;
   std::unique_ptr<Link> link;  // alive, or none
   bool announcing = false;     // OnLinkUp is queued
   std::string last_error;      // why there is no link
 
-  std::vector<std::string> endpoints;  // of the peer, as told last
+  std::vector<std::string> endpoints;  // of the peer or its relay, as told last
   std::vector<AddressBlock> blocks;    // of those that are numeric
   std::optional<AddressBlock> linked;  // of the last link
   uint64_t probed_rate = 0;            // of the last probe that showed something
@@ -110,6 +111,11 @@ struct Peering {
   } repair;
 
   bool needed() const { return !groups.empty() || !requests.empty(); }
+  // Some group wants the link to go that way.
+  bool Wants(PeerId relay) const {
+    return std::any_of(groups.begin(), groups.end(),
+                       [relay](const auto& group) { return group.second == relay; });
+  }
   bool data_wanted() const {
     return std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.data; });
   }

@@ -86,7 +86,7 @@ class TransportListener : public SegmentListener {
   virtual void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) = 0;
   // Answer to TryPeer(). `error`: names the address and what was seen; empty: the peer answers.
   virtual void OnPeerTried(const GroupKey&, uint64_t /*trial*/, PeerId, const std::string&) {}
-  // READY, DONE, RELAY, CHUNK_REQUEST, CHUNK_REFUSED, CHUNK_CANCEL: whole frames of the control
+  // READY, DONE, CHUNK_REQUEST, CHUNK_REFUSED, CHUNK_CANCEL: whole frames of the control
   // lane, in order. InvalidArgument closes the link.
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) = 0;
@@ -114,9 +114,11 @@ struct LinkUse {
 // One link that an epoch needs.
 struct LinkRequest {
   PeerId peer;
-  std::vector<std::string> endpoints;  // tried in order, again and again until `deadline`
-  bool dial = false;                   // false: the other side dials, we accept
-  bool data = false;                   // data lanes too
+  PeerId relay;  // the link goes through that peer; 0: straight
+  // Of the relay, if there is one. Tried in order, again and again until `deadline`.
+  std::vector<std::string> endpoints;
+  bool dial = false;  // false: the other side dials, we accept
+  bool data = false;  // data lanes too
 };
 
 struct TransportStats {
@@ -139,12 +141,15 @@ struct TransportStats {
   uint32_t links_up = 0;
   uint32_t lanes_up = 0;
   uint32_t lanes_used = 0;        // data lanes that we send on
+  uint32_t tunnels = 0;           // lanes of others that go through us
+  uint64_t bytes_carried = 0;     // on them
   uint64_t zero_copy_copied = 0;  // zero-copy sends that the kernel copied after all
   uint64_t segments_unacked = 0;  // kept now, in case their lane is lost
 };
 
 struct LinkStats {
   LinkKey link;
+  PeerId relay;  // 0: it goes straight
   uint32_t lanes = 0;
   uint32_t lanes_used = 0;  // data lanes that we send on
   int64_t rtt_us = 0;       // last PING; 0: none yet
@@ -187,7 +192,9 @@ class Links {
   virtual ~Links() = default;
 
   // The epoch's token authenticates lanes from now on, in both directions. Links that already stand
-  // are reported up again (OnLinkUp, later); missing ones are built. OnLinkDown when the deadline
+  // are reported up again (OnLinkUp, later); missing ones are built. One that stands and goes
+  // another way than any group wants it, straight or through a relay, goes down and is built anew.
+  // This transport is a relay for peers that all know the token. OnLinkDown when the deadline
   // passes, or all endpoints have said for half of detect_ms that the peer is not there: nobody
   // listens, or another peer does.
   virtual void OpenLinks(const std::string& run, uint32_t group, Epoch epoch,
@@ -253,12 +260,14 @@ class Transport : public Links {
 
   virtual TransportStats GetStats() const = 0;
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
-  // Of the links whose data lanes were used since the last call: a system call for each such lane.
+  // Of the straight links whose data lanes were used since the last call: a system call for each
+  // such lane.
   virtual std::vector<LinkDelivery> PopDeliveries() = 0;
 
   // Finds out what a link that is up carries: sends up to kProbeBytesMax, for kProbeUsMax at most,
   // to be thrown away there, over as many connections as the link has data lanes, dialled for it.
-  // One at a time; false: one is under way, or the link is not up. The answer comes by PopProbe().
+  // One at a time; false: one is under way, or the link is not up, or it goes through a relay. The
+  // answer comes by PopProbe().
   virtual bool StartProbe(const LinkKey& link) = 0;
   // The probe that was started is over.
   virtual std::optional<LinkProbe> PopProbe() = 0;

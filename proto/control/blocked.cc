@@ -92,7 +92,7 @@ class Repair {
 
 BlockedPair MakeBlockedPair(PeerId x, PeerId y) {
   LH_CHECK(x != y) << "a pair of " << ToString(x) << " alone";
-  return x < y ? BlockedPair{x, y} : BlockedPair{y, x};
+  return x < y ? BlockedPair{x, y, {}} : BlockedPair{y, x, {}};
 }
 
 bool IsBlocked(const BlockedPairs& blocked, PeerId x, PeerId y) {
@@ -100,14 +100,16 @@ bool IsBlocked(const BlockedPairs& blocked, PeerId x, PeerId y) {
   return std::binary_search(blocked.begin(), blocked.end(), MakeBlockedPair(x, y));
 }
 
-PeerId RelayBetween(const std::vector<PeerId>& order, const BlockedPairs& blocked, PeerId from,
-                    PeerId to) {
-  if (!IsBlocked(blocked, from, to)) return to;
-  for (PeerId peer : order) {
-    if (peer == from || peer == to) continue;
-    if (!IsBlocked(blocked, peer, from) && !IsBlocked(blocked, peer, to)) return peer;
-  }
-  return PeerId{};
+PeerId RelayOf(const BlockedPairs& blocked, PeerId x, PeerId y) {
+  if (blocked.empty() || x == y) return PeerId{};
+  const BlockedPair pair = MakeBlockedPair(x, y);
+  const auto found = std::lower_bound(blocked.begin(), blocked.end(), pair);
+  return found == blocked.end() || pair < *found ? PeerId{} : found->relay;
+}
+
+bool CanRelay(const BlockedPairs& blocked, const BlockedPair& pair, PeerId peer) {
+  return peer && peer != pair.a && peer != pair.b && !IsBlocked(blocked, peer, pair.a) &&
+         !IsBlocked(blocked, peer, pair.b);
 }
 
 std::optional<std::vector<PeerId>> RingAvoiding(const std::vector<PeerId>& order,
@@ -125,26 +127,18 @@ std::optional<std::vector<PeerId>> RingAvoiding(const std::vector<PeerId>& order
   return ring;
 }
 
-std::string RingFault(const std::vector<PeerId>& ring, const BlockedPairs& blocked) {
-  const std::set<PeerId> peers(ring.begin(), ring.end());
+std::string BlockedFault(const std::vector<PeerId>& peers, const BlockedPairs& blocked) {
+  const std::set<PeerId> there(peers.begin(), peers.end());
   for (size_t i = 0; i < blocked.size(); ++i) {
-    const auto& [a, b] = blocked[i];
-    const std::string pair = ToString(a) + "-" + ToString(b);
-    if (!(a < b) || !peers.contains(a) || !peers.contains(b)) {
-      return "blocked pair " + pair + " is no pair of peers of the epoch, the smaller first";
+    const auto& [a, b, relay] = blocked[i];
+    const std::string pair = "blocked pair " + ToString(a) + "-" + ToString(b);
+    if (!(a < b) || !there.contains(a) || !there.contains(b)) {
+      return pair + " is no pair of peers of the epoch, the smaller first";
     }
-    if (i > 0 && !(blocked[i - 1] < blocked[i])) return "blocked pair " + pair + " is out of order";
-  }
-  for (size_t i = 0; i < ring.size(); ++i) {
-    const PeerId next = ring[(i + 1) % ring.size()];
-    if (IsBlocked(blocked, ring[i], next)) {
-      const auto [a, b] = MakeBlockedPair(ring[i], next);
-      return "blocked pair " + ToString(a) + "-" + ToString(b) + " are neighbours";
-    }
-  }
-  for (const auto& [a, b] : blocked) {
-    if (!RelayBetween(ring, blocked, a, b)) {
-      return "blocked pair " + ToString(a) + "-" + ToString(b) + " has no relay";
+    if (i > 0 && !(blocked[i - 1] < blocked[i])) return pair + " is out of order";
+    if (!relay) return pair + " has no relay";
+    if (!there.contains(relay) || !CanRelay(blocked, blocked[i], relay)) {
+      return pair + " has relay " + ToString(relay) + ", which does not reach both";
     }
   }
   return "";

@@ -1,8 +1,9 @@
-// Blocked pairs: two peers of an epoch that cannot have a link although others reach both.
+// Blocked pairs: two peers of an epoch that cannot reach each other although others reach both.
 //
-// Such a pair is routed around (docs/adr/0009). Tensors flow around a ring in which the two are not
-// neighbours; what they have to say to each other is carried by a third peer. Coordinator and peers
-// decide with these functions, so that they agree. Pure; nothing depends on anything but arguments.
+// The link of such a pair goes through a third peer, its relay (docs/adr/0011). Its bytes cost the
+// relay's links twice, so the ring avoids the pair where it can (docs/adr/0009). Coordinator and
+// peers decide with these functions, so that they agree. Pure; nothing depends on anything but
+// arguments.
 #pragma once
 
 #include <optional>
@@ -18,8 +19,13 @@ namespace longhaul::control {
 struct BlockedPair {
   PeerId a;  // a < b
   PeerId b;
-  friend auto operator<=>(const BlockedPair&, const BlockedPair&) = default;
-  LH_FIELDS(BlockedPair, LH_FIELD(a), LH_FIELD(b));
+  // Their link goes through that one. 0 where no epoch has chosen it yet.
+  PeerId relay;
+  LH_FIELDS(BlockedPair, LH_FIELD(a), LH_FIELD(b), LH_FIELD(relay));
+  // The relay is no part of what the pair is called.
+  friend bool operator<(const BlockedPair& x, const BlockedPair& y) {
+    return std::pair(x.a, x.b) < std::pair(y.a, y.b);
+  }
 };
 
 // In rising order, each pair once, as in PrepareEpoch.
@@ -27,25 +33,23 @@ using BlockedPairs = std::vector<BlockedPair>;
 
 BlockedPair MakeBlockedPair(PeerId x, PeerId y);
 bool IsBlocked(const BlockedPairs& blocked, PeerId x, PeerId y);
-
-// Who carries control frames between two peers of a blocked pair: the first of `order` that is
-// blocked with neither; none if there is nobody. If the two are not blocked it is `to`. Peers take
-// the order in which they came into the group, so that the relay outlives newcomers and new rings.
-PeerId RelayBetween(const std::vector<PeerId>& order, const BlockedPairs& blocked, PeerId from,
-                    PeerId to);
+// The relay of a blocked pair; 0: the two are not blocked.
+PeerId RelayOf(const BlockedPairs& blocked, PeerId x, PeerId y);
+// The peer is none of the two and reaches both, so that their link can go through it.
+bool CanRelay(const BlockedPairs& blocked, const BlockedPair& pair, PeerId peer);
 
 // An order of the same peers in which no blocked pair are neighbours, the last and the first being
 // neighbours too; `order` itself if it is one. It begins with the same peer and stays near `order`.
 // nullopt: up to 8 peers, there is none (2 or 3 peers with a blocked pair never have one); beyond,
 // none was found. The work is bounded by a small power of the number of peers.
 //
-// The peers of an epoch are in such an order. An op in which fewer take part (newcomers do not)
-// runs over RingAvoiding(the participants in the order of the epoch).
+// An op runs over this, given those who take part in the order of the epoch; over that order itself
+// if there is none.
 std::optional<std::vector<PeerId>> RingAvoiding(const std::vector<PeerId>& order,
                                                 const BlockedPairs& blocked);
 
-// What is wrong with `ring` as the ring of an epoch with these pairs: a pair that is no pair of its
-// peers, neighbours that are blocked, a pair without a relay. Empty: nothing.
-std::string RingFault(const std::vector<PeerId>& ring, const BlockedPairs& blocked);
+// What is wrong with the blocked pairs of an epoch of these peers: a pair that is no pair of them,
+// or whose relay does not reach both. Empty: nothing.
+std::string BlockedFault(const std::vector<PeerId>& peers, const BlockedPairs& blocked);
 
 }  // namespace longhaul::control

@@ -104,31 +104,43 @@ TEST(RingTest, OnePairAmongManyMovesOnePeer) {
   EXPECT_EQ(RingAvoiding(Peers(12), Pairs({{4, 5}})), wanted);
 }
 
-TEST(RelayTest, IsTheFirstInTheRingThatReachesBoth) {
-  const std::vector<PeerId> ring = {P(9), P(3), P(1), P(2)};
-  const BlockedPairs blocked = Pairs({{1, 3}, {9, 1}});
-  EXPECT_EQ(RelayBetween(ring, blocked, P(1), P(3)), P(2));
-  EXPECT_EQ(RelayBetween(ring, blocked, P(3), P(1)), P(2));
-  EXPECT_EQ(RelayBetween(ring, blocked, P(2), P(1)), P(1)) << "not blocked: no relay";
-  EXPECT_EQ(RelayBetween(ring, Pairs({{1, 3}, {3, 9}, {2, 3}}), P(1), P(3)), PeerId());
+BlockedPair Through(uint64_t a, uint64_t b, uint64_t relay) { return {P(a), P(b), P(relay)}; }
+
+TEST(RelayTest, IsThatOfThePairWhicheverEndAsks) {
+  const BlockedPairs blocked = {Through(1, 3, 2), Through(2, 9, 3)};
+  EXPECT_EQ(RelayOf(blocked, P(1), P(3)), P(2));
+  EXPECT_EQ(RelayOf(blocked, P(3), P(1)), P(2));
+  EXPECT_EQ(RelayOf(blocked, P(9), P(2)), P(3));
+  EXPECT_EQ(RelayOf(blocked, P(1), P(2)), PeerId()) << "not blocked";
+  EXPECT_EQ(RelayOf(blocked, P(3), P(9)), PeerId());
+  EXPECT_TRUE(IsBlocked(blocked, P(3), P(1))) << "whatever its relay";
 }
 
-TEST(RingFaultTest, NamesWhatIsWrong) {
-  const std::vector<PeerId> ring = {P(1), P(3), P(2), P(4)};
-  EXPECT_EQ(RingFault(ring, {}), "");
-  EXPECT_EQ(RingFault(ring, Pairs({{1, 2}})), "");
-  EXPECT_EQ(RingFault(ring, Pairs({{1, 3}})), "blocked pair p1-p3 are neighbours");
-  EXPECT_EQ(RingFault(ring, Pairs({{1, 4}})), "blocked pair p1-p4 are neighbours");
-  EXPECT_EQ(RingFault(ring, Pairs({{1, 7}})),
+TEST(RelayTest, ReachesBoth) {
+  const BlockedPairs blocked = Pairs({{1, 3}, {1, 9}});
+  EXPECT_TRUE(CanRelay(blocked, blocked[0], P(2)));
+  EXPECT_FALSE(CanRelay(blocked, blocked[0], P(9)));
+  EXPECT_FALSE(CanRelay(blocked, blocked[0], P(1)));
+  EXPECT_FALSE(CanRelay(blocked, blocked[0], P(3)));
+  EXPECT_FALSE(CanRelay(blocked, blocked[0], PeerId()));
+}
+
+TEST(BlockedFaultTest, NamesWhatIsWrong) {
+  const std::vector<PeerId> peers = {P(1), P(3), P(2), P(4)};
+  EXPECT_EQ(BlockedFault(peers, {}), "");
+  EXPECT_EQ(BlockedFault(peers, {Through(1, 2, 4), Through(1, 3, 4)}), "");
+  EXPECT_EQ(BlockedFault(peers, {Through(1, 7, 2)}),
             "blocked pair p1-p7 is no pair of peers of the epoch, the smaller first");
-  EXPECT_EQ(RingFault(ring, {{P(2), P(1)}}),
+  EXPECT_EQ(BlockedFault(peers, {Through(2, 1, 3)}),
             "blocked pair p2-p1 is no pair of peers of the epoch, the smaller first");
-  EXPECT_EQ(RingFault(ring, {{P(1), P(2)}, {P(1), P(2)}}), "blocked pair p1-p2 is out of order");
-  EXPECT_EQ(RingFault({P(1), P(2)}, Pairs({{1, 2}})), "blocked pair p1-p2 are neighbours");
-  // A ring of five in which nobody reaches both ends.
-  EXPECT_EQ(RingFault({P(1), P(2), P(3), P(4), P(5), P(6)},
-                      Pairs({{1, 4}, {1, 3}, {1, 5}, {2, 4}, {4, 6}})),
-            "blocked pair p1-p4 has no relay");
+  EXPECT_EQ(BlockedFault(peers, {Through(1, 2, 3), Through(1, 2, 4)}),
+            "blocked pair p1-p2 is out of order");
+  EXPECT_EQ(BlockedFault(peers, Pairs({{1, 2}})), "blocked pair p1-p2 has no relay");
+  for (const auto& [relay, name] : {std::pair(1, "p1"), std::pair(3, "p3"), std::pair(7, "p7")}) {
+    EXPECT_EQ(BlockedFault(peers, {Through(1, 2, relay), Through(1, 3, 4)}),
+              std::string("blocked pair p1-p2 has relay ") + name +
+                  ", which does not reach both");
+  }
 }
 
 }  // namespace

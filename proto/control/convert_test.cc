@@ -137,8 +137,8 @@ class Generator {
       }
     }
     // Peers stand in falling order: 5 4 3 2 1.
-    if (m.peers.size() >= 4 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(1), PeerId(3)});
-    if (m.peers.size() >= 5 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(2), PeerId(5)});
+    if (m.peers.size() >= 4 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(1), PeerId(3), PeerId(4)});
+    if (m.peers.size() >= 5 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(2), PeerId(5), PeerId(1)});
     m.token = std::string("\0\xff", 2) + Label();
     m.cause = Words();
     if (prng_.Chance(0.5)) m.cost = {static_cast<uint32_t>(Any()), Any(), prng_.Next()};
@@ -661,24 +661,24 @@ TEST(RefusalTest, BlockedPairs) {
     return std::string(
         ParseCoordinatorMessage(Serialize(CoordinatorMessage(m))).status().message());
   };
-  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(3)}}), "");
-  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(2)}}),
-            "PrepareEpoch: blocked pair p1-p2 are neighbours");
-  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(1)}}),
+  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(3), PeerId(2)}}), "");
+  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(2), PeerId()}}),
+            "PrepareEpoch: blocked pair p1-p2 has no relay");
+  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(1), PeerId(2)}}),
             "PrepareEpoch: blocked pair p1-p1 is no pair of peers of the epoch, the smaller first");
-  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(9)}}),
+  EXPECT_EQ(refusal(4, {{PeerId(1), PeerId(9), PeerId(2)}}),
             "PrepareEpoch: blocked pair p1-p9 is no pair of peers of the epoch, the smaller first");
-  EXPECT_EQ(refusal(4, BlockedPairs(2, {PeerId(1), PeerId(3)})),
+  EXPECT_EQ(refusal(4, BlockedPairs(2, {PeerId(1), PeerId(3), PeerId(2)})),
             "PrepareEpoch: blocked pair p1-p3 is out of order");
-  // A comb: 1 with every odd peer, as many pairs as are allowed and one more.
+  // As many pairs as are allowed and one more.
   BlockedPairs many;
   for (uint64_t a = 1; many.size() < LH_BLOCKED_PAIRS_MAX; ++a) {
     for (uint64_t b = a + 2; b < a + 6 && many.size() < LH_BLOCKED_PAIRS_MAX; ++b) {
-      many.push_back({PeerId(a), PeerId(b)});
+      many.push_back({PeerId(a), PeerId(b), PeerId(600)});
     }
   }
   EXPECT_EQ(refusal(600, many), "");
-  many.push_back({PeerId(500), PeerId(502)});
+  many.push_back({PeerId(500), PeerId(502), PeerId(600)});
   EXPECT_EQ(refusal(600, many), "PrepareEpoch: blocked is 1025 long, not 0 to 1024");
 }
 

@@ -73,7 +73,7 @@ std::string PrepareEpoch::Fault() const {
   if (std::string fault = MembersFault(*this); !fault.empty() || blocked.empty()) return fault;
   std::vector<PeerId> ring;
   for (const PeerInfo& peer : peers) ring.push_back(peer.peer);
-  return RingFault(ring, blocked);
+  return BlockedFault(ring, blocked);
 }
 
 std::string CommitEpoch::Fault() const {

@@ -417,8 +417,8 @@ struct PrepareEpoch {
   bool freeze = false;  // epoch == last_freeze: ops in flight are frozen, judged, redone
   std::vector<MemberInfo> members;  // in rank order
   std::vector<PeerInfo> peers;      // in ring order
-  // Pairs that get no link: RingFault() finds nothing. What the two have to say to each other goes
-  // by RelayBetween(); an op with fewer participants runs over RingAvoiding().
+  // Pairs whose link goes through a relay: BlockedFault() finds nothing. A ring is RingAvoiding()
+  // of those who take part, if there is one.
   BlockedPairs blocked;
   std::string token;  // secret of this epoch: authenticates lanes
   std::string cause;

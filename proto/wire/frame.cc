@@ -17,7 +17,7 @@ absl::Status Refuse(const char* field, uint64_t value, const char* wanted) {
 
 bool IsKnown(uint8_t type) {
   return type >= static_cast<uint8_t>(FrameType::kPing) &&
-         type <= static_cast<uint8_t>(FrameType::kChunkCancel);
+         type <= static_cast<uint8_t>(FrameType::kChunkRefused);
 }
 
 bool BelongsOn(FrameType type, LaneKind kind) {
@@ -57,12 +57,6 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
         return Refuse("payload_bytes of CHUNK_REFUSED", bytes, "4");
       }
       return absl::OkStatus();
-    case FrameType::kRelay:
-      if (bytes < kRelayBodyBytes ||
-          bytes > kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX) {
-        return Refuse("payload_bytes of RELAY", bytes, "80 to 4224");
-      }
-      return absl::OkStatus();
     case FrameType::kPing:
     case FrameType::kPong:
     case FrameType::kDone:
@@ -78,10 +72,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   return absl::OkStatus();
 }
 static_assert(kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX == 4144);
-static_assert(kRelayBodyBytes == 80);
-static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX == 4224);
-static_assert(kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX <=
-              LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX <= LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
 
@@ -222,43 +213,6 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
     return absl::InvalidArgumentError(absl::StrCat("READY for ", ToString(body.desc), " carries ",
                                                    reader.remaining(), " bytes of input, not ",
                                                    one_shot));
-  }
-  return body;
-}
-
-std::array<uint8_t, kRelayBodyBytes> Encode(const RelayBody& body) {
-  std::array<uint8_t, kRelayBodyBytes> bytes;
-  ByteWriter writer(bytes);
-  writer.U64(body.destination.value());
-  writer.U64(body.origin.value());
-  const auto inner = Encode(body.inner);
-  std::copy(inner.begin(), inner.end(), bytes.begin() + 16);
-  return bytes;
-}
-
-absl::StatusOr<RelayBody> ParseRelayBody(std::span<const uint8_t> payload) {
-  if (payload.size() < kRelayBodyBytes) {
-    return Refuse("bytes of RELAY's payload", payload.size(), "80 or more");
-  }
-  ByteReader reader(payload);
-  RelayBody body;
-  body.destination = PeerId(reader.U64());
-  body.origin = PeerId(reader.U64());
-  if (!body.destination || !body.origin || body.destination == body.origin) {
-    return absl::InvalidArgumentError(absl::StrCat("RELAY from ", ToString(body.origin), " to ",
-                                                   ToString(body.destination),
-                                                   ", not between two peers"));
-  }
-  LH_ASSIGN_OR_RETURN(body.inner, ParseFrameHeader(payload.subspan(16).first<kFrameHeaderBytes>(),
-                                                   LaneKind::kControl));
-  if (body.inner.type != FrameType::kReady && body.inner.type != FrameType::kDone) {
-    return Refuse("frame type inside RELAY", static_cast<uint64_t>(body.inner.type),
-                  "3 (READY) or 4 (DONE)");
-  }
-  if (payload.size() - kRelayBodyBytes != body.inner.payload_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("RELAY carries ", payload.size() - kRelayBodyBytes,
-                     " bytes of payload, its inner header says ", body.inner.payload_bytes));
   }
   return body;
 }

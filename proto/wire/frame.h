@@ -8,7 +8,7 @@
 // Data lanes carry DATA, CHUNK_DATA, PING (no PONG follows) and CLOSE; control lanes carry
 // everything but DATA and CHUNK_DATA.
 //
-// READY, DONE, RELAY, WANT_LANES, LANE_LOST, CHUNK_REQUEST, CHUNK_REFUSED and CHUNK_CANCEL are
+// READY, DONE, WANT_LANES, LANE_LOST, CHUNK_REQUEST, CHUNK_REFUSED and CHUNK_CANCEL are
 // numbered: the n-th that an end of the link sends is its number n, on whichever control lane it
 // goes. Each end says in `acked` how many it has received, and after the loss of a control lane
 // sends those again that the other end has not. PING, PONG, ACK, RESUME and CLOSE belong to the
@@ -18,8 +18,7 @@
 // its sender received whole on that lane. A PING follows at the latest LH_SEGMENTS_PER_ACK of them.
 //
 // The four of CHUNK_ move shared state (docs/adr/0014-shared-state.md). `op` is the transfer of the
-// peer that fetches, `attempt` one ask of it; both are that peer's own numbers. They are never
-// relayed.
+// peer that fetches, `attempt` one ask of it; both are that peer's own numbers.
 #pragma once
 
 #include <array>
@@ -50,8 +49,8 @@ enum class FrameType : uint8_t {
   // built, the link stays as it is. offset: how many it would use, at most LH_LANES_MAX; 0: as
   // many as the receiver finds right.
   kWantLanes = 6,
-  kRelay = 7,  // payload: RelayBody, then the payload of the frame inside
-  kAck = 8,    // acked, between PINGs
+  kChunkCancel = 7,  // attempt 0: the whole transfer
+  kAck = 8,          // acked, between PINGs
   // A data lane is gone at the sender's end. group: its index; stamp: its serial; offset: how many
   // DATA and CHUNK_DATA frames the sender received whole on it. The receiver sends the others
   // again.
@@ -66,7 +65,6 @@ enum class FrameType : uint8_t {
   // A piece of the answer. stamp: bytes of the whole answer; offset: of the piece in it
   kChunkData = 13,
   kChunkRefused = 14,  // payload: ChunkRefusedBody
-  kChunkCancel = 15,   // attempt 0: the whole transfer
 };
 
 inline constexpr uint8_t kFlagRefused = 1;   // DONE
@@ -100,7 +98,6 @@ constexpr bool IsNumbered(FrameType type) {
   switch (type) {
     case FrameType::kReady:
     case FrameType::kDone:
-    case FrameType::kRelay:
     case FrameType::kWantLanes:
     case FrameType::kLaneLost:
     case FrameType::kChunkRequest:
@@ -155,21 +152,6 @@ inline constexpr size_t kReadyBodyBytes = 48;
 
 std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);
 absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload);
-
-// A READY or DONE between two peers that have no link, in the hands of a third one. The fixed part
-// of a RELAY's payload, 80 bytes:
-//   0 destination u64 | 8 origin u64 | 16 header of the frame inside
-struct RelayBody {
-  PeerId destination;
-  PeerId origin;
-  FrameHeader inner;
-  friend bool operator==(const RelayBody&, const RelayBody&) = default;
-};
-inline constexpr size_t kRelayBodyBytes = 16 + kFrameHeaderBytes;
-
-std::array<uint8_t, kRelayBodyBytes> Encode(const RelayBody& body);
-// Refuses whatever is not one whole READY or DONE between two different peers.
-absl::StatusOr<RelayBody> ParseRelayBody(std::span<const uint8_t> payload);
 
 // What a peer asks of another one that holds a state.
 enum class ChunkKind : uint32_t {

@@ -55,9 +55,9 @@ std::array<uint8_t, kLaneHelloBytes> Encode(const LaneHello& hello) {
   writer.U8(0);
   writer.Bytes(hello.run_digest);
   writer.U32(hello.group);
-  writer.U32(hello.lane);
-  writer.U32(hello.lanes);
-  writer.U32(0);
+  writer.U16(static_cast<uint16_t>(hello.lane));
+  writer.U16(static_cast<uint16_t>(hello.lanes));
+  writer.U64(hello.relay.value());
   writer.U64(hello.epoch.value());
   writer.U64(hello.dialer.value());
   writer.U64(hello.acceptor.value());
@@ -98,13 +98,13 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   LH_RETURN_IF_ERROR(CheckStart(&reader, "HELLO"));
   LaneHello hello;
   const uint8_t kind = reader.U8();
-  bool zeros = reader.Zeros(1);
+  const bool zeros = reader.Zeros(1);
   hello.kind = static_cast<LaneKind>(kind);
   hello.run_digest = ReadDigest(&reader);
   hello.group = reader.U32();
-  hello.lane = reader.U32();
-  hello.lanes = reader.U32();
-  zeros &= reader.Zeros(4);
+  hello.lane = reader.U16();
+  hello.lanes = reader.U16();
+  hello.relay = PeerId(reader.U64());
   hello.epoch = Epoch(reader.U64());
   hello.dialer = PeerId(reader.U64());
   hello.acceptor = PeerId(reader.U64());
@@ -125,6 +125,9 @@ absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloByte
   if (!hello.epoch) return Refuse("HELLO", "epoch", 0, "an epoch");
   if (!hello.dialer) return Refuse("HELLO", "dialer", 0, "a peer");
   if (!hello.acceptor) return Refuse("HELLO", "acceptor", 0, "a peer");
+  if (hello.relay && (hello.relay == hello.dialer || hello.relay == hello.acceptor)) {
+    return Refuse("HELLO", "relay", hello.relay.value(), "a third peer");
+  }
   if (hello.kind != LaneKind::kControl && hello.link == 0) {
     return Refuse("HELLO", "link", 0, "that of a link, as for all but a control lane");
   }
@@ -145,8 +148,8 @@ absl::StatusOr<LaneAnswer> ParseLaneAnswer(std::span<const uint8_t, kLaneAnswerB
   answer.nonce = ReadDigest(&reader);
   answer.proof = ReadDigest(&reader);
   zeros &= reader.Zeros(24);
-  if (result > static_cast<uint8_t>(LaneResult::kUnknownLink)) {
-    return Refuse("ANSWER", "result", result, "at most 5");
+  if (result > static_cast<uint8_t>(LaneResult::kNoWay)) {
+    return Refuse("ANSWER", "result", result, "at most 6");
   }
   if (!zeros) return NotZero("ANSWER");
   if (answer.result != LaneResult::kAccepted &&

@@ -4,13 +4,18 @@
 //   acceptor -> dialer  ANSWER   a nonce, and a proof over both nonces and HELLO
 //   dialer -> acceptor  CONFIRM  a proof over the same, in the other direction
 //
+// A lane may go through a third peer, the relay, where the two cannot reach each other: the dialer
+// connects to the relay, and HELLO names it. The relay connects to the acceptor, passes on the
+// three messages, checks both proofs as the ends do, and from then on copies bytes. The bytes of
+// the lane are the same as on a straight one.
+//
 // A proof is HMAC-SHA-256 keyed with the epoch's token (PrepareEpoch.token), so both ends show that
 // they are members of that epoch; a stranger, a wrong run or an outdated epoch is refused. The
 // acceptor knows the token by (run digest, group, epoch). Messages are little-endian:
 //
 // HELLO, 128 bytes:
 //   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 zero u8 | 8 run_digest 32 bytes (SHA-256
-//   of the run's name) | 40 group u32 | 44 lane u32 | 48 lanes u32 | 52 zero u32 | 56 epoch u64 |
+//   of the run's name) | 40 group u32 | 44 lane u16 | 46 lanes u16 | 48 relay u64 | 56 epoch u64 |
 //   64 dialer u64 | 72 acceptor u64 | 80 nonce 32 bytes | 112 link u64 | 120 serial u64
 // ANSWER, 96 bytes:
 //   0 magic u32 | 4 version u16 | 6 result u8 | 7 zero u8 | 8 nonce 32 bytes | 40 proof 32 bytes |
@@ -31,7 +36,7 @@
 namespace longhaul {
 
 inline constexpr uint32_t kHandshakeMagic = 0x3148484cu;  // "LHH1"
-inline constexpr uint16_t kLaneProtocolVersion = 5;
+inline constexpr uint16_t kLaneProtocolVersion = 6;
 inline constexpr size_t kLaneHelloBytes = 128;
 inline constexpr size_t kLaneAnswerBytes = 96;
 inline constexpr size_t kLaneConfirmBytes = 40;
@@ -47,6 +52,7 @@ struct LaneHello {
   Epoch epoch;
   PeerId dialer;
   PeerId acceptor;
+  PeerId relay;  // that the lane goes through; 0: straight
   Digest32 nonce{};
   // The link that the lane belongs to, as its first control lane's HELLO named it (NewLinkId);
   // zero: this is that HELLO. `serial` tells the lane from earlier ones of the same link, all of
@@ -68,6 +74,7 @@ enum class LaneResult : uint8_t {
   kWrongPeer = 3,
   kBusy = 4,
   kUnknownLink = 5,  // the acceptor has given the link up
+  kNoWay = 6,        // the relay could not connect to the acceptor
 };
 
 struct LaneAnswer {

@@ -20,7 +20,7 @@
 #define LH_CLIENTS_MAX 256
 /* Members of one cohort: each is at one peer, one or more in each of its groups. */
 #define LH_COHORT_MEMBERS_MAX 256
-/* Pairs of peers of one group that are routed around. */
+/* Pairs of peers of one group that cannot reach each other. */
 #define LH_BLOCKED_PAIRS_MAX 1024
 
 /* Ops that one member may have in flight, each with its own tag. */
@@ -72,6 +72,10 @@
 #define LH_SEGMENTS_PER_ACK 64
 /* What a PING on a data lane may promise of silence. */
 #define LH_QUIET_MS_MAX (10u * 60 * 1000)
+/* Lanes that one peer carries for pairs of others that cannot reach each other, each with two
+ * buffers; and those of them whose handshake is not finished. */
+#define LH_TUNNELS_MAX 512
+#define LH_TUNNELS_OPENING_MAX 64
 /* Connections on the data port whose handshake is not finished. */
 #define LH_HANDSHAKES_MAX 256
 

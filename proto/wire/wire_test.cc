@@ -42,7 +42,6 @@ FrameHeader Control(FrameType type) {
   header.group = 7;
   if (type == FrameType::kReady || type == FrameType::kDone) header.op = OpOrdinal(5);
   if (type == FrameType::kReady) header.payload_bytes = kReadyBodyBytes;
-  if (type == FrameType::kRelay) header.payload_bytes = kRelayBodyBytes;
   return header;
 }
 
@@ -99,7 +98,7 @@ TEST(FrameTest, HeaderRoundTrips) {
   for (const FrameType type :
        {FrameType::kPing, FrameType::kPong, FrameType::kReady, FrameType::kDone,
         FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost, FrameType::kResume,
-        FrameType::kClose, FrameType::kRelay, FrameType::kChunkRequest, FrameType::kChunkRefused,
+        FrameType::kClose, FrameType::kChunkRequest, FrameType::kChunkRefused,
         FrameType::kChunkCancel}) {
     const auto control = ParseFrameHeader(Encode(Control(type)), LaneKind::kControl);
     ASSERT_TRUE(control.ok()) << control.status();
@@ -134,7 +133,7 @@ TEST(FrameTest, TypesStayOnTheirKindOfLane) {
   EXPECT_FALSE(ParseFrameHeader(Encode(Data()), LaneKind::kControl).ok());
   for (const FrameType type :
        {FrameType::kPong, FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kRelay,
+        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume,
         FrameType::kChunkRequest, FrameType::kChunkRefused, FrameType::kChunkCancel}) {
     EXPECT_FALSE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
   }
@@ -162,7 +161,7 @@ TEST(FrameTest, AckIsGoldenAndOnlyWhereItBelongs) {
     EXPECT_EQ(ParseFrameHeader(Encode(header), LaneKind::kControl)->acked, 9u);
   }
   for (const FrameType type :
-       {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes, FrameType::kRelay,
+       {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
         FrameType::kLaneLost, FrameType::kClose, FrameType::kChunkRequest, FrameType::kChunkRefused,
         FrameType::kChunkCancel}) {
     EXPECT_EQ(RefusalWith(Control(type), LaneKind::kControl, 56, 9),
@@ -198,7 +197,7 @@ TEST(FrameTest, LaneLostIsGoldenAndNamesALane) {
 
 TEST(FrameTest, NumberedAreThoseThatMustNotBeLost) {
   for (const FrameType type :
-       {FrameType::kReady, FrameType::kDone, FrameType::kRelay, FrameType::kWantLanes,
+       {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
         FrameType::kLaneLost, FrameType::kChunkRequest, FrameType::kChunkRefused,
         FrameType::kChunkCancel}) {
     EXPECT_TRUE(IsNumbered(type));
@@ -236,12 +235,6 @@ TEST(FrameTest, PayloadIsBoundedByType) {
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes));
   EXPECT_TRUE(AcceptsPayload(ready, kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX));
   EXPECT_FALSE(AcceptsPayload(ready, kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX + 1));
-  const FrameHeader relay = Control(FrameType::kRelay);
-  EXPECT_FALSE(AcceptsPayload(relay, kRelayBodyBytes - 1));
-  EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes));
-  EXPECT_TRUE(AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX));
-  EXPECT_FALSE(
-      AcceptsPayload(relay, kRelayBodyBytes + kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX + 1));
   for (const FrameType type : {FrameType::kPing, FrameType::kPong, FrameType::kDone,
                                FrameType::kWantLanes, FrameType::kAck, FrameType::kLaneLost,
                                FrameType::kResume, FrameType::kClose, FrameType::kChunkCancel}) {
@@ -532,68 +525,6 @@ TEST(ReadyTest, RefusesShortPayload) {
   }
 }
 
-RelayBody Relayed() {
-  RelayBody body;
-  body.destination = PeerId(0x3132333435363738);
-  body.origin = PeerId(0x5152535455565758);
-  body.inner = Control(FrameType::kDone);
-  body.inner.attempt = Epoch(9);
-  return body;
-}
-
-TEST(RelayTest, BodyIsGolden) {
-  EXPECT_EQ(Hex(Encode(Relayed())),
-            "3837363534333231"  // destination
-            "5857565554535251"  // origin
-                + Hex(Encode(Relayed().inner)));
-}
-
-TEST(RelayTest, BodyRoundTrips) {
-  const auto parsed = ParseRelayBody(Encode(Relayed()));
-  ASSERT_TRUE(parsed.ok()) << parsed.status();
-  EXPECT_EQ(*parsed, Relayed());
-}
-
-std::string RelayRefusal(const RelayBody& body, size_t payload = 0) {
-  const auto fixed = Encode(body);
-  std::vector<uint8_t> bytes(fixed.begin(), fixed.end());
-  bytes.resize(bytes.size() + payload);
-  return Message(ParseRelayBody(bytes).status());
-}
-
-TEST(RelayTest, CarriesOneWholeReadyOrDone) {
-  RelayBody body = Relayed();
-  EXPECT_EQ(RelayRefusal(body, 1), "RELAY carries 1 bytes of payload, its inner header says 0");
-  body.inner = Control(FrameType::kReady);
-  EXPECT_EQ(RelayRefusal(body, kReadyBodyBytes), "");
-  EXPECT_NE(RelayRefusal(body, kReadyBodyBytes - 1), "");
-  body.inner = Control(FrameType::kRelay);
-  EXPECT_EQ(RelayRefusal(body, kRelayBodyBytes),
-            "frame type inside RELAY is 7, not 3 (READY) or 4 (DONE)");
-  body.inner = Control(FrameType::kWantLanes);
-  EXPECT_EQ(RelayRefusal(body), "frame type inside RELAY is 6, not 3 (READY) or 4 (DONE)");
-  body.inner = Data();
-  EXPECT_NE(RelayRefusal(body, 4096), "");
-}
-
-TEST(RelayTest, GoesFromOnePeerToAnother) {
-  RelayBody body = Relayed();
-  body.origin = body.destination;
-  EXPECT_NE(RelayRefusal(body), "");
-  body.origin = PeerId();
-  EXPECT_NE(RelayRefusal(body), "");
-  body = Relayed();
-  body.destination = PeerId();
-  EXPECT_NE(RelayRefusal(body), "");
-}
-
-TEST(RelayTest, RefusesShortPayload) {
-  const auto bytes = Encode(Relayed());
-  for (size_t n = 0; n < bytes.size(); ++n) {
-    EXPECT_FALSE(ParseRelayBody(std::span(bytes).first(n)).ok()) << n;
-  }
-}
-
 Digest32 Sequence(uint8_t first) {
   Digest32 digest;
   for (uint8_t& byte : digest) byte = first++;
@@ -610,6 +541,7 @@ LaneHello Hello() {
   hello.epoch = Epoch(9);
   hello.dialer = PeerId(0x1112131415161718);
   hello.acceptor = PeerId(0x2122232425262728);
+  hello.relay = PeerId(0x6162636465666768);
   hello.nonce = Sequence(0x80);
   hello.link = 0x3132333435363738;
   hello.serial = 0x4142434445464748;
@@ -619,14 +551,14 @@ LaneHello Hello() {
 TEST(HandshakeTest, HelloIsGolden) {
   EXPECT_EQ(Hex(Encode(Hello())),
             "4c484831"
-            "0500"
+            "0600"
             "01"
             "00"
             "202122232425262728292a2b2c2d2e2f303132333435363738393a3b3c3d3e3f"
             "04030201"
-            "02000000"
-            "04000000"
-            "00000000"
+            "0200"
+            "0400"
+            "6867666564636261"
             "0900000000000000"
             "1817161514131211"
             "2827262524232221"
@@ -642,7 +574,7 @@ TEST(HandshakeTest, AnswerIsGolden) {
   answer.proof = Sequence(0x60);
   EXPECT_EQ(Hex(Encode(answer)),
             "4c484831"
-            "0500"
+            "0600"
             "00"
             "00"
             "404142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f"
@@ -656,7 +588,7 @@ TEST(HandshakeTest, ConfirmIsGolden) {
   confirm.proof = Sequence(0xa0);
   EXPECT_EQ(Hex(Encode(confirm)),
             "4c484831"
-            "0500"
+            "0600"
             "0000"
             "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf");
   EXPECT_EQ(*ParseLaneConfirm(Encode(confirm)), confirm);
@@ -671,21 +603,28 @@ std::string HelloRefusalWith(size_t at, uint8_t value) {
 TEST(HandshakeTest, HelloIsCheckedFieldByField) {
   EXPECT_EQ(HelloRefusalWith(0, 0), "HELLO: magic is 0x31484800, not LHH1");
   EXPECT_EQ(HelloRefusalWith(4, 4),
-            "HELLO: lane protocol version is 4, not 5; run the same release at both ends");
+            "HELLO: lane protocol version is 4, not 6; run the same release at both ends");
   EXPECT_EQ(HelloRefusalWith(6, 3), "HELLO: lane kind is 3, not 0 to 2");
   EXPECT_EQ(HelloRefusalWith(6, 0), "HELLO: lane is 2, not 0 as for a control lane");
   EXPECT_EQ(HelloRefusalWith(44, 4), "HELLO: lane is 4, not below the number of lanes");
-  EXPECT_EQ(HelloRefusalWith(49, 1), "HELLO: lanes is 260, not at most 256");
+  EXPECT_EQ(HelloRefusalWith(47, 1), "HELLO: lanes is 260, not at most 256");
   EXPECT_EQ(HelloRefusalWith(56, 0), "HELLO: epoch is 0, not an epoch");
-  for (const size_t at : {7, 52, 55}) {
-    EXPECT_EQ(HelloRefusalWith(at, 1), "HELLO: reserved bytes are not zero") << at;
-  }
+  EXPECT_EQ(HelloRefusalWith(7, 1), "HELLO: reserved bytes are not zero");
   LaneHello nobody = Hello();
   nobody.dialer = PeerId();
   EXPECT_EQ(Message(ParseLaneHello(Encode(nobody)).status()), "HELLO: dialer is 0, not a peer");
   nobody = Hello();
   nobody.acceptor = PeerId();
   EXPECT_EQ(Message(ParseLaneHello(Encode(nobody)).status()), "HELLO: acceptor is 0, not a peer");
+  for (const PeerId end : {Hello().dialer, Hello().acceptor}) {
+    LaneHello through_itself = Hello();
+    through_itself.relay = end;
+    EXPECT_EQ(Message(ParseLaneHello(Encode(through_itself)).status()),
+              "HELLO: relay is " + std::to_string(end.value()) + ", not a third peer");
+  }
+  LaneHello straight = Hello();
+  straight.relay = PeerId();
+  EXPECT_EQ(*ParseLaneHello(Encode(straight)), straight);
 }
 
 TEST(HandshakeTest, LinkAndSerialGoTogether) {
@@ -728,8 +667,8 @@ TEST(HandshakeTest, RefusalCarriesNoSecrets) {
   answer.proof = Sequence(1);
   EXPECT_FALSE(ParseLaneAnswer(Encode(answer)).ok());
   auto bytes = Encode(LaneAnswer());
-  bytes[6] = 6;
-  EXPECT_EQ(Message(ParseLaneAnswer(bytes).status()), "ANSWER: result is 6, not at most 5");
+  bytes[6] = 7;
+  EXPECT_EQ(Message(ParseLaneAnswer(bytes).status()), "ANSWER: result is 7, not at most 6");
   bytes = Encode(LaneAnswer());
   bytes[95] = 1;
   EXPECT_FALSE(ParseLaneAnswer(bytes).ok());

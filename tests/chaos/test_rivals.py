@@ -100,6 +100,38 @@ def test_of_four_nobody_is_lost_when_a_pair_cannot_talk(stack: ExitStack, tmp_pa
     one_round(trainers)
 
 
+def test_of_three_the_third_carries_for_a_pair_that_cannot_talk(stack: ExitStack, tmp_path: pathlib.Path) -> None:
+    """No ring of three avoids a pair: tensors, control frames and a newcomer's links go through the third host."""
+    world = hosts_of(stack, tmp_path, 3)
+    trainers = trainers_of(stack, 3)
+    join_all(world, trainers)
+    one_round(trainers)
+    rules = pair_drop(world.hosts[0], world.hosts[1])
+    # The silence falls on ops in flight.
+    post(trainers, 8, COUNT, holder=trainers[1])
+    world.drop(*rules)
+    release(trainers[1])
+    end_ops(trainers, 8 + HELD)
+    for _ in range(3):
+        one_round(trainers)
+        for trainer in trainers:
+            trainer.start("begin_step")
+        for trainer in trainers:
+            answer = trainer.finish()
+            assert answer.get("size") == 3, answer
+    assert world.hosts[2].metric("longhaul_peerd_tunnels") >= 1
+    assert world.hosts[2].metric("longhaul_peerd_bytes_carried_total") > 0
+    assert_nobody_was_removed(world)
+
+
+def test_of_three_a_pair_that_cannot_talk_from_the_start_meets(stack: ExitStack, tmp_path: pathlib.Path) -> None:
+    world = hosts_of(stack, tmp_path, 3)
+    world.drop(*pair_drop(world.hosts[0], world.hosts[2]))
+    trainers = trainers_of(stack, 3)
+    join_all(world, trainers)
+    one_round(trainers)
+
+
 def test_a_pair_that_cannot_talk_from_the_start_meets_in_one_world_of_four(
     stack: ExitStack, tmp_path: pathlib.Path
 ) -> None:

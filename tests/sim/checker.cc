@@ -5,7 +5,6 @@
 #include <variant>
 
 #include "base/check.h"
-#include "proto/control/blocked.h"
 #include "tests/sim/story.h"
 
 namespace longhaul::sim {
@@ -533,21 +532,6 @@ std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch,
   return slots;
 }
 
-bool Checker::HasNoRing(const OpName& name, Epoch epoch) const {
-  const auto it = epochs_.find({name.group, epoch});
-  if (it == epochs_.end()) return false;
-  std::set<PeerId> there;
-  for (const control::MemberInfo& info : it->second.members) {
-    const std::optional<uint64_t>& from = members_.at({name.group, info.member}).first_step;
-    if (from && *from <= name.step) there.insert(info.peer);
-  }
-  std::vector<PeerId> order;
-  for (const control::PeerInfo& peer : it->second.peers) {
-    if (there.contains(peer.peer)) order.push_back(peer.peer);
-  }
-  return !control::RingAvoiding(order, it->second.blocked);
-}
-
 void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
@@ -572,8 +556,7 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
     case Code::kAborted:
       ++counts_.aborted;
       // Others that had posted it wanted it to abort, and this one had not posted it by then.
-      if (op.desc.on_fault != OnFault::kAbort && !HasNoRing(op.name, info.epoch) &&
-          !ShapeOf(seed_, op.name).mismatched) {
+      if (op.desc.on_fault != OnFault::kAbort && !ShapeOf(seed_, op.name).mismatched) {
         Fail(name + " is aborted, and was to be redone");
       }
       known.aborted.insert(info.epoch);

@@ -104,7 +104,7 @@ class Checker {
   // The op was aborted, and nobody is to start it again: it never succeeds.
   void OnGivenUp(const OpName& name);
   // A frame goes by way of a third peer.
-  void OnRelayed() { ++counts_.relayed; }
+  void OnTunnel() { ++counts_.tunnels; }
 
   // ---- faults
 
@@ -129,7 +129,7 @@ class Checker {
     uint64_t epochs = 0;
     uint64_t freezes = 0;
     uint64_t committed_by_fate = 0;
-    uint64_t relayed = 0;  // frames
+    uint64_t tunnels = 0;  // links through a third peer
     uint64_t cohorts = 0;  // admitted
     uint64_t late = 0;     // members that were removed for it
     uint64_t syncs_ok = 0;
@@ -184,9 +184,6 @@ class Checker {
   void CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record);
   void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
   bool RedoneForALeaver(const OpName& name) const;
-  // In this epoch some of those that take part are routed around, and without the peers that came
-  // later there is no ring that does.
-  bool HasNoRing(const OpName& name, Epoch epoch) const;
   // `contributing`: those whose input is in the result.
   std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool contributing) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);

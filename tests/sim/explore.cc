@@ -179,6 +179,11 @@ ExploreScenario GoesBack(ExploreScenario scenario) {
   return scenario;
 }
 
+ExploreScenario Cuts(ExploreScenario scenario) {
+  scenario.cuts = true;
+  return scenario;
+}
+
 }  // namespace
 
 const std::vector<ExploreScenario>& ExploreScenarios() {
@@ -198,6 +203,8 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("two_members_of_one_peer", 2,
            {Inside(0, {Post(1)}), Inside(0, {Post(1)}), Inside(1, {Post(1)})}),
       Make("three_peers", 3, {Inside(0, {Post(1)}), Inside(1, {Post(1)}), Inside(2, {Post(1)})}),
+      Cuts(Make("no_path", 3,
+                {Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)}), Inside(2, {PostRing(1)})})),
       GoesBack(
           Make("join", 2,
                {Inside(0, {Post(1), Step(), Post(2), Leave()}), Outside(1, {Post(2), Leave()})})),

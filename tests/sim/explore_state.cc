@@ -553,6 +553,7 @@ void ExploreState::AddFaults(bool busy, std::vector<Move>* moves) const {
       if (!PairOf(i, j).connected) continue;
       add(Kind::kBreakLink, i, j);
       add(Kind::kBreakLinkLost, i, j);
+      if (scenario_->cuts && !PairOf(i, j).cut) add(Kind::kCutPair, i, j);
     }
   }
   for (size_t m = 0; m < members_.size(); ++m) {
@@ -668,6 +669,9 @@ bool ExploreState::Apply(const Move& move) {
     case Kind::kBreakLinkLost:
       BreakLink(a, b, move.kind == Kind::kBreakLinkLost);
       break;
+    case Kind::kCutPair:
+      CutPair(a, b);
+      break;
     case Kind::kBreakStream:
     case Kind::kBreakStreamLost:
       BreakStream(a, move.kind == Kind::kBreakStreamLost);
@@ -757,14 +761,19 @@ void ExploreState::PassTime() {
   now_ = std::max(now_, due);
   for (int i = 0; i < peers(); ++i) {
     if (!peers_[i]->engine) continue;
-    std::vector<std::pair<int, const char*>> down;
+    struct Down {
+      int other;
+      const char* reason;
+      uint32_t silent_ms;
+    };
+    std::vector<Down> down;
     Peer& peer = Write(i);
     for (auto it = peer.silent.begin(); it != peer.silent.end();) {
       if (it->second > now_) {
         ++it;
         continue;
       }
-      down.emplace_back(it->first, "silent");
+      down.push_back({it->first, "silent", PairOf(i, it->first).cut ? kDetectMs : 0});
       it = peer.silent.erase(it);
     }
     for (auto it = peer.requests.begin(); it != peer.requests.end();) {
@@ -772,12 +781,13 @@ void ExploreState::PassTime() {
         ++it;
         continue;
       }
-      down.emplace_back(it->first, "no link by the deadline");
+      down.push_back({it->first, "no link by the deadline", 0});
       it = peer.requests.erase(it);
     }
-    for (const auto& [other, reason] : down) {
-      const peerd::LinkKey link{TheGroup().run, IdOf(other)};
-      Turn(i, [&, why = reason](peerd::Engine* engine) { engine->OnLinkDown(link, why, 0); });
+    for (const Down& each : down) {
+      const peerd::LinkKey link{TheGroup().run, IdOf(each.other)};
+      Turn(i,
+           [&](peerd::Engine* engine) { engine->OnLinkDown(link, each.reason, each.silent_ms); });
     }
     const std::map<int, Fetch> fetches = peers_[i]->fetches;
     for (const auto& [m, fetch] : fetches) {
@@ -1435,14 +1445,25 @@ void ExploreState::OpenLinks(int i, Epoch epoch, const std::vector<peerd::LinkRe
   peer.tokens.insert(epoch.value());
   for (const peerd::LinkRequest& wanted : links) {
     const int other = IndexOf(wanted.peer);
+    const int relay = wanted.relay ? IndexOf(wanted.relay) : -1;
     peer.requests.erase(other);
     // As this end sees it: it may have ended, and we not know yet.
     const bool silent = peer.silent.contains(other);
-    if (PairOf(i, other).connected || EndPending(i, other) || silent) {
+    Pair& pair = PairOf(i, other);
+    const bool stands = pair.connected || EndPending(i, other) || silent;
+    if (stands && pair.relay != relay) {
+      // It is given up for one that goes another way.
+      if (std::exchange(pair.connected, false)) ControlTo(other, i).push_back(PackEnd());
+      ControlTo(i, other).clear();
+      DataTo(i, other).clear();
+      ControlTo(i, other).push_back(PackEnd());
+      peer.silent.erase(other);
+      peer.requests[other] = {epoch, relay, deadline};
+    } else if (stands) {
       Queue& queue = ControlTo(i, other);
       queue.insert(queue.begin(), PackEvent(peerd::LinkUp{TheGroup().run, IdOf(other)}));
     } else {
-      peer.requests[other] = {epoch, deadline};
+      peer.requests[other] = {epoch, relay, deadline};
     }
   }
 }
@@ -1471,13 +1492,15 @@ void ExploreState::Connect() {
     for (int b = a + 1; b < peers(); ++b) {
       Pair& pair = PairOf(a, b);
       if (pair.connected || !peers_[a]->engine || !peers_[b]->engine) continue;
-      const auto wants = [this](int from, int to) {
+      const LinkRequest* asked = nullptr;
+      for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
         const auto request = peers_[from]->requests.find(to);
-        return request != peers_[from]->requests.end() &&
-               peers_[to]->tokens.contains(request->second.epoch.value());
-      };
-      if (!wants(a, b) && !wants(b, a)) continue;
+        if (request == peers_[from]->requests.end()) continue;
+        if (CanConnect(from, to, request->second)) asked = &request->second;
+      }
+      if (asked == nullptr) continue;
       pair.connected = true;
+      pair.relay = asked->relay;
       for (const auto& [end, other] : {std::pair(a, b), std::pair(b, a)}) {
         Write(end).requests.erase(other);
         ControlTo(end, other).push_back(PackEvent(peerd::LinkUp{TheGroup().run, IdOf(other)}));
@@ -1485,6 +1508,18 @@ void ExploreState::Connect() {
       Say("link " + NameOf(a) + " " + NameOf(b) + " stands");
     }
   }
+}
+
+bool ExploreState::CanConnect(int from, int to, const LinkRequest& request) const {
+  const uint64_t token = request.epoch.value();
+  if (!peers_[to]->tokens.contains(token)) return false;
+  // What the other end is to hear of is the link that this one wants.
+  const auto theirs = peers_[to]->requests.find(from);
+  if (theirs != peers_[to]->requests.end() && theirs->second.relay != request.relay) return false;
+  const int relay = request.relay;
+  if (relay < 0) return !PairOf(from, to).cut;
+  return peers_[relay]->engine && peers_[relay]->tokens.contains(token) &&
+         !PairOf(from, relay).cut && !PairOf(relay, to).cut;
 }
 
 // ------------------------------------------------------------------------------ faults
@@ -1507,6 +1542,49 @@ void ExploreState::BreakLink(int a, int b, bool lost) {
       DataTo(end, other).clear();
     }
     ControlTo(end, other).push_back(PackEnd());
+  }
+}
+
+void ExploreState::CutPair(int a, int b) {
+  PairOf(a, b).cut = true;
+  const auto silence = [this](int x, int y) {
+    PairOf(x, y).connected = false;
+    for (const auto& [end, other] : {std::pair(x, y), std::pair(y, x)}) {
+      LoseFrames(&ControlTo(end, other));
+      DataTo(end, other).clear();
+      Write(end).silent[other] = now_ + Millis(kDetectMs);
+    }
+  };
+  for (int x = 0; x < peers(); ++x) {
+    for (int y = x + 1; y < peers(); ++y) {
+      const Pair& pair = PairOf(x, y);
+      if (!pair.connected) continue;
+      const int relay = pair.relay;
+      const bool over = relay < 0 ? std::pair(x, y) == std::pair(std::min(a, b), std::max(a, b))
+                                  : PairOf(x, relay).cut || PairOf(relay, y).cut;
+      if (over) silence(x, y);
+    }
+  }
+}
+
+// The relay is gone.
+void ExploreState::LoseCarried(int relay, Kind how) {
+  for (int a = 0; a < peers(); ++a) {
+    for (int b = a + 1; b < peers(); ++b) {
+      Pair& pair = PairOf(a, b);
+      if (pair.relay != relay || !std::exchange(pair.connected, false)) continue;
+      for (const auto& [end, other] : {std::pair(a, b), std::pair(b, a)}) {
+        if (how != Kind::kCrashPeer) {
+          LoseFrames(&ControlTo(end, other));
+          DataTo(end, other).clear();
+        }
+        if (how == Kind::kCrashPeerSilent) {
+          Write(end).silent[other] = now_ + Millis(kDetectMs);
+        } else {
+          ControlTo(end, other).push_back(PackEnd());
+        }
+      }
+    }
   }
 }
 
@@ -1549,6 +1627,7 @@ void ExploreState::CrashPeer(int i, Kind how) {
       ControlTo(other, i).push_back(PackEnd());
     }
   }
+  LoseCarried(i, how);
   peers_[i] = std::make_shared<Peer>();
   for (size_t m = 0; m < members_.size(); ++m) {
     if (scenario_->members[m].peer != i) continue;
@@ -1629,6 +1708,7 @@ uint64_t ExploreState::Digest(bool faults) const {
     for (const uint64_t token : peer.tokens) digest.Add(token);
     for (const auto& [other, request] : peer.requests) {
       digest.Add(uint64_t(other)).Add(request.epoch).Add(request.deadline);
+      digest.Add(uint64_t(request.relay + 1));
     }
     for (const auto& [other, when] : peer.silent) digest.Add(uint64_t(other)).Add(when);
     for (const auto& [m, state] : peer.served) digest.Add(uint64_t(m)).Add(state.second);
@@ -1645,7 +1725,8 @@ uint64_t ExploreState::Digest(bool faults) const {
     add_queue(stream.late_end);
     for (int j = i + 1; j < peers(); ++j) {
       const Pair& pair = PairOf(i, j);
-      digest.Add(uint64_t{pair.connected});
+      digest.Add(uint64_t{pair.connected} | uint64_t{pair.cut} << 1);
+      digest.Add(uint64_t(pair.relay + 1));
       for (const int end : {0, 1}) {
         add_queue(pair.control[end]);
         add_queue(pair.data[end]);
@@ -1746,6 +1827,8 @@ std::string ExploreState::Text(const Move& move) const {
       return "the link of " + a + " and " + b + " breaks";
     case Kind::kBreakLinkLost:
       return "the link of " + a + " and " + b + " breaks, with what was on it";
+    case Kind::kCutPair:
+      return "nothing gets through between " + a + " and " + b + " any more";
     case Kind::kBreakStream:
       return "the stream of " + a + " breaks";
     case Kind::kBreakStreamLost:

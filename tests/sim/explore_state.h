@@ -61,6 +61,8 @@ struct ExploreScenario {
   // The store may lose its last write. Every state is there once for each such write, so only
   // scenarios that are small have this fault.
   bool store_goes_back = false;
+  // The path between two peers may go, for good.
+  bool cuts = false;
 };
 
 struct Move {
@@ -88,6 +90,7 @@ struct Move {
     kKillTrainer,
     kBreakLink,
     kBreakLinkLost,
+    kCutPair,  // nothing gets through any more, nor is either end told
     kBreakStream,
     kBreakStreamLost,
     kCrashCoordinator,
@@ -193,6 +196,7 @@ class ExploreState {
   };
   struct LinkRequest {
     Epoch epoch;
+    int relay = -1;  // that the link goes through; -1: straight
     Tick deadline;
   };
   struct Peer {
@@ -218,6 +222,8 @@ class ExploreState {
   };
   struct Pair {
     bool connected = false;
+    int relay = -1;             // that the link goes through, or went through last
+    bool cut = false;           // the path is
     Queue control[2], data[2];  // to the smaller, to the larger
   };
   // What has been said, for good.
@@ -276,6 +282,9 @@ class ExploreState {
   void GoBack();
   void Restart();
   void BreakLink(int a, int b, bool lost);
+  void CutPair(int a, int b);
+  void LoseCarried(int relay, Move::Kind how);
+  bool CanConnect(int from, int to, const LinkRequest& request) const;
   void BreakStream(int i, bool lost);
   void EndOfStream(int i, bool lost);
   void KillTrainer(int member);

@@ -48,27 +48,17 @@ struct Default {
   uint64_t states_min;
 };
 constexpr Default kDefaults[] = {
-    {"one_op", 2, 1, 250000},
-    {"one_ring_op", 2, 30, 50000},
-    {"one_mesh_op", 2, 60, 50000},
-    {"abort_on_fault", 2, 20, 30000},
-    {"given_up", 1, 100, 100000},
-    {"two_members_of_one_peer", 2, 300, 20000},
-    {"tag_again", 2, 100, 50000},
-    {"tag_again_or_abort", 1, 20000, 50000},
-    {"leave", 2, 3000, 30000},
-    {"evict_one_of_two", 1, 1000, 10000},
-    {"two_tags", 1, 1, 30000},
-    {"join", 1, 1, 120000},
-    {"evict", 1, 1, 120000},
-    {"three_peers", 1, 1000, 5000},
-    {"join_during_an_op", 1, 1000000, 130000},
-    {"ring", 1, 3000, 150000},
-    {"ring_during_an_op", 1, 60000, 140000},
-    {"sync", 2, 40, 40000},
-    {"sync_at_a_boundary", 2, 300, 40000},
-    {"sync_of_three", 1, 1, 80000},
-    {"sync_of_a_joiner", 1, 1, 80000},
+    {"one_op", 2, 1, 250000},       {"one_ring_op", 2, 30, 50000},
+    {"one_mesh_op", 2, 60, 50000},  {"abort_on_fault", 2, 20, 30000},
+    {"given_up", 1, 100, 100000},   {"two_members_of_one_peer", 2, 300, 20000},
+    {"tag_again", 2, 100, 50000},   {"tag_again_or_abort", 1, 20000, 50000},
+    {"leave", 2, 3000, 30000},      {"evict_one_of_two", 1, 1000, 10000},
+    {"two_tags", 1, 1, 30000},      {"join", 1, 1, 120000},
+    {"evict", 1, 1, 120000},        {"three_peers", 1, 1000, 5000},
+    {"no_path", 2, 10000, 5000},    {"join_during_an_op", 1, 1000000, 130000},
+    {"ring", 1, 3000, 150000},      {"ring_during_an_op", 1, 60000, 140000},
+    {"sync", 2, 40, 40000},         {"sync_at_a_boundary", 2, 300, 40000},
+    {"sync_of_three", 1, 1, 80000}, {"sync_of_a_joiner", 1, 1, 80000},
 };
 
 constexpr uint64_t kPlantedStatesMax = 300000;

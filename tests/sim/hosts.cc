@@ -1248,17 +1248,7 @@ void PeerHost::OnPeerTried(const GroupKey& group, uint64_t trial, PeerId peer,
 
 absl::Status PeerHost::OnControlFrame(const peerd::LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) {
-  if (context_.planted == Planted::kRelayLost && header.type == FrameType::kRelay) {
-    const auto body = ParseRelayBody(payload);
-    if (body.ok() && body->destination != id_) return absl::OkStatus();
-  }
-  const uint64_t passed_on = engine_->relays().passed_on;
   const absl::Status status = engine_->OnControlFrame(link, header, payload);
-  if (engine_->relays().passed_on != passed_on) {
-    context_.story->Tell(context_.world->now(), node_.name, "  passes on a frame of ",
-                         ToString(link.peer));
-    context_.checker->OnRelayed();
-  }
   Wake();
   return status;
 }

@@ -84,6 +84,7 @@ class Pair final : public Switchboard {
   ModelTransport* Find(PeerId peer) override { return transports_[peer.value() - 1].get(); }
   void OnProtocolError(const std::string& text) override { ADD_FAILURE() << text; }
   void OnFrame(PeerId, PeerId, const FrameHeader&) override {}
+  void OnTunnel(PeerId, PeerId, PeerId) override {}
 
   void Run(int64_t ms) {
     const Tick end = world_.now() + Millis(ms);
@@ -106,7 +107,7 @@ TEST(ModelTransportTest, PeersThatDialEachOtherAtOnceGetOneLinkThatStays) {
     for (const uint64_t self : {1, 2}) {
       pair.Find(PeerId(self))
           ->OpenLinks("run", group, Epoch(1), "token" + std::to_string(group),
-                      {{PeerId(3 - self), {}, (self == 1) == by_first, true}},
+                      {{PeerId(3 - self), {}, {}, (self == 1) == by_first, true}},
                       pair.world_.now() + Millis(1000));
     }
   }

@@ -33,9 +33,14 @@ void ModelTransport::OpenLinks(const std::string& run, uint32_t group, Epoch epo
     std::erase_if(requests_, [&](const Request& r) {
       return r.run == run && r.group == group && r.peer == link.peer;
     });
-    keep_[{run, group}].insert(link.peer);
+    keep_[{run, group}][link.peer] = link.relay;
+    if (const ConnectionPtr c = Find({run, link.peer});
+        c != nullptr && !Wants({run, link.peer}, RelayOf(c))) {
+      world_->On(node_, world_->now(), [this, c] { Down(c, "the link is to go another way"); });
+    }
     const uint64_t id = world_->NewNumber();
-    requests_.push_back({id, run, group, epoch, token, link.peer, link.dial, link.data, deadline});
+    requests_.push_back(
+        {id, run, group, epoch, token, link.peer, link.relay, link.dial, link.data, deadline});
     const Tick soon = world_->now() + world_->Between(0, 50);
     if (link.dial) {
       world_->On(node_, soon, [this, id] { Dial(id); });
@@ -93,9 +98,19 @@ ModelTransport::ConnectionPtr ModelTransport::Find(const LinkKey& link) const {
   return it == links_.end() ? nullptr : it->second;
 }
 
+bool ModelTransport::Wants(const LinkKey& link, PeerId relay) const {
+  return std::any_of(keep_.begin(), keep_.end(), [&](const auto& entry) {
+    const auto& [group, peers] = entry;
+    const auto it = peers.find(link.peer);
+    return group.first == link.run && it != peers.end() && it->second == relay;
+  });
+}
+
 bool ModelTransport::Satisfied(const Request& request) const {
-  const ConnectionPtr c = Find({request.run, request.peer});
-  return c != nullptr && c->established[EndOf(c)] && (!request.data || c->data[EndOf(c)]);
+  const LinkKey key{request.run, request.peer};
+  const ConnectionPtr c = Find(key);
+  return c != nullptr && Wants(key, RelayOf(c)) && c->established[EndOf(c)] &&
+         (!request.data || c->data[EndOf(c)]);
 }
 
 void ModelTransport::ReportSatisfied(const LinkKey& link) {
@@ -123,9 +138,8 @@ void ModelTransport::Dial(uint64_t id) {
         c->end[end]->ReportSatisfied({c->run, other->self_});
       });
     });
-  } else if (c == nullptr && other->node_->alive) {
-    world_->On(other->node_, world_->Arrival(*node_, *other->node_),
-               [this, other, copy = *request] { other->OnDial(this, copy); });
+  } else if (c == nullptr) {
+    Call(other, request->relay, [this, other, copy = *request] { other->OnDial(this, copy); });
   }
   world_->On(node_, world_->now() + world_->Between(Millis(60), Millis(200)),
              [this, id] { Dial(id); });
@@ -135,9 +149,43 @@ void ModelTransport::OnDial(ModelTransport* from, const Request& request) {
   if (port_ != Port::kOpen) return;
   const auto token = tokens_.find({request.run, request.group, request.epoch});
   if (token == tokens_.end() || token->second != request.token) return;
+  if (!Wants({request.run, from->self_}, request.relay)) return;
   if (!from->node_->alive || !GivesWay(from->self_, request)) return;
-  world_->On(from->node_, world_->Arrival(*node_, *from->node_),
-             [from, id = request.id] { from->OnAnswer(id); });
+  Call(from, request.relay, [from, id = request.id] { from->OnAnswer(id); });
+}
+
+void ModelTransport::Call(ModelTransport* to, PeerId relay_id, std::function<void()> event) {
+  ModelTransport* const relay = relay_id ? switchboard_->Find(relay_id) : nullptr;
+  if (!relay_id) {
+    if (!to->node_->alive) return;
+    world_->On(to->node_, world_->Arrival(*node_, *to->node_), std::move(event));
+  } else if (relay != nullptr && relay->node_->alive) {
+    world_->On(relay->node_, world_->Arrival(*node_, *relay->node_),
+               [to, relay, event = std::move(event)]() mutable {
+                 relay->Call(to, PeerId(), std::move(event));
+               });
+  }
+}
+
+Tick ModelTransport::FirstArrival(const ConnectionPtr& c) {
+  const ModelTransport* const next = c->relay != nullptr ? c->relay : c->end[1 - EndOf(c)];
+  return world_->Arrival(*node_, *next->node_);
+}
+
+void ModelTransport::Deliver(const ConnectionPtr& c, Tick first, std::function<void()> event) {
+  const int end = EndOf(c);
+  ModelTransport* const other = c->end[1 - end];
+  if (c->relay == nullptr) {
+    if (other->node_->alive) world_->On(other->node_, first, std::move(event));
+    return;
+  }
+  if (!c->relay->node_->alive) return;
+  world_->On(c->relay->node_, first, [c, end, other, event = std::move(event)]() mutable {
+    if (!other->node_->alive) return;
+    Way& way = c->way[end];
+    way.relayed = std::max(way.relayed, c->relay->world_->Arrival(*c->relay->node_, *other->node_));
+    other->world_->On(other->node_, way.relayed, std::move(event));
+  });
 }
 
 // A link that stands here gives way to one of a newer epoch of its group, or if it may be dead. If
@@ -154,7 +202,14 @@ void ModelTransport::OnAnswer(uint64_t id) {
   const Request* const request = FindRequest(id);
   if (request == nullptr || Find({request->run, request->peer}) != nullptr) return;
   ModelTransport* const other = switchboard_->Find(request->peer);
+  ModelTransport* const relay = request->relay ? switchboard_->Find(request->relay) : nullptr;
+  if (request->relay && (relay == nullptr || !relay->node_->alive)) return;
   auto c = std::make_shared<Connection>();
+  c->relay = relay;
+  if (relay != nullptr) {
+    std::erase_if(relay->carried_, [](const auto& old) { return !old->open[0] && !old->open[1]; });
+    relay->carried_.push_back(c);
+  }
   c->id = world_->NewNumber();
   c->run = request->run;
   c->group = request->group;
@@ -172,7 +227,7 @@ void ModelTransport::OnConfirm(const ConnectionPtr& c, const Request& request) {
   const LinkKey key{c->run, c->end[0]->self_};
   c->confirmed = true;
   // Much may have happened since it was dialled.
-  if (!tokens_.contains({request.run, request.group, request.epoch}) ||
+  if (!tokens_.contains({request.run, request.group, request.epoch}) || !Wants(key, RelayOf(c)) ||
       !GivesWay(key.peer, request)) {
     TellEnd(c, "handshake refused");
     return;
@@ -182,6 +237,7 @@ void ModelTransport::OnConfirm(const ConnectionPtr& c, const Request& request) {
   c->established[1] = true;
   c->heard[1] = world_->now();
   links_[key] = c;
+  if (c->relay != nullptr) switchboard_->OnTunnel(key.peer, self_, RelayOf(c));
   SendOnControl(c, [c] {
     c->established[0] = true;
     c->end[0]->ReportSatisfied({c->run, c->end[1]->self_});
@@ -204,7 +260,10 @@ bool ModelTransport::Needed(const LinkKey& link) const {
 
 void ModelTransport::KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
                                const std::vector<PeerId>& peers) {
-  keep_[{run, group}] = {peers.begin(), peers.end()};
+  auto& kept = keep_[{run, group}];
+  const std::set<PeerId> needed(peers.begin(), peers.end());
+  std::erase_if(kept, [&](const auto& entry) { return !needed.contains(entry.first); });
+  for (const PeerId peer : peers) kept.try_emplace(peer);
   std::erase_if(requests_, [&](const Request& r) {
     return r.run == run && r.group == group && !keep_[{run, group}].contains(r.peer);
   });
@@ -261,8 +320,7 @@ void ModelTransport::TellEnd(const ConnectionPtr& c, const std::string& reason) 
   const int end = EndOf(c);
   ModelTransport* const other = c->end[1 - end];
   if (!other->node_->alive) return;
-  const Tick arrival = std::max(c->way[end].last_arrival, world_->Arrival(*node_, *other->node_));
-  world_->On(other->node_, arrival, [c, other, reason] {
+  Deliver(c, std::max(c->way[end].last_arrival, FirstArrival(c)), [c, other, reason] {
     if (c->open[other->EndOf(c)]) other->Down(c, reason);
   });
 }
@@ -279,6 +337,14 @@ void ModelTransport::Reset(PeerId peer) {
   std::vector<ConnectionPtr> connections;
   for (const auto& [key, c] : links_) {
     if (key.peer == peer) connections.push_back(c);
+  }
+  // What goes through one of the two over the path between them breaks as well.
+  ModelTransport* const other = switchboard_->Find(peer);
+  for (const auto& [relay, end] : {std::pair(this, other), std::pair(other, this)}) {
+    if (relay == nullptr) continue;
+    for (const ConnectionPtr& c : relay->carried_) {
+      if (c->end[0] == end || c->end[1] == end) connections.push_back(c);
+    }
   }
   for (const ConnectionPtr& c : connections) {
     // Neither end is told by the other one.
@@ -303,6 +369,16 @@ void ModelTransport::Die(bool resets) {
     if (resets) TellEnd(c, "connection reset by peer");
   }
   tries_.clear();
+  for (const ConnectionPtr& c : carried_) {
+    for (const int end : {0, 1}) {
+      ModelTransport* const transport = c->end[end];
+      c->way[end].cut = true;
+      if (!resets || !c->open[end] || !transport->node_->alive) continue;
+      world_->On(transport->node_, world_->Arrival(*node_, *transport->node_),
+                 [c, transport] { transport->Down(c, "connection reset by peer"); });
+    }
+  }
+  carried_.clear();
   links_.clear();
   waiting_.clear();
   finishing_.clear();
@@ -362,9 +438,9 @@ void ModelTransport::SendOnControl(const ConnectionPtr& c, std::function<void()>
   ModelTransport* const other = c->end[1 - end];
   if (!other->node_->alive) return;
   Way& way = c->way[end];
-  way.last_arrival = std::max(way.last_arrival, world_->Arrival(*node_, *other->node_));
+  way.last_arrival = std::max(way.last_arrival, FirstArrival(c));
   ++way.frames;
-  world_->On(other->node_, way.last_arrival, [c, end, run = std::move(at_other_end)] {
+  Deliver(c, way.last_arrival, [c, end, run = std::move(at_other_end)] {
     --c->way[end].frames;
     if (c->way[end].cut) return;
     // The accepting end opens with the first thing that arrives: the confirmation.
@@ -471,21 +547,20 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
   std::erase_if(way.flying, [](const auto& other) { return other->arrived || other->lost; });
   way.flying.push_back(segment);
   const Tick gone = world_->now() + world_->Between(1, model_.segment_us);
-  segment->copied = !world_->Chance(model_.zero_copy);
+  // A relay has it in its own memory.
+  segment->copied = !world_->Chance(model_.zero_copy) || c->relay != nullptr;
   const bool early = model_.planted == Planted::kSentTooEarly && !segment->copied &&
                      segment->header.type == FrameType::kData;
   if (segment->copied) {
     segment->copy.assign(segment->data, segment->data + segment->header.payload_bytes);
   }
-  const Tick header = std::max({lane.last_arrival, world_->Arrival(*node_, *other->node_)});
+  const Tick header = std::max({lane.last_arrival, FirstArrival(c)});
   // The memory is somebody else's by then, as a rule.
   const int64_t late = early ? world_->Between(0, Millis(100)) : 0;
   const Tick rest = header + world_->Between(1, model_.segment_us) + late;
   lane.last_arrival = rest;
-  if (other->node_->alive) {
-    world_->On(other->node_, header, [c, other, segment] { other->ReceiveHeader(c, segment); });
-    world_->On(other->node_, rest, [c, other, segment] { other->ReceiveRest(c, segment); });
-  }
+  Deliver(c, header, [c, other, segment] { other->ReceiveHeader(c, segment); });
+  Deliver(c, rest, [c, other, segment] { other->ReceiveRest(c, segment); });
   world_->On(node_, gone, [this, c, end, number] {
     c->way[end].lanes[number].busy = false;
     Pump(c, end);
@@ -519,8 +594,8 @@ void ModelTransport::LoseLane(const ConnectionPtr& c, int from, size_t number) {
     const Tick given_back = world_->now() + world_->Between(0, Millis(1));
     world_->On(receiver->node_, given_back, [c, receiver, segment, sender, this] {
       receiver->Abandon(c, segment);
-      world_->On(sender->node_, world_->Arrival(*receiver->node_, *sender->node_),
-                 [c, sender, segment] { sender->Repeat(c, *segment); });
+      receiver->Deliver(c, receiver->FirstArrival(c),
+                        [c, sender, segment] { sender->Repeat(c, *segment); });
     });
   }
 }

@@ -6,7 +6,9 @@
 // told to be Sent; lanes are lost and replaced below the link, which shows as a delay, half
 // received segments that are given back, and segments that are read and sent again, be it after
 // they were Sent; silence and resets take a link down at either end by itself, at different times;
-// a link is built only while both ends hold the token of one epoch. Bits of states may flip.
+// a link is built only while both ends hold the token of one epoch. A link may go through a third
+// peer: what is on it waits while that one stands still, and it ends when that one dies. Bits of
+// states may flip.
 #pragma once
 
 #include <array>
@@ -44,6 +46,8 @@ class Switchboard {
   virtual void OnProtocolError(const std::string& text) = 0;
   // A frame or a segment is about to be handed over.
   virtual void OnFrame(PeerId from, PeerId to, const FrameHeader& header) = 0;
+  // A link that goes through a third peer stands.
+  virtual void OnTunnel(PeerId from, PeerId to, PeerId relay) = 0;
 };
 
 class ModelTransport final : public peerd::Transport {
@@ -134,6 +138,7 @@ class ModelTransport final : public peerd::Transport {
     std::vector<std::shared_ptr<Segment>> queue;
     std::vector<std::shared_ptr<Segment>> flying;  // handed to a lane; may have arrived
     bool cut = false;                              // nothing more arrives but the end
+    Tick relayed;                                  // the last that the relay passed on arrives
   };
   struct Connection {
     uint64_t id = 0;
@@ -141,6 +146,7 @@ class ModelTransport final : public peerd::Transport {
     uint32_t group = 0;  // whose epoch it was opened for
     Epoch epoch;
     std::array<ModelTransport*, 2> end{};
+    ModelTransport* relay = nullptr;  // none: it goes straight
     std::array<bool, 2> open{};
     std::array<bool, 2> established{};  // the end has heard from the other one
     bool confirmed = false;             // the accepting end has seen the first frame
@@ -165,6 +171,7 @@ class ModelTransport final : public peerd::Transport {
     Epoch epoch;
     std::string token;
     PeerId peer;
+    PeerId relay;
     bool dial = false;
     bool data = false;
     Tick deadline;
@@ -177,6 +184,18 @@ class ModelTransport final : public peerd::Transport {
   int EndOf(const ConnectionPtr& c) const { return c->end[0] == this ? 0 : 1; }
   Request* FindRequest(uint64_t id);
   bool Satisfied(const Request& request) const;
+  // Some group wants the link to go that way.
+  bool Wants(const peerd::LinkKey& link, PeerId relay) const;
+  static PeerId RelayOf(const ConnectionPtr& c) {
+    return c->relay == nullptr ? PeerId() : c->relay->self_;
+  }
+  // When what this end sends now comes to the other one, or to the relay on the way.
+  Tick FirstArrival(const ConnectionPtr& c);
+  // At the other end, `first` being when it is there or at the relay.
+  void Deliver(const ConnectionPtr& c, Tick first, std::function<void()> event);
+  // The same for what belongs to no connection yet. `relay`: 0, or it is lost if that one is not
+  // there.
+  void Call(ModelTransport* to, PeerId relay, std::function<void()> event);
   void ReportSatisfied(const peerd::LinkKey& link);
   void Dial(uint64_t request);
   void OnDial(ModelTransport* from, const Request& request);
@@ -216,9 +235,10 @@ class ModelTransport final : public peerd::Transport {
 
   std::map<TokenKey, std::string> tokens_;
   std::vector<Request> requests_;
-  std::map<GroupAt, std::set<PeerId>> keep_;
+  std::map<GroupAt, std::map<PeerId, PeerId>> keep_;  // through which relay
   std::map<peerd::LinkKey, ConnectionPtr> links_;
   std::vector<ConnectionPtr> finishing_;
+  std::vector<ConnectionPtr> carried_;  // of others, through this one
   // Frames that wait for the next one to go with.
   std::map<peerd::LinkKey, std::vector<std::pair<FrameHeader, std::vector<uint8_t>>>> waiting_;
   Port port_ = Port::kOpen;

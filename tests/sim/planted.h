@@ -25,7 +25,6 @@ enum class Planted {
   kFreezeForNothing,   // a lost stream freezes a group that has nothing to do with it
   kAnswerTwice,        // a trainer's request is answered twice
   kLaneForgets,        // what a lost lane carried is not sent again
-  kRelayLost,          // a relay forgets what it has to pass on
   kTermsIgnored,       // a member joins without the cohort and with a deadline it did not ask for
   kChunksUnchecked,    // what comes of a state is taken for what was asked for
   kResultForgotten,    // a small op that is announced again comes with zeros, not its result
@@ -60,7 +59,6 @@ inline constexpr PlantedName kPlanted[] = {
     {Planted::kFreezeForNothing, "freeze_for_nothing", false},
     {Planted::kAnswerTwice, "answer_twice"},
     {Planted::kLaneForgets, "lane_forgets", false},
-    {Planted::kRelayLost, "relay_lost", false},
     {Planted::kTermsIgnored, "terms_ignored", false},
     {Planted::kChunksUnchecked, "chunks_unchecked", false},
     {Planted::kResultForgotten, "result_forgotten"},

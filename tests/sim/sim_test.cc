@@ -51,7 +51,7 @@ void SayHowToRepeat(uint64_t seed) {
 // What the seeds did, summed up by the child and handed to the parent.
 struct Totals {
   uint64_t seeds = 0, events = 0, ok = 0, by_mesh = 0, by_ring = 0, aborted = 0, refused = 0,
-           too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0, fates = 0, relayed = 0,
+           too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0, fates = 0, tunnels = 0,
            cohorts = 0, late = 0, syncs_ok = 0, syncs_aborted = 0, syncs_refused = 0,
            syncs_fetched = 0, syncs_resumed = 0, background = 0, taken = 0, rings = 0;
   int64_t virtual_us = 0;
@@ -76,7 +76,7 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->epochs += first.counts.epochs;
   totals->freezes += first.counts.freezes;
   totals->fates += first.counts.committed_by_fate;
-  totals->relayed += first.counts.relayed;
+  totals->tunnels += first.counts.tunnels;
   totals->cohorts += first.counts.cohorts;
   totals->late += first.counts.late;
   totals->syncs_ok += first.counts.syncs_ok;
@@ -125,7 +125,7 @@ bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
     totals->epochs += one.epochs;
     totals->freezes += one.freezes;
     totals->fates += one.fates;
-    totals->relayed += one.relayed;
+    totals->tunnels += one.tunnels;
     totals->cohorts += one.cohorts;
     totals->late += one.late;
     totals->syncs_ok += one.syncs_ok;
@@ -206,20 +206,19 @@ int Main(int argc, char** argv) {
   if (options.all_plants) return FindAllPlants() ? 0 : 1;
   Totals totals;
   const uint64_t failed = RunSeeds(20, &totals);
-  std::printf("seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
-              " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " aborted=%" PRIu64
-              " refused=%" PRIu64 " too_few=%" PRIu64 " removed=%" PRIu64 " retries=%" PRIu64
-              " epochs=%" PRIu64 " freezing=%" PRIu64 " ops_committed_by_fate=%" PRIu64
-              " frames_relayed=%" PRIu64 " cohorts=%" PRIu64 " deadlines_missed=%" PRIu64
-              " syncs_ok=%" PRIu64 " syncs_aborted=%" PRIu64 " syncs_refused=%" PRIu64
-              " syncs_fetched=%" PRIu64 " syncs_resumed=%" PRIu64 " background=%" PRIu64
-              " taken=%" PRIu64 " rings=%" PRIu64 "\n",
-              totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok,
-              totals.by_mesh, totals.by_ring, totals.aborted, totals.refused, totals.too_few,
-              totals.removed, totals.retries, totals.epochs, totals.freezes, totals.fates,
-              totals.relayed, totals.cohorts, totals.late, totals.syncs_ok, totals.syncs_aborted,
-              totals.syncs_refused, totals.syncs_fetched, totals.syncs_resumed, totals.background,
-              totals.taken, totals.rings);
+  std::printf(
+      "seeds=%" PRIu64 " failed=%" PRIu64 " events=%" PRIu64 " virtual_s=%" PRId64
+      " ops_ok=%" PRIu64 " by_mesh=%" PRIu64 " by_ring=%" PRIu64 " aborted=%" PRIu64
+      " refused=%" PRIu64 " too_few=%" PRIu64 " removed=%" PRIu64 " retries=%" PRIu64
+      " epochs=%" PRIu64 " freezing=%" PRIu64 " ops_committed_by_fate=%" PRIu64 " tunnels=%" PRIu64
+      " cohorts=%" PRIu64 " deadlines_missed=%" PRIu64 " syncs_ok=%" PRIu64
+      " syncs_aborted=%" PRIu64 " syncs_refused=%" PRIu64 " syncs_fetched=%" PRIu64
+      " syncs_resumed=%" PRIu64 " background=%" PRIu64 " taken=%" PRIu64 " rings=%" PRIu64 "\n",
+      totals.seeds, failed, totals.events, totals.virtual_us / 1000000, totals.ok, totals.by_mesh,
+      totals.by_ring, totals.aborted, totals.refused, totals.too_few, totals.removed,
+      totals.retries, totals.epochs, totals.freezes, totals.fates, totals.tunnels, totals.cohorts,
+      totals.late, totals.syncs_ok, totals.syncs_aborted, totals.syncs_refused,
+      totals.syncs_fetched, totals.syncs_resumed, totals.background, totals.taken, totals.rings);
   // Many seeds have all of it.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {
     std::printf("no op went over the mesh, or none round the ring\n");

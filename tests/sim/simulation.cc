@@ -70,6 +70,11 @@ ModelTransport* Simulation::Find(PeerId peer) {
 
 void Simulation::OnProtocolError(const std::string& text) { Checker::Fail(text); }
 
+void Simulation::OnTunnel(PeerId from, PeerId to, PeerId relay) {
+  story_.Tell(now(), ToString(relay), "  carries between ", ToString(from), " and ", ToString(to));
+  checker_.OnTunnel();
+}
+
 void Simulation::OnFrame(PeerId from, PeerId to, const FrameHeader& header) {
   if (header.type == FrameType::kData || header.type == FrameType::kChunkData) {
     story_.Mix(header.op.value() ^ header.offset ^ static_cast<uint64_t>(now().us));

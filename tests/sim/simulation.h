@@ -89,6 +89,7 @@ class Simulation final : private Switchboard {
 
   ModelTransport* Find(PeerId peer) override;
   void OnProtocolError(const std::string& text) override;
+  void OnTunnel(PeerId from, PeerId to, PeerId relay) override;
   void OnFrame(PeerId from, PeerId to, const FrameHeader& header) override;
   void OnMoment(Moment moment, PeerId peer);
   void CheckAnswers();

@@ -50,8 +50,9 @@ struct LivelyPeer {
   std::map<MemberId, LocalMember> members;
   std::map<GroupKey, GroupAtPeer> groups;
   std::set<PeerId> cannot_reach;
-  bool tries_well = false;    // a trial shows nothing of those that it cannot reach
-  bool tries_nobody = false;  // answers no trial
+  std::set<PeerId> no_way_through;  // links through these relays cannot be built
+  bool tries_well = false;          // a trial shows nothing of those that it cannot reach
+  bool tries_nobody = false;        // answers no trial
   std::optional<control::StateAgreed> agreed;  // the last one that it was told
   bool mute = false;                           // answers no preparation
   bool patient = false;                        // says nothing yet of those that it cannot reach
@@ -515,8 +516,9 @@ class Harness {
     if (self.mute) return;
     std::vector<control::Unreachable> unreachable;
     for (const control::PeerInfo& other : m.peers) {
-      if (control::IsBlocked(m.blocked, peer, other.peer)) continue;
-      if (self.cannot_reach.contains(other.peer)) {
+      const PeerId relay = control::RelayOf(m.blocked, peer, other.peer);
+      if (relay ? self.cannot_reach.contains(relay) || self.no_way_through.contains(relay)
+                : self.cannot_reach.contains(other.peer)) {
         unreachable.push_back({other.peer, "no route to " + other.endpoints.front()});
       }
     }
@@ -636,8 +638,9 @@ struct Describer {
       ring += (ring.empty() ? "" : ",") + ToString(peer.peer);
     }
     std::string blocked;
-    for (const auto& [a, b] : m.blocked) {
-      blocked += (blocked.empty() ? " blocked=" : ",") + ToString(a) + "-" + ToString(b);
+    for (const auto& [a, b, relay] : m.blocked) {
+      blocked += (blocked.empty() ? " blocked=" : ",") + ToString(a) + "-" + ToString(b) +
+                 " through " + ToString(relay);
     }
     return "Prepare " + ToString(m.epoch) + " base=" + ToString(m.base) +
            " boundary=" + ToString(m.boundary) + " last_freeze=" + ToString(m.last_freeze) +

@@ -71,7 +71,7 @@ std::string State(const v1::GroupStatus& group) {
     absl::StrAppend(&text, ", revision ", group.state().revision(), " of state ",
                     Printable(group.state().digest()).substr(0, 8));
   }
-  return around.empty() ? text : absl::StrCat(text, ", without a link: ", around);
+  return around.empty() ? text : absl::StrCat(text, ", through others: ", around);
 }
 
 std::string MemberState(const v1::MemberStatus& member) {

@@ -1,0 +1,68 @@
+// Carries lanes between pairs of other peers that cannot reach each other.
+//
+// There are at most LH_TUNNELS_MAX, and as a dialer has proved nothing before its CONFIRM, at most
+// LH_TUNNELS_OPENING_MAX of them wait for that: the one that has waited longest makes room.
+//
+// Threads: the ring's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "base/tick.h"
+#include "peerd/io/ring.h"
+#include "peerd/transport/alarm.h"
+#include "peerd/transport/event_queue.h"
+#include "peerd/transport/handshakes.h"
+#include "peerd/transport/resolver.h"
+#include "peerd/transport/run_table.h"
+#include "peerd/transport/tunnel.h"
+
+namespace longhaul::peerd {
+
+class Tunnels {
+ public:
+  Tunnels(Ring* ring, const TransportOptions* options, EventQueue* events, Alarm* alarm,
+          Handshakes* handshakes, Resolver* resolver, RunTable* runs)
+      : ring_(ring),
+        options_(options),
+        events_(events),
+        alarm_(alarm),
+        handshakes_(handshakes),
+        resolver_(resolver),
+        runs_(runs) {}
+  // Those that the kernel still refers to are left alone.
+  ~Tunnels();
+
+  // Whether to carry the lane of a HELLO that names us as its relay.
+  LaneResult Judge(const LaneHello& hello) const;
+  // Carries it; it was judged well. Takes `fd` over.
+  void Open(int fd, const HelloBytes& bytes, const LaneHello& hello);
+
+  // Stops what has had its time. When to call again.
+  Tick Work(Tick now);
+  void Close();
+  // The kernel refers to nothing of it.
+  bool idle() const { return tunnels_.empty(); }
+  uint32_t count() const { return static_cast<uint32_t>(tunnels_.size()); }
+  uint64_t bytes() const;
+
+ private:
+  void Connect(uint64_t id, const std::vector<SocketAddress>& addresses);
+  void MakeRoom();
+
+  Ring* const ring_;
+  const TransportOptions* const options_;
+  EventQueue* const events_;
+  Alarm* const alarm_;
+  Handshakes* const handshakes_;
+  Resolver* const resolver_;
+  RunTable* const runs_;
+  std::map<uint64_t, std::unique_ptr<Tunnel>> tunnels_;  // the oldest first
+  uint64_t next_id_ = 1;
+  uint64_t gone_bytes_ = 0;  // of tunnels that are no more
+};
+
+}  // namespace longhaul::peerd
