@@ -28,7 +28,7 @@ const char* Explain(LaneResult result) {
     case LaneResult::kUnknownLink:
       return "it has given the link up";
     case LaneResult::kNoWay:
-      return "the relay could not connect to the peer";
+      return "the relay could not connect to the peer, or carries as many lanes as it may";
   }
   return "unknown";
 }

@@ -1,11 +1,16 @@
 // Links between two peers that cannot reach each other, through a third one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "peerd/transport/auth.h"
 #include "peerd/transport/testing.h"
+#include "proto/wire/handshake.h"
+#include "proto/wire/limits.h"
 
 namespace longhaul::peerd {
 namespace {
@@ -16,15 +21,18 @@ constexpr int kRelay = 2;
 
 class TunnelWorld : public PeerWorld {
  public:
-  explicit TunnelWorld(Rings rings, int count = 3)
-      : PeerWorld(rings, 1, count, {.lanes = 2, .detect_ms = 600}) {
+  explicit TunnelWorld(Rings rings, int count = 3, uint32_t lanes = 2)
+      : PeerWorld(rings, 1, count, {.lanes = lanes, .detect_ms = 600}) {
     for (const auto& peer : peers) peer->memory.assign(kBytes, uint8_t(peer->id.value()));
   }
 
   // A dials B through the relay.
   void OpenThrough(int relay, uint64_t epoch = 1, int64_t ms = 5000) {
-    for (const int from : {kA, kB}) {
-      LinkRequest request = Request(1 - from, from == kA, true);
+    OpenBetween(kA, kB, relay, epoch, ms);
+  }
+  void OpenBetween(int a, int b, int relay, uint64_t epoch = 1, int64_t ms = 5000) {
+    for (const int from : {a, b}) {
+      LinkRequest request = Request(from == a ? b : a, from == a, true);
       request.relay = at(relay).id;
       request.endpoints = {at(relay).transport->listen_address()};
       at(from).transport->OpenLinks(kRun, 0, Epoch(epoch), kToken, {request}, Now() + Millis(ms));
@@ -155,6 +163,98 @@ TEST_P(TunnelTest, TheWayThatAnotherGroupWantsIsGoodEnough) {
   EXPECT_TRUE(world.Until([&] { return world.at(kA).ups[world.at(kB).id] > ups; }));
   EXPECT_TRUE(world.at(kA).downs.empty());
   EXPECT_EQ(world.RelayOf(kA, kB), world.at(kRelay).id);
+}
+
+// ------------------------------------------------------------------------------ limits
+
+// HELLO of a control lane of `dialer` to `acceptor` by way of a relay.
+std::string HelloThrough(PeerId dialer, PeerId acceptor, PeerId relay, uint8_t nonce) {
+  LaneHello hello;
+  hello.run_digest = RunDigest(kRun);
+  hello.epoch = Epoch(1);
+  hello.dialer = dialer;
+  hello.acceptor = acceptor;
+  hello.relay = relay;
+  hello.nonce.fill(nonce);
+  const auto bytes = Encode(hello);
+  return std::string(bytes.begin(), bytes.end());
+}
+
+// Who knows the names of peers and has no token may make a relay connect, and nothing more.
+TEST(TunnelLimits, OfLanesThatAreBeingOpenedTheOldestMakesRoom) {
+  TunnelWorld world(Rings::kFake);
+  world.OpenToRelay(kRelay);
+  // B waits for A, who comes later.
+  LinkRequest request = world.Request(kA, false, true);
+  request.relay = world.at(kRelay).id;
+  world.at(kB).transport->OpenLinks(kRun, 0, Epoch(1), kToken, {request},
+                                    world.Now() + Seconds(20));
+  const SocketAddress relay =
+      *NumericAddress(*ParseHostPort(world.at(kRelay).transport->listen_address()));
+  constexpr int kStrangers = LH_TUNNELS_OPENING_MAX + 10;
+  std::vector<int> fds;
+  std::vector<std::string> hellos;
+  int ended = 0;
+  int answered = 0;
+  uint32_t most = 0;
+  std::vector<std::array<char, kLaneAnswerBytes>> answers(kStrangers);
+  hellos.reserve(kStrangers);
+  for (int i = 0; i < kStrangers; ++i) {
+    fds.push_back(*world.fake->sockets().Open(relay.family()));
+    hellos.push_back(HelloThrough(world.at(kA).id, world.at(kB).id, world.at(kRelay).id,
+                                  static_cast<uint8_t>(i)));
+    bool sent = false;
+    world.fake->Connect(fds[i], relay.get(), relay.length, [](IoResult) {});
+    world.Step();
+    world.fake->Send(fds[i], hellos[i].data(), hellos[i].size(), true,
+                     [&](IoResult) { sent = true; });
+    ASSERT_TRUE(world.Until([&] { return sent; }));
+    world.fake->Recv(fds[i], answers[i].data(), answers[i].size(), true,
+                     [&](IoResult result) { ++(result.value > 0 ? answered : ended); });
+    most = std::max(most, world.at(kRelay).transport->GetStats().tunnels);
+  }
+  EXPECT_GE(most, LH_TUNNELS_OPENING_MAX);
+  EXPECT_LE(most, LH_TUNNELS_OPENING_MAX + 1) << "one makes room";
+  // Who has the token gets through meanwhile.
+  world.OpenThrough(kRelay);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(kA, kB); }, 1000));
+  // Those that were answered do not prove themselves. All of them end in time.
+  EXPECT_TRUE(world.Until([&] { return answered + ended == kStrangers; }));
+  EXPECT_GT(answered, 0);
+  EXPECT_TRUE(world.Until([&] { return world.at(kRelay).transport->GetStats().tunnels == 3; }));
+  world.Exchange();
+  for (const int fd : fds) world.fake->sockets().Close(fd);
+}
+
+TEST(TunnelLimits, ARelayThatCarriesAsManyAsItMayRefusesMoreUntilSomeEnd) {
+  constexpr int kC = 3;
+  TunnelWorld world(Rings::kFake, 4, LH_LANES_MAX);
+  for (const int end : {kA, kB, kC}) world.Open(end, kRelay, 1, /*data=*/false);
+  ASSERT_TRUE(world.Until([&] {
+    return world.Linked(kA, kRelay) && world.Linked(kB, kRelay) && world.Linked(kC, kRelay);
+  }));
+  const auto carried = [&] { return world.at(kRelay).transport->GetStats().tunnels; };
+  world.OpenThrough(kRelay);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(kA, kB); }));
+  ASSERT_EQ(carried(), LH_LANES_MAX + 1u);
+  // Two lanes too many: the link makes do with fewer.
+  world.OpenBetween(kA, kC, kRelay, 1, 20000);
+  ASSERT_TRUE(world.Until([&] { return world.Linked(kA, kC) && carried() == LH_TUNNELS_MAX; }));
+  world.OpenBetween(kB, kC, kRelay, 1, 2000);
+  ASSERT_TRUE(world.Until([&] {
+    EXPECT_LE(carried(), LH_TUNNELS_MAX);
+    return !world.at(kB).downs[world.at(kC).id].empty();
+  }));
+  const std::string reason = world.at(kB).downs[world.at(kC).id].front();
+  EXPECT_NE(reason.find("carries as many lanes as it may"), std::string::npos) << reason;
+  EXPECT_TRUE(world.Linked(kA, kB) && world.Linked(kA, kC)) << "nobody makes room";
+  world.Exchange();
+  // A and B do not need the relay any more.
+  for (const int end : {kA, kB}) {
+    world.at(end).transport->KeepLinks(kRun, 0, Epoch(1), {world.at(kRelay).id, world.at(kC).id});
+  }
+  world.OpenBetween(kB, kC, kRelay, 1, 20000);
+  EXPECT_TRUE(world.Until([&] { return world.Linked(kB, kC); }));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ LaneResult Tunnels::Judge(const LaneHello& hello) const {
       return LaneResult::kUnknownEpoch;
     }
   }
-  return tunnels_.size() < LH_TUNNELS_MAX ? LaneResult::kAccepted : LaneResult::kBusy;
+  return tunnels_.size() < LH_TUNNELS_MAX ? LaneResult::kAccepted : LaneResult::kNoWay;
 }
 
 void Tunnels::Open(int fd, const HelloBytes& bytes, const LaneHello& hello) {

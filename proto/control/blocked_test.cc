@@ -138,8 +138,7 @@ TEST(BlockedFaultTest, NamesWhatIsWrong) {
   EXPECT_EQ(BlockedFault(peers, Pairs({{1, 2}})), "blocked pair p1-p2 has no relay");
   for (const auto& [relay, name] : {std::pair(1, "p1"), std::pair(3, "p3"), std::pair(7, "p7")}) {
     EXPECT_EQ(BlockedFault(peers, {Through(1, 2, relay), Through(1, 3, 4)}),
-              std::string("blocked pair p1-p2 has relay ") + name +
-                  ", which does not reach both");
+              std::string("blocked pair p1-p2 has relay ") + name + ", which does not reach both");
   }
 }
 

@@ -137,8 +137,10 @@ class Generator {
       }
     }
     // Peers stand in falling order: 5 4 3 2 1.
-    if (m.peers.size() >= 4 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(1), PeerId(3), PeerId(4)});
-    if (m.peers.size() >= 5 && prng_.Chance(0.7)) m.blocked.push_back({PeerId(2), PeerId(5), PeerId(1)});
+    if (m.peers.size() >= 4 && prng_.Chance(0.7))
+      m.blocked.push_back({PeerId(1), PeerId(3), PeerId(4)});
+    if (m.peers.size() >= 5 && prng_.Chance(0.7))
+      m.blocked.push_back({PeerId(2), PeerId(5), PeerId(1)});
     m.token = std::string("\0\xff", 2) + Label();
     m.cause = Words();
     if (prng_.Chance(0.5)) m.cost = {static_cast<uint32_t>(Any()), Any(), prng_.Next()};

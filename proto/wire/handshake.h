@@ -74,7 +74,7 @@ enum class LaneResult : uint8_t {
   kWrongPeer = 3,
   kBusy = 4,
   kUnknownLink = 5,  // the acceptor has given the link up
-  kNoWay = 6,        // the relay could not connect to the acceptor
+  kNoWay = 6,        // the relay could not connect to the acceptor, or carries too many lanes
 };
 
 struct LaneAnswer {

@@ -133,8 +133,8 @@ TEST(FrameTest, TypesStayOnTheirKindOfLane) {
   EXPECT_FALSE(ParseFrameHeader(Encode(Data()), LaneKind::kControl).ok());
   for (const FrameType type :
        {FrameType::kPong, FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume,
-        FrameType::kChunkRequest, FrameType::kChunkRefused, FrameType::kChunkCancel}) {
+        FrameType::kAck, FrameType::kLaneLost, FrameType::kResume, FrameType::kChunkRequest,
+        FrameType::kChunkRefused, FrameType::kChunkCancel}) {
     EXPECT_FALSE(ParseFrameHeader(Encode(Control(type)), LaneKind::kData).ok());
   }
   EXPECT_TRUE(ParseFrameHeader(Encode(ChunkData()), LaneKind::kData).ok());
@@ -160,10 +160,9 @@ TEST(FrameTest, AckIsGoldenAndOnlyWhereItBelongs) {
     header.acked = 9;
     EXPECT_EQ(ParseFrameHeader(Encode(header), LaneKind::kControl)->acked, 9u);
   }
-  for (const FrameType type :
-       {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kLaneLost, FrameType::kClose, FrameType::kChunkRequest, FrameType::kChunkRefused,
-        FrameType::kChunkCancel}) {
+  for (const FrameType type : {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
+                               FrameType::kLaneLost, FrameType::kClose, FrameType::kChunkRequest,
+                               FrameType::kChunkRefused, FrameType::kChunkCancel}) {
     EXPECT_EQ(RefusalWith(Control(type), LaneKind::kControl, 56, 9),
               "acked is 9, not 0 as this type demands");
   }
@@ -197,9 +196,8 @@ TEST(FrameTest, LaneLostIsGoldenAndNamesALane) {
 
 TEST(FrameTest, NumberedAreThoseThatMustNotBeLost) {
   for (const FrameType type :
-       {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes,
-        FrameType::kLaneLost, FrameType::kChunkRequest, FrameType::kChunkRefused,
-        FrameType::kChunkCancel}) {
+       {FrameType::kReady, FrameType::kDone, FrameType::kWantLanes, FrameType::kLaneLost,
+        FrameType::kChunkRequest, FrameType::kChunkRefused, FrameType::kChunkCancel}) {
     EXPECT_TRUE(IsNumbered(type));
   }
   for (const FrameType type :
