@@ -254,6 +254,7 @@ TEST_F(BackgroundTest, AStepDeadlineDoesNotAskItForAnOffer) {
   join.background = true;
   join.step_deadline_ms = 500;
   h_.LivelyJoin(P(2), join);
+  h_.Run();
   Step(1);
   ASSERT_TRUE(Member(2).admitted);
   Sync(1, State(5));

@@ -158,6 +158,55 @@ TEST_F(CohortTest, ARefusedNewcomerTakesItsFellowsAlong) {
   EXPECT_EQ(h.Take(P(3)).back(), "Removed m6 evicted");
 }
 
+TEST_F(CohortTest, AnUnreachableNewcomerTakesItsFellowsAlongAndHoldsNobody) {
+  Found(2);
+  h.AddLively(P(3));
+  for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach = {P(3)};
+  Join(3, 0);
+  EXPECT_EQ(h.Take(P(3)).back(), "Removed m5 unreachable");
+  Join(3, 0, 2);
+  Join(3, 1, 3);
+  h.Wait(1000);
+  EXPECT_EQ(Members(0), 2u);
+  EXPECT_EQ(Members(1), 2u);
+  h.ForgetReceived();
+  for (uint64_t m = 1; m <= 4; ++m) Vote(m);
+  EXPECT_EQ(h.Take(P(1)).size(), 2u) << "nothing but the answers to its votes";
+}
+
+TEST_F(CohortTest, ACohortGetsItsBallotWhenItIsReachedInAllItsGroups) {
+  Found(1);
+  h.AddLively(P(2));
+  Join(2, 0);
+  h.Lively(P(1)).tries_nobody = true;
+  Join(2, 1, 2);
+  for (const uint64_t m : {1, 2}) Vote(m);
+  EXPECT_EQ(Admitted(0) + Admitted(1), 2u) << "in group 1 it is being tried";
+  h.Wait(2500);
+  for (const uint64_t m : {1, 2}) Vote(m);
+  EXPECT_EQ(Admitted(0), 2u);
+  EXPECT_EQ(Admitted(1), 2u);
+  EXPECT_EQ(h.Stored(G(0)).ballots, h.Stored(G(1)).ballots);
+}
+
+// The coordinator that comes up does not know whom members have reached. The others must not pass
+// the boundary at which the rest of the cohort comes in.
+TEST_F(CohortTest, ACohortOfWhichSomeAreAdmittedIsNotTriedAnew) {
+  Found(1);
+  h.AddLively(P(2));
+  Join(2, 0);
+  Join(2, 1, 2);
+  Vote(1);
+  ASSERT_EQ(Admitted(0), 2u);
+  ASSERT_EQ(Admitted(1), 1u);
+  h.Lively(P(1)).tries_nobody = true;
+  h.Boot();
+  for (const uint64_t n : {1, 2}) h.Reattach(P(n));
+  h.Run();
+  Vote(2);
+  EXPECT_EQ(Admitted(1), 2u);
+}
+
 TEST_F(CohortTest, SizesThatDifferAreRefused) {
   h.AddLively(P(1));
   Join(1, 0, 1, 3);

@@ -1001,8 +1001,8 @@ void CoordinatorCore::Impl::SetNumber(const Cohort& cohort) {
   });
 }
 
-// Those whose last member has joined, and that are reached in all their groups. True if there was
-// one.
+// A cohort is complete when its last member has joined and its peer is reached in all its groups.
+// True if there was one.
 bool CoordinatorCore::Impl::CompleteCohorts() {
   std::set<Cohort> open;
   for (const GroupKey& key : touched_) {
@@ -1018,7 +1018,7 @@ bool CoordinatorCore::Impl::CompleteCohorts() {
     if (CountCohort(cohort, &size) != size) continue;
     bool reached = true;
     ForGroupsOf(cohort, [&](const GroupKey&, const Group& group) {
-      reached = reached && group.MayAdmit(cohort.peer);
+      reached = reached && group.Reached(cohort.peer);
     });
     if (!reached) continue;
     SetNumber(cohort);

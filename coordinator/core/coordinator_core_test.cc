@@ -640,6 +640,7 @@ TEST_F(CoordinatorCoreTest, DeathWhileVotingDecidesTheBallot) {
   Found(3);
   h.AddLively(P(4));
   h.LivelyJoin(P(4), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.LivelyVote(P(2), M(2));
   h.Run();
@@ -657,6 +658,7 @@ TEST_F(CoordinatorCoreTest, DeathDuringAnAdmissionStartsTheNextNumberWithEveryth
   Found(2);
   h.AddLively(P(3)).mute = true;
   h.LivelyJoin(P(3), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.LivelyVote(P(2), M(2));
   h.Run();
@@ -691,6 +693,7 @@ TEST_F(CoordinatorCoreTest, ANewcomersDeathDuringItsAdmissionGivesTheEpochUp) {
   Found(1);
   h.AddLively(P(2)).mute = true;
   h.LivelyJoin(P(2), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.Run();
   h.Kill(P(2));
@@ -705,6 +708,7 @@ TEST_F(CoordinatorCoreTest, AllVotersDeadDuringAnAdmissionLeavesTheNewcomers) {
   Found(1);
   h.AddLively(P(2)).mute = true;
   h.LivelyJoin(P(2), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.Run();
   h.Kill(P(1));
@@ -790,6 +794,7 @@ TEST_F(CoordinatorCoreTest, ALostLinkDuringAnAdmissionMakesItFreeze) {
   Found(2);
   h.AddLively(P(3)).mute = true;
   h.LivelyJoin(P(3), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.LivelyVote(P(2), M(2));
   h.Run();
@@ -808,6 +813,7 @@ TEST_F(CoordinatorCoreTest, ANewcomersLostLinkRebuildsWithoutFreezingAndNotForEv
   Found(1);
   h.AddLively(P(2)).mute = true;
   h.LivelyJoin(P(2), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.Run();
   for (int i = 0; i < 4; ++i) {
@@ -827,6 +833,7 @@ TEST_F(CoordinatorCoreTest, ALinkThatANewcomerLosesBeforeTheCommitFreezesNothing
   Found(1);
   h.AddLively(P(2));
   h.LivelyJoin(P(2), 1);
+  h.Run();
   h.Lively(P(1)).mute = true;
   h.LivelyVote(P(1), M(1));
   h.Run();  // p2 is ready
@@ -849,6 +856,7 @@ TEST_F(CoordinatorCoreTest, ALinkLostBetweenMembersBeforeTheCommitFreezesOnce) {
   Found(2);
   h.AddLively(P(3)).mute = true;
   h.LivelyJoin(P(3), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.LivelyVote(P(2), M(2));
   h.Run();
@@ -896,8 +904,13 @@ TEST_F(CoordinatorCoreTest, ReportsOfPeersOutsideTheGroupCountNothing) {
 TEST_F(CoordinatorCoreTest, AnUnreachableNewcomerIsRefusedAndTheVotersGoOn) {
   Found(2);
   h.AddLively(P(3));
-  h.Lively(P(1)).cannot_reach = {P(3)};
+  // The address fails between the trial and the preparation.
+  for (const uint64_t n : {1, 2}) {
+    h.Lively(P(n)).tries_well = true;
+    h.Lively(P(n)).cannot_reach = {P(3)};
+  }
   h.LivelyJoin(P(3), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.LivelyVote(P(2), M(2));
   h.Run();
@@ -935,9 +948,10 @@ TEST_F(CoordinatorCoreTest, ABallotTriesNewcomersOnce) {
 TEST_F(CoordinatorCoreTest, TheOtherNewcomersAreAdmittedAllTheSame) {
   Found(1);
   h.AddLively(P(2));
-  h.AddLively(P(3)).cannot_reach = {P(1)};
+  h.AddLively(P(3)).cannot_reach = {P(1), P(2)};
   h.LivelyJoin(P(2), 1);
   h.LivelyJoin(P(3), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.Run();
   EXPECT_EQ(Ring(), "p1,p2");
@@ -957,6 +971,7 @@ TEST_F(CoordinatorCoreTest, ThePeerWithMostFailedPairsGoesWhoeverReports) {
 TEST_F(CoordinatorCoreTest, AmongEqualsTheOneThatJoinedLastGoes) {
   Found(3);
   h.Lively(P(2)).cannot_reach = {P(1)};
+  for (const uint64_t n : {1, 2}) h.Lively(P(n)).no_way_through = {P(3)};
   h.Say(P(1), Lost(P(2)));
   h.Wait(100);
   EXPECT_EQ(Ring(), "p1,p3");
@@ -971,7 +986,8 @@ TEST_F(CoordinatorCoreTest, TheVerdictWaitsForAllAnswers) {
   EXPECT_EQ(h.View().waiting_for, "epoch 4 waiting for 2 of 3 peers: p1 (cannot reach p2) p3");
   h.Lively(P(3)).mute = false;
   h.Say(P(3), Ready(4));
-  EXPECT_EQ(Ring(), "p1,p3");
+  EXPECT_EQ(Ring(), "p1,p2,p3");
+  EXPECT_EQ(h.View().blocked.size(), 1u);
 }
 
 TEST_F(CoordinatorCoreTest, ALaterAnswerReplacesAnEarlierOne) {
@@ -1305,6 +1321,7 @@ TEST_F(CoordinatorCoreTest, AnEpochThatWasGivenUpIsSaidAgain) {
   Found(1);
   h.AddLively(P(2)).mute = true;
   h.LivelyJoin(P(2), 1);
+  h.Run();
   h.LivelyVote(P(1), M(1));
   h.Run();
   h.Close(P(1));

@@ -569,7 +569,7 @@ std::set<MemberId> Group::Admissible() const {
                               : (preparation_ ? record_.ballots : kCohortIncomplete);
   std::set<MemberId> members;
   for (const MemberRecord &m : record_.members) {
-    if (m.after >= ballot || !MayAdmit(m.peer)) continue;
+    if (m.after >= ballot || !MayAdmit(m)) continue;
     if (!IsAdmitted(m) && directory_->Attached(m.peer) && !directory_->Draining(m.peer)) {
       members.insert(m.member);
     }
@@ -692,6 +692,7 @@ void Group::AddTo(Digester *digest) const {
   sync_.AddTo(digest);
   trials_.AddTo(digest);
   pauses_.AddTo(digest);
+  digest->Add(pause_over_);
   digest->Add(gone_.size());
   for (const auto &[member, gone] : gone_) digest->Add(member).Add(gone.at).Add(gone.text);
   digest->Add(uint64_t{fault_.has_value()});

@@ -168,14 +168,11 @@ class Group {
   bool AccusedByAll(PeerId peer) const;
   // Whose accusers' moment is over; each is told once.
   std::vector<PeerId> NewlyAccused(Tick now) { return suspicion_.NewlyAccused(now); }
-  // Nobody is held up by the admission of a member of this peer: members reach
-  // it, or there are none.
-  bool MayAdmit(PeerId peer) const {
-    return !AnyAdmitted(record_) || InForce(peer) || trials_.Reached(peer);
-  }
+  // Members have reached the peer's data port, or there are none.
+  bool Reached(PeerId peer) const;
   // When OnGraceOver(), NewlyAccused() or Advance(), and OnSilence() are due.
   Tick GraceDue() const {
-    return std::min({suspicion_.NextDeadline(), trials_.NextDeadline(), PauseOver()});
+    return std::min({suspicion_.NextDeadline(), trials_.NextDeadline(), pause_over_});
   }
   Tick SilenceDue() const;
   // When OrderFallsDue() is due; kNever: not before something changes.
@@ -238,23 +235,30 @@ class Group {
                   GroupOutput *out);
   void ResolveUnreachable(GroupOutput *out);
   void Settle(LostLinks lost, GroupOutput *out);
-  bool RefuseUnreached(GroupOutput *out);
   // Begins trials of newcomers and ends them.
   void TryNewcomers(Tick now, GroupOutput *out);
+  void RefuseTried(const Trials::Ended &trial, GroupOutput *out);
+  void BlockTried(const Trials::Ended &trial, GroupOutput *out);
+  size_t OthersComing(PeerId newcomer) const;
+  // Whether the next boundary may admit the pending member.
+  bool MayAdmit(const MemberRecord &member) const;
   // Peers of pending members that are to be tried, now or after their pause.
   std::set<PeerId> Untried() const;
   std::set<PeerId> Triers() const;
-  // The first time from now on at which an untried one may be tried.
-  Tick PauseOver() const;
+  // How many pending members the next boundary may admit. Nobody has to hurry
+  // to a boundary for the others.
   uint32_t CountComing() const;
-  // It could not be reached: `reason` and what to do about it. Its address waits before it is
-  // tried again. `held`: the group waited for it.
+  // Why a newcomer that could not be reached is refused: `reason`, and what to
+  // do about it. Its address waits before it is tried again. `held`: the group
+  // waited for the newcomer.
   std::string Refusal(PeerId newcomer, const std::string &reason, bool held);
   const PeerRecord &PeerOf(PeerId peer) const;
   Routes RoutesOf(const std::set<PeerId> &peers) const;
   Routes RoutesNow() const;
   control::BlockedPairs BlockedBefore() const;
   void Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out);
+  bool AddBlocked(const control::BlockedPair &pair, const std::string &reason, int64_t retry_us,
+                  PeerId reporter, GroupOutput *out);
   void ForgetStrangers();
   void LossGraceOver(LostLink link, GroupOutput *out);
   void BlameRelays(LostLinks *lost);
@@ -319,6 +323,7 @@ class Group {
   Suspicion suspicion_;
   Trials trials_;  // of newcomers
   Pauses pauses_;
+  Tick pause_over_ = kNever;  // of the first untried peer that waits
   // Members that were removed of late: their peers may ask.
   struct Gone {
     Tick at;

@@ -14,8 +14,10 @@ using control::Removal;
 // Lost links in one series of preparations before they count as links that
 // cannot be built: what flaps must not hold the others for ever.
 constexpr uint32_t kRebuildsMax = 3;
-// So many peers of members decide about a newcomer without waiting for all.
-constexpr size_t kMembersThatDecide = 3;
+
+std::string Unreached(PeerId from, PeerId to, const std::string &reason) {
+  return ToString(from) + " cannot reach " + ToString(to) + ": " + reason;
+}
 
 }  // namespace
 
@@ -160,44 +162,17 @@ void Group::ResolveUnreachable(GroupOutput *out) {
     for (const auto &[peer, answer] : preparation_->answers) {
       if (!answer.failed) continue;
       const auto &[other, reason] = *answer.unreachable.begin();
-      return KeepRing(ToString(peer) + " cannot reach " + ToString(other) + ": " + reason, out);
+      return KeepRing(Unreached(peer, other, reason), out);
     }
   }
-  if (RefuseUnreached(out)) return;
   LostLinks pairs;
   for (const auto &[peer, answer] : preparation_->answers) {
     if (!answer.answered()) return;
     for (const auto &[other, reason] : answer.unreachable) {
-      pairs.emplace(LostLink(peer, other),
-                    ToString(peer) + " cannot reach " + ToString(other) + ": " + reason);
+      pairs.emplace(LostLink(peer, other), Unreached(peer, other, reason));
     }
   }
   Settle(std::move(pairs), out);
-}
-
-// A newcomer that members cannot reach, half of all others or more, is refused whatever those say
-// that have not answered: nobody waits for them. (Unless somebody waits who may reach it.)
-bool Group::RefuseUnreached(GroupOutput *out) {
-  if (!Waiting().empty() && !preparation_->widened) return false;
-  // In a small group those who come meanwhile may be the way around.
-  if (AdmittedPeers(record_).size() < kMembersThatDecide) return false;
-  std::map<PeerId, std::map<PeerId, std::string>> reports;  // by newcomer, then reporter
-  for (const auto &[peer, answer] : preparation_->answers) {
-    if (!InForce(peer)) continue;
-    for (const auto &[other, reason] : answer.unreachable) {
-      if (!InForce(other)) reports[other].emplace(peer, reason);
-    }
-  }
-  for (const auto &[newcomer, reporters] : reports) {
-    if (2 * reporters.size() < preparation_->answers.size() - 1) continue;
-    const auto &[reporter, reason] = *reporters.begin();
-    const std::string text =
-        ToString(reporter) + " cannot reach " + ToString(newcomer) + ": " + reason;
-    RemovePeer(newcomer, Removal::kUnreachable, Refusal(newcomer, text, /*held=*/true),
-               FaultNow("unreachable", ToString(reporter)), out);
-    return true;
-  }
-  return false;
 }
 
 std::string Group::Refusal(PeerId newcomer, const std::string &reason, bool held) {
@@ -316,47 +291,52 @@ void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
         ToString(pair.a) + " and " + ToString(pair.b) + " have no link: " + Clean(reason);
     MarkChanged(text);
     if (RelayNow(pair.a, pair.b)) continue;  // it gets another relay
-    if (!suspicion_.Block(pair, retry_us, directory_->Now())) continue;
-    record_.blocked.push_back({pair, Clean(reason)});
-    std::sort(record_.blocked.begin(), record_.blocked.end(),
-              [](const BlockedRecord &x, const BlockedRecord &y) { return x.pair < y.pair; });
+    if (!AddBlocked(pair, reason, retry_us, link.first, out)) continue;
     // Ops in flight may use the link, if it once stood.
     if (in_force.contains(pair.a) && in_force.contains(pair.b)) {
       repair_ = Clean(text);
       NoteFault(FaultNow("unreachable", ToString(link.first)));
     }
-    Note("block", MemberId{}, link.first,
-         "pair routed around a=" + ToString(pair.a) + " b=" + ToString(pair.b) +
-             " reason=" + Clean(reason),
-         out);
   }
+}
+
+// False: it was blocked before.
+bool Group::AddBlocked(const control::BlockedPair &pair, const std::string &reason,
+                       int64_t retry_us, PeerId reporter, GroupOutput *out) {
+  if (!suspicion_.Block(pair, retry_us, directory_->Now())) return false;
+  record_.blocked.push_back({pair, Clean(reason)});
+  std::sort(record_.blocked.begin(), record_.blocked.end(),
+            [](const BlockedRecord &x, const BlockedRecord &y) { return x.pair < y.pair; });
+  Note("block", MemberId{}, reporter,
+       "pair routed around a=" + ToString(pair.a) + " b=" + ToString(pair.b) +
+           " reason=" + Clean(reason),
+       out);
+  return true;
 }
 
 // ------------------------------------------------------------------------------
 // newcomers
 
-// Nobody is held for a newcomer that members do not reach: they try it while it is pending.
+// Members try a newcomer's data port while the newcomer is pending: the admission of one that they
+// cannot reach would hold everybody.
 void Group::TryNewcomers(Tick now, GroupOutput *out) {
+  pause_over_ = kNever;
   if (!AnyAdmitted(record_)) return trials_.ForgetIf([](PeerId) { return true; });
-  for (const Trials::Refusal &refusal : trials_.End(now)) {
-    std::string reason;
-    for (const auto &[peer, error] : refusal.errors) {
-      reason += (reason.empty() ? "" : ", ") + ToString(peer) + " cannot reach " +
-                ToString(refusal.newcomer) + ": " + error;
-      if (reason.size() > LH_ERROR_TEXT_BYTES_MAX / 2) break;
+  for (const Trials::Ended &trial : trials_.End(now)) {
+    if (trial.reached) {
+      BlockTried(trial, out);
+    } else {
+      RefuseTried(trial, out);
     }
-    reason += " (" + std::to_string(refusal.errors.size()) + " of " +
-              std::to_string(refusal.asked) + " members that tried cannot)";
-    const std::string reporter = ToString(refusal.errors.begin()->first);
-    RemovePeer(refusal.newcomer, Removal::kUnreachable,
-               Refusal(refusal.newcomer, reason, /*held=*/false), FaultNow("unreachable", reporter),
-               out);
   }
   const std::set<PeerId> asked = Triers();
   if (asked.empty()) return;
   for (const PeerId newcomer : Untried()) {
     const PeerRecord &record = PeerOf(newcomer);
-    if (now < pauses_.Until(record.endpoints)) continue;
+    if (const Tick until = pauses_.Until(record.endpoints); now < until) {
+      pause_over_ = std::min(pause_over_, until);
+      continue;
+    }
     const uint64_t trial =
         trials_.Begin(newcomer, asked, now + kTrialHalfDetects * Millis(detect_ms_) / 2);
     for (const PeerId peer : asked) {
@@ -366,11 +346,61 @@ void Group::TryNewcomers(Tick now, GroupOutput *out) {
   }
 }
 
+void Group::RefuseTried(const Trials::Ended &trial, GroupOutput *out) {
+  // Those who come in meanwhile may be the way around: it is tried again then.
+  if (!TooFewReach(trial.errors.size(), trial.asked + OthersComing(trial.newcomer))) {
+    pauses_.Begin(PeerOf(trial.newcomer).endpoints, /*held=*/false, directory_->Now());
+    return;
+  }
+  std::string reason;
+  for (const auto &[peer, error] : trial.errors) {
+    reason += (reason.empty() ? "" : ", ") + Unreached(peer, trial.newcomer, error);
+    if (reason.size() > LH_ERROR_TEXT_BYTES_MAX / 3) break;
+  }
+  reason += " (" + std::to_string(trial.errors.size()) + " of the " + std::to_string(trial.asked) +
+            " members that tried cannot)";
+  RemovePeer(trial.newcomer, Removal::kUnreachable, Refusal(trial.newcomer, reason, /*held=*/false),
+             FaultNow("unreachable", ToString(trial.errors.begin()->first)), out);
+}
+
+// The few members that do not reach it get their links through a relay from the start: nobody waits
+// until they give up.
+void Group::BlockTried(const Trials::Ended &trial, GroupOutput *out) {
+  for (const auto &[peer, error] : trial.errors) {
+    if (record_.blocked.size() >= LH_BLOCKED_PAIRS_MAX || !InForce(peer)) continue;
+    const control::BlockedPair pair = control::MakeBlockedPair(peer, trial.newcomer);
+    AddBlocked(pair, Unreached(peer, trial.newcomer, error), suspicion_.NextSilentRetry(pair), peer,
+               out);
+  }
+}
+
+// Peers of pending members, without this one, that members reach or are trying.
+size_t Group::OthersComing(PeerId newcomer) const {
+  std::set<PeerId> others;
+  for (const MemberRecord &member : record_.members) {
+    const PeerId peer = member.peer;
+    if (peer == newcomer || InForce(peer)) continue;
+    if (trials_.Reached(peer) || trials_.Running(peer)) others.insert(peer);
+  }
+  return others.size();
+}
+
+bool Group::Reached(PeerId peer) const {
+  return !AnyAdmitted(record_) || InForce(peer) || trials_.Reached(peer);
+}
+
+// A cohort gets its ballot when it is reached in all its groups. From then on it is not tried any
+// more: it has to come in everywhere at once.
+bool Group::MayAdmit(const MemberRecord &member) const {
+  const bool complete = !member.cohort.empty() && member.after != kCohortIncomplete;
+  return complete || Reached(member.peer);
+}
+
 std::set<PeerId> Group::Untried() const {
   std::set<PeerId> untried;
   for (const MemberRecord &member : record_.members) {
     const PeerId peer = member.peer;
-    if (IsAdmitted(member) || MayAdmit(peer) || trials_.Running(peer)) continue;
+    if (IsAdmitted(member) || MayAdmit(member) || trials_.Running(peer)) continue;
     if (directory_->Attached(peer) && !directory_->Draining(peer)) untried.insert(peer);
   }
   return untried;
@@ -387,21 +417,10 @@ std::set<PeerId> Group::Triers() const {
   return triers;
 }
 
-Tick Group::PauseOver() const {
-  Tick next = kNever;
-  for (const PeerId newcomer : Untried()) {
-    const Tick until = pauses_.Until(PeerOf(newcomer).endpoints);
-    if (until > directory_->Now()) next = std::min(next, until);
-  }
-  return next;
-}
-
-// Pending members that the next boundary may admit. The others hold nobody, and nobody has to hurry
-// to a boundary for them.
 uint32_t Group::CountComing() const {
   return static_cast<uint32_t>(
       std::count_if(record_.members.begin(), record_.members.end(),
-                    [this](const MemberRecord &m) { return !IsAdmitted(m) && MayAdmit(m.peer); }));
+                    [this](const MemberRecord &m) { return !IsAdmitted(m) && MayAdmit(m); }));
 }
 
 // A peer that has left the group is tried again if it comes back.

@@ -64,6 +64,7 @@ struct Story {
     for (uint64_t i = 1; i <= n; ++i) {
       Add(i);
       h.LivelyJoin(P(i), 1);
+      h.Run();
       VoteAll();
       Settle();
     }
@@ -90,6 +91,7 @@ const std::vector<Scene>& Scenes() {
         s.Add(3);
         s.h.LivelyJoin(P(2), 1);
         s.h.LivelyJoin(P(3), 1);
+        s.h.Run();
         s.VoteAll();
       },
       [](Story& s) { s.VoteAll(); },
@@ -102,6 +104,7 @@ const std::vector<Scene>& Scenes() {
         s.Add(4);
         s.h.LivelyJoin(P(4), 1);
         s.h.LivelyJoin(P(1), 2);
+        s.h.Run();
         s.VoteAll();
       },
       [](Story& s) { s.Leave(2); },
@@ -375,6 +378,7 @@ TEST(Recovery, AnAdmissionThatWasOpenBeginsAgainWithTheVotes) {
   s.Add(2);
   s.h.Lively(P(2)).mute = true;
   s.h.LivelyJoin(P(2), 1);
+  s.h.Run();
   s.VoteAll();
   s.h.Run();
   ASSERT_EQ(s.h.View().preparing, Epoch(2));
@@ -480,6 +484,7 @@ TEST(Recovery, AForgottenAdmissionLeadsToANewFreezeToo) {
   s.Settle();
   s.Add(2);
   s.h.LivelyJoin(P(2), 1);
+  s.h.Run();
   const Records backup = s.h.store();
   s.h.Lively(P(2)).mute = true;
   s.VoteAll();

@@ -275,13 +275,34 @@ TEST_F(RoutingTest, ARelayStaysThoughAnOlderOneWouldDo) {
 // ------------------------------------------------------------------------------ newcomers
 
 TEST_F(RoutingTest, ANewcomerThatOneOfTwoCannotReachIsTaken) {
+  for (const bool trial_shows_it : {true, false}) {
+    h = Harness();
+    Found(2);
+    h.AddLively(P(3));
+    Cut(1, 3);
+    h.Lively(P(1)).tries_well = !trial_shows_it;
+    Join(3);
+    VoteAll(2);
+    EXPECT_EQ(Ring(), "p1,p2,p3");
+    EXPECT_EQ(Relay(1, 3), P(2));
+    EXPECT_EQ(h.Stored().last_freeze, Epoch(0));
+    EXPECT_EQ(h.Notices("prepare").size(), trial_shows_it ? 3u : 4u)
+        << "nobody waits for a link that is known not to come up";
+    EXPECT_EQ(h.Notices("block"),
+              Texts{"pair routed around a=p1 b=p3 reason=p1 cannot reach p3: no route to "
+                    "10.0.0.3:29700"});
+  }
+}
+
+TEST_F(RoutingTest, WhatATrialHasShownIsForgottenWithTheNewcomer) {
   Found(2);
-  Join(3);
+  h.AddLively(P(3));
   Cut(1, 3);
-  VoteAll(2);
-  EXPECT_EQ(Ring(), "p1,p2,p3");
-  EXPECT_EQ(Relay(1, 3), P(2));
-  EXPECT_EQ(h.Stored().last_freeze, Epoch(0));
+  Join(3);
+  EXPECT_EQ(Blocked(), "p1-p3");
+  h.LivelyLeave(P(3), M(3));
+  h.Run();
+  EXPECT_EQ(Blocked(), "");
 }
 
 TEST_F(RoutingTest, ANewcomerThatMostReachIsTakenWithItsBlockedPair) {
@@ -345,35 +366,80 @@ TEST_F(RoutingTest, ANewcomerThatHalfOfTheOthersCannotReachIsRefused) {
             "longhaul-peerd; the group tries this address again in 40 s at the earliest"});
 }
 
-// Its port is closed, so members say so at once. It waits for links until the deadline.
-TEST_F(RoutingTest, ANewcomerIsRefusedAsSoonAsTheAnswersOfTheMembersDecide) {
+// The refusal waits neither for a boundary nor for members whose answers change nothing.
+TEST_F(RoutingTest, ANewcomerThatMembersCannotReachIsRefusedBeforeItHoldsAnybody) {
   Found(4);
-  Join(5);
   for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach = {P(5)};
-  for (const uint64_t n : {3, 4, 5}) h.Lively(P(n)).mute = true;
+  for (const uint64_t n : {3, 4}) h.Lively(P(n)).tries_nobody = true;
+  Join(5);
+  EXPECT_EQ(h.Take(P(5)), (Texts{"JoinPending 1 m5", "Removed m5 unreachable"}));
   VoteAll(4);
-  EXPECT_EQ(h.View().preparing, Epoch());
-  EXPECT_EQ(h.Take(P(5)).back(), "Removed m5 unreachable");
   for (const uint64_t n : {1, 2, 3, 4}) {
-    EXPECT_EQ(h.Take(P(n)).back().substr(0, 10), "VoteResult") << n;
+    const Texts got = h.Take(P(n));
+    ASSERT_EQ(got.size(), 1u) << n;
+    EXPECT_EQ(got[0].substr(0, 10), "VoteResult") << "nothing was prepared";
+    EXPECT_EQ(h.pending_count(P(n)), 0u) << "nobody has to hurry to a boundary for it";
   }
+  EXPECT_EQ(
+      h.Notices("refuse"),
+      Texts{"member removed member=m5 peer=p5 why=unreachable reason=p1 cannot reach p5: no route "
+            "to 10.0.0.5:29700, p2 cannot reach p5: no route to 10.0.0.5:29700 (2 of the 4 members "
+            "that tried cannot); open 10.0.0.5:29700 (TCP) of that host for the hosts of the "
+            "group, or name the address that they reach with --advertise of its longhaul-peerd; "
+            "the group tries this address again in 1 s at the earliest"});
 }
 
-TEST_F(RoutingTest, ANewcomerAloneCannotHaveAnotherOneRefused) {
-  Found(1);
-  Join(2);
+TEST_F(RoutingTest, ANewcomerThatIsBeingTriedHoldsNobody) {
+  Found(2);
+  for (const uint64_t n : {1, 2}) h.Lively(P(n)).tries_nobody = true;
   Join(3);
-  h.Lively(P(2)).cannot_reach = {P(3)};
-  h.Lively(P(1)).mute = h.Lively(P(3)).mute = true;
-  VoteAll(1);
-  EXPECT_EQ(h.Notices("refuse"), Texts{});
+  VoteAll(2);
+  EXPECT_EQ(Ring(), "p1,p2");
+  EXPECT_EQ(h.View().preparing, Epoch());
+  EXPECT_EQ(h.pending_count(P(1)), 0u);
+  h.Wait(2499);
+  EXPECT_EQ(h.pending_count(P(1)), 0u);
+  h.Wait(1);
+  EXPECT_EQ(h.pending_count(P(1)), 1u) << "nobody has said that it cannot be reached";
+  VoteAll(2);
+  EXPECT_EQ(Ring(), "p1,p2,p3");
 }
 
 // However often it asks.
-TEST_F(RoutingTest, ANewcomerThatCouldNotBeReachedWaitsLongerBeforeEachTry) {
+TEST_F(RoutingTest, ANewcomerThatCouldNotBeReachedIsTriedLessAndLessOften) {
   Found(2);
   h.AddLively(P(3));
   for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach = {P(3)};
+  uint64_t request = 0;
+  for (const int64_t seconds : {0, 1, 2, 4, 8, 16, 32, 40, 40}) {
+    h.LivelyJoin(P(3), ++request);
+    h.Run();
+    if (seconds > 0) {
+      h.Wait(seconds * 1000 - 1);
+      EXPECT_EQ(h.Notices("refuse").size(), request - 1) << seconds;
+      EXPECT_NE(h.View().waiting_for.find("not tried again yet, since members could not reach it: "
+                                          "p3"),
+                std::string::npos);
+      h.Wait(1);
+    }
+    EXPECT_EQ(h.Notices("refuse").size(), request) << seconds;
+  }
+  EXPECT_EQ(h.Notices("prepare").size(), 2u) << "those of Found()";
+  for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach.clear();
+  h.LivelyJoin(P(3), ++request);
+  h.Wait(40 * 1000);
+  VoteAll(2);
+  EXPECT_EQ(Ring(), "p1,p2,p3");
+}
+
+// What trials do not show: the group has waited for it, and must not do so often.
+TEST_F(RoutingTest, ANewcomerThatTheGroupWaitedForInVainWaitsLongBeforeEachTry) {
+  Found(2);
+  h.AddLively(P(3));
+  for (const uint64_t n : {1, 2}) {
+    h.Lively(P(n)).cannot_reach = {P(3)};
+    h.Lively(P(n)).tries_well = true;
+  }
   uint64_t request = 0;
   for (const int64_t seconds : {0, 40, 80, 160, 320, 400, 400}) {
     h.LivelyJoin(P(3), ++request);
@@ -382,19 +448,77 @@ TEST_F(RoutingTest, ANewcomerThatCouldNotBeReachedWaitsLongerBeforeEachTry) {
       h.ForgetReceived();
       VoteAll(2);
       EXPECT_EQ(h.Take(P(3)), Texts{}) << left;
-      EXPECT_NE(h.View().waiting_for.find("not tried again yet"), std::string::npos);
       EXPECT_EQ(h.Take(P(1)).size(), 1u) << "the vote is answered, and nothing is prepared";
       h.Wait(10000);
     }
     VoteAll(2);
     EXPECT_EQ(h.Notices("refuse").size(), request) << seconds;
   }
-  // Reached: the next time it begins anew.
+  // Admitted: the next time it begins anew.
   for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach.clear();
   h.LivelyJoin(P(3), ++request);
   h.Wait(400 * 1000);
   VoteAll(2);
   EXPECT_EQ(Ring(), "p1,p2,p3");
+}
+
+// Three hosts of which two cannot talk meet.
+TEST_F(RoutingTest, ANewcomerWaitsForAnotherOneThatMayBeTheWayAround) {
+  for (const bool first : {false, true}) {
+    h = Harness();
+    Found(1);
+    h.AddLively(P(2));
+    h.AddLively(P(3));
+    Cut(1, 2);
+    h.LivelyJoin(P(first ? 2 : 3), 1);
+    h.LivelyJoin(P(first ? 3 : 2), 1);
+    h.Run();
+    EXPECT_EQ(h.Notices("refuse"), Texts{}) << first;
+    VoteAll(1);
+    EXPECT_EQ(Ring(), "p1,p3");
+    h.Wait(1000);
+    for (const uint64_t m : {1, 2, 3}) {
+      for (const uint64_t n : {1, 3}) h.LivelyVote(P(n), M(m));
+    }
+    h.Run();
+    EXPECT_EQ(h.View().members.size(), 3u);
+    EXPECT_EQ(Relay(1, 2), P(3)) << first;
+  }
+}
+
+TEST_F(RoutingTest, OfTwoNewcomersThatNobodyReachesNeitherIsTheWayAround) {
+  Found(1);
+  for (const uint64_t n : {2, 3}) h.AddLively(P(n));
+  h.Lively(P(1)).cannot_reach = {P(2), P(3)};
+  for (const uint64_t n : {2, 3}) h.LivelyJoin(P(n), 1);
+  h.Run();
+  EXPECT_EQ(h.Notices("refuse").size(), 1u) << "one of them was being tried when the other failed";
+  h.Wait(1000);
+  EXPECT_EQ(h.Notices("refuse").size(), 2u);
+}
+
+TEST_F(RoutingTest, ANewcomerThatComesBackWithAnotherAddressIsTriedAgain) {
+  Found(2);
+  Join(3);
+  for (const uint64_t n : {1, 2}) h.Lively(P(n)).cannot_reach = {P(3)};
+  h.Close(P(3));
+  h.Reattach(P(3));
+  h.Run();
+  EXPECT_EQ(h.Notices("refuse"), Texts{}) << "it is known to be reached";
+  h.Close(P(3));
+  h.SetAddress(P(3), P(33));
+  h.Reattach(P(3));
+  h.Run();
+  EXPECT_EQ(h.Notices("refuse").size(), 1u);
+}
+
+TEST_F(RoutingTest, EightMembersTryANewcomer) {
+  Found(9);
+  for (uint64_t n = 1; n <= 9; ++n) h.Lively(P(n)).cannot_reach = {P(10)};
+  Join(10);
+  const Texts refused = h.Notices("refuse");
+  ASSERT_EQ(refused.size(), 1u);
+  EXPECT_NE(refused[0].find("of the 8 members that tried cannot"), std::string::npos);
 }
 
 TEST_F(RoutingTest, ABlockedPairIsNotTriedByEveryPreparationButAfterTenMinutes) {
@@ -564,20 +688,20 @@ TEST_F(RoutingTest, TwoPairsThatFallSilentWithinAMomentAreBothRoutedAround) {
 }
 
 // Then a peer has to go, and the answers say which.
-TEST_F(RoutingTest, ASecondSilenceThatNoRingGoesAroundIsLeftToTheFreezeThatIsPrepared) {
-  Found(4);
-  for (const uint64_t n : {2, 3, 4}) {
+TEST_F(RoutingTest, ASecondSilenceWithoutARelayIsLeftToTheFreezeThatIsPrepared) {
+  Found(3);
+  for (const uint64_t n : {2, 3}) {
     Cut(1, n);
     h.Lively(P(n)).patient = true;
   }
   h.Lively(P(1)).patient = true;
-  for (const uint64_t n : {2, 3, 4}) {
-    h.Say(P(1), control::LinkLost{G(), Epoch(4), P(n), "silent", 1000});
+  for (const uint64_t n : {2, 3}) {
+    h.Say(P(1), control::LinkLost{G(), Epoch(3), P(n), "silent", 1000});
     h.Wait(10);
   }
   h.Wait(1000);
-  EXPECT_EQ(h.View().preparing, Epoch(5)) << "nobody is made to begin again";
-  EXPECT_EQ(h.View().members.size(), 4u);
+  EXPECT_EQ(h.View().preparing, Epoch(4)) << "nobody is made to begin again";
+  EXPECT_EQ(h.View().members.size(), 3u);
 }
 
 TEST_F(RoutingTest, APairThatFellSilentIsTriedAgainSoonAndThenLessAndLessOften) {

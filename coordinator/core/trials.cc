@@ -35,13 +35,12 @@ Trials::Verdict Trials::Judge(const Trial& trial, Tick now) {
   }
   size_t asked = trial.answers.size();
   if (trial.due <= now) asked -= std::exchange(missing, 0);
-  if (failed > 0 && 2 * failed >= asked) return Verdict::kRefused;
-  if (missing == 0 || 2 * (failed + missing) < asked) return Verdict::kReached;
-  return Verdict::kOpen;
+  if (TooFewReach(failed, asked)) return Verdict::kRefused;
+  return missing > 0 ? Verdict::kOpen : Verdict::kReached;
 }
 
-std::vector<Trials::Refusal> Trials::End(Tick now) {
-  std::vector<Refusal> refusals;
+std::vector<Trials::Ended> Trials::End(Tick now) {
+  std::vector<Ended> ended;
   for (auto it = running_.begin(); it != running_.end();) {
     const auto& [newcomer, trial] = *it;
     const Verdict verdict = Judge(trial, now);
@@ -49,16 +48,15 @@ std::vector<Trials::Refusal> Trials::End(Tick now) {
       ++it;
       continue;
     }
-    if (verdict == Verdict::kReached) reached_.insert(newcomer);
-    if (verdict == Verdict::kRefused) {
-      Refusal& refusal = refusals.emplace_back(Refusal{newcomer, {}, trial.answers.size()});
-      for (const auto& [peer, answer] : trial.answers) {
-        if (answer && !answer->empty()) refusal.errors[peer] = *answer;
-      }
+    const bool reached = verdict == Verdict::kReached;
+    if (reached) reached_.insert(newcomer);
+    Ended& end = ended.emplace_back(Ended{newcomer, reached, {}, trial.answers.size()});
+    for (const auto& [peer, answer] : trial.answers) {
+      if (answer && !answer->empty()) end.errors[peer] = *answer;
     }
     it = running_.erase(it);
   }
-  return refusals;
+  return ended;
 }
 
 void Trials::Forget(PeerId newcomer) {

@@ -1,12 +1,13 @@
 // Whether the members of a group reach a newcomer's data port. That is tried before the newcomer is
 // admitted, while nobody waits for it: one that cannot be reached costs the group nothing.
 //
-//   unknown --(Begin)--> tried --(most of those asked reach it)--> reached
-//   tried --(half of those asked, or more, cannot reach it)--> refused: unknown again
+//   unknown --(Begin)--> tried --(not TooFewReach)--> reached
+//   tried --(TooFewReach)--> refused: unknown again
 //
-// A trial ends as soon as the answers that are missing cannot change how it ends. Whoever has not
-// answered when its time is up is not counted; if nobody has, the newcomer passes, and the
-// preparation of its epoch shows more.
+// A trial is refused as soon as the missing answers cannot change that. It passes when all have
+// answered: the newcomer's links to those that do not reach it go another way. A member that has
+// not answered when the trial's time is up is not counted. If nobody has answered, the newcomer
+// passes, and the preparation of its epoch shows more.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -31,6 +32,12 @@ inline constexpr size_t kTriersMax = 8;
 // How many detect_ms the answers have, in halves; a peer tries for three halves (peerd/core).
 inline constexpr int64_t kTrialHalfDetects = 5;
 
+// Whether a newcomer that `failed` of `asked` members cannot reach is refused: nobody reaches it,
+// or two or more, and half of all, do not. With fewer, the pairs go through a relay.
+inline bool TooFewReach(size_t failed, size_t asked) {
+  return failed > 0 && (failed >= asked || (failed >= 2 && 2 * failed >= asked));
+}
+
 class Trials {
  public:
   bool Reached(PeerId newcomer) const { return reached_.contains(newcomer); }
@@ -40,13 +47,14 @@ class Trials {
   uint64_t Begin(PeerId newcomer, const std::set<PeerId>& asked, Tick due);
   // `error`: "": it reached the newcomer. What is said of another trial is ignored.
   void Answer(PeerId from, uint64_t trial, PeerId newcomer, const std::string& error);
-  struct Refusal {
+  struct Ended {
     PeerId newcomer;
+    bool reached = false;
     std::map<PeerId, std::string> errors;  // of those that cannot reach it
     size_t asked = 0;
   };
-  // Ends the trials that are decided by now. Those that are refused.
-  std::vector<Refusal> End(Tick now);
+  // Ends the trials that are decided by now.
+  std::vector<Ended> End(Tick now);
 
   void Forget(PeerId newcomer);
   void ForgetIf(const std::function<bool(PeerId)>& stranger);

@@ -25,7 +25,8 @@ class TrialsTest : public ::testing::Test {
   void No(uint64_t from) { trials_.Answer(PeerId(from), number_, kNew, "refused"); }
   // "reached", "refused" or "open".
   std::string State(int64_t ms = 0) {
-    if (!trials_.End(At(ms)).empty()) return "refused";
+    const std::vector<Trials::Ended> ended = trials_.End(At(ms));
+    if (!ended.empty() && !ended[0].reached) return "refused";
     return trials_.Reached(kNew) ? "reached" : trials_.Running(kNew) ? "open" : "unknown";
   }
 
@@ -33,12 +34,11 @@ class TrialsTest : public ::testing::Test {
   uint64_t number_ = 0;
 };
 
-TEST_F(TrialsTest, EndsAsSoonAsTheMissingAnswersChangeNothing) {
+TEST_F(TrialsTest, RefusesAsSoonAsTheMissingAnswersChangeNothingAndPassesWithAll) {
   Begin(5);
-  Yes(1);
-  Yes(2);
-  EXPECT_EQ(State(), "open");
-  Yes(3);
+  for (const uint64_t n : {1, 2, 3, 4}) Yes(n);
+  EXPECT_EQ(State(), "open") << "the last one may need a relay";
+  No(5);
   EXPECT_EQ(State(), "reached");
   Begin(5);
   No(1);
@@ -49,9 +49,19 @@ TEST_F(TrialsTest, EndsAsSoonAsTheMissingAnswersChangeNothing) {
   EXPECT_EQ(State(), "refused");
 }
 
-TEST_F(TrialsTest, HalfOfThoseAskedIsEnoughToRefuse) {
+TEST_F(TrialsTest, HalfOfThoseAskedAndAtLeastTwoAreEnoughToRefuse) {
+  Begin(4);
+  Yes(1);
+  No(2);
+  EXPECT_EQ(State(), "open");
+  No(3);
+  EXPECT_EQ(State(), "refused");
   Begin(2);
   Yes(1);
+  No(2);
+  EXPECT_EQ(State(), "reached") << "the second one goes through a relay";
+  Begin(2);
+  No(1);
   EXPECT_EQ(State(), "open");
   No(2);
   EXPECT_EQ(State(), "refused");
@@ -82,16 +92,25 @@ TEST_F(TrialsTest, AnAnswerToAnotherTrialOrOfAStrangerIsIgnored) {
   EXPECT_EQ(State(), "open");
 }
 
-TEST_F(TrialsTest, TheRefusalNamesWhoTriedAndWhatWasSeen) {
-  Begin(3);
-  No(1);
-  No(3);
-  const std::vector<Trials::Refusal> refusals = trials_.End(At(0));
-  ASSERT_EQ(refusals.size(), 1u);
-  EXPECT_EQ(refusals[0].newcomer, kNew);
-  EXPECT_EQ(refusals[0].asked, 3u);
-  EXPECT_EQ(refusals[0].errors,
-            (std::map<PeerId, std::string>{{PeerId(1), "refused"}, {PeerId(3), "refused"}}));
+TEST_F(TrialsTest, ATrialThatEndedNamesWhoDoesNotReachTheNewcomerAndWhatWasSeen) {
+  for (const bool reached : {false, true}) {
+    Begin(3);
+    No(1);
+    if (reached) {
+      Yes(2);
+      Yes(3);
+    } else {
+      No(3);
+    }
+    const std::vector<Trials::Ended> ended = trials_.End(At(0));
+    ASSERT_EQ(ended.size(), 1u);
+    EXPECT_EQ(ended[0].newcomer, kNew);
+    EXPECT_EQ(ended[0].reached, reached);
+    EXPECT_EQ(ended[0].asked, 3u);
+    std::map<PeerId, std::string> errors = {{PeerId(1), "refused"}};
+    if (!reached) errors[PeerId(3)] = "refused";
+    EXPECT_EQ(ended[0].errors, errors);
+  }
 }
 
 }  // namespace

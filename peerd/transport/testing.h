@@ -42,6 +42,10 @@ class Peer : public TransportListener {
     downs[link.peer].push_back(reason);
     silences[link.peer] = silent_ms;
   }
+  void OnPeerTried(const GroupKey&, uint64_t trial, PeerId, const std::string& error) override {
+    EXPECT_TRUE(inside) << "called from within a call";
+    EXPECT_TRUE(tried.emplace(trial, error).second) << "answered twice";
+  }
   absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                               std::span<const uint8_t> payload) override {
     EXPECT_TRUE(inside);
@@ -152,7 +156,8 @@ class Peer : public TransportListener {
   std::set<PeerId> up;
   std::map<PeerId, int> ups;
   std::map<PeerId, std::vector<std::string>> downs;
-  std::map<PeerId, uint32_t> silences;  // of the last LinkDown
+  std::map<PeerId, uint32_t> silences;    // of the last LinkDown
+  std::map<uint64_t, std::string> tried;  // what was said of each trial
   std::vector<Frame> frames;
   std::vector<uint8_t> memory;
   std::map<std::pair<PeerId, uint64_t>, int> arrived;  // by sender and cookie

@@ -296,6 +296,52 @@ TEST_P(TransportTest, PeerThatNeverDialsIsReportedAtTheDeadline) {
                         " within "));
 }
 
+// What the first peer says of the one at these endpoints.
+std::string Tried(PeerWorld* world, PeerId peer, const std::vector<std::string>& endpoints,
+                  int64_t ms = 3000) {
+  Peer& self = world->at(0);
+  const uint64_t trial = self.tried.size() + 1;
+  self.transport->TryPeer({kRun, 0}, trial, peer, endpoints, world->Now() + Millis(ms));
+  EXPECT_TRUE(world->Until([&] { return self.tried.contains(trial); }));
+  return self.tried[trial];
+}
+
+TEST_P(TransportTest, APeerIsTriedWithoutALink) {
+  auto world = Make(2);
+  const std::string free_port = "127.0.0.1:1";
+  const std::string there = world->at(1).transport->listen_address();
+  const PeerId peer = world->at(1).id;
+  EXPECT_EQ(Tried(world.get(), peer, {there}), "");
+  EXPECT_EQ(Tried(world.get(), peer, {free_port}), "connect to 127.0.0.1:1: Connection refused");
+  EXPECT_THAT(Tried(world.get(), PeerId(77), {there}),
+              HasSubstr("refused by " + there + ": another peer answers there"));
+  EXPECT_EQ(Tried(world.get(), peer, {}), "the peer has no endpoint to connect to");
+  EXPECT_EQ(Tried(world.get(), peer, {"nonsense", free_port, "nowhere.invalid:1", there}, 20000),
+            "");
+  EXPECT_TRUE(world->at(0).up.empty() && world->at(0).downs.empty());
+  EXPECT_TRUE(world->at(1).up.empty() && world->at(1).downs.empty());
+  EXPECT_EQ(world->at(1).transport->GetStats().handshakes_refused, 3u) << "nothing is left open";
+}
+
+// The kernel of a host, or a box before it, takes the connection, and no peer answers.
+TEST_P(TransportTest, APortThatTakesConnectionsAndSaysNothingIsNotReached) {
+  auto world = Make(1);
+  Sockets& sockets = world->at(0).ring->sockets();
+  const int mute = *sockets.Listen(*NumericAddress(*ParseHostPort("127.0.0.1:0")));
+  const std::string there = ToString(*sockets.LocalAddress(mute));
+  const Tick begun = world->Now();
+  EXPECT_EQ(Tried(world.get(), PeerId(2), {there}, 80),
+            "handshake with " + there + ": no answer in time");
+  EXPECT_GE(world->Now() - begun, Millis(80));
+  // The transport closes in the middle of a trial.
+  world->at(0).transport->TryPeer({kRun, 0}, 9, PeerId(2), {there}, world->Now() + Seconds(100));
+  world->Step();
+  world->at(0).transport->Close();
+  EXPECT_TRUE(world->Until([&] { return world->at(0).transport->closed(); }));
+  EXPECT_FALSE(world->at(0).tried.contains(9));
+  sockets.Close(mute);
+}
+
 TEST_P(TransportTest, WrongTokenWrongRunAndWrongPeerAreRefused) {
   auto world = Make(2);
   const Tick deadline = world->Now() + Millis(100);
@@ -1222,6 +1268,17 @@ TEST(TransportFakeTest, WhatOneLaneLearnsOfZeroCopyAllLanesOfTheLinkKnow) {
 }
 
 // ------------------------------------------------------------------------------ faults, in memory
+
+TEST(TransportFakeTest, AnAddressThatDropsPacketsIsNotReached) {
+  PeerWorld world(Rings::kFake, 1, 2);
+  const std::string dark = "10.0.0.9:29700";
+  world.fake->Ignore(dark, true);
+  const Tick begun = world.Now();
+  EXPECT_EQ(Tried(&world, PeerId(2), {dark}), "connect to " + dark + ": no answer in time");
+  EXPECT_GE(world.Now() - begun, Millis(3000));
+  EXPECT_LE(world.Now() - begun, Millis(3010));
+  EXPECT_EQ(Tried(&world, PeerId(2), {dark, world.at(1).transport->listen_address()}), "");
+}
 
 class FakeSeeds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, FakeSeeds, ::testing::Range(1, 21));

@@ -329,7 +329,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
                  const std::vector<PeerId>& peers) override {
     s->KeepLinks(i, epoch, peers);
   }
-  // Found at once: that a newcomer may not be reached is for the seeds.
+  // Answered at once: how long it takes is for the seeds.
   void TryPeer(const GroupKey& group, uint64_t trial, PeerId peer, const std::vector<std::string>&,
                Tick) override {
     s->Tried(i, group, trial, peer);
@@ -1426,7 +1426,9 @@ void ExploreState::OnSyncDone(const peerd::SyncDone& ended) {
 
 void ExploreState::Tried(int i, const GroupKey& group, uint64_t trial, PeerId peer) {
   LH_CHECK(turning_ != nullptr && turning_peer_ == i);
-  turning_->OnPeerTried(group, trial, peer, "");
+  const int other = IndexOf(peer);
+  const bool reached = peers_[other]->engine && !PairOf(i, other).cut;
+  turning_->OnPeerTried(group, trial, peer, reached ? "" : "no answer in time");
 }
 
 void ExploreState::SendFrame(int from, PeerId to, const FrameHeader& header, std::string payload) {

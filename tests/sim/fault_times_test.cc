@@ -21,9 +21,12 @@ class BusyTrainer final : public TrainerSide {
  public:
   BusyTrainer(Simulation* sim, PeerHost* peer, uint32_t slot)
       : sim_(sim), peer_(peer), slot_(slot) {
-    local_ = peer_->Join(this, {"demo", 0}, "t" + std::to_string(slot), slot_);
+    Join();
   }
 
+  // Asks again at once when its join is refused.
+  void Insist() { insists_ = true; }
+  uint64_t refusals() const { return refusals_; }
   PeerId peer() const { return peer_->id(); }
   bool member() const { return member_; }
   const Outcome& end() const { return end_; }
@@ -39,9 +42,18 @@ class BusyTrainer final : public TrainerSide {
     }
     return std::max(longest, to - last);
   }
+  int64_t OpsWithin(Tick from, Tick to) const {
+    return std::count_if(ops_.begin(), ops_.end(),
+                         [&](const Tick op) { return from < op && op <= to; });
+  }
 
   void OnJoinDone(const Outcome& outcome, const peerd::World& world) override {
-    if (!outcome.ok()) return;
+    if (!outcome.ok()) {
+      ++refusals_;
+      end_ = outcome;
+      if (insists_) sim_->world().At(sim_->now(), [this] { Join(); });
+      return;
+    }
     member_ = true;
     step_ = sim_->checker().FirstStep(0, world.member);
     sim_->checker().OnStep(0, world.member, step_);
@@ -68,6 +80,7 @@ class BusyTrainer final : public TrainerSide {
   void OnPeerGone() override { member_ = false; }
 
  private:
+  void Join() { local_ = peer_->Join(this, {"demo", 0}, "t" + std::to_string(slot_), slot_); }
   void Post() {
     const OpName name{0, step_, 1, 0};
     OpDesc desc;
@@ -84,6 +97,8 @@ class BusyTrainer final : public TrainerSide {
   const uint32_t slot_;
   peerd::LocalId local_;
   bool member_ = false;
+  bool insists_ = false;
+  uint64_t refusals_ = 0;
   Outcome end_;
   uint64_t step_ = 0;
   uint64_t calls_ = 0;
@@ -158,6 +173,14 @@ TEST_P(FaultTimesTest, TwoPairsThatAreCutShortlyAfterEachOtherCostTheTimeOfOne) 
   EXPECT_LT(LongestGap(), Millis(2500));
 }
 
+TEST_P(FaultTimesTest, OfThreeHostsTheThirdCarriesForAPairThatIsCut) {
+  Start(3);
+  Cut(1, 2, Seconds(60));
+  Pass(Seconds(20));
+  EXPECT_EQ(Members(), 3);
+  EXPECT_LT(LongestGap(), 2 * kDetect);
+}
+
 TEST_P(FaultTimesTest, ACoordinatorThatIsCutOffRemovesNobody) {
   for (const int64_t seconds : {10, 20, 40}) {
     if (trainers_.empty()) Start(4);
@@ -167,6 +190,48 @@ TEST_P(FaultTimesTest, ACoordinatorThatIsCutOffRemovesNobody) {
     // Boundaries wait for the coordinator, and for nothing else.
     EXPECT_LT(LongestGap(), Seconds(seconds) + 3 * kDetect);
     from_ = sim_.now();
+  }
+}
+
+// However often it asks: the group keeps 99 % of its ops, and no boundary waits for the newcomer.
+TEST_P(FaultTimesTest, ANewcomerThatNobodyReachesCostsTheGroupNothing) {
+  const bool refuses = GetParam() % 2 == 0;
+  Start(4);
+  const Tick before = sim_.now();
+  Pass(Seconds(60));
+  from_ = sim_.now();
+  PeerHost* const host = sim_.AddPeer();
+  sim_.ClosePort(host, refuses ? ModelTransport::Port::kRefuses : ModelTransport::Port::kDrops,
+                 Seconds(60));
+  trainers_.push_back(
+      std::make_unique<BusyTrainer>(&sim_, host, static_cast<uint32_t>(trainers_.size())));
+  BusyTrainer& newcomer = *trainers_.back();
+  newcomer.Insist();
+  Pass(Seconds(60));
+  EXPECT_FALSE(newcomer.member());
+  EXPECT_GE(newcomer.refusals(), 4u);
+  const std::string seen = refuses ? "Connection refused" : "no answer in time";
+  EXPECT_NE(newcomer.end().text.find(seen), std::string::npos) << newcomer.end().text;
+  for (size_t i = 0; i < 4; ++i) {
+    const int64_t usual = trainers_[i]->OpsWithin(before, from_);
+    const int64_t kept = trainers_[i]->OpsWithin(from_, sim_.now());
+    EXPECT_GE(100 * kept, 99 * usual) << kept << " of " << usual;
+  }
+  EXPECT_LT(LongestGap(), Millis(200));
+  // Its port is open now.
+  EXPECT_TRUE(sim_.RunUntil(sim_.now() + 45 * kDetect, [&] { return newcomer.member(); }));
+}
+
+// It comes in at the next boundary, and its links to that one go through others from the start.
+TEST_P(FaultTimesTest, ANewcomerThatOneOfTheMembersDoesNotReachHoldsNobody) {
+  Start(3);
+  BusyTrainer& newcomer = Add();
+  Cut(1, 4, Seconds(60));
+  EXPECT_TRUE(sim_.RunUntil(sim_.now() + 3 * kDetect, [&] { return newcomer.member(); }));
+  Pass(Seconds(5));
+  EXPECT_EQ(Members(), 4);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_LT(trainers_[i]->LongestGap(from_, sim_.now()), Millis(200));
   }
 }
 

@@ -130,6 +130,14 @@ void Simulation::Block(int from, int to, int64_t us) {
   world_.Block(from, to, now() + us);
 }
 
+void Simulation::ClosePort(PeerHost* peer, ModelTransport::Port port, int64_t us) {
+  story_.Tell(now(), "network  data port of ", ToString(peer->id()),
+              port == ModelTransport::Port::kRefuses ? " refuses for " : " drops for ", us / 1000,
+              " ms");
+  peer->transport().SetPort(port);
+  world_.At(now() + us, [peer] { peer->transport().SetPort(ModelTransport::Port::kOpen); });
+}
+
 void Simulation::Trigger(Moment moment, int nth, std::function<void(PeerHost*)> what) {
   waiting_.push_back({moment, nth, std::move(what)});
 }
@@ -214,6 +222,7 @@ enum class FaultKind {
   // From here on with draws of their own: seeds without them stay what they were.
   kTwoPairs,           // blocked both ways, one shortly after the other
   kCoordinatorCutOff,  // from all
+  kClosedPort,         // of a newcomer, or of a peer whose links stand
   kCount,
 };
 
@@ -485,6 +494,18 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
           sim_.Block(0, index, us);
           sim_.Block(index, 0, us);
         }
+      };
+    case FaultKind::kClosedPort:
+      return [=, this](PeerHost* at) {
+        const bool newcomer = prng_.Chance(0.7);
+        PeerHost* const peer = newcomer ? sim_.AddPeer() : victim(at);
+        const bool refuses = prng_.Chance(0.5);
+        sim_.ClosePort(peer,
+                       refuses ? ModelTransport::Port::kRefuses : ModelTransport::Port::kDrops,
+                       Detect(0.5, 8));
+        // A newcomer that nobody reaches is no reason to freeze anything or to remove anybody.
+        if (!newcomer) return sim_.checker().OnDisturbed(peer->id());
+        AddTrainers(peer, sim_.now());
       };
     case FaultKind::kBlockCoordinator:  // one-way
       return [=, this](PeerHost* at) {

@@ -69,6 +69,8 @@ class Simulation final : private Switchboard {
   void ResetLink(PeerHost* a, PeerId b);
   // Nothing gets from one to the other; index 0 is the coordinator.
   void Block(int from, int to, int64_t us);
+  // Nobody gets a new connection to the peer.
+  void ClosePort(PeerHost* peer, ModelTransport::Port port, int64_t us);
   // Happens at the nth of these moments at any peer from now on, or at `at` if it is not 0.
   void Trigger(Moment moment, int nth, std::function<void(PeerHost*)> what);
 

@@ -150,8 +150,7 @@ struct Details {
            " reason=\"" + m.reason + "\"";
   }
   std::string operator()(const control::TryPeer& m) const {
-    return "TryPeer" + Group(m.group) + " trial=" + Number(m.trial) +
-           " peer=" + ToString(m.peer.peer);
+    return Group(m.group) + " trial=" + Number(m.trial) + " peer=" + ToString(m.peer.peer);
   }
   std::string operator()(const control::StateAgreed& m) const {
     return "StateAgreed revision=" + std::to_string(m.revision) + " state=" + ToString(m.state);

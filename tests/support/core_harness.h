@@ -267,6 +267,7 @@ class Harness {
     sessions_.clear();
     owners_.clear();
     inbox_.clear();
+    tries_.clear();
     ring_orders_.clear();
     crashed_ = false;
     CoreConfig config;
@@ -335,10 +336,11 @@ class Harness {
 
   // Lets lively peers answer until nothing moves.
   void Run() {
-    for (const auto& [peer, attempt] : std::exchange(tries_, {})) {
-      Tell(peer, control::PeerTried{attempt.group, attempt.trial, attempt.peer.peer, ""});
-    }
-    while (!inbox_.empty() && !crashed_) {
+    while ((!inbox_.empty() || !tries_.empty()) && !crashed_) {
+      for (const auto& [peer, attempt] : std::exchange(tries_, {})) {
+        Tell(peer, control::PeerTried{attempt.group, attempt.trial, attempt.peer.peer, ""});
+      }
+      if (inbox_.empty()) continue;
       auto [peer, session, message] = inbox_.front();
       inbox_.pop_front();
       const auto it = sessions_.find(peer);

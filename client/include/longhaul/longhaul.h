@@ -219,7 +219,7 @@ typedef struct lh_world_info {
   uint32_t struct_size;
   uint32_t rank;    /* 0 to size - 1, by order in the epoch */
   uint32_t size;    /* members */
-  uint32_t pending; /* members waiting for admission */
+  uint32_t pending; /* members that wait, and that the next boundary may admit */
   uint64_t epoch;
   uint64_t member_id;  /* of this member, unique in the run */
   uint32_t background; /* 1: this member's input is not in results yet (LH_BACKGROUND) */

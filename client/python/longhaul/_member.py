@@ -19,7 +19,7 @@ class World:
     epoch: int  #: number of the agreed membership; rises with every change
     rank: int  #: of this member, 0 to world_size - 1
     world_size: int  #: members
-    pending: int  #: members that wait for the next step boundary
+    pending: int  #: members that wait, and that the next step boundary may admit
     member_id: int  #: of this member, unique in the run
     background: bool = False  #: this member's input is not in results yet
 
