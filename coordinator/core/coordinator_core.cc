@@ -709,7 +709,14 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
   std::vector<PeerId> others;  // whose link is another than was thought
   for (const control::LinkMeasure& link : report.links) {
     if (!peers_.contains(link.from) || !peers_.contains(link.to)) continue;
+    const bool known = !links_.SmallPackets({link.from, link.to}, now_).empty();
     if (links_.Record(link, now_)) others.push_back(link.from == peer ? link.to : link.from);
+    if (link.small_packets && !known) {
+      Note("large_packets_vanish", peer,
+           "large packets vanish from=" + ToString(link.from) + " to=" + ToString(link.to) +
+               ": their lanes use small ones; check the MTU of the path, and that ICMP "
+               "\"fragmentation needed\" is let through");
+    }
   }
   for (auto& [key, group] : groups_) {
     if (group.OrderDue() != kNever || !group.HasPeer(peer)) continue;
@@ -1219,6 +1226,7 @@ Overview CoordinatorCore::Impl::GetOverview() const {
       const auto load = peer.loads.find(key);
       if (load != peer.loads.end()) shown.load = load->second;
     }
+    view.small_packets = links_.SmallPackets(group.Ring(), now_);
     for (size_t i = 0; i < view.ring.size(); ++i) {
       const PeerId next = view.ring[(i + 1) % view.ring.size()].peer;
       const std::optional<MeasuredLink> link = links_.Find(view.ring[i].peer, next, now_);

@@ -484,8 +484,27 @@ void Group::MarkChanged(const std::string &why) {
   if (preparation_ && preparation_->changed.empty()) preparation_->changed = why;
 }
 
-Fault Group::FaultNow(std::string cause, std::string detector, uint32_t detect_ms) const {
-  return {std::move(cause), std::move(detector), detect_ms, directory_->Now()};
+Fault Group::FaultNow(std::string cause, std::string detector, uint32_t detect_ms,
+                      PeerId of) const {
+  return {std::move(cause), std::move(detector), detect_ms, directory_->Now(), of};
+}
+
+// "m3 at p3 (host h3)", or "p3 (host h3)".
+std::string Group::SubjectOf(const Fault &fault, const std::vector<MemberRecord> &removed) const {
+  const auto name = [this](PeerId peer) {
+    const auto known = std::find_if(record_.peers.begin(), record_.peers.end(),
+                                    [peer](const PeerRecord &p) { return p.peer == peer; });
+    const bool named = known != record_.peers.end() && !known->host.empty();
+    return ToString(peer) + (named ? " (host " + known->host + ")" : "");
+  };
+  if (removed.empty()) return fault.of ? name(fault.of) : "";
+  std::string text;
+  for (size_t i = 0; i < std::min(removed.size(), kNamesShownMax); ++i) {
+    text +=
+        (text.empty() ? "" : ", ") + ToString(removed[i].member) + " at " + name(removed[i].peer);
+  }
+  if (removed.size() <= kNamesShownMax) return text;
+  return text + " and " + std::to_string(removed.size() - kNamesShownMax) + " more";
 }
 
 // What follows from the first, or comes while it is repaired, is not a fault of
@@ -699,6 +718,7 @@ void Group::AddTo(Digester *digest) const {
   if (fault_) digest->Add(*fault_);
   digest->Add(fault_epoch_).Add(last_fault_.cause).Add(last_fault_.detector);
   digest->Add(uint64_t{last_fault_.detect_ms}).Add(uint64_t{last_fault_.agree_ms});
+  digest->Add(last_fault_.subject);
   suspicion_.AddTo(digest);
   ring_choice_.AddTo(digest);
   digest->Add(uint64_t{preparation_.has_value()});

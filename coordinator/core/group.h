@@ -262,7 +262,9 @@ class Group {
   void ForgetStrangers();
   void LossGraceOver(LostLink link, GroupOutput *out);
   void BlameRelays(LostLinks *lost);
-  Fault FaultNow(std::string cause, std::string detector, uint32_t detect_ms = 0) const;
+  Fault FaultNow(std::string cause, std::string detector, uint32_t detect_ms = 0,
+                 PeerId of = PeerId()) const;
+  std::string SubjectOf(const Fault &fault, const std::vector<MemberRecord> &removed) const;
   void NoteFault(const Fault &fault);
   // To a peer that speaks of a member that is none: who removed it, when and why.
   control::Removed Unknown(MemberId member) const;

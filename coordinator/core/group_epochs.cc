@@ -238,6 +238,7 @@ void Group::Commit(Tick now, GroupOutput *out) {
   const std::set<MemberId> voted = done.AtBoundary() ? ballot_.voted() : std::set<MemberId>{};
   const bool first = !AnyAdmitted(record_);
   const std::vector<PeerId> ring = Ring();
+  const std::string subject = fault_ ? SubjectOf(*fault_, removed) : "";
 
   AdoptEpoch(done, &record_);
   ForgetStrangers();
@@ -249,7 +250,7 @@ void Group::Commit(Tick now, GroupOutput *out) {
     if (first_vote_ != kNever) first_vote_ = first_vote_ + (now - done.begun);
     sync_.Postpone(now - done.begun);
     fault = FaultRecord{fault_->cause, fault_->detector, fault_->detect_ms,
-                        static_cast<uint32_t>((now - fault_->since) / Millis(1))};
+                        static_cast<uint32_t>((now - fault_->since) / Millis(1)), subject};
     fault_text = " cause=" + fault->cause + " detector=" + fault->detector +
                  " detect_ms=" + std::to_string(fault->detect_ms) +
                  " agree_ms=" + std::to_string(fault->agree_ms);

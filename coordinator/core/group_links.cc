@@ -53,8 +53,8 @@ Violation Group::LinkLost(PeerId peer, const control::LinkLost &lost, Tick now, 
   // either.
   if (answered && lost.silent_ms == 0) return std::nullopt;
   const std::string reason = Clean(lost.reason);
-  const Fault fault =
-      FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer), lost.silent_ms);
+  const Fault fault = FaultNow(lost.silent_ms == 0 ? "reset" : "silence", ToString(peer),
+                               lost.silent_ms, lost.peer);
   if (suspicion_.Lose(link, evidence, {Tick(), lost.epoch, reason, fault}, now)) {
     Note("link_lost", MemberId{}, peer,
          "link lost from=" + ToString(peer) + " to=" + ToString(lost.peer) +
@@ -295,7 +295,7 @@ void Group::Block(const LostLinks &lost, int64_t retry_us, GroupOutput *out) {
     // Ops in flight may use the link, if it once stood.
     if (in_force.contains(pair.a) && in_force.contains(pair.b)) {
       repair_ = Clean(text);
-      NoteFault(FaultNow("unreachable", ToString(link.first)));
+      NoteFault(FaultNow("unreachable", ToString(link.first), 0, link.second));
     }
   }
 }

@@ -42,6 +42,7 @@ bool LinkTable::Record(const control::LinkMeasure& measure, Tick now) {
     link.at_least = measure.at_least;
   }
   if (measure.rtt_us != 0) link.rtt_us = measure.rtt_us;
+  link.small_packets = measure.small_packets;
   return !known || Differs(before, link);
 }
 
@@ -60,6 +61,21 @@ std::optional<MeasuredLink> LinkTable::Find(PeerId from, PeerId to, Tick now) co
   MeasuredLink link = there != nullptr ? *there : MeasuredLink{0, 0, back->at};
   if (link.rtt_us == 0 && back != nullptr) link.rtt_us = back->rtt_us;
   return link;
+}
+
+std::set<std::pair<PeerId, PeerId>> LinkTable::SmallPackets(const std::vector<PeerId>& peers,
+                                                            Tick now) const {
+  const std::set<PeerId> among(peers.begin(), peers.end());
+  std::set<std::pair<PeerId, PeerId>> pairs;
+  for (const PeerId from : among) {
+    const auto row = links_.find(from);
+    if (row == links_.end()) continue;
+    for (const auto& [to, link] : row->second) {
+      if (!link.small_packets || !among.contains(to) || now - link.at >= kLinkExpires) continue;
+      pairs.emplace(std::min(from, to), std::max(from, to));
+    }
+  }
+  return pairs;
 }
 
 void LinkTable::Forget(PeerId peer) {
@@ -123,7 +139,7 @@ void LinkTable::AddTo(Digester* digest) const {
   for (const auto& [from, row] : links_) {
     for (const auto& [to, link] : row) {
       digest->Add(from).Add(to).Add(link.bytes_per_second).Add(uint64_t{link.rtt_us}).Add(link.at);
-      digest->Add(uint64_t{link.at_least});
+      digest->Add(uint64_t{link.at_least} | uint64_t{link.small_packets} << 1);
     }
   }
 }

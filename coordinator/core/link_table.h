@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "base/digest.h"
@@ -28,6 +30,7 @@ struct MeasuredLink {
   uint32_t rtt_us = 0;            // 0: unknown
   Tick at;                        // measured
   bool at_least = false;          // as in control::LinkMeasure
+  bool small_packets = false;     // likewise
   friend bool operator==(const MeasuredLink&, const MeasuredLink&) = default;
 };
 
@@ -45,6 +48,9 @@ class LinkTable {
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
   // The worst of what is known between the peers of this ring.
   control::LinkCost Cost(const std::vector<PeerId>& ring, Tick now) const;
+  // Pairs of these peers between which large packets vanish, as one of the two says.
+  std::set<std::pair<PeerId, PeerId>> SmallPackets(const std::vector<PeerId>& peers,
+                                                   Tick now) const;
   size_t size() const { return size_; }
 
   void AddTo(Digester* digest) const;

@@ -55,6 +55,20 @@ TEST(LinkTable, AProbeWithFewConnectionsOrdersRingsAndSaysNothingOfWhatOpsWouldG
   EXPECT_EQ(links.Cost({kA, kB}, kNow), (control::LinkCost{35000, 1000000, 1000000}));
 }
 
+TEST(LinkTable, NamesThePairsBetweenWhichLargePacketsVanish) {
+  LinkTable links;
+  LinkMeasure measure{kB, kA, 0, 0};
+  measure.small_packets = true;
+  links.Record(measure, kNow);
+  links.Record({kB, kC, 5, 5}, kNow);
+  const std::set<std::pair<PeerId, PeerId>> pair{{kA, kB}};
+  EXPECT_EQ(links.SmallPackets({kA, kB, kC}, kNow), pair);
+  EXPECT_TRUE(links.SmallPackets({kB, kC}, kNow).empty());
+  EXPECT_TRUE(links.SmallPackets({kA, kB}, kNow + kLinkExpires).empty());
+  links.Record({kB, kA, 5, 5}, kNow);
+  EXPECT_TRUE(links.SmallPackets({kA, kB}, kNow).empty()) << "a new link has no such trouble";
+}
+
 TEST(LinkTable, ForgetsWhatIsOldAndWhoIsGone) {
   LinkTable links;
   links.Record({kA, kB, 1000000, 50000, 60000}, kNow);

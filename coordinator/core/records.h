@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -186,6 +188,9 @@ struct FaultRecord {
   std::string detector;    // who said so: "p1f", "coordinator", "operator"
   uint32_t detect_ms = 0;  // silence before the report; 0: it showed at once
   uint32_t agree_ms = 0;   // from the first report to the commit
+  // Whom it cost: the members that were removed, with their hosts. If nobody was: the peer that
+  // was reported. Empty: neither.
+  std::string subject;
   friend bool operator==(const FaultRecord&, const FaultRecord&) = default;
 };
 
@@ -248,6 +253,8 @@ struct GroupView {
   std::vector<MemberView> members;  // rank order, pending ones behind
   std::vector<PeerView> ring;
   std::vector<BlockedRecord> blocked;
+  // Between these peers large packets vanish.
+  std::set<std::pair<PeerId, PeerId>> small_packets;
   std::optional<StateRecord> state;
   // The last commit of an epoch that froze ops, since this start of the coordinator.
   Epoch fault_epoch;  // 0: none

@@ -432,6 +432,20 @@ TEST_F(RingOrderTest, AReportOfOthersLinksIsAgainstTheProtocol) {
             "against the protocol: a measurement of the link from p2 to p3, of which it is no end");
 }
 
+TEST_F(RingOrderTest, APathOnWhichLargePacketsVanishIsAnEventOnce) {
+  Enter(3);
+  control::LinkMeasure measure{P(1), P(2), 0, 0};
+  measure.small_packets = true;
+  h_.Say(P(1), control::LinkReport{{measure}});
+  h_.Say(P(1), control::LinkReport{{measure}});
+  std::swap(measure.from, measure.to);
+  h_.Say(P(2), control::LinkReport{{measure}});
+  const std::vector<std::string> events = h_.Notices("large_packets_vanish");
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].find("large packets vanish from=p1 to=p2"), 0u) << events[0];
+  EXPECT_EQ(h_.View().small_packets, (std::set<std::pair<PeerId, PeerId>>{{P(1), P(2)}}));
+}
+
 TEST_F(RingOrderTest, LinksAreShownUntilTheyAreOld) {
   Enter(3);
   h_.Say(P(1), control::LinkReport{{{P(1), P(2), 3 * kMega, 40000, 5000, /*at_least=*/true},

@@ -69,10 +69,12 @@ struct Fault {
   std::string detector;
   uint32_t detect_ms = 0;
   Tick since;
+  PeerId of = PeerId();  // the peer that was reported, if one was
 };
 
 inline void AddTo(const Fault &fault, Digester *digest) {
-  digest->Add(fault.cause).Add(fault.detector).Add(uint64_t{fault.detect_ms}).Add(fault.since);
+  digest->Add(fault.cause).Add(fault.detector).Add(uint64_t{fault.detect_ms});
+  digest->Add(fault.since).Add(fault.of);
 }
 
 // Peers through which the link of a pair could not be built or kept.

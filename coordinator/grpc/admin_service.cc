@@ -135,6 +135,7 @@ void Fill(const StampedEvent& stamped, const std::string& incarnation, v1::Event
   proto->mutable_fault()->set_detector(event.fault->detector);
   proto->mutable_fault()->set_detect_ms(event.fault->detect_ms);
   proto->mutable_fault()->set_agree_ms(event.fault->agree_ms);
+  proto->mutable_fault()->set_subject(event.fault->subject);
 }
 
 void Fill(const Overview& overview, v1::ListRunsResponse* response) {

@@ -77,10 +77,17 @@ void AddFaults(const GroupView& group, std::vector<std::string>* facts) {
             : "",
         "; open the data port between them"));
   }
+  for (const auto& [a, b] : group.small_packets) {
+    facts->push_back(
+        absl::StrCat("large packets vanish between ", ToString(a), " and ", ToString(b),
+                     ", whose link uses small ones and is slower: check the MTU of "
+                     "the path, and that ICMP \"fragmentation needed\" is let through"));
+  }
   if (group.fault_epoch) {
     facts->push_back(absl::StrCat(
         "the last change in the middle of ops was epoch ", ToString(group.fault_epoch), ": ",
-        group.fault.cause, ", seen by ", group.fault.detector, " after ", group.fault.detect_ms,
+        group.fault.cause, group.fault.subject.empty() ? "" : " of ", group.fault.subject,
+        ", seen by ", group.fault.detector, " after ", group.fault.detect_ms,
         " ms of silence, agreed within ", group.fault.agree_ms, " ms"));
   }
 }

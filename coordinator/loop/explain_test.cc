@@ -78,6 +78,24 @@ TEST(Explain, TellsWhichStateWasAgreedOn) {
                                    "000000000000001f0000000000000002"));
 }
 
+TEST(Explain, NamesWhomTheLastFaultWasOf) {
+  GroupView group = TwoPeers();
+  group.fault_epoch = Epoch(3);
+  group.fault = FaultRecord{"silence", "pa", 1500, 40, "m3 at pc (host h3)"};
+  EXPECT_THAT(Explain(group, 1500).facts,
+              ElementsAre("the last change in the middle of ops was epoch 3: silence of m3 at pc "
+                          "(host h3), seen by pa after 1500 ms of silence, agreed within 40 ms"));
+}
+
+TEST(Explain, NamesTheLinksOnWhichLargePacketsVanish) {
+  GroupView group = TwoPeers();
+  group.small_packets = {{PeerId(0xa), PeerId(0xb)}};
+  EXPECT_THAT(Explain(group, 1500).facts,
+              ElementsAre("large packets vanish between pa and pb, whose link uses small ones and "
+                          "is slower: check the MTU of the path, and that ICMP \"fragmentation "
+                          "needed\" is let through"));
+}
+
 TEST(Explain, LongListsAreCut) {
   GroupView group = TwoPeers();
   for (uint64_t i = 10; i < 30; ++i) group.members.push_back({MemberId(i), PeerId(0xc)});

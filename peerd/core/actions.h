@@ -119,7 +119,7 @@ struct SendReady {
   Epoch boundary;
   uint64_t tag = 0;
   OpDesc desc;
-  bool local_mismatch = false;
+  std::optional<OtherOffer> other_offer;               // if the members here disagree
   bool one_shot = false;                               // attach the input of `posts`
   std::optional<OneShotResult> result = std::nullopt;  // or attach this
   std::vector<PostRef> posts;

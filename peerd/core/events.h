@@ -94,8 +94,8 @@ struct PeerReady {
   Epoch boundary;
   uint64_t tag = 0;
   OpDesc desc;
-  bool local_mismatch = false;
-  std::string payload;  // one-shot input, else empty
+  std::optional<OtherOffer> other_offer;  // of another member there, if they disagree
+  std::string payload;                    // one-shot input, else empty
   // In place of an input: the op has ended there, before the fault that has it announced again.
   std::optional<OneShotResult> result = std::nullopt;
 };

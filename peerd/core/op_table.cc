@@ -25,7 +25,7 @@ std::string AbortedBy(uint64_t tag, const std::string& cause) {
 }
 
 std::string PayloadProblem(const PeerReady& ready) {
-  const bool one_shot = IsOneShot(ready.desc) && !ready.local_mismatch;
+  const bool one_shot = IsOneShot(ready.desc) && !ready.other_offer;
   if (ready.result) {
     const bool may = one_shot && ready.desc.on_fault == OnFault::kRetry && ready.payload.empty();
     if (may && ready.result->bytes.size() == ready.desc.bytes() &&
@@ -283,7 +283,7 @@ void OpTable::AcceptReady(Op& op, PeerReady ready, std::vector<Action>* out) {
     return Refuse(
         ready, "READY of tag " + std::to_string(op.key.tag) + " without DONE of those before", out);
   }
-  if (ready.desc != op.desc || ready.local_mismatch) {
+  if (ready.desc != op.desc || ready.other_offer) {
     if (op.lingers) {
       return Refuse(ready,
                     "READY of tag " + std::to_string(op.key.tag) +
@@ -422,9 +422,10 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
     return op.participants->RankOf(a.member) < op.participants->RankOf(b.member);
   });
   op.desc = op.inputs.front().desc;
-  op.local_mismatch = std::any_of(op.inputs.begin(), op.inputs.end(),
+  const auto other = std::find_if(op.inputs.begin(), op.inputs.end(),
                                   [&](const LocalInput& input) { return input.desc != op.desc; });
-  op.differs = op.local_mismatch;
+  if (other != op.inputs.end()) op.other_offer = OtherOffer{other->member, other->desc};
+  op.differs = op.other_offer.has_value();
   op.algorithm = ChooseAlgorithm(op.desc, op.participants->ring.size(), op.participants->mesh,
                                  op.participants->cost);
   op.unfit = UnfitnessOf(op);
@@ -436,12 +437,12 @@ void OpTable::Announce(Op& op, Tick now, std::vector<Action>* out) {
   ready.boundary = op.key.boundary;
   ready.tag = op.key.tag;
   ready.desc = op.desc;
-  ready.local_mismatch = op.local_mismatch;
+  ready.other_offer = op.other_offer;
   // Posts that differ in size cannot be added up, and nobody will want them.
   if (op.lingers) {
     ready.result = op.result;
   } else {
-    ready.one_shot = IsOneShot(op.desc) && !op.local_mismatch;
+    ready.one_shot = IsOneShot(op.desc) && !op.other_offer;
     for (const LocalInput& input : op.inputs) ready.posts.push_back(input.post);
     ready.contributes = ContributesOf(op);
   }
@@ -665,10 +666,7 @@ std::string OpTable::RefusalOf(const Op& op, const LocalInput& input) const {
     return text(op.participants->FirstMemberOf(peer), it->second.desc);
   }
   for (const auto& [peer, ready] : op.readies) {
-    if (!ready.local_mismatch) continue;
-    return Subject(op.key.tag) + " refused: member " +
-           ToString(op.participants->FirstMemberOf(peer)) + " and another one at peer " +
-           ToString(peer) + " offered what differs, this member " + ToString(input.desc);
+    if (ready.other_offer) return text(ready.other_offer->member, ready.other_offer->desc);
   }
   LH_CHECK(false) << "refused without a difference " << Subject(op.key.tag);
   return "";
@@ -718,7 +716,7 @@ void OpTable::ForgetAttempt(Op& op) {
   op.announced = false;
   op.differs = false;
   op.unfit.reset();
-  op.local_mismatch = false;
+  op.other_offer.reset();
   op.readies.clear();
   op.dones.clear();
   op.done = false;
@@ -926,9 +924,15 @@ void AddResult(const OneShotResult& result, Digester* digest) {
   digest->Add(result.epoch).Add(uint64_t{result.members}).Add(result.bytes);
 }
 
+void AddOther(const std::optional<OtherOffer>& other, Digester* digest) {
+  digest->Add(uint64_t{other.has_value()});
+  if (other) digest->Add(other->member).Add(other->desc);
+}
+
 void AddReady(const PeerReady& ready, Digester* digest) {
   digest->Add(ready.peer).Add(ready.ordinal).Add(ready.attempt).Add(ready.boundary);
-  digest->Add(ready.tag).Add(ready.desc).Add(uint64_t{ready.local_mismatch}).Add(ready.payload);
+  digest->Add(ready.tag).Add(ready.desc).Add(ready.payload);
+  AddOther(ready.other_offer, digest);
   digest->Add(uint64_t{ready.result.has_value()});
   if (ready.result) AddResult(*ready.result, digest);
 }
@@ -943,7 +947,7 @@ void OpTable::AddInput(const LocalInput& input, Digester* digest) {
 void OpTable::AddOp(const Op& op, Digester* digest) {
   digest->Add(op.key.boundary).Add(op.key.tag).Add(op.ordinal).Add(op.run_attempt);
   digest->Add(static_cast<uint64_t>(op.run)).Add(uint64_t{op.retries}).Add(op.complete_at);
-  digest->Add(uint64_t{op.announced} | uint64_t{op.local_mismatch} << 1 |
+  digest->Add(uint64_t{op.announced} | uint64_t{op.other_offer.has_value()} << 1 |
               uint64_t{op.differs} << 2 | uint64_t{op.done} << 3 | uint64_t{op.halted} << 4 |
               uint64_t{op.complete_once} << 5 | uint64_t{op.redone} << 6);
   digest->Add(static_cast<uint64_t>(op.algorithm));

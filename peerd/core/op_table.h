@@ -160,8 +160,8 @@ class OpTable {
     std::shared_ptr<const Participants> participants;
     OpDesc desc;
     Algorithm algorithm = Algorithm::kAuto;  // chosen
-    bool local_mismatch = false;
-    bool differs = false;  // some descriptor differs
+    std::optional<OtherOffer> other_offer;   // if the members here disagree
+    bool differs = false;                    // some descriptor differs
     // With this ring, or so few members, it cannot run: how it ends. The same at all participants.
     std::optional<Outcome> unfit;
     std::map<PeerId, PeerReady> readies;

@@ -597,7 +597,7 @@ TEST_F(OpTableTest, LocalMembersThatDifferRefuseTheOpAndSendNoBytes) {
   Post(7, Desc(2), 4);
   const auto ready = Get<SendReady>(out_);
   ASSERT_EQ(ready.size(), 1u);
-  EXPECT_TRUE(ready[0].local_mismatch);
+  EXPECT_EQ(ready[0].other_offer, (OtherOffer{MemberId(4), Desc(2)}));
   EXPECT_FALSE(ready[0].one_shot);
   EXPECT_TRUE(Get<StartAttempt>(out_).empty());
   EXPECT_TRUE(Get<SendDone>(Ready(2, 7, Small())).at(0).refused);
@@ -617,13 +617,15 @@ TEST_F(OpTableTest, APeerWhoseMembersDifferAmongThemselvesRefusesTheOpForAll) {
   Enter(MakePrepare(1, 0, 1, 0, {{1, 1, 1}, {2, 2, 1}, {3, 2, 1}}));
   Post(7, Small());
   auto ready = ReadyOf(2, 7, Small());
-  ready.local_mismatch = true;
+  ready.other_offer = OtherOffer{MemberId(3), Large()};
   ready.payload.clear();
   EXPECT_TRUE(Get<SendDone>(Ready(ready)).at(0).refused);
   Done(2, 1, 0, true);
   const Outcome outcome = Get<PostDone>(out_).at(0).outcome;
   EXPECT_EQ(outcome.code, Code::kInvalidArgument);
-  EXPECT_NE(outcome.text.find("member m2 and another one"), std::string::npos);
+  EXPECT_EQ(outcome.text,
+            "all-reduce tag 7 refused: member m3 offered sum of float32 x 33554432, this member "
+            "sum of float32 x 4");
 }
 
 // ------------------------------------------------------------------------------ mismatch

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -310,7 +311,12 @@ void DaemonImpl::WatchLinks() {
   report_due_ = now + kReportUs;
   std::vector<PeerId> peers;
   peers.reserve(links.size());
-  for (const LinkStats& link : links) peers.push_back(link.link.peer);
+  std::set<PeerId> small;
+  for (const LinkStats& link : links) {
+    peers.push_back(link.link.peer);
+    if (link.small_packets) small.insert(link.link.peer);
+  }
+  for (const PeerId peer : peers) link_watch_.SetSmallPackets(peer, small.contains(peer));
   link_watch_.Keep(peers);
   const control::LinkReport report = link_watch_.PopReport(now);
   if (!report.links.empty()) control_->Send(report);

@@ -27,13 +27,18 @@ ControlFrame FrameOf(const SendReady& action, const std::string& input) {
   header.type = FrameType::kReady;
   header.op = action.ordinal;
   header.attempt = action.attempt;
-  ReadyBody body{action.boundary, action.tag, action.desc, action.local_mismatch};
+  ReadyBody body{action.boundary, action.tag, action.desc, action.other_offer};
   if (action.result) {
     body.result_epoch = action.result->epoch;
     body.result_members = action.result->members;
   }
-  const std::string& bytes = action.result ? action.result->bytes : input;
-  return Address(action.group, action.to, header, TextOf(Encode(body)) + bytes);
+  std::string payload = TextOf(Encode(body));
+  if (action.other_offer) {
+    payload += TextOf(Encode(*action.other_offer));
+  } else {
+    payload += action.result ? action.result->bytes : input;
+  }
+  return Address(action.group, action.to, header, std::move(payload));
 }
 
 ControlFrame FrameOf(const SendDone& action) {
@@ -59,9 +64,9 @@ absl::StatusOr<TakenFrame> TakeFrame(const LinkKey& from, const FrameHeader& hea
         absl::StrCat("frame type is ", static_cast<int>(header.type), ", not READY or DONE"));
   }
   LH_ASSIGN_OR_RETURN(const ReadyBody body, ParseReadyBody(payload));
-  PeerReady ready{group,          from.peer,           header.op,
-                  header.attempt, body.boundary,       body.tag,
-                  body.desc,      body.local_mismatch, ""};
+  PeerReady ready{group,     from.peer,        header.op, header.attempt, body.boundary, body.tag,
+                  body.desc, body.other_offer, ""};
+  if (ready.other_offer) return ready;
   std::string bytes = TextOf(payload.subspan(kReadyBodyBytes));
   if (body.result_epoch) {
     ready.result = OneShotResult{body.result_epoch, body.result_members, std::move(bytes)};

@@ -53,6 +53,15 @@ void LinkWatch::Add(PeerId peer, const RateSample& sample, Tick now) {
   link.at = now;
 }
 
+void LinkWatch::SetSmallPackets(PeerId peer, bool small) {
+  const auto link = links_.find(peer);
+  if (link != links_.end()) {
+    link->second.small_packets = small;
+  } else if (small && peer != self_) {
+    links_[peer].small_packets = true;
+  }
+}
+
 std::optional<Tick> LinkWatch::Measured(PeerId peer) const {
   const auto link = links_.find(peer);
   if (link == links_.end() || link->second.rate == 0) return std::nullopt;
@@ -62,18 +71,27 @@ std::optional<Tick> LinkWatch::Measured(PeerId peer) const {
 control::LinkReport LinkWatch::PopReport(Tick now) {
   control::LinkReport report;
   for (auto& [peer, link] : links_) {
-    if (link.rate == 0 || now - link.at > kForget) continue;
+    const bool measured = link.rate != 0 && now - link.at <= kForget;
+    if (!measured && !link.small_packets) continue;
     if (report.links.size() >= control::kLinkMeasuresMax) break;
-    const bool changed = Differs(link.rate, link.said_rate) ||
-                         Differs(link.rtt_us, link.said_rtt_us) ||
-                         link.at_least != link.said_at_least;
+    const bool changed =
+        Differs(link.rate, link.said_rate) || Differs(link.rtt_us, link.said_rtt_us) ||
+        link.at_least != link.said_at_least || link.small_packets != link.said_small_packets;
     if (!changed && now - link.said_at < kRepeat) continue;
     link.said_rate = link.rate;
     link.said_at_least = link.at_least;
     link.said_rtt_us = link.rtt_us;
+    link.said_small_packets = link.small_packets;
     link.said_at = now;
-    report.links.push_back({self_, peer, link.rate, link.rtt_us,
-                            static_cast<uint32_t>((now - link.at) / Millis(1)), link.at_least});
+    control::LinkMeasure& said = report.links.emplace_back();
+    said.from = self_;
+    said.to = peer;
+    said.small_packets = link.small_packets;
+    if (!measured) continue;
+    said.bytes_per_second = link.rate;
+    said.rtt_us = link.rtt_us;
+    said.age_ms = static_cast<uint32_t>((now - link.at) / Millis(1));
+    said.at_least = link.at_least;
   }
   return report;
 }

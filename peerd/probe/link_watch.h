@@ -47,6 +47,8 @@ class LinkWatch {
   explicit LinkWatch(PeerId self) : self_(self) {}
 
   void Add(PeerId peer, const RateSample& sample, Tick now);
+  // Whether the link uses small packets, as large ones vanish on the way.
+  void SetSmallPackets(PeerId peer, bool small);
   // When its bandwidth was seen last; none: never.
   std::optional<Tick> Measured(PeerId peer) const;
   // What has changed by more than a twentieth since it was said, and what is due again.
@@ -66,6 +68,8 @@ class LinkWatch {
     uint32_t rtt_us = 0;                            // likewise
     Tick at;                                        // of the last sample that counted
     uint64_t said_rate = 0;
+    bool small_packets = false;
+    bool said_small_packets = false;
     bool said_at_least = false;
     uint32_t said_rtt_us = 0;
     Tick said_at{INT64_MIN / 2};

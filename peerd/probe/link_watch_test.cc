@@ -22,6 +22,20 @@ TEST(LinkWatch, SaysWhatALinkCarried) {
   EXPECT_TRUE(watch.PopReport(At(3)).links.empty()) << "it was said";
 }
 
+TEST(LinkWatch, SaysWhereLargePacketsVanish) {
+  LinkWatch watch(kSelf);
+  watch.SetSmallPackets(kOther, true);
+  const auto said = watch.PopReport(At(0)).links;
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_TRUE(said[0].small_packets);
+  EXPECT_EQ(said[0].bytes_per_second, 0u) << "nothing was measured";
+  EXPECT_TRUE(watch.PopReport(At(1)).links.empty()) << "it was said";
+  watch.Add(kOther, {10 * kMega, false, 40000}, At(1));
+  EXPECT_TRUE(watch.PopReport(At(1)).links.at(0).small_packets);
+  watch.SetSmallPackets(kOther, false);
+  EXPECT_FALSE(watch.PopReport(At(2)).links.at(0).small_packets) << "another link";
+}
+
 TEST(LinkWatch, SaysOnlyWhatHasChanged) {
   LinkWatch watch(kSelf);
   watch.Add(kOther, {100 * kMega, false, 40000}, At(0));

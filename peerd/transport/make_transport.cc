@@ -818,6 +818,7 @@ std::vector<LinkStats> TransportImpl::GetLinkStats() const {
                         .relay = peer.link->options().relay,
                         .lanes = peer.link->lanes(),
                         .lanes_used = peer.link->lanes_used(),
+                        .small_packets = peer.link->small_packets(),
                         .rtt_us = peer.link->rtt_us(),
                         .bytes_sent = s.bytes_sent,
                         .bytes_received = s.bytes_received});

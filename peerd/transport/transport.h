@@ -151,8 +151,9 @@ struct LinkStats {
   LinkKey link;
   PeerId relay;  // 0: it goes straight
   uint32_t lanes = 0;
-  uint32_t lanes_used = 0;  // data lanes that we send on
-  int64_t rtt_us = 0;       // last PING; 0: none yet
+  uint32_t lanes_used = 0;     // data lanes that we send on
+  bool small_packets = false;  // large ones vanish on the way
+  int64_t rtt_us = 0;          // last PING; 0: none yet
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
 };

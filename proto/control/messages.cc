@@ -53,7 +53,7 @@ std::string SyncOffer::Fault() const {
 
 std::string LinkMeasure::Fault() const {
   if (from == to) return Refusal("to", ToString(to), "another peer than from");
-  if (bytes_per_second != 0 || rtt_us != 0) return "";
+  if (bytes_per_second != 0 || rtt_us != 0 || small_packets) return "";
   return Refusal("bytes_per_second", "0, and so is rtt_us", "a measurement");
 }
 

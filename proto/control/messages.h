@@ -293,10 +293,12 @@ struct LinkMeasure {
   uint32_t rtt_us = 0;            // there and back, without queues; 0: not measured
   uint32_t age_ms = 0;            // how long ago
   bool at_least = false;          // with few connections, or for a moment: ops may get more
+  bool small_packets = false;     // large ones vanish on the way: lanes use small ones
   std::pair<PeerId, PeerId> Key() const { return {from, to}; }
   std::string Fault() const;
   LH_FIELDS(LinkMeasure, LH_FIELD(from, rule::Needed{}), LH_FIELD(to, rule::Needed{}),
-            LH_FIELD(bytes_per_second), LH_FIELD(rtt_us), LH_FIELD(age_ms), LH_FIELD(at_least));
+            LH_FIELD(bytes_per_second), LH_FIELD(rtt_us), LH_FIELD(age_ms), LH_FIELD(at_least),
+            LH_FIELD(small_packets));
 };
 
 // Each direction of the links to all other peers of a group (LH_MEMBERS_MAX).

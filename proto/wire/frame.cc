@@ -171,17 +171,45 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHead
   return header;
 }
 
+std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer) {
+  std::array<uint8_t, kOtherOfferBytes> bytes;
+  ByteWriter writer(bytes);
+  writer.U64(offer.member.value());
+  Write(offer.desc, &writer);
+  return bytes;
+}
+
 std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body) {
   std::array<uint8_t, kReadyBodyBytes> bytes;
   ByteWriter writer(bytes);
   writer.U64(body.boundary.value());
   writer.U64(body.tag);
   Write(body.desc, &writer);
-  writer.U8(body.local_mismatch ? 1 : 0);
+  writer.U8(body.other_offer ? 1 : 0);
   writer.U32(body.result_members);
   writer.U64(body.result_epoch.value());
   return bytes;
 }
+
+namespace {
+
+absl::StatusOr<ReadyBody> ParseOtherOffer(ByteReader* reader, ReadyBody body) {
+  if (reader->remaining() != kOtherOfferBytes) {
+    return Refuse("bytes of READY's other offer", reader->remaining(), "27");
+  }
+  OtherOffer other;
+  other.member = MemberId(reader->U64());
+  const std::string fault = Read(reader, &other.desc);
+  if (!fault.empty()) return absl::InvalidArgumentError(fault);
+  if (other.desc == body.desc) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("READY for ", ToString(body.desc), " carries the same as other offer"));
+  }
+  body.other_offer = std::move(other);
+  return body;
+}
+
+}  // namespace
 
 absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   ByteReader reader(payload);
@@ -189,27 +217,26 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   body.boundary = Epoch(reader.U64());
   body.tag = reader.U64();
   const std::string fault = Read(&reader, &body.desc);
-  const uint8_t local_mismatch = reader.U8();
+  const uint8_t has_other_offer = reader.U8();
   body.result_members = reader.U32();
   body.result_epoch = Epoch(reader.U64());
   if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "48 or more");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
   if (!fault.empty()) return absl::InvalidArgumentError(fault);
-  if (local_mismatch > 1) return Refuse("local_mismatch", local_mismatch, "0 or 1");
-  body.local_mismatch = local_mismatch != 0;
+  if (has_other_offer > 1) return Refuse("has_other_offer", has_other_offer, "0 or 1");
   if (body.result_epoch ? body.result_members == 0 || body.result_members > LH_MEMBERS_MAX
                         : body.result_members != 0) {
     return Refuse("result_members", body.result_members,
                   body.result_epoch ? "1 to 1024" : "0 without a result");
   }
-  if (body.result_epoch && (!IsOneShot(body.desc) || body.local_mismatch)) {
+  if (body.result_epoch && (!IsOneShot(body.desc) || has_other_offer != 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not one-shot"));
   }
-  const uint64_t one_shot = IsOneShot(body.desc) ? body.desc.bytes() : 0;
   // A sender whose own members disagree has no input to offer.
-  const bool nothing = body.local_mismatch && reader.remaining() == 0;
-  if (reader.remaining() != one_shot && !nothing) {
+  if (has_other_offer != 0) return ParseOtherOffer(&reader, std::move(body));
+  const uint64_t one_shot = IsOneShot(body.desc) ? body.desc.bytes() : 0;
+  if (reader.remaining() != one_shot) {
     return absl::InvalidArgumentError(absl::StrCat("READY for ", ToString(body.desc), " carries ",
                                                    reader.remaining(), " bytes of input, not ",
                                                    one_shot));

@@ -24,6 +24,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "absl/status/statusor.h"
@@ -134,14 +135,21 @@ std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
                                              LaneKind kind);
 
-// The fixed part of a READY's payload, 48 bytes; a one-shot input or a result follows:
-//   0 boundary u64 | 8 tag u64 | 16 the fields of OpDesc in their order | 32 zero 3 bytes
-//  35 local_mismatch u8 | 36 result_members u32 | 40 result_epoch u64
+//   0 member u64 | 8 the fields of OpDesc in their order
+inline constexpr size_t kOtherOfferBytes = 8 + kOpDescBytes;
+
+std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
+
+// The fixed part of a READY's payload, 48 bytes; a one-shot input, a result, or an OtherOffer
+// follows:
+//   0 boundary u64 | 8 tag u64 | 16 the fields of OpDesc in their order | 35 has_other_offer u8
+//  36 result_members u32 | 40 result_epoch u64
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
   OpDesc desc;
-  bool local_mismatch = false;  // the sender's own local members disagree about desc
+  // The sender's own members disagree: `desc` is the offer of its first one.
+  std::optional<OtherOffer> other_offer;
   // Not 0: the op has ended at the sender, with the result that follows: of so many members of this
   // epoch.
   Epoch result_epoch;
@@ -150,6 +158,7 @@ struct ReadyBody {
 };
 inline constexpr size_t kReadyBodyBytes = 48;
 
+// Without the OtherOffer, which follows.
 std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);
 absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload);
 

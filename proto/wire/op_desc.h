@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/fields.h"
+#include "base/ids.h"
 #include "proto/wire/limits.h"
 #include "proto/wire/types.h"
 
@@ -86,6 +87,13 @@ struct OpDesc {
             LH_FIELD(quantization, rule::Range{0, 0}), LH_FIELD(algorithm),
             LH_FIELD(min_world, rule::Range{0, LH_MEMBERS_MAX}),
             LH_FIELD(count, rule::Range{0, LH_COUNT_MAX}));
+};
+
+// Where the members of one peer disagree: what a member offers that differs from the first one.
+struct OtherOffer {
+  MemberId member;
+  OpDesc desc;
+  friend bool operator==(const OtherOffer&, const OtherOffer&) = default;
 };
 
 // Whether an op of this description travels inside its READYs.

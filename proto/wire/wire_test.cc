@@ -380,8 +380,19 @@ ReadyBody Body() {
   body.desc.min_world = 0x0203;
   body.desc.algorithm = Algorithm::kMesh;
   body.desc.count = 0x2122232425;
-  body.local_mismatch = true;
   return body;
+}
+
+// READY's payload, with `bytes` of input or of a result.
+std::vector<uint8_t> Payload(const ReadyBody& body, size_t bytes = 0) {
+  const auto fixed = Encode(body);
+  std::vector<uint8_t> payload(fixed.begin(), fixed.end());
+  if (body.other_offer) {
+    const auto other = Encode(*body.other_offer);
+    payload.insert(payload.end(), other.begin(), other.end());
+  }
+  payload.resize(payload.size() + bytes);
+  return payload;
 }
 
 TEST(ReadyTest, BodyIsGolden) {
@@ -396,7 +407,7 @@ TEST(ReadyTest, BodyIsGolden) {
             "02"
             "0302"                // quantization, algorithm, min_world
             "2524232221000000"    // count
-            "00000001"            // reserved, local_mismatch
+            "00000000"            // reserved, has_other_offer
             "00000000"            // result_members
             "0000000000000000");  // result_epoch
 }
@@ -405,6 +416,43 @@ TEST(ReadyTest, BodyRoundTrips) {
   const auto parsed = ParseReadyBody(Encode(Body()));
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, Body());
+}
+
+ReadyBody Disagreement() {
+  ReadyBody body = Body();
+  body.other_offer = OtherOffer{MemberId(9), body.desc};
+  body.other_offer->desc.count = 7;
+  return body;
+}
+
+TEST(ReadyTest, TheOtherOfferFollowsTheBody) {
+  const std::vector<uint8_t> payload = Payload(Disagreement());
+  EXPECT_EQ(Hex(std::span(payload).subspan(35)),
+            "01"                              // has_other_offer
+            "000000000000000000000000"        // result_members, result_epoch
+            "0900000000000000"                // member
+            "010b01010002030207000000000000"  // its desc
+            "00000000");
+  const auto parsed = ParseReadyBody(payload);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, Disagreement());
+}
+
+TEST(ReadyTest, AnOtherOfferHasItsSizeKnownNumbersAndADifference) {
+  std::vector<uint8_t> payload = Payload(Disagreement());
+  payload.push_back(0);
+  EXPECT_EQ(Message(ParseReadyBody(payload).status()),
+            "bytes of READY's other offer is 28, not 27");
+  payload.resize(payload.size() - 2);
+  EXPECT_EQ(Message(ParseReadyBody(payload).status()),
+            "bytes of READY's other offer is 26, not 27");
+  payload = Payload(Disagreement());
+  payload[kReadyBodyBytes + 8] = 2;
+  EXPECT_EQ(Message(ParseReadyBody(payload).status()), "kind is 2, not 1 to 1");
+  ReadyBody same = Body();
+  same.other_offer = OtherOffer{MemberId(9), same.desc};
+  EXPECT_EQ(Message(ParseReadyBody(Payload(same)).status()),
+            "READY for " + ToString(same.desc) + " carries the same as other offer");
 }
 
 absl::Status ParseWith(size_t at, uint8_t value) {
@@ -421,7 +469,7 @@ TEST(ReadyTest, RefusesUnknownNumbers) {
   EXPECT_TRUE(ParseWith(18, 4).ok());
   EXPECT_EQ(Message(ParseWith(19, 2)), "on_fault is 2, not at most 1");
   EXPECT_EQ(Message(ParseWith(20, 1)), "quantization is 1, not at most 0");
-  EXPECT_EQ(Message(ParseWith(35, 2)), "local_mismatch is 2, not 0 or 1");
+  EXPECT_EQ(Message(ParseWith(35, 2)), "has_other_offer is 2, not 0 or 1");
   EXPECT_EQ(Message(ParseWith(21, 5)), "algorithm is 5, not at most 4");
   EXPECT_EQ(Message(ParseWith(21, 4)), "algorithm is 4, not at most 3");
   EXPECT_TRUE(ParseWith(21, 3).ok());
@@ -451,14 +499,10 @@ TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
   body.desc.algorithm = Algorithm::kAuto;
   body.desc.dtype = DType::kUint8;
   body.desc.count = 3;
-  body.local_mismatch = false;
   body.result_epoch = Epoch(7);
   body.result_members = 0x0102;
   const auto parse = [](const ReadyBody& body, size_t bytes) {
-    const auto fixed = Encode(body);
-    std::vector<uint8_t> payload(fixed.begin(), fixed.end());
-    payload.resize(payload.size() + bytes);
-    return ParseReadyBody(payload);
+    return ParseReadyBody(Payload(body, bytes));
   };
   const auto parsed = parse(body, 3);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
@@ -467,9 +511,9 @@ TEST(ReadyTest, AResultTravelsInPlaceOfASmallInput) {
   body.result_members = LH_MEMBERS_MAX + 1;
   EXPECT_EQ(Message(parse(body, 3).status()), "result_members is 1025, not 1 to 1024");
   body.result_members = 2;
-  body.local_mismatch = true;
-  EXPECT_FALSE(parse(body, 3).ok());
-  body.local_mismatch = false;
+  body.other_offer = Disagreement().other_offer;
+  EXPECT_FALSE(parse(body, 0).ok());
+  body.other_offer.reset();
   body.desc.count = LH_ONE_SHOT_BYTES_MAX + 1;
   EXPECT_EQ(Message(parse(body, 0).status()),
             "READY for " + ToString(body.desc) + " carries a result, and is not one-shot");
@@ -485,17 +529,12 @@ TEST(ReadyTest, CountIsBounded) {
 }
 
 // READY of `count` bytes with `one_shot` bytes of input behind the body.
-bool AcceptsOneShot(uint64_t count, size_t one_shot, bool mismatch = false,
-                    Algorithm algorithm = Algorithm::kAuto) {
+bool AcceptsOneShot(uint64_t count, size_t one_shot, Algorithm algorithm = Algorithm::kAuto) {
   ReadyBody body = Body();
   body.desc.algorithm = algorithm;
   body.desc.dtype = DType::kUint8;
   body.desc.count = count;
-  body.local_mismatch = mismatch;
-  const auto fixed = Encode(body);
-  std::vector<uint8_t> payload(fixed.begin(), fixed.end());
-  payload.resize(payload.size() + one_shot);
-  return ParseReadyBody(payload).ok();
+  return ParseReadyBody(Payload(body, one_shot)).ok();
 }
 
 TEST(ReadyTest, InputTravelsInsideExactlyWhenItIsSmall) {
@@ -504,15 +543,14 @@ TEST(ReadyTest, InputTravelsInsideExactlyWhenItIsSmall) {
   EXPECT_FALSE(AcceptsOneShot(10, 9));
   EXPECT_FALSE(AcceptsOneShot(10, 11));
   EXPECT_FALSE(AcceptsOneShot(10, 0));
-  EXPECT_TRUE(AcceptsOneShot(10, 0, true));
   EXPECT_TRUE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX, LH_ONE_SHOT_BYTES_MAX));
   EXPECT_TRUE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, 0));
   EXPECT_FALSE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, LH_ONE_SHOT_BYTES_MAX + 1));
-  EXPECT_TRUE(AcceptsOneShot(10, 10, false, Algorithm::kOneShot));
-  EXPECT_FALSE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, 0, false, Algorithm::kOneShot));
+  EXPECT_TRUE(AcceptsOneShot(10, 10, Algorithm::kOneShot));
+  EXPECT_FALSE(AcceptsOneShot(LH_ONE_SHOT_BYTES_MAX + 1, 0, Algorithm::kOneShot));
   for (const Algorithm algorithm : {Algorithm::kMesh, Algorithm::kRing}) {
-    EXPECT_TRUE(AcceptsOneShot(10, 0, false, algorithm));
-    EXPECT_FALSE(AcceptsOneShot(10, 10, false, algorithm));
+    EXPECT_TRUE(AcceptsOneShot(10, 0, algorithm));
+    EXPECT_FALSE(AcceptsOneShot(10, 10, algorithm));
   }
 }
 
