@@ -40,7 +40,7 @@ class OpTableTest : public testing::Test {
   static PeerReady ReadyOf(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
     return {kGroup,         PeerId(peer), OpOrdinal(100 * peer + tag),
             Epoch(attempt), Epoch(1),     tag,
-            desc,           false,        PayloadOf(desc)};
+            desc,           std::nullopt, PayloadOf(desc)};
   }
   Actions& Ready(const PeerReady& ready) {
     out_.clear();

@@ -59,7 +59,7 @@ class PeerCoreTest : public testing::Test {
   }
   Actions& Ready(uint64_t peer, uint64_t tag, const OpDesc& desc, uint64_t attempt = 0) {
     return Give(PeerReady{kGroup, PeerId(peer), OpOrdinal(100 * peer + tag), Epoch(attempt),
-                          Epoch(1), tag, desc, false, PayloadOf(desc)});
+                          Epoch(1), tag, desc, std::nullopt, PayloadOf(desc)});
   }
   // Member 1 here and member 2 at peer 2, epoch 1.
   void EnterTwo() {
