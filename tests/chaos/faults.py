@@ -37,7 +37,7 @@ class Record:
     begin: float
     hosts: list[str]  #: that it was done to
     fatal: bool  #: members of these hosts may be removed for it
-    blocks_pair: bool = False  #: in a world of two or three one of the pair may be removed
+    blocks_pair: bool = False  #: one of the pair may be removed where no third host can reach both
     silent: bool = False  #: the group has to wait for these hosts, until they are removed or the fault ends
     watched: list[str] | None = None  #: whose ops show what the fault costs; None: of all it was not done to
     end: float | None = None

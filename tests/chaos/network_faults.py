@@ -90,11 +90,8 @@ class TwoPairs(Rules):
     def make(self) -> Record:
         self.lasts = self.rng.uniform(1.5, 3) * self.detect_s
         a, b, c, d = self.hosts
-        small = len(self.world.hosts) < 5
         record = self.record(
-            f"drop packets {a.name} <-> {b.name}, soon {c.name} <-> {d.name}, for {self.lasts:.2f} s",
-            fatal=small,
-            silent=True,
+            f"drop packets {a.name} <-> {b.name}, soon {c.name} <-> {d.name}, for {self.lasts:.2f} s", silent=True
         )
         first, second = pair_drop(a, b), pair_drop(c, d)
         self.world.drop(*first)

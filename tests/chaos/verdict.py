@@ -98,8 +98,10 @@ def false_removals(lines: list[Line], faults: list[Record], detect_s: float) -> 
                 if stop.kind == "stop trainer" and line.host in stop.hosts and stop.begin <= end:
                     end = max(end, (stop.end if stop.end is not None else fields["t"]) + AFTERMATH_S)
             if fault.begin <= fields["t"] <= end:
-                # Of a pair that cannot talk one has to go where no ring can avoid it.
-                small = sizes.get((line.host, line.group), 0) <= 3
+                # Of a pair that cannot talk one has to go where no third host reaches both.
+                others = [one for one in faults if one is not fault and one.begin <= fields["t"]]
+                alone = all(one.end is not None and one.end + detect_s + AFTERMATH_S < fault.begin for one in others)
+                small = sizes.get((line.host, line.group), 0) <= (2 if alone else 3)
                 excused = excused or fault.fatal or (fault.blocks_pair and small)
         if not excused:
             done = [
