@@ -5,6 +5,12 @@
 #include <utility>
 
 namespace longhaul::sim {
+namespace {
+
+// So many refusals of its state in a row, and a trainer does what they say: it leaves.
+constexpr uint64_t kRefusalsMax = 20;
+
+}  // namespace
 
 // The bytes of a tensor between two fences. Once its op has ended it belongs to the trainer again:
 // it is filled with a pattern that nobody may change.
@@ -330,7 +336,8 @@ void Trainer::EndStep() {
   ++steps_done_;
   working_ = false;
   step_since_ = context_.world->now();
-  if (steps_done_ < plan_.steps && context_.world->now() < plan_.leave_after) {
+  const bool hopeless = refusals_ > kRefusalsMax;
+  if (steps_done_ < plan_.steps && context_.world->now() < plan_.leave_after && !hopeless) {
     if (plan_.dawdle_us == 0 || !prng_.Chance(0.1)) return ReachBoundary();
     return After(0, plan_.dawdle_us, [this] {
       step_since_ = context_.world->now();
@@ -425,6 +432,7 @@ void Trainer::OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& inf
   }
   root_ = tensors_->Root();
   context_.checker->OnSyncDone(outcome, info, strategy_, begun, root_);
+  refusals_ = outcome.code == Code::kStateMismatch ? refusals_ + 1 : 0;
   again_ = outcome.code == Code::kAborted;           // so is that of all who took part
   if (in_step_ || state_ != State::kInside) return;  // StepDone follows
   if (outcome.code == Code::kEvicted || outcome.code == Code::kUnavailable) return;

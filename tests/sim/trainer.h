@@ -167,6 +167,7 @@ class Trainer final : public TrainerSide {
   bool changed_ = true;            // since the last sync that ended well
   bool held_ = false;              // the peer fetches, in the background
   uint64_t background_steps_ = 0;  // passed without counting
+  uint64_t refusals_ = 0;          // of its state, one after another
 };
 
 }  // namespace longhaul::sim
