@@ -16,7 +16,7 @@ import urllib.request
 BINARY = os.path.abspath(sys.argv.pop(1))
 DEADLINE_S = 60
 # No test may meet the default ports: another coordinator may run on this machine.
-ANYWHERE = ("--listen=127.0.0.1:0", "--admin=127.0.0.1:0")
+ANYWHERE = ("--listen=127.0.0.1:0", "--admin=127.0.0.1:0", "--store=memory")
 
 
 def scratch():
@@ -144,7 +144,7 @@ class Serving(unittest.TestCase):
 
     def test_used_grpc_port_is_exit_code_1(self):
         with scratch() as directory, Coordinator(directory) as coordinator:
-            second = run("--listen", coordinator.ready["grpc"], "--admin=", "--http=")
+            second = run("--listen", coordinator.ready["grpc"], "--admin=", "--http=", "--store=memory")
             self.assertEqual(second.returncode, 1)
             self.assertIn("another process has the port", second.stderr)
             self.assertEqual(coordinator.get("/readyz")[0], 200)
@@ -157,7 +157,7 @@ class Serving(unittest.TestCase):
 
     def test_used_admin_port_is_exit_code_1(self):
         with scratch() as directory, Coordinator(directory) as coordinator:
-            second = run("--listen=127.0.0.1:0", "--admin", coordinator.ready["admin"], "--http=")
+            second = run("--listen=127.0.0.1:0", "--admin", coordinator.ready["admin"], "--http=", "--store=memory")
             self.assertEqual(second.returncode, 1)
             self.assertIn("choose another --admin", second.stderr)
 
@@ -178,7 +178,7 @@ class Serving(unittest.TestCase):
             self.assertEqual(coordinator.stop(), 0)
 
     def test_address_of_another_host_is_exit_code_1(self):
-        result = run("--listen=192.0.2.1:1", "--admin=", "--http=")
+        result = run("--listen=192.0.2.1:1", "--admin=", "--http=", "--store=memory")
         self.assertEqual(result.returncode, 1)
         self.assertIn("cannot listen for gRPC on 192.0.2.1:1", result.stderr)
 

@@ -1,11 +1,17 @@
 // longhaul-coordinator: agrees with the peers on who takes part. See coordinator/server.h.
 #include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/daemon/daemon.h"
 #include "base/log.h"
 #include "coordinator/server.h"
+#include "coordinator/store/store.h"
 
 ABSL_FLAG(std::string, listen, "0.0.0.0:29600",
           "address for peers (gRPC), host:port or [v6]:port; port 0: any free one");
@@ -14,8 +20,10 @@ ABSL_FLAG(std::string, admin, "127.0.0.1:29602",
           "none");
 ABSL_FLAG(std::string, http, "127.0.0.1:29601",
           "address of /metrics, /healthz and /readyz; empty: none");
-ABSL_FLAG(std::string, store, "memory",
-          "where to keep what must survive a restart: memory (nothing survives) or sqlite:PATH");
+ABSL_FLAG(std::string, store, "",
+          "where to keep what must survive a restart: sqlite:PATH, or memory (nothing survives; a "
+          "restart removes all members); default: sqlite:/var/lib/longhaul/coordinator.db, or in "
+          "$XDG_STATE_HOME/longhaul where that cannot be written");
 ABSL_FLAG(uint32_t, detect_ms, 1500,
           "milliseconds of silence after which a peer counts as dead; all other timeouts derive "
           "from it");
@@ -33,6 +41,21 @@ ABSL_FLAG(uint64_t, journal_limit, uint64_t{1} << 30,
 namespace longhaul::coordinator {
 namespace {
 
+constexpr char kStateDirectory[] = "/var/lib/longhaul";
+
+absl::StatusOr<std::string> StoreFromFlags() {
+  std::string store = absl::GetFlag(FLAGS_store);
+  if (!store.empty()) return store;
+  store = DefaultStore(kStateDirectory, [](const char* name) { return std::getenv(name); });
+  if (store.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--store: ", kStateDirectory,
+                     " cannot be written, and neither XDG_STATE_HOME nor HOME names a directory; "
+                     "give --store=sqlite:PATH"));
+  }
+  return store;
+}
+
 int Main(int argc, char** argv) {
   const ProgramInfo info{
       "longhaul-coordinator",
@@ -46,7 +69,9 @@ int Main(int argc, char** argv) {
   options.listen = absl::GetFlag(FLAGS_listen);
   options.admin = absl::GetFlag(FLAGS_admin);
   options.http = absl::GetFlag(FLAGS_http);
-  options.store = absl::GetFlag(FLAGS_store);
+  absl::StatusOr<std::string> store = StoreFromFlags();
+  if (!store.ok()) ExitUsage(info, std::string(store.status().message()));
+  options.store = *std::move(store);
   options.core.detect_ms = absl::GetFlag(FLAGS_detect_ms);
   options.core.ring_interval_ms = static_cast<uint32_t>(
       std::min<uint64_t>(uint64_t{absl::GetFlag(FLAGS_ring_interval_s)} * 1000, UINT32_MAX));

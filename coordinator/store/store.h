@@ -5,6 +5,7 @@
 //   sqlite:PATH  one file, every Apply() on disk before it returns
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,12 @@ std::unique_ptr<Store> MakeMemoryStore();
 // FailedPrecondition: another coordinator has it, or a newer version wrote it, or it is a file of
 // another program; DataLoss: corrupt; Unavailable: it cannot be opened.
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path);
+
+// What --store is where nobody gives it: a file in `system_directory` if this process may write
+// there (the directory is made if it is missing), else in $XDG_STATE_HOME/longhaul, else in
+// $HOME/.local/state/longhaul. "": there is no such place.
+std::string DefaultStore(const std::string& system_directory,
+                         const std::function<const char*(const char*)>& getenv);
 
 // `spec` is the value of --store. InvalidArgument: it names no store that this version has.
 absl::StatusOr<std::unique_ptr<Store>> OpenStore(const std::string& spec);

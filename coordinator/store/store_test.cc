@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <map>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,23 @@ std::string NewPath() {
       absl::StrCat(::testing::TempDir(), "/store_", getpid(), "_", ++number, ".db");
   for (const char* suffix : {"", "-wal", "-shm", "-lock"}) unlink((path + suffix).c_str());
   return path;
+}
+
+TEST(DefaultStore, IsTheFirstPlaceThatCanBeWritten) {
+  std::map<std::string, const char*> variables;
+  const auto getenv = [&](const char* name) { return variables[name]; };
+  const std::string ours = ::testing::TempDir() + "default_store";
+  EXPECT_EQ(DefaultStore(ours, getenv), "sqlite:" + ours + "/coordinator.db") << "it can be made";
+  EXPECT_EQ(DefaultStore("/no/such/place", getenv), "");
+  variables["HOME"] = "/home/lh";
+  EXPECT_EQ(DefaultStore("/no/such/place", getenv),
+            "sqlite:/home/lh/.local/state/longhaul/coordinator.db");
+  variables["XDG_STATE_HOME"] = "/state";
+  EXPECT_EQ(DefaultStore("/no/such/place", getenv), "sqlite:/state/longhaul/coordinator.db");
+  variables["XDG_STATE_HOME"] = "relative";
+  EXPECT_EQ(DefaultStore("/no/such/place", getenv),
+            "sqlite:/home/lh/.local/state/longhaul/coordinator.db")
+      << "the standard says to ignore such a value";
 }
 
 RunRecord SomeRun(const std::string& name) {

@@ -174,7 +174,7 @@ def test_an_address_in_use_is_named_and_ends_with_one(
 ) -> None:
     peer = cluster.peers[0]
     free = "127.0.0.1:0"
-    coordinator = [str(find_binary("longhaul-coordinator")), f"--admin={free}"]
+    coordinator = [str(find_binary("longhaul-coordinator")), f"--admin={free}", "--store=memory"]
     peerd = [str(find_binary("longhaul-peerd")), f"--coordinator={cluster.coordinator}"]
     command, named = {
         "coordinator-grpc": (

@@ -25,6 +25,7 @@ class Lhctl(unittest.TestCase):
                 "--listen=127.0.0.1:0",
                 "--admin=127.0.0.1:0",
                 "--http=",
+                "--store=memory",
                 "--ready-file",
                 ready_file,
                 "--log-level=error",
