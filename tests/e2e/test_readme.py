@@ -1,4 +1,4 @@
-"""The Python example at the top of the README runs as it stands."""
+"""What README and docs show runs as it stands there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
+import pytest
+
+import longhaul as lh
 from longhaul.testing import LocalCluster
 
-README = pathlib.Path(__file__).parents[2] / "README.md"
+ROOT = pathlib.Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_every_word_has_one_meaning() -> None:
@@ -22,23 +28,62 @@ def test_every_word_has_one_meaning() -> None:
     assert sorted(words) == sorted(set(words))
 
 
-def test_the_example_of_the_readme_runs(tmp_path: pathlib.Path) -> None:
+def anchors(text: str) -> set[str]:
+    """What links may name after `#`, as GitHub makes it of headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: pathlib.Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+    for link in links:
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_have_at_most_120_columns(page: pathlib.Path) -> None:
+    assert [line for line in page.read_text().splitlines() if len(line) > 120] == []
+
+
+def test_the_loop_of_the_readme_trains_two_hosts_with_equal_weights(tmp_path: pathlib.Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(blocks) == 1
-    script = tmp_path / "trainer.py"
+    script = tmp_path / "diloco.py"
     script.write_text(blocks[0])
     with LocalCluster(peers=2) as cluster:
+        # Is there before the trainers, so that both of them wait and come in at one boundary.
+        first = lh.join("diloco", peerd=cluster.socket(0))
         trainers = [
             subprocess.Popen(
                 [sys.executable, str(script)],
-                env={**os.environ, "LONGHAUL_SOCKET": cluster.socket(i)},
+                env={**os.environ, "LONGHAUL_SOCKET": cluster.socket(i), "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
             for i in range(2)
         ]
+        deadline = time.monotonic() + 300
+        while first.pending < len(trainers):
+            assert all(trainer.poll() is None for trainer in trainers), [t.communicate() for t in trainers]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        first.begin_step(60)
+        first.leave(60)
+        rounds = []
         for trainer in trainers:
-            out, err = trainer.communicate(timeout=90)
+            out, err = trainer.communicate(timeout=300)
             assert trainer.returncode == 0, err
-            assert out.count("step ") == 10, out
+            rounds.append(re.findall(r"^round (\d+)  loss (\S+)  members (\d+)  state (\w{8})$", out, re.MULTILINE))
+    of_one, of_other = rounds
+    assert [int(number) for number, _, _, _ in of_one] == list(range(1, 21))
+    assert [(number, state) for number, _, _, state in of_one] == [(number, state) for number, _, _, state in of_other]
+    assert float(of_one[-1][1]) < float(of_one[0][1])
+    assert {members for _, _, members, _ in of_one} == {"2"}
