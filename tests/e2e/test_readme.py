@@ -87,3 +87,52 @@ def test_the_loop_of_the_readme_trains_two_hosts_with_equal_weights(tmp_path: pa
     assert [(number, state) for number, _, _, state in of_one] == [(number, state) for number, _, _, state in of_other]
     assert float(of_one[-1][1]) < float(of_one[0][1])
     assert {members for _, _, members, _ in of_one} == {"2"}
+
+
+# What the pages take for granted: a member, and the tensors that their blocks name.
+PRELUDE = """
+import time
+import numpy as np
+import longhaul as lh
+
+weights = lh.empty(1000)
+momentum = lh.empty(1000)
+rng = np.zeros(4, np.uint64)
+for tensor in (weights, momentum):
+    tensor[:] = 0
+state = lh.State({"weights": weights})
+state.save("run.safetensors")
+
+def train(*tensors):
+    for tensor in tensors:
+        tensor += 0.5
+    return np.full_like(tensors[0], 0.25)
+"""
+JOINS = 'comm = lh.join("page", timeout=None)\n'
+BLOCKS = [
+    pytest.param(block, id=f"{page.stem}-{i}")
+    for page in PAGES
+    if page != README
+    for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL), 1)
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_python_of_the_pages_runs(block: str, tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(PRELUDE + ("" if "lh.join(" in block else JOINS) + block)
+    waits_for = re.search(r"world_size < (\d+)", block)
+    with LocalCluster(peers=1) as cluster:
+        programs = [
+            subprocess.Popen(
+                [sys.executable, str(script)],
+                cwd=tmp_path,
+                env={**os.environ, "LONGHAUL_SOCKET": cluster.socket(0)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(int(waits_for[1]) if waits_for else 1)
+        ]
+        for program in programs:
+            _, err = program.communicate(timeout=300)
+            assert program.returncode == 0, err
