@@ -106,7 +106,9 @@ state.save("run.safetensors")
 def train(*tensors):
     for tensor in tensors:
         tensor += 0.5
-    return np.full_like(tensors[0], 0.25)
+
+def inner_steps(tensor):
+    return np.full_like(tensor, 0.25)
 """
 JOINS = 'comm = lh.join("page", timeout=None)\n'
 BLOCKS = [
