@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ import time
 import pytest
 
 import longhaul as lh
-from longhaul.testing import LocalCluster
+from longhaul.testing import LocalCluster, find_binary
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -138,3 +140,45 @@ def test_the_python_of_the_pages_runs(block: str, tmp_path: pathlib.Path) -> Non
         for program in programs:
             _, err = program.communicate(timeout=300)
             assert program.returncode == 0, err
+
+
+def commands(page: pathlib.Path) -> list[list[str]]:
+    """The commands of ours that a page shows, without comments, each as words with the path of the program first."""
+    lines = re.findall(r"^ *(out/bin/.*?)(?: +#.*)?$", page.read_text(), re.MULTILINE)
+    return [[str(find_binary(line.split()[0].removeprefix("out/bin/"))), *line.split()[1:]] for line in lines]
+
+
+def with_values(command: list[str], values: dict[str, str]) -> list[str]:
+    for name, value in values.items():
+        command = [word.replace(name, value) for word in command]
+    return command
+
+
+def succeeds(command: list[str]) -> str:
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, (command, ended.stderr)
+    return ended.stdout
+
+
+def test_the_commands_of_readme_and_operations_run(tmp_path: pathlib.Path) -> None:
+    coordinator, peerd, lhctl = commands(README)
+    store = tmp_path / "store" / "coordinator.db"
+    journal = tmp_path / "journal"
+    here = {"0.0.0.0:29600": "127.0.0.1:0", "/var/lib/longhaul/coordinator.db": str(store)}
+    flags = with_values(coordinator[1:], here)
+    # Flags that come last count.
+    with LocalCluster(peers=0, coordinator_flags=[*flags, f"--journal={journal}"]) as cluster:
+        address = with_values(peerd[1:], {"COORDINATOR_HOST:29600": cluster.coordinator})
+        cluster.add_peer(address)
+        with lh.join("page", peerd=cluster.socket(0)) as comm:
+            comm.begin_step(60)
+            asked = ["members", "ring", "why", "events"]
+            for command in (lhctl, *([lhctl[0], question] for question in asked)):
+                assert succeeds([*command, f"--coordinator={cluster.admin}"])
+            (statement,) = re.findall(r"`(SELECT .*?)`", (ROOT / "docs" / "operations.md").read_text())
+            with contextlib.closing(sqlite3.connect(store)) as database:
+                assert [row[0] for row in database.execute(statement)] == ["page"]
+    replays = commands(ROOT / "docs" / "operations.md")
+    assert len(replays) == 3
+    for command in replays:
+        succeeds(with_values(command, {"FILE": str(journal), "=N": "=1"}))
