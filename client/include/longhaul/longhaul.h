@@ -1,27 +1,32 @@
-/* Longhaul client library: one training run out of machines that come and go.
+/* Longhaul client library: one training run across machines that come and go.
  *
- * C99, no other header of this project needed, no third-party dependency. A process opens a client
- * (a connection to the peerd on its host), joins groups as a member, and starts operations.
+ * A process opens a client, which is a connection to the peerd on its host. Through the client the
+ * process joins groups as a member, and starts operations on tensors. peerd carries the operations;
+ * this library starts no thread. This header is C99 and needs nothing else of the project.
  *
- * Threads: every function may be called from any thread; two operations in flight on one
- * communicator must not share a tag. Nothing runs in the background: an operation is carried by
- * peerd and its outcome is collected by lh_op_wait() or lh_op_test().
+ * Threads: any thread may call any function. Two operations in flight on one communicator must have
+ * different tags.
  *
- * Errors: functions return an lh_status; lh_last_error() gives the calling thread's text for it.
+ * Errors: functions return an lh_status. lh_last_error() gives the text for the calling thread.
  *
- * Time: a timeout is in milliseconds. 0 does not wait, LH_FOREVER waits for ever, any other
- * negative number is LH_INVALID_ARGUMENT. Functions without a timeout return at once, or after an
- * answer of peerd that needs no other peer. A peerd that is stopped or hangs is waited for 30 s at
- * most: such a call returns LH_UNAVAILABLE and has changed nothing. A peerd that reads nothing for
- * 30 s, so that a request cannot be handed over, counts as dead.
+ * Time: timeouts are in milliseconds. 0 means do not wait, LH_FOREVER means wait without limit, and
+ * any other negative number is LH_INVALID_ARGUMENT. A function without a timeout waits at most for
+ * an answer of the local peerd. If peerd is stopped or hangs, such a function returns
+ * LH_UNAVAILABLE after 30 s and has changed nothing. If peerd reads no requests for 30 s, the
+ * library closes the connection and treats peerd as dead.
  *
- * Structs: options and infos begin with struct_size, which their _INIT macro sets. A struct of an
- * older release may be shorter: what it lacks has its default. One of a newer release may be
- * longer: what this library does not know has to be 0 in options, and is set to 0 in infos. Any
- * other size is LH_INVALID_ARGUMENT.
+ * Structs: options and infos begin with struct_size. Set struct_size with the _INIT macro of the
+ * struct. A struct of an older release may be shorter: the missing fields have their defaults. A
+ * struct of a newer release may be longer: in options the bytes that this library does not know
+ * must be 0, and in infos this library sets them to 0. Any other size is LH_INVALID_ARGUMENT.
  *
- * Pointers: structs and results have to be aligned as C demands. Tensors outside of lh_alloc() may
- * have any alignment; those from lh_alloc() begin at a multiple of their element's size.
+ * Pointers: structs and results must be aligned as C requires. A tensor in memory from lh_alloc()
+ * must begin at a multiple of its element size. A tensor elsewhere may have any alignment.
+ *
+ * Words: a step boundary is the point of the program where a member calls lh_begin_step(). An epoch
+ * is one numbered, agreed membership of a group. A member in the background takes part in
+ * operations, but its input is not in the results (see lh_join_mode). docs/concepts.md explains
+ * every word.
  */
 #ifndef LONGHAUL_LONGHAUL_H_
 #define LONGHAUL_LONGHAUL_H_
@@ -43,8 +48,16 @@ extern "C" {
 #define LH_VERSION_MINOR 1
 #define LH_VERSION_PATCH 0
 
-/* UNAVAILABLE: the same call may work later. ABORTED: look at the world, then call again.
- * FAILED_PRECONDITION: the text names what to do first. */
+/* What the caller does next:
+ * LH_INVALID_ARGUMENT     correct the call; or members of the group made calls that do not match
+ * LH_FAILED_PRECONDITION  do first what the text names
+ * LH_UNAVAILABLE          call again later: peerd, the coordinator or memory is missing
+ * LH_ABORTED              look at the world (lh_world()), then call again
+ * LH_DEADLINE_EXCEEDED    what was begun goes on: call again to wait longer. lh_join() gives up
+ * LH_TOO_FEW_MEMBERS      wait for more members, then call again
+ * LH_EVICTED              join again: this member was removed from its group
+ * LH_STATE_MISMATCH       load the state that the text names, or leave
+ * LH_INTERNAL             report the text: it is a bug of Longhaul */
 typedef enum lh_status {
   LH_OK = 0,
   LH_INVALID_ARGUMENT = 1,
@@ -71,13 +84,16 @@ typedef enum lh_dtype {
   LH_BFLOAT16 = 9,
   LH_FLOAT32 = 10,
   LH_FLOAT64 = 11,
-  LH_BOOL = 12 /* of tensors of a state only: it cannot be reduced */
+  LH_BOOL = 12 /* only in a state (lh_tensor); cannot be reduced */
 } lh_dtype;
 
-/* AVG of integers is the sum (wrapping, as SUM) divided by the world size, rounded towards zero.
- * AVG of floats is the sum, in their own dtype, divided at the end: a sum of float16 beyond 65504
- * is infinite, and so is its average. Divide before, or use LH_BFLOAT16 or LH_FLOAT32. MIN and MAX:
- * NaN if any member has NaN there; -0 is less than +0. */
+/* How elements are combined.
+ *
+ * Integer sums and products wrap. LH_AVG is the sum divided by the number of members whose tensors
+ * are in it (lh_op_info_t.world_size); integers are rounded towards zero. The sum has the dtype of
+ * the tensors: a float16 sum beyond 65504 is infinite, and so is its average. Divide the input
+ * before the call, or use LH_BFLOAT16 or LH_FLOAT32.
+ * LH_MIN and LH_MAX give NaN where any member has NaN, and treat -0 as less than +0. */
 typedef enum lh_reduce_op {
   LH_SUM = 0,
   LH_AVG = 1,
@@ -86,19 +102,25 @@ typedef enum lh_reduce_op {
   LH_MAX = 4
 } lh_reduce_op;
 
-/* What happens to an operation when a member dies, is removed, or leaves without having started the
- * operation: the others redo it, or it ends LH_ABORTED. LH_ABORTED comes at all members of the
- * operation, at those that had not started it yet as soon as they do. Start it again at all of
- * them, or at none. LH_AS_JOINED: what lh_join_options.on_fault said. Equal at all members of an
- * operation. */
+/* What happens to an operation when a member dies, is removed, or leaves without having started it.
+ *
+ * LH_RETRY: the remaining members redo the operation without that member.
+ * LH_ABORT: the operation ends LH_ABORTED at every remaining member. A member that has not started
+ * it yet gets LH_ABORTED as soon as it starts it. Then start it again at all members, or at none.
+ * LH_AS_JOINED: as lh_join_options.on_fault says.
+ * All members must give the same value for an operation. */
 typedef enum lh_on_fault { LH_RETRY = 0, LH_ABORT = 1, LH_AS_JOINED = 2 } lh_on_fault;
 
-/* How the bytes of an operation travel. AUTO: chosen by its size and the links, the same at all
- * members. ONESHOT: everybody's input to everybody, at once; at most 4096 bytes. MESH: everybody
- * adds up one part of the tensor and gives it to all; twice the latency of the longest way,
- * whatever the number of hosts. In groups of at most 16 hosts that all reach each other; elsewhere
- * it is a RING: sums pass from host to host. Equal at all members of an operation. LOCAL: in
- * lh_op_info_t only, nothing crossed the network. */
+/* How the bytes of an operation travel.
+ *
+ * LH_AUTO: Longhaul chooses by tensor size and link measurements; all members choose the same.
+ * LH_ONESHOT: each host sends its whole tensor to every other host. At most 4096 bytes.
+ * LH_MESH: each host adds up one part of the tensor and sends that part to every other host. It
+ * takes two times the longest latency, however many hosts there are. It needs a group of at most 16
+ * hosts that all reach each other; elsewhere the operation runs as LH_RING.
+ * LH_RING: sums pass from host to host around a ring.
+ * LH_LOCAL: only in lh_op_info_t; nothing crossed the network.
+ * All members must give the same value for an operation. */
 typedef enum lh_algorithm {
   LH_AUTO = 0,
   LH_ONESHOT = 1,
@@ -107,22 +129,22 @@ typedef enum lh_algorithm {
   LH_LOCAL = 4
 } lh_algorithm;
 
-typedef struct lh_client lh_client; /* a connection to peerd, with its arena */
-typedef struct lh_comm lh_comm;     /* one member of one group */
-typedef struct lh_op lh_op;         /* something in flight */
-typedef struct lh_state lh_state;   /* tensors that are to be equal at all members */
+typedef struct lh_client lh_client; /* a connection to peerd, and the memory shared with peerd */
+typedef struct lh_comm lh_comm;     /* a communicator: one member of one group */
+typedef struct lh_op lh_op;         /* an operation: something that peerd does for the caller */
+typedef struct lh_state lh_state;   /* named tensors that all members keep equal */
 
-/* Waits for ever, where a timeout in milliseconds is asked for. */
+/* As a timeout: wait without limit. */
 #define LH_FOREVER (-1)
 
-/* "0.1.0". */
+/* The version of this library, such as "0.1.0". */
 LH_API const char *lh_version(void);
-/* "LH_ABORTED"; never NULL. */
+/* The name of the status, such as "LH_ABORTED". Never NULL. */
 LH_API const char *lh_strerror(lh_status status);
-/* Text for the last call of this thread that did not return LH_OK; "" if there was none. Valid
- * until the thread's next call. */
+/* The text of the last call of this thread that did not return LH_OK; "" if there was none. The
+ * pointer is valid until the thread calls the library again. */
 LH_API const char *lh_last_error(void);
-/* Bytes of one element; 0 for a number that is no lh_dtype. */
+/* Bytes of one element. 0 if `dtype` is not an lh_dtype. */
 LH_API size_t lh_dtype_size(lh_dtype dtype);
 
 /* ------------------------------------------------------------------ client and arena */
@@ -131,139 +153,171 @@ typedef struct lh_open_options {
   uint32_t struct_size;
   const char *socket_path; /* NULL: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
                               $XDG_RUNTIME_DIR/longhaul/peerd.sock */
-  const char *name;        /* of its members: 1 to 64 of [A-Za-z0-9._-]; NULL: the process id */
-  int64_t timeout_ms;      /* waits this long for peerd to appear and to answer; one that listens
-                              gets 100 ms at least */
+  const char *name;        /* name of the members of this client, in logs and lhctl: 1 to 64 of
+                              [A-Za-z0-9._-]; NULL: the process id */
+  int64_t timeout_ms;      /* how long to wait for peerd to listen and to answer. A peerd that
+                              listens gets at least 100 ms to answer. */
 } lh_open_options;
 #define LH_OPEN_OPTIONS_INIT \
   { sizeof(lh_open_options), NULL, NULL, 10000 }
 
-/* Connects to peerd; NULL for `options` means the defaults. LH_UNAVAILABLE: the text names the path
- * and the reason. A client belongs to the process that opened it: after fork() the child's calls
- * return LH_FAILED_PRECONDITION, and the parent goes on undisturbed. */
+/* Connects to the peerd on this host. NULL for `options` means the defaults.
+ * Returns: LH_OK and a client in *client_out. LH_UNAVAILABLE: no peerd answered in time, or this
+ * process may not connect to it; the text names the socket path and the reason.
+ * After fork() the client still belongs to the parent, and is not disturbed. The child's calls with
+ * it return LH_FAILED_PRECONDITION. */
 LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out);
-/* Ends the connection; members of this client that have not left count as dead. All that came from
- * the client is freed with it: operations, buffers, communicators, states. No function may be
- * called with any of them afterwards, their own lh_..._free() included. Not while another thread
- * uses any of them. An operation that a dead member had started and others had not keeps the member
- * in the group for up to 2 * detect_ms (3 s), for which the others' next operation may wait: until
- * then they may still start it and have its tensor in the result. */
+/* Closes the connection and frees everything that came from the client: operations, buffers,
+ * communicators and states. Afterwards no function may be called with any of them, not even their
+ * own lh_..._free(). No other thread may use any of them during the call. NULL is allowed.
+ *
+ * A member that has not left counts as dead. If it had started an operation that other members have
+ * not started, it stays in the group for up to 2 * detect_ms (3 s by default). Members that start
+ * the operation in that time get its tensor in the result. After that time it leaves, and
+ * lh_on_fault decides. Another operation or step of the others may wait for that long. */
 LH_API void lh_close(lh_client *client);
-/* Whether the connection stands, as far as can be told without waiting. LH_UNAVAILABLE: peerd has
- * stopped or died; what belongs to this client is of no use any more but to be read: open another
- * one. */
+/* LH_OK if the connection to peerd is open, as far as the library can tell without waiting.
+ * LH_UNAVAILABLE: peerd has stopped or died. Memory of this client can still be read, and nothing
+ * else of it works any more. Open another client. */
 LH_API lh_status lh_client_check(lh_client *client);
 
-/* Memory shared with peerd, 64-byte aligned, zero-filled at first use: tensors here travel without
- * a copy. LH_UNAVAILABLE: the arena limit of peerd or the memory of the host is used up. */
+/* Allocates `bytes` (1 or more) of memory shared with peerd, aligned to 64 bytes. peerd sends and
+ * receives tensors in this memory without a copy. The content is undefined.
+ * LH_UNAVAILABLE: the arena limit of peerd (--arena-limit) or the memory of the host is used up. */
 LH_API lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out);
-/* NULL is allowed. LH_INVALID_ARGUMENT: not from lh_alloc(). LH_FAILED_PRECONDITION: an operation
- * in flight or a state uses it; an operation that has ended does not, whether or not it was waited
- * for. Memory goes back to the host when large parts of the arena are free. */
+/* Frees memory from lh_alloc(). NULL is allowed.
+ * LH_INVALID_ARGUMENT: `data` is not from lh_alloc(), or is free already. LH_FAILED_PRECONDITION:
+ * an operation in flight or a state uses the memory. An operation that has ended does not use it,
+ * even if nobody has waited for it.
+ * The library keeps freed memory for later calls, and gives large empty parts back to the host. */
 LH_API lh_status lh_free(lh_client *client, void *data);
 
 /* ------------------------------------------------------------------ membership */
 
-/* How a newcomer gets the shared state of a group that has one. BLOCKING: all wait for it in their
- * first sync with it. BACKGROUND: nobody waits. It is admitted and takes part in all operations
- * in the background: it gets results, and its input is left out. Its calls of lh_sync_state()
- * and lh_begin_step_sync() return at once (lh_sync_info_t.background), and the state is fetched
- * while it and the others go on; see lh_state_take(). When it has caught up, it contributes from a
- * step boundary on. In a group that is empty the two are the same. */
+/* How a new member gets the shared state of a group that already trains.
+ *
+ * LH_BLOCKING: all members wait in the newcomer's first sync until it has the state.
+ * LH_BACKGROUND: nobody waits. The newcomer takes part in all operations in the background: it gets
+ * the results, and its input is left out. Its lh_sync_state() and lh_begin_step_sync() return at
+ * once with lh_sync_info_t.background set, and peerd fetches the state meanwhile (lh_state_take()).
+ * When it has caught up, its input is in the results from a step boundary on.
+ * For the first member of a group both modes are the same. */
 typedef enum lh_join_mode { LH_BLOCKING = 0, LH_BACKGROUND = 1 } lh_join_mode;
 
 typedef struct lh_join_options {
   uint32_t struct_size;
   const char *run; /* 1 to 64 of [A-Za-z0-9._-] */
   uint32_t group;
-  int64_t timeout_ms; /* LH_FOREVER or how long to wait for admission */
-  /* Members at one peerd that belong together, usually one in each of several groups: the shards of
-   * one host. All `cohort_size` of them (at most 64) give the same name (as `run`) and size; none
-   * is admitted before all have asked, and when one leaves, dies or is removed, all are. NULL or ""
-   * with size 0: stands alone. */
+  int64_t timeout_ms; /* how long to wait for admission, or LH_FOREVER */
+  /* Name of a cohort: members at one peerd that belong together, usually one in each of several
+   * groups, such as the shards of one host. All its members (`cohort_size`, at most 64) give the
+   * same name (1 to 64 of [A-Za-z0-9._-]) and size. None is admitted before all have asked to join.
+   * When one of them leaves, dies or is removed, all are removed. NULL or "" with size 0: none. */
   const char *cohort;
   uint32_t cohort_size;
-  /* This member is removed if it has not come to a step boundary so long after the first member
-   * did (at most a day); 0: the others wait for it for ever. A member that was stopped for a while
-   * learns of it at its next call: LH_EVICTED. */
+  /* This member is removed if it reaches a step boundary or a sync more than this many milliseconds
+   * (at most a day) after the first member. Its next call returns LH_EVICTED. 0: the others wait
+   * for it without limit. */
   uint32_t step_deadline_ms;
-  lh_on_fault on_fault; /* of operations that say LH_AS_JOINED; LH_RETRY or LH_ABORT */
-  /* For people, and for peerd --keep-state: a state that is kept is that of the next member of this
-   * name in the group. 1 to 64 of [A-Za-z0-9._-]; NULL or "": that of lh_open_options. */
+  lh_on_fault on_fault; /* LH_RETRY or LH_ABORT: for operations that say LH_AS_JOINED */
+  /* Name of the member, in logs and lhctl: 1 to 64 of [A-Za-z0-9._-]. NULL or "": the name in
+   * lh_open_options. With peerd --keep-state, a state that peerd kept goes to the next member of
+   * the same name in the group (lh_kept_revision()). */
   const char *name;
   lh_join_mode mode;
 } lh_join_options;
 #define LH_JOIN_OPTIONS_INIT \
   { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY, NULL, LH_BLOCKING }
 
-/* Becomes a member: at once if nobody is, otherwise at the next step boundary of the others. NULL
- * for `options` means the defaults. LH_DEADLINE_EXCEEDED: not admitted in time; the wish is
- * withdrawn. */
+/* Joins a group and waits for admission. The first member of a group is admitted at once. A later
+ * one is admitted when all members stand at a step boundary. So joining one group twice from one
+ * thread does not end: the first member cannot reach a boundary while its thread waits here.
+ * NULL for `options` means the defaults.
+ * LH_DEADLINE_EXCEEDED: not admitted in time; the request to join is withdrawn. LH_UNAVAILABLE:
+ * peerd cannot reach the coordinator, the other members cannot reach this host, peerd drains, or
+ * peerd has 64 members already. LH_EVICTED: removed before admission; the text says why. */
 LH_API lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **comm_out);
-/* The same without waiting: comm_out is usable once lh_op_wait(op_out) returned LH_OK; otherwise
- * lh_comm_free() it, which also withdraws a wish that is still open. timeout_ms has no meaning. */
+/* lh_join() without waiting. *comm_out can be used once lh_op_wait(*op_out) has returned LH_OK. In
+ * every other case free it with lh_comm_free(), which also withdraws a request to join that is
+ * still open. options->timeout_ms is not used. */
 LH_API lh_status lh_join_start(lh_client *client, const lh_join_options *options,
                                lh_comm **comm_out, lh_op **op_out);
 
-/* Leaves when the member's operations in flight have ended; the others go on without it. Operations
- * that they started and this member did not go on as after a death (lh_on_fault). LH_OK also for a
- * member that was removed. LH_DEADLINE_EXCEEDED: it goes on; the next call waits for it.
- * LH_FAILED_PRECONDITION: it has left, or another thread waits for that already. */
+/* Leaves the group when this member's operations in flight have ended. The other members go on.
+ * Operations that they started and this member did not start continue as after a death
+ * (lh_on_fault). LH_OK is also returned for a member that was removed meanwhile.
+ * LH_DEADLINE_EXCEEDED: the member is still leaving; the next call goes on waiting.
+ * LH_FAILED_PRECONDITION: it has left already, or another call is waiting for it to leave. */
 LH_API lh_status lh_leave(lh_comm *comm, int64_t timeout_ms);
 LH_API lh_status lh_leave_start(lh_comm *comm, lh_op **op_out);
-/* Frees the communicator; a member that has not left leaves. NULL is allowed. Not with operations
- * of it in flight. */
+/* Frees the communicator. A member that has not left leaves, and this call does not wait for that.
+ * NULL is allowed. No operation of the communicator may be in flight. */
 LH_API void lh_comm_free(lh_comm *comm);
 
 typedef struct lh_world_info {
   uint32_t struct_size;
-  uint32_t rank;    /* 0 to size - 1, by order in the epoch */
-  uint32_t size;    /* members */
-  uint32_t pending; /* members that wait, and that the next boundary may admit */
-  uint64_t epoch;
-  uint64_t member_id;  /* of this member, unique in the run */
-  uint32_t background; /* 1: this member's input is not in results yet (LH_BACKGROUND) */
+  uint32_t rank;       /* of this member: 0 to size - 1; may change with the epoch */
+  uint32_t size;       /* all members, those in the background included */
+  uint32_t pending;    /* newcomers that the next boundary may admit: members reach their hosts */
+  uint64_t epoch;      /* number of the agreed membership; rises with every change */
+  uint64_t member_id;  /* of this member; unique in the run, never changes */
+  uint32_t background; /* 1: this member's input is not in the results yet (LH_BACKGROUND) */
   uint32_t zero;
 } lh_world_info;
 #define LH_WORLD_INFO_INIT \
   { sizeof(lh_world_info), 0, 0, 0, 0, 0, 0, 0 }
 
-/* The world as last heard from peerd. LH_EVICTED: this member was removed; the text says why. */
+/* The group as peerd last reported it. Does not wait. LH_EVICTED: this member was removed; the text
+ * says why. LH_FAILED_PRECONDITION: not admitted yet, or left. LH_UNAVAILABLE: peerd died. */
 LH_API lh_status lh_world(lh_comm *comm, lh_world_info *info);
-/* Members waiting for admission, as last heard. Those that a step boundary admitted are not among
- * them when lh_begin_step() has returned. */
+/* The number of newcomers that wait for admission, as peerd last reported it. Newcomers that a step
+ * boundary admitted are no longer counted when lh_begin_step() returns. Errors: as lh_world(). */
 LH_API lh_status lh_pending(lh_comm *comm, uint32_t *count_out);
-/* Ids of the members in rank order. Writes at most `capacity` of them, and their number to
- * *count_out. */
+/* The ids of all members of the current epoch, in rank order. Writes at most `capacity` ids to
+ * `ids`, and the number of all members to *count_out. LH_UNAVAILABLE: the epoch kept changing while
+ * the ids were read, or peerd does not answer. */
 LH_API lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *count_out);
 
-/* Step boundary: waits until every member has called it, admits those that wait, and returns in the
- * epoch that all now share. Every member must call it at the same point of its program. A new
- * member has come in at such a point of the others: unless it has started an operation since its
- * join, its first call is the boundary that admitted it and returns at once. So the same loop, with
- * the boundary at its top or at its end, fits all of them.
- * LH_DEADLINE_EXCEEDED: the others have not all come; the next call waits at the same boundary.
- * LH_FAILED_PRECONDITION: lh_begin_step_sync() began the wait at this boundary, call that again. */
+/* Step boundary: waits until every member has called it, admits the newcomers that wait, and
+ * returns in the epoch that all members now share. Every member must call it at the same point of
+ * its program.
+ *
+ * A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands
+ * for the boundary that admitted it, unless the newcomer has started an operation before. So all
+ * members run the same loop, with the boundary at the top or at the end.
+ *
+ * To wait for n members, test the world after each boundary: call lh_begin_step(), then lh_world(),
+ * until size >= n. A loop that tests before its first boundary deadlocks: a newcomer that finds n
+ * members there calls lh_begin_step() once less often than the others.
+ *
+ * LH_DEADLINE_EXCEEDED: not all members have come. This member still counts as standing at the
+ * boundary, and the next call waits at the same one. LH_FAILED_PRECONDITION: lh_begin_step_sync()
+ * began the wait at this boundary; call that again. LH_EVICTED: this member was removed, or its
+ * peerd drains. */
 LH_API lh_status lh_begin_step(lh_comm *comm, int64_t timeout_ms);
 LH_API lh_status lh_begin_step_start(lh_comm *comm, lh_op **op_out);
-/* The admission alone; today the same as lh_begin_step(). */
+/* The same as lh_begin_step(). */
 LH_API lh_status lh_admit(lh_comm *comm, int64_t timeout_ms);
 
 /* ------------------------------------------------------------------ operations */
 
 typedef struct lh_all_reduce_options {
   uint32_t struct_size;
-  const void *source; /* count elements; may be equal to target, must not overlap it otherwise */
-  void *target;
-  uint64_t count; /* elements, at least 1, equal at all members */
-  lh_dtype dtype;
+  /* This member's input: `count` elements. Either the same address as `target` (in place), or
+   * memory that does not overlap `target`. */
+  const void *source;
+  void *target;   /* where the result goes: `count` elements */
+  uint64_t count; /* elements, at least 1; the same at all members */
+  lh_dtype dtype; /* the same at all members; not LH_BOOL */
   lh_reduce_op op;
-  /* Names the operation among those in flight on this communicator. A second one of the same tag
-   * ends with LH_INVALID_ARGUMENT; the first goes on. */
+  /* Names the operation among those in flight on this communicator. Members match their calls by
+   * tag, so they may start operations in any order. If an operation with this tag is in flight
+   * already, the new one ends with LH_INVALID_ARGUMENT, and the old one goes on. */
   uint64_t tag;
   lh_on_fault on_fault;
-  /* With fewer members than this (deaths shrink the world) there is no result: LH_TOO_FEW_MEMBERS.
-   * 0 or 1: the last member completes alone. At most 1024; equal at all members. */
+  /* The operation ends LH_TOO_FEW_MEMBERS if fewer members than this contribute (deaths shrink the
+   * group). 0 or 1: a single member gets its own input back as the result. At most 1024; the same
+   * at all members. */
   uint32_t min_world;
   lh_algorithm algorithm;
   uint32_t zero;
@@ -274,24 +328,38 @@ typedef struct lh_all_reduce_options {
         0                                                                                          \
   }
 
-/* Starts an all-reduce and returns at once; lh_op_wait() gives the outcome. A member has at most
- * 1024 operations in flight: one more ends with LH_UNAVAILABLE.
- * Buffers: they belong to the operation until lh_op_wait() returns its outcome; from lh_alloc()
- * they travel without a copy, others are staged through the arena. LH_FAILED_PRECONDITION: one has
- * memory of a tensor of a state that is in a sync, or is the target and has memory of one that is
- * fetched into in the background (lh_state_take()). Outcome: LH_OK - every member of
- * the epoch that stays one ends with the same bytes in target. LH_ABORTED - source is unchanged.
- * LH_TOO_FEW_MEMBERS - fewer than min_world, at all of them, and source is unchanged.
- * LH_INVALID_ARGUMENT - the members' count, dtype, op, on_fault, min_world or algorithm differ, at
- * all of them, and source is unchanged. LH_EVICTED - this member was removed, and source is
- * unchanged. Unless the outcome is LH_OK, a target apart from source may hold anything: parts of
- * the result come there before all members' offers have been compared. LH_UNAVAILABLE - peerd
- * stopped or died: the others may have the result all the same. Source is unchanged where it
- * is apart from target or not from lh_alloc(); in place in memory from lh_alloc() it may be
- * overwritten in part, since the original lay in the memory of peerd. Take what it was computed
- * from out of the shared state (of the others, or a checkpoint) and compute it again; who needs it
- * to outlive peerd gives a target of its own. Returns: LH_OK and a new op in *op_out, or an error
- * and *op_out is NULL. */
+/* Starts an all-reduce and returns at once. lh_op_wait() gives the outcome.
+ *
+ * Limit: a member has at most 1024 operations in flight. One more ends with LH_UNAVAILABLE.
+ *
+ * Buffers: source and target belong to the operation until lh_op_wait() returns the outcome.
+ * Memory from lh_alloc() travels without a copy. The library copies other memory into memory shared
+ * with peerd and back.
+ *
+ * Returns: LH_OK and a new operation in *op_out, or an error and NULL in *op_out.
+ * LH_FAILED_PRECONDITION: source or target shares memory with a tensor of a state that is in a
+ * sync; or target shares memory with a state that peerd fetches in the background
+ * (lh_state_take()). LH_INVALID_ARGUMENT, LH_UNAVAILABLE, LH_EVICTED: the text says why.
+ *
+ * Outcomes, and what the buffers hold then:
+ * LH_OK                every member that stays in the group has the same bytes in its target
+ * LH_ABORTED           lh_on_fault is LH_ABORT, and a member died or left; source is unchanged
+ * LH_TOO_FEW_MEMBERS   too few members contribute, at all members; source is unchanged
+ * LH_INVALID_ARGUMENT  the members' count, dtype, op, on_fault, min_world or algorithm differ, at
+ *                      all members; or the tag is in use; source is unchanged
+ * LH_EVICTED           this member was removed; source is unchanged
+ * LH_UNAVAILABLE       peerd refused the operation for lack of memory or room, and source is
+ *                      unchanged; or peerd stopped or died (lh_client_check()), and the other
+ *                      members may have the result
+ *
+ * Unless the outcome is LH_OK, a target apart from source may hold anything, because parts of the
+ * result arrive there while the operation runs.
+ *
+ * When peerd dies, source is unchanged in two cases: target is apart from source, or source is not
+ * from lh_alloc(). An operation in place on memory from lh_alloc() may leave that memory partly
+ * overwritten, because peerd had the original. Then get the shared state from the other members or
+ * from a checkpoint, and compute the tensor again. To avoid this, give a target apart from source.
+ */
 LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *options,
                                      lh_op **op_out);
 
@@ -299,67 +367,82 @@ LH_API lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options 
 
 /* lh_tensor.flags */
 enum {
-  LH_ALLOW_UNEQUAL = 1, /* not compared; a newcomer that fetches gets it once, with the rest. One
-                           that has all that is compared keeps its own */
-  LH_STAGED = 2         /* a copy that the caller makes anew before each sync */
+  /* Members may hold different contents, such as the state of a random generator. A newcomer that
+   * fetches the state gets this tensor once, with the others. A newcomer whose compared tensors are
+   * equal already keeps its own contents. */
+  LH_ALLOW_UNEQUAL = 1,
+  /* `data` is a copy in memory from lh_alloc(). Before each sync the caller copies the tensor to
+   * `data`. After it the caller copies what changed back (lh_state_next_change()). */
+  LH_STAGED = 2
 };
 
 typedef struct lh_tensor {
-  uint32_t struct_size; /* the same in all of an array */
+  uint32_t struct_size; /* the same in all elements of an array */
   lh_dtype dtype;
   const char *name; /* 1 to 256 bytes of UTF-8 without control characters, unique in the state */
-  /* As many elements as the shape has, without gaps, of any alignment. From lh_alloc(): used in
-   * place. Elsewhere, or sharing bytes with another tensor: copied into the arena before it is
-   * hashed, and what came from others is copied back. */
+  /* The elements, contiguous, of any alignment. NULL if the tensor has no elements. Memory from
+   * lh_alloc() is used in place. Memory elsewhere, and memory that two tensors share, is copied
+   * into memory shared with peerd before each sync; changes are copied back after it. */
   void *data;
-  const uint64_t *shape; /* of `dims` sizes; NULL for a scalar */
+  const uint64_t *shape; /* `dims` sizes; NULL for a scalar */
   uint32_t dims;         /* at most 8; 0: a scalar */
   uint32_t flags;        /* LH_ALLOW_UNEQUAL | LH_STAGED */
 } lh_tensor;
 #define LH_TENSOR_INIT \
   { sizeof(lh_tensor), LH_FLOAT32, NULL, NULL, NULL, 0, 0 }
 
-/* Declares a state: 1 to 65536 tensors, at all members the same ones in the same order. Nothing is
- * read yet; the memory of the tensors stays the caller's, and has to stay there until
- * lh_state_free() or lh_close(). LH_UNAVAILABLE: no room in the arena for the copies. */
+/* Declares a state: 1 to 65536 tensors, the same names, dtypes and shapes in the same order at all
+ * members. Reads no tensor yet. The array, the names and the shapes are copied. The memory of the
+ * tensors stays the caller's, and must stay valid until lh_state_free() or lh_close().
+ * LH_UNAVAILABLE: no memory for the copies, or the client has 16 states already. */
 LH_API lh_status lh_state_new(lh_client *client, const lh_tensor *tensors, uint32_t count,
                               lh_state **state_out);
-/* NULL is allowed. LH_FAILED_PRECONDITION: a sync uses it, also one that has ended and whose call
- * is to be made again for the outcome; or it is fetched into in the background. */
+/* Frees the state. NULL is allowed. LH_FAILED_PRECONDITION: a sync uses the state; or a sync or
+ * lh_state_take() ended with LH_DEADLINE_EXCEEDED and was not called again for its outcome; or
+ * peerd fetches the state in the background. */
 LH_API lh_status lh_state_free(lh_state *state);
 
-/* Reads all tensors ahead of a sync: what has to be copied is, and peerd hashes them. For a
- * newcomer before it joins, since the others wait for it from its admission on. To the next sync
- * with LH_HASH_ON_CHANGE the tensors are untouched then; until that is over they are not written to
- * without lh_state_touch(). LH_FAILED_PRECONDITION: a sync uses the state, an operation in flight
- * uses a tensor of it, or it is fetched into in the background. LH_DEADLINE_EXCEEDED: it goes on,
- * and the state is in use until its end. */
+/* Copies and hashes all tensors ahead of a sync, and waits until peerd has done so. A newcomer
+ * calls it before it joins, because from its admission on the others wait for its first sync. In
+ * the next sync use LH_HASH_ON_CHANGE: it does not read the tensors again. From this call to the
+ * end of that sync, name every tensor that you write to with lh_state_touch().
+ * LH_FAILED_PRECONDITION: a sync uses the state, an operation in flight uses one of its tensors, or
+ * peerd fetches the state in the background. LH_DEADLINE_EXCEEDED: peerd is still hashing, and the
+ * state is in use until it is done. */
 LH_API lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms);
 LH_API lh_status lh_state_prepare_start(lh_state *state, lh_op **op_out);
 
 #define LH_ALL_TENSORS UINT32_MAX
-/* With LH_HASH_ON_CHANGE: the tensor of that number may have changed. */
+/* Says that the tensor at this index, or all (LH_ALL_TENSORS), may have changed since the last
+ * sync. Needed with LH_HASH_ON_CHANGE only. */
 LH_API lh_status lh_state_touch(lh_state *state, uint32_t tensor);
-/* After a sync: the first range of the tensor from *offset on that came from others, in bytes.
- * *bytes is 0 if there is none. */
+/* After a sync: finds the next range of a tensor that came from other members. In: *offset is where
+ * to start, in bytes. Out: the range begins at *offset and has *bytes bytes; *bytes is 0 if there
+ * is no further range. */
 LH_API lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offset,
                                       uint64_t *bytes);
 
 #define LH_NO_REVISION UINT64_MAX
-/* The revision of what peerd has kept (--keep-state) of a member of this name, of the same tensors;
- * LH_NO_REVISION: nothing. The first sync fills the tensors from it if it offers a lower revision
- * and does not only send: who knows that need not load a checkpoint first. */
+/* peerd --keep-state keeps a copy of a state after its trainer has died. Gives the revision of the
+ * copy that a former member of the same name left, of the same tensors; LH_NO_REVISION: no copy.
+ * The first sync fills the tensors from this copy if the caller offers a lower revision and the
+ * strategy is not LH_SEND. Then the caller need not load a checkpoint before. */
 LH_API lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_out);
 
-/* POPULAR: the state that most of those with the highest revision have wins; must be used by all or
- * by none. RECEIVE: takes what others have, and is never chosen. SEND: never receives. */
+/* Whose state a sync chooses.
+ * LH_POPULAR: among the members with the highest revision, the state that most of them have. Either
+ * all members of a group use LH_POPULAR, or none.
+ * LH_RECEIVE: this member takes the state of others. Its own state is never chosen.
+ * LH_SEND: the tensors of this member never change. If another state is chosen, this member gets
+ * LH_STATE_MISMATCH. */
 typedef enum lh_strategy { LH_POPULAR = 1, LH_RECEIVE = 2, LH_SEND = 3 } lh_strategy;
-/* Which tensors are hashed: all; or those that were touched since the last sync that ended well. */
+/* Which tensors a sync reads and hashes: all of them; or those named by lh_state_touch() since the
+ * last sync or lh_state_prepare() that returned LH_OK. */
 typedef enum lh_hash { LH_HASH_ALWAYS = 0, LH_HASH_ON_CHANGE = 1 } lh_hash;
 
 typedef struct lh_progress {
   uint32_t struct_size;
-  uint32_t sources; /* that chunks are asked of */
+  uint32_t sources; /* members that peerd asks for parts of the state */
   uint64_t bytes_done;
   uint64_t bytes_total;
   uint64_t bytes_per_second;
@@ -371,11 +454,13 @@ typedef struct lh_sync_options {
   uint32_t struct_size;
   lh_strategy strategy;
   lh_state *state;
-  uint64_t revision; /* of the state: one more than at the last sync; any at the group's first */
+  /* Of what the tensors hold now, at most 2^63. Any number at the first sync of a group; at each
+   * later sync one more than the sync before. */
+  uint64_t revision;
   lh_hash hash;
   uint32_t zero;
-  /* Called while this member fetches, at most ten times a second, by the thread that waits; NULL:
-   * nobody is told. It may call the library, but not free what the sync uses. */
+  /* Called while this member fetches, at most ten times a second, on the thread that waits for the
+   * sync. NULL: not called. It may call the library, but must not free what the sync uses. */
   void (*progress)(const lh_progress *progress, void *context);
   void *progress_context;
 } lh_sync_options;
@@ -384,100 +469,127 @@ typedef struct lh_sync_options {
 
 typedef struct lh_sync_info_t {
   uint32_t struct_size;
-  uint32_t sources;  /* members that sent some of `bytes` */
-  uint64_t revision; /* that all hold now */
-  uint64_t hash_high;
+  uint32_t sources;   /* members that sent some of `bytes` */
+  uint64_t revision;  /* of the state that all members hold now */
+  uint64_t hash_high; /* hash of that state, 128 bits */
   uint64_t hash_low;
-  uint64_t bytes; /* received; 0: this member had the state */
-  double seconds; /* from the call to its end, at peerd */
-  /* Also if the sync failed, or could not begin: */
-  uint32_t passed;     /* of a step boundary: 1: it is behind this member */
-  uint32_t resumed;    /* 1: the tensors were filled from what peerd had kept; that counts as having
-                          come from others, too */
-  uint32_t background; /* 1: this member is in the background: nobody writes to the tensors until
-                          lh_state_take() has ended well, or a later sync returns without this. The
-                          other fields say nothing */
+  uint64_t bytes; /* received from other members; 0: this member had the state */
+  double seconds; /* from the call to its end, measured by peerd */
+  /* 1: lh_begin_step_sync() has passed the step boundary. Valid whenever there is an outcome, also
+   * if the sync failed. */
+  uint32_t passed;
+  /* 1: the tensors were filled from what peerd had kept (lh_kept_revision()).
+   * lh_state_next_change() reports these ranges, too. */
+  uint32_t resumed;
+  /* 1: this member is in the background, and peerd fetches the state. Do not write to the tensors
+   * until lh_state_take() returns LH_OK, or a later sync returns with 0 here. Valid also if the
+   * call failed or could not begin. If 1, the fields above mean nothing, except `passed`. */
+  uint32_t background;
   uint32_t zero;
 } lh_sync_info_t;
 #define LH_SYNC_INFO_INIT \
   { sizeof(lh_sync_info_t), 0, 0, 0, 0, 0, 0.0, 0, 0, 0, 0 }
 
-/* Brings the tensors of all members of the group to the same bits: the members vote by digest, and
- * those that differ fetch what differs from those that do not. Ends when all members have called
- * it and hold the same. `info` may be NULL; it is filled whenever there is an outcome.
- * Tensors: nobody writes to them until it has ended. LH_OK: they hold what all hold; otherwise they
- * are as they were. What came is written to them by the call that waits for the end. LH_ABORTED:
- * the transfer failed for all, call again. LH_FAILED_PRECONDITION: an operation in flight uses
- * memory of a tensor; or as the text says. LH_STATE_MISMATCH: this member's state cannot be brought
- * together with the others'; the text says why. LH_DEADLINE_EXCEEDED: it goes on; the next call
- * waits for it. */
+/* Makes the tensors of all members of the group equal, bit by bit. Every member must call it. The
+ * members vote by revision and hash; members whose tensors differ from the chosen state fetch what
+ * differs. The call ends when all members have called it and hold the same. `info` may be NULL; it
+ * is filled whenever there is an outcome.
+ *
+ * Tensors: nobody may write to them until the sync has ended. The call that gets the outcome writes
+ * to them what came from other members.
+ *
+ * Outcomes:
+ * LH_OK                   the tensors hold the chosen state
+ * LH_ABORTED              the transfer failed for all members; call again
+ * LH_FAILED_PRECONDITION  an operation in flight uses memory of a tensor, or as the text says
+ * LH_INVALID_ARGUMENT     some members use LH_POPULAR and others do not
+ * LH_STATE_MISMATCH       this member's state does not fit the others' states; the text says why
+ * LH_DEADLINE_EXCEEDED    no outcome yet; the sync goes on, and the next call waits for it
+ * Unless the outcome is LH_OK, the tensors are as they were. */
 LH_API lh_status lh_sync_state(lh_comm *comm, const lh_sync_options *options, int64_t timeout_ms,
                                lh_sync_info_t *info);
 LH_API lh_status lh_sync_state_start(lh_comm *comm, const lh_sync_options *options, lh_op **op_out);
-/* How far the sync of this member that goes on is with fetching, as last heard; all 0: nothing is
- * fetched. For callers that do not want to be called (lh_sync_options.progress). */
+/* How much of the state this member has fetched in the sync that is in flight, as peerd last
+ * reported it. All fields are 0 if nothing is fetched. Callers that poll use this function; others
+ * use lh_sync_options.progress. */
 LH_API lh_status lh_sync_progress(lh_comm *comm, lh_progress *progress);
-/* lh_begin_step() and lh_sync_state() in one, at the price of one. The boundary may be passed and
- * the sync have failed: info->passed tells; after LH_ABORTED go on with lh_sync_state() then.
- * LH_FAILED_PRECONDITION: lh_begin_step() began the wait at this boundary, call that again. */
+/* lh_begin_step() and lh_sync_state() in one call, with one round trip to the coordinator. The
+ * boundary can be passed although the sync fails: then info->passed is 1. After LH_ABORTED with
+ * passed 1 call lh_sync_state(), not this function.
+ * LH_FAILED_PRECONDITION: lh_begin_step() began the wait at this boundary; call that again. */
 LH_API lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options,
                                     int64_t timeout_ms, lh_sync_info_t *info);
 LH_API lh_status lh_begin_step_sync_start(lh_comm *comm, const lh_sync_options *options,
                                           lh_op **op_out);
-/* After a sync that returned with info->background: waits until the tensors hold what the group has
- * agreed on last, at most a day, and gives them back: from then on they are the caller's, up to its
- * next sync. Who then does with them what the others do at this step, and offers revision + 1 with
- * its next lh_begin_step_sync(), contributes from that boundary on; others do so when little is
- * left to fetch. `info` may be NULL; `revision` says what they hold. LH_DEADLINE_EXCEEDED: not all
- * is here yet; they are fetched into. LH_ABORTED: so they are, but with the next step only: those
- * who had it have changed it meanwhile, which nobody does whose peerd has --keep-state.
+/* For a member in the background, after a sync that returned with info->background 1: waits until
+ * peerd has fetched the state that the group agreed on last, and writes it to the tensors. It waits
+ * at most timeout_ms, and never longer than a day. `info` may be NULL; info->revision says what the
+ * tensors hold.
+ *
+ * After LH_OK the tensors belong to the caller until its next sync. If the caller then changes them
+ * as the other members do in this step, and offers revision + 1 in its next lh_begin_step_sync(),
+ * its input is in the results from that boundary on. A caller that does not do so contributes
+ * later, when little of its state is left to fetch.
+ *
+ * LH_DEADLINE_EXCEEDED: the state is not complete yet, and peerd goes on fetching.
+ * LH_ABORTED: the state cannot become complete in this step, because its sources have changed it
+ * meanwhile. peerd goes on with the next step. A source whose peerd has --keep-state does not have
+ * this problem.
  * LH_FAILED_PRECONDITION: nothing is fetched for this member, or an operation in flight uses memory
- * of a tensor. A peerd that does not answer is waited for a second longer than timeout_ms:
- * LH_DEADLINE_EXCEEDED with *info all 0, and the next call waits for the same answer. Until it is
- * here nobody knows whose the tensors are, and the member can begin neither a step nor a sync
- * (LH_FAILED_PRECONDITION); once it is, neither before this was called again, unless the answer is
- * one of those two. */
+ * of a tensor.
+ *
+ * If peerd itself does not answer, the call returns LH_DEADLINE_EXCEEDED with all of *info 0, one
+ * second after timeout_ms. Then it is not known whether the tensors belong to the caller. Call
+ * lh_state_take() again: it waits for the same answer. Until that call has given an outcome, this
+ * member can begin neither a step nor a sync (LH_FAILED_PRECONDITION). If the late answer is
+ * LH_DEADLINE_EXCEEDED or LH_ABORTED, it can begin them without that call. */
 LH_API lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms,
                                lh_sync_info_t *info);
-/* Of a sync, by itself or at a boundary. LH_FAILED_PRECONDITION before there is an outcome.
- * LH_INVALID_ARGUMENT: the operation is no sync. */
+/* What a sync did; `op` is from lh_sync_state_start() or lh_begin_step_sync_start().
+ * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not a sync. */
 LH_API lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info);
 
 /* ------------------------------------------------------------------ waiting */
 
-/* Waits for the outcome. LH_DEADLINE_EXCEEDED: none yet, the operation goes on and may be waited
- * for again. Once there is an outcome every further call returns it. */
+/* Waits for the outcome of an operation and returns it. Every further call returns it again.
+ * LH_DEADLINE_EXCEEDED: there is no outcome yet; the operation goes on, and the caller may wait
+ * again. */
 LH_API lh_status lh_op_wait(lh_op *op, int64_t timeout_ms);
-/* Whether there is an outcome; never blocks. */
+/* Sets *finished_out to 1 if there is an outcome, else to 0. Does not wait for other members. It
+ * may copy a result to the caller's memory first. */
 LH_API lh_status lh_op_test(lh_op *op, int *finished_out);
 
 typedef struct lh_op_info_t {
   uint32_t struct_size;
-  uint32_t world_size; /* members whose tensors are in the result: those not in the background */
-  uint32_t retries;    /* attempts beyond the first */
-  uint32_t staged;     /* 1: a buffer was not from lh_alloc() */
-  uint64_t epoch;
-  uint64_t bytes_sent; /* payload over the network */
+  uint32_t world_size; /* members whose tensors are in the result; none is in the background */
+  uint32_t retries;    /* how often a fault interrupted it after all members had started it */
+  uint32_t staged;     /* 1: a buffer was not from lh_alloc(), and was copied */
+  uint64_t epoch;      /* in which the result was made */
+  /* Tensor bytes that peerd sent and received for this operation, for all its members on this host
+   * together. 0 for LH_ONESHOT, whose tensors travel in control messages. */
+  uint64_t bytes_sent;
   uint64_t bytes_received;
-  double seconds;         /* from start to outcome, at peerd */
-  double seconds_wait;    /* of these, until every member had started the operation */
-  lh_algorithm algorithm; /* of the attempt that counted */
+  double seconds;         /* from start to outcome, measured by peerd */
+  double seconds_wait;    /* the part of `seconds` until every member had started it */
+  lh_algorithm algorithm; /* that made the result; never LH_AUTO */
   uint32_t zero;
 } lh_op_info_t;
 #define LH_OP_INFO_INIT \
   { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0 }
 
-/* Of an all-reduce. LH_FAILED_PRECONDITION before there is an outcome. LH_INVALID_ARGUMENT: the
- * operation is no all-reduce. */
+/* What an all-reduce did. If its outcome is not LH_OK, all fields but `staged` are 0.
+ * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not an
+ * all-reduce. */
 LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
-/* lh_all_reduce_start(), lh_op_wait(), lh_op_info() and lh_op_free() in one: returns the outcome.
- * `info` may be NULL; without an outcome of LH_OK all of it but `staged` is 0. *op_out is NULL,
- * unless there is no outcome within timeout_ms (LH_DEADLINE_EXCEEDED, and an operation was
- * started): then it names the operation, which goes on. */
+/* lh_all_reduce_start(), lh_op_wait(), lh_op_info() and lh_op_free() in one call. Returns the
+ * outcome; `info` may be NULL. *op_out is NULL, except if the operation has no outcome within
+ * timeout_ms: then the call returns LH_DEADLINE_EXCEEDED, and *op_out is the operation, which goes
+ * on. The caller waits for it with lh_op_wait() and frees it. */
 LH_API lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options,
                                int64_t timeout_ms, lh_op_info_t *info, lh_op **op_out);
-/* Frees the handle. An operation still in flight goes on, and its buffers still belong to it: wait
- * first unless the process ends. A staged target is filled by the wait only. NULL is allowed. */
+/* Frees the handle. NULL is allowed. An operation in flight goes on, and its buffers still belong
+ * to it; so wait first, unless the process ends. A target that is not from lh_alloc() gets the
+ * result only within lh_op_wait() or lh_op_test(). */
 LH_API void lh_op_free(lh_op *op);
 
 #ifdef __cplusplus
