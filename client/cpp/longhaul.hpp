@@ -1,4 +1,4 @@
-// Longhaul for C++17: RAII over longhaul.h, header only.
+// Longhaul for C++17: RAII classes over longhaul.h. Header only. The contracts are in longhaul.h.
 //
 //   longhaul::Client client;
 //   longhaul::Comm comm = client.Join("demo");
@@ -6,11 +6,14 @@
 //   comm.BeginStep();
 //   comm.AllReduce(x, LH_AVG);
 //
-// Errors are exceptions of class longhaul::Error. Objects are movable; whatever came from a client
-// (Buffer, Comm, Op, State) goes before the client does. An Op that is destroyed before its outcome
-// is waited for, since its buffers belong to it until then.
+// Errors: every function throws longhaul::Error unless its comment says otherwise. With
+// -fno-exceptions an error prints its text to stderr and aborts the process.
 //
-// Under -fno-exceptions an error ends the process with its text.
+// Lifetimes: objects can be moved, not copied. Destroy every Buffer, Comm, Op and State before the
+// Client that it came from. The destructor of an Op waits for the outcome, because the buffers
+// belong to the operation until then.
+//
+// Timeouts are in milliseconds. LH_FOREVER waits without limit.
 #ifndef LONGHAUL_LONGHAUL_HPP_
 #define LONGHAUL_LONGHAUL_HPP_
 
@@ -29,6 +32,7 @@
 
 namespace longhaul {
 
+// A status other than LH_OK, with the text of the call.
 class Error : public std::runtime_error {
  public:
   Error(lh_status status, const std::string& text)
@@ -73,7 +77,7 @@ LONGHAUL_DTYPE(bool, LH_BOOL);
 
 }  // namespace internal
 
-// Something in flight.
+// An operation in flight. Its buffers belong to it until it has an outcome.
 class Op {
  public:
   explicit Op(lh_op* op) : op_(op) {}
@@ -87,22 +91,25 @@ class Op {
     lh_op_free(op_);
   }
 
-  // False: no outcome within the time. Throws if the outcome is an error.
+  // Waits for the outcome. Returns false if there is none within the timeout; the operation goes on
+  // then. Throws if the outcome is not LH_OK.
   bool Wait(int64_t timeout_ms = LH_FOREVER) {
     lh_status status = lh_op_wait(op_, timeout_ms);
     if (status == LH_DEADLINE_EXCEEDED) {
       if (!Finished()) return false;
-      // The outcome, which may have come since.
+      // The outcome came between the wait and Finished().
       status = lh_op_wait(op_, 0);
     }
     internal::Check(status);
     return true;
   }
+  // Whether there is an outcome. Does not wait for other members.
   bool Finished() {
     int finished = 0;
     internal::Check(lh_op_test(op_, &finished));
     return finished != 0;
   }
+  // What the all-reduce did. Throws if there is no outcome yet.
   lh_op_info_t Info() const {
     lh_op_info_t info = LH_OP_INFO_INIT;
     internal::Check(lh_op_info(op_, &info));
@@ -116,7 +123,8 @@ class Op {
 
 class Client;
 
-// `size` elements in the arena: they travel without a copy.
+// `size` elements of T (1 or more) in memory shared with peerd: operations on them copy nothing.
+// The content is undefined at first.
 template <class T>
 class Buffer {
  public:
@@ -149,7 +157,8 @@ class Buffer {
   size_t size_;
 };
 
-// Tensors that are to be equal at all members; see lh_state_new(). Their memory outlives it.
+// Named tensors that all members keep equal; see lh_state_new(). The memory of the tensors must
+// stay valid longer than the State.
 class State {
  public:
   inline State(Client& client, const std::vector<lh_tensor>& tensors);
@@ -169,8 +178,9 @@ class State {
   lh_state* state_ = nullptr;
 };
 
-// `size` elements as a tensor of a state, in one dimension. The tensor points to `name` and `size`:
-// both have to live until the State is made, so a temporary such as v.size() does not compile.
+// Describes `size` elements at `data` as a one-dimensional tensor of a state. `flags` are those of
+// lh_tensor. The result points to `name` and `size`: both must stay valid until the State is made.
+// A temporary as `size`, such as v.size(), does not compile.
 template <class T>
 lh_tensor Tensor(const char* name, T* data, const uint64_t&& size, uint32_t flags = 0) = delete;
 template <class T>
@@ -185,7 +195,8 @@ lh_tensor Tensor(const char* name, T* data, const uint64_t& size, uint32_t flags
   return tensor;
 }
 
-// One member of one group. Leaves when it is destroyed, without waiting.
+// One member of one group. A Comm that is destroyed before Leave() makes its member leave, and does
+// not wait for that.
 class Comm {
  public:
   explicit Comm(lh_comm* comm) : comm_(comm) {}
@@ -196,11 +207,13 @@ class Comm {
   }
   ~Comm() { lh_comm_free(comm_); }
 
+  // The group as peerd last reported it; see lh_world().
   lh_world_info World() const {
     lh_world_info info = LH_WORLD_INFO_INIT;
     internal::Check(lh_world(comm_, &info));
     return info;
   }
+  // The ids of all members of the current epoch, in rank order.
   std::vector<uint64_t> Members() const {
     std::vector<uint64_t> members(16);
     uint32_t count = 0;
@@ -212,28 +225,33 @@ class Comm {
       if (fits) return members;
     }
   }
+  // Step boundary: waits for all members and admits newcomers; see lh_begin_step().
   void BeginStep(int64_t timeout_ms = LH_FOREVER) {
     internal::Check(lh_begin_step(comm_, timeout_ms));
   }
-  // Both at once; see lh_begin_step_sync().
+  // A step boundary and a sync in one call; see lh_begin_step_sync().
   lh_sync_info_t BeginStep(const lh_sync_options& sync, int64_t timeout_ms = LH_FOREVER) {
     lh_sync_info_t info = LH_SYNC_INFO_INIT;
     internal::Check(lh_begin_step_sync(comm_, &sync, timeout_ms, &info));
     return info;
   }
+  // Makes the tensors of a state equal at all members; see lh_sync_state().
   lh_sync_info_t SyncState(const lh_sync_options& sync, int64_t timeout_ms = LH_FOREVER) {
     lh_sync_info_t info = LH_SYNC_INFO_INIT;
     internal::Check(lh_sync_state(comm_, &sync, timeout_ms, &info));
     return info;
   }
-  // The tensors are back, or, false, not all of them is here yet; see lh_state_take().
+  // For a member in the background: takes the fetched state into the tensors; see lh_state_take().
+  // True: the tensors belong to the caller again. False: peerd is still fetching, or does not
+  // answer; call again.
   bool Take(State& state, int64_t timeout_ms = 0, lh_sync_info_t* info = nullptr) {
     const lh_status status = lh_state_take(comm_, state.get(), timeout_ms, info);
     if (status == LH_DEADLINE_EXCEEDED || status == LH_ABORTED) return false;
     internal::Check(status);
     return true;
   }
-  // Of what peerd kept of a member of this name; see lh_kept_revision().
+  // The revision of the state that peerd kept for a member of this name, or nullopt if peerd kept
+  // none; see lh_kept_revision().
   std::optional<uint64_t> KeptRevision(State& state) {
     uint64_t revision = LH_NO_REVISION;
     internal::Check(lh_kept_revision(comm_, state.get(), &revision));
@@ -247,8 +265,10 @@ class Comm {
     sync.strategy = strategy;
     return SyncState(sync);
   }
+  // Leaves the group once this member's operations have ended; see lh_leave().
   void Leave(int64_t timeout_ms = LH_FOREVER) { internal::Check(lh_leave(comm_, timeout_ms)); }
 
+  // Starts an all-reduce of `count` elements; see lh_all_reduce_start().
   template <class T>
   Op AllReduceStart(const T* source, T* target, size_t count, lh_reduce_op op = LH_SUM,
                     uint64_t tag = 0, lh_on_fault on_fault = LH_AS_JOINED, uint32_t min_world = 0,
@@ -270,8 +290,9 @@ class Comm {
     internal::Check(lh_all_reduce_start(comm_, &options, &op_out));
     return Op(op_out);
   }
-  // In place. If peerd itself dies (LH_UNAVAILABLE), data in a Buffer may be overwritten in part;
-  // after any other error it is as before. See lh_all_reduce_start().
+  // All-reduces `data` in place and waits for the outcome. If peerd itself dies (LH_UNAVAILABLE),
+  // memory of a Buffer may be partly overwritten. After any other error `data` is unchanged. See
+  // lh_all_reduce_start().
   template <class T>
   lh_op_info_t AllReduce(T* data, size_t count, lh_reduce_op op = LH_SUM) {
     lh_all_reduce_options options = LH_ALL_REDUCE_OPTIONS_INIT;
@@ -297,10 +318,10 @@ class Comm {
   lh_comm* comm_;
 };
 
-// A connection to peerd, with its arena.
+// A connection to the peerd on this host, and the memory shared with it; see lh_open().
 class Client {
  public:
-  // "" and nullopt: the defaults of lh_open_options.
+  // "" and nullopt mean the defaults of lh_open_options.
   explicit Client(const std::string& socket_path = "", const std::string& name = "",
                   std::optional<int64_t> timeout_ms = std::nullopt) {
     lh_open_options options = LH_OPEN_OPTIONS_INIT;
@@ -316,6 +337,7 @@ class Client {
   }
   ~Client() { lh_close(client_); }
 
+  // Joins a group and waits for admission; see lh_join().
   Comm Join(const std::string& run = "default", uint32_t group = 0, int64_t timeout_ms = 60000) {
     lh_join_options options = LH_JOIN_OPTIONS_INIT;
     options.run = run.c_str();
