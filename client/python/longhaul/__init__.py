@@ -1,26 +1,26 @@
-"""Longhaul: one training run out of machines that come and go.
+"""Longhaul: one training run across machines that come and go.
 
     import longhaul as lh
 
-    comm = lh.join(run="demo")                  # through the peerd on this host
-    gradient = lh.empty((1 << 20,), "float32")  # memory shared with peerd: travels without a copy
+    comm = lh.join(run="demo")                  # through the peerd daemon on this host
+    gradient = lh.empty((1 << 20,), "float32")  # in memory shared with peerd: sent without a copy
     state = lh.State({"weights": weights})      # numpy arrays or torch tensors
-    for ... in ...:
-        with comm.step(state):                  # newcomers come in here; all hold the same weights
+    while state.revision < 1000:
+        with comm.step(state):                  # newcomers join here; now all have equal weights
             gradient[:] = ...
             info = comm.all_reduce(gradient, op="avg")
             weights -= 0.1 * gradient
     comm.leave()
 
-A member that dies does not stop the others: what was in flight is redone by the survivors, and
-`info.world_size` says whose tensors are in the result.
+A member is one trainer in one group of a run. If a member dies, the others go on: they redo the
+all-reduces that were in flight. `info.world_size` is the number of members in the result.
 
-numpy arrays and contiguous PyTorch CPU tensors are taken as they are; those from `longhaul.empty`
-and `longhaul.torch.empty` go to the network without a copy. Neither numpy nor torch is needed to
-import this package.
+An all-reduce takes contiguous numpy arrays and contiguous PyTorch CPU tensors. Tensors from
+`longhaul.empty` and `longhaul.torch.empty` are sent and received without a copy. Importing this
+package needs neither numpy nor torch.
 
-Threads: every function and method may be called from any thread; two ops in flight on one
-communicator must differ in their tag. Every call that blocks releases the GIL and ends at Ctrl-C.
+Threads: any thread may call any function and method. Two all-reduces in flight on one
+communicator must have different tags. Calls that wait release the GIL, and Ctrl-C interrupts them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    # These cost something or need another package: imported at first use.
+    # Imported at first use: `torch` needs PyTorch, and `testing` is for tests only.
     if name in ("testing", "torch"):
         return importlib.import_module("." + name, __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

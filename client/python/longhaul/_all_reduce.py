@@ -1,4 +1,4 @@
-"""The all-reduces of one member: what a call asks for, and starting it."""
+"""All-reduces of one member: checks the arguments, starts the op, and waits for it unless async_op is set."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ def _elements(tensor: Any, out: Any) -> tuple[Elements, Elements]:
     target = source if out is None else elements_of(out, "out", written=True)
     if (target.shape, target.dtype) != (source.shape, source.dtype):
         raise InvalidArgument(
-            f"out is {target.dtype} {list(target.shape)}, tensor is {source.dtype} {list(source.shape)}: make them alike"
+            f"out is {target.dtype} {list(target.shape)}, tensor is {source.dtype} {list(source.shape)}; "
+            "pass an out of the same dtype and shape"
         )
     if source.count == 0:
-        raise InvalidArgument(f"tensor has no elements (shape {list(source.shape)}); there is nothing to reduce")
+        raise InvalidArgument(
+            f"tensor has no elements (shape {list(source.shape)}); pass one with at least one element"
+        )
     return source, target
 
 
 class AllReduces:
+    """Starts all-reduces of one member. Any thread."""
+
     def __init__(self, client: Client, handle: ctypes.c_void_p) -> None:
         self._client = client
         self._handle = handle
-        # Ops that have ended within the call that started them.
+        # Op objects for reuse: their operation ended within the call that started it.
         self._spare: list[Op] = []
 
     def run(
@@ -44,9 +49,9 @@ class AllReduces:
         async_op: bool,
         timeout: float | None,
     ) -> OpInfo | Work:
-        """As Comm.all_reduce(). The owner is kept while the op goes on."""
+        """Does what Comm.all_reduce() documents. `owner` (the Comm) stays alive while the op is in flight."""
         if async_op and timeout is not None:
-            raise InvalidArgument("timeout with async_op=True has no meaning; give it to wait()")
+            raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
         deadline = _native.Deadline(timeout)
         source, target = _elements(tensor, out)
         options = _native.AllReduceOptions()
@@ -90,7 +95,8 @@ class AllReduces:
             abandon(started)
             raise
         late = DeadlineExceeded(
-            f"{started.what}: no outcome after {timeout} s; it goes on and owns its tensors: wait for it with this error's .work"
+            f"{started.what}: no outcome after {timeout} s; the op goes on and uses its tensors; "
+            "call wait() of this error's .work"
         )
         late.work = Work(started)
         raise late

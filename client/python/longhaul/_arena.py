@@ -1,4 +1,4 @@
-"""Connections to peerd, and tensors in memory shared with it."""
+"""Connections to peerd, and numpy arrays in memory shared with peerd (the arena)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ Shape = Union[int, Sequence[int]]
 
 
 class Client:
-    """A connection to a peerd, with its arena. Closed when no communicator and no tensor uses it."""
+    """A connection to a peerd, and the memory shared with it.
+
+    It closes when no communicator, no tensor in its memory and no op refers to it any more. Any thread.
+    """
 
     def __init__(self, path: str | None, deadline: _native.Deadline) -> None:
         lib = _native.library()
@@ -33,10 +36,10 @@ class Client:
         options.socket_path = None if path is None else os.fsencode(path)
         self.path = path
         self.handle = ctypes.c_void_p()
-        # What could not be let go yet: tensors of abandoned ops, which still own them; states in a sync; memory that
-        # a state or an op names. Each tries, and says whether it is gone now.
+        # Functions that free something which is still in use: the tensors of ops that nobody waits for, states in a
+        # sync, and memory that an op or a state uses. Each function tries again and returns True once it is freed.
         self.leftovers: collections.deque[Callable[[], bool]] = collections.deque()
-        # Not at exit: the end of the process closes the connection, and threads may still use it.
+        # Not at exit: threads may still use the connection then, and the end of the process closes it anyway.
         weakref.finalize(self, lib.lh_close, self.handle).atexit = False
         slice_ms = round(1000 * _native.SLICE_S)
         while True:
@@ -47,16 +50,19 @@ class Client:
                 break
             if status not in (_native.UNAVAILABLE, _native.DEADLINE_EXCEEDED) or deadline.passed():
                 raise error(status, "connecting to peerd")
-            # A peerd that answers slowly gets longer at each try.
+            # Wait longer at each try: a loaded peerd may need more than one slice to answer.
             slice_ms = min(2 * slice_ms, 2000)
 
     def alive(self) -> bool:
-        """Whether the connection stands, as far as can be told without waiting."""
+        """Whether the connection to peerd is open, as far as the library can tell without waiting."""
         status: int = _native.library().lh_client_check(self.handle)
         return status == _native.OK
 
     def alloc(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        """`size` bytes (1 or more) of arena, 64-byte aligned; freed when the last view of them dies."""
+        """Allocates `size` bytes (1 or more) of shared memory, aligned to 64 bytes.
+
+        The memory is freed when the last view of it is gone.
+        """
         self.sweep()
         data = ctypes.c_void_p()
         try:
@@ -71,19 +77,19 @@ class Client:
         return memory
 
     def let_go(self, attempt: Callable[[], bool]) -> None:
-        """Tries now, and at each sweep until it says that it is done."""
+        """Calls `attempt` now and at each sweep() until it returns True."""
         if not attempt():
             self.leftovers.append(attempt)
 
     def sweep(self) -> None:
-        """Lets go of what could not be let go before.
+        """Tries again to free what was in use before.
 
-        Finalizers come here, too, in any thread and between any two instructions of another sweep. So there is no
-        lock, which the interrupted one might hold: whoever has taken one out has it alone.
+        Finalizers call this, too: on any thread, also in the middle of another sweep on the same thread. A lock would
+        deadlock then, so there is none. popleft() is atomic, and gives each function to one sweep only.
         """
         again = bool(self.leftovers)
         while again:
-            again = False  # memory may be free once what used it is gone
+            again = False  # a freed state or op may make memory free, so look again after each success
             for _ in range(len(self.leftovers)):
                 try:
                     attempt = self.leftovers.popleft()
@@ -96,10 +102,10 @@ class Client:
 
 
 def _free(client: Client, data: ctypes.c_void_p) -> None:
-    """Once, however often it is called."""
+    """Frees memory from alloc(). A second call does nothing."""
     block = ctypes.c_void_p(data.value)
     data.value = None
-    # A state and its tensors may be garbage together, and be collected in any order.
+    # The garbage collector may free a tensor before the state that uses it. Then lh_free() refuses, until a sweep.
     client.let_go(functools.partial(_is_freed, client.handle, block))
 
 
@@ -108,14 +114,14 @@ def _is_freed(handle: ctypes.c_void_p, block: ctypes.c_void_p) -> bool:
     return status != _native.FAILED_PRECONDITION
 
 
-# Of the tables below; never held while anything is waited for. Reentrant, since a finalizer may come here.
+# Guards the tables below. Never held while waiting. Reentrant, because a finalizer may need it on the same thread.
 _lock = threading.RLock()
 _clients: weakref.WeakValueDictionary[str | None, Client] = weakref.WeakValueDictionary()
 _latest: weakref.ref[Client] | None = None
 
 
 def _forget() -> None:
-    """In a child of fork(): the connections are its parent's, and a thread of that may have held the lock."""
+    """Runs in a child of fork(). The connections belong to the parent, and a thread of the parent may hold the lock."""
     global _lock, _clients, _latest
     _lock = threading.RLock()
     _clients = weakref.WeakValueDictionary()
@@ -126,13 +132,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def client_of(peerd: PathLike | None, deadline: _native.Deadline) -> tuple[Client, bool]:
-    """The process's connection to this peerd, and whether it was made just now.
+    """Gives this process's connection to a peerd, and whether this call made it.
 
-    One that is dead is replaced: its peerd may have been started anew.
+    A dead connection is replaced, because its peerd may have been restarted. peerd: path of the socket; None:
+    $LONGHAUL_SOCKET, else the default paths. Raises Unavailable if no peerd answers by the deadline.
     """
     global _latest
     path = (os.environ.get("LONGHAUL_SOCKET") or None) if peerd is None else os.fspath(peerd)
-    # One connection, whichever way the socket is named: memory of another one would be copied.
+    # One connection for every spelling of a path: a tensor from another connection would be copied.
     key = None if path is None else os.path.abspath(path)
     made: Client | None = None
     while True:
@@ -141,16 +148,16 @@ def client_of(peerd: PathLike | None, deadline: _native.Deadline) -> tuple[Clien
             if client is None or not client.alive():
                 client = made
             if client is not None:
-                # If two threads have connected at once, both use what the first one made.
+                # Two threads may have connected at the same time. Both use the connection that was stored first.
                 _clients[key] = client
                 _latest = weakref.ref(client)
                 return client, client is made
-        # Each waits for its own peerd, for its own time.
+        # Connect without the lock: other threads may wait for other peerds.
         made = Client(path, deadline)
 
 
 def arena_of(peerd: PathLike | None) -> Client:
-    """The connection to this peerd; for None the one used last, else the default path."""
+    """The connection to a peerd. None: the connection used last, else the default path. Waits at most 10 s."""
     latest = None if peerd is not None or _latest is None else _latest()
     if latest is not None:
         if latest.alive():
@@ -160,6 +167,7 @@ def arena_of(peerd: PathLike | None) -> Client:
 
 
 def shape_of(shape: Shape) -> tuple[int, ...]:
+    """The dimensions of a shape. Raises InvalidArgument for a negative one, TypeError for what is not an int."""
     try:
         dimensions: Sequence[int] = (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError:
@@ -192,16 +200,18 @@ def empty_numpy(client: Client, shape: Shape, dtype: npt.DTypeLike) -> npt.NDArr
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = "float32", *, peerd: PathLike | None = None) -> npt.NDArray[Any]:
-    """A numpy array in memory shared with peerd: collectives on it copy nothing.
+    """Creates a numpy array in memory shared with peerd. An all-reduce of it copies nothing.
 
-    shape: an int or a sequence of ints. dtype: (u)int8 to (u)int64, float16, float32, float64, or
-    ml_dtypes.bfloat16. The content is undefined. The memory is given back when the array and all
-    views of it are gone.
+    shape: an int or a sequence of ints.
+    dtype: int8 to int64, uint8 to uint64, float16, float32, float64, or ml_dtypes.bfloat16.
+    peerd: path of the socket of the peerd to share the memory with. None: the peerd that this
+        process used last; if there is none, the default of `join`. An all-reduce through another
+        peerd copies the array.
 
-    peerd: the socket of the peerd to share with; None: the one that this process joined through
-    last, else the default one as for `join`. Collectives through another peerd copy the array.
+    The content is undefined. The memory is freed when the array and all its views are gone.
 
-    Raises InvalidArgument for a dtype that cannot be reduced; Unavailable if peerd cannot be
-    reached or its arena limit is used up (the message says which).
+    Raises InvalidArgument for a dtype that cannot be reduced, or a negative dimension. Raises
+    Unavailable if peerd does not answer within 10 s, or if its arena limit or the memory of the
+    host is used up; the message says which.
     """
     return empty_numpy(arena_of(peerd), shape, dtype)

@@ -1,4 +1,4 @@
-"""States in safetensors files."""
+"""Saves a state to a safetensors file, and loads it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from . import _digest
 from ._errors import InvalidArgument
 from ._state_tensor import StateTensor
 
-# In the file's metadata: texts by name.
+# Keys in the metadata of the file.
 REVISION = "longhaul.revision"
-HASH = "longhaul.hash"  # as a sync says it
-CHECKSUM = "longhaul.checksum"  # of the two texts above, and of all tensors with their names
+HASH = "longhaul.hash"  # the hash that a sync reports for the same contents
+CHECKSUM = "longhaul.checksum"  # over the two values above, and over all tensors with their names
 
 _DTYPES = {
     "BOOL": "bool",
@@ -51,13 +51,16 @@ def save(
     entries: Sequence[_digest.Entry],
     digests: Sequence[bytes],
 ) -> None:
+    """Writes the file. The file appears complete or not at all. Raises OSError if it cannot be written."""
     safetensors = _package()
     target = os.path.abspath(os.fspath(path))
     specs = {}
     keep = []
     for tensor in tensors:
         if tensor.name == "__metadata__":
-            raise InvalidArgument("a tensor of the name __metadata__ cannot be saved: safetensors reserves it")
+            raise InvalidArgument(
+                "a tensor with the name __metadata__ cannot be saved, because safetensors reserves the name; rename the tensor"
+            )
         memory = tensor.host()
         keep.append(memory)
         specs[tensor.name] = _spec(safetensors, tensor, memory)
@@ -78,7 +81,7 @@ def save(
 
 def _spec(safetensors: Any, tensor: StateTensor, memory: Any) -> Any:
     shape = list(tensor.shape)
-    if not hasattr(safetensors, "TensorSpec"):  # before 0.8, which is all there is for Python 3.9
+    if not hasattr(safetensors, "TensorSpec"):  # safetensors before 0.8; Python 3.9 has no newer one
         return {"dtype": tensor.dtype, "shape": shape, "data": bytes(memory)}
     data = ctypes.addressof(memory) if tensor.nbytes else 0
     return safetensors.TensorSpec(dtype=tensor.dtype, shape=shape, data_ptr=data, data_len=tensor.nbytes)
@@ -93,13 +96,17 @@ def _flush(path: str) -> None:
 
 
 def load(path: str | os.PathLike[str], tensors: Sequence[StateTensor], entries: Sequence[_digest.Entry]) -> int:
-    """Fills the tensors; the revision."""
+    """Fills the tensors from the file and returns its revision.
+
+    Reads the whole file and checks it before it changes a tensor. Raises InvalidArgument if the file is damaged or
+    does not fit the state, OSError if it cannot be read.
+    """
     safetensors = _package()
     name = os.fspath(path)
-    # Both libraries read all that they know; bfloat16 is torch's.
+    # Only torch can read bfloat16. numpy can read every other dtype.
     framework = "pt" if "torch" in sys.modules else "np"
     with open(name, "rb"):
-        pass  # an OSError that names the path
+        pass  # raises an OSError that names the path
     try:
         with safetensors.safe_open(name, framework=framework) as file:
             metadata = file.metadata() or {}
@@ -108,20 +115,21 @@ def load(path: str | os.PathLike[str], tensors: Sequence[StateTensor], entries: 
             found = _checksum(metadata, entries, [_digest.of_tensor(memory) for memory in _contents(file, entries)])
             if metadata.get(CHECKSUM) != found:
                 raise InvalidArgument(
-                    f"{name}: its revision, hash and tensors have checksum {found}, and the file says "
-                    f"{metadata.get(CHECKSUM)}: the file is damaged; take another checkpoint"
+                    f"{name}: the checksum of its revision, hash and tensors is {found}, but the file says "
+                    f"{metadata.get(CHECKSUM)}: the file is damaged; load another checkpoint"
                 )
-            # Nothing can be wrong any more.
+            # The file is right. From here on tensors change.
             for tensor, memory in zip(tensors, _contents(file, entries)):
                 if tensor.nbytes > 0:
                     tensor.write(memory, [(0, tensor.nbytes)])
     except safetensors.SafetensorError as problem:
-        raise InvalidArgument(f"{name}: no safetensors file ({problem}); take another checkpoint") from None
+        raise InvalidArgument(f"{name}: no safetensors file ({problem}); load another checkpoint") from None
     return revision
 
 
 def _checksum(metadata: Mapping[str, str], entries: Sequence[_digest.Entry], digests: Sequence[bytes]) -> str:
-    """Of what the file says, and of all tensors: also those that may be unequal, in whichever order they come."""
+    """The checksum over revision, hash and all tensors. It includes the tensors of `allow_unequal`, and does not depend
+    on the order of the tensors."""
     ordered = sorted(zip(entries, digests), key=lambda pair: pair[0].name)
     tensors = _digest.of_state(
         [dataclasses.replace(entry, allow_unequal=False) for entry, _ in ordered], [digest for _, digest in ordered]
@@ -132,7 +140,9 @@ def _checksum(metadata: Mapping[str, str], entries: Sequence[_digest.Entry], dig
 def _revision(name: str, metadata: Any) -> int:
     text = metadata.get(REVISION, "")
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise InvalidArgument(f"{name}: has no revision in its metadata: it was not written by State.save()")
+        raise InvalidArgument(
+            f"{name}: has no revision in its metadata, so it was not written by State.save(); load a file that was"
+        )
     return int(text)
 
 
@@ -144,11 +154,13 @@ def _check_manifest(name: str, file: Any, entries: Sequence[_digest.Entry]) -> N
         part = file.get_slice(entry.name)
         dtype = _DTYPES.get(part.get_dtype(), part.get_dtype())
         if dtype != entry.dtype:
-            raise InvalidArgument(f"{name}: tensor {entry.name!r} is of {dtype} there and {entry.dtype} here")
+            raise InvalidArgument(
+                f"{name}: tensor {entry.name!r} is {dtype} in the file and {entry.dtype} in the state"
+            )
         shape = tuple(part.get_shape())
         if shape != entry.shape:
             raise InvalidArgument(
-                f"{name}: tensor {entry.name!r} has shape {list(shape)} there and {list(entry.shape)} here"
+                f"{name}: tensor {entry.name!r} has shape {list(shape)} in the file and {list(entry.shape)} in the state"
             )
         there.remove(entry.name)
     if there:
@@ -156,7 +168,7 @@ def _check_manifest(name: str, file: Any, entries: Sequence[_digest.Entry]) -> N
 
 
 def _contents(file: Any, entries: Sequence[_digest.Entry]) -> Iterator[Any]:
-    """The bytes of each tensor, valid until the next."""
+    """Gives the bytes of each tensor in turn. The bytes of one are valid until the next one is asked for."""
     for entry in entries:
         value = file.get_tensor(entry.name)
         if entry.nbytes == 0:

@@ -1,4 +1,4 @@
-"""Members of a group, as the caller has them."""
+"""The communicator: what a program does as one member of one group."""
 
 from __future__ import annotations
 
@@ -26,32 +26,41 @@ _Self = TypeVar("_Self", bound="Comm")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The world that a step runs in; members may only be removed while it lasts."""
+    """The group as it was when a step began. Members may be removed during the step, but none is added."""
 
-    epoch: int
-    rank: int
-    world_size: int
-    changed: bool  #: the epoch is another one than at the boundary before
-    sync: SyncInfo | None = None  #: what became of the state that was given to step()
-    #: This member's input is not in results yet. A state given to step() is fetched meanwhile: hands off its
-    #: tensors until take().
+    epoch: int  #: number of the agreed membership; rises with every change of it
+    rank: int  #: of this member, 0 to world_size - 1
+    world_size: int  #: all members of the epoch, those in the background included
+    #: The epoch differs from that of this member's last step. The members may be the same all the same: an epoch also
+    #: changes when links are repaired.
+    changed: bool
+    sync: SyncInfo | None = None  #: what the sync did; None if step() was given no state
+    #: This member's input is not in the results yet. peerd fetches the state meanwhile. Do not write to the tensors of
+    #: the state until take() returns True.
     background: bool = False
     _take: Callable[[float | None], bool] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def take(self, timeout: float | None = 0.0) -> bool:
-        """Whether the tensors of the state are this member's, and hold what all agreed on at this step.
+        """Takes the state that peerd fetched in the background. True: its tensors hold the state of this step.
 
-        True where there was nothing to fetch. In the background: waits until they are there, at most
-        `timeout` seconds (None: for ever), and takes them back. Who then changes them as the others do
-        contributes from the next step on; leaving the block raises `state.revision` for them as well.
+        Returns True at once if this member is not in the background. Otherwise waits up to `timeout` seconds (None: no
+        limit) until the state is complete, and writes it to the tensors. False: not complete yet; do not write to the
+        tensors.
+
+        After True, change the tensors in this block as the other members do. Then this member's input is in the results
+        from the next step on, and leaving the block raises `state.revision` by one. Errors: as Comm.take_state().
         """
         return True if self._take is None else self._take(timeout)
 
 
 class Comm:
-    """One member of one group. Made by `join`; leaves at the end of a `with` block.
+    """One member of one group. Made by `join`.
 
-    A Comm that is dropped without leave() leaves as well, without waiting.
+    As a context manager it calls leave() at the end of the block. If the garbage collector frees a Comm before leave(),
+    the member leaves, too, and nobody waits for that.
+
+    Threads: any thread may call any method. Every method that asks for the group raises FailedPrecondition after
+    leave(), Evicted if this member was removed, and Unavailable if peerd stopped or died.
     """
 
     def __init__(self, member: Member, run: str, group: int) -> None:
@@ -66,42 +75,45 @@ class Comm:
     # ------------------------------------------------------------------ the world
 
     def world(self) -> World:
-        """The world as last heard from peerd, all of one moment. Raises Evicted with the reason."""
+        """The group as peerd last reported it, all values of one moment. Does not wait.
+
+        Raises Evicted, with the reason, if this member was removed.
+        """
         return self._member.world()
 
     @property
     def world_size(self) -> int:
-        """Members of the current epoch."""
+        """The number of members of the current epoch, those in the background included."""
         return self.world().world_size
 
     @property
     def rank(self) -> int:
-        """Of this member in the current epoch, 0 to world_size - 1. Changes with the epoch."""
+        """The rank of this member: 0 to world_size - 1. It may change with the epoch."""
         return self.world().rank
 
     @property
     def epoch(self) -> int:
-        """Number of the agreed membership; rises with every change."""
+        """The number of the agreed membership. It rises with every change."""
         return self.world().epoch
 
     @property
     def member_id(self) -> int:
-        """Of this member, unique in the run and never changing."""
+        """The id of this member. It is unique in the run and never changes."""
         return self.world().member_id
 
     @property
     def pending(self) -> int:
-        """Members that wait for the next step boundary, as last heard."""
+        """The number of newcomers that wait for admission, as peerd last reported it."""
         return self.world().pending
 
     @property
     def background(self) -> bool:
-        """This member's input is not in results yet (`join_mode`)."""
+        """True while this member's input is left out of the results (`join_mode="background"`)."""
         return self.world().background
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Ids of the members of the current epoch in rank order."""
+        """The ids of all members of the current epoch, in rank order. Asks peerd, at most 30 s."""
         self._member.check_joined()
         capacity = 64
         while True:
@@ -115,15 +127,26 @@ class Comm:
     # ------------------------------------------------------------------ step boundaries
 
     def begin_step(self, timeout: float | None = None) -> Step:
-        """Step boundary: waits for every member, admits those that wait, returns in the common epoch.
+        """Step boundary: waits until every member has called it, and admits the newcomers that wait.
 
-        Every member has to call it at the same point of its program. A new member has come in at
-        such a point of the others: unless it has started an op since join(), its first call is
-        the boundary that admitted it and returns at once. So the same loop fits all of them, with
-        the boundary at its top or at its end.
-        timeout: seconds; None waits for ever. Raises DeadlineExceeded when somebody is late (this
-        member then still counts as standing at the boundary: call again), Evicted with the reason
-        when this member was removed or its host drains.
+        Every member must call it at the same point of its program. All members return in the same epoch.
+
+        A newcomer was admitted at such a boundary. Therefore its first call returns at once and stands for the boundary
+        that admitted it, unless the newcomer has started an all-reduce before. So all members run the same loop, with
+        the boundary at the top or at the end.
+
+        To wait for n members, test what this call returns:
+
+            while comm.begin_step().world_size < n:
+                time.sleep(0.05)
+
+        Do not write `while comm.world_size < n: comm.begin_step()`. A newcomer that finds n members calls begin_step()
+        once less often than the others, and all wait for each other for ever.
+
+        timeout: seconds; None: no limit. Raises DeadlineExceeded if not all members have come; this member still counts
+        as standing at the boundary, and the next call waits at the same one. Raises FailedPrecondition if step() with a
+        state began the wait at this boundary. Raises Evicted, with the reason, if this member was removed or its peerd
+        drains.
         """
         self._member.check_joined()
         self._syncs.check_begin_step()
@@ -139,7 +162,7 @@ class Comm:
         return Step(world.epoch, world.rank, world.world_size, changed, background=world.background)
 
     def admit(self, timeout: float | None = None) -> Step:
-        """The admission of those that wait, by itself; today the same as begin_step()."""
+        """The same as begin_step()."""
         return self.begin_step(timeout)
 
     @contextlib.contextmanager
@@ -151,16 +174,16 @@ class Comm:
         strategy: str = "popular",
         progress: OnProgress = False,
     ) -> Iterator[Step]:
-        """`with comm.step() as step:` - begin_step(), then the block, in the world that `step` names.
+        """One training step: `with comm.step(state) as step:`. Calls begin_step(), then runs the block.
 
-        With a state, all members hold the same bits in its tensors when the block begins, newcomers
-        included, at the price of one call; `step.sync` tells what was moved. A block that is left
+        With a state, it also syncs the state, in one round trip to the coordinator. When the block begins, the tensors
+        of the state are equal at all members, newcomers included. `step.sync` says what was fetched. A block that ends
         without an exception raises `state.revision` by one.
 
-        A member that joined in the background does not wait: `step.background` says so, and
-        `step.take()` gives the state. A block in which it did not take it leaves `state.revision` as it is.
+        A member in the background does not wait for the state: `step.background` is True, and `step.take()` gives the
+        state when it is complete. A block without a take() that returned True leaves `state.revision` as it is.
 
-        strategy, progress and errors: as for sync_state().
+        timeout, strategy, progress and errors: as sync_state(). After DeadlineExceeded call step(state) again.
         """
         if state is None:
             yield self.begin_step(timeout)
@@ -181,37 +204,46 @@ class Comm:
         timeout: float | None = None,
         progress: OnProgress = False,
     ) -> SyncInfo:
-        """Brings the state's tensors to the same bits at all members. Every member has to call it.
+        """Makes the tensors of a state equal at all members, bit by bit. Every member must call it.
 
-        The members vote by revision and hash; those that differ fetch what differs from those that
-        do not, chunk by chunk, each chunk checked. Nothing moves where all are equal.
-        strategy: "popular" takes the state that most of those with the highest revision have; all
-            members have to use it, or none. "receive" takes what others have, "send" never changes.
-        timeout: seconds; None waits for ever. After DeadlineExceeded the sync goes on and owns the
-            tensors: call again to wait for it.
-        progress: True shows a bar on stderr while this member fetches, or a function of a Progress.
+        The members vote by revision and hash. Members whose tensors differ from the chosen state fetch the chunks
+        (1 MiB) that differ, and check each one. If all tensors are equal already, nothing is sent.
 
-        Raises StateMismatch if this member's state cannot be brought together with the others' (the
-        message names the first difference, or the revision to load), Aborted if transfers fail
-        again and again, FailedPrecondition (an op in flight uses one of the tensors, for instance), Evicted,
-        Unavailable. After an error the tensors are as they were, also where this member's own peerd died.
+        strategy: "popular": among the members with the highest revision, the state that most of them have is chosen.
+            Either all members use "popular", or none. "receive": this member's state is never chosen. "send": this
+            member's tensors never change; StateMismatch if another state is chosen.
+        timeout: seconds; None: no limit. After DeadlineExceeded the sync goes on and uses the tensors. Call again to
+            wait for it.
+        progress: True shows a bar on stderr while this member fetches. Or a function that gets a Progress.
+
+        After an error the tensors are as they were, also if this member's own peerd died. Raises
+        StateMismatch: this member's state does not fit the others' states. The message names the first difference, or
+            the revision to load.
+        Aborted: the transfer failed, five times in a row.
+        FailedPrecondition: an op in flight uses one of the tensors, for instance; the message says what to do.
+        InvalidArgument: some members use "popular" and others do not.
+        Evicted, Unavailable: as in all methods.
         """
         return self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=False)
 
     def kept_revision(self, state: State) -> int | None:
-        """The revision of what peerd has kept (`--keep-state`) of a member of this name, of the same tensors.
+        """The revision of the state that peerd kept when a former member of the same name died; None: peerd kept none.
 
-        None: nothing. The first sync fills the state from it if `state.revision` is lower, and the
-        strategy is not "send". Who knows that need not load a checkpoint first.
+        peerd keeps states with `--keep-state`. The kept state counts only if its tensors have the same names, dtypes and
+        shapes. The first sync fills the tensors from it if `state.revision` is lower and the strategy is not "send".
+        Then this member need not load a checkpoint.
         """
         return self._syncs.kept_revision(state)
 
     def take_state(self, state: State, timeout: float | None = 0.0) -> bool:
-        """After a sync that returned `background`: whether the state's tensors are this member's again.
+        """For a member in the background: takes the state that peerd fetched. True: the tensors hold it.
 
-        Waits until they hold what the group agreed on last, at most `timeout` seconds (None: for ever), or until
-        that has changed at all who had it; `state.revision` is that of what they hold then. They stay this member's up to its next sync.
-        Raises FailedPrecondition where nothing is fetched.
+        Waits up to `timeout` seconds (None: no limit) until the state that the group agreed on last is complete. Then
+        writes it to the tensors and sets `state.revision`. From then on the tensors belong to this member until its next
+        sync. False: the state is not complete, or its sources have changed it meanwhile and it comes with the next step.
+        Do not write to the tensors then.
+
+        Raises FailedPrecondition if nothing is fetched into this state, or an op in flight uses one of its tensors.
         """
         return self._syncs.take_state(state, timeout)
 
@@ -260,41 +292,46 @@ class Comm:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> OpInfo | Work:
-        """Reduces the members' tensors; every member gets the same bits.
+        """All-reduce: combines the tensors of all members, element by element. All get the same bits.
 
-        tensor: a numpy array or torch CPU tensor, contiguous, of any shape; (u)int8 to (u)int64,
-            float16, bfloat16, float32 or float64. Number of elements (1 or more), dtype and op must
-            be equal at all members. Tensors from `longhaul.empty` travel without a copy.
-        op: "sum", "avg" (the sum divided by the world size, for integers rounded towards zero),
-            "prod", "min", "max". A sum is taken in the tensor's dtype, that of "avg", too: beyond 65504 it is
-            infinite in float16; divide before, or use bfloat16 or float32. "min" and "max" give NaN where
-            any member has NaN, and take -0 for less than +0.
-        out: where the result goes, of the same shape and dtype, not overlapping; None: in place.
-            An op that raises may have written to it: it may hold anything then.
-        tag: names the op among those in flight on this communicator, 0 to 2**64 - 1. Members match
-            by tag, so tags may be started in any order. A second op of a tag in flight ends with
-            InvalidArgument, which wait() raises; the first goes on.
-        on_fault: when a member dies, or leaves without having started the op, "retry" redoes the op among the survivors, "abort" ends it
-            with Aborted at all of them, also at those that start it later; start it again at all
-            of them, or at none. Both leave the tensor intact until the outcome. None: as given to join().
-        min_world: with fewer members than this in the op it ends with TooFewMembers at all of them,
-            tensors intact; 0 or 1: the last member completes alone. Equal at all members.
-        algorithm: how the bytes travel; "auto" chooses by size and links. "oneshot": everybody's tensor to
-            everybody at once, at most 4096 bytes. "mesh": everybody adds up one part and gives it to
-            all, in twice the latency of the longest way; in groups of at most 16 hosts that all reach
-            each other, elsewhere it is the ring. "ring": sums pass from host to host. Equal at all members;
-            `OpInfo.algorithm` says which it was.
-        async_op: return a Work at once instead of waiting. At most 1024 ops of a member are in flight; one more
-            ends with Unavailable.
-        timeout: seconds to wait; None for ever. Not with async_op.
+        tensor: this member's input, a contiguous numpy array or torch CPU tensor of any shape with at least one element.
+            dtype: int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64. The number of elements, the
+            dtype and `op` must be the same at all members. Tensors from `longhaul.empty` and `longhaul.torch.empty` are
+            sent and received without a copy.
+        op: "sum", "avg", "prod", "min" or "max". "avg" is the sum divided by the number of members whose tensors are in
+            it (`OpInfo.world_size`); integers are rounded towards zero. The sum has the dtype of the tensor: in float16
+            a sum beyond 65504 is infinite, and so is its average. Divide the input before, or use bfloat16 or float32.
+            "min" and "max" give NaN where any member has NaN, and treat -0 as less than +0.
+        out: where the result goes. Same dtype and shape as `tensor`, and no overlap with it. None: in place. If the op
+            raises, `out` may hold anything.
+        tag: 0 to 2**64 - 1, names the op among those in flight on this communicator. Members match their calls by tag,
+            so they may start ops in any order. If an op with this tag is in flight, the new op ends with
+            InvalidArgument, and the old one goes on.
+        on_fault: what happens if a member dies, is removed, or leaves without having started the op. "retry": the other
+            members redo the op without it. "abort": the op ends with Aborted at all of them, also at those that start it
+            later; then start it again at all members, or at none. None: as given to join(). Same at all members.
+        min_world: the op ends with TooFewMembers if fewer members contribute. 0 or 1: a single member gets its own input
+            back. Same at all members.
+        algorithm: how the bytes travel. Same at all members; `OpInfo.algorithm` says what was used.
+            "auto": Longhaul chooses by tensor size and link measurements.
+            "oneshot": each host sends its whole tensor to every other host. At most 4096 bytes.
+            "mesh": each host adds up one part of the tensor and sends that part to every other host. It takes two times
+            the longest latency. It needs a group of at most 16 hosts that all reach each other; else "ring" is used.
+            "ring": sums pass from host to host around a ring.
+        async_op: True: return a Work at once. A member has at most 1024 ops in flight; one more ends with Unavailable.
+        timeout: seconds to wait; None: no limit. Not with async_op.
 
-        Raises FailedPrecondition if a sync owns the tensor (`State`). Raises InvalidArgument (naming both
-        offers, if the members' calls differ), Aborted, TooFewMembers, Evicted: the tensor is as before
-        (not `out`, see there). DeadlineExceeded: the op goes on, and is in `.work`.
-        Unavailable: peerd itself stopped or died, and the others may have the result. The tensor is as
-        before, unless the op was in place on one from `longhaul.empty`: its original lay in peerd, and
-        it may be overwritten in part. Join again, take the state of the others (`Comm.step` with a
-        State, or a checkpoint) and compute the tensor anew; or give `out=` where it has to outlive peerd.
+        Until the op has its outcome, the tensors belong to it: neither read nor write them. Raises
+        InvalidArgument: an argument is wrong, or the members' calls differ; then the message names both. Tensor unchanged.
+        FailedPrecondition: a sync uses the tensor. Tensor unchanged.
+        Aborted, TooFewMembers: see on_fault and min_world. Tensor unchanged.
+        Evicted: this member was removed. Tensor unchanged.
+        DeadlineExceeded: the op goes on; wait for it with `.work` of the error.
+        Unavailable: peerd has no room for the op, and the tensor is unchanged; or peerd stopped or died, and the others
+            may have the result. Then the tensor is unchanged, with one exception: an op in place on a tensor from
+            `longhaul.empty` may leave it partly overwritten, because peerd had the original. Join again, get the state
+            of the others (`Comm.step` with a State, or a checkpoint), and compute the tensor again. A tensor that must
+            survive the death of peerd needs `out=`.
         """
         self._member.check_joined()
         return self._all_reduces.run(self, tensor, op, out, tag, on_fault, min_world, algorithm, async_op, timeout)
@@ -302,15 +339,16 @@ class Comm:
     # ------------------------------------------------------------------ memory
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike = "float32") -> npt.NDArray[Any]:
-        """A numpy array in memory shared with this communicator's peerd; see `longhaul.empty`."""
+        """Creates a numpy array in memory shared with the peerd of this communicator; see `longhaul.empty`."""
         return empty_numpy(self._client, shape, dtype)
 
     # ------------------------------------------------------------------ the end
 
     def leave(self, timeout: float | None = None) -> None:
-        """Leaves the group when this member's ops in flight have ended; the others go on without it.
+        """Leaves the group when this member's ops in flight have ended. The others go on without it.
 
-        timeout: seconds; None waits for ever. Calling it again does nothing.
+        timeout: seconds; None: no limit. After DeadlineExceeded the member is still leaving; call again to wait for it.
+        A call after the member has left does nothing.
         """
         member = self._member
         if member.left:
@@ -332,7 +370,7 @@ class Comm:
         if kind is None:
             self.leave()
             return
-        # What went wrong in the block is the news; the others should not wait for this member.
+        # The exception of the block counts, not an error of leave(). Leave, so that the others do not wait.
         with contextlib.suppress(Error):
             self.leave(timeout=5)
 

@@ -111,8 +111,8 @@ state.save({str(path)!r})
     ("declared", "said"),
     [
         ({"w": np.zeros(5), "b": np.zeros(2)}, "no tensor 'b'"),
-        ({"w": np.zeros(4)}, r"shape \[5\] there and \[4\] here"),
-        ({"w": np.zeros(5, np.float32)}, "of float64 there and float32 here"),
+        ({"w": np.zeros(4)}, r"shape \[5\] in the file and \[4\] in the state"),
+        ({"w": np.zeros(5, np.float32)}, "is float64 in the file and float32 in the state"),
         ({"v": np.zeros(5)}, "no tensor 'v'"),
     ],
 )
