@@ -59,7 +59,7 @@ def save(
     for tensor in tensors:
         if tensor.name == "__metadata__":
             raise InvalidArgument(
-                "a tensor with the name __metadata__ cannot be saved, because safetensors reserves the name; rename the tensor"
+                "a tensor with the name __metadata__ cannot be saved, as safetensors reserves the name; rename the tensor"
             )
         memory = tensor.host()
         keep.append(memory)

@@ -1,4 +1,7 @@
-"""Digests of a state as peerd makes them (peerd/state/state_hash.h), without a peerd: for checkpoints."""
+"""Hashes a state without a peerd, with the same result as peerd (peerd/state/state_hash.h). For checkpoints.
+
+All digests are 16 bytes, or their 32 hexadecimal digits.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ CHUNK_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One tensor as it is declared."""
+    """What a state declares of one tensor."""
 
     name: str
-    dtype: str  # a key of STATE_DTYPES
+    dtype: str  # a key of _native.STATE_DTYPES
     shape: tuple[int, ...]
     nbytes: int
     allow_unequal: bool
@@ -31,7 +34,7 @@ def _xxhash() -> Any:
 
 
 class _Stream:
-    """Feeds values in a fixed byte order, strings with their length."""
+    """Hashes a sequence of values. Numbers have 8 bytes, little-endian; a string is preceded by its length."""
 
     def __init__(self) -> None:
         self._state = _xxhash().xxh3_128()
@@ -47,7 +50,7 @@ class _Stream:
         return self
 
     def digest(self, value: bytes) -> _Stream:
-        # As it is written: the high half first, each half in the byte order of numbers.
+        # The digest is big-endian. peerd feeds it as two numbers, the high half first, each little-endian.
         self._state.update(value[7::-1] + value[:7:-1])
         return self
 
@@ -56,7 +59,7 @@ class _Stream:
 
 
 def of_tensor(data: Any) -> bytes:
-    """data: its bytes, as anything that has a flat buffer of bytes."""
+    """The digest of one tensor, over the digests of its chunks. data: its bytes, in any object with a buffer."""
     view = memoryview(data).cast("B")
     stream = _Stream().number(view.nbytes)
     chunk_digest = _xxhash().xxh3_128_digest
@@ -66,6 +69,7 @@ def of_tensor(data: Any) -> bytes:
 
 
 def of_texts(texts: Sequence[str]) -> str:
+    """The digest of a sequence of strings."""
     stream = _Stream().number(len(texts))
     for text in texts:
         stream.text(text)
@@ -73,6 +77,7 @@ def of_texts(texts: Sequence[str]) -> str:
 
 
 def of_manifest(entries: Sequence[Entry]) -> bytes:
+    """The digest of what a state declares: names, dtypes, shapes and flags, in order."""
     stream = _Stream().number(len(entries))
     for entry in entries:
         stream.text(entry.name).number(_native.STATE_DTYPES[entry.dtype]).number(len(entry.shape))
@@ -83,7 +88,7 @@ def of_manifest(entries: Sequence[Entry]) -> bytes:
 
 
 def of_state(entries: Sequence[Entry], tensors: Sequence[bytes]) -> str:
-    """tensors: their digests."""
+    """The hash of a state. tensors: the digest of each tensor. Tensors that may be unequal are left out."""
     stream = _Stream().digest(of_manifest(entries))
     for entry, digest in zip(entries, tensors):
         if not entry.allow_unequal:

@@ -1,4 +1,4 @@
-"""Shared state: tensors that are to hold the same bits at all members."""
+"""Shared state: named tensors that all members of a group keep equal, bit by bit."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ from ._state_tensor import Memory, StateTensor, tensor_of
 
 
 class Holder(Protocol):
-    """The member that a State is in a sync of."""
+    """The member whose sync uses a State."""
 
     @property
     def client(self) -> Client: ...
 
     def settle_if_out(self) -> None:
-        """Calls abandon() if that member is out."""
+        """Calls State.abandon() if the member has left or was removed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncInfo:
-    """What a sync ended with."""
+    """The result of a sync, as this member saw it."""
 
     revision: int  #: of the state that all members hold now
     hash: str  #: of its contents, 32 hexadecimal digits; the same at all members
-    bytes: int  #: received by this member; 0: it had the state
-    sources: int  #: members that sent some of them
-    seconds: float  #: from the call to its end, at peerd
-    resumed: bool  #: the tensors were filled from what peerd had kept of a member of this name, before
-    #: This member is in the background: the state is fetched while it goes on, and
-    #: nobody touches its tensors until take() has given them back. The other fields say nothing.
+    bytes: int  #: bytes that this member received; 0: it had the state already
+    sources: int  #: how many members sent some of these bytes
+    seconds: float  #: from the call to its end, measured by peerd
+    resumed: bool  #: before the sync, the tensors were filled from what peerd had kept (`Comm.kept_revision`)
+    #: True: this member is in the background, and peerd fetches the state meanwhile. Do not write to its tensors until
+    #: take() returns True. The other fields mean nothing then.
     background: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far this member is with fetching what differs."""
+    """How much of the state a fetching member has received."""
 
     bytes_done: int
     bytes_total: int
-    bytes_per_second: int  #: of late
-    sources: int  #: members that are asked
+    bytes_per_second: int  #: recent speed
+    sources: int  #: how many members are asked for parts of the state
 
 
 OnProgress = Union[bool, Callable[[Progress], None]]
 
 
 class Registration:
-    """A state as one peerd knows it: until a tensor has moved, or the State is gone."""
+    """A State as it is registered with one peerd. A new one is made when a tensor has moved to other memory."""
 
     def __init__(self, client: Client, tensors: list[StateTensor], allow_unequal: frozenset[str]) -> None:
         self.client = client
         self.addresses = [tensor.address() for tensor in tensors]
-        # Where those that are staged lie in the arena, by number.
+        # By number of the tensor: the copy in shared memory, for tensors on a GPU or with gaps.
         self.staged: dict[int, Memory] = {}
         table = (_native.TensorStruct * len(tensors))()
         keep = []
@@ -85,7 +85,7 @@ class Registration:
                 entry.data = address
             keep.append((shape, entry.name))
             table[i] = entry
-        client.sweep()  # for the room
+        client.sweep()  # frees memory that the new registration may need
         self.handle = ctypes.c_void_p()
         weakref.finalize(self, _free_state, client, self.handle).atexit = False
         check(
@@ -94,10 +94,11 @@ class Registration:
         )
 
     def touch(self, index: int) -> None:
+        """Says that the tensor may have changed since the last sync."""
         check(_native.library().lh_state_touch(self.handle, index), "touch")
 
     def changes(self, index: int) -> Iterator[tuple[int, int]]:
-        """Ranges of bytes of the tensor that came from others in the last sync."""
+        """The ranges (begin, end), in bytes, of the tensor that the last sync received from other members."""
         offset = ctypes.c_uint64()
         count = ctypes.c_uint64()
         while True:
@@ -112,9 +113,9 @@ class Registration:
 
 
 def _free_state(client: Client, handle: ctypes.c_void_p) -> None:
-    # A sync may use it, and goes on without the State and its Comm.
+    # A sync may still use the state, even if State and Comm are gone. Then a later sweep frees it.
     client.let_go(functools.partial(_is_freed, handle))
-    client.sweep()  # what was in it
+    client.sweep()  # frees the memory that the state used
 
 
 def _is_freed(handle: ctypes.c_void_p) -> bool:
@@ -123,42 +124,46 @@ def _is_freed(handle: ctypes.c_void_p) -> bool:
 
 
 class Phase(enum.Enum):
-    """Whose the tensors of a State are. All changes are made by the methods named here.
+    """Who may use the tensors of a State. Only the methods named here change the phase.
 
     own --prepare()--> prepared --unprepare()--> own
     own, prepared, held --begin_sync()--> in sync
     in sync --end_sync()--> own; or held, if the member is in the background
-    held --end_sync(), of a take--> own; or held, if it was refused
+    held --end_sync(), after a take--> own; or held, if the take was refused
     in sync, held --abandon()--> own
     """
 
-    OWN = "the trainer's"
-    PREPARED = "the trainer's, and hashed by peerd: the next sync reads what touch() names"
-    IN_SYNC = "a sync goes on, maybe one of tensors that were held"
-    HELD = "to be left as they are: peerd compares what it fetches in the background with them"
+    OWN = "the trainer may use the tensors"
+    PREPARED = "as OWN, and peerd has hashed the tensors: the next sync reads only those named by touch()"
+    IN_SYNC = "a sync uses the tensors; before it they may have been HELD"
+    HELD = "nobody may write: peerd compares the tensors with what it fetches in the background"
 
 
 class State:
-    """Named tensors that are to hold the same bits at all members, and their revision.
+    """Named tensors that all members of a group keep equal, and the revision of their contents.
 
         state = lh.State({"w": w, "m": m})
         with comm.step(state) as step:
-            ...  # all members hold the same w and m here; leaving the block raises state.revision
+            ...  # w and m are equal at all members here; leaving the block raises state.revision by one
 
-    tensors: name to numpy array or torch tensor (also on a GPU, with gaps, of no elements), of
-        (u)int8 to (u)int64, float16, bfloat16, float32, float64 or bool. All members declare the
-        same names, dtypes and shapes in the same order. A sync writes into these tensors. Those
-        from `longhaul.empty` are hashed and filled where they are; others are copied to memory
-        shared with peerd and back, for which there has to be room.
-    revision: of what they hold now. Any at the first sync of a group; from then on one more at each.
-    allow_unequal: names of tensors that are not compared, such as a random generator's state. A newcomer
-        that fetches gets them with the rest, once; one that has all that is compared keeps its own.
-    hash: "always" reads all tensors at each sync. "on_change" reads those that were named by
-        touch() since the last one: all changes have to be named, at every member.
+    tensors: a mapping from name to numpy array or torch tensor. dtype: int8 to int64, uint8 to uint64, float16,
+        bfloat16, float32, float64 or bool. Any shape, also no elements; contiguous or not; torch tensors also on a GPU.
+        All members declare the same names, dtypes and shapes in the same order. A sync writes into these tensors.
+        Tensors from `longhaul.empty` are used in place. Other tensors are copied to memory shared with peerd and back,
+        which takes as much memory again.
+    revision: the number of what the tensors hold now. Any number at the first sync of a group. At each later sync it is
+        one more than at the sync before; `Comm.step` counts for you.
+    allow_unequal: names of tensors that members need not have equal, such as the state of a random generator. A
+        newcomer that fetches the state gets them once, with the other tensors. A newcomer whose other tensors are equal
+        already keeps its own.
+    hash: "always": each sync reads and hashes all tensors. "on_change": each sync reads only the tensors named by
+        touch() since the last sync; then every member must name every change.
 
-    One sync at a time uses a State. Nobody writes to its tensors while one is on, and none begins while
-    an op uses one of them: both raise FailedPrecondition where the library sees it, which it does not for
-    tensors on a GPU or with gaps.
+    Raises InvalidArgument if a tensor, a name or an option cannot be used, TypeError for what is not a tensor.
+
+    One sync at a time uses a State. During a sync nobody may write to the tensors. A sync and an op cannot use the same
+    tensor at the same time: the later one raises FailedPrecondition. The library cannot see this for tensors that are
+    on a GPU or not contiguous.
     """
 
     def __init__(
@@ -170,7 +175,7 @@ class State:
         hash: str = "always",
     ) -> None:
         if not tensors:
-            raise InvalidArgument("a state has at least one tensor")
+            raise InvalidArgument("a state needs at least one tensor")
         if len(tensors) > _native.STATE_TENSORS_MAX:
             raise InvalidArgument(f"{len(tensors)} tensors; a state has at most {_native.STATE_TENSORS_MAX}")
         if hash not in _native.HASH_MODES:
@@ -185,25 +190,27 @@ class State:
         self._registration: Registration | None = None
         self._phase = Phase.OWN
         self.revision = revision
-        # In sync, or held: for which member.
+        # In the phases IN_SYNC and HELD: the member whose sync it is.
         self._member: weakref.ref[Holder] | None = None
         self._touched = set(range(len(self._tensors)))
         self._synced_hash: str | None = None
 
     @property
     def tensors(self) -> Mapping[str, Any]:
-        """The tensors by name, in order."""
+        """The tensors by name, in the order in which they were declared."""
         return MappingProxyType({tensor.name: tensor.value for tensor in self._tensors})
 
     @property
     def allow_unequal(self) -> frozenset[str]:
+        """The names of the tensors that members need not have equal."""
         return self._allow_unequal
 
     @property
     def revision(self) -> int:
-        """Of what the tensors hold. Raised by one at the end of a step; set by a sync, or by you.
+        """The number of what the tensors hold now.
 
-        Setting it raises FailedPrecondition while the tensors are not yours: in a sync, and while `held`.
+        `Comm.step` raises it by one at the end of its block, and a sync sets it. You may set it, too, outside a sync:
+        raises FailedPrecondition during a sync and while `held`, InvalidArgument unless it is from 0 to 2**63.
         """
         return self._revision
 
@@ -214,19 +221,19 @@ class State:
 
     @property
     def hash(self) -> str | None:
-        """What the last sync agreed on; None before the first."""
+        """The hash of the state that the last sync agreed on; None before the first sync."""
         return self._synced_hash
 
     @property
     def held(self) -> bool:
-        """What others agreed on is fetched in the background: nobody writes to these tensors until take() has
-        brought it."""
+        """True while peerd fetches the state in the background. Do not write to the tensors then; see take()."""
         return self._phase is Phase.HELD
 
     def touch(self, *names: str) -> None:
-        """With hash="on_change": these tensors may have changed; without names, all of them.
+        """With hash="on_change", or after join(state=...): says that these tensors may have changed. No names: all.
 
-        Raises FailedPrecondition in a sync, and while the state is `held`: nobody changes the tensors then.
+        Raises InvalidArgument for an unknown name. Raises FailedPrecondition during a sync and while `held`, because
+        nobody may change the tensors then.
         """
         self._check_free("touch")
         for name in names:
@@ -236,15 +243,21 @@ class State:
             self._touched.add(number)
 
     def compute_hash(self) -> str:
-        """The hash of what the tensors hold now, read by this process; equal to what a sync says of the same
-        contents. Needs the package xxhash."""
+        """Reads the tensors and returns the hash of what they hold now, 32 hexadecimal digits.
+
+        A sync reports the same hash for the same contents. Needs the package xxhash.
+        """
         return _digest.of_state(self._entries(), self._digests())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes tensors, revision and hash to a safetensors file, which appears as a whole or not at all.
+        """Writes tensors, revision and hash to a safetensors file. The file appears complete or not at all.
 
-        Needs the packages safetensors and xxhash. Raises FailedPrecondition for a state in a sync, OSError if
-        the file cannot be written.
+        Call it between two steps, after the block of `with comm.step(state)`: there revision and contents belong
+        together. Inside the block, after the tensors have changed, the file would hold the new contents under the old
+        revision. No op on the tensors may be in flight.
+
+        Needs the packages safetensors and xxhash. Raises FailedPrecondition during a sync and while `held`, OSError if
+        the file cannot be written, InvalidArgument if a tensor was converted or resized since the State was made.
         """
         from . import _checkpoint
 
@@ -254,9 +267,10 @@ class State:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Fills the tensors and the revision from a file that save() wrote.
 
-        All tensors of the state have to be in it, of the same dtypes and shapes, and no others; what was
-        read has to have the hash that was saved. Otherwise raises InvalidArgument with the first thing
-        that is wrong, and nothing has changed. Raises OSError if the file cannot be read.
+        The file must hold exactly the tensors of this state, with the same dtypes and shapes, and its checksum must be
+        right. Otherwise raises InvalidArgument, which names the first thing that is wrong; the state is unchanged then.
+        Raises OSError if the file cannot be read, FailedPrecondition during a sync and while `held`. Needs the packages
+        safetensors and xxhash.
         """
         from . import _checkpoint
 
@@ -272,7 +286,7 @@ class State:
     # ------------------------------------------------------------------ for members
 
     def register(self, client: Client) -> Registration:
-        """What the peerd of this client knows of it."""
+        """The registration of this state with the peerd of `client`. Makes a new one if a tensor has moved."""
         self._check_declared()
         addresses = [tensor.address() for tensor in self._tensors]
         registration = self._registration
@@ -280,14 +294,14 @@ class State:
             return registration
         if registration is None or registration.client is not client or registration.addresses != addresses:
             self.unprepare()
-            # Gives back what the old one holds first.
+            # Drop the old registration first, so that its memory is free for the new one.
             self._registration = registration = None
             self._registration = registration = Registration(client, self._tensors, self._allow_unequal)
             self.touch()
         return registration
 
     def prepare(self, client: Client, deadline: _native.Deadline) -> None:
-        """Has all tensors staged and hashed: the next sync through this client reads what touch() names."""
+        """Copies and hashes all tensors ahead of a sync. The next sync through this client reads only touched ones."""
         self._check_free("prepare")
         client.sweep()
         registration = self.register(client)
@@ -298,7 +312,7 @@ class State:
             check(_native.library().lh_state_prepare_start(registration.handle, ctypes.byref(op)), "preparing a state")
             status = _native.wait(op, deadline)
             if status == _native.DEADLINE_EXCEEDED:
-                raise DeadlineExceeded("preparing a state: peerd did not hash it in time")
+                raise DeadlineExceeded("preparing a state: peerd has not hashed it in time; give a longer timeout")
             check(status, "preparing a state")
         finally:
             _native.library().lh_op_free(op)
@@ -306,12 +320,12 @@ class State:
         self._phase = Phase.PREPARED
 
     def unprepare(self) -> None:
-        """The next sync reads everything, as if there had been no prepare()."""
+        """Takes prepare() back: the next sync reads all tensors."""
         if self._phase is Phase.PREPARED:
             self._phase = Phase.OWN
 
     def begin_sync(self, member: Holder, options: _native.SyncOptions) -> None:
-        """Makes everything ready for a sync of this member."""
+        """Copies what must be copied before a sync of `member`, and fills `options`. The phase becomes IN_SYNC."""
         self._check_free("sync", member)
         held = self._phase is Phase.HELD
         registration = self.register(member.client)
@@ -328,7 +342,7 @@ class State:
         self._member = weakref.ref(member)
 
     def end_sync(self, info: _native.SyncInfoStruct, problem: Error | None) -> SyncInfo | None:
-        """A sync or a take is over; of one that failed the library says what is known all the same."""
+        """Ends a sync or a take. `info` is valid also if it failed. Returns what the sync did; None: it failed."""
         registration = self._registration
         assert registration is not None
         if info.background:
@@ -338,7 +352,7 @@ class State:
             self._touched.clear()
             return SyncInfo(self._revision, "", 0, 0, info.seconds, False, background=True)
         self._phase = Phase.OWN
-        # Until all is written below: who is interrupted there does not know what the tensors hold.
+        # All tensors count as changed until they are written below: an interrupt may come in the middle.
         self.touch()
         if problem is not None:
             return None
@@ -352,14 +366,14 @@ class State:
         return SyncInfo(info.revision, self._synced_hash, info.bytes, info.sources, info.seconds, bool(info.resumed))
 
     def abandon(self) -> None:
-        """Its member is out: what was fetched for it is nobody's, and the tensors are as they were."""
+        """The member has left or was removed during a sync: the tensors are the trainer's again, and unchanged."""
         if self._phase not in (Phase.IN_SYNC, Phase.HELD):
             return
         self._phase = Phase.OWN
         self.touch()
 
     def _check_free(self, what: str, asking: Holder | None = None) -> None:
-        """Raises FailedPrecondition if the tensors are not the trainer's, nor held for this member."""
+        """Raises FailedPrecondition during a sync and while held, except for the member that it is held for."""
         if self._phase not in (Phase.IN_SYNC, Phase.HELD):
             return
         member = None if self._member is None else self._member()
@@ -368,11 +382,15 @@ class State:
         else:
             member.settle_if_out()
         if self._phase is Phase.IN_SYNC:
-            raise FailedPrecondition(f"{what}: a sync of this state goes on; wait for its end")
+            raise FailedPrecondition(f"{what}: a sync of this state goes on; wait for its end first")
         if self._phase is Phase.HELD and asking is None:
-            raise FailedPrecondition(f"{what}: the state is fetched into in the background; take() it first")
+            raise FailedPrecondition(
+                f"{what}: peerd fetches this state in the background; call take() until it is True first"
+            )
         if self._phase is Phase.HELD and asking is not member:
-            raise FailedPrecondition(f"{what}: the state is fetched into for another member; that one has to take() it")
+            raise FailedPrecondition(
+                f"{what}: peerd fetches this state for another member; that member has to call take() first"
+            )
 
     def _check_declared(self) -> None:
         for tensor in self._tensors:
@@ -389,7 +407,7 @@ class State:
 
 
 class Bar:
-    """One line on stderr that says how far a transfer is."""
+    """Shows the progress of a fetch as one line on stderr."""
 
     def __init__(self) -> None:
         self._shown = False
@@ -403,7 +421,7 @@ class Bar:
             f"state [{'#' * filled}{'.' * (24 - filled)}] {100 * done // total:3d} % of {_size(total)}, "
             f"{_size(progress.bytes_per_second)}/s from {progress.sources}, {left:.0f} s left"
         )
-        # On a terminal the line is overwritten; in a log there is one at the end.
+        # A terminal shows the latest line only. In a log, close() writes one line at the end.
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{line:<78}")
             sys.stderr.flush()

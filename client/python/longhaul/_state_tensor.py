@@ -1,4 +1,4 @@
-"""Tensors of a state: what they are, and where their elements are."""
+"""The tensors of a State: their declaration, and where their elements are."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Memory = ctypes.Array[ctypes.c_char]
 def _is_plain(name: str) -> bool:
     try:
         size = len(name.encode())
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:  # a lone surrogate has no UTF-8
         return False
-    # As peerd has it (proto/wire/ipc_check.h).
+    # peerd has the same rule (proto/wire/ipc_check.h).
     return 0 < size <= _native.STATE_NAME_BYTES_MAX and not any(unicodedata.category(c) == "Cc" for c in name)
 
 
 class StateTensor:
-    """A caller's tensor: what it is, and where its elements are."""
+    """One tensor of the caller: name, dtype, shape, and access to its elements."""
 
     def __init__(self, name: str, value: Any, dtype: str) -> None:
         if not (isinstance(name, str) and _is_plain(name)):
             raise InvalidArgument(
-                f"state tensor {name!r}: a name has 1 to {_native.STATE_NAME_BYTES_MAX} bytes of UTF-8 without "
+                f"state tensor {name!r}: a name needs 1 to {_native.STATE_NAME_BYTES_MAX} bytes of UTF-8 without "
                 "control characters"
             )
         if len(value.shape) > _native.STATE_DIMS_MAX:
@@ -50,31 +50,35 @@ class StateTensor:
         self.nbytes = math.prod(self.shape) * _native.ITEM_BYTES[dtype]
 
     def dtype_now(self) -> str:
+        """The dtype that the tensor has now. It may differ from the declared one."""
         raise NotImplementedError
 
     def check_declared(self) -> None:
-        """Raises InvalidArgument if it is no more what was declared: its memory would be taken for too large."""
+        """Raises InvalidArgument if dtype or shape changed since the declaration.
+
+        Otherwise peerd could read or write beyond the memory of the tensor.
+        """
         dtype, shape = self.dtype_now(), tuple(self.value.shape)
         if (dtype, shape) != (self.dtype, self.shape):
             raise InvalidArgument(
                 f"state tensor {self.name!r} was declared as {self.dtype} {list(self.shape)} and is {dtype} {list(shape)} "
-                "now; make a new lh.State after what converts or resizes its tensors"
+                "now; make a new lh.State after converting or resizing tensors"
             )
 
     def address(self) -> int | None:
-        """Of its elements in host memory; None: they have gaps, or are elsewhere, and are staged."""
+        """The address of the elements. None: they are not contiguous or not in host memory, and must be copied."""
         raise NotImplementedError
 
     def read(self, memory: Memory) -> None:
-        """Copies its elements to `memory`."""
+        """Copies the elements to `memory`."""
         raise NotImplementedError
 
     def write(self, memory: Memory, ranges: Iterable[tuple[int, int]]) -> None:
-        """Takes over what `memory` holds, at least these ranges of bytes, each (begin, end)."""
+        """Copies from `memory` to the tensor: at least the byte ranges (begin, end)."""
         raise NotImplementedError
 
     def host(self) -> Memory:
-        """Its bytes as they are now; a copy unless they lie in host memory without gaps."""
+        """The bytes of the tensor as they are now. Without a copy if they are contiguous in host memory."""
         self.check_declared()
         address = self.address()
         if address is not None:
@@ -88,9 +92,11 @@ class _Array(StateTensor):
     def __init__(self, name: str, array: Any) -> None:
         check_unmasked(array, f"state tensor {name!r}")
         if not array.dtype.isnative:
-            raise InvalidArgument(f"state tensor {name!r} is of another byte order; convert it with astype()")
+            raise InvalidArgument(
+                f"state tensor {name!r} has the byte order of another machine; convert it with astype()"
+            )
         if not array.flags.writeable:
-            raise InvalidArgument(f"state tensor {name!r} is read-only, and a sync may write to it; pass a copy")
+            raise InvalidArgument(f"state tensor {name!r} is read-only, but a sync may write to it; pass a copy")
         super().__init__(name, array, array.dtype.name)
 
     def dtype_now(self) -> str:
@@ -141,7 +147,7 @@ class _TorchTensor(StateTensor):
             self.torch.cuda.synchronize(self.value.device)
 
     def read(self, memory: Memory) -> None:
-        # What streams still write to it has to be there; the copy itself waits for its end.
+        # Wait for GPU streams that still write to the tensor. The copy to host memory waits for itself.
         self._synchronize()
         self._flat(memory).view(self.shape).copy_(self.value.detach())
 
@@ -149,7 +155,7 @@ class _TorchTensor(StateTensor):
         flat = self._flat(memory)
         own = self.value.detach()
         if own.is_contiguous():
-            # Ranges are of whole chunks, and chunks of whole elements.
+            # A range covers whole chunks, and a chunk holds whole elements.
             item = _native.ITEM_BYTES[self.dtype]
             for begin, end in ranges:
                 part = slice(begin // item, end // item)
@@ -160,7 +166,8 @@ class _TorchTensor(StateTensor):
 
 
 def tensor_of(name: str, value: Any) -> StateTensor:
-    # A value can be of a package only if that is imported: neither is imported here.
+    """Wraps a numpy array or torch tensor. Raises TypeError for anything else, InvalidArgument if it cannot be used."""
+    # Do not import numpy or torch: a value can only be of a package that is imported already.
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _Array(name, value)
