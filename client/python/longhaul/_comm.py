@@ -229,9 +229,9 @@ class Comm:
     def kept_revision(self, state: State) -> int | None:
         """The revision of the state that peerd kept when a former member of the same name died; None: peerd kept none.
 
-        peerd keeps states with `--keep-state`. The kept state counts only if its tensors have the same names, dtypes and
-        shapes. The first sync fills the tensors from it if `state.revision` is lower and the strategy is not "send".
-        Then this member need not load a checkpoint.
+        peerd keeps states with `--keep-state`. The kept state counts only if its tensors have the same names, dtypes
+        and shapes. The first sync fills the tensors from it if `state.revision` is lower and the strategy is not
+        "send". Then this member need not load a checkpoint.
         """
         return self._syncs.kept_revision(state)
 
@@ -239,9 +239,9 @@ class Comm:
         """For a member in the background: takes the state that peerd fetched. True: the tensors hold it.
 
         Waits up to `timeout` seconds (None: no limit) until the state that the group agreed on last is complete. Then
-        writes it to the tensors and sets `state.revision`. From then on the tensors belong to this member until its next
-        sync. False: the state is not complete, or its sources have changed it meanwhile and it comes with the next step.
-        Do not write to the tensors then.
+        writes it to the tensors and sets `state.revision`. From then on the tensors belong to this member until its
+        next sync. False: the state is not complete, or its sources have changed it meanwhile and it comes with the
+        next step. Do not write to the tensors then.
 
         Raises FailedPrecondition if nothing is fetched into this state, or an op in flight uses one of its tensors.
         """
@@ -294,7 +294,7 @@ class Comm:
     ) -> OpInfo | Work:
         """All-reduce: combines the tensors of all members, element by element. All get the same bits.
 
-        tensor: this member's input, a contiguous numpy array or torch CPU tensor of any shape with at least one element.
+        tensor: this member's input: a contiguous numpy array or torch CPU tensor, of any shape, not empty.
             dtype: int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64. The number of elements, the
             dtype and `op` must be the same at all members. Tensors from `longhaul.empty` and `longhaul.torch.empty` are
             sent and received without a copy.
@@ -308,10 +308,10 @@ class Comm:
             so they may start ops in any order. If an op with this tag is in flight, the new op ends with
             InvalidArgument, and the old one goes on.
         on_fault: what happens if a member dies, is removed, or leaves without having started the op. "retry": the other
-            members redo the op without it. "abort": the op ends with Aborted at all of them, also at those that start it
-            later; then start it again at all members, or at none. None: as given to join(). Same at all members.
-        min_world: the op ends with TooFewMembers if fewer members contribute. 0 or 1: a single member gets its own input
-            back. Same at all members.
+            members redo the op without it. "abort": the op ends with Aborted at all of them, also at those that start
+            it later; then start it again at all members, or at none. None: as given to join(). Same at all members.
+        min_world: the op ends with TooFewMembers if fewer members contribute. 0 or 1: a single member gets its own
+            input back. Same at all members.
         algorithm: how the bytes travel. Same at all members; `OpInfo.algorithm` says what was used.
             "auto": Longhaul chooses by tensor size and link measurements.
             "oneshot": each host sends its whole tensor to every other host. At most 4096 bytes.
@@ -321,17 +321,21 @@ class Comm:
         async_op: True: return a Work at once. A member has at most 1024 ops in flight; one more ends with Unavailable.
         timeout: seconds to wait; None: no limit. Not with async_op.
 
-        Until the op has its outcome, the tensors belong to it: neither read nor write them. Raises
-        InvalidArgument: an argument is wrong, or the members' calls differ; then the message names both. Tensor unchanged.
-        FailedPrecondition: a sync uses the tensor. Tensor unchanged.
-        Aborted, TooFewMembers: see on_fault and min_world. Tensor unchanged.
-        Evicted: this member was removed. Tensor unchanged.
+        Until the op has its outcome, the tensors belong to it: neither read nor write them.
+
+        Raises, with `tensor` unchanged:
+        InvalidArgument: an argument is wrong, or the members' calls differ; then the message names both.
+        FailedPrecondition: a sync uses the tensor.
+        Aborted, TooFewMembers: see on_fault and min_world.
+        Evicted: this member was removed.
+        Unavailable: memory is used up, or too many ops are in flight.
+
+        Raises also:
         DeadlineExceeded: the op goes on; wait for it with `.work` of the error.
-        Unavailable: peerd has no room for the op, and the tensor is unchanged; or peerd stopped or died, and the others
-            may have the result. Then the tensor is unchanged, with one exception: an op in place on a tensor from
-            `longhaul.empty` may leave it partly overwritten, because peerd had the original. Join again, get the state
-            of the others (`Comm.step` with a State, or a checkpoint), and compute the tensor again. A tensor that must
-            survive the death of peerd needs `out=`.
+        Unavailable: peerd stopped or died. The others may have the result. `tensor` is unchanged, with one exception:
+            an op in place on a tensor from `longhaul.empty` may leave it partly overwritten, because peerd had the
+            original. Join again, get the state of the others (`Comm.step` with a State, or a checkpoint), and compute
+            the tensor again. A tensor that must survive the death of peerd needs `out=`.
         """
         self._member.check_joined()
         return self._all_reduces.run(self, tensor, op, out, tag, on_fault, min_world, algorithm, async_op, timeout)

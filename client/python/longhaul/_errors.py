@@ -1,4 +1,4 @@
-"""Errors by status. What each means for the caller is in its docstring; the message says what to do."""
+"""The exceptions of this package, one for each status of the C library. The message says what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import _native
 
 
 class Pending(Protocol):
-    """An op that goes on: a longhaul.Work."""
+    """An op that is still in flight. In practice a longhaul.Work."""
 
     def wait(self, timeout: float | None = None) -> Any: ...
 
@@ -21,41 +21,43 @@ class Pending(Protocol):
 
 
 class Error(Exception):
-    """What every error of this package is. `status` is the number of the C library."""
+    """Base class of all errors of this package. `status` is the lh_status of the C library."""
 
     status = -1
 
 
 class InvalidArgument(Error, ValueError):
-    """The call is wrong, or the members' calls do not fit together. Nothing was changed, except that
-    the `out=` of an op that all members refuse may hold anything."""
+    """An argument is wrong, or the members' calls do not match. Correct the call.
+
+    Nothing was changed, with one exception: if the members' all-reduce calls differ, `out` may hold anything.
+    """
 
     status = 1
 
 
 class FailedPrecondition(Error):
-    """Something has to be done first; the message names it."""
+    """Something else must be done first. The message says what."""
 
     status = 2
 
 
 class Unavailable(Error):
-    """Peerd or the coordinator cannot be reached, or memory is used up; the same call may work later."""
+    """peerd or the coordinator cannot be reached, or memory is used up. The same call may succeed later."""
 
     status = 3
 
 
 class Aborted(Error):
-    """The op ended without a result and its source is unchanged. Look at the world, then call again."""
+    """The op or sync ended without a result, and the input is unchanged. Look at the world, then call again."""
 
     status = 4
 
 
 class DeadlineExceeded(Error, TimeoutError):
-    """Not done in time.
+    """The call did not finish within its timeout. What it began goes on; only join() gives up.
 
-    `work`: the op, which goes on and still owns its tensors; wait for it again with `work.wait()`.
-    None where nothing goes on.
+    `work`: set by all_reduce() and Work.wait(). The op that goes on, and still uses its tensors: call `work.wait()`.
+    None for all other calls: make the same call again to go on waiting.
     """
 
     status = 5
@@ -63,25 +65,25 @@ class DeadlineExceeded(Error, TimeoutError):
 
 
 class TooFewMembers(Error):
-    """The world is smaller than the call demands."""
+    """Fewer members contribute to the op than its `min_world`, or none does. The input is unchanged."""
 
     status = 6
 
 
 class Evicted(Error):
-    """This member was removed from its group; the message says why. Join again."""
+    """This member was removed from its group. The message says why. Join again to come back."""
 
     status = 7
 
 
 class StateMismatch(Error):
-    """The members' shared states cannot be brought together."""
+    """This member's state does not fit the states of the other members. The message says what differs."""
 
     status = 8
 
 
 class Internal(Error):
-    """A bug of Longhaul; please report the message."""
+    """A bug of Longhaul. Please report the message."""
 
     status = 9
 
@@ -102,7 +104,7 @@ _BY_STATUS: dict[int, type[Error]] = {
 }
 
 
-# What the library's texts tell to call, in the words of this package.
+# The texts of the C library name C functions. This maps them to the calls of this package.
 _CALLS = {
     "lh_open": "longhaul.join",
     "lh_join": "longhaul.join",
@@ -114,7 +116,7 @@ _CALLS = {
 
 
 def error(status: int, what: str) -> Error:
-    """The error for a status that this thread's last call into the library returned."""
+    """The exception for `status`, which this thread's last call of the C library returned. what: begins the message."""
     lib = _native.library()
     text = lib.lh_last_error().decode(errors="replace") or lib.lh_strerror(status).decode()
     text = re.sub(r"\b(lh_\w+)(?=\(\))", lambda call: _CALLS.get(call[1], call[1]), text)
@@ -122,14 +124,15 @@ def error(status: int, what: str) -> Error:
 
 
 def check(status: int, what: str) -> None:
+    """Raises error() unless the status is LH_OK."""
     if status != 0:
         raise error(status, what)
 
 
 def number_of(value: Any, name: str, most: int) -> int:
-    """The number, from 0 to `most`; InvalidArgument for any other, and for what is none."""
+    """Returns `value` as an int from 0 to `most`. Raises InvalidArgument for anything else."""
     try:
-        # True is an index, too, and never meant.
+        # operator.index() takes True and False, but nobody means them as numbers here.
         number = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = -1
@@ -139,7 +142,7 @@ def number_of(value: Any, name: str, most: int) -> int:
 
 
 def code_of(table: dict[str, int], value: str, name: str) -> int:
-    """The number of an option in the library; InvalidArgument names those that there are."""
+    """Looks up an option by name. Raises InvalidArgument, which lists all names, if there is none."""
     try:
         return table[value]
     except (KeyError, TypeError):

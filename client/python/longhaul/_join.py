@@ -1,4 +1,4 @@
-"""Becoming a member."""
+"""join(): how a program becomes a member of a group."""
 
 from __future__ import annotations
 
@@ -27,35 +27,41 @@ def join(
     join_mode: Literal["blocking", "background"] = "blocking",
     state: State | None = None,
 ) -> Comm:
-    """Becomes a member of a group of a run, through the peerd on this host.
+    """Joins a group of a run, through the peerd on this host. Returns the new member.
 
-    Returns at once where nobody is admitted yet; otherwise when the others reach their next step
-    boundary (`Comm.begin_step`).
+    The first member of a group is admitted at once. A later one is admitted when all members stand at a step boundary
+    (`Comm.begin_step` or `Comm.step`); until then this call waits. So do not join one group several times from one
+    thread: the first member cannot reach a boundary while its thread waits here.
 
-    run: 1 to 64 of [A-Za-z0-9._-], the same at all trainers of the run.
-    group: members of one group combine their tensors; with sharded models shard k is group k.
-    peerd: path of its socket; None: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
+    run: name of the run, 1 to 64 of [A-Za-z0-9._-]. The same at all trainers of the run.
+    group: members of one group combine their tensors. With a sharded model, shard k is group k.
+    peerd: path of the socket of peerd. None: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
         $XDG_RUNTIME_DIR/longhaul/peerd.sock.
-    timeout: seconds until admission, the wait for peerd included; None waits for ever.
-    cohort: (name, size) of the members on this host that belong together, usually one in each of
-        several groups, each in a process or thread of its own: the shards of one host. All of them
-        give the same name and size; none is admitted before all have asked, and when one leaves,
-        dies or is removed, all are. None: stands alone.
-    step_deadline: seconds that this member may come to a step boundary after the first one of the
-        others did, before it is removed (its next call raises Evicted); None: they wait for ever.
-    on_fault: of all_reduce() calls that do not say: "retry" or "abort".
-    name: of the member, in logs and `lhctl`: 1 to 64 of [A-Za-z0-9._-]; None: the process id. With
-        `--keep-state` of peerd, the next member of this name goes on where this one was.
-    join_mode: "blocking": the others wait in the first sync of shared state until this member has it.
-        "background": they do not. It takes part in all ops in the background, which means that it gets the
-        result and its input is left out, while the state is fetched (`Step.background`, `Step.take`); its
-        input is in results from a later step boundary on. The same where nobody is there yet.
-    state: what the first `Comm.step` or `Comm.sync_state` will bring. It is copied and hashed before
-        the others hear of this member: from its admission on they wait for it. Until that first call
-        has returned, the tensors are not written to, or named by `State.touch`.
+    timeout: seconds until admission, the wait for peerd included; None: no limit. Then the request to join is
+        withdrawn.
+    cohort: (name, size) of a set of members on this host that belong together, usually one in each of several groups,
+        such as the shards of one host. Each of them joins from its own process or thread, with the same name and size
+        (at most 64). None is admitted before all have asked to join. When one of them leaves, dies or is removed, all
+        are removed. None: no cohort.
+    step_deadline: this member is removed if it reaches a step boundary or a sync more than this many seconds (0.001 to
+        86400) after the first member. Its next call raises Evicted. None: the others wait for it without limit.
+    on_fault: "retry" or "abort", for all_reduce() calls that do not say; see `Comm.all_reduce`.
+    name: name of the member, in logs and `lhctl`: 1 to 64 of [A-Za-z0-9._-]. None: the process id. If peerd runs with
+        `--keep-state`, the next member of the same name can take over the state of this one (`Comm.kept_revision`).
+    join_mode: "blocking": all members wait in this member's first sync until it has the shared state.
+        "background": nobody waits. This member takes part in all ops in the background: it gets the results, and its
+        input is left out. peerd fetches the state meanwhile (`Step.background`, `Step.take`). The input of this member
+        is in the results from a later step boundary on. For the first member of a group both modes are the same.
+    state: the state of this member's first `Comm.step` or `Comm.sync_state`. It is copied and hashed before the join,
+        so that the others need not wait for that. From this call to the end of that first sync, name every tensor
+        that you write to with `State.touch`.
 
-    Raises Unavailable (peerd or coordinator cannot be reached; the message names which and where),
-    DeadlineExceeded (not admitted in time), InvalidArgument.
+    Raises
+    DeadlineExceeded: not admitted in time.
+    Unavailable: peerd or the coordinator cannot be reached, the other members cannot reach this host, peerd drains, or
+        peerd has 64 members already. The message says which.
+    InvalidArgument: an argument is wrong.
+    Evicted: removed before admission; the message says why.
     """
     options = _join_options(run, group, cohort, step_deadline, on_fault, name, join_mode)
     if state is not None:
@@ -67,7 +73,7 @@ def join(
     except Unavailable:
         if fresh or client.alive():
             raise
-    # The connection was an old one, and its peerd went away just now; it may be back.
+    # The connection was made earlier, and its peerd has gone. Connect again: peerd may have been restarted.
     client, _ = client_of(peerd, deadline)
     return _join(client, options, run, group, deadline, state)
 
@@ -85,25 +91,27 @@ def _join_options(
     options = _native.JoinOptions()
     options.run = run.encode()
     options.group = number_of(group, f"{what}: group", (1 << 32) - 1)
-    options.timeout_ms = _native.FOREVER  # join() keeps the time
+    options.timeout_ms = _native.FOREVER  # _admitted() waits with its own deadline
     if cohort is not None:
         try:
             name, size = cohort
             options.cohort = name.encode()
             options.cohort_size = size if 0 < size < 1 << 32 else 0
         except (AttributeError, TypeError, ValueError):
-            raise InvalidArgument(f"{what}: cohort is {cohort!r}; give (name, size)") from None
+            raise InvalidArgument(f"{what}: cohort is {cohort!r}; give a tuple (name, size)") from None
         if not name:
-            raise InvalidArgument(f"{what}: cohort is {cohort!r}; give it a name")
+            raise InvalidArgument(f"{what}: cohort is {cohort!r}; the name must not be empty")
     if step_deadline is not None:
         if not 0.001 <= step_deadline <= 86400:
-            raise InvalidArgument(f"{what}: step_deadline is {step_deadline!r}; give seconds up to a day, or None")
+            raise InvalidArgument(
+                f"{what}: step_deadline is {step_deadline!r}; give seconds from 0.001 to 86400, or None"
+            )
         options.step_deadline_ms = round(1000 * step_deadline)
     options.on_fault = code_of(_native.ON_FAULT, on_fault, "on_fault")
     options.mode = code_of(_native.JOIN_MODES, join_mode, "join_mode")
     if name is not None:
         if not name:
-            raise InvalidArgument(f"{what}: name is empty; leave it out, or give one")
+            raise InvalidArgument(f"{what}: name is empty; leave name out, or give a name")
         options.name = name.encode()
     return options
 
@@ -122,7 +130,7 @@ def _join(
     try:
         return _admitted(client, options, run, group, deadline)
     except BaseException:
-        # It is written to again before the next try.
+        # The caller may write to the tensors before the next try, so hash them again then.
         state.unprepare()
         raise
 
@@ -140,11 +148,11 @@ def _admitted(client: Client, options: _native.JoinOptions, run: str, group: int
         status = _native.wait(op, deadline)
         if status == _native.DEADLINE_EXCEEDED:
             raise DeadlineExceeded(
-                f"{what}: not admitted in time; the members admit newcomers where they call begin_step()"
+                f"{what}: not admitted in time; a newcomer is admitted when all members call begin_step() or step()"
             )
         check(status, what)
     except BaseException:
-        member.free()  # withdraws the wish
+        member.free()  # withdraws the request to join
         raise
     finally:
         lib.lh_op_free(op)
