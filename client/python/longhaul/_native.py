@@ -1,4 +1,4 @@
-"""The C library by ctypes: a transcript of client/include/longhaul/longhaul.h, whose contracts hold."""
+"""The C library, called through ctypes. The contracts are in client/include/longhaul/longhaul.h."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_EXCEEDED = 5
 
 FOREVER = -1
 
-# What the library calls them, and numpy and torch too.
+# By name, as numpy and torch name them; the values are those of lh_dtype.
 DTYPES = {
     "uint8": 0,
     "int8": 1,
@@ -34,7 +34,7 @@ DTYPES = {
     "float32": 10,
     "float64": 11,
 }
-# What a tensor of a state may have, too.
+# The dtypes that a tensor of a state may have.
 STATE_DTYPES = {**DTYPES, "bool": 12}
 ITEM_BYTES = {
     name: 1 if name in ("bool", "int8", "uint8") else int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
@@ -57,13 +57,12 @@ AS_JOINED = 2
 ALGORITHMS = {"auto": 0, "oneshot": 1, "mesh": 2, "ring": 3}
 ALGORITHM_NAMES = {**{code: name for name, code in ALGORITHMS.items()}, 4: "local"}
 
-# A thread in the library does not see Ctrl-C: Python's handlers run between calls, so no call may
-# block for longer than this.
+# Seconds that one call of the library may block. Python handles Ctrl-C only between calls.
 SLICE_S = 0.1
 
 
 class _Sized(ctypes.Structure):
-    """An option or info struct: begins with its own size, other fields zero."""
+    """A struct of options or infos. Sets struct_size; all other fields are zero."""
 
     def __init__(self) -> None:
         super().__init__(struct_size=ctypes.sizeof(self))
@@ -168,7 +167,7 @@ class SyncOptions(_Sized):
         ("revision", c_uint64),
         ("hash", c_int),
         ("zero", c_uint32),
-        ("progress", c_void_p),  # none: Ctrl-C in a callback of C would be lost
+        ("progress", c_void_p),  # not used: an exception in a C callback, such as that of Ctrl-C, would be lost
         ("progress_context", c_void_p),
     ]
 
@@ -239,7 +238,7 @@ def _candidates() -> list[pathlib.Path]:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library, loaded at the first call. ImportError names where it was looked for."""
+    """The C library. The first call loads it; ImportError then names every place that was tried."""
     tried = []
     for path in _candidates():
         try:
@@ -254,7 +253,7 @@ def library() -> ctypes.CDLL:
         version = lib.lh_version().decode()
         if version.split(".")[:2] != __version__.split(".")[:2]:
             raise ImportError(
-                f"{path} is Longhaul {version}, this package is {__version__}: build both from one tree with tools/build"
+                f"{path} is Longhaul {version}, but this package is {__version__}: build both from one tree with tools/build"
             )
         return lib
     raise ImportError(
@@ -265,7 +264,7 @@ def library() -> ctypes.CDLL:
 
 
 class Deadline:
-    """A point in time, from a timeout in seconds; None: never."""
+    """The moment when a timeout (in seconds; None: never) ends. Raises ValueError for a negative timeout."""
 
     def __init__(self, timeout: float | None) -> None:
         if timeout is not None and not timeout >= 0:
@@ -273,10 +272,11 @@ class Deadline:
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float | None:
+        """Seconds until the deadline, 0 or more; None: there is no deadline."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def slice_ms(self) -> int:
-        """Milliseconds that the next call into the library may block."""
+        """Milliseconds that the next call of the library may block."""
         left = self.left()
         return round(1000 * (SLICE_S if left is None else min(SLICE_S, left)) + 0.5)
 
@@ -284,12 +284,12 @@ class Deadline:
         return self.left() == 0.0
 
 
-# What is made in the library gets its finalizer before the call that makes it and fills its handle:
-# Ctrl-C is raised as soon as a call returns, and would be in between. NULL may be freed.
+# Rule for every handle: create the finalizer first, then make the call that fills the handle. Ctrl-C is raised as soon
+# as a call returns; with the other order a handle could be filled and never freed. Freeing NULL does nothing.
 
 
 def wait(op: c_void_p, deadline: Deadline) -> int:
-    """lh_op_wait() that Ctrl-C interrupts. DEADLINE_EXCEEDED: no outcome yet."""
+    """lh_op_wait() in slices, so that Ctrl-C can interrupt it. Returns the outcome, or DEADLINE_EXCEEDED."""
     lib = library()
     while True:
         status: int = lib.lh_op_wait(op, deadline.slice_ms())

@@ -1,4 +1,4 @@
-"""The syncs of one member: those that go on, and what is fetched in the background."""
+"""The syncs of one member: the sync that is in flight, and the state that peerd fetches in the background."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from ._errors import DeadlineExceeded, FailedPrecondition, check, code_of, error
 from ._member import Member
 from ._state import Bar, OnProgress, Progress, State, SyncInfo
 
-# A transfer that fails fails for all of a sync, who are told to go on at once: this often.
+# How often a sync is tried. If a transfer fails, the sync ends for all members, and all try again at once.
 _SYNC_TRIES = 5
 
 
 @dataclasses.dataclass
 class _OpenSync:
-    """A sync that has no outcome yet."""
+    """A sync that has no outcome yet. It may outlive the call that began it, if that call timed out."""
 
     state: State
-    called_as_step: bool
-    at_step: bool  # its boundary is not behind this member yet
+    called_as_step: bool  # the caller used step(), not sync_state()
+    at_step: bool  # this member has not passed the step boundary yet
     options: _native.SyncOptions
 
 
 def check_state(state: Any) -> None:
+    """Raises TypeError unless it is a State."""
     if not isinstance(state, State):
         raise TypeError(f"state is a {type(state).__name__}; pass a longhaul.State")
 
 
 class Syncs:
+    """The syncs of one member."""
+
     def __init__(self, member: Member) -> None:
         self._member = member
-        # A sync whose call ended before it did: the next such call waits for it.
+        # The sync in flight. If its call timed out, the next call waits for it.
         self._open_sync: _OpenSync | None = None
-        # In the background: what is fetched into.
+        # The state that peerd fetches in the background.
         self._held: State | None = None
-        # Peerd has not said whose its tensors are: it owes the answer to a take.
+        # peerd has not answered a take yet. Until it does, nobody knows whether the trainer may use the tensors.
         self._taking = False
 
     @property
@@ -48,13 +51,14 @@ class Syncs:
         return self._member.client
 
     def check_begin_step(self) -> None:
-        """Raises FailedPrecondition where a boundary without a state is not what comes next."""
+        """Raises FailedPrecondition if a sync is in flight: it must be waited for, not begin_step()."""
         opened = self._open_sync
         if opened is not None:
             again = "step() with it" if opened.called_as_step else "sync_state()"
             raise FailedPrecondition(f"begin_step: a sync of {opened.state!r} goes on; call {again} again")
 
     def kept_revision(self, state: State) -> int | None:
+        """See Comm.kept_revision()."""
         self._member.check_joined()
         check_state(state)
         revision = ctypes.c_uint64()
@@ -66,12 +70,13 @@ class Syncs:
         return None if revision.value == _native.NO_REVISION else revision.value
 
     def take_state(self, state: State, timeout: float | None) -> bool:
+        """See Comm.take_state()."""
         self._member.check_joined()
         check_state(state)
         if self._held is not state:
-            raise FailedPrecondition(f"take of {state!r}: nothing is fetched into it in the background")
+            raise FailedPrecondition(f"take of {state!r}: peerd fetches nothing into it in the background")
         if self._open_sync is not None:
-            raise FailedPrecondition(f"take of {state!r}: a sync of it goes on; wait for its end")
+            raise FailedPrecondition(f"take of {state!r}: a sync of it goes on; wait for its end first")
         if not state.held:
             return True
         deadline = _native.Deadline(timeout)
@@ -82,12 +87,16 @@ class Syncs:
                 return status == _native.OK
 
     def _take(self, state: State, wait_ms: int) -> int:
-        """OK: the tensors are this member's; DEADLINE_EXCEEDED, ABORTED: not yet. Raises other errors."""
+        """One call of lh_state_take(). OK: the tensors hold the state. DEADLINE_EXCEEDED, ABORTED: not yet.
+
+        Raises all other errors.
+        """
         info = _native.SyncInfoStruct()
         handle = state.register(self._member.client).handle
         status: int = _native.library().lh_state_take(self._member.handle, handle, wait_ms, ctypes.byref(info))
         self._taking = status == _native.DEADLINE_EXCEEDED and not info.background
-        # Not here yet; or those who have it have changed it before it was, and the next step brings more.
+        # DEADLINE_EXCEEDED: peerd still fetches. ABORTED: the sources have changed the state; more comes with the next
+        # step.
         if status in (_native.DEADLINE_EXCEEDED, _native.ABORTED):
             return status
         problem = None if status == _native.OK else error(status, f"take of {state!r}")
@@ -98,25 +107,28 @@ class Syncs:
         return status
 
     def end_take(self, deadline: _native.Deadline) -> None:
-        """Waits for the answer that peerd owes, if it does."""
+        """If peerd has not answered a take, waits for the answer. Raises DeadlineExceeded."""
         while self._taking and self._held is not None:
             self._take(self._held, deadline.slice_ms())
             if self._taking and deadline.passed():
-                raise DeadlineExceeded(f"take of {self._held!r}: peerd does not answer; look at its log, or call again")
+                raise DeadlineExceeded(
+                    f"take of {self._held!r}: peerd does not answer; look at the log of peerd, or call again"
+                )
 
     def settle_if_out(self) -> None:
-        """If this member is out: its sync does not go on, and nothing is fetched for it any more."""
+        """Calls settle() if this member has left, was removed, or lost its peerd."""
         if self._member.is_out():
             self.settle()
 
     def settle(self) -> None:
+        """For a member that is out: collects the outcome of its sync if there is one, and gives up the rest."""
         opened = self._open_sync
         if opened is not None:
             with contextlib.suppress(DeadlineExceeded):
                 status, info = self._wait_for_sync(opened, _native.Deadline(0), None)
                 opened.state.end_sync(info, None if status == _native.OK else error(status, "sync"))
             self._open_sync = None
-            # Of one without an outcome nobody will say how far it came.
+            # Without an outcome, the tensors are as they were.
             opened.state.abandon()
         if self._held is not None:
             self._held.abandon()
@@ -126,10 +138,11 @@ class Syncs:
     def sync(
         self, state: State, strategy: str, deadline: _native.Deadline, progress: OnProgress, at_step: bool
     ) -> SyncInfo:
+        """Makes the state equal at all members; see Comm.sync_state(). at_step: passes a step boundary as well."""
         self._member.check_joined()
         check_state(state)
         self.end_take(deadline)
-        # Ops that nobody waits for have their tensors until their end is seen.
+        # An op that nobody waits for uses its tensors until a sweep sees its end.
         self._member.client.sweep()
         bar = Bar()
         on_progress = bar if progress is True else progress or None
@@ -144,7 +157,8 @@ class Syncs:
                 opened = self._open_sync
                 if opened.state is not state or opened.called_as_step != called_as_step:
                     raise FailedPrecondition(
-                        f"sync of {state!r}: another one goes on, of {opened.state!r}: wait for its end first"
+                        f"sync of {state!r}: a sync of {opened.state!r} goes on; "
+                        f"call {'step()' if opened.called_as_step else 'sync_state()'} with that state again first"
                     )
                 at_step = opened.at_step
                 status, info = self._wait_for_sync(opened, deadline, on_progress)
@@ -165,7 +179,7 @@ class Syncs:
     def _wait_for_sync(
         self, opened: _OpenSync, deadline: _native.Deadline, on_progress: Callable[[Progress], None] | None
     ) -> tuple[int, _native.SyncInfoStruct]:
-        """Begins it or finds it, whichever; its status and what is known of it."""
+        """Begins the sync, or goes on waiting for it. Returns its status and info; raises DeadlineExceeded."""
         lib = _native.library()
         call = lib.lh_begin_step_sync if opened.at_step else lib.lh_sync_state
         info = _native.SyncInfoStruct()
@@ -184,7 +198,7 @@ class Syncs:
                     on_progress(progress)
             if deadline.passed():
                 raise DeadlineExceeded(
-                    f"sync of {opened.state!r}: not done in time; it goes on and owns the tensors: "
+                    f"sync of {opened.state!r}: not done in time; the sync goes on and uses the tensors; "
                     "call again to wait for it"
                 )
 

@@ -1,4 +1,4 @@
-"""Where the elements of a caller's tensor are."""
+"""Finds the elements of a numpy array or torch tensor, and checks that they can be reduced."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ._errors import InvalidArgument
 
 
 class Elements:
-    """Contiguous elements in host memory. Valid while `owner` lives."""
+    """Contiguous elements in host memory. The address is valid as long as `owner` is alive."""
 
     __slots__ = ("address", "count", "dtype", "owner", "shape")
 
     def __init__(self, address: int, count: int, dtype: str, shape: tuple[int, ...], owner: Any) -> None:
         self.address = address
         self.count = count
-        self.dtype = dtype  # a key of DTYPES
+        self.dtype = dtype  # a key of _native.DTYPES
         self.shape = shape
         self.owner = owner
 
 
 @functools.lru_cache(maxsize=64)
 def _name_of_dtype(dtype: Any) -> str | None:
-    """numpy makes up the name of a dtype anew each time. None: not one that can be reduced."""
+    """The name of a numpy dtype; None: it cannot be reduced. Cached, because numpy computes the name each time."""
     name: str = dtype.name
     return name if name in _native.DTYPES and dtype.isnative else None
 
 
 def check_unmasked(array: Any, name: str) -> None:
     """Raises InvalidArgument for a masked numpy array."""
-    # As below: an array can be masked only if that module is imported.
+    # Do not import numpy.ma: an array can be masked only if that module is imported already.
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(array, masked.MaskedArray):
         raise InvalidArgument(f"{name} is a masked array, and masks are not sent; pass .filled(value) of it, or .data")
@@ -46,14 +46,14 @@ def _elements_of_array(array: Any, name: str, written: bool) -> Elements:
             f"{name} has dtype {array.dtype}, which cannot be reduced; convert it to one of {', '.join(_native.DTYPES)}"
         )
     flags = array.flags
-    # Of any alignment: what is not in the arena is copied there.
+    # Any alignment will do here: the C library copies tensors that are not in shared memory.
     if not flags.c_contiguous:
         raise InvalidArgument(
             f"{name} (shape {array.shape}, strides {array.strides}) is not contiguous; pass numpy.ascontiguousarray() of it"
         )
     if written and not flags.writeable:
         raise InvalidArgument(f"{name} is read-only; pass a copy, or give out= for the result")
-    # array.ctypes.data, at a fifth of its price.
+    # The same as array.ctypes.data, in a fifth of the time.
     address: int = array.__array_interface__["data"][0]
     return Elements(address, array.size, dtype, array.shape, array)
 
@@ -80,8 +80,12 @@ def _elements_of_tensor(torch: Any, tensor: Any, name: str) -> Elements:
 
 
 def elements_of(value: Any, name: str, written: bool) -> Elements:
-    """Of a numpy array or torch CPU tensor. InvalidArgument or TypeError: what to do instead."""
-    # A value can be of a package only if that is imported: neither is imported here.
+    """The elements of a numpy array or torch CPU tensor.
+
+    name: what error messages call the value. written: the op writes to it. Raises InvalidArgument or TypeError, which
+    say what to pass instead.
+    """
+    # Do not import numpy or torch: a value can only be of a package that is imported already.
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _elements_of_array(value, name, written)

@@ -1,4 +1,4 @@
-"""Ops in flight: waiting for them, and what they did."""
+"""All-reduces in flight: how to wait for them, and what they did."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from ._errors import DeadlineExceeded, Error, FailedPrecondition, check, error
 
 
 class OpInfo(NamedTuple):
-    """What one op did."""
+    """What one all-reduce did."""
 
-    world_size: int  #: members whose tensors are in the result: those not in the background
-    epoch: int  #: the epoch of the attempt that counted
-    retries: int  #: attempts beyond the first
+    world_size: int  #: members whose tensors are in the result; none of them is in the background
+    epoch: int  #: the epoch in which the result was made
+    retries: int  #: how often a fault interrupted the op after all members had started it
     staged: bool  #: a tensor was not in memory shared with peerd, and was copied
-    bytes_sent: int  #: payload over the network, from this host
-    bytes_received: int
-    seconds: float  #: from start to outcome, at peerd
-    seconds_wait: float  #: of these, until every member had started the op
-    algorithm: str = "auto"  #: of that attempt: "oneshot", "mesh", "ring"; "local": nothing crossed the network
+    #: Tensor bytes that peerd sent for this op, for all its members on this host together. 0 for "oneshot", whose
+    #: tensors travel in control messages.
+    bytes_sent: int
+    bytes_received: int  #: the same for bytes received
+    seconds: float  #: from start to outcome, measured by peerd
+    seconds_wait: float  #: the part of `seconds` until every member had started the op
+    algorithm: str = "auto"  #: what made the result: "oneshot", "mesh", "ring"; "local": nothing crossed the network
 
 
 def op_info(info: _native.OpInfoStruct) -> OpInfo:
@@ -40,16 +42,17 @@ def op_info(info: _native.OpInfoStruct) -> OpInfo:
 
 
 class Op:
-    """An op in the library, with the tensors it owns until its outcome.
+    """One op in the C library. Keeps its tensors alive until the outcome.
 
-    Made before the call that starts it: see _native.wait(). One that came to nothing is used for the next.
+    It is made before the call that starts the op; _native explains why. It is used again if the op ended within the
+    call.
     """
 
     def __init__(self, client: Client) -> None:
         self.handle = ctypes.c_void_p()
         self.what = "all_reduce"
         self.client = client
-        # Neither while it waits for its use. The owner lives as long as it goes on.
+        # None while the object waits to be used. The owner (the Comm) stays alive as long as the op.
         self.owner: object = None
         self.tensors: tuple[Any, ...] | None = None
         self.outcome: OpInfo | Error | None = None
@@ -61,12 +64,12 @@ class Op:
             finished = ctypes.c_int()
             check(_native.library().lh_op_test(self.handle, ctypes.byref(finished)), self.what)
             if finished.value:
-                # Has its outcome: does not block.
+                # Does not block: there is an outcome.
                 self._settle(_native.library().lh_op_wait(self.handle, 0))
         return self.outcome is not None
 
     def wait(self, deadline: _native.Deadline) -> bool:
-        """Whether there is an outcome in time."""
+        """Waits for an outcome. False: there is none by the deadline."""
         if self.outcome is None:
             status = _native.wait(self.handle, deadline)
             if status == _native.DEADLINE_EXCEEDED:
@@ -84,7 +87,7 @@ class Op:
         self.tensors = None
 
     def info(self) -> OpInfo:
-        """What the op did. Raises its error, or FailedPrecondition before there is an outcome."""
+        """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
         if self.outcome is None:
             raise FailedPrecondition(f"{self.what}: has no outcome yet; call wait() first")
         if isinstance(self.outcome, Error):
@@ -92,22 +95,22 @@ class Op:
         return self.outcome
 
 
-# It is given the client so that that is closed after all that belongs to it, whatever order the
-# garbage collector takes.
+# The argument `client` keeps the client alive until this has run: lh_close() would free the op, too.
 def _free_op(client: Client, handle: ctypes.c_void_p) -> None:
     _native.library().lh_op_free(handle)
 
 
 def abandon(op: Op) -> None:
-    """Nobody waits for it: if it was started it goes on, and keeps its tensors."""
+    """Nobody will wait for the op. If it is in flight, the client keeps its tensors alive until its outcome."""
     if op.outcome is None and op.handle.value is not None and op.owner is not None:
         op.client.leftovers.append(op.poll)
 
 
 class Work:
-    """An op in flight. Its tensors belong to it until there is an outcome: neither read nor write them.
+    """An all-reduce in flight, from `Comm.all_reduce(async_op=True)`.
 
-    A Work may be dropped without waiting; the op goes on and keeps its tensors alive.
+    The tensors belong to the op until it has an outcome: neither read nor write them. A Work may be dropped without
+    waiting: the op goes on and keeps its tensors alive. Any thread may call any method.
     """
 
     def __init__(self, op: Op) -> None:
@@ -115,29 +118,27 @@ class Work:
         weakref.finalize(self, abandon, op).atexit = False
 
     def wait(self, timeout: float | None = None) -> OpInfo:
-        """Waits for the outcome.
+        """Waits for the outcome. Every further call gives the same outcome again.
 
-        timeout: seconds; None waits for ever (Ctrl-C ends the wait, not the op).
-        Raises DeadlineExceeded if there is none yet: the op goes on, wait again. Raises Aborted,
-        TooFewMembers, InvalidArgument or Evicted if that is the outcome: the tensors are as before.
-        Raises Unavailable if peerd itself stopped or died: see `Comm.all_reduce` for what a tensor
-        from `longhaul.empty` holds then. Once there is an outcome every further call gives it again.
+        timeout: seconds; None: no limit. Ctrl-C ends the wait, not the op.
+        Raises DeadlineExceeded if there is no outcome in time: the op goes on; call wait() again. Raises the error of
+        the op if it failed; `Comm.all_reduce` says which errors there are, and what the tensors hold then.
         """
         if not self._op.wait(_native.Deadline(timeout)):
             late = DeadlineExceeded(
-                f"{self._op.what}: no outcome after {timeout} s; it goes on and owns its tensors: wait() again"
+                f"{self._op.what}: no outcome after {timeout} s; the op goes on and uses its tensors; call wait() again"
             )
             late.work = self
             raise late
         return self.info
 
     def done(self) -> bool:
-        """Whether there is an outcome, good or bad. Never blocks."""
+        """Whether the op has an outcome, good or bad. Does not wait for other members."""
         return self._op.poll()
 
     @property
     def info(self) -> OpInfo:
-        """What the op did. Raises its error, or FailedPrecondition before there is an outcome."""
+        """What the op did. Raises the error of the op if it failed, FailedPrecondition if it has no outcome yet."""
         return self._op.info()
 
     def __repr__(self) -> str:
