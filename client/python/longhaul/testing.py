@@ -1,4 +1,4 @@
-"""A coordinator and peerds on this machine, for tests and notebooks."""
+"""Runs a coordinator and peerds on this machine, for tests and notebooks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from types import TracebackType
 
 from ._arena import PathLike
 
-# Starts a program that the kernel kills when we die, however we die. A program of its own because
-# code between fork and exec is not safe in a process with threads.
+# A small program that starts another one, such that the kernel kills it when this process dies for any reason. It is a
+# separate program, because Python code between fork and exec is not safe in a process with threads.
 _TETHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -32,10 +32,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def find_binary(name: str, directory: PathLike | None = None) -> pathlib.Path:
-    """A program of Longhaul by name ("longhaul-peerd").
+    """Finds a program of Longhaul by name, such as "longhaul-peerd".
 
-    Looked for in `directory` if given, else in $LONGHAUL_BIN if set, else in out/bin of the source
-    tree that this package is in, then in PATH. FileNotFoundError says where it was looked for.
+    Looks only in `directory` if it is given, else only in $LONGHAUL_BIN if that is set. Otherwise looks in out/bin of
+    the source tree that holds this package, then in PATH. Raises FileNotFoundError, which names the place.
     """
     named = directory or os.environ.get("LONGHAUL_BIN")
     if named:
@@ -53,7 +53,10 @@ def find_binary(name: str, directory: PathLike | None = None) -> pathlib.Path:
 
 
 def start_tethered(command: Sequence[str], **options: object) -> subprocess.Popen[bytes]:
-    """subprocess.Popen of a child that gets SIGKILL when the calling thread ends (so the process)."""
+    """Starts a child process that gets SIGKILL when the calling thread or this process ends.
+
+    options: keyword arguments of subprocess.Popen.
+    """
     return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
         [sys.executable, "-S", "-E", "-c", _TETHER, str(os.getpid()), *command], **options
     )
@@ -63,7 +66,7 @@ def start_tethered(command: Sequence[str], **options: object) -> subprocess.Pope
 class Peer:
     """One peerd of a LocalCluster."""
 
-    socket: str  #: for join(peerd=...)
+    socket: str  #: path of its Unix socket, for join(peerd=...)
     listen: str  #: host:port of its data port
     http: str  #: host:port of /metrics, /healthz, /readyz
     process: subprocess.Popen[bytes]
@@ -74,7 +77,7 @@ class Peer:
         return self.process.pid
 
     def metric(self, name: str) -> float:
-        """A metric of the daemon as it is now, summed over its labels. KeyError: there is none of this name."""
+        """The present value of a Prometheus metric of this peerd, summed over its labels. KeyError: no such metric."""
         with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=60) as page:
             text = page.read().decode()
         values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
@@ -84,20 +87,22 @@ class Peer:
 
 
 class LocalCluster:
-    """A coordinator and `peers` peerds on loopback, on free ports, each with its own socket.
+    """A coordinator and several peerds on loopback, on free ports, each with its own Unix socket.
 
         with LocalCluster(peers=3) as cluster:
             comm = lh.join(run="test", peerd=cluster.socket(0))
 
-    Serves once the constructor returns. Everything is gone when the block ends, or when the thread
-    that made it ends, however that happens.
+    All programs serve when the constructor returns. They are killed when the block ends, or when the thread that made
+    the cluster ends for any reason.
 
-    peers: how many peerds to start with. binaries: directory of the programs (see find_binary).
-    log_dir: where the logs go and stay; None: a temporary directory that goes with the cluster.
-    coordinator: address of one that runs already; None starts one. coordinator_flags, peerd_flags:
-    further flags. timeout: seconds that one program may take to serve.
+    peers: how many peerds to start.
+    binaries: directory of the programs; None: see find_binary().
+    log_dir: directory for the logs, which stay there. None: a temporary directory that is removed with the cluster.
+    coordinator: host:port of a coordinator that runs already. None: starts one.
+    coordinator_flags, peerd_flags: more flags for the programs.
+    timeout: seconds that each program may take until it serves.
 
-    Not thread-safe. Raises RuntimeError with the end of its log if a program does not come up.
+    Not thread-safe. Raises RuntimeError, with the end of its log, if a program does not serve in time.
     """
 
     def __init__(
@@ -114,14 +119,14 @@ class LocalCluster:
         self._binaries = binaries
         self._timeout = timeout
         self._peerd_flags = tuple(peerd_flags)
-        # Paths of Unix sockets must be short: not below a test's own temporary directory.
+        # The path of a Unix socket has at most 107 bytes. The temporary directory of a test may be too long.
         self._directory = pathlib.Path(tempfile.mkdtemp(prefix="longhaul-", dir="/tmp"))
         self._logs = pathlib.Path(log_dir) if log_dir is not None else self._directory
         self._logs.mkdir(parents=True, exist_ok=True)
         self._coordinator: subprocess.Popen[bytes] | None = None
-        self.peers: list[Peer] = []  #: in order of their start; those that were killed too
-        self.http: str | None = None  #: of the coordinator, if it was started here
-        self.admin: str | None = None  #: for lhctl --coordinator=..., if it was started here
+        self.peers: list[Peer] = []  #: in the order of their start; killed ones stay in the list
+        self.http: str | None = None  #: host:port of the coordinator's /metrics; None if it was not started here
+        self.admin: str | None = None  #: host:port for lhctl --coordinator=...; None if it was not started here
         try:
             if coordinator is None:
                 ports = [f"--{port}=127.0.0.1:0" for port in ("listen", "admin", "http")]
@@ -130,7 +135,7 @@ class LocalCluster:
                 coordinator = ready["grpc"]
                 self.admin = ready["admin"]
                 self.http = ready["http"]
-            self.coordinator = coordinator  #: its address for peers, host:port
+            self.coordinator = coordinator  #: host:port of the coordinator, for peers
             for _ in range(peers):
                 self.add_peer()
         except BaseException:
@@ -138,17 +143,17 @@ class LocalCluster:
             raise
 
     def socket(self, i: int) -> str:
-        """Path of the socket of peer i, for join(peerd=...)."""
+        """The path of the Unix socket of peer i, for join(peerd=...)."""
         return self.peers[i].socket
 
     @property
     def coordinator_pid(self) -> int:
         if self._coordinator is None:
-            raise ValueError("the coordinator was not started by this cluster")
+            raise ValueError("the coordinator was not started by this cluster, so its process id is not known")
         return self._coordinator.pid
 
     def add_peer(self, flags: Sequence[str] = ()) -> int:
-        """Starts another peerd; gives its number."""
+        """Starts another peerd and returns its number. flags: more flags for this one."""
         number = len(self.peers)
         process, log, ready = self._start(
             "longhaul-peerd",
@@ -166,17 +171,17 @@ class LocalCluster:
         return number
 
     def kill_peer(self, i: int) -> None:
-        """SIGKILL to peer i, and waits until it is gone. Twice is once."""
+        """Kills peer i with SIGKILL and waits until it has ended. A second call does nothing."""
         self.peers[i].process.kill()
         self.peers[i].process.wait()
 
     def terminate_peer(self, i: int, timeout: float = 60) -> int:
-        """SIGTERM to peer i, which drains; gives its exit code."""
+        """Sends SIGTERM to peer i, which drains and ends. Waits for that and returns the exit code."""
         self.peers[i].process.send_signal(signal.SIGTERM)
         return self.peers[i].process.wait(timeout)
 
     def stop(self) -> None:
-        """Kills everything and removes the temporary directory. Twice is once."""
+        """Kills all programs and removes the temporary directory. A second call does nothing."""
         processes = [peer.process for peer in self.peers]
         if self._coordinator is not None:
             processes.append(self._coordinator)
@@ -200,7 +205,7 @@ class LocalCluster:
         ready_file = self._directory / f"{name}.json"
         log = self._logs / f"{name}.log"
         command = [str(find_binary(binary, self._binaries)), *flags, f"--ready-file={ready_file}"]
-        # The caller's settings for programs and trainers are not meant for this cluster.
+        # Settings in the environment of the caller are not meant for this cluster.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("LONGHAUL_")}
         with open(log, "wb") as sink:
             process = start_tethered(
@@ -208,7 +213,7 @@ class LocalCluster:
             )
         deadline = time.monotonic() + self._timeout
         while True:
-            # The file appears in one step, whole.
+            # The program writes the file atomically: it is complete when it exists.
             with contextlib.suppress(FileNotFoundError):
                 ready: dict[str, str] = json.loads(ready_file.read_text())
                 return process, log, ready

@@ -1,6 +1,6 @@
-"""Longhaul for PyTorch: tensors in memory shared with peerd.
+"""Longhaul for PyTorch: torch tensors in memory shared with peerd.
 
-Importing this module imports torch; `import longhaul` alone does not.
+Importing this module imports torch. `import longhaul` alone does not.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ __all__ = ["empty"]
 
 
 def empty(*size: Any, dtype: torch.dtype | None = None, peerd: PathLike | None = None) -> torch.Tensor:
-    """A CPU tensor in memory shared with peerd: collectives on it copy nothing.
+    """Creates a CPU tensor in memory shared with peerd. An all-reduce of it copies nothing.
 
-    size: ints, or one sequence of ints, as for torch.empty. dtype: torch.uint8 to torch.int64,
-    float16, bfloat16, float32, float64; None: torch's default. The content is undefined. The
-    memory is given back when the tensor and all views of it are gone.
+    size: ints, or one sequence of ints, as for torch.empty.
+    dtype: torch.int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64; None: torch's default dtype.
+    peerd: as for `longhaul.empty`.
 
-    peerd: as for `longhaul.empty`, which has the same errors.
+    The content is undefined. The memory is freed when the tensor and all its views are gone. Errors: as for
+    `longhaul.empty`.
     """
     kind = dtype or torch.get_default_dtype()
     if str(kind).replace("torch.", "") not in _native.DTYPES:
