@@ -63,11 +63,15 @@ def test_a_member_alone_says_whom_it_waits_for(cluster: LocalCluster) -> None:
     command = [*BENCH, "--run=bench-2", f"--peerd={cluster.socket(0)}", "--world-size=2", "--timeout=5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "1 of 2 members are there after 5 s" in done.stderr
+    assert "only 1 of 2 members joined in 5 s" in done.stderr
 
 
 def test_a_wrong_call_is_refused() -> None:
-    for wrong, why in ((["--run=x"], "--world-size"), (["--peerd=/x"], "needs --run"), (["--sizes=6"], "float32s")):
+    for wrong, why in (
+        (["--run=x"], "--world-size"),
+        (["--peerd=/x"], "needs --run"),
+        (["--sizes=6"], "float32, so give a multiple"),
+    ):
         done = subprocess.run([*BENCH, *wrong], capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         assert why in done.stderr
