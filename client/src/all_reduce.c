@@ -1,4 +1,4 @@
-/* The all-reduce. */
+/* All-reduces: checking the call, staging tensors that are not in the arena, and the outcome. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -35,7 +35,7 @@ static void unstage_locked(lh_op *op, void **block) {
   *block = NULL;
 }
 
-/* Gives back what place() took. */
+/* Gives back what place() has pinned and allocated. */
 static void give_back_locked(lh_op *op) {
   lhi_unpin(&op->source_pin);
   lhi_unpin(&op->target_pin);
@@ -61,20 +61,27 @@ static lh_status check_all_reduce(const lh_all_reduce_options *o, size_t *bytes_
   if (o->source == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", kAllReduce);
   if (o->target == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", kAllReduce);
   if (element == 0 || o->dtype == LH_BOOL)
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d", kAllReduce, (int)o->dtype);
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d; give an lh_dtype other than LH_BOOL",
+                    kAllReduce, (int)o->dtype);
   if ((unsigned)o->op > LH_MAX)
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d", kAllReduce, (int)o->op);
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: op is %d; give an lh_reduce_op", kAllReduce,
+                    (int)o->op);
   if ((unsigned)o->on_fault > LH_AS_JOINED) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d", kAllReduce, (int)o->on_fault);
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; give an lh_on_fault", kAllReduce,
+                    (int)o->on_fault);
   }
   if (o->min_world > LH_MEMBERS_MAX) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: min_world is %u; a group has at most %d members",
                     kAllReduce, (unsigned)o->min_world, LH_MEMBERS_MAX);
   }
   if ((unsigned)o->algorithm > LH_RING) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: algorithm is %d", kAllReduce, (int)o->algorithm);
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: algorithm is %d; give LH_AUTO, LH_ONESHOT, LH_MESH or LH_RING", kAllReduce,
+                    (int)o->algorithm);
   }
-  if (o->count == 0) return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is 0", kAllReduce);
+  if (o->count == 0) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is 0; give at least 1 element", kAllReduce);
+  }
   if (o->count > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; one tensor has at most 2^40 bytes",
                     kAllReduce, (unsigned long long)o->count);
@@ -87,34 +94,36 @@ static lh_status check_all_reduce(const lh_all_reduce_options *o, size_t *bytes_
                     kAllReduce, LH_ONE_SHOT_BYTES_MAX, (unsigned long long)*bytes_out);
   }
   if (UINTPTR_MAX - high < *bytes_out) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: source or target goes beyond the address space",
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: source or target ends beyond the address space; correct count",
                     kAllReduce);
   }
   if (low != high && high - low < *bytes_out) {
     return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: source and target overlap; they have to be equal or apart", kAllReduce);
+                    "%s: source and target overlap; they must be equal or must not overlap",
+                    kAllReduce);
   }
   return LH_OK;
 }
 
-/* Pins a buffer of the caller that lies in the arena. */
+/* Pins a buffer of the caller if it is in the arena; otherwise *pin stays empty. */
 static lh_status pin_locked(lh_client *client, const char *what, const void *data, size_t bytes,
                             size_t element, struct lhi_pin *pin) {
   if (!lhi_arena_pin(&client->arena, data, bytes, pin)) {
     return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_all_reduce_start: %s does not lie within one buffer of lh_alloc()", what);
+                    "lh_all_reduce_start: %s is not within one buffer from lh_alloc()", what);
   }
-  /* Other memory is staged, and a staged block is aligned. */
+  /* Memory outside the arena is copied to an aligned block, so its alignment does not matter. */
   if (pin->region != NULL && (uintptr_t)data % element != 0) {
     return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_all_reduce_start: %s is not aligned to its elements, as tensors from "
-                    "lh_alloc() have to be; pass a copy of it",
+                    "lh_all_reduce_start: %s is not aligned to its elements, as tensors in memory "
+                    "from lh_alloc() must be; pass a copy of it",
                     what);
   }
   return LH_OK;
 }
 
-/* Of an op that was never opened. */
+/* Frees an op that was never opened. */
 static void discard(lh_op *op) {
   lh_client *const client = op->client;
   pthread_mutex_lock(&client->mutex);
@@ -123,7 +132,7 @@ static void discard(lh_op *op) {
   free(op);
 }
 
-/* Takes a block for a copy of one of the op's tensors. */
+/* Allocates and pins a block of the arena for a copy of one of the op's tensors. */
 static lh_status stage(lh_op *op, int64_t deadline_ns, void **block, struct lhi_pin *pin) {
   lh_client *const client = op->client;
   const lh_status status = lhi_alloc(client, kAllReduce, op->bytes, deadline_ns, block);
@@ -136,9 +145,9 @@ static lh_status stage(lh_op *op, int64_t deadline_ns, void **block, struct lhi_
   return LH_OK;
 }
 
-/* Fills the ranges of an op that is not open yet; what lies outside the arena is staged. On failure
- * the caller discards the op. The caller's buffers are pinned first, so that none goes away while
- * others are allocated. */
+/* Sets op->source and op->target to memory in the arena. Buffers outside the arena get a staged
+ * block. The caller's buffers are pinned first, so that no other thread frees one of them while
+ * blocks are allocated. The op is not open yet. If this fails, the caller calls discard(). */
 static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
   lh_client *const client = op->client;
   const size_t element = lh_dtype_size(o->dtype);
@@ -161,8 +170,8 @@ static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
     op->source = op->staged_source;
   }
   if (status == LH_OK && op->target_pin.region == NULL) {
-    /* Apart from the source also when the caller's are one: peerd then has no original to keep,
-     * which would take as much memory, and a copy more. */
+    /* A block of its own also for an op in place. With source and target apart, peerd need not keep
+     * the original, which would cost as much memory and one more copy. */
     status = stage(op, deadline_ns, &op->staged_target, &op->target_pin);
     op->target = op->staged_target;
     op->copy_to = o->target;
@@ -206,7 +215,7 @@ lh_status lh_all_reduce_start(lh_comm *comm, const lh_all_reduce_options *option
   if (status != LH_OK) return status;
 
   pthread_mutex_lock(&client->mutex);
-  /* Keeps what peerd has for us from piling up when a program starts more than it waits for. */
+  /* A program may start many ops before it waits for one: read the replies that have come. */
   lhi_pump_locked(client);
   status = lhi_member_check_locked(comm, kAllReduce);
   pthread_mutex_unlock(&client->mutex);
@@ -253,12 +262,12 @@ lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options, int
   if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", kCall);
   *op_out = NULL;
   status = lhi_check_timeout(kCall, timeout_ms);
-  /* What is wrong with it shows before anything is started. */
+  /* Check the caller's struct before anything is started. */
   if (status == LH_OK && info != NULL) {
     status = lhi_give(kCall, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
   }
   if (status == LH_OK) status = lh_all_reduce_start(comm, options, &op);
-  /* Never OK without an op, which clang's analyser cannot see. */
+  /* With LH_OK there is always an op. clang's analyser cannot see that. */
   if (status != LH_OK || op == NULL) return status;
   client = op->client;
   pthread_mutex_lock(&client->mutex);
@@ -271,9 +280,10 @@ lh_status lh_all_reduce(lh_comm *comm, const lh_all_reduce_options *options, int
   pthread_mutex_unlock(&client->mutex);
   if (!ended) {
     *op_out = op;
-    return lhi_fail(LH_DEADLINE_EXCEEDED,
-                    "%s: no outcome within %lld ms; the operation goes on, lh_op_wait() for it",
-                    kCall, (long long)timeout_ms);
+    return lhi_fail(
+        LH_DEADLINE_EXCEEDED,
+        "%s: no outcome within %lld ms; the operation goes on; call lh_op_wait() for it", kCall,
+        (long long)timeout_ms);
   }
   if (info != NULL) {
     (void)lhi_give(kCall, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);

@@ -17,7 +17,7 @@ const char *lhi_region_map(size_t bytes, uint8_t **base_out, int *fd_out) {
   if (ftruncate(fd, (off_t)bytes) != 0) {
     failed = "ftruncate";
   } else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    /* peerd insists on it: memory that can shrink would crash it. */
+    /* peerd refuses memory that is not sealed: if it shrank, an access would crash peerd. */
     failed = "F_ADD_SEALS";
   } else {
     base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -29,7 +29,7 @@ const char *lhi_region_map(size_t bytes, uint8_t **base_out, int *fd_out) {
     errno = error;
     return failed;
   }
-  /* Where the host allows it; faults and pinning are far cheaper then. */
+  /* Huge pages, where the host allows them, make page faults and pinning far cheaper. */
   (void)madvise(base, bytes, MADV_HUGEPAGE);
   *base_out = base;
   *fd_out = fd;
@@ -107,8 +107,8 @@ size_t lhi_region_bytes(const struct lhi_arena *arena, size_t bytes, bool least)
   return wanted > needed ? wanted : needed;
 }
 
-/* A block at `offset` inside the free `block`, `bytes` long; what is left on both sides stays free.
- */
+/* Marks [offset, offset + bytes) inside the free `block` as used. What is left of the block on both
+ * sides stays free. False: out of memory, and nothing changed. */
 static bool carve(struct lhi_block *block, size_t offset, size_t bytes) {
   const size_t before = offset - block->offset;
   const size_t after = block->bytes - before - bytes;
@@ -120,7 +120,7 @@ static bool carve(struct lhi_block *block, size_t offset, size_t bytes) {
     return false;
   }
   if (middle != NULL) {
-    /* The new block is put behind: the list's first stays where the region points to. */
+    /* Insert the new block after `block`, because the region points to the first block. */
     middle->offset = offset;
     middle->bytes = bytes;
     middle->previous = block;

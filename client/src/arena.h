@@ -1,7 +1,8 @@
-/* The client's memory that peerd sees too: regions (one memfd each), and blocks inside them.
+/* The arena: memory that a client shares with peerd. It consists of regions, each of which is one
+ * memfd, and of blocks inside the regions.
  *
- * Knows neither socket nor lock: memory.c registers regions with peerd, and the client's mutex
- * guards all of this.
+ * The arena knows neither the socket nor a lock. memory.c registers regions with peerd. The caller
+ * holds the mutex of the client, unless a comment says otherwise.
  */
 #ifndef LONGHAUL_CLIENT_ARENA_H_
 #define LONGHAUL_CLIENT_ARENA_H_
@@ -17,37 +18,39 @@ extern "C" {
 #define LHI_REGION_BYTES_MIN ((size_t)64 << 20)
 #define LHI_REGION_ROUND ((size_t)2 << 20)
 #define LHI_ALIGN ((size_t)64)
-/* Blocks from this size on begin at a page: the kernel moves whole pages. */
+/* Blocks of at least this size begin at a page, because the kernel moves whole pages. */
 #define LHI_PAGE_ALIGN_FROM ((size_t)1 << 20)
 #define LHI_PAGE ((size_t)4096)
-/* Empty regions are kept for the next tensor up to this many bytes, beside what operations staged
- * at one time of late: to fault that in anew costs several times the operation. */
+/* Up to this many bytes of empty regions are kept for later tensors. On top of that, as many bytes
+ * are kept as operations have recently had in staged blocks at one time. New memory must be faulted
+ * in page by page, which takes several times as long as the operation. */
 #define LHI_EMPTY_BYTES_MAX ((size_t)256 << 20)
-/* Of late: in so many looks at what is empty, one after each operation, and those before. */
+/* "Recently" means: during the present and the previous period of this many lhi_arena_look(). */
 #define LHI_STAGED_LOOKS 64
 
-/* Blocks of a region lie in the order of their addresses and cover it; no two free ones touch. */
+/* A part of a region. The list of blocks is in address order and covers the whole region. Two free
+ * blocks are never neighbours. */
 struct lhi_block {
   size_t offset;
   size_t bytes;
   bool used;
-  uint32_t pins; /* uses of it that have to end before it is given back */
+  uint32_t pins; /* uses that must end before the block may be freed */
   struct lhi_block *previous;
   struct lhi_block *next;
 };
 
 struct lhi_region {
-  uint64_t id; /* as peerd knows it */
+  uint64_t id; /* the name of the region in requests to peerd */
   uint8_t *base;
   size_t bytes;
   size_t used;   /* bytes in used blocks */
-  uint64_t last; /* value of the arena's `takes` when a block was taken here, or it was added */
-  bool inbox;    /* of one state: all of it is one block, and no other one is taken here */
+  uint64_t last; /* lhi_arena.takes when a block was last taken here, or the region added */
+  bool inbox; /* the inbox of one state: one block covers the region, and no other is taken here */
   struct lhi_block *blocks;
   struct lhi_region *next;
 };
 
-/* A use of a place in the arena; zeros: none. */
+/* A use of a block: the block may not be freed meanwhile. All zeros: no block is used. */
 struct lhi_pin {
   struct lhi_region *region;
   struct lhi_block *block;
@@ -55,56 +58,60 @@ struct lhi_pin {
 
 struct lhi_arena {
   struct lhi_region *regions;
-  size_t bytes; /* of all regions */
-  uint64_t takes;
-  /* In blocks that hold copies of operations' tensors. */
+  size_t bytes;   /* of all regions */
+  uint64_t takes; /* counts blocks taken and regions added */
+  /* Bytes in staged blocks, which hold copies of operations' tensors. */
   size_t staged;
-  size_t staged_most; /* since the looks were counted from 0 */
-  size_t staged_most_before;
-  uint32_t looks;
+  size_t staged_most;        /* the most in the present period of LHI_STAGED_LOOKS looks */
+  size_t staged_most_before; /* the most in the previous period */
+  uint32_t looks;            /* in the present period */
 };
 
-/* A memfd of `bytes`, sealed in its size, and its mapping. Returns NULL or what failed, for errno.
- */
+/* Makes a memfd of `bytes`, seals its size, and maps it. Returns NULL if all went well, else the
+ * name of the call that failed; errno says why. Needs no mutex. */
 const char *lhi_region_map(size_t bytes, uint8_t **base_out, int *fd_out);
 
-/* Takes over the mapping; NULL: out of memory, and the mapping is still the caller's. */
+/* Adds a region, which takes over the mapping. NULL: out of memory; the mapping stays the caller's.
+ */
 struct lhi_region *lhi_arena_add(struct lhi_arena *arena, uint64_t id, uint8_t *base, size_t bytes);
-/* Unmaps the region and forgets it, blocks and all. */
+/* Unmaps the region, and frees it with its blocks. */
 void lhi_arena_remove(struct lhi_arena *arena, struct lhi_region *region);
-/* A block was taken to stage a tensor in, and is given back. */
+/* Counts a block that was taken for a staged tensor, and one that was given back. */
 void lhi_arena_stage(struct lhi_arena *arena, size_t bytes);
 void lhi_arena_unstage(struct lhi_arena *arena, size_t bytes);
-/* An operation is over: time to look for what is surplus. */
+/* Counts one look. Called when an operation is over, before lhi_arena_surplus(). */
 void lhi_arena_look(struct lhi_arena *arena);
-/* A region of the list that is empty and beyond what is kept, that for which there has been no use
- * for longest; an empty inbox is never kept. NULL: none. */
+/* An empty region that need not be kept, or NULL. Empty inboxes come first, because they are never
+ * kept; then the region in which no block was taken for the longest time. */
 struct lhi_region *lhi_arena_surplus(struct lhi_arena *arena);
 
-/* The size of region to add for a block of `bytes`: large regions in large arenas, since their
- * number is limited; `least`: the smallest that holds the block. `bytes` is at most 2^40. */
+/* The size of the region to add for a block of `bytes` (at most 2^40). The larger the arena, the
+ * larger the region, because a client may have only LH_REGIONS_MAX of them. `least`: the smallest
+ * region that holds the block. */
 size_t lhi_region_bytes(const struct lhi_arena *arena, size_t bytes, bool least);
 
-/* The region, which was just added, is an inbox: its one block. */
+/* Makes a region that was just added the inbox of a state, and returns its one block. */
 void *lhi_arena_take_inbox(struct lhi_region *region);
-/* First fit; NULL: no region has room. `bytes` is not 0. */
+/* Takes a block of `bytes` (not 0) from the first region with room. NULL: no region has room, or
+ * memory for the bookkeeping is short. */
 void *lhi_arena_take(struct lhi_arena *arena, size_t bytes);
-/* False: `data` does not begin a used block. */
+/* Frees the block that begins at `data`. False: no used block begins there. */
 bool lhi_arena_give(struct lhi_arena *arena, void *data);
 
 /* The region that contains the address, or NULL. */
 struct lhi_region *lhi_arena_region(const struct lhi_arena *arena, const void *data);
-/* The used block of the region that contains the range wholly, or NULL. */
+/* The used block of the region that contains the whole range, or NULL. */
 struct lhi_block *lhi_region_block(const struct lhi_region *region, const void *data, size_t bytes);
 
-/* Pins the block that contains the range wholly; outside of the arena there is nothing to pin, and
- * pin->region is NULL. False: part of the range lies elsewhere, or in a block that is free. */
+/* Pins the used block that contains the whole range. If the range begins outside the arena, there
+ * is nothing to pin: returns true with pin->region NULL. False: the range begins in the arena, but
+ * no used block contains all of it. */
 bool lhi_arena_pin(const struct lhi_arena *arena, const void *data, size_t bytes,
                    struct lhi_pin *pin);
-/* Twice is once, and of none is nothing. */
+/* Ends the use. Does nothing if the pin is empty. */
 void lhi_unpin(struct lhi_pin *pin);
 
-/* Unmaps everything. */
+/* Removes all regions. */
 void lhi_arena_clear(struct lhi_arena *arena);
 
 #ifdef __cplusplus

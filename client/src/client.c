@@ -1,4 +1,4 @@
-/* Clients: lh_open() and lh_close(), and what becomes of a client in a child of fork(). */
+/* Clients: lh_open(), lh_close(), and what happens to a client in a child of fork(). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -17,17 +17,17 @@
 #include "client/src/state.h"
 
 #define LHI_DEFAULT_SOCKET "/run/longhaul/peerd.sock"
-/* A peerd that listens takes a moment to answer, however short the wait for it to appear. */
+/* A peerd that listens gets at least this long to answer HELLO, also if the timeout is shorter. */
 #define LHI_GREET_NS ((int64_t)100 * 1000 * 1000)
-/* peerd answers what needs no other peer at once; beyond this it hangs. */
+/* peerd answers at once what needs no other peer. After this time it counts as hanging. */
 #define LHI_ANSWER_NS ((int64_t)30 * 1000 * 1000 * 1000)
 #define LHI_CONNECT_RETRY_NS ((int64_t)20 * 1000 * 1000)
 #define LHI_PATH_BYTES_MAX (sizeof(((struct sockaddr_un *)0)->sun_path) - 1)
 
 /* ------------------------------------------------------------------ clients and fork() */
 
-/* A child of fork() must not keep the connection open: peerd would take the trainer for alive as
- * long as a data loader it forked lives. */
+/* A child of fork() must not keep the connection open. Otherwise peerd would take the trainer for
+ * alive as long as one of its child processes lives, such as a data loader. */
 static pthread_mutex_t clients_mutex = PTHREAD_MUTEX_INITIALIZER;
 static lh_client *clients;
 static bool fork_handled;
@@ -86,7 +86,8 @@ static void client_free(lh_client *client) {
   free(client);
 }
 
-/* Says HELLO on a fresh connection. LH_UNAVAILABLE: peerd went away meanwhile. */
+/* Sends HELLO on a new connection and waits for the answer. LH_UNAVAILABLE: peerd has gone, or does
+ * not answer in time. */
 static lh_status greet(lh_client *client, const char *path, const char *name, int64_t deadline_ns) {
   struct lh_ipc_request request;
   lh_status status;
@@ -129,7 +130,7 @@ static lh_client *client_new(int fd) {
   return client;
 }
 
-/* The paths to try, in turn. */
+/* The socket paths to try, in this order. */
 struct paths {
   const char *path[2];
   size_t count;
@@ -146,8 +147,8 @@ static lh_status choose_paths(const lh_open_options *options, struct paths *path
   if (named) {
     if (strlen(chosen) > LHI_PATH_BYTES_MAX) {
       return lhi_fail(LH_INVALID_ARGUMENT,
-                      "lh_open: socket path of %zu bytes, at most %zu are possible", strlen(chosen),
-                      (size_t)LHI_PATH_BYTES_MAX);
+                      "lh_open: the socket path has %zu bytes; at most %zu are possible",
+                      strlen(chosen), (size_t)LHI_PATH_BYTES_MAX);
     }
     return LH_OK;
   }
@@ -163,12 +164,13 @@ static lh_status choose_paths(const lh_open_options *options, struct paths *path
   return LH_OK;
 }
 
+/* Whether a peerd may still start to listen there. */
 static bool may_appear(int error) {
   return error == ENOENT || error == ECONNREFUSED || error == EAGAIN || error == ENOTDIR;
 }
 
-/* Tries each path once. LH_OK and a client that peerd knows, or why not; *again: it is worth
- * waiting. */
+/* Tries each path once. LH_OK: *client_out is connected, and peerd has answered. Otherwise *again
+ * says whether another try may succeed. */
 static lh_status open_once(const struct paths *paths, const char *name, int64_t deadline_ns,
                            lh_client **client_out, bool *again) {
   lh_status status = LH_UNAVAILABLE;
@@ -246,14 +248,15 @@ lh_status lh_client_check(lh_client *client) {
   status = lhi_process_check(client, kCall);
   if (status != LH_OK) return status;
   pthread_mutex_lock(&client->mutex);
-  lhi_pump_locked(client); /* the end of the connection may lie there unread */
+  lhi_pump_locked(client); /* read the end of the connection, if it has come */
   pthread_mutex_unlock(&client->mutex);
   return lhi_client_check(client, kCall);
 }
 
 void lh_close(lh_client *client) {
   if (client == NULL) return;
-  /* In a child of fork() a lock may be held for ever, and the lists be half changed: leave them. */
+  /* In a child of fork() the lock may be held for ever and the lists may be half changed. So the
+   * child leaves the client alone. */
   if (client->pid != getpid()) return;
   delist(client);
   client_free(client);

@@ -15,10 +15,12 @@
 
 #define LHI_JOIN_FIRST_BYTES (offsetof(lh_join_options, timeout_ms) + sizeof(int64_t))
 #define LHI_WORLD_FIRST_BYTES (offsetof(lh_world_info, member_id) + sizeof(uint64_t))
-/* Epochs may change between two pages of members; not this often. */
+/* The epoch may change between two pages of members. After this many changes lh_members() gives up.
+ */
 #define LHI_MEMBERS_TRIES 16
 
-/* Whether the communicator stands at all, admitted or not. */
+/* LH_OK: the member has not left and was not removed, and peerd is alive. It need not be admitted.
+ */
 static lh_status standing_locked(const lh_comm *comm, const char *call) {
   if (comm->gone != LH_OK) {
     return lhi_fail(comm->gone, "%s: %s", call,
@@ -28,7 +30,8 @@ static lh_status standing_locked(const lh_comm *comm, const char *call) {
   }
   if (comm->client->dead) return lhi_dead_locked(comm->client);
   if (comm->left) {
-    return lhi_fail(LH_FAILED_PRECONDITION, "%s: this member has left; lh_join() again", call);
+    return lhi_fail(LH_FAILED_PRECONDITION, "%s: this member has left; call lh_join() to come back",
+                    call);
   }
   return LH_OK;
 }
@@ -42,10 +45,11 @@ lh_status lhi_free_check_locked(const lh_comm *comm, const char *call) {
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: this member is in a sync already; wait for that first", call);
   }
-  /* Its outcome says whose the tensors are. */
+  /* Until its outcome is known, nobody knows whether the caller may use the tensors. */
   if (comm->parked_take != NULL) {
     return lhi_fail(LH_FAILED_PRECONDITION,
-                    "%s: this member takes its state; call lh_state_take() again first", call);
+                    "%s: lh_state_take() of this member has no outcome yet; call it again first",
+                    call);
   }
   return LH_OK;
 }
@@ -80,14 +84,15 @@ static lh_status check_cohort(const char *call, const lh_join_options *given) {
   lh_status status;
   if (given->cohort == NULL || given->cohort[0] == '\0') {
     if (given->cohort_size == 0) return LH_OK;
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: cohort_size is %u and cohort has no name", call,
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: cohort_size is %u, but cohort is empty; give both or neither", call,
                     (unsigned)given->cohort_size);
   }
   status = lhi_check_name(call, "cohort", given->cohort);
   if (status != LH_OK) return status;
   if (given->cohort_size > 0 && given->cohort_size <= LH_LOCAL_MEMBERS_MAX) return LH_OK;
   return lhi_fail(LH_INVALID_ARGUMENT,
-                  "%s: cohort_size is %u; say how many members join as cohort %s, at most %d", call,
+                  "%s: cohort_size is %u; give the number of members of cohort %s, 1 to %d", call,
                   (unsigned)given->cohort_size, given->cohort, LH_LOCAL_MEMBERS_MAX);
 }
 
@@ -105,15 +110,15 @@ static lh_status take_join_options(const char *call, const lh_join_options *opti
     status = lhi_check_name(call, "name", given->name);
   }
   if (status == LH_OK && given->step_deadline_ms > LH_STEP_DEADLINE_MS_MAX) {
-    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: step_deadline_ms is %u; at most %u are possible",
+    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: step_deadline_ms is %u; at most %u is possible",
                       call, (unsigned)given->step_deadline_ms, LH_STEP_DEADLINE_MS_MAX);
   }
   if (status == LH_OK && (unsigned)given->mode > LH_BACKGROUND) {
-    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: mode is %d; LH_BLOCKING or LH_BACKGROUND", call,
-                      (int)given->mode);
+    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: mode is %d; give LH_BLOCKING or LH_BACKGROUND",
+                      call, (int)given->mode);
   }
   if (status == LH_OK && (unsigned)given->on_fault > LH_ABORT) {
-    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; LH_RETRY or LH_ABORT", call,
+    status = lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; give LH_RETRY or LH_ABORT", call,
                       (int)given->on_fault);
   }
   return status;
@@ -203,11 +208,10 @@ lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **c
   if (lhi_wait_locked(op, lhi_deadline_ns(given.timeout_ms))) {
     status = lhi_outcome_locked(op);
   } else {
-    status =
-        lhi_fail(LH_DEADLINE_EXCEEDED,
-                 "lh_join: not admitted to %s/%u within %lld ms, the wish is withdrawn; members "
-                 "are admitted when all others are at a step boundary",
-                 given.run, (unsigned)given.group, (long long)given.timeout_ms);
+    status = lhi_fail(LH_DEADLINE_EXCEEDED,
+                      "lh_join: not admitted to %s/%u within %lld ms; the request is withdrawn; a "
+                      "newcomer is admitted when all members stand at a step boundary",
+                      given.run, (unsigned)given.group, (long long)given.timeout_ms);
   }
   lhi_op_release_locked(op);
   pthread_mutex_unlock(&client->mutex);
@@ -227,7 +231,7 @@ lh_status lh_join(lh_client *client, const lh_join_options *options, lh_comm **c
 static void leave_ended(lh_op *op, const struct lh_ipc_reply *reply) {
   lh_comm *const comm = op->comm;
   (void)reply;
-  /* A member that was removed meanwhile is out all the same. */
+  /* A member that was removed meanwhile is out, too: no error. */
   if (comm->gone != LH_OK) op->status = LH_OK;
   comm->leaving = false;
   comm->left = op->status == LH_OK;
@@ -235,8 +239,8 @@ static void leave_ended(lh_op *op, const struct lh_ipc_reply *reply) {
 
 static const struct lhi_op_type kLeave = {leave_ended, NULL, NULL, NULL};
 
-/* Begins to leave, or finds the leaving that a call began whose time ran out. Mutex held; *send:
- * the request has to be sent. NULL: no memory. */
+/* Begins to leave, or gives the op of an earlier call that timed out. *send: the caller must send
+ * *request. NULL: out of memory. */
 static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *send) {
   lh_op *op = comm->parked_leave;
   *send = false;
@@ -245,7 +249,7 @@ static lh_op *leave_locked(lh_comm *comm, struct lh_ipc_request *request, bool *
   op = lhi_op_new_locked(comm->client, &kLeave, comm);
   if (op == NULL || op->state != LHI_OPEN) return op;
   if (comm->gone != LH_OK) {
-    lhi_op_end_locked(op, LH_OK, NULL, NULL); /* out already */
+    lhi_op_end_locked(op, LH_OK, NULL, NULL); /* removed: nothing to ask */
     return op;
   }
   *request = lhi_request(LH_IPC_LEAVE, op);
@@ -266,7 +270,7 @@ static lh_status leave_start(const char *call, lh_comm *comm, lh_op **op_out) {
   lh_op *op = NULL;
   lh_status status = LH_OK;
   pthread_mutex_lock(&client->mutex);
-  /* A member that was removed need not leave: that is no error of the program. */
+  /* A member that was removed need not leave. That is no error of the program. */
   if (comm->gone == LH_OK) status = standing_locked(comm, call);
   if (status == LH_OK && comm->leaving && comm->parked_leave == NULL) {
     status = lhi_fail(LH_FAILED_PRECONDITION, "%s: this member is leaving already", call);
@@ -291,11 +295,11 @@ lh_status lhi_finish(const char *call, lh_op *op, lh_op **parked, int64_t timeou
     status = lhi_outcome_locked(op);
     lhi_op_release_locked(op);
   } else {
-    /* What the next call gives is used then. */
+    /* The next call gives its own progress function. */
     op->on_progress = NULL;
     *parked = op;
     status = lhi_fail(LH_DEADLINE_EXCEEDED,
-                      "%s: not finished within %lld ms; it goes on, call again to wait for it",
+                      "%s: not finished within %lld ms; it goes on; call again to wait for it",
                       call, (long long)timeout_ms);
   }
   pthread_mutex_unlock(&client->mutex);
@@ -341,7 +345,7 @@ void lh_comm_free(lh_comm *comm) {
     lhi_op_release_locked(comm->parked_leave);
   }
   comm->parked_leave = NULL;
-  /* The request names the member by values: the communicator may go before it is sent. */
+  /* The request holds copies, so the communicator may be freed before the request is sent. */
   comm->held = false;
   lhi_member_use_locked(comm);
   lhi_member_unuse_locked(comm);
@@ -413,7 +417,7 @@ static void members_ended(lh_op *op, const struct lh_ipc_reply *reply) {
 
 static const struct lhi_op_type kMembers = {members_ended, NULL, NULL, NULL};
 
-/* One page of the members, from rank `first`. */
+/* Asks peerd for the members from rank `first` on, at most one page. */
 static lh_status members_page(lh_comm *comm, uint32_t first, int64_t deadline_ns,
                               struct lh_ipc_members_page *page) {
   struct lh_ipc_request request;
@@ -445,7 +449,7 @@ lh_status lh_members(lh_comm *comm, uint64_t *ids, uint32_t capacity, uint32_t *
   while (true) {
     status = members_page(comm, count, deadline_ns, &page);
     if (status == LH_INTERNAL && count > 0 && ++tries < LHI_MEMBERS_TRIES) {
-      count = 0; /* the epoch has fewer members than there were */
+      count = 0; /* the epoch has changed, and has fewer members now: begin again */
       continue;
     }
     if (status != LH_OK) return status;
@@ -500,7 +504,7 @@ static lh_status step_start(const char *call, lh_comm *comm, lh_op **op_out) {
       if (op == NULL) status = LH_UNAVAILABLE;
     }
     if (op != NULL && op->state == LHI_OPEN && comm->at_join) {
-      /* The others stand at this boundary too: it is the one that admitted this member. */
+      /* The boundary that admitted this member: the others have passed it already. */
       lhi_op_end_locked(op, LH_OK, NULL, NULL);
     } else if (op != NULL && op->state == LHI_OPEN) {
       comm->stepping = true;
@@ -521,7 +525,7 @@ static lh_status step(const char *call, lh_comm *comm, int64_t timeout_ms) {
   lh_status status = lhi_check_comm(comm, call);
   if (status == LH_OK) status = lhi_check_timeout(call, timeout_ms);
   if (status == LH_OK) status = step_start(call, comm, &op);
-  /* Never OK without an op, which clang's analyser cannot see. */
+  /* With LH_OK there is always an op. clang's analyser cannot see that. */
   if (status != LH_OK || op == NULL) return status;
   return lhi_finish(call, op, &comm->parked_step, timeout_ms, NULL, NULL);
 }

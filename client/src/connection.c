@@ -11,7 +11,7 @@
 
 #include "client/src/error.h"
 
-/* A peerd that takes nothing for so long hangs. */
+/* A peerd that reads nothing for this long counts as dead. */
 #define LHI_WRITE_NS ((int64_t)30 * 1000 * 1000 * 1000)
 #define LHI_SPIN_NS ((int64_t)300 * 1000)
 
@@ -21,10 +21,11 @@ typedef char lhi_reply_is_520_bytes[sizeof(struct lh_ipc_reply) == 520 ? 1 : -1]
 
 lh_status lhi_process_check(const lh_client *client, const char *call) {
   if (client->pid == getpid()) return LH_OK;
-  return lhi_fail(LH_FAILED_PRECONDITION,
-                  "%s: the client belongs to process %ld, which forked this one; open a client of "
-                  "this process with lh_open()",
-                  call, (long)client->pid);
+  return lhi_fail(
+      LH_FAILED_PRECONDITION,
+      "%s: the client belongs to process %ld, which forked this one; open another client "
+      "here with lh_open()",
+      call, (long)client->pid);
 }
 
 lh_status lhi_dead_locked(const lh_client *client) {
@@ -58,7 +59,7 @@ int lhi_connect(const char *path, int *fd_out) {
   return error;
 }
 
-/* 0 or an errno. The send mutex is held. */
+/* Returns 0 or an errno. The caller holds the send mutex. */
 static int write_request(int socket_fd, const struct lh_ipc_request *request, int fd) {
   const int64_t deadline = lhi_now_ns() + LHI_WRITE_NS;
   union {
@@ -118,8 +119,9 @@ ssize_t lhi_read_replies(lh_client *client) {
   return got;
 }
 
-/* Looks again and again for a moment: an answer that is nearly there costs no sleep, which takes
- * longer than a small operation does. Others that want the processor get it in between. */
+/* Polls for LHI_SPIN_NS. To sleep and wake up takes longer than a small operation, so an answer
+ * that comes soon should find the thread awake. sched_yield() gives the processor to other threads.
+ */
 static ssize_t read_briefly(lh_client *client) {
   const int64_t until = lhi_now_ns() + LHI_SPIN_NS;
   ssize_t got;
@@ -133,7 +135,7 @@ ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns) {
   ssize_t got = -EAGAIN;
   if (deadline_ns != LHI_NEVER) {
     const int64_t left = deadline_ns - lhi_now_ns();
-    /* Rounded up: otherwise the last fraction of a millisecond is spent spinning. */
+    /* Rounded up. Otherwise the last fraction of a millisecond would be a busy loop. */
     timeout = left <= 0                                  ? 0
               : left / 1000000 >= (int64_t)INT32_MAX - 1 ? INT32_MAX
                                                          : (int)((left + 999999) / 1000000);

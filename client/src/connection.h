@@ -6,22 +6,24 @@
 
 #include "client/src/objects.h"
 
-/* LH_OK: this process may use the client, and its connection stands. */
+/* LH_OK: the client belongs to this process, and its connection is open. */
 lh_status lhi_client_check(lh_client *client, const char *call);
-/* The same without asking for the connection. */
+/* LH_OK: the client belongs to this process. */
 lh_status lhi_process_check(const lh_client *client, const char *call);
+/* The status and text with which the connection ended. The client is dead. */
 lh_status lhi_dead_locked(const lh_client *client);
 
-/* 0 and a connected socket, or an errno. `path` fits into a sockaddr_un. */
+/* Connects to `path`, which fits into a sockaddr_un. Returns 0 and the socket in *fd_out, or an
+ * errno. */
 int lhi_connect(const char *path, int *fd_out);
-/* Writes a whole request, and no other one in between; `fd` goes along unless -1. 0 or an errno;
- * ETIMEDOUT: peerd takes none. */
+/* Writes one whole request; requests of other threads come before or after it. `fd` is sent with it
+ * unless it is -1. Returns 0 or an errno. ETIMEDOUT: peerd has read nothing for 30 s. */
 int lhi_write_request(lh_client *client, const struct lh_ipc_request *request, int fd);
 
-/* Reads replies into the client's inbox, without blocking. The reader's, without the mutex. Bytes,
- * 0 at the end, or -errno. */
+/* Reads replies into client->inbox, without waiting. Only the reader (replies.h) calls it, without
+ * the mutex. Returns the number of bytes, 0 at the end of the connection, or -errno. */
 ssize_t lhi_read_replies(lh_client *client);
-/* The same, and waits until there is something to read, or until the deadline. */
+/* The same, but waits until there is something to read, or until the deadline. */
 ssize_t lhi_await_replies(lh_client *client, int64_t deadline_ns);
 
 #endif /* LONGHAUL_CLIENT_CONNECTION_H_ */

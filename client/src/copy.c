@@ -12,7 +12,7 @@
 #define PAGES ((size_t)4)
 #define BLOCK (PAGES * PAGE)
 
-/* One line; `to` is aligned to it. The stores do not read what they overwrite. */
+/* Copies one cache line; `to` is aligned to a line. These stores do not read the old line first. */
 static void stream_line(uint8_t *to, const uint8_t *from) {
   const __m128i *const in = (const __m128i *)(const void *)from;
   __m128i *const out = (__m128i *)(void *)to;
@@ -26,8 +26,8 @@ static void stream_line(uint8_t *to, const uint8_t *from) {
   _mm_stream_si128(out + 3, d);
 }
 
-/* Several pages in turns, a line of each: a processor reads ahead by itself, but at most to the end
- * of a page. `next` is what is copied after this. */
+/* Copies several pages, one line of each in turn: a processor prefetches by itself, but not beyond
+ * the end of a page. `next` is the source of the block that is copied after this one. */
 static void stream_block(uint8_t *to, const uint8_t *from, const uint8_t *next) {
   for (size_t line = 0; line < PAGE; line += LINE) {
     for (size_t at = line; at < BLOCK; at += PAGE) {
@@ -49,7 +49,8 @@ void lhi_copy(void *to, const void *from, size_t bytes) {
     for (; bytes >= BLOCK; out += BLOCK, in += BLOCK, bytes -= BLOCK) {
       stream_block(out, in, bytes >= 2 * BLOCK ? in + BLOCK : in);
     }
-    /* Orders these stores before whatever tells others of them, as plain ones are. */
+    /* Streaming stores are not ordered like plain ones. Order them before the caller tells others.
+     */
     _mm_sfence();
   }
   memcpy(out, in, bytes);

@@ -8,12 +8,12 @@
 extern "C" {
 #endif
 
-/* What is smaller is likely to be still in a cache when it is used next, and goes by memcpy(). */
+/* Smaller copies use memcpy(): their target is probably still in a cache when it is used next. */
 #define LHI_STREAM_BYTES_MIN ((size_t)8 << 20)
 
-/* memcpy() for tensors: of large ones the target goes to memory past the caches, in two thirds of
- * the time. The C library does the same, but from a size on that it takes from the caches' own: in
- * a virtual machine those of the whole host. */
+/* memcpy() for tensors. A large target is written past the caches, which takes two thirds of the
+ * time. The C library does the same, but only from a size that it derives from the size of the
+ * caches. In a virtual machine that is the cache of the whole host. */
 void lhi_copy(void *to, const void *from, size_t bytes);
 
 #ifdef __cplusplus

@@ -10,7 +10,7 @@
 #include "proto/wire/limits.h"
 
 #define LHI_TEXT_BYTES (LH_ERROR_TEXT_BYTES_MAX + 192)
-/* A struct from a far future would be this large; beyond it struct_size is garbage. */
+/* No struct of a later release will be larger. A larger struct_size is garbage. */
 #define LHI_STRUCT_BYTES_MAX 4096
 
 #define LHI_STRING(x) #x
@@ -74,7 +74,7 @@ size_t lh_dtype_size(lh_dtype dtype) {
 }
 
 lh_status lhi_fail(lh_status status, const char *format, ...) {
-  char text[LHI_TEXT_BYTES]; /* an argument may be the old text */
+  char text[LHI_TEXT_BYTES]; /* a copy first: an argument may point to last_error */
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(text, sizeof text, format, arguments);
@@ -85,7 +85,7 @@ lh_status lhi_fail(lh_status status, const char *format, ...) {
 
 static lh_status check_size(const char *call, const char *init, uint32_t size, size_t first_bytes) {
   if (size >= first_bytes && size <= LHI_STRUCT_BYTES_MAX) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: struct_size is %u; begin the struct with %s", call,
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: struct_size is %u; initialize the struct with %s", call,
                   (unsigned)size, init);
 }
 
@@ -98,9 +98,10 @@ lh_status lhi_take(const char *call, const char *init, const void *from, size_t 
   if (status != LH_OK) return status;
   for (size_t i = to_bytes; i < size; ++i) {
     if (((const uint8_t *)from)[i] != 0) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: an option is set that this library (%s) does not know; update it", call,
-                      lh_version());
+      return lhi_fail(
+          LH_INVALID_ARGUMENT,
+          "%s: an option is set that this library (%s) does not know; install a newer library",
+          call, lh_version());
     }
   }
   memcpy(to, from, size < to_bytes ? size : to_bytes);
@@ -122,7 +123,7 @@ lh_status lhi_give(const char *call, const char *init, const void *from, size_t 
 
 lh_status lhi_check_timeout(const char *call, int64_t timeout_ms) {
   if (timeout_ms >= LH_FOREVER) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: timeout_ms is %lld; LH_FOREVER, 0 or more are possible",
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: timeout_ms is %lld; give LH_FOREVER, or 0 or more",
                   call, (long long)timeout_ms);
 }
 
@@ -139,8 +140,8 @@ lh_status lhi_check_name(const char *call, const char *what, const char *name) {
   length = strlen(name);
   if (length > 0 && length <= LH_RUN_NAME_BYTES_MAX && strspn(name, kAllowed) == length)
     return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s has to be 1 to %d of [A-Za-z0-9._-]", call, what,
-                  LH_RUN_NAME_BYTES_MAX);
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s must be 1 to %d characters of [A-Za-z0-9._-]", call,
+                  what, LH_RUN_NAME_BYTES_MAX);
 }
 
 int64_t lhi_now_ns(void) {

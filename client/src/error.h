@@ -1,4 +1,4 @@
-/* Outcomes of calls with their text, checks of what a caller passes, and time. */
+/* Statuses with their texts, checks of arguments, and time. */
 #ifndef LONGHAUL_CLIENT_ERROR_H_
 #define LONGHAUL_CLIENT_ERROR_H_
 
@@ -9,22 +9,26 @@
 
 #define LHI_NEVER INT64_MAX
 
-/* Sets the thread's text and returns `status`. */
+/* Sets the text of lh_last_error() for this thread, and returns `status`. */
 lh_status lhi_fail(lh_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Copies options or info structs across versions: `from` begins with its own size, at least
- * `first_bytes`; what this library does not know has to be zero. */
+/* Copies the caller's options (`from`) to `to`, which holds the defaults. `from` begins with its
+ * own size, which must be at least `first_bytes`, the size in the first release. A longer `from`
+ * must be zero beyond `to_bytes`. `init` names the macro for the text of LH_INVALID_ARGUMENT. */
 lh_status lhi_take(const char *call, const char *init, const void *from, size_t first_bytes,
                    void *to, size_t to_bytes);
-/* The reverse: writes as much of `from` as the caller's struct holds, and leaves its struct_size.
- */
+/* Copies an info (`from`) to the caller's struct (`to`): as much as fits, and zeros beyond. Keeps
+ * the caller's struct_size, which must be at least `first_bytes`. */
 lh_status lhi_give(const char *call, const char *init, const void *from, size_t from_bytes,
                    size_t first_bytes, void *to);
+/* LH_OK: 0 or more, or LH_FOREVER. */
 lh_status lhi_check_timeout(const char *call, int64_t timeout_ms);
-/* Of a run, a member, a cohort: `what` says which. */
+/* Checks the name of a run, a member or a cohort; `what` says which it is, for the text. */
 lh_status lhi_check_name(const char *call, const char *what, const char *name);
+/* The monotonic clock, in nanoseconds. */
 int64_t lhi_now_ns(void);
-/* LHI_NEVER for LH_FOREVER. */
+/* The end of a timeout that begins now. LHI_NEVER for LH_FOREVER. */
 int64_t lhi_deadline_ns(int64_t timeout_ms);
-char *lhi_copy_text(const char *text); /* NULL when memory is short; cut to one reply's length */
+/* A copy for free(), cut to the length of the longest text. NULL: out of memory. */
+char *lhi_copy_text(const char *text);
 
 #endif /* LONGHAUL_CLIENT_ERROR_H_ */

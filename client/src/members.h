@@ -1,21 +1,25 @@
-/* The members that a client has: who uses the record of each, and what peerd says of them.
+/* The members of a client.
  *
- * The record is the communicator that the caller has. It goes when neither the caller nor an
- * operation uses it.
+ * The record of a member is the lh_comm whose handle the caller has. It is freed when the caller
+ * has freed its handle and no operation uses the member.
  */
 #ifndef LONGHAUL_CLIENT_MEMBERS_H_
 #define LONGHAUL_CLIENT_MEMBERS_H_
 
 #include "client/src/objects.h"
 
+/* Adds a new member to the list of its client. */
 void lhi_member_add_locked(lh_comm *comm);
+/* An operation begins, and ends, to use the member. The end may free the member. */
 void lhi_member_use_locked(lh_comm *comm);
 void lhi_member_unuse_locked(lh_comm *comm);
+/* Frees the memory only; the list of the client is left alone. */
 void lhi_member_free_memory(lh_comm *comm);
 
-/* The admitted member that peerd knows by the handle, or NULL. */
+/* The admitted member with this handle at peerd, or NULL. */
 lh_comm *lhi_member_find_locked(lh_client *client, uint64_t handle);
-/* It is out, or was never in. The first reason stays. `text` may be NULL. */
+/* Notes that the member was removed, or never admitted. The first reason is kept. `text` may be
+ * NULL. */
 void lhi_member_gone_locked(lh_comm *comm, lh_status status, const char *text);
 
 #endif /* LONGHAUL_CLIENT_MEMBERS_H_ */

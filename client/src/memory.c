@@ -23,7 +23,7 @@ void lhi_trim(lh_client *client) {
   while ((region = lhi_arena_surplus(&client->arena)) != NULL) {
     struct lh_ipc_request request;
     lh_op *const op = lhi_op_new_locked(client, &lhi_question, NULL);
-    /* Without memory for the request the region is kept. */
+    /* Out of memory for the request: keep the region. */
     if (op == NULL) break;
     request = lhi_request(LH_IPC_UNREGION, op);
     request.u.region.region = region->id;
@@ -37,8 +37,8 @@ void lhi_trim(lh_client *client) {
   pthread_mutex_unlock(&client->mutex);
 }
 
-/* Makes a region of `region_bytes`, tells peerd, and takes a block of `bytes` from it, or all of it
- * for an inbox. */
+/* Makes a region of `region_bytes`, registers it with peerd, and takes a block of `bytes` from it.
+ * An inbox is one block that covers the region. */
 static lh_status add_region(lh_client *client, const char *call, size_t region_bytes, size_t bytes,
                             bool inbox, int64_t deadline_ns, void **data_out) {
   struct lh_ipc_request request;
@@ -50,8 +50,9 @@ static lh_status add_region(lh_client *client, const char *call, size_t region_b
   lh_status status;
   const char *const failed = lhi_region_map(region_bytes, &base, &fd);
   if (failed != NULL) {
-    return lhi_fail(LH_UNAVAILABLE, "%s: no shared memory of %zu bytes, %s failed (%s)", call,
-                    region_bytes, failed, strerror(errno));
+    return lhi_fail(LH_UNAVAILABLE,
+                    "%s: no shared memory of %zu bytes: %s failed (%s); free memory on this host",
+                    call, region_bytes, failed, strerror(errno));
   }
   pthread_mutex_lock(&client->mutex);
   op = lhi_op_new_locked(client, &lhi_question, NULL);
@@ -69,7 +70,7 @@ static lh_status add_region(lh_client *client, const char *call, size_t region_b
     lhi_send(client, &request, fd);
     status = lhi_call(op, call, deadline_ns, NULL);
     if (status == LH_UNAVAILABLE && lhi_now_ns() >= deadline_ns) {
-      /* A peerd that answers late gives it up again. */
+      /* If peerd still answers, it must give the region up again. */
       memset(&request, 0, sizeof request);
       request.type = LH_IPC_UNREGION;
       request.u.region.region = id;
@@ -99,7 +100,8 @@ lh_status lhi_inbox(lh_client *client, const char *call, size_t bytes, int64_t d
                     void **data_out) {
   if (bytes > LH_REGION_BYTES_MAX - LHI_REGION_ROUND) {
     return lhi_fail(LH_INVALID_ARGUMENT,
-                    "%s: %zu bytes from lh_alloc(); a state has at most 2^40 of them", call, bytes);
+                    "%s: %zu bytes in memory from lh_alloc(); a state has at most 2^40", call,
+                    bytes);
   }
   return add_region(client, call, lhi_region_bytes(&client->arena, bytes, true), bytes, true,
                     deadline_ns, data_out);
@@ -111,7 +113,8 @@ lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, int64_t d
   size_t least_bytes;
   lh_status status;
   if (bytes > LH_REGION_BYTES_MAX - LHI_REGION_ROUND) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %zu bytes; one buffer has at most 2^40", call, bytes);
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %zu bytes asked for; one buffer has at most 2^40",
+                    call, bytes);
   }
   pthread_mutex_lock(&client->mutex);
   if (client->dead) {
@@ -125,7 +128,7 @@ lh_status lhi_alloc(lh_client *client, const char *call, size_t bytes, int64_t d
   pthread_mutex_unlock(&client->mutex);
   if (*data_out != NULL) return LH_OK;
   status = add_region(client, call, region_bytes, bytes, false, deadline_ns, data_out);
-  /* The limit of peerd may leave room for this block, if not for the others to come. */
+  /* The limit of peerd may leave room for this block, if not for a larger region. */
   if (status == LH_UNAVAILABLE && least_bytes < region_bytes && lhi_now_ns() < deadline_ns) {
     status = add_region(client, call, least_bytes, bytes, false, deadline_ns, data_out);
   }
@@ -137,7 +140,7 @@ lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out) {
   if (data_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: data_out is NULL");
   *data_out = NULL;
   if (client == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: client is NULL");
-  if (bytes == 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: bytes is 0");
+  if (bytes == 0) return lhi_fail(LH_INVALID_ARGUMENT, "lh_alloc: bytes is 0; ask for at least 1");
   status = lhi_process_check(client, "lh_alloc");
   if (status != LH_OK) return status;
   return lhi_alloc(client, "lh_alloc", bytes, lhi_answer_deadline_ns(client), data_out);
@@ -154,15 +157,15 @@ lh_status lh_free(lh_client *client, void *data) {
   pthread_mutex_lock(&client->mutex);
   region = lhi_arena_region(&client->arena, data);
   if (region != NULL) block = lhi_region_block(region, data, 1);
-  /* What used the buffer may have ended since anybody looked. */
+  /* The operation that used the buffer may have ended: read the replies that have come. */
   if (block != NULL && block->pins > 0) lhi_pump_locked(client);
   if (block == NULL || region->base + block->offset != (uint8_t *)data) {
-    status = lhi_fail(LH_INVALID_ARGUMENT, "lh_free: %p was not returned by lh_alloc(), or is free",
-                      data);
+    status = lhi_fail(LH_INVALID_ARGUMENT,
+                      "lh_free: %p is not from lh_alloc(), or was freed already", data);
   } else if (block->pins > 0) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
-                      "lh_free: an operation in flight or a state uses the buffer; lh_op_wait() "
-                      "for it, or lh_state_free() it first");
+                      "lh_free: an operation in flight or a state uses the buffer; call "
+                      "lh_op_wait() or lh_state_free() first");
   } else {
     (void)lhi_arena_give(&client->arena, data);
   }

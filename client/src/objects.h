@@ -1,19 +1,19 @@
-/* The objects of the client library, which its modules share. Nothing here is exported.
+/* The structs of the client library, which its modules share. Nothing here is exported.
  *
- * One mutex per client guards the client, its communicators, operations, states and arena. It is
- * never held over a system call that may block, nor over a copy of a tensor. Functions that end in
- * _locked are called with it.
+ * Each client has one mutex. It guards the client and its communicators, operations, states and
+ * arena. It is never held during a system call that may block, nor during the copy of a tensor.
+ * The caller of a function whose name ends in _locked holds the mutex.
  *
- * A module uses those above it in this list, and no others:
+ * A module may use the modules above it in this list, and no others:
  *   error, arena, copy, objects
- *   sleep         threads that wait for a change of a client
+ *   sleep         waiting for a change of a client
  *   connection    the socket to peerd
- *   members       the members that this client has
- *   ops           operations: what peerd is asked, from the question to the outcome
- *   replies       what peerd says: who reads it, and who is told
- *   request       asking peerd
+ *   members       the members of a client
+ *   ops           requests to peerd, from the request to the outcome
+ *   replies       reading replies of peerd, and giving them to the operations
+ *   request       sending requests to peerd
  *   uses          whether an operation and a state use the same memory of the caller
- *   memory        the arena, with peerd
+ *   memory        allocating memory shared with peerd
  *   op, comm
  *   all_reduce, state
  *   client        lh_open() and lh_close()
@@ -34,25 +34,25 @@
 #define LHI_TABLE_SIZE 256
 #define LHI_INBOX_FRAMES 32
 
-/* What is particular to an operation. All functions but `collect` are called with the mutex held;
- * each may be NULL. */
+/* What the kinds of operations do differently. The mutex is held during all functions but
+ * `collect`. Each function may be NULL. */
 struct lhi_op_type {
-  /* It has an outcome, in op->status, which this may change. `reply` is what peerd answered; NULL:
-   * peerd did not answer. op->comm is still set. */
+  /* Called when the op has an outcome, in op->status. The function may change the status. `reply`
+   * is the answer of peerd, or NULL if peerd did not answer. op->comm is still set. */
   void (*ended)(lh_op *op, const struct lh_ipc_reply *reply);
-  /* Whether something has to be copied out of the arena now. */
+  /* Whether a result in the arena must be copied to the caller's memory. */
   bool (*arrived)(const lh_op *op);
-  /* Copies it, without the mutex. */
+  /* Copies that result. The mutex is not held. */
   void (*collect)(lh_op *op);
-  /* The op does not use the caller's memory and the arena any more. `good`: it ended well, and the
-   * caller has all of the result. */
+  /* Called when the op no longer uses the caller's memory or the arena. `good`: the outcome is
+   * LH_OK, and the caller has the whole result. */
   void (*over)(lh_op *op, bool good);
 };
 
 enum lhi_op_state {
   LHI_OPEN,       /* no answer yet */
-  LHI_ARRIVED,    /* answered; the staged result waits to be copied to the target */
-  LHI_COLLECTING, /* a thread copies */
+  LHI_ARRIVED,    /* answered; the result is in the arena and must be copied to the caller */
+  LHI_COLLECTING, /* a thread copies the result */
   LHI_ENDED
 };
 
@@ -61,13 +61,13 @@ struct lh_op {
   lh_comm *comm; /* counted in comm->users while the op is open; else NULL */
   const struct lhi_op_type *type;
   enum lhi_op_state state;
-  bool held; /* somebody has the handle: it is freed by lh_op_free(), else with its end */
-  uint64_t call;
+  bool held;                     /* somebody has the handle. If not, the op is freed when it ends */
+  uint64_t call;                 /* its number in requests and replies */
   struct lh_op *table_next;      /* in client->table while open */
   struct lh_op *previous, *next; /* in client->ops until freed */
 
-  lh_status status; /* once ended */
-  char *text;       /* NULL: none */
+  lh_status status; /* valid once there is an outcome */
+  char *text;       /* the text for an error; NULL: none */
   union lhi_answer {
     struct lh_ipc_op_info info;
     struct lh_ipc_members_page members;
@@ -79,54 +79,55 @@ struct lh_op {
   /* all-reduce */
   bool reduces;
   uint64_t tag;
-  const void *from; /* the caller's memory, wherever it is */
+  const void *from; /* the caller's source and target, in the arena or not */
   void *to;
-  struct lhi_pin source_pin, target_pin; /* while they are used */
-  uint8_t *source, *target;              /* in the arena */
+  struct lhi_pin source_pin, target_pin; /* of `source` and `target` */
+  uint8_t *source, *target;              /* what peerd uses, in the arena */
   size_t bytes;
   bool staged;
-  void *staged_source, *staged_target; /* blocks of ours, NULL if the caller's memory is used */
-  void *copy_to;                       /* where the staged result goes */
+  void *staged_source, *staged_target; /* blocks for copies; NULL: the caller's is in the arena */
+  void *copy_to;                       /* where collect() copies staged_target; NULL: nowhere */
 
   /* sync, and step with one */
-  lh_state *synced;  /* NULL once nothing of it is used any more */
-  uint64_t of_state; /* number of the state that it is or was a sync of; 0: none */
-  bool passed;       /* the boundary is behind the member, whatever becomes of the sync */
+  lh_state *synced;  /* the state; NULL once the op does not use it any more */
+  uint64_t of_state; /* id of that state, kept to the end; 0: the op is not a sync */
+  bool passed;       /* the member has passed the boundary, even if the sync fails */
   void (*on_progress)(const lh_progress *progress, void *context);
   void *progress_context;
   struct lh_ipc_progress progress;
-  bool progress_told; /* to the caller */
+  bool progress_told; /* the caller's function was called with `progress` */
 };
 
 /* One tensor of a state. */
 struct lhi_tensor {
-  uint8_t *data;  /* in the arena: what peerd reads */
-  uint8_t *inbox; /* where peerd puts what it fetches: `data` where that is a copy */
-  uint8_t *own;   /* where the caller has it: other than `data` if that is our copy */
-  bool staged;    /* `data` is the caller's copy: made anew, and looked at, by the caller */
+  uint8_t *own;   /* the caller's memory (lh_tensor.data) */
+  uint8_t *data;  /* in the arena: what peerd reads. `own`, or the library's copy of it */
+  uint8_t *inbox; /* in the arena: where peerd puts what it fetches. Equal to `data` if that is a
+                     copy, made by the library or by the caller (LH_STAGED) */
+  bool staged;    /* LH_STAGED: the caller copies to and from `data` itself */
   size_t bytes;
-  struct lhi_pin pin; /* of `data`, if that is no copy of ours */
+  struct lhi_pin pin; /* of `data`; empty if `data` is the library's copy */
   size_t first_chunk; /* in lh_state.changed */
 };
 
 struct lh_state {
   lh_client *client;
   lh_state *previous, *next; /* in client->states */
-  uint64_t id;               /* at peerd */
-  lh_op *op;                 /* the sync that uses it, or NULL */
-  bool starting;             /* a call copies tensors for a sync */
-  lh_comm *holder;           /* in the background: peerd fetches into it for this member, or NULL */
+  uint64_t id;               /* the name of the state in requests to peerd */
+  lh_op *op;                 /* the sync that uses the state, or NULL */
+  bool starting;             /* a call is copying tensors to begin a sync */
+  lh_comm *holder;           /* the background member that peerd fetches the state for, or NULL */
   uint32_t count;
   struct lhi_tensor *tensors;
   size_t chunks;
   /* Blocks of the arena, pinned. */
-  uint8_t *table; /* of struct lh_ipc_tensor; behind it, in one block: */
-  uint8_t *touched;
-  uint8_t *changed;
-  uint8_t *copies; /* NULL: none */
-  uint8_t *inbox;  /* of tensors that are no copies; NULL: none */
+  uint8_t *table;   /* one struct lh_ipc_tensor for each tensor. The same block holds: */
+  uint8_t *touched; /* one byte for each tensor: not 0 if it may have changed */
+  uint8_t *changed; /* one byte for each chunk: not 0 if it came from other members */
+  uint8_t *copies;  /* copies of tensors that are not in the arena; NULL: none */
+  uint8_t *inbox;   /* for tensors that peerd reads in place; NULL: none */
   size_t inbox_bytes;
-  bool fetched; /* chunks may have come since the inbox was given back */
+  bool fetched; /* peerd may have put chunks into the inbox since its pages were given back */
   struct lhi_pin table_pin;
   struct lhi_pin copies_pin;
   struct lhi_pin inbox_pin;
@@ -135,53 +136,54 @@ struct lh_state {
 struct lh_comm {
   lh_client *client;
   lh_comm *previous, *next;
-  bool held;      /* the caller has the handle */
-  uint32_t users; /* ops that refer to it */
-  uint64_t join_call;
-  uint64_t handle;      /* at peerd; 0 before admission */
-  lh_on_fault on_fault; /* of ops that do not say */
+  bool held;            /* the caller has the handle */
+  uint32_t users;       /* ops that refer to it */
+  uint64_t join_call;   /* lh_op.call of the join */
+  uint64_t handle;      /* the name of the member in requests to peerd; 0 before admission */
+  lh_on_fault on_fault; /* for ops with LH_AS_JOINED */
   bool admitted;
-  bool leaving; /* a LEAVE was sent */
+  bool leaving; /* LEAVE was sent and is not answered yet */
   bool left;
-  bool stepping;  /* a STEP is open */
-  bool at_join;   /* stands at the boundary that admitted it, and has done nothing since */
+  bool stepping;  /* STEP was sent and is not answered yet */
+  bool at_join;   /* admitted, and no step, sync or op since: the next step returns at once */
   lh_status gone; /* not LH_OK: removed, or never admitted */
   char *gone_text;
   struct lh_ipc_world world;
-  /* Begun by a call whose time ran out: the next such call goes on waiting for it. */
+  /* Ops of calls that timed out. The next call of the same kind goes on waiting for the op. */
   lh_op *parked_step;
   lh_op *parked_leave;
   lh_op *parked_sync;
   lh_op *parked_take;
-  lh_op *sync; /* open: a sync, or a step with one */
-  /* Called before its memory goes, if a state was fetched into for it. */
+  lh_op *sync; /* the open op that uses a state: a sync, a step with one, or a take. Or NULL */
+  /* Called before the record is freed. Set if peerd has fetched a state for this member. */
   void (*on_free)(lh_comm *comm);
 };
 
 struct lh_client {
   pid_t pid;
   int fd;
-  int64_t answer_ns; /* peerd answers in this time what needs no other peer; beyond it, it hangs */
-  lh_client *next_client; /* of the process, for fork() */
+  int64_t answer_ns;      /* how long to wait for an answer that needs no other peer */
+  lh_client *next_client; /* the list of all clients of the process, for fork() */
   pthread_mutex_t send_mutex;
 
-  pthread_mutex_t mutex; /* guards what follows */
-  uint32_t wakes;        /* futex: rises when sleepers have to look again */
-  uint32_t sleepers;
-  bool reading;
-  bool dead;
+  pthread_mutex_t mutex; /* guards everything that follows */
+  uint32_t wakes;        /* futex: rises when sleeping threads must look again */
+  uint32_t sleepers;     /* threads that sleep on `wakes` */
+  bool reading;          /* a thread is the reader (replies.h) */
+  bool dead;             /* the connection has ended, with dead_status and dead_text */
   lh_status dead_status;
   char *dead_text;
   uint64_t next_call;
   uint64_t next_region;
-  lh_op *table[LHI_TABLE_SIZE];
+  lh_op *table[LHI_TABLE_SIZE]; /* open ops, hashed by their call */
   lh_op *ops;
   lh_comm *comms;
   lh_state *states;
   uint64_t next_state;
   struct lhi_arena arena;
-  size_t inbox_bytes;                          /* the reader's */
-  struct lh_ipc_reply inbox[LHI_INBOX_FRAMES]; /* the reader's */
+  /* Replies that were read and not handled yet. Only the reader uses them. */
+  size_t inbox_bytes;
+  struct lh_ipc_reply inbox[LHI_INBOX_FRAMES];
 };
 
 #endif /* LONGHAUL_CLIENT_OBJECTS_H_ */

@@ -21,9 +21,10 @@ lh_status lh_op_wait(lh_op *op, int64_t timeout_ms) {
   if (lhi_wait_locked(op, lhi_deadline_ns(timeout_ms))) {
     status = lhi_outcome_locked(op);
   } else {
-    status = lhi_fail(LH_DEADLINE_EXCEEDED,
-                      "lh_op_wait: no outcome within %lld ms; the operation goes on, wait again",
-                      (long long)timeout_ms);
+    status = lhi_fail(
+        LH_DEADLINE_EXCEEDED,
+        "lh_op_wait: no outcome within %lld ms; the operation goes on; call again to wait for it",
+        (long long)timeout_ms);
   }
   pthread_mutex_unlock(&client->mutex);
   return status;
@@ -73,14 +74,15 @@ lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
   if (status != LH_OK) return status;
   if (!op->reduces) {
     return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_op_info: op is no all-reduce; lh_sync_info() is for a sync");
+                    "lh_op_info: op is not an all-reduce; use lh_sync_info() for a sync");
   }
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
   own = lhi_op_info_locked(op);
   pthread_mutex_unlock(&op->client->mutex);
   if (!ended) {
-    return lhi_fail(LH_FAILED_PRECONDITION, "lh_op_info: no outcome yet; lh_op_wait() first");
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "lh_op_info: there is no outcome yet; call lh_op_wait() first");
   }
   return lhi_give("lh_op_info", "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
 }

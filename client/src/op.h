@@ -1,4 +1,4 @@
-/* Waiting for operations that the caller has the handle of. */
+/* lh_op_wait(), lh_op_test(), lh_op_info() and lh_op_free(). */
 #ifndef LONGHAUL_CLIENT_OP_H_
 #define LONGHAUL_CLIENT_OP_H_
 
@@ -6,7 +6,7 @@
 
 #define LHI_OP_INFO_FIRST_BYTES (offsetof(lh_op_info_t, seconds_wait) + sizeof(double))
 
-/* What is known of an op that has ended; zeros otherwise. */
+/* What an op did. Zeros if it has not ended; zeros except `staged` if its outcome is not LH_OK. */
 lh_op_info_t lhi_op_info_locked(const lh_op *op);
 
 #endif /* LONGHAUL_CLIENT_OP_H_ */

@@ -64,7 +64,7 @@ static void over_locked(lh_op *op, bool good) {
 
 void lhi_op_release_locked(lh_op *op) {
   op->held = false;
-  /* Nobody collects it any more. */
+  /* Nobody will copy the result any more. */
   if (op->state == LHI_ARRIVED) over_locked(op, false);
   if (op->state == LHI_ENDED) op_free_locked(op);
 }

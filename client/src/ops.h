@@ -1,36 +1,40 @@
-/* Operations: what peerd is asked, from the question to the outcome.
+/* Operations: everything that peerd is asked and answers with LH_IPC_DONE.
  *
- * An operation is open from lhi_op_open_locked() until it has an outcome, by peerd's answer or
- * because there will be none. It is freed when it has ended and nobody has the handle.
+ * An op is open from lhi_op_open_locked() until it has an outcome: the answer of peerd, or an error
+ * if the connection ends. An op is freed when it has ended and nobody has its handle.
  */
 #ifndef LONGHAUL_CLIENT_OPS_H_
 #define LONGHAUL_CLIENT_OPS_H_
 
 #include "client/src/objects.h"
 
-/* Of questions that mean nothing beyond their answer. */
+/* For requests of which only the status counts. */
 extern const struct lhi_op_type lhi_question;
 
-/* An op that nobody else sees yet, held; NULL: out of memory (the text says so). */
+/* Makes an op with a handle, unknown to other threads. NULL: out of memory; lh_last_error() says
+ * so. Needs no mutex. */
 lh_op *lhi_op_make(lh_client *client, const struct lhi_op_type *type, lh_comm *comm);
-/* Gives it a call of its own and makes it known; it ends at once if the connection is dead. */
+/* Gives the op a number and adds it to the open ops. If the connection is dead, the op ends at
+ * once.
+ */
 void lhi_op_open_locked(lh_op *op);
-/* Both. */
+/* lhi_op_make() and lhi_op_open_locked(). */
 lh_op *lhi_op_new_locked(lh_client *client, const struct lhi_op_type *type, lh_comm *comm);
-/* Gives the handle up: frees the op now or at its end. */
+/* Gives up the handle. Frees the op now if it has ended, else when it ends. */
 void lhi_op_release_locked(lh_op *op);
 
-/* The open op of this call, or NULL. */
+/* The open op with this number, or NULL. */
 lh_op *lhi_op_find_locked(const lh_client *client, uint64_t call);
-/* Ends an op that is open. `text` is of an error; `reply` is NULL when peerd did not answer. */
+/* Gives an open op its outcome. `text` is the text of an error. `reply` is NULL if peerd did not
+ * answer. */
 void lhi_op_end_locked(lh_op *op, lh_status status, const char *text,
                        const struct lh_ipc_reply *reply);
-/* Copies what has arrived; the mutex is not held meanwhile. */
+/* Copies the result of an op in LHI_ARRIVED to the caller. The mutex is released meanwhile. */
 void lhi_op_collect_locked(lh_op *op);
 
-/* The op's outcome as return value and text. The op has ended. */
+/* Returns the outcome of an op that has ended, and sets the text of lh_last_error(). */
 lh_status lhi_outcome_locked(const lh_op *op);
-/* What was heard last of how far it is. */
+/* The progress that peerd last reported. */
 lh_progress lhi_progress_locked(const lh_op *op);
 
 #endif /* LONGHAUL_CLIENT_OPS_H_ */

@@ -17,7 +17,7 @@ void lhi_die_locked(lh_client *client, lh_status status, const char *text) {
   client->dead = true;
   client->dead_status = status;
   client->dead_text = lhi_copy_text(text);
-  /* Ends the wait of a reader; the descriptor itself stays until lh_close(). */
+  /* Wakes up a reader that waits. The descriptor stays open until lh_close(). */
   shutdown(client->fd, SHUT_RDWR);
   for (size_t i = 0; i < LHI_TABLE_SIZE; ++i) {
     while (client->table[i] != NULL) lhi_op_end_locked(client->table[i], status, text, NULL);
@@ -29,8 +29,9 @@ static void on_done_locked(lh_client *client, struct lh_ipc_reply *reply) {
   lh_op *const op = lhi_op_find_locked(client, reply->call);
   if (reply->status < LH_OK || reply->status > LH_INTERNAL) reply->status = LH_INTERNAL;
   if (op == NULL) {
-    lhi_die_locked(client, LH_INTERNAL,
-                   "peerd answered a call that was not asked; connection closed");
+    lhi_die_locked(
+        client, LH_INTERNAL,
+        "peerd answered a request that was not made; connection closed; report this bug");
     return;
   }
   lhi_op_end_locked(op, (lh_status)reply->status, reply->u.text, reply);
@@ -51,7 +52,8 @@ static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
   lh_comm *comm;
   if (client->dead) return;
   if (reply->magic != LH_IPC_MAGIC) {
-    lhi_die_locked(client, LH_INTERNAL, "what answers on the socket is no peerd; check the path");
+    lhi_die_locked(client, LH_INTERNAL,
+                   "the program that answers on the socket is not a peerd; check the path");
     return;
   }
   reply->u.text[LH_ERROR_TEXT_BYTES_MAX] = '\0';
@@ -74,13 +76,14 @@ static void on_reply_locked(lh_client *client, struct lh_ipc_reply *reply) {
       lhi_wake_locked(client);
       break;
     default:
-      lhi_die_locked(client, LH_INTERNAL,
-                     "peerd sent a reply of unknown type; install matching releases");
+      lhi_die_locked(
+          client, LH_INTERNAL,
+          "peerd sent a reply of unknown type; install the same release of peerd and library");
       break;
   }
 }
 
-/* Hands out what was read. `got` is what lhi_read_replies() returned. */
+/* Handles the replies that were read. `got` is what lhi_read_replies() returned. */
 static void dispatch_locked(lh_client *client, ssize_t got) {
   const size_t frames = client->inbox_bytes / sizeof(struct lh_ipc_reply);
   const size_t rest = client->inbox_bytes % sizeof(struct lh_ipc_reply);
@@ -107,7 +110,7 @@ void lhi_pump_locked(lh_client *client) {
   }
 }
 
-/* One round of reading as the reader. */
+/* Waits for replies and handles them once, as the reader. */
 static void read_round_locked(lh_client *client, int64_t deadline_ns) {
   ssize_t got;
   client->reading = true;
@@ -118,7 +121,7 @@ static void read_round_locked(lh_client *client, int64_t deadline_ns) {
   dispatch_locked(client, got);
 }
 
-/* Calls the caller's function, without the mutex. */
+/* Calls the caller's progress function. The mutex is released meanwhile. */
 static void tell_progress_locked(lh_op *op) {
   const lh_progress progress = lhi_progress_locked(op);
   op->progress_told = true;
@@ -139,7 +142,7 @@ bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
       continue;
     }
     if (last) break;
-    /* One look more after the deadline: what has arrived in time counts. */
+    /* Read once more after the deadline: a reply that has come in time counts. */
     last = deadline_ns != LHI_NEVER && lhi_now_ns() >= deadline_ns;
     if (op->state == LHI_OPEN && !client->reading) {
       read = true;
@@ -148,7 +151,7 @@ bool lhi_wait_locked(lh_op *op, int64_t deadline_ns) {
       lhi_sleep_locked(client, deadline_ns);
     }
   }
-  /* Another one has to read now. */
+  /* Another waiting thread must become the reader. */
   if (read && client->sleepers > 0) lhi_wake_locked(client);
   return op->state == LHI_ENDED;
 }

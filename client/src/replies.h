@@ -1,19 +1,20 @@
-/* What peerd says: who reads it, and who is told.
+/* Reading the replies of peerd.
  *
- * Replies are read by whoever waits: the first waiting thread becomes the reader (`reading`), takes
- * frames off the socket without the mutex, and hands every operation its outcome; the others sleep
- * until something ended or the reader left.
+ * No thread reads in the background. The first thread that waits becomes the reader
+ * (lh_client.reading): it reads from the socket without the mutex, and gives each operation its
+ * outcome. The other waiting threads sleep until an operation has ended or the reader stops.
  */
 #ifndef LONGHAUL_CLIENT_REPLIES_H_
 #define LONGHAUL_CLIENT_REPLIES_H_
 
 #include "client/src/objects.h"
 
-/* Takes what has arrived, without blocking. */
+/* Reads and handles the replies that have come. Does not wait. */
 void lhi_pump_locked(lh_client *client);
-/* Waits until the op has ended (true) or the deadline passed; copies a staged result. */
+/* Waits until the op has ended, and copies its result to the caller. False: the deadline has passed
+ * before that. The mutex is released while waiting. */
 bool lhi_wait_locked(lh_op *op, int64_t deadline_ns);
-/* The connection is of no use any more: all that is open ends with this. */
+/* Marks the connection as dead, and ends every open op with this status and text. */
 void lhi_die_locked(lh_client *client, lh_status status, const char *text);
 
 #endif /* LONGHAUL_CLIENT_REPLIES_H_ */

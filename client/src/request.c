@@ -11,7 +11,7 @@
 #include "client/src/replies.h"
 #include "client/src/sleep.h"
 
-/* Another thread reads why peerd closed: so often this one looks whether that is done. */
+/* How often lhi_send() looks whether the reader has read why peerd closed the connection. */
 #define LHI_LOOK_NS ((int64_t)20 * 1000 * 1000)
 
 struct lh_ipc_request lhi_request(uint32_t type, const lh_op *op) {
@@ -34,7 +34,7 @@ void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
   const int error = lhi_write_request(client, request, fd);
   if (error == 0) return;
   pthread_mutex_lock(&client->mutex);
-  /* peerd may have said why, before it closed. */
+  /* peerd may have sent the reason before it closed the connection. Read that first. */
   if (error != ETIMEDOUT) {
     while (client->reading && !client->dead) lhi_sleep_locked(client, lhi_now_ns() + LHI_LOOK_NS);
     lhi_pump_locked(client);
@@ -42,7 +42,7 @@ void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd) {
   if (!client->dead) {
     char text[128];
     snprintf(text, sizeof text,
-             "peerd takes no requests (%s); look at its log, then lh_open() again",
+             "peerd reads no requests (%s); look at the log of peerd, then call lh_open() again",
              strerror(error));
     lhi_die_locked(client, LH_UNAVAILABLE, text);
   }
@@ -79,8 +79,8 @@ lh_status lhi_call(lh_op *op, const char *call, int64_t deadline_ns, union lhi_a
     if (status == LH_OK && answer != NULL) *answer = op->reply;
   } else {
     status = lhi_fail(LH_UNAVAILABLE,
-                      "%s: peerd has not answered for %lld s: it is stopped or hangs; look at its "
-                      "log, then call again",
+                      "%s: peerd has not answered for %lld s: it is stopped or hangs; look at the "
+                      "log of peerd, then call again",
                       call, (long long)(client->answer_ns / 1000000000));
   }
   lhi_op_release_locked(op);

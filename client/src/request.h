@@ -1,24 +1,25 @@
-/* Asking peerd. */
+/* Requests to peerd. */
 #ifndef LONGHAUL_CLIENT_REQUEST_H_
 #define LONGHAUL_CLIENT_REQUEST_H_
 
 #include "client/src/objects.h"
 
-/* The question of this op, with nothing asked yet. */
+/* A request of this type for an op. The caller fills request.member and request.u. */
 struct lh_ipc_request lhi_request(uint32_t type, const lh_op *op);
-/* A place in a pinned block, as peerd is told of it. */
+/* An address in a pinned block, in the form that requests use. */
 struct lh_ipc_range lhi_range(const struct lhi_pin *pin, const uint8_t *data);
-/* Sends; `fd` goes along unless -1. On failure the connection is dead, and with it the op ended. */
+/* Sends a request, with `fd` unless that is -1. If this fails, the connection is dead, and all open
+ * ops have ended. Mutex not held. */
 void lhi_send(lh_client *client, const struct lh_ipc_request *request, int fd);
-/* Asks what no answer is waited for. False: out of memory, and nothing was sent. `request` with
- * its type and what is asked. */
+/* Sends a request whose answer nobody waits for. The caller fills request->type and request->u.
+ * False: out of memory; nothing was sent. Mutex not held. */
 bool lhi_tell(lh_client *client, const struct lh_ipc_request *request);
 
-/* By when peerd has to have answered what a call asks now, all of it together. */
+/* The time by which peerd must have answered all requests of a call that begins now. */
 int64_t lhi_answer_deadline_ns(const lh_client *client);
-/* Waits for an op that peerd answers at once, releases it, returns its status with text.
- * LH_UNAVAILABLE: peerd has not answered by the deadline; it may do what was asked all the same.
- * `answer` is filled if all is well and it is not NULL. */
+/* Waits for an op that peerd answers at once, releases it, and returns its outcome. LH_UNAVAILABLE:
+ * peerd has not answered by the deadline; peerd may still do what was asked. With LH_OK, *answer is
+ * filled unless `answer` is NULL. Mutex not held. */
 lh_status lhi_call(lh_op *op, const char *call, int64_t deadline_ns, union lhi_answer *answer);
 
 #endif /* LONGHAUL_CLIENT_REQUEST_H_ */

@@ -21,7 +21,7 @@ void lhi_sleep_locked(lh_client *client, int64_t deadline_ns) {
   }
   ++client->sleepers;
   pthread_mutex_unlock(&client->mutex);
-  /* Not a condition variable: with the monotonic clock it would need a newer C library. */
+  /* A condition variable with the monotonic clock would need a newer C library. */
   syscall(SYS_futex, &client->wakes, FUTEX_WAIT_PRIVATE, seen, timeout, NULL, 0);
   pthread_mutex_lock(&client->mutex);
   --client->sleepers;

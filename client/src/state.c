@@ -17,7 +17,7 @@
 
 #define LHI_SYNC_FIRST_BYTES (offsetof(lh_sync_options, progress_context) + sizeof(void *))
 #define LHI_SYNC_INFO_FIRST_BYTES (offsetof(lh_sync_info_t, background) + sizeof(uint32_t))
-/* What peerd may take longer to answer than it was told to wait. */
+/* How much longer than the timeout lh_state_take() waits for the answer of peerd. */
 #define LHI_TAKE_GRACE_MS 1000
 #define LHI_TENSOR_FIRST_BYTES (offsetof(lh_tensor, flags) + sizeof(uint32_t))
 
@@ -31,7 +31,7 @@ static size_t chunks_of(size_t bytes) {
 
 /* ------------------------------------------------------------------ what the caller declares */
 
-/* Bytes of the tensor, or what is wrong with it. */
+/* LH_OK and the bytes of the tensor in *bytes_out, or LH_INVALID_ARGUMENT. */
 static lh_status check_tensor(uint32_t index, const lh_tensor *tensor, size_t *bytes_out) {
   const size_t element = lh_dtype_size(tensor->dtype);
   uint64_t bytes = element;
@@ -41,15 +41,15 @@ static lh_status check_tensor(uint32_t index, const lh_tensor *tensor, size_t *b
   if (tensor->name == NULL) {
     wrong = "name is NULL";
   } else if (length == 0 || length > LH_STATE_NAME_BYTES_MAX) {
-    wrong = "name has to have 1 to 256 bytes";
+    wrong = "name must have 1 to 256 bytes";
   } else if (element == 0) {
-    wrong = "dtype is no lh_dtype";
+    wrong = "dtype is not an lh_dtype";
   } else if (tensor->dims > LH_STATE_DIMS_MAX) {
-    wrong = "at most 8 dimensions are possible";
+    wrong = "it has more than 8 dimensions";
   } else if (tensor->dims > 0 && tensor->shape == NULL) {
     wrong = "shape is NULL";
   } else if ((tensor->flags & ~(uint32_t)(LH_ALLOW_UNEQUAL | LH_STAGED)) != 0) {
-    wrong = "flags are unknown";
+    wrong = "flags has bits other than LH_ALLOW_UNEQUAL and LH_STAGED";
   }
   if (wrong == NULL) {
     bool empty = false;
@@ -86,8 +86,9 @@ static lh_status check_tensors(lh_state *state, const lh_tensor *tensors) {
     struct lhi_tensor *const own = &state->tensors[i];
     lh_status status;
     if (tensor->struct_size != tensors->struct_size) {
-      return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u: struct_size differs from the first's",
-                      kNew, (unsigned)i);
+      return lhi_fail(LH_INVALID_ARGUMENT,
+                      "%s: tensor %u: struct_size differs from that of tensor 0", kNew,
+                      (unsigned)i);
     }
     status = lhi_take(kNew, "LH_TENSOR_INIT", tensor, LHI_TENSOR_FIRST_BYTES, &known, sizeof known);
     if (status == LH_OK) status = check_tensor(i, &known, &own->bytes);
@@ -114,8 +115,9 @@ static int by_address(const void *a, const void *b) {
   return left < right ? -1 : 1;
 }
 
-/* Finds and pins what lies in the arena; the rest is to be copied, and so is what shares bytes with
- * another one: chunks that come for the one would change the other. */
+/* Pins the tensors that are in the arena and can be used in place. All others will be copied. A
+ * tensor that shares bytes with another one is copied, too: chunks fetched for one would change the
+ * other. */
 static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) {
   lh_client *const client = state->client;
   size_t in_place = 0;
@@ -124,9 +126,8 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
     struct lhi_tensor *const tensor = &state->tensors[i];
     if (tensor->bytes == 0) continue;
     if (!lhi_arena_pin(&client->arena, tensor->data, tensor->bytes, &tensor->pin)) {
-      return lhi_fail(LH_INVALID_ARGUMENT,
-                      "%s: tensor %u does not lie within one buffer of lh_alloc()", kNew,
-                      (unsigned)i);
+      return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u is not within one buffer from lh_alloc()",
+                      kNew, (unsigned)i);
     }
     if (tensor->pin.region != NULL) order[in_place++] = tensor;
   }
@@ -142,7 +143,7 @@ static lh_status find_places_locked(lh_state *state, struct lhi_tensor **order) 
   return LH_OK;
 }
 
-/* A block of the arena, pinned. */
+/* Takes a block of the arena with `take`, and pins it. */
 static lh_status take_block(lh_client *client,
                             lh_status (*take)(lh_client *, const char *, size_t, int64_t, void **),
                             size_t bytes, int64_t deadline_ns, uint8_t **data_out,
@@ -157,17 +158,19 @@ static lh_status take_block(lh_client *client,
   return LH_OK;
 }
 
-/* Our copy of the caller's tensor, which holds nothing of use between two syncs. */
+/* Whether `data` is the library's copy of the caller's tensor. */
 static bool is_copy(const struct lhi_tensor *tensor) {
   return tensor->pin.region == NULL && tensor->bytes > 0;
 }
 
-/* The caller has it in the arena, and does not copy it by itself. */
+/* Whether peerd reads the caller's tensor in place. Then what it fetches needs memory of its own.
+ */
 static bool needs_inbox(const struct lhi_tensor *tensor) {
   return tensor->pin.region != NULL && !tensor->staged;
 }
 
-/* Copies of what is not in the arena, and the inbox of what is. */
+/* Allocates memory for copies of tensors that are not in the arena, and an inbox for those that
+ * are. */
 static lh_status make_copies(lh_state *state, int64_t deadline_ns) {
   size_t copies = 0;
   size_t inbox = 0;
@@ -238,7 +241,7 @@ static lh_status make_table(lh_state *state, const lh_tensor *tensors, int64_t d
   return LH_OK;
 }
 
-/* Peerd forgets the state. False: out of memory. */
+/* Asks peerd to forget the state. False: out of memory. */
 static bool tell_unstate(const lh_state *state) {
   struct lh_ipc_request request;
   memset(&request, 0, sizeof request);
@@ -266,7 +269,7 @@ static lh_status register_state(lh_state *state, int64_t deadline_ns) {
   if (op == NULL) return LH_UNAVAILABLE;
   lhi_send(client, &request, -1);
   status = lhi_call(op, kNew, deadline_ns, NULL);
-  /* A peerd that answers late forgets the state again. */
+  /* If peerd still answers, it must forget the state again. */
   if (status == LH_UNAVAILABLE && lhi_now_ns() >= deadline_ns) (void)tell_unstate(state);
   return status;
 }
@@ -278,7 +281,7 @@ void lhi_state_free_memory(lh_state *state) {
   free(state);
 }
 
-/* Gives back what it holds of the arena, and forgets it. */
+/* Gives back the blocks and pins of the state, and frees it. */
 static void discard_locked(lh_state *state) {
   lh_client *const client = state->client;
   for (uint32_t i = 0; i < state->count; ++i) lhi_unpin(&state->tensors[i].pin);
@@ -350,7 +353,7 @@ static bool is_of(const lh_op *parked, const lh_state *state) {
   return parked != NULL && parked->of_state == state->id;
 }
 
-/* Whether a sync of it waits for the call that asks for its outcome, which names the state. */
+/* Whether a call with this state timed out and was not made again for its outcome. */
 static bool outcome_owed_locked(const lh_state *state) {
   for (const lh_comm *comm = state->client->comms; comm != NULL; comm = comm->next) {
     if (is_of(comm->parked_step, state) || is_of(comm->parked_sync, state) ||
@@ -374,7 +377,7 @@ lh_status lh_state_free(lh_state *state) {
     pthread_mutex_unlock(&client->mutex);
     return lhi_fail(
         LH_FAILED_PRECONDITION,
-        "lh_state_free: the state is fetched into in the background; lh_state_take() or "
+        "lh_state_free: peerd fetches the state in the background; call lh_state_take() or "
         "lh_leave() first");
   }
   if (state->op != NULL || state->starting || outcome_owed_locked(state)) {
@@ -383,7 +386,7 @@ lh_status lh_state_free(lh_state *state) {
                     "lh_state_free: a sync uses the state; wait for its end first");
   }
   pthread_mutex_unlock(&client->mutex);
-  /* Before its memory can go: peerd keeps regions that a state lies in. */
+  /* Tell peerd before the memory is freed: peerd keeps a region as long as a state is in it. */
   if (!tell_unstate(state)) return LH_UNAVAILABLE;
   pthread_mutex_lock(&client->mutex);
   discard_locked(state);
@@ -398,8 +401,8 @@ static lh_status check_state(const lh_state *state, uint32_t tensor, const char 
   status = lhi_process_check(state->client, call);
   if (status != LH_OK) return status;
   if (tensor >= state->count) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor %u of a state of %u", call, (unsigned)tensor,
-                    (unsigned)state->count);
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: tensor is %u, but the state has only %u tensors",
+                    call, (unsigned)tensor, (unsigned)state->count);
   }
   return LH_OK;
 }
@@ -414,7 +417,8 @@ lh_status lh_state_touch(lh_state *state, uint32_t tensor) {
   return LH_OK;
 }
 
-/* The chunks from *first on that came from others: their number, with *first the first of them. */
+/* Finds the next run of changed chunks from *first on. Sets *first to its first chunk, and returns
+ * the number of chunks, or 0. */
 static size_t next_changed(const uint8_t *changed, size_t chunks, size_t *first) {
   size_t end;
   while (*first < chunks && changed[*first] == 0) ++*first;
@@ -449,7 +453,7 @@ lh_status lh_state_next_change(lh_state *state, uint32_t tensor, uint64_t *offse
 
 static lh_status check_same_client(const char *call, const lh_comm *comm, const lh_state *state) {
   if (state->client == comm->client) return LH_OK;
-  return lhi_fail(LH_INVALID_ARGUMENT, "%s: state belongs to another client than comm", call);
+  return lhi_fail(LH_INVALID_ARGUMENT, "%s: state and comm belong to different clients", call);
 }
 
 static void kept_ended(lh_op *op, const struct lh_ipc_reply *reply) {
@@ -479,6 +483,7 @@ lh_status lh_kept_revision(lh_comm *comm, lh_state *state, uint64_t *revision_ou
 
 /* ------------------------------------------------------------------ copies */
 
+/* Copies the tensors that are not in the arena to it; only touched ones if asked for. No mutex. */
 static void copy_in(const lh_state *state, bool touched_only) {
   for (uint32_t i = 0; i < state->count; ++i) {
     const struct lhi_tensor *const tensor = &state->tensors[i];
@@ -487,7 +492,7 @@ static void copy_in(const lh_state *state, bool touched_only) {
   }
 }
 
-/* Copies the chunks that are marked to where the caller has them. */
+/* Copies the changed chunks from the inbox to the caller's tensors. No mutex. */
 static void write_changed(const lh_state *state) {
   for (uint32_t i = 0; i < state->count; ++i) {
     const struct lhi_tensor *const tensor = &state->tensors[i];
@@ -506,25 +511,25 @@ static void write_changed(const lh_state *state) {
   }
 }
 
-/* What came from others is the caller's now. Without the mutex. */
+/* lhi_op_type.collect: gives the caller what came from other members. */
 static void sync_collect(lh_op *op) {
   lh_state *const state = op->synced;
   if ((op->reply_flags & LH_IPC_CHANGED) != 0) write_changed(state);
-  /* Between two syncs it needs no memory. */
+  /* Between two syncs the inbox needs no memory. */
   if (state->inbox != NULL) (void)madvise(state->inbox, state->inbox_bytes, MADV_REMOVE);
   state->fetched = false;
 }
 
 /* ------------------------------------------------------------------ syncs */
 
-/* Peerd has not got it any more. */
+/* peerd no longer fetches the state, because the member is gone. */
 static void lost_locked(lh_state *state) {
   state->holder = NULL;
-  /* What the copies hold is not what the caller has. */
+  /* The copies may differ from the caller's tensors: the next sync copies all of them. */
   memset(state->touched, 1, state->count);
 }
 
-/* The communicator is gone. */
+/* lh_comm.on_free: the communicator is about to be freed. */
 static void forget_locked(lh_comm *comm) {
   for (lh_state *state = comm->client->states; state != NULL; state = state->next) {
     if (state->holder == comm) lost_locked(state);
@@ -557,12 +562,12 @@ static bool sync_arrived(const lh_op *op) {
   return op->status == LH_OK && (op->reply_flags & LH_IPC_BACKGROUND) == 0 && op->synced->fetched;
 }
 
-/* The sync does not use its state any more. `good`: the caller's tensors are what all hold. */
+/* lhi_op_type.over. `good`: the caller's tensors hold the state that all members agreed on. */
 static void sync_over(lh_op *op, bool good) {
   lh_state *const state = op->synced;
   op->synced = NULL;
   state->op = NULL;
-  /* What the copies hold otherwise is not what the caller has. */
+  /* If not, the copies may differ from the caller's tensors: the next sync copies all of them. */
   memset(state->touched, good ? 0 : 1, state->count);
 }
 
@@ -597,10 +602,11 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
       lhi_take(call, "LH_SYNC_OPTIONS_INIT", options, LHI_SYNC_FIRST_BYTES, given, sizeof *given);
   if (status != LH_OK) return status;
   if (given->strategy < LH_POPULAR || given->strategy > LH_SEND) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: strategy is %d", call, (int)given->strategy);
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: strategy is %d; give an lh_strategy", call,
+                    (int)given->strategy);
   }
   if ((unsigned)given->hash > LH_HASH_ON_CHANGE) {
-    return lhi_fail(LH_INVALID_ARGUMENT, "%s: hash is %d", call, (int)given->hash);
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: hash is %d; give an lh_hash", call, (int)given->hash);
   }
   if (given->revision > LH_REVISION_MAX) {
     return lhi_fail(LH_INVALID_ARGUMENT, "%s: revision is %llu; at most 2^63 is possible", call,
@@ -609,20 +615,22 @@ static lh_status check_sync(const char *call, const lh_comm *comm, const lh_sync
   return LH_OK;
 }
 
-/* Whether another call uses the state, or an operation its tensors. */
+/* LH_OK: no other call uses the state, and no operation uses its tensors. */
 static lh_status check_unused_locked(const char *call, const lh_state *state) {
   if (state->op == NULL && !state->starting) return lhi_check_ops_locked(call, state);
   return lhi_fail(LH_FAILED_PRECONDITION,
                   "%s: another sync uses this state; wait for its end first", call);
 }
 
-/* Whether the member and the state may begin a sync now. */
+/* LH_OK: the member may begin a sync of this state now. */
 static lh_status may_sync_locked(const char *call, const lh_comm *comm, const lh_state *state) {
   lh_status status = lhi_member_check_locked(comm, call);
   if (status == LH_OK) status = lhi_free_check_locked(comm, call);
   if (status == LH_OK && state->holder != comm && lhi_state_held_locked(state)) {
     status = lhi_fail(LH_FAILED_PRECONDITION,
-                      "%s: the state is fetched into for another member of this client", call);
+                      "%s: peerd fetches the state for another member of this client; it must call "
+                      "lh_state_take() first",
+                      call);
   }
   return status == LH_OK ? check_unused_locked(call, state) : status;
 }
@@ -641,7 +649,7 @@ static struct lh_ipc_request sync_request(const lh_op *op, uint32_t type,
   return request;
 }
 
-/* The state is the op's from now on. Whether peerd is to be asked. */
+/* Opens an op that uses the state. True: the request must be sent. False: the op has ended. */
 static bool open_locked(lh_op *op, lh_comm *comm, lh_state *state) {
   op->synced = state;
   op->of_state = state->id;
@@ -651,18 +659,19 @@ static bool open_locked(lh_op *op, lh_comm *comm, lh_state *state) {
   return op->state == LHI_OPEN;
 }
 
-/* Whether the call may go on waiting for what an earlier one began. */
+/* LH_OK: the op of a call that timed out used this state, so that this call may go on waiting. */
 static lh_status check_parked_locked(const char *call, const lh_op *parked, const lh_state *state) {
   if (parked->of_state == state->id) return LH_OK;
   return lhi_fail(LH_FAILED_PRECONDITION,
                   parked->of_state == 0
                       ? "%s: a step without a state waits at this boundary already; call "
                         "lh_begin_step() again"
-                      : "%s: a sync of another state goes on; wait for its end with that",
+                      : "%s: a sync of another state goes on; call again with that state first",
                   call);
 }
 
-/* Begins a sync, or finds the one that a call began whose time ran out. `step`: at a boundary. */
+/* Begins a sync, or gives the op of an earlier call that timed out. `step`: passes a step boundary,
+ * too. */
 static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *given, bool step,
                        lh_op **op_out) {
   lh_client *const client = comm->client;
@@ -712,7 +721,8 @@ static lh_status start(const char *call, lh_comm *comm, const lh_sync_options *g
     send = open_locked(op, comm, state);
   }
   if (send) {
-    /* The others stand at the boundary that admitted this member: it only joins their sync. */
+    /* The others have passed the boundary that admitted this member. It only takes part in the
+     * sync. */
     op->passed = step && comm->at_join;
     comm->stepping = step && !op->passed;
     request = sync_request(op, comm->stepping ? LH_IPC_STEP : LH_IPC_SYNC, given);
@@ -730,7 +740,8 @@ static lh_status may_prepare_locked(const char *call, const lh_state *state) {
   if (state->client->dead) return lhi_dead_locked(state->client);
   if (lhi_state_held_locked(state)) {
     return lhi_fail(LH_FAILED_PRECONDITION,
-                    "%s: the state is fetched into in the background; lh_state_take() first", call);
+                    "%s: peerd fetches the state in the background; call lh_state_take() first",
+                    call);
   }
   return check_unused_locked(call, state);
 }
@@ -789,7 +800,9 @@ lh_status lh_state_prepare(lh_state *state, int64_t timeout_ms) {
   if (lhi_wait_locked(op, lhi_deadline_ns(timeout_ms))) {
     status = lhi_outcome_locked(op);
   } else {
-    status = lhi_fail(LH_DEADLINE_EXCEEDED, "%s: peerd still hashes; the state is in use", kCall);
+    status = lhi_fail(
+        LH_DEADLINE_EXCEEDED,
+        "%s: peerd has not hashed all tensors in time; the state is in use until it has", kCall);
   }
   lhi_op_release_locked(op);
   pthread_mutex_unlock(&client->mutex);
@@ -804,7 +817,7 @@ static lh_status check_info(const char *call, lh_sync_info_t *info, lh_sync_info
   return lhi_give(call, "LH_SYNC_INFO_INIT", own, sizeof *own, LHI_SYNC_INFO_FIRST_BYTES, info);
 }
 
-/* Of a state that a call could not begin with. */
+/* Fills info->background for a call that could not begin. */
 static void info_before_sync(const lh_state *state, lh_sync_info_t *info) {
   if (state == NULL) return;
   pthread_mutex_lock(&state->client->mutex);
@@ -829,7 +842,7 @@ static lh_status sync_and_wait(const char *call, lh_comm *comm, const lh_sync_op
     info_before_sync(given.state, &own);
   }
   if (info != NULL) {
-    /* Its size was looked at before. */
+    /* Cannot fail: check_info() has checked struct_size. */
     (void)lhi_give(call, "LH_SYNC_INFO_INIT", &own, sizeof own, LHI_SYNC_INFO_FIRST_BYTES, info);
   }
   return status;
@@ -845,7 +858,7 @@ lh_status lh_begin_step_sync(lh_comm *comm, const lh_sync_options *options, int6
   return sync_and_wait("lh_begin_step_sync", comm, options, timeout_ms, true, info);
 }
 
-/* Begins to take the tensors back, or finds the op of a call that peerd did not answer in time. */
+/* Begins to take a fetched state, or gives the op of an earlier call that peerd did not answer. */
 static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, int64_t timeout_ms,
                             lh_op **op_out) {
   lh_client *const client = comm->client;
@@ -856,8 +869,9 @@ static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, in
   pthread_mutex_lock(&client->mutex);
   lhi_pump_locked(client);
   if (comm->parked_take != NULL && comm->parked_take->of_state != state->id) {
-    status = lhi_fail(LH_FAILED_PRECONDITION,
-                      "%s: this member takes another state; wait for that first", call);
+    status = lhi_fail(
+        LH_FAILED_PRECONDITION,
+        "%s: lh_state_take() of another state has no outcome yet; call it again first", call);
   } else if (comm->parked_take != NULL) {
     op = comm->parked_take;
     comm->parked_take = NULL;
@@ -867,7 +881,7 @@ static lh_status take_start(const char *call, lh_comm *comm, lh_state *state, in
     if (status == LH_OK) status = lhi_free_check_locked(comm, call);
     if (status == LH_OK && state->holder != comm) {
       status = lhi_fail(LH_FAILED_PRECONDITION,
-                        "%s: nothing is fetched into this state in the background", call);
+                        "%s: peerd fetches nothing into this state in the background", call);
     }
     if (status == LH_OK) status = lhi_check_ops_locked(call, state);
     if (status == LH_OK) {
@@ -899,8 +913,8 @@ lh_status lh_state_take(lh_comm *comm, lh_state *state, int64_t timeout_ms, lh_s
   if (timeout_ms < 0 || timeout_ms > LH_STEP_DEADLINE_MS_MAX) timeout_ms = LH_STEP_DEADLINE_MS_MAX;
   status = take_start(kCall, comm, state, timeout_ms, &op);
   if (status == LH_OK) {
-    /* Peerd keeps the time: its answer says whose the tensors are. One that does not answer,
-     * stopped for instance, is not waited for much longer. */
+    /* peerd answers at the timeout, and its answer says whether the caller may use the tensors. If
+     * peerd does not answer, because it is stopped for instance, give up a second later. */
     status = lhi_finish(kCall, op, &comm->parked_take, timeout_ms + LHI_TAKE_GRACE_MS,
                         sync_info_locked, &own);
   } else {
@@ -954,14 +968,15 @@ lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info) {
   if (status != LH_OK) return status;
   if (op->of_state == 0) {
     return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_sync_info: op is no sync; lh_op_info() is for an all-reduce");
+                    "lh_sync_info: op is not a sync; use lh_op_info() for an all-reduce");
   }
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;
   if (ended) sync_info_locked(op, &own);
   pthread_mutex_unlock(&op->client->mutex);
   if (!ended) {
-    return lhi_fail(LH_FAILED_PRECONDITION, "lh_sync_info: no outcome yet; lh_op_wait() first");
+    return lhi_fail(LH_FAILED_PRECONDITION,
+                    "lh_sync_info: there is no outcome yet; call lh_op_wait() first");
   }
   return lhi_give("lh_sync_info", "LH_SYNC_INFO_INIT", &own, sizeof own, LHI_SYNC_INFO_FIRST_BYTES,
                   info);

@@ -8,12 +8,12 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
   return a_at < b_at + b_bytes && b_at < a_at + a_bytes;
 }
 
-/* What the caller calls the tensor. */
+/* The name of a tensor. */
 static const char *name_of(const lh_state *state, uint32_t index) {
   return ((const struct lh_ipc_tensor *)(const void *)state->table)[index].name;
 }
 
-/* The number of the first tensor with bytes in the range; state->count: none has. */
+/* The index of the first tensor that shares bytes with the range; state->count: none does. */
 static uint32_t tensor_in(const lh_state *state, const void *data, size_t bytes) {
   uint32_t i = 0;
   while (i < state->count &&
@@ -29,8 +29,8 @@ bool lhi_state_held_locked(const lh_state *state) {
   return comm != NULL && comm->gone == LH_OK && !comm->left && !state->client->dead;
 }
 
-/* Nobody copies what was staged for an operation whose handle was freed: then its own memory is not
- * used any more. */
+/* Whether an operation still uses the caller's source, and target. If the handle of an operation
+ * was freed, nobody copies between the caller's memory and its staged block any more. */
 static bool uses_source(const lh_op *op) { return op->staged_source == NULL || op->held; }
 static bool uses_target(const lh_op *op) { return op->copy_to == NULL || op->held; }
 
@@ -43,7 +43,7 @@ lh_status lhi_check_ops_locked(const char *call, const lh_state *state) {
     if (tensor == state->count) continue;
     return lhi_fail(LH_FAILED_PRECONDITION,
                     "%s: the all-reduce of tag %llu in flight uses tensor \"%.64s\" of the state; "
-                    "lh_op_wait() for it first",
+                    "call lh_op_wait() for it first",
                     call, (unsigned long long)op->tag, name_of(state, tensor));
   }
   return LH_OK;
@@ -66,7 +66,7 @@ lh_status lhi_check_states_locked(const char *call, const lh_op *op) {
                         ? "%s: the %s of tag %llu has memory of tensor \"%.64s\" of a state that "
                           "is in a sync; wait for its end first"
                         : "%s: the %s of tag %llu has memory of tensor \"%.64s\" of a state that "
-                          "is fetched into in the background; lh_state_take() it first",
+                          "peerd fetches in the background; call lh_state_take() first",
                     call, what, (unsigned long long)op->tag, name_of(state, tensor));
   }
   return LH_OK;

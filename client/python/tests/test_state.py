@@ -238,7 +238,7 @@ def test_a_tensor_is_in_an_op_or_in_a_sync(peerd: ScriptedPeerd, arena: bool) ->
     state = in_place(peerd) if arena else lh.State({"w": np.ones(1000, np.float32)})
     peerd.on["all_reduce"] = never
     work = comm.all_reduce(state.tensors["w"], tag=3, async_op=True)
-    with pytest.raises(lh.FailedPrecondition, match=r'tag 3 in flight uses tensor "w".*; wait\(\)'):
+    with pytest.raises(lh.FailedPrecondition, match=r'tag 3 in flight uses tensor "w".*; call wait\(\)'):
         comm.sync_state(state)
     with pytest.raises(lh.FailedPrecondition, match='tag 3 in flight uses tensor "w"'):
         with comm.step(state):
