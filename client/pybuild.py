@@ -1,10 +1,12 @@
-"""PEP 517 backend: compiles the client library and puts it into a wheel with the Python package.
+"""PEP 517 build backend: compiles the C library and packs it into a wheel with the Python package.
 
     pip install ./client
 
-Needs a C compiler ($CC, else gcc) and nothing from an index. The wheel fits every Python 3,
-because the binding is ctypes. $LONGHAUL_WHEEL_LIBRARY names a library that is built already,
-$LONGHAUL_WHEEL_PLATFORM another platform tag ("manylinux_2_27_x86_64").
+It needs a C compiler ($CC, else gcc) and downloads nothing. The wheel runs on every Python that the
+package supports, because the package calls the library through ctypes.
+
+$LONGHAUL_WHEEL_LIBRARY: path of a library that is built already; nothing is compiled then.
+$LONGHAUL_WHEEL_PLATFORM: platform tag of the wheel, such as "manylinux_2_27_x86_64".
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def _metadata() -> bytes:
         "Metadata-Version: 2.1",
         "Name: longhaul",
         f"Version: {_version()}",
-        "Summary: One training run out of machines that come and go",
+        "Summary: One training run across machines that come and go",
         "License: Apache-2.0",
         "Requires-Python: >=3.9",
     ]
@@ -54,7 +56,7 @@ def _compile(target: pathlib.Path) -> None:
         [
             *shlex.split(os.environ.get("CC") or "gcc"),
             *FLAGS.split(),
-            f"-I{HERE.parent}",  # "proto/wire/ipc.h", "client/src/arena.h"
+            f"-I{HERE.parent}",  # for includes such as "proto/wire/ipc.h"
             f"-Wl,-soname,{SONAME}",
             f"-Wl,--version-script={HERE / 'longhaul.lds'}",
             "-o",

@@ -1,8 +1,7 @@
-"""Three hosts train a small GPT together; one is killed in the middle of a collective, another joins.
+"""Three hosts train a small GPT together. One is killed in the middle of an all-reduce, and another one joins.
 
-A host is a peerd with a trainer, each a process of its own; all are on this machine, connected by
-TCP over loopback. Ends with a table, and with exit code 1 if the members' parameters differ or the
-loss did not fall.
+Each "host" is two processes: a peerd and a trainer. All run on this machine and talk by TCP over loopback. At the end
+the demo prints a table. The exit code is 1 if the members' parameters differ or the loss did not fall.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from longhaul.testing import LocalCluster, start_tethered
 TRAINER = pathlib.Path(__file__).with_name("trainer.py")
 HOSTS = 3
 VICTIM = 1
-# Nothing heard for so long: something hangs.
+# The demo fails if no trainer reports anything for this long.
 SILENCE_S = 180
 
 
 class Failed(Exception):
-    """The demo did not show what it should; the text says what was seen."""
+    """The demo did not show what it should. The text says what was seen."""
 
 
 @dataclasses.dataclass
@@ -58,8 +57,8 @@ class Demo:
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.shown = 0
-        # Of the round in which the victim dies: when the others started and finished its collective.
         self.kill_time: float | None = None
+        # By round and host: when the trainer started, and finished, the all-reduce of the round.
         self.started: dict[int, dict[str, float]] = {}
         self.finished: dict[int, dict[str, float]] = {}
         self.fault_round = 0
@@ -70,7 +69,7 @@ class Demo:
         print(f"{time.monotonic() - self.begin:6.1f} s  {text}", flush=True)
 
     def start_host(self, *flags: str) -> Host:
-        """A trainer on the latest peerd of the cluster."""
+        """Starts a trainer on the peerd that was started last."""
         number = len(self.hosts)
         log = self.logs / f"trainer-{number}.log"
         host = Host(number, self.start_trainer(self.cluster.socket(number), log, f"--seed={number}", *flags), log)
@@ -80,7 +79,7 @@ class Demo:
 
     def start_trainer(self, socket: str, log: pathlib.Path, *flags: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(TRAINER), f"--rounds={self.rounds}", f"--local-steps={self.local_steps}", *flags]
-        # One thread each: there are more trainers than cores.
+        # One thread for each trainer, because a small machine has fewer cores than trainers.
         environment = {**os.environ, "LONGHAUL_SOCKET": socket, "OMP_NUM_THREADS": "1"}
         with open(log, "wb") as sink:
             return start_tethered(command, stdout=subprocess.PIPE, stderr=sink, env=environment)
@@ -125,7 +124,7 @@ class Demo:
                     self.note(f"the survivors went on by themselves: {self.seconds_lost():.2f} s lost")
             elif event == "round":
                 self.show_round(said)
-                # It takes a while to start: its own pace, while the others train.
+                # The new host takes a while to start. The others go on training meanwhile.
                 if newcomer is None and self.kill_time is not None and round_ >= join_from - 3:
                     self.cluster.add_peer()
                     newcomer = self.start_host()
@@ -141,7 +140,7 @@ class Demo:
             raise Failed(f"nothing heard from the trainers for {SILENCE_S} s; see the logs in {self.logs}") from None
 
     def in_flight(self, round_: int) -> bool:
-        """Whether the victim's collective cannot be over: it has started, and not all others have."""
+        """Whether the victim has started the all-reduce and another host has not: then it cannot be over."""
         started = self.started[round_]
         return "ABCDEFGH"[VICTIM] in started and len(started) < HOSTS
 
@@ -169,7 +168,7 @@ class Demo:
         )
 
     def seconds_lost(self) -> float:
-        """From when the survivors had all they needed to when the last one knew the outcome, beyond the usual."""
+        """How much longer than usual the all-reduce took: from the last survivor's start, or the kill, to its end."""
         assert self.kill_time is not None
         victim = self.hosts[VICTIM].name
         survivors = [h.name for h in self.hosts[:HOSTS] if h.name != victim]
@@ -179,7 +178,7 @@ class Demo:
         return max(0.0, over - max(ready, self.kill_time) - usual)
 
     def alone(self) -> float:
-        """The loss of one trainer that makes as many local steps by itself."""
+        """Trains with one trainer alone, for the same number of local steps, and returns its loss."""
         self.note(f"one trainer alone with the same budget, {self.rounds * self.local_steps} steps")
         log = self.logs / "alone.log"
         process = self.start_trainer("", log, "--alone", "--seed=0")

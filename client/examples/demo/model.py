@@ -1,4 +1,4 @@
-"""A small character-level GPT, and real text for it: the sources of Python's standard library."""
+"""A small character-level GPT. It learns real text: the sources of Python's standard library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# Characters that sources consist of; anything else is shown to the model as the last one.
+# The characters that the model knows. Every other character counts as the last one.
 ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127)) + "\x7f"
 CONTEXT = 64
 BATCH = 16
@@ -20,7 +20,7 @@ TEXT_BYTES = 4_000_000
 
 
 def read_text() -> tuple[torch.Tensor, torch.Tensor]:
-    """Characters to learn from, and others to judge by (every twentieth file)."""
+    """Reads two texts, as indices into ALPHABET: one to learn from, and one to judge by (every twentieth file)."""
     directory = pathlib.Path(sysconfig.get_paths()["stdlib"])
     texts: list[list[bytes]] = [[], []]
     size = 0
@@ -39,7 +39,7 @@ def read_text() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batch(text: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random passages, and the character that follows each of theirs."""
+    """Random passages of the text, and for each of their characters the one that follows it."""
     starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=generator)
     passages = torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
     return passages[:, :-1], passages[:, 1:]
@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The same parameters in every process that makes one."""
+    """The model. Its initial parameters are the same in every process."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -92,7 +92,7 @@ class GPT(nn.Module):
 
 
 class Local:
-    """What one trainer does by itself: AdamW steps on its own passages."""
+    """The local part of one trainer: AdamW steps on passages that this trainer chooses."""
 
     def __init__(self, seed: int, steps: int) -> None:
         self.text, self.judged_by = read_text()
@@ -103,7 +103,7 @@ class Local:
         self.passages = torch.Generator().manual_seed(1000 + seed)
 
     def train(self, steps: int) -> float:
-        """Gives the mean loss of these steps."""
+        """Makes `steps` training steps and returns their mean loss."""
         total = 0.0
         for _ in range(steps):
             loss = self.model.loss(*batch(self.text, self.passages))
@@ -117,6 +117,6 @@ class Local:
 
     @torch.no_grad()
     def judge(self, batches: int = 6) -> float:
-        """Loss on passages that are never trained on, the same ones at each call."""
+        """The loss on passages that no trainer learns from. The same passages at each call."""
         generator = torch.Generator().manual_seed(7)
         return sum(self.model.loss(*batch(self.judged_by, generator)).item() for _ in range(batches)) / batches

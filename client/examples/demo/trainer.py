@@ -1,10 +1,12 @@
-"""One trainer of the demo: DiLoCo with whoever is in the group.
+"""One trainer of the demo. It trains by DiLoCo together with all members of the group.
 
-Every round: a step boundary, where newcomers come in and get the state of the others; some local
-AdamW steps; then the members average how far each has moved (the pseudo-gradient), and all make the
-same outer step.
+Each round has three parts:
+1. A step boundary. Newcomers join here, and get the parameters and the momentum of the others.
+2. Local AdamW steps.
+3. An all-reduce. It averages how far each member's parameters have moved (the pseudo-gradient). Then all members make
+   the same outer step.
 
-Says what happens as JSON lines on stdout. LONGHAUL_SOCKET names the peerd of its host.
+The trainer reports what happens as JSON lines on stdout. $LONGHAUL_SOCKET is the path of the socket of its peerd.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ import longhaul as lh
 
 
 class Outer:
-    """What all members have in common: parameters and the momentum of the outer optimizer."""
+    """What all members keep equal: the parameters, and the momentum of the outer optimizer."""
 
     def __init__(self, start: torch.Tensor) -> None:
         count = start.numel()
-        # Shared with peerd: what is sent and received goes from and to where it is.
+        # In memory shared with peerd, so that nothing is copied.
         self.parameters = torch.nn.Parameter(lh.torch.empty(count).copy_(start))
         self.momentum = lh.torch.empty(count).zero_()
         self.gradient = lh.torch.empty(count)
         self.optimizer = torch.optim.SGD([self.parameters], lr=0.7, momentum=0.9, nesterov=True)
         self.optimizer.state[self.parameters]["momentum_buffer"] = self.momentum
-        # Its revision is the number of rounds that are done.
+        # The revision of the state is the number of finished rounds.
         self.state = lh.State({"parameters": self.parameters, "momentum": self.momentum})
 
     def step(self) -> None:
@@ -51,11 +53,13 @@ def say(event: str, **facts: object) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="demo")
-    parser.add_argument("--seed", type=int, default=0, help="which passages of the text it learns from")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the passages that this trainer learns from")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--local-steps", type=int, default=20)
-    parser.add_argument("--start-with", type=int, default=0, help="members that the first round waits for; 0: none")
-    parser.add_argument("--alone", action="store_true", help="only local steps, as many in all")
+    parser.add_argument(
+        "--start-with", type=int, default=0, help="wait for this many members before the first round; 0: do not wait"
+    )
+    parser.add_argument("--alone", action="store_true", help="train without a group: the same number of local steps")
     args = parser.parse_args()
     torch.set_num_threads(1)
     local = model.Local(args.seed, args.rounds * args.local_steps)
@@ -69,11 +73,12 @@ def main() -> None:
     outer = Outer(parameters_to_vector(local.model.parameters()).detach())
     comm = lh.join(args.run, timeout=None, state=outer.state)
     say("joined", member=comm.member_id, epoch=comm.epoch, loss=local.judge())
-    # A boundary waits for members, not for those that have not come yet.
+    # A step boundary waits for all members, but not for hosts that have not joined yet. So pass boundaries until enough
+    # hosts are there. Test what begin_step() returns; Comm.begin_step() says why.
     while args.start_with and comm.begin_step().world_size < args.start_with:
         time.sleep(0.05)
     while outer.state.revision < args.rounds:
-        with comm.step(outer.state) as step:  # from here on all have the same parameters and momentum
+        with comm.step(outer.state) as step:  # all members have equal parameters and momentum here
             if step.sync and step.sync.bytes:
                 say("received", bytes=step.sync.bytes, seconds=step.sync.seconds)
             one_round(comm, local, outer, outer.state.revision + 1, args.local_steps)
@@ -94,7 +99,7 @@ def one_round(comm: lh.Comm, local: model.Local, outer: Outer, number: int, step
     say(
         "round",
         round=number,
-        loss=local.judge() if comm.rank == 0 else None,  # one of them tells
+        loss=local.judge() if comm.rank == 0 else None,  # one member reports the loss
         size=info.world_size,
         epoch=info.epoch,
         retries=info.retries,
