@@ -1,4 +1,4 @@
-// Little-endian numbers in bounded byte ranges. Nothing here reads or writes beyond its span.
+// Reads and writes little-endian numbers in byte ranges, and never beyond the end of the range.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace longhaul {
 
-// Reads foreign bytes. Beyond the end every read gives zero (or an empty span) and ok() is false
-// from then on: read all fields first, ask once.
+// Reads foreign bytes. A read beyond the end gives zero or an empty span, and sets ok() to false
+// for good. So a caller can read all fields first and ask ok() once.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const uint8_t> bytes) : rest_(bytes) {}
@@ -30,7 +30,7 @@ class ByteReader {
     return bytes;
   }
 
-  // Reads `count` bytes; whether all of them are zero, as reserved ones have to be.
+  // Reads `count` bytes and returns whether all of them are zero. For reserved bytes.
   bool Zeros(size_t count) {
     const auto bytes = Bytes(count);
     uint8_t any = 0;
@@ -54,7 +54,7 @@ class ByteReader {
   bool ok_ = true;
 };
 
-// Writes into memory whose size we chose: going beyond it is our bug.
+// Writes into memory whose size our own code chose. A write beyond the end is our bug and aborts.
 class ByteWriter {
  public:
   explicit ByteWriter(std::span<uint8_t> bytes) : rest_(bytes) {}

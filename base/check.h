@@ -1,18 +1,18 @@
-// LH_CHECK: an invariant of our own that, once broken, leaves nothing sensible to do. Always on.
+// LH_CHECK(condition): aborts the process if an invariant of our own code is broken. Always on.
 //
 //   LH_CHECK(!ring.empty());
 //   LH_CHECK(position < size) << "group " << ToString(group) << " position " << position;
 //
-// Prints file, line, condition and text as one line to stderr and aborts. Never for what the world
-// or foreign bytes may cause.
+// Before it aborts, it prints file, line, condition and text as one line to stderr. Never use it
+// for what the outside world or foreign bytes can cause: return an absl::Status there.
 #pragma once
 
 #include <sstream>
 
 namespace longhaul {
 
-// Called once, after the line was printed and before the process aborts: a simulation says there
-// how to repeat the run. Not thread-safe; set it before threads start.
+// Sets a function to call after the line was printed and before the process aborts. A simulation
+// prints there how to repeat the run. Not thread-safe: set it before threads start.
 void SetCheckHook(void (*hook)());
 
 namespace internal {
@@ -27,7 +27,7 @@ class CheckFailure {
   std::ostringstream stream_;
 };
 
-// Binds weaker than << and stronger than ?:, so that both branches of LH_CHECK are void.
+// The operator & binds weaker than << and stronger than ?:, so both branches of LH_CHECK are void.
 struct CheckVoidify {
   void operator&(std::ostream&) {}
 };
@@ -41,7 +41,7 @@ struct CheckVoidify {
       : ::longhaul::internal::CheckVoidify() &        \
             ::longhaul::internal::CheckFailure(__FILE__, __LINE__, #condition).stream()
 
-// For an absl::Status that cannot fail here.
+// LH_CHECK for an expression that gives an absl::Status. The status must be OK here.
 #define LH_CHECK_OK(expression)                                                          \
   do {                                                                                   \
     const auto& lh_check_status = (expression);                                          \

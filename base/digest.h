@@ -1,4 +1,4 @@
-// Folds plain values into 64 bits: equal sequences give equal digests. Not for secrets.
+// Folds a sequence of values into 64 bits. Equal sequences give equal digests. Not for secrets.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,11 @@
 
 namespace longhaul {
 
-// Takes numbers, enums, strings, ids, structs that name their fields (base/fields.h; their secrets
-// are left out), classes with a member AddTo(Digester*) const or a function AddTo(const T&,
-// Digester*) beside them, and vectors, sets, maps, pairs and optionals of these.
+// Add() takes:
+// - numbers, enums, strings, ids and Ticks
+// - structs that name their fields (base/fields.h); fields with rule::Secret are left out
+// - classes that have a member AddTo(Digester*) const, or a function AddTo(const T&, Digester*)
+// - vectors, sets, maps, pairs and optionals of these
 class Digester {
  public:
   Digester& Add(uint64_t value) {

@@ -3,9 +3,9 @@
 namespace longhaul {
 namespace {
 
-constexpr size_t kSeenMax = 80;  // bytes of a foreign value in an error
+constexpr size_t kSeenMax = 80;  // an error shows at most this many bytes of a foreign value
 
-// Length of the UTF-8 character at `at`; 0: none is there.
+// The length of the UTF-8 character at `at`; 0: there is none.
 size_t CharacterBytes(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(at);
@@ -29,7 +29,7 @@ size_t CharacterBytes(const std::string& text, size_t at) {
     if ((byte(at + i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(at + i) & 0x3f);
   }
-  // Overlong forms, surrogates, and what is beyond Unicode.
+  // Refuses overlong forms, surrogates, and numbers beyond Unicode.
   if (length == 3 && (code < 0x800 || (code >= 0xd800 && code < 0xe000))) return 0;
   if (length == 4 && (code < 0x10000 || code > 0x10ffff)) return 0;
   return length;

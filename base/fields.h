@@ -1,4 +1,4 @@
-// One definition of a message or record: a struct names its fields once, next to its members.
+// A struct for a message or record lists its fields once, next to its members:
 //
 //   struct Join {
 //     uint64_t request = 0;
@@ -6,14 +6,17 @@
 //     LH_FIELDS(Join, LH_FIELD(request, rule::Needed{}), LH_FIELD(name, rule::Name{0, 64}))
 //   };
 //
-// Everything else that has to know the fields derives from this list: equality (in the macro),
-// checks (FaultIn, below), the protobuf message of the same field names (proto/control/convert.cc),
-// the text in stores, journals and logs (base/fields_json.h), and digests (base/digest.h). A field
-// that the list leaves out is a compile error for none of them, so list every field.
+// Everything that must know the fields uses this list:
+// - FaultIn() below, which checks a value against the rules
+// - proto/control/convert.cc, which converts to and from the protobuf message with the same names
+// - base/fields_json.h, the text in stores, journals and logs
+// - base/digest.h, digests
+// The macro also defines ==. The compiler does not notice a field that is missing from the list, so
+// list every field.
 //
 // A struct may also have
-//   std::string Fault() const;  what is wrong between its fields, as FaultIn() would say it, or ""
-//   auto Key() const;           lists of such structs hold each key at most once
+//   std::string Fault() const;  says what is wrong between fields, in the style of FaultIn(), or ""
+//   auto Key() const;           a list of such structs may hold each key only once
 #pragma once
 
 #include <cstddef>
@@ -32,46 +35,47 @@ namespace longhaul {
 template <class Kind>
 class Id;
 
-// What a field may hold, beyond what its type says. An enum is always one of its names.
+// Rules: what a field may hold, beyond what its type says. An enum is always checked against its
+// names. The word before the colon says which type of field a rule is for.
 namespace rule {
 
 struct Any {};
-// Of an id or a number: not 0.
+// Id or number: not 0.
 struct Needed {};
-// Of a number.
+// Number: from min to max.
 struct Range {
   uint64_t min;
   uint64_t max;
 };
-// Of a number for people and histograms: more is cut, not refused.
+// Number for people and histograms: a larger value is cut to max, not refused.
 struct Capped {
   uint64_t max;
 };
-// Of a string: so many bytes of [A-Za-z0-9._-].
+// String: min to max characters of [A-Za-z0-9._-].
 struct Name {
   size_t min;
   size_t max;
 };
-// Of a string for people: cut to so many bytes and made valid UTF-8 (CleanText), never refused.
+// String for people: cut to max bytes and made valid UTF-8 (CleanText()), never refused.
 struct Text {
   size_t max;
 };
-// Of a string that is no text.
+// String of binary bytes: min to max of them.
 struct Bytes {
   size_t min;
   size_t max;
 };
-// Of a string: bytes that are in no log, journal or digest.
+// String of secret bytes, min to max of them. They appear in no log, journal or digest.
 struct Secret {
   size_t min;
   size_t max;
 };
-// Of a string: host:port of at most `max` bytes.
+// String: host:port, at most max bytes.
 struct Endpoint {
   size_t max;
 };
-// Of a vector: so many elements, each of which `element` holds for. Ids are different from each
-// other and not 0; so are keys.
+// Vector: min to max elements, and the rule `element` for each of them. Ids must differ from each
+// other and must not be 0. Keys (Key()) must differ from each other, too.
 template <class Element = Any>
 struct List {
   size_t min;
@@ -81,14 +85,15 @@ struct List {
 List(size_t, size_t)->List<Any>;
 template <class Element>
 List(size_t, size_t, Element) -> List<Element>;
-// Of a vector of structs in a record: a store keeps each element as a row of its own.
+// Vector of structs in a record: a store keeps each element as a row of its own.
 struct Rows {};
-// Of a struct: in the protobuf message and in texts its fields stand among those of the outer one.
+// Struct: its fields are merged into the outer struct, in the protobuf message and in texts.
 struct Flat {};
 
 }  // namespace rule
 
-// The values of an enum, in order from `first`, by name. Beside the enum stands a function
+// The names of the values of an enum. The values are consecutive and begin at `first`. Define next
+// to the enum:
 //   constexpr auto NamesOf(Fate) { return EnumNames{1, {"commit", "redo", "abort"}}; }
 template <size_t kCount>
 struct EnumNames {
@@ -108,7 +113,7 @@ concept HasNames = std::is_enum_v<T> && requires(T value) {
   NamesOf(value);
 };
 
-// "evicted"; "?" for a number that is no value of the enum.
+// The name of an enum value, such as "evicted". "?" for a number that is not a value of the enum.
 template <HasNames T>
 const char* NameOf(T value) {
   const auto names = NamesOf(T());
@@ -116,8 +121,9 @@ const char* NameOf(T value) {
   return names.Has(number) ? names.names[number - names.first] : "?";
 }
 
-// How a protobuf message is asked for the field of some name. A C struct is asked with kPlain: the
-// answer is a pointer to its member of that name, nullptr (of that type) if it has none.
+// How to access a field of a protobuf message by its name: get, set, get mutable, or ask whether it
+// is set. kPlain is for a C struct: it gives a pointer to the member of that name, or nullptr if
+// the struct has no such member.
 enum class ProtoAsk { kGet, kSet, kMutable, kHas, kPlain };
 template <ProtoAsk kAsk>
 using Asking = std::integral_constant<ProtoAsk, kAsk>;
@@ -129,7 +135,7 @@ struct Field {
   const char* name;
   T Struct::*member;
   Rule rule;
-  Proto proto;  // proto(Asking<...>(), message, value...)
+  Proto proto;  // accesses the field in a message: proto(Asking<...>(), message, value...)
 };
 
 namespace fields_internal {
@@ -158,7 +164,7 @@ constexpr Rule RuleOr(Rule rule) {
       return message.has_##field();                                                \
     }                                                                              \
   }
-// The field, and optionally its rule.
+// One field in LH_FIELDS, and optionally its rule.
 #define LH_FIELD(field, ...)                                                                \
   ::longhaul::Field(#field, &Self::field, ::longhaul::fields_internal::RuleOr(__VA_ARGS__), \
                     LH_PROTO(field))
@@ -168,12 +174,12 @@ constexpr Rule RuleOr(Rule rule) {
     return std::tuple(__VA_ARGS__);       \
   }                                       \
   friend bool operator==(const Struct&, const Struct&) = default
-// Of a struct that is a kind of a variant: its name in texts, and its fields.
+// LH_FIELDS for a struct that is an alternative of a std::variant. Defines its name in texts, too.
 #define LH_NAMED(Struct, ...)                   \
   static constexpr const char* kName = #Struct; \
   LH_FIELDS(Struct, __VA_ARGS__)
 
-// Of a kind of message: `field` is its name in the oneof of the protobuf envelope.
+// LH_NAMED for a message. `field` is its name in the oneof of the protobuf envelope.
 #define LH_MESSAGE(Struct, field, ...)                     \
   static constexpr auto Kind() { return LH_PROTO(field); } \
   LH_NAMED(Struct, __VA_ARGS__)
@@ -213,16 +219,18 @@ inline constexpr bool kIsOptional = fields_internal::IsOptionalType<T>::value;
 
 // ------------------------------------------------------------------------------ checks
 
-// `text` cut to at most `bytes_max` bytes at the border of a character, with what is no UTF-8
-// replaced by '?'. Every text for people passes here on its way out and in.
+// Replaces what is not UTF-8 by '?', and cuts the text to at most `bytes_max` bytes, at the border
+// of a character. Every text for people passes through here when it is sent and when it is
+// received.
 std::string CleanText(const std::string& text, size_t bytes_max);
 
-// "field is seen, not wanted".
+// Builds texts of the form "field is seen, not wanted".
 std::string Refusal(std::string_view field, const std::string& seen, const std::string& wanted);
 
 namespace fields_internal {
 
-// What follows the field's name: " is 0, not an id". "": nothing is wrong.
+// The functions below give what follows the name of the field, such as " is 0, not an id". "" means
+// that nothing is wrong.
 std::string NumberFault(uint64_t value, uint64_t min, uint64_t max);
 std::string NeededFault(uint64_t value);
 std::string NameFault(const std::string& value, size_t min, size_t max);
@@ -323,8 +331,9 @@ std::string ValueFault(const T& value, const Rule& rule) {
 
 }  // namespace fields_internal
 
-// Which rule `value` breaks first, with the path to the field and what was seen there:
-// "ops[3].ordinal is 0, not an id"; "" if none. Each field's own rule first, then Fault().
+// Checks a value against its rules. Returns the first fault, with the path to the field and what
+// was seen there, such as "ops[3].ordinal is 0, not an id". Returns "" if there is none. The rules
+// of the fields come first, then Fault() of the struct.
 template <HasFields T>
 std::string FaultIn(const T& value) {
   std::string fault;

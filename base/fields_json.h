@@ -1,14 +1,19 @@
 // Structs that name their fields (base/fields.h) as JSON text, and back.
 //
-// For what is kept and read again by this project: stores and journals. And for people: operators
-// read it with sqlite3, logs and failures of tests show it. Ids are written as in logs ("p1f",
-// "m3"), enums by name, strings of bytes and digests as hexadecimal digits, numbers exactly up to
-// 64 bits. A map is a list of its values, each of which has its key as Key(). A variant is an
-// object of one field, named as the kind (kName): {"EvictMember":{"member":"m3"}}.
+// Stores and journals keep these texts. People read them, too: operators with sqlite3, and in logs
+// and test failures.
 //
-// Reading takes what ToJson() writes, in any order of fields and with white space. A field that is
-// not there keeps its default, so a newer release reads what an older one wrote. A field that is
-// not known is refused: only a newer release can have written it.
+//   id               as in logs: "p1f", "m3"; an epoch is a number
+//   enum             its name
+//   bytes, Hash128   hexadecimal digits
+//   number           exact, up to 64 bits
+//   map              a list of its values; each value knows its key, as Key()
+//   variant          an object with one field, named after the struct:
+//                    {"EvictMember":{"member":"m3"}}
+//
+// FromJson() reads what ToJson() writes, with fields in any order and with white space. A missing
+// field keeps its default, so a newer release reads what an older one wrote. An unknown field is
+// refused, because only a newer release can have written it.
 #pragma once
 
 #include <limits>
@@ -23,7 +28,7 @@
 
 namespace longhaul {
 
-// What a text holds of what has a rule of its own.
+// Whether ToJson() writes the fields that have these rules.
 struct JsonParts {
   bool secrets = true;  // rule::Secret
   bool rows = true;     // rule::Rows
@@ -32,7 +37,7 @@ struct JsonParts {
 template <class T>
 std::string ToJson(const T& value, JsonParts parts = {});
 
-// Fills a new T. Returns what is wrong, and where in the text; "" if nothing.
+// Fills a T that was just made. Returns what is wrong with the text and where, or "".
 template <class T>
 std::string FromJson(std::string_view text, T* value);
 
@@ -42,15 +47,15 @@ void AppendQuoted(const std::string& text, std::string* out);
 std::string ToHex(const std::string& bytes);
 bool FromHex(const std::string& text, std::string* bytes);
 
-// Reads one text from front to end. After the first thing that is wrong nothing more is read:
-// callers ask once.
+// Reads one text from front to end. After the first fault it reads nothing more, so a caller can
+// read everything first and ask for the fault once.
 class JsonReader {
  public:
   explicit JsonReader(std::string_view text) : text_(text) {}
 
-  // Whether `c` comes next, which is then behind.
+  // Skips `c` if it comes next, and returns whether it did.
   bool Take(char c);
-  // What has to come next.
+  // These read what must come next, and fail if something else does.
   void Expect(char c);
   void Word(std::string_view word);
   std::string String();
@@ -88,7 +93,7 @@ inline constexpr bool kIsHex =
 template <class T, class Rule>
 void AppendJson(const T& value, const Rule& rule, JsonParts parts, std::string* out);
 
-// The fields of `value`, each behind a comma if `*first` is false.
+// Appends the fields of `value`. Puts a comma before each one but the very first (*first).
 template <HasFields T>
 void AppendFields(const T& value, JsonParts parts, bool* first, std::string* out) {
   ForEachField<T>([&](const auto& field) {
@@ -167,7 +172,7 @@ void AppendJson(const T& value, const Rule& rule, JsonParts parts, std::string* 
 template <class T, class Rule>
 void ReadJson(const Rule& rule, JsonReader* in, T* value);
 
-// Reads the value of the field `name`; false: there is none of that name.
+// Reads the value of the field `name`. False: the struct has no such field.
 template <HasFields T>
 bool ReadField(const std::string& name, JsonReader* in, T* value) {
   bool found = false;

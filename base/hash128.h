@@ -1,4 +1,4 @@
-// A 128-bit digest as a value.
+// A 128-bit digest.
 #pragma once
 
 #include <compare>
@@ -27,7 +27,7 @@ inline std::string ToString(const Hash128& hash) {
   return text;
 }
 
-// The reverse; false, and *hash as it was, for any other text.
+// Parses what ToString() writes. False for any other text; *hash is unchanged then.
 inline bool ParseHash128(const std::string& text, Hash128* hash) {
   if (text.size() != 32) return false;
   uint64_t words[2] = {};

@@ -1,4 +1,4 @@
-// Identifiers as types, so that a member cannot be passed where a peer is meant.
+// Identifiers. Each kind is a type of its own, so that a member cannot be passed as a peer.
 #pragma once
 
 #include <compare>
@@ -16,7 +16,7 @@ class Id {
   constexpr Id() = default;
   explicit constexpr Id(uint64_t value) : value_(value) {}
   constexpr uint64_t value() const { return value_; }
-  // 0 is "none" for every kind.
+  // Whether there is an id: 0 means "none" for every kind.
   explicit constexpr operator bool() const { return value_ != 0; }
   friend constexpr auto operator<=>(Id, Id) = default;
 
@@ -24,20 +24,20 @@ class Id {
   uint64_t value_ = 0;
 };
 
-// One incarnation of a peerd: drawn at random when the daemon starts, never reused.
+// One running peerd process. Drawn at random when the daemon starts, never reused.
 using PeerId = Id<struct PeerIdKind>;
-// One trainer in one group: numbered by the coordinator, unique within its run.
+// One trainer in one group. Numbered by the coordinator, unique in the run.
 using MemberId = Id<struct MemberIdKind>;
-// An agreed membership of one group. Rises with each attempt to agree; numbers are never reused,
-// and may be skipped.
+// One agreed membership of one group. The number rises with each attempt to agree. Numbers may be
+// skipped and are never reused.
 using Epoch = Id<struct EpochKind>;
-// One op at one peer: rises with each op that this peer announces in a group, never reused.
-// Different peers name the same op by different ordinals.
+// One op at one peer. The number rises with each op that this peer announces in a group, and is
+// never reused. Two peers have different ordinals for the same op.
 using OpOrdinal = Id<struct OpOrdinalKind>;
 
 inline constexpr size_t kRunNameBytesMax = 64;
 
-// The members whose tensors are combined: group `group` of run `run`.
+// Names a group: group `group` of run `run`. Members of one group combine their tensors.
 struct GroupKey {
   std::string run;
   uint32_t group = 0;
@@ -45,7 +45,7 @@ struct GroupKey {
   LH_FIELDS(GroupKey, LH_FIELD(run, rule::Name{1, kRunNameBytesMax}), LH_FIELD(group));
 };
 
-// "p1f" and the like in logs; ids print as a letter and a number.
+// Ids as text, as in logs: p1f (hexadecimal), m3, o7; an epoch is a plain number.
 inline std::string ToString(PeerId id) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
@@ -60,7 +60,7 @@ inline std::string ToString(const GroupKey& key) {
   return key.run + "/" + std::to_string(key.group);
 }
 
-// The letter of ids that print with one; 0 for those that print as a number.
+// The letter before the number in ToString(); 0: there is none.
 template <class Kind>
 constexpr char IdPrefix(Id<Kind>) {
   return 0;
@@ -69,7 +69,7 @@ constexpr char IdPrefix(PeerId) { return 'p'; }
 constexpr char IdPrefix(MemberId) { return 'm'; }
 constexpr char IdPrefix(OpOrdinal) { return 'o'; }
 
-// The reverse of ToString(); false, and *id as it was, for any other text.
+// Parses what ToString() writes. False for any other text; *id is unchanged then.
 template <class Kind>
 bool ParseId(const std::string& text, Id<Kind>* id) {
   constexpr uint64_t kBase = IdPrefix(Id<Kind>()) == 'p' ? 16 : 10;

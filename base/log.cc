@@ -43,7 +43,7 @@ const char* Name(LogLevel level) {
   return "?";
 }
 
-// Length of the UTF-8 sequence that text begins with; 0: not a valid one.
+// The length of the UTF-8 character at the begin of the text; 0: it is not a valid one.
 size_t Utf8Length(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const auto follows = [&](size_t i) { return i < text.size() && (byte(i) & 0xc0) == 0x80; };
@@ -69,7 +69,7 @@ bool Printable(std::string_view text, size_t length) {
   return length > 1 || (byte >= 0x20 && byte != 0x7f);
 }
 
-// Control characters and stray bytes as \xHH.
+// Writes control characters, and bytes that are not UTF-8, as \xHH.
 std::string Escape(std::string_view text) {
   std::string out;
   while (!text.empty()) {
@@ -107,13 +107,13 @@ std::string FormatTime(long long time_us) {
   return text;
 }
 
-// "words words key=value key="quoted value"": the words, and the fields.
+// The parts of a line such as `words words key=value key="quoted value"`.
 struct Parts {
   std::string words;
   std::vector<std::pair<std::string, std::string>> fields;
 };
 
-// The length of the key that text begins with, if key=... begins there.
+// The length of the key if the text begins with key=..., else 0.
 std::optional<size_t> KeyLength(std::string_view text) {
   size_t i = 0;
   while (i < text.size() && (std::isalnum(static_cast<unsigned char>(text[i])) || text[i] == '_')) {
@@ -156,7 +156,7 @@ Parts Split(std::string_view line) {
       parts.fields.emplace_back(std::move(name), TakeValue(&line));
       continue;
     }
-    // A word; after a field it belongs to that field's value.
+    // A word. After a field, it is a part of the value of that field.
     const size_t end = std::min(line.find(' '), line.size());
     std::string& text = parts.fields.empty() ? parts.words : parts.fields.back().second;
     if (!text.empty()) text += ' ';
@@ -173,7 +173,7 @@ std::string FormatJson(LogLevel level, std::string_view line, long long time_us)
   std::string out = "{\"time\":\"" + FormatTime(time_us) + "\",\"level\":\"" + name +
                     "\",\"message\":" + JsonString(Escape(parts.words));
   for (const auto& [key, value] : parts.fields) {
-    // The line's own members keep their names.
+    // Fields must not replace "time", "level" and "message".
     const bool taken = key == "time" || key == "level" || key == "message";
     out += ",\"" + key + (taken ? "_" : "") + "\":" + JsonString(Escape(value));
   }
@@ -183,7 +183,7 @@ std::string FormatJson(LogLevel level, std::string_view line, long long time_us)
 void WriteAll(std::string_view line) {
   while (!line.empty()) {
     const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-    if (written <= 0) return;  // nowhere left to complain
+    if (written <= 0) return;  // stderr is gone: nothing more can be done
     line.remove_prefix(static_cast<size_t>(written));
   }
 }

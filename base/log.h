@@ -1,15 +1,18 @@
-// Log lines to stderr: fixed words, then key=value; one line each, text or JSON.
+// Writes log lines to stderr, as text or JSON. A line has fixed words first, then key=value fields.
 //
 //   Log(LogLevel::kInfo, absl::StrCat("epoch committed epoch=", 12, " members=", 5));
 //   Log(LogLevel::kWarning, "link lost" + LogField("peer", name) + LogField("reason", reason));
 //
-// text:  2024-11-21T10:00:00.123456Z INFO epoch committed epoch=12 members=5
-// json:  {"time":"2024-11-21T10:00:00.123456Z","level":"info","message":"epoch
-// committed","epoch":"12",
-//         "members":"5"}
+// As text:
+//   2024-11-21T10:00:00.123456Z INFO epoch committed epoch=12 members=5
+// As JSON (one line in the log):
+//   {"time":"2024-11-21T10:00:00.123456Z","level":"info",
+//    "message":"epoch committed","epoch":"12","members":"5"}
 //
-// A line is written by one call of write(2). Control characters and bytes that are not UTF-8 are
-// escaped, so foreign text can neither start a line of its own nor break the JSON. Any thread.
+// Each line is written by one call of write(2). Control characters and bytes that are not UTF-8 are
+// escaped, so foreign text can neither begin a line of its own nor break the JSON.
+//
+// Threads: any thread may call any function.
 #pragma once
 
 #include <functional>
@@ -23,18 +26,19 @@ enum class LogFormat { kText, kJson };
 
 void Log(LogLevel level, std::string_view line);
 
-// " key=value", with the value in quotes when it is empty or a blank, a quote or a control
-// character is in it.
+// Gives " key=value". The value is quoted if it is empty, or contains a blank, a quote or a control
+// character.
 std::string LogField(std::string_view key, std::string_view value);
 
-// Text and kInfo by default.
+// The format. The default is kText.
 void SetLogFormat(LogFormat format);
-// Lines below `level` are dropped.
+// Lines below `level` are dropped. The default is kInfo.
 void SetLogLevel(LogLevel level);
-// Lines go to `sink` (without their newline) instead of stderr; nullptr: back. For tests.
+// For tests: passes each line, without its newline, to `sink` instead of stderr. nullptr: back to
+// stderr.
 void SetLogSink(std::function<void(std::string_view)> sink);
 
-// A line as it is written, at `time_us` microseconds since 1970.
+// The line as Log() writes it. `time_us`: microseconds since 1970.
 std::string FormatLogLine(LogFormat format, LogLevel level, std::string_view line,
                           long long time_us);
 

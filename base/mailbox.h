@@ -1,9 +1,11 @@
-// How other threads reach an object that one thread owns: a bounded queue and a wake-up call.
+// A bounded queue, through which other threads reach an object that one thread owns.
 //
-// Any thread posts; the owner takes everything at once. `wake` is called by a poster, without a
-// lock held, when the mailbox was empty: once for any number of posts until the next TakeAll(). It
-// must not block (write to an eventfd, say) and may come once more after the mail was taken. The
-// mailbox outlives its posters' last Post().
+// Threads: any thread may Post() and Close(). The owner calls TakeAll().
+//
+// Post() calls `wake` on the posting thread if the mailbox was empty, without holding a lock. So
+// there is one call for any number of posts until the next TakeAll(). `wake` may still come after
+// that TakeAll(). `wake` must not block; it writes to an eventfd, for instance. The mailbox must
+// exist until the last Post() has returned.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +25,8 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // False, with `mail` gone: the mailbox is full or closed. The poster decides what that means.
+  // False: the mailbox is full or closed, and `mail` is dropped. The caller decides what to do
+  // then.
   [[nodiscard]] bool Post(T mail) {
     bool first = false;
     {
@@ -36,13 +39,13 @@ class Mailbox {
     return true;
   }
 
-  // In the order of the posts.
+  // Takes everything, in the order of the posts.
   std::vector<T> TakeAll() {
     MutexLock lock(&mutex_);
     return std::exchange(mail_, {});
   }
 
-  // Every later Post() returns false; what is in the box can still be taken.
+  // Makes every later Post() return false. What is in the mailbox can still be taken.
   void Close() {
     MutexLock lock(&mutex_);
     closed_ = true;

@@ -1,7 +1,7 @@
 // Mutex over std::mutex with Clang's thread annotations.
 //
-// Not absl::Mutex: the distribution builds Abseil without sanitizers and with deadlock detection,
-// so ThreadSanitizer reports false races through it, and each lock costs three times as much.
+// Why not absl::Mutex: the distribution builds Abseil without sanitizers and with deadlock
+// detection. ThreadSanitizer then reports false races, and each lock costs three times as much.
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex* const mutex_;
 };
 
-// Wakes spuriously: wait in a loop over the condition.
+// May wake up without a reason: wait in a loop that tests the condition.
 class CondVar {
  public:
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -47,7 +47,7 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // False: `timeout` passed without a wake-up.
+  // False: `timeout` has passed without a wake-up.
   bool WaitFor(Mutex* mutex, std::chrono::nanoseconds timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

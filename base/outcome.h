@@ -1,5 +1,5 @@
 // How a request of a trainer ended. The numbers are those of lh_status in
-// client/include/longhaul/longhaul.h and cross the Unix socket; they are never renumbered.
+// client/include/longhaul/longhaul.h. They cross the Unix socket and are never changed.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ constexpr auto NamesOf(Code) {
 
 inline constexpr size_t kOutcomeTextBytesMax = 448;
 
-// A code and, unless it is kOk, a text that says what was seen and what to do.
+// A code. Unless it is kOk, a text says what was seen and what to do.
 struct Outcome {
   Code code = Code::kOk;
   std::string text;

@@ -1,7 +1,7 @@
-// Random numbers from a seed: the same sequence on every machine and with every compiler.
+// Random numbers from a seed. The sequence is the same on every machine and with every compiler.
 //
-// xoshiro256** (Blackman and Vigna), seeded by splitmix64. For simulation, tests and jitter; never
-// for secrets. One thread at a time.
+// The generator is xoshiro256** (Blackman and Vigna), seeded by splitmix64. Use it for simulation,
+// tests and jitter, never for secrets. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace longhaul {
 
-// The next number of a splitmix64 sequence; a good mix of the bits of *state by itself.
+// Advances *state and gives the next number of a splitmix64 sequence. One call also mixes the bits
+// of a number well.
 constexpr uint64_t SplitMix64(uint64_t* state) {
   uint64_t z = (*state += 0x9e3779b97f4a7c15u);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -36,10 +37,10 @@ class Prng {
     return result;
   }
 
-  // Uniform in [0, n); n is not 0.
+  // A uniform number in [0, n). n must not be 0.
   uint64_t Below(uint64_t n) {
     LH_CHECK(n != 0);
-    // Lemire's multiplication, with rejection so that every value is equally likely.
+    // Lemire's multiplication. Rejects some numbers, so that every value is equally likely.
     unsigned __int128 product = static_cast<unsigned __int128>(Next()) * n;
     if (static_cast<uint64_t>(product) < n) {
       const uint64_t threshold = -n % n;
@@ -50,17 +51,17 @@ class Prng {
     return static_cast<uint64_t>(product >> 64);
   }
 
-  // Uniform in [low, high].
+  // A uniform number in [low, high].
   int64_t Between(int64_t low, int64_t high) {
     LH_CHECK(low <= high);
     const uint64_t span = static_cast<uint64_t>(high) - static_cast<uint64_t>(low) + 1;
     return static_cast<int64_t>(static_cast<uint64_t>(low) + (span == 0 ? Next() : Below(span)));
   }
 
-  // True with probability p; never for 0, always for 1.
+  // True with probability p: never for 0, always for 1.
   bool Chance(double p) { return static_cast<double>(Next() >> 11) * 0x1p-53 < p; }
 
-  // A generator of its own: numbers drawn from it do not shift those drawn here.
+  // A new generator. Numbers drawn from it do not change the sequence drawn here.
   Prng Fork() { return Prng(Next()); }
 
  private:

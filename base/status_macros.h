@@ -20,8 +20,9 @@
     }                                                               \
   } while (false)
 
-// Puts the value of a StatusOr into `target` (a declaration or an existing variable), or returns
-// its status from the enclosing function. A type with a comma in it needs parentheses or `auto`.
+// Assigns the value of a StatusOr to `target`, which is a declaration or an existing variable. If
+// the StatusOr has no value, returns its status from the enclosing function. A type with a comma in
+// it needs parentheses or `auto`.
 #define LH_ASSIGN_OR_RETURN(target, expression) \
   LH_ASSIGN_OR_RETURN_INNER(LH_MACRO_JOIN(lh_status_or_, __LINE__), target, expression)
 #define LH_ASSIGN_OR_RETURN_INNER(result, target, expression) \

@@ -1,4 +1,4 @@
-// Time as the cores see it: microseconds on a clock that only the driver reads.
+// Time as the pure cores see it: microseconds. Only the driver of a core reads a clock.
 #pragma once
 
 #include <compare>

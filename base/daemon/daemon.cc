@@ -60,7 +60,7 @@ void SetUpSignals() {
   LH_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0);
   signal(SIGPIPE, SIG_IGN);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // Sanitizers have handlers of their own.
+  // Sanitizers install their own handlers.
   absl::InstallFailureSignalHandler(absl::FailureSignalHandlerOptions());
 #endif
 }
@@ -69,7 +69,7 @@ void RaiseFileLimit() {
   struct rlimit limit {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
   limit.rlim_cur = limit.rlim_max;
-  // If it is refused, the old limit still serves.
+  // If this fails, the old limit stays, and the daemon can run with it.
   (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 

@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kConfigLinesMax = 10000;
 constexpr size_t kConfigLineBytesMax = 65536;
 
-// Libraries may register flags of their own; those are not ours to offer.
+// Whether the flag is of this source tree. Libraries register flags, too, which are not offered.
 bool IsOurs(const absl::CommandLineFlag& flag) {
   const std::string file = flag.Filename();
   for (const char* directory : {"base/", "coordinator/", "peerd/", "tests/", "tools/"}) {
@@ -36,7 +36,7 @@ bool IsOurs(const absl::CommandLineFlag& flag) {
   return false;
 }
 
-// By name with dashes.
+// Our flags, by name with dashes.
 std::map<std::string, absl::CommandLineFlag*> OurFlags() {
   std::map<std::string, absl::CommandLineFlag*> flags;
   for (const auto& [name, flag] : absl::GetAllFlags()) {
@@ -78,7 +78,7 @@ class Parser {
   }
 
  private:
-  // Sorts the arguments into flags and the rest; sets nothing yet.
+  // Sorts the arguments into flags and positional arguments. Sets nothing yet.
   absl::Status ReadArgs(const std::vector<std::string>& args) {
     for (size_t i = 0; i < args.size(); ++i) {
       const std::string& arg = args[i];

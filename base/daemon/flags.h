@@ -1,15 +1,16 @@
-// Flags of our programs: command line, LONGHAUL_* environment variables and a config file.
+// Flags of the programs of this project, from the command line, from LONGHAUL_* environment
+// variables, and from a config file.
 //
-// Flags are ordinary ABSL_FLAGs of this source tree. What is given on the command line wins over
-// the environment, which wins over the config file. '-' and '_' in names are the same.
+// A flag is an ordinary ABSL_FLAG of this source tree. The command line wins over the environment,
+// and the environment wins over the config file. '-' and '_' in a name mean the same.
 //
-// Environment: flag --ready-file of a program with prefix LONGHAUL_PEERD_ is taken from
-// LONGHAUL_PEERD_READY_FILE, else LONGHAUL_READY_FILE. An empty variable counts as unset. Variables
-// that name no flag are ignored: Kubernetes puts LONGHAUL_COORDINATOR_PORT and the like into every
-// container beside a service of that name.
+// Environment: for a program with the prefix LONGHAUL_PEERD_, the flag --ready-file is taken from
+// LONGHAUL_PEERD_READY_FILE, else from LONGHAUL_READY_FILE. An empty variable counts as unset. A
+// variable that names no flag is ignored, because Kubernetes sets variables such as
+// LONGHAUL_COORDINATOR_PORT in every container beside a service of that name.
 //
-// Config file (--config=FILE or --flagfile=FILE): a line is `name=value` or `--name=value`; empty
-// lines and lines that begin with '#' are skipped.
+// Config file (--config=FILE or --flagfile=FILE): each line is `name=value` or `--name=value`.
+// Empty lines and lines that begin with '#' are skipped.
 #pragma once
 
 #include <functional>
@@ -32,8 +33,9 @@ struct ParsedFlags {
   bool version = false;
 };
 
-// `getenv` looks up the environment (nullptr: not set). InvalidArgument names the flag, where it
-// was given, and what is wrong with it; some flags may have been set by then.
+// Parses the arguments and sets the flags. `getenv` looks up an environment variable (nullptr: not
+// set). InvalidArgument names the flag, where it was given, and what is wrong with it; some flags
+// may be set then.
 absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<std::string>& args,
                                        const ProgramInfo& info,
                                        const std::function<const char*(const char*)>& getenv);
@@ -41,11 +43,11 @@ absl::StatusOr<ParsedFlags> ParseFlags(const std::vector<std::string>& args,
 // The text of --help.
 std::string HelpText(const ProgramInfo& info);
 
-// ParseFlags of the process. Prints and exits with 0 for --help and --version, with 2 for bad
-// usage.
+// ParseFlags() with the arguments and the environment of the process. Returns the positional
+// arguments. Prints and exits with 0 for --help and --version, and with 2 for wrong usage.
 std::vector<std::string> ParseFlagsOrExit(int argc, char** argv, const ProgramInfo& info);
 
-// Says what is wrong with the usage on stderr and exits with 2.
+// Prints to stderr what is wrong with the usage, and exits with 2.
 [[noreturn]] void ExitUsage(const ProgramInfo& info, const std::string& problem);
 
 }  // namespace longhaul

@@ -1,4 +1,4 @@
-// Addresses as an operator writes them: "host:port", "[v6]:port".
+// Addresses as an operator writes them: "host:port" or "[IPv6 address]:port".
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,19 @@ struct HostPort {
   friend bool operator==(const HostPort&, const HostPort&) = default;
 };
 
-// InvalidArgument quotes the text and says what is wrong with it. Nothing is resolved.
+// Parses an address. Does not resolve the host name. InvalidArgument quotes the text and says what
+// is wrong with it.
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
 
 // "host:port", with brackets around a host that contains a colon.
 std::string ToString(const HostPort& address);
 
-// Comma-separated addresses, at least one, each with a port other than 0.
+// Parses a comma-separated list of one or more addresses. No port may be 0.
 absl::StatusOr<std::vector<std::string>> ParseAddressList(const std::string& text);
 
-// Whether one could listen on the address right now; listens for a moment. Unavailable says why not
-// and what to do: `service` ("HTTP") and `flag` ("--http") name what the address is for.
+// Tests whether this process could listen on the address now: listens for a moment. Unavailable
+// says why not, and what to do. `service` ("HTTP") and `flag` ("--http") say what the address is
+// for.
 absl::Status TryListening(const HostPort& address, const std::string& service,
                           const std::string& flag);
 

@@ -1,4 +1,5 @@
-// The version of everything built from this tree; client/include/longhaul/longhaul.h has the same.
+// The version of everything that is built from this tree. The same version is in
+// client/include/longhaul/longhaul.h and client/python/longhaul/_version.py.
 #pragma once
 
 namespace longhaul {

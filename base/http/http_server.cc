@@ -69,7 +69,8 @@ struct Request {
   std::string path;
 };
 
-// The first line of a request whose header is complete. An error's message is an HTTP status.
+// Parses the first line of a request whose header is complete. The message of an error is the HTTP
+// status to answer with.
 absl::StatusOr<Request> ParseRequest(const std::string& header) {
   const std::string line = header.substr(0, header.find_first_of("\r\n"));
   const size_t first = line.find(' ');
@@ -98,8 +99,9 @@ std::string Render(const HttpResponse& response, bool head) {
   return text;
 }
 
-// Reading its request; then, with `out`, sending the response; then, with `finishing`, reading the
-// client's rest away: closing at once would reset the connection and lose the response's end.
+// A connection. First it reads the request, then it sends the response (`out`), then it reads what
+// the client still sends (`finishing`): closing at once would reset the connection, and the client
+// might lose the end of the response.
 struct Connection {
   Fd fd;
   Clock::time_point deadline;
@@ -187,7 +189,7 @@ class HttpServer::Impl {
   int PollTimeoutMs() const {
     if (accept_paused_) return 100;
     if (connections_.empty()) return -1;
-    // The oldest is first.
+    // The oldest connection is the first.
     const auto left = connections_.front().deadline - Clock::now();
     return static_cast<int>(std::clamp<int64_t>(
         std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1, 0, 60000));
@@ -206,7 +208,7 @@ class HttpServer::Impl {
     while (connections_.size() < kHttpConnectionsMax) {
       Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (fd.get() < 0) {
-        // Out of descriptors: the listener stays readable, so wait a little instead of spinning.
+        // No free descriptors. The listener stays readable, so wait a little to avoid a busy loop.
         accept_paused_ = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
         return;
       }
@@ -273,7 +275,7 @@ class HttpServer::Impl {
 
   bool Discard(Connection* c) {
     char buffer[4096];
-    // One buffer a turn, so that a client that sends for ever does not hold the thread.
+    // One buffer in each turn, so that a client that sends without end does not block the others.
     const ssize_t got = recv(c->fd.get(), buffer, sizeof buffer, 0);
     return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
   }

@@ -1,9 +1,11 @@
-// A small HTTP/1.1 server for what operators' tools fetch: metrics, health, a status page.
+// A small HTTP/1.1 server for metrics, health checks and a status page.
 //
-// GET and HEAD only; every response closes its connection. One thread does everything, the handler
-// included, so a handler may take a moment but must not wait without a limit. Bounded: at most
-// kHttpConnectionsMax connections (others wait in the kernel's queue), kHttpRequestBytesMax bytes
-// of request, kHttpSeconds from accept to end, whatever the client does.
+// It answers GET and HEAD, and closes the connection after each response. One thread of the server
+// does everything and also runs the handler, so a handler must not wait without a limit.
+//
+// Limits: kHttpConnectionsMax connections at a time (more wait in the queue of the kernel),
+// kHttpRequestBytesMax bytes for a request, and kHttpSeconds from accept to the end of a
+// connection.
 #pragma once
 
 #include <functional>
@@ -26,19 +28,19 @@ struct HttpResponse {
 
 class HttpServer {
  public:
-  // Called on the server's thread with the path, without its query.
+  // Runs on the thread of the server. `path` comes without the query.
   using Handler = std::function<HttpResponse(const std::string& path)>;
 
-  // Listens on `address` ("host:port"; port 0: any free one). Unavailable if the port is taken or
-  // the address is not of this host; InvalidArgument if it is not an address.
+  // Listens on `address` ("host:port"; port 0: any free port). Unavailable: the port is in use, or
+  // this host does not have the address. InvalidArgument: `address` is not an address.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
                                                            Handler handler);
-  // Closes all connections; no handler runs afterwards.
+  // Closes all connections. No handler runs afterwards.
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // "host:port" as bound.
+  // The address that the server listens on, as "host:port".
   const std::string& address() const;
 
  private:
