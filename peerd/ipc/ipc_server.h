@@ -1,30 +1,35 @@
-// Where trainers attach: the Unix socket of peerd, the arena regions that come over it, and the
-// local members behind it.
+// The server on the Unix socket of peerd, to which trainers connect.
 //
-// Speaks proto/wire/ipc.h. Requests that make sense become calls of TrainerRequests; the engine
-// answers through the server's methods, exactly once each, at once or later. Two kinds of refusal:
-// - against the protocol (garbage, wrong version, a missing descriptor): the connection is closed
+// It speaks proto/wire/ipc.h. It checks each request and passes it to the engine as a call of
+// TrainerRequests. The engine answers each request exactly once, at once or later, through the
+// methods of TrainerPort. There are two kinds of refusal:
+// - The request breaks the protocol (garbage, wrong version, missing descriptor). The server closes
 // and
-//   counted, after a last frame with the reason where the other side can read it;
-// - a request that cannot be granted (unknown region, tag in use, limit reached): answered with its
-//   reason, the connection lives.
+//   counts the connection. If the trainer can still read, it first gets a frame with the reason.
+// - The request cannot be granted (unknown region, tag in use, limit reached). The server answers
+// with
+//   the reason, and the connection goes on.
 //
-// Local members. The server numbers them. A member ends when its join fails, its leave succeeds, it
-// is gone (MemberGone), or its connection ends (OnGone, told once for each that had not ended).
-// What is answered about a member that has ended is ignored, so the driver need not keep count.
+// Members: the server numbers the local members. A member ends when its join fails, when its leave
+// succeeds, when the engine calls MemberGone(), or when its connection ends. In the last case the
+// server calls OnGone() for each member that had not ended. Answers for a member that has ended are
+// ignored, so the engine need not keep count.
 //
-// States. What a trainer registers belongs to its connection; at most one sync uses it at a time.
-// A LocalState lives as long as anybody holds it, also beyond the connection.
+// States: a state that a trainer registers belongs to its connection. At most one sync uses it at a
+// time. A LocalState exists as long as there is a shared_ptr to it, also after its connection.
 //
-// Regions. A region is mapped from the trainer's REGION until nothing refers to it: the connection
-// (until UNREGION or its end), posts (until PostDone), states, and whoever holds the shared_ptr, so
-// an op
-// finishes on memory of a trainer that has died. OnRegionRemoved follows the last release in a
-// later RunOnce(), not inside the call that released; the unmapping, after that, on a thread of its
-// own.
+// Regions: a region of the arena is mapped from the trainer's REGION request on, as long as
+// anything refers to it:
+// - the connection, until UNREGION or its end
+// - posts, until PostDone()
+// - states
+// - any other holder of the shared_ptr
+// So an op can finish on memory of a trainer that has died. After the last release the server calls
+// OnRegionRemoved() in a later RunOnce(), never inside the call that released the region. Then
+// another thread unmaps the memory.
 //
-// Threads: the ring's. The ring outlives the server; handler calls come from inside RunOnce() only,
-// and never inside a method of the server.
+// Threads: the thread of the ring. The ring must outlive the server. The server calls
+// TrainerRequests only inside Ring::RunOnce(), and never inside one of its own methods.
 #pragma once
 
 #include <cstdint>
@@ -39,39 +44,41 @@
 namespace longhaul::peerd {
 
 struct IpcServerOptions {
-  std::string path;  // at most 107 bytes; the parent directory is made if it is missing
+  std::string path;  // at most 107 bytes. A missing parent directory is created
   uint32_t mode = 0660;
-  // Who may connect besides root and the own user: members of this group. "": of the own group.
+  // Root, the user of peerd and the members of this group may connect. "": the group of peerd.
   std::string group;
   uint64_t arena_limit = 0;           // bytes of all regions together; 0: no limit
-  uint32_t hello_timeout_ms = 10000;  // a connection that has not said HELLO by then is closed
+  uint32_t hello_timeout_ms = 10000;  // a connection without HELLO is closed after this
 };
 
 struct IpcStats {
   uint32_t clients = 0;
   uint32_t members = 0;
   uint32_t posts_open = 0;
-  uint64_t arena_bytes = 0;  // mapped
-  uint64_t connections_refused =
-      0;                          // before or instead of HELLO: not permitted, too many, not ours
-  uint64_t connections_cut = 0;   // after HELLO: against the protocol, or they do not read
-  uint64_t requests_refused = 0;  // connections_* and requests that were not granted
+  uint64_t arena_bytes = 0;  // of all regions that are mapped
+  // Connections closed before a valid HELLO: not permitted, too many, or not of this protocol.
+  uint64_t connections_refused = 0;
+  // Connections closed after HELLO: the trainer broke the protocol, or does not read.
+  uint64_t connections_cut = 0;
+  // Requests that were not granted, plus the two numbers above.
+  uint64_t requests_refused = 0;
 };
 
 class IpcServer : public TrainerPort {
  public:
   virtual IpcStats GetStats() const = 0;
 
-  // Stops listening, removes the socket file, and closes every connection once what was answered
-  // has been sent. The handler hears of no member any more.
+  // Stops listening and removes the socket file. Closes each connection when all its answers are
+  // sent. TrainerRequests is not called any more.
   virtual void Close() = 0;
-  // Nothing of the server is left in the ring.
+  // Whether Close() is complete: the ring has no operation of the server left.
   virtual bool closed() const = 0;
 };
 
-// Listens at once. A socket file that nobody answers on is replaced. AlreadyExists: another process
-// serves there. InvalidArgument: no such path or group. Unavailable: what the system said.
-// `ring` and `handler` outlive the server.
+// Makes a server that listens. A socket file that nobody answers on is replaced. `ring` and
+// `handler` must outlive the server. AlreadyExists: another process listens there. InvalidArgument:
+// there is no such path or group. Unavailable: the system refused; the text says what it said.
 absl::StatusOr<std::unique_ptr<IpcServer>> MakeIpcServer(const IpcServerOptions& options,
                                                          Ring* ring, TrainerRequests* handler);
 

@@ -24,7 +24,7 @@ constexpr Asking<ProtoAsk::kHas> kHas;
 template <HasFields T, class Proto>
 void Put(const T& in, Proto* out);
 
-// As it stands in a protobuf field.
+// The value of a plain field in the form that protobuf takes.
 template <class T, class Rule>
 decltype(auto) Plain(const T& value, const Rule& rule) {
   if constexpr (kIsId<T>) {
@@ -73,8 +73,9 @@ void Put(const T& in, Proto* out) {
 
 // ------------------------------------------------------------------------------ from protobuf
 
-// Fills a new T. Returns "" or which enum holds a number that is none of its own; all other rules
-// are left to FaultIn().
+// Fills a T that was just made. Checks only what cannot be checked afterwards: that each enum holds
+// one of its numbers, and that no list is too long or too short. FaultIn() checks the rest. Returns
+// the path to the first fault and what is wrong there, or "".
 template <HasFields T, class Proto>
 std::string Get(const Proto& in, T* out);
 
@@ -93,7 +94,7 @@ template <class T, class Rule, class Repeated>
 std::string GetList(const Repeated& in, const rule::List<Rule>& rule, std::vector<T>* out) {
   std::string fault =
       fields_internal::CountFault(static_cast<size_t>(in.size()), rule.min, rule.max);
-  if (!fault.empty()) return fault;  // before anything is copied
+  if (!fault.empty()) return fault;  // a list that is too long is not copied
   out->reserve(static_cast<size_t>(in.size()));
   for (const auto& element : in) {
     if constexpr (HasFields<T>) {
@@ -106,7 +107,7 @@ std::string GetList(const Repeated& in, const rule::List<Rule>& rule, std::vecto
   return fault;
 }
 
-// What is wrong begins with what follows the field's name.
+// Fills one field. Returns a fault without the name of the field, which the caller puts in front.
 template <class T, class Field, class Proto>
 std::string GetField(const Proto& in, const Field& field, T* out) {
   if constexpr (kIsOptional<T>) {

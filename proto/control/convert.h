@@ -1,12 +1,13 @@
-// Control messages as protobuf and back: the border at which foreign messages are checked.
+// Converts control messages to protobuf and back, and checks every message that was received.
 //
-// Derived from the fields that the messages name (proto/control/messages.h, base/fields.h): a field
-// of a struct is the field of that name in the .proto file. What FromProto() lets through needs no
-// further doubt: exactly one message is set, and nothing in it breaks a rule of its fields.
-// Texts for people are not worth a refusal: they are cut to their limit, and made valid UTF-8.
-// Fields of newer releases are ignored, kinds of message of newer releases refused.
+// The conversion uses the list of fields of each message (proto/control/messages.h, base/fields.h):
+// a field of a struct is the field of the same name in the .proto file.
 //
-// Pure functions: no threads, no state. Include the .pb.h beside this one to look into the protos.
+// A message from FromProto() is valid: exactly one kind of message is set, and no field breaks its
+// rule. Texts for people are never refused: they are cut to their limit and made valid UTF-8. A
+// field of a newer release is ignored. A kind of message of a newer release is refused.
+//
+// Pure functions: no threads, no state. To look into the protobuf messages, include the .pb.h, too.
 #pragma once
 
 #include <string>
@@ -24,13 +25,13 @@ namespace longhaul::control {
 v1::PeerMessage ToProto(const PeerMessage& message);
 v1::CoordinatorMessage ToProto(const CoordinatorMessage& message);
 
-// InvalidArgument: the text names message, field and value ("EpochReady: ops[3].ordinal is 0, not
-// an id"). The stream is to be closed.
+// InvalidArgument: the text names message, field and value, such as "EpochReady: ops[3].ordinal is
+// 0, not an id". The caller must close the stream then.
 absl::StatusOr<PeerMessage> FromProto(const v1::PeerMessage& proto);
 absl::StatusOr<CoordinatorMessage> FromProto(const v1::CoordinatorMessage& proto);
 
-// The same with protobuf's bytes, for journals and simulation. Bytes that are no message of the
-// type, or more than LH_CONTROL_MESSAGE_BYTES_MAX, are InvalidArgument.
+// The same with serialized protobuf messages, for journals and simulation. InvalidArgument: the
+// bytes are not a message of this type, or there are more than LH_CONTROL_MESSAGE_BYTES_MAX.
 std::string Serialize(const PeerMessage& message);
 std::string Serialize(const CoordinatorMessage& message);
 absl::StatusOr<PeerMessage> ParsePeerMessage(const std::string& bytes);
