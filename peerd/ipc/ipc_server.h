@@ -61,7 +61,7 @@ struct IpcStats {
   uint64_t connections_refused = 0;
   // Connections closed after HELLO: the trainer broke the protocol, or does not read.
   uint64_t connections_cut = 0;
-  // Requests that were not granted, plus the two numbers above.
+  // All refusals: requests that were not granted, connections as above, and failed accepts.
   uint64_t requests_refused = 0;
 };
 
@@ -70,15 +70,17 @@ class IpcServer : public TrainerPort {
   virtual IpcStats GetStats() const = 0;
 
   // Stops listening and removes the socket file. Closes each connection when all its answers are
-  // sent. TrainerRequests is not called any more.
+  // sent. OnGone() is not called any more.
   virtual void Close() = 0;
   // Whether Close() is complete: the ring has no operation of the server left.
   virtual bool closed() const = 0;
 };
 
 // Makes a server that listens. A socket file that nobody answers on is replaced. `ring` and
-// `handler` must outlive the server. AlreadyExists: another process listens there. InvalidArgument:
-// there is no such path or group. Unavailable: the system refused; the text says what it said.
+// `handler` must outlive the server.
+//
+// AlreadyExists: another process listens there. InvalidArgument: there is no such path or group.
+// Unavailable: the system refused; the text says why.
 absl::StatusOr<std::unique_ptr<IpcServer>> MakeIpcServer(const IpcServerOptions& options,
                                                          Ring* ring, TrainerRequests* handler);
 
