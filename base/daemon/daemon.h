@@ -21,14 +21,12 @@ namespace longhaul {
 
 // Call this first in main(), before there is a second thread. It
 // - parses the flags, among them --log-format, --log-level and --ready-file. Exits with 0 for
-// --help
-//   and --version, and with 2 for wrong usage, such as positional arguments
+//   --help and --version, and with 2 for wrong usage, such as positional arguments
 // - ignores SIGPIPE
 // - blocks SIGTERM and SIGINT in this and all later threads, for StopSignalFd()
 // - raises the soft limit of open files to the hard limit
 // - turns off the deadlock detector of Abseil. In the build of the distribution it takes most of
-// the
-//   time of a lock, and aborts the process
+//   the time of a lock, and aborts the process
 // - makes a crash print a stack trace
 // - removes a ready file that an earlier process left
 void InitDaemon(int argc, char** argv, const ProgramInfo& info);

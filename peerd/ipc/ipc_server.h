@@ -4,11 +4,10 @@
 // TrainerRequests. The engine answers each request exactly once, at once or later, through the
 // methods of TrainerPort. There are two kinds of refusal:
 // - The request breaks the protocol (garbage, wrong version, missing descriptor). The server closes
-// and
-//   counts the connection. If the trainer can still read, it first gets a frame with the reason.
+//   and counts the connection. If the trainer can still read, it first gets a frame with the
+//   reason.
 // - The request cannot be granted (unknown region, tag in use, limit reached). The server answers
-// with
-//   the reason, and the connection goes on.
+//   with the reason, and the connection goes on.
 //
 // Members: the server numbers the local members. A member ends when its join fails, when its leave
 // succeeds, when the engine calls MemberGone(), or when its connection ends. In the last case the
