@@ -23,7 +23,7 @@ const char* Name(SyncStrategy strategy) {
   return "unknown";
 }
 
-// The key with most votes; of several the lowest.
+// The key with the most votes; with equal votes the lowest key.
 template <class Key>
 Key MostVotes(const std::map<Key, size_t>& votes) {
   return std::max_element(votes.begin(), votes.end(),
@@ -56,14 +56,14 @@ class Count {
     SyncVerdict verdict{c.member, Do::kRefuse, {code, std::move(text)}, compare_to};
     refused_.emplace(c.member, std::move(verdict));
   }
-  // `use` may refuse the offer that it gets.
+  // Calls use(offer) for each offer that is not refused. `use` may refuse it.
   template <class Use>
   void ForEachLegal(Use use) const {
     for (const Candidate& c : offers_) {
       if (!refused_.contains(c.member)) use(c);
     }
   }
-  // The offers that are legal so far, counted by what `key` gives.
+  // Counts the offers that are not refused, by key(offer).
   template <class KeyOf>
   auto Votes(KeyOf key) const {
     std::map<decltype(key(offers_.front())), size_t> votes;
@@ -126,7 +126,7 @@ class Count {
     return c.offer.complete && c.offer.strategy != SyncStrategy::kReceive;
   }
 
-  // Whether nobody is elected for now, since there may be a candidate the next time.
+  // Whether an incomplete offer may be a candidate in a later election. Sets Election.again then.
   bool Postpone() {
     std::optional<MemberId> fetching;
     ForEachLegal([&](const Candidate& c) {
@@ -187,7 +187,7 @@ class Count {
   SyncVerdict VerdictOf(const Candidate& c) const {
     const auto refused = refused_.find(c.member);
     if (refused != refused_.end()) return refused->second;
-    // An incomplete one may turn out to need nothing; that is for its transfer to find.
+    // An incomplete offer always fetches. Its transfer may find that nothing is missing.
     return {c.member, Holds(c) && c.offer.complete ? Do::kKeep : Do::kFetch, {}, {}};
   }
 

@@ -1,26 +1,33 @@
-// Which state a group agrees on: the outcome of one sync, from what its members offer.
+// Elects the state of a group: decides from the offers of its members which state a sync makes
+// equal at all of them, who must fetch it, and who is refused.
 //
-// Pure function of the offers and of the revision that is due; the order of the offers makes no
-// difference. Rules, in this order:
+// Pure function of the offers and of the revision that is due. The order of the offers makes no
+// difference. `due` is the committed revision plus one; the first sync of a group has none.
 //
-//  1. Strategies. kPopular is used by all or by none. The side with fewer members is refused
-//     (kPopular stays if they are as many).
-//  2. Revisions. The first sync of a group takes the highest that is offered. Later ones expect the
-//     one that is due: a higher one breaks the rule of increments and is refused; a lower one is
-//     outdated, pulled forward, and can win only if nobody offers the one that is due, and only if
-//     it is the committed one, below which the group never falls. What a peer kept of a former
-//     member and is higher is of another history: pulled forward, it cannot win.
-//  3. Manifests. Most votes win, ties go to the manifest with the lowest digest; the others are
-//     refused, and learn by whose manifest.
-//  4. Candidates: with kPopular everybody, otherwise those that send; but nobody whose offer is
-//     incomplete. Among those with the highest legal revision the digest with most votes wins, ties
-//     go to the lowest digest. Without a candidate nobody syncs: all are refused, or, if an offer
-//     is incomplete and may be one the next time, all are to offer again. All alike: who is refused
-//     goes on, and who offers again waits for the others.
-//  5. Whoever has the elected state keeps it; the others fetch it, except a sender, which is
-//     refused.
+// The rules, in this order. An offer that a rule refuses takes no part in the rules below it.
 //
-// Source of the rules: the shared-state semantics of PCCL (arXiv 2505.14065), made deterministic.
+//  1. Strategies. Either all members use kPopular, or none. If some do, the smaller side is
+//     refused. If both sides are equal, kPopular stays.
+//  2. Revisions. The first sync accepts any revision. Later, an offer above `due` is refused,
+//     because a revision rises by one between two syncs. Exception: if its peer had kept the state
+//     of a former member (SyncOffer.kept), the state may be of another history of the group. Then
+//     the offer stays, but can only receive. An offer below `due` stays, too: its member is
+//     outdated.
+//  3. Manifests. The manifest with the most votes wins; with equal votes the lowest digest. All
+//     other offers are refused. SyncVerdict.compare_to names a member with the winning manifest.
+//  4. Winner. A candidate is a complete offer that does not use kReceive. Among the candidates with
+//     the highest revision, the state with the most votes wins; with equal votes the lowest digest.
+//     If there is no candidate, or the highest revision is below the committed one, nobody is
+//     elected:
+//     - if an incomplete offer does not use kReceive, it may be a candidate later: all members
+//       offer again (Election.again)
+//     - otherwise all offers are refused
+//     All members get the same answer, because a refused member goes on, while a member that offers
+//     again waits for the others.
+//  5. Verdicts. A member with the elected state keeps it. The others fetch it. A member with kSend
+//     never fetches, so it is refused.
+//
+// The rules are those of shared state in PCCL (arXiv 2505.14065), made deterministic.
 #pragma once
 
 #include <cstdint>
@@ -37,40 +44,42 @@ namespace longhaul::coordinator {
 
 using control::SyncStrategy;
 
+// The offer of one member.
 struct Candidate {
   MemberId member;
   control::SyncOffer offer;
   friend bool operator==(const Candidate&, const Candidate&) = default;
 };
 
+// What the election decided for one member.
 struct SyncVerdict {
   enum class Do : uint8_t {
-    kKeep,   // its state is the elected one (it may be ahead of its revision)
-    kFetch,  // from the holders
-    kRefuse,
+    kKeep,    // it has the elected state; the revision that it offered may be lower
+    kFetch,   // it must fetch the state from the holders
+    kRefuse,  // it gets the error `refusal`
   };
   MemberId member;
   Do action = Do::kKeep;
-  Outcome refusal;      // kRefuse
-  MemberId compare_to;  // kRefuse for another manifest: who has the elected one; else none
+  Outcome refusal;      // set for kRefuse
+  MemberId compare_to;  // set if refused for its manifest: a member with the elected manifest
   friend bool operator==(const SyncVerdict&, const SyncVerdict&) = default;
 };
 
 struct Election {
-  // False: nobody was elected, every verdict refuses.
+  // False: no state was elected. Either every verdict is kRefuse, or `again` is set.
   bool elected = false;
-  // Not empty: nobody was elected, but somebody may be when all have offered again; there are no
-  // verdicts. For whose sake.
+  // Not empty: no state was elected, but a later election may find one. There are no verdicts, and
+  // all members must offer again. The text says why.
   std::string again;
   uint64_t revision = 0;
   Hash128 manifest;
   Hash128 state;
-  std::vector<MemberId> holders;      // who has it, by member number
-  std::vector<SyncVerdict> verdicts;  // one an offer, by member number
+  std::vector<MemberId> holders;      // members that have the elected state, by member number
+  std::vector<SyncVerdict> verdicts;  // one for each offer, by member number
 };
 
-// `due`: the revision that the next sync is to have, one more than the committed one; nullopt: the
-// group has never synced. Each member offers once.
+// Holds one election. Each member may occur in `offers` only once. `due`: the committed revision
+// plus one; nullopt: the group has never synced.
 Election Elect(std::vector<Candidate> offers, std::optional<uint64_t> due);
 
 }  // namespace longhaul::coordinator

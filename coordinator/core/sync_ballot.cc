@@ -18,7 +18,8 @@ EventRecord Note(std::string kind, MemberId member, std::string text) {
   return {std::move(kind), {}, {}, member, {}, std::move(text)};
 }
 
-// Neighbours in rank first, so that many fetchers do not all ask the same.
+// The holders that `member` is to ask, at most LH_SYNC_SOURCES_MAX. The list begins with the next
+// member in rank, so that fetchers do not all ask the same holder.
 std::vector<control::SyncSource> SourcesFor(MemberId member, const std::set<MemberId>& holders,
                                             const GroupRecord& record) {
   const size_t size = record.members.size();
@@ -91,7 +92,7 @@ void SyncBallot::FetchDone(const control::FetchDone& done, SyncOutput* out) {
   }
   f.fetching.erase(done.member);
   f.fetched.push_back(done.member);
-  // Also one that only receives: somebody may reach it and no sender.
+  // Also with kReceive: some fetcher may reach this member, but no sender.
   f.holders.insert(done.member);
   f.sources_changed = true;
 }
@@ -222,7 +223,7 @@ void SyncBallot::Commit(Fetching done, GroupRecord* record, Tick now, SyncOutput
   out->notices.push_back(std::move(note));
 }
 
-// Whoever waits for the end of the sync is told that there is none.
+// Tells every member of the sync, refused or not, to sync again.
 void SyncBallot::Fail(const Fetching& f, Tick now, SyncOutput* out) {
   const std::string text =
       "sync of revision " + std::to_string(f.revision) + " failed: " + f.failed + "; sync again";
@@ -238,7 +239,8 @@ void SyncBallot::Fail(const Fetching& f, Tick now, SyncOutput* out) {
                                   " bytes=" + std::to_string(f.bytes) + " reason=" + f.failed));
 }
 
-// They would wait for members that wait for them.
+// The members that have offered would wait for `missing`, and `missing` wait for them at the next
+// step boundary. So the offers are refused.
 void SyncBallot::RefuseStalemate(const std::set<MemberId>& missing, GroupRecord* record, Tick now,
                                  SyncOutput* out) {
   const std::string text = "sync refused: " + List(missing, " ", kNamesShownMax) +
@@ -261,8 +263,8 @@ void SyncBallot::Refuse(const control::SyncResult& result, GroupRecord* record, 
   out->results.push_back(result);
 }
 
-// The answer to an offer of before this coordinator. A fetcher that was done offers what it
-// fetched.
+// A member that had fetched the state offers that state. So if the offer is the committed state,
+// the sync was committed; otherwise it was refused.
 control::SyncResult SyncBallot::Ended(MemberId member, const control::SyncOffer& offer,
                                       const GroupRecord& record) {
   control::SyncResult result{{}, member, offer.number};
