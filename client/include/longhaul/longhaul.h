@@ -566,7 +566,7 @@ typedef struct lh_op_info_t {
   uint32_t staged;     /* 1: a buffer was not from lh_alloc(), and was copied */
   uint64_t epoch;      /* in which the result was made */
   /* Tensor bytes that peerd sent and received for this operation, for all its members on this host
-   * together. 0 for LH_ONESHOT, whose tensors travel in control messages. */
+   * together. */
   uint64_t bytes_sent;
   uint64_t bytes_received;
   double seconds;         /* from start to outcome, measured by peerd */

@@ -18,8 +18,7 @@ class OpInfo(NamedTuple):
     epoch: int  #: the epoch in which the result was made
     retries: int  #: how often a fault interrupted the op after all members had started it
     staged: bool  #: a tensor was not in memory shared with peerd, and was copied
-    #: Tensor bytes that peerd sent for this op, for all its members on this host together. 0 for "oneshot", whose
-    #: tensors travel in control messages.
+    #: Tensor bytes that peerd sent for this op, for all its members on this host together.
     bytes_sent: int
     bytes_received: int  #: the same for bytes received
     seconds: float  #: from start to outcome, measured by peerd
