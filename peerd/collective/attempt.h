@@ -1,30 +1,36 @@
-// One attempt at one op at one peer: which segments go where, what is done with those that come.
+// One attempt at one op, at one peer: decides which parts of the tensor go to which peer, and adds
+// up what arrives.
 //
-// Algorithm apart from transport: an Attempt makes no system call and knows no socket. It asks its
-// Sink to send segments and is told of those that arrived; the same code runs over TCP, and in the
-// simulation over a model network. Owned and called by one thread.
+// An Attempt makes no system call and knows no socket. It hands segments to its AttemptSink to
+// send, and is told of those that arrived. So the same code runs over TCP, and in the simulation
+// over a model network. One thread owns an Attempt and makes all calls.
 //
-// Words: a tensor is cut into one chunk per ring position, a chunk into grains, at every position
-// alike (plan.h). A segment, what is sent at once, is one or more grains that follow each other in
-// a chunk: as many as its sender likes, and named by (phase, byte offset in the tensor, bytes). Few
-// and large ones cost less; many small ones can be shared out among many slow lanes.
+// Words (plan.h cuts tensors in the same way at every peer):
+// - position: the place of a peer in the ring, 0 to size - 1. The mesh uses the same numbers.
+// - chunk: a tensor is cut into one chunk for each position.
+// - grain: a chunk is cut into grains of grain_bytes.
+// - segment: one or more consecutive grains of a chunk, which are sent together. The sender chooses
+//   how many. Few large segments cost less; many small ones can be spread over many slow lanes. A
+//   segment is named by its phase, its offset in the tensor and its length.
 //
 // Ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-// 2009), without barriers between steps: a partial sum of a segment starts at its chunk's first
-// position, is added to and passed on at each following one (phase reduce), and the finished
-// segment goes round once more (phase gather). Segments flow from each position to the next one.
+// 2009), without barriers between the steps. Each position sends only to the next one.
+// - Phase reduce: the sum of a segment of chunk c begins at position c. Each following position
+//   adds its input and passes the partial sum on. The last position has the finished segment.
+// - Phase gather: the finished segment goes around the ring, and each position copies it.
 //
-// Mesh: each position owns one chunk. All others send it their inputs of its segments directly
-// (phase reduce); it adds them and sends what is finished to all (phase gather). Two steps however
-// many positions there are, where a ring takes 2 (size - 1), and segments flow between any two.
+// Mesh: position c owns chunk c. Segments go directly between any two positions.
+// - Phase reduce: each other position sends its input of the chunk to the owner, which adds them.
+// - Phase gather: the owner sends each finished segment to all other positions.
+// So a segment needs 2 steps, where a ring needs 2 (size - 1).
 //
-// Work in slices: no call works on a whole tensor. What takes time in proportion to the tensor
-// (putting originals back, copying the result to other local members, adding up several members'
-// inputs before they are sent) is done by Work(), as much at a time as its caller allows.
+// Work in slices: no call works on a whole tensor. Work() does everything that takes time in
+// proportion to the tensor, as much at a time as its caller allows: restoring originals, copying
+// the result to other local members, and adding up the inputs of several local members.
 //
-// Undo: until Commit() the inputs can be had back. Out of place they are not touched. In place,
-// what arrives of others' inputs lives in a scratch buffer; before a sum, finished or not,
-// overwrites its input, the original moves there, and Stop() puts it back.
+// Undo: until Commit(), Stop() can restore the inputs. Out of place (target apart from source) an
+// attempt never writes to an input. In place, the original of a segment is copied to a scratch
+// buffer before anything overwrites it, and Stop() puts it back.
 #pragma once
 
 #include <cstddef>
@@ -41,66 +47,75 @@
 
 namespace longhaul::peerd {
 
+// A part of the tensor that is sent at once.
 struct Segment {
   Phase phase = Phase::kReduce;
-  uint64_t offset = 0;  // bytes
+  uint64_t offset = 0;  // in the tensor, in bytes
   uint32_t bytes = 0;
 };
 
+// What an Attempt calls.
 class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
-  // Sends `segment` from `data` to ring position `to`. The memory stays valid until Sent(cookie),
-  // and after that as long as the attempt. Its bytes stay as they are until the receiver has all of
-  // them, be it before or after Sent(): a segment that was lost on its way is read again. Sent() is
-  // not called from within.
+  // Sends `segment` from `data` to position `to`. The sink must call Attempt::Sent(cookie) later,
+  // but not from within this call. The memory stays valid as long as the attempt. Its bytes do not
+  // change until the receiver has all of them, which may be before or after Sent(): if a segment is
+  // lost on its way, the sink may read and send it again.
   virtual void SendSegment(int to, const Segment& segment, const uint8_t* data,
                            uint64_t cookie) = 0;
-  // The result is complete and every segment has been Sent. At most once, and never for an attempt
-  // that is CompleteAtOnce(). The attempt may be stopped or committed from within, not destroyed.
+  // The result is complete, and Sent() was called for every segment. Called at most once, and never
+  // for an attempt that is CompleteAtOnce(). The sink may call Stop() or Commit() from within, but
+  // must not destroy the attempt.
   virtual void Complete() = 0;
 };
 
-// Memory for partial sums and kept originals. One pool a peerd.
+// Memory for partial sums and for originals. A peerd has one pool.
 class ScratchPool {
  public:
   virtual ~ScratchPool() = default;
-  // At least `bytes`, 64-byte aligned, not cleared; ResourceExhausted: the system has no more.
+  // Borrows at least `bytes`, aligned to 64 bytes, with undefined content. ResourceExhausted: the
+  // system has no more memory.
   virtual absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) = 0;
+  // Gives borrowed memory back.
   virtual void Give(uint8_t* data) = 0;
 };
-// Gives the pages of a mapping back to the system, which takes time in proportion to its size.
+// Unmaps memory. This takes time in proportion to its size.
 using UnmapFunction = std::function<void(void* data, size_t bytes)>;
-// Keeps freed buffers for reuse, as long as they and what is taken are no more than
-// `kept_bytes_max`. How much is taken is for those to bound who take it. `unmap`: what is done with
-// the others; null: munmap(), at once.
+// Makes a pool. It keeps buffers that were given back for later use, as long as they and the
+// borrowed buffers together have at most `kept_bytes_max`. It unmaps all others with `unmap` (null:
+// munmap(), at once). The pool does not limit how much is borrowed; the borrowers must.
 std::unique_ptr<ScratchPool> MakeScratchPool(uint64_t kept_bytes_max,
                                              UnmapFunction unmap = nullptr);
 
+// Default of AttemptSpec::cached_bytes_max.
 inline constexpr uint64_t kCachedBytesMax = 2 << 20;
 
+// What an attempt is to do. "Contributes" means that an input is in the result. The input of a
+// member in the background is left out, but that member gets the result.
 struct AttemptSpec {
   OpDesc desc;
-  int size = 1;          // ring positions (peers)
+  int size = 1;          // number of positions (peers)
   int position = 0;      // of this peer
-  uint32_t members = 1;  // who contribute, in all: the divisor of avg
-  // One of each per local member; targets[i] is sources[i] or does not overlap any of them.
+  uint32_t members = 1;  // members that contribute, at all peers together: the divisor of avg
+  // The tensors of the local members: member i has sources[i] and targets[i]. targets[i] is either
+  // equal to sources[i] (in place), or overlaps no source.
   std::vector<const uint8_t*> sources;
   std::vector<uint8_t*> targets;
-  // By source: its contents are in the result. The others are left out, and get it all the same.
-  // Empty: all do.
+  // For each source, whether it contributes. Empty: all do.
   std::vector<bool> contributes;
-  // By position: whether a source there contributes; at least one does. Empty: all do. A ring, in
-  // which sums pass by all positions, has no use for it.
+  // For each position, whether any source there contributes. At least one does. Empty: all do. The
+  // ring ignores it, because partial sums pass through every position anyway.
   std::vector<bool> ring_contributes;
-  // A multiple of 64; the same at every peer.
+  // A multiple of 64. The same at every peer.
   uint32_t grain_bytes = kGrainBytes;
-  // What this peer puts into a segment, at most (but one grain always).
+  // The longest segment that this peer sends. A segment has at least one grain.
   uint32_t segment_bytes = kGrainBytes;
-  // Own input that is handed to the sink and not Sent, at most (but one segment always): segments
-  // that others wait for then find a short queue while they are hot in cache. Long ways need more.
+  // The most bytes of this peer's own input that are handed to the sink and not Sent. One segment
+  // is always allowed. With a short queue, a segment that others wait for is sent soon, while it is
+  // in the cache. Links with a long latency need a longer queue.
   uint64_t window_bytes = 8 << 20;
-  // A tensor up to this is taken to be in the processor's caches, with its scratch buffer.
+  // A tensor of at most this size is taken to be in the caches, together with its scratch buffer.
   uint64_t cached_bytes_max = kCachedBytesMax;
 };
 
@@ -108,75 +123,83 @@ class Attempt {
  public:
   virtual ~Attempt() = default;
 
-  // Begins to send and compute. Call once.
+  // Begins to send and to compute. Call it once.
   virtual void Start() = 0;
-  // Nothing has to be sent or received (one peer, a one-shot op, no elements): complete as soon as
-  // started, and the sink's Complete() is not called.
+  // True if nothing has to be sent or received: one peer, a one-shot op, or no elements. The
+  // attempt is complete as soon as it is started, and AttemptSink::Complete() is not called.
   virtual bool CompleteAtOnce() const = 0;
-  // Segments may be sent to ring position `position` from now on. May come before Start().
+  // From now on segments may be sent to `position`: that peer has announced the op, so it has the
+  // memory. May be called before Start().
   virtual void Credit(int position) = 0;
-  // Where the payload of an arriving segment belongs, after Start(). InvalidArgument: it does not
-  // fit this attempt (sender, bounds, phase, size, order, or it was already placed): the sender
-  // broke the protocol.
+  // A segment begins to arrive. Returns where its payload must be written. Call it after Start().
+  // InvalidArgument: the segment does not fit this attempt (sender, bounds, phase, size, order, or
+  // it was placed before), so the sender broke the protocol.
   virtual absl::StatusOr<uint8_t*> Place(int from, const Segment& segment) = 0;
-  // The payload of the segment that was placed will not come; it is placed again when it is sent
-  // again. Nothing is written to its place meanwhile.
+  // The payload of a placed segment will not come, because its lane was lost. The caller no longer
+  // writes to the place. When the segment is sent again, Place() is called again.
   virtual void Abandoned(int from, const Segment& segment) = 0;
-  // The payload of a placed segment is complete.
+  // The payload of a placed segment has arrived completely.
   virtual void Received(int from, const Segment& segment) = 0;
-  // The bytes of SendSegment(..., cookie) are no longer referred to.
+  // The sink no longer reads the bytes of SendSegment(..., cookie), unless it must send them again.
   virtual void Sent(uint64_t cookie) = 0;
 
-  // Gives up, before or after Complete(). No receive into a placed segment may be under way.
-  // Afterwards only Sent() and Work() may be called; the sink is not called any more. The inputs
-  // are as posted once Idle(): a finished segment that is on its way to a peer which does not know
-  // of the stop yet is restored after its Sent(), or that peer could take the original for the
-  // result.
+  // Gives the attempt up, before or after Complete(). No placed segment may still be written to.
+  // Afterwards only Sent() and Work() may be called, and the attempt does not call the sink any
+  // more. The inputs are restored when Idle() is true. Memory that is still being sent is restored
+  // only after its Sent(): otherwise a peer that does not know of the stop could take the original
+  // for the result.
   virtual void Stop() = 0;
-  // The op is committed, after Complete(): once there is no more work, the result is in every
-  // target. Afterwards only Work() may be called.
+  // Commits the op; call it after Complete(). The result is in every target when HasWork() is
+  // false. Afterwards only Work() may be called.
   virtual void Commit() = 0;
-  // Start(), Credit(), Sent(), Stop() and Commit() may leave work to be done, and so may Work().
+  // Whether Work() has something to do. Start(), Credit(), Sent(), Stop(), Commit() and Work() may
+  // leave work.
   virtual bool HasWork() const = 0;
-  // Does some of it: until it has read and written `bytes_max` bytes of tensors, or there is no
-  // more. The last piece, of one segment at most, may go beyond. Returns the bytes.
+  // Works until it has read and written `bytes_max` bytes of tensors, or nothing is left to do. The
+  // last piece, of at most one segment, may go beyond. Returns the number of bytes.
   virtual uint64_t Work(uint64_t bytes_max) = 0;
-  // No segment handed to SendSegment() is still out, repeats aside, and there is no work: the
-  // object may be destroyed, and after Stop() the inputs are restored.
+  // True if Sent() was called for every segment that was handed to the sink, and there is no work.
+  // Then the attempt may be destroyed. After Stop(), the inputs are restored then.
   virtual bool Idle() const = 0;
 
-  // Payload handed to the sink; payload that was placed and came in whole.
+  // Bytes of the segments that were handed to the sink, and of those that arrived completely. For a
+  // one-shot op: the bytes of its inputs, which travel in other messages.
   virtual uint64_t bytes_sent() const = 0;
   virtual uint64_t bytes_received() const = 0;
 };
 
-// ResourceExhausted: the scratch pool has no room. `sink` and `pool` outlive the attempt.
+// Makes an attempt over the ring. `sink` and `pool` must outlive the attempt. ResourceExhausted:
+// the pool has no memory.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeRingAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
 
-// The same over the mesh. The inputs (of several members on one host: their sum) are added in ring
-// order of positions, whatever the order in which they arrive: the bits of the result are those of
-// a one-shot exchange, and the same each time. Positions that do not contribute send no input.
+// Makes an attempt over the mesh. The inputs are added in the order of positions, in whatever order
+// they arrive. So the result is the same each time, bit by bit, and the same as that of a one-shot
+// op. The input of a position is that of its local members, reduced together. A position that does
+// not contribute sends no input.
 absl::StatusOr<std::unique_ptr<Attempt>> MakeMeshAttempt(const AttemptSpec& spec, AttemptSink* sink,
                                                          ScratchPool* pool);
-// What an attempt cannot do without of the pool, at most, and takes before anything else: where all
-// local targets are in place, for originals; in the mesh, for inputs of others.
+// The most scratch memory that an attempt needs, and borrows before anything else.
+// OriginalsBytesMax(): for originals, if all local targets are in place. MeshInputsBytesMax(): for
+// the inputs of other positions, in the mesh.
 constexpr uint64_t OriginalsBytesMax(uint64_t tensor_bytes) { return tensor_bytes + 64; }
 constexpr uint64_t MeshInputsBytesMax(uint64_t tensor_bytes, size_t size) {
   return tensor_bytes + 128 * size;
 }
 
-// One-shot exchange of a small op: every input is at hand, added in ring order at every peer, so
-// all get the same bits. payloads[i] is the (locally reduced) input of position i; that of
-// `position` is empty and taken from the sources. Positions that do not contribute are left out.
-// InvalidArgument: a payload is not as long as the op's tensor.
+// Computes the result of a one-shot op. Every peer has the inputs of all positions and adds them in
+// the order of positions, so all get the same bits. payloads[i] is the OneShotPayload() of position
+// i. The payload at this peer's own position is ignored, and the sources are used instead.
+// Positions that do not contribute are left out. InvalidArgument: another payload is not as long as
+// the tensor.
 absl::StatusOr<std::string> ReducePayloads(const AttemptSpec& spec,
                                            const std::vector<std::string>& payloads);
-// Commit() stores the result, which is as long as the op's tensor, and leaves no work.
+// Makes the attempt of a one-shot op. Commit() writes the result, which is as long as the tensor,
+// to all targets and leaves no work.
 std::unique_ptr<Attempt> MakeOneShotAttempt(const AttemptSpec& spec, std::string result);
 
-// The input that this peer contributes to a one-shot op: its sources, reduced in order; zeros if
-// none of them contributes.
+// The input of this peer for a one-shot op: its contributing sources, reduced in their order. Zeros
+// if no source contributes.
 std::string OneShotPayload(const AttemptSpec& spec);
 
 }  // namespace longhaul::peerd

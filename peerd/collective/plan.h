@@ -1,8 +1,11 @@
-// How a tensor is cut: one chunk per position, chunks into grains.
+// How a tensor is cut: into one chunk for each position, and each chunk into grains.
 //
-// Chunks differ by at most 64 bytes, and every cut lies at a multiple of 64 bytes, so that elements
-// stay whole and grains of an aligned tensor are aligned. Small tensors leave chunks empty. The
-// same at every peer, since it is a function of the op and the number of positions only. Pure.
+// Every cut is at a multiple of 64 bytes. So elements stay whole, and the grains of an aligned
+// tensor are aligned. Chunks differ in length by at most 64 bytes. In a small tensor some chunks
+// are empty.
+//
+// The cuts depend only on the size of the tensor, the number of positions and the size of a grain.
+// So they are the same at every peer. Pure.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +14,7 @@
 
 namespace longhaul::peerd {
 
-// Peers cut tensors alike: it belongs to the lane protocol's version.
+// All peers must cut tensors in the same way: a change needs a new version of the lane protocol.
 inline constexpr uint32_t kGrainBytes = 32 << 10;
 
 class Plan {
@@ -22,7 +25,7 @@ class Plan {
     uint64_t bytes = 0;
     friend bool operator==(const Piece&, const Piece&) = default;
   };
-  // Grains that follow each other.
+  // Consecutive grains.
   struct Grains {
     uint64_t first = 0;
     uint64_t count = 0;
@@ -30,28 +33,29 @@ class Plan {
     friend bool operator==(const Grains&, const Grains&) = default;
   };
 
-  // `bytes` of the tensor; `size` >= 1 positions; `grain_bytes` a multiple of 64.
+  // `bytes`: of the tensor. `size`: number of positions, at least 1. `grain_bytes`: a multiple of
+  // 64.
   Plan(uint64_t bytes, int size, uint32_t grain_bytes);
 
   int chunks() const { return static_cast<int>(first_.size()) - 1; }
   Piece Chunk(int chunk) const;
 
-  // Grains are numbered through, chunk by chunk. Those of a chunk have grain_bytes() each, the last
-  // one what is left.
+  // The number of grains. Grains are numbered from 0, chunk after chunk. Each grain of a chunk has
+  // grain_bytes(), except the last one, which has what is left.
   uint64_t grains() const { return first_.back(); }
   uint32_t grain_bytes() const { return grain_bytes_; }
   Grains GrainsOf(int chunk) const { return {first_[chunk], first_[chunk + 1] - first_[chunk]}; }
   int ChunkOf(uint64_t grain) const;
-  // Of one or more grains of one chunk.
+  // The bytes of one or more grains, which are of one chunk.
   Piece PieceOf(const Grains& grains) const;
-  // The grains that are exactly this piece, all of one chunk; none if there are no such.
+  // The grains of one chunk that make up exactly this piece; nullopt if there are none.
   std::optional<Grains> Find(const Piece& piece) const;
 
  private:
   uint64_t bytes_;
-  uint64_t blocks_;  // of 64 bytes
+  uint64_t blocks_;  // the tensor in blocks of 64 bytes
   uint32_t grain_bytes_;
-  std::vector<uint64_t> first_;  // by chunk, and the end
+  std::vector<uint64_t> first_;  // the first grain of each chunk; last, the number of grains
 };
 
 }  // namespace longhaul::peerd

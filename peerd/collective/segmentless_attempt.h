@@ -1,4 +1,4 @@
-// Base of the attempts that exchange no segments: complete as soon as they are started.
+// Base class of attempts that exchange no segments. They are complete as soon as they are started.
 #pragma once
 
 #include "absl/status/status.h"
@@ -25,7 +25,8 @@ class SegmentlessAttempt : public Attempt {
   uint64_t bytes_received() const override { return 0; }
 };
 
-// One peer alone, or no elements: after Commit(), Work() reduces its members' tensors.
+// Makes the attempt for one peer alone, or for a tensor without elements. After Commit(), Work()
+// reduces the tensors of the local members.
 std::unique_ptr<Attempt> MakeLocalAttempt(const AttemptSpec& spec);
 
 }  // namespace longhaul::peerd

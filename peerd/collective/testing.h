@@ -1,13 +1,19 @@
-// Attempts of one op at all its peers, in one thread, over a model network.
+// Runs the attempts of one op at all its peers, in one thread, over a model network. For tests and
+// the simulation.
 //
-// Whatever can happen next, happens in an order drawn from a seed: peers start, credits arrive, a
-// segment's header arrives, its memory is read (as late as the contract of AttemptSink allows), its
-// payload arrives, Sent() comes back early or late; segments overtake each other, and some are lost
-// half received and read and sent again, be it after their Sent(); work is done in slices. Breaches
-// of contract abort the process: memory that changed while a segment referred to it, calls after
-// Stop().
+// The order of events is drawn from a seed:
+// - peers start, and credits arrive
+// - the header of a segment arrives, its memory is read (as late as the contract of AttemptSink
+//   allows), its payload arrives, and Sent() is called, early or late
+// - segments overtake each other
+// - some segments are lost when they are half received; they are read and sent again, also after
+//   their Sent()
+// - work is done in slices
 //
-// Plain objects: one thread, no clock. For tests and the simulation.
+// A breach of the contract aborts the process: memory changed while a segment referred to it, or an
+// attempt was called after Stop().
+//
+// Plain objects: one thread, no clock.
 #pragma once
 
 #include <cstdint>
@@ -21,36 +27,37 @@
 
 namespace longhaul::peerd {
 
-// MakeRingAttempt or MakeMeshAttempt.
+// Either MakeRingAttempt or MakeMeshAttempt.
 using AttemptMaker = absl::StatusOr<std::unique_ptr<Attempt>> (*)(const AttemptSpec&, AttemptSink*,
                                                                   ScratchPool*);
 
-// All the work that is left, in slices of that size.
+// Lets the attempt do all work that is left, in slices of `bytes_max`.
 void WorkOff(Attempt* attempt, uint64_t bytes_max = 1);
-// Commit(), to the end.
+// Calls Commit() and does all work.
 void CommitWhole(Attempt* attempt);
 
 class ModelNetwork {
  public:
-  // specs[i] is that of position i; `pool` outlives the network.
+  // specs[i] is the spec of position i. `pool` must outlive the network.
   ModelNetwork(AttemptMaker make, const std::vector<AttemptSpec>& specs, ScratchPool* pool,
                uint64_t seed);
   ~ModelNetwork();
   ModelNetwork(const ModelNetwork&) = delete;
   ModelNetwork& operator=(const ModelNetwork&) = delete;
 
-  // Lets one thing happen; false if nothing can any more.
+  // Lets one event happen. False: no event is possible any more.
   bool Step();
-  // Until nothing can happen. False: some peer that was not stopped is not complete.
+  // Runs until no event is possible. False: a peer that was not stopped is not complete.
   bool Run();
 
-  // As a peer that freezes: receives under way are cut off in the middle, then Attempt::Stop().
+  // Does what a peer does that freezes: cuts off segments that are being received, then calls
+  // Attempt::Stop().
   void Stop(int position);
 
   Attempt& attempt(int position) { return *peers_[position]->attempt; }
   bool complete(int position) const { return peers_[position]->complete; }
   bool stopped(int position) const { return peers_[position]->stopped; }
-  // Segments that are on their way: to show what a failing test saw.
+  // The segments on their way, as text for a failing test.
   std::string ToString() const;
 
  private:
@@ -65,7 +72,7 @@ class ModelNetwork {
     bool complete = false;
     bool stopped = false;
     bool in_start = false;
-    std::set<int> credit_due;  // this peer has started and these do not know yet
+    std::set<int> credit_due;  // positions that do not know yet that this peer has started
   };
   struct Flight {
     int from = 0;
@@ -76,8 +83,8 @@ class ModelNetwork {
     std::string as_handed;
     bool read = false;
     uint8_t* place = nullptr;
-    bool placed = false;     // or thrown away by a stopped peer
-    bool delivered = false;  // or thrown away
+    bool placed = false;     // by the receiver; or dropped by a stopped one
+    bool delivered = false;  // completely; or dropped
     bool returned = false;   // Sent() was called
   };
 
@@ -94,34 +101,36 @@ class ModelNetwork {
   std::vector<std::unique_ptr<Flight>> flights_;
 };
 
-// Inputs, outputs and the expected result of one op over small whole numbers, so that every order
-// of additions is exact in every dtype. Memory is 64-byte aligned plus `misalign` bytes.
+// The inputs, outputs and expected result of one op. The values are small whole numbers, so that
+// every order of additions is exact in every dtype. Memory begins `misalign` bytes after a multiple
+// of 64.
 struct ModelOp {
   struct Options {
     OpDesc desc;
     int size = 1;
-    std::vector<int> local_members;  // by position; empty: one each
-    // By position, then local member; missing ones are out of place.
+    std::vector<int> local_members;  // by position; empty: one at each
+    // By position, then by local member: whether it is in place. Missing ones are out of place.
     std::vector<std::vector<bool>> in_place;
-    // The same; missing ones count. At least one does.
+    // By position, then by local member: whether it contributes. Missing ones do. At least one
+    // does.
     std::vector<std::vector<bool>> contributes;
-    // Segments have up to `segment_grains` of them, each position's another number.
+    // Each position sends segments of another number of grains, up to `segment_grains`.
     uint32_t grain_bytes = 64;
     uint32_t segment_grains = 4;
     uint64_t window_bytes = 128;
-    bool cached = false;    // tensors and scratch are taken to be in cache
-    uint64_t misalign = 0;  // whole elements
+    bool cached = false;    // whether tensor and scratch are taken to be in the caches
+    uint64_t misalign = 0;  // bytes; a multiple of the element size
     uint64_t seed = 1;
   };
   explicit ModelOp(const Options& options);
 
   std::vector<AttemptSpec> specs;
-  // Of the first source or target that is not as it was posted; "" if all inputs are.
+  // Describes the first source or target that is not as it was posted; "" if all are.
   std::string InputsDiffer() const;
-  // In place of the whole numbers: results depend on the order of additions. Before the first use
-  // of the specs.
+  // Uses fractions instead of whole numbers, so that results depend on the order of additions. Call
+  // it before the first use of the specs.
   void FillWithFractions(uint64_t seed);
-  // Of the first target that does not hold the result; "" if all do. Not of fractions.
+  // Describes the first target that does not hold the result; "" if all do. Not for fractions.
   std::string ResultsDiffer() const;
 
  private:
