@@ -1,5 +1,5 @@
-// Memory that nobody has written to has no pages yet. To make them takes the kernel 0.3 to 30 ms a
-// MiB, which the thread of the network must not spend (docs/adr/0015-no-fresh-memory.md).
+// Memory that nobody has written to has no pages yet. The kernel needs 0.3 to 30 ms to make the
+// pages of one MiB. The reactor thread must not spend that time (docs/adr/0015-no-fresh-memory.md).
 //
 // Threads: any.
 #pragma once
@@ -9,8 +9,8 @@
 
 namespace longhaul::peerd {
 
-// Has the kernel make the pages of this memory, as a write to each of them would; the bytes stay
-// what they are, also while others write to them. Where memory is short some pages stay unmade.
+// Makes the kernel make all pages of this memory. The bytes do not change, and other threads may
+// write to them meanwhile. If memory is short, some pages are not made, and nobody is told.
 void TouchPages(std::span<uint8_t> memory);
 
 }  // namespace longhaul::peerd

@@ -1,17 +1,20 @@
-// Threads that hash: single chunks that have come over the network, whole states before a sync, and
-// chunks that they copy. They also touch the memory that chunks will come to.
+// A pool of threads for shared state. It has three kinds of work:
+// - single chunks: Hash() hashes a chunk that has come over the network; Touch() makes the pages of
+//   memory that a chunk will be received into
+// - states: HashTensors() hashes all tensors of a state before a sync
+// - copies: CopyChunks() copies chunks and hashes the copies
 //
-// Single chunks (Hash, Touch) go before states; states are begun in the order they came, and all
-// threads work on one before they begin the next; copies are states in this. Ends come in any
-// order, of states as of chunks. The digests are the same for any number of threads.
+// Order: single chunks come first. States and copies are begun in the order of their calls, and all
+// threads work on one before they begin the next. They may end in any order. The digests do not
+// depend on the number of threads.
 //
-// Memory: `holder` keeps what a state consists of readable, and is released on the reactor thread.
-// Chunks have no holder, see Hasher. Nothing here can be hit by SIGBUS: what trainers share are
-// files sealed against shrinking (ipc_server.cc insists), and their pages are not file-backed.
+// Memory: `holder` keeps the memory of a state or a copy mapped. The reactor thread releases it.
+// For single chunks the caller keeps the memory (hasher.h). Reading cannot raise SIGBUS: what
+// trainers share are memfds that are sealed against shrinking (the IPC server refuses others).
 //
-// Threads: the reactor's, which `wake` wakes when there is something to deliver; `wake` is called
-// by the pool's own threads. Those start with the first job. A pool of 0 threads works when its
-// owner calls WorkHere(), so that a simulation decides when.
+// Threads: the reactor thread makes all calls. The threads of the pool call `wake` when there is
+// something to deliver. They start with the first job. A pool of 0 threads works inside WorkHere(),
+// so that a simulation decides when.
 #pragma once
 
 #include <cstddef>
@@ -30,19 +33,19 @@
 
 namespace longhaul::peerd {
 
-// Half of this machine's processors, 1 to 8.
+// Half of the processors of this machine, but at least 1 and at most 8.
 uint32_t DefaultHashThreads();
 
 class HashPool final : public Hasher {
  public:
-  // Names a HashTensors() that has not ended; never reused.
+  // Names a state or a copy that has not ended. Never reused.
   using JobId = uint64_t;
-  // For each tensor the digests of its chunks.
+  // For each tensor, the digests of its chunks.
   using Digests = std::vector<std::vector<Hash128>>;
 
-  // 0 threads: only WorkHere() works.
+  // threads: 0 means that only WorkHere() works.
   HashPool(uint32_t threads, std::function<void()> wake);
-  // What has not been delivered never is. Waits for the chunks that are being read.
+  // Callbacks that were not delivered never run. Waits until no thread reads a chunk any more.
   ~HashPool() override;
   HashPool(const HashPool&) = delete;
   HashPool& operator=(const HashPool&) = delete;
@@ -50,34 +53,36 @@ class HashPool final : public Hasher {
   void Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) override;
   void Touch(std::span<uint8_t> memory, std::function<void()> done) override;
 
-  // One chunk to be copied, to memory of as many bytes that does not overlap it.
+  // One chunk to copy. `to` has room for as many bytes, and does not overlap `from`.
   struct Copy {
     std::span<const uint8_t> from;
     uint8_t* to = nullptr;
   };
 
-  // `done` runs within Deliver(), once, unless the job is cancelled before. Also for no tensors.
+  // Hashes all tensors. `done` runs once, inside Deliver(), unless the job is cancelled before;
+  // also if there are no tensors.
   JobId HashTensors(const std::vector<std::span<const uint8_t>>& tensors,
                     std::shared_ptr<const void> holder, std::function<void(Digests)> done);
-  // Copies the chunks, each of at most kStateChunkBytes, and gives the digest of each copy. The
-  // holder keeps both sides. `done` as above, also for no chunks.
+  // Copies the chunks, each of at most kStateChunkBytes, and gives the digest of each copy.
+  // `holder` keeps the memory of both sides. `done` runs as for HashTensors().
   JobId CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
                    std::function<void(const std::vector<Hash128>&)> done);
-  // `done` never runs, and is destroyed; chunks that nobody has begun to read are dropped. Those
-  // that are being read keep the holder for as long; those that are being copied are waited for, so
-  // that nothing is written from then on. Jobs that have ended are ignored.
+  // Cancels a job; does nothing if it has ended. `done` never runs, and is destroyed. Chunks that
+  // no thread has begun to read are dropped. If chunks are being hashed, the holder is kept until
+  // that ends. If chunks are being copied, this call waits for that, so that nothing is written
+  // afterwards.
   void Cancel(JobId job);
 
-  // Runs the callbacks of what has ended; they may start and cancel jobs.
+  // Runs the callbacks of all work that has ended. They may start and cancel jobs.
   void Deliver();
-  // Of a pool without threads: works on the chunk that is next. False: there is none.
+  // For a pool of 0 threads: works on the next chunk. False: there is none.
   bool WorkHere();
-  // Nothing is under way that Deliver() would bring.
+  // True if Deliver() will have nothing to bring.
   bool idle() const { return open_.empty() && alone_ == 0; }
 
  private:
   struct Job;
-  // A piece of a job that one thread works on.
+  // The chunks of a job that one thread works on.
   struct Piece {
     std::shared_ptr<Job> job;
     size_t begin = 0;
@@ -93,21 +98,22 @@ class HashPool final : public Hasher {
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !chunks_.empty() || !states_.empty();
   }
-  // Of `limit` bytes or more, unless the job ends before that.
+  // The next chunks of the first job: `limit` bytes or more, unless the job has fewer.
   Piece NextPiece(uint64_t limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Without the mutex as long as it works.
+  // Works on a piece. Releases the mutex meanwhile.
   void WorkOn(const Piece& piece) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint32_t thread_count_;
   Mailbox<std::shared_ptr<Job>> ended_;
-  std::vector<std::thread> threads_;            // the reactor's
-  JobId last_job_ = 0;                          // the reactor's
-  std::map<JobId, std::shared_ptr<Job>> open_;  // the reactor's: neither delivered nor cancelled
-  size_t alone_ = 0;                            // the reactor's: single chunks, not delivered
+  // Used by the reactor thread only:
+  std::vector<std::thread> threads_;
+  JobId last_job_ = 0;
+  std::map<JobId, std::shared_ptr<Job>> open_;  // states and copies, not delivered, not cancelled
+  size_t alone_ = 0;                            // single chunks that are not delivered
 
   Mutex mutex_;
   CondVar work_;
-  CondVar copied_;  // a copy job has no piece left
+  CondVar copied_;  // signalled when the last piece of a copy is done
   std::deque<std::shared_ptr<Job>> chunks_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Job>> states_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

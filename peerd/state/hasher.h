@@ -1,11 +1,10 @@
-// Hashes chunks of a state, and has the pages made that chunks will be received into, without
-// keeping the reactor waiting.
+// Hashes chunks of a state, and makes the pages of memory for chunks, without blocking the reactor.
 //
-// Threads: the reactor's. `done` runs there, from within Ring::RunOnce() or the like and never from
-// within Hash() or Touch(), exactly once for each call; in any order.
+// Threads: the reactor thread. It calls Hash() and Touch(), and `done` runs on it: exactly once for
+// each call, in any order, and never inside Hash() or Touch().
 //
-// The bytes stay mapped until `done`. That they do not change while they are hashed is the caller's
-// affair: if they do, the digest is one of no particular bits, which no comparison takes for right.
+// The caller must keep the memory mapped until `done`. If the bytes change while they are hashed,
+// the digest is of no use: no comparison will find it right.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +19,9 @@ namespace longhaul::peerd {
 class Hasher {
  public:
   virtual ~Hasher() = default;
-  // HashChunk() (state_hash.h) of these bytes: of one chunk, so at most kStateChunkBytes.
+  // Computes HashChunk() (state_hash.h) of one chunk, of at most kStateChunkBytes.
   virtual void Hash(const std::byte* data, size_t bytes, std::function<void(Hash128)> done) = 0;
-  // TouchPages() (fresh_pages.h) of the memory of one chunk.
+  // Calls TouchPages() (fresh_pages.h) for the memory of one chunk.
   virtual void Touch(std::span<uint8_t> memory, std::function<void()> done) = 0;
 };
 

@@ -1,27 +1,29 @@
-// What peerd keeps of the states that its members agreed on last (--keep-state), so that a trainer
-// that crashed goes on from there on the same host, at the speed of memory
-// (docs/adr/0014-shared-state.md).
+// The copies of states that peerd keeps (--keep-state). If a trainer crashes, the next one on this
+// host gets its state from such a copy, at the speed of memory (docs/adr/0014-shared-state.md).
 //
-// One state for each name of a member in a group, in memory of our own, brought up to date after
-// each commit by the chunks that changed. It belongs to the member that committed it. When that one
-// is gone it waits for the next member of the name:
+// There is one copy for each name of a member in a group, in memory of peerd. After each commit,
+// the chunks that changed are copied again. The copy belongs to the member that committed the state
+// (its owner). When the owner is gone, the copy waits for the next member of the same name.
 //
-//   none --Keep--> updating --(copied)--> whole --Keep--> updating
-//   whole --(its member is gone)--> waiting --(Take by one of the name)--> whole
-//   waiting --(the time is up | room is needed for a member that is here)--> none
-//   any --(other tensors are committed | a copy is not what was agreed on)--> none
-//   whole --Discard--> none
-//   none --Prepare--> ahead --Keep--> updating;  ahead --(its member is gone)--> none
+//   none --Keep()--> updating --(all is copied)--> whole --Keep()--> updating
+//   whole --(its owner is gone)--> waiting --(Inherit() by a member of the name)--> whole
+//   waiting --(the time is up, or room is needed for another member)--> none
+//   any --(other tensors are committed, or the copy is not the committed state)--> none
+//   whole --Discard()--> none
+//   none --Prepare()--> ahead --Keep()--> updating
+//   ahead --(its owner is gone)--> none
 //
-// Ahead is a copy of what a member fetches before it commits anything, which nobody else gets.
+// "Ahead" is a copy of what a member fetches before its first commit. No other member can get it.
 //
-// Each copy is hashed: what is whole has the digests that were agreed on, whatever the trainer
-// writes meanwhile. Those who read a kept state end before Keep() changes it; see Find().
+// Every copied chunk is hashed. So a whole copy has the digests that the members agreed on,
+// whatever the trainer writes meanwhile. Nobody may read a kept state while Keep() changes it; see
+// Find().
 //
-// Memory: all kept states together have at most bytes_max. Their pages are those of a memfd, come
-// as they are written, and are given back in the background once nobody holds the state.
+// Memory: all copies together have at most bytes_max. The pages are those of a memfd, so they are
+// made when they are written. When nobody holds a copy any more, another thread gives its pages
+// back.
 //
-// Threads: the reactor's; the pool copies. Callbacks come from within HashPool::Deliver().
+// Threads: the reactor thread; the pool copies. Callbacks run inside HashPool::Deliver().
 #pragma once
 
 #include <cstdint>
@@ -40,6 +42,7 @@
 
 namespace longhaul::peerd {
 
+// A copy of a state.
 struct KeptState : MemoryState {
   uint64_t revision = 0;
   Hash128 root;
@@ -47,68 +50,72 @@ struct KeptState : MemoryState {
 
 class KeptStates {
  public:
-  // What the driver calls a local member.
+  // The number of a local member. Not 0.
   using Local = uint64_t;
   struct Options {
-    uint64_t bytes_max = 0;  // of all together; 0: nothing is kept
-    int64_t keep_us = 0;     // after its member is gone
-    // Zeros of so many bytes; nullptr: there are none, and errno says why. Without the function:
-    // the pages of a memfd, which a thread gives back.
+    uint64_t bytes_max = 0;  // of all copies together; 0: nothing is kept
+    int64_t keep_us = 0;     // how long a copy waits for the next member of its name
+    // Allocates memory for a copy, filled with zeros; nullptr: there is none, and errno says why.
+    // Without this function, a memfd is used, and another thread gives its pages back.
     std::function<std::shared_ptr<void>(uint64_t bytes)> memory = nullptr;
   };
 
-  // The pool outlives it. `clock`: the reactor's.
+  // `pool` must outlive this object. `clock` gives the time of the reactor.
   KeptStates(const Options& options, HashPool* pool, std::function<Tick()> clock);
-  // Copies that are being made are waited for; their callbacks never run.
+  // Waits for chunks that are being copied. Their callbacks never run.
   ~KeptStates();
   KeptStates(const KeptStates&) = delete;
   KeptStates& operator=(const KeptStates&) = delete;
 
   bool enabled() const { return options_.bytes_max > 0; }
 
-  // The member is here, and gone. Of several with one name the first that syncs is kept.
+  // A member has come, and has gone. If several members have one name, the first that commits is
+  // kept.
   void Add(Local local, const GroupKey& group, const std::string& name);
   void Remove(Local local);
 
-  // What is kept under the member's name, if no other member has it and the manifest is the same;
-  // nullptr: nothing. Valid and unchanged until Keep() for the member.
+  // The copy under the member's name. nullptr if there is none, another member owns it, it is being
+  // updated, or its manifest differs. The copy does not change until Keep() for this member.
   std::shared_ptr<const KeptState> Find(Local local, const Manifest& manifest) const;
-  // What the member has committed itself; nullptr: it is not kept, or being copied.
+  // The copy of what this member has committed itself. nullptr: it is not kept, or is being copied.
   std::shared_ptr<const KeptState> Committed(Local local) const;
-  // Of what Find() gives or, once it is copied, will give. False: nothing.
+  // The revision of what Find() gives, or will give when the copy is updated. False: there is none.
   bool Revision(Local local, const Manifest& manifest, uint64_t* revision) const;
-  // The same, and from now on it belongs to the member. The log tells if it does not fit.
+  // Find() for a member that takes the copy over: it owns the copy from now on. If the manifest
+  // differs, logs the difference and gives nullptr.
   std::shared_ptr<const KeptState> Inherit(Local local, const Manifest& manifest);
-  // What Inherit() gave, read back, is not what was agreed on: forgets it.
+  // Drops what Inherit() gave, because reading it back has shown that it is damaged.
   void Discard(Local local);
-  // The member has what one of its name left, and has committed nothing itself.
+  // True if the member has taken a copy over and has committed nothing itself.
   bool Inherited(Local local) const;
-  // A copy is being made of what one of the member's name committed last.
+  // True if the copy under the member's name is being updated.
   bool Busy(Local local) const;
-  // Runs `ready` once that is over: at once if nothing is being copied.
+  // Runs `ready` when Busy() is false: at once, or when the copy is updated.
   void WhenIdle(Local local, std::function<void()> ready);
 
-  // The member has committed `state`: its digests are those of what was agreed on. True: that is
-  // kept, or will not be, and there is nothing to wait for. False: chunks are being copied; `done`
-  // runs at the end. The trainer writes to them after that, to be kept.
+  // Keeps `state`, which the member has committed: its digests are those that the members agreed
+  // on. True: there is nothing to wait for. Either nothing has to be copied, or the state is not
+  // kept, and the log says why. False: chunks are being copied, and `done` runs at the end. If the
+  // trainer writes to its tensors before that, the copy is dropped.
   bool Keep(Local local, const std::shared_ptr<const MemoryState>& state, uint64_t revision,
             const Hash128& root, std::function<void()> done);
 
-  // The member has fetched some of `state`, and committed nothing yet: what is known of it is
-  // copied ahead, so that its first Keep() finds memory that was written to before, and little to
-  // copy. True: there is nothing to copy, or no room. False: `done` runs at the end; nobody writes
-  // to the chunks that are known until then.
+  // For a member that has fetched some of `state` and committed nothing yet: copies the chunks
+  // whose digests are known. So its first Keep() finds pages that are made, and little to copy.
+  // True: nothing has to be copied, or there is no room. False: `done` runs at the end, and until
+  // then nobody may write to these chunks.
   bool Prepare(Local local, const std::shared_ptr<const MemoryState>& state,
                std::function<void()> done);
 
-  // Copies what is kept to the inbox of `state`, of the same manifest: chunks whose digest differs
-  // there. `done` runs once: whether `state` is what is kept.
+  // Copies the chunks whose digests differ from a kept state to the inbox of `state`, which has the
+  // same manifest. `done` runs once, and says whether `state` is equal to the kept state then.
   HashPool::JobId CopyTo(const std::shared_ptr<const KeptState>& kept,
                          const std::shared_ptr<MemoryState>& state, std::function<void(bool)> done);
 
-  // Gives up what has waited for too long.
+  // Drops copies that have waited for too long. Call it at NextDeadline().
   void OnTime();
   Tick NextDeadline() const;
+  // Of all copies together.
   uint64_t bytes() const { return bytes_; }
 
  private:
@@ -120,23 +127,23 @@ class KeptStates {
   struct Kept {
     std::shared_ptr<KeptState> state;
     uint64_t bytes = 0;
-    bool committed = false;  // it is no copy ahead
-    Local owner = 0;         // 0: gone
-    bool inherited = false;  // the owner has committed nothing yet
-    Tick since;              // without owner
-    HashPool::JobId job = 0;
-    uint64_t next_revision = 0;  // of the job
+    bool committed = false;      // false: ahead
+    Local owner = 0;             // 0: gone
+    bool inherited = false;      // the owner took it over and has committed nothing yet
+    Tick since;                  // when the owner went
+    HashPool::JobId job = 0;     // updates the copy; 0: none
+    uint64_t next_revision = 0;  // when the job is done
     Hash128 next_root;
     std::vector<std::function<void()>> waiting;
   };
   using Entries = std::map<Name, Kept>;
   struct Member {
     Name name;
-    bool told = false;  // that its state is not kept
+    bool told = false;  // the log has said that its state is not kept
   };
 
   const Kept* Accessible(Local local) const;
-  // Of the chunks whose digests are known and not those of the copy. True: there are none.
+  // Copies the chunks of `state` whose digests are known and differ. True: there are none.
   bool Copy(const Name& name, const std::shared_ptr<const MemoryState>& state,
             std::function<void(bool right)> done);
   bool MakeRoom(uint64_t bytes);

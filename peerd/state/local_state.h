@@ -1,13 +1,13 @@
-// A state that a trainer has registered, and one sync of it as the trainer asks for it.
+// A state that a trainer has registered, and the requests to sync it.
 //
-// Peerd reads the tensors and never writes to them. What it fetches lies in the inbox until a sync
-// that fetched it has ended well; then the trainer copies what is marked as changed to its tensors.
-// So a sync that fails leaves them as they were, and so does a peerd that dies.
+// peerd only reads the tensors of a trainer. It writes what it fetches to the inbox. When a sync
+// has ended well, the trainer copies the chunks that are marked as changed from the inbox to its
+// tensors. So a sync that fails leaves the tensors as they were, and so does a peerd that dies.
 //
-//   brought --(hashed)--> offered --(fetched, to the inbox)--> offered, as fetched
-//     --(the sync ends well)--> Settle(): the trainer copies what is marked
-//     --(it fails)--> Forget(): the next sync hashes all anew, and finds in the inbox what was
-//     right
+//   Bring() --(hashed)--> offered --(chunks are fetched to the inbox)--> offered, as fetched
+//     --(the sync ends well)--> Settle(): the trainer copies the marked chunks
+//     --(the sync fails)--> Forget(): the next sync hashes all tensors again, and finds the right
+//                           chunks in the inbox
 #pragma once
 
 #include <cstdint>
@@ -21,48 +21,52 @@
 
 namespace longhaul::peerd {
 
-// The bytes are shared with the trainer, who does not write to them while a sync is on, if it keeps
-// to the rules.
+// The memory is shared with the trainer. A trainer that keeps to the rules does not write to the
+// tensors during a sync.
 //
-// Threads: the reactor's, also for the last release; other threads read bytes that `memory` keeps
-// mapped.
+// Threads: the reactor thread, which also releases it. Other threads may read bytes that `memory`
+// keeps mapped.
 struct LocalState : MemoryState {
-  // One byte for each chunk of each tensor, in order, for the trainer to look at when a sync has
-  // ended: 1 where the chunk is to be copied from the inbox. Kept mapped by `memory`, too.
+  // One byte for each chunk of each tensor, in order. When a sync has ended well, 1 means that the
+  // trainer must copy the chunk from the inbox. `memory` keeps these bytes mapped, too.
   std::span<uint8_t> changed;
-  // The manifest alone: others may compare theirs with it when the bytes are gone.
+  // The manifest without the bytes. Others may compare it with theirs when the bytes are gone.
   std::shared_ptr<const MemoryState> declared;
 
   std::span<const uint8_t> Tensor(size_t index) const {
     return {places[index], manifest[index].bytes};
   }
-  // The trainer may have written to the tensor: what it holds is not known until it is hashed.
+  // The trainer may have written to the tensor: forgets its digests, until it is hashed again.
   void Bring(size_t tensor);
-  // Marks what came from others; whether anything did. The inbox is the trainer's from here on,
-  // until the next sync.
+  // After a sync that ended well: marks the chunks that came from others in `changed`. Returns
+  // whether there are any. From now to the next sync the inbox belongs to the trainer.
   bool Settle();
-  // Nothing is known of any tensor until it is hashed; what the inbox holds is.
+  // After a sync that failed: forgets the digests of all tensors, but not those of the inbox.
   void Forget();
 };
 
+// A request of a trainer to sync a state.
 struct StateSync {
   std::shared_ptr<LocalState> state;
   control::SyncStrategy strategy = control::SyncStrategy::kPopular;
   uint64_t revision = 0;
-  // By tensor, not 0 where it may have changed since the last sync that ended well; empty: all may.
+  // For each tensor: not 0 if it may have changed since the last sync that ended well. Empty: all
+  // may.
   std::vector<uint8_t> touched;
 };
 
+// What became of a sync.
 struct StateSyncInfo {
   uint64_t revision = 0;
   Hash128 state;
   uint64_t bytes = 0;
   uint32_t sources = 0;
   int64_t total_us = 0;
-  bool changed = false;  // chunks are marked
-  // What peerd had kept took the place of the tensors, before the sync.
+  bool changed = false;  // LocalState::changed has marks
+  // Before the sync, the tensors were replaced by what peerd had kept.
   bool resumed = false;
-  // The member is in the background: nobody writes to the tensors until it takes what is fetched.
+  // The member is in the background: its trainer must not write to the tensors until it takes the
+  // fetched state.
   bool background = false;
 };
 

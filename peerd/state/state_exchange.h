@@ -1,10 +1,12 @@
-// All that one peer gives and gets of shared state: its server, its transfers, and comparisons of
-// manifests, behind one face towards the transport and the driver.
+// Everything that one peer does to give and to get shared state: its StateServer, its
+// StateTransfers, and comparisons of manifests. This class is the one object that the transport and
+// the engine use.
 //
-// The driver hands over what the transport's listener hears (those frames and cookies that are
-// ours: IsOurs()), calls Work() after each turn of the ring, and takes what has ended.
+// The caller passes on what the transport reports (the frames and cookies for which IsOurs() is
+// true), calls Work() after each turn of the ring, and takes the results with PopEnded() and
+// PopCompared().
 //
-// Threads: the reactor's.
+// Threads: the reactor thread.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +34,10 @@ namespace longhaul::peerd {
 
 class StateExchange final : public SegmentListener {
  public:
-  // What the driver calls a local member.
+  // The number of a local member.
   using Local = uint64_t;
 
+  // What to fetch for a member; the fields are those of TransferSpec.
   struct Start {
     Local local = 0;
     GroupKey group;
@@ -50,18 +53,18 @@ class StateExchange final : public SegmentListener {
   };
   struct Compared {
     Local local = 0;
-    std::string difference;  // "": none, or the other one did not say
+    std::string difference;  // "": there is none, or the other peer did not answer
   };
   struct Stats {
     uint64_t bytes_sent = 0;
     uint64_t bytes_received = 0;
     uint64_t bytes_repeated = 0;
-    uint64_t chunks_corrupt = 0;  // sources that had to be dropped for it
-    uint32_t transfers = 0;       // that are on
-    uint32_t serving = 0;
+    uint64_t chunks_corrupt = 0;  // sources that were dropped because they sent wrong bits
+    uint32_t transfers = 0;       // transfers in progress
+    uint32_t serving = 0;         // transfers of other peers that are served
   };
 
-  // `transport` and `hasher` outlive it.
+  // `transport` and `hasher` must outlive this object.
   StateExchange(PeerId self, Transport* transport, Hasher* hasher, uint32_t detect_ms);
   ~StateExchange() override;
   StateExchange(const StateExchange&) = delete;
@@ -70,18 +73,19 @@ class StateExchange final : public SegmentListener {
 
   StateServer* server() { return &server_; }
 
-  // One transfer of a local member at a time; each ends in exactly one Ended.
+  // Starts a transfer. A local member has one transfer at a time. Each ends with exactly one Ended.
   void StartTransfer(Start start, Tick now);
-  // Of the transfer that is on; none: nothing happens.
+  // Change and stop the transfer of the member. They do nothing if there is none.
   void ChangeSources(Local local, const std::vector<StateSource>& sources, Tick now);
   void StopTransfer(Local local);
-  // Gets the manifest of the other one; ends in one Compared, after twice detect_ms at the latest.
+  // Gets the manifest of another member and compares it. Ends with one Compared, after 2 *
+  // detect_ms at the latest.
   void CompareManifest(Local local, const GroupKey& group, std::shared_ptr<const Manifest> ours,
                        const StateSource& other, Tick now);
-  // Of the transfer that is on; zeros if none is.
+  // Of the transfer of the member; zeros if there is none.
   StateTransfer::Progress ProgressOf(Local local) const;
 
-  // ---- of the transport
+  // ---- reports of the transport
   static bool IsOurs(const FrameHeader& header) { return IsOfTransfer(header.type); }
   static bool IsOurs(uint64_t cookie) { return (cookie & kStateCookie) != 0; }
   void OnLinkUp(const LinkKey& link, Tick now);
@@ -96,7 +100,7 @@ class StateExchange final : public SegmentListener {
   void OnReceivesDetached(uint64_t cookie) override;
 
   void Work(Tick now);
-  // When to call Work() at the latest; in the past: at once.
+  // When to call Work() at the latest. A time in the past means at once.
   Tick NextDeadline() const;
   std::vector<Ended> PopEnded() { return std::exchange(ended_, {}); }
   std::vector<Compared> PopCompared() { return std::exchange(compared_, {}); }
@@ -108,18 +112,18 @@ class StateExchange final : public SegmentListener {
     Local local = 0;
     std::unique_ptr<StateTransfer> transfer;
   };
-  // A manifest on its way.
+  // A manifest that is being fetched.
   struct Comparison {
     Local local = 0;
     GroupKey group;
     StateSource other;
     std::shared_ptr<const Manifest> ours;
     Tick deadline;
-    bool over = false;  // waits for what is still received
+    bool over = false;  // has its result, but the transport may still write to `buffer`
     std::vector<uint8_t> buffer;
-    uint64_t placed = 0;
-    uint64_t got = 0;
-    uint64_t detaching = 0;
+    uint64_t placed = 0;     // bytes for which a place was given
+    uint64_t got = 0;        // bytes that have come
+    uint64_t detaching = 0;  // the cookie of the DetachReceives() in progress; 0: none
   };
   using Comparisons = std::map<uint64_t, Comparison>;
 
@@ -135,14 +139,14 @@ class StateExchange final : public SegmentListener {
   Hasher* const hasher_;
   uint32_t detect_ms_;
   StateServer server_;
-  std::set<LinkKey> up_;
-  uint64_t next_transfer_ = 1;  // comparisons have numbers, too
+  std::set<LinkKey> up_;        // links that are up
+  uint64_t next_transfer_ = 1;  // the next number of a transfer or a comparison
   uint64_t next_detach_ = kStateCookie + 1;
   std::map<uint64_t, Transfer> transfers_;
   Comparisons comparisons_;
   std::vector<Ended> ended_;
   std::vector<Compared> compared_;
-  Stats past_;  // of transfers that are over
+  Stats past_;  // of transfers that have ended
 };
 
 }  // namespace longhaul::peerd

@@ -1,14 +1,16 @@
-// Digests of shared state: a tree of three levels, the same at every member.
+// Digests of shared state. They form a tree with three levels, the same at every member:
 //
-//   chunk    XXH3-128 over its bytes; a tensor is cut every kStateChunkBytes, the last is short
-//   tensor   XXH3-128 over (bytes, the digests of its chunks)
-//   state    XXH3-128 over (the manifest's digest, the digests of the tensors that are compared)
+//   chunk    XXH3-128 of its bytes. A tensor is cut every kStateChunkBytes; its last chunk is short
+//   tensor   XXH3-128 of its length and the digests of its chunks
+//   state    XXH3-128 of the digest of the manifest and the digests of the tensors that are
+//            compared. This digest is called the root
 //
-// Names, dtypes, shapes and order are in the manifest's digest and lengths in the tensors', so that
-// tensors that differ in shape alone differ. A digest does not depend on threads, alignment or
-// instruction set: XXH3 (https://xxhash.com, specification 0.8) has one value everywhere. It finds
-// errors and divergence at the speed of memory; it does not stop a member that forges collisions,
-// who could as well vote for a wrong state.
+// The digest of the manifest covers names, dtypes, shapes and order. So two states that differ only
+// in the shape of a tensor have different digests. A digest does not depend on threads, alignment
+// or instruction set: XXH3 (https://xxhash.com, specification 0.8) gives one value everywhere.
+//
+// XXH3 finds errors and divergence at the speed of memory. It does not stop a member that forges
+// collisions; such a member could as well vote for a wrong state.
 //
 // Pure functions, for any thread.
 #pragma once
@@ -25,37 +27,38 @@
 
 namespace longhaul::peerd {
 
-// Part of the protocol: members cut alike.
+// A part of the protocol: all members must cut tensors in the same way.
 inline constexpr uint64_t kStateChunkBytes = LH_STATE_CHUNK_BYTES;
 
 // The dtype that only tensors of a state have.
 inline constexpr uint8_t kStateBool = LH_WIRE_BOOL;
 
-// One tensor as its owner declares it.
+// The declaration of one tensor.
 struct StateTensor {
   std::string name;
   uint8_t dtype = 0;  // lh_wire_dtype or kStateBool
   std::vector<uint64_t> shape;
   uint64_t bytes = 0;
-  bool allow_unequal = false;  // not compared; sent once to a newcomer
+  bool allow_unequal = false;  // members may differ; a newcomer that fetches gets it once
   friend bool operator==(const StateTensor&, const StateTensor&) = default;
 };
-// In the order that all members declare.
+// The declaration of all tensors, in the same order at all members.
 using Manifest = std::vector<StateTensor>;
 
+// The number of chunks of a tensor of `bytes`.
 inline uint64_t CountChunks(uint64_t bytes) {
   return bytes / kStateChunkBytes + (bytes % kStateChunkBytes != 0);
 }
 
 Hash128 HashChunk(std::span<const uint8_t> bytes);
-// `chunks`: CountChunks(bytes) of them.
+// `chunks`: the digests of the CountChunks(bytes) chunks.
 Hash128 HashTensor(uint64_t bytes, std::span<const Hash128> chunks);
 Hash128 HashManifest(const Manifest& manifest);
-// `tensors`: as many as the manifest has; those that may be unequal are skipped.
+// `tensors`: the digest of each tensor of the manifest. Tensors that may be unequal are skipped.
 Hash128 HashState(const Manifest& manifest, std::span<const Hash128> tensors);
 
-// The first difference, in words that name both sides; "" if there is none. A tensor of `theirs` is
-// called theirs, whoever they are.
+// Describes the first difference between two manifests, and what each side has; "" if there is
+// none. The text says "theirs" for the second one.
 std::string FirstDifference(const Manifest& ours, const Manifest& theirs);
 
 }  // namespace longhaul::peerd

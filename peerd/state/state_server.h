@@ -1,27 +1,28 @@
-// The side of a transfer that has the state: answers asks of other peers.
+// The serving side of transfers of shared state: answers the asks of other peers.
 //
-// A peer's ask names a local member and the root of the state that it wants. A member is known from
-// Register() to Unregister(), so that its manifest can be compared; chunks are given out from
-// Serve() to EndServe(). What is not (any more) here is refused, and so are asks of a ninth
-// transfer at a time.
+// An ask names a local member and the root of the state that it wants. From Register() to
+// Unregister() a member is known, and its manifest can be compared. From Serve() to EndServe() its
+// chunks are given out. An ask for anything else is refused. The server serves at most
+// LH_STATE_TRANSFERS_MAX transfers at a time, and only three quarters of them for one peer. It
+// refuses asks of further transfers as busy.
 //
-// An answer is sent straight from the tensors, in pieces of kPieceBytes. Where nobody writes to
-// them (the trainer is blocked in its call) that is all there is to it; the receiver checks what it
-// gets. A state that may change meanwhile is copied chunk by chunk and the copy hashed first: what
-// is not what it should be is refused as changed, not sent.
+// An answer is sent in pieces of kPieceBytes, straight from the tensors. That is safe while nobody
+// writes to them, which is so while the trainer waits in its call; and the receiver checks what it
+// gets. A state that may change (`may_change`) is handled with more care: the server copies a
+// chunk, hashes the copy, and sends it only if the digest is right. Otherwise it refuses the ask as
+// changed.
 //
-// Besides, a member may have kept bits of another root, which stay as they are while its trainer
-// trains: ServeKept(). Of these copies are sent, too, so that EndServeKept() has to wait for
-// nothing.
+// A member may also have kept bits (KeptStates), which do not change while its trainer trains:
+// ServeKept(). The server sends copies of these, too, so EndServeKept() need not wait for anything.
 //
-// A rate may bound what all answers together send (SetRate()): pieces wait here then, and transfers
-// take turns.
+// SetRate() limits what all answers together send. Then pieces wait here, and the transfers take
+// turns.
 //
-// A transfer is forgotten when its receiver says so, when the link is down, and when nothing was
-// asked of it for long.
+// The server forgets a transfer when the receiver says so, when the link is down, and when nothing
+// was asked for 4 * detect_ms and nothing is being sent.
 //
-// Threads: the reactor's. Calls of the transport's listener go to those methods that have their
-// names. Nothing here reads a clock: `now` comes from the caller.
+// Threads: the reactor thread. The methods with names of the transport's listener take its calls.
+// Nothing here reads a clock: the caller passes `now`.
 #pragma once
 
 #include <cstdint>
@@ -47,53 +48,55 @@
 
 namespace longhaul::peerd {
 
-// Cookies and owners that the transport knows from here have this bit; those of ops do not.
+// Cookies and owners of shared state have this bit. Those of ops do not.
 inline constexpr uint64_t kStateCookie = uint64_t{1} << 63;
 
-// Of one answer go in one frame: what an op has to wait for on a lane.
+// The most bytes of an answer in one frame. An op may have to wait for such a frame on a lane.
 inline constexpr uint32_t kPieceBytes = 256 << 10;
 
 class StateServer {
  public:
   struct Stats {
-    uint64_t bytes_sent = 0;  // handed to the transport
-    uint64_t asks_refused = 0;
+    uint64_t bytes_sent = 0;    // handed to the transport
+    uint64_t asks_refused = 0;  // for whatever reason
   };
 
-  // `transport` and `hasher` outlive it.
+  // `transport` and `hasher` must outlive this object.
   StateServer(Transport* transport, Hasher* hasher, uint32_t detect_ms);
   ~StateServer();
   StateServer(const StateServer&) = delete;
   StateServer& operator=(const StateServer&) = delete;
   void SetDetectMs(uint32_t detect_ms) { detect_ms_ = detect_ms; }
-  // Bytes per second that are sent at most; 0: no limit. Before the first ask.
+  // Limits the bytes that are sent per second; 0: no limit. Call it before the first ask.
   void SetRate(uint64_t bytes_per_second) { bucket_ = TokenBucket(bytes_per_second); }
 
-  // In place of what was registered for the member before; what is being served goes on.
+  // Registers the state of a member. A state that was registered before is replaced, and no longer
+  // served.
   void Register(const GroupKey& group, MemberId member, std::shared_ptr<const MemoryState> state);
-  // Also ends what is being served.
+  // Ends Serve() as well.
   void Unregister(const GroupKey& group, MemberId member);
 
-  // Of a member that is registered: its tensors have this root. `may_change`: somebody may write to
-  // them.
+  // Gives out the tensors of a registered member: they have this root. `may_change`: the trainer
+  // may write to them meanwhile.
   void Serve(const GroupKey& group, MemberId member, const Hash128& root, bool may_change = false);
-  // Asks that are open are refused. What is on its way is still read: see Reading().
+  // Refuses all open asks. The kernel may still read pieces that are on their way: see Reading().
   void EndServe(const GroupKey& group, MemberId member);
-  // Of a member that is registered: these bits have this root and do not change until
-  // EndServeKept() or Unregister(). They are given out to whoever asks for this root, unless the
-  // member serves it by Serve().
+  // Gives out a kept state of a registered member. It has this root, and must not change until
+  // EndServeKept() or Unregister(). If Serve() gives out the same root, the tensors are used,
+  // unless they may change.
   void ServeKept(const GroupKey& group, MemberId member, std::shared_ptr<const MemoryState> state,
                  const Hash128& root);
-  // Nothing reads them any more.
+  // Nothing reads the kept state after this call.
   void EndServeKept(const GroupKey& group, MemberId member);
-  // Whether the kernel may still read this state for an answer.
+  // Whether the kernel may still read this state for an answer that is on its way.
   bool Reading(const MemoryState* state) const;
 
-  // For a transfer on this host: what it would get, or nullptr.
+  // For a transfer on this host: the state that has this root, or nullptr.
   const MemoryState* Find(const GroupKey& group, MemberId member, const Hash128& root) const;
   const Manifest* FindManifest(const GroupKey& group, MemberId member) const;
 
-  // CHUNK_REQUEST and CHUNK_CANCEL. InvalidArgument: against the protocol, close the link.
+  // Takes CHUNK_REQUEST and CHUNK_CANCEL. InvalidArgument: the peer broke the protocol; close the
+  // link.
   absl::Status OnFrame(const LinkKey& link, const FrameHeader& header,
                        std::span<const uint8_t> payload, Tick now);
   void OnLinkDown(const LinkKey& link);
@@ -110,18 +113,18 @@ class StateServer {
   using MemberKey = std::pair<GroupKey, MemberId>;
   struct Served {
     std::shared_ptr<const MemoryState> state;
-    bool on = false;  // between Serve() and EndServe()
+    bool on = false;  // after Serve(), before EndServe()
     Hash128 root;
     bool may_change = false;
-    std::shared_ptr<const MemoryState> kept;  // nullptr: nothing
+    std::shared_ptr<const MemoryState> kept;  // nullptr: nothing is kept
     Hash128 kept_root;
-    // Once somebody asked:
+    // Made when somebody asks:
     std::shared_ptr<const std::vector<uint8_t>> encoded_manifest;
     std::shared_ptr<const std::vector<uint8_t>> digests;  // encoded
     std::shared_ptr<const std::vector<uint8_t>> kept_digests;
 
     enum class Copy : uint8_t { kNone, kLive, kKept };
-    // Which one has this root. What is kept does not change: it goes before what may.
+    // Which of the two has this root. Prefers the kept one to tensors that may change.
     Copy With(const Hash128& root) const {
       const bool live = on && this->root == root;
       const bool has_kept = kept != nullptr && kept_root == root;
@@ -140,40 +143,42 @@ class StateServer {
     uint64_t ask = 0;
     MemberKey member;
     uint64_t owner = 0;
-    bool over = false;                         // nobody wants it any more
-    bool whole = false;                        // not a chunk
-    bool manifest = false;                     // true of the member as long as it is there
-    std::shared_ptr<const MemoryState> state;  // what is read; nullptr: `bytes` is
+    bool over = false;      // cancelled, refused or complete
+    bool whole = false;     // all digests, or the manifest; not a chunk
+    bool manifest = false;  // the manifest, which EndServe() does not refuse
+    // What is sent: memory of `state`, or `bytes` if `state` is nullptr.
+    std::shared_ptr<const MemoryState> state;
     std::shared_ptr<const std::vector<uint8_t>> bytes;
-    // What is sent, and how much of it the transport has.
+    // The same as an address. `sent`: how much of it the transport has.
     const uint8_t* data = nullptr;
     uint64_t size = 0;
     uint64_t sent = 0;
-    std::set<uint64_t> out;  // cookies
+    std::set<uint64_t> out;  // cookies of pieces that are on their way
   };
   struct Transfer {
-    Tick active;       // the last ask, or later: something was being sent
-    uint64_t ask = 0;  // the newest
-    std::map<uint64_t, std::shared_ptr<Answer>> asks;  // that are not over
-    std::deque<std::shared_ptr<Answer>> queue;         // those that are not sent whole
+    Tick active;       // when something was last asked, or last seen being sent
+    uint64_t ask = 0;  // the number of the newest ask
+    std::map<uint64_t, std::shared_ptr<Answer>> asks;  // open asks
+    std::deque<std::shared_ptr<Answer>> queue;         // answers that are not sent completely
   };
 
   absl::Status OnRequest(const LinkKey& link, const FrameHeader& header,
                          std::span<const uint8_t> payload, Tick now);
   void OnCancel(const LinkKey& link, const FrameHeader& header);
   void Refuse(const TransferKey& key, uint64_t ask, ChunkRefusal code);
-  // `copied`: of chunks a copy is sent.
+  // Whether another transfer of this link may be served.
   bool HasRoomFor(const LinkKey& link) const;
+  // Whether the transfer may get one more answer of this kind. `copied`: chunks are copied first.
   static bool MayAnswer(const Transfer& transfer, ChunkKind kind, bool copied);
   void AnswerChunk(const std::shared_ptr<Answer>& answer,
                    const std::shared_ptr<const MemoryState>& state, const ChunkRequestBody& body,
                    bool copied);
-  // Sends a copy if it is what it should be.
+  // Copies the chunk, and sends the copy if its digest is `wanted`.
   void AnswerChecked(const std::shared_ptr<Answer>& answer, const Hash128& wanted,
                      std::span<const uint8_t> chunk);
-  // It goes out with the next Pump().
+  // Puts the answer into the queue of its transfer; Pump() sends it.
   void Send(const std::shared_ptr<Answer>& answer, const uint8_t* data, uint64_t bytes);
-  // Hands to the transport what the rate allows.
+  // Hands pieces to the transport, as many as the rate allows.
   void Pump(Tick now);
   void SendPiece(const std::shared_ptr<Answer>& answer, Tick now);
   uint64_t NewCookie(const std::shared_ptr<Answer>& answer);
@@ -186,14 +191,15 @@ class StateServer {
   std::map<MemberKey, Served> served_;
   std::map<TransferKey, Transfer> transfers_;
   TokenBucket bucket_;
-  size_t queued_ = 0;  // answers in queues
-  TransferKey served_last_;
-  std::unordered_map<uint64_t, std::shared_ptr<Answer>> owners_;   // that may have to repeat
-  std::unordered_map<uint64_t, std::shared_ptr<Answer>> cookies_;  // in the transport
+  size_t queued_ = 0;        // answers in all queues
+  TransferKey served_last_;  // the transfer that had the last turn
+  std::unordered_map<uint64_t, std::shared_ptr<Answer>> owners_;   // by owner: may be sent again
+  std::unordered_map<uint64_t, std::shared_ptr<Answer>> cookies_;  // by cookie in the transport
   uint64_t next_owner_ = kStateCookie + 1;
   uint64_t next_cookie_ = kStateCookie + 1;
   Stats stats_;
-  std::shared_ptr<StateServer*> self_;  // digests that come later find out if we are gone
+  // Holds this, or nullptr once this object is gone. For digests that come later.
+  std::shared_ptr<StateServer*> self_;
 };
 
 }  // namespace longhaul::peerd

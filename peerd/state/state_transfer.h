@@ -1,25 +1,28 @@
-// The side of a transfer that fetches: brings one local state to an elected root. All that it
-// writes goes to the inbox of the state (memory_state.h).
+// The fetching side of a transfer of shared state: brings one local state to the elected root. It
+// writes only to the inbox of the state (memory_state.h).
 //
-//   digests --(one source's add up to the root)--> chunks --(all here)--> done
-//   chunks --(tensors that may be unequal are wanted, too)--> digests of a source for those
-//   any --(no hope | Stop())--> ending --(nothing writes any more)--> done, with the reason
+//   digests --(the digests from one source add up to the root)--> chunks
+//   chunks --(all are here)--> done
+//   chunks --(tensors that may be unequal are wanted, too)--> chunks of those, from one source
+//   any --(it failed, or Stop())--> ending
+//   ending --(nothing writes to the inbox any more)--> done, with an error
 //
-// Chunks whose digest is right already are not asked for. What to ask of whom is TransferPlan's;
-// this class moves the bytes: has the memory of a chunk touched, asks over the links, receives
-// straight into the inbox, hashes what is complete, and takes the result to the plan. A source on
-// this host is read from memory, and while there is one others are not asked.
+// Chunks whose digests are right already are not asked for. TransferPlan decides which source is
+// asked for which chunk. This class moves the bytes: it has the pages of a chunk made
+// (Hasher::Touch()), asks over the link, receives straight into the inbox, hashes a complete chunk,
+// and reports to the plan. If a source is on this host, its memory is read, and no other source is
+// asked.
 //
-// A source that does not have the state is asked again for detect_ms: the one that fetches may have
-// been told before the one that serves. Where no source is left, or none can be reached, others may
-// be named, those that fetch beside this one and are done above all, or a link may come back: it
-// gives up when nothing was heard from anybody for 4 * detect_ms.
+// A source that does not have the state yet is asked again, for detect_ms: this peer may have been
+// told of the election before the source was. If no source is left, or none can be reached, the
+// transfer waits: further sources may be named, above all members that have just fetched the state,
+// and a link may come back. It fails when nothing of use came from anybody for 4 * detect_ms.
 //
-// Until result() there may be writes to the inbox, and the state, server, hasher and transport
-// have to stay. Whatever is read of the source's own memory happens within Work().
+// Until result() the inbox may be written to, and the state, the server, the hasher and the
+// transport must exist. The memory of a source on this host is read inside Work() only.
 //
-// Threads: the reactor's. Calls of the transport's listener go to those methods that have their
-// names; each is followed by Work(), soon. Nothing here reads a clock: `now` comes from the caller.
+// Threads: the reactor thread. The methods with names of the transport's listener take its calls;
+// Work() must follow soon. Nothing here reads a clock: the caller passes `now`.
 #pragma once
 
 #include <cstdint>
@@ -48,69 +51,71 @@
 
 namespace longhaul::peerd {
 
+// A member that has the state.
 struct StateSource {
   MemberId member;
-  PeerId peer;  // may be this one
+  PeerId peer;  // may be this peer
   friend bool operator==(const StateSource&, const StateSource&) = default;
 };
 
 struct TransferSpec {
-  uint64_t id = 0;  // of this peer, never used before
+  uint64_t id = 0;  // new for this peer
   PeerId self;
   GroupKey group;
   Hash128 root;
-  // What is to get this root, with an inbox; its digests say what is there now.
+  // The state to bring to this root. It must have an inbox, and the digests of what it holds now.
   std::shared_ptr<MemoryState> state;
   std::vector<StateSource> sources;
-  bool unequal_too = false;  // also the tensors that may be unequal
-  // Sources go on writing to what they have: chunks that have changed at all of them are left out,
-  // and the transfer fails for that when all the others are here.
+  bool unequal_too = false;  // fetch the tensors that may be unequal, too
+  // For a member in the background: the sources go on writing to their tensors. A chunk that has
+  // changed at all sources is left out. When all other chunks are here, the transfer fails for
+  // that.
   bool background = false;
   uint32_t detect_ms = 1500;
 };
 
 struct TransferResult {
-  std::string error;   // "": the state has the root
+  std::string error;   // "": the state has the root now
   uint64_t bytes = 0;  // of chunks that came and were right
-  // That came for nothing: wrong, again, or parts of answers that were broken off.
+  // Bytes that came in vain: wrong, twice, or parts of answers that were broken off.
   uint64_t bytes_repeated = 0;
-  std::vector<MemberId> sources;  // that sent them
-  std::vector<MemberId> corrupt;  // that sent bits that were not what they should be
+  std::vector<MemberId> sources;  // members that sent `bytes`
+  std::vector<MemberId> corrupt;  // members that sent wrong bits
 };
 
 class StateTransfer {
  public:
-  // Which links are up now; the transfer is told of changes.
+  // Tells whether a link is up. OnLinkChange() tells the transfer of changes.
   using LinkUp = std::function<bool(const LinkKey&)>;
 
-  // `detach_cookies`: where to draw cookies for DetachReceives() from.
+  // `detach_cookies`: the counter that gives the cookies for Transport::DetachReceives().
   StateTransfer(TransferSpec spec, Transport* transport, Hasher* hasher, const StateServer* server,
                 LinkUp link_up, uint64_t* detach_cookies, Tick now);
   ~StateTransfer();
   StateTransfer(const StateTransfer&) = delete;
   StateTransfer& operator=(const StateTransfer&) = delete;
 
-  // Those not named are gone, others have come.
+  // Replaces the list of sources.
   void ChangeSources(const std::vector<StateSource>& sources, Tick now);
-  // Gives up. The result follows when nothing writes any more.
+  // Gives up. result() is set when nothing writes to the inbox any more.
   void Stop(const std::string& reason);
 
-  // ---- of the transport; header.op is our id.
+  // ---- reports of the transport. header.op is spec().id.
   absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header);
   absl::Status OnDataReceived(const FrameHeader& header);
   void OnDataAbandoned(const FrameHeader& header);
   absl::Status OnRefused(const LinkKey& link, const FrameHeader& header,
                          std::span<const uint8_t> payload, Tick now);
-  // True: the cookie was ours.
+  // True: the cookie was of this transfer.
   bool OnReceivesDetached(uint64_t cookie);
-  // A link came up, or went.
+  // A link has come up, or is down.
   void OnLinkChange(const LinkKey& link, Tick now);
 
   void Work(Tick now);
-  // When to call Work() at the latest; in the past: there is something to do now.
+  // When to call Work() at the latest. A time in the past means now.
   Tick NextDeadline() const;
 
-  // Set once, when nothing is written any more.
+  // Set once, when nothing writes to the inbox any more.
   const std::optional<TransferResult>& result() const { return result_; }
   const TransferSpec& spec() const { return spec_; }
 
@@ -119,8 +124,8 @@ class StateTransfer {
     uint64_t bytes_done = 0;
     uint64_t bytes_received = 0;
     uint64_t bytes_repeated = 0;
-    uint32_t sources = 0;   // that may be asked now
-    bool measured = false;  // bytes_total of the tensors that are compared is known
+    uint32_t sources = 0;   // sources that may be asked now
+    bool measured = false;  // bytes_total is known for the tensors that are compared
   };
   Progress progress() const;
 
@@ -128,36 +133,36 @@ class StateTransfer {
   enum class Phase { kDigests, kChunks, kEnding };
   struct Source {
     PeerId peer;
-    bool out = false;    // not asked any more
-    bool left = false;   // out, since it is not named; it may be again
-    std::string reason;  // of that, or what it said last
-    Tick since;          // known, or its link is back
-    Tick retry;          // not asked for digests before
+    bool out = false;    // it is not asked any more
+    bool left = false;   // out because ChangeSources() did not name it; it may be named again
+    std::string reason;  // why it is out, or what it answered last
+    Tick since;          // when it was named, or its link came back
+    Tick retry;          // it is not asked for digests before this time
     int64_t retry_us = 0;
-    bool tried_unequal = false;
-    std::set<uint64_t> asks;  // open
+    bool tried_unequal = false;  // it could not give the tensors that may be unequal
+    std::set<uint64_t> asks;     // open asks
   };
   struct Ask {
     MemberId source;
     PeerId peer;
-    AskId plan;  // 0: for digests
+    AskId plan;  // the ask of the plan; 0: this ask is for digests
     ChunkToFetch chunk;
     uint8_t* place = nullptr;
-    std::vector<uint8_t> buffer;  // of digests
-    uint64_t bytes = 0;           // of the answer
-    uint64_t placed = 0;          // of that, a place was given for
-    uint64_t got = 0;
-    Tick heard;         // digests: asked, or a piece came
-    bool news = false;  // digests: a piece came
+    std::vector<uint8_t> buffer;  // for digests
+    uint64_t bytes = 0;           // length of the answer
+    uint64_t placed = 0;          // bytes for which a place was given
+    uint64_t got = 0;             // bytes that have come
+    Tick heard;                   // for digests: when it was asked, or the last piece came
+    bool news = false;            // for digests: a piece has come
     bool hashing = false;
-    bool dropped = false;    // while it was being hashed
-    uint64_t detaching = 0;  // by this cookie
-    // What the plan is told when it is detached.
+    bool dropped = false;    // the plan dropped it while it was hashed
+    uint64_t detaching = 0;  // the cookie of the DetachReceives() in progress; 0: none
+    // What to tell the plan when nothing is received for this ask any more.
     enum class Then { kDropped, kRefused, kChanged, kBusy } then = Then::kDropped;
     std::string reason;
   };
   using Asks = std::map<uint64_t, Ask>;
-  // An ask of the plan that is no Ask yet.
+  // An ask of the plan that waits until the pages of its memory are made.
   struct Touching {
     AskChunk action;
     bool dropped = false;
@@ -166,8 +171,9 @@ class StateTransfer {
   bool Local(const Source& source) const { return source.peer == spec_.self; }
   bool Reachable(MemberId member, const Source& source) const;
   LinkKey LinkTo(PeerId peer) const { return {spec_.group.run, peer}; }
-  // Those that may be asked: of this host if there is one.
+  // The sources that may be asked now. If any is on this host, only those.
   std::vector<MemberId> Usable() const;
+  // Asks the source nothing more.
   void PutOut(MemberId member, const std::string& reason);
 
   void LookForNews(Tick now);
@@ -179,7 +185,7 @@ class StateTransfer {
   void WorkChunks(Tick now);
   void UpdatePlanSources();
   void EndPlan();
-  // It is over; its figures stay.
+  // Drops the plan and keeps its figures.
   void RetirePlan();
   void Do(const AskChunk& action, Tick now);
   void Do(const DropAsk& action);
@@ -190,7 +196,7 @@ class StateTransfer {
   uint64_t NewAsk(Ask ask);
   void SendRequest(uint64_t id, const Ask& ask);
   void SendCancel(PeerId peer, uint64_t ask);
-  // The ask is over for the other side, and for us once nothing is received for it.
+  // Ends an ask. Tells the source, and frees the ask when nothing is received for it any more.
   void Close(Asks::iterator it, Ask::Then then, const std::string& reason);
   void Closed(Asks::iterator it);
   void Erase(Asks::iterator it);
@@ -211,35 +217,37 @@ class StateTransfer {
   uint64_t* const detach_cookies_;
 
   Phase phase_ = Phase::kDigests;
-  bool unequal_ = false;  // this round is for the tensors that may be unequal
+  bool unequal_ = false;  // now the tensors that may be unequal are fetched
   std::map<MemberId, Source> sources_;
-  MemberId digests_from_;  // who sent expected_
+  MemberId digests_from_;  // the member that sent expected_
   ChunkDigests expected_;
   std::unique_ptr<TransferPlan> plan_;
-  MemberId plan_only_;  // the plan has this source alone; 0: all
+  MemberId plan_only_;  // the only source of the plan; 0: all sources
   Asks asks_;
-  std::map<AskId, uint64_t> by_plan_;
-  std::map<AskId, Touching> touching_;  // the pages of their memory are being made
-  std::vector<AskId> touched_;
-  std::deque<uint64_t> local_;        // asks of a source on this host, to be copied
-  std::vector<uint64_t> digests_in_;  // asks for digests that are complete
-  std::vector<std::pair<uint64_t, Hash128>> hashed_;
-  std::vector<std::pair<AskId, uint32_t>> pieces_;  // of chunks, that came since the last Work()
+  std::map<AskId, uint64_t> by_plan_;                 // the ask of each ask of the plan
+  std::map<AskId, Touching> touching_;                // pages are being made
+  std::vector<AskId> touched_;                        // pages are made; for the next Work()
+  std::deque<uint64_t> local_;                        // asks of a source on this host, to be copied
+  std::vector<uint64_t> digests_in_;                  // asks for digests that are complete
+  std::vector<std::pair<uint64_t, Hash128>> hashed_;  // asks and digests, for the next Work()
+  std::vector<std::pair<AskId, uint32_t>> pieces_;    // pieces of chunks since the last Work()
   uint64_t next_ask_ = 1;
-  Tick now_;  // of the last call that had it
-  Tick last_news_;
-  std::optional<uint64_t> arrived_;  // over the links of the sources, when it was looked last
-  bool dirty_ = true;                // Work() has something to do
-  Tick due_;                         // else then
+  Tick now_;        // the time of the last call that had one
+  Tick last_news_;  // when something of use came last
+  // Bytes of state that had arrived over the links of the sources when LookForNews() last looked.
+  std::optional<uint64_t> arrived_;
+  bool dirty_ = true;  // Work() has something to do now
+  Tick due_;           // otherwise, when it has
   std::string error_;
-  std::set<PeerId> asked_;  // hear of the end
+  std::set<PeerId> asked_;  // peers to tell when the transfer ends
 
-  TransferPlan::Progress past_;  // of plans that are over, and what came and is not of any
+  TransferPlan::Progress past_;  // of plans that have ended, and bytes that belong to no plan
   std::set<MemberId> used_;
   std::set<MemberId> corrupt_;
   bool measured_ = false;
   std::optional<TransferResult> result_;
-  std::shared_ptr<StateTransfer*> self_;  // digests that come later find out if we are gone
+  // Holds this, or nullptr once this object is gone. For digests that come later.
+  std::shared_ptr<StateTransfer*> self_;
 };
 
 }  // namespace longhaul::peerd

@@ -1,5 +1,6 @@
-// A rate of bytes: what goes out is paid for in time, and nothing goes out before all that went has
-// been paid for. Over any time T at most rate * (T + burst) bytes go out, and one piece more.
+// Limits a rate of bytes. Each piece that is sent must be paid for with time, and the next piece
+// may be sent when all earlier ones are paid for. So in any time T at most rate * (T + kBurstUs)
+// bytes are sent, plus one piece.
 //
 // Plain value: no clock.
 #pragma once
@@ -13,14 +14,15 @@ namespace longhaul::peerd {
 
 class TokenBucket {
  public:
-  // What may go out at once after a pause is worth so much time.
+  // After a pause, as many bytes may be sent at once as the rate allows in this time.
   static constexpr int64_t kBurstUs = Millis(20);
 
-  // 0: no limit.
+  // bytes_per_second: 0 means no limit.
   explicit TokenBucket(uint64_t bytes_per_second = 0) : bytes_per_second_(bytes_per_second) {}
 
-  // From then on the next piece may go; in the past: now.
+  // When the next piece may be sent. A time in the past means now.
   Tick NextAt() const { return paid_at_; }
+  // A piece is sent.
   void Spend(uint32_t bytes, Tick now) {
     if (bytes_per_second_ == 0) return;
     paid_at_ = std::max(paid_at_, now + -kBurstUs);
@@ -32,7 +34,7 @@ class TokenBucket {
  private:
   uint64_t bytes_per_second_;
   Tick paid_at_;
-  uint64_t rest_ = 0;  // less than a microsecond's worth, by 1e6
+  uint64_t rest_ = 0;  // what is not paid for, less than a microsecond's worth; in bytes * 1e6
 };
 
 }  // namespace longhaul::peerd

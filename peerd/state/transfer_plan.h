@@ -1,22 +1,22 @@
-// Which chunk is asked of which source: the plan of one member that fetches a state.
+// Decides which chunk of a state is asked of which source: the plan of one member that fetches.
 //
 //   todo --(AskChunk)--> asked --(arrived, good)--> here
-//   asked --(arrived bad | refused)--> todo
-//   asked --(its source is gone | late | a faster source has nothing else to do)--> dropped
-//   dropped --(OnDropped)--> todo, for that other source first
+//   asked --(arrived, wrong bits; or refused)--> todo
+//   asked --(its source is gone or late, or a faster source has nothing to do)--> dropped
+//   dropped --(OnDropped())--> todo; the other source is asked first
 //
-// Each source has a window of bytes that are asked for and not here; it grows with the throughput
-// that the source shows, so that fast sources serve more. A source that sent bits that are not what
-// they should be, or refused, is asked nothing more.
+// Each source has a window: bytes that are asked for and not here. The window grows with the
+// throughput of the source, so fast sources serve more. A source that sent wrong bits, or refused,
+// is asked nothing more.
 //
-// A source answers in the order in which it was asked, so of what it is asked only the oldest has
-// begun to arrive. Nothing of it is late while anything comes from it; whoever helps it takes over
-// what it was asked last.
+// A source answers asks in their order, so only the oldest open ask has begun to arrive. While
+// anything comes from a source, none of its asks is late. A source that helps another one takes
+// over its newest asks.
 //
-// A chunk has one place, and one ask at a time writes there: what is dropped is asked for again
-// when nothing writes for it any more, which OnDropped() says.
+// A chunk has one place in memory, and only one ask at a time may write there. So a dropped chunk
+// is asked for again only after OnDropped(): then nothing is written for the old ask any more.
 //
-// Plain state machine: no clock, no thread, the same for the same calls.
+// Plain state machine: no clock, no thread. The same calls give the same actions.
 #pragma once
 
 #include <cstdint>
@@ -32,25 +32,26 @@
 
 namespace longhaul::peerd {
 
-// One ask of one transfer; never reused within it.
+// Numbers the asks of one transfer. Never reused in it.
 using AskId = Id<struct AskIdKind>;
 
 struct ChunkToFetch {
-  uint32_t tensor = 0;  // of the manifest
-  uint64_t chunk = 0;   // of the tensor
+  uint32_t tensor = 0;  // its number in the manifest
+  uint64_t chunk = 0;   // its number in the tensor
   uint32_t bytes = 0;
   friend bool operator==(const ChunkToFetch&, const ChunkToFetch&) = default;
 };
 
-// Ask the source for the chunk; answered with OnChunk(), OnRefused() or OnBusy().
+// An order to the caller: ask the source for the chunk. Answer with OnChunk(), OnRefused(),
+// OnChanged() or OnBusy().
 struct AskChunk {
   AskId ask;
   MemberId source;
   ChunkToFetch chunk;
   friend bool operator==(const AskChunk&, const AskChunk&) = default;
 };
-// What still comes for the ask goes nowhere; answered with OnDropped() when nothing is written for
-// it any more.
+// An order to the caller: give the ask up. Answer with OnDropped() when nothing is written for it
+// any more.
 struct DropAsk {
   AskId ask;
   friend bool operator==(const DropAsk&, const DropAsk&) = default;
@@ -58,13 +59,14 @@ struct DropAsk {
 using TransferAction = std::variant<AskChunk, DropAsk>;
 
 struct TransferOptions {
-  // A chunk is not late before; the failure detector's detect_ms.
+  // A chunk is not late before this time: detect_ms.
   int64_t patience_us = Millis(1500);
-  // Nothing came from anybody for so long: the transfer has failed.
+  // If nothing comes from any source for this time, the transfer fails.
   int64_t stall_us = Millis(6000);
-  // Where no source is left, others may be named until then; false: that is the end at once.
+  // If no source is left: true waits for stall_us, because others may be named; false fails at
+  // once.
   bool wait_for_sources = false;
-  // Of what is asked of one source and not here.
+  // The largest window of one source, in bytes and in asks.
   uint64_t window_bytes_max = uint64_t{64} << 20;
   uint32_t window_asks_max = 512;
 };
@@ -73,45 +75,48 @@ class TransferPlan {
  public:
   TransferPlan(const std::vector<ChunkToFetch>& chunks, const TransferOptions& options, Tick now);
 
-  // ---- sources. Those that are known already, and have not refused or sent wrong bits, are back.
+  // ---- sources A source may be asked. Also brings back a suspended or removed one, unless it
+  // refused or sent wrong bits.
   void AddSource(MemberId source);
-  // Its link is gone, and may come back: it is asked nothing until AddSource().
+  // The link of a source is gone, and may come back. It is asked nothing until AddSource().
   void SuspendSource(MemberId source);
-  // It is gone, and asked nothing until AddSource().
+  // A source is gone. It is asked nothing until AddSource().
   void RemoveSource(MemberId source, const std::string& reason);
 
-  // Somebody has news, if nothing else yet: the transfer does not stall now.
+  // A source shows that it is alive, without a chunk: the transfer does not fail for stall_us now.
   void OnNews(Tick now) { last_news_ = now; }
 
-  // ---- answers; those to asks that are over are ignored.
-  // A part of the chunk is here; the rest follows, and OnChunk().
+  // ---- answers. Answers to asks that have ended are ignored.
+  // A part of the chunk has come. The rest follows, then OnChunk().
   void OnPiece(AskId ask, uint32_t bytes, Tick now);
+  // The chunk is complete. `good`: its digest is right.
   void OnChunk(AskId ask, bool good, Tick now);
-  // The source has not got it (any more).
+  // The source does not have the state, or not any more.
   void OnRefused(AskId ask, const std::string& reason);
-  // The source has other bits there by now. A chunk that has changed at all sources is left out.
+  // The source has changed the chunk. A chunk that has changed at all sources is left out.
   void OnChanged(AskId ask);
-  // The source serves too many others: it is asked again later.
+  // The source serves too many others. It is asked again later.
   void OnBusy(AskId ask, Tick now);
+  // The answer to DropAsk.
   void OnDropped(AskId ask);
 
-  // What is to be done now, in this order. Also when NextDeadline() has come.
+  // What the caller must do now, in this order. Call it after each change, and at NextDeadline().
   std::vector<TransferAction> Advance(Tick now);
   Tick NextDeadline() const;
 
-  // Every chunk that is not left out is in its place and nothing writes any more. Empty transfers
-  // are done at once.
+  // Every chunk is in its place or left out, and nothing is written any more. A transfer without
+  // chunks is done at once.
   bool done() const { return missing_ == 0 && asks_.empty(); }
-  // Why it cannot go on; "": it can. What is asked is dropped by the next Advance(); until all of
-  // it is, bits may still be written.
+  // Why the transfer has failed; "": it has not. The next Advance() drops all asks. Until all of
+  // them are dropped, bits may still be written.
   const std::string& failure() const { return failure_; }
   size_t left_out() const { return left_out_; }
 
   struct Progress {
     uint64_t bytes_total = 0;
     uint64_t bytes_done = 0;
-    uint64_t bytes_received = 0;  // good ones
-    uint64_t bytes_repeated = 0;  // came again, or were bad
+    uint64_t bytes_received = 0;  // of good chunks
+    uint64_t bytes_repeated = 0;  // came twice, or were wrong
 
     Progress& operator+=(const Progress& other) {
       bytes_total += other.bytes_total;
@@ -122,7 +127,7 @@ class TransferPlan {
     }
   };
   const Progress& progress() const { return progress_; }
-  // Those that have sent something good; those that have sent something bad.
+  // The sources that have sent good chunks, and those that have sent wrong bits.
   std::vector<MemberId> sources_used() const;
   std::vector<MemberId> corrupt() const;
 
@@ -133,48 +138,49 @@ class TransferPlan {
   struct Source {
     Standing standing = Standing::kUsable;
     std::string reason;                  // kGone, kRefused, kCorrupt
-    uint64_t in_flight = 0;              // bytes
-    uint32_t asks = 0;                   // open
-    double bytes_per_us = 0;             // 0: not known yet
-    int64_t latency_min_us = INT64_MAX;  // from ask to answer
-    Tick heard;                          // the last piece
-    Tick last_answer;
-    // What came since then, for the next measurement.
+    uint64_t in_flight = 0;              // bytes that are asked for and not here
+    uint32_t asks = 0;                   // open asks that are not dropped
+    double bytes_per_us = 0;             // throughput; 0: not known yet
+    int64_t latency_min_us = INT64_MAX;  // the shortest time from ask to answer
+    Tick heard;                          // when the last piece came
+    Tick last_answer;                    // when the last chunk was complete
+    // Since when throughput is being measured, and the bytes that came since then.
     Tick measured;
     uint64_t measured_bytes = 0;
     Tick busy_until;
-    uint32_t late_in_a_row = 0;
-    uint64_t bytes_good = 0;
-    size_t heir = 0;  // of so many chunks
+    uint32_t late_in_a_row = 0;  // late answers since the last one in time
+    uint64_t bytes_good = 0;     // of good chunks
+    size_t heir = 0;             // number of chunks that it is to be asked for next (Chunk::heir)
   };
   struct Chunk {
     ChunkToFetch what;
     bool here = false;  // good bits are in its place
     bool left_out = false;
     std::vector<MemberId> changed_at;
-    AskId ask;      // asked, and not over; it may be dropped
-    MemberId heir;  // dropped: who is to be asked next
+    AskId ask;      // the open ask, which may be dropped; 0: none
+    MemberId heir;  // if it is dropped: the source to ask next
   };
   struct Ask {
     MemberId source;
     size_t chunk = 0;
     Tick asked;
-    uint32_t came = 0;     // bytes that OnPiece() has told of
-    bool late = false;     // is counted as such
-    bool dropped = false;  // OnDropped() is to come
-    bool told = false;     // the DropAsk was given out
+    uint32_t came = 0;     // bytes reported with OnPiece()
+    bool late = false;     // counted in late_in_a_row
+    bool dropped = false;  // OnDropped() is still to come
+    bool told = false;     // Advance() has given DropAsk
   };
 
   bool Usable(const Source& source, Tick now) const;
-  // From ask to answer, at best; 0: nothing was answered yet.
+  // The shortest time from ask to answer; 0: nothing was answered yet.
   static int64_t LatencyOf(const Source& source);
   uint64_t WindowOf(const Source& source) const;
   bool HasRoom(const Source& source, uint64_t bytes) const;
   static double TimeFor(const Source& source, uint64_t bytes);
-  // When what is asked of it would be here, if one more chunk was asked now.
+  // How long it would take until everything is here, if `bytes` more were asked of this source.
   double FinishOf(const Source& source, uint64_t bytes) const;
-  // The best source with room in its window, other than `late`; none: none. With `late`, whose
-  // chunk it is, the one that was heard last is best.
+  // The best source with room in its window; 0: there is none. The best is the one that would have
+  // the chunk here first. If the chunk is late at source `late`, another source is chosen: the one
+  // that was heard last.
   MemberId ChooseSource(const Chunk& chunk, MemberId late, Tick now) const;
   Tick LateAt(const Ask& ask) const;
   static void Hear(Source* source, uint32_t bytes, Tick now);
@@ -186,12 +192,12 @@ class TransferPlan {
   void AskElsewhere(Tick now);
   void TellDrops(std::vector<TransferAction>* out);
   void Help(Tick now);
-  // The ask is over and has brought nothing: its chunk is to be asked for again. Its source; none:
-  // it was over already.
+  // Ends an ask that has brought nothing; its chunk is asked for again. Returns the source; 0: the
+  // ask had ended already, or was dropped.
   MemberId GiveBack(AskId id);
-  // The ask is answered.
+  // Ends an ask that was answered.
   void Close(AskId id);
-  // Its source is asked for less.
+  // Takes an ask out of the window of its source.
   void Count(const Ask& ask);
   void Drop(AskId id, MemberId heir = {});
   void SetHeir(size_t index, MemberId heir);
@@ -203,14 +209,14 @@ class TransferPlan {
 
   const TransferOptions options_;
   std::vector<Chunk> chunks_;
-  std::set<size_t> todo_;  // neither here nor asked
+  std::set<size_t> todo_;  // chunks that are neither here nor asked for
   std::map<MemberId, Source> sources_;
   std::map<AskId, Ask> asks_;
   uint64_t last_ask_ = 0;
-  size_t missing_ = 0;
-  size_t left_out_ = 0;
-  std::set<size_t> changed_;  // chunks that some source has not got any more
-  Tick last_news_;
+  size_t missing_ = 0;        // chunks that are neither here nor left out
+  size_t left_out_ = 0;       // chunks that have changed at all sources
+  std::set<size_t> changed_;  // chunks that have changed at some source
+  Tick last_news_;            // when something came last
   std::string failure_;
   Progress progress_;
 };
