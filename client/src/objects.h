@@ -100,10 +100,10 @@ struct lh_op {
 
 /* One tensor of a state. */
 struct lhi_tensor {
-  uint8_t *own;   /* the caller's memory (lh_tensor.data) */
   uint8_t *data;  /* in the arena: what peerd reads. `own`, or the library's copy of it */
   uint8_t *inbox; /* in the arena: where peerd puts what it fetches. Equal to `data` if that is a
                      copy, made by the library or by the caller (LH_STAGED) */
+  uint8_t *own;   /* the caller's memory (lh_tensor.data) */
   bool staged;    /* LH_STAGED: the caller copies to and from `data` itself */
   size_t bytes;
   struct lhi_pin pin; /* of `data`; empty if `data` is the library's copy */
