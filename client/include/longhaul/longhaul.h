@@ -9,6 +9,10 @@
  *
  * Errors: functions return an lh_status. lh_last_error() gives the text for the calling thread.
  *
+ * Operations: a function whose name ends in _start begins what the function without _start does,
+ * and returns at once with an operation in *op_out. lh_op_wait() waits for the outcome, and the
+ * caller frees the operation with lh_op_free().
+ *
  * Time: timeouts are in milliseconds. 0 means do not wait, LH_FOREVER means wait without limit, and
  * any other negative number is LH_INVALID_ARGUMENT. A function without a timeout waits at most for
  * an answer of the local peerd. If peerd is stopped or hangs, such a function returns
@@ -23,10 +27,14 @@
  * Pointers: structs and results must be aligned as C requires. A tensor in memory from lh_alloc()
  * must begin at a multiple of its element size. A tensor elsewhere may have any alignment.
  *
- * Words: a step boundary is the point of the program where a member calls lh_begin_step(). An epoch
- * is one numbered, agreed membership of a group. A member in the background takes part in
- * operations, but its input is not in the results (see lh_join_mode). docs/concepts.md explains
- * every word.
+ * Words (docs/concepts.md explains all of them):
+ * - A run is one training run. Members of one group of a run combine their tensors.
+ * - An epoch is one numbered, agreed membership of a group.
+ * - A step boundary is the point of the program where a member calls lh_begin_step().
+ * - The arena is the memory that a client shares with peerd.
+ * - A member in the background takes part in operations, but its input is not in the results
+ *   (lh_join_mode).
+ * - detect_ms is the time after which a silent host counts as dead: 1500 ms by default.
  */
 #ifndef LONGHAUL_LONGHAUL_H_
 #define LONGHAUL_LONGHAUL_H_
@@ -172,16 +180,16 @@ LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out)
  * own lh_..._free(). No other thread may use any of them during the call. NULL is allowed.
  *
  * A member that has not left counts as dead. If it had started an operation that other members have
- * not started, it stays in the group for up to 2 * detect_ms (3 s by default). Members that start
- * the operation in that time get its tensor in the result. After that time it leaves, and
- * lh_on_fault decides. Another operation or step of the others may wait for that long. */
+ * not started, it stays in the group for up to 2 * detect_ms. If all other members start the
+ * operation in that time, its tensor is in the result. After that time it leaves, and lh_on_fault
+ * decides. Another operation or step of the others may wait for that long. */
 LH_API void lh_close(lh_client *client);
 /* LH_OK if the connection to peerd is open, as far as the library can tell without waiting.
  * LH_UNAVAILABLE: peerd has stopped or died. Memory of this client can still be read, and nothing
  * else of it works any more. Open another client. */
 LH_API lh_status lh_client_check(lh_client *client);
 
-/* Allocates `bytes` (1 or more) of memory shared with peerd, aligned to 64 bytes. peerd sends and
+/* Allocates `bytes` (1 or more) in the arena, aligned to 64 bytes. peerd sends and
  * receives tensors in this memory without a copy. The content is undefined.
  * LH_UNAVAILABLE: the arena limit of peerd (--arena-limit) or the memory of the host is used up. */
 LH_API lh_status lh_alloc(lh_client *client, size_t bytes, void **data_out);
@@ -215,9 +223,9 @@ typedef struct lh_join_options {
    * When one of them leaves, dies or is removed, all are removed. NULL or "" with size 0: none. */
   const char *cohort;
   uint32_t cohort_size;
-  /* This member is removed if it reaches a step boundary or a sync more than this many milliseconds
-   * (at most a day) after the first member. Its next call returns LH_EVICTED. 0: the others wait
-   * for it without limit. */
+  /* This member is removed if it comes to a step boundary or a sync more than this many
+   * milliseconds (at most a day) after the first of the members. Its next call returns LH_EVICTED.
+   * 0: the others wait for it without limit. */
   uint32_t step_deadline_ms;
   lh_on_fault on_fault; /* LH_RETRY or LH_ABORT: for operations that say LH_AS_JOINED */
   /* Name of the member, in logs and lhctl: 1 to 64 of [A-Za-z0-9._-]. NULL or "": the name in
@@ -230,8 +238,8 @@ typedef struct lh_join_options {
   { sizeof(lh_join_options), "default", 0, 60000, NULL, 0, 0, LH_RETRY, NULL, LH_BLOCKING }
 
 /* Joins a group and waits for admission. The first member of a group is admitted at once. A later
- * one is admitted when all members stand at a step boundary. So joining one group twice from one
- * thread does not end: the first member cannot reach a boundary while its thread waits here.
+ * one is admitted when all members stand at a step boundary. So a thread that joins one group twice
+ * waits in vain: the first member cannot reach a boundary while its thread waits here.
  * NULL for `options` means the defaults.
  * LH_DEADLINE_EXCEEDED: not admitted in time; the request to join is withdrawn. LH_UNAVAILABLE:
  * peerd cannot reach the coordinator, the other members cannot reach this host, peerd drains, or

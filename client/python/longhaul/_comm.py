@@ -31,8 +31,8 @@ class Step:
     epoch: int  #: number of the agreed membership; rises with every change of it
     rank: int  #: of this member, 0 to world_size - 1
     world_size: int  #: all members of the epoch, those in the background included
-    #: The epoch differs from that of this member's last step. The members may be the same all the same: an epoch also
-    #: changes when links are repaired.
+    #: The epoch differs from that of this member's last step. The members may still be the same: an epoch also changes
+    #: when a lost link is routed through another host, for instance.
     changed: bool
     sync: SyncInfo | None = None  #: what the sync did; None if step() was given no state
     #: This member's input is not in the results yet. peerd fetches the state meanwhile. Do not write to the tensors of

@@ -30,21 +30,21 @@ def join(
     """Joins a group of a run, through the peerd on this host. Returns the new member.
 
     The first member of a group is admitted at once. A later one is admitted when all members stand at a step boundary
-    (`Comm.begin_step` or `Comm.step`); until then this call waits. So do not join one group several times from one
-    thread: the first member cannot reach a boundary while its thread waits here.
+    (`Comm.begin_step` or `Comm.step`); until then this call waits. So a thread that joins one group twice waits in
+    vain: the first member cannot reach a boundary while its thread waits here.
 
     run: name of the run, 1 to 64 of [A-Za-z0-9._-]. The same at all trainers of the run.
     group: members of one group combine their tensors. With a sharded model, shard k is group k.
     peerd: path of the socket of peerd. None: $LONGHAUL_SOCKET, else /run/longhaul/peerd.sock, else
         $XDG_RUNTIME_DIR/longhaul/peerd.sock.
-    timeout: seconds until admission, the wait for peerd included; None: no limit. Then the request to join is
-        withdrawn.
+    timeout: seconds until admission, the wait for peerd included; None: no limit. At the timeout the request to join
+        is withdrawn.
     cohort: (name, size) of a set of members on this host that belong together, usually one in each of several groups,
         such as the shards of one host. Each of them joins from its own process or thread, with the same name and size
         (at most 64). None is admitted before all have asked to join. When one of them leaves, dies or is removed, all
         are removed. None: no cohort.
     step_deadline: this member is removed if it reaches a step boundary or a sync more than this many seconds (0.001 to
-        86400) after the first member. Its next call raises Evicted. None: the others wait for it without limit.
+        86400) after the first of the members. Its next call raises Evicted. None: the others wait for it without limit.
     on_fault: "retry" or "abort", for all_reduce() calls that do not say; see `Comm.all_reduce`.
     name: name of the member, in logs and `lhctl`: 1 to 64 of [A-Za-z0-9._-]. None: the process id. If peerd runs with
         `--keep-state`, the next member of the same name can take over the state of this one (`Comm.kept_revision`).
