@@ -34,7 +34,8 @@
  * - The arena is the memory that a client shares with peerd.
  * - A member in the background takes part in operations, but its input is not in the results
  *   (lh_join_mode).
- * - detect_ms is the time after which a silent host counts as dead: 1500 ms by default.
+ * - detect_ms is the setting of the coordinator for how long a host may be silent: 1500 ms by
+ *   default.
  */
 #ifndef LONGHAUL_LONGHAUL_H_
 #define LONGHAUL_LONGHAUL_H_
@@ -179,10 +180,10 @@ LH_API lh_status lh_open(const lh_open_options *options, lh_client **client_out)
  * communicators and states. Afterwards no function may be called with any of them, not even their
  * own lh_..._free(). No other thread may use any of them during the call. NULL is allowed.
  *
- * A member that has not left counts as dead. If it had started an operation that other members have
- * not started, it stays in the group for up to 2 * detect_ms. If all other members start the
- * operation in that time, its tensor is in the result. After that time it leaves, and lh_on_fault
- * decides. Another operation or step of the others may wait for that long. */
+ * A member that has not left counts as dead. If it had started an operation that has not ended, it
+ * stays in the group for up to 2 * detect_ms. If the operation ends in that time, the tensor of the
+ * dead member is in the result. Otherwise the member leaves then, and lh_on_fault decides. Another
+ * operation or step of the others may wait for that long. */
 LH_API void lh_close(lh_client *client);
 /* LH_OK if the connection to peerd is open, as far as the library can tell without waiting.
  * LH_UNAVAILABLE: peerd has stopped or died. Memory of this client can still be read, and nothing
