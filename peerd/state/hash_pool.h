@@ -67,10 +67,10 @@ class HashPool final : public Hasher {
   // `holder` keeps the memory of both sides. `done` runs as for HashTensors().
   JobId CopyChunks(std::vector<Copy> chunks, std::shared_ptr<const void> holder,
                    std::function<void(const std::vector<Hash128>&)> done);
-  // Cancels a job; does nothing if it has ended. `done` never runs, and is destroyed. Chunks that
-  // no thread has begun to read are dropped. If chunks are being hashed, the holder is kept until
-  // that ends. If chunks are being copied, this call waits for that, so that nothing is written
-  // afterwards.
+  // Cancels a job; does nothing if `done` has run. Otherwise `done` never runs, and is destroyed.
+  // Chunks that no thread has begun to read are dropped. If chunks are being hashed, the holder is
+  // kept until that ends. If chunks are being copied, this call waits for that, so that nothing is
+  // written afterwards.
   void Cancel(JobId job);
 
   // Runs the callbacks of all work that has ended. They may start and cancel jobs.

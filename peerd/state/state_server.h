@@ -70,8 +70,8 @@ class StateServer {
   // Limits the bytes that are sent per second; 0: no limit. Call it before the first ask.
   void SetRate(uint64_t bytes_per_second) { bucket_ = TokenBucket(bytes_per_second); }
 
-  // Registers the state of a member. A state that was registered before is replaced, and no longer
-  // served.
+  // Registers the state of a member. Another state that was registered before is replaced, and no
+  // longer served. Does nothing for the same state.
   void Register(const GroupKey& group, MemberId member, std::shared_ptr<const MemoryState> state);
   // Ends Serve() as well.
   void Unregister(const GroupKey& group, MemberId member);
@@ -79,7 +79,8 @@ class StateServer {
   // Gives out the tensors of a registered member: they have this root. `may_change`: the trainer
   // may write to them meanwhile.
   void Serve(const GroupKey& group, MemberId member, const Hash128& root, bool may_change = false);
-  // Refuses all open asks. The kernel may still read pieces that are on their way: see Reading().
+  // Refuses all open asks for digests and chunks. The kernel may still read pieces that are on
+  // their way: see Reading().
   void EndServe(const GroupKey& group, MemberId member);
   // Gives out a kept state of a registered member. It has this root, and must not change until
   // EndServeKept() or Unregister(). If Serve() gives out the same root, the tensors are used,
@@ -143,7 +144,7 @@ class StateServer {
     uint64_t ask = 0;
     MemberKey member;
     uint64_t owner = 0;
-    bool over = false;      // cancelled, refused or complete
+    bool over = false;      // refused, or the receiver needs it no more
     bool whole = false;     // all digests, or the manifest; not a chunk
     bool manifest = false;  // the manifest, which EndServe() does not refuse
     // What is sent: memory of `state`, or `bytes` if `state` is nullptr.

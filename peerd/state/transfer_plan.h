@@ -75,8 +75,10 @@ class TransferPlan {
  public:
   TransferPlan(const std::vector<ChunkToFetch>& chunks, const TransferOptions& options, Tick now);
 
-  // ---- sources A source may be asked. Also brings back a suspended or removed one, unless it
-  // refused or sent wrong bits.
+  // ---- sources
+
+  // Adds a source, which may be asked from now on. Brings back a suspended or removed one, unless
+  // it refused or sent wrong bits.
   void AddSource(MemberId source);
   // The link of a source is gone, and may come back. It is asked nothing until AddSource().
   void SuspendSource(MemberId source);
@@ -87,6 +89,7 @@ class TransferPlan {
   void OnNews(Tick now) { last_news_ = now; }
 
   // ---- answers. Answers to asks that have ended are ignored.
+
   // A part of the chunk has come. The rest follows, then OnChunk().
   void OnPiece(AskId ask, uint32_t bytes, Tick now);
   // The chunk is complete. `good`: its digest is right.
