@@ -14,13 +14,14 @@
 #include <arm_neon.h>
 #endif
 
-// Iterations do not depend on each other, whatever the compiler can see of the pointers.
+// Tells the compiler that the iterations of a loop do not depend on each other. It cannot see this
+// from the pointers.
 #if defined(__clang__)
 #define LH_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define LH_INDEPENDENT _Pragma("GCC ivdep")
 #endif
-// A function of its own for each loop: the dispatching switch stays small.
+// Keeps each loop a function of its own, so that the switch that chooses one stays small.
 #define LH_LOOP __attribute__((noinline))
 
 namespace longhaul::peerd {
@@ -65,7 +66,7 @@ struct Vector {
   LH_TARGET static Value LoadBrains(const uint8_t* data) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(Read(data)), 16));
   }
-  // Of a canonical NaN: rounding would carry others into the sign.
+  // A NaN in `v` must be canonical: the rounding would carry another NaN into the sign bit.
   LH_TARGET static void StoreBrains(uint8_t* data, Value v) {
     const __m256i bits = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -124,7 +125,7 @@ struct Vector {
   LH_TARGET static Value LoadBrains(const uint8_t* data) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(Read(data)), 16));
   }
-  // Of a canonical NaN: rounding would carry others into the sign.
+  // A NaN in `v` must be canonical: the rounding would carry another NaN into the sign bit.
   LH_TARGET static void StoreBrains(uint8_t* data, Value v) {
     const __m512i bits = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -151,15 +152,16 @@ bool HasAvx2AndF16c() {
   unsigned ebx = 0;
   unsigned ecx = 0;
   unsigned edx = 0;
-  // The first asks the operating system's support for the registers too.
+  // The first test also asks whether the operating system supports the registers.
   return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 &&
          (ecx & bit_F16C) != 0;
 }
 
-// On a Xeon with AMX it is 1.2 to 2 times as fast as avx2 in the caches, and as fast or faster
-// beyond them. Only in the caches are products of 8-bit integers slower, by a fifth, and some
-// divisions, by a twentieth. Intel's processors before VBMI2 (Skylake, Cascade Lake) lower their
-// clock for vectors of 512 bits, at the cost of all else that runs meanwhile: they keep avx2.
+// On a Xeon with AMX, avx512 is 1.2 to 2 times as fast as avx2 on data in the caches, and at least
+// as fast on data in memory. Only on data in the caches, products of 8-bit integers are slower by a
+// fifth, and some divisions by a twentieth. Intel's processors before VBMI2 (Skylake, Cascade Lake)
+// lower their clock for vectors of 512 bits, which slows down everything else that runs. So these
+// processors use avx2.
 bool HasAvx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -168,8 +170,8 @@ bool HasAvx512() {
 #endif
 
 #if defined(__aarch64__)
-// Every such processor has it, so the compiler uses it for the generic loops too: they differ in
-// the 16-bit formats.
+// Every aarch64 processor has NEON, so the compiler uses it for the generic loops, too. This
+// implementation differs from them in the 16-bit formats.
 namespace neon {
 #define LH_TARGET
 #define LH_VECTOR 1
@@ -199,7 +201,7 @@ struct Vector {
   static Value LoadBrains(const uint8_t* data) {
     return ToValue(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(data)), 16));
   }
-  // Of a canonical NaN: rounding would carry others into the sign.
+  // A NaN in `v` must be canonical: the rounding would carry another NaN into the sign bit.
   static void StoreBrains(uint8_t* data, Value v) {
     const uint32x4_t bits = ToBits(v);
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
@@ -262,7 +264,8 @@ void Fill(uint8_t* out, uint64_t count, T value) {
   for (uint64_t i = 0; i < count; ++i) std::memcpy(out + i * sizeof(T), &value, sizeof(T));
 }
 
-// With what each op begins: the bits of zero (-0 of floats), one, the largest and the least.
+// Fills `out` with the identity of the op, which is one of these values: zero (-0 for floats), one,
+// the largest value or the least.
 template <class T>
 void FillOneOf(uint8_t* out, uint64_t count, ReduceOp op, T zero, T one, T most, T least) {
   switch (op) {
@@ -321,7 +324,7 @@ namespace {
 
 constexpr uint64_t kLine = 64;
 
-// Stores that do not fetch the line they fill, to which `out` is aligned.
+// Copies one cache line; `out` is aligned to a line. These stores do not read the old line first.
 void StreamLine(uint8_t* out, const uint8_t* in) {
   const auto* const from = reinterpret_cast<const __m128i*>(in);
   auto* const to = reinterpret_cast<__m128i*>(out);
@@ -343,7 +346,8 @@ void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes) {
   const uint64_t head = std::min(-reinterpret_cast<uintptr_t>(out) % kLine, bytes);
   std::memcpy(out, in, head);
   uint64_t done = head;
-  // Several pages in turns: a processor reads ahead by itself, but not beyond the end of a page.
+  // Several pages, one line of each in turn: a processor prefetches by itself, but not beyond the
+  // end of a page.
   constexpr uint64_t kPage = 4096;
   constexpr uint64_t kBlock = 4 * kPage;
   for (; done + kBlock <= bytes; done += kBlock) {
@@ -353,7 +357,7 @@ void CopyAside(uint8_t* out, const uint8_t* in, uint64_t bytes) {
   }
   for (; done + kLine <= bytes; done += kLine) StreamLine(out + done, in + done);
   std::memcpy(out + done, in + done, bytes - done);
-  // Orders them with what follows, as plain stores are.
+  // Streaming stores are not ordered like plain ones. Order them before what follows.
   _mm_sfence();
 #else
   std::memcpy(out, in, bytes);

@@ -9,7 +9,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// With several sources the accumulator goes through memory once, not once a source.
+// Block by block, so that the accumulator goes through memory once, and not once for each source.
 constexpr uint64_t kBlockBytes = 32 << 10;
 
 }  // namespace

@@ -9,15 +9,15 @@
 namespace longhaul::peerd {
 namespace {
 
-// Every position owns the chunk of its number and holds a part of scratch for each other position:
+// Each position owns the chunk of its number. It has a part of scratch for the input of each other
+// position to that chunk.
 //
-//   to the owner of each chunk        its own input of it                       (reduce)
-//   grains of the own chunk, with everybody's input of them here: adds them, finished; sends them
-//   to all                                                                      (gather)
+// - Phase reduce: this position sends its own input of each other chunk to the owner of that chunk.
+// - When the inputs of all positions to a grain of its own chunk are here, it adds them.
+// - Phase gather: it sends the finished grains to all other positions.
 //
-// The inputs are added when all of them are here, in ring order of positions, the own one at its
-// place: the result does not depend on the order in which they came, and is that of a one-shot
-// exchange bit by bit.
+// The inputs are added in the order of positions. So the result does not depend on the order in
+// which they arrived, and is equal to that of a one-shot op, bit by bit.
 class MeshAttempt final : public SegmentAttempt {
  public:
   static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, AttemptSink* sink,
@@ -73,8 +73,9 @@ class MeshAttempt final : public SegmentAttempt {
   static uint64_t PartBytes(const Plan& plan, int chunk) {
     return Aligned(plan.Chunk(chunk).bytes);
   }
-  // Memory for the input of that position to the own chunk. Several members' at this one are
-  // reduced there; one member's is where it was posted, or among the originals.
+  // Whether scratch needs a part for the input of a position to the own chunk. At this position
+  // only if several members contribute: their inputs are reduced there. The input of one member is
+  // in its source, or among the originals.
   static bool HasPart(const AttemptSpec& spec, int position) {
     if (position == spec.position) return InputsOf(spec).size() > 1;
     return PositionContributes(spec, position);
@@ -111,7 +112,7 @@ class MeshAttempt final : public SegmentAttempt {
     ForEachFinished(grains, [&](const Plan::Grains& finished) { Finish(finished); });
   }
 
-  // Of those grains of the own chunk, the stretches that have everybody's input.
+  // Calls `function` for each stretch of these grains that has the inputs of all positions.
   template <typename Function>
   void ForEachFinished(const Plan::Grains& grains, const Function& function) {
     const auto finished = [&](uint64_t grain) { return inputs_missing_[grain - own_.first] == 0; };
@@ -126,15 +127,15 @@ class MeshAttempt final : public SegmentAttempt {
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {
     if (phase != Phase::kReduce) return;
-    // Now, while it is in cache: it was read just before, to be sent.
+    // Keep the originals now: they were just read to be sent, so they are in the cache.
     Keep(grains);
     fresh_out_bytes_ -= plan_.PieceOf(grains).bytes;
     HandFresh();
   }
 
-  // Own input of others' chunks, as much as the window allows, to one after the other: none of them
-  // waits for its first segment until another one has its last. That of several members has to be
-  // added up before: Work() does that.
+  // Hands over own input of other chunks, as much as the window allows, to each owner in turn. So
+  // no owner waits for its first segment until another one has its last. The input of several
+  // members must be added up before; Work() does that.
   void HandFresh() {
     while (inputs_.size() == 1 && MayHandFresh()) HandOneFresh();
   }
@@ -142,7 +143,7 @@ class MeshAttempt final : public SegmentAttempt {
     return position != spec_.position && credit_[position] &&
            fresh_[position] < plan_.GrainsOf(position).end();
   }
-  // Whose turn it is, among those that have fresh segments; spec_.size: there are none.
+  // The position to send to next, of those with fresh segments; spec_.size: there is none.
   int NextFresh() const {
     for (int i = 0, to = turn_; i < spec_.size; ++i, to = Next(to)) {
       if (HasFresh(to)) return to;
@@ -165,7 +166,7 @@ class MeshAttempt final : public SegmentAttempt {
     turn_ = Next(to);
     const uint8_t* data = inputs_[0] + piece.offset;
     if (inputs_.size() > 1) {
-      // The finished grains come there later.
+      // The place of the result is free until the finished grains arrive.
       ReduceInputs(spec_.desc, inputs_, piece.offset, piece.bytes, result_ + piece.offset);
       data = result_ + piece.offset;
     }
@@ -178,7 +179,7 @@ class MeshAttempt final : public SegmentAttempt {
   }
   uint64_t GoOn() override {
     if (alone_ == own_.end()) return HandOneFresh();
-    // No other position contributes.
+    // No other position contributes, so the grains are finished without segments.
     const Plan::Grains grains = NextSegment(alone_, own_.end());
     alone_ = grains.end();
     for (uint64_t grain = grains.first; grain < grains.end(); ++grain) {
@@ -188,7 +189,7 @@ class MeshAttempt final : public SegmentAttempt {
     return plan_.PieceOf(grains).bytes * (inputs_.size() + 1);
   }
 
-  // Grains of the own chunk, with all inputs here.
+  // Adds up grains of the own chunk, of which all inputs are here.
   void Finish(const Plan::Grains& grains) {
     const Plan::Piece piece = plan_.PieceOf(grains);
     const uint64_t skip = piece.offset - own_offset_;
@@ -216,15 +217,15 @@ class MeshAttempt final : public SegmentAttempt {
     Hand(to, Phase::kGather, grains, result_ + plan_.PieceOf(grains).offset);
   }
 
-  const Plan::Grains own_;  // chunk
+  const Plan::Grains own_;  // the grains of the own chunk
   const uint64_t own_offset_;
   std::vector<uint16_t> own_marks_;       // by grain of the own chunk, then by position
   std::vector<uint16_t> inputs_missing_;  // by grain of the own chunk
-  std::vector<uint8_t*> parts_;           // by position; nullptr: has none
+  std::vector<uint8_t*> parts_;           // by position; nullptr: no part is needed
   std::vector<bool> credit_;              // by position
   std::vector<uint64_t> fresh_;           // by position: next grain of own input to hand over
   uint64_t alone_;  // next grain of the own chunk to finish, if no other position contributes
-  int turn_;        // whose it is
+  int turn_;        // the position that is next in turn
   uint64_t fresh_out_bytes_ = 0;
 };
 

@@ -25,7 +25,7 @@ Plan::Plan(uint64_t bytes, int size, uint32_t grain_bytes)
 }
 
 Plan::Piece Plan::Chunk(int chunk) const {
-  // In 128 bits: blocks times positions may exceed 64.
+  // In 128 bits, because blocks times positions may not fit into 64.
   const auto cut = [&](int c) {
     const auto block =
         static_cast<uint64_t>(static_cast<unsigned __int128>(blocks_) * c / chunks());
@@ -49,8 +49,8 @@ Plan::Piece Plan::PieceOf(const Grains& grains) const {
 
 std::optional<Plan::Grains> Plan::Find(const Piece& piece) const {
   if (piece.bytes == 0 || piece.offset >= bytes_) return std::nullopt;
-  // The chunk that holds the offset: the last one that begins at or before it (and is not empty, as
-  // the next one would begin there too).
+  // The chunk that holds the offset is the last one that begins at or before it. It is not empty:
+  // otherwise the next chunk would begin there, too.
   int low = 0;
   int high = chunks();
   while (high - low > 1) {

@@ -11,19 +11,22 @@
 namespace longhaul::peerd {
 namespace {
 
-// Where a chunk's journey has got to when it passes this position. Chunk c starts at position c:
+// The hop of a chunk at this position is its distance from the position where it starts; chunk c
+// starts at position c. What this position does with a chunk:
 //
-//   hop 0          sends its own input                        (reduce)
-//   hop 1..size-2  adds its input to what came, passes it on  (reduce)
-//   hop size-1     adds its input: finished; sends it on      (gather)
-//   hop 0..size-3  receives the finished segment, passes it on
-//   hop size-2     receives it, last of all
+//   phase reduce, hop 0           sends its own input
+//   phase reduce, hop 1..size-2   adds its input to the sum that arrived, and passes the sum on
+//   phase reduce, hop size-1      adds its input: the sum is finished, and phase gather begins
+//   phase gather, hop size-1      sends the finished segment
+//   phase gather, hop 0..size-3   receives the finished segment, and passes it on
+//   phase gather, hop size-2      receives the finished segment, as the last position
 //
-// Partial sums are received into `partial_`: in the scratch buffer if there is one, otherwise where
-// the finished segment goes. They are added to there. In place, though, the sum takes the place of
-// the original, which goes to scratch, while both are in cache; there a partial sum is received
-// into a landing if one is free. The sum is sent from where the finished segment comes to: it has
-// to be there until the next position has it for certain, as it may have to be sent again.
+// Out of place, partial sums are received into `partial_`, and this position's input is added
+// there. `partial_` is the scratch buffer if there is one, otherwise the place of the result. In
+// place, a partial sum is received into a landing, or into scratch if no landing is free. The new
+// sum replaces the original, and the original goes to scratch, while both are in the cache. The sum
+// is sent from there, and stays there until the next position certainly has it, because it may have
+// to be sent again.
 class RingAttempt final : public SegmentAttempt {
  public:
   static absl::StatusOr<std::unique_ptr<Attempt>> Make(const AttemptSpec& spec, AttemptSink* sink,
@@ -70,7 +73,7 @@ class RingAttempt final : public SegmentAttempt {
   int Hop(int chunk) const { return (spec_.position - chunk + spec_.size) % spec_.size; }
   int HopOf(const Plan::Grains& grains) const { return Hop(plan_.ChunkOf(grains.first)); }
   bool IsLast(int hop) const { return hop == spec_.size - 1; }
-  // A partial sum is not just passed on.
+  // Whether this position adds something to the sum, or only passes it on.
   bool AddsTo(int hop) const { return IsLast(hop) || !inputs_.empty(); }
   bool SendsReduce(int hop) const { return !IsLast(hop); }
   bool SendsGather(int hop) const { return hop != spec_.size - 2; }
@@ -117,14 +120,14 @@ class RingAttempt final : public SegmentAttempt {
 
   void OnSent(const Plan::Grains& grains, Phase phase) override {
     if (phase != Phase::kReduce || HopOf(grains) != 0) return;
-    // Now, while it is in cache: it was read just before, to be sent.
+    // Keep the originals now: they were just read to be sent, so they are in the cache.
     Keep(grains);
     fresh_out_bytes_ -= plan_.PieceOf(grains).bytes;
     HandFresh();
   }
 
-  // Own input, as much as the window allows. That of several members has to be added up before:
-  // Work() does that.
+  // Hands over own input, as much as the window allows. The input of several members must be added
+  // up before; Work() does that.
   void HandFresh() {
     while (inputs_.size() <= 1 && MayHandFresh()) HandOneFresh();
   }
@@ -152,7 +155,7 @@ class RingAttempt final : public SegmentAttempt {
     if (SendsGather(HopOf(grains))) Pass(Phase::kGather, grains);
   }
 
-  // To the next position, at once or when its credit comes.
+  // Sends grains to the next position, now or when its credit comes.
   void Pass(Phase phase, const Plan::Grains& grains) {
     if (!credit_) {
       waiting_.emplace_back(phase, grains);
@@ -161,7 +164,7 @@ class RingAttempt final : public SegmentAttempt {
     const uint64_t offset = plan_.PieceOf(grains).offset;
     const uint8_t* data = result_ + offset;
     if (phase == Phase::kReduce) {
-      // In place, once the sum and the original have changed places, it is where the result goes.
+      // In place, the sum is at the place of the result as soon as the original is in scratch.
       if (!(marks_[grains.first] & kOverwritten)) data = partial_ + offset;
       if (HopOf(grains) == 0) {
         if (inputs_.size() == 1) data = inputs_[0] + offset;
@@ -171,14 +174,14 @@ class RingAttempt final : public SegmentAttempt {
     Hand(next_, phase, grains, data);
   }
 
-  // Of one segment. Where a sum begins here and no input of ours contributes: as if there had been
-  // one that changes nothing.
+  // One segment of the identity of the op. A sum that begins here begins with it if no local input
+  // contributes.
   std::vector<uint8_t> identity_;
   const int next_;
   const int previous_;
   uint8_t* const partial_;
   bool credit_ = false;
-  std::vector<std::pair<Phase, Plan::Grains>> waiting_;  // ready before the credit came
+  std::vector<std::pair<Phase, Plan::Grains>> waiting_;  // what was ready before the credit came
   uint64_t fresh_;                                       // next grain of own input to hand over
   const uint64_t fresh_end_;
   uint64_t fresh_out_bytes_ = 0;

@@ -19,9 +19,9 @@ namespace {
 constexpr uint64_t kSizeMin = 64 << 10;
 constexpr uint64_t kHugePage = 2 << 20;
 
-// Sizes are powers of two and three steps between two of them: at most a quarter is unused, and a
-// run whose tensors differ a little reuses the same buffers. 0: larger than anything that can be
-// had.
+// Rounds a size up to a power of two, or to one of three sizes between two powers. So at most a
+// quarter of a buffer is unused, and a run whose tensors differ a little reuses its buffers. 0: too
+// large.
 uint64_t SizeClass(uint64_t bytes) {
   if (bytes <= kSizeMin) return kSizeMin;
   if (bytes > uint64_t{1} << 62) return 0;
@@ -29,7 +29,7 @@ uint64_t SizeClass(uint64_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// Huge pages save most of the page faults; they need the alignment.
+// Maps memory that is aligned for huge pages, which save most of the page faults.
 uint8_t* Map(uint64_t size) {
   const uint64_t slack = size >= kHugePage ? kHugePage : 0;
   void* const mapped = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE,
@@ -41,7 +41,7 @@ uint8_t* Map(uint64_t size) {
   const uint64_t skip = over == 0 ? 0 : kHugePage - over;
   if (skip > 0) munmap(begin, skip);
   if (slack > skip) munmap(begin + skip + size, slack - skip);
-  // Refused where the kernel has no huge pages: slower, and right all the same.
+  // The kernel refuses if it has no huge pages. Then all is slower, but right.
   madvise(begin + skip, size, MADV_HUGEPAGE);
   return begin + skip;
 }
@@ -62,7 +62,7 @@ class MmapPool final : public ScratchPool {
     if (size == 0) {
       return absl::ResourceExhaustedError(absl::StrCat("no machine has ", bytes, " bytes"));
     }
-    // One of up to twice the size will do: better than to map another one beside it.
+    // A kept buffer of up to twice the size will do: that is better than to map another one.
     if (const auto it = kept_.lower_bound(size); it != kept_.end() && it->first / 2 <= size) {
       return Reuse(it);
     }
@@ -104,7 +104,7 @@ class MmapPool final : public ScratchPool {
     return data;
   }
 
-  // Until `more` bytes fit beside what is left.
+  // Releases kept buffers until `more` bytes fit.
   void KeepLess(uint64_t more) {
     while (!kept_.empty() && taken_bytes_ + kept_bytes_ + more > kept_bytes_max_) {
       Release(std::prev(kept_.end()));
@@ -125,7 +125,7 @@ class MmapPool final : public ScratchPool {
   const UnmapFunction unmap_;
   uint64_t taken_bytes_ = 0;
   uint64_t kept_bytes_ = 0;
-  std::unordered_map<uint8_t*, uint64_t> taken_;  // never iterated
+  std::unordered_map<uint8_t*, uint64_t> taken_;  // not iterated, so its order does not matter
   Kept kept_;                                     // by size
 };
 

@@ -12,11 +12,12 @@
 namespace longhaul::peerd {
 namespace {
 
-// More in one segment gain nothing; so many fit into a cookie.
+// The most grains in a segment. More gain nothing, and the number must fit into a cookie.
 constexpr uint64_t kSegmentGrainsMax = 64;
 
-// As many segments as come at the same time on a short way, in no more than a processor's own cache
-// holds. On a long one, where a processor has time, most find none.
+// The number of landings. On links with a short latency about as many segments arrive at the same
+// time, and that many fit into the cache of one processor. On links with a long latency most
+// segments find no free landing, but there the processor has time.
 constexpr uint64_t kLandings = 4;
 constexpr uint64_t kLandingBytesMax = 512 << 10;
 
@@ -26,7 +27,7 @@ absl::StatusOr<SegmentAttempt::Memory> SegmentAttempt::BorrowMemory(const Attemp
                                                                     uint64_t extra_bytes,
                                                                     ScratchPool* pool) {
   Memory memory;
-  // A target that is not an input can be written to at once.
+  // A target that is not a source can be written to at once.
   for (size_t i = 0; i < spec.targets.size() && memory.result == nullptr; ++i) {
     if (spec.targets[i] != spec.sources[i]) memory.result = spec.targets[i];
   }
@@ -67,7 +68,7 @@ SegmentAttempt::SegmentAttempt(const AttemptSpec& spec, AttemptSink* sink, Scrat
 void SegmentAttempt::MakeLandings() {
   if (!in_place_ || spec_.desc.bytes() <= spec_.cached_bytes_max) return;
   landing_bytes_ = std::min(Aligned(segment_grains_ * spec_.grain_bytes), kLandingBytesMax);
-  // Without room for it an op takes longer, no more.
+  // Without memory for landings an op takes longer, but is right.
   const absl::StatusOr<uint8_t*> memory = pool_->Borrow(kLandings * landing_bytes_);
   for (uint64_t i = 0; memory.ok() && i < kLandings; ++i) {
     landings_.push_back({*memory + i * landing_bytes_, std::nullopt});
@@ -140,7 +141,7 @@ void SegmentAttempt::Received(int from, const Segment& segment) {
     MarkAfter(grain, &MarksOf(grain, from), reduce ? kReducePlaced : kGatherPlaced,
               reduce ? kReduceReceived : kGatherReceived);
   }
-  // Others wait for what it passes on.
+  // First pass the segment on, because other peers wait for it. Then copy it to the local targets.
   OnReceived(from, grains, segment.phase);
   if (!reduce) Finished(grains);
   MaybeComplete();
@@ -235,7 +236,7 @@ uint64_t SegmentAttempt::RestoreSome(uint64_t bytes_max) {
 }
 
 uint64_t SegmentAttempt::CopySome(uint64_t bytes_max) {
-  // With several copies to make, the result is read once.
+  // Block by block, so that the result is read from memory once for all copies.
   constexpr uint64_t kBlockBytes = 16 << 10;
   uint64_t worked = 0;
   while (worked < bytes_max && HasWork()) {
@@ -300,7 +301,7 @@ void SegmentAttempt::GiveLanding(const Plan::Piece& piece) {
 
 void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const Inputs& inputs, bool finished) {
   const Plan::Piece piece = plan_.PieceOf(grains);
-  // Fits the first cache, with what is added up.
+  // Fits into the first-level cache, together with the inputs.
   alignas(64) uint8_t block[16 << 10];
   const bool landed = LandingOf(piece) != nullptr;
   for (uint64_t done = 0; done < piece.bytes; done += sizeof(block)) {
@@ -321,16 +322,16 @@ void SegmentAttempt::SumInPlace(const Plan::Grains& grains, const Inputs& inputs
 }
 
 uint64_t SegmentAttempt::Restore(uint64_t grain) {
-  // What looking at it costs.
+  // To look at a grain costs this much, too.
   if (reads_out_[grain] > 0 || !(marks_[grain] & kOverwritten)) return 2 * sizeof(uint16_t);
-  // Not twice: the inputs may be another op's by then.
+  // Restore only once: later the memory may belong to another op.
   marks_[grain] &= static_cast<uint16_t>(~kOverwritten);
   const Plan::Piece piece = plan_.PieceOf({grain, 1});
   std::memcpy(result_ + piece.offset, scratch_ + piece.offset, piece.bytes);
   return 2 * piece.bytes;
 }
 
-// Last in whatever calls it: the sink may stop or commit from within Complete().
+// Callers must call it last, because the sink may call Stop() or Commit() from within Complete().
 void SegmentAttempt::MaybeComplete() {
   if (results_open_ > 0 || sends_open_ > 0 || complete_) return;
   complete_ = true;

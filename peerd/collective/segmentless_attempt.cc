@@ -15,7 +15,7 @@ namespace {
 class LocalAttempt final : public SegmentlessAttempt {
  public:
   explicit LocalAttempt(const AttemptSpec& spec) : spec_(spec), inputs_(InputsOf(spec)) {
-    // The input of one member alone is the result.
+    // The input of a single member is the result.
     const uint8_t* const only = inputs_.size() == 1 ? inputs_[0] : nullptr;
     for (uint8_t* target : spec.targets) {
       if (target != only) targets_.push_back(target);
@@ -27,7 +27,7 @@ class LocalAttempt final : public SegmentlessAttempt {
     return committed_ && !targets_.empty() && done_ < spec_.desc.bytes();
   }
 
-  // Block by block, so that every source of a block is read before any target is written.
+  // Block by block: all sources of a block are read before any target is written.
   uint64_t Work(uint64_t bytes_max) override {
     alignas(64) uint8_t block[16 << 10];
     uint64_t worked = 0;
@@ -45,7 +45,7 @@ class LocalAttempt final : public SegmentlessAttempt {
  private:
   const AttemptSpec spec_;
   const Inputs inputs_;
-  std::vector<uint8_t*> targets_;  // that are to be written
+  std::vector<uint8_t*> targets_;  // targets that must be written
   bool committed_ = false;
   uint64_t done_ = 0;  // bytes of the tensor
 };
@@ -58,7 +58,7 @@ class OneShotAttempt final : public SegmentlessAttempt {
         bytes_moved_(result_.size() * (spec.size - 1)) {}
 
   void Commit() override {
-    // An empty string's data may not be copied to a null target.
+    // memcpy() must not get a null target, which a tensor without elements may have.
     if (result_.empty()) return;
     for (uint8_t* target : targets_) std::memcpy(target, result_.data(), result_.size());
   }

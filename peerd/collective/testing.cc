@@ -69,7 +69,7 @@ ModelNetwork::~ModelNetwork() {
 }
 
 bool ModelNetwork::Step() {
-  std::vector<Peer*> waiting;  // to start, for its credits to arrive, or with work
+  std::vector<Peer*> waiting;  // peers that must start, get a credit, or have work
   for (const auto& peer : peers_) {
     if ((!peer->started && !peer->stopped) || !peer->credit_due.empty() ||
         peer->attempt->HasWork()) {
@@ -108,7 +108,7 @@ void ModelNetwork::StepPeer(Peer* peer) {
   peer->complete = peer->attempt->CompleteAtOnce();
 }
 
-// A flight that is in the list can always go on.
+// Lets one event of a flight happen. For a flight in the list there is always one.
 void ModelNetwork::StepFlight(uint64_t index) {
   Flight* const flight = flights_[index].get();
   void (ModelNetwork::*can[4])(Flight*);
@@ -119,7 +119,7 @@ void ModelNetwork::StepFlight(uint64_t index) {
   if (flight->read && !flight->returned) can[count++] = &ModelNetwork::Return;
   if (flight->placed && !flight->delivered && prng_.Chance(0.2)) can[count++] = &ModelNetwork::Lose;
   (this->*can[prng_.Below(count)])(flight);
-  // New flights may have been added behind it.
+  // The event may have added flights at the end of the list.
   if (flight->delivered && flight->returned) {
     std::swap(flights_[index], flights_.back());
     flights_.pop_back();
@@ -138,7 +138,7 @@ bool ModelNetwork::Run() {
 void ModelNetwork::ReadMemory(Flight* flight) {
   flight->read = true;
   if (flight->returned && peers_[flight->from]->stopped) {
-    flight->delivered = true;  // was lost, and nobody sends it again
+    flight->delivered = true;  // it was lost, and a stopped peer does not send it again
     return;
   }
   LH_CHECK(std::memcmp(flight->data, flight->as_handed.data(), flight->as_handed.size()) == 0)
@@ -163,7 +163,7 @@ void ModelNetwork::Deliver(Flight* flight) {
   peers_[flight->to]->attempt->Received(flight->from, flight->segment);
 }
 
-// It has to be read again, and placed again.
+// Loses a segment that is partly received: it must be read and placed again.
 void ModelNetwork::Lose(Flight* flight) {
   std::memset(flight->place, 0x5a, prng_.Below(flight->segment.bytes + 1));
   flight->read = flight->placed = false;
@@ -204,7 +204,7 @@ std::string ModelNetwork::ToString() const {
 
 namespace {
 
-// The encoding of a small whole number.
+// The bytes of a small whole number in this dtype.
 std::string Encode(DType dtype, int64_t value) {
   std::string bytes(SizeOf(dtype), '\0');
   const auto f = static_cast<float>(value);
@@ -219,7 +219,7 @@ std::string Encode(DType dtype, int64_t value) {
     bits >>= 16;
     std::memcpy(bytes.data(), &bits, 2);
   } else if (dtype == DType::kFloat16) {
-    // Exact: whole numbers up to 2048, and powers of two up to 2^15.
+    // This is exact for whole numbers up to 2048, and for powers of two up to 2^15.
     if (bits != 0) bits = (bits >> 16 & 0x8000) | (((bits & 0x7fffffff) - (112u << 23)) >> 13);
     std::memcpy(bytes.data(), &bits, 2);
   } else {
@@ -262,7 +262,7 @@ ModelOp::ModelOp(const Options& options) : bytes_(options.desc.bytes()) {
       spec.contributes.push_back(contributes);
       any = any || contributes;
       for (uint64_t e = 0; e < desc.count; ++e) {
-        // A product stays below 2^14: every element has its factors of two at few members.
+        // So that products stay small, only few members have a 2 at an element: at most 14.
         const bool two = (e + members) % 16 == 0 && members < 14 * 16;
         const int64_t value = desc.reduce == ReduceOp::kProd ? (two ? 2 : 1) : prng.Below(5);
         const std::string bytes = Encode(desc.dtype, value);
