@@ -13,9 +13,9 @@
 namespace longhaul::peerd {
 namespace {
 
-// More chunks than every window of every transfer, and a state of each member.
+// Room for all chunks in all windows of all transfers, and for a state of each member.
 constexpr size_t kEndedMax = size_t{1} << 20;
-// Bytes that a thread takes at a time: many small tensors cost one lock.
+// Bytes that a thread takes at a time. So many small tensors cost one lock, not one each.
 constexpr size_t kPieceBytes = kStateChunkBytes;
 
 }  // namespace
@@ -25,19 +25,19 @@ uint32_t DefaultHashThreads() {
 }
 
 struct HashPool::Job {
-  JobId id = 0;  // 0: of a single chunk
+  JobId id = 0;  // 0: a single chunk
   std::vector<std::span<const uint8_t>> chunks;
-  std::vector<uint8_t*> targets;   // of a copy: where each chunk goes; else empty
-  uint8_t* touch = nullptr;        // the chunk, if it is to be touched and not hashed
-  std::vector<Hash128> digests;    // of the chunks; each written by one thread
-  std::vector<size_t> per_tensor;  // chunks of each tensor
-  // The reactor's.
+  std::vector<uint8_t*> targets;   // for a copy: where each chunk goes; otherwise empty
+  uint8_t* touch = nullptr;        // the memory, if its pages are to be made
+  std::vector<Hash128> digests;    // of the chunks; one thread writes each
+  std::vector<size_t> per_tensor;  // number of chunks of each tensor
+  // Used by the reactor thread only:
   std::shared_ptr<const void> holder;
   std::function<void(Hash128)> chunk_done;
   std::function<void()> done;  // null: cancelled
-  // The pool's, under its mutex.
+  // Guarded by the mutex of the pool:
   size_t next = 0;
-  size_t left = 0;  // chunks without digest
+  size_t left = 0;  // chunks that are not done
   bool posted = false;
 
   void Work(size_t chunk) {
@@ -167,7 +167,7 @@ void HashPool::Cancel(JobId id) {
     job->left -= job->chunks.size() - job->next;
     job->next = job->chunks.size();
     while (!job->targets.empty() && job->left > 0) copied_.Wait(&mutex_);
-    // The thread that ends the last piece posts it.
+    // The thread that works on the last piece will post the job.
     if (job->left > 0 || job->posted) return;
   }
   job->holder.reset();
@@ -175,7 +175,8 @@ void HashPool::Cancel(JobId id) {
 
 void HashPool::Deliver() {
   for (const std::shared_ptr<Job>& job : ended_.TakeAll()) {
-    // Here, not where a thread drops the last reference to the job.
+    // Release the holder here, on the reactor thread. A thread may drop the last reference to the
+    // job.
     job->holder.reset();
     if (job->id == 0) {
       --alone_;

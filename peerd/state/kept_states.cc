@@ -15,7 +15,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// Tensors begin at lines of the cache.
+// Each tensor begins at a cache line.
 constexpr uint64_t kAlign = 64;
 
 uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -26,7 +26,7 @@ uint64_t BytesToKeep(const Manifest& manifest) {
   return RoundUp(bytes, static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
 }
 
-// nullptr: errno says why.
+// Maps a memfd of this size. nullptr: it failed, and errno says why.
 std::shared_ptr<void> MapMemory(uint64_t bytes, const std::shared_ptr<Unmapper>& unmapper) {
   const int fd = memfd_create("longhaul-kept", MFD_CLOEXEC);
   if (fd < 0) return nullptr;
@@ -55,7 +55,7 @@ struct ChunkId {
   size_t chunk = 0;
 };
 
-// What is known and differs.
+// The chunks of `from` whose digests are known and differ in `to`.
 std::vector<ChunkId> Differences(const MemoryState& from, const MemoryState& to) {
   std::vector<ChunkId> ids;
   for (size_t t = 0; t < from.manifest.size(); ++t) {
@@ -102,14 +102,14 @@ void KeptStates::Remove(Local local) {
   DropUseless(entry);
 }
 
-// A copy ahead whose member is gone.
+// Drops a copy ahead whose owner is gone.
 void KeptStates::DropUseless(Entries::iterator it) {
   const Kept& kept = it->second;
   if (kept.committed || kept.owner != 0 || kept.job != 0) return;
   Drop(it, "its member is gone and had committed nothing");
 }
 
-// The entry of the member's name unless it is another one's.
+// The committed copy under the member's name, or nullptr if another member owns it.
 const KeptStates::Kept* KeptStates::Accessible(Local local) const {
   const auto member = members_.find(local);
   if (member == members_.end()) return nullptr;
@@ -234,7 +234,7 @@ bool KeptStates::Prepare(Local local, const std::shared_ptr<const MemoryState>& 
              it->second.state->manifest != state->manifest) {
     return true;
   }
-  // Whatever is not right is copied again by Keep().
+  // If a copy is wrong, Keep() copies the chunk again.
   return Copy(member.name, state, [this, name = member.name, done = std::move(done)](bool) {
     DropUseless(entries_.find(name));
     done();
@@ -251,7 +251,7 @@ bool KeptStates::Copy(const Name& name, const std::shared_ptr<const MemoryState>
   for (const ChunkId& id : ids) {
     copies.push_back(CopyOf(*state, id, kept.state->places[id.tensor] + ChunkOffset(id.chunk)));
     wanted.push_back(state->digests[id.tensor][id.chunk]);
-    // Not known while it is written.
+    // The digest is unknown while the chunk is written.
     kept.state->digests[id.tensor][id.chunk] = {};
   }
   kept.job = pool_->CopyChunks(std::move(copies), Both(state, kept.state),
@@ -312,7 +312,8 @@ KeptStates::Kept* KeptStates::Create(Local local, Member* member, const MemorySt
   return &kept;
 }
 
-// For so many bytes, if it can be had from those that wait: the ones that wait longest go first.
+// Makes room for `bytes` by dropping copies that wait, those that wait longest first. False: there
+// is not enough room even so.
 bool KeptStates::MakeRoom(uint64_t bytes) {
   uint64_t lasting = 0;
   std::vector<Entries::iterator> waiting;
@@ -334,7 +335,7 @@ bool KeptStates::MakeRoom(uint64_t bytes) {
 }
 
 void KeptStates::Refuse(Local local, Member* member, uint64_t bytes, const std::string& why) {
-  // Once: it would be so at each step.
+  // Log it once, because it would happen at each step.
   if (std::exchange(member->told, true)) return;
   Log(LogLevel::kWarning,
       absl::StrCat("state not kept local=", local, Field(member->name.group, member->name.member),

@@ -9,7 +9,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// The only ask of a comparison.
+// The number of the only ask of a comparison.
 constexpr uint64_t kManifestAsk = 1;
 
 }  // namespace
@@ -156,7 +156,8 @@ absl::StatusOr<uint8_t*> StateExchange::OnDataHeader(const LinkKey& link,
   const auto it = comparisons_.find(header.op.value());
   if (it == comparisons_.end() || it->second.over || LinkOf(it->second) != link) return nullptr;
   Comparison& comparison = it->second;
-  // As EndComparison() detaches it: what is received under another name would outlive the buffer.
+  // EndComparison() detaches exactly this ask. Data that is received for another one would be
+  // written to the buffer after its end.
   if (header.group != comparison.group.group || header.attempt != Epoch(kManifestAsk)) {
     return absl::InvalidArgumentError("CHUNK_DATA of a manifest that was not asked for");
   }

@@ -11,11 +11,11 @@
 namespace longhaul::peerd {
 namespace {
 
-// So many detect_ms after its last ask a transfer is forgotten.
+// A transfer is forgotten this many detect_ms after its last ask.
 constexpr int64_t kForgetAfter = 4;
-// Answers of one transfer that are not single chunks. A correct receiver has one open.
+// Open answers of one transfer that are not chunks. A correct receiver has one.
 constexpr size_t kWholeMax = 4;
-// Of the transfers that are served at a time, to one peer.
+// How many of the transfers that are served at a time may be of one link.
 constexpr int64_t kTransfersOfLinkMax = LH_STATE_TRANSFERS_MAX * 3 / 4;
 
 }  // namespace
@@ -68,8 +68,8 @@ void StateServer::EndServe(const GroupKey& group, MemberId member) {
       if (answer->member == it->first && !answer->manifest) open.push_back(answer);
     }
   }
-  // An ask whose pieces have all been sent is refused too: the receiver does not know it any more
-  // then, or lacks what was on a lane that is lost.
+  // Refuse also an ask whose pieces have all been sent. Either the receiver has all of them and
+  // ignores the refusal, or it lacks pieces that were on a lost lane.
   for (const auto& answer : open) {
     Refuse(answer->transfer, answer->ask, ChunkRefusal::kNotHere);
     transfers_.at(answer->transfer).asks.erase(answer->ask);
@@ -147,7 +147,7 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   }
   auto it = transfers_.find(key);
   if (it == transfers_.end()) {
-    // Nobody gets a place in the queue for what is not here.
+    // A transfer that asks for something that is not here gets no place.
     if (copy == Served::Copy::kNone) {
       Refuse(key, ask, ChunkRefusal::kNotHere);
       return absl::OkStatus();
@@ -170,7 +170,7 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
     transfer.asks.erase(transfer.asks.begin());
     End(over);
   }
-  // Twice what a correct receiver asks for: it may count its cancels before they are here.
+  // Allow twice as many asks as a correct receiver has open: its cancels may still be on their way.
   if (transfer.asks.size() >= size_t{2} * LH_STATE_ASKS_MAX) {
     Refuse(key, ask, ChunkRefusal::kBusy);
     return absl::OkStatus();
@@ -230,14 +230,14 @@ absl::Status StateServer::OnRequest(const LinkKey& link, const FrameHeader& head
   return absl::OkStatus();
 }
 
-// One peer alone does not take up all there is.
+// Keeps some room for others, so that one peer cannot take all of it.
 bool StateServer::HasRoomFor(const LinkKey& link) const {
   const auto of_link = std::count_if(transfers_.begin(), transfers_.end(),
                                      [&](const auto& entry) { return entry.first.link == link; });
   return transfers_.size() < LH_STATE_TRANSFERS_MAX && of_link < kTransfersOfLinkMax;
 }
 
-// Whoever asks for more than a receiver should does not get our memory.
+// Bounds the memory that a receiver can make this peer use by asking too much.
 bool StateServer::MayAnswer(const Transfer& transfer, ChunkKind kind, bool copied) {
   if (kind == ChunkKind::kChunk && !copied) return true;
   size_t whole = 0;
@@ -348,7 +348,8 @@ void StateServer::OnCancel(const LinkKey& link, const FrameHeader& header) {
   End(answer);
 }
 
-// Its pieces that wait go no further and none is repeated; the kernel may still read others.
+// Drops the pieces that wait, and repeats none. The kernel may still read pieces that are on their
+// way.
 void StateServer::End(const std::shared_ptr<Answer>& answer) {
   answer->over = true;
   if (const auto it = transfers_.find(answer->transfer); it != transfers_.end()) {

@@ -14,12 +14,12 @@
 namespace longhaul::peerd {
 namespace {
 
-// So many detect_ms without anything of use from anybody are the end.
+// The transfer fails after this many detect_ms without anything of use from any source.
 constexpr int64_t kStallAfter = 4;
-// A source that is not ready is asked again after the first, later after the second.
+// How long to wait before a source that is not ready is asked again: at first, and at most.
 constexpr int64_t kRetryMinUs = Millis(10);
 constexpr int64_t kRetryMaxUs = Millis(100);
-// Copied from memory of this host in one turn: less than a millisecond.
+// Bytes to copy from memory of this host in one turn. This takes less than a millisecond.
 constexpr uint64_t kCopyBytes = uint64_t{2} << 20;
 
 }  // namespace
@@ -122,7 +122,7 @@ void StateTransfer::OnLinkChange(const LinkKey& link, Tick now) {
     }
   }
   if (up) return;
-  // The plan drops what it has asked there.
+  // The plan drops its own asks at this peer. End the asks for digests here.
   std::vector<Asks::iterator> lost;
   for (auto it = asks_.begin(); it != asks_.end(); ++it) {
     if (it->second.peer == link.peer && !it->second.plan && it->second.detaching == 0) {
@@ -182,7 +182,8 @@ void StateTransfer::AskForDigests(MemberId member, Tick now) {
   NewAsk(std::move(ask));
 }
 
-// Of all that is compared: chunks to tensors to the root. Of the rest it is the source's word.
+// The digests of tensors that are compared must add up to the root. The digests of the other
+// tensors cannot be checked.
 void StateTransfer::AcceptDigests(MemberId member, ChunkDigests digests, Tick now) {
   if (RootOf(spec_.state->manifest, digests) != spec_.root) {
     return Wrong(member, "its digests do not add up to the root");
@@ -234,7 +235,7 @@ void StateTransfer::UpdatePlanSources() {
   for (const auto& [member, source] : sources_) {
     if (plan_only_ && member != plan_only_) continue;
     if (source.out) {
-      plan_->AddSource(member);  // named, if it fails
+      plan_->AddSource(member);  // so that an error text names it
       plan_->RemoveSource(member, source.reason);
     } else if (!Reachable(member, source)) {
       plan_->AddSource(member);
@@ -312,7 +313,7 @@ void StateTransfer::CopyLocal() {
   }
 }
 
-// What has become of the plan, once nothing writes for it any more.
+// Looks whether the plan has ended and nothing writes for it any more, and goes on accordingly.
 void StateTransfer::EndPlan() {
   const bool failed = !plan_->failure().empty();
   if ((!failed && !plan_->done()) || !by_plan_.empty() || !touching_.empty()) return;
@@ -324,7 +325,7 @@ void StateTransfer::EndPlan() {
   if (failed && !unequal_) return Fail(failure);
   if (left_out > 0) return Fail(absl::StrCat(left_out, " chunks have changed at all sources"));
   if (failed) {
-    // They come from one source alone, which it has to be from the beginning.
+    // All tensors that may be unequal must come from one source. Begin again with another one.
     Source& source = sources_.at(plan_only_);
     source.tried_unequal = true;
     source.reason = failure;
@@ -373,7 +374,7 @@ void StateTransfer::SendRequest(uint64_t id, const Ask& ask) {
   body.tensor = ask.chunk.tensor;
   body.chunk = ask.chunk.chunk;
   FrameHeader header = ChunkFrame(FrameType::kChunkRequest, spec_.group.group, spec_.id, id);
-  // Members of one peer are one to it: the oldest open ask at any of them.
+  // The oldest open ask at any member of this peer: the peer does not tell its members apart.
   header.stamp = id;
   for (const auto& [member, source] : sources_) {
     if (source.peer == ask.peer && !source.asks.empty()) {
@@ -486,7 +487,7 @@ absl::Status StateTransfer::OnDataReceived(const FrameHeader& header) {
 }
 
 void StateTransfer::OnDataAbandoned(const FrameHeader& header) {
-  // Nobody says how much of it had come: at most all.
+  // It is not known how much of the payload had come: at most all of it.
   past_.bytes_repeated += header.payload_bytes;
   const auto it = asks_.find(header.attempt.value());
   if (it != asks_.end()) it->second.placed -= header.payload_bytes;
@@ -517,7 +518,7 @@ void StateTransfer::OnHashed(uint64_t id, Hash128 digest, Tick now) {
   ask.hashing = false;
   const ChunkToFetch chunk = ask.chunk;
   const bool good = digest == expected_[chunk.tensor][chunk.chunk];
-  // Of a member of this host that goes on writing to it.
+  // A member of this host may go on writing to its tensors.
   const bool changed = !good && spec_.background && ask.peer == spec_.self;
   if (good) spec_.state->Fetched(chunk.tensor, chunk.chunk, digest);
   if (!good && !ask.dropped && !changed) {
@@ -544,13 +545,13 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
   if (ask.peer != link.peer || ask.hashing || ask.detaching != 0) {
     return absl::OkStatus();
   }
-  // Complete digests wait for Work().
+  // The answer is complete: Work() will take it.
   if (ask.got == ask.bytes) return absl::OkStatus();
   Source& source = sources_.at(ask.source);
   const bool early = now - source.since < Millis(spec_.detect_ms);
   if (body.code == ChunkRefusal::kBusy) {
     source.reason = "serves too many others";
-    // It is there and this transfer in its queue, however long that takes.
+    // The source is alive and serves others first, which may take long.
     last_news_ = now;
     if (plan_ != nullptr) plan_->OnNews(now);
   } else if (body.code == ChunkRefusal::kNotHere && early) {
@@ -574,8 +575,8 @@ absl::Status StateTransfer::OnRefused(const LinkKey& link, const FrameHeader& he
 
 // ------------------------------------------------------------------------------ work and end
 
-// On a slow link with many lanes all pieces that were asked for come side by side, and none is
-// complete for a long time.
+// Counts bytes that arrive as news. On a slow link with many lanes, all pieces arrive side by side,
+// so none may be complete for a long time.
 void StateTransfer::LookForNews(Tick now) {
   std::set<PeerId> peers;
   for (const auto& [member, source] : sources_) peers.insert(source.peer);

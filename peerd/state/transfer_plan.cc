@@ -8,20 +8,22 @@
 namespace longhaul::peerd {
 namespace {
 
-// How much time a window is worth, if the source does not take longer to answer at all.
+// A window holds what the source sends in this time, or in two latencies if that is longer.
 constexpr int64_t kWindowUs = Millis(200);
-// Chunks that a window takes in any case: one on its way, one behind it.
+// A window always holds this many chunks: one on its way, and one behind it.
 constexpr uint32_t kWindowChunksMin = 2;
 // Late answers in a row after which a source is asked only if no other has room.
 constexpr uint32_t kLateMax = 3;
-// A chunk is late when nothing came from its source for so many times what a chunk should take.
+// A chunk is late if nothing came from its source for this many times the time that a chunk should
+// take.
 constexpr int64_t kLateFactor = 4;
-// Throughput is measured over this time or longer: what comes in one turn of the ring says nothing.
+// Throughput is measured over at least this time, because one turn of the ring is too short.
 constexpr int64_t kMeasureUs = Millis(10);
-// A source that has nothing else to do helps if it needs less than this part of the time.
+// A source without work takes a chunk over if it needs less than this part of the time.
 constexpr double kHelpFactor = 0.5;
 constexpr int64_t kBusyUs = Millis(100);
-// Of a source that has not answered yet; only the order matters.
+// The assumed throughput of a source that has not answered yet. Only the order of sources depends
+// on it.
 constexpr double kUnknownBytesPerUs = 50;
 
 }  // namespace
@@ -113,7 +115,7 @@ void TransferPlan::Hear(Source* source, uint32_t bytes, Tick now) {
   source->heard = now;
 }
 
-// What came in one turn counts together.
+// Measures the throughput of a source. All that came in one turn counts together.
 void TransferPlan::Measure(Source* source) {
   const int64_t took = source->heard - source->measured;
   if (took < kMeasureUs || source->measured_bytes == 0) return;
@@ -124,7 +126,7 @@ void TransferPlan::Measure(Source* source) {
   source->measured_bytes = 0;
 }
 
-// It was faster than its drop. What is good in its place is not asked for again.
+// A chunk has arrived although its ask was dropped. If it is good, it need not be asked for again.
 void TransferPlan::OnChunkOfDropped(AskId id, bool good) {
   const Ask ask = asks_.at(id);
   const bool wanted = good && failure_.empty();
@@ -205,7 +207,7 @@ void TransferPlan::SetHeir(size_t index, MemberId heir) {
   if (heir) ++sources_.at(heir).heir;
 }
 
-// It is to be asked for.
+// The chunk must be asked for again.
 void TransferPlan::Requeue(size_t index) {
   if (failure_.empty()) todo_.insert(index);
 }
@@ -271,7 +273,7 @@ bool TransferPlan::ChangedAt(const Chunk& chunk, MemberId source) {
          chunk.changed_at.end();
 }
 
-// Nobody has them any more.
+// Leaves out the chunks that no source has any more.
 void TransferPlan::LeaveOut() {
   std::vector<size_t> gone;
   for (const size_t index : changed_) {
@@ -327,7 +329,7 @@ void TransferPlan::AskElsewhere(Tick now) {
     if (ask.dropped || (!ask.late && LateAt(ask) > now)) continue;
     if (!std::exchange(ask.late, true)) ++sources_.at(ask.source).late_in_a_row;
     const MemberId other = ChooseSource(chunks_[ask.chunk], ask.source, now);
-    // Whoever has as many chunks to take over as it has room for is not asked for more.
+    // A source takes over only as many chunks as a window always holds.
     if (other && sources_.at(other).heir < kWindowChunksMin) Drop(id, other);
   }
 }
@@ -340,7 +342,7 @@ void TransferPlan::Help(Tick now) {
     if (source.bytes_per_us == 0 || source.late_in_a_row >= kLateMax) continue;
     AskId slowest;
     double slowest_us = 0;
-    std::map<MemberId, uint64_t> before;  // bytes that come first, from each
+    std::map<MemberId, uint64_t> before;  // bytes that each source must send first
     for (const auto& [id, ask] : asks_) {
       const Chunk& chunk = chunks_[ask.chunk];
       if (ask.dropped || ask.source == member) continue;
@@ -395,7 +397,7 @@ std::vector<TransferAction> TransferPlan::Advance(Tick now) {
     if (source) {
       AskFor(index, source, now, &out);
     } else if (chunk.changed_at.empty()) {
-      break;  // so it is with the others
+      break;  // no source has room for the other chunks either
     }
   }
   if (todo_.empty() && missing_ != 0) Help(now);
