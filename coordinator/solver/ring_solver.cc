@@ -26,7 +26,7 @@ constexpr size_t CountSteps() {
   for (uint64_t bound = 1; bound != 0; bound = NextStep(bound)) ++count;
   return count;
 }
-// Where each step begins.
+// The bandwidth at which each step begins.
 constexpr auto kLadder = [] {
   std::array<uint64_t, CountSteps()> ladder{};
   size_t at = 0;
@@ -36,9 +36,9 @@ constexpr auto kLadder = [] {
 
 // ------------------------------------------------------------------------------ costs
 
-// What a link costs, so that the sum over a ring compares as Compare() does where the bottleneck is
-// to be a certain step: blocked links, then unknown ones, then those that are too slow, then the
-// latency. The sum of one kind over kRingNodesMax links stays below the next kind.
+// The cost of a link. For a given step of the bottleneck, the sum over a ring compares rings as
+// Compare() does: first by blocked links, then by unknown links, then by links that are too slow,
+// then by latency. The sum of one kind over kRingNodesMax links is less than one of the next kind.
 constexpr uint32_t kLatencyMax = 1000000;
 constexpr int64_t kSlow = int64_t{1} << 30;
 constexpr int64_t kUnknown = int64_t{1} << 41;
@@ -53,11 +53,11 @@ uint32_t Latency(const LinkQuality& link) {
   return link.latency_us == 0 ? kLatencyMax : std::min(link.latency_us, kLatencyMax);
 }
 
-// The problem as the searches see it: links by kind and step.
+// The problem in the form that the searches use: each link by its kind and its cost.
 class Costs {
  public:
   static constexpr uint16_t kIsBlocked = 0;
-  static constexpr uint16_t kIsUnknown = 1;  // higher: the step of the ladder, and 1
+  static constexpr uint16_t kIsUnknown = 1;  // higher kinds: a known link, as its step plus 1
 
   explicit Costs(const LinkMatrix& links) : nodes_(links.nodes()), cost_(nodes_ * nodes_, 0) {
     kinds_.reserve(nodes_ * nodes_);
@@ -76,7 +76,7 @@ class Costs {
   uint16_t Kind(uint32_t from, uint32_t to) const { return kinds_[from * nodes_ + to]; }
   int64_t operator()(uint32_t from, uint32_t to) const { return cost_[from * nodes_ + to]; }
 
-  // The kinds that known links are of, each once, rising.
+  // The kinds of all known links, each once, in rising order.
   std::vector<uint16_t> Known() const {
     std::vector<bool> seen(kLadder.size() + 2, false);
     for (size_t from = 0; from < nodes_; ++from) {
@@ -91,7 +91,7 @@ class Costs {
     return known;
   }
 
-  // Known links of a lower kind are too slow from now on.
+  // From now on, known links of a lower kind are too slow.
   void SetFloor(uint16_t floor) {
     for (size_t i = 0; i < cost_.size(); ++i) {
       const uint16_t kind = kinds_[i];
@@ -121,8 +121,8 @@ class Costs {
 
 // ------------------------------------------------------------------------------ exact
 
-// The cheapest ring, by the dynamic programme of Held and Karp: for each set of nodes and each last
-// one of them the cheapest way from node 0 through all of the set.
+// Finds the cheapest ring with the dynamic programme of Held and Karp: for each set of nodes, and
+// for each node in it, the cheapest path from node 0 through all of the set that ends at that node.
 class HeldKarp {
  public:
   explicit HeldKarp(const Costs& costs) : costs_(costs), rest_(costs.nodes() - 1) {
@@ -137,7 +137,7 @@ class HeldKarp {
         if ((set >> last & 1) != 0) best_[set * rest_ + last] = Cheapest(set, last).first;
       }
     }
-    // Back from the end, the smallest number first where it makes no difference.
+    // Walk back from the end. Where two nodes are equally good, take the smaller number.
     Order ring;
     int64_t cheapest = kNone;
     size_t last = 0;
@@ -161,7 +161,7 @@ class HeldKarp {
   static constexpr int64_t kNone = INT64_MAX;
   static uint32_t Node(size_t index) { return static_cast<uint32_t>(index + 1); }
 
-  // Through `set` to its `last`, and who comes before it.
+  // The cheapest path through `set` that ends at `last`, and the node before `last`.
   std::pair<int64_t, size_t> Cheapest(size_t set, size_t last) {
     const size_t without = set & ~(size_t{1} << last);
     steps_ += rest_;
@@ -176,13 +176,14 @@ class HeldKarp {
   }
 
   const Costs& costs_;
-  const size_t rest_;  // nodes but 0
+  const size_t rest_;  // the number of nodes without node 0
   std::vector<int64_t> best_;
   uint64_t steps_ = 0;
 };
 
-// The highest floor with a ring that has nothing below it, and of its rings the cheapest. Blocked
-// and unknown links come before the floor, so their number is the least at any floor.
+// Finds the highest floor for which there is a ring without slower links, and the cheapest ring for
+// it. The numbers of blocked and unknown links count before the floor, so they are the smallest at
+// every floor.
 Order SolveExactly(Costs* costs, uint64_t* steps) {
   const auto solve = [&](uint16_t floor) {
     costs->SetFloor(floor);
@@ -193,7 +194,7 @@ Order SolveExactly(Costs* costs, uint64_t* steps) {
   };
   const std::vector<uint16_t> known = costs->Known();
   Order best = solve(0);
-  // Below `low` there is a ring, at `high` and above there is none.
+  // For floors below `low` there is a ring. For `high` and above there is none.
   size_t low = 0;
   size_t high = known.size();
   while (low < high) {
@@ -211,8 +212,8 @@ Order SolveExactly(Costs* costs, uint64_t* steps) {
 
 // ------------------------------------------------------------------------------ covers
 
-// Cycles that together have each node once, over allowed links only: known ones from a floor on,
-// and unknown ones if asked for.
+// A cycle cover: cycles that together have each node once. They use allowed links only: known links
+// from a floor on, and unknown links if asked for.
 class Cover {
  public:
   Cover(const Costs& costs, uint16_t floor, bool unknown)
@@ -225,7 +226,7 @@ class Cover {
     steps_ += nodes_ * nodes_;
   }
 
-  // False: there is none, and therefore no ring over these links either.
+  // Finds a cover. False: there is none, so there is no ring over these links either.
   bool Find(Prng* prng) {
     next_.assign(nodes_, kNobody);
     before_.assign(nodes_, kNobody);
@@ -245,7 +246,8 @@ class Cover {
                        [this](uint32_t from) { return next_[from] != kNobody || Augment(from); });
   }
 
-  // Joins cycles until there is one. Where no allowed links join two, it takes the cheapest others.
+  // Joins cycles until one is left. If no allowed links join two cycles, the cheapest other links
+  // do.
   Order Join() {
     Label();
     while (sizes_.size() > 1 && JoinAllowed()) {
@@ -274,7 +276,8 @@ class Cover {
     before_[to] = from;
   }
 
-  // Gives `start` a successor by moving others to other ones, breadth first.
+  // Gives `start` a successor. Searches breadth first for nodes that can change to other
+  // successors.
   bool Augment(uint32_t start) {
     std::vector<uint32_t> reached_from(nodes_, kNobody);
     std::deque<uint32_t> queue{start};
@@ -316,7 +319,7 @@ class Cover {
     std::sort(sizes_.begin(), sizes_.end());
   }
 
-  // a -> a' and b -> b' of two cycles become a -> b' and b -> a': one cycle.
+  // Two links a -> a' and b -> b' of two cycles become a -> b' and b -> a', which makes one cycle.
   void Exchange(uint32_t a, uint32_t b) {
     const uint32_t after_a = next_[a];
     Link(a, next_[b]);
@@ -324,7 +327,7 @@ class Cover {
     Label();
   }
 
-  // The smallest cycles first: they have the fewest ways to be joined.
+  // Join the smallest cycles first, because they have the fewest links to be joined by.
   bool JoinAllowed() {
     for (const auto& [size, start] : sizes_) {
       uint32_t a = start;
@@ -360,23 +363,23 @@ class Cover {
   const uint16_t floor_;
   const bool unknown_;
   const size_t nodes_;
-  std::vector<Order> out_;  // allowed links
+  std::vector<Order> out_;  // for each node, the nodes that allowed links lead to
   Order next_;
   Order before_;
-  std::vector<uint32_t> cycle_;                     // of each node, named by its smallest one
-  std::vector<std::pair<size_t, uint32_t>> sizes_;  // of each cycle, and its name
+  std::vector<uint32_t> cycle_;  // for each node, its cycle, named by the smallest node of that
+  std::vector<std::pair<size_t, uint32_t>> sizes_;  // for each cycle, its size and its name
   uint64_t steps_ = 0;
 };
 
 // ------------------------------------------------------------------------------ exchanges
 
-// A ring that is made cheaper by exchanging two or three links at a time. Costs are directed: a
-// stretch that is turned around is paid for in the other direction.
+// A ring that is made cheaper by exchanging two or three links at a time. The cost of a link
+// depends on its direction, so a part of the ring that is reversed has another cost.
 class Exchanges {
  public:
   Exchanges(const Costs& costs, uint64_t seed) : costs_(costs), nodes_(costs.nodes()) {
-    // The cheapest links from each node and to each node; equals in an order of their own for each
-    // node, as everybody's first choice would otherwise be the same few.
+    // The cheapest links from each node and to each node. Each node orders equally cheap links
+    // differently; otherwise all nodes would try the same few nodes first.
     out_.resize(nodes_);
     in_.resize(nodes_);
     std::vector<std::tuple<int64_t, uint64_t, uint32_t>> row;
@@ -408,13 +411,14 @@ class Exchanges {
   int64_t cost() const { return cost_; }
   uint64_t steps() const { return steps_; }
 
-  // Until no exchange at any node makes it cheaper, or the steps are used up.
+  // Exchanges links until no exchange at any node makes the ring cheaper, or the steps are used up.
   void ImproveAll(uint64_t steps_max) {
     for (const uint32_t node : ring_) Enqueue(node);
     Improve(steps_max);
   }
 
-  // Disturbs it at one place and improves it again; what makes it worse is taken back.
+  // Disturbs the ring at one place and improves it again. If it is worse then, takes all of it
+  // back.
   void Kick(Prng* prng, uint64_t steps_max) {
     const Order ring = ring_;
     const Order position = position_;
@@ -442,7 +446,7 @@ class Exchanges {
 
   uint32_t Next(uint32_t node) const { return ring_[(position_[node] + 1) % nodes_]; }
   uint32_t Before(uint32_t node) const { return ring_[(position_[node] + nodes_ - 1) % nodes_]; }
-  // How far along the ring it is from one to the other.
+  // The number of links along the ring from one node to another.
   size_t Distance(uint32_t from, uint32_t to) const {
     return (position_[to] + nodes_ - position_[from]) % nodes_;
   }
@@ -465,7 +469,7 @@ class Exchanges {
     }
     steps_ += nodes_;
   }
-  // What it costs more to walk from one to the other backwards.
+  // How much more it costs to walk from one node to the other backwards.
   int64_t Turned(uint32_t from, uint32_t to) const {
     const size_t begin = position_[from];
     const size_t end = position_[to];
@@ -481,8 +485,8 @@ class Exchanges {
     }
   }
 
-  // a -> a' ... b -> s ... c -> t ... a becomes a -> s ... c -> a' ... b -> t ... a: two stretches
-  // change places.
+  // a -> a' ... b -> s ... c -> t ... a becomes a -> s ... c -> a' ... b -> t ... a: two
+  // neighbouring parts of the ring change places.
   bool MoveBehind(uint32_t a) {
     const uint32_t after = Next(a);
     const int64_t now = costs_(a, after);
@@ -510,7 +514,7 @@ class Exchanges {
     return false;
   }
 
-  // a -> a' ... b -> b' becomes a -> b ... a' -> b', what is between them turned around.
+  // a -> a' ... b -> b' becomes a -> b ... a' -> b': the part from a' to b is reversed.
   bool TurnBehind(uint32_t a) {
     const uint32_t after = Next(a);
     const int64_t now = costs_(a, after);
@@ -539,7 +543,7 @@ class Exchanges {
     return true;
   }
 
-  // Two stretches of these lengths, the first beginning at `begin`, change places.
+  // Two neighbouring parts of these lengths change places. The first one begins at `begin`.
   void Swap(size_t begin, size_t one, size_t two) {
     moved_.clear();
     for (size_t i = 0; i < two; ++i) moved_.push_back(ring_[(begin + one + i) % nodes_]);
@@ -558,11 +562,11 @@ class Exchanges {
   std::vector<Order> out_;
   std::vector<Order> in_;
   Order ring_;
-  std::vector<uint32_t> position_;  // of each node
-  std::vector<int64_t> turned_;     // what it costs more to walk backwards, from position 0 on
+  std::vector<uint32_t> position_;  // of each node in the ring
+  std::vector<int64_t> turned_;     // how much more it costs to walk backwards, from position 0 on
   int64_t cost_ = 0;
   std::vector<bool> queued_;
-  std::deque<uint32_t> queue_;  // nodes at which an exchange may help
+  std::deque<uint32_t> queue_;  // nodes at which an exchange may make the ring cheaper
   Order moved_;
   uint64_t steps_ = 0;
 };
@@ -581,14 +585,14 @@ class Search {
         best_score_(ScoreRing(problem.links, problem.present)) {}
 
   Order Run() {
-    // Rings of known links only, if there may be one.
+    // First look for rings with known links only, if there may be any.
     bool unknown = false;
     if (known_.empty() || !Bound(unknown)) {
       unknown = true;
       if (!Bound(unknown)) bound_ = known_.size();
     }
     Climb(unknown);
-    // A little higher, with the help of a disturbed ring.
+    // Then try to raise the floor a little, beginning with a disturbed ring.
     while (NextFloor() <= bound_ && NextFloor() < known_.size()) {
       if (!Polish(known_[NextFloor()], steps_ + Left() / 4, true)) break;
     }
@@ -612,7 +616,7 @@ class Search {
     return true;
   }
 
-  // The first of known_ above the best ring's bottleneck.
+  // The index of the first entry of known_ above the bottleneck of the best ring.
   size_t NextFloor() const {
     const uint32_t step = BandwidthStep(best_score_.bottleneck);
     if (step == 0) return known_.size();
@@ -621,7 +625,8 @@ class Search {
         known_.begin());
   }
 
-  // Sets bound_: no ring of allowed links has a higher floor. False: there is none at all.
+  // Sets bound_: no ring of allowed links has a higher floor. False: there is no ring of allowed
+  // links.
   bool Bound(bool unknown) {
     size_t low = 0;
     size_t high = known_.size();
@@ -642,7 +647,7 @@ class Search {
     return found;
   }
 
-  // The highest floor at which a ring is found, by bisection from the bound down.
+  // Finds the highest floor for which the search finds a ring, by bisection from the bound down.
   void Climb(bool unknown) {
     if (bound_ >= known_.size()) return;
     size_t low = 0;
@@ -680,8 +685,8 @@ class Search {
     return reached;
   }
 
-  // Makes the best ring cheaper at this floor, up to a number of steps; or, if asked, until it has
-  // nothing below the floor. True if there is a better one.
+  // Makes the best ring cheaper at this floor, in at most this number of steps; or, if asked, until
+  // it has no link below the floor. True if it found a better ring.
   bool Polish(uint16_t floor, uint64_t until, bool only_reach) {
     if (steps_ >= until) return false;
     costs_.SetFloor(floor);
@@ -701,7 +706,7 @@ class Search {
   const std::vector<uint16_t> known_;
   const uint64_t steps_max_;
   Prng prng_;
-  size_t bound_ = 0;  // of known_
+  size_t bound_ = 0;  // an index into known_
   Order best_;
   RingScore best_score_;
   uint64_t steps_ = 0;
