@@ -6,7 +6,7 @@
 //   comm.BeginStep();
 //   comm.AllReduce(x, LH_AVG);
 //
-// Errors: every function throws longhaul::Error unless its comment says otherwise. With
+// Errors: a call that fails throws longhaul::Error, unless its comment says otherwise. With
 // -fno-exceptions an error prints its text to stderr and aborts the process.
 //
 // Lifetimes: objects can be moved, not copied. Destroy every Buffer, Comm, Op and State before the

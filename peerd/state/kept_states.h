@@ -115,7 +115,7 @@ class KeptStates {
   // Drops copies that have waited for too long. Call it at NextDeadline().
   void OnTime();
   Tick NextDeadline() const;
-  // Of all copies together.
+  // The bytes of all copies together.
   uint64_t bytes() const { return bytes_; }
 
  private:

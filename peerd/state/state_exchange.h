@@ -82,7 +82,7 @@ class StateExchange final : public SegmentListener {
   // detect_ms at the latest.
   void CompareManifest(Local local, const GroupKey& group, std::shared_ptr<const Manifest> ours,
                        const StateSource& other, Tick now);
-  // Of the transfer of the member; zeros if there is none.
+  // The progress of the transfer of the member; zeros if there is none.
   StateTransfer::Progress ProgressOf(Local local) const;
 
   // ---- reports of the transport

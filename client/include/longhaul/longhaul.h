@@ -463,8 +463,8 @@ typedef struct lh_sync_options {
   uint32_t struct_size;
   lh_strategy strategy;
   lh_state *state;
-  /* Of what the tensors hold now, at most 2^63. Any number at the first sync of a group; at each
-   * later sync one more than the sync before. */
+  /* The number of what the tensors hold now, at most 2^63. Any number at the first sync of a group;
+   * at each later sync one more than at the sync before. */
   uint64_t revision;
   lh_hash hash;
   uint32_t zero;

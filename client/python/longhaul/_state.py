@@ -226,7 +226,7 @@ class State:
 
     @property
     def held(self) -> bool:
-        """True while peerd fetches the state in the background. Do not write to the tensors then; see take()."""
+        """True while peerd fetches the state in the background. Do not write to the tensors then (`Step.take`)."""
         return self._phase is Phase.HELD
 
     def touch(self, *names: str) -> None:
