@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pathlib
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -411,6 +412,21 @@ def test_an_exception_in_a_step_leaves_the_revision(cluster: LocalCluster) -> No
         with group.comms[0].step(state, PATIENCE):
             pass
         assert state.revision == 1
+
+
+def test_a_state_is_saved_after_the_block_of_a_step(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("safetensors")
+    with group_of(cluster, 1) as group:
+        state = state_of()
+        with group.comms[0].step(state, PATIENCE):
+            state.tensors["w"][:] += 1
+            with pytest.raises(lh.FailedPrecondition, match="the revision is still 0; save after the block"):
+                state.save(tmp_path / "state")
+        state.save(tmp_path / "state")
+        loaded = state_of()
+        loaded.load(tmp_path / "state")
+        assert loaded.revision == 1
+        assert loaded.compute_hash() == state.compute_hash()
 
 
 def test_on_change_believes_what_was_touched(cluster: LocalCluster) -> None:

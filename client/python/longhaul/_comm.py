@@ -190,7 +190,8 @@ class Comm:
             return
         info = self._syncs.sync(state, strategy, _native.Deadline(timeout), progress, at_step=True)
         taken = (lambda timeout: self.take_state(state, timeout)) if info.background else None
-        yield dataclasses.replace(self._passed(), sync=info, _take=taken)
+        with state.changing():
+            yield dataclasses.replace(self._passed(), sync=info, _take=taken)
         if not state.held:
             state.revision += 1
 

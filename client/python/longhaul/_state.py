@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import enum
@@ -189,6 +190,7 @@ class State:
         self._mode = _native.HASH_MODES[hash]
         self._registration: Registration | None = None
         self._phase = Phase.OWN
+        self._changing = False  # inside the block of a step
         self.revision = revision
         # In the phases IN_SYNC and HELD: the member whose sync it is.
         self._member: weakref.ref[Holder] | None = None
@@ -253,15 +255,21 @@ class State:
         """Writes tensors, revision and hash to a safetensors file. The file appears complete or not at all.
 
         Call it between two steps, after the block of `with comm.step(state)`: there revision and contents belong
-        together. Inside the block, after the tensors have changed, the file would hold the new contents under the old
-        revision. No op on the tensors may be in flight.
+        together. Inside the block save() is refused: the tensors change there, and the revision only rises at the end.
+        No op on the tensors may be in flight.
 
-        Needs the packages safetensors and xxhash. Raises FailedPrecondition during a sync and while `held`, OSError if
-        the file cannot be written, InvalidArgument if a tensor was converted or resized since the State was made.
+        Needs the packages safetensors and xxhash. Raises FailedPrecondition inside the block, during a sync and while
+        `held`, OSError if the file cannot be written, InvalidArgument if a tensor was converted or resized since the
+        State was made.
         """
         from . import _checkpoint
 
         self._check_free("save")
+        if self._changing:
+            raise FailedPrecondition(
+                f"save: this is inside the block of `with comm.step(state)`, where the tensors change and the revision "
+                f"is still {self._revision}; save after the block"
+            )
         _checkpoint.save(path, self._revision, self._tensors, self._entries(), self._digests())
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -284,6 +292,15 @@ class State:
         return f"<State revision={self._revision} tensors={len(self._tensors)} bytes={size} hash={self._synced_hash}>"
 
     # ------------------------------------------------------------------ for members
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """The block of a step: the trainer changes the tensors, and the revision rises after it."""
+        self._changing = True
+        try:
+            yield
+        finally:
+            self._changing = False
 
     def register(self, client: Client) -> Registration:
         """The registration of this state with the peerd of `client`. Makes a new one if a tensor has moved."""
