@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "base/counters.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "peerd/core/actions.h"
@@ -92,6 +93,16 @@ class PeerCore {
   class Impl;
   explicit PeerCore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+};
+
+// The counters that /metrics shows.
+inline constexpr Counter<PeerCore::Stats> kCoreCounters[] = {
+    {"longhaul_peerd_op_retries_total", "Attempts that had to be repeated",
+     &PeerCore::Stats::retries},
+    {"longhaul_peerd_frames_stale_total", "Frames of attempts that were over",
+     &PeerCore::Stats::frames_stale},
+    {"longhaul_peerd_frames_refused_total", "Frames against the protocol; each closed its link",
+     &PeerCore::Stats::frames_refused},
 };
 
 }  // namespace longhaul::peerd

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/counters.h"
 #include "base/http/http_server.h"
 #include "base/ids.h"
 #include "base/log.h"
@@ -368,13 +369,14 @@ void DaemonImpl::PublishMetrics() {
   snapshot.core = engine_->core().GetStats();
   snapshot.transport = transport_->GetStats();
   const IpcStats ipc = ipc_->GetStats();
-  const StateExchange::Stats states = states_->exchange()->GetStats();
-  snapshot.states = {states.bytes_sent, states.bytes_received, states.bytes_repeated,
-                     states.chunks_corrupt, states_->kept_bytes()};
   snapshot.clients = ipc.clients;
-  snapshot.requests_refused = ipc.requests_refused;
   snapshot.arena_bytes = ipc.arena_bytes;
+  snapshot.state_bytes_kept = states_->kept_bytes();
   snapshot.coordinator_up = coordinator_up_;
+  AddTotals(kCoreCounters, snapshot.core, &snapshot.totals);
+  AddTotals(kTransportCounters, snapshot.transport, &snapshot.totals);
+  AddTotals(kStateCounters, states_->exchange()->GetStats(), &snapshot.totals);
+  AddTotals(kIpcCounters, ipc, &snapshot.totals);
   metrics_->Publish(snapshot);
 }
 

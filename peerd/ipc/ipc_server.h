@@ -36,6 +36,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "base/counters.h"
 #include "base/ids.h"
 #include "peerd/engine/trainers.h"
 #include "peerd/io/ring.h"
@@ -62,6 +63,12 @@ struct IpcStats {
   uint64_t connections_cut = 0;
   // All refusals: requests that were not granted, connections as above, and failed accepts.
   uint64_t requests_refused = 0;
+};
+
+// The counters that /metrics shows.
+inline constexpr Counter<IpcStats> kIpcCounters[] = {
+    {"longhaul_peerd_requests_refused_total",
+     "Connections on the Unix socket closed for malformed requests", &IpcStats::requests_refused},
 };
 
 class IpcServer : public TrainerPort {

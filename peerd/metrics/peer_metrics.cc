@@ -6,6 +6,7 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <map>
 #include <utility>
 
 namespace longhaul::peerd {
@@ -98,51 +99,11 @@ struct PeerMetrics::Impl {
                                .Register(r)
                                .Add({}, Histogram::BucketBoundaries{1e-4, 1e-3, 1e-2, 0.1, 0.3, 1,
                                                                     3, 10, 30, 100})),
-        state_sent(r, "longhaul_peerd_state_bytes_sent_total",
-                   "Bytes of shared state given to others"),
-        state_received(r, "longhaul_peerd_state_bytes_received_total",
-                       "Bytes of shared state that came from others and were right"),
-        state_refetched(r, "longhaul_peerd_state_bytes_refetched_total",
-                        "Bytes of shared state that came for nothing: again, wrong, or broken off"),
-        state_corrupt(r, "longhaul_peerd_state_chunks_corrupt_total",
-                      "Chunks of shared state that were not what they should be"),
         state_kept(
             AddGauge(r, "longhaul_peerd_state_kept_bytes",
                      "Memory of the states kept for members that are here or may come back")),
-        carried(r, "longhaul_peerd_bytes_carried_total",
-                "Bytes passed on between two peers that cannot reach each other"),
         tunnels(AddGauge(r, "longhaul_peerd_tunnels",
-                         "Lanes carried for pairs of peers that cannot reach each other")),
-        retries(r, "longhaul_peerd_op_retries_total", "Attempts that had to be repeated"),
-        frames_stale(r, "longhaul_peerd_frames_stale_total", "Frames of attempts that were over"),
-        frames_refused(r, "longhaul_peerd_frames_refused_total",
-                       "Frames against the protocol; each closed its link"),
-        accepted(r, "longhaul_peerd_connections_accepted_total", "Connections on the data port"),
-        handshakes_refused(r, "longhaul_peerd_handshakes_refused_total",
-                           "Connections on the data port that did not prove themselves"),
-        requests_refused(r, "longhaul_peerd_requests_refused_total",
-                         "Connections on the Unix socket closed for malformed requests"),
-        links_lost(r, "longhaul_peerd_links_lost_total", "Links that broke or fell silent"),
-        lanes_lost(r, "longhaul_peerd_lanes_lost_total", "Lanes of standing links that broke"),
-        lanes_redialled(r, "longhaul_peerd_lanes_redialled_total", "Lost lanes that were replaced"),
-        links_small_packets(r, "longhaul_peerd_links_small_packets_total",
-                            "Links on which large packets vanished: their lanes use small ones"),
-        lane_rests(r, "longhaul_peerd_lane_rests_total",
-                   "Times a lane was left alone for a while: it delivered far less than others"),
-        segments_repeated(r, "longhaul_peerd_segments_repeated_total",
-                          "Segments sent again because their lane was lost"),
-        frames_repeated(r, "longhaul_peerd_frames_repeated_total",
-                        "Control frames sent again because their lane was lost"),
-        sent(r, "longhaul_peerd_sent_bytes_total", "Tensor bytes sent to other peers"),
-        received(r, "longhaul_peerd_received_bytes_total",
-                 "Tensor bytes received from other peers"),
-        discarded(r, "longhaul_peerd_discarded_bytes_total",
-                  "Tensor bytes received for attempts that were over"),
-        probes(r, "longhaul_peerd_probes_total", "Links that were probed for what they carry"),
-        probes_failed(r, "longhaul_peerd_probes_failed_total", "Probes that showed nothing"),
-        probe_bytes(r, "longhaul_peerd_probe_bytes_total", "Bytes that probes sent"),
-        copied(r, "longhaul_peerd_zero_copy_copied_total",
-               "Zero-copy sends that the kernel copied after all") {}
+                         "Lanes carried for pairs of peers that cannot reach each other")) {}
 
   Gauge& members;
   Gauge& ops_open;
@@ -159,33 +120,9 @@ struct PeerMetrics::Impl {
   Histogram& fault_agree;
   Histogram& fault_resume;
   Histogram& state_hash_seconds;
-  Follower state_sent;
-  Follower state_received;
-  Follower state_refetched;
-  Follower state_corrupt;
   Gauge& state_kept;
-  Follower carried;
-  prometheus::Gauge& tunnels;
-  Follower retries;
-  Follower frames_stale;
-  Follower frames_refused;
-  Follower accepted;
-  Follower handshakes_refused;
-  Follower requests_refused;
-  Follower links_lost;
-  Follower lanes_lost;
-  Follower lanes_redialled;
-  Follower links_small_packets;
-  Follower lane_rests;
-  Follower segments_repeated;
-  Follower frames_repeated;
-  Follower sent;
-  Follower received;
-  Follower discarded;
-  Follower probes;
-  Follower probes_failed;
-  Follower probe_bytes;
-  Follower copied;
+  Gauge& tunnels;
+  std::map<std::string, Follower> followers;  // by name
   std::shared_ptr<prometheus::Registry> registry;
 };
 
@@ -230,33 +167,17 @@ void PeerMetrics::Publish(const PeerSnapshot& s) {
   m.lanes.Set(s.transport.lanes_up);
   m.lanes_used.Set(s.transport.lanes_used);
   m.coordinator.Set(s.coordinator_up ? 1 : 0);
-  m.retries.Follow(s.core.retries);
-  m.state_sent.Follow(s.states.bytes_sent);
-  m.state_received.Follow(s.states.bytes_received);
-  m.state_refetched.Follow(s.states.bytes_refetched);
-  m.state_corrupt.Follow(s.states.chunks_corrupt);
-  m.state_kept.Set(static_cast<double>(s.states.bytes_kept));
-  m.carried.Follow(s.transport.bytes_carried);
+  m.state_kept.Set(static_cast<double>(s.state_bytes_kept));
   m.tunnels.Set(s.transport.tunnels);
-  m.frames_stale.Follow(s.core.frames_stale);
-  m.frames_refused.Follow(s.core.frames_refused + s.transport.frames_refused);
-  m.accepted.Follow(s.transport.connections_accepted);
-  m.handshakes_refused.Follow(s.transport.handshakes_refused);
-  m.requests_refused.Follow(s.requests_refused);
-  m.links_lost.Follow(s.transport.links_lost);
-  m.lanes_lost.Follow(s.transport.lanes_lost);
-  m.lanes_redialled.Follow(s.transport.lanes_redialled);
-  m.links_small_packets.Follow(s.transport.links_small_packets);
-  m.lane_rests.Follow(s.transport.lane_rests);
-  m.segments_repeated.Follow(s.transport.segments_repeated);
-  m.frames_repeated.Follow(s.transport.frames_repeated);
-  m.sent.Follow(s.transport.bytes_sent);
-  m.received.Follow(s.transport.bytes_received);
-  m.discarded.Follow(s.transport.bytes_discarded);
-  m.probes.Follow(s.transport.probes);
-  m.probes_failed.Follow(s.transport.probes_failed);
-  m.probe_bytes.Follow(s.transport.probe_bytes);
-  m.copied.Follow(s.transport.zero_copy_copied);
+  std::map<std::string, CounterTotal> totals;
+  for (const CounterTotal& part : s.totals) {
+    totals.try_emplace(part.name, CounterTotal{part.name, part.help}).first->second.total +=
+        part.total;
+  }
+  for (const auto& [name, counter] : totals) {
+    m.followers.try_emplace(name, *m.registry, counter.name, counter.help)
+        .first->second.Follow(counter.total);
+  }
   MutexLock lock(&mutex_);
   published_ = answers;
   answered_.SignalAll();

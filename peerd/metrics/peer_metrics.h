@@ -11,7 +11,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "base/counters.h"
 #include "base/mutex.h"
 #include "base/outcome.h"
 #include "peerd/core/actions.h"
@@ -21,23 +23,14 @@
 
 namespace longhaul::peerd {
 
-// Chunks of shared state.
-struct StateCounts {
-  uint64_t bytes_sent = 0;
-  uint64_t bytes_received = 0;   // right ones, once
-  uint64_t bytes_refetched = 0;  // came for nothing
-  uint64_t chunks_corrupt = 0;
-  uint64_t bytes_kept = 0;
-};
-
 struct PeerSnapshot {
   PeerCore::Stats core;
-  StateCounts states;
   TransportStats transport;
   uint32_t clients = 0;
-  uint64_t requests_refused = 0;
   uint64_t arena_bytes = 0;
+  uint64_t state_bytes_kept = 0;
   bool coordinator_up = false;
+  std::vector<CounterTotal> totals;  // of all parts; totals with the same name are added up
 };
 
 class PeerMetrics {

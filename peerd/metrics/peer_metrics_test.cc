@@ -11,6 +11,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
+constexpr char kSent[] = "longhaul_peerd_sent_bytes_total";
+
 TEST(PeerMetrics, APageHasWhatIsPublishedAfterItWasAskedFor) {
   std::atomic<int> woken = 0;
   PeerMetrics metrics([&] { ++woken; });
@@ -22,13 +24,13 @@ TEST(PeerMetrics, APageHasWhatIsPublishedAfterItWasAskedFor) {
         std::this_thread::yield();
         continue;
       }
-      snapshot.transport.bytes_sent = 1000 * static_cast<uint64_t>(woken);
+      snapshot.totals = {{kSent, "help", 1000 * static_cast<uint64_t>(woken)}};
       metrics.Publish(snapshot);
     }
   });
   for (int i = 1; i < 100; ++i) {
     EXPECT_THAT(metrics.Text(std::chrono::minutes(1)),
-                HasSubstr("longhaul_peerd_sent_bytes_total " + std::to_string(i * 1000) + "\n"));
+                HasSubstr(std::string(kSent) + " " + std::to_string(i * 1000) + "\n"));
   }
   over = true;
   reactor.join();
@@ -37,14 +39,34 @@ TEST(PeerMetrics, APageHasWhatIsPublishedAfterItWasAskedFor) {
 TEST(PeerMetrics, APageComesAlsoIfNobodyPublishes) {
   PeerMetrics metrics([] {});
   PeerSnapshot snapshot;
-  snapshot.transport.bytes_sent = 7;
+  snapshot.totals = {{kSent, "help", 7}};
   EXPECT_FALSE(metrics.wanted());
   metrics.Publish(snapshot);
-  EXPECT_THAT(metrics.Text(std::chrono::milliseconds(1)),
-              HasSubstr("longhaul_peerd_sent_bytes_total 7\n"));
+  EXPECT_THAT(metrics.Text(std::chrono::milliseconds(1)), HasSubstr(std::string(kSent) + " 7\n"));
   EXPECT_TRUE(metrics.wanted());
   metrics.Publish(snapshot);
   EXPECT_FALSE(metrics.wanted());
+}
+
+TEST(PeerMetrics, EachCounterIsShownByItsNameAndPartsThatShareOneAreAddedUp) {
+  PeerMetrics metrics([] {});
+  TransportStats transport;
+  uint64_t count = 0;
+  for (const auto& counter : kTransportCounters) transport.*counter.count = ++count;
+  PeerCore::Stats core;
+  core.frames_refused = 1000;
+  PeerSnapshot snapshot;
+  AddTotals(kTransportCounters, transport, &snapshot.totals);
+  AddTotals(kCoreCounters, core, &snapshot.totals);
+  metrics.Publish(snapshot);
+  const std::string page = metrics.Text(std::chrono::milliseconds(1));
+  for (const auto& counter : kTransportCounters) {
+    uint64_t total = transport.*counter.count;
+    if (counter.count == &TransportStats::frames_refused) total += core.frames_refused;
+    EXPECT_THAT(page, HasSubstr(std::string("# HELP ") + counter.name + " " + counter.help + "\n"));
+    EXPECT_THAT(page,
+                HasSubstr("\n" + std::string(counter.name) + " " + std::to_string(total) + "\n"));
+  }
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/counters.h"
 #include "base/hash128.h"
 #include "base/ids.h"
 #include "base/tick.h"
@@ -147,6 +148,21 @@ class StateExchange final : public SegmentListener {
   std::vector<Ended> ended_;
   std::vector<Compared> compared_;
   Stats past_;  // of transfers that have ended
+};
+
+// The counters that /metrics shows.
+inline constexpr Counter<StateExchange::Stats> kStateCounters[] = {
+    {"longhaul_peerd_state_bytes_sent_total", "Bytes of shared state given to others",
+     &StateExchange::Stats::bytes_sent},
+    {"longhaul_peerd_state_bytes_received_total",
+     "Bytes of shared state that came from others and were right",
+     &StateExchange::Stats::bytes_received},
+    {"longhaul_peerd_state_bytes_refetched_total",
+     "Bytes of shared state that came for nothing: again, wrong, or broken off",
+     &StateExchange::Stats::bytes_repeated},
+    {"longhaul_peerd_state_chunks_corrupt_total",
+     "Chunks of shared state that were not what they should be",
+     &StateExchange::Stats::chunks_corrupt},
 };
 
 }  // namespace longhaul::peerd

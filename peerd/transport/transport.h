@@ -30,6 +30,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/counters.h"
 #include "base/ids.h"
 #include "base/tick.h"
 #include "peerd/io/ring.h"
@@ -145,6 +146,49 @@ struct TransportStats {
   uint64_t bytes_carried = 0;     // on them
   uint64_t zero_copy_copied = 0;  // zero-copy sends that the kernel copied after all
   uint64_t segments_unacked = 0;  // kept now, in case their lane is lost
+};
+
+// The counters that /metrics shows.
+inline constexpr Counter<TransportStats> kTransportCounters[] = {
+    {"longhaul_peerd_frames_refused_total", "Frames against the protocol; each closed its link",
+     &TransportStats::frames_refused},
+    {"longhaul_peerd_connections_accepted_total", "Connections on the data port",
+     &TransportStats::connections_accepted},
+    {"longhaul_peerd_handshakes_refused_total",
+     "Connections on the data port that did not prove themselves",
+     &TransportStats::handshakes_refused},
+    {"longhaul_peerd_links_lost_total", "Links that broke or fell silent",
+     &TransportStats::links_lost},
+    {"longhaul_peerd_lanes_lost_total", "Lanes of standing links that broke",
+     &TransportStats::lanes_lost},
+    {"longhaul_peerd_lanes_redialled_total", "Lost lanes that were replaced",
+     &TransportStats::lanes_redialled},
+    {"longhaul_peerd_links_small_packets_total",
+     "Links on which large packets vanished: their lanes use small ones",
+     &TransportStats::links_small_packets},
+    {"longhaul_peerd_lane_rests_total",
+     "Times a lane was left alone for a while: it delivered far less than others",
+     &TransportStats::lane_rests},
+    {"longhaul_peerd_segments_repeated_total", "Segments sent again because their lane was lost",
+     &TransportStats::segments_repeated},
+    {"longhaul_peerd_frames_repeated_total",
+     "Control frames sent again because their lane was lost", &TransportStats::frames_repeated},
+    {"longhaul_peerd_sent_bytes_total", "Tensor bytes sent to other peers",
+     &TransportStats::bytes_sent},
+    {"longhaul_peerd_received_bytes_total", "Tensor bytes received from other peers",
+     &TransportStats::bytes_received},
+    {"longhaul_peerd_discarded_bytes_total", "Tensor bytes received for attempts that were over",
+     &TransportStats::bytes_discarded},
+    {"longhaul_peerd_probes_total", "Links that were probed for what they carry",
+     &TransportStats::probes},
+    {"longhaul_peerd_probes_failed_total", "Probes that showed nothing",
+     &TransportStats::probes_failed},
+    {"longhaul_peerd_probe_bytes_total", "Bytes that probes sent", &TransportStats::probe_bytes},
+    {"longhaul_peerd_bytes_carried_total",
+     "Bytes passed on between two peers that cannot reach each other",
+     &TransportStats::bytes_carried},
+    {"longhaul_peerd_zero_copy_copied_total", "Zero-copy sends that the kernel copied after all",
+     &TransportStats::zero_copy_copied},
 };
 
 struct LinkStats {
