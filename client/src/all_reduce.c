@@ -180,12 +180,13 @@ static lh_status place(lh_op *op, const lh_all_reduce_options *o) {
 }
 
 static struct lh_ipc_request all_reduce_request(const lh_op *op, const lh_all_reduce_options *o) {
-  struct lh_ipc_request request = lhi_request(LH_IPC_ALL_REDUCE, op);
+  struct lh_ipc_request request = lhi_request(LH_IPC_OP, op);
   request.member = op->comm->handle;
   request.u.op.tag = o->tag;
   request.u.op.count = o->count;
   request.u.op.source = lhi_range(&op->source_pin, op->source);
   request.u.op.target = lhi_range(&op->target_pin, op->target);
+  request.u.op.kind = LH_WIRE_ALL_REDUCE;
   request.u.op.dtype = (uint8_t)o->dtype;
   request.u.op.reduce = (uint8_t)o->op;
   request.u.op.on_fault = (uint8_t)(o->on_fault == LH_AS_JOINED ? op->comm->on_fault : o->on_fault);

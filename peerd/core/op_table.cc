@@ -17,10 +17,12 @@ constexpr size_t kReadiesAheadMax = 2;
 // one settles them all, unless faults come between; a peer that never says so has no more of them.
 constexpr size_t kLingeringMax = 16;
 
-std::string Subject(uint64_t tag) { return "all-reduce tag " + std::to_string(tag); }
+std::string Subject(const OpDesc& desc, uint64_t tag) {
+  return std::string(Name(desc.kind)) + " tag " + std::to_string(tag);
+}
 
-std::string AbortedBy(uint64_t tag, const std::string& cause) {
-  return Subject(tag) + " aborted: " + cause +
+std::string AbortedBy(const OpDesc& desc, uint64_t tag, const std::string& cause) {
+  return Subject(desc, tag) + " aborted: " + cause +
          "; the source is unchanged: look at the world and start it again";
 }
 
@@ -81,7 +83,7 @@ OpTable::OpTable(const OpTable& other, const EpochHistory* history, OpCounters* 
 
 Outcome OpTable::MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const {
   if (desc.count > LH_COUNT_MAX) {
-    return {Code::kInvalidArgument, Subject(tag) + " refused: " + ToString(desc) +
+    return {Code::kInvalidArgument, Subject(desc, tag) + " refused: " + ToString(desc) +
                                         " is beyond the limit of " + std::to_string(LH_COUNT_MAX) +
                                         " elements"};
   }
@@ -89,12 +91,12 @@ Outcome OpTable::MayPost(LocalId local, uint64_t tag, const OpDesc& desc) const 
   if (tags == tags_.end()) return {};
   if (tags->second.contains(tag)) {
     return {Code::kInvalidArgument,
-            Subject(tag) +
+            Subject(desc, tag) +
                 " refused: this member has an op with this tag in flight; wait for it, or use "
                 "another tag"};
   }
   if (tags->second.size() >= LH_OPS_OPEN_MAX) {
-    return {Code::kUnavailable, Subject(tag) + " refused: this member has " +
+    return {Code::kUnavailable, Subject(desc, tag) + " refused: this member has " +
                                     std::to_string(tags->second.size()) +
                                     " ops in flight, the limit; wait for some of them"};
   }
@@ -116,7 +118,8 @@ void OpTable::Post(const NewPost& post, Tick now, std::vector<Action>* out) {
   const OpKey key{post.boundary, post.tag};
   Op& op = ops_[key];
   op.key = key;
-  LH_CHECK(!op.announced && op.run == Run::kNone) << "op posted twice " << Subject(post.tag);
+  LH_CHECK(!op.announced && op.run == Run::kNone)
+      << "op posted twice " << Subject(post.desc, post.tag);
   op.inputs.push_back({post.post, post.member, post.desc, now, std::nullopt});
   Advance(op, now, out);
 }
@@ -167,7 +170,7 @@ std::optional<std::string> OpTable::SettleMissed(const NewPost& post) {
   std::optional<std::string> why;
   const auto it = member->second.find({post.boundary, post.tag});
   if (it != member->second.end()) {
-    why = it->second.why;
+    why = AbortedBy(post.desc, post.tag, it->second.cause);
     if (--it->second.count == 0) member->second.erase(it);
   }
   if (member->second.empty()) missed_.erase(member);
@@ -466,14 +469,15 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   const Participants& participants = *op.participants;
   if (participants.contributing < op.desc.min_world) {
     return Outcome{Code::kTooFewMembers,
-                   Subject(op.key.tag) + " ended: " + std::to_string(participants.contributing) +
+                   Subject(op.desc, op.key.tag) +
+                       " ended: " + std::to_string(participants.contributing) +
                        " members take part, min_world asks for " +
                        std::to_string(op.desc.min_world) + "; the input is intact"};
   }
   if (participants.contributing == 0) {
     return Outcome{
         Code::kTooFewMembers,
-        Subject(op.key.tag) +
+        Subject(op.desc, op.key.tag) +
             " ended: all that are left are in the background and contribute nothing yet; "
             "they do from the next step boundary on; the input is intact"};
   }
@@ -654,7 +658,7 @@ void OpTable::Answer(uint64_t tag, const LocalInput& input, Outcome outcome, OpI
 
 std::string OpTable::RefusalOf(const Op& op, const LocalInput& input) const {
   const auto text = [&](MemberId member, const OpDesc& theirs) {
-    return Subject(op.key.tag) + " refused: member " + ToString(member) + " offered " +
+    return Subject(op.desc, op.key.tag) + " refused: member " + ToString(member) + " offered " +
            ToString(theirs) + ", this member " + ToString(input.desc);
   };
   for (const LocalInput& other : op.inputs) {
@@ -668,7 +672,7 @@ std::string OpTable::RefusalOf(const Op& op, const LocalInput& input) const {
   for (const auto& [peer, ready] : op.readies) {
     if (ready.other_offer) return text(ready.other_offer->member, ready.other_offer->desc);
   }
-  LH_CHECK(false) << "refused without a difference " << Subject(op.key.tag);
+  LH_CHECK(false) << "refused without a difference " << Subject(op.desc, op.key.tag);
   return "";
 }
 
@@ -750,7 +754,7 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
   if (fate == control::Fate::kCommit) return Settle(op, now, out);
   op.redone = fate == control::Fate::kRedo;
   if (fate == control::Fate::kAbort) {
-    op.abort = AbortedBy(op.key.tag, history_->current().cause);
+    op.abort = AbortedBy(op.desc, op.key.tag, history_->current().cause);
   } else if (op.AllReady() && !op.Refused()) {
     ++op.retries;
     ++counters_->retries;
@@ -758,7 +762,7 @@ void OpTable::ApplyFate(Op& op, const std::map<OpOrdinal, control::Fate>& fates,
   ForgetAttempt(op);
 }
 
-void OpTable::Miss(const OpKey& key, const std::string& why, Tick now, std::vector<Action>* out) {
+void OpTable::Miss(const OpKey& key, const std::string& cause, Tick now, std::vector<Action>* out) {
   std::set<MemberId> posted;
   if (const auto it = ops_.find(key); it != ops_.end()) {
     Op& op = it->second;
@@ -766,7 +770,7 @@ void OpTable::Miss(const OpKey& key, const std::string& why, Tick now, std::vect
     // What is redone is the op before.
     if (!op.redone) {
       for (const LocalInput& input : op.inputs) posted.insert(input.member);
-      op.abort = why;
+      op.abort = AbortedBy(op.inputs.front().desc, key.tag, cause);
       Advance(op, now, out);
     }
   }
@@ -774,7 +778,7 @@ void OpTable::Miss(const OpKey& key, const std::string& why, Tick now, std::vect
     if (info.peer != self_ || posted.contains(info.member)) continue;
     Missed& missed = missed_[info.member][key];
     ++missed.count;
-    missed.why = why;
+    missed.cause = cause;
   }
 }
 
@@ -799,14 +803,14 @@ FateCounts OpTable::Commit(const std::vector<control::OpFate>& fates,
   for (Op* op : AllOps()) ApplyFate(*op, by_ordinal, now, &counts, out);
   std::erase_if(missed_, [&](const auto& entry) { return record.RankOf(entry.first) < 0; });
   for (const control::MissedOp& op : missed) {
-    Miss({op.boundary, op.tag}, AbortedBy(op.tag, record.cause), now, out);
+    Miss({op.boundary, op.tag}, record.cause, now, out);
   }
   resumed_ = false;
   for (auto& [ordinal, op] : finishing_) op.redone = false;
   for (auto& [key, op] : ops_) {
     for (LocalInput& input : op.inputs) {
       if (input.evicted || record.RankOf(input.member) >= 0) continue;
-      input.evicted = {Code::kEvicted, Subject(key.tag) + " ended: member " +
+      input.evicted = {Code::kEvicted, Subject(input.desc, key.tag) + " ended: member " +
                                            ToString(input.member) + " is not in epoch " +
                                            ToString(record.epoch) + " (" + record.cause + ")"};
     }
@@ -973,7 +977,7 @@ void OpTable::AddTo(Digester* digest) const {
   for (const auto& [member, missed] : missed_) {
     digest->Add(member);
     for (const auto& [key, entry] : missed) {
-      digest->Add(key.boundary).Add(key.tag).Add(uint64_t{entry.count}).Add(entry.why);
+      digest->Add(key.boundary).Add(key.tag).Add(uint64_t{entry.count}).Add(entry.cause);
     }
   }
   for (const auto& [peer, unmatched] : unmatched_) {

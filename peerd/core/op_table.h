@@ -202,7 +202,7 @@ class OpTable {
   // Posts that are still to come of an op that has ended.
   struct Missed {
     uint32_t count = 0;
-    std::string why;
+    std::string cause;
   };
   using EarlyFrame = std::variant<PeerReady, PeerDone>;
 
@@ -255,7 +255,7 @@ class OpTable {
 
   // The op ends Aborted at all local members that take part, as it did at others: those that have
   // posted it are told, the others when they do.
-  void Miss(const OpKey& key, const std::string& why, Tick now, std::vector<Action>* out);
+  void Miss(const OpKey& key, const std::string& cause, Tick now, std::vector<Action>* out);
   // Why the post ends at once, if its member missed the op.
   std::optional<std::string> SettleMissed(const NewPost& post);
 

@@ -196,8 +196,8 @@ Outcome OpRunner::Admit(const LocalPost& post, const PostView& view) {
   if (needed > scratch->bytes()) {
     const auto refusal = [&](const std::string& why) {
       return Outcome{Code::kUnavailable,
-                     absl::StrCat("all-reduce tag ", post.tag, " refused: it needs ", needed,
-                                  " bytes of scratch memory, ", why)};
+                     absl::StrCat(Name(post.desc.kind), " tag ", post.tag, " refused: it needs ",
+                                  needed, " bytes of scratch memory, ", why)};
     };
     if (reserved_ + (needed - scratch->bytes()) > options_.scratch_limit) {
       return refusal(absl::StrCat("ops in flight hold ", reserved_, " and the limit is ",
@@ -227,9 +227,9 @@ Outcome OpRunner::CheckApart(const LocalPost& post, const PostView& view) const 
           std::pair(source, their_target)}) {
       if (!Overlap(mine.data, post.desc.bytes(), theirs.data, their_bytes)) continue;
       return {Code::kInvalidArgument,
-              absl::StrCat("all-reduce tag ", post.tag, " refused: the ", mine.name, " of member ",
-                           ToString(view.member), " shares memory with the ", theirs.name,
-                           " of member ", ToString(member),
+              absl::StrCat(Name(post.desc.kind), " tag ", post.tag, " refused: the ", mine.name,
+                           " of member ", ToString(view.member), " shares memory with the ",
+                           theirs.name, " of member ", ToString(member),
                            " in the same op; post it again with a tensor of its own")};
     }
   }

@@ -45,8 +45,8 @@ void Server::OnRequest(const ClientPtr& client) {
       return Leave(c);
     case LH_IPC_STEP:
       return Step(c);
-    case LH_IPC_ALL_REDUCE:
-      return AllReduce(c);
+    case LH_IPC_OP:
+      return Op(c);
     case LH_IPC_MEMBERS:
       return Members(c);
     case LH_IPC_STATE:
@@ -372,14 +372,14 @@ void Server::Kept(Client& client) {
   Push(client, reply);
 }
 
-void Server::AllReduce(Client& client) {
+void Server::Op(Client& client) {
   Member* const member = ActiveMember(client);
   if (member == nullptr) return;
   const lh_ipc_op& op = client.request.u.op;
   const auto source = client.regions.find(op.source.region);
   const auto target = client.regions.find(op.target.region);
   if (source == client.regions.end() || target == client.regions.end()) {
-    return Deny(client, Code::kInvalidArgument, "all-reduce refused: unknown arena region");
+    return Deny(client, Code::kInvalidArgument, "op refused: unknown arena region");
   }
   const absl::StatusOr<OpDesc> desc =
       ParseIpcOp(op, source->second.region->bytes, target->second.region->bytes);

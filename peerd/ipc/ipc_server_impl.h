@@ -87,7 +87,7 @@ class Server final : public IpcServer {
   void Take(Client& client);
   // What the request asks to be synced; false: it was refused. `call` of the member waits for it.
   bool ReadSync(Client& client, Member& member, StateSync* sync);
-  void AllReduce(Client& client);
+  void Op(Client& client);
   void Members(Client& client);
   // A member of this client that may ask for something; otherwise answers the request.
   Member* ActiveMember(Client& client);

@@ -48,9 +48,10 @@ lh_ipc_request Hello(uint64_t call = 1) {
 }
 
 lh_ipc_request Op(uint64_t call, uint64_t member, uint64_t tag) {
-  lh_ipc_request request = Request(LH_IPC_ALL_REDUCE, call, member);
+  lh_ipc_request request = Request(LH_IPC_OP, call, member);
   request.u.op.tag = tag;
   request.u.op.count = 4;
+  request.u.op.kind = LH_WIRE_ALL_REDUCE;
   request.u.op.dtype = LH_WIRE_FLOAT32;
   request.u.op.source = {1, 0};
   request.u.op.target = {1, 64};

@@ -21,25 +21,25 @@
 #include "proto/wire/types.h"
 
 #define LH_IPC_MAGIC 0x3149484cu /* "LHI1" */
-#define LH_IPC_VERSION 9
+#define LH_IPC_VERSION 10
 
 enum lh_ipc_type {
   /* requests */
-  LH_IPC_HELLO = 1,      /* first on every connection */
-  LH_IPC_REGION = 2,     /* u.region, with the memfd attached */
-  LH_IPC_UNREGION = 3,   /* u.region.region; refused while an op uses it */
-  LH_IPC_JOIN = 4,       /* u.join; DONE when the member is admitted */
-  LH_IPC_LEAVE = 5,      /* member, or u.leave; DONE when it is out, after its ops in flight */
-  LH_IPC_STEP = 6,       /* member, u.sync; DONE when every member stands at its step boundary */
-  LH_IPC_ALL_REDUCE = 7, /* member, u.op; DONE with the outcome */
-  LH_IPC_MEMBERS = 8,    /* member, u.members; DONE with a page of the epoch's members */
-  LH_IPC_STATE = 9,      /* u.state: the tensors that are to be equal at all members */
-  LH_IPC_UNSTATE = 10,   /* u.state.state; refused while a sync uses it */
-  LH_IPC_SYNC = 11,      /* member, u.sync; DONE when the members' states are equal */
-  LH_IPC_KEPT = 12,      /* member, u.state.state; DONE with u.kept: what peerd keeps for it */
-  LH_IPC_TAKE = 13,      /* member, u.take; DONE when what was agreed on last is all here */
-  LH_IPC_PREPARE = 14,   /* u.state.state; DONE when all its tensors are hashed: to the next sync
-                            they are as after one that ended well. Nobody writes until then */
+  LH_IPC_HELLO = 1,    /* first on every connection */
+  LH_IPC_REGION = 2,   /* u.region, with the memfd attached */
+  LH_IPC_UNREGION = 3, /* u.region.region; refused while an op uses it */
+  LH_IPC_JOIN = 4,     /* u.join; DONE when the member is admitted */
+  LH_IPC_LEAVE = 5,    /* member, or u.leave; DONE when it is out, after its ops in flight */
+  LH_IPC_STEP = 6,     /* member, u.sync; DONE when every member stands at its step boundary */
+  LH_IPC_OP = 7,       /* member, u.op: a collective; DONE with the outcome */
+  LH_IPC_MEMBERS = 8,  /* member, u.members; DONE with a page of the epoch's members */
+  LH_IPC_STATE = 9,    /* u.state: the tensors that are to be equal at all members */
+  LH_IPC_UNSTATE = 10, /* u.state.state; refused while a sync uses it */
+  LH_IPC_SYNC = 11,    /* member, u.sync; DONE when the members' states are equal */
+  LH_IPC_KEPT = 12,    /* member, u.state.state; DONE with u.kept: what peerd keeps for it */
+  LH_IPC_TAKE = 13,    /* member, u.take; DONE when what was agreed on last is all here */
+  LH_IPC_PREPARE = 14, /* u.state.state; DONE when all its tensors are hashed: to the next sync
+                          they are as after one that ended well. Nobody writes until then */
   /* replies */
   LH_IPC_DONE = 64,
   LH_IPC_WORLD = 65,   /* the world of `member` changed */
@@ -99,7 +99,8 @@ struct lh_ipc_op {
   uint8_t quantization;
   uint32_t min_world; /* 0 or 1: any number of members will do */
   uint8_t algorithm;  /* lh_wire_algorithm */
-  uint8_t zero[7];
+  uint8_t kind;       /* lh_wire_kind */
+  uint8_t zero[6];
 };
 
 struct lh_ipc_members {

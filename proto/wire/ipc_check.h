@@ -38,7 +38,7 @@ inline size_t IpcBodyBytes(uint32_t type) {
       return sizeof(lh_ipc_state);
     case LH_IPC_TAKE:
       return sizeof(lh_ipc_take);
-    case LH_IPC_ALL_REDUCE:
+    case LH_IPC_OP:
       return sizeof(lh_ipc_op);
     case LH_IPC_MEMBERS:
       return sizeof(lh_ipc_members);
@@ -111,7 +111,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
   if (!IpcAllZero(request.u.bytes + body, sizeof request.u.bytes - body)) {
     return "reserved bytes are not zero";
   }
-  const bool of_member = request.type == LH_IPC_STEP || request.type == LH_IPC_ALL_REDUCE ||
+  const bool of_member = request.type == LH_IPC_STEP || request.type == LH_IPC_OP ||
                          request.type == LH_IPC_MEMBERS || request.type == LH_IPC_SYNC ||
                          request.type == LH_IPC_KEPT || request.type == LH_IPC_TAKE;
   if (of_member && request.member == 0) return "no member named";
@@ -145,7 +145,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
         return "LEAVE names a member or a JOIN, not both";
       }
       break;
-    case LH_IPC_ALL_REDUCE:
+    case LH_IPC_OP:
       if (!IpcAllZero(request.u.op.zero, sizeof request.u.op.zero)) {
         return "reserved bytes are not zero";
       }
@@ -267,8 +267,10 @@ inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
 // says what does not fit.
 inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_region_bytes,
                                          uint64_t target_region_bytes) {
-  const auto refuse = [](const std::string& what) {
-    return absl::InvalidArgumentError("all-reduce refused: " + what);
+  const auto refuse = [&op](const std::string& what) {
+    const bool known = NamesOf(OpKind()).Has(op.kind);
+    const char* const kind = known ? Name(static_cast<OpKind>(op.kind)) : "op";
+    return absl::InvalidArgumentError(std::string(kind) + " refused: " + what);
   };
   OpDesc desc;
   std::string fault;

@@ -33,6 +33,7 @@ lh_ipc_request Join() {
 lh_ipc_op Op() {
   lh_ipc_op op;
   memset(&op, 0, sizeof op);
+  op.kind = LH_WIRE_ALL_REDUCE;
   op.count = 16;
   op.dtype = LH_WIRE_FLOAT32;
   op.source = {1, 0};
@@ -56,7 +57,7 @@ TEST(IpcProtocolErrorTest, PassesWhatAClientSends) {
   lh_ipc_request leave = Request(LH_IPC_LEAVE);
   leave.u.leave.join = 9;
   EXPECT_TRUE(Fine(leave));
-  lh_ipc_request op = Request(LH_IPC_ALL_REDUCE);
+  lh_ipc_request op = Request(LH_IPC_OP);
   op.member = 3;
   op.u.op = Op();
   EXPECT_TRUE(Fine(op));
@@ -389,18 +390,22 @@ TEST(ParseIpcOpTest, RefusesRangesBeyondTheirRegion) {
 }
 
 TEST(ParseIpcOpTest, RefusesUnknownNumbers) {
-  for (int field = 0; field < 5; ++field) {
+  for (int field = 0; field < 6; ++field) {
     lh_ipc_op op = Op();
     (field == 0   ? op.dtype
      : field == 1 ? op.reduce
      : field == 2 ? op.on_fault
      : field == 3 ? op.quantization
+     : field == 4 ? op.kind
                   : op.algorithm) = 99;
     EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok()) << field;
   }
   lh_ipc_op op = Op();
   op.count = 0;
   EXPECT_FALSE(ParseIpcOp(op, 128, 128).ok());
+  op.kind = 0;
+  const std::string message(ParseIpcOp(op, 128, 128).status().message());
+  EXPECT_EQ(message.find("op refused: kind is 0, not 1 to "), 0u) << message;
 }
 
 TEST(ParseIpcOpTest, MinWorldIsBoundedAndOneMeansNone) {

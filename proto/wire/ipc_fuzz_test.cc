@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     LH_CHECK(request.u.sync.state != 0);
     LH_CHECK(request.u.sync.strategy <= LH_WIRE_SEND);
   }
-  if (request.type == LH_IPC_ALL_REDUCE) {
+  if (request.type == LH_IPC_OP) {
     const auto desc = ParseIpcOp(request.u.op, region_bytes, region_bytes);
     if (desc.ok()) {
       LH_CHECK(desc->bytes() > 0 && desc->bytes() <= region_bytes);

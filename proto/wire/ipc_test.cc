@@ -53,6 +53,7 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(offsetof(lh_ipc_op, quantization), 51u);
   EXPECT_EQ(offsetof(lh_ipc_op, min_world), 52u);
   EXPECT_EQ(offsetof(lh_ipc_op, algorithm), 56u);
+  EXPECT_EQ(offsetof(lh_ipc_op, kind), 57u);
   EXPECT_EQ(sizeof(lh_ipc_state), 48u);
   EXPECT_EQ(offsetof(lh_ipc_state, table), 8u);
   EXPECT_EQ(offsetof(lh_ipc_state, changed), 24u);
@@ -130,7 +131,7 @@ TEST(IpcTest, NumbersAreGolden) {
   EXPECT_EQ(LH_IPC_JOIN, 4);
   EXPECT_EQ(LH_IPC_LEAVE, 5);
   EXPECT_EQ(LH_IPC_STEP, 6);
-  EXPECT_EQ(LH_IPC_ALL_REDUCE, 7);
+  EXPECT_EQ(LH_IPC_OP, 7);
   EXPECT_EQ(LH_IPC_MEMBERS, 8);
   EXPECT_EQ(LH_IPC_STATE, 9);
   EXPECT_EQ(LH_IPC_UNSTATE, 10);

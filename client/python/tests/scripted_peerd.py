@@ -22,7 +22,7 @@ REQUESTS = (
     "JOIN",
     "LEAVE",
     "STEP",
-    "ALL_REDUCE",
+    "OP",
     "MEMBERS",
     "STATE",
     "UNSTATE",
@@ -77,7 +77,7 @@ class Request:
 
 
 def op_info() -> bytes:
-    """The body of an answer to ALL_REDUCE."""
+    """The body of an answer to OP."""
     return struct.pack("<QQQQQIIII", 1, 0, 0, 0, 0, 1, 0, 2, 0)
 
 

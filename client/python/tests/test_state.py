@@ -243,7 +243,7 @@ def test_a_tensor_is_in_an_op_or_in_a_sync(peerd: ScriptedPeerd, arena: bool) ->
     with pytest.raises(lh.FailedPrecondition, match='tag 3 in flight uses tensor "w"'):
         with comm.step(state):
             pass
-    the("ALL_REDUCE", peerd).answer(op_info())
+    the("OP", peerd).answer(op_info())
     work.wait(10)
     peerd.on["sync"] = never
     with pytest.raises(lh.DeadlineExceeded):
