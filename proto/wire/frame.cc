@@ -34,7 +34,7 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   switch (type) {
     case FrameType::kReady:
       if (bytes < kReadyBodyBytes || bytes > kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX) {
-        return Refuse("payload_bytes of READY", bytes, "48 to 4144");
+        return Refuse("payload_bytes of READY", bytes, "64 to 4160");
       }
       return absl::OkStatus();
     case FrameType::kData:
@@ -71,8 +71,9 @@ absl::Status CheckPayload(FrameType type, uint32_t bytes) {
   }
   return absl::OkStatus();
 }
-static_assert(kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX == 4144);
+static_assert(kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX == 4160);
 static_assert(kReadyBodyBytes + LH_ONE_SHOT_BYTES_MAX <= LH_CONTROL_PAYLOAD_BYTES_MAX);
+static_assert(kOtherOfferBytes == 43);
 static_assert(LH_SEGMENT_BYTES_MAX == 4194304);
 static_assert(kChunkRequestBodyBytes == 40 && kChunkRefusedBodyBytes == 4);
 
@@ -195,7 +196,7 @@ namespace {
 
 absl::StatusOr<ReadyBody> ParseOtherOffer(ByteReader* reader, ReadyBody body) {
   if (reader->remaining() != kOtherOfferBytes) {
-    return Refuse("bytes of READY's other offer", reader->remaining(), "27");
+    return Refuse("bytes of READY's other offer", reader->remaining(), "43");
   }
   OtherOffer other;
   other.member = MemberId(reader->U64());
@@ -220,7 +221,7 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
   const uint8_t has_other_offer = reader.U8();
   body.result_members = reader.U32();
   body.result_epoch = Epoch(reader.U64());
-  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "48 or more");
+  if (!reader.ok()) return Refuse("bytes of READY's payload", payload.size(), "64 or more");
   if (!body.boundary) return Refuse("boundary", 0, "an epoch");
   if (!fault.empty()) return absl::InvalidArgumentError(fault);
   if (has_other_offer > 1) return Refuse("has_other_offer", has_other_offer, "0 or 1");

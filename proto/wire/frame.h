@@ -135,15 +135,16 @@ std::array<uint8_t, kFrameHeaderBytes> Encode(const FrameHeader& header);
 absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const uint8_t, kFrameHeaderBytes> bytes,
                                              LaneKind kind);
 
-//   0 member u64 | 8 the fields of OpDesc in their order
+// The second offer in a READY, 43 bytes:
+//   0 member u64 | 8 the fields of OpDesc in their order, then zeros
 inline constexpr size_t kOtherOfferBytes = 8 + kOpDescBytes;
 
 std::array<uint8_t, kOtherOfferBytes> Encode(const OtherOffer& offer);
 
-// The fixed part of a READY's payload, 48 bytes; a one-shot input, a result, or an OtherOffer
+// The fixed part of a READY's payload, 64 bytes; a one-shot input, a result, or an OtherOffer
 // follows:
-//   0 boundary u64 | 8 tag u64 | 16 the fields of OpDesc in their order | 35 has_other_offer u8
-//  36 result_members u32 | 40 result_epoch u64
+//   0 boundary u64 | 8 tag u64 | 16 the fields of OpDesc in their order, then zeros
+//  51 has_other_offer u8 | 52 result_members u32 | 56 result_epoch u64
 struct ReadyBody {
   Epoch boundary;
   uint64_t tag = 0;
@@ -156,7 +157,7 @@ struct ReadyBody {
   uint32_t result_members = 0;
   friend bool operator==(const ReadyBody&, const ReadyBody&) = default;
 };
-inline constexpr size_t kReadyBodyBytes = 48;
+inline constexpr size_t kReadyBodyBytes = 64;
 
 // Without the OtherOffer, which follows.
 std::array<uint8_t, kReadyBodyBytes> Encode(const ReadyBody& body);

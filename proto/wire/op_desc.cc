@@ -69,19 +69,10 @@ std::string ToString(const OpDesc& desc) {
 }
 
 namespace {
-
-// Fields are numbers and enums of 1, 2 or 8 bytes.
-constexpr size_t FieldBytes() {
-  size_t bytes = 0;
-  ForEachField<OpDesc>(
-      [&](const auto& field) { bytes += sizeof(std::declval<OpDesc>().*field.member); });
-  return bytes;
-}
-constexpr size_t kReservedBytes = kOpDescBytes - FieldBytes();
-static_assert(FieldBytes() <= kOpDescBytes, "READY has no room for it");
-
+constexpr size_t kReservedBytes = kOpDescBytes - OpDescFieldBytes();
 }  // namespace
 
+// Fields are numbers and enums of 1, 2 or 8 bytes.
 void Write(const OpDesc& desc, ByteWriter* writer) {
   ForEachField<OpDesc>([&](const auto& field) {
     const auto value = desc.*field.member;

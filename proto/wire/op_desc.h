@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/fields.h"
@@ -68,7 +69,7 @@ size_t SizeOf(DType dtype);  // bytes of one element
 
 // The one definition of an op and its options: from the request of the trainer (proto/wire/ipc.h,
 // fields of the same names) through the core to the attempts. The checks, what READY carries, the
-// text of a mismatch and digests derive from the list below. READY has room for 3 more bytes.
+// text of a mismatch and digests derive from the list below. READY has room for 19 more bytes.
 struct OpDesc {
   OpKind kind = OpKind::kAllReduce;
   DType dtype = DType::kFloat32;
@@ -103,8 +104,15 @@ bool IsOneShot(const OpDesc& desc);
 // Options that have their defaults are left out.
 std::string ToString(const OpDesc& desc);
 
-// What READY carries of an op, in so many bytes.
-inline constexpr size_t kOpDescBytes = 19;
+// Size of an op's description in READY. The bytes behind the last field are zero.
+inline constexpr size_t kOpDescBytes = 35;
+constexpr size_t OpDescFieldBytes() {
+  size_t bytes = 0;
+  ForEachField<OpDesc>(
+      [&](const auto& field) { bytes += sizeof(std::declval<OpDesc>().*field.member); });
+  return bytes;
+}
+static_assert(OpDescFieldBytes() <= kOpDescBytes, "READY has no room for it");
 void Write(const OpDesc& desc, ByteWriter* writer);
 // Returns what is wrong with it (FaultIn), "" if nothing. Beyond the reader's end: anything.
 std::string Read(ByteReader* reader, OpDesc* desc);

@@ -405,11 +405,12 @@ TEST(ReadyTest, BodyIsGolden) {
             "01"  // kind, dtype, reduce, on_fault
             "00"
             "02"
-            "0302"                // quantization, algorithm, min_world
-            "2524232221000000"    // count
-            "00000000"            // reserved, has_other_offer
-            "00000000"            // result_members
-            "0000000000000000");  // result_epoch
+            "0302"                                    // quantization, algorithm, min_world
+            "2524232221000000"                        // count
+            "00000000000000000000000000000000000000"  // room for more fields
+            "00"                                      // has_other_offer
+            "00000000"                                // result_members
+            "0000000000000000");                      // result_epoch
 }
 
 TEST(ReadyTest, BodyRoundTrips) {
@@ -427,12 +428,12 @@ ReadyBody Disagreement() {
 
 TEST(ReadyTest, TheOtherOfferFollowsTheBody) {
   const std::vector<uint8_t> payload = Payload(Disagreement());
-  EXPECT_EQ(Hex(std::span(payload).subspan(35)),
-            "01"                              // has_other_offer
-            "000000000000000000000000"        // result_members, result_epoch
-            "0900000000000000"                // member
-            "010b01010002030207000000000000"  // its desc
-            "00000000");
+  EXPECT_EQ(Hex(std::span(payload).subspan(51)),
+            "01"                                        // has_other_offer
+            "000000000000000000000000"                  // result_members, result_epoch
+            "0900000000000000"                          // member
+            "010b0101000203020700000000000000"          // its desc
+            "00000000000000000000000000000000000000");  // room for more fields
   const auto parsed = ParseReadyBody(payload);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, Disagreement());
@@ -442,13 +443,16 @@ TEST(ReadyTest, AnOtherOfferHasItsSizeKnownNumbersAndADifference) {
   std::vector<uint8_t> payload = Payload(Disagreement());
   payload.push_back(0);
   EXPECT_EQ(Message(ParseReadyBody(payload).status()),
-            "bytes of READY's other offer is 28, not 27");
+            "bytes of READY's other offer is 44, not 43");
   payload.resize(payload.size() - 2);
   EXPECT_EQ(Message(ParseReadyBody(payload).status()),
-            "bytes of READY's other offer is 26, not 27");
+            "bytes of READY's other offer is 42, not 43");
   payload = Payload(Disagreement());
-  payload[kReadyBodyBytes + 8] = 2;
-  EXPECT_EQ(Message(ParseReadyBody(payload).status()), "kind is 2, not 1 to 1");
+  payload[kReadyBodyBytes + 8] = 0;
+  EXPECT_EQ(Message(ParseReadyBody(payload).status()).rfind("kind is 0, not 1 to ", 0), 0u);
+  payload = Payload(Disagreement());
+  payload.back() = 1;
+  EXPECT_EQ(Message(ParseReadyBody(payload).status()), "reserved bytes of the op are not zero");
   ReadyBody same = Body();
   same.other_offer = OtherOffer{MemberId(9), same.desc};
   EXPECT_EQ(Message(ParseReadyBody(Payload(same)).status()),
@@ -462,25 +466,27 @@ absl::Status ParseWith(size_t at, uint8_t value) {
 }
 
 TEST(ReadyTest, RefusesUnknownNumbers) {
-  EXPECT_EQ(Message(ParseWith(16, 2)), "kind is 2, not 1 to 1");
+  const auto kinds = static_cast<uint8_t>(NamesOf(OpKind()).last());
+  EXPECT_EQ(Message(ParseWith(16, kinds + 1)),
+            "kind is " + std::to_string(kinds + 1) + ", not 1 to " + std::to_string(kinds));
   EXPECT_EQ(Message(ParseWith(17, 12)), "dtype is 12, not at most 11");
   EXPECT_TRUE(ParseWith(17, 11).ok());
   EXPECT_EQ(Message(ParseWith(18, 5)), "reduce is 5, not at most 4");
   EXPECT_TRUE(ParseWith(18, 4).ok());
   EXPECT_EQ(Message(ParseWith(19, 2)), "on_fault is 2, not at most 1");
   EXPECT_EQ(Message(ParseWith(20, 1)), "quantization is 1, not at most 0");
-  EXPECT_EQ(Message(ParseWith(35, 2)), "has_other_offer is 2, not 0 or 1");
+  EXPECT_EQ(Message(ParseWith(51, 2)), "has_other_offer is 2, not 0 or 1");
   EXPECT_EQ(Message(ParseWith(21, 5)), "algorithm is 5, not at most 4");
   EXPECT_EQ(Message(ParseWith(21, 4)), "algorithm is 4, not at most 3");
   EXPECT_TRUE(ParseWith(21, 3).ok());
   EXPECT_EQ(Message(ParseWith(21, 1)),
             "a one-shot op has at most 4096 bytes, this one 1138453193000; leave the algorithm to "
             "Longhaul, or choose mesh or ring");
-  for (const size_t reserved : {32, 33, 34}) {
+  for (size_t reserved = 16 + OpDescFieldBytes(); reserved < 51; ++reserved) {
     EXPECT_EQ(Message(ParseWith(reserved, 1)), "reserved bytes of the op are not zero");
   }
-  EXPECT_EQ(Message(ParseWith(36, 1)), "result_members is 1, not 0 without a result");
-  EXPECT_EQ(Message(ParseWith(40, 1)), "result_members is 0, not 1 to 1024");
+  EXPECT_EQ(Message(ParseWith(52, 1)), "result_members is 1, not 0 without a result");
+  EXPECT_EQ(Message(ParseWith(56, 1)), "result_members is 0, not 1 to 1024");
   ReadyBody body = Body();
   body.desc.min_world = 1;
   EXPECT_EQ(Message(ParseReadyBody(Encode(body)).status()), "min_world is 1, not 0 or 2 to 1024");
