@@ -15,6 +15,7 @@
  *   uses          whether an operation and a state use the same memory of the caller
  *   memory        allocating memory shared with peerd
  *   op, comm
+ *   collective    checks, staging and outcome of every kind of collective
  *   all_reduce, state
  *   client        lh_open() and lh_close()
  */
@@ -76,8 +77,8 @@ struct lh_op {
   } reply;
   uint32_t reply_flags;
 
-  /* all-reduce */
-  bool reduces;
+  /* used only by collectives */
+  bool collective;
   uint64_t tag;
   const void *from; /* the caller's source and target, in the arena or not */
   void *to;

@@ -51,7 +51,7 @@ lh_op_info_t lhi_op_info_locked(const lh_op *op) {
   lh_op_info_t info = LH_OP_INFO_INIT;
   if (op->state != LHI_ENDED) return info;
   info.staged = op->staged;
-  if (op->status == LH_OK && op->reduces) {
+  if (op->status == LH_OK && op->collective) {
     info.world_size = op->reply.info.size;
     info.retries = op->reply.info.retries;
     info.epoch = op->reply.info.epoch;
@@ -72,9 +72,9 @@ lh_status lh_op_info(lh_op *op, lh_op_info_t *info) {
   if (info == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "lh_op_info: info is NULL");
   status = lhi_process_check(op->client, "lh_op_info");
   if (status != LH_OK) return status;
-  if (!op->reduces) {
+  if (!op->collective) {
     return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_op_info: op is not an all-reduce; use lh_sync_info() for a sync");
+                    "lh_op_info: op is not a collective; use lh_sync_info() for a sync");
   }
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;

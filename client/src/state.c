@@ -968,7 +968,7 @@ lh_status lh_sync_info(lh_op *op, lh_sync_info_t *info) {
   if (status != LH_OK) return status;
   if (op->of_state == 0) {
     return lhi_fail(LH_INVALID_ARGUMENT,
-                    "lh_sync_info: op is not a sync; use lh_op_info() for an all-reduce");
+                    "lh_sync_info: op is not a sync; use lh_op_info() for a collective");
   }
   pthread_mutex_lock(&op->client->mutex);
   ended = op->state == LHI_ENDED;

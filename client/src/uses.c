@@ -37,12 +37,12 @@ static bool uses_target(const lh_op *op) { return op->copy_to == NULL || op->hel
 lh_status lhi_check_ops_locked(const char *call, const lh_state *state) {
   for (const lh_op *op = state->client->ops; op != NULL; op = op->next) {
     uint32_t tensor = state->count;
-    if (!op->reduces || op->state == LHI_ENDED) continue;
+    if (!op->collective || op->state == LHI_ENDED) continue;
     if (uses_source(op)) tensor = tensor_in(state, op->from, op->bytes);
     if (tensor == state->count && uses_target(op)) tensor = tensor_in(state, op->to, op->bytes);
     if (tensor == state->count) continue;
     return lhi_fail(LH_FAILED_PRECONDITION,
-                    "%s: the all-reduce of tag %llu in flight uses tensor \"%.64s\" of the state; "
+                    "%s: the op of tag %llu in flight uses tensor \"%.64s\" of the state; "
                     "call lh_op_wait() for it first",
                     call, (unsigned long long)op->tag, name_of(state, tensor));
   }

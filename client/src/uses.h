@@ -9,7 +9,7 @@
 bool lhi_state_held_locked(const lh_state *state);
 /* LH_OK: no operation in flight uses memory of a tensor of this state. */
 lh_status lhi_check_ops_locked(const char *call, const lh_state *state);
-/* LH_OK: this all-reduce shares no memory with a state that is in a sync, and its target shares
+/* LH_OK: this collective shares no memory with a state that is in a sync, and its target shares
  * none with a state that is fetched in the background. */
 lh_status lhi_check_states_locked(const char *call, const lh_op *op);
 

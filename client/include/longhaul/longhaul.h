@@ -586,9 +586,9 @@ typedef struct lh_op_info_t {
 #define LH_OP_INFO_INIT \
   { sizeof(lh_op_info_t), 0, 0, 0, 0, 0, 0, 0.0, 0.0, LH_AUTO, 0 }
 
-/* What an all-reduce did. If its outcome is not LH_OK, all fields but `staged` are 0.
- * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not an
- * all-reduce. */
+/* What a collective did. If its outcome is not LH_OK, all fields but `staged` are 0.
+ * LH_FAILED_PRECONDITION: there is no outcome yet. LH_INVALID_ARGUMENT: `op` is not a
+ * collective. */
 LH_API lh_status lh_op_info(lh_op *op, lh_op_info_t *info);
 /* lh_all_reduce_start(), lh_op_wait(), lh_op_info() and lh_op_free() in one call. Returns the
  * outcome; `info` may be NULL. *op_out is NULL, except if the operation has no outcome within

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import _native
-from ._all_reduce import AllReduces
 from ._arena import Shape, empty_numpy
+from ._collective import Collectives
 from ._errors import Error, Unavailable, check
 from ._member import Member, World
 from ._state import OnProgress, State, SyncInfo
@@ -67,7 +67,7 @@ class Comm:
         self._client = member.client
         self._member = member
         self._syncs = Syncs(member)
-        self._all_reduces = AllReduces(member.client, member.handle)
+        self._collectives = Collectives(member.client, member.handle)
         self._epoch_of_step = 0
         self.run = run
         self.group = group
@@ -339,7 +339,9 @@ class Comm:
             the tensor again. A tensor that must survive the death of peerd needs `out=`.
         """
         self._member.check_joined()
-        return self._all_reduces.run(self, tensor, op, out, tag, on_fault, min_world, algorithm, async_op, timeout)
+        return self._collectives.all_reduce(
+            self, tensor, op, out, tag, on_fault, min_world, algorithm, async_op, timeout
+        )
 
     # ------------------------------------------------------------------ memory
 

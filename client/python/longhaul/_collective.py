@@ -1,4 +1,4 @@
-"""All-reduces of one member: checks the arguments, starts the op, and waits for it unless async_op is set."""
+"""Collectives of one member: checks the arguments, starts the op, and waits for it unless async_op is set."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _elements(tensor: Any, out: Any) -> tuple[Elements, Elements]:
     return source, target
 
 
-class AllReduces:
-    """Starts all-reduces of one member. Any thread."""
+class Collectives:
+    """Starts collectives of one member. Any thread."""
 
     def __init__(self, client: Client, handle: ctypes.c_void_p) -> None:
         self._client = client
@@ -36,7 +36,7 @@ class AllReduces:
         # Op objects for reuse: their operation ended within the call that started it.
         self._spare: list[Op] = []
 
-    def run(
+    def all_reduce(
         self,
         owner: object,
         tensor: Any,
@@ -50,20 +50,35 @@ class AllReduces:
         timeout: float | None,
     ) -> OpInfo | Work:
         """Does what Comm.all_reduce() documents. `owner` (the Comm) stays alive while the op is in flight."""
+        options = _native.AllReduceOptions()
+        options.op = code_of(_native.REDUCE_OPS, op, "op")
+        options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
+        options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
+        return self._run("all_reduce", owner, options, tensor, out, tag, on_fault, async_op, timeout)
+
+    def _run(
+        self,
+        name: str,
+        owner: object,
+        options: Any,
+        tensor: Any,
+        out: Any,
+        tag: int,
+        on_fault: str | None,
+        async_op: bool,
+        timeout: float | None,
+    ) -> OpInfo | Work:
+        """Fills in the options that all collectives have, and calls lh_<name>(), or lh_<name>_start() if async_op."""
         if async_op and timeout is not None:
             raise InvalidArgument("timeout has no meaning with async_op=True; pass the timeout to wait()")
         deadline = _native.Deadline(timeout)
         source, target = _elements(tensor, out)
-        options = _native.AllReduceOptions()
         options.source = source.address
         options.target = target.address
         options.count = source.count
         options.dtype = _native.DTYPES[source.dtype]
-        options.op = code_of(_native.REDUCE_OPS, op, "op")
         options.tag = number_of(tag, "tag", (1 << 64) - 1)
         options.on_fault = _native.AS_JOINED if on_fault is None else code_of(_native.ON_FAULT, on_fault, "on_fault")
-        options.min_world = number_of(min_world, "min_world", (1 << 32) - 1)
-        options.algorithm = code_of(_native.ALGORITHMS, algorithm, "algorithm")
         self._client.sweep()
         try:
             started = self._spare.pop()
@@ -75,16 +90,18 @@ class AllReduces:
         handle = ctypes.byref(started.handle)
         try:
             if async_op:
-                status = lib.lh_all_reduce_start(self._handle, ctypes.byref(options), handle)
+                status = getattr(lib, f"lh_{name}_start")(self._handle, ctypes.byref(options), handle)
             else:
                 info = _native.OpInfoStruct()
                 wait_ms = deadline.slice_ms()
-                status = lib.lh_all_reduce(self._handle, ctypes.byref(options), wait_ms, ctypes.byref(info), handle)
+                status = getattr(lib, f"lh_{name}")(
+                    self._handle, ctypes.byref(options), wait_ms, ctypes.byref(info), handle
+                )
                 if status == _native.OK:
                     started.owner = started.tensors = None
                     self._spare.append(started)
                     return op_info(info)
-            started.what = f"all_reduce of {source.dtype} x {source.count}, tag {tag}"
+            started.what = f"{name} of {source.dtype} x {source.count}, tag {tag}"
             if started.handle.value is None:
                 raise error(status, started.what)
             if async_op:

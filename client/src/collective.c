@@ -1,0 +1,282 @@
+#define _GNU_SOURCE
+#include "client/src/collective.h"
+
+#include <stdlib.h>
+
+#include "client/src/comm.h"
+#include "client/src/connection.h"
+#include "client/src/copy.h"
+#include "client/src/error.h"
+#include "client/src/memory.h"
+#include "client/src/op.h"
+#include "client/src/ops.h"
+#include "client/src/replies.h"
+#include "client/src/request.h"
+#include "client/src/uses.h"
+
+/* ------------------------------------------------------------------ its end */
+
+static void ended(lh_op *op, const struct lh_ipc_reply *reply) {
+  if (op->status == LH_OK) op->reply.info = reply->u.op;
+  lhi_unpin(&op->source_pin);
+}
+
+static bool arrived(const lh_op *op) { return op->status == LH_OK && op->copy_to != NULL; }
+
+static void collect(lh_op *op) { lhi_copy(op->copy_to, op->target, op->bytes); }
+
+static void unstage_locked(lh_op *op, void **block) {
+  if (*block == NULL) return;
+  lhi_arena_unstage(&op->client->arena, op->bytes);
+  lhi_give_back_locked(op->client, *block);
+  *block = NULL;
+}
+
+/* Gives back what place() has pinned and allocated. */
+static void give_back_locked(lh_op *op) {
+  lhi_unpin(&op->source_pin);
+  lhi_unpin(&op->target_pin);
+  unstage_locked(op, &op->staged_source);
+  unstage_locked(op, &op->staged_target);
+}
+
+static void over(lh_op *op, bool good) {
+  (void)good;
+  give_back_locked(op);
+}
+
+static const struct lhi_op_type kType = {ended, arrived, collect, over};
+
+/* ------------------------------------------------------------------ its start */
+
+static lh_status check(const struct lhi_collective *o, size_t *bytes_out) {
+  const size_t element = lh_dtype_size(o->dtype);
+  const uintptr_t source = (uintptr_t)o->source;
+  const uintptr_t target = (uintptr_t)o->target;
+  const uintptr_t low = source < target ? source : target;
+  const uintptr_t high = source < target ? target : source;
+  if (o->source == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: source is NULL", o->call);
+  if (o->target == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: target is NULL", o->call);
+  if (element == 0 || o->dtype == LH_BOOL)
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: dtype is %d; give an lh_dtype other than LH_BOOL",
+                    o->call, (int)o->dtype);
+  if ((unsigned)o->on_fault > LH_AS_JOINED) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: on_fault is %d; give an lh_on_fault", o->call,
+                    (int)o->on_fault);
+  }
+  if ((unsigned)o->algorithm > LH_RING) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: algorithm is %d; give LH_AUTO, LH_ONESHOT, LH_MESH or LH_RING", o->call,
+                    (int)o->algorithm);
+  }
+  if (o->count == 0) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is 0; give at least 1 element", o->call);
+  }
+  if (o->count > (LH_REGION_BYTES_MAX - LHI_REGION_ROUND) / element) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: count is %llu; one tensor has at most 2^40 bytes",
+                    o->call, (unsigned long long)o->count);
+  }
+  *bytes_out = (size_t)o->count * element;
+  if (o->algorithm == LH_ONESHOT && *bytes_out > LH_ONE_SHOT_BYTES_MAX) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: a one-shot op has at most %d bytes, this one %llu; leave the algorithm to "
+                    "Longhaul (LH_AUTO), or choose LH_MESH or LH_RING",
+                    o->call, LH_ONE_SHOT_BYTES_MAX, (unsigned long long)*bytes_out);
+  }
+  if (UINTPTR_MAX - high < *bytes_out) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: source or target ends beyond the address space; correct count", o->call);
+  }
+  if (low != high && high - low < *bytes_out) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: source and target overlap; they must be equal or must not overlap",
+                    o->call);
+  }
+  return LH_OK;
+}
+
+/* Pins a buffer of the caller if it is in the arena; otherwise *pin stays empty. */
+static lh_status pin_locked(const char *call, lh_client *client, const char *what, const void *data,
+                            size_t bytes, size_t element, struct lhi_pin *pin) {
+  if (!lhi_arena_pin(&client->arena, data, bytes, pin)) {
+    return lhi_fail(LH_INVALID_ARGUMENT, "%s: %s is not within one buffer from lh_alloc()", call,
+                    what);
+  }
+  /* Memory outside the arena is copied to an aligned block, so its alignment does not matter. */
+  if (pin->region != NULL && (uintptr_t)data % element != 0) {
+    return lhi_fail(LH_INVALID_ARGUMENT,
+                    "%s: %s is not aligned to its elements, as tensors in memory from lh_alloc() "
+                    "must be; pass a copy of it",
+                    call, what);
+  }
+  return LH_OK;
+}
+
+/* Frees an op that was never opened. */
+static void discard(lh_op *op) {
+  lh_client *const client = op->client;
+  pthread_mutex_lock(&client->mutex);
+  give_back_locked(op);
+  pthread_mutex_unlock(&client->mutex);
+  free(op);
+}
+
+/* Allocates and pins a block of the arena for a copy of one of the op's tensors. */
+static lh_status stage(const char *call, lh_op *op, int64_t deadline_ns, void **block,
+                       struct lhi_pin *pin) {
+  lh_client *const client = op->client;
+  const lh_status status = lhi_alloc(client, call, op->bytes, deadline_ns, block);
+  op->staged = true;
+  if (status != LH_OK) return status;
+  pthread_mutex_lock(&client->mutex);
+  lhi_arena_stage(&client->arena, op->bytes);
+  (void)lhi_arena_pin(&client->arena, *block, op->bytes, pin);
+  pthread_mutex_unlock(&client->mutex);
+  return LH_OK;
+}
+
+/* Sets op->source and op->target to memory in the arena. Buffers outside the arena get a staged
+ * block. The caller's buffers are pinned first, so that no other thread frees one of them while
+ * blocks are allocated. The op is not open yet. If this fails, the caller calls discard(). */
+static lh_status place(lh_op *op, const struct lhi_collective *o) {
+  lh_client *const client = op->client;
+  const size_t element = lh_dtype_size(o->dtype);
+  const int64_t deadline_ns = lhi_answer_deadline_ns(client);
+  lh_status status;
+  op->source = (uint8_t *)(uintptr_t)o->source;
+  op->target = o->target;
+  pthread_mutex_lock(&client->mutex);
+  status = lhi_check_states_locked(o->call, op);
+  if (status == LH_OK) {
+    status = pin_locked(o->call, client, "source", o->source, op->bytes, element, &op->source_pin);
+  }
+  if (status == LH_OK) {
+    status = pin_locked(o->call, client, "target", o->target, op->bytes, element, &op->target_pin);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (status == LH_OK && op->source_pin.region == NULL) {
+    status = stage(o->call, op, deadline_ns, &op->staged_source, &op->source_pin);
+    if (status == LH_OK) lhi_copy(op->staged_source, o->source, op->bytes);
+    op->source = op->staged_source;
+  }
+  if (status == LH_OK && op->target_pin.region == NULL) {
+    /* A block of its own also for an op in place. With source and target apart, peerd need not keep
+     * the original, which would cost as much memory and one more copy. */
+    status = stage(o->call, op, deadline_ns, &op->staged_target, &op->target_pin);
+    op->target = op->staged_target;
+    op->copy_to = o->target;
+  }
+  return status;
+}
+
+static struct lh_ipc_request request_of(const lh_op *op, const struct lhi_collective *o) {
+  struct lh_ipc_request request = lhi_request(LH_IPC_OP, op);
+  request.member = op->comm->handle;
+  request.u.op = o->asked;
+  request.u.op.count = o->count;
+  request.u.op.source = lhi_range(&op->source_pin, op->source);
+  request.u.op.target = lhi_range(&op->target_pin, op->target);
+  request.u.op.dtype = (uint8_t)o->dtype;
+  request.u.op.on_fault = (uint8_t)(o->on_fault == LH_AS_JOINED ? op->comm->on_fault : o->on_fault);
+  request.u.op.algorithm = (uint8_t)o->algorithm;
+  return request;
+}
+
+lh_status lhi_collective_take(const char *call, const char *init, const lh_comm *comm,
+                              const void *options, size_t first_bytes, void *taken, size_t size,
+                              lh_op **op_out) {
+  lh_status status;
+  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
+  *op_out = NULL;
+  if (comm == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: comm is NULL", call);
+  if (options == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: options is NULL", call);
+  status = lhi_process_check(comm->client, call);
+  return status == LH_OK ? lhi_take(call, init, options, first_bytes, taken, size) : status;
+}
+
+lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked, lh_op **op_out) {
+  lh_client *const client = comm->client;
+  struct lh_ipc_request request;
+  size_t bytes = 0;
+  lh_status status = check(asked, &bytes);
+  lh_op *op;
+  if (status != LH_OK) return status;
+
+  pthread_mutex_lock(&client->mutex);
+  /* A program may start many ops before it waits for one: read the replies that have come. */
+  lhi_pump_locked(client);
+  status = lhi_member_check_locked(comm, asked->call);
+  pthread_mutex_unlock(&client->mutex);
+  if (status != LH_OK) return status;
+
+  op = lhi_op_make(client, &kType, comm);
+  if (op == NULL) return LH_UNAVAILABLE;
+  op->collective = true;
+  op->tag = asked->asked.tag;
+  op->bytes = bytes;
+  op->from = asked->source;
+  op->to = asked->target;
+  status = place(op, asked);
+  if (status != LH_OK) {
+    discard(op);
+    return status;
+  }
+  pthread_mutex_lock(&client->mutex);
+  status = lhi_member_check_locked(comm, asked->call);
+  if (status == LH_OK) status = lhi_check_states_locked(asked->call, op);
+  if (status == LH_OK) {
+    comm->at_join = false;
+    lhi_op_open_locked(op);
+    request = request_of(op, asked);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (status != LH_OK) {
+    discard(op);
+    return status;
+  }
+  lhi_send(client, &request, -1);
+  *op_out = op;
+  return LH_OK;
+}
+
+lh_status lhi_collective_may_wait(const char *call, int64_t timeout_ms, lh_op_info_t *info,
+                                  lh_op **op_out) {
+  const lh_op_info_t none = LH_OP_INFO_INIT;
+  lh_status status;
+  if (op_out == NULL) return lhi_fail(LH_INVALID_ARGUMENT, "%s: op_out is NULL", call);
+  *op_out = NULL;
+  status = lhi_check_timeout(call, timeout_ms);
+  /* Check the caller's struct before anything is started. */
+  if (status == LH_OK && info != NULL) {
+    status = lhi_give(call, "LH_OP_INFO_INIT", &none, sizeof none, LHI_OP_INFO_FIRST_BYTES, info);
+  }
+  return status;
+}
+
+lh_status lhi_collective_wait(const char *call, lh_op *op, int64_t timeout_ms, lh_op_info_t *info,
+                              lh_op **op_out) {
+  lh_client *const client = op->client;
+  lh_op_info_t own = LH_OP_INFO_INIT;
+  lh_status status = LH_OK;
+  bool ended;
+  pthread_mutex_lock(&client->mutex);
+  ended = lhi_wait_locked(op, lhi_deadline_ns(timeout_ms));
+  if (ended) {
+    own = lhi_op_info_locked(op);
+    status = lhi_outcome_locked(op);
+    lhi_op_release_locked(op);
+  }
+  pthread_mutex_unlock(&client->mutex);
+  if (!ended) {
+    *op_out = op;
+    return lhi_fail(
+        LH_DEADLINE_EXCEEDED,
+        "%s: no outcome within %lld ms; the operation goes on; call lh_op_wait() for it", call,
+        (long long)timeout_ms);
+  }
+  if (info != NULL) {
+    (void)lhi_give(call, "LH_OP_INFO_INIT", &own, sizeof own, LHI_OP_INFO_FIRST_BYTES, info);
+  }
+  lhi_trim(client);
+  return status;
+}

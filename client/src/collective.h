@@ -1,0 +1,42 @@
+/* What all kinds of collectives have in common: checking the call, staging tensors that are not in
+ * the arena, starting the op, and its outcome. */
+#ifndef LONGHAUL_CLIENT_COLLECTIVE_H_
+#define LONGHAUL_CLIENT_COLLECTIVE_H_
+
+#include "client/src/objects.h"
+
+/* What a call asks for. */
+struct lhi_collective {
+  const char *call; /* name of the public function, for error texts */
+  const void *source;
+  void *target; /* equal to source, or without overlap */
+  uint64_t count;
+  lh_dtype dtype;
+  lh_on_fault on_fault;
+  lh_algorithm algorithm;
+  /* Kind, tag, and the options that only this kind has. lhi_collective_start() fills in the other
+   * fields from those above. */
+  struct lh_ipc_op asked;
+};
+
+/* Checks the pointers that the caller has passed, and copies its options to *taken, which has
+ * `size` bytes. `first_bytes` is the size of the options in the first release. `init` is the name
+ * of the macro that initializes them, for error texts. Sets *op_out to NULL. */
+lh_status lhi_collective_take(const char *call, const char *init, const lh_comm *comm,
+                              const void *options, size_t first_bytes, void *taken, size_t size,
+                              lh_op **op_out);
+/* Checks the fields that all kinds have, and starts the op. If the result is not LH_OK, *op_out is
+ * unchanged. */
+lh_status lhi_collective_start(lh_comm *comm, const struct lhi_collective *asked, lh_op **op_out);
+
+/* Checks the arguments of a call that starts an op and waits for it, such as lh_all_reduce(). Call
+ * this before the op is started. Sets *op_out to NULL. */
+lh_status lhi_collective_may_wait(const char *call, int64_t timeout_ms, lh_op_info_t *info,
+                                  lh_op **op_out);
+/* Waits for the op, fills *info unless `info` is NULL, frees the op, and returns its outcome. If
+ * the op has no outcome within timeout_ms, returns LH_DEADLINE_EXCEEDED; then the op is not freed,
+ * and *op_out is the op. */
+lh_status lhi_collective_wait(const char *call, lh_op *op, int64_t timeout_ms, lh_op_info_t *info,
+                              lh_op **op_out);
+
+#endif /* LONGHAUL_CLIENT_COLLECTIVE_H_ */
