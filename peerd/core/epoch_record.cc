@@ -98,11 +98,6 @@ bool Participants::Contributes(MemberId member) const {
     return info.member == member && info.background_until <= boundary;
   });
 }
-bool Participants::Contributes(PeerId peer) const {
-  return std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& info) {
-    return info.peer == peer && info.background_until <= boundary;
-  });
-}
 bool Participants::HasPeer(PeerId peer) const { return Contains(ring, peer); }
 int Participants::RankOf(MemberId member) const { return RankIn(members, member); }
 MemberId Participants::FirstMemberOf(PeerId peer) const {

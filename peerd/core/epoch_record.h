@@ -54,8 +54,6 @@ struct Participants {
   bool HasPeer(PeerId peer) const;
   int RankOf(MemberId member) const;
   bool Contributes(MemberId member) const;
-  // A member of the peer does.
-  bool Contributes(PeerId peer) const;
   // The first member of the peer in rank order: names the peer to people. 0 if it has none.
   MemberId FirstMemberOf(PeerId peer) const;
 };

@@ -484,11 +484,13 @@ std::optional<Outcome> OpTable::UnfitnessOf(const Op& op) const {
   return std::nullopt;
 }
 
+bool OpTable::Contributes(const Op& op, MemberId member) {
+  return op.participants->Contributes(member);
+}
+
 std::vector<bool> OpTable::ContributesOf(const Op& op) {
   std::vector<bool> contributes;
-  for (const LocalInput& input : op.inputs) {
-    contributes.push_back(op.participants->Contributes(input.member));
-  }
+  for (const LocalInput& input : op.inputs) contributes.push_back(Contributes(op, input.member));
   return contributes;
 }
 
@@ -503,7 +505,11 @@ void OpTable::Start(Op& op, std::vector<Action>* out) {
   for (const LocalInput& input : op.inputs) start.posts.push_back(input.post);
   start.contributes = ContributesOf(op);
   for (const PeerId peer : start.ring) {
-    start.ring_contributes.push_back(op.participants->Contributes(peer));
+    const auto& members = op.participants->members;
+    start.ring_contributes.push_back(
+        std::any_of(members.begin(), members.end(), [&](const control::MemberInfo& member) {
+          return member.peer == peer && Contributes(op, member.member);
+        }));
   }
   start.algorithm = op.algorithm;
   if (op.result) {

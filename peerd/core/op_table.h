@@ -221,7 +221,9 @@ class OpTable {
   // How the announced op has to end whatever the others offer; nothing if it can run.
   std::optional<Outcome> UnfitnessOf(const Op& op) const;
   void NoteComplete(Op& op, Tick now);
-  // By input.
+  // Whether the tensor of `member` is part of the op's result.
+  static bool Contributes(const Op& op, MemberId member);
+  // Contributes(), for each of op.inputs.
   static std::vector<bool> ContributesOf(const Op& op);
   void Start(Op& op, std::vector<Action>* out);
   void Credit(const Op& op, const PeerReady& ready, std::vector<Action>* out) const;

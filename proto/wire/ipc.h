@@ -100,7 +100,7 @@ struct lh_ipc_op {
   uint32_t min_world; /* 0 or 1: any number of members will do */
   uint8_t algorithm;  /* lh_wire_algorithm */
   uint8_t kind;       /* lh_wire_kind */
-  uint8_t zero[6];
+  uint8_t zero[22];   /* room for more fields */
 };
 
 struct lh_ipc_members {

@@ -42,7 +42,7 @@ TEST(IpcTest, RequestBodiesAreGolden) {
   EXPECT_EQ(sizeof(lh_ipc_range), 16u);
   EXPECT_EQ(offsetof(lh_ipc_range, offset), 8u);
   EXPECT_EQ(sizeof(lh_ipc_members), 8u);
-  EXPECT_EQ(sizeof(lh_ipc_op), 64u);
+  EXPECT_EQ(sizeof(lh_ipc_op), 80u);
   EXPECT_EQ(offsetof(lh_ipc_op, tag), 0u);
   EXPECT_EQ(offsetof(lh_ipc_op, count), 8u);
   EXPECT_EQ(offsetof(lh_ipc_op, source), 16u);

@@ -532,6 +532,10 @@ std::vector<uint32_t> Checker::Participants(const OpName& name, Epoch epoch,
   return slots;
 }
 
+std::vector<uint32_t> Checker::Givers(const Ended& op, Epoch epoch) const {
+  return Participants(op.name, epoch, /*contributing=*/true);
+}
+
 void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpInfo& info) {
   Op& known = ops_[op.name];
   const std::string name = ToString(op.name);
@@ -629,7 +633,7 @@ void Checker::CheckSucceeded(const Ended& op, const peerd::OpInfo& info) {
   if (known.aborted.contains(info.epoch)) {
     Fail(name + " succeeded at one member and was aborted at another");
   }
-  if (*op.target != ResultOf(op.name, op.desc, slots)) {
+  if (*op.target != ResultOf(op.name, op.desc, Givers(op, info.epoch))) {
     Fail(name + " (" + longhaul::ToString(op.desc) + ") at slot " + std::to_string(op.slot) +
          " is not the reduction over slots " + List(slots) + " of epoch " +
          longhaul::ToString(info.epoch));

@@ -186,6 +186,8 @@ class Checker {
   bool RedoneForALeaver(const OpName& name) const;
   // `contributing`: those whose input is in the result.
   std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool contributing) const;
+  // The slots whose tensors make up the result of the op in `epoch`.
+  std::vector<uint32_t> Givers(const Ended& op, Epoch epoch) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
   // The op has another result in another epoch: a small one may, if nobody who has the older one
   // takes part in the newer epoch.
