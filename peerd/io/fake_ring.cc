@@ -231,7 +231,7 @@ void FakeRing::Abort(int fd) {
   Close(fd);
 }
 
-// As in the kernel: operations in flight keep a socket open.
+// Operations in flight keep a socket open, as in the kernel.
 void FakeRing::MaybeRelease(int fd) {
   Socket* socket = Find(fd);
   if (socket == nullptr || !socket->closing || socket->holds > 0) return;
@@ -349,7 +349,7 @@ absl::StatusOr<int> FakeRing::RegisterBuffer(const void* data, size_t bytes) {
   LH_CHECK(bytes > 0);
   if (!options_.registered_buffers) return absl::UnimplementedError("no registered buffers");
   if (registered_.size() >= options_.registered_buffers_max) {
-    return absl::ResourceExhaustedError("the memlock limit");
+    return absl::ResourceExhaustedError("the limit of locked memory is reached");
   }
   if (untouched_ != nullptr && static_cast<const uint8_t*>(data) + bytes > untouched_) {
     return absl::UnavailableError("not all of it is in memory");
@@ -547,7 +547,7 @@ void FakeRing::ProgressSend(IoId id, Op* op) {
   MaybeRelease(op->fd);
 }
 
-// A request to cancel may come too late.
+// A cancelled operation may still succeed, as in the kernel.
 void FakeRing::ProgressCancelled(IoId id, Op* op) {
   op->cancelled = false;
   const bool could = CanProgress(*op);
@@ -581,7 +581,7 @@ void FakeRing::Progress(IoId id, Op* op) {
   }
 }
 
-// Moves a random selection of what can move. False: nothing can.
+// Lets a random selection of the operations that can go on do so. False: none can.
 bool FakeRing::Step() {
   std::vector<IoId> able;
   for (const auto& [id, op] : ops_) {
@@ -589,7 +589,7 @@ bool FakeRing::Step() {
   }
   for (size_t i = able.size(); i > 1; --i) std::swap(able[i - 1], able[random_.Below(i)]);
   for (const IoId id : able) {
-    // Notices are late; everything else is often not done yet.
+    // A notice comes late. Any other operation often has to wait for a later round.
     const auto it = ops_.find(id);
     if (it == ops_.end() || !CanProgress(it->second)) continue;
     if (!random_.Chance(it->second.kind == Kind::kNotice ? 0.2 : 0.7)) continue;
@@ -602,8 +602,8 @@ bool FakeRing::Step() {
   return !able.empty();
 }
 
-// Nothing can move: lets time pass to the next timer, at most to `until`. False: no reason to
-// return.
+// Called when no operation can go on: moves the time to the next timer, at most to `until`. False:
+// RunOnce() has no reason to return.
 bool FakeRing::JumpTo(Tick until) {
   Tick next = until;
   for (const auto& [id, op] : ops_) {
@@ -646,7 +646,7 @@ absl::Status FakeRing::RunOnce(Tick until) {
       completion.callback(completion.result);
       continue;
     }
-    // More follows: borrow the callback, since it may start operations.
+    // More callbacks of this operation follow, so its Op gets the callback back afterwards.
     const auto it = ops_.find(completion.id);
     if (it == ops_.end()) continue;
     IoCallback callback = std::move(it->second.callback);

@@ -1,18 +1,20 @@
-// Ring over a network in memory, for tests: same contract as UringRing, driven by a seed.
+// A Ring over a network in memory, for tests. It keeps the contract of UringRing (ring.h). A seed
+// decides the order of events.
 //
-// Stream sockets with listen and connect by address, all inside one FakeRing. What may happen on a
-// real network happens here often, in an order that the seed decides: transfers of a few bytes,
-// completions in any order, zero-copy notices that come late, a cancelled operation that succeeds
-// after all. Faults are asked for by connection: cut after a byte, stalled.
+// All sockets live inside one FakeRing: stream sockets that listen and connect by address. Sockets
+// of the operating system do not work here. Rare events of a real network happen often: transfers
+// of a few bytes, completions in any order, zero-copy notices that come late, a cancelled operation
+// that succeeds after all. A test asks for a fault by the number of the connection: the connection
+// is cut after a byte, or stalls.
 //
-// Time is the ring's own: it stands still while there is something to do, and jumps to the next
-// timer (or the end of the wait) when there is not, so a test never sleeps.
+// The ring has its own time. Time stands still while an operation can go on. When none can, time
+// jumps to the next timer or to the end of the wait. So a test never sleeps.
 //
-// Memory that an operation owns is watched: bytes of receives are overwritten with junk at the
-// start and must still be junk at the end where nothing was received; bytes of sends must be the
-// same from the start to the last callback. A violation ends the process with a message.
+// The ring watches the memory that an operation owns. It fills the buffer of a receive with junk at
+// the start. Bytes that were not received must still be junk at the end. The bytes of a send must
+// not change between the start and the last callback. A violation ends the process with a message.
 //
-// Threads: as Ring's. Plain sockets of the system do not work here.
+// Threads: the same as for Ring.
 #pragma once
 
 #include <cstdint>
@@ -33,11 +35,11 @@ namespace longhaul::peerd {
 
 struct FakeRingOptions {
   uint64_t seed = 1;
-  size_t stream_bytes_max = 64 << 10;  // sent and not received yet, per direction
-  bool partial = true;                 // transfers of random lengths; false: as much as fits
+  size_t stream_bytes_max = 64 << 10;  // sent and not yet received, per direction
+  bool partial = true;                 // true: transfers of random lengths; false: as much as fits
   bool send_zero_copy = true;
-  bool zero_copy_copies = false;  // notices say that the bytes were copied
-  int zero_copy_error = 0;        // errno with which SendZeroCopy() ends at once
+  bool zero_copy_copies = false;  // the last callbacks of SendZeroCopy() say `copied`
+  int zero_copy_error = 0;        // not 0: SendZeroCopy() fails at once with this errno
   bool registered_buffers = true;
   size_t registered_buffers_max = SIZE_MAX;
 };
@@ -49,22 +51,27 @@ class FakeRing final : public Ring, private Sockets {
 
   // ---- faults and views for tests
 
-  // Connections are numbered from 0 in the order in which they are made. May be called before that.
-  // Both ends fail with ECONNRESET once one end (the dialer's, or the other) has sent
-  // `after_bytes`: that end at once, the other one when it has read them, or before if the first
-  // one closes.
+  // Connections are numbered from 0 in the order in which they are made. CutConnection() and
+  // StallConnection() may be called before the connection is made.
+
+  // Both ends fail with ECONNRESET once one end has sent `after_bytes`. `from_dialer`: that end is
+  // the dialer's. The sending end fails at once. The other end fails when it has read the bytes
+  // before the cut, or earlier if the sending end closes.
   void CutConnection(int connection, bool from_dialer, uint64_t after_bytes);
-  // The lowest bit of the byte that one end sends as its `at`-th, from 0, arrives changed. Before
-  // it is sent.
+  // Changes the lowest bit of one byte on its way. `at` counts the bytes that the end sends, from
+  // 0. Must be called before the end sends the byte.
   void FlipBit(int connection, bool from_dialer, uint64_t at);
-  // What TCP is to have measured of every connection; none at first. Bytes are counted as they are.
+  // Sockets().Delivery() gives this for every connection; before the call it gives nothing. The
+  // bytes of a standing connection are counted, not taken from `delivery`.
   void SetDelivery(const TcpDelivery& delivery) { delivery_ = delivery; }
-  // Nothing arrives in either direction any more, and nobody is told; false: it goes on.
+  // With `stalled` nothing arrives in either direction, and neither end is told. Without, the
+  // connection goes on.
   void StallConnection(int connection, bool stalled);
-  // A path on which packets of more than `bytes` vanish: from such a send on nothing arrives in its
-  // direction, unless the connection was dialled with segments of at most `bytes`. 0: no more.
+  // Acts as a path on which packets of more than `bytes` vanish: after a larger send nothing
+  // arrives in its direction any more. The exception: the connection was dialled with segments of
+  // at most `bytes`. 0: packets of any size arrive.
   void SwallowLarge(size_t bytes) { swallow_above_ = bytes; }
-  // What becomes of SendZeroCopy() from now on, as FakeRingOptions say it for the beginning.
+  // Sets zero_copy_copies and zero_copy_error (FakeRingOptions) from now on.
   void SetZeroCopy(bool copies, int error) {
     options_.zero_copy_copies = copies;
     options_.zero_copy_error = error;
@@ -72,26 +79,27 @@ class FakeRing final : public Ring, private Sockets {
   size_t zero_copy_sends() const { return zero_copy_sends_; }
   // Connections to this address are refused, as if its process were gone.
   void Refuse(const std::string& address, bool refused);
-  // Connections to this address neither come about nor fail, as if its host were off.
+  // Connect() to this address neither succeeds nor fails, as if the host were off.
   void Ignore(const std::string& address, bool ignored);
-  // Connect() calls from now on come from this host (numeric); at first, from where they go to.
+  // From now on Connect() dials from this host (numeric). Before, it dials from the host that it
+  // dials to.
   void DialFrom(const std::string& host);
   int connections() const { return static_cast<int>(links_.size()); }
   // Bytes that one end of a connection has sent.
   uint64_t BytesSent(int connection, bool by_dialer) const;
-  // Two connected sockets.
+  // Makes two connected sockets.
   std::pair<int, int> Pair();
   size_t operations() const { return ops_.size(); }
   size_t open_sockets() const { return sockets_.size(); }
-  // Congestion controls of all connected sockets.
+  // The congestion controls of all connected sockets.
   std::set<std::string> congestions() const;
-  // Sockets that were set up for a long way, those that are closed included.
+  // The number of sockets that SetLongWay() was called for. Closed sockets count too.
   size_t long_ways() const { return long_ways_.size(); }
-  // Memory that is registered now, by buffer: where it begins and how long it is.
+  // The memory that is registered now: maps a buffer to its start and its bytes.
   const std::map<int, std::pair<const void*, size_t>>& registered() const { return registered_; }
-  // RegisterBuffer() finds memory from here on untouched; nullptr: none.
+  // RegisterBuffer() takes all memory at and above this address for untouched; nullptr: none.
   void SetUntouched(const void* from) { untouched_ = from; }
-  // Lets time pass without running anything.
+  // Moves the time on without running callbacks.
   void AdvanceTime(int64_t us) { now_ = now_ + us; }
 
   // ---- Ring
@@ -118,7 +126,7 @@ class FakeRing final : public Ring, private Sockets {
  private:
   // One direction of a connection.
   struct Stream {
-    std::string data;  // sent and not received: from `head` on
+    std::string data;  // the bytes from `head` on are sent and not yet received
     size_t head = 0;
     uint64_t written = 0;
     uint64_t read = 0;
@@ -126,7 +134,7 @@ class FakeRing final : public Ring, private Sockets {
     uint64_t flip_at = UINT64_MAX;
     bool ended = false;        // the writer will send no more
     bool reader_gone = false;  // the reader has closed
-    bool cut = false;          // ECONNRESET: for the writer now, for the reader after `data`
+    bool cut = false;          // ECONNRESET: the writer gets it now, the reader after `data`
     bool stalled = false;
     uint32_t segment_bytes_max = UINT32_MAX;
 
@@ -138,7 +146,7 @@ class FakeRing final : public Ring, private Sockets {
     SocketAddress local;
     SocketAddress remote;
     bool listening = false;
-    bool closing = false;  // closed by its owner, kept by operations in flight
+    bool closing = false;  // its owner has closed it; operations in flight keep it
     bool abort = false;
     std::string congestion;
     uint32_t segment_bytes_max = UINT32_MAX;
@@ -165,12 +173,12 @@ class FakeRing final : public Ring, private Sockets {
     size_t done = 0;
     bool wait_all = false;
     bool cancelled = false;
-    std::string snapshot;   // of what is being sent
-    SocketAddress address;  // connect
-    SocketAddress from;     // the same
+    std::string snapshot;   // a copy of the bytes that are being sent
+    SocketAddress address;  // kConnect: dials to here
+    SocketAddress from;     // kConnect: dials from here
     msghdr* message = nullptr;
-    StreamRef out;           // notice
-    uint64_t notice_at = 0;  // notice: bytes that the reader must have read
+    StreamRef out;           // kNotice: the stream that the bytes went to
+    uint64_t notice_at = 0;  // kNotice: the notice comes once the reader has read so many bytes
     Tick at;
     IoCallback callback;
   };
@@ -239,7 +247,7 @@ class FakeRing final : public Ring, private Sockets {
   struct Completion {
     IoId id;
     IoResult result;
-    IoCallback callback;  // empty: the operation goes on and keeps its own
+    IoCallback callback;  // empty: the operation goes on, and its Op holds the callback
   };
   std::vector<Completion> completions_;
 

@@ -1,19 +1,22 @@
-// Asynchronous I/O for one thread: what the data plane asks of the kernel.
+// Asynchronous I/O for one thread: all input and output of the data plane goes through a Ring.
 //
-// Two implementations: UringRing (io_uring, the only file that includes liburing) and FakeRing (in
-// memory, for tests: partial transfers, any completion order, late zero-copy notices). One contract
-// test runs on both.
+// There are two implementations. UringRing uses io_uring; uring_ring.cc is the only file that
+// includes liburing. FakeRing works in memory, for tests: transfers are partial, operations end in
+// any order, and zero-copy notices come late. One contract test runs on both.
 //
-// Threads: the thread of the first RunOnce() owns the ring; all later calls are its own, except
-// Wake(). Callbacks run inside RunOnce() only, never inside a call that starts something, and may
-// start and cancel operations but not call RunOnce(). Every started operation ends in exactly one
-// callback with `more == false`, cancelled or not; the memory it names belongs to the ring until
-// then. Only the destructor drops callbacks: it cancels what is left and waits until the kernel let
-// go of the memory.
+// Threads: the thread that calls RunOnce() first owns the ring. From then on only that thread calls
+// the ring. The exception is Wake(), which any thread may call. Callbacks run inside RunOnce(),
+// never inside a call that starts an operation. A callback may start and cancel operations. It must
+// not call RunOnce().
 //
-// A socket with an operation in flight stays open inside the kernel: cancel, wait for the end, then
-// close. A cancelled or failing transfer may end with fewer bytes than asked for, also with
-// wait_all.
+// Memory: every started operation ends in exactly one callback with `more == false`, also when it
+// is cancelled. The memory that an operation names belongs to the ring until that callback. The
+// exception is the destructor, which calls no callbacks. It cancels the operations that are left,
+// and waits for the kernel to let go of their memory, for at most a second.
+//
+// A socket with an operation in flight stays open inside the kernel. To close a socket, cancel its
+// operations, wait until they have ended, then close. A transfer that is cancelled or fails may end
+// with fewer bytes than were asked for, also with `wait_all`.
 #pragma once
 
 #include <sys/socket.h>
@@ -32,74 +35,79 @@
 namespace longhaul::peerd {
 
 struct IoResult {
-  int value = 0;      // bytes, a file descriptor, 0; or -errno (-ECANCELED after Cancel)
-  bool more = false;  // another callback of this operation follows (zero-copy: the release notice)
-  bool copied = false;  // on that notice: the kernel copied the bytes after all
+  int value = 0;      // bytes, a file descriptor, or 0; on failure -errno (-ECANCELED: cancelled)
+  bool more = false;  // another callback follows; only SendZeroCopy() has two
+  // Set in the last callback of SendZeroCopy(): the kernel copied the bytes after all.
+  bool copied = false;
 };
 using IoCallback = absl::AnyInvocable<void(IoResult)>;
-// Names an operation that has not ended; 0 is none. Never reused.
+// Names an operation that has not ended. 0 names none. An id is never used again.
 using IoId = uint64_t;
 
 struct RingFeatures {
   bool send_zero_copy = false;
   bool registered_buffers = false;
-  std::string description;  // for the log: kernel, setup flags, what is missing
+  std::string description;  // for the log: the kernel, the setup flags, and what the kernel lacks
 };
 
 class Ring {
  public:
   virtual ~Ring() = default;
 
-  // One connection; `value` is the new socket (non-blocking, close-on-exec).
+  // Accepts one connection. `value` is the new socket (non-blocking, close-on-exec).
   virtual IoId Accept(int listen_fd, IoCallback done) = 0;
   virtual IoId Connect(int fd, const sockaddr* address, socklen_t length, IoCallback done) = 0;
-  // At least one byte unless the stream ended (0) or failed. `wait_all`: all of them, if the stream
-  // lasts.
+  // Receives at least one byte. With `wait_all`: all `bytes`. `value` is 0 when the stream has
+  // ended.
   virtual IoId Recv(int fd, void* data, size_t bytes, bool wait_all, IoCallback done) = 0;
-  // `message` and what it points to stay until the end. Passed descriptors are close-on-exec.
+  // `message`, and all memory that it points to, belong to the ring until the last callback. File
+  // descriptors that arrive are close-on-exec.
   virtual IoId RecvMsg(int fd, msghdr* message, IoCallback done) = 0;
   virtual IoId Send(int fd, const void* data, size_t bytes, bool wait_all, IoCallback done) = 0;
   virtual IoId SendMsg(int fd, const msghdr* message, bool wait_all, IoCallback done) = 0;
-  // First callback: bytes sent or -errno, more == true (or the end, if the kernel holds nothing);
-  // last: value 0, the memory is no longer referred to. `buffer` is a registered buffer or -1.
-  // -EINVAL or -EOPNOTSUPP: not on this socket; -ENOMEM or -ENOBUFS: not beyond the memlock limit;
-  // nothing was sent then, and Send() still works.
+  // Sends without a copy. `buffer` is a registered buffer that holds the bytes, or -1.
+  // The first callback gives the bytes sent or -errno. If its `more` is true, the kernel still
+  // refers to the memory; the last callback (value 0) comes when the kernel has let go.
+  // If nothing could be sent this way, Send() still works. -EINVAL, -EOPNOTSUPP: this socket does
+  // not support zero-copy. -ENOMEM, -ENOBUFS: the limit of locked memory is reached.
   virtual IoId SendZeroCopy(int fd, const void* data, size_t bytes, int buffer,
                             IoCallback done) = 0;
-  // value 0 at `at` or later, -ECANCELED if cancelled before.
+  // Ends with value 0 at `at` or later, or with -ECANCELED.
   virtual IoId Timeout(Tick at, IoCallback done) = 0;
-  // At the start of the next RunOnce(), before it submits what was started: for whoever gathers
-  // small things into one operation. Cannot be cancelled.
+  // Calls `run` at the start of the next RunOnce(), before RunOnce() submits operations. A caller
+  // that gathers small pieces starts one operation for all of them there. Cannot be cancelled.
   virtual void BeforeSubmit(absl::AnyInvocable<void()> run) = 0;
-  // Once readable: value > 0.
+  // Ends with value > 0 once `fd` is readable.
   virtual IoId PollIn(int fd, IoCallback done) = 0;
-  // Asks the operation to end soon; it may still succeed. Unknown ids are ignored.
+  // Asks the operation to end soon. The operation may still succeed. An unknown id is ignored.
   virtual void Cancel(IoId id) = 0;
 
-  // Pins memory for SendZeroCopy: takes about 0.3 ms a MiB. Unavailable: not all of it has been
-  // touched (or is swapped out), and to clear fresh memory may take a hundred times as long; sends
-  // from it work without. ResourceExhausted (memlock, table full) or Unimplemented: likewise, and
-  // trying again is of no use.
+  // Pins memory for SendZeroCopy(). Pinning takes about 0.3 ms a MiB. On failure nothing has
+  // changed, and sends from the memory work without a registered buffer.
+  // Unavailable: some of the memory was never touched, or is swapped out. Pinning would make the
+  // kernel clear fresh pages, which may take a hundred times as long. Touch it, then try again.
+  // ResourceExhausted (limit of locked memory, table full), Unimplemented: do not try again.
   virtual absl::StatusOr<int> RegisterBuffer(const void* data, size_t bytes) = 0;
-  // Also while sends from it are in flight.
+  // Sends from the buffer may be in flight: the kernel keeps the pages until they have ended.
   virtual void UnregisterBuffer(int buffer) = 0;
 
-  // Submits what was started, waits for something to end (not beyond `until`; kNever: for ever; a
-  // past tick: not at all) and runs the callbacks. Unavailable only if the ring itself broke.
+  // Submits the started operations, waits until one ends or until `until`, and runs the callbacks
+  // of those that have ended. kNever waits for ever; a tick in the past does not wait.
+  // Unavailable: the ring itself broke.
   virtual absl::Status RunOnce(Tick until) = 0;
   // Ends a wait in RunOnce() from another thread.
   virtual void Wake() = 0;
-  // Monotonic clock of this ring.
+  // The monotonic clock of this ring.
   virtual Tick Now() const = 0;
   virtual const RingFeatures& features() const = 0;
-  // Where the sockets of this ring come from.
+  // Makes the sockets that work on this ring.
   virtual Sockets& sockets() = 0;
 };
 
-// FailedPrecondition with a text for the operator where kernel, seccomp or limits refuse io_uring.
-// `poll_us`: before it sleeps, RunOnce() looks for so long whether something ends: a wake-up less
-// for what comes soon, at the price of a processor that is busy meanwhile. Others that want it get
-// it in between.
+// FailedPrecondition, with a text for the operator: kernel, seccomp or limits refuse io_uring.
+// `poll_us`: RunOnce() polls for completions for so long before it sleeps. Polling saves a wake-up
+// when an operation ends soon. Its price is a busy processor. Each round of polling yields the
+// processor to other threads.
 absl::StatusOr<std::unique_ptr<Ring>> MakeUringRing(unsigned entries, uint32_t poll_us = 0);
 
 }  // namespace longhaul::peerd

@@ -15,7 +15,7 @@
 
 namespace longhaul::peerd {
 
-// tcp_delivery.cc: the kernel's own header knows more of tcp_info than the C library's.
+// In tcp_delivery.cc: the kernel's header has more fields of tcp_info than the C library's.
 std::optional<TcpDelivery> SystemTcpDelivery(int fd);
 
 namespace {
@@ -96,8 +96,8 @@ class SystemSocketsImpl final : public Sockets {
 
   absl::Status Tune(int fd, const StreamTuning& tuning) override {
     SetInt(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    // What few packets carry, as all of a control lane, is sent again at an even pace: after a
-    // short outage it is not held up for as long as the outage was.
+    // A stream of few packets, such as a control lane, repeats lost packets at an even pace. With
+    // the usual doubling, the next try after a short outage would come as late again.
     SetInt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
     SetInt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(tuning.user_timeout_ms));
     if (tuning.segment_bytes_max != 0) {
@@ -117,7 +117,7 @@ class SystemSocketsImpl final : public Sockets {
 
   void SetLongWay(int fd) override {
     SetInt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
-    // No limit, but being asked for one the kernel paces by the congestion window.
+    // The rate is no limit. A rate makes the kernel pace packets by the congestion window.
     const uint64_t bytes_per_second = uint64_t{1} << 40;
     setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_second, sizeof(bytes_per_second));
   }
@@ -134,7 +134,7 @@ class SystemSocketsImpl final : public Sockets {
   static absl::Status ListenError(const SocketAddress& address, int error) {
     return absl::UnavailableError(
         absl::StrCat("listen on ", ToString(address), ": ", strerror(error),
-                     error == EADDRINUSE ? "; another process has the port, choose another" : ""));
+                     error == EADDRINUSE ? "; another process has the port: choose another" : ""));
   }
 };
 

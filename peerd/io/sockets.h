@@ -1,7 +1,7 @@
-// Socket addresses, and the few calls that make and end a socket.
+// Socket addresses, and the few calls that make, set up and close a socket.
 //
-// What moves bytes is in ring.h; this is the rest of what the data plane asks of the network,
-// behind an interface so that the same transport runs over FakeRing's network in memory.
+// ring.h moves bytes; this file holds the other calls of the data plane to the network. They are
+// behind an interface so that the same transport also runs over FakeRing's network in memory.
 #pragma once
 
 #include <sys/socket.h>
@@ -35,7 +35,8 @@ struct HostPort {
   uint16_t port = 0;
 };
 
-// "host:port" or "[v6]:port"; InvalidArgument names what is wrong. An empty host means any address.
+// Takes "host:port" or "[v6]:port". An empty host means any address. InvalidArgument says what is
+// wrong with the text.
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
 // The address if the host is numeric; never blocks.
 std::optional<SocketAddress> NumericAddress(const HostPort& host_port);
@@ -43,55 +44,60 @@ std::optional<SocketAddress> NumericAddress(const HostPort& host_port);
 absl::StatusOr<std::vector<SocketAddress>> ResolveBlocking(const HostPort& host_port);
 
 struct StreamTuning {
-  uint32_t user_timeout_ms =
-      0;                   // unacknowledged data breaks the connection after this; 0: system's
-  std::string congestion;  // "": system's
-  // Largest payload of a packet, in both directions; only before connect(). 0: system's.
+  // The connection breaks when data stays unacknowledged for so long; 0: the system's default.
+  uint32_t user_timeout_ms = 0;
+  std::string congestion;  // the congestion control; "": the system's default
+  // Largest payload of a packet, in both directions. Takes effect only before connect(). 0: the
+  // system's default.
   uint32_t segment_bytes_max = 0;
 };
 
-// As much as a connection of 25 Mbit/s sends in 10 ms.
+// What a connection of 25 Mbit/s sends in 10 ms.
 inline constexpr int kUnsentBytes = 32 << 10;
 
-// What TCP has measured of one connection in the direction away from us.
+// What TCP has measured of one connection, in the sending direction.
 struct TcpDelivery {
-  uint64_t bytes_per_second = 0;   // acknowledged of late, as fast as it went; 0: nothing yet
-  bool limited_by_sender = false;  // we had too little to send for a higher rate
-  uint32_t rtt_us = 0;             // the shortest round trip; 0: none yet
-  uint64_t bytes_acked = 0;        // that have arrived, with all before them
-  uint64_t bytes_arrived = 0;      // those behind a gap included; to a packet
-  uint64_t bytes_sent = 0;         // what was sent again counted again
-  uint64_t bytes_repeated = 0;     // of those, sent again
+  uint64_t bytes_per_second = 0;   // the rate at which data was acknowledged lately; 0: unknown
+  bool limited_by_sender = false;  // the rate is low only because the sender had too little to send
+  uint32_t rtt_us = 0;             // the shortest round trip; 0: unknown
+  uint64_t bytes_acked = 0;        // arrived, up to the first gap
+  uint64_t bytes_arrived = 0;      // arrived, also behind gaps; exact to a packet
+  uint64_t bytes_sent = 0;         // sent; a byte that was sent again counts again
+  uint64_t bytes_repeated = 0;     // sent again
 };
 
-// Every descriptor is close-on-exec and, except listeners, non-blocking. Threads: as the ring's.
+// Every descriptor is close-on-exec and non-blocking; only listeners block. Threads: the owner of
+// the ring.
 class Sockets {
  public:
   virtual ~Sockets() = default;
-  // A listening TCP socket, SO_REUSEADDR. Unavailable names the address and what the system said.
+  // Makes a listening TCP socket with SO_REUSEADDR. Unavailable names the address and the system's
+  // reason.
   virtual absl::StatusOr<int> Listen(const SocketAddress& address) = 0;
   virtual absl::StatusOr<SocketAddress> LocalAddress(int fd) = 0;
   virtual absl::StatusOr<SocketAddress> PeerAddress(int fd) = 0;
-  // An unconnected TCP socket.
+  // Makes an unconnected TCP socket.
   virtual absl::StatusOr<int> Open(int family) = 0;
-  // TCP_NODELAY, linear timeouts of thin streams, and what `tuning` says. InvalidArgument: unknown
-  // congestion control.
+  // Sets TCP_NODELAY, linear retransmission timeouts for streams of few packets, and `tuning`.
+  // InvalidArgument: the system refuses the congestion control.
   virtual absl::Status Tune(int fd, const StreamTuning& tuning) = 0;
   // None: the system does not say.
   virtual std::optional<TcpDelivery> Delivery(int fd) = 0;
-  // For a way of long round trips. What has not been sent waits in the ring rather than in the
-  // kernel, beyond kUnsentBytes: there another connection may still take it. And what may be sent
-  // goes out evenly over a round trip, not in one burst after each pause, which queues on the way
-  // drop. Not offered by the system: nothing.
+  // Sets a socket up for a path with long round trips. Two things change:
+  // - The kernel holds at most about kUnsentBytes that it has not sent. The rest waits in the
+  //   ring, where another connection can still take it.
+  // - The kernel spreads packets evenly over a round trip. Otherwise it would send a burst after
+  //   each pause, and queues on the way drop bursts.
+  // Does nothing where the system offers neither.
   virtual void SetLongWay(int fd) = 0;
-  // Ends our direction once everything sent has gone out.
+  // Ends the sending direction once the kernel has sent all data.
   virtual void ShutdownSend(int fd) = 0;
   virtual void Close(int fd) = 0;
-  // Closes with a reset: what the kernel still holds of sent data is dropped.
+  // Closes with a reset: data that the kernel has not delivered yet is dropped.
   virtual void Abort(int fd) = 0;
 };
 
-// The system's. Has no state.
+// The sockets of the operating system. Has no state.
 Sockets& SystemSockets();
 
 }  // namespace longhaul::peerd

@@ -1,4 +1,4 @@
-// Of its own, as <linux/tcp.h> and <netinet/tcp.h> cannot be in one file.
+// A file of its own, because <linux/tcp.h> and <netinet/tcp.h> do not compile together.
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <stddef.h>
@@ -11,13 +11,13 @@ std::optional<TcpDelivery> SystemTcpDelivery(int fd) {
   tcp_info info{};
   socklen_t bytes = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return std::nullopt;
-  // Kernels before 4.9 know less.
+  // Kernels before 4.9 fill in too few fields.
   if (bytes < offsetof(tcp_info, tcpi_delivery_rate) + sizeof info.tcpi_delivery_rate) {
     return std::nullopt;
   }
-  // All ones: none was taken.
+  // All ones: the kernel has measured none.
   const uint32_t rtt_us = info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt;
-  // What the kernel does not fill in (before 4.19) stays 0.
+  // Fields that a kernel before 4.19 does not fill in stay 0.
   return TcpDelivery{.bytes_per_second = info.tcpi_delivery_rate,
                      .limited_by_sender = info.tcpi_delivery_rate_app_limited != 0,
                      .rtt_us = rtt_us,

@@ -8,7 +8,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// In one call: other threads that map memory wait for its end.
+// The most that one munmap() unmaps. Other threads that map memory wait until the call ends.
 constexpr size_t kSliceBytes = size_t{64} << 20;
 
 }  // namespace

@@ -1,9 +1,9 @@
-// Gives mapped memory back to the system, on a thread of its own.
+// Unmaps memory on a thread of its own.
 //
-// To unmap what nobody else uses any more means to free its pages, about 0.3 ms a MiB: seconds for
-// an arena of some GiB, which is too long for a thread that answers others.
+// munmap() frees the pages, which takes about 0.3 ms a MiB. For an arena of some GiB that is
+// seconds. A thread that has to answer others must not wait so long.
 //
-// Threads: the calls, one thread. The destructor waits until everything is given back.
+// Threads: one thread makes all calls. The destructor waits until all memory is unmapped.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class Unmapper {
   Unmapper(const Unmapper&) = delete;
   Unmapper& operator=(const Unmapper&) = delete;
 
-  // The range, of whole pages from mmap(), is not the caller's any more.
+  // Takes a range of whole pages that came from mmap(). The caller must not use it any more.
   void Unmap(void* data, size_t bytes);
 
  private:
@@ -36,7 +36,7 @@ class Unmapper {
   CondVar condition_;
   std::deque<Range> ranges_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // from the first range on
+  std::thread thread_;  // starts with the first range
 };
 
 }  // namespace longhaul::peerd

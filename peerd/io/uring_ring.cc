@@ -1,4 +1,4 @@
-// Ring over io_uring: the only file that includes liburing.
+// Ring over io_uring. The only file that includes liburing.
 #include <errno.h>
 #include <liburing.h>
 #include <poll.h>
@@ -24,17 +24,18 @@
 namespace longhaul::peerd {
 namespace {
 
-// The usage report of zero-copy sends (Linux 6.2): younger than the oldest liburing we build with.
-// Names of our own, since the kernel's are enumerators or macros, depending on the version.
+// The usage report of zero-copy sends (Linux 6.2). The oldest liburing that we build with does not
+// declare it. The names are our own because the kernel's are enumerators in some versions and
+// macros in others.
 constexpr uint16_t kZeroCopyReportUsage = 1u << 3;
 constexpr uint32_t kNoticeSaysCopied = 1u << 31;
 
 constexpr uint64_t kIgnored = 0;  // completions of cancel requests
 constexpr uint64_t kWakeTag = 1;  // the read of the event descriptor
-constexpr int kIndexBits = 24;    // of an IoId; the rest is a generation of at least 1
+constexpr int kIndexBits = 24;    // low bits of an IoId; the high bits are a generation from 1 on
 constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
-constexpr unsigned kBufferSlots = 16384;             // what the kernel allows
-constexpr size_t kBufferBytesMax = size_t{1} << 30;  // likewise
+constexpr unsigned kBufferSlots = 16384;             // the kernel allows so many
+constexpr size_t kBufferBytesMax = size_t{1} << 30;  // the kernel allows so much in one buffer
 constexpr int64_t kDestructorWaitUs = Seconds(1);
 
 Tick MonotonicNow() {
@@ -87,7 +88,7 @@ constexpr SetupFlag kSetupFlags[] = {
     {IORING_SETUP_SINGLE_ISSUER, "single_issuer"},
     {IORING_SETUP_DEFER_TASKRUN, "defer_taskrun"},
 };
-// What to try, best first: each line is what one more generation of kernels lacks.
+// The combinations of flags to try, best first. Older kernels lack the flags of the earlier lines.
 constexpr unsigned kSetupTries[] = {
     IORING_SETUP_SUBMIT_ALL | IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SINGLE_ISSUER |
         IORING_SETUP_DEFER_TASKRUN,
@@ -186,28 +187,28 @@ class UringRing final : public Ring {
   bool report_usage_ = false;
   RingFeatures features_;
 
-  std::deque<Op> ops_;  // a slab: an entry stays where it is
+  std::deque<Op> ops_;  // a slab: entries never move
   std::vector<uint32_t> free_;
-  size_t kernel_ops_ = 0;              // started, last completion not seen
-  std::deque<io_uring_sqe> overflow_;  // did not fit into the submission queue, in order
-  std::vector<Timer> timers_;          // heap; entries whose op has ended are skipped
+  size_t kernel_ops_ = 0;              // ops of kind kKernel that have not ended
+  std::deque<io_uring_sqe> overflow_;  // entries that did not fit into the submission queue
+  std::vector<Timer> timers_;          // a heap; entries of ended ops are skipped
   size_t timers_live_ = 0;
   uint64_t timer_order_ = 0;
   std::vector<absl::AnyInvocable<void()>> before_submit_;
-  std::vector<std::pair<IoId, int>> ready_;  // ended without the kernel
+  std::vector<std::pair<IoId, int>> ready_;  // ops that ended without the kernel
 
   int wake_fd_ = -1;
   uint64_t wake_value_ = 0;
 
-  std::vector<Buffer> buffers_;  // by slot of the kernel's table
+  std::vector<Buffer> buffers_;  // indexed by the slot in the kernel's table
   std::vector<int> free_slots_;
 };
 
 // ------------------------------------------------------------------------------ set-up
 
 absl::Status UringRing::Init(unsigned entries) {
-  // Disabled at first: the thread that enables the ring, not the one that made it, becomes its only
-  // issuer.
+  // The ring starts disabled. The thread that enables the ring becomes its only issuer; that need
+  // not be the thread that made it.
   int error = EINVAL;
   unsigned flags = 0;
   for (const unsigned attempt : kSetupTries) {
@@ -230,7 +231,7 @@ absl::Status UringRing::Init(unsigned entries) {
   if (!features_.send_zero_copy) missing.push_back("send_zc");
   if (!features_.registered_buffers) missing.push_back("registered buffers");
   Describe(flags, missing);
-  // Blocking on purpose: io_uring answers EAGAIN for a read of a non-blocking descriptor.
+  // The descriptor blocks on purpose: io_uring ends a read of a non-blocking one with EAGAIN.
   wake_fd_ = eventfd(0, EFD_CLOEXEC);
   if (wake_fd_ < 0) return SetupRefused(errno);
   return absl::OkStatus();
@@ -254,8 +255,8 @@ absl::Status UringRing::ProbeOps() {
   return absl::OkStatus();
 }
 
-// Flags are checked before the descriptor: EBADF means that the flag is known. On a small ring of
-// its own, since ours is not enabled yet.
+// The kernel checks the flags before the descriptor, so EBADF means that it knows the flag. The
+// probe uses a small ring of its own because ours is not enabled yet.
 void UringRing::ProbeZeroCopyReport() {
   io_uring ring;
   if (io_uring_queue_init(4, &ring, 0) != 0) return;
@@ -273,7 +274,7 @@ void UringRing::ProbeZeroCopyReport() {
 }
 
 void UringRing::RegisterSparse() {
-  if (!features_.send_zero_copy) return;  // nothing else uses them
+  if (!features_.send_zero_copy) return;  // only zero-copy sends use registered buffers
   if (io_uring_register_buffers_sparse(&ring_, kBufferSlots) != 0) return;
   features_.registered_buffers = true;
   buffers_.resize(kBufferSlots);
@@ -355,7 +356,7 @@ IoId UringRing::Start(io_uring_sqe& sqe, IoCallback done) {
 }
 
 void UringRing::Push(const io_uring_sqe& sqe) {
-  // What waits goes first: a cancel request must not overtake its operation.
+  // Entries that wait go first: a cancel request must not overtake its operation.
   if (!overflow_.empty() || !TryPush(sqe)) overflow_.push_back(sqe);
 }
 
@@ -462,14 +463,14 @@ void UringRing::Cancel(IoId id) {
 
 // ------------------------------------------------------------------------------ registered memory
 
-// Whether all of it is in memory, so that pinning it makes the kernel find pages, not clear them.
-// Of shared memory: whoever touched it.
+// Whether all pages exist, so that pinning does not make the kernel clear new ones. A page of
+// shared memory exists whichever process has touched it.
 bool Resident(const void* data, size_t bytes) {
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t first = begin / page;
   unsigned char in_memory[256];
-  // From the end: memory is mostly filled from the start, so that a no is found soon.
+  // From the end: programs mostly fill memory from the start, so a missing page is found early.
   for (uintptr_t end = (begin + bytes + page - 1) / page; end > first;) {
     const uintptr_t count = std::min<uintptr_t>(end - first, sizeof(in_memory));
     end -= count;
@@ -490,7 +491,10 @@ absl::StatusOr<int> UringRing::RegisterBuffer(const void* data, size_t bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("register ", bytes, " bytes: the table of registered buffers is full"));
   }
-  if (!Resident(data, bytes)) return absl::UnavailableError("not all of it is in memory");
+  if (!Resident(data, bytes)) {
+    return absl::UnavailableError(
+        absl::StrCat("register ", bytes, " bytes: not all are in memory"));
+  }
   const int slot = free_slots_.back();
   iovec part{const_cast<void*>(data), bytes};
   __u64 tag = 0;
@@ -508,7 +512,7 @@ absl::StatusOr<int> UringRing::RegisterBuffer(const void* data, size_t bytes) {
   return slot;
 }
 
-// Sends in flight keep the pages: the kernel counts their references.
+// Sends in flight keep the pages, because the kernel counts the references to them.
 void UringRing::UnregisterBuffer(int buffer) {
   LH_CHECK(buffer >= 0 && static_cast<size_t>(buffer) < buffers_.size() &&
            buffers_[buffer].bytes > 0);
@@ -542,11 +546,12 @@ void UringRing::ArmWake() {
 
 void UringRing::Wake() {
   const uint64_t one = 1;
-  // Fails only if 2^64 wake-ups are pending, which is a wake-up too.
+  // The write fails only if 2^64 wake-ups are pending, and then the ring wakes up anyway.
   [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof(one));
 }
 
-// Submits and looks for completions, again and again, for a moment. What the kernel said last.
+// Submits and looks for completions, again and again, for poll_us_. Returns the last result of the
+// kernel.
 int UringRing::Poll(Tick until) {
   const Tick end = std::min(until, MonotonicNow() + int64_t{poll_us_});
   int rc = 0;
@@ -558,7 +563,7 @@ int UringRing::Poll(Tick until) {
   return rc;
 }
 
-// Submits and, if there is time, waits for a completion: one system call, unless it polls.
+// Submits, and waits for a completion until `until`. Makes one system call unless it polls.
 int UringRing::Enter(Tick until) {
   if (poll_us_ > 0 && until > MonotonicNow()) {
     const int rc = Poll(until);
@@ -586,7 +591,7 @@ absl::Status UringRing::RunOnce(Tick until) {
     switch (-rc) {
       case ETIME:
       case EINTR:
-      case EBUSY:   // completions wait: reap them, submit the rest next time
+      case EBUSY:   // the completion queue is full: reap it, submit the rest next time
       case EAGAIN:  // no memory for a request now
         break;
       default:
@@ -602,7 +607,7 @@ absl::Status UringRing::RunOnce(Tick until) {
 }
 
 void UringRing::Reap() {
-  // Only what is there now: callbacks may submit, and so add to the queue, for ever.
+  // Reap only the completions that are there now: callbacks may submit and so add more, for ever.
   for (unsigned n = io_uring_cq_ready(&ring_); n > 0; --n) {
     io_uring_cqe* cqe = nullptr;
     if (io_uring_peek_cqe(&ring_, &cqe) != 0 || cqe == nullptr) return;
@@ -652,7 +657,8 @@ void UringRing::RunTimers() {
   }
 }
 
-// Drops what was cancelled from the front, and everywhere once it is the larger part.
+// Drops cancelled timers from the front of the heap. Drops all of them once they are the larger
+// part.
 void UringRing::CompactTimers() {
   if (timers_.size() > 64 && timers_.size() > 2 * timers_live_) {
     std::erase_if(timers_, [this](const Timer& t) { return !TimerLive(t.id); });
