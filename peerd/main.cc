@@ -22,52 +22,54 @@
 ABSL_FLAG(std::string, coordinator, "127.0.0.1:29600",
           "coordinator addresses, host:port[,host:port...]; tried in turn");
 ABSL_FLAG(std::string, socket, "",
-          "Unix socket for trainers; empty: /run/longhaul/peerd.sock, or "
-          "$XDG_RUNTIME_DIR/longhaul/peerd.sock where /run/longhaul cannot be used");
+          "path of the Unix socket for trainers; empty: /run/longhaul/peerd.sock, or "
+          "$XDG_RUNTIME_DIR/longhaul/peerd.sock where /run/longhaul cannot be written");
 ABSL_FLAG(std::string, socket_group, "",
           "group whose members may connect to the socket, besides root and the daemon's own user");
 ABSL_FLAG(std::string, listen, "0.0.0.0:29700",
           "address of the data port, host:port or [v6]:port; port 0: any free one");
 ABSL_FLAG(std::string, advertise, "",
-          "host:port under which other peers reach the data port; empty: derived from --listen and "
+          "host:port at which other peers reach the data port; empty: derived from --listen and "
           "the route to the coordinator");
 ABSL_FLAG(std::string, http, "127.0.0.1:29701",
-          "address of /metrics, /healthz and /readyz; empty: none");
+          "address that serves /metrics, /healthz and /readyz over HTTP; empty: no HTTP server");
 ABSL_FLAG(std::string, lanes, "auto", "TCP connections for tensor data per link: auto or 1 to 256");
 ABSL_FLAG(uint64_t, arena_limit, 0,
           "bytes of memory that all trainers together may share with the daemon; 0: three quarters "
           "of the host's memory");
 ABSL_FLAG(uint64_t, scratch_limit, 0,
-          "bytes of ops that may be in flight at one time; 0: a quarter of the host's memory");
+          "bytes of scratch memory that all ops in flight together may use; 0: a quarter of the "
+          "host's memory");
 ABSL_FLAG(std::string, zero_copy, "auto",
-          "zero-copy sends: auto (not on loopback, where the kernel copies anyway), on, off");
+          "zero-copy sends: on, off, or auto (on except on loopback, where the kernel copies "
+          "anyway)");
 ABSL_FLAG(std::string, congestion, "",
           "TCP congestion control of lanes, for instance bbr or cubic; empty: the system's "
-          "default, and on "
-          "loopback cubic, which does not pace");
+          "default, and on loopback cubic, because cubic does not pace");
 ABSL_FLAG(uint32_t, poll_us, 0,
-          "microseconds that the data plane polls before it sleeps: small ops take less time where "
-          "a processor can be spared for it; 0: never");
+          "microseconds that the data plane polls before it sleeps; polling makes small ops faster "
+          "and keeps a processor busy; 0: never poll");
 ABSL_FLAG(
     uint32_t, hash_threads, 0,
     "threads that hash shared state; 0: half of the host's processors, at least 1, at most 8");
 ABSL_FLAG(
     uint64_t, state_rate, 0,
-    "bytes of shared state a second that are sent to other hosts at most; 0: no limit but what "
-    "collectives leave, which have half of each link or more");
+    "bytes of shared state that are sent to other hosts in a second, at most; 0: no limit, but "
+    "running ops have half of each link or more");
 ABSL_FLAG(uint64_t, keep_state, 0,
-          "bytes of shared state, of all members together, that the daemon keeps a copy of after "
-          "each sync, so that a trainer that crashed goes on from there under the same name; 0: "
-          "none");
+          "bytes of memory, for all members together, in which the daemon keeps a copy of each "
+          "member's state after each sync; a trainer that crashed goes on from the copy when it "
+          "joins again under the same name; 0: keep none");
 ABSL_FLAG(uint32_t, keep_state_for_ms, 600000,
           "how long a kept state waits for the next member of its name");
 ABSL_FLAG(uint32_t, probe_interval_s, 30,
-          "seconds between two probes of what a link carries, of those whose traffic does not show "
-          "it: 8 MiB and 3 s at most, and a twentieth of the time; 0: none");
+          "seconds between two probes, which measure links whose traffic does not show what they "
+          "carry; a probe sends at most 8 MiB in at most 3 s, and probes take at most a twentieth "
+          "of the time; 0: never probe");
 ABSL_FLAG(uint32_t, drain_timeout_ms, 30000,
           "after SIGTERM: how long members may take to reach their next step boundary");
 ABSL_FLAG(uint32_t, coordinator_timeout_ms, 10000,
-          "joins fail when no coordinator could be reached for this long");
+          "a join fails when no coordinator could be reached for this long");
 
 namespace longhaul::peerd {
 namespace {
@@ -84,7 +86,7 @@ absl::StatusOr<uint32_t> ParseLanes(const std::string& text) {
   return lanes;
 }
 
-// Where trainers look when they are told nothing.
+// Trainers look for the socket here unless they are given a path.
 std::string DefaultSocketPath() {
   const std::string system = "/run/longhaul";
   if (access(system.c_str(), W_OK) == 0 || access("/run", W_OK) == 0) return system + "/peerd.sock";
@@ -125,7 +127,7 @@ absl::StatusOr<DaemonOptions> OptionsFromFlags() {
           absl::StrCat(name, ": ", std::string(parsed.status().message())));
     }
   }
-  // What others are to connect to, and the coordinator refuses otherwise.
+  // The coordinator would refuse an address that other peers cannot use.
   if (const std::string& address = options.advertise; !address.empty()) {
     if (ParseHostPort(address)->port == 0) {
       return absl::InvalidArgumentError(
@@ -190,8 +192,8 @@ int Main(int argc, char** argv) {
                                             {"http", (*daemon)->http_address()}});
   if (!ready.ok()) return FatalExit(ready);
   if (const absl::Status status = (*daemon)->Run(); !status.ok()) {
-    // A second signal, and whoever sent it does not want to wait for an orderly end; or the kernel
-    // failed. Operations of it may refer to memory of ops, so that nothing can be taken apart.
+    // A second signal asks for an end at once, or the ring has failed. The kernel may still use
+    // memory of ops, so the process ends without destructors.
     std::_Exit(absl::IsCancelled(status) ? 1 : FatalExit(status));
   }
   return 0;

@@ -27,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr char kMethod[] = "/longhaul.v1.Coordinator/Attach";
-constexpr char kBehind[] = "this peer is too far behind with what the coordinator says";
+constexpr char kBehind[] = "this peer has too many messages of the coordinator still to read";
 constexpr size_t kQueuedMessagesMax = 65536;
 constexpr size_t kQueuedBytesMax = 64 << 20;
 
@@ -40,11 +40,11 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, uint32_t 
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive.timeout_ms);
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Each try is a connection of its own: the pauses between them are ours, not gRPC's.
+  // Each try makes a connection of its own, so that our pauses count and not those of gRPC.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   args.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
-  // Tensors do not go through an HTTP proxy either.
+  // Lanes do not use an HTTP proxy, so the control stream does not either.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
 }
@@ -83,8 +83,8 @@ absl::StatusOr<control::CoordinatorMessage> Parse(const grpc::ByteBuffer& buffer
       std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()));
 }
 
-// One try at one address, from connecting to its end. The reactor holds itself open (AddHold) while
-// writes may be started from outside of its reactions.
+// One try at one address, from connecting to the end of the stream. The hold (AddHold) keeps gRPC
+// from ending the stream while Send() may start writes from other threads.
 //
 //   starting --(initial metadata)--> standing --(end, or given up)--> closing --(OnDone)--> done
 class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
@@ -145,7 +145,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     while (!done_) changed_.Wait(&mutex_);
   }
 
-  // Once it is done.
+  // Whether the coordinator has sent a message, and was not refused. Valid once the stream is done.
   bool worked() {
     MutexLock lock(&mutex_);
     return worked_ && !refused_;
@@ -162,8 +162,8 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
     if (!given_up_.empty()) return what + given_up_;
     if (status_.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
       return what +
-             "it takes no peers: is that its port for operators (--admin)? Give the address of its "
-             "--listen, port 29600 unless it was started with another";
+             "this port takes no peers: is it the coordinator's port for operators (--admin)? Give "
+             "the address of its --listen, port 29600 by default";
     }
     return absl::StrCat(what, CodeName(status_.error_code()), " ", status_.error_message());
   }
@@ -177,7 +177,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
       standing_ = true;
       changed_.SignalAll();
     }
-    // The first read follows, so no message comes before this.
+    // The first read starts after this call, so connected() comes before any message.
     if (!callbacks_->connected()) return GiveUp(kBehind);
     Read();
   }
@@ -203,7 +203,7 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   void OnWriteDone(bool ok) override {
     MutexLock lock(&mutex_);
     writing_ = false;
-    // A broken stream shows at the read, too; the end is taken from there.
+    // A broken stream ends the read too, and OnReadDone() closes it.
     if (ok && !closing_) StartNextWriteLocked();
   }
 
@@ -259,9 +259,9 @@ class Stream final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::Byte
   uint32_t detect_ms_ ABSL_GUARDED_BY(mutex_);
   std::string given_up_ ABSL_GUARDED_BY(mutex_);
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
-  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // stays true when it ends
+  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // it stands, or stood before it ended
   bool said_hello_ ABSL_GUARDED_BY(mutex_) = false;
-  bool worked_ ABSL_GUARDED_BY(mutex_) = false;  // a message came
+  bool worked_ ABSL_GUARDED_BY(mutex_) = false;  // the coordinator has sent a message
   bool refused_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -330,7 +330,7 @@ class ControlClientImpl final : public ControlClient {
     }
   }
 
-  // Null: stopping.
+  // Starts a try. Null: the client is stopping.
   std::shared_ptr<Stream> Begin(const std::string& target) {
     auto stream = std::make_shared<Stream>(target, detect_ms_, &callbacks_);
     MutexLock lock(&mutex_);
@@ -340,7 +340,7 @@ class ControlClientImpl final : public ControlClient {
     return stream;
   }
 
-  // From the start of a stream to its end.
+  // Waits from the start of a stream to its end.
   void Attend(const std::string& target, Stream& stream, std::string* last_reason) {
     const auto patience = std::chrono::milliseconds(std::max<uint32_t>(4 * detect_ms_, 1000));
     stream.WaitUntilStanding(Clock::now() + patience);
@@ -354,7 +354,7 @@ class ControlClientImpl final : public ControlClient {
     detect_ms_ = stream.detect_ms();
   }
 
-  // False: stopping.
+  // Reports the end of the stream. False: the client is stopping.
   bool End(Stream& stream, std::string* last_reason) {
     {
       MutexLock lock(&mutex_);
@@ -362,14 +362,15 @@ class ControlClientImpl final : public ControlClient {
       if (stopping_) return false;
     }
     std::string reason = stream.Reason();
-    // A coordinator that stays away is told of once.
+    // Log once for a coordinator that stays away, not once for each try.
     if (reason != *last_reason) Log(LogLevel::kWarning, reason + "; trying again");
     *last_reason = reason;
     callbacks_.disconnected(std::move(reason));
     return true;
   }
 
-  // False: stopping. A first round over all addresses has the shortest pause.
+  // Waits before the next try. The first round over all addresses has the shortest pause. False:
+  // the client is stopping.
   bool Pause(size_t failures) {
     const size_t rounds = std::min<size_t>(failures / options_.addresses.size(), 16);
     const uint64_t full_ms =
@@ -383,7 +384,7 @@ class ControlClientImpl final : public ControlClient {
 
   const ControlClientOptions options_;
   const ControlClientCallbacks callbacks_;
-  // Of the client's thread.
+  // Only the client's thread uses these two.
   uint32_t detect_ms_;
   std::mt19937_64 random_;
 
@@ -391,7 +392,7 @@ class ControlClientImpl final : public ControlClient {
   CondVar stop_;
   std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: it uses everything above
+  std::thread thread_;  // the last member: the thread uses everything above
 };
 
 }  // namespace

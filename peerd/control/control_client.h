@@ -1,12 +1,16 @@
-// The peer's end of the control stream: keeps one Attach stream to a coordinator, whatever happens.
+// The peer's end of the control stream. Keeps one Attach stream open to a coordinator. When the
+// stream ends, the client connects again, for ever.
 //
 //   connecting --(stream stands)--> connected() --> message()... --(stream ends)--> disconnected()
 //   connecting --(refused, or not there in time)--> disconnected()
 //   connected --(Refuse())--> disconnected()
-//   disconnected() --(pause)--> connecting, at the next address unless this one had worked
+//   disconnected() --(pause)--> connecting
 //
-// Pauses rise from 50 to 500 ms with each round of failures, with jitter, so that the peers of a
-// large run do not all come back at one moment. No gRPC type appears here.
+// The next try goes to the same address if the stream had brought a message and was not refused.
+// Otherwise it goes to the next address. Pauses rise from 50 to 500 ms with each round of failures.
+// They have jitter, so that the peers of a large run do not all come back at one moment.
+//
+// No gRPC type appears in this header.
 #pragma once
 
 #include <cstdint>
@@ -21,39 +25,41 @@ namespace longhaul::peerd {
 
 struct ControlClientOptions {
   std::vector<std::string> addresses;  // host:port, tried in turn; at least one
-  // Until the coordinator has told its own.
+  // Used until a coordinator tells its own detect_ms in Welcome.
   uint32_t detect_ms = 1500;
   uint32_t pause_ms_min = 50;
   uint32_t pause_ms_max = 500;
 };
 
-// Called from threads of the client: one at a time, in order, no lock held. They hand over to the
-// owner's mailbox and return; none may call Stop().
+// Threads of the client call these: one at a time, in order, with no lock held. A callback puts its
+// news into the owner's mailbox and returns. No callback may call Stop().
 struct ControlClientCallbacks {
-  // False: the owner has no room for it. The stream is given up then.
+  // Both return false if the owner has no room for the news. The client then gives the stream up.
   std::function<bool()> connected;
   std::function<bool(control::CoordinatorMessage)> message;
-  // Of a stream that stood, or of a try that failed. The reason names the address.
+  // A standing stream has ended, or a try to connect has failed. `reason` names the address.
   std::function<void(std::string reason)> disconnected;
 };
 
 class ControlClient {
  public:
-  // As Stop().
+  // Does the same as Stop().
   virtual ~ControlClient() = default;
 
-  // Queues a message on the stream that stands. Any thread. False if it was dropped: no stream
-  // stands, the queue is full (the stream is then given up), or the stream is waiting for Hello.
+  // Queues a message on the standing stream. Any thread may call it. False: the message was
+  // dropped, because no stream stands, because the queue is full (the client then gives the stream
+  // up), or because of the rule for Hello.
   //
-  // The first message on a stream is Hello: others are dropped before it, and a second Hello is.
-  // The owner learns of streams by mail, so what it says may be meant for the stream before.
+  // Hello must be the first message on a stream, and comes once. A message before Hello is dropped,
+  // and so is a second Hello. The reason: the owner hears of streams by mail, so it may still send
+  // messages that were meant for the stream before.
   virtual bool Send(const control::PeerMessage& message) = 0;
 
-  // The stream that stands leads to a coordinator that the owner does not follow: ends the stream,
-  // and goes on to the next address. Any thread.
+  // Ends the standing stream and goes on to the next address, because the owner does not follow
+  // this coordinator. Any thread may call it.
   virtual void Refuse(const std::string& reason) = 0;
 
-  // Ends the stream. After it returns no callback is called any more. Safe to repeat.
+  // Ends the stream. Once Stop() has returned, no callback is called any more. Safe to repeat.
   virtual void Stop() = 0;
 };
 

@@ -1,12 +1,12 @@
-// What the threads of the control client hand to the reactor: the messages of the coordinator, and
-// when streams begin and end. Bounded.
+// Carries news from the threads of the control client to the reactor: messages of the coordinator,
+// and the begin and end of streams. Bounded.
 //
-// Whatever does not fit ends its stream: the coordinator says it again on the next one. The end of
-// a stream always reaches the reactor if its beginning did. There is one place for it beyond all
-// others: nothing else is put there, so when that place is taken an end is the last thing in the
-// box.
+// News that does not fit ends its stream. Nothing is lost by that: the coordinator sends its
+// messages again on the next stream. If the begin of a stream has reached the reactor, its end does
+// too. For the end there is one extra place that holds nothing else.
 //
-// Threads: one of the client's at a time posts, the reactor takes. `wake` as in base/mailbox.h.
+// Threads: threads of the client post, one at a time; the reactor takes. For `wake` see
+// base/mailbox.h.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ class ControlInbox {
   ControlInbox(size_t mails_max, std::function<void()> wake)
       : mails_max_(mails_max), box_(mails_max + 1, std::move(wake)) {}
 
-  // False: there is no room, and the stream has to end.
+  // Begin() and Add() return false if there is no room. The caller then has to end the stream.
   [[nodiscard]] bool Begin() { return Post(StreamBegan{}); }
   [[nodiscard]] bool Add(control::CoordinatorMessage message) { return Post(std::move(message)); }
   void End(std::string reason) { (void)box_.Post(StreamEnded{std::move(reason)}); }

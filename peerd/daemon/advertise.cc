@@ -18,7 +18,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// The local address that a packet to `target` would carry; "" if there is no way to it.
+// The source address that a packet to `target` would carry; "": there is no route to `target`.
 std::string SourceAddressTowards(const HostPort& target) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
@@ -29,7 +29,7 @@ std::string SourceAddressTowards(const HostPort& target) {
   for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
     const int fd = socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) continue;
-    // Connecting a datagram socket sends nothing; it only picks a route.
+    // connect() on a datagram socket sends nothing. It only picks a route.
     sockaddr_storage local{};
     socklen_t length = sizeof local;
     char host[NI_MAXHOST];
@@ -56,8 +56,8 @@ absl::StatusOr<std::string> AdvertisedEndpoint(const std::string& listen,
     return ToString(HostPort{host, bound.port});
   }
   return absl::FailedPreconditionError(
-      "no way to any coordinator, so it is not known which address others can reach; say so with "
-      "--advertise=HOST:PORT");
+      "cannot derive the address that other peers reach: no coordinator resolves and has a route; "
+      "give the address with --advertise=HOST:PORT");
 }
 
 AdvertisedAddress::AdvertisedAddress(std::string fixed, Derive derive)
@@ -65,12 +65,12 @@ AdvertisedAddress::AdvertisedAddress(std::string fixed, Derive derive)
 
 absl::Status AdvertisedAddress::Refresh() {
   if (!derive_) return absl::OkStatus();
-  absl::StatusOr<std::string> endpoint = derive_();  // may take its time, so without the lock
+  absl::StatusOr<std::string> endpoint = derive_();  // may block, so without the lock
   MutexLock lock(&mutex_);
   if (!endpoint.ok()) return endpoint_.empty() ? endpoint.status() : absl::OkStatus();
   if (!endpoint_.empty() && endpoint_ != *endpoint) {
     Log(LogLevel::kInfo,
-        absl::StrCat("this host has another address advertise=", *endpoint, " before=", endpoint_));
+        absl::StrCat("host address changed advertise=", *endpoint, " before=", endpoint_));
   }
   endpoint_ = *std::move(endpoint);
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// Which address others should dial to reach this host's data port.
+// The address at which other peers reach this host's data port.
 #pragma once
 
 #include <functional>
@@ -11,29 +11,30 @@
 
 namespace longhaul::peerd {
 
-// `listen` is the bound address. A concrete one is advertised as it is; for a wildcard the address
-// of the interface that leads to the first coordinator that resolves is taken. FailedPrecondition:
-// none does; use --advertise.
+// Derives the address from `listen`, the bound address. A concrete `listen` is the answer itself.
+// For a wildcard the answer is this host's own address on the route to a coordinator: the first in
+// the list that resolves and has a route. FailedPrecondition: no coordinator does; the text
+// names --advertise.
 absl::StatusOr<std::string> AdvertisedEndpoint(const std::string& listen,
                                                const std::vector<std::string>& coordinators);
 
-// What a peer says of itself each time that it attaches to a coordinator: the host may have another
-// address by then. Any thread.
+// The address that a peer names in Hello. The peer derives it anew for each control stream, because
+// the host may have another address by then. Any thread may call it.
 class AdvertisedAddress {
  public:
   using Derive = std::function<absl::StatusOr<std::string>()>;
 
-  // `fixed`: --advertise, which stays what it is; empty: it is derived.
+  // `fixed` is the value of --advertise and never changes. Empty: `derive` gives the address.
   AdvertisedAddress(std::string fixed, Derive derive);
 
-  // Derives it anew. A failure, with which no attach may end, leaves it as it was, unless it was
-  // never known.
+  // Derives the address anew, which may block. If that fails, the address stays as it was and the
+  // result is OK. An error comes only if no address was ever known.
   absl::Status Refresh();
-  // host:port; empty: never known.
+  // host:port; empty: no address was ever known.
   std::string Get() const;
 
  private:
-  const Derive derive_;  // null: it is fixed
+  const Derive derive_;  // null: the address is fixed
   mutable Mutex mutex_;
   std::string endpoint_ ABSL_GUARDED_BY(mutex_);
 };

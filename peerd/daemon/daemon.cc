@@ -43,13 +43,13 @@
 namespace longhaul::peerd {
 namespace {
 
-// How long closing lanes, sockets and the control stream may take at the end.
+// How long the daemon waits at its end until lanes and the Unix socket are closed.
 constexpr int64_t kCloseUs = Seconds(2);
-// How often links are looked at, and metrics published though nobody asks for them.
+// How often links are looked at. Metrics are published at least as often.
 constexpr int64_t kWatchUs = Millis(500);
-// How often the coordinator hears of measured links at most.
+// The coordinator hears of measured links at most once in this time.
 constexpr int64_t kReportUs = Seconds(2);
-// Messages of the coordinator that may wait for the reactor.
+// News of the control client that may wait for the reactor.
 constexpr size_t kInboxMax = 65536;
 
 PeerId RandomPeerId() {
@@ -74,7 +74,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
         inbox_(kInboxMax, [this] { ring_->Wake(); }) {}
 
   ~DaemonImpl() override {
-    // Threads of others first: they post to what follows.
+    // End other threads first: they use the members that are destroyed afterwards.
     if (control_) control_->Stop();
     http_.reset();
   }
@@ -87,7 +87,8 @@ class DaemonImpl final : public Daemon, EngineObserver {
   absl::Status Run() override;
 
  private:
-  // To the coordinator. The core does not know that this host may change its address.
+  // Sends to the coordinator. Puts the present address into Hello, because the core knows only the
+  // address at the start.
   void Send(const control::PeerMessage& message);
   void HandleInbox();
   void WatchSignals();
@@ -95,7 +96,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   void PublishMetrics();
   void WatchLinks();
   void ProbeLinks(const std::vector<LinkStats>& stats, Tick now);
-  // On the HTTP server's thread.
+  // Runs on the HTTP server's thread.
   HttpResponse Serve(const std::string& path);
 
   // ---- EngineObserver
@@ -106,7 +107,7 @@ class DaemonImpl final : public Daemon, EngineObserver {
   std::unique_ptr<Ring> ring_;
   std::unique_ptr<Engine> engine_;  // listens to the transport and the IPC server
   std::unique_ptr<Transport> transport_;
-  Unmapper unmapper_;  // of scratch memory
+  Unmapper unmapper_;  // for scratch memory
   std::unique_ptr<OpRunner> ops_;
   std::unique_ptr<StateRunner> states_;
   std::unique_ptr<IpcServer> ipc_;
@@ -119,11 +120,11 @@ class DaemonImpl final : public Daemon, EngineObserver {
 
   ControlInbox inbox_;
 
-  std::atomic<bool> coordinator_up_ = false;  // Engine::welcome(), for other threads
+  std::atomic<bool> coordinator_up_ = false;  // Engine::welcome(), also for other threads
   Tick watch_due_;
   LinkWatch link_watch_{self_};
   ProbePlan probe_plan_{self_, Seconds(options_.probe_interval_s)};
-  std::map<LinkKey, uint64_t> sent_before_;  // of the links that were up, when it was looked last
+  std::map<LinkKey, uint64_t> sent_before_;  // bytes sent, at the last ProbeLinks()
   Tick report_due_;
   int signals_ = 0;
 };
@@ -176,7 +177,7 @@ absl::Status DaemonImpl::Open() {
   control.addresses = options_.coordinators;
   ControlClientCallbacks callbacks;
   callbacks.connected = [this] {
-    // On a thread of the client: names are looked up for it.
+    // Runs on a thread of the client, because looking names up may block.
     (void)address_.Refresh();
     return inbox_.Begin();
   };
@@ -304,7 +305,7 @@ void DaemonImpl::WatchLinks() {
         seen.link.peer,
         {seen.bytes_per_second, seen.limited_by_sender, seen.rtt_us, seen.lanes_growing}, now);
   }
-  // Not before Hello has been answered: it is the first message of a stream.
+  // Hello has to be the first message of a stream, so nothing is reported before Welcome.
   if (!coordinator_up_) return;
   const std::vector<LinkStats> links = transport_->GetLinkStats();
   if (!engine_->drained() && signals_ == 0) ProbeLinks(links, now);
@@ -330,14 +331,14 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
       const auto link = std::find_if(stats.begin(), stats.end(), [&](const LinkStats& link) {
         return link.link == probe->link;
       });
-      // On a long way ops find themselves how many lanes they need.
+      // A lower bound on a path with long round trips: ops there find out how many lanes they need.
       const bool fewer = probe->rtt_us >= kLongWayUs ||
                          (link != stats.end() && link->lanes_used > kProbeConnectionsMax);
       link_watch_.Add(probe->link.peer,
                       {probe->bytes_per_second, /*limited_by_sender=*/false, probe->rtt_us, fewer},
                       now);
     }
-    // Every one of them: there are few, and an operator wants to know what uses the link.
+    // Every probe is logged. Probes are few, and an operator wants to know what uses the link.
     Log(LogLevel::kInfo,
         absl::StrCat("link probed peer=", ToString(probe->link.peer),
                      " bytes_per_second=", probe->bytes_per_second, " rtt_us=", probe->rtt_us,
@@ -351,8 +352,8 @@ void DaemonImpl::ProbeLinks(const std::vector<LinkStats>& stats, Tick now) {
   for (const LinkStats& link : stats) {
     const PeerId peer = link.link.peer;
     sent[link.link] = link.bytes_sent;
-    if (link.relay) continue;  // the ring avoids it, whatever it carries
-    // One that is linked in two runs is the same peer.
+    if (link.relay) continue;  // the ring avoids a relayed link, whatever it carries
+    // A peer that has a link in each of two runs counts once.
     if (!links.emplace(peer, link.link).second) continue;
     const auto before = sent_before_.find(link.link);
     const bool in_use = before != sent_before_.end() && before->second != link.bytes_sent;
@@ -389,7 +390,7 @@ HttpResponse DaemonImpl::Serve(const std::string& path) {
     if (coordinator_up_) return {200, "text/plain", "ok\n"};
     return {503, "text/plain", "no coordinator serves this peer\n"};
   }
-  return {404, "text/plain", "there are /metrics, /healthz and /readyz\n"};
+  return {404, "text/plain", "no such page; there are /metrics, /healthz and /readyz\n"};
 }
 
 }  // namespace

@@ -1,12 +1,17 @@
-// What this peer has seen its links carry, and what of it the coordinator is to hear.
+// Knows how much each link of this peer carries, and which of these figures the coordinator has to
+// hear.
 //
-// From real traffic, by what TCP measures of it: the rate at which data was acknowledged while
-// the network, and not the sender, set the pace (as BBR takes its samples: Cardwell et al., 2016);
-// and from probes where there is none. Of the samples of the last kWindow the highest counts, since
-// a rate is lower whenever the link is shared with other traffic of ours, and the shortest round
-// trip; a link that became slower or longer shows once that has passed. The first samples after a
-// pause may have seen no more than connections that begin: until kConfirm they make no link slower,
-// and what was unknown before is a lower bound.
+// Samples come from ops, as far as TCP measures them, and from probes of links without traffic. TCP
+// measures the rate at which data was acknowledged while the network set the pace, and not the
+// sender (BBR takes its samples like this: Cardwell et al., 2016).
+//
+// The rate of a link is the highest sample of the last kWindow, because a link that other traffic
+// of ours shares gives lower samples. The round trip is the shortest of the last kWindow. So a link
+// that became slower or longer shows after kWindow.
+//
+// The first samples after a pause may come from connections that are still slow-starting. For
+// kConfirm such samples do not lower a known rate. A rate that was unknown before is reported as a
+// lower bound during that time.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -24,13 +29,13 @@
 
 namespace longhaul::peerd {
 
-// Of all lanes of a link together, since the last sample; or of a probe.
+// One measurement: of all lanes of a link together since the last sample, or of a probe.
 struct RateSample {
   uint64_t bytes_per_second = 0;  // 0: nothing was sent
-  // There was too little to send for some of them: the link may carry more.
+  // Some of the lanes had too little to send: the link may carry more.
   bool limited_by_sender = false;
-  uint32_t rtt_us = 0;  // the shortest; 0: unknown
-  // More connections than these may carry more: a probe's, or lanes whose number is not found yet.
+  uint32_t rtt_us = 0;  // the shortest round trip; 0: unknown
+  // More connections may carry more: the sample is from a probe, or the link still adds lanes.
   bool few_connections = false;
 };
 
@@ -38,35 +43,37 @@ class LinkWatch {
  public:
   static constexpr int64_t kWindow = Seconds(20);
   static constexpr int64_t kConfirm = Seconds(10);
-  // Said again before the coordinator forgets it, as long as it is known.
+  // How often a known rate is reported again, so that the coordinator does not forget it.
   static constexpr int64_t kRepeat = Seconds(300);
-  // A measurement that is not confirmed is not repeated for longer.
+  // A rate that no sample has confirmed for so long is not reported any more.
   static constexpr int64_t kForget = Seconds(600);
-  static constexpr size_t kSamplesMax = 64;  // of one link; then the oldest goes
+  static constexpr size_t kSamplesMax = 64;  // of one link; one more drops the oldest
 
   explicit LinkWatch(PeerId self) : self_(self) {}
 
   void Add(PeerId peer, const RateSample& sample, Tick now);
-  // Whether the link uses small packets, as large ones vanish on the way.
+  // Whether the link uses small packets because large ones vanish on its path.
   void SetSmallPackets(PeerId peer, bool small);
-  // When its bandwidth was seen last; none: never.
+  // When the rate was last measured; none: never.
   std::optional<Tick> Measured(PeerId peer) const;
-  // What has changed by more than a twentieth since it was said, and what is due again.
+  // Gives the links whose figures have changed by more than a twentieth since their last report,
+  // and those whose last report is kRepeat old.
   control::LinkReport PopReport(Tick now);
-  // A coordinator that has heard nothing.
+  // Makes the next PopReport() give all known links: the coordinator is another one.
   void SayAllAgain();
-  // Links to others are forgotten.
+  // Forgets the links to all other peers.
   void Keep(const std::vector<PeerId>& peers);
 
  private:
   struct Watched {
     std::deque<std::pair<Tick, uint64_t>> samples;  // falling rates, the highest first
     std::deque<std::pair<Tick, uint32_t>> rtts;     // rising round trips, the shortest first
-    Tick since;                                     // the first after the last pause
-    uint64_t rate = 0;                              // the last known
-    bool at_least = false;                          // it may carry more
-    uint32_t rtt_us = 0;                            // likewise
-    Tick at;                                        // of the last sample that counted
+    Tick since;                                     // the first sample after the last pause
+    uint64_t rate = 0;                              // last known; 0: none
+    bool at_least = false;                          // the link may carry more than `rate`
+    uint32_t rtt_us = 0;                            // last known; 0: none
+    Tick at;                                        // of the last sample that counted for `rate`
+    // said_*: the figures of the last report, and its time.
     uint64_t said_rate = 0;
     bool small_packets = false;
     bool said_small_packets = false;

@@ -9,7 +9,7 @@ namespace longhaul::peerd {
 
 ProbePlan::ProbePlan(PeerId self, int64_t interval_us) : self_(self), interval_us_(interval_us) {}
 
-// Two peers do not probe in the same order, nor at the same moment.
+// Differs from peer to peer, so that two peers probe at other moments and in another order.
 uint64_t ProbePlan::Draw(PeerId peer) const {
   return Prng(self_.value() * 0x9e3779b97f4a7c15 + peer.value()).Next();
 }

@@ -1,12 +1,12 @@
-// Which link is probed next, and when.
+// Decides which link this peer probes next, and when.
 //
-// One at a time, and one in an interval: a group of N peers probes N links in that time, each peer
-// at another moment. A link is probed if its traffic has not shown for long what it carries: of
-// those that carry nothing just now the one that was tried least recently, and only then of the
-// others, for which ops do not have all of the link meanwhile. Probes take at most a share of the
-// time (kShare).
+// A peer probes one link at a time and one link in each interval. Each peer draws the moment of its
+// first probe, so that peers do not probe at the same time. A link is probed if nothing has
+// measured it for kFresh. Links that carry nothing just now come first, because a probe takes
+// bandwidth from ops. Among equals the link comes first that was probed longest ago. Probes take at
+// most one part in kShare of the time.
 //
-// Plain value: no clock.
+// Plain value: no clock, no thread.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +21,24 @@ namespace longhaul::peerd {
 
 struct ProbeCandidate {
   PeerId peer;
-  std::optional<Tick> measured;  // when its bandwidth was seen last; none: never
-  bool in_use = false;
+  std::optional<Tick> measured;  // when its rate was last measured; none: never
+  bool in_use = false;           // ops have sent on it lately
 };
 
 class ProbePlan {
  public:
-  // A measurement that is younger is good enough. The coordinator forgets it half as long later.
+  // A link is not probed while its last measurement is younger than this. The coordinator forgets a
+  // measurement after 900 s.
   static constexpr int64_t kFresh = Seconds(600);
-  // A probe that took a second is followed by no other for twenty.
+  // After a probe that took a second, no other begins for 20 seconds.
   static constexpr int64_t kShare = 20;
 
-  // `interval_us` 0: nothing is probed.
+  // `interval_us` 0: no link is ever probed.
   ProbePlan(PeerId self, int64_t interval_us);
 
-  // The link to probe now, if it is time.
+  // Gives the link to probe now. None: it is too early, or every link was measured lately.
   std::optional<PeerId> Next(const std::vector<ProbeCandidate>& links, Tick now);
-  // A probe that Next() named is over, well or not.
+  // The probe that Next() asked for is over, whether it has succeeded or failed.
   void Ended(Tick begun, Tick now);
 
  private:
