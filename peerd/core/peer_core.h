@@ -97,11 +97,12 @@ class PeerCore {
 
 // The counters that /metrics shows.
 inline constexpr Counter<PeerCore::Stats> kCoreCounters[] = {
-    {"longhaul_peerd_op_retries_total", "Attempts that had to be repeated",
+    {"longhaul_peerd_op_retries_total", "Times that an op was redone after a fault",
      &PeerCore::Stats::retries},
-    {"longhaul_peerd_frames_stale_total", "Frames of attempts that were over",
+    {"longhaul_peerd_frames_stale_total", "Frames received for attempts that were over",
      &PeerCore::Stats::frames_stale},
-    {"longhaul_peerd_frames_refused_total", "Frames against the protocol; each closed its link",
+    {"longhaul_peerd_frames_refused_total",
+     "Frames received against the protocol; each closed its link",
      &PeerCore::Stats::frames_refused},
 };
 

@@ -152,17 +152,16 @@ class StateExchange final : public SegmentListener {
 
 // The counters that /metrics shows.
 inline constexpr Counter<StateExchange::Stats> kStateCounters[] = {
-    {"longhaul_peerd_state_bytes_sent_total", "Bytes of shared state given to others",
+    {"longhaul_peerd_state_bytes_sent_total", "Bytes of shared state sent to other members",
      &StateExchange::Stats::bytes_sent},
     {"longhaul_peerd_state_bytes_received_total",
-     "Bytes of shared state that came from others and were right",
+     "Bytes of shared state received from other members, in right chunks",
      &StateExchange::Stats::bytes_received},
     {"longhaul_peerd_state_bytes_refetched_total",
-     "Bytes of shared state that came for nothing: again, wrong, or broken off",
+     "Bytes of shared state received for nothing: the chunk came again, was wrong, or broke off",
      &StateExchange::Stats::bytes_repeated},
     {"longhaul_peerd_state_chunks_corrupt_total",
-     "Chunks of shared state that were not what they should be",
-     &StateExchange::Stats::chunks_corrupt},
+     "Chunks of shared state received with wrong bytes", &StateExchange::Stats::chunks_corrupt},
 };
 
 }  // namespace longhaul::peerd

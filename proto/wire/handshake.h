@@ -1,17 +1,18 @@
-// How a lane opens: three fixed-size messages, before which nothing is allocated for the caller.
+// How a lane opens. Two peers exchange three messages of fixed size. Before the handshake is over,
+// the acceptor allocates no memory whose size the dialer could choose.
 //
-//   dialer -> acceptor  HELLO    who I am, which run and epoch, which lane, a nonce
+//   dialer -> acceptor  HELLO    the peers, run, epoch and lane, and a nonce
 //   acceptor -> dialer  ANSWER   a nonce, and a proof over both nonces and HELLO
 //   dialer -> acceptor  CONFIRM  a proof over the same, in the other direction
 //
-// A lane may go through a third peer, the relay, where the two cannot reach each other: the dialer
-// connects to the relay, and HELLO names it. The relay connects to the acceptor, passes on the
-// three messages, checks both proofs as the ends do, and from then on copies bytes. The bytes of
-// the lane are the same as on a straight one.
+// Two peers that cannot reach each other open a lane through a third peer, the relay. The dialer
+// connects to the relay, and HELLO names the relay. The relay connects to the acceptor, passes on
+// the three messages, and checks both proofs as the ends do. From then on it copies bytes. The
+// bytes of a relayed lane are the same as those of a straight one.
 //
-// A proof is HMAC-SHA-256 keyed with the epoch's token (PrepareEpoch.token), so both ends show that
-// they are members of that epoch; a stranger, a wrong run or an outdated epoch is refused. The
-// acceptor knows the token by (run digest, group, epoch). Messages are little-endian:
+// A proof is HMAC-SHA-256 keyed with the epoch's token (PrepareEpoch.token). It shows that both
+// ends are peers of that epoch. A stranger, a wrong run or an outdated epoch is refused. The
+// acceptor finds the token by (run digest, group, epoch). The messages are little-endian:
 //
 // HELLO, 128 bytes:
 //   0 magic u32 | 4 version u16 | 6 kind u8 (LaneKind) | 7 zero u8 | 8 run_digest 32 bytes (SHA-256
@@ -47,32 +48,34 @@ struct LaneHello {
   LaneKind kind = LaneKind::kControl;
   Digest32 run_digest{};
   uint32_t group = 0;
-  uint32_t lane = 0;   // index of a data lane or in a probe; 0 for the control lane
-  uint32_t lanes = 0;  // data lanes that the dialer opens, connections of a probe
+  uint32_t lane = 0;   // index of a data lane, or of a connection of a probe; control lane: 0
+  uint32_t lanes = 0;  // how many data lanes, or connections of a probe, the dialer opens
   Epoch epoch;
   PeerId dialer;
   PeerId acceptor;
-  PeerId relay;  // that the lane goes through; 0: straight
+  PeerId relay;  // the peer that the lane goes through; 0: the lane is straight
   Digest32 nonce{};
-  // The link that the lane belongs to, as its first control lane's HELLO named it (NewLinkId);
-  // zero: this is that HELLO. `serial` tells the lane from earlier ones of the same link, all of
-  // which have lower ones; zero on the first control lane.
+  // The link that the lane belongs to (NewLinkId). 0: this HELLO makes a new link with its first
+  // control lane. `serial` is higher than that of every earlier lane of the link; 0 on the first
+  // control lane.
   uint64_t link = 0;
   uint64_t serial = 0;
   friend bool operator==(const LaneHello&, const LaneHello&) = default;
 };
 
-// The id of the link that this HELLO makes: both ends know it, and nobody who has not seen it.
+// The id of the link that this HELLO makes. Both ends can compute it. Nobody can compute it without
+// the HELLO.
 uint64_t NewLinkId(const LaneHello& hello);
 
-// Why a dialer is turned away; kAccepted otherwise. A refusal carries zeros for nonce and proof.
+// Whether the acceptor takes the lane, and why not. A refusal carries zeros for nonce and proof.
 enum class LaneResult : uint8_t {
   kAccepted = 0,
   kWrongVersion = 1,
-  kUnknownEpoch =
-      2,  // no token for this run, group and epoch here (yet): try again while preparing
-  kWrongPeer = 3,
-  kBusy = 4,
+  // The acceptor has no token for this run, group and epoch. While the epoch is being prepared, the
+  // token may still come: try again.
+  kUnknownEpoch = 2,
+  kWrongPeer = 3,    // this dialer may not open this lane here, say as HELLO names another acceptor
+  kBusy = 4,         // no room, or another connection goes first: try again later
   kUnknownLink = 5,  // the acceptor has given the link up
   kNoWay = 6,        // the relay could not connect to the acceptor, or carries too many lanes
 };
@@ -93,7 +96,7 @@ std::array<uint8_t, kLaneHelloBytes> Encode(const LaneHello& hello);
 std::array<uint8_t, kLaneAnswerBytes> Encode(const LaneAnswer& answer);
 std::array<uint8_t, kLaneConfirmBytes> Encode(const LaneConfirm& confirm);
 
-// Each refuses (InvalidArgument, naming field and value) wrong magic, version or reserved bytes.
+// InvalidArgument names the field and its value: wrong magic, version, reserved bytes or field.
 absl::StatusOr<LaneHello> ParseLaneHello(std::span<const uint8_t, kLaneHelloBytes> bytes);
 absl::StatusOr<LaneAnswer> ParseLaneAnswer(std::span<const uint8_t, kLaneAnswerBytes> bytes);
 absl::StatusOr<LaneConfirm> ParseLaneConfirm(std::span<const uint8_t, kLaneConfirmBytes> bytes);

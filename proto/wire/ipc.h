@@ -1,16 +1,21 @@
-/* What a trainer and its peerd say over the Unix socket (SOCK_STREAM, same host, native byte
+/* The messages of a trainer and its peerd over the Unix socket (SOCK_STREAM, same host, native byte
  * order).
  *
- * Every request is one struct lh_ipc_request, every reply one struct lh_ipc_reply: fixed sizes, no
- * lengths to trust. Their sizes may differ in another LH_IPC_VERSION; up to the version in HELLO,
- * and up to the text in a reply, they do not. A request carries a `call` that the trainer chose
- * (not 0, not in use); exactly one LH_IPC_DONE answers it. LH_IPC_WORLD, LH_IPC_GONE and
- * LH_IPC_PROGRESS come unasked.
+ * Every request is one struct lh_ipc_request, and every reply is one struct lh_ipc_reply. Their
+ * sizes are fixed, so there is no length to trust. Another LH_IPC_VERSION may have other sizes. The
+ * layout up to the version in HELLO, and up to the text in a reply, is the same in every version.
  *
- * An arena region is a memfd sealed against shrinking, sent with LH_IPC_REGION as SCM_RIGHTS. The
- * trainer names memory by (region, offset, bytes) only; peerd checks each against the region. What
- * peerd reads from a region it copies before it checks it: the trainer may write at any time.
- * C99 without dependencies: it is all that the client sees of peerd.
+ * The trainer chooses a number `call` for each request: not 0, and not in use. Exactly one
+ * LH_IPC_DONE answers each request. LH_IPC_WORLD, LH_IPC_GONE and LH_IPC_PROGRESS come without a
+ * request.
+ *
+ * An arena region is a memfd that is sealed against shrinking. The trainer sends it with
+ * LH_IPC_REGION as SCM_RIGHTS. From then on the trainer names memory only by (region, offset,
+ * bytes), and peerd checks that each range lies inside its region. The trainer may write to a
+ * region at any time. So peerd first copies a table from a region, and then checks the copy.
+ *
+ * C99 without dependencies, because the C client includes this file. The client knows nothing else
+ * of peerd.
  */
 #ifndef LONGHAUL_PROTO_WIRE_IPC_H_
 #define LONGHAUL_PROTO_WIRE_IPC_H_
@@ -27,25 +32,26 @@ enum lh_ipc_type {
   /* requests */
   LH_IPC_HELLO = 1,    /* first on every connection */
   LH_IPC_REGION = 2,   /* u.region, with the memfd attached */
-  LH_IPC_UNREGION = 3, /* u.region.region; refused while an op uses it */
+  LH_IPC_UNREGION = 3, /* u.region.region; refused while an op uses the region */
   LH_IPC_JOIN = 4,     /* u.join; DONE when the member is admitted */
-  LH_IPC_LEAVE = 5,    /* member, or u.leave; DONE when it is out, after its ops in flight */
-  LH_IPC_STEP = 6,     /* member, u.sync; DONE when every member stands at its step boundary */
+  LH_IPC_LEAVE = 5,    /* member, or u.leave; DONE when its ops are over and it is removed */
+  LH_IPC_STEP = 6,     /* member, u.sync; DONE when every member has come to the boundary */
   LH_IPC_OP = 7,       /* member, u.op: a collective; DONE with the outcome */
   LH_IPC_MEMBERS = 8,  /* member, u.members; DONE with a page of the epoch's members */
-  LH_IPC_STATE = 9,    /* u.state: the tensors that are to be equal at all members */
-  LH_IPC_UNSTATE = 10, /* u.state.state; refused while a sync uses it */
+  LH_IPC_STATE = 9,    /* u.state: registers tensors that are to be equal at all members */
+  LH_IPC_UNSTATE = 10, /* u.state.state; refused while a sync uses the state */
   LH_IPC_SYNC = 11,    /* member, u.sync; DONE when the members' states are equal */
-  LH_IPC_KEPT = 12,    /* member, u.state.state; DONE with u.kept: what peerd keeps for it */
-  LH_IPC_TAKE = 13,    /* member, u.take; DONE when what was agreed on last is all here */
-  LH_IPC_PREPARE = 14, /* u.state.state; DONE when all its tensors are hashed: to the next sync
-                          they are as after one that ended well. Nobody writes until then */
+  LH_IPC_KEPT = 12,    /* member, u.state.state; DONE with u.kept */
+  LH_IPC_TAKE = 13,    /* member, u.take; DONE when the agreed state has been fetched whole */
+  LH_IPC_PREPARE = 14, /* u.state.state; DONE when peerd has hashed all its tensors. The next sync
+                          then hashes only tensors that it marks as touched. Nobody may write to
+                          the tensors before DONE */
   /* replies */
   LH_IPC_DONE = 64,
-  LH_IPC_WORLD = 65,   /* the world of `member` changed */
-  LH_IPC_GONE = 66,    /* `member` was removed: status and text say why. Member 0: the connection
-                          ends */
-  LH_IPC_PROGRESS = 67 /* u.progress of the sync of `member` */
+  LH_IPC_WORLD = 65,   /* the world of `member` has changed */
+  LH_IPC_GONE = 66,    /* `member` was removed: status and text say why. With member 0 peerd ends
+                          the connection */
+  LH_IPC_PROGRESS = 67 /* u.progress: how far the fetch of `member` is */
 };
 
 struct lh_ipc_hello {
@@ -55,8 +61,9 @@ struct lh_ipc_hello {
 };
 
 enum lh_ipc_region_flags {
-  /* Only inboxes of states lie in it. Its pages come as peerd writes to them, and the trainer gives
-   * them back (MADV_REMOVE) when it has copied what came: peerd never pins them. */
+  /* The region holds only inboxes of states. A page comes to exist when peerd writes to it, and the
+   * trainer frees it (MADV_REMOVE) when it has copied the chunks. So peerd never pins the region.
+   */
   LH_IPC_REGION_INBOX = 1
 };
 
@@ -69,16 +76,16 @@ struct lh_ipc_region {
 
 struct lh_ipc_join {
   uint32_t group;
-  uint32_t step_deadline_ms;           /* at most LH_STEP_DEADLINE_MS_MAX; 0: none */
-  uint32_t cohort_size;                /* members of the cohort; 0 without one */
-  uint32_t background;                 /* 1: nobody is to wait until it has the group's state */
-  char run[LH_RUN_NAME_BYTES_MAX + 8]; /* NUL-terminated */
+  uint32_t step_deadline_ms;                 /* at most LH_STEP_DEADLINE_MS_MAX; 0: none */
+  uint32_t cohort_size;                      /* members of the cohort; 0: no cohort */
+  uint32_t background;                       /* 1: the member joins in the background */
+  char run[LH_RUN_NAME_BYTES_MAX + 8];       /* NUL-terminated */
   char cohort[LH_COHORT_NAME_BYTES_MAX + 8]; /* NUL-terminated; "": none */
-  char name[LH_MEMBER_NAME_BYTES_MAX + 8];   /* NUL-terminated; "": that of HELLO */
+  char name[LH_MEMBER_NAME_BYTES_MAX + 8];   /* NUL-terminated; "": the name in HELLO */
 };
 
-/* With `member` 0: the member that the JOIN with call `join` asked for, admitted or not. A trainer
- * that does not know the member's handle yet withdraws its wish by this. */
+/* Used if `member` is 0: names the member by the `call` of its JOIN, whether it is admitted or not.
+ * A trainer that does not know the member's handle yet withdraws its JOIN in this way. */
 struct lh_ipc_leave {
   uint64_t join;
 };
@@ -91,29 +98,31 @@ struct lh_ipc_range {
 struct lh_ipc_op {
   uint64_t tag;
   uint64_t count;             /* elements */
-  struct lh_ipc_range source; /* equal to target: in place; otherwise they must not overlap */
+  struct lh_ipc_range source; /* equal to target, for an op in place; else without overlap */
   struct lh_ipc_range target;
   uint8_t dtype;    /* lh_wire_dtype */
   uint8_t reduce;   /* lh_wire_reduce */
   uint8_t on_fault; /* lh_wire_on_fault */
   uint8_t quantization;
-  uint32_t min_world; /* 0 or 1: any number of members will do */
+  uint32_t min_world; /* 0 or 1: any number of members is enough */
   uint8_t algorithm;  /* lh_wire_algorithm */
   uint8_t kind;       /* lh_wire_kind */
   uint8_t zero[22];   /* room for more fields */
 };
 
 struct lh_ipc_members {
-  uint32_t first; /* rank of the first wanted */
+  uint32_t first; /* rank of the first member wanted */
   uint32_t zero;
 };
 
-/* A state: `count` entries of struct lh_ipc_tensor at `table`. Peerd reads a tensor at `data`, and
- * writes what it fetches of it to `inbox`. `changed` has one byte for each chunk of each tensor, in
- * order: when a SYNC, a STEP or a TAKE ends well, it is 1 where the chunk came from others, and the
- * trainer copies it from the inbox to where it has the tensor. A call that fails, and a peerd that
- * dies, leave the trainer's tensors as they were. All of it is the trainer's again after UNSTATE;
- * no two ranges overlap. */
+/* A state: `count` entries of struct lh_ipc_tensor lie at `table`. Peerd reads a tensor at `data`,
+ * and writes fetched chunks of the tensor to `inbox`.
+ *
+ * `changed` has one byte for each chunk of each tensor, in order. When a SYNC, a STEP or a TAKE
+ * ends well, peerd sets the byte to 1 for each chunk that came from other members. The trainer
+ * copies these chunks from the inbox to its tensor. If the call fails, or peerd dies, the trainer's
+ * tensors are as they were. After UNSTATE all ranges belong to the trainer again. No two ranges
+ * overlap. */
 struct lh_ipc_state {
   uint64_t state; /* chosen by the trainer, not 0 */
   struct lh_ipc_range table;
@@ -127,10 +136,10 @@ enum lh_ipc_tensor_flags { LH_IPC_ALLOW_UNEQUAL = 1 };
 struct lh_ipc_tensor {
   char name[LH_STATE_NAME_BYTES_MAX + 8]; /* UTF-8 without control characters, NUL-terminated */
   uint64_t shape[LH_STATE_DIMS_MAX];      /* 0 beyond `dims` */
-  uint64_t bytes;                         /* 0: without elements; data is 0, too */
-  struct lh_ipc_range data;               /* of any alignment */
-  /* `data` itself where that is a copy of the trainer's tensor, made anew before each call; else as
-   * many bytes elsewhere. */
+  uint64_t bytes;                         /* 0: no elements; data and inbox are 0 then */
+  struct lh_ipc_range data;               /* any alignment */
+  /* As many bytes as `data`. The range is `data` itself if `data` is a copy of the trainer's tensor
+   * that the trainer makes anew before each call. */
   struct lh_ipc_range inbox;
   uint8_t dtype; /* lh_wire_dtype or LH_WIRE_BOOL */
   uint8_t dims;
@@ -138,20 +147,21 @@ struct lh_ipc_tensor {
   uint8_t zero[5];
 };
 
-/* In a STEP the state may be 0: none, and so is the rest then. Nobody writes to the tensors until
- * DONE. */
+/* A STEP without a sync has state 0, and all other fields are 0. Nobody may write to the tensors
+ * before DONE. */
 struct lh_ipc_sync {
   uint64_t state;
   uint64_t revision;
-  /* One byte for each tensor: not 0 if it may have changed since the last sync that ended well.
-   * Region 0: all of them may have. */
+  /* One byte for each tensor: not 0 if the tensor may have changed since the last sync that ended
+   * well. Region 0: every tensor may have changed. */
   struct lh_ipc_range touched;
   uint32_t strategy; /* lh_wire_strategy */
   uint32_t zero;
 };
 
-/* All that was agreed on last is here (LH_IPC_BACKGROUND), to be copied; or, after this time,
- * LH_DEADLINE_EXCEEDED: not yet. No sync of the member is open meanwhile. */
+/* A member in the background (LH_IPC_BACKGROUND) waits until the agreed state has been fetched, and
+ * then copies its chunks. LH_DEADLINE_EXCEEDED: after `timeout_ms` the fetch is not over. The
+ * member has no sync open meanwhile. */
 struct lh_ipc_take {
   uint32_t timeout_ms; /* at most LH_STEP_DEADLINE_MS_MAX */
   uint32_t zero;
@@ -161,7 +171,7 @@ struct lh_ipc_request {
   uint32_t magic;
   uint32_t type;
   uint64_t call;
-  uint64_t member; /* handle from the DONE of JOIN; 0 where no member is meant */
+  uint64_t member; /* the handle in the DONE of JOIN; 0 in a request that concerns no member */
   union {
     struct lh_ipc_hello hello;
     struct lh_ipc_region region;
@@ -182,18 +192,18 @@ struct lh_ipc_world {
   uint32_t rank;
   uint32_t size;
   uint32_t pending;    /* members waiting for admission */
-  uint32_t background; /* 1: this member's input is not in results yet */
+  uint32_t background; /* 1: this member is in the background, so its input is not in results */
 };
 
 struct lh_ipc_op_info {
-  uint64_t epoch; /* the epoch of the attempt that counted */
+  uint64_t epoch; /* the epoch of the attempt that gave the result */
   uint64_t bytes_sent;
   uint64_t bytes_received;
   uint64_t seconds_total_ns;
-  uint64_t seconds_wait_ns; /* until every member had posted */
+  uint64_t seconds_wait_ns; /* until every participant had started the op */
   uint32_t size;            /* members whose tensors are in the result */
-  uint32_t retries;         /* attempts beyond the first */
-  uint32_t algorithm;       /* lh_wire_algorithm of the attempt that counted, never AUTO */
+  uint32_t retries;         /* attempts after the first */
+  uint32_t algorithm;       /* lh_wire_algorithm of that attempt, never AUTO */
   uint32_t zero;
 };
 
@@ -207,38 +217,39 @@ struct lh_ipc_members_page {
 
 struct lh_ipc_sync_info {
   uint64_t revision;
-  uint64_t hash_high; /* of the state that all agreed on */
+  uint64_t hash_high; /* the digest of the agreed state */
   uint64_t hash_low;
-  uint64_t bytes; /* received */
+  uint64_t bytes; /* received by this member */
   uint64_t seconds_ns;
-  uint32_t sources; /* that sent some of them */
+  uint32_t sources; /* members that sent some of these bytes */
   uint32_t zero;
 };
 
-/* What peerd kept of a member of this name, of the same tensors. */
+/* Whether peerd keeps a state for the name of this member, with the same manifest. */
 struct lh_ipc_kept {
   uint64_t revision;
-  uint32_t kept; /* 0: nothing */
+  uint32_t kept; /* 0: peerd keeps none */
   uint32_t zero;
 };
 
 struct lh_ipc_progress {
   uint64_t bytes_done;
   uint64_t bytes_total;
-  uint64_t bytes_per_second; /* of late */
+  uint64_t bytes_per_second; /* lately */
   uint32_t sources;
   uint32_t zero;
 };
 
-/* A STEP may be refused, its sync may, or both: `status` is the first of these that is not OK. */
+/* A STEP with a sync has two outcomes: that of the boundary and that of the sync. If the boundary
+ * failed, `status` is its outcome. Otherwise `status` is the outcome of the sync. */
 enum lh_ipc_reply_flags {
-  LH_IPC_PASSED = 1, /* DONE of STEP: the boundary is behind the member, whatever the status */
-  /* What peerd had kept of a member of this name took the place of the trainer's tensors, since the
-   * trainer brought a lower revision. Those chunks count as changed, too. */
+  LH_IPC_PASSED = 1, /* DONE of STEP: the member has passed the boundary, whatever the status is */
+  /* The trainer brought a lower revision than the state that peerd keeps for the member's name. The
+   * kept state replaces the trainer's tensors: its chunks are marked as changed, too. */
   LH_IPC_RESUMED = 2,
-  /* DONE of SYNC, STEP and TAKE: the member is in the background. What others agree on is fetched
-   * into the inbox of its state, whose tensors nobody writes to until TAKE ends well or a later
-   * sync says no more of this. */
+  /* DONE of SYNC, STEP and TAKE: the member is in the background. Peerd fetches the agreed state
+   * into the inbox of the member's state. Nobody may write to the tensors until TAKE ends well, or
+   * a later sync ends without this flag. */
   LH_IPC_BACKGROUND = 4,
   LH_IPC_CHANGED = 8 /* chunks are marked as changed */
 };

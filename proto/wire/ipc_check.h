@@ -1,4 +1,5 @@
-// What the rules of proto/wire/ipc.h say about a request, before anything is done with it. Pure.
+// Checks a request against the rules of proto/wire/ipc.h. Peerd does this before it acts on the
+// request. Pure functions: a check returns a text that says what is wrong, or "".
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 
 namespace longhaul {
 
-// Bytes of `u` that have a meaning for the type; SIZE_MAX for a type that is no request.
+// How many bytes of `u` the type uses. SIZE_MAX: no request has this type.
 inline size_t IpcBodyBytes(uint32_t type) {
   switch (type) {
     case LH_IPC_HELLO:
@@ -53,7 +54,7 @@ inline bool IpcAllZero(const void* data, size_t bytes) {
   return any == 0;
 }
 
-// Whether `field` holds at most `bytes_max` of [A-Za-z0-9._-], at least one, and zeros behind it.
+// Whether `field` holds 1 to `bytes_max` bytes of [A-Za-z0-9._-] and then zeros.
 template <size_t N>
 bool IsIpcName(const char (&field)[N], size_t bytes_max) {
   const size_t length = strnlen(field, N);
@@ -87,9 +88,9 @@ inline std::string IpcSyncError(const lh_ipc_sync& sync) {
   return "";
 }
 
-// What is wrong with the request as such, "" if nothing is: a trainer that keeps to the protocol
-// never sends such a thing. `greeted`: HELLO was said on this connection. `descriptors`: how many
-// came with the request.
+// Says how the request breaks the protocol; "": it does not. Our client library never breaks it.
+// `greeted`: HELLO has come on this connection. `descriptors`: how many file descriptors came with
+// the request.
 inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
                                     size_t descriptors) {
   if (request.magic != LH_IPC_MAGIC) return "no request: wrong magic";
@@ -187,7 +188,7 @@ inline std::string IpcProtocolError(const lh_ipc_request& request, bool greeted,
   return "";
 }
 
-// Whether it is UTF-8, without control characters and of the shortest form.
+// Whether `text` is UTF-8 in its shortest form without control characters.
 inline bool IsPlainUtf8(const char* text, size_t bytes) {
   const auto* const at = reinterpret_cast<const uint8_t*>(text);
   for (size_t i = 0; i < bytes;) {
@@ -213,13 +214,13 @@ inline bool IsPlainUtf8(const char* text, size_t bytes) {
   return true;
 }
 
-// Bytes of an element of a tensor of a state; 0 for an unknown dtype.
+// The bytes of one element of a state's tensor; 0: the dtype is unknown.
 inline uint64_t IpcStateElementBytes(uint8_t dtype) {
   if (dtype == LH_WIRE_BOOL) return 1;
   return dtype < LH_WIRE_DTYPE_COUNT ? SizeOf(static_cast<DType>(dtype)) : 0;
 }
 
-// What is wrong with an entry of a state's table, apart from its region; "": nothing.
+// Says what is wrong with an entry of a state's table; "": nothing. Does not check the region.
 inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
   const size_t length = strnlen(tensor.name, sizeof tensor.name);
   if (length == 0 || length > LH_STATE_NAME_BYTES_MAX || !IsPlainUtf8(tensor.name, length) ||
@@ -263,8 +264,8 @@ inline std::string IpcTensorError(const lh_ipc_tensor& tensor) {
   return "";
 }
 
-// The op that a request asks for; its ranges lie inside regions of these sizes. InvalidArgument
-// says what does not fit.
+// Gives the op that a request asks for. InvalidArgument says what is wrong: a field, or a range
+// that does not lie inside its region, whose size the caller gives.
 inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_region_bytes,
                                          uint64_t target_region_bytes) {
   const auto refuse = [&op](const std::string& what) {
@@ -283,7 +284,7 @@ inline absl::StatusOr<OpDesc> ParseIpcOp(const lh_ipc_op& op, uint64_t source_re
       if (!fits && fault.empty()) fault = Refusal(field.name, std::to_string(*seen), "so large");
     }
   });
-  // One is there in any case: members that say 0 and 1 mean the same.
+  // 0 and 1 mean the same, because one member is always there.
   if (desc.min_world == 1) desc.min_world = 0;
   if (fault.empty()) fault = FaultIn(desc);
   if (fault.empty() && desc.count == 0) fault = Refusal("count", "0", "1 or more");

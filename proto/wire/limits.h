@@ -1,5 +1,5 @@
-/* Every bound on what crosses a process border, in one place. C99, so that the client sees it too.
- */
+/* Every bound on data that crosses the border of a process, in one place. C99, because the C client
+ * includes this file too. */
 #ifndef LONGHAUL_PROTO_WIRE_LIMITS_H_
 #define LONGHAUL_PROTO_WIRE_LIMITS_H_
 
@@ -9,7 +9,7 @@
 #define LH_COHORT_NAME_BYTES_MAX 64
 #define LH_ENDPOINT_BYTES_MAX 256
 #define LH_ENDPOINTS_MAX 8
-/* Texts of errors that cross the Unix socket or the control stream are cut to this. */
+/* Error texts that cross the Unix socket or the control stream are cut to so many bytes. */
 #define LH_ERROR_TEXT_BYTES_MAX 448
 
 /* Members of one group, local members of one peer, groups that one peer takes part in, trainers
@@ -18,18 +18,19 @@
 #define LH_LOCAL_MEMBERS_MAX 64
 #define LH_GROUPS_MAX 256
 #define LH_CLIENTS_MAX 256
-/* Members of one cohort: each is at one peer, one or more in each of its groups. */
+/* Members of one cohort that the coordinator takes. A peer takes LH_LOCAL_MEMBERS_MAX. */
 #define LH_COHORT_MEMBERS_MAX 256
 /* Pairs of peers of one group that cannot reach each other. */
 #define LH_BLOCKED_PAIRS_MAX 1024
 
 /* Ops that one member may have in flight, each with its own tag. */
 #define LH_OPS_OPEN_MAX 1024
-/* READYs of one peer in one group that no local op has met yet. A correct peer stays below. */
+/* READY frames of one peer in one group that belong to no op here yet. A correct peer stays
+ * below. */
 #define LH_READY_UNMATCHED_MAX 4096
 
-/* Bytes of tensors that one turn of a peer's reactor reads and writes for its ops beyond what is
- * being sent and received, in some 1 ms: the rest waits for the next turn. */
+/* Bytes of tensors that one turn of a peer's reactor copies and reduces for its ops. That takes
+ * about 1 ms; the rest waits for the next turn. */
 #define LH_OP_TURN_BYTES_MAX (4u << 20)
 
 /* An all-reduce of at most this many bytes travels inside its READY frames. */
@@ -41,21 +42,22 @@
 /* Elements of one tensor. */
 #define LH_COUNT_MAX ((uint64_t)1 << 48)
 
-/* Members that a sync names as sources to one that has to fetch. */
+/* Sources that a sync names to a member that has to fetch the state. */
 #define LH_SYNC_SOURCES_MAX 64
 
-/* Shared state: tensors, the name of one (bytes of UTF-8), its dimensions, all bytes together. */
+/* A shared state: its tensors, the bytes of a tensor's name (UTF-8), the dimensions of a tensor,
+ * and the bytes of all tensors together. */
 #define LH_STATE_TENSORS_MAX 65536
 #define LH_STATE_NAME_BYTES_MAX 256
 #define LH_STATE_DIMS_MAX 8
 #define LH_STATE_BYTES_MAX ((uint64_t)1 << 50)
-/* Transfers that one peer serves at a time; what one may have asked for at one source, in asks and
- * in bytes of chunks. */
+/* Transfers that one peer serves at a time. Asks, and bytes of chunks, that one transfer may have
+ * open at one source. */
 #define LH_STATE_TRANSFERS_MAX 8
 #define LH_STATE_ASKS_MAX 1024
 #define LH_STATE_WINDOW_BYTES_MAX (64u << 20)
 
-/* Revisions of shared state: a member cannot use the numbers up. */
+/* The highest revision of a shared state. No run gets so far. */
 #define LH_REVISION_MAX ((uint64_t)1 << 63)
 
 /* States that one client has registered at a time. */
@@ -65,15 +67,15 @@
 
 /* Data lanes of one link. */
 #define LH_LANES_MAX 256
-/* Segments of one link that were sent and are not acknowledged: the sender keeps what it takes to
- * send them again, and sends no more of them than this. A receiver acknowledges a lane at the
- * latest when so many segments came in whole on it since it did last. */
+/* Segments of one link that were sent and are not acknowledged. The sender keeps them to send them
+ * again, and sends no further segment beyond this number. */
 #define LH_SEGMENTS_UNACKED_MAX 32768
+/* A receiver acknowledges a data lane after at most so many whole segments. */
 #define LH_SEGMENTS_PER_ACK 64
-/* What a PING on a data lane may promise of silence. */
+/* The longest silence that a PING on a data lane may announce. */
 #define LH_QUIET_MS_MAX (10u * 60 * 1000)
-/* Lanes that one peer carries for pairs of others that cannot reach each other, each with two
- * buffers; and those of them whose handshake is not finished. */
+/* Tunnels: lanes that one peer carries as relay for pairs of peers that cannot reach each other.
+ * Each has two buffers. The second limit counts tunnels whose handshake is not finished. */
 #define LH_TUNNELS_MAX 512
 #define LH_TUNNELS_OPENING_MAX 64
 /* Connections on the data port whose handshake is not finished. */
@@ -94,16 +96,16 @@
 #define LH_TOKEN_BYTES_MAX 256
 /* The secret of a peer at the coordinator. */
 #define LH_PEER_SECRET_BYTES_MAX 64
-/* The one knob of failure detection: an hour. */
+/* detect_ms, the one knob of failure detection: at most an hour. */
 #define LH_DETECT_MS_MAX 3600000u
-/* How long the others wait for a member's vote: a day. */
+/* How long other members wait for a member at a step boundary: at most a day. */
 #define LH_STEP_DEADLINE_MS_MAX 86400000u
 
-/* One message on the control stream. The longest is the report of the ops in flight when an epoch
- * freezes: about 16 bytes for each other peer and each op that is done, aborts on faults or has at
- * most LH_ONE_SHOT_BYTES_MAX; others need no more than 40 in all. So with 1024 peers some 500 such
- * ops fit, with 400 all of LH_OPS_OPEN_MAX. A peer that has more loses its control stream each time
- * it reports them, and is removed as silent. */
+/* Bytes of one message on the control stream. The longest message is EpochReady with the ops in
+ * flight. An op takes about 16 bytes for each other peer if it is done here, aborts on faults, or
+ * has at most LH_ONE_SHOT_BYTES_MAX. Any other op takes at most 40 bytes in all. So some 500 ops of
+ * the first kind fit with 1024 peers, and LH_OPS_OPEN_MAX of them with 400 peers. A peer with more
+ * loses its control stream each time it reports them, and is removed as silent. */
 #define LH_CONTROL_MESSAGE_BYTES_MAX (8u << 20)
 
 #endif /* LONGHAUL_PROTO_WIRE_LIMITS_H_ */

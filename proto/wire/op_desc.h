@@ -1,4 +1,4 @@
-// What an op is: equal at every member, or the op is refused.
+// The description of an op. It must be equal at all members, or the op is refused.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ enum class Algorithm : uint8_t {
   kOneShot = LH_WIRE_ONESHOT,
   kMesh = LH_WIRE_MESH,
   kRing = LH_WIRE_RING,
-  kLocal = LH_WIRE_LOCAL,  // of ops that ran, not of descriptors
+  kLocal = LH_WIRE_LOCAL,  // only of an op that has ended, never in a description
 };
 
 constexpr auto NamesOf(DType) {
@@ -67,41 +67,42 @@ const char* Name(T value) {
 }
 size_t SizeOf(DType dtype);  // bytes of one element
 
-// The one definition of an op and its options: from the request of the trainer (proto/wire/ipc.h,
-// fields of the same names) through the core to the attempts. The checks, what READY carries, the
-// text of a mismatch and digests derive from the list below. READY has room for 19 more bytes.
+// The one definition of an op and its options. The trainer's request (lh_ipc_op in
+// proto/wire/ipc.h) has fields of the same names. The checks, the bytes in READY, the text of a
+// mismatch and the digests all derive from the list of fields below. READY has room for 19
+// more bytes.
 struct OpDesc {
   OpKind kind = OpKind::kAllReduce;
   DType dtype = DType::kFloat32;
   ReduceOp reduce = ReduceOp::kSum;
   OnFault on_fault = OnFault::kRetry;
-  uint8_t quantization = 0;  // 0 none; others reserved
-  // Fewer members than this: the op ends with kTooFewMembers. 0: any number; never 1.
+  uint8_t quantization = 0;  // 0: none; other values are reserved
+  // With fewer members of weight 1 the op ends with kTooFewMembers. 0: any number; never 1.
   uint16_t min_world = 0;
   Algorithm algorithm = Algorithm::kAuto;
   uint64_t count = 0;  // elements
 
   uint64_t bytes() const { return count * SizeOf(dtype); }
   std::string Fault() const;
-  // In the order of READY: a new field is the last.
+  // In the order in which READY carries them. A new field goes last.
   LH_FIELDS(OpDesc, LH_FIELD(kind), LH_FIELD(dtype), LH_FIELD(reduce), LH_FIELD(on_fault),
             LH_FIELD(quantization, rule::Range{0, 0}), LH_FIELD(algorithm),
             LH_FIELD(min_world, rule::Range{0, LH_MEMBERS_MAX}),
             LH_FIELD(count, rule::Range{0, LH_COUNT_MAX}));
 };
 
-// Where the members of one peer disagree: what a member offers that differs from the first one.
+// The offer of a member whose op differs from that of the first member at the same peer.
 struct OtherOffer {
   MemberId member;
   OpDesc desc;
   friend bool operator==(const OtherOffer&, const OtherOffer&) = default;
 };
 
-// Whether an op of this description travels inside its READYs.
+// Whether the tensors of such an op travel inside READY frames.
 bool IsOneShot(const OpDesc& desc);
 
-// "sum of float32 x 1048576 min_world 5": as it stands in the error when descriptors differ.
-// Options that have their defaults are left out.
+// "sum of float32 x 1048576 min_world 5", for the error when descriptions differ. Leaves options
+// out that have their defaults.
 std::string ToString(const OpDesc& desc);
 
 // Size of an op's description in READY. The bytes behind the last field are zero.
@@ -114,7 +115,8 @@ constexpr size_t OpDescFieldBytes() {
 }
 static_assert(OpDescFieldBytes() <= kOpDescBytes, "READY has no room for it");
 void Write(const OpDesc& desc, ByteWriter* writer);
-// Returns what is wrong with it (FaultIn), "" if nothing. Beyond the reader's end: anything.
+// Returns what is wrong with the description (FaultIn), or "". If the reader runs beyond its end,
+// the result says nothing: check the reader.
 std::string Read(ByteReader* reader, OpDesc* desc);
 
 }  // namespace longhaul

@@ -1,4 +1,4 @@
-/* Numbers that have one meaning on every border: C API, Unix socket, data lanes. C99. */
+/* Numbers that mean the same in the C API, on the Unix socket and on lanes. C99. */
 #ifndef LONGHAUL_PROTO_WIRE_TYPES_H_
 #define LONGHAUL_PROTO_WIRE_TYPES_H_
 
@@ -17,7 +17,7 @@ enum lh_wire_dtype {
   LH_WIRE_FLOAT64 = 11,
   LH_WIRE_DTYPE_COUNT = 12
 };
-/* The dtype that only tensors of a state have, next to those that can be reduced. */
+/* Only tensors of a state may have this dtype: it cannot be reduced. */
 #define LH_WIRE_BOOL 12
 
 enum lh_wire_reduce {
@@ -34,16 +34,19 @@ enum lh_wire_kind {
   /* Reserved: reduce-scatter 2, all-gather 3, broadcast 4, send-recv 5, barrier 6. */
 };
 
-/* What a member wants of a sync: the state that most have; to receive in any case; to send only. */
+/* What a member wants of a sync. POPULAR: the state that most members have wins. RECEIVE: the
+ * member takes another member's state. SEND: the member's own state is a candidate, and the member
+ * never receives. */
 enum lh_wire_strategy { LH_WIRE_POPULAR = 1, LH_WIRE_RECEIVE = 2, LH_WIRE_SEND = 3 };
 
 enum lh_wire_on_fault { LH_WIRE_RETRY = 0, LH_WIRE_ABORT = 1 };
 
-/* How an op's bytes travel. AUTO: chosen by its size and the links, the same at all members. LOCAL:
- * of an op that ran, and whose members were all at one peer. */
+/* How the bytes of an op travel. AUTO: peerd chooses by the op's size and the measured links, the
+ * same for all members. LOCAL appears only as the algorithm of an op that has ended: all its
+ * members were at one peer. */
 enum lh_wire_algorithm {
   LH_WIRE_AUTO = 0,
-  LH_WIRE_ONESHOT = 1, /* with the announcement: at most LH_ONE_SHOT_BYTES_MAX */
+  LH_WIRE_ONESHOT = 1, /* inside READY: at most LH_ONE_SHOT_BYTES_MAX */
   LH_WIRE_MESH = 2,
   LH_WIRE_RING = 3,
   LH_WIRE_ALGORITHM_COUNT = 4,
