@@ -17,7 +17,7 @@ namespace {
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProd, ReduceOp::kMin,
                              ReduceOp::kMax};
 
-// What moves segments. Whatever holds for one holds for the other.
+// An algorithm that moves segments. The tests below hold for each of them.
 struct Algorithm {
   const char* name;
   AttemptMaker make;
@@ -34,7 +34,7 @@ OpDesc Desc(DType dtype, ReduceOp op, uint64_t count) {
   return desc;
 }
 
-// One to three members at each peer, each in place or not.
+// Each peer has one to three members. Each member's op is in place or not.
 ModelOp::Options RandomOptions(Prng* prng, int size) {
   ModelOp::Options options;
   options.desc = Desc(static_cast<DType>(prng->Below(LH_WIRE_DTYPE_COUNT)),
@@ -213,7 +213,7 @@ TEST(RingTest, OutOfPlaceNeedsNoScratchAndInPlaceSaysWhenThereIsNone) {
 }
 
 TEST(RingTest, InPlaceDoesWithoutLandings) {
-  // Has room for the originals only.
+  // A pool with room only for the originals.
   struct Tight final : ScratchPool {
     absl::StatusOr<uint8_t*> Borrow(uint64_t bytes) override {
       ++asked;
@@ -271,8 +271,8 @@ struct Recorder final : AttemptSink {
 
 class PlaceTest : public testing::Test {
  protected:
-  // Position 1 of 3, in place; chunks of 128 bytes, grains of 64, of which it puts one into a
-  // segment. Position 2 does not contribute.
+  // Position 1 of 3, in place. Chunks have 128 bytes, grains 64, and a segment holds one grain.
+  // Position 2 does not contribute.
   explicit PlaceTest(const Algorithm& algorithm) : pool_(MakeScratchPool(1 << 20)) {
     ModelOp::Options options;
     options.desc = Desc(DType::kInt32, ReduceOp::kSum, 96);
@@ -471,7 +471,7 @@ TEST_F(MeshPlaceTest, SendsToEachPositionOnceItHasCreditFromThere) {
   attempt_->Credit(2);
   EXPECT_EQ(sink_.to_, std::set<int>{2});
   EXPECT_EQ(sink_.sent_.size(), 2u);
-  // A segment that is finished goes to those that have given credit, and to the others later.
+  // A finished segment goes at once to positions that have given credit, and to the rest later.
   const Segment segment{Phase::kReduce, 128, 64};
   ASSERT_TRUE(attempt_->Place(0, segment).ok());
   attempt_->Received(0, segment);
@@ -556,7 +556,7 @@ TEST(MeshTest, TakesNoMoreScratchThanItSaysAndFailsWhereThereIsNone) {
 
 // ------------------------------------------------------------------------------ faults
 
-// Runs `steps` steps, then stops every peer, each after some more steps of those that go on.
+// Runs `steps` steps. Then stops one peer after the other, with some more steps in between.
 void ExpectRestores(AttemptMaker make, const ModelOp::Options& options, uint64_t steps,
                     uint64_t seed) {
   const auto pool = MakeScratchPool(1 << 30);
@@ -648,9 +648,11 @@ TEST_P(FaultTest, ARedoFromRestoredInputsIsExact) {
   }
 }
 
-// 1. A finishes a segment in place and sends it on. 2. A freezes and stops; the segment is still
-// being sent. 3. B, not frozen yet, receives the rest of it. Had A put its original back in
-// between, B would take that for the result; and were A to die now, B and its like could commit it.
+// 1. A finishes a segment in place and sends it on.
+// 2. A freezes and stops. The segment is still being sent.
+// 3. B is not frozen yet and receives the rest of the segment.
+// If A put its original back between 2 and 3, B would take the original for the result. If A then
+// died, B and other peers could commit a wrong result.
 TEST(RingFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsReturn) {
   struct Sink final : AttemptSink {
     void SendSegment(int, const Segment& segment, const uint8_t* data, uint64_t cookie) override {
@@ -687,7 +689,8 @@ TEST(RingFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsReturn) {
   EXPECT_EQ(op.InputsDiffer(), "");
 }
 
-// The same in the mesh, where it is being sent to several: at the last return.
+// The same in the mesh, where the segment is sent to several positions: it is restored when the
+// last send has returned.
 TEST(MeshFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsLastReturn) {
   Recorder sink;
   const auto pool = MakeScratchPool(1 << 20);
@@ -724,7 +727,7 @@ TEST(MeshFaultTest, AFinishedSegmentThatIsBeingSentIsRestoredAtItsLastReturn) {
 
 // ------------------------------------------------------------------------------ slices
 
-// How many bytes of the local members' tensors each call changes.
+// Counts the bytes of the local members' tensors that each call changes.
 class SliceTest : public AlgorithmTest {
  protected:
   static constexpr uint64_t kSlice = 64 << 10;
@@ -746,7 +749,7 @@ class SliceTest : public AlgorithmTest {
     for (const uint8_t* tensor : spec.targets) before_.emplace_back(tensor, tensor + Bytes());
   }
   uint64_t Bytes() const { return spec_->desc.bytes(); }
-  // Since the last call; whole grains.
+  // Bytes changed since the last call, in whole grains.
   uint64_t Changed() {
     uint64_t changed = 0;
     for (size_t i = 0; i < before_.size(); ++i) {
@@ -759,7 +762,8 @@ class SliceTest : public AlgorithmTest {
     }
     return changed;
   }
-  // In slices, each of which changes no more than it may, up to a piece. Returns how many.
+  // Calls Work() until no work is left. Expects that each slice stays within its limit, and one
+  // piece more. Returns the number of slices.
   int WorkOffInSlices(Attempt* attempt) {
     int slices = 0;
     for (; attempt->HasWork(); ++slices) {
@@ -811,7 +815,7 @@ TEST_P(SliceTest, OriginalsComeBackInSlices) {
   EXPECT_EQ(op.InputsDiffer(), "");
 }
 
-// Each has a result of its own as soon as the op is done: nothing is left for its end.
+// Each such target holds the result when the op is complete, so Commit() leaves no work.
 TEST_P(SliceTest, TargetsThatAreNoSourcesGetTheResultSegmentBySegment) {
   const auto pool = MakeScratchPool(1 << 30);
   ModelOp op(Options(2, /*in_place=*/false));
@@ -825,7 +829,7 @@ TEST_P(SliceTest, TargetsThatAreNoSourcesGetTheResultSegmentBySegment) {
   }
 }
 
-// However far the other one lets it go ahead.
+// Holds however much credit the next position has given.
 TEST_P(SliceTest, InputsOfSeveralMembersAreAddedUpInSlices) {
   const auto pool = MakeScratchPool(1 << 30);
   Recorder sink;

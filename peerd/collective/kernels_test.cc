@@ -16,7 +16,7 @@ namespace longhaul::peerd {
 namespace {
 
 // ------------------------------------------------------------------------------ reference
-// One element at a time, from the bits, in the plainest arithmetic that is exact.
+// Computes one element at a time from its bits, with simple exact arithmetic.
 
 // A binary floating-point format of 16 bits.
 struct Format {
@@ -85,7 +85,7 @@ T ReferenceInteger(T a, T b, ReduceOp op) {
     case ReduceOp::kMax:
       return static_cast<T>(std::max(x, y));
     case ReduceOp::kProd:
-      // In 128 unsigned bits, which wrap and keep the low ones.
+      // Unsigned 128-bit arithmetic wraps and keeps the low bits.
       return static_cast<T>(static_cast<unsigned __int128>(x) * static_cast<unsigned __int128>(y));
     default:
       return static_cast<T>(x + y);
@@ -174,8 +174,9 @@ void ReferenceDivide(uint8_t* data, DType dtype, uint32_t divisor) {
 
 // ------------------------------------------------------------------------------ inputs
 
-// Bit patterns at which something changes: signed zeros, subnormals, the largest numbers,
-// infinities, NaNs quiet and signalling with sign and payload; for integers the ends of the range.
+// Bit patterns at the edges of a type. For floats: signed zeros, subnormals, the largest numbers,
+// infinities, and quiet and signalling NaNs with sign and payload. For integers: the ends of the
+// range.
 std::vector<uint64_t> Edges(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -220,7 +221,7 @@ std::vector<uint8_t> Elements(DType dtype, const std::vector<uint64_t>& bits) {
   return data;
 }
 
-// Random patterns, edges, and near neighbours of each other.
+// Random patterns, edges, and pairs of values that lie close together.
 std::vector<uint64_t> RandomBits(DType dtype, size_t count, Prng* prng) {
   const std::vector<uint64_t> edges = Edges(dtype);
   std::vector<uint64_t> bits(count);
@@ -247,7 +248,7 @@ class KernelsTest : public testing::TestWithParam<int> {
   DType dtype() const { return static_cast<DType>(GetParam()); }
   size_t width() const { return SizeOf(dtype()); }
 
-  // The reference's result for whole ranges.
+  // Computes whole ranges with the reference.
   std::vector<uint8_t> Expected(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b,
                                 ReduceOp op) const {
     std::vector<uint8_t> out(a.size());
@@ -319,7 +320,7 @@ TEST_P(KernelsTest, TheIdentityChangesNoBitsButThoseOfNan) {
     constexpr uint64_t kCount = 4096;
     std::vector<uint8_t> bits(kCount * size);
     for (uint8_t& byte : bits) byte = static_cast<uint8_t>(prng.Next());
-    // Zeros of both signs.
+    // Use zeros of both signs.
     std::fill_n(bits.begin(), 2 * size, uint8_t{0});
     if (dtype >= DType::kFloat16) bits[2 * size - 1] = 0x80;
     std::vector<uint8_t> identity(kCount * size);

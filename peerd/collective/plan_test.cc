@@ -66,7 +66,7 @@ TEST_P(PlanTest, ChunksDifferByOneBlockAtMost) {
     least = std::min(least, plan.Chunk(chunk).bytes);
     most = std::max(most, plan.Chunk(chunk).bytes);
   }
-  // The tensor's last block may be cut short.
+  // The last block of a tensor may be short.
   EXPECT_LT(most - least, 2 * 64u);
 }
 

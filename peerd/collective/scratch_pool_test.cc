@@ -33,7 +33,7 @@ TEST(ScratchPoolTest, GivenBuffersAreReused) {
   pool->Give(again);
 }
 
-// Whether the memory is still mapped, at all of its pages.
+// Whether all pages of the memory are still mapped.
 bool IsMapped(uint8_t* data, uint64_t bytes) {
   std::vector<unsigned char> pages((bytes + 4095) / 4096);
   return mincore(data, bytes, pages.data()) == 0;
@@ -49,7 +49,7 @@ TEST(ScratchPoolTest, GivesBackToTheSystemWhatIsMoreThanItMayKeep) {
   EXPECT_TRUE(IsMapped(more, 1 << 20));
 }
 
-// Its owner may have a thread for that.
+// The owner may unmap on another thread.
 TEST(ScratchPoolTest, LeavesUnmappingToItsOwner) {
   std::vector<std::pair<void*, size_t>> given;
   {
@@ -74,7 +74,7 @@ TEST(ScratchPoolTest, KeptBuffersMakeRoomForOthers) {
   for (uint8_t* data : small) pool->Give(data);
   for (uint8_t* data : small) EXPECT_TRUE(IsMapped(data, 1 << 20));
   uint8_t* const large = *pool->Borrow(7 << 20);
-  // It may be where others were.
+  // The large buffer may have taken the addresses of small ones.
   const auto kept = std::count_if(small.begin(), small.end(), [&](uint8_t* data) {
     return IsMapped(data, 1 << 20) && (data < large || data >= large + (7 << 20));
   });

@@ -7,7 +7,7 @@ namespace {
 
 control::CoordinatorMessage Message() { return control::PendingCount{}; }
 
-// 'b'egan, 'm'essage, 'e'nded.
+// One letter for each mail: b for StreamBegan, e for StreamEnded, m for a message.
 std::string Take(ControlInbox* inbox) {
   std::string all;
   for (const ControlInbox::Mail& mail : inbox->TakeAll()) all += "bem"[mail.index()];
@@ -39,7 +39,7 @@ TEST(ControlInbox, StreamsThatDoNotFitAreNotHeardOf) {
   EXPECT_EQ(Take(&inbox), "bme");
 }
 
-// A reactor that never has room for the end of a stream would take the stream for standing.
+// If the end of a stream could get lost, the reactor would believe that the stream still stands.
 TEST(ControlInbox, EveryBeginningHasItsEnd) {
   for (size_t room = 0; room <= 4; ++room) {
     ControlInbox inbox(4, nullptr);

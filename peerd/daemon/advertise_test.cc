@@ -16,7 +16,7 @@ TEST(AdvertisedEndpoint, SaysWhatToDoWhenNothingIsKnown) {
   EXPECT_NE(endpoint.status().message().find("--advertise"), absl::string_view::npos);
 }
 
-// A host that got another address was dialled at the old one for ever.
+// If the address was derived only once, other peers would dial a host's old address for ever.
 TEST(AdvertisedAddress, IsDerivedAnewEachTime) {
   absl::StatusOr<std::string> here = "10.0.0.1:4000";
   AdvertisedAddress address("", [&] { return here; });

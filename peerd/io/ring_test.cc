@@ -1,4 +1,4 @@
-// The contract of Ring, on both implementations; and what only one of them promises.
+// Tests the contract of Ring on both implementations, and the promises of each one.
 #include "peerd/io/ring.h"
 
 #include <fcntl.h>
@@ -32,7 +32,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What a started operation has come to.
+// Records the callbacks of an operation.
 struct Seen {
   int calls = 0;
   int ends = 0;
@@ -181,7 +181,7 @@ TEST_P(RingTest, MessagesScatterAndGather) {
   std::string got(head.size() + body.size(), '\0');
   size_t have = 0;
   while (have < got.size()) {
-    // The boundary between the two parts moves along with what is missing.
+    // Receive the missing bytes into two parts: the first has at most 3 bytes.
     const size_t split = std::min<size_t>(3, got.size() - have);
     iovec in[2] = {{got.data() + have, split},
                    {got.data() + have + split, got.size() - have - split}};
@@ -319,7 +319,7 @@ TEST_P(RingTest, AbortReachesTheOtherSideAsReset) {
   sockets().Close(b);
 }
 
-// The peer does not read: only the abortive close brings the notice back.
+// The other end does not read, so only the abortive close brings the notice.
 TEST_P(RingTest, ZeroCopyNoticeComesAfterAnAbortiveClose) {
   if (!ring_->features().send_zero_copy) GTEST_SKIP() << ring_->features().description;
   const auto [a, b] = Connected();
@@ -349,7 +349,7 @@ TEST_P(RingTest, CallbacksMayStartAndCancelOperations) {
   EXPECT_TRUE(Until([&] { return left <= 0; }));
 }
 
-// Far more than the queue of 64 entries holds.
+// The submission queue has 64 entries; the test starts far more operations.
 TEST_P(RingTest, AnyNumberOfOperationsMayBeStartedAtOnce) {
   const auto [a, b] = Connected();
   constexpr int kOps = 2000;
@@ -490,7 +490,7 @@ TEST(UringRefusalTest, NamesTheFileLimitOnEmfile) {
 
 TEST(UringBufferTest, MemoryBeyondTheLockLimitIsResourceExhausted) {
   if (geteuid() == 0) {
-    // IPC_LOCK lifts the limit; without it, root is held to it as well.
+    // A process with IPC_LOCK has no limit. Without IPC_LOCK the limit holds for root too.
     rlimit limit;
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (limit.rlim_cur == RLIM_INFINITY) GTEST_SKIP() << "no limit here";
@@ -502,7 +502,7 @@ TEST(UringBufferTest, MemoryBeyondTheLockLimitIsResourceExhausted) {
   const auto small = (*ring)->RegisterBuffer(memory.data(), memory.size());
   if (small.ok()) {
     (*ring)->UnregisterBuffer(*small);
-    return;  // within the limit, or exempt from it
+    return;  // the memory is within the limit, or the process has no limit
   }
   EXPECT_EQ(small.status().code(), absl::StatusCode::kResourceExhausted);
 }
@@ -535,7 +535,7 @@ TEST(UringBufferTest, MemoryThatIsNotAllTouchedIsNotFaultedIn) {
     EXPECT_EQ(static_cast<size_t>(status.st_blocks) * 512, (kPages - 1) * kPage) << "faulted in";
     touch(hole);
     const auto buffer = (*ring)->RegisterBuffer(mine, kPages * kPage);
-    if (!buffer.ok()) {  // the lock limit
+    if (!buffer.ok()) {  // the limit of locked memory
       EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted);
       continue;
     }

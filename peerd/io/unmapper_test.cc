@@ -24,7 +24,7 @@ bool Mapped(uint8_t* page) {
 }
 
 TEST(UnmapperTest, EverythingIsGivenBackByTheEndAndNothingBesides) {
-  // More than one slice, and not a whole number of them.
+  // More than one slice, but not a whole number of slices.
   constexpr size_t kBytes = (size_t{200} << 20) + kPage;
   uint8_t* const first = Map(kBytes);
   uint8_t* const second = Map(3 * kPage);

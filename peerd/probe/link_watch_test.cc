@@ -124,7 +124,7 @@ TEST(LinkWatch, AProbeWithFewConnectionsIsALowerBound) {
   watch.Add(kOther, probe, At(100));
   watch.Add(kOther, probe, At(111));
   EXPECT_EQ(watch.PopReport(At(111)).links.at(0).bytes_per_second, 60 * kMega);
-  // What nobody has confirmed for so long is not known any more.
+  // After kForget without a confirmation the old rate does not count any more.
   watch.Add(kOther, probe, At(700));
   EXPECT_EQ(watch.PopReport(At(700)).links.at(0).bytes_per_second, 15 * kMega);
 }
@@ -136,7 +136,7 @@ TEST(LinkWatch, WhatLanesGetWhileTheirNumberGrowsIsALowerBound) {
   EXPECT_TRUE(watch.PopReport(At(15)).links.at(0).at_least) << "however long it takes";
   watch.Add(kOther, {60 * kMega, false, 1000}, At(16));
   EXPECT_FALSE(watch.PopReport(At(16)).links.at(0).at_least);
-  // The path changes, and another number of lanes is looked for.
+  // The path changes, and the link looks for another number of lanes.
   watch.Add(kOther, {10 * kMega, false, 1000, /*few_connections=*/true}, At(30));
   watch.Add(kOther, {20 * kMega, false, 1000, /*few_connections=*/true}, At(40));
   EXPECT_TRUE(watch.PopReport(At(40)).links.empty());
@@ -174,7 +174,7 @@ TEST(LinkWatch, KeepsFewSamples) {
     watch.Add(kOther, {(2000 - static_cast<uint64_t>(i)) * kMega, false, 1000},
               At(0) + Millis(15 * i));
   }
-  // The oldest are gone, though they were higher.
+  // The oldest samples are dropped, although they were higher.
   EXPECT_EQ(watch.PopReport(At(15)).links.at(0).bytes_per_second,
             (2000 - 1000 + LinkWatch::kSamplesMax) * kMega);
 }

@@ -1,5 +1,5 @@
-// Transfers of shared state between whole peers: transport, server and receiver, on the in-memory
-// network from seeds and over loopback TCP.
+// Transfers of shared state between whole peers, each with a transport, a server and a receiver.
+// They run on the network in memory, driven by seeds, and over loopback TCP.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 const GroupKey kGroup{kRun, 3};
 constexpr uint64_t kLocal = 77;
 
-// Hashes between turns of the ring, in any order, and not all at once.
+// Hashes between turns of the ring: a random part of the open work, in random order.
 class TestHasher final : public Hasher {
  public:
   explicit TestHasher(uint64_t seed) : random_(seed) {}
@@ -55,7 +55,7 @@ class TestHasher final : public Hasher {
                        done();
                      }});
   }
-  // All of the memory, which is part of one chunk.
+  // Whether all of this memory was touched. It has to lie in one chunk.
   bool Touched(const uint8_t* data, size_t bytes) const {
     const auto next = touched_.upper_bound(data);
     if (next == touched_.begin()) return false;
@@ -73,7 +73,7 @@ class TestHasher final : public Hasher {
     }
   }
 
-  bool holds = false;  // does nothing
+  bool holds = false;  // Run() does nothing
   size_t waiting() const { return work_.size(); }
 
  private:
@@ -86,7 +86,7 @@ class TestHasher final : public Hasher {
   std::map<const uint8_t*, size_t> touched_;
 };
 
-// A peer of PeerWorld that exchanges state next to what Peer does.
+// A peer of PeerWorld that also exchanges state.
 class StatePeer final : public Peer {
  public:
   void Make() {
@@ -155,12 +155,12 @@ class StatePeer final : public Peer {
   std::map<uint64_t, TransferResult> results;
   std::map<uint64_t, std::string> differences;
   int requests = 0;
-  bool mute = false;  // answers nothing
+  bool mute = false;  // answers no ask
   uint64_t state_bytes = 0;
-  std::span<const uint8_t> fresh;  // the inbox, where that is memory of its own
+  std::span<const uint8_t> fresh;  // the inbox if it is memory of its own
 };
 
-// A state with memory of its own.
+// A state and its memory.
 struct State {
   explicit State(const Manifest& manifest) : state(std::make_shared<MemoryState>()) {
     uint64_t total = 0;
@@ -204,7 +204,7 @@ struct State {
     }
   }
   Hash128 root() const { return RootOf(state->manifest, state->digests); }
-  // What it consists of, from the inbox where that has it; what the digests say is there.
+  // The bytes of the state, each chunk from the inbox or its place. Checks the digests.
   std::vector<uint8_t> Seen() const {
     std::vector<uint8_t> seen;
     for (uint32_t t = 0; t < state->manifest.size(); ++t) {
@@ -220,14 +220,15 @@ struct State {
 
   std::shared_ptr<MemoryState> state;
   std::vector<uint8_t>* bytes = nullptr;
-  std::vector<uint8_t> inbox;  // empty: chunks come to `bytes`
+  std::vector<uint8_t> inbox;  // empty: chunks are fetched into `bytes`
 };
 
 Manifest OneTensor(uint64_t bytes) { return {{"weights", 9, {bytes}, bytes, false}}; }
 
 MemberId MemberOf(int peer) { return MemberId(100 + peer); }
 
-// Peer 0 fetches, the others hold the state. With odd seeds peer 0 has an inbox of its own.
+// Peer 0 fetches, and all other peers hold the state. With odd seeds peer 0 has an inbox of its
+// own.
 class Cluster {
  public:
   Cluster(Rings rings, uint64_t seed, int count, const Manifest& manifest, bool data = true,
@@ -286,7 +287,7 @@ class Cluster {
   }
   bool Ended() { return at(0).results.contains(kLocal); }
   const TransferResult& result() { return at(0).results.at(kLocal); }
-  // Breaks the link of peer 0 with this one.
+  // Breaks the link between peer 0 and peer `i`.
   void Cut(int i) {
     at(i).transport->BreakLink({kRun, PeerId(1)}, "cut");
     EXPECT_TRUE(world.Until([&] { return !at(0).up.contains(at(i).id); }));
@@ -296,7 +297,7 @@ class Cluster {
     EXPECT_TRUE(world.Until([&] { return world.Now() >= until; }));
   }
   StateTransfer::Progress progress() { return at(0).exchange->ProgressOf(kLocal); }
-  // On all connections.
+  // Bytes sent to peer 0 on all connections.
   uint64_t BytesToReceiver() {
     uint64_t bytes = 0;
     if (world.fake == nullptr) return 0;
@@ -307,7 +308,7 @@ class Cluster {
   }
   uint64_t total() const { return states[0].bytes->size() - 1; }
 
-  // Runs to the end, which has to be a good one.
+  // Runs until the transfer ends, and expects that it has succeeded.
   void ExpectFetched() {
     ASSERT_TRUE(world.Until([&] { return Ended(); })) << "does not end";
     ASSERT_EQ(result().error, "");
@@ -418,7 +419,7 @@ TEST_P(ExchangeTest, LinksWithoutDataLanesGetSome) {
   EXPECT_EQ(cluster.at(0).transport->GetStats().links_lost, 0u);
 }
 
-// A tensor of 6 GiB of which one page is not zero: nothing of the rest is ever touched.
+// A tensor of 6 GiB. Only one page is not zero, and no other page is ever touched.
 TEST(ExchangeLargeTest, ChunkBeyond4GiBIsFetchedIntoItsPlace) {
   constexpr uint64_t kBytes = 6144 * kMiB;
   constexpr uint64_t kChunk = 5000;
@@ -490,7 +491,7 @@ TEST_P(ExchangeTest, TensorsThatMayBeUnequalComeFromOneSourceAndOnlyWhereTheyAre
   const Manifest manifest = {{"w", 9, {}, 3 * kMiB, false}, {"step", 9, {}, 2 * kMiB + 7, true}};
   for (const bool wanted : {false, true}) {
     Cluster cluster(GetParam().rings, GetParam().seed, 3, manifest);
-    // Each has its own.
+    // Each peer has other bytes in the tensor that may be unequal.
     for (int i = 0; i < 3; ++i) {
       std::memset(cluster.states[i].state->places[1], 'a' + i, manifest[1].bytes);
       cluster.states[i].Hash();
@@ -523,15 +524,15 @@ TEST_P(ExchangeTest, SourceThatDiesHalfWayCostsLittle) {
   cluster.ExpectFetched();
   EXPECT_EQ(cluster.result().bytes, cluster.total());
   EXPECT_EQ(cluster.at(0).ups[PeerId(2)], 1) << "it does not come back";
-  // Where time stands still while something moves nobody is slow, and no load of the machine
-  // counts.
+  // In memory, time stands still while bytes move. So no source is slow, whatever the load of the
+  // machine is.
   if (GetParam().rings == Rings::kFake) {
     EXPECT_LE(cluster.result().bytes_repeated, cluster.total() / 20);
   }
 }
 
-// Whatever was on its way when it died, whoever helps whom: at any seed, and counted at the
-// receiver byte by byte.
+// Holds for every seed, whichever bytes are on their way at the death and whichever source helps.
+// The receiver counts every byte.
 TEST_P(ExchangeSeeds, DeathOfASourceNeverCostsATwentiethAndAllThatCameIsCounted) {
   for (int round = 0; round < 4; ++round) {
     Prng random(GetParam() * 100 + round);
@@ -582,7 +583,7 @@ TEST_P(ExchangeSeeds, SourceThatFallsSilentIsReplacedBeforeItsLinkIsGone) {
   cluster.Serve(2);
   cluster.Start();
   ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 6 * kMiB; }));
-  // The data lanes of the first link stand still, its control lane does not.
+  // The data lanes of the first link stall. Its control lane goes on.
   const Tick stalled = cluster.world.Now();
   for (int connection = 0; connection < cluster.world.fake->connections(); ++connection) {
     if (cluster.world.fake->BytesSent(connection, /*by_dialer=*/false) > kMiB) {
@@ -644,7 +645,7 @@ TEST_P(ExchangeSeeds, WhereTheLastSourceWentOthersThatAreNamedInTimeAreAsked) {
   cluster.Serve(2);
   cluster.Start({{MemberOf(1), cluster.at(1).id}});
   ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 6 * kMiB; }));
-  // Its trainer is gone; the receiver may hear of that before it hears who else has the state.
+  // The source's trainer is gone. The receiver may hear of that before another source is named.
   cluster.at(1).exchange->server()->Unregister(kGroup, MemberOf(1));
   cluster.Pass(Seconds(4));
   EXPECT_FALSE(cluster.Ended());
@@ -670,7 +671,7 @@ TEST_P(ExchangeSeeds, SourceThatIsNamedAgainIsAskedAgain) {
   EXPECT_EQ(cluster.result().bytes, cluster.total());
 }
 
-// Two that cannot reach each other, although others reach both.
+// The fetching peer and the holder cannot reach each other; a third peer reaches both.
 TEST_P(ExchangeSeeds, HolderWithoutALinkIsWaitedForUntilAnotherOneHasIt) {
   Cluster cluster(Rings::kFake, GetParam(), 3, OneTensor(4 * kMiB));
   cluster.Serve(1);
@@ -678,7 +679,7 @@ TEST_P(ExchangeSeeds, HolderWithoutALinkIsWaitedForUntilAnotherOneHasIt) {
   cluster.Start({{MemberOf(1), cluster.at(1).id}});
   cluster.Pass(Seconds(5));
   EXPECT_FALSE(cluster.Ended());
-  // The other one that fetches is done, which is news: it may take as long again.
+  // Another member's fetch is done, so the coordinator names it. That restarts the time limit.
   cluster.at(0).exchange->ChangeSources(kLocal, cluster.Sources(), cluster.world.Now());
   cluster.Pass(Millis(700));
   cluster.Serve(2);
@@ -739,7 +740,7 @@ TEST_P(ExchangeSeeds, OpenAsksAreRefusedWhenASourceEnds) {
   ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 6 * kMiB; }));
   StateServer* const server = cluster.at(1).exchange->server();
   server->EndServe(kGroup, MemberOf(1));
-  // From then on its trainer may write.
+  // Once Reading() is false, the source's trainer may write.
   ASSERT_TRUE(cluster.world.Until([&] { return !server->Reading(cluster.states[1].state.get()); }));
   std::fill(cluster.states[1].bytes->begin(), cluster.states[1].bytes->end(), 0);
   cluster.ExpectFetched();
@@ -774,7 +775,7 @@ TEST_P(ExchangeSeeds, FlippedBitOnTheWireDropsTheSourceAndTheResultIsRight) {
     ++flipped;
   }
   ASSERT_EQ(flipped, 1);
-  // Time passes when the first source has nothing more to do.
+  // Time passes only when the first source has nothing left to send.
   const Tick later = cluster.world.Now() + Millis(50);
   ASSERT_TRUE(cluster.world.Until([&] { return cluster.world.Now() >= later; }));
   EXPECT_FALSE(cluster.Ended());
@@ -897,7 +898,7 @@ TEST_P(ExchangeTest, ReceiverThatGivesUpWritesNothingMoreAndIsForgotten) {
   for (int i = 0; i < 50; ++i) cluster.world.Step();
   EXPECT_EQ(*cluster.states[0].bytes, frozen);
   EXPECT_EQ(cluster.states[0].inbox, inbox);
-  // What was broken off goes on where it was.
+  // The next transfer fetches only the chunks that are missing.
   const uint64_t there = cluster.result().bytes;
   cluster.at(0).results.clear();
   cluster.Start();
@@ -940,7 +941,7 @@ TEST_P(ExchangeSeeds, WhoAsksForMoreThanAReceiverNeedsIsRefused) {
 TEST_P(ExchangeSeeds, SixTransfersOfAPeerAreServedAtATimeAndAllEnd) {
   constexpr uint64_t kTransfers = 11;
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(2 * kMiB));
-  // Those behind wait for longer than anybody would for one that says nothing.
+  // The last transfers wait for longer than a transfer waits for a silent source.
   cluster.at(1).exchange->server()->SetRate(1500 << 10);
   cluster.Serve(1);
   std::deque<State> states;
@@ -980,7 +981,7 @@ TEST_P(ExchangeSeeds, WhatIsNotHereTakesNoPlace) {
 
 // ------------------------------------------------------------------------------ manifests
 
-// Its buffer is let go of under the name that was asked for.
+// Only receives of the ask are detached from the buffer, so a piece of another ask must not use it.
 TEST_P(ExchangeSeeds, AManifestUnderAnotherNameIsNotTaken) {
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(100));
   cluster.at(0).exchange->CompareManifest(1, kGroup,
@@ -1021,7 +1022,8 @@ TEST_P(ExchangeTest, ManifestsAreComparedWithoutServing) {
       cluster.world.Until([&] { return cluster.at(1).exchange->server()->transfers() == 0; }));
 }
 
-// Who is refused for its manifest asks when the sync of the other one is about to end, too.
+// A member that is refused for its manifest asks for the elected manifest. At that time the sync of
+// the member that has it may just end.
 TEST_P(ExchangeTest, AManifestThatWasAskedForIsSentThoughItsSyncEnds) {
   Cluster cluster(GetParam().rings, GetParam().seed, 2, OneTensor(100));
   cluster.Serve(1);
@@ -1052,7 +1054,7 @@ TEST_P(ExchangeTest, OpsAndATransferShareALinkAndBothProgress) {
     to.scatter = true;
     cluster.Start();
     ASSERT_TRUE(cluster.world.Until([&] { return cluster.progress().bytes_done >= 2 * kMiB; }));
-    // As a collective does: always some segments queued, next to those on the lanes.
+    // Some segments are always queued, beside those on the lanes, as with a collective.
     uint64_t next = 1;
     const auto send = [&] {
       while (next - from.sent.size() <= 8 + lanes) from.Send(PeerId(1), 0, 512 << 10, next++);
@@ -1061,7 +1063,7 @@ TEST_P(ExchangeTest, OpsAndATransferShareALinkAndBothProgress) {
       send();
       return to.received >= lanes * kMiB / 2;
     }));
-    // Behind the first ones on the lanes is what was sent after them.
+    // Now the segments that were on the lanes at first have arrived.
     const uint64_t state_before = to.state_bytes;
     const uint64_t ops_before = to.received;
     const uint64_t wire_before = cluster.BytesToReceiver();
@@ -1072,7 +1074,7 @@ TEST_P(ExchangeTest, OpsAndATransferShareALinkAndBothProgress) {
     ASSERT_FALSE(cluster.Ended()) << "the transfer took more than its share";
     const uint64_t state_bytes = to.state_bytes - state_before;
     const uint64_t ops_bytes = to.received - ops_before;
-    // What is on the lanes at the two ends of the stretch.
+    // Bytes that may be on the lanes when the measurement begins and ends.
     const uint64_t slack = lanes * kMiB;
     EXPECT_GE(ops_bytes + slack, state_bytes);
     EXPECT_GE(state_bytes + slack, ops_bytes / 2) << "and not nothing";
@@ -1085,7 +1087,7 @@ TEST_P(ExchangeTest, OpsAndATransferShareALinkAndBothProgress) {
 }
 
 TEST_P(ExchangeSeeds, RateBoundsWhatAPeerSendsToAllTogether) {
-  // Two fetch from one holder: peer 0 and another member of the same peer.
+  // Two members of peer 0 fetch from one holder.
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(6 * kMiB));
   StateServer* const server = cluster.at(1).exchange->server();
   server->SetRate(4 * kMiB);
@@ -1117,7 +1119,7 @@ TEST_P(ExchangeSeeds, RateBoundsWhatAPeerSendsToAllTogether) {
 }
 
 TEST_P(ExchangeSeeds, SlowSourceThatGoesOnIsNotGivenUp) {
-  // A chunk takes longer than the patience with a source that says nothing.
+  // A chunk takes longer than a transfer waits for a silent source.
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(2 * kMiB));
   cluster.at(1).exchange->server()->SetRate(100 << 10);
   cluster.Serve(1);
@@ -1127,7 +1129,8 @@ TEST_P(ExchangeSeeds, SlowSourceThatGoesOnIsNotGivenUp) {
   EXPECT_EQ(cluster.result().bytes_repeated, 0u);
 }
 
-// Pieces come side by side, and none of them is whole before the patience with silence is over.
+// Pieces arrive side by side. None is whole before the time is over that a transfer waits for a
+// silent source.
 TEST_P(ExchangeSeeds, SlowLinkOfManyLanesIsNotGivenUp) {
   TransportOptions options;
   options.lanes = 8;
@@ -1159,7 +1162,7 @@ TEST(ExchangeFreshTest, NothingIsAskedForOrTakenBeforeTheMemoryIsTouched) {
   ASSERT_TRUE(cluster.world.Until([&] { return cluster.at(0).hasher->waiting() > 0; }));
   cluster.Pass(Millis(200));
   EXPECT_EQ(cluster.at(1).requests, 1) << "for digests";
-  // A source that sends it all the same.
+  // A source sends the chunk although its memory is still being touched.
   FrameHeader header = ChunkFrame(FrameType::kChunkData, kGroup.group, 1, 2);
   header.payload_bytes = header.stamp = kMiB;
   const auto place = cluster.at(0).exchange->OnDataHeader({kRun, PeerId(2)}, header);
@@ -1212,7 +1215,7 @@ TEST_P(ExchangeSeeds, WhateverIsCutTheResultIsRight) {
     uint64_t epoch = 2;
     ASSERT_TRUE(cluster.world.Until([&] {
       for (int i = 1; i < 4; ++i) {
-        // As after a fault in an epoch: links that went are asked for anew.
+        // Ask for lost links anew, as an epoch after a fault does.
         if (cluster.at(0).downs[PeerId(i + 1)].empty() && cluster.at(i).downs[PeerId(1)].empty()) {
           continue;
         }
@@ -1260,7 +1263,7 @@ TEST_P(ExchangeSeeds, FramesAgainstTheProtocolCloseTheLink) {
       return cluster.at(1).transport->GetStats().frames_refused == 1;
     })) << bad.what;
   }
-  // An answer of another length than what was asked for.
+  // An answer of the wrong length.
   Cluster cluster(Rings::kFake, GetParam(), 2, OneTensor(4 * kMiB));
   cluster.at(1).mute = true;
   cluster.at(1).memory.resize(1000);

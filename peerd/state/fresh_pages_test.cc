@@ -22,7 +22,7 @@ class FreshPagesTest : public ::testing::Test {
     void* const base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     ASSERT_NE(base, MAP_FAILED);
-    // One page is one page.
+    // Without huge pages, a touch makes one page only.
     (void)madvise(base, bytes_, MADV_NOHUGEPAGE);
     base_ = static_cast<uint8_t*>(base);
   }

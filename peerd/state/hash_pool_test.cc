@@ -26,10 +26,10 @@ Bytes Random(size_t bytes, uint64_t seed) {
   return data;
 }
 
-// A pool whose owner is the test's thread.
+// A pool. The test's thread acts as the reactor.
 struct Owner {
   explicit Owner(uint32_t threads) : pool(threads, [this] { woken.release(); }) {}
-  // False: `condition` did not come about within half a minute.
+  // Waits until `condition` holds. False: it did not hold within half a minute.
   template <class Condition>
   bool Until(const Condition& condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -139,7 +139,7 @@ TEST(HashPoolTest, ACallbackMayStartAndCancelWork) {
   EXPECT_EQ(ended, 1);
 }
 
-// Says on which thread it was released.
+// A holder that stores the thread on which it is released.
 std::shared_ptr<const void> Holder(std::thread::id* released) {
   return {static_cast<const void*>(nullptr),
           [released](const void*) { *released = std::this_thread::get_id(); }};
@@ -174,7 +174,7 @@ TEST(HashPoolTest, AChunkDoesNotWaitForAState) {
   const Bytes data = Random(16 << 20, 1);
   const Bytes chunk = Random(kStateChunkBytes, 2);
   Owner owner(1);
-  // A terabyte: the test would not see its end.
+  // So much to hash that the test would not see its end.
   const std::vector<std::span<const uint8_t>> large(size_t{1} << 16, data);
   const auto state = owner.pool.HashTensors(large, nullptr, [](auto) { FAIL(); });
   bool ended = false;
@@ -218,7 +218,7 @@ TEST(HashPoolTest, NothingIsWrittenAfterACopyWasCancelled) {
     const auto id = owner.pool.CopyChunks(chunks, nullptr, [](auto) { FAIL(); });
     for (int i = 0; i < round; ++i) std::this_thread::yield();
     owner.pool.Cancel(id);
-    // A thread that still wrote would be found by the thread sanitizer, and here most of the time.
+    // If a thread still wrote, the thread sanitizer would find it, and most of the time this check.
     std::fill(copy.begin(), copy.end(), uint8_t{2});
     bool later = false;
     owner.pool.HashTensors({data}, nullptr, [&](auto) { later = true; });

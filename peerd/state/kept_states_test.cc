@@ -18,11 +18,11 @@ using testing::Each;
 using testing::HasSubstr;
 
 constexpr uint64_t kTensorBytes = 2500000;
-// One state of TrainerState, in whole pages.
+// The bytes of a kept TrainerState, rounded up to whole pages.
 constexpr uint64_t kStateBytes = 2502656;
 const GroupKey kGroup{"run", 3};
 
-// A trainer's tensors, hashed.
+// A trainer's tensors and their digests.
 struct TrainerState : MemoryState {
   explicit TrainerState(uint8_t fill, const std::string& name = "w") : bytes(kTensorBytes + 100) {
     std::fill(bytes.begin(), bytes.end(), fill);
@@ -64,7 +64,7 @@ class KeptStatesTest : public testing::Test {
       if (!woken_.try_acquire_until(deadline)) return false;
     }
   }
-  // A commit of the member, to its end.
+  // Commits a state of the member and waits until it is copied.
   void Keep(uint64_t local, const std::shared_ptr<TrainerState>& state, uint64_t revision) {
     bool done = false;
     if (!kept_->Keep(local, state, revision, state->root(), [&] { done = true; })) {
@@ -138,7 +138,7 @@ TEST_F(KeptStatesTest, OnlyChunksThatChangedAreCopied) {
   kept_->Add(1, kGroup, "a");
   const auto state = std::make_shared<TrainerState>(7);
   Keep(1, state, 12);
-  // A change that no digest tells of is not looked at.
+  // Keep() compares digests only, so it does not see a change without a new digest.
   state->bytes[0] = 1;
   state->bytes[kStateChunkBytes] = 2;
   state->digests[0][1] =
@@ -164,7 +164,7 @@ TEST_F(KeptStatesTest, BitsThatAreNotWhatWasAgreedOnAreNotKept) {
   EXPECT_EQ(kept_->Find(1, manifest), nullptr);
   EXPECT_EQ(kept_->bytes(), 0u);
   EXPECT_THAT(log_, HasSubstr("its tensors were written to before the sync had ended"));
-  // The next one is.
+  // The next state is hashed, and kept.
   next->Hash();
   Keep(1, next, 14);
   EXPECT_EQ(kept_->Find(1, manifest)->revision, 14u);
@@ -296,7 +296,7 @@ TEST_F(KeptStatesTest, ChunksThatAreRightAreNotCopied) {
   const auto state = std::make_shared<TrainerState>(7);
   Keep(1, state, 12);
   const auto other = std::make_shared<TrainerState>(7);
-  other->bytes[3] = 1;  // its digest says that it is right
+  other->bytes[3] = 1;  // wrong bits under the right digest
   other->bytes[2 * kStateChunkBytes] = 2;
   other->digests[0][2] = {};
   other->digests[2][0] = {1, 2};
@@ -329,7 +329,7 @@ TEST_F(KeptStatesTest, WhatIsCopiedAheadIsNobodysAndSparesTheCommitItsCopy) {
   EXPECT_FALSE(kept_->Inherited(1));
   uint64_t revision = 0;
   EXPECT_FALSE(kept_->Revision(1, state->manifest, &revision));
-  // What has come since, and what has changed.
+  // One chunk has come since, and one has changed.
   state->bytes[2 * kStateChunkBytes] = 2;
   state->Hash();
   Prepare(1, state);
@@ -341,7 +341,7 @@ TEST_F(KeptStatesTest, WhatIsCopiedAheadIsNobodysAndSparesTheCommitItsCopy) {
   EXPECT_EQ(kept->root, state->root());
   EXPECT_EQ(Bytes(*kept, 0),
             std::vector<uint8_t>(state->bytes.begin(), state->bytes.begin() + kTensorBytes));
-  // From now on it is what was agreed on.
+  // After Keep() the copy is the agreed state, and Prepare() does nothing.
   state->bytes[0] = 1;
   state->Hash();
   EXPECT_TRUE(kept_->Prepare(1, state, [] { FAIL(); }));
@@ -352,7 +352,7 @@ TEST_F(KeptStatesTest, WhatIsCopiedAheadIsNobodysAndSparesTheCommitItsCopy) {
 TEST_F(KeptStatesTest, ACopyAheadThatIsWrongIsMadeAgainAtTheCommit) {
   kept_->Add(1, kGroup, "a");
   const auto state = std::make_shared<TrainerState>(7);
-  state->bytes[5] = 1;  // not what its digest says
+  state->bytes[5] = 1;  // other bits than the digest says
   Prepare(1, state);
   state->bytes[5] = 7;
   Keep(1, state, 12);
@@ -368,7 +368,7 @@ TEST_F(KeptStatesTest, ACopyAheadGoesWithItsMember) {
   kept_->Remove(1);
   EXPECT_EQ(kept_->bytes(), 0u);
   EXPECT_EQ(kept_->NextDeadline(), kNever);
-  // Also in the middle of the copy: the next one of the name does not wait for it.
+  // A member may go in the middle of the copy. The next member of the name does not wait for it.
   kept_->Add(2, kGroup, "a");
   bool done = false;
   ASSERT_FALSE(kept_->Prepare(2, state, [&] { done = true; }));

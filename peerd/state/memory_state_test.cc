@@ -79,7 +79,7 @@ TEST(MemoryStateTest, ManifestIsBounded) {
   EXPECT_EQ(Refusal(bytes), "1 bytes follow a manifest of 3 tensors");
 }
 
-// Whatever is cut off or changed: refused, or it says the same when it is written again.
+// A manifest with bytes cut off or changed is refused, or encoding it again gives the same bytes.
 TEST(MemoryStateTest, AcceptedManifestsAreCanonical) {
   const std::vector<uint8_t> whole = EncodeManifest(Sample());
   for (size_t size = 0; size < whole.size(); ++size) {

@@ -20,7 +20,7 @@ std::vector<uint8_t> Bytes(size_t count, uint8_t seed = 1) {
 
 Manifest TwoTensors() { return {{"w", 10, {2, 3}, 24, false}, {"m", 11, {4}, 32, true}}; }
 
-// Values of the reference implementation: what other machines compute.
+// The expected values are those of the reference implementation, so every machine computes them.
 TEST(StateHash, IsXxh3) {
   EXPECT_EQ(ToString(HashChunk({})), "99aa06d3014798d86001c324468d497f");
   const uint8_t a = 'a';

@@ -93,7 +93,7 @@ TEST_F(TransferPlanTest, TheWindowGrowsWithWhatTheSourceDelivers) {
   Begin(10000, 1);
   std::vector<AskChunk> open = Asks();
   EXPECT_EQ(open.size(), 2U);
-  // 1 MiB each ms.
+  // The source sends 1 MiB in each ms.
   for (int i = 0; i < 600; ++i) {
     now_ = now_ + Millis(1);
     Good(open.front());
@@ -108,7 +108,7 @@ TEST_F(TransferPlanTest, SmallChunksFillTheWindowBySteps) {
   plan_->AddSource(M(1));
   std::vector<AskChunk> open = Asks();
   int rounds = 0;
-  // A path of 50 ms, on which each round brings all that was asked.
+  // The path takes 50 ms. Each round brings all chunks that were asked for.
   for (; open.size() < TransferOptions().window_asks_max && rounds < 20; ++rounds) {
     now_ = now_ + Millis(50);
     for (const AskChunk& ask : open) Good(ask);
@@ -206,7 +206,7 @@ TEST_F(TransferPlanTest, WhereTheOneThatWasToTakeOverIsGoneAnotherOneDoes) {
   Begin(1, 3);
   const AskChunk late = Asks()[0];
   Advance(1500);
-  // Whoever it was, of the two.
+  // The two sources that were not late with the chunk, whichever they are.
   const MemberId others[] = {late.source == M(1) ? M(2) : M(1), late.source == M(3) ? M(2) : M(3)};
   plan_->RemoveSource(others[0], "left");
   plan_->OnDropped(late.ask);
@@ -309,7 +309,7 @@ TEST_F(TransferPlanTest, ASourceWithoutWorkHelpsOneThatIsFarSlower) {
     for (const AskChunk& ask : asks) (ask.source == M(1) ? fast : slow).push_back(ask);
   };
   sort(Asks());
-  // The second delivers one chunk in 500 ms, the first one in 10.
+  // The second source delivers a chunk in 500 ms, the first one in 10 ms.
   for (int i = 0; i < 2; ++i) {
     now_ = now_ + Millis(10);
     Good(fast[i]);
@@ -348,7 +348,7 @@ TEST_F(TransferPlanTest, NothingIsLateWhileItsSourceSends) {
   Begin(2, 2);
   std::vector<AskChunk> asks = Asks();
   ASSERT_EQ(asks.size(), 2U);
-  // Both of them slow: a chunk takes 4 s.
+  // Both sources are slow: a chunk takes 4 s.
   for (int i = 0; i < 3; ++i) {
     now_ = now_ + Seconds(1);
     for (const AskChunk& ask : asks) plan_->OnPiece(ask.ask, 256 << 10, now_);
@@ -384,7 +384,7 @@ TEST_F(TransferPlanTest, WhereOthersMayBeNamedALastSourceThatGoesIsNotTheEnd) {
   plan_->RemoveSource(M(1), "has left");
   for (const DropAsk& drop : Get<DropAsk>(Advance(5000))) plan_->OnDropped(drop.ask);
   EXPECT_EQ(plan_->failure(), "");
-  // It is named again.
+  // The source is named again.
   plan_->AddSource(M(1));
   ASSERT_EQ(Asks().size(), 1U);
   plan_->RemoveSource(M(1), "has left");
@@ -408,8 +408,9 @@ TEST_F(TransferPlanTest, WhoHasRefusedIsNotAskedAgain) {
 
 // ------------------------------------------------------------------------------ a world
 
-// Sources that deliver in order, at a rate of their own, and may die, lie, refuse, fall silent, be
-// busy, or lose their link for a while; a receiver whose places hold good bits or garbage.
+// A model of sources and a receiver. Each source delivers in order at its own rate. It may die,
+// lie, refuse, fall silent, be busy, or lose its link for a while. The receiver knows which places
+// hold good bits and which hold garbage.
 class World {
  public:
   struct Source {
@@ -418,10 +419,10 @@ class World {
     double lies = 0;
     double busy = 0;
     Tick dies = kNever;
-    Tick silent = kNever;  // takes asks, answers nothing from then on
+    Tick silent = kNever;  // from then on it takes asks and answers none
     Tick refuses = kNever;
     Tick free = {};
-    uint64_t bytes = 0;  // delivered
+    uint64_t bytes = 0;  // bytes that it has delivered
   };
 
   World(uint64_t seed, uint64_t chunks, std::map<uint64_t, Source> sources,
@@ -431,7 +432,7 @@ class World {
     for (const auto& [n, source] : sources_) plan_->AddSource(M(n));
   }
 
-  // Until done or failed. False: it came to rest without either.
+  // Runs until the plan is done or has failed. False: the plan came to rest without either.
   bool Run() {
     for (int steps = 0; steps < 2000000; ++steps) {
       for (const TransferAction& action : plan_->Advance(now_)) {
@@ -494,12 +495,12 @@ class World {
     At(now_ + prng_.Between(0, 3000), [=, this] {
       const auto it = open_.find(id);
       if (it == open_.end()) return;
-      // Half a chunk may have been written until now.
+      // Half of the chunk may be written by now.
       End(id, /*good=*/false);
       plan_->OnDropped(id);
     });
   }
-  // Nothing comes any more for the ask. Returns it.
+  // Ends an ask: nothing comes for it any more. Returns the ask.
   AskChunk End(AskId id, bool good) {
     const AskChunk ask = open_.at(id);
     open_.erase(id);
@@ -541,7 +542,7 @@ TEST(TransferWorld, SourcesServeInProportionToTheirRates) {
   World world(1, 1024, {{1, {.bytes_per_us = 400}}, {2, {.bytes_per_us = 100}}, {3, {}}});
   ASSERT_TRUE(world.Run());
   EXPECT_TRUE(world.AllGood());
-  // 1 GiB at 600 bytes a microsecond.
+  // The time for 1 GiB at 600 bytes a microsecond.
   const double ideal_us = 1024.0 * kMiB / 600;
   EXPECT_LT(static_cast<double>(world.now() - Tick{Seconds(100)}), 1.1 * ideal_us);
   EXPECT_GT(world.source(1).bytes, 3 * world.source(2).bytes);
@@ -587,7 +588,7 @@ TEST(TransferWorld, TheSameCallsGiveTheSamePlan) {
   EXPECT_NE(trace(5), trace(6));
 }
 
-// One source is honest and stays; whatever the others do, all comes, and comes right.
+// One source is honest and stays. Whatever the other sources do, all chunks arrive with good bits.
 TEST(TransferWorld, OneGoodSourceIsEnough) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -607,7 +608,8 @@ TEST(TransferWorld, OneGoodSourceIsEnough) {
       if (prng.Chance(0.3)) source.silent = some_time();
       if (prng.Chance(0.3)) source.refuses = some_time();
     }
-    // Its link may be down, and each of the others fall silent with the same chunk.
+    // The honest source's link may be down while every other source falls silent with the same
+    // chunk.
     TransferOptions options;
     options.stall_us = Seconds(20);
     World world(seed, 1 + prng.Below(150), sources, options);
@@ -626,7 +628,7 @@ TEST(TransferWorld, OneGoodSourceIsEnough) {
   }
 }
 
-// With nobody who stays, it ends: done or failed, and nothing writes after that.
+// Even if no source stays, the plan ends: it is done or has failed, and nothing writes afterwards.
 TEST(TransferWorld, ItAlwaysEnds) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -89,14 +89,14 @@ absl::Status CheckTransferFields(const FrameHeader& header) {
   if (header.stamp >= LH_COUNT_MAX * 8) {
     return Refuse("bytes of the answer", header.stamp, "below 2^51");
   }
-  // The offset is bounded: there is no overflow.
+  // The sum cannot overflow, because the offset is bounded.
   if (header.offset + header.payload_bytes > header.stamp) {
     return Refuse("end of the piece", header.offset + header.payload_bytes, "within the answer");
   }
   return absl::OkStatus();
 }
 
-// What the types leave open, each by itself.
+// Checks the values of single fields.
 absl::Status CheckFields(const FrameHeader& header) {
   const FrameType type = header.type;
   uint8_t known = 0;
@@ -234,7 +234,7 @@ absl::StatusOr<ReadyBody> ParseReadyBody(std::span<const uint8_t> payload) {
     return absl::InvalidArgumentError(
         absl::StrCat("READY for ", ToString(body.desc), " carries a result, and is not one-shot"));
   }
-  // A sender whose own members disagree has no input to offer.
+  // If the sender's own members offer different ops, no input may follow.
   if (has_other_offer != 0) return ParseOtherOffer(&reader, std::move(body));
   const uint64_t one_shot = IsOneShot(body.desc) ? body.desc.bytes() : 0;
   if (reader.remaining() != one_shot) {

@@ -158,8 +158,8 @@ struct ReadyBody {
   // Set if the sender's own members offer different ops: `desc` is the offer of the first of them,
   // `other_offer` one that differs.
   std::optional<OtherOffer> other_offer;
-  // Not 0: the op has ended at the sender in this epoch, and its result follows. `result_members`:
-  // how many members' inputs are in the result.
+  // Not 0: the op, a one-shot op, has ended at the sender in this epoch, and its result follows.
+  // `result_members`: how many members' inputs are in the result.
   Epoch result_epoch;
   uint32_t result_members = 0;
   friend bool operator==(const ReadyBody&, const ReadyBody&) = default;

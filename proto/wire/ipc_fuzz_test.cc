@@ -1,5 +1,5 @@
-// Any bytes as a request or an entry of a state's table: the checks neither crash nor let a range
-// out of its region.
+// Feeds any bytes as a request, or as an entry of a state's table. The checks must not crash, and
+// must not accept a range outside its region.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

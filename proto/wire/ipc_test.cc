@@ -11,8 +11,8 @@ extern "C" size_t IpcTensorBytesInC();
 
 namespace {
 
-// A client and a daemon of different builds meet on one socket: with one LH_IPC_VERSION these
-// numbers never change.
+// A client and a daemon of different builds may meet on one socket. So these numbers never change
+// within one LH_IPC_VERSION.
 TEST(IpcTest, RequestLayoutIsGolden) {
   EXPECT_EQ(sizeof(lh_ipc_request), 256u);
   EXPECT_EQ(offsetof(lh_ipc_request, magic), 0u);

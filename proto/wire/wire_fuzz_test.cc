@@ -1,4 +1,4 @@
-// Garbage for every parser of the data port. The first byte chooses the parser.
+// Feeds garbage to every parser of the data port. The first byte chooses the parser.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -18,7 +18,7 @@ bool Fixed(std::span<const uint8_t> bytes, std::array<uint8_t, kSize>* out) {
   return true;
 }
 
-// What was accepted must come out as it went in.
+// Encoding an accepted value again must give the same bytes.
 template <size_t kSize, class Parse>
 void Try(std::span<const uint8_t> bytes, Parse parse) {
   std::array<uint8_t, kSize> fixed;

@@ -67,7 +67,7 @@ ChunkRequestBody ChunkRequest() {
   return body;
 }
 
-// Sets one byte of the encoded header and says why that is refused; "" if it is not.
+// Sets one byte of the encoded header. Returns the reason why the header is refused; "": it is not.
 std::string RefusalWith(FrameHeader header, LaneKind kind, size_t at, uint8_t value) {
   auto bytes = Encode(header);
   bytes[at] = value;
@@ -284,7 +284,7 @@ TEST(ChunkTest, FramesNameTransferAndAskAndLeaveTheRestZero) {
     EXPECT_EQ(RefusalWith(header, kind, 5, 1), "flags is 1, not known for this type");
     FrameHeader without = header;
     without.attempt = Epoch();
-    // A cancel of ask 0 is one of the whole transfer.
+    // A cancel with ask 0 cancels the whole transfer.
     EXPECT_EQ(Message(ParseFrameHeader(Encode(without), kind).status()),
               header.type == FrameType::kChunkCancel ? "" : "ask is 0, not a number");
     without.op = OpOrdinal();
@@ -383,7 +383,7 @@ ReadyBody Body() {
   return body;
 }
 
-// READY's payload, with `bytes` of input or of a result.
+// A payload of READY, followed by `bytes` of an input or a result.
 std::vector<uint8_t> Payload(const ReadyBody& body, size_t bytes = 0) {
   const auto fixed = Encode(body);
   std::vector<uint8_t> payload(fixed.begin(), fixed.end());
@@ -534,7 +534,7 @@ TEST(ReadyTest, CountIsBounded) {
             "count is 281474976710657, not at most 281474976710656");
 }
 
-// READY of `count` bytes with `one_shot` bytes of input behind the body.
+// A READY for an op of `count` bytes, with `one_shot` bytes of input after the body.
 bool AcceptsOneShot(uint64_t count, size_t one_shot, Algorithm algorithm = Algorithm::kAuto) {
   ReadyBody body = Body();
   body.desc.algorithm = algorithm;
@@ -719,7 +719,7 @@ TEST(HandshakeTest, RefusalCarriesNoSecrets) {
   EXPECT_FALSE(ParseLaneConfirm(confirm).ok());
 }
 
-// Whatever is accepted says the same when it is written again: nothing was overlooked.
+// Encoding an accepted value again gives the same bytes, so no field was overlooked.
 TEST(WireTest, AcceptedBytesAreCanonical) {
   Prng prng(1);
   for (int i = 0; i < 20000; ++i) {
