@@ -18,8 +18,8 @@ namespace longhaul::peerd {
 struct DaemonOptions {
   std::vector<std::string> coordinators;  // host:port, tried in turn
   std::string socket_path;
-  std::string
-      socket_group;       // its members may connect, besides root and the own user; "": own group
+  // Members of this group may connect, besides root and the own user; "": the own group.
+  std::string socket_group;
   std::string listen;     // data port
   std::string advertise;  // host:port at which other peers reach the data port; "": derived
   std::string http;       // "": no HTTP server

@@ -57,8 +57,8 @@ class Ring {
   // Accepts one connection. `value` is the new socket (non-blocking, close-on-exec).
   virtual IoId Accept(int listen_fd, IoCallback done) = 0;
   virtual IoId Connect(int fd, const sockaddr* address, socklen_t length, IoCallback done) = 0;
-  // Receives at least one byte. With `wait_all`: all `bytes`. `value` is 0 when the stream has
-  // ended.
+  // Receives at least one byte. With `wait_all`: all `bytes`, unless the stream ends before.
+  // `value` is 0 when the stream has ended.
   virtual IoId Recv(int fd, void* data, size_t bytes, bool wait_all, IoCallback done) = 0;
   // `message`, and all memory that it points to, belong to the ring until the last callback. File
   // descriptors that arrive are close-on-exec.
