@@ -28,9 +28,10 @@ std::string RandomBytes(size_t size) {
   return bytes;
 }
 
-// The name that a new store gets. One in memory is new at each start, and peers are to take it for
-// the one that was at its address before, which has forgotten everything: so its name is its place.
-// With a port that the system chooses nobody comes back to it.
+// The name that a new store gets. A name is random, with one exception: a store in memory is named
+// after the host and the address. Such a store is new at each start. With the same name, peers take
+// the new one for the old one that has forgotten everything, and join it again. If the system
+// chooses the port, no peer can come back, so the name is random.
 uint64_t StoreName(const ServerOptions& options) {
   const absl::StatusOr<HostPort> listen = ParseHostPort(options.listen);
   if (options.store == "memory" && listen.ok() && listen->port != 0) {
@@ -47,7 +48,7 @@ uint64_t StoreName(const ServerOptions& options) {
   return name;
 }
 
-// However the two paths are written, and whether the file is there or not.
+// Compares the files, not the spelling of the paths. The files need not exist.
 bool SameFile(const std::string& a, const std::string& b) {
   std::error_code failed;
   const auto plain = [&](const std::string& path) {
@@ -62,7 +63,7 @@ struct Port {
   const char* service;
 };
 
-// Those that `options` asks for.
+// The ports that `options` asks for.
 std::vector<Port> PortsOf(const ServerOptions& options) {
   std::vector<Port> ports = {{"--listen", &options.listen, "gRPC"}};
   if (!options.admin.empty()) ports.push_back({"--admin", &options.admin, "gRPC"});
@@ -70,7 +71,7 @@ std::vector<Port> PortsOf(const ServerOptions& options) {
   return ports;
 }
 
-// Before anything is opened.
+// Checks what needs no file and no socket.
 absl::Status Check(const ServerOptions& options) {
   for (const Port& port : PortsOf(options)) {
     if (const auto address = ParseHostPort(*port.address); !address.ok()) {
@@ -101,7 +102,8 @@ absl::Status Check(const ServerOptions& options) {
   return absl::OkStatus();
 }
 
-// A journal is set aside for a new one only by a coordinator that will serve.
+// Tries all ports before the journal begins. Beginning a journal renames the old one, and a
+// coordinator that cannot serve must not do that.
 absl::Status TryPorts(const ServerOptions& options) {
   for (const Port& port : PortsOf(options)) {
     LH_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(*port.address));
@@ -111,8 +113,8 @@ absl::Status TryPorts(const ServerOptions& options) {
 }
 
 void ExitOnFatal(const absl::Status& status) {
-  Log(LogLevel::kError, absl::StrCat("the store failed, so the coordinator ends; started again, it "
-                                     "goes on from what the store holds: ",
+  Log(LogLevel::kError, absl::StrCat("the store failed, so the coordinator ends; start it again, "
+                                     "and it goes on from what the store holds: ",
                                      std::string(status.message())));
   _Exit(1);
 }
@@ -141,7 +143,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     LH_ASSIGN_OR_RETURN(server->admin_,
                         GrpcServer::StartForOperators(options.admin, server->loop_.get()));
   }
-  // Last: from here on peers may come.
+  // The last step: from here on peers connect.
   LH_ASSIGN_OR_RETURN(server->grpc_, GrpcServer::StartForPeers(options.listen, server->loop_.get(),
                                                                &server->metrics_));
   Log(LogLevel::kInfo, "coordinator serving" + LogField("grpc", server->grpc_address()) +
@@ -155,7 +157,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 
 Server::~Server() {
   if (grpc_) Stop();
-  // Its thread asks the loop.
+  // The thread of web_ queries the loop, so web_ goes before the loop.
   web_.reset();
 }
 

@@ -1,5 +1,8 @@
-// The whole coordinator behind its flags: store, loop, gRPC, HTTP. For main() and for tests that
-// want a coordinator in their process.
+// A whole coordinator: store, loop, gRPC and HTTP, started from the values of the flags. main()
+// uses it, and so do tests that need a coordinator in their own process.
+//
+// A Server owns all these parts. One thread starts it, stops it and destroys it. After a failed
+// Start() nothing listens and no thread runs; a new store file or journal may have been made.
 #pragma once
 
 #include <chrono>
@@ -24,34 +27,36 @@ inline constexpr uint64_t kJournalBytesMin = 1 << 20;
 
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";  // for peers
-  std::string admin;                   // for operators; empty: none
-  std::string http;                    // empty: none
+  std::string admin;                   // for operators; empty: no such port
+  std::string http;                    // for metrics; empty: no such port
   std::string store = "memory";
-  CoreConfig core;         // Start() names the start and draws the entropy
-  JournalOptions journal;  // without a path: none
-  // Called once on the loop's thread when the store failed. Default: logs, and ends the process
-  // with exit code 1.
+  CoreConfig core;         // Start() sets incarnation, store and entropy
+  JournalOptions journal;  // without a path no journal is written
+  // Called once, on the loop's thread, after the store failed. Default: writes a log line and ends
+  // the process with exit code 1.
   std::function<void(const absl::Status&)> fatal;
 };
 
 class Server {
  public:
-  // InvalidArgument: an option is wrong. Anything else: the world refuses; says what.
+  // InvalidArgument: an option is wrong. Any other error comes from the store, the journal or a
+  // port; its text says which, and why.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options);
-  // As Stop().
+  // Calls Stop().
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
   const std::string& grpc_address() const { return grpc_->address(); }
-  // Empty if there is none, both.
+  // These two are empty if the coordinator has no such port.
   std::string admin_address() const { return admin_ ? admin_->address() : ""; }
   std::string http_address() const { return web_ ? web_->address() : ""; }
   const std::string& incarnation() const { return loop_->core_config().incarnation; }
   CoordinatorLoop* loop() { return loop_.get(); }
   CoordinatorMetrics* metrics() { return &metrics_; }
 
-  // Takes nothing new, ends the streams of the peers, waits until they are over (at most `grace`).
+  // Accepts no new stream, ends all streams of peers, and waits for them to finish. Streams that
+  // have not finished after `grace` are cancelled. /readyz answers 503 from now on.
   void Stop(std::chrono::milliseconds grace = std::chrono::milliseconds(2000));
 
  private:

@@ -1,5 +1,5 @@
-// What operators ask. Unary calls are answered on the loop's thread, with the loop's own data;
-// WatchEvents has one reactor per watcher, woken by the event log.
+// The service Admin. The loop's thread answers unary calls from its own data. WatchEvents has one
+// reactor per watcher; the event log wakes it.
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/server_callback.h>
 
@@ -23,11 +23,11 @@ namespace longhaul::coordinator {
 namespace {
 
 constexpr size_t kWatchersMax = 64;
-// Events that a watcher takes from the log at a time.
+// How many events a watcher takes from the log at once.
 constexpr size_t kBatch = 64;
 
 grpc::Status ToGrpc(const absl::Status& status) {
-  // The numbers of both are those of google.rpc.Code.
+  // Abseil and gRPC number their codes alike, as google.rpc.Code does.
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
 }
 
@@ -42,7 +42,7 @@ bool Selects(const v1::Selector& selector, const GroupKey& group) {
   return !selector.has_group() || selector.group() == group.group;
 }
 
-// The groups that are selected. NotFound if something is named that is not there.
+// The groups that `selector` names. NotFound: it names a run or a group that does not exist.
 absl::StatusOr<std::vector<const GroupView*>> Select(const v1::Selector& selector,
                                                      const Overview& overview) {
   std::vector<const GroupView*> groups;
@@ -53,7 +53,7 @@ absl::StatusOr<std::vector<const GroupView*>> Select(const v1::Selector& selecto
     return absl::NotFoundError(
         absl::StrCat(selector.has_group() ? absl::StrCat("no group ", selector.group(), " of run '")
                                           : std::string("no run '"),
-                     selector.run(), "'; `lhctl runs` lists those there are"));
+                     selector.run(), "'; `lhctl runs` lists all runs"));
   }
   return groups;
 }
@@ -161,8 +161,10 @@ void Fill(const Overview& overview, v1::ListRunsResponse* response) {
 
 class Watchers;
 
-// idle --(event)--> writing --(written)--> idle; any --(end of backlog | cancelled | Stop())-->
-// finished, when no write is in flight.
+// One watcher's stream of events. It deletes itself when the call is over.
+//
+//   idle --(event)--> writing --(written)--> idle
+//   any  --(end of the backlog | cancelled | Stop())--> finished, once no write is in flight
 class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
  public:
   Watcher(Watchers* watchers, EventLog* log, std::string incarnation,
@@ -172,7 +174,8 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
         incarnation_(std::move(incarnation)),
         request_(request),
         end_(log->newest()) {
-    // Another start of the coordinator counts from 1 again.
+    // Every start of the coordinator numbers its events from 1. A number of another start says
+    // nothing here.
     const bool same = request_.incarnation().empty() || request_.incarnation() == incarnation_;
     uint64_t after = same ? request_.after_sequence() : 0;
     if (request_.no_backlog()) {
@@ -188,13 +191,13 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
       MutexLock lock(&mutex_);
       context->AddInitialMetadata(control::kWatchedIncarnation, incarnation_);
       context->AddInitialMetadata(control::kWatchedAfter, absl::StrCat(after_));
-      // Tells the watcher that from now on it hears of everything.
+      // Tells the client that the watch has begun: no event is missed from now on.
       if (!stopped_) StartSendInitialMetadata();
     }
     subscription_ = log_->Subscribe([this] { Advance(); });
     Advance();
   }
-  // Ends the stream; unary errors come this way, too.
+  // Ends the stream. A watch that is refused from the start ends this way, too.
   void Stop(const grpc::Status& status) {
     MutexLock lock(&mutex_);
     StopLocked(status);
@@ -248,7 +251,7 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
   EventLog* const log_;
   const std::string incarnation_;
   const v1::WatchEventsRequest request_;
-  const uint64_t end_;  // of the backlog
+  const uint64_t end_;  // the newest event when the watch began: the end of the backlog
   std::optional<EventLog::Subscription> subscription_;
 
   Mutex mutex_;
@@ -260,16 +263,17 @@ class Watcher final : public grpc::ServerWriteReactor<v1::Event> {
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Those that watch.
+// All watchers.
 class Watchers {
  public:
-  // What to tell a watcher that may not watch; OK if it may.
+  // OK: the watcher may begin. Otherwise: the error with which its stream has to end.
   grpc::Status Add(Watcher* watcher) {
     MutexLock lock(&mutex_);
     if (draining_) return {grpc::StatusCode::UNAVAILABLE, "the coordinator is shutting down"};
     if (watchers_.size() >= kWatchersMax) {
       return {grpc::StatusCode::RESOURCE_EXHAUSTED,
-              absl::StrCat(kWatchersMax, " watchers are there already")};
+              absl::StrCat("the coordinator has ", kWatchersMax,
+                           " watchers of events, and takes no more; end one of them")};
     }
     watchers_.insert(watcher);
     return grpc::Status::OK;
@@ -311,7 +315,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;
 
-  // `fill` turns the overview into the response, on the loop's thread.
+  // Answers with what `fill` makes of the overview. `fill` runs on the loop's thread.
   Unary* Answer(Context* context, std::function<absl::Status(const Overview&)> fill) {
     Unary* reactor = context->DefaultReactor();
     loop_->Query([reactor, fill = std::move(fill)](const absl::StatusOr<Overview>& overview) {
@@ -320,7 +324,7 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
     return reactor;
   }
 
-  // `fill` for each selected group.
+  // Answers with what `fill` makes of each selected group.
   Unary* ForEach(Context* context, const v1::Selector& selector,
                  std::function<void(const GroupView&)> fill) {
     return Answer(context, [&selector, fill = std::move(fill)](const Overview& overview) {
@@ -398,7 +402,9 @@ class AdminService final : public DrainableService, private v1::Admin::CallbackS
       return reactor;
     }
     if (request->run().size() > LH_RUN_NAME_BYTES_MAX) {
-      reactor->Finish(BadRequest("run: no name is so long"));
+      reactor->Finish(
+          BadRequest(absl::StrCat("run: the name has ", request->run().size(),
+                                  " bytes; a run's name has at most ", LH_RUN_NAME_BYTES_MAX)));
       return reactor;
     }
     loop_->Evict({{request->run(), request->group()},

@@ -1,14 +1,15 @@
-// One reactor per control stream.
+// The service Coordinator: one Stream and one gRPC reactor per control stream.
 //
-//   open --(malformed message | Close() | end of the client's side | cancelled | overflow)-->
-//   closing closing --(no write in flight)--> finished --(OnDone)--> gone, CloseSession() posted
+//   open     --(malformed message | Close() | client's end | cancelled | overflow)--> closing
+//   closing  --(no write in flight)--> finished
+//   finished --(OnDone)--> gone, CloseSession() posted
 //
-// At most one read and one write are in flight. A read is started only when the loop has taken the
-// message before. Finish is called exactly once, on every path, and never while a write is in
-// flight; a write that a client does not accept is ended by cancelling the call.
+// At most one read and one write are in flight. A read begins only after the loop has handled the
+// previous message. Every path calls Finish() exactly once, and never while a write is in flight.
+// If the client does not read, the write in flight would never end; then the call is cancelled.
 //
-// Messages are parsed here rather than by gRPC, which would turn bytes that are no message into
-// what looks like the end of the stream.
+// This file parses the messages itself. gRPC's own parser reports bytes that are no message as the
+// end of the stream.
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/server_callback.h>
 
@@ -31,7 +32,7 @@
 namespace longhaul::coordinator {
 namespace {
 
-// What a stream may have queued for a peer that does not read.
+// The most that a stream queues for a peer that does not read. Beyond that the stream ends.
 constexpr size_t kQueuedMessagesMax = 8192;
 constexpr size_t kQueuedBytesMax = 32 << 20;
 
@@ -72,15 +73,16 @@ grpc::Status ShuttingDown() {
 
 class AttachService;
 
-// The stream's state, shared by its reactor, the loop and the service.
+// The state of one stream. The stream's reactor, the loop and the service share it. Any thread.
 class Stream final : public SessionPort, public std::enable_shared_from_this<Stream> {
  public:
   Stream(AttachService* service, grpc::CallbackServerContext* context)
       : service_(service), context_(context), client_(context->peer()) {}
 
-  // Makes the reactor, which deletes itself when the call is over. Before the stream is shared.
+  // Makes the reactor, which deletes itself when the call is over. Call this once, before any other
+  // method.
   Reactor* MakeReactor();
-  // Opens the session and reads, unless the stream was ended meanwhile.
+  // Opens the session and starts to read. Does nothing if the stream has ended meanwhile.
   void Begin(CoordinatorLoop* loop, CoordinatorMetrics* metrics);
 
   // ---- SessionPort
@@ -114,7 +116,7 @@ class Stream final : public SessionPort, public std::enable_shared_from_this<Str
   CoordinatorLoop* loop_ = nullptr;
   CoordinatorMetrics* metrics_ = nullptr;
   std::optional<SessionId> session_;
-  bool greeted_ = false;  // the peer has said something; of the reading thread
+  bool greeted_ = false;  // the peer has sent a message; only OnReadDone() uses this
 
   Mutex mutex_;
   Reactor* reactor_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null when the call is over
@@ -146,7 +148,7 @@ class AttachService final
     for (const std::shared_ptr<Stream>& stream : streams) stream->End(ShuttingDown());
   }
 
-  // The peer has said Hello.
+  // The stream's first message has come: the stream no longer waits for Hello.
   void Greeted(const Stream& stream) {
     MutexLock lock(&mutex_);
     RemoveFromWaiting(stream);
@@ -178,8 +180,8 @@ class AttachService final
     return reactor;
   }
 
-  // Makes place for another stream. The one that has waited longest goes: a peer says Hello at
-  // once, so a flood of silent callers puts out its own.
+  // Ends the stream that has waited longest for its Hello, to make room for a new one. A real peer
+  // says Hello at once, so a flood of silent callers ends its own streams.
   void PutOut(Stream& stream) {
     bool log = false;
     {
@@ -192,14 +194,14 @@ class AttachService final
     metrics_->OnRefused();
     if (log) {
       Log(LogLevel::kWarning, absl::StrCat("more than ", LH_STREAMS_WITHOUT_HELLO_MAX,
-                                           " control streams have not said Hello: those that wait "
-                                           "longest are ended",
+                                           " control streams have not said Hello: the oldest of "
+                                           "them are ended",
                                            LogField("client", stream.client())));
     }
     stream.End(
         {grpc::StatusCode::RESOURCE_EXHAUSTED,
          absl::StrCat("no Hello came on this stream, and ", LH_STREAMS_WITHOUT_HELLO_MAX,
-                      " later ones are waiting to say theirs (LH_STREAMS_WITHOUT_HELLO_MAX): "
+                      " later streams wait without a Hello, too (LH_STREAMS_WITHOUT_HELLO_MAX): "
                       "send Hello as the first message, at once")});
   }
 
@@ -215,13 +217,14 @@ class AttachService final
   CoordinatorMetrics* const metrics_;
   Mutex mutex_;
   std::set<std::shared_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
-  // Those of them that have not said Hello, in the order in which they came.
+  // The streams that have not said Hello, oldest first.
   std::deque<std::shared_ptr<Stream>> waiting_ ABSL_GUARDED_BY(mutex_);
-  std::chrono::steady_clock::time_point quiet_until_ ABSL_GUARDED_BY(mutex_);  // no log line before
+  // PutOut() logs nothing before this time.
+  std::chrono::steady_clock::time_point quiet_until_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// gRPC's side of a stream; it only passes on.
+// gRPC's side of a stream. It passes all calls on to the Stream.
 class Stream::StreamReactor final : public Reactor {
  public:
   explicit StreamReactor(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
@@ -272,7 +275,7 @@ void Stream::Send(const control::CoordinatorMessage& message) {
     Log(LogLevel::kWarning, absl::StrCat("control stream closed: its peer does not read",
                                          LogField("client", client_), " queued=", queue_.size()));
     EndLocked({grpc::StatusCode::RESOURCE_EXHAUSTED, "the peer does not read its control stream"});
-    // The write in flight would wait for ever.
+    // Without this, the write in flight would never end.
     context_->TryCancel();
     return;
   }
@@ -300,7 +303,7 @@ void Stream::OnReadDone(bool ok) {
     Refused(why);
     return End({grpc::StatusCode::INVALID_ARGUMENT, why});
   }
-  // Whatever it is: the core ends a stream that begins with something else than Hello.
+  // Any first message counts. The core ends a stream whose first message is not Hello.
   if (!std::exchange(greeted_, true)) service_->Greeted(*this);
   loop_->PostMessage(*session_, *std::move(message));
 }

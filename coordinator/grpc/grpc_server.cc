@@ -18,7 +18,7 @@
 namespace longhaul::coordinator {
 namespace {
 
-// A connection must have finished its HTTP/2 handshake by then.
+// A connection whose HTTP/2 handshake takes longer is closed.
 constexpr int kHandshakeMs = 5000;
 constexpr int kStreamsPerConnectionMax = 256;
 constexpr size_t kMemoryBytesMax = size_t{1} << 30;
@@ -26,10 +26,11 @@ constexpr size_t kMemoryBytesMax = size_t{1} << 30;
 void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
   builder->SetMaxReceiveMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
   builder->SetMaxSendMessageSize(LH_CONTROL_MESSAGE_BYTES_MAX);
-  // A compressed message could become larger than any limit.
+  // Compressed messages are refused: one could unpack to more than any limit.
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // Otherwise a second coordinator on the port would start, and take half of the peers.
+  // Without this, a second coordinator could start on the same port and would get half of the
+  // peers.
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
@@ -38,7 +39,7 @@ void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive.timeout_ms);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // The peers' own pings are welcome however often they come.
+  // Peers may ping as often as they like.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   grpc::ResourceQuota quota("longhaul-coordinator");
@@ -46,7 +47,7 @@ void Configure(grpc::ServerBuilder* builder, uint32_t detect_ms) {
   builder->SetResourceQuota(quota);
 }
 
-// Process-wide, and before the first server.
+// Works once per process and must run before the first server is built.
 void EnablePlugins() {
   static const bool enabled = [] {
     control::InitGrpc();
@@ -61,7 +62,7 @@ void EnablePlugins() {
 
 class GrpcServer::Impl {
  public:
-  // `flag` chooses the address, `name` is the service's name on the wire.
+  // `name` is the service's name on the wire. `flag` is the flag that chooses the address.
   Impl(std::unique_ptr<DrainableService> service, const char* name, const char* flag)
       : service_(std::move(service)), name_(name), flag_(flag) {}
 
@@ -79,10 +80,11 @@ class GrpcServer::Impl {
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
       server_ = nullptr;
-      // gRPC only says that it could not.
+      // gRPC gives no reason, so TryListening() looks for one.
       LH_RETURN_IF_ERROR(TryListening(listen, "gRPC", flag_));
       return absl::UnavailableError(absl::StrCat("cannot listen for gRPC on ", ToString(listen),
-                                                 ": refused for a moment; try again"));
+                                                 ": gRPC could not bind it, and now it is free; "
+                                                 "try again"));
     }
     listen.port = static_cast<uint16_t>(port);
     address_ = ToString(listen);

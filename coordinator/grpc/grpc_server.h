@@ -1,6 +1,10 @@
-// One gRPC port of the coordinator. Peers and operators have a port each: who can reach the peers'
-// port must not be able to evict members (docs/adr/0022-strangers-at-the-coordinator.md). Both
-// ports have the standard health and reflection services. No gRPC type appears here.
+// One gRPC port of the coordinator. Peers and operators have a port each, so that a machine that
+// can reach the peers' port cannot evict members
+// (docs/adr/0022-strangers-at-the-coordinator.md). Both ports also offer gRPC's standard health and
+// reflection services.
+//
+// One thread starts, stops and destroys the server. gRPC's own threads serve the calls and pass
+// them to the loop. No gRPC type appears in this header.
 #pragma once
 
 #include <chrono>
@@ -16,28 +20,29 @@ namespace longhaul::coordinator {
 
 class GrpcServer {
  public:
-  // Serve on `address` ("host:port"; port 0: any free one). `loop` and `metrics` outlive the
-  // server. InvalidArgument: not an address. Unavailable: it cannot be listened on; says why, and
-  // names the flag that chooses the address.
+  // Both serve on `address` ("host:port"; port 0: any free port). `loop` and `metrics` must outlive
+  // the server. InvalidArgument: `address` is not an address. Unavailable: the server cannot listen
+  // there; the text says why and names the flag that chooses the address. After an error nothing
+  // listens.
   //
-  // The service Coordinator (--listen): control streams of peers.
+  // StartForPeers() offers the service Coordinator (--listen): the control streams of peers.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForPeers(const std::string& address,
                                                                    CoordinatorLoop* loop,
                                                                    CoordinatorMetrics* metrics);
-  // The service Admin (--admin): what operators ask and order.
+  // StartForOperators() offers the service Admin (--admin): questions and orders of operators.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> StartForOperators(const std::string& address,
                                                                        CoordinatorLoop* loop);
-  // Stop() with a second of grace, unless it was called.
+  // Calls Stop() with a grace of one second, unless the server was stopped.
   ~GrpcServer();
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // "host:port" as bound.
+  // "host:port", with the port that was bound.
   const std::string& address() const;
 
-  // Takes nothing new, ends all streams with UNAVAILABLE (their peers try the next address, or this
-  // one again), and waits until all calls are over; those that are not within `grace` are
-  // cancelled.
+  // Refuses new calls, ends all streams with UNAVAILABLE, and waits until all calls are over. Calls
+  // that are not over after `grace` are cancelled. On UNAVAILABLE a peer tries its next address, or
+  // this one again.
   void Stop(std::chrono::milliseconds grace);
 
  private:

@@ -50,20 +50,20 @@ v1::PeerMessage Join(const std::string& run) {
 // One call of Attach.
 struct Attached {
   explicit Attached(v1::Coordinator::Stub* stub) {
-    // What waits for an end that does not come fails, and says where.
+    // Cancels calls that never end, so that the test fails and shows where it waited.
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     stream = stub->Attach(&context);
   }
 
   bool Write(const v1::PeerMessage& message) { return stream->Write(message); }
-  // The next message of this kind; false if the stream ends before.
+  // Reads up to the next message of this kind. False: the stream ended before it came.
   bool ReadUntil(v1::CoordinatorMessage::MessageCase kind, v1::CoordinatorMessage* message) {
     while (stream->Read(message)) {
       if (message->message_case() == kind) return true;
     }
     return false;
   }
-  // Reads the rest away.
+  // Reads and drops all further messages; gives how the stream ended.
   grpc::Status Finish() {
     v1::CoordinatorMessage message;
     while (stream->Read(&message)) {
@@ -101,7 +101,7 @@ class GrpcServerTest : public ::testing::Test {
     return grpc::CreateCustomChannel(server.address(), grpc::InsecureChannelCredentials(), args);
   }
 
-  // A stream with one admitted member; its name in `member`.
+  // Makes a stream with one admitted member, and puts the member's name into `member`.
   std::unique_ptr<Attached> Member(uint64_t peer, const std::string& run, std::string* member) {
     auto attached = std::make_unique<Attached>(peers_.get());
     v1::CoordinatorMessage message;
@@ -119,7 +119,7 @@ class GrpcServerTest : public ::testing::Test {
     return attached;
   }
 
-  // Sends raw bytes as the first message of an Attach call and gives how the call ended.
+  // Sends raw bytes as the first message of an Attach call, and returns how the call ended.
   grpc::Status SendBytes(const std::string& bytes) {
     struct Call : grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
       void OnReadDone(bool ok) override {
@@ -232,7 +232,7 @@ TEST_F(GrpcServerTest, TheJournalOfARealCoordinatorIsReplayedToTheSameStates) {
     loop_->Evict({{"two", 0}, MemberId(1), "test"},
                  [&evicted](const absl::Status& status) { evicted.set_value(status); });
     ASSERT_TRUE(evicted.get_future().get().ok());
-    // The peers go away; the one member that is left is dead soon.
+    // The peers go away, so the member that is left soon counts as dead.
     first->context.TryCancel();
     second->context.TryCancel();
     (void)first->Finish();
@@ -315,7 +315,7 @@ TEST_F(GrpcServerTest, AStrangerDoesNotEndTheStreamOfAPeer) {
     EXPECT_THAT(status.error_message(), HasSubstr("does not bring that peer's secret"));
   }
   EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_strangers_refused_total 2\n"));
-  // The peer goes on as if nothing had been.
+  // The real peer's stream still works.
   v1::PeerMessage join = Join("other");
   join.mutable_join()->set_request(2);
   v1::CoordinatorMessage message;
@@ -332,7 +332,7 @@ TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
     const std::string name = "\nlonghaul_coordinator_streams_without_hello ";
     return std::stoul(text.substr(text.find(name) + name.size()));
   };
-  // A connection has less than so many streams.
+  // One connection allows fewer streams than this test needs, so there are several connections.
   const auto other = Channel(*server_);
   const auto strangers = v1::Coordinator::NewStub(other);
   std::vector<std::unique_ptr<Attached>> silent;
@@ -342,7 +342,7 @@ TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
   }
   EXPECT_EQ(waiting(), LH_STREAMS_WITHOUT_HELLO_MAX);
   EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 0\n"));
-  // One more takes the place of the first.
+  // One more stream ends the oldest one.
   Attached another(peers_.get());
   another.stream->WaitForInitialMetadata();
   const grpc::Status status = silent[0]->Finish();
@@ -350,7 +350,7 @@ TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
   EXPECT_THAT(status.error_message(), HasSubstr("LH_STREAMS_WITHOUT_HELLO_MAX"));
   EXPECT_EQ(waiting(), LH_STREAMS_WITHOUT_HELLO_MAX);
   EXPECT_THAT(metrics_.Text(), HasSubstr("longhaul_coordinator_messages_refused_total 1\n"));
-  // Peers come as before, and who has said Hello stays.
+  // A peer can still attach, and its stream stays: it has said Hello.
   v1::CoordinatorMessage message;
   ASSERT_TRUE(silent[1]->Write(Hello(2)));
   EXPECT_TRUE(silent[1]->ReadUntil(v1::CoordinatorMessage::kWelcome, &message));
@@ -361,7 +361,7 @@ TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
   join.mutable_join()->set_request(2);
   ASSERT_TRUE(peer->Write(join));
   EXPECT_TRUE(peer->ReadUntil(v1::CoordinatorMessage::kJoinPending, &message));
-  // Those that end give their places back.
+  // Streams that end make room again.
   for (const auto& stream : silent) stream->context.TryCancel();
   for (size_t i = 1; i < silent.size(); ++i) silent[i]->Finish();
   while (waiting() > 0) std::this_thread::yield();
@@ -400,7 +400,7 @@ TEST_F(GrpcServerTest, StopEndsStreamsAndWatchersWithUnavailable) {
 TEST_F(GrpcServerTest, StopDoesNotWaitForAClientThatDoesNotRead) {
   Attached deaf(peers_.get());
   ASSERT_TRUE(deaf.Write(Hello(1)));
-  // Each repeated Join is answered; the answers are never read.
+  // The coordinator answers every repeated Join. The test never reads the answers.
   std::thread writer([&deaf] {
     v1::PeerMessage join = Join(std::string(LH_RUN_NAME_BYTES_MAX, 'r'));
     for (int i = 0; i < 20000 && deaf.Write(join); ++i) {
@@ -449,7 +449,7 @@ TEST_F(GrpcServerTest, ThePeersPortTakesNoOrders) {
     EXPECT_EQ(stranger->GetOverview(&context, {}, &overview).error_code(),
               grpc::StatusCode::UNIMPLEMENTED);
   }
-  // Nor does the operators' port take peers.
+  // The operators' port takes no peers, either.
   const auto peers = v1::Coordinator::NewStub(admin_channel_);
   Attached stray(peers.get());
   EXPECT_EQ(stray.Finish().error_code(), grpc::StatusCode::UNIMPLEMENTED);
@@ -493,7 +493,8 @@ TEST_F(GrpcServerTest, ShowsRunsMembersAndRing) {
     grpc::ClientContext context;
     v1::ExplainResponse explanation;
     ASSERT_TRUE(admin_->Explain(&context, {}, &explanation).ok());
-    EXPECT_EQ(explanation.groups(0).verdict(), "nothing waits; no op is in flight");
+    EXPECT_EQ(explanation.groups(0).verdict(),
+              "the coordinator waits for nothing; no op is in flight");
   }
   {
     grpc::ClientContext context;
@@ -545,7 +546,7 @@ TEST_F(GrpcServerTest, EventsAreGivenFromTheBacklogAndAsTheyHappen) {
   std::string member;
   const auto a = Member(0x1f, "alpha", &member);
   const auto b = Member(0x20, "beta", &member);
-  // A message may leave a moment before the event of the same step is there.
+  // A message may leave a moment before the event of the same step is in the log.
   ASSERT_TRUE(loop_->QueryAndWait(std::chrono::seconds(30)).ok());
   const std::vector<v1::Event> all = Events({});
   std::vector<std::string> kinds;

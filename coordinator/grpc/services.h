@@ -1,4 +1,5 @@
-// The two services, each behind its own translation unit: gRPC's headers cost seconds.
+// The two gRPC services of the coordinator, without gRPC's headers: those take seconds to compile.
+// A service owns its streams; gRPC's threads call it. The loop and the metrics must outlive it.
 #pragma once
 
 #include <memory>
@@ -16,12 +17,14 @@ class DrainableService {
  public:
   virtual ~DrainableService() = default;
   virtual grpc::Service* service() = 0;
-  // Ends all streams with UNAVAILABLE and refuses new ones. Any thread.
+  // Ends all streams with UNAVAILABLE and refuses new ones. Any thread may call it.
   virtual void EndStreams() = 0;
 };
 
+// For peers: the service Coordinator.
 std::unique_ptr<DrainableService> MakeAttachService(CoordinatorLoop* loop,
                                                     CoordinatorMetrics* metrics);
+// For operators: the service Admin.
 std::unique_ptr<DrainableService> MakeAdminService(CoordinatorLoop* loop);
 
 }  // namespace longhaul::coordinator

@@ -1,13 +1,16 @@
-// The journal: everything that a coordinator's core is given, on disk, so that what it decided in
-// production can be decided again under a debugger (tools/replay).
+// The journal: a file with every event that the coordinator's core is given. lh-replay
+// (tools/replay) feeds the events to a core again, so an engineer can watch in a debugger what a
+// coordinator decided in production.
 //
-// For diagnosis, not for durability: the store is what survives (store/store.h). A record is handed
-// to the kernel before the core is stepped, so a journal survives SIGKILL and shows the event that
-// a crash came from; it is not flushed to the disk. If it cannot be written, it ends with a line in
-// the log, and the coordinator goes on. Secrets (entropy, secrets of runs and peers,
-// tokens) are not in it.
+// The journal is for diagnosis. It does not make anything durable; the store does (store/store.h).
 //
-// The format is described in proto/longhaul/v1/journal.proto.
+// - The kernel gets a record before the core handles the event. So the journal survives SIGKILL,
+// and
+//   its last record is the event that made a coordinator crash. It is not flushed to the disk.
+// - If a record cannot be written, the journal ends, the log says so, and the coordinator goes on.
+// - No secrets are in it: neither entropy, nor secrets of runs and peers, nor tokens.
+//
+// proto/longhaul/v1/journal.proto describes the format.
 #pragma once
 
 #include <cstdint>
@@ -25,20 +28,21 @@ namespace longhaul::coordinator {
 
 struct JournalOptions {
   std::string path;
-  // The journal ends when it would become larger: one that began in the middle could not be
-  // replayed.
+  // The journal ends before it becomes larger than this. Dropping its beginning instead is
+  // impossible: such a journal could not be replayed.
   uint64_t bytes_max = uint64_t{1} << 30;
-  // How many events there are between two digests.
+  // A digest of the core's state is recorded after every so many events.
   uint64_t digest_every = 64;
 };
 
-// One owner thread, the coordinator loop's.
+// Writes a journal. The coordinator loop owns it, and the loop's thread makes all calls.
 class JournalWriter {
  public:
-  // Begins a new journal of a core with this configuration and these records. What was at the path
-  // is kept as PATH.1 (and what was there is gone): after a crash it tells what led to it. Holds
-  // `PATH-lock` until destroyed. FailedPrecondition: another coordinator writes there, and nothing
-  // was touched; Unavailable: the file cannot be made.
+  // Begins a new journal for a core with this configuration and these records. An older journal at
+  // the path becomes PATH.1 and replaces the file there: after a crash PATH.1 shows what led to it.
+  // Holds the lock `PATH-lock` until destroyed. FailedPrecondition: another coordinator writes this
+  // journal; no journal was touched. Unavailable: the file, its lock or its directory cannot be
+  // made.
   static absl::StatusOr<std::unique_ptr<JournalWriter>> Begin(const JournalOptions& options,
                                                               const CoreConfig& config,
                                                               const Records& records);
@@ -46,9 +50,9 @@ class JournalWriter {
   JournalWriter(const JournalWriter&) = delete;
   JournalWriter& operator=(const JournalWriter&) = delete;
 
-  // Before the step.
+  // Records an event. Call this before the core handles the event.
   void Write(const Event& event, Tick now);
-  // After it.
+  // Records a digest of the core if one is due. Call this after the core has handled the event.
   void Stepped(const CoordinatorCore& core);
 
  private:
@@ -59,7 +63,8 @@ class JournalWriter {
 
 struct ReplayOptions {
   uint64_t until = UINT64_MAX;  // stop after so many events
-  // Called after each step, with the number of the event from 1.
+  // Called after each event, with the number of the event (the first is 1) and what the core
+  // decided.
   std::function<void(uint64_t number, Tick now, const Event& event,
                      const std::vector<Action>& actions)>
       stepped;
@@ -67,21 +72,24 @@ struct ReplayOptions {
 
 struct ReplayReport {
   uint64_t events = 0;
-  uint64_t digests = 0;  // compared, all equal
-  std::string version;   // of the coordinator that wrote the journal
-  // The last record is incomplete: the coordinator was killed while it wrote. Says where.
+  uint64_t digests = 0;  // recorded digests that were compared; all were equal
+  std::string version;   // the release of the coordinator that wrote the journal
+  // Not empty: the last record is incomplete, because the coordinator was killed while it wrote.
+  // The text says where.
   std::string torn;
-  bool limit_reached = false;  // the journal ended before the coordinator did
-  Overview overview;           // after the last event
+  bool limit_reached = false;  // the journal reached its limit and ended before the coordinator did
+  Overview overview;           // of the core after the last event
 };
 
-// Steps a core of this release with what the journal holds. Errors: NotFound or Unavailable: the
-// file cannot be read; DataLoss: a record in the middle is damaged; FailedPrecondition: another
-// format; Aborted: the core came to another state than the one that was recorded. All name the
-// place.
+// Feeds the events of a journal to a new core of this release. Reads the file only; any thread.
+//   NotFound, Unavailable  the file cannot be opened or read
+//   DataLoss               a record is damaged, or the file is no journal; the text names the byte
+//   FailedPrecondition     another release wrote the journal, in another format
+//   Aborted                the core came to another state than the recorded digest says; the text
+//                          names the event
 absl::StatusOr<ReplayReport> Replay(const std::string& path, const ReplayOptions& options);
 
-// One line, for people.
+// One line for people, without secrets.
 std::string Describe(const Event& event);
 std::string Describe(const Action& action);
 

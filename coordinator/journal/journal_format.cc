@@ -19,8 +19,8 @@ void PutNumber(uint32_t number, std::string* out) {
 
 constexpr JsonParts kNoSecrets{.secrets = false};
 
-// The core decides by a peer's secret. A right one is recorded as the one that is right at a
-// replay, any other as one that is always wrong.
+// The core checks a peer's secret, so a replay needs one. A right secret is recorded as the secret
+// that is right in a replay. Any other is recorded as "wrong".
 control::PeerMessage WithoutSecrets(const control::PeerMessage& message,
                                     const std::string& entropy) {
   const auto* hello = std::get_if<control::Hello>(&message);
@@ -87,7 +87,7 @@ absl::StatusOr<Records> RecordsOf(const v1::JournalStart& start) {
   if (const std::string fault = FromJson(start.records(), &records); !fault.empty()) {
     return absl::DataLossError(absl::StrCat("the records have ", fault));
   }
-  // Tokens derive from it, and nothing is decided by a token.
+  // Only tokens derive from a run's secret, and the core decides nothing by a token.
   for (auto& [name, run] : records.runs) run.secret = std::string(32, 's');
   for (const auto& [key, group] : records.groups) {
     if (!records.runs.contains(key.run)) return absl::DataLossError("a group of no run");

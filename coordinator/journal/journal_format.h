@@ -1,4 +1,6 @@
-// What writer and reader of a journal share. Of this package only.
+// The format of a journal, which its writer and its reader share. Private to this directory.
+//
+// Pure functions without state. Reading returns DataLoss for what no coordinator writes.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +13,24 @@
 namespace longhaul::coordinator {
 
 inline constexpr uint32_t kJournalFormat = 4;
-// Length and checksum.
+// In front of each record: its length and its checksum, 4 bytes each, lowest byte first.
 inline constexpr size_t kJournalHeadBytes = 8;
-// The start of a journal holds all records; no other record comes near.
+// The first record of a journal holds all records of the store. All others are far smaller.
 inline constexpr uint32_t kJournalRecordBytesMax = 256u << 20;
 
 uint32_t JournalChecksum(const std::string& bytes);
-// With length and checksum in front.
+// The record's bytes, with length and checksum in front.
 std::string FrameOf(const v1::JournalRecord& record);
 
-// Stands for the entropy of the recorded core.
+// A fixed value. A replayed core gets it instead of the entropy of the recorded core.
 std::string ReplayEntropy();
 
 v1::JournalStart StartOf(const CoreConfig& config, const Records& records);
-// `entropy` is that of the recorded core.
+// `entropy` is the recorded core's own; it shows whether a peer's secret is right.
 v1::JournalEvent EventOf(const Event& event, Tick now, const std::string& entropy);
 
-// Secrets are replaced by others. DataLoss: what no coordinator writes.
+// These read what was recorded. Fixed values stand in for the secrets. DataLoss: no coordinator
+// writes such a thing.
 absl::StatusOr<CoreConfig> ConfigOf(const v1::JournalStart& start);
 absl::StatusOr<Records> RecordsOf(const v1::JournalStart& start);
 absl::StatusOr<Event> EventOf(const v1::JournalEvent& proto);

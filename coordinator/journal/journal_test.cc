@@ -38,7 +38,7 @@ class JournalTest : public ::testing::Test {
     config.detect_ms = 1000;
     config.entropy = kEntropy;
     core_ = std::make_unique<CoordinatorCore>(config, records);
-    writer_.reset();  // it has the file
+    writer_.reset();  // closes the file
     auto writer = JournalWriter::Begin(options_, config, records);
     ASSERT_TRUE(writer.ok()) << writer.status();
     writer_ = *std::move(writer);
@@ -69,7 +69,7 @@ class JournalTest : public ::testing::Test {
         PreparationId(core_->GetOverview().incarnation, group, Epoch(epoch));
     return {group, Epoch(epoch), {}, preparation};
   }
-  // Two peers join; one is evicted, the other's stream closes and it dies.
+  // Two members join. One of them is evicted. The other's stream closes, and it dies.
   void Story() {
     const GroupKey group{"run", 0};
     Hello(1);
@@ -81,7 +81,7 @@ class JournalTest : public ::testing::Test {
     for (uint64_t p : {1, 2}) {
       Step(FromPeer{SessionId(p), ReadyFor(group, 2)}, 1);
     }
-    // They agree on a state, which the second has to fetch.
+    // A sync gives both members one state; the second member has to fetch it.
     const control::SyncOffer offer{1, control::SyncStrategy::kPopular, 13, {1, 1}, {2, 2}};
     control::SyncOffer other = offer;
     other.state = {3, 3};
@@ -112,8 +112,8 @@ class JournalTest : public ::testing::Test {
   std::string path_;
   JournalOptions options_;
   Records store_;
-  Records synced_;                 // after the sync of the Story()
-  std::vector<SessionId> closed_;  // by the core
+  Records synced_;                 // the records after the sync of the Story()
+  std::vector<SessionId> closed_;  // the sessions that the core closed
   Tick now_{Seconds(5)};
   std::unique_ptr<CoordinatorCore> core_;
   std::unique_ptr<JournalWriter> writer_;
@@ -244,13 +244,13 @@ TEST_F(JournalTest, DamageInTheMiddleIsAnErrorThatNamesThePlace) {
   EXPECT_EQ(report.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(report.status().message()),
               HasSubstr(absl::StrCat("is damaged at byte ", start, " of ", bytes.size(),
-                                     ": its checksum is wrong")));
+                                     ": the checksum of the record is wrong")));
 }
 
 TEST_F(JournalTest, AnotherStateIsAnErrorThatNamesTheEvent) {
   Begin();
   Hello(1);
-  // An event that the core is not given.
+  // Records an event that the core never gets.
   writer_->Write(FromPeer{SessionId(1), control::Join{1, {"run", 0}, "t"}}, now_);
   writer_->Stepped(*core_);
   const auto report = Replay(path_, {});

@@ -54,7 +54,7 @@ class JournalWriter::Impl {
   }
   void End(const std::string& why) {
     ended_ = true;
-    Log(LogLevel::kWarning, "the journal ends here, the coordinator goes on" +
+    Log(LogLevel::kWarning, "the journal ends, the coordinator goes on" +
                                 LogField("path", options_.path) + LogField("reason", why));
   }
 
@@ -74,14 +74,14 @@ absl::StatusOr<std::unique_ptr<JournalWriter>> JournalWriter::Begin(const Journa
                                                                     const CoreConfig& config,
                                                                     const Records& records) {
   LH_RETURN_IF_ERROR(MakeDirectoryOf("journal", options.path));
-  // Before the file is touched: it may be that of a coordinator that runs.
+  // The lock comes first: the file may belong to a coordinator that is running.
   LH_ASSIGN_OR_RETURN(Fd lock, LockFile("journal", options.path));
   const std::string older = options.path + ".1";
   if (rename(options.path.c_str(), older.c_str()) != 0 && errno != ENOENT) {
     return absl::UnavailableError(absl::StrCat("cannot keep the journal ", options.path, " as ",
                                                older, ": ", strerror(errno)));
   }
-  // Names of hosts and runs are inside: for the owner only.
+  // The journal holds names of hosts and runs, so only the owner may read it.
   Fd file(open(options.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
   if (file.get() < 0) {
     return absl::UnavailableError(

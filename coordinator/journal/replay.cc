@@ -21,7 +21,7 @@ uint32_t Number(const char* bytes) {
   return number;
 }
 
-// Record after record of a file.
+// Reads a journal, record after record.
 class Reader {
  public:
   explicit Reader(const std::string& path) : path_(path), file_(path, std::ios::binary) {}
@@ -36,7 +36,8 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // False at the end, or where the last record is incomplete: torn() says so then.
+  // Reads the next record. False: the file has no further complete record. If an incomplete one is
+  // left, torn() says where.
   absl::StatusOr<bool> Next(v1::JournalRecord* record) {
     if (at_ == size_) return false;
     const uint64_t left = size_ - at_;
@@ -45,15 +46,15 @@ class Reader {
     if (!file_.read(head, kJournalHeadBytes)) return Unreadable();
     const uint32_t length = Number(head);
     if (length > left - kJournalHeadBytes) return Torn(left);
-    if (length > kJournalRecordBytesMax) return Damaged("its length cannot be");
+    if (length > kJournalRecordBytesMax) return Damaged("the length of the record is impossible");
     std::string bytes(length, '\0');
     if (!file_.read(bytes.data(), length)) return Unreadable();
     const bool last = length == left - kJournalHeadBytes;
     if (JournalChecksum(bytes) != Number(head + 4)) {
       if (last) return Torn(left);
-      return Damaged("its checksum is wrong");
+      return Damaged("the checksum of the record is wrong");
     }
-    if (!record->ParseFromString(bytes)) return Damaged("it is no record of a journal");
+    if (!record->ParseFromString(bytes)) return Damaged("the bytes are no record of a journal");
     at_ += kJournalHeadBytes + length;
     return true;
   }
@@ -82,11 +83,11 @@ class Reader {
 };
 
 absl::StatusOr<CoordinatorCore> MakeCore(const Reader& reader, const v1::JournalRecord& record) {
-  if (!record.has_start()) return reader.Damaged("it does not begin with the start of a journal");
+  if (!record.has_start()) return reader.Damaged("the file does not begin as a journal does");
   const v1::JournalStart& start = record.start();
   if (start.format() != kJournalFormat) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the journal has format ", start.format(), ", this release reads ",
+        absl::StrCat("the journal has format ", start.format(), ", this release reads format ",
                      kJournalFormat, "; use the lh-replay of release ", start.version()));
   }
   auto config = ConfigOf(start);
@@ -126,21 +127,19 @@ absl::StatusOr<ReplayReport> Replay(const std::string& path, const ReplayOptions
       if (record.digest().digest() != core->Digest()) {
         return absl::AbortedError(
             absl::StrCat("after event ", report.events,
-                         " the core is in another state than the one recorded by "
-                         "release ",
-                         report.version, "; the last digest that agreed was ", report.digests,
-                         " digests into the journal"));
+                         " the core is in another state than the core of release ", report.version,
+                         " was; digests that agreed before: ", report.digests));
       }
       ++report.digests;
     } else if (record.has_end()) {
       report.limit_reached = true;
       break;
     } else {
-      return reader.Damaged("it is a record of a kind that this release does not know");
+      return reader.Damaged("the record is of a kind that this release does not know");
     }
   }
   report.torn = reader.torn();
-  if (!core) return reader.Damaged("it holds no complete record");
+  if (!core) return reader.Damaged("the file holds no complete record");
   report.overview = core->GetOverview();
   return report;
 }

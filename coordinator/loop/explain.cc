@@ -32,7 +32,7 @@ std::string MembersAt(const GroupView& group, PeerId peer) {
   return List(names);
 }
 
-// A member with the trainer's own name, if it has one.
+// "m3", or "m3(name)" if the trainer has a name of its own.
 std::string MemberName(const MemberView& member) {
   return member.name.empty() ? ToString(member.member)
                              : absl::StrCat(ToString(member.member), "(", member.name, ")");
@@ -44,21 +44,22 @@ std::string Verdict(const GroupView& group, uint32_t ops_open, size_t admitted) 
                         group.waiting_for.empty() ? "about to be committed" : group.waiting_for);
   }
   if (!group.waiting_for.empty()) return group.waiting_for;
-  if (admitted == 0) return "nobody has been admitted";
+  if (admitted == 0) return "the group has no admitted member";
   if (ops_open > 0) {
-    return absl::StrCat("nothing to agree on; up to ", ops_open, " ops are in flight at a peer");
+    return absl::StrCat("the coordinator waits for nothing; a peer has up to ", ops_open,
+                        " ops in flight");
   }
-  return "nothing waits; no op is in flight";
+  return "the coordinator waits for nothing; no op is in flight";
 }
 
 void AddPeers(const GroupView& group, uint32_t detect_ms, std::vector<std::string>* facts) {
   for (const PeerView& peer : group.ring) {
     if (!peer.attached) {
-      // Who is in the ring has admitted members.
-      facts->push_back(absl::StrCat(PeerName(peer), " has no control stream: unless it returns ",
-                                    "within ", kLease * detect_ms, " ms of its loss (at once if ",
-                                    "another peer reports it silent), its members ",
-                                    MembersAt(group, peer.peer), " count as dead"));
+      // A peer in the ring has admitted members, so the list of its members is not empty.
+      facts->push_back(absl::StrCat(
+          PeerName(peer), " has no control stream: if it does not return within ",
+          kLease * detect_ms, " ms of the loss, its members ", MembersAt(group, peer.peer),
+          " count as dead (at once if another peer reports it silent)"));
     } else if (peer.draining) {
       facts->push_back(absl::StrCat(PeerName(peer), " is draining: its members ",
                                     MembersAt(group, peer.peer),
@@ -73,22 +74,22 @@ void AddFaults(const GroupView& group, std::vector<std::string>* facts) {
         "peers ", ToString(blocked.pair.a), " and ", ToString(blocked.pair.b),
         " cannot reach each other (", blocked.reason, ")",
         blocked.pair.relay
-            ? absl::StrCat("; ", ToString(blocked.pair.relay), " passes on what they send")
+            ? absl::StrCat("; their link goes through the relay ", ToString(blocked.pair.relay))
             : "",
         "; open the data port between them"));
   }
   for (const auto& [a, b] : group.small_packets) {
     facts->push_back(
         absl::StrCat("large packets vanish between ", ToString(a), " and ", ToString(b),
-                     ", whose link uses small ones and is slower: check the MTU of "
-                     "the path, and that ICMP \"fragmentation needed\" is let through"));
+                     "; their link uses small packets and is slower: check the MTU of the path, "
+                     "and let ICMP \"fragmentation needed\" through"));
   }
   if (group.fault_epoch) {
     facts->push_back(absl::StrCat(
-        "the last change in the middle of ops was epoch ", ToString(group.fault_epoch), ": ",
+        "the last epoch after a fault was epoch ", ToString(group.fault_epoch), ": ",
         group.fault.cause, group.fault.subject.empty() ? "" : " of ", group.fault.subject,
         ", seen by ", group.fault.detector, " after ", group.fault.detect_ms,
-        " ms of silence, agreed within ", group.fault.agree_ms, " ms"));
+        " ms of silence, committed within ", group.fault.agree_ms, " ms"));
   }
 }
 
@@ -104,23 +105,23 @@ void AddVotes(const GroupView& group, std::vector<std::string>* facts) {
     }
   }
   if (!pending.empty()) {
-    facts->push_back(absl::StrCat("wait for admission: ", List(pending),
-                                  "; that happens when all admitted members stand at a step "
+    facts->push_back(absl::StrCat("members that wait for admission: ", List(pending),
+                                  "; they are admitted when all admitted members stand at a step "
                                   "boundary (lh_begin_step, or `with comm.step(...)`)"));
   }
   if ((!here.empty() || !pending.empty()) && !away.empty()) {
-    facts->push_back(absl::StrCat("not at a step boundary: ", List(away),
-                                  "; still computing, or stuck in the trainer"));
+    facts->push_back(absl::StrCat("members that have not reached the step boundary: ", List(away),
+                                  "; their trainers still compute, or are stuck"));
   }
   if (!here.empty() && !away.empty()) {
-    facts->push_back(absl::StrCat("wait at the step boundary: ", List(here)));
+    facts->push_back(absl::StrCat("members that wait at the step boundary: ", List(here)));
   }
 }
 
 void AddState(const GroupView& group, std::vector<std::string>* facts) {
   if (!group.state) return;
-  facts->push_back(absl::StrCat("shared state agreed on: revision ", group.state->revision,
-                                ", digest ", ToString(group.state->state)));
+  facts->push_back(absl::StrCat("the shared state of the last sync: revision ",
+                                group.state->revision, ", digest ", ToString(group.state->state)));
 }
 
 void AddOps(const GroupView& group, std::vector<std::string>* facts) {
@@ -138,8 +139,8 @@ void AddOps(const GroupView& group, std::vector<std::string>* facts) {
   }
   facts->push_back(absl::StrCat("ops in flight by peer: ", List(counts)));
   if (!behind.empty()) {
-    facts->push_back(absl::StrCat("has no op in flight while others have: ", List(behind),
-                                  "; an op starts when every member has posted it"));
+    facts->push_back(absl::StrCat("peers without an op in flight: ", List(behind),
+                                  "; an op needs every member to start it"));
   }
 }
 

@@ -1,4 +1,5 @@
-// Why a group is waiting, in sentences for an operator. Pure.
+// Says why a group waits, in sentences for an operator (`lhctl why`). Pure functions: no state, any
+// thread, nothing can fail.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 namespace longhaul::coordinator {
 
 struct Explanation {
-  std::string verdict;             // one sentence
-  std::vector<std::string> facts;  // a sentence each, the most telling ones first
+  std::string verdict;             // what the group waits for, in one sentence
+  std::vector<std::string> facts;  // one sentence each; the most useful facts come first
 };
 
 Explanation Explain(const GroupView& group, uint32_t detect_ms);

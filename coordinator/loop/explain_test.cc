@@ -23,12 +23,12 @@ GroupView TwoPeers() {
 
 TEST(Explain, QuietGroup) {
   const Explanation e = Explain(TwoPeers(), 1500);
-  EXPECT_EQ(e.verdict, "nothing waits; no op is in flight");
+  EXPECT_EQ(e.verdict, "the coordinator waits for nothing; no op is in flight");
   EXPECT_THAT(e.facts, IsEmpty());
 }
 
 TEST(Explain, GroupWithoutMembers) {
-  EXPECT_EQ(Explain(GroupView{}, 1500).verdict, "nobody has been admitted");
+  EXPECT_EQ(Explain(GroupView{}, 1500).verdict, "the group has no admitted member");
 }
 
 TEST(Explain, NamesWhoKeepsANewcomerWaiting) {
@@ -38,9 +38,10 @@ TEST(Explain, NamesWhoKeepsANewcomerWaiting) {
   group.members.push_back({MemberId(3), PeerId(0xc), "new", Epoch(), false});
   const Explanation e = Explain(group, 1500);
   EXPECT_EQ(e.verdict, "waiting for 1 of 2 votes: m2");
-  EXPECT_THAT(e.facts, ElementsAre(HasSubstr("wait for admission: m3(new);"),
-                                   HasSubstr("not at a step boundary: m2;"),
-                                   HasSubstr("wait at the step boundary: m1(left)")));
+  EXPECT_THAT(e.facts,
+              ElementsAre(HasSubstr("members that wait for admission: m3(new);"),
+                          HasSubstr("members that have not reached the step boundary: m2;"),
+                          HasSubstr("members that wait at the step boundary: m1(left)")));
 }
 
 TEST(Explain, NamesThePeerWithoutAStreamAndTheDrainingOne) {
@@ -55,17 +56,18 @@ TEST(Explain, NamesThePeerWithoutAStreamAndTheDrainingOne) {
               ElementsAre(HasSubstr("peer pa (host h1, 10.0.0.1:1) is draining: its "
                                     "members m1 leave"),
                           HasSubstr("peer pb (host h2, 10.0.0.2:1) has no control stream: "
-                                    "unless it returns within 6000 ms of its loss (at "
-                                    "once if another peer reports it silent), its members m2")));
+                                    "if it does not return within 6000 ms of the loss, its "
+                                    "members m2 count as dead (at once if another peer reports "
+                                    "it silent)")));
 }
 
 TEST(Explain, NamesThePeerThatHasNotPosted) {
   GroupView group = TwoPeers();
   group.ring[0].load.ops_open = 2;
   const Explanation e = Explain(group, 1500);
-  EXPECT_THAT(e.verdict, HasSubstr("up to 2 ops are in flight"));
+  EXPECT_THAT(e.verdict, HasSubstr("a peer has up to 2 ops in flight"));
   EXPECT_THAT(e.facts, ElementsAre("ops in flight by peer: pa=2 pb=0",
-                                   HasSubstr("has no op in flight while others have: peer pb")));
+                                   HasSubstr("peers without an op in flight: peer pb")));
 }
 
 TEST(Explain, TellsWhichStateWasAgreedOn) {
@@ -74,7 +76,7 @@ TEST(Explain, TellsWhichStateWasAgreedOn) {
   group.waiting_for = "sync waiting for 1 of 2 members: m2";
   const Explanation e = Explain(group, 1500);
   EXPECT_EQ(e.verdict, "sync waiting for 1 of 2 members: m2");
-  EXPECT_THAT(e.facts, ElementsAre("shared state agreed on: revision 13, digest "
+  EXPECT_THAT(e.facts, ElementsAre("the shared state of the last sync: revision 13, digest "
                                    "000000000000001f0000000000000002"));
 }
 
@@ -82,18 +84,19 @@ TEST(Explain, NamesWhomTheLastFaultWasOf) {
   GroupView group = TwoPeers();
   group.fault_epoch = Epoch(3);
   group.fault = FaultRecord{"silence", "pa", 1500, 40, "m3 at pc (host h3)"};
-  EXPECT_THAT(Explain(group, 1500).facts,
-              ElementsAre("the last change in the middle of ops was epoch 3: silence of m3 at pc "
-                          "(host h3), seen by pa after 1500 ms of silence, agreed within 40 ms"));
+  EXPECT_THAT(
+      Explain(group, 1500).facts,
+      ElementsAre("the last epoch after a fault was epoch 3: silence of m3 at pc (host h3), "
+                  "seen by pa after 1500 ms of silence, committed within 40 ms"));
 }
 
 TEST(Explain, NamesTheLinksOnWhichLargePacketsVanish) {
   GroupView group = TwoPeers();
   group.small_packets = {{PeerId(0xa), PeerId(0xb)}};
   EXPECT_THAT(Explain(group, 1500).facts,
-              ElementsAre("large packets vanish between pa and pb, whose link uses small ones and "
-                          "is slower: check the MTU of the path, and that ICMP \"fragmentation "
-                          "needed\" is let through"));
+              ElementsAre("large packets vanish between pa and pb; their link uses small packets "
+                          "and is slower: check the MTU of the path, and let ICMP \"fragmentation "
+                          "needed\" through"));
 }
 
 TEST(Explain, LongListsAreCut) {

@@ -32,7 +32,7 @@ int64_t WallTimeUs() {
       .count();
 }
 
-// Removals that show as a notice of the member, whatever the reason.
+// Says whether an event of this kind removes a member.
 bool IsRemoval(const std::string& kind) {
   return kind == "leave" || kind == "death" || kind == "evict";
 }
@@ -55,7 +55,7 @@ absl::Status Stopping() {
 
 class CoordinatorLoop::Impl {
  public:
-  // With the loop on its own thread, or with an error.
+  // Called with the loop, on the loop's thread; or with null and an error, on any thread.
   using Request = std::function<void(Impl*, const absl::Status&)>;
 
   Impl(Options options, std::unique_ptr<Store> store, Records records,
@@ -93,7 +93,8 @@ class CoordinatorLoop::Impl {
     }
     return session;
   }
-  // Refused only when the loop has stopped: a session has a place for each of its three mails.
+  // The mailbox refuses these two only after the loop has stopped. It has room for three mails of
+  // each session: its opening, one message, and its end.
   void PostMessage(SessionId session, control::PeerMessage message) {
     (void)mailbox_.Post(Message{session, std::move(message)});
   }
@@ -105,14 +106,15 @@ class CoordinatorLoop::Impl {
       request(nullptr, absl::UnavailableError("too many requests are waiting; try again"));
       return;
     }
-    // Kept aside: a mailbox that refuses has let go of its mail.
+    // Shared, because a mailbox that refuses a mail destroys it, and the request still needs its
+    // answer.
     auto shared = std::make_shared<Request>(std::move(request));
     if (mailbox_.Post(shared)) return;
     requests_.fetch_sub(1);
     (*shared)(nullptr, Stopping());
   }
 
-  // Only inside of a request.
+  // These three are for requests only: they run on the loop's thread.
   Overview GetOverview() const { return core_.GetOverview(); }
   bool HasPeer(PeerId peer) const { return core_.HasPeer(peer); }
   absl::Status StepFor(const Event& event) {
@@ -138,7 +140,7 @@ class CoordinatorLoop::Impl {
     SessionId session;
   };
   using Mail = std::variant<Open, Message, Closed, RingOrdered, std::shared_ptr<Request>>;
-  // Answers of the worker that may wait: it has one order at a time.
+  // The ring worker has one order at a time, so at most one answer waits.
   static constexpr size_t kRingsMax = 1;
 
   void Wake() {
@@ -151,14 +153,15 @@ class CoordinatorLoop::Impl {
 
   void Run();
   void Step(const Event& event);
-  // Waits for mail or the core's next deadline. False: stop.
+  // Waits for mail or for the core's next deadline. False: the loop has to stop.
   bool Wait();
   void Handle(Mail& mail);
   void HandleOpen(Open& open);
   void HandleMessage(Message& message);
   void HandleClosed(const Closed& closed);
-  // The store failed: lets nothing further out, and nobody waiting.
+  // Called after the store failed: stops the loop and calls `fatal`.
   void Fail(const absl::Status& status);
+  // Answers all requests in `mail` and in the mailbox with an error.
   void RefuseRest(std::vector<Mail> mail);
 
   void Carry(ToPeer& action);
@@ -166,7 +169,8 @@ class CoordinatorLoop::Impl {
   void Carry(::longhaul::coordinator::CloseSession& action);
   void Carry(Notice& action);
   void Carry(OrderRing& action) { ring_worker_.Submit(std::move(action)); }
-  // Before the actions of one step are carried out.
+  // Counts what the actions of one step say. Must run before they are carried out, which moves from
+  // them.
   void Measure(const std::vector<Action>& actions);
   void MeasureCommit(const GroupKey& group, const std::vector<Action>& actions);
 
@@ -185,9 +189,9 @@ class CoordinatorLoop::Impl {
   bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(wake_mutex_) = false;
 
-  // Of the loop's thread.
+  // Only the loop's thread uses these.
   std::unique_ptr<Store> store_;
-  std::unique_ptr<JournalWriter> journal_;  // null: none is kept
+  std::unique_ptr<JournalWriter> journal_;  // null: no journal is written
   CoordinatorCore core_;
   std::map<SessionId, std::shared_ptr<SessionPort>> ports_;
   std::map<GroupKey, Tick> preparing_since_;
@@ -200,7 +204,7 @@ class CoordinatorLoop::Impl {
 // ------------------------------------------------------------------------------ the thread
 
 void CoordinatorLoop::Impl::Run() {
-  // What waits since before a restart is timed from the first step.
+  // The first step starts the clock for deadlines that were left open before a restart.
   Step(TimePassed{});
   do {
     if (failed_) return RefuseRest({});
@@ -327,7 +331,7 @@ void CoordinatorLoop::Impl::Measure(const std::vector<Action>& actions) {
     if (notice == nullptr) continue;
     const EventRecord& event = notice->event;
     if (IsRemoval(event.kind)) metrics_->OnRemoval();
-    // A preparation that replaces another one goes on with the time of the first.
+    // A preparation that replaces another one keeps the start time of the first.
     if (event.kind == "prepare") preparing_since_.emplace(event.group, Now());
     if (event.kind == "commit") MeasureCommit(event.group, actions);
     if (event.fault) {
@@ -400,7 +404,7 @@ void CoordinatorLoop::Evict(EvictMember request, Done done) {
     if (known) return done(loop->StepFor(request));
     done(absl::NotFoundError(absl::StrCat("no member ", ToString(request.member), " in ",
                                           ToString(request.group),
-                                          "; `lhctl members` lists those there are")));
+                                          "; `lhctl members` lists all members")));
   });
 }
 
@@ -410,8 +414,8 @@ void CoordinatorLoop::Drain(DrainPeer request, Done done) {
     if (loop == nullptr) return done(status);
     if (loop->HasPeer(request.peer)) return done(loop->StepFor(request));
     done(absl::NotFoundError(absl::StrCat("no peer ", ToString(request.peer),
-                                          " is attached or has members; `lhctl ring` lists those "
-                                          "with members, `lhctl events` who attached")));
+                                          " is attached or has members; `lhctl ring` lists peers "
+                                          "with members, `lhctl events` shows peers attach")));
   });
 }
 
@@ -427,7 +431,7 @@ absl::StatusOr<Overview> CoordinatorLoop::QueryAndWait(std::chrono::milliseconds
     CondVar answered;
     std::optional<absl::StatusOr<Overview>> overview ABSL_GUARDED_BY(mutex);
   };
-  // Shared: the answer may come after this function has given up.
+  // Shared, because the answer may come after this function has returned.
   auto waiting = std::make_shared<Waiting>();
   Query([waiting](const absl::StatusOr<Overview>& overview) {
     MutexLock lock(&waiting->mutex);
@@ -439,7 +443,9 @@ absl::StatusOr<Overview> CoordinatorLoop::QueryAndWait(std::chrono::milliseconds
   while (!waiting->overview) {
     const auto left = deadline - Clock::now();
     if (left <= Clock::duration::zero()) {
-      return absl::DeadlineExceededError("the coordinator's loop is held up");
+      return absl::DeadlineExceededError(
+          absl::StrCat("the coordinator's loop did not answer within ", timeout.count(),
+                       " ms; its store may be slow"));
     }
     waiting->answered.WaitFor(&waiting->mutex, left);
   }

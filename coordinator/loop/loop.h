@@ -1,14 +1,15 @@
-// The thread that owns the coordinator's core: takes what others post, steps the core, carries out
-// its actions in order.
+// The thread that owns the coordinator's core, store and journal. The loop takes what other threads
+// post, gives it to the core as events, and carries out the core's actions in order.
 //
-// A Persist is carried out at once and synchronously, so nothing that follows it leaves the process
-// before it is durable. If the store fails, nothing further leaves: `fatal` is called, which in the
-// daemon ends the process; its successor reads what the store really holds.
+// The loop carries out a Persist action before the actions behind it, and waits for the disk. So no
+// message leaves the process before the records that it tells of are durable. If the store fails,
+// no further message leaves: the loop calls `fatal` and stops. In the daemon `fatal` ends the
+// process, and the next coordinator reads what the store really holds.
 //
-// Rings are solved on a thread of their own (ring_worker.h), one at a time.
+// Another thread solves rings (ring_worker.h), one at a time.
 //
-// Bounded: a session has at most one message in the mailbox. Accepted() tells it when the next may
-// be posted, which is how a slow disk slows the peers down instead of filling memory.
+// Memory is bounded: a session has at most one message in the mailbox, and Accepted() tells it when
+// it may post the next one. So a slow disk slows the peers down and does not fill memory.
 #pragma once
 
 #include <chrono>
@@ -32,14 +33,15 @@ namespace longhaul::coordinator {
 inline constexpr size_t kSessionsMax = 4096;
 inline constexpr size_t kRequestsMax = 1024;
 
-// A control stream as the loop sees it. Called on the loop's thread; must not block.
+// A control stream, as the loop sees it. The loop calls these methods on its own thread; they must
+// not block.
 class SessionPort {
  public:
   virtual ~SessionPort() = default;
   virtual void Send(const control::CoordinatorMessage& message) = 0;
-  // Ends the stream; CloseSession() is still expected.
+  // Ends the stream. The stream must still call CloseSession().
   virtual void Close(StreamEnd end, const std::string& reason) = 0;
-  // The message posted last was accepted: the next may be posted.
+  // The loop has handled the last message of the stream. The stream may post the next one.
   virtual void Accepted() = 0;
 };
 
@@ -47,46 +49,51 @@ class CoordinatorLoop {
  public:
   struct Options {
     CoreConfig core;
-    // Called once, on the loop's thread, when the store failed; the loop does nothing afterwards.
+    // Called once, on the loop's thread, after the store failed. Afterwards the loop carries out
+    // nothing and answers every request with Unavailable.
     std::function<void(const absl::Status&)> fatal;
-    // Read on the loop's thread only. Default: the system's monotonic clock.
+    // The clock, which only the loop's thread calls. Default: the system's monotonic clock.
     std::function<Tick()> now;
-    // Where to write a journal; without a path: none.
+    // Where to write the journal; without a path none is written.
     JournalOptions journal;
   };
 
-  // Reads the store, begins the journal and starts the thread. `metrics` outlives the loop.
+  // Reads the store, begins the journal and starts the thread. `metrics` must outlive the loop. The
+  // errors are those of Store::Load() and JournalWriter::Begin(); no thread runs after an error.
   static absl::StatusOr<std::unique_ptr<CoordinatorLoop>> Start(Options options,
                                                                 std::unique_ptr<Store> store,
                                                                 CoordinatorMetrics* metrics);
-  // Answers what is waiting and stops the thread.
+  // Answers the requests that wait, and stops the thread.
   ~CoordinatorLoop();
   CoordinatorLoop(const CoordinatorLoop&) = delete;
   CoordinatorLoop& operator=(const CoordinatorLoop&) = delete;
 
   // ---- any thread
 
-  // None: there are kSessionsMax already, or the loop has stopped.
+  // Nothing: kSessionsMax sessions are open, or the loop has stopped.
   std::optional<SessionId> OpenSession(std::shared_ptr<SessionPort> port);
-  // At most one message of a session between two calls of Accepted().
+  // Gives a peer's message to the core. A session posts its first message after OpenSession(), and
+  // each further one only after Accepted() for the one before.
   void PostMessage(SessionId session, control::PeerMessage message);
-  // Exactly once for each session that was opened; it may not post afterwards.
+  // Ends a session. Call this exactly once for each session that was opened, after its last
+  // message.
   void CloseSession(SessionId session);
 
-  // `done` is called on the loop's thread; with NotFound if there is no such member or peer,
-  // Unavailable if there are kRequestsMax requests waiting or the loop stops.
+  // Orders of an operator. `done` gets the outcome: NotFound if there is no such member or peer,
+  // Unavailable if kRequestsMax requests wait already or the loop stops; nothing has changed then.
+  // `done` runs on the loop's thread; if the request is refused at once, on the caller's.
   using Done = std::function<void(const absl::Status&)>;
   void Evict(EvictMember request, Done done);
   void Drain(DrainPeer request, Done done);
-  // `done` is called on the loop's thread; with an error as above.
+  // Asks for an overview of all groups. `done` gets it, or Unavailable as above.
   void Query(std::function<void(const absl::StatusOr<Overview>&)> done);
-  // The same for a thread that may wait; DeadlineExceeded if the loop is held up for longer.
+  // The same for a thread that may wait. DeadlineExceeded: the loop did not answer in time.
   absl::StatusOr<Overview> QueryAndWait(std::chrono::milliseconds timeout);
 
   EventLog& events();
   const CoreConfig& core_config() const;
   const std::string& store_name() const;
-  // Sessions that are open.
+  // The number of open sessions.
   size_t sessions() const;
 
  private:

@@ -24,7 +24,8 @@ class Journal {
     lines_.push_back(std::move(line));
     changed_.SignalAll();
   }
-  // Waits for a line that begins so; takes all up to it. "" if none comes in time.
+  // Waits for a line that begins with `beginning`, and takes all lines up to it. "": none came in
+  // time.
   std::string TakeUntil(const std::string& beginning) {
     const auto deadline = std::chrono::steady_clock::now() + kDeadline;
     MutexLock lock(&mutex_);
@@ -123,7 +124,7 @@ class LoopTest : public ::testing::Test {
     ASSERT_TRUE(loop.ok()) << loop.status();
     loop_ = *std::move(loop);
   }
-  // A peer with one admitted member.
+  // Attaches a peer with one admitted member.
   SessionId Join(const std::shared_ptr<FakePort>& port, const std::string& name, uint64_t peer) {
     const std::optional<SessionId> session = loop_->OpenSession(port);
     EXPECT_TRUE(session.has_value());
@@ -167,7 +168,7 @@ TEST_F(LoopTest, NothingLeavesAfterTheStoreFailed) {
   store_->fail_ = true;
   loop_->PostMessage(*session, control::Join{1, {"run", 0}, "t"});
   EXPECT_EQ(journal_.TakeUntil("fatal"), "fatal disk on fire");
-  // The loop answers further requests with an error and takes no sessions.
+  // After the failure the loop answers requests with an error and opens no session.
   EXPECT_EQ(loop_->QueryAndWait(kDeadline).status().code(), absl::StatusCode::kUnavailable);
   loop_->PostMessage(*session, control::Join{2, {"run", 0}, "t"});
   loop_->CloseSession(*session);
@@ -239,7 +240,7 @@ TEST_F(LoopTest, EvictsAndDrainsWhatThereIs) {
   EXPECT_EQ(journal_.TakeUntil("a removed"), "a removed");
   EXPECT_EQ(evict(port->member_).code(), absl::StatusCode::kNotFound);
 
-  // A host is taken out before anybody joined there, too.
+  // A peer without members can be drained, too.
   auto idle = std::make_shared<FakePort>(&journal_, "b");
   const auto session = loop_->OpenSession(idle);
   loop_->PostMessage(*session, HelloOf(2));

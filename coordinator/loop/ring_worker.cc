@@ -21,7 +21,7 @@ RingWorker::~RingWorker() {
 void RingWorker::Submit(OrderRing order) {
   {
     MutexLock lock(&mutex_);
-    LH_CHECK(!order_) << "two rings at a time";
+    LH_CHECK(!order_) << "a second order before the first was answered";
     order_ = std::move(order);
   }
   wake_.Signal();

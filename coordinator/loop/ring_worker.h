@@ -1,4 +1,5 @@
-// The thread that solves rings for the core, which must not be held up by it.
+// Solves rings for the core on a thread of its own. Solving takes seconds, and the coordinator
+// loop's thread must not wait so long. Nothing here can fail.
 #pragma once
 
 #include <functional>
@@ -12,14 +13,16 @@ namespace longhaul::coordinator {
 
 class RingWorker {
  public:
-  // `done` is called on the worker's thread, once for each order.
+  // The worker calls `done` once per order, on its own thread.
   explicit RingWorker(std::function<void(RingOrdered)> done);
-  // Waits for what is being solved, which takes a few seconds at the most.
+  // Waits for the order that is being solved (seconds for a large ring). An order that has not
+  // begun is dropped.
   ~RingWorker();
   RingWorker(const RingWorker&) = delete;
   RingWorker& operator=(const RingWorker&) = delete;
 
-  // From one thread; not before the order before has been answered.
+  // Hands an order to the worker. One thread calls this, and only after `done` was called for the
+  // order before.
   void Submit(OrderRing order);
 
  private:

@@ -35,7 +35,7 @@ class Answers {
     answers_.emplace_back(std::move(answer), thread);
     changed_.Signal();
   }
-  // The next one within the deadline, and the thread that it came on.
+  // Waits for the next answer, and gives it with the thread that it came on.
   std::optional<std::pair<RingOrdered, std::thread::id>> Take() {
     const auto deadline = std::chrono::steady_clock::now() + kDeadline;
     MutexLock lock(&mutex_);

@@ -34,8 +34,8 @@ Histogram& MakeHistogram(Registry& registry, const char* name, const char* help,
 
 }  // namespace
 
-// All metrics exist from the start, at 0: a rate over a series that appears late misses its first
-// step. Names and labels are fixed, so building them cannot throw.
+// All metrics exist from the start, with the value 0: if a series appears late, rate() misses its
+// first increase. Names and labels are fixed, so building them cannot throw.
 struct CoordinatorMetrics::Impl {
   Registry registry;
 
@@ -44,15 +44,16 @@ struct CoordinatorMetrics::Impl {
                           .Help("1; the version is in the label")
                           .Register(registry)
                           .Add({{"version", kVersion}});
-  Gauge& runs = MakeGauge(registry, "longhaul_coordinator_runs", "Runs that are known");
-  Gauge& groups = MakeGauge(registry, "longhaul_coordinator_groups", "Groups that are known");
+  Gauge& runs = MakeGauge(registry, "longhaul_coordinator_runs", "Runs that the coordinator knows");
+  Gauge& groups =
+      MakeGauge(registry, "longhaul_coordinator_groups", "Groups that the coordinator knows");
   Gauge& members = MakeGauge(registry, "longhaul_coordinator_members", "Admitted members");
   Gauge& pending = MakeGauge(registry, "longhaul_coordinator_members_pending",
                              "Members that wait for admission");
   Gauge& preparing = MakeGauge(registry, "longhaul_coordinator_groups_preparing",
                                "Groups that are preparing an epoch");
   Gauge& streams =
-      MakeGauge(registry, "longhaul_coordinator_streams", "Control streams of peers that stand");
+      MakeGauge(registry, "longhaul_coordinator_streams", "Control streams of peers that are open");
 
   Gauge& streams_without_hello =
       MakeGauge(registry, "longhaul_coordinator_streams_without_hello",
@@ -60,7 +61,7 @@ struct CoordinatorMetrics::Impl {
 
   prometheus::Family<Counter>& epochs = BuildCounter()
                                             .Name("longhaul_coordinator_epochs_total")
-                                            .Help("Epochs committed, by what made them necessary")
+                                            .Help("Committed epochs, by what made them necessary")
                                             .Register(registry);
   Counter& epochs_admit = epochs.Add({{"cause", "admit"}});
   Counter& epochs_removal = epochs.Add({{"cause", "removal"}});
@@ -68,60 +69,63 @@ struct CoordinatorMetrics::Impl {
   Counter& epochs_ring = epochs.Add({{"cause", "ring"}});
   Counter& preparations_aborted =
       MakeCounter(registry, "longhaul_coordinator_preparations_aborted_total",
-                  "Preparations that ended without an epoch");
+                  "Preparations of an epoch that ended without the epoch");
   Counter& votes =
       MakeCounter(registry, "longhaul_coordinator_votes_total", "Votes at step boundaries");
   prometheus::Family<Counter>& syncs =
       BuildCounter()
           .Name("longhaul_coordinator_syncs_total")
-          .Help("Syncs of shared state by how they ended; refused: for one member, not for all")
+          .Help(
+              "Syncs of shared state, by outcome; refused counts members that a sync refused, not "
+              "syncs")
           .Register(registry);
   Counter& syncs_committed = syncs.Add({{"outcome", "committed"}});
   Counter& syncs_failed = syncs.Add({{"outcome", "failed"}});
   Counter& syncs_refused = syncs.Add({{"outcome", "refused"}});
   Counter& sync_bytes = MakeCounter(registry, "longhaul_coordinator_sync_bytes_total",
-                                    "Received by members that had to fetch the agreed state");
+                                    "Bytes received by members that had to fetch the state");
   Counter& states_corrupt =
       MakeCounter(registry, "longhaul_coordinator_states_corrupt_total",
-                  "Reports of members whose state was not what they said while it was fetched");
+                  "Reports that a member served other bytes of the state than it had announced");
   Counter& removals = MakeCounter(registry, "longhaul_coordinator_members_removed_total",
                                   "Members that left, died or were evicted");
   Counter& streams_opened =
       MakeCounter(registry, "longhaul_coordinator_streams_opened_total", "Control streams opened");
   Counter& refused =
       MakeCounter(registry, "longhaul_coordinator_messages_refused_total",
-                  "Messages against the protocol, and streams that were turned away");
+                  "Messages that broke the protocol, and streams that were turned away");
 
   Counter& strangers_refused = MakeCounter(
       registry, "longhaul_coordinator_strangers_refused_total",
-      "Streams that spoke for a peer that is heard, and did not bring that peer's secret");
+      "Streams that named a peer whose own stream is alive, and did not bring that peer's secret");
   Counter& joins_refused =
       MakeCounter(registry, "longhaul_coordinator_joins_refused_total",
-                  "Members that were not admitted; lhctl events says why (kind refuse)");
+                  "Joins that were refused; lhctl events says why (kind refuse)");
 
   Histogram& preparation =
       MakeHistogram(registry, "longhaul_coordinator_preparation_seconds",
-                    "From the first PrepareEpoch of a change to its CommitEpoch",
+                    "Time from the first PrepareEpoch of a change to its CommitEpoch",
                     {0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30});
   prometheus::Family<Histogram>& fault =
       BuildHistogram()
           .Name("longhaul_coordinator_fault_seconds")
           .Help(
-              "Of each epoch that froze ops: silence before the first report (detect), from there "
-              "to the commit (agree)")
+              "For each epoch that froze ops: the silence before the first report of the fault "
+              "(detect), and the time from there to the commit (agree)")
           .Register(registry);
   const Histogram::BucketBoundaries fault_bounds = {0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
                                                     0.5,   1,     1.5,  2,    3,    5,   10};
   Histogram& fault_detect = fault.Add({{"phase", "detect"}}, fault_bounds);
   Histogram& fault_agree = fault.Add({{"phase", "agree"}}, fault_bounds);
   Histogram& sync = MakeHistogram(registry, "longhaul_coordinator_sync_seconds",
-                                  "From the first offer of a sync to its commit",
+                                  "Time from the first vote for a sync to its commit",
                                   {0.002, 0.01, 0.05, 0.2, 1, 5, 20, 60, 300, 1800});
-  Histogram& store_write = MakeHistogram(
-      registry, "longhaul_coordinator_store_write_seconds", "One durable transaction of the store",
-      {0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.02, 0.1, 0.5, 2});
+  Histogram& store_write =
+      MakeHistogram(registry, "longhaul_coordinator_store_write_seconds",
+                    "Time of one durable transaction of the store",
+                    {0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.02, 0.1, 0.5, 2});
   Histogram& step = MakeHistogram(registry, "longhaul_coordinator_step_seconds",
-                                  "One event of the core with all its actions",
+                                  "Time to handle one event of the core with all its actions",
                                   {0.00001, 0.00005, 0.0002, 0.001, 0.005, 0.02, 0.1, 0.5, 2});
 };
 

@@ -1,7 +1,7 @@
-// What the coordinator counts, for Prometheus. The only place of the coordinator that knows
-// prometheus-cpp.
+// The coordinator's metrics for Prometheus. No other part of the coordinator knows prometheus-cpp.
 //
-// Any thread.
+// Any thread may call any method. Nothing here blocks or can fail. Each On...() method counts one
+// thing that happened.
 #pragma once
 
 #include <chrono>
@@ -13,6 +13,8 @@
 
 namespace longhaul::coordinator {
 
+// What made an epoch necessary: a newcomer, the removal of a member, the repair of a link, or a
+// better order of the ring.
 enum class EpochCause { kAdmit, kRemoval, kRepair, kRing };
 
 class CoordinatorMetrics {
@@ -23,37 +25,37 @@ class CoordinatorMetrics {
   CoordinatorMetrics& operator=(const CoordinatorMetrics&) = delete;
 
   void OnEpochCommitted(EpochCause cause);
-  // From the first PrepareEpoch of a change to its commit.
+  // A change was committed; it took this long from its first PrepareEpoch to its commit.
   void OnPreparation(std::chrono::duration<double> took);
   void OnPreparationAborted();
-  // A fault was repaired by an epoch: the silence before its first report, and from there to the
-  // commit.
+  // An epoch that froze ops was committed. `detect`: the silence before the first report of the
+  // fault. `agree`: from that report to the commit.
   void OnFault(std::chrono::duration<double> detect, std::chrono::duration<double> agree);
   void OnVote();
-  // All members of a group have one state: since the first of them offered one, and what those
-  // that had to fetch received.
+  // A sync was committed. `took`: since the first member voted for it. `bytes`: what members
+  // received that had to fetch the state.
   void OnSync(std::chrono::duration<double> took, uint64_t bytes);
   void OnSyncFailed();
-  // A member was refused; the others went on.
+  // A sync refused one member; the other members went on.
   void OnSyncRefused();
   void OnStateCorrupt();
   void OnRemoval();
   void OnStreamOpened();
   void OnStreamClosed();
-  // A message that is no message, or a stream that may not be.
+  // A message broke the protocol, or a stream was turned away.
   void OnRefused();
-  // A stream that spoke for a peer that is heard, without that peer's secret.
+  // A stream named a peer whose own stream is alive, without that peer's secret.
   void OnStrangerRefused();
   void OnJoinRefused();
   void SetStreamsWithoutHello(size_t count);
   void OnStoreWrite(std::chrono::duration<double> took);
-  // One event of the core, with all its actions.
+  // The core handled one event, and all its actions were carried out.
   void OnStep(std::chrono::duration<double> took);
 
-  // Sets the gauges of what is: runs, groups, members, pending.
+  // Sets the gauges that an overview gives: runs, groups, members, pending members, preparations.
   void SetOverview(const Overview& overview);
 
-  // Everything, in Prometheus' text format.
+  // All metrics, in Prometheus' text format.
   std::string Text() const;
 
  private:

@@ -24,8 +24,8 @@ absl::StatusOr<Fd> LockFile(const std::string& what, const std::string& path) {
   const std::string lock_path = path + "-lock";
   Fd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (lock.get() < 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot open ", what, " ", lock_path, ": ", strerror(errno)));
+    return absl::UnavailableError(absl::StrCat("cannot open ", lock_path, ", the lock of ", what,
+                                               " ", path, ": ", strerror(errno)));
   }
   char owner[32] = {};
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -39,7 +39,7 @@ absl::StatusOr<Fd> LockFile(const std::string& what, const std::string& path) {
         "; stop it first, or choose another file"));
   }
   const std::string self = std::to_string(getpid());
-  // For the message above only, so failing is no harm.
+  // Only the message above reads the process number, so a failure here does no harm.
   if (ftruncate(lock.get(), 0) == 0) (void)!pwrite(lock.get(), self.data(), self.size(), 0);
   return lock;
 }

@@ -1,4 +1,6 @@
-// Files that one coordinator at a time keeps: its store, its journal.
+// Helpers for the files of which one coordinator at a time is the user: its store and its journal.
+//
+// No state of their own; any thread. Calls block on the file system.
 #pragma once
 
 #include <unistd.h>
@@ -11,7 +13,7 @@
 
 namespace longhaul::coordinator {
 
-// Closes it when destroyed.
+// Owns a file descriptor and closes it when destroyed.
 class Fd {
  public:
   explicit Fd(int fd = -1) : fd_(fd) {}
@@ -26,13 +28,15 @@ class Fd {
   int fd_;
 };
 
-// Makes the directory of the file if it is missing, for the owner only; not those above it.
-// Unavailable: it cannot be made; says why and what to do. `what` is the file in words ("store").
+// Makes the directory of `path` if it is missing, with access for the owner only. The directories
+// above it must exist. `what` names the file in error texts ("store"). Unavailable: the directory
+// cannot be made; the text says why and what to do, and nothing has changed.
 absl::Status MakeDirectoryOf(const std::string& what, const std::string& path);
 
-// Locks `PATH-lock` for as long as the result is open: it goes with the process, whatever way that
-// ends. FailedPrecondition: another coordinator has it, named in the text; Unavailable: it cannot
-// be locked.
+// Locks the file `PATH-lock`, which is made if it is missing, until the result is closed. The
+// kernel also drops the lock when the process ends in any way. FailedPrecondition: another
+// coordinator has the lock; the text names its process. Unavailable: the file cannot be opened or
+// locked.
 absl::StatusOr<Fd> LockFile(const std::string& what, const std::string& path);
 
 }  // namespace longhaul::coordinator

@@ -1,13 +1,14 @@
-// The file is readable with the sqlite3 tool while the coordinator runs. All of it is one table, in
-// which a record is the text that its fields give (base/fields_json.h); each list of a group is a
-// kind of its own, with a record for each element. For people there is a view of each kind, with a
-// column for each field: SELECT * FROM members.
+// The store in an SQLite file. The sqlite3 tool can read the file while the coordinator runs.
 //
-// Write-ahead log with synchronous=FULL: a transaction is on disk when COMMIT returns, since the
-// log is flushed (fsync) before. A crash of the process or of the machine therefore loses no
-// reported transaction and tears none; a disk that lies about flushing may lose the last ones,
-// which peers then show to be missing (Group::Attach). Only records that a mutation changes are
-// written: of most groups one or a few.
+// One table holds all records. A record is JSON text, made from the fields of its struct
+// (base/fields_json.h). Each list of a group is a kind of its own, with one record per element. For
+// people there is one view per kind, with one column per field: SELECT * FROM members.
+//
+// The file uses a write-ahead log with synchronous=FULL: SQLite flushes the log (fsync) before
+// COMMIT returns. So a crash of the process or of the machine loses no transaction that was
+// reported, and leaves none half done. A disk that reports a flush too early may lose the last
+// transactions; peers that come back then show that they are missing (Group::Attach). A mutation
+// writes only the records that it changes, usually one or a few.
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -33,8 +34,8 @@ constexpr int kApplicationId = 0x4c48434f;  // "LHCO"
 constexpr int kSchemaVersion = 5;
 constexpr int kBusyTimeoutMs = 5000;
 
-// `name` and `number` say of what the record is: run and group, only the run, only the peer
-// ("p1f"), or nothing.
+// `name` and `number` say what the record belongs to: a run and a group in it; only a run; only a
+// peer ("p1f"); or nothing. `place` is the index of an element in its list.
 constexpr char kSchema[] = R"(
 CREATE TABLE records(
   kind TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, place INTEGER NOT NULL,
@@ -46,24 +47,26 @@ constexpr char kGroups[] = "groups";
 constexpr char kDrains[] = "drains";
 constexpr JsonParts kText{.rows = false};  // elements of lists have records of their own
 
-// What is wrong with it; "" if nothing.
+// Returns what is wrong with the record, or "" if nothing is.
 template <HasFields T>
 std::string ReadRecord(const std::string& text, T* record) {
   const std::string wrong = FromJson(text, record);
   return wrong.empty() ? FaultIn(*record) : wrong;
 }
 
-// Of a record that is no element of a list: there is one, and it says of whom as its row does.
+// Reads a record that is not an element of a list. There is only one such record, at place 0, and
+// its key is the one in its row.
 template <HasFields T, class Key>
 std::string ReadOnly(const std::string& text, const Key& key, uint64_t place, T* record) {
   std::string wrong = ReadRecord(text, record);
-  if (wrong.empty() && (place != 0 || record->Key() != key)) wrong = "it is the record of another";
+  if (wrong.empty() && (place != 0 || record->Key() != key))
+    wrong = "the record names another key than its row";
   return wrong;
 }
 
 // ------------------------------------------------------------------------------ views
 
-// Calls visit(kind, element type) for each list that a T keeps as records of their own.
+// Calls visit(field) for each list of T whose elements are records of their own.
 template <HasFields T, class Visit>
 void ForEachList(Visit visit) {
   ForEachField<T>([&](const auto& field) {
@@ -71,7 +74,8 @@ void ForEachList(Visit visit) {
   });
 }
 
-// ", json_extract(record, '$.member') AS member" for each field of a T but `run` and `group`.
+// Gives ", json_extract(record, '$.member') AS member" for each field of T except `run` and
+// `group`.
 template <HasFields T>
 std::string Columns() {
   std::string columns;
@@ -107,7 +111,8 @@ std::string Views() {
 
 // ------------------------------------------------------------------------------ SQLite
 
-// A prepared statement between Reset and the next Reset. Binds and reads columns in order.
+// One use of a prepared statement; destroying it resets the statement. Binds parameters and reads
+// columns in order.
 class Statement {
  public:
   explicit Statement(sqlite3_stmt* statement) : statement_(statement) {}
@@ -123,7 +128,7 @@ class Statement {
                       SQLITE_TRANSIENT);
     return *this;
   }
-  // Numbers of 64 bits keep their bits; SQLite shows the upper half as negative.
+  // A 64-bit number keeps its bits. SQLite shows numbers of the upper half as negative.
   Statement& Int(uint64_t value) {
     sqlite3_bind_int64(statement_, ++bound_, static_cast<sqlite3_int64>(value));
     return *this;
@@ -161,7 +166,7 @@ class SqliteStore final : public Store {
   std::string Name() const override { return absl::StrCat("sqlite:", path_); }
 
  private:
-  // What went wrong with the database, with SQLite's words for it.
+  // An error about `what`, with SQLite's own text.
   absl::Status Error(const std::string& what) const;
   absl::Status Corrupt(const std::string& what) const {
     return absl::DataLossError(absl::StrCat("store ", path_, " is corrupt: ", what,
@@ -172,20 +177,20 @@ class SqliteStore final : public Store {
   absl::Status Execute(const char* sql);
   absl::StatusOr<std::string> Pragma(const char* sql);
   absl::StatusOr<sqlite3_stmt*> Prepare(const char* sql);
-  // Runs a statement that gives no rows.
+  // Runs a statement that returns no rows.
   absl::Status Run(Statement& statement);
 
   absl::Status CheckFormat();
   absl::Status Configure();
 
-  // Each record of a kind goes to take(name, number, place, text), which returns what is wrong with
-  // it, "" if nothing.
+  // Calls take(key, place, text) for each record of a kind. `take` returns what is wrong with the
+  // record, or "" if nothing is.
   template <class Take>
   absl::Status ForEach(const std::string& kind, Take take);
 
   absl::Status Put(const std::string& kind, const GroupKey& of, size_t place,
                    const std::string& text);
-  // Those from `place` on.
+  // Deletes the records at `place` and behind it.
   absl::Status Delete(const std::string& kind, const GroupKey& of, size_t place);
 
   absl::Status Write(const Mutation& mutation);
@@ -215,9 +220,11 @@ absl::Status SqliteStore::Error(const std::string& what) const {
   }
   if (code == SQLITE_BUSY || code == SQLITE_LOCKED) {
     return absl::UnavailableError(
-        absl::StrCat(seen, "; another program has a transaction open on the file, end it"));
+        absl::StrCat(seen, "; another program has a transaction open on the file: end it"));
   }
-  if (code == SQLITE_FULL) return absl::UnavailableError(absl::StrCat(seen, "; make room"));
+  if (code == SQLITE_FULL) {
+    return absl::UnavailableError(absl::StrCat(seen, "; make room on the disk"));
+  }
   return absl::UnavailableError(seen);
 }
 
@@ -265,7 +272,7 @@ absl::Status SqliteStore::Open() {
   return absl::OkStatus();
 }
 
-// Refuses before anything is written.
+// Refuses a file that this version cannot use, before anything is written to it.
 absl::Status SqliteStore::CheckFormat() {
   LH_ASSIGN_OR_RETURN(const std::string tables, Pragma("SELECT count(*) FROM sqlite_master"));
   LH_ASSIGN_OR_RETURN(const std::string application, Pragma("PRAGMA application_id"));
@@ -299,7 +306,7 @@ absl::Status SqliteStore::Configure() {
   if (mode != "wal") {
     return absl::FailedPreconditionError(
         absl::StrCat("store ", path_, ": its file system has no write-ahead log (mode is ", mode,
-                     "); choose a local disk"));
+                     "); put the store on a local disk"));
   }
   LH_RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
   LH_ASSIGN_OR_RETURN(const std::string version, Pragma("PRAGMA user_version"));
@@ -363,7 +370,7 @@ absl::StatusOr<Records> SqliteStore::Load() {
                   const auto group = records.groups.find(key);
                   if (group == records.groups.end()) return "there is no such group";
                   auto& elements = group->second.*list.member;
-                  if (elements.size() != place) return "the one before it is missing";
+                  if (elements.size() != place) return "the record before it is missing";
                   return ReadRecord(text, &elements.emplace_back());
                 });
   });
@@ -454,7 +461,7 @@ absl::Status SqliteStore::Write(const DeleteGroup& gone) {
 // ------------------------------------------------------------------------------ the files
 
 absl::StatusOr<Fd> OpenFile(const std::string& path) {
-  // Epoch tokens derive from what is inside: for the owner only.
+  // The file holds secrets from which epoch tokens derive, so only the owner may read it.
   Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (fd.get() >= 0) return fd;
   return absl::UnavailableError(absl::StrCat("cannot open store ", path, ": ", strerror(errno)));
@@ -464,7 +471,7 @@ absl::StatusOr<Fd> OpenFile(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path) {
   LH_RETURN_IF_ERROR(MakeDirectoryOf("store", path));
-  // SQLite would let two coordinators take turns.
+  // SQLite itself would let two coordinators take turns on one file.
   LH_ASSIGN_OR_RETURN(Fd lock, LockFile("store", path));
   {
     LH_ASSIGN_OR_RETURN(const Fd file, OpenFile(path));

@@ -110,7 +110,8 @@ class StoreContract : public ::testing::TestWithParam<const char*> {
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
   }
-  // Applies to the store and to a model, and compares; a store with a memory is also reopened.
+  // Applies mutations to the store and to a model, and compares the two. A store in a file is also
+  // closed and opened again.
   void ApplyAndCompare(const std::vector<Mutation>& mutations) {
     ASSERT_TRUE(store_->Apply(mutations).ok());
     for (const Mutation& mutation : mutations) coordinator::Apply(mutation, &model_);
@@ -310,13 +311,14 @@ TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
   refuses(set("blocked", "a", "'m3'"), "record 0 of blocked of a/0: no id");
   refuses(set("runs", "secret", "'00'"),
           "record 0 of runs of a/0: secret is 1 bytes, not 32 to 32");
-  refuses(set("runs", "run", "'b'"), "record 0 of runs of a/0: it is the record of another");
+  refuses(set("runs", "run", "'b'"),
+          "record 0 of runs of a/0: the record names another key than its row");
   refuses("UPDATE records SET record='' WHERE kind='runs'", "record 0 of runs of a/0: no '{'");
   refuses("DELETE FROM records WHERE kind='runs'",
           "record 0 of groups of a/0: there is no such run");
   refuses("DELETE FROM records WHERE kind='groups'", "there is no such group");
   refuses("DELETE FROM records WHERE kind='members' AND place=1",
-          "record 2 of members of a/0: the one before it is missing");
+          "record 2 of members of a/0: the record before it is missing");
 }
 
 // A release that added a field reads what the one before wrote.
@@ -370,7 +372,7 @@ TEST_F(SqliteFile, CanBeReadWhileTheCoordinatorWrites) {
             SQLITE_OK);
   ASSERT_EQ(sqlite3_step(statement), SQLITE_ROW);
   EXPECT_STREQ(reinterpret_cast<const char*>(sqlite3_column_text(statement, 0)), "m2");
-  // The reader's transaction is still open.
+  // Meanwhile the reader's transaction stays open.
   EXPECT_TRUE((*store)->Apply({PutGroup{SomeGroup("a", 1)}}).ok());
   sqlite3_finalize(statement);
   sqlite3_close(reader);
@@ -434,7 +436,7 @@ TEST_F(SqliteFile, KilledWriterLosesNothingThatWasReportedAndTearsNoTransaction)
     const auto records = (*store)->Load();
     ASSERT_TRUE(records.ok()) << records.status();
     number = records->runs.at("a").next_member;
-    // The transaction in flight may be there or not.
+    // The store may or may not hold the transaction that was in flight.
     EXPECT_TRUE(number == reported || number == reported + 1) << number << " " << reported;
     Records expected;
     for (const Mutation& mutation : Numbered(number)) coordinator::Apply(mutation, &expected);

@@ -34,7 +34,7 @@ HttpResponse Web::Handle(const std::string& path) {
 }
 
 HttpResponse Web::Metrics() {
-  // If the loop is held up, the gauges of before are still the best there is.
+  // If the loop does not answer in time, the gauges keep their last values.
   const absl::StatusOr<Overview> overview = loop_->QueryAndWait(kLoopPatience);
   if (overview.ok()) metrics_->SetOverview(*overview);
   return {200, kPrometheus, metrics_->Text()};

@@ -1,5 +1,11 @@
-// The coordinator over HTTP: /metrics (Prometheus), /healthz (the process lives), /readyz (its loop
-// answers, and it is not stopping).
+// The HTTP port of the coordinator. It answers three paths:
+//   /metrics  all metrics, for Prometheus
+//   /healthz  200 while the process lives
+//   /readyz   200 while the coordinator's loop answers and the coordinator is not stopping, else
+//   503
+//
+// Owns the HTTP server and its thread, on which requests are answered. One thread starts and
+// destroys it.
 #pragma once
 
 #include <atomic>
@@ -15,14 +21,15 @@ namespace longhaul::coordinator {
 
 class Web {
  public:
-  // `loop` and `metrics` outlive it. Errors as HttpServer::Start().
+  // `loop` and `metrics` must outlive the Web. Errors are those of HttpServer::Start(); nothing
+  // listens after an error.
   static absl::StatusOr<std::unique_ptr<Web>> Start(const std::string& address,
                                                     CoordinatorLoop* loop,
                                                     CoordinatorMetrics* metrics);
 
-  // "host:port" as bound.
+  // "host:port", with the port that was bound.
   const std::string& address() const { return server_->address(); }
-  // /readyz says 503 from now on. Any thread.
+  // From now on /readyz answers 503. Any thread may call it.
   void SetStopping() { stopping_ = true; }
 
  private:
