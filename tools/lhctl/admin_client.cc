@@ -16,10 +16,10 @@ namespace longhaul {
 namespace {
 
 constexpr std::chrono::seconds kDeadline{10};
-// Between attempts to reach a coordinator again.
+// The pauses of FollowEvents(): the first one, and the longest.
 constexpr std::chrono::milliseconds kPauseMin{100};
 constexpr std::chrono::milliseconds kPauseMax{2000};
-// Overviews of runs with thousands of members.
+// An overview of runs with thousands of members is large.
 constexpr int kResponseBytesMax = 64 << 20;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
@@ -34,18 +34,17 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
 }
 
-// gRPC is spoken at the address, and there is no Admin service.
+// The error for an address at which a gRPC server without the Admin service answers.
 absl::Status NoAdminHere(const std::string& address) {
   return absl::FailedPreconditionError(absl::StrCat(
       "the server at ", address,
-      " takes no orders from operators: it is a coordinator's port for peers (--listen), or none "
-      "of "
-      "a coordinator. Give the coordinator's --admin address with --coordinator=HOST:PORT; that is "
-      "127.0.0.1:29602 on its host unless it was started with another"));
+      " takes no orders from operators: it is a coordinator's port for peers (--listen), or no "
+      "coordinator at all. Give the coordinator's --admin address with --coordinator=HOST:PORT; "
+      "the default of --admin is 127.0.0.1:29602, on the coordinator's host"));
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
-  // The numbers of both are those of google.rpc.Code.
+  // gRPC and Abseil number their codes alike, as google.rpc.Code does.
   return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
 }
 
@@ -69,8 +68,8 @@ class AdminClient::Impl {
     }
     return absl::UnavailableError(
         absl::StrCat("no coordinator answers (", tried,
-                     "); run lhctl on its host, or give the address of its "
-                     "--admin with --coordinator=HOST:PORT"));
+                     "); run lhctl on the coordinator's host, or give the coordinator's --admin "
+                     "address with --coordinator=HOST:PORT"));
   }
 
   template <class Request, class Response>
@@ -87,16 +86,17 @@ class AdminClient::Impl {
     return response;
   }
 
-  // `begun` is told, as soon as a coordinator answers, what to ask for to go on from there.
+  // Watches events. Calls begun(rest) as soon as a coordinator answers; `rest` is the request that
+  // would continue this stream.
   absl::Status Watch(const v1::WatchEventsRequest& request,
                      const std::function<void(const v1::WatchEventsRequest& rest)>& begun,
                      const std::function<void(const v1::Event&)>& each) {
-    // After a coordinator has answered, its end is the end: going on elsewhere would repeat events.
+    // Once a coordinator has answered, no other address is tried: another one would repeat events.
     absl::Status ended;
     const absl::Status tried = Try([&](v1::Admin::Stub* stub) {
       grpc::ClientContext context;
       const auto reader = stub->WatchEvents(&context, request);
-      // Comes long before the first event where nothing happens.
+      // The metadata comes at once. The first event may come much later.
       reader->WaitForInitialMetadata();
       v1::WatchEventsRequest rest = request;
       const bool answered = Begun(context, &rest);
@@ -112,7 +112,8 @@ class AdminClient::Impl {
   }
 
  private:
-  // Whether a coordinator took the request; `*rest` then asks for what its stream gives.
+  // Says whether a coordinator accepted the request. If so, `*rest` becomes the request that would
+  // continue its stream.
   static bool Begun(const grpc::ClientContext& context, v1::WatchEventsRequest* rest) {
     const auto& metadata = context.GetServerInitialMetadata();
     const auto incarnation = metadata.find(control::kWatchedIncarnation);

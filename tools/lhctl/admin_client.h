@@ -1,4 +1,5 @@
-// Calls of the coordinator's Admin service, blocking, from one thread. No gRPC type appears here.
+// Calls the coordinator's Admin service, for lhctl. Calls block. One thread uses a client. A failed
+// call changes nothing in the client; the next call begins anew. No gRPC type appears here.
 #pragma once
 
 #include <functional>
@@ -14,25 +15,27 @@ namespace longhaul {
 
 class AdminClient {
  public:
-  // `addresses` (the coordinators' --admin) are tried in turn until one answers.
+  // `addresses` are --admin addresses of coordinators. Each call tries them in turn until one
+  // answers.
   explicit AdminClient(std::vector<std::string> addresses);
   ~AdminClient();
 
-  // Errors are the coordinator's, or Unavailable: none of the addresses answers; names them. Or
-  // FailedPrecondition: what answers has no Admin service.
+  // The errors of all calls: Unavailable: no address answers; the text names them.
+  // FailedPrecondition: the server that answers has no Admin service. Any other error comes from
+  // the coordinator.
   absl::StatusOr<v1::ListRunsResponse> ListRuns();
   absl::StatusOr<v1::GetOverviewResponse> GetOverview(const v1::Selector& selector);
   absl::StatusOr<v1::GetRingResponse> GetRing(const v1::Selector& selector);
   absl::StatusOr<v1::ExplainResponse> Explain(const v1::Selector& selector);
   absl::Status Drain(const v1::DrainRequest& request);
   absl::Status Evict(const v1::EvictRequest& request);
-  // Calls `each` for every event until the stream ends.
+  // Calls `each` for every event, until the stream ends.
   absl::Status WatchEvents(const v1::WatchEventsRequest& request,
                            const std::function<void(const v1::Event&)>& each);
-  // The same for a request that follows, which goes on after the coordinator was away: with the
-  // events after the last one seen, or all of a coordinator that was started anew. `lost` is told
-  // why the stream ended, before each pause. Returns only if no coordinator answers at first, or
-  // one refuses.
+  // The same for a request with `follow`. When the stream breaks, calls lost(why), pauses, and
+  // tries again. From the same coordinator it then gets the events after the last one seen; from a
+  // coordinator that was started anew, all events. Returns only if no coordinator answers at first,
+  // or if a coordinator refuses the request.
   absl::Status FollowEvents(v1::WatchEventsRequest request,
                             const std::function<void(const v1::Event&)>& each,
                             const std::function<void(const std::string&)>& lost);

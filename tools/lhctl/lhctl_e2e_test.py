@@ -1,4 +1,4 @@
-"""lhctl against a running coordinator without runs: commands, JSON, errors, exit codes."""
+"""Tests lhctl against a running coordinator that has no runs: commands, JSON, errors and exit codes."""
 
 import json
 import os
@@ -131,7 +131,7 @@ class Lhctl(unittest.TestCase):
             first, address = self.start(directory, store, "127.0.0.1:0")
             first.kill()
             first.wait()
-            # A coordinator that finds a run says that it was restarted.
+            # A coordinator that finds a run in its store makes an event "restart".
             with sqlite3.connect(store) as database:
                 run = json.dumps({"run": "demo", "next_member": 1, "secret": "00" * 32})
                 database.execute("INSERT INTO records VALUES('runs', 'demo', 0, 0, ?)", (run,))

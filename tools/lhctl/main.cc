@@ -1,6 +1,6 @@
 // lhctl: the operator's command line.
 //
-// Exit codes: 0 done, 1 it failed (the coordinator is not there, or says no), 2 bad usage.
+// Exit codes: 0 done; 1 failed (no coordinator answers, or it refuses); 2 bad usage.
 #include <stdint.h>
 #include <stdio.h>
 
@@ -18,37 +18,37 @@
 #include "tools/lhctl/admin_client.h"
 #include "tools/lhctl/render.h"
 
-ABSL_FLAG(
-    std::string, coordinator, "127.0.0.1:29602",
-    "admin addresses of coordinators (their --admin), host:port[,host:port...]; tried in turn");
+ABSL_FLAG(std::string, coordinator, "127.0.0.1:29602",
+          "--admin addresses of coordinators, host:port[,host:port...]; lhctl tries them in turn");
 ABSL_FLAG(bool, json, false, "print JSON instead of tables");
-ABSL_FLAG(bool, follow, false, "events: go on with new ones as they happen");
-ABSL_FLAG(uint32_t, backlog, 0, "events: only so many past ones; 0: all that are remembered");
-ABSL_FLAG(std::string, reason, "", "drain, evict: shown to those concerned and in the log");
+ABSL_FLAG(bool, follow, false, "events: go on and print new events as they happen");
+ABSL_FLAG(uint32_t, backlog, 0,
+          "events: print at most so many past events; 0: all that the coordinator remembers");
+ABSL_FLAG(std::string, reason, "", "drain, evict: a reason, for the members and for the log");
 
 namespace longhaul {
 namespace {
 
 const ProgramInfo kInfo{
     "lhctl",
-    "Asks and tells a longhaul-coordinator.\n"
+    "Shows what a longhaul-coordinator knows, and gives it orders.\n"
     "\n"
     "  lhctl [--coordinator=HOST:PORT] COMMAND [ARGUMENT] [--json]\n"
     "\n"
-    "HOST:PORT is the coordinator's --admin: not the port for peers. By default only the\n"
-    "coordinator's own host reaches it: run lhctl there.\n"
+    "HOST:PORT is the coordinator's --admin address, not its port for peers. By default only\n"
+    "the coordinator's own host reaches that address: run lhctl there.\n"
     "\n"
-    "Commands; SELECTION is RUN or RUN/GROUP, all if it is left out:\n"
-    "  status [SELECTION]         groups with epoch, members, ring, ops in flight, what waits\n"
+    "Commands; SELECTION is RUN or RUN/GROUP, and everything if you leave it out:\n"
+    "  status [SELECTION]         groups: epoch, members, ring, ops in flight, what they wait for\n"
     "  runs                       runs with their number of members\n"
     "  members [SELECTION]        members in rank order\n"
     "  ring [SELECTION]           peers in ring order, with their traffic\n"
-    "  why [SELECTION]            why a group is waiting\n"
-    "  events [SELECTION]         what happened; --follow (also across restarts), --backlog=N\n"
-    "  drain PEER                 lets the peer's members leave at their next step boundary\n"
+    "  why [SELECTION]            why a group waits\n"
+    "  events [SELECTION]         what happened; --follow goes on, also across restarts\n"
+    "  drain PEER                 the peer's members leave at their next step boundary\n"
     "  evict RUN/GROUP/MEMBER     removes a member at once\n"
     "\n"
-    "Exit codes: 0 done, 1 it failed, 2 bad usage.",
+    "Exit codes: 0 done, 1 failed, 2 bad usage.",
     "LONGHAUL_LHCTL_"};
 
 [[noreturn]] void Usage(const std::string& problem) {
@@ -71,7 +71,7 @@ uint32_t ParseGroup(const std::string& text) {
   return group;
 }
 
-// "" (everything), RUN or RUN/GROUP.
+// Reads a SELECTION: "" (everything), RUN or RUN/GROUP.
 v1::Selector ParseSelector(const std::string& text) {
   v1::Selector selector;
   const size_t slash = text.find('/');
@@ -99,12 +99,13 @@ int Events(AdminClient& client, const std::string& selection) {
   };
   std::string told;
   const absl::Status ended =
-      !request.follow() ? client.WatchEvents(request, print)
-                        : client.FollowEvents(request, print, [&told](const std::string& why) {
-                            if (why == told) return;
-                            told = why;
-                            fprintf(stderr, "lhctl: trying again: %s\n", why.c_str());
-                          });
+      !request.follow()
+          ? client.WatchEvents(request, print)
+          : client.FollowEvents(request, print, [&told](const std::string& why) {
+              if (why == told) return;
+              told = why;
+              fprintf(stderr, "lhctl: the stream of events ended, trying again: %s\n", why.c_str());
+            });
   return ended.ok() ? 0 : Fail(ended);
 }
 
@@ -172,7 +173,7 @@ const std::map<std::string, Command>& Commands() {
 
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments = ParseFlagsOrExit(argc, argv, kInfo);
-  // Of gRPC, what matters comes back as an error.
+  // What matters of gRPC's messages comes back as an error of the call.
   SetLogLevel(LogLevel::kError);
   if (arguments.empty()) Usage("no command given");
   const auto command = Commands().find(arguments[0]);

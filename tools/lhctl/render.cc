@@ -29,7 +29,7 @@ std::string Printable(const std::string& text) {
   return out;
 }
 
-// Of UTF-8 text, one column a character.
+// How many columns UTF-8 text takes: one for each character.
 size_t Width(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
@@ -67,11 +67,11 @@ std::string State(const v1::GroupStatus& group) {
   }
   std::string text = "steady";
   if (group.has_state()) {
-    // Enough of the digest to compare by eye.
+    // The first eight digits are enough to compare digests by eye.
     absl::StrAppend(&text, ", revision ", group.state().revision(), " of state ",
                     Printable(group.state().digest()).substr(0, 8));
   }
-  return around.empty() ? text : absl::StrCat(text, ", through others: ", around);
+  return around.empty() ? text : absl::StrCat(text, ", blocked pairs: ", around);
 }
 
 std::string MemberState(const v1::MemberStatus& member) {
@@ -81,7 +81,7 @@ std::string MemberState(const v1::MemberStatus& member) {
   return member.voting() ? "at boundary" : "working";
 }
 
-// Who fetches shared state, and how far it is; "" if nobody does.
+// A table of the members that fetch shared state, and of their progress; "" if no member does.
 std::string RenderFetches(const v1::GetOverviewResponse& overview) {
   std::vector<std::vector<std::string>> rows = {
       {"GROUP", "FETCHING", "NAME", "DONE", "LEFT", "SOURCES", "PER SECOND"}};
@@ -104,7 +104,8 @@ std::string RenderFetches(const v1::GetOverviewResponse& overview) {
   return rows.size() == 1 ? "" : RenderTable(rows);
 }
 
-// Of a measured link: what it carries, its way there and back, how old that is.
+// Three cells about the link to the next peer: its bandwidth, its round-trip time, and the age of
+// the measurement.
 std::vector<std::string> LinkCells(const v1::PeerStatus& peer) {
   if (!peer.has_next()) return {"-", "-", "-"};
   const v1::Link& link = peer.next();

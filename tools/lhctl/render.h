@@ -1,6 +1,7 @@
-// What lhctl prints: tables for people, JSON for programs. Pure.
+// Makes the text that lhctl prints: tables for people, JSON for programs. Pure functions: no state,
+// any thread, nothing can fail.
 //
-// Names and texts come from other hosts: control characters are shown as '?', so that none can
+// Names and texts come from other hosts. A '?' replaces each control character, so that no host can
 // steer the operator's terminal.
 #pragma once
 
@@ -11,7 +12,8 @@
 
 namespace longhaul {
 
-// Columns as wide as their widest cell, two blanks between, the first row is the header.
+// A table; the first row is the header. Each column is as wide as its widest cell, and two blanks
+// separate columns.
 std::string RenderTable(const std::vector<std::vector<std::string>>& rows);
 
 std::string RenderStatus(const v1::GetOverviewResponse& overview);
@@ -19,13 +21,13 @@ std::string RenderRuns(const v1::ListRunsResponse& runs);
 std::string RenderMembers(const v1::GetOverviewResponse& overview);
 std::string RenderRing(const v1::GetRingResponse& rings);
 std::string RenderWhy(const v1::ExplainResponse& explanation);
-// One line.
+// One line, with a newline at its end.
 std::string RenderEvent(const v1::Event& event);
 
-// One line for an event, several for everything else; ends with a newline.
+// JSON of any response, on one line or on several. Ends with a newline.
 std::string RenderJson(const google::protobuf::Message& message, bool one_line);
 
-// "1.5 GiB"
+// "1.5 GiB", for instance.
 std::string RenderBytes(uint64_t bytes);
 
 }  // namespace longhaul

@@ -1,7 +1,8 @@
-// lh-replay: steps the coordinator's core with a journal (longhaul-coordinator --journal=FILE).
+// lh-replay: gives the events of a journal (longhaul-coordinator --journal=FILE) to a new core of
+// the coordinator, and compares the core's states with the recorded ones.
 //
-// Exit codes: 0 the core went through the states that were recorded, 1 it did not or the journal is
-// damaged, 2 bad usage.
+// Exit codes: 0 all states are the recorded ones; 1 a state differs, or the journal is damaged; 2
+// bad usage.
 #include <stdint.h>
 #include <stdio.h>
 
@@ -11,7 +12,7 @@
 #include "base/log.h"
 #include "coordinator/journal/journal.h"
 
-ABSL_FLAG(uint64_t, until, 0, "stop after so many events; 0: at the end of the journal");
+ABSL_FLAG(uint64_t, until, 0, "stop after so many events; 0: read the whole journal");
 ABSL_FLAG(bool, print, false, "print each event with the actions of the core");
 
 namespace longhaul::coordinator {
@@ -19,8 +20,7 @@ namespace {
 
 const ProgramInfo kInfo{
     "lh-replay",
-    "Decides again what a coordinator decided, from its journal, and fails at the first state "
-    "that\n"
+    "Makes the decisions of a coordinator again, from its journal. Fails at the first state that\n"
     "differs from the recorded one.\n"
     "\n"
     "  lh-replay FILE [--until=N] [--print]\n"
@@ -62,7 +62,7 @@ int Main(int argc, char** argv) {
          static_cast<unsigned long long>(report->events),
          static_cast<unsigned long long>(report->digests), report->version.c_str(),
          report->torn.empty() ? "" : "; ", report->torn.c_str(),
-         report->limit_reached ? "; the journal had reached its limit" : "");
+         report->limit_reached ? "; the journal reached its limit and ends there" : "");
   return 0;
 }
 
