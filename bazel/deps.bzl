@@ -1,11 +1,12 @@
-"""All external repositories of the build; none of them is downloaded."""
+"""All external repositories of the build. None of them is downloaded."""
 
 load("//bazel:bazel4_compat.bzl", "bazel4_compat")
 load("//third_party:pkg_config.bzl", "system_deps")
 
-# Target in @sysdeps -> pkg-config modules (with an optional version bound),
-# other targets there (":name") and flags for libraries without a .pc file.
-# pkg-config walks Abseil's graph for seconds, so nothing is asked for twice.
+# Maps each target in @sysdeps to what it is made of: pkg-config modules (with an
+# optional version bound), other targets of @sysdeps (":name"), and flags for
+# libraries without a .pc file. No module stands here twice, because pkg-config
+# takes seconds for Abseil.
 SYSTEM_LIBS = {
     "absl": [
         "absl_flat_hash_map",

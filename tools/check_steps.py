@@ -1,12 +1,12 @@
-"""The steps of tools/check: runs them in order and sums up.
+"""The steps of tools/check. Runs the chosen steps in order and sums up their results.
 
-  tools/check             everything that CI runs
-  tools/check quick       a developer's inner loop: no long tests, no clang-tidy
-  tools/check full        everything, all files through clang-tidy, and the sanitizers
-  tools/check STEP...     these only (a step that needs programs builds them first)
+  tools/check             all that CI runs
+  tools/check quick       for the inner loop: no long tests, no clang-tidy
+  tools/check full        the same as CI, with clang-tidy on all files, and the sanitizers
+  tools/check STEP...     only these steps (a step that needs the programs builds them first)
 
-Ends with a line `N passed, N failed`, and exit code 1 if anything failed. A failed step shows its
-output; logs of all steps are in out/check/.
+The last line is `N passed, N failed`. The exit code is 1 if anything failed. A failed step shows its
+output; out/check/ holds the logs of all steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BAZEL = shlex.split(os.environ.get("LONGHAUL_BAZEL", "bazel"))
 PYTHON_SOURCES = ["bazel", "bench", "bench/report", "client", "coordinator", "tests", "tools"]
 CPP = re.compile(r"^(base|bench|bazel|client|coordinator|peerd|proto|tests|tools)/.*\.(c|cc|h|hpp)$")
 
-# A failed step shows at most this much of its output; the log has all.
+# A failed step shows at most so many lines of its output. Its log holds all of them.
 SHOWN_LINES = 150
 
 
@@ -40,7 +40,7 @@ class Result:
 
 
 def run(name: str, command: list[str], log: pathlib.Path, append: bool = False) -> tuple[int, str]:
-    """Runs a command from the root into a log; gives its exit code and output."""
+    """Runs a command in the root and writes its output to a log. Returns the exit code and the output."""
     begin = log.stat().st_size if append and log.exists() else 0
     with open(log, "ab" if append else "wb") as sink:
         code = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink).returncode
@@ -58,7 +58,7 @@ def one(command: list[str]) -> Callable[[str, pathlib.Path], Result]:
 
 
 def bazel_test(*flags: str) -> Callable[[str, pathlib.Path], Result]:
-    """Counts test targets."""
+    """A step that runs Bazel's tests and counts test targets."""
 
     def step(name: str, log: pathlib.Path) -> Result:
         command = [*BAZEL, "test", "--noshow_progress", "--keep_going", *flags, "//..."]
@@ -74,7 +74,7 @@ def bazel_test(*flags: str) -> Callable[[str, pathlib.Path], Result]:
 
 
 def pytest(*arguments: str) -> Callable[[str, pathlib.Path], Result]:
-    """Counts test functions."""
+    """A step that runs pytest and counts test functions."""
 
     def step(name: str, log: pathlib.Path) -> Result:
         code, output = run(name, [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments], log)
@@ -88,13 +88,16 @@ def pytest(*arguments: str) -> Callable[[str, pathlib.Path], Result]:
 
 
 def own_files(pattern: re.Pattern[str]) -> list[str]:
-    """Files under version control, and new ones that are not ignored."""
+    """The files under version control, and new files that git does not ignore."""
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True).splitlines()
     return sorted(name for name in listed if pattern.match(name) and (ROOT / name).exists())
 
 
 def changed_files(pattern: re.Pattern[str]) -> list[str]:
-    """Of those, what differs from where this work left the main line; in the main line itself, from its last commit."""
+    """The own files that differ from the commit at which this branch left the main line.
+
+    On the main line itself: the files that differ from the commit before the last one.
+    """
     base = "HEAD~1"
     for upstream in ("@{upstream}", "origin/main"):
         found = subprocess.run(["git", "merge-base", "HEAD", upstream], cwd=ROOT, capture_output=True, text=True)
@@ -109,7 +112,7 @@ def changed_files(pattern: re.Pattern[str]) -> list[str]:
 
 
 def mypy(name: str, log: pathlib.Path) -> Result:
-    """Strict; in tests what is annotated is checked, and nothing has to be."""
+    """Checks types strictly. In tests nothing needs annotations; mypy checks the annotations that are there."""
     command = [PYTHON, "-m", "mypy", "--config-file=mypy.ini"]
     loose = ["--allow-untyped-defs", "--allow-incomplete-defs", "--allow-untyped-calls", "--allow-any-generics"]
     tests = [
@@ -123,14 +126,14 @@ def mypy(name: str, log: pathlib.Path) -> Result:
         log,
     )
     relaxed, _ = run(name, [*command, *loose, *tests], log, append=True)
-    # By itself: a module of bench may be named as one of the tests.
+    # bench has a run of its own, because one of its modules may have the name of a test module.
     bench, _ = run(name, [*command, "--scripts-are-modules", "bench", "bench/report"], log, append=True)
     failed = sum(code != 0 for code in (strict, relaxed, bench))
     return Result(3 - failed, failed)
 
 
 def faults(*command: str, logs: bool = False) -> Callable[[str, pathlib.Path], Result]:
-    """One run with a seed; where network namespaces cannot be used it says so and counts as nothing."""
+    """A step that runs a command with a seed. Without network namespaces the command says so and counts as nothing."""
 
     def step(name: str, log: pathlib.Path) -> Result:
         seed = os.environ.get("LONGHAUL_SEED", "1")
@@ -150,7 +153,7 @@ def clang_format(name: str, log: pathlib.Path) -> Result:
 
 
 def clang_tidy(everything: bool) -> Callable[[str, pathlib.Path], Result]:
-    """Counts files. Tests are left out: GoogleTest's macros trip it."""
+    """A step that runs clang-tidy and counts files. It leaves tests out, because clang-tidy rejects GoogleTest's macros."""
     sources = re.compile(
         r"^(base|client|coordinator|peerd|proto|tools)/(?!.*(_test|_fuzz|_fuzz_test|/testing)\.cc?$).*\.cc?$"
     )
@@ -170,7 +173,7 @@ def clang_tidy(everything: bool) -> Callable[[str, pathlib.Path], Result]:
     return step
 
 
-# Tests are built as the programs are, so that both are compiled once.
+# The tests are built with the same flags as the programs, so that everything is compiled only once.
 OPT = ("--compilation_mode=opt", "--config=strict")
 
 STEPS: dict[str, Callable[[str, pathlib.Path], Result]] = {
@@ -216,7 +219,7 @@ NEED_PROGRAMS = {"python", "e2e", "bench", "chaos", "network"}
 
 
 def prune_cache() -> None:
-    """Bazel's disk cache never shrinks by itself."""
+    """Deletes old files from Bazel's disk cache, which never shrinks by itself."""
     cache = pathlib.Path.home() / ".cache" / "longhaul-bazel"
     if cache.is_dir():
         subprocess.run(["find", str(cache), "-type", "f", "-atime", "+14", "-delete"], check=False)
@@ -253,7 +256,7 @@ def main() -> int:
                 print(f"... the beginning is in {log.relative_to(ROOT)}")
             print("\n".join(lines[-SHOWN_LINES:]), flush=True)
             if name == "build":
-                print("without programs there is nothing to test", flush=True)
+                print("the build failed, so nothing else can be tested", flush=True)
                 break
     prune_cache()
     print(f"took {time.monotonic() - begin:.0f} s")

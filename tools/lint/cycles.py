@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that no files depend on each other in a circle, in C, C++ and Python.
+"""Checks that no C, C++ or Python files depend on each other in a circle, and no directories.
 
-A header and the source of the same name are one module. Imports that are for types only count too. Nor do directories
-depend on each other in a circle by what their sources include; their tests may.
+A header and the source of the same name are one module. Imports for types only count, too. A directory depends on the
+directories whose headers its sources include. What its tests include does not count.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import sources
 _SOURCE = re.compile(r"\.(c|cc|h|hpp)$")
 _IMPORT = re.compile(r"^\s*(?:from (\.*)([\w.]*) import ([^\n]*)|import (\w[\w.]*))", re.M)
 
-# Modules of circles that are known and wait for being broken: none is added.
+# Modules of old circles that nobody has broken up yet. Never add one.
 KNOWN: set[str] = set()
 
-# Of each module what it uses, with where it says so.
+# Maps each module to the modules that it uses, with the place of the include or import.
 Graph = dict[str, dict[str, sources.Finding]]
 
 
@@ -60,7 +60,8 @@ def _python(root: Path, graph: Graph) -> int:
             else:
                 wanted = [(plain or module).split(".")[0]]
             for name in wanted:
-                # A file of the same directory is what is meant, elsewhere one that has the name alone.
+                # The name means a file of the same directory. If there is none, it means a file elsewhere, provided
+                # that only one has this name.
                 near = os.path.join(os.path.dirname(path), f"{name}.py")
                 everywhere = by_name.get(name, [])
                 used = near if near in everywhere else everywhere[0] if len(everywhere) == 1 and not dots else path
@@ -71,7 +72,7 @@ def _python(root: Path, graph: Graph) -> int:
 
 
 def _directories(graph: Graph) -> Graph:
-    """What directories use, by what their modules use. Tests are left out."""
+    """Maps each directory to the directories that its modules use. Leaves tests out."""
     above: Graph = {}
     for module, uses in graph.items():
         for used, where in uses.items():
@@ -82,7 +83,7 @@ def _directories(graph: Graph) -> Graph:
 
 
 def _circle_from(graph: Graph, start: str) -> list[str]:
-    """The modules of a shortest circle through `start`; empty: there is none."""
+    """The modules of a shortest circle through `start`. Empty: there is no circle."""
     came: dict[str, str] = {}
     ahead = [start]
     while ahead:
@@ -119,7 +120,9 @@ def check(root: Path) -> tuple[int, list[sources.Finding]]:
             where = uses[module][circle[1]]
             findings.append(where._replace(text=f"depends on itself: {' -> '.join([*circle, module])}"))
     for module in sorted(KNOWN - known):
-        findings.append(sources.Finding("tools/lint/cycles.py", 1, f"{module} of KNOWN is in no circle: remove it"))
+        findings.append(
+            sources.Finding("tools/lint/cycles.py", 1, f"{module} is in KNOWN and in no circle: remove it from KNOWN")
+        )
     return files, findings
 
 
@@ -128,6 +131,6 @@ if __name__ == "__main__":
         sources.main(
             check,
             "cycles",
-            "Move what both need below them, or pass a value, a function or an interface down.",
+            "Move what both modules need into a module below them, or pass a value, a function or an interface down.",
         )
     )

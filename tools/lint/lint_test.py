@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows that the checks of this directory catch what they are for, and leave the rest alone."""
+"""Shows that the checks of this directory find what they look for, and nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Cycles(unittest.TestCase):
             "coordinator/loop/c.h": '#include "coordinator/grpc/b.h"\n',
         }
         self.assertEqual(findings(cycles.check, a), ["coordinator/grpc/b.h:1"])
-        # Tests of a directory may use the harness that stands above it.
+        # A test may use a harness of a directory above its own.
         a["coordinator/loop/c_test.cc"] = a.pop("coordinator/loop/c.h")
         self.assertEqual(findings(cycles.check, a), [])
 

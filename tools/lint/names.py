@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that every file of this tree that a source or a document names by its path is there."""
+"""Checks that every file exists that a source or a document names by its path in this tree."""
 
 import os
 import re
@@ -12,9 +12,9 @@ import sources
 _SUFFIXES = (*sources.SUFFIXES, ".py", ".md", ".proto", ".bazel", ".toml", ".ini")
 _DIRECTORIES = (*sources.DIRECTORIES, "deploy", "docs")
 _NAMED = re.compile(rf"(?<![\w/.-])((?:{'|'.join(_DIRECTORIES)})/[\w/.-]*\.(?:h|hpp|c|cc|inc|py|md|proto|json))\b")
-# Its tests write sources of their own.
+# This file names files that its tests make.
 _LEFT_OUT = ("tools/lint/lint_test.py",)
-# What a command in a document makes.
+# Commands in documents write files here.
 _MADE = ("bench/results/",)
 
 
@@ -37,13 +37,15 @@ def check(root: Path) -> tuple[int, list[sources.Finding]]:
         files += 1
         text = (root / path).read_text(errors="replace")
         for match in _NAMED.finditer(text):
-            # What is generated from a .proto is not in the tree.
+            # A generated header is not in the tree; its .proto has to be.
             name = re.sub(r"(\.grpc)?\.pb\.h$", ".proto", match[1])
             places = (root / name, (root / path).parent / name, root / "client/include" / name)
             if not name.startswith(_MADE) and not any(place.exists() for place in places):
-                findings.append(sources.Finding(path, sources.line_of(text, match.start()), f"there is no {match[1]}"))
+                findings.append(
+                    sources.Finding(path, sources.line_of(text, match.start()), f"there is no file {match[1]}")
+                )
     return files, findings
 
 
 if __name__ == "__main__":
-    sys.exit(sources.main(check, "names", "Name the file as it is now, or say it without a file."))
+    sys.exit(sources.main(check, "names", "Name the file that is meant, or name no file."))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that the pure parts have no clock, thread, socket, randomness or hash-order iteration.
+"""Checks that pure code uses no clock, thread, socket, randomness or container in hash order.
 
-A pure part computes from its inputs alone, so that a simulation or a journal replays it exactly.
-Time, random bytes and results of slow work reach it as events.
+Pure code computes from its inputs alone, so that a simulation or a journal can replay it exactly. Time, random bytes
+and the results of slow work reach it as events.
 """
 
 import re
@@ -108,4 +108,4 @@ def check(root: Path) -> tuple[int, list[sources.Finding]]:
 
 
 if __name__ == "__main__":
-    sys.exit(sources.main(check, "purity", "Make it an action whose result comes back as an event."))
+    sys.exit(sources.main(check, "purity", "Make the impure work an action whose result comes back as an event."))

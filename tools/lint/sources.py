@@ -1,4 +1,4 @@
-"""What the checks of this directory share: finding sources and reading their includes."""
+"""Shared by the checks of this directory: finds sources and reads their includes."""
 
 import os
 import re
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-# Where our own C and C++ is. Other directories of a checkout (out, .venv, bazel-*) are not looked at.
+# The directories with our own C and C++. The checks do not look into others (out, .venv, bazel-*).
 DIRECTORIES = ("base", "bench", "client", "coordinator", "peerd", "proto", "tests", "tools")
 SUFFIXES = (".c", ".cc", ".h", ".hpp", ".inc")
 
-# Same meaning as in the build: tests and what only tests use.
+# Tests, and code that only tests use. The build means the same by it.
 _TEST = re.compile(r"(^tests/|^bench/|_test\.cc$|(^|/)testing\.(h|cc)$|_c99\.c$)")
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
@@ -34,12 +34,12 @@ class Finding(NamedTuple):
 
 
 def workspace() -> Path:
-    """The source tree; a Bazel test sees this file through links into it."""
+    """The root of the source tree. A Bazel test sees this file through a link, so follow links."""
     return Path(os.path.realpath(__file__)).parents[2]
 
 
 def sources(root: Path) -> Iterator[str]:
-    """Paths of all C and C++ files, relative to root, sorted."""
+    """The paths of all C and C++ files, relative to `root`, sorted by directory."""
     for directory in DIRECTORIES:
         for where, subdirectories, names in os.walk(root / directory):
             subdirectories.sort()
@@ -56,7 +56,7 @@ def protos(root: Path) -> Iterator[str]:
 
 
 def spelled_out(pattern: str) -> list[str]:
-    """The alternatives of a pattern, those in (groups) and of what may be missing (?) included."""
+    """All alternatives of a pattern, also those inside of (groups)."""
     depth = 0
     parts = [""]
     for char in pattern:
@@ -94,7 +94,7 @@ def includes(text: str) -> list[Include]:
 
 
 def code_only(text: str) -> str:
-    """The text with comments and literals blanked out; line numbers stay the same."""
+    """The text with blanks in place of comments and literals. Line numbers stay the same."""
     return _NOT_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
@@ -106,9 +106,9 @@ def main(check: Callable[[Path], tuple[int, list[Finding]]], title: str, advice:
         print(f"{title}: {len(findings)} findings. {advice}")
         return 1
     if not files:
-        print(f"{title}: no sources found below {workspace()}")
+        print(f"{title}: there are no sources below {workspace()}")
         return 1
-    print(f"{title}: {files} files looked at, nothing found")
+    print(f"{title}: {files} files checked, no findings")
     return 0
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy over files of compile_commands.json, two at a time.
+"""Runs clang-tidy on the given files of compile_commands.json, one per CPU at a time.
 
-A file whose text, own headers, settings and command passed before is not looked at again: what
-passed is noted in $XDG_CACHE_HOME/longhaul-tidy.
+A file that passed is not checked again until its text, its own headers, the settings or its compile command change.
+$XDG_CACHE_HOME/longhaul-tidy (else ~/.cache/longhaul-tidy) keeps notes of what passed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / "
 
 
 def closure(path: str, seen: set[str]) -> None:
-    """The file and all own headers that it includes, directly or not."""
+    """Adds to `seen` the file and all own headers that it includes, directly or indirectly."""
     if path in seen or not (ROOT / path).is_file():
         return
     seen.add(path)
