@@ -34,8 +34,9 @@ std::string Quoted(std::string_view text) {
 
 absl::Status WantWords(const std::vector<std::string>& words, size_t min, size_t max) {
   if (words.size() >= min && words.size() <= max) return absl::OkStatus();
-  return Invalid(absl::StrCat(words[0], ": ", words.size() - 1, " words follow, not ", min - 1,
-                              max == min ? "" : absl::StrCat(" to ", max - 1)));
+  return Invalid(absl::StrCat(words[0], ": takes ", min - 1,
+                              max == min ? "" : absl::StrCat(" to ", max - 1), " words, got ",
+                              words.size() - 1));
 }
 
 struct Setting {
@@ -122,7 +123,7 @@ std::string Commands::Execute(std::string_view line) {
   return absl::StrCat("{\"ok\":true", *answer, "}");
 }
 
-// What follows "ok":true in the answer.
+// Returns what follows "ok":true in the answer.
 absl::StatusOr<std::string> Commands::Dispatch(const Words& words) {
   const std::string& command = words[0];
   absl::Status done;
@@ -207,7 +208,7 @@ absl::Status Commands::SetPairs(const Words& words, bool both_ways) {
   LH_RETURN_IF_ERROR(ApplyAll(settings, &trial));
   const auto set = [&](int src, int dst) {
     PairConfig config = network_->pair(src, dst);
-    ApplyAll(settings, &config).IgnoreError();  // as of the trial
+    ApplyAll(settings, &config).IgnoreError();  // the trial has passed, so this passes
     network_->SetPair(src, dst, config);
   };
   for (const int src : sources) {

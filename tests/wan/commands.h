@@ -1,26 +1,26 @@
-// What the control socket understands: a line of text in, a line of JSON out.
+// The commands of the control socket: a line of text in, a line of JSON out.
 //
-// HOST, SRC, DST, A, B are names of hosts, or * for all of them.
+// HOST, SRC, DST, A and B are names of hosts. In set, link, access, down and up, * means all hosts.
 //
-//   host NAME NUMBER NETNS DEVICE  a new host: its TUN device in a network namespace (a path)
-//   set SRC DST KEY=VALUE...       one direction
-//   link A B KEY=VALUE...          both directions
-//       delay=40ms jitter=2ms      one-way; jitter is uniform on top and does not reorder
-//       rate=500mbit queue=50ms    of all flows together; 0 is no limit; the queue in front of it
-//                                  as time at the rate or as bytes (queue=256KiB)
-//       loss=0.1%                  of segments, at random
-//       flow_rate=25mbit flow_queue=50ms   of each flow by itself
+//   host NAME NUMBER NETNS DEVICE  adds a host; its TUN device lies in a network namespace (a path)
+//   set SRC DST KEY=VALUE...       changes one direction
+//   link A B KEY=VALUE...          changes both directions
+//       delay=40ms jitter=2ms      one way; jitter is uniform, on top of it, without reordering
+//       rate=500mbit queue=50ms    the rate of all flows together (0: no limit), and the queue in
+//                                  front of it, as time at that rate or as bytes (queue=256KiB)
+//       loss=0.1%                  the share of segments that are lost at random
+//       flow_rate=25mbit flow_queue=50ms   rate and queue of each flow by itself
 //   access HOST up=1gbit down=200mbit queue=50ms   what all pairs of a host share
-//   flow SRC DST SPORT DPORT RATE  one TCP flow of a pair (0 here is no limit, too)
-//   down SRC DST | down HOST       swallows everything, also what is in flight, and tells nobody
-//   up SRC DST | up HOST
-//   show                           how pairs are set up
-//   stats                          counters of pairs that carried something, and of the emulator
-//   flows SRC DST                  what each flow of a pair got
-//   reset                          counters begin at 0
+//   flow SRC DST SPORT DPORT RATE  gives one TCP flow of a pair a rate of its own (0: no limit)
+//   down SRC DST | down HOST       drops all packets, also those in flight, and tells nobody
+//   up SRC DST | up HOST           ends that
+//   show                           the settings of hosts and pairs
+//   stats                          counters of the emulator and of the pairs that got packets
+//   flows SRC DST                  counters of each flow of a pair
+//   reset                          sets all counters to 0
 //
-// The answer is {"ok":true,...}, or {"error":"..."} and then nothing was changed.
-// Threads: one.
+// The answer is {"ok":true,...} or {"error":"..."}. A command that ends in an error has changed
+// nothing. One thread uses a Commands object; it owns nothing but the names of the hosts.
 #pragma once
 
 #include <functional>
@@ -35,24 +35,25 @@
 
 namespace longhaul::wan {
 
-// A line that is longer is refused.
+// The connection of a client that sends a longer line is closed.
 inline constexpr size_t kLineBytesMax = 4096;
 
 class Commands {
  public:
   struct Hooks {
-    // Takes up a host's device before the network knows the host.
+    // Opens a host's device. Called before the network gets the host; after an error it does not.
     std::function<absl::Status(int number, const std::string& netns, const std::string& device)>
         attach;
-    // A JSON object about the emulator itself, for `stats`.
+    // Gives a JSON object about the emulator itself, for `stats`.
     std::function<std::string()> emulator;
+    // Sets the emulator's own counters to 0.
     std::function<void()> reset;
   };
 
-  // `network` outlives it.
+  // `network` must outlive this object.
   Commands(Network* network, Hooks hooks) : network_(network), hooks_(std::move(hooks)) {}
 
-  // The answer, without a newline.
+  // Executes a command and returns the answer, without a newline.
   std::string Execute(std::string_view line);
 
  private:
@@ -73,7 +74,7 @@ class Commands {
 
   Network* const network_;
   const Hooks hooks_;
-  std::map<std::string, int> hosts_;  // by name
+  std::map<std::string, int> hosts_;  // name to number
 };
 
 }  // namespace longhaul::wan

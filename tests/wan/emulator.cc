@@ -19,7 +19,7 @@
 namespace longhaul::wan {
 namespace {
 
-// Frames taken off one host before the others have their turn.
+// How many frames are taken off one host before the other hosts get their turn.
 constexpr int kReadBatch = 32;
 
 Nanos Now() {
@@ -207,7 +207,7 @@ void Emulator::ReadClient(int fd) {
   for (size_t end; (end = line.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string answer =
         absl::StrCat(commands_.Execute(std::string_view(line).substr(begin, end - begin)), "\n");
-    // Whoever asks and does not read what it asked for is cut off.
+    // A client that does not read its answers is disconnected.
     const ssize_t sent = send(fd, answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent != static_cast<ssize_t>(answer.size())) return CloseClient(fd);
   }

@@ -1,7 +1,7 @@
-// The emulator: devices of hosts, the network between them, and the control socket.
+// The emulator: owns the hosts' devices, the network between them, and the control socket.
 //
-// One thread does everything. It never waits for a host or for whoever is at the control socket:
-// frames that a host does not take and answers that nobody reads are dropped and counted.
+// One thread does everything, and it never waits for a host or for a client. A frame that a host
+// does not take is dropped and counted. A client that does not read its answer is disconnected.
 #pragma once
 
 #include <array>
@@ -19,20 +19,20 @@
 
 namespace longhaul::wan {
 
-// Connections to the control socket at one time; more are closed at once.
+// The most connections to the control socket. A further one is closed at once.
 inline constexpr size_t kClientsMax = 16;
 
 struct EmulatorOptions {
   std::string control;  // path of the control socket
   uint64_t seed = 1;
   bool offload = true;
-  // While there is traffic, look at hosts and at what is due this often only. Waking up costs more
-  // than carrying a packet, so that several at a time cost half as much or less; each is late by up
-  // to this. 0: at once.
+  // While there is traffic, look at hosts and at due packets only once per tick. A wake-up costs
+  // more than a packet, so packets that are handled together cost half as much or less. A packet
+  // may be late by one tick. 0: handle every packet at once.
   Nanos tick = 500 * kMicrosecond;
 };
 
-// How much later than they should have been packets came out: an error of the emulation.
+// How late packets came out of the emulator. Lateness is an error of the emulation.
 class Lateness {
  public:
   void Add(Nanos late);
@@ -48,13 +48,14 @@ class Lateness {
 
 class Emulator {
  public:
-  // Binds the control socket. Unavailable: says why it cannot.
+  // Binds the control socket. InvalidArgument: the path is empty or too long. Unavailable: the text
+  // says which system call failed, and why. After an error no socket is bound.
   static absl::StatusOr<std::unique_ptr<Emulator>> Make(const EmulatorOptions& options);
   ~Emulator();
   Emulator(const Emulator&) = delete;
   Emulator& operator=(const Emulator&) = delete;
 
-  // Until `stop_fd` is readable.
+  // Carries packets and answers clients until `stop_fd` is readable. Unavailable: epoll failed.
   absl::Status Run(int stop_fd);
 
  private:
@@ -63,7 +64,7 @@ class Emulator {
   absl::Status Bind();
   absl::Status Watch(int fd);
   absl::Status Attach(int number, const std::string& netns, const std::string& device);
-  // False: there may be more.
+  // Takes packets off a host. False: the host may have more.
   bool ReadHost(const Tun& tun);
   void Deliver(const Packet& packet, Nanos due);
   void Accept();
@@ -83,10 +84,10 @@ class Emulator {
   int listener_ = -1;
   std::map<int, std::unique_ptr<Tun>> hosts_;  // by number
   std::map<int, const Tun*> tuns_;             // by descriptor
-  std::map<int, std::string> clients_;         // by descriptor: the line that is not whole yet
+  std::map<int, std::string> clients_;         // by descriptor: the line that is not complete yet
   std::vector<uint8_t> buffer_;
   Lateness lateness_;
-  int64_t refused_ = 0;  // frames that the receiving host did not take
+  int64_t refused_ = 0;  // frames that their destination did not take
 };
 
 }  // namespace longhaul::wan

@@ -18,13 +18,13 @@
 #include "tests/wan/emulator.h"
 
 ABSL_FLAG(std::string, control, "", "path of the control socket");
-ABSL_FLAG(uint64_t, seed, 1, "of all that is random");
+ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
 ABSL_FLAG(bool, offload, true, "hosts hand over super-packets of up to 64 KiB (TSO, USO)");
 ABSL_FLAG(uint32_t, tick_us, 500,
-          "while there is traffic, packets are read and handed on this often: they come late by up "
-          "to so many microseconds, and cost half as much; 0: at once");
+          "microseconds between two looks at hosts and due packets; a packet may be late by so "
+          "much, and costs half as much or less; 0: handle every packet at once");
 ABSL_FLAG(bool, realtime, true,
-          "run before other programs, so that packets are on time on a busy machine");
+          "run with real-time priority, so that packets are on time on a busy machine");
 
 namespace longhaul::wan {
 namespace {
@@ -32,8 +32,8 @@ namespace {
 const ProgramInfo kInfo{
     "lh-wan",
     "Carries packets between TUN devices in network namespaces as wide-area links would: with\n"
-    "delay, rates, queues, loss, a rate for each flow, and outages. Hosts and links come by the\n"
-    "control socket, one command a line (tests/wan/commands.h).\n"
+    "delay, rates, queues, loss, a rate for each flow, and outages. Commands at the control\n"
+    "socket, one per line, add hosts and change links (tests/wan/commands.h).\n"
     "\n"
     "  lh-wan --control=PATH\n"
     "\n"
@@ -67,7 +67,7 @@ int Main(int argc, char** argv) {
     ExitUsage(kInfo, "give --control=PATH and nothing else; see lh-wan --help");
   }
   const int stop_fd = StopFd();
-  // Timers of other programs may be late by 50 us; ours may not.
+  // By default Linux lets timers be late by 50 us. Here that is too late.
   prctl(PR_SET_TIMERSLACK, 1);
   const auto emulator = Emulator::Make({.control = absl::GetFlag(FLAGS_control),
                                         .seed = absl::GetFlag(FLAGS_seed),

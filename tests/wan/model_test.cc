@@ -1,4 +1,4 @@
-// Tests of the network model, the surgery on super-packets and the commands, on a made-up clock.
+// Tests of the network model, of slicing super-packets and of the commands, on a virtual clock.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,12 +26,12 @@ constexpr int kMss = 1460;
 constexpr uint32_t kSequence = 0xfffff000;  // wraps around
 constexpr int64_t kByteAUs = 8'000'000;     // a rate: one byte a microsecond
 
-// A TCP super-packet as the kernel makes it. Each byte of the payload tells its place.
+// A TCP super-packet as the kernel makes it. Each byte of the payload gives its own position.
 std::vector<uint8_t> TcpFrame(int src, int dst, int payload, uint16_t port = 5000) {
   std::vector<uint8_t> frame(kVnet + kHeaders + static_cast<size_t>(payload));
-  frame[0] = 1;  // the checksum is still to be done,
+  frame[0] = 1;  // the checksum is not complete yet,
   if (payload > kMss) {
-    frame[1] = 1;  // TCPv4 segmentation too
+    frame[1] = 1;  // and neither is TCPv4 segmentation
     std::memcpy(&frame[4], &kMss, 2);
   }
   uint8_t* const ip = &frame[kVnet];
@@ -86,7 +86,7 @@ TEST(PacketTest, FramesCutAnywhereAreIgnoredOrTakenAsTheyAre) {
   const std::vector<uint8_t> whole = TcpFrame(1, 2, 3 * kMss);
   for (size_t bytes = 0; bytes < kVnet + kHeaders + 10; ++bytes) {
     const auto packet = Packet::FromFrame(std::span(whole).first(bytes));
-    // A super-packet without its whole header cannot be segmented.
+    // A super-packet without a complete header cannot be segmented.
     EXPECT_EQ(packet.has_value(), bytes >= kVnet + kHeaders) << bytes;
   }
 }
@@ -103,7 +103,7 @@ TEST(PacketTest, CountsSegmentsAndBytesOfTheWire) {
   EXPECT_EQ(many.wire_bytes(), 2 * kMss + 1 + 3 * kHeaders);
 }
 
-// Cuts a super-packet in all ways and looks at every header field that has to change.
+// Slices a super-packet in all ways, and checks every header field that has to change.
 TEST(PacketTest, SlicesAreWhatSegmentationWouldHaveSent) {
   constexpr int kPayload = 4 * kMss + 123;
   const Packet whole = TcpPacket(1, 2, kPayload);
@@ -133,7 +133,7 @@ TEST(PacketTest, SlicesAreWhatSegmentationWouldHaveSent) {
   }
 }
 
-// Hosts 1 to 3 and what comes out of the network.
+// A network of hosts 1 to 3, and the packets that come out of it.
 class NetworkTest : public testing::Test {
  protected:
   struct Delivery {
@@ -185,7 +185,7 @@ TEST_F(NetworkTest, FullQueueDropsTheTailOfASuperPacket) {
   network_.Enter(TcpPacket(1, 2, 30 * kMss), 0);
   network_.Enter(TcpPacket(1, 2, 100), 0);
   network_.Run(kSecond);
-  EXPECT_EQ(Segments(), 20);  // 20 * 1500 are 30000, then it is full
+  EXPECT_EQ(Segments(), 20);  // 20 * 1500 are 30000 bytes; then the queue is full
   EXPECT_EQ(network_.counters(1, 2).dropped, 11);
   EXPECT_EQ(network_.counters(1, 2).queued_max, 30 * kMillisecond);
   network_.Enter(TcpPacket(1, 2, 100), kSecond);
@@ -228,7 +228,7 @@ TEST_F(NetworkTest, FlowRateHoldsForEachFlowByItself) {
 TEST_F(NetworkTest, OneFlowMayHaveARateOfItsOwn) {
   network_.SetPair(1, 2, {.flow_rate = kByteAUs});
   network_.SetFlowRate(1, 2, {IPPROTO_TCP, 7, 80}, kByteAUs / 20);
-  // A new configuration of the pair leaves it.
+  // A new configuration of the pair does not change the flow's own rate.
   network_.SetPair(1, 2, {.delay = kMillisecond, .flow_rate = kByteAUs});
   for (const uint16_t port : {7, 8}) network_.Enter(TcpPacket(1, 2, 960, port), 0);
   network_.Run(kSecond);
@@ -303,7 +303,7 @@ TEST_F(NetworkTest, PacketsOfStrangersAreIgnored) {
 
 class LossTest : public NetworkTest, public testing::WithParamInterface<int> {};
 
-// The share is one of segments, however they are bundled.
+// The loss is a share of the segments, however they are bundled into super-packets.
 TEST_P(LossTest, StrikesSegments) {
   const int bundle = GetParam();
   constexpr int kTotal = 400'000;

@@ -9,7 +9,7 @@
 namespace longhaul::wan {
 namespace {
 
-// No queue is shorter, lest a low rate have no room for a packet.
+// The least length of a queue. With less, a queue at a low rate would have no room for a packet.
 constexpr int64_t kQueueBytesMin = 10 * 1500;
 
 double Uniform(Prng& random) {  // in [0, 1)
@@ -52,7 +52,7 @@ void LossProcess::Draw() {
   } else if (rate_ >= 1) {
     passing_ = 0;
   } else {
-    // Trials before the first that comes out true, from one number in (0, 1].
+    // How many segments pass before the first loss, from one random number in (0, 1].
     const double trials = std::log(1 - Uniform(random_)) / std::log1p(-rate_);
     passing_ = static_cast<int64_t>(std::min(trials, 1e18));
   }
@@ -201,7 +201,7 @@ void Network::Advance(Packet packet, Stage stage, Nanos now) {
       if (pair.config.jitter != 0) {
         out += std::llround(static_cast<double>(pair.config.jitter) * Uniform(pair.jitter));
       }
-      // A delay that becomes shorter does not reorder either.
+      // A delay that becomes shorter does not reorder packets, either.
       out = pair.last_out = std::max(out, pair.last_out);
     }
     if (out > now) {

@@ -1,18 +1,21 @@
-// The model of the network: what happens to a packet between two hosts, and when it comes out.
+// The model of the network. It decides what happens to a packet between two hosts, and when the
+// packet comes out.
 //
-// The way of a packet:
+// A packet takes this way:
 //
 //   random loss -> rate of its flow -> uplink of src -> rate of the pair -> propagation delay
 //               -> downlink of dst -> delivery
 //
-// Each of the four rates is a FIFO queue of limited length that drops what does not fit. Rates and
-// queues count IP bytes. Loss and drops strike single segments, also those of a super-packet,
-// which goes on in pieces then. Only time is coarser: a super-packet arrives when its last segment
-// does.
+// A FIFO queue of limited length stands in front of each of the four rates, and drops what does not
+// fit. Rates and queues count IP bytes. Loss and drops hit single segments, also those of a
+// super-packet; the rest of the super-packet goes on in pieces. Only time is coarser: a
+// super-packet arrives when its last segment does.
 //
-// Knows no clock and no device: tests drive it exactly. What is random comes from the seed, for
-// each pair by itself: a pair loses the same segments of its sequence in every run.
-// Threads: one.
+// The model knows no clock and no device, so a test can drive it exactly. Randomness comes from the
+// seed, for each pair by itself: in every run a pair loses the same segments of its sequence.
+//
+// The network owns the packets in it. One thread uses it. Nothing here fails; a host that was not
+// added is a bug of the caller.
 #pragma once
 
 #include <cstdint>
@@ -27,27 +30,28 @@
 
 namespace longhaul::wan {
 
-// Flows that a pair remembers; beyond, those that were silent for longest are forgotten.
+// How many flows a pair remembers. A further one replaces the flow that has been silent for
+// longest.
 inline constexpr size_t kFlowsMax = 1024;
 
-// How much waits in front of a rate: as much as passes in a time, or, unless 0, a number of bytes.
-// Never less than a few packets.
+// How much a queue in front of a rate holds: `bytes`, or, if that is 0, what passes in `time`. A
+// queue always has room for at least ten packets.
 struct QueueLimit {
   Nanos time = 50 * kMillisecond;
   int64_t bytes = 0;
   friend bool operator==(const QueueLimit&, const QueueLimit&) = default;
 };
 
-// One direction between two hosts. A rate of 0 is no limit.
+// The settings of a pair: one direction between two hosts. A rate of 0 means no limit.
 struct PairConfig {
   Nanos delay = 0;
   Nanos jitter = 0;  // uniform, added to the delay; never reorders
-  int64_t rate = 0;  // bits a second, as all rates here
+  int64_t rate = 0;  // in bits per second, like all rates here
   QueueLimit queue;
-  double loss = 0;
-  int64_t flow_rate = 0;  // of each flow by itself
+  double loss = 0;        // the share of segments
+  int64_t flow_rate = 0;  // for each flow by itself
   QueueLimit flow_queue;
-  bool down = false;  // swallows everything, also what is in flight
+  bool down = false;  // drops all packets, also those in flight
 };
 
 // What all pairs of a host share.
@@ -57,39 +61,42 @@ struct AccessConfig {
   QueueLimit queue;
 };
 
-// Segments, except where it says bytes.
+// These count segments, except `packets` and what says bytes.
 struct PairCounters {
-  int64_t packets = 0;  // that entered, super-packets as one
+  int64_t packets = 0;  // packets that entered; a super-packet is one
   int64_t entered = 0;
   int64_t delivered = 0;
   int64_t delivered_bytes = 0;
   int64_t lost = 0;        // at random
   int64_t dropped = 0;     // at full queues
   int64_t blackholed = 0;  // while down
-  Nanos queued_max = 0;    // longest wait in front of the rate of the pair
+  Nanos queued_max = 0;    // the longest time that a packet took to pass the rate of the pair
 };
 
 struct FlowView {
   FlowKey key;
   int64_t rate = 0;
-  bool rate_is_own = false;  // by SetFlowRate(), not that of the pair
+  bool rate_is_own = false;  // SetFlowRate() set the rate; it is not the pair's flow_rate
   int64_t delivered_bytes = 0;
   int64_t dropped = 0;  // segments, at its own queue
 };
 
-// A FIFO queue in front of a rate. Keeps no packets, only when the last byte that it took leaves.
+// A FIFO queue in front of a rate. It keeps no packets, only the time at which its last byte
+// leaves.
 class RateQueue {
  public:
-  // What waits already leaves when it was to leave.
+  // Changes rate and length. What is in the queue leaves at the times that were set before.
   void Configure(int64_t rate, const QueueLimit& limit);
 
-  // How many of `count` segments of `bytes` in all fit. An idle queue has room for one at least.
+  // How many of `count` segments fit, which have `bytes` bytes together. An idle queue has room for
+  // at least one.
   int Room(Nanos now, int count, int64_t bytes) const;
 
-  // Takes `bytes` and says when the last of them leaves.
+  // Takes `bytes` and returns the time at which the last of them leaves. Only with a rate.
   Nanos Admit(Nanos now, int64_t bytes);
 
-  // Without a limit any more: when what still waits has left.
+  // For a queue without a rate: the time at which a packet leaves. It waits for what came before,
+  // when there still was a rate.
   Nanos Pass(Nanos now) const { return idle_from_ > now ? idle_from_ : now; }
 
   bool limited() const { return rate_ != 0; }
@@ -101,17 +108,17 @@ class RateQueue {
   Nanos idle_from_ = 0;
 };
 
-// Which segments of a sequence are lost, each with the same chance: draws how many pass until the
-// next one that does not, so that a super-packet costs one comparison.
+// Decides which segments of a sequence are lost, each with the same chance. It draws how many
+// segments pass before the next loss, so a super-packet costs only one comparison.
 class LossProcess {
  public:
   explicit LossProcess(uint64_t seed) : random_(seed) {}
 
   void Configure(double rate);
 
-  // Of the next `count` segments, how many pass before one is lost.
+  // Takes segments up to the next loss, at most `count`. Returns how many pass.
   int TakePassing(int count);
-  // After TakePassing() gave less than it was asked for: takes the lost one.
+  // Takes the lost segment. Only after TakePassing() returned less than `count`.
   void TakeLost();
 
  private:
@@ -124,16 +131,18 @@ class LossProcess {
 
 class Network {
  public:
-  // Takes a packet off the network at its destination. `due`: when that should have happened.
+  // Gets a packet at its destination. `due` is the time at which it should have arrived.
   using Deliver = std::function<void(const Packet& packet, Nanos due)>;
 
   Network(uint64_t seed, Deliver deliver);
 
-  // Numbers are 1 to kHostNumberMax; twice is once. Calls below name hosts that were added.
+  // Adds a host with a number from 1 to kHostNumberMax. Adding a host again does nothing. All calls
+  // below need hosts that were added.
   void AddHost(int host);
   bool HasHost(int host) const { return hosts_.contains(host); }
 
-  // A new configuration holds for packets that enter from then on; `down` for all.
+  // A new configuration applies to the stages that a packet has not passed yet. Loss is the first
+  // stage, so a new loss applies to packets that enter from now on. `down` applies to all packets.
   const PairConfig& pair(int src, int dst) const { return PairOf(src, dst).config; }
   void SetPair(int src, int dst, const PairConfig& config);
   const AccessConfig& access(int host) const { return hosts_.at(host).config; }
@@ -141,23 +150,23 @@ class Network {
   void SetHostDown(int host, bool down) { hosts_.at(host).down = down; }
   bool host_down(int host) const { return hosts_.at(host).down; }
 
-  // A rate of its own for one flow of a pair, with the queue of the pair's flows. Known before the
-  // flow's first packet, and for as long as the flow is remembered.
+  // Gives one flow of a pair a rate of its own, with the pair's flow_queue. The flow need not exist
+  // yet. The rate holds for as long as the pair remembers the flow.
   void SetFlowRate(int src, int dst, const FlowKey& flow, int64_t rate);
 
   const PairCounters& counters(int src, int dst) const { return PairOf(src, dst).counters; }
-  // In the order of their keys.
+  // The flows of a pair, in the order of their keys.
   std::vector<FlowView> Flows(int src, int dst) const;
-  // Those of pairs and of flows.
+  // Sets the counters of all pairs and flows to 0.
   void ResetCounters();
 
-  // A packet that no two hosts exchange is ignored.
+  // Puts a packet into the network. Ignores a packet between hosts that were not added.
   void Enter(Packet packet, Nanos now);
 
-  // Does everything that is due until `now`.
+  // Moves and delivers all packets that are due until `now`.
   void Run(Nanos now);
 
-  // When to call Run() next; negative: nothing is in flight.
+  // The time at which to call Run() next. Negative: no packet is in flight.
   Nanos NextDue() const { return events_.empty() ? -1 : events_.front().due; }
 
  private:
@@ -166,7 +175,7 @@ class Network {
   struct Flow {
     RateQueue queue;
     bool rate_is_own = false;
-    Nanos last = 0;  // when it last sent something
+    Nanos last = 0;  // when the flow's last packet entered
     int64_t delivered_bytes = 0;
     int64_t dropped = 0;
   };
@@ -208,7 +217,7 @@ class Network {
   const Deliver deliver_;
   std::map<int, Host> hosts_;
   std::map<std::pair<int, int>, Pair> pairs_;
-  std::vector<Event> events_;  // a heap, the next one in front
+  std::vector<Event> events_;  // a heap with the next event in front
   uint64_t order_ = 0;
 };
 

@@ -15,10 +15,11 @@
 namespace longhaul::wan {
 namespace {
 
-// struct virtio_net_hdr without the buffer count. Some releases of its header are not valid C++.
+// The same as struct virtio_net_hdr, without the buffer count. Some releases of the system's header
+// are not valid C++.
 struct VnetHeader {
   uint8_t flags;
-  uint8_t gso_type;  // 0: the frame is no super-packet
+  uint8_t gso_type;  // 0: the frame is not a super-packet
   uint16_t hdr_len;
   uint16_t gso_size;  // payload of a segment
   uint16_t csum_start;
@@ -38,7 +39,7 @@ struct IpHeader {
   size_t bytes;
   std::span<const uint8_t> src;
   std::span<const uint8_t> dst;
-  bool has_ports;  // not in a fragment, but for the first
+  bool has_ports;  // false in all fragments but the first
 };
 
 std::optional<IpHeader> ParseIp(std::span<const uint8_t> ip) {
@@ -54,7 +55,7 @@ std::optional<IpHeader> ParseIp(std::span<const uint8_t> ip) {
   return std::nullopt;
 }
 
-// 0: of no host.
+// The number of the host with this address. 0: no host has it.
 uint8_t HostNumber(std::span<const uint8_t> address) {
   const std::span<const uint8_t> prefix =
       address.size() == 4 ? std::span<const uint8_t>(kPrefix4) : std::span<const uint8_t>(kPrefix6);
@@ -62,7 +63,8 @@ uint8_t HostNumber(std::span<const uint8_t> address) {
   return address.back() <= kHostNumberMax ? address.back() : 0;
 }
 
-// Nothing if the header is not all there, or of a protocol without ports.
+// The length of a TCP or UDP header. Nothing: the header is not complete, or the protocol is
+// another.
 std::optional<size_t> TransportHeaderBytes(uint8_t protocol, std::span<const uint8_t> transport) {
   size_t bytes = 0;
   if (protocol == IPPROTO_TCP && transport.size() >= sizeof(tcphdr)) {
@@ -84,7 +86,7 @@ void Store16(uint8_t* at, uint32_t value) {
 
 uint32_t Load16(const uint8_t* at) { return static_cast<uint32_t>(at[0]) << 8 | at[1]; }
 
-// Ones' complement sum of RFC 1071. All that is summed here has an even length.
+// The ones' complement sum of RFC 1071. All ranges that are summed here have an even length.
 uint32_t Sum16(std::span<const uint8_t> bytes, uint32_t sum = 0) {
   for (size_t i = 0; i + 1 < bytes.size(); i += 2) sum += Load16(&bytes[i]);
   while (sum >> 16 != 0) sum = (sum & 0xffff) + (sum >> 16);
@@ -153,7 +155,7 @@ Packet Packet::Slice(int first, int count) const {
   return part;
 }
 
-// Does for a slice what segmentation does for each segment.
+// Corrects the headers of a slice as segmentation does for each segment.
 void Packet::FixHeaders(int first_segment, bool has_last_segment) {
   if (segments_ == 1) {
     VnetHeader vnet;
@@ -191,7 +193,8 @@ void Packet::FixHeaders(int first_segment, bool has_last_segment) {
   } else {
     Store16(transport + 4, transport_bytes);
   }
-  // The receiving device finishes the checksum; it starts from the sum of the pseudo-header.
+  // The receiving device completes the checksum. It starts from the sum of the pseudo-header, which
+  // is stored here.
   const uint32_t addresses = Sum16(header->dst, Sum16(header->src));
   Store16(checksum, Sum16({}, addresses + header->protocol + transport_bytes));
 }

@@ -1,4 +1,5 @@
-// Packets as a TUN device with IFF_VNET_HDR carries them.
+// Packets, as a TUN device with IFF_VNET_HDR carries them. Values: no thread, no clock, and bytes
+// of a host cannot make anything here fail.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +10,14 @@
 
 namespace longhaul::wan {
 
-// Host n has the addresses 10.77.0.n and fd77::n (n in hexadecimal there).
+// Host n has the addresses 10.77.0.n and fd77::n. In the second one n is hexadecimal.
 inline constexpr int kHostNumberMax = 254;
 
-// The largest frame that a TUN device hands over: a virtio_net_hdr and 64 KiB of IP.
+// The largest frame of a TUN device: a virtio_net_hdr and 64 KiB of IP.
 inline constexpr size_t kFrameBytesMax = 65536 + 64;
 
-// What tells one flow of a pair of hosts from another: protocol and ports. What has no ports
-// (ICMP, later fragments) counts as a flow of ports 0.
+// Names a flow of a pair of hosts by protocol and ports. A packet without ports (ICMP, a later
+// fragment) belongs to a flow with ports 0.
 struct FlowKey {
   uint8_t protocol = 0;
   uint16_t src_port = 0;
@@ -24,12 +25,13 @@ struct FlowKey {
   friend auto operator<=>(const FlowKey&, const FlowKey&) = default;
 };
 
-// One frame: a virtio_net_hdr and an IP packet. Under segmentation offload the packet is a
-// super-packet that stands for up to 64 KiB of consecutive packets of the wire, called segments
-// here; without it, it is one segment. Move-only value.
+// One frame: a virtio_net_hdr and an IP packet. With segmentation offload the packet may be a
+// super-packet: it stands for up to 64 KiB of consecutive packets of the wire, called segments
+// here. Any other packet is one segment. A move-only value that owns its bytes.
 class Packet {
  public:
-  // Copies `frame`. Nothing unless it is whole and goes from one address of a host to another's.
+  // Copies `frame`. Nothing: the frame is not complete, or goes from or to something that is not a
+  // host's address.
   static std::optional<Packet> FromFrame(std::span<const uint8_t> frame);
 
   int src() const { return src_; }
@@ -37,13 +39,13 @@ class Packet {
   const FlowKey& flow() const { return flow_; }
   int segments() const { return segments_; }
 
-  // IP bytes of all segments on the wire, where each has headers of its own.
+  // The IP bytes of all segments on the wire, where each segment has headers of its own.
   int64_t wire_bytes() const {
     return static_cast<int64_t>(segments_ - 1) * header_bytes_ + ip_bytes();
   }
 
-  // The part of a super-packet that stands for segments [first, first + count): with the headers
-  // that segmentation would have given them.
+  // The segments [first, first + count) as a packet of their own, with the headers that
+  // segmentation would have given them. The range must be within the packet and not empty.
   Packet Slice(int first, int count) const;
 
   std::span<const uint8_t> frame() const { return {frame_.get(), size_}; }
@@ -57,7 +59,7 @@ class Packet {
   std::unique_ptr<uint8_t[]> frame_;
   uint32_t size_ = 0;
   uint16_t segments_ = 1;
-  uint16_t segment_payload_ = 0;  // 0: of a packet that is one segment
+  uint16_t segment_payload_ = 0;  // 0: not a super-packet
   uint16_t header_bytes_ = 0;     // IP and transport
   uint8_t src_ = 0;
   uint8_t dst_ = 0;

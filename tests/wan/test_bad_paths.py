@@ -1,6 +1,6 @@
-"""Links that lose packets and delay them by a third of a second cost nobody a place.
+"""Shows that links which lose packets and delay them by up to a third of a second remove no member.
 
-LONGHAUL_BAD_PATHS_MINUTES=10 pytest tests/wan/test_bad_paths.py    the soak; by default a short run
+LONGHAUL_BAD_PATHS_MINUTES=10 pytest tests/wan/test_bad_paths.py    runs for ten minutes; the default run is short
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer import main as trainer_main
 
 MINUTES = float(os.environ.get("LONGHAUL_BAD_PATHS_MINUTES", "0.3"))
 HOSTS = 4
-# How long a call may take: each round trip takes up to 0.7 s, and what is lost comes several of them later.
+# How long a call may take. A round trip takes up to 0.7 s, and a lost packet comes several round trips later.
 PATIENCE_S = 120
 
 
@@ -38,7 +38,7 @@ def test_five_percent_loss_and_300_ms_of_jitter_cost_nobody_a_place(tmp_path: pa
             host.start_trainer("g0", trainer_main, arguments)
 
         def steps() -> int:
-            """Of all of them together, by the one that did least."""
+            """The steps in a world of all hosts, at the host that made the fewest."""
             fewest: int = min(
                 sum(line["k"] == "step" and line["ws"] == HOSTS for line in lines_of(log)) for log in logs
             )
@@ -46,7 +46,7 @@ def test_five_percent_loss_and_300_ms_of_jitter_cost_nobody_a_place(tmp_path: pa
 
         deadline = time.monotonic() + 2 * PATIENCE_S
         while steps() == 0:
-            assert time.monotonic() < deadline, "they did not meet"
+            assert time.monotonic() < deadline, "the hosts never made a step together"
             time.sleep(0.2)
         end = time.monotonic() + 60 * MINUTES
         while time.monotonic() < end or steps() < 2:

@@ -1,6 +1,6 @@
-"""The emulated network is what a scenario says, and Longhaul works across it.
+"""Tests that the emulated network does what a scenario says, and that Longhaul works on it.
 
-What is asserted of times holds on any machine: a packet never comes sooner, and nothing gets more than its rate.
+What the tests assert about time holds on any machine: no packet comes too early, and nothing gets more than its rate.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def stack() -> Iterator[ExitStack]:
 
 
 def udp_pair(stack: ExitStack, wan: Wan, src: str = "h0", dst: str = "h1") -> tuple[socket.socket, socket.socket]:
-    """A socket of each host; the first is connected to the second."""
+    """A sender at src and a receiver at dst; the sender is connected to the receiver."""
     with wan.inside(dst):
         receiver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-    # Beyond the system's limit (SO_RCVBUFFORCE): a receiver that is slow drops nothing.
+    # SO_RCVBUFFORCE goes beyond the system's limit, so that a slow receiver drops nothing.
     receiver.setsockopt(socket.SOL_SOCKET, 33, 32 << 20)
     receiver.bind((wan.address(dst), 0))
     receiver.settimeout(PATIENCE_S)
@@ -44,7 +44,7 @@ def udp_pair(stack: ExitStack, wan: Wan, src: str = "h0", dst: str = "h1") -> tu
 
 
 def tcp_pair(stack: ExitStack, wan: Wan, src: str = "h0", dst: str = "h1") -> tuple[socket.socket, socket.socket]:
-    """Both ends of a connection that src made to dst."""
+    """The two ends of a connection that src made to dst."""
     with wan.inside(dst):
         listener = stack.enter_context(socket.create_server((wan.address(dst), 0)))
     listener.settimeout(PATIENCE_S)
@@ -57,11 +57,11 @@ def tcp_pair(stack: ExitStack, wan: Wan, src: str = "h0", dst: str = "h1") -> tu
 
 
 def transfer(pair: tuple[socket.socket, socket.socket], data: bytes) -> tuple[bytes, float]:
-    """Sends all of it and ends the connection. What came, and the seconds until then."""
+    """Sends `data` and ends the connection. Returns what arrived, and after how many seconds."""
     sender, receiver = pair
 
     def send() -> None:
-        with contextlib.suppress(OSError):  # the receiver's end tells
+        with contextlib.suppress(OSError):  # the receiver notices the error
             sender.sendall(data)
             sender.shutdown(socket.SHUT_WR)
 
@@ -159,7 +159,7 @@ def test_the_share_of_datagrams_that_is_lost_is_what_was_set(stack: ExitStack, t
     counters = wan.counters("h0", "h1")
     assert received == sorted(set(received))
     assert len(received) == count - counters["lost"]
-    assert 50 <= counters["lost"] <= 150  # of 100; the seed makes it the same in every run
+    assert 50 <= counters["lost"] <= 150  # 100 are expected; the seed gives the same number in every run
     assert counters["dropped"] == 0
 
 
@@ -198,7 +198,7 @@ def test_nothing_gets_more_than_the_rate_of_the_link_or_of_its_flow(stack: ExitS
     came, seconds = transfer(tcp_pair(stack, wan), data)
     assert came == data
     assert seconds >= nbits / 20e6
-    # One flow by its ports; the others keep what they have.
+    # One flow gets a rate of its own, by its ports. All others keep theirs.
     wan.reset_counters()
     slow = tcp_pair(stack, wan)
     ports = slow[0].getsockname()[1], slow[1].getsockname()[1]
@@ -239,9 +239,9 @@ def test_an_all_reduce_across_three_continents_is_right(stack: ExitStack, tmp_pa
     for answer in all_do(trainers, "run_ops", members=3):
         for op in answer["ops"]:
             assert op.get("participants") == [0, 1, 2], op
-            # Two steps of the ring at least cross an ocean, and the longest one-way is 85 ms.
+            # At least two steps of the ring cross an ocean; the longest delay one way is 85 ms.
             assert op["seconds"] >= 0.085, op
-    # It went this way: each member sends 4/3 of each tensor.
+    # The tensors really went through the emulator: each member sends 4/3 of each tensor.
     sent = [sum(wan.counters(f"h{i}", f"h{j}")["delivered_bytes"] for j in range(3) if j != i) for i in range(3)]
     assert all(count > 2 * 300_000 * 4 * 4 / 3 for count in sent), sent
     assert {event["kind"] for event in wan.events()} & {"death", "evict"} == set()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hosts in network namespaces that are joined by wide-area links: see README.md.
+"""Joins hosts in network namespaces by wide-area links. See README.md.
 
     with Wan(logs, "three_continents") as wan:
         wan.start_coordinator()
@@ -12,8 +12,8 @@
 From the shell:
 
     tests/wan/run --list
-    tests/wan/run three_continents                     until Ctrl-C; prints how to get in
-    tests/wan/run --serve three_continents -- COMMAND  with a coordinator and peerds, for as long as COMMAND runs
+    tests/wan/run three_continents                     runs until Ctrl-C; prints how to use the hosts
+    tests/wan/run --serve three_continents -- COMMAND  also starts coordinator and peerds; ends with COMMAND
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from longhaul.testing import find_binary, start_tethered
 
 SCENARIOS = pathlib.Path(__file__).with_name("scenarios.json")
 COORDINATOR = "co"
-# Frames that the kernel keeps for the emulator. A burst of a host has to fit: the network drops, not the device.
+# How many frames the kernel keeps for the emulator. A host's burst has to fit: only the network may drop packets.
 DEVICE_QUEUE_FRAMES = 20000
-# Of each namespace. What one connection learned of a path is not to help the next one: every measurement begins alike.
-# And a connection of some ten Mbit/s would hand over two segments at a time, at ten times the cost for every host.
+# Kernel settings of each namespace. A connection must not use what an earlier one learned of the path, so that every
+# measurement begins alike. With the default tcp_min_tso_segs a connection of some ten Mbit/s hands over two segments at
+# a time, which costs every host ten times as much.
 SYSCTLS = {"tcp_no_metrics_save": 1, "tcp_min_tso_segs": 16}
 SETTINGS = {"delay", "jitter", "rate", "queue", "loss", "flow_rate", "flow_queue"}
 ACCESS_SETTINGS = {"up", "down", "queue"}
@@ -53,7 +54,7 @@ Names = Union[str, Sequence[str]]
 
 
 def why_not() -> str:
-    """Why this cannot be used here; empty: it can."""
+    """Why the testbed cannot run here. Empty: it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -79,13 +80,13 @@ def why_not() -> str:
 
 
 def scenarios() -> dict[str, Scenario]:
-    """Those of scenarios.json, by name."""
+    """The scenarios of scenarios.json, by name."""
     loaded: dict[str, Scenario] = json.loads(SCENARIOS.read_text())
     return loaded
 
 
 def uniform(hosts: int, **settings: str) -> Scenario:
-    """All pairs alike."""
+    """A scenario in which all links have the same settings."""
     return {"hosts": hosts, "links": [{"between": "*", "and": "*", **settings}]}
 
 
@@ -94,14 +95,14 @@ def _matches(names: Names, name: str) -> bool:
 
 
 def settings_of(scenario: Scenario, src: str, dst: str) -> dict[str, str]:
-    """Of one direction: all rules that name it, in order, the later ones winning. ValueError: a rule makes no sense."""
+    """The settings of one direction: all rules that name it, in order; later rules win. ValueError: a bad rule."""
     merged: dict[str, str] = {}
     for rule in scenario.get("links", []):
         ends = [key for key in ("between", "and", "from", "to") if key in rule]
         settings = {key: value for key, value in rule.items() if key not in ends}
         unknown = set(settings) - SETTINGS
         if ends not in (["between", "and"], ["from", "to"]) or unknown:
-            raise ValueError(f"link {rule}: wants between/and or from/to, and of settings {sorted(SETTINGS)}")
+            raise ValueError(f"link {rule}: give between/and or from/to, and settings out of {sorted(SETTINGS)}")
         first, second = (rule[key] for key in ends)
         there = _matches(first, src) and _matches(second, dst)
         back = _matches(first, dst) and _matches(second, src)
@@ -113,7 +114,7 @@ def settings_of(scenario: Scenario, src: str, dst: str) -> dict[str, str]:
 def access_of(scenario: Scenario, name: str) -> dict[str, str]:
     settings: dict[str, str] = dict(scenario.get("access", {}).get(name, {}))
     if set(settings) - ACCESS_SETTINGS:
-        raise ValueError(f"access of {name}: {settings}: wants of {sorted(ACCESS_SETTINGS)}")
+        raise ValueError(f"access of {name}: {settings}: give settings out of {sorted(ACCESS_SETTINGS)}")
     return settings
 
 
@@ -121,11 +122,11 @@ def access_of(scenario: Scenario, name: str) -> dict[str, str]:
 
 
 class EmulatorError(Exception):
-    """What the emulator says of a command that it refused."""
+    """The emulator refused a command. The text says why."""
 
 
 class Emulator:
-    """The program lh-wan and its control socket. It ends with this process at the latest. Any thread."""
+    """The program lh-wan and its control socket. lh-wan ends with this process at the latest. Any thread may use it."""
 
     def __init__(self, control: pathlib.Path, log: pathlib.Path, seed: int = 1, tick_us: int = 500) -> None:
         self.control = control
@@ -156,7 +157,7 @@ class Emulator:
         self._lines = self._socket.makefile("r")
 
     def do(self, *words: object, **settings: str) -> dict[str, Any]:
-        """One command (tests/wan/commands.h); its answer. EmulatorError if it is refused."""
+        """Gives a command (tests/wan/commands.h) and returns its answer. EmulatorError: the command was refused."""
         line = " ".join([*map(str, words), *(f"{key}={value}" for key, value in settings.items())])
         with self._lock:
             self._socket.sendall(line.encode() + b"\n")
@@ -176,10 +177,11 @@ class Emulator:
 
 
 class Wan(BareWorld):
-    """A coordinator (co) and hosts (h0, h1, ...), joined by links as a scenario says; see README.md for its form.
+    """A coordinator (co) and hosts (h0, h1, ...), joined by the links of a scenario. README.md explains scenarios.
 
-    scenario: the name of one in scenarios.json, or one itself. As many hosts as it says are there at once, without
-    daemons. tick_us: packets may be late by so much, which makes carrying them cheaper. The rest is as in BareWorld. Times and rates are those of the network: headers count.
+    scenario: a name in scenarios.json, or a scenario itself. Its hosts exist at once, without daemons.
+    tick_us: packets may be late by so much; a longer tick makes carrying them cheaper.
+    The other arguments are those of BareWorld. Rates count whole IP packets, headers included.
     """
 
     def __init__(
@@ -201,7 +203,7 @@ class Wan(BareWorld):
         self.seed = seed
         self.tick_us = tick_us
         self.emulator: Emulator | None = None
-        self._names: dict[str, str] = {}  # of hosts: their namespaces
+        self._names: dict[str, str] = {}  # name of a host to its namespace
         super().__init__(logs, detect_ms, peerd_flags)
         try:
             for _ in range(int(scenario.get("hosts", 0))):
@@ -251,35 +253,35 @@ class Wan(BareWorld):
     # ------------------------------------------------------------------ links, while it runs
 
     def do(self, *words: object, **settings: str) -> dict[str, Any]:
-        """A command of the emulator (tests/wan/commands.h)."""
+        """Gives the emulator a command (tests/wan/commands.h)."""
         assert self.emulator is not None
         return self.emulator.do(*words, **settings)
 
     def set(self, src: str, dst: str, **settings: str) -> None:
-        """One direction: delay, jitter, rate, queue, loss, flow_rate, flow_queue. What is not named stays."""
+        """Changes one direction: delay, jitter, rate, queue, loss, flow_rate, flow_queue. Other settings stay."""
         self.do("set", src, dst, **settings)
 
     def link(self, a: str, b: str, **settings: str) -> None:
-        """Both directions."""
+        """Changes both directions. Settings as in set()."""
         self.do("link", a, b, **settings)
 
     def access(self, host: str, **settings: str) -> None:
-        """What all pairs of a host share: up, down, queue."""
+        """Changes what all pairs of a host share: up, down, queue."""
         self.do("access", host, **settings)
 
     def down(self, src: str, dst: str | None = None) -> None:
-        """A host, or one direction of a pair: swallows everything and tells nobody."""
+        """Drops all packets of a host, or of one direction between two hosts, and tells nobody."""
         self.do("down", src, *([dst] if dst else []))
 
     def up(self, src: str, dst: str | None = None) -> None:
         self.do("up", src, *([dst] if dst else []))
 
     def set_flow_rate(self, src: str, dst: str, src_port: int, dst_port: int, rate: str) -> None:
-        """One TCP connection's direction from src to dst, by its ports."""
+        """Gives one TCP connection a rate of its own in the direction from src to dst. The ports name it."""
         self.do("flow", src, dst, src_port, dst_port, rate)
 
     def flows(self, src: str, dst: str) -> list[dict[str, Any]]:
-        """What each flow of a direction got."""
+        """The counters of each flow of a direction."""
         found: list[dict[str, Any]] = self.do("flows", src, dst)["flows"]
         return found
 
@@ -287,7 +289,7 @@ class Wan(BareWorld):
         self.do("reset")
 
     def counters(self, src: str, dst: str) -> dict[str, Any]:
-        """Of one direction since the last reset. Empty: nothing was sent."""
+        """The counters of one direction since the last reset. Empty: nothing was sent."""
         for pair in self.do("stats")["pairs"]:
             if (pair["src"], pair["dst"]) == (src, dst):
                 found: dict[str, Any] = pair
@@ -295,9 +297,12 @@ class Wan(BareWorld):
         return {}
 
     def validity(self) -> dict[str, float]:
-        """Whether what was measured since the last reset was the network: `late_p99_us` has to be well below the delays,
-        `refused` and `unread` (frames that a host or the emulator did not take in time; `unread` since the start) 0,
-        and `cpu_s` must grow by clearly less than a second a second."""
+        """Figures that tell whether a measurement since the last reset is valid. It is valid if all of this holds:
+
+        - `late_p99_us` is well below the delays.
+        - `refused` is 0: every host took its frames. `unread` is 0: the emulator took all frames (since the start).
+        - `cpu_s` grew by clearly less than one second per second.
+        """
         found: dict[str, float] = self.do("stats")["emulator"]
         unread = 0
         for name in self._names.values():
@@ -307,7 +312,7 @@ class Wan(BareWorld):
 
     @contextlib.contextmanager
     def inside(self, host: str) -> Iterator[None]:
-        """Sockets that the calling thread makes in this block are of that host, and stay so."""
+        """In this block the calling thread makes sockets of that host. They keep belonging to the host."""
         with in_namespace(self._names[host]):
             yield
 
@@ -341,12 +346,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="tests/wan/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("scenario", nargs="?", help="name in scenarios.json, or a JSON file with one scenario")
-    parser.add_argument("command", nargs="*", metavar="COMMAND", help="after --")
-    parser.add_argument("--list", action="store_true", help="the named scenarios")
+    parser.add_argument("scenario", nargs="?", help="a name in scenarios.json, or a JSON file with one scenario")
+    parser.add_argument(
+        "command", nargs="*", metavar="COMMAND", help="run this command, given after --, and end with it"
+    )
+    parser.add_argument("--list", action="store_true", help="list the named scenarios")
     parser.add_argument("--serve", action="store_true", help="start the coordinator and a peerd on each host")
-    parser.add_argument("--seed", type=int, default=1, help="of the losses (default 1)")
-    parser.add_argument("--logs", type=pathlib.Path, help="where logs go (default: a directory that goes with it)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the losses (default 1)")
+    parser.add_argument(
+        "--logs", type=pathlib.Path, help="where logs go (default: a directory that is deleted at the end)"
+    )
     parser.add_argument("--peerd-flag", action="append", default=[], help="a further flag for every peerd")
     args = parser.parse_args()
     if args.list:
@@ -354,7 +363,7 @@ def main() -> int:
             print(f"{name:22} {scenario['hosts']} hosts. {scenario.get('about', '')}")
         return 0
     if args.scenario is None:
-        parser.error("name a scenario, or --list")
+        parser.error("give a scenario, or --list")
     reason = why_not()
     if reason:
         print(f"tests/wan: skipped: {reason}", file=sys.stderr)

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 
-// Younger than the headers of some distributions; kernels have them since 6.2.
+// Kernels have these since 6.2. The headers of some distributions are older.
 #ifndef TUN_F_USO4
 #define TUN_F_USO4 0x20
 #define TUN_F_USO6 0x40
@@ -45,7 +45,8 @@ class Fd {
   int fd_;
 };
 
-// A TUN device belongs to the namespace of the thread that opens the driver.
+// Opens the driver in `netns`, then returns to `home`. A TUN device belongs to the namespace of the
+// thread that opens the driver.
 int OpenDriverIn(int netns, int home) {
   if (setns(netns, CLONE_NEWNET) != 0) return -1;
   const int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
@@ -73,14 +74,14 @@ absl::StatusOr<std::unique_ptr<Tun>> Tun::Open(const std::string& netns, const s
   Fd tun(OpenDriverIn(target.get(), home.get()));
   if (tun.get() < 0) {
     return SystemError(absl::StrCat("open /dev/net/tun in ", netns),
-                       "it takes the TUN driver (modprobe tun) and root");
+                       "this needs the TUN driver (modprobe tun) and root");
   }
   ifreq request = {};
   memcpy(request.ifr_name, device.data(), device.size());
   request.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
   if (ioctl(tun.get(), TUNSETIFF, &request) != 0) {
     return SystemError(absl::StrCat("make TUN device ", device, " in ", netns),
-                       "its name must be free, and it takes CAP_NET_ADMIN there");
+                       "the name must be free, and this needs CAP_NET_ADMIN there");
   }
   if (offload) {
     const unsigned tso = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;

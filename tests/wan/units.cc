@@ -13,7 +13,7 @@ namespace {
 
 struct Unit {
   std::string_view suffix;
-  double factor;  // 0: for the number 0 only
+  double factor;  // 0: this suffix is for the number 0 only
 };
 
 constexpr Unit kDurations[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"", 0}};
@@ -39,7 +39,8 @@ absl::StatusOr<double> Parse(std::string_view text, std::span<const Unit> units,
     if (!unit.suffix.empty()) absl::StrAppend(&units_text, " ", std::string(unit.suffix));
   }
   return absl::InvalidArgumentError(absl::StrCat("'", std::string(text), "' is no ", kind,
-                                                 ": a number from 0 with one of", units_text));
+                                                 ": give a number of at least 0 with one of",
+                                                 units_text));
 }
 
 absl::StatusOr<int64_t> ParseWhole(std::string_view text, std::span<const Unit> units,
@@ -57,7 +58,7 @@ absl::StatusOr<int64_t> ParseInteger(std::string_view text) {
   const auto [rest, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || rest != end || value < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", std::string(text), "' is no whole number from 0"));
+        absl::StrCat("'", std::string(text), "' is no whole number of at least 0"));
   }
   return value;
 }
@@ -78,7 +79,7 @@ absl::StatusOr<double> ParseFraction(std::string_view text) {
   const auto value = Parse(text, kFractions, "fraction");
   if (value.ok() && *value > 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", std::string(text), "' is no fraction: more than all"));
+        absl::StrCat("'", std::string(text), "' is no fraction: it is more than 1 (100%)"));
   }
   return value;
 }

@@ -1,4 +1,4 @@
-// Quantities as they are written in commands and tables: 40ms, 200mbit, 256KiB, 0.1%.
+// Reads quantities from text: 40ms, 200mbit, 256KiB, 0.1%. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ inline constexpr Nanos kMicrosecond = 1'000;
 inline constexpr Nanos kMillisecond = 1'000'000;
 inline constexpr Nanos kSecond = 1'000'000'000;
 
-// No quantity is larger: sums of a few of them stay far from the ends of an int64_t.
+// The largest quantity. With this limit sums of a few quantities fit into an int64_t.
 inline constexpr double kQuantityMax = 1e15;
 
-// InvalidArgument quotes what is no quantity of the kind, negative or too large. Only 0 may go
-// without its unit.
+// InvalidArgument: the text is no quantity of this kind, or it is negative or too large. The error
+// quotes the text. Only the number 0 and fractions need no unit.
 absl::StatusOr<int64_t> ParseInteger(std::string_view text);
 absl::StatusOr<Nanos> ParseDuration(std::string_view text);   // ns, us, ms, s
-absl::StatusOr<int64_t> ParseRate(std::string_view text);     // bit, kbit, mbit, gbit a second
+absl::StatusOr<int64_t> ParseRate(std::string_view text);     // bit, kbit, mbit, gbit per second
 absl::StatusOr<int64_t> ParseBytes(std::string_view text);    // B, KB, MB, KiB, MiB
 absl::StatusOr<double> ParseFraction(std::string_view text);  // 0.001 or 0.1%, at most 1
 
