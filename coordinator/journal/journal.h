@@ -5,8 +5,7 @@
 // The journal is for diagnosis. It does not make anything durable; the store does (store/store.h).
 //
 // - The kernel gets a record before the core handles the event. So the journal survives SIGKILL,
-// and
-//   its last record is the event that made a coordinator crash. It is not flushed to the disk.
+//   and its last record is the event that made a coordinator crash. Nobody flushes it to the disk.
 // - If a record cannot be written, the journal ends, the log says so, and the coordinator goes on.
 // - No secrets are in it: neither entropy, nor secrets of runs and peers, nor tokens.
 //

@@ -1,8 +1,7 @@
 // The HTTP port of the coordinator. It answers three paths:
 //   /metrics  all metrics, for Prometheus
 //   /healthz  200 while the process lives
-//   /readyz   200 while the coordinator's loop answers and the coordinator is not stopping, else
-//   503
+//   /readyz   200 while the coordinator's loop answers and the coordinator does not stop; else 503
 //
 // Owns the HTTP server and its thread, on which requests are answered. One thread starts and
 // destroys it.
