@@ -1,15 +1,19 @@
-"""Real processes in network namespaces under random faults, every result checked.
+"""Runs real processes in network namespaces under random faults, and checks every result.
 
   tests/chaos/run --minutes=2 --seed=7 --hosts=4     what tools/check runs
   tests/chaos/run --minutes=60 --hosts=8             the soak
 
-Starts a coordinator (SQLite store), a peerd and a trainer on each of some hosts, lets them train without faults for a
-while, then makes faults at random times, lets the world heal, and lets them train without faults once more (both times are
-the reference of the goodput). The seed, printed first, fixes the kinds, victims and times of the faults; what the programs
-do meanwhile is theirs.
+Starts a coordinator (SQLite store), and a peerd and trainers on each host. Then it
 
-Exit codes: 0 all held, 1 something did not (the problems are listed; logs and dump.txt in the log directory), 2 bad
-usage, 77 namespaces cannot be used here (the reason is printed).
+1. lets the hosts train without faults for a while,
+2. makes faults at random times,
+3. waits until all hosts train together again, and lets them train without faults once more.
+
+Goodput compares the second part with the first and the third. The seed, which is printed first, decides kinds, hosts
+and times of the faults. It does not decide what the programs do meanwhile.
+
+Exit codes: 0 all checks held; 1 a check failed (the output lists the problems, the log directory holds logs and
+dump.txt); 2 bad usage; 77 namespaces cannot be used here (the output says why).
 """
 
 from __future__ import annotations
@@ -38,14 +42,14 @@ class Failed(Exception):
 
 
 class Fleet:
-    """The hosts of a run and what is being done to them."""
+    """The hosts of a run, and the faults that are being done to them."""
 
     def __init__(self, world: World, args: argparse.Namespace) -> None:
         self.world = world
         self.args = args
         self.begin = time.monotonic()
         self.records: list[Record] = []
-        #: fault and its record, due to be undone at this time
+        #: for each fault that lasts: the time at which it is to be undone, the fault, and its record
         self.active: list[tuple[float, Fault, Record]] = []
         self.gone: set[str] = set()
         self.timeline = open(world.logs / "faults.jsonl", "w")
@@ -70,7 +74,7 @@ class Fleet:
             )
 
     def ended(self, host: Host) -> bool:
-        """By the book: SIGTERM to peerd, which drains. True: it is gone."""
+        """Sends peerd SIGTERM, once, so that it drains. True: peerd has ended."""
         assert host.peerd is not None
         if host.name not in self.gone:
             self.gone.add(host.name)
@@ -113,7 +117,7 @@ class Fleet:
 
     def undo_due(self, everything: bool = False) -> None:
         now = time.monotonic()
-        # Who drains needs the coordinator.
+        # The coordinator comes back first: a host that drains needs it.
         for entry in sorted(self.active, key=lambda entry: (entry[1].kind != "kill coordinator", entry[0])):
             due, fault, record = entry
             if not everything and (due > now or not fault.over()):
@@ -126,7 +130,7 @@ class Fleet:
     # ------------------------------------------------------------------ watching
 
     def watch(self) -> None:
-        """Failed: a program ended by itself, or a trainer has said nothing for too long."""
+        """Raises Failed if a program has ended by itself."""
         killed = {name for _, fault, record in self.active if "kill" in fault.kind for name in record.hosts}
         draining = {name for _, fault, record in self.active if fault.kind == "drain" for name in record.hosts}
         for host in self.world.hosts:
@@ -143,7 +147,7 @@ class Fleet:
                 raise Failed(f"the coordinator ended with {coordinator.returncode}")
 
     def stay_calm(self) -> tuple[float, float]:
-        """No faults for a while. From when to when."""
+        """Makes no faults for a while. Returns when this began and when it ended."""
         begin = time.monotonic()
         self.say(f"{self.args.calm:.0f} s without faults")
         while time.monotonic() < begin + self.args.calm:
@@ -152,7 +156,7 @@ class Fleet:
         return begin, begin + self.args.calm
 
     def wait_all_step(self, hosts: list[Host], steps: int, world_size: int, what: str) -> None:
-        """Every trainer of these hosts does `steps` more steps in a world of so many."""
+        """Waits until every trainer of these hosts has made `steps` more steps in a world of `world_size` members."""
         wanted = {(host, group): steps for host in hosts for group in range(self.args.groups)}
         offsets: dict[tuple[Host, int], int] = {}
         deadline = time.monotonic() + 2 * self.args.patience
@@ -214,7 +218,8 @@ def chaos(args: argparse.Namespace, logs: pathlib.Path) -> bool:
                 time.sleep(0.05)
             left = [host for host in world.hosts if host.name not in fleet.gone]
             fleet.wait_all_step(left, 3, len(left), "after the last fault")
-            # The machine may be another one by now, as it were; and what faults left behind would show.
+            # The reference is measured twice: the machine may be faster or slower by now, and faults may have left
+            # something behind that slows down training.
             calm.append(fleet.stay_calm())
         except (Failed, RuntimeError) as problem:
             problems.append(str(problem))
@@ -244,7 +249,7 @@ def chaos(args: argparse.Namespace, logs: pathlib.Path) -> bool:
     if figures.net < args.least_goodput and not problems:
         problems.append(f"goodput {figures.net:.1%} is below {args.least_goodput:.0%}")
     if not any(line.fields["k"] == "step" for line in result.lines):
-        problems.append("no step was made: nothing was tested")
+        problems.append("no trainer made a step, so nothing was tested")
     for text in problems:
         print(f"PROBLEM {text}")
     print(f"{'FAILED' if problems else 'held'}: seed {args.seed}, logs in {logs}")
@@ -253,21 +258,25 @@ def chaos(args: argparse.Namespace, logs: pathlib.Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=2, help="time with faults (default 2)")
+    parser.add_argument("--minutes", type=float, default=2, help="minutes with faults (default 2)")
     parser.add_argument("--seed", type=int, help="default: a random one")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--groups", type=int, default=1, help="groups, each with a trainer on every host")
     parser.add_argument("--every", type=float, default=3, help="mean seconds between faults (default 3)")
-    parser.add_argument("--spare", type=int, default=2, help="hosts that always are left alone (default 2)")
-    parser.add_argument("--kinds", help=f"of {', '.join(KINDS)}; comma-separated (default all)")
+    parser.add_argument("--spare", type=int, default=2, help="at any time so many hosts are left alone (default 2)")
+    parser.add_argument("--kinds", help=f"kinds of faults, comma-separated, out of: {', '.join(KINDS)} (default all)")
     parser.add_argument(
         "--calm", type=float, default=10, help="seconds without faults before, and again after (default 10)"
     )
-    parser.add_argument("--think", type=float, default=0.1, help="computation of a step, in seconds (default 0.1)")
-    parser.add_argument("--max-log2", type=int, default=20, help="largest op: 2**this elements of 8 bytes (default 20)")
+    parser.add_argument(
+        "--think", type=float, default=0.1, help="seconds that a step pretends to compute (default 0.1)"
+    )
+    parser.add_argument(
+        "--max-log2", type=int, default=20, help="the largest op has 2**N elements of 8 bytes (default 20)"
+    )
     parser.add_argument("--detect-ms", type=int, default=1500)
     parser.add_argument("--patience", type=float, default=60, help="a wait of so many seconds is a hang (default 60)")
-    parser.add_argument("--least-goodput", type=float, default=0, help="0.95: fail below 95 %% of fault-free")
+    parser.add_argument("--least-goodput", type=float, default=0, help="fail if goodput is less; 0.95 is 95 %%")
     parser.add_argument("--peerd-flag", action="append", default=[], help="a further flag for every peerd")
     parser.add_argument("--logs", type=pathlib.Path, help="where logs go (default: a new directory in /tmp)")
     args = parser.parse_args()

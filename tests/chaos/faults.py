@@ -1,4 +1,4 @@
-"""What can be done to a world, each with its undo, and who may be removed because of it."""
+"""The faults of tests/chaos/run. Each fault can undo itself, and says which members may be removed because of it."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from typing import Protocol
 
 from world import DATA_PORT, PATIENCE_S, Host, World, host_drop, pair_drop, reset_some, run
 
-# A silence shorter than this share of detect_ms must not be taken for a death.
+# A silence of less than this share of detect_ms must not count as a death.
 SHORT = 0.6
 
 
 class Fleet(Protocol):
-    """The hosts that faults befall."""
+    """The hosts at which faults are made."""
 
     world: World
 
     def start_trainers(self, host: Host) -> None: ...
 
     def ended(self, host: Host) -> bool:
-        """By the book: SIGTERM to peerd, which drains. True: it is gone."""
+        """Sends peerd SIGTERM, once, so that it drains. True: peerd has ended."""
 
     def end_host(self, host: Host) -> None: ...
 
 
 @dataclasses.dataclass
 class Record:
-    """One fault that was made. Times are of the monotonic clock."""
+    """A fault that was made. Its times are those of the monotonic clock."""
 
     kind: str
     what: str
     begin: float
-    hosts: list[str]  #: that it was done to
-    fatal: bool  #: members of these hosts may be removed for it
-    blocks_pair: bool = False  #: one of the pair may be removed where no third host can reach both
-    silent: bool = False  #: the group has to wait for these hosts, until they are removed or the fault ends
-    watched: list[str] | None = None  #: whose ops show what the fault costs; None: of all it was not done to
+    hosts: list[str]  #: the hosts that the fault was done to
+    fatal: bool  #: members of these hosts may be removed for the fault
+    blocks_pair: bool = False  #: one of the pair may be removed if no third host reaches both
+    silent: bool = False  #: the group waits for these hosts until they are removed or the fault ends
+    watched: list[str] | None = None  #: hosts whose ops show what the fault costs; None: all hosts but `hosts`
     end: float | None = None
 
 
 class Fault(abc.ABC):
-    """Made for hosts that nothing else is done to at the time."""
+    """A fault. It is made at hosts at which no other fault lasts."""
 
     kind = ""
     hosts_needed = 1
@@ -56,18 +56,18 @@ class Fault(abc.ABC):
         self.host = hosts[0] if hosts else None
         self.rng = rng
         self.detect_s = self.world.detect_ms / 1000
-        #: for how long it lasts, in seconds
+        #: how long the fault lasts, in seconds; make() sets it
         self.lasts = 0.0
 
     @abc.abstractmethod
     def make(self) -> Record: ...
 
     def over(self) -> bool:
-        """Asked again and again after `lasts`: whether undo() has nothing to wait for."""
+        """Called again and again after `lasts`. True: undo() may be called, and has nothing to wait for."""
         return True
 
-    def undo(self) -> None:  # noqa: B027 - what is over at once has nothing to undo
-        """After `lasts`."""
+    def undo(self) -> None:  # noqa: B027 - a fault that is over at once has nothing to undo
+        """Undoes the fault. Called after `lasts`."""
 
     def record(self, what: str, **fields: bool) -> Record:
         return Record(
@@ -81,7 +81,7 @@ class Fault(abc.ABC):
         )
 
     def some_silence(self) -> tuple[float, bool]:
-        """A duration clearly shorter or clearly longer than detect_ms; whether it may count as a death."""
+        """A duration clearly shorter or clearly longer than detect_ms, and whether it may count as a death."""
         if self.rng.random() < 0.5:
             return self.detect_s * self.rng.uniform(0.1, SHORT), False
         return self.detect_s * self.rng.uniform(1.2, 3), True
@@ -252,7 +252,7 @@ class KillCoordinator(Fault):
 
     def make(self) -> Record:
         self.lasts = self.rng.uniform(0.1, 3)
-        # Boundaries are votes: they wait for it.
+        # The coordinator counts the votes of a boundary, so boundaries wait for it.
         record = self.record(f"SIGKILL the coordinator, again after {self.lasts:.1f} s", silent=True)
         self.world.kill_coordinator()
         return record
@@ -262,7 +262,7 @@ class KillCoordinator(Fault):
 
 
 class Spawn(Fault):
-    """A host that was never there comes, and goes by SIGTERM later."""
+    """A new host comes, trains, and ends by SIGTERM."""
 
     kind = "spawn"
     hosts_needed = 0
@@ -304,7 +304,7 @@ class Drain(Fault):
             try:
                 self.world.lhctl("drain", self.host.peer_id(), "--reason=chaos")
             except (LookupError, RuntimeError) as problem:
-                # The coordinator is away, or the host is not a member yet.
+                # The coordinator is away, or the host has no member yet.
                 record.what += f" (refused: {str(problem)[-200:]})"
                 self.by_signal = True
                 self.host.peerd.signal(signal.SIGTERM)

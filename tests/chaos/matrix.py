@@ -1,16 +1,21 @@
-"""Every kind of death in every phase: no hang, no wrong value, no healthy member removed.
+"""Makes every kind of death in every phase. Shows that nothing hangs, no value is wrong, and no healthy member goes.
 
-  tests/chaos/matrix                     a sample: every phase and every fault, a world of three
+  tests/chaos/matrix                     a sample: every phase and every fault, in a world of three
   tests/chaos/matrix --full              all phases x faults x worlds of 2, 3, 4 and 8
   tests/chaos/matrix --phases=commit --faults=kill --worlds=4 --rounds=20
 
-One member (the victim) is struck in a phase of what its group does. The others' calls have to end well and soon; each result has
-to be the exact sum over one set of members, the same at all, that none of the healthy is missing from; afterwards the healthy
-make up the world. A reset of lanes harms nobody: there the victim counts as healthy. The victim's own calls have to end too. Of a
-state that is being synced all the healthy have the same bits afterwards, one of those that were offered.
+A case strikes one member, the victim, in one phase of its group's work. All other members are healthy. A reset of lanes
+harms nobody, so there the victim counts as healthy, too. A case holds if
 
-Phases are hit by timing: at an offset into an op of known length, or at random within the first milliseconds of a join or leave.
-What was really hit is read from the coordinator's events and from the ops' own counters, and shown in the column "hit".
+- the calls of the healthy members end soon and well,
+- each result is the exact sum over one set of members, the same set at all members, with all healthy members in it,
+- afterwards the healthy members make up the world,
+- the victim's own calls end, too,
+- after a sync all healthy members have the same state, and a member had offered it.
+
+Timing decides which phase is hit: a fault comes at an offset into an op of known length, or at random within the first
+milliseconds of a join, a leave or a sync. The coordinator's events and the ops' own counters tell what was really hit;
+each case ends with a line that says so.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from world import PATIENCE_S, World, host_drop, run, why_not
 PHASES = ("idle", "pending", "preparing", "start", "reduce-scatter", "all-gather", "commit", "sync", "leave")
 FAULTS = ("kill", "stop", "partition", "reset")
 SKIPPED = 77
-# A transfer takes about as long as the time in which its case is struck.
+# With so much state a transfer takes about as long as the time within which the fault comes.
 STATE_MIB = 192
 
 
@@ -49,7 +54,7 @@ class Case:
 
 
 def sample() -> list[Case]:
-    """Each phase with two faults, each fault in four phases."""
+    """Each phase with two faults, and each fault in at least four phases."""
     return [Case(phase, FAULTS[(i + j) % 4], 3) for i, phase in enumerate(PHASES) for j in (0, 2 if i < 4 else 1)]
 
 
@@ -62,7 +67,7 @@ class Bad(Exception):
 
 
 class Bench:
-    """Hosts and trainers that serve one case after the other, each in a run of its own."""
+    """Hosts and trainers that play one case after the other. Each case is a run of its own."""
 
     def __init__(self, world: World, size: int, args: argparse.Namespace, rng: random.Random) -> None:
         self.world = world
@@ -71,10 +76,10 @@ class Bench:
         self.count = args.mib * (1 << 20) // 4
         self.trainers: list[Trainer] = []
         self.cases = 0
-        #: of an op without faults: from the last member's start to the outcome, and from our order to that start
+        #: times of an op without faults: from the last member's start to the outcome, and from our order to that start
         self.op_seconds = 0.0
         self.lead_seconds = 0.0
-        # One more than the world: the one that joins.
+        # There is one trainer more than the world needs: the newcomer.
         for _ in range(size + 1):
             world.add_host().start_peerd()
             self.trainers.append(Trainer())
@@ -107,13 +112,13 @@ class Bench:
             self.trainers[i].start("run_ops", members=len(self.trainers), timeout=self.args.patience)
 
     def collect(self, members: list[int], healthy: list[int], what: str) -> dict[int, dict[str, Any]]:
-        """The op's outcome at each of `members`, all of whom are healthy."""
+        """Checks the op at each of `members`, which are all healthy, and returns its outcomes."""
         answers = {i: self.good(i, self.trainers[i].finish(self.args.patience + 10), what)["ops"][0] for i in members}
         for i, op in answers.items():
             if "error" in op:
                 raise Bad(f"{what} at {i}: {op['error']}: {op['text']}")
             if op["participants"] is None:
-                raise Bad(f"{what} at {i}: the sum of no set of members")
+                raise Bad(f"{what} at {i}: the result is not the sum over any set of members")
             if len(op["participants"]) != op["world_size"]:
                 raise Bad(f"{what} at {i}: {op['participants']} took part, OpInfo says {op['world_size']}")
             if not set(op["participants"]) >= set(healthy):
@@ -123,12 +128,12 @@ class Bench:
         return answers
 
     def collect_synced(self, healthy: list[int]) -> str:
-        """What was moved."""
+        """Checks the sync at each healthy member. Returns a text that says how many bytes moved."""
         answers = {i: self.trainers[i].finish(self.args.patience + 10) for i in healthy}
         for i, answer in answers.items():
             self.good(i, answer, "sync")
             if answer["odd"] is None:
-                raise Bad(f"sync at {i}: the bits of no member: {answer}")
+                raise Bad(f"sync at {i}: the state is not one that a member offered: {answer}")
         if len({(answer["hash"], answer["odd"]) for answer in answers.values()}) > 1:
             raise Bad(f"members have different states after a sync: {answers}")
         return " ".join(f"{a['bytes'] >> 20} MiB from {a['sources']}" for a in answers.values() if a["bytes"]) or "none"
@@ -184,7 +189,7 @@ class Bench:
             self.world.undrop(*host_drop(host))
 
     def run(self, case: Case) -> str:
-        """What was hit. Bad: something did not hold."""
+        """Plays a case and returns what it hit. Bad: the case did not hold."""
         self.cases += 1
         size = case.world
         name = f"case-{self.cases}"
@@ -192,11 +197,11 @@ class Bench:
         members = list(range(size))
         newcomer = size
         joins = case.phase in ("pending", "preparing")
-        # Of a join either side may be struck.
+        # In a join the victim may be the newcomer or a member.
         victim = self.rng.choice([newcomer, self.rng.randrange(size)]) if joins else self.rng.randrange(size)
         everybody = [*members, newcomer] if joins else members
         healthy = [i for i in everybody if i != victim or case.fault == "reset"]
-        busy_victim = False  # its last call has not ended
+        busy_victim = False  # the victim's last call has not ended yet
         self.prepare(members)
         try:
             struck = time.time()
@@ -213,7 +218,7 @@ class Bench:
                 if case.phase == "pending":
                     struck = time.time()
                     self.strike(case, victim)
-                # As all do who meet at boundaries until the newcomer is in, or cannot come.
+                # Members meet at boundaries until the newcomer is in. If it may fail to join, they meet once.
                 target = size + 1 if case.fault == "reset" else 0
                 for i in members:
                     if target:
@@ -228,7 +233,7 @@ class Bench:
                     if i in healthy:
                         self.good(i, self.trainers[i].finish(self.args.patience), "begin_step")
                 if newcomer in healthy:
-                    # When a member died the newcomer may have to wait for the next boundary.
+                    # If a member died, the newcomer may have to wait for the next boundary.
                     others = [i for i in members if i in healthy]
                     self.admit(newcomer, others, name)
                 busy_victim = victim not in healthy
@@ -270,7 +275,7 @@ class Bench:
             if case.phase in ("idle", "pending", "preparing", "sync", "leave"):
                 self.post(survivors)
             answers = self.collect(survivors, healthy, "the op")
-            # Everybody who is healthy is there afterwards, and nobody else.
+            # Afterwards an op has to work among the healthy members.
             self.prepare(survivors)
             self.post(survivors)
             after = self.collect(survivors, healthy, "the op afterwards")
@@ -294,7 +299,7 @@ class Bench:
         return hit
 
     def check_victim(self, case: Case, answer: dict[str, Any], answers: dict[int, dict[str, Any]]) -> None:
-        """Its own calls ended; if well, then with what the others have."""
+        """Checks an op of the victim. If it ended well, its result has to be the one of the other members."""
         for op in answer.get("ops", []):
             if "error" in op:
                 if op["error"] == "Aborted" or (case.fault != "kill" and not op["intact"]):
@@ -303,7 +308,7 @@ class Bench:
                 raise Bad(f"the victim has another sum: {op}, the others {answers}")
 
     def admit(self, newcomer: int, others: list[int], name: str) -> None:
-        """Boundaries of the others until the newcomer, who waits, is in."""
+        """Lets the other members pass boundaries until the waiting newcomer is admitted."""
         deadline = time.monotonic() + self.args.patience
         while time.monotonic() < deadline:
             members = self.members(name)
@@ -319,7 +324,7 @@ class Bench:
         raise Bad("the healthy newcomer did not get in")
 
     def members(self, name: str) -> dict[str, str]:
-        """Member to host of a run, the admitted ones."""
+        """Maps each admitted member of a run to its host."""
         found = {}
         for group in self.world.status()["groups"]:
             if group["run"] == name:
@@ -369,13 +374,13 @@ class Bench:
 
 
 def play(cases: list[Case], args: argparse.Namespace, logs: pathlib.Path) -> int:
-    """How many failed."""
+    """Plays all cases. Returns how many failed."""
     rng = random.Random(args.seed)
     failed = 0
     for size in sorted({case.world for case in cases}):
         todo = [case for case in cases if case.world == size for _ in range(args.rounds)]
         while todo:
-            # After a failure what hangs is not to harm the next case: everything is started anew.
+            # After a failure a new world begins, so that a hanging process cannot harm the next case.
             with World(logs / f"world-{size}", args.detect_ms) as world, contextlib.ExitStack() as stack:
                 world.start_coordinator()
                 bench = Bench(world, size, args, rng)
@@ -397,11 +402,11 @@ def play(cases: list[Case], args: argparse.Namespace, logs: pathlib.Path) -> int
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--phases", help=f"of {', '.join(PHASES)}; comma-separated")
-    parser.add_argument("--faults", help=f"of {', '.join(FAULTS)}; comma-separated")
-    parser.add_argument("--worlds", default="2,3,4,8", help="sizes, with --full or --phases or --faults")
-    parser.add_argument("--rounds", type=int, default=1, help="times that each case is played")
+    parser.add_argument("--full", action="store_true", help="play all cases")
+    parser.add_argument("--phases", help=f"play these phases, comma-separated, out of: {', '.join(PHASES)}")
+    parser.add_argument("--faults", help=f"play these faults, comma-separated, out of: {', '.join(FAULTS)}")
+    parser.add_argument("--worlds", default="2,3,4,8", help="sizes of worlds, for --full, --phases and --faults")
+    parser.add_argument("--rounds", type=int, default=1, help="play each case so many times")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("LONGHAUL_SEED", "1")))
     parser.add_argument("--mib", type=int, default=32, help="size of the op in MiB")
     parser.add_argument("--detect-ms", type=int, default=1000)
@@ -415,7 +420,7 @@ def main(arguments: list[str] | None = None) -> int:
         cases = full([int(size) for size in args.worlds.split(",")])
         cases = [case for case in cases if case.phase in phases and case.fault in faults]
     if not cases:
-        parser.error("no such case")
+        parser.error("there is no case with these phases, faults and worlds")
     reason = why_not()
     if reason:
         print(f"skipped: {reason}")

@@ -1,17 +1,19 @@
-"""One fault of the network after another, and what each costs.
+"""Makes one fault of the network after another, and shows what each costs.
 
-  tests/chaos/network                          a sample, as tools/check runs it: a few faults, one seed
+  tests/chaos/network                          a sample, as tools/check runs it: a few faults
   tests/chaos/network --faults=200             the suite: worlds of 3 to 6 hosts, every kind again and again
-  tests/chaos/network --kinds="black hole"     one kind
+  tests/chaos/network --kinds="black hole"     one kind of fault
 
-A world has IPv4 addresses, or IPv6 addresses only, or hosts behind an address translation (DNAT) whose peerds have
---advertise. In each hosts train (trainer.py: every result tells whose inputs are in it). A fault is made, lasts and is undone;
-then all hosts have to train together again before the next one. A fault fails the run if a result is wrong, if members
-differ, if something hangs, if a host does not come back, or if a member is removed that nothing excuses. The table says,
-by kind of fault, how long the others were without a finished op, how many members were removed, and how many of these
-could have been reached.
+There are three kinds of worlds: with IPv4 addresses; with IPv6 addresses only; and with hosts behind an address
+translation (DNAT), whose peerds have --advertise. In each world hosts train, and every result tells whose inputs are in
+it (trainer.py). A fault is made, lasts, and is undone. Then all hosts have to train together again before the next
+fault.
 
-Exit codes: 0 all held, 1 something did not, 2 bad usage, 77 namespaces cannot be used here (the reason is printed).
+The run fails if a result is wrong, if members differ, if something hangs, if a host does not come back, or if a member
+is removed without cause. For each kind of fault the table at the end says how long other members were without a
+finished op, how many members were removed, and how many of these the fault was not done to.
+
+Exit codes: 0 all checks held, 1 a check failed, 2 bad usage, 77 namespaces cannot be used here (the output says why).
 """
 
 from __future__ import annotations
@@ -42,16 +44,16 @@ NETWORKS = ("ipv4", "ipv6", "nat")
 
 @dataclasses.dataclass
 class Cost:
-    """What the faults of one kind have cost."""
+    """The cost of all faults of one kind."""
 
     times: int = 0
     gaps: list[float] = dataclasses.field(default_factory=list)  #: seconds without a finished op
-    removed: int = 0  #: members that had been there before
-    reachable: int = 0  #: of these, those that the fault was not done to
+    removed: int = 0  #: members that trained before the fault, and were removed
+    reachable: int = 0  #: how many of these were at hosts that the fault was not done to
 
 
 def behind_nat(world: World, host: Host) -> list[str]:
-    """The data port is reached by another number only. Flags for peerd."""
+    """Lets others reach the host's data port only by another port number. Returns the flags that peerd then needs."""
     host.run("nft", "add", "table", "ip", "nat")
     host.run("nft", "add", "chain", "ip", "nat", "in", "{ type nat hook prerouting priority -100 ; }")
     host.run("nft", "add", "rule", "ip", "nat", "in", "tcp", "dport", str(NAT_PORT), "redirect", "to", f":{DATA_PORT}")
@@ -60,12 +62,12 @@ def behind_nat(world: World, host: Host) -> list[str]:
 
 
 def smallest(kind: type[Fault]) -> int:
-    """How many hosts a world needs so that somebody is left whom the fault is not done to."""
+    """The size of the smallest world in which the fault leaves out at least one host."""
     return 3 if kind.hosts_needed < 2 else kind.hosts_needed + 1
 
 
 def make(fleet: Fleet, kind: type[Fault], base: list[Host], seed: float) -> Record:
-    """Makes the fault, waits until it is over, and until all train together again."""
+    """Makes a fault, undoes it after its time, and waits until all hosts train together again."""
     rng = random.Random(seed)
     count = len(base) if kind.hosts_needed < 0 else kind.hosts_needed
     fault = kind(fleet, rng.sample(base, count), rng)
@@ -91,7 +93,7 @@ def one_world(
     plan: list[tuple[type[Fault], float]],
     costs: dict[str, Cost],
 ) -> list[str]:
-    """A world and its faults. Adds to the costs by kind, returns the problems."""
+    """Makes the faults of a plan in one world. Adds to `costs`; returns the problems."""
     problems: list[str] = []
     with World(logs, args.detect_ms, ipv6=network == "ipv6") as world:
         fleet = Fleet(world, args)
@@ -138,7 +140,7 @@ def table(costs: dict[str, Cost]) -> str:
 
 
 def plans(args: argparse.Namespace, rng: random.Random) -> list[tuple[str, int, list[tuple[type[Fault], float]]]]:
-    """Worlds, and what befalls each: every kind as often as any other, give or take one."""
+    """The worlds and their faults: (network, hosts, [(kind, seed)]). No kind occurs over once more than another."""
     todo: list[type[Fault]] = []
     while len(todo) < args.faults:
         todo += rng.sample(args.kinds, len(args.kinds))
@@ -146,7 +148,7 @@ def plans(args: argparse.Namespace, rng: random.Random) -> list[tuple[str, int, 
     worlds: list[tuple[str, int, list[tuple[type[Fault], float]]]] = []
     while todo:
         network, size = NETWORKS[len(worlds) % len(NETWORKS)], rng.randint(3, 6)
-        # An address that is advertised is not derived anew.
+        # Behind a NAT peerd advertises an address, and keeps it when the host's own address changes.
         unfit = (NewAddress,) if network == "nat" else ()
         fit = [kind for kind in todo if smallest(kind) <= size and kind not in unfit][:FAULTS_A_WORLD]
         for kind in fit:
@@ -158,12 +160,16 @@ def plans(args: argparse.Namespace, rng: random.Random) -> list[tuple[str, int, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=12, help="how many (default 12)")
+    parser.add_argument("--faults", type=int, default=12, help="how many faults to make (default 12)")
     parser.add_argument("--seed", type=int, help="default: a random one")
-    parser.add_argument("--kinds", help=f"of {'; '.join(KINDS)}; separated by semicolons (default all)")
+    parser.add_argument("--kinds", help=f"kinds, separated by semicolons, out of: {'; '.join(KINDS)} (default all)")
     parser.add_argument("--detect-ms", type=int, default=1500)
-    parser.add_argument("--think", type=float, default=0.05, help="computation of a step, in seconds (default 0.05)")
-    parser.add_argument("--max-log2", type=int, default=16, help="largest op: 2**this elements of 8 bytes (default 16)")
+    parser.add_argument(
+        "--think", type=float, default=0.05, help="seconds that a step pretends to compute (default 0.05)"
+    )
+    parser.add_argument(
+        "--max-log2", type=int, default=16, help="the largest op has 2**N elements of 8 bytes (default 16)"
+    )
     parser.add_argument("--patience", type=float, default=60, help="a wait of so many seconds is a hang (default 60)")
     parser.add_argument("--logs", type=pathlib.Path, help="where logs go (default: a new directory in /tmp)")
     args = parser.parse_args()
@@ -179,7 +185,7 @@ def main() -> int:
     args.kinds = [KINDS[name] for name in wanted]
     args.groups = 1
     if args.logs and args.logs.exists():
-        parser.error(f"{args.logs} is there already: logs of two runs would be taken for one")
+        parser.error(f"{args.logs} exists already: the logs of two runs would look like one; give another directory")
     logs = args.logs or pathlib.Path(tempfile.mkdtemp(prefix="longhaul-network-", dir="/tmp"))
     print(f"seed {args.seed}, {args.faults} faults, logs in {logs}", flush=True)
     problems: list[str] = []

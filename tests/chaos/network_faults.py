@@ -1,4 +1,7 @@
-"""Faults of the network alone: no process is touched. Each has its undo and says whom it may cost the membership."""
+"""The faults of tests/chaos/network. They touch the network alone, and no process.
+
+Each fault can undo itself, and says which members may be removed because of it.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ from faults import (
 )
 from world import DATA_PORT, Host, endpoint, pair_drop, run
 
-# Of an Ethernet frame: what a path with a small MTU and no ICMP lets through.
+# A path with a small MTU and without ICMP lets packets up to this size pass.
 BLACK_HOLE_BYTES = 600
 
 
 class Rules(Fault):
-    """Drops what matches some rules at the bridge, for as long as it lasts."""
+    """Drops packets that match some rules at the bridge, as long as the fault lasts."""
 
     def begin(self, rules: Sequence[str], record: Record) -> Record:
         self.rules = list(rules)
@@ -37,7 +40,7 @@ class Rules(Fault):
 
 
 class Halves(Rules):
-    """Every link between two halves of the hosts; each half still reaches the coordinator."""
+    """Cuts every link between two halves of the hosts. Each half still reaches the coordinator."""
 
     kind = "halves"
     hosts_needed = -1  # all of them
@@ -54,7 +57,7 @@ class Halves(Rules):
 
 
 class CoordinatorFromOne(Rules):
-    """One host and the coordinator hear nothing of each other; the host and all others do."""
+    """Cuts one host from the coordinator. The host and the other hosts still hear each other."""
 
     kind = "coordinator cut from one"
 
@@ -70,7 +73,7 @@ class CoordinatorFromOne(Rules):
 
 
 class CoordinatorFromAll(Rules):
-    """Nobody and the coordinator hear anything of each other."""
+    """Cuts all hosts from the coordinator."""
 
     kind = "coordinator cut from all"
     hosts_needed = 0
@@ -82,7 +85,7 @@ class CoordinatorFromAll(Rules):
 
 
 class TwoPairs(Rules):
-    """Two pairs within 200 ms: the second loss is reported while the first is being repaired."""
+    """Cuts two pairs of hosts within 200 ms. Peers report the second loss while the first one is being repaired."""
 
     kind = "two pairs"
     hosts_needed = 4
@@ -102,7 +105,7 @@ class TwoPairs(Rules):
 
 
 class Flap(Rules):
-    """A host's link goes and comes back, again and again, each time for less than a death takes."""
+    """Cuts a host off again and again, each time for less than detect_ms."""
 
     kind = "flap"
 
@@ -135,7 +138,7 @@ class Loss(Rules):
 
 
 class BlackHole(Rules):
-    """Large packets to and from a host vanish, and nothing says so; small ones pass."""
+    """Drops large packets to and from a host, and tells nobody. Small packets pass."""
 
     kind = "black hole"
 
@@ -145,7 +148,7 @@ class BlackHole(Rules):
         record = self.record(
             f"packets above {BLACK_HOLE_BYTES} bytes of {self.host.name} vanish for {self.lasts:.2f} s", silent=True
         )
-        # What one segment is to TCP would be many packets on a wire: the host hands them over one by one.
+        # A host hands over large pieces that would be many packets on a wire. This makes it hand over single packets.
         for host in self.world.hosts:
             run(["ip", "-n", host.namespace, "link", "set", "eth0", "gso_max_segs", "1"])
         large = f"meta length > {BLACK_HOLE_BYTES}"
@@ -153,7 +156,7 @@ class BlackHole(Rules):
 
 
 class Newcomer(Rules):
-    """A host whose data port nobody reaches asks to join, again and again."""
+    """A new host asks to join, again and again. Nobody reaches its data port."""
 
     kind = "newcomer"
     hosts_needed = 0
@@ -191,14 +194,14 @@ class NewcomerRefused(Newcomer):
 
 
 class NewcomerHalfOpen(Newcomer):
-    """Connections come up, and nothing that is said on them arrives."""
+    """Connections to the new host open, but no data on them arrives."""
 
     kind = "newcomer, half-open"
     port_rule = f"tcp dport {DATA_PORT} tcp flags & psh == psh"
 
 
 class NewAddress(Fault):
-    """A host gets another address, as after a DHCP lease or on another network. Its peerd listens on all."""
+    """A host gets another address, as after a new DHCP lease. Its peerd listens on all addresses."""
 
     kind = "change of address"
 
@@ -206,14 +209,14 @@ class NewAddress(Fault):
         assert self.host is not None
         old, self.host.address = self.host.address, self.world.spare_address()
         record = self.record(f"{self.host.name} has the address {self.host.address} now", fatal=True, silent=True)
-        # With the first address of a network the system removes the others of it.
+        # Delete the old address first: with the first address of a network the kernel deletes all its others.
         run(self.world.address_command("del", self.host.namespace, old))
         run(self.world.address_command("add", self.host.namespace, self.host.address))
         return record
 
 
 class Several(Fault):
-    """Two faults at once, of different hosts."""
+    """Two faults at once, at different hosts."""
 
     kind = "two at once"
     hosts_needed = 2

@@ -1,4 +1,4 @@
-"""Faults that end or corrupt runs of other systems, where network namespaces are needed."""
+"""Tests of faults that end or corrupt runs of other systems. These need network namespaces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def join_all(world: World, trainers: list[Trainer]) -> None:
 
 
 def end_ops(trainers: list[Trainer], ops: int) -> list[list[dict]]:
-    """Every result is the exact sum over all of them."""
+    """Waits for the ops. Checks that every result is the exact sum over all trainers' inputs."""
     everybody = list(range(len(trainers)))
     answers = check(trainers, ops, everybody)
     assert all(op["participants"] == everybody for answer in answers for op in answer), answers
@@ -54,11 +54,11 @@ def assert_nobody_was_removed(world: World) -> None:
 def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_nobody(
     stack: ExitStack, tmp_path: pathlib.Path
 ) -> None:
-    """PCCL: both healthy peers are kicked."""
+    """In PCCL both healthy peers are removed."""
     world = hosts_of(stack, tmp_path, 3)
     trainers = trainers_of(stack, 3)
     join_all(world, trainers[:2])
-    # Nobody can open a connection to the newcomer's data port; everything else reaches it.
+    # Nobody can connect to the newcomer's data port. All other packets reach the newcomer.
     world.drop(f'oifname "{world.hosts[2].port}" tcp dport {DATA_PORT}')
     trainers[2].start("join", socket=world.hosts[2].socket, run="rivals", timeout=60)
     refused: dict | None = None
@@ -77,11 +77,11 @@ def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_
     assert refused.get("error") is not None, refused
     assert f"{world.hosts[2].address}:{DATA_PORT}" in refused["text"], refused
     removed = [event for event in world.events() if event["kind"] in ("death", "evict") and event["run"] == "rivals"]
-    assert len(removed) <= 1, removed  # the newcomer itself, at most
+    assert len(removed) <= 1, removed  # at most the newcomer itself
 
 
 def test_of_four_nobody_is_lost_when_a_pair_cannot_talk(stack: ExitStack, tmp_path: pathlib.Path) -> None:
-    """PCCL: four peers with one blocked pair lose a healthy member."""
+    """In PCCL four peers with one blocked pair lose a healthy member."""
     world = hosts_of(stack, tmp_path, 4)
     trainers = trainers_of(stack, 4)
     join_all(world, trainers)
@@ -101,7 +101,7 @@ def test_of_four_nobody_is_lost_when_a_pair_cannot_talk(stack: ExitStack, tmp_pa
 
 
 def test_of_three_the_third_carries_for_a_pair_that_cannot_talk(stack: ExitStack, tmp_path: pathlib.Path) -> None:
-    """No ring of three avoids a pair: tensors, control frames and a newcomer's links go through the third host."""
+    """Every ring of three has all pairs. So tensors and control frames of the pair go through the third host."""
     world = hosts_of(stack, tmp_path, 3)
     trainers = trainers_of(stack, 3)
     join_all(world, trainers)
@@ -144,7 +144,7 @@ def test_a_pair_that_cannot_talk_from_the_start_meets_in_one_world_of_four(
 
 @pytest.mark.parametrize("one_way", [False, True], ids=["both-ways", "one-way"])
 def test_a_silence_shorter_than_detect_ms_is_no_fault(stack: ExitStack, tmp_path: pathlib.Path, one_way: bool) -> None:
-    # TCP sends again when the silence has lasted for as long again.
+    # After a silence TCP may wait as long again before it sends again. So detect_ms is much longer than the silence.
     world = hosts_of(stack, tmp_path, 3, detect_ms=8000)
     trainers = trainers_of(stack, 3)
     join_all(world, trainers)
@@ -176,7 +176,7 @@ def test_lanes_that_are_reset_cost_no_member(stack: ExitStack, tmp_path: pathlib
 def test_a_trainer_that_asks_for_much_memory_does_not_silence_its_peer(
     stack: ExitStack, tmp_path: pathlib.Path
 ) -> None:
-    """Fresh memory takes seconds to be cleared for some GiB: not by the peer, and not before it is used."""
+    """The kernel takes seconds to clear some GiB of new memory. This must not happen in the peer's reactor."""
     world = hosts_of(stack, tmp_path, 3, detect_ms=1000)
     trainers = trainers_of(stack, 3)
     join_all(world, trainers)
@@ -192,7 +192,7 @@ def test_a_trainer_that_asks_for_much_memory_does_not_silence_its_peer(
 def test_a_trainer_that_dies_with_much_memory_does_not_silence_its_peer(
     stack: ExitStack, tmp_path: pathlib.Path
 ) -> None:
-    """Its peer is the last to let go of the memory, and freeing some GiB takes a second and more."""
+    """The peer is the last to release the memory, and freeing some GiB takes more than a second."""
     world = hosts_of(stack, tmp_path, 3, detect_ms=1000)
     trainers = trainers_of(stack, 3)
     join_all(world, trainers)

@@ -1,15 +1,16 @@
-"""The workload: a trainer that checks every result against an oracle, and rejoins when it is removed.
+"""The workload: a trainer that checks every result against an oracle. When it is removed, it joins again.
 
-Each step: a boundary, one small op that brings newcomers to the step and state of the others, then several all-reduces
-at once (sizes, tags, in place or not, retry or abort: the same choice at all members, from the seed and the step).
+Each step is a boundary, one small op that brings newcomers to the step and state of the others, and then several
+all-reduces at once. Sizes, tags, in place or not, retry or abort follow from the seed and the step, so all members
+choose the same.
 
-The oracle: element i of the input of a member is bit * odd(i, step, tag) modulo 2**64, where bit is 4**(member id mod 31)
-and odd() is an odd number, thus invertible. So each element of a sum tells exactly whose inputs are in it and how often;
-all elements have to say the same, and it has to be what OpInfo says. A mixture, a stale value, a value of another op, or one
-that was added twice cannot pass.
+The oracle: element i of a member's input is bit * odd(i, step, tag) modulo 2**64, where bit is 4**(member id mod 31).
+The number odd() is odd, so it has an inverse. Therefore each element of a sum tells whose inputs are in it, and how
+often. All elements have to tell the same, and OpInfo has to agree. A mixture, a stale value, a value of another op, and
+an input that was added twice all fail.
 
-Writes a JSON line a step to --log; see verdict.py for who reads it. Exit codes: 0 told to stop (SIGTERM), 3 something
-waited longer than --patience, 4 a wrong value.
+Writes one JSON line per step to --log; verdict.py reads it. Exit codes: 0 stopped by SIGTERM, 3 something waited longer
+than --patience, 4 a wrong value.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ import longhaul as lh
 
 WORD = (1 << 64) - 1
 SYNC_TAG = 1 << 40
-# An op that is not larger, and is retried after a fault, answers before the others are known to be done
+# An op of at most so many bytes that is retried after a fault answers before it knows that the other members are done
 # (docs/adr/0019-small-ops-answer-at-once.md).
 ONE_SHOT_BYTES = 4096
-# Bits of this many members fit; ids are given in rising order, so members of one time are close to one another.
+# A sum has room for the bits of so many members. Member ids rise, so members of one time have ids close together.
 SLOTS = 31
 
 
@@ -72,7 +73,7 @@ class Trainer:
         return (self.ramp[:count] + np.uint64(salt)) | np.uint64(1)
 
     def whose(self, result: np.ndarray, odd: np.ndarray, what: str) -> int:
-        """The sum of the bits of those whose inputs are in it. Wrong: there is no such set."""
+        """The sum of the bits of the members whose inputs are in the result. Wrong: its elements disagree."""
         total = int(result[0]) * pow(int(odd[0]), -1, 1 << 64) & WORD
         expected = odd * np.uint64(total)
         if not np.array_equal(result, expected):
@@ -149,7 +150,7 @@ class Trainer:
     def sync(
         self, comm: lh.Comm, me: int, gen: int, step: int, state: int, members: tuple[int, ...]
     ) -> tuple[int, int, int, bool]:
-        """Brings newcomers to where the others are; those have to agree."""
+        """Brings newcomers to the generation, step and state of the other members, which have to agree on them."""
         vector = comm.empty(7, "uint64")
         vector[:] = 0
         vector[6] = me
@@ -158,7 +159,7 @@ class Trainer:
         info = comm.all_reduce(vector, op="max", tag=SYNC_TAG, timeout=self.args.patience)
         got = [int(value) for value in vector]
         if got[0] == 0:
-            # Nobody was here before: the newest of us names what begins.
+            # All members are new. The newest one names the generation that begins.
             return got[6], 0, 0, True
         if any(got[i] != WORD - got[i + 3] for i in range(3)):
             raise Wrong(f"members come to a boundary with different generation, step or state: {got}, {info}")
@@ -185,10 +186,10 @@ class Trainer:
                 target[:] = 0
             open_ops.append([tag, source, target, odd, abort, None])
         results = {}
-        # Whatever is interrupted by an eviction: what the other ops say is still told.
+        # If an eviction ends an op, the outcomes of the other ops are still checked and written down.
         problem: lh.Error | None = None
         aborted = dict.fromkeys((op[0] for op in open_ops), 0)
-        # Members wait in orders of their own: all that were aborted are started again before the next wait.
+        # Each member waits for its ops in an order of its own. So all aborted ops start again before the next wait.
         while open_ops and problem is None:
             for op in open_ops:
                 op[5] = self.post(comm, op)
@@ -212,7 +213,7 @@ class Trainer:
                 except lh.Error as ended:
                     if isinstance(ended, (lh.InvalidArgument, lh.Internal)):
                         raise
-                    # A peerd that was killed cannot put back what it had overwritten in place.
+                    # A peerd that was killed cannot restore an input that it had overwritten in place.
                     if isinstance(ended, lh.Evicted) and not np.array_equal(source, odd * bit):
                         raise Wrong(f"{what}: ended as {ended}, and the input is not intact") from ended
                     problem = problem or ended
@@ -252,9 +253,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", default="1")
     parser.add_argument("--log", required=True)
     parser.add_argument("--patience", type=float, default=60)
-    parser.add_argument("--think", type=float, default=0.05, help="seconds of pretended computation a step")
-    parser.add_argument("--ops", type=int, default=5, help="most ops a step")
-    parser.add_argument("--max-log2", type=int, default=20, help="largest op: 2**this elements of 8 bytes")
+    parser.add_argument("--think", type=float, default=0.05, help="seconds that a step pretends to compute")
+    parser.add_argument("--ops", type=int, default=5, help="at most so many ops per step")
+    parser.add_argument("--max-log2", type=int, default=20, help="the largest op has 2**N elements of 8 bytes")
     trainer = Trainer(parser.parse_args(arguments))
     try:
         trainer.run()

@@ -1,4 +1,7 @@
-"""Reads what the trainers wrote down: one outcome an op at all members, one state a step, nobody removed without cause."""
+"""Judges what the trainers wrote down.
+
+Each op has to have one outcome at all members, each step one state, and no member may be removed without cause.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 
 from faults import Record
 
-# A removal may follow the end of the silence that caused it: detection, a repair, a busy machine.
+# After the end of its cause a removal may take detect_ms, and so much more for repairs and on a busy machine.
 AFTERMATH_S = 3.0
 
 
@@ -34,12 +37,12 @@ class Verdict:
 
 
 def read(logs: pathlib.Path) -> list[Line]:
-    """Of files named HOST.gGROUP.jsonl."""
+    """The lines of all files named HOST.gGROUP.jsonl."""
     lines = []
     for path in sorted(logs.glob("h*.g*.jsonl")):
         host, group, _ = path.name.split(".")
         for text in path.read_text(errors="replace").splitlines():
-            # A trainer that was killed may leave half a line.
+            # A trainer that was killed may have left half a line.
             with contextlib.suppress(ValueError):
                 lines.append(Line(host, int(group[1:]), json.loads(text)))
     return lines
@@ -48,7 +51,7 @@ def read(logs: pathlib.Path) -> list[Line]:
 def judge(logs: pathlib.Path, faults: list[Record], detect_s: float) -> Verdict:
     problems: list[str] = []
     lines = read(logs)
-    # Nobody may have another result, or another state, for the same thing.
+    # For one op all members must have one result, and for one step one state.
     results: dict[tuple[int, int, int, int], dict[str, str]] = collections.defaultdict(dict)
     states: dict[tuple[int, int, int], dict[str, str]] = collections.defaultdict(dict)
     for line in lines:
@@ -56,7 +59,7 @@ def judge(logs: pathlib.Path, faults: list[Record], detect_s: float) -> Verdict:
         if fields["k"] in ("step", "part"):
             name = f"m{fields['m']} on {line.host}"
             for tag, total, *_, early in fields["ops"]:
-                # What a small op told a member that is no survivor, the survivors may never see.
+                # A small op may have told this member, which did not survive, a result that no survivor sees.
                 if early and fields["k"] == "part":
                     continue
                 results[(line.group, fields["g"], fields["s"], tag)].setdefault(total, name)
@@ -79,7 +82,7 @@ def judge(logs: pathlib.Path, faults: list[Record], detect_s: float) -> Verdict:
 
 
 def false_removals(lines: list[Line], faults: list[Record], detect_s: float) -> list[str]:
-    """Members that were removed although nothing that excuses it was done to their host."""
+    """A problem for each member that was removed although no fault at its host allows the removal."""
     problems = []
     sizes: dict[tuple[str, int], int] = {}
     for line in sorted(lines, key=lambda line: float(line.fields["t"])):
@@ -93,12 +96,12 @@ def false_removals(lines: list[Line], faults: list[Record], detect_s: float) -> 
             if line.host not in fault.hosts:
                 continue
             end = (fault.end if fault.end is not None else fields["t"]) + detect_s + AFTERMATH_S
-            # A trainer that is stopped hears of it later.
+            # A stopped trainer hears of its removal only after the stop.
             for stop in faults:
                 if stop.kind == "stop trainer" and line.host in stop.hosts and stop.begin <= end:
                     end = max(end, (stop.end if stop.end is not None else fields["t"]) + AFTERMATH_S)
             if fault.begin <= fields["t"] <= end:
-                # Of a pair that cannot talk one has to go where no third host reaches both.
+                # If no third host reaches both hosts of a blocked pair, one of the two has to go.
                 others = [one for one in faults if one is not fault and one.begin <= fields["t"]]
                 alone = all(one.end is not None and one.end + detect_s + AFTERMATH_S < fault.begin for one in others)
                 small = sizes.get((line.host, line.group), 0) <= (2 if alone else 3)
@@ -126,7 +129,7 @@ def presence(lines: list[Line], until: float) -> list[tuple[str, int, float, flo
         key = (line.host, line.group)
         kind, t = line.fields["k"], float(line.fields["t"])
         if kind == "joined":
-            if key in open_since:  # killed in the meantime: present until its last word
+            if key in open_since:  # it was killed meanwhile, so it was present until its last line
                 spans.append((*key, open_since[key], last[key]))
             open_since[key] = t
         elif kind in ("removed", "left", "error") and key in open_since:
@@ -137,7 +140,7 @@ def presence(lines: list[Line], until: float) -> list[tuple[str, int, float, flo
 
 
 def overlap(begin: float, end: float, intervals: list[tuple[float, float]]) -> float:
-    """How much of [begin, end] the (disjoint) intervals cover."""
+    """How much of [begin, end] the intervals cover. They must be disjoint."""
     return sum(max(0.0, min(end, b) - max(begin, a)) for a, b in intervals)
 
 
@@ -157,13 +160,13 @@ def member_steps(lines: list[Line], begin: float, end: float) -> int:
 
 @dataclasses.dataclass
 class Goodput:
-    """Steps done by members in a time, against what as many members do without faults."""
+    """The steps that members made in some time, compared with what as many members make without faults."""
 
     steps: int
     present_s: float  #: member-seconds of membership
-    waiting_s: float  #: of these, while a silent host could not but be waited for
+    waiting_s: float  #: the part of present_s in which members had to wait for a silent host
     references: list[float]  #: steps per member-second in each time without faults
-    reference: float  #: in all of them
+    reference: float  #: the same over all times without faults
 
     @property
     def raw(self) -> float:
@@ -186,8 +189,8 @@ def goodput(
 
     references = [member_steps(lines, *span) / max(1e-9, seconds(span)) for span in calm]
     reference = sum(member_steps(lines, *span) for span in calm) / max(1e-9, sum(map(seconds, calm)))
-    # Until a silent host is removed or speaks again the others have to wait for it: detect_ms at most,
-    # but a stopped trainer, and at boundaries the coordinator, are waited for as long as it takes.
+    # Members have to wait for a silent host until it is removed or speaks again: at most detect_ms. They wait for a
+    # stopped trainer, and at boundaries for the coordinator, as long as it takes.
     silences = union(
         [
             (
@@ -208,8 +211,11 @@ def goodput(
 
 
 def stalls(lines: list[Line], faults: list[Record]) -> dict[str, list[float]]:
-    """By kind: for each fault the longest time without a finished op that begins within it, at the worst of the
-    members that it was not done to. Without faults it is about the time of a step."""
+    """For each kind of fault, a time for each fault of this kind.
+
+    It is the longest time without a finished op that begins within the fault, at the worst of the members that the
+    fault was not done to. Without faults it is about the time of a step.
+    """
     finished: dict[tuple[str, int], list[float]] = collections.defaultdict(list)
     for line in lines:
         if line.fields["k"] in ("step", "part"):
@@ -224,7 +230,7 @@ def stalls(lines: list[Line], faults: list[Record]) -> dict[str, list[float]]:
             if host in fault.hosts if fault.watched is None else host not in fault.watched:
                 continue
             first = bisect.bisect_right(times, fault.begin)
-            # Gaps that begin before the fault is over (or at most two seconds after it was made).
+            # Count gaps that begin before the fault ends, and at most two seconds after it was made.
             while 0 < first < len(times) and times[first - 1] <= min(end, fault.begin + 2):
                 worst = max(worst, times[first] - max(times[first - 1], fault.begin))
                 first += 1

@@ -1,9 +1,9 @@
-"""Hosts in network namespaces: one namespace a host, one for the coordinator, all on one bridge.
+"""Hosts in network namespaces. Each host and the coordinator has a namespace of its own; one bridge joins all.
 
-Every fault of the network is made at the bridge or at a host's own sockets, so that it looks to the programs as it
-does in the field: a dropped packet vanishes without an error, a reset connection tells both ends.
+Faults of the network are made at the bridge or at a host's own sockets. So they look to the programs as they do in the
+field: a dropped packet vanishes without an error, and a reset connection tells both ends.
 
-BareWorld is all of it but the bridge: tests/wan joins the same hosts by wide-area links.
+BareWorld is everything except the bridge. tests/wan joins the same hosts by wide-area links.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ PREFIX = "lhc"
 COORDINATOR_PORT = 29600
 DATA_PORT = 29700
 HTTP_PORT = 29701
-# How long a program may take to serve or to end, on a busy machine.
+# How long a program may take to start or to end on a busy machine.
 PATIENCE_S = 60.0
 
 
 def why_not() -> str:
-    """Why namespaces cannot be used here; empty: they can."""
+    """Why namespaces cannot be used here. Empty: they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "nft", "ss"):
@@ -64,7 +64,7 @@ def why_not() -> str:
 
 
 def run(command: Sequence[str], timeout: float = PATIENCE_S, **options: object) -> str:
-    """Output of a command. RuntimeError with its errors if it fails."""
+    """Runs a command and returns its output. RuntimeError: the command failed; the text has what it printed."""
     done = subprocess.run(  # type: ignore[call-overload]
         list(command), capture_output=True, text=True, timeout=timeout, **options
     )
@@ -75,7 +75,7 @@ def run(command: Sequence[str], timeout: float = PATIENCE_S, **options: object) 
 
 
 def remove_leftovers() -> None:
-    """Namespaces of runs that were killed."""
+    """Removes the namespaces of runs that were killed."""
     for name in sorted(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else []:
         parts = name.split("-")
         if parts[0] == PREFIX and len(parts) == 3 and parts[1].isdigit() and not os.path.exists(f"/proc/{parts[1]}"):
@@ -94,11 +94,11 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; of a signal the negative of its number."""
+        """The exit code; the negative number of a signal that ended the process; None while the process runs."""
         raise NotImplementedError
 
     def wait(self, timeout: float = PATIENCE_S) -> int:
-        """The returncode. subprocess.TimeoutExpired if it still runs then."""
+        """Waits for the end and returns the returncode. subprocess.TimeoutExpired: the process still runs."""
         raise NotImplementedError
 
     @property
@@ -116,7 +116,7 @@ class Process:
 
 
 class Executed(Process):
-    """A program."""
+    """A process that runs a program."""
 
     def __init__(self, namespace: str, command: Sequence[str], log: pathlib.Path, environment: dict[str, str]) -> None:
         self.command = list(command)
@@ -140,10 +140,10 @@ class Executed(Process):
 
 
 class Forked(Process):
-    """A Python function, in a process forked from one that has imported what it needs.
+    """A process that runs a Python function. It is forked from a process that has imported all modules already.
 
-    All hosts share one machine's processors: an interpreter that starts and imports numpy takes a third of a second of them from
-    hosts that have nothing to do with it.
+    All hosts share the machine's processors. An interpreter that starts and imports numpy would take a third of a
+    second from all other hosts.
     """
 
     context = multiprocessing.get_context("forkserver")
@@ -152,7 +152,7 @@ class Forked(Process):
         self, namespace: str, main: Callable[[list[str]], None], arguments: list[str], log: pathlib.Path
     ) -> None:
         self.command = [main.__module__, *arguments]
-        # A module that is not preloaded is imported by each process.
+        # Without this each process would import the module by itself.
         self.context.set_forkserver_preload([main.__module__])
         self.process = self.context.Process(target=_in_namespace, args=(namespace, main, arguments, str(log)))
         self.process.start()
@@ -193,8 +193,8 @@ def _enter(path: str) -> None:
 
 @contextlib.contextmanager
 def in_namespace(namespace: str) -> Iterator[None]:
-    """Sockets that the calling thread makes in this block are of the namespace, and stay so."""
-    # Opened before: it is this thread's only while the thread is there.
+    """In this block the calling thread makes sockets of the namespace. They keep belonging to the namespace."""
+    # Open the thread's own namespace first: afterwards the path would name the other one.
     with open("/proc/thread-self/ns/net") as home:
         _enter(f"/run/netns/{namespace}")
         try:
@@ -204,14 +204,14 @@ def in_namespace(namespace: str) -> Iterator[None]:
 
 
 def _without_longhaul(environment: Mapping[str, str]) -> dict[str, str]:
-    """A program gets its settings by flags only."""
+    """The environment without LONGHAUL_ variables, except LONGHAUL_LIBRARY: programs get settings by flags only."""
     return {
         key: value for key, value in environment.items() if not key.startswith("LONGHAUL_") or key == "LONGHAUL_LIBRARY"
     }
 
 
 class Host:
-    """A namespace with an address, a peerd and whatever trainers are started there."""
+    """A namespace with an address, a peerd and trainers."""
 
     def __init__(self, world: BareWorld, number: int) -> None:
         self.world = world
@@ -226,7 +226,7 @@ class Host:
 
     @property
     def port(self) -> str:
-        """Its interface on the bridge."""
+        """The name of the host's interface on the bridge."""
         return f"p{self.number}"
 
     @property
@@ -253,15 +253,15 @@ class Host:
         self.world.wait_ready(self.peerd, ready, self.peerd_log)
 
     def run(self, *command: str, timeout: float = PATIENCE_S) -> str:
-        """Output of a command there. RuntimeError with its errors if it fails."""
+        """Runs a command at the host and returns its output. RuntimeError: the command failed."""
         return run(["ip", "netns", "exec", self.namespace, *command], timeout)
 
     def start(self, command: Sequence[str], log: pathlib.Path) -> Process:
-        """A command there, which ends with the world at the latest."""
+        """Starts a command at the host. It ends with the world at the latest."""
         return self.world.start(self.namespace, command, log)
 
     def start_trainer(self, name: str, main: Callable[[list[str]], None], arguments: list[str]) -> None:
-        """`main`: of a module, takes the command line's arguments."""
+        """Starts `main`, a function of a module, in a process of its own. `main` gets the arguments as a list."""
         log = self.world.logs / f"{self.name}.{name}.stderr"
         self.trainers[name] = self.world.keep(Forked(self.namespace, main, arguments, log))
 
@@ -271,7 +271,7 @@ class Host:
         self.trainers.clear()
 
     def peer_id(self) -> str:
-        """The newest that its peerd logged or that the coordinator knows under its address."""
+        """The id of the peer that the coordinator knows at this host's address. LookupError: it knows none."""
         status = self.world.status()
         for group in status.get("groups", []):
             for peer in group["ring"]:
@@ -285,7 +285,7 @@ class Host:
         return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M))
 
     def connections(self) -> list[tuple[str, str]]:
-        """(local, remote) of the established lanes of its peerd, at either end's data port."""
+        """(local, remote) of each established connection at the host with a data port at either end: the lanes."""
         listed = self.run("ss", "-Htn", "state", "established")
         found = []
         for line in listed.splitlines():
@@ -295,7 +295,7 @@ class Host:
         return found
 
     def reset(self, connections: Sequence[tuple[str, str]]) -> int:
-        """Destroys these connections; both ends get a reset. How many there were still."""
+        """Resets these connections, which both ends notice. Returns how many of them still existed."""
         if not connections:
             return 0
         which = " or ".join(f"( src {local} and dst {remote} )" for local, remote in connections)
@@ -304,12 +304,12 @@ class Host:
 
 
 class BareWorld:
-    """A coordinator and hosts. A context manager: everything is gone at its end.
+    """A coordinator and hosts. A context manager that removes everything at its end.
 
-    What joins their namespaces is for the classes derived from it: open_network(), add_namespace(), and close() and
-    network_state() where there is something to say.
+    A derived class joins the namespaces. It implements open_network() and add_namespace(), and if needed close() and
+    network_state().
 
-    logs: where logs go and stay. detect_ms: the coordinator's.
+    logs: a directory for logs, which stays. detect_ms: a flag of the coordinator. peerd_flags: flags of every peerd.
     """
 
     def __init__(self, logs: pathlib.Path, detect_ms: int = 1500, peerd_flags: Sequence[str] = ()) -> None:
@@ -336,23 +336,26 @@ class BareWorld:
     # ------------------------------------------------------------------ the network
 
     def address_of(self, number: int) -> str:
-        """Of the coordinator (1) or a host (10 and its number)."""
+        """The address of the coordinator (number 1), or of a host (number 10 + the host's number)."""
         return f"10.77.0.{number}"
 
     def open_network(self) -> None:
-        """What the namespaces will be joined by."""
+        """Makes what joins the namespaces. Called once, before add_namespace()."""
         raise NotImplementedError
 
     def add_namespace(self, name: str, port: str, address: str) -> None:
-        """A namespace with an interface eth0 of this address, joined to the others. port: its name at the other end."""
+        """Makes a namespace that has an interface eth0 with this address, and joins it to the others.
+
+        port: the name of the interface at its other end.
+        """
         raise NotImplementedError
 
     def network_state(self) -> str:
-        """For dump()."""
+        """A text about the network for dump()."""
         return ""
 
     def make_namespace(self, name: str) -> None:
-        """It goes with the world."""
+        """Makes a namespace, which is removed with the world."""
         run(["ip", "netns", "add", name])
         self._namespaces.append(name)
         run(["ip", "-n", name, "link", "set", "lo", "up"])
@@ -363,7 +366,7 @@ class BareWorld:
         return self.keep(Executed(namespace, command, log, _without_longhaul(os.environ)))
 
     def keep(self, process: Process) -> Process:
-        """It ends with this world, at the latest."""
+        """Makes the process end with this world, at the latest."""
         self._processes = [known for known in self._processes if known.alive]
         self._processes.append(process)
         return process
@@ -387,7 +390,7 @@ class BareWorld:
             [
                 str(find_binary("longhaul-coordinator")),
                 f"--listen={self.coordinator_address}",
-                # --admin as by default: lhctl runs in this namespace, too.
+                # --admin keeps its default, because lhctl runs in this namespace, too.
                 f"--http={endpoint(self.address_of(1), 29601)}",
                 f"--store=sqlite:{self.directory}/coordinator.db",
                 f"--detect-ms={self.detect_ms}",
@@ -397,7 +400,7 @@ class BareWorld:
             log,
         )
         self.wait_ready(self.coordinator, ready, log)
-        # What one coordinator remembers goes with it: its events are written down as they happen.
+        # A coordinator forgets its events when it ends. So lhctl writes them down as they happen.
         self._events = self.start(
             self.coordinator_namespace,
             [str(find_binary("lhctl")), "events", "--follow", "--json"],
@@ -433,17 +436,17 @@ class BareWorld:
         return parsed
 
     def events(self) -> list[dict[str, str]]:
-        """All that were written down, of all coordinators of this world, in order."""
+        """All events of all coordinators of this world so far, in order."""
         found = []
         path = self.logs / "events.jsonl"
         for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-            # The last line may be half written, and a killed coordinator leaves lhctl's complaint.
+            # The last line may not be complete. After a kill of the coordinator there is also an error line of lhctl.
             with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
         return found
 
     def dump(self, what: str) -> pathlib.Path:
-        """Writes down all that helps to understand a hang: status, why, events, stacks. The file."""
+        """Writes status, why, events, stacks and sockets to a file, to explain a hang. Returns the file."""
         path = self.logs / "dump.txt"
         with open(path, "a") as sink:
             print(f"==== {what} at {time.monotonic():.3f} (monotonic)", file=sink)
@@ -491,7 +494,7 @@ class BareWorld:
 
 
 class World(BareWorld):
-    """Hosts on one bridge, which drops what it is told to. ipv6: they have no IPv4 addresses."""
+    """A world whose hosts are on one bridge. The bridge can drop packets. ipv6: hosts have no IPv4 addresses."""
 
     def __init__(
         self, logs: pathlib.Path, detect_ms: int = 1500, peerd_flags: Sequence[str] = (), ipv6: bool = False
@@ -503,7 +506,7 @@ class World(BareWorld):
         return f"fd77::{number:x}" if self.ipv6 else super().address_of(number)
 
     def address_command(self, what: str, namespace: str, address: str) -> list[str]:
-        """what: add or del."""
+        """The command that adds (`what` is "add") or deletes ("del") an address of a namespace."""
         bits = ["/64", "nodad"] if self.ipv6 and what == "add" else ["/64"] if self.ipv6 else ["/24"]
         return ["ip", "-n", namespace, "addr", what, address + bits[0], *bits[1:], "dev", "eth0"]
 
@@ -524,7 +527,7 @@ class World(BareWorld):
         run(["ip", "-n", name, "link", "set", "eth0", "up"])
 
     def spare_address(self) -> str:
-        """One that no host has had yet."""
+        """An address that no host has had yet."""
         self._spare += 1
         return self.address_of(200 + self._spare)
 
@@ -532,7 +535,7 @@ class World(BareWorld):
         return f"dropped at the bridge: {self._rules}"
 
     def drop(self, *rules: str) -> None:
-        """Silently drops what matches a rule, for instance 'iifname "p1" oifname "p2"'."""
+        """Silently drops packets that match a rule, for instance 'iifname "p1" oifname "p2"'."""
         self._rules += rules
         self._apply()
 
@@ -551,7 +554,7 @@ class World(BareWorld):
 
 
 def host_drop(host: Host, direction: str = "both") -> list[str]:
-    """Rules that cut a host off: "both", or only what it sends ("out") or receives ("in")."""
+    """Rules that drop all packets of a host ("both"), or only what it sends ("out") or receives ("in")."""
     rules = {"out": f'iifname "{host.port}"', "in": f'oifname "{host.port}"'}
     return list(rules.values()) if direction == "both" else [rules[direction]]
 
@@ -562,6 +565,6 @@ def pair_drop(a: Host, b: Host, one_way: bool = False) -> list[str]:
 
 
 def reset_some(host: Host, rng: random.Random, share: float) -> int:
-    """Resets a random share of the lanes of a host, at least one if there is any."""
+    """Resets a random share of the lanes of a host, and at least one if it has lanes. Returns how many."""
     lanes = host.connections()
     return host.reset(rng.sample(lanes, min(len(lanes), max(1, round(share * len(lanes))))))
