@@ -1,4 +1,4 @@
-// The peer's control client against the coordinator's server, over loopback.
+// Tests the peer's control client with a real coordinator, over loopback.
 #include "peerd/control/control_client.h"
 
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@ using ::testing::StartsWith;
 
 constexpr std::chrono::seconds kDeadline{20};
 
-// What the client's callbacks said, one line each.
+// Keeps one line of text for each callback of the client.
 class Owner {
  public:
   peerd::ControlClientCallbacks Callbacks() {
@@ -56,7 +56,7 @@ class Owner {
     return callbacks;
   }
 
-  // The next line; "" if none comes in time.
+  // Waits for the next line. "": none came in time.
   std::string Next() {
     const auto deadline = std::chrono::steady_clock::now() + kDeadline;
     MutexLock lock(&mutex_);
@@ -77,11 +77,11 @@ class Owner {
     return line;
   }
 
-  // Takes no message any more, or does again.
+  // Makes the owner refuse messages, or take them again.
   void SetFull(bool full) { full_ = full; }
-  // Takes no beginning of a stream.
+  // Makes the owner refuse new streams, or take them again.
   void SetFullOfStreams(bool full) { full_of_streams_ = full; }
-  // Of the last PrepareEpoch, of the last Welcome.
+  // What the last PrepareEpoch said, and the last Welcome.
   uint64_t preparation() const { return preparation_; }
   uint64_t welcome_store() const { return welcome_store_; }
 
@@ -185,7 +185,7 @@ TEST_F(ControlClientTest, GivesUpAStreamWhoseMessagesItsOwnerHasNoRoomFor) {
   EXPECT_EQ(owner_.Next(), "welcome " + server->incarnation());
 }
 
-// Nobody would ever say Hello on it.
+// Without this the stream would stay open, and nobody would say Hello on it.
 TEST_F(ControlClientTest, GivesUpAStreamWhoseBeginningItsOwnerHasNoRoomFor) {
   const auto server = StartServer();
   owner_.SetFullOfStreams(true);
@@ -247,7 +247,7 @@ TEST_F(ControlClientTest, ACoordinatorThatIsRefusedIsFollowedByTheNextAddress) {
   EXPECT_EQ(owner_.Next(), "welcome " + second->incarnation());
 }
 
-// The peer's own coordinator is away for a moment: the other one does not take its members.
+// While the peer's own coordinator is away, the other one does not take the peer's members.
 TEST_F(ControlClientTest, ACoordinatorOfAnotherStoreSendsAPeerWithMembersAway) {
   auto own = StartServer();
   const std::string own_address = own->grpc_address();
@@ -283,7 +283,7 @@ TEST_F(ControlClientTest, TellsWhyItsMessageWasRefused) {
   hello.endpoints = {"not an endpoint"};
   ASSERT_TRUE(client_->Send(hello));
   EXPECT_THAT(owner_.Next(), AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("not an endpoint")));
-  // It comes back all the same.
+  // The client connects again all the same.
   ASSERT_EQ(owner_.Next(), "connected");
   ASSERT_TRUE(client_->Send(HelloOf(1)));
   EXPECT_THAT(owner_.Next(), StartsWith("welcome"));
@@ -305,7 +305,7 @@ TEST_F(ControlClientTest, StopsWhileConnectedWhileTryingAndTwice) {
   }
 }
 
-// A listener that never answers: neither refuses nor speaks HTTP/2.
+// The listener takes connections and never answers: it neither refuses nor speaks HTTP/2.
 TEST_F(ControlClientTest, GivesUpAnAddressThatDoesNotAnswer) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   struct sockaddr_in address {};

@@ -1,4 +1,4 @@
-"""join_mode="background": newcomers get the shared state while the others train, who never wait for it."""
+"""Tests of join_mode="background": a newcomer gets the shared state while the other members train and do not wait."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 
 class Model:
-    """What one trainer has: a state that every step changes everywhere, by what all_reduce() gave."""
+    """The model of one trainer: a state. Every step adds the result of all_reduce() to all its elements."""
 
     def __init__(self, cluster: LocalCluster, peer: int, fill: float, arena: bool = True) -> None:
-        self.elements = 4 if arena else 1 << 18  # small ops and large ones go different ways
+        self.elements = 4 if arena else 1 << 18  # small ops and large ops use different algorithms
         self.weights = (
             lh.empty(COUNT, dtype="float32", peerd=cluster.socket(peer)) if arena else np.empty(COUNT, np.float32)
         )
@@ -44,12 +44,12 @@ class Model:
         self.averages: list[float] = []
 
     def step(self, comm: lh.Comm, take: float | None, newcomer: bool) -> bool:
-        """One step. Whether the newcomer's input was in it."""
+        """Makes one step. True: the newcomer's input was in it."""
         with comm.step(self.state, PATIENCE) as step:
             self.background_seen.append(step.background)
             assert step.sync is not None and step.sync.background == step.background
             assert self.state.held == step.background
-            # Nobody may notice what one in the background brings.
+            # No result may show the input of a member in the background.
             gradient = np.full(self.elements, 1000.0 if step.background else 1.0, np.float32)
             if not step.background:
                 gradient[3] = newcomer
@@ -63,7 +63,7 @@ class Model:
 
 
 class Run:
-    """Members of one group, each in a thread. They stop three steps after a newcomer has come to contribute."""
+    """Members of one group, each in a thread. They stop three steps after the newcomer begins to contribute."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -84,7 +84,7 @@ class Run:
             while together < 3:
                 together += model.step(comm, take, newcomer)
                 self.steps.release()
-            # One more boundary, so that what all have is compared.
+            # One more boundary, whose sync compares the states.
             info = comm.sync_state(model.state, timeout=PATIENCE)
             assert not comm.background and not info.background
             assert info.hash == model.state.compute_hash()
@@ -108,25 +108,25 @@ def test_a_joiner_in_the_background_ends_equal_and_contributes(
     hashes = [future.result(PATIENCE) for future in [*veterans, joiner]]
     assert len(set(hashes)) == 1
     assert len({float(model.weights[0]) for model in models}) == 1
-    # Its first steps were in the background, and from one on none was.
+    # The newcomer's first steps were in the background; then it contributed in all further steps.
     seen = models[2].background_seen
     assert seen[0] and not seen[-1] and seen == sorted(seen, reverse=True)
-    # Every average is that of those that contributed, and nothing of what it brought before is in it.
+    # Every average is over the members that contributed. No input of the newcomer's background steps is in it.
     for model in models:
         assert set(model.averages) == {1.0}
     assert models[2].counted[: seen.index(False)] == [2] * seen.index(False)
     assert models[2].counted[seen.index(False) :] == [3] * (len(seen) - seen.index(False))
-    # What may be unequal has come once.
+    # The tensor that may be unequal was fetched once.
     assert float(models[2].state.tensors["rng"][0]) == 1.0
     if take is not None and "keep" in request.node.name:
-        # It went on from what it took as the others did: little time in the background was enough.
+        # The newcomer trained on from the state that it took, as the others did. So a few background steps were enough.
         assert seen.index(False) <= 3
 
 
 def test_the_others_step_on_while_the_joiner_stands_still(
     cluster: LocalCluster, request: pytest.FixtureRequest
 ) -> None:
-    """Its trainer does nothing with what it gets: nobody waits for more than its steps."""
+    """The joiner's trainer does not use the state that it gets. The others wait for its calls, and for nothing else."""
     run = Run(cluster)
     models = [Model(cluster, peer, fill) for peer, fill in enumerate((1, 1, 0))]
     veterans = [run.veteran(peer, models[peer]) for peer in range(2)]
@@ -137,10 +137,10 @@ def test_the_others_step_on_while_the_joiner_stands_still(
         assert info.background and models[2].state.held
         with pytest.raises(lh.FailedPrecondition, match="take"):
             models[2].state.save("nowhere")
-        # The others are in their step: they wait for its part in their op, and for nothing else.
+        # The others are within their step. They wait only for the joiner to start their op.
         gradient = np.full(4, 1000.0, np.float32)
         assert comm.all_reduce(gradient, op="avg", timeout=PATIENCE).world_size == 2
-        # Where nobody keeps it, they may have changed it before it was here.
+        # Without --keep-state the others may have changed the state before all of it was here.
         taken = comm.take_state(models[2].state, PATIENCE)
         assert bool(models[2].state.held) != taken
         if taken:
@@ -166,7 +166,7 @@ def test_a_joiner_that_is_killed_is_removed_and_nobody_else_notices(cluster: Loc
         assert victim.do("hand_over", count=COUNT)["background"]
         victim.kill()
     run.wait_for_steps(4)
-    # The next one is served all the same.
+    # The next newcomer is served all the same.
     models.append(Model(cluster, 2, 3))
     joiner = run.newcomer(2, models[2], PATIENCE / 2)
     assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1
@@ -198,11 +198,11 @@ def test_what_was_being_fetched_is_nobodys_when_its_member_was_evicted(cluster: 
         assert time.monotonic() < deadline
         with pytest.raises(lh.Evicted):
             comm.sync_state(state, timeout=PATIENCE)
-    # The tensors are as they were, and good enough for a group of their own.
+    # The tensors are unchanged, so a group of their own can use them.
     assert state.compute_hash() == brought
     with lh.join(f"background-{next(_runs)}", 0, cluster.socket(2), PATIENCE) as alone:
         assert alone.sync_state(state, timeout=PATIENCE).hash == brought
-    # As the next member it gets what the others have.
+    # Joined again, the trainer gets the state of the others.
     joiner = run.newcomer(2, models[2], None)
     assert len({future.result(PATIENCE) for future in [*veterans, joiner]}) == 1
 
@@ -211,7 +211,7 @@ def test_a_source_that_dies_is_replaced() -> None:
     with LocalCluster(peers=4) as cluster:
         run = Run(cluster)
         models = [Model(cluster, peer, 1) for peer in range(4)]
-        # The first one goes with its host; the others and the joiner are three.
+        # The first member dies with its host. The other two and the joiner are left.
         doomed = run.veteran(0, models[0])
         others = [run.veteran(peer, models[peer]) for peer in (1, 2)]
         run.wait_for_steps(9)
@@ -240,7 +240,7 @@ def test_a_state_of_other_tensors_is_refused_with_the_first_difference(cluster: 
     odd = lh.State({"weights": np.zeros(3, np.float32)})
     deadline = time.monotonic() + PATIENCE
     with pytest.raises(lh.StateMismatch, match="agreed on"):
-        # A call hands the state over; the first one may come before the news of what the others agreed on.
+        # A call hands the state over. The first call may come before the peer knows which state the others have.
         while time.monotonic() < deadline:
             comm.sync_state(odd, timeout=PATIENCE)
     comm.leave(PATIENCE)

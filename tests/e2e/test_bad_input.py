@@ -1,4 +1,4 @@
-"""Bad input of every kind: a clear error or a refusal that is counted; nothing crashes, hangs or grows."""
+"""Tests of bad input: each gives a clear error or a counted refusal, and nothing crashes, hangs or grows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_members_that_disagree_all_get_invalid_argument_naming_both(
             assert answer.get("error") == "InvalidArgument", answer
             for word in words:
                 assert word in answer["text"], answer
-        # The group goes on.
+        # The group can go on.
         for trainer in trainers:
             trainer.start("all_reduce", count=10, value=1.0)
         for trainer in trainers:
@@ -95,7 +95,7 @@ def throw(family: int, address: object, data: bytes) -> None:
             while sock.recv(65536):
                 pass
         except OSError:
-            pass  # refused in whatever way
+            pass  # any kind of refusal is right
 
 
 def host_port(address: str) -> tuple[str, int]:
@@ -130,7 +130,7 @@ def test_garbage_on_every_socket_is_refused_and_counted(cluster: LocalCluster) -
     )
     after = resident_mib(peer.pid), resident_mib(cluster.coordinator_pid)
     assert after[0] < memory[0] + 32 and after[1] < memory[1] + 32, (memory, after)
-    # Both still serve.
+    # Peerd and coordinator still serve.
     trainer = Trainer()
     try:
         assert trainer.do("join", socket=peer.socket, run="after-garbage")["size"] == 1

@@ -1,6 +1,6 @@
-"""A sample of tests/chaos/matrix: every phase and every kind of death, in a world of three.
+"""Runs a sample of tests/chaos/matrix: every phase and every kind of death, in a world of three.
 
-LONGHAUL_FAULT_MATRIX gives other arguments, for instance "--full".
+The variable LONGHAUL_FAULT_MATRIX gives the matrix other arguments, for instance "--full".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults that hang or corrupt other systems, with real processes on loopback."""
+"""Tests of faults that hang or corrupt other systems, with real processes on loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sockets(cluster: LocalCluster, peers: list[int]) -> list[str]:
 
 
 def test_forty_ops_in_flight_and_a_death_none_is_reported_done_that_was_not(stack: ExitStack) -> None:
-    """PCCL: 29 to 32 of 40 ops of an all-reduce-multiple-with-retry were never performed and reported as done."""
+    """In PCCL 29 to 32 of 40 ops of an all-reduce-multiple-with-retry were never done, but reported as done."""
     cluster = stack.enter_context(LocalCluster(peers=2))
     for _ in kill_at_many_points(
         cluster, trainers_of(stack, 2), "forty", ops=40, count=100_000, points=5, seed=SEED, kill_trainer=False
@@ -38,14 +38,14 @@ def test_forty_ops_in_flight_and_a_death_none_is_reported_done_that_was_not(stac
 
 
 def test_a_death_in_one_group_neither_aborts_nor_delays_the_other(stack: ExitStack) -> None:
-    """PCCL: a death in one peer group deadlocks the other."""
+    """In PCCL a death in one peer group deadlocks the other."""
     cluster = stack.enter_context(LocalCluster(peers=5))
     zero = trainers_of(stack, 3)
     one = trainers_of(stack, 3)
-    # They share hosts 0 and 1; host 2 has a member of group 0 alone, host 3 one of group 1.
+    # Both groups have members at hosts 0 and 1. Host 2 has only a member of group 0, and host 3 only one of group 1.
     assemble(zero, sockets(cluster, [0, 1, 2]), "groups", group=0)
     assemble(one, sockets(cluster, [0, 1, 3]), "groups", group=1)
-    # Both have ops in flight when the host dies.
+    # Both groups have ops in flight when host 2 dies.
     post(zero, 16, COUNT, holder=zero[1])
     post(one, 16, COUNT, holder=one[0])
     cluster.kill_peer(2)
@@ -63,7 +63,7 @@ def test_a_death_in_one_group_neither_aborts_nor_delays_the_other(stack: ExitSta
 
 @pytest.mark.parametrize("phase", ["idle", "op", "boundary"])
 def test_a_frozen_peer_is_left_behind_and_told_so_when_it_wakes(stack: ExitStack, phase: str) -> None:
-    """PCCL: a frozen peer hangs everybody for ever."""
+    """In PCCL a frozen peer hangs all others for ever."""
     cluster = stack.enter_context(LocalCluster(peers=3))
     trainers = trainers_of(stack, 3)
     assemble(trainers, sockets(cluster, [0, 1, 2]), "frozen")
@@ -89,13 +89,13 @@ def test_a_frozen_peer_is_left_behind_and_told_so_when_it_wakes(stack: ExitStack
     check(trainers[:2], ops, [0, 1])
     os.kill(frozen.pid, signal.SIGCONT)
     answer = trainers[2].finish()
-    # Its calls end: evicted, or with what the others have if the freeze came after the outcome.
+    # The frozen member's calls end: with Evicted, or, if the freeze came after the outcome, like those of the others.
     for op in answer.get("ops", []):
         assert op.get("error") in (None, "Evicted"), op
         assert "error" not in op or op["intact"], op
     if phase == "boundary":
         assert "size" in answer or answer["error"] == "Evicted", answer
-    # And it can come back.
+    # The frozen member can come back.
     trainers[2].do("forget")
     trainers[2].start("join", socket=cluster.socket(2), run="frozen", timeout=60)
     for trainer in trainers[:2]:
@@ -110,7 +110,7 @@ def why(cluster: LocalCluster) -> str:
 
 
 def test_a_boundary_that_meets_an_op_is_a_wait_that_lhctl_names(stack: ExitStack) -> None:
-    """One member stands at a boundary, the other one in an op: neither can go on, and nobody is to guess why."""
+    """One member waits at a boundary and the other one in an op. Neither can go on, and `lhctl why` says why."""
     cluster = stack.enter_context(LocalCluster(peers=2))
     trainers = trainers_of(stack, 2)
     assemble(trainers, sockets(cluster, [0, 1]), "mixed")
@@ -126,8 +126,7 @@ def test_a_boundary_that_meets_an_op_is_a_wait_that_lhctl_names(stack: ExitStack
             break
         assert time.monotonic() < deadline, f"lhctl why does not name who waits for whom: {text}"
         time.sleep(0.1)
-    # The way out is the missing call of either side: here the op's other half comes too late to matter, and
-    # the member in the op ends; the one at the boundary goes on alone.
+    # Either missing call would help. Here the member in the op ends, and the one at the boundary goes on alone.
     trainers[1].kill()
     answer = trainers[0].finish()
     assert answer.get("size") == 1, answer

@@ -1,4 +1,4 @@
-"""--keep-state of peerd: trainers that crash go on where they were, from the memory of their host."""
+"""Tests of peerd's --keep-state: after a crash a trainer continues from a state in the memory of its own host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import longhaul as lh
 from longhaul.testing import LocalCluster, Peer
 
 PATIENCE = 60
-# Of the state that worker.py declares, in whole pages.
+# The size of the state that worker.py declares, in whole pages.
 STATE_BYTES = (2 * 4 * 700_000 + 448 + 4095) // 4096 * 4096
 
 
@@ -41,14 +41,14 @@ def kept_mappings(peer: Peer) -> int:
 
 
 def joined(stack: ExitStack, cluster: LocalCluster, name: str, **state: Any) -> tuple[Trainer, int | None]:
-    """A trainer in a world of its own, and the kept revision that it sees."""
+    """Starts a trainer that is the only member of its group. Also returns the kept revision that it sees."""
     (trainer,) = trainers_of(stack, 1)
     trainer.do("join", socket=cluster.socket(0), run="kept", called=name)
     return trainer, trainer.do("declare", **state)["kept"]
 
 
 def crashed(stack: ExitStack, cluster: LocalCluster, name: str = "t0", **state: Any) -> dict[str, Any]:
-    """What the last member of a group had agreed on, at revision 3, before its trainer got SIGKILL."""
+    """Trains the only member of a group to revision 3 and kills its trainer. Returns what the last sync said."""
     trainer, kept = joined(stack, cluster, name, fill=5, **state)
     assert kept is None
     last = trainer.do("train", steps=4)
@@ -67,9 +67,9 @@ def test_the_last_holder_goes_on_where_it_crashed(cluster: LocalCluster, stack: 
     assert first["revision"] == 3
     assert first["hash"] == last["hash"]
     assert first["right"]
-    assert first["values"] == {"w": [8], "m": [8], "rng": [8]}, "what may be unequal, too"
+    assert first["values"] == {"w": [8], "m": [8], "rng": [8]}, "the tensor that may be unequal came back, too"
     assert first["bytes"] == 0, "nothing came from other members"
-    # And goes on: its own commits are kept in the same place.
+    # The trainer goes on, and the states of its further syncs are kept in the same place.
     assert trainer.do("train", steps=2)["revision"] == 5
     until(lambda: kept_bytes(cluster.peers[0]) == STATE_BYTES, "the state is kept")
     trainer.kill()
@@ -114,7 +114,7 @@ def test_a_member_that_comes_back_among_others_is_brought_to_the_present(stack: 
         other.start("join", socket=cluster.socket(1), run="kept", called="t1")
         one.do("begin_step_until", size=2)
         assert "error" not in other.finish()
-        other.do("begin_step")  # the boundary that admitted it
+        other.do("begin_step")  # this is the boundary that admitted it
         for trainer in (one, other):
             trainer.do("declare", fill=5)
         for trainer in (one, other):
@@ -131,7 +131,7 @@ def test_a_member_that_comes_back_among_others_is_brought_to_the_present(stack: 
             trainer.start("train", steps=1)
         seen = again.finish()
         assert (seen["revision"], seen["resumed"], seen["right"]) == (4, True, True)
-        assert seen["values"] == {"w": [9], "m": [9], "rng": [7]}, "what may be unequal is its own"
+        assert seen["values"] == {"w": [9], "m": [9], "rng": [7]}, "the tensor that may be unequal is its own"
         assert other.finish()["hash"] == seen["hash"]
 
 
@@ -174,7 +174,7 @@ def test_what_nobody_takes_up_is_given_back_in_time(stack: ExitStack) -> None:
 
 
 def test_a_transfer_that_breaks_off_leaves_the_tensors_as_they_were() -> None:
-    # The source may send 1 MiB in a second: it is killed long before all 16 MiB are there.
+    # The source sends at most 1 MiB per second. It is killed long before all 16 MiB are there.
     size = 16 << 20
     flags = [f"--keep-state={2 * size}", "--state-rate=1048576"]
     with LocalCluster(peers=2, peerd_flags=flags) as cluster, ThreadPoolExecutor() as pool:
@@ -201,7 +201,7 @@ def test_a_transfer_that_breaks_off_leaves_the_tensors_as_they_were() -> None:
             if progress.bytes_done > 0:
                 cluster.kill_peer(0)
 
-        # It tries again and finds that nobody sends any more.
+        # The receiver tries again and finds no sender any more.
         with pytest.raises(lh.FailedPrecondition):
             comms[1].sync_state(states[1], "receive", timeout=PATIENCE, progress=strike)
         with pytest.raises(lh.Error):

@@ -1,7 +1,7 @@
-"""Kill one of three hosts at many points of 16 concurrent in-place ops: never a wrong value, never a hang.
+"""Kills one of three hosts at many points of 16 concurrent in-place ops. No value may be wrong, and nothing may hang.
 
-Each op at each survivor has to equal the exact sum over one set of members. The set is the same at both survivors, and
-has the size that OpInfo names.
+Each op at each survivor has to be the exact sum over one set of members. The set is the same at both survivors, and has
+the size that OpInfo names.
 """
 
 from __future__ import annotations

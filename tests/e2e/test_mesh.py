@@ -1,4 +1,4 @@
-"""Kill one of four hosts at several points of concurrent in-place mesh ops: never a wrong value, never a hang."""
+"""Kills one of four hosts at several points of concurrent in-place ops by the mesh: no wrong value, and no hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of metrics shows what is true when it is served."""
+"""Tests that a page of metrics shows the values of the moment at which it is served."""
 
 from __future__ import annotations
 

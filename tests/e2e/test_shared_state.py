@@ -1,7 +1,7 @@
-"""What PCCL's tests say of shared state, and what is ours, from the outside: real daemons, the Python package.
+"""Tests of shared state with real daemons and the Python package: what PCCL's own tests check, and what only we have.
 
-Where PCCL leaves something open or lets it happen by chance, the test says what is ours: a first revision is the
-highest offered, a tie goes to the lowest hash, an odd member gets an error and is not removed, element counts count.
+PCCL leaves some things open or to chance. Here they are fixed: the first revision is the highest that was offered; a
+tie goes to the lowest hash; a member that does not fit gets an error and is not removed; element counts have to agree.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 class Group:
-    """Members of one group, each at a peer of its own, driven by threads of this process."""
+    """Members of one group, each at a peer of its own. Threads of this process make their calls."""
 
     def __init__(self, cluster: LocalCluster, run: str, group: int) -> None:
         self.cluster = cluster
@@ -48,7 +48,7 @@ class Group:
         return self._pool.submit(lh.join, self.run, self.group, socket, PATIENCE)
 
     def add(self) -> lh.Comm:
-        """One more member; the others take it in at a boundary without a state."""
+        """Adds a member. The others admit it at a boundary without a state."""
         joining = self.join(len(self.comms))
         size = len(self.comms) + 1
 
@@ -65,7 +65,7 @@ class Group:
         return self._pool.submit(call, *arguments)
 
     def all(self, call: Callable[..., T], *each: list[Any]) -> list[T]:
-        """call(comm, one of each) at all members at once: results, or the first error."""
+        """Calls call(comm, one of each list) at all members at once. Returns the results, or raises the first error."""
         outcomes = self.outcomes(call, *each)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -102,7 +102,7 @@ class Group:
 
 
 def status_of(cluster: LocalCluster, run: str) -> list[dict[str, Any]]:
-    """The groups of the run, by `lhctl status`."""
+    """The groups of the run, as `lhctl status` shows them."""
     command = [str(find_binary("lhctl")), f"--coordinator={cluster.admin}", "status", "--json", run]
     shown = subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE).stdout
     groups: list[dict[str, Any]] = json.loads(shown)["groups"]
@@ -133,7 +133,7 @@ def state_of(value: float = 1, revision: int = 0, **options: Any) -> lh.State:
 
 
 def assert_equal(infos: list[lh.SyncInfo], states: list[lh.State], revision: int) -> None:
-    """All hold one state, of that revision and of the hash that this process finds by itself."""
+    """Asserts that all hold one state: with this revision, and with the hash that this process computes itself."""
     for info, state in zip(infos, states):
         assert info.revision == state.revision == revision
         assert info.hash == infos[0].hash == state.hash == state.compute_hash()
@@ -198,7 +198,7 @@ def test_a_revision_too_high_is_an_error_of_that_member_alone(cluster: LocalClus
         assert isinstance(outcomes[1], lh.StateMismatch)
         assert "revision is 2, due is 1" in str(outcomes[1])
         assert_equal([outcomes[0], outcomes[2]], [states[0], states[2]], 1)
-        # It is still a member, and takes part in the next one.
+        # The refused member is still a member, and takes part in the next sync.
         for state in states:
             state.revision = 2
         assert_equal(group.sync(states), states, 2)
@@ -250,7 +250,7 @@ def test_groups_are_apart_and_sync_at_the_same_time(cluster: LocalCluster) -> No
     run = f"state-{next(_runs)}"
     with group_of(cluster, 2, run, 0) as first, group_of(cluster, 2, run, 1) as second:
         one = [state_of(1, revision=5) for _ in range(2)]
-        # The same names, other contents, another revision, and a rejection in the middle of it.
+        # The second group has the same names, other contents and another revision; its second sync is refused.
         two = [state_of(2, revision=8) for _ in range(2)]
         ahead = first.submit(first.sync, one)
         assert_equal(second.sync(two), two, 8)
@@ -274,7 +274,7 @@ def test_a_member_that_is_late_is_waited_for(cluster: LocalCluster) -> None:
             group.comms[0].sync_state(state_of(), timeout=0.3)
         with pytest.raises(lh.FailedPrecondition):
             states[0].save("/dev/null")
-        # What was begun goes on, and is waited for.
+        # The sync goes on after the timeout. The next call waits for it.
         assert_equal(group.sync(states), states, 0)
 
 
@@ -395,7 +395,7 @@ def test_a_newcomer_with_the_same_bits_comes_in_at_a_step(cluster: LocalCluster)
         newcomer = joining.result(PATIENCE)
         group.comms.append(newcomer)
         states.append(state_of())
-        # It does not know the revision; the others' is higher.
+        # The newcomer does not know the revision. That of the others is higher.
         train(newcomer, states[2])
         for each in others:
             each.result(PATIENCE)
@@ -435,7 +435,7 @@ def test_on_change_believes_what_was_touched(cluster: LocalCluster) -> None:
         before = group.sync(states)[0].hash
         for state in states:
             state.tensors["w"][5] = 9
-        assert group.sync(states)[0].hash == before, "nobody said that it changed"
+        assert group.sync(states)[0].hash == before, "no call said that the tensor changed"
         for state in states:
             state.touch("w")
         infos = group.sync(states)
@@ -451,7 +451,7 @@ def test_a_state_named_at_join_is_read_before(cluster: LocalCluster, mode: str, 
     state = lh.State({"w": values, "b": np.zeros(3)}, hash=mode)
     before = state.compute_hash()
     with lh.join(f"named-{mode}-{arena}", 0, cluster.socket(0), PATIENCE, state=state) as comm:
-        values[7] = 2  # nobody said so: what was read is what counts
+        values[7] = 2  # no call says so: the bits that were hashed count
         assert comm.sync_state(state, timeout=PATIENCE).hash == before
         values[7] = 3
         state.revision += 1
@@ -595,7 +595,7 @@ def test_a_newcomer_receives_everything_also_what_may_be_unequal(cluster: LocalC
         assert_equal(infos, states, 8)
         assert (states[2].tensors["rng"] == 1).all()
         assert infos[2].bytes == W_BYTES + 800
-        # Once.
+        # It is fetched only once.
         for state, value in zip(states, (5, 6, 7)):
             state.revision = 9
             state.tensors["rng"][:] = value
@@ -614,7 +614,7 @@ def test_a_newcomer_that_has_all_that_is_compared_keeps_the_rest(cluster: LocalC
         group.add()
         for state in states:
             state.revision = 8
-        states.append(made(3))  # from a checkpoint, with the rest of its own
+        states.append(made(3))  # from a checkpoint; the other tensors are its own
         infos = group.sync(states)
         assert_equal(infos, states, 8)
         assert [info.bytes for info in infos] == [0, 0, 0]
@@ -624,7 +624,7 @@ def test_a_newcomer_that_has_all_that_is_compared_keeps_the_rest(cluster: LocalC
 def test_a_receiver_takes_what_a_sender_has(cluster: LocalCluster) -> None:
     with group_of(cluster, 3) as group:
         states = [state_of(1), state_of(2), state_of(1)]
-        # Two hold the same, but they only receive.
+        # Two members hold the same state, but they only receive.
         infos = group.sync(states, ["receive", "send", "receive"])
         assert_equal(infos, states, 0)
         assert all((state.tensors["w"] == 2).all() for state in states)
@@ -707,7 +707,7 @@ def test_several_sources_share_the_work(cluster: LocalCluster) -> None:
             now = [peer.metric("longhaul_peerd_state_bytes_sent_total") for peer in cluster.peers]
             return [b - a for a, b in zip(before, now)]
 
-        # Metrics are told every half second.
+        # Metrics are updated every half second.
         until(lambda: sum(sent()) >= size and sent().count(0) <= 4 - infos[3].sources, "the metrics tell what was sent")
         assert sum(amount > 0 for amount in sent()) == infos[3].sources
 
@@ -731,13 +731,13 @@ def test_a_run_goes_on_from_the_newest_checkpoint(cluster: LocalCluster, tmp_pat
         for step in range(4):
             with comm.step(state, PATIENCE):
                 state.tensors["w"][:] += 1
-            # Each at times of its own; the last one never.
+            # Each member saves at a time of its own. The last one never saves.
             if rank < 2 and step <= 2 + rank:
                 state.save(paths[rank])
 
     with group_of(cluster, 3, run) as group:
         group.all(train, [state_of() for _ in range(3)], [0, 1, 2])
-    # All are gone. One has a checkpoint of revision 3, one of revision 4, one has none.
+    # All members are gone. One has a checkpoint of revision 3, one has one of revision 4, and one has none.
     with group_of(cluster, 3, run) as group:
         states = [state_of(0) for _ in range(3)]
         for state, path in zip(states, paths[:2]):
@@ -750,7 +750,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint(cluster: LocalCluster, tmp_pat
 
 def test_a_source_that_dies_half_way_is_replaced() -> None:
     size = 32 << 20
-    # Two sources that may send 2 MiB in a second each need eight seconds: one is killed before.
+    # Each of two sources sends at most 2 MiB per second, so the transfer takes eight seconds. One is killed before.
     with LocalCluster(peers=3, peerd_flags=["--state-rate=2097152"]) as cluster, group_of(cluster, 3) as group:
         states = [lh.State({"w": np.full(size, rank == 2, np.uint8)}) for rank in range(3)]
         started = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms[:2], states)]
@@ -760,13 +760,13 @@ def test_a_source_that_dies_half_way_is_replaced() -> None:
                 cluster.kill_peer(0)
 
         info = group.comms[2].sync_state(states[2], timeout=PATIENCE, progress=strike)
-        assert cluster.peers[0].process.poll() is not None, "it was over before two sources had sent something"
+        assert cluster.peers[0].process.poll() is not None, "the transfer ended before two sources had sent something"
         assert_equal([started[1].result(PATIENCE), info], states[1:], 0)
         assert not states[2].tensors["w"].any()
         with pytest.raises(lh.Unavailable):
             started[0].result(PATIENCE)
         assert info.bytes == size
-        # Metrics are told every half second, all together.
+        # Metrics are updated every half second, all at once.
         until(
             lambda: cluster.peers[2].metric("longhaul_peerd_state_bytes_received_total") >= size,
             "the metric tells what came",
@@ -775,7 +775,7 @@ def test_a_source_that_dies_half_way_is_replaced() -> None:
 
 
 def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
-    # The source may send 1 MiB in a second: the fetch can be looked at for a quarter of a minute.
+    # The source sends at most 1 MiB per second, so the fetch can be seen for 16 seconds.
     size = 16 << 20
     with LocalCluster(peers=2, peerd_flags=["--state-rate=1048576"]) as cluster, group_of(cluster, 2) as group:
 
@@ -783,7 +783,7 @@ def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
             members = [member for each in status_of(cluster, group.run) for member in each["members"]]
             return [member["fetch"] for member in members if "fetch" in member]
 
-        # The second one fetches: its revision is lower.
+        # The second member fetches, because its revision is lower.
         states = [lh.State({"w": np.full(size, i, np.uint8)}, revision=1 - i) for i in range(2)]
         syncing = [group.submit(sync, comm, state, "popular") for comm, state in zip(group.comms, states)]
         seen: list[dict[str, Any]] = []
@@ -800,7 +800,7 @@ def test_lhctl_status_shows_who_fetches_and_how_far_it_is() -> None:
 
 
 def arena_state(cluster: LocalCluster, peer: int, revision: int) -> lh.State:
-    """Its tensor is in the arena."""
+    """A state whose tensor is in the arena."""
     tensor = lh.empty(6 << 20, peerd=cluster.socket(peer))
     tensor[:] = revision
     return lh.State({"w": tensor}, revision)

@@ -1,4 +1,4 @@
-"""Trainer processes under a test's control."""
+"""Trainer processes that a test controls, and checks of what they do."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from typing import Any
 from longhaul.testing import LocalCluster
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
-# How long anything may take on a busy machine.
+# How long any call may take on a busy machine.
 PATIENCE_S = 60
-# Of a group in these tests.
+# The most members that a group has in these tests.
 MEMBERS_MAX = 8
-# Ops that post() holds back.
+# How many ops post() holds back.
 HELD = 2
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Returns when the condition holds, and fails if that takes for ever."""
+    """Waits until the condition holds. Fails if that takes too long."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"did not happen in {PATIENCE_S} s: {what}"
@@ -35,7 +35,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Trainer:
-    """One worker.py process. `do()` asks and waits; `start()` and `finish()` do so in two steps."""
+    """A process that runs worker.py. do() gives a command and waits for the answer; start() and finish() split this."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -69,7 +69,7 @@ class Trainer:
         return result
 
     def idle(self) -> bool:
-        """Whether no answer has come yet."""
+        """True if no answer has come yet."""
         return self._lines.empty()
 
     def do(self, name: str, timeout: float = 90, **arguments: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Trainer:
 
 
 def all_do(trainers: list[Trainer], name: str, timeout: float = 90, **arguments: Any) -> list[dict[str, Any]]:
-    """The same command at all of them at once."""
+    """Gives all trainers the same command at once, and returns their answers. Fails if one is an error."""
     for trainer in trainers:
         trainer.start(name, **arguments)
     results = [trainer.finish(timeout) for trainer in trainers]
@@ -103,7 +103,7 @@ def all_do(trainers: list[Trainer], name: str, timeout: float = 90, **arguments:
 
 
 def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
-    """Fresh ones, which end with the stack."""
+    """Starts `count` trainers. They end with the stack."""
     trainers = []
     for _ in range(count):
         trainers.append(Trainer())
@@ -112,7 +112,7 @@ def trainers_of(stack: ExitStack, count: int) -> list[Trainer]:
 
 
 def assemble(trainers: list[Trainer], sockets: list[str], run: str, group: int = 0) -> None:
-    """All of them become members of one group, each through the peerd at its socket."""
+    """Makes all trainers members of one group. Each uses the peerd at its own socket."""
     for trainer, socket in zip(trainers, sockets):
         trainer.start("assemble", socket=socket, run=run, group=group, size=len(trainers))
     for trainer in trainers:
@@ -121,10 +121,10 @@ def assemble(trainers: list[Trainer], sockets: list[str], run: str, group: int =
 
 
 def post(trainers: list[Trainer], ops: int, count: int, holder: Trainer | None = None, **options: Any) -> None:
-    """Everybody posts `ops` ops at once; `check` takes the outcomes.
+    """Lets all trainers post `ops` ops at once. check() then takes the outcomes.
 
-    With a holder there are HELD more ops. The others post them too, and the holder does not: these ops stay in
-    flight until release(), however fast the machine is.
+    With a holder there are HELD more ops. All trainers except the holder post these, too. So these ops stay in flight
+    until release(), however fast the machine is.
     """
     held = HELD if holder is not None else 0
     for bit, trainer in enumerate(trainers):
@@ -139,16 +139,16 @@ def post(trainers: list[Trainer], ops: int, count: int, holder: Trainer | None =
 
 
 def release(holder: Trainer, **options: Any) -> None:
-    """The holder of post() posts the ops that it held back."""
+    """Lets the holder of post() post the ops that it held back."""
     answer = holder.finish()
     assert "error" not in answer, answer
     holder.start("run_ops", members=MEMBERS_MAX, **options)
 
 
 def check(trainers: list[Trainer], ops: int, healthy: list[int]) -> list[list[dict[str, Any]]]:
-    """The outcomes of post(). Every op is done; each result is the exact sum over one set of members.
+    """Returns the outcomes of post(). Checks that every op ended well, with the exact sum over one set of members.
 
-    The set is the same at all trainers, has the size that OpInfo names, and has all the healthy members in it.
+    The set is the same at all trainers, has the size that OpInfo names, and holds all healthy members.
     """
     answers: list[list[dict[str, Any]]] = [trainer.finish()["ops"] for trainer in trainers]
     for tag in range(ops):
@@ -173,10 +173,10 @@ def kill_at_many_points(
     kill_trainer: bool = True,
     **options: Any,
 ) -> Iterator[list[list[dict[str, Any]]]]:
-    """Kills one more host at many points of concurrent ops; checks and gives the survivors' outcomes of each.
+    """Kills a host at many points of concurrent ops. Checks the survivors' outcomes and yields them for each point.
 
-    A first round without a kill measures how long the ops take here. The points are spread over that time. Of each
-    round HELD ops are held back by a survivor until the host is dead: so each death hits ops in flight.
+    A first round without a kill measures how long the ops take here. The points are spread over that time. In each
+    round a survivor holds HELD ops back until the host is dead. So each death hits ops in flight.
     """
     rng = random.Random(seed)
     healthy = list(range(len(survivors)))
@@ -202,7 +202,7 @@ def kill_at_many_points(
                 release(holder, **options)
                 answers = check(survivors, ops + HELD, healthy)
                 for op in answers[0][ops:]:
-                    assert op["participants"] == healthy, f"one that died before all had posted took part: {op}"
+                    assert op["participants"] == healthy, f"a member that died before all had posted took part: {op}"
                 yield answers
             all_do(survivors, "leave")
         cluster.kill_peer(peer)

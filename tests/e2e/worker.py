@@ -1,7 +1,7 @@
-"""A trainer process for end-to-end tests: does what the test tells it, one JSON line at a time.
+"""A trainer process for end-to-end tests. It does what the test tells it.
 
-Input lines are commands, output lines are their results, in order. The test owns time and faults; the worker owns
-tensors. See Worker for the commands.
+Each input line is a command in JSON. Each output line is the result of a command, in the same order. The test decides
+about time and faults; the worker owns the tensors. The methods of Worker are the commands.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def ramp(count: int) -> np.ndarray:
 
 
 def pattern(bit: int, tag: int, count: int) -> np.ndarray:
-    """Input of the member `bit` for op `tag`: float32, integers; every subset of members has its own sum."""
+    """The input of member `bit` for op `tag`: whole numbers as float32. Each set of members has another sum."""
     return ramp(count) * np.float32(1 << bit) + np.float32(tag)
 
 
 def participants_of(result: np.ndarray, tag: int, members: int) -> list[int] | None:
-    """The one set of members whose exact sum `result` is; None: there is none."""
+    """The set of members whose exact sum is `result`. None: there is no such set."""
     count = result.shape[0]
     for mask in range(1, 1 << members):
         bits = [b for b in range(members) if mask >> b & 1]
-        # Element 0 decides which set it can be; then all elements have to agree.
+        # Element 0 decides which set is possible. Then all elements have to agree.
         if float(result[0]) != float(sum(1 << b for b in bits) + tag * len(bits)):
             continue
-        # Sums of small whole numbers: exact in any order.
+        # Sums of small whole numbers are exact in any order.
         if np.array_equal(ramp(count) * np.float32(mask) + np.float32(tag * len(bits)), result):
             return bits
     return None
@@ -67,14 +67,15 @@ class Worker:
         return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
 
     def assemble(self, socket: str, run: str, size: int, group: int = 0, timeout: float = 60) -> dict[str, Any]:
-        """Joins, and passes boundaries until all of `size` members, who do the same, are there."""
-        # The peerd may be another one than before, with another arena.
+        """Joins, and passes boundaries until `size` members are there. All of them have to run this command."""
+        # The peerd and its arena may be others than before.
         self.prepared = (0, False)
         self.comm = lh.join(run=run, group=group, peerd=socket, timeout=timeout)
         while self.comm.world_size < size:
             self.comm.begin_step(timeout=timeout)
             time.sleep(0.01)
-        # With an op behind it nobody's next boundary is the one that admitted it.
+        # A member's first boundary call may return at once, because that boundary admitted it. After this op that is
+        # over for all members.
         self.comm.all_reduce(np.zeros(1, np.float32), tag=1 << 32, timeout=timeout)
         return {"member": self.comm.member_id, "epoch": self.comm.epoch}
 
@@ -84,7 +85,7 @@ class Worker:
         return {"rank": self.comm.rank, "size": self.comm.world_size, "epoch": self.comm.epoch}
 
     def begin_step_until(self, size: int) -> dict[str, Any]:
-        """Step boundaries until the world has `size` members."""
+        """Passes step boundaries until the world has `size` members."""
         assert self.comm is not None
         while self.comm.world_size < size:
             self.comm.begin_step()
@@ -107,7 +108,7 @@ class Worker:
         return {}
 
     def post_ops(self, ops: int, algorithm: str = "auto") -> dict[str, Any]:
-        """Starts the ops of the first tensors, in place, one tag each; run_ops() starts the others."""
+        """Starts the ops of the first tensors, in place, one tag each. run_ops() starts the others."""
         assert self.comm is not None
         for tag in range(len(self.works), ops):
             self.works.append(
@@ -116,9 +117,9 @@ class Worker:
         return {}
 
     def run_ops(self, members: int, timeout: float = 60, algorithm: str = "auto") -> dict[str, Any]:
-        """All tensors at once. For each: the set of participants, or the error."""
+        """Reduces all tensors at once. Returns for each the set of participants, or the error."""
         self.post_ops(len(self.tensors), algorithm)
-        # What is done here takes longer than the ops: all have their outcome before it begins.
+        # Wait for all ops first: the checks below take longer than the ops.
         outcomes: list[tuple[lh.OpInfo | lh.Error, float]] = []
         for work in self.works:
             try:
@@ -157,14 +158,14 @@ class Worker:
         }
 
     def allocate(self, socket: str, mib: int, fill: bool = False) -> dict[str, Any]:
-        """Memory shared with peerd, kept; every page of it is in use only if it is filled."""
+        """Takes memory that is shared with peerd, and keeps it. Its pages are in use only after `fill`."""
         self.kept = lh.empty(mib << 20, dtype="uint8", peerd=socket)
         if fill:
             self.kept[:] = 1
         return {"bytes": self.kept.size}
 
     def prepare_state(self, mib: int, odd: bool) -> dict[str, Any]:
-        """A state of one tensor in shared memory. Those of all members are equal, but for odd ones: each chunk differs."""
+        """Makes a state with one tensor in shared memory. All states are equal, but all chunks of an odd one differ."""
         tensor = lh.empty(mib << 18, dtype="float32")
         tensor[:] = ramp(mib << 18) + np.float32(odd)
         self.held = tensor
@@ -172,7 +173,7 @@ class Worker:
         return {}
 
     def sync(self, timeout: float = 60) -> dict[str, Any]:
-        """`odd`: whose bits the tensor has now; None: neither's."""
+        """Syncs the state. `odd` in the answer says whether the tensor now has the odd bits; None: it has neither."""
         assert self.comm is not None and self.state is not None
         try:
             info = self.comm.sync_state(self.state, timeout=timeout)
@@ -184,7 +185,7 @@ class Worker:
         return {"hash": info.hash, "bytes": info.bytes, "sources": info.sources, "odd": odd if same else None}
 
     def declare(self, fill: float, place: str = "arena", count: int = 700_000, revision: int = 0) -> dict[str, Any]:
-        """A state of three tensors that are all `fill`, one of which may be unequal; "arena", "numpy" or "both"."""
+        """Makes a state of three tensors full of `fill`. Members may differ in "rng". place: arena, numpy or both."""
         where = {"arena": ["arena"] * 2, "numpy": ["numpy"] * 2, "both": ["arena", "numpy"]}[place]
         first, second = (
             lh.empty(count, dtype="float32") if one == "arena" else np.empty(count, dtype=np.float32) for one in where
@@ -196,7 +197,7 @@ class Worker:
         return {"kept": None if self.comm is None else self.comm.kept_revision(self.state)}
 
     def hand_over(self, count: int, timeout: float = 60) -> dict[str, Any]:
-        """In the background: what others agree on is fetched into a state like that of test_background_join."""
+        """Hands over a state like that of test_background_join, into which peerd fetches in the background."""
         assert self.comm is not None
         self.parts = {"weights": lh.empty(count, dtype="float32"), "rng": np.zeros(1)}
         self.state = lh.State(self.parts, allow_unequal={"rng"})
@@ -204,7 +205,7 @@ class Worker:
         return {"background": info.background}
 
     def train(self, steps: int, timeout: float = 60) -> dict[str, Any]:
-        """Steps that add one to all tensors. What the last sync said, and what the tensors held then."""
+        """Makes steps that add one to all tensors. Returns what the last sync said, and what the tensors then held."""
         assert self.comm is not None and self.state is not None
         seen: dict[str, Any] = {}
         for _ in range(steps):
@@ -237,7 +238,7 @@ class Worker:
         return {}
 
     def forget(self) -> dict[str, Any]:
-        """Leaves if it can; whatever this was a member of, it is not any more."""
+        """Leaves the group if it can, and forgets it in any case."""
         if self.comm is not None:
             with contextlib.suppress(lh.Error):
                 self.comm.leave(timeout=10)
@@ -254,7 +255,7 @@ def main() -> None:
             result = getattr(worker, name)(**command)
         except lh.Error as error:
             result = {"error": type(error).__name__, "text": str(error)}
-        except Exception:  # the test shows it
+        except Exception:  # the test prints the text
             result = {"error": "Python", "text": traceback.format_exc()}
         print(json.dumps(result), flush=True)
 

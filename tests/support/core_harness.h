@@ -1,11 +1,14 @@
-// A coordinator core with a store and peers, in one thread, for tests.
+// For tests: a coordinator core with a store and peers, in one thread.
 //
-// Peers come in two kinds. Scripted ones send what the test says; what they receive is kept as
-// text. Those that were made `lively` follow the protocol by themselves: they prepare, get ready,
-// commit, and say again after a reconnect what was not answered; they CHECK what a peer may rely
-// on. The harness is the driver: it obeys Persist before everything else, lets time pass deadline
-// by deadline with everybody's heartbeats, checks the core's invariants after each step, and can
-// lose the coordinator at any Persist.
+// There are two kinds of peers. A scripted peer sends what the test says, and the harness keeps
+// what the peer receives as text. A lively peer follows the protocol by itself: it prepares, gets
+// ready, commits, and after a reconnect sends again what was not answered. It also checks
+// (LH_CHECK) what a peer may rely on.
+//
+// The harness drives the core. It carries out a Persist before all other actions, lets time pass
+// from deadline to deadline with the heartbeats of all peers, and checks the core's invariants
+// after each step. It can lose the coordinator at any Persist. It owns the core, the store and the
+// peers.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +33,14 @@ struct LivelyPeer {
   struct LocalMember {
     GroupKey group;
     bool admitted = false;
-    uint64_t votes = 0;  // answered
+    uint64_t votes = 0;  // how many votes were answered
     bool voting = false;
     bool leaving = false;
-    std::optional<control::SyncOffer> sync;  // not answered with kEnd; what is there now
-    bool sync_with_vote = false;             // it goes with the vote that is not answered
-    bool ready = false;                      // so does this
-    uint64_t syncs = 0;                      // numbers used
+    // The state that the member now has, while its sync has no answer kEnd.
+    std::optional<control::SyncOffer> sync;
+    bool sync_with_vote = false;  // `sync` goes with the vote that has no answer yet
+    bool ready = false;           // `ready` goes with that vote, too
+    uint64_t syncs = 0;           // how many numbers of syncs are used
     std::vector<control::SyncResult> sync_results;
   };
   struct GroupAtPeer {
@@ -46,17 +50,17 @@ struct LivelyPeer {
     std::vector<control::OpReport> ops;
     std::map<OpOrdinal, control::Fate> fates;
   };
-  std::map<uint64_t, control::Join> joins;  // not answered
+  std::map<uint64_t, control::Join> joins;  // joins without an answer
   std::map<MemberId, LocalMember> members;
   std::map<GroupKey, GroupAtPeer> groups;
   std::set<PeerId> cannot_reach;
-  std::set<PeerId> no_way_through;  // links through these relays cannot be built
-  bool tries_well = false;          // a trial shows nothing of those that it cannot reach
-  bool tries_nobody = false;        // answers no trial
-  std::optional<control::StateAgreed> agreed;  // the last one that it was told
-  bool mute = false;                           // answers no preparation
-  bool patient = false;                        // says nothing yet of those that it cannot reach
-  bool fetches = true;                         // what it is told to fetch is there at once
+  std::set<PeerId> no_way_through;  // the peer cannot build links through these relays
+  bool tries_well = false;          // the peer's trials succeed, also with peers it cannot reach
+  bool tries_nobody = false;        // the peer answers no trial
+  std::optional<control::StateAgreed> agreed;  // the last StateAgreed that the peer received
+  bool mute = false;                           // the peer answers no preparation
+  bool patient = false;                        // the peer does not report unreachable peers yet
+  bool fetches = true;                         // the peer's fetches end well at once
 };
 
 class Harness {
@@ -114,13 +118,13 @@ class Harness {
     Step(SessionClosed{session});
     Run();
   }
-  // What the peer says in its next Hello.
+  // The secret that the peer sends in its next Hello.
   void SetSecret(PeerId peer, const std::string& secret) { welcomes_[peer].secret = secret; }
   const std::string& Secret(PeerId peer) { return welcomes_[peer].secret; }
-  // The peer comes up where the other one was.
+  // The peer comes up at the address of the other one.
   void SetAddress(PeerId peer, PeerId other) { addresses_[peer] = other; }
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }
-  // The peer hangs: no heartbeats from now on.
+  // The peer hangs: it sends no heartbeats from now on.
   void Hang(PeerId peer) { hanging_.insert(peer); }
   void Unhang(PeerId peer) { hanging_.erase(peer); }
 
@@ -130,7 +134,7 @@ class Harness {
     return lively;
   }
   LivelyPeer& Lively(PeerId peer) { return lively_.at(peer); }
-  // The host is gone for good.
+  // The peer's host dies and does not come back.
   void Kill(PeerId peer) {
     lively_.erase(peer);
     Close(peer);
@@ -186,7 +190,7 @@ class Harness {
     }
     SendVote(peer, member, it->second);
   }
-  // `offer` without its number.
+  // The member votes for a sync. The harness sets the number of `offer`.
   void LivelySync(PeerId peer, MemberId member, control::SyncOffer offer) {
     const auto it = lively_.at(peer).members.find(member);
     if (it == lively_.at(peer).members.end() || it->second.sync) return;
@@ -194,7 +198,7 @@ class Harness {
     it->second.sync = offer;
     Tell(peer, control::SyncVote{it->second.group, member, offer});
   }
-  // The member has got what it was told to fetch, or has not.
+  // The member reports the end of the fetch that it was told to do: it ended well or with an error.
   void LivelyFetched(PeerId peer, MemberId member, const Outcome& outcome = {},
                      uint64_t bytes = 100, std::vector<MemberId> corrupt = {}) {
     LivelyPeer::LocalMember& local = lively_.at(peer).members.at(member);
@@ -247,7 +251,7 @@ class Harness {
       Run();
     }
   }
-  // The driver did not run for so long.
+  // The driver does not run for so long.
   void Stall(int64_t ms) { now_ = now_ + Millis(ms); }
   void Pass() {
     Step(TimePassed{});
@@ -262,7 +266,7 @@ class Harness {
     Run();
   }
 
-  // A new process with what the store holds; all streams are gone.
+  // Starts a new coordinator with what the store holds. All streams are gone.
   void Boot() {
     sessions_.clear();
     owners_.clear();
@@ -277,13 +281,13 @@ class Harness {
     config.entropy = std::string(31, 'e') + static_cast<char>(boots_);
     core_ = std::make_unique<CoordinatorCore>(config, store_);
   }
-  // The same with a store that went back in time.
+  // Starts a new coordinator with a store that went back in time.
   void Restore(Records records) {
     store_ = std::move(records);
     Boot();
   }
-  // Dies at the `number`th Persist from now (from 1): with `kept`, when the store has it and
-  // nothing was sent; otherwise before.
+  // The coordinator dies at a Persist; 1 is the next one. With `kept` it dies after the store has
+  // the records and before any message leaves; otherwise before the store gets them.
   void CrashAt(int number, bool kept) {
     crash_at_ = number;
     crash_kept_ = kept;
@@ -294,7 +298,7 @@ class Harness {
   // Skips the checks after each step, for a test that only fills a group.
   void SetUnchecked(bool unchecked) { unchecked_ = unchecked; }
 
-  // Solves what the core asked for last, and tells it.
+  // Solves the ring that the core asked for last, and gives the core the answer.
   void AnswerRing() {
     const RingOrdered answer = Solve(ring_orders_.back());
     Step(answer);
@@ -303,7 +307,7 @@ class Harness {
 
   // ---- view
 
-  // Never more than one is not answered.
+  // All rings that the core asked for. The core waits for an answer before it asks again.
   const std::vector<OrderRing>& ring_orders() const { return ring_orders_; }
   CoordinatorCore& core() { return *core_; }
   const Records& store() const { return store_; }
@@ -314,13 +318,13 @@ class Harness {
     }
     return {};
   }
-  // What the peer received since the last call, Welcome and PendingCount left out.
+  // What the peer received since the last call, without Welcome and PendingCount.
   std::vector<std::string> Take(PeerId peer) { return std::exchange(received_[peer], {}); }
   void ForgetReceived() { received_.clear(); }
   const control::Welcome& Welcomed(PeerId peer) const { return welcomes_.at(peer); }
   // The last PrepareEpoch that the peer received.
   const control::PrepareEpoch& Prepared(PeerId peer) const { return prepared_.at(peer); }
-  // Why its last member was removed, as the peer was told.
+  // The reason that the peer was given for the removal of its last removed member.
   const std::string& RemovedText(PeerId peer) const { return removed_.at(peer); }
   uint32_t pending_count(PeerId peer) const { return pending_.at(peer); }
   const std::vector<std::string>& closings() const { return closings_; }
@@ -334,7 +338,7 @@ class Harness {
   uint64_t trace() const { return trace_; }
   Tick now() const { return now_; }
 
-  // Lets lively peers answer until nothing moves.
+  // Lets lively peers answer until no message is left.
   void Run() {
     while ((!inbox_.empty() || !tries_.empty()) && !crashed_) {
       for (const auto& [peer, attempt] : std::exchange(tries_, {})) {
@@ -389,7 +393,8 @@ class Harness {
     control::CoordinatorMessage message;
   };
 
-  // An answer of a scripted peer is to what it was sent last, unless it says otherwise.
+  // An answer of a scripted peer names the last preparation that the peer received, unless the test
+  // sets another one.
   template <class Answer>
   void NamePreparation(PeerId peer, Answer* answer) {
     const auto prepared = prepared_.find(peer);
@@ -406,7 +411,7 @@ class Harness {
     Tell(peer, vote);
   }
 
-  // Say() without running the others: for peers that answer.
+  // As Say(), but without running the other peers. For peers that answer.
   void Tell(PeerId peer, control::PeerMessage message) {
     const auto it = sessions_.find(peer);
     if (it == sessions_.end() || crashed_) return;
@@ -448,7 +453,7 @@ class Harness {
           << ToString(peer) << " was welcomed by a later start";
       welcomes_[peer] = *welcome;
     } else if (const auto* attempt = std::get_if<control::TryPeer>(&send.message)) {
-      // Scripted peers reach everybody.
+      // Trials of scripted peers always succeed.
       if (!lively_.contains(peer)) tries_.push_back({peer, *attempt});
     } else {
       received_[peer].push_back(Describe(send.message));
@@ -509,7 +514,7 @@ class Harness {
     LH_CHECK(m.epoch > group.committed) << ToString(peer) << " " << Describe(m);
     LH_CHECK(!group.frozen || m.freeze) << ToString(peer) << " was frozen";
     for (const control::MemberInfo& member : m.members) {
-      // A peer that only has newcomers may have been in the group long ago.
+      // A peer that has only newcomers may have been in the group long ago, so it is not checked.
       if (member.peer != peer || member.joined == m.epoch) continue;
       LH_CHECK(m.base == group.committed) << ToString(peer) << " did not hear of a commit";
     }
@@ -563,7 +568,7 @@ class Harness {
     for (const auto& [id, member] : self.members) {
       if (member.group == m.group && member.admitted) return;
     }
-    // No member of the epoch is left here: its ops and its freeze end.
+    // The peer has no member of the epoch any more, so its ops and its freeze end.
     self.groups.erase(m.group);
   }
   void On(PeerId, LivelyPeer&, const control::Drain&) {}
@@ -592,7 +597,8 @@ class Harness {
   std::map<PeerId, control::PrepareEpoch> prepared_;
   std::map<PeerId, control::Welcome> welcomes_;
   std::map<PeerId, uint32_t> pending_;
-  std::vector<std::pair<PeerId, control::TryPeer>> tries_;  // of scripted peers, not answered
+  std::vector<std::pair<PeerId, control::TryPeer>>
+      tries_;  // trials of scripted peers without an answer
   std::map<PeerId, std::string> removed_;
   std::vector<std::string> closings_;
   std::vector<EventRecord> notices_;

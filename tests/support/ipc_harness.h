@@ -1,4 +1,8 @@
-// An IPC server on a real ring in a thread of its own, with a handler that a test scripts.
+// For tests: an IPC server on a real ring, in a thread of its own, with a handler that a test
+// scripts.
+//
+// A Harness owns the thread, the ring, the server and its socket. The test's thread calls the
+// Harness; Run() carries work over to the reactor thread. Failures are LH_CHECKs.
 #pragma once
 
 #include <dirent.h>
@@ -30,8 +34,9 @@ inline int OpenDescriptors() {
   return count;
 }
 
-// Runs on the reactor thread. By default joins, steps and leaves succeed at once, and the result of
-// an op is twice its source (of float32): as if two members had posted the same.
+// Answers the IPC server's requests. Used on the reactor thread only. By default joins, steps and
+// leaves succeed at once. An op's result is twice its source (for float32), as if two members had
+// posted the same tensor. A hold_ field set to true makes requests of its kind wait.
 class ScriptedHandler : public TrainerRequests {
  public:
   void OnJoin(const LocalJoin& join) override {
@@ -91,7 +96,7 @@ class ScriptedHandler : public TrainerRequests {
   World WorldOf(LocalId local) const {
     return {Epoch(epoch), MemberId(100 + local.value()), 0, 2, 0};
   }
-  // Answers the post at `index`, the newest by default.
+  // Answers the held post at `index`; by default the newest.
   void FinishPost(const Outcome& outcome = {}, size_t index = SIZE_MAX) {
     if (index == SIZE_MAX) index = posts.size() - 1;
     const HeldPost post = std::move(posts[index]);
@@ -105,7 +110,7 @@ class ScriptedHandler : public TrainerRequests {
     server->PostDone(post.post, outcome, info, post.desc.bytes(), post.desc.bytes());
   }
 
-  // Answers the sync of the member, the newest one.
+  // Answers the member's newest sync.
   void FinishSync(LocalId local, const Outcome& outcome = {}) {
     sync_info.revision = syncs.back().revision;
     server->SyncDone(local, outcome, sync_info);
@@ -122,13 +127,13 @@ class ScriptedHandler : public TrainerRequests {
   bool hold_posts = false;
   bool hold_syncs = false;
   StateSyncInfo sync_info{0, {0xa, 0xb}, 0, 0, 5000};
-  uint64_t kept_revision = 0;  // 0: nothing is kept
+  uint64_t kept_revision = 0;  // 0: no state is kept
   std::vector<Manifest> kept_asked;
   bool hold_prepares = false;
-  std::vector<Manifest> prepared;               // all
-  std::vector<std::function<void()>> prepares;  // held
-  std::vector<StateSync> syncs;                 // all
-  std::vector<HeldPost> posts;                  // held
+  std::vector<Manifest> prepared;               // of all OnPrepare() calls
+  std::vector<std::function<void()>> prepares;  // the `done` of those that are held
+  std::vector<StateSync> syncs;                 // of all syncs
+  std::vector<HeldPost> posts;                  // the posts that are not answered
   std::vector<std::string> events;
   uint64_t bytes_added = 0;
   uint64_t bytes_removed = 0;
@@ -172,7 +177,7 @@ class Harness {
     Run([&](ScriptedHandler& handler, IpcServer&) { events = handler.events; });
     return events;
   }
-  // False: not within half a minute.
+  // Waits until the condition holds. False: it did not hold within half a minute.
   bool Until(const std::function<bool(ScriptedHandler&, IpcServer&)>& condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     bool met = false;
@@ -182,7 +187,7 @@ class Harness {
     }
     return met;
   }
-  // As if peerd were killed.
+  // Stops the server as if peerd were killed.
   void Stop() {
     if (!thread_.joinable()) return;
     LH_CHECK(tasks_->Post([this] { stop_ = true; }));
@@ -205,7 +210,7 @@ class Harness {
       LH_CHECK_OK(r->RunOnce(kNever));
       for (auto& task : tasks_->TakeAll()) task();
     }
-    // The poster may still be about to wake the ring.
+    // Stop() may still be about to wake the ring, so wait before the ring goes.
     posted_last_.get_future().wait();
     server->reset();
     handler_.posts.clear();
