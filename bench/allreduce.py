@@ -1,24 +1,27 @@
 #!/usr/bin/env python3
-"""All-reduce of Longhaul beside gloo and Open MPI, on this machine, in one run, and what the machine would allow.
+"""Measures all-reduce of Longhaul, gloo and Open MPI in one run on this machine, and what the machine would allow.
 
     tools/build && .venv/bin/python bench/allreduce.py
     .venv/bin/python bench/allreduce.py --peers=2 --sizes=4K,64M --json=result.json
     .venv/bin/python bench/allreduce.py --where=namespaces --systems=longhaul,gloo/torch
 
-For each world size all systems are started and stay up, asleep between their turns: a Longhaul cluster with one peerd a member, a
-trainer process in C and one in Python at each, and as many processes of each rival. Float32 sums. Variants take turns, round by
-round, so that whatever else the machine does meets them alike. Every variant's sum is checked before it is timed.
+For each world size all systems start and stay up; they sleep between their turns. Longhaul has one peerd per member,
+with one trainer process in C and one in Python; each rival has as many processes. All sum float32 tensors. Variants
+take turns, round by round, so that other work of the machine affects all alike. Every variant's sum is checked before
+it is timed.
 
-`longhaul`, `gloo` and `openmpi` are called from C or C++, `longhaul/python` and `gloo/torch` from Python.
+`longhaul`, `gloo` and `openmpi` are called from C or C++; `longhaul/python` and `gloo/torch` are called from Python.
 
-Variants of Longhaul: `arena` (in place, tensors of lh_alloc(), in Python of longhaul.empty); in C also `out-of-place` (both of them there),
-`plain` (in place, memory of malloc()). Measured only if they are named, in place in the arena as well: `mesh` and `ring` (by that algorithm),
-`sixteen` (a sixteenth each in sixteen ops at a time). Rivals reduce in place. What is not installed is named and left out.
+Variants of Longhaul: `arena` works in place on tensors of lh_alloc() (in Python longhaul.empty). Only in C,
+`out-of-place` has source and target there, and `plain` works in place on memory of malloc(). Only if --variants names
+them, `mesh` and `ring` work like `arena` by that algorithm, and `sixteen` reduces sixteenths in sixteen ops at once.
+Rivals work in place. A rival that is not installed is named and left out.
 
-A row gives the time of one op: per process over all its timed ops, then the slowest process. Bandwidths in GB/s as nccl-tests
-defines them. CPU: of all processes of a system, daemons included, per 10^9 bytes on the wire, 2 (N - 1) / N x tensor x N. Memory:
-resident at its highest, beyond that of the idle processes. `x gloo`, `x MPI`: how many times faster ours is than the
-better gloo and Open MPI. `limit`: the computed least time over the measured one (bench/README.md).
+A row has the time of one op: over all timed ops of a process, for the slowest process. Bandwidths are in GB/s, as
+nccl-tests defines them. CPU is that of all processes of a system, daemons included, per 10^9 bytes on the wire; these
+bytes are 2 (N - 1) / N x tensor x N. Memory is the highest resident memory, less that of the idle processes. `x gloo`
+and `x MPI` say how many times faster Longhaul is than the better gloo and than Open MPI. `limit` is the computed least
+time divided by the measured time (bench/README.md).
 """
 
 from __future__ import annotations
@@ -44,14 +47,14 @@ from workers import Failure
 from longhaul.bench import sizes_of, text_of
 
 ITERATIONS_MAX = 1000
-# A machine on which others use more than this is no machine to compare times on.
+# If other programs use a larger share of the processors, times cannot be compared.
 QUIET = 0.05
 QUIET_WITHIN_S = 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One kind of row, and who carries it out."""
+    """One kind of row, and the team of processes that carries it out."""
 
     team: systems.Team
     name: str
@@ -75,7 +78,7 @@ class Variant:
 
 
 def calibrate(variant: Variant, nbytes: int, round_seconds: float) -> figures.Samples:
-    """How many ops make a round, and the memory that they take."""
+    """How many ops make a round, and how much memory they take."""
     variant.team.forget_peak()
     variant.prepare(nbytes)
     trial = figures.Samples(iterations=3, warm=2)
@@ -85,17 +88,17 @@ def calibrate(variant: Variant, nbytes: int, round_seconds: float) -> figures.Sa
     wanted = round(round_seconds / max(trial.median(), 1e-6))
     return figures.Samples(
         iterations=min(max(wanted, 1), ITERATIONS_MAX),
-        # The first op of a round waits for the slowest process to hear of it; small ones need a few to get going.
+        # The first op of a round waits until the slowest process gets the order. Small ops need a few more to warm up.
         warm=2 if wanted > 3 else 1,
         memory_bytes=peak,
     )
 
 
 def measure(variants: list[Variant], nbytes: int, args: argparse.Namespace) -> list[figures.Samples]:
-    """One size of tensor, all variants in turns."""
+    """Measures one size of tensor: all variants, in turns."""
     all_samples = [calibrate(variant, nbytes, args.round_seconds) for variant in variants]
     for variant in variants:
-        # From here on the tensors of a variant stay where they are while the others have their turns.
+        # From here on a variant keeps its tensors while the others have their turns.
         variant.prepare(nbytes)
     for turn in range(args.rounds):
         for i in range(len(variants)):
@@ -107,8 +110,8 @@ def measure(variants: list[Variant], nbytes: int, args: argparse.Namespace) -> l
 
 
 def too_large(variants: list[Variant], nbytes: int) -> str:
-    """Why this size is left out; empty: it is not."""
-    # A tensor each, one of them two; and of the one at its turn also what it works with, at most two more.
+    """Why this size is left out. Empty: it is measured."""
+    # Each variant has a tensor, and one variant has two. The variant at its turn needs at most two more to work.
     need = nbytes * (len(variants) + 3) * max(variant.team.size for variant in variants)
     free = machine.meminfo("MemAvailable")
     if need <= free:
@@ -137,7 +140,7 @@ def started(
 
 
 def quiet() -> float:
-    """Waits for a moment in which other programs use little of the processors, but not for long. How much they do."""
+    """Waits for a while until other programs use little of the processors. Returns the share that they use."""
     deadline = time.monotonic() + QUIET_WITHIN_S
     while (busy := machine.busy_elsewhere(0.5)) > QUIET and time.monotonic() < deadline:
         pass
@@ -145,7 +148,7 @@ def quiet() -> float:
 
 
 def bench(chosen: list[systems.System], args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Adds to the result as figures come."""
+    """Measures all sizes, and adds figures to the result as they come."""
     print(figures.HEAD, flush=True)
     for size in args.peers:
         with started(size, chosen, args) as (place, variants):
@@ -169,7 +172,7 @@ def bench(chosen: list[systems.System], args: argparse.Namespace, result: dict[s
                 rates = [limits.measure(nbytes)] if limited else []
                 all_samples = measure(variants, nbytes, args)
                 if limited:
-                    # Before and after: what disturbs the machine for a moment must not make the limit an easy one.
+                    # Measured before and after: a disturbance of the machine must not make the limit too easy.
                     rates = [figures.better(rates[0], limits.measure(nbytes))]
                     result["rates"].append({"peers": size, **dataclasses.asdict(rates[0])})
                 rows = [
@@ -198,7 +201,9 @@ def main() -> int:
     parser.add_argument(
         "--systems", type=lambda text: text.split(","), default=names, help=f"default {','.join(names)}"
     )
-    parser.add_argument("--variants", type=lambda text: text.split(","), help="only these, for instance arena,in-place")
+    parser.add_argument(
+        "--variants", type=lambda text: text.split(","), help="measure only these, for instance arena,in-place"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="turns of each variant (default 7)")
     parser.add_argument("--round-seconds", type=float, default=0.3, help="about how long a turn lasts (default 0.3)")
     parser.add_argument("--no-limits", action="store_true", help="measure neither the machine's limits nor the line")
@@ -207,7 +212,7 @@ def main() -> int:
     parser.add_argument("--peerd-flag", action="append", default=[], help="a further flag for every peerd")
     args = parser.parse_args()
     if min(args.peers) < 2 or args.rounds < 1:
-        parser.error("--peers from 2, --rounds from 1")
+        parser.error("give at least 2 --peers and at least 1 of --rounds")
     unknown = set(args.systems) - set(names)
     if unknown:
         parser.error(f"no system {' '.join(sorted(unknown))}: there are {' '.join(names)}")

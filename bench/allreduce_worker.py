@@ -1,4 +1,4 @@
-"""One process of a system that is measured from Python under bench/allreduce.py. The orders: native/worker.h.
+"""One process of a system that bench/allreduce.py measures from Python. native/worker.h explains its orders.
 
 allreduce_worker.py longhaul CONTROL RANK SIZE PEERD_SOCKET RUN
 allreduce_worker.py torch-gloo CONTROL RANK SIZE RENDEZVOUS_FILE
@@ -16,7 +16,7 @@ from workers import Failure, Member
 
 
 class Longhaul(Member):
-    """One variant, `arena`: in place."""
+    """Longhaul. Its one variant is `arena`, in place."""
 
     def __init__(self, size: int, peerd: str, run: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Longhaul(Member):
 
 
 class TorchGloo:
-    """One variant, in place."""
+    """gloo in torch. Its one variant is in place."""
 
     def __init__(self, rank: int, size: int, rendezvous: str) -> None:
         import torch

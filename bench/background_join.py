@@ -1,13 +1,14 @@
-"""What a newcomer with a large shared state costs the others: blocking, and in the background.
+"""Measures what a newcomer with a large shared state costs the other members: blocking, and in the background.
 
     .venv/bin/python bench/background_join.py [--mib 1024] [--rate BYTES_PER_SECOND]
 
-Two trainers step: they think (asleep, as if on a GPU), reduce a tensor and sync a state of which a little changes. When they
-are in their stride a third one joins, with nothing. One line of JSON for each way to join: the others' time of a step before, and
-while the newcomer is not counted (or, blocking, in its first sync); how long it took, and how busy the processors were.
+Two trainers make steps. In a step they think (asleep, as if a GPU computed), reduce a tensor, and sync a state of which
+a little has changed. After a while a third trainer joins without the state. Each way to join prints one line of JSON:
+the others' time of a step before the join, and while the newcomer is in the background (or, blocking, in its first
+sync); how long the join took; and how busy the processors were.
 
-All run on one host: what the newcomer's transfer takes of the processors it takes from the others. --rate bounds what each source
-sends, as a link would (`longhaul-peerd --state-rate`).
+All trainers run on one host, so the newcomer's transfer takes processor time from the others. --rate bounds what each
+source sends, as a link would (`longhaul-peerd --state-rate`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CHURN = 1 << 20  # elements that each step changes
 
 
 def busy_seconds() -> float:
-    """Of all processors since the start of the host."""
+    """The busy and the total time of all processors since the host started."""
     with open("/proc/stat") as stat:
         fields = [int(field) for field in stat.readline().split()[1:]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
@@ -44,7 +45,7 @@ def model(mib: int, fill: float) -> tuple[lh.State, np.ndarray]:
 
 
 def train(socket: str, options: argparse.Namespace, mode: str | None, results: Any) -> None:
-    """mode None: a veteran. Puts (when, seconds) of each step, or the newcomer's times."""
+    """A trainer. mode None: a veteran; otherwise a newcomer. Puts its steps, each (when, seconds), and its times."""
     os.environ["LONGHAUL_SOCKET"] = socket
     state, small = model(options.mib, 1.0 if mode is None else 0.0)
     gradient = lh.empty(options.op_mib << 18, dtype="float32")
@@ -63,7 +64,7 @@ def train(socket: str, options: argparse.Namespace, mode: str | None, results: A
                 gradient[0] = mode is not None
                 comm.all_reduce(gradient, op="avg", timeout=600)
                 together += bool(gradient[0])
-                # What was taken later than the op is not waited for.
+                # Take only what is there by the end of the op.
                 if step.take():
                     small += 1
                     state.touch("small")
@@ -95,7 +96,7 @@ def measure(options: argparse.Namespace, mode: str) -> dict[str, Any]:
             process.join(60)
     newcomer = next(one for one in told if one["mode"] is not None)
     veteran = next(one for one in told if one["mode"] is None)
-    # From its admission to its first step outside the background. Its own memory is made before.
+    # From the admission to the first step outside of the background. The newcomer makes its own memory before.
     since, until = newcomer["joined"], newcomer["contributes"]
     before = [seconds for at, seconds in veteran["steps"] if began - options.before / 2 < at < began]
     during = [seconds for at, seconds in veteran["steps"] if at + seconds > since and at < until]
@@ -118,12 +119,12 @@ def measure(options: argparse.Namespace, mode: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=1024, help="of the state")
-    parser.add_argument("--op_mib", type=int, default=4, help="that a step reduces")
-    parser.add_argument("--think", type=float, default=0.25, help="seconds of a step")
-    parser.add_argument("--before", type=float, default=20, help="seconds before the newcomer comes")
-    parser.add_argument("--steps", type=int, default=3, help="that it contributes to")
-    parser.add_argument("--rate", type=int, default=0, help="bytes per second of states that each source sends; 0: any")
+    parser.add_argument("--mib", type=int, default=1024, help="size of the state in MiB")
+    parser.add_argument("--op_mib", type=int, default=4, help="MiB that a step reduces")
+    parser.add_argument("--think", type=float, default=0.25, help="seconds that a step sleeps")
+    parser.add_argument("--before", type=float, default=20, help="seconds before the newcomer joins")
+    parser.add_argument("--steps", type=int, default=3, help="steps to which the newcomer contributes")
+    parser.add_argument("--rate", type=int, default=0, help="largest rate of a source in bytes/s; 0: no limit")
     options = parser.parse_args()
     for mode in ("background", "blocking"):
         print(json.dumps(measure(options, mode)), flush=True)

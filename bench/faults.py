@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""What faults cost: time to go on after a death, a coordinator that keeps dying, memory over many ops and members.
+"""Measures what faults cost: a death, a silence, a coordinator that keeps dying, and memory over many ops and members.
 
     tools/build && .venv/bin/python bench/faults.py
     .venv/bin/python bench/faults.py kill --kills=100 --json=result.json
     .venv/bin/python bench/faults.py coordinator --minutes=2
     .venv/bin/python bench/faults.py memory --ops=100000 --cycles=1000
 
-kill: SIGKILL of one of four peers, at a random time of a 64 MiB all-reduce. A row is of the survivors: from the death to
-their op's completion (each survivor of each kill is one sample), less the median time of an op without a fault, begun when the
-death came (an op cannot end sooner than its whole length after the death, because it begins anew). A second row does not
-subtract that. Kills that came after the op was over are done again.
-silence: the same with SIGSTOP, which shows in nothing but silence. Target: below detect_ms + 500 ms.
-coordinator: SIGKILL and restart (SQLite store) every 5 s under load, while a member joins and leaves again and again. An op that
-fails ends the measurement.
-memory: resident memory of coordinator, peerds and trainers over ops with a tag of their own each, and over members that come
-and go. `growth` is of the last tenth over the first after the warm-up.
+kill: one of four peers gets SIGKILL at a random time of a 64 MiB all-reduce. A sample is the time from the death to the
+end of the op at one survivor. The median time of an op without a fault is subtracted, because the op begins anew and
+cannot end sooner. A second row does not subtract it. A kill that misses the op is repeated. silence: the same with
+SIGSTOP. The others notice nothing but silence. Target: below detect_ms + 500 ms. coordinator: the coordinator (SQLite
+store) gets SIGKILL and is restarted every 5 s under load. Meanwhile a member joins and leaves again and again. An op
+that fails ends the measurement. memory: resident memory of coordinator, peerds and trainers, over ops that each have a
+tag of their own, and over members that come and go. `growth` compares the last tenth with the first tenth after the
+warm-up.
 
 Exit code 1 if a target is missed.
 """
@@ -41,7 +40,7 @@ from typing import Any
 
 from workers import MIB, Failure, Member, Trainer, finish_all, team, work
 
-# An op or a boundary that takes longer has failed, and so has a program that does not start.
+# An op, a boundary or the start of a program has failed if it takes longer.
 PATIENCE_S = Member.PATIENCE_S
 
 
@@ -49,7 +48,7 @@ PATIENCE_S = Member.PATIENCE_S
 
 
 def resident(pid: int) -> int:
-    """In bytes, the arena included."""
+    """The resident memory of this process in bytes, with the arena."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
 
@@ -74,7 +73,7 @@ class Worker(Member):
         return {"begin": begin, "end": end, "sum": low, "world": info.world_size, "retries": info.retries}
 
     def ops(self, first: int, count: int, elements: int, window: int) -> dict[str, Any]:
-        """Many small ones, each under a tag of its own, so many in flight at once."""
+        """Does many small ops, each with a tag of its own, and so many in flight at once."""
         wrong = retries = 0
         flying: list[Any] = []
 
@@ -96,7 +95,7 @@ class Worker(Member):
         return {"wrong": wrong, "retries": retries}
 
     def steps(self, seconds: float, count: int) -> dict[str, Any]:
-        """Boundaries and ops for a time; the members agree on the end by an op."""
+        """Passes boundaries and does ops for some time. An op tells all members that the time is over."""
         steps = retries = wrong = 0
         slowest = 0.0
         joined = 0
@@ -123,7 +122,7 @@ class Worker(Member):
             time.sleep(0.02)
 
     def visit(self, socket: str, run: str, count: int) -> dict[str, Any]:
-        """Joins others who do `steps`, takes part in one step, leaves."""
+        """Joins a group whose members do steps(), takes part in one step, and leaves; again and again."""
         begin = time.monotonic()
         self.comm = self.lh.join(run=run, peerd=socket, timeout=PATIENCE_S)
         took = time.monotonic() - begin
@@ -138,7 +137,7 @@ class Worker(Member):
         return {"seconds": took, "right": bool((source == info.world_size).all()), "over": bool(more[0] == 0)}
 
     def cycles(self, socket: str, run: str, count: int) -> None:
-        """Comes and goes where nobody else is."""
+        """Joins and leaves a group without other members, again and again."""
         for _ in range(count):
             comm = self.lh.join(run=run, peerd=socket, timeout=PATIENCE_S)
             comm.all_reduce(self.np.ones(16, "float32"), timeout=PATIENCE_S)
@@ -158,7 +157,7 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def deaths(args: argparse.Namespace, silence: bool) -> dict[str, Any]:
-    """One of `peers` dies in the middle of an op, again and again; each time a fresh one takes its place."""
+    """Again and again one of `peers` dies in the middle of an op, and a new one takes its place."""
     import longhaul as lh
 
     rng = random.Random(args.seed)
@@ -182,7 +181,7 @@ def deaths(args: argparse.Namespace, silence: bool) -> dict[str, Any]:
                 for trainer, path in zip(everybody, sockets):
                     trainer.start("meet", peerd=path, run=run, size=args.peers)
                 finish_all(everybody)
-                # Without a fault: the first warms the tensors up.
+                # Ops without a fault. The first one warms up the tensors.
                 for turn in range(3):
                     for trainer, path in zip(everybody, sockets):
                         trainer.start("op", socket=path, count=count, value=1)
@@ -194,7 +193,7 @@ def deaths(args: argparse.Namespace, silence: bool) -> dict[str, Any]:
                         calm += [op["end"] - last for op in ops]
                 for trainer, path in zip(everybody, sockets):
                     trainer.start("op", socket=path, count=count, value=1)
-                # Filling the tensors takes a while as well; a kill before or after the op does not count.
+                # Filling the tensors takes time, too. A kill before or after the op does not count.
                 time.sleep(args.fill_s + rng.uniform(0.1, 0.9) * statistics.median(calm))
                 died = time.monotonic()
                 os.kill(cluster.peers[number].pid, signal.SIGSTOP if silence else signal.SIGKILL)
@@ -242,13 +241,13 @@ def deaths(args: argparse.Namespace, silence: bool) -> dict[str, Any]:
 
 
 class Coordinator:
-    """A coordinator with a SQLite store on a port of its own, killed and started again."""
+    """A coordinator with a SQLite store and a port of its own, which can be killed and started again."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         from longhaul.testing import find_binary
 
         self.directory = directory
-        # A port that was free a moment ago: it has to be the same after each restart.
+        # The port was free a moment ago. It has to be the same after each restart, so the system cannot choose it.
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = "127.0.0.1:%d" % probe.getsockname()[1]
@@ -273,7 +272,7 @@ class Coordinator:
         deadline = time.monotonic() + PATIENCE_S
         while not ready.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                # The log goes with its directory.
+                # The log is deleted with its directory, so the error quotes it.
                 end = (self.directory / "coordinator.log").read_text(errors="replace")[-500:]
                 raise Failure(f"the coordinator did not start; its log ends: {end}")
             time.sleep(0.005)
@@ -343,7 +342,7 @@ def restarts(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def growth(samples: list[int]) -> float:
-    """Of the last tenth over the first tenth behind the warm-up, which is the first fifth."""
+    """The last tenth compared with the first tenth after the warm-up. The warm-up is the first fifth."""
     behind = samples[len(samples) // 5 :]
     tenth = max(1, len(behind) // 10)
     return statistics.median(behind[-tenth:]) / statistics.median(behind[:tenth]) - 1
@@ -378,7 +377,7 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
         finish_all(trainers)
         each = max(1, args.cycles // rounds)
         for _ in range(rounds):
-            # A run for each: nobody waits for the other one's boundary.
+            # Each has a run of its own, so that neither waits for a boundary of the other.
             for i, trainer in enumerate(trainers):
                 trainer.start("cycles", socket=cluster.socket(i), run=f"cycle-{i}", count=each)
             finish_all(trainers)
@@ -414,14 +413,14 @@ def text_of(value: Any) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)} (default all)")
+    parser.add_argument("part", nargs="*", help=f"parts to run, out of: {', '.join(PARTS)} (default all)")
     parser.add_argument("--peers", type=int, default=4, help="kill, silence: peers, of which one dies (default 4)")
     parser.add_argument("--mib", type=int, default=64, help="kill, silence: size of the op in MiB (default 64)")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--silences", type=int, default=20)
-    parser.add_argument("--fill-s", type=float, default=0.03, help="from our order to the op's start, about")
-    parser.add_argument("--minutes", type=float, default=2, help="coordinator: how long (default 2)")
-    parser.add_argument("--ops", type=int, default=100_000, help="memory: ops (default 100000)")
+    parser.add_argument("--fill-s", type=float, default=0.03, help="about how long an op starts after its order")
+    parser.add_argument("--minutes", type=float, default=2, help="coordinator: minutes (default 2)")
+    parser.add_argument("--ops", type=int, default=100_000, help="memory: number of ops (default 100000)")
     parser.add_argument("--cycles", type=int, default=500, help="memory: joins and leaves of each of two (default 500)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file too")

@@ -1,4 +1,4 @@
-"""What is computed from measured times: bandwidths, and what the machine would allow. Pure."""
+"""Computes figures from measured times: bandwidths, and what the machine would allow. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from longhaul.bench import algorithm_bandwidth, bus_bandwidth, quantile, text_of, wire_bytes
 
-# Below this a system call costs more than the bytes it moves, and a limit by bytes says nothing.
+# For smaller tensors a system call costs more than the bytes that it moves, so a limit by bytes says nothing.
 LIMIT_FROM_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What this machine does a second with every processor at it, on tensors of `bytes`. Bytes, all processors together."""
+    """What this machine can do on tensors of `bytes`: bytes per second of all processors together."""
 
     bytes: int
     copy: float  #: memory to memory, in large blocks
@@ -29,42 +29,43 @@ class Rates:
 
 
 def better(a: Rates, b: Rates) -> Rates:
-    """What the machine was able to do at one time or the other."""
+    """Each rate as the higher of two measurements."""
     return Rates(a.bytes, *(max(of_a, of_b) for of_a, of_b in zip(a.each(), b.each())))
 
 
 def limit_seconds(world: int, nbytes: int, rates: Rates) -> float:
     """The least time of an all-reduce among `world` ranks that share this machine, with plain sends and receives.
 
-    Each rank brings wire_bytes() through the kernel and adds (N - 1) / N of the tensor; nothing waits for anything else.
+    Each rank brings wire_bytes() through the kernel and adds (N - 1) / N of the tensor. Nothing waits for anything
+    else.
     """
     return _seconds(world, nbytes, rates.tcp, rates.add)
 
 
 def apart_seconds(world: int, nbytes: int, rates: Rates) -> float:
-    """The same where each rank is a process of its own, as it is."""
+    """The same limit if each rank is a process of its own, as ranks are."""
     return _seconds(world, nbytes, rates.tcp_apart, rates.add)
 
 
 def floor_seconds(world: int, nbytes: int, rates: Rates) -> float:
-    """The same where each byte on the wire is copied once, from memory to memory, and nothing else is done to it."""
+    """The same limit if each byte on the wire is only copied once, from memory to memory."""
     return _seconds(world, nbytes, rates.copy, rates.add)
 
 
 def _seconds(world: int, nbytes: int, wire: float, add: float) -> float:
-    """All ranks bring their bytes over the wire, and add them up."""
+    """The time in which all ranks bring their bytes over the wire at this rate, and add them up."""
     return world * wire_bytes(world, nbytes) / wire + (world - 1) * nbytes / add
 
 
 @dataclasses.dataclass
 class Samples:
-    """Times of one variant at one world size and size of tensor. Figures are of the slowest process."""
+    """The times of one variant for one world size and one size of tensor. Figures are those of the slowest process."""
 
-    rounds: list[list[list[float]]] = dataclasses.field(default_factory=list)  # seconds: by round, rank, op
-    iterations: int = 1  # of a round
-    warm: int = 1  # before them
-    cpu_s: float = 0  # of all processes of the system
-    memory_bytes: float = 0  # beyond the idle processes, all together
+    rounds: list[list[list[float]]] = dataclasses.field(default_factory=list)  # seconds, by round, rank and op
+    iterations: int = 1  # timed ops of a round
+    warm: int = 1  # ops before them that do not count
+    cpu_s: float = 0  # CPU time of all processes of the system
+    memory_bytes: float = 0  # memory of all processes together, less that of the idle ones
 
     def add_round(self, seconds: list[list[float]], cpu_s: float) -> None:
         self.rounds.append(seconds)
@@ -72,7 +73,7 @@ class Samples:
 
     @property
     def ops(self) -> int:
-        """Those that cost `cpu_s`."""
+        """How many ops cost `cpu_s`: the timed ones and those that do not count."""
         return len(self.rounds) * (self.iterations + self.warm)
 
     def by_rank(self) -> list[list[float]]:
@@ -91,7 +92,7 @@ class Samples:
 def row_of(
     world: int, nbytes: int, system: str, variant: str, samples: Samples, rates: Rates | None = None
 ) -> dict[str, Any]:
-    """As it stands in the JSON file. Seconds, bytes, bytes a second."""
+    """A row as in the JSON file: seconds, bytes, and bytes per second."""
     median = samples.median()
     wire = world * wire_bytes(world, nbytes)
     row: dict[str, Any] = {
@@ -118,18 +119,18 @@ def row_of(
 
 
 def is_ours(row: dict[str, Any]) -> bool:
-    """Longhaul, whatever language it is called from."""
+    """True if the row is of Longhaul, from any language."""
     return str(row["system"]).partition("/")[0] == "longhaul"
 
 
 def best(rows: Sequence[dict[str, Any]], prefix: str, key: str = "median_s") -> float | None:
-    """The least among systems whose name begins so; None: there is none."""
+    """The least value among systems whose name begins so. None: there is no such system."""
     found = [row[key] for row in rows if row["system"].startswith(prefix)]
     return min(found) if found else None
 
 
 def compare(rows: list[dict[str, Any]]) -> None:
-    """Adds what only rows of one world size and one tensor together tell: how many times faster ours are."""
+    """Adds how many times faster Longhaul is. This compares rows of one world size and one size of tensor."""
     for row in rows:
         if not is_ours(row):
             continue
@@ -153,7 +154,7 @@ def line_of(row: dict[str, Any]) -> str:
         return f"{row[key]:.2f}" if key in row else ""
 
     limit = f"{row['limit_s'] / row['median_s']:.0%}" if "limit_s" in row else ""
-    # Of small tensors it is the number of ops that costs, not that of bytes.
+    # For small tensors the number of ops costs, and not the number of bytes.
     cpu = f"{row['cpu_s_per_wire_gb']:.2f}" if row["bytes"] >= LIMIT_FROM_BYTES else ""
     return (
         f"{row['peers']:>5} {text_of(row['bytes']):>8} {row['system']:<15} {row['variant']:<13} {1e3 * row['median_s']:>10.3f} "

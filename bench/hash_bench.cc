@@ -1,11 +1,11 @@
-// Speed of hashing a state beside that of reading memory on the same machine, in the same run.
+// Compares the speed of hashing a state with that of reading memory, in one run.
 //
 //   bazel run --config=opt //bench:hash_bench [-- GIB]
 //
-// A row is one number of threads: GB/s of a loop that reads and does nothing else, GB/s of the pool
-// that peerd hashes with (chunks to digests, whole states, as for a sync), and the ratio. Rounds of
-// both take turns, so that drift of the machine meets both alike. The state (half a GiB unless
-// given) lies far beyond every cache.
+// A row is for one number of threads. It has the GB/s of a loop that only reads, the GB/s of the
+// pool with which peerd hashes states for a sync, and the ratio. Reading and hashing take turns, so
+// that drift of the machine affects both alike. The state is far larger than every cache: half a
+// GiB, or as many GiB as the argument says.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -28,7 +28,7 @@ double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Sums that do not wait for one another; the compiler makes vectors of them.
+// Several sums that do not wait for one another. The compiler makes vectors of them.
 uint64_t Read(std::span<const uint64_t> words) {
   uint64_t sums[32] = {};
   for (size_t i = 0; i + 32 <= words.size(); i += 32) {
@@ -39,7 +39,7 @@ uint64_t Read(std::span<const uint64_t> words) {
   return sum;
 }
 
-// Chunk by chunk and in turns, as the pool works.
+// The threads take chunks in turns, as those of the pool do.
 double ReadSeconds(std::span<const uint64_t> words, size_t threads) {
   constexpr size_t kWords = kStateChunkBytes / sizeof(uint64_t);
   std::vector<uint64_t> sums(threads);
@@ -58,7 +58,7 @@ double ReadSeconds(std::span<const uint64_t> words, size_t threads) {
   const double seconds = Seconds() - begin;
   uint64_t all = 0;
   for (const uint64_t sum : sums) all += sum;
-  if (all == 42) std::puts("");  // keeps the sums from being left out
+  if (all == 42) std::puts("");  // so that the compiler cannot drop the sums
   return seconds;
 }
 
@@ -92,7 +92,7 @@ void Run(size_t bytes) {
     for (int round = -1; round < kRounds; ++round) {
       const double r = ReadSeconds(words, threads);
       const double h = HashSeconds(words, &pool, &woken);
-      if (round < 0) continue;  // warm
+      if (round < 0) continue;  // a warm-up round
       read.push_back(static_cast<double>(words.size() * sizeof(uint64_t)) / r / 1e9);
       hash.push_back(static_cast<double>(words.size() * sizeof(uint64_t)) / h / 1e9);
     }

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a peerd costs whose trainers do nothing: no thread of the data plane is to spin.
+"""Measures what a peerd costs while its trainers do nothing. No thread of the data plane may spin.
 
     tools/build && .venv/bin/python bench/idle.py
     .venv/bin/python bench/idle.py --peers=9 --lanes=16 --seconds=30 --json=result.json
 
-Members of one group, each with a peerd of its own, link up, reduce a tensor twice, and wait. A row is the processor time that a peerd
-uses then, in percent of one processor: the median over the peerds, and the highest. Target: at most 0.5 with 8 links of 16 lanes
-(the default). All of them share this machine, so each also wakes the others.
+Members of one group, each with a peerd of its own, reduce a tensor twice and wait. A row is the processor time that a
+peerd then uses, in percent of one processor: the median over the peerds, and the highest. Target: at most 0.5 with 8
+links of 16 lanes (the default). All peerds share this machine, so each also wakes the others.
 
 Exit code 1 if the target is missed.
 """
@@ -25,7 +25,7 @@ import machine
 
 PERCENT_MAX = 0.5
 PATIENCE_S = 120
-# The others settle too: what an op has woken, and the links in their quiet.
+# Wait so long after the ops, until all peerds and links are quiet.
 SETTLE_S = 5
 
 
@@ -70,8 +70,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=9, help="peerds, each linked to all others (default 9)")
     parser.add_argument("--lanes", type=int, default=16, help="data lanes of a link (default 16)")
-    parser.add_argument("--seconds", type=float, default=20, help="that are measured (default 20)")
-    parser.add_argument("--json", help="file for the result")
+    parser.add_argument("--seconds", type=float, default=20, help="seconds that are measured (default 20)")
+    parser.add_argument("--json", help="write the result to this file")
     args = parser.parse_args()
     row = measure(args.peers, args.lanes, args.seconds)
     met = row["percent_median"] <= PERCENT_MAX

@@ -1,11 +1,11 @@
-// Speed of the reduction kernels beside that of memcpy on the same machine, in the same run.
+// Compares the speed of the reduction kernels with that of memcpy, in one run.
 //
 //   bazel run --config=opt //bench:kernels_bench
 //
-// A row is one op and dtype on one instruction set: tensor bytes reduced a second, and the ratio to
-// memcpy of as many bytes, in a range that fits the cache and in one that does not. A reduction
-// reads two streams and writes one, a copy reads one and writes one: 0.67 is parity of memory
-// traffic.
+// A row is for one op and one dtype on one instruction set. It has the bytes of tensor reduced per
+// second, and the ratio to memcpy of as many bytes, both for a range that fits into the cache and
+// for one that does not. A reduction reads two streams and writes one; a copy reads one and writes
+// one. So at a ratio of 0.67 both cause the same memory traffic.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,7 +27,7 @@ double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Median over rounds of GB/s; each round lasts some milliseconds.
+// GB/s as the median over rounds of some milliseconds.
 double Measure(size_t bytes, const std::function<void()>& work) {
   const int repeats = static_cast<int>(std::max<size_t>(1, (32 << 20) / bytes));
   work();
@@ -41,7 +41,7 @@ double Measure(size_t bytes, const std::function<void()>& work) {
   return rates[kRounds / 2];
 }
 
-// Ones: sums and products of them stay ordinary numbers for as long as the benchmark runs.
+// Fills with ones: their sums and products stay ordinary numbers as long as the benchmark runs.
 void Fill(std::vector<uint8_t>* data, DType dtype) {
   const size_t width = SizeOf(dtype);
   uint64_t one = 1;
@@ -69,7 +69,8 @@ void Run() {
   for (int d = 0; d < LH_WIRE_DTYPE_COUNT; ++d) {
     const auto dtype = static_cast<DType>(d);
     Fill(&b, dtype);
-    // The same work of all instruction sets in turn: what else the machine does meets all of them.
+    // All instruction sets do the same work in turns, so that other work of the machine affects
+    // all.
     const auto rows = [&](const char* op, const std::function<void(const Kernels&, size_t)>& work) {
       for (const Kernels& kernels : SupportedKernels()) {
         Fill(&a, dtype);

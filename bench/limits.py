@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What this machine can do a second with all processors at it: copies, additions, bytes through TCP on loopback.
+"""Measures what this machine can do with all processors busy: copies, additions, and TCP on loopback.
 
     .venv/bin/python bench/limits.py --sizes=1M,64M
 
@@ -30,20 +30,20 @@ from workers import Failure
 
 from longhaul.bench import sizes_of, text_of
 
-# Block, socket buffers (0: the kernel's own choice) and congestion control ("": the system's) that are tried for TCP; what
-# costs least counts.
+# What is tried for TCP: block, socket buffers (0: the kernel chooses) and congestion control ("": the system's
+# default). The cheapest counts.
 TCP_SETTINGS = (
     (128 << 10, 0, ""),
     (128 << 10, 0, "cubic"),
     (512 << 10, 512 << 10, "cubic"),
     (1 << 20, 512 << 10, "cubic"),
 )
-# Fits a processor's own cache.
+# A block that fits into a processor's own cache.
 ADD_BLOCK = 128 << 10
 PATIENCE_S = 60
 
 Start = Callable[[], None]
-# Sends a block of the tensor, from an offset.
+# The type of a function that sends a block of the tensor from an offset.
 SendBlock = Callable[[int, int], None]
 
 
@@ -56,8 +56,8 @@ class Done:
 
 
 def together(works: Sequence[Callable[[Start], Done]]) -> list[Done]:
-    """Each in a process of its own; they prepare, call start(), which waits for all, and work."""
-    context = multiprocessing.get_context("fork")  # sockets and tensors go along
+    """Runs each function in a process of its own. They prepare, call start(), which waits for all, and then work."""
+    context = multiprocessing.get_context("fork")  # the processes inherit sockets and tensors
     barrier = context.Barrier(len(works))
 
     def run(work: Callable[[Start], Done], result: multiprocessing.connection.Connection) -> None:
@@ -88,7 +88,7 @@ def together(works: Sequence[Callable[[Start], Done]]) -> list[Done]:
 
 
 def cost(done: Sequence[Done]) -> float:
-    """Seconds of a processor for a byte. Unlike bytes a second it is not worse where others use the processors, too."""
+    """Processor seconds per byte. Unlike bytes per second, this does not suffer if others use the processors, too."""
     return sum(one.cpu_s for one in done) / sum(one.bytes for one in done)
 
 
@@ -98,7 +98,7 @@ def _used() -> float:
 
 
 def _repeat(start: Start, seconds: float, once: Callable[[], int]) -> Done:
-    """`once` gives the bytes it moved."""
+    """Calls `once` again and again, which returns how many bytes it moved."""
     once()
     start()
     used, begin = _used(), time.monotonic()
@@ -126,7 +126,7 @@ def copy(nbytes: int, seconds: float) -> Callable[[Start], Done]:
 
 
 def add(nbytes: int, seconds: float) -> Callable[[Start], Done]:
-    """As a pipelined reduction does: what has just come, and is in cache, onto the tensor."""
+    """Adds as a pipelined reduction does: a block that has just come and is in cache, onto the tensor."""
 
     def work(start: Start) -> Done:
         import numpy as np
@@ -146,13 +146,13 @@ def add(nbytes: int, seconds: float) -> Callable[[Start], Done]:
 
 
 def _connection(buffers: int, congestion: str) -> tuple[socket.socket, socket.socket]:
-    """The sending and the receiving end."""
+    """A connection on loopback: the sending end and the receiving end."""
     with socket.socket() as listener, socket.socket() as to_be:
         for end, option in ((listener, socket.SO_RCVBUF), (to_be, socket.SO_SNDBUF)):
             if buffers:
                 end.setsockopt(socket.SOL_SOCKET, option, buffers)
             if congestion:
-                with contextlib.suppress(OSError):  # this kernel does not have it
+                with contextlib.suppress(OSError):  # the kernel may lack it
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -162,7 +162,7 @@ def _connection(buffers: int, congestion: str) -> tuple[socket.socket, socket.so
 
 
 class _Sink:
-    """Every other block is received into one place that stays in cache, as what is added at once is."""
+    """Receives. Every other block goes into one place that stays in cache, like a block that is added at once."""
 
     def __init__(self, nbytes: int, block: int) -> None:
         import numpy as np
@@ -173,7 +173,7 @@ class _Sink:
         self.moved = 0
 
     def place(self) -> memoryview:
-        """Of what comes next, up to the end of its block."""
+        """Receives some of the next bytes, up to the end of their block."""
         at = self.moved % self._view.nbytes
         room = min(self._block - at % self._block, self._view.nbytes - at)
         if at // self._block % 2:
@@ -189,7 +189,7 @@ def plainly(to: socket.socket, nbytes: int, block: int) -> SendBlock:
 
 
 def spliced(to: socket.socket, nbytes: int, block: int) -> SendBlock:
-    """The socket takes the pages of the tensor, which lies in shared memory, as an arena does."""
+    """Sends with splice. The socket takes the pages of the tensor, which is in shared memory like an arena."""
     memory = os.memfd_create("tensor")
     os.ftruncate(memory, nbytes)
     with mmap.mmap(memory, nbytes) as pages:
@@ -225,7 +225,7 @@ def tcp(
         while time.monotonic() < until:
             for offset in range(0, nbytes, block):
                 send_block(offset, min(nbytes, offset + block))
-        to.shutdown(socket.SHUT_WR)  # other processes have the socket, too: closing it would not end the stream
+        to.shutdown(socket.SHUT_WR)  # other processes hold the socket, so closing it would not end the stream
         # The bytes count at the receiver.
         return Done(0, _used() - used)
 
@@ -243,7 +243,7 @@ def tcp(
 
 
 def tcp_to_itself(nbytes: int, seconds: float, block: int) -> Callable[[Start], Done]:
-    """Sends a block, receives it, and so on: nobody sleeps, and nobody has to be woken."""
+    """Sends a block to itself, receives it, and so on. So nobody sleeps, and nobody has to be woken."""
 
     def work(start: Start) -> Done:
         import numpy as np
@@ -267,9 +267,9 @@ def tcp_to_itself(nbytes: int, seconds: float, block: int) -> Callable[[Start], 
 
 
 def measure(nbytes: int, seconds: float = 0.3) -> Rates:
-    """Takes about twelve times `seconds`."""
+    """Measures all rates for one size. This takes about twelve times `seconds`."""
     count = processors()
-    # At most a quarter of what is free, however many processors there are.
+    # The buffers take at most a quarter of the free memory, however many processors there are.
     nbytes = max(4 * 4096, min(nbytes, meminfo("MemAvailable") // (16 * count)) // 4096 * 4096)
     copied = cost(together([copy(nbytes, seconds)] * count))
     added = cost(together([add(nbytes, seconds)] * count))
@@ -298,12 +298,12 @@ def line_of(rates: Rates) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--sizes", type=sizes_of, default="1M,16M,64M,256M", help="of the tensors (default 1M,16M,64M,256M)"
+        "--sizes", type=sizes_of, default="1M,16M,64M,256M", help="sizes of the tensors (default 1M,16M,64M,256M)"
     )
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each rate (default 0.3)")
-    parser.add_argument("--json", action="store_true", help="one line of JSON for each size")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds for each rate (default 0.3)")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each size")
     args = parser.parse_args()
-    print(f"{processors()} processors; bytes a second of all together", file=sys.stderr)
+    print(f"{processors()} processors; bytes per second of all together", file=sys.stderr)
     for nbytes in args.sizes:
         rates = measure(nbytes, args.seconds)
         print(json.dumps(dataclasses.asdict(rates)) if args.json else line_of(rates), flush=True)

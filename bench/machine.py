@@ -1,4 +1,4 @@
-"""The machine that figures come from, and what processes cost on it."""
+"""Facts about the machine, and the cost of processes on it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def processors() -> int:
 
 
 def meminfo(name: str) -> int:
-    """In bytes."""
+    """A value of /proc/meminfo, in bytes."""
     return 1024 * int(re.findall(rf"^{name}:\s+(\d+) kB", (PROC / "meminfo").read_text(), re.M)[0])
 
 
 def _output(*command: str) -> str:
-    """Of a command that may be missing or fail: empty."""
+    """The output of a command. Empty: the command is missing or failed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
@@ -39,7 +39,7 @@ def _sysctl(name: str) -> str:
 
 
 def describe() -> dict[str, Any]:
-    """All that a reader of the figures may want to know."""
+    """Facts about the machine for readers of the figures."""
     model = re.findall(r"^model name\s*:\s*(.*)$", (PROC / "cpuinfo").read_text(), re.M)
     versions = {
         "longhaul": _output("git", "describe", "--always", "--dirty", "--abbrev=12"),
@@ -64,7 +64,7 @@ def describe() -> dict[str, Any]:
 
 
 def busy_elsewhere(seconds: float) -> float:
-    """The share of the processors that is used while the caller sleeps: by other programs, or the host for others (steal)."""
+    """The share of the processors that others use while the caller sleeps: other programs, or other guests (steal)."""
 
     def used() -> float:
         fields = [int(field) for field in (PROC / "stat").read_text().splitlines()[0].split()[1:9]]
@@ -76,11 +76,11 @@ def busy_elsewhere(seconds: float) -> float:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """That these processes have used so far. Of threads that live: those of a daemon do while it is measured."""
+    """The CPU seconds of these processes so far, of threads that live. A daemon's threads live while it is measured."""
     nanoseconds = 0
     for pid in pids:
         for task in (PROC / str(pid) / "task").iterdir():
-            # Ticks of utime and stime are too coarse for rounds of a fraction of a second.
+            # utime and stime count in ticks, which are too coarse for rounds of a fraction of a second.
             nanoseconds += int((task / "schedstat").read_text().split()[0])
     return nanoseconds / 1e9
 
@@ -91,17 +91,17 @@ def _status(pid: int, name: str) -> int:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Of all, what they share counted at each."""
+    """The resident memory of all these processes. Shared memory counts at each of them."""
     return sum(_status(pid, "VmRSS") for pid in pids)
 
 
 def forget_peak(pids: Iterable[int]) -> None:
-    """From here on peak_bytes() is of what comes."""
+    """Makes peak_bytes() count from now on."""
     for pid in pids:
         (PROC / str(pid) / "clear_refs").write_text("5")
 
 
 def peak_bytes(members: Iterable[int], daemons: Iterable[int]) -> int:
-    """Resident memory of all at its highest. What a daemon shares with its member counts at the member."""
+    """The highest resident memory of all processes. What a daemon shares with its member counts only at the member."""
     peak = sum(_status(pid, "VmHWM") for pid in members)
     return peak + sum(max(0, _status(pid, "VmHWM") - _status(pid, "RssShmem")) for pid in daemons)

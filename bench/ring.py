@@ -1,8 +1,9 @@
-"""The ring that the coordinator chooses by measured links, against the best ring there is (`bench/wan.py ring`).
+"""Compares the ring that the coordinator chooses by measured links with the best ring (`bench/wan.py ring`).
 
-Six hosts whose pairs differ each way, and trainers that step and reduce without a pause. In one world they come in the worst
-order and the coordinator orders the ring anew; in another one they come in the best order, by brute force over the scenario's
-table, and the ring is left alone. What counts is the goodput of the same ops in both.
+Six hosts have different links in each direction. Their trainers step and reduce without a pause. In one world hosts
+join in the worst order, and the coordinator orders the ring anew. In another world they join in the best order, which
+brute force over the scenario's table finds, and the ring stays. The result is the goodput of the same ops in both
+worlds.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from testbed import Wan, scenarios, settings_of  # noqa: E402
 from workers import MIB, Failure, Member, Trainer, finish_all, work  # noqa: E402
 
 SCENARIO = "six_hosts_asymmetric"
-# Of the scenario's rates: hosts, daemons and the emulation share a few processors.
+# The share of the scenario's rates that is used: hosts, daemons and the emulation share a few processors.
 SHARE = 0.4
 RING_INTERVAL_S = 20
 PROBE_INTERVAL_S = 2
-# So long after the last change the ring counts as found.
+# The ring counts as found if it has not changed for so long.
 QUIET_S = 45
 FOUND_WITHIN_S = 400
 TARGET = 0.95
@@ -42,7 +43,7 @@ Table = dict[tuple[int, int], float]  # Mbit/s from host to host
 
 
 def scaled(scenario: dict[str, Any], share: float) -> dict[str, Any]:
-    """The scenario with its rates times `share`."""
+    """The scenario with all rates multiplied by `share`."""
     links = []
     for rule in scenario["links"]:
         rate = rule.get("rate", "0")
@@ -60,14 +61,14 @@ def slowest(table: Table, ring: Sequence[int]) -> float:
 
 
 def rings(table: Table) -> list[tuple[int, ...]]:
-    """All there are, the best first."""
+    """All rings, the best one first."""
     hosts = sorted({a for a, _ in table})
     found = [(hosts[0], *rest) for rest in itertools.permutations(hosts[1:])]
     return sorted(found, key=lambda ring: (-slowest(table, ring), ring))
 
 
 class RingWorker(Member):
-    """A trainer that steps and reduces until it is told to stop, and takes the time of every step."""
+    """A trainer that steps and reduces for some time, and notes when each step ends."""
 
     def join(self, peerd: str, run: str) -> None:
         self.comm = self.lh.join(run=run, peerd=peerd, timeout=self.PATIENCE_S)
@@ -81,17 +82,17 @@ class RingWorker(Member):
         self.tensor.fill(0)
 
     def steps(self, seconds: float) -> dict[str, Any]:
-        """Until one of them has had so many seconds. Of each step its end and its epoch, and what was not as usual."""
+        """Makes steps until a member's time is over. Returns the end and the epoch of each step, and all retries."""
         began = time.monotonic()
         ends: list[float] = []
         epochs: list[int] = []
         retries = 0
         while True:
             step = self.comm.begin_step(timeout=self.PATIENCE_S)
-            # A member whose time is over says so in what is summed up, so that all stop after the same step.
+            # A member whose time is over says so in its input. So all members stop after the same step.
             self.tensor[0] = time.monotonic() - began >= seconds
             self.tensor[1] = 1
-            # Not the mesh, which hosts so far apart would choose.
+            # Ask for the ring: hosts so far apart would choose the mesh.
             info = self.comm.all_reduce(self.tensor, algorithm="ring", timeout=self.PATIENCE_S)
             if self.tensor[1] != step.world_size:
                 raise Failure(f"a wrong sum: {self.tensor[1]} of {step.world_size} members")
@@ -103,7 +104,7 @@ class RingWorker(Member):
 
 
 class Crew:
-    """A world and its trainers, whose ring begins in the order of `order`."""
+    """A world and its trainers. Its first ring has the hosts in this order."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class Crew:
         finish_all(self.trainers)
 
     def _admit(self, place: int) -> None:
-        """The last one: a ring begins in the order of arrival if they come one by one."""
+        """Admits the last trainer alone. The first ring has the order in which members were admitted."""
         deadline = time.monotonic() + Member.PATIENCE_S
         while place > 0 and len(members := self.wan.status()["groups"][0]["members"]) <= place:
             if time.monotonic() > deadline:
@@ -140,7 +141,7 @@ class Crew:
             trainer.start("boundary")
         self.trainers[-1].finish()
         finish_all(self.trainers[:-1])
-        self.trainers[-1].do("boundary")  # that which admitted it
+        self.trainers[-1].do("boundary")  # the boundary that admitted it
 
     def steps(self, seconds: float) -> list[dict[str, Any]]:
         for trainer in self.trainers:
@@ -167,13 +168,13 @@ class Crew:
 
 
 def step_seconds(steps: list[dict[str, Any]]) -> list[float]:
-    """Of each step but the first, at the slowest trainer."""
+    """The seconds of each step except the first, at the slowest trainer."""
     ends = [max(each) for each in zip(*(member["ends"] for member in steps))]
     return [after - before for before, after in zip(ends, ends[1:])]
 
 
 def goodput(mib: int, hosts: int, seconds: float) -> float:
-    """Mbit/s that each host sends for an op that takes so long."""
+    """How many Mbit/s each host sends if an op takes so long."""
     return 2 * (hosts - 1) / hosts * mib * MIB * 8 / 1e6 / seconds
 
 
@@ -249,7 +250,7 @@ def measure(args: argparse.Namespace, judge: Callable[[Wan], Any]) -> dict[str, 
         "of_best": round(ratio, 3),
         "target": TARGET,
         "met": ratio >= TARGET and not any(faults.values()),
-        # With the old ring, while it changes, and with the new one; the first step after a pause of the measurement is not one.
+        # All steps: with the old ring, during changes, and with the new ring. The first step after a pause is left out.
         "steps": len(gaps),
         "step_s_before": round(alone, 3),
         "step_s": round(ours, 3),

@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""What it takes to bring a state to a member that has other bits, through everything: trainers, peerds, a coordinator.
+"""Measures how long a member takes to get a state: with trainers, peerds and a coordinator, and all checks.
 
     tools/build && .venv/bin/python bench/state.py
     .venv/bin/python bench/state.py links death --mib=512 --link-mbit=400 --json=result.json
 
-loopback: one source and one joiner on 127.0.0.1, beside a plain TCP copy of as many bytes between the same two processes, in
-turns. Target: 0.60 of its speed.
-links: three sources, each behind a link of a third of the joiner's (network namespaces, tbf). Target: 0.90 of the
-joiner's link, headers included in neither. Plain TCP from the three at the same time stands beside it.
-death: the same; SIGKILL of one source's peerd and trainer when half has come. Target: the same bits, and less than 5 % of the
-state received for nothing.
+loopback: one source and one joiner on 127.0.0.1. A plain TCP copy of as many bytes between the same two processes takes
+turns with it. Target: 0.60 of the copy's speed. links: three sources, each behind a third of the joiner's link (network
+namespaces, tbf). Target: 0.90 of the joiner's link. The result also has plain TCP from the three sources at the same
+time. death: the same, and one source's peerd and trainer get SIGKILL when half of the state has come. Target: the right
+bits, and less than 5 % of the state received for nothing.
 
-Times are of whole calls of `comm.sync_state(state)` at the joiner: both sides hash, the coordinator elects, chunks move and are
-checked. `links` and `death` need root. Exit code 1 if a target is missed.
+Times are of whole calls of `comm.sync_state(state)` at the joiner. In a call both sides hash, the coordinator elects,
+and chunks are moved and checked. `links` and `death` need root. The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Worker(Member):
         self.state = self.lh.State({"weights": self.tensor})
 
     def reset(self, source: bool = False) -> None:
-        """Bits that no source has; or those of all sources."""
+        """Fills the tensor with the bits of all sources, or with bits that no source has."""
         if source:
             self.tensor[:] = self.np.arange(1, self.tensor.size + 1, dtype="uint64")
             self.tensor *= self.np.uint64(0x9E3779B97F4A7C15)
@@ -72,7 +71,7 @@ class Worker(Member):
         return {"seconds": seconds, "bytes": info.bytes, "sources": info.sources, "hash": info.hash}
 
     def check(self) -> dict[str, Any]:
-        """Whether all bits are those of the sources, found without the product's own hash."""
+        """Says whether all bits are those of the sources. Does not use Longhaul's hash."""
         right = True
         for at in range(0, self.tensor.size, MIB):
             part = self.tensor[at : at + MIB]
@@ -81,7 +80,7 @@ class Worker(Member):
         return {"right": right}
 
     def plain_offer(self, address: str, begin: int, end: int) -> dict[str, Any]:
-        """Sends this part of the tensor to whoever connects next."""
+        """Sends this part of the tensor to the next process that connects."""
         listener = socket.create_server((address, 0))
         view = memoryview(self.tensor).cast("B")[begin:end]
 
@@ -93,7 +92,7 @@ class Worker(Member):
         return {"port": listener.getsockname()[1]}
 
     def plain_fetch(self, parts: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """From all at once: (address, port, begin, end) each."""
+        """Fetches all parts at once. Each part is (address, port, begin, end)."""
         view = memoryview(self.tensor).cast("B")
         short: list[str] = []
 
@@ -125,7 +124,7 @@ def all_do(trainers: Sequence[Trainer], what: str, each: Sequence[dict[str, Any]
 
 
 def assemble(sources: Sequence[Trainer], joiner: Trainer, sockets: Sequence[str], mib: int) -> None:
-    """States made, all in one group. `sockets`: of the sources in order, then the joiner's."""
+    """Makes the states and joins all trainers to one group. `sockets`: the sources' in order, then the joiner's."""
     everybody = [*sources, joiner]
     makes = [{"peerd": path, "mib": mib, "source": i < len(sources)} for i, path in enumerate(sockets)]
     all_do(everybody, "make", makes)
@@ -133,11 +132,11 @@ def assemble(sources: Sequence[Trainer], joiner: Trainer, sockets: Sequence[str]
 
 
 def fetch(sources: Sequence[Trainer], joiner: Trainer, revision: int, mib: int) -> dict[str, Any]:
-    """The joiner gets everything; its figures."""
+    """Lets the joiner fetch the whole state. Returns its figures."""
     joiner.do("reset")
     for source in sources:
         source.start("sync", revision=revision)
-    # Whatever the sources have to do first, hashing above all, is in the joiner's time.
+    # The joiner's time includes the work that the sources do first, above all hashing.
     got: dict[str, Any] = joiner.do("sync", revision=revision - 1)
     others = [source.finish() for source in sources]
     expect(got, others, mib)
@@ -154,7 +153,7 @@ def expect(got: dict[str, Any], others: list[dict[str, Any]], mib: int) -> None:
 
 
 def plain(sources: Sequence[Trainer], addresses: Sequence[str], joiner: Trainer, mib: int) -> float:
-    """Seconds for as many bytes over one connection from each source, at the same time."""
+    """The seconds that a plain copy of as many bytes takes, over one connection from each source at the same time."""
     joiner.do("reset")
     size = mib * MIB
     ends = [(size * (i + 1) // len(sources)) for i in range(len(sources))]
@@ -178,7 +177,7 @@ def loopback(args: argparse.Namespace) -> dict[str, Any]:
         assemble([source], joiner, [cluster.socket(0), cluster.socket(1)], args.mib)
         plains = []
         ours = []
-        # The first of each is not counted: memory is touched for the first time.
+        # The first round does not count, because it touches memory for the first time.
         for turn in range(args.rounds + 1):
             plains.append(plain([source], ["127.0.0.1"], joiner, args.mib))
             ours.append(fetch([source], joiner, turn + 1, args.mib)["seconds"])
@@ -196,7 +195,7 @@ def loopback(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def hosts_behind_links(args: argparse.Namespace) -> Iterator[tuple[Any, list[Any], list[Trainer]]]:
-    """The world, its hosts (the joiner's last) and their trainers, assembled."""
+    """A world, its hosts (the joiner's is the last) and their trainers, which are members of one group."""
     import world as network
 
     why = network.why_not()
@@ -219,7 +218,7 @@ def hosts_behind_links(args: argparse.Namespace) -> Iterator[tuple[Any, list[Any
 
 
 def limit(network: Any, namespace: str, device: str, mbit: float) -> None:
-    """What leaves by the device: that rate, 10 ms at once, 50 ms in its queue."""
+    """Limits what leaves by a device to a rate, with bursts of 10 ms and a queue of 50 ms."""
     rate = f"{mbit * 1e6:.0f}bit"
     burst = f"{max(mbit * 1e6 / 8 * 0.01, 65536):.0f}"
     discipline = ["tbf", "rate", rate, "burst", burst, "latency", "50ms"]
@@ -267,7 +266,7 @@ def death(args: argparse.Namespace) -> dict[str, Any]:
         expect(got, [source.finish() for source in sources[1:]], args.mib)
         if not joiner.do("check")["right"]:
             raise Failure("the joiner's bits are not those of its sources")
-        # Metrics are published twice a second, all together.
+        # Metrics are updated twice per second, all at once.
         while hosts[-1].metric("longhaul_peerd_state_bytes_received_total") < size:
             if time.monotonic() - begin > PATIENCE_S:
                 raise Failure("the metrics do not tell what came")
@@ -291,12 +290,12 @@ SCENES = {"loopback": loopback, "links": links, "death": death}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenes", nargs="*", metavar="scene", help="loopback, links, death; none: all")
-    parser.add_argument("--mib", type=int, default=1024, help="size of the state")
-    parser.add_argument("--rounds", type=int, default=3, help="of loopback; the best of each side counts")
-    parser.add_argument("--link-mbit", type=float, default=600, help="the joiner's link")
-    parser.add_argument("--peerd-flag", action="append", default=[], help="for each peerd, for instance --lanes=1")
-    parser.add_argument("--log-dir", help="keep the daemons' logs there")
+    parser.add_argument("scenes", nargs="*", metavar="scene", help="loopback, links, death (default all)")
+    parser.add_argument("--mib", type=int, default=1024, help="size of the state in MiB")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of loopback; the best of each side counts")
+    parser.add_argument("--link-mbit", type=float, default=600, help="rate of the joiner's link in Mbit/s")
+    parser.add_argument("--peerd-flag", action="append", default=[], help="a flag for every peerd, such as --lanes=1")
+    parser.add_argument("--log-dir", help="keep the daemons' logs here")
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

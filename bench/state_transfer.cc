@@ -1,8 +1,9 @@
-// How long it takes to bring a state to a member that has other bits, over loopback, against a
-// plain TCP copy of as many bytes in the same run.
+// Compares fetching a state over loopback with a plain TCP copy of as many bytes, in one run.
 //
-// One thread and ring a peer, as in production, one more each that hashes. Prints for each number
-// of sources MB/s, the share of the plain copy's speed, and CPU seconds a GB (all sides).
+// Each peer has one thread with a ring, as in production, and one thread that hashes. For each
+// number of sources the program prints MB/s, the share of the plain copy's speed, and the CPU
+// seconds per GB of all sides together.
+//
 //   bazel run -c opt //bench:state_transfer -- --mib=1024 --sources=1,2
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -60,7 +61,7 @@ double Seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// One thread that hashes for one reactor.
+// Hashes for one reactor, on a thread of its own.
 class ThreadHasher final : public Hasher {
  public:
   explicit ThreadHasher(Ring* ring)
@@ -80,9 +81,9 @@ class ThreadHasher final : public Hasher {
     }
     condition_.Signal();
   }
-  // The bench fetches into memory that has its pages.
+  // The benchmark fetches into memory that has its pages already, so nobody calls this.
   void Touch(std::span<uint8_t>, std::function<void()>) override { LH_CHECK(false); }
-  // On the reactor, after each turn.
+  // Gives the reactor the digests that are ready. Called on the reactor after each turn.
   void Deliver() {
     for (Work& work : done_.TakeAll()) work.done(work.digest);
   }
@@ -196,7 +197,7 @@ std::shared_ptr<MemoryState> MakeState(std::vector<uint8_t>* bytes) {
   return state;
 }
 
-// From the first byte to the last check.
+// Measures a fetch, from the first byte to the last check.
 struct Taken {
   double seconds = 1e9;
   double cpu_seconds = 1e9;
@@ -252,7 +253,7 @@ Taken Transfer(std::vector<uint8_t>* from, std::vector<uint8_t>* to, int sources
   return taken;
 }
 
-// The same bytes on one connection, from memory into memory.
+// Measures a copy of as many bytes over one connection, from memory to memory.
 Taken PlainCopy(const std::vector<uint8_t>& from, std::vector<uint8_t>* to) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -306,7 +307,8 @@ void Run() {
     sources.push_back(std::atoi(text.c_str()));
     LH_CHECK(sources.back() > 0) << "--sources: numbers from 1 on";
   }
-  // In turns, so that what else the machine does meets all alike; the best of each counts.
+  // All take turns, so that other work of the machine affects all alike. The best round of each
+  // counts.
   Taken plain;
   std::vector<Taken> best(sources.size());
   const auto round = [&](Taken* kept, const Taken& taken) {

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""What a step boundary with shared state costs where nothing changed: messages to the coordinator and back, and one hash pass.
+"""Measures what a step boundary with shared state costs when nothing changed: messages to the coordinator, and hashing.
 
     tools/build && .venv/bin/python bench/step.py
     .venv/bin/python bench/step.py --delay-ms=40 --sizes=1M,1G --steps=50 --json=result.json
 
-Two members, each with a peerd of its own, reach the coordinator over a relay that holds back every byte for `--delay-ms` in either
-direction. All begin their step at once; a row is the median over steps of the time that the later one took. `delays` is that time, less
-the hash pass that the peerds themselves measured, in units of the delay: 2 is one message there and one back. Targets: at most
-2.25 (a quarter of a delay for the programs and the relay), with and without a state, whatever its size; with hash="on_change" also
-if nothing is taken off for hashing.
+Two members, each with a peerd of its own, reach the coordinator over a relay that delays every byte by `--delay-ms` in
+each direction. Both begin their step at once. A row is the median over steps of the time of the slower member. `delays`
+is that time, less the hash pass that the peerds themselves measure, in units of the delay; 2 is one message there and
+one back. Target: at most 2.25 with and without a state of any size (a quarter of a delay is for the programs and the
+relay). With hash="on_change" the target also holds without subtracting the hash pass.
 
-Exit code 1 if a target is missed.
+The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE_S = 120
 
 
 class Relay:
-    """A TCP relay in a thread of its own, which holds back what it gets by `delay` seconds in each direction."""
+    """A TCP relay in a thread of its own. It delays all bytes by `delay` seconds in each direction."""
 
     def __init__(self, target: str, delay: float) -> None:
         host, port = target.rsplit(":", 1)
@@ -75,7 +75,7 @@ class Relay:
 
 
 class Members:
-    """Two trainers of this process, and what a step of theirs takes."""
+    """Two trainers in this process. Measures how long their steps take."""
 
     def __init__(self, cluster: Any, run: str) -> None:
         import longhaul as lh
@@ -88,7 +88,7 @@ class Members:
         def join(i: int) -> Any:
             comm = lh.join(run=run, peerd=cluster.socket(i), timeout=PATIENCE_S)
             while comm.begin_step(PATIENCE_S).world_size < 2:
-                pass  # the other one comes in at one of these
+                pass  # one of these boundaries admits the other member
             return comm
 
         self.comms = self.each(join)
@@ -97,7 +97,7 @@ class Members:
         return [future.result(PATIENCE_S) for future in [self.pool.submit(call, i) for i in range(2)]]
 
     def hashed(self, syncs: int) -> list[float]:
-        """Seconds that each peerd hashed so far. Waits until their metrics, which lag behind, know of so many syncs."""
+        """The seconds that each peerd has hashed so far. Waits until the metrics, which lag, count so many syncs."""
         give_up = time.monotonic() + PATIENCE_S
         while any(peer.metric("longhaul_peerd_state_hash_seconds_count") < syncs for peer in self.cluster.peers):
             if time.monotonic() > give_up:
@@ -106,7 +106,7 @@ class Members:
         return [peer.metric("longhaul_peerd_state_hash_seconds_sum") for peer in self.cluster.peers]
 
     def measure(self, steps: int, size: int | None, hash: str) -> dict[str, Any]:
-        """Medians, in seconds, of `steps` steps with a state of `size` bytes; None: without one."""
+        """Medians over `steps` steps with a state of `size` bytes, in seconds. size None: steps without a state."""
         states: list[Any] = [None, None]
         if size is not None:
 
@@ -126,7 +126,7 @@ class Members:
                 assert step.sync is None or step.sync.bytes == 0
             return took
 
-        self.each(step)  # the first one hashes everything whatever is asked
+        self.each(step)  # the first step always hashes everything
         self.syncs += size is not None
         taken: list[float] = []
         hashing: list[float] = []
@@ -140,7 +140,7 @@ class Members:
             "hash": hash if size is not None else None,
             "seconds": statistics.median(taken),
             "hash_seconds": statistics.median(hashing),
-            # With on_change the hash pass has to be gone, too.
+            # With on_change there must be no hash pass, so nothing is subtracted.
             "rest_seconds": statistics.median(
                 took - (0 if hash == "on_change" else hashed) for took, hashed in zip(taken, hashing)
             ),
@@ -158,10 +158,10 @@ def size_of(text: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--delay-ms", type=float, default=40, help="to the coordinator, and back (default 40)")
-    parser.add_argument("--sizes", default="1M,64M,1G", help="of the state (default 1M,64M,1G)")
-    parser.add_argument("--steps", type=int, default=21, help="a row (default 21)")
-    parser.add_argument("--json", type=pathlib.Path, help="file for the figures")
+    parser.add_argument("--delay-ms", type=float, default=40, help="delay to the coordinator and back (default 40)")
+    parser.add_argument("--sizes", default="1M,64M,1G", help="sizes of the state (default 1M,64M,1G)")
+    parser.add_argument("--steps", type=int, default=21, help="steps of a row (default 21)")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     args = parser.parse_args()
     try:
         sizes = [size_of(size) for size in args.sizes.split(",")]
@@ -169,11 +169,13 @@ def main() -> int:
         parser.error(f"--sizes={args.sizes}: give numbers with K, M or G, such as 1M,1G")
     delay = args.delay_ms / 1000
     if delay < 0.005:
-        parser.error(f"--delay-ms={args.delay_ms:g}: below 5 ms the programs themselves are what is measured")
+        parser.error(
+            f"--delay-ms={args.delay_ms:g}: give at least 5: below, the time is that of the programs themselves"
+        )
 
     from longhaul.testing import LocalCluster
 
-    print(f"{args.delay_ms:g} ms to the coordinator and as much back, 2 members, median of {args.steps} steps")
+    print(f"{args.delay_ms:g} ms to the coordinator and as much back; 2 members, median of {args.steps} steps")
     print(f"{'state':>10} {'hash':>10} {'step ms':>9} {'hashing ms':>11} {'delays':>7}")
     rows = []
     with LocalCluster(peers=0) as home:

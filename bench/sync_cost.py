@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What a sync of a state costs on one host: where nothing, some of it, or all of it differs. For whoever changes how states are kept.
+"""Measures what a sync of a state costs on one host if nothing, some of it, or all of it differs.
+
+Use this if you change how states are stored or compared.
 
     tools/build && .venv/bin/python bench/sync_cost.py --mib=256 --rounds=5
     .venv/bin/python bench/sync_cost.py --against=../other/checkout --json=result.json
 
-Two members, each with a peerd of its own, sync a state in the arena, and one of plain numpy arrays. Each line is the median of
-the seconds of whole calls of `comm.sync_state(state)` at the member that fetches (for "equal": at either), and what memory of the
-arena grew by while that went on. `--against` names a second built checkout; both run in turns, and the ratio of the medians
-is printed.
+Two members, each with a peerd of its own, sync a state in the arena, and then a state in plain numpy arrays. Each line
+has the median time of whole calls of `comm.sync_state(state)` at the member that fetches (for "equal": at either
+member), and how much the arena's memory grew meanwhile. `--against` names a second built checkout. Then both run in
+turns, and the program prints the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -26,18 +28,18 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent.parent
 MIB = 1 << 20
 PLACES = ("arena", "numpy")
-# Which part of the chunks differs.
+# The share of the chunks that differs.
 PARTS = {"equal": 0.0, "sixteenth": 1 / 16, "all": 1.0}
 
 
 def shared_bytes() -> int:
-    """Pages of memfds on this machine, the arenas among them."""
+    """The shared memory of this machine. It includes all arenas, which are memfds."""
     with open("/proc/meminfo") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Shmem:"))
 
 
 class Peak(threading.Thread):
-    """By how much the shared memory has grown at most."""
+    """Watches by how much the shared memory grows at most."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -62,7 +64,7 @@ def timed(comm: Any, state: Any) -> float:
 
 
 def measure(mib: int) -> dict[str, float]:
-    """One round, in a process of its own."""
+    """Measures one round. Runs in a process of its own."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
@@ -88,7 +90,8 @@ def measure(mib: int) -> dict[str, float]:
                 array[:] = 1
             states = [lh.State({"w": array}, revision) for array in arrays]
             for name, part in ("warm", 1.0), *PARTS.items():
-                # Of two that differ the one with the lower digest wins, and the other one fetches.
+                # If two states of one revision differ, the one with the lower digest wins, and the other member
+                # fetches.
                 for state in states:
                     state.revision = revision
                 revision += 1
@@ -116,10 +119,10 @@ def run(tree: pathlib.Path, mib: int) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=256, help="size of the state")
+    parser.add_argument("--mib", type=int, default=256, help="size of the state in MiB")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--against", type=pathlib.Path, help="another checkout, with out/")
-    parser.add_argument("--json", type=pathlib.Path, help="all figures go there")
+    parser.add_argument("--against", type=pathlib.Path, help="another checkout that is built (has out/)")
+    parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:

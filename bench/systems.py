@@ -1,7 +1,7 @@
-"""Longhaul and its rivals, each started as it is meant to be, on loopback or on hosts in network namespaces.
+"""Starts Longhaul and its rivals, each in its usual way, on loopback or on hosts in network namespaces.
 
-All take the same orders (native/worker.h), wait asleep between them, and use TCP between their processes: no shared memory, as if
-each process were on a host of its own.
+All of them take the same orders (native/worker.h) and sleep between orders. Their processes use TCP and no shared
+memory, as if each process were on a host of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from workers import PATIENCE_S, Failure, Line
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-# Programs of native/, compiled when they are first needed.
+# The compiled programs of native/. They are compiled when they are first needed.
 PROGRAMS = ROOT / "out" / "bench"
 HEADERS = (HERE / "native" / "worker.h", ROOT / "client" / "include" / "longhaul" / "longhaul.h")
-# The name by which programs that are linked against Longhaul's library look for it.
+# Programs that are linked against Longhaul's library look for this name.
 LIBRARY_NAME = "liblonghaul.so.0"
 
 
@@ -39,16 +39,16 @@ LIBRARY_NAME = "liblonghaul.so.0"
 
 @dataclasses.dataclass
 class Place:
-    """Hosts for one world size, with a coordinator and a peerd each."""
+    """The hosts for one world size: a coordinator, and one peerd per host."""
 
     size: int
-    interface: str  # that leads to the other hosts
+    interface: str  # the network interface that leads to the other hosts
     addresses: list[str]
-    inside: list[list[str]]  # what a command at host i begins with
-    sockets: list[str]  # of the peerds
-    daemons: list[int]  # pids of peerds
-    coordinator: int  # pid
-    directory: pathlib.Path  # for files of this world size; its path is short
+    inside: list[list[str]]  # the words with which a command at host i has to begin
+    sockets: list[str]  # the peerds' sockets
+    daemons: list[int]  # the peerds' pids
+    coordinator: int  # the coordinator's pid
+    directory: pathlib.Path  # for files of this world size; a short path
 
 
 @contextlib.contextmanager
@@ -110,26 +110,27 @@ PLACES = {"loopback": loopback, "namespaces": namespaces}
 class System:
     name: str
     variants: tuple[str, ...]
-    # Why it cannot run: what to install. Empty: it can.
+    # Says what to install if the system cannot run. Empty: it can run.
     why_not: Callable[[], str]
-    # Commands that start all ranks, which connect to this socket, at a place.
+    # The commands that start all ranks at a place. The ranks connect to a socket, the second argument.
     commands: Callable[[Place, str], list[list[str]]]
-    # Measured only if they are named.
+    # Variants that are measured only if they are named.
     more_variants: tuple[str, ...] = ()
-    # Ranks are members at the place's peerds: what these cost during a turn of this system is its own.
+    # True if the ranks are members at the place's peerds. Then the cost of the daemons in a turn belongs to this
+    # system.
     uses_peerds: bool = False
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
-        """Of its variants these; None: the usual ones."""
+        """The variants with these names. None: the usual ones."""
         if not names:
             return list(self.variants)
         return [variant for variant in self.variants + self.more_variants if variant in names]
 
 
 def library() -> pathlib.Path:
-    """Longhaul's C library, the same for all that are measured with it. Failure: there is none.
+    """Longhaul's C library, the same for C and for Python. Failure: there is none.
 
-    $LONGHAUL_LIBRARY, else beside the programs of $LONGHAUL_BIN, else that of this tree.
+    It is $LONGHAUL_LIBRARY, else the library in ../lib of $LONGHAUL_BIN, else the library of this tree.
     """
     named, programs = os.environ.get("LONGHAUL_LIBRARY"), os.environ.get("LONGHAUL_BIN")
     if named:
@@ -147,7 +148,7 @@ def _python(place: Place, kind: str, control: str, wheres: Sequence[Sequence[str
 
 
 def _longhaul(place: Place, control: str) -> list[list[str]]:
-    # The program looks for the library in its own directory, so that it is the same program whatever the library.
+    # The program looks for the library in its own directory. So the program is the same for every library.
     PROGRAMS.mkdir(parents=True, exist_ok=True)
     link = PROGRAMS / LIBRARY_NAME
     link.unlink(missing_ok=True)
@@ -161,7 +162,7 @@ def _longhaul(place: Place, control: str) -> list[list[str]]:
 
 
 def _longhaul_python(place: Place, control: str) -> list[list[str]]:
-    # A run of its own: both worlds are up at the same peerds.
+    # These ranks join a run of their own, because the ranks in C are members at the same peerds.
     return _python(place, "longhaul", control, [(peerd, "bench-python") for peerd in place.sockets])
 
 
@@ -170,7 +171,7 @@ def _torch_gloo(place: Place, control: str) -> list[list[str]]:
 
 
 def _compiled(name: str, compiler: Sequence[str], libraries: Sequence[str] = ()) -> str:
-    """Path of a program of native/. Failure: it does not compile."""
+    """Compiles a program of native/ if needed, and returns its path. Failure: it does not compile."""
     source = next((HERE / "native").glob(f"{name}.c*"))
     program = PROGRAMS / name
     if not program.exists() or program.stat().st_mtime < max(path.stat().st_mtime for path in (source, *HEADERS)):
@@ -203,12 +204,12 @@ def _openmpi(place: Place, control: str) -> list[list[str]]:
         "-np",
         str(place.size),
     ]
-    # TCP only, also where ranks could share memory; loopback is excluded unless it is named.
+    # Use TCP only, although ranks could share memory. Open MPI uses loopback only if it is named.
     command += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", place.interface]
     if not place.inside[0]:
         return [[*command, "--mca", "plm", "isolated", program, control]]
-    # To Open MPI the namespaces are hosts that it reaches with a remote shell, which is a script of ours. Each has its
-    # own host name, or it would take them for one host.
+    # Open MPI takes the namespaces for hosts that it reaches with a remote shell, which is a script of ours. Each has a
+    # host name of its own; otherwise Open MPI would take all of them for one host.
     names = [f"lhb{i}" for i in range(place.size)]
     shell = place.directory / "shell"
     cases = "\n".join(
@@ -267,7 +268,7 @@ SYSTEMS = (
 
 
 class Team:
-    """The processes of one system at one place. They take orders together."""
+    """The processes of one system at one place. All get the same orders."""
 
     def __init__(self, system: System, place: Place) -> None:
         from longhaul.testing import start_tethered
@@ -279,7 +280,7 @@ class Team:
         self.daemons = [*place.daemons, place.coordinator] if system.uses_peerds else []
         self._connections: list[socket.socket] = []
         control = f"{place.directory}/{system.name.replace('/', '-')}.sock"
-        # gloo would look the host's name up and might find an address that is not its own.
+        # Without this, gloo would look up the host's name and might find an address that is not its own.
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": place.interface}
         if system.uses_peerds:
             environment["LONGHAUL_LIBRARY"] = str(library())
@@ -293,12 +294,12 @@ class Team:
             except BaseException:
                 self.kill()
                 raise
-        # mpirun is a daemon of its ranks; elsewhere ranks are what was started.
+        # mpirun counts as a daemon of its ranks. With other systems the processes that were started are the ranks.
         self.daemons += [process.pid for process in self.processes if process.pid not in self.pids]
         self.idle_bytes = 0
 
     def _accept(self, listener: socket.socket) -> None:
-        """All ranks, each of which says which it is once it is ready."""
+        """Waits until all ranks have connected. Each sends its number when it is ready."""
         deadline = time.monotonic() + PATIENCE_S
         listener.settimeout(0.2)
         while len(self._connections) < self.size:
@@ -306,7 +307,7 @@ class Team:
                 if process.poll() is not None:
                     raise Failure(f"{self.name}: a process ended with {process.returncode} (its errors are above)")
             if time.monotonic() > deadline:
-                raise Failure(f"{self.name}: {len(self._connections)} of {self.size} ranks came in {PATIENCE_S} s")
+                raise Failure(f"{self.name}: {len(self._connections)} of {self.size} ranks connected in {PATIENCE_S} s")
             with contextlib.suppress(TimeoutError):
                 connection = listener.accept()[0]
                 connection.setblocking(True)
@@ -322,12 +323,12 @@ class Team:
             line.name = f"rank {rank} of {self.name}"
             ranks[rank] = (line, pid)
         if sorted(ranks) != list(range(self.size)):
-            raise Failure(f"{self.name}: ranks {sorted(ranks)} came")
+            raise Failure(f"{self.name}: the ranks that connected are {sorted(ranks)}")
         self._lines = [ranks[rank][0] for rank in range(self.size)]
         self.pids = [ranks[rank][1] for rank in range(self.size)]
 
     def order(self, text: str) -> list[Any]:
-        """One answer of each rank."""
+        """Gives all ranks an order and returns their answers."""
         for line in self._lines:
             line.send(text)
         return [json.loads(line.receive()) for line in self._lines]
@@ -336,7 +337,7 @@ class Team:
         return machine.cpu_seconds([*self.pids, *self.daemons])
 
     def forget_peak(self) -> None:
-        """Once they have given back what they free in the background."""
+        """Waits until the processes have freed memory in the background. Then makes peak_bytes() count from now on."""
         before = machine.resident_bytes([*self.pids, *self.daemons])
         for _ in range(50):
             time.sleep(0.05)
@@ -347,15 +348,15 @@ class Team:
         machine.forget_peak([*self.pids, *self.daemons])
 
     def note_idle(self) -> None:
-        """What there is now is what the idle processes take. Once all teams are up: some share their daemons."""
+        """Notes the memory of the idle processes. Call this when all teams are up, because some share their daemons."""
         self.idle_bytes = machine.peak_bytes(self.pids, self.daemons)
 
     def peak_bytes(self) -> int:
-        """Resident memory at its highest, beyond what the idle processes had."""
+        """The highest resident memory, less that of the idle processes."""
         return max(0, machine.peak_bytes(self.pids, self.daemons) - self.idle_bytes)
 
     def close(self) -> None:
-        """Lets them end by themselves."""
+        """Lets the processes end by themselves."""
         self._hang_up()
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -399,7 +400,7 @@ def line_rate(place: Place, streams: int, seconds: int = 1) -> dict[str, Any]:
             result = json.loads(done.stdout or "{}")
             if "end" in result and "sum_received" in result["end"]:
                 break
-            # The server may not listen yet.
+            # The server may not listen yet, so try again for a while.
             if time.monotonic() > deadline or server.poll() is not None:
                 raise Failure(f"{' '.join(command)}: {result.get('error', done.stderr.strip())}")
             time.sleep(0.05)

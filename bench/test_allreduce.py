@@ -1,4 +1,4 @@
-"""The benchmarks run, on tensors so small that their figures mean nothing."""
+"""Tests that the benchmarks run, on tensors so small that their figures mean nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import systems
 import world as network
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Of everything: a busy machine is no failure.
+# How long anything may take. A busy machine is not a failure.
 PATIENCE_S = 600
 
 
@@ -23,7 +23,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Of one run with all systems that are installed."""
+    """The result file of one run with all systems that are installed."""
     path = tmp_path_factory.mktemp("bench") / "result.json"
     quick = ["--peers=2", "--sizes=256,1M", "--rounds=2", "--round-seconds=0.01", f"--json={path}"]
     done = run(str(HERE / "allreduce.py"), *quick)
@@ -47,7 +47,7 @@ def test_every_installed_system_has_a_row_of_every_size(result: pathlib.Path) ->
 def test_variants_that_are_named_are_measured(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "result.json"
     names = ("arena", "out-of-place", "plain", "mesh", "ring", "sixteen")
-    sizes = (4, 256, 1 << 20)  # of one element there are not sixteen parts
+    sizes = (4, 256, 1 << 20)  # a tensor of one element has no sixteen parts
     what = ["--systems=longhaul", f"--variants={','.join(names)}", "--peers=3", "--sizes=4,256,1M", "--no-limits"]
     done = run(str(HERE / "allreduce.py"), *what, "--rounds=2", "--round-seconds=0.01", f"--json={path}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,7 +102,7 @@ def test_the_report_tells_all_rows_without_matplotlib(result: pathlib.Path) -> N
 @pytest.mark.parametrize("kept", sorted((HERE / "results").glob("loopback*.md")), ids=lambda path: path.name)
 def test_a_result_that_is_kept_is_a_summary_of_the_report(result: pathlib.Path, kept: pathlib.Path) -> None:
     def shape(text: str) -> list[str]:
-        """Its lines without figures: facts by name, headings, the beginning of each table."""
+        """The lines of a summary without figures: names of facts, headings, and the beginning of each table."""
         lines = [line for line in text.splitlines() if line and not line.startswith(("| 2", "| 3", "| 4", "| 8"))]
         return [line.split(":")[0] if line.startswith("- ") else line[:18] for line in lines]
 

@@ -1,4 +1,4 @@
-"""What is computed from times and rates."""
+"""Tests of the figures that are computed from times and rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from longhaul.bench import algorithm_bandwidth, bus_bandwidth, bytes_of, quantil
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    # Two members send the tensor once each, four of them one and a half times.
+    # Each of two members sends the tensor once, and each of four members one and a half times.
     assert wire_bytes(2, 1000) == 1000
     assert wire_bytes(4, 1000) == 1500
     assert algorithm_bandwidth(1000, 0.5) == 2000
@@ -46,9 +46,9 @@ RATES = Rates(bytes=1 << 20, copy=10e9, add=5e9, tcp=2e9, tcp_apart=1e9, tcp_spl
 
 
 def test_the_limit_is_what_all_ranks_send_and_add_on_one_machine() -> None:
-    # Two ranks send 1 GB each and add half of one each.
+    # Each of two ranks sends 1 GB and adds half a GB.
     assert figures.limit_seconds(2, 10**9, RATES) == pytest.approx(2 / 2 + 1 / 5)
-    # Four send 1.5 GB each and add three quarters each.
+    # Each of four ranks sends 1.5 GB and adds three quarters of a GB.
     assert figures.limit_seconds(4, 10**9, RATES) == pytest.approx(6 / 2 + 3 / 5)
 
 

@@ -1,4 +1,4 @@
-"""The programs in C and C++ that ops are timed in: what they do with orders, and how they end."""
+"""Tests of the programs in C and C++ that time ops: how they carry out orders, and how they end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers import Failure
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 PATIENCE_S = 60
 
-# A system that knows what the sums of ranks 0 to 2 are, and tells at its end what was asked of it.
+# A system that knows the sums of ranks 0 to 2. At its end it prints which calls it got.
 FAKE = """
 #include "worker.h"
 
@@ -77,11 +77,11 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Ended(Exception):
-    """It hung up instead of an answer."""
+    """The program hung up and gave no answer."""
 
 
 class Fake:
-    """A process of the program above, which said its rank."""
+    """A process of the program above, which has sent its rank."""
 
     def __init__(self, process: subprocess.Popen[str], connection: socket.socket) -> None:
         self.process = process
@@ -97,7 +97,7 @@ class Fake:
         return json.loads(answer)
 
     def end(self) -> tuple[int, str, str]:
-        """Once the bench has hung up: exit code, standard output, errors."""
+        """Hangs up. Returns the program's exit code, standard output and errors."""
         self._answers.close()
         self._connection.close()
         output, errors = self.process.communicate(timeout=PATIENCE_S)
@@ -143,7 +143,7 @@ def test_a_round_times_the_ops_behind_those_that_warm_up(fake: Fake) -> None:
     seconds = fake.order("round right 2 3")
     assert len(seconds) == 3
     assert all(0 <= one < PATIENCE_S for one in seconds)
-    assert fake.end()[:2] == (0, "6 calls, 0 tensors, settled after 0\n")  # one while it was prepared
+    assert fake.end()[:2] == (0, "6 calls, 0 tensors, settled after 0\n")  # one call was made by "prepare"
 
 
 def test_variants_have_tensors_at_the_same_time(fake: Fake) -> None:
@@ -198,7 +198,7 @@ def place() -> Iterator[systems.Place]:
 def test_both_worlds_of_longhaul_are_up_at_the_same_peerds(place: systems.Place) -> None:
     with team(place, "longhaul") as compiled, team(place, "longhaul/python") as python:
         for one in (compiled, python):
-            # What the daemons use during a turn is the system's.
+            # The daemons' time in a turn counts for the system.
             assert set(one.daemons) == {*place.daemons, place.coordinator}
             assert one.order("prepare arena 64") == [True]
         for one in (compiled, python):

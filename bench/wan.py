@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""All-reduce across wide-area links beside iperf3, in one run: tests/wan joins the hosts.
+"""Measures all-reduce and iperf3 across wide-area links in one run. tests/wan joins the hosts.
 
     tools/build && .venv/bin/python bench/wan.py
     .venv/bin/python bench/wan.py clean --hosts=3 --lanes=64 --congestion=bbr
 
-clean: links of 80 ms round trip, 500 Mbit/s, 25 Mbit/s for each flow. Target: one op of 64 MiB gets 0.90 of what iperf3 with
-64 flows gets, and 10 times what it gets with one.
-loss: the same with 0.1 % of segments lost at random. Target: 0.80 of iperf3 with 64 flows and the same congestion control.
-slow_lane: the same as clean with 16 lanes a link; then one lane of one link gets 5 % of its rate. Target: the op takes at most 1.10
-times as long.
+clean: links with 80 ms round trip, 500 Mbit/s, and 25 Mbit/s for each flow. Target: an op of 64 MiB gets 0.90 of what
+iperf3 gets with 64 flows, and 10 times what it gets with one. loss: the same, and 0.1 % of the segments are lost at
+random. Target: 0.80 of iperf3 with 64 flows and the same congestion control. slow_lane: like clean with 16 lanes per
+link. Then one lane of one link gets 5 % of its rate. Target: the op takes at most 1.10 times as long. ring: see
+bench/ring.py.
 
-What an op gets is what each host sends for it, 2 (N-1) / N of the tensor, by the time of the whole call at the slowest
-trainer (median of --ops). iperf3 counts payload too, without its first seconds. It runs twice: on one link alone, which is what the
-target is about (`iperf3_mbit`), and on all links of the ring at once, as the op uses them (`iperf3_ring_mbit`: the
-slowest): where the two differ the machine is the limit, not the links.
+The rate of an op is what each host sends for it, 2 (N-1) / N of the tensor, divided by the time of the whole call at
+the slowest trainer (median of --ops). iperf3 counts payload, too, without its first seconds. It runs twice: on one link
+alone, to which the target refers (`iperf3_mbit`); and on all links of the ring at once, as an op uses them
+(`iperf3_ring_mbit`: the slowest link). If the two differ, the machine is the limit and not the links.
 
-One JSON line per case. `valid` is false if the emulator itself did not keep up (tests/wan/README.md); then the figure says nothing.
-Needs root and iperf3. Exit code 1 if a target is missed, 77 if this machine cannot run it.
+Each case prints one line of JSON. `valid` is false if the emulator itself did not keep up (tests/wan/README.md); then
+ignore the figures. Needs root and iperf3. The exit code is 1 if a target is missed, and 77 if this machine cannot run
+the program.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from world import DATA_PORT, Host, Process  # noqa: E402
 
 IPERF_PORT = 5201
 IPERF_FLOWS = 64
-# How long iperf3 runs uncounted, so that all flows have their speed.
+# The first seconds of iperf3 do not count. In them all flows reach their speed.
 IPERF_OMIT_S = 3
 ONE_WAY = "40ms"
 RATE_MBIT = 500
@@ -56,11 +57,11 @@ FLOW_MBIT = 25
 LOSS = "0.1%"
 SLOW_SHARE = 0.05
 SLOW_LANES = 16
-# The emulation has to be on time to a fraction of the delay.
+# The emulator may be late by this much at most, a fraction of the delay.
 LATE_P99_US_MAX = 5000
-# What links cost is told soon after it was measured.
+# A short interval: the coordinator tells peers what links cost soon after it was measured.
 RING_INTERVAL_S = 20
-# A fortieth of the delay: hosts and emulation share the processors.
+# A fortieth of the delay. A longer tick leaves more of the processors to the hosts.
 TICK_US = 1000
 
 
@@ -80,7 +81,7 @@ def start_server(host: Host) -> Process:
 
 
 def iperf(pairs: Sequence[tuple[Host, Host]], flows: int, congestion: str, seconds: int) -> list[float]:
-    """Mbit/s of payload that came in, of each pair; all at once."""
+    """Runs iperf3 on all pairs at once. Returns the Mbit/s of payload that each received."""
     servers = [start_server(target) for _, target in pairs]
     clients = []
     for source, target in pairs:
@@ -118,14 +119,14 @@ class Worker(Member):
         self.tensor.fill(0)  # sums of zeros stay ordinary numbers, however often
 
     def op(self) -> tuple[float, str]:
-        self.comm.begin_step(self.PATIENCE_S)  # what was measured of links is told at step boundaries
+        self.comm.begin_step(self.PATIENCE_S)  # at a boundary peers learn what was measured of links
         began = time.monotonic()
         info = self.comm.all_reduce(self.tensor, timeout=self.PATIENCE_S)
         return time.monotonic() - began, info.algorithm
 
 
 class Team:
-    """The trainers of a world, which take orders together."""
+    """The trainers of a world. All get the same orders."""
 
     def __init__(self, wan: Wan, stack: contextlib.ExitStack) -> None:
         self.pids = [host.peerd.pid for host in wan.hosts if host.peerd is not None]
@@ -144,7 +145,7 @@ class Team:
         finish_all(self.trainers)
 
     def op(self) -> tuple[float, str]:
-        """Seconds at the slowest, and the algorithm."""
+        """Does an op. Returns its seconds at the slowest trainer, and the algorithm."""
         self.ops += 1
         for trainer in self.trainers:
             trainer.start("op")
@@ -180,8 +181,10 @@ def assembled(hosts: int, lanes: str, args: argparse.Namespace) -> Iterator[tupl
 
 
 def op_seconds(team: Team, ops: int, warm: int) -> tuple[list[float], str]:
-    """Of each op, at the slowest trainer, and their algorithm; not counted are so many before them, and those before a
-    change of algorithm."""
+    """The seconds of each counted op at the slowest trainer, and the ops' algorithm.
+
+    The warm-up ops do not count, and neither do the ops before a change of the algorithm.
+    """
     for _ in range(warm):
         team.op()
     seconds: list[float] = []
@@ -195,7 +198,7 @@ def op_seconds(team: Team, ops: int, warm: int) -> tuple[list[float], str]:
 
 
 def lanes_used(wan: Wan) -> list[int]:
-    """Data lanes of each host on which it sends, over all of its links."""
+    """How many data lanes each host sends on, over all its links."""
     return [int(host.metric("longhaul_peerd_lanes_used")) for host in wan.hosts]
 
 
@@ -209,7 +212,7 @@ def lanes_of(wan: Wan) -> dict[tuple[str, str], list[dict[str, Any]]]:
             flows = [
                 flow for flow in wan.flows(src.name, dst.name) if DATA_PORT in (flow["src_port"], flow["dst_port"])
             ]
-            # Acknowledgements and control frames are a few percent of that.
+            # A flow with acknowledgements and control frames alone has a few percent of this.
             busy = [flow for flow in flows if flow["delivered_bytes"] > MIB // 2]
             if busy:
                 found[src.name, dst.name] = busy
@@ -217,7 +220,7 @@ def lanes_of(wan: Wan) -> dict[tuple[str, str], list[dict[str, Any]]]:
 
 
 def tcp_of(wan: Wan) -> dict[str, Any]:
-    """What the kernel says of the lanes that sent tensors (`ss -ti`), over all hosts since their connections began."""
+    """What the kernel says (`ss -ti`) about all lanes that sent tensors, since their connections began."""
     lanes: list[dict[str, float]] = []
     for host in wan.hosts:
         for line in host.run("ss", "-HtinO", "state", "established").splitlines():
@@ -245,7 +248,7 @@ def tcp_of(wan: Wan) -> dict[str, Any]:
 
 
 class Judge:
-    """Whether the emulator kept up in a stretch of time."""
+    """Judges whether the emulator kept up from now until verdict()."""
 
     def __init__(self, wan: Wan) -> None:
         self.wan = wan
@@ -317,7 +320,7 @@ def beside_iperf(case: str, wan: Wan, team: Team, lanes: str, args: argparse.Nam
         "iperf3_valid": iperf_verdict["valid"],
         "iperf3_late_p99_us": iperf_verdict["late_p99_us"],
         "cpu_s_per_op": round(cpu, 2),
-        # Of each link: how much the laziest of its lanes carried, of what the busiest did.
+        # For each link: what its least busy lane carried, as a share of what its busiest lane carried.
         "laziest_lane": [round(min(share) / max(share), 3) for share in shares],
         "lanes_used": lanes_used(wan),
         "tcp": tcp_of(wan),
@@ -330,13 +333,13 @@ def slow_lane(wan: Wan, team: Team, args: argparse.Namespace) -> dict[str, Any]:
     before = statistics.median(seconds)
     (src, dst), flows = sorted(lanes_of(wan).items())[0]
     if len(flows) != SLOW_LANES:
-        raise Failure(f"{src} to {dst}: {len(flows)} lanes carried something, not {SLOW_LANES}")
+        raise Failure(f"{src} to {dst}: {len(flows)} lanes carried something, expected {SLOW_LANES}")
     victim = flows[len(flows) // 2]
     wan.set_flow_rate(src, dst, victim["src_port"], victim["dst_port"], f"{FLOW_MBIT * SLOW_SHARE * 1000:.0f}kbit")
     wan.reset_counters()
     seconds, algorithm_after = op_seconds(team, args.ops, 1)
     if algorithm_after != algorithm:
-        raise Failure(f"the algorithm has become {algorithm_after}, from {algorithm}: raise --warm-ops")
+        raise Failure(f"the algorithm changed from {algorithm} to {algorithm_after}: raise --warm-ops")
     after = statistics.median(seconds)
     now = {flow["src_port"]: flow["delivered_bytes"] for flow in lanes_of(wan).get((src, dst), [])}
     others = [count for port, count in now.items() if port != victim["src_port"]]
@@ -385,25 +388,33 @@ def bench(args: argparse.Namespace) -> bool:
 def main() -> int:
     cases = ["clean", "loss", "slow_lane", "ring"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", nargs="*", default=cases, help=f"of {', '.join(cases)} (default all)")
     parser.add_argument(
-        "--hosts", type=lambda text: [int(n) for n in text.split(",")], default="3,4", help="default 3,4"
+        "case", nargs="*", default=cases, help=f"cases to run, out of: {', '.join(cases)} (default all)"
     )
     parser.add_argument(
-        "--lanes", type=lambda text: text.split(","), default="auto", help="of peerd, for instance 16,64 (default auto)"
+        "--hosts",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default="3,4",
+        help="numbers of hosts (default 3,4)",
     )
-    parser.add_argument("--congestion", default="cubic", help="of lanes and of iperf3 (default cubic)")
-    parser.add_argument("--mib", type=int, default=64, help="the tensor (default 64)")
-    parser.add_argument("--ops", type=int, default=5, help="counted ops of a case (default 5)")
+    parser.add_argument(
+        "--lanes",
+        type=lambda text: text.split(","),
+        default="auto",
+        help="peerd's --lanes, for instance 16,64 (default auto)",
+    )
+    parser.add_argument("--congestion", default="cubic", help="for lanes and iperf3 (default cubic)")
+    parser.add_argument("--mib", type=int, default=64, help="size of the tensor in MiB (default 64)")
+    parser.add_argument("--ops", type=int, default=5, help="ops of a case that count (default 5)")
     parser.add_argument(
         "--warm-ops",
         type=int,
         default=12,
-        help="ops before them, while the algorithm and the number of lanes are being found (default 12)",
+        help="ops before them, in which peers find the algorithm and the number of lanes (default 12)",
     )
     parser.add_argument("--iperf-seconds", type=int, default=6, help="counted seconds of an iperf3 run (default 6)")
-    parser.add_argument("--queue", default="50ms", help="in front of each rate (default 50ms)")
-    parser.add_argument("--seed", type=int, default=1, help="of the losses (default 1)")
+    parser.add_argument("--queue", default="50ms", help="length of the queue in front of each rate (default 50ms)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the losses (default 1)")
     parser.add_argument("--json", type=pathlib.Path, help="add the lines to this file too")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--log-dir", type=pathlib.Path, help="keep the daemons' logs here")
@@ -413,7 +424,7 @@ def main() -> int:
         work(Worker())
         return 0
     if set(args.case) - set(cases) or min(args.hosts) < 2:
-        parser.error(f"cases are {', '.join(cases)}, --hosts from 2")
+        parser.error(f"give cases out of {', '.join(cases)}, and --hosts of at least 2")
     reason = why_not() or ("" if shutil.which("iperf3") else "iperf3 is missing: apt-get install iperf3")
     if reason:
         print(f"wan: skipped: {reason}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Processes that carry out orders: what the benchmarks have in common.
+"""Processes that carry out orders. Several benchmarks use this.
 
-A benchmark starts its own program again as a worker for each member, so that each has an interpreter of its own as trainers
-have. Orders and answers are lines.
+For each member a benchmark starts its own program again as a worker. So each member has an interpreter of its own, like
+a real trainer. Orders and answers are lines.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# Who says nothing for so long has failed. Longer than the time that a worker itself gives an op.
+# A worker that says nothing for so long has failed. This is longer than a worker's own timeout for an op.
 PATIENCE_S = 190
 MIB = 1 << 20
 
 
 class Failure(Exception):
-    """The measurement cannot go on; the text says why."""
+    """The measurement cannot go on. The text says why."""
 
 
 class Line:
-    """Lines to and from another process, over descriptors that stay the caller's.
+    """Sends and receives lines to and from another process. The caller keeps the descriptors and closes them.
 
-    For errors: its name, and the process itself if it is a child of this one.
+    Errors use the name of the process, and its exit code if it is a child of this process.
     """
 
     def __init__(self, name: str, reads: int, writes: int, process: subprocess.Popen[bytes] | None = None) -> None:
@@ -49,7 +49,7 @@ class Line:
                 raise self._ended() from None
 
     def receive(self, patience: float = PATIENCE_S) -> str:
-        """The next line. Failure: the other end closed, or is silent."""
+        """Waits for the next line. Failure: the other end has closed, or sent nothing for too long."""
         deadline = time.monotonic() + patience
         with selectors.DefaultSelector() as selector:
             selector.register(self._reads, selectors.EVENT_READ)
@@ -77,7 +77,7 @@ class Line:
 
 
 def work(worker: Any) -> None:
-    """Carries out orders from standard input: each names a method of `worker` and its arguments."""
+    """Carries out orders from standard input. Each names a method of `worker` and the arguments."""
     import longhaul as lh
 
     for line in sys.stdin:
@@ -90,7 +90,7 @@ def work(worker: Any) -> None:
 
 
 class Trainer:
-    """A process that runs `program --worker`, which calls work(). `namespace`: of the network, where it runs."""
+    """A process that runs `program --worker`, which calls work(). namespace: the network namespace in which it runs."""
 
     def __init__(self, program: str, namespace: str = "") -> None:
         from longhaul.testing import start_tethered
@@ -106,7 +106,7 @@ class Trainer:
         self.line.send(json.dumps({"do": do, **order}))
 
     def finish(self) -> Any:
-        """Failure: an error, or nothing in time."""
+        """Waits for the answer. Failure: the answer is an error, or there is none in time."""
         value = json.loads(self.line.receive())
         if isinstance(value, dict) and "error" in value:
             raise Failure(value["error"])

@@ -1,4 +1,4 @@
-// gloo without torch under bench/allreduce.py, which compiles this against Debian's libgloo-dev.
+// Runs gloo without torch for bench/allreduce.py, which compiles this against Debian's libgloo-dev.
 //
 //   gloo SOCKET RANK SIZE INTERFACE DIRECTORY
 #include <gloo/allreduce.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// In place: the target is the source.
+// Reduces in place: the target is the source.
 void Reduce(void* system, const float* /*source*/, float* tensor, size_t count) {
   gloo::AllreduceOptions options(*static_cast<std::shared_ptr<gloo::Context>*>(system));
   options.setOutput(tensor, count);

@@ -1,4 +1,4 @@
-// Longhaul by its C library under bench/allreduce.py, which compiles this against liblonghaul.so.
+// Runs Longhaul's C library for bench/allreduce.py, which compiles this against liblonghaul.so.
 //
 //   longhaul SOCKET RANK SIZE PEERD_SOCKET RUN
 #include "longhaul/longhaul.h"
@@ -7,7 +7,7 @@
 
 #include "worker.h"
 
-// An op or a boundary that takes longer has failed.
+// An op or a boundary has failed if it takes longer.
 static const int64_t kPatienceMs = 120000;
 
 enum { kParts = 16 };
@@ -66,7 +66,7 @@ static void reduce_by_ring(void* system, const float* source, float* target, siz
   reduce_by(LH_RING, system, source, target, count);
 }
 
-// The tensor in sixteen ops that are in flight together; in fewer if it has fewer elements.
+// Reduces the tensor in sixteen ops that are in flight together; in fewer if it has fewer elements.
 static void reduce_in_parts(void* system, const float* source, float* target, size_t count) {
   lh_op* ops[kParts] = {NULL};
   for (size_t i = 0; i < kParts; ++i) {
@@ -94,7 +94,7 @@ static const Variant kVariants[] = {
 
 // ---------------------------------------------------------------------------- membership
 
-// Joins, and meets the others at boundaries until all are there.
+// Joins, and passes boundaries until all members are there.
 static void meet(System* system, const char* run, uint32_t size) {
   lh_join_options options = LH_JOIN_OPTIONS_INIT;
   options.run = run;
@@ -108,7 +108,7 @@ static void meet(System* system, const char* run, uint32_t size) {
     check(lh_world(system->comm, &world), "lh_world");
     nanosleep(&pause, NULL);
   }
-  // One that sees all there may be a boundary ahead: the first op makes it wait for the others.
+  // A member that sees all others may be one boundary ahead of them. The first op makes it wait.
   float nothing = 0;
   reduce(system, &nothing, &nothing, 1);
 }

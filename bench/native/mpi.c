@@ -1,4 +1,4 @@
-// Open MPI (or any MPI) under bench/allreduce.py, which compiles this with mpicc.
+// Runs Open MPI, or any other MPI, for bench/allreduce.py, which compiles this with mpicc.
 //
 //   mpirun ... mpi SOCKET
 #include <mpi.h>
@@ -7,13 +7,14 @@
 
 static void all_reduce(void* system, const float* source, float* tensor, size_t count) {
   (void)system;
-  (void)source;  // is the target: in place
-  // Errors end the program: MPI's default.
+  (void)source;  // the same as the target
+  // By MPI's default an error ends the program.
   MPI_Allreduce(MPI_IN_PLACE, tensor, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-// A rank whose call has returned may have more to send, and does that within its next calls only:
-// one that slept would leave others without their data. None leaves the barrier before all have it.
+// A rank whose call has returned may have more to send. It sends only within its next calls, so if
+// it slept now, others would lack their data. No rank leaves the barrier before all have their
+// data.
 static void settle(void* system) {
   (void)system;
   MPI_Barrier(MPI_COMM_WORLD);

@@ -1,15 +1,16 @@
-// What the programs of this directory do between their ops: they take orders from
-// bench/allreduce.py.
+// The code that the programs of this directory share: they take orders from bench/allreduce.py.
 //
-// The bench listens on a Unix socket; each process connects, says its rank, and answers each line
-// with one line of JSON. It waits in read(): a system that is not at its turn uses no processor.
+// The benchmark listens on a Unix socket. Each process connects, sends its rank, and answers each
+// line with one line of JSON. Between orders it waits in read(), so a system that is not at its
+// turn uses no processor.
 //
-//   prepare VARIANT COUNT  true or false: tensors of COUNT floats, of which one sum was right
-//   round VARIANT WARM N   [seconds, ...]: WARM ops that do not count and N that do
-//   release VARIANT        true: the tensors are given back
+//   prepare VARIANT COUNT  makes tensors of COUNT floats and reduces once; true: the sum was right
+//   round VARIANT WARM N   does WARM ops that do not count and N that do: [seconds, ...] of the N
+//   release VARIANT        frees the tensors: true
 //
-// The tensors of a variant stay where they are while others are prepared and have their turns.
-// Plain C, included once by each program, also by C++.
+// A variant keeps its tensors while others are prepared and have their turns. One thread does all.
+// Any error ends the process with a message. This is plain C; each program, in C or C++, includes
+// it once.
 #ifndef LONGHAUL_BENCH_NATIVE_WORKER_H_
 #define LONGHAUL_BENCH_NATIVE_WORKER_H_
 
@@ -21,25 +22,25 @@
 #include <time.h>
 #include <unistd.h>
 
-// One of the ways in which a system sums. `system` is what worker_run() was given. A function that
-// cannot do what it should says why and ends the process.
+// One of the ways in which a system reduces. `system` is the last argument of worker_run(). A
+// function that fails prints why and ends the process.
 typedef struct Variant {
   const char* name;
   // Sums `count` floats over all ranks, from `source` into `target`.
   void (*reduce)(void* system, const float* source, float* target, size_t count);
   // 1: the target is a tensor of its own. 0: it is the source.
   int out_of_place;
-  // Memory for a tensor; NULL: malloc() and free().
+  // Take and free memory for a tensor. NULL: malloc() and free().
   float* (*allocate)(void* system, size_t count);
   void (*release)(void* system, float* tensor);
-  // Called at every rank behind its ops, before it sleeps; not timed. NULL: nothing to do.
+  // Called at every rank after its ops, before it sleeps; not timed. NULL: there is nothing to do.
   void (*settle)(void* system);
 } Variant;
 
-// What one variant works on.
+// The tensors of one variant.
 typedef struct Tensors {
   const Variant* variant;
-  float* source;  // NULL: nothing is prepared
+  float* source;  // NULL: the variant is not prepared
   float* target;
   size_t count;
 } Tensors;
@@ -107,7 +108,8 @@ static void worker_settle(const Tensors* tensors, void* system) {
   if (tensors->variant->settle != NULL) tensors->variant->settle(system);
 }
 
-// Whether a sum of numbers that differ from rank to rank is right.
+// Makes the tensors and reduces numbers that differ from rank to rank. Returns 1 if the sum is
+// right.
 static int worker_prepare(Tensors* tensors, void* system, size_t count, int rank, int size) {
   const Variant* variant = tensors->variant;
   worker_release(tensors, system);
@@ -122,7 +124,7 @@ static int worker_prepare(Tensors* tensors, void* system, size_t count, int rank
   const float right = (float)size * (float)(size + 1) / 2;
   size_t wrong = 0;
   for (size_t i = 0; i < count; ++i) wrong += tensors->target[i] != right;
-  // Sums of zeros stay ordinary numbers, however often.
+  // From now on the sums are of zeros, which stay ordinary numbers however often they are summed.
   worker_fill(tensors->source, count, 0);
   return wrong == 0;
 }
@@ -153,7 +155,7 @@ static Tensors* worker_find(Tensors* all, size_t count, const char* name) {
   exit(1);
 }
 
-// Until the bench closes the connection.
+// Carries out orders until the benchmark closes the connection.
 static void worker_run(const char* path, int rank, int size, const Variant* variants,
                        size_t variants_count, void* system) {
   const int fd = worker_connect(path);
