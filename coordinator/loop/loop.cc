@@ -415,7 +415,7 @@ void CoordinatorLoop::Drain(DrainPeer request, Done done) {
     if (loop->HasPeer(request.peer)) return done(loop->StepFor(request));
     done(absl::NotFoundError(absl::StrCat("no peer ", ToString(request.peer),
                                           " is attached or has members; `lhctl ring` lists peers "
-                                          "with members, `lhctl events` shows peers attach")));
+                                          "with members, `lhctl events` shows which attached")));
   });
 }
 
