@@ -49,7 +49,7 @@ SendBlock = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What one process did."""
+    """The work of one process: how many bytes, for how much processor time."""
 
     bytes: int
     cpu_s: float

@@ -33,7 +33,7 @@ from workers import MIB, Failure, Member, Trainer, finish_all, team, work
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "chaos"))
 
-# What a sync or a copy may take.
+# How long a sync or a copy may take.
 PATIENCE_S = 180
 RUN = "bench-state"
 SOURCES = 3

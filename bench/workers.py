@@ -136,9 +136,9 @@ def team(program: str, count: int) -> Iterator[list[Trainer]]:
 
 
 class Member:
-    """What workers that are members of a run have in common."""
+    """The base of workers that are members of a run."""
 
-    # An op or a boundary that takes longer has failed.
+    # An op or a boundary has failed if it takes longer.
     PATIENCE_S = 120
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-// The services over real connections, with a client that may say anything.
+// Tests the services over real connections, with a client that may send anything.
 #include "coordinator/grpc/grpc_server.h"
 
 #include <grpcpp/generic/generic_stub.h>
@@ -47,7 +47,7 @@ v1::PeerMessage Join(const std::string& run) {
   return message;
 }
 
-// One call of Attach.
+// One Attach call: the peer's end of a control stream.
 struct Attached {
   explicit Attached(v1::Coordinator::Stub* stub) {
     // Cancels calls that never end, so that the test fails and shows where it waited.
@@ -200,7 +200,7 @@ TEST_F(GrpcServerTest, APeerOfAnotherProtocolIsToldBothNumbers) {
                         ", this coordinator " + std::to_string(control::kProtocolVersion)));
 }
 
-// Peers that join, vote, die and are evicted, over real connections.
+// Members join, vote, die and are evicted, over real connections.
 TEST_F(GrpcServerTest, TheJournalOfARealCoordinatorIsReplayedToTheSameStates) {
   const std::string path = ::testing::TempDir() + "/coordinator.journal";
   CoordinatorLoop::Options options;
@@ -323,7 +323,7 @@ TEST_F(GrpcServerTest, AStrangerDoesNotEndTheStreamOfAPeer) {
   EXPECT_TRUE(attached->ReadUntil(v1::CoordinatorMessage::kJoinPending, &message));
 }
 
-// Streams that never say Hello put out each other, and nobody else.
+// Streams without a Hello end each other, and no other stream.
 TEST_F(GrpcServerTest, StreamsWithoutHelloAreBounded) {
   std::string member;
   const auto peer = Member(1, "run", &member);
@@ -595,7 +595,7 @@ TEST_F(GrpcServerTest, EventsAreGivenFromTheBacklogAndAsTheyHappen) {
 
 // ------------------------------------------------------------------------------ standard services
 
-// A unary or server-streaming call with raw bytes; the first response.
+// Makes a unary or server-streaming call with raw bytes, and returns the first response.
 std::string RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                     const std::string& request) {
   struct Call : grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {

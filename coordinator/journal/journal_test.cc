@@ -180,7 +180,7 @@ TEST_F(JournalTest, SecretsAreNotInIt) {
   EXPECT_THAT(Bytes(), Not(HasSubstr("secret-of-the-run")));
 }
 
-// What a stranger and what the peer itself says is told apart at the replay as it was before.
+// A replay distinguishes a stranger from the peer itself, as the recorded core did.
 TEST_F(JournalTest, ReplacedStreamsAreReplayedWithoutThePeersSecret) {
   Begin();
   const std::string secret = PeerSecret(kEntropy, PeerId(1));
@@ -215,7 +215,7 @@ TEST_F(JournalTest, ItStopsWhereItIsTold) {
               ::testing::Contains("notice admit: member admitted member=m1 peer=p1 epoch=1"));
 }
 
-// The coordinator was killed while it wrote: at any byte.
+// The coordinator was killed while it wrote. This tries every byte.
 TEST_F(JournalTest, ATornLastRecordIsReportedAndNoError) {
   Begin();
   Hello(1);

@@ -1,4 +1,4 @@
-// The loop with the real core and a store that can be made to fail or to wait.
+// Tests the loop with the real core, and with a store that a test can make fail or wait.
 #include "coordinator/loop/loop.h"
 
 #include <atomic>
@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 constexpr std::chrono::seconds kDeadline{30};
 
-// What the store has seen and what sessions have been sent, in the order in which it happened.
+// Keeps what the store got and what sessions were sent, in order.
 class Journal {
  public:
   void Add(std::string line) {

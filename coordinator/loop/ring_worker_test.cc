@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::chrono::seconds kDeadline{60};
 
-// Of four nodes in the order of their numbers, whose link from the first to the second is slow.
+// An order for four nodes, which are in the order of their numbers. The link from the first to the
+// second is slow.
 OrderRing Order(uint64_t request) {
   OrderRing order{request, {"run", 3}, {}, {}};
   order.problem.links = LinkMatrix(4);
@@ -26,7 +27,7 @@ OrderRing Order(uint64_t request) {
   return order;
 }
 
-// Answers as they come, on whichever thread.
+// Collects the answers, from any thread.
 class Answers {
  public:
   void Add(RingOrdered answer) {

@@ -1,4 +1,4 @@
-// One contract, both stores; and what only a file can get wrong.
+// Tests the contract with both stores, and the errors that only a file can have.
 #include "coordinator/store/store.h"
 
 #include <signal.h>
@@ -321,8 +321,7 @@ TEST_F(SqliteFile, ValuesThatNoCoordinatorWroteAreRefused) {
           "record 2 of members of a/0: the record before it is missing");
 }
 
-// A release that added a field reads what the one before wrote.
-// A message carries fewer; what was written has to be there after a restart all the same.
+// A list may be longer than a message can carry. All of it has to be there after a restart.
 TEST_F(SqliteFile, AListLongerThanAMessageAllowsIsReadAgain) {
   constexpr size_t kMany = control::kMissedOpsMax + 1;
   {
@@ -341,6 +340,7 @@ TEST_F(SqliteFile, AListLongerThanAMessageAllowsIsReadAgain) {
   EXPECT_EQ(records->groups.at({"a", 0}).fates[0].missed.size(), kMany);
 }
 
+// A release with a new field reads what an older release wrote.
 TEST_F(SqliteFile, AFieldThatIsNotThereHasItsDefault) {
   Create();
   Execute("UPDATE records SET record=json_remove(record, '$.votes') WHERE kind='members'");
@@ -387,7 +387,8 @@ TEST_F(SqliteFile, IsForItsOwnerOnly) {
 
 // ------------------------------------------------------------------------------ kill -9
 
-// Transaction `number` of the writer: two groups and the run agree on it in any whole state.
+// The writer's transaction `number`. In every complete state two groups and the run have this
+// number.
 std::vector<Mutation> Numbered(uint64_t number) {
   RunRecord run = SomeRun("a");
   run.next_member = number;

@@ -34,7 +34,7 @@ def test_forty_ops_in_flight_and_a_death_none_is_reported_done_that_was_not(stac
     for _ in kill_at_many_points(
         cluster, trainers_of(stack, 2), "forty", ops=40, count=100_000, points=5, seed=SEED, kill_trainer=False
     ):
-        pass  # it checks them
+        pass  # kill_at_many_points() checks them
 
 
 def test_a_death_in_one_group_neither_aborts_nor_delays_the_other(stack: ExitStack) -> None:

@@ -31,7 +31,7 @@ def test_survivors_agree_on_exact_sums_whenever_a_peer_is_killed(victim_part: st
             seed=SEED,
             kill_trainer=victim_part == "host",
         ):
-            pass  # it checks them
+            pass  # kill_at_many_points() checks them
 
 
 def test_worlds_of_one_to_four_give_exact_sums() -> None:

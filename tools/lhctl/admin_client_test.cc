@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// A coordinator whose streams of events each do what the test says, then end.
+// A coordinator whose streams of events do what the test says, and then end.
 class Coordinator final : public v1::Admin::Service {
  public:
   struct Stream {
@@ -35,7 +35,7 @@ class Coordinator final : public v1::Admin::Service {
   ~Coordinator() override { server_->Shutdown(); }
 
   const std::string& address() const { return address_; }
-  // In the order in which they came. Only when nobody asks.
+  // The requests, in the order in which they came. Call this only when no client is asking.
   const std::vector<v1::WatchEventsRequest>& asked() const { return asked_; }
 
  private:
@@ -96,7 +96,7 @@ TEST(FollowEvents, GoesOnWhereACoordinatorEndsBeforeItHadAnEvent) {
   EXPECT_THAT(followed.events, ElementsAre(1, 2));
   ASSERT_EQ(coordinator.asked().size(), 3u);
   EXPECT_TRUE(coordinator.asked()[0].no_backlog());
-  // What happened meanwhile is told, and nothing is given twice.
+  // The client gets the events of the meantime, and no event twice.
   EXPECT_FALSE(coordinator.asked()[1].no_backlog());
   EXPECT_EQ(coordinator.asked()[1].incarnation(), "first");
   EXPECT_EQ(coordinator.asked()[1].after_sequence(), 7u);
