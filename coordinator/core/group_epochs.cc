@@ -274,6 +274,7 @@ void Group::Commit(Tick now, GroupOutput *out) {
     left.push_back(member.member);
     SendRemoved(member, member.departs->why, member.departs->reason, out);
   }
+  if (!done.joiners.empty()) trials_.Restart();
   for (MemberId member : done.joiners) {
     const MemberRecord *joiner = Find(member);
     pauses_.Forget(PeerOf(joiner->peer).endpoints);

@@ -486,6 +486,29 @@ TEST_F(RoutingTest, ANewcomerWaitsForAnotherOneThatMayBeTheWayAround) {
   }
 }
 
+// The one that may be the way around comes in while the other one is being tried.
+TEST_F(RoutingTest, AMemberThatComesInDuringATrialTakesPartInIt) {
+  Found(1);
+  for (const uint64_t n : {2, 3}) h.AddLively(P(n));
+  Cut(1, 2);
+  h.Lively(P(1)).tries_nobody = true;
+  h.LivelyJoin(P(2), 1);
+  h.LivelyJoin(P(3), 1);
+  h.Run();
+  h.Say(P(1), control::PeerTried{G(), 2, P(3), ""});
+  h.Lively(P(1)).tries_nobody = false;
+  h.LivelyVote(P(1), M(1));
+  h.Run();
+  EXPECT_EQ(Ring(), "p1,p3");
+  h.Say(P(1), control::PeerTried{G(), 1, P(2), "no answer in time"});
+  EXPECT_EQ(h.Notices("refuse"), Texts{});
+  h.LivelyVote(P(1), M(1));
+  h.LivelyVote(P(3), M(3));
+  h.Run();
+  EXPECT_EQ(h.View().members.size(), 3u);
+  EXPECT_EQ(Relay(1, 2), P(3));
+}
+
 TEST_F(RoutingTest, OfTwoNewcomersThatNobodyReachesNeitherIsTheWayAround) {
   Found(1);
   for (const uint64_t n : {2, 3}) h.AddLively(P(n));

@@ -56,6 +56,8 @@ class Trials {
   // Ends the trials that are decided by now.
   std::vector<Ended> End(Tick now);
 
+  // Trials that are running begin anew: there are more members that may reach the newcomers.
+  void Restart() { running_.clear(); }
   void Forget(PeerId newcomer);
   void ForgetIf(const std::function<bool(PeerId)>& stranger);
 
