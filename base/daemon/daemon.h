@@ -25,8 +25,8 @@ namespace longhaul {
 // - ignores SIGPIPE
 // - blocks SIGTERM and SIGINT in this and all later threads, for StopSignalFd()
 // - raises the soft limit of open files to the hard limit
-// - turns off the deadlock detector of Abseil. In the build of the distribution it takes most of
-//   the time of a lock, and aborts the process
+// - turns off the deadlock detector of Abseil. It is on in Debian's build of Abseil, makes locks
+//   several times slower, and aborts the process at an order of locks that might deadlock
 // - makes a crash print a stack trace
 // - removes a ready file that an earlier process left
 void InitDaemon(int argc, char** argv, const ProgramInfo& info);

@@ -242,16 +242,17 @@ class Comm {
     return info;
   }
   // For a member in the background: takes the fetched state into the tensors; see lh_state_take().
-  // True: the tensors belong to the caller again. False: peerd is still fetching, or does not
-  // answer; call again.
+  // True: the tensors belong to the caller again. False: call again, after the next step. peerd is
+  // still fetching or does not answer, or the sources have changed the state (LH_ABORTED).
   bool Take(State& state, int64_t timeout_ms = 0, lh_sync_info_t* info = nullptr) {
     const lh_status status = lh_state_take(comm_, state.get(), timeout_ms, info);
     if (status == LH_DEADLINE_EXCEEDED || status == LH_ABORTED) return false;
     internal::Check(status);
     return true;
   }
-  // The revision of the state that peerd kept for a member of this name, or nullopt if peerd kept
-  // none; see lh_kept_revision().
+  // With --keep-state, peerd keeps the state of a member that died for the next member of the same
+  // name (lh_join_options.name). The revision of that state; nullopt: there is none. See
+  // lh_kept_revision().
   std::optional<uint64_t> KeptRevision(State& state) {
     uint64_t revision = LH_NO_REVISION;
     internal::Check(lh_kept_revision(comm_, state.get(), &revision));

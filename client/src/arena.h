@@ -18,7 +18,7 @@ extern "C" {
 #define LHI_REGION_BYTES_MIN ((size_t)64 << 20)
 #define LHI_REGION_ROUND ((size_t)2 << 20)
 #define LHI_ALIGN ((size_t)64)
-/* Blocks of at least this size begin at a page, because the kernel moves whole pages. */
+/* Blocks of at least this size begin at a page, because peerd pins whole pages to send from. */
 #define LHI_PAGE_ALIGN_FROM ((size_t)1 << 20)
 #define LHI_PAGE ((size_t)4096)
 /* Up to this many bytes of empty regions are kept for later tensors. On top of that, as many bytes
@@ -67,8 +67,8 @@ struct lhi_arena {
   uint32_t looks;            /* in the present period */
 };
 
-/* Makes a memfd of `bytes`, seals its size, and maps it. Returns NULL if all went well, else the
- * name of the call that failed; errno says why. Needs no mutex. */
+/* Makes a memfd of `bytes`, seals it against shrinking and growing, and maps it. Returns NULL if
+ * all went well, else the name of the call that failed; errno says why. Needs no mutex. */
 const char *lhi_region_map(size_t bytes, uint8_t **base_out, int *fd_out);
 
 /* Adds a region, which takes over the mapping. NULL: out of memory; the mapping stays the caller's.

@@ -117,7 +117,7 @@ struct lh_state {
   uint64_t id;               /* the name of the state in requests to peerd */
   lh_op *op;                 /* the sync that uses the state, or NULL */
   bool starting;             /* a call is copying tensors to begin a sync */
-  lh_comm *holder;           /* the background member that peerd fetches the state for, or NULL */
+  lh_comm *holder;           /* the background member for whom peerd holds and fills it, or NULL */
   uint32_t count;
   struct lhi_tensor *tensors;
   size_t chunks;
@@ -182,7 +182,7 @@ struct lh_client {
   lh_state *states;
   uint64_t next_state;
   struct lhi_arena arena;
-  /* Replies that were read and not handled yet. Only the reader uses them. */
+  /* Replies that were read and not handled yet; no inbox of a state. Only the reader uses them. */
   size_t inbox_bytes;
   struct lh_ipc_reply inbox[LHI_INBOX_FRAMES];
 };

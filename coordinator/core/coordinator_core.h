@@ -7,14 +7,16 @@
 //
 // One group:
 //
-//   idle --(all votes in and somebody pending | a removal | a lost link)--> preparing(n)
+//   idle --(all votes in and somebody pending or ready to leave the background | all votes in and a
+//           better ring or new link costs | a removal | a lost link)--> preparing(n)
 //   preparing(n) --(every peer READY)--> committed(n), idle
 //   preparing(n) --(removal, lost link, unreachable peer, deadline)--> preparing(n+1)
-//   preparing(n) --(nothing is left to change, not frozen)--> idle (AbortEpoch)
+//   preparing(n) --(not frozen; its newcomers are gone, or its ring cannot be built)--> idle
+//           (AbortEpoch)
 //
-// A preparation that removes members or repairs links freezes the ops in flight; one that only
-// admits, or orders the ring anew, does not. Epoch numbers are never reused: a superseded one is
-// skipped.
+// A preparation that removes members or repairs links between members freezes the ops in flight;
+// one that only admits, ends a background, or orders the ring anew, does not. Epoch numbers are
+// never reused: a superseded one is skipped.
 #pragma once
 
 #include <cstdint>
@@ -77,7 +79,8 @@ struct RingOrdered {
 };
 // Time has passed; the driver sends it no later than NextDeadline(). Deadlines are judged by this
 // event only, so what was received before should be stepped first. One that comes more than
-// detect_ms / 2 late shows that this process itself was held up: everybody's time starts again.
+// detect_ms / 2 late shows that this process itself was held up. Then the silence of every peer
+// starts again, and all other deadlines of the groups move by the delay and detect_ms.
 struct TimePassed {
   LH_NAMED(TimePassed);
 };
@@ -96,7 +99,7 @@ enum class StreamEnd : uint8_t {
   kGone,        // replaced by a newer stream of the same peer, or silent
   kViolation,   // the peer broke the protocol
   kStranger,    // it speaks for a peer that is heard, and does not know the peer's secret
-  kOtherStore,  // the peer has members in another store
+  kOtherStore,  // the peer has members in another store; a peer refuses that by itself, too
 };
 struct CloseSession {
   SessionId session;

@@ -8,7 +8,8 @@
 //   collecting --(every member of the electorate has offered)--> election
 //   collecting --(every member without an offer stands at a step boundary)--> refused
 //   election --(every offer is refused)--> refused
-//   election --(a later election may find a state)--> failed
+//   election --(no complete offer may win, but one that is still being fetched may later:
+//               Election.again)--> failed
 //   election --(a state is elected, and every member has it)--> committed
 //   election --(a state is elected, and some members must fetch it)--> fetching
 //   fetching --(each of these members has sent a good FetchDone)--> committed

@@ -208,7 +208,7 @@ class Comm:
         """Makes the tensors of a state equal at all members, bit by bit. Every member must call it.
 
         The members vote by revision and hash. Members whose tensors differ from the chosen state fetch the chunks
-        (1 MiB) that differ, and check each one. If all tensors are equal already, nothing is sent.
+        (1 MiB) that differ, and check each one. If all tensors are equal already, no tensor bytes move.
 
         strategy: "popular": among the members with the highest revision, the state that most of them have is chosen.
             Either all members use "popular", or none. "receive": this member's state is never chosen. "send": this
@@ -219,7 +219,8 @@ class Comm:
 
         After an error the tensors are as they were, also if this member's own peerd died. Raises
         StateMismatch: this member's state does not fit the others' states. The message names the first difference, or
-            the revision to load.
+            the revision to load. The others go on, and wait for this member in their next op: leave(), correct the
+            state, and join again.
         Aborted: the transfer failed, five times in a row.
         FailedPrecondition: an op in flight uses one of the tensors, for instance; the message says what to do.
         InvalidArgument: some members use "popular" and others do not.
@@ -241,8 +242,9 @@ class Comm:
 
         Waits up to `timeout` seconds (None: no limit) until the state that the group agreed on last is complete. Then
         writes it to the tensors and sets `state.revision`. From then on the tensors belong to this member until its
-        next sync. False: the state is not complete, or its sources have changed it meanwhile and it comes with the
-        next step. Do not write to the tensors then.
+        next step() or sync_state(). False: the state is not complete, or its sources have changed it meanwhile and it
+        comes with the next step. Do not write to the tensors then. While this call waits, the other members wait for
+        this one at their next step or op: give a short timeout.
 
         Raises FailedPrecondition if nothing is fetched into this state, or an op in flight uses one of its tensors.
         """
@@ -308,16 +310,19 @@ class Comm:
         tag: 0 to 2**64 - 1, names the op among those in flight on this communicator. Members match their calls by tag,
             so they may start ops in any order. If an op with this tag is in flight, the new op ends with
             InvalidArgument, and the old one goes on.
-        on_fault: what happens if a member dies, is removed, or leaves without having started the op. "retry": the other
-            members redo the op without it. "abort": the op ends with Aborted at all of them, also at those that start
-            it later; then start it again at all members, or at none. None: as given to join(). Same at all members.
+        on_fault: what happens if the op is interrupted because a member dies, is removed, or leaves without having
+            started the op, or because two hosts lose their link. "retry": the members that are left redo the op.
+            "abort": the op ends with Aborted at all of them, also at those that start it later; then start it again at
+            all members, or at none. None: as given to join(). Same at all members.
         min_world: the op ends with TooFewMembers if fewer members contribute. 0 or 1: a single member gets its own
-            input back. Same at all members.
+            input back. If all members are in the background, the op ends with TooFewMembers in any case. Same at all
+            members.
         algorithm: how the bytes travel. Same at all members; `OpInfo.algorithm` says what was used.
             "auto": Longhaul chooses by tensor size and link measurements.
             "oneshot": each host sends its whole tensor to every other host. At most 4096 bytes.
             "mesh": each host adds up one part of the tensor and sends that part to every other host. It takes two times
             the longest latency. It needs a group of at most 16 hosts that all reach each other; else "ring" is used.
+            "auto" never takes it above 64 MiB.
             "ring": sums pass from host to host around a ring.
         async_op: True: return a Work at once. A member has at most 1024 ops in flight; one more ends with Unavailable.
         timeout: seconds to wait; None: no limit. Not with async_op.

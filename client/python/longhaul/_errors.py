@@ -42,7 +42,10 @@ class FailedPrecondition(Error):
 
 
 class Unavailable(Error):
-    """peerd or the coordinator cannot be reached, or memory is used up. The same call may succeed later."""
+    """peerd, the coordinator or this host cannot be reached, or memory is used up. The message says which.
+
+    The same call may succeed later. If peerd died, join again.
+    """
 
     status = 3
 
@@ -65,7 +68,10 @@ class DeadlineExceeded(Error, TimeoutError):
 
 
 class TooFewMembers(Error):
-    """Fewer members contribute to the op than its `min_world`, or none does. The input is unchanged."""
+    """Fewer members contribute to the op than its `min_world`, or none does: all left are in the background.
+
+    The input is unchanged.
+    """
 
     status = 6
 
@@ -77,7 +83,10 @@ class Evicted(Error):
 
 
 class StateMismatch(Error):
-    """This member's state does not fit the states of the other members. The message says what differs."""
+    """This member's state does not fit the states of the other members. The message says what differs.
+
+    The member stays in the group, and the others wait for it in their next op: leave, correct the state, join again.
+    """
 
     status = 8
 

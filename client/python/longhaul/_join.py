@@ -43,15 +43,15 @@ def join(
         such as the shards of one host. Each of them joins from its own process or thread, with the same name and size
         (at most 64). None is admitted before all have asked to join. When one of them leaves, dies or is removed, all
         are removed. None: no cohort.
-    step_deadline: this member is removed if it reaches a step boundary or a sync more than this many seconds (0.001 to
+    step_deadline: this member is removed if it has not come to a step boundary or a sync this many seconds (0.001 to
         86400) after the first of the members. Its next call raises Evicted. None: the others wait for it without limit.
     on_fault: "retry" or "abort", for all_reduce() calls that do not say; see `Comm.all_reduce`.
     name: name of the member, in logs and `lhctl`: 1 to 64 of [A-Za-z0-9._-]. None: the process id. If peerd runs with
         `--keep-state`, the next member of the same name can take over the state of this one (`Comm.kept_revision`).
     join_mode: "blocking": all members wait in this member's first sync until it has the shared state.
-        "background": nobody waits. This member takes part in all ops in the background: it gets the results, and its
-        input is left out. peerd fetches the state meanwhile (`Step.background`, `Step.take`). The input of this member
-        is in the results from a later step boundary on. For the first member of a group both modes are the same.
+        "background": the others train on. This member comes to every step and calls every op: it gets the results, and
+        its input is left out. peerd fetches the state meanwhile (`Step.background`, `Step.take`). The input of this
+        member is in the results from a later step boundary on. For the first member of a group both modes are the same.
     state: the state of this member's first `Comm.step` or `Comm.sync_state`. It is copied and hashed before the join,
         so that the others need not wait for that. From this call to the end of that first sync, name every tensor
         that you write to with `State.touch`.

@@ -152,8 +152,9 @@ class State:
         All members declare the same names, dtypes and shapes in the same order. A sync writes into these tensors.
         Tensors from `longhaul.empty` are used in place. Other tensors are copied to memory shared with peerd and back,
         which takes as much memory again.
-    revision: the number of what the tensors hold now. Any number at the first sync of a group. At each later sync it is
-        one more than at the sync before; `Comm.step` counts for you.
+    revision: the number of what the tensors hold now. Any number at the first sync of a group. At each later sync at
+        most one more than at the sync before; the highest wins, and lower ones are brought to it. `Comm.step` counts
+        for you.
     allow_unequal: names of tensors that members need not have equal, such as the state of a random generator. A
         newcomer that fetches the state gets them once, with the other tensors. A newcomer whose other tensors are equal
         already keeps its own.
