@@ -111,9 +111,10 @@ typedef enum lh_reduce_op {
   LH_MAX = 4
 } lh_reduce_op;
 
-/* What happens to an operation when a member dies, is removed, or leaves without having started it.
+/* What happens to an operation when a member dies, is removed, or leaves without having started it,
+ * or when two hosts lose their link.
  *
- * LH_RETRY: the remaining members redo the operation without that member.
+ * LH_RETRY: the remaining members redo the operation.
  * LH_ABORT: the operation ends LH_ABORTED at every remaining member. A member that has not started
  * it yet gets LH_ABORTED as soon as it starts it. Then start it again at all members, or at none.
  * LH_AS_JOINED: as lh_join_options.on_fault says.
