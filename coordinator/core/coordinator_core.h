@@ -9,7 +9,7 @@
 //
 //   idle --(all votes in and somebody pending or ready to leave the background | all votes in and a
 //           better ring or new link costs | a removal | a lost link)--> preparing(n)
-//   preparing(n) --(every peer READY)--> committed(n), idle
+//   preparing(n) --(every peer EpochReady)--> committed(n), idle
 //   preparing(n) --(removal, lost link, unreachable peer, deadline)--> preparing(n+1)
 //   preparing(n) --(not frozen; its newcomers are gone, or its ring cannot be built)--> idle
 //           (AbortEpoch)

@@ -164,10 +164,11 @@ def test_the_commands_of_readme_and_operations_run(tmp_path: pathlib.Path) -> No
     coordinator, peerd, lhctl = commands(README)
     store = tmp_path / "store" / "coordinator.db"
     journal = tmp_path / "journal"
-    here = {"0.0.0.0:29600": "127.0.0.1:0", "/var/lib/longhaul/coordinator.db": str(store)}
-    flags = with_values(coordinator[1:], here)
-    # Flags that come last count.
-    with LocalCluster(peers=0, coordinator_flags=[*flags, f"--journal={journal}"]) as cluster:
+    flags = with_values(coordinator[1:], {"0.0.0.0:29600": "127.0.0.1:0"})
+    # Flags that come last count. The default store is a file, too, but not in a directory of the test.
+    with LocalCluster(
+        peers=0, coordinator_flags=[*flags, f"--store=sqlite:{store}", f"--journal={journal}"]
+    ) as cluster:
         address = with_values(peerd[1:], {"COORDINATOR_HOST:29600": cluster.coordinator})
         cluster.add_peer(address)
         with lh.join("page", peerd=cluster.socket(0)) as comm:
