@@ -35,19 +35,13 @@ namespace longhaul::coordinator {
 
 // All times of suspicion. The first ones are shares of detect_ms.
 //
-//   what                                        from       until
-//   grace of a loss                             report     the link is to be
-//   repaired
-//     ... whose suspect is not heard here       report       (what a short
-//     outage swallowed comes
-//         either                                              again, up to
-//         twice as late)
-//   doubt of a silence, where two or more       report     the accusation
-//   counts; with fewer it is
-//     others would report it silent                         as long as the
-//     grace
-//   a peer is heard of late                     last word  it is not a witness
-//   any more
+//   what                              from        until
+//   grace of a loss                   report      the link is to be repaired
+//     ... whose suspect is not heard  report      the same: what a short outage swallowed comes
+//         here either                             again up to twice as late
+//   doubt of a silence                report      the accusation counts; shorter, as the grace, if
+//                                                 fewer than two others would report the silence
+//   a peer is heard of late           last word   it is not a witness any more
 inline constexpr int64_t kGraceShare = 10;          // detect_ms / 10
 inline constexpr int64_t kUnheardGraceShare = 5;    // detect_ms / 5
 inline constexpr int64_t kDoubtShare = 2;           // detect_ms / 2
