@@ -345,7 +345,7 @@ def test_an_op_whose_wait_was_interrupted_gives_its_memory_back_when_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ops: list[Request] = []
-    with ScriptedPeerd(all_reduce=ops.append) as peerd:
+    with ScriptedPeerd(op=ops.append) as peerd:
         comm = lh.join("ops", peerd=peerd.path)
         for make in (comm.empty, np.ones):
             tensor = [make(1000, "float32")]

@@ -236,7 +236,7 @@ def test_touch_and_the_revision_are_the_trainers_while_the_tensors_are(peerd: Sc
 def test_a_tensor_is_in_an_op_or_in_a_sync(peerd: ScriptedPeerd, arena: bool) -> None:
     comm = joined(peerd)
     state = in_place(peerd) if arena else lh.State({"w": np.ones(1000, np.float32)})
-    peerd.on["all_reduce"] = never
+    peerd.on["op"] = never
     work = comm.all_reduce(state.tensors["w"], tag=3, async_op=True)
     with pytest.raises(lh.FailedPrecondition, match=r'tag 3 in flight uses tensor "w".*; call wait\(\)'):
         comm.sync_state(state)
@@ -263,7 +263,7 @@ def test_an_op_that_nobody_waits_for_does_not_stand_in_the_way_of_a_sync(peerd: 
         request.answer(op_info())
         answered.set()
 
-    peerd.on["all_reduce"] = answer
+    peerd.on["op"] = answer
     comm.all_reduce(state.tensors["w"], async_op=True)
     assert answered.wait(60)
     comm.sync_state(state)
