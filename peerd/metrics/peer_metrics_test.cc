@@ -14,8 +14,9 @@ using ::testing::HasSubstr;
 constexpr char kSent[] = "longhaul_peerd_sent_bytes_total";
 
 TEST(PeerMetrics, APageHasWhatIsPublishedAfterItWasAskedFor) {
-  std::atomic<int> woken = 0;
-  PeerMetrics metrics([&] { ++woken; });
+  // What a snapshot that is made now says.
+  std::atomic<uint64_t> sent = 0;
+  PeerMetrics metrics([] {});
   std::atomic<bool> over = false;
   std::thread reactor([&] {
     PeerSnapshot snapshot;
@@ -24,11 +25,12 @@ TEST(PeerMetrics, APageHasWhatIsPublishedAfterItWasAskedFor) {
         std::this_thread::yield();
         continue;
       }
-      snapshot.totals = {{kSent, "help", 1000 * static_cast<uint64_t>(woken)}};
+      snapshot.totals = {{kSent, "help", sent}};
       metrics.Publish(snapshot);
     }
   });
   for (int i = 1; i < 100; ++i) {
+    sent = static_cast<uint64_t>(i) * 1000;
     EXPECT_THAT(metrics.Text(std::chrono::minutes(1)),
                 HasSubstr(std::string(kSent) + " " + std::to_string(i * 1000) + "\n"));
   }

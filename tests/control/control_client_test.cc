@@ -178,7 +178,8 @@ TEST_F(ControlClientTest, GivesUpAStreamWhoseMessagesItsOwnerHasNoRoomFor) {
   ASSERT_EQ(owner_.Next(), "connected");
   owner_.SetFull(true);
   ASSERT_TRUE(client_->Send(HelloOf(1)));
-  EXPECT_THAT(owner_.NextWith("disconnected"), HasSubstr("too far behind"));
+  EXPECT_THAT(owner_.NextWith("disconnected"),
+              HasSubstr("too many messages of the coordinator still to read"));
   ASSERT_EQ(owner_.NextWith("connected"), "connected");
   owner_.SetFull(false);
   ASSERT_TRUE(client_->Send(HelloOf(1)));
@@ -191,7 +192,7 @@ TEST_F(ControlClientTest, GivesUpAStreamWhoseBeginningItsOwnerHasNoRoomFor) {
   owner_.SetFullOfStreams(true);
   Connect({server->grpc_address()});
   ASSERT_EQ(owner_.Next(), "connected");
-  EXPECT_THAT(owner_.Next(), HasSubstr("too far behind"));
+  EXPECT_THAT(owner_.Next(), HasSubstr("too many messages of the coordinator still to read"));
   owner_.SetFullOfStreams(false);
   ASSERT_EQ(owner_.NextWith("connected"), "connected");
 }
