@@ -2,12 +2,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
-#include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/daemon/daemon.h"
 #include "base/log.h"
 #include "coordinator/server.h"
@@ -43,19 +40,6 @@ namespace {
 
 constexpr char kStateDirectory[] = "/var/lib/longhaul";
 
-absl::StatusOr<std::string> StoreFromFlags() {
-  std::string store = absl::GetFlag(FLAGS_store);
-  if (!store.empty()) return store;
-  store = DefaultStore(kStateDirectory, [](const char* name) { return std::getenv(name); });
-  if (store.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--store: ", kStateDirectory,
-                     " cannot be written, and neither XDG_STATE_HOME nor HOME names a directory; "
-                     "give --store=sqlite:PATH"));
-  }
-  return store;
-}
-
 int Main(int argc, char** argv) {
   const ProgramInfo info{
       "longhaul-coordinator",
@@ -69,9 +53,11 @@ int Main(int argc, char** argv) {
   options.listen = absl::GetFlag(FLAGS_listen);
   options.admin = absl::GetFlag(FLAGS_admin);
   options.http = absl::GetFlag(FLAGS_http);
-  absl::StatusOr<std::string> store = StoreFromFlags();
-  if (!store.ok()) ExitUsage(info, std::string(store.status().message()));
-  options.store = *std::move(store);
+  options.store = absl::GetFlag(FLAGS_store);
+  if (options.store.empty()) {
+    options.store =
+        DefaultStore(kStateDirectory, [](const char* name) { return std::getenv(name); });
+  }
   options.core.detect_ms = absl::GetFlag(FLAGS_detect_ms);
   options.core.ring_interval_ms = static_cast<uint32_t>(
       std::min<uint64_t>(uint64_t{absl::GetFlag(FLAGS_ring_interval_s)} * 1000, UINT32_MAX));

@@ -823,7 +823,7 @@ TEST_F(RoutingTest, TheCommitSaysWhoFoundTheFaultAndHowLongItTook) {
   h.Wait(350);
   h.Say(P(3), control::EpochReady{G(), Epoch(4), {}});
   EXPECT_EQ(h.View().fault_epoch, Epoch(4));
-  EXPECT_EQ(h.View().fault, (FaultRecord{"silence", "p1", 1000, 350, "p2"}));
+  EXPECT_EQ(h.View().fault, (FaultRecord{"silence", "p1", 1000, 350, "p2 (host host2)"}));
   EXPECT_EQ(h.Notices("commit").back(),
             "epoch committed epoch=4 members=3 joined= left= ring=p1,p2,p3 took_ms=250 "
             "cause=silence detector=p1 detect_ms=1000 agree_ms=350");
@@ -834,7 +834,7 @@ TEST_F(RoutingTest, ADeathThatAPeerReportedFirstIsItsFinding) {
   h.Say(P(1), control::LinkLost{G(), Epoch(3), P(2), "reset", 0});
   h.Wait(20);
   h.Kill(P(2));
-  EXPECT_EQ(h.View().fault, (FaultRecord{"reset", "p1", 0, 20, "m2 at p2"}));
+  EXPECT_EQ(h.View().fault, (FaultRecord{"reset", "p1", 0, 20, "m2 at p2 (host host2)"}));
 }
 
 TEST_F(RoutingTest, CausesAreNamed) {
@@ -845,10 +845,11 @@ TEST_F(RoutingTest, CausesAreNamed) {
   h.Say(P(4), control::Leave{G(), M(4), true, "killed"});
   EXPECT_EQ(h.View().fault.cause, "trainer_died");
   h.Evict(M(3));
-  EXPECT_EQ(h.View().fault, (FaultRecord{"evict", "operator", 0, 0, "m3 at p3"}));
+  EXPECT_EQ(h.View().fault, (FaultRecord{"evict", "operator", 0, 0, "m3 at p3 (host host3)"}));
   h.Hang(P(2));
   h.Wait(5000);
-  EXPECT_EQ(h.View().fault, (FaultRecord{"silence", "coordinator", 4000, 0, "m2 at p2"}));
+  EXPECT_EQ(h.View().fault,
+            (FaultRecord{"silence", "coordinator", 4000, 0, "m2 at p2 (host host2)"}));
 }
 
 TEST_F(RoutingTest, AnEpochThatOnlyAdmitsHasNoFault) {

@@ -77,6 +77,7 @@ class JournalTest : public ::testing::Test {
     Step(FromPeer{SessionId(1), ReadyFor(group, 1)}, 1);
     Hello(2);
     Step(FromPeer{SessionId(2), control::Join{1, group, "t"}}, 1);
+    Step(FromPeer{SessionId(1), control::PeerTried{group, 1, PeerId(2), ""}}, 1);
     Step(FromPeer{SessionId(1), control::Vote{group, MemberId(1), 1}}, 1);
     for (uint64_t p : {1, 2}) {
       Step(FromPeer{SessionId(p), ReadyFor(group, 2)}, 1);
@@ -124,8 +125,8 @@ TEST_F(JournalTest, AStoryIsReplayedToTheSameStates) {
   Story();
   const auto report = Replay(path_, {});
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_EQ(report->events, 22u);
-  EXPECT_EQ(report->digests, 22u);
+  EXPECT_EQ(report->events, 23u);
+  EXPECT_EQ(report->digests, 23u);
   EXPECT_EQ(report->torn, "");
   ASSERT_EQ(report->overview.groups.size(), 1u);
   EXPECT_EQ(report->overview.groups[0].committed, Epoch(4));

@@ -214,7 +214,7 @@ TEST(OpenStore, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(OpenError("etcd:http://h:2379", bad), HasSubstr("etcd is not in this version"));
   EXPECT_THAT(OpenError("etcd", bad), HasSubstr("etcd is not in this version"));
   EXPECT_THAT(OpenError("sqlite:", bad), HasSubstr("needs a path"));
-  EXPECT_THAT(OpenError("", bad), HasSubstr("no such store"));
+  EXPECT_THAT(OpenError("", bad), HasSubstr("give --store=sqlite:PATH"));
   EXPECT_THAT(OpenError("redis:x", bad), HasSubstr("no such store"));
 }
 

@@ -51,7 +51,7 @@ constexpr Default kDefaults[] = {
     {"one_op", 2, 1, 250000},       {"one_ring_op", 2, 30, 50000},
     {"one_mesh_op", 2, 60, 50000},  {"abort_on_fault", 2, 20, 30000},
     {"given_up", 1, 100, 100000},   {"two_members_of_one_peer", 2, 300, 20000},
-    {"tag_again", 2, 100, 50000},   {"tag_again_or_abort", 1, 60000, 50000},
+    {"tag_again", 2, 100, 50000},   {"tag_again_or_abort", 1, 20000, 50000},
     {"leave", 2, 3000, 30000},      {"evict_one_of_two", 1, 1000, 10000},
     {"two_tags", 1, 1, 30000},      {"join", 1, 1, 120000},
     {"evict", 1, 1, 120000},        {"three_peers", 1, 1000, 5000},
