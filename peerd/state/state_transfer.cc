@@ -618,11 +618,13 @@ void StateTransfer::Work(Tick now) {
   if (phase_ == Phase::kChunks) {
     due_ = plan_->NextDeadline();
   } else if (phase_ == Phase::kDigests) {
-    due_ = last_news_ + kStallAfter * Millis(spec_.detect_ms);
+    // While an ask is open, WorkDigests() judges only that ask.
     for (const auto& [id, ask] : asks_) {
-      if (!ask.plan && ask.detaching == 0)
+      if (!ask.plan && ask.detaching == 0) {
         due_ = std::min(due_, ask.heard + Millis(spec_.detect_ms));
+      }
     }
+    if (due_ == kNever) due_ = last_news_ + kStallAfter * Millis(spec_.detect_ms);
     for (const auto& [member, source] : sources_) {
       if (!source.out && source.retry > now) due_ = std::min(due_, source.retry);
     }

@@ -208,8 +208,9 @@ class NewAddress(Fault):
     def make(self) -> Record:
         assert self.host is not None
         old, self.host.address = self.host.address, self.world.spare_address()
-        # It takes peerd that long to find that its stream is dead, and to hear that its members are removed.
-        self.lasts = 3 * self.detect_s
+        # It takes peerd that long to find that its stream is dead, to attach again, and to hear that its members are
+        # removed. Others may wait for it in a preparation meanwhile.
+        self.lasts = 8 * self.detect_s
         record = self.record(f"{self.host.name} has the address {self.host.address} now", fatal=True, silent=True)
         # Delete the old address first: with the first address of a network the kernel deletes all its others.
         run(self.world.address_command("del", self.host.namespace, old))
