@@ -28,7 +28,7 @@ _Self = TypeVar("_Self", bound="Comm")
 class Step:
     """The group as it was when a step began. Members may be removed during the step, but none is added."""
 
-    epoch: int  #: number of the agreed membership; rises with every change of it
+    epoch: int  #: number of the agreed members and links; rises with every change of them
     rank: int  #: of this member, 0 to world_size - 1
     world_size: int  #: all members of the epoch, those in the background included
     #: The epoch differs from that of this member's last step. The members may still be the same: an epoch also changes
@@ -42,6 +42,8 @@ class Step:
 
     def take(self, timeout: float | None = 0.0) -> bool:
         """Takes the state that peerd fetched in the background. True: its tensors hold the state of this step.
+
+        The tensors of `allow_unequal` come later, at the boundary where this member's input starts to count.
 
         Returns True at once if this member is not in the background. Otherwise waits up to `timeout` seconds (None: no
         limit) until the state is complete, and writes it to the tensors. False: not complete yet; do not write to the
@@ -59,8 +61,9 @@ class Comm:
     As a context manager it calls leave() at the end of the block. If the garbage collector frees a Comm before leave(),
     the member leaves, too, and nobody waits for that.
 
-    Threads: any thread may call any method. Every method that asks for the group raises FailedPrecondition after
-    leave(), Evicted if this member was removed, and Unavailable if peerd stopped or died.
+    Threads: any thread may call any method. All methods and properties of the group, so all but leave() and empty(),
+    raise FailedPrecondition after leave(), Evicted if this member was removed, and Unavailable if peerd stopped or
+    died.
     """
 
     def __init__(self, member: Member, run: str, group: int) -> None:
@@ -93,7 +96,7 @@ class Comm:
 
     @property
     def epoch(self) -> int:
-        """The number of the agreed membership. It rises with every change."""
+        """The number of the agreed members and links. It rises with every change."""
         return self.world().epoch
 
     @property
@@ -212,7 +215,8 @@ class Comm:
 
         strategy: "popular": among the members with the highest revision, the state that most of them have is chosen.
             Either all members use "popular", or none. "receive": this member's state is never chosen. "send": this
-            member's tensors never change; StateMismatch if another state is chosen.
+            member's tensors never change; StateMismatch if another state is chosen. Without "popular" only states
+            of senders are chosen.
         timeout: seconds; None: no limit. After DeadlineExceeded the sync goes on and uses the tensors. Call again to
             wait for it.
         progress: True shows a bar on stderr while this member fetches. Or a function that gets a Progress.

@@ -30,8 +30,8 @@ def join(
     """Joins a group of a run, through the peerd on this host. Returns the new member.
 
     The first member of a group is admitted at once. A later one is admitted when all members stand at a step boundary
-    (`Comm.begin_step` or `Comm.step`); until then this call waits. So a thread that joins one group twice waits in
-    vain: the first member cannot reach a boundary while its thread waits here.
+    (`Comm.begin_step` or `Comm.step`); until then this call waits. So join each member in a thread or process of its
+    own: while this call waits, no other member of the same thread reaches a boundary.
 
     run: name of the run, 1 to 64 of [A-Za-z0-9._-]. The same at all trainers of the run.
     group: members of one group combine their tensors. With a sharded model, shard k is group k.

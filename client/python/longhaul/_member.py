@@ -16,7 +16,7 @@ from ._errors import DeadlineExceeded, FailedPrecondition, check
 class World:
     """A group as one of its members saw it at one moment."""
 
-    epoch: int  #: number of the agreed membership; rises with every change
+    epoch: int  #: number of the agreed members and links; rises with every change
     rank: int  #: of this member, 0 to world_size - 1
     world_size: int  #: all members, those in the background included
     pending: int  #: newcomers that the next boundary may admit: members reach their hosts

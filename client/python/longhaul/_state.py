@@ -156,8 +156,8 @@ class State:
         most one more than at the sync before; the highest wins, and lower ones are brought to it. `Comm.step` counts
         for you.
     allow_unequal: names of tensors that members need not have equal, such as the state of a random generator. A
-        newcomer that fetches the state gets them once, with the other tensors. A newcomer whose other tensors are equal
-        already keeps its own.
+        newcomer that fetches the state gets them once, with the other tensors; in the background not before its input
+        counts. A newcomer whose other tensors are equal already keeps its own.
     hash: "always": each sync reads and hashes all tensors. "on_change": each sync reads only the tensors named by
         touch() since the last sync; then every member must name every change.
 

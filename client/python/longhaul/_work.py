@@ -43,8 +43,8 @@ def op_info(info: _native.OpInfoStruct) -> OpInfo:
 class Op:
     """One op in the C library. Keeps its tensors alive until the outcome.
 
-    It is made before the call that starts the op; _native explains why. It is used again if the op ended within the
-    call.
+    It is made before the call that starts the op; _native explains why. If the op ended within that call, the next
+    op uses this object again.
     """
 
     def __init__(self, client: Client) -> None:
