@@ -38,8 +38,6 @@ ABSL_FLAG(uint64_t, journal_limit, uint64_t{1} << 30,
 namespace longhaul::coordinator {
 namespace {
 
-constexpr char kStateDirectory[] = "/var/lib/longhaul";
-
 int Main(int argc, char** argv) {
   const ProgramInfo info{
       "longhaul-coordinator",

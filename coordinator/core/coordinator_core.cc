@@ -709,9 +709,9 @@ Violation CoordinatorCore::Impl::Handle(PeerId peer, const control::LinkReport& 
   std::vector<PeerId> others;  // whose link is another than was thought
   for (const control::LinkMeasure& link : report.links) {
     if (!peers_.contains(link.from) || !peers_.contains(link.to)) continue;
-    const bool known = !links_.SmallPackets({link.from, link.to}, now_).empty();
+    const bool news = link.small_packets && links_.SmallPackets({link.from, link.to}, now_).empty();
     if (links_.Record(link, now_)) others.push_back(link.from == peer ? link.to : link.from);
-    if (link.small_packets && !known) {
+    if (news) {
       Note("large_packets_vanish", peer,
            "large packets vanish from=" + ToString(link.from) + " to=" + ToString(link.to) +
                ": their lanes use small ones; check the MTU of the path, and that ICMP "

@@ -34,8 +34,9 @@ absl::StatusOr<std::unique_ptr<Store>> OpenStore(const std::string& spec) {
   if (spec == "memory") return MakeMemoryStore();
   if (spec.empty()) {
     return absl::InvalidArgumentError(
-        "--store: no place for the default store can be written (/var/lib/longhaul), and neither "
-        "XDG_STATE_HOME nor HOME names a directory; give --store=sqlite:PATH");
+        absl::StrCat("--store: no place for the default store can be written (", kStateDirectory,
+                     "), and neither XDG_STATE_HOME nor HOME names a directory; give "
+                     "--store=sqlite:PATH"));
   }
   if (absl::StartsWith(spec, kSqlite)) {
     const std::string path = spec.substr(sizeof kSqlite - 1);

@@ -40,6 +40,9 @@ std::unique_ptr<Store> MakeMemoryStore();
 // another program; DataLoss: corrupt; Unavailable: it cannot be opened.
 absl::StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path);
 
+// The system's place for the store: the `system_directory` of the daemon.
+inline constexpr char kStateDirectory[] = "/var/lib/longhaul";
+
 // What --store is where nobody gives it: a file in `system_directory` if this process may write
 // there (the directory is made if it is missing), else in $XDG_STATE_HOME/longhaul, else in
 // $HOME/.local/state/longhaul. "": there is no such place.

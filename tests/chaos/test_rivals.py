@@ -51,6 +51,15 @@ def assert_nobody_was_removed(world: World) -> None:
     assert {event["kind"] for event in world.events()} & {"death", "evict"} == set()
 
 
+def pass_boundary(trainers: list[Trainer]) -> None:
+    """Each trainer begins a step; the world is these trainers afterwards."""
+    for trainer in trainers:
+        trainer.start("begin_step")
+    for trainer in trainers:
+        answer = trainer.finish()
+        assert answer.get("size") == len(trainers), answer
+
+
 def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_nobody(
     stack: ExitStack, tmp_path: pathlib.Path
 ) -> None:
@@ -64,11 +73,7 @@ def test_a_newcomer_whose_port_is_closed_is_refused_by_its_address_and_disturbs_
     refused: dict | None = None
     deadline = time.monotonic() + 60
     while refused is None and time.monotonic() < deadline:
-        for trainer in trainers[:2]:
-            trainer.start("begin_step")
-        for trainer in trainers[:2]:
-            answer = trainer.finish()
-            assert answer.get("size") == 2, answer
+        pass_boundary(trainers[:2])
         for ops in one_round(trainers[:2]):
             assert all(op["retries"] == 0 for op in ops)
         if not trainers[2].idle():
@@ -91,11 +96,7 @@ def test_of_four_nobody_is_lost_when_a_pair_cannot_talk(stack: ExitStack, tmp_pa
         world.drop(*rules)
         for _ in range(3):
             one_round(trainers)
-            for trainer in trainers:
-                trainer.start("begin_step")
-            for trainer in trainers:
-                answer = trainer.finish()
-                assert answer.get("size") == 4, answer
+            pass_boundary(trainers)
         world.undrop(*rules)
     one_round(trainers)
 
@@ -114,11 +115,7 @@ def test_of_three_the_third_carries_for_a_pair_that_cannot_talk(stack: ExitStack
     end_ops(trainers, 8 + HELD)
     for _ in range(3):
         one_round(trainers)
-        for trainer in trainers:
-            trainer.start("begin_step")
-        for trainer in trainers:
-            answer = trainer.finish()
-            assert answer.get("size") == 3, answer
+        pass_boundary(trainers)
     assert world.hosts[2].metric("longhaul_peerd_tunnels") >= 1
     assert world.hosts[2].metric("longhaul_peerd_bytes_carried_total") > 0
     assert_nobody_was_removed(world)
