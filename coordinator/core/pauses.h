@@ -1,5 +1,5 @@
-// Addresses of newcomers that could not be reached, and how long each waits before it is tried
-// again: a newcomer that asks again and again must not hold the group each time.
+// How long the addresses of unreachable newcomers wait before members try them again. Without a
+// pause, a newcomer that asks again and again would hold the group each time.
 //
 // Plain value: no clock. Bounded by kPausesMax.
 #pragma once
@@ -15,9 +15,10 @@
 
 namespace longhaul::coordinator {
 
-// The first pause and the longest one, in detect_ms. The next one is twice as long each time. After
-// a trial, which costs the members a connection each; after an admission that held the group.
+// The first and the longest pause, in detect_ms. Each pause is twice as long as the one before.
+// After a failed trial, which cost each member one connection:
 inline constexpr int64_t kTrialPause[2] = {1, 40};
+// After a failed admission, which held the group:
 inline constexpr int64_t kAdmissionPause[2] = {40, 400};
 inline constexpr size_t kPausesMax = 1024;
 
@@ -27,11 +28,12 @@ class Pauses {
 
   explicit Pauses(uint32_t detect_ms) : detect_us_(Millis(detect_ms)) {}
 
-  // Until when it waits; long ago: it does not.
+  // When the address may be tried again. A time that has passed: now.
   Tick Until(const Endpoints& endpoints) const;
-  // It could not be reached. How long it waits from now on. `held`: the group has, for it.
+  // The address could not be reached. Returns its pause, in microseconds from now. `held`: the
+  // group has waited for the newcomer.
   int64_t Begin(const Endpoints& endpoints, bool held, Tick now);
-  // It was reached.
+  // The address was reached.
   void Forget(const Endpoints& endpoints) { pauses_.erase(endpoints); }
 
   void AddTo(Digester* digest) const;

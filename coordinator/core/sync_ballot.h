@@ -1,6 +1,6 @@
 // The syncs of one group, one after another. A SyncBallot collects the offers of the members, holds
 // the election (election.h), waits for the members that fetch, and ends the sync
-// (docs/adr/0014-shared-state.md).
+// (docs/life_of_a_sync.md).
 //
 // Words: the electorate are the admitted members that stay and whose input is in results. A holder
 // is a member that has the elected state. A sync ends for all its members at the same time.

@@ -1,5 +1,5 @@
 // Syncs of shared state, through the whole core. What PCCL's rules ask is here by name; where our
-// outcome differs, docs/adr/0014-shared-state.md and election.h say so.
+// outcome differs, docs/life_of_a_sync.md and election.h say so.
 #include <gtest/gtest.h>
 
 #include <algorithm>

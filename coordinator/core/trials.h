@@ -1,13 +1,13 @@
-// Whether the members of a group reach a newcomer's data port. That is tried before the newcomer is
-// admitted, while nobody waits for it: one that cannot be reached costs the group nothing.
+// Whether the members of a group reach a newcomer's data port. Members try the port before the
+// newcomer is admitted, while nobody waits: an unreachable newcomer costs the group nothing.
 //
 //   unknown --(Begin)--> tried --(not TooFewReach)--> reached
 //   tried --(TooFewReach)--> refused: unknown again
 //
-// A trial is refused as soon as the missing answers cannot change that. It passes when all have
-// answered: the newcomer's links to those that do not reach it go another way. A member that has
-// not answered when the trial's time is up is not counted. If nobody has answered, the newcomer
-// passes, and the preparation of its epoch shows more.
+// A newcomer is refused as soon as the missing answers cannot change the verdict. A newcomer passes
+// when all members have answered; its links to members that do not reach it go through a relay. A
+// member that has not answered when the trial's time is up is not counted. If no member has
+// answered, the newcomer passes, and the preparation of its epoch shows whether links can be built.
 //
 // Plain value: no clock, no thread.
 #pragma once
@@ -45,18 +45,19 @@ class Trials {
 
   // The number of the trial. `asked` is not empty.
   uint64_t Begin(PeerId newcomer, const std::set<PeerId>& asked, Tick due);
-  // `error`: "": it reached the newcomer. What is said of another trial is ignored.
+  // `error` says why `from` cannot reach the newcomer; "": `from` reaches it. An answer to another
+  // trial is ignored.
   void Answer(PeerId from, uint64_t trial, PeerId newcomer, const std::string& error);
   struct Ended {
     PeerId newcomer;
     bool reached = false;
-    std::map<PeerId, std::string> errors;  // of those that cannot reach it
+    std::map<PeerId, std::string> errors;  // of the members that cannot reach the newcomer
     size_t asked = 0;
   };
   // Ends the trials that are decided by now.
   std::vector<Ended> End(Tick now);
 
-  // Trials that are running begin anew: there are more members that may reach the newcomers.
+  // Ends running trials without a verdict. The next ones ask new members, too.
   void Restart() { running_.clear(); }
   void Forget(PeerId newcomer);
   void ForgetIf(const std::function<bool(PeerId)>& stranger);

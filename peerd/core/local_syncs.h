@@ -1,5 +1,5 @@
 // The syncs of shared state of the local members, from a trainer's call to its answer
-// (docs/adr/0014-shared-state.md).
+// (docs/life_of_a_sync.md).
 //
 //   idle --(Begin)--> offered
 //   offered --(fetch)--> fetching
@@ -22,9 +22,9 @@
 // where others wait for it, one whose sync was aborted waits for them, so all have to be told the
 // same.
 //
-// A member in the background (docs/adr/0014-shared-state.md, "Joiners") has no part in syncs. Its
-// calls are answered at once, and its state is held: whatever is agreed on is fetched, the newest
-// first, until the trainer takes it or syncs again.
+// A member in the background (docs/life_of_a_sync.md, "In the background") has no part in syncs.
+// Its calls are answered at once, and its state is held: whatever is agreed on is fetched, the
+// newest first, until the trainer takes it or syncs again.
 //
 //   idle --(BeginBackground)--> held --(Chase)--> fetching, no call open
 //   fetching --(Chase of another state)--> stopping, then fetching that

@@ -1,5 +1,5 @@
 // The copies of states that peerd keeps (--keep-state). If a trainer crashes, the next one on this
-// host gets its state from such a copy, at the speed of memory (docs/adr/0014-shared-state.md).
+// host gets its state from such a copy, at the speed of memory (docs/life_of_a_sync.md).
 //
 // There is one copy for each name of a member in a group, in memory of peerd. After each commit,
 // the chunks that changed are copied again. The copy belongs to the member that committed the state

@@ -1,5 +1,6 @@
-// Whether a peer answers at its data port: connects and says whom it looks for, without a token.
-// The peer answers that it does not know the epoch, and by that shows that bytes pass both ways.
+// Whether a peer answers at its data port. The try connects and sends a HELLO that names the peer
+// and an epoch that does not exist. The answer "epoch not known" shows that the right peer listens,
+// and that bytes pass both ways.
 //
 // Threads: the ring's. `done` is called from within Ring::RunOnce().
 #pragma once
@@ -22,15 +23,15 @@ namespace longhaul::peerd {
 
 class Trying {
  public:
-  // What was seen at the address that was tried last; empty: the peer answers.
+  // `error` says what was seen at the last address tried; empty: the peer answers.
   using Done = absl::AnyInvocable<void(const std::string& error)>;
 
   Trying(Ring* ring, Alarm* alarm, Handshakes* handshakes, Resolver* resolver)
       : ring_(ring), alarm_(alarm), handshakes_(handshakes), resolver_(resolver) {}
 
-  // Tries the endpoints in order. `done` follows, by `deadline` at the latest, never from within.
+  // Tries the endpoints in order. Calls `done` by `deadline`, never from within Begin().
   void Begin(PeerId peer, const std::vector<std::string>& endpoints, Tick deadline, Done done);
-  // Begins what is next, and ends what has had its time. When to call again.
+  // Dials the next addresses, and ends trials whose time is up. Returns when to call again.
   Tick Work(Tick now);
   void Close() { trials_.clear(); }
 

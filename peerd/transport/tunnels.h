@@ -1,7 +1,8 @@
 // Carries lanes between pairs of other peers that cannot reach each other.
 //
-// There are at most LH_TUNNELS_MAX, and as a dialer has proved nothing before its CONFIRM, at most
-// LH_TUNNELS_OPENING_MAX of them wait for that: the one that has waited longest makes room.
+// There are at most LH_TUNNELS_MAX tunnels. A dialer has proved nothing before its CONFIRM, so at
+// most LH_TUNNELS_OPENING_MAX tunnels wait for a CONFIRM. Beyond that the tunnel that has waited
+// longest is closed.
 //
 // Threads: the ring's.
 #pragma once
@@ -33,18 +34,18 @@ class Tunnels {
         handshakes_(handshakes),
         resolver_(resolver),
         runs_(runs) {}
-  // Those that the kernel still refers to are left alone.
+  // Leaks tunnels whose buffers the kernel still refers to.
   ~Tunnels();
 
   // Whether to carry the lane of a HELLO that names us as its relay.
   LaneResult Judge(const LaneHello& hello) const;
-  // Carries it; it was judged well. Takes `fd` over.
+  // Carries the lane, which Judge() has accepted. Takes `fd` over.
   void Open(int fd, const HelloBytes& bytes, const LaneHello& hello);
 
-  // Stops what has had its time. When to call again.
+  // Stops tunnels whose time is up. Returns when to call again.
   Tick Work(Tick now);
   void Close();
-  // The kernel refers to nothing of it.
+  // There are no tunnels, so the kernel refers to none.
   bool idle() const { return tunnels_.empty(); }
   uint32_t count() const { return static_cast<uint32_t>(tunnels_.size()); }
   uint64_t bytes() const;

@@ -114,7 +114,7 @@ struct Leave {
              LH_FIELD(reason, kText));
 };
 
-// How a member takes part in a sync of shared state (docs/adr/0014-shared-state.md).
+// How a member takes part in a sync of shared state (docs/life_of_a_sync.md).
 enum class SyncStrategy : uint8_t { kPopular = 1, kReceive = 2, kSend = 3 };
 constexpr auto NamesOf(SyncStrategy) { return EnumNames{1, {"popular", "receive", "send"}}; }
 
@@ -372,7 +372,7 @@ struct VoteResult {
              LH_FIELD(number, rule::Needed{}), LH_FIELD(epoch, rule::Needed{}));
 };
 
-// Of a member in the background (docs/adr/0014-shared-state.md, "Joiners").
+// Of a member in the background (docs/life_of_a_sync.md, "In the background").
 inline constexpr Epoch kInBackground{UINT64_MAX};
 
 struct MemberInfo {
