@@ -184,6 +184,17 @@ ExploreScenario Cuts(ExploreScenario scenario) {
   return scenario;
 }
 
+ExploreScenario Silences(ExploreScenario scenario) {
+  scenario.silences = true;
+  return scenario;
+}
+
+ExploreScenario Closed(int attempts, bool drops, ExploreScenario scenario) {
+  scenario.closed_attempts = attempts;
+  scenario.drops = drops;
+  return scenario;
+}
+
 }  // namespace
 
 const std::vector<ExploreScenario>& ExploreScenarios() {
@@ -211,6 +222,15 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("join_during_an_op", 3,
            {Inside(0, {Post(1), Step(), Post(2), Leave()}),
             Inside(1, {Post(1), Step(), Post(2), Leave()}), Outside(2, {Post(2), Leave()})}),
+      // The first newcomer of the peer is refused, and the other one finds the port open.
+      Closed(1, /*drops=*/false,
+             Make("join_refused", 2,
+                  {Inside(0, {Post(1), Step(), Post(2), Leave()}), Outside(1, {Leave()}),
+                   Outside(1, {Post(2), Leave()})})),
+      Closed(1, /*drops=*/true,
+             Make("join_unanswered", 2,
+                  {Inside(0, {Post(1), Step(), Post(2), Leave()}), Outside(1, {Leave()})})),
+      Silences(Make("silence", 2, {Inside(0, {Post(1), Step()}), Inside(1, {Post(1), Step()})})),
       GoesBack(
           Make("leave", 2, {Inside(0, {Post(1), Leave()}), Inside(1, {Post(1), Step(), Post(2)})})),
       GoesBack(Make("evict", 2, {Inside(0, {Post(1), Step()}), Inside(1, {Post(1), Step()})}, 1)),

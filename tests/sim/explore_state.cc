@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/digest.h"
+#include "coordinator/core/leases.h"
 #include "proto/control/convert.h"
 #include "proto/wire/limits.h"
 #include "tests/sim/checker.h"
@@ -26,6 +27,10 @@ constexpr uint64_t kLargeCount = LH_ONE_SHOT_BYTES_MAX;  // elements of eight by
 constexpr int64_t kPause = Millis(kDetectMs) / 2;
 // A transfer that finds no source for so long has failed.
 constexpr int64_t kStall = 4 * Millis(kDetectMs);
+// How long a peer waits for a coordinator that it does not hear.
+constexpr int64_t kLease = coordinator::kLease * Millis(kDetectMs);
+// Longer than the lease, which both ends wait for.
+constexpr int64_t kSilence = kLease + Millis(kDetectMs);
 constexpr Hash128 kManifest{7, 7};
 // What tensors hold that a transfer was broken off in.
 
@@ -329,10 +334,9 @@ class ExploreState::Ports final : public peerd::TrainerPort,
                  const std::vector<PeerId>& peers) override {
     s->KeepLinks(i, epoch, peers);
   }
-  // Answered at once: how long it takes is for the seeds.
   void TryPeer(const GroupKey& group, uint64_t trial, PeerId peer, const std::vector<std::string>&,
-               Tick) override {
-    s->Tried(i, group, trial, peer);
+               Tick deadline) override {
+    s->TryPeer(i, group, trial, peer, deadline);
   }
   void SendControl(const peerd::LinkKey& link, const FrameHeader& header,
                    std::span<const uint8_t> payload) override {
@@ -393,7 +397,10 @@ class ExploreState::Ports final : public peerd::TrainerPort,
 // ------------------------------------------------------------------------------ setting up
 
 ExploreState::ExploreState(const ExploreScenario* scenario, Planted planted)
-    : scenario_(scenario), planted_(planted), durable_(std::make_shared<coordinator::Records>()) {
+    : scenario_(scenario),
+      planted_(planted),
+      durable_(std::make_shared<coordinator::Records>()),
+      closed_attempts_(scenario->closed_attempts) {
   LH_CHECK(scenario->peers <= kPeersMax && scenario->members.size() <= 8);
   members_.resize(scenario->members.size());
   Restart();
@@ -496,8 +503,9 @@ std::vector<Move> ExploreState::Moves(bool faults) const {
   };
   for (int i = 0; i < peers(); ++i) {
     const StreamState& stream = streams_[i];
-    if (coordinator_ && !stream.to_coordinator.empty()) add(Kind::kToCoordinator, i);
-    if (coordinator_ && !stream.late_end.empty()) add(Kind::kLateEnd, i);
+    const bool heard = coordinator_ && !Silent(i);
+    if (heard && !stream.to_coordinator.empty()) add(Kind::kToCoordinator, i);
+    if (heard && !stream.late_end.empty()) add(Kind::kLateEnd, i);
     if (!peers_[i]->engine) continue;
     if (!stream.to_peer.empty()) add(Kind::kToPeer, i);
     if (!peers_[i]->local.empty()) add(Kind::kLocal, i);
@@ -509,7 +517,7 @@ std::vector<Move> ExploreState::Moves(bool faults) const {
       if (!ControlTo(i, j).empty()) add(Kind::kControl, i, j);
       if (!DataTo(i, j).empty()) add(Kind::kData, i, j);
     }
-    if (coordinator_ && !stream.peer_up && stream.to_peer.empty() && now_ >= stream.not_before) {
+    if (heard && !stream.peer_up && stream.to_peer.empty() && now_ >= stream.not_before) {
       add(Kind::kReconnect, i);
       if (!stream.to_coordinator.empty()) add(Kind::kReconnectFirst, i);
     }
@@ -548,6 +556,10 @@ void ExploreState::AddFaults(bool busy, std::vector<Move>* moves) const {
     if (streams_[i].live) {
       add(Kind::kBreakStream, i);
       add(Kind::kBreakStreamLost, i);
+      if (coordinator_ && scenario_->silences && !Silent(i)) {
+        add(Kind::kSilence, i);
+        if (i == 0) add(Kind::kIsolate, 0);
+      }
     }
     for (int j = i + 1; j < peers(); ++j) {
       if (!PairOf(i, j).connected) continue;
@@ -578,7 +590,10 @@ Tick ExploreState::NextDeadline() const {
     for (const auto& [peer, request] : peers_[i]->requests) due = std::min(due, request.deadline);
     for (const auto& [peer, when] : peers_[i]->silent) due = std::min(due, when);
     for (const auto& [m, fetch] : peers_[i]->fetches) due = std::min(due, fetch.fails_at);
+    for (const auto& [trial, attempt] : peers_[i]->tries) due = std::min(due, attempt.deadline);
     const StreamState& stream = streams_[i];
+    due = std::min(due, stream.silent_at);
+    if (Silent(i)) due = std::min(due, stream.dead_until);
     if (!stream.peer_up && stream.not_before > now_) due = std::min(due, stream.not_before);
   }
   return due;
@@ -589,7 +604,11 @@ Tick ExploreState::NextDeadline() const {
 bool ExploreState::Apply(const Move& move) {
   crash_after_ = move.crash_after;
   crashed_ = false;
-  if (move.fault()) last_fault_ = now_;
+  if (move.fault()) {
+    last_fault_ = now_;
+    more_faults_ = first_fault_.has_value();
+    if (!first_fault_) first_fault_ = move.kind;
+  }
   const int a = move.a;
   const int b = move.b;
   switch (move.kind) {
@@ -652,6 +671,8 @@ bool ExploreState::Apply(const Move& move) {
         }
         Checker::Fail(text);
       }
+      CheckNobodyWaitsForTheClosedPort();
+      CheckSilentPeersAreRemoved();
       PassTime();
       break;
     case Kind::kEarly:
@@ -675,6 +696,12 @@ bool ExploreState::Apply(const Move& move) {
     case Kind::kBreakStream:
     case Kind::kBreakStreamLost:
       BreakStream(a, move.kind == Kind::kBreakStreamLost);
+      break;
+    case Kind::kSilence:
+      Silence(a);
+      break;
+    case Kind::kIsolate:
+      for (int i = 0; i < peers(); ++i) Silence(i);
       break;
     case Kind::kCrashCoordinator:
     case Kind::kCrashCoordinatorLost:
@@ -752,6 +779,31 @@ void ExploreState::DeliverControl(int to, int from) {
   });
 }
 
+// Members try a newcomer's data port before the newcomer can hold a boundary or an op.
+void ExploreState::CheckNobodyWaitsForTheClosedPort() const {
+  if (scenario_->closed_attempts == 0 || first_fault_) return;
+  for (size_t m = 0; m < members_.size(); ++m) {
+    const Member& member = members_[m];
+    if (!member.joined || (!member.step_open && member.posts.empty())) continue;
+    Checker::Fail("t" + std::to_string(m + 1) + " waits for a newcomer whose port is closed");
+  }
+}
+
+// The lease of a silent stream is the only wait for its peer: none follows when the stream ends.
+void ExploreState::CheckSilentPeersAreRemoved() const {
+  if (!coordinator_ || first_fault_ != Kind::kSilence || more_faults_) return;
+  for (int i = 0; i < peers(); ++i) {
+    if (!Silent(i) || now_ <= last_fault_ + kLease) continue;
+    for (const auto& group : coordinator_->GetOverview().groups) {
+      for (const coordinator::MemberView& member : group.members) {
+        if (member.peer == IdOf(i)) {
+          Checker::Fail(NameOf(i) + " was silent for the lease, and is still a member");
+        }
+      }
+    }
+  }
+}
+
 void ExploreState::PassTime() {
   const Tick due = NextDeadline();
   if (due == kNever) {
@@ -797,6 +849,19 @@ void ExploreState::PassTime() {
       } else {
         EndFetch(i, m, /*ok=*/false);
       }
+    }
+    const std::map<uint64_t, Try> tries = peers_[i]->tries;
+    for (const auto& [trial, attempt] : tries) {
+      if (attempt.deadline > now_) continue;
+      Write(i).tries.erase(trial);
+      Turn(i, [&](peerd::Engine* engine) {
+        engine->OnPeerTried(attempt.group, trial, attempt.peer, "no answer in time");
+      });
+    }
+    StreamState& stream = streams_[i];
+    if (stream.silent_at <= now_) {
+      stream.silent_at = kNever;
+      stream.to_peer.push_back(PackEnd());
     }
     if (CoreOf(i).NextDeadline() <= now_) Turn(i, [](peerd::Engine*) {});
     if (CoreOf(i).NextDeadline() <= now_) {
@@ -919,6 +984,10 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
   for (coordinator::Action& action : actions) {
     if (const auto* notice = std::get_if<coordinator::Notice>(&action)) {
       Say("coordinator notes " + notice->event.text);
+      if (notice->event.kind == "death" && first_fault_ == Kind::kIsolate && !more_faults_) {
+        Checker::Fail("a member is removed because the coordinator was cut off: " +
+                      notice->event.text);
+      }
       continue;
     }
     // One that it did not get to is left.
@@ -956,7 +1025,7 @@ void ExploreState::CloseSession(uint64_t session) {
     if (stream.session != session || !stream.live) continue;
     stream.live = false;
     stream.not_before = now_ + kPause;
-    stream.to_peer.push_back(PackEnd());
+    if (now_ >= stream.dead_until) stream.to_peer.push_back(PackEnd());
   }
 }
 
@@ -986,7 +1055,7 @@ void ExploreState::SendToPeer(const coordinator::ToPeer& action) {
       }
     }
   }
-  if (i == peers() || !streams_[i].live) return;
+  if (i == peers() || !streams_[i].live || Silent(i)) return;
   const std::string bytes = control::Serialize(message);
   auto parsed = control::ParseCoordinatorMessage(bytes);
   if (!parsed.ok()) {
@@ -999,7 +1068,7 @@ void ExploreState::SendToPeer(const coordinator::ToPeer& action) {
 
 void ExploreState::SendToCoordinator(int i, const control::PeerMessage& said) {
   StreamState& stream = streams_[i];
-  if (!stream.peer_up || !stream.live) return;
+  if (!stream.peer_up || !stream.live || Silent(i)) return;
   control::PeerMessage message = said;
   Withhold(planted_, "c" + std::to_string(starts_), &message);
   const std::string bytes = control::Serialize(message);
@@ -1424,10 +1493,21 @@ void ExploreState::OnSyncDone(const peerd::SyncDone& ended) {
 
 // ------------------------------------------------------------------------------ links
 
-void ExploreState::Tried(int i, const GroupKey& group, uint64_t trial, PeerId peer) {
+bool ExploreState::PortClosed(int i) const { return i == peers() - 1 && closed_attempts_ > 0; }
+
+void ExploreState::TryPeer(int i, const GroupKey& group, uint64_t trial, PeerId peer,
+                           Tick deadline) {
   LH_CHECK(turning_ != nullptr && turning_peer_ == i);
   const int other = IndexOf(peer);
-  const bool reached = peers_[other]->engine && !PairOf(i, other).cut;
+  const bool reached = peers_[other]->engine && !PairOf(i, other).cut && !PortClosed(other);
+  if (PortClosed(other)) {
+    --closed_attempts_;
+    Say(NameOf(i) + " does not reach " + ToString(peer));
+    if (scenario_->drops) {
+      Write(i).tries[trial] = {group, peer, deadline};
+      return;
+    }
+  }
   turning_->OnPeerTried(group, trial, peer, reached ? "" : "no answer in time");
 }
 
@@ -1515,6 +1595,8 @@ void ExploreState::Connect() {
 bool ExploreState::CanConnect(int from, int to, const LinkRequest& request) const {
   const uint64_t token = request.epoch.value();
   if (!peers_[to]->tokens.contains(token)) return false;
+  // The older member dials, so a newcomer with a closed port gets no link at all.
+  if (PortClosed(from) || PortClosed(to)) return false;
   // What the other end is to hear of is the link that this one wants.
   const auto theirs = peers_[to]->requests.find(from);
   if (theirs != peers_[to]->requests.end() && theirs->second.relay != request.relay) return false;
@@ -1602,6 +1684,17 @@ void ExploreState::BreakStream(int i, bool lost) {
   StreamState& stream = streams_[i];
   if (lost) stream.to_peer.clear();
   stream.to_peer.push_back(PackEnd());
+  stream.silent_at = kNever;
+}
+
+// Both ends give the stream up after the lease, and the network comes back after that. What was
+// under way is lost.
+void ExploreState::Silence(int i) {
+  StreamState& stream = streams_[i];
+  stream.dead_until = now_ + kSilence;
+  stream.to_coordinator.clear();
+  stream.to_peer.clear();
+  if (stream.peer_up) stream.silent_at = now_ + kLease;
 }
 
 void ExploreState::CrashPeer(int i, Kind how) {
@@ -1613,6 +1706,7 @@ void ExploreState::CrashPeer(int i, Kind how) {
     EndOfStream(i, how == Kind::kCrashPeerLost);
   }
   stream.peer_up = false;
+  stream.silent_at = kNever;
   stream.to_peer.clear();
   for (int other = 0; other < peers(); ++other) {
     if (other == i) continue;
@@ -1659,6 +1753,7 @@ void ExploreState::CrashCoordinator(bool lost) {
         !stream.to_peer.empty() && std::holds_alternative<End>(stream.to_peer.back()->what);
     if (lost) stream.to_peer.clear();
     if (lost || !ended) stream.to_peer.push_back(PackEnd());
+    stream.silent_at = kNever;
   }
 }
 
@@ -1696,6 +1791,9 @@ uint64_t ExploreState::Digest(bool faults) const {
   };
   digest.Add(now_).Add(last_fault_).Add(coordinator_digest_).Add(starts_).Add(sessions_);
   digest.Add(uint64_t{evict_done_}).Add(uint64_t{measure_done_});
+  digest.Add(uint64_t(closed_attempts_)).Add(uint64_t{more_faults_});
+  const bool silence = first_fault_ == Kind::kSilence || first_fault_ == Kind::kIsolate;
+  digest.Add(silence ? static_cast<uint64_t>(*first_fault_) : uint64_t{first_fault_.has_value()});
   for (int i = 0; i < peers(); ++i) {
     const Peer& peer = *peers_[i];
     digest.Add(uint64_t{peer.engine != nullptr}).Add(peer.digest);
@@ -1714,12 +1812,14 @@ uint64_t ExploreState::Digest(bool faults) const {
     }
     for (const auto& [other, when] : peer.silent) digest.Add(uint64_t(other)).Add(when);
     for (const auto& [m, state] : peer.served) digest.Add(uint64_t(m)).Add(state.second);
+    for (const auto& [trial, attempt] : peer.tries) digest.Add(trial).Add(attempt.deadline);
     for (const auto& [m, fetch] : peer.fetches) {
       digest.Add(uint64_t(m)).Add(fetch.state).Add(fetch.fails_at);
       for (const control::SyncSource& source : fetch.sources) digest.Add(source.member);
     }
     const StreamState& stream = streams_[i];
-    digest.Add(stream.session).Add(std::max(stream.not_before, now_));
+    digest.Add(stream.session).Add(std::max(stream.not_before, now_)).Add(stream.silent_at);
+    digest.Add(std::max(stream.dead_until, now_));
     digest.Add(uint64_t{stream.live} | uint64_t{stream.peer_up} << 1 |
                uint64_t{stream.opened} << 2);
     add_queue(stream.to_coordinator);
@@ -1835,6 +1935,10 @@ std::string ExploreState::Text(const Move& move) const {
       return "the stream of " + a + " breaks";
     case Kind::kBreakStreamLost:
       return "the stream of " + a + " breaks, with what was on it";
+    case Kind::kSilence:
+      return "the coordinator and " + a + " hear nothing of each other any more";
+    case Kind::kIsolate:
+      return "the coordinator and all peers hear nothing of each other any more";
     case Kind::kCrashCoordinator:
       return "the coordinator dies";
     case Kind::kCrashCoordinatorLost:

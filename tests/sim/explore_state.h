@@ -63,6 +63,13 @@ struct ExploreScenario {
   bool store_goes_back = false;
   // The path between two peers may go, for good.
   bool cuts = false;
+  // The network between the coordinator and one peer, or all of them, may fail for a while.
+  bool silences = false;
+  // The data port of the last peer is closed for the first so many attempts to reach it. A firewall
+  // that drops packets leaves each attempt without an answer until its deadline; one that refuses
+  // connections answers at once.
+  int closed_attempts = 0;
+  bool drops = false;
 };
 
 struct Move {
@@ -93,6 +100,8 @@ struct Move {
     kCutPair,  // nothing gets through any more, nor is either end told
     kBreakStream,
     kBreakStreamLost,
+    kSilence,  // the coordinator and peer `a` hear nothing of each other for a while
+    kIsolate,  // the coordinator and all peers
     kCrashCoordinator,
     kCrashCoordinatorLost,
     kStoreGoesBack,  // it dies, and its store has lost its last write
@@ -194,6 +203,12 @@ class ExploreState {
     std::vector<control::SyncSource> sources;
     Tick fails_at;  // unless a source has it by then
   };
+  // An attempt to reach a newcomer's data port.
+  struct Try {
+    GroupKey group;
+    PeerId peer;
+    Tick deadline;
+  };
   struct LinkRequest {
     Epoch epoch;
     int relay = -1;  // that the link goes through; -1: straight
@@ -211,13 +226,16 @@ class ExploreState {
     std::map<int, Tick> silent;  // links whose other end is gone without a word: noticed then
     std::map<int, std::pair<MemberId, uint64_t>> served;  // by member's index: its state
     std::map<int, Fetch> fetches;                         // by member's index
+    std::map<uint64_t, Try> tries;                        // by trial: those that get no answer
   };
   struct StreamState {
     uint64_t session = 0;
     bool live = false;
     bool peer_up = false;
-    bool opened = false;  // the coordinator has seen it
-    Tick not_before;      // the coordinator closed it: the peer pauses until then
+    bool opened = false;      // the coordinator has seen it
+    Tick not_before;          // the coordinator closed it: the peer pauses until then
+    Tick dead_until;          // no byte gets through, and nothing says so
+    Tick silent_at = kNever;  // the peer gives the stream up then: it hears nothing
     Queue to_coordinator, to_peer, late_end;
   };
   struct Pair {
@@ -276,6 +294,7 @@ class ExploreState {
   void DoAct(int member);
   void Reconnect(int i, bool first);
   void PassTime();
+  void CheckNobodyWaitsForTheClosedPort() const;
 
   void CrashPeer(int i, Move::Kind how);
   void CrashCoordinator(bool lost);
@@ -286,13 +305,17 @@ class ExploreState {
   void LoseCarried(int relay, Move::Kind how);
   bool CanConnect(int from, int to, const LinkRequest& request) const;
   void BreakStream(int i, bool lost);
+  void Silence(int i);
+  bool Silent(int i) const { return now_ < streams_[i].dead_until; }
+  void CheckSilentPeersAreRemoved() const;
   void EndOfStream(int i, bool lost);
   void KillTrainer(int member);
 
   void OpenLinks(int i, Epoch epoch, const std::vector<peerd::LinkRequest>& links, Tick deadline);
   void KeepLinks(int i, Epoch epoch, const std::vector<PeerId>& peers);
   void Connect();
-  void Tried(int i, const GroupKey& group, uint64_t trial, PeerId peer);
+  void TryPeer(int i, const GroupKey& group, uint64_t trial, PeerId peer, Tick deadline);
+  bool PortClosed(int i) const;
   void SendFrame(int from, PeerId to, const FrameHeader& header, std::string payload);
   void Start(int i, const peerd::StartAttempt& start);
   void Credit(int i, const peerd::CreditAttempt& credit);
@@ -336,6 +359,9 @@ class ExploreState {
   uint64_t sessions_ = 0;
   bool evict_done_ = false;
   bool measure_done_ = false;
+  int closed_attempts_ = 0;  // that are still to fail
+  std::optional<Move::Kind> first_fault_;
+  bool more_faults_ = false;
   std::array<std::shared_ptr<const Peer>, kPeersMax> peers_;
   std::array<StreamState, kPeersMax> streams_;
   std::array<Pair, kPeersMax> pairs_;
