@@ -158,7 +158,7 @@ void Checker::OnPrepare(PeerId to, const control::PrepareEpoch& prepare,
     return;
   }
   control::PrepareEpoch known = it->second;
-  // What is told again may differ in how to reach peers, and in the text.
+  // A repeated message may differ in the addresses of peers, and in the text.
   known.cause = prepare.cause;
   for (control::PeerInfo& peer : known.peers) {
     for (const control::PeerInfo& now : prepare.peers) {
@@ -183,7 +183,7 @@ void Checker::CheckTerms(const Local& local, const coordinator::MemberRecord& me
        " with cohort \"" + member.cohort + "\" and " + std::to_string(member.step_deadline_ms));
 }
 
-// Who is removed, and whether there was a reason for it.
+// Counts the members that are removed for being late. Fails if a removal has no reason.
 void Checker::OnDepartures(const coordinator::GroupRecord& group) {
   for (const coordinator::MemberRecord& member : group.members) {
     if (!member.departs) continue;
@@ -204,7 +204,7 @@ void Checker::OnDepartures(const coordinator::GroupRecord& group) {
   }
 }
 
-// Complete if any of it is admitted; and what is decided about one is decided about all.
+// Fails if only a part of a cohort is admitted, or only a part of it is removed.
 void Checker::CheckCohorts(const coordinator::Records& durable) {
   struct Seen {
     uint32_t there = 0, size = 0;
@@ -220,7 +220,7 @@ void Checker::CheckCohorts(const coordinator::Records& durable) {
       seen.admitted = seen.admitted || member.joined;
     }
   }
-  // One that was removed may come again under its name.
+  // A cohort that was removed may come again under the same name.
   std::erase_if(cohort_ballots_, [&](const auto& entry) { return !cohorts.contains(entry.first); });
   for (const auto& [key, seen] : cohorts) {
     if (!seen.admitted || seen.there == seen.size) continue;
@@ -229,7 +229,8 @@ void Checker::CheckCohorts(const coordinator::Records& durable) {
   }
 }
 
-// In all its groups a cohort comes in with the ballot of one number, but where nobody votes.
+// All groups admit a cohort with the ballot of the same number. The exception is a group in which
+// nobody votes.
 void Checker::AdmitCohorts(const control::PrepareEpoch& prepare,
                            const coordinator::GroupRecord& group) {
   if (group.committed != prepare.epoch) return;
@@ -250,8 +251,8 @@ void Checker::AdmitCohorts(const control::PrepareEpoch& prepare,
   }
 }
 
-// A member leaves when its own ops have ended. Ops of an older boundary, in which it took no part,
-// may be in flight then.
+// True if ops may be redone because such a member left. A member leaves when its own ops have
+// ended. Ops of an older boundary, in which it takes no part, may still be in flight.
 bool Checker::RedoneForALeaver(const OpName& name) const {
   for (const auto& [group, id] : departed_) {
     if (group != name.group) continue;
@@ -261,8 +262,8 @@ bool Checker::RedoneForALeaver(const OpName& name) const {
   return false;
 }
 
-// Ops are stopped only for a reason in their own group: it loses a member, or something was done to
-// one of its peers.
+// Fails if ops are frozen without a reason in their own group. The reasons are: the group loses a
+// member, or something was done to one of its peers.
 void Checker::CheckFreeze(const control::PrepareEpoch& prepare) const {
   if (all_disturbed_) return;
   const auto stands = [&](const control::MemberInfo& member) {
@@ -278,9 +279,9 @@ void Checker::CheckFreeze(const control::PrepareEpoch& prepare) const {
   for (const control::MemberInfo& member : prepare.members) {
     if (disturbed_.contains(member.peer)) return;
   }
-  // A peer whose last member left, and that is back at once with another one, takes its old links
-  // for standing while the others close them, and reports them as lost. The report may come behind
-  // the commit, since the others may be ready again and heard of before it.
+  // Another reason is a peer whose last member left, and which is back at once with a new member.
+  // It believes that its old links are up while the other peers close them. So it reports them as
+  // lost. That report may come after the commit, because the other peers may be ready before it.
   const auto there = [&](const control::MemberInfo& member) {
     return std::any_of(prepare.members.begin(), prepare.members.end(),
                        [&](const control::MemberInfo& m) { return m.peer == member.peer; });
@@ -325,13 +326,13 @@ void Checker::OnCommit(PeerId to, const control::CommitEpoch& commit,
   }
 }
 
-// Before anybody hears of it: later those that have heard may have gone on.
+// Called before anybody hears of the commit. Later, peers that have heard may have gone on.
 void Checker::CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record) {
   for (const control::OpFate& fate : record.fates) {
     const auto op = announced_.find({record.peer, group, fate.ordinal});
     if (op == announced_.end() || fate.fate == control::Fate::kCommit) continue;
     const Op& known = ops_[op->second];
-    // A small op goes round once more, so that those who were kept from its result hear of it.
+    // A small op may be redone although a member has its result: so the others get that result.
     if ((known.result && !known.at_once) || known.refused) {
       Fail(ToString(op->second) + " is not committed at " + longhaul::ToString(record.peer) +
            " in epoch " + longhaul::ToString(epoch) + ", but has ended at another member");
@@ -339,8 +340,8 @@ void Checker::CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRe
   }
 }
 
-// All members that stay have voted: they stand at the end of one step, and newcomers begin with
-// the next.
+// All members that stay have voted, so they are at the end of the same step. Newcomers begin with
+// the next step.
 void Checker::Admit(const control::PrepareEpoch& prepare) {
   const uint32_t group = prepare.group.group;
   std::optional<uint64_t> step;
@@ -359,7 +360,7 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
     }
     step = own;
   }
-  // With nobody there to go on from, numbers are used that no member of old can have reached.
+  // No member stays. The newcomers use step numbers that no earlier member can have reached.
   const uint64_t first = step ? *step + 1 : last_step_[group] + 100;
   last_step_[group] = std::max(last_step_[group], first);
   for (const control::MemberInfo& info : prepare.members) {
@@ -378,8 +379,8 @@ void Checker::Admit(const control::PrepareEpoch& prepare) {
   }
 }
 
-// Numbers that nobody but peers remembers may be given out again, as long as no membership of such
-// a number comes into force that some peer takes for another one.
+// A number that only peers remember may be given out again. But no commit of such a number may come
+// into force at a peer that means another epoch by it (OnArrival checks that).
 void Checker::OnStoreWentBack(const coordinator::Records& durable) {
   std::erase_if(epochs_, [&](const auto& entry) {
     const auto& [group, epoch] = entry.first;
@@ -393,7 +394,7 @@ void Checker::OnStoreWentBack(const coordinator::Records& durable) {
   departed_.clear();
 }
 
-// With its last member a peer forgets the group, and what was prepared of it.
+// When its last member is gone, a peer forgets the group and its preparation.
 void Checker::OnHello(PeerId from, const control::Hello& hello) {
   std::erase_if(prepared_at_, [&](const auto& entry) {
     const auto& [peer, group] = entry.first;
@@ -410,7 +411,7 @@ void Checker::OnArrival(PeerId at, const control::CoordinatorMessage& message) {
     newest = std::max(newest, {prepare->epoch, prepare->preparation},
                       [](const auto& a, const auto& b) { return a.first < b.first; });
   }
-  // Given up there; the coordinator may have forgotten the number.
+  // The peer gives up its preparation. The coordinator may have forgotten the number.
   if (const auto* abort = std::get_if<control::AbortEpoch>(&message)) {
     const auto given_up = prepared_at_.find({at, abort->group.group});
     if (given_up != prepared_at_.end() && given_up->second.first == abort->epoch) {
@@ -454,7 +455,8 @@ void Checker::OnStored(const coordinator::GroupRecord& before,
   }
 }
 
-// A commit leaves when the store has it, and members of one revision are told one state.
+// The end of a sync is sent only when the store holds it. So members of one revision are told the
+// same state.
 void Checker::OnSyncResult(const control::SyncResult& result, const coordinator::Records& durable) {
   if (const auto it = durable.groups.find(result.group); it != durable.groups.end()) {
     const coordinator::MemberRecord* const member = FindMember(it->second, result.member);
@@ -559,7 +561,8 @@ void Checker::OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpIn
       break;
     case Code::kAborted:
       ++counts_.aborted;
-      // Others that had posted it wanted it to abort, and this one had not posted it by then.
+      // If offers differ, other members may have asked for abort. This member had not started the
+      // op when it was aborted.
       if (op.desc.on_fault != OnFault::kAbort && !ShapeOf(seed_, op.name).mismatched) {
         Fail(name + " is aborted, and was to be redone");
       }

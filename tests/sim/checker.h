@@ -1,13 +1,20 @@
-// What must hold in every run, checked as it goes.
+// The properties that must hold in every run. They are checked while it runs.
 //
-// Safety: one outcome per op, equal bits that are exactly the reduction over one set of members;
-// inputs intact unless the op succeeded; the members of an epoch are the same wherever the epoch is
-// seen; epochs never go back and their numbers are not used twice; nothing leaves the coordinator
-// that its store does not hold; fates agree with each other and with outcomes; each request is
-// answered exactly once. After a sync that is committed a member has the state that the store
-// holds, revisions never fall, who only sends keeps every bit, and a sync that fails leaves every
-// member's tensors as they were. Liveness: when the faults have stopped, every request is answered
-// in time.
+// Safety of ops and epochs:
+// - An op has one outcome. Its results are equal bits: exactly the reduction over one set of
+//   members.
+// - Inputs are intact unless the op succeeded.
+// - The members of an epoch are the same wherever the epoch is seen. Epochs never go back, and
+//   their numbers are not used twice.
+// - The coordinator sends nothing that its store does not hold.
+// - Fates agree with each other and with outcomes.
+// - Each request is answered exactly once.
+//
+// Safety of states: after a committed sync a member has the state that the store holds. Revisions
+// never fall. A member that only sends keeps every bit. A sync that fails leaves every member's
+// tensors as they were.
+//
+// Liveness: when the faults have stopped, every request is answered in time.
 //
 // A violation ends the process with a text; see Fail().
 #pragma once
@@ -31,7 +38,7 @@
 
 namespace longhaul::sim {
 
-// What a member asks for with its join.
+// What a member asks for when it joins.
 struct Terms {
   std::string cohort;
   uint32_t cohort_size = 0;
@@ -53,42 +60,42 @@ class Checker {
     friend auto operator<=>(const Local&, const Local&) = default;
   };
   void OnLocalJoin(const Local& local, uint32_t group, uint32_t slot, const Terms& terms = {});
-  // The step that the member begins with: known once its admission is on its way.
+  // Returns the step with which the member begins. It is known as soon as its admission is sent.
   uint64_t FirstStep(uint32_t group, MemberId member) const;
-  // The member has passed a boundary and stands in `step`.
+  // The member has passed a boundary and is now in `step`.
   void OnStep(uint32_t group, MemberId member, uint64_t step);
-  // What a trainer is told of its world.
+  // A trainer is told of its world.
   void OnWorld(const Local& local, const GroupKey& group, const peerd::World& world);
-  // What a peer knows of its epoch.
+  // A peer's list of the members of its epoch.
   void OnMembers(const Local& local, const GroupKey& group,
                  const peerd::PeerCore::MembersView& view);
 
   // ---- coordinator
 
-  // A message leaves the coordinator for a peer; `durable` is what its store holds.
+  // A message leaves the coordinator for a peer. `durable` is what the store holds.
   void OnSend(PeerId to, const control::CoordinatorMessage& message,
               const coordinator::Records& durable);
-  // The store holds this from now on, and has forgotten plans (store_back.h).
+  // The store has lost its last writes, and holds this from now on (store_back.h).
   void OnStoreWentBack(const coordinator::Records& durable);
-  // A peer tells which groups it knows.
+  // A peer says which groups it knows.
   void OnHello(PeerId from, const control::Hello& hello);
-  // It arrives.
+  // The message arrives at the peer.
   void OnArrival(PeerId at, const control::CoordinatorMessage& message);
 
   // ---- syncs
 
-  // The store changes.
+  // A write changes a group in the store.
   void OnStored(const coordinator::GroupRecord& before, const coordinator::GroupRecord& after);
-  // The answer to a trainer whose tensors were `begun` when it asked and are `now`.
+  // A sync is answered. The trainer's tensors had the root `begun` when it asked, and have `now`.
   void OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& info,
                   control::SyncStrategy strategy, const Hash128& begun, const Hash128& now);
-  // The same of a take that ended well.
+  // The same for a take that ended well.
   void OnTaken(const peerd::StateSyncInfo& info, const Hash128& now);
 
   // ---- ops
 
   void OnAnnounced(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name);
-  // The same, unless the ordinal is known.
+  // The same, but does nothing if the ordinal is known.
   void OnReported(PeerId peer, const GroupKey& group, OpOrdinal ordinal, const OpName& name) {
     announced_.emplace(std::tuple(peer, group.group, ordinal), name);
   }
@@ -101,25 +108,25 @@ class Checker {
     const std::vector<uint8_t>* target = nullptr;
   };
   void OnPosted(const OpName& name, uint32_t slot);
-  // The op was aborted, and nobody is to start it again: it never succeeds.
+  // The op was aborted, and nobody starts it again. So it may never succeed.
   void OnGivenUp(const OpName& name);
-  // A frame goes by way of a third peer.
+  // A link through a relay is up.
   void OnTunnel() { ++counts_.tunnels; }
 
   // ---- faults
 
-  // The harness did something to the peer, its links or its stream.
+  // The harness did something to this peer, its links or its stream.
   void OnDisturbed(PeerId peer) { disturbed_.insert(peer); }
-  // To the coordinator, or to what everybody depends on.
+  // The harness did something to the coordinator, or to what everybody depends on.
   void OnAllDisturbed() { all_disturbed_ = true; }
-  // A member was evicted or its trainer died: its ops may have to be redone.
+  // A member was evicted or its trainer died, so its ops may be redone.
   void OnMemberLost() { member_lost_ = true; }
   void OnEnded(const Ended& op, const Outcome& outcome, const peerd::OpInfo& info);
 
-  // How many ops ended how, and how often they were redone.
+  // How many ops had which outcome, and what else happened in the run.
   struct Counts {
     uint64_t ok = 0;
-    uint64_t by_mesh = 0;  // of those that are ok
+    uint64_t by_mesh = 0;  // of those in `ok`
     uint64_t by_ring = 0;
     uint64_t aborted = 0;
     uint64_t refused = 0;
@@ -129,17 +136,17 @@ class Checker {
     uint64_t epochs = 0;
     uint64_t freezes = 0;
     uint64_t committed_by_fate = 0;
-    uint64_t tunnels = 0;  // links through a third peer
-    uint64_t cohorts = 0;  // admitted
-    uint64_t late = 0;     // members that were removed for it
+    uint64_t tunnels = 0;  // links through a relay
+    uint64_t cohorts = 0;  // that were admitted
+    uint64_t late = 0;     // members that were removed as late
     uint64_t syncs_ok = 0;
     uint64_t syncs_aborted = 0;
     uint64_t syncs_refused = 0;
-    uint64_t syncs_fetched = 0;  // brought something
-    uint64_t syncs_resumed = 0;  // from what a peer had kept
-    uint64_t background = 0;     // members that came out of the background after they had joined
-    uint64_t taken = 0;          // states that came in the background
-    uint64_t rings = 0;          // ordered anew
+    uint64_t syncs_fetched = 0;  // syncs that brought bytes
+    uint64_t syncs_resumed = 0;  // syncs that used chunks that a peer had kept
+    uint64_t background = 0;     // members that came out of the background
+    uint64_t taken = 0;          // states that were taken in the background
+    uint64_t rings = 0;          // rings that got a better order
   };
   const Counts& counts() const { return counts_; }
   void OnRingOrdered() { ++counts_.rings; }
@@ -148,16 +155,17 @@ class Checker {
   struct Member {
     std::optional<Local> local;
     std::optional<uint64_t> first_step;
-    std::optional<uint64_t> contributes_step;  // from which on it contributes
+    std::optional<uint64_t> contributes_step;  // first step with its input
     uint64_t step = 0;
   };
   struct Op {
     std::map<uint32_t, bool> posted;  // by slot
     std::optional<std::vector<uint8_t>> result;
-    // Participants' epochs: an op that was aborted is posted again under the same name, and meets
-    // those who had not announced it before. Each such op has one.
+    // The epoch of the result. An aborted op is posted again under the same name, and meets members
+    // that had not announced it before. So one name may have several outcomes, each in another
+    // epoch.
     Epoch result_epoch;
-    bool at_once = false;                    // told before all are known to have it
+    bool at_once = false;                    // answered before all are known to have it
     Algorithm algorithm = Algorithm::kAuto;  // of the result
     std::set<Epoch> aborted;
     std::vector<uint32_t> participants;
@@ -184,27 +192,28 @@ class Checker {
   void CheckFates(Epoch epoch, uint32_t group, const coordinator::FatesRecord& record);
   void AdmitCohorts(const control::PrepareEpoch& prepare, const coordinator::GroupRecord& group);
   bool RedoneForALeaver(const OpName& name) const;
-  // `contributing`: those whose input is in the result.
+  // Slots of the participants. `contributing`: only those whose input is in the result.
   std::vector<uint32_t> Participants(const OpName& name, Epoch epoch, bool contributing) const;
   // The slots whose tensors make up the result of the op in `epoch`.
   std::vector<uint32_t> Givers(const Ended& op, Epoch epoch) const;
   void CheckSucceeded(const Ended& op, const peerd::OpInfo& info);
-  // The op has another result in another epoch: a small one may, if nobody who has the older one
-  // takes part in the newer epoch.
+  // True if the op may have another result in `epoch`. A small op may, if no member that has the
+  // older result takes part in the newer epoch.
   bool Outlived(const Ended& op, const Op& known, Epoch epoch) const;
 
   const uint64_t seed_;
   std::map<Local, uint32_t> slots_;
   std::map<Local, Terms> terms_;
-  std::set<std::pair<PeerId, std::string>> cohorts_;                   // admitted in some group
-  std::map<std::pair<PeerId, std::string>, uint64_t> cohort_ballots_;  // that admitted them
+  std::set<std::pair<PeerId, std::string>> cohorts_;  // admitted in some group
+  std::map<std::pair<PeerId, std::string>, uint64_t>
+      cohort_ballots_;  // by which they were admitted
   std::set<std::pair<uint32_t, MemberId>> departed_;
   std::map<std::pair<uint32_t, MemberId>, Member> members_;
   std::map<std::pair<uint32_t, Epoch>, control::PrepareEpoch> epochs_;
-  // The newest that arrived, by peer and group: epoch and preparation.
+  // The newest preparation that arrived, by peer and group: its epoch and its id.
   std::map<std::pair<PeerId, uint32_t>, std::pair<Epoch, uint64_t>> prepared_at_;
   std::set<std::pair<uint32_t, Epoch>> committed_;
-  std::map<uint32_t, uint64_t> last_step_;  // highest of the group
+  std::map<uint32_t, uint64_t> last_step_;  // highest step of the group
   std::map<Local, Epoch> last_epoch_;
   std::map<std::tuple<PeerId, uint32_t, OpOrdinal>, OpName> announced_;
   std::map<OpName, Op> ops_;

@@ -17,16 +17,16 @@ using coordinator::CloseSession;
 using coordinator::Persist;
 using coordinator::ToPeer;
 
-// When a stream that hears nothing is given up, in detect_ms.
+// After so many detect_ms a peer gives up a stream on which it hears nothing.
 constexpr int64_t kStreamSilence = 2;
-// When the coordinator's end of a stream gives it up, in quarters of detect_ms: a little before its
-// core would (proto/control/grpc/support.cc).
+// After so many quarters of detect_ms the coordinator's end gives up a silent stream. That is a
+// little before its core would (proto/control/grpc/support.cc).
 constexpr int64_t kKeepaliveQuarters = 15;
-// Nothing in a simulated run waits in such numbers, unless something grows without bounds.
+// More than this never waits in a simulated run, unless a bug makes a queue grow without bounds.
 constexpr size_t kQueueMax = 2000;
-// Turns of a loop that has something to do at once, each time.
+// Turns that a loop may take in a row because it always has more to do at once.
 constexpr uint32_t kPumpsAtOnceMax = 1000;
-// Messages of a coordinator that may come again after its end.
+// Messages of a crashed coordinator that may come again.
 constexpr size_t kEchoesMax = 12;
 // Writes that the store may lose.
 constexpr size_t kBackupsMax = 6;
@@ -81,7 +81,7 @@ void CoordinatorHost::Crash(bool resets) {
   context_.world->Kill(&node_);
   core_.reset();
   armed_ = kNever;
-  // What was being written may have been written.
+  // The write in progress may have reached the store.
   if (persisting_ && context_.world->Chance(0.5)) {
     Apply(std::get<Persist>(out_.front().action));
   }
@@ -89,7 +89,7 @@ void CoordinatorHost::Crash(bool resets) {
   out_.clear();
   for (const auto& [id, stream] : std::exchange(streams_, {})) {
     stream->at_coordinator = false;
-    // What is on its way may be lost with the connection, or come before its end.
+    // Messages in flight may be lost with the connection, or arrive before its end.
     stream->cut = context_.world->Chance(0.5);
     if (resets && stream->peer->node()->alive) {
       context_.world->On(
@@ -121,7 +121,7 @@ void CoordinatorHost::GoBack() {
   const size_t chosen = context_.world->Below(backups_.size());
   durable_ = backups_[chosen];
   backups_.clear();
-  // What a coordinator of the forgotten time had sent ended with its streams.
+  // Messages from the forgotten time ended with their streams.
   ++went_back_;
   sent_.clear();
   context_.story->Tell(context_.world->now(), "store  goes back");
@@ -166,11 +166,12 @@ void CoordinatorHost::Step(const coordinator::Event& event) {
   run(event);
   if (++steps_ % 8 == 0) context_.story->Mix(core_->Digest());
   Arm();
-  // Not from within: what a message sets off may reach back here.
+  // Not from here, because sending may lead back into this function.
   context_.world->On(&node_, now, [this] { PumpOut(); });
 }
 
-// On a thread of its own: the answer comes at some later time, unless this process dies before.
+// The production coordinator solves on another thread. So the answer comes at some later time,
+// unless this process dies first.
 void CoordinatorHost::SolveRing(coordinator::OrderRing order) {
   const int64_t takes = context_.world->Between(0, Millis(context_.detect_ms) / 4);
   context_.world->On(&node_, context_.world->now() + takes,
@@ -224,7 +225,7 @@ void CoordinatorHost::PumpOut() {
   }
 }
 
-// Its end is known here; the peer learns of it.
+// The coordinator knows of the end. The peer learns of it later.
 void CoordinatorHost::Close(StreamPtr stream) {
   stream->at_coordinator = false;
   streams_.erase(stream->id);
@@ -373,7 +374,7 @@ void CoordinatorHost::Drain(PeerId peer) {
 
 // ------------------------------------------------------------------------------ a peerd
 
-// The production runner, with the bugs that are planted in it.
+// The production StateRunner, with the bugs that are planted in it.
 class PeerHost::States final : public peerd::StateRunner {
  public:
   States(PeerHost* host, const Options& options)
@@ -408,7 +409,7 @@ PeerHost::PeerHost(const Context& context, CoordinatorHost* coordinator, int ind
   peerd::OpRunner::Options runner;
   runner.self = id;
   runner.grain_bytes = 512;
-  runner.cached_bytes_max = 6000;  // between those of ops
+  runner.cached_bytes_max = 6000;  // smaller than some ops' tensors, larger than others
   runner.turn_bytes_max = 2000;
   runner_ = std::make_unique<peerd::OpRunner>(&transport_, runner);
   engine_ = std::make_unique<peerd::Engine>();
@@ -451,8 +452,8 @@ void PeerHost::Dispose() {
   if (!runner_) return;
   if (node_.alive) context_.world->Kill(&node_);
   transport_.Die(/*resets=*/false);
-  // Nothing refers to the process's memory any more: what is out comes back, and what that sets
-  // free to be sent comes back at once.
+  // Nothing refers to the process's memory any more, so all segments in flight come back. Then
+  // queued segments may be sent; they come back at once as well.
   for (;;) {
     const std::vector<uint64_t> cookies = transport_.PopSegmentsOut();
     if (cookies.empty()) break;
@@ -478,7 +479,7 @@ void PeerHost::Crash(bool resets) {
           [c = coordinator_, stream] { c->OnEnd(stream); });
     }
   }
-  // In the middle of a turn: its engine ends with the turn.
+  // During a turn the engine is still in use: it is freed when the turn ends.
   if (!pumping_) Bury();
 }
 
@@ -499,7 +500,7 @@ void PeerHost::Freeze() {
 void PeerHost::Thaw() {
   if (!node_.alive || !node_.frozen) return;
   context_.story->Tell(context_.world->now(), node_.name, "  thaws");
-  // A process that was held up does not blame the others for it.
+  // After a freeze, the silence of the others is not their fault.
   transport_.ForgiveSilence();
   if (stream_) stream_->heard = context_.world->now();
   context_.world->Thaw(&node_);
@@ -558,19 +559,19 @@ void PeerHost::Arm() {
   });
 }
 
-// One chunk after the other, each when a thread might be through with it.
+// Hashes one chunk after the other, each at a time when a thread might have finished it.
 void PeerHost::Hash() {
   if (!states_->hashing() || std::exchange(hash_due_, true)) return;
   World& world = *context_.world;
   world.On(&node_, world.now() + world.Between(0, context_.hash_us), [this] {
     hash_due_ = false;
-    // What has ended is delivered by the next turn.
+    // The next turn delivers what has ended.
     if (!states_->HashHere()) return Wake();
     Hash();
   });
 }
 
-// ---- what passes through the engine
+// ---- events and actions of the engine
 
 bool PeerHost::OnEvent(peerd::Event* event) {
   if (!AfterAction()) return false;
@@ -610,7 +611,7 @@ void PeerHost::OnActions(std::vector<peerd::Action>* actions) {
     });
   };
   if (context_.planted == Planted::kFinishLate) {
-    // Milliseconds later, and the core is told at once that the results are in place.
+    // Results are put in place milliseconds late, and the core is told at once that they are there.
     if (context_.world->now() > late_until_) {
       std::vector<peerd::Action> due = std::exchange(late_, {});
       actions->insert(actions->begin(), due.begin(), due.end());
@@ -656,7 +657,7 @@ bool PeerHost::OnAction(const peerd::Action& action) {
   return true;
 }
 
-// What the story and the checker hear of it.
+// Tells an action to the story and the checker.
 struct PeerHost::Noter {
   PeerHost* h;
   Story& story;
@@ -706,7 +707,7 @@ struct PeerHost::Noter {
                a.commit ? " commit" : " without result");
     h->running_.erase({a.group, a.ordinal});
   }
-  // Also of a peer to which there is no link that could break.
+  // Checked here, because there may be no link that could break.
   void operator()(const peerd::BreakLink& a) {
     Checker::Fail(h->node_.name + " takes no more of " + ToString(a.peer) + ": " + a.reason);
   }
@@ -720,7 +721,7 @@ struct PeerHost::Noter {
   // ---- shared state
   void operator()(const peerd::ServeState& a) {
     const peerd::StateSync& brought = h->brought_.at(a.local);
-    // The trainer writes to one that may change.
+    // A state that may change is not compared: the trainer writes to it.
     if (!a.may_change && RootOfBytes(*brought.state) != a.state) {
       Checker::Fail(ToString(a.member) + " serves a state that it has not got");
     }
@@ -829,9 +830,9 @@ void PeerHost::CheckAnswered(peerd::LocalId local, bool heard) const {
 
 void PeerHost::CheckAllAnswered() const {
   if (!node_.alive) return;
-  // What a trainer that died had asked for ends with it, unless the core has heard of that.
+  // A dead trainer's request may stay without an answer if the core never got it.
   for (const auto& [local, state] : locals_) CheckAnswered(local, /*heard=*/state.died);
-  // Nobody here breaks the protocol.
+  // No peer here breaks the protocol.
   if (core().GetStats().frames_refused != 0) Checker::Fail(node_.name + " has refused a frame");
 }
 
@@ -899,10 +900,10 @@ void PeerHost::WorldChanged(peerd::LocalId local, const peerd::World& world) {
 
 void PeerHost::MemberGone(peerd::LocalId local, const Outcome& outcome) {
   if (std::exchange(locals_.at(local).gone, true)) Twice("MemberGone", local);
-  // A request that is on its way to the core is answered by this.
+  // A request that the core has not got yet is answered by MemberGone.
   if (!locals_.at(local).asked_late) CheckAnswered(local, /*heard=*/true);
   if (brought_.contains(local)) CheckUnused(local);
-  // What it asked for in the meantime is answered, but it does not listen any more.
+  // Requests that came in the meantime are answered, but the trainer does not listen any more.
   ToTrainer(local, [this, local, outcome](TrainerSide* t) {
     locals_.at(local).trainer = nullptr;
     t->OnMemberGone(outcome);
@@ -911,7 +912,7 @@ void PeerHost::MemberGone(peerd::LocalId local, const Outcome& outcome) {
 
 // ---- states
 
-// The trainer has its tensors back: nothing under way reads or writes them.
+// Fails if anything in flight reads or writes the tensors that the trainer has got back.
 void PeerHost::CheckUnused(peerd::LocalId local) const {
   const peerd::LocalState& state = *brought_.at(local).state;
   for (size_t i = 0; i < state.manifest.size(); ++i) {
@@ -934,7 +935,7 @@ void PeerHost::OnTransferEnded(const peerd::TransferEnded& ended) {
   }
   fetching_.erase(from);
   if (context_.planted != Planted::kChunksUnchecked || ended.bytes == 0) return;
-  // As if a flipped bit had not been noticed.
+  // As if the transfer had not noticed a flipped bit.
   const peerd::LocalState& state = *brought_.at(ended.local).state;
   for (size_t i = 0; i < state.manifest.size(); ++i) {
     if (state.InInbox(i, 0) && context_.world->Chance(context_.transport.flips))
@@ -1077,7 +1078,7 @@ void PeerHost::Connect() {
     }
     stream->to_coordinator = world.Arrival(node_, *node);
     world.On(node, stream->to_coordinator, [c = coordinator_, stream] { c->OnOpen(stream); });
-    // Not there in time.
+    // The coordinator has not answered in time.
     world.On(&node_, world.now() + kStreamSilence * Millis(context_.detect_ms), [this, stream] {
       if (!stream->connected) OnStreamEnd(stream);
     });
@@ -1103,8 +1104,8 @@ void PeerHost::OnStreamBytes(const StreamPtr& stream, const std::string& bytes) 
   Hear(*message);
 }
 
-// The streams of a coordinator that is gone end, so the driver would not pass it on. The core has
-// no use for it either.
+// A late message of a crashed coordinator. In production its stream has ended, so the driver drops
+// the message. This test gives it to the core, which must ignore it as well.
 void PeerHost::OnEcho(const std::string& bytes) {
   if (!stream_ || !stream_->connected) return;
   const auto message = control::ParseCoordinatorMessage(bytes);
@@ -1142,7 +1143,7 @@ void PeerHost::OnStreamEnd(const StreamPtr& stream) {
   stream->at_peer = false;
   engine_->OnStreamDown(stream->connected ? "it ended" : "it never stood");
   Wake();
-  // The other end is told, as soon as news can pass.
+  // The other end is told as soon as the path is open.
   Node* const node = coordinator_->node();
   if (node->alive) {
     context_.world->On(node,
@@ -1163,7 +1164,7 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
   }
   const uint64_t life = node_.life;
   if (const auto* ready = std::get_if<control::EpochReady>(&message)) {
-    // An op whose other peers were all lost was announced to nobody.
+    // A peer that lost all others announced its op to nobody, but reports it.
     for (const control::OpReport& op : ready->ops) {
       for (const peerd::PostRef& post : open_posts_) {
         const OpName& name = names_.at(post);
@@ -1188,7 +1189,7 @@ void PeerHost::SendToCoordinator(const control::PeerMessage& said) {
                      [c = coordinator_, stream = stream_, bytes] { c->OnBytes(stream, bytes); });
 }
 
-// Made up: what is measured need not be true, as long as it makes rings change.
+// Invented numbers. They need not be true; they only have to make rings change.
 void PeerHost::ReportLinks() {
   control::LinkReport report;
   std::set<PeerId> seen{id_};
@@ -1212,7 +1213,7 @@ void PeerHost::Beat() {
       if (world.now() - stream->heard > kStreamSilence * Millis(context_.detect_ms)) {
         OnStreamEnd(stream);
       } else if (Node* const node = coordinator_->node(); node->alive && !stream->cut) {
-        // Keepalive: an answer shows that the path and the process are there.
+        // Keepalive: an answer shows that the path and the process are alive.
         world.On(node, world.Arrival(node_, *node), [this, &world, node, stream] {
           if (stream->cut || !stream->at_coordinator || !node_.alive) return;
           world.On(&node_, world.Arrival(*node, node_),
@@ -1283,7 +1284,7 @@ void PeerHost::OnReceivesDetached(uint64_t cookie) {
 
 // ---- planted bugs
 
-// Says DONE for every op of the group that is under way here and not complete.
+// Sends DONE for every op of the group that is in flight here and not complete.
 void PeerHost::ForgeDone(const GroupKey& group) {
   for (const auto& [key, running] : running_) {
     if (key.first != group || running.complete) continue;
@@ -1298,7 +1299,7 @@ void PeerHost::ForgeDone(const GroupKey& group) {
   }
 }
 
-// Says of a link that stands that it is lost.
+// Reports links as lost that are up.
 void PeerHost::ForgeLinkLost() {
   for (const auto& [group, prepare] : prepared_) {
     for (const control::PeerInfo& other : prepare.peers) {
@@ -1308,7 +1309,7 @@ void PeerHost::ForgeLinkLost() {
   }
 }
 
-// As if Stop() had left the beginning of a finished segment in place of the original.
+// As if a stopped attempt had left the beginning of a finished segment in place of the original.
 void PeerHost::SpoilSources(const peerd::AttemptStopped& stopped) {
   if (context_.planted != Planted::kNoRestore) return;
   const auto it = running_.find({stopped.group, stopped.ordinal});

@@ -1,11 +1,11 @@
 // The processes of a simulated run: the coordinator, a driver around its production core, peerds,
 // and the streams between them.
 //
-// CoordinatorHost does what the coordinator's loop does: steps the core, makes mutations durable
-// before anything that follows leaves, and starts again from the store after a crash. PeerHost is
-// the surroundings of a production engine (peerd/engine) with the production OpRunner and
-// StateRunner: it stands behind all other ports, and decides when something is hashed. Every
-// control message crosses as protobuf bytes.
+// CoordinatorHost does what the coordinator's loop does. It steps the core, makes mutations durable
+// before any later message leaves, and starts again from the store after a crash. PeerHost is the
+// surroundings of a production engine (peerd/engine) with the production OpRunner and StateRunner:
+// it stands behind all other ports, and decides when something is hashed. Every control message is
+// carried as protobuf bytes.
 #pragma once
 
 #include <deque>
@@ -33,7 +33,7 @@
 
 namespace longhaul::sim {
 
-// Moments at which a fault hits most; see Simulation::Trigger.
+// Moments at which a fault is most likely to show a bug; see Simulation::Trigger().
 enum class Moment {
   kPrepareSent,
   kPrepareArrived,
@@ -46,7 +46,7 @@ enum class Moment {
   kDoneSent,
   kVoteSent,
   kJoinArrived,
-  // Only in runs whose trainers have a state.
+  // These occur only in runs whose trainers have a state.
   kTransferStarted,
   kChunkArrived,
   kFetchDoneSent,
@@ -56,7 +56,7 @@ enum class Moment {
 class PeerHost;
 class CoordinatorHost;
 
-// What hosts share.
+// What all hosts of a run share.
 struct Context {
   World* world = nullptr;
   Story* story = nullptr;
@@ -65,28 +65,28 @@ struct Context {
   Planted planted = Planted::kNone;
   uint32_t detect_ms = 1500;
   TransportModel transport;
-  int64_t persist_us = 0;         // the longest that making durable takes
-  StateShape shape;               // of what trainers share
+  int64_t persist_us = 0;         // maximal time of making a write durable
+  StateShape shape;               // of the state that trainers share
   uint64_t state_rate = 0;        // bytes of states that a peer sends a second; 0: no limit
-  int64_t hash_us = 0;            // the longest that hashing a chunk takes
-  uint64_t keep_bytes = 0;        // that a peer keeps of states
+  int64_t hash_us = 0;            // maximal time of hashing a chunk
+  uint64_t keep_bytes = 0;        // bytes of states that a peer keeps at most
   uint32_t ring_interval_ms = 0;  // 0: peers measure no links
   std::function<void(Moment, PeerId)> trigger;
-  std::function<PeerHost*(PeerId)> find_peer;  // nullptr: there is none
+  std::function<PeerHost*(PeerId)> find_peer;  // returns nullptr if there is none
 };
 
-// One control stream. Each end learns of the other one's end later.
+// One control stream. If one end closes it, the other end learns of that later.
 struct Stream {
   coordinator::SessionId id;
   PeerHost* peer = nullptr;
   bool at_peer = true;  // open, or opening, as the peer sees it
   bool connected = false;
   bool at_coordinator = false;
-  bool cut = false;  // nothing passes any more but the news of its end
+  bool cut = false;  // nothing passes any more except the news of its end
   Tick to_coordinator;
   Tick to_peer;
-  Tick heard;        // by the peer
-  Tick heard_there;  // by the coordinator
+  Tick heard;        // when the peer heard the coordinator last
+  Tick heard_there;  // when the coordinator heard the peer last
 };
 using StreamPtr = std::shared_ptr<Stream>;
 
@@ -97,23 +97,24 @@ class CoordinatorHost {
   Node* node() { return &node_; }
   const coordinator::Records& durable() const { return durable_; }
   std::string WaitingFor() const;
-  // Names the start that runs, or ran last.
+  // Names the start that runs now, or that ran last.
   std::string incarnation() const { return "c" + std::to_string(starts_); }
-  // What the last one that crashed had sent of late comes (again) at some time within so long, on
-  // whatever stream the peer has then.
+  // Sends the last messages of the coordinator that crashed once more, each at a random time within
+  // `within_us`, on whatever stream the peer has then.
   void Echo(int64_t within_us);
 
   // ---- streams
   void OnOpen(const StreamPtr& stream);
   void OnBytes(const StreamPtr& stream, const std::string& bytes);
   void OnEnd(const StreamPtr& stream);
-  // A fault of the network.
+  // The network breaks the stream.
   void Reset(const StreamPtr& stream);
 
   void Evict(const GroupKey& group, MemberId member);
   void Drain(PeerId peer);
   void Crash(bool resets);
-  // It is down: its store loses some of its last writes, of which nothing was decided.
+  // Only while the coordinator is down: its store loses some of its last writes. Decisions are
+  // never lost, only plans (store_back.h).
   void GoBack();
   void Start();
 
@@ -128,7 +129,7 @@ class CoordinatorHost {
   void Carry(const coordinator::ToPeer& action);
   void SolveRing(coordinator::OrderRing order);
   void Close(StreamPtr stream);
-  // Gives up a stream on which nothing comes.
+  // Closes the stream if nothing is heard on it.
   void KeepAlive(const StreamPtr& stream);
   void Mutilate(PeerId peer, control::CoordinatorMessage* message, bool* drop);
 
@@ -136,10 +137,10 @@ class CoordinatorHost {
   Node node_;
   std::optional<coordinator::CoordinatorCore> core_;
   coordinator::Records durable_;
-  std::deque<coordinator::Records> backups_;  // what the store held of late
+  std::deque<coordinator::Records> backups_;  // the store before its last writes
   uint64_t went_back_ = 0;
   std::map<coordinator::SessionId, StreamPtr> streams_;
-  std::deque<std::pair<PeerHost*, std::string>> sent_;  // of late
+  std::deque<std::pair<PeerHost*, std::string>> sent_;  // the last messages
   std::deque<Out> out_;
   bool persisting_ = false;
   Tick armed_ = kNever;
@@ -159,7 +160,7 @@ class TrainerSide {
   virtual void OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpInfo& info) = 0;
   virtual void OnWorldChanged(const peerd::World& world) = 0;
   virtual void OnMemberGone(const Outcome& outcome) = 0;
-  // The socket broke.
+  // The socket broke, because peerd died.
   virtual void OnPeerGone() = 0;
 };
 
@@ -177,16 +178,16 @@ class PeerHost final : private peerd::TransportListener,
   const peerd::PeerCore& core() const { return engine_->core(); }
   bool drained() const { return engine_ != nullptr && engine_->drained(); }
 
-  // ---- what its trainers ask for; each arrives after a little while, in order
+  // ---- requests of its trainers; each arrives a little later, in order
   peerd::LocalId Join(TrainerSide* trainer, const GroupKey& group, const std::string& name,
                       uint32_t slot, const Terms& terms = {});
-  // With the state that it brings, if any. Nobody writes to that until OnSyncDone.
+  // `sync`: the state that the member offers, if any. Nobody writes to that state until OnSyncDone.
   void Step(peerd::LocalId local, std::optional<peerd::StateSync> sync = std::nullopt);
   void Sync(peerd::LocalId local, const peerd::StateSync& sync);
-  // Has the state hashed ahead of its first sync.
+  // Has the state hashed before its first sync.
   void Prepare(peerd::LocalId local, const std::shared_ptr<peerd::LocalState>& state,
                std::function<void()> done);
-  // In the background: its state is wanted back.
+  // A member in the background asks for its tensors, filled with the state.
   void TakeState(peerd::LocalId local, int64_t wait_us);
   void Leave(peerd::LocalId local);
   void Post(peerd::LocalId local, uint64_t call, uint64_t tag, const OpDesc& desc,
@@ -202,39 +203,39 @@ class PeerHost final : private peerd::TransportListener,
   // ---- its end of the stream
   void OnStreamUp(const StreamPtr& stream);
   void OnStreamBytes(const StreamPtr& stream, const std::string& bytes);
-  // A message that a coordinator of old had sent.
+  // A message of a coordinator that has crashed (Echo()).
   void OnEcho(const std::string& bytes);
   void OnStreamEnd(const StreamPtr& stream);
 
-  // No request that has arrived is left without an answer.
+  // Fails if a request that has arrived has no answer.
   void CheckAllAnswered() const;
-  // Ends without a trace, at the end of the run.
+  // Frees all that the process had, and tells nobody.
   void Dispose();
 
  private:
   struct LocalState {
-    TrainerSide* trainer = nullptr;  // nullptr: died
+    TrainerSide* trainer = nullptr;  // nullptr: it died, or hears nothing any more
     GroupKey group;
     bool gone = false;
-    bool out = false;         // the core has said so
-    bool asked_late = false;  // something, after that
-    bool died = false;        // its trainer
+    bool out = false;         // the core has decided MemberGone
+    bool asked_late = false;  // a request has come since then
+    bool died = false;        // its trainer died
   };
 
   void FromTrainer(std::function<void()> what);
-  // A request has arrived: from now on the engine owes an answer.
+  // Called when a request has arrived: from now on the engine owes an answer.
   struct Answers;
   Answers& Asks(peerd::LocalId local);
   void ToTrainer(peerd::LocalId local, std::function<void(TrainerSide*)> what);
-  // The engine has something to do.
+  // Called when the engine has something to do: plans a turn.
   void Wake();
   void Pump();
   void Arm();
-  // The process is gone, and with it all that it had.
+  // The process is dead. Frees all that it had and tells its trainers.
   void Bury();
   void ReportLinks();
   [[noreturn]] void Twice(const char* what, peerd::LocalId local);
-  // `heard`: only requests that the core has heard of.
+  // Fails if the member has an open request. `heard`: looks only at requests that the core has got.
   void CheckAnswered(peerd::LocalId local, bool heard) const;
   void NoteHeard(const peerd::Event& event);
   void CheckWorld(peerd::LocalId local, const peerd::World& world);
@@ -242,7 +243,7 @@ class PeerHost final : private peerd::TransportListener,
   void CheckBounds() const;
   void CheckUnused(peerd::LocalId local) const;
   void OnTransferEnded(const peerd::TransferEnded& ended);
-  // What is to be hashed is, some time.
+  // If something is to be hashed, hashes it chunk by chunk at random times.
   void Hash();
   void Beat();
   void Connect();
@@ -271,7 +272,8 @@ class PeerHost final : private peerd::TransportListener,
   bool OnAction(const peerd::Action& action) override;
   struct Noter;
   void Note(const peerd::Action& action);
-  // What a trigger waits for, once the action is carried out. False: this process died of it.
+  // Once an action is carried out, fires the trigger of its moment, if it has one. Returns false if
+  // this process died of that.
   bool AfterAction();
 
   // ---- TransportListener
@@ -300,33 +302,33 @@ class PeerHost final : private peerd::TransportListener,
   class States;
   std::unique_ptr<States> states_;
   bool hash_due_ = false;
-  std::map<peerd::LocalId, peerd::StateSync> brought_;             // last
-  std::map<peerd::LocalId, bool> serving_;                         // whether that may change
-  std::map<MemberId, control::SyncResult> elected_;                // that a member was told of last
-  std::map<peerd::LocalId, std::map<MemberId, PeerId>> fetching_;  // from
-  uint64_t life_ = 0;  // of the node, when the turn began
+  std::map<peerd::LocalId, peerd::StateSync> brought_;             // offered last
+  std::map<peerd::LocalId, bool> serving_;                         // whether the state may change
+  std::map<MemberId, control::SyncResult> elected_;                // told last
+  std::map<peerd::LocalId, std::map<MemberId, PeerId>> fetching_;  // source peers
+  uint64_t life_ = 0;  // of the node when the turn began
   std::optional<Moment> moment_;
   bool pumping_ = false;
   bool pump_due_ = false;
   uint64_t pumps_ = 0;
-  uint32_t pumps_at_once_ = 0;  // in a row
+  uint32_t pumps_at_once_ = 0;  // turns without a pause, in a row
   Tick armed_ = kNever;
 
   StreamPtr stream_;
   uint64_t next_local_ = 1;
   std::map<peerd::LocalId, LocalState> locals_;
-  Tick ipc_in_;  // keep the order of each direction of the Unix sockets
+  Tick ipc_in_;  // arrival of the last message each way: keeps the sockets in order
   Tick ipc_out_;
   std::map<peerd::PostRef, OpName> names_;
   struct Answers {
     bool join = false, step = false, sync = false, take = false, leave = false;
   };
-  std::map<peerd::LocalId, Answers> open_;  // requests that are not answered
+  std::map<peerd::LocalId, Answers> open_;  // requests without an answer
   std::set<peerd::PostRef> open_posts_;
-  std::map<peerd::LocalId, Answers> heard_;  // those of them that the core has heard of
+  std::map<peerd::LocalId, Answers> heard_;  // the requests in open_ that the core has got
   std::set<peerd::PostRef> heard_posts_;
 
-  // For planted bugs: ops under way and what the others call them.
+  // For planted bugs: ops in flight, and their ordinals at the other peers.
   struct Running {
     Epoch attempt;
     bool complete = false;
@@ -336,9 +338,9 @@ class PeerHost final : private peerd::TransportListener,
   std::map<std::pair<GroupKey, OpOrdinal>, Running> running_;
   std::map<peerd::PostRef, uint8_t*> sources_;
   std::map<GroupKey, Epoch> attempts_;
-  std::vector<peerd::Action> late_;  // actions that are carried out too late
+  std::vector<peerd::Action> late_;  // actions that are held back
   Tick late_until_;
-  std::set<std::pair<GroupKey, OpOrdinal>> told_;  // ops whose end the core was told
+  std::set<std::pair<GroupKey, OpOrdinal>> told_;  // ops whose AttemptFinished the core has got
   std::map<GroupKey, control::PrepareEpoch> prepared_;
 };
 

@@ -8,7 +8,8 @@
 
 namespace longhaul::sim {
 
-// Nothing in a simulated run comes in such numbers, unless something grows without bounds.
+// More than this is never in flight in a simulated run, unless a bug makes something grow without
+// bounds.
 constexpr size_t kUnderWayMax = 1000;
 
 using peerd::LinkKey;
@@ -128,7 +129,7 @@ void ModelTransport::Dial(uint64_t id) {
   ModelTransport* const other = switchboard_->Find(request->peer);
   LH_CHECK(other != nullptr);
   if (const ConnectionPtr c = Find(key); c != nullptr && c->established[EndOf(c)]) {
-    // Only data lanes are missing.
+    // The link is up. Only its data lanes are missing.
     SendOnControl(c, [c, other] {
       c->data[other->EndOf(c)] = true;
       other->ReportSatisfied({c->run, c->end[1 - other->EndOf(c)]->self_});
@@ -188,8 +189,9 @@ void ModelTransport::Deliver(const ConnectionPtr& c, Tick first, std::function<v
   });
 }
 
-// A link that stands here gives way to one of a newer epoch of its group, or if it may be dead. If
-// both sides dial at once, the smaller id's connection stays.
+// Returns true if the link that is up here makes way: for a link of a newer epoch of the same
+// group, or because it may be dead. If both sides dial at once, the connection that the smaller id
+// dialled stays.
 bool ModelTransport::GivesWay(PeerId from, const Request& request) const {
   const ConnectionPtr c = Find({request.run, from});
   if (c == nullptr) return true;
@@ -226,7 +228,7 @@ void ModelTransport::OnAnswer(uint64_t id) {
 void ModelTransport::OnConfirm(const ConnectionPtr& c, const Request& request) {
   const LinkKey key{c->run, c->end[0]->self_};
   c->confirmed = true;
-  // Much may have happened since it was dialled.
+  // The state here may have changed since the dial was answered.
   if (!tokens_.contains({request.run, request.group, request.epoch}) || !Wants(key, RelayOf(c)) ||
       !GivesWay(key.peer, request)) {
     TellEnd(c, "handshake refused");
@@ -244,7 +246,7 @@ void ModelTransport::OnConfirm(const ConnectionPtr& c, const Request& request) {
   });
   const size_t before = requests_.size();
   ReportSatisfied(key);
-  // Dialled again for an epoch whose link was reported before.
+  // The dial was for an epoch whose link had been reported here before.
   if (requests_.size() == before) listener_->OnLinkUp(key);
 }
 
@@ -292,7 +294,7 @@ void ModelTransport::Down(const ConnectionPtr& c, const std::string& reason, uin
   if (!c->open[end]) return;
   Release(c);
   TellEnd(c, "connection reset by peer");
-  if (!c->established[end]) return;  // nobody heard of it yet
+  if (!c->established[end]) return;  // the listener has not heard of it yet
   listener_->OnLinkDown({c->run, c->end[1 - end]->self_}, reason, silent_ms);
 }
 
@@ -308,7 +310,7 @@ void ModelTransport::Release(const ConnectionPtr& c) {
   std::erase(finishing_, c);
   std::erase_if(receives_, [&](const Receive& r) { return r.connection == c; });
   c->way[end].queue.clear();
-  // Whatever is out comes back once the kernel has let go of it.
+  // Segments in flight come back when the kernel does not read them any more.
   for (const auto& [cookie, segment] : segments_) {
     if (segment->connection != c->id) continue;
     world_->On(node_, world_->now() + world_->Between(0, Millis(2)),
@@ -338,7 +340,7 @@ void ModelTransport::Reset(PeerId peer) {
   for (const auto& [key, c] : links_) {
     if (key.peer == peer) connections.push_back(c);
   }
-  // What goes through one of the two over the path between them breaks as well.
+  // Links that go over this path to reach their relay break as well.
   ModelTransport* const other = switchboard_->Find(peer);
   for (const auto& [relay, end] : {std::pair(this, other), std::pair(other, this)}) {
     if (relay == nullptr) continue;
@@ -347,7 +349,7 @@ void ModelTransport::Reset(PeerId peer) {
     }
   }
   for (const ConnectionPtr& c : connections) {
-    // Neither end is told by the other one.
+    // Neither end tells the other one.
     for (const int end : {0, 1}) {
       ModelTransport* const transport = c->end[end];
       c->way[end].cut = true;
@@ -443,7 +445,7 @@ void ModelTransport::SendOnControl(const ConnectionPtr& c, std::function<void()>
   Deliver(c, way.last_arrival, [c, end, run = std::move(at_other_end)] {
     --c->way[end].frames;
     if (c->way[end].cut) return;
-    // The accepting end opens with the first thing that arrives: the confirmation.
+    // At the accepting end the first message, the confirmation, opens the connection.
     if (!c->open[1 - end] && c->confirmed) return;
     c->heard[1 - end] = std::max(c->heard[1 - end], c->end[1 - end]->world_->now());
     run();
@@ -477,7 +479,7 @@ void ModelTransport::SendFrame(const LinkKey& link, const FrameHeader& header,
   const ConnectionPtr c = Find(link);
   if (c == nullptr) return;
   ModelTransport* const other = c->end[1 - EndOf(c)];
-  // The bytes take the way through the production parser, as on a wire.
+  // As on a wire, the bytes go through the production parser.
   const auto bytes = Encode(header);
   SendOnControl(c, [this, other, bytes, run = link.run, payload] {
     const auto parsed = ParseFrameHeader(bytes, LaneKind::kControl);
@@ -547,7 +549,7 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
   std::erase_if(way.flying, [](const auto& other) { return other->arrived || other->lost; });
   way.flying.push_back(segment);
   const Tick gone = world_->now() + world_->Between(1, model_.segment_us);
-  // A relay has it in its own memory.
+  // A relay has a copy in its own memory.
   segment->copied = !world_->Chance(model_.zero_copy) || c->relay != nullptr;
   const bool early = model_.planted == Planted::kSentTooEarly && !segment->copied &&
                      segment->header.type == FrameType::kData;
@@ -555,7 +557,7 @@ void ModelTransport::Begin(const ConnectionPtr& c, int end, size_t number,
     segment->copy.assign(segment->data, segment->data + segment->header.payload_bytes);
   }
   const Tick header = std::max({lane.last_arrival, FirstArrival(c)});
-  // The memory is somebody else's by then, as a rule.
+  // So late that the memory usually belongs to somebody else.
   const int64_t late = early ? world_->Between(0, Millis(100)) : 0;
   const Tick rest = header + world_->Between(1, model_.segment_us) + late;
   lane.last_arrival = rest;
@@ -590,7 +592,7 @@ void ModelTransport::LoseLane(const ConnectionPtr& c, int from, size_t number) {
   for (const std::shared_ptr<Segment>& segment : way.flying) {
     if (segment->lane != number || segment->arrived || segment->lost) continue;
     segment->lost = true;
-    // The sender hears of it only when nothing is written to the place any more.
+    // The sender hears of the loss only when the receiver does not write to the place any more.
     const Tick given_back = world_->now() + world_->Between(0, Millis(1));
     world_->On(receiver->node_, given_back, [c, receiver, segment, sender, this] {
       receiver->Abandon(c, segment);
@@ -632,7 +634,7 @@ void ModelTransport::SegmentSent(const std::shared_ptr<Segment>& segment) {
   listener_->OnSegmentSent(segment->cookie);
 }
 
-// Whether the bytes are still to be had where the segment says.
+// True if the bytes can still be read at the segment's place.
 bool ModelTransport::Readable(const ConnectionPtr& c, int from, const Segment& segment) const {
   if (segment.copied || model_.planted == Planted::kSentTooEarly) {
     return segment.copied || c->end[from]->node_->alive;
@@ -728,7 +730,8 @@ void ModelTransport::DetachReceives(const std::string& run, const peerd::Receive
   });
 }
 
-// The listener says no when it is asked for a repeat; what is queued is dropped by its cookie.
+// Drops queued segments by their cookies. For a segment that is lost later, the listener refuses
+// the repeat.
 void ModelTransport::DropSegments(const std::vector<uint64_t>& cookies) {
   for (const uint64_t cookie : cookies) {
     const auto it = segments_.find(cookie);

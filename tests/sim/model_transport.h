@@ -1,14 +1,19 @@
-// peerd/transport/transport.h over a model network.
+// A model network behind peerd/transport/transport.h.
 //
-// What the production transport promises, and no more: listeners are called from events only;
-// frames of the control lane keep their order; segments of one link overtake each other (several
-// data lanes); a payload may be cut off in the middle; a segment's memory may be read until it is
-// told to be Sent; lanes are lost and replaced below the link, which shows as a delay, half
-// received segments that are given back, and segments that are read and sent again, be it after
-// they were Sent; silence and resets take a link down at either end by itself, at different times;
-// a link is built only while both ends hold the token of one epoch. A link may go through a third
-// peer: what is on it waits while that one stands still, and it ends when that one dies. Bits of
-// states may flip.
+// It keeps the promises of the production transport, and makes use of all its liberties:
+// - Listeners are called from events only.
+// - Frames of the control lane keep their order. Segments of one link overtake each other, because
+//   a link has several data lanes.
+// - A payload may be cut off in the middle.
+// - A segment's memory may be read until OnSegmentSent().
+// - Lanes are lost and replaced below the link. Then the listener sees a delay, half received
+//   segments that are given back, and segments that are read and sent again, even after
+//   OnSegmentSent().
+// - Silence or a reset takes a link down at each end by itself, at different times.
+// - A link is built only while both ends hold the token of one epoch.
+// - A link may go through a relay. Its messages wait while the relay is frozen, and the link ends
+//   when the relay dies.
+// - Bits of states may flip.
 #pragma once
 
 #include <array>
@@ -27,26 +32,26 @@ namespace longhaul::sim {
 
 class ModelTransport;
 
-// Data lanes and their habits, equal at all peers of a run.
+// Data lanes and their habits, the same at all peers of a run.
 struct TransportModel {
   uint32_t detect_ms = 1500;
   int lanes = 2;
   double zero_copy = 0.5;  // share of segments whose memory is read until they have arrived
   int64_t segment_us = 200;
-  double flips = 0;  // share of the segments of states that come with a bit flipped
+  double flips = 0;  // share of the segments of states that arrive with a flipped bit
   Planted planted = Planted::kNone;
 };
 
-// Finds the transports of other peers; outlives them.
+// Finds the transports of other peers. Outlives them.
 class Switchboard {
  public:
   virtual ~Switchboard() = default;
   virtual ModelTransport* Find(PeerId peer) = 0;
-  // A peer refused what another one sent: both are ours, so one of them is wrong.
+  // A peer refused what another peer sent. Both run our code, so one of them is wrong.
   virtual void OnProtocolError(const std::string& text) = 0;
-  // A frame or a segment is about to be handed over.
+  // Called before a frame or a segment is handed to the listener.
   virtual void OnFrame(PeerId from, PeerId to, const FrameHeader& header) = 0;
-  // A link that goes through a third peer stands.
+  // A link through a relay is up.
   virtual void OnTunnel(PeerId from, PeerId to, PeerId relay) = 0;
 };
 
@@ -88,28 +93,32 @@ class ModelTransport final : public peerd::Transport {
   void Close() override {}
   bool closed() const override { return true; }
 
-  // ---- what the simulation does to it
+  // ---- what the simulation does to this transport
 
-  // Pings, and looks for silence. The owner calls it every detect_ms / 3.
+  // Sends pings, and takes silent links down. The owner calls it every detect_ms / 3.
   void Beat();
-  // It was frozen: silence says nothing.
+  // The process was frozen, so silence says nothing: every link counts as heard now.
   void ForgiveSilence();
-  // One data lane and the control lane of each link to `peer` are lost and replaced.
+  // Loses one data lane and the control lane of each link to `peer`. Both are replaced.
   void LoseLanes(PeerId peer);
   // Breaks the link to `peer` as a reset in the network would.
   void Reset(PeerId peer);
-  // Whoever dials it from now on is refused, or hears nothing.
+  // What a new connection finds. Only TryPeer() sees kRefuses and kDrops differ; a dial gets no
+  // answer from either.
   enum class Port { kOpen, kRefuses, kDrops };
   void SetPort(Port port) { port_ = port; }
-  // The process is gone. With `resets` its kernel tells the others; else they find out by silence.
+  // The process is dead. With `resets` its kernel tells the other ends; otherwise they find out by
+  // silence.
   void Die(bool resets);
-  // Cookies of segments that have not been Sent: their memory may be referred to.
+  // Returns the cookies of segments that are not yet sent, whose memory may be referred to, and
+  // forgets them.
   std::vector<uint64_t> PopSegmentsOut();
-  // Something that is under way is read from there, or written to there.
+  // True if something in flight is read from there or written to there.
   bool Uses(const uint8_t* memory, size_t bytes) const;
-  // Bits of a state that this one sent have come flipped to us.
+  // True if a bit flipped in a state that came from that peer.
   bool Flipped(PeerId from) const { return flipped_.contains(from); }
-  // What is under way is bounded by what is open, not by how long the run lasts. Fails if not.
+  // Fails if queues are longer than a run can explain: their length may depend on what is open, not
+  // on how long the run lasts.
   void CheckBounds() const;
 
  private:
@@ -121,37 +130,37 @@ class ModelTransport final : public peerd::Transport {
     uint64_t connection = 0;  // 0: none
     size_t lane = 0;
     bool arrived = false;
-    bool lost = false;  // with its lane
+    bool lost = false;  // its lane was lost
     std::vector<uint8_t> copy;
     bool copied = false;
-    bool sent = false;  // the sender knows
+    bool sent = false;  // the listener knows
   };
   struct Lane {
     bool busy = false;
     Tick last_arrival;
   };
-  // From one end to the other.
+  // One direction of a connection.
   struct Way {
-    Tick last_arrival;  // of the control lane
-    size_t frames = 0;  // under way on it
+    Tick last_arrival;  // when the last message on the control lane arrives
+    size_t frames = 0;  // in flight on the control lane
     std::vector<Lane> lanes;
     std::vector<std::shared_ptr<Segment>> queue;
     std::vector<std::shared_ptr<Segment>> flying;  // handed to a lane; may have arrived
-    bool cut = false;                              // nothing more arrives but the end
-    Tick relayed;                                  // the last that the relay passed on arrives
+    bool cut = false;                              // nothing more arrives except the end
+    Tick relayed;  // when the last thing that the relay passed on arrives
   };
   struct Connection {
     uint64_t id = 0;
     std::string run;
-    uint32_t group = 0;  // whose epoch it was opened for
+    uint32_t group = 0;  // group of the epoch that opened it
     Epoch epoch;
     std::array<ModelTransport*, 2> end{};
-    ModelTransport* relay = nullptr;  // none: it goes straight
+    ModelTransport* relay = nullptr;  // nullptr: none, a straight link
     std::array<bool, 2> open{};
     std::array<bool, 2> established{};  // the end has heard from the other one
-    bool confirmed = false;             // the accepting end has seen the first frame
+    bool confirmed = false;             // the accepting end has got the first frame
     std::array<bool, 2> finishing{};    // no listener any more, but the queue is still sent
-    std::array<bool, 2> data{};         // data lanes stand, as this end knows
+    std::array<bool, 2> data{};         // the end knows that the data lanes are up
     std::array<Tick, 2> heard{};
     std::array<uint64_t, 2> state_bytes{};  // that came to this end
     std::array<Way, 2> way;                 // by sending end
@@ -163,7 +172,7 @@ class ModelTransport final : public peerd::Transport {
     std::shared_ptr<Segment> segment;
     uint8_t* place = nullptr;
   };
-  // A link that an epoch needs and that was not reported yet.
+  // A link that an epoch needs, and that was not yet reported as up.
   struct Request {
     uint64_t id = 0;
     std::string run;
@@ -184,17 +193,19 @@ class ModelTransport final : public peerd::Transport {
   int EndOf(const ConnectionPtr& c) const { return c->end[0] == this ? 0 : 1; }
   Request* FindRequest(uint64_t id);
   bool Satisfied(const Request& request) const;
-  // Some group wants the link to go that way.
+  // True if a group wants the link to go through `relay` (0: straight).
   bool Wants(const peerd::LinkKey& link, PeerId relay) const;
   static PeerId RelayOf(const ConnectionPtr& c) {
     return c->relay == nullptr ? PeerId() : c->relay->self_;
   }
-  // When what this end sends now comes to the other one, or to the relay on the way.
+  // Returns when something that this end sends now reaches the other end, or the relay if the
+  // connection has one.
   Tick FirstArrival(const ConnectionPtr& c);
-  // At the other end, `first` being when it is there or at the relay.
+  // Runs `event` at the other end. `first` is when it reaches the other end, or the relay if the
+  // connection has one.
   void Deliver(const ConnectionPtr& c, Tick first, std::function<void()> event);
-  // The same for what belongs to no connection yet. `relay`: 0, or it is lost if that one is not
-  // there.
+  // Runs `event` at `to` without a connection. `relay`: the event goes through that peer (0:
+  // straight), and is lost if that peer is dead.
   void Call(ModelTransport* to, PeerId relay, std::function<void()> event);
   void ReportSatisfied(const peerd::LinkKey& link);
   void Dial(uint64_t request);
@@ -206,7 +217,8 @@ class ModelTransport final : public peerd::Transport {
   void SendFrame(const peerd::LinkKey& link, const FrameHeader& header,
                  const std::vector<uint8_t>& payload);
   void SendWaiting(const peerd::LinkKey& link);
-  // Something small that keeps its place among the frames of the control lane.
+  // Sends a small message, in order with the frames of the control lane. Runs `at_other_end` when
+  // the message arrives.
   void SendOnControl(const ConnectionPtr& c, std::function<void()> at_other_end);
   void Pump(const ConnectionPtr& c, int end);
   void Begin(const ConnectionPtr& c, int end, size_t lane, std::shared_ptr<Segment> segment);
@@ -214,7 +226,7 @@ class ModelTransport final : public peerd::Transport {
   void Abandon(const ConnectionPtr& c, const std::shared_ptr<Segment>& segment);
   void Repeat(const ConnectionPtr& c, const Segment& lost);
   void SegmentSent(const std::shared_ptr<Segment>& segment);
-  // Half of the payload is here: `bytes` of it from `at` on.
+  // Half of the payload has arrived: copies `bytes` of it, from offset `at` on.
   void Arrive(const ConnectionPtr& c, const Segment& segment, uint8_t* place, size_t at,
               size_t bytes);
   bool Readable(const ConnectionPtr& c, int from, const Segment& segment) const;
@@ -235,17 +247,17 @@ class ModelTransport final : public peerd::Transport {
 
   std::map<TokenKey, std::string> tokens_;
   std::vector<Request> requests_;
-  std::map<GroupAt, std::map<PeerId, PeerId>> keep_;  // through which relay
+  std::map<GroupAt, std::map<PeerId, PeerId>> keep_;  // peers to stay linked to, and their relays
   std::map<peerd::LinkKey, ConnectionPtr> links_;
   std::vector<ConnectionPtr> finishing_;
-  std::vector<ConnectionPtr> carried_;  // of others, through this one
-  // Frames that wait for the next one to go with.
+  std::vector<ConnectionPtr> carried_;  // links of other peers through this one
+  // Frames from SendControlInTime(), which leave with the next frame, or a little later.
   std::map<peerd::LinkKey, std::vector<std::pair<FrameHeader, std::vector<uint8_t>>>> waiting_;
   Port port_ = Port::kOpen;
-  std::map<uint64_t, TryAnswer> tries_;  // not answered
+  std::map<uint64_t, TryAnswer> tries_;  // not answered, by number
   std::vector<Receive> receives_;
   std::set<PeerId> flipped_;
-  std::map<uint64_t, std::shared_ptr<Segment>> segments_;  // not Sent, by cookie
+  std::map<uint64_t, std::shared_ptr<Segment>> segments_;  // not yet sent, by cookie
 };
 
 }  // namespace longhaul::sim

@@ -1,8 +1,7 @@
 // Bugs that the harness can plant, to show that its checkers find them.
 //
-// They are made by the harness, outside the production code: it changes, drops or forges what
-// passes through its hands, so that the run looks as if a core, the engine or the transport had the
-// bug.
+// The harness makes the bugs, outside the production code. It changes, drops or forges what passes
+// through its hands, so that the run looks as if a core, the engine or the transport had the bug.
 #pragma once
 
 #include <string_view>
@@ -12,37 +11,37 @@ namespace longhaul::sim {
 enum class Planted {
   kNone,
   kDoneWhileFrozen,    // a peer that froze an op still says DONE for it
-  kStaleFrames,        // frames of an older attempt pass for new ones
-  kNoRestore,          // a stopped attempt does not put the originals back
-  kNoDetach,           // a stopped attempt's receives are not diverted
+  kStaleFrames,        // frames of an older attempt pass for frames of the new one
+  kNoRestore,          // a stopped attempt does not restore the originals
+  kNoDetach,           // a stopped attempt still receives into its memory
   kSentTooEarly,       // memory is released while the network still reads it
-  kFateFlipped,        // one peer is told another fate than the others
-  kEpochReused,        // a restarted coordinator forgets the numbers it has used
-  kSentBeforeDurable,  // messages overtake the store
-  kCommitLost,         // a commit is dropped without its stream breaking
-  kRingDiffers,        // one peer gets the members in another order
+  kFateFlipped,        // some peers are told another fate than the others
+  kEpochReused,        // a restarted coordinator forgets the numbers that it has used
+  kSentBeforeDurable,  // messages leave before the store holds the decision
+  kCommitLost,         // a commit is dropped, and its stream does not break
+  kRingDiffers,        // some peers get the members in another order
   kMinWorldIgnored,    // an op goes on with fewer members than it asked for
-  kFreezeForNothing,   // a lost stream freezes a group that has nothing to do with it
+  kFreezeForNothing,   // a peer reports a link as lost that is up
   kAnswerTwice,        // a trainer's request is answered twice
   kLaneForgets,        // what a lost lane carried is not sent again
-  kTermsIgnored,       // a member joins without the cohort and with a deadline it did not ask for
-  kChunksUnchecked,    // what comes of a state is taken for what was asked for
-  kResultForgotten,    // a small op that is announced again comes with zeros, not its result
-  kWrittenEarly,       // what is fetched is written to the tensors before the sync has ended
-  kPreparedUntold,     // a peer does not say what it has prepared, nor which preparation it answers
+  kTermsIgnored,       // a member joins without its cohort, and with another deadline
+  kChunksUnchecked,    // a flipped bit in a fetched state is not noticed
+  kResultForgotten,    // a small op that is redone brings zeros instead of its result
+  kWrittenEarly,       // fetched chunks go to the tensors before the sync has ended
+  kPreparedUntold,     // a peer does not say which preparation it knows, or answers
   kTermUntold,         // a peer does not say which term of the store it knows
-  kDrainForgotten,     // a coordinator that restarts forgets whom an operator drains
-  // Of the engine:
+  kDrainForgotten,     // a restarted coordinator forgets which peers drain
+  // Bugs of the engine:
   kFinishLate,        // trainers are told of an op before its result is in place
-  kGoneFirst,         // that a member is out is told before its requests are answered
+  kGoneFirst,         // a member is told that it is out before its requests are answered
   kLinkDownLost,      // a link that is lost while the coordinator is away is forgotten
-  kReadersForgotten,  // a sync is told to be over while the network still reads the tensors
+  kReadersForgotten,  // a sync is said to be over while the network still reads the tensors
 };
 
 struct PlantedName {
   Planted planted;
   const char* name;
-  bool explored = true;  // shows in small runs without bytes too (explore.h)
+  bool explored = true;  // explore_test finds it too: small runs without tensor bytes show it
 };
 inline constexpr PlantedName kPlanted[] = {
     {Planted::kDoneWhileFrozen, "done_while_frozen"},

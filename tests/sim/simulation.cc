@@ -31,7 +31,7 @@ Simulation::Simulation(const SimulationOptions& options)
     context_.state_rate = bytes * 1000000 / static_cast<uint64_t>(options.transfer_us);
   }
   context_.hash_us = options.hash_us;
-  // Pages are counted: there is room for two or three members of a peer.
+  // Kept states are counted in pages. There is room for two or three members of a peer.
   if (options.keeps) context_.keep_bytes = 2 * (bytes + 5000);
   context_.ring_interval_ms = options.ring_interval_ms;
   context_.find_peer = [this](PeerId peer) -> PeerHost* {
@@ -193,36 +193,36 @@ std::string Simulation::Describe() const { return coordinator_->WaitingFor(); }
 
 namespace {
 
-// A run has some of these kinds only, so that each comes to be the only one, and each pair of them
-// to meet.
+// A run uses some of these kinds only. So there are runs with one kind only, and every two kinds
+// meet in some run.
 enum class FaultKind {
   kCrash,
   kSeveralCrash,
-  kCrashAndAgain,  // and another one while the others repair
+  kCrashAndAgain,  // another peer dies during the repair
   kNewcomerCrash,
   kTrainerDies,
   kTrainerPauses,
   kFreeze,
   kReset,
-  kLanes,  // of which nobody may notice anything
-  kFlap,   // a link that breaks again and again: it is routed around
+  kLanes,  // nobody may notice more than a delay
+  kFlap,   // a link that breaks again and again: a relay takes its place
   kBlock,
-  kBlockPair,  // both ways, and for long
-  kNoRoute,    // the same, to the end
+  kBlockPair,  // both ways, and for a long time
+  kNoRoute,    // both ways, until the faults are over
   kBlockCoordinator,
   kStream,
   kCoordinatorCrash,
   kCoordinatorFreeze,
-  kCoordinatorEchoes,  // it dies, and what it had sent comes again later
+  kCoordinatorEchoes,  // it dies, and its last messages come again later
   kEvict,
-  kEvictAndCrash,  // and the coordinator dies before it is through with it
+  kEvictAndCrash,  // the coordinator dies before the eviction is carried out
   kCutOff,
   kDrain,
   kStoreGoesBack,  // the coordinator dies, and its store has lost its last writes
-  // From here on with draws of their own: seeds without them stay what they were.
+  // The kinds from here on have a generator of their own: seeds without them stay as they were.
   kTwoPairs,           // blocked both ways, one shortly after the other
-  kCoordinatorCutOff,  // from all
-  kClosedPort,         // of a newcomer, or of a peer whose links stand
+  kCoordinatorCutOff,  // from all peers
+  kClosedPort,         // of a newcomer, or of a peer whose links are up
   kCount,
 };
 
@@ -262,15 +262,15 @@ class RandomRun {
   int64_t think_us_ = 0;
   Tick quiet_;
   uint32_t groups_ = 1;
-  bool cohorts_ = false;  // every trainer is in one
+  bool cohorts_ = false;  // every trainer is in a cohort
   uint64_t cohorts_made_ = 0;
   bool deadlines_ = false;
   std::vector<FaultKind> kinds_;
   int crashes_left_ = 0;
   Syncs syncs_ = Syncs::kNone;
-  double background_ = 0;     // share of those that join so
-  Prng background_draws_{1};  // of their own, as above
-  double odd_ = 0;            // share of those that declare other tensors
+  double background_ = 0;     // share of trainers that join in the background
+  Prng background_draws_{1};  // a separate generator, see kTwoPairs
+  double odd_ = 0;            // share of trainers that declare other tensors
   Prng odd_draws_{1};
   Prng later_kinds_draws_{1};
   Planted planted_ = Planted::kNone;
@@ -279,7 +279,7 @@ class RandomRun {
 
 SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mode) {
   planted_ = planted;
-  Prng states(seed ^ 0x57a7e5);  // of their own: seeds without states stay what they are
+  Prng states(seed ^ 0x57a7e5);  // a separate generator: seeds without states stay as they were
   if (states.Chance(0.4)) syncs_ = states.Chance(0.7) ? Syncs::kPopular : Syncs::kSendReceive;
   SimulationOptions options;
   if (states.Chance(0.5)) options.flips = 0.03;
@@ -288,18 +288,18 @@ SimulationOptions RandomRun::Draw(uint64_t seed, Planted planted, Story::Mode mo
   options.mode = mode;
   detect_ms_ = options.detect_ms = prng_.Chance(0.5) ? 300 : (prng_.Chance(0.5) ? 900 : 1500);
   if (prng_.Chance(0.3)) {
-    options.latency = {Millis(3), Millis(prng_.Between(4, 30))};  // far apart
+    options.latency = {Millis(3), Millis(prng_.Between(4, 30))};  // a wide area
   } else {
     options.latency = {20, prng_.Between(60, 600)};
   }
-  // Transfers that take their time, so that other faults hit them.
+  // Some transfers are slow, so that other faults hit them.
   background_draws_ = Prng(seed ^ 0xbac6);
   if (background_draws_.Chance(0.35)) background_ = background_draws_.Chance(0.5) ? 0.3 : 0.7;
   if (states.Chance(0.4)) options.transfer_us = states.Between(1, Millis(options.detect_ms) / 2);
   options.keeps = states.Chance(0.5);
   options.hash_us = states.Chance(0.3) ? states.Between(0, Millis(20)) : states.Between(0, 200);
-  // Who is refused has no state to come out of the background with, and a manifest with a bit
-  // flipped is against the protocol.
+  // Odd trainers exclude two options. A refused trainer has no state with which it could come out
+  // of the background. A flipped bit in a manifest would break the protocol.
   odd_draws_ = Prng(seed ^ 0x0dd);
   if (odd_draws_.Chance(0.2) && background_ == 0 && options.flips == 0) odd_ = 0.15;
   later_kinds_draws_ = Prng(seed ^ 0x1a7e);
@@ -333,14 +333,14 @@ TrainerPlan RandomRun::DrawPlan() {
   return plan;
 }
 
-// One member in each group.
+// One member of the cohort in each group.
 void RandomRun::AddCohort(PeerHost* peer, Tick start) {
   const std::string name = "h" + std::to_string(++cohorts_made_);
   std::vector<Trainer*> fellows;
   for (uint32_t group = 0; group < groups_; ++group) {
     TrainerPlan plan = DrawPlan();
     plan.group = group;
-    plan.rejoin = false;  // by itself it would wait for ever
+    plan.rejoin = false;  // alone, it would wait for its cohort for ever
     plan.terms.cohort = name;
     plan.terms.cohort_size = groups_;
     fellows.push_back(sim_.AddTrainer(peer, plan, start + prng_.Between(0, kJoinWindow)));
@@ -381,7 +381,8 @@ Trainer* RandomRun::AnyTrainer() {
   return sim_.trainers()[prng_.Below(sim_.trainers().size())].get();
 }
 
-// What a fault does when its time has come; `at` is the peer at which the moment came, if any.
+// Returns what a fault does when its time has come. Its argument is the peer at which the moment
+// came (nullptr: none).
 std::function<void(PeerHost*)> RandomRun::DrawFault() {
   const auto victim = [this](PeerHost* at) {
     return at != nullptr && prng_.Chance(0.6) ? at : AnyPeer();
@@ -472,7 +473,7 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
         PeerHost* const a = victim(at);
         PeerHost* const b = AnyPeer();
         if (a == b) return;
-        const int64_t us = Detect(20, 20);  // longer than the faults last
+        const int64_t us = Detect(20, 20);  // until the faults are over
         sim_.Block(a->node()->index, b->node()->index, us);
         sim_.Block(b->node()->index, a->node()->index, us);
       };
@@ -503,7 +504,8 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
         sim_.ClosePort(peer,
                        refuses ? ModelTransport::Port::kRefuses : ModelTransport::Port::kDrops,
                        Detect(0.5, 8));
-        // A newcomer that nobody reaches is no reason to freeze anything or to remove anybody.
+        // A newcomer that nobody reaches must not freeze anything or get anybody removed, so it
+        // does not count as a disturbance.
         if (!newcomer) return sim_.checker().OnDisturbed(peer->id());
         AddTrainers(peer, sim_.now());
       };
@@ -543,7 +545,7 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
           sim_.coordinator().GoBack();
         };
         if (prng_.Chance(0.4)) {
-          // To a time before the last start.
+          // Often back to a time before the last start of the coordinator.
           StopCoordinator();
           sim_.world().At(sim_.now() + Detect(0.1, 1.5), go_back);
           return;
@@ -586,7 +588,7 @@ std::function<void(PeerHost*)> RandomRun::DrawFault() {
     } else {
       sim_.coordinator().Drain(victim(at)->id());
       if (!prng_.Chance(0.5)) return;
-      // As soon as the order is durable.
+      // The coordinator dies as soon as the order is durable.
       sim_.Trigger(Moment::kCommitDurable, 1, [this](PeerHost*) {
         if (sim_.now() < quiet_) StopCoordinator();
       });
@@ -631,7 +633,7 @@ void RandomRun::PlanFaults() {
       auto moment = static_cast<Moment>(prng_.Below(static_cast<uint64_t>(end)));
       if (prng_.Chance(0.3)) moment = Moment::kDoneSent;
       const bool frequent = moment >= Moment::kAttemptStarted && moment <= Moment::kDoneSent;
-      // Some time after the start, or the first moments are the only ones.
+      // Triggers are set some time after the start. Otherwise only the first moments would be hit.
       const Tick from{prng_.Between(0, quiet_.us / 2)};
       const int nth = static_cast<int>(prng_.Between(1, frequent ? 12 : 4));
       sim_.world().At(from, [this, moment, nth, when_due] { sim_.Trigger(moment, nth, when_due); });
@@ -647,7 +649,9 @@ SeedResult RandomRun::Run() {
   DrawKinds();
   AddPeersAndTrainers();
   PlanFaults();
-  // What lasts ends by then: the longest takes three detect_ms, plus a coordinator's four.
+  // Faults that last are over by then: freezes take at most three detect_ms, and the coordinator is
+  // down for at most four. Blocked paths are opened. Only a closed port may stay closed for four
+  // more.
   const Tick calm = quiet_ + 4 * Millis(detect_ms_);
   sim_.world().At(calm, [this] { sim_.world().Unblock(); });
   const int64_t bound = 25 * Millis(detect_ms_) + Seconds(2);
@@ -656,7 +660,7 @@ SeedResult RandomRun::Run() {
                      [this] { return sim_.now() >= quiet_ && sim_.finished(); })) {
     Checker::Fail("the run does not end: " + sim_.Describe());
   }
-  // What is on its way still arrives, also at a coordinator that was down.
+  // Messages in flight still arrive, also at a coordinator that was down.
   sim_.RunUntil(std::max(sim_.now(), calm) + 3 * Millis(detect_ms_), [] { return false; });
   for (const auto& peer : sim_.peers()) {
     peer->CheckAllAnswered();

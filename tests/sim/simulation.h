@@ -1,7 +1,7 @@
 // A whole run in one thread: a coordinator, peerds, trainers, a network, and faults.
 //
-// Simulation is the machinery: whoever drives it adds peers and trainers and makes things happen at
-// chosen times. RunSeed() draws all of that from a seed, runs it to its end, and ends the process
+// Simulation is the machinery. Its caller adds peers and trainers, and makes things happen at
+// chosen times. RunSeed() draws all of that from a seed and runs it to its end. It ends the process
 // if a checker finds something wrong.
 #pragma once
 
@@ -33,12 +33,12 @@ struct SimulationOptions {
   int64_t segment_us = 200;
   Planted planted = Planted::kNone;
   Story::Mode mode = Story::Mode::kQuiet;
-  double flips = 0;               // of the segments of states
-  int64_t transfer_us = 0;        // that a peer needs to send a state; 0: no more than its lanes do
-  int64_t hash_us = 0;            // the longest that hashing a chunk takes
-  bool keeps = false;             // peers keep states of members that are gone
-  uint32_t ring_interval_ms = 0;  // 0: no link is measured, and rings are left alone
-  bool scripted = false;          // nothing is left to chance
+  double flips = 0;               // share of the segments of states that arrive with a flipped bit
+  int64_t transfer_us = 0;        // time that a peer needs to send a whole state; 0: no limit
+  int64_t hash_us = 0;            // maximal time of hashing a chunk
+  bool keeps = false;             // peers keep states (--keep-state)
+  uint32_t ring_interval_ms = 0;  // 0: no link is measured, no ring is reordered
+  bool scripted = false;          // nothing is random: see World
 };
 
 class Simulation final : private Switchboard {
@@ -58,26 +58,27 @@ class Simulation final : private Switchboard {
   const std::vector<std::unique_ptr<PeerHost>>& peers() const { return peers_; }
   const std::vector<std::unique_ptr<Trainer>>& trainers() const { return trainers_; }
 
-  // ---- faults; those that last end by themselves
+  // ---- faults; a fault that takes a time ends by itself
   void StopCoordinator(int64_t down_us, bool resets);
   void FreezeCoordinator(int64_t us);
   void FreezePeer(PeerHost* peer, int64_t us);
-  // Lanes of the link between two peers are lost. The transport replaces them: nobody above it may
-  // notice more than a delay.
+  // Loses lanes of the link between two peers. The transport replaces the lanes, so the layers
+  // above it may notice a delay and nothing else.
   void LoseLanes(PeerHost* a, PeerId b);
   // Breaks the link between two peers.
   void ResetLink(PeerHost* a, PeerId b);
-  // Nothing gets from one to the other; index 0 is the coordinator.
+  // For `us`, nothing gets from `from` to `to`; index 0 is the coordinator.
   void Block(int from, int to, int64_t us);
-  // Nobody gets a new connection to the peer.
+  // For `us`, nobody gets a new connection to the peer.
   void ClosePort(PeerHost* peer, ModelTransport::Port port, int64_t us);
-  // Happens at the nth of these moments at any peer from now on, or at `at` if it is not 0.
+  // Calls `what` at the nth of these moments from now on, at whatever peer. Its argument is that
+  // peer (nullptr: the moment belongs to no peer).
   void Trigger(Moment moment, int nth, std::function<void(PeerHost*)> what);
 
-  // Runs until `done` holds or until `limit`; false: the limit came. Looks after each event in a
-  // scripted run, else every millisecond.
+  // Runs until `done` holds, and at most until `limit`. Returns false if `done` does not hold then.
+  // Calls `done` after each event in a scripted run, otherwise once a millisecond.
   bool RunUntil(Tick limit, const std::function<bool()>& done);
-  // From `since` on every request of a trainer has to be answered within `bound_us`.
+  // From `since` on, every request of a trainer must be answered within `bound_us`.
   void ExpectAnswers(Tick since, int64_t bound_us);
   bool finished() const;
   std::string Describe() const;
@@ -105,7 +106,7 @@ class Simulation final : private Switchboard {
   std::vector<std::unique_ptr<PeerHost>> peers_;
   std::map<PeerId, PeerHost*> by_id_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
-  std::map<uint32_t, uint32_t> slots_;  // taken, by group
+  std::map<uint32_t, uint32_t> slots_;  // slots that are taken, by group
   std::vector<Waiting> waiting_;
   Tick answers_since_ = kNever;
   int64_t answers_bound_us_ = 0;

@@ -99,7 +99,7 @@ void StateMemory::Train(uint64_t step) {
     Tensor& tensor = tensors_[i];
     tensor.touched = true;
     Change(tensor.own.data(), step);
-    // Of several chunks now and then only the first is another one.
+    // If there are several chunks, sometimes only the first one changes.
     if (tensor.own.size() > peerd::kStateChunkBytes && step % 2 == 0) {
       Change(&tensor.own[tensor.own.size() - 8], step);
     }
@@ -155,7 +155,7 @@ void StateMemory::Collect(bool changed) {
       const size_t size = std::min<size_t>(peerd::kStateChunkBytes, tensor.own.size() - begin);
       std::memcpy(&tensor.own[begin], tensor.incoming() + begin, size);
     }
-    // It gives the memory back.
+    // Peerd gives the memory of the inbox back.
     std::fill(tensor.inbox.begin(), tensor.inbox.end(), uint8_t{0xdd});
   }
 }

@@ -1,5 +1,4 @@
-// A store that goes back in time: restored from a backup, or on a disk that lied about its last
-// writes.
+// A store that goes back in time: it was restored from a backup, or its disk lost the last writes.
 #pragma once
 
 #include <string>
@@ -11,8 +10,8 @@
 
 namespace longhaul::sim {
 
-// True if `older` has forgotten plans only: preparations, joins, departures, drains, terms. What
-// was decided and told is in both: committed epochs, counted ballots, syncs that have ended.
+// Returns true if `older` lacks only plans: preparations, joins, departures, drains, terms. Then it
+// still holds all that was decided and told: committed epochs, counted ballots, ended syncs.
 inline bool ForgetsPlansOnly(const coordinator::Records& older, const coordinator::Records& now) {
   for (const auto& [key, group] : now.groups) {
     const auto it = older.groups.find(key);
@@ -39,8 +38,8 @@ inline bool ForgetsPlansOnly(const coordinator::Records& older, const coordinato
   return true;
 }
 
-// Makes a message to the coordinator what a peer would say that has the bug: of what the store may
-// have forgotten it says nothing. `incarnation` is that of the coordinator.
+// Changes a message to the coordinator to what a peer with the planted bug would say: the peer is
+// silent about things that the store may have forgotten. `incarnation` is the coordinator's.
 inline void Withhold(Planted planted, const std::string& incarnation,
                      control::PeerMessage* message) {
   auto* const hello = std::get_if<control::Hello>(message);

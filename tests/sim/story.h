@@ -1,7 +1,7 @@
-// What happened in a simulated run: a digest always, text on demand.
+// The story of a simulated run: always a digest, and text on demand.
 //
-// Two runs of one seed must tell the same story, word for word; the digest compares them without
-// making the words.
+// Two runs of one seed must tell the same story, word for word. The digest compares them without
+// making the text.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ namespace longhaul::sim {
 
 class Story {
  public:
-  // kQuiet: only the digest. kKeep: lines are kept too. kPrint: and printed as they come.
+  // kQuiet: only the digest. kKeep: the lines are kept too. kPrint: they are kept and printed.
   enum class Mode { kQuiet, kKeep, kPrint };
   explicit Story(Mode mode) : mode_(mode) {}
 
   bool told() const { return mode_ != Mode::kQuiet; }
 
-  // One line: `who` did what the parts say, one after the other without blanks.
+  // Tells one line. The parts follow one another without blanks.
   template <class... Parts>
   void Tell(Tick now, const Parts&... parts) {
     Mix(static_cast<uint64_t>(now.us));
@@ -38,7 +38,7 @@ class Story {
     (line << ... << parts);
     Write(now, line.str());
   }
-  // A line whose text is costly: `bytes` stand for it in the digest.
+  // Tells a line whose text is costly to make. In the digest `bytes` stand for the text.
   void TellLater(Tick now, std::string_view bytes, const std::function<std::string()>& text) {
     Mix(static_cast<uint64_t>(now.us));
     MixPart(bytes);

@@ -21,7 +21,7 @@ uint64_t Hash(uint64_t seed, const OpName& name) {
 
 bool Wide(DType dtype) { return SizeOf(dtype) >= 4; }
 
-// The value of one member at one element.
+// Returns the input of one member at one element.
 int64_t Value(const OpDesc& desc, uint32_t slot, int64_t factor) {
   if (desc.reduce == ReduceOp::kProd) return 1 + (slot + factor) % 2;
   if (Wide(desc.dtype)) return (int64_t{1} << slot) * factor;
@@ -43,7 +43,7 @@ int64_t Combine(ReduceOp op, int64_t a, int64_t b) {
   return 0;
 }
 
-// Of positive integers below 2048, which it holds exactly.
+// For integers from 1 to 2047, which float16 holds exactly.
 uint16_t ToFloat16(int64_t value) {
   LH_CHECK(value > 0 && value < 2048) << value;
   const int exponent = std::bit_width(static_cast<uint64_t>(value)) - 1;
@@ -61,7 +61,7 @@ void Put(T value, uint8_t* out) {
   std::memcpy(out, &value, sizeof value);
 }
 
-// `sum` over `divisor` in the arithmetic of the dtype.
+// Stores `sum` / `divisor` in the arithmetic of the dtype.
 void Store(DType dtype, int64_t sum, int64_t divisor, uint8_t* out) {
   switch (dtype) {
     case DType::kUint8:
@@ -87,8 +87,9 @@ void Store(DType dtype, int64_t sum, int64_t divisor, uint8_t* out) {
   }
 }
 
-// A factor that differs between elements and ops, so that nothing old or misplaced passes. It comes
-// again after kPeriod elements, which is no multiple of a segment's.
+// Returns a factor that differs between elements and ops, so that old or misplaced bytes are
+// noticed. The factors repeat after kPeriod elements. A grain has a power of two of elements, so
+// segments do not fall into step with that.
 constexpr uint64_t kPeriod = 53 * 7;
 int64_t FactorOf(uint64_t hash, uint64_t element) {
   return 1 + static_cast<int64_t>(((hash >> (element % 53)) + element) % 7);
@@ -99,7 +100,7 @@ std::vector<uint8_t> Reduced(const OpName& name, const OpDesc& desc,
   std::vector<uint8_t> bytes(desc.bytes());
   const size_t size = SizeOf(desc.dtype);
   const uint64_t hash = Hash(0, name);
-  // Elements with one factor have one result.
+  // Elements with the same factor have the same result.
   std::vector<uint8_t> by_factor(8 * size);
   for (int64_t factor = 1; factor <= 7; ++factor) {
     int64_t value = Value(desc, slots.front(), factor);
@@ -132,7 +133,7 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   if (prng.Chance(0.5)) desc.dtype = prng.Chance(0.5) ? DType::kFloat32 : DType::kInt64;
   desc.reduce = static_cast<ReduceOp>(prng.Below(LH_WIRE_REDUCE_COUNT));
   if (prng.Chance(0.5)) desc.reduce = ReduceOp::kSum;
-  // What would not be exact.
+  // These would not be exact.
   if (desc.reduce == ReduceOp::kAvg && !Wide(desc.dtype)) desc.reduce = ReduceOp::kSum;
   if (desc.reduce == ReduceOp::kProd && desc.dtype == DType::kFloat16) desc.reduce = ReduceOp::kMin;
   desc.on_fault = prng.Chance(0.15) && name.tag != kLateTag ? OnFault::kAbort : OnFault::kRetry;
@@ -144,7 +145,7 @@ OpShape ShapeOf(uint64_t seed, const OpName& name) {
   }
   shape.mismatched = prng.Chance(0.02);
   if (prng.Chance(0.1)) desc.min_world = static_cast<uint16_t>(2 + prng.Below(3));
-  // Left open, ops this small use the mesh where there is one.
+  // Ops this small that choose no algorithm take the mesh where there is one.
   if (prng.Chance(0.4)) desc.algorithm = prng.Chance(0.7) ? Algorithm::kRing : Algorithm::kMesh;
   return shape;
 }

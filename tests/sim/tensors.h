@@ -1,9 +1,9 @@
-// What the trainers of a simulated run reduce, and what must come of it.
+// The tensors that simulated trainers reduce, and the results that they must get.
 //
-// An op's description, input and result are functions of its name, so that every trainer posts the
-// same without talking to the others. Inputs are small integers in every dtype, exact under every
-// reduction that is used; in the wider dtypes a sum shows who took part, as each member has a bit
-// of its own.
+// The description, input and result of an op are functions of its name. So all trainers post the
+// same op without talking to each other. Inputs are small integers in every dtype, exact under
+// every reduction that is used. In the wider dtypes each member has its own bit, so a sum shows who
+// took part.
 #pragma once
 
 #include <compare>
@@ -17,23 +17,23 @@ namespace longhaul::sim {
 
 struct OpName {
   uint32_t group = 0;
-  uint64_t step = 0;  // boundaries that the group passed before
+  uint64_t step = 0;  // boundaries that the group has passed before
   uint64_t tag = 0;
-  uint32_t turn = 0;  // of the ops with this tag in the step
+  uint32_t turn = 0;  // number among the step's ops of this tag
   friend auto operator<=>(const OpName&, const OpName&) = default;
 };
 std::string ToString(const OpName& name);
 
 struct OpShape {
   OpDesc desc;
-  bool mismatched = false;  // members differ about it
+  bool mismatched = false;  // the members' offers differ
 };
 
-// The tag of ops that are awaited one step later. They are never aborted by a fault: started again,
-// one would meet some of the others before the boundary, and some behind it.
+// The tag of ops that are awaited one step later. Their on_fault is never abort. An aborted op
+// would be started again by some members before the boundary, and by others after it.
 inline constexpr uint64_t kLateTag = 100;
 
-// Members of one group in one run, at most: each has a slot of its own.
+// Maximal number of members of one group in one run. Each member has its own slot.
 inline constexpr uint32_t kSlotsMax = 20;
 
 OpShape ShapeOf(uint64_t seed, const OpName& name);

@@ -7,13 +7,13 @@
 namespace longhaul::sim {
 namespace {
 
-// So many refusals of its state in a row, and a trainer does what they say: it leaves.
+// After so many refusals of its state in a row the trainer gives up and leaves.
 constexpr uint64_t kRefusalsMax = 20;
 
 }  // namespace
 
-// The bytes of a tensor between two fences. Once its op has ended it belongs to the trainer again:
-// it is filled with a pattern that nobody may change.
+// The bytes of a tensor between two fences. When its op has ended, the memory belongs to the
+// trainer again. Then it is filled with a pattern that nobody may change.
 class Trainer::Buffer {
  public:
   static constexpr size_t kFence = 64;
@@ -51,7 +51,7 @@ Trainer::Trainer(const Context& context, uint64_t seed, int index, PeerHost* pee
   NewTensors();
 }
 
-// Some begin with what others have, some with something of their own.
+// Some trainers begin with the same contents as others, some with contents of their own.
 void Trainer::NewTensors() {
   if (tensors_ != nullptr) lost_.push_back(std::move(tensors_));
   const uint64_t content = state_prng_.Chance(0.5) ? seed_ : state_prng_.Next();
@@ -108,7 +108,7 @@ void Trainer::Join() {
   join_since_ = context_.world->now();
   world_seen_ = {};
   strands_.clear();
-  // Its group may have been empty in between, and then begins at any revision.
+  // The group may have been empty since. Then it begins at any revision.
   revision_ = 0;
   changed_ = true;
   in_step_ = again_ = working_ = held_ = false;
@@ -117,7 +117,7 @@ void Trainer::Join() {
   tensors_->Register();
   Say("joins group " + std::to_string(plan_.group) + " at " + ToString(peer_->id()));
   local_ = peer_->Join(this, {"demo", plan_.group}, name_, slot_, plan_.terms);
-  // One of them may have ended before.
+  // A fellow may have ended before this trainer joins.
   for (const Trainer* fellow : fellows_) {
     if (fellow->finished()) After(Millis(1), Millis(5), [this] { GiveUpJoin(); });
   }
@@ -126,7 +126,7 @@ void Trainer::Join() {
 void Trainer::Die() {
   if (state_ == State::kFinished || state_ == State::kIdle) return;
   Say("dies");
-  // What it had posted stays mapped at the peer.
+  // The buffers of its ops stay mapped at the peer.
   if (peer_->node()->alive) peer_->TrainerDied(local_);
   if (!plan_.rejoin || !state_prng_.Chance(0.5)) return Finish("is dead");
   join_since_ = step_since_ = sync_since_ = take_since_ = leave_since_ = std::nullopt;
@@ -229,7 +229,7 @@ void Trainer::BeginStep() {
   if (held_ && state_prng_.Chance(0.6)) After(0, plan_.think_us, [this] { TakeState(); });
   for (const Strand& strand : StrandsOf(step_)) strands_.push_back(strand);
   for (size_t i = strands_.size(); i-- > 1;) {
-    // Those that are under way from the step before stay where they are.
+    // Strands of the step before keep their places.
     const size_t j = prng_.Below(i + 1);
     if (strands_[i].step == step_ && strands_[j].step == step_) std::swap(strands_[i], strands_[j]);
   }
@@ -291,7 +291,7 @@ void Trainer::OnPostDone(uint64_t call, const Outcome& outcome, const peerd::OpI
 }
 
 bool Trainer::GivesUp(const OpName& name) const {
-  // By now there are newcomers, who do not know of it.
+  // Newcomers have joined since, and do not know of the op.
   if (name.tag == kLateTag) return true;
   return Prng(seed_ * 6700417 + name.step * 1000003 + name.tag * 1009 + name.turn).Chance(0.5);
 }
@@ -320,7 +320,7 @@ void Trainer::MaybeEndStep() {
   for (const Strand& strand : strands_) {
     if (strand.turn < strand.turns && !(strand.late && strand.step == step_)) return;
   }
-  // Late ones may still have to be posted.
+  // The op of a late strand must at least be posted.
   for (const Strand& strand : strands_) {
     if (!strand.late || strand.turn == strand.turns) continue;
     const bool posted = std::any_of(posted_.begin(), posted_.end(), [&](const auto& entry) {
@@ -352,7 +352,7 @@ void Trainer::EndStep() {
 }
 
 void Trainer::ReachBoundary() {
-  // Until it is answered, nobody knows whose the state is.
+  // Until the take is answered, the state may belong to the trainer or to the peer.
   if (take_since_) return After(Millis(1), Millis(3), [this] { ReachBoundary(); });
   if (state_ != State::kInside) return;
   if (!SyncsAt(step_ + 1)) return peer_->Step(local_);
@@ -396,7 +396,7 @@ peerd::StateSync Trainer::MakeOffer(uint64_t step) {
   }
   CheckState();
   if (!held_ && !changed_) {
-    // What was trained since.
+    // The training since the last sync.
     tensors_->Train(step);
     if (state_prng_.Chance(0.05)) tensors_->Diverge(step);
     root_ = tensors_->Root();
@@ -433,7 +433,7 @@ void Trainer::OnSyncDone(const Outcome& outcome, const peerd::StateSyncInfo& inf
   root_ = tensors_->Root();
   context_.checker->OnSyncDone(outcome, info, strategy_, begun, root_);
   refusals_ = outcome.code == Code::kStateMismatch ? refusals_ + 1 : 0;
-  again_ = outcome.code == Code::kAborted;           // so is that of all who took part
+  again_ = outcome.code == Code::kAborted;           // the same at all participants
   if (in_step_ || state_ != State::kInside) return;  // StepDone follows
   if (outcome.code == Code::kEvicted || outcome.code == Code::kUnavailable) return;
   if (again_) return After(0, plan_.think_us / 10, [this] { Sync(); });
@@ -459,7 +459,7 @@ void Trainer::OnTakeDone(const Outcome& outcome, const peerd::StateSyncInfo& inf
   changed_ = false;
 }
 
-// Nobody else writes to them between two syncs.
+// Fails if somebody else wrote to the tensors between two syncs.
 void Trainer::CheckState() {
   if (tensors_->Root() != root_) {
     Checker::Fail(name_ + ": the state was written after its sync had ended");

@@ -1,15 +1,15 @@
 // A scripted trainer: joins, passes steps, reduces tensors, leaves or dies.
 //
-// All trainers of a group run the same program: in step S they post the ops of S, each in an order
-// of its own and at a pace of its own, some in place and some not, some awaited one step later. An
-// op that is aborted is posted again. A trainer that is removed may join again as a new member.
+// All trainers of a group run the same program. In step S they post the ops of S, each in its own
+// order and at its own pace. Some ops are in place, some are not, and some are awaited one step
+// later. An op that is aborted is posted again. A trainer that is removed may join again as a new
+// member. A trainer that dies may be started again, with the memory of a new process.
 //
-// One that dies may be started again, with the memory of a new process.
-//
-// In some runs they have a state: a step changes it, alike at all members unless one diverges, and
-// most steps begin with a sync, of newcomers as well. One that is aborted is tried again, by all;
-// who is refused goes on as it is. Some join in the background; of those, some take their state as
-// soon as they can, and go on from it as the others do.
+// In some runs the trainers have a shared state. A step changes it in the same way at all members,
+// unless a member diverges. Most steps begin with a sync, also those of newcomers. All participants
+// of an aborted sync try it again. A trainer whose state is refused goes on without it. Some
+// trainers join in the background. Some of these take the state as soon as they can, and then go on
+// from it like the others.
 #pragma once
 
 #include <cstdint>
@@ -27,38 +27,38 @@
 
 namespace longhaul::sim {
 
-// Who brings what to the syncs of a run.
+// Which strategies the members use in the syncs of a run.
 enum class Syncs {
   kNone,
   kPopular,
-  kSendReceive,  // some only send, the others only receive
+  kSendReceive,  // some members only send, the others only receive
 };
 
 struct TrainerPlan {
   uint32_t group = 0;
-  uint64_t steps = 10;            // leaves after so many
-  Tick leave_after = kNever;      // or at the first boundary after this
-  int64_t think_us = Millis(20);  // at most, between two things
-  int ops_max = 4;                // a step
-  bool rejoin = false;            // after being removed
-  int64_t dawdle_us = 0;          // now and then, between its last op and the boundary
+  uint64_t steps = 10;            // it leaves after so many
+  Tick leave_after = kNever;      // it leaves at the first boundary after this
+  int64_t think_us = Millis(20);  // maximal pause between two actions
+  int ops_max = 4;                // maximal number of ops in a step
+  bool rejoin = false;            // joins again after it was removed
+  int64_t dawdle_us = 0;          // maximal delay before some boundaries
   Terms terms;
   Syncs syncs = Syncs::kNone;
-  bool odd = false;  // declares other tensors than the others
+  bool odd = false;  // declares other tensors than its group
 };
 
 class Trainer final : public TrainerSide {
  public:
-  // `slots` counts the slots of the group that are taken.
+  // `slots`: how many slots of the group are taken.
   Trainer(const Context& context, uint64_t seed, int index, PeerHost* peer, TrainerPlan plan,
           uint32_t* slots);
 
-  // Trainers of one cohort. When one of them has ended, those that still wait to be admitted with
-  // it are ended, as a launcher does.
+  // The other trainers of its cohort. When one of them has ended, those that still wait for their
+  // admission are ended too, as a launcher would do.
   void SetFellows(std::vector<Trainer*> fellows) { fellows_ = std::move(fellows); }
   void Start();
   void Die();
-  // It does nothing of its own accord for so long.
+  // For `us`, the trainer starts nothing new.
   void Pause(int64_t us);
 
   bool finished() const { return state_ == State::kFinished; }
@@ -68,7 +68,7 @@ class Trainer final : public TrainerSide {
   PeerHost* peer() const { return peer_; }
   uint32_t group() const { return plan_.group; }
   uint64_t ops_ok() const { return ops_ok_; }
-  // The oldest request that is not answered: since when, and which.
+  // The oldest request without an answer.
   struct Waiting {
     Tick since;
     std::string what;
@@ -94,9 +94,9 @@ class Trainer final : public TrainerSide {
     OpDesc desc;
     Tick since;
     std::shared_ptr<Buffer> source;
-    std::shared_ptr<Buffer> target;  // the same as source: in place
+    std::shared_ptr<Buffer> target;  // in place: the same as source
   };
-  // The ops of one tag in one step, one after the other.
+  // The ops of one tag in one step, which follow one another.
   struct Strand {
     uint64_t step = 0;
     uint64_t tag = 0;
@@ -109,8 +109,8 @@ class Trainer final : public TrainerSide {
   void BeginStep();
   void PostNext(size_t strand);
   void StrandDone(const OpName& name);
-  // Whether those who take part in an op that was aborted leave it at that, or start it again: the
-  // same at all of them.
+  // True if the participants of an aborted op give it up. Otherwise they start it again. The answer
+  // is the same at all of them.
   bool GivesUp(const OpName& name) const;
   void MaybeEndStep();
   void EndStep();
@@ -146,7 +146,7 @@ class Trainer final : public TrainerSide {
   peerd::World world_seen_;
   uint64_t step_ = 0;
   uint64_t steps_done_ = 0;
-  bool working_ = false;  // between the beginning of a step's ops and its end
+  bool working_ = false;  // the ops of a step are in flight
   std::optional<Tick> join_since_, step_since_, sync_since_, take_since_, leave_since_;
   Tick paused_until_;
   uint64_t next_call_ = 1;
@@ -158,16 +158,17 @@ class Trainer final : public TrainerSide {
   // Its tensors.
   Prng state_prng_;
   std::unique_ptr<StateMemory> tensors_;
-  std::vector<std::unique_ptr<StateMemory>> lost_;  // of processes that died; peers may use it
-  Hash128 root_;                                    // of what they hold
+  std::vector<std::unique_ptr<StateMemory>>
+      lost_;      // of processes that died; peers may still use them
+  Hash128 root_;  // of the tensors
   control::SyncStrategy strategy_ = control::SyncStrategy::kPopular;  // of the open sync
-  uint64_t revision_ = 0;                                             // to be offered
-  bool in_step_ = false;                                              // the open sync is a step's
-  bool again_ = false;                                                // the last sync was aborted
-  bool changed_ = true;            // since the last sync that ended well
-  bool held_ = false;              // the peer fetches, in the background
-  uint64_t background_steps_ = 0;  // passed without counting
-  uint64_t refusals_ = 0;          // of its state, one after another
+  uint64_t revision_ = 0;                                             // the next offer's
+  bool in_step_ = false;           // the open sync belongs to a step
+  bool again_ = false;             // the last sync was aborted
+  bool changed_ = true;            // trained since the last sync that ended well
+  bool held_ = false;              // in the background: the peer holds the state
+  uint64_t background_steps_ = 0;  // boundaries passed in the background
+  uint64_t refusals_ = 0;          // refusals of its state in a row
 };
 
 }  // namespace longhaul::sim

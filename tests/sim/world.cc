@@ -55,12 +55,13 @@ void World::Thaw(Node* node) {
   At(now_, [this, node, life = node->life] { CatchUp(node, life); });
 }
 
-// One event at a time: each may freeze the node again, or be its death.
+// Runs one event at a time, because each event may freeze or kill the node.
 void World::CatchUp(Node* node, uint64_t life) {
   if (node->life != life || node->frozen || node->backlog.empty()) return;
   const std::function<void()> event = std::move(node->backlog.front());
   node->backlog.pop_front();
-  // What the event itself sets off for this moment comes behind what had arrived before.
+  // Queued before the event runs. So the events that it makes for this moment run after those that
+  // had arrived before.
   At(now_, [this, node, life] { CatchUp(node, life); });
   event();
 }
@@ -69,7 +70,7 @@ Tick World::Arrival(const Node& from, const Node& to) {
   Tick arrival = now_ + Between(latency_.low_us, latency_.high_us);
   for (const Blocked& blocked : blocked_) {
     if (blocked.from != from.index || blocked.to != to.index || blocked.until <= now_) continue;
-    // What was lost is sent again after a while.
+    // What was lost on the blocked path is sent again after a while.
     arrival = std::max(arrival, blocked.until + Between(0, latency_.high_us));
   }
   return arrival;

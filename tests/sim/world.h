@@ -1,8 +1,9 @@
 // Virtual time, processes and paths: the ground on which a run is simulated.
 //
-// Everything that happens is an event in one queue, ordered by time and then by the order in which
-// events were made. A Node is a process: its events wait while it is frozen and are gone when it
-// has died. Latencies and blocked paths are directed, so a partition may be one-way.
+// All that happens is an event in one queue. Events are ordered by time, and at equal times by the
+// order in which they were made. A Node is a process. While it is frozen its events wait; when it
+// dies its events are dropped. Latencies and blocked paths have a direction, so a partition may be
+// one-way.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,10 @@ struct Node {
   int index = 0;  // 0: the coordinator
   std::string name;
   bool alive = true;
-  uint64_t life = 1;  // rises when it dies
+  uint64_t life = 1;  // rises when the node dies
   bool frozen = false;
-  // What came while it was frozen, in that order; what comes before it is through goes behind it.
+  // Events that came while the node was frozen, in order. Events that come before all of these have
+  // run are queued behind them.
   std::deque<std::function<void()>> backlog;
 };
 
@@ -34,38 +36,40 @@ class World {
     int64_t high_us = 500;
   };
 
-  // `scripted`: nothing is left to chance; see Between() and Chance().
+  // `scripted`: nothing is random; see Between(), Below() and Chance().
   World(uint64_t seed, Latency latency, bool scripted = false)
       : prng_(seed), latency_(latency), scripted_(scripted) {}
 
   Tick now() const { return now_; }
-  // Drawn from the seed; in a scripted world always the smallest, and nothing that may not happen
-  // does, so that a story does not change with the number of draws.
+  // Random numbers from the seed. In a scripted world Between() and Below() return the smallest
+  // number, and Chance() is true only if `p` is 1. So a story does not change with the number of
+  // draws.
   int64_t Between(int64_t low, int64_t high) { return scripted_ ? low : prng_.Between(low, high); }
   uint64_t Below(uint64_t n) { return scripted_ ? 0 : prng_.Below(n); }
   bool Chance(double p) { return scripted_ ? p >= 1 : prng_.Chance(p); }
   uint64_t Random() { return prng_.Next(); }
 
   void At(Tick when, std::function<void()> event);
-  // In a process: never if it dies before, later if it is frozen then.
+  // Runs the event in a process: never if the process dies before `when`, and after the thaw if the
+  // process is frozen then.
   void On(Node* node, Tick when, std::function<void()> event);
-  // Runs the next event; false: there is none before `limit`.
+  // Runs the next event. Returns false if there is none up to `limit`.
   bool RunOne(Tick limit);
-  // Nothing happens until then.
+  // Moves the clock to `until`. No event may be due before.
   void Skip(Tick until);
   uint64_t events() const { return events_; }
-  // A number that nothing else in this world has.
+  // A number that NewNumber() has not returned before.
   uint64_t NewNumber() { return ++last_number_; }
 
   void Kill(Node* node);
   void Freeze(Node* node);
   void Thaw(Node* node);
 
-  // When something that leaves `from` now reaches `to`.
+  // Returns when something that leaves `from` now reaches `to`.
   Tick Arrival(const Node& from, const Node& to);
-  // Nothing that leaves `from` before `until` reaches `to` before then.
+  // Delays all that leaves `from` before `until`: it reaches `to` after `until`.
   void Block(int from, int to, Tick until);
-  // Every path is open from now on.
+  // Opens every path.
   void Unblock() { blocked_.clear(); }
 
  private:
