@@ -1,8 +1,9 @@
 // One unanimous vote among a fixed set of members.
 //
-// Undecided until every remaining member has voted; a vote is a yes and cannot be taken back. A
-// member that leaves no longer counts, so Leave() may decide the ballot. Once decided, it never
-// becomes undecided. The vote of nobody is decided. Plain value: no threads, no clock.
+// The ballot is undecided until every remaining member has voted. A vote is a yes and cannot be
+// taken back. A member that leaves no longer counts, so Leave() may decide the ballot. Once
+// decided, it never becomes undecided. A ballot without members is decided. Plain value: no
+// threads, no clock.
 #pragma once
 
 #include <set>
@@ -17,13 +18,13 @@ class Ballot {
   Ballot() = default;
   explicit Ballot(std::set<MemberId> electorate) : electorate_(std::move(electorate)) {}
 
-  // Both may be repeated; a vote of somebody outside the electorate counts nothing.
+  // Both calls may be repeated. A vote of a member outside the electorate is ignored.
   void Vote(MemberId member);
   void Leave(MemberId member);
 
   bool Decided() const { return voted_.size() == electorate_.size(); }
   bool HasVoted(MemberId member) const { return voted_.contains(member); }
-  // Who has not voted yet, in order of number.
+  // The members that have not voted yet, in order of number.
   std::vector<MemberId> Missing() const;
 
   const std::set<MemberId>& electorate() const { return electorate_; }
@@ -31,7 +32,7 @@ class Ballot {
 
  private:
   std::set<MemberId> electorate_;
-  std::set<MemberId> voted_;  // part of electorate_
+  std::set<MemberId> voted_;  // a subset of electorate_
 };
 
 }  // namespace longhaul::coordinator

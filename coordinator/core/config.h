@@ -1,7 +1,7 @@
 // What the coordinator's core is told when it starts.
 //
-// The flags of longhaul-coordinator that the core sees are fields here: main() sets them, all of it
-// goes from there to the core and its groups as it is, and the journal keeps it for replays.
+// The flags of longhaul-coordinator that the core uses are fields here. main() sets them. The same
+// values reach the core and its groups, and the journal records them for replays, except entropy.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,16 @@
 namespace longhaul::coordinator {
 
 struct CoreConfig {
-  // Names this start of the coordinator: random, no two starts on one store have the same.
+  // Names this start of the coordinator. Random, and different at each start on one store.
   std::string incarnation;
-  uint64_t store = 1;         // random: the name of the store if it is new; not 0
-  uint32_t detect_ms = 1500;  // all deadlines derive from it
-  // A group's ring is ordered anew at most so often, and a better one looked for at most ten times
-  // in that; 0: never.
+  uint64_t store = 1;         // the name that a new store gets; random, not 0
+  uint32_t detect_ms = 1500;  // all deadlines derive from this
+  // How often the order of a group's ring may change: once in this time. The core asks for a better
+  // ring at most ten times in this time. 0: never.
   uint32_t ring_interval_ms = 300000;
-  // 32 bytes of the system's randomness, fresh at each start. Derived from it: run secrets, and
-  // through them the tokens of epochs; the secrets of peers. Nothing else in the core is random.
+  // 32 random bytes from the system, new at each start. The secrets of runs and of peers derive
+  // from them; the tokens of epochs derive from the secrets of runs. The core has no other
+  // randomness.
   std::string entropy;
   LH_FIELDS(CoreConfig, LH_FIELD(incarnation), LH_FIELD(store), LH_FIELD(detect_ms),
             LH_FIELD(ring_interval_ms), LH_FIELD(entropy, rule::Secret{32, 32}));

@@ -1,22 +1,23 @@
 // The coordinator's protocol core: who is a member of which group, in which epoch, and why.
 //
-// Pure: Step(event, now) -> actions, deterministic, no clock, thread, socket or protobuf. The
-// driver carries out actions in order; nothing that follows a Persist in the list (or in a later
-// one) may leave the process before that Persist is durable. A core made from the records that were
-// persisted goes on where its predecessor stopped.
+// Pure: Step(event, now) -> actions. Deterministic; no clock, thread, socket or protobuf. The
+// driver carries out the actions in order. No message behind a Persist, in the same list or in a
+// later one, may leave the process before that Persist is durable. A core that is made from the
+// persisted records goes on where its predecessor stopped.
 //
-// One group:
+// The states of one group:
 //
-//   idle --(all votes in and somebody pending or ready to leave the background | all votes in and a
-//           better ring or new link costs | a removal | a lost link)--> preparing(n)
+//   idle --(all votes are in, and a member is pending or ready to leave the background | all votes
+//           are in, and a better ring or new link costs are known | a removal | a lost link)-->
+//           preparing(n)
 //   preparing(n) --(every peer EpochReady)--> committed(n), idle
 //   preparing(n) --(removal, lost link, unreachable peer, deadline)--> preparing(n+1)
 //   preparing(n) --(not frozen; its newcomers are gone, or its ring cannot be built)--> idle
 //           (AbortEpoch)
 //
-// A preparation that removes members or repairs links between members freezes the ops in flight;
-// one that only admits, ends a background, or orders the ring anew, does not. Epoch numbers are
-// never reused: a superseded one is skipped.
+// A preparation that removes members or repairs links between members freezes the ops in flight. A
+// preparation that only admits members, takes members out of the background, or orders the ring
+// anew freezes nothing. Epoch numbers are never reused: a superseded number is skipped.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,7 @@
 
 namespace longhaul::coordinator {
 
-// One control stream. Chosen by the driver, never reused within a process.
+// Names one control stream. The driver chooses the number, and never reuses it within a process.
 using SessionId = Id<struct SessionIdKind>;
 
 // ------------------------------------------------------------------------------ events
@@ -54,8 +55,8 @@ struct FromPeer {
   control::PeerMessage message;
   LH_NAMED(FromPeer, LH_FIELD(session), LH_FIELD(message));
 };
-// Operator's wishes; answered by nothing but their effect, which is durable with the Persist of the
-// step.
+// An operator's orders, this one and the next. The core does not answer them. The same step's
+// Persist makes their effect durable. An order for an unknown member or peer does nothing.
 struct EvictMember {
   GroupKey group;
   MemberId member;
@@ -67,20 +68,21 @@ struct DrainPeer {
   std::string reason;
   LH_NAMED(DrainPeer, LH_FIELD(peer), LH_FIELD(reason));
 };
-// The answer to OrderRing, exactly one to each.
+// The answer to an OrderRing. The driver gives exactly one answer to each.
 struct RingOrdered {
   uint64_t request = 0;
   GroupKey group;
   std::vector<PeerId> ring;
   RingScore score;
-  RingScore present;  // of the ring that it was asked about
+  RingScore present;  // the score of OrderRing.problem.present
   LH_NAMED(RingOrdered, LH_FIELD(request), LH_FIELD(group), LH_FIELD(ring), LH_FIELD(score),
            LH_FIELD(present));
 };
-// Time has passed; the driver sends it no later than NextDeadline(). Deadlines are judged by this
-// event only, so what was received before should be stepped first. One that comes more than
-// detect_ms / 2 late shows that this process itself was held up. Then the silence of every peer
-// starts again, and all other deadlines of the groups move by the delay and detect_ms.
+// Time has passed. The driver sends this event no later than NextDeadline(). Only this event makes
+// deadlines expire, so the driver should first step the messages that it has received. If an event
+// of any kind comes more than detect_ms / 2 after NextDeadline(), this process itself was held up.
+// Then each peer's time of silence starts again, and all other deadlines of the groups move by the
+// delay plus detect_ms.
 struct TimePassed {
   LH_NAMED(TimePassed);
 };
@@ -94,29 +96,29 @@ struct ToPeer {
   SessionId session;
   control::CoordinatorMessage message;
 };
-// Why a stream is ended; each has a status of its own on the wire.
+// Why the coordinator ends a stream. Each reason has its own status on the wire.
 enum class StreamEnd : uint8_t {
   kGone,        // replaced by a newer stream of the same peer, or silent
   kViolation,   // the peer broke the protocol
-  kStranger,    // it speaks for a peer that is heard, and does not know the peer's secret
-  kOtherStore,  // the peer has members in another store; a peer refuses that by itself, too
+  kStranger,    // it names a peer whose own stream is heard, without that peer's secret
+  kOtherStore,  // the peer has members in another store; peers check this themselves, too
 };
 struct CloseSession {
   SessionId session;
   std::string reason;
   StreamEnd end = StreamEnd::kGone;
 };
-// Mutations to make durable as one transaction, before anything after this action takes effect.
+// Make these mutations durable as one transaction, before any later action is carried out.
 struct Persist {
   std::vector<Mutation> mutations;
 };
-// Something an operator wants to see: `lhctl events`, log line, metric.
+// Tell operators of this event: in `lhctl events`, the log and the metrics.
 struct Notice {
   EventRecord event;
 };
 
-// Solve the problem (Solve() below), on some other thread as it may take seconds, and step the
-// answer. One at a time.
+// Solve this problem with Solve(), and step the answer. Solving may take seconds, so use another
+// thread. The core asks for one ring at a time.
 struct OrderRing {
   uint64_t request = 0;
   GroupKey group;
@@ -126,15 +128,15 @@ struct OrderRing {
 
 using Action = std::variant<ToPeer, CloseSession, Persist, Notice, OrderRing>;
 
-// Carries it out, on any thread.
+// Solves the problem of `order`. Any thread may call this.
 RingOrdered Solve(const OrderRing& order);
 
 // ------------------------------------------------------------------------------ the core
 
 class CoordinatorCore {
  public:
-  // `records` is what the store holds; empty for a fresh start. CHECKs that the entropy has 32
-  // bytes.
+  // `records`: what the store holds; empty for a new store. Aborts the process (LH_CHECK) unless
+  // the entropy has 32 bytes.
   CoordinatorCore(CoreConfig config, Records records);
   ~CoordinatorCore();
   CoordinatorCore(CoordinatorCore&&) noexcept;
@@ -142,20 +144,20 @@ class CoordinatorCore {
 
   std::vector<Action> Step(const Event& event, Tick now);
 
-  // When TimePassed is due at the latest; kNever if nothing waits.
+  // When TimePassed is due at the latest. kNever: no deadline is open.
   Tick NextDeadline() const;
 
-  // It is attached or has members.
+  // Whether the peer is attached, has members, or may still come back to be drained.
   bool HasPeer(PeerId peer) const;
-  // What an operator sees. Runs, groups and members in order of name and number.
+  // What operators are shown of all groups, in order of run and group number.
   Overview GetOverview() const;
 
-  // Aborts the process with a reason if an internal invariant is broken. Called by tests after each
+  // Aborts the process with a reason if an internal invariant is broken. Tests call this after each
   // step.
   void CheckInvariants() const;
-  // A digest of the whole state but its secrets, equal for equal states.
+  // A digest of the whole state except its secrets. Equal states have equal digests.
   uint64_t Digest() const;
-  // A core in the same state, from which another future can be tried.
+  // Returns a copy in the same state, so that a search can try several futures.
   CoordinatorCore Clone() const;
 
  private:

@@ -1,38 +1,38 @@
-// One group: it decides which epoch is next, and when.
+// One group: decides which epoch is next, and when.
 //
-// What it decides from has modules of its own: membership.h (who is in its
-// record), ballot.h (votes), preparation.h (the next epoch, and who has
-// answered), suspicion.h (reports of lost links, blocked pairs), routes.h
-// (through whom links of blocked pairs go), ring_choice.h (a better ring),
-// sync_ballot.h (shared state), trials.h and pauses.h (whether newcomers are
-// reached).
+// Its parts are modules of their own:
+//   membership.h           the members and peers in the group's record
+//   ballot.h               the votes at a boundary
+//   preparation.h          the next epoch, and the peers' answers to it
+//   suspicion.h, routes.h  reports of lost links; blocked pairs and their relays
+//   ring_choice.h          a better ring
+//   sync_ballot.h          shared state
+//   trials.h, pauses.h     whether members can reach newcomers
+// group.cc has the inputs, the removal of members and the view; group_epochs.cc prepares and
+// commits epochs; group_links.cc handles links that are lost or cannot be built.
 //
-// group.cc takes what happens, group_epochs.cc prepares and commits epochs,
-// group_links.cc handles links that are lost or cannot be built.
+//   idle --(all votes are in, and a pending member may be admitted)--> preparing
+//   idle --(no member is admitted, and a pending one may be)--> preparing
+//   idle --(all votes are in, and a member is ready to leave the background)--> preparing
+//   idle --(all votes are in, and a better ring or new link costs are known)--> preparing
+//   idle --(a removal | a lost link)--> preparing, with freeze
+//   preparing --(every peer is ready)--> committed, idle
+//   preparing --(a change)--> preparing the next number, which includes all changes so far
+//   preparing --(without freeze; all that it was for is gone)--> idle (AbortEpoch)
+//   preparing --(a peer cannot do what the better ring needs)--> idle (AbortEpoch)
+//   any --(the last member is removed)--> an empty epoch is committed at once, idle
 //
-//   idle --(all votes in and somebody pending | nobody admitted and somebody
-//   pending)--> preparing idle --(all votes in and one of the background is
-//   ready)--> preparing idle --(all votes in and a better ring is known)-->
-//   preparing idle --(a removal | a lost link)--> preparing, with freeze
-//   preparing --(every peer ready)--> committed, idle
-//   preparing --(a change)--> preparing the next number, with everything so far
-//   in it preparing --(its newcomers are all gone, not frozen)--> idle
-//   (AbortEpoch) preparing --(a peer cannot do what the better ring needs)-->
-//   idle (AbortEpoch) any --(the last member is removed)--> an empty epoch is
-//   committed at once, idle
+// The methods under "input" note what happened to the group. They send only answers that do not
+// depend on a decision. Then Advance() looks at the whole group, decides what is next, and applies
+// it, until the group can only wait. The decision is made by Decide(), which changes nothing and
+// says why the group waits.
 //
-// What happens to a group arrives through the methods of "input": they note it
-// and answer what has one answer. Advance() then looks at the whole group,
-// decides what is next (Decide(), which changes nothing and says why), and
-// applies it, until there is nothing to do but wait.
+// Messages are addressed to peers, not to sessions. The owner may drop a message to a peer that is
+// not attached, because Attach() repeats what the peer may have missed. Messages depend on
+// record(): the owner must make the record durable before it sends them.
 //
-// Messages are for peers, not sessions: what is for a peer that is not attached
-// may be dropped, since Attach() says again what the peer may not have heard. They
-// depend on record(): the owner makes the record durable before it lets them
-// out.
-//
-// Plain state machine: no clock, no thread; it asks its PeerDirectory only
-// while one of its methods runs.
+// Plain state machine: no clock, no thread. Asks its PeerDirectory only while one of its methods
+// runs.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,7 @@
 
 namespace longhaul::coordinator {
 
-// A member that goes, with its record as it was, and why.
+// A member that is removed: its record before that, and why.
 struct Removed {
   MemberRecord member;
   std::string reason;
@@ -72,27 +72,27 @@ struct Removed {
 struct GroupOutput {
   std::vector<std::pair<PeerId, control::CoordinatorMessage>> messages;
   std::vector<EventRecord> notices;
-  std::vector<Removed> removed;  // those of cohorts
+  std::vector<Removed> removed;  // only members that belong to a cohort
 };
 
 class Group {
  public:
-  // `directory` outlives the group.
+  // `directory` must outlive the group.
   Group(GroupRecord record, std::string run_secret, const CoreConfig &config,
         const PeerDirectory *directory);
-  // Of a copy: the directory that it belongs to.
+  // For a copy of a group: the directory of the copy's owner.
   void SetDirectory(const PeerDirectory *directory) { directory_ = directory; }
 
   // ---- input
 
-  // The peer (re)attached; `state` is what its Hello says of this group, empty
-  // if nothing. `anew`: it had a stream before, under this coordinator.
+  // The peer has attached. `state`: what its Hello says of this group; empty if it says nothing.
+  // `anew`: the peer has had a stream before, since this coordinator started.
   void Attach(const PeerRecord &peer, const control::GroupState &state, bool anew, Tick now,
               GroupOutput *out);
-  // The member that an earlier Join of this peer with this number made; none if
-  // there is none.
+  // Returns the member that a Join of this peer with this request number has made; 0 if there is no
+  // such member.
   MemberId FindRequest(PeerId peer, uint64_t request) const;
-  // A new pending member. The owner has checked the bounds.
+  // Adds a pending member. The owner has checked the limits.
   void Join(const PeerRecord &peer, const control::Join &join, MemberId member, GroupOutput *out);
   void Leave(PeerId peer, const control::Leave &leave, GroupOutput *out);
   Violation Vote(PeerId peer, const control::Vote &vote, GroupOutput *out);
@@ -104,40 +104,40 @@ class Group {
   // A peer has tried a newcomer's data port.
   void Tried(PeerId peer, const control::PeerTried &tried);
   void Evict(MemberId member, const std::string &reason, GroupOutput *out);
-  // The peer is dead: all its members are. `silent_ms`: nothing was heard of it
-  // for so long before.
+  // The peer is dead: removes all its members. `silent_ms`: how long it had not been heard; 0: its
+  // death did not show by silence.
   void PeerDied(PeerId peer, const std::string &reason, uint32_t silent_ms, GroupOutput *out);
-  // A member of the cohort is gone, or cannot be admitted together with the
-  // others: all go.
+  // Removes all members of the cohort, because one of them is gone or was not admitted together
+  // with the others.
   void RemoveCohort(PeerId peer, const std::string &cohort, const std::string &reason,
                     GroupOutput *out);
-  // The cohort is complete: its members are admitted by ballots above this
-  // number, or at once where nobody is admitted.
+  // The cohort is complete. A ballot with a number above `ballot` admits its members here. If the
+  // group has no admitted member, they are admitted at once.
   void AdmitCohortAfter(PeerId peer, const std::string &cohort, uint64_t ballot);
-  // A link between two of its peers was measured, and is another than was
-  // thought.
+  // The measurement of a link between two peers of the group has changed by more than noise.
   void LinkMeasured(Tick now) { ring_choice_.Measured(now); }
-  // A better ring is to be looked for, as Ring() may not be the best any more.
-  // Says so once.
+  // True: the owner should have a better ring searched for now. True only once for each time that a
+  // search falls due.
   bool OrderFallsDue(Tick now);
-  // What was found, for the ring of the epoch `asked_in`. Left if it does not
-  // fit any more.
+  // Takes the result of a search. `asked_in`: the committed epoch when the search began. If the
+  // group has changed since, the result is dropped, and another search falls due later.
   void RingFound(const std::vector<PeerId> &ring, Epoch asked_in, const RingScore &score,
                  const RingScore &present, GroupOutput *out);
-  // Handles reports of lost links whose grace is over by now.
+  // Handles the lost links whose grace is over by now.
   void OnGraceOver(Tick now, GroupOutput *out);
-  // Removes whoever had to say something by now, and did not.
+  // Removes members that missed their step deadline, and peers that did not answer a preparation
+  // in time.
   void OnSilence(Tick now, GroupOutput *out);
-  // The coordinator itself was held up for so long: nobody else is to pay for
-  // it.
+  // This coordinator was held up for `us`. Moves all deadlines by that time, because the peers are
+  // not at fault.
   void Postpone(int64_t us) {
     suspicion_.Postpone(us);
     PostponeSilence(us);
   }
-  // It ran, and heard nobody.
+  // This coordinator ran, but it heard no peer. Moves only the deadlines of OnSilence().
   void PostponeSilence(int64_t us);
 
-  // Decides and applies until there is nothing to do but wait.
+  // Decides and applies until the group can only wait.
   void Advance(Tick now, GroupOutput *out);
 
   // ---- view
@@ -146,38 +146,38 @@ class Group {
   bool Empty() const { return record_.members.empty() && !preparation_; }
   bool HasPeer(PeerId peer) const { return coordinator::HasPeer(record_, peer); }
   size_t CountMembers(PeerId peer) const { return coordinator::CountMembers(record_, peer); }
-  // Those that stay, in order of number.
+  // The members of the cohort that do not depart, in rank order, pending ones behind.
   std::vector<const MemberRecord *> Cohort(PeerId peer, const std::string &cohort) const;
-  // The number of the newest ballot that has a vote or is completed.
+  // The number of the newest ballot that is completed or has a vote.
   uint64_t NewestBallot() const;
-  // The ballot that was to admit this pending member is over, and it is still
+  // Whether the ballot that was to admit this member of a cohort is over, while the member is still
   // pending.
   bool PassedOver(const MemberRecord &member) const;
-  // Admitted, or in the preparation that would admit it.
+  // Whether the member is admitted, or the open preparation would admit it.
   bool AdmittedOrPrepared(const MemberRecord &member) const;
-  // True if another peer says that it cannot reach this one, or lost its link
-  // to it and has not reported all links up since. That it heard nothing counts
-  // a moment later only: what was lost in a short outage is on its way again,
-  // after up to twice the outage.
+  // True if another peer reports that it cannot reach this one, or that it lost its link to this
+  // one and has not reported all links up since. A report of silence counts only after a delay: TCP
+  // repeats what a short outage swallowed, after up to twice the outage.
   bool Accused(PeerId peer, Tick now) const;
-  // Who says so, be it too early to count.
+  // The peers that report so, also those whose report does not count yet.
   std::vector<PeerId> Accusers(PeerId peer) const;
-  // All others say so, or have no straight link to it; and they are two or more. What
-  // they say counts at once: if anything of it were on its way, one of them
-  // would have heard it.
+  // True if all witnesses report so, or have only a link through a relay to the peer, and there are
+  // two witnesses or more. Their reports count at once: if the peer were alive after a short
+  // outage, one of them would have heard it.
   bool AccusedByAll(PeerId peer) const;
-  // Whose accusers' moment is over; each is told once.
+  // The peers against which a report has come to count; each report is returned once.
   std::vector<PeerId> NewlyAccused(Tick now) { return suspicion_.NewlyAccused(now); }
-  // Members have reached the peer's data port, or there are none.
+  // Whether members have reached the peer's data port, or the peer needs no trial.
   bool Reached(PeerId peer) const;
-  // When OnGraceOver(), NewlyAccused() or Advance(), and OnSilence() are due.
+  // GraceDue(): when OnGraceOver(), NewlyAccused() or Advance() is due. SilenceDue(): when
+  // OnSilence() is due.
   Tick GraceDue() const {
     return std::min({suspicion_.NextDeadline(), trials_.NextDeadline(), pause_over_});
   }
   Tick SilenceDue() const;
-  // When OrderFallsDue() is due; kNever: not before something changes.
+  // When OrderFallsDue() becomes true. kNever: only after another measurement.
   Tick OrderDue() const { return ring_choice_.due(); }
-  // The group without its ring, which only the owner can describe.
+  // What operators are shown of the group. The owner adds what it knows of the peers and links.
   GroupView View() const;
   // Peers with admitted members, in ring order.
   std::vector<PeerId> Ring() const { return RingOf(record_); }
@@ -194,7 +194,7 @@ class Group {
     bool freeze = false;         // kPrepare
     bool reorder = false;        // kPrepare
     bool Changes() const { return !joiners.empty() || !raised.empty() || reorder; }
-    std::string why;  // kWait: what is waited for; empty: nothing
+    std::string why;  // kWait: what the group waits for; "": nothing
   };
   Decision Decide() const;
   Decision DecideInPreparation() const;
@@ -224,9 +224,9 @@ class Group {
   void SendPrepare(PeerId peer, Tick now, GroupOutput *out);
   control::CommitEpoch MakeCommit(PeerId peer) const;
   void SendPendingCount(GroupOutput *out);
-  // Peers that fetch it in the background, admitted members there.
+  // The peers of admitted members in the background.
   std::set<PeerId> BackgroundPeers() const;
-  // To those that have to hear of it.
+  // Sends the agreed state to agreed_for_.
   void SendAgreed(GroupOutput *out);
 
   void Remove(MemberId member, control::Removal why, const std::string &reason, const Fault &fault,
@@ -235,22 +235,21 @@ class Group {
                   GroupOutput *out);
   void ResolveUnreachable(GroupOutput *out);
   void Settle(LostLinks lost, GroupOutput *out);
-  // Begins trials of newcomers and ends them.
+  // Begins trials of newcomers, and ends those that are decided.
   void TryNewcomers(Tick now, GroupOutput *out);
   void RefuseTried(const Trials::Ended &trial, GroupOutput *out);
   void BlockTried(const Trials::Ended &trial, GroupOutput *out);
   size_t OthersComing(PeerId newcomer) const;
   // Whether the next boundary may admit the pending member.
   bool MayAdmit(const MemberRecord &member) const;
-  // Peers of pending members that are to be tried, now or after their pause.
+  // The peers of pending members that need a trial, now or after their pause.
   std::set<PeerId> Untried() const;
   std::set<PeerId> Triers() const;
-  // How many pending members the next boundary may admit. Nobody has to hurry
-  // to a boundary for the others.
+  // How many pending members the next boundary may admit. PendingCount tells members this number,
+  // so that they come to a boundary for these only.
   uint32_t CountComing() const;
-  // Why a newcomer that could not be reached is refused: `reason`, and what to
-  // do about it. Its address waits before it is tried again. `held`: the group
-  // waited for the newcomer.
+  // Returns the text for a newcomer that is refused because it could not be reached: `reason`, and
+  // what to do about it. Begins the pause of its address. `held`: the group has waited for it.
   std::string Refusal(PeerId newcomer, const std::string &reason, bool held);
   const PeerRecord &PeerOf(PeerId peer) const;
   Routes RoutesOf(const std::set<PeerId> &peers) const;
@@ -266,7 +265,7 @@ class Group {
                  PeerId of = PeerId()) const;
   std::string SubjectOf(const Fault &fault, const std::vector<MemberRecord> &removed) const;
   void NoteFault(const Fault &fault);
-  // To a peer that speaks of a member that is none: who removed it, when and why.
+  // The answer to a peer that names a member that is unknown or removed: who removed it, when, why.
   control::Removed Unknown(MemberId member) const;
   void Remember(MemberId member, control::Removal why, const std::string &reason,
                 const std::string &by);
@@ -278,20 +277,20 @@ class Group {
   const MemberRecord *Find(MemberId member) const { return FindMember(record_, member); }
   std::set<MemberId> Admissible() const;
   bool AccusedBy(PeerId other, PeerId peer, Tick at) const;
-  // Its stream is not silent.
+  // Whether the coordinator has heard the peer's stream within heard_of_late_us().
   bool HeardOfLate(PeerId peer) const;
-  // Who would report the peer silent if it was dead: the others, but for those that may
-  // be dead themselves.
+  // The peers that would report this peer silent if it were dead: all other participants, except
+  // those that are attached and silent, which may be dead themselves.
   std::vector<PeerId> Witnesses(PeerId peer) const;
-  // Who takes part in what is being agreed, in ring order before blocked pairs
-  // are looked at.
+  // The peers of the next epoch, as far as it is known: of the survivors, and of the newcomers in
+  // the open preparation. In the order of OrderOf().
   std::vector<PeerId> Participants() const;
-  // Newcomers that this admission could take in as well.
+  // Further pending members that the open preparation could admit, too.
   std::set<MemberId> Waiting() const;
-  // Through whom the link of the two goes, as they were told last; 0: straight.
+  // The relay of the link between the two, as they were told last; 0: the link is straight.
   PeerId RelayNow(PeerId x, PeerId y) const;
-  // When the member is evicted unless it votes, or offers its state; kNever: it
-  // is not.
+  // When the member is evicted unless it votes (VoteDue) or offers its state (OfferDue). kNever: no
+  // such deadline.
   Tick VoteDue(const MemberRecord &member) const;
   Tick OfferDue(const MemberRecord &member) const;
   void EvictLate(Tick (Group::*due)(const MemberRecord &) const, const std::string &what, Tick now,
@@ -301,32 +300,30 @@ class Group {
   const std::vector<PeerId> &Better() const { return ring_choice_.better(); }
 
   GroupRecord record_;
-  // The newest number that the store held or that was prepared since; above it,
-  // up to the record's `highest`, are numbers that only peers know.
+  // The newest epoch number that the store held at the start, or that was prepared since. Numbers
+  // above it, up to the record's `highest`, are known from peers only.
   Epoch issued_;
   std::string run_secret_;
   uint32_t detect_ms_;
   std::string incarnation_;
   const PeerDirectory *directory_;
 
-  Ballot ballot_;  // its electorate: the admitted members that stay
-  // Newcomers were tried since the votes came in: one try a ballot, so that a
-  // newcomer that cannot be reached and asks again and again does not hold the
-  // voters for ever.
+  Ballot ballot_;  // electorate: the survivors
+  // A preparation of this ballot has tried to admit newcomers. There is one try per ballot;
+  // otherwise a newcomer that cannot be reached and joins again and again would hold the voters.
   bool admission_tried_ = false;
-  Tick first_vote_ = kNever;  // of the open ballot
-  std::set<MemberId> ready_;  // voters of it that are to come out of the background
-  // Are to hear what was agreed on last, if they have a member in the
-  // background.
+  Tick first_vote_ = kNever;  // when the first vote of the open ballot came
+  std::set<MemberId> ready_;  // voters of that ballot that are to come out of the background
+  // The peers that Advance() has to tell the agreed state, if they have a member in the background.
   std::set<PeerId> agreed_for_;
   SyncBallot sync_;
-  std::string repair_;  // why the next epoch must freeze; empty: it need not
+  std::string repair_;  // why the next epoch must freeze; "": it need not
   std::optional<Preparation> preparation_;
   Suspicion suspicion_;
-  Trials trials_;  // of newcomers
+  Trials trials_;
   Pauses pauses_;
-  Tick pause_over_ = kNever;  // of the first untried peer that waits
-  // Members that were removed of late: their peers may ask.
+  Tick pause_over_ = kNever;  // when the first pause of an untried peer is over
+  // Recently removed members, for the answer when their peers name them.
   struct Gone {
     Tick at;
     std::string text;
@@ -334,7 +331,7 @@ class Group {
   std::map<MemberId, Gone> gone_;
   RingChoice ring_choice_;
   std::optional<Fault> fault_;
-  Epoch fault_epoch_;  // of `last_fault_`
+  Epoch fault_epoch_;  // the epoch whose commit ended last_fault_
   FaultRecord last_fault_;
   uint32_t pending_told_ = 0;
 };

@@ -1,4 +1,4 @@
-// The fate of each op that was frozen, from what the survivors report of it.
+// Decides the fate of each frozen op from the reports of the surviving peers. Pure functions.
 #pragma once
 
 #include <map>
@@ -10,15 +10,16 @@
 
 namespace longhaul::coordinator {
 
+// By peer: the ops in the peer's EpochReady.
 using Reports = std::map<PeerId, std::vector<control::OpReport>>;
 
-// `reports` holds one entry for each peer of the new epoch, empty ones included: who is not in it
-// does not survive and counts for nothing. The result has an entry for each peer that reported or
-// missed an op, by peer: one fate for each op that it reported, in the order of the report, and the
-// ops that others abort and it has not announced.
+// `reports` has one entry for each peer of the new epoch, also for a peer that reported no op. A
+// peer without an entry does not survive and is ignored. The result is in order of peers. It has a
+// record for each peer that reported or missed an op: one fate for each op that the peer reported,
+// in the order of its report, and the aborted ops that the peer has not announced.
 //
-// Why the rules are safe, and why the judgements of one op agree at all peers, is told in
-// docs/life_of_an_op.md ("A fault").
+// docs/life_of_an_op.md ("A fault") tells why the rules are safe, and why all peers get the same
+// fate for one op.
 std::vector<FatesRecord> Judge(const Reports& reports);
 
 }  // namespace longhaul::coordinator

@@ -1,15 +1,15 @@
-// For how long a peer may be unheard, in detect_ms.
+// How long a peer may be unheard by the coordinator before it counts as dead, in detect_ms.
 #pragma once
 
 #include <cstdint>
 
 namespace longhaul::coordinator {
 
-// While no other peer reports it silent: a connection to us that stalls or breaks is not a peer
-// that died.
+// The usual time, while no other peer has lost its link to the peer. It is long because a control
+// stream that stalls or breaks does not show that the peer died.
 inline constexpr int64_t kLease = 4;
-// The same where less is at stake, or the peer had to come back by itself: a newcomer without a
-// stream; a peer that is silent to others, after a restart of the coordinator.
+// The shorter time: for a newcomer without a stream, and, after a restart or an isolation of the
+// coordinator, for a peer to which another peer has lost its link.
 inline constexpr int64_t kShortLease = 2;
 
 }  // namespace longhaul::coordinator

@@ -1,7 +1,7 @@
-// What peers have measured of the links between them: the newest of each direction.
+// What peers have measured of the links between them: the newest measurement of each direction.
 //
-// Plain value, no clock. Nothing of it is made durable: it is measured again within minutes, and
-// each report would be a write. Bounded by kLinksMax.
+// Plain value, no clock. Nothing here is durable, because each report would cost a write, and peers
+// measure again within minutes. Bounded by kLinksMax.
 #pragma once
 
 #include <cstddef>
@@ -20,35 +20,37 @@
 
 namespace longhaul::coordinator {
 
-// A measurement counts for so long. Peers say again what they know before that.
+// How long a measurement counts. Peers repeat what they know before that.
 inline constexpr int64_t kLinkExpires = Seconds(900);
-// Directions of links that are remembered; of more nothing is taken.
+// The most directions of links in the table. Measurements of further ones are ignored.
 inline constexpr size_t kLinksMax = size_t{1} << 20;
 
 struct MeasuredLink {
   uint64_t bytes_per_second = 0;  // 0: unknown
   uint32_t rtt_us = 0;            // 0: unknown
-  Tick at;                        // measured
+  Tick at;                        // when it was measured
   bool at_least = false;          // as in control::LinkMeasure
-  bool small_packets = false;     // likewise
+  bool small_packets = false;     // as in control::LinkMeasure
   friend bool operator==(const MeasuredLink&, const MeasuredLink&) = default;
 };
 
 class LinkTable {
  public:
-  // Takes in what was reported now; what is older than what is known changes nothing. True if a
-  // ring may come out differently: the link was unknown, or it differs by more than noise.
+  // Takes a measurement that was reported now. One that is older than the known one is ignored.
+  // True: another ring may be the best now, because the link was unknown, or because the
+  // measurement differs from the known one by more than noise.
   bool Record(const control::LinkMeasure& measure, Tick now);
-  // None: unknown, or expired. The way there and back is taken from the other direction if it was
-  // not measured in this one.
+  // What is known of this direction. nullopt: nothing, or it has expired. If the round trip was not
+  // measured in this direction, it is taken from the other one.
   std::optional<MeasuredLink> Find(PeerId from, PeerId to, Tick now) const;
-  // Everything from it and to it.
+  // Drops all measurements of links from the peer and to it.
   void Forget(PeerId peer);
-  // Between these peers, by their places in the list; latencies are there and back.
+  // The links between these peers. The index of a peer is its place in the list. Latencies are
+  // round trips.
   LinkMatrix Matrix(const std::vector<PeerId>& peers, Tick now) const;
-  // The worst of what is known between the peers of this ring.
+  // The worst known costs of links between the peers of this ring.
   control::LinkCost Cost(const std::vector<PeerId>& ring, Tick now) const;
-  // Pairs of these peers between which large packets vanish, as one of the two says.
+  // The pairs of these peers between which large packets vanish, according to one of the two.
   std::set<std::pair<PeerId, PeerId>> SmallPackets(const std::vector<PeerId>& peers,
                                                    Tick now) const;
   size_t size() const { return size_; }

@@ -1,8 +1,8 @@
 // Questions about the members and peers of a group's record. Pure functions.
 //
-// A member is *pending* until an epoch admits it. An *admitted* member that
-// departs is still in the epoch in force, and not in the next one: those that
-// stay are the *survivors*. A member in the background contributes to no result yet.
+// A member is *pending* until an epoch admits it. An *admitted* member that departs is still in the
+// epoch in force, and will not be in the next one. The *survivors* are the admitted members that do
+// not depart. A member in the background contributes to no result yet.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +25,9 @@ inline bool InBackground(const MemberRecord &member) {
 
 std::set<MemberId> Admitted(const GroupRecord &group);
 std::set<MemberId> Survivors(const GroupRecord &group);
-// Survivors that syncs wait for.
+// The survivors that contribute. Syncs wait for these.
 std::set<MemberId> Counting(const GroupRecord &group);
-// Admitted members that depart, as they are, in rank order.
+// The admitted members that depart, in rank order.
 std::vector<MemberRecord> Departing(const GroupRecord &group);
 bool AnyDeparts(const GroupRecord &group);
 bool AnyAdmitted(const GroupRecord &group);
@@ -39,21 +39,21 @@ std::set<PeerId> PeersOf(const GroupRecord &group, const std::set<MemberId> &mem
 std::set<PeerId> AdmittedPeers(const GroupRecord &group);
 // Peers of admitted members, in ring order.
 std::vector<PeerId> RingOf(const GroupRecord &group);
-// The order of first admission, then of ids.
+// These peers: first those with admitted members, in ring order, then the others by their ids.
 std::vector<PeerId> OrderOf(const GroupRecord &group, const std::set<PeerId> &peers);
-// Who came into the group first stands first; newcomers behind, by their ids.
+// These peers, by the first admission of their present members; then the newcomers, by their ids.
 std::vector<PeerId> ByAge(const GroupRecord &group, const std::set<PeerId> &peers);
-// Blocked pairs of which both are there.
+// The blocked pairs of which both ends are among these peers.
 control::BlockedPairs BlockedAmong(const GroupRecord &group, const std::vector<PeerId> &peers);
 
-// Ranks: a member that has one keeps its place, whatever becomes of the ring.
-// Newcomers stand behind in the order of the ring, pending members behind them.
+// Sorts members by rank. Members that are admitted already keep their order, also if the ring
+// changes. The newcomers follow in ring order, then the other pending members by number.
 void SortMembers(const std::vector<PeerId> &ring, const std::set<MemberId> &newcomers,
                  std::vector<MemberRecord> *members);
-// Peers in the order of the ring; those with pending members only behind it.
-// Peers without members are removed, and the blocked pairs that they were in.
+// Sorts the group's peers: those in the ring in its order, then those with pending members only.
+// Removes peers without members, and the blocked pairs that they were in.
 void SortPeers(const std::vector<PeerId> &ring, GroupRecord *group);
-// The blocked pairs of peers that the group does not have.
+// Removes the blocked pairs of peers that are not in the group.
 void ForgetBlockedOfStrangers(GroupRecord *group);
 
 }  // namespace longhaul::coordinator

@@ -1,4 +1,4 @@
-// What a group asks about peers. It knows no more of them.
+// The questions that a group may ask about peers. A group knows nothing else of the peers' streams.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@ class PeerDirectory {
  public:
   virtual ~PeerDirectory() = default;
   virtual bool Attached(PeerId peer) const = 0;
-  // Something came on its stream within this time.
+  // Whether the peer is attached and a message came on its stream within the last `us`.
   virtual bool HeardWithin(PeerId peer, int64_t us) const = 0;
   virtual bool Draining(PeerId peer) const = 0;
-  // A member of the cohort of this peer is admitted in some group, or about to
-  // be.
+  // Whether a member of this peer's cohort is admitted in some group, or in a preparation that
+  // would admit it.
   virtual bool CohortBegun(const std::string &run, PeerId peer,
                            const std::string &cohort) const = 0;
-  // Of the links between the peers of the ring, as measured.
+  // The measured costs of the links between the peers of the ring.
   virtual control::LinkCost CostOf(const std::vector<PeerId> &ring) const = 0;
-  // Of the step that is running.
+  // The time of the step that is running.
   virtual Tick Now() const = 0;
 };
 

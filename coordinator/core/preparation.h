@@ -1,8 +1,8 @@
-// A preparation: a group's try to agree on its next epoch. Who is asked, and
+// A preparation: a group's attempt to agree on its next epoch. Holds the peers that are asked, and
 // what each has answered.
 //
-// Plain values and functions on them. The group decides what is prepared, and
-// when it is committed.
+// Plain values and functions on them. The group (group.h) decides what is prepared, and when it is
+// committed.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,15 @@
 
 namespace longhaul::coordinator {
 
-// Set if a message is against the protocol: what is wrong with it. Nothing was
-// changed then.
+// Set if a message breaks the protocol: what is wrong with it. Such a message has changed nothing.
 using Violation = std::optional<std::string>;
 
-// How many detect_ms a peer has to answer; it gives its links four.
+// How many detect_ms a peer has to answer. It gives up building a link after four detect_ms.
 inline constexpr int64_t kAnswerDetects = 6;
 
-// What one peer of a preparation has answered; the latest answer counts.
+// What one peer has answered. A later answer replaces an earlier one.
 struct Answer {
-  Tick due = kNever;  // set when PrepareEpoch first went out to an attached peer
+  Tick due = kNever;  // the answer's deadline; set when PrepareEpoch is first sent to the peer
   bool ready = false;
   bool failed = false;
   std::vector<control::OpReport> ops;
@@ -42,38 +41,40 @@ struct Preparation {
   Epoch epoch;
   uint64_t id = 0;  // PrepareEpoch::preparation
   bool freeze = false;
-  std::set<MemberId> survivors;  // admitted before
+  std::set<MemberId> survivors;  // admitted members that stay
   std::set<MemberId> joiners;
   std::set<MemberId> raised;  // survivors that contribute from this epoch on
-  bool reorders = false;      // to a better ring; it does nothing else then
+  bool reorders = false;      // for a better ring or new link costs, and for nothing else
   bool AtBoundary() const { return !joiners.empty() || !raised.empty() || reorders; }
   std::map<PeerId, Answer> answers;  // exactly the peers of survivors and joiners
-  std::vector<PeerId> ring;          // the same peers
-  control::BlockedPairs blocked;     // as told to them
-  control::LinkCost cost;            // as told to them
-  Tick begun;                        // of the first in an unbroken series of preparations
-  uint32_t rebuilds = 0;             // lost links in that series
-  bool widened = false;              // in that series, by newcomers that waited
+  std::vector<PeerId> ring;          // the same peers, in ring order
+  control::BlockedPairs blocked;     // as in PrepareEpoch
+  control::LinkCost cost;            // as in PrepareEpoch
+  // A preparation and those that it supersedes without a pause are a series. These three are about
+  // the whole series.
+  Tick begun;             // when the first preparation began
+  uint32_t rebuilds = 0;  // how many links were lost
+  bool widened = false;   // further pending members were taken in, because they can be relays
   std::string cause;
-  std::string changed;  // why it cannot be committed any more; empty: it can
+  std::string changed;  // why it can no longer be committed; "": it can
 };
 
-// False: the answer is to another preparation, or of a peer that is not asked.
+// False: the answer is for another preparation, or from a peer that is not asked.
 bool NoteReady(PeerId peer, const control::EpochReady &ready, Preparation *preparation);
 Violation NoteFailed(PeerId peer, const control::EpochFailed &failed, Preparation *preparation);
 
-// What the peers of a preparation are told.
+// The message for the peers of a preparation.
 control::PrepareEpoch MessageOf(const Preparation &preparation, const GroupRecord &record,
                                 const std::string &token);
-// The record once every peer is ready: who departs is out, newcomers are in,
-// the rest waits behind.
+// Changes the record when the preparation is committed: removes the members that depart, admits the
+// joiners, and puts them before the members that stay pending.
 void AdoptEpoch(const Preparation &done, GroupRecord *record);
 
-// "" if every peer is ready.
+// The peers that are not ready, as text; "" if every peer is ready.
 std::string WaitingForAnswers(const Preparation &preparation, const PeerDirectory &directory);
-// Peers that have not answered by now.
+// The peers that have not answered in time.
 std::vector<PeerId> Silent(const Preparation &preparation, Tick now);
-// When the first of them is.
+// When the first such peer is due.
 Tick NextDeadline(const Preparation &preparation);
 
 void CheckInvariants(const Preparation &preparation, const GroupRecord &record,

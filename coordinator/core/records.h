@@ -1,8 +1,8 @@
 // What the coordinator remembers across a restart, and what it shows an operator. Plain values.
 //
-// Records name their fields (base/fields.h). The text in stores and journals and the digest derive
-// from that: a new field is a member and its place in the list. A store that an older release wrote
-// has the default there.
+// Each record lists its fields (base/fields.h). The text in stores and journals and the digest are
+// made from that list, so a new field needs a declaration and an entry in the list. If an older
+// release wrote the store, a new field has its default.
 #pragma once
 
 #include <cstddef>
@@ -24,20 +24,20 @@
 
 namespace longhaul::coordinator {
 
-// Of the secret of a run.
+// The length of a run's secret.
 inline constexpr size_t kSecretBytes = 32;
 
 // The store itself.
 struct StoreRecord {
-  uint64_t store = 0;  // random, as old as the store; 0: it is new, nobody has named it yet
-  uint64_t term = 0;   // rises with each start of a coordinator on it
+  uint64_t store = 0;  // the store's random name, which never changes; 0: a new store, no name yet
+  uint64_t term = 0;   // rises with each start of a coordinator on the store
   LH_FIELDS(StoreRecord, LH_FIELD(store), LH_FIELD(term));
 };
 
 struct RunRecord {
   std::string run;
   uint64_t next_member = 1;
-  std::string secret;  // kSecretBytes random bytes: epoch tokens derive from it
+  std::string secret;  // kSecretBytes random bytes; epoch tokens derive from them
   std::string Key() const { return run; }
   LH_FIELDS(RunRecord, LH_FIELD(run), LH_FIELD(next_member),
             LH_FIELD(secret, rule::Secret{kSecretBytes, kSecretBytes}));
@@ -50,26 +50,27 @@ struct Departure {
   LH_FIELDS(Departure, LH_FIELD(why), LH_FIELD(reason));
 };
 
-// The members of an incomplete cohort are admissible after this ballot.
+// MemberRecord::after while the cohort is incomplete: no ballot admits the member.
 inline constexpr uint64_t kCohortIncomplete = UINT64_MAX;
 
 // A member, pending or admitted.
 struct MemberRecord {
   MemberId member;
   PeerId peer;
-  uint64_t request = 0;  // of its Join
+  uint64_t request = 0;  // Join::request
   std::string name;
   Epoch joined;        // 0: pending
   uint64_t votes = 0;  // boundaries passed (VoteResult sent)
   uint64_t syncs = 0;  // number of its last offer that was committed or refused
-  std::string cohort;  // members of the run at this peer that come and go together; "": none
+  std::string cohort;  // the name of its cohort; "": none
   uint32_t cohort_size = 0;
-  uint64_t after = 0;  // pending: it is admitted by a ballot of a number above this one
+  uint64_t after = 0;  // pending member: only a ballot with a higher number admits it
   uint32_t step_deadline_ms = 0;
-  // As MemberInfo::background_until; kInBackground also of one that is pending.
+  // As MemberInfo::background_until. kInBackground also for a pending member that is to be admitted
+  // in the background.
   Epoch background_until;
-  // Set while the epoch without it is being agreed: what was decided, also by an operator, outlives
-  // the coordinator.
+  // Set from the decision to remove the member until the commit of an epoch without it. It is
+  // stored, so that the decision survives a restart of the coordinator.
   std::optional<Departure> departs;
   LH_FIELDS(MemberRecord, LH_FIELD(member), LH_FIELD(peer), LH_FIELD(request), LH_FIELD(name),
             LH_FIELD(joined), LH_FIELD(votes), LH_FIELD(syncs), LH_FIELD(cohort),
@@ -86,26 +87,26 @@ struct PeerRecord {
             LH_FIELD(lanes), LH_FIELD(host));
 };
 
-// Fates of the last commit, by peer, until the next one: a peer that lost its stream between
-// EpochReady and CommitEpoch asks again by attaching.
+// The fates that the last commit gave to the ops of one peer. They are kept until the next commit:
+// a peer that lost its stream between EpochReady and CommitEpoch gets them when it attaches.
 struct FatesRecord {
   PeerId peer;
   std::vector<control::OpFate> fates;
   std::vector<control::MissedOp> missed;
   LH_FIELDS(FatesRecord, LH_FIELD(peer), LH_FIELD(fates, rule::List{0, control::kOpReportsMax}),
-            // As many as there are: what was written can be read. The message has the limit.
+            // No limit here, so that whatever was written can be read. The message has a limit.
             LH_FIELD(missed, rule::List{0, SIZE_MAX}));
 };
 
-// A pair of peers that cannot reach each other. Its relay is that of the committed epoch; 0: the
-// pair is not blocked there yet.
+// A blocked pair. `pair.relay` is the relay in the committed epoch; 0: the pair is not blocked in
+// that epoch yet.
 struct BlockedRecord {
   control::BlockedPair pair;
   std::string reason;
   LH_FIELDS(BlockedRecord, LH_FIELD(pair, rule::Flat{}), LH_FIELD(reason));
 };
 
-// The shared state that was agreed on last.
+// The shared state of the last committed sync.
 struct StateRecord {
   uint64_t revision = 0;
   Hash128 state;
@@ -116,13 +117,14 @@ struct StateRecord {
 struct GroupRecord {
   GroupKey group;
   Epoch committed;
-  Epoch highest;  // highest number ever prepared
+  Epoch highest;  // highest number that was ever prepared, as far as the store or peers know
   Epoch boundary;
   Epoch last_freeze;
   uint64_t ballots = 0;  // completed; the first admission into an empty group counts as one
-  // None: nothing was agreed on since the group was last empty, any revision may come.
+  // nullopt: no sync was committed since the group was last empty. The first sync may then bring
+  // any revision.
   std::optional<StateRecord> state;
-  std::vector<MemberRecord> members;  // rank order; pending ones behind
+  std::vector<MemberRecord> members;  // rank order, pending ones behind
   std::vector<PeerRecord> peers;      // ring order
   std::vector<FatesRecord> fates;
   std::vector<BlockedRecord> blocked;  // in the order of the pairs
@@ -133,7 +135,7 @@ struct GroupRecord {
             LH_FIELD(fates, rule::Rows{}), LH_FIELD(blocked, rule::Rows{}));
 };
 
-// An operator drains the peer.
+// An operator's order to drain a peer.
 struct DrainRecord {
   PeerId peer;
   std::string reason;
@@ -141,7 +143,7 @@ struct DrainRecord {
   LH_FIELDS(DrainRecord, LH_FIELD(peer), LH_FIELD(reason));
 };
 
-// nullptr: not there.
+// These return nullptr if the record has no such member.
 MemberRecord* FindMember(GroupRecord& record, MemberId member);
 const MemberRecord* FindMember(const GroupRecord& record, MemberId member);
 
@@ -173,7 +175,7 @@ struct Records {
   StoreRecord store;
   std::map<std::string, RunRecord> runs;
   std::map<GroupKey, GroupRecord> groups;
-  std::map<PeerId, DrainRecord> drains;  // of peers that are not gone
+  std::map<PeerId, DrainRecord> drains;  // an order is deleted when its peer is gone
   LH_FIELDS(Records, LH_FIELD(store), LH_FIELD(runs), LH_FIELD(groups), LH_FIELD(drains));
 };
 
@@ -185,11 +187,11 @@ struct FaultRecord {
   // From a closed set: leave, trainer_died, peer_died, silence, reset, unreachable, evict,
   // step_deadline, cohort, restart.
   std::string cause;
-  std::string detector;    // who said so: "p1f", "coordinator", "operator"
-  uint32_t detect_ms = 0;  // silence before the report; 0: it showed at once
+  std::string detector;    // who reported it: "p1f", "coordinator", "operator"
+  uint32_t detect_ms = 0;  // silence before the report; 0: it did not show by silence
   uint32_t agree_ms = 0;   // from the first report to the commit
-  // Whom it cost: the members that were removed, with their hosts. If nobody was: the peer that
-  // was reported. Empty: neither.
+  // The members that were removed, with their hosts. If no member was removed: the peer that was
+  // reported. "": neither.
   std::string subject;
   friend bool operator==(const FaultRecord&, const FaultRecord&) = default;
 };
@@ -198,23 +200,23 @@ struct FaultRecord {
 struct SyncRecord {
   uint64_t revision = 0;
   Hash128 state;
-  uint64_t bytes = 0;    // received by all that had to fetch
-  uint32_t took_ms = 0;  // from the first offer
+  uint64_t bytes = 0;    // received by all members that had to fetch
+  uint32_t took_ms = 0;  // from the first offer to the commit
   friend bool operator==(const SyncRecord&, const SyncRecord&) = default;
 };
 
 // One line of `lhctl events`. `kind` is from a closed set: join, admit, leave, death, evict,
 // refuse, prepare, commit, abort, link_lost, block, ring, attach, detach, restart, isolated, ready,
-// fetch, sync, sync_refused, sync_failed, state_corrupt.
+// fetch, sync, sync_refused, sync_failed, state_corrupt, large_packets_vanish.
 struct EventRecord {
   std::string kind;
-  GroupKey group;                                   // run empty: concerns no group
+  GroupKey group;                                   // an empty run: not about one group
   Epoch epoch;                                      // 0: none
   MemberId member;                                  // 0: none
   PeerId peer;                                      // 0: none
   std::string text;                                 // fixed words, then key=value
-  std::optional<FaultRecord> fault = std::nullopt;  // of the commit of an epoch that froze ops
-  std::optional<SyncRecord> sync = std::nullopt;    // of kind sync
+  std::optional<FaultRecord> fault = std::nullopt;  // set if an epoch that froze ops is committed
+  std::optional<SyncRecord> sync = std::nullopt;    // set if the kind is sync
   friend bool operator==(const EventRecord&, const EventRecord&) = default;
 };
 
@@ -226,14 +228,14 @@ struct MemberView {
   bool voting = false;
   std::string cohort;
   std::optional<control::FetchProgress> fetch = std::nullopt;
-  bool background = false;  // its input is not in results yet
+  bool background = false;  // whether it is in the background
 };
 // One direction of a link, as measured.
 struct LinkView {
   uint64_t bytes_per_second = 0;  // 0: unknown
   uint32_t rtt_us = 0;            // 0: unknown
   uint32_t age_s = 0;
-  bool at_least = false;  // it may carry more
+  bool at_least = false;  // the link may carry more
 };
 struct PeerView {
   PeerId peer;
@@ -242,7 +244,7 @@ struct PeerView {
   bool attached = false;
   bool draining = false;
   control::GroupLoad load;
-  std::optional<LinkView> next = std::nullopt;  // to the next peer of the ring
+  std::optional<LinkView> next = std::nullopt;  // the link to the next peer of the ring
 };
 struct GroupView {
   GroupKey group;
@@ -253,14 +255,14 @@ struct GroupView {
   std::vector<MemberView> members;  // rank order, pending ones behind
   std::vector<PeerView> ring;
   std::vector<BlockedRecord> blocked;
-  // Between these peers large packets vanish.
+  // The pairs of peers between which large packets vanish.
   std::set<std::pair<PeerId, PeerId>> small_packets;
   std::optional<StateRecord> state;
-  // The last commit of an epoch that froze ops, since this start of the coordinator.
+  // The last committed epoch that froze ops, since this start of the coordinator.
   Epoch fault_epoch;  // 0: none
   FaultRecord fault;
-  // The last epoch that was there to order the ring anew, since this start of the coordinator, and
-  // what it gained.
+  // The last epoch that was made for a better ring, since this start of the coordinator, and what
+  // it gained.
   Epoch ring_epoch;  // 0: none
   std::string ring_gain;
 };

@@ -1,10 +1,11 @@
-// Which ring a group would rather have, and when a better one is looked for.
+// Decides when a better ring is searched for, and keeps the result until the group uses it.
 //
-//   a link was measured --(others are, too)--> due --(FallsDue)--> solved
-//   elsewhere --(Found)--> better() --(the next boundary)--> Ordered()
+//   Measured() --(a wait, in which other measurements come)--> due
+//   due --(FallsDue)--> the owner has the ring problem solved
+//   solved --(Found)--> better() --(the next boundary)--> Ordered()
 //
-// A better ring is a wish: it waits for a boundary at which nothing else is to
-// be done, and nobody is removed for it. Plain value: no clock, no thread.
+// A better ring waits for a boundary at which nothing else is to be done. No member is removed for
+// it. Plain value: no clock, no thread.
 #pragma once
 
 #include <cstddef>
@@ -22,48 +23,49 @@ namespace longhaul::coordinator {
 
 class RingChoice {
  public:
-  // `interval_ms`: the ring may change once in that time; 0: never.
+  // `interval_ms`: the ring may change once in this time; 0: never.
   explicit RingChoice(uint32_t interval_ms) : interval_ms_(interval_ms) {}
 
-  // A link between two of its peers was measured, and is another than was
-  // thought.
+  // The measurement of a link between two peers of the group has changed by more than noise.
   void Measured(Tick now);
-  // When FallsDue() is due; kNever: not before something changes.
+  // When a search falls due; kNever: only after another call of Measured().
   Tick due() const { return due_; }
-  // A better ring is to be looked for among so many peers. Says so once.
-  // `preparing`: there may soon be another ring.
+  // True: a better ring should be searched for now. True only once for each due time. `peers`: how
+  // many there are. `preparing`: an epoch is being prepared, so the ring may soon change; the
+  // search is put off.
   bool FallsDue(Tick now, size_t peers, bool preparing);
 
-  // What the search found for the present ring, whose links cost that much.
-  // What an operator is to be told; "" if nothing.
+  // Takes what the search found. `present`: the present ring, whose score is `present_score`;
+  // `cost` are the costs of its links. Returns a text for operators; "": there is nothing to tell.
   std::string Found(const std::vector<PeerId> &ring, const std::vector<PeerId> &present,
                     const RingScore &score, const RingScore &present_score,
                     const control::LinkCost &cost);
-  // The peers in a better order; empty: none is known. The present order: its
-  // epoch only tells what the links cost by now.
+  // The peers in a better order; empty: no better order is known. If it is the present order, a new
+  // epoch would only tell the peers new link costs.
   const std::vector<PeerId> &better() const { return better_; }
   const std::string &gain() const { return gain_; }
   void Drop() { better_.clear(); }
-  // It cannot be had: nobody tries for a while.
+  // The better ring cannot be built. Another search comes after `interval_ms` at the earliest.
   void GiveUp(Tick now);
 
-  // An epoch is in force whose peers were told this.
+  // An epoch was committed; its peers were told these costs.
   void Told(const control::LinkCost &cost) { told_ = cost; }
-  // The better ring is that of this epoch.
+  // This epoch has the better ring.
   void Ordered(Epoch epoch, Tick now);
-  // The last epoch that was there to order the ring anew, and what it gained.
+  // The last epoch that was made for a better ring, and what it gained.
   Epoch ordered_epoch() const { return ordered_epoch_; }
   const std::string &ordered_gain() const { return ordered_gain_; }
 
   void AddTo(Digester *digest) const;
 
  private:
+  // No search falls due before `until`.
   void Hold(Tick until);
 
   uint32_t interval_ms_;
   std::vector<PeerId> better_;
   std::string gain_;
-  control::LinkCost told_;  // unknown after a restart
+  control::LinkCost told_;  // as of the last Told(); unknown after a restart
   Tick due_ = kNever;
   Tick not_before_{INT64_MIN / 2};
   Epoch ordered_epoch_;

@@ -1,6 +1,5 @@
-// Whether a group can go on although some pairs of its peers cannot reach each
-// other: through whom their links go, and who goes if nobody reaches both. Pure
-// functions.
+// What a group does if some pairs of its peers cannot reach each other: which relays their links
+// use, and which peer is removed if a pair has no relay. Pure functions.
 #pragma once
 
 #include <map>
@@ -15,36 +14,33 @@
 
 namespace longhaul::coordinator {
 
-// Links that cannot be built or were lost, and what the reporter says of each.
+// Links that were lost or cannot be built, and why, as the reporter says.
 using LostLinks = std::map<LostLink, std::string>;
 
-// Who is to be in the next epoch, and what is known of them.
+// The peers of the next epoch, and what is known of their links.
 struct Routes {
-  std::vector<PeerId> peers;      // who came into the group first stands first
-  std::set<PeerId> established;   // in the epoch in force, and staying
-  control::BlockedPairs blocked;  // among them
-  // Relays over which the link of a pair could not be kept.
+  std::vector<PeerId> peers;      // the oldest in the group first
+  std::set<PeerId> established;   // peers of the committed epoch that stay
+  control::BlockedPairs blocked;  // the blocked pairs among `peers`
   FailedRelays failed;
 };
 
-// Gives each of the blocked pairs a relay: the one that it has if that one
-// still reaches both, else the oldest of those that do. A newcomer changes
-// nothing. False: there is none for some pair.
+// Gives each blocked pair a relay. A pair keeps its relay while that peer reaches both ends and has
+// not failed. Otherwise it gets the oldest such peer. So a newcomer changes no relay that works.
+// False: some pair has no relay.
 bool ChooseRelays(const std::vector<PeerId> &by_age, const FailedRelays &failed,
                   control::BlockedPairs *blocked);
 
-// True if the group can go on with all of these peers although the ends of lost
-// links, and of the blocked pairs but for those in `but`, cannot reach each
-// other. A newcomer is not worth it that two or more, and half of the others,
-// cannot reach.
+// True if the group can go on with all of these peers, although the ends of the lost links and of
+// the blocked pairs cannot reach each other. `but`: blocked pairs to leave out, as if they could.
+// False also if some newcomer has no link to two or more peers that are at least half of the
+// others.
 bool CanRouteAround(const Routes &routes, const LostLinks &lost,
                     const control::BlockedPairs &but = {});
 
-// The peer at an end of a lost link that has to go: newcomers before
-// established peers; then the one in most pairs without a link, which is
-// reached by fewest; then the one that joined last. The reporter is not the
-// worse for it: a pair counts once, whoever reported it, and age has nothing to
-// do with reporting.
+// Chooses the peer to remove, among the ends of lost links: a newcomer before an established peer;
+// then the peer in most pairs without a link; then the peer that joined last. It makes no
+// difference which end reported the loss: a pair counts once.
 PeerId ChooseVictim(const Routes &routes, const LostLinks &lost, const GroupRecord &record);
 
 }  // namespace longhaul::coordinator
