@@ -13,11 +13,11 @@
 namespace longhaul::peerd {
 namespace {
 
-// What comes once we are finishing is read in pieces of this size.
+// A finishing lane throws away what it receives in pieces of this size.
 constexpr size_t kDiscardBytes = 64 << 10;
-// Below this a zero-copy send costs more than the copy.
+// For a smaller payload a zero-copy send costs more than the copy.
 constexpr uint32_t kZeroCopyBytesMin = 32 << 10;
-// Small segments are sent together up to this.
+// Small segments are sent together, up to so many bytes.
 constexpr uint32_t kBatchBytes = 64 << 10;
 
 bool IsTransient(int value) { return value == -EINTR || value == -EAGAIN; }
@@ -36,7 +36,7 @@ Lane::~Lane() = default;
 
 void Lane::Tune(const StreamTuning& tuning) {
   user_timeout_ms_ = tuning.user_timeout_ms;
-  // What could not be set when the lane was new is not called for now.
+  // Errors are ignored: setting up the connection would have failed with them.
   if (socket_open_) (void)ring_->sockets().Tune(fd_, tuning);
 }
 
@@ -172,7 +172,7 @@ void Lane::TakeData(size_t bytes) {
   }
 }
 
-// It is complete, and handed over.
+// Hands over a payload that is whole.
 void Lane::TakePayload() {
   const FrameHeader header = segments_in_.header();
   const bool kept = segments_in_.kept();
@@ -188,7 +188,7 @@ void Lane::TakePayload() {
   if (!status.ok() && state_ == State::kOpen) Broken(std::string(status.message()), true);
 }
 
-// False: the header is not complete, or the lane is broken.
+// Returns false if the header is not complete, or if the lane is broken.
 bool Lane::TakeHeader() {
   const auto taken = segments_in_.TakeHeader();
   if (!taken.ok()) {
@@ -232,7 +232,7 @@ bool Lane::Detach(const std::function<bool(const FrameHeader&)>& names,
                   absl::AnyInvocable<void()> done) {
   if (!names(segments_in_.header())) return false;
   segments_in_.Divert();
-  // It may be on its way to nowhere already, with the receive still under way.
+  // No receive in flight writes to a place: nothing to wait for.
   if (recv_id_ == 0 || !recv_writes_place_) return false;
   detached_.push_back(std::move(done));
   ring_->Cancel(recv_id_);
@@ -316,13 +316,13 @@ void Lane::Pull() {
 bool Lane::Ping(uint32_t quiet_ms) {
   if (options_.kind != LaneKind::kData || state_ != State::kOpen) return false;
   quiet_ms_ = quiet_ms;
-  // Bytes that are on their way, or stuck, say as much as a PING.
+  // Bytes in flight, even stuck ones, say as much as a PING.
   if (send_id_ != 0 || !batch_.empty()) return false;
   SendPing();
   return true;
 }
 
-// At once, or behind what is being sent.
+// Sends a PING with the count of received segments: now, or after what is being sent.
 void Lane::AcknowledgeSoon() {
   ack_due_ = true;
   if (send_id_ == 0 && batch_.empty()) SendPing();
@@ -371,7 +371,7 @@ void Lane::FillBatch() {
       room = kBatchBytes;
     }
     room -= std::min(room, bytes);
-    // What should go without a copy waits for its own turn.
+    // A segment large enough for a zero-copy send waits for a batch of its own.
     if (gate != nullptr && gate->open()) room = std::min(room, kZeroCopyBytesMin - 1);
     if (room == 0) return;
   }
@@ -422,7 +422,8 @@ void Lane::OnZeroCopy(size_t index, bool first, IoResult result) {
   Settle();
 }
 
-// Whether a zero-copy send was refused as such: the rest of the segment goes out copied.
+// Returns whether the kernel refused the zero-copy send as such. Then the rest of the segment is
+// sent with a copy.
 bool Lane::FallBackToCopying(int value) {
   if (!batch_zero_copy_ || batch_.sent() < kFrameHeaderBytes) return false;
   if (value != -ENOMEM && value != -ENOBUFS && value != -EOPNOTSUPP && value != -EINVAL &&
@@ -472,7 +473,7 @@ void Lane::AdvanceBatch(size_t bytes) {
   Pull();
 }
 
-// Gives the segments of the batch back. The owner may have new ones pulled from within.
+// Gives the segments of the batch back. The owner may call Pull() from within.
 void Lane::ReleaseBatch() {
   if (batch_record_ != SIZE_MAX) {
     const size_t index = std::exchange(batch_record_, SIZE_MAX);
@@ -520,7 +521,7 @@ void Lane::Finish(uint8_t flags) {
     SendControl();
   }
   if (recv_id_ != 0) {
-    ring_->Cancel(recv_id_);  // it may write where nobody expects it any more
+    ring_->Cancel(recv_id_);  // its memory may be given to others
   } else if (!peer_ended_) {
     Receive();
   } else {
@@ -530,7 +531,7 @@ void Lane::Finish(uint8_t flags) {
   MaybeShutdown();
 }
 
-// One more callback: Settle() is never within the owner's call.
+// Brings a callback in which Settle() runs, since Settle() must not run within a call of the owner.
 void Lane::Post() {
   if (post_id_ != 0) return;
   post_id_ = ring_->Timeout(Tick{}, [this](IoResult) {
@@ -556,7 +557,7 @@ void Lane::Abort() {
   Post();
 }
 
-// Ends what has nothing in flight any more. Called at the end of every callback.
+// Ends a closing lane that has nothing in flight any more. Called at the end of every callback.
 void Lane::Settle() {
   if (recv_id_ != 0 || send_id_ != 0 || post_id_ != 0 || hold_id_ != 0 || send_due_) return;
   if (state_ == State::kFinishing) {
@@ -565,7 +566,7 @@ void Lane::Settle() {
   }
   if (state_ != State::kAborting) return;
   if (socket_open_) {
-    // With a reset: the kernel drops what it holds, and so the notices come back.
+    // Closes with a reset: the kernel drops unsent bytes, so the zero-copy notices come back.
     socket_open_ = false;
     ring_->sockets().Abort(fd_);
     ReleaseBatch();

@@ -1,27 +1,28 @@
 // One TCP connection of a link, from the end of its handshake to its close.
 //
-//   open --Finish()--> finishing: what is queued is sent, a CLOSE behind it, what comes is thrown
-//       away, then closed
-//   open, finishing --Abort(), or the connection breaks--> aborting: operations are cancelled, the
-//       socket is closed with a reset, zero-copy notices are waited for
-//   finishing, aborting --> ended: OnLaneEnded(); the lane may be destroyed
+//   open        Frames or segments move.
+//   finishing   After Finish(): what is queued is sent, then CLOSE. What is received is thrown
+//               away. When both directions have ended, the socket is closed.
+//   aborting    After Abort(), or when a finishing connection breaks: operations are cancelled, the
+//               socket is closed with a reset, and the lane waits for the zero-copy notices.
+//   ended       From finishing or aborting: OnLaneEnded(). The lane may be destroyed.
 //
-// A control lane carries small frames both ways: those of one turn of the ring, and those that come
-// while others are being sent, go out together, so a burst of frames costs one system call and
-// wakes the other side once. Frames that may wait go with the next ones that may not.
+// A control lane carries small frames both ways. Frames of one turn of the ring go out together,
+// and so do frames that come while others are being sent. So a burst of frames costs one system
+// call and wakes the peer once. A frame that may wait goes out with the next one that may not.
 //
-// The end of the stream without a CLOSE before it breaks the lane: it says nothing about the peer.
+// If the stream ends without CLOSE, the lane breaks. This says nothing about the peer.
 //
-// A data lane pulls segments from its owner whenever it has sent what it had: the faster lane
-// carries more. It receives the payload straight into the place that the owner names, together with
-// the next header in the same call, so that a stream of segments costs one call each.
+// A data lane pulls segments from its owner whenever it has sent the last ones, so a faster lane
+// carries more. A payload is received straight into the place that the owner names. The same call
+// receives the next header, so a stream of segments costs one call for each segment.
 //
-// Every segment that was pulled comes back by OnLaneSegmentSent() exactly once, when the kernel
-// does not refer to its memory any more. Whether it has arrived is another matter: the n-th segment
-// that was pulled is the n-th that the other end counts as received. It says how many it has with
-// each PING, and sends one after every LH_SEGMENTS_PER_ACK of them.
+// Every segment that was pulled comes back through OnLaneSegmentSent() exactly once, when the
+// kernel does not refer to its memory any more. This does not mean that it has arrived. The peer
+// counts the segments that it receives on the lane, in the order in which they were pulled. Each
+// PING carries the count, and one is sent after every LH_SEGMENTS_PER_ACK segments.
 //
-// Threads: the ring's. Calls of the owner come from within Ring::RunOnce() only.
+// Threads: the ring's. The owner is called from within Ring::RunOnce() only.
 #pragma once
 
 #include <sys/uio.h>
@@ -52,41 +53,43 @@ class Lane;
 class LaneOwner {
  public:
   virtual ~LaneOwner() = default;
-  // An error of these four breaks the lane.
+  // If one of the next four returns an error, the lane breaks.
   virtual absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
   virtual absl::StatusOr<uint8_t*> OnLaneData(Lane* lane, const FrameHeader& header) = 0;
   virtual absl::Status OnLaneDataReceived(Lane* lane, const FrameHeader& header) = 0;
-  // Data lanes: the other end has the first `segments` of those that were pulled.
+  // Data lanes: the peer has received the first `segments` of the pulled segments.
   virtual absl::Status OnLaneAcked(Lane* lane, uint64_t segments) = 0;
-  // The payload whose place was named last will not be completed: nothing writes there any more.
-  // Follows the end of a lane that was aborted, unless that receive was detached.
+  // The payload whose place was named last will not be completed. Nothing writes to that place any
+  // more. Called when an aborted lane has ended its receive, unless the receive was detached.
   virtual void OnLaneDataAbandoned(Lane* lane, const FrameHeader& header) = 0;
-  // Takes the next segment off the queue unless its payload is larger than `bytes_max`: kAnyBytes
-  // for the first of those that the lane sends at once.
+  // Takes the next segment off the queue. Returns false if there is none for this lane, or if its
+  // payload is larger than `bytes_max`. kAnyBytes asks for the first segment of a batch.
   virtual bool NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) = 0;
-  // The registered buffer that holds these bytes, or -1.
+  // Returns the registered buffer that holds these bytes, or -1.
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
   virtual void OnLaneSegmentSent(uint64_t cookie) = 0;
-  // The other side sent CLOSE: nothing follows but the end. The owner may abort or finish the lane.
+  // The peer sent CLOSE. Only the end of the stream follows. The owner may abort or finish the
+  // lane.
   virtual void OnLaneClosing(Lane* lane, bool given_up) = 0;
-  // The end after a CLOSE: what is sent may still arrive there.
+  // The stream ended after CLOSE. What is sent may still arrive at the peer.
   virtual void OnLanePeerEnded(Lane* lane) = 0;
-  // The connection is of no use any more; the owner calls Abort(). `protocol`: by what it sent.
+  // The connection is of no use any more. The owner has to call Abort(). `protocol`: the peer broke
+  // the protocol.
   virtual void OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) = 0;
   // The last call. Do not destroy the lane from within it.
   virtual void OnLaneEnded(Lane* lane) = 0;
 };
 
 inline constexpr uint32_t kAnyBytes = UINT32_MAX;
-// What waits to be sent on a control lane, at most.
+// The limit of what waits to be sent on a control lane.
 inline constexpr size_t kControlQueueBytesMax = 512 << 20;
 
 struct LaneOptions {
   LaneKind kind = LaneKind::kControl;
-  uint32_t index = 0;                 // of a data lane, for the owner
-  std::string name;                   // for reasons: "control lane to 10.0.0.3:29700"
-  ZeroCopyGate* zero_copy = nullptr;  // of the link; nullptr: not at all
+  uint32_t index = 0;                 // of a data lane; for the owner
+  std::string name;                   // for error texts: "control lane to 10.0.0.3:29700"
+  ZeroCopyGate* zero_copy = nullptr;  // of the link; nullptr: no zero-copy sends
   size_t queue_bytes_max = kControlQueueBytesMax;
 };
 
@@ -94,7 +97,7 @@ struct LaneStats {
   uint64_t bytes_sent = 0;  // payload of segments
   uint64_t bytes_received = 0;
   uint64_t bytes_discarded = 0;
-  uint64_t state_bytes = 0;  // of CHUNK_DATA, in frames that are not complete, too
+  uint64_t state_bytes = 0;  // payload of CHUNK_DATA, incomplete frames included
   uint64_t zero_copy_copied = 0;
 
   void Add(const LaneStats& other) {
@@ -108,39 +111,41 @@ struct LaneStats {
 
 class Lane {
  public:
-  // Takes over `fd`, connected and tuned. Neither `ring` nor `owner` may go first.
+  // Takes over `fd`, a connected and tuned socket. `ring` and `owner` must outlive the lane.
   Lane(Ring* ring, int fd, LaneOptions options, LaneOwner* owner);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
   void StartReceiving();
-  // Control lanes. False: too much is queued, the other side does not read.
+  // Control lanes: queues a frame. Returns false if too much is queued: the peer does not read.
   bool SendFrame(const FrameHeader& header, std::span<const uint8_t> payload);
-  // The same of whole frames that are encoded already. `may_wait`: they go with the next ones, or
-  // by themselves after kHoldUs: for what nobody waits for.
+  // Like SendFrame(), for whole encoded frames. `may_wait`: nobody waits for the frames. They go
+  // out with the next frame, or by themselves after kHoldUs.
   bool SendFrames(std::span<const uint8_t> bytes, bool may_wait = false);
-  // The same of a frame without payload of which only the newest matters. It takes the place of one
-  // of its type that has not begun to be sent: to answer who asks and does not read costs nothing.
+  // Like SendFrame(), for a frame without payload of which only the newest matters. The frame
+  // replaces a queued frame of its type. So a peer that asks much and does not read costs no
+  // memory.
   bool SendNewest(const FrameHeader& header);
   // Data lanes: there may be a segment to pull.
   void Pull();
-  // Data lanes: lets the other side hear something, unless segments are under way. `quiet_ms`: how
-  // much longer than usual it may hear nothing after that.
-  // False: it was not said, since segments are under way.
+  // Data lanes: sends a PING, and returns true. If segments are being sent, they tell the peer as
+  // much: sends nothing, and returns false. `quiet_ms`: for how many ms longer than usual the peer
+  // may hear nothing after this or a later PING.
   bool Ping(uint32_t quiet_ms);
-  // Data lanes: if the payload being received is one of these, the rest of it goes nowhere and
-  // `done` follows once its memory is free, not from within this call.
+  // Data lanes: if `names` accepts the header of the payload that is being received, throws the
+  // rest of the payload away. Returns true if a receive in flight may still write to its place.
+  // Then `done` follows when it has ended, not from within this call.
   bool Detach(const std::function<bool(const FrameHeader&)>& names,
               absl::AnyInvocable<void()> done);
 
-  // `flags` of the CLOSE.
+  // `flags`: of the CLOSE frame.
   void Finish(uint8_t flags = 0);
   void Abort();
 
   void Tune(const StreamTuning& tuning);
   void SetLongWay();
-  // How long what was sent may be unacknowledged before the connection counts as lost.
+  // How long sent bytes may be unacknowledged before TCP gives the connection up.
   void SetUserTimeout(uint32_t ms);
   bool open() const { return state_ == State::kOpen; }
   bool ended() const { return state_ == State::kEnded; }
@@ -149,20 +154,20 @@ class Lane {
   uint32_t index() const { return options_.index; }
   const std::string& name() const { return options_.name; }
   Tick last_heard() const { return last_heard_; }
-  // Data lanes: how much longer than usual the other side said that it may be silent.
+  // Data lanes: how much longer than usual the peer may be silent, as its last frame said.
   int64_t quiet_us() const { return quiet_us_; }
-  // Segments that came in whole: all of them before the first that did not.
+  // Returns how many segments came in whole.
   uint64_t received() const { return received_; }
-  // The owner was not running: silence until now says nothing about the other side.
+  // The owner did not run for `us`, so this much silence says nothing about the peer.
   void ForgiveSilence(int64_t us) { last_heard_ = last_heard_ + us; }
   const LaneStats& stats() const { return stats_; }
-  // None: it is closed, or the system does not say.
+  // Returns nothing if the socket is closed, or if the system does not know.
   std::optional<TcpDelivery> Delivery() const;
 
  private:
   enum class State { kOpen, kFinishing, kAborting, kEnded };
   static constexpr int64_t kHoldUs = 2000;
-  // A segment that was sent without copying, until its last notice.
+  // A segment sent without a copy, until its last notice.
   struct ZeroCopySend {
     uint64_t cookie = 0;
     Tick begun;
@@ -209,18 +214,18 @@ class Lane {
   State state_ = State::kOpen;
   Tick last_heard_;
   int64_t quiet_us_ = 0;
-  uint32_t user_timeout_ms_ = 0;  // 0: as it came
+  uint32_t user_timeout_ms_ = 0;  // 0: not set since the lane began
   LaneStats stats_;
 
-  // Operations in flight; 0: none.
+  // Operations in flight. 0: none.
   IoId recv_id_ = 0;
   IoId send_id_ = 0;
-  IoId post_id_ = 0;      // brings an end without operations into a callback
-  IoId hold_id_ = 0;      // sends what may wait
-  uint32_t notices_ = 0;  // zero-copy notices to come
+  IoId post_id_ = 0;      // leads to a call of Settle() when nothing else is in flight
+  IoId hold_id_ = 0;      // the timer for frames that may wait
+  uint32_t notices_ = 0;  // zero-copy notices that have not come yet
   bool socket_open_ = true;
-  bool shutdown_ = false;  // finishing: our direction is ended
-  bool closing_ = false;   // the other side sent CLOSE
+  bool shutdown_ = false;  // finishing: our sending side is shut down
+  bool closing_ = false;   // the peer sent CLOSE
   bool peer_ended_ = false;
   uint8_t close_flags_ = 0;
   bool close_queued_ = false;
@@ -229,24 +234,24 @@ class Lane {
   ControlReader control_in_;
   SegmentReader segments_in_;
   uint64_t received_ = 0;
-  uint64_t received_told_ = 0;      // to the other end
+  uint64_t received_told_ = 0;      // the part of received_ that the peer was told
   bool recv_writes_place_ = false;  // the receive in flight may still write to a payload's place
-  std::vector<uint8_t> sink_;       // finishing
+  std::vector<uint8_t> sink_;       // for what a finishing lane throws away
   iovec recv_parts_[2];
   msghdr recv_message_{};
   std::vector<absl::AnyInvocable<void()>> detached_;
 
-  // Sending, control lane.
-  bool send_due_ = false;  // SendControl() comes before the ring submits
+  // Sending on a control lane.
+  bool send_due_ = false;  // SendControl() is called before the ring submits
   ControlWriter control_out_;
 
-  // Sending, data lane.
-  bool ack_due_ = false;   // before the next segment
-  uint32_t quiet_ms_ = 0;  // as Ping() was told last
+  // Sending on a data lane.
+  bool ack_due_ = false;   // a PING goes before the next segment
+  uint32_t quiet_ms_ = 0;  // from the last Ping()
   SegmentBatch batch_;
   bool batch_zero_copy_ = false;
-  bool batch_bare_ = false;         // a frame of our own, no segment
-  size_t batch_record_ = SIZE_MAX;  // in zero_copy_, of the only segment of the batch
+  bool batch_bare_ = false;         // the batch is one frame of our own, not segments
+  size_t batch_record_ = SIZE_MAX;  // the entry of zero_copy_ for the only segment of the batch
   SegmentBatch::PartsArray send_parts_;
   msghdr send_message_{};
   std::deque<ZeroCopySend> zero_copy_;

@@ -33,7 +33,7 @@ const char* Explain(LaneResult result) {
   return "unknown";
 }
 
-// The magic is right, the version is not: worth an answer.
+// Whether the magic is right and the version is not. Such a HELLO gets an answer.
 bool IsHelloOfAnotherVersion(const HelloBytes& bytes) {
   ByteReader reader(bytes);
   return reader.U32() == kHandshakeMagic && reader.U16() != kLaneProtocolVersion;

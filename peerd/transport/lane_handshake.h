@@ -1,8 +1,9 @@
-// The two sides of opening a lane (proto/wire/handshake.h), each as one connection's small life.
+// The handshake that opens a lane (proto/wire/handshake.h). One object runs one side of it.
 //
-// Both end exactly once by a call of `done`, with a socket to take over or with a reason, when the
-// kernel refers to nothing of them any more. The accepting side keeps a few hundred bytes a caller
-// and asks its judge before it answers; whatever is not a HELLO is closed with a reset, unanswered.
+// Each object calls `done` exactly once, when the kernel refers to nothing of it any more. It then
+// holds a socket to take over, or an error. The accepting side keeps a few hundred bytes for each
+// caller, and asks its judge before it answers. If the first bytes are no HELLO, it closes the
+// connection with a reset and does not answer.
 //
 // Threads: the ring's. `done` and the judge are called from within Ring::RunOnce().
 #pragma once
@@ -26,10 +27,10 @@ class LaneHandshake {
   virtual ~LaneHandshake();
 
   Tick deadline() const { return deadline_; }
-  // Ends soon, with this reason.
+  // Ends the handshake soon, with this error.
   void Fail(const std::string& reason);
 
-  // After `done`:
+  // Only after `done`:
   bool ok() const { return error_.empty(); }
   const std::string& error() const { return error_; }
   const LaneHello& hello() const { return hello_; }
@@ -39,17 +40,17 @@ class LaneHandshake {
  protected:
   LaneHandshake(Ring* ring, int fd, Tick deadline, Done done);
   using Step = void (LaneHandshake::*)();
-  // The next operation; `next` follows once all bytes have moved.
+  // Starts the next operation. `next` follows when all bytes have moved.
   void Send(const void* data, size_t bytes, Step next);
   void Receive(void* data, size_t bytes, Step next);
   void Watch(IoId id) { operation_ = id; }
-  // The first operation of the side that calls; `connected` gets 0 or -errno.
+  // Starts the first operation of a side that connects. `connected` gets 0 or -errno.
   void Connect(const SocketAddress& address, const StreamTuning& tuning,
                absl::AnyInvocable<void(int)> connected);
-  // At the start of every callback. False: it is over.
+  // Called at the start of every callback. Returns false if the handshake has failed and ended.
   bool Running();
   void End();
-  // Once it is over: an orderly close rather than a reset.
+  // The socket is to be closed in order at the end, not with a reset.
   void CloseInOrder() { in_order_ = true; }
   void SetDeadline(Tick deadline) { deadline_ = deadline; }
 
@@ -81,17 +82,17 @@ struct DialSpec {
   Tick connect_by = kNever;
 };
 
-// Connects and introduces us.
+// Connects, sends HELLO, and proves that we have the token.
 class LaneDial final : public LaneHandshake {
  public:
   LaneDial(Ring* ring, DialSpec spec, Tick deadline, Done done);
   const SocketAddress& address() const { return spec_.address; }
   bool small_packets() const { return spec_.tuning.segment_bytes_max != 0; }
   PeerId relay() const { return spec_.hello.relay; }
-  // HELLO is out: the other side knows of us.
+  // We are connected and send HELLO, so the acceptor may know of us.
   bool connected() const { return connected_; }
   LaneResult refused() const { return refused_; }
-  // errno of connect(); 0: it connected, or did not get so far.
+  // errno of connect(). 0: it succeeded, or was not reached.
   int connect_error() const { return connect_error_; }
   // Nobody listens at the address, or another peer does.
   bool SaysGone() const {
@@ -111,7 +112,7 @@ class LaneDial final : public LaneHandshake {
   LaneResult refused_ = LaneResult::kAccepted;
 };
 
-// Connects and says nothing: whether anybody listens there.
+// Only connects, to see whether anybody listens.
 class LaneKnock final : public LaneHandshake {
  public:
   LaneKnock(Ring* ring, const SocketAddress& address, const StreamTuning& tuning, Tick deadline,
@@ -124,14 +125,14 @@ class LaneKnock final : public LaneHandshake {
   int connect_error_ = 0;
 };
 
-// What to answer, and the token that proves it if accepted.
+// What to answer to a HELLO. `token` is set if the lane is accepted.
 struct LaneVerdict {
   LaneResult result = LaneResult::kUnknownEpoch;
   std::string token;
-  bool carry = false;  // accepted for another peer, which will answer: it ends here
+  bool carry = false;  // accepted for another peer, which will answer: the handshake ends here
 };
 
-// Reads who calls, asks the judge, answers, and has the caller prove itself.
+// Reads HELLO, asks the judge, answers, and checks CONFIRM.
 class LaneAccept final : public LaneHandshake {
  public:
   using Judge = absl::AnyInvocable<LaneVerdict(const LaneHello&)>;

@@ -11,28 +11,32 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr size_t kHeldBytesMax = 1 << 20;
-// What one op has queued: all that its lanes may have in flight on a long way, or as long as it is
-// sent from its place. Where the kernel takes a copy, little: what is queued longer than it stays
-// in cache is read from memory again.
+// How many bytes of its own input an op may have queued on a link (LinkUse::window_bytes). The
+// window is large on a long path, where so much may be in flight, and for zero-copy sends. It is
+// small if the kernel copies: bytes that wait longer than they stay in the cache are read from
+// memory again.
 constexpr uint64_t kWindowBytesPerLane = 1 << 20;
 constexpr uint64_t kWindowBytesMin = 8 << 20;
 constexpr uint64_t kCopiedBytesPerLane = 256 << 10;
 constexpr int64_t kNudgeUsMin = Millis(5);
-// PINGs in one detect_ms: two may be lost to a slow moment without anyone noticing.
+// PINGs in each detect_ms. Two in a row may be lost before the link counts as silent.
 constexpr int64_t kPingsPerDetect = 3;
 
-// What says how fast a link is, unless more waits to be sent.
+// A link that sent less than this since the last measurement was limited by its sender, unless more
+// segments wait.
 constexpr uint64_t kMeasuredBytesMin = 1 << 20;
-// Data lanes count as busy for so long after the last segment, and an idle one is heard this
-// seldom.
+// In units of detect_ms: how long data lanes count as busy after the last segment, and how often an
+// idle data lane is pinged.
 constexpr int64_t kBusyDetects = 2;
 constexpr uint32_t kQuietDetects = 4;
-// A round trip that is not worth more patience; a busy process takes as long.
+// Round trips up to this need no more patience. A busy process causes as long ones.
 constexpr int64_t kUsualRttUs = Millis(100);
-// A sender that may send no more is not left waiting for an acknowledgement that is not due.
+// The receiver acknowledges every LH_SEGMENTS_PER_ACK segments of a lane. So a sender at its limit
+// always has an acknowledgement to come.
 static_assert(LH_LANES_MAX * LH_SEGMENTS_PER_ACK < LH_SEGMENTS_UNACKED_MAX);
-// Answers to LANE_LOST of lanes that are not known here, until one of them is acknowledged. A peer
-// without a control lane may save up some for each data lane that it dialled meanwhile.
+// The limit of LANE_LOST frames for lanes unknown here, until the peer acknowledges one of our
+// answers. A peer without a control lane may save up several for each data lane that it dials
+// meanwhile.
 constexpr uint64_t kUnknownLostMax = uint64_t{64} * LH_LANES_MAX;
 
 }  // namespace
@@ -45,8 +49,7 @@ Link::Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner)
       last_serial_(LH_LANES_MAX),
       zero_copy_(options_.zero_copy) {
   control_ = MakeControl(fd);
-  // The side that was dialled has seen the proof; the dialler waits for an answer to its first
-  // PING.
+  // The side that was dialled has checked CONFIRM. The dialer waits for the PONG to its first PING.
   established_ = !options_.dialled;
   control_->StartReceiving();
   SendPings(ring->Now());
@@ -119,7 +122,7 @@ void Link::AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial) 
   ExpectDataLanes(count);
   const bool first = last_serial_[index] == 0;
   DataLane& data = data_[index];
-  // The other end has noticed before us that it is lost.
+  // The peer noticed before us that this lane is lost.
   if (data.lane != nullptr) LoseLane(data.lane.get(), "replaced by a new connection of the peer");
   data.index = index;
   data.serial = serial;
@@ -174,8 +177,8 @@ void Link::SendControl(const FrameHeader& header, std::span<const uint8_t> paylo
 
 void Link::SendOnLane(const FrameHeader& header) {
   if (control_ == nullptr) return;
-  // Of these only the newest matters; and how many there are may be up to the other side, which
-  // need not read them.
+  // Only the newest of these frames matters. The peer decides how many PINGs we have to answer, and
+  // need not read the answers. So a new frame replaces one that waits.
   const bool newest = header.type == FrameType::kPing || header.type == FrameType::kPong ||
                       header.type == FrameType::kAck;
   if (newest ? control_->SendNewest(header) : control_->SendFrame(header, {})) return;
@@ -208,7 +211,7 @@ void Link::SendSegment(const OutgoingSegment& segment) {
   PullAll();
 }
 
-// Idle lanes in turn; a busy one pulls when it is done.
+// Offers segments to idle lanes in turn. A busy lane pulls by itself when it is done.
 void Link::PullAll() {
   for (size_t i = 0; i < data_.size() && !queue_.empty(); ++i) {
     next_lane_ = (next_lane_ + 1) % data_.size();
@@ -218,8 +221,8 @@ void Link::PullAll() {
 
 uint32_t Link::lanes_used() const { return schedule_.used(ring_->Now()); }
 
-// Should the last packets before a pause be lost, nothing behind them tells TCP: it waits for two
-// round trips and more. A PING behind them does.
+// If the last packets before a pause are lost, nothing behind them tells TCP so, and TCP waits for
+// two round trips or more. A PING behind them tells TCP earlier.
 void Link::RanDry(DataLane* data, Tick now) {
   schedule_.QueueEmptied();
   const uint64_t sent = data->segments.sent();
@@ -228,7 +231,7 @@ void Link::RanDry(DataLane* data, Tick now) {
   owner_->OnLinkDue(this, data->nudge_at);
 }
 
-// When to call again.
+// Sends the PINGs that RanDry() planned. Returns when to call again.
 Tick Link::Nudge(Tick now) {
   Tick next = kNever;
   for (size_t i = 0; i < data_.size() && alive(); ++i) {
@@ -261,10 +264,10 @@ void Link::TellLaneCount() {
 bool Link::NextSegment(Lane* lane, uint32_t bytes_max, OutgoingSegment* segment) {
   const Tick now = ring_->Now();
   const uint32_t index = lane->index();
-  // Not in the middle of what the lane sends at once.
+  // Only the first segment of a batch counts as a new request.
   if (bytes_max == kAnyBytes) schedule_.Asks(index, now);
   if (!schedule_.Uses(index)) return false;
-  // Nothing is repeated where the link ends.
+  // The limit holds while lost segments can be repeated, so not for a link that is ending.
   if (alive() && unacked_ >= LH_SEGMENTS_UNACKED_MAX) return false;
   const OutgoingSegment* const next = queue_.Next();
   if (next == nullptr) {
@@ -378,7 +381,7 @@ void Link::OnPong(const FrameHeader& header) {
   owner_->OnLinkEstablished(this);
 }
 
-// The other side may know sooner than we that the link is complete.
+// Keeps the frame until Deliver(). The peer may know before us that the link is complete.
 absl::Status Link::Hold(const FrameHeader& header, std::span<const uint8_t> payload) {
   held_bytes_ += kFrameHeaderBytes + payload.size();
   if (held_bytes_ > kHeldBytesMax) {
@@ -420,11 +423,11 @@ void Link::OnLaneBroken(Lane* lane, const std::string& reason, bool protocol) {
   }
 }
 
-// One of those in use. Its connection is of no use any more.
+// `lane` is in use, and its connection has become useless.
 void Link::LoseLane(Lane* lane, const std::string& reason) {
   if (!alive()) return lane->Abort();
   const bool control = lane == control_.get();
-  // The dialler does not know yet whether there is a link.
+  // The dialer does not know yet whether the link exists.
   if (control && !established_) return BreakAs(reason, false, false);
   heard_ = std::max(heard_, lane->last_heard());
   lane->Abort();
@@ -443,7 +446,7 @@ void Link::LoseLane(Lane* lane, const std::string& reason) {
   }
 }
 
-// Work() acts on the verdict: the caller is in the middle of losing or replacing lanes.
+// Work() acts on the verdict, since the caller is in the middle of losing or replacing lanes.
 void Link::OnBarrenLane(LaneKind kind) {
   const BlackHole::Verdict verdict =
       black_hole_.OnBarren(kind == LaneKind::kControl, ring_->Now(), detect_ms_);
@@ -464,8 +467,8 @@ void Link::ActOnBlackHole() {
   }
 }
 
-// A connection that is reset soon says nothing of large packets.
-// Before the first Work() nothing has waited long.
+// Whether `since` is long enough ago for a lane to count as barren: a connection that is reset
+// early says nothing about large packets. Before the first Work() the answer is no.
 bool Link::WaitsLong(Tick since) const {
   return detect_ms_ > 0 && ring_->Now() - since >= Millis(detect_ms_) / 4;
 }
@@ -475,7 +478,7 @@ bool Link::Barren(const DataLane& data) const {
          WaitsLong(data.sent_first);
 }
 
-// Data lanes of large packets that seem to be about to end the same way.
+// Replaces the data lanes of large packets that would soon be lost as barren, too.
 void Link::ReplaceBarren() {
   std::vector<Lane*> barren;
   for (const DataLane& data : data_) {
@@ -487,7 +490,7 @@ void Link::ReplaceBarren() {
   }
 }
 
-// On a lane that is in use.
+// Whether something was heard lately on a lane that is in use.
 bool Link::HeardOfLate() const {
   const auto heard = [&](const Lane* lane) {
     return lane != nullptr && ring_->Now() - lane->last_heard() <= Millis(detect_ms_) / 2;
@@ -526,7 +529,8 @@ void Link::OnLaneEnded(Lane* lane) {
     gone_.Add(lane->stats());
     owner_->OnLinkLaneEnded(std::move(data->lane));
     data->told = true;
-    // Only now: nothing is written to a place that a repeated segment may be received into.
+    // Sent only now: nothing writes any more to a place that a repeated segment may be received
+    // into.
     SendLaneLost(*data, lane->received());
     if (data->answered) lost_.erase(data);
   }
@@ -574,7 +578,7 @@ absl::Status Link::OnLaneLost(const FrameHeader& header) {
   return absl::OkStatus();
 }
 
-// Its handshake went wrong at this end only. It must not come into use now.
+// The handshake of this lane failed only here. The lane must not come into use any more.
 absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
   if (options_.dialled && serial >= next_serial_) {
     return absl::InvalidArgumentError(
@@ -591,7 +595,7 @@ absl::Status Link::OnUnknownLaneLost(uint32_t index, uint64_t serial) {
   return absl::OkStatus();
 }
 
-// Others wait for these: they go first.
+// Repeated segments go first, because other peers wait for them.
 void Link::Repeat(const UnackedSegments& lost) {
   std::vector<OutgoingSegment> repeated;
   for (OutgoingSegment segment : lost.segments()) {
@@ -614,15 +618,17 @@ void Link::ForgiveSilence(int64_t us) {
   ForEachLane([us](Lane* lane) { lane->ForgiveSilence(us); });
 }
 
-// How long silence is no loss: detect_ms, and on a path that is long or delays what it has to
-// repeat some of its round trips more (as TCP's own timeout, RFC 6298), up to four detect_ms.
+// Returns how many us of silence are no loss: detect_ms. On a path with long round trips, or with
+// delays from repeated packets, 4 times the excess of the round trip is added (TCP's own timeout,
+// RFC 6298, grows likewise). The maximum is four detect_ms.
 int64_t Link::Patience(uint32_t detect_ms) const {
   const int64_t detect = Millis(detect_ms);
   return std::min(4 * detect, detect + 4 * std::max<int64_t>(0, rtt_high_us_ - kUsualRttUs));
 }
 
-// TCP waits twice as long before each repetition: after an outage of 0.7 s it may be silent for
-// another 0.7 s. Where round trips are short, a lane is dialled anew before that.
+// TCP doubles its waiting time with each repetition: after an outage of 0.7 s it may be silent for
+// another 0.7 s. So where round trips are short, a lane counts as lost after half of detect_ms, and
+// is dialled anew before TCP repeats.
 void Link::TuneLanes(uint32_t detect_ms) {
   const uint32_t ms = short_way() ? detect_ms / 2 : 4 * detect_ms;
   ForEachLane([ms](Lane* lane) { lane->SetUserTimeout(ms); });
@@ -674,8 +680,8 @@ bool Link::BreakIfDead(Tick now, uint32_t detect_ms, const std::string& repair_e
   return !alive();
 }
 
-// Lanes on which nothing comes while something comes on others. The PINGs of the other side say
-// that it would.
+// Drops lanes on which nothing comes while other lanes are heard. The peer sends PINGs on every
+// lane, so a lane that works would be heard.
 void Link::LoseStalled(Tick now, uint32_t detect_ms) {
   const int64_t detect = Millis(detect_ms);
   if (closing() || now - last_heard() > detect / 2) return;
@@ -703,9 +709,9 @@ void Link::SendPings(Tick now) {
   SendOnLane(ping);
 }
 
-// As often as on the control lane while segments come and go. When none did for a while, seldom:
-// many idle lanes are to cost next to nothing. The other side is told so, or it would take them for
-// stalled.
+// While segments come and go, data lanes are pinged as often as the control lane. After a while
+// without segments they are pinged seldom, so that many idle lanes cost next to nothing. The PING
+// says so, or the peer would take the lanes for stalled.
 void Link::PingDataLanes(Tick now, uint32_t detect_ms) {
   const int64_t detect = Millis(detect_ms);
   const uint32_t quiet_ms = now - last_segment_ < kBusyDetects * detect
@@ -731,7 +737,8 @@ LaneStats Link::stats() const {
 
 LinkDelivery Link::PopDelivery() {
   LinkDelivery sum{.link = options_.key, .lanes_growing = schedule_.growing()};
-  // The end of an op is sent by few lanes, and with losses slowly.
+  // The end of an op goes over few lanes, and slowly if packets are lost. So few bytes measure
+  // nothing.
   const uint64_t bytes = stats().bytes_sent;
   const uint64_t fresh = bytes - std::exchange(bytes_measured_, bytes);
   sum.limited_by_sender = fresh < kMeasuredBytesMin && queue_.empty();
@@ -775,8 +782,8 @@ void Link::MarkClosing(const std::string& lane) {
   owner_->OnLinkClosing(this);
 }
 
-// A peer that closes in order ends one lane after the other. All of them ended, or a while later:
-// the link is down.
+// A peer that closes in order ends one lane after the other. The link is down when all have ended,
+// or after a delay (BreakIfDead()).
 void Link::OnLanePeerEnded(Lane*) { MaybeClosed(); }
 
 void Link::MaybeClosed() {
@@ -823,7 +830,7 @@ void Link::Finish() {
     if (data.lane != nullptr) data.lane->Finish();
   }
   if (control_ != nullptr) control_->Finish();
-  // Without data lanes nothing carries what may be queued.
+  // Without data lanes nothing can carry queued segments.
   if (data_lanes_ == 0) DropQueue();
   CheckEnded();
 }

@@ -1,35 +1,37 @@
 // All lanes to one peer, from the control lane's handshake to the end of the last lane.
 //
-//   forming              established by PING and PONG, or by CONFIRM at the side that was dialled:
-//                        standing
-//   standing             MarkOpen(), Deliver(): frames are handed over, segments flow
-//   any                  Break(): broken; every lane ends, nothing is handed over any more
-//   any                  Finish(): finishing; what is queued is sent, then the lanes are closed
-//   broken, finishing    the last lane has ended: OnLinkEnded(); the link may be destroyed
+//   forming              The side that was dialled leaves this state at once: CONFIRM proved the
+//                        dialer. The dialer leaves it with the PONG to its first PING.
+//   established          MarkOpen() lets the owner send. After Deliver() frames are handed over and
+//                        segments are received.
+//   broken               After Break(): every lane ends, and nothing is handed over any more.
+//   finishing            After Finish(): what is queued is sent, then the lanes are closed.
+//   ended                From broken or finishing, when the last lane has ended: OnLinkEnded(). The
+//                        link may be destroyed.
 //
-// The data lanes pull segments from one queue: each the next one when it has room, unless it had
-// better leave that one to others (LaneSchedule).
+// The data lanes pull segments from one queue. A lane that has room takes the next segment, unless
+// LaneSchedule leaves the segment to other lanes.
 //
-// A standing link outlives its lanes. Whoever dialled it dials what is missing, with serials that
-// grow, so that the two ends always agree which connection they speak of:
+// An established link outlives its lanes. The side that dialled the link also dials its lost lanes.
+// Serials of lanes grow, so both ends can tell a new connection from an earlier one:
 //
-//   data lane      Each end keeps every segment that it put on the lane until it is acknowledged,
-//                  and puts no more on all lanes than it may keep. An end that has lost a lane says
-//                  LANE_LOST and how many segments came in whole, once its receive has ended; the
-//                  other one loses the lane too, says the same, and puts the segments that did not
-//                  arrive back to the front of the queue. A place that was half filled is given
-//                  back first.
-//   control lane   Frames that matter are numbered and kept until the other end has acknowledged
-//                  them. On the lane that takes the place of a lost one each end says RESUME and
-//                  how many it has, and the other one sends the rest.
+//   data lane      Each end keeps the segments that it put on a lane until they are acknowledged.
+//                  The total over all lanes is limited. An end that loses a lane first gives back
+//                  the place of a half-received payload. When its receive has ended, it sends
+//                  LANE_LOST with the number of segments that came in whole. The other end loses
+//                  the lane too, sends LANE_LOST likewise, and puts the segments that did not
+//                  arrive at the front of its queue.
+//   control lane   Numbered frames are kept until the other end has acknowledged them. On a control
+//                  lane that replaces a lost one, each end first sends RESUME with the number of
+//                  frames received. The other end then sends the rest.
 //
-// The link breaks when nothing was heard on any lane for as long as it is patient (detect_ms, more
-// on a path of long round trips, see Patience()), when what is lost cannot be dialled for twice
-// detect_ms, when the other side says that it closes or has given the link up, or breaks the
-// protocol.
+// The link breaks when
+//   - nothing was heard on any lane for Patience() (detect_ms, more if round trips are long),
+//   - the control lane or all data lanes are lost and none is replaced in 2 * detect_ms,
+//   - the peer closes the link, has given it up, or breaks the protocol.
 //
-// Threads: the ring's. Calls of the owner come from within Ring::RunOnce(), except OnLinkBroken()
-// and OnLinkEnded(), which may also come from within calls.
+// Threads: the ring's. The owner is called from within Ring::RunOnce(). Only OnLinkBroken() and
+// OnLinkEnded() may also come from within calls of this class.
 #pragma once
 
 #include <cstdint>
@@ -57,10 +59,10 @@ class Link;
 class LinkOwner {
  public:
   virtual ~LinkOwner() = default;
-  // The dialled side has answered: the control lane stands.
+  // The control lane works: the peer answered our PING. Called only if we dialled the link.
   virtual void OnLinkEstablished(Link* link) = 0;
-  // `optional`: if they cannot be built, the link stays as it is.
-  // `lanes`: so many altogether; 0: as many as are usual.
+  // The peer needs data lanes. `optional`: if they cannot be built, the link stays as it is.
+  // `lanes`: how many in all; 0: we choose.
   virtual void OnWantLanes(Link* link, bool optional, uint32_t lanes) = 0;
   virtual absl::Status OnLinkFrame(Link* link, const FrameHeader& header,
                                    std::span<const uint8_t> payload) = 0;
@@ -69,30 +71,31 @@ class LinkOwner {
   virtual void OnLinkDataAbandoned(Link* link, const FrameHeader& header) = 0;
   virtual int FindBuffer(const uint8_t* data, size_t bytes) = 0;
   virtual void OnLinkSegmentSent(uint64_t cookie) = 0;
-  // A segment goes out once more: a cookie for that, or 0 if its owner has no use for it.
+  // A segment on a lost lane has not arrived. Returns a cookie to send it again; 0: drop it.
   virtual uint64_t OnLinkSegmentRepeat(uint64_t owner) = 0;
-  // Control frames that were sent once more.
+  // So many control frames are sent again on a new control lane.
   virtual void OnLinkFramesRepeated(uint64_t frames) = 0;
-  // Segments that never got onto a lane; report them later, not from within this call.
+  // These segments were never put on a lane. Tell their owners later, not from within this call.
   virtual void OnLinkSegmentsDropped(std::vector<uint64_t> cookies) = 0;
-  // The other side is closing: Work() is due soon.
+  // The peer closes the link. Work() is due now.
   virtual void OnLinkClosing(Link* link) = 0;
-  // A lane is lost, the link is not: Work() is due, and if we dialled the link, a new lane is to be
-  // dialled.
+  // A lane is lost, and the link is alive. Work() is due. If we dialled the link, a new lane has to
+  // be dialled.
   virtual void OnLinkLaneLost(Link* link, LaneKind kind, const std::string& reason) = 0;
   virtual void OnLinkLaneBack(Link* link, const std::string& name) = 0;
-  // Large packets vanish on the way: new lanes are to use small ones, as small_packets() says.
+  // Large packets vanish on the path: small_packets() is true from now on, and new lanes must use
+  // small packets.
   virtual void OnLinkSmallPackets(Link* link) = 0;
-  // It sends on so many data lanes from now on, and would if it had so many. `rate`: what it got
-  // before, bytes a second. Act on it later, not from within this call.
+  // From now on the link sends on `lanes` data lanes, or would if it had so many. `rate`: bytes a
+  // second measured before. Act on it later, not from within this call.
   virtual void OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) = 0;
-  // Work() is due then, or before.
+  // Work() is due at `at` or before.
   virtual void OnLinkDue(Link* link, Tick at) = 0;
-  // A data lane delivers far less than the others, and is left alone for a while.
+  // A data lane is far slower than the others. It is left unused for a while.
   virtual void OnLinkLaneRests(Link* link) = 0;
-  // Destroy it later, not from within this call.
+  // Destroy the lane later, not from within this call.
   virtual void OnLinkLaneEnded(std::unique_ptr<Lane> lane) = 0;
-  // The link is broken, its lanes are ending.
+  // The link is broken, and its lanes are ending.
   virtual void OnLinkBroken(Link* link, const std::string& reason, bool protocol) = 0;
   // The last call. Do not destroy the link from within it.
   virtual void OnLinkEnded(Link* link) = 0;
@@ -100,22 +103,22 @@ class LinkOwner {
 
 struct LinkOptions {
   LinkKey key;
-  uint64_t id = 0;  // NewLinkId() of the HELLO that made it
+  uint64_t id = 0;  // NewLinkId() of the HELLO that made the link
   SocketAddress remote;
-  PeerId relay;          // it goes through that one, which is at `remote`; 0: straight
+  PeerId relay;  // the peer at `remote` that the link goes through; 0: none, the link is straight
   bool dialled = false;  // by us
-  // What the control lane was authenticated with.
+  // Names the token that authenticated the first control lane.
   uint32_t group = 0;
   Epoch epoch;
   ZeroCopyGate::Use zero_copy = ZeroCopyGate::Use::kNever;  // on data lanes
-  // On a long way: finds out how many data lanes are of use. Else all are used.
+  // On a long path, find out how many data lanes are of use. Otherwise all are used.
   bool count_lanes = false;
-  uint64_t probed_rate = 0;  // what a probe of this path has shown, bytes a second; 0: nothing
+  uint64_t probed_rate = 0;  // bytes a second that a probe of this path measured; 0: no probe did
 };
 
 class Link final : public LaneOwner {
  public:
-  // `fd`: the control lane.
+  // `fd`: the socket of the control lane.
   Link(Ring* ring, int fd, LinkOptions options, LinkOwner* owner);
   ~Link() override;
 
@@ -126,81 +129,86 @@ class Link final : public LaneOwner {
   bool finishing() const { return state_ == State::kFinishing; }
   bool established() const { return established_; }
   bool open() const { return open_ && alive(); }
-  // Lanes that end now are not lost.
+  // The peer is closing the link. A lane that ends now is not lost.
   bool closing() const { return !closing_lane_.empty(); }
 
-  // The side that dials draws the serials of new lanes.
+  // Returns a serial for a new lane. Only the side that dialled the link does this.
   uint64_t NewSerial() { return next_serial_++; }
 
   bool has_control() const { return control_ != nullptr; }
-  // Whether a control lane of this serial would be newer than any before.
+  // Whether a control lane with this serial would be newer than every earlier one.
   bool FitsControl(uint64_t serial) const;
   void ResumeControl(int fd, uint64_t serial);
 
-  // There are to be so many data lanes, if there are fewer.
+  // Raises the number of data lanes to `count`. Never lowers it.
   void ExpectDataLanes(uint32_t count);
-  // A data lane `index` of `count` or more. False: it does not fit the lanes that are there.
+  // Whether data lane `index` of `count` may be added: the link is established and not closing, and
+  // `serial` is newer than that of every earlier lane with this index.
   bool FitsDataLane(uint32_t index, uint32_t count, uint64_t serial) const;
   void AddDataLane(int fd, uint32_t index, uint32_t count, uint64_t serial);
   bool small_packets() const { return black_hole_.small(); }
   bool HasDataLane(uint32_t index) const;
   uint32_t data_lanes() const { return data_lanes_; }
-  // All of those that the dialler announced, and at least one.
+  // All announced data lanes are up, and at least one was announced.
   bool data_complete() const { return !data_.empty() && data_lanes_ == data_.size(); }
-  // They were complete before, and the link has some of them.
+  // The data lanes were complete once, and at least one is up.
   bool data_usable() const { return data_were_complete_ && data_lanes_ > 0; }
   bool data_were_complete() const { return data_were_complete_; }
-  // The lanes that stand will do; those that are missing count as lost, and are repaired as such.
+  // Treats the data lanes as complete if at least one is up. From now on the missing ones count as
+  // lost, and are repaired like lost ones.
   void StartWithFewer() { data_were_complete_ |= data_lanes_ > 0; }
   uint32_t data_lanes_announced() const { return static_cast<uint32_t>(data_.size()); }
   uint32_t lanes() const;
-  // Of the data lanes that stand, those that it sends on.
+  // Returns how many of the data lanes that are up are sent on.
   uint32_t lanes_used() const;
   LinkUse BestUse() const;
-  // A probe saw the path carry so much.
+  // A probe measured this rate on the path.
   void Probed(uint64_t bytes_per_second);
 
-  // The listener is being told of the link: frames and segments may be sent.
+  // The listener is about to be told that the link is up. From now on frames and segments may be
+  // sent.
   void MarkOpen() { open_ = true; }
-  // It has been told: hands over what came before, and receives data from now on.
+  // The listener has been told. Hands over the frames that came before, and starts to receive data.
   void Deliver();
-  // The listener was told once, and so has to be told of the end.
+  // The listener was told that the link is up, so it has to be told of the end.
   bool was_open() const { return open_; }
 
-  // `may_wait`: of a numbered frame, see Lane::SendFrames().
+  // `may_wait` concerns numbered frames only, see Lane::SendFrames().
   void SendControl(const FrameHeader& header, std::span<const uint8_t> payload,
                    bool may_wait = false);
   void SendSegment(const OutgoingSegment& segment);
   void DropSegments(const std::unordered_set<uint64_t>& cookies);
-  // Calls of `done` that follow, one per lane that is receiving one of these.
+  // Stops receiving the payloads that `key` names. Returns how many calls of `done` follow: one for
+  // each lane with such a receive in flight.
   int Detach(const ReceiveKey& key, const std::function<void()>& done);
 
-  // Told to the other side, if that can be.
+  // Breaks the link, and tells the peer if there is a control lane.
   void Break(const std::string& reason, bool protocol = false);
-  // The other side does not know the link any more: breaks it, once what it may have sent before
-  // had time to arrive.
+  // The peer has answered that it does not know the link any more. Breaks the link: at once if
+  // there is no control lane, otherwise after a delay in which frames sent before can arrive.
   void OnUnknownThere(const std::string& lane);
-  // It broke because the other side had given it up, which heard nothing, or too little, for long.
+  // The link broke because the peer had given it up. The peer heard nothing, or too little, for
+  // long.
   bool given_up_there() const { return given_up_there_; }
   void Finish();
-  // Ends a Finish() or Break() that takes too long.
+  // Ends the lanes at once, also during a Finish() or Break() that takes too long.
   void Abort();
 
-  // Sends PINGs when they are due, loses lanes that are stalled, breaks the link when it is silent
-  // or could not be repaired (`repair_error`: why); when to call again.
+  // Sends PINGs that are due, and drops stalled lanes. Breaks the link if it is silent or was not
+  // repaired in time; `repair_error` says why. Returns when to call again.
   Tick Work(Tick now, uint32_t detect_ms, const std::string& repair_error);
   Tick last_heard() const;
   void ForgiveSilence(int64_t us);
   void Tune(const StreamTuning& tuning);
   int64_t rtt_us() const { return rtt_us_; }
-  // No round trip took long of late.
+  // A round trip was measured, and none took long lately.
   bool short_way() const;
   LaneStats stats() const;
-  // Segments that were put on a lane and are not known to have arrived.
+  // Returns how many segments were put on a lane and are not acknowledged.
   size_t unacked() const { return unacked_; }
-  // What the data lanes that were used since the last call have delivered.
+  // Returns what the data lanes that were used since the last call have delivered.
   LinkDelivery PopDelivery();
-  // Bytes that have arrived of what the data lanes that stand have sent.
+  // Returns how many bytes sent on the data lanes that are up have arrived at the peer.
   uint64_t arrived_bytes() const;
 
  private:
@@ -210,14 +218,14 @@ class Link final : public LaneOwner {
     uint32_t index = 0;
     uint64_t serial = 0;
     UnackedSegments segments;
-    uint64_t sent_measured = 0;  // of segments.sent(), when its delivery was looked at last
-    uint64_t sent_dry = 0;       // the same when there was nothing more
+    uint64_t sent_measured = 0;  // segments.sent() at the last PopDelivery()
+    uint64_t sent_dry = 0;       // segments.sent() when the queue was last found empty
     Tick nudge_at = kNever;
-    Tick sent_first;  // its first segment
-    // Of a lost one:
-    bool barren = false;    // as black_hole.h says
-    bool told = false;      // LANE_LOST is sent
-    bool answered = false;  // and received
+    Tick sent_first;  // when the first segment was put on the lane
+    // Only for a lost lane:
+    bool barren = false;    // see black_hole.h
+    bool told = false;      // LANE_LOST was sent
+    bool answered = false;  // LANE_LOST was received
   };
 
   absl::Status OnLaneFrame(Lane* lane, const FrameHeader& header,
@@ -246,7 +254,8 @@ class Link final : public LaneOwner {
   void SendNumbered(const FrameHeader& header, std::span<const uint8_t> payload, bool may_wait);
   void PutNumberedOnLane(bool may_wait);
   void SendLaneLost(const DataLane& lost, uint64_t received);
-  // At either end. The side that dials decides how large the packets of a lane are, both ways.
+  // A barren lane was lost, here or at the peer. (The dialer decides the size of packets both
+  // ways.)
   void OnBarrenLane(LaneKind kind);
   bool WaitsLong(Tick since) const;
   bool Barren(const DataLane& data) const;
@@ -284,55 +293,57 @@ class Link final : public LaneOwner {
   bool open_ = false;
   bool delivering_ = false;
   uint64_t next_serial_ = 1;
-  LaneStats gone_;               // of lanes that are no more
-  Tick heard_;                   // on those
-  uint64_t bytes_measured_ = 0;  // sent, when the delivery was looked at last
+  LaneStats gone_;               // of lanes that have ended
+  Tick heard_;                   // when something was last heard on a lane that was lost
+  uint64_t bytes_measured_ = 0;  // bytes sent until the last PopDelivery()
 
-  // The control lane, or nullptr while it is lost.
+  // nullptr while the control lane is lost.
   std::unique_ptr<Lane> control_;
   uint64_t control_serial_ = 0;
   Tick control_lost_;
-  Tick control_since_;                               // it is in use
-  uint64_t control_acked_ = 0;                       // frames, at that time
-  bool control_barren_ = false;                      // the one before it, as black_hole.h says
-  std::vector<std::unique_ptr<Lane>> old_controls_;  // that have not ended
+  Tick control_since_;           // when this control lane came into use
+  uint64_t control_acked_ = 0;   // frames that were acknowledged at that time
+  bool control_barren_ = false;  // the control lane before it was barren, see black_hole.h
+  std::vector<std::unique_ptr<Lane>> old_controls_;  // lost ones that have not ended
 
   NumberedFrames frames_;
 
-  std::vector<DataLane> data_;         // by lane index; without a lane: missing
-  std::vector<uint64_t> last_serial_;  // by lane index: the newest that was in use or lost
+  std::vector<DataLane> data_;         // by index; a lane that is nullptr is missing
+  std::vector<uint64_t> last_serial_;  // by index: the newest serial that was in use or lost
   std::vector<DataLane> lost_;
-  // LANE_LOST of lanes that are not known here: how many came before an answer was acknowledged,
-  // and the number of the last answer.
+  // LANE_LOST frames for lanes unknown here: how many came since the peer last acknowledged one of
+  // our answers, and the number of our last answer.
   uint64_t unknown_lost_ = 0;
   uint64_t unknown_lost_answered_ = 0;
-  size_t unacked_ = 0;  // segments that the lanes of data_ and lost_ keep
+  size_t unacked_ = 0;  // segments that lanes in data_ and lost_ keep
   ZeroCopyGate zero_copy_;
   uint32_t data_lanes_ = 0;
   bool data_were_complete_ = false;
-  Tick data_lost_;  // the last one
+  Tick data_lost_;  // when a data lane was last lost
   BlackHole black_hole_;
-  BlackHole::Verdict black_hole_verdict_ = BlackHole::Verdict::kWait;  // to be acted on
-  uint32_t detect_ms_ = 0;                                             // as Work() was told last
+  BlackHole::Verdict black_hole_verdict_ = BlackHole::Verdict::kWait;  // Work() acts on it
+  uint32_t detect_ms_ = 0;                                             // from the last Work()
   SegmentQueue queue_;
-  LaneSchedule schedule_;  // of the lanes of data_
-  size_t next_lane_ = 0;   // that is offered the next segment first
+  LaneSchedule schedule_;  // for the lanes in data_
+  size_t next_lane_ = 0;   // the lane that was offered a segment last
 
   // Frames that came before Deliver().
   std::vector<std::pair<FrameHeader, std::vector<uint8_t>>> held_;
   size_t held_bytes_ = 0;
 
-  // The first lane that the other side closes: the others may still bring what it had queued.
+  // The first lane on which the peer sent CLOSE. Other lanes may still bring what was queued on
+  // them.
   std::string closing_lane_;
   Tick closing_since_;
   bool given_up_there_ = false;
 
   Tick last_ping_;
   Tick last_data_ping_;
-  Tick last_segment_;        // put on a data lane
-  bool quiet_told_ = false;  // on every data lane, with the last PING
+  Tick last_segment_;  // when a segment was last put on a data lane
+  bool quiet_told_ =
+      false;  // the last PINGs told the peer on every data lane how long it is silent
   int64_t rtt_us_ = 0;
-  int64_t rtt_high_us_ = 0;  // of the last ones the highest, which fades
+  int64_t rtt_high_us_ = 0;  // the highest recent round trip; falls by an eighth with each PONG
 };
 
 }  // namespace longhaul::peerd

@@ -26,8 +26,8 @@
 namespace longhaul::peerd {
 namespace {
 
-// Brings its parts together: links are built by dialling.h and admission.h, mended by repair.h, and
-// tried by probing.h. What is left here is which links there are to be, and what is told of them.
+// Connects the parts. dialling.h and admission.h build links, repair.h repairs them, and probing.h
+// measures them. This class decides which links there are, and tells the listener about them.
 class TransportImpl final : public Transport,
                             public LinkOwner,
                             public DiallingOwner,
@@ -126,7 +126,7 @@ class TransportImpl final : public Transport,
   Tick StartWithFewer(Peering* p, Tick now);
   Tick WorkRetired(Tick now);
 
-  // That of this link, as long as it has it.
+  // Returns the peering that has this link, or nullptr.
   Peering* PeeringOf(const Link* link);
   template <class F>
   void ForEachLink(F f);
@@ -166,7 +166,7 @@ class TransportImpl final : public Transport,
   PinnedMemory memory_;
 
   TransportStats stats_;
-  LaneStats gone_;  // of links that are no more
+  LaneStats gone_;  // of links that have ended
 };
 
 // ------------------------------------------------------------------------------ start and end
@@ -187,7 +187,7 @@ absl::Status TransportImpl::Start() {
 
 TransportImpl::~TransportImpl() {
   if (closed()) return;
-  // The kernel may still write into lanes: their memory stays until the process ends.
+  // The kernel may still write into lanes. Their memory stays until the process ends.
   for (auto& [name, run] : runs_.all()) {
     for (auto& [id, peer] : run.peers) (void)peer.link.release();
   }
@@ -225,13 +225,13 @@ bool TransportImpl::closed() const {
 // ------------------------------------------------------------------------------ time
 
 void TransportImpl::OnEventsRun() {
-  // Nothing is left to watch over: closed() need not wait for the timer.
+  // There is nothing left to watch, so closed() does not have to wait for the timer.
   if (closing_ && retired_.empty() && handshakes_.empty() && tunnels_.idle()) alarm_.Stop();
 }
 
 void TransportImpl::Work(Tick due) {
   const Tick now = ring_->Now();
-  // This process itself stood still (stopped, starved): that says nothing about the others.
+  // This process itself stood still (stopped, starved). This much silence says nothing about peers.
   const int64_t late = now - due;
   if (late > Millis(options_.detect_ms) / 2) {
     ForEachLink([late](Link* link) {
@@ -281,15 +281,15 @@ Tick TransportImpl::WorkPeering(Peering* p, Tick now) {
   return next;
 }
 
-// Some data lanes are there and others are long in coming: the epoch does not wait for those. When
-// to look again.
+// If some data lanes are up and others are late, the link starts with fewer. Returns when to call
+// again.
 Tick TransportImpl::StartWithFewer(Peering* p, Tick now) {
   if (!p->link->established() || !p->MissingLanesWanted()) return kNever;
   const auto wants =
       std::find_if(p->requests.begin(), p->requests.end(), [](const Request& r) { return r.data; });
   const Tick at = wants->started + Millis(options_.detect_ms);
   if (now < at) return at;
-  if (p->link->data_lanes() == 0) return kNever;  // Evaluate() sees to it when one comes
+  if (p->link->data_lanes() == 0) return kNever;  // Evaluate() is called when one comes
   p->link->StartWithFewer();
   Evaluate(p);
   return kNever;
@@ -386,7 +386,7 @@ void TransportImpl::TryPeer(const GroupKey& group, uint64_t trial, PeerId peer,
   });
 }
 
-// The end of a peering: what is queued still goes out.
+// Ends a peering. What is queued is still sent.
 void TransportImpl::Retire(Peering* p) {
   dialling_.CancelControl(p, "not needed any more");
   if (p->link != nullptr) RetireLink(p);
@@ -407,11 +407,12 @@ void TransportImpl::RetireLink(Peering* p) {
   alarm_.Set(abort_at);
 }
 
-// The control lane stands, or a data lane was added, or somebody asked: is there something to tell?
+// Called when something about the link has changed. If lanes are missing, has them dialled, or asks
+// the peer to dial them. Otherwise plans to tell the listener that the link is up.
 void TransportImpl::Evaluate(Peering* p) {
   if (p->link == nullptr || !p->link->alive() || !p->link->established()) return;
   if (p->MissingLanesWanted()) {
-    alarm_.Set(ring_->Now());  // dials what is up to us
+    alarm_.Set(ring_->Now());  // dials the lanes that we have to dial
     if (!p->link->options().dialled && !p->data.want_sent) {
       p->data.want_sent = true;
       const auto wants = std::find_if(p->requests.begin(), p->requests.end(),
@@ -536,7 +537,7 @@ void TransportImpl::OnLinkLaneCount(Link* link, uint32_t lanes, uint64_t rate) {
   });
 }
 
-// Of the side that dials; 0: as many as it finds right.
+// Asks the side that dials for data lanes. 0: as many as it chooses.
 void TransportImpl::AskForOptionalLanes(Link* link, uint32_t lanes) {
   FrameHeader want{.type = FrameType::kWantLanes, .flags = kFlagOptional};
   want.group = link->options().group;
@@ -603,7 +604,7 @@ void TransportImpl::Expire(Peering* p, const std::vector<Request>& expired) {
     told = p->link->was_open();
     p->link->Break(reason);
   }
-  if (told) return;  // by OnLinkBroken()
+  if (told) return;  // OnLinkBroken() has told the listener
   Log(LogLevel::kInfo,
       absl::StrCat("link not built peer=", ToString(p->key.peer), " run=", p->key.run) +
           LogField("reason", reason));
@@ -632,7 +633,7 @@ std::string TransportImpl::WhyNotUp(const Peering& p, const Request& request) co
                       ": no answer in ", ms, " ms");
 }
 
-// A control lane has passed its handshake: it becomes the peering's link.
+// A new control lane has passed its handshake. Makes it the link of the peering.
 void TransportImpl::Adopt(Peering* p, int fd, const LaneHello& hello, const SocketAddress& remote,
                           bool dialled) {
   LinkOptions options{.key = p->key,
@@ -722,7 +723,7 @@ void TransportImpl::WantDataLanes(const LinkKey& key) {
   }
   Peering* p = runs_.Find(key);
   const Tick now = ring_->Now();
-  if (p->data.optional_until > now) return;  // under way
+  if (p->data.optional_until > now) return;  // the lanes are being built
   p->data.optional_until = now + 2 * Millis(options_.detect_ms);
   if (link->options().dialled) {
     p->data.backoff.Reset(now);
@@ -743,7 +744,8 @@ uint64_t TransportImpl::StateBytes(const LinkKey& key) const {
 }
 
 void TransportImpl::DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) {
-  // One more than there are receives, so that it cannot reach zero before all are counted.
+  // Begins with one more than there are receives, so that it cannot reach zero before all are
+  // counted.
   const auto left = std::make_shared<int>(1);
   const std::function<void()> done = [this, left, cookie] {
     if (--*left == 0) events_.Later([this, cookie] { listener_->OnReceivesDetached(cookie); });
@@ -763,7 +765,7 @@ ZeroCopyGate::Use TransportImpl::UseZeroCopy(const SocketAddress& remote) const 
     case TransportOptions::ZeroCopy::kOff:
       return Use::kNever;
     case TransportOptions::ZeroCopy::kAuto:
-      // On loopback the kernel copies after all, at a higher price.
+      // On loopback the kernel copies all the same, at a higher price.
       return remote.loopback() ? Use::kNever : Use::kWhereOfUse;
   }
   return Use::kNever;
@@ -831,7 +833,7 @@ std::vector<LinkDelivery> TransportImpl::PopDeliveries() {
   std::vector<LinkDelivery> result;
   for (const auto& [name, run] : runs_.all()) {
     for (const auto& [id, peer] : run.peers) {
-      // What TCP sees of a lane through a relay is the way to the relay.
+      // TCP sees only the path to the relay.
       if (peer.link == nullptr || !peer.link->open() || peer.link->options().relay) continue;
       const LinkDelivery delivery = peer.link->PopDelivery();
       if (delivery.bytes_per_second != 0) result.push_back(delivery);

@@ -1,23 +1,23 @@
 // Links to other peers: dialling, handshake, control lane, data lanes, frames.
 //
-// A link belongs to one run and one remote peer. It is up when its control lane stands and, where
-// asked for, its data lanes do. Segments go to whichever data lane has room. Payload is received
-// straight into the place that the listener names.
+// A link belongs to one run and one remote peer. It is up when its control lane is up and, if data
+// lanes were asked for, its data lanes are up too. A segment goes to any data lane that has room.
+// Its payload is received straight into the place that the listener names.
 //
-// A link that is up survives the loss (reset, end, stall) of any of its lanes, the control lane and
-// all at once included: they are dialled again, what was on its way is sent again, and the listener
-// still gets every frame and every segment exactly once. It goes down when
-//   - nothing was heard on any lane for detect_ms, and where round trips take longer than 100 ms
-//     (r, the longest of late) for 4 * (r - 100 ms) more, at most for 4 * detect_ms,
-//   - the peer's process is gone: after a lane broke, its data port refuses connections or another
-//     peer answers there,
-//   - what was lost could not be dialled again for twice detect_ms,
+// A link that is up survives the loss (reset, end, stall) of any of its lanes, even of all at once.
+// Lost lanes are dialled again, and what was in flight is sent again. The listener still gets every
+// frame and every segment exactly once. A link goes down when
+//   - nothing was heard on any lane for detect_ms. If the longest recent round trip r exceeds 100
+//     ms, 4 * (r - 100 ms) are added, up to 4 * detect_ms in all,
+//   - the peer's process is gone: after a lane broke, the peer's data port refuses connections, or
+//     another peer answers there,
+//   - the control lane or all data lanes are lost and none was dialled again in 2 * detect_ms,
 //   - the peer closes the link, has given it up, or breaks the protocol.
 //
 // Segments are DATA (of ops) and CHUNK_DATA (of shared state). While both are queued on a link they
-// take turns by bytes, ops first; alone, each has all of it.
+// take turns by bytes, ops first. If only one of them is queued, it gets the whole link.
 //
-// Threads: owner thread of the ring only. Listener calls come from within Ring::RunOnce(), never
+// Threads: the thread that owns the ring. The listener is called from within Ring::RunOnce(), never
 // from within a call of this class.
 #pragma once
 
@@ -45,7 +45,7 @@ struct LinkKey {
   friend auto operator<=>(const LinkKey&, const LinkKey&) = default;
 };
 
-// Segments that are being received: all of one attempt at an op, or of one ask of a transfer.
+// Names segments that are being received: all of one attempt at an op, or of one ask of a transfer.
 struct ReceiveKey {
   FrameType type = FrameType::kData;
   uint32_t group = 0;
@@ -58,37 +58,39 @@ struct ReceiveKey {
   }
 };
 
-// Whoever sends and receives segments.
+// The code that sends and receives segments.
 class SegmentListener {
  public:
   virtual ~SegmentListener() = default;
-  // Where the payload of a DATA or CHUNK_DATA frame goes: header.payload_bytes bytes from the
-  // pointer on; nullptr: read and thrown away (a stale attempt). InvalidArgument closes the link.
+  // Returns where header.payload_bytes bytes of a DATA or CHUNK_DATA frame go. nullptr: they are
+  // read and thrown away (a stale attempt). InvalidArgument closes the link.
   virtual absl::StatusOr<uint8_t*> OnDataHeader(const LinkKey& link, const FrameHeader& header) = 0;
   virtual absl::Status OnDataReceived(const LinkKey& link, const FrameHeader& header) = 0;
-  // The payload will not come: its lane was lost. Nothing writes to its place any more; the segment
-  // is sent again, and asks for a place again.
+  // The lane was lost before the payload was whole. Nothing writes to the place any more. The
+  // segment is sent again, with another call of OnDataHeader().
   virtual void OnDataAbandoned(const LinkKey& link, const FrameHeader& header) = 0;
   virtual void OnSegmentSent(uint64_t cookie) = 0;
-  // A segment of this owner was on a lane that was lost, and has not arrived. A cookie with which
-  // it is sent again, from the same memory, until OnSegmentSent() of that; 0: not any more.
+  // A lane was lost, and a segment of this owner on it had not arrived. Returns a new cookie to
+  // send the segment again. Its memory then stays until OnSegmentSent() with that cookie. 0: do not
+  // send it again.
   virtual uint64_t OnSegmentRepeat(uint64_t owner) = 0;
-  // Answer to DetachReceives().
+  // The answer to DetachReceives().
   virtual void OnReceivesDetached(uint64_t cookie) = 0;
 };
 
 class TransportListener : public SegmentListener {
  public:
   virtual void OnLinkUp(const LinkKey& link) = 0;
-  // After this nothing more comes from the link; its queued frames and segments are gone (their
-  // OnSegmentSent has been or will be called all the same, once the kernel let go of the memory).
-  // `silent_ms`: for so long nothing had been heard from the peer; 0 if something had within
-  // detect_ms. What the other side has given up counts as silent: it heard nothing, and lives.
+  // From now on nothing comes from the link. Its queued frames and segments are dropped. Their
+  // OnSegmentSent() still comes, once the kernel has let go of the memory. `silent_ms`: for how
+  // many ms nothing had been heard from the peer; 0: something was heard within detect_ms. If the
+  // peer has given the link up, `silent_ms` is at least detect_ms: the peer lives, and heard
+  // nothing.
   virtual void OnLinkDown(const LinkKey& link, const std::string& reason, uint32_t silent_ms) = 0;
-  // Answer to TryPeer(). `error`: names the address and what was seen; empty: the peer answers.
+  // The answer to TryPeer(). `error` names the address and what was seen; empty: the peer answers.
   virtual void OnPeerTried(const GroupKey&, uint64_t /*trial*/, PeerId, const std::string&) {}
-  // READY, DONE, CHUNK_REQUEST, CHUNK_REFUSED, CHUNK_CANCEL: whole frames of the control
-  // lane, in order. InvalidArgument closes the link.
+  // A whole READY, DONE, CHUNK_REQUEST, CHUNK_REFUSED or CHUNK_CANCEL. These frames come in the
+  // order in which the peer sent them. InvalidArgument closes the link.
   virtual absl::Status OnControlFrame(const LinkKey& link, const FrameHeader& header,
                                       std::span<const uint8_t> payload) = 0;
 };
@@ -96,30 +98,31 @@ class TransportListener : public SegmentListener {
 struct TransportOptions {
   PeerId self;
   std::string listen = "0.0.0.0:29700";  // host:port; [v6]:port; port 0: any free one
-  uint32_t lanes = 0;                    // data lanes that we open; 0: automatic
+  uint32_t lanes = 0;                    // data lanes of a link that we dial; 0: automatic
   uint32_t detect_ms = 1500;
   enum class ZeroCopy { kAuto, kOn, kOff } zero_copy = ZeroCopy::kAuto;  // auto: not on loopback
   std::string congestion;                                                // "": system default
   uint64_t seed = 0;  // nonces in tests; 0: system randomness
 };
 
-// How an op had best use a link.
+// How an op should use a link.
 struct LinkUse {
-  // Of its own input it has so much queued, so that no lane of the link waits; more would only
-  // delay what it passes on for others. 0: there is no such link.
+  // How many bytes of its own input an op keeps queued on the link. Fewer would leave lanes idle.
+  // More would delay the sums that the op passes on for others. 0: there is no such link.
   uint64_t window_bytes = 0;
-  // Its lanes are many and slow: the shorter segments are, the better they share them.
+  // The link has many slow lanes. Short segments spread more evenly over them.
   bool long_way = false;
 };
 
 // One link that an epoch needs.
 struct LinkRequest {
   PeerId peer;
-  PeerId relay;  // the link goes through that peer; 0: straight
-  // Of the relay, if there is one. Tried in order, again and again until `deadline`.
+  PeerId relay;  // the peer that the link goes through; 0: none, the link is straight
+  // Endpoints of the relay if there is one, else of the peer. They are tried in order, again and
+  // again until `deadline`.
   std::vector<std::string> endpoints;
-  bool dial = false;  // false: the other side dials, we accept
-  bool data = false;  // data lanes too
+  bool dial = false;  // false: the peer dials, we accept
+  bool data = false;  // the link needs data lanes too
 };
 
 struct TransportStats {
@@ -127,25 +130,25 @@ struct TransportStats {
   uint64_t handshakes_refused = 0;  // garbage, wrong token, unknown epoch, too slow
   uint64_t frames_refused = 0;      // links closed for breaking the protocol
   uint64_t links_lost = 0;
-  uint64_t lanes_lost = 0;           // of links that stood
-  uint64_t lane_rests = 0;           // data lanes left alone for a while, as they were slow
-  uint64_t lanes_redialled = 0;      // those that were replaced
+  uint64_t lanes_lost = 0;           // while their link stayed up
+  uint64_t lane_rests = 0;           // times a slow data lane was left unused for a while
+  uint64_t lanes_redialled = 0;      // lost lanes that were replaced
   uint64_t links_small_packets = 0;  // links on which large packets vanished
-  uint64_t segments_repeated = 0;    // that were on a lost lane and had not arrived
-  uint64_t frames_repeated = 0;      // the same of control frames
+  uint64_t segments_repeated = 0;    // segments sent again because their lane was lost
+  uint64_t frames_repeated = 0;      // control frames sent again because their lane was lost
   uint64_t bytes_sent = 0;           // payload of DATA and CHUNK_DATA frames
   uint64_t bytes_received = 0;
-  uint64_t bytes_discarded = 0;  // of stale attempts
-  uint64_t probes = 0;           // that showed something
+  uint64_t bytes_discarded = 0;  // received for stale attempts
+  uint64_t probes = 0;           // probes that measured something
   uint64_t probes_failed = 0;
-  uint64_t probe_bytes = 0;  // sent by them
+  uint64_t probe_bytes = 0;  // sent by probes
   uint32_t links_up = 0;
   uint32_t lanes_up = 0;
   uint32_t lanes_used = 0;        // data lanes that we send on
-  uint32_t tunnels = 0;           // lanes of others that go through us
-  uint64_t bytes_carried = 0;     // on them
+  uint32_t tunnels = 0;           // lanes of other peers that go through this peer
+  uint64_t bytes_carried = 0;     // bytes of those lanes
   uint64_t zero_copy_copied = 0;  // zero-copy sends that the kernel copied after all
-  uint64_t segments_unacked = 0;  // kept now, in case their lane is lost
+  uint64_t segments_unacked = 0;  // sent and not acknowledged: kept in case their lane is lost
 };
 
 // The counters that /metrics shows.
@@ -193,83 +196,87 @@ inline constexpr Counter<TransportStats> kTransportCounters[] = {
 
 struct LinkStats {
   LinkKey link;
-  PeerId relay;  // 0: it goes straight
+  PeerId relay;  // 0: none, the link is straight
   uint32_t lanes = 0;
   uint32_t lanes_used = 0;     // data lanes that we send on
-  bool small_packets = false;  // large ones vanish on the way
-  int64_t rtt_us = 0;          // last PING; 0: none yet
+  bool small_packets = false;  // large packets vanish on the path
+  int64_t rtt_us = 0;          // of the last PING; 0: none was answered yet
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
 };
 
-// A round trip from which on a way is long: farther than one site.
+// From this round trip time on a path counts as long: it leaves the site.
 inline constexpr uint32_t kLongWayUs = 5000;
 
-// A probe of a path ends sooner where it gets no faster. For twice that if the round trip is long.
+// The limits of a probe. A probe ends sooner if its rate does not rise any more. If the round trip
+// is long, it may take up to twice kProbeUsMax.
 inline constexpr int64_t kProbeUsMax = Millis(1500);
 inline constexpr uint64_t kProbeBytesMax = uint64_t{8} << 20;
 inline constexpr uint32_t kProbeConnectionsMax = 16;
 
-// What TCP has seen one link carry away from us.
+// What TCP has measured of one link, in the direction away from us.
 struct LinkDelivery {
   LinkKey link;
-  uint64_t bytes_per_second = 0;   // of the lanes that were used, together; 0: none was
-  bool limited_by_sender = false;  // some of them, or the link, had too little to send
+  uint64_t bytes_per_second = 0;   // of all lanes that were used; 0: no lane was used
+  bool limited_by_sender = false;  // there was too little to send for a full measurement
   uint32_t rtt_us = 0;             // the shortest; 0: unknown
-  bool lanes_growing = false;      // it is not found yet how many lanes are of use
+  bool lanes_growing = false;      // the search for the best number of lanes goes on
 };
 
-// What a probe has shown of the direction away from us.
+// What a probe has measured, in the direction away from us.
 struct LinkProbe {
   LinkKey link;
   Tick begun;
   Tick ended;
-  uint64_t bytes_per_second = 0;  // 0: nothing, see `error`
+  uint64_t bytes_per_second = 0;  // 0: nothing was measured, `error` says why
   uint32_t rtt_us = 0;            // the shortest; 0: unknown
-  uint64_t bytes_sent = 0;        // what was sent again counted again
-  uint64_t bytes_repeated = 0;    // of those, sent again: lost, as far as TCP can tell
+  uint64_t bytes_sent = 0;        // repeated bytes are counted again
+  uint64_t bytes_repeated = 0;    // the part of bytes_sent that TCP sent again
   std::string error;
 };
 
-// Links and whole frames: what can be said to other peers without moving bytes of tensors.
+// Links and whole frames: everything but moving the bytes of tensors.
 class Links {
  public:
   virtual ~Links() = default;
 
-  // The epoch's token authenticates lanes from now on, in both directions. Links that already stand
-  // are reported up again (OnLinkUp, later); missing ones are built. One that stands and goes
-  // another way than any group wants it, straight or through a relay, goes down and is built anew.
-  // This transport is a relay for peers that all know the token. OnLinkDown when the deadline
-  // passes, or all endpoints have said for half of detect_ms that the peer is not there: nobody
-  // listens, or another peer does.
+  // Asks for the links that `epoch` needs. From now on `token` authenticates lanes, in both
+  // directions.
+  //   - A link that is up is reported again with OnLinkUp(), not from within this call.
+  //   - A missing link is built. OnLinkDown() comes when `deadline` passes. It comes sooner if for
+  //     detect_ms / 2 every endpoint says that the peer is gone: nobody listens there, or another
+  //     peer does.
+  //   - A link whose path (straight, or through a relay) no group wants any more goes down, and is
+  //     built anew.
+  // This transport also serves as a relay between peers that know the token.
   virtual void OpenLinks(const std::string& run, uint32_t group, Epoch epoch,
                          const std::string& token, const std::vector<LinkRequest>& links,
                          Tick deadline) = 0;
-  // Group `group` needs these peers from now on and tokens of epochs below `epoch` no more. Links
-  // that no group of the run needs are closed after what is queued on them was sent; no OnLinkDown
-  // for them.
+  // From now on `group` needs the links to `peers`, and no tokens of epochs below `epoch`. A link
+  // that no group of the run needs is closed once its queue is sent. No OnLinkDown() comes for it.
   virtual void KeepLinks(const std::string& run, uint32_t group, Epoch epoch,
                          const std::vector<PeerId>& peers) = 0;
 
-  // Whether the peer answers at one of its endpoints, though it is in no epoch with this one yet.
-  // OnPeerTried() follows with the same group and number, by `deadline`.
+  // Finds out whether a peer that shares no epoch with us yet answers at one of its endpoints.
+  // OnPeerTried() with the same group and trial comes by `deadline`.
   virtual void TryPeer(const GroupKey& group, uint64_t trial, PeerId peer,
                        const std::vector<std::string>& endpoints, Tick deadline) = 0;
 
-  // Queues a frame on the control lane; payload is copied. Dropped if the link is not up.
+  // Queues a frame on the control lane and copies its payload. Drops it if the link is not up.
   virtual void SendControl(const LinkKey& link, const FrameHeader& header,
                            std::span<const uint8_t> payload) = 0;
-  // The same of a READY or DONE that nobody waits for: it goes with the next frame, in order, or
-  // after some milliseconds.
+  // Like SendControl(), for a READY or DONE that nobody waits for. The frame goes out with the next
+  // frame, in order, or by itself after some milliseconds.
   virtual void SendControlInTime(const LinkKey& link, const FrameHeader& header,
                                  std::span<const uint8_t> payload) = 0;
 
-  // The peer broke the protocol in what its frames mean: closes the link and counts it among
-  // frames_refused. OnLinkDown follows, not from within this call.
+  // Closes the link and counts it in frames_refused: the content of the peer's frames breaks the
+  // protocol. OnLinkDown() follows, not from within this call.
   virtual void BreakLink(const LinkKey& link, const std::string& reason) = 0;
 
-  // Memory that segments may be sent from. Where that is possible it is pinned, piece by piece, as
-  // it is sent from; it is not touched before. After RemoveMemory() it may be unmapped at once.
+  // Memory that segments may be sent from. If possible it is pinned, piece by piece, when a segment
+  // is first sent from a piece. It is not touched before. After RemoveMemory() the caller may unmap
+  // it at once.
   virtual void AddMemory(const uint8_t* data, size_t bytes) = 0;
   virtual void RemoveMemory(const uint8_t* data) = 0;
 
@@ -278,53 +285,54 @@ class Links {
 
 class Transport : public Links {
  public:
-  // If it is not closed(), the ring must not be run any more, only destroyed.
+  // If the transport is not closed(), the ring must not be run any more, only destroyed.
   ~Transport() override = default;
 
-  // The bound address, port filled in.
+  // Returns the bound address with its port.
   virtual std::string listen_address() const = 0;
 
-  // Queues a DATA or CHUNK_DATA frame; `data` stays until OnSegmentSent(cookie), which comes
-  // exactly once, link up or not. Should the segment be lost with its lane, it is read again: so
-  // the memory stays, and its bytes as they are, until the receiver has the segment, or
-  // OnSegmentRepeat(owner) says no. Owners are numbers of the caller's choice, never used again.
+  // Queues a DATA or CHUNK_DATA frame. `data` stays mapped until OnSegmentSent(cookie), which comes
+  // exactly once, even if the link is not up. If the segment is lost with its lane, it is read
+  // again. So memory and bytes stay as they are until the receiver has the segment, or until
+  // OnSegmentRepeat(owner) has returned 0. The caller chooses `owner`, and never uses it again.
   virtual void SendSegment(const LinkKey& link, const FrameHeader& header, const uint8_t* data,
                            uint64_t cookie, uint64_t owner) = 0;
-  // A link that is up and was built without data lanes gets some. If they cannot be built it stays
-  // as it is, and what is queued on it waits; ask again for another attempt.
+  // Builds data lanes for a link that is up without them. If this fails, the link stays as it is,
+  // and its queued segments wait. Another call makes another attempt.
   virtual void WantDataLanes(const LinkKey& link) = 0;
   virtual LinkUse BestUse(const LinkKey& link) const = 0;
-  // What has come over the link of the CHUNK_DATA that is received, all lanes together, also of
-  // frames that are not complete; 0: there is no such link.
+  // Returns the bytes of CHUNK_DATA payload received on all lanes of the link, incomplete frames
+  // included. Frames that are thrown away do not count. 0: there is no such link.
   virtual uint64_t StateBytes(const LinkKey& link) const = 0;
-  // What is being received of these segments is diverted to nowhere. OnReceivesDetached(cookie)
-  // follows, never from within this call: from then on nothing is written to memory named for them.
+  // From now on the payload of these segments is thrown away. OnReceivesDetached(cookie) follows,
+  // never from within this call. After it nothing writes to memory named for them.
   virtual void DetachReceives(const std::string& run, const ReceiveKey& key, uint64_t cookie) = 0;
-  // Drops those of the queued segments whose sending has not begun: OnSegmentSent follows for each.
+  // Drops those of these segments that are still queued. OnSegmentSent() follows for each.
   virtual void DropSegments(const std::vector<uint64_t>& cookies) = 0;
 
   virtual TransportStats GetStats() const = 0;
   virtual std::vector<LinkStats> GetLinkStats() const = 0;
-  // Of the straight links whose data lanes were used since the last call: a system call for each
-  // such lane.
+  // Returns the straight links whose data lanes were used since the last call. Each such lane costs
+  // a system call.
   virtual std::vector<LinkDelivery> PopDeliveries() = 0;
 
-  // Finds out what a link that is up carries: sends up to kProbeBytesMax, for kProbeUsMax at most,
-  // to be thrown away there, over as many connections as the link has data lanes, dialled for it.
-  // One at a time; false: one is under way, or the link is not up, or it goes through a relay. The
-  // answer comes by PopProbe().
+  // Starts to measure the rate of a link that is up. Dials as many connections as the link has data
+  // lanes (at most kProbeConnectionsMax) and sends at most kProbeBytesMax over them, which the peer
+  // throws away. Returns false if the last probe runs or waits for PopProbe(), if the link is not
+  // up, or if it goes through a relay.
   virtual bool StartProbe(const LinkKey& link) = 0;
-  // The probe that was started is over.
+  // Returns the result of the last probe, once, when the probe is over.
   virtual std::optional<LinkProbe> PopProbe() = 0;
 
-  // Stops listening and closes every lane in an orderly way. Of the listener only OnSegmentSent()
-  // and OnReceivesDetached() are called after this. Run the ring until closed() or a deadline.
+  // Stops listening and closes every lane in order. From now on the listener gets only
+  // OnSegmentSent() and OnReceivesDetached(). Run the ring until closed() or a deadline.
   virtual void Close() = 0;
   virtual bool closed() const = 0;
 };
 
-// Unavailable: the address cannot be bound (the text names it). InvalidArgument: the address makes
-// no sense, or the kernel does not have the congestion control. `ring` and `listener` outlive it.
+// Unavailable: the address, which the text names, cannot be bound. InvalidArgument: the address is
+// malformed, or the kernel lacks the congestion control. `ring` and `listener` must outlive the
+// transport.
 absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(TransportOptions options, Ring* ring,
                                                          TransportListener* listener);
 
