@@ -12,7 +12,7 @@
 namespace longhaul::sim {
 namespace {
 
-// A path has at most so many moves; one that is longer goes round in circles.
+// A path with more moves than this goes round in circles.
 constexpr size_t kDepthMax = 3000;
 
 class Search {
@@ -30,7 +30,7 @@ class Search {
     size_t next = 0;
   };
 
-  // Enters the state unless it is known.
+  // Enters the state unless it was entered before.
   void Enter(ExploreState state, int faults_left);
   void Try(const Frame& frame, const Move& move);
   bool Chosen(uint64_t digest, const Move& move) const;
@@ -48,7 +48,7 @@ class Search {
 
 Search* Search::running_ = nullptr;
 
-// Tells the run again, to the move that failed.
+// Repeats the run with a story, up to the move that failed.
 void Search::TellPath() {
   Search* const search = std::exchange(running_, nullptr);
   if (search == nullptr) return;
@@ -99,7 +99,7 @@ void Search::Try(const Frame& frame, const Move& move) {
     path_.push_back(tried);
     ++result_.moves;
     const bool made = state.Apply(tried);
-    if (!made) return;  // it does not do so many things
+    if (!made) return;  // the receiver has fewer actions
     if (tried.fault()) {
       ++(tried.crash_after == 0 ? result_.faults[static_cast<size_t>(tried.kind)]
                                 : result_.faults_within);
@@ -111,7 +111,7 @@ void Search::Try(const Frame& frame, const Move& move) {
 }
 
 ExploreResult Search::Run() {
-  SetLogLevel(LogLevel::kError);  // stories tell what engines do
+  SetLogLevel(LogLevel::kError);  // the stories tell what engines do
   running_ = this;
   SetCheckHook(&Search::TellPath);
   ExploreState start(&scenario_, options_.planted);
@@ -148,7 +148,7 @@ Act StepWith(uint64_t state) { return Bring(Act::Kind::kStep, state); }
 Act Sync(uint64_t state) { return Bring(Act::Kind::kSync, state); }
 Act Leave() { return {Act::Kind::kLeave}; }
 
-// A member when the search begins.
+// A member from the beginning of the search on. Outside() is one that joins during the search.
 ScriptedMember Inside(int peer, std::vector<Act> acts) {
   acts.insert(acts.begin(), {Act::Kind::kJoin});
   return {peer, std::move(acts), 1};
@@ -160,7 +160,7 @@ ScriptedMember Outside(int peer, std::vector<Act> acts) {
 
 ExploreScenario Make(std::string name, int peers, std::vector<ScriptedMember> members,
                      int evicted = -1) {
-  // The first one comes in by itself, and the others at its first boundary.
+  // The first member is admitted alone, the other ones at its first boundary.
   if (members.size() > 1 && members[1].setup > 0) {
     ScriptedMember& first = members.front();
     first.acts.insert(first.acts.begin() + 1, Step());
@@ -222,7 +222,7 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       Make("join_during_an_op", 3,
            {Inside(0, {Post(1), Step(), Post(2), Leave()}),
             Inside(1, {Post(1), Step(), Post(2), Leave()}), Outside(2, {Post(2), Leave()})}),
-      // The first newcomer of the peer is refused, and the other one finds the port open.
+      // The first newcomer of the peer is refused. The second one finds the port open.
       Closed(1, /*drops=*/false,
              Make("join_refused", 2,
                   {Inside(0, {Post(1), Step(), Post(2), Leave()}), Outside(1, {Leave()}),
@@ -234,7 +234,7 @@ const std::vector<ExploreScenario>& ExploreScenarios() {
       GoesBack(
           Make("leave", 2, {Inside(0, {Post(1), Leave()}), Inside(1, {Post(1), Step(), Post(2)})})),
       GoesBack(Make("evict", 2, {Inside(0, {Post(1), Step()}), Inside(1, {Post(1), Step()})}, 1)),
-      // Freezes an op whose links all stand.
+      // This freezes an op although all its links are up.
       Make("evict_one_of_two", 2,
            {Inside(0, {PostRing(1)}), Inside(0, {PostRing(1)}), Inside(1, {PostRing(1)})}, 1),
       Measured(Make("ring", 3, {Inside(0, {Step()}), Inside(1, {Step()}), Inside(2, {Step()})})),

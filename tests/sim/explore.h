@@ -1,9 +1,9 @@
-// Exhaustive search of small runs: every order of what can happen, with a bounded number of faults
-// at every place.
+// Exhaustive search of small runs: every order of events, with a bounded number of faults at every
+// place.
 //
-// Depth first over ExploreState, each state once (by digest). With `sample` above 1 only one in so
-// many of the last faults of a path is tried, chosen by digest and seed: the rest of the search is
-// complete.
+// The search goes depth first over ExploreState, through each state once (by digest). With `sample`
+// above 1, it tries only one in `sample` of the last faults of a path, chosen by digest and seed.
+// All else is complete.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 namespace longhaul::sim {
 
 struct ExploreOptions {
-  int faults = 1;  // at most, on a path
+  int faults = 1;  // maximal number on a path
   uint64_t states_max = UINT64_MAX;
   uint64_t sample = 1;
   uint64_t seed = 1;
@@ -24,18 +24,18 @@ struct ExploreOptions {
 };
 
 struct ExploreResult {
-  uint64_t states = 0;     // different ones
-  uint64_t moves = 0;      // made; those that led to a state seen before included
-  uint64_t terminal = 0;   // states in which everything had been answered
-  uint64_t depth_max = 0;  // moves of a path
-  bool complete = true;    // false: states_max came first
+  uint64_t states = 0;     // different states
+  uint64_t moves = 0;      // all moves made, also to states seen before
+  uint64_t terminal = 0;   // states in which every call is answered
+  uint64_t depth_max = 0;  // longest path, in moves
+  bool complete = true;    // false: stopped at states_max
   std::array<uint64_t, static_cast<size_t>(Move::Kind::kCount)> faults{};  // tried, by kind
-  uint64_t faults_within = 0;  // tried between two things that a receiver does
+  uint64_t faults_within = 0;  // tried between two actions of a receiver
 };
 
 const std::vector<ExploreScenario>& ExploreScenarios();
 
-// Ends the process with the story of the path if something that must hold does not.
+// Searches the scenario. If a check fails, prints the moves of the path and ends the process.
 ExploreResult Explore(const ExploreScenario& scenario, const ExploreOptions& options);
 
 }  // namespace longhaul::sim

@@ -20,19 +20,18 @@ namespace {
 using Kind = Move::Kind;
 
 constexpr uint32_t kDetectMs = 300;
-// Whoever waits for longer after the last fault waits for ever.
+// A wait that is longer than this after the last fault counts as endless.
 constexpr int64_t kPatience = 30 * Millis(kDetectMs);
 constexpr uint64_t kLargeCount = LH_ONE_SHOT_BYTES_MAX;  // elements of eight bytes
-// A peer whose stream the coordinator has closed tries again after this time.
+// After this time a peer whose stream the coordinator has closed connects again.
 constexpr int64_t kPause = Millis(kDetectMs) / 2;
-// A transfer that finds no source for so long has failed.
+// A transfer fails if it finds no source for this time.
 constexpr int64_t kStall = 4 * Millis(kDetectMs);
-// How long a peer waits for a coordinator that it does not hear.
+// How long the coordinator and a peer wait for each other on a silent stream.
 constexpr int64_t kLease = coordinator::kLease * Millis(kDetectMs);
-// Longer than the lease, which both ends wait for.
+// Longer than the lease, so both ends give the stream up.
 constexpr int64_t kSilence = kLease + Millis(kDetectMs);
 constexpr Hash128 kManifest{7, 7};
-// What tensors hold that a transfer was broken off in.
 
 Hash128 HashOfState(uint64_t state) { return {state, 1}; }
 
@@ -45,7 +44,7 @@ PeerId IdOf(int peer) { return PeerId(static_cast<uint64_t>(peer) + 1); }
 int IndexOf(PeerId peer) { return static_cast<int>(peer.value()) - 1; }
 std::string NameOf(int peer) { return ToString(IdOf(peer)); }
 peerd::LocalId LocalOf(int member) { return peerd::LocalId(static_cast<uint64_t>(member) + 1); }
-// A sum of these shows who is in it, and how often.
+// A sum of inputs shows which inputs are in it, and how often.
 uint64_t InputOf(int member) { return uint64_t{1} << (8 * member); }
 
 OpDesc DescOf(const Act& act) {
@@ -70,7 +69,7 @@ uint64_t HashOf(const std::string& bytes, uint64_t salt) {
   return Digester().Add(salt).Add(bytes).value();
 }
 
-// Kinds of events that wait in queues.
+// Hashes the events that wait in queues.
 struct EventHash {
   uint64_t operator()(const peerd::LinkUp& e) const { return Of(1, e.peer); }
   uint64_t operator()(const peerd::LinkDown& e) const { return Of(2, e.peer); }
@@ -173,7 +172,7 @@ ExploreState::Peer& ExploreState::Write(int i) {
 
 // ------------------------------------------------------------------------------ ports
 
-// One object behind all ports: a port of the engine is a few lines here.
+// One object stands behind all ports, because each port needs only a few lines here.
 class ExploreState::Ports final : public peerd::TrainerPort,
                                   public peerd::OpPort,
                                   public peerd::StatePort,
@@ -262,7 +261,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void Stop(const peerd::StopAttempt& action) override { s->Stop(i, action); }
   void Finish(const peerd::FinishAttempt& action) override { s->Finish(i, action); }
   void ForgetGroup(const GroupKey&) override {}
-  // Of ops and of states.
+  // Events of ops and of states.
   std::vector<peerd::Event> PopEvents() override { return std::exchange(events_, {}); }
   peerd::SegmentListener* segments() override { Checker::Fail("a segment, which nobody sends"); }
 
@@ -294,7 +293,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   void Carry(const peerd::StartTransfer& action) override { s->StartFetch(i, action); }
   void Carry(const peerd::ChangeSources& action) override {
     const auto fetch = s->Write(i).fetches.find(s->MemberOf(action.local));
-    if (fetch == s->Write(i).fetches.end()) return;  // it has ended, and the core not heard of it
+    if (fetch == s->Write(i).fetches.end()) return;  // it has ended, and the core does not know yet
     fetch->second.sources = action.sources;
     fetch->second.fails_at = s->now_ + kStall;
   }
@@ -318,7 +317,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
                               std::span<const uint8_t>) override {
     Checker::Fail("a frame of a transfer, which nobody sends");
   }
-  void Work() override {}  // of ops and of states
+  void Work() override {}  // for ops and for states
   bool HasWork() const override { return false; }
   Tick NextDeadline() const override { return kNever; }
   std::vector<std::pair<peerd::LocalId, control::FetchProgress>> PopProgress() override {
@@ -359,7 +358,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
     for (peerd::Action& action : *actions) {
       auto* const ready = std::get_if<peerd::SendReady>(&action);
       if (ready == nullptr) continue;
-      (void)s->InputsOf(ready->posts);  // which have to be as they were posted
+      (void)s->InputsOf(ready->posts);  // fails if an input is not as posted
       if (!ready->result || s->planted_ != Planted::kResultForgotten) continue;
       ready->result.reset();
       ready->one_shot = true;
@@ -391,7 +390,7 @@ class ExploreState::Ports final : public peerd::TrainerPort,
   const int i;
   std::vector<peerd::Event> events_;
   peerd::SyncDone ended_;
-  uint32_t done_ = 0;  // that others can see
+  uint32_t done_ = 0;  // actions that others can see
 };
 
 // ------------------------------------------------------------------------------ setting up
@@ -425,7 +424,7 @@ void ExploreState::Setup() {
   const auto begun = [this](size_t m) { return members_[m].next >= scenario_->members[m].setup; };
   for (int steps = 0;; ++steps) {
     if (steps > 10000) Checker::Fail("the setup does not end");
-    // Boundaries come last: whoever joins is pending by then.
+    // Boundaries come last. Then all members that join are pending.
     std::optional<Move> next;
     for (const Move& move : Moves(/*faults=*/false)) {
       if (move.kind == Kind::kOperator || move.kind == Kind::kMeasure) continue;
@@ -472,7 +471,7 @@ bool ExploreState::CanAct(int m) const {
                       [&](const auto& post) { return post.second.tag == act.tag; });
 }
 
-// How many of the acts before this one, since the last boundary, post the same tag.
+// Returns how many earlier acts since the last boundary post the same tag.
 uint64_t ExploreState::TurnOf(int m, size_t index) const {
   const std::vector<Act>& acts = scenario_->members[m].acts;
   uint64_t turn = 0;
@@ -482,7 +481,7 @@ uint64_t ExploreState::TurnOf(int m, size_t index) const {
   return turn;
 }
 
-// Every call is answered and every script at its end.
+// True if every call is answered and every script has ended.
 bool ExploreState::Settled() const {
   for (size_t m = 0; m < members_.size(); ++m) {
     const Member& member = members_[m];
@@ -539,7 +538,8 @@ void ExploreState::AddFaults(bool busy, std::vector<Move>* moves) const {
   const auto add = [&](Kind kind, int a, int b = 0) {
     moves->push_back({kind, static_cast<uint8_t>(a), static_cast<uint8_t>(b), 0});
   };
-  // Receivers that die over what they receive. One thing that they do is told apart from none.
+  // Receivers that die while they handle what they receive, here after their first visible action.
+  // Search::Try() goes on to the later ones.
   for (size_t i = moves->size(); i-- > 0;) {
     Move move = (*moves)[i];
     if (move.kind > Kind::kLocal || move.kind == Kind::kData) continue;
@@ -779,7 +779,7 @@ void ExploreState::DeliverControl(int to, int from) {
   });
 }
 
-// Members try a newcomer's data port before the newcomer can hold a boundary or an op.
+// Members try a newcomer's data port first, so the newcomer cannot hold up a boundary or an op.
 void ExploreState::CheckNobodyWaitsForTheClosedPort() const {
   if (scenario_->closed_attempts == 0 || first_fault_) return;
   for (size_t m = 0; m < members_.size(); ++m) {
@@ -789,7 +789,7 @@ void ExploreState::CheckNobodyWaitsForTheClosedPort() const {
   }
 }
 
-// The lease of a silent stream is the only wait for its peer: none follows when the stream ends.
+// A silent peer is removed after the lease. The end of its stream must not start another wait.
 void ExploreState::CheckSilentPeersAreRemoved() const {
   if (!coordinator_ || first_fault_ != Kind::kSilence || more_faults_) return;
   for (int i = 0; i < peers(); ++i) {
@@ -931,7 +931,7 @@ void ExploreState::Restart() {
   config.incarnation = "c" + std::to_string(++starts_);
   config.detect_ms = kDetectMs;
   config.entropy.assign(32, static_cast<char>(starts_));
-  // At once, when it was asked for.
+  // 1 ms: the core orders a ring as soon as it is asked to.
   config.ring_interval_ms = scenario_->measured ? 1 : 0;
   coordinator::Records records = *durable_;
   if (planted_ == Planted::kEpochReused) {
@@ -944,11 +944,11 @@ void ExploreState::Restart() {
   StepCoordinator(coordinator::TimePassed{});
 }
 
-// Every link to the next peer is slow. A better ring is looked for as soon as the core says so.
+// Reports every link to the next peer as slow, so that another ring is better.
 void ExploreState::MeasureLinks() {
   measure_done_ = true;
   for (int i = 0; i < peers(); ++i) {
-    // What it has said before would be overtaken.
+    // The report must not overtake messages in flight.
     if (!coordinator_ || !streams_[i].live || !streams_[i].to_coordinator.empty()) continue;
     control::LinkReport report;
     for (int j = 0; j < peers(); ++j) {
@@ -990,7 +990,7 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
       }
       continue;
     }
-    // One that it did not get to is left.
+    // It dies before this action.
     if (crash_after_ != 0 && done == crash_after_) {
       crashed_ = true;
       CrashCoordinator(/*lost=*/false);
@@ -1016,7 +1016,8 @@ void ExploreState::StepCoordinator(const coordinator::Event& event) {
       CloseSession(std::get<coordinator::CloseSession>(action).session.value());
     }
   }
-  // At once: what may happen before it comes, happens before it is asked for too.
+  // The answer comes at once. What could happen while the core waits for it could as well happen
+  // before the core asks.
   if (answer) StepCoordinator(*answer);
 }
 
@@ -1078,8 +1079,8 @@ void ExploreState::SendToCoordinator(int i, const control::PeerMessage& said) {
                   " is refused: " + std::string(parsed.status().message()));
   }
   if (std::holds_alternative<control::Heartbeat>(message)) {
-    // Sent when time passes, and there at once unless something is before it: its arrival is worth
-    // no state of its own.
+    // Heartbeats are sent when time passes. With nothing in the queue before it, a heartbeat
+    // arrives at once: its arrival needs no state of its own.
     if (stream.to_coordinator.empty() && coordinator_) {
       StepCoordinator(
           coordinator::FromPeer{coordinator::SessionId(stream.session), *std::move(parsed)});
@@ -1201,8 +1202,8 @@ void ExploreState::Start(int i, const peerd::StartAttempt& start) {
   Contribute(i, start.ordinal, /*finished=*/false);
 }
 
-// In a ring the buffers are written with the first part that arrives. In the mesh, with the first
-// that is finished; a peer finishes its own when all inputs are there, and sends it to all.
+// In a ring, the first part that arrives overwrites the buffers. In the mesh, the first finished
+// part does. A peer finishes its own part when all inputs are there, and sends it to all.
 void ExploreState::Contribute(int i, OpOrdinal ordinal, bool finished) {
   Attempt& attempt = Write(i).attempts.at(ordinal);
   if (!attempt.mesh || finished || attempt.missing.empty()) {
@@ -1319,7 +1320,8 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
     for (const auto& info : epoch->second->members) {
       if (info.joined.value() > post.boundary) continue;
       for (size_t other = 0; other < members_.size(); ++other) {
-        // Known by its name: a trainer that is not told of its number yet takes part all the same.
+        // The name tells the member: a trainer that does not know its number yet takes part as
+        // well.
         if (info.name == "t" + std::to_string(other + 1)) {
           expected += InputOf(static_cast<int>(other));
         }
@@ -1339,7 +1341,7 @@ void ExploreState::OnPostDone(const peerd::PostDone& done) {
   }
 }
 
-// Two results: then nobody who has the one is a member of the epoch that the other comes from.
+// If there are two results, no holder of the older one may be a member of the newer one's epoch.
 void ExploreState::CheckResult(int m, const Post& post, const peerd::OpInfo& info, OpSeen* seen) {
   const uint64_t epoch = info.epoch.value();
   std::set<MemberId> older{MemberId(members_[m].member)};
@@ -1417,7 +1419,7 @@ void ExploreState::StartFetch(int i, const peerd::StartTransfer& start) {
   }
 }
 
-// Nothing is written from here on; the core hears of it later.
+// The transfer writes nothing from here on. The core hears of its end later.
 void ExploreState::EndFetch(int i, int m, bool ok) {
   const Fetch fetch = Write(i).fetches.at(m);
   Write(i).fetches.erase(m);
@@ -1435,7 +1437,7 @@ void ExploreState::EndFetch(int i, int m, bool ok) {
   Write(i).local.push_back(PackEvent(std::move(ended)));
 }
 
-// What was made durable just now.
+// Checks and notes the state that was made durable just now.
 void ExploreState::CheckState(const coordinator::Records& before) {
   static const coordinator::GroupRecord kNone;
   const auto of = [](const coordinator::Records& records) -> const coordinator::GroupRecord& {
@@ -1529,12 +1531,12 @@ void ExploreState::OpenLinks(int i, Epoch epoch, const std::vector<peerd::LinkRe
     const int other = IndexOf(wanted.peer);
     const int relay = wanted.relay ? IndexOf(wanted.relay) : -1;
     peer.requests.erase(other);
-    // As this end sees it: it may have ended, and we not know yet.
+    // This end's view. The link may have ended, and this end does not know yet.
     const bool silent = peer.silent.contains(other);
     Pair& pair = PairOf(i, other);
     const bool stands = pair.connected || EndPending(i, other) || silent;
     if (stands && pair.relay != relay) {
-      // It is given up for one that goes another way.
+      // The link is given up for a link that goes another way.
       if (std::exchange(pair.connected, false)) ControlTo(other, i).push_back(PackEnd());
       ControlTo(i, other).clear();
       DataTo(i, other).clear();
@@ -1563,12 +1565,12 @@ void ExploreState::KeepLinks(int i, Epoch epoch, const std::vector<PeerId>& keep
     ControlTo(i, other).clear();
     DataTo(i, other).clear();
     if (!std::exchange(pair.connected, false)) continue;
-    // What was sent still arrives.
+    // Frames in flight still arrive.
     ControlTo(other, i).push_back(PackEnd());
   }
 }
 
-// Links are built as soon as one end asks for them and the other one knows the token.
+// A link is built as soon as one end asks for it and the other end knows the token.
 void ExploreState::Connect() {
   for (int a = 0; a < peers(); ++a) {
     for (int b = a + 1; b < peers(); ++b) {
@@ -1595,9 +1597,9 @@ void ExploreState::Connect() {
 bool ExploreState::CanConnect(int from, int to, const LinkRequest& request) const {
   const uint64_t token = request.epoch.value();
   if (!peers_[to]->tokens.contains(token)) return false;
-  // The older member dials, so a newcomer with a closed port gets no link at all.
+  // The older member dials. So a newcomer with a closed port gets no link at all.
   if (PortClosed(from) || PortClosed(to)) return false;
-  // What the other end is to hear of is the link that this one wants.
+  // If the other end asks for a link too, both must ask for the same relay.
   const auto theirs = peers_[to]->requests.find(from);
   if (theirs != peers_[to]->requests.end() && theirs->second.relay != request.relay) return false;
   const int relay = request.relay;
@@ -1610,7 +1612,7 @@ bool ExploreState::CanConnect(int from, int to, const LinkRequest& request) cons
 
 namespace {
 
-// What was sent is lost; what this end is told by its own transport is not.
+// Frames in flight are lost. What this end's own transport reports is not.
 template <class Queue>
 void LoseFrames(Queue* queue) {
   std::erase_if(*queue, [](const auto& packet) { return packet->frame(); });
@@ -1651,7 +1653,7 @@ void ExploreState::CutPair(int a, int b) {
   }
 }
 
-// The relay is gone.
+// The relay has died. The links through it end.
 void ExploreState::LoseCarried(int relay, Kind how) {
   for (int a = 0; a < peers(); ++a) {
     for (int b = a + 1; b < peers(); ++b) {
@@ -1687,8 +1689,8 @@ void ExploreState::BreakStream(int i, bool lost) {
   stream.silent_at = kNever;
 }
 
-// Both ends give the stream up after the lease, and the network comes back after that. What was
-// under way is lost.
+// Both ends give the stream up after the lease. After that the network works again. Messages in
+// flight are lost.
 void ExploreState::Silence(int i) {
   StreamState& stream = streams_[i];
   stream.dead_until = now_ + kSilence;
@@ -1732,7 +1734,7 @@ void ExploreState::CrashPeer(int i, Kind how) {
   }
 }
 
-// Its queues are left: what it posted is still mapped at its peer.
+// The peer's queues stay: what the trainer posted is still mapped at the peer.
 void ExploreState::KillTrainer(int m) {
   members_[m].dead = true;
   Turn(scenario_->members[m].peer,
@@ -1769,7 +1771,7 @@ void ExploreState::GoBack() {
 void ExploreState::Reconnect(int i, bool first) {
   StreamState& stream = streams_[i];
   if (first) {
-    // Of the old stream nothing but its end will be heard, and that late.
+    // Messages on the old stream are lost. Its end arrives late.
     for (const Packet& packet : Emptied(&stream.to_coordinator)) {
       if (std::holds_alternative<End>(packet->what)) stream.late_end.push_back(packet);
     }
@@ -1835,9 +1837,9 @@ uint64_t ExploreState::Digest(bool faults) const {
       }
     }
   }
-  // The records that are durable are part of the coordinator's digest, unless it is down.
+  // The digest of the running coordinator includes the durable records.
   if (!coordinator_) digest.Add(DigestOf(*durable_));
-  // Only a fault brings the write before the last one back.
+  // The records before the last write matter only if a fault may bring them back.
   if (faults) digest.Add(before_digest_);
   for (const Member& member : members_) {
     digest.Add(uint64_t{member.next}).Add(member.boundary).Add(member.calls);

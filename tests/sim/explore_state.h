@@ -1,19 +1,25 @@
-// A small run as a value: the production coordinator core, the production engines of the peers with
-// their cores, and whatever is under way between them.
+// A small run as a value, for exhaustive search (explore.h): the production coordinator core, the
+// production engines of the peers with their cores, and all that is in flight between them.
 //
-// For exhaustive search (explore.h). Everything around them is reduced to what a core can notice:
-// control messages (as the production conversion gives them back) and frames in one queue a
-// direction, links and streams that stand or do not, attempts whose result is a sum, trainers that
-// follow a script, states that are a number, transfers that take one move. Moves() lists all that
-// can happen next and Apply() does one of it; nothing else decides, so a path of moves is a run.
-// Time stands still while something else can happen, except where a fault says otherwise.
+// All around the cores is reduced to what a core can notice:
+// - Control messages (as the production conversion returns them) and frames are in one queue for
+//   each direction.
+// - Links and streams are up or down.
+// - The result of an attempt is a sum, a state is a number, and a transfer is one move.
+// - Trainers follow a script.
 //
-// What must hold is checked in each move, with Checker::Fail(): one outcome an op, results that are
-// the sum over the recorded participants, inputs intact unless the op succeeded, members and ring
-// of an epoch equal wherever it is seen, numbers not used twice, answers given once, commits
-// durable before they are told and not told as failed, agreed states are brought by somebody, no
-// bits that change while others may ask for them, the invariants of the cores, and an end to
-// waiting.
+// Moves() lists all that can happen next, and Apply() does one of these moves. Nothing else
+// decides, so a path of moves is a run. Time stands still while something else can happen, unless a
+// fault says otherwise.
+//
+// Each move checks these properties, with Checker::Fail():
+// - An op has one outcome. A result is the sum over the recorded participants. Inputs are intact
+//   unless the op succeeded.
+// - Members and ring of an epoch are equal wherever it is seen. Numbers are not used twice.
+// - Answers are given once.
+// - Commits are durable before they are told, and are not told as failed.
+// - Agreed states were brought by a trainer. A state does not change while others may ask for it.
+// - The invariants of the cores hold, and no wait is endless.
 #pragma once
 
 #include <array>
@@ -35,83 +41,85 @@
 
 namespace longhaul::sim {
 
-// What a trainer does, one after the other. Posts are not waited for by posts, but by the rest.
+// One act of a trainer. Acts follow one another. A post does not wait for earlier posts; all other
+// acts do.
 struct Act {
   enum class Kind : uint8_t { kJoin, kPost, kStep, kSync, kLeave };
   Kind kind = Kind::kJoin;
   uint64_t tag = 0;
-  Algorithm algorithm = Algorithm::kOneShot;  // the others move segments
+  Algorithm algorithm = Algorithm::kOneShot;  // ring and mesh move segments
   bool abort_on_fault = false;
-  bool gives_up = false;  // what was aborted is not started again
-  uint64_t state = 0;     // kSync, kStep: what the trainer brings; 0: nothing
+  bool gives_up = false;  // an aborted op is not started again
+  uint64_t state = 0;     // kSync, kStep: the state that the trainer brings; 0: none
 };
 
 struct ScriptedMember {
   int peer = 0;
   std::vector<Act> acts;
-  size_t setup = 0;  // acts before the search begins
+  size_t setup = 0;  // number of acts before the search begins
 };
 
 struct ExploreScenario {
   std::string name;
   int peers = 0;
   std::vector<ScriptedMember> members;
-  int evicted = -1;       // the member that an operator evicts at some time
-  bool measured = false;  // at some time all links are, and another ring is the better one
-  // The store may lose its last write. Every state is there once for each such write, so only
-  // scenarios that are small have this fault.
+  int evicted = -1;       // index of the member that an operator evicts at some time
+  bool measured = false;  // at some time links are measured: another ring is better
+  // The store may lose its last write. Then each state exists once for each such write, so only
+  // small scenarios have this fault.
   bool store_goes_back = false;
-  // The path between two peers may go, for good.
+  // The path between two peers may break for ever.
   bool cuts = false;
-  // The network between the coordinator and one peer, or all of them, may fail for a while.
+  // The network between the coordinator and one peer, or all peers, may fail for a while.
   bool silences = false;
-  // The data port of the last peer is closed for the first so many attempts to reach it. A firewall
-  // that drops packets leaves each attempt without an answer until its deadline; one that refuses
-  // connections answers at once.
+  // Number of attempts to reach the data port of the last peer that fail, because the port is
+  // closed. A firewall that drops packets (`drops`) leaves an attempt without an answer until its
+  // deadline. One that refuses connections answers at once.
   int closed_attempts = 0;
   bool drops = false;
 };
 
 struct Move {
   enum class Kind : uint8_t {
-    // the head of a queue arrives, at peer `a` or from it
+    // The head of a queue arrives, at peer `a` or from peer `a`.
     kToPeer,
     kToCoordinator,
     kLateEnd,
     kControl,  // b -> a
     kData,     // b -> a
     kLocal,
-    kTransfer,  // of member b at peer a: all is there
-    // somebody does the next thing
+    kTransfer,  // of member b at peer a: it is complete
+    // Somebody does the next thing.
     kAct,  // member a
     kOperator,
     kMeasure,
     kRestart,
     kReconnect,       // peer a
-    kReconnectFirst,  // and the end of the old stream is noticed later than the new one
-    kTime,            // nothing else happens until the next deadline
-    // faults
+    kReconnectFirst,  // the end of the old stream is noticed after the new stream
+    kTime,            // nothing happens until the next deadline
+    // Faults.
     kCrashPeer,
-    kCrashPeerLost,  // with what it had sent
+    kCrashPeerLost,  // what it had sent is lost
     kCrashPeerSilent,
     kKillTrainer,
     kBreakLink,
     kBreakLinkLost,
-    kCutPair,  // nothing gets through any more, nor is either end told
+    kCutPair,  // nothing gets through any more, and neither end is told
     kBreakStream,
     kBreakStreamLost,
-    kSilence,  // the coordinator and peer `a` hear nothing of each other for a while
-    kIsolate,  // the coordinator and all peers
+    kSilence,  // the coordinator and peer `a` do not hear each other for a while
+    kIsolate,  // the same for all peers
     kCrashCoordinator,
     kCrashCoordinatorLost,
-    kStoreGoesBack,  // it dies, and its store has lost its last write
+    kStoreGoesBack,  // the coordinator dies, and its store loses the last write
     kEarly,          // time passes although something else could happen
     kCount,
   };
   Kind kind = Kind::kTime;
   uint8_t a = 0;
   uint8_t b = 0;
-  // Not 0: who receives dies after so many of the things that it does about it.
+  // If not 0, the receiver dies after so many of its actions for this move. At a peer, only the
+  // actions that others can see count.
   uint8_t crash_after = 0;
 
   bool fault() const { return kind >= Kind::kCrashPeer || crash_after != 0; }
@@ -123,17 +131,17 @@ class ExploreState {
 
   ExploreState(const ExploreScenario* scenario, Planted planted);
 
-  // Runs to where the search begins.
+  // Runs to the point where the search begins.
   void Setup();
-  // Empty: everything has been answered, and nothing is under way.
+  // Returns all that can happen next. Empty: every call is answered and nothing is in flight.
   std::vector<Move> Moves(bool faults) const;
-  // False if `crash_after` is more than there is to do; the state is of no use then.
+  // Returns false if the receiver has fewer actions than `crash_after`. The state is useless then.
   bool Apply(const Move& move);
-  // `faults`: more of them may follow.
+  // `faults`: more faults may follow.
   uint64_t Digest(bool faults) const;
 
   std::string Text(const Move& move) const;
-  // Told of each action, for stories.
+  // With a trace, each action is printed.
   void SetTrace(bool trace) { trace_ = trace; }
   uint64_t ops_ok() const { return ops_ok_; }
   uint64_t syncs_ok() const { return syncs_ok_; }
@@ -149,13 +157,13 @@ class ExploreState {
     OpOrdinal ordinal;
     Epoch attempt;
     uint64_t value = 0;
-    bool finished = false;  // mesh: the part of the result that the sender owns
+    bool finished = false;  // mesh: the sender's part of the result
   };
   struct Body {
     std::variant<End, Opened, Data, Frame, control::PeerMessage, control::CoordinatorMessage,
                  peerd::Event>
         what;
-    uint64_t session = 0;  // to the coordinator
+    uint64_t session = 0;  // of the stream, if sent to the coordinator
     uint64_t hash = 0;
 
     bool frame() const { return std::holds_alternative<Frame>(what); }
@@ -166,22 +174,22 @@ class ExploreState {
   struct Post {
     uint64_t tag = 0;
     uint64_t boundary = 0;
-    uint64_t turn = 0;  // ops of this tag and boundary before it
+    uint64_t turn = 0;  // number of earlier ops of this tag and boundary
     uint64_t input = 0;
-    uint64_t buffer = 0;  // in place: input, then result
+    uint64_t buffer = 0;  // in place: input, later result
     bool abort_on_fault = false;
     size_t act = 0;
   };
   struct Member {
-    size_t next = 0;            // act
-    std::vector<size_t> again;  // posts that were aborted, before that
+    size_t next = 0;            // next act
+    std::vector<size_t> again;  // acts of aborted ops, to be done before `next`
     bool dead = false, gone = false, joined = false;
     bool join_open = false, step_open = false, leave_open = false;
     bool sync_open = false, sync_again = false;
-    uint64_t state = 0;     // what its tensors hold
+    uint64_t state = 0;     // contents of its tensors
     uint64_t fetched = 0;   // by the open sync; 0: nothing
-    uint64_t revision = 0;  // that it offers next
-    uint64_t syncs = 0;     // begun
+    uint64_t revision = 0;  // of its next offer
+    uint64_t syncs = 0;     // syncs begun
     uint64_t calls = 0;
     uint64_t boundary = 0;
     uint64_t member = 0;
@@ -191,9 +199,9 @@ class ExploreState {
     Epoch attempt;
     std::vector<peerd::PostRef> posts;
     uint64_t own = 0;
-    std::set<int> missing;  // whose part is not here
+    std::set<int> missing;  // peers whose part has not arrived
     bool mesh = false, one_shot = false;
-    std::set<int> unfinished;  // mesh: whose part of the result is not here
+    std::set<int> unfinished;  // mesh: peers whose part of the result has not arrived
     uint64_t sum = 0;
     bool stopped = false, complete = false;
     std::map<int, OpOrdinal> theirs;
@@ -201,7 +209,7 @@ class ExploreState {
   struct Fetch {
     uint64_t state = 0;
     std::vector<control::SyncSource> sources;
-    Tick fails_at;  // unless a source has it by then
+    Tick fails_at;  // unless a source has the state by then
   };
   // An attempt to reach a newcomer's data port.
   struct Try {
@@ -211,45 +219,45 @@ class ExploreState {
   };
   struct LinkRequest {
     Epoch epoch;
-    int relay = -1;  // that the link goes through; -1: straight
+    int relay = -1;  // relay of the link; -1: straight
     Tick deadline;
   };
   struct Peer {
-    // None: dead. Between moves nothing is behind its ports.
+    // nullptr: the peer is dead. Its ports are connected only during a move.
     std::shared_ptr<const peerd::Engine> engine;
     uint64_t digest = 0;
     uint64_t attempt_seen = 0;
     Queue local;
     std::map<OpOrdinal, Attempt> attempts;
-    std::set<uint64_t> tokens;  // epochs
+    std::set<uint64_t> tokens;  // epochs whose token it knows
     std::map<int, LinkRequest> requests;
-    std::map<int, Tick> silent;  // links whose other end is gone without a word: noticed then
-    std::map<int, std::pair<MemberId, uint64_t>> served;  // by member's index: its state
+    std::map<int, Tick> silent;  // links whose other end is silent: when this end notices
+    std::map<int, std::pair<MemberId, uint64_t>> served;  // state, by member's index
     std::map<int, Fetch> fetches;                         // by member's index
-    std::map<uint64_t, Try> tries;                        // by trial: those that get no answer
+    std::map<uint64_t, Try> tries;                        // trials without an answer, by number
   };
   struct StreamState {
     uint64_t session = 0;
     bool live = false;
     bool peer_up = false;
-    bool opened = false;      // the coordinator has seen it
-    Tick not_before;          // the coordinator closed it: the peer pauses until then
-    Tick dead_until;          // no byte gets through, and nothing says so
-    Tick silent_at = kNever;  // the peer gives the stream up then: it hears nothing
+    bool opened = false;      // the coordinator has got Opened
+    Tick not_before;          // the peer connects again at this time or later
+    Tick dead_until;          // nothing gets through until then, and no end is told
+    Tick silent_at = kNever;  // when the peer, which hears nothing, gives the stream up
     Queue to_coordinator, to_peer, late_end;
   };
   struct Pair {
     bool connected = false;
-    int relay = -1;             // that the link goes through, or went through last
-    bool cut = false;           // the path is
-    Queue control[2], data[2];  // to the smaller, to the larger
+    int relay = -1;             // relay of the link, or of the last one
+    bool cut = false;           // the path is broken
+    Queue control[2], data[2];  // to the smaller peer, to the larger peer
   };
-  // What has been said, for good.
+  // What members were told of an op. It may never change.
   struct OpSeen {
     std::optional<uint64_t> result;
     uint64_t result_epoch = 0;
-    std::set<MemberId> holders;  // who have the result
-    std::set<uint64_t> aborted;  // epochs: started again it is another op
+    std::set<MemberId> holders;  // members that have the result
+    std::set<uint64_t> aborted;  // epochs; started again it is another op
     bool given_up = false;
     uint64_t posted = 0;
   };
@@ -274,10 +282,10 @@ class ExploreState {
   Tick NextDeadline() const;
   void AddFaults(bool busy, std::vector<Move>* moves) const;
 
-  // All that is behind the ports of one peer's engine during a move.
+  // Stands behind all ports of one peer's engine during a move.
   class Ports;
-  // Something happens to the peer's engine, and it makes a turn. `due`: an event that the models of
-  // ops and states have for it.
+  // Calls `what` with the peer's engine, which then makes a turn. `due`: an event for the engine
+  // from the models of ops and states.
   void Turn(int i, const std::function<void(peerd::Engine*)>& what,
             std::optional<peerd::Event> due = std::nullopt);
   const peerd::PeerCore& CoreOf(int i) const;
@@ -350,16 +358,16 @@ class ExploreState {
 
   Tick now_;
   Tick last_fault_;
-  std::shared_ptr<const coordinator::CoordinatorCore> coordinator_;  // none: down
+  std::shared_ptr<const coordinator::CoordinatorCore> coordinator_;  // nullptr: down
   uint64_t coordinator_digest_ = 0;
   std::shared_ptr<const coordinator::Records> durable_;
-  std::shared_ptr<const coordinator::Records> before_;  // the last write; none: it cannot be lost
+  std::shared_ptr<const coordinator::Records> before_;  // durable_ less a write that may be lost
   uint64_t before_digest_ = 0;
   uint64_t starts_ = 0;
   uint64_t sessions_ = 0;
   bool evict_done_ = false;
   bool measure_done_ = false;
-  int closed_attempts_ = 0;  // that are still to fail
+  int closed_attempts_ = 0;  // attempts that are still to fail
   std::optional<Move::Kind> first_fault_;
   bool more_faults_ = false;
   std::array<std::shared_ptr<const Peer>, kPeersMax> peers_;
@@ -371,15 +379,15 @@ class ExploreState {
   std::map<std::array<uint64_t, 3>, OpSeen> ops_;  // by boundary, tag and turn
   uint64_t ops_ok_ = 0;
   std::set<uint64_t> brought_;                     // states that trainers brought
-  std::set<std::pair<uint64_t, Hash128>> agreed_;  // what was ever durable: revision and state
+  std::set<std::pair<uint64_t, Hash128>> agreed_;  // all that was ever durable: revision, state
   std::set<std::pair<MemberId, uint64_t>> committed_syncs_;
   uint64_t syncs_ok_ = 0;
 
-  // Of the move that is being made.
-  Peer& Write(int i);  // a copy, unless it is ours alone
+  // Only during a move:
+  Peer& Write(int i);  // makes a copy if the value is shared
   uint32_t crash_after_ = 0;
   bool crashed_ = false;
-  peerd::Engine* turning_ = nullptr;  // the engine that makes a turn, of this peer
+  peerd::Engine* turning_ = nullptr;  // engine that makes a turn, of this peer
   int turning_peer_ = -1;
 };
 

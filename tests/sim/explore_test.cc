@@ -1,12 +1,12 @@
-// Searches small runs exhaustively (explore.h); each scenario in a process of its own.
+// Searches small runs exhaustively (explore.h). Each scenario has its own process.
 //
 //   bazel run -c opt //tests/sim:explore_test
 //   bazel run -c opt //tests/sim:explore_test -- --scenario=join --faults=2
 //   bazel run -c opt //tests/sim:explore_test -- --faults=2 --states=5000000 --sample=50 --seed=3
 //
-// Without flags: one fault anywhere, all of it where that is small, and a sample of two faults.
-// --plant=NAME plants a bug; --all_plants plants one after the other and fails unless each is
-// found.
+// Without flags, the search tries what kDefaults says: one or two faults on a path, all of them or
+// a sample. --plant=NAME plants a bug. --all_plants plants one bug after the other, and fails
+// unless each is found.
 #include "tests/sim/explore.h"
 
 #include <sys/wait.h>
@@ -39,7 +39,7 @@ struct Options {
 
 Options options;
 
-// What the search does without flags, and how many states it finds at least: one that explores
+// What the search tries without flags, and the minimal number of states. A search that explores
 // nothing must not pass.
 struct Default {
   const char* scenario;
@@ -98,14 +98,14 @@ void Print(const std::string& name, const ExploreOptions& explore, const Explore
   std::fflush(stdout);
 }
 
-// Whether it failed.
+// Returns true if the search failed.
 bool RunChild(const std::string& name, const ExploreOptions& explore, uint64_t states_min) {
   std::fflush(nullptr);
   const pid_t child = fork();
   LH_CHECK(child >= 0);
   if (child == 0) {
     if (options.all_plants) {
-      // The stories of what was planted are of no interest.
+      // With planted bugs, nobody wants the stories.
       LH_CHECK(std::freopen("/dev/null", "w", stdout) != nullptr);
     }
     const ExploreResult result = Explore(Find(name), explore);
@@ -132,7 +132,7 @@ bool RunAll(Planted planted) {
     explore.seed = options.seed;
     explore.planted = planted;
     if (planted != Planted::kNone) {
-      // One fault shows each of them, in the smallest runs.
+      // One fault shows each planted bug, in the smallest runs.
       explore.faults = options.faults.value_or(1);
       explore.states_max = std::min(explore.states_max, kPlantedStatesMax);
     }

@@ -1,8 +1,8 @@
-// For how long a group stands still over a fault, and whom the fault costs its place.
+// How long a group stands still after a fault, and which members the fault removes.
 //
-// Trainers that reduce one tensor after the other, and pass a step boundary after each. A fault
-// comes at a chosen time, from each of some seeds. What is promised of the fault is checked: the
-// longest time without an op that ended, and who was removed.
+// Each trainer reduces one tensor after the other, and passes a step boundary after each. A fault
+// comes at a time that depends on the seed. The tests check the longest time in which no op ended,
+// and who was removed.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -16,7 +16,7 @@
 namespace longhaul::sim {
 namespace {
 
-// Reduces, passes a boundary, and begins again, until its peer or its membership is gone.
+// Reduces a tensor, passes a boundary, and repeats that until its peer dies or it is removed.
 class BusyTrainer final : public TrainerSide {
  public:
   BusyTrainer(Simulation* sim, PeerHost* peer, uint32_t slot)
@@ -24,13 +24,13 @@ class BusyTrainer final : public TrainerSide {
     Join();
   }
 
-  // Asks again at once when its join is refused.
+  // From now on, joins again at once when a join is refused.
   void Insist() { insists_ = true; }
   uint64_t refusals() const { return refusals_; }
   PeerId peer() const { return peer_->id(); }
   bool member() const { return member_; }
   const Outcome& end() const { return end_; }
-  // When its ops ended.
+  // The times at which its ops ended.
   const std::vector<Tick>& ops() const { return ops_; }
   int64_t LongestGap(Tick from, Tick to) const {
     int64_t longest = 0;
@@ -121,11 +121,11 @@ class FaultTimesTest : public testing::TestWithParam<uint64_t> {
     return options;
   }
 
-  // Hosts 1..n with a member each, which have worked for a while.
+  // Starts hosts 1..n with one member each, and lets them work for a while.
   void Start(int n) {
     for (int i = 0; i < n; ++i) Add();
     ASSERT_TRUE(sim_.RunUntil(sim_.now() + Seconds(10), [&] { return Members() == n; }));
-    // Each seed meets another moment.
+    // Each seed has its fault at another moment.
     Pass(Seconds(2) + sim_.world().Between(0, Millis(500)));
     from_ = sim_.now();
   }
@@ -138,7 +138,7 @@ class FaultTimesTest : public testing::TestWithParam<uint64_t> {
   void Pass(int64_t us) {
     sim_.RunUntil(sim_.now() + us, [] { return false; });
   }
-  // Both ways; 0 is the coordinator.
+  // Blocks both directions; 0 is the coordinator.
   void Cut(int a, int b, int64_t us) {
     sim_.Block(a, b, us);
     sim_.Block(b, a, us);
@@ -147,7 +147,7 @@ class FaultTimesTest : public testing::TestWithParam<uint64_t> {
     return static_cast<int>(std::count_if(trainers_.begin(), trainers_.end(),
                                           [](const auto& t) { return t->member(); }));
   }
-  // Of those that are members, since the fault.
+  // Returns the longest time since the fault without an op, over all present members.
   int64_t LongestGap() const {
     int64_t longest = 0;
     for (const auto& trainer : trainers_) {
@@ -158,7 +158,7 @@ class FaultTimesTest : public testing::TestWithParam<uint64_t> {
 
   Simulation sim_;
   std::vector<std::unique_ptr<BusyTrainer>> trainers_;
-  Tick from_;  // the fault
+  Tick from_;  // time of the fault
 };
 
 INSTANTIATE_TEST_SUITE_P(Seeds, FaultTimesTest, testing::Range(uint64_t{1}, kSeeds + 1));
@@ -187,13 +187,14 @@ TEST_P(FaultTimesTest, ACoordinatorThatIsCutOffRemovesNobody) {
     for (int host = 1; host <= 4; ++host) Cut(0, host, Seconds(seconds));
     Pass(Seconds(seconds + 10));
     EXPECT_EQ(Members(), 4) << seconds;
-    // Boundaries wait for the coordinator, and for nothing else.
+    // Boundaries wait for the coordinator. Nothing else may take long.
     EXPECT_LT(LongestGap(), Seconds(seconds) + 3 * kDetect);
     from_ = sim_.now();
   }
 }
 
-// However often it asks: the group keeps 99 % of its ops, and no boundary waits for the newcomer.
+// However often the newcomer asks, the group keeps 99 % of its ops, and no boundary waits for the
+// newcomer.
 TEST_P(FaultTimesTest, ANewcomerThatNobodyReachesCostsTheGroupNothing) {
   const bool refuses = GetParam() % 2 == 0;
   Start(4);
@@ -218,11 +219,12 @@ TEST_P(FaultTimesTest, ANewcomerThatNobodyReachesCostsTheGroupNothing) {
     EXPECT_GE(100 * kept, 99 * usual) << kept << " of " << usual;
   }
   EXPECT_LT(LongestGap(), Millis(200));
-  // Its port is open now.
+  // From now on the port is open.
   EXPECT_TRUE(sim_.RunUntil(sim_.now() + 45 * kDetect, [&] { return newcomer.member(); }));
 }
 
-// It comes in at the next boundary, and its links to that one go through others from the start.
+// The newcomer is admitted at the next boundary. From the start, its link to the member that does
+// not reach it goes through a relay.
 TEST_P(FaultTimesTest, ANewcomerThatOneOfTheMembersDoesNotReachHoldsNobody) {
   Start(3);
   BusyTrainer& newcomer = Add();
@@ -235,8 +237,8 @@ TEST_P(FaultTimesTest, ANewcomerThatOneOfTheMembersDoesNotReachHoldsNobody) {
   }
 }
 
-// Its links stand: nobody but the coordinator misses it. The stream closes before the time is up,
-// and no other period begins then.
+// The host's links are up, so only the coordinator misses it. The stream closes before the period
+// is over, and that must not begin another period.
 TEST_P(FaultTimesTest, AHostThatTheCoordinatorDoesNotHearIsRemovedAfterOnePeriod) {
   Start(3);
   Cut(0, 3, Seconds(60));

@@ -1,4 +1,4 @@
-// What the models promise where a run would only show it by chance.
+// What the models promise, where a run would test it only by chance.
 #include <map>
 #include <memory>
 #include <string>
@@ -99,7 +99,8 @@ class Pair final : public Switchboard {
   std::unique_ptr<ModelTransport> transports_[2];
 };
 
-// Of two groups of one run, the one peer is the older in the first, the other in the second.
+// The two peers are in two groups of one run. One peer is older in the first group, the other peer
+// is older in the second. So both dial.
 TEST(ModelTransportTest, PeersThatDialEachOtherAtOnceGetOneLinkThatStays) {
   Pair pair;
   for (const bool by_first : {true, false}) {

@@ -1,7 +1,7 @@
-// Scripted scenarios: small runs in which everything happens at chosen moments, told as text.
+// Scripted scenarios: small runs in which everything happens at chosen moments. Each gives a text.
 //
-// The stories of docs/life_of_an_op.md and docs/life_of_a_join.md, and a death in each of their
-// phases. What happened is compared with scenarios/NAME.txt. After a change that is meant:
+// The scenarios are those of docs/life_of_an_op.md and docs/life_of_a_join.md, with a death in each
+// phase. The text is compared with scenarios/NAME.txt. After an intended change:
 //
 //   bazel run //tests/sim:scenario_test -- --update
 #include <cstdlib>
@@ -25,7 +25,7 @@ bool update = false;
 
 constexpr uint32_t kSlots[] = {0, 1, 2, 3, 4};
 
-// A trainer that does what the scenario says, and tells what it hears.
+// A trainer that does what the scenario says. It tells the story what it hears.
 class ScriptedTrainer final : public TrainerSide {
  public:
   ScriptedTrainer(Simulation* sim, PeerHost* peer, uint32_t slot)
@@ -47,7 +47,7 @@ class ScriptedTrainer final : public TrainerSide {
     Say("dies");
     peer_->TrainerDied(local_);
   }
-  // A sum of int64, in place.
+  // Starts a sum of int64, in place.
   void AllReduce(uint64_t tag, uint64_t count, OnFault on_fault = OnFault::kRetry,
                  Algorithm algorithm = Algorithm::kRing) {
     Post post;
@@ -55,7 +55,7 @@ class ScriptedTrainer final : public TrainerSide {
     post.desc.dtype = DType::kInt64;
     post.desc.count = count;
     post.desc.on_fault = on_fault;
-    // Nothing is left to the costs of links.
+    // With a fixed algorithm, the costs of links do not matter.
     if (!IsOneShot(post.desc)) post.desc.algorithm = algorithm;
     post.memory = std::make_shared<std::vector<uint8_t>>(InputOf(post.name, post.desc, slot_));
     Say("lh_all_reduce tag " + std::to_string(tag));
@@ -122,7 +122,7 @@ class ScriptedTrainer final : public TrainerSide {
            std::to_string(world.size) + " in epoch " + ToString(world.epoch) + ", pending " +
            std::to_string(world.pending);
   }
-  // Whose inputs make up the result: tries every set of trainers.
+  // Returns the trainers whose inputs make up the result: tries every set.
   static std::string Summands(const Post& post) {
     for (uint32_t mask = 1; mask < 1u << std::size(kSlots); ++mask) {
       std::vector<uint32_t> slots;
@@ -152,8 +152,8 @@ class ScriptedTrainer final : public TrainerSide {
   std::map<uint64_t, Post> posts_;
 };
 
-constexpr uint64_t kSmall = 8;     // elements: travels in the READY
-constexpr uint64_t kLarge = 1000;  // elements: moved by segments
+constexpr uint64_t kSmall = 8;     // number of elements: travels in the READY
+constexpr uint64_t kLarge = 1000;  // number of elements: moved as segments
 
 class ScenarioTest : public testing::Test {
  protected:
@@ -168,7 +168,7 @@ class ScenarioTest : public testing::Test {
     return options;
   }
 
-  // `n` peers with one trainer each.
+  // Adds `n` peers with one trainer each.
   void Start(int n) {
     for (int i = 0; i < n; ++i) AddPeer();
     Pass(10);
@@ -178,7 +178,7 @@ class ScenarioTest : public testing::Test {
     trainers_.push_back(
         std::make_unique<ScriptedTrainer>(&sim_, peer, static_cast<uint32_t>(trainers_.size())));
   }
-  // The same, all of them members of one epoch, and their story left out.
+  // The same, and makes them all members of one epoch. The story begins after that.
   void StartTogether(int n) {
     Start(n);
     T(1).Join();
@@ -199,7 +199,7 @@ class ScenarioTest : public testing::Test {
   void Until(const std::function<bool()>& done) {
     ASSERT_TRUE(sim_.RunUntil(sim_.now() + Seconds(30), done)) << "waits for ever";
   }
-  // Nobody waits for an op any more.
+  // Runs until no trainer waits for an op.
   void UntilSettled() {
     Until([&] {
       for (const auto& trainer : trainers_) {
@@ -216,7 +216,7 @@ class ScenarioTest : public testing::Test {
     std::string story;
     for (size_t i = from_; i < sim_.story().lines().size(); ++i) {
       const std::string& line = sim_.story().lines()[i];
-      // What a peer logs, and the arrival of each frame, say nothing new.
+      // Log lines and the arrivals of frames add nothing new.
       if (line.find("  logs ") != std::string::npos) continue;
       if (line.find(" <- ") != std::string::npos) continue;
       story += line + "\n";

@@ -1,12 +1,12 @@
-// Runs seeds, each twice: the checkers must find nothing, and both runs must be the same.
+// Runs each seed twice. The checkers must find nothing, and both runs must be the same.
 //
 //   bazel run -c opt //tests/sim:sim_test -- --seeds=20000 --first_seed=1
 //   bazel run //tests/sim:sim_test -- --first_seed=17 --seeds=1 --trace
 //
-// --plant=NAME plants a bug; --all_plants plants one after the other, and fails unless each is
+// --plant=NAME plants a bug. --all_plants plants one bug after the other, and fails unless each is
 // found.
 //
-// Seeds run in child processes, so that one that fails does not hide the others.
+// Seeds run in child processes, so that a seed that fails does not hide later failures.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,7 +48,7 @@ void SayHowToRepeat(uint64_t seed) {
                seed, seed, planted ? " --plant=" : "", PlantedText());
 }
 
-// What the seeds did, summed up by the child and handed to the parent.
+// Sums over seeds of what happened. A child hands its sums to the parent.
 struct Totals {
   uint64_t seeds = 0, events = 0, ok = 0, by_mesh = 0, by_ring = 0, aborted = 0, refused = 0,
            too_few = 0, removed = 0, retries = 0, epochs = 0, freezes = 0, fates = 0, tunnels = 0,
@@ -90,7 +90,8 @@ void RunTwice(uint64_t seed, Totals* totals) {
   totals->virtual_us += first.end.us;
 }
 
-// Seeds from `*next` on in a child, until one fails. Whether one did; *next is behind it then.
+// Runs seeds from `*next` on in a child process until one fails. Returns true if one failed.
+// Afterwards *next is the first seed that has not run.
 bool RunChild(uint64_t* next, uint64_t end, Totals* totals) {
   int pipe_fds[2];
   LH_CHECK(pipe(pipe_fds) == 0);
@@ -170,7 +171,7 @@ bool Parse(const char* argument) {
   return false;
 }
 
-// Runs the seeds; how many failed, of which it stops after `failures_max`.
+// Runs the seeds, and stops after `failures_max` failures. Returns the number of failures.
 uint64_t RunSeeds(uint64_t failures_max, Totals* totals) {
   uint64_t failed = 0;
   const uint64_t end = options.first_seed + options.seeds;
@@ -219,7 +220,7 @@ int Main(int argc, char** argv) {
       totals.retries, totals.epochs, totals.freezes, totals.fates, totals.tunnels, totals.cohorts,
       totals.late, totals.syncs_ok, totals.syncs_aborted, totals.syncs_refused,
       totals.syncs_fetched, totals.syncs_resumed, totals.background, totals.taken, totals.rings);
-  // Many seeds have all of it.
+  // Among many seeds there are both.
   if (options.seeds >= 50 && (totals.by_mesh == 0 || totals.by_ring == 0)) {
     std::printf("no op went over the mesh, or none round the ring\n");
     return 1;

@@ -121,7 +121,7 @@ class Harness {
   // The secret that the peer sends in its next Hello.
   void SetSecret(PeerId peer, const std::string& secret) { welcomes_[peer].secret = secret; }
   const std::string& Secret(PeerId peer) { return welcomes_[peer].secret; }
-  // The peer comes up at the address of the other one.
+  // The peer comes up at the address of `other`.
   void SetAddress(PeerId peer, PeerId other) { addresses_[peer] = other; }
   bool HasStream(PeerId peer) const { return sessions_.contains(peer); }
   // The peer hangs: it sends no heartbeats from now on.
@@ -251,7 +251,7 @@ class Harness {
       Run();
     }
   }
-  // The driver does not run for so long.
+  // The driver does not run for `ms`.
   void Stall(int64_t ms) { now_ = now_ + Millis(ms); }
   void Pass() {
     Step(TimePassed{});
