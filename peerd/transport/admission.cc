@@ -11,9 +11,9 @@
 namespace longhaul::peerd {
 namespace {
 
-// While callers are turned away, it is logged this often.
+// Turned-away callers are logged at most this often.
 constexpr int64_t kCrowdedLogUs = Seconds(60);
-// After a failed accept (too many open files): others may close some meanwhile.
+// The pause after a failed accept (too many open files). Other code may close files meanwhile.
 constexpr int64_t kAcceptPauseUs = Millis(50);
 
 }  // namespace
@@ -87,7 +87,7 @@ void Admission::OnAccepted(int value) {
   AcceptNext();
 }
 
-// Somebody who was accepted goes again, perhaps the last one.
+// Turns one caller away, perhaps the one that was accepted last.
 void Admission::MakeRoom() {
   const Callers::Victim victim = callers_.First();
   callers_.Remove(victim.caller);
@@ -103,17 +103,18 @@ void Admission::MakeRoom() {
                    " last_from=", ToString(victim.block)));
 }
 
-// Whether to let the caller prove that it is who it says.
+// Whether to let the caller go on and prove that it has the token.
 LaneVerdict Admission::Judge(const LaneHello& hello) const {
   if (hello.relay == options_->self) {
     const LaneResult result = tunnels_->Judge(hello);
     return {result, "", result == LaneResult::kAccepted};
   }
-  // The caller looks for one that was here before.
+  // The caller wants another peer, which had this address before.
   if (hello.acceptor != options_->self) return {LaneResult::kWrongPeer, ""};
   Run* run = runs_->Find(hello.run_digest);
   if (hello.link != 0) {
-    // Whoever has lost the link does not have the epoch any more, as a rule.
+    // Checked before the epoch: a side that has given the link up has usually dropped the epoch
+    // too.
     const Peering* p = run == nullptr ? nullptr : runs_->Find({run->name, hello.dialer});
     if (p == nullptr || p->link == nullptr || p->link->options().id != hello.link) {
       return {LaneResult::kUnknownLink, ""};
@@ -129,31 +130,33 @@ LaneVerdict Admission::Judge(const LaneHello& hello) const {
   const Peering& p = peer->second;
   LaneResult result = LaneResult::kAccepted;
   if (hello.link == 0 && !p.Wants(hello.relay)) {
-    // It follows another epoch than we do.
+    // The caller follows another epoch than this peer.
     result = LaneResult::kUnknownEpoch;
   } else if (hello.kind == LaneKind::kControl) {
     result = JudgeControl(p, hello);
   } else if (hello.kind == LaneKind::kProbe) {
     if (!owner_->HasRoomForProbe()) result = LaneResult::kBusy;
   } else if (!p.link->FitsDataLane(hello.lane, hello.lanes, hello.serial)) {
-    result = LaneResult::kBusy;  // a newer one stands
+    result = LaneResult::kBusy;  // a newer lane is up
   } else if (p.link->options().dialled) {
-    result = LaneResult::kWrongPeer;  // data lanes are dialled by the side that dialled the first
+    result = LaneResult::kWrongPeer;  // the side that dialled the link dials the data lanes, and
+                                      // this is we
   }
   return {result, result == LaneResult::kAccepted ? *token : std::string()};
 }
 
-// One control lane a pair. A second one takes the place of the first if that one is older or
-// silent. If both sides dial at once, the smaller id's connection stays.
+// Each pair of peers has one control lane. A new connection replaces a link if the link was made in
+// an older epoch, or if it is silent. If both sides dial at once, the connection of the peer with
+// the smaller id stays.
 LaneResult Admission::JudgeControl(const Peering& p, const LaneHello& hello) const {
   const bool ours_first = options_->self < p.key.peer;
   if (hello.link != 0) {
-    // Dialled again by the side that dialled the first.
+    // The side that dialled the link dials its control lane again.
     if (p.link->options().dialled) return LaneResult::kWrongPeer;
     return p.link->FitsControl(hello.serial) ? LaneResult::kAccepted : LaneResult::kBusy;
   }
   if (p.link != nullptr) {
-    // The peer would not begin anew if it had not given up what is lost.
+    // The peer begins anew, so it has given up the lost control lane.
     if (!p.link->has_control()) return LaneResult::kAccepted;
     if (!p.link->established()) return ours_first ? LaneResult::kBusy : LaneResult::kAccepted;
     const LinkOptions& link = p.link->options();
@@ -175,7 +178,7 @@ void Admission::OnHandshake(uint64_t caller, LaneAccept* handshake) {
     if (handshake->ok()) ring_->sockets().Close(handshake->TakeFd());
     return;
   }
-  // Much may have happened since the HELLO.
+  // Checked again: much may have changed since HELLO.
   const LaneHello& hello = handshake->hello();
   const int fd = handshake->TakeFd();
   const auto remote = ring_->sockets().PeerAddress(fd);

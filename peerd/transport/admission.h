@@ -1,4 +1,4 @@
-// The data port: takes callers in, and decides who of them gets a lane.
+// The data port: accepts connections, and decides which of them become lanes.
 //
 // Threads: the ring's.
 #pragma once
@@ -20,9 +20,9 @@ namespace longhaul::peerd {
 class AdmissionOwner {
  public:
   virtual ~AdmissionOwner() = default;
-  // Whether one more connection of a probe can be taken in now.
+  // Whether one more connection of a probe can be accepted now.
   virtual bool HasRoomForProbe() const = 0;
-  // A caller that has proved who it is, from `remote`. It fits what is there.
+  // The caller at `remote` has proved that it has the token, and its lane fits the peering.
   virtual void OnAdmitted(Peering* p, int fd, const LaneHello& hello,
                           const SocketAddress& remote) = 0;
 };
@@ -40,11 +40,11 @@ class Admission {
 
   // Unavailable: the address cannot be bound.
   absl::Status Listen(const SocketAddress& address);
-  // As it is bound, port filled in.
+  // Returns the bound address with its port.
   const std::string& address() const { return address_; }
-  // Listens no more.
+  // Stops listening.
   void Close();
-  // The kernel refers to nothing of it.
+  // The kernel refers to nothing of this object.
   bool idle() const { return accept_ == 0; }
   uint64_t accepted() const { return accepted_; }
   uint64_t refused() const { return refused_; }
@@ -69,10 +69,10 @@ class Admission {
   bool closing_ = false;
   bool warned_ = false;
   Callers callers_;
-  std::map<uint64_t, LaneAccept*> accepting_;  // those
-  size_t accepts_ = 0;                         // those and the ones that are ending
+  std::map<uint64_t, LaneAccept*> accepting_;  // the handshakes of callers_
+  size_t accepts_ = 0;  // handshakes that run, those that were turned away and are ending included
   Tick crowded_log_at_;
-  uint64_t turned_away_ = 0;  // since the last log
+  uint64_t turned_away_ = 0;  // callers, since the last log line about them
   uint64_t accepted_ = 0;
   uint64_t refused_ = 0;
 };

@@ -6,7 +6,7 @@ namespace longhaul::peerd {
 
 void Alarm::Set(Tick at) {
   if (at == kNever) return;
-  // Whoever is called takes what the call comes late for time that this process stood still.
+  // Not in the past: `off` takes its delay for time in which this process stood still.
   at = std::max(at, ring_->Now());
   if (timer_ != 0 && at_ <= at) return;
   if (timer_ != 0) ring_->Cancel(timer_);
@@ -14,7 +14,7 @@ void Alarm::Set(Tick at) {
   ++timers_;
   timer_ = ring_->Timeout(at, [this, serial = ++serial_](IoResult) {
     --timers_;
-    if (serial != serial_) return;  // replaced by an earlier one
+    if (serial != serial_) return;  // replaced by an earlier timer
     timer_ = 0;
     off_(at_);
   });

@@ -1,4 +1,4 @@
-// One timer for many who wait: it goes off at the earliest tick that anybody asked for.
+// One timer for many users: it goes off at the earliest tick that any of them asked for.
 //
 // Threads: the ring's.
 #pragma once
@@ -10,15 +10,14 @@ namespace longhaul::peerd {
 
 class Alarm {
  public:
-  // `ring` calls `off` with the tick for which it was set. The ring refers to the alarm until
-  // idle().
+  // `off` gets the tick for which the timer was set. The ring refers to the alarm until idle().
   Alarm(Ring* ring, absl::AnyInvocable<void(Tick)> off) : ring_(ring), off_(std::move(off)) {}
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;
 
-  // Goes off then, or before; kNever: no change.
+  // Goes off at `at` or before. kNever: no change.
   void Set(Tick at);
-  // Does not go off any more, unless it is set again.
+  // Does not go off any more until Set() is called again.
   void Stop();
   bool idle() const { return timers_ == 0; }
 
@@ -28,7 +27,7 @@ class Alarm {
   IoId timer_ = 0;
   Tick at_ = kNever;
   uint64_t serial_ = 0;
-  int timers_ = 0;  // started and not called back
+  int timers_ = 0;  // timers that have not called back
 };
 
 }  // namespace longhaul::peerd

@@ -1,8 +1,8 @@
 // Proofs and nonces of the lane handshake (proto/wire/handshake.h).
 //
-// A proof is HMAC-SHA-256 keyed with the epoch's token over a label, the HELLO's bytes and the
-// answer's nonce. The label differs by direction, so that neither side can hand back what it was
-// given.
+// A proof is HMAC-SHA-256 keyed with the epoch's token. It covers a label, the bytes of HELLO, and
+// the nonce of ANSWER. Each direction has its own label, so neither side can return the proof that
+// it got.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ using HelloBytes = std::array<uint8_t, kLaneHelloBytes>;
 Digest32 AnswerProof(const std::string& token, const HelloBytes& hello, const Digest32& nonce);
 Digest32 ConfirmProof(const std::string& token, const HelloBytes& hello, const Digest32& nonce);
 
-// Takes the same time wherever they differ.
+// Takes the same time wherever the proofs differ.
 bool SameProof(const Digest32& a, const Digest32& b);
 
-// The system's randomness, or a repeatable sequence for tests.
+// Gives random nonces from the system, or a repeatable sequence for tests (`seed` is not 0).
 class NonceSource {
  public:
   explicit NonceSource(uint64_t seed) : seeded_(seed != 0), random_(seed) {}

@@ -1,13 +1,14 @@
-// Notices a path on which large packets vanish and nothing says so (RFC 2923, section 2.1): tunnels
-// and PPPoE with a small MTU behind a firewall that drops ICMP. The handshake and PINGs pass, and
-// every lane dies with its first full packet.
+// Notices a path on which large packets vanish without an error (RFC 2923, section 2.1): a tunnel
+// or PPPoE with a small MTU, behind a firewall that drops ICMP. There the handshake and PINGs pass,
+// and every lane dies with its first full packet.
 //
-// Of one link. What tells is a *barren* lane: it was lost with segments (a control lane: frames) on
-// the way, none of those that it ever carried was acknowledged, and other lanes were heard. Two of
-// these, without a segment that arrives in between: lanes are dialled with small packets from then
-// on, for as long as the link stands. If these are barren, too, the link is as good as silent.
+// A lost lane is *barren* if it had segments (a control lane: frames) in flight, if none that it
+// ever carried was acknowledged, and if other lanes were heard meanwhile. After two barren lanes of
+// one kind (control or data) the link changes to small packets, and keeps them. A segment that
+// arrives in between starts the count of data lanes again. If lanes of small packets are barren
+// too, for twice detect_ms, the link breaks.
 //
-// Plain state machine: no clock, no thread.
+// Plain state machine of one link: no clock, no thread.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +17,19 @@
 
 namespace longhaul::peerd {
 
-// Payload of a TCP segment that fits any path: of the smallest IPv4 packet that all have to take
-// (RFC 879).
+// The payload of a TCP segment that fits any path: 576 bytes, which every IPv4 host accepts, less
+// two headers (RFC 879).
 inline constexpr uint32_t kSmallSegmentBytes = 536;
 
 class BlackHole {
  public:
   enum class Verdict : uint8_t { kWait, kDialSmall, kBreak };
 
-  // A barren lane was lost, at this end or, as it says, at the other one.
+  // A barren lane was lost, here or at the peer.
   Verdict OnBarren(bool control, Tick now, uint32_t detect_ms) {
     const int64_t detect = Millis(detect_ms);
     Losses& of_kind = control ? control_ : data_;
-    // Losses long apart have nothing to do with each other.
+    // Losses far apart have different causes.
     if (of_kind.count > 0 && now - of_kind.last > 2 * detect) of_kind.count = 0;
     if (of_kind.count++ == 0) of_kind.since = now;
     of_kind.last = now;
@@ -40,17 +41,17 @@ class BlackHole {
     }
     return now - of_kind.since >= 2 * detect ? Verdict::kBreak : Verdict::kWait;
   }
-  // A segment has arrived at the other end. Frames say little: the small ones always arrive.
+  // A segment has arrived at the peer. Control frames say little, because small ones always arrive.
   void OnAcknowledged() { data_.count = 0; }
 
-  // Packets of new lanes are to be small.
+  // Whether new lanes must use small packets.
   bool small() const { return small_; }
 
  private:
   static constexpr int kLossesMax = 2;
   struct Losses {
     int count = 0;  // in a row
-    Tick since;     // the first of them
+    Tick since;     // the first loss of the row
     Tick last;
   };
 

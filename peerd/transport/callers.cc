@@ -22,7 +22,7 @@ AddressBlock AddressBlock::Of(const SocketAddress& address) {
   } else if (address.family() == AF_INET6) {
     const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
     const uint8_t* bytes = v6->sin6_addr.s6_addr;
-    // What a socket that listens on [::] calls an IPv4 address: all of IPv4 would be one block.
+    // A socket that listens on [::] maps IPv4 addresses like this. As IPv6 they would be one block.
     if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
       set(4, bytes + 12, 3);
     } else {
@@ -76,7 +76,7 @@ int Callers::Caller::Worth() const {
 
 Callers::Victim Callers::First() const {
   LH_CHECK(!callers_.empty());
-  // Equals are left in their order: the first one is the oldest.
+  // Among equals min_element() returns the first one, which is the oldest.
   const auto first =
       std::min_element(callers_.begin(), callers_.end(), [](const Caller& a, const Caller& b) {
         const int worth_a = a.Worth();

@@ -1,16 +1,19 @@
-// Who is in a handshake at the data port, and who has to go when there are too many.
+// The callers: connections in a handshake at the data port. Chooses which caller to turn away when
+// there are too many.
 //
-// A stranger may connect as often as it likes, from any address that it has, and repeat a HELLO
-// that it has overheard. Nothing but the address tells it from a member before that has sent its
-// HELLO, and nothing but the CONFIRM after that. So those go first
-//   1. of whose block of addresses there are more than kCallersPerBlockMax of their kind,
-//   2. who call from where no peer is known, and have not sent a HELLO that was judged well,
-//   3. who have,
-//   4. and then the same of those who call from where a peer is known;
-// among these the oldest one of the block that has the most of that kind. Peers behind one address
-// share a block; that costs them nothing while there is room.
+// A stranger may connect as often as it likes, from any address that it has, and may repeat a HELLO
+// that it has overheard. Before HELLO only the address distinguishes a stranger from a member. From
+// HELLO to CONFIRM nothing else does. So callers are turned away in this order:
+//   1. callers of an address block with more than kCallersPerBlockMax callers of their kind (a
+//      kind: with, or without, a HELLO that was judged well),
+//   2. callers from where no peer is known, without a HELLO that was judged well,
+//   3. callers from where no peer is known, with such a HELLO,
+//   4. callers from where a peer is known: first without such a HELLO, then with one.
+// Within one step, a caller of the block with the most callers of that kind goes first, and the
+// oldest of these. Peers behind one address share a block. This costs them nothing while there is
+// room.
 //
-// Plain value: no threads, no clock. A call takes time in proportion to the callers there are.
+// Plain value: no threads, no clock. A call takes time in proportion to the number of callers.
 #pragma once
 
 #include <array>
@@ -26,9 +29,9 @@
 
 namespace longhaul::peerd {
 
-// Addresses that one host or site can have at will: an IPv4 /24 or an IPv6 /64.
+// Addresses that one host or site may use at will: an IPv4 /24 or an IPv6 /64.
 struct AddressBlock {
-  std::array<uint8_t, 9> bytes{};  // 4 or 6, then what the block has in common
+  std::array<uint8_t, 9> bytes{};  // 4 or 6, then the common prefix
 
   static AddressBlock Of(const SocketAddress& address);
   friend auto operator<=>(const AddressBlock&, const AddressBlock&) = default;
@@ -41,11 +44,12 @@ inline constexpr size_t kCallersPerBlockMax = LH_HANDSHAKES_MAX / 4;
 
 class Callers {
  public:
-  // `known`: a peer is known at that address. Numbers are never used again.
+  // `known`: a peer is known at that address. Returns the caller's number, which is never used
+  // again.
   uint64_t Add(const AddressBlock& block, bool known);
-  // Its HELLO names an epoch and a peer that are expected.
+  // The caller's HELLO names an epoch and a peer that we expect.
   void SetJudged(uint64_t caller);
-  // No effect on one that is not there.
+  // Does nothing if the caller is not there.
   void Remove(uint64_t caller);
   size_t size() const { return callers_.size(); }
 
@@ -53,7 +57,7 @@ class Callers {
     uint64_t caller = 0;
     AddressBlock block;
   };
-  // Who goes first. There is somebody.
+  // Returns the caller to turn away. There must be one.
   Victim First() const;
 
  private:

@@ -9,7 +9,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// Several frames fit; one always does.
+// There is room for several frames, and always for one of the largest.
 constexpr size_t kReceiveBytes = 16 << 10;
 static_assert(kReceiveBytes >= kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX);
 

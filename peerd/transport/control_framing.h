@@ -1,4 +1,4 @@
-// Frames of a control lane as bytes: what comes cut into frames, what goes put together.
+// Turns the bytes received on a control lane into frames, and frames to send into bytes.
 //
 // Plain values: no I/O.
 #pragma once
@@ -17,24 +17,25 @@ namespace longhaul::peerd {
 
 class ControlReader {
  public:
-  // Where the next bytes go; never empty.
+  // Returns where the next bytes go. Never empty.
   std::span<uint8_t> Room();
-  // So many came there.
+  // `bytes` were received there.
   void Took(size_t bytes) { have_ += bytes; }
 
   struct Frame {
     FrameHeader header;
-    std::span<const uint8_t> payload;  // until the next call
+    std::span<const uint8_t> payload;  // valid until the next call
   };
-  // The next one that is whole; none: more bytes are needed. InvalidArgument: this is no frame.
+  // Returns the next whole frame, or nothing if more bytes are needed. InvalidArgument: the bytes
+  // are no frame.
   absl::StatusOr<std::optional<Frame>> Next();
-  // A part of a frame has come.
+  // Part of a frame has been received.
   bool in_frame() const { return have_ != 0; }
 
  private:
   std::vector<uint8_t> bytes_;
   size_t have_ = 0;
-  size_t used_ = 0;  // of those, by Next()
+  size_t used_ = 0;  // the part of these that Next() has returned
 };
 
 class ControlWriter {
@@ -45,15 +46,16 @@ class ControlWriter {
   bool Add(const FrameHeader& header, std::span<const uint8_t> payload);
   // Whole frames that are encoded already.
   bool Add(std::span<const uint8_t> frames);
-  // Takes the place of one of its type that has not begun to be sent.
+  // Replaces a waiting frame of the same type, if there is one.
   bool AddNewest(const FrameHeader& header);
-  // The last one, which always has room.
+  // Adds the last frame. It always has room.
   void AddLast(const FrameHeader& header);
 
-  // What goes out now; it stays there until Sent() has named all of it. Empty: nothing waits.
+  // Returns the bytes to send now. They stay valid until Sent() has counted them all. Empty:
+  // nothing waits.
   std::span<const uint8_t> Take();
   void Sent(size_t bytes) { flying_sent_ += bytes; }
-  // Something has not been taken.
+  // Something was added and not taken.
   bool waiting() const { return !queued_.empty(); }
   void DropWaiting() { queued_.clear(); }
 
@@ -62,7 +64,7 @@ class ControlWriter {
 
   const size_t bytes_max_;
   std::vector<uint8_t> queued_;
-  std::vector<std::pair<FrameType, size_t>> newest_;  // in queued_: where AddNewest() put it
+  std::vector<std::pair<FrameType, size_t>> newest_;  // where AddNewest() put frames in queued_
   std::vector<uint8_t> flying_;
   size_t flying_sent_ = 0;
 };

@@ -13,14 +13,14 @@
 namespace longhaul::peerd {
 namespace {
 
-// Data lanes where the options leave it open: one stream hardly fills a fast path, and on a lossy
-// one it is a fraction of it.
+// How many data lanes a link gets if the options leave it open. One TCP connection hardly fills a
+// fast path, and carries only a fraction of a lossy one.
 constexpr uint32_t kLanesLoopback = 2;
 constexpr uint32_t kLanesElsewhere = 4;
-// A connection attempt gets at least this when there are other addresses to try.
+// The least time for a connection attempt if there are other addresses to try.
 constexpr int64_t kAttemptMinUs = Millis(50);
-// Data lanes of one link whose handshakes run at once: all peers together stay below the acceptor's
-// bound on unfinished handshakes.
+// Handshakes of data lanes that one link runs at once. All peers together stay below the acceptor's
+// limit of unfinished handshakes.
 constexpr int kDataDialsMax = 32;
 
 }  // namespace
@@ -98,7 +98,7 @@ void Dialling::DialControl(Peering* p, const Request& request, Tick now) {
   }
 }
 
-// One more time through all endpoints.
+// Begins another pass through all endpoints.
 void Dialling::StartRound(Peering* p, const Request& request) {
   for (const std::string& endpoint : request.endpoints) {
     const auto host_port = ParseHostPort(endpoint);
@@ -142,7 +142,7 @@ void Dialling::StartControlDial(Peering* p, const Request& request, Tick now) {
   control.candidates.pop_front();
   Tick deadline = std::min(request.deadline, now + 2 * Millis(options_->detect_ms));
   if (!control.candidates.empty()) {
-    // A black hole must not use up the time of the addresses behind it.
+    // An address that does not answer must not use up the time of the addresses behind it.
     const int64_t share =
         (request.deadline - now) / static_cast<int64_t>(control.candidates.size() + 1);
     deadline = std::min(deadline, now + std::max(share, kAttemptMinUs));
@@ -190,7 +190,7 @@ void Dialling::OnControlFailed(Peering* p, const LaneDial& dial) {
     const int64_t patience = Millis(options_->detect_ms) / 2;
     if (control.gone_since != kNever && now - control.gone_since >= patience &&
         control.resolving == 0) {
-      // A peer listens from its start to its end.
+      // A peer listens from its start to its end, so this one is gone.
       for (Request& request : p->requests) {
         if (request.dial) request.deadline = now;
       }
@@ -270,13 +270,13 @@ void Dialling::OnDataDialled(const LinkKey& key, uint32_t lane, LaneDial* dial) 
   Peering::DataDialling& data = p->data;
   data.dials[lane] = nullptr;
   if (dial->ok()) {
-    // The dial is cancelled with its link, so the link is the one it was started for.
+    // A dial is cancelled with its link, so this is the link that the dial was started for.
     LH_CHECK(p->link != nullptr);
     const int fd = dial->TakeFd();
     const bool too_large = p->link->small_packets() && !dial->small_packets();
     if (too_large || !p->link->FitsDataLane(lane, data.planned, dial->hello().serial)) {
-      // Dialled before it was known that large packets vanish; or lost at the other end before it
-      // was in use here; or the link is closing.
+      // One of three: the lane was dialled before it was known that large packets vanish; the peer
+      // lost it before it was in use here; or the link is closing.
       ring_->sockets().Abort(fd);
       alarm_->Set(ring_->Now());
       return;

@@ -1,5 +1,5 @@
-// Dials the lanes that links lack, where that is up to us: the control lane of a link that is not
-// there yet, and data lanes, new or lost.
+// Dials the lanes that links lack, if it is our side that dials: the control lane of a new link,
+// and data lanes, new or lost. (repair.h dials lost control lanes.)
 //
 // Threads: the ring's.
 #pragma once
@@ -18,10 +18,10 @@ namespace longhaul::peerd {
 class DiallingOwner {
  public:
   virtual ~DiallingOwner() = default;
-  // A control lane has passed its handshake: there was no link.
+  // A control lane has passed its handshake. There was no link to this peer.
   virtual void OnControlDialled(Peering* p, int fd, const LaneHello& hello,
                                 const SocketAddress& remote) = 0;
-  // The link has one more data lane.
+  // The link got one more data lane.
   virtual void OnDataLaneDialled(Peering* p) = 0;
 };
 
@@ -37,21 +37,22 @@ class Dialling {
         runs_(runs),
         owner_(owner) {}
 
-  // A new request: all endpoints are tried again, at once.
+  // There is a new request: tries all endpoints again, at once.
   void BeginRequest(Peering* p, Tick now);
-  // A new link. `rtt_us`: of its path; 0: unknown.
+  // There is a new link. `rtt_us`: of its path; 0: unknown.
   void BeginLink(Peering* p, const SocketAddress& remote, int64_t rtt_us, Tick now);
-  // A sender has use for so many data lanes. Those that there are stay.
+  // A sender can use `lanes` data lanes. Raises the number of lanes, and never lowers it.
   void Plan(Peering* p, uint32_t lanes);
-  // Begins what is missing. When to call again. WorkData() may break the link.
+  // These start the dials that are due. They return when to call again. WorkData() may break the
+  // link.
   Tick WorkControl(Peering* p, Tick now);
   Tick WorkData(Peering* p, Tick now);
   void CancelControl(Peering* p, const char* why);
   void CancelData(Peering* p, const char* why);
   void Close() { closing_ = true; }
 
-  // The request to dial for next, one after the other: the other side may know of one epoch and not
-  // yet of another. nullptr: it is not up to us.
+  // Returns the request to dial for; nullptr: our side does not dial. Takes the requests in turn,
+  // since the peer may know one epoch and not yet another.
   static const Request* NextRequest(const Peering& p);
 
  private:

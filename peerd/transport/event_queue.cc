@@ -11,7 +11,7 @@ void EventQueue::Later(absl::AnyInvocable<void()> event) {
   });
 }
 
-// Those that the events themselves add have their turn in the next callback.
+// Runs the events that are queued now. Events that they add run in the next callback.
 void EventQueue::Run() {
   for (size_t n = events_.size(); n > 0; --n) {
     auto event = std::move(events_.front());

@@ -1,5 +1,5 @@
-// What one transport has put off: it is done in order, from the top of a callback of the ring, when
-// nobody is inside any of the transport's objects.
+// Events that the transport has put off. They run in order, from a callback of the ring, when no
+// object of the transport is on the call stack.
 //
 // Threads: the ring's.
 #pragma once
@@ -15,14 +15,14 @@ namespace longhaul::peerd {
 
 class EventQueue {
  public:
-  // `after` follows each time that events were run. The ring refers to the queue until idle().
+  // `after` is called each time that events have run. The ring refers to the queue until idle().
   EventQueue(Ring* ring, absl::AnyInvocable<void()> after)
       : ring_(ring), after_(std::move(after)) {}
   EventQueue(const EventQueue&) = delete;
   EventQueue& operator=(const EventQueue&) = delete;
 
   void Later(absl::AnyInvocable<void()> event);
-  // For an object that may be on the call stack.
+  // Destroys the object later, because it may be on the call stack.
   template <class T>
   void DestroyLater(std::unique_ptr<T> object) {
     Later([object = std::move(object)] {});

@@ -11,9 +11,9 @@ Handshakes::~Handshakes() {
   for (auto& [raw, handshake] : running_) (void)handshake.release();
 }
 
-// Which one to use on loopback if none was asked for: a model that paces (bbr, the default of many
-// systems) has nothing to protect there, and its timers cost a quarter of the processor time of a
-// large op.
+// If no congestion control was asked for, finds one without pacing for loopback. A control that
+// paces (bbr, the default of many systems) protects nothing there, and its timers cost a quarter of
+// the processor time of a large op.
 absl::Status Handshakes::CheckCongestion(int family) {
   LH_ASSIGN_OR_RETURN(const int probe, ring_->sockets().Open(family));
   const auto tune = [&](const std::string& congestion) {
@@ -34,7 +34,7 @@ absl::Status Handshakes::CheckCongestion(int family) {
 }
 
 StreamTuning Handshakes::TuningFor(const SocketAddress& remote) const {
-  // Later than the silence that the control lane notices, so that the reason names the silence.
+  // Longer than the silence after which a link breaks, so that the reason names the silence.
   return {.user_timeout_ms = 4 * options_->detect_ms,
           .congestion = remote.loopback() ? loopback_congestion_ : options_->congestion};
 }
@@ -56,7 +56,7 @@ DialSpec Handshakes::Introduce(const Peering& p, const Digest32& run, LaneKind k
   return spec;
 }
 
-// No run has this digest, and no epoch of it a token.
+// HELLO carries an empty run digest, which no run has. So no peer has a token for it.
 DialSpec Handshakes::LookFor(PeerId peer, const SocketAddress& address) {
   DialSpec spec{.address = address, .tuning = TuningFor(address), .hello = {}, .token = ""};
   spec.hello = {

@@ -1,7 +1,7 @@
-// The handshakes of one transport that are under way: starts them, ends those that take too long,
-// and destroys them when they are over.
+// The handshakes that run in one transport. Starts them, ends those that take too long, and
+// destroys them when they are over.
 //
-// Threads: the ring's. `done` is called from within Ring::RunOnce(); what it gets is destroyed
+// Threads: the ring's. `done` is called from within Ring::RunOnce(). Its argument is destroyed
 // later.
 #pragma once
 
@@ -26,27 +26,28 @@ class Handshakes {
   template <class T>
   using Done = absl::AnyInvocable<void(T*)>;
 
-  // `options`: their `detect_ms` may change meanwhile.
+  // `options->detect_ms` may change later.
   Handshakes(Ring* ring, const TransportOptions* options, EventQueue* events, Alarm* alarm)
       : ring_(ring), options_(options), events_(events), alarm_(alarm), nonces_(options->seed) {}
-  // Those that the kernel still refers to are left alone.
+  // Leaks handshakes that the kernel still refers to.
   ~Handshakes();
 
-  // Whether there is the congestion control that was asked for. Before anything else.
+  // Checks that the kernel has the congestion control of the options. Call this first.
   absl::Status CheckCongestion(int family);
-  // How sockets to that address are set up.
+  // Returns how to set up a socket to that address.
   StreamTuning TuningFor(const SocketAddress& remote) const;
 
-  // A dial of this peer. What says which lane it is to be is left to the caller.
+  // Returns the dial for a lane to this peer. The caller fills in which lane it is.
   DialSpec Introduce(const Peering& p, const Digest32& run, LaneKind kind,
                      const SocketAddress& address, PeerId relay, Credential credential);
-  // A dial to whoever listens there, which ends with a refusal: kUnknownEpoch if it is the peer.
+  // Returns a dial that finds out whether `peer` listens at `address`. It always ends with a
+  // refusal, which is kUnknownEpoch if the peer listens.
   DialSpec LookFor(PeerId peer, const SocketAddress& address);
   LaneDial* Dial(DialSpec spec, Tick deadline, Done<LaneDial> done);
   LaneKnock* Knock(const SocketAddress& address, Tick deadline, Done<LaneKnock> done);
   LaneAccept* Accept(int fd, Tick deadline, LaneAccept::Judge judge, Done<LaneAccept> done);
 
-  // Ends what has had its time. When to call again.
+  // Ends handshakes whose time is up. Returns when to call again.
   Tick Work(Tick now);
   void FailAll(const std::string& reason);
   bool empty() const { return running_.empty(); }

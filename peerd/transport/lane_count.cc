@@ -10,42 +10,45 @@
 namespace longhaul::peerd {
 namespace {
 
-// In round trips: the pause after which a burst begins, what is left out of a long one, what new
-// connections take to reach their speed, and what is measured.
+// In round trips: the pause that ends a burst, the beginning of a long burst that is left out, the
+// time until new connections are fast, and the time that is measured.
 constexpr int64_t kPause = 2;
 constexpr int64_t kSkipped = 3;
 constexpr int64_t kSettling = 6;
 constexpr int64_t kMeasured = 8;
-// Up to so many a burst is a short one. So much of short ones is measured, each with one more: it
-// takes a round trip until the last byte is known to have arrived.
+// In round trips: the longest short burst, and how much of short bursts is measured. To each one
+// round trip is added, which passes until the last byte is known to have arrived.
 constexpr int64_t kShort = 5;
 constexpr int64_t kShortMeasured = 16;
-// A short burst says something if it is so many times as large as what the kernel may hold unsent.
+// A short burst counts only if it has more than so many times the bytes that the kernel may hold
+// unsent.
 constexpr uint64_t kShortMin = 2;
-// A shorter round trip counts as this: the scheduling of processes would be in what is measured.
+// The shortest round trip to reckon with. In a shorter one the scheduling of processes would count.
 constexpr int64_t kRttUsMin = Millis(10);
 
-// Part of a round trip after lanes had nothing to send: they take at once what they have room for.
+// After lanes had nothing to send, 1/kAfterEmptied of a round trip is left out: the kernel takes at
+// once what it has room for.
 constexpr int64_t kAfterEmptied = 2;
-// What is to be measured may take so many times as long, since there is not always something that
-// waits; if it takes longer, it is not lanes that it waits for.
+// A measurement may take so many times as long as planned, because segments do not always wait. If
+// it takes longer, the lanes are not what limits the rate.
 constexpr int64_t kPatience = 3;
 constexpr int64_t kPatienceTrying = 12;
 
-// What two measurements of a steady path differ by, and what is clearly more.
+// In percent: two measurements of a steady path differ by less than kSteadyPercent. From
+// kGainPercent on, more lanes are clearly better.
 constexpr uint64_t kSteadyPercent = 106;
 constexpr uint64_t kGainPercent = 112;
-// Of an unsteady one the last of so many.
+// After so many measurements in a row that do not agree, the last one counts.
 constexpr int kUnsteadyMax = 6;
-// The path is another one.
+// If a rate changes by this, the path is a different one.
 constexpr uint64_t kChangePercent = 150;
 constexpr int64_t kAgainUs = Seconds(300);
 
-// 32 at 80 ms.
+// 32 lanes if a round trip takes 80 ms.
 constexpr int64_t kRttUsPerLane = 2500;
 constexpr int64_t kFirstMin = 4;
 constexpr int64_t kFirstMax = 64;
-// What a new connection has sent after three round trips: 10, 20 and 40 packets.
+// A new connection sends so much in its first three round trips: 10, 20 and 40 packets.
 constexpr uint64_t kGrownBytes = 70 * 1460;
 
 bool Exceeds(uint64_t more, uint64_t less, uint64_t percent) { return more * 100 > less * percent; }
@@ -110,7 +113,7 @@ bool LaneCount::Sent(uint64_t bytes, Tick now) {
   return false;
 }
 
-// It was over at `end`, and a pause followed.
+// The burst ended at `end`, and a pause followed. Returns whether lanes() has changed.
 bool LaneCount::EndBurst(Tick end) {
   const int64_t us = end - burst_begun_;
   const uint64_t unsent = uint64_t{lanes_} * kUnsentBytes;
@@ -120,14 +123,14 @@ bool LaneCount::EndBurst(Tick end) {
     settle_us_ -= rtt_us_;
     return false;
   }
-  // What is unsent leaves as fast as the rest did.
+  // Unsent bytes leave the kernel as fast as the rest did.
   const double share =
       static_cast<double>(burst_bytes_) / static_cast<double>(burst_bytes_ - unsent);
   short_us_ += static_cast<int64_t>(static_cast<double>(us) * share) + rtt_us_;
   short_bytes_ += burst_bytes_;
   if (short_us_ < kShortMeasured * rtt_us_) return false;
   const uint64_t rate = short_bytes_ * Seconds(1) / static_cast<uint64_t>(short_us_);
-  // With twice as many lanes it has to say something, too.
+  // The same burst must still count with twice as many lanes.
   return Judge(Kind::kShort, rate, burst_bytes_ > 2 * kShortMin * unsent, end);
 }
 

@@ -9,16 +9,16 @@
 namespace longhaul::peerd {
 namespace {
 
-// A lane that takes so many times as long as the others on average rests. Lanes of one path may
-// differ by a factor of three or four for a while, by chance.
+// A lane rests if it takes so many times as long as the average of the others. By chance, lanes of
+// one path may differ by a factor of three or four for a while.
 constexpr double kLagFactor = 6;
-// And it would hold up a segment for so many round trips.
+// It rests only if it would also hold up a segment for so many round trips.
 constexpr int64_t kLagRtts = 4;
-// A lane leaves the next segment to others if they will be through with all that is queued, and
-// that one, in less than the time that it would take: by this factor, since lanes differ by chance.
+// A lane leaves a segment to the others if these will be through with the queue, and the segment,
+// before the lane would be done. The factor allows for chance.
 constexpr double kLateFactor = 2;
-// A rest, and how long a slow lane is not tried otherwise. What it is tried with may hold up one
-// op.
+// The first rest and the longest. kRestUsMin is also how long a lane that leaves segments to others
+// is not tried. A trial may hold up one op.
 constexpr int64_t kRestUsMin = Seconds(10);
 constexpr int64_t kRestUsMax = Seconds(600);
 
@@ -73,7 +73,7 @@ LaneSchedule::Verdict LaneSchedule::Judge(uint32_t index, uint32_t bytes, size_t
   if (!others.any) return Verdict::kCarry;
   if (now < lane.rests_until) return Verdict::kLeave;
   if (others.known == 0 || lane.us_per_byte == 0) return Verdict::kCarry;
-  // The segment goes behind what the lane keeps unsent.
+  // The segment goes behind the lane's unsent bytes.
   const double length = static_cast<double>(bytes) + kUnsentBytes;
   const double own = lane.us_per_byte * length;
   const double usual = others.times / others.known * length;
@@ -82,7 +82,7 @@ LaneSchedule::Verdict LaneSchedule::Judge(uint32_t index, uint32_t bytes, size_t
     const double waiting = static_cast<double>(bytes) * static_cast<double>(queued);
     if (own <= kLateFactor * usual + waiting / others.rate) return Verdict::kCarry;
     if (now - lane.given_at < kRestUsMin) return Verdict::kLeave;
-    lane.us_per_byte = 0;  // it may have recovered
+    lane.us_per_byte = 0;  // the lane may have recovered
     return Verdict::kCarry;
   }
   const int64_t us = std::min(kRestUsMin << std::min(lane.rests++, 16u), kRestUsMax);

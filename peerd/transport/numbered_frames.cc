@@ -8,12 +8,12 @@
 namespace longhaul::peerd {
 namespace {
 
-// Frames that are not acknowledged: no more than the members here can cause, with all the ops that
-// they may have open at one time announced and done. They fit into a control lane's queue.
+// The limit of frames kept. The members of this peer cannot cause more, even if each has all the
+// ops open that it may have, announced and done. It leaves room in a control lane's queue.
 constexpr size_t kKeptBytesMax = size_t{LH_LOCAL_MEMBERS_MAX} * LH_OPS_OPEN_MAX *
                                  (2 * kFrameHeaderBytes + LH_CONTROL_PAYLOAD_BYTES_MAX);
 static_assert(kKeptBytesMax + (1 << 20) < kControlQueueBytesMax);
-// A correct peer acknowledges at least this often.
+// A correct peer acknowledges at least so often.
 constexpr uint32_t kAckFrames = 64;
 constexpr size_t kAckBytes = 64 << 10;
 

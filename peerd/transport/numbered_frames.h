@@ -1,9 +1,9 @@
-// The numbered control frames of one end of a link (proto/wire/frame.h): each arrives exactly once,
-// in order, over as many control lanes as it takes.
+// The numbered control frames of one end of a link (proto/wire/frame.h). Each frame arrives exactly
+// once and in order, however many control lanes are lost on the way.
 //
-// Sent frames are kept until the other end has acknowledged them. On a lane that takes the place of
-// a lost one each end says RESUME and how many it has received; what the other one has not goes
-// onto that lane first.
+// A sent frame is kept until the peer has acknowledged it. On a control lane that replaces a lost
+// one, each end first sends RESUME with the number of frames that it has received. The other end
+// then first sends the frames that are missing.
 //
 // Plain value.
 #pragma once
@@ -22,44 +22,44 @@ namespace longhaul::peerd {
 
 class NumberedFrames {
  public:
-  // ---- what we send
+  // ---- sending
 
-  // False: the other side acknowledges too little, nothing was kept.
+  // Returns false, and keeps nothing, if the peer acknowledges too little.
   bool Keep(const FrameHeader& header, std::span<const uint8_t> payload);
-  // What has to go onto the lane now; valid until the next call. Empty until resumed().
+  // Returns the frames to put on the lane now. Valid until the next call. Empty until resumed().
   std::span<const uint8_t> TakeForLane();
-  // The other end has so many. InvalidArgument: so many were not sent.
+  // The peer has received `acked` frames. InvalidArgument: so many were not sent.
   absl::Status OnAcked(uint64_t acked);
   uint64_t sent() const { return sent_; }
   uint64_t acked() const { return acked_; }
 
-  // ---- what we receive
+  // ---- receiving
 
-  // One more. InvalidArgument: it may not come before the RESUME.
+  // A frame came. InvalidArgument: it came before RESUME.
   absl::Status OnReceived();
   uint64_t received() const { return received_; }
-  // A frame of so many bytes has been dealt with. True: it is time to acknowledge.
+  // A frame of `bytes` bytes has been handled. Returns whether to acknowledge now.
   bool AckIsDue(size_t bytes);
 
-  // ---- another lane
+  // ---- a new control lane
 
   void BeginLane();
-  // The other end's RESUME. How many frames go out once more; InvalidArgument: it says what cannot
-  // be.
+  // The peer's RESUME. Returns how many frames are sent again. InvalidArgument: the count is
+  // impossible.
   absl::StatusOr<uint64_t> OnResume(uint64_t acked);
-  // The other end has said what it has, or this is the first lane.
+  // RESUME has come on this lane, or this is the first lane.
   bool resumed() const { return resumed_; }
 
  private:
   uint64_t sent_ = 0;
-  uint64_t put_on_lane_ = 0;  // of those, at least once
+  uint64_t put_on_lane_ = 0;  // frames put on a lane at least once
   uint64_t acked_ = 0;
-  std::vector<uint8_t> kept_;  // from kept_head_ on
+  std::vector<uint8_t> kept_;  // encoded frames, from kept_head_ on
   size_t kept_head_ = 0;
-  size_t on_lane_bytes_ = 0;  // of those, the first, on this lane
+  size_t on_lane_bytes_ = 0;  // of these, what is on the present lane
   std::deque<uint32_t> kept_sizes_;
   uint64_t received_ = 0;
-  uint32_t unacked_frames_ = 0;  // received since we acknowledged last
+  uint32_t unacked_frames_ = 0;  // received since the last acknowledgement
   size_t unacked_bytes_ = 0;
   bool resumed_ = true;
 };

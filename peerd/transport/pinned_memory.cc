@@ -10,7 +10,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// Pinned, or released, in one turn of the ring: about a millisecond.
+// The bytes to pin or release in one turn of the ring, which takes about a millisecond.
 constexpr size_t kPieceBytes = size_t{4} << 20;
 
 }  // namespace
@@ -30,7 +30,8 @@ void PinnedMemory::Remove(const uint8_t* data) {
   UnpinNext();
 }
 
-// One in each turn of the ring: whoever lets go of a page last has to free it.
+// Releases one buffer in each turn of the ring. If nobody else uses its pages, releasing frees
+// them, and that takes time.
 void PinnedMemory::UnpinNext() {
   if (unused_buffers_.empty() || std::exchange(unpinning_, true)) return;
   events_->Later([this] {
@@ -50,7 +51,7 @@ int PinnedMemory::Find(const uint8_t* data, size_t bytes) {
   Memory& memory = it->second;
   if (offset >= memory.bytes || bytes > memory.bytes - offset) return -1;
   const size_t piece = offset / kPieceBytes;
-  // Across two pieces there is no one buffer: such a send pins its pages itself.
+  // Bytes in two pieces have no common buffer. Such a send pins its pages itself.
   if ((offset + bytes - 1) / kPieceBytes != piece) return -1;
   int& buffer = memory.buffers[piece];
   if (buffer < 0) buffer = Pin(it->first, &memory, piece);
@@ -65,7 +66,7 @@ int PinnedMemory::Pin(const uint8_t* data, Memory* memory, size_t piece) {
   const auto buffer =
       ring_->RegisterBuffer(data + offset, std::min(kPieceBytes, memory->bytes - offset));
   if (buffer.ok()) return *buffer;
-  // What is still to be unpinned counts against the limits.
+  // Buffers that are still to be released count against the limits. So later tries may succeed.
   if (absl::IsUnavailable(buffer.status()) || !unused_buffers_.empty()) return -1;
   memory->refused = true;
   if (!std::exchange(warned_, true)) {

@@ -1,9 +1,9 @@
-// Memory that segments are sent from, pinned piece by piece so that sends without a copy need not
-// pin it themselves.
+// Memory that segments are sent from. It is pinned piece by piece, so that zero-copy sends do not
+// have to pin it themselves.
 //
-// A piece is pinned when it is first sent from, not when its memory is announced: then its trainer
-// has filled it, and what is never sent costs nothing. One piece is pinned, and one released, in a
-// turn of the ring: pings of other links are not to wait for more.
+// A piece is pinned when it is first sent from. By then the trainer has filled it, and memory that
+// is never sent costs nothing. At most one piece is pinned and one released in a turn of the ring,
+// since PINGs of other links wait meanwhile.
 //
 // Threads: the ring's.
 #pragma once
@@ -24,18 +24,18 @@ class PinnedMemory {
 
   // The memory is not touched before it is sent from.
   void Add(const uint8_t* data, size_t bytes);
-  // It may be unmapped at once.
+  // The caller may unmap the memory at once.
   void Remove(const uint8_t* data);
-  // The registered buffer that holds these bytes, or -1: there is none, or not now.
+  // Returns the registered buffer that holds these bytes, or -1 if there is none yet.
   int Find(const uint8_t* data, size_t bytes);
-  // The ring is about to end, which releases everything.
+  // The ring is about to end, and that releases everything.
   void Close() { closing_ = true; }
 
  private:
   struct Memory {
     size_t bytes = 0;
-    std::vector<int> buffers;  // of each piece from the start on; -1: not pinned
-    bool refused = false;      // the system lets us pin no more
+    std::vector<int> buffers;  // of each piece in order; -1: not pinned
+    bool refused = false;      // the system does not let us pin more
   };
 
   int Pin(const uint8_t* data, Memory* memory, size_t piece);
@@ -44,9 +44,9 @@ class PinnedMemory {
   Ring* const ring_;
   EventQueue* const events_;
   std::map<const uint8_t*, Memory> memory_;
-  std::vector<int> unused_buffers_;  // of memory that is no more
-  bool pinned_ = false;              // in this turn of the ring
-  bool unpinning_ = false;           // the next one has its turn
+  std::vector<int> unused_buffers_;  // of memory that was removed
+  bool pinned_ = false;              // a piece was pinned in this turn of the ring
+  bool unpinning_ = false;           // the next buffer is released in the next turn
   bool warned_ = false;
   bool closing_ = false;
 };

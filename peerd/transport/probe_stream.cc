@@ -35,7 +35,7 @@ void ProbeStream::Move() {
   if (stopping_ || (left == 0 && !sends_)) {
     operation_ = ring_->Timeout(Tick{}, [this](IoResult) { End(); });
   } else if (left == 0) {
-    // What was sent is on its way; the other side says nothing.
+    // All is sent. The other end never sends, so this waits for it to close.
     operation_ = ring_->PollIn(fd_, [this](IoResult) { End(); });
   } else if (sends_) {
     operation_ = ring_->Send(fd_, kZeros.data(), bytes, false, moved);

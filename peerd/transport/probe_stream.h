@@ -1,9 +1,9 @@
-// One of the connections of a probe, from the end of its handshake to its close: one end sends
-// bytes that mean nothing, the other one throws them away.
+// One connection of a probe, from the end of its handshake to its close. One end sends bytes that
+// mean nothing, and the other end throws them away.
 //
-//   running --the other side ends it, it breaks, or Stop()--> ended: `done`; it may be destroyed
-//
-// It is closed with a reset, so that what has not been sent is not sent any more.
+// The stream runs until the other end closes it, the connection breaks, or Stop(). (The receiving
+// end also stops at `bytes_max`.) Then it calls `done`, and may be destroyed. It closes with a
+// reset, so that unsent bytes are dropped.
 //
 // Threads: the ring's. `done` is called from within Ring::RunOnce(), last of all.
 #pragma once
@@ -22,8 +22,8 @@ namespace longhaul::peerd {
 class ProbeStream {
  public:
   using Done = absl::AnyInvocable<void(ProbeStream*)>;
-  // Takes over `fd`, connected and tuned. Sends `bytes_max`, or receives no more than that and ends
-  // then. Not beyond `deadline`, if its owner calls Stop() then.
+  // Takes over `fd`, a connected and tuned socket. Sends `bytes_max`, or ends after receiving as
+  // many. The owner has to call Stop() at `deadline`.
   ProbeStream(Ring* ring, int fd, bool sends, uint64_t bytes_max, Tick deadline, Done done);
   ProbeStream(const ProbeStream&) = delete;
   ProbeStream& operator=(const ProbeStream&) = delete;
@@ -31,7 +31,7 @@ class ProbeStream {
   void Stop();
   Tick deadline() const { return deadline_; }
   bool sends() const { return sends_; }
-  // What TCP has seen of it so far.
+  // Returns what TCP has measured of the connection so far.
   const TcpDelivery& delivery();
 
  private:
@@ -50,7 +50,7 @@ class ProbeStream {
   bool stopping_ = false;
   bool open_ = true;
   TcpDelivery delivery_;
-  std::unique_ptr<uint8_t[]> sink_;  // where it receives
+  std::unique_ptr<uint8_t[]> sink_;  // what a receiving end throws away
 };
 
 }  // namespace longhaul::peerd

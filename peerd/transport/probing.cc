@@ -8,12 +8,12 @@
 namespace longhaul::peerd {
 namespace {
 
-// Connections of others' probes at one time; more are told to come later.
+// Connections of other peers' probes at one time. Beyond it, callers are refused as kBusy.
 constexpr size_t kSinksMax = 128;
-// What one of them may bring, and for how long.
+// The most that one of them may bring, in bytes and time.
 constexpr uint64_t kSinkBytesMax = 2 * kProbeBytesMax;
 constexpr int64_t kSinkUsMax = 4 * kProbeUsMax;
-// How often is looked at what has arrived.
+// How often to look at what has arrived.
 constexpr int64_t kLookUs = Millis(20);
 
 void AddBytes(const TcpDelivery& from, TcpDelivery* sum) {
@@ -57,7 +57,7 @@ bool Probing::Start(const LinkKey& key) {
   return true;
 }
 
-// Where a peer that dialled us listens: the port that it dials from is another one.
+// Returns where the peer listens. If the peer dialled us, that is not the port it dialled from.
 std::optional<SocketAddress> Probing::DataAddress(const Peering& p) const {
   if (p.link->options().dialled) return p.link->options().remote;
   for (const std::string& endpoint : p.endpoints) {
@@ -138,7 +138,7 @@ Tick Probing::Work(Tick now) {
     return std::min(next, now + kLookUs);
   }
   if (arrived && result.bytes_per_second == 0) {
-    // Too fast to be watched: at least so much.
+    // Everything arrived before the rate could be watched. So the rate is at least this.
     const auto us = static_cast<uint64_t>(std::max(now - probe_->first, kLookUs / 4));
     probe_->result.bytes_per_second = probe_->acked * 1000000 / us;
   }
@@ -161,12 +161,12 @@ void Probing::SumUp(Tick now) {
   result.bytes_repeated = sum.bytes_repeated;
   if (const Link* link = runs_->FindOpen(result.link)) {
     const uint64_t arrived = link->arrived_bytes();
-    // Less than before: a lane was replaced.
+    // If there are fewer bytes than before, a lane was replaced.
     const uint64_t more = arrived - std::min(arrived, probe_->link_arrived_before);
     probe_->link_arrived += more;
     probe_->link_arrived_before = arrived;
   }
-  // What is acknowledged comes in leaps where something was lost, what has arrived does not.
+  // Counts what has arrived: acknowledgements jump where packets were lost, arrivals do not.
   probe_->meter.Add(now, sum.bytes_arrived + probe_->link_arrived, result.rtt_us);
   result.bytes_per_second = probe_->meter.bytes_per_second();
 }

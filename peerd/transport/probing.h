@@ -1,5 +1,5 @@
-// Probes of links: finds out what a path carries by sending bytes that mean nothing over
-// connections of their own, and takes in those of others.
+// Probes of links. A probe measures what a path carries: it sends bytes that mean nothing over
+// connections of its own. This class also accepts the connections of other peers' probes.
 //
 // Threads: the ring's.
 #pragma once
@@ -25,8 +25,7 @@ namespace longhaul::peerd {
 
 class Probing {
  public:
-  // `done`: the probe that was started is over; what it has shown, before PopResult() gives it
-  // away.
+  // `done` is called when our probe is over, with its result, before PopResult() returns it.
   Probing(Ring* ring, const TransportOptions* options, EventQueue* events, Alarm* alarm,
           Handshakes* handshakes, RunTable* runs, absl::AnyInvocable<void(const LinkProbe&)> done)
       : ring_(ring),
@@ -36,39 +35,40 @@ class Probing {
         handshakes_(handshakes),
         runs_(runs),
         done_(std::move(done)) {}
-  // Connections that the kernel still refers to are left alone.
+  // Leaks connections that the kernel still refers to.
   ~Probing();
 
   // See Transport::StartProbe() and PopProbe().
   bool Start(const LinkKey& key);
   std::optional<LinkProbe> PopResult();
-  // Whether there is room for one more connection of others' probes; takes it in.
+  // HasRoom(): whether one more connection of other peers' probes can be accepted. Adopt() accepts
+  // it.
   bool HasRoom() const;
   void Adopt(int fd);
 
-  // Stops what has had its time; looks at what our probe has shown, and ends it. When to call
-  // again.
+  // Stops streams whose time is up, looks at our probe, and ends it when it is over. Returns when
+  // to call again.
   Tick Work(Tick now);
   void Close();
-  // The kernel refers to nothing of it.
+  // The kernel refers to nothing of this object.
   bool idle() const { return streams_.empty(); }
-  // Probes that showed something, those that did not, and bytes that they sent.
+  // Probes that measured something, probes that did not, and the bytes that all of them sent.
   uint64_t probes() const { return probes_; }
   uint64_t failed() const { return failed_; }
   uint64_t bytes() const { return bytes_; }
 
  private:
-  // The probe that is under way.
+  // Our probe.
   struct Probe {
     LinkProbe result;
     std::set<LaneDial*> dials;
-    std::vector<ProbeStream*> streams;  // that have not ended
-    TcpDelivery gone;                   // of those that have
-    uint32_t connections = 0;           // planned
-    uint32_t started = 0;               // streams
-    Tick first;                         // of those
+    std::vector<ProbeStream*> streams;  // streams that have not ended
+    TcpDelivery gone;                   // of streams that have ended
+    uint32_t connections = 0;           // how many were planned
+    uint32_t started = 0;               // how many streams began
+    Tick first;                         // when the first stream began
     uint64_t acked = 0;
-    // Of the link's own traffic meanwhile, which takes a part of what the link carries.
+    // The link's own traffic during the probe, which takes part of what the link carries.
     uint64_t link_arrived = 0;
     uint64_t link_arrived_before = 0;
     RateMeter meter;
@@ -91,9 +91,9 @@ class Probing {
   bool closing_ = false;
   std::optional<Probe> probe_;
   std::optional<LinkProbe> result_;
-  // Of our probe and of those of others.
+  // The streams of our probe, and of other peers' probes.
   std::map<ProbeStream*, std::unique_ptr<ProbeStream>> streams_;
-  size_t sinks_ = 0;  // of those, the others'
+  size_t sinks_ = 0;  // streams of other peers' probes
   uint64_t probes_ = 0;
   uint64_t failed_ = 0;
   uint64_t bytes_ = 0;

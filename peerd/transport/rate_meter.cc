@@ -9,7 +9,7 @@ void RateMeter::Add(Tick at, uint64_t bytes, uint32_t rtt_us) {
   if (samples_.empty()) risen_at_ = at;
   samples_.emplace_back(at, bytes);
   if (samples_.size() > kSamplesMax) samples_.pop_front();
-  // The youngest that is a stretch away: those before it are of no use any more, unless the round
+  // The youngest sample that is at least a stretch old. Older samples are of use only if the round
   // trip turns out to be longer.
   auto first = std::upper_bound(samples_.begin(), samples_.end(), at + -stretch,
                                 [](Tick tick, const auto& sample) { return tick < sample.first; });

@@ -1,7 +1,8 @@
-// How fast a link carries bytes, from how many had arrived at which times.
+// Measures the rate of a link from the bytes that had arrived at several times.
 //
-// A connection that begins takes several round trips to get to the speed of its path, so what
-// counts is the fastest stretch, and it is over when no faster one has come for some of them.
+// A new connection takes several round trips until it is as fast as its path. So the fastest
+// stretch counts. The measurement is over when no clearly faster stretch has come for three
+// stretches' time.
 //
 // Plain value: no clock.
 #pragma once
@@ -17,21 +18,22 @@ namespace longhaul::peerd {
 
 class RateMeter {
  public:
-  // Of what a rate is taken at least, and two round trips: acknowledgements come in bursts.
+  // A rate is taken over at least this long and two round trips, as acknowledgements come in
+  // bursts.
   static constexpr int64_t kStretch = Millis(100);
-  static constexpr size_t kSamplesMax = 256;  // then the oldest goes
+  static constexpr size_t kSamplesMax = 256;  // beyond it the oldest is dropped
 
-  // `bytes` altogether have arrived by then; neither falls. `rtt_us`: 0 while it is unknown.
+  // `bytes` had arrived in all at `at`. Neither may fall. `rtt_us`: 0 while it is not known.
   void Add(Tick at, uint64_t bytes, uint32_t rtt_us);
-  // Of the fastest stretch; 0: none was long enough.
+  // Returns the rate of the fastest stretch. 0: none was long enough.
   uint64_t bytes_per_second() const { return best_; }
-  // Three stretches have gone by without one that is a twentieth faster.
+  // Three stretches have gone by, and none was faster by a twentieth.
   bool settled() const { return settled_; }
 
  private:
   std::deque<std::pair<Tick, uint64_t>> samples_;
   uint64_t best_ = 0;
-  uint64_t risen_to_ = 0;  // the last that was a twentieth faster
+  uint64_t risen_to_ = 0;  // the last best_ that rose by a twentieth
   Tick risen_at_;
   bool settled_ = false;
 };

@@ -10,11 +10,11 @@
 namespace longhaul::peerd {
 namespace {
 
-// Attempts to connect within detect_ms where a lane is lost, on a path of usual length.
+// On a short path, how often to dial a lost lane within detect_ms.
 constexpr int64_t kConnectsPerDetect = 6;
-// Lanes of one peer that are lost at longer intervals than this are dialled again at once.
+// If lanes of a peer are lost at longer intervals than this, they are dialled again at once.
 constexpr int64_t kLossApartUs = Seconds(1);
-// Lost lanes of one peer that are logged in that time; the others are counted.
+// How many losses of one peer are logged in that time. The others are only counted.
 constexpr int kLossesLogged = 4;
 
 void BreakRefused(Link* link, const std::string& address) {
@@ -78,7 +78,7 @@ Tick Repair::Work(Peering* p, Tick now) {
     if (repair.redial == nullptr && repair.redial_backoff.next <= now) Redial(p, now);
     return repair.redial == nullptr ? repair.redial_backoff.next : kNever;
   }
-  // The relay's port would only say that the relay is there.
+  // A connection to the relay would show only that the relay lives.
   if (link.options().relay) return kNever;
   if (repair.knocks == 0 && repair.knock_backoff.next <= now) Knock(p, now);
   return repair.knocks == 0 && p->link != nullptr ? repair.knock_backoff.next : kNever;
@@ -113,7 +113,7 @@ void Repair::OnRedialled(const LinkKey& key, LaneDial* dial) {
     if (dial->ok()) ring_->sockets().Close(dial->TakeFd());
     return;
   }
-  // The dial is cancelled with its link, so the link is the one it was started for.
+  // A dial is cancelled with its link, so this is the link that the dial was started for.
   p->repair.redial = nullptr;
   if (dial->ok()) {
     const int fd = dial->TakeFd();
@@ -136,7 +136,7 @@ void Repair::OnRedialled(const LinkKey& key, LaneDial* dial) {
   alarm_->Set(p->repair.redial_backoff.next);
 }
 
-// At all addresses of the peer at once. If each refuses, its process is gone.
+// Knocks at all addresses of the peer at once. If each refuses, the peer's process is gone.
 void Repair::Knock(Peering* p, Tick now) {
   Peering::Repairing& repair = p->repair;
   repair.knocks_refused = 0;

@@ -1,6 +1,6 @@
-// The repair of links that stand and have lost a lane: dials their control lane again, or where the
-// other side does, finds out whether the peer is still there. (Lost data lanes are dialled like
-// those that are new, see dialling.h.)
+// Repairs links that have lost a lane. If we dialled the link, dials a lost control lane again. If
+// the peer dialled it, finds out whether the peer is still there. (Lost data lanes are dialled like
+// new ones, see dialling.h.)
 //
 // Threads: the ring's.
 #pragma once
@@ -16,10 +16,10 @@
 
 namespace longhaul::peerd {
 
-// A lane broke, and the dial of another one found nobody there, or another peer.
+// Breaks the link. A lane broke, and the dial of a new one found that the peer is gone.
 void BreakGone(Link* link, const LaneDial& dial);
-// How long the dial of a lost lane may take to connect. A packet that is lost on the way is
-// repeated after a second; a new attempt begins at once.
+// Returns until when the dial of a lost lane may try to connect. On a short path that is soon: TCP
+// repeats a lost packet only after a second, while a new dial sends one at once.
 Tick ReconnectBy(const Link& link, uint32_t detect_ms, Tick now);
 
 class Repair {
@@ -33,11 +33,11 @@ class Repair {
         resolver_(resolver),
         runs_(runs) {}
 
-  // A new link.
+  // There is a new link.
   void Begin(Peering* p, Tick now);
   void OnLaneLost(Peering* p, LaneKind kind, const std::string& reason);
   void OnLaneBack(Peering* p, const std::string& name);
-  // Where the control lane is lost: sees to it. When to call again. May break the link.
+  // If the control lane is lost, does what is due. Returns when to call again. May break the link.
   Tick Work(Peering* p, Tick now);
   void Cancel(Peering* p, const char* why);
   void Close() { closing_ = true; }

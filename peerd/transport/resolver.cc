@@ -72,7 +72,7 @@ void Resolver::Resolve(const HostPort& host_port, Done done) {
     try {
       std::thread(Worker, shared_).detach();
     } catch (const std::system_error&) {
-      // No thread to be had now: the look-up waits for the next one that starts.
+      // No thread can be started now. The look-up waits in the queue for the next thread.
       MutexLock lock(&shared_->mutex);
       --shared_->workers;
     }

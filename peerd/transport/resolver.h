@@ -1,7 +1,7 @@
-// Host names to addresses without blocking the ring: getaddrinfo() runs on helper threads.
+// Turns host names into addresses without blocking the ring: helper threads call getaddrinfo().
 //
-// At most kWorkersMax look-ups run at once, the others wait. A look-up that hangs in the system's
-// resolver holds up neither Close() nor the end of the process.
+// At most kWorkersMax look-ups run at once, and more wait in a queue. A look-up that hangs in the
+// system's resolver delays neither Close() nor the end of the process.
 //
 // Threads: the ring's. Answers come from within Ring::RunOnce().
 #pragma once
@@ -27,10 +27,10 @@ class Resolver {
   explicit Resolver(Ring* ring) : ring_(ring) {}
   ~Resolver();
 
-  // Before anything else. Unavailable: there is no file descriptor to be had.
+  // Call this first. Unavailable: no file descriptor is free.
   absl::Status Start();
   void Resolve(const HostPort& host_port, Done done);
-  // Answers that are missing never come. Run the ring until closed().
+  // Drops all look-ups: their `done` is never called. Run the ring until closed().
   void Close();
   bool closed() const { return poll_ == 0; }
 

@@ -1,5 +1,5 @@
-// What one transport knows of others: the runs it takes part in, the tokens of their epochs, and
-// its peers in each run, linked or not.
+// What one transport knows of other peers: the runs that it takes part in, the tokens of their
+// epochs, and the peers of each run, with or without a link.
 //
 // Threads: the ring's.
 #pragma once
@@ -24,7 +24,7 @@
 
 namespace longhaul::peerd {
 
-// A link that an epoch needs, and that is not there yet.
+// A link that an epoch needs and that is not up yet.
 struct Request {
   uint32_t group = 0;
   Epoch epoch;
@@ -36,7 +36,7 @@ struct Request {
   Tick deadline;
 };
 
-// When to try next.
+// When to try again. The pause doubles with each failure.
 struct Backoff {
   static constexpr int64_t kUsMin = Millis(5);
   static constexpr int64_t kUsMax = Millis(200);
@@ -50,68 +50,68 @@ struct Backoff {
   void Reset(Tick now) { *this = Backoff{.next = now}; }
 };
 
-// With what a lane is authenticated.
+// What authenticates a lane.
 struct Credential {
   uint32_t group = 0;
   Epoch epoch;
   std::string token;
 };
 
-// One peer in one run. Each part of the transport has its own of the structs below.
+// One peer in one run. Each part of the transport has a struct of its own below.
 struct Peering {
   LinkKey key;
-  uint64_t serial = 0;                // tells it from an earlier one of the same key
-  std::map<uint32_t, PeerId> groups;  // that need the link, through which relay; 0: straight
+  uint64_t serial = 0;  // distinguishes this peering from an earlier one with the same key
+  std::map<uint32_t, PeerId> groups;  // groups that need the link, and their relay; 0: none
   std::vector<Request> requests;
-  std::unique_ptr<Link> link;  // alive, or none
-  bool announcing = false;     // OnLinkUp is queued
+  std::unique_ptr<Link> link;  // alive, or nullptr
+  bool announcing = false;     // the call of OnLinkUp() is queued
   std::string last_error;      // why there is no link
 
-  std::vector<std::string> endpoints;  // of the peer or its relay, as told last
-  std::vector<AddressBlock> blocks;    // of those that are numeric
-  std::optional<AddressBlock> linked;  // of the last link
-  uint64_t probed_rate = 0;            // of the last probe that showed something
+  std::vector<std::string> endpoints;  // of the peer or its relay, from the last request
+  std::vector<AddressBlock> blocks;    // of the numeric endpoints
+  std::optional<AddressBlock> linked;  // of the last link's remote address
+  uint64_t probed_rate = 0;            // of the last probe that measured something
   size_t token_attempts = 0;
 
-  // The control lane of a link that is not there yet, where we dial.
+  // Dialling the control lane of a new link.
   struct ControlDialling {
     LaneDial* dial = nullptr;
     std::deque<SocketAddress> candidates;
     int resolving = 0;
     Backoff backoff;
     size_t attempts = 0;
-    Tick gone_since = kNever;  // from then on each address said that the peer is not there
+    Tick gone_since = kNever;  // since then every address has said that the peer is gone
   } control;
 
   struct DataDialling {
-    uint32_t planned = 0;  // lanes, if we dial them
+    uint32_t planned = 0;  // how many lanes to have, if we dial them
     bool peer_wants = false;
     bool want_sent = false;
     Tick peer_wants_until;
-    // Lanes that the link can do without: dialled until then, or asked of the peer until then.
+    // Until when to dial lanes that the link can do without, or to wait for the peer to dial them.
     Tick optional_until;
     std::vector<LaneDial*> dials;
     Backoff backoff;
     std::string error;
   } data;
 
-  // Of a link that stands.
+  // Repairing an established link.
   struct Repairing {
-    LaneDial* redial = nullptr;  // of the control lane
+    LaneDial* redial = nullptr;  // the dial of the control lane
     Backoff redial_backoff;
     std::string redial_error;
-    // While the control lane is lost and the other side dials: is anybody there?
-    int knocks = 0;          // under way, names being resolved included
-    int knocks_refused = 0;  // in this round
+    // For a lost control lane that the peer has to dial: does anybody listen there?
+    int knocks = 0;          // under way, names that are being resolved included
+    int knocks_refused = 0;  // in this round of knocks
     int knocks_other = 0;
-    std::string knock_refused;  // by that address
+    std::string knock_refused;  // an address that refused
     Backoff knock_backoff;
     Tick losses_since;
-    int losses = 0;  // since then
+    int losses = 0;  // since losses_since
   } repair;
 
   bool needed() const { return !groups.empty() || !requests.empty(); }
-  // Some group wants the link to go that way.
+  // Whether a group wants the link to take this path. 0: straight.
   bool Wants(PeerId relay) const {
     return std::any_of(groups.begin(), groups.end(),
                        [relay](const auto& group) { return group.second == relay; });
@@ -119,7 +119,7 @@ struct Peering {
   bool data_wanted() const {
     return std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.data; });
   }
-  // There is a link.
+  // Only if there is a link.
   bool MissingLanesWanted() const {
     return data_wanted() && !link->data_complete() && !link->data_usable();
   }
@@ -128,7 +128,7 @@ struct Peering {
 struct Run {
   std::string name;
   Digest32 digest;
-  std::map<uint32_t, std::map<Epoch, std::string>> tokens;  // by group
+  std::map<uint32_t, std::map<Epoch, std::string>> tokens;  // by group and epoch
   std::map<PeerId, Peering> peers;
 };
 
@@ -137,12 +137,12 @@ class RunTable {
   std::map<std::string, Run>& all() { return runs_; }
   const std::map<std::string, Run>& all() const { return runs_; }
 
-  // Makes it, if it is new.
+  // These make what is not there yet.
   Run& Get(const std::string& name);
   Peering& GetPeering(Run* run, PeerId peer);
   void SetEndpoints(Peering* p, const std::vector<std::string>& endpoints);
   void SetLinked(Peering* p, const SocketAddress& remote);
-  // The peering, which is not needed any more.
+  // Removes the peering, which is not needed any more. Returns the next one.
   std::map<PeerId, Peering>::iterator Drop(Run* run, std::map<PeerId, Peering>::iterator peering);
 
   Run* Find(const Digest32& digest);
@@ -152,14 +152,15 @@ class RunTable {
   Link* FindOpen(const LinkKey& key);
   const Run& RunOf(const Peering& p) const { return runs_.at(p.key.run); }
   const std::string* FindToken(const Run& run, uint32_t group, Epoch epoch) const;
-  // For a link that stands. One token after the other, as attempts go by: the other side may have
-  // forgotten one already and not know the other yet. First those of requests, then those of the
-  // link's own group.
+  // Returns a token to dial a lane of an established link with. Each failed attempt moves on to the
+  // next token, since the peer may have forgotten one and not know another yet. First come the
+  // groups of requests, then the link's own group, then the other groups that need the link.
   std::optional<Credential> AnyToken(const Peering& p) const;
-  // After a dial that failed, if that was for its token. Several may fail with the same one.
+  // If this dial was refused for its token, AnyToken() returns the next token from now on. Several
+  // dials with one token count once.
   void TryNextToken(Peering* p, const LaneDial& dial) const;
 
-  // A peer listens there, or was linked from there.
+  // Whether a peer listens at such an address, or was linked from there.
   bool PeerIsKnownAt(const AddressBlock& block);
 
  private:

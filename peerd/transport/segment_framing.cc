@@ -7,7 +7,7 @@
 namespace longhaul::peerd {
 namespace {
 
-// What is thrown away is read in pieces of this size.
+// Payloads that are thrown away are read in pieces of this size.
 constexpr size_t kDiscardBytes = 64 << 10;
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Segments of a data lane as bytes: what comes told apart into headers and payload, and what goes
-// put together into batches.
+// Splits the bytes received on a data lane into headers and payloads, and puts segments to send
+// together in batches.
 //
-// A payload goes straight to its place, and comes straight from there; nothing is copied here.
+// A payload is received straight into its place, and sent straight from its memory. Nothing is
+// copied here.
 //
 // Plain values: no I/O.
 #pragma once
@@ -28,36 +29,37 @@ struct OutgoingSegment {
 
 class SegmentReader {
  public:
-  // Where the next bytes go: the rest of a header; or the rest of a payload, and the next header
-  // behind it. How many of `parts` that takes.
+  // Fills `parts` with the places of the next bytes: the rest of a header, or the rest of a payload
+  // and the next header behind it. Returns how many parts it filled.
   size_t Room(iovec parts[2]);
-  // So many came there. How many of them are payload.
+  // `bytes` were received there. Returns how many of them are payload.
   size_t Took(size_t bytes);
 
-  // The header that has come; none: not all of it. InvalidArgument: this is none.
+  // Returns the next header, or nothing if it is not complete. InvalidArgument: the bytes are no
+  // header.
   absl::StatusOr<std::optional<FrameHeader>> TakeHeader();
-  // Its payload follows, to this place; nullptr: it is thrown away.
+  // The payload of `header` follows, and goes to `place`. nullptr: it is thrown away.
   void BeginPayload(const FrameHeader& header, uint8_t* place);
-  // All of it has come.
+  // All of the payload has come.
   bool payload_is_whole() const { return have_ == header_.payload_bytes; }
   void EndPayload();
-  // The rest goes nowhere.
+  // Throws the rest of the payload away.
   void Divert() { place_ = nullptr; }
 
   bool in_payload() const { return in_payload_; }
-  // Of the payload that is coming, or came last.
+  // The header of the present payload, or of the last one.
   const FrameHeader& header() const { return header_; }
-  // It has a place.
+  // The payload has a place.
   bool kept() const { return place_ != nullptr; }
-  // A part of a frame has come.
+  // Part of a frame has been received.
   bool in_frame() const { return in_payload_ || next_have_ != 0; }
 
  private:
-  std::array<uint8_t, kFrameHeaderBytes> next_;  // header
+  std::array<uint8_t, kFrameHeaderBytes> next_;  // the next header
   size_t next_have_ = 0;
   bool in_payload_ = false;
   FrameHeader header_;
-  size_t have_ = 0;  // of its payload
+  size_t have_ = 0;  // bytes of the payload so far
   uint8_t* place_ = nullptr;
   std::vector<uint8_t> sink_;
 };
@@ -65,7 +67,7 @@ class SegmentReader {
 class SegmentBatch {
  public:
   static constexpr size_t kMax = 16;
-  // What Parts() needs.
+  // Has room for all that Parts() returns.
   using PartsArray = std::array<iovec, 2 * kMax>;
 
   bool empty() const { return count_ == 0; }
@@ -73,14 +75,15 @@ class SegmentBatch {
   size_t size() const { return count_; }
   const OutgoingSegment& operator[](size_t i) const { return packets_[i].segment; }
   void Add(const OutgoingSegment& segment);
-  // Empty again, also of what was sent.
+  // Forgets all segments, and what was sent of them.
   void Clear();
 
-  // Of all of them, with headers.
+  // Returns the bytes of all segments with their headers.
   size_t bytes() const;
   size_t sent() const { return sent_; }
   void Sent(size_t bytes) { sent_ += bytes; }
-  // What is left to send, payloads or headers alone. How many of `parts` that takes.
+  // Fills `parts` with what is left to send: headers, and with `payloads` also payloads. Returns
+  // how many parts it filled.
   size_t Parts(bool payloads, PartsArray* parts) const;
 
  private:
@@ -90,7 +93,7 @@ class SegmentBatch {
   };
   std::array<Packet, kMax> packets_;
   size_t count_ = 0;
-  size_t sent_ = 0;  // bytes
+  size_t sent_ = 0;  // bytes sent of the batch
 };
 
 }  // namespace longhaul::peerd

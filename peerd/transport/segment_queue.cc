@@ -21,7 +21,7 @@ void SegmentQueue::PushFront(const std::vector<OutgoingSegment>& segments) {
   }
 }
 
-// Ops first, and never behind: of a link that both want they have half or more.
+// Ops go first and are never behind. So while both kinds wait, ops get half of the link or more.
 std::deque<OutgoingSegment>* SegmentQueue::Turn() {
   if (empty()) return nullptr;
   if (ops_.empty() || chunks_.empty()) {

@@ -1,5 +1,5 @@
-// Segments of one link that wait for a data lane: those of ops, and those of shared state. While
-// both wait they take turns by bytes, ops first; alone, each has all of the link.
+// The segments of one link that wait for a data lane: those of ops and those of shared state. While
+// both wait they take turns by bytes, ops first. If only one kind waits, it gets the whole link.
 //
 // Plain value.
 #pragma once
@@ -17,24 +17,24 @@ namespace longhaul::peerd {
 class SegmentQueue {
  public:
   void Push(const OutgoingSegment& segment);
-  // In front of all others of their kind, in this order.
+  // Puts these in front of all others of their kind, in this order.
   void PushFront(const std::vector<OutgoingSegment>& segments);
   bool empty() const { return ops_.empty() && chunks_.empty(); }
   size_t size() const { return ops_.size() + chunks_.size(); }
-  // Whose turn it is; nullptr: nothing waits.
+  // Returns the segment whose turn it is; nullptr: nothing waits.
   const OutgoingSegment* Next();
-  // Takes that one. Something waits.
+  // Takes the segment that Next() returns. Something must wait.
   OutgoingSegment Pop();
-  // Takes out those with these cookies, or all; their cookies.
+  // Drops the segments with these cookies, or all segments. Returns their cookies.
   std::vector<uint64_t> Drop(const std::unordered_set<uint64_t>& cookies);
   std::vector<uint64_t> DropAll();
 
  private:
   std::deque<OutgoingSegment>* Turn();
 
-  std::deque<OutgoingSegment> ops_;     // DATA
-  std::deque<OutgoingSegment> chunks_;  // CHUNK_DATA
-  // While both have something: bytes of chunks that went onto lanes less bytes of ops.
+  std::deque<OutgoingSegment> ops_;     // DATA segments
+  std::deque<OutgoingSegment> chunks_;  // CHUNK_DATA segments
+  // While both kinds wait: bytes of chunks that were taken, less bytes of ops that were taken.
   int64_t chunks_ahead_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// Whole transports against each other, for tests: peers with a listener that remembers what it
-// heard, on the in-memory network or over loopback TCP.
+// Whole transports, for tests. Each peer has a listener that records its calls. The peers are
+// connected by the in-memory network or by loopback TCP.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ struct Frame {
   std::string payload;
 };
 
-// One peer: a transport and what its listener has heard.
+// One peer: a transport, and a listener that records its calls.
 class Peer : public TransportListener {
  public:
   void OnLinkUp(const LinkKey& link) override {
@@ -90,7 +90,7 @@ class Peer : public TransportListener {
     EXPECT_TRUE(inside);
     ++sent[cookie];
   }
-  // Cookies from kRepeats on are those of repeats.
+  // Cookies above kRepeats belong to repeated segments.
   uint64_t OnSegmentRepeat(uint64_t owner) override {
     EXPECT_TRUE(inside);
     if (forgotten.count(owner)) return 0;
@@ -102,14 +102,14 @@ class Peer : public TransportListener {
     ++detached[cookie];
   }
 
-  // After each turn of the ring.
+  // Called after each turn of the ring.
   virtual void AfterTurn() {}
 
-  // Segment `cookie` of `memory` to a peer.
+  // Sends part of `memory` to a peer as segment `cookie`.
   void Send(PeerId to, uint64_t offset, uint32_t bytes, uint64_t cookie, uint64_t op = 1) {
     Send(FrameType::kData, to, offset, bytes, cookie, op);
   }
-  // The same of shared state.
+  // Like Send(), for a segment of shared state.
   void SendChunk(PeerId to, uint64_t offset, uint32_t bytes, uint64_t cookie, uint64_t op = 1) {
     Send(FrameType::kChunkData, to, offset, bytes, cookie, op);
   }
@@ -122,12 +122,12 @@ class Peer : public TransportListener {
     header.attempt = Epoch(1);
     header.offset = offset;
     header.stamp = cookie;
-    // Of a chunk this is the length of the answer, which has to end behind the piece.
+    // A chunk's stamp is the length of the answer. It must reach beyond the end of the piece.
     if (type == FrameType::kChunkData) header.stamp += memory.size();
     ++started[cookie];
     transport->SendSegment({kRun, to}, header, memory.data() + offset, cookie, op);
   }
-  // Of a segment that arrived: its cookie at the sender, whose memory is as large as ours.
+  // Returns the cookie that an arrived segment had at its sender, whose memory is as large as ours.
   uint64_t CookieOf(const FrameHeader& header) const {
     return header.stamp - (header.type == FrameType::kChunkData ? memory.size() : 0);
   }
@@ -149,19 +149,20 @@ class Peer : public TransportListener {
   PeerId id;
   Ring* ring = nullptr;
   std::unique_ptr<Transport> transport;
-  bool inside = false;  // RunOnce()
+  bool inside = false;  // RunOnce() runs
   bool discard = false;
-  bool scatter = false;  // each segment into memory of its own, compared with `memory` at the end
+  bool scatter =
+      false;  // each segment gets its own memory, which is compared with `memory` at the end
   std::map<std::pair<PeerId, uint64_t>, std::vector<uint8_t>> places;
   std::set<PeerId> up;
   std::map<PeerId, int> ups;
   std::map<PeerId, std::vector<std::string>> downs;
-  std::map<PeerId, uint32_t> silences;    // of the last LinkDown
-  std::map<uint64_t, std::string> tried;  // what was said of each trial
+  std::map<PeerId, uint32_t> silences;    // from the last OnLinkDown()
+  std::map<uint64_t, std::string> tried;  // the result of each trial
   std::vector<Frame> frames;
   std::vector<uint8_t> memory;
   std::map<std::pair<PeerId, uint64_t>, int> arrived;  // by sender and cookie
-  std::vector<FrameHeader> order;                      // of the segments that arrived
+  std::vector<FrameHeader> order;  // headers of the segments that arrived, in order
   int headers = 0;
   int segments = 0;
   uint64_t received = 0;
@@ -215,7 +216,8 @@ class PeerWorld {
     peers.clear();
   }
 
-  // Everything ends, every segment has come back exactly once, nothing is left in the ring.
+  // Closes all transports. Checks that every segment came back exactly once, and that nothing is
+  // left in the in-memory ring.
   void Close() {
     if (closed_) return;
     closed_ = true;
@@ -260,7 +262,7 @@ class PeerWorld {
             .data = data};
   }
 
-  // `from` dials `to`; both ask for the link.
+  // Both peers ask for the link, and `from` dials `to`.
   void Open(int from, int to, uint64_t epoch = 1, bool data = true, int64_t ms = 5000) {
     at(from).transport->OpenLinks(kRun, 0, Epoch(epoch), kToken, {Request(to, true, data)},
                                   Now() + Millis(ms));

@@ -50,7 +50,7 @@ Tick Trying::Work(Tick now) {
   for (auto& [id, trial] : trials_) {
     if (!trial.dialling && !trial.candidates.empty()) Dial(id, &trial, now);
     const bool failed = !trial.dialling && trial.candidates.empty() && trial.resolving == 0;
-    // A dial ends by itself, and says more.
+    // Waits for a dial that runs: it has a deadline, and its error says more.
     if (failed || (trial.deadline <= now && !trial.dialling)) {
       over.push_back(id);
     } else {
@@ -64,7 +64,7 @@ Tick Trying::Work(Tick now) {
 void Trying::Dial(uint64_t id, Trial* trial, Tick now) {
   const SocketAddress address = trial->candidates.front();
   trial->candidates.pop_front();
-  // A black hole must not use up the time of the addresses behind it.
+  // An address that does not answer must not use up the time of the addresses behind it.
   const int64_t share =
       (trial->deadline - now) / static_cast<int64_t>(trial->candidates.size() + 1);
   trial->dialling = true;
@@ -73,7 +73,7 @@ void Trying::Dial(uint64_t id, Trial* trial, Tick now) {
 }
 
 void Trying::OnDialled(uint64_t id, LaneDial* dial) {
-  if (dial->ok()) ring_->sockets().Abort(dial->TakeFd());  // nobody has such a token
+  if (dial->ok()) ring_->sockets().Abort(dial->TakeFd());  // cannot happen: nobody has such a token
   const auto it = trials_.find(id);
   if (it == trials_.end()) return;
   Trial& trial = it->second;

@@ -10,7 +10,8 @@ namespace longhaul::peerd {
 namespace {
 
 constexpr size_t kBufferBytes = size_t{64} << 10;
-// Lanes that nobody uses are pinged at least so often: one that is quiet for longer has no ends.
+// Peers ping even an idle lane at least every LH_QUIET_MS_MAX. A lane that is quiet for twice as
+// long is dead.
 constexpr int64_t kQuietUsMax = 2 * Millis(LH_QUIET_MS_MAX);
 
 }  // namespace
@@ -111,7 +112,7 @@ void Tunnel::OnRefusalSent() {
 
 // ------------------------------------------------------------------------------ opening
 
-// One operation at a time.
+// Moves all bytes, then calls `next`. Only one operation is in flight at a time.
 void Tunnel::Move(bool send, int fd, uint8_t* data, size_t bytes, Step next) {
   auto moved = [this, send, fd, data, bytes, next](IoResult result) {
     operation_ = 0;

@@ -1,13 +1,13 @@
-// One lane of two other peers that cannot reach each other, carried between them.
+// Carries one lane between two other peers that cannot reach each other.
 //
-//   connecting  to the acceptor of the lane, for which the dialer has sent HELLO
-//   opening     HELLO, ANSWER and CONFIRM pass through, and both proofs are checked
-//   carrying    bytes pass through, whatever they are
-//   ended       `done`; it may be destroyed
+//   connecting  We connect to the acceptor of the lane. The dialer has sent HELLO to us.
+//   opening     HELLO, ANSWER and CONFIRM pass through, and both proofs are checked.
+//   carrying    All bytes pass through.
+//   ended       `done` is called. The tunnel may be destroyed.
 //
-// There is one buffer for each direction. Nothing is read while it is not empty, so that whoever
-// sends too much is slowed down as on a straight lane. What one side ends in order, the other one
-// sees end in order; a reset is passed on as a reset.
+// Each direction has one buffer. Nothing is received while the buffer is not empty, so a fast
+// sender is slowed down as on a straight lane. An end in order on one side becomes an end in order
+// on the other. A reset is passed on as a reset.
 //
 // Threads: the ring's. `done` is called from within Ring::RunOnce(), last of all.
 #pragma once
@@ -29,7 +29,7 @@ namespace longhaul::peerd {
 
 struct TunnelOptions {
   HelloBytes hello{};
-  std::string token;  // of the epoch that HELLO names
+  std::string token;  // of the epoch in HELLO
   uint32_t detect_ms = 0;
 };
 
@@ -41,25 +41,25 @@ class Tunnel {
   Tunnel(const Tunnel&) = delete;
   Tunnel& operator=(const Tunnel&) = delete;
 
-  // To the first of the addresses that answers. Once; none: the dialer is told that there is no
-  // way.
+  // Connects to the first of the addresses that answers. Call it once. If none answers, or there is
+  // none, the dialer is told that there is no way.
   struct Address {
     SocketAddress address;
     StreamTuning tuning;
   };
   void Connect(std::vector<Address> addresses);
-  // Ends soon.
+  // Ends the tunnel soon.
   void Stop();
 
   bool carrying() const { return carrying_; }
-  // When it has had its time.
+  // When the tunnel's time is up. Its owner then calls Stop().
   Tick deadline() const;
   uint64_t bytes() const { return bytes_; }
 
  private:
   using Step = void (Tunnel::*)();
   enum Side { kDialer = 0, kAcceptor = 1 };
-  // What comes from one side and goes to the other one.
+  // One direction: bytes that come from one side and go to the other.
   struct Way {
     std::unique_ptr<uint8_t[]> buffer;
     IoId operation = 0;
@@ -79,7 +79,7 @@ class Tunnel {
   void Copy(Side from);
   void OnReceived(Side from, int value);
   void Pass(Side from, size_t at, size_t bytes);
-  // Whether there is nothing left to wait for after Stop().
+  // Ends the tunnel if nothing is in flight and it is stopping, or both sides have ended.
   void CheckEnded();
   void End();
 
@@ -93,7 +93,7 @@ class Tunnel {
   std::array<uint8_t, kLaneAnswerBytes> answer_bytes_{};
   std::array<uint8_t, kLaneConfirmBytes> confirm_bytes_{};
   LaneAnswer answer_;
-  IoId operation_ = 0;  // until it carries
+  IoId operation_ = 0;  // the operation in flight before the tunnel carries
   std::array<Way, 2> ways_;
   bool carrying_ = false;
   bool stopping_ = false;

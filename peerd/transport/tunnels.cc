@@ -22,7 +22,7 @@ LaneResult Tunnels::Judge(const LaneHello& hello) const {
   }
   for (const PeerId end : {hello.dialer, hello.acceptor}) {
     const auto peer = run->peers.find(end);
-    // Never through two relays.
+    // A link never goes through two relays.
     if (peer == run->peers.end() || !peer->second.Wants(PeerId())) {
       return LaneResult::kUnknownEpoch;
     }
@@ -49,7 +49,7 @@ void Tunnels::Open(int fd, const HelloBytes& bytes, const LaneHello& hello) {
   tunnels_[id] = std::move(tunnel);
 
   std::vector<SocketAddress> addresses;
-  // Where our own link goes is the best of its addresses.
+  // The address of our own link works, so it comes first.
   if (p.link != nullptr && p.link->options().dialled && !p.link->options().relay) {
     addresses.push_back(p.link->options().remote);
   }

@@ -1,7 +1,7 @@
-// The segments of one data lane that were sent and that its other end has not acknowledged. Should
-// the lane be lost, these are sent again.
+// The segments that were sent on one data lane and are not acknowledged by the peer. If the lane is
+// lost, they are sent again.
 //
-// The lane carries segments in order, so a count says which of them have arrived.
+// A lane carries segments in order, so a count says which of them have arrived.
 //
 // Plain value.
 #pragma once
@@ -16,13 +16,13 @@ namespace longhaul::peerd {
 
 class UnackedSegments {
  public:
-  // The lane has taken it.
+  // The segment was put on the lane.
   void Add(const OutgoingSegment& segment) { segments_.push_back(segment); }
-  // The other end has the first `received` segments of the lane. How many of them that was news of;
-  // InvalidArgument: so many were not sent.
+  // The peer has received the first `received` segments of the lane. Returns how many of them are
+  // newly acknowledged. InvalidArgument: so many were not sent.
   absl::StatusOr<size_t> Acknowledge(uint64_t received);
 
-  // Of the lane, since it stands.
+  // Segments put on the lane since it began.
   uint64_t sent() const { return acked_ + segments_.size(); }
   uint64_t acked() const { return acked_; }
   const std::deque<OutgoingSegment>& segments() const { return segments_; }

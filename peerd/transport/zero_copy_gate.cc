@@ -8,7 +8,7 @@ bool ZeroCopyGate::Pass(Tick now) {
   if (use_ == Use::kNever) return false;
   if (!closed_) return true;
   if (now < trial_at_) return false;
-  // The next trial comes only if nothing is heard of this one.
+  // There is another trial only if no outcome of this one is reported.
   trial_at_ = now + pause_us_;
   return true;
 }

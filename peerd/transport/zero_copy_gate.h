@@ -1,9 +1,9 @@
-// Whether large segments of one link are sent without a copy.
+// Decides whether large segments of one link are sent without a copy.
 //
-// The kernel may refuse such a send (too much memory is pinned just now), or copy after all and say
-// so (the device of the path cannot do without). Either costs more than a plain send. The gate
-// closes then, for all lanes of the link. After a pause it lets one send through as a trial: if
-// that works it opens, else the pause doubles, up to kPauseUsMax.
+// The kernel may refuse a zero-copy send (too much memory is pinned), or copy the bytes after all
+// and say so (the network device needs that). Both cost more than a plain send. The gate then
+// closes for all lanes of the link. After a pause it lets one send through as a trial. If the trial
+// works, the gate opens. Otherwise the pause doubles, up to kPauseUsMax.
 //
 // Plain value: no clock.
 #pragma once
@@ -16,7 +16,7 @@ namespace longhaul::peerd {
 
 class ZeroCopyGate {
  public:
-  enum class Use { kNever, kWhereOfUse, kAlways };  // kAlways: also where the kernel copies
+  enum class Use { kNever, kWhereOfUse, kAlways };  // kAlways: even if the kernel copies
 
   static constexpr int64_t kPauseUsMin = Seconds(1);
   static constexpr int64_t kPauseUsMax = Seconds(300);
@@ -24,9 +24,10 @@ class ZeroCopyGate {
   explicit ZeroCopyGate(Use use) : use_(use) {}
 
   bool open() const { return use_ != Use::kNever && !closed_; }
-  // Whether a send that begins now goes without a copy. Report what becomes of it.
+  // Whether a send that begins now goes without a copy. If it does, report its outcome below.
   bool Pass(Tick now);
-  // What became of a send that began at `begun`. One that began before the gate closed is no news.
+  // The outcome of a send that began at `begun`. A send that began before the gate closed changes
+  // nothing.
   void Worked(Tick begun);
   void Copied(Tick begun, Tick now);
   void Refused(Tick begun, Tick now);
